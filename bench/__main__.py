@@ -15,7 +15,7 @@ from bench import event_to_cordon
 from bench.cordon_timer import BenchFailed
 from bench.event_to_cordon import AIM, AIMED, LatencyReport
 from bench.figures import RegressionLimit, quantile, regressions
-from bench.origin import origin, write
+from bench.origin import describe_origin, write_figures
 from evenkeel_local import PROJECT
 from evenkeel_local.processes import interruptible
 
@@ -48,7 +48,7 @@ def main(words: Sequence[str] | None = None) -> int:
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     arguments.output.write_text(json.dumps(report.to_json(), indent=1) + "\n", encoding="utf-8")
     baseline: dict[str, Any] = json.loads(BASELINE.read_text(encoding="utf-8"))
-    print("\n".join(table(report, baseline["ratios"])))
+    print("\n".join(report_lines(report, baseline["ratios"])))
     print(f"\nSamples: {arguments.output}")
     print(f"Other programs used {report.others:.0%} of the processors meanwhile.")
     if report.others > BUSY:
@@ -56,13 +56,13 @@ def main(words: Sequence[str] | None = None) -> int:
         return 2
     if arguments.update:
         baseline |= {
-            **origin("bench", words, []),
+            **describe_origin("bench", words, []),
             "rounds": arguments.rounds,
             "coldRounds": arguments.cold_rounds,
             "othersShare": round(report.others, 2),
             "ratios": report.ratios(),
         }
-        write(BASELINE, baseline)
+        write_figures(BASELINE, baseline)
         print(f"Baseline written: {BASELINE}")
         return 0
     limits = {
@@ -78,7 +78,7 @@ def main(words: Sequence[str] | None = None) -> int:
     return 1 if worse else 0
 
 
-def table(report: LatencyReport, baseline: dict[str, float]) -> list[str]:
+def report_lines(report: LatencyReport, baseline: dict[str, float]) -> list[str]:
     """Return the report as lines: ratios first, then the time of each stage on this machine."""
     lines = ["", "EVENT → NODE UNSCHEDULABLE, one run, one engine", ""]
     lines.append(f"  {'ratio':<36}{'p50':>7}  {'95 % interval':>14}{'p99':>8}{'baseline p50':>15}")

@@ -32,7 +32,7 @@ from botocore.exceptions import ClientError
 from bench import fixed_admissions
 from bench.cpu_usage import Usage
 from bench.figures import ratio
-from bench.origin import origin, write
+from bench.origin import describe_origin, write_figures
 from evenkeel.adapters import aws
 from evenkeel.adapters.dynamo_ledger import DynamoLedger
 from evenkeel.adapters.system import RandomIds
@@ -162,7 +162,7 @@ def _run_cycles(task: _Task) -> tuple[float, float, list[list[dict[str, Any]]]]:
             )
         )
 
-    client.get_item(TableName=_names(task.prefix)[Table.QUOTAS], Key=_tree())  # opens the connection
+    client.get_item(TableName=_names(task.prefix)[Table.QUOTAS], Key=_quota_tree_row())  # opens the connection
     _START.wait(_START_TIMEOUT_SECONDS)
     began = time.monotonic()
     while ledger.by_state(Table.JOBS, f"JOB#{JobState.PENDING}", limit=1).rows:
@@ -170,7 +170,7 @@ def _run_cycles(task: _Task) -> tuple[float, float, list[list[dict[str, Any]]]]:
     return began, client.done_at, client.seen
 
 
-def _tree() -> dict[str, Any]:
+def _quota_tree_row() -> dict[str, Any]:
     key = quota_rows.tree_key()
     return {"pk": {"S": key.pk}, "sk": {"S": key.sk}}
 
@@ -181,29 +181,29 @@ def _run_bare_loop(task: _Task) -> tuple[float, float, list[list[dict[str, Any]]
     quotas = _names(task.prefix)[Table.QUOTAS]
 
     def version() -> int:
-        response = client.get_item(TableName=quotas, Key=_tree(), ConsistentRead=True)
+        response = client.get_item(TableName=quotas, Key=_quota_tree_row(), ConsistentRead=True)
         return int(response["Item"]["version"]["N"])
 
-    at = version()
+    tree_version = version()
     _START.wait(_START_TIMEOUT_SECONDS)
     began = time.monotonic()
     for transaction in task.transactions:
         while True:
             try:
-                client.transact_write_items(TransactItems=held_to(transaction, at))
+                client.transact_write_items(TransactItems=held_to(transaction, tree_version))
             except ClientError as error:
                 if aws.code_of(error) != "TransactionCanceledException":
                     raise
-                at = version()  # another writer committed first
+                tree_version = version()  # another writer committed first
             else:
-                at += 1
+                tree_version += 1
                 break
     return began, time.monotonic(), []
 
 
 def held_to(transaction: Sequence[dict[str, Any]], version: int) -> list[dict[str, Any]]:
     """Return a transaction that requires this version of the quota-tree row, and raises it."""
-    tree = _tree()
+    tree = _quota_tree_row()
     writes = []
     for item in transaction:
         put = item.get("Put", {})
@@ -273,8 +273,8 @@ class _AdmissionBench:
     """The transactions of one writer's cycles."""
     numbers: Iterator[int] = field(default_factory=itertools.count)
 
-    def take(self, lane: str, writers: int) -> float:
-        """Run one lane once; return the seconds from its first read or write to its last admission."""
+    def time_round(self, lane: str, writers: int) -> float:
+        """Run one lane of a round; return the seconds from its first read or write to its last admission."""
         prefix = f"round{next(self.numbers)}"
         nodes = _a_queue(self.credentials, prefix, self.jobs)
         if lane == "cycle":
@@ -332,12 +332,12 @@ def run(rounds: int, writers: Sequence[int] = WRITERS) -> list[AdmissionReport]:
         bench = _AdmissionBench(make_user(create_deployer(engine), "bench", [statement]), pools)
         runs = [(lane, number) for number in writers for lane in LANES]
         for lane_run in runs:  # starts the processes, warms the code and records the transactions
-            bench.take(*lane_run)
+            bench.time_round(*lane_run)
         seconds: dict[tuple[str, int], list[float]] = {lane_run: [] for lane_run in runs}
         before = Usage.now()
         for number in range(rounds):
             for lane_run in runs[number % len(runs) :] + runs[: number % len(runs)]:
-                seconds[lane_run].append(bench.take(*lane_run))
+                seconds[lane_run].append(bench.time_round(*lane_run))
             print(f"  round {number + 1} of {rounds}", file=sys.stderr, flush=True)
         others_share = Usage.now().others_since(before)
     return [
@@ -374,16 +374,21 @@ def main(words: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(words)
     reports = run(arguments.rounds)
     figures = [report.figures() for report in reports]
-    print("\n".join(table(figures)))
+    print("\n".join(report_lines(figures)))
     print(f"\nOther programs used {reports[0].others:.0%} of the processors meanwhile.")
     others_share = reports[0].others
     aims = {str(number): aim for number, aim in AIMS.items()}
-    document = {**origin("bench.admissions", words, []), "aims": aims, "othersShare": others_share, "lanes": figures}
-    write(arguments.output, document)
+    document = {
+        **describe_origin("bench.admissions", words, []),
+        "aims": aims,
+        "othersShare": others_share,
+        "lanes": figures,
+    }
+    write_figures(arguments.output, document)
     return 0 if all(figure["ratio"] >= AIMS[figure["writers"]] for figure in figures) else 1
 
 
-def table(figures: Sequence[dict[str, Any]]) -> list[str]:
+def report_lines(figures: Sequence[dict[str, Any]]) -> list[str]:
     """Return the report as lines."""
     first = figures[0]
     title = (

@@ -29,7 +29,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from bench.origin import origin, write
+from bench.origin import describe_origin, write_figures
 from evenkeel.domain.capacity.compatibility import PoolEnvironment
 from evenkeel.domain.capacity.pools import LaunchDelay, Market, Pool
 from evenkeel.domain.capacity.shortages import Shortages
@@ -226,19 +226,19 @@ def baselines(setup: Json) -> dict[str, list[BaselinePolicy]]:
     return {
         "committed": [BaselinePolicy("committed", order) for order in knobs["committed"]["orders"]],
         "always": [
-            BaselinePolicy("always", *parameters)
-            for parameters in itertools.product(always["orders"], [0.0], always["spot"], always["maxGpus"])
+            BaselinePolicy("always", *knob_values)
+            for knob_values in itertools.product(always["orders"], [0.0], always["spot"], always["maxGpus"])
         ],
         "greedy": [
-            BaselinePolicy("greedy", *parameters)
-            for parameters in itertools.product(
+            BaselinePolicy("greedy", *knob_values)
+            for knob_values in itertools.product(
                 greedy["orders"], greedy["patienceHours"], greedy["spot"], greedy["maxGpus"]
             )
         ],
     }
 
 
-# ---------------------------------------------------------------- the world
+# ---------------------------------------------------------------- the simulated fleet
 
 
 @dataclass(slots=True)
@@ -277,7 +277,7 @@ class BurstOutcome:
 
     @property
     def usd(self) -> float:
-        return (self.rent_parts + self.delay_parts) / money.PARTS
+        return (self.rent_parts + self.delay_parts) / money.COST_PARTS_PER_USD
 
 
 class BurstSimulation:
@@ -299,9 +299,9 @@ class BurstSimulation:
         self.rates: dict[str, int] = {}
         self.fleet_rate = 0
         self.caps = [round(setup["caps"][cap] * money.MICROS_PER_USD) for cap in ("teamUsdPerHour", "fleetUsdPerHour")]
-        self.pools = _pools(setup)
-        self.home_pool = _committed(setup)
-        self.share_full, self.seen_at = 0.0, 0.0
+        self.pools = _rented_pools(setup)
+        self.home_pool = _committed_pool(setup)
+        self.share_with_queue, self.seen_at = 0.0, 0.0
         self.out = BurstOutcome()
         self.busy_gpu_seconds = 0.0
 
@@ -317,7 +317,7 @@ class BurstSimulation:
         jobs_left = len(self.jobs)
         while jobs_left or self.leaving:
             now, _, kind, subject = heapq.heappop(self.events)
-            self._note(now)
+            self._update_share_with_queue(now)
             if kind == 0:
                 self._arrive(self.jobs[subject], now)
             elif kind == 1:
@@ -335,11 +335,14 @@ class BurstSimulation:
         self.out.cpu_seconds = time.process_time() - began
         return self.out
 
-    def _note(self, now: float) -> None:
-        """Update the share of time with a queue for committed capacity; its half-life is a day."""
+    def _update_share_with_queue(self, now: float) -> None:
+        """Update the share of recent time in which jobs waited for committed capacity.
+
+        It is an exponential average with a half-life of a day.
+        """
         if now > self.seen_at:
             fades = 0.5 ** ((now - self.seen_at) / 86_400)
-            self.share_full = self.share_full * fades + (1 - fades) * bool(self.queue)
+            self.share_with_queue = self.share_with_queue * fades + (1 - fades) * bool(self.queue)
             self.seen_at = now
 
     def _arrive(self, job: TraceJob, now: float) -> None:
@@ -444,7 +447,7 @@ class BurstSimulation:
             started_at=instant(run.began),
             ended_at=instant(now),
         )
-        self.out.rent_parts += rental.parts(instant(now))
+        self.out.rent_parts += rental.cost_parts(instant(now))
 
     # ------------------------------------------------ renting
 
@@ -523,7 +526,7 @@ class BurstSimulation:
 
     def _opportunity_cost(self, job: TraceJob, queue_price: int) -> int:
         cheapest = min(pool.micros_per_node_hour // pool.accelerators_per_node for pool in self.pools[_size(job)])
-        return opportunity_cost(cheapest, self.share_full, queue_price, 8 * len(self.free))
+        return opportunity_cost(cheapest, self.share_with_queue, queue_price, 8 * len(self.free))
 
     def _weigh(self, job: TraceJob, now: float, wait: float, opportunity: int) -> None:
         waited = 0.0
@@ -642,7 +645,7 @@ def _size(job: TraceJob) -> str:
     )
 
 
-def _committed(setup: Json) -> Pool:
+def _committed_pool(setup: Json) -> Pool:
     fleet = setup["committed"]
     launch = LaunchDelay(p50_seconds=fleet["launchSeconds"], p90_seconds=fleet["launchSeconds"])
     return Pool(
@@ -653,11 +656,11 @@ def _committed(setup: Json) -> Pool:
         accelerators_per_node=8,
         max_nodes=fleet["nodes"],
         launch=launch,
-        place=PoolEnvironment(),
+        environment=PoolEnvironment(),
     )
 
 
-def _pools(setup: Json) -> dict[str, tuple[Pool, ...]]:
+def _rented_pools(setup: Json) -> dict[str, tuple[Pool, ...]]:
     """Return the rentable pools by instance type, the cheapest first."""
     market = setup["market"]
     median, sigma = market["launch"]["medianSeconds"], market["launch"]["sigma"]
@@ -666,9 +669,9 @@ def _pools(setup: Json) -> dict[str, tuple[Pool, ...]]:
     for name, price in setup["prices"]["nodes"].items():
         pools[name] = tuple(
             Pool(
-                name=f"{kind}-{name}-{zone}",
+                name=f"{market_kind}-{name}-{zone}",
                 cluster="eks",
-                market=kind,
+                market=market_kind,
                 instance_type=name,
                 zone=zone,
                 accelerators_per_node=price["gpus"],
@@ -677,9 +680,9 @@ def _pools(setup: Json) -> dict[str, tuple[Pool, ...]]:
                 min_billed_seconds=market["minBilledSeconds"],
                 launch=launch,
                 interruptions_per_node_hour=law["interruptionsPerNodeHour"],
-                place=PoolEnvironment(),
+                environment=PoolEnvironment(),
             )
-            for kind, share, law in (
+            for market_kind, share, law in (
                 (Market.SPOT, market["spotShareOfOnDemand"], market["spot"]),
                 (Market.ON_DEMAND, 1.0, market["onDemand"]),
             )
@@ -691,7 +694,7 @@ def _pools(setup: Json) -> dict[str, tuple[Pool, ...]]:
 # ---------------------------------------------------------------- tuning and measuring
 
 
-def tuned(
+def tune_policy(
     setup: Json, policies: Sequence[BaselinePolicy], seeds: Sequence[int]
 ) -> tuple[BaselinePolicy, list[tuple[float, BaselinePolicy]]]:
     """Return the best policy and the final ranking.
@@ -699,16 +702,19 @@ def tuned(
     All policies run on one seed, the best quarter on three, and the best four on every tuning seed.
     """
     candidates, costs = list(policies), dict[tuple[BaselinePolicy, int], float]()
-    for count, least in ((1, len(candidates) // 4), (3, 4)):
+    for count, kept_count in ((1, len(candidates) // 4), (3, 4)):
         ranked = sorted(
-            ((_mean(setup, policy, seeds[:count], costs), policy) for policy in candidates), key=lambda pair: pair[0]
+            ((_mean_usd(setup, policy, seeds[:count], costs), policy) for policy in candidates),
+            key=lambda pair: pair[0],
         )
-        candidates = [policy for _, policy in ranked[: max(4, least)]]
-    final = sorted(((_mean(setup, policy, seeds, costs), policy) for policy in candidates), key=lambda pair: pair[0])
+        candidates = [policy for _, policy in ranked[: max(4, kept_count)]]
+    final = sorted(
+        ((_mean_usd(setup, policy, seeds, costs), policy) for policy in candidates), key=lambda pair: pair[0]
+    )
     return final[0][1], final
 
 
-def _mean(
+def _mean_usd(
     setup: Json, policy: BaselinePolicy, seeds: Sequence[int], known_costs: dict[tuple[BaselinePolicy, int], float]
 ) -> float:
     for seed in seeds:
@@ -717,39 +723,39 @@ def _mean(
     return statistics.fmean(known_costs[policy, seed] for seed in seeds)
 
 
-def interval(ratios: Sequence[tuple[float, float]], seed: int = 1) -> tuple[float, float, float]:
+def ratio_with_interval(ratios: Sequence[tuple[float, float]], seed: int = 1) -> tuple[float, float, float]:
     """Return the ratio of two policies' totals over the same seeds, and its 95 % interval (bootstrap over seeds)."""
     dice = random.Random(seed)
 
     def ratio(pairs: Sequence[tuple[float, float]]) -> float:
         return sum(evenkeel_usd for evenkeel_usd, _ in pairs) / sum(baseline_usd for _, baseline_usd in pairs)
 
-    drawn = sorted(ratio(dice.choices(ratios, k=len(ratios))) for _ in range(_RESAMPLES))
-    return ratio(ratios), drawn[int(0.025 * _RESAMPLES)], drawn[int(0.975 * _RESAMPLES) - 1]
+    resampled = sorted(ratio(dice.choices(ratios, k=len(ratios))) for _ in range(_RESAMPLES))
+    return ratio(ratios), resampled[int(0.025 * _RESAMPLES)], resampled[int(0.975 * _RESAMPLES) - 1]
 
 
-def described(outcomes: Mapping[int, BurstOutcome]) -> Json:
+def policy_figures(outcomes: Mapping[int, BurstOutcome]) -> Json:
     """Return the figures of one policy over its seeds."""
-    every = list(outcomes.values())
-    delays = sorted(delay for outcome in every for delay in outcome.delays)
+    all_outcomes = list(outcomes.values())
+    delays = sorted(delay for outcome in all_outcomes for delay in outcome.delays)
     return {
-        "usd": round(statistics.fmean(outcome.usd for outcome in every)),
-        "rentUsd": round(statistics.fmean(outcome.rent_parts / money.PARTS for outcome in every)),
-        "delayUsd": round(statistics.fmean(outcome.delay_parts / money.PARTS for outcome in every)),
+        "usd": round(statistics.fmean(outcome.usd for outcome in all_outcomes)),
+        "rentUsd": round(statistics.fmean(outcome.rent_parts / money.COST_PARTS_PER_USD for outcome in all_outcomes)),
+        "delayUsd": round(statistics.fmean(outcome.delay_parts / money.COST_PARTS_PER_USD for outcome in all_outcomes)),
         "meanDelayHours": round(statistics.fmean(delays) / HOUR, 3),
         "p90DelayHours": round(delays[int(0.9 * len(delays))] / HOUR, 3),
-        "rentals": round(statistics.fmean(outcome.rentals for outcome in every)),
-        "interruptions": round(statistics.fmean(outcome.interruptions for outcome in every)),
-        "moves": round(statistics.fmean(outcome.moves for outcome in every)),
-        "idleShare": round(statistics.fmean(outcome.idle_share for outcome in every), 3),
-        "maxFleetUsdPerHour": round(max(outcome.most_fleet_rate for outcome in every) / money.MICROS_PER_USD, 2),
-        "maxTeamUsdPerHour": round(max(outcome.most_team_rate for outcome in every) / money.MICROS_PER_USD, 2),
-        "cpuSeconds": round(sum(outcome.cpu_seconds for outcome in every), 1),
+        "rentals": round(statistics.fmean(outcome.rentals for outcome in all_outcomes)),
+        "interruptions": round(statistics.fmean(outcome.interruptions for outcome in all_outcomes)),
+        "moves": round(statistics.fmean(outcome.moves for outcome in all_outcomes)),
+        "idleShare": round(statistics.fmean(outcome.idle_share for outcome in all_outcomes), 3),
+        "maxFleetUsdPerHour": round(max(outcome.most_fleet_rate for outcome in all_outcomes) / money.MICROS_PER_USD, 2),
+        "maxTeamUsdPerHour": round(max(outcome.most_team_rate for outcome in all_outcomes) / money.MICROS_PER_USD, 2),
+        "cpuSeconds": round(sum(outcome.cpu_seconds for outcome in all_outcomes), 1),
         "bySeed": {str(seed): round(outcome.usd, 2) for seed, outcome in outcomes.items()},
     }
 
 
-def parameters(policy: BaselinePolicy) -> Json:
+def policy_parameters(policy: BaselinePolicy) -> Json:
     return {
         "order": policy.order,
         "spot": policy.spot,
@@ -759,7 +765,7 @@ def parameters(policy: BaselinePolicy) -> Json:
     }
 
 
-def _frontier(setup: Json, best: Mapping[str, BaselinePolicy], seeds: Sequence[int]) -> Iterator[Json]:
+def _frontier_rows(setup: Json, best: Mapping[str, BaselinePolicy], seeds: Sequence[int]) -> Iterator[Json]:
     """Yield cost and wait of each policy for each value of its knob: the factor on the price of delay, or patience."""
     policies = [replace(best["evenkeel"], value_factor=factor) for factor in setup["frontier"]["valueFactors"]]
     policies += [
@@ -768,10 +774,10 @@ def _frontier(setup: Json, best: Mapping[str, BaselinePolicy], seeds: Sequence[i
     policies += [replace(best["always"], most_gpus=most) for most in setup["baselines"]["always"]["maxGpus"]]
     policies.append(best["committed"])
     for policy in policies:
-        figures = described({seed: BurstSimulation(setup, policy, seed).play() for seed in seeds})
+        figures = policy_figures({seed: BurstSimulation(setup, policy, seed).play() for seed in seeds})
         yield {
             "policy": policy.name,
-            **parameters(policy),
+            **policy_parameters(policy),
             **{name: figures[name] for name in ("rentUsd", "delayUsd", "meanDelayHours")},
         }
 
@@ -787,31 +793,36 @@ def main(words: Sequence[str] | None = None) -> int:
     tuning = setup["seeds"]["tuning"][: 1 if arguments.quick else None]
     seeds = setup["seeds"]["measured"][: arguments.seeds]
     best: dict[str, BaselinePolicy] = {}
-    document: Json = {**origin("bench.burst", words, seeds), "setup": setup_hash(), "tuned": {}, "policies": {}}
+    document: Json = {
+        **describe_origin("bench.burst", words, seeds),
+        "setup": setup_hash(),
+        "tuned": {},
+        "policies": {},
+    }
     groups = {
         **baselines(setup),
         "evenkeel": [BaselinePolicy("evenkeel", order) for order in ("backfill", "class", "value")],
     }
     for name, policies in groups.items():
-        best[name], ranking = tuned(setup, policies, tuning)
-        document["tuned"][name] = {"tried": len(policies), **parameters(best[name]), "usd": round(ranking[0][0])}
+        best[name], ranking = tune_policy(setup, policies, tuning)
+        document["tuned"][name] = {"tried": len(policies), **policy_parameters(best[name]), "usd": round(ranking[0][0])}
         print(f"  tuned {name:<10} {document['tuned'][name]}", flush=True)
     outcomes = {
         name: {seed: BurstSimulation(setup, policy, seed).play() for seed in seeds} for name, policy in best.items()
     }
     print(f"\n  {'policy':<10}{'$':>8}{'rent $':>9}{'delay $':>9}{'mean h':>8}{'90 % h':>8}{'rentals':>9}{'idle':>7}")
     for name, outcome in outcomes.items():
-        shown = document["policies"][name] = described(outcome)
+        row = document["policies"][name] = policy_figures(outcome)
         print(
-            f"  {name:<10}{shown['usd']:>8}{shown['rentUsd']:>9}{shown['delayUsd']:>9}{shown['meanDelayHours']:>8.2f}"
-            f"{shown['p90DelayHours']:>8.2f}{shown['rentals']:>9}{shown['idleShare']:>7.1%}"
+            f"  {name:<10}{row['usd']:>8}{row['rentUsd']:>9}{row['delayUsd']:>9}{row['meanDelayHours']:>8.2f}"
+            f"{row['p90DelayHours']:>8.2f}{row['rentals']:>9}{row['idleShare']:>7.1%}"
         )
     rivals = [name for name in outcomes if name != "evenkeel"]
     document["ratios"] = {
         name: dict(
             zip(
                 ("ratio", "low", "high"),
-                (round(bound, 3) for bound in interval(_pairs(outcomes["evenkeel"], outcomes[name]))),
+                (round(bound, 3) for bound in ratio_with_interval(_usd_pairs(outcomes["evenkeel"], outcomes[name]))),
                 strict=True,
             )
         )
@@ -819,17 +830,19 @@ def main(words: Sequence[str] | None = None) -> int:
     }
     for name, ratio in document["ratios"].items():
         print(f"  evenkeel / {name:<10} {ratio['ratio']:.3f}  ({ratio['low']:.3f} – {ratio['high']:.3f})", flush=True)
-    write(arguments.output, document)
+    write_figures(arguments.output, document)
     if not arguments.quick:
         rival = min(rivals, key=lambda name: document["policies"][name]["usd"])
-        _more(setup, best, rival, seeds, document)
-        write(arguments.output, document)
+        _add_slow_results(setup, best, rival, seeds, document)
+        write_figures(arguments.output, document)
     return 0
 
 
-def _more(setup: Json, best: Mapping[str, BaselinePolicy], rival: str, seeds: Sequence[int], document: Json) -> None:
+def _add_slow_results(
+    setup: Json, best: Mapping[str, BaselinePolicy], rival: str, seeds: Sequence[int], document: Json
+) -> None:
     """Add the frontier, and the results with better and worse estimates of run times; on fewer seeds."""
-    document["frontier"] = list(_frontier(setup, best, seeds[:_FRONTIER_SEEDS]))
+    document["frontier"] = list(_frontier_rows(setup, best, seeds[:_FRONTIER_SEEDS]))
     print(f"\n  frontier, {_FRONTIER_SEEDS} seeds: rent $ and mean delay h")
     for row in document["frontier"]:
         knob = row["valueFactor"] if row["policy"] == "evenkeel" else row["patienceHours"] or row["maxGpus"]
@@ -843,7 +856,7 @@ def _more(setup: Json, best: Mapping[str, BaselinePolicy], rival: str, seeds: Se
             )
             for seed in seeds[:_ESTIMATE_SEEDS]
         ]
-        ratio, low, high = (round(bound, 3) for bound in interval(pairs))
+        ratio, low, high = (round(bound, 3) for bound in ratio_with_interval(pairs))
         document["otherEstimates"][str(sigma)] = {
             "against": rival,
             "seeds": len(pairs),
@@ -858,7 +871,9 @@ _FRONTIER_SEEDS = 4
 _ESTIMATE_SEEDS = 8
 
 
-def _pairs(outcomes: Mapping[int, BurstOutcome], baselines: Mapping[int, BurstOutcome]) -> list[tuple[float, float]]:
+def _usd_pairs(
+    outcomes: Mapping[int, BurstOutcome], baselines: Mapping[int, BurstOutcome]
+) -> list[tuple[float, float]]:
     return [(outcome.usd, baselines[seed].usd) for seed, outcome in outcomes.items()]
 
 

@@ -30,21 +30,20 @@ from bench.burst import (
     Json,
     TraceJob,
     TraceJobRun,
-    described,
     instant,
-    interval,
     load_setup,
-    parameters,
+    policy_figures,
+    policy_parameters,
+    ratio_with_interval,
     setup_hash,
 )
-from bench.origin import origin, write
+from bench.origin import describe_origin, write_figures
 from evenkeel.domain.admission.cycle_plan import AdmissionStep, DisplacementStep, RentStep
 from evenkeel.domain.admission.cycle_snapshot import CycleSnapshot
 from evenkeel.domain.admission.decide_cycle import decide_cycle
-from evenkeel.domain.admission.rent_plan import displacement_requester
 from evenkeel.domain.capacity.node_capacity import NodeCapacity
 from evenkeel.domain.capacity.pools import Market
-from evenkeel.domain.capacity.run_times import PastRun
+from evenkeel.domain.capacity.run_times import PastJob
 from evenkeel.domain.economics import money
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState
 from evenkeel.domain.jobs.charge import Charge
@@ -56,6 +55,7 @@ from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.renting.book import RentalAllocation, RentalBook
 from evenkeel.domain.renting.burst_policy import RentedPool
 from evenkeel.domain.renting.candidates import facts_for_next_offer
+from evenkeel.domain.renting.displacement import displacement_requester
 from evenkeel.domain.renting.placement import PlacementAction, PlacementDecision, choose_pool
 from evenkeel.domain.renting.rental import Rental, RentalHolder, RentalOffer, RentalState, open_rental
 from evenkeel.domain.resources import Resources
@@ -122,7 +122,7 @@ class CycleSimulation(BurstSimulation):
     def __init__(self, setup: Json, seed: int, *, delay_share: float = 1.0, **burst: Any) -> None:
         super().__init__(setup, THIS, seed)
         self.site = site_policy(setup, self.pools, delay_factor=delay_share, **burst)
-        self.past: deque[PastRun] = deque(maxlen=PAST_RUNS)
+        self.past: deque[PastJob] = deque(maxlen=PAST_RUNS)
         self.first_start: dict[str, float] = {}
         self.by_pool = {pool.name: pool for pool in self.site.burst.pools}
         self.trace = {job.name: job for job in self.jobs}
@@ -154,57 +154,57 @@ class CycleSimulation(BurstSimulation):
         """Simulate the month and the time until the last job ends."""
         began = time.process_time()
         for job in self.jobs:
-            self.at(job.at, _ARRIVAL, job.name)
-        self.at(self.setup["passSeconds"], _TICK, "")
+            self.schedule(job.at, _ARRIVAL, job.name)
+        self.schedule(self.setup["passSeconds"], _TICK, "")
         jobs_left = len(self.jobs)
         while jobs_left or self.rentals:
             now = self.events[0][0]
             while self.events and self.events[0][0] == now:
-                _, _, kind, subject = heapq.heappop(self.events)
-                jobs_left -= self._happened(kind, subject, now)
+                _, _, event_kind, subject = heapq.heappop(self.events)
+                jobs_left -= self._apply_event(event_kind, subject, now)
             if self.wants_cycle:
                 self.wants_cycle = False
-                self._cycle(now)
+                self._run_cycle(now)
         window = self.setup["jobs"]["days"] * 86_400
         self.out.idle_share = 1 - self.busy_gpu_seconds / (8 * len(self.free) * window)
         self.out.cpu_seconds = time.process_time() - began
         return self.out
 
-    def at(self, when: float, kind: int, what: Any) -> None:
-        heapq.heappush(self.events, (when, next(self.numbers), kind, what))
+    def schedule(self, at: float, event_kind: int, subject: Any) -> None:
+        heapq.heappush(self.events, (at, next(self.numbers), event_kind, subject))
 
-    def _happened(self, kind: int, what: Any, now: float) -> int:
+    def _apply_event(self, event_kind: int, subject: Any, now: float) -> int:
         """Apply an event. Return the number of completed jobs."""
-        if kind == _TICK:
-            self.at(now + self.setup["passSeconds"], _TICK, "")
+        if event_kind == _TICK:
+            self.schedule(now + self.setup["passSeconds"], _TICK, "")
             self.wants_cycle = bool(self.pending) or any(
                 grant.rental.state is RentalState.READY for grant in self.rentals.values()
             )
             return 0
         self.wants_cycle = True
-        if kind == _ARRIVAL:
-            self.pending[what] = self._job(self.trace[what])
-        elif kind == _END:
-            name, token = what
+        if event_kind == _ARRIVAL:
+            self.pending[subject] = self._new_job(self.trace[subject])
+        elif event_kind == _END:
+            name, token = subject
             if name in self.live and self.live[name].token == token:
-                self._stop(name, now, AttemptState.SUCCEEDED)
+                self._stop_job(name, now, AttemptState.SUCCEEDED)
                 return 1
-        elif kind == _RECLAIM:
-            self._reclaimed(what[0], what[1], what[2], now)
-        elif kind == _READY:
-            self._ready(*what)
-        elif kind == _REFUSAL:
-            self._next_offer(what[0], what[1], what[2], now)
-        elif kind == _SAVED and what[0] in self.live and self.live[what[0]].token == what[1]:
-            job = self._stop(what[0], now, AttemptState.STOPPED)
-            is_displaced = what[2]
-            self.pending[what[0]] = (
+        elif event_kind == _RECLAIM:
+            self._reclaim_nodes(subject[0], subject[1], subject[2], now)
+        elif event_kind == _READY:
+            self._set_ready(*subject)
+        elif event_kind == _REFUSAL:
+            self._next_offer(subject[0], subject[1], subject[2], now)
+        elif event_kind == _SAVED and subject[0] in self.live and self.live[subject[0]].token == subject[1]:
+            job = self._stop_job(subject[0], now, AttemptState.STOPPED)
+            is_displaced = subject[2]
+            self.pending[subject[0]] = (
                 job.replace(displaced_at=instant(now)) if is_displaced else job.replace(is_migrating_back=True)
             )
             self.out.moves += 1
         return 0
 
-    def _job(self, trace: TraceJob) -> Job:
+    def _new_job(self, trace: TraceJob) -> Job:
         spec = JobSpec(
             name=trace.name,
             team=trace.team,
@@ -225,19 +225,19 @@ class CycleSimulation(BurstSimulation):
 
     # ------------------------------------------------ one cycle
 
-    def _cycle(self, now: float) -> None:
+    def _run_cycle(self, now: float) -> None:
         if not self.pending and not any(grant.rental.state is RentalState.READY for grant in self.rentals.values()):
             return
         self.cycles += 1
         moment, snapshot = instant(now), self._snapshot()
         plan = decide_cycle(snapshot, self.site, Mode.ACT, moment)
         while plan.is_incomplete:
-            plan = decide_cycle(snapshot, self.site, Mode.ACT, moment, draft=plan)
+            plan = decide_cycle(snapshot, self.site, Mode.ACT, moment, incomplete_plan=plan)
         for step in plan.steps:
             if isinstance(step, AdmissionStep):
-                self._admitted(step, now)
+                self._start_job(step, now)
             elif isinstance(step, RentStep):
-                self._opened(step, now)
+                self._open_rental(step, now)
             elif isinstance(step, DisplacementStep):
                 self.displacements += 1
                 waiting = step.displacement.job_id
@@ -252,7 +252,7 @@ class CycleSimulation(BurstSimulation):
         job = self.holders[name]
         stop = job.stop_request_now("", by, instant(now))
         self.holders[name] = job.replace(stop_request=stop, moves=job.moves + 1)
-        self.at(now + SAVE_SECONDS, _SAVED, (name, self.live[name].token, is_displaced))
+        self.schedule(now + SAVE_SECONDS, _SAVED, (name, self.live[name].token, is_displaced))
 
     def _snapshot(self) -> CycleSnapshot:
         rentals = tuple(grant.rental for grant in self.rentals.values())
@@ -265,9 +265,9 @@ class CycleSimulation(BurstSimulation):
             attempts=tuple(attempts),
             live_charges=tuple(self.charges.values()),
             capacities=(*self.nodes.values(), *rented),
-            rented=RentalBook(rentals, tuple(map(RentalAllocation.of, rentals))),
+            rental_book=RentalBook(rentals, tuple(map(RentalAllocation.of, rentals))),
             shortages=self.shortages,
-            past_runs=tuple(self.past),
+            past_jobs=tuple(self.past),
         )
 
     def _attempts(self, name: str) -> list[Attempt]:
@@ -314,7 +314,7 @@ class CycleSimulation(BurstSimulation):
 
     # ------------------------------------------------ starts and ends
 
-    def _admitted(self, step: AdmissionStep, now: float) -> None:
+    def _start_job(self, step: AdmissionStep, now: float) -> None:
         decided = step.decision
         name = decided.job_id
         job, trace = self.pending.pop(name), self.trace[name]
@@ -345,9 +345,9 @@ class CycleSimulation(BurstSimulation):
         run = TraceJobRun(trace, next(self.numbers), now, trains_at, trains_at + trace.run - trace.done, 0.0, slots)
         self.live[name] = run
         self.first_start.setdefault(name, trains_at)
-        self.at(run.ends_at, _END, (name, run.token))
+        self.schedule(run.ends_at, _END, (name, run.token))
 
-    def _stop(self, name: str, now: float, state: AttemptState) -> Job:
+    def _stop_job(self, name: str, now: float, state: AttemptState) -> Job:
         """End the attempt of a job and free its nodes. A job that saves keeps its progress."""
         run, trace = self.live.pop(name), self.trace[name]
         ended = self._attempt(name, run, state, now)
@@ -365,7 +365,7 @@ class CycleSimulation(BurstSimulation):
             self.out.delays.append(delay)
             self.out.delay_parts += round(trace.value * delay)
             self.done_attempts.pop(name, None)
-            self.past.appendleft(PastRun(trace.team, "", "", now - self.first_start.pop(name)))
+            self.past.appendleft(PastJob(trace.team, "", "", now - self.first_start.pop(name)))
             return job
         trace.done = min(trace.run, trace.done + max(0.0, now - run.trains_at)) if trace.saves else 0.0
         # Without checkpoints the work of an attempt is lost, so its run time does not predict the next one.
@@ -374,15 +374,15 @@ class CycleSimulation(BurstSimulation):
 
     # ------------------------------------------------ rentals
 
-    def _opened(self, step: RentStep, now: float) -> None:
+    def _open_rental(self, step: RentStep, now: float) -> None:
         name = step.decision.job_id
         job = self.pending[name]
         self.pending[name] = job = job.replace(rentals=job.rentals + 1, is_migrating_back=False)
         holder = RentalHolder(name, job.rentals, job.spec.team, "jobs")
         rental = open_rental(holder, step.placement, f"dec-{name}", self.site.burst, instant(now)).rental
-        self._ask(rental, step.placement, now)
+        self._request_nodes(rental, step.placement, now)
 
-    def _ask(self, rental: Rental, placement: PlacementDecision, now: float) -> None:
+    def _request_nodes(self, rental: Rental, placement: PlacementDecision, now: float) -> None:
         """Ask the pool of the current offer for the nodes."""
         name, pool, trace = rental.job_id, self.by_pool[placement.pool], self.trace[rental.job_id]
         grant = _Grant(rental, next(self.numbers), now, float("inf"), float("inf"), pool)
@@ -390,13 +390,13 @@ class CycleSimulation(BurstSimulation):
         self._note_rates()
         if not self.provider.is_open(pool.instance_type, pool.zone, pool.market, now):
             answer = now + self.setup["market"]["refusalAnswerSeconds"]
-            self.at(answer, _REFUSAL, (name, grant.token, placement))
+            self.schedule(answer, _REFUSAL, (name, grant.token, placement))
             return
         if pool.market is Market.SPOT:
             grant.reclaimed_at = now + self.provider.interrupted_after(trace)
-            self.at(grant.reclaimed_at, _RECLAIM, (name, grant.token, placement))
+            self.schedule(grant.reclaimed_at, _RECLAIM, (name, grant.token, placement))
         grant.ready_at = now + self.provider.launch_seconds(trace)
-        self.at(grant.ready_at, _READY, (name, grant.token))
+        self.schedule(grant.ready_at, _READY, (name, grant.token))
         self.out.rentals += 1
 
     def _note_rates(self) -> None:
@@ -406,7 +406,7 @@ class CycleSimulation(BurstSimulation):
         self.out.most_fleet_rate = max(self.out.most_fleet_rate, sum(rates.values()))
         self.out.most_team_rate = max(self.out.most_team_rate, *rates.values())
 
-    def _ready(self, name: str, token: int) -> None:
+    def _set_ready(self, name: str, token: int) -> None:
         grant = self.rentals.get(name)
         if grant is None or grant.token != token:
             return
@@ -430,7 +430,7 @@ class CycleSimulation(BurstSimulation):
         again = choose_pool(facts)
         if again.action is PlacementAction.RENT:
             offer = RentalOffer.of(self.by_pool[again.pool], moment)
-            self._ask(rental.replace(offers=(*rental.offers, offer)), again, now)
+            self._request_nodes(rental.replace(offers=(*rental.offers, offer)), again, now)
 
     def _end_rental(self, name: str, now: float) -> None:
         grant = self.rentals.pop(name, None)
@@ -447,9 +447,9 @@ class CycleSimulation(BurstSimulation):
             started_at=instant(grant.requested_at),
             ended_at=instant(now),
         )
-        self.out.rent_parts += bill.parts(instant(now))
+        self.out.rent_parts += bill.cost_parts(instant(now))
 
-    def _reclaimed(self, name: str, token: int, placement: PlacementDecision, now: float) -> None:
+    def _reclaim_nodes(self, name: str, token: int, placement: PlacementDecision, now: float) -> None:
         grant = self.rentals.get(name)
         if grant is None or grant.token != token:
             return
@@ -460,7 +460,7 @@ class CycleSimulation(BurstSimulation):
         pool = grant.pool
         self.shortages = self.shortages.with_refusal(pool.instance_type, pool.zone, pool.market, instant(now))
         if name in self.live:
-            self.pending[name] = self._stop(name, now, AttemptState.LOST).replace(lost_at=instant(now))
+            self.pending[name] = self._stop_job(name, now, AttemptState.LOST).replace(lost_at=instant(now))
         else:
             self._end_rental(name, now)
 
@@ -511,7 +511,7 @@ def cells_of(grid: Json) -> list[dict[str, float]]:
     return [*cells, *({"delay": delay, "spot": spot, "committed": nodes} for delay, spot, nodes in combined)]
 
 
-def _rivals(grid: Json) -> dict[str, list[BaselinePolicy]]:
+def _candidate_baselines(grid: Json) -> dict[str, list[BaselinePolicy]]:
     knobs = grid["baselines"]
     always, greedy = knobs["always"], knobs["greedy"]
     return {
@@ -534,10 +534,10 @@ def best_rivals(setup: Json, grid: Json) -> dict[str, BaselinePolicy]:
     def cost(policy: BaselinePolicy) -> float:
         return statistics.fmean(BurstSimulation(setup, policy, seed).play().usd for seed in seeds)
 
-    return {name: min(policies, key=cost) for name, policies in _rivals(grid).items()}
+    return {name: min(policies, key=cost) for name, policies in _candidate_baselines(grid).items()}
 
 
-def compared(
+def compare_policies(
     setup: Json, grid: Json, seeds: Sequence[int], known_share: float = 1.0, site: Mapping[str, int] | None = None
 ) -> Json:
     """Return the costs and delays of Evenkeel and of the tuned baselines on the same seeds.
@@ -555,9 +555,9 @@ def compared(
     played = {}
     for name, policy in best_rivals(setup, grid).items():
         played[name] = {seed: BurstSimulation(setup, policy, seed).play() for seed in seeds}
-        costs[name] = {**_shown_costs(played[name]), "tunedTo": parameters(policy)}
+        costs[name] = {**_shown_costs(played[name]), "tunedTo": policy_parameters(policy)}
     best = min(played, key=lambda name: float(costs[name]["usd"]))
-    ratio, low, high = interval([(outcomes[seed].usd, played[best][seed].usd) for seed in seeds])
+    ratio, low, high = ratio_with_interval([(outcomes[seed].usd, played[best][seed].usd) for seed in seeds])
     longest = {name: max(map(max, (run.delays for run in runs.values()))) for name, runs in played.items()}
     return {
         "best": best,
@@ -573,7 +573,7 @@ def compared(
 
 
 def _shown_costs(runs: Mapping[int, BurstOutcome]) -> Json:
-    figures = described(runs)
+    figures = policy_figures(runs)
     names_kept = (
         "usd",
         "rentUsd",
@@ -612,17 +612,20 @@ def main(words: Sequence[str] | None = None) -> int:
     if arguments.untold:
         cells = [cell for cell in cells if cell["delay"] != 1 and cell["spot"] == cell["committed"] == 1]
     figures: Json = {
-        **origin("bench.burst_cycle", words, seeds),
+        **describe_origin("bench.burst_cycle", words, seeds),
         "setup": setup_hash(),
         "days": setup["jobs"]["days"],
         "cells": [],
     }
     for cell in cells:
         known_share = 1 / cell["delay"] if arguments.untold else 1.0
-        row = {**cell, **compared(at_cell(setup, **cell), grid, seeds, known_share, {} if arguments.plain else None)}
+        row = {
+            **cell,
+            **compare_policies(at_cell(setup, **cell), grid, seeds, known_share, {} if arguments.plain else None),
+        }
         figures["cells"].append(row)
         print(json.dumps({name: value for name, value in row.items() if name != "policies"}), flush=True)
-        write(arguments.output, figures)
+        write_figures(arguments.output, figures)
     return 0
 
 

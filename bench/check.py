@@ -24,7 +24,7 @@ from bench.cordon_timer import BenchFailed
 from bench.cpu_usage import Usage
 from bench.figures import Ratio, ratio
 from bench.lanes import IN_PROCESS, LANES, ON_ENGINE, Samples
-from bench.origin import origin
+from bench.origin import describe_origin
 from evenkeel.domain.words import count_of
 from evenkeel_local.processes import interruptible
 
@@ -69,18 +69,18 @@ class Figure:
         return (self.high - self.low) / self.p50 if self.p50 else 0.0
 
 
-def compare(now: Figure, before: Figure | None) -> Verdict:
+def compare_figures(figure: Figure, baseline: Figure | None) -> Verdict:
     """Compare a figure with its baseline. Figures whose intervals are within the margin are equal."""
-    if before is None:
+    if baseline is None:
         return Verdict.NEW
-    if now.low > before.high * (1 + MARGIN):
+    if figure.low > baseline.high * (1 + MARGIN):
         return Verdict.SLOWER
-    if now.high < before.low * (1 - MARGIN):
+    if figure.high < baseline.low * (1 - MARGIN):
         return Verdict.FASTER
-    return Verdict.CANNOT_TELL if now.width > WIDEST else Verdict.SAME
+    return Verdict.CANNOT_TELL if figure.width > WIDEST else Verdict.SAME
 
 
-def figures(samples: Samples) -> dict[str, Figure]:
+def lane_figures(samples: Samples) -> dict[str, Figure]:
     """Return the figure of each lane."""
     return {
         name: Figure.of(ratio([pair.lane for pair in pairs], [pair.yardstick for pair in pairs]))
@@ -95,7 +95,7 @@ def main(words: Sequence[str] | None = None) -> int:
     that count calls can be slower.
     """
     arguments = _arguments(words)
-    baseline, share_then = read_baseline(BASELINE), others_of(BASELINE)
+    baseline, share_then = read_baseline(BASELINE), other_programs_share(BASELINE)
     began = Usage.now()
     measured: dict[str, Figure] = {}
     failed = False
@@ -103,17 +103,17 @@ def main(words: Sequence[str] | None = None) -> int:
         for group in arguments.only:
             print(f"  measuring {group}", file=sys.stderr, flush=True)
             try:
-                measured |= _measured(group, baseline, 1 if arguments.update else 2)
+                measured |= _measure_group(group, baseline, 1 if arguments.update else 2)
             except (BenchFailed, RuntimeError, OSError) as error:
                 failed = True
                 print(f"bench-check: {group} cannot be measured: {error}", file=sys.stderr)
     others_share = Usage.now().others_since(began)
-    verdicts = {name: compare(figure, baseline.get(name)) for name, figure in measured.items()}
-    print("\n".join([*table(measured, baseline, verdicts), *unguarded(baseline)]))
+    verdicts = {name: compare_figures(figure, baseline.get(name)) for name, figure in measured.items()}
+    print("\n".join([*verdict_lines(measured, baseline, verdicts), *missing_baseline_lines(baseline)]))
     print(f"\nOther programs used {others_share:.0%} of the processors meanwhile.")
     if arguments.update:
         BASELINE.write_text(
-            json.dumps(document(baseline | measured, words, others_share), indent=1) + "\n", encoding="utf-8"
+            json.dumps(baseline_document(baseline | measured, words, others_share), indent=1) + "\n", encoding="utf-8"
         )
         print(f"Baseline written: {BASELINE}")
         return 2 if failed else 0
@@ -128,14 +128,14 @@ def main(words: Sequence[str] | None = None) -> int:
     return 2 if failed or counted & {Verdict.CANNOT_TELL, Verdict.NEW} else 0
 
 
-def _measured(group: str, baseline: Mapping[str, Figure], most: int) -> dict[str, Figure]:
+def _measure_group(group: str, baseline: Mapping[str, Figure], max_runs: int) -> dict[str, Figure]:
     """Measure a group of lanes. Repeat with twice the rounds if a lane seems slower or is too noisy."""
-    measured = figures(_ALL[group](ROUNDS))
-    for _ in range(1, most):
+    measured = lane_figures(_ALL[group](ROUNDS))
+    for _ in range(1, max_runs):
         doubtful = (Verdict.SLOWER, Verdict.CANNOT_TELL)
-        if any(compare(figure, baseline.get(name)) in doubtful for name, figure in measured.items()):
+        if any(compare_figures(figure, baseline.get(name)) in doubtful for name, figure in measured.items()):
             print(f"  measuring {group} again", file=sys.stderr, flush=True)
-            measured = figures(_ALL[group](2 * ROUNDS))
+            measured = lane_figures(_ALL[group](2 * ROUNDS))
     return measured
 
 
@@ -147,31 +147,33 @@ def read_baseline(path: Path) -> dict[str, Figure]:
     return {name: Figure(**figure) for name, figure in lanes.items()}
 
 
-def others_of(path: Path) -> float:
+def other_programs_share(path: Path) -> float:
     """Return the share of the processors that other programs used during the run of a baseline."""
     return float(json.loads(path.read_text(encoding="utf-8"))["othersShare"]) if path.exists() else 0.0
 
 
-def document(measured: Mapping[str, Figure], words: Sequence[str] | None, others_share: float) -> dict[str, Any]:
+def baseline_document(
+    measured: Mapping[str, Figure], words: Sequence[str] | None, others_share: float
+) -> dict[str, Any]:
     """Return the file of a baseline."""
     lanes = {name: vars(figure) for name, figure in measured.items()}
-    return {**origin("bench.check", words, [1]), "othersShare": round(others_share, 2), "lanes": lanes}
+    return {**describe_origin("bench.check", words, [1]), "othersShare": round(others_share, 2), "lanes": lanes}
 
 
-def table(
+def verdict_lines(
     measured: Mapping[str, Figure], baseline: Mapping[str, Figure], verdicts: Mapping[str, Verdict]
 ) -> Iterator[str]:
     """Yield the report as lines."""
     yield ""
     yield f"  {'cost / yardstick':<44}{'now':>9}{'95 % interval':>20}{'baseline':>10}  verdict"
     for name, figure in measured.items():
-        before = baseline.get(name)
+        baseline_figure = baseline.get(name)
         interval = f"{figure.low:.3g} – {figure.high:.3g}"
-        was = f"{before.p50:.3g}" if before else "none"
-        yield f"  {name:<44}{figure.p50:>9.3g}{interval:>20}{was:>10}  {verdicts[name]}"
+        baseline_text = f"{baseline_figure.p50:.3g}" if baseline_figure else "none"
+        yield f"  {name:<44}{figure.p50:>9.3g}{interval:>20}{baseline_text:>10}  {verdicts[name]}"
 
 
-def unguarded(baseline: Mapping[str, Figure]) -> Iterator[str]:
+def missing_baseline_lines(baseline: Mapping[str, Figure]) -> Iterator[str]:
     """Yield the report about lanes without a baseline, including unmeasured ones."""
     missing = {group: [lane for lane in lanes if lane not in baseline] for group, lanes in LANES.items()}
     missing = {group: lanes for group, lanes in missing.items() if lanes}

@@ -157,7 +157,7 @@ class CordonTimer:
         if execution["status"] != "SUCCEEDED":
             raise BenchFailed(f"lane {sample.lane}: execution {execution['name']} ended {execution['status']}")
         history = self._states.get_execution_history(executionArn=execution["executionArn"], maxResults=40)["events"]
-        marks = {mark: at - sample.sent_at for mark, at in _marks(history)}
+        marks = {mark: at - sample.sent_at for mark, at in _history_marks(history)}
         return replace(sample, execution=execution["name"], marks=marks)
 
     def chill(self, functions: Iterable[str]) -> None:
@@ -179,7 +179,7 @@ class CordonTimer:
         return sorted(nodes, key=lambda node: node.name)
 
 
-def _marks(history: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, float]]:
+def _history_marks(history: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, float]]:
     for event in history:
         at = event["timestamp"].timestamp()
         if event["type"] == "ExecutionStarted":

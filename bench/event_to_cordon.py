@@ -160,7 +160,7 @@ def run(run_dir: Path, *, rounds: int, warm_up: int, cold_rounds: int, say: Say)
         cold = measure("measuring cold starts", cold_rounds, is_cold=True)
         others_share = Usage.now().others_since(before)
         own_seconds = _own_seconds(centre, {sample.execution.rpartition("-r")[0] for sample in warm[EVENKEEL]})
-    return LatencyReport(warm, cold, tuple(_stages(warm)), own_seconds, others_share)
+    return LatencyReport(warm, cold, tuple(_latency_stages(warm)), own_seconds, others_share)
 
 
 def _time_event(timer: CordonTimer, lane: str, machine: str | None, *, is_cold: bool) -> Sample:
@@ -179,7 +179,7 @@ def _as_json(sample: Sample) -> dict[str, Any]:
     return {"seconds": sample.seconds, "acceptSeconds": sample.accept_seconds, "marks": dict(sample.marks)}
 
 
-def _stages(taken: Samples) -> Iterable[LatencyStage]:
+def _latency_stages(taken: Samples) -> Iterable[LatencyStage]:
     """Yield the stages between the marks in the histories of both workflows."""
     cuts = (
         ("received: the event started a workflow", None, "started"),
@@ -205,7 +205,7 @@ def _own_seconds(centre: DataCentre, incidents: set[str]) -> dict[str, tuple[flo
     spent: dict[str, tuple[float, ...]] = {}
     for function in FUNCTIONS:
         pages = logs.get_paginator("filter_log_events").paginate(logGroupName=f"/aws/lambda/{STACK_NAME}-{function}")
-        lines = [_parsed(event["message"]) for page in pages for event in page["events"]]
+        lines = [_parse_line(event["message"]) for page in pages for event in page["events"]]
         documents = [line for line in lines if line.get("incidentId") in incidents and "milliseconds" in line]
         if len(documents) < len(incidents):
             raise BenchFailed(f"{function} logged {len(documents)} of {len(incidents)} incidents")
@@ -213,7 +213,7 @@ def _own_seconds(centre: DataCentre, incidents: set[str]) -> dict[str, tuple[flo
     return spent
 
 
-def _parsed(line: str) -> dict[str, Any]:
+def _parse_line(line: str) -> dict[str, Any]:
     try:
         document = json.loads(line)
     except ValueError:

@@ -41,29 +41,30 @@ def transactions(job_ids: Sequence[str], prefix: str) -> list[list[dict[str, Any
     numbered = enumerate(job_ids)
     return [
         [
-            _tree(prefix),
-            *(_usage(team, prefix) for team in _TEAMS),
+            _update_tree(prefix),
+            *(_update_usage(team, prefix) for team in _TEAMS),
             *itertools.chain.from_iterable(
-                _admission(job_id, number, prefix) for number, job_id in itertools.islice(numbered, PER_TRANSACTION)
+                _admission_writes(job_id, number, prefix)
+                for number, job_id in itertools.islice(numbered, PER_TRANSACTION)
             ),
         ]
         for _ in range(ADMISSIONS // PER_TRANSACTION)
     ]
 
 
-def _admission(job_id: str, number: int, prefix: str) -> Iterator[dict[str, Any]]:
+def _admission_writes(job_id: str, number: int, prefix: str) -> Iterator[dict[str, Any]]:
     record = _FIRST_RECORD + (_LAST_RECORD - _FIRST_RECORD) * number // (ADMISSIONS - 1)
     partition = f"JOB#{job_id}"
-    yield _put(prefix, Row(Key(Table.QUOTAS, quota_rows.tree_key().pk, f"CHARGE#{job_id}-a1"), {}), _CHARGE)
-    yield _put(prefix, Row(Key(Table.JOBS, partition, "META"), {}, 1, (f"JOB#{JobState.STARTING}", job_id)), _JOB)
+    yield _put_row(prefix, Row(Key(Table.QUOTAS, quota_rows.tree_key().pk, f"CHARGE#{job_id}-a1"), {}), _CHARGE)
+    yield _put_row(prefix, Row(Key(Table.JOBS, partition, "META"), {}, 1, (f"JOB#{JobState.STARTING}", job_id)), _JOB)
     live = ("ATTEMPT#LIVE", f"{_DAY}#{job_id}-a1")
-    yield _put(prefix, Row(Key(Table.JOBS, partition, "ATTEMPT#00001"), {}, 0, live), _ATTEMPT)
+    yield _put_row(prefix, Row(Key(Table.JOBS, partition, "ATTEMPT#00001"), {}, 0, live), _ATTEMPT)
     about = (f"DEC#{job_id}", _DAY)
-    yield _put(prefix, Row(Key(Table.INCIDENTS, f"DEC#dec-{number:010d}", "META"), {}, 0, about), record)
-    yield _put(prefix, Row(Key(Table.JOBS, partition, f"EVENT#{_DAY}#admitted-1"), {}), _ENTRY)
+    yield _put_row(prefix, Row(Key(Table.INCIDENTS, f"DEC#dec-{number:010d}", "META"), {}, 0, about), record)
+    yield _put_row(prefix, Row(Key(Table.JOBS, partition, f"EVENT#{_DAY}#admitted-1"), {}), _ENTRY)
 
 
-def _put(prefix: str, row: Row, characters: int) -> dict[str, Any]:
+def _put_row(prefix: str, row: Row, characters: int) -> dict[str, Any]:
     item: dict[str, Any] = {
         "pk": {"S": row.key.pk},
         "sk": {"S": row.key.sk},
@@ -74,7 +75,13 @@ def _put(prefix: str, row: Row, characters: int) -> dict[str, Any]:
         item |= {"stateKey": {"S": row.state[0]}, "stateSort": {"S": row.state[1]}}
     if row.key.table is Table.INCIDENTS or row.key.sk.startswith("EVENT#"):
         item |= _EXPIRES
-    return {"Put": {"TableName": _name(prefix, row.key.table), "Item": item, **(_at(1) if row.version else _NEW)}}
+    return {
+        "Put": {
+            "TableName": _table_name(prefix, row.key.table),
+            "Item": item,
+            **(_with_version(1) if row.version else _NEW),
+        }
+    }
 
 
 def _document(characters: int) -> str:
@@ -84,17 +91,17 @@ def _document(characters: int) -> str:
     return _FRAME.format(holders, "x" * (characters - len(_FRAME.format(holders, ""))))
 
 
-def _tree(prefix: str) -> dict[str, Any]:
+def _update_tree(prefix: str) -> dict[str, Any]:
     key = quota_rows.tree_key()
     item = {"pk": {"S": key.pk}, "sk": {"S": key.sk}, "version": {"N": "1"}, "doc": {"S": '{"setUps":4}'}}
-    return {"Put": {"TableName": _name(prefix, key.table), "Item": item, **_at(0)}}
+    return {"Put": {"TableName": _table_name(prefix, key.table), "Item": item, **_with_version(0)}}
 
 
-def _usage(team: str, prefix: str) -> dict[str, Any]:
+def _update_usage(team: str, prefix: str) -> dict[str, Any]:
     key = quota_rows.usage_key(team)
     return {
         "Update": {
-            "TableName": _name(prefix, key.table),
+            "TableName": _table_name(prefix, key.table),
             "Key": {"pk": {"S": key.pk}, "sk": {"S": key.sk}},
             "UpdateExpression": "ADD #version :one, #n0 :n0",
             "ExpressionAttributeNames": {"#version": "version", "#n0": "sum:accelerators"},
@@ -103,7 +110,7 @@ def _usage(team: str, prefix: str) -> dict[str, Any]:
     }
 
 
-def _at(version: int) -> dict[str, Any]:
+def _with_version(version: int) -> dict[str, Any]:
     return {
         "ConditionExpression": "#version = :version",
         "ExpressionAttributeNames": {"#version": "version"},
@@ -111,5 +118,5 @@ def _at(version: int) -> dict[str, Any]:
     }
 
 
-def _name(prefix: str, table: Table) -> str:
+def _table_name(prefix: str, table: Table) -> str:
     return f"{prefix}-{table.lower()}"

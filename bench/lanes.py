@@ -44,19 +44,19 @@ def verdicts(rounds: int, *, fair: bool) -> Samples:
     pairs = []
     for _ in range(rounds):
         loop = client_costs.reference_loop()
-        speed = queues.nominations(_QUEUED, _DECISIONS, fair=fair)
+        speed = queues.measure_nominations(_QUEUED, _DECISIONS, fair=fair)
         pairs.append(Pair(1_000 / speed.nominations_per_second, loop))
     return {f"verdicts, {_QUEUED:,} queued{', fair sharing' if fair else ''}": pairs}
 
 
 def service(rounds: int) -> Samples:
     """Measure the scheduled functions on a fleet in memory: processor seconds at the reference processor, and calls."""
-    bench = Bench(load_setup(), client_costs.measure(), {}, 1, measures_memory=False)
+    bench = Bench(load_setup(), client_costs.measure_clients(), {}, 1, measures_memory=False)
     pairs: dict[str, list[Pair]] = {}
     for _ in range(rounds):
         for case, function in _RUNS.items():
             measured = bench.one_invocation(case, function, FleetSize(NODES, NODES))
-            pairs.setdefault(f"{case}, {NODES:,} nodes, processor", []).append(Pair(measured.own, 1.0))
+            pairs.setdefault(f"{case}, {NODES:,} nodes, processor", []).append(Pair(measured.service_seconds, 1.0))
             pairs.setdefault(f"{case}, {NODES:,} nodes, calls", []).append(Pair(measured.calls.total(), 1.0))
     return pairs
 

@@ -13,7 +13,7 @@ from typing import Any
 RESULTS = Path(__file__).resolve().parent / "results"
 
 
-def origin(module: str, words: Sequence[str] | None, seeds: Sequence[int]) -> dict[str, Any]:
+def describe_origin(module: str, words: Sequence[str] | None, seeds: Sequence[int]) -> dict[str, Any]:
     """Return the command, the seeds and the commit of a run.
 
     Args:
@@ -24,17 +24,17 @@ def origin(module: str, words: Sequence[str] | None, seeds: Sequence[int]) -> di
     return {
         "command": " ".join(["python -m", module, *(sys.argv[1:] if words is None else words)]),
         "seeds": list(seeds),
-        "commit": os.environ.get("BENCH_COMMIT") or _head(),
+        "commit": os.environ.get("BENCH_COMMIT") or _current_commit(),
     }
 
 
-def _head() -> str:
+def _current_commit() -> str:
     """Return the commit of the working copy. Set `BENCH_COMMIT` in a copy without git."""
     command = ["git", "rev-parse", "--short=8", "HEAD"]
     return subprocess.run(command, cwd=RESULTS, capture_output=True, text=True, check=False).stdout.strip()
 
 
-def write(path: Path | None, document: Mapping[str, Any]) -> None:
+def write_figures(path: Path | None, document: Mapping[str, Any]) -> None:
     """Write the figures as JSON, if a path is given."""
     if path:
         path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.cpu_usage import Usage
-from bench.origin import origin, write
+from bench.origin import describe_origin, write_figures
 
 JOBS, QUEUES = 2_000, 50
 _EMPTY = "import typer, pydantic, yaml"
@@ -41,9 +41,9 @@ def main() -> int:
                 seconds[name].append(measure(command))
     empty = statistics.median(seconds["imports alone"])
     others_share = round(Usage.now().others_since(before), 2)
-    write(
+    write_figures(
         arguments.output,
-        {**origin("bench.plan", None, [1]), "rounds": rounds, "othersShare": others_share, "seconds": seconds},
+        {**describe_origin("bench.plan", None, [1]), "rounds": rounds, "othersShare": others_share, "seconds": seconds},
     )
     for name, samples in seconds.items():
         middle = statistics.median(samples)

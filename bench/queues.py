@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from bench.cpu_usage import Usage
 from bench.figures import quantile
-from bench.origin import origin, write
+from bench.origin import describe_origin, write_figures
 from bench.scale.client_costs import REFERENCE_SECONDS, reference_loop
 from evenkeel.domain.kueue.decisions import CycleDecision, Result
 from evenkeel.domain.kueue.objects import (
@@ -98,7 +98,7 @@ class QueueThroughput:
         }
 
 
-def a_fleet(*, fair: bool) -> Scheduler:
+def build_fleet(*, fair: bool) -> Scheduler:
     """Return 100 teams in ten cohorts of one fleet, each with 64 devices of two flavors."""
     resources = ("cpu", "memory", GPU)
     quotas = {"cpu": Quota(192_000 * 4), "memory": Quota(2**41 * 4), GPU: Quota(32)}
@@ -108,10 +108,10 @@ def a_fleet(*, fair: bool) -> Scheduler:
     return Scheduler(queues, cohorts, [Flavor("p5"), Flavor("p4d")], SchedulerRules(fair_sharing=fair))
 
 
-def nominations(queued: int, wanted: int, *, fair: bool) -> QueueThroughput:
+def measure_nominations(queued: int, wanted: int, *, fair: bool) -> QueueThroughput:
     """Measure decisions on the queue heads, while jobs end and the next jobs become heads."""
     rng = random.Random(queued)
-    scheduler, speed = a_fleet(fair=fair), QueueThroughput(queued, fair)
+    scheduler, speed = build_fleet(fair=fair), QueueThroughput(queued, fair)
     jobs = [
         Workload(
             f"job-{number:07}",
@@ -191,7 +191,7 @@ class ReplayResult:
     cpu_seconds: float = 0.0
 
 
-def run(scheduler: Scheduler, arrivals: Iterable[Arrival]) -> ReplayResult:
+def replay_arrivals(scheduler: Scheduler, arrivals: Iterable[Arrival]) -> ReplayResult:
     """Run every job of the trace. Decisions take no virtual time; an evicted job restarts from the beginning."""
     ran, clock = ReplayResult(), time.process_time()
     coming = {arrival.workload.workload_id: arrival for arrival in arrivals}
@@ -264,7 +264,7 @@ PREEMPT_AFTER_SECONDS: Final = (0.0, 0.25, 0.5, 1.0, 2.0, 5.0)
 """Values of Evenkeel's own setting `preemptAfterSeconds`. 0 is Kueue's order."""
 
 
-def generated(name: str, rules: SchedulerRules | None = None) -> tuple[Scheduler, list[Arrival], float]:
+def build_generator(name: str, rules: SchedulerRules | None = None) -> tuple[Scheduler, list[Arrival], float]:
     """Return the queues and jobs of a generator, and the makespan that capacity alone allows.
 
     Source: test/performance/scheduler/configs in kubernetes-sigs/kueue.
@@ -298,7 +298,9 @@ def generated(name: str, rules: SchedulerRules | None = None) -> tuple[Scheduler
 # ---------------------------------------------------------------- the trace
 
 
-def philly(*, shares: bool, load: float = 0.85, seed: int = 1) -> tuple[Scheduler, list[Arrival], dict[str, int]]:
+def build_philly_trace(
+    *, shares: bool, load: float = 0.85, seed: int = 1
+) -> tuple[Scheduler, list[Arrival], dict[str, int]]:
     """Return teams and jobs of the trace, and each team's devices: as many as its own load needs, in eights."""
     rng = random.Random(seed)
     with (TRACES / "philly_runtime_quantiles.csv").open(encoding="utf-8") as file:
@@ -345,7 +347,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, help="where the figures go, as JSON")
     arguments = parser.parse_args(words)
     lanes = arguments.lanes or ["nominations", "generators", "philly"]
-    before, document = Usage.now(), origin("bench.queues", words, [1])
+    before, document = Usage.now(), describe_origin("bench.queues", words, [1])
     if "nominations" in lanes:
         document["nominations"] = _print_nominations(arguments.most, arguments.decisions, arguments.repeats)
     if "generators" in lanes:
@@ -354,7 +356,7 @@ def main(words: Sequence[str] | None = None) -> int:
         document["philly"] = _print_philly()
     document["othersShare"] = round(Usage.now().others_since(before), 2)
     print(f"\nOther programs used {document['othersShare']:.0%} of the processors meanwhile.")
-    write(arguments.output, document)
+    write_figures(arguments.output, document)
     return 0
 
 
@@ -367,10 +369,12 @@ def _print_nominations(most: int, wanted: int, repeats: int) -> list[dict[str, A
     documents = []
     for fair in (False, True):
         for queued in (10**power for power in range(3, 7) if 10**power <= most):
-            runs = [nominations(queued, wanted, fair=fair).to_json() for _ in range(repeats)]
-            document = {name: max(run[name] for run in runs) for name in runs[0]}
+            runs = [measure_nominations(queued, wanted, fair=fair).to_json() for _ in range(repeats)]
+            document = {name: max(run_figures[name] for run_figures in runs) for name in runs[0]}
             # A disturbed loop makes this figure too large, so the largest figure is not the best.
-            document["referencePerSecond"] = round(statistics.median(run["referencePerSecond"] for run in runs))
+            document["referencePerSecond"] = round(
+                statistics.median(run_figures["referencePerSecond"] for run_figures in runs)
+            )
             documents.append(document)
             print(
                 f"  {queued:>9}  {'fair' if fair else 'classical':<9}{document['nominationsPerSecond']:>11}"
@@ -391,8 +395,8 @@ def _print_generators() -> list[dict[str, Any]]:
     )
     documents = []
     for shape, after in itertools.product(SHAPES, PREEMPT_AFTER_SECONDS):
-        scheduler, arrivals, bound = generated(shape, SchedulerRules(preempt_after_seconds=after))
-        ran = run(scheduler, arrivals)
+        scheduler, arrivals, bound = build_generator(shape, SchedulerRules(preempt_after_seconds=after))
+        ran = replay_arrivals(scheduler, arrivals)
         waits = {kind: statistics.fmean(kind_waits) for kind, kind_waits in ran.waits.items()}
         figures = {
             "shape": shape,
@@ -419,8 +423,8 @@ def _print_philly() -> dict[str, Any]:
     print("\nPHILLY, 15,264 jobs of 15 teams, run times drawn with seed 1; hours waited, mean and 90 %\n")
     runs = {}
     for name, shares in (("alone", False), ("sharing", True)):
-        scheduler, arrivals, held = philly(shares=shares)
-        runs[name] = run(scheduler, arrivals)
+        scheduler, arrivals, held = build_philly_trace(shares=shares)
+        runs[name] = replay_arrivals(scheduler, arrivals)
     print(f"  {'team':<8}{'gpus':>6}{'jobs':>6}{'alone':>16}{'sharing':>16}")
     document: dict[str, Any] = {"teams": {}, "evictions": runs["sharing"].evictions}
     for vc, amount in held.items():

@@ -29,7 +29,7 @@ from evenkeel.adapters.eks import EksConnections
 from evenkeel.adapters.hyperpod import HyperPodProvider
 from evenkeel.adapters.messages import (
     EventBridgeBus,
-    LambdaWaitAnswers,
+    LambdaWaitAnswerRequests,
     S3RawEvents,
     SnsChat,
     SnsOnCall,
@@ -38,7 +38,7 @@ from evenkeel.adapters.messages import (
     SqsInbox,
 )
 from evenkeel.adapters.s3_checkpoints import S3Checkpoints
-from evenkeel.adapters.stepfunctions import StepFunctionsTokens, StepFunctionsWorkflows
+from evenkeel.adapters.stepfunctions import StepFunctionsTaskTokens, StepFunctionsWorkflows
 from evenkeel.domain.nodes import FleetNode, NodeLife
 from evenkeel.ports import Add, BusEvent, ConditionCheck, Delete, Key, Put, Row, Table, WorkflowName
 
@@ -48,6 +48,7 @@ Json = dict[str, Any]
 ClientOf = Callable[[str], Any]
 
 NODE: Final = "i-0123456789abcdef0"
+PLAN: Final = "arn:aws:sagemaker:us-west-2:123456789012:training-plan/p5-autumn"
 NOW: Final = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 ACCOUNT: Final = "us-west-2:123456789012"
 CLUSTER: Final = f"arn:aws:sagemaker:{ACCOUNT}:cluster/abcdefghijkl"
@@ -91,24 +92,25 @@ class Case:
         return f"{self.adapter}.{self.name}"
 
 
-def _sagemaker(act: Callable[[HyperPodProvider], Any]) -> Callable[[ClientOf], Any]:
+def _with_provider(act: Callable[[HyperPodProvider], Any]) -> Callable[[ClientOf], Any]:
+    """Return a call that runs `act` on the adapter with recorded clients. The next four do the same."""
     return lambda client: act(HyperPodProvider(CLUSTER, client("sagemaker"), client("sagemaker")))
 
 
-def _groups(act: Callable[[AutoScalingNodeGroups], Any]) -> Callable[[ClientOf], Any]:
+def _with_node_groups(act: Callable[[AutoScalingNodeGroups], Any]) -> Callable[[ClientOf], Any]:
     return lambda client: act(AutoScalingNodeGroups(client("autoscaling"), client("autoscaling"), client("eks")))
 
 
-def _ledger(act: Callable[[DynamoLedger], Any]) -> Callable[[ClientOf], Any]:
+def _with_ledger(act: Callable[[DynamoLedger], Any]) -> Callable[[ClientOf], Any]:
     return lambda client: act(DynamoLedger(TABLES, client("dynamodb"), lambda _: None))
 
 
-def _workflows(act: Callable[[StepFunctionsWorkflows], Any]) -> Callable[[ClientOf], Any]:
+def _with_workflows(act: Callable[[StepFunctionsWorkflows], Any]) -> Callable[[ClientOf], Any]:
     arns = {WorkflowName.RECOVER_NODE: MACHINE}
     return lambda client: act(StepFunctionsWorkflows(arns, client("stepfunctions")))
 
 
-def _checkpoints(act: Callable[[S3Checkpoints], Any]) -> Callable[[ClientOf], Any]:
+def _with_checkpoints(act: Callable[[S3Checkpoints], Any]) -> Callable[[ClientOf], Any]:
     return lambda client: act(S3Checkpoints(client("s3")))
 
 
@@ -159,31 +161,37 @@ _OF_EKS: Final = {"endpoint": "https://127.0.0.1", "data": base64.b64encode(b"")
 _METRIC: Final = {"Id": "m0", "StatusCode": "Complete", "Timestamps": [NOW], "Values": [50.0]}
 
 CASES: Final = (
-    Case("hyperpod", "cluster", _sagemaker(lambda port: port.cluster())),
-    Case("hyperpod", "nodes", _sagemaker(lambda port: port.nodes()), _OF_NODE),
-    Case("hyperpod", "node", _sagemaker(lambda port: port.node(NODE)), _OF_NODE),
-    Case("hyperpod", "node_in_slot", _sagemaker(lambda port: port.node_in_slot("slot-1")), _OF_NODE),
-    Case("hyperpod", "nodes_launched_after", _sagemaker(lambda port: port.nodes_launched_after(NOW)), _OF_NODE),
-    Case("hyperpod", "reboot", _sagemaker(lambda port: port.reboot(NODE)), _OF_NODE),
-    Case("hyperpod", "replace", _sagemaker(lambda port: port.replace(NODE)), _OF_NODE),
-    Case("hyperpod", "check_health", _sagemaker(lambda port: port.check_health("p5-workers", NODE)), _OF_NODE),
-    Case("autoscaling", "member", _groups(lambda port: port.member(NODE)), _OF_GROUP),
-    Case("autoscaling", "group", _groups(lambda port: port.group("gpu-asg")), _OF_GROUP),
-    Case("autoscaling", "terminate", _groups(lambda port: port.terminate(NODE)), _OF_GROUP),
+    Case("hyperpod", "cluster", _with_provider(lambda port: port.cluster())),
+    Case("hyperpod", "training_plan", _with_provider(lambda port: port.training_plan(PLAN))),
+    Case("hyperpod", "nodes", _with_provider(lambda port: port.nodes()), _OF_NODE),
+    Case("hyperpod", "node", _with_provider(lambda port: port.node(NODE)), _OF_NODE),
+    Case("hyperpod", "node_in_slot", _with_provider(lambda port: port.node_in_slot("slot-1")), _OF_NODE),
+    Case("hyperpod", "nodes_launched_after", _with_provider(lambda port: port.nodes_launched_after(NOW)), _OF_NODE),
+    Case("hyperpod", "reboot", _with_provider(lambda port: port.reboot(NODE)), _OF_NODE),
+    Case("hyperpod", "replace", _with_provider(lambda port: port.replace(NODE)), _OF_NODE),
+    Case("hyperpod", "check_health", _with_provider(lambda port: port.check_health("p5-workers", NODE)), _OF_NODE),
+    Case("autoscaling", "member", _with_node_groups(lambda port: port.member(NODE)), _OF_GROUP),
+    Case("autoscaling", "group", _with_node_groups(lambda port: port.group("gpu-asg")), _OF_GROUP),
+    Case("autoscaling", "terminate", _with_node_groups(lambda port: port.terminate(NODE)), _OF_GROUP),
     Case("eks", "api", lambda client: EksConnections("us-west-2", client("eks")).api("research-eks"), _OF_EKS),
-    Case("dynamo_ledger", "get", _ledger(lambda port: port.get(KEY)), _OF_TABLE),
-    Case("dynamo_ledger", "batch_get", _ledger(lambda port: port.batch_get(KEY)), _OF_TABLE),
-    Case("dynamo_ledger", "partition", _ledger(lambda port: port.partition(Table.JOBS, KEY.pk, "ATTEMPT#")), _OF_TABLE),
+    Case("dynamo_ledger", "get", _with_ledger(lambda port: port.get(KEY)), _OF_TABLE),
+    Case("dynamo_ledger", "batch_get", _with_ledger(lambda port: port.batch_get(KEY)), _OF_TABLE),
+    Case(
+        "dynamo_ledger",
+        "partition",
+        _with_ledger(lambda port: port.partition(Table.JOBS, KEY.pk, "ATTEMPT#")),
+        _OF_TABLE,
+    ),
     Case(
         "dynamo_ledger",
         "by_state",
-        _ledger(lambda port: port.by_state(Table.JOBS, "RUNNING", prefix="2026", limit=9, newest_first=True)),
+        _with_ledger(lambda port: port.by_state(Table.JOBS, "RUNNING", prefix="2026", limit=9, newest_first=True)),
         _OF_TABLE,
     ),
     Case(
         "dynamo_ledger",
         "commit",
-        _ledger(
+        _with_ledger(
             lambda port: port.commit(
                 Put(ROW),
                 Put(Row(Key(Table.JOBS, "JOB#job-2", "META"), {}), first_version=7),
@@ -191,7 +199,7 @@ CASES: Final = (
                 ConditionCheck(Key(Table.QUOTAS, "TREE", "META"), 5),
                 ConditionCheck(Key(Table.QUOTAS, "TREE", "NEW"), 0),
                 Add(Key(Table.QUOTAS, "USE#red", "2026"), {"gpuSeconds": 60}),
-                token="commit-1",
+                client_token="commit-1",
             )
         ),
     ),
@@ -237,45 +245,51 @@ CASES: Final = (
     Case(
         "messages",
         "answer_wait",
-        lambda client: LambdaWaitAnswers("resolve-wait", client("lambda")).request("inc-1", "await_node", 1, {"a": 1}),
+        lambda client: LambdaWaitAnswerRequests("resolve-wait", client("lambda")).request(
+            "inc-1", "await_node", 1, {"a": 1}
+        ),
     ),
-    Case("s3_checkpoints", "folders", _checkpoints(lambda port: port.folders(URI)), _IN_STORE),
+    Case("s3_checkpoints", "folders", _with_checkpoints(lambda port: port.folders(URI)), _IN_STORE),
     Case(
         "s3_checkpoints",
         "contents",
-        _checkpoints(
+        _with_checkpoints(
             lambda port: port.contents(
                 URI, "attempt=1/step=000000010", checksums_of=["attempt=1/step=000000010/shard-0-of-1.bin"]
             )
         ),
         _IN_STORE,
     ),
-    Case("s3_checkpoints", "read", _checkpoints(lambda port: port.read(URI, "attempt=1/manifest.json")), _IN_STORE),
-    Case("s3_checkpoints", "fence", _checkpoints(lambda port: port.fence(URI)), _IN_STORE),
-    Case("s3_checkpoints", "first_fence", _checkpoints(lambda port: port.raise_fence(URI, {"attempt": 1}, ""))),
-    Case("s3_checkpoints", "raise_fence", _checkpoints(lambda port: port.raise_fence(URI, {"attempt": 2}, '"1a"'))),
+    Case(
+        "s3_checkpoints", "read", _with_checkpoints(lambda port: port.read(URI, "attempt=1/manifest.json")), _IN_STORE
+    ),
+    Case("s3_checkpoints", "fence", _with_checkpoints(lambda port: port.fence(URI)), _IN_STORE),
+    Case("s3_checkpoints", "first_fence", _with_checkpoints(lambda port: port.raise_fence(URI, {"attempt": 1}, ""))),
+    Case(
+        "s3_checkpoints", "raise_fence", _with_checkpoints(lambda port: port.raise_fence(URI, {"attempt": 2}, '"1a"'))
+    ),
     Case(
         "stepfunctions",
         "start",
-        _workflows(lambda port: port.start(WorkflowName.RECOVER_NODE, "inc-1-run-1", {"a": 1})),
+        _with_workflows(lambda port: port.start(WorkflowName.RECOVER_NODE, "inc-1-run-1", {"a": 1})),
     ),
-    Case("stepfunctions", "state", _workflows(lambda port: port.state(WorkflowName.RECOVER_NODE, "inc-1-run-1"))),
+    Case("stepfunctions", "state", _with_workflows(lambda port: port.state(WorkflowName.RECOVER_NODE, "inc-1-run-1"))),
     Case(
         "stepfunctions",
         "trace",
-        _workflows(lambda port: port.trace(WorkflowName.RECOVER_NODE, "inc-1-run-1")),
+        _with_workflows(lambda port: port.trace(WorkflowName.RECOVER_NODE, "inc-1-run-1")),
         {"definition": "{}"},
     ),
-    Case("stepfunctions", "running", _workflows(lambda port: port.running(WorkflowName.RECOVER_NODE))),
+    Case("stepfunctions", "running", _with_workflows(lambda port: port.running(WorkflowName.RECOVER_NODE))),
     Case(
         "stepfunctions",
         "succeed_task",
-        lambda client: StepFunctionsTokens(client("stepfunctions")).succeed("token", {"a": 1}),
+        lambda client: StepFunctionsTaskTokens(client("stepfunctions")).succeed("token", {"a": 1}),
     ),
     Case(
         "stepfunctions",
         "fail_task",
-        lambda client: StepFunctionsTokens(client("stepfunctions")).fail("token", "Evenkeel.Failed", "its cause"),
+        lambda client: StepFunctionsTaskTokens(client("stepfunctions")).fail("token", "Evenkeel.Failed", "its cause"),
     ),
     Case(
         "container_insights",
@@ -353,7 +367,7 @@ class Filling:
             return {
                 inner: self.member(inner, member, (*within, shape.name))
                 for inner, member in shape.members.items()
-                if self._has(inner, shape) and member.name not in within
+                if self._is_sent(inner, shape) and member.name not in within
             }
         if isinstance(shape, ListShape):
             return [] if self.fill is Fill.EMPTY else [self.member("", shape.member, (*within, shape.name))]
@@ -365,11 +379,11 @@ class Filling:
             return shape.enum[0] if shape.enum else "text"
         return {"timestamp": NOW, "boolean": True, "blob": b"{}", "double": 1.0, "float": 1.0}.get(shape.type_name, 1)
 
-    def _has(self, name: str, shape: StructureShape) -> bool:
-        if _NEXT.fullmatch(name):
+    def _is_sent(self, member_name: str, shape: StructureShape) -> bool:
+        if _NEXT.fullmatch(member_name):
             return self.is_first and self.fill is Fill.ALL
-        is_sent = name in shape.required_members or name in ALWAYS_SENT.get(self.operation, ())
-        return is_sent or self.fill is not Fill.REQUIRED
+        is_required = member_name in shape.required_members or member_name in ALWAYS_SENT.get(self.operation, ())
+        return is_required or self.fill is not Fill.REQUIRED
 
 
 def _is_stream(shape: Shape) -> bool:

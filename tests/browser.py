@@ -16,6 +16,7 @@ _NO_BROWSER = (
     "There is no browser: `make setup` fetches one where npm is installed (x86_64), and Chromium on the PATH is used "
     "elsewhere. The pages of the console were not tested."
 )
+_NO_AXE = "There is no axe: `make setup` fetches it where npm is installed. Accessibility was not tested."
 _FLAGS = (
     "--no-sandbox",  # containers often run the tests as root
     "--disable-gpu",
@@ -28,6 +29,13 @@ def program() -> str | None:
     """Return the path of the browser; None if there is none."""
     pinned = FOLDER / "chromium"
     return str(pinned) if pinned.exists() else next(filter(None, map(shutil.which, _PROGRAMS)), None)
+
+
+def axe_source() -> str:
+    """Return the script of axe. Skip the test with the reason if there is none."""
+    if not AXE.exists():
+        pytest.skip(_NO_AXE)
+    return AXE.read_text(encoding="utf-8")
 
 
 @contextmanager

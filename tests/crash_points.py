@@ -20,11 +20,11 @@ SIDES_AND_STEPS = [
 """Parametrizes a test of a long scenario with the arguments `when` and `step`."""
 
 
-def marks_at(number: int, when: CrashTiming) -> tuple[Any, ...]:
+def crash_mark(number: int, when: CrashTiming) -> tuple[Any, ...]:
     """Return the marks of a crash at an effect, by its number from 1."""
     return () if when is CrashTiming.AFTER and number % 2 == 0 else (pytest.mark.exhaustive,)
 
 
 def effects_of(last: int) -> list[Any]:
     """Return the numbers of the effects up to `last`. Parametrizes a test with the argument `at`, beside `SIDES`."""
-    return [pytest.param(at, marks=marks_at(at, CrashTiming.AFTER)) for at in range(1, last + 1)]
+    return [pytest.param(at, marks=crash_mark(at, CrashTiming.AFTER)) for at in range(1, last + 1)]

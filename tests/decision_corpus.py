@@ -40,7 +40,7 @@ from evenkeel.domain.economics import expected_durations, money
 from evenkeel.domain.elastic import grow_shrink
 from evenkeel.domain.external import kueue_status, serving, unmanaged_workloads
 from evenkeel.domain.fault_preview import Preview, preview
-from evenkeel.domain.health import assessment, intake
+from evenkeel.domain.health import assessment, ingestion
 from evenkeel.domain.health.classification import ClassifiedFact, IncidentFault
 from evenkeel.domain.health.faults import Fault, FaultCatalogue, default_catalogue
 from evenkeel.domain.health.incidents import AffectedNode, Incident, NodeFact, Signal
@@ -63,11 +63,11 @@ from evenkeel.domain.recovery import (
     recovery_waits,
     repair,
     repair_requests,
-    restarts,
     resume,
     rollback,
     settling,
-    unhealthy,
+    unhealthy_nodes,
+    unmanaged_restarts,
     validation,
 )
 from evenkeel.domain.recovery.node_slot import ObservedNode
@@ -97,7 +97,7 @@ FACTS: Mapping[str, type[Value]] = {
     "RESUME": resume.ResumeFacts,
     "ROLLBACK": rollback.RollbackFacts,
     "DRAIN": draining.DrainFacts,
-    "RESTART": restarts.RestartFacts,
+    "RESTART": unmanaged_restarts.RestartFacts,
     "ATTRIBUTION": attribution.AttributionFacts,
     "ADMISSION": decide_job.AdmissionFacts,
     "RESIZE": resize_facts.ResizeFacts,
@@ -154,23 +154,23 @@ def join_or_open(  # noqa: PLR0913 - the arguments that the corpus recorded
     affected: AffectedNode,
     *,
     known_incident_id: str,
-    last: intake.LastIncident | None,
+    last: ingestion.LastIncident | None,
     current: Incident | None,
     new_id: str,
     now: datetime,
     histories: Mapping[str, FaultHistory] | None = None,
     catalogue: FaultCatalogue | None = None,
-) -> intake.IntakeDecision:
+) -> ingestion.IngestDecision:
     """Return the effect of a fact."""
     fault_catalogue = catalogue or default_catalogue()
-    records = intake.IntakeRecords(
+    records = ingestion.NodeHistory(
         known_incident_id=known_incident_id,
         last_incident=last,
         open_incident=current,
         histories=dict(histories or {}),
     )
     report = ClassifiedFact.of(fact, affected, fault_catalogue)
-    return intake.decide_intake(report, records, fault_catalogue, new_id=new_id, now=now)
+    return ingestion.decide_ingestion(report, records, fault_catalogue, new_id=new_id, now=now)
 
 
 def independent_sources_of(signals: tuple[Signal, ...], catalogue: FaultCatalogue) -> tuple[str, ...]:
@@ -186,7 +186,7 @@ def ladder_of(incident: Incident, catalogue: FaultCatalogue | None = None) -> tu
 
 def _why_healthy(incident: Incident, observed: ObservedNode, expected: int) -> str:
     """Call `why_healthy` with the shipped faults: a recorded call names no catalogue."""
-    return unhealthy.why_healthy(incident, observed, default_catalogue(), expected=expected)
+    return unhealthy_nodes.why_healthy(incident, observed, default_catalogue(), expected=expected)
 
 
 def _why_not_portable(job: Job, pool: Pool, storage: Storage) -> tuple[str, ...]:
@@ -200,7 +200,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "admission.request_of": _admission_request,
     "admission.with_ends": request_facts.with_reservation_ends,
     "approval.answer": approval.evaluate_approval,
-    "approval.beyond": approval.beyond_approval,
+    "approval.beyond": approval.why_beyond_approval,
     "approval.why_superseded": approval.why_superseded,
     "attempts.attempt_answer": attempt_waits.evaluate_attempt_wait,
     "attempts.attempt_writers": lifecycle.attempt_writers,
@@ -225,7 +225,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "draining.may_finish": draining.finish_deadline,
     "draining.weigh_foreign": draining.decide_unmanaged_pod,
     "economics.bill": money.bill,
-    "economics.forecast": expected_durations.forecast,
+    "economics.forecast": expected_durations.expected_duration,
     "elastic.after_fault": grow_shrink.decide_after_node_loss,
     "elastic.grow": grow_shrink.plan_growth,
     "elastic.make_room": grow_shrink.plan_shrink,
@@ -236,7 +236,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "faults.preview_of": preview_of,
     "foreign.foreign_workloads": unmanaged_workloads.unmanaged_workloads,
     "guardrails.causes_of": guardrails.shared_causes,
-    "guardrails.may_go": guardrails.released_actions,
+    "guardrails.may_go": guardrails.unblocked_actions,
     "guardrails.weigh": guardrails.check_guardrails,
     "health.assess": assessment.assess,
     "health.cured_at": assessment.cleared_at,
@@ -248,7 +248,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "kueue.eviction_of": kueue_status.eviction_of,
     "kueue.said_of": kueue_status.describe_status,
     "leases.is_lemon": leases.is_lemon,
-    "leases.settled": leases.released_lease,
+    "leases.settled": leases.freed_lease,
     "modes.mode_for": modes.most_cautious_mode,
     "modes.mode_now": modes.current_mode,
     "moving.why_not_there": _why_not_portable,
@@ -270,7 +270,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "renting.nodes_answer": rental_waits.evaluate_rental_ready,
     "renting.stay_facts": migration.migration_facts,
     "repair.choose_repair": repair.choose_repair,
-    "repair.deadline_of": repair_requests.deadline_of,
+    "repair.deadline_of": repair_requests.request_deadline,
     "repair.took_effect": repair_requests.evidence_of_effect,
     "resizing.answer_for": resize_facts.resize_answer,
     "resume.demand_after": resume.requirement_after,
@@ -279,17 +279,17 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "rollback.roll_back": rollback.decide_rollback,
     "seats.look": node_slot.find_slot_state,
     "serving.short_of": serving.replica_shortfalls,
-    "settling.outgrown": settling.why_replan,
+    "settling.outgrown": settling.why_new_plan,
     "settling.runs_again_at": settling.next_run_at,
     "settling.settle": settling.choose_incident_end,
     "sharing.share": queue_with_teams.decide_with_teams,
     "spending.limits_of": spending.usage_limits,
     "starts.expected_starts": start_estimates.expected_starts,
     "starts.expected_wait": start_estimates.expected_wait,
-    "unhealthy.left_unhealthy": unhealthy.unhealthy_after,
-    "unhealthy.resumed": unhealthy.resumed_incident,
+    "unhealthy.left_unhealthy": unhealthy_nodes.unhealthy_after,
+    "unhealthy.resumed": unhealthy_nodes.resumed_incident,
     "unhealthy.why_over": _why_healthy,
-    "unhealthy.why_resume": unhealthy.why_resume,
+    "unhealthy.why_resume": unhealthy_nodes.why_resume,
     "validation.choose_check": validation.choose_check,
     "validation.judge_deep_check": validation.judge_deep_check,
     "validation.judge_node": validation.judge_node,
@@ -508,39 +508,39 @@ def without_sentences(document: Json, key: str = "answer") -> Json:
     return " ".join(["(a sentence)", *(names if key == "option" else ())])
 
 
-def check_same(recorded: Json, now: Json, path: str = "answer") -> None:
+def check_same_answer(recorded: Json, current: Json, path: str = "answer") -> None:
     """Compare an answer with the recorded one.
 
     Raises:
         DifferenceError: at the first place where they differ. A field that the record does not have is no difference.
     """
-    difference = next(_differences(recorded, now, path), None)
+    difference = next(_differences(recorded, current, path), None)
     if difference:
         raise difference
 
 
-def check_all_read(recorded: Json, read: Json, path: str) -> None:
+def check_all_read(recorded: Json, facts_read: Json, path: str) -> None:
     """Compare recorded facts with what the code read of them: unknown keys are ignored when a value is read.
 
     Raises:
         DifferenceError: at the first place that was not read as it was recorded.
     """
-    difference = next(_differences(recorded, read, path), None)
+    difference = next(_differences(recorded, facts_read, path), None)
     if difference:
         raise difference
 
 
-def _differences(recorded: Json, now: Json, path: str) -> Iterator[DifferenceError]:
-    if isinstance(recorded, dict) and isinstance(now, dict):
+def _differences(recorded: Json, current: Json, path: str) -> Iterator[DifferenceError]:
+    if isinstance(recorded, dict) and isinstance(current, dict):
         for key, item in recorded.items():
-            yield from _differences(item, now.get(key, _MISSING), f"{path}.{key}")
-    elif isinstance(recorded, list) and isinstance(now, list) and len(recorded) == len(now):
-        for index, (recorded_item, other) in enumerate(zip(recorded, now, strict=True)):
+            yield from _differences(item, current.get(key, _MISSING), f"{path}.{key}")
+    elif isinstance(recorded, list) and isinstance(current, list) and len(recorded) == len(current):
+        for index, (recorded_item, other) in enumerate(zip(recorded, current, strict=True)):
             yield from _differences(recorded_item, other, f"{path}.{index}")
-    elif now is _MISSING:
+    elif current is _MISSING:
         yield DifferenceError(path, f"was recorded as {_short(recorded)} and is unknown now")
-    elif recorded != now or isinstance(recorded, bool) is not isinstance(now, bool):
-        yield DifferenceError(path, f"was {_short(recorded)} and is now {_short(now)}")
+    elif recorded != current or isinstance(recorded, bool) is not isinstance(current, bool):
+        yield DifferenceError(path, f"was {_short(recorded)} and is now {_short(current)}")
 
 
 def _short(document: Json) -> str:

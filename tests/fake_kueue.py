@@ -149,7 +149,7 @@ class FakeKueue:
     def _run(self) -> None:
         while not self._ended.wait(_LOOK_SECONDS):
             try:
-                self._look()
+                self._reconcile()
             except _WAITING:
                 continue
             except Refused as error:
@@ -161,7 +161,7 @@ class FakeKueue:
     def _workloads(self) -> Iterator[Json]:
         return self._api.items(f"{API}/namespaces/{self._namespace}/workloads")
 
-    def _look(self) -> None:
+    def _reconcile(self) -> None:
         jobs = {job["metadata"]["uid"]: job for job in self._jobs() if "deletionTimestamp" not in job["metadata"]}
         kept = {workload["metadata"]["labels"][_UID]: workload for workload in self._workloads()}
         for uid in kept.keys() - jobs.keys():  # the owner was deleted
@@ -170,7 +170,7 @@ class FakeKueue:
             workload = workload_of(jobs[uid], self.priorities)
             kept[uid] = self._api.create(f"{API}/namespaces/{self._namespace}/workloads", workload)
         for uid, job_workload in kept.items():
-            self._follow(jobs[uid], job_workload)
+            self._reconcile_workload(jobs[uid], job_workload)
         used = sum(
             asked(jobs[uid])
             for uid, workload in kept.items()
@@ -191,7 +191,7 @@ class FakeKueue:
             else:
                 self._set_reason(kept[uid], used + wanted - self.room)
 
-    def _follow(self, job: Json, workload: Json) -> None:
+    def _reconcile_workload(self, job: Json, workload: Json) -> None:
         name, status = job["metadata"]["name"], job.get("status") or {}
         over = next(
             (condition for condition in status.get("conditions") or () if condition["type"] in ("Complete", "Failed")),
@@ -199,15 +199,15 @@ class FakeKueue:
         )
         if over is not None and over["status"] == "True":
             reason = "Succeeded" if over["type"] == "Complete" else "Failed"
-            self._set(workload, {}, ("Finished", True, reason, over.get("message") or "Job finished"))
+            self._set_conditions(workload, {}, ("Finished", True, reason, over.get("message") or "Job finished"))
         elif holds(workload, "Evicted"):
             self._take_back(job, workload)
         elif not is_active(workload) and holds(workload, "Admitted"):
-            self._set(workload, {}, ("Evicted", True, "Deactivated", "The workload is deactivated"))
+            self._set_conditions(workload, {}, ("Evicted", True, "Deactivated", "The workload is deactivated"))
         elif name in self._doomed and holds(workload, "Admitted"):
             reason, message = self._doomed.pop(name)
             more = [("Preempted", True, "InClusterQueue", message)] if reason == "Preempted" else []
-            self._set(workload, {}, ("Evicted", True, reason, message), *more)
+            self._set_conditions(workload, {}, ("Evicted", True, reason, message), *more)
         elif holds(workload, "Admitted") and job["spec"].get("suspend"):
             self._start(job)
 
@@ -216,7 +216,7 @@ class FakeKueue:
         given = {"name": "main", "flavors": {GPU: FLAVOR}, "resourceUsage": {GPU: str(asked(job))}}
         admission = {"clusterQueue": queue, "podSetAssignments": [{**given, "count": job["spec"]["parallelism"]}]}
         again = [("Evicted", False, "QuotaReserved", "Previously: evicted")] if condition(workload, "Evicted") else []
-        self._set(
+        self._set_conditions(
             workload,
             {"admission": admission},
             ("QuotaReserved", True, "QuotaReserved", f"Quota reserved in ClusterQueue {queue}"),
@@ -245,7 +245,7 @@ class FakeKueue:
             return
         document = condition(workload, "Evicted")
         reason, message = document["reason"], document["message"]
-        self._set(
+        self._set_conditions(
             workload,
             {"admission": None, "accumulatedPastExecutionTimeSeconds": 1},
             ("Requeued", reason == "Preempted", reason, message),
@@ -259,11 +259,11 @@ class FakeKueue:
             f"couldn't assign flavors to pod set main: insufficient unused quota for {GPU} in flavor {FLAVOR}, "
             f"{missing} more needed"
         )
-        self._set(workload, {}, ("QuotaReserved", False, "WaitingForQuota", message))
+        self._set_conditions(workload, {}, ("QuotaReserved", False, "WaitingForQuota", message))
 
     # ------------------------------------------------------------ writing
 
-    def _set(self, workload: Json, status: Json, *changes: tuple[str, bool, str, str]) -> None:
+    def _set_conditions(self, workload: Json, status: Json, *changes: tuple[str, bool, str, str]) -> None:
         document = {
             condition["type"]: condition for condition in (workload.get("status") or {}).get("conditions") or ()
         }

@@ -50,9 +50,9 @@ class InterleavedLedger:
             return self._stale.by_state(table, state, **options)
         return self._ledger.by_state(table, state, **options)
 
-    def commit(self, *writes: Write, token: str = "") -> None:
+    def commit(self, *writes: Write, client_token: str = "") -> None:
         self._step()
-        self._ledger.commit(*writes, token=token)
+        self._ledger.commit(*writes, client_token=client_token)
 
 
 def at_every_point(run: Callable[[int], int]) -> Iterator[int]:

@@ -30,7 +30,7 @@ from evenkeel.domain.jobs.attempt import Attempt, AttemptState
 from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.domain.jobs.workload_kind import WorkloadKind
 from evenkeel.domain.nodes import AWAITING_VALIDATION_TAINT, INCIDENT_ANNOTATION, KARPENTER_LABEL, NodeLife
-from evenkeel.domain.recovery.restarts import Restart, UnmanagedJob, UnmanagedJobState
+from evenkeel.domain.recovery.unmanaged_restarts import UnmanagedJob, UnmanagedJobState, UnmanagedRestart
 from evenkeel.ports import CapacitySpec, CheckSpec, KubernetesPermission, LaunchSpec
 from tests.fakes.system import A_MOMENT
 
@@ -254,7 +254,7 @@ def _launch(kind: WorkloadKind, queue: str = "") -> LaunchSpec:
         nodes=1,
         checkpoint_uri="s3://checkpoints/first",
     )
-    return LaunchSpec(job=spec, attempt=_attempt(kind, queue), resume_from="", service_account="trainer")
+    return LaunchSpec(job_spec=spec, attempt=_attempt(kind, queue), resume_from="", service_account="trainer")
 
 
 def _launched(kind: WorkloadKind) -> Callable[[RecordingServer], None]:
@@ -384,8 +384,10 @@ CASES: Final = (
     KubernetesCase("cordon", lambda port: port.cordon(CLUSTER, NODE, "inc-1")),
     KubernetesCase("cordon_seen_version", lambda port: port.cordon(CLUSTER, NODE, "inc-1", "7")),
     KubernetesCase("cordon_by_a_person", lambda port: port.cordon(CLUSTER, NODE, None)),
-    KubernetesCase("release", lambda port: port.release(CLUSTER, NODE, "inc-1"), _cordoned),
-    KubernetesCase("uncordon", lambda port: port.uncordon(CLUSTER, NODE), _cordoned_by_a_person),
+    KubernetesCase("return_to_service", lambda port: port.return_to_service(CLUSTER, NODE, "inc-1"), _cordoned),
+    KubernetesCase(
+        "remove_manual_cordon", lambda port: port.remove_manual_cordon(CLUSTER, NODE), _cordoned_by_a_person
+    ),
     KubernetesCase("resources_in_use", lambda port: port.resources_in_use(CLUSTER)),
     KubernetesCase("delete_node", lambda port: port.delete_node(CLUSTER, "ip-10-0-0-1", "i-0fedcba9876543210")),
     KubernetesCase("start_check", lambda port: port.start_check(CHECK)),
@@ -415,7 +417,7 @@ CASES: Final = (
         "logs_head", lambda port: port.logs(_attempt(WorkloadKind.JOB), 0, None), _launched(WorkloadKind.JOB)
     ),
     KubernetesCase(
-        "tails", lambda port: port.tails(_attempt(WorkloadKind.JOB), 200, 4, 5.0), _launched(WorkloadKind.JOB)
+        "log_tails", lambda port: port.log_tails(_attempt(WorkloadKind.JOB), 200, 4, 5.0), _launched(WorkloadKind.JOB)
     ),
     KubernetesCase("watch", _watch),
     KubernetesCase("create_capacity_pods", lambda port: port.create_capacity_pods(CAPACITY)),
@@ -425,9 +427,9 @@ CASES: Final = (
         _has_capacity_pods,
     ),
     KubernetesCase("set_pool_limit", lambda port: port.set_pool_limit(CLUSTER, "burst", lambda: (2, 16))),
-    KubernetesCase("claims", lambda port: port.claims(CLUSTER, "burst")),
-    KubernetesCase("delete_claim", lambda port: port.delete_claim(CLUSTER, "burst-1")),
-    KubernetesCase("refusal", lambda port: port.refusal(CLUSTER, "burst", A_MOMENT)),
+    KubernetesCase("node_claims", lambda port: port.node_claims(CLUSTER, "burst")),
+    KubernetesCase("delete_node_claim", lambda port: port.delete_node_claim(CLUSTER, "burst-1")),
+    KubernetesCase("latest_capacity_refusal", lambda port: port.latest_capacity_refusal(CLUSTER, "burst", A_MOMENT)),
     KubernetesCase(
         "unmanaged_jobs", lambda port: port.unmanaged_jobs(CLUSTER, NODE), _launched(WorkloadKind.PYTORCH_JOB)
     ),
@@ -449,7 +451,7 @@ CASES: Final = (
     KubernetesCase(
         "create_job",
         lambda port: port.create_job(
-            Restart(
+            UnmanagedRestart(
                 cluster=CLUSTER,
                 namespace="research",
                 kind=WorkloadKind.JOB,

@@ -82,16 +82,19 @@ def _of_choices(decision: CycleDecision) -> Iterator[str]:
 
 def _of_size(decision: CycleDecision) -> Iterator[str]:
     pod_sets, counts = decision.workload.pod_sets, decision.assignment.counts
-    slack = [
+    reducible_counts = [
         pod_set.count - (pod_set.count if pod_set.min_count is None else pod_set.min_count) for pod_set in pod_sets
     ]
-    steps = sum(max(0, amount) for amount in slack)
-    full = tuple(pod_set.count for pod_set in pod_sets)
+    steps = sum(max(0, amount) for amount in reducible_counts)
+    full_counts = tuple(pod_set.count for pod_set in pod_sets)
     sizes = {
-        tuple(count - max(0, less) * step // steps for count, less in zip(full, slack, strict=True))
+        tuple(
+            count - max(0, reducible_count) * step // steps
+            for count, reducible_count in zip(full_counts, reducible_counts, strict=True)
+        )
         for step in range(steps + 1)
         if steps
-    } | {full}
+    } | {full_counts}
     if counts not in sizes:
         yield f"{counts} is not a size between full and minimum"
     if decision.result is not Result.ADMITTED or decision.workload.replaces:
@@ -138,14 +141,14 @@ def _of_victims(decision: CycleDecision, queue: Queue) -> Iterator[str]:
     names = [victim.workload_id for victim in decision.victims]
     if len(set(names)) != len(names) or preemptor.workload_id in names:
         yield f"{names}: a victim appears twice, or is the preemptor"
-    contested = decision.assignment.contested
+    keys_needing_preemption = decision.assignment.keys_needing_preemption
     for victim in decision.victims:
         workload, name = victim.admitted.workload, victim.workload_id
         is_own = workload.queue == preemptor.queue
         if is_own is not (victim.reason is Reason.IN_CLUSTER_QUEUE):
             yield f"{name}: {victim.reason} of {workload.queue}"
-        if contested.isdisjoint(victim.admitted.use):
-            yield f"{name} uses no contested key"
+        if keys_needing_preemption.isdisjoint(victim.admitted.use):
+            yield f"{name} uses no key that needs preemption"
         policy = queue.preemption.within if is_own else queue.preemption.reclaim
         if not _may_evict(preemptor, workload, policy):
             yield f"{name} may not be evicted under {policy}"

@@ -55,7 +55,7 @@ class CommitRecorder:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.ledger, name)
 
-    def commit(self, *writes: Write, token: str = "") -> None:
+    def commit(self, *writes: Write, client_token: str = "") -> None:
         with self.lock:
             fate = self.dice.random()
             done: list[bool] = []
@@ -63,7 +63,7 @@ class CommitRecorder:
             if fate < self.deaths / 2:
                 raise Crash("before a commit")
             self.begun.append((writes, done))
-        self.ledger.commit(*writes, token=token)
+        self.ledger.commit(*writes, client_token=client_token)
         done.append(True)
         if fate < self.deaths:
             raise Crash("after a commit")
@@ -161,7 +161,7 @@ def run(ledger: Ledger, load: Load) -> LoadTestResult:
         preempted=sum("preempted" in scenario.timeline(job) for job in crowd.jobs),
         died=witness.died,
         admissions=sum(
-            isinstance(write, Put) and write.row.key.sk.startswith("CHARGE#") and rows.decode(write.row, Charge).is_held
+            isinstance(write, Put) and write.row.key.sk.startswith("CHARGE#") and rows.decode(write.row, Charge).is_live
             for writes in commits
             for write in writes
         ),
@@ -191,7 +191,7 @@ def _set_up(scenario: JobScenario, nodes: int) -> TeamSetup:
     for part in parts:
         request = set_quotas.SetQuotasRequest(part=part, expected=0, by="role/Platform", reason="A crowd.")
         set_quotas.run(request, scenario.context())
-    return team_setup.load(scenario.ledger).setup
+    return team_setup.load_setup(scenario.ledger).setup
 
 
 class _LoadTest:

@@ -10,12 +10,13 @@ from pydantic import BaseModel
 from evenkeel.domain.admission.cycle_facts import CycleFacts
 from evenkeel.domain.admission.scheduler_state import SchedulerState
 from evenkeel.domain.capacity.shortages import Shortages
+from evenkeel.domain.capacity.training_plans import PlanEnds
 from evenkeel.domain.costs.day_figures import DayRow
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.external.unmanaged_workloads import UnmanagedWorkload
 from evenkeel.domain.health.groups import GroupFact
 from evenkeel.domain.health.incidents import Evidence, Incident, NodeFact
-from evenkeel.domain.health.intake import LastIncident
+from evenkeel.domain.health.ingestion import LastIncident
 from evenkeel.domain.health.recurrence import FaultHistory
 from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.charge import Charge
@@ -23,17 +24,20 @@ from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.kept_logs import KeptLog
 from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.policy import PolicyChange
+from evenkeel.domain.quotas.setup_history import SetupChange
 from evenkeel.domain.quotas.spending import Spending
 from evenkeel.domain.quotas.teams import FleetQuotas, Team
 from evenkeel.domain.recovery.fleet_summary import FleetSummary
 from evenkeel.domain.recovery.guardrails import Register
-from evenkeel.domain.recovery.leases import Holds, ManualCordons, RepairLease
-from evenkeel.domain.recovery.restarts import Restart
-from evenkeel.domain.recovery.unhealthy import UnhealthyNode
+from evenkeel.domain.recovery.holds import Holds
+from evenkeel.domain.recovery.leases import RepairLease
+from evenkeel.domain.recovery.manual_cordons import ManualCordons
+from evenkeel.domain.recovery.unhealthy_nodes import UnhealthyNode
+from evenkeel.domain.recovery.unmanaged_restarts import UnmanagedRestart
 from evenkeel.domain.renting.book import RentalAllocation
 from evenkeel.domain.renting.rental import Rental
 from evenkeel.domain.renting.serving import ServingState
-from evenkeel.domain.shadow.cases import Aftermath
+from evenkeel.domain.shadow.shadow_cases import Aftermath
 from evenkeel.domain.sources import SourceReport
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import Instant, Value
@@ -49,7 +53,7 @@ class Pointer(Value):
     incident_id: str
 
 
-class NoticesBeforeListing(Value):
+class FactsOfUnlistedInstance(Value):
     """Facts about an instance that no sweep has recorded yet."""
 
     instance_id: str
@@ -102,7 +106,7 @@ class KueueNamespaces(Value):
     namespaces: dict[str, str]
 
 
-class PagedCause(Value):
+class SharedCausePage(Value):
     """A shared cause about which people were paged."""
 
     claimed_at: Instant
@@ -191,14 +195,14 @@ TYPES = (
     RowType(Table.INCIDENTS, f"{_D}SLOT#.+", "META", Pointer, subject="incident_id"),
     RowType(Table.INCIDENTS, f"{_D}LAST#.+", "META", LastIncident, subject="incident_id"),
     RowType(Table.INCIDENTS, f"{_D}HISTORY#.+", "META", FaultHistory),
-    RowType(Table.INCIDENTS, f"{_D}EARLY#.+", "META", NoticesBeforeListing),
+    RowType(Table.INCIDENTS, f"{_D}EARLY#.+", "META", FactsOfUnlistedInstance),
     RowType(Table.INCIDENTS, "FACT#.+", "META", Pointer, subject="incident_id"),
     RowType(Table.INCIDENTS, "UNRESOLVED#.+", "META", NodeFact),
     RowType(Table.INCIDENTS, "UNHEALTHY#.+", "META", UnhealthyNode, subject="incident_id"),
     RowType(Table.INCIDENTS, "RETRIED", "META", Free),
     RowType(Table.INCIDENTS, "DEC#.+", "META", Decision),
     RowType(Table.INCIDENTS, "FACTS#.+", "META", CycleFacts),
-    RowType(Table.INCIDENTS, "RESTART#.+", "META", Restart, subject="begun_at"),
+    RowType(Table.INCIDENTS, "RESTART#.+", "META", UnmanagedRestart, subject="begun_at"),
     RowType(Table.INCIDENTS, "POLICY#site", "META", PolicyChange, subject="number"),
     RowType(Table.INCIDENTS, "POLICY#site", "REQUEST#.+", PolicyRequest),
     RowType(Table.JOBS, "JOB#.+", "META", Job),
@@ -219,10 +223,11 @@ TYPES = (
     RowType(Table.FLEET, f"{_D}LEASE#.+", "META", RepairLease),
     RowType(Table.FLEET, f"{_D}REGISTER#.+", "META", Register),
     RowType(Table.FLEET, "POOLS#sizes", "META", FleetSummary),
-    RowType(Table.FLEET, f"{_D}CAUSE#.+", "META", PagedCause, subject="claimed_at"),
+    RowType(Table.FLEET, f"{_D}CAUSE#.+", "META", SharedCausePage, subject="claimed_at"),
     RowType(Table.FLEET, "CAUSES#ended", "META", EndedCauses),
     RowType(Table.FLEET, "LOCK#.+", "META", LockRow),
     RowType(Table.FLEET, "SHORTAGES#fleet", "META", Shortages),
+    RowType(Table.FLEET, "PLANS#fleet", "META", PlanEnds),
     RowType(Table.FLEET, "HOLD#fleet", "META", Holds),
     RowType(Table.FLEET, "HOLD#fleet", "CORDONS", ManualCordons),
     RowType(Table.FLEET, "HOLD#fleet", "EVENT#.+", TimelineEntry),
@@ -239,7 +244,7 @@ TYPES = (
     RowType(Table.QUOTAS, "SETUP", "VERSION", Free, is_replaced=True),
     RowType(Table.QUOTAS, "SETUP", "FLEET", FleetQuotas, text="document", is_replaced=True),
     RowType(Table.QUOTAS, "SETUP", "TEAM#.+", Team, text="document", is_replaced=True),
-    RowType(Table.QUOTAS, "SETUP-EVENTS", "EVENT#.+", TimelineEntry),
+    RowType(Table.QUOTAS, "SETUP-EVENTS", "EVENT#.+", SetupChange),
     RowType(Table.QUOTAS, "TEAM#.+", "USAGE", Free),
     RowType(Table.QUOTAS, "TEAM#.+", "USED#.+", Free),
     RowType(Table.QUOTAS, "TEAM#.+", "SPENT#.+", Spending),

@@ -29,7 +29,7 @@ class BadNames(ValueError):
     """The names do not identify each retained resource exactly once."""
 
 
-def retained() -> dict[str, Json]:
+def retained_resources() -> dict[str, Json]:
     """Return the resources that stay when the stack is deleted, by logical id, without resources of the account."""
     candidates: dict[str, Json] = {
         name: resource for name, resource in template().items() if resource["Type"] in IDENTIFIERS
@@ -40,7 +40,7 @@ def retained() -> dict[str, Json]:
 def import_template(planned: PlannedStack) -> Json:
     """Return a template of the retained resources alone, with every condition resolved."""
     protects = planned.parameters["TableProtection"] == planned.parameters["Schedules"] == "on"
-    resources: Json = json.loads(json.dumps(retained()))
+    resources: Json = json.loads(json.dumps(retained_resources()))
     for resource in resources.values():
         if "DeletionProtectionEnabled" in resource["Properties"]:
             resource["Properties"]["DeletionProtectionEnabled"] = protects
@@ -55,7 +55,7 @@ def resources_to_import(names: list[str]) -> list[Json]:
     Raises:
         BadNames: a resource has no name or two, or a name belongs to no resource.
     """
-    names_by_resource: dict[str, list[str]] = {logical: [] for logical in retained()}
+    names_by_resource: dict[str, list[str]] = {logical: [] for logical in retained_resources()}
     for name in names:
         owners = [logical for logical in names_by_resource if f"-{logical}-".lower() in f"{name}-".lower()]
         if len(owners) != 1:
@@ -63,7 +63,7 @@ def resources_to_import(names: list[str]) -> list[Json]:
         names_by_resource[owners[0]].append(name)
     if wrong := [logical for logical, given in names_by_resource.items() if len(given) != 1]:
         raise BadNames(f"name exactly one resource for {', '.join(wrong)}")
-    kinds = {logical: resource["Type"] for logical, resource in retained().items()}
+    kinds = {logical: resource["Type"] for logical, resource in retained_resources().items()}
     return [
         {
             "ResourceType": kinds[logical],

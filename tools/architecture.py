@@ -84,7 +84,7 @@ def template() -> Mapping[str, Any]:
     return resources
 
 
-def named(resource: object) -> str:
+def logical_id_of(resource: object) -> str:
     """Return the logical id that an intrinsic function names."""
     match resource:
         case {"Fn::GetAtt": [str(name), *_]} | {"Ref": str(name)}:
@@ -103,10 +103,11 @@ def event_picture() -> Iterator[str]:
         if resource["Type"] == "AWS::Events::Rule" and "EventPattern" in properties:
             source = ", ".join(properties["EventPattern"].get("source", ["any source"]))
             for target in properties["Targets"]:
-                yield f'  {name}["{source}<br/>{name}"] --> {named(target["Arn"])}[("{named(target["Arn"])}")]'
+                queue = logical_id_of(target["Arn"])
+                yield f'  {name}["{source}<br/>{name}"] --> {queue}[("{queue}")]'
         for event in properties.get("Events", {}).values() if resource["Type"].endswith("::Function") else ():
-            if event["Type"] == "SQS" and "Events" in named(event["Properties"]["Queue"]):
-                yield f"  {named(event['Properties']['Queue'])} --> {name}"
+            if event["Type"] == "SQS" and "Events" in logical_id_of(event["Properties"]["Queue"]):
+                yield f"  {logical_id_of(event['Properties']['Queue'])} --> {name}"
                 yield f"  {name} --> {RECOVERY_START}"
     yield from recovery_states()
 
@@ -115,7 +116,7 @@ RECOVERY = ROOT / "statemachines" / "recover_node.asl.json"
 RECOVERY_START = "PlanRecovery"
 
 
-def following(states: Mapping[str, Any], name: str, above: frozenset[str] = frozenset()) -> Iterator[str]:
+def following_states(states: Mapping[str, Any], name: str, above: frozenset[str] = frozenset()) -> Iterator[str]:
     """Yield the next possible task and parallel states after a state, without error paths."""
     state = states[name]
     nexts = [choice["Next"] for choice in state.get("Choices", ())]
@@ -124,16 +125,18 @@ def following(states: Mapping[str, Any], name: str, above: frozenset[str] = froz
         if states[successor]["Type"] in ("Task", "Parallel"):
             yield successor
         elif successor not in above:
-            yield from following(states, successor, above | {successor})
+            yield from following_states(states, successor, above | {successor})
 
 
-def flow(states: Mapping[str, Any], start: str) -> Iterator[str]:
+def state_arrows(states: Mapping[str, Any], start: str) -> Iterator[str]:
     """Yield an arrow for each step from one task state to the next."""
     names = [name for name, state in states.items() if state["Type"] in ("Task", "Parallel")]
-    first = [start] if start in names else list(dict.fromkeys(following(states, start)))
+    first = [start] if start in names else list(dict.fromkeys(following_states(states, start)))
     for name in dict.fromkeys([*first, *names]):
         yield from (
-            f"{name} --> {successor}" for successor in dict.fromkeys(following(states, name)) if successor != name
+            f"{name} --> {successor}"
+            for successor in dict.fromkeys(following_states(states, name))
+            if successor != name
         )
 
 
@@ -144,11 +147,11 @@ def recovery_states() -> Iterator[str]:
     fork, parallel = next((name, state) for name, state in states.items() if state["Type"] == "Parallel")
     yield "  subgraph recover_node"
     yield "    direction TB"
-    yield from (f"    {arrow}" for arrow in flow(states, workflow["StartAt"]))
+    yield from (f"    {arrow}" for arrow in state_arrows(states, workflow["StartAt"]))
     yield f"    subgraph {fork}"
     for label, branch in zip(("node branch", "job branch"), parallel["Branches"], strict=True):
         yield f'      subgraph {label.replace(" ", "_")}["{label}"]'
-        yield from (f"        {arrow}" for arrow in flow(branch["States"], branch["StartAt"]))
+        yield from (f"        {arrow}" for arrow in state_arrows(branch["States"], branch["StartAt"]))
         yield "      end"
     yield "    end"
     yield "  end"
@@ -174,7 +177,7 @@ def job_picture() -> Iterator[str]:
 PICTURES = {"packages": packages_picture, "event": event_picture, "job": job_picture}
 
 
-def drawn(page: str, pictures: Mapping[str, Iterable[str]]) -> str:
+def page_with_pictures(page: str, pictures: Mapping[str, Iterable[str]]) -> str:
     """Return the page with each picture between its markers.
 
     Raises:
@@ -191,7 +194,9 @@ def drawn(page: str, pictures: Mapping[str, Iterable[str]]) -> str:
 
 def files() -> dict[Path, str]:
     """Return the page with its pictures."""
-    return {PAGE: drawn(PAGE.read_text(encoding="utf-8"), {name: draw() for name, draw in PICTURES.items()})}
+    return {
+        PAGE: page_with_pictures(PAGE.read_text(encoding="utf-8"), {name: draw() for name, draw in PICTURES.items()})
+    }
 
 
 def main() -> int:

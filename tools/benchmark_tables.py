@@ -131,6 +131,7 @@ def aim_rows() -> Iterator[str]:
         ("event to cordon at p99, warm: ≤ 1 s", event, event["warm"]["p99"], 1, " s"),
         ("event to cordon at p99, cold functions: ≤ 3 s", event, event["cold"]["p99"], 3, " s"),
         ("event to cordon at p99 in a storm: ≤ 5 s", storm, storm["p99Seconds"], _AIM_SECONDS, " s"),
+        ("invocations past their timeout in a storm: none", storm, sum(storm["pastTimeout"].values()), 0, ""),
         ("calls before the cordon: ≤ 10", event, calls, 10, ""),
         ("one cycle at p99: ≤ 5 s at 10,000 nodes", cycle, cycle["p99Seconds"], _AIM_SECONDS, " s"),
         ("one watch at p99: ≤ 5 s at 10,000 nodes", watch, watch["p99Seconds"], _AIM_SECONDS, " s"),
@@ -198,6 +199,34 @@ def plan_rows() -> Iterator[str]:
         middle = statistics.median(seconds)
         yield _row(name, f"{middle:.2f} ({min(seconds):.2f} to {max(seconds):.2f})", f"{middle / alone:.1f}")
     yield from origin_lines("plan")
+
+
+# ---------------------------------------------------------------- the console
+
+
+def console_rows() -> Iterator[str]:
+    """Yield the seconds of the console's first page, and its size."""
+    lanes = load("console")["lanes"]
+    figures = list(dict.fromkeys(figure for rounds in lanes.values() for figure in rounds[0]))
+    yield from _table("page", *figures)
+    for name, rounds in lanes.items():
+        cells = ([sample[figure] for sample in rounds if figure in sample] for figure in figures)
+        yield _row(name, *map(_spread, cells))
+    line, console = (
+        statistics.median(sample["first paint"] for sample in lanes[name]) for name in ("one line", "2,000 nodes")
+    )
+    yield ""
+    yield f"With 2,000 nodes, the first paint takes {console / line:.1f} times as long as that of one line."
+    yield from origin_lines("console")
+
+
+def _spread(samples: Sequence[float]) -> str:
+    """Write the median with the range; nothing without samples."""
+    if not samples:
+        return ""
+    if min(samples) == max(samples):
+        return f"{samples[0]:.1f}"
+    return f"{statistics.median(samples):.2f} s ({min(samples):.2f} to {max(samples):.2f})"
 
 
 # ---------------------------------------------------------------- the queue scheduler
@@ -395,6 +424,7 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "scale-queue": queue_cycle_rows,
     "bills": bill_rows,
     "plan": plan_rows,
+    "console": console_rows,
     "nominations": nomination_rows,
     "generators": generator_rows,
     "philly": philly_rows,

@@ -57,7 +57,7 @@ def build(runtime: str, architecture: str, folder: Path) -> int:
     if done.returncode:
         sys.exit(f"build: sam build failed:\n{done.stdout}{done.stderr}")
     layer = folder / "EvenkeelLayer" / "python"
-    if problems := mismatches(layer, runtime, architecture):
+    if problems := wrong_libraries(layer, runtime, architecture):
         print(f"build: the layer does not fit {runtime} on {architecture}:", *problems, sep="\n  ")
         return 1
     print(f"build: {folder} is ready. {describe_byte_code(layer, runtime)}")
@@ -93,7 +93,7 @@ def answer_of(*command: str | Path) -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
-def mismatches(layer: Path, runtime: str, architecture: str) -> list[str]:
+def wrong_libraries(layer: Path, runtime: str, architecture: str) -> list[str]:
     """Return each wheel of the layer that the runtime cannot load, and each extension module for another processor."""
     wheels = sorted(layer.glob("*.dist-info/WHEEL"))
     if not wheels:
@@ -101,12 +101,12 @@ def mismatches(layer: Path, runtime: str, architecture: str) -> list[str]:
     texts = []
     for wheel in wheels:
         tags = re.findall(r"^Tag: (\S+)$", wheel.read_text(encoding="utf-8"), re.MULTILINE)
-        if not any(fits(tag, runtime, architecture) for tag in tags):
+        if not any(fits_runtime(tag, runtime, architecture) for tag in tags):
             texts.append(f"{wheel.parent.name.removesuffix('.dist-info')} was built for {', '.join(tags) or 'nothing'}")
     return texts
 
 
-def fits(tag: str, runtime: str, architecture: str) -> bool:
+def fits_runtime(tag: str, runtime: str, architecture: str) -> bool:
     """Whether a runtime can load a wheel with this tag.
 
     Source: https://packaging.python.org/en/latest/specifications/platform-compatibility-tags/
@@ -119,7 +119,7 @@ def fits(tag: str, runtime: str, architecture: str) -> bool:
     )
 
 
-def compiled(layer: Path) -> Iterator[tuple[str, bool]]:
+def compiled_libraries(layer: Path) -> Iterator[tuple[str, bool]]:
     """Yield the interpreter tag of each compiled module, and whether Python loads it without reading its source."""
     for path in layer.rglob("__pycache__/*.pyc"):
         tag = path.stem.rpartition(".")[2]
@@ -130,7 +130,7 @@ def compiled(layer: Path) -> Iterator[tuple[str, bool]]:
 def describe_byte_code(layer: Path, runtime: str) -> str:
     """Print whether the layer has byte code, and the cost without it."""
     expected = "cpython-" + runtime.removeprefix("python").replace(".", "")
-    modules = list(compiled(layer))
+    modules = list(compiled_libraries(layer))
     if modules and all(module == (expected, True) for module in modules):
         return f"The layer has byte code for {len(modules)} modules."
     return (

@@ -136,7 +136,7 @@ def workflow_calls(machine: Machine) -> Iterator[Call]:
         ("an unknown schema", {**good, "schemaVersion": 2}, choice["Default"]),
     ):
         state = {**parameters, "stateName": start, "input": json.dumps(given)}
-        yield Call(f"{machine.name}: {title} leads to {goes}", "stepfunctions", "test_state", state, _goes(goes))
+        yield Call(f"{machine.name}: {title} leads to {goes}", "stepfunctions", "test_state", state, _would_pass(goes))
     task = machine.definition["States"][rule["Next"]]
     # The variables that the first state assigns: each expression reads a field of the input.
     variables = {
@@ -156,10 +156,10 @@ def workflow_calls(machine: Machine) -> Iterator[Call]:
     )
     for title, mock, goes in answers:
         state = {**common, "mock": {**mock, "fieldValidationMode": "NONE"}}
-        yield Call(f"{machine.name}: {title} leads to {goes}", "stepfunctions", "test_state", state, _goes(goes))
+        yield Call(f"{machine.name}: {title} leads to {goes}", "stepfunctions", "test_state", state, _would_pass(goes))
 
 
-def _goes(wanted: str) -> Callable[[Json], str]:
+def _would_pass(wanted: str) -> Callable[[Json], str]:
     def problem(answer: Json) -> str:
         if answer.get("nextState") == wanted:
             return ""
@@ -198,10 +198,10 @@ def main() -> int:
         *(call for machine in machines for call in workflow_calls(machine)),
     ]
     client: Callable[[str], Any] = session.client  # type: ignore[assignment]  # its overloads name each service
-    return ask(calls, client)
+    return check_answers(calls, client)
 
 
-def ask(calls: list[Call], client: Callable[[str], Any]) -> int:
+def check_answers(calls: list[Call], client: Callable[[str], Any]) -> int:
     """Make every call, print a line for each, and return 1 if an answer was not as expected."""
     from botocore.exceptions import BotoCoreError, ClientError
 

@@ -72,11 +72,13 @@ def deployment_id(now: datetime, present: str = "") -> str:
 def sam_command(environment: str, parameters: Mapping[str, str], deployment: str) -> list[str]:
     """Return the command that deploys. It has all parameters, because they replace the parameters of samconfig.toml."""
     named = {name: value for name, value in parameters.items() if value} | {"DeploymentId": deployment}
-    overrides = [f'ParameterKey={name},ParameterValue="{_escaped(value)}"' for name, value in sorted(named.items())]
+    overrides = [
+        f'ParameterKey={name},ParameterValue="{_escape_value(value)}"' for name, value in sorted(named.items())
+    ]
     return [str(SAM), "deploy", "--config-env", environment, "--parameter-overrides", *overrides]
 
 
-def _escaped(value: str) -> str:
+def _escape_value(value: str) -> str:
     return value.replace("\\", "\\\\").replace('"', '\\"')
 
 

@@ -9,6 +9,7 @@ from tools import (
     chart,
     dashboard,
     economics_page,
+    fault_columns,
     job_fields,
     metric_tables,
     openapi,
@@ -35,6 +36,7 @@ def files() -> dict[Path, str]:
         benchmark_tables,
         chart,
         economics_page,
+        fault_columns,
         metric_tables,
         proofs,
         dashboard,
@@ -44,7 +46,7 @@ def files() -> dict[Path, str]:
     return {path: text for source in sources for path, text in source.files().items()}
 
 
-def stale() -> list[Path]:
+def stale_files() -> list[Path]:
     """Return the files that differ from the generated content."""
     return [path for path, text in files().items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
 
@@ -52,11 +54,11 @@ def stale() -> list[Path]:
 def main() -> int:
     """Write the stale files; with `--check`, only print their names."""
     wanted = files()
-    for path in stale():
+    for path in stale_files():
         if "--check" not in sys.argv[1:]:
             path.write_text(wanted[path], encoding="utf-8")
         print(path)
-    return int("--check" in sys.argv[1:] and bool(stale()))
+    return int("--check" in sys.argv[1:] and bool(stale_files()))
 
 
 if __name__ == "__main__":

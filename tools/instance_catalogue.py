@@ -34,7 +34,9 @@ def hyperpod_types() -> tuple[str, ...]:
     return tuple(getattr(model.shape_for("ClusterInstanceType"), "enum", ()))
 
 
-def remade(catalogue: Mapping[str, Json], answers: Mapping[str, Json], wanted: tuple[str, ...]) -> dict[str, Json]:
+def updated_catalogue(
+    catalogue: Mapping[str, Json], answers: Mapping[str, Json], wanted: tuple[str, ...]
+) -> dict[str, Json]:
     """Return the catalogue with the facts of the answers.
 
     Args:
@@ -107,7 +109,7 @@ def main() -> int:
     before = json.loads(CATALOGUE.read_text(encoding="utf-8"))
     try:
         answers = {str(answer): json.loads(answer.read_text(encoding="utf-8")) for answer in arguments.answers}
-        types = remade(before["types"], answers, hyperpod_types())
+        types = updated_catalogue(before["types"], answers, hyperpod_types())
     except (OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 1

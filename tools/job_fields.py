@@ -93,9 +93,9 @@ def _value(field: SubmittedField) -> str:
     rules, kind = field.rules, alternatives(field.field.annotation)[0]
     items = f"at most {rules.max_items} {rules.unit}"
     if get_origin(kind) is tuple:
-        return f"list of {items}{_inner(get_args(kind)[0], ' with ')}"
+        return f"list of {items}{_nested_fields_text(get_args(kind)[0], ' with ')}"
     if get_origin(kind) is dict:
-        return f"map from names to {_inner(get_args(kind)[1]) or 'text'}; {items}"
+        return f"map from names to {_nested_fields_text(get_args(kind)[1]) or 'text'}; {items}"
     if kind is datetime:
         return "instant in RFC 3339"
     if isinstance(kind, type) and issubclass(kind, Enum):
@@ -107,7 +107,7 @@ def _value(field: SubmittedField) -> str:
     return f"text of at most {rules.max_length} characters"
 
 
-def _inner(kind: type, before: str = "") -> str:
+def _nested_fields_text(kind: type, before: str = "") -> str:
     """Return the fields of an object in a list or a map; empty for other types."""
     if not issubclass(kind, BaseModel):
         return ""

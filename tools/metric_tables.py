@@ -15,7 +15,7 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "operate" / "metrics.md"
 
 def metric_rows() -> Iterator[str]:
     """Yield a row for each declared metric."""
-    yield "| metric | unit | dimensions besides `Cluster` | a data point means |"
+    yield "| metric | unit | dimensions besides `Fleet` | a data point means |"
     yield "|---|---|---|---|"
     for metric in METRICS.values():
         dimensions = ", ".join(f"`{to_pascal(name)}`" for name in metric.dimensions) or "–"
@@ -32,10 +32,10 @@ def alarm_rows() -> Iterator[str]:
             alarm = resources[name]["Properties"]
             text, _, runbook = alarm["AlarmDescription"].partition(" Runbook: docs/runbooks/")
             page = runbook.removesuffix(".md")
-            yield f"| `{name}` | `{watched(alarm)}` | {text} [{page}](../runbooks/{page}.md) |"
+            yield f"| `{name}` | `{watched_metrics(alarm)}` | {text} [{page}](../runbooks/{page}.md) |"
 
 
-def watched(alarm: Mapping[str, Any]) -> str:
+def watched_metrics(alarm: Mapping[str, Any]) -> str:
     """Return the namespace and the names of the metrics that an alarm watches."""
     read = [query["MetricStat"]["Metric"] for query in alarm.get("Metrics", ()) if "MetricStat" in query] or [alarm]
     return f"{read[0]['Namespace']} {', '.join(dict.fromkeys(metric['MetricName'] for metric in read))}"

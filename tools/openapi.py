@@ -21,7 +21,7 @@ from evenkeel.domain.costs.incident_receipt import IncidentReceipt
 from evenkeel.domain.costs.job_receipt import JobReceipt
 from evenkeel.domain.costs.showback import BudgetForecast, ShowbackRow, ShowbackTotal
 from evenkeel.domain.outbound.events import OutboundKind
-from evenkeel.domain.shadow.cases import Actor
+from evenkeel.domain.shadow.shadow_cases import Actor
 from evenkeel.domain.shadow.verdicts import Cause, Verdict
 from evenkeel.domain.sources import SourceKind, SourceState
 from evenkeel.domain.values import Value
@@ -85,7 +85,7 @@ def operations() -> Iterator[ApiOperation]:
 def _route(decorator: ast.expr) -> tuple[str, str] | None:
     match decorator:
         case ast.Call(func=ast.Attribute(value=ast.Name(id="app"), attr=method), args=[ast.Constant(value=str(path))]):
-            return method, re.sub(r"<(\w+)>", lambda match: "{" + _camel(match[1]) + "}", path)
+            return method, re.sub(r"<(\w+)>", lambda match: "{" + _camel_case(match[1]) + "}", path)
     return None
 
 
@@ -103,9 +103,9 @@ def _operation(function: str, node: ast.FunctionDef, method: str, path: str) -> 
         name=node.name,
         method=method,
         path=path,
-        query=_model(calls.get("query")),
-        body=_model(calls.get("body")),
-        is_accepted="accepted" in calls,
+        query=_model(calls.get("parse_query")),
+        body=_model(calls.get("parse_body")),
+        is_accepted="accepted_reply" in calls,
         needs_key=bool(calls.keys() & {"idempotency_key", "request_id"}),
         # A service that stores the key has a parameter of one of these names.
         remembers_key=bool(named & {"idempotency_key", "fingerprint"}),
@@ -136,7 +136,7 @@ def document() -> Json:
         name: _with_flags(bodies[model.__name__], flags) for name, (model, flags) in _ANSWER_MODELS.items()
     }
     for operation in api_operations:
-        paths.setdefault(operation.path, {})[operation.method] = _described(operation, bodies, answers)
+        paths.setdefault(operation.path, {})[operation.method] = _described_operation(operation, bodies, answers)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -158,8 +158,8 @@ def document() -> Json:
                     "x-amazon-apigateway-authtype": "awsSigv4",
                 }
             },
-            "schemas": _untitled(
-                _reached(definitions.get("$defs", {}), bodies)
+            "schemas": _without_titles(
+                _used_schemas(definitions.get("$defs", {}), bodies)
                 | {"Problem": _PROBLEM, "SourceAge": _SOURCE_AGE}
                 | {"Utilization": _UTILIZATION, "GroupUtilization": _GROUP_UTILIZATION}
                 | {"Judgement": _JUDGEMENT, "ErrorRate": _ERROR_RATE, "ShadowCase": _SHADOW_CASE}
@@ -180,7 +180,7 @@ def _with_flags(schema: Json, flags: Json) -> Json:
     return {"allOf": [schema, {"type": "object", "required": [*flags], "properties": properties}]}
 
 
-def _described(operation: ApiOperation, bodies: dict[str, Json], answers: dict[str, Json]) -> Json:
+def _described_operation(operation: ApiOperation, bodies: dict[str, Json], answers: dict[str, Json]) -> Json:
     parameters: list[Json] = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
         for name in re.findall(r"\{(\w+)\}", operation.path)
@@ -191,7 +191,9 @@ def _described(operation: ApiOperation, bodies: dict[str, Json], answers: dict[s
             # A parameter holds several values, separated by commas.
             {"name": name, "in": "query", "style": "form", "explode": False, "schema": part}
             | ({"required": True} if name in schema.get("required", ()) else {})
-            for name, part in _untitled(_inlined(schema.get("properties", {}), schema.get("$defs", {}))).items()
+            for name, part in _without_titles(
+                _inline_references(schema.get("properties", {}), schema.get("$defs", {}))
+            ).items()
         ]
     if operation.needs_key:
         key = {"type": "string", "pattern": r"^[\x21-\x7e]{1,128}$"}
@@ -201,7 +203,7 @@ def _described(operation: ApiOperation, bodies: dict[str, Json], answers: dict[s
         tag = {"type": "string", "pattern": r'^"[0-9]{1,9}(-[0-9a-f]{16})?"$'}
         parameters.append({"name": "If-Match", "in": "header", "description": text, "schema": tag})
     described: Json = {
-        "operationId": _camel(operation.name),
+        "operationId": _camel_case(operation.name),
         "tags": [FUNCTIONS[operation.function]],
         "parameters": parameters,
         "responses": {
@@ -220,7 +222,7 @@ def _described(operation: ApiOperation, bodies: dict[str, Json], answers: dict[s
     return described
 
 
-def _reached(schemas: Json, bodies: dict[str, Json]) -> Json:
+def _used_schemas(schemas: Json, bodies: dict[str, Json]) -> Json:
     """Return the schemas that a body leads to: a part that is described elsewhere leaves its own behind."""
     reached: Json = {}
     waiting = re.findall(_REFERENCE, json.dumps(bodies))
@@ -232,29 +234,33 @@ def _reached(schemas: Json, bodies: dict[str, Json]) -> Json:
     return dict(sorted(reached.items()))
 
 
-def _inlined(schema: Any, definitions: Json) -> Any:
+def _inline_references(schema: Any, definitions: Json) -> Any:
     """Put definitions where they are referred to: a parameter's schema stands alone."""
     match schema:
         case {"$ref": str(name)}:
-            return _inlined(definitions[name.rpartition("/")[2]], definitions)
+            return _inline_references(definitions[name.rpartition("/")[2]], definitions)
         case dict():
-            return {key: _inlined(value, definitions) for key, value in schema.items()}
+            return {key: _inline_references(value, definitions) for key, value in schema.items()}
         case list():
-            return [_inlined(value, definitions) for value in schema]
+            return [_inline_references(value, definitions) for value in schema]
     return schema
 
 
-def _untitled(schema: Any) -> Any:
+def _without_titles(schema: Any) -> Any:
     """Leave the titles out that only repeat a field's name."""
     match schema:
         case dict():
-            return {key: _untitled(value) for key, value in schema.items() if key != "title" or isinstance(value, dict)}
+            return {
+                key: _without_titles(value)
+                for key, value in schema.items()
+                if key != "title" or isinstance(value, dict)
+            }
         case list():
-            return [_untitled(value) for value in schema]
+            return [_without_titles(value) for value in schema]
     return schema
 
 
-def _camel(name: str) -> str:
+def _camel_case(name: str) -> str:
     first, *further = name.split("_")
     return first + "".join(part.capitalize() for part in further)
 

@@ -4,6 +4,7 @@
     artifacts/          the code of the functions, the layer and the workflows; each name contains the content's hash
     charts/, wheels/    the Helm chart, and the wheels of both distributions
     terraform/          the Terraform module
+    deploy/, forwarding/  the templates of VPC endpoints, and of events from other accounts and regions
     sbom/               a CycloneDX document for each lock
     SHA256SUMS          the checksum of every file
 
@@ -34,6 +35,8 @@ ROOT = Path(__file__).resolve().parents[1]
 DIST = ROOT / "dist"
 SBOM = ROOT / ".tools" / "sbom" / "bin" / "cyclonedx-py"
 CHECKSUMS = "SHA256SUMS"
+OTHER_TEMPLATES = ("deploy", "forwarding")
+"""Folders with templates of stacks beside the main one."""
 BUCKET, PREFIX = "ArtifactBucket", "ArtifactPrefix"
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 """The earliest time that a zip file can store."""
@@ -67,6 +70,7 @@ def main() -> int:
     write_tar(chart.CHART, folder / "charts" / f"evenkeel-{version()}.tgz", under="evenkeel")
     shutil.copy(chart.MANIFEST, folder / "charts")
     write_tar(terraform.VARIABLES.parent, folder / "terraform" / f"evenkeel-{version()}.tar.gz", under="evenkeel")
+    copy_other_templates(folder)
     build_wheels(folder / "wheels")
     write_sboms(folder / "sbom")
     shutil.copy(ROOT / "LICENSE", folder)
@@ -168,6 +172,12 @@ def _mode(path: Path) -> int:
 
 
 # ---------------------------------------------------------------- wheels, bills of materials, checksums
+
+
+def copy_other_templates(folder: Path) -> None:
+    """Copy the templates of other stacks, under the paths that the pages name."""
+    for name in OTHER_TEMPLATES:
+        shutil.copytree(ROOT / name, folder / name, copy_function=shutil.copy)
 
 
 def build_wheels(folder: Path) -> None:

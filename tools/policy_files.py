@@ -14,13 +14,13 @@ def files() -> dict[Path, str]:
     defaults = Policy().to_json()
     local = FOLDER / "local.json"
     own = json.loads(local.read_text(encoding="utf-8"))
-    documents = {FOLDER / "production.json": defaults, local: _completed(own, defaults)}
+    documents = {FOLDER / "production.json": defaults, local: _with_defaults(own, defaults)}
     return {path: json.dumps(document, indent=2) + "\n" for path, document in documents.items()}
 
 
-def _completed(own: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+def _with_defaults(own: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
     return {
-        name: _completed(own[name], default)
+        name: _with_defaults(own[name], default)
         if isinstance(default, dict) and default and name in own
         else own.get(name, default)
         for name, default in defaults.items()

@@ -1,6 +1,7 @@
-"""Write docs/policy.md and the JSON schema: every field of the site policy, its default, limits and meaning."""
+"""Write docs/policy.md, its JSON schema and the sections in docs/extend.md: each field, its default and its meaning."""
 
 import json
+import typing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,13 +9,15 @@ from typing import Any
 from pydantic import BaseModel
 
 from evenkeel.domain.health.faults import Fault, FaultOverride
+from evenkeel.domain.jobs.job_types import JobType
 from evenkeel.domain.jobs.spec import JobSpec
-from evenkeel.domain.jobs.types import JobType
 from evenkeel.domain.policy import Policy
 from tools.field_docs import DescribedSchema, field_doc
+from tools.generated_tables import with_tables
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGE = DOCS / "policy.md"
+EXTEND = DOCS / "extend.md"
 SCHEMA = DOCS / "schemas" / "policy.schema.json"
 
 Json = dict[str, Any]
@@ -38,7 +41,25 @@ def files() -> dict[Path, str]:
     return {
         PAGE: "\n".join((_INTRODUCTION.rstrip(), *_lines())) + "\n",
         SCHEMA: json.dumps(document, indent=1) + "\n",
+        EXTEND: with_tables(EXTEND, {"policy-sections": section_rows}),
     }
+
+
+def section_rows() -> Iterator[str]:
+    """Yield a row for each section of the policy: its name, its class and the module that declares the class."""
+    yield "| section | class | module |"
+    yield "|---|---|---|"
+    for name, field in Policy.model_fields.items():
+        for model in _models_in(field.annotation):
+            module = f"shared/{model.__module__.replace('.', '/')}.py"
+            yield f"| `{field.alias or name}` | `{model.__name__}` | `{module}` |"
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in typing.get_args(annotation):
+        yield from _models_in(part)
 
 
 # These sections change or fill another model. A field without a text of its own has that model's.
@@ -47,13 +68,13 @@ _MODELS: dict[type[BaseModel], type[BaseModel]] = {JobType: JobSpec, FaultOverri
 
 def schema() -> Json:
     """Return the JSON schema of the policy, with a description of each field."""
-    described = Policy.model_json_schema(schema_generator=DescribedSchema)
+    policy_schema = Policy.model_json_schema(schema_generator=DescribedSchema)
     for section, model in _MODELS.items():
         for name, field in section.model_fields.items():
-            shown = described["$defs"][section.__name__]["properties"][field.alias or name]
-            if text := shown.get("description") or field_doc(model, name):
-                shown["description"] = text
-    return described
+            field_schema = policy_schema["$defs"][section.__name__]["properties"][field.alias or name]
+            if text := field_schema.get("description") or field_doc(model, name):
+                field_schema["description"] = text
+    return policy_schema
 
 
 def _lines() -> Iterator[str]:
@@ -85,7 +106,7 @@ def _table(title: str, text: str, kind: Json, kinds: Json) -> Iterator[str]:
     yield "|---|---|---|---|"
     for name, field in kind["properties"].items():
         default = _default(name, field, kind, kinds)
-        yield f"| `{name}` | {_type(field, kinds)} | {default} | {field.get('description', '')} |"
+        yield f"| `{name}` | {type_text(field, kinds)} | {default} | {field.get('description', '')} |"
 
 
 def _object(field: Json, kinds: Json) -> tuple[str, str] | None:
@@ -104,23 +125,24 @@ def _values(field: Json) -> Json:
     return patterns[0] if patterns else extra if isinstance(extra, dict) else {}
 
 
-def _type(field: Json, kinds: Json) -> str:
+def type_text(field: Json, kinds: Json) -> str:
+    """Return the type and the limits of a field of a JSON schema, in words; `kinds` are the schema's definitions."""
     if "$ref" in field:
         kind = kinds[field["$ref"].rpartition("/")[2]]
         if "enum" not in kind:
-            return "object" if "properties" in kind else _type(kind, kinds)
+            return "object" if "properties" in kind else type_text(kind, kinds)
         return _choice(kind["enum"])
     if "enum" in field:
         return _choice(field["enum"])
     if "const" in field:
         return f"`{field['const']}`"
     if "anyOf" in field:
-        return " or ".join(dict.fromkeys(_type(part, kinds) for part in field["anyOf"]))
+        return " or ".join(dict.fromkeys(type_text(part, kinds) for part in field["anyOf"]))
     match field.get("type"):
         case "array":
-            return f"list of {_type(field.get('items', {}), kinds)}"
+            return f"list of {type_text(field.get('items', {}), kinds)}"
         case "object":
-            return f"map to {_type(_values(field), kinds)}"
+            return f"map to {type_text(_values(field), kinds)}"
         case "integer" | "number":
             return f"{field['type']}{_limits(field)}"
         case None:

@@ -20,10 +20,9 @@ def rows() -> Iterator[str]:
         if kind.accelerators:
             plain = name.removeprefix("ml.")
             ec2, hyperpod = prices.ec2.get(plain, ()), prices.hyperpod.get(plain, ())
-            row = [_text(price, kind.accelerators) for price in ec2] or ["no list price"]
-            yield (
-                f"| `{plain}` | {kind.accelerators} {kind.model} | {_all(ec2)} | {', '.join(row)} | {_all(hyperpod)} |"
-            )
+            row = [_price_text(price, kind.accelerators) for price in ec2] or ["no list price"]
+            cells = (f"`{plain}`", f"{kind.accelerators} {kind.model}", _price_texts(ec2), ", ".join(row))
+            yield f"| {' | '.join(cells)} | {_price_texts(hyperpod)} |"
 
 
 def sources() -> Iterator[str]:
@@ -32,11 +31,11 @@ def sources() -> Iterator[str]:
         yield f"* {source.description}: [source]({source.link}), read on {source.read_at}."
 
 
-def _all(prices: tuple[DatedPrice, ...]) -> str:
-    return ", ".join(f"{_text(price, 1)} from {price.starts_on}" for price in prices) or "no list price"
+def _price_texts(prices: tuple[DatedPrice, ...]) -> str:
+    return ", ".join(f"{_price_text(price, 1)} from {price.starts_on}" for price in prices) or "no list price"
 
 
-def _text(price: DatedPrice, accelerators: int) -> str:
+def _price_text(price: DatedPrice, accelerators: int) -> str:
     return f"${price.micros_per_node_hour / money.MICROS_PER_USD / accelerators:,.4f}"
 
 

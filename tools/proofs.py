@@ -16,7 +16,7 @@ _TEST = re.compile(r"^def (test_\w+)", re.MULTILINE)
 _BREAKS = re.compile(r"Breaks: ([\w-]+)\n")
 
 
-def proofs() -> set[str]:
+def proven_claims() -> set[str]:
     """Return the names that safety.md names as proofs."""
     return set(_PROOF.findall(SAFETY.read_text(encoding="utf-8")))
 
@@ -34,7 +34,7 @@ def proof_files() -> dict[str, Path]:
 def links() -> Iterator[str]:
     """Yield the link of each proof. A proof that does not exist has none: `tests/unit/test_docs.py` reports it."""
     known = proof_files()
-    for name in sorted(proofs() & set(known)):
+    for name in sorted(proven_claims() & set(known)):
         yield f"[{name}]: {_link(known[name])}"
 
 

@@ -323,7 +323,7 @@ def _retired_word(text: str) -> str:
     return retired[0].lower() if retired else ""
 
 
-def judge(path: str, source: str) -> list[Finding]:
+def find_problems(path: str, source: str) -> list[Finding]:
     """Return the findings of a file, in line order."""
     findings, count, passive = [], 0, 0
     shortest = _SENTENCE_WORDS + 2 * path.endswith(".py")
@@ -360,7 +360,9 @@ def checked_files() -> list[str]:
 def findings_by_file(names: Iterable[str]) -> dict[str, list[Finding]]:
     """Return the findings by file, without the files that have none."""
     findings = {
-        name: judge(name, (ROOT / name).read_text(encoding="utf-8")) for name in names if (ROOT / name).is_file()
+        name: find_problems(name, (ROOT / name).read_text(encoding="utf-8"))
+        for name in names
+        if (ROOT / name).is_file()
     }
     return {name: findings for name, findings in findings.items() if findings}
 

@@ -16,7 +16,7 @@ from evenkeel_cli.console.server import ConsoleServer
 from tests import browser
 from tests.unit.api.gateway import Gateway
 from tests.unit.api.seeds import store_heartbeats
-from tests.unit.cli.busy_fleet import busy_fleet
+from tests.unit.cli.busy_fleet import store_busy_fleet
 from tests.unit.cli.conftest import CliFixture
 
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
@@ -28,14 +28,14 @@ PICTURES = (
     ("incident", "incidents/inc-0000000001", "wide", "light"),
     ("queue", "queue", "wide", "dark"),
 )
-"""Name, page, size and theme of each picture."""
+"""Name, route in the console, size and theme of each picture."""
 
 
 def main() -> int:
     """Write every picture, and print its path."""
     gateway = Gateway()
     store_heartbeats(gateway.fakes.ledger)
-    busy_fleet(gateway)
+    store_busy_fleet(gateway)
     IMAGES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch, browser.running() as chromium:
         api = CliFixture(gateway, Path(folder), patch)
@@ -44,15 +44,15 @@ def main() -> int:
         page = chromium.new_context().new_page()
         page.goto(server.link)
         page.wait_for_selector(".panel")
-        for name, words, size, theme in PICTURES:
+        for name, route, size, theme in PICTURES:
             width, height = SIZES[size]
             page.set_viewport_size({"width": width, "height": height})
             page.emulate_media(color_scheme="dark" if theme == "dark" else "light")
-            page.evaluate("words => { location.hash = `#/${words}`; }", words)
+            page.evaluate("route => { location.hash = `#/${route}`; }", route)
             page.wait_for_load_state("networkidle")
             expect(page.locator("main .loading")).to_have_count(0)
             path = IMAGES / f"console-{name}.png"
-            page.screenshot(path=path, full_page=size == "phone")
+            page.screenshot(path=path)
             print(path)
         server.shutdown()
         api.stop()

@@ -67,7 +67,7 @@ POLLED_BY_LAMBDA = ("ReceiveEvents", "ReceiveCycleRequests", "KeepFailedInvocati
 
 
 @functools.cache
-def needs() -> dict[str, tuple[Endpoint, ...]]:
+def endpoints_by_function() -> dict[str, tuple[Endpoint, ...]]:
     """Return the endpoints that each function in the subnets needs, by function."""
     resources = template()
     calls_by_function = {}
@@ -103,7 +103,7 @@ def function_rows() -> Iterator[str]:
     """Yield a row for each function."""
     yield "| function | endpoints |"
     yield "|---|---|"
-    for function, endpoints in sorted(needs().items()):
+    for function, endpoints in sorted(endpoints_by_function().items()):
         yield f"| `{function}` | {', '.join(f'`{endpoint.name}`' for endpoint in endpoints)} |"
 
 
@@ -111,15 +111,15 @@ def endpoint_rows() -> Iterator[str]:
     """Yield a row for each endpoint that a function needs."""
     yield "| endpoint | kind | service name in `aws` and `aws-us-gov` | in `aws-cn` |"
     yield "|---|---|---|---|"
-    for endpoint in used():
+    for endpoint in needed_endpoints():
         kind = "gateway" if endpoint.is_gateway else "interface"
         china = f"`cn.{endpoint.service}`" if endpoint.has_own_prefix_in_china else "the same"
         yield f"| `{endpoint.name}` | {kind} | `{endpoint.service}` | {china} |"
 
 
-def used() -> list[Endpoint]:
+def needed_endpoints() -> list[Endpoint]:
     """Return the endpoints that some function needs, in the order of `ENDPOINTS`."""
-    wanted = {endpoint for endpoints in needs().values() for endpoint in endpoints}
+    wanted = {endpoint for endpoints in endpoints_by_function().values() for endpoint in endpoints}
     return [endpoint for endpoint in ENDPOINTS.values() if endpoint in wanted]
 
 
@@ -193,9 +193,9 @@ Outputs:
 """
 
 
-def stack() -> str:
+def endpoints_stack() -> str:
     """Return the template of the endpoints' stack."""
-    endpoints = used()
+    endpoints = needed_endpoints()
     parameters = "".join(
         f"""  {endpoint.parameter}:
     Type: String
@@ -220,13 +220,13 @@ def stack() -> str:
             conditions,
             "\nResources:",
             GROUPS,
-            *map(resource, endpoints),
+            *map(endpoint_resource, endpoints),
             OUTPUTS,
         )
     )
 
 
-def resource(endpoint: Endpoint) -> str:
+def endpoint_resource(endpoint: Endpoint) -> str:
     """Return an endpoint as a resource."""
     name = f"com.amazonaws.${{AWS::Region}}.{endpoint.name}"
     service = f'!Sub "{name}"'
@@ -252,4 +252,4 @@ TABLES = {"functions": function_rows, "endpoints": endpoint_rows}
 
 def files() -> dict[Path, str]:
     """Return the page with its tables, and the stack."""
-    return {PAGE: with_tables(PAGE, TABLES), STACK: stack()}
+    return {PAGE: with_tables(PAGE, TABLES), STACK: endpoints_stack()}

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.cpu_usage import Usage
-from bench.origin import origin, write
+from bench.origin import describe_origin, write_figures
 from bench.scale import bill, client_costs, report
 from bench.scale.fleet import FleetSize
 from bench.scale.functions import MEASURED, cold_start
 from bench.scale.model import load_setup, setup_hash
-from bench.scale.scenarios import Bench, Measured
+from bench.scale.scenarios import Bench, CaseFigures
 
 OUTPUT: Final = Path(__file__).parents[1] / "results" / "scale.json"
 QUICK: Final = (FleetSize(100, 100), FleetSize(1_000, 1_000))
@@ -46,29 +46,29 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"  {time.monotonic() - began:5.1f}s  {text}", file=sys.stderr, flush=True)
 
     say("measuring the clients of AWS and Kubernetes")
-    clients = client_costs.measure()
+    clients = client_costs.measure_clients()
     say("measuring the imports of the functions")
     starts = {name: cold_start(name) for name in MEASURED}
     bench = Bench(load_setup(), clients, starts, arguments.seed)
     sizes = arguments.size or (QUICK if arguments.quick else FULL)
     results = [*_run(bench, sizes, arguments.case, say)]
-    print("\n".join(report.table(results)))
+    print("\n".join(report.report_lines(results)))
     bills = _bills(bench, results) if not arguments.case else {}
     print("\n".join(report.bill_lines(bills)))
     print()
-    for verdict in report.verdicts(results):
+    for verdict in report.judge_results(results):
         if not verdict.is_met or arguments.all_aims:
             print(f"  {verdict}")
     others_share = Usage.now().others_since(before)
     print(f"\nOther programs used {others_share:.0%} of the processors meanwhile.")
     document = _document(arguments, bench, results, others_share) | {"bills": bills}
-    write(arguments.output, document)
+    write_figures(arguments.output, document)
     return 0
 
 
-def _run(bench: Bench, sizes: Sequence[FleetSize], only: str, say: Say) -> Iterator[Measured]:
+def _run(bench: Bench, sizes: Sequence[FleetSize], only: str, say: Say) -> Iterator[CaseFigures]:
     for size in sizes:
-        cases: dict[str, Callable[[FleetSize], Measured]] = {
+        cases: dict[str, Callable[[FleetSize], CaseFigures]] = {
             "event": bench.one_event,
             "watch": lambda size: bench.one_invocation("watch", "watch_cluster", size),
             "cycle": lambda size: bench.one_invocation("cycle", "schedule_jobs", size),
@@ -84,7 +84,7 @@ def _run(bench: Bench, sizes: Sequence[FleetSize], only: str, say: Say) -> Itera
                 yield measure(size)
 
 
-def _bills(bench: Bench, results: Sequence[Measured]) -> dict[str, Any]:
+def _bills(bench: Bench, results: Sequence[CaseFigures]) -> dict[str, Any]:
     """Return the bill of a recovery, and of a quiet month at each size with as many jobs as nodes."""
     recovery, counted = bill.recovery_bill(bench.setup, bench.clients.costs, nodes=100)
     months = {
@@ -96,10 +96,10 @@ def _bills(bench: Bench, results: Sequence[Measured]) -> dict[str, Any]:
 
 
 def _document(
-    arguments: argparse.Namespace, bench: Bench, results: Sequence[Measured], others_share: float
+    arguments: argparse.Namespace, bench: Bench, results: Sequence[CaseFigures], others_share: float
 ) -> dict[str, Any]:
     return {
-        **origin("bench.scale", arguments.words or None, [arguments.seed]),
+        **describe_origin("bench.scale", arguments.words or None, [arguments.seed]),
         "setup": setup_hash(),
         "othersShare": round(others_share, 2),
         "objectBytes": {

@@ -12,7 +12,7 @@ from typing import Any, Final
 from bench.scale.fleet import FleetSize
 from bench.scale.functions import limits
 from bench.scale.model import ClientCosts, Latencies
-from bench.scale.scenarios import Measured
+from bench.scale.scenarios import CaseFigures
 from evenkeel.domain.metrics import METRICS
 from evenkeel.domain.policy import Policy
 from tests.fakes.metered import CallCounter, ObjectSizes, metered_ports
@@ -73,22 +73,25 @@ def recovery_bill(setup: Mapping[str, Any], costs: ClientCosts, nodes: int) -> t
     }
 
 
-def monthly_bill(setup: Mapping[str, Any], results: Sequence[Measured], size: FleetSize) -> Bill:
+def monthly_bill(setup: Mapping[str, Any], results: Sequence[CaseFigures], size: FleetSize) -> Bill:
     """Return the bill of a month in which nothing fails: the schedules, the alarms, the metrics and the polling."""
     prices, policy = setup["prices"]["usd"], Policy()
     cases = {result.case: result for result in results if result.size == size}
     bill = Bill()
     for case, function in (("watch", "watch_cluster"), ("cycle", "schedule_jobs"), ("sweep", "sweep_fleet")):
         measured = cases[case]
-        seconds, rounds = measured.p50, 1.0
+        seconds, rounds = measured.seconds_p50, 1.0
         if case == "watch":
             # The watch stays open for most of a minute, and evaluates the waits at each tick.
             seconds = max(seconds, policy.watch.watch_seconds)
-            rounds = policy.watch.watch_seconds / max(policy.watch.tick_seconds, measured.p50)
+            rounds = policy.watch.watch_seconds / max(policy.watch.tick_seconds, measured.seconds_p50)
         memory = limits()[function].memory_mb / 1024
         bill.add(f"Lambda {function}", _MONTH_MINUTES * seconds * memory * prices["lambdaGBSecond"])
         bill.add(f"Lambda {function}", _MONTH_MINUTES * prices["lambdaRequest"])
-        units = {kind: amount * (rounds if kind == "read" else 1) for kind, amount in measured.units.items()}
+        units = {
+            unit_kind: amount * (rounds if unit_kind == "read" else 1)
+            for unit_kind, amount in measured.capacity_units.items()
+        }
         if case == "cycle":
             units["write"] = 0.0  # a quiet minute admits no job and records no new reason
         size_bill = Bill()

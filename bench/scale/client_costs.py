@@ -82,7 +82,7 @@ class MeasuredClients:
     sizes: ObjectSizes
 
 
-def measure() -> MeasuredClients:
+def measure_clients() -> MeasuredClients:
     """Measure every client once, scaled to the reference processor."""
     wiring.collect_less_garbage()
     scale = processor_scale()
@@ -101,24 +101,26 @@ def measure() -> MeasuredClients:
         KubernetesCluster(_Connections(bodies, count), fleet=sample_objects.FLEET) for count in (1, *_PAGES)
     )
     empty = KubernetesCluster(_Connections({}), fleet=sample_objects.FLEET)
-    call = _seconds(lambda: empty.nodes("c"), 200) * scale
+    call = _seconds_per_run(lambda: empty.nodes("c"), 200) * scale
     costs["kubernetes:"] = ClientCost(call)
     for api, method in (("nodes", "nodes"), ("all pods", "resources_in_use")):
         read = functools.partial(getattr(cluster, method), "c")
-        costs[f"kubernetes:LIST {api}"] = ClientCost(call, max(0.0, _seconds(read, _REPEATS) * scale - call) / _OBJECTS)
+        costs[f"kubernetes:LIST {api}"] = ClientCost(
+            call, max(0.0, _seconds_per_run(read, _REPEATS) * scale - call) / _OBJECTS
+        )
         memory[f"kubernetes:LIST {api}"] = _list_memory(getattr(short, method), getattr(long, method))
     # A list of workloads reads as many pods as Jobs, and keeps both until it returns.
-    list_seconds = max(0.0, _seconds(lambda: cluster.workloads("c"), _REPEATS) * scale - 3 * call) / _OBJECTS
+    list_seconds = max(0.0, _seconds_per_run(lambda: cluster.workloads("c"), _REPEATS) * scale - 3 * call) / _OBJECTS
     of_both = _list_memory(short.workloads, long.workloads)
     half = ListMemory(of_both.fixed / 2, of_both.per_object / 2, of_both.kept / 2)
     for api in ("jobs", "own pods"):
         costs[f"kubernetes:LIST {api}"] = ClientCost(call, list_seconds / 2)
         memory[f"kubernetes:LIST {api}"] = half
-    in_use = max(0.0, _seconds(lambda: cluster.pods_in_use("c"), _REPEATS) * scale - 3 * call) / _OBJECTS
+    in_use = max(0.0, _seconds_per_run(lambda: cluster.pods_in_use("c"), _REPEATS) * scale - 3 * call) / _OBJECTS
     costs["kubernetes:LIST fleet pods"] = ClientCost(call, in_use)
     memory["kubernetes:LIST fleet pods"] = half
     costs["kubernetes:LIST pods of a node"] = costs["kubernetes:LIST all pods"]
-    seconds = _seconds(lambda: _Connections({"nodes": nodes}).api("c").get("/api/v1/nodes"), _REPEATS) * scale
+    seconds = _seconds_per_run(lambda: _Connections({"nodes": nodes}).api("c").get("/api/v1/nodes"), _REPEATS) * scale
     costs["kubernetes:GET nodes"] = ClientCost(call, 0.0, seconds / len(nodes))
     costs |= _aws_costs(scale)
     return MeasuredClients(ClientCosts(costs), memory, sizes)
@@ -195,12 +197,12 @@ def _aws_costs(scale: float) -> dict[str, ClientCost]:
         return DynamoLedger(names, _client("dynamodb", answer))
 
     single, batch = ledger({"Item": item}), ledger({"Items": [item] * 400})
-    get = _seconds(lambda: single.get(key), 100) * scale
-    query = _seconds(lambda: batch.partition(Table.JOBS, "JOB#job-1"), _REPEATS) * scale
+    get = _seconds_per_run(lambda: single.get(key), 100) * scale
+    query = _seconds_per_run(lambda: batch.partition(Table.JOBS, "JOB#job-1"), _REPEATS) * scale
     writer = ledger({})
     row = Put(Row(key, _DOCUMENT, 3, ("JOB#PENDING", "1")))
     rows = [Put(Row(Key(Table.JOBS, f"JOB#{index}", "META"), _DOCUMENT, 3)) for index in range(20)]
-    write, writes = (_seconds(lambda w=w: writer.commit(*w), 50) * scale for w in ([row], rows))  # type: ignore[misc]
+    write, writes = (_seconds_per_run(lambda w=w: writer.commit(*w), 50) * scale for w in ([row], rows))  # type: ignore[misc]
     per_row = max(0.0, query - get) / 399
     per_write = max(0.0, writes - write) / 19
     summary = {
@@ -214,9 +216,9 @@ def _aws_costs(scale: float) -> dict[str, ClientCost]:
     arn = "arn:aws:sagemaker:us-west-2:111122223333:cluster/abcdefghijkl"
     reader = _client("sagemaker", {"ClusterNodeSummaries": [summary] * 100})
     provider = HyperPodProvider(arn, reader, reader)
-    listed = _seconds(provider.nodes, 20) * scale
+    listed = _seconds_per_run(provider.nodes, 20) * scale
     inbox = SqsInbox("http://127.0.0.1:9/queue", _client("sqs", {"MessageId": "1", "MD5OfMessageBody": ""}))
-    sent = _seconds(lambda: inbox.put({"id": "x"}), 100) * scale
+    sent = _seconds_per_run(lambda: inbox.put({"id": "x"}), 100) * scale
     return {
         "": ClientCost(sent),
         "dynamodb:": ClientCost(get, 0.0, max(0.0, per_row) / size),
@@ -226,7 +228,7 @@ def _aws_costs(scale: float) -> dict[str, ClientCost]:
     }
 
 
-def _seconds(work: Callable[[], object], repeats: int) -> float:
+def _seconds_per_run(work: Callable[[], object], repeats: int) -> float:
     """Return the processor seconds of one run: the minimum of two series."""
     work()
     series = []

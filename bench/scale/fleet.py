@@ -49,7 +49,7 @@ class FleetSize:
         return f"{self.nodes:,} nodes, {self.jobs:,} jobs"
 
 
-def build(size: FleetSize) -> tuple[FakeWorld, tuple[str, ...]]:
+def build_world(size: FleetSize) -> tuple[FakeWorld, tuple[str, ...]]:
     """Return the world of a fleet after its first sweep, and the ids of its running jobs."""
     scenario = JobScenario(size=size.nodes)
     world = scenario.world

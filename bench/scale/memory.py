@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from bench.scale.client_costs import ListMemory, MeasuredClients
-from bench.scale.model import Invocation, Step, flat
+from bench.scale.model import Invocation, Step, flatten
 
 _PAGE: Final = 500
 
@@ -28,7 +28,7 @@ def peak_bytes(run: Callable[[], object], invocations: Sequence[Invocation], cli
         own_bytes = tracemalloc.get_traced_memory()[1] - before
     finally:
         tracemalloc.stop()
-    return int(own_bytes + client_peak([*flat(invocations[-1].trace)], clients.memory))
+    return int(own_bytes + client_peak([*flatten(invocations[-1].trace)], clients.memory))
 
 
 def client_peak(steps: Sequence[Step], memory: Mapping[str, ListMemory]) -> float:

@@ -96,12 +96,12 @@ class Step:
         return self.own + self.client
 
 
-def flat(steps: list[Step]) -> Iterator[Step]:
+def flatten(steps: list[Step]) -> Iterator[Step]:
     """Yield all steps of a trace and of its branches."""
     for step in steps:
         yield step
         for branch in step.branches:
-            yield from flat(branch)
+            yield from flatten(branch)
 
 
 @dataclass
@@ -288,7 +288,7 @@ def seconds_of(
     own_since: defaultdict[float, float] = defaultdict(float)
     for step in trace:
         for branch in step.branches:
-            own_seconds = sum(step.processor for step in flat(branch)) / share
+            own_seconds = sum(step.processor for step in flatten(branch)) / share
             open_branches[id(branch)] = (total, total + seconds_of(branch, latencies, dice, share), own_seconds)
         if step.joined is not None and id(step.joined) in open_branches:
             began, end, own_seconds = open_branches.pop(id(step.joined))

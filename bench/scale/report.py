@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from bench.scale.functions import limits
-from bench.scale.scenarios import Measured
+from bench.scale.scenarios import CaseFigures
 
 CALLS_AIM: Final = 10
 ALONE_AIM: Final = 1.0
@@ -39,9 +39,9 @@ class Verdict:
         return self.seen <= self.limit
 
     @property
-    def excess(self) -> float:
+    def multiple_of_limit(self) -> float:
         """Return the figure as a multiple of the limit."""
-        return math.inf if math.isnan(self.seen) else self.seen / self.limit
+        return math.inf if math.isnan(self.seen) or not self.limit else self.seen / self.limit
 
     def __str__(self) -> str:
         met = "met   " if self.is_met else "MISSED"
@@ -49,14 +49,14 @@ class Verdict:
         return f"{met}  {self.aim}, {self.size}: {self.seen:,.3g} {self.unit}, aim {self.limit:,.3g}{why}"
 
 
-def verdicts(results: Sequence[Measured]) -> list[Verdict]:
+def judge_results(results: Sequence[CaseFigures]) -> list[Verdict]:
     """Return each aim at each size: missed aims first, the largest excess first."""
     result_verdicts = [verdict for result in results for verdict in _verdicts_of(result)]
-    return sorted(result_verdicts, key=lambda verdict: (verdict.is_met, -verdict.excess))
+    return sorted(result_verdicts, key=lambda verdict: (verdict.is_met, -verdict.multiple_of_limit))
 
 
-def _verdicts_of(measured: Measured) -> Iterator[Verdict]:
-    size, cause = str(measured.size), _cause(measured)
+def _verdicts_of(measured: CaseFigures) -> Iterator[Verdict]:
+    size, cause = str(measured.size), _cause_text(measured)
     if measured.case == "event to cordon":
         before = measured.notes["callsBeforeCordon"]
         most = ", ".join(f"{count} {api}" for api, count in sorted(before.items(), key=lambda entry: -entry[1])[:5])
@@ -70,9 +70,11 @@ def _verdicts_of(measured: Measured) -> Iterator[Verdict]:
         spent = measured.notes["processorSeconds"]
         yield Verdict("processor of a cycle over long queues", size, spent, PROCESSOR_AIM, "s", cause)
     if measured.case == "storm":
-        yield Verdict("event to cordon in a storm, p99", size, measured.p99, STORM_AIM, "s", cause)
+        yield Verdict("event to cordon in a storm, p99", size, measured.seconds_p99, STORM_AIM, "s", cause)
+        late = sum(measured.notes["pastTimeout"].values())
+        yield Verdict("invocations past their timeout in a storm", size, late, 0, "invocations", cause)
     if measured.case in ("watch", "cycle"):
-        yield Verdict(f"one {measured.case}, p99", size, measured.p99, ROUND_AIM, "s", cause)
+        yield Verdict(f"one {measured.case}, p99", size, measured.seconds_p99, ROUND_AIM, "s", cause)
     for name, figures in measured.functions.items():
         limit = limits()[name]
         timeout = limit.timeout_seconds * TIMEOUT_SHARE
@@ -91,20 +93,20 @@ def _verdicts_of(measured: Measured) -> Iterator[Verdict]:
             )
 
 
-def _cause(measured: Measured) -> str:
+def _cause_text(measured: CaseFigures) -> str:
     """Name the calls and the processor time that a figure consists of."""
-    most = ", ".join(f"{count} {api}" for api, count in measured.calls.most_common(3))
-    throttled: Mapping[str, float] = measured.notes.get("throttledSeconds", {})
-    waits = "".join(
+    top_calls = ", ".join(f"{count} {api}" for api, count in measured.calls.most_common(3))
+    throttled_seconds: Mapping[str, float] = measured.notes.get("throttledSeconds", {})
+    throttling = "".join(
         f"; {api} waits {seconds:,.0f} s in all"
-        for api, seconds in sorted(throttled.items(), key=lambda entry: -entry[1])[:1]
+        for api, seconds in sorted(throttled_seconds.items(), key=lambda entry: -entry[1])[:1]
         if seconds >= 1
     )
-    processor = f"{measured.clients:.2f} s of processor in clients, {measured.own:.2f} s in services"
-    return f"{most}; {measured.received / _MB:,.1f} MB read; {processor}{waits}"
+    cpu_text = f"{measured.client_seconds:.2f} s of processor in clients, {measured.service_seconds:.2f} s in services"
+    return f"{top_calls}; {measured.received / _MB:,.1f} MB read; {cpu_text}{throttling}"
 
 
-def table(results: Sequence[Measured]) -> list[str]:
+def report_lines(results: Sequence[CaseFigures]) -> list[str]:
     """Return the figures of all cases as lines."""
     names = ("calls", "MB read", "own CPU s", "client CPU s", "p50 s", "p99 s", "peak MB")
     lines = ["", f"  {'case':<18}{'nodes':>8}{'jobs':>8}" + "".join(f"{name:>13}" for name in names)]
@@ -113,10 +115,10 @@ def table(results: Sequence[Measured]) -> list[str]:
         figures = (
             f"{sum(result.calls.values()):,}",
             f"{result.received / _MB:,.2f}",
-            f"{result.own:,.3f}",
-            f"{result.clients:,.3f}",
-            f"{result.p50:,.2f}",
-            f"{result.p99:,.2f}",
+            f"{result.service_seconds:,.3f}",
+            f"{result.client_seconds:,.3f}",
+            f"{result.seconds_p50:,.2f}",
+            f"{result.seconds_p99:,.2f}",
             f"{max(peaks) / _MB:,.0f}" if peaks else "-",
         )
         lines.append(
@@ -140,7 +142,7 @@ def bill_lines(bills: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def to_json(measured: Measured) -> dict[str, Any]:
+def to_json(measured: CaseFigures) -> dict[str, Any]:
     """Return the figures of a case."""
     return {
         "case": measured.case,
@@ -148,11 +150,11 @@ def to_json(measured: Measured) -> dict[str, Any]:
         "jobs": measured.size.jobs,
         "calls": dict(sorted(measured.calls.items())),
         "bytesRead": measured.received,
-        "ownProcessorSeconds": round(measured.own, 4),
-        "clientProcessorSeconds": round(measured.clients, 4),
-        "p50Seconds": _rounded(measured.p50),
-        "p99Seconds": _rounded(measured.p99),
-        "dynamoUnits": {name: round(value, 1) for name, value in measured.units.items()},
+        "ownProcessorSeconds": round(measured.service_seconds, 4),
+        "clientProcessorSeconds": round(measured.client_seconds, 4),
+        "p50Seconds": _rounded(measured.seconds_p50),
+        "p99Seconds": _rounded(measured.seconds_p99),
+        "dynamoUnits": {name: round(value, 1) for name, value in measured.capacity_units.items()},
         "functions": {
             name: {
                 "invocations": figures.invocations,

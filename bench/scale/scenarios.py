@@ -13,10 +13,10 @@ from typing import Any, Final
 
 from bench.figures import quantile
 from bench.scale.client_costs import MeasuredClients, processor_scale
-from bench.scale.fleet import FleetSize, build, build_long_queue, events_of
+from bench.scale.fleet import FleetSize, build_long_queue, build_world, events_of
 from bench.scale.functions import ColdStart, Deployment, limits
 from bench.scale.memory import peak_bytes
-from bench.scale.model import Invocation, Latencies, Model, Step, flat, seconds_of
+from bench.scale.model import Invocation, Latencies, Model, Step, flatten, seconds_of
 from evenkeel.domain.jobs.attempt import PodPhase
 from evenkeel.ports import WorkflowName
 from tests.fakes import FakeWorld
@@ -31,21 +31,21 @@ _PATH: Final = ("receive_event", "plan_recovery", "cordon_node")
 
 
 @dataclass
-class Measured:
+class CaseFigures:
     """The figures of one case at one size."""
 
     case: str
     size: FleetSize
     calls: Counter[str]
     received: int
-    own: float
+    service_seconds: float
     """Processor seconds of the service's code, at the reference processor."""
-    clients: float
+    client_seconds: float
     """Processor seconds of the clients, at the reference processor."""
-    p50: float
+    seconds_p50: float
     """Modelled seconds."""
-    p99: float
-    units: dict[str, float] = field(default_factory=dict)
+    seconds_p99: float
+    capacity_units: dict[str, float] = field(default_factory=dict)
     """Requested capacity units of DynamoDB."""
     functions: dict[str, FunctionFigures] = field(default_factory=dict)
     notes: dict[str, Any] = field(default_factory=dict)
@@ -76,7 +76,7 @@ class Bench:
 
     def deployment(self, size: FleetSize) -> tuple[Deployment, tuple[str, ...]]:
         """Return a fleet with its functions, and the ids of its running jobs."""
-        world, jobs = build(size)
+        world, jobs = build_world(size)
         return self.deploy(world), jobs
 
     def deploy(self, world: FakeWorld) -> Deployment:
@@ -88,7 +88,7 @@ class Bench:
 
     # ------------------------------------------------------------ one invocation
 
-    def one_invocation(self, case: str, function: str, size: FleetSize) -> Measured:
+    def one_invocation(self, case: str, function: str, size: FleetSize) -> CaseFigures:
         """Measure one run of a scheduled function."""
         deployment, _ = self.deployment(size)
         if function == "watch_cluster":
@@ -97,7 +97,7 @@ class Bench:
         answers: list[Any] = []
         deployment.run(lambda: answers.append(deployment.invoke(function, {})))
         result = self._measured(case, size, deployment.invocations)
-        result.notes["answer"] = {name: _short(value) for name, value in answers[0].items()}
+        result.notes["answer"] = {name: _length_of_long_list(value) for name, value in answers[0].items()}
         if self.measures_memory:
             # A second run on the same fleet: the trace would slow the run whose processor time counts.
             invocations = deployment.invocations
@@ -107,7 +107,7 @@ class Bench:
             result.functions[function].memory_bytes = used + self.cold_starts[function].memory_bytes
         return result
 
-    def long_queue(self, size: FleetSize) -> Measured:
+    def long_queue(self, size: FleetSize) -> CaseFigures:
         """Measure one scheduling cycle over queues that no cycle reads whole."""
         deployment = self.deploy(build_long_queue(size.nodes, size.jobs, _TEAMS))
         answers: list[Any] = []
@@ -123,7 +123,7 @@ class Bench:
             "reads": sum(count for api, count in result.calls.items() if any(word in api for word in _READS)),
             "admitted": len(answers[0]["admitted"]),
             "examined": len(answers[0]["admitted"]) + answers[0]["waiting"],
-            "processorSeconds": round(result.own + result.clients, 3),
+            "processorSeconds": round(result.service_seconds + result.client_seconds, 3),
             "firstAdmission": {
                 "warm": statistics.median(times),
                 "p99": quantile(times, 0.99),
@@ -134,7 +134,7 @@ class Bench:
 
     # ------------------------------------------------------------ one event
 
-    def one_event(self, size: FleetSize) -> Measured:
+    def one_event(self, size: FleetSize) -> CaseFigures:
         """Measure the time from one event to the cordon, with warm and with cold functions."""
         deployment, _ = self.deployment(size)
         event = next(events_of(deployment.fleet, 1))
@@ -152,7 +152,7 @@ class Bench:
         for name, is_cold in (("warm", False), ("cold", True)):
             times = [self._path_seconds(deployment.invocations, cordon, dice, is_cold) for dice in self._dice()]
             result.notes[name] = {"p50": statistics.median(times), "p99": quantile(times, 0.99)}
-        result.p50, result.p99 = result.notes["warm"]["p50"], result.notes["warm"]["p99"]
+        result.seconds_p50, result.seconds_p99 = result.notes["warm"]["p50"], result.notes["warm"]["p99"]
         return result
 
     def _path_seconds(
@@ -174,7 +174,7 @@ class Bench:
 
     # ------------------------------------------------------------ many events, many jobs
 
-    def storm(self, size: FleetSize) -> Measured:
+    def storm(self, size: FleetSize) -> CaseFigures:
         """Measure 1,000 events at once, with cold functions that wait for each other and for the limits of AWS."""
         deployment, _ = self.deployment(size)
         deployment.is_warm = False
@@ -183,7 +183,9 @@ class Bench:
         deployment.run(storm.arrive)
         result = self._measured("storm", size, deployment.invocations)
         model = deployment.model
-        result.p50, result.p99 = _quantiles(storm.cordoned_after) if storm.cordoned_after else (float("nan"),) * 2
+        result.seconds_p50, result.seconds_p99 = (
+            _quantiles(storm.cordoned_after) if storm.cordoned_after else (float("nan"),) * 2
+        )
         result.notes |= {
             "events": count,
             "cordoned": len(storm.cordoned_after),
@@ -196,7 +198,7 @@ class Bench:
         }
         return result
 
-    def settle(self, size: FleetSize, most: int | None = None) -> Measured:
+    def settle(self, size: FleetSize, most: int | None = None) -> CaseFigures:
         """Measure the end of up to 1,000 jobs at once."""
         deployment, jobs = self.deployment(size)
         ended = jobs[: min(most or len(jobs), self.setup["settle"]["jobs"])]
@@ -223,7 +225,7 @@ class Bench:
 
         deployment.run(start)
         result = self._measured("settle", size, deployment.invocations)
-        result.p50, result.p99 = _quantiles(done)
+        result.seconds_p50, result.seconds_p99 = _quantiles(done)
         model = deployment.model
         result.notes |= {
             "jobs": len(ended),
@@ -238,8 +240,8 @@ class Bench:
 
     # ------------------------------------------------------------ figures
 
-    def _measured(self, case: str, size: FleetSize, invocations: Sequence[Invocation]) -> Measured:
-        steps = [step for invocation in invocations for step in flat(invocation.trace)]
+    def _measured(self, case: str, size: FleetSize, invocations: Sequence[Invocation]) -> CaseFigures:
+        steps = [step for invocation in invocations for step in flatten(invocation.trace)]
         calls = [step.call for step in steps if step.call is not None]
         times = self._times(invocations)
         by_function: dict[str, list[list[float]]] = defaultdict(list)
@@ -250,7 +252,7 @@ class Bench:
             if call.units:
                 units["write" if "Write" in call.api else "read"] += call.units
         total = times[0] if len(times) == 1 else [0.0]
-        return Measured(
+        return CaseFigures(
             case,
             size,
             Counter(call.api for call in calls),
@@ -258,7 +260,7 @@ class Bench:
             sum(step.own for step in steps),
             sum(step.client for step in steps),
             *_quantiles(total),
-            units=dict(units),
+            capacity_units=dict(units),
             functions={
                 name: FunctionFigures(
                     len(drawn),
@@ -407,7 +409,7 @@ def _to_cordon(deployment: Deployment, event: Mapping[str, Any]) -> None:
 
 def _cordon_call(invocations: Sequence[Invocation]) -> ApiCall | None:
     for invocation in invocations:
-        for step in flat(invocation.trace):
+        for step in flatten(invocation.trace):
             if step.call is not None and step.call.api == CORDON:
                 return step.call
     return None
@@ -417,7 +419,7 @@ def _calls_until(invocations: Sequence[Invocation], cordon: ApiCall | None) -> d
     """Return the calls before the cordon, by API."""
     counts: Counter[str] = Counter()
     for invocation in invocations:
-        for step in flat(invocation.trace):
+        for step in flatten(invocation.trace):
             if step.call is cordon and cordon is not None:
                 return dict(counts)
             if step.call is not None:
@@ -434,7 +436,7 @@ def _ends_on_path(invocations: Sequence[Invocation], cordon: ApiCall | None) -> 
 
 
 def _call_of(invocations: Sequence[Invocation], api: str) -> ApiCall | None:
-    calls = (step.call for invocation in invocations for step in flat(invocation.trace) if step.call is not None)
+    calls = (step.call for invocation in invocations for step in flatten(invocation.trace) if step.call is not None)
     return next((call for call in calls if call.api == api), None)
 
 
@@ -458,5 +460,5 @@ def _quantiles(samples: Sequence[float]) -> tuple[float, float]:
     return statistics.median(samples), quantile(samples, 0.99)
 
 
-def _short(value: Any) -> Any:
+def _length_of_long_list(value: Any) -> Any:
     return len(value) if isinstance(value, list | tuple) and len(value) > 5 else value

@@ -133,8 +133,8 @@ def _draw_folded(out: Printer, part: _Part) -> None:
     widths = []
     for index, (column, cells) in enumerate(zip(columns, zip(*rows, strict=True), strict=True)):
         # A key column gets at most a third of the width, and a text column the rest.
-        most = width if not column.wraps else width // 3 if index in keys else max(free_width, _NARROWEST)
-        widths.append(max(*map(visible_width, column.title.split()), 1, min(max(map(visible_width, cells)), most)))
+        max_width = width if not column.wraps else width // 3 if index in keys else max(free_width, _NARROWEST)
+        widths.append(max(*map(visible_width, column.title.split()), 1, min(max(map(visible_width, cells)), max_width)))
     for index, block in enumerate(_column_blocks(widths, keys, width)):
         if index:
             out.line()

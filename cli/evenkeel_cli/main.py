@@ -102,7 +102,7 @@ def _usage_text(wrong: typer.TyperException) -> str:
     if not problem or parameter is None:
         return wrong.format_message().replace("Value error, ", "")
     name = max(parameter.opts, key=len) if parameter.param_type_name == "option" else parameter.human_readable_name
-    return f"{name} {problem}."
+    return f"{name} {problem.rstrip('.')}."
 
 
 def _discard_output(stream: TextIO) -> None:

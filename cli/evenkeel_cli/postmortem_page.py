@@ -111,10 +111,10 @@ def _impact(records: Records) -> Iterator[str]:
 
 
 def _cost(receipt: Json) -> Iterator[str]:
-    least = "at least " if receipt["isLowerBound"] else ""
-    over = "" if receipt["isOver"] else " so far"
+    bound_text = "at least " if receipt["isLowerBound"] else ""
+    so_far_text = "" if receipt["isOver"] else " so far"
     gpu_hours, cost = _number_text(receipt["totalGpuHours"]), _usd_text(receipt["totalUsdMicros"])
-    yield f"Cost{over}: {least}{gpu_hours} GPU-hours, {cost}."
+    yield f"Cost{so_far_text}: {bound_text}{gpu_hours} GPU-hours, {cost}."
     for interruption in receipt["jobs"]:
         yield from ("", f"`{interruption['jobId']}`, attempt {interruption['attempt']}:", "")
         rows = [stage for stage in interruption["parts"] if stage["seconds"] != 0] + [
@@ -246,9 +246,9 @@ def _job_advice(job: Json) -> Iterator[str]:
     for attempt in job.get("attempts") or ():
         rejected = attempt.get("rejectedCheckpoints") or ()
         if rejected:
-            which = f"{len(rejected)} checkpoint{'s' if len(rejected) > 1 else ''}"
+            checkpoints_text = f"{len(rejected)} checkpoint{'s' if len(rejected) > 1 else ''}"
             name = job["jobId"]
-            yield f"Attempt {attempt['attempt']} of `{name}` could not use {which}: `evenkeel why {name}`."
+            yield f"Attempt {attempt['attempt']} of `{name}` could not use {checkpoints_text}: `evenkeel why {name}`."
 
 
 def _commands(incident: Json, decisions: Sequence[Json]) -> Iterator[str]:

@@ -36,8 +36,8 @@ def draw_incident_receipt(out: Printer, receipt: Json) -> None:
     state = "settled" if receipt["isOver"] else "still growing"
     drill = ", a drill" if receipt["isDrill"] else ""
     out.line(f"{out.bold(receipt['incidentId'])}  {state}{drill}")
-    least = "at least " if receipt["isLowerBound"] else ""
-    total = f"{least}{hours_text(receipt['totalGpuHours'])} GPU-hours, {usd_text(receipt['totalUsdMicros'])}"
+    bound_text = "at least " if receipt["isLowerBound"] else ""
+    total = f"{bound_text}{hours_text(receipt['totalGpuHours'])} GPU-hours, {usd_text(receipt['totalUsdMicros'])}"
     out.pairs(
         [
             ("cost", total),

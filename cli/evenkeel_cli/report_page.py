@@ -14,6 +14,9 @@ _PER_THOUSAND_NODE_DAYS = "failuresPerThousandNodeDays"
 _USES = ("PRODUCTIVE", "LOST", "INTERRUPTED", "STARTING", "IN_REPAIR", "NO_JOB")
 _SHOWN_SHARE = 0.0005
 """A smaller share is left out, because it would be shown as 0.0 %."""
+NO_COMMITMENTS = (
+    "How many nodes to commit is unknown: the stack is older than this command and reports no demand by the hour."
+)
 _USE_TITLES = ("USED", "LOST", "STOPPED", "START", "REPAIR", "NO JOB")
 
 
@@ -53,7 +56,6 @@ def summary(report: Json) -> list[tuple[str, str]]:
     failures, recovery, rent = report["failures"], report["recovery"], report["rent"]
     nodes, lost, effective = report["allNodes"], report["lost"], report["effective"]
     saved = next(saving for saving in report["saved"] if saving["insteadOf"] == "HYPERPOD_UNCHANGED")
-    idle_hours = report["idleCommittedGpuHours"]
     shares = {use["use"]: use["share"] for use in nodes["uses"]}
     return [
         ("window", f"{report['since'][:16]}Z to {report['until'][:16]}Z"),
@@ -66,12 +68,14 @@ def summary(report: Json) -> list[tuple[str, str]]:
         ),
         ("failures", f"{failures['count']}; {rate_text(failures['rate'])} per 1,000 node-days"),
         ("recovery", duration_text(recovery)),
-        ("lost", f"at least {hours_and_cost(lost['gpuHours'], lost['usdMicros'])}, by failures"),
-        ("ETTR", _ettr_text(effective["ratio"])),
         (
-            "idle",
-            f"at most {hours_and_cost(idle_hours, report['idleCommittedUsdMicros'])}, on committed nodes",
+            "lost",
+            f"at least {hours_and_cost(lost['gpuHours'], lost['usdMicros'])}, by failures"
+            if nodes["nodes"]
+            else f"{UNKNOWN}: no node is recorded",
         ),
+        ("ETTR", _ettr_text(effective["ratio"])),
+        ("idle", _idle_text(report)),
         ("rented", _rent_text(rent)),
         ("saved", _saved_text(saved)),
     ]
@@ -102,8 +106,9 @@ def sections(report: Json) -> Iterator[ReportSection]:
         [_pool_cells(pool) for pool in report["pools"]],
     )
     yield _rented_section(report["rent"]["pools"])
-    yield _commitments_section(report["commitments"])
+    yield _commitments_section(report.get("commitments", []))
     yield _teams_section(report["teams"])
+    yield _quotas_section(report["teams"])
 
 
 def _improvements_section(improvements: list[Json]) -> ReportSection:
@@ -203,6 +208,13 @@ def _teams_section(teams: list[Json]) -> ReportSection:
     return ReportSection("Use by team", ("TEAM", "GPU-HOURS", "COST", "RENT"), rows)
 
 
+def _quotas_section(teams: list[Json]) -> ReportSection:
+    names = ("withinQuota", "borrowed", "withoutQuota", "unknownQuota", "lent")
+    rows = [(team["team"] or UNKNOWN, *(gpu_hours(team[f"{name}GpuHours"]) for name in names)) for team in teams]
+    titles = ("TEAM", "OWN QUOTA", "BORROWED", "NO QUOTA", "UNKNOWN", "LENT")
+    return ReportSection("GPU-hours by quota", titles, rows)
+
+
 def draw_fleet_report(out: Printer, report: Json, *, is_wide: bool) -> None:
     """Draw the report on a terminal: the summary, then its sections."""
     out.pairs(summary(report))
@@ -234,11 +246,12 @@ def note_texts(report: Json) -> list[str]:
     ]
     no_advice = [
         f"No advice for {entry['instanceType'] or 'an unknown type'}: {entry['whyUnknown']}"
-        for entry in report["commitments"]
+        for entry in report.get("commitments", [])
         if entry["whyUnknown"]
     ]
     return [
         *report["notes"],
+        *([] if "commitments" in report else [NO_COMMITMENTS]),
         *no_advice,
         *(text for saving in report["saved"][:1] for text in saving["assumptions"]),
         *reasons,
@@ -357,10 +370,10 @@ def _collect(value: Any, section: str, item: str, rows: list[Json]) -> None:
                 elif not isinstance(entry, str) or not section:
                     rows.append({"section": section or "report", "item": inner, "figure": name, "value": entry})
         case list():
-            for place, item_entry in enumerate(value, 1):
+            for number, item_entry in enumerate(value, 1):
                 if isinstance(item_entry, dict):
                     has_name = any(isinstance(item_entry.get(name), str) for name in _NAMES)
-                    own_item = item if has_name else " / ".join(filter(None, (item, str(place))))
+                    own_item = item if has_name else " / ".join(filter(None, (item, str(number))))
                     _collect(item_entry, section, own_item, rows)
 
 
@@ -421,6 +434,13 @@ def _pool_cells(pool: Json) -> tuple[str, ...]:
         *(percent_text(shares[use]["share"]) for use in _USES),
         idle,
     )
+
+
+def _idle_text(report: Json) -> str:
+    idle_hours = report["idleCommittedGpuHours"]
+    if idle_hours is None:
+        return f"{UNKNOWN}: no node is recorded"
+    return f"at most {hours_and_cost(idle_hours, report['idleCommittedUsdMicros'])}, on committed nodes"
 
 
 def _ettr_text(ratio: float | None) -> str:

@@ -53,7 +53,7 @@ def draw_spend(out: Printer, document: Json, by: SpendGroupBy) -> None:
     columns = [
         Column("TEAM", 0),
         *([] if by is SpendGroupBy.TEAM else [Column(by.upper(), 1, may_shrink=True)]),
-        Column("JOBS", lambda row: row[2]["jobs"], is_right=True),
+        Column("JOBS", lambda row: UNKNOWN if row[2]["jobs"] is None else row[2]["jobs"], is_right=True),
         Column("GPU-HOURS", lambda row: gpu_hours(row[2]["gpuHours"]), is_right=True),
         Column("COST", lambda row: dollars(row[2]["usdMicros"]), is_right=True),
         Column("RENT", lambda row: dollars(row[2]["rent"]) if "rent" in row[2] else "", is_right=True),

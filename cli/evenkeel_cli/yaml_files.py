@@ -30,6 +30,6 @@ def load_all(file: Path) -> list[Any]:
         return list(yaml.load_all(text, Loader=_Loader))
     except OSError as error:
         raise CommandFailed(Exit.USAGE, f"{file}: {error.strerror}", code="NO_FILE") from error
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         message = " ".join(str(error).split())
         raise CommandFailed(Exit.USAGE, f"{file} is neither YAML nor JSON: {message}", code="NOT_YAML") from error

@@ -26,9 +26,8 @@ _TIMEOUT_SECONDS = 35
 _MAX_CLOCK_SECONDS = 240
 """AWS refuses a signature if its time differs by more than five minutes from AWS's clock."""
 _PROXY_HINT = "A proxy may be the cause: check HTTPS_PROXY and NO_PROXY, then repeat the command."
-_MAYBE_DONE = (
-    "An earlier try was cut off and may have made the change: check the current state before you repeat the command."
-)
+_CHECK_FIRST = "The change may have been made: check the current state before you repeat the command."
+_MAYBE_DONE = f"An earlier try was cut off. {_CHECK_FIRST}"
 
 
 def warn_on_stderr(text: str) -> None:
@@ -142,7 +141,12 @@ class ApiClient:
         """
         names = {} if version is None else {"If-Match": f'"{version}"'} if version else {"If-None-Match": "*"}
         headers = {"Content-Type": "application/json", **names}
-        return self._send(method, path, json.dumps(body).encode(), headers)
+        try:
+            return self._send(method, path, json.dumps(body).encode(), headers)
+        except CommandFailed as failed:
+            if failed.exit_code in (Exit.TRY_AGAIN, Exit.FAILED):
+                failed.hint = f"{failed.hint}\n  {_CHECK_FIRST}".lstrip()
+            raise
 
     def _send(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> Json:
         is_uncertain = False
@@ -195,6 +199,20 @@ class ApiClient:
             failed.hint = failed.hint or _PROXY_HINT
         return failed
 
+    def prepare(self) -> None:
+        """Load the credentials and the HTTP library, so that the first request does not wait for them.
+
+        Idempotent: yes.
+
+        Raises:
+            CommandFailed: there are no credentials.
+        """
+        import botocore.auth
+        import botocore.awsrequest  # noqa: F401 - only to load it
+
+        self._frozen_credentials()
+        self._session  # noqa: B018 - a cached property
+
     def forward(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> RawAnswer:
         """Sign a request, send it once, and return the answer as it is, an error included.
 
@@ -223,8 +241,8 @@ class ApiClient:
         """Return the failure of a request that got no whole answer."""
         from botocore import exceptions
 
-        where = "evenkeel dev status" if self.context.control_url else f"The URL comes from {self.context.source}."
-        hint = f"Check that the API is up and that the URL is right: {where}"
+        url_hint = "evenkeel dev status" if self.context.control_url else f"The URL comes from {self.context.source}."
+        hint = f"Check that the API is up and that the URL is right: {url_hint}"
         match error:
             case exceptions.ProxyConnectionError():
                 text, hint = "The proxy does not answer, or refuses the connection.", _PROXY_HINT
@@ -328,7 +346,7 @@ def parse_response(status: int, content: bytes) -> Json:
     if len(errors) > 1:
         text += "".join(f"\n  {error['field']}: {error['message']}" for error in errors)
     raise ApiRequestFailed(
-        exit_for(status, code),
+        exit_for(status),
         text,
         code=code,
         hint=str(problem.get("hint") or _HINTS.get(status, "")),

@@ -120,19 +120,19 @@ def _check_owner(file: Path) -> None:
     """
     for checked_path in (file.parent.parent, file.parent, file):
         status = checked_path.lstat()
-        why = ""
+        problem = ""
         if status.st_uid != os.geteuid():
-            why = "belongs to another user"
+            problem = "belongs to another user"
         elif stat.S_ISLNK(status.st_mode):
-            why = "is a symbolic link"
+            problem = "is a symbolic link"
         elif status.st_mode & stat.S_IWOTH:
-            why = "is writable by every user"
+            problem = "is writable by every user"
         elif status.st_mode & stat.S_IWGRP and status.st_gid != os.getegid():
-            why = "is writable by another group"
-        if why:
+            problem = "is writable by another group"
+        if problem:
             raise CommandFailed(
                 Exit.USAGE,
-                f"The context {file} is not used: {checked_path} {why}.",
+                f"The context {file} is not used: {checked_path} {problem}.",
                 code="UNSAFE_CONTEXT",
                 hint=f"If you trust the file, set EVENKEEL_CONTEXT={file}",
             )
@@ -147,10 +147,10 @@ def read_context(document: Any, source: str, environment: Mapping[str, str]) -> 
     if not isinstance(document, dict):
         _reject(source, "it is not a JSON object")
     url = str(document.get("url", "")).rstrip("/")
-    parts = _parse_endpoint(url, source, "the URL")
-    if not parts.path.endswith("/v1"):
+    url_parts = _parse_endpoint(url, source, "the URL")
+    if not url_parts.path.endswith("/v1"):
         _reject(source, f"the URL {url!r} must end in /v1")
-    host = _API_HOST.fullmatch(parts.hostname or "")
+    host = _API_HOST.fullmatch(url_parts.hostname or "")
     region = (
         document.get("region")
         or (host and host[1])
@@ -172,22 +172,29 @@ def read_context(document: Any, source: str, environment: Mapping[str, str]) -> 
     )
 
 
-def _parse_endpoint(url: str, source: str, what: str) -> SplitResult:
+def _parse_endpoint(url: str, source: str, field: str) -> SplitResult:
     """Return the parts of an endpoint.
 
     Raises:
         CommandFailed: the URL is neither a plain https URL nor an http URL of this machine.
     """
     try:
-        parts = urlsplit(url)
-        name, _ = parts.hostname, parts.port
+        url_parts = urlsplit(url)
+        name, _ = url_parts.hostname, url_parts.port
     except ValueError:
-        _reject(source, f"{what} {url!r} is not a valid URL")
-    is_safe = parts.scheme == "https" or (parts.scheme == "http" and name in _LOOPBACK)
+        _reject(source, f"{field} {url!r} is not a valid URL")
+    is_safe = url_parts.scheme == "https" or (url_parts.scheme == "http" and name in _LOOPBACK)
     is_named = name is not None and _HOST.fullmatch(name) is not None
-    if not is_safe or not is_named or "@" in parts.netloc or parts.query or parts.fragment or not url.isprintable():
-        _reject(source, f"{what} {url!r} must begin with https:// and hold only a host and a path")
-    return parts
+    if (
+        not is_safe
+        or not is_named
+        or "@" in url_parts.netloc
+        or url_parts.query
+        or url_parts.fragment
+        or not url.isprintable()
+    ):
+        _reject(source, f"{field} {url!r} must begin with https:// and hold only a host and a path")
+    return url_parts
 
 
 def _read_static_key(document: Any, source: str) -> StaticKey | None:
@@ -213,5 +220,5 @@ def _local_address(document: Mapping[str, Any], field: str, source: str) -> str:
     return url
 
 
-def _reject(source: str, why: str) -> NoReturn:
-    raise CommandFailed(Exit.USAGE, f"The context from {source} cannot be used: {why}.", code="BAD_CONTEXT")
+def _reject(source: str, reason: str) -> NoReturn:
+    raise CommandFailed(Exit.USAGE, f"The context from {source} cannot be used: {reason}.", code="BAD_CONTEXT")

@@ -15,7 +15,6 @@ class Exit(IntEnum):
     NOT_FOUND = 4
     CONFLICT = 5
     NOT_ALLOWED = 6
-    GUARDRAIL = 7
     TRY_AGAIN = 8
     """Throttled or unreachable."""
     DEGRADED = 20
@@ -40,13 +39,8 @@ class ApiRequestFailed(CommandFailed):
     """The API answered with an HTTP error."""
 
 
-_GUARDRAILS = frozenset({"GUARDRAIL_REFUSED", "OTHER_OWNER"})
-
-
-def exit_for(status: int, code: str) -> Exit:
-    """Return the exit code for an HTTP status and problem code."""
-    if code in _GUARDRAILS:
-        return Exit.GUARDRAIL
+def exit_for(status: int) -> Exit:
+    """Return the exit code for an HTTP status."""
     match status:
         case 400 | 413 | 422:
             return Exit.USAGE

@@ -10,22 +10,22 @@ app = api.Resolver(lambda: wiring.world().telemetry)
 
 @app.get("/v1/clusters/<cluster>/policy")
 def show_policy(cluster: str) -> api.Reply:
-    query = app.query(api_types.PageQuery)
+    query = app.parse_query(api_types.PageQuery)
     context = wiring.context()
-    app.expect_fleet(cluster, context.site.fleet)
+    app.require_fleet(cluster, context.site.fleet)
     page = pagination.PageRequest(query.page_size, query.next_page_token)
     policy = context.policy
-    shown = read_policy.show(
+    shown = read_policy.show_policy(
         policy, wiring.world().policies.base, wiring.world().policies.change, ledger=context.ledger, page=page
     )
-    return app.answer(shown)
+    return app.read_reply(shown)
 
 
 @app.post("/v1/clusters/<cluster>/policy")
 def give_policy(cluster: str) -> api.Reply:
     context = wiring.context()
-    app.expect_fleet(cluster, context.site.fleet)
-    body = app.body(api_types.PolicyBody)
+    app.require_fleet(cluster, context.site.fleet)
+    body = app.parse_body(api_types.PolicyBody)
     request = change_policy.ChangePolicyRequest(
         changes=body.changes,
         by=app.caller().actor,
@@ -36,14 +36,14 @@ def give_policy(cluster: str) -> api.Reply:
     )
     base = wiring.world().policies.base
     change = change_policy.run(request, ledger=context.ledger, base=base, now=context.now)
-    return app.done(change.to_json())
+    return app.change_reply(change.to_json())
 
 
 @app.post("/v1/clusters/<cluster>/policy/test")
 def try_policy_out(cluster: str) -> api.Reply:
     context = wiring.context()
-    app.expect_fleet(cluster, context.site.fleet)
-    body = app.body(api_types.PolicyTestBody)
+    app.require_fleet(cluster, context.site.fleet)
+    body = app.parse_body(api_types.PolicyTestBody)
     base, now = wiring.world().policies.base, context.now
     comparison = try_policy.run(
         body.changes,
@@ -54,30 +54,30 @@ def try_policy_out(cluster: str) -> api.Reply:
         since=body.since,
         now=now,
     )
-    return app.done(comparison)
+    return app.change_reply(comparison)
 
 
 @app.put("/v1/teams/<team>/quota")
 def set_team(team: str) -> api.Reply:
-    body = app.body(api_types.TeamBody)
-    app.expect(body.team.name == team, "VALIDATION_FAILED", f"team.name: the path names {team}")
+    body = app.parse_body(api_types.TeamBody)
+    app.require(body.team.name == team, "VALIDATION_FAILED", f"team.name: the path names {team}")
     return _set(body.team, body.reason, app.expected_version())
 
 
 @app.delete("/v1/teams/<team>")
 def remove_a_team(team: str) -> api.Reply:
     context = wiring.context()
-    reason = app.query(api_types.RemovalQuery).reason
+    reason = app.parse_query(api_types.RemovalQuery).reason
     request = remove_team.RemoveTeamRequest(
         team=team, expected=app.expected_version(), by=app.caller().actor, reason=reason
     )
-    return app.done(remove_team.run(request, context).to_json())
+    return app.change_reply(remove_team.run(request, context).to_json())
 
 
 @app.put("/v1/clusters/<cluster>/quotas")
 def set_quotas_of_the_fleet(cluster: str) -> api.Reply:
-    app.expect_fleet(cluster, wiring.context().site.fleet)
-    body = app.body(api_types.QuotasBody)
+    app.require_fleet(cluster, wiring.context().site.fleet)
+    body = app.parse_body(api_types.QuotasBody)
     return _set(body.quotas, body.reason, app.expected_version())
 
 
@@ -87,9 +87,9 @@ def _set(part: set_quotas.SetupPart, reason: str, expected: int) -> api.Reply:
     result = set_quotas.run(
         request, context, own_namespaces=(context.site.job_namespace, context.policy.burst.capacity_pod_namespace)
     )
-    return app.done(team_setup.to_document(result.part, result.version))
+    return app.change_reply(team_setup.to_document(result.part, result.version))
 
 
 @entry.api
 def handler(event: entry.Json, context: entry.LambdaContext) -> entry.Json:
-    return app.reply(event, context)
+    return app.handle_request(event, context)

@@ -13,8 +13,8 @@ app = api.Resolver(lambda: wiring.world().telemetry)
 @app.post("/v1/clusters/<cluster>/automation/hold")
 def hold(cluster: str) -> api.Reply:
     context = wiring.context()
-    app.expect_fleet(cluster, context.site.fleet)
-    body = app.body(api_types.HoldBody)
+    app.require_fleet(cluster, context.site.fleet)
+    body = app.parse_body(api_types.HoldBody)
     now = context.now
     request = hold_automation.HoldRequest(
         by=app.caller().actor,
@@ -27,15 +27,15 @@ def hold(cluster: str) -> api.Reply:
         request_id=app.request_id(),
         fingerprint=app.fingerprint(),
     )
-    held = hold_automation.hold(request, context)
-    return app.done(held.to_json())
+    held = hold_automation.set_hold(request, context)
+    return app.change_reply(held.to_json())
 
 
 @app.post("/v1/clusters/<cluster>/automation/release")
 def release(cluster: str) -> api.Reply:
     context = wiring.context()
-    app.expect_fleet(cluster, context.site.fleet)
-    body = app.body(api_types.ReleaseBody)
+    app.require_fleet(cluster, context.site.fleet)
+    body = app.parse_body(api_types.ReleaseBody)
     request = hold_automation.ReleaseRequest(
         by=app.caller().actor,
         reason=body.reason,
@@ -45,20 +45,22 @@ def release(cluster: str) -> api.Reply:
         request_id=app.request_id(),
         fingerprint=app.fingerprint(),
     )
-    return app.done(hold_automation.release(request, context))
+    return app.change_reply(hold_automation.release_hold(request, context))
 
 
 @app.post("/v1/incidents/<incident_id>/approve")
 def approve(incident_id: str) -> api.Reply:
     app.idempotency_key()  # the answer itself makes a repeat harmless; a key is asked of every change
-    return app.accepted(_answered(incident_id, app.body(api_types.ApprovalBody), approves=True), _incident(incident_id))
+    return app.accepted_reply(
+        _answered(incident_id, app.parse_body(api_types.ApprovalBody), approves=True), _incident(incident_id)
+    )
 
 
 @app.post("/v1/incidents/<incident_id>/decline")
 def decline(incident_id: str) -> api.Reply:
     app.idempotency_key()  # required, although a repeat is harmless
-    return app.accepted(
-        _answered(incident_id, app.body(api_types.ApprovalBody), approves=False), _incident(incident_id)
+    return app.accepted_reply(
+        _answered(incident_id, app.parse_body(api_types.ApprovalBody), approves=False), _incident(incident_id)
     )
 
 
@@ -68,34 +70,34 @@ def acknowledge(incident_id: str) -> api.Reply:
     request = acknowledge_incident.AcknowledgeIncidentRequest(
         incident_id=incident_id,
         by=app.caller().actor,
-        reason=app.body(api_types.RemarkBody).reason,
+        reason=app.parse_body(api_types.RemarkBody).reason,
         request_id=app.request_id(),
     )
-    return app.done(read_incidents.summary(acknowledge_incident.run(request, context), context.now))
+    return app.change_reply(read_incidents.incident_summary(acknowledge_incident.run(request, context), context.now))
 
 
 @app.post("/v1/nodes/<node_id>/cordon")
 def cordon(node_id: str) -> api.Reply:
-    body, key = app.body(api_types.RemarkBody), app.request_id()
+    body, key = app.parse_body(api_types.RemarkBody), app.request_id()
     request = _mark(node_id, body, key, fingerprint=app.fingerprint())
     context = wiring.context()
-    outcome = set_manual_cordon.cordon(request, context)
-    return app.done(outcome.to_json())
+    outcome = set_manual_cordon.cordon_as_person(request, context)
+    return app.change_reply(outcome.to_json())
 
 
 @app.post("/v1/nodes/<node_id>/uncordon")
 def uncordon(node_id: str) -> api.Reply:
-    body, key = app.body(api_types.RemarkBody), app.request_id()
+    body, key = app.parse_body(api_types.RemarkBody), app.request_id()
     request = _mark(node_id, body, key, fingerprint=app.fingerprint())
     context = wiring.context()
-    outcome = set_manual_cordon.uncordon(request, context)
-    return app.done(outcome.to_json())
+    outcome = set_manual_cordon.uncordon_as_person(request, context)
+    return app.change_reply(outcome.to_json())
 
 
 @app.post("/v1/nodes/<node_id>/replace")
 def replace(node_id: str) -> api.Reply:
     context = wiring.context()
-    body = app.body(api_types.ReplaceBody)
+    body = app.parse_body(api_types.ReplaceBody)
     request = request_replacement.ReplacementRequest(
         instance_id=node_id,
         code=body.code,
@@ -106,7 +108,7 @@ def replace(node_id: str) -> api.Reply:
         fingerprint=app.fingerprint(),
     )
     answer, location = request_replacement.run(request, context)
-    return app.accepted(answer, location)
+    return app.accepted_reply(answer, location)
 
 
 def _mark(
@@ -136,22 +138,22 @@ def _answered(incident_id: str, body: api_types.ApprovalBody, *, approves: bool)
     )
     now = context.now
     incident = approve_recovery.run(request, context)
-    return read_incidents.summary(incident, now)
+    return read_incidents.incident_summary(incident, now)
 
 
 @app.post("/v1/faults")
 def report() -> api.Reply:
     context = wiring.context()
     request = report_faults.ReportFaultsRequest(
-        reports=app.body(api_types.FaultsBody).reports(),
+        reports=app.parse_body(api_types.FaultsBody).reports(),
         caller=app.caller().principal,
         request_id=app.request_id(),
         fingerprint=app.fingerprint(),
     )
     answer = report_faults.run(request, context)
-    return app.accepted(answer, "/v1/incidents")
+    return app.accepted_reply(answer, "/v1/incidents")
 
 
 @entry.api
 def handler(event: entry.Json, context: entry.LambdaContext) -> entry.Json:
-    return app.reply(event, context)
+    return app.handle_request(event, context)

@@ -33,13 +33,13 @@ def _reader() -> disclosure.Reader:
     context = wiring.context()
     caller = app.caller()
     requester = Requester(principal=caller.principal, identity=caller.identity, actor=caller.actor)
-    return disclosure.Reader.of(requester, context.ledger, context.site.operators)
+    return disclosure.Reader.for_requester(requester, context.ledger, context.site.operators)
 
 
 def _ages() -> read_sources.Ages:
     """Return the age of every source of facts."""
     context = wiring.context()
-    return read_sources.run(context)
+    return read_sources.read_source_ages(context)
 
 
 def _seen(document: entry.Json) -> entry.Json:
@@ -49,63 +49,63 @@ def _seen(document: entry.Json) -> entry.Json:
 
 @app.get("/v1/status")
 def status() -> api.Reply:
-    app.query(api_types.NoQuery)
+    app.parse_query(api_types.NoQuery)
     context = wiring.context()
-    return app.answer(read_fleet.status(_ages(), context))
+    return app.read_reply(read_fleet.show_status(_ages(), context))
 
 
 @app.get("/v1/overview")
 def overview() -> api.Reply:
-    app.query(api_types.NoQuery)
+    app.parse_query(api_types.NoQuery)
     context = wiring.context()
-    return app.answer(read_overview.show(_ages(), context), undated=read_overview.UNDATED)
+    return app.read_reply(read_overview.show_overview(_ages(), _reader(), context), undated=read_overview.UNDATED)
 
 
 @app.get("/v1/clusters/<cluster>/automation")
 def show_automation(cluster: str) -> api.Reply:
-    app.query(api_types.NoQuery)
+    app.parse_query(api_types.NoQuery)
     context = wiring.context()
-    app.expect_fleet(cluster, context.site.fleet)
-    return app.answer(hold_automation.show(context))
+    app.require_fleet(cluster, context.site.fleet)
+    return app.read_reply(hold_automation.show_automation(context))
 
 
 @app.get("/v1/jobs")
 def list_jobs() -> api.Reply:
-    query = app.query(api_types.JobsQuery)
+    query = app.parse_query(api_types.JobsQuery)
     if query.unmanaged:
         context = wiring.context()
-        return app.answer(_seen(read_jobs.list_unmanaged(context)))
+        return app.read_reply(_seen(read_jobs.list_unmanaged(context)))
     page = pagination.PageRequest(query.page_size, query.next_page_token)
     filters = read_jobs.JobFilter(states=query.state, team=query.team, priority_class=query.priority_class)
     context = wiring.context()
     jobs = read_jobs.list_jobs(filters, page, _reader(), context, sort=sorted_list.Sort.parse(query.sort))
-    return app.answer(_seen(jobs))
+    return app.read_reply(_seen(jobs))
 
 
 @app.get("/v1/jobs/<job_id>")
 def show_job(job_id: str) -> api.Reply:
-    app.query(api_types.NoQuery)
+    app.parse_query(api_types.NoQuery)
     context = wiring.context()
     job = read_jobs.show_job(job_id, _reader(), context)
-    return app.answer(_seen(job), undated=("queue",))
+    return app.read_reply(_seen(job), undated=("queue",))
 
 
 @app.get("/v1/jobs/<job_id>/timeline")
 def job_timeline(job_id: str) -> api.Reply:
-    app.query(api_types.NoQuery)
-    return app.answer(read_timelines.show_job(job_id, _reader(), wiring.context()))
+    app.parse_query(api_types.NoQuery)
+    return app.read_reply(read_timelines.show_job(job_id, _reader(), wiring.context()))
 
 
 @app.get("/v1/jobs/<job_id>/why")
 def why_job(job_id: str) -> api.Reply:
-    app.query(api_types.NoQuery)
+    app.parse_query(api_types.NoQuery)
     context = wiring.context()
-    return app.answer(_seen(explain.why_job(job_id, _reader(), context)))
+    return app.read_reply(_seen(explain.why_job(job_id, _reader(), context)))
 
 
 @app.get("/v1/jobs/<job_id>/logs")
 def job_logs(job_id: str) -> api.Reply:
-    query = app.query(api_types.LogsQuery)
+    query = app.parse_query(api_types.LogsQuery)
     context = wiring.context()
     log = read_jobs.job_logs(
         job_id,
@@ -116,148 +116,147 @@ def job_logs(job_id: str) -> api.Reply:
         tail=query.tail,
         timestamps=bool(query.timestamps),
     )
-    return app.answer(log)
+    return app.read_reply(log)
 
 
 @app.get("/v1/jobs/<job_id>/receipt")
 def job_receipt(job_id: str) -> api.Reply:
-    app.query(api_types.NoQuery)
-    return app.answer(read_receipts.show_job(job_id, _reader(), wiring.context()))
+    app.parse_query(api_types.NoQuery)
+    return app.read_reply(read_receipts.show_job(job_id, _reader(), wiring.context()))
 
 
 @app.get("/v1/teams")
 def list_teams() -> api.Reply:
-    app.query(api_types.NoQuery)
+    app.parse_query(api_types.NoQuery)
     context = wiring.context()
-    return app.answer(_seen(read_teams.list_teams(context)))
+    return app.read_reply(_seen(read_teams.list_teams(context)))
 
 
 @app.get("/v1/teams/<team>/quota")
 def show_team(team: str) -> api.Reply:
-    app.query(api_types.NoQuery)
-    return app.answer(team_setup.read_team(wiring.context().ledger, team))
+    app.parse_query(api_types.NoQuery)
+    return app.read_reply(team_setup.read_team(wiring.context().ledger, team))
 
 
 @app.get("/v1/clusters/<cluster>/quotas")
 def show_quotas(cluster: str) -> api.Reply:
-    app.query(api_types.NoQuery)
+    app.parse_query(api_types.NoQuery)
     context = wiring.context()
-    app.expect_fleet(cluster, context.site.fleet)
-    return app.answer(team_setup.read_fleet(context.ledger))
+    app.require_fleet(cluster, context.site.fleet)
+    return app.read_reply(team_setup.read_fleet(context.ledger))
 
 
 @app.get("/v1/incidents")
 def list_incidents() -> api.Reply:
-    query = app.query(api_types.IncidentsQuery)
+    query = app.parse_query(api_types.IncidentsQuery)
     page = pagination.PageRequest(query.page_size, query.next_page_token)
     context = wiring.context()
-    return app.answer(_seen(read_incidents.list_incidents(query.state, page, context)))
+    return app.read_reply(_seen(read_incidents.list_incidents(query.state, page, context)))
 
 
 @app.get("/v1/incidents/<incident_id>")
 def show_incident(incident_id: str) -> api.Reply:
-    app.query(api_types.NoQuery)
+    app.parse_query(api_types.NoQuery)
     context = wiring.context()
     incident = read_incidents.show_incident(incident_id, _reader(), context)
-    return app.answer(_seen(incident))
+    return app.read_reply(_seen(incident))
 
 
 @app.get("/v1/incidents/<incident_id>/execution")
 def incident_execution(incident_id: str) -> api.Reply:
-    app.query(api_types.NoQuery)
-    return app.answer(read_execution.show(incident_id, wiring.context()))
+    app.parse_query(api_types.NoQuery)
+    return app.read_reply(read_execution.show_execution(incident_id, wiring.context()))
 
 
 @app.get("/v1/incidents/<incident_id>/timeline")
 def incident_timeline(incident_id: str) -> api.Reply:
-    app.query(api_types.NoQuery)
-    return app.answer(read_timelines.show_incident(incident_id, _reader(), wiring.context()))
+    app.parse_query(api_types.NoQuery)
+    return app.read_reply(read_timelines.show_incident(incident_id, _reader(), wiring.context()))
 
 
 @app.get("/v1/incidents/<incident_id>/why")
 def why_incident(incident_id: str) -> api.Reply:
-    app.query(api_types.NoQuery)
+    app.parse_query(api_types.NoQuery)
     context = wiring.context()
-    return app.answer(_seen(explain.why_incident(incident_id, _reader(), context)))
+    return app.read_reply(_seen(explain.why_incident(incident_id, _reader(), context)))
 
 
 @app.get("/v1/incidents/<incident_id>/receipt")
 def incident_receipt(incident_id: str) -> api.Reply:
-    app.query(api_types.NoQuery)
-    return app.answer(read_receipts.show_incident(incident_id, _reader(), wiring.context()))
+    app.parse_query(api_types.NoQuery)
+    return app.read_reply(read_receipts.show_incident(incident_id, _reader(), wiring.context()))
 
 
 @app.get("/v1/decisions/<decision_id>")
 def show_decision(decision_id: str) -> api.Reply:
-    app.query(api_types.NoQuery)
-    return app.answer(read_incidents.show_decision(wiring.context().ledger, decision_id, _reader()))
+    app.parse_query(api_types.NoQuery)
+    return app.read_reply(read_incidents.show_decision(wiring.context().ledger, decision_id, _reader()))
 
 
 @app.get("/v1/nodes")
 def list_nodes() -> api.Reply:
-    query = app.query(api_types.NodesQuery)
+    query = app.parse_query(api_types.NodesQuery)
     page = pagination.PageRequest(query.page_size, query.next_page_token)
     node_filter = read_fleet.NodeFilter(pool=query.pool, states=query.state, with_gone=bool(query.gone))
     sort = sorted_list.Sort.parse(query.sort)
-    return app.answer(_seen(read_fleet.list_nodes(wiring.context().ledger, page, node_filter, sort=sort)))
+    return app.read_reply(_seen(read_fleet.list_nodes(wiring.context().ledger, page, node_filter, sort=sort)))
 
 
 @app.get("/v1/events")
 def list_events() -> api.Reply:
-    query = app.query(api_types.EventsQuery)
+    query = app.parse_query(api_types.EventsQuery)
     page = pagination.PageRequest(query.page_size, query.next_page_token)
     event_filter = read_events.EventFilter(kinds=query.kind, subject=query.subject, team=query.team, since=query.since)
-    return app.answer(read_events.list_events(event_filter, page, wiring.context()))
+    return app.read_reply(read_events.list_events(event_filter, page, _reader(), wiring.context()))
 
 
 @app.get("/v1/shadow-report")
 def show_shadow_report() -> api.Reply:
-    query = app.query(api_types.ShadowReportQuery)
+    query = app.parse_query(api_types.ShadowReportQuery)
     page = pagination.PageRequest(query.page_size, query.next_page_token)
     filters = read_shadow_report.ShadowFilter(since=query.since, pool=query.pool, window_hours=query.window_hours)
-    return app.answer(_seen(read_shadow_report.show(filters, page, wiring.context())))
+    return app.read_reply(_seen(read_shadow_report.show_shadow_report(filters, page, wiring.context())))
 
 
 @app.get("/v1/cost-report")
 def show_cost_report() -> api.Reply:
-    query = app.query(api_types.CostReportQuery)
+    query = app.parse_query(api_types.CostReportQuery)
     report_window = read_cost_report.ReportWindow(since=query.since, until=query.until)
-    may_see_spend = _reader().may_see_every_team
-    report = read_cost_report.show(report_window, wiring.context(), may_see_spend=may_see_spend)
-    return app.answer(report, undated=("until",))
+    report = read_cost_report.show_cost_report(report_window, _reader(), wiring.context())
+    return app.read_reply(report, undated=("until",))
 
 
 @app.get("/v1/showback")
 def show_showback() -> api.Reply:
-    query = app.query(api_types.ShowbackQuery)
+    query = app.parse_query(api_types.ShowbackQuery)
     showback_filter = read_showback.ShowbackFilter(
         since=query.since, until=query.until, team=query.team, label=query.label
     )
     page = pagination.PageRequest(query.page_size, query.next_page_token)
-    return app.answer(read_showback.show(showback_filter, page, _reader(), wiring.context()))
+    return app.read_reply(read_showback.read_showback(showback_filter, page, _reader(), wiring.context()))
 
 
 @app.get("/v1/audit")
 def list_acts() -> api.Reply:
-    query = app.query(api_types.AuditQuery)
+    query = app.parse_query(api_types.AuditQuery)
     page = pagination.PageRequest(query.page_size, query.next_page_token)
-    return app.answer(read_audit.run(read_audit.AuditFilter(query.since, query.by), page, wiring.context()))
+    return app.read_reply(read_audit.list_acts(read_audit.AuditFilter(query.since, query.by), page, wiring.context()))
 
 
 @app.get("/v1/utilization")
 def show_utilization() -> api.Reply:
-    query = app.query(api_types.UtilizationQuery)
-    utilization = read_utilization.show(query.by, wiring.context(), cluster=query.cluster, pool=query.pool)
-    return app.answer(_seen(utilization))
+    query = app.parse_query(api_types.UtilizationQuery)
+    utilization = read_utilization.show_utilization(query.by, wiring.context(), cluster=query.cluster, pool=query.pool)
+    return app.read_reply(_seen(utilization))
 
 
 @app.get("/v1/nodes/<node_id>")
 def show_node(node_id: str) -> api.Reply:
-    app.query(api_types.NoQuery)
+    app.parse_query(api_types.NoQuery)
     context = wiring.context()
-    return app.answer(_seen(read_fleet.show_node(node_id, context)))
+    return app.read_reply(_seen(read_fleet.show_node(node_id, context)))
 
 
 @entry.api
 def handler(event: entry.Json, context: entry.LambdaContext) -> entry.Json:
-    return app.reply(event, context)
+    return app.handle_request(event, context)

@@ -3,7 +3,7 @@
 from evenkeel.runtime import api, api_types, entry, wiring
 from evenkeel.services.jobs import cancel_job, set_priority, submit_job, suspend_job
 from evenkeel.services.jobs.check_role import Requester
-from evenkeel.services.queries import read_jobs, read_queue
+from evenkeel.services.queries import plan_unsubmitted_job, read_jobs
 
 app = api.Resolver(lambda: wiring.world().telemetry)
 
@@ -12,19 +12,19 @@ app = api.Resolver(lambda: wiring.world().telemetry)
 def submit() -> api.Reply:
     context = wiring.context()
     request = submit_job.SubmitJobRequest(
-        spec=app.body(api_types.JobBody).spec(),
+        spec=app.parse_body(api_types.JobBody).spec(),
         requester=_requester(),
         idempotency_key=app.idempotency_key(),
     )
     result = submit_job.run(request, context)
-    return app.accepted(read_jobs.summary(result.job), f"/v1/jobs/{result.job.job_id}")
+    return app.accepted_reply(read_jobs.job_summary(result.job), f"/v1/jobs/{result.job.job_id}")
 
 
 @app.post("/v1/jobs/plan")
 def plan() -> api.Reply:
     context = wiring.context()
-    placement = read_queue.plan(app.body(api_types.JobBody).spec(), _requester(), context)
-    return app.done(placement)
+    placement = plan_unsubmitted_job.run(app.parse_body(api_types.JobBody).spec(), _requester(), context)
+    return app.change_reply(placement)
 
 
 @app.post("/v1/jobs/<job_id>/cancel")
@@ -32,11 +32,11 @@ def cancel(job_id: str) -> api.Reply:
     context = wiring.context()
     app.idempotency_key()  # every change requires a key, although the job's state already makes a repeat harmless
     request = cancel_job.CancelJobRequest(
-        job_id=job_id, requester=_requester(), reason=app.body(api_types.ReasonBody).reason
+        job_id=job_id, requester=_requester(), reason=app.parse_body(api_types.ReasonBody).reason
     )
     result = cancel_job.run(request, context)
-    app.expect(result.outcome != cancel_job.CancelOutcome.ALREADY_ENDED, "JOB_ENDED", result.job.reason)
-    return app.accepted(read_jobs.summary(result.job), f"/v1/jobs/{job_id}")
+    app.require(result.outcome != cancel_job.CancelOutcome.ALREADY_ENDED, "JOB_ENDED", result.job.reason)
+    return app.accepted_reply(read_jobs.job_summary(result.job), f"/v1/jobs/{job_id}")
 
 
 @app.post("/v1/jobs/<job_id>/suspend")
@@ -44,10 +44,10 @@ def suspend(job_id: str) -> api.Reply:
     context = wiring.context()
     app.idempotency_key()  # required, although a repeat is harmless
     request = suspend_job.JobChangeRequest(
-        job_id=job_id, requester=_requester(), reason=app.body(api_types.ReasonBody).reason
+        job_id=job_id, requester=_requester(), reason=app.parse_body(api_types.ReasonBody).reason
     )
     job = suspend_job.suspend(request, context)
-    return app.accepted(read_jobs.summary(job), f"/v1/jobs/{job_id}")
+    return app.accepted_reply(read_jobs.job_summary(job), f"/v1/jobs/{job_id}")
 
 
 @app.post("/v1/jobs/<job_id>/resume")
@@ -55,16 +55,16 @@ def resume(job_id: str) -> api.Reply:
     context = wiring.context()
     app.idempotency_key()  # required, although a repeat is harmless
     request = suspend_job.JobChangeRequest(
-        job_id=job_id, requester=_requester(), reason=app.body(api_types.ReasonBody).reason
+        job_id=job_id, requester=_requester(), reason=app.parse_body(api_types.ReasonBody).reason
     )
     job = suspend_job.resume(request, context)
-    return app.accepted(read_jobs.summary(job), f"/v1/jobs/{job_id}")
+    return app.accepted_reply(read_jobs.job_summary(job), f"/v1/jobs/{job_id}")
 
 
 @app.patch("/v1/jobs/<job_id>")
 def change_priority(job_id: str) -> api.Reply:
     context = wiring.context()
-    body = app.body(api_types.PriorityBody)
+    body = app.parse_body(api_types.PriorityBody)
     request = set_priority.SetPriorityRequest(
         job_id=job_id,
         priority_class=body.priority_class,
@@ -73,7 +73,7 @@ def change_priority(job_id: str) -> api.Reply:
         reason=body.reason,
     )
     job = set_priority.run(request, context)
-    return app.done(read_jobs.summary(job))
+    return app.change_reply(read_jobs.job_summary(job))
 
 
 def _requester() -> Requester:
@@ -83,4 +83,4 @@ def _requester() -> Requester:
 
 @entry.api
 def handler(event: entry.Json, context: entry.LambdaContext) -> entry.Json:
-    return app.reply(event, context)
+    return app.handle_request(event, context)

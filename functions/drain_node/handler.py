@@ -1,13 +1,13 @@
 """State DrainNode of recover_node: stop the jobs on the node, with the grace that its fault allows."""
 
 from evenkeel.runtime import entry, wiring
+from evenkeel.services.incidents import recovery_step
 from evenkeel.services.recovery import drain_node
-from evenkeel.services.storage import incident_record
 
 
 @entry.task
 def handler(event: entry.Json, _context: entry.LambdaContext) -> entry.Json:
-    request = incident_record.RecoveryRun.model_validate(event)
+    request = recovery_step.RecoveryStepRequest.model_validate(event)
     context = wiring.context()
     result = drain_node.run(request, context)
     return result.to_json()

@@ -8,9 +8,9 @@ from operator import attrgetter
 from evenkeel.events import envelope
 from evenkeel.events.outcomes import Ignored, Malformed, ParsedEvent, Unknown
 from evenkeel.runtime import entry, wiring
-from evenkeel.services.incidents import receive_event
+from evenkeel.services.incidents import ingest_event
 
 
 @entry.event(parse=envelope.parse, urgency=attrgetter("urgency"), malformed=Malformed, ignored_types=(Ignored, Unknown))
 def handler(parsed: ParsedEvent, _context: entry.LambdaContext) -> entry.Json:
-    return receive_event.ingest_event(parsed, wiring.context())
+    return ingest_event.run(parsed, wiring.context())

@@ -37,6 +37,8 @@ PAGES_QUEUE: Final = "evenkeel-pages"
 FLEET: Final = "laptop"
 NAMESPACE: Final = "evenkeel-jobs"
 SERVICE_ACCOUNT: Final = "trainer"
+TRAINING_PLAN: Final = "p5-thirty-days"
+"""The training plan of the HyperPod nodes. It ends 30 days after the start of the data centre."""
 _OPERATOR: Final = "operator"
 _WATCH: Final = "WatchClusterFunction"
 SCHEDULED: Final = {_WATCH: 1.0, "SweepFleetFunction": 2.0, "ScheduleJobsFunction": 2.0}
@@ -84,8 +86,17 @@ class FleetShape:
             "nodeRecovery": self.node_recovery,
             "nodeProvisioningMode": "Continuous",
             "duplicateEvents": self.duplicate_events,
+            "trainingPlans": [
+                {"name": TRAINING_PLAN, "instanceType": self.instance_type, "totalInstanceCount": self.nodes}
+            ],
             "instanceGroups": [
-                {"name": self.group, "instanceType": self.instance_type, "count": self.nodes, "taints": [taint]}
+                {
+                    "name": self.group,
+                    "instanceType": self.instance_type,
+                    "count": self.nodes,
+                    "taints": [taint],
+                    "trainingPlan": TRAINING_PLAN,
+                }
             ],
             "karpenter": {
                 "spotNotice": SPOT_NOTICE_SECONDS,
@@ -235,7 +246,9 @@ class DataCentre:
     def _start_ticking(self) -> None:
         periods = {f"{self.outputs[name]}:live": seconds for name, seconds in SCHEDULED.items()}
         invoker = make_user(self.deployer, "ticker", ticker_statements(list(periods)))
-        self.ticker = self._open.enter_context(Ticker(invoker, periods, waiting=[f"{self.outputs[_WATCH]}:live"]))
+        self.ticker = self._open.enter_context(
+            Ticker(invoker, periods, long_running_functions=[f"{self.outputs[_WATCH]}:live"])
+        )
 
     def _stop_cluster(self) -> None:
         """Stop the current cluster."""

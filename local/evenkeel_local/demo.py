@@ -66,7 +66,7 @@ class DemoOutput:
         self._began = time.monotonic()
         self._lock = threading.RLock()
 
-    def chapter(self, title: str) -> None:
+    def print_chapter(self, title: str) -> None:
         self.line("")
         self.line(self._bold(f"── {title}"))
 
@@ -86,7 +86,7 @@ class DemoOutput:
     def step(self, text: str) -> None:
         self.line(f"  {time.monotonic() - self._began:6.1f}s  {text}")
 
-    def live(self, text: str) -> None:
+    def show_progress_line(self, text: str) -> None:
         """Replace the progress line on a terminal; print nothing in a pipe."""
         if self._is_tty:
             with self._lock:
@@ -107,8 +107,9 @@ class DemoOutput:
             start = time.monotonic()
             while not ended.wait(0.2):
                 done = max(0, len(begun) - 1)
-                self.live(
-                    f"{_bar(done / count)}  step {min(done + 1, count)} of {count}, {time.monotonic() - start:.0f} s"
+                seconds = time.monotonic() - start
+                self.show_progress_line(
+                    f"{_bar_text(done / count)}  step {min(done + 1, count)} of {count}, {seconds:.0f} s"
                 )
 
         painter = threading.Thread(target=draw, daemon=True)
@@ -132,7 +133,7 @@ class TimelinePrinter:
         self._waiting: list[tuple[str, str, dict[str, Any]]] = []
         self.injected_at: datetime | None = None
 
-    def skip(self, path: str) -> None:
+    def mark_as_printed(self, path: str) -> None:
         """Mark the present entries of a timeline as printed."""
         self._seen.update(_entry_key(path, entry) for entry in self._client.get(path)["entries"])
 
@@ -175,7 +176,7 @@ def main() -> int:
 
 
 def _run_demo(output: DemoOutput) -> int:
-    output.chapter("Start a data centre on this machine")
+    output.print_chapter("Start a data centre on this machine")
     with ThreadPoolExecutor(1) as background:
         reference: Future[str] = background.submit(reference_digest, WORK.nodes, WORK.steps, WORK.seed)
         run_dir = PROJECT / ".evenkeel" / "demo"
@@ -190,7 +191,7 @@ def _run_demo(output: DemoOutput) -> int:
 
 
 def _inject_and_recover(output: DemoOutput, centre: DataCentre, client: ApiClient, reference: Future[str]) -> int:
-    output.chapter(
+    output.print_chapter(
         f"Run a training job: {WORK.nodes} nodes, {WORK.steps} steps, a checkpoint every {WORK.checkpoint_every} steps"
     )
     uri = f"s3://{CHECKPOINTS_BUCKET}/demo"
@@ -199,12 +200,12 @@ def _inject_and_recover(output: DemoOutput, centre: DataCentre, client: ApiClien
     output.step(f"submitted {job_id}, which saves checkpoints to {uri}")
     fault_step = random.SystemRandom().randint(*INJECT_BETWEEN_STEPS)
 
-    def reached() -> bool:
+    def has_reached_fault_step() -> bool:
         step = last_step(client, job_id)
-        output.live(_progress_text(step))
+        output.show_progress_line(_progress_text(step))
         return step >= fault_step
 
-    wait_for(f"step {fault_step}", INJECT_TIMEOUT_SECONDS, reached)
+    wait_for(f"step {fault_step}", INJECT_TIMEOUT_SECONDS, has_reached_fault_step)
     job = client.get(path)
     for attempt in job["attempts"][:1]:
         names = ", ".join("…" + node["name"][-6:] for node in attempt["nodes"])
@@ -222,9 +223,9 @@ def _recover(
 ) -> int:
     job_id, path = job["jobId"], f"/jobs/{job['jobId']}"
     timelines = TimelinePrinter(output, client)
-    timelines.skip(f"{path}/timeline")
+    timelines.mark_as_printed(f"{path}/timeline")
     node = node_of_rank(centre, job, random.SystemRandom().randrange(WORK.nodes))
-    output.chapter(f"Step {fault_step}: break a GPU of {node}")
+    output.print_chapter(f"Step {fault_step}: break a GPU of {node}")
     timelines.injected_at = datetime.now(UTC)
     centre.cluster.control("POST", "faults", {"fault": "gpu-xid79", "node": node})
     output.line(f"  {0:+7.2f}s  node ✖ fault     Xid 79: a GPU has fallen off the bus; the rank on it died")
@@ -234,18 +235,18 @@ def _recover(
         paths = [f"{path}/timeline", *([f"/incidents/{incident['incidentId']}/timeline"] if incident else [])]
         timelines.print_new(*paths, until=until)
 
-    def over() -> bool:
+    def is_recovery_over() -> bool:
         nonlocal incident, job
         incidents = [item for item in client.get("/incidents")["items"] if item["node"]["name"] == node]
         incident = incidents[0] if incidents else {}
         job = client.get(path)
         print_entries(datetime.now(UTC) - _RECORDED_WITHIN)
-        output.live(
+        output.show_progress_line(
             f"{job['state'].lower()}, attempt {job['currentAttempt']}  {_progress_text(last_step(client, job_id))}"
         )
         return job["state"] in ENDED and incident.get("state") in SETTLED
 
-    wait_for("the job to end and the incident to settle", RECOVERY_SECONDS, over)
+    wait_for("the job to end and the incident to settle", RECOVERY_SECONDS, is_recovery_over)
     print_entries(datetime.max.replace(tzinfo=UTC))
     incident = client.get(f"/incidents/{incident['incidentId']}")
     checks = _check_result(output, centre, job, incident, reference)
@@ -259,7 +260,7 @@ def _recover(
 def _check_result(
     output: DemoOutput, centre: DataCentre, job: dict[str, Any], incident: dict[str, Any], reference: Future[str]
 ) -> list[bool]:
-    output.chapter("Check the result")
+    output.print_chapter("Check the result")
     document = read_object(centre, f"s3://{CHECKPOINTS_BUCKET}/demo", f"result/attempt={job['currentAttempt']}.json")
     disturbed = str(json.loads(document)["digest"]) if document else "no result"
     undisturbed = reference.result(timeout=60)
@@ -282,7 +283,7 @@ def _check_result(
 
 
 def _print_durations(output: DemoOutput, injected_at: datetime, job: dict[str, Any], incident: dict[str, Any]) -> None:
-    output.chapter("Time of each stage (seconds after the fault, on this machine)")
+    output.print_chapter("Time of each stage (seconds after the fault, on this machine)")
     stages = incident["stages"]
     attempt, lost = job["attempts"][0], job["attempts"][-1]
     rows = [
@@ -333,7 +334,7 @@ def _print_shortened_timings(output: DemoOutput) -> None:
         "are also shorter than in production. make demo VERBOSE=1 lists them."
     )
     if output.is_verbose:
-        output.chapter("Timings that the demo shortens (seconds)")
+        output.print_chapter("Timings that the demo shortens (seconds)")
         for line in shorter:
             output.line(line)
 
@@ -354,7 +355,7 @@ def _print_summary(
         return f"after {(_parse_time(at) - injected_at).total_seconds():.1f} s" if at else "at an unknown time"
 
     node = _shorten_instance_ids(incident["node"]["name"])
-    output.chapter("What happened")
+    output.print_chapter("What happened")
     for text in (
         f"A GPU of {node} failed at step {fault_step}. Evenkeel cordoned it {after(stages.get('cordonedAt'))}.",
         f"The job ran again {after(again.get('runningAt'))}, {_resumed_from(again)}.",
@@ -365,7 +366,7 @@ def _print_summary(
 
 
 def _print_next_commands(output: DemoOutput) -> None:
-    output.chapter("Try next")
+    output.print_chapter("Try next")
     for command in (
         "make dev                     start a data centre, and keep it running",
         ".venv/bin/evenkeel console   see the whole fleet in your browser",
@@ -375,10 +376,10 @@ def _print_next_commands(output: DemoOutput) -> None:
 
 
 def _progress_text(step: int) -> str:
-    return f"step {step:>3}/{WORK.steps} {_bar(step / WORK.steps)}"
+    return f"step {step:>3}/{WORK.steps} {_bar_text(step / WORK.steps)}"
 
 
-def _bar(share: float) -> str:
+def _bar_text(share: float) -> str:
     done = round(share * 30)
     return f"{'█' * done}{'░' * (30 - done)}"
 

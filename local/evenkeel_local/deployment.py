@@ -265,7 +265,7 @@ def _run_sam(command: list[str | Path], log: Path, cwd: Path, variables: Mapping
         **variables,
     }
     with log.open("wb") as output:
-        done = subprocess.run(
+        completed = subprocess.run(
             [str(word) for word in command],
             cwd=cwd,
             env=environment,
@@ -274,10 +274,12 @@ def _run_sam(command: list[str | Path], log: Path, cwd: Path, variables: Mapping
             stderr=subprocess.STDOUT,
             check=False,
         )
-    if done.returncode != 0:
+    if completed.returncode != 0:
         last_lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-15:]
         verb = command[1]
-        raise DeploymentError(f"sam {verb} failed (exit {done.returncode}), see {log}:\n  " + "\n  ".join(last_lines))
+        raise DeploymentError(
+            f"sam {verb} failed (exit {completed.returncode}), see {log}:\n  " + "\n  ".join(last_lines)
+        )
 
 
 def _quoted_overrides(parameters: Mapping[str, str]) -> list[str]:

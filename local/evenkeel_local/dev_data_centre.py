@@ -27,7 +27,7 @@ from typing import Any, Final
 from evenkeel_local import probes
 from evenkeel_local.data_centre import DataCentre, Say
 from evenkeel_local.deployment import STACK_NAME
-from evenkeel_local.processes import Child, ProcessMark, interruptible
+from evenkeel_local.processes import Child, ProcessIdentity, interruptible
 from evenkeel_local.supervisor import HangDetector, PartRestart, RestartLimitReached, SupervisedPart, Supervisor
 
 UP_SECONDS: Final = 240.0
@@ -86,7 +86,7 @@ def up(root: Path, foreground: bool = False) -> int:
             break
         time.sleep(0.1)
     print(f"The data centre did not start. See {log}.", file=sys.stderr)
-    child.mark.stop_group()
+    child.identity.stop_group()
     return 1
 
 
@@ -137,7 +137,7 @@ class _DevDataCentre:
     def start(self) -> None:
         self._centre = DataCentre.start(self.paths.run_dir, keeps_cluster=True, say=self._say)
         self.publish([])
-        mark = ProcessMark.of(os.getpid())
+        mark = ProcessIdentity.of(os.getpid())
         if mark is not None:
             mark.write(self.paths.pid)
         self._say(f"up: {self._centre.api_url}")
@@ -177,8 +177,8 @@ class _DevDataCentre:
             shutil.rmtree(self.paths.previous_run_dir, ignore_errors=True)
             self.paths.run_dir.rename(self.paths.previous_run_dir)
         self._centre = DataCentre.start(self.paths.run_dir, keeps_cluster=True, say=self._say)
-        lost = "all jobs, incidents, decisions, teams and checkpoints, the node history, and all addresses."
-        return f"the logs of the previous data centre, in {self.paths.previous_run_dir}.", lost
+        lost_text = "all jobs, incidents, decisions, teams and checkpoints, the node history, and all addresses."
+        return f"the logs of the previous data centre, in {self.paths.previous_run_dir}.", lost_text
 
     def _ask_cluster(self) -> None:
         assert self._centre is not None
@@ -219,21 +219,21 @@ def _write_private(file: Path, document: Json) -> None:
 
 def down(root: Path) -> int:
     """Stop the data centre that `up` started. Return 0. Idempotent: yes."""
-    mark = _supervisor_process(root)
-    if mark is None:
+    identity = _supervisor_process(root)
+    if identity is None:
         return 0
-    os.kill(mark.pid, signal.SIGTERM)
+    os.kill(identity.pid, signal.SIGTERM)
     deadline = time.monotonic() + 30
-    while mark.is_alive() and time.monotonic() < deadline:
+    while identity.is_alive() and time.monotonic() < deadline:
         time.sleep(0.05)
-    if mark.is_alive():
-        mark.stop_group()
+    if identity.is_alive():
+        identity.stop_group()
     return 0
 
 
-def _supervisor_process(root: Path) -> ProcessMark | None:
-    mark = ProcessMark.read(DevPaths(root).pid)
-    return mark if mark is not None and mark.is_alive() else None
+def _supervisor_process(root: Path) -> ProcessIdentity | None:
+    identity = ProcessIdentity.read(DevPaths(root).pid)
+    return identity if identity is not None and identity.is_alive() else None
 
 
 def is_up(root: Path) -> bool:

@@ -110,8 +110,8 @@ def run_branch(states: Document, start_at: str, branch_input: Any, execution: Do
 
 
 def _add_history_event(execution: Document, kind: str, details: str, name: str, **document: Any) -> None:
-    spelled = {field: json.dumps(value) for field, value in document.items()}
-    stepfunctions._add_event(execution, kind, {details: {"name": name, **spelled}})
+    encoded_fields = {field: json.dumps(value) for field, value in document.items()}
+    stepfunctions._add_event(execution, kind, {details: {"name": name, **encoded_fields}})
 
 
 def keep_error_names() -> None:
@@ -215,9 +215,12 @@ def unpacked_layer(data: bytes) -> bytes:
 
 
 def _cached_check(check: Any) -> Any:
-    """Cache a check of an expression's parts; an update passes the parts as a list."""
+    """Return a cached copy of a check of moto.
+
+    Updates pass the tokens as a list, which cannot be a cache key, so it becomes a tuple.
+    """
     cached = functools.lru_cache(maxsize=1000)(check)
-    return lambda parts, *more: cached(tuple(parts) if isinstance(parts, list) else parts, *more)
+    return lambda tokens, *more: cached(tuple(tokens) if isinstance(tokens, list) else tokens, *more)
 
 
 def speed_up_queries() -> None:
@@ -519,16 +522,16 @@ def name_services() -> None:
 def share_layers() -> None:
     """Share one copy of each layer between all workers."""
     resolve, lock = lambda_svc._resolve_layer_zip, threading.Lock()
-    stubs: dict[bytes, bytes] = {}
+    unpacked_layers: dict[bytes, bytes] = {}
 
     def resolve_once(attachment: Any) -> bytes | None:
         data: bytes | None = resolve(attachment)
         if data is None:
             return None
         with lock:
-            if data not in stubs:
-                stubs[data] = unpacked_layer(data)
-        return stubs[data]
+            if data not in unpacked_layers:
+                unpacked_layers[data] = unpacked_layer(data)
+        return unpacked_layers[data]
 
     lambda_svc._resolve_layer_zip = resolve_once
     lambda_runtime.zipfile = types.SimpleNamespace(**{**vars(zipfile), "ZipFile": LayerArchive})

@@ -46,9 +46,9 @@ def probe_parts(state: Mapping[str, Any], context: Json, kubeconfig: Json) -> li
 
     @functools.cache
     def asked() -> Json:
-        return ApiClient(read_context(context, "the data centre", {}), warn=None).get("/status")
+        return ApiClient(read_context(context, "the data centre", {}), warn=None).get("/overview")
 
-    def status() -> Json:
+    def overview() -> Json:
         with lock:
             return asked()
 
@@ -56,8 +56,8 @@ def probe_parts(state: Mapping[str, Any], context: Json, kubeconfig: Json) -> li
         "engine": lambda: _read_url(f"{state['engineUrl']}/_ministack/health"),
         "GPU cluster": lambda: _read_url(f"{state['controlUrl']}/control/health"),
         "Kubernetes": lambda: _probe_kubernetes(kubeconfig),
-        "API": lambda: str(context["url"]) if status() else "",
-        "schedules": lambda: _slowest_schedule(status(), state["upSince"]),
+        "API": lambda: str(context["url"]) if overview() else "",
+        "schedules": lambda: _slowest_schedule_text(overview(), state["upSince"]),
     }
     results: dict[str, ProbeResult] = {}
     threads = [
@@ -96,14 +96,14 @@ def _probe_kubernetes(kubeconfig: Json) -> str:
     return str(cluster["server"])
 
 
-def _slowest_schedule(status: Json, up_since: str) -> str:
+def _slowest_schedule_text(overview: Json, up_since: str) -> str:
     """Return how long ago the slowest scheduled function finished.
 
     Raises:
         RuntimeError: a function is silent, or has never finished although it had enough time.
     """
     now, oldest = datetime.now(UTC), 0.0
-    for beat in status["heartbeats"]:
+    for beat in overview["heartbeats"]:
         age = (now - datetime.fromisoformat(beat["at"] or up_since)).total_seconds()
         if age > SILENT_SECONDS:
             did = "last finished" if beat["at"] else "started but never finished; first started"

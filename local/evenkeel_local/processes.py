@@ -34,20 +34,20 @@ _DEAD = ("Z", "X")  # process states that hold a pid and no other resource
 
 
 @dataclass(frozen=True)
-class ProcessMark:
+class ProcessIdentity:
     """A process, distinguished from later processes with the same pid."""
 
     pid: int
     started: str  # opaque; differs between two processes with the same pid
 
     @classmethod
-    def of(cls, pid: int) -> ProcessMark | None:
+    def of(cls, pid: int) -> ProcessIdentity | None:
         """Return the mark of the process with this pid; None if there is none or only a zombie."""
         started = _start_time(pid)
         return None if started is None else cls(pid, started)
 
     @classmethod
-    def read(cls, path: Path) -> ProcessMark | None:
+    def read(cls, path: Path) -> ProcessIdentity | None:
         """Read a pid file; return None if it is missing or damaged."""
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
@@ -86,12 +86,12 @@ class Child:
     """A command in a process group of its own."""
 
     def __init__(
-        self, process: subprocess.Popen[bytes], mark: ProcessMark, lifeline: int | None, pid_file: Path | None
+        self, process: subprocess.Popen[bytes], mark: ProcessIdentity, lifeline: int | None, pid_file: Path | None
     ) -> None:
         self._process = process
         self._lifeline = lifeline
         self._pid_file = pid_file
-        self.mark = mark
+        self.identity = mark
 
     @classmethod
     def start(
@@ -138,7 +138,7 @@ class Child:
         finally:
             if read_end is not None:
                 os.close(read_end)
-        mark = ProcessMark.of(process.pid) or ProcessMark(process.pid, "gone")
+        mark = ProcessIdentity.of(process.pid) or ProcessIdentity(process.pid, "gone")
         if pid_file is not None:
             mark.write(pid_file)
         return cls(process, mark, write_end, pid_file)

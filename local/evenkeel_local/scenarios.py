@@ -182,7 +182,7 @@ class ScenarioRun:
             scenario_job.wait_for_end()
         await_all_nodes_ready(self.client, self.centre)
         deadline = time.monotonic() + _LEFT_SECONDS
-        while (leftovers := self._leftovers()) and time.monotonic() < deadline:
+        while (leftovers := self._leftover_objects()) and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
         self.print_timeline()
         self.check("no wait, charge, execution, rented node or limit is left", not leftovers, leftovers or "nothing")
@@ -191,7 +191,7 @@ class ScenarioRun:
         check_dead_letters(self.result, self.centre)
         check_decisions(self.result, self.centre)
 
-    def _leftovers(self) -> list[str]:
+    def _leftover_objects(self) -> list[str]:
         unpaid = [
             f"rental {rental['rental']} of {scenario_job.name}"
             for scenario_job in self.jobs
@@ -247,14 +247,14 @@ class CostMeter:
         }
         now = time.monotonic()
         for name, pool in pools.items():
-            first = self._seen[name][1] if name in self._seen else now
-            self._seen[name] = (pool, first, now)
+            first_seen = self._seen[name][1] if name in self._seen else now
+            self._seen[name] = (pool, first_seen, now)
         self.max_micros_per_hour = max(self.max_micros_per_hour, sum(PRICES[pool] for pool in pools.values()))
 
     def min_usd(self) -> Decimal:
         """Return the minimum cost: the whole seconds between the first and the last observation of each machine."""
         parts = sum(PRICES[pool] * math.floor(last - first) for pool, first, last in self._seen.values())
-        return Decimal(parts) / _PARTS
+        return Decimal(parts) / _COST_PARTS_PER_USD
 
 
 def expected_cost_usd(rental: Json) -> Decimal:
@@ -264,7 +264,7 @@ def expected_cost_usd(rental: Json) -> Decimal:
         if offer["joinedNodes"]:
             lasted = datetime.fromisoformat(offer["closedAt"]) - datetime.fromisoformat(offer["openedAt"])
             parts += PRICES[offer["pool"]] * offer["joinedNodes"] * max(60, math.ceil(lasted.total_seconds()))
-    return Decimal(parts) / _PARTS
+    return Decimal(parts) / _COST_PARTS_PER_USD
 
 
 def has_expected_cost(rental: Json) -> bool:
@@ -566,7 +566,7 @@ PRICES: Final = {"burst-spot": 22_000_000, "burst-on-demand": 55_040_000}
 CAP_MICROS_PER_HOUR: Final = 120_000_000
 _NODE_POOLS: Final = tuple(PRICES)
 _POOL_LABEL: Final = "karpenter.sh/nodepool"
-_PARTS: Final = 3_600_000_000
+_COST_PARTS_PER_USD: Final = 3_600_000_000
 """(micro-dollars per hour × seconds) in one dollar."""
 
 
@@ -671,7 +671,7 @@ def spot_reclaimed(run: ScenarioRun) -> None:
     run.check("Evenkeel rented for urgent exactly twice", len(urgent.read()["rentals"]) == 2, urgent.read()["rentals"])
 
 
-def nowhere(run: ScenarioRun) -> None:
+def no_capacity_anywhere(run: ScenarioRun) -> None:
     """No pool has capacity: the job waits, shows why, costs nothing, and starts on free committed capacity."""
     _add_node_pools(run)
     for market in ("spot", "on-demand"):
@@ -757,7 +757,7 @@ SCENARIOS: Final = {
         Scenario("shared-node", shared_node, FleetShape(nodes=1)),
         Scenario("burst-home", return_to_committed, FleetShape(nodes=1)),
         Scenario("spot-reclaimed", spot_reclaimed, FleetShape(nodes=1)),
-        Scenario("nowhere", nowhere, FleetShape(nodes=1)),
+        Scenario("nowhere", no_capacity_anywhere, FleetShape(nodes=1)),
         Scenario("elastic", elastic, FleetShape(nodes=3)),
         Scenario("inference-spike", inference_spike, FleetShape(nodes=3)),
         Scenario("inference-burst", inference_burst, FleetShape(nodes=1)),

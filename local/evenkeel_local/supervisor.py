@@ -134,11 +134,11 @@ class Supervisor:
                 why = _failure_text(process_part)
                 if not why:
                     continue
-                if not self._revive(process_part, why, stopping):
+                if not self._restart_part(process_part, why, stopping):
                     return
                 break  # other parts may depend on this part: check all parts again
 
-    def _revive(self, part: SupervisedPart, why: str, stopping: threading.Event) -> bool:
+    def _restart_part(self, part: SupervisedPart, why: str, stopping: threading.Event) -> bool:
         """Try to restart a part until it runs or the restart limit is reached. Return False after a stop request."""
         while True:
             pause = self._backoff.record_death(part.name, self._clock())

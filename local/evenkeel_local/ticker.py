@@ -32,13 +32,13 @@ def ticker_statements(function_names: Sequence[str]) -> list[Statement]:
     return [{"Sid": "InvokeScheduledFunctions", "Effect": "Allow", "Action": "lambda:InvokeFunction", "Resource": arns}]
 
 
-def rest_seconds(took: float, every_seconds: float, *, waits: bool) -> float:
+def rest_seconds(took: float, every_seconds: float, *, is_long_running: bool) -> float:
     """Return the pause after an invocation that took `took` seconds.
 
-    On a busy engine, half of the time remains for other functions. The time of an invocation that `waits` does not
-    show how busy the engine is.
+    On a busy engine, half of the time remains for other functions. A long-running function waits most of its time, so
+    its time does not show how busy the engine is.
     """
-    longest = every_seconds if waits else _LONGEST_REST_SECONDS
+    longest = every_seconds if is_long_running else _LONGEST_REST_SECONDS
     return max(every_seconds - took, min(took, longest))
 
 
@@ -60,7 +60,7 @@ class Ticker:
         credentials: Credentials,
         periods: Mapping[str, float],
         payloads: Mapping[str, Any] | None = None,
-        waiting: Collection[str] = (),
+        long_running_functions: Collection[str] = (),
     ) -> None:
         """Prepare a ticker.
 
@@ -69,11 +69,11 @@ class Ticker:
             periods: For each function, the seconds between the starts of two invocations; more after a long one
                 (`rest_seconds`).
             payloads: The payload of each function; `{}` by default.
-            waiting: Functions that wait during most of an invocation, such as the watch.
+            long_running_functions: Functions that wait during most of an invocation, such as the watch.
         """
         self._periods = dict(periods)
         self._payloads = payloads or {}
-        self._waiting = frozenset(waiting)
+        self._long_running_functions = frozenset(long_running_functions)
         self._stopping = threading.Event()
         options = Config(
             connect_timeout=2,
@@ -83,11 +83,13 @@ class Ticker:
             proxies={},
         )
         self._lambda = credentials.client("lambda", config=options)
-        self.beats: Mapping[str, ScheduleState] = {name: ScheduleState(name) for name in periods}
+        self.schedule_states: Mapping[str, ScheduleState] = {name: ScheduleState(name) for name in periods}
         # Daemon threads: an open watch must not delay the end of the process.
         self._threads = [
-            threading.Thread(target=self._run, args=(beat,), name=f"tick-{beat.function_name}", daemon=True)
-            for beat in self.beats.values()
+            threading.Thread(
+                target=self._run, args=(schedule_state,), name=f"tick-{schedule_state.function_name}", daemon=True
+            )
+            for schedule_state in self.schedule_states.values()
         ]
 
     def start(self) -> Self:
@@ -113,29 +115,31 @@ class Ticker:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def _run(self, beat: ScheduleState) -> None:
-        payload = json.dumps(self._payloads.get(beat.function_name, {})).encode()
-        period = self._periods[beat.function_name]
+    def _run(self, schedule_state: ScheduleState) -> None:
+        payload = json.dumps(self._payloads.get(schedule_state.function_name, {})).encode()
+        period = self._periods[schedule_state.function_name]
         while not self._stopping.is_set():
             started = time.monotonic()
-            self._invoke(beat, payload)
+            self._invoke(schedule_state, payload)
             took = time.monotonic() - started
-            waits = beat.function_name in self._waiting
-            self._stopping.wait(rest_seconds(took, period, waits=waits))
+            is_long_running = schedule_state.function_name in self._long_running_functions
+            self._stopping.wait(rest_seconds(took, period, is_long_running=is_long_running))
 
-    def _invoke(self, beat: ScheduleState, payload: bytes) -> None:
+    def _invoke(self, schedule_state: ScheduleState, payload: bytes) -> None:
         try:
-            answer = self._lambda.invoke(FunctionName=beat.function_name, Payload=payload)
+            answer = self._lambda.invoke(FunctionName=schedule_state.function_name, Payload=payload)
             body = answer["Payload"].read()
             error = body.decode(errors="replace") if answer.get("FunctionError") else None
         except (BotoCoreError, ClientError) as failure:
             error = str(failure)
         if self._stopping.is_set():
             return  # an engine that stops drops its callers
-        beat.invoked += 1
+        schedule_state.invoked += 1
         if error is None:
             return
-        beat.failed += 1
-        if error != beat.last_error:
-            _LOG.warning("A scheduled function failed", extra={"function": beat.function_name, "error": error})
-        beat.last_error = error
+        schedule_state.failed += 1
+        if error != schedule_state.last_error:
+            _LOG.warning(
+                "A scheduled function failed", extra={"function": schedule_state.function_name, "error": error}
+            )
+        schedule_state.last_error = error

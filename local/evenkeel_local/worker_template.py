@@ -230,7 +230,7 @@ def serve(control: socket.socket, layer: Path) -> None:
     sys.stdout = sys.stderr  # as in a worker: a logger that keeps a stream keeps standard error
     preload(layer)
     gc.collect()
-    gc.freeze()  # a collection in a worker would copy all pages of the template
+    gc.freeze()  # a garbage collection in a worker would copy all pages of the template
     while True:
         command, pipes, _, _ = socket.recv_fds(control, _LARGEST_COMMAND, 3)
         if not command:

@@ -4,6 +4,7 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any, Protocol
 
 import boto3
@@ -13,10 +14,12 @@ from evenkeel.adapters.cluster import KubernetesCluster
 from evenkeel.adapters.hyperpod import HyperPodProvider
 from evenkeel.adapters.kubernetes import KubernetesApi
 from evenkeel.adapters.workload_resources import JOB, OPERATED
+from evenkeel.domain.capacity.pools import Reservation
+from evenkeel.domain.capacity.training_plans import TrainingPlan
 from evenkeel.domain.external.unmanaged_workloads import (
     Consent,
+    LabelledOwner,
     ManagedKind,
-    OwnershipClaim,
     PodRecreation,
     UnmanagedPod,
 )
@@ -38,11 +41,14 @@ NAMESPACE = "evenkeel-jobs"
 FLEET = "research"
 TAINT = {"key": AWAITING_VALIDATION_TAINT, "value": "true", "effect": "NoSchedule"}
 
+PLAN_NAME = "p5-autumn"
+PLAN_DAYS = 30
 CONFIG: dict[str, Any] = {
+    "trainingPlans": [{"name": PLAN_NAME, "totalInstanceCount": 4, "durationHours": PLAN_DAYS * 24}],
     "eksClusterName": CLUSTER,
     "trainingOperators": True,
     "instanceGroups": [
-        {"name": "p5-workers", "instanceType": "ml.p5.48xlarge", "count": 4, "taints": []},
+        {"name": "p5-workers", "instanceType": "ml.p5.48xlarge", "count": 4, "taints": [], "trainingPlan": PLAN_NAME},
         {"name": "p5-tainted", "instanceType": "ml.p5.48xlarge", "count": 2, "taints": [TAINT]},
     ],
     "delays": {"boot": 0.0, "reboot": 0.3, "replace": 0.5, "terminate": 0.1, "heartbeat": 0.3, "nodeMonitorGrace": 1.0},
@@ -52,7 +58,7 @@ _QUEUES = f"/apis/kueue.x-k8s.io/v1beta2/namespaces/{NAMESPACE}/localqueues"
 
 
 class ClusterUnderTest(Protocol):
-    """A fleet for the contract tests, with changes that bypass the ports."""
+    """The cluster of a contract test. Its own methods change it directly, not through the ports."""
 
     @property
     def cluster(self) -> Cluster: ...
@@ -66,15 +72,17 @@ class ClusterUnderTest(Protocol):
 
     def cordon_as_a_person(self, name: str) -> None: ...
 
-    def taint(self, name: str) -> None:
+    def taint_node(self, name: str) -> None:
         """Give a node the awaiting-validation taint beside another controller's taint."""
         ...
 
-    def ends(self, spec: LaunchSpec, exit_code: int) -> None:
+    def end_pods(self, spec: LaunchSpec, exit_code: int) -> None:
         """End the processes of an attempt. Real processes end by themselves."""
         ...
 
-    def holds(self, name: str, node_name: str, *, owner: str = "", allows_eviction: bool = True, **notes: str) -> None:
+    def create_unmanaged_pod(
+        self, name: str, node_name: str, *, owner: str = "", allows_eviction: bool = True, **notes: str
+    ) -> None:
         """Create an unmanaged pod that uses two GPUs of a node. `notes` are labels in snake case."""
         ...
 
@@ -82,51 +90,51 @@ class ClusterUnderTest(Protocol):
         """Return whether an unmanaged pod runs. A disruption budget protects only running pods."""
         ...
 
-    def budgets(self, name: str, count: int) -> None:
+    def create_disruption_budgets(self, name: str, count: int) -> None:
         """Create this many disruption budgets for an unmanaged pod; each allows one eviction."""
         ...
 
-    def ends_namespace(self, name: str) -> None:
+    def delete_namespace_of_pod(self, name: str) -> None:
         """Delete the namespace of an unmanaged pod, with the pod still in it."""
         ...
 
-    def forges_job(self, spec: LaunchSpec, namespace: str) -> None:
+    def forge_job(self, spec: LaunchSpec, namespace: str) -> None:
         """Create a Job with an attempt's name, labels and annotations, as a person could. Its pod succeeds at once."""
         ...
 
-    def forges_pod(self, spec: LaunchSpec, node_name: str) -> None:
+    def forge_pod(self, spec: LaunchSpec, node_name: str) -> None:
         """Create a bare pod with an attempt's labels and annotations in its namespace, as a person could."""
         ...
 
-    def deletes_job(self, spec: LaunchSpec) -> None:
+    def delete_job(self, spec: LaunchSpec) -> None:
         """Delete an attempt's Job with its pods, as a person could."""
         ...
 
-    def says_of(self, spec: LaunchSpec, status: dict[str, Any], **more: Any) -> None:
+    def create_kueue_workload(self, spec: LaunchSpec, status: dict[str, Any], **more: Any) -> None:
         """Create Kueue's Workload of a launched Job with this status."""
         ...
 
-    def installs_kueue(self, *, queue: str = "", labels: bool = False) -> None:
+    def install_kueue(self, *, queue: str = "", labels: bool = False) -> None:
         """Install Kueue. It manages the jobs' namespace by a LocalQueue of this name, or by a label."""
         ...
 
-    def suspends(self, spec: LaunchSpec) -> None:
+    def suspend_on_creation(self, spec: LaunchSpec) -> None:
         """Suspend the attempt's Job when it is created, as a webhook does."""
         ...
 
-    def loses(self, name: str) -> None:
+    def disconnect_node(self, name: str) -> None:
         """Disconnect a node from the network."""
         ...
 
-    def repaired(self, instance_id: str) -> None:
+    def complete_repair(self, instance_id: str) -> None:
         """Complete the running repair. The local cluster completes it by itself."""
         ...
 
-    def examined(self, instance_id: str) -> None:
+    def pass_deep_health_check(self, instance_id: str) -> None:
         """Let the running deep health check pass. The local cluster completes it by itself."""
         ...
 
-    def tested(self, name: str, *, passes: bool) -> None:
+    def end_validation_job(self, name: str, *, passes: bool) -> None:
         """End the validation job of a node. A real process ends by itself."""
         ...
 
@@ -146,6 +154,10 @@ class FakeClusterUnderTest:
         machines += [a_provider_node(number, instance_group="p5-tainted") for number in (5, 6)]
         self.cluster = FakeCluster(clock, *nodes, runs_at_once=True)
         self.provider = FakeProvider(clock, *machines, kubernetes=self.cluster)
+        arn = f"arn:aws:sagemaker:us-west-2:000000000000:training-plan/{PLAN_NAME}"
+        period = Reservation(starts_at=A_MOMENT, ends_at=A_MOMENT + timedelta(days=PLAN_DAYS))
+        self.provider.settings = self.provider.settings.replace(plan_by_group={"p5-workers": arn})
+        self.provider.plans[arn] = TrainingPlan(name=PLAN_NAME, periods=(period,))
         self._numbers = itertools.count(1)
 
     def new_job(self) -> str:
@@ -154,10 +166,10 @@ class FakeClusterUnderTest:
     def cordon_as_a_person(self, name: str) -> None:
         self.cluster.set_node(name, is_cordoned=True)
 
-    def taint(self, name: str) -> None:
+    def taint_node(self, name: str) -> None:
         self.cluster.set_node(name, is_awaiting_validation=True, taints=("own=x:NoSchedule", TAINT_TEXT))
 
-    def ends(self, spec: LaunchSpec, exit_code: int) -> None:
+    def end_pods(self, spec: LaunchSpec, exit_code: int) -> None:
         if exit_code:
             self.cluster.fail_pods(spec.attempt.job_id, spec.attempt.attempt, exit_code=exit_code)
         else:
@@ -165,7 +177,9 @@ class FakeClusterUnderTest:
         for rank in range(spec.attempt.ranks):
             self.cluster.text[f"{spec.attempt.workload_name}-{rank}"] = f"one\ntwo\nrank {rank}\n"
 
-    def holds(self, name: str, node_name: str, *, owner: str = "", allows_eviction: bool = True, **notes: str) -> None:
+    def create_unmanaged_pod(
+        self, name: str, node_name: str, *, owner: str = "", allows_eviction: bool = True, **notes: str
+    ) -> None:
         self.cluster.unmanaged.append(
             UnmanagedPod(
                 namespace="default",
@@ -187,16 +201,16 @@ class FakeClusterUnderTest:
     def is_running(self, pod: UnmanagedPod) -> bool:
         return pod in self.cluster.unmanaged
 
-    def budgets(self, name: str, count: int) -> None:
+    def create_disruption_budgets(self, name: str, count: int) -> None:
         if count > 1:
             self.cluster.evictions[name] = EvictionAnswer(
                 EvictionStatus.NOT_NOW, "500 : more than one PodDisruptionBudget"
             )
 
-    def ends_namespace(self, name: str) -> None:
+    def delete_namespace_of_pod(self, name: str) -> None:
         self.cluster.evictions[name] = EvictionAnswer(EvictionStatus.NOT_NOW, "403 Forbidden: being terminated")
 
-    def forges_job(self, spec: LaunchSpec, namespace: str) -> None:
+    def forge_job(self, spec: LaunchSpec, namespace: str) -> None:
         attempt = spec.attempt
         pod = ObservedPod(name="forged-0", node_name=a_node(4).name, phase=PodPhase.SUCCEEDED, exit_code=0)
         workload = ObservedWorkload(
@@ -211,24 +225,24 @@ class FakeClusterUnderTest:
         )
         self.cluster.forged.append(workload)
 
-    def forges_pod(self, spec: LaunchSpec, node_name: str) -> None:
+    def forge_pod(self, spec: LaunchSpec, node_name: str) -> None:
         attempt = spec.attempt
-        claim = OwnershipClaim(
+        claim = LabelledOwner(
             kind=ManagedKind.ATTEMPT,
             name=attempt.workload_name,
             job_id=attempt.job_id,
             attempt=attempt.attempt,
             decision_id=attempt.decision_id,
         )
-        self.holds(f"{attempt.workload_name}-0", node_name)
+        self.create_unmanaged_pod(f"{attempt.workload_name}-0", node_name)
         forged = self.cluster.unmanaged.pop()
         self.cluster.unmanaged.append(forged.replace(namespace=attempt.namespace, claim=claim))
 
-    def deletes_job(self, spec: LaunchSpec) -> None:
+    def delete_job(self, spec: LaunchSpec) -> None:
         attempt = spec.attempt
         del self.cluster.jobs[CLUSTER][attempt.namespace, attempt.job_id, attempt.attempt]
 
-    def says_of(self, spec: LaunchSpec, status: dict[str, Any], **more: Any) -> None:
+    def create_kueue_workload(self, spec: LaunchSpec, status: dict[str, Any], **more: Any) -> None:
         workload = self.cluster.launched(spec.attempt.job_id, spec.attempt.attempt)
         name = f"job-{spec.attempt.workload_name}-12345"
         document = {
@@ -238,25 +252,25 @@ class FakeClusterUnderTest:
         }
         workload.kueue = kueue_workloads.read_kueue(document)
 
-    def installs_kueue(self, *, queue: str = "", labels: bool = False) -> None:
+    def install_kueue(self, *, queue: str = "", labels: bool = False) -> None:
         if labels:
             self.cluster.kueue_managed[NAMESPACE] = "its label kueue.x-k8s.io/managed-namespace=true"
         if queue:
             self.cluster.kueue_managed[NAMESPACE] = f"its LocalQueue {queue}"
 
-    def suspends(self, spec: LaunchSpec) -> None:
+    def suspend_on_creation(self, spec: LaunchSpec) -> None:
         self.cluster.kueue_managed[spec.attempt.namespace] = ""
 
-    def loses(self, name: str) -> None:
+    def disconnect_node(self, name: str) -> None:
         self.cluster.lose_node(name)
 
-    def repaired(self, instance_id: str) -> None:
+    def complete_repair(self, instance_id: str) -> None:
         self.provider.finish(instance_id)
 
-    def examined(self, instance_id: str) -> None:
+    def pass_deep_health_check(self, instance_id: str) -> None:
         self.provider.finish_check(instance_id)
 
-    def tested(self, name: str, *, passes: bool) -> None:
+    def end_validation_job(self, name: str, *, passes: bool) -> None:
         self.cluster.check_results[name] = CheckResult.PASSED if passes else CheckResult.FAILED
 
     def eventually(self, condition: Callable[[], Any], what: str) -> Any:
@@ -290,14 +304,16 @@ class LocalClusterUnderTest:
     def cordon_as_a_person(self, name: str) -> None:
         self.admin.patch(f"/api/v1/nodes/{name}", {"spec": {"unschedulable": True}})
 
-    def taint(self, name: str) -> None:
+    def taint_node(self, name: str) -> None:
         own = {"key": "own", "value": "x", "effect": "NoSchedule"}
         self.admin.patch(f"/api/v1/nodes/{name}", {"spec": {"taints": [own, TAINT]}})
 
-    def ends(self, spec: LaunchSpec, exit_code: int) -> None:
+    def end_pods(self, spec: LaunchSpec, exit_code: int) -> None:
         pass
 
-    def holds(self, name: str, node_name: str, *, owner: str = "", allows_eviction: bool = True, **notes: str) -> None:
+    def create_unmanaged_pod(
+        self, name: str, node_name: str, *, owner: str = "", allows_eviction: bool = True, **notes: str
+    ) -> None:
         # The garbage collector deletes a pod whose owner is of a known kind and does not exist.
         reference = {"apiVersion": "example.org/v1", "kind": owner, "name": "llama", "uid": "u", "controller": True}
         labels = {"name": name, **{f"evenkeel.io/{key}": value for key, value in notes.items()}}
@@ -335,7 +351,7 @@ class LocalClusterUnderTest:
         document = self.admin.get(f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}") or {"status": {}}
         return bool(document["status"].get("phase") == "Running")
 
-    def budgets(self, name: str, count: int) -> None:
+    def create_disruption_budgets(self, name: str, count: int) -> None:
         for number in range(count):
             budget = {"maxUnavailable": 1, "selector": {"matchLabels": {"name": name}}}
             metadata = {"name": f"{name}-{number}"}
@@ -344,7 +360,7 @@ class LocalClusterUnderTest:
                 {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": metadata, "spec": budget},
             )
 
-    def ends_namespace(self, name: str) -> None:
+    def delete_namespace_of_pod(self, name: str) -> None:
         space = f"ending-{next(self._numbers)}"
         self.admin.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": space}})
         pod = self.admin.get(f"/api/v1/namespaces/default/pods/{name}")
@@ -360,7 +376,7 @@ class LocalClusterUnderTest:
         until(lambda: "ready" in _log(self.admin, f"{path}/{name}/log"), "the pod to run")
         self.admin.delete(f"/api/v1/namespaces/{space}")
 
-    def forges_job(self, spec: LaunchSpec, namespace: str) -> None:
+    def forge_job(self, spec: LaunchSpec, namespace: str) -> None:
         job = manifests.job(
             replace(spec, attempt=spec.attempt.replace(namespace=namespace)), FLEET, object_fields.NVIDIA
         )
@@ -369,7 +385,7 @@ class LocalClusterUnderTest:
         pod["containers"][0] |= {"command": ["sh", "-c", "exit 0"], "resources": {}}
         self.admin.create(f"/apis/batch/v1/namespaces/{namespace}/jobs", job)
 
-    def forges_pod(self, spec: LaunchSpec, node_name: str) -> None:
+    def forge_pod(self, spec: LaunchSpec, node_name: str) -> None:
         metadata = {
             "name": f"{spec.attempt.workload_name}-0",
             "labels": {**manifests.labels(spec, FLEET), object_fields.INDEX_LABEL: "0"},
@@ -387,11 +403,11 @@ class LocalClusterUnderTest:
             {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod},
         )
 
-    def deletes_job(self, spec: LaunchSpec) -> None:
+    def delete_job(self, spec: LaunchSpec) -> None:
         path = f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs/{spec.attempt.workload_name}"
         self.admin.delete(path, propagationPolicy="Background", gracePeriodSeconds=0)
 
-    def says_of(self, spec: LaunchSpec, status: dict[str, Any], **more: Any) -> None:
+    def create_kueue_workload(self, spec: LaunchSpec, status: dict[str, Any], **more: Any) -> None:
         job = self.admin.get(f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs/{spec.attempt.workload_name}")
         assert job
         workload = workload_of(job, {})
@@ -399,7 +415,7 @@ class LocalClusterUnderTest:
         workload["spec"] |= more
         self.admin.create(f"{API}/namespaces/{NAMESPACE}/workloads", workload | {"status": status})
 
-    def installs_kueue(self, *, queue: str = "", labels: bool = False) -> None:
+    def install_kueue(self, *, queue: str = "", labels: bool = False) -> None:
         self.admin.create(DEFINITIONS, local_queues())
         self.admin.create(DEFINITIONS, kueues_workloads())
         if labels:
@@ -409,21 +425,21 @@ class LocalClusterUnderTest:
             kind = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "LocalQueue"}
             self.admin.create(_QUEUES, {**kind, "metadata": {"name": queue}, "spec": {"clusterQueue": "research"}})
 
-    def suspends(self, spec: LaunchSpec) -> None:
+    def suspend_on_creation(self, spec: LaunchSpec) -> None:
         job = manifests.job(spec, FLEET, object_fields.NVIDIA)
         job["spec"]["suspend"] = True
         self.admin.create(f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs", job)
 
-    def loses(self, name: str) -> None:
+    def disconnect_node(self, name: str) -> None:
         self._faults.append(self.handle.inject("node-lost", node=name)["faultId"])
 
-    def repaired(self, instance_id: str) -> None:
+    def complete_repair(self, instance_id: str) -> None:
         pass
 
-    def examined(self, instance_id: str) -> None:
+    def pass_deep_health_check(self, instance_id: str) -> None:
         pass
 
-    def tested(self, name: str, *, passes: bool) -> None:
+    def end_validation_job(self, name: str, *, passes: bool) -> None:
         pass
 
     def eventually(self, condition: Callable[[], Any], what: str) -> Any:

@@ -40,7 +40,7 @@ def test_requests_equal_their_golden_copies(adapter: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_request_fits_the_model_of_its_service(case: Case) -> None:
+def test_request_to_aws_fits_the_model_of_its_service(case: Case) -> None:
     recorder = Recorder(case.values)
     case.act(recorder.client)
 
@@ -52,7 +52,7 @@ def test_request_fits_the_model_of_its_service(case: Case) -> None:
 
 @pytest.mark.parametrize("fill", Fill)
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_adapter_reads_every_answer_that_the_model_allows(case: Case, fill: Fill) -> None:
+def test_adapter_reads_every_response_that_botocore_model_allows(case: Case, fill: Fill) -> None:
     recorder = Recorder(_values_sent(case, fill), fill)
 
     with contextlib.nullcontext() if fill is Fill.ALL else contextlib.suppress(EvenkeelError):

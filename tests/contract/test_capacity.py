@@ -74,7 +74,7 @@ def handle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterHandle]:
 
 
 @pytest.fixture
-def untouched(tmp_path: Path) -> Iterator[ClusterHandle]:
+def separate_cluster(tmp_path: Path) -> Iterator[ClusterHandle]:
     """A cluster without earlier refusals: a late event of Karpenter would count for the next rental."""
     with a_cluster(tmp_path) as running:
         yield running
@@ -107,7 +107,7 @@ def a_spec(nodes: int = 2) -> CapacitySpec:
     )
 
 
-def test_pool_limit_is_set_once_and_only_where_one_exists(cluster: Cluster) -> None:
+def test_pool_limit_is_set_once_if_pool_has_one(cluster: Cluster) -> None:
     first = cluster.set_pool_limit(CLUSTER, BOUNDED, lambda: (1, 8))
     second = cluster.set_pool_limit(CLUSTER, BOUNDED, lambda: (1, 8))
     back = cluster.set_pool_limit(CLUSTER, BOUNDED, lambda: (0, 0))
@@ -118,18 +118,18 @@ def test_pool_limit_is_set_once_and_only_where_one_exists(cluster: Cluster) -> N
 
 
 def test_missing_claims_and_pods_count_as_deleted(cluster: Cluster) -> None:
-    cluster.delete_claim(CLUSTER, "none-12345")
+    cluster.delete_node_claim(CLUSTER, "none-12345")
 
     assert cluster.delete_capacity_pods(CLUSTER, NAMESPACE, "job-none-b1")
-    assert cluster.claims(CLUSTER, BOUNDED) == ()
-    assert cluster.refusal(CLUSTER, BOUNDED, datetime.now(UTC)) == ""
+    assert cluster.node_claims(CLUSTER, BOUNDED) == ()
+    assert cluster.latest_capacity_refusal(CLUSTER, BOUNDED, datetime.now(UTC)) == ""
 
 
 def test_capacity_pods_rent_whole_nodes_and_are_deleted_completely(handle: ClusterHandle) -> None:
     cluster, spec = adapter(handle), a_spec()
     cluster.create_capacity_pods(spec)
     cluster.create_capacity_pods(spec)
-    assert cluster.claims(CLUSTER, BOUNDED) == ()
+    assert cluster.node_claims(CLUSTER, BOUNDED) == ()
 
     cluster.set_pool_limit(CLUSTER, BOUNDED, lambda: (2, 16))
     nodes = until(
@@ -137,14 +137,14 @@ def test_capacity_pods_rent_whole_nodes_and_are_deleted_completely(handle: Clust
         "two nodes of the pool",
     )
     until(lambda: cluster.resources_in_use(CLUSTER).get(nodes[0].name, NONE).accelerators == 8, "a capacity pod on it")
-    names = {claim.node_name for claim in cluster.claims(CLUSTER, BOUNDED)}
+    names = {claim.node_name for claim in cluster.node_claims(CLUSTER, BOUNDED)}
     assert nodes[0].name in names
     assert len(names) == 2
     until(lambda: cluster.delete_capacity_pods(CLUSTER, NAMESPACE, spec.name), "the capacity pods to be gone")
     cluster.set_pool_limit(CLUSTER, BOUNDED, lambda: (0, 0))
-    for claim in cluster.claims(CLUSTER, BOUNDED):
-        cluster.delete_claim(CLUSTER, claim.name)
-    until(lambda: not cluster.claims(CLUSTER, BOUNDED), "the machines to be gone")
+    for claim in cluster.node_claims(CLUSTER, BOUNDED):
+        cluster.delete_node_claim(CLUSTER, claim.name)
+    until(lambda: not cluster.node_claims(CLUSTER, BOUNDED), "the machines to be gone")
 
     assert [node.name for node in cluster.nodes(CLUSTER) if node.pool == BOUNDED] == []
     pool = handle.get(f"/apis/karpenter.sh/v1/nodepools/{BOUNDED}")
@@ -157,34 +157,34 @@ def test_recent_karpenter_event_shows_a_refusal(handle: ClusterHandle) -> None:
     cluster.set_pool_limit(CLUSTER, BOUNDED, lambda: (3, 24))
     cluster.create_capacity_pods(spec)
 
-    refusal = until(lambda: cluster.refusal(CLUSTER, BOUNDED, began), "the third machine to be refused")
+    refusal = until(lambda: cluster.latest_capacity_refusal(CLUSTER, BOUNDED, began), "the third machine to be refused")
 
     assert "InsufficientInstanceCapacity" in refusal
-    assert cluster.refusal(CLUSTER, "other", began) == ""
-    assert cluster.refusal(CLUSTER, BOUNDED, datetime.now(UTC) + timedelta(minutes=1)) == ""
+    assert cluster.latest_capacity_refusal(CLUSTER, "other", began) == ""
+    assert cluster.latest_capacity_refusal(CLUSTER, BOUNDED, datetime.now(UTC) + timedelta(minutes=1)) == ""
     until(lambda: cluster.delete_capacity_pods(CLUSTER, NAMESPACE, spec.name), "the capacity pods to be gone")
     cluster.set_pool_limit(CLUSTER, BOUNDED, lambda: (0, 0))
-    for claim in cluster.claims(CLUSTER, BOUNDED):
-        cluster.delete_claim(CLUSTER, claim.name)
-    until(lambda: not cluster.claims(CLUSTER, BOUNDED), "the machines to be gone")
+    for claim in cluster.node_claims(CLUSTER, BOUNDED):
+        cluster.delete_node_claim(CLUSTER, claim.name)
+    until(lambda: not cluster.node_claims(CLUSTER, BOUNDED), "the machines to be gone")
 
 
-def test_rental_runs_from_request_to_bill_on_real_pods(untouched: ClusterHandle) -> None:
+def test_rental_completes_on_local_cluster_from_request_to_bill(separate_cluster: ClusterHandle) -> None:
     """The services on a ledger in memory; pods, nodes, limits and Karpenter are the local cluster's."""
     pool = a_pool(ON_DEMAND, Market.ON_DEMAND, max_nodes=2).replace(name=BOUNDED)
     renting = RentalScenario(policy=a_policy(pools=(pool,)))
-    cluster = adapter(untouched)
+    cluster = adapter(separate_cluster)
     renting.scenario.cluster = cluster  # type: ignore[assignment] # the real one in place of its twin
     renting.scenario.world.clock.set(datetime.now(UTC))
 
     def is_now(state: RentalState) -> bool:
-        renting.advance()
+        renting.advance_executions()
         return renting.rental(job.job_id).state is state
 
     job = renting.scenario.submit("rented", instance_types=(TYPE,), command=("sleep", "600"), grace_seconds=1)
 
     renting.scenario.run_scheduling_cycle()
-    renting.advance()
+    renting.advance_executions()
     until(lambda: is_now(RentalState.READY), "the nodes to be ready")
     held = until(
         lambda: resources if len(resources := cluster.resources_in_use(CLUSTER)) == 2 else None,
@@ -212,8 +212,8 @@ def test_rental_runs_from_request_to_bill_on_real_pods(untouched: ClusterHandle)
     assert set(attempt.node_names) <= set(held or {})
     assert renting.rental(job.job_id).offer.joined_node_names == attempt.node_names
     assert renting.rental(job.job_id).cost_parts == 60 * 2 * pool.micros_per_node_hour
-    assert (renting.holds(), cluster.claims(CLUSTER, BOUNDED)) == (0, ())
-    limits = untouched.get(f"/apis/karpenter.sh/v1/nodepools/{BOUNDED}")["spec"]["limits"]
+    assert (renting.allocation_count(), cluster.node_claims(CLUSTER, BOUNDED)) == (0, ())
+    limits = separate_cluster.get(f"/apis/karpenter.sh/v1/nodepools/{BOUNDED}")["spec"]["limits"]
     assert limits["nvidia.com/gpu"] == "0"
     assert cluster.delete_capacity_pods(CLUSTER, NAMESPACE, renting.rental(job.job_id).pods_name)
 
@@ -240,7 +240,7 @@ def a_deployment(replicas: int) -> dict[str, Any]:
     }
 
 
-def test_deployment_spike_rents_and_returns_nodes_on_real_pods(untouched: ClusterHandle) -> None:
+def test_serving_spike_rents_and_returns_nodes_of_local_cluster(separate_cluster: ClusterHandle) -> None:
     """The services on a ledger in memory; the Deployment, pods, nodes, limits and Karpenter are the local cluster's."""
     name = "chat-burst"
     pool = a_pool(
@@ -249,38 +249,38 @@ def test_deployment_spike_rents_and_returns_nodes_on_real_pods(untouched: Cluste
     chat = ServingWorkload(cluster=CLUSTER, namespace="default", name="chat", rents_from=(name,), patience_seconds=0)
     policy = a_policy(pools=(pool,), quiet_seconds=1, capacity_pod_namespace=NAMESPACE)
     renting = RentalScenario(policy=policy.replace(scheduling=SchedulingPolicy(serving=(chat,))))
-    cluster = adapter(untouched)
+    cluster = adapter(separate_cluster)
     renting.scenario.cluster = cluster  # type: ignore[assignment] # the real one in place of its twin
     limits = {"nvidia.com/gpu": "0", "cpu": "1000"}
     # Karpenter launches a node of any pool that is open to the replicas, and prefers this pool.
-    untouched.apply([node_pool(OPEN, limits=limits), node_pool(name, CHAT_TAINT, limits=limits)])
+    separate_cluster.apply([node_pool(OPEN, limits=limits), node_pool(name, CHAT_TAINT, limits=limits)])
 
-    def turn() -> None:
+    def run_cycle_and_advance() -> None:
         renting.scenario.world.clock.set(datetime.now(UTC))
         renting.scenario.run_scheduling_cycle()
-        renting.advance()
+        renting.advance_executions()
 
     def states() -> list[RentalState]:
-        turn()
+        run_cycle_and_advance()
         return [renting.rental(holder_id(chat), number).state for number in range(1, len(renting.executions()) + 1)]
 
-    def standing() -> list[str]:
+    def bound_nodes() -> list[str]:
         return sorted(pod.node_name for pod in cluster.pods(CLUSTER) if pod.node_name and pod.claim is None)
 
-    untouched.apply([a_deployment(4)])
-    committed = until(lambda: pods if len(pods := standing()) == 4 else [], "four replicas on what is committed")
-    turn()
-    untouched.apply([a_deployment(5)])
+    separate_cluster.apply([a_deployment(4)])
+    committed = until(lambda: pods if len(pods := bound_nodes()) == 4 else [], "four replicas on committed nodes")
+    run_cycle_and_advance()
+    separate_cluster.apply([a_deployment(5)])
     until(lambda: states() == [RentalState.READY], "a node for the fifth")
     rental = renting.rental(holder_id(chat))
-    until(lambda: standing() == sorted((*committed, *rental.node_names)), "the fifth replica to stand on it")
-    untouched.apply([a_deployment(0)])
+    until(lambda: bound_nodes() == sorted((*committed, *rental.node_names)), "the fifth replica to stand on it")
+    separate_cluster.apply([a_deployment(0)])
     until(lambda: states() == [RentalState.ENDED], "the node to go back")
 
     over = renting.rental(holder_id(chat))
     assert over.was_used
     assert over.cost_parts >= 60 * pool.micros_per_node_hour
-    assert (renting.holds(), cluster.claims(CLUSTER, name)) == (0, ())
-    assert standing() == []
-    assert untouched.get(f"/apis/karpenter.sh/v1/nodepools/{name}")["spec"]["limits"]["nvidia.com/gpu"] == "0"
+    assert (renting.allocation_count(), cluster.node_claims(CLUSTER, name)) == (0, ())
+    assert bound_nodes() == []
+    assert separate_cluster.get(f"/apis/karpenter.sh/v1/nodepools/{name}")["spec"]["limits"]["nvidia.com/gpu"] == "0"
     assert cluster.delete_capacity_pods(CLUSTER, NAMESPACE, over.pods_name)

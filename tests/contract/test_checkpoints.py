@@ -81,7 +81,7 @@ def test_object_is_read_completely_or_not_found(folder: CheckpointFolder) -> Non
         folder.store.read(folder.uri, "attempt=1/step=000000020/manifest.json")
 
 
-def test_sizes_and_checksums_come_from_the_store(folder: CheckpointFolder) -> None:
+def test_sizes_and_checksums_of_files_come_from_the_store(folder: CheckpointFolder) -> None:
     key = "attempt=1/step=000000010/shard-0-of-2.bin"
     folder.put(key, b"weights")
 
@@ -139,14 +139,14 @@ def test_fence_raised_since_the_read_is_not_overwritten(folder: CheckpointFolder
 def test_one_of_many_concurrent_launches_raises_the_first_fence(folder: CheckpointFolder) -> None:
     won: list[int] = []
 
-    def raise_it(number: int) -> None:
+    def raise_fence_to(number: int) -> None:
         try:
             folder.store.raise_fence(folder.uri, {"attempt": number}, "")
         except Conflict:
             return
         won.append(number)
 
-    threads = [threading.Thread(target=raise_it, args=(number,)) for number in range(1, 7)]
+    threads = [threading.Thread(target=raise_fence_to, args=(number,)) for number in range(1, 7)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -206,7 +206,7 @@ def refusal(code: str, status: int) -> ClientError:
         (refusal("SomethingNew", 400), ClientError),
     ],
 )
-def test_each_refusal_of_a_fence_has_its_own_error(error: Exception, meaning: type[Exception]) -> None:
+def test_each_refused_write_of_a_fence_has_its_own_error(error: Exception, meaning: type[Exception]) -> None:
     with pytest.raises(meaning):
         S3Checkpoints(StubS3Client(error)).raise_fence(URI, {"attempt": 1}, "tag")
 
@@ -251,6 +251,6 @@ def test_oversized_manifest_is_refused() -> None:
 
 
 @pytest.mark.parametrize("uri", ["", "/tmp/x", "file:///x", "s3://", "s3:///x", "s3://Bad_Bucket/x", "https://b/x"])
-def test_only_s3_addresses_are_accepted(uri: str) -> None:
+def test_checkpoint_store_accepts_only_s3_addresses(uri: str) -> None:
     with pytest.raises(Refused):
         S3Checkpoints(StubS3Client({})).fence(uri)

@@ -139,7 +139,7 @@ def test_fence_of_the_service_ends_the_older_attempt(store: S3Checkpoints) -> No
     assert (newer.step, newer.shard(0)) == (10, b"state")
 
 
-def test_service_reads_the_pin_of_a_script(store: S3Checkpoints) -> None:
+def test_service_reads_the_pin_that_a_training_script_wrote(store: S3Checkpoints) -> None:
     Run(open_storage(URI), job_id="job-rings", attempt=1).save(10, b"state")
 
     choice = pin(open_storage(URI), 2)

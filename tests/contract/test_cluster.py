@@ -17,15 +17,15 @@ from evenkeel.domain.recovery.validation import CheckResult
 from evenkeel.domain.resources import NONE, Resources
 from evenkeel.ports import (
     CheckSpec,
-    CordonResult,
+    ClusterCordonResult,
     EvictionStatus,
     LaunchResult,
     LaunchSpec,
     NotFound,
     PodGroup,
     Refused,
-    ReleaseResult,
     RepairAnswer,
+    UncordonResult,
 )
 from tests.contract.clusters_under_test import (
     CLUSTER,
@@ -47,7 +47,7 @@ def bench(request: pytest.FixtureRequest) -> Iterator[ClusterUnderTest]:
         yield from restored_fleet(request.getfixturevalue("gpu_cluster"), request.param)
 
 
-def test_server_version_comes_from_the_server(bench: ClusterUnderTest) -> None:
+def test_server_version_is_read_from_kubernetes(bench: ClusterUnderTest) -> None:
     assert bench.cluster.server_version(CLUSTER).startswith("v1.")
 
 
@@ -75,8 +75,8 @@ def test_nodes_are_sorted_and_tainted_nodes_await_validation(bench: ClusterUnder
 
 def test_missing_node_is_read_as_none(bench: ClusterUnderTest) -> None:
     assert bench.cluster.node(CLUSTER, "hyperpod-i-0aaaaaaaaaaaaaaaa") is None
-    assert bench.cluster.cordon(CLUSTER, "hyperpod-i-0aaaaaaaaaaaaaaaa", "inc-1") is CordonResult.GONE
-    assert bench.cluster.release(CLUSTER, "hyperpod-i-0aaaaaaaaaaaaaaaa", "inc-1") is ReleaseResult.GONE
+    assert bench.cluster.cordon(CLUSTER, "hyperpod-i-0aaaaaaaaaaaaaaaa", "inc-1") is ClusterCordonResult.GONE
+    assert bench.cluster.return_to_service(CLUSTER, "hyperpod-i-0aaaaaaaaaaaaaaaa", "inc-1") is UncordonResult.GONE
 
 
 def test_repeated_cordon_of_an_incident_is_recognised(bench: ClusterUnderTest) -> None:
@@ -87,9 +87,9 @@ def test_repeated_cordon_of_an_incident_is_recognised(bench: ClusterUnderTest) -
     other = bench.cluster.cordon(CLUSTER, name, "inc-2")
 
     assert (first, second, other) == (
-        CordonResult.CORDONED,
-        CordonResult.ALREADY_CORDONED,
-        CordonResult.BY_OTHER_INCIDENT,
+        ClusterCordonResult.CORDONED,
+        ClusterCordonResult.ALREADY_CORDONED,
+        ClusterCordonResult.BY_OTHER_INCIDENT,
     )
     node = bench.cluster.node(CLUSTER, name)
     assert node is not None
@@ -100,9 +100,9 @@ def test_cordon_of_a_person_is_kept(bench: ClusterUnderTest) -> None:
     name = free_nodes(bench)[0].name
     bench.cordon_as_a_person(name)
 
-    assert bench.cluster.cordon(CLUSTER, name, "inc-1") is CordonResult.BY_PERSON
-    assert bench.cluster.release(CLUSTER, name, "inc-1") is ReleaseResult.CORDONED_BY_OTHER
-    assert bench.cluster.release(CLUSTER, name, None) is ReleaseResult.CORDONED_BY_OTHER
+    assert bench.cluster.cordon(CLUSTER, name, "inc-1") is ClusterCordonResult.BY_PERSON
+    assert bench.cluster.return_to_service(CLUSTER, name, "inc-1") is UncordonResult.CORDONED_BY_OTHER
+    assert bench.cluster.return_to_service(CLUSTER, name, None) is UncordonResult.CORDONED_BY_OTHER
     node = bench.cluster.node(CLUSTER, name)
     assert node is not None
     assert node.is_cordoned
@@ -116,22 +116,26 @@ def test_cordon_at_a_read_version_detects_a_later_manual_cordon(bench: ClusterUn
     done = bench.cluster.cordon(CLUSTER, second.name, "inc-1", second.resource_version)
     again = bench.cluster.cordon(CLUSTER, second.name, "inc-1", second.resource_version)
 
-    assert (result, done, again) == (CordonResult.BY_PERSON, CordonResult.CORDONED, CordonResult.ALREADY_CORDONED)
+    assert (result, done, again) == (
+        ClusterCordonResult.BY_PERSON,
+        ClusterCordonResult.CORDONED,
+        ClusterCordonResult.ALREADY_CORDONED,
+    )
 
 
 def test_release_removes_only_evenkeels_cordon_and_taint(bench: ClusterUnderTest) -> None:
     name = free_nodes(bench)[0].name
-    bench.taint(name)
+    bench.taint_node(name)
     bench.cluster.cordon(CLUSTER, name, "inc-1")
 
-    other = bench.cluster.release(CLUSTER, name, "inc-2")
-    first = bench.cluster.release(CLUSTER, name, "inc-1")
-    second = bench.cluster.release(CLUSTER, name, "inc-1")
+    other = bench.cluster.return_to_service(CLUSTER, name, "inc-2")
+    first = bench.cluster.return_to_service(CLUSTER, name, "inc-1")
+    second = bench.cluster.return_to_service(CLUSTER, name, "inc-1")
 
     assert (other, first, second) == (
-        ReleaseResult.CORDONED_BY_OTHER,
-        ReleaseResult.RELEASED,
-        ReleaseResult.ALREADY_FREE,
+        UncordonResult.CORDONED_BY_OTHER,
+        UncordonResult.RELEASED,
+        UncordonResult.ALREADY_FREE,
     )
     node = bench.cluster.node(CLUSTER, name)
     assert node is not None
@@ -142,10 +146,10 @@ def test_release_removes_only_evenkeels_cordon_and_taint(bench: ClusterUnderTest
 
 def test_release_without_an_incident_removes_the_taint(bench: ClusterUnderTest) -> None:
     name = free_nodes(bench)[0].name
-    bench.taint(name)
+    bench.taint_node(name)
 
-    assert bench.cluster.release(CLUSTER, name, None) is ReleaseResult.RELEASED
-    assert bench.cluster.release(CLUSTER, name, None) is ReleaseResult.ALREADY_FREE
+    assert bench.cluster.return_to_service(CLUSTER, name, None) is UncordonResult.RELEASED
+    assert bench.cluster.return_to_service(CLUSTER, name, None) is UncordonResult.ALREADY_FREE
     node = bench.cluster.node(CLUSTER, name)
     assert node is not None
     assert not any(AWAITING_VALIDATION_TAINT in taint for taint in node.taints)
@@ -155,17 +159,17 @@ def test_uncordon_removes_manual_cordon_and_keeps_cordon_of_recovery(bench: Clus
     name = free_nodes(bench)[0].name
     bench.cordon_as_a_person(name)
 
-    first, second = bench.cluster.uncordon(CLUSTER, name), bench.cluster.uncordon(CLUSTER, name)
+    first, second = bench.cluster.remove_manual_cordon(CLUSTER, name), bench.cluster.remove_manual_cordon(CLUSTER, name)
     bench.cluster.cordon(CLUSTER, name, "inc-1")
 
-    assert (first, second) == (ReleaseResult.RELEASED, ReleaseResult.ALREADY_FREE)
-    assert bench.cluster.uncordon(CLUSTER, name) is ReleaseResult.CORDONED_BY_OTHER
-    assert bench.cluster.uncordon(CLUSTER, "hyperpod-i-0aaaaaaaaaaaaaaaa") is ReleaseResult.GONE
+    assert (first, second) == (UncordonResult.RELEASED, UncordonResult.ALREADY_FREE)
+    assert bench.cluster.remove_manual_cordon(CLUSTER, name) is UncordonResult.CORDONED_BY_OTHER
+    assert bench.cluster.remove_manual_cordon(CLUSTER, "hyperpod-i-0aaaaaaaaaaaaaaaa") is UncordonResult.GONE
 
 
 def test_one_of_two_concurrent_incidents_owns_the_cordon(bench: ClusterUnderTest) -> None:
     name = free_nodes(bench)[0].name
-    answers: dict[str, CordonResult] = {}
+    answers: dict[str, ClusterCordonResult] = {}
 
     def cordon(incident_id: str) -> None:
         answers[incident_id] = bench.cluster.cordon(CLUSTER, name, incident_id)
@@ -176,7 +180,7 @@ def test_one_of_two_concurrent_incidents_owns_the_cordon(bench: ClusterUnderTest
     for thread in threads:
         thread.join(20)
 
-    owners = [incident for incident, answer in answers.items() if answer is CordonResult.CORDONED]
+    owners = [incident for incident, answer in answers.items() if answer is ClusterCordonResult.CORDONED]
     node = bench.cluster.node(CLUSTER, name)
     assert node is not None
     assert owners == [node.incident_id]
@@ -198,7 +202,7 @@ def test_validation_job_runs_on_a_cordoned_tainted_node(
     bench: ClusterUnderTest, script: str, result: CheckResult
 ) -> None:
     node = free_nodes(bench)[0]
-    bench.taint(node.name)
+    bench.taint_node(node.name)
     bench.cluster.cordon(CLUSTER, node.name, "inc-1")
     name = f"inc-{bench.new_job()}-check"
     spec = CheckSpec(
@@ -216,7 +220,7 @@ def test_validation_job_runs_on_a_cordoned_tainted_node(
 
     bench.cluster.start_check(spec)
     bench.cluster.start_check(spec)
-    bench.tested(name, passes=result is CheckResult.PASSED)
+    bench.end_validation_job(name, passes=result is CheckResult.PASSED)
 
     assert before is CheckResult.PENDING
     bench.eventually(
@@ -227,7 +231,7 @@ def test_validation_job_runs_on_a_cordoned_tainted_node(
 def test_lost_node_shows_since_when_it_is_not_ready(bench: ClusterUnderTest) -> None:
     name = free_nodes(bench)[0].name
 
-    bench.loses(name)
+    bench.disconnect_node(name)
 
     node = bench.eventually(
         lambda: (
@@ -288,7 +292,7 @@ def test_an_attempt_launched_twice_is_one_workload(bench: ClusterUnderTest) -> N
     assert len(bench.cluster.workloads(CLUSTER)) == 1
 
 
-def test_gang_with_efa_runs_on_nodes_with_efa(bench: ClusterUnderTest) -> None:
+def test_gang_that_requests_efa_runs_on_nodes_with_efa(bench: ClusterUnderTest) -> None:
     nodes = free_nodes(bench)[:2]
     spec = replace(a_launch(bench, nodes), network=EfaRequest(32, 5120))
 
@@ -305,26 +309,26 @@ def test_no_namespace_is_managed_without_kueue(bench: ClusterUnderTest) -> None:
 
 
 def test_kueue_without_a_local_queue_manages_no_namespace(bench: ClusterUnderTest) -> None:
-    bench.installs_kueue()
+    bench.install_kueue()
 
     assert bench.cluster.kueue_namespaces(CLUSTER) == {}
 
 
 def test_namespace_with_a_local_queue_is_managed_by_kueue(bench: ClusterUnderTest) -> None:
-    bench.installs_kueue(queue="default", labels=True)
+    bench.install_kueue(queue="default", labels=True)
 
     assert bench.cluster.kueue_namespaces(CLUSTER) == {NAMESPACE: "its LocalQueue default"}
 
 
 def test_labelled_namespace_is_managed_by_kueue(bench: ClusterUnderTest) -> None:
-    bench.installs_kueue(labels=True)
+    bench.install_kueue(labels=True)
 
     assert bench.cluster.kueue_namespaces(CLUSTER) == {NAMESPACE: "its label kueue.x-k8s.io/managed-namespace=true"}
 
 
 def test_attempt_suspended_by_a_webhook_is_refused_and_deleted(bench: ClusterUnderTest) -> None:
     spec = a_launch(bench, free_nodes(bench))
-    bench.suspends(spec)
+    bench.suspend_on_creation(spec)
 
     for _ in range(2):
         with pytest.raises(Refused, match="suspended at its creation"):
@@ -347,7 +351,7 @@ def test_job_handed_to_kueue_has_no_pods_before_admission(bench: ClusterUnderTes
 
 
 def test_kueue_status_is_read_from_the_workload(bench: ClusterUnderTest) -> None:
-    bench.installs_kueue(queue="research")
+    bench.install_kueue(queue="research")
     spec = a_launch(bench, free_nodes(bench), local_queue="research")
     bench.cluster.launch(spec)
     since = "2026-11-03T10:00:00Z"
@@ -360,7 +364,7 @@ def test_kueue_status_is_read_from_the_workload(bench: ClusterUnderTest) -> None
         "admissionChecks": [{"name": "nodes", "state": "Pending", "message": "asked", "lastTransitionTime": since}],
     }
 
-    bench.says_of(spec, status, active=False)
+    bench.create_kueue_workload(spec, status, active=False)
 
     kueue = seen(bench, spec).kueue
     assert kueue is not None
@@ -396,7 +400,7 @@ def test_unlaunched_attempt_has_no_pods(bench: ClusterUnderTest) -> None:
 def test_succeeded_attempt_is_completed(bench: ClusterUnderTest) -> None:
     spec = a_launch(bench, free_nodes(bench), "exit 0")
     bench.cluster.launch(spec)
-    bench.ends(spec, 0)
+    bench.end_pods(spec, 0)
 
     bench.eventually(lambda: seen(bench, spec).has_completed, "the job to be complete")
 
@@ -409,7 +413,7 @@ def test_succeeded_attempt_is_completed(bench: ClusterUnderTest) -> None:
 def test_failed_attempt_shows_its_exit_code(bench: ClusterUnderTest) -> None:
     spec = a_launch(bench, free_nodes(bench), "exit 75")
     bench.cluster.launch(spec)
-    bench.ends(spec, 75)
+    bench.end_pods(spec, 75)
 
     bench.eventually(lambda: seen(bench, spec).has_failed, "the job to have failed")
 
@@ -422,7 +426,7 @@ def test_the_last_lines_of_a_ranks_log_are_read(bench: ClusterUnderTest) -> None
     nodes = free_nodes(bench, 2)
     spec = a_launch(bench, nodes, 'echo one; echo two; echo "rank $JOB_COMPLETION_INDEX"')
     bench.cluster.launch(spec)
-    bench.ends(spec, 0)
+    bench.end_pods(spec, 0)
     bench.eventually(lambda: seen(bench, spec).has_completed, "the job to be complete")
 
     def tail(rank: int) -> str:
@@ -439,14 +443,14 @@ def test_the_last_lines_of_a_ranks_log_are_read(bench: ClusterUnderTest) -> None
         tail(2)
 
 
-def test_ends_of_all_logs_are_read_by_rank(bench: ClusterUnderTest) -> None:
+def test_last_log_lines_of_every_rank_are_read(bench: ClusterUnderTest) -> None:
     nodes = free_nodes(bench, 2)
     spec = a_launch(bench, nodes, 'echo one; echo two; echo "rank $JOB_COMPLETION_INDEX"')
     bench.cluster.launch(spec)
-    bench.ends(spec, 0)
+    bench.end_pods(spec, 0)
     bench.eventually(lambda: seen(bench, spec).has_completed, "the job to be complete")
 
-    tails = bench.cluster.tails(spec.attempt, 2, 64, 10.0)
+    tails = bench.cluster.log_tails(spec.attempt, 2, 64, 10.0)
 
     texts = {rank: shortened_with_times(tail.text, ()) for rank, tail in tails.items()}
     assert all(len(text.times) == 2 and text.times[0].startswith("20") for text in texts.values())
@@ -455,9 +459,9 @@ def test_ends_of_all_logs_are_read_by_rank(bench: ClusterUnderTest) -> None:
         1: (["two", "rank 1"], ""),
     }
     assert {tail.node_name for tail in tails.values()} == {node.name for node in nodes}
-    first, second = bench.cluster.tails(spec.attempt, 2, 1, 10.0).values()
+    first, second = bench.cluster.log_tails(spec.attempt, 2, 1, 10.0).values()
     assert (bool(first.text), first.why, second.text, bool(second.why)) == (True, "", "", True)
-    assert bench.cluster.tails(spec.attempt.replace(attempt=9), 2, 64, 10.0) == {}
+    assert bench.cluster.log_tails(spec.attempt.replace(attempt=9), 2, 64, 10.0) == {}
 
 
 def test_stopped_attempt_frees_its_accelerators(bench: ClusterUnderTest) -> None:
@@ -479,7 +483,7 @@ def test_stopped_pod_on_a_lost_node_stays_until_force_deleted(bench: ClusterUnde
     bench.cluster.launch(spec)
     bench.eventually(lambda: all(pod.phase is PodPhase.RUNNING for pod in seen(bench, spec).pods), "running pods")
     lost = nodes[0].name
-    bench.loses(lost)
+    bench.disconnect_node(lost)
     bench.eventually(
         lambda: (node := bench.cluster.node(CLUSTER, lost)) and not node.is_ready, "the node to be NotReady"
     )
@@ -540,7 +544,7 @@ def test_job_with_copied_labels_elsewhere_belongs_to_no_attempt(bench: ClusterUn
     spec = a_launch(bench, free_nodes(bench))
     _, uid = bench.cluster.launch(spec)
     recorded = spec.attempt.replace(workload_uid=uid)
-    bench.forges_job(spec, "default")
+    bench.forge_job(spec, "default")
 
     bench.eventually(
         lambda: [workload for workload in bench.cluster.workloads(CLUSTER) if workload.has_completed],
@@ -579,7 +583,7 @@ def test_recreated_job_with_another_uid_belongs_to_no_attempt(bench: ClusterUnde
     spec = a_launch(bench, free_nodes(bench))
     _, uid = bench.cluster.launch(spec)
     recorded = spec.attempt.replace(workload_uid=uid)
-    bench.deletes_job(spec)
+    bench.delete_job(spec)
     bench.eventually(lambda: not bench.cluster.workload(recorded).uid, "the Job to be gone")
 
     again = bench.eventually(lambda: recreate_job(bench, spec), "another Job of its name")
@@ -601,7 +605,7 @@ def test_bare_pod_with_copied_labels_belongs_to_no_attempt(bench: ClusterUnderTe
     here, other_node = free_nodes(bench, 2)
     spec = a_launch(bench, [here], "echo mine; exec sleep 60")
     bench.cluster.launch(spec)
-    bench.forges_pod(spec, other_node.name)
+    bench.forge_pod(spec, other_node.name)
 
     def claims() -> list[UnmanagedPod]:
         pods = [pod for pod in bench.cluster.pods(CLUSTER) if pod.claim and pod.node_name]
@@ -628,9 +632,9 @@ def test_bare_pod_with_copied_labels_belongs_to_no_attempt(bench: ClusterUnderTe
 def test_unmanaged_pods_show_their_owner_and_whether_it_recreates_them(bench: ClusterUnderTest) -> None:
     node = free_nodes(bench)[0]
     bench.cluster.launch(a_launch(bench, free_nodes(bench, 2)[1:]))
-    bench.holds("bare", node.name)
-    bench.holds("notebook-0", node.name, owner="StatefulSet", resume="allowed")
-    bench.holds("hyperpod-0", node.name, owner="HyperPodPyTorchJob", resume="allowed")
+    bench.create_unmanaged_pod("bare", node.name)
+    bench.create_unmanaged_pod("notebook-0", node.name, owner="StatefulSet", resume="allowed")
+    bench.create_unmanaged_pod("hyperpod-0", node.name, owner="HyperPodPyTorchJob", resume="allowed")
 
     def foreign() -> list[UnmanagedPod]:
         pods = [pod for pod in bench.cluster.pods(CLUSTER) if pod.claim is None]
@@ -659,8 +663,8 @@ def test_unmanaged_pods_show_their_owner_and_whether_it_recreates_them(bench: Cl
 
 def test_unmanaged_pods_are_listed_by_node(bench: ClusterUnderTest) -> None:
     here, other_node = free_nodes(bench, 2)
-    bench.holds("replica-0", here.name, owner="ReplicaSet")
-    bench.holds("replica-1", other_node.name, owner="ReplicaSet")
+    bench.create_unmanaged_pod("replica-0", here.name, owner="ReplicaSet")
+    bench.create_unmanaged_pod("replica-1", other_node.name, owner="ReplicaSet")
     bench.eventually(lambda: len(bench.cluster.pods(CLUSTER)) == 2, "two pods")
 
     assert [pod.name for pod in bench.cluster.pods(CLUSTER, here.name)] == ["replica-0"]
@@ -670,7 +674,7 @@ def test_unmanaged_pods_are_listed_by_node(bench: ClusterUnderTest) -> None:
 
 def test_eviction_of_a_pod_takes_effect_once(bench: ClusterUnderTest) -> None:
     node = free_nodes(bench)[0]
-    bench.holds("kubeflow-0", node.name, owner="PyTorchJob")
+    bench.create_unmanaged_pod("kubeflow-0", node.name, owner="PyTorchJob")
     (pod,) = bench.eventually(lambda: bench.cluster.pods(CLUSTER), "a pod")
 
     assert bench.cluster.evict(CLUSTER, pod).result is EvictionStatus.EVICTED
@@ -681,7 +685,7 @@ def test_eviction_of_a_pod_takes_effect_once(bench: ClusterUnderTest) -> None:
 
 def test_recreated_pod_of_the_same_name_is_not_evicted(bench: ClusterUnderTest) -> None:
     node = free_nodes(bench)[0]
-    bench.holds("kubeflow-0", node.name, owner="PyTorchJob")
+    bench.create_unmanaged_pod("kubeflow-0", node.name, owner="PyTorchJob")
     (pod,) = bench.eventually(lambda: bench.cluster.pods(CLUSTER), "a pod")
 
     assert bench.cluster.evict(CLUSTER, pod.replace(uid="another")).result is EvictionStatus.GONE
@@ -690,7 +694,7 @@ def test_recreated_pod_of_the_same_name_is_not_evicted(bench: ClusterUnderTest) 
 
 def test_a_disruption_budget_is_respected(bench: ClusterUnderTest) -> None:
     node = free_nodes(bench)[0]
-    bench.holds("kubeflow-0", node.name, owner="PyTorchJob", allows_eviction=False)
+    bench.create_unmanaged_pod("kubeflow-0", node.name, owner="PyTorchJob", allows_eviction=False)
     (pod,) = bench.eventually(lambda: bench.cluster.pods(CLUSTER), "a pod")
 
     assert bench.cluster.evict(CLUSTER, pod).result is EvictionStatus.NOT_NOW
@@ -699,8 +703,8 @@ def test_a_disruption_budget_is_respected(bench: ClusterUnderTest) -> None:
 
 def test_pod_with_two_disruption_budgets_is_not_evicted_now(bench: ClusterUnderTest) -> None:
     node = free_nodes(bench)[0]
-    bench.holds("kubeflow-0", node.name, owner="PyTorchJob")
-    bench.budgets("kubeflow-0", 2)
+    bench.create_unmanaged_pod("kubeflow-0", node.name, owner="PyTorchJob")
+    bench.create_disruption_budgets("kubeflow-0", 2)
     (pod,) = bench.eventually(lambda: bench.cluster.pods(CLUSTER), "a pod")
     bench.eventually(lambda: bench.is_running(pod), "the pod to run")
 
@@ -712,9 +716,9 @@ def test_pod_with_two_disruption_budgets_is_not_evicted_now(bench: ClusterUnderT
 
 def test_pod_of_a_terminating_namespace_is_not_evicted_now(bench: ClusterUnderTest) -> None:
     node = free_nodes(bench)[0]
-    bench.holds("kubeflow-0", node.name)
+    bench.create_unmanaged_pod("kubeflow-0", node.name)
     bench.eventually(lambda: bench.cluster.pods(CLUSTER), "a pod")
-    bench.ends_namespace("kubeflow-0")
+    bench.delete_namespace_of_pod("kubeflow-0")
     (pod,) = bench.eventually(lambda: bench.cluster.pods(CLUSTER), "a pod")
 
     eviction = bench.cluster.evict(CLUSTER, pod)

@@ -16,13 +16,13 @@ from evenkeel.adapters.eks import EksConnections, EksToken
 from evenkeel.adapters.kubernetes import KubernetesApi
 from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.ports import (
-    CordonResult,
+    ClusterCordonResult,
     KubernetesPermission,
     LaunchResult,
     NotAllowed,
     NotFound,
     PermanentError,
-    ReleaseResult,
+    UncordonResult,
 )
 from evenkeel_cli.offline import access
 from evenkeel_local.engine import Engine
@@ -93,7 +93,7 @@ def test_token_for_another_cluster_is_refused(
         KubernetesApi(CLUSTER, guarded.kubernetes_url, guarded.ca_pem, token).get("/api/v1/nodes/any")
 
 
-def test_readers_read_and_change_nothing(
+def test_readers_group_may_read_but_change_nothing(
     guarded: ClusterHandle, caller: Credentials, connections: EksConnections
 ) -> None:
     create_access_entry(guarded, caller, "evenkeel:readers")
@@ -109,18 +109,20 @@ def test_readers_read_and_change_nothing(
         cluster.cordon(CLUSTER, name, "inc-1")
 
 
-def test_cordoners_cordon_and_release(guarded: ClusterHandle, caller: Credentials, connections: EksConnections) -> None:
+def test_cordoners_group_may_only_cordon_and_release(
+    guarded: ClusterHandle, caller: Credentials, connections: EksConnections
+) -> None:
     create_access_entry(guarded, caller, "evenkeel:cordoners")
     cluster = KubernetesCluster(connections, fleet=FLEET)
     name = guarded.nodes()[0]["name"]
 
-    assert cluster.cordon(CLUSTER, name, "inc-1") is CordonResult.CORDONED
-    assert cluster.release(CLUSTER, name, "inc-1") is ReleaseResult.RELEASED
+    assert cluster.cordon(CLUSTER, name, "inc-1") is ClusterCordonResult.CORDONED
+    assert cluster.return_to_service(CLUSTER, name, "inc-1") is UncordonResult.RELEASED
     with pytest.raises(NotAllowed):
         cluster.nodes(CLUSTER)
 
 
-def test_launchers_manage_jobs_and_log_readers_read_logs(
+def test_launchers_group_manages_jobs_and_log_readers_read_logs(
     guarded: ClusterHandle, caller: Credentials, connections: EksConnections
 ) -> None:
     create_access_entry(guarded, caller, "evenkeel:readers", "evenkeel:launchers", "evenkeel:log-readers")

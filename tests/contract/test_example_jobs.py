@@ -11,7 +11,7 @@ from evenkeel.adapters.workload_resources import RESOURCES
 from evenkeel.domain.external.unmanaged_workloads import Consent
 from evenkeel.domain.jobs.workload_kind import WorkloadKind
 from evenkeel.domain.nodes import FleetNode
-from evenkeel.domain.recovery.restarts import RestartAction, UnmanagedJob, UnmanagedJobState
+from evenkeel.domain.recovery.unmanaged_restarts import RestartAction, UnmanagedJob, UnmanagedJobState
 from evenkeel.ports import EvictionStatus, Put, Table
 from evenkeel.services.recovery import cordon_node, drain_node, plan_recovery, restart_unmanaged
 from evenkeel.services.storage import fleet_rows
@@ -75,7 +75,7 @@ def recovery_of(bench: LocalClusterUnderTest, job: UnmanagedJob, node: str) -> R
     recovery = RecoveryScenario(policy=SAVES, with_job=False)
     recovery.report_fault(fault_key="hp:NvidiaErrorReboot")
     for service in (plan_recovery, cordon_node, drain_node):
-        recovery.state("", service)
+        recovery.run_state("", service)
     life = recovery.incident.life
     row = FleetNode(life=life, slot="slot-1", changed_at=recovery.now, unmanaged_workloads=(job.label,))
     recovery.world.ledger.commit(Put(fleet_rows.node_row(CLUSTER, life.instance_id, row.to_json(), 0, None)))

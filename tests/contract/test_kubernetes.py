@@ -37,16 +37,16 @@ from evenkeel.domain.recovery.validation import CheckResult
 from evenkeel.domain.resources import Resources
 from evenkeel.ports import (
     CapacitySpec,
+    ClusterCordonResult,
     Conflict,
-    CordonResult,
     EvenkeelError,
     EvictionStatus,
     NotAllowed,
     NotFound,
     PodGroup,
     Refused,
-    ReleaseResult,
     Throttled,
+    UncordonResult,
     Unreachable,
 )
 from tests.contract.test_manifests import a_spec
@@ -57,7 +57,7 @@ NODES = "/api/v1/nodes"
 TERMINATING = {"causes": [{"reason": "NamespaceTerminating", "message": "namespace a is being terminated"}]}
 
 
-class Script:
+class ScriptedServer:
     """Answers in the given order, per method and path; repeats the last answer. Records the requests."""
 
     def __init__(self) -> None:
@@ -91,12 +91,12 @@ def lines(*events: Any) -> bytes:
 
 
 @pytest.fixture
-def script() -> Script:
-    return Script()
+def script() -> ScriptedServer:
+    return ScriptedServer()
 
 
 @contextlib.contextmanager
-def serving(script: Script, context: ssl.SSLContext, authority: str) -> Iterator[KubernetesApi]:
+def serving(script: ScriptedServer, context: ssl.SSLContext, authority: str) -> Iterator[KubernetesApi]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
@@ -158,7 +158,7 @@ def serving(script: Script, context: ssl.SSLContext, authority: str) -> Iterator
 
 
 @pytest.fixture
-def api(script: Script) -> Iterator[KubernetesApi]:
+def api(script: ScriptedServer) -> Iterator[KubernetesApi]:
     authority = trustme.CA()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1").configure_cert(context)
@@ -166,7 +166,9 @@ def api(script: Script) -> Iterator[KubernetesApi]:
         yield kubernetes_api
 
 
-class OneApi:
+class SameApiForEveryCluster:
+    """Gives every cluster the same Kubernetes API."""
+
     def __init__(self, api: KubernetesApi) -> None:
         self._api = api
 
@@ -196,7 +198,7 @@ class OneApi:
     ],
 )
 def test_each_http_status_has_its_own_error(
-    script: Script, api: KubernetesApi, answer: Answer, meaning: type[EvenkeelError]
+    script: ScriptedServer, api: KubernetesApi, answer: Answer, meaning: type[EvenkeelError]
 ) -> None:
     script.on("POST", NODES, answer)
 
@@ -206,14 +208,14 @@ def test_each_http_status_has_its_own_error(
     assert type(caught.value) is meaning
 
 
-def test_missing_object_reads_as_none_and_deletes_as_false(script: Script, api: KubernetesApi) -> None:
+def test_missing_object_reads_as_none_and_deletes_as_false(script: ScriptedServer, api: KubernetesApi) -> None:
     assert api.get(f"{NODES}/gone") is None
     assert api.delete(f"{NODES}/gone") is False
     with pytest.raises(NotFound):
         api.patch(f"{NODES}/gone", {})
 
 
-def test_write_is_sent_once_after_any_failure(script: Script, api: KubernetesApi) -> None:
+def test_write_is_sent_once_after_any_failure(script: ScriptedServer, api: KubernetesApi) -> None:
     script.on("POST", NODES, (503, status(503, "ServiceUnavailable")))
 
     with pytest.raises(Unreachable):
@@ -222,7 +224,7 @@ def test_write_is_sent_once_after_any_failure(script: Script, api: KubernetesApi
     assert len(script.asked) == 1
 
 
-def test_only_reads_are_retried_after_a_broken_connection(script: Script, api: KubernetesApi) -> None:
+def test_only_reads_are_retried_after_a_broken_connection(script: ScriptedServer, api: KubernetesApi) -> None:
     broken = (0, b"")
     script.on("GET", f"{NODES}/a", broken, (200, {"kind": "Node"}))
     script.on("PATCH", f"{NODES}/a", broken, (200, {}))
@@ -264,22 +266,22 @@ def without_key_identifiers(folder: Path) -> tuple[ssl.SSLContext, str]:
 
 
 def test_certificate_authority_without_key_id_is_trusted_by_every_python(
-    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    script: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def as_python_3_13_does(**given: Any) -> ssl.SSLContext:
+    def strict_ssl_context(**given: Any) -> ssl.SSLContext:
         context = default_context(**given)
         context.verify_flags |= ssl.VERIFY_X509_STRICT
         return context
 
     default_context = ssl.create_default_context
-    monkeypatch.setattr(ssl, "create_default_context", as_python_3_13_does)
+    monkeypatch.setattr(ssl, "create_default_context", strict_ssl_context)
     script.on("GET", f"{NODES}/a", (200, {"kind": "Node"}))
 
     with serving(script, *without_key_identifiers(tmp_path)) as api:
         assert api.get(f"{NODES}/a") == {"kind": "Node"}
 
 
-def test_expired_token_is_renewed_once(script: Script, api: KubernetesApi) -> None:
+def test_expired_token_is_renewed_once(script: ScriptedServer, api: KubernetesApi) -> None:
     script.on("GET", f"{NODES}/a", (401, status(401, "Unauthorized")), (200, {"kind": "Node"}))
 
     assert api.get(f"{NODES}/a") == {"kind": "Node"}
@@ -287,7 +289,7 @@ def test_expired_token_is_renewed_once(script: Script, api: KubernetesApi) -> No
     assert [authorization for *_, authorization in script.asked] == ["Bearer token-1", "Bearer token-2"]
 
 
-def test_lists_are_read_page_by_page(script: Script, api: KubernetesApi) -> None:
+def test_lists_are_read_page_by_page(script: ScriptedServer, api: KubernetesApi) -> None:
     first = {"metadata": {"continue": "next"}, "items": [{"n": 1}, {"n": 2}]}
     script.on("GET", NODES, (200, first), (200, {"metadata": {}, "items": [{"n": 3}]}))
 
@@ -299,14 +301,17 @@ def test_lists_are_read_page_by_page(script: Script, api: KubernetesApi) -> None
     ]
 
 
-def test_list_with_an_expired_continuation_restarts(script: Script, api: KubernetesApi) -> None:
+def test_list_with_an_expired_continuation_restarts(script: ScriptedServer, api: KubernetesApi) -> None:
     page = {"metadata": {"continue": "next"}, "items": [a_node_object("1")]}
     script.on("GET", NODES, (200, page), (410, status(410, "Expired")), (200, {"items": [a_node_object("2")]}))
 
-    assert [node.resource_version for node in KubernetesCluster(OneApi(api), fleet="f").nodes("research-eks")] == ["2"]
+    assert [
+        node.resource_version
+        for node in KubernetesCluster(SameApiForEveryCluster(api), fleet="f").nodes("research-eks")
+    ] == ["2"]
 
 
-def test_watch_yields_each_event_at_once(script: Script, api: KubernetesApi) -> None:
+def test_watch_yields_each_event_at_once(script: ScriptedServer, api: KubernetesApi) -> None:
     chunks: queue.Queue[bytes] = queue.Queue()
     script.on("GET", NODES, (200, chunks))
     text = lines({"type": "ADDED", "object": {"n": 1}}, {"type": "MODIFIED", "object": {"n": 2}})
@@ -322,7 +327,7 @@ def test_watch_yields_each_event_at_once(script: Script, api: KubernetesApi) -> 
     assert "resourceVersion=5" in script.asked[0][1]
 
 
-def test_watch_from_an_old_version_expires_in_either_form(script: Script, api: KubernetesApi) -> None:
+def test_watch_from_old_version_expires_by_status_or_event(script: ScriptedServer, api: KubernetesApi) -> None:
     error = lines({"type": "ERROR", "object": status(410, "Expired")})
     script.on("GET", NODES, (410, status(410, "Gone")), (200, error))
 
@@ -331,7 +336,7 @@ def test_watch_from_an_old_version_expires_in_either_form(script: Script, api: K
             list(watch.events())
 
 
-def test_a_watch_can_be_ended_from_another_thread(script: Script, api: KubernetesApi) -> None:
+def test_watch_can_be_closed_from_another_thread(script: ScriptedServer, api: KubernetesApi) -> None:
     chunks: queue.Queue[bytes] = queue.Queue()
     script.on("GET", NODES, (200, chunks))
     began = time.monotonic()
@@ -347,7 +352,7 @@ def test_a_watch_can_be_ended_from_another_thread(script: Script, api: Kubernete
     assert time.monotonic() - began < 30
 
 
-def test_ended_watch_can_be_closed_again(script: Script, api: KubernetesApi) -> None:
+def test_closed_watch_can_be_closed_again(script: ScriptedServer, api: KubernetesApi) -> None:
     chunks: queue.Queue[bytes] = queue.Queue()
     chunks.put(b"")
     script.on("GET", NODES, (200, chunks))
@@ -376,9 +381,9 @@ def a_pod_object(name: str, gpus: str, node_name: str = "", kind: str = "Replica
     }
 
 
-def test_pods_of_daemonsets_are_selected_by_their_label(script: Script, api: KubernetesApi) -> None:
+def test_pods_of_daemonsets_are_selected_by_their_label(script: ScriptedServer, api: KubernetesApi) -> None:
     script.on("GET", "/api/v1/pods", (200, {"metadata": {}, "items": [a_pod_object("one", "8", "n1")]}))
-    cluster = KubernetesCluster(OneApi(api), fleet="f")
+    cluster = KubernetesCluster(SameApiForEveryCluster(api), fleet="f")
 
     for group in PodGroup:
         cluster.resources_in_use("c", group)
@@ -391,10 +396,10 @@ def test_pods_of_daemonsets_are_selected_by_their_label(script: Script, api: Kub
     ]
 
 
-def test_pods_in_use_are_listed_without_repetition(script: Script, api: KubernetesApi) -> None:
+def test_concurrent_lists_of_live_pods_do_not_overlap(script: ScriptedServer, api: KubernetesApi) -> None:
     script.on("GET", "/api/v1/pods", (200, {"metadata": {}, "items": []}))
     script.on("GET", "/apis", (200, {"groups": []}))
-    cluster = KubernetesCluster(OneApi(api), fleet="f")
+    cluster = KubernetesCluster(SameApiForEveryCluster(api), fleet="f")
 
     cluster.pods_in_use("c")
     cluster.live_pods("c")
@@ -409,13 +414,13 @@ def test_pods_in_use_are_listed_without_repetition(script: Script, api: Kubernet
     ]
 
 
-def test_quantities_are_read_as_api_servers_write_them(script: Script, api: KubernetesApi) -> None:
+def test_gpu_quantities_are_read_in_every_kubernetes_form(script: ScriptedServer, api: KubernetesApi) -> None:
     pods = [a_pod_object("typo", "1k"), a_pod_object("one", "8", "n1"), a_pod_object("odd", "many", "n1")]
     script.on(
         "GET", "/api/v1/pods", (200, {"metadata": {}, "items": [*pods, a_pod_object("d", "1", "n1", "DaemonSet")]})
     )
     script.on("GET", f"{NODES}/n1", (200, a_node_object("1") | {"status": {"allocatable": {"nvidia.com/gpu": "1k"}}}))
-    cluster = KubernetesCluster(OneApi(api), fleet="f")
+    cluster = KubernetesCluster(SameApiForEveryCluster(api), fleet="f")
 
     assert cluster.resources_in_use("c") == {"n1": Resources(accelerators=9)}
     assert {pod.name: pod.accelerators for pod in cluster.pods("c")} == {"typo": 1000, "one": 8, "odd": 0}
@@ -453,11 +458,11 @@ EVICTIONS: list[tuple[Answer, EvictionStatus]] = [
 
 @pytest.mark.parametrize(("answer", "result"), EVICTIONS)
 def test_every_eviction_response_maps_to_a_result(
-    script: Script, api: KubernetesApi, answer: Answer, result: EvictionStatus
+    script: ScriptedServer, api: KubernetesApi, answer: Answer, result: EvictionStatus
 ) -> None:
     script.on("POST", "/api/v1/namespaces/a/pods/p/eviction", answer)
     script.on("GET", "/api/v1/pods", (200, {"metadata": {}, "items": [a_pod_object("p", "8", "n1")]}))
-    cluster = KubernetesCluster(OneApi(api), fleet="f")
+    cluster = KubernetesCluster(SameApiForEveryCluster(api), fleet="f")
     (pod,) = cluster.pods("c")
 
     eviction = cluster.evict("c", pod)
@@ -466,14 +471,16 @@ def test_every_eviction_response_maps_to_a_result(
     assert bool(eviction.why) is (result not in (EvictionStatus.EVICTED, EvictionStatus.GONE))
 
 
-def test_validation_job_on_a_dead_node_fails(script: Script, api: KubernetesApi) -> None:
+def test_validation_job_on_a_dead_node_fails(script: ScriptedServer, api: KubernetesApi) -> None:
     job = {"status": {"conditions": [{"type": "FailureTarget", "status": "True"}]}}
     script.on("GET", "/apis/batch/v1/namespaces/a/jobs/check", (200, job))
 
-    assert KubernetesCluster(OneApi(api), fleet="f").check_result("c", "a", "check") is CheckResult.FAILED
+    assert (
+        KubernetesCluster(SameApiForEveryCluster(api), fleet="f").check_result("c", "a", "check") is CheckResult.FAILED
+    )
 
 
-def test_capacity_pods_tolerate_only_the_taints_of_their_pool(script: Script, api: KubernetesApi) -> None:
+def test_capacity_pods_tolerate_only_the_taints_of_their_pool(script: ScriptedServer, api: KubernetesApi) -> None:
     taints = [{"key": "team", "value": "red", "effect": "NoSchedule"}, {"key": "nvidia.com/gpu", "effect": "NoExecute"}]
     late = [{"key": "evenkeel.io/awaiting-validation", "value": "true", "effect": "NoSchedule"}]
     nodes = {"template": {"spec": {"taints": taints, "startupTaints": late}}}
@@ -490,7 +497,7 @@ def test_capacity_pods_tolerate_only_the_taints_of_their_pool(script: Script, ap
         image="registry.k8s.io/pause:3.10",
     )
 
-    KubernetesCluster(OneApi(api), fleet="f").create_capacity_pods(spec)
+    KubernetesCluster(SameApiForEveryCluster(api), fleet="f").create_capacity_pods(spec)
 
     (created,) = [body for method, _, body, _ in script.asked if method == "POST"]
     borne = created["spec"]["template"]["spec"]["tolerations"]
@@ -501,7 +508,7 @@ def test_capacity_pods_tolerate_only_the_taints_of_their_pool(script: Script, ap
     ]
 
 
-def test_refused_job_leaves_no_service(script: Script, api: KubernetesApi) -> None:
+def test_refused_job_leaves_no_service(script: ScriptedServer, api: KubernetesApi) -> None:
     spec = a_spec()
     space, name = f"namespaces/{spec.attempt.namespace}", spec.attempt.workload_name
     service = manifests.service(spec, "f")
@@ -512,61 +519,74 @@ def test_refused_job_leaves_no_service(script: Script, api: KubernetesApi) -> No
     script.on("DELETE", f"/api/v1/{space}/services/{name}", (200, {}))
 
     with pytest.raises(NotAllowed):
-        KubernetesCluster(OneApi(api), fleet="f").launch(replace(spec, accelerator_resource="nvidia.com/gpu"))
+        KubernetesCluster(SameApiForEveryCluster(api), fleet="f").launch(
+            replace(spec, accelerator_resource="nvidia.com/gpu")
+        )
 
     assert [path for method, path, *_ in script.asked if method == "DELETE"] == [f"/api/v1/{space}/services/{name}"]
 
 
-def test_cordon_retries_after_a_concurrent_change(script: Script, api: KubernetesApi) -> None:
+def test_cordon_retries_after_a_concurrent_change(script: ScriptedServer, api: KubernetesApi) -> None:
     script.on("GET", f"{NODES}/n1", (200, a_node_object("1")), (200, a_node_object("2")))
     script.on("PATCH", f"{NODES}/n1", (409, status(409, "Conflict")), (200, {}))
 
-    assert KubernetesCluster(OneApi(api), fleet="f").cordon("c", "n1", "inc-1") is CordonResult.CORDONED
+    assert (
+        KubernetesCluster(SameApiForEveryCluster(api), fleet="f").cordon("c", "n1", "inc-1")
+        is ClusterCordonResult.CORDONED
+    )
 
     patches = [body["metadata"]["resourceVersion"] for method, _, body, _ in script.asked if method == "PATCH"]
     assert patches == ["1", "2"]
 
 
-def test_cordon_at_the_current_version_needs_no_read(script: Script, api: KubernetesApi) -> None:
+def test_cordon_at_the_current_version_needs_no_read(script: ScriptedServer, api: KubernetesApi) -> None:
     script.on("PATCH", f"{NODES}/n1", (200, {}))
 
-    assert KubernetesCluster(OneApi(api), fleet="f").cordon("c", "n1", "inc-1", "7") is CordonResult.CORDONED
+    assert (
+        KubernetesCluster(SameApiForEveryCluster(api), fleet="f").cordon("c", "n1", "inc-1", "7")
+        is ClusterCordonResult.CORDONED
+    )
 
     ((method, _, body, _),) = script.asked
     assert (method, body["metadata"]["resourceVersion"]) == ("PATCH", "7")
 
 
-@pytest.mark.parametrize(("unschedulable", "result"), [(False, CordonResult.CORDONED), (True, CordonResult.BY_PERSON)])
+@pytest.mark.parametrize(
+    ("unschedulable", "result"), [(False, ClusterCordonResult.CORDONED), (True, ClusterCordonResult.BY_PERSON)]
+)
 def test_cordon_reads_the_node_again_if_it_changed(
-    script: Script, api: KubernetesApi, unschedulable: bool, result: CordonResult
+    script: ScriptedServer, api: KubernetesApi, unschedulable: bool, result: ClusterCordonResult
 ) -> None:
     script.on("PATCH", f"{NODES}/n1", (409, status(409, "Conflict")), (200, {}))
     script.on("GET", f"{NODES}/n1", (200, a_node_object("8", unschedulable=unschedulable)))
 
-    assert KubernetesCluster(OneApi(api), fleet="f").cordon("c", "n1", "inc-1", "7") is result
+    assert KubernetesCluster(SameApiForEveryCluster(api), fleet="f").cordon("c", "n1", "inc-1", "7") is result
 
     patches = [body["metadata"]["resourceVersion"] for method, _, body, _ in script.asked if method == "PATCH"]
     assert patches == (["7"] if unschedulable else ["7", "8"])
 
 
-def test_cordon_yields_to_a_concurrent_cordon_of_a_person(script: Script, api: KubernetesApi) -> None:
+def test_concurrent_cordon_of_a_person_is_not_overwritten(script: ScriptedServer, api: KubernetesApi) -> None:
     script.on("GET", f"{NODES}/n1", (200, a_node_object("1")), (200, a_node_object("2", unschedulable=True)))
     script.on("PATCH", f"{NODES}/n1", (409, status(409, "Conflict")))
 
-    assert KubernetesCluster(OneApi(api), fleet="f").cordon("c", "n1", "inc-1") is CordonResult.BY_PERSON
+    assert (
+        KubernetesCluster(SameApiForEveryCluster(api), fleet="f").cordon("c", "n1", "inc-1")
+        is ClusterCordonResult.BY_PERSON
+    )
 
 
-def test_cordon_that_fails_on_every_retry_is_a_conflict(script: Script, api: KubernetesApi) -> None:
+def test_cordon_that_fails_on_every_retry_is_a_conflict(script: ScriptedServer, api: KubernetesApi) -> None:
     script.on("GET", f"{NODES}/n1", (200, a_node_object("1")))
     script.on("PATCH", f"{NODES}/n1", (409, status(409, "Conflict")))
 
     with pytest.raises(Conflict):
-        KubernetesCluster(OneApi(api), fleet="f").cordon("c", "n1", "inc-1")
+        KubernetesCluster(SameApiForEveryCluster(api), fleet="f").cordon("c", "n1", "inc-1")
 
     assert len([method for method, *_ in script.asked if method == "PATCH"]) == 5
 
 
-def test_release_retries_when_its_preconditions_fail(script: Script, api: KubernetesApi) -> None:
+def test_release_of_a_node_is_retried_after_failed_precondition(script: ScriptedServer, api: KubernetesApi) -> None:
     own_taint = {"key": "evenkeel.io/awaiting-validation", "effect": "NoSchedule"}
     other = {"key": "own", "effect": "NoExecute"}
     script.on(
@@ -577,7 +597,10 @@ def test_release_retries_when_its_preconditions_fail(script: Script, api: Kubern
     )
     script.on("PATCH", f"{NODES}/n1", (422, status(422, "InvalidObject")), (200, {}))
 
-    assert KubernetesCluster(OneApi(api), fleet="f").release("c", "n1", None) is ReleaseResult.RELEASED
+    assert (
+        KubernetesCluster(SameApiForEveryCluster(api), fleet="f").return_to_service("c", "n1", None)
+        is UncordonResult.RELEASED
+    )
 
     _, second = [body for method, _, body, _ in script.asked if method == "PATCH"]
     assert second == [
@@ -587,14 +610,14 @@ def test_release_retries_when_its_preconditions_fail(script: Script, api: Kubern
     ]
 
 
-def test_node_deleted_between_read_and_write_counts_as_gone(script: Script, api: KubernetesApi) -> None:
+def test_node_deleted_between_read_and_write_counts_as_gone(script: ScriptedServer, api: KubernetesApi) -> None:
     script.on("GET", f"{NODES}/n1", (200, a_node_object("1", taints=[{"key": "x", "effect": "NoSchedule"}])))
-    cluster = KubernetesCluster(OneApi(api), fleet="f")
+    cluster = KubernetesCluster(SameApiForEveryCluster(api), fleet="f")
 
-    assert cluster.cordon("c", "n1", "inc-1") is CordonResult.GONE
+    assert cluster.cordon("c", "n1", "inc-1") is ClusterCordonResult.GONE
 
 
-def test_broken_watch_continues_and_an_expired_one_lists_again(script: Script, api: KubernetesApi) -> None:
+def test_broken_watch_continues_and_an_expired_one_lists_again(script: ScriptedServer, api: KubernetesApi) -> None:
     change = {"type": "MODIFIED", "object": {"metadata": {"resourceVersion": "7"}}}
     listed = (200, {"metadata": {"resourceVersion": "6"}, "items": []})
     quiet: queue.Queue[bytes] = queue.Queue()
@@ -612,7 +635,7 @@ def test_broken_watch_continues_and_an_expired_one_lists_again(script: Script, a
         script.on("GET", path, (503, status(503, "ServiceUnavailable")))
     heard: list[str] = []
 
-    KubernetesCluster(OneApi(api), fleet="f").watch("c", heard.append, until=lambda: len(heard) >= 3)
+    KubernetesCluster(SameApiForEveryCluster(api), fleet="f").watch("c", heard.append, until=lambda: len(heard) >= 3)
 
     quiet.put(b"")
     assert heard == ["node"] * 3
@@ -621,23 +644,25 @@ def test_broken_watch_continues_and_an_expired_one_lists_again(script: Script, a
     assert versions[:5] == ["limit", "6", "7", "7", "limit"]
 
 
-def test_watch_without_permission_reports_an_error(script: Script, api: KubernetesApi) -> None:
+def test_watch_without_permission_reports_an_error(script: ScriptedServer, api: KubernetesApi) -> None:
     for path in (NODES, "/api/v1/pods", "/apis/batch/v1/jobs"):
         script.on("GET", path, (403, status(403, "Forbidden")))
     deadline = time.monotonic() + 20
 
     with pytest.raises(NotAllowed):
-        KubernetesCluster(OneApi(api), fleet="f").watch("c", lambda _: None, until=lambda: time.monotonic() > deadline)
+        KubernetesCluster(SameApiForEveryCluster(api), fleet="f").watch(
+            "c", lambda _: None, until=lambda: time.monotonic() > deadline
+        )
 
 
-def test_watch_ends_soon_after_deadline_and_leaves_no_thread(script: Script, api: KubernetesApi) -> None:
+def test_watch_ends_soon_after_deadline_and_leaves_no_thread(script: ScriptedServer, api: KubernetesApi) -> None:
     quiet: queue.Queue[bytes] = queue.Queue()
     for path in (NODES, "/api/v1/pods", "/apis/batch/v1/jobs"):
         script.on("GET", path, (200, {"metadata": {"resourceVersion": "6"}, "items": []}), (200, quiet))
     heard: list[str] = []
     began = time.monotonic()
 
-    KubernetesCluster(OneApi(api), fleet="f").watch("c", heard.append, until=lambda: len(heard) == 3)
+    KubernetesCluster(SameApiForEveryCluster(api), fleet="f").watch("c", heard.append, until=lambda: len(heard) == 3)
 
     for _ in range(3):
         quiet.put(b"")
@@ -645,14 +670,14 @@ def test_watch_ends_soon_after_deadline_and_leaves_no_thread(script: Script, api
     until(lambda: not [t for t in threading.enumerate() if t.name.startswith("watch-")], "the watchers to end")
 
 
-def test_watch_reports_for_each_kind_whether_the_server_answers(script: Script, api: KubernetesApi) -> None:
+def test_watch_reports_for_each_kind_whether_the_server_answers(script: ScriptedServer, api: KubernetesApi) -> None:
     listed = (200, {"metadata": {"resourceVersion": "6"}, "items": []})
     change = {"type": "MODIFIED", "object": {"metadata": {"resourceVersion": "7"}}}
     script.on("GET", NODES, listed, (200, lines(change)), (200, lines(change)))
     script.on("GET", "/api/v1/pods", (503, status(503, "ServiceUnavailable")))
     script.on("GET", "/apis/batch/v1/jobs", (503, status(503, "ServiceUnavailable")))
     states: dict[str, str] = {}
-    cluster = KubernetesCluster(OneApi(api), fleet="f")
+    cluster = KubernetesCluster(SameApiForEveryCluster(api), fleet="f")
 
     cluster.watch("c", lambda _: None, until=lambda: len(states) == 3, on_state=states.__setitem__)
 
@@ -679,11 +704,11 @@ def test_requests_of_a_pod_count_as_the_scheduler_counts_them() -> None:
     assert resources_requested(pod) == Resources(accelerators=2, cpu_millis=4_750, memory_mib=2 * 1024 + 100)
 
 
-def test_allocatable_cpu_and_memory_of_a_node_are_read(script: Script, api: KubernetesApi) -> None:
+def test_allocatable_cpu_and_memory_of_a_node_are_read(script: ScriptedServer, api: KubernetesApi) -> None:
     allocatable = {"cpu": "191450m", "memory": "2097152Ki", "nvidia.com/gpu": "8"}
     script.on("GET", f"{NODES}/n1", (200, a_node_object("1") | {"status": {"allocatable": allocatable}}))
 
-    node = KubernetesCluster(OneApi(api), fleet="f").node("c", "n1")
+    node = KubernetesCluster(SameApiForEveryCluster(api), fleet="f").node("c", "n1")
 
     assert node is not None
     assert node.allocatable == Resources(accelerators=8, cpu_millis=191_450, memory_mib=2048)

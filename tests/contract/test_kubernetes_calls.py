@@ -117,14 +117,14 @@ def test_patch_names_the_version_that_was_read(request_: KubernetesRequest) -> N
         ({"metadata": {"annotations": {"any/name": "text"}}}, []),
     ],
 )
-def test_patch_with_an_invalid_field_is_found(body: dict[str, Any], problem: list[str]) -> None:
+def test_check_reports_unknown_field_of_a_patch(body: dict[str, Any], problem: list[str]) -> None:
     shape = kubernetes_calls.schema("Node", "", "v1", RELEASES[0])
     unknown = kubernetes_calls.unknown_fields(body, shape, RELEASES[0])
 
     assert [problem_found[: len(wanted)] for problem_found, wanted in zip(unknown, problem, strict=True)] == problem
 
 
-def test_patch_with_an_invalid_pointer_is_found() -> None:
+def test_check_reports_unknown_path_of_a_json_patch() -> None:
     shape = kubernetes_calls.schema("Node", "", "v1", RELEASES[0])
 
     assert kubernetes_calls.unknown_pointer("/spec/taints/0/key", shape, RELEASES[0]) == ""

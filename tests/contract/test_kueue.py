@@ -8,7 +8,7 @@ from evenkeel.adapters.workload_resources import JOB
 from evenkeel.domain.external.kueue_status import KueueEviction, describe_status, eviction_of
 from evenkeel.domain.jobs.attempt import ObservedWorkload, PodPhase
 from evenkeel.domain.jobs.workload_kind import WorkloadKind
-from evenkeel.domain.recovery.restarts import UnmanagedJob, UnmanagedJobState
+from evenkeel.domain.recovery.unmanaged_restarts import UnmanagedJob, UnmanagedJobState
 from evenkeel.ports import LaunchSpec
 from evenkeel_local.gpu_cluster import ClusterHandle
 from tests.contract.clusters_under_test import CLUSTER, NAMESPACE, LocalClusterUnderTest, a_launch, free_nodes
@@ -91,7 +91,7 @@ def test_pending_job_shows_its_position_by_priority_then_age(bench: LocalCluster
     assert [workload.kueue.position for spec in specs if (workload := seen(bench, spec)).kueue] == [2, 3, 1]
 
 
-def test_normal_end_is_reported_to_kueue_as_finished(bench: LocalClusterUnderTest, kueue: FakeKueue) -> None:
+def test_completed_job_is_finished_for_kueue(bench: LocalClusterUnderTest, kueue: FakeKueue) -> None:
     kueue.room = 8
     spec = a_launch(bench, free_nodes(bench), "exit 0", local_queue="research")
     bench.cluster.launch(spec)
@@ -124,17 +124,22 @@ def test_a_users_job_is_suspended_and_resumed_by_kueue(bench: LocalClusterUnderT
         JOB.path(NAMESPACE), {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec}
     )
 
-    def now() -> UnmanagedJob:
+    def users_job() -> UnmanagedJob:
         unmanaged_job = bench.cluster.unmanaged_job(CLUSTER, NAMESPACE, WorkloadKind.JOB, "users-job")
         assert unmanaged_job
         return unmanaged_job
 
-    until(lambda: len(now().live_nodes) == 2 and now().state is UnmanagedJobState.RUNNING, "its pods to run")
-    job = now()
+    until(
+        lambda: len(users_job().live_nodes) == 2 and users_job().state is UnmanagedJobState.RUNNING, "its pods to run"
+    )
+    job = users_job()
     bench.cluster.suspend(CLUSTER, job, is_suspended=True)
-    until(lambda: now().state is UnmanagedJobState.SUSPENDED and not now().live_nodes, "Kueue to evict it")
+    until(lambda: users_job().state is UnmanagedJobState.SUSPENDED and not users_job().live_nodes, "Kueue to evict it")
     until(lambda: not holds(kueue.workload("users-job"), "QuotaReserved"), "its quota to go")
     bench.cluster.suspend(CLUSTER, job, is_suspended=False)
-    until(lambda: len(now().live_nodes) == 2 and now().state is UnmanagedJobState.RUNNING, "its pods to run again")
+    until(
+        lambda: len(users_job().live_nodes) == 2 and users_job().state is UnmanagedJobState.RUNNING,
+        "its pods to run again",
+    )
 
-    assert (now().uid, now().is_queued) == (job.uid, True)
+    assert (users_job().uid, users_job().is_queued) == (job.uid, True)

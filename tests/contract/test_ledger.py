@@ -253,14 +253,14 @@ def test_concurrent_adds_are_never_lost(ledger: Ledger) -> None:
 def test_exactly_one_of_many_concurrent_first_puts_succeeds(ledger: Ledger) -> None:
     won: list[int] = []
 
-    def come(number: int) -> None:
+    def add_row_concurrently(number: int) -> None:
         try:
             ledger.commit(Put(Row(OTHER, {"by": number})), Put(Row(Key(Table.INCIDENTS, "OPEN#life", "META"), {})))
         except Conflict:
             return
         won.append(number)
 
-    run_together(*[lambda number=number: come(number) for number in range(8)])
+    run_together(*[lambda number=number: add_row_concurrently(number) for number in range(8)])
 
     assert [stored_row(ledger, OTHER).doc["by"]] == won
 
@@ -292,7 +292,7 @@ def row_of_size(sk: str, size: int, text: str = "x") -> Put:
 
 
 @pytest.mark.parametrize("text", ["x", "\u20ac", "\U0001f600"])
-def test_a_row_holds_400_kilobytes_of_utf8(ledger: Ledger, text: str) -> None:
+def test_row_may_contain_at_most_400_kilobytes_of_utf8(ledger: Ledger, text: str) -> None:
     ledger.commit(row_of_size("FITS", 400_000, text))
 
     with pytest.raises(Refused):
@@ -301,7 +301,7 @@ def test_a_row_holds_400_kilobytes_of_utf8(ledger: Ledger, text: str) -> None:
     assert [row.key.sk for row in ledger.partition(Table.JOBS, "JOB#job-1")] == ["FITS"]
 
 
-def test_a_commit_holds_four_megabytes(ledger: Ledger) -> None:
+def test_commit_may_contain_at_most_four_megabytes(ledger: Ledger) -> None:
     size = 4_000_000 // 16
     ledger.commit(*(row_of_size(f"FITS#{n:02d}", size) for n in range(16)))
 
@@ -389,7 +389,7 @@ def test_row_moves_between_states_and_leaves_the_state_index(ledger: Ledger) -> 
     assert ledger.by_state(Table.JOBS, "JOB#RUNNING").rows == ()
 
 
-def test_add_leaves_a_row_in_its_state(ledger: Ledger) -> None:
+def test_adding_to_a_field_leaves_row_in_its_state(ledger: Ledger) -> None:
     ledger.commit(Put(Row(USAGE, {"gpus": 1}, 0, ("TEAM", "default"))))
 
     ledger.commit(Add(USAGE, {"gpus": 1}))
@@ -449,9 +449,9 @@ def test_invalid_cursor_is_refused(ledger: Ledger) -> None:
 def test_a_commit_repeated_under_its_token_has_no_second_effect(ledger: Ledger, unique: str, length: int) -> None:
     token = unique.ljust(length, "/")
     writes = (Put(Row(JOB, {"n": 1})), Add(USAGE, {"gpus": 8}))
-    ledger.commit(*writes, token=token)
+    ledger.commit(*writes, client_token=token)
 
-    ledger.commit(*writes, token=token)
+    ledger.commit(*writes, client_token=token)
 
     assert stored_row(ledger, USAGE).doc == {"gpus": 8}
     assert stored_row(ledger, JOB).version == 1
@@ -459,10 +459,10 @@ def test_a_commit_repeated_under_its_token_has_no_second_effect(ledger: Ledger, 
 
 @pytest.mark.parametrize("ledger", ["memory", "engine"], indirect=True)
 def test_a_token_used_for_other_writes_is_refused(ledger: Ledger, unique: str) -> None:
-    ledger.commit(Put(Row(JOB, {"n": 1})), token=unique)
+    ledger.commit(Put(Row(JOB, {"n": 1})), client_token=unique)
 
     with pytest.raises(Refused):
-        ledger.commit(Put(Row(OTHER, {"n": 1})), token=unique)
+        ledger.commit(Put(Row(OTHER, {"n": 1})), client_token=unique)
 
 
 # ---------------------------------------------------------------- what only AWS answers

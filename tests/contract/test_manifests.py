@@ -60,13 +60,13 @@ def test_the_manifests_are_valid_for_the_real_api(changes: dict[str, Any]) -> No
         kubernetes_validate.validate(manifest, "1.33", strict=True)
 
 
-def on_a_claim(rules: ProofRules) -> LaunchSpec:
+def spec_with_claim(rules: ProofRules) -> LaunchSpec:
     spec = a_spec(checkpoint_uri="file:///fsx/llama/7b", checkpoint_claim="fsx", env={"EVENKEEL_RESUME_FROM": "forged"})
     return replace(spec, resume_from="", proof_rules=rules)
 
 
 def test_checkpoint_claim_is_mounted_at_the_path_of_its_uri() -> None:
-    manifest = manifests.job(on_a_claim(ProofRules(None, False, False)), "research", "nvidia.com/gpu")
+    manifest = manifests.job(spec_with_claim(ProofRules(None, False, False)), "research", "nvidia.com/gpu")
 
     kubernetes_validate.validate(manifest, "1.33", strict=True)
     pod = pod_of(manifest)
@@ -141,7 +141,7 @@ def test_pod_mounts_claims_read_only_and_scratch_folders() -> None:
     ],
 )
 def test_rank_0_gets_the_rules_to_choose_a_checkpoint(rules: ProofRules, expected: dict[str, str]) -> None:
-    (container,) = pod_of(manifests.job(on_a_claim(rules), "research", "nvidia.com/gpu"))["containers"]
+    (container,) = pod_of(manifests.job(spec_with_claim(rules), "research", "nvidia.com/gpu"))["containers"]
 
     known = ("EVENKEEL_JOB_ID", "EVENKEEL_ATTEMPT", "EVENKEEL_CHECKPOINT_URI")
     document = {entry["name"]: entry["value"] for entry in container["env"] if entry["name"].startswith("EVENKEEL_")}
@@ -317,7 +317,7 @@ def test_job_cannot_override_variables_of_the_training_contract() -> None:
     assert container["resources"] == {"limits": {"nvidia.com/gpu": "8"}}
 
 
-def test_labels_of_evenkeel_override_labels_of_the_job() -> None:
+def test_job_cannot_override_labels_of_evenkeel() -> None:
     labels = manifests.job(a_spec(), "research", "nvidia.com/gpu")["spec"]["template"]["metadata"]["labels"]
 
     assert labels == {
@@ -329,7 +329,7 @@ def test_labels_of_evenkeel_override_labels_of_the_job() -> None:
     }
 
 
-def test_each_rank_has_a_name_before_it_is_ready() -> None:
+def test_service_publishes_names_of_ranks_before_they_are_ready() -> None:
     service = manifests.service(a_spec(), "research")
 
     assert (service["spec"]["clusterIP"], service["spec"]["publishNotReadyAddresses"]) == ("None", True)
@@ -392,7 +392,7 @@ def test_eviction_of_a_pod_is_read_from_its_job(kind: str, reason: str, expected
     assert workloads.was_disrupted({"status": {"conditions": [condition]}}) is expected
 
 
-def test_node_object_without_spec_and_status_can_be_read() -> None:
+def test_node_object_without_spec_or_status_is_read_without_error() -> None:
     node = node_objects.read_node(
         "research-eks", {"metadata": {"name": "n", "creationTimestamp": "2026-11-03T10:15:02Z"}, "spec": None}
     )
@@ -408,7 +408,7 @@ def test_ready_node_shows_since_when_it_is_ready() -> None:
     assert (node.is_ready, node.ready_since, node.not_ready_since) == (True, A_MOMENT, None)
 
 
-def test_cordon_mark_counts_only_on_a_cordoned_node() -> None:
+def test_cordon_annotation_counts_only_on_a_cordoned_node() -> None:
     item = {"metadata": {"name": "n", "annotations": {"evenkeel.io/incident": "inc-1"}}, "spec": {}, "status": {}}
 
     assert node_objects.read_node("c", item).incident_id is None
@@ -435,7 +435,7 @@ def test_burst_node_is_read_with_pool_and_neuron_devices() -> None:
 
 
 @pytest.mark.parametrize("labels", [{}, {"evenkeel.io/job": "j"}, {"evenkeel.io/job": "j", "evenkeel.io/attempt": "x"}])
-def test_incomplete_or_invalid_labels_identify_no_attempt(labels: dict[str, str]) -> None:
+def test_pod_with_incomplete_or_invalid_labels_belongs_to_no_attempt(labels: dict[str, str]) -> None:
     assert workloads.attempt_of({"metadata": {"name": "n", "labels": labels}}) is None
 
 
@@ -445,7 +445,7 @@ def test_secret_is_referenced_and_overrides_no_contract_variable() -> None:
         "WANDB_API_KEY": SecretKey(secret="wandb", key="api-key"),
         "WORLD_SIZE": SecretKey(secret="wandb", key="size"),
     }
-    job = manifests.job(replace(spec, job=spec.job.replace(secret_env=secrets)), "research", "nvidia.com/gpu")
+    job = manifests.job(replace(spec, job_spec=spec.job_spec.replace(secret_env=secrets)), "research", "nvidia.com/gpu")
 
     (container,) = pod_of(job)["containers"]
     document = {entry["name"]: entry for entry in container["env"]}

@@ -7,7 +7,7 @@ import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError
 
 from evenkeel.adapters.messages import (
-    LambdaWaitAnswers,
+    LambdaWaitAnswerRequests,
     S3RawEvents,
     SnsOnCall,
     SqsCycleRequests,
@@ -74,7 +74,7 @@ def test_dead_letter_contains_the_whole_event_and_its_error_code(engine_user: Cr
     assert json.loads(message["Body"])["detail"]["text"] == HOSTILE
 
 
-def test_a_dead_letter_of_200_kb_fits(engine_user: Credentials, unique: str) -> None:
+def test_dead_letter_of_200_kilobytes_is_sent_whole(engine_user: Credentials, unique: str) -> None:
     sqs = engine_user.client("sqs")
     url = sqs.create_queue(QueueName=unique)["QueueUrl"]
 
@@ -109,7 +109,7 @@ def test_waiting_events_are_counted(engine_user: Credentials, unique: str) -> No
     assert (before, inbox.waiting()) == (0, 2)
 
 
-def test_sendable_text_keeps_its_json_value() -> None:
+def test_escaping_invalid_characters_keeps_the_json_value() -> None:
     text = json.dumps(HOSTILE, ensure_ascii=False)
 
     assert json.loads(escape_invalid_characters(text)) == HOSTILE
@@ -174,7 +174,7 @@ class StubMessagingClient:
 def test_wait_is_answered_by_an_asynchronous_invocation() -> None:
     client = StubMessagingClient()
 
-    LambdaWaitAnswers("resolve-wait", client).request("inc-1", "node-back", 2, {"outcome": "NODE_BACK"})
+    LambdaWaitAnswerRequests("resolve-wait", client).request("inc-1", "node-back", 2, {"outcome": "NODE_BACK"})
 
     (request,) = client.requests
     assert (request["FunctionName"], request["InvocationType"]) == ("resolve-wait", "Event")
@@ -189,7 +189,7 @@ def test_wait_is_answered_by_an_asynchronous_invocation() -> None:
 def test_repeated_answer_requests_invoke_every_few_seconds() -> None:
     client = StubMessagingClient()
     moments = iter(range(100))
-    answers = LambdaWaitAnswers("resolve-wait", client, seconds=lambda: float(next(moments)))
+    answers = LambdaWaitAnswerRequests("resolve-wait", client, seconds=lambda: float(next(moments)))
 
     for _ in range(10):
         answers.request("inc-1", "node-back", 2, {"outcome": "NODE_BACK"})
@@ -199,9 +199,9 @@ def test_repeated_answer_requests_invoke_every_few_seconds() -> None:
     assert generations == [2, 2, 2, 3]
 
 
-def test_failed_answer_request_is_sent_again_at_once() -> None:
+def test_wait_answer_is_sent_again_at_once_after_error() -> None:
     client = StubMessagingClient(ClientError({"Error": {"Code": "TooManyRequestsException", "Message": ""}}, "Invoke"))
-    answers = LambdaWaitAnswers("resolve-wait", client)
+    answers = LambdaWaitAnswerRequests("resolve-wait", client)
     with pytest.raises(Throttled):
         answers.request("inc-1", "node-back", 2, {})
     client.error = None
@@ -231,10 +231,10 @@ def test_each_aws_error_has_its_own_error(error: str, meaning: type[Exception]) 
     with pytest.raises(meaning):
         SnsOnCall("t", "main", client).alert("s", "m", key="k")
     with pytest.raises(meaning):
-        LambdaWaitAnswers("f", client).request("s", "n", 1, {})
+        LambdaWaitAnswerRequests("f", client).request("s", "n", 1, {})
 
 
-def test_silent_service_is_unreachable() -> None:
+def test_aws_service_that_does_not_answer_is_unreachable() -> None:
     with pytest.raises(Unreachable):
         SqsCycleRequests("u", StubMessagingClient(EndpointConnectionError(endpoint_url="x"))).request("r")
 

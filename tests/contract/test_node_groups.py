@@ -17,7 +17,7 @@ NODE = "i-0123456789abcdef0"
 REQUEST = {"InstanceId": NODE, "ShouldDecrementDesiredCapacity": False}
 
 
-class Bench(NamedTuple):
+class NodeGroupsUnderTest(NamedTuple):
     """A group `gpu-asg` of cluster `train` with two instances."""
 
     groups: NodeGroups
@@ -25,10 +25,10 @@ class Bench(NamedTuple):
 
 
 @pytest.fixture(params=["memory", "moto"])
-def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
+def bench(request: pytest.FixtureRequest) -> Iterator[NodeGroupsUnderTest]:
     if request.param == "memory":
         fake = InMemoryNodeGroups()
-        yield Bench(fake, fake.add(NodeGroup(name="gpu-asg", cluster="train", desired=2, in_service=0)))
+        yield NodeGroupsUnderTest(fake, fake.add(NodeGroup(name="gpu-asg", cluster="train", desired=2, in_service=0)))
         return
     client_of = request.getfixturevalue("moto_client")
     client = client_of("autoscaling")
@@ -45,10 +45,10 @@ def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
     )
     listed = client.describe_auto_scaling_instances()["AutoScalingInstances"]
     groups = AutoScalingNodeGroups(client, client, client_of("eks"))
-    yield Bench(groups, [instance["InstanceId"] for instance in listed])
+    yield NodeGroupsUnderTest(groups, [instance["InstanceId"] for instance in listed])
 
 
-def test_member_names_its_group_and_cluster(bench: Bench) -> None:
+def test_group_membership_of_an_instance_names_group_and_cluster(bench: NodeGroupsUnderTest) -> None:
     member = bench.groups.member(bench.instances[0])
 
     assert member is not None
@@ -56,12 +56,12 @@ def test_member_names_its_group_and_cluster(bench: Bench) -> None:
     assert member.group == NodeGroup(name="gpu-asg", cluster="train", desired=2, in_service=2)
 
 
-def test_instance_outside_every_group_is_no_member(bench: Bench) -> None:
+def test_instance_outside_every_group_is_no_member(bench: NodeGroupsUnderTest) -> None:
     assert bench.groups.member("i-0aaaaaaaaaaaaaaaa") is None
     assert bench.groups.group("no-such-group") is None
 
 
-def test_terminated_instance_is_replaced_at_the_same_desired_capacity(bench: Bench) -> None:
+def test_terminated_instance_is_replaced_at_the_same_desired_capacity(bench: NodeGroupsUnderTest) -> None:
     faulty, other = bench.instances
 
     answer = bench.groups.terminate(faulty)
@@ -74,7 +74,7 @@ def test_terminated_instance_is_replaced_at_the_same_desired_capacity(bench: Ben
     assert bench.groups.member(other) is not None
 
 
-def test_malformed_instance_id_is_refused(bench: Bench) -> None:
+def test_malformed_instance_id_is_refused(bench: NodeGroupsUnderTest) -> None:
     for instance_id in ("", "i-1", "my-node"):
         with pytest.raises(Refused):
             bench.groups.member(instance_id)
@@ -85,7 +85,7 @@ def test_malformed_instance_id_is_refused(bench: Bench) -> None:
 # ---------------------------------------------------------------- answers that only AWS gives
 
 
-class Stubs(NamedTuple):
+class StubbedNodeGroups(NamedTuple):
     """The adapter on clients with prepared answers."""
 
     groups: AutoScalingNodeGroups
@@ -94,7 +94,7 @@ class Stubs(NamedTuple):
 
 
 @pytest.fixture
-def stubs() -> Iterator[Stubs]:
+def stubs() -> Iterator[StubbedNodeGroups]:
     credentials = {"aws_access_key_id": "test", "aws_secret_access_key": "test"}
     clients: list[Any] = [
         boto3.client(name, region_name="us-west-2", **credentials)  # type: ignore[call-overload]
@@ -102,12 +102,12 @@ def stubs() -> Iterator[Stubs]:
     ]
     autoscaling, eks = clients
     with Stubber(autoscaling) as stub, Stubber(eks) as eks_stub:
-        yield Stubs(AutoScalingNodeGroups(autoscaling, autoscaling, eks), stub, eks_stub)
+        yield StubbedNodeGroups(AutoScalingNodeGroups(autoscaling, autoscaling, eks), stub, eks_stub)
         stub.assert_no_pending_responses()
         eks_stub.assert_no_pending_responses()
 
 
-def describe_member(stubs: Stubs, *, is_listed: bool = True) -> None:
+def describe_member(stubs: StubbedNodeGroups, *, is_listed: bool = True) -> None:
     member = {
         "InstanceId": NODE,
         "AutoScalingGroupName": "eks-gpu",
@@ -120,7 +120,7 @@ def describe_member(stubs: Stubs, *, is_listed: bool = True) -> None:
     stubs.autoscaling.add_response("describe_auto_scaling_instances", answer, {"InstanceIds": [NODE]})
 
 
-def describe_group(stubs: Stubs, tags: dict[str, str]) -> None:
+def describe_group(stubs: StubbedNodeGroups, tags: dict[str, str]) -> None:
     group = {
         "AutoScalingGroupName": "eks-gpu",
         "MinSize": 0,
@@ -144,7 +144,9 @@ MANAGED = {"eks:cluster-name": "train", "eks:nodegroup-name": "gpu"}
     ("nodegroup", "expected"),
     [({"nodeRepairConfig": {"enabled": True}}, True), ({"nodeRepairConfig": {"enabled": False}}, False), ({}, False)],
 )
-def test_managed_node_group_shows_whether_eks_repairs_its_nodes(stubs: Stubs, nodegroup: Any, expected: bool) -> None:
+def test_managed_node_group_shows_whether_eks_repairs_its_nodes(
+    stubs: StubbedNodeGroups, nodegroup: Any, expected: bool
+) -> None:
     describe_member(stubs)
     describe_group(stubs, MANAGED)
     stubs.eks.add_response(
@@ -159,7 +161,7 @@ def test_managed_node_group_shows_whether_eks_repairs_its_nodes(stubs: Stubs, no
     assert member.group.has_auto_repair is expected
 
 
-def test_missing_node_group_is_an_error(stubs: Stubs) -> None:
+def test_missing_node_group_is_an_error(stubs: StubbedNodeGroups) -> None:
     describe_group(stubs, MANAGED)
     stubs.eks.add_client_error("describe_nodegroup", "ResourceNotFoundException", http_status_code=404)
 
@@ -175,7 +177,7 @@ def test_missing_node_group_is_an_error(stubs: Stubs) -> None:
         {"kubernetes.io/cluster/train": "owned", "kubernetes.io/cluster/other": "owned"},
     ],
 )
-def test_group_with_missing_or_ambiguous_tags_has_no_cluster(stubs: Stubs, tags: dict[str, str]) -> None:
+def test_group_with_missing_or_ambiguous_tags_has_no_cluster(stubs: StubbedNodeGroups, tags: dict[str, str]) -> None:
     describe_group(stubs, tags)
 
     group = stubs.groups.group("eks-gpu")
@@ -193,8 +195,8 @@ def test_group_with_missing_or_ambiguous_tags_has_no_cluster(stubs: Stubs, tags:
         ("InternalFailure", 500, RepairAnswer.UNKNOWN),
     ],
 )
-def test_each_error_of_a_termination_maps_to_an_answer(
-    stubs: Stubs, code: str, status: int, expected: RepairAnswer
+def test_each_error_of_a_termination_call_maps_to_an_answer(
+    stubs: StubbedNodeGroups, code: str, status: int, expected: RepairAnswer
 ) -> None:
     stubs.autoscaling.add_client_error(
         "terminate_instance_in_auto_scaling_group", code, http_status_code=status, expected_params=REQUEST
@@ -205,7 +207,7 @@ def test_each_error_of_a_termination_maps_to_an_answer(
 
 @pytest.mark.parametrize(("is_listed", "expected"), [(True, RepairAnswer.NOT_NOW), (False, RepairAnswer.NO_SUCH_NODE)])
 def test_rejected_termination_is_explained_by_the_membership(
-    stubs: Stubs, is_listed: bool, expected: RepairAnswer
+    stubs: StubbedNodeGroups, is_listed: bool, expected: RepairAnswer
 ) -> None:
     stubs.autoscaling.add_client_error(
         "terminate_instance_in_auto_scaling_group", "ValidationError", http_status_code=400, expected_params=REQUEST
@@ -217,7 +219,7 @@ def test_rejected_termination_is_explained_by_the_membership(
     assert stubs.groups.terminate(NODE) is expected
 
 
-def test_forbidden_termination_is_an_error(stubs: Stubs) -> None:
+def test_forbidden_termination_is_an_error(stubs: StubbedNodeGroups) -> None:
     stubs.autoscaling.add_client_error("terminate_instance_in_auto_scaling_group", "AccessDenied", http_status_code=403)
 
     with pytest.raises(NotAllowed):

@@ -21,24 +21,24 @@ Json = dict[str, Any]
 WHOLE, TEXT, YES_OR_NO, ANY = {"type": "integer"}, {"type": "string"}, {"type": "boolean"}, {"type": "object"}
 
 
-def an_object(required: tuple[str, ...] = (), **fields: Json) -> Json:
+def object_schema(required: tuple[str, ...] = (), **fields: Json) -> Json:
     return {"type": "object", "properties": fields, "required": list(required), "additionalProperties": False}
 
 
-def a_list(of: Json) -> Json:
-    return {"type": "array", "items": of}
+def array_schema(items: Json) -> Json:
+    return {"type": "array", "items": items}
 
 
-KUBEFLOW = an_object(
+KUBEFLOW = object_schema(
     ("pytorchReplicaSpecs",),
-    elasticPolicy=an_object(
+    elasticPolicy=object_schema(
         maxReplicas=WHOLE,
         maxRestarts=WHOLE,
-        metrics=a_list(ANY),
+        metrics=array_schema(ANY),
         minReplicas=WHOLE,
         nProcPerNode=WHOLE,
         rdzvBackend=TEXT,
-        rdzvConf=a_list(ANY),
+        rdzvConf=array_schema(ANY),
         rdzvHost=TEXT,
         rdzvId=TEXT,
         rdzvPort=WHOLE,
@@ -48,9 +48,9 @@ KUBEFLOW = an_object(
     pytorchReplicaSpecs={
         "type": "object",
         "propertyNames": {"enum": ["Master", "Worker"]},
-        "additionalProperties": an_object(replicas=WHOLE, restartPolicy=TEXT, template=ANY),
+        "additionalProperties": object_schema(replicas=WHOLE, restartPolicy=TEXT, template=ANY),
     },
-    runPolicy=an_object(
+    runPolicy=object_schema(
         activeDeadlineSeconds=WHOLE,
         backoffLimit=WHOLE,
         cleanPodPolicy={"enum": ["Running", "All", "None"]},
@@ -60,25 +60,27 @@ KUBEFLOW = an_object(
         ttlSecondsAfterFinished=WHOLE,
     ),
 )
-HYPERPOD = an_object(
+HYPERPOD = object_schema(
     nprocPerNode=TEXT,
-    replicaSpecs=a_list(an_object(("name",), name=TEXT, replicas=WHOLE, maxReplicas=WHOLE, spares=WHOLE, template=ANY)),
-    elasticPolicy=an_object(
+    replicaSpecs=array_schema(
+        object_schema(("name",), name=TEXT, replicas=WHOLE, maxReplicas=WHOLE, spares=WHOLE, template=ANY)
+    ),
+    elasticPolicy=object_schema(
         minReplicas=WHOLE,
         maxReplicas=WHOLE,
         replicaIncrementStep=WHOLE,
-        replicaDiscreteValues=a_list(WHOLE),
+        replicaDiscreteValues=array_schema(WHOLE),
         scalingTimeoutInSeconds=WHOLE,
         gracefulShutdownTimeoutInSeconds=WHOLE,
         faultyScaleDownTimeoutInSeconds=WHOLE,
     ),
-    runPolicy=an_object(
+    runPolicy=object_schema(
         activeDeadlineSeconds=WHOLE,
         cleanPodPolicy=TEXT,
         faultDeadlineSeconds=WHOLE,
         jobMaxRetryCount=WHOLE,
-        logMonitoringConfiguration=a_list(ANY),
-        restartPolicy=an_object(
+        logMonitoringConfiguration=array_schema(ANY),
+        restartPolicy=object_schema(
             ("evalPeriodSeconds",),
             evalPeriodSeconds=WHOLE,
             maxFullJobRestarts=WHOLE,
@@ -93,14 +95,16 @@ HYPERPOD = an_object(
     ),
 )
 
-JOBSET = an_object(
+JOBSET = object_schema(
     ("replicatedJobs",),
-    replicatedJobs=a_list(
-        an_object(("name", "template"), name=TEXT, replicas=WHOLE, groupName=TEXT, dependsOn=a_list(ANY), template=ANY)
+    replicatedJobs=array_schema(
+        object_schema(
+            ("name", "template"), name=TEXT, replicas=WHOLE, groupName=TEXT, dependsOn=array_schema(ANY), template=ANY
+        )
     ),
-    network=an_object(enableDNSHostnames=YES_OR_NO, subdomain=TEXT, publishNotReadyAddresses=YES_OR_NO),
+    network=object_schema(enableDNSHostnames=YES_OR_NO, subdomain=TEXT, publishNotReadyAddresses=YES_OR_NO),
     successPolicy=ANY,
-    failurePolicy=an_object(maxRestarts=WHOLE, restartStrategy=TEXT, rules=a_list(ANY)),
+    failurePolicy=object_schema(maxRestarts=WHOLE, restartStrategy=TEXT, rules=array_schema(ANY)),
     startupPolicy=ANY,
     suspend=YES_OR_NO,
     coordinator=ANY,
@@ -140,13 +144,13 @@ def templates_of(manifest: Json) -> list[Json]:
 
 @each_kind
 @each_spec
-def test_the_manifests_stay_within_the_published_options(kind: WorkloadKind, changes: Json) -> None:
+def test_operator_manifest_fits_the_published_schema(kind: WorkloadKind, changes: Json) -> None:
     Draft202012Validator(SPECS[kind]).validate(rendered_manifest(kind, **changes)["spec"])
 
 
 @each_kind
 @each_spec
-def test_their_pods_are_valid_for_the_real_api(kind: WorkloadKind, changes: Json) -> None:
+def test_pods_of_operator_manifests_are_valid_for_real_api(kind: WorkloadKind, changes: Json) -> None:
     for template in templates_of(rendered_manifest(kind, **changes)):
         whole = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "pods"}, "template": template}
         kubernetes_validate.validate(whole, "1.33", strict=True)
@@ -188,7 +192,7 @@ def test_object_and_pods_name_attempt_and_decision(kind: WorkloadKind) -> None:
         assert metadata["annotations"]["evenkeel.io/decision"]
 
 
-def test_hyperpods_operator_sets_the_ranks() -> None:
+def test_manifest_leaves_rank_variables_to_the_operator_of_hyperpod() -> None:
     kind = WorkloadKind.HYPERPOD_PYTORCH_JOB
     container = templates_of(rendered_manifest(kind))[0]["spec"]["containers"][0]
     names = {variable["name"] for variable in container["env"]}

@@ -10,9 +10,11 @@ from botocore.exceptions import ClientError, ConnectTimeoutError, ReadTimeoutErr
 from evenkeel.adapters.hyperpod import HyperPodProvider
 from evenkeel.domain.nodes import ProviderNode
 from evenkeel.domain.recovery.validation import DEEP_CHECK_STATUS
-from evenkeel.ports import NotAllowed, NotFound, Refused, RepairAnswer, Throttled, Unreachable
+from evenkeel.ports import EvenkeelError, NotAllowed, NotFound, Refused, RepairAnswer, Throttled, Unreachable
 from tests.contract.clusters_under_test import (
     CLUSTER,
+    PLAN_DAYS,
+    PLAN_NAME,
     ClusterUnderTest,
     FakeClusterUnderTest,
     restored_fleet,
@@ -36,6 +38,24 @@ def test_cluster_shows_whether_hyperpod_repairs(bench: ClusterUnderTest) -> None
 
     assert (cluster.name, cluster.status) == ("research-train", "InService")
     assert not cluster.repairs_by_itself
+
+
+def test_training_plan_of_a_group_has_its_period(bench: ClusterUnderTest) -> None:
+    plan_by_group = bench.provider.cluster().plan_by_group
+
+    plan = bench.provider.training_plan(plan_by_group["p5-workers"])
+
+    assert plan_by_group.keys() == {"p5-workers"}
+    assert plan.name == PLAN_NAME
+    (period,) = plan.periods
+    assert period.ends_at - period.starts_at == timedelta(days=PLAN_DAYS)
+
+
+def test_missing_training_plan_is_an_error(bench: ClusterUnderTest) -> None:
+    arn = bench.provider.cluster().plan_by_group["p5-workers"].replace(PLAN_NAME, "p5-winter")
+
+    with pytest.raises(EvenkeelError):
+        bench.provider.training_plan(arn)
 
 
 def test_listed_and_described_nodes_are_equal(bench: ClusterUnderTest) -> None:
@@ -68,7 +88,7 @@ def test_repair_of_a_missing_instance_is_answered_as_stale(bench: ClusterUnderTe
     assert bench.provider.replace("i-0aaaaaaaaaaaaaaaa") is RepairAnswer.NO_SUCH_NODE
 
 
-def test_a_reboot_keeps_the_machine_and_changes_the_boot(bench: ClusterUnderTest) -> None:
+def test_reboot_keeps_the_instance_and_changes_the_boot_id(bench: ClusterUnderTest) -> None:
     machine = tainted_machine(bench)
     name = f"hyperpod-{machine.instance_id}"
     node = bench.eventually(lambda: bench.cluster.node(CLUSTER, name), "its node")
@@ -77,13 +97,13 @@ def test_a_reboot_keeps_the_machine_and_changes_the_boot(bench: ClusterUnderTest
     second = bench.provider.reboot(machine.instance_id)
 
     assert (first, second) == (RepairAnswer.ACCEPTED, RepairAnswer.IN_USE)
-    bench.repaired(machine.instance_id)
+    bench.complete_repair(machine.instance_id)
 
-    def back() -> bool:
+    def node_is_back() -> bool:
         now = bench.cluster.node(CLUSTER, name)
         return now is not None and now.is_ready and now.boot_id != node.boot_id
 
-    bench.eventually(back, "the machine to be back from its reboot")
+    bench.eventually(node_is_back, "the machine to be back from its reboot")
     after = bench.eventually(lambda: running(bench, machine.instance_id), "a running machine")
     assert (after.instance_id, after.logical_id) == (machine.instance_id, machine.logical_id)
 
@@ -95,16 +115,16 @@ def test_deep_health_check_of_one_node_shows_on_the_node(bench: ClusterUnderTest
     first = bench.provider.check_health(machine.instance_group, machine.instance_id)
     second = bench.provider.check_health(machine.instance_group, machine.instance_id)
     examined = {node.instance_id for node in bench.provider.nodes() if node.status == "DeepHealthCheckInProgress"}
-    bench.examined(machine.instance_id)
+    bench.pass_deep_health_check(machine.instance_id)
 
     assert (first, second) == (RepairAnswer.ACCEPTED, RepairAnswer.NOT_NOW)
     assert examined - instance_ids == {machine.instance_id}
 
-    def passed() -> bool:
+    def check_has_passed() -> bool:
         node = bench.cluster.node(CLUSTER, f"hyperpod-{machine.instance_id}")
         return node is not None and node.labels.get(DEEP_CHECK_STATUS) == "Passed"
 
-    bench.eventually(passed, "the check to pass")
+    bench.eventually(check_has_passed, "the check to pass")
 
 
 def test_replacement_keeps_the_slot_and_starts_tainted(bench: ClusterUnderTest) -> None:
@@ -114,7 +134,7 @@ def test_replacement_keeps_the_slot_and_starts_tainted(bench: ClusterUnderTest) 
     second = bench.provider.replace(machine.instance_id)
 
     assert (first, second) == (RepairAnswer.ACCEPTED, RepairAnswer.IN_USE)
-    bench.repaired(machine.instance_id)
+    bench.complete_repair(machine.instance_id)
 
     def new_node() -> ProviderNode | None:
         in_seat = [node for node in bench.provider.nodes() if node.logical_id == machine.logical_id]
@@ -197,7 +217,7 @@ def provider(*answers: Any) -> tuple[HyperPodProvider, StubSageMakerClient]:
     ],
 )
 @pytest.mark.parametrize("rung", ["reboot", "replace"])
-def test_each_reply_to_a_repair_has_its_own_result(answer: Any, expected: RepairAnswer, rung: str) -> None:
+def test_each_reply_to_a_repair_call_has_its_own_result(answer: Any, expected: RepairAnswer, rung: str) -> None:
     fleet, client = provider(answer)
 
     assert getattr(fleet, rung)(MACHINE) is expected

@@ -110,7 +110,7 @@ def test_interrupted_job_keeps_quota_from_younger_job(
             JobState.PENDING,
         ), f"settled before call {at}: {scenario.job(alpha.job_id).reason}"
         charges = read_charges.run(scenario.world.ledger)
-        assert [charge.job_id for charge in charges.held] == [alpha.job_id]
+        assert [charge.job_id for charge in charges.live] == [alpha.job_id]
         assert not charges.released
         return calls
 
@@ -129,7 +129,7 @@ def fresh_ledgers(ledger: Ledger, request: pytest.FixtureRequest) -> Any:
 
 def delete_rows(ledger: Any) -> None:
     for table in Table:
-        name = ledger._name(table)
+        name = ledger._table_name(table)
         for page in ledger._client.get_paginator("scan").paginate(TableName=name):
             for item in page["Items"]:
                 ledger._client.delete_item(TableName=name, Key={"pk": item["pk"], "sk": item["sk"]})
@@ -145,7 +145,7 @@ def test_cycle_deletes_released_charge_of_cancelled_job() -> None:
     scenario.run_scheduling_cycle()
 
     charges = read_charges.run(scenario.world.ledger)
-    assert [charge.job_id for charge in charges.held] == [beta.job_id]
+    assert [charge.job_id for charge in charges.live] == [beta.job_id]
     assert not charges.released
 
 

@@ -8,7 +8,7 @@ import pytest
 from evenkeel.adapters.workload_resources import RESOURCES
 from evenkeel.domain.external.unmanaged_workloads import Consent
 from evenkeel.domain.jobs.workload_kind import WorkloadKind
-from evenkeel.domain.recovery.restarts import Restart, UnmanagedJob, UnmanagedJobState
+from evenkeel.domain.recovery.unmanaged_restarts import UnmanagedJob, UnmanagedJobState, UnmanagedRestart
 from evenkeel.ports import Conflict, NotFound
 from evenkeel_local.gpu_cluster import ClusterHandle
 from tests.contract.clusters_under_test import (
@@ -26,7 +26,7 @@ KINDS = (WorkloadKind.JOB, WorkloadKind.JOB_SET, WorkloadKind.PYTORCH_JOB)
 
 
 @dataclass(frozen=True)
-class Submitted:
+class SubmittedJob:
     """A running job of a user, in one of the clusters."""
 
     bench: ClusterUnderTest
@@ -56,7 +56,7 @@ def bench(request: pytest.FixtureRequest, gpu_cluster: ClusterHandle) -> Iterato
 
 
 @pytest.fixture(params=KINDS)
-def submitted(request: pytest.FixtureRequest, bench: ClusterUnderTest) -> Submitted:
+def submitted(request: pytest.FixtureRequest, bench: ClusterUnderTest) -> SubmittedJob:
     kind: WorkloadKind = request.param
     name = f"users-{bench.new_job()}"
     if isinstance(bench, LocalClusterUnderTest):
@@ -83,10 +83,10 @@ def submitted(request: pytest.FixtureRequest, bench: ClusterUnderTest) -> Submit
         unmanaged_job = bench.cluster.unmanaged_job(CLUSTER, NAMESPACE, kind, name)
         return unmanaged_job if unmanaged_job and unmanaged_job.live_nodes and all(unmanaged_job.live_nodes) else None
 
-    return Submitted(bench, bench.eventually(job_with_pods, "the pods of a user's job"))
+    return SubmittedJob(bench, bench.eventually(job_with_pods, "the pods of a user's job"))
 
 
-def test_job_is_found_by_the_node_of_a_pod(submitted: Submitted) -> None:
+def test_job_is_found_by_the_node_of_a_pod(submitted: SubmittedJob) -> None:
     cluster, job = submitted.bench.cluster, submitted.job
 
     jobs_by_label = {
@@ -98,7 +98,7 @@ def test_job_is_found_by_the_node_of_a_pod(submitted: Submitted) -> None:
     assert cluster.missing_restart_rights(CLUSTER, job) == ()
 
 
-def test_suspended_job_keeps_its_object_and_runs_again(submitted: Submitted) -> None:
+def test_suspended_job_keeps_its_object_and_runs_again(submitted: SubmittedJob) -> None:
     cluster, job = submitted.bench.cluster, submitted.job
 
     for _ in range(2):
@@ -111,10 +111,10 @@ def test_suspended_job_keeps_its_object_and_runs_again(submitted: Submitted) -> 
     assert suspended.uid == resumed.uid == job.uid
 
 
-def test_deleted_job_is_created_once_from_its_manifest(submitted: Submitted) -> None:
+def test_deleted_job_is_created_once_from_its_manifest(submitted: SubmittedJob) -> None:
     cluster, job = submitted.bench.cluster, submitted.job
     manifest = cluster.manifest_of(CLUSTER, job)
-    restart = Restart(
+    restart = UnmanagedRestart(
         cluster=CLUSTER,
         namespace=job.namespace,
         kind=job.kind,
@@ -138,7 +138,7 @@ def test_deleted_job_is_created_once_from_its_manifest(submitted: Submitted) -> 
     assert not cluster.create_job(restart)
 
 
-def test_another_object_of_the_name_is_not_touched(submitted: Submitted) -> None:
+def test_another_object_of_the_name_is_not_touched(submitted: SubmittedJob) -> None:
     cluster, old = submitted.bench.cluster, submitted.job.replace(uid="an-older-object")
 
     assert not cluster.delete_job(CLUSTER, old)

@@ -42,7 +42,7 @@ def minutes_ago(minutes: int, percent: float) -> Sample:
     return Sample(MINUTE - timedelta(minutes=minutes), percent)
 
 
-class Bench(NamedTuple):
+class MetricsUnderTest(NamedTuple):
     """The port, and an agent that publishes samples of a node."""
 
     metrics: UtilizationMetrics
@@ -65,16 +65,16 @@ def publisher(client: Any) -> Callable[..., None]:
 
 
 @pytest.fixture(params=["memory", "moto", "engine"])
-def bench(request: pytest.FixtureRequest) -> Bench:
+def bench(request: pytest.FixtureRequest) -> MetricsUnderTest:
     if request.param == "memory":
         fake = InMemoryUtilization()
-        return Bench(fake, fake.put)
+        return MetricsUnderTest(fake, fake.put)
     owner = request.getfixturevalue("engine_user" if request.param == "engine" else "moto_client")
     client = owner.client("cloudwatch") if request.param == "engine" else owner("cloudwatch")
-    return Bench(ContainerInsights(client), publisher(client))
+    return MetricsUnderTest(ContainerInsights(client), publisher(client))
 
 
-def test_samples_of_the_last_fifteen_minutes_are_read(bench: Bench) -> None:
+def test_samples_of_the_last_fifteen_minutes_are_read(bench: MetricsUnderTest) -> None:
     node = a_node(11)
     bench.publish(node, Measure.GPU, minutes_ago(16, 1), minutes_ago(15, 2), minutes_ago(1, 3), minutes_ago(0, 4))
     bench.publish(node, Measure.MEMORY, minutes_ago(2, 0))
@@ -86,7 +86,7 @@ def test_samples_of_the_last_fifteen_minutes_are_read(bench: Bench) -> None:
     assert measurements.errors == {}
 
 
-def test_each_node_has_only_its_own_samples(bench: Bench) -> None:
+def test_each_node_has_only_its_own_samples(bench: MetricsUnderTest) -> None:
     own_node, same_name = a_node(1), a_node(2, node_name=a_node(1).node_name)
     other_cluster, silent = a_node(1, cluster="serve"), a_node(3)
     for node, percent in ((own_node, 1), (same_name, 2), (other_cluster, 3)):
@@ -100,7 +100,7 @@ def test_each_node_has_only_its_own_samples(bench: Bench) -> None:
     assert silent.life.key not in samples
 
 
-def test_node_outside_kubernetes_and_empty_fleet_have_no_samples(bench: Bench) -> None:
+def test_node_outside_kubernetes_and_empty_fleet_have_no_samples(bench: MetricsUnderTest) -> None:
     assert bench.metrics.read([a_node(node_name="")], NOW) == ({}, {})
     assert bench.metrics.read([], NOW) == ({}, {})
 
@@ -173,7 +173,7 @@ def test_only_metrics_of_the_hardware_are_queried(instance_type: str, expected: 
     assert set(queried_metrics(client)) == expected
 
 
-class Stubs(NamedTuple):
+class StubbedMetrics(NamedTuple):
     """The adapter on a client with prepared answers, and its node."""
 
     metrics: ContainerInsights
@@ -197,14 +197,14 @@ class Stubs(NamedTuple):
 
 
 @pytest.fixture
-def stubs() -> Iterator[Stubs]:
+def stubs() -> Iterator[StubbedMetrics]:
     client = boto3.client("cloudwatch", region_name="us-west-2", aws_access_key_id="test", aws_secret_access_key="test")
     with Stubber(client) as stub:
-        yield Stubs(ContainerInsights(client), stub, a_node(instance_type="ml.m5.xlarge"))
+        yield StubbedMetrics(ContainerInsights(client), stub, a_node(instance_type="ml.m5.xlarge"))
         stub.assert_no_pending_responses()
 
 
-def test_pages_of_one_series_are_joined(stubs: Stubs) -> None:
+def test_pages_of_one_metric_series_are_joined(stubs: StubbedMetrics) -> None:
     stubs.answer((0, "PartialData", [minutes_ago(1, 10)]), token="next")
     stubs.answer((0, "Complete", [minutes_ago(2, 20)]), (1, "Complete", []))
 
@@ -215,8 +215,8 @@ def test_pages_of_one_series_are_joined(stubs: Stubs) -> None:
 
 
 @pytest.mark.parametrize(("status", "expected"), [("InternalError", Unreachable), ("Forbidden", NotAllowed)])
-def test_failed_series_is_an_error_and_keeps_the_other_series(
-    stubs: Stubs, status: str, expected: type[Exception]
+def test_failed_metric_series_is_an_error_and_keeps_others(
+    stubs: StubbedMetrics, status: str, expected: type[Exception]
 ) -> None:
     stubs.answer((0, status, []), (1, "Complete", [minutes_ago(1, 30)]))
 
@@ -226,7 +226,7 @@ def test_failed_series_is_an_error_and_keeps_the_other_series(
     assert isinstance(measurements.errors[stubs.node.life.key], expected)
 
 
-def test_series_completed_on_a_later_page_is_no_error(stubs: Stubs) -> None:
+def test_metric_series_completed_on_later_page_is_no_error(stubs: StubbedMetrics) -> None:
     stubs.answer((0, "InternalError", []), token="next")
     stubs.answer((0, "Complete", [minutes_ago(1, 10)]))
 
@@ -242,7 +242,7 @@ def test_series_completed_on_a_later_page_is_no_error(stubs: Stubs) -> None:
     ],
 )
 def test_failed_call_leaves_the_other_cluster_readable(
-    stubs: Stubs, code: str, status: int, expected: type[Exception], monkeypatch: pytest.MonkeyPatch
+    stubs: StubbedMetrics, code: str, status: int, expected: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # One call at a time, so that the answers meet their requests in order.
     monkeypatch.setattr("evenkeel.adapters.container_insights._CALLS_AT_ONCE", 1)
@@ -260,7 +260,7 @@ def test_failed_call_leaves_the_other_cluster_readable(
 def test_slow_call_times_out_with_an_error() -> None:
     answers = Event()
 
-    class Slow(RecordingClient):
+    class SlowPaginator(RecordingClient):
         """A client that does not answer for one cluster."""
 
         def paginate(self, **request: Any) -> list[dict[str, Any]]:
@@ -271,7 +271,7 @@ def test_slow_call_times_out_with_an_error() -> None:
 
     slow, fast = a_node(1, cluster="slow"), a_node(2)
 
-    measurements = ContainerInsights(Slow(), seconds=0.2).read([slow, fast], NOW)
+    measurements = ContainerInsights(SlowPaginator(), seconds=0.2).read([slow, fast], NOW)
     answers.set()
 
     assert measurements.samples.keys() == {fast.life.key}

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from evenkeel.adapters.stepfunctions import StepFunctionsTokens, StepFunctionsWorkflows
+from evenkeel.adapters.stepfunctions import StepFunctionsTaskTokens, StepFunctionsWorkflows
 from evenkeel.ports import ExecutionState, NotFound, Refused, Throttled, WorkflowName, Workflows
 from evenkeel_local.identities import Credentials
-from tests.fakes import RecordingTokens, RecordingWorkflows
+from tests.fakes import RecordingTaskTokens, RecordingWorkflows
 from tests.waiting import until
 
 DEFINITION = {
@@ -111,30 +111,30 @@ class StubStepFunctionsClient:
     send_task_success = send_task_failure = _answer
 
 
-def test_token_accepts_one_answer() -> None:
-    for tokens in (RecordingTokens(), StepFunctionsTokens(StubStepFunctionsClient())):
+def test_task_token_accepts_one_answer() -> None:
+    for tokens in (RecordingTaskTokens(), StepFunctionsTaskTokens(StubStepFunctionsClient())):
         assert tokens.succeed("t1", {"outcome": "ENDED"}) is True
         assert tokens.fail("t2", "TransientError", "Throttled: …") is True
-    twin = RecordingTokens(over={"t3"})
+    twin = RecordingTaskTokens(over={"t3"})
     assert (twin.succeed("t1", {}), twin.succeed("t1", {}), twin.succeed("t3", {})) == (True, False, False)
 
 
 @pytest.mark.parametrize("code", ["TaskTimedOut", "TaskDoesNotExist", "InvalidToken"])
 def test_answer_to_an_ended_task_is_no_error(code: str) -> None:
-    tokens = StepFunctionsTokens(StubStepFunctionsClient(code))
+    tokens = StepFunctionsTaskTokens(StubStepFunctionsClient(code))
 
     assert tokens.succeed("t", {}) is False
     assert tokens.fail("t", "E", "c") is False
 
 
-def test_unknown_token_counts_as_ended(engine_user: Credentials) -> None:
-    assert StepFunctionsTokens(engine_user.client("stepfunctions")).succeed("AAAA", {"a": 1}) is False
+def test_unknown_task_token_counts_as_an_ended_task(engine_user: Credentials) -> None:
+    assert StepFunctionsTaskTokens(engine_user.client("stepfunctions")).succeed("AAAA", {"a": 1}) is False
 
 
 @pytest.mark.parametrize(("code", "meaning"), [("ThrottlingException", Throttled), ("InvalidOutput", Refused)])
-def test_other_errors_never_contain_the_token(code: str, meaning: type[Exception]) -> None:
+def test_errors_never_contain_the_task_token(code: str, meaning: type[Exception]) -> None:
     with pytest.raises(meaning) as caught:
-        StepFunctionsTokens(StubStepFunctionsClient(code)).succeed("secret-token", {})
+        StepFunctionsTaskTokens(StubStepFunctionsClient(code)).succeed("secret-token", {})
 
     assert "secret-token" not in str(caught.value)
 
@@ -142,7 +142,7 @@ def test_other_errors_never_contain_the_token(code: str, meaning: type[Exception
 def test_failure_fits_the_limits_of_step_functions() -> None:
     client = StubStepFunctionsClient()
 
-    StepFunctionsTokens(client).fail("t", "E" * 1000, "c\ud800" * 50_000)
+    StepFunctionsTaskTokens(client).fail("t", "E" * 1000, "c\ud800" * 50_000)
 
     (request,) = client.requests
     assert len(request["error"]) == 256
@@ -179,7 +179,9 @@ def test_trace_shows_the_state_in_which_an_execution_waits(
     engine_user.client("stepfunctions").stop_execution(executionArn=trace.arn)
 
 
-def test_trace_of_an_ended_execution_left_every_state(engine_user: Credentials, machine_arn: str, unique: str) -> None:
+def test_trace_of_an_ended_execution_has_all_exit_times(
+    engine_user: Credentials, machine_arn: str, unique: str
+) -> None:
     workflows = StepFunctionsWorkflows({WorkflowName.RUN_JOB: machine_arn}, engine_user.client("stepfunctions"))
     workflows.start(WorkflowName.RUN_JOB, unique, {"ends": "well"})
     until(lambda: workflows.state(WorkflowName.RUN_JOB, unique) is ExecutionState.SUCCEEDED, "the execution to end")

@@ -87,7 +87,7 @@ def test_every_rank_knows_its_number_and_address_of_rank_0(bench: LocalClusterUn
     assert first.startswith("rank 0 of 2, master 127.")
     assert second.startswith("rank 1 of 2, master 127.")
     assert first.partition("master")[2] == second.partition("master")[2]
-    tails = bench.cluster.tails(spec.attempt, 5, 4, 10.0)
+    tails = bench.cluster.log_tails(spec.attempt, 5, 4, 10.0)
     assert [shortened_with_times(tails[rank].text, ()).text.strip() for rank in (0, 1)] == [first, second]
     with pytest.raises(NotFound):
         bench.cluster.logs(spec.attempt, 2, None)
@@ -147,7 +147,7 @@ def test_stop_deletes_every_object_of_the_attempt(bench: LocalClusterUnderTest, 
 
 
 @each_kind
-def test_pods_that_terminate_still_belong_to_the_attempt(bench: LocalClusterUnderTest, kind: WorkloadKind) -> None:
+def test_terminating_pods_still_belong_to_the_attempt(bench: LocalClusterUnderTest, kind: WorkloadKind) -> None:
     """A pod that ignores SIGTERM still writes, so the next attempt must wait for it."""
     spec = launch_and_run(bench, kind, "trap '' TERM; while :; do sleep 0.05; done")
     uid = seen(bench, spec).uid

@@ -9,11 +9,11 @@ from tests.fakes.messages import (
     InMemoryRawEvents,
     RecordingCycleRequests,
     RecordingOnCall,
-    RecordingWaitAnswers,
+    RecordingWaitAnswerRequests,
 )
 from tests.fakes.provider import FakeProvider, a_provider_node
 from tests.fakes.system import FixedClock, RecordingTelemetry, SequenceIds
-from tests.fakes.workflows import RecordingTokens, RecordingWorkflows
+from tests.fakes.workflows import RecordingTaskTokens, RecordingWorkflows
 from tests.fakes.world import FakeWorld, a_context
 
 __all__ = [
@@ -30,9 +30,9 @@ __all__ = [
     "InMemoryRawEvents",
     "RecordingCycleRequests",
     "RecordingOnCall",
+    "RecordingTaskTokens",
     "RecordingTelemetry",
-    "RecordingTokens",
-    "RecordingWaitAnswers",
+    "RecordingWaitAnswerRequests",
     "RecordingWorkflows",
     "SequenceIds",
     "a_context",

@@ -50,17 +50,17 @@ class FakeCapacity:
         self.calls.append(("set_pool_limit", pool, *wanted))
         return LimitResult.SET
 
-    def claims(self, cluster: str, pool: str) -> tuple[NodeClaim, ...]:
+    def node_claims(self, cluster: str, pool: str) -> tuple[NodeClaim, ...]:
         return tuple(claim for name, (of, claim) in sorted(self.claimed.items()) if of == pool)
 
-    def delete_claim(self, cluster: str, name: str) -> None:
+    def delete_node_claim(self, cluster: str, name: str) -> None:
         if name in self.claimed:
-            self.calls.append(("delete_claim", name))
+            self.calls.append(("delete_node_claim", name))
             self.going.append(name)
             if not self.slow_to_go:
                 self.go()
 
-    def refusal(self, cluster: str, pool: str, since: datetime) -> str:
+    def latest_capacity_refusal(self, cluster: str, pool: str, since: datetime) -> str:
         at, message = self.refusals.get(pool, (since, ""))
         return message if at >= since else ""
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from evenkeel.domain.external.kueue_status import KueueCondition, KueueStatus
-from evenkeel.domain.external.unmanaged_workloads import ManagedKind, OwnershipClaim, UnmanagedPod
+from evenkeel.domain.external.unmanaged_workloads import LabelledOwner, ManagedKind, UnmanagedPod
 from evenkeel.domain.jobs.attempt import Attempt, ObservedPod, ObservedWorkload, PodPhase
 from evenkeel.domain.nodes import AWAITING_VALIDATION_TAINT, KARPENTER_LABEL, KubernetesNode
 from evenkeel.domain.recovery.validation import CheckResult
 from evenkeel.domain.resources import Resources, sum_by_node
 from evenkeel.ports import (
     CheckSpec,
-    CordonResult,
+    ClusterCordonResult,
     EvictionAnswer,
     EvictionStatus,
     KubernetesPermission,
@@ -27,8 +27,8 @@ from evenkeel.ports import (
     PodGroup,
     PodsInUse,
     Refused,
-    ReleaseResult,
     RepairAnswer,
+    UncordonResult,
     Unreachable,
 )
 from tests.fakes.capacity import FakeCapacity
@@ -158,42 +158,48 @@ class FakeCluster(FakeCapacity, FakeUnmanagedJobs):
     def node(self, cluster: str, name: str) -> KubernetesNode | None:
         return self.by_name.get((cluster, name))
 
-    def cordon(self, cluster: str, name: str, incident_id: str | None, read_version: str = "") -> CordonResult:
+    def cordon(
+        self, cluster: str, name: str, incident_id: str | None, uncordoned_resource_version: str = ""
+    ) -> ClusterCordonResult:
         node = self.node(cluster, name)
         if node is None:
-            return CordonResult.GONE
+            return ClusterCordonResult.GONE
         if node.is_cordoned:
             if node.incident_id is None:
-                return CordonResult.BY_PERSON
-            return CordonResult.ALREADY_CORDONED if node.incident_id == incident_id else CordonResult.BY_OTHER_INCIDENT
+                return ClusterCordonResult.BY_PERSON
+            return (
+                ClusterCordonResult.ALREADY_CORDONED
+                if node.incident_id == incident_id
+                else ClusterCordonResult.BY_OTHER_INCIDENT
+            )
         self.set_node(name, cluster, is_cordoned=True, incident_id=incident_id)
         self.calls.append(("cordon", name, incident_id))
-        return CordonResult.CORDONED
+        return ClusterCordonResult.CORDONED
 
-    def release(self, cluster: str, name: str, incident_id: str | None) -> ReleaseResult:
+    def return_to_service(self, cluster: str, name: str, incident_id: str | None) -> UncordonResult:
         node = self.node(cluster, name)
         if node is None:
-            return ReleaseResult.GONE
+            return UncordonResult.GONE
         if node.is_cordoned and (incident_id is None or node.incident_id != incident_id):
-            return ReleaseResult.CORDONED_BY_OTHER
+            return UncordonResult.CORDONED_BY_OTHER
         if not node.is_cordoned and not node.is_awaiting_validation:
-            return ReleaseResult.ALREADY_FREE
+            return UncordonResult.ALREADY_FREE
         taints = tuple(taint for taint in node.taints if not taint.startswith(f"{AWAITING_VALIDATION_TAINT}="))
         self.set_node(name, cluster, is_cordoned=False, incident_id=None, is_awaiting_validation=False, taints=taints)
-        self.calls.append(("release", name, incident_id))
-        return ReleaseResult.RELEASED
+        self.calls.append(("return_to_service", name, incident_id))
+        return UncordonResult.RELEASED
 
-    def uncordon(self, cluster: str, name: str) -> ReleaseResult:
+    def remove_manual_cordon(self, cluster: str, name: str) -> UncordonResult:
         node = self.node(cluster, name)
         if node is None:
-            return ReleaseResult.GONE
+            return UncordonResult.GONE
         if not node.is_cordoned:
-            return ReleaseResult.ALREADY_FREE
+            return UncordonResult.ALREADY_FREE
         if node.incident_id is not None:
-            return ReleaseResult.CORDONED_BY_OTHER
+            return UncordonResult.CORDONED_BY_OTHER
         self.set_node(name, cluster, is_cordoned=False)
-        self.calls.append(("uncordon", name))
-        return ReleaseResult.RELEASED
+        self.calls.append(("remove_manual_cordon", name))
+        return UncordonResult.RELEASED
 
     def delete_node(self, cluster: str, name: str, instance_id: str) -> RepairAnswer:
         node = self.node(cluster, name)
@@ -349,7 +355,7 @@ class FakeCluster(FakeCapacity, FakeUnmanagedJobs):
             text = "\n".join(f"{LOG_TIME} {line}" for line in text.splitlines())
         return text[:65_536] if tail_lines is None else "\n".join(text.splitlines()[-tail_lines:])
 
-    def tails(self, attempt: Attempt, lines: int, max_pods: int, within_seconds: float) -> Mapping[int, LogTail]:
+    def log_tails(self, attempt: Attempt, lines: int, max_pods: int, within_seconds: float) -> Mapping[int, LogTail]:
         workload = self._own(attempt)
         tails = {}
         for rank, pod in enumerate(workload.pods if workload else ()):
@@ -528,7 +534,7 @@ def _seen(workload: FakeWorkload) -> ObservedWorkload:
 def _as_listed(workload: FakeWorkload) -> Iterator[UnmanagedPod]:
     """Return an attempt's live pods, as in a list of all pods."""
     attempt = workload.spec.attempt
-    claim = OwnershipClaim(
+    claim = LabelledOwner(
         kind=ManagedKind.ATTEMPT,
         name=attempt.workload_name,
         job_id=attempt.job_id,
@@ -544,7 +550,7 @@ def _as_listed(workload: FakeWorkload) -> Iterator[UnmanagedPod]:
                 name=pod.name,
                 uid=f"{workload.uid}-{pod.name}",
                 node_name=pod.node_name,
-                accelerators=workload.spec.job.accelerators_per_node,
+                accelerators=workload.spec.job_spec.accelerators_per_node,
                 kind="Job",
                 workload=attempt.workload_name,
                 claim=claim,

@@ -77,8 +77,8 @@ class CrashingLedger:
     ) -> Page:
         return self._ledger.by_state(table, state, prefix=prefix, limit=limit, cursor=cursor, newest_first=newest_first)
 
-    def commit(self, *writes: Write, token: str = "") -> None:
-        self.plan.around("commit", lambda: self._ledger.commit(*writes, token=token))
+    def commit(self, *writes: Write, client_token: str = "") -> None:
+        self.plan.around("commit", lambda: self._ledger.commit(*writes, client_token=client_token))
 
 
 def crashing(port: Port, plan: CrashPlan, *methods: str) -> Port:

@@ -82,7 +82,7 @@ class InMemoryLedger:
             page = tuple(self._copy(row.key) for row in matching[:limit])
             return Page(page, _cursor(page[-1]) if len(matching) > limit else None)
 
-    def commit(self, *writes: Write, token: str = "") -> None:
+    def commit(self, *writes: Write, client_token: str = "") -> None:
         if not writes:
             return
         if len(writes) > 100:
@@ -91,9 +91,9 @@ class InMemoryLedger:
         if len(set(keys)) < len(keys):
             raise Refused("commit: two writes are for the same row")
         with self._lock:
-            if token and token in self._tokens:
-                if self._tokens[token] != writes:
-                    raise Refused(f"token {token} was used for other writes")
+            if client_token and client_token in self._tokens:
+                if self._tokens[client_token] != writes:
+                    raise Refused(f"token {client_token} was used for other writes")
                 return
             failed = tuple(index for index, write in enumerate(writes) if not self._holds(write))
             if failed:
@@ -104,8 +104,8 @@ class InMemoryLedger:
             for key, row in changed.items():
                 self._store(key, row, stored.get(key, b""))
             self.commits.append(writes)
-            if token:
-                self._tokens[token] = writes
+            if client_token:
+                self._tokens[client_token] = writes
 
     def _store(self, key: Key, row: Row | None, stored: bytes) -> None:
         before = self.rows.pop(key, None)

@@ -8,7 +8,7 @@ from evenkeel.ports import BusEvent
 
 
 @dataclass(frozen=True)
-class WaitRequest:
+class WaitAnswerRequest:
     """A request to answer a wait."""
 
     subject: str
@@ -18,11 +18,11 @@ class WaitRequest:
 
 
 @dataclass
-class RecordingWaitAnswers:
-    requests: list[WaitRequest] = field(default_factory=list)
+class RecordingWaitAnswerRequests:
+    requests: list[WaitAnswerRequest] = field(default_factory=list)
 
     def request(self, subject: str, name: str, generation: int, answer: Mapping[str, Any]) -> None:
-        self.requests.append(WaitRequest(subject, name, generation, dict(answer)))
+        self.requests.append(WaitAnswerRequest(subject, name, generation, dict(answer)))
 
 
 @dataclass

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.ports import (
     Add,
-    CordonResult,
+    ClusterCordonResult,
     Delete,
     Key,
     Ledger,
@@ -145,7 +145,7 @@ class MeteredLedger:
             )
         return page
 
-    def commit(self, *writes: Write, token: str = "") -> None:
+    def commit(self, *writes: Write, client_token: str = "") -> None:
         if not writes:
             return
         with self._meter.outside():
@@ -162,7 +162,7 @@ class MeteredLedger:
         self._meter.call(call)
         # The conditions are checked when the call arrives, so after its wait.
         with self._meter.outside():
-            self._inner.commit(*writes, token=token)
+            self._inner.commit(*writes, client_token=client_token)
 
     def _size(self, row: Row | None) -> int:
         if row is None:
@@ -206,16 +206,18 @@ class MeteredCluster(MeteredPort):
         super().__init__(inner, meter, self._calls_of)
         self._sizes = sizes
 
-    def cordon(self, cluster: str, name: str, incident_id: str | None, read_version: str = "") -> CordonResult:
+    def cordon(
+        self, cluster: str, name: str, incident_id: str | None, uncordoned_resource_version: str = ""
+    ) -> ClusterCordonResult:
         """Read the node unless it has the seen version, and cordon it when the second call arrives."""
         with self._meter.outside():
             node = self._inner.node(cluster, name)
-        if node is None or node.is_cordoned or node.resource_version != read_version:
+        if node is None or node.is_cordoned or node.resource_version != uncordoned_resource_version:
             self._meter.call(self._get("nodes", self._sizes.node))
         if node is not None and not node.is_cordoned:
             self._meter.call(self._change("PATCH", "nodes", self._sizes.node))
         with self._meter.outside():
-            result: CordonResult = self._inner.cordon(cluster, name, incident_id)
+            result: ClusterCordonResult = self._inner.cordon(cluster, name, incident_id)
         return result
 
     def watch(self, cluster: str, on_change: Callable[[str], None], **options: Any) -> None:
@@ -252,11 +254,11 @@ class MeteredCluster(MeteredPort):
                 yield self._change("POST", "jobs", sizes.workload)
             case "stop":
                 yield from self._stops(given[0])
-            case "tails":
+            case "log_tails":
                 yield from self._objects_of(len(answer))
                 for _ in answer:
                     yield ApiCall("kubernetes:GET log", 20_000)
-            case "release" | "uncordon":
+            case "return_to_service" | "remove_manual_cordon":
                 yield self._get("nodes", sizes.node)
                 yield self._change("PATCH", "nodes", sizes.node)
             case _:
@@ -314,6 +316,7 @@ def provider_calls(sizes: ObjectSizes) -> Callable[[str, tuple[Any, ...], Any], 
     """Return the calls of SageMaker for the port Provider."""
     operations = {
         "cluster": "DescribeCluster",
+        "training_plan": "DescribeTrainingPlan",
         "node": "DescribeClusterNode",
         "node_in_slot": "DescribeClusterNode",
         "reboot": "BatchRebootClusterNodes",
@@ -372,7 +375,7 @@ def metered_ports(world: Any, meter: Meter, sizes: ObjectSizes) -> dict[str, Any
         "cluster": MeteredCluster(world.cluster, meter, sizes),
         "provider": MeteredPort(world.provider, meter, provider_calls(sizes)),
         "workflows": MeteredPort(world.workflows, meter, workflow_calls),
-        "tokens": MeteredPort(world.tokens, meter, workflow_calls),
+        "task_tokens": MeteredPort(world.task_tokens, meter, workflow_calls),
         "checkpoints": MeteredPort(world.checkpoints, meter, checkpoint_calls),
         "node_groups": MeteredPort(world.node_groups, meter, one_call("autoscaling:Describe")),
         "wait_answers": MeteredPort(world.wait_answers, meter, one_call("lambda:Invoke")),

@@ -5,9 +5,10 @@ from collections import Counter, deque
 from datetime import datetime
 from typing import Any
 
+from evenkeel.domain.capacity.training_plans import TrainingPlan
 from evenkeel.domain.nodes import ProviderCluster, ProviderNode
 from evenkeel.domain.recovery.validation import DEEP_CHECK_STATUS
-from evenkeel.ports import RepairAnswer
+from evenkeel.ports import RepairAnswer, Unreachable
 from tests.fakes.cluster import TAINT_TEXT, FakeCluster, a_node, instance_id
 from tests.fakes.system import A_MOMENT, FixedClock
 
@@ -58,7 +59,15 @@ class FakeProvider:
         """Running repairs: instance id → rung."""
         self._numbers = itertools.count(101)
 
+        self.plans: dict[str, TrainingPlan] = {}
+        """ARN → training plan. A plan that is not listed cannot be read."""
+
     # ------------------------------------------------------------ the port
+
+    def training_plan(self, arn: str) -> TrainingPlan:
+        if arn not in self.plans:
+            raise Unreachable(f"training plan {arn} cannot be read")
+        return self.plans[arn]
 
     def cluster(self) -> ProviderCluster:
         return self.settings

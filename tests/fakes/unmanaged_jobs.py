@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 from evenkeel.domain.jobs.workload_kind import WorkloadKind
-from evenkeel.domain.recovery.restarts import Restart, UnmanagedJob, UnmanagedJobState
+from evenkeel.domain.recovery.unmanaged_restarts import UnmanagedJob, UnmanagedJobState, UnmanagedRestart
 from evenkeel.ports import Conflict, EvenkeelError, KubernetesPermission, NotFound
 
 FREE_NODE = "free-node"
@@ -84,7 +84,7 @@ class FakeUnmanagedJobs:
             del self.users_jobs[(cluster, job.namespace, job.kind, job.name)]
         return True
 
-    def create_job(self, restart: Restart) -> bool:
+    def create_job(self, restart: UnmanagedRestart) -> bool:
         if self.unmanaged_job(restart.cluster, restart.namespace, restart.kind, restart.name) is not None:
             return False
         if self.creation_error is not None:

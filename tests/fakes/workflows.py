@@ -46,7 +46,7 @@ class RecordingWorkflows:
 
 
 @dataclass
-class RecordingTokens:
+class RecordingTaskTokens:
     """Task tokens. Each accepts one answer; a token in `over` accepts none (timed out or stopped)."""
 
     answers: dict[str, dict[str, Any]] = field(default_factory=dict)

@@ -20,13 +20,13 @@ from tests.fakes.messages import (
     RecordingChat,
     RecordingCycleRequests,
     RecordingOnCall,
-    RecordingWaitAnswers,
+    RecordingWaitAnswerRequests,
 )
 from tests.fakes.node_groups import InMemoryNodeGroups
 from tests.fakes.provider import FakeProvider, a_provider_node
 from tests.fakes.system import A_MOMENT, FixedClock, RecordingTelemetry, SequenceIds
 from tests.fakes.utilization import InMemoryUtilization
-from tests.fakes.workflows import RecordingTokens, RecordingWorkflows
+from tests.fakes.workflows import RecordingTaskTokens, RecordingWorkflows
 
 CLUSTER_ARN = "arn:aws:sagemaker:us-west-2:111122223333:cluster/k3v9x2m7q1ab"
 """The fleet's HyperPod cluster; the sample events are about it."""
@@ -73,8 +73,8 @@ class FakeWorld:
         self.provider = FakeProvider(self.clock, *map(a_provider_node, numbers), kubernetes=self.cluster)
         self.checkpoints = InMemoryCheckpoints()
         self.workflows = RecordingWorkflows()
-        self.tokens = RecordingTokens()
-        self.wait_answers = RecordingWaitAnswers()
+        self.task_tokens = RecordingTaskTokens()
+        self.wait_answers = RecordingWaitAnswerRequests()
         self.cycle_requests = RecordingCycleRequests()
         self.on_call = RecordingOnCall()
         self.event_bus = RecordingBus()

@@ -9,6 +9,7 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from evenkeel.adapters.dynamo_ledger import document_of
+from evenkeel_client.errors import ApiRequestFailed, Exit
 from evenkeel_local.data_centre import DataCentre
 from evenkeel_local.drills import SETTLED
 from tests.waiting import until
@@ -165,7 +166,7 @@ def accepted_calls(centre: DataCentre, instance_id: str) -> dict[str, int]:
 
 
 def untouched_machine(centre: DataCentre) -> str:
-    """Return a node without any repair or incident; if there is none, replace a node."""
+    """Return a joined node without any repair or incident; if there is none, replace a node."""
     touched = {document_of(row)["life"]["instanceId"] for row in _incidents(centre)}
     machines = [str(node["instanceId"]) for node in centre.cluster.nodes()]
     untouched = [machine for machine in machines if machine not in touched and not accepted_calls(centre, machine)]
@@ -175,7 +176,17 @@ def untouched_machine(centre: DataCentre) -> str:
         await_handled(centre, event["id"])
         settled_incident(centre, machines[0])
         return untouched_machine(centre)
+    until(lambda: _has_joined(centre, untouched[0]), f"a sweep to see {untouched[0]} in its cluster", SETTLED_SECONDS)
     return untouched[0]
+
+
+def _has_joined(centre: DataCentre, instance_id: str) -> bool:
+    try:
+        return bool(centre.client().get(f"/nodes/{instance_id}")["name"])  # a node that has not joined has none
+    except ApiRequestFailed as failed:
+        if failed.exit_code is not Exit.NOT_FOUND:
+            raise
+        return False
 
 
 def settled_incident(centre: DataCentre, instance_id: str) -> Json:

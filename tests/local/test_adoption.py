@@ -34,7 +34,7 @@ def restore(dynamodb: Any, source: str, target: str) -> None:
 
 
 @pytest.mark.parametrize("is_restored", [False, True], ids=["retained", "restored"])
-def test_new_stack_adopts_the_tables_of_a_deleted_one(is_restored: bool, tmp_path: Path) -> None:
+def test_new_stack_imports_retained_tables_of_a_deleted_stack(is_restored: bool, tmp_path: Path) -> None:
     with Engine.start(tmp_path / "engine") as engine:
         deployer = create_deployer(engine)
         cloudformation, dynamodb = deployer.client("cloudformation"), deployer.client("dynamodb")

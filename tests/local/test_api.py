@@ -1,31 +1,31 @@
 """The deployed API with IAM: the rights of each caller, and problem documents for every refusal."""
 
-import contextlib
 import json
-import os
-import random
 import secrets
-import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import botocore.auth
 import pytest
+from botocore.config import Config
 from playwright.sync_api import expect
 
 from evenkeel_cli.console.server import ConsoleServer
 from evenkeel_client import context
 from evenkeel_client.client import ApiClient
-from evenkeel_client.errors import ApiRequestFailed, CommandFailed
+from evenkeel_client.errors import ApiRequestFailed
 from evenkeel_local.data_centre import DataCentre
 from evenkeel_local.identities import Credentials, make_user
 from tests import browser
+from tests.local.killed_functions import answered_despite_kills, changes_with, without_pauses
+from tests.template.documents import resources
 from tests.unit.api.gateway import template_routes
 from tests.waiting import until
 
@@ -107,7 +107,7 @@ def problem_code_of(call: Callable[[], Any]) -> str:
 
 @pytest.mark.parametrize("name", POLICIES)
 @pytest.mark.parametrize("route", template_routes(), ids=lambda route: f"{route.method} {route.path}")
-def test_policy_opens_only_its_routes(route: Any, name: str, people: People, data_centre: DataCentre) -> None:
+def test_caller_policy_allows_only_its_routes(route: Any, name: str, people: People, data_centre: DataCentre) -> None:
     path = route.path.removeprefix("/v1").replace("{cluster}", str(data_centre.context()["name"]))
     path = path.replace("{jobId}", "job-0000000404").replace("{incidentId}", "inc-0000000404")
     path = (
@@ -168,6 +168,60 @@ def test_unknown_key_is_refused(data_centre: DataCentre) -> None:
     assert problem_code_of(lambda: ApiClient(_context(data_centre, forged)).get("/status")) != "OK"
 
 
+@pytest.fixture(scope="module")
+def problem_documents(data_centre: DataCentre) -> None:
+    """Give the API the template's answers to refused requests. The engine ignores them in the API's definition."""
+    gateway = data_centre.deployer.client("apigateway")
+    api = data_centre.outputs["ApiId"]
+    for response_type, response in resources("AWS::Serverless::Api")["Api"]["GatewayResponses"].items():
+        status = {"statusCode": str(response["StatusCode"])} if "StatusCode" in response else {}
+        headers = response["ResponseParameters"]["Headers"]
+        gateway.put_gateway_response(
+            restApiId=api,
+            responseType=response_type,
+            responseParameters={f"gatewayresponse.header.{name}": value for name, value in headers.items()},
+            responseTemplates=response["ResponseTemplates"],
+            **status,
+        )
+    gateway.create_deployment(restApiId=api, stageName=data_centre.outputs["ApiStage"])
+
+
+@pytest.mark.usefixtures("problem_documents")
+@pytest.mark.parametrize("minutes", [-10, 10])
+def test_signature_ten_minutes_off_is_refused(minutes: int, people: People, monkeypatch: pytest.MonkeyPatch) -> None:
+    signed_at = datetime.now(UTC) + timedelta(minutes=minutes)
+    monkeypatch.setattr(botocore.auth, "get_current_datetime", lambda: signed_at)
+
+    answer = people["Viewer"].forward("GET", "/status", None, {})
+
+    problem = json.loads(answer.content)
+    assert (answer.status, answer.headers["Content-Type"]) == (403, "application/problem+json")
+    assert (problem["code"], problem["type"]) == ("BAD_SIGNATURE", "urn:evenkeel:problem:bad-signature")
+    assert problem["hint"] == "Look at the secret key, the region and the clock."
+
+
+@pytest.mark.usefixtures("problem_documents")
+def test_expired_session_token_is_refused(data_centre: DataCentre, monkeypatch: pytest.MonkeyPatch) -> None:
+    # AWS gives a session at least 900 s, so only the engine accepts a length that ends at once.
+    unchecked = Config(parameter_validation=False, proxies={})
+    session = data_centre.operator.client("sts", config=unchecked).get_session_token(DurationSeconds=-1)["Credentials"]
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": session["AccessKeyId"],
+        "AWS_SECRET_ACCESS_KEY": session["SecretAccessKey"],
+        "AWS_SESSION_TOKEN": session["SessionToken"],
+    }.items():
+        monkeypatch.setenv(name, value)
+    document = {name: value for name, value in data_centre.context().items() if name != "credentials"}
+    client = ApiClient(context.read_context(document, "test", {}))
+
+    answer = client.forward("GET", "/status", None, {})
+
+    problem = json.loads(answer.content)
+    assert (answer.status, answer.headers["Content-Type"]) == (403, "application/problem+json")
+    assert (problem["code"], problem["type"]) == ("EXPIRED_CREDENTIALS", "urn:evenkeel:problem:expired-credentials")
+    assert problem_code_of(lambda: client.get("/status")) == "EXPIRED_CREDENTIALS"
+
+
 def test_job_is_submitted_once_shown_and_cancelled(people: People) -> None:
     submitter = people["Submitter"]
     key = f"key-{secrets.token_hex(4)}"
@@ -190,76 +244,29 @@ def test_job_is_submitted_once_shown_and_cancelled(people: People) -> None:
     assert "seen enough" in listed[0]["reason"]
 
 
-def workers(engine: int) -> list[int]:
-    """Return the processes of functions: the forks of the engine's worker templates."""
-
-    def children(pid: int) -> list[int]:
-        pids = []
-        for task in Path(f"/proc/{pid}/task").glob("*/children"):
-            with contextlib.suppress(OSError):
-                pids += [int(child) for child in task.read_text("ascii").split()]
-        return pids
-
-    def is_template(pid: int) -> bool:
-        try:
-            return b"worker_template.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
-        except OSError:
-            return False
-
-    pids, todo = [], [engine]
-    while todo:
-        pid = todo.pop()
-        below = children(pid)
-        pids += [child for child in below if is_template(pid) and is_template(child)]
-        todo += below
-    return pids
-
-
-def test_request_to_a_killed_function_takes_effect_once(people: People, data_centre: DataCentre) -> None:
-    """Each change is sent with one key until it is answered.
-
-    It takes effect once, however often its function is killed.
-    """
-    operator, fleet = people["Operator"], data_centre.context()["name"]
-    over, killed = threading.Event(), []
-
-    def kill() -> None:
-        chance = random.Random(7)
-        while not over.wait(chance.uniform(0.1, 0.7)):
-            for pid in workers(data_centre.engine.pid):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-                    killed.append(pid)
+def test_retried_request_to_a_killed_function_takes_effect_once(people: People, data_centre: DataCentre) -> None:
+    """Each change is sent with one key until it is answered. It takes effect once."""
+    operator, fleet = without_pauses(people["Operator"]), data_centre.context()["name"]
 
     def answered(send: Callable[[], Any]) -> Any:
-        def attempt() -> Any:
-            with contextlib.suppress(CommandFailed):
-                return send()
-
-        return until(attempt, "an answer", patience_seconds=90)
+        answer, failures = answered_despite_kills(data_centre, send)
+        assert failures, "a function was killed during its request"
+        return answer
 
     node = until(lambda: operator.get("/nodes")["items"], "a node", patience_seconds=60)[0]["instanceId"]
-    killer = threading.Thread(target=kill)
-    killer.start()
-    try:
-        run, path = secrets.token_hex(4), f"/clusters/{fleet}/automation"
-        for number in range(3):
-            acts = (("hold", {"reason": f"killed {run}", "forSeconds": 600}), ("release", {"reason": f"over {run}"}))
-            for act, body in acts:
-                answered(partial(operator.post, f"{path}/{act}", body, key=f"{act}-{run}-{number}"))
-        for act in ("cordon", "uncordon"):
-            answered(partial(operator.post, f"/nodes/{node}/{act}", {"reason": f"{act} {run}"}, key=f"{act}-{run}"))
-        job = {**SMALL, "name": f"killed-{run}", "command": ["sleep", "600"]}
-        submitted = answered(partial(operator.post, "/jobs", job, key=f"job-{run}"))
-        path_of_job, reason = f"/jobs/{submitted['jobId']}", {"reason": f"stop {run}"}
-        answered(partial(operator.post, f"{path_of_job}/cancel", reason, key=f"cancel-{run}"))
-    finally:
-        over.set()
-        killer.join()
+    run, path = secrets.token_hex(4), f"/clusters/{fleet}/automation"
+    acts = (("hold", {"reason": f"killed {run}", "forSeconds": 600}), ("release", {"reason": f"over {run}"}))
+    for act, body in acts:
+        answered(partial(operator.post, f"{path}/{act}", body, key=f"{act}-{run}"))
+    for act in ("cordon", "uncordon"):
+        answered(partial(operator.post, f"/nodes/{node}/{act}", {"reason": f"{act} {run}"}, key=f"{act}-{run}"))
+    job = {**SMALL, "name": f"killed-{run}", "command": ["sleep", "600"]}
+    submitted = answered(partial(operator.post, "/jobs", job, key=f"job-{run}"))
+    path_of_job, reason = f"/jobs/{submitted['jobId']}", {"reason": f"stop {run}"}
+    answered(partial(operator.post, f"{path_of_job}/cancel", reason, key=f"cancel-{run}"))
 
-    assert killed, "functions were running when they were killed"
     recorded = [act for act in operator.get("/audit", pageSize=200)["items"] if run in act["text"]]
-    assert len(recorded) == 8, recorded
+    assert len(recorded) == 4, recorded
     assert operator.get(path)["isHeld"] is False
     assert operator.get(f"/nodes/{node}")["cordon"] is None
     named = [
@@ -270,7 +277,7 @@ def test_request_to_a_killed_function_takes_effect_once(people: People, data_cen
         lambda: operator.get(path_of_job)["state"] == "CANCELLED", "the end of the cancelled job", patience_seconds=90
     )
     entries = operator.get(f"{path_of_job}/timeline")["entries"]
-    assert [entry["kind"] for entry in entries if run in entry["text"]] == ["cancelled"]
+    assert changes_with(run, entries) == ["cancelled"]
 
 
 def test_malformed_job_names_its_field(people: People) -> None:
@@ -304,7 +311,7 @@ def test_overview_shows_the_whole_fleet(people: People) -> None:
     assert status["nodes"]["total"] == counts["nodes"]["total"]
 
 
-def test_fleet_without_metrics_says_that_its_utilization_is_unknown(people: People) -> None:
+def test_fleet_without_metrics_shows_its_utilization_as_unknown(people: People) -> None:
     page = until(
         lambda: (document := people["Viewer"].get("/utilization"))["items"] and document, "nodes in the overview"
     )
@@ -349,7 +356,7 @@ def test_each_command_of_a_viewer_has_the_expected_exit_code(
     assert "Traceback" not in done.stderr
 
 
-def test_viewer_sees_the_fleet_in_the_console_and_changes_nothing(people: People) -> None:
+def test_viewer_can_read_but_change_nothing_in_the_console(people: People) -> None:
     server = ConsoleServer(people["Viewer"])
     threading.Thread(target=server.serve_forever, daemon=True).start()
     with browser.running() as chromium:

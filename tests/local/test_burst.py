@@ -137,7 +137,7 @@ def test_urgent_job_bursts_and_migrates_back_to_free_committed_capacity(centre: 
     back = urgent.end()
 
     assert rented["pool"] == SPOT
-    assert (back["state"], back["currentAttempt"], urgent.digest()) == ("SUCCEEDED", 2, urgent.right_digest)
+    assert (back["state"], back["currentAttempt"], urgent.digest()) == ("SUCCEEDED", 2, urgent.expected_digest)
     assert urgent.attempt(1)["state"] == "STOPPED"
     assert urgent.attempt(1)["reason"].startswith(
         "The job migrates back to committed capacity: p5-workers has free nodes"
@@ -161,7 +161,7 @@ def test_reclaimed_spot_node_is_replaced_on_demand(centre: DataCentre) -> None:
     centre.client().post(f"/jobs/{first.job_id}/cancel", {"reason": "seen enough"})
     back = urgent.end()
 
-    assert (back["state"], urgent.digest()) == ("SUCCEEDED", urgent.right_digest)
+    assert (back["state"], urgent.digest()) == ("SUCCEEDED", urgent.expected_digest)
     assert (urgent.attempt(1)["pool"], urgent.attempt(2)["pool"]) == (SPOT, ON_DEMAND)
     assert urgent.attempt(2)["resumeFrom"]["step"] >= told_at
     for number in (1, 2):
@@ -187,5 +187,5 @@ def test_job_without_capacity_anywhere_waits_with_its_reason(centre: DataCentre)
     assert rental["costUsd"] == "0.000000"
     assert waiting["state"] == "PENDING"
     assert "The job waits for 1 node" in waiting["reason"]
-    assert (done["state"], after["state"], urgent.digest()) == ("SUCCEEDED", "SUCCEEDED", urgent.right_digest)
+    assert (done["state"], after["state"], urgent.digest()) == ("SUCCEEDED", "SUCCEEDED", urgent.expected_digest)
     assert urgent.attempt(1)["pool"] == "p5-workers"

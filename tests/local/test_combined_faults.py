@@ -49,13 +49,13 @@ class FaultCombination:
         job: Json = self.client.get(f"/jobs/{self.job_id}")
         return job
 
-    def until(self, what: str, holds: Callable[[Json], Any]) -> None:
-        wait_for(what, JOB_SECONDS, lambda: holds(self.job()))
+    def until(self, what: str, await_that: Callable[[Json], Any]) -> None:
+        wait_for(what, JOB_SECONDS, lambda: await_that(self.job()))
 
     def until_step(self, step: int) -> None:
         wait_for(f"step {step}", JOB_SECONDS, lambda: last_step(self.client, self.job_id) >= step)
 
-    def strike(self, fault: str, *ranks: int) -> None:
+    def inject_fault(self, fault: str, *ranks: int) -> None:
         """Inject the fault on the nodes of these ranks, one immediately after the other."""
         job = self.job()
         for node in [node_of_rank(self.centre, job, rank) for rank in ranks]:
@@ -79,19 +79,19 @@ class FaultCombination:
 
 
 @pytest.mark.exhaustive
-def test_job_survives_three_consecutive_node_faults(data_centre: DataCentre) -> None:
+def test_job_completes_despite_three_consecutive_node_faults(data_centre: DataCentre) -> None:
     trouble = FaultCombination(data_centre, "chain", TrainingWork(paced_attempts=2))
     trouble.until_step(6)
 
-    trouble.strike("gpu-xid79", 0, 1)
+    trouble.inject_fault("gpu-xid79", 0, 1)
     trouble.until("a later attempt runs", lambda job: job["currentAttempt"] > 1 and job["state"] == "RUNNING")
-    trouble.strike("gpu-xid79", 0)
+    trouble.inject_fault("gpu-xid79", 0)
 
     assert trouble.failures() == []
     assert trouble.job()["currentAttempt"] > 2
 
 
-def test_partitioned_attempt_trains_until_its_next_save_is_fenced(data_centre: DataCentre) -> None:
+def test_partitioned_attempt_ends_when_its_next_save_is_fenced(data_centre: DataCentre) -> None:
     trouble = FaultCombination(data_centre, "alone", TrainingWork(nodes=1, steps=120, paced_attempts=1))
     # The reboot would kill the old process, so it is delayed until the process has ended by itself.
     trouble.call_fault(
@@ -99,7 +99,7 @@ def test_partitioned_attempt_trains_until_its_next_save_is_fenced(data_centre: D
     )
     trouble.until_step(6)
 
-    trouble.strike("node-lost", 0)
+    trouble.inject_fault("node-lost", 0)
     wait_for("the old process to end", JOB_SECONDS, lambda: all(process["endedAt"] for process in trouble.processes(1)))
 
     (old,) = trouble.processes(1)
@@ -113,7 +113,7 @@ def test_recovery_survives_function_deaths_and_a_lost_repair_reply(data_centre: 
     trouble.call_fault(effect="lost-reply", api="hyperpod", operation="BatchReplaceClusterNodes")
     trouble.until_step(6)
 
-    trouble.strike("gpu-xid79", 1)
+    trouble.inject_fault("gpu-xid79", 1)
     for function in ("plan_recovery", "cordon_node", "drain_node", "repair_node", "open_wait", "watch_cluster"):
         wait_for(f"a process of {function}", 20, partial(kill_processes, data_centre, function))
 

@@ -76,7 +76,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return project / "template.yaml"
 
 
-def test_stack_is_deployed_updated_and_built_once(
+def test_package_is_built_once_for_deployment_and_update_of_stack(
     engine: Engine, deployer: Credentials, template: Path, tmp_path: Path
 ) -> None:
     messages: list[str] = []

@@ -51,7 +51,7 @@ class DoctorBench:
         assert document["exitCode"] == completed.returncode
         return completed.returncode, document["findings"]
 
-    def wrong(self) -> dict[tuple[str, str], Json]:
+    def findings_not_ok(self) -> dict[tuple[str, str], Json]:
         """Return the checks that are not ok, by check and subject."""
         return {
             (document["check"], document["subject"]): document
@@ -65,20 +65,20 @@ def bench(data_centre: DataCentre, tmp_path_factory: pytest.TempPathFactory) -> 
     await_all_nodes_ready(data_centre.client(), data_centre)
     doctor_bench = DoctorBench(data_centre, tmp_path_factory.mktemp("doctor"))
     until(
-        lambda: not any(check in ("ages", "sources") for check, _ in doctor_bench.wrong()),
+        lambda: not any(check in ("ages", "sources") for check, _ in doctor_bench.findings_not_ok()),
         "every function to have run",
         120,
     )
     return doctor_bench
 
 
-def test_healthy_data_centre_has_three_unknown_checks(bench: DoctorBench) -> None:
+def test_doctor_cannot_decide_three_checks_of_healthy_data_centre(bench: DoctorBench) -> None:
     code, findings = bench.run()
 
-    wrong = {
+    findings_not_ok = {
         (finding["check"], finding["subject"]): finding["status"] for finding in findings if finding["status"] != "ok"
     }
-    assert wrong == dict.fromkeys(UNKNOWN_HERE, "unknown")
+    assert findings_not_ok == dict.fromkeys(UNKNOWN_HERE, "unknown")
     assert code == 2
 
 
@@ -88,7 +88,7 @@ def test_disabled_schedule_is_a_warning_with_its_command(bench: DoctorBench) -> 
     document = {key: schedule[key] for key in ("Name", "ScheduleExpression", "Target", "FlexibleTimeWindow")}
     scheduler.update_schedule(**document, State="DISABLED")
     try:
-        findings = bench.wrong()
+        findings = bench.findings_not_ok()
     finally:
         scheduler.update_schedule(**document, State="ENABLED")
 
@@ -100,7 +100,7 @@ def test_dead_letter_finding_names_its_runbook(bench: DoctorBench) -> None:
     sqs, url = bench.centre.deployer.client("sqs"), bench.centre.outputs["FailedCyclesQueueUrl"]
     sqs.send_message(QueueUrl=url, MessageBody="{}", MessageGroupId="g", MessageDeduplicationId="d")
     try:
-        findings = bench.wrong()
+        findings = bench.findings_not_ok()
     finally:
         sqs.purge_queue(QueueUrl=url)
 
@@ -112,7 +112,7 @@ def test_access_entry_without_a_group_names_missing_verbs(bench: DoctorBench) ->
     groups = access.groups_of("repair_node")
     bench.centre.cluster.put_access_entry(role, [group for group in groups if group != "evenkeel:retirers"])
     try:
-        findings = bench.wrong()
+        findings = bench.findings_not_ok()
     finally:
         bench.centre.cluster.put_access_entry(role, groups)
 
@@ -121,7 +121,7 @@ def test_access_entry_without_a_group_names_missing_verbs(bench: DoctorBench) ->
     assert f"--principal-arn {role} --kubernetes-groups {' '.join(groups)}" in finding["fix"]
 
 
-def test_identity_with_fewer_rights_gets_unknown_results(bench: DoctorBench) -> None:
+def test_checks_without_permission_are_reported_as_unknown(bench: DoctorBench) -> None:
     less = make_user(bench.centre.deployer, "doctor-without-rights", [])
     bench.context = bench.context | {
         "credentials": {"accessKeyId": less.access_key_id, "secretAccessKey": less.secret_access_key}
@@ -136,11 +136,11 @@ def test_identity_with_fewer_rights_gets_unknown_results(bench: DoctorBench) -> 
     assert {finding["check"] for finding in findings if finding["status"] == "ok"} == {"credentials", "concurrency"}
 
 
-def test_wrong_secret_is_a_credentials_failure(bench: DoctorBench) -> None:
+def test_doctor_reports_a_wrong_secret_as_credentials_failure(bench: DoctorBench) -> None:
     key = bench.context["credentials"]["accessKeyId"]
     bench.context = bench.context | {"credentials": {"accessKeyId": key, "secretAccessKey": "wrong"}}
     try:
-        findings = bench.wrong()
+        findings = bench.findings_not_ok()
     finally:
         bench.context = bench.centre.context()
 
@@ -148,7 +148,7 @@ def test_wrong_secret_is_a_credentials_failure(bench: DoctorBench) -> None:
 
 
 @pytest.fixture
-def dead_cluster(bench: DoctorBench) -> Iterator[None]:
+def stopped_gpu_cluster(bench: DoctorBench) -> Iterator[None]:
     """Kill the GPU cluster; start it again afterwards, with the nodes that it had."""
     os.kill(bench.centre.cluster.pid, signal.SIGKILL)
     yield
@@ -156,9 +156,9 @@ def dead_cluster(bench: DoctorBench) -> Iterator[None]:
     await_all_nodes_ready(bench.centre.client(), bench.centre)
 
 
-@pytest.mark.usefixtures("dead_cluster")
+@pytest.mark.usefixtures("stopped_gpu_cluster")
 def test_doctor_finds_a_dead_gpu_cluster_through_the_functions(bench: DoctorBench) -> None:
-    findings = bench.wrong()
+    findings = bench.findings_not_ok()
 
     assert findings["kubernetes", bench.centre.cluster.eks_cluster_name]["status"] == "failed"
     assert findings["kueue", bench.centre.cluster.eks_cluster_name]["status"] == "unknown"

@@ -104,8 +104,8 @@ def test_elastic_job_grows_shrinks_for_a_higher_class_and_regrows(centre: DataCe
 
     assert [document["currentAttempt"] for document in (grown, shrunk, back)] == [2, 3, 4]
     assert beside["state"] in ("RUNNING", "SUCCEEDED")
-    assert (done["state"], high.digest()) == ("SUCCEEDED", high.right_digest)
-    assert (ended["state"], ended["applicationFailures"], job.digest()) == ("SUCCEEDED", 0, job.right_digest)
+    assert (done["state"], high.digest()) == ("SUCCEEDED", high.expected_digest)
+    assert (ended["state"], ended["applicationFailures"], job.digest()) == ("SUCCEEDED", 0, job.expected_digest)
     attempts = [job.attempt(number) for number in (1, 2, 3, 4)]
     assert [attempt["gpus"] for attempt in attempts] == [16, 24, 8, 24]
     assert all(attempt["resumeFrom"]["step"] > 0 for attempt in attempts[1:])
@@ -129,7 +129,7 @@ def test_serving_spike_shrinks_a_job_until_it_ends(centre: DataCentre) -> None:
     ended = job.end()
 
     assert (shrunk["currentAttempt"], back["currentAttempt"]) == (2, 3)
-    assert (ended["state"], ended["applicationFailures"], job.digest()) == ("SUCCEEDED", 0, job.right_digest)
+    assert (ended["state"], ended["applicationFailures"], job.digest()) == ("SUCCEEDED", 0, job.expected_digest)
     assert "The resize frees nodes for default/chat." in " ".join(job.timeline())
 
 
@@ -150,5 +150,5 @@ def test_elastic_job_trains_on_fewer_nodes_during_a_repair(centre: DataCentre) -
     assert incident["state"] not in ("RECOVERED", "STOOD_DOWN")
     assert node not in [node_shown["name"] for node_shown in job.attempt(2)["nodes"]]
     assert (shrunk["currentAttempt"], back["currentAttempt"]) == (2, 3)
-    assert (ended["state"], ended["applicationFailures"], job.digest()) == ("SUCCEEDED", 0, job.right_digest)
+    assert (ended["state"], ended["applicationFailures"], job.digest()) == ("SUCCEEDED", 0, job.expected_digest)
     assert any("SHRINK" in line for line in job.timeline()), job.timeline()

@@ -108,7 +108,7 @@ def test_engine_listens_only_on_loopback(engine: Engine) -> None:
     assert listening_addresses(group_members(engine.pid)) == {"0100007F"}
 
 
-def test_taken_port_is_named_in_the_refusal(tmp_path: Path, taken_port: int) -> None:
+def test_error_about_a_taken_port_names_it(tmp_path: Path, taken_port: int) -> None:
     with pytest.raises(EngineError, match=f"cannot bind 127.0.0.1:{taken_port}"):
         Engine.start(tmp_path, port=taken_port)
 
@@ -182,7 +182,7 @@ def test_recreated_user_loses_its_old_key(deployer: Credentials) -> None:
         first.client("sts").get_caller_identity()
 
 
-def test_bootstrap_can_be_repeated(tmp_path: Path) -> None:
+def test_bootstrap_of_an_engine_can_be_repeated(tmp_path: Path) -> None:
     with Engine.start(tmp_path) as fresh:
         create_deployer(fresh)
         again = create_deployer(fresh)
@@ -190,11 +190,11 @@ def test_bootstrap_can_be_repeated(tmp_path: Path) -> None:
         assert again.client("s3").list_buckets()["Buckets"][0]["Name"] == "evenkeel-artifacts"
 
 
-def test_credentials_do_not_show_their_secret(deployer: Credentials) -> None:
+def test_printed_credentials_do_not_contain_the_secret(deployer: Credentials) -> None:
     assert deployer.secret_access_key not in repr(deployer)
 
 
-def test_tools_use_the_identity_of_the_environment(deployer: Credentials) -> None:
+def test_commands_use_the_credentials_of_the_environment(deployer: Credentials) -> None:
     variables = deployer.environment()
 
     with pytest.MonkeyPatch.context() as patch:
@@ -218,7 +218,7 @@ def test_functions_do_not_inherit_the_environment_of_the_caller(
     assert f"HOME={tmp_path}/home" in environ
 
 
-def test_function_acts_as_its_role(deployer: Credentials, make_function: MakeFunction) -> None:
+def test_function_process_has_the_identity_of_its_role(deployer: Credentials, make_function: MakeFunction) -> None:
     name = make_function(
         "acts-as-role",
         "import boto3, os\n"
@@ -280,7 +280,7 @@ def test_ticker_invokes_repeatedly_without_overlap(
     name = make_function("ticked", COUNTING)
     ticking = make_user(deployer, "ticker", ticker_statements([name]))
     with Ticker(ticking, {name: 0.01}, payloads={name: {"name": "sweep"}}) as ticker:
-        beat = ticker.beats[name]
+        beat = ticker.schedule_states[name]
         until(lambda: beat.invoked >= 4, "four invocations")
 
     assert beat.failed == 0, beat.last_error
@@ -301,7 +301,7 @@ def test_ticker_counts_a_failed_function_and_continues(deployer: Credentials, ma
     name = make_function("always-fails", "def handler(event, context):\n    raise ValueError('as ever')\n")
     ticking = make_user(deployer, "failing-ticker", ticker_statements([name]))
     with Ticker(ticking, {name: 0.01}) as ticker:
-        beat = ticker.beats[name]
+        beat = ticker.schedule_states[name]
         until(lambda: beat.failed >= 2, "two failures")
 
     assert "as ever" in str(beat.last_error)

@@ -60,7 +60,7 @@ def hold_automation(centre: DataCentre, reason: str) -> None:
     client.post(f"{automation}/release", {"reason": reason})
 
 
-def test_hold_reaches_the_rule_and_the_chat(data_centre: DataCentre, receiver: Receiver) -> None:
+def test_hold_is_published_to_event_rule_and_chat(data_centre: DataCentre, receiver: Receiver) -> None:
     hold_automation(data_centre, "a storm in zone a")
 
     until(lambda: len(receiver.about("bus", "a storm in zone a")) >= 2, "both events", SECONDS)

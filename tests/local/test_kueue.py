@@ -56,7 +56,7 @@ def test_job_evicted_by_kueue_resumes_with_the_same_weights(centre: DataCentre, 
     kueue.room = 16
     done = job.end()
 
-    assert (done["state"], done["currentAttempt"], job.digest()) == ("SUCCEEDED", 2, job.right_digest)
+    assert (done["state"], done["currentAttempt"], job.digest()) == ("SUCCEEDED", 2, job.expected_digest)
     stopped, resumed = job.attempt(1), job.attempt(2)
     assert (stopped["state"], stopped["localQueue"]) == ("STOPPED", "default")
     assert stopped["reason"] == "Kueue preempted the job: Preempted to accommodate a workload."

@@ -58,7 +58,7 @@ GROUPS_EACH_TIME = ("launch_job", "repair_node")
 """Cluster roles and functions whose Kubernetes rights `make test` removes: those that change nodes and jobs."""
 
 
-def some_each_time(names: Iterable[str], each_time: tuple[str, ...]) -> list[Any]:
+def random_subset(names: Iterable[str], each_time: tuple[str, ...]) -> list[Any]:
     """Return the parameters of a test. `make test` runs only those in `each_time`."""
     return [
         name if name in each_time else pytest.param(name, marks=pytest.mark.exhaustive) for name in sorted(set(names))
@@ -67,7 +67,7 @@ def some_each_time(names: Iterable[str], each_time: tuple[str, ...]) -> list[Any
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PermissionBench]:
-    with PermissionBench.standing(tmp_path_factory.mktemp("privilege")) as standing:
+    with PermissionBench.started_bench(tmp_path_factory.mktemp("privilege")) as standing:
         yield standing
 
 
@@ -81,7 +81,7 @@ def first_refused_probe(stage: PermissionBench, function: str, permission: Permi
     return None
 
 
-def is_missed(stage: PermissionBench, permission: Permission) -> bool:
+def is_needed(stage: PermissionBench, permission: Permission) -> bool:
     """Remove one permission, and return whether a probe is then refused."""
     function = FUNCTIONS[permission.owner]
     with stage.without(permission):
@@ -89,14 +89,14 @@ def is_missed(stage: PermissionBench, permission: Permission) -> bool:
             stage.start_cold(function)  # a container caches where the cluster is
         if first_refused_probe(stage, function, permission):
             return True
-        stage.start_cold(function)  # and, for a while, the site's policy
+        stage.start_cold(function)  # a container also caches the site's policy for a while
         return first_refused_probe(stage, function, permission) is not None
 
 
 Grant = TypeVar("Grant")
 
 
-def never_refused(
+def unneeded_grants(
     stage: PermissionBench,
     grants: Iterable[Grant],
     probes: Iterable[PermissionProbe],
@@ -164,11 +164,11 @@ def test_every_permission_of_a_role_is_used(stage: PermissionBench, owner: str) 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("permission", permission_table.proved_of_roles(), ids=str)
 def test_each_permission_removed_alone_breaks_a_probe(stage: PermissionBench, permission: Permission) -> None:
-    assert is_missed(stage, permission), f"{permission} can go: no probe of {FUNCTIONS[permission.owner]} misses it"
+    assert is_needed(stage, permission), f"{permission} can go: no probe of {FUNCTIONS[permission.owner]} misses it"
 
 
 @pytest.mark.parametrize("owner", sorted(FUNCTIONS))
-def test_functions_work_without_the_permissions_that_no_test_proves(stage: PermissionBench, owner: str) -> None:
+def test_functions_work_locally_without_the_permissions_listed_as_unproven(stage: PermissionBench, owner: str) -> None:
     first = probes_of(FUNCTIONS[owner])[0]
 
     with stage.without(*permission_table.unproven_of_roles(owner)):
@@ -177,7 +177,7 @@ def test_functions_work_without_the_permissions_that_no_test_proves(stage: Permi
     assert first.succeeds(result), result.error_text
 
 
-def test_engine_polls_a_queue_without_the_permission(stage: PermissionBench) -> None:
+def test_emulator_does_not_enforce_permission_to_poll_a_queue(stage: PermissionBench) -> None:
     event = keeps_a_malformed_event(stage)["Records"][0]["body"]
     take = [
         permission
@@ -187,11 +187,11 @@ def test_engine_polls_a_queue_without_the_permission(stage: PermissionBench) -> 
 
     with stage.without(*take), stage.polled("receive_event"):
         stage.sqs.send_message(QueueUrl=stage.centre.outputs["EventsQueueUrl"], MessageBody=event)
-        until(lambda: stage.takes("DeadLetterQueueUrl", event), "the event is dead-lettered")
+        until(lambda: stage.has_message("DeadLetterQueueUrl", event), "the event is dead-lettered")
 
 
 @pytest.mark.parametrize("machine", ["RecoverNode", "RunJob"])
-def test_engine_calls_a_function_without_the_permission(stage: PermissionBench, machine: str) -> None:
+def test_emulator_does_not_enforce_permission_to_call_a_function(stage: PermissionBench, machine: str) -> None:
     with stage.without(*permission_table.unproven_of_roles(f"{machine}MachineRole")):
         end = stage.call_by_workflow(f"{machine}Arn", "mark_running", {"jobId": "job-none", "attempt": 1})
 
@@ -230,7 +230,7 @@ def test_route_is_refused_without_its_statement(stage: PermissionBench, statemen
 
 
 @pytest.mark.parametrize("policy", sorted({statement.owner for statement in CALLERS}))
-def test_policy_opens_only_its_own_routes(stage: PermissionBench, policy: str) -> None:
+def test_caller_policy_allows_only_its_own_routes(stage: PermissionBench, policy: str) -> None:
     caller = make_user(stage.centre.deployer, f"only-{policy}", stage.granted(policy))
 
     open_to_it = {sid for sid, route in ROUTES.items() if not stage.call(caller, route).is_refused}
@@ -256,7 +256,7 @@ def likely_first(functions: list[str], grants: Iterable[tuple[str, str]]) -> lis
     return sorted(functions, key=lambda function: function not in likely)
 
 
-def is_verb_missed(stage: PermissionBench, role: str, resource: str, verb: str) -> bool:
+def is_verb_needed(stage: PermissionBench, role: str, resource: str, verb: str) -> bool:
     """Remove one verb, and return whether a probe is refused this verb."""
     members = likely_first(members_of(role), [(resource, verb)])
     with stage.without_verbs(role, (resource, verb)):
@@ -265,7 +265,7 @@ def is_verb_missed(stage: PermissionBench, role: str, resource: str, verb: str) 
         return any(result.refuses_verb(verb, resource) for result in runs)
 
 
-@pytest.mark.parametrize("role", some_each_time({role for role, _, _ in verbs()}, VERBS_EACH_TIME))
+@pytest.mark.parametrize("role", random_subset({role for role, _, _ in verbs()}, VERBS_EACH_TIME))
 def test_every_verb_of_a_role_is_needed(stage: PermissionBench, role: str) -> None:
     granted = [(resource, verb) for name, resource, verb in verbs() if name == role]
 
@@ -279,8 +279,8 @@ def test_every_verb_of_a_role_is_needed(stage: PermissionBench, role: str) -> No
     def refusals(result: InvocationResult, left: list[tuple[str, str]]) -> list[set[tuple[str, str]]]:
         return [{refused_verb} for refused_verb in result.refused_verbs() if refused_verb in left]
 
-    left = never_refused(stage, granted, probes, run_without, refusals)
-    unneeded = [f"{verb} {resource}" for resource, verb in left if not is_verb_missed(stage, role, resource, verb)]
+    left = unneeded_grants(stage, granted, probes, run_without, refusals)
+    unneeded = [f"{verb} {resource}" for resource, verb in left if not is_verb_needed(stage, role, resource, verb)]
 
     assert unneeded == [], f"no probe of {', '.join(members)} misses these verbs of {role}"
 
@@ -290,16 +290,16 @@ def test_every_verb_of_a_role_is_needed(stage: PermissionBench, role: str) -> No
 def test_each_kubernetes_verb_removed_alone_breaks_a_probe(
     stage: PermissionBench, role: str, resource: str, verb: str
 ) -> None:
-    assert is_verb_missed(stage, role, resource, verb), f"{verb} {resource} can go from {role}: no probe misses it"
+    assert is_verb_needed(stage, role, resource, verb), f"{verb} {resource} can go from {role}: no probe misses it"
 
 
-def is_group_missed(stage: PermissionBench, function: str, group: str) -> bool:
+def is_group_needed(stage: PermissionBench, function: str, group: str) -> bool:
     """Remove one group from a function's access entry, and return whether a probe is then refused."""
     with stage.without_groups(function, group):
         return any(" cannot " in probe.run(stage).error_text for probe in probes_of(function))
 
 
-@pytest.mark.parametrize("function", some_each_time(access_entries(), GROUPS_EACH_TIME))
+@pytest.mark.parametrize("function", random_subset(access_entries(), GROUPS_EACH_TIME))
 def test_every_group_of_an_access_entry_is_needed(stage: PermissionBench, function: str) -> None:
     grants = {
         group: {(resource, verb) for role, resource, verb in verbs() if role == access_groups()[group]}
@@ -314,8 +314,8 @@ def test_every_group_of_an_access_entry_is_needed(stage: PermissionBench, functi
         met = ({group for group in left if verb in grants[group]} for verb in sorted(result.refused_verbs()))
         return [explaining for explaining in met if explaining]
 
-    left = never_refused(stage, grants, probes_of(function), run_without, refusals)
-    unneeded = [group for group in left if not is_group_missed(stage, function, group)]
+    left = unneeded_grants(stage, grants, probes_of(function), run_without, refusals)
+    unneeded = [group for group in left if not is_group_needed(stage, function, group)]
 
     assert unneeded == [], f"{function} does not need these groups: take them out of its access entry"
 
@@ -323,4 +323,4 @@ def test_every_group_of_an_access_entry_is_needed(stage: PermissionBench, functi
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("function", "group"), GROUPS, ids=["-".join(names) for names in GROUPS])
 def test_each_access_group_removed_alone_breaks_a_probe(stage: PermissionBench, function: str, group: str) -> None:
-    assert is_group_missed(stage, function, group), f"{function} needs no {group}"
+    assert is_group_needed(stage, function, group), f"{function} needs no {group}"

@@ -16,7 +16,7 @@ from tests import load_test
 @pytest.mark.parametrize(
     ("jobs", "submitters", "deaths"), [(36, 12, 0.05), pytest.param(200, 50, 0.01, marks=pytest.mark.exhaustive)]
 )
-def test_concurrent_submissions_break_no_quota_and_each_job_starts_once(
+def test_concurrent_submissions_exceed_no_quota_and_start_once(
     jobs: int, submitters: int, deaths: float, tmp_path: Path
 ) -> None:
     with Engine.start(tmp_path) as engine:  # its own engine, without the fleet's sweeps and cycles

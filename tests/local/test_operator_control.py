@@ -1,8 +1,9 @@
-"""People approve plans, remove cordons, and opt nodes out in the running data centre."""
+"""People answer plans, remove cordons, replace nodes, suspend jobs and opt nodes out in the running data centre."""
 
 import re
+import secrets
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from evenkeel_local.drills import TrainingWork, await_all_nodes_ready, last_step
 from evenkeel_local.identities import make_user
 from tests import browser
 from tests.local import containers, signals
+from tests.local.killed_functions import answered_despite_kills, changes_with, without_pauses
 from tests.local.training import TrainingJob
 from tests.waiting import until
 
@@ -33,17 +35,31 @@ def centre(data_centre: DataCentre) -> Iterator[DataCentre]:
     path = f"/clusters/{client.fleet}/policy"
     rule = {"faultClass": "network", "mode": "recommend"}
     await_all_nodes_ready(client, data_centre)
-    client.post(path, {"changes": {"modes": [rule]}, "reason": "nobody trusts this class yet"})
-    containers.start_cold(data_centre.deployer.client("lambda"), "plan_recovery")
+    changes = {"modes": [rule], "jobs": {"priorityClasses": ["urgent"]}}
+    client.post(path, {"changes": changes, "reason": "this class is not trusted yet"})
+    functions = data_centre.deployer.client("lambda")
+    for function in ("plan_recovery", "api_submit"):
+        containers.start_cold(functions, function)
     yield data_centre
     client.post(path, {"changes": {}, "reason": "the test is over"})
-    containers.start_cold(data_centre.deployer.client("lambda"), "plan_recovery")
+    for function in ("plan_recovery", "api_submit"):
+        containers.start_cold(functions, function)
     await_all_nodes_ready(client, data_centre)
 
 
 def newest_incident(centre: DataCentre, machine: str) -> Json:
     """Return the newest incident of a node; an incident without a state if there is none."""
     return next(iter(signals.incidents_about(centre, machine)), {"state": "", "block": None, "pendingApproval": None})
+
+
+def incident_with_a_plan(centre: DataCentre, machine: str) -> Json:
+    """Wait until a plan for a node awaits approval, and return its incident."""
+
+    def look() -> Json:
+        newest = newest_incident(centre, machine)
+        return newest if newest["pendingApproval"] else {}
+
+    return until(look, "the plan", SECONDS)
 
 
 def node_of(centre: DataCentre, machine: str) -> Json:
@@ -54,8 +70,8 @@ def node_of(centre: DataCentre, machine: str) -> Json:
 def test_operator_follows_a_recovery_in_the_console(centre: DataCentre) -> None:
     """The operator sees the incident, reads why, approves, watches the job resume, and reads the cost.
 
-    This test is the first of its module, because the tests below leave nodes with an open fault. A signal of such a
-    node would join that fault's incident.
+    It runs first, because later tests leave nodes with an open incident. A new signal about such a node would join that
+    incident instead of opening another.
     """
     work = TrainingWork(nodes=1, steps=400, paced_attempts=1)
     job = TrainingJob.submit(centre, "console", work)
@@ -141,11 +157,7 @@ def set_opt_out_label(centre: DataCentre, name: str, value: str) -> None:
 def test_recommend_mode_acts_only_after_one_approval(centre: DataCentre) -> None:
     machine = signals.untouched_machine(centre)
     signals.queue(centre, signals.health_event(machine, fault="EfaError"))
-    incident = until(
-        lambda: newest_incident(centre, machine) if newest_incident(centre, machine)["pendingApproval"] else {},
-        "the plan",
-        SECONDS,
-    )
+    incident = incident_with_a_plan(centre, machine)
     untouched = (node_of(centre, machine)["unschedulable"], signals.accepted_calls(centre, machine))
     answer = {"decisionId": incident["pendingApproval"]["decisionId"], "reason": "go on"}
     path = f"/incidents/{incident['incidentId']}/approve"
@@ -167,3 +179,69 @@ def second_operator(centre: DataCentre) -> ApiClient:
     user = make_user(centre.deployer, "second", [may])
     key = StaticKey(user.access_key_id, user.secret_access_key)
     return ApiClient(ApiContext(FLEET, centre.api_url, REGION, key=key, control_url="", source="a test"))
+
+
+def answered(centre: DataCentre, send: Callable[[], Json]) -> Json:
+    """Send a change while its functions are killed. Each failure must say that the change may have been made."""
+    answer, failures = answered_despite_kills(centre, send)
+    assert failures, "a function was killed during its request"
+    assert {"may have" in failed.hint for failed in failures} == {True}, [failed.hint for failed in failures]
+    return answer
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(("act", "repairs"), [("approve", ["reboot"]), ("decline", [])])
+def test_answer_to_a_plan_counts_once_through_killed_functions(
+    act: str, repairs: list[str], centre: DataCentre
+) -> None:
+    machine, client, run = signals.untouched_machine(centre), without_pauses(centre.client()), secrets.token_hex(4)
+    signals.queue(centre, signals.health_event(machine, fault="EfaError"))
+    incident = incident_with_a_plan(centre, machine)
+    path = f"/incidents/{incident['incidentId']}"
+    body = {"decisionId": incident["pendingApproval"]["decisionId"], "reason": f"killed {run}"}
+
+    answer = answered(centre, lambda: client.post(f"{path}/{act}", body, key=f"{act}-{run}"))
+    settled = signals.settled_incident(centre, machine)
+
+    assert (answer["approval"]["approves"], answer["approval"]["reason"]) == (act == "approve", f"killed {run}")
+    assert settled["repairs"] == repairs
+    assert signals.accepted_calls(centre, machine) == dict.fromkeys(repairs, 1)
+    timeline, audit = client.get(f"{path}/timeline")["entries"], client.get("/audit", pageSize=200)["items"]
+    for recorded in (timeline, audit):
+        assert changes_with(run, recorded) == [f"{act}d"]
+
+
+@pytest.mark.timeout(400)
+def test_node_is_replaced_once_through_killed_functions(centre: DataCentre) -> None:
+    machine, client, run = signals.untouched_machine(centre), without_pauses(centre.client()), secrets.token_hex(4)
+
+    answer = answered(
+        centre, lambda: client.post(f"/nodes/{machine}/replace", {"reason": f"killed {run}"}, key=f"replace-{run}")
+    )
+    signals.await_handled(centre, answer["envelopeId"])
+    settled = signals.settled_incident(centre, machine)
+
+    assert answer["instanceId"] == machine
+    assert (settled["state"], settled["repairs"]) == ("RECOVERED", ["replace"])
+    assert len(signals.incidents_about(centre, machine)) == 1
+    assert signals.accepted_calls(centre, machine) == {"replace": 1}
+
+
+def test_suspension_and_priority_count_once_through_killed_functions(centre: DataCentre) -> None:
+    client, run = without_pauses(centre.client()), secrets.token_hex(4)
+    job = TrainingJob.submit(centre, "suspended", TrainingWork(nodes=1, steps=400, paced_attempts=1))
+    path = f"/jobs/{job.job_id}"
+
+    suspended = answered(
+        centre, lambda: client.post(f"{path}/suspend", {"reason": f"killed {run}"}, key=f"suspend-{run}")
+    )
+    version = job.reach_state("SUSPENDED")["version"]
+    body = {"priorityClass": "urgent", "reason": f"killed {run}"}
+    ranked = answered(centre, lambda: client.change("PATCH", path, body, version=version))
+
+    assert (suspended["isSuspended"], ranked["priorityClass"], ranked["state"]) == (True, "urgent", "SUSPENDED")
+    entries = client.get(f"{path}/timeline")["entries"]
+    assert changes_with(run, entries) == ["suspended", "priority changed"]
+    assert job.show()["version"] == version + 1
+    client.post(f"{path}/cancel", {"reason": "the test is over"})
+    job.end()

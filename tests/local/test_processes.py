@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from evenkeel_local.processes import Child, ProcessMark, group_members, interruptible
+from evenkeel_local.processes import Child, ProcessIdentity, group_members, interruptible
 from tests.waiting import PATIENCE_SECONDS, until
 
 # Starts a grandchild in its own group, prints its pid, and sleeps.
@@ -32,11 +32,11 @@ time.sleep(600)
 
 
 def is_alive(pid: int) -> bool:
-    return ProcessMark.of(pid) is not None
+    return ProcessIdentity.of(pid) is not None
 
 
 @pytest.fixture
-def stranger() -> Iterator[subprocess.Popen[bytes]]:
+def unrelated_process() -> Iterator[subprocess.Popen[bytes]]:
     """A process of another owner."""
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
     yield process
@@ -71,7 +71,7 @@ def test_child_that_ignores_its_stop_request_is_killed(tmp_path: Path) -> None:
     assert group_members(child.pid) == []
 
 
-def test_repeated_stop_returns_the_same(tmp_path: Path) -> None:
+def test_repeated_stop_of_a_child_returns_same_exit_code(tmp_path: Path) -> None:
     child = Child.start([sys.executable, "-c", "import time; time.sleep(600)"], log=tmp_path / "log")
 
     assert child.stop() == child.stop()
@@ -96,7 +96,7 @@ def test_missing_command_gives_an_exit_code_and_log_line(tmp_path: Path) -> None
     assert "absent" in (tmp_path / "log").read_text()
 
 
-def test_children_end_with_a_killed_parent(tmp_path: Path) -> None:
+def test_child_processes_end_if_their_parent_is_killed(tmp_path: Path) -> None:
     log = tmp_path / "log"
     script = CARELESS_PARENT.format(family=FAMILY)
     with subprocess.Popen([sys.executable, "-c", script, str(log)], stdout=subprocess.PIPE) as parent:
@@ -117,8 +117,8 @@ def test_detached_child_is_found_by_its_pid_file(tmp_path: Path) -> None:
         [sys.executable, "-c", "import time; time.sleep(600)"], log=tmp_path / "log", pid_file=pid_file, detached=True
     )
 
-    mark = ProcessMark.read(pid_file)
-    assert mark == child.mark
+    mark = ProcessIdentity.read(pid_file)
+    assert mark == child.identity
     assert mark is not None
     was_stopped = mark.stop_group()
 
@@ -127,22 +127,22 @@ def test_detached_child_is_found_by_its_pid_file(tmp_path: Path) -> None:
     assert not mark.stop_group()
 
 
-def test_reused_pid_is_left_alone(stranger: subprocess.Popen[bytes], tmp_path: Path) -> None:
-    ProcessMark(stranger.pid, "the start time of a process that is gone").write(tmp_path / "pid")
+def test_process_that_reused_the_pid_is_not_stopped(unrelated_process: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    ProcessIdentity(unrelated_process.pid, "the start time of a process that is gone").write(tmp_path / "pid")
 
-    mark = ProcessMark.read(tmp_path / "pid")
+    mark = ProcessIdentity.read(tmp_path / "pid")
     assert mark is not None
     was_stopped = mark.stop_group(grace_seconds=0)
 
     assert not was_stopped
-    assert stranger.poll() is None
+    assert unrelated_process.poll() is None
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"pid": "x"}', "4711"])
 def test_incomplete_pid_file_names_no_process(tmp_path: Path, text: str) -> None:
     (tmp_path / "pid").write_text(text)
 
-    assert ProcessMark.read(tmp_path / "pid") is None
+    assert ProcessIdentity.read(tmp_path / "pid") is None
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

@@ -115,7 +115,7 @@ def test_cordon_of_a_person_stays_and_its_jobs_move(data_centre: DataCentre) -> 
     data_centre.cluster.clear(fault["faultId"])
     cordon(data_centre, node, unschedulable=False)
 
-    assert (ended["state"], job.digest()) == ("SUCCEEDED", job.right_digest)
+    assert (ended["state"], job.digest()) == ("SUCCEEDED", job.expected_digest)
     assert ended["currentAttempt"] == 2
     assert node not in [node_used["name"] for node_used in job.attempt(2)["nodes"]]
     assert (incident["state"], incident["repairs"]) == ("STOOD_DOWN", [])
@@ -140,9 +140,9 @@ def test_unusable_checkpoints_are_rejected_with_reasons(data_centre: DataCentre)
     until(lambda: all(process["endedAt"] for process in job.processes(1)), "the first attempt's processes to end")
 
     whole, unvouched, corrupt, missing = job.saved_steps(1)[-4:]
-    job.drop_shard(1, missing, rank=1)
-    job.spoil_shard(1, corrupt, rank=0)
-    job.spoil_shard(1, unvouched, rank=0, has_checksum=False)
+    job.delete_shard(1, missing, rank=1)
+    job.corrupt_shard(1, corrupt, rank=0)
+    job.corrupt_shard(1, unvouched, rank=0, has_checksum=False)
     is_in_time = job.show()["currentAttempt"] == 1
     ended = job.end()
     second, third = job.attempt(2), job.attempt(3)
@@ -161,7 +161,7 @@ def test_unusable_checkpoints_are_rejected_with_reasons(data_centre: DataCentre)
     assert evidence["resumedFrom"]["step"] == whole
     assert evidence["rejectedCheckpoints"] == third["rejectedCheckpoints"]
     assert (ended["state"], ended["applicationFailures"]) == ("SUCCEEDED", 1)
-    assert job.digest() == job.right_digest
+    assert job.digest() == job.expected_digest
 
 
 def _rejection_reasons(attempt: Json, last_saved: int) -> dict[int, str]:
@@ -257,7 +257,7 @@ def test_queued_job_starts_when_capacity_is_free(data_centre: DataCentre) -> Non
 
 
 @pytest.fixture
-def careful(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DataCentre]:
+def data_centre_for_modes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DataCentre]:
     """A second, small data centre in mode `act` where drills may not act."""
     run_dir = tmp_path_factory.mktemp("careful")
     with DataCentre.start(run_dir, fleet=FleetShape(nodes=2), stack=StackSettings(drills_may_act=False)) as running:
@@ -291,18 +291,18 @@ def report_and_settle(centre: DataCentre, node: str, fault: str, source: str = "
     return await_settled(centre, node)
 
 
-def test_observe_mode_decides_the_same_and_touches_nothing(careful: DataCentre) -> None:
-    job = TrainingJob.submit(careful, "careful", LONG)
+def test_observe_mode_makes_same_decisions_and_changes_nothing(data_centre_for_modes: DataCentre) -> None:
+    job = TrainingJob.submit(data_centre_for_modes, "careful", LONG)
     job.reach_state("RUNNING")
     node = job.node()
-    before = everything_an_action_changes(careful, job, node)
+    before = everything_an_action_changes(data_centre_for_modes, job, node)
 
-    drill = report_and_settle(careful, node, "NvidiaErrorReboot", source="evenkeel.drill")
-    redeploy_with(careful, Mode="observe", DrillsMayAct="true")
-    pending = TrainingJob.submit(careful, "in-observe", LONG)
-    watched = report_and_settle(careful, node, "NvidiaErrorTerminate")
+    drill = report_and_settle(data_centre_for_modes, node, "NvidiaErrorReboot", source="evenkeel.drill")
+    redeploy_with(data_centre_for_modes, Mode="observe", DrillsMayAct="true")
+    pending = TrainingJob.submit(data_centre_for_modes, "in-observe", LONG)
+    watched = report_and_settle(data_centre_for_modes, node, "NvidiaErrorTerminate")
     until(lambda: "Mode is observe" in pending.show()["reason"], "a cycle in mode observe", SECONDS)
-    after = everything_an_action_changes(careful, job, node)
+    after = everything_an_action_changes(data_centre_for_modes, job, node)
     step = job.last_step()
     job.reach(step + 1)
 
@@ -313,8 +313,8 @@ def test_observe_mode_decides_the_same_and_touches_nothing(careful: DataCentre) 
     assert watched["outcome"].startswith("Mode is observe: Evenkeel records the decision and changes nothing. Plan: ")
     for incident, rungs in ((drill, "reboot then replace"), (watched, "replace")):
         [decided] = [decision for decision in incident["decisions"] if decision["kind"] == "RECOVERY"]
-        record = careful.client().get(f"/decisions/{decided['decisionId']}")
+        record = data_centre_for_modes.client().get(f"/decisions/{decided['decisionId']}")
         assert (record["action"], record["isDryRun"]) == ("ACT", True)
         assert f": {rungs}, and move the jobs." in record["reason"]
-        assert timeline_of(careful, incident) == ["fault", "decided", "settled"]
+        assert timeline_of(data_centre_for_modes, incident) == ["fault", "decided", "settled"]
     assert pending.show()["attempts"] == []

@@ -85,7 +85,7 @@ class RunbookCommand:
         return self.text.partition("  #")[0].strip()
 
 
-def typed_on(page: Path) -> Iterator[RunbookCommand]:
+def commands_on_page(page: Path) -> Iterator[RunbookCommand]:
     text = page.read_text(encoding="utf-8")
     commands = [
         line.strip()
@@ -100,7 +100,7 @@ def typed_on(page: Path) -> Iterator[RunbookCommand]:
             yield RunbookCommand(page.name, number, command)
 
 
-COMMANDS = list({typed.command: typed for page in reversed(RUNBOOKS) for typed in typed_on(page)}.values())
+COMMANDS = list({typed.command: typed for page in reversed(RUNBOOKS) for typed in commands_on_page(page)}.values())
 """Each command once, with the first page that contains it."""
 
 
@@ -193,7 +193,7 @@ def _names(centre: DataCentre) -> dict[str, str]:
     }
 
 
-def test_every_exempt_command_is_on_a_runbook_page() -> None:
+def test_every_command_exempt_from_running_is_on_a_page() -> None:
     text = "\n".join(page.read_text(encoding="utf-8") for page in RUNBOOKS)
 
     assert [command for command in NOT_RUN if command not in text] == []

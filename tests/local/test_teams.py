@@ -58,7 +58,7 @@ def remove_team(centre: DataCentre, name: str) -> None:
     client.change("DELETE", f"/teams/{name}?reason=over", {}, version=client.get(f"/teams/{name}/quota")["version"])
 
 
-def by_curl(centre: DataCentre, name: str, work: TrainingWork, **changes: Any) -> TrainingJob:
+def submit_by_curl(centre: DataCentre, name: str, work: TrainingWork, **changes: Any) -> TrainingJob:
     """Submit a job with curl, as in the README."""
     uri = f"s3://{CHECKPOINTS_BUCKET}/tests/{name}-{time.time_ns()}"
     key = centre.operator
@@ -73,7 +73,7 @@ def by_curl(centre: DataCentre, name: str, work: TrainingWork, **changes: Any) -
     return TrainingJob(centre, json.loads(completed.stdout)["jobId"], uri, work)
 
 
-def by_command(centre: DataCentre, name: str, work: TrainingWork, **changes: Any) -> TrainingJob:
+def submit_by_command(centre: DataCentre, name: str, work: TrainingWork, **changes: Any) -> TrainingJob:
     """Submit a job as a person does: `evenkeel jobs submit -`."""
     uri = f"s3://{CHECKPOINTS_BUCKET}/tests/{name}-{time.time_ns()}"
     context = centre.run_dir / "context-of-a-person.json"
@@ -92,8 +92,8 @@ def by_command(centre: DataCentre, name: str, work: TrainingWork, **changes: Any
 
 @pytest.mark.timeout(600)
 def test_preempted_job_saves_and_resumes_with_the_same_weights(centre: DataCentre) -> None:
-    low = by_curl(centre, "low", LONG, team="red", priorityClass="low").reach(9)
-    high = by_command(centre, "high", SHORT, team="red", priorityClass="high")
+    low = submit_by_curl(centre, "low", LONG, team="red", priorityClass="low").reach(9)
+    high = submit_by_command(centre, "high", SHORT, team="red", priorityClass="high")
     other = TrainingJob.submit(centre, "other", SHORT, team="blue", priorityClass="high")
 
     until(
@@ -102,8 +102,8 @@ def test_preempted_job_saves_and_resumes_with_the_same_weights(centre: DataCentr
     done = high.end()
     back = low.end()
 
-    assert (done["state"], high.digest()) == ("SUCCEEDED", high.right_digest)
-    assert (back["state"], back["currentAttempt"], low.digest()) == ("SUCCEEDED", 2, low.right_digest)
+    assert (done["state"], high.digest()) == ("SUCCEEDED", high.expected_digest)
+    assert (back["state"], back["currentAttempt"], low.digest()) == ("SUCCEEDED", 2, low.expected_digest)
     stopped, resumed = low.attempt(1), low.attempt(2)
     assert stopped["state"] == "STOPPED"
     assert stopped["reason"] == f"Preempted by {high.job_id} of team red: it goes first in the same queue."
@@ -124,7 +124,7 @@ def test_job_waits_while_kueue_manages_its_namespace(centre: DataCentre) -> None
     done = job.end()
 
     assert "Kueue admits jobs in namespace red (its LocalQueue default)" in sentence
-    assert (done["state"], done["currentAttempt"], job.digest()) == ("SUCCEEDED", 1, job.right_digest)
+    assert (done["state"], done["currentAttempt"], job.digest()) == ("SUCCEEDED", 1, job.expected_digest)
 
 
 def test_team_with_its_own_namespace_runs_and_resumes_there(centre: DataCentre) -> None:
@@ -143,7 +143,7 @@ def test_team_with_its_own_namespace_runs_and_resumes_there(centre: DataCentre) 
 
     assert done["namespace"] == "green"
     assert {pod["spec"]["serviceAccountName"] for pod in pods} == {SERVICE_ACCOUNT}
-    assert (done["state"], done["currentAttempt"], job.digest()) == ("SUCCEEDED", 2, job.right_digest)
+    assert (done["state"], done["currentAttempt"], job.digest()) == ("SUCCEEDED", 2, job.expected_digest)
     assert job.attempt(2)["resumeFrom"]["step"] >= 4
     remove_team(centre, "green")
     assert "green" not in [team["team"] for team in client.get("/teams")["items"]]

@@ -70,7 +70,7 @@ def test_one_of_many_launches_raises_the_fence() -> None:
     assert storage.read_fence().fence == fences[outcomes.index(True)]
 
 
-def test_killed_job_on_other_ranks_ends_with_the_same_weights(trainer: Credentials, tmp_path: Path) -> None:
+def test_killed_job_with_fewer_ranks_ends_with_same_weights(trainer: Credentials, tmp_path: Path) -> None:
     with _Ranks(trainer, tmp_path, "undisturbed", attempt=1, world_size=1) as alone:
         undisturbed = alone.digests()
 

@@ -76,22 +76,22 @@ class Executions:
         self._steps = centre.deployer.client("stepfunctions")
         self._outputs = centre.outputs
 
-    def of(self, output: str, name: str) -> list[Json]:
+    def list_executions(self, output: str, name: str) -> list[Json]:
         """Return the executions of a workflow whose names begin with a name."""
         list_execution = self._steps.list_executions(stateMachineArn=self._outputs[output])["executions"]
         return [execution for execution in list_execution if execution["name"].startswith(name)]
 
-    def begins_with_the_next_state(self, execution: Json) -> bool:
+    def starts_with_state_of_next_release(self, execution: Json) -> bool:
         events = self._steps.get_execution_history(executionArn=execution["executionArn"])["events"]
         return any(event.get("stateEnteredEventDetails", {}).get("name") == NEXT for event in events)
 
     def releases(self, output: str, name: str) -> list[str]:
         """Return `old` or `new` for each execution, in the order of their names."""
-        documents = sorted(self.of(output, name), key=lambda execution: execution["name"])
-        return ["new" if self.begins_with_the_next_state(document) else "old" for document in documents]
+        documents = sorted(self.list_executions(output, name), key=lambda execution: execution["name"])
+        return ["new" if self.starts_with_state_of_next_release(document) else "old" for document in documents]
 
     def states(self, output: str, name: str) -> set[str]:
-        return {document["status"] for document in self.of(output, name)}
+        return {document["status"] for document in self.list_executions(output, name)}
 
 
 def row_of(centre: DataCentre, job: TrainingJob) -> Json:
@@ -137,7 +137,7 @@ def await_settled(centre: DataCentre, incident_id: str) -> Json:
     )
 
 
-def test_work_goes_on_through_an_upgrade_and_a_rollback(data_centre: DataCentre, next_release: Path) -> None:
+def test_jobs_and_recoveries_continue_during_upgrade_and_rollback(data_centre: DataCentre, next_release: Path) -> None:
     client, executions = data_centre.client(), Executions(data_centre)
     automation = f"/clusters/{client.fleet}/automation"
     first = TrainingJob.submit(data_centre, "before", LONG).reach(3)

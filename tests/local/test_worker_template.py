@@ -51,8 +51,8 @@ def layer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[WorkerTemplates]:
-    """A pool whose template of `layer` all tests share."""
+def worker_templates() -> Iterator[WorkerTemplates]:
+    """The worker templates of this module: all tests share one template process that has imported `layer`."""
     shared = WorkerTemplates()
     yield shared
     shared.close()
@@ -61,12 +61,12 @@ def pool() -> Iterator[WorkerTemplates]:
 class Started:
     """A worker that has printed its report."""
 
-    def __init__(self, pool: WorkerTemplates, layer: Path | None, folder: Path, **variables: str) -> None:
+    def __init__(self, worker_templates: WorkerTemplates, layer: Path | None, folder: Path, **variables: str) -> None:
         script = folder / "worker.py"
         script.write_text(REPORT, encoding="utf-8")
         layers = {"_LAMBDA_LAYERS_DIRS": str(layer)} if layer else {}
         pipe: Any = subprocess.PIPE
-        self.process = pool.start_worker(
+        self.process = worker_templates.start_worker(
             [sys.executable, str(script)],
             cwd=str(folder),
             stdin=pipe,
@@ -91,8 +91,8 @@ class Started:
         self.end()
 
 
-def test_worker_is_a_fork_with_the_layer_loaded(pool: WorkerTemplates, layer: Path, tmp_path: Path) -> None:
-    with Started(pool, layer, tmp_path) as worker:
+def test_worker_is_a_fork_with_the_layer_loaded(worker_templates: WorkerTemplates, layer: Path, tmp_path: Path) -> None:
+    with Started(worker_templates, layer, tmp_path) as worker:
         assert worker.report["hasLayer"]
         assert worker.report["pid"] == worker.process.pid != worker.report["parent"] != os.getpid()
         assert (worker.report["given"], worker.report["folder"]) == ("first line", str(tmp_path))
@@ -101,9 +101,12 @@ def test_worker_is_a_fork_with_the_layer_loaded(pool: WorkerTemplates, layer: Pa
 
 
 def test_workers_share_no_environment_random_state_or_open_file(
-    pool: WorkerTemplates, layer: Path, tmp_path: Path
+    worker_templates: WorkerTemplates, layer: Path, tmp_path: Path
 ) -> None:
-    with Started(pool, layer, tmp_path, ROLE="first") as first, Started(pool, layer, tmp_path, ROLE="second") as other:
+    with (
+        Started(worker_templates, layer, tmp_path, ROLE="first") as first,
+        Started(worker_templates, layer, tmp_path, ROLE="second") as other,
+    ):
         common = {"PATH": os.defpath, "_LAMBDA_LAYERS_DIRS": str(layer)}
         assert first.report["environment"] == {**common, "ROLE": "first"}
         assert other.report["environment"] == {**common, "ROLE": "second"}
@@ -112,8 +115,10 @@ def test_workers_share_no_environment_random_state_or_open_file(
 
 
 @pytest.mark.parametrize("how", ["terminate", "kill"])
-def test_stopped_worker_ends_without_its_siblings(pool: WorkerTemplates, layer: Path, tmp_path: Path, how: str) -> None:
-    with Started(pool, layer, tmp_path) as stopped, Started(pool, layer, tmp_path) as other:
+def test_stopped_worker_ends_without_its_siblings(
+    worker_templates: WorkerTemplates, layer: Path, tmp_path: Path, how: str
+) -> None:
+    with Started(worker_templates, layer, tmp_path) as stopped, Started(worker_templates, layer, tmp_path) as other:
         with pytest.raises(subprocess.TimeoutExpired):
             stopped.process.wait(timeout=0)
 
@@ -127,11 +132,14 @@ def test_stopped_worker_ends_without_its_siblings(pool: WorkerTemplates, layer: 
 def test_worker_starts_as_plain_process_if_its_template_ended(
     layer: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    pool = WorkerTemplates()
-    with Started(pool, layer, tmp_path) as before:
+    worker_templates = WorkerTemplates()
+    with Started(worker_templates, layer, tmp_path) as before:
         os.kill(before.report["parent"], signal.SIGKILL)
 
-        with Started(pool, layer, tmp_path, ROLE="own") as after, Started(pool, layer, tmp_path) as later:
+        with (
+            Started(worker_templates, layer, tmp_path, ROLE="own") as after,
+            Started(worker_templates, layer, tmp_path) as later,
+        ):
             assert (after.report["parent"], after.report["hasLayer"]) == (os.getpid(), False)
             assert after.report["environment"]["ROLE"] == "own"
             assert later.report["parent"] == os.getpid()
@@ -161,8 +169,8 @@ def test_workers_start_as_plain_processes_if_the_template_hangs(
         assert worker.report["parent"] == os.getpid()
 
 
-def test_worker_without_a_layer_starts_as_plain_process(pool: WorkerTemplates, tmp_path: Path) -> None:
-    with Started(pool, None, tmp_path) as worker:
+def test_worker_without_a_layer_starts_as_plain_process(worker_templates: WorkerTemplates, tmp_path: Path) -> None:
+    with Started(worker_templates, None, tmp_path) as worker:
         assert worker.report["parent"] == os.getpid()
 
 

@@ -77,11 +77,11 @@ class TrainingJob:
         keys = (str(entry["Key"]) for page in pages for entry in page.get("Contents", ()))
         return sorted(int(key.split("/step=")[1].split("/")[0]) for key in keys if key.endswith("/manifest.json"))
 
-    def drop_shard(self, attempt: int, step: int, rank: int) -> None:
+    def delete_shard(self, attempt: int, step: int, rank: int) -> None:
         """Delete one rank's shard of a checkpoint."""
         self._s3.delete_object(**self._shard(attempt, step, rank))
 
-    def spoil_shard(self, attempt: int, step: int, rank: int, *, has_checksum: bool = True) -> None:
+    def corrupt_shard(self, attempt: int, step: int, rank: int, *, has_checksum: bool = True) -> None:
         """Flip one bit of a shard. The store has the SHA-256 of the new bytes, or no checksum."""
         shard_object = self._shard(attempt, step, rank)
         content = bytearray(self._s3.get_object(**shard_object)["Body"].read())
@@ -102,7 +102,7 @@ class TrainingJob:
         return self.uri.removeprefix(f"s3://{CHECKPOINTS_BUCKET}/")
 
     @property
-    def right_digest(self) -> str:
+    def expected_digest(self) -> str:
         """Return the digest of the same job without faults."""
         return reference_digest(self.work.nodes, self.work.steps, self.work.seed)
 

@@ -123,7 +123,7 @@ def test_fenced_attempt_exits_with_the_code_for_fenced(gang: Gang) -> None:
     assert open_storage(gang.uri).checkpoints() == []
 
 
-def test_attempt_with_a_damaged_checkpoint_exits_with_its_code(gang: Gang) -> None:
+def test_attempt_exits_with_the_code_for_a_damaged_checkpoint(gang: Gang) -> None:
     assert gang.run(1, SCRIPT, "--steps", str(SAVE_EVERY)).codes == [0]
     ((key, _),) = [
         (shard["key"], shard)

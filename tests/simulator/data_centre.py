@@ -98,7 +98,11 @@ class SimulatedCluster(FakeCluster):
                     continue
                 name = workload.spec.attempt.node_names[int(pod.name.rpartition("-")[2])]
                 node, used = self.node(CLUSTER, name), self.accelerators_in_use(CLUSTER).get(name, 0)
-                if node and node.is_schedulable and used + workload.spec.job.accelerators_per_node <= node.accelerators:
+                if (
+                    node
+                    and node.is_schedulable
+                    and used + workload.spec.job_spec.accelerators_per_node <= node.accelerators
+                ):
                     workload.pods[index] = pod.replace(node_name=name, phase=PodPhase.RUNNING, reason="")
                     self._changed("pod")
                 is_left = is_left or not workload.pods[index].node_name
@@ -277,7 +281,7 @@ class SimulatedTrainers:
     def launched(self, spec: LaunchSpec) -> None:
         attempt = spec.attempt
         point = attempt.resume_from
-        ends_at = self.loop.seconds + self.lengths.get(spec.job.name, 60.0) - (point.step if point else 0)
+        ends_at = self.loop.seconds + self.lengths.get(spec.job_spec.name, 60.0) - (point.step if point else 0)
         step = point.step if point else 0
         self.loop.after(
             _SAVES_EVERY, lambda: self._train(spec, step + _STEPS_A_SAVE, max(ends_at, self.loop.seconds + 5))
@@ -339,7 +343,7 @@ class SimulatedTrainers:
     def _save(self, spec: LaunchSpec, step: int) -> None:
         self.saving.discard(spec.attempt.workload_name)
         self.reached[spec.attempt.workload_name] = step
-        uri = spec.job.checkpoint_uri
+        uri = spec.job_spec.checkpoint_uri
         if not uri:
             return
         attempt = spec.attempt

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-from evenkeel.domain.admission.decide_job import Action
+from evenkeel.domain.admission.decide_job import AdmissionAction
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.jobs.job import Job, JobState, ResizeRequest
@@ -101,7 +101,7 @@ def sizes_are_allowed(world: "Simulation", changes: Changes) -> Iterator[str]:
 
 @invariant_check("allowed-sizes-only", "", CheckTrigger.LAUNCH)
 def sizes_are_launched(_: "Simulation", spec: LaunchSpec) -> Iterator[str]:
-    if spec.attempt.ranks not in sizes_of(spec.job):
+    if spec.attempt.ranks not in sizes_of(spec.job_spec):
         yield f"{spec.attempt.workload_name} is launched on {spec.attempt.ranks} nodes, not on its admitted size"
 
 
@@ -463,7 +463,7 @@ def _other_workloads_wait(world: "Simulation", winner: str) -> bool:
     return any(
         job.priority >= first.priority
         if job.spec.team == first.spec.team
-        else actions.get(job.job_id) != Action.NO_QUOTA
+        else actions.get(job.job_id) != AdmissionAction.NO_QUOTA
         for job in waiting
         if job.job_id != winner
     )

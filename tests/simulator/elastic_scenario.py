@@ -123,11 +123,11 @@ class ElasticScenario:
         self.repair_seconds = rng.choice((20, 60, 120))
         self._sizes: dict[int, ElasticSpec] = {}
         """By job number: its sizes, if they are not random."""
-        self._wanted = 0
+        self._wanted_replicas = 0
         """Replicas that the Deployment is to have."""
         self._replicas = 0
         """Number of pods that the Deployment has ever had."""
-        self._seats = False
+        self._is_binding_scheduled = False
 
     def policy(self, policy: Policy) -> Policy:
         """Return the policy of this seed."""
@@ -147,7 +147,7 @@ class ElasticScenario:
     def schedule_events(self, chaos_seconds: float) -> None:
         """Submit the elastic jobs first, and other jobs while they run."""
         world, rng = self.world, self.rng
-        world.cluster.on_full = self._wait_for_room
+        world.cluster.on_full = self._schedule_pod_binding
         before = world.ledger.before_commit
 
         def disturb(writes: tuple[Write, ...]) -> None:
@@ -167,8 +167,8 @@ class ElasticScenario:
             nodes = rng.choice((1, 1, 2, max(1, world.size // 2)))
             world.loop.after(rng.uniform(25, chaos_seconds + 60), self._submit(number, nodes, rng.choice((20.0, 40.0))))
         for _ in range(rng.choice((1, 2)) if self.serving_target else 0):
-            self._spike(rng.uniform(20, chaos_seconds), rng.uniform(20, 60), rng.choice((1, 2, 2, 4)))
-        world.loop.after(rng.uniform(0, PASSES_EVERY), self._pass)
+            self._schedule_spike(rng.uniform(20, chaos_seconds), rng.uniform(20, 60), rng.choice((1, 2, 2, 4)))
+        world.loop.after(rng.uniform(0, PASSES_EVERY), self._run_scheduling_cycle)
 
     def _add_competing_jobs(self, sharing: "TeamScenario", chaos_seconds: float) -> None:
         """Let a job hold nodes that other jobs of its team request later; one of them requests more than exists."""
@@ -193,9 +193,11 @@ class ElasticScenario:
     def _submit(self, number: int, nodes: int, length: float) -> Callable[[], None]:
         return functools.partial(self.world.submit, number, nodes, length, keeps=True, finishes=False)
 
-    def _pass(self) -> None:
+    def _run_scheduling_cycle(self) -> None:
         self.world.invoke_scheduled("schedule_jobs")
-        self.world.loop.after(PASSES_EVERY if self.world.is_calm else _PASSES_EVERY_DURING_FAULTS, self._pass)
+        self.world.loop.after(
+            PASSES_EVERY if self.world.is_calm else _PASSES_EVERY_DURING_FAULTS, self._run_scheduling_cycle
+        )
 
     def with_sizes(self, number: int, spec: JobSpec) -> JobSpec:
         """Return the fields of a job, with its possible sizes."""
@@ -225,23 +227,23 @@ class ElasticScenario:
 
     # ------------------------------------------------------------ what serves
 
-    def _spike(self, begins: float, chaos_seconds: float, replicas: int) -> None:
+    def _schedule_spike(self, begins: float, chaos_seconds: float, replicas: int) -> None:
         def wanted(more: int) -> None:
-            self._wanted += more
+            self._wanted_replicas += more
             self.world.seen["elastic a spike"] += more > 0
-            self.world.log(f"the Deployment is to have {self._wanted} replicas")
-            self._deploy()
+            self.world.log(f"the Deployment is to have {self._wanted_replicas} replicas")
+            self._reconcile_deployment()
 
         self.world.loop.after(begins, lambda: wanted(replicas))
         self.world.loop.after(begins + chaos_seconds, lambda: wanted(-replicas))
 
-    def _deploy(self) -> None:
+    def _reconcile_deployment(self) -> None:
         """Act as the Deployment's controller."""
         cluster = self.world.cluster
         pods = [pod for pod in cluster.unmanaged_pods(CLUSTER) if pod.namespace == "serving"]
-        for pod in pods[self._wanted :]:
+        for pod in pods[self._wanted_replicas :]:
             cluster.unmanaged.remove(pod)
-        for _ in range(self._wanted - len(pods)):
+        for _ in range(self._wanted_replicas - len(pods)):
             self._replicas += 1
             name = f"chat-5d8f-{self._replicas}"
             pod = UnmanagedPod(
@@ -255,25 +257,25 @@ class ElasticScenario:
                 recreation=PodRecreation.BY_OWNER,
             )
             cluster.unmanaged.append(pod)
-        if len(pods) != self._wanted:
+        if len(pods) != self._wanted_replicas:
             self._note_disturbance()
             self.world.ingest()
-        if self._wanted:
-            self._wait_for_room()
+        if self._wanted_replicas:
+            self._schedule_pod_binding()
 
     # ------------------------------------------------------------ Kubernetes' own scheduler
 
-    def _wait_for_room(self) -> None:
-        if not self._seats:
-            self._seats = True
+    def _schedule_pod_binding(self) -> None:
+        if not self._is_binding_scheduled:
+            self._is_binding_scheduled = True
             self.world.loop.after(_BIND_SECONDS, self._bind_pods)
 
     def _bind_pods(self) -> None:
         """Place the pods without a node: replicas on any node, pods of our attempts on their own nodes."""
-        self._seats = False
+        self._is_binding_scheduled = False
         cluster = self.world.cluster
-        if self._wanted:
-            self._deploy()
+        if self._wanted_replicas:
+            self._reconcile_deployment()
         for pod in [pod for pod in cluster.unmanaged if not pod.node_name and pod.namespace == "serving"]:
             used = cluster.accelerators_in_use(CLUSTER)
             free = [node.name for node in cluster.nodes(CLUSTER) if node.is_schedulable and not used.get(node.name)]
@@ -282,8 +284,8 @@ class ElasticScenario:
                 cluster.unmanaged[cluster.unmanaged.index(pod)] = pod.replace(node_name=free[0])
                 self._note_disturbance()
                 self.world.ingest()
-        if cluster.bind_waiting_pods() or self._wanted:
-            self._wait_for_room()
+        if cluster.bind_waiting_pods() or self._wanted_replicas:
+            self._schedule_pod_binding()
 
     # ------------------------------------------------------------ trouble in mid-resize
 
@@ -307,18 +309,18 @@ class ElasticScenario:
         if kind == "die after":
             self._crash_times = True
             return
-        action_count: dict[str, Callable[[], None]] = {
+        actions: dict[str, Callable[[], None]] = {
             "cancel": lambda: self._cancel(job_id),
             "suspend": lambda: self._suspend(job_id, 5 + 4 * seconds),
             "lose a node": lambda: self._lose_node(job_id, number),
             "cordon an idle node": lambda: self._cordon_idle(number),
             _TAKE_IDLE_NODE: lambda: self._take_idle(number, 10 + 3 * seconds),
         }
-        world.loop.after(seconds, action_count[kind])
+        world.loop.after(seconds, actions[kind])
 
     _crash_times = False
 
-    def committed(self) -> None:
+    def die_after_commit(self) -> None:
         """Die after a commit, where this was planned before it."""
         if self._crash_times:
             self._crash_times = False
@@ -351,21 +353,21 @@ class ElasticScenario:
             self.world.log(f"{name} is cut off")
             self.world.cluster.lose_node(name)
 
-    def _idle(self, number: int) -> str:
+    def _idle_node_name(self, number: int) -> str:
         used = self.world.cluster.accelerators_in_use(CLUSTER)
         free = [node.name for node in self.world.cluster.nodes(CLUSTER) if node.is_schedulable]
         free = [name for name in free if not used.get(name)]
         return free[number % len(free)] if free else ""
 
     def _cordon_idle(self, number: int) -> None:
-        world, name = self.world, self._idle(number)
+        world, name = self.world, self._idle_node_name(number)
         if name:
             world.log(f"bo cordons {name}")
             world.cluster.set_node(name, is_cordoned=True)
             world.watched.persons[name] = world.loop.seconds
 
     def _take_idle(self, number: int, seconds: float) -> None:
-        world, name = self.world, self._idle(number)
+        world, name = self.world, self._idle_node_name(number)
         if not name:
             return
         own = f"taken-{name}-{world.loop.seconds:.0f}"

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from evenkeel.domain.admission.admission_input import AdmissionInput
-from evenkeel.domain.admission.decide_job import Action, recorded_reason
+from evenkeel.domain.admission.decide_job import AdmissionAction, recorded_reason
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.admission.start_size import decide_with_sizes
 from evenkeel.domain.capacity.node_capacity import node_capacity
@@ -26,7 +26,7 @@ from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.quotas.spending import Spending
 from evenkeel.domain.quotas.teams import TeamSetup
 from evenkeel.domain.recovery.guardrails import pool_limit
-from evenkeel.domain.recovery.unhealthy import UnhealthyNode
+from evenkeel.domain.recovery.unhealthy_nodes import UnhealthyNode
 from evenkeel.domain.replay import CannotReplayError, replay
 from evenkeel.domain.values import rfc3339
 from evenkeel.events import envelope
@@ -36,12 +36,13 @@ from evenkeel.services.queries import read_fleet, read_sources
 from evenkeel.services.rentals import rentals
 from evenkeel.services.scheduling import read_usage
 from evenkeel.services.storage import fleet_rows, incident_rows, job_rows, quota_rows, rows
+from evenkeel.services.storage.facts_of_decisions import with_facts
 from evenkeel.services.storage.quota_tree import stored_state
-from evenkeel.services.storage.recorded_facts import with_facts
 from tests.fakes.cluster import CLUSTER, GPUS
 from tests.fakes.system import A_MOMENT
 from tests.simulator.data_centre import FAULT_TYPES, SPOT_POOL
-from tests.simulator.privileges import granted
+from tests.simulator.privileges import granted_requests
+from tests.simulator.renting_scenario import RentingCluster
 
 if TYPE_CHECKING:
     from tests.simulator.asl import Json
@@ -174,7 +175,7 @@ class InvariantChecker:
             world.loop.seconds > world.rests_from
             and not any(_unfinished_work(world))
             and not any(_untrue_reasons(world))
-            and not any(_leftover_rentals(world))
+            and not any(_leftover_capacity(world))
         )
 
 
@@ -201,7 +202,7 @@ def _jobs(world: "Simulation") -> list[Job]:
 def held_charges(world: "Simulation") -> list[Charge]:
     """Return the held charges. A released charge only names the waiting job that had it."""
     charges = (rows.decode(row, Charge) for row in world.ledger.of("CHARGE", f"TREE#{quota_rows.ROOT_TREE}"))
-    return [charge for charge in charges if charge.is_held]
+    return [charge for charge in charges if charge.is_live]
 
 
 def _live_attempts(world: "Simulation") -> list["Json"]:
@@ -589,7 +590,7 @@ def charge_with_attempt(world: "Simulation", changes: Changes) -> Iterator[str]:
             continue
         name = f"{after.doc['jobId']}-a{after.doc['attempt']}"
         charge = world.ledger.rows.get(Key(Table.QUOTAS, f"TREE#{quota_rows.ROOT_TREE}", f"CHARGE#{name}"))
-        is_held = charge is not None and rows.decode(charge, Charge).is_held
+        is_held = charge is not None and rows.decode(charge, Charge).is_live
         is_live = not AttemptState(after.doc["state"]).has_ended
         if is_live != is_held:
             yield f"{name} is {after.doc['state']} but its charge is {'held' if is_held else 'not held'}"
@@ -613,8 +614,8 @@ def no_overcommit(world: "Simulation", changes: Changes) -> Iterator[str]:
 )
 def unhealthy_node_gets_no_job(world: "Simulation", changes: Changes) -> Iterator[str]:
     for key, before, after in changes:
-        is_held = after is not None and key.sk.startswith("CHARGE#") and rows.decode(after, Charge).is_held
-        if after is None or not is_held or (before is not None and rows.decode(before, Charge).is_held):
+        is_held = after is not None and key.sk.startswith("CHARGE#") and rows.decode(after, Charge).is_live
+        if after is None or not is_held or (before is not None and rows.decode(before, Charge).is_live):
             continue
         left_unhealthy = _left_unhealthy(world, before=_began(world) - _INDEXED_WITHIN)
         for name in rows.decode(after, Charge).node_names:
@@ -629,8 +630,8 @@ def unhealthy_is_not_free(world: "Simulation") -> Iterator[str]:
     if not left_unhealthy:
         return
     world.seen["status with an unhealthy node"] += 1
-    ages = read_sources.run(world.observer_context())
-    status = read_fleet.status(ages, world.observer_context())
+    ages = read_sources.read_source_ages(world.observer_context())
+    status = read_fleet.show_status(ages, world.observer_context())
     nodes = [rows.decode(row, FleetNode) for row in world.ledger.of("META", "NODE#")]
     usable = [
         node for node in nodes if node.life.instance_id not in left_unhealthy and not (node.is_gone or node.is_cordoned)
@@ -667,8 +668,8 @@ def attempts_are_alone(world: "Simulation", spec: LaunchSpec) -> Iterator[str]:
             seconds = world.policy.jobs.lost_node_seconds
             if not pod.has_ended and pod.node_name and not is_lost(node, world.loop.now(), seconds):
                 yield f"{attempt.workload_name} starts while {pod.name} runs on {pod.node_name}"
-    if spec.job.checkpoint_uri:
-        fence, _ = world.checkpoints.fence(spec.job.checkpoint_uri)
+    if spec.job_spec.checkpoint_uri:
+        fence, _ = world.checkpoints.fence(spec.job_spec.checkpoint_uri)
         if fence is None or fence["attempt"] < attempt.attempt:
             yield f"{attempt.workload_name} starts without its fence"
 
@@ -689,7 +690,7 @@ def no_attempt_without_charge(world: "Simulation", spec: LaunchSpec) -> Iterator
     row = world.ledger.rows.get(job_rows.attempt_key(spec.attempt.job_id, spec.attempt.attempt))
     is_over = row is not None and AttemptState(row.doc["state"]).has_ended
     charge = world.ledger.rows.get(quota_rows.charge_key(spec.attempt))
-    if not is_over and not (charge and rows.decode(charge, Charge).is_held):
+    if not is_over and not (charge and rows.decode(charge, Charge).is_live):
         yield f"{spec.attempt.workload_name} is launched without a charge"
 
 
@@ -710,7 +711,7 @@ def fenced_is_never_read(world: "Simulation", spec: LaunchSpec) -> Iterator[str]
 )
 def gangs_use_efa(world: "Simulation", spec: LaunchSpec) -> Iterator[str]:
     node = world.cluster.node(CLUSTER, spec.attempt.node_names[0]) if spec.attempt.node_names else None
-    own, interfaces = spec.job.accelerators_per_node, spec.network.interfaces
+    own, interfaces = spec.job_spec.accelerators_per_node, spec.network.interfaces
     share = node.efa * own // node.accelerators if node and spec.attempt.ranks > 1 else 0
     if node and interfaces != share:
         yield f"{spec.attempt.workload_name} requests {interfaces} EFA interfaces; its share is {share}"
@@ -788,7 +789,7 @@ def functions_do_not_break(world: "Simulation", call: "FunctionCall", error: Exc
     CheckTrigger.RETURN,
 )
 def no_more_than_its_role(world: "Simulation", call: "FunctionCall") -> Iterator[str]:
-    for ask in sorted(call.table_requests - granted(call.function)):
+    for ask in sorted(call.table_requests - granted_requests(call.function)):
         yield f"{call.function} calls {ask} without a permission in its role"
 
 
@@ -840,12 +841,14 @@ def _unfinished_jobs(world: "Simulation") -> Iterator[str]:
         if row.doc["state"] != "ENDED":
             yield f"rental {row.doc['number']} of {row.doc['jobId']} is still {row.doc['state']}; it must have ended"
     for decision in cycle_decisions(world):
-        if decision.action in (Action.ADMIT, Action.PREEMPT, Action.BACK_OFF):
+        if decision.action in (AdmissionAction.ADMIT, AdmissionAction.PREEMPT, AdmissionAction.BACK_OFF):
             yield f"{decision.job_id} is pending but could start: {decision.reason}"
 
 
-def _leftover_rentals(world: "Simulation") -> Iterator[str]:
-    yield from getattr(world.cluster, "left", tuple)()
+def _leftover_capacity(world: "Simulation") -> Iterator[str]:
+    """Yield the nodes, capacity pods and limits that rentals left. `_unfinished_jobs` yields the open rentals."""
+    if isinstance(world.cluster, RentingCluster):
+        yield from world.cluster.leftovers()
 
 
 def _cordon_limit_is_used_up(world: "Simulation", doc: "Json") -> bool:
@@ -877,20 +880,20 @@ def cycle_decisions(world: "Simulation") -> Iterator[Any]:
     setup = world.sharing.setup if world.sharing else TeamSetup()
     # No job waits for a spare any more, so each may start at any of its sizes.
     requests = tuple(request.model_copy(update={"shrinks_at": None}) for request in pending)
-    queue = AdmissionInput(capacities=capacities, pending=requests, setup=setup)
+    admission_input = AdmissionInput(capacities=capacities, pending=requests, setup=setup)
     if setup.has_teams:
         tree = world.ledger.rows[quota_rows.tree_key()]
         holders = {
             charge.job_id: rows.decode(world.ledger.rows[job_rows.job_key(charge.job_id)], Job) for charge in charges
         }
-        queue = queue._replace(
+        admission_input = admission_input._replace(
             charges=tuple(charge.replace(priority=holders[charge.job_id].priority) for charge in charges),
             stopping=frozenset(name for name, job in holders.items() if job.stop_of(job.current_attempt)),
             scheduler_state=stored_state(tree).pruned(charges, setup, now),
             spent=_spent(world, setup),
             used=read_usage.run(setup, world.world.context()),
         )
-    yield from decide_with_sizes(queue, world.policy, now)
+    yield from decide_with_sizes(admission_input, world.policy, now)
 
 
 def _spent(world: "Simulation", setup: TeamSetup) -> dict[tuple[str, str], Spending]:
@@ -906,7 +909,7 @@ def _untrue_reasons(world: "Simulation") -> Iterator[str]:
     jobs = {job.job_id: job for job in _jobs(world)}
     for decision in cycle_decisions(world):
         reason = recorded_reason(decision, Mode(world.mode))
-        if decision.action is not Action.BACK_OFF and jobs[decision.job_id].queue_reason != reason:
+        if decision.action is not AdmissionAction.BACK_OFF and jobs[decision.job_id].queue_reason != reason:
             yield f"{decision.job_id} shows the reason {jobs[decision.job_id].reason!r}; the rules give {reason!r}"
 
 
@@ -972,7 +975,7 @@ def _is_fact_lost(world: "Simulation", body: str) -> Iterator[str]:
         if fact.kind != "FAULT" or fact.is_drill:
             continue
         key = fact.fact_key
-        kept: tuple[Key, ...] = (incident_rows.fact_key(key), incident_rows.unresolved_row({}, key, A_MOMENT).key)
+        kept: tuple[Key, ...] = (incident_rows.fact_key(key), incident_rows.unresolved_key(key))
         is_over = any(
             row.doc["isReplaced"] or (row.doc["returnedAt"] or "") >= rfc3339(fact.observed_at)
             for row in world.ledger.of("META", f"LAST#{CLUSTER}/{fact.instance_id}/")
@@ -1014,12 +1017,12 @@ def blind_is_never_ok(world: "Simulation") -> Iterator[str]:
     if not late:
         return
     world.seen["status while blind"] += 1
-    ages = read_sources.run(world.observer_context())
+    ages = read_sources.read_source_ages(world.observer_context())
     by_name = {age.source.name: age for age in ages}
     for port in sorted(late):
         if by_name[_SOURCE_OF[port]].is_trusted:
             yield f"the {port} does not answer, but its source shows {by_name[_SOURCE_OF[port]].reason!r}"
-    status = read_fleet.status(ages, world.observer_context())
+    status = read_fleet.show_status(ages, world.observer_context())
     if status["health"] == "OK":
         yield f"status shows OK although {', '.join(sorted(late))} does not answer"
 

@@ -29,7 +29,7 @@ def request_of_write(write: Write) -> TableRequest:
 
 
 @functools.cache
-def granted(function: str) -> frozenset[TableRequest]:
+def granted_requests(function: str) -> frozenset[TableRequest]:
     """Return the permissions of a function's role on the tables."""
     return frozenset(
         TableRequest(action.removeprefix("dynamodb:"), table, "/index/" in written)

@@ -40,11 +40,11 @@ from evenkeel.domain.health.faults import default_catalogue
 from evenkeel.domain.jobs.attempt import AttemptState
 from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.policy import Policy, changed
-from evenkeel.domain.replay import CannotReplayError, under
+from evenkeel.domain.replay import CannotReplayError, decide_again
 from evenkeel.domain.values import Value
 from evenkeel.ports import Key, Row
 from evenkeel.runtime.wiring import load_policy
-from evenkeel.services.storage.recorded_facts import with_facts
+from evenkeel.services.storage.facts_of_decisions import with_facts
 from tests.decision_corpus import (
     FACTS,
     FOLDER,
@@ -54,7 +54,7 @@ from tests.decision_corpus import (
     DifferenceError,
     arguments_of,
     check_all_read,
-    check_same,
+    check_same_answer,
     encode,
     is_section,
     read_lines,
@@ -90,7 +90,7 @@ _DEPTH = 2
 _WITH_DIGIT = re.compile(r"\S*\d\S*")
 
 
-def in_turn(groups: list[list[Any]]) -> Iterator[Any]:
+def interleave(groups: list[list[Any]]) -> Iterator[Any]:
     """Yield the first item of each group, then the second of each, and so on."""
     for row in itertools.zip_longest(*groups):
         yield from (item for item in row if item is not None)
@@ -230,8 +230,8 @@ class Calls:
                 sorted(by_codes[key], key=lambda alike: (len(alike), json.dumps(alike))) for key in sorted(by_codes)
             ]
             # A call of each shape first; with few shapes, more calls of each.
-            shapes = itertools.islice(in_turn(groups), MAX_PER_FUNCTION)
-            chosen += itertools.islice(in_turn([self._replayable(alike) for alike in shapes]), MAX_PER_FUNCTION)
+            shapes = itertools.islice(interleave(groups), MAX_PER_FUNCTION)
+            chosen += itertools.islice(interleave([self._replayable(alike) for alike in shapes]), MAX_PER_FUNCTION)
         return chosen
 
     def _replayable(self, alike: list[Json]) -> list[Json]:
@@ -241,7 +241,7 @@ class Calls:
             name = call["function"]
             try:
                 arguments = arguments_of(name, call["arguments"], self.policies.documents)
-                check_same(call["answer"], encode(FUNCTIONS[name](**arguments)))
+                check_same_answer(call["answer"], encode(FUNCTIONS[name](**arguments)))
             except (DifferenceError, ValueError, TypeError, AttributeError, KeyError) as error:
                 self.left_out[f"{name}: does not replay: {str(error)[:150]}"] += 1
             else:
@@ -318,7 +318,7 @@ class Decisions:
             by_kind[kind]["" if kind == "ATTRIBUTION" else action, mode].append(document)
         chosen = []
         for _, groups in sorted(by_kind.items()):
-            replayable = map(self._with_other_policies, in_turn([groups[key] for key in sorted(groups)]))
+            replayable = map(self._with_other_policies, interleave([groups[key] for key in sorted(groups)]))
             chosen += list(itertools.islice((call for call in replayable if call), MAX_PER_KIND))
         return chosen
 
@@ -330,10 +330,10 @@ class Decisions:
             check_all_read(document["decision"], record.to_json(), "decision")
             check_all_read(record.facts, FACTS[record.kind].model_validate(record.facts).to_json(), "facts")
             policy = Policy.model_validate(self.policies.documents[document["policy"]])
-            check_same("", under(record, policy).differs_from(record), record.kind)
+            check_same_answer("", decide_again(record, policy).differs_from(record), record.kind)
             for name in SHIPPED_POLICIES:
                 policy = load_policy(name)
-                alternatives[self.policies.id_of(policy)] = under(record, policy).to_json()
+                alternatives[self.policies.id_of(policy)] = decide_again(record, policy).to_json()
         except (DifferenceError, CannotReplayError, ValueError, KeyError) as error:
             self.left_out[f"{record.kind}: {str(error)[:150]}"] += 1
             return None

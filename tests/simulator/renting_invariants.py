@@ -130,7 +130,7 @@ def pools_are_bounded(world: Simulation, pool: str, limit: tuple[int, int]) -> I
 
 
 @invariant_check("pool-limit-matches-rentals", "", CheckTrigger.COMMIT)
-def asks_are_bounded(world: Simulation, changes: Changes) -> Iterator[str]:
+def requests_are_bounded(world: Simulation, changes: Changes) -> Iterator[str]:
     if world.renting is None:
         return
     requests, now = world.renting.requests_by_offer, world.loop.seconds
@@ -303,7 +303,7 @@ def gang_gets_all_nodes_at_once(world: Simulation, changes: Changes) -> Iterator
             )
     for key, was, row in changes:
         if key.sk.startswith("CHARGE#") and row and not was:
-            yield from _not_its_own(world, world.cluster, row.doc["jobId"], row.doc["nodeNames"])
+            yield from _nodes_of_other_jobs(world, world.cluster, row.doc["jobId"], row.doc["nodeNames"])
 
 
 @invariant_check("all-nodes-or-none", "", CheckTrigger.LAUNCH)
@@ -312,10 +312,12 @@ def gang_starts_on_all_nodes(world: Simulation, spec: LaunchSpec) -> Iterator[st
     row = world.ledger.rows.get(job_rows.attempt_key(attempt.job_id, attempt.attempt))
     is_over = row is not None and AttemptState(row.doc["state"]).has_ended
     if isinstance(world.cluster, RentingCluster) and not is_over:
-        yield from _not_its_own(world, world.cluster, attempt.job_id, attempt.node_names)
+        yield from _nodes_of_other_jobs(world, world.cluster, attempt.job_id, attempt.node_names)
 
 
-def _not_its_own(world: Simulation, cluster: RentingCluster, job_id: str, names: tuple[str, ...]) -> Iterator[str]:
+def _nodes_of_other_jobs(
+    world: Simulation, cluster: RentingCluster, job_id: str, names: tuple[str, ...]
+) -> Iterator[str]:
     """Yield a violation if a job runs on rented nodes of another job, or not on all of its own."""
     if not any(_machine(cluster, name) for name in names):
         return
@@ -348,7 +350,7 @@ def temporary_capacity_ends_in_time(world: Simulation) -> Iterator[str]:
         late = now - max(_seconds(doc["dueAt"]), calm_since)
         if late > most:
             yield f"{_name(doc)} is temporary capacity {late:.0f} s beyond its deadline"
-        is_home_free = not is_waited_for and job["spec"]["checkpointUri"] and _has_room(world, doc, job)
+        is_home_free = not is_waited_for and job["spec"]["checkpointUri"] and _has_free_nodes(world, doc, job)
         since = world.renting.home_free_since.setdefault(_name(doc), now) if is_home_free else now
         if not is_home_free:
             world.renting.home_free_since.pop(_name(doc), None)
@@ -370,11 +372,11 @@ def temporary_capacity_has_its_incident(world: Simulation, changes: Changes) -> 
                 yield f"{_name(doc)} replaces nodes of {doc['incidentId']}, which does not exist"
 
 
-def _has_room(world: Simulation, doc: Json, job: Json) -> bool:
+def _has_free_nodes(world: Simulation, doc: Json, job: Json) -> bool:
     """Return whether a committed pool certainly has whole free nodes for a gang."""
     assert world.renting is not None
     if world.sharing is not None:
-        return False  # the quota rules decide about quota on committed capacity
+        return False  # with teams, quota decides, so free nodes alone prove nothing
     used = world.cluster.accelerators_in_use(CLUSTER)
     charged = {name for charge in held_charges(world) for name in charge.node_names}
     avoided = " ".join((job.get("resumePlan") or {}).get("avoid", ()))

@@ -124,7 +124,7 @@ class RentingScenario:
             max_nodes=self.rng.choice((2, 3, 4)),
             micros_per_node_hour=_MICROS[name],
             launch=LaunchDelay(p50_seconds=20, p90_seconds=40),
-            place=PoolEnvironment(),
+            environment=PoolEnvironment(),
         )
 
     def with_pools(self, policy: Policy) -> Policy:
@@ -162,21 +162,21 @@ class RentingScenario:
             change = rng.choice((self._lower_caps, self._remove_pool))
             world.loop.after(rng.uniform(5, chaos_seconds + 60), change)
         world.every(_LOOKS_EVERY, lambda: world.checks.looked(world))
-        world.every(_PASSES_EVERY, self._pass)
+        world.every(_PASSES_EVERY, self._run_scheduling_cycle)
         if rng.random() < 0.75:
             # A second job takes the nodes of the first, loses one to a fault and gets rented nodes.
             left, length = rng.choice((0, 1, 1, 2)), rng.choice((100.0, 200.0, 400.0))
-            self._submit_later(_FIRST, 0.3, world.size - left, length, "patient")
+            self._submit_after(0.3, _FIRST, world.size - left, length, "patient")
             for _ in range(2 * bool(left)):
                 world.loop.after(
                     rng.uniform(10, chaos_seconds),
                     world.counting("action", PERSON_ACTIONS[2], self._fail_committed_node),
                 )
             if left:
-                self._submit_later(_SECOND, 0.4, left, rng.choice((400.0, 900.0)), "burst")
+                self._submit_after(0.4, _SECOND, left, rng.choice((400.0, 900.0)), "burst")
         for number in range(_FIRST + 1, _FIRST + 1 + rng.choice((1, 2, 2))):
             nodes, length = rng.choice((1, 1, 2, 2, 3)), rng.choice((30.0, 80.0, 200.0, 400.0))
-            self._submit_later(number, rng.uniform(2, 0.7 * chaos_seconds), nodes, length, "burst")
+            self._submit_after(rng.uniform(2, 0.7 * chaos_seconds), number, nodes, length, "burst")
         for _ in range(rng.choice((0, 0, 1))):
             number = _FIRST + rng.choice((1, 1, 2))
             cancel = functools.partial(world.cancel, number)
@@ -201,13 +201,13 @@ class RentingScenario:
         lower = {
             name: getattr(burst, name) // 2 for name in ("fleet_cap_micros_per_hour", "other_team_cap_micros_per_hour")
         }
-        self._change(PERSON_ACTIONS[3], burst.replace(**lower))
+        self._change_policy(PERSON_ACTIONS[3], burst.replace(**lower))
 
     def _remove_pool(self) -> None:
         burst = self.policies[-1][1]
-        self._change(PERSON_ACTIONS[4], burst.replace(pools=burst.pools[1:]))
+        self._change_policy(PERSON_ACTIONS[4], burst.replace(pools=burst.pools[1:]))
 
-    def _change(self, what: str, burst: BurstPolicy) -> None:
+    def _change_policy(self, what: str, burst: BurstPolicy) -> None:
         """Let the site apply another policy. Each function call reads it at its start."""
         world = self.world
         world.seen[f"action {what}"] += 1
@@ -216,7 +216,7 @@ class RentingScenario:
         self.replaced[world.policy.hash] = world.policy
         world.policy = world.world.policies.base = world.policy.replace(burst=burst)
 
-    def _pass(self) -> None:
+    def _run_scheduling_cycle(self) -> None:
         """Run the minute's cycle if nodes are rented: a cycle ends rentals whose time is over."""
         if any(request.until == math.inf for request in self.requests_by_offer.values()):
             self.world.invoke_scheduled("schedule_jobs")
@@ -228,7 +228,7 @@ class RentingScenario:
             pod.node_name
             for workload in world.cluster.running()
             for pod in workload.pods
-            if world.policy.burst.delay_of(workload.spec.job.priority_class) and pod.phase is PodPhase.RUNNING
+            if world.policy.burst.delay_of(workload.spec.job_spec.priority_class) and pod.phase is PodPhase.RUNNING
         ]
         nodes = [
             node for name in at_work if (node := world.cluster.node(CLUSTER, name)) and node.pool not in self.by_name
@@ -236,13 +236,15 @@ class RentingScenario:
         if nodes and (rented_node := self.rng.choice(nodes).instance_id):
             world.break_node(rented_node, "NvidiaErrorTerminate", is_marked=True, sends_event=True)
 
-    def _submit_later(self, number: int, seconds: float, nodes: int, length: float, priority_class: str) -> None:
+    def _submit_after(
+        self, delay_seconds: float, job_number: int, nodes: int, length: float, priority_class: str
+    ) -> None:
         keeps = self.rng.random() < 0.8
 
         def submit() -> None:
-            self.world.submit(number, nodes, length, keeps=keeps, finishes=False, priority_class=priority_class)
+            self.world.submit(job_number, nodes, length, keeps=keeps, finishes=False, priority_class=priority_class)
 
-        self.world.loop.after(seconds, submit)
+        self.world.loop.after(delay_seconds, submit)
 
 
 class RentingCluster(SimulatedCluster):
@@ -286,7 +288,7 @@ class RentingCluster(SimulatedCluster):
         super().delete_capacity_pods(CLUSTER, "", name)
         self.stands = {pod: node for pod, node in self.stands.items() if pod[0] != name}
         for spec in list(self._held_up):
-            self._let_run(spec)
+            self._run_pods(spec)
         self._reconcile_soon()
 
     def set_pool_limit(self, cluster: str, pool: str, rented: Callable[[], tuple[int, int]]) -> LimitResult:
@@ -305,14 +307,14 @@ class RentingCluster(SimulatedCluster):
             self._reconcile_soon()
         return answer
 
-    def claims(self, cluster: str, pool: str) -> tuple[NodeClaim, ...]:
+    def node_claims(self, cluster: str, pool: str) -> tuple[NodeClaim, ...]:
         return tuple(
             NodeClaim(name=machine.claim, node_name=machine.node_name)
             for machine in self.initial_nodes.values()
             if machine.pool == pool and machine.gone_at is None
         )
 
-    def delete_claim(self, cluster: str, name: str) -> None:
+    def delete_node_claim(self, cluster: str, name: str) -> None:
         rented_node = self.initial_nodes.get(name)
         if rented_node is None or rented_node.gone_at is not None or name in self.going:
             return
@@ -367,10 +369,10 @@ class RentingCluster(SimulatedCluster):
                 pod.replace(phase=PodPhase.PENDING) if pod.node_name in taken else pod for pod in workload.pods
             ]
             self._held_up.append(spec)
-            self._let_run(spec)
+            self._run_pods(spec)
         return result
 
-    def _let_run(self, spec: LaunchSpec) -> None:
+    def _run_pods(self, spec: LaunchSpec) -> None:
         """Run the pods of an attempt on nodes without capacity pods; the attempt trains after all of them run."""
         workload = self.jobs.get(CLUSTER, {}).get((spec.attempt.namespace, spec.attempt.job_id, spec.attempt.attempt))
         if workload is None or not workload.is_there:

@@ -401,14 +401,14 @@ class WatchedLedger(InMemoryLedger):
         shown = (row for row in page.rows if self.seconds() - self._waits_since.get(row.key, -self.lag) >= self.lag)
         return Page(tuple(shown), page.cursor)
 
-    def commit(self, *writes: Write, token: str = "") -> None:
+    def commit(self, *writes: Write, client_token: str = "") -> None:
         for write in writes:
             self.on_request(request_of_write(write))
         if self.before_commit is not None:
             self.before_commit(writes)
         before = {key: self.rows.get(key) for key in map(_key_of, writes)}
         count = len(self.commits)
-        super().commit(*writes, token=token)
+        super().commit(*writes, client_token=client_token)
         if len(self.commits) > count:
             self.on_commit([(key, row, self.rows.get(key)) for key, row in before.items()])
 
@@ -503,8 +503,8 @@ class Simulation:
                 "provider": WatchedProvider(self),
                 "checkpoints": self.checkpoints,
                 "workflows": SimulatedWorkflows(self),
-                "tokens": SimulatedTokens(self),
-                "wait_answers": SimulatedWaitAnswers(self),
+                "task_tokens": SimulatedTaskTokens(self),
+                "wait_answers": SimulatedWaitAnswerRequests(self),
                 "cycle_requests": SimulatedCycleRequests(self),
                 "on_call": SimulatedOnCall(self),
                 "raw_events": InMemoryRawEvents(),
@@ -557,7 +557,7 @@ class Simulation:
     def _committed(self, changes: list[tuple[Key, Row | None, Row | None]]) -> None:
         self.checks.commit(self, changes)
         if self.elastic:
-            self.elastic.committed()
+            self.elastic.die_after_commit()
 
     def _record_table_request(self, ask: TableRequest) -> None:
         if self.calls:
@@ -835,7 +835,7 @@ class Simulation:
         )
 
         def work() -> None:
-            hold_automation.hold(request, self.world.context())
+            hold_automation.set_hold(request, self.world.context())
             self.hold = (self.loop.seconds, since + seconds)
 
         if seconds > 10:
@@ -849,7 +849,7 @@ class Simulation:
         )
 
         def work() -> None:
-            hold_automation.release(request, self.world.context())
+            hold_automation.release_hold(request, self.world.context())
 
         self.loop.after(chaos_seconds, lambda: self.person(f"bo ends the shared cause {cause}", work))
 
@@ -1100,7 +1100,9 @@ class SimulatedWorkflows:
         )
 
 
-class SimulatedTokens:
+class SimulatedTaskTokens:
+    """Task tokens of the simulated workflow engine. The checks see each successful answer first."""
+
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
 
@@ -1112,7 +1114,7 @@ class SimulatedTokens:
         return self.simulation.engine.fail(token, Failure(error, cause))
 
 
-class SimulatedWaitAnswers:
+class SimulatedWaitAnswerRequests:
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
 
@@ -1188,9 +1190,9 @@ class WatchedCluster:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.simulation.cluster, name)
 
-    def cordon(self, cluster: str, name: str, incident_id: str, read_version: str = "") -> Any:
+    def cordon(self, cluster: str, name: str, incident_id: str, uncordoned_resource_version: str = "") -> Any:
         self.simulation.checks.cordon(self.simulation, name)
-        result = self.simulation.cluster.cordon(cluster, name, incident_id, read_version)
+        result = self.simulation.cluster.cordon(cluster, name, incident_id, uncordoned_resource_version)
         self.simulation.log(f"cordon {name} for {incident_id}: {result}")
         return result
 
@@ -1200,8 +1202,8 @@ class WatchedCluster:
         self.simulation.log(f"delete {name}: {result}")
         return result
 
-    def release(self, cluster: str, name: str, incident_id: str | None) -> Any:
-        result = self.simulation.cluster.release(cluster, name, incident_id)
+    def return_to_service(self, cluster: str, name: str, incident_id: str | None) -> Any:
+        result = self.simulation.cluster.return_to_service(cluster, name, incident_id)
         self.simulation.log(f"release {name} for {incident_id}: {result}")
         self.simulation.checks.released(self.simulation, name, str(result))
         return result

@@ -82,10 +82,10 @@ def quotas_hold(world: "Simulation", changes: Changes) -> Iterator[str]:
         held = sum(
             team_charge.accelerators
             for team_charge in charges
-            if (team_charge.team, team_charge.owner) == (team.name, charge.owner)
+            if (team_charge.team, team_charge.submitter) == (team.name, charge.submitter)
         )
         if most is not None and held > most:
-            yield f"{charge.owner} holds {held} in team {team.name}, more than the limit of {most}"
+            yield f"{charge.submitter} holds {held} in team {team.name}, more than the limit of {most}"
 
 
 def over(setup: TeamSetup, charges: Iterable[Charge]) -> Iterator[str]:
@@ -212,7 +212,7 @@ def preempted_job_keeps_its_place(world: "Simulation", changes: Changes) -> Iter
 )
 def charge_is_held_until_pods_end(world: "Simulation", changes: Changes) -> Iterator[str]:
     for key, before, _ in changes:
-        if before is None or not _is_charge(key) or not rows.decode(before, Charge).is_held:
+        if before is None or not _is_charge(key) or not rows.decode(before, Charge).is_live:
             continue
         charge = rows.decode(before, Charge)
         attempt = rows.decode(world.ledger.rows[job_rows.attempt_key(charge.job_id, charge.attempt)], Attempt)
@@ -244,7 +244,7 @@ def charge_is_held_until_pods_end(world: "Simulation", changes: Changes) -> Iter
 def interrupted_job_starts_first(world: "Simulation", changes: Changes) -> Iterator[str]:
     given_back = world.watched.given_back
     for key, before, _ in changes:
-        if before and _is_charge(key) and rows.decode(before, Charge).is_held:
+        if before and _is_charge(key) and rows.decode(before, Charge).is_live:
             charge = rows.decode(before, Charge)
             given_back[charge.job_id] = charge
     tree = next((before for key, before, _ in changes if before and key == quota_rows.tree_key()), None)
@@ -268,7 +268,9 @@ def _comes_before(job: Job, younger: Job, charge: Charge, world: "Simulation") -
     if job.not_before and job.not_before > world.loop.now():
         return False
     team = world.sharing.setup.by_name.get(job.queue) if world.sharing else None
-    if team and (team.queue.by_use or (team.max_accelerators_per_user is not None and job.owner != younger.owner)):
+    if team and (
+        team.queue.by_use or (team.max_accelerators_per_user is not None and job.submitter != younger.submitter)
+    ):
         return False
     request, other = AdmissionRequest.of(job), AdmissionRequest.of(younger)
     if (request.queued_at or request.submitted_at, job.job_id) > (

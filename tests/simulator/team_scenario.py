@@ -93,7 +93,7 @@ class TeamScenario:
         version = row.version if row else 0
         if version != self._known[0]:
             with self.world.outside_function():
-                self._known = (version, team_setup.load(self.world.ledger).setup)
+                self._known = (version, team_setup.load_setup(self.world.ledger).setup)
         return self._known[1]
 
     # ------------------------------------------------------------ the set-up
@@ -107,7 +107,7 @@ class TeamScenario:
         for name in self.names:
             self._set_up(self._team(name), 0)
         for number in range(_LATER, _LATER + rng.choice((1, 2, 3))):
-            self._submit_later(number, rng.uniform(10, chaos_seconds))
+            self._submit_after(rng.uniform(10, chaos_seconds), number)
         if self._random_changes.random() < _CONTESTS:
             self._add_quota_contest()
         if world.ledger.lag:
@@ -124,8 +124,8 @@ class TeamScenario:
         own = {"groups": [{_OURS: {_GPU: GPUS}}]} if rng.random() < 0.5 else {}
         cohorts = [{"name": COHORT, "parent": "company", **own}, {"name": "company"}] if self.is_nested else []
         is_fair = rng.random() < 0.5
-        self._count_seen("fair sharing", is_fair)
-        self._count_seen("cohorts in cohorts", self.is_nested)
+        self._count_occurrence("fair sharing", is_fair)
+        self._count_occurrence("cohorts in cohorts", self.is_nested)
         return FleetQuotas.model_validate(
             {
                 "cohorts": cohorts,
@@ -173,10 +173,10 @@ class TeamScenario:
             document["budgets"] = [{"period": rng.choice(("day", "month")), "gpu_hours": rng.choice((0.2, 0.5, 1.0))}]
         if rng.random() < 0.35:
             document["max_accelerators_per_user"] = rng.choice((GPUS, GPUS, 2 * GPUS))
-        self._count_seen("a strict queue", document["queue"]["strategy"] == "StrictFIFO")
-        self._count_seen("budgets", "budgets" in document)
-        self._count_seen("limits per member", "max_accelerators_per_user" in document)
-        self._count_seen("queues by use", document["queue"]["by_use"])
+        self._count_occurrence("a strict queue", document["queue"]["strategy"] == "StrictFIFO")
+        self._count_occurrence("budgets", "budgets" in document)
+        self._count_occurrence("limits per member", "max_accelerators_per_user" in document)
+        self._count_occurrence("queues by use", document["queue"]["by_use"])
         if self.greedy:
             self._let_borrow(document)
         return Team.model_validate(document)
@@ -199,7 +199,7 @@ class TeamScenario:
         share = max(1, self.world.size // len(self.names))
         return GPUS * self.rng.choice((0, 1, 1, share, share, share, self.world.size))
 
-    def _count_seen(self, kind: str, there_is: bool) -> None:
+    def _count_occurrence(self, kind: str, there_is: bool) -> None:
         self.world.seen[f"teams {kind}"] += there_is
 
     def _set_up(self, part: Team | FleetQuotas, expected: int) -> None:
@@ -323,18 +323,18 @@ class TeamScenario:
         world.loop.after(0.4, lambda: world.invoke_scheduled("schedule_jobs"))
         world.chaos.pause("the commit of an admission", 1.0)
 
-    def _submit_later(self, number: int, seconds: float) -> None:
+    def _submit_after(self, delay_seconds: float, job_number: int) -> None:
         nodes = self.rng.choice((1, 1, 2, min(3, self.world.size)))
         length, keeps = self.rng.choice((30.0, 80.0, 200.0)), self.rng.random() < 0.7
-        submit = functools.partial(self.world.submit, number, nodes, length, keeps=keeps, finishes=False)
-        self.world.loop.after(seconds, submit)
+        submit = functools.partial(self.world.submit, job_number, nodes, length, keeps=keeps, finishes=False)
+        self.world.loop.after(delay_seconds, submit)
 
     # ------------------------------------------------------------ people
 
     def _choose_action(self) -> Callable[[], None]:
         kind = self.rng.choice((*PERSON_ACTIONS[:-3], "suspend", "quota"))
         number, seconds = self.rng.randrange(100), self.rng.uniform(20, 120)
-        action_count: dict[str, Callable[[], None]] = {
+        actions: dict[str, Callable[[], None]] = {
             "suspend": lambda: self._suspend_some(number, seconds),
             "resume": lambda: self._resume(self._choose_job(number, is_suspended=True)),
             "rank": lambda: self._change_priority(number),
@@ -342,7 +342,7 @@ class TeamScenario:
             "drain": lambda: self._drain(number, seconds),
             "unmanaged pod": lambda: self._run_unmanaged_pod(number, seconds),
         }
-        return self.world.counting("action", kind, action_count[kind])
+        return self.world.counting("action", kind, actions[kind])
 
     def _choose_job(self, number: int, *, is_suspended: bool = False) -> str:
         """Return the id of a job that has not ended; empty if there is none."""
@@ -406,7 +406,7 @@ class TeamScenario:
 
     def _change(self, name: str, changed: Callable[[Team], Team]) -> None:
         with self.world.outside_function():
-            stored_setup = team_setup.load(self.world.ledger)
+            stored_setup = team_setup.load_setup(self.world.ledger)
         team = stored_setup.setup.by_name.get(name)
         if team is not None:
             self._set_up(changed(team), stored_setup.version_of(name))
@@ -435,7 +435,7 @@ class TeamScenario:
 
 
 def _is_admission(put: Put) -> bool:
-    return put.row.key.sk.startswith("CHARGE#") and rows.decode(put.row, Charge).is_held
+    return put.row.key.sk.startswith("CHARGE#") and rows.decode(put.row, Charge).is_live
 
 
 def _without_quota(team: Team) -> Team:

@@ -7,7 +7,7 @@ from tests.simulator.mutants import Mutant, mutants, why_not_applicable
 
 
 @pytest.mark.parametrize("mutant", mutants(), ids=lambda mutant: mutant.name)
-def test_planted_bug_applies_and_names_an_invariant(mutant: Mutant) -> None:
+def test_every_planted_bug_patch_applies_and_names_an_invariant(mutant: Mutant) -> None:
     assert why_not_applicable(mutant.path) == ""
     assert mutant.invariant in {invariant.name for invariant in TABLE}
 

@@ -51,7 +51,7 @@ def test_time_buckets_of_every_job_sum_to_its_elapsed_time(worlds: list[Simulati
     assert interrupted >= len(worlds)
 
 
-def test_one_incident_owns_the_loss_of_an_attempt(worlds: list[Simulation]) -> None:
+def test_lost_time_of_an_attempt_belongs_to_one_incident(worlds: list[Simulation]) -> None:
     owned = 0
     for world in worlds:
         owners: dict[tuple[str, int], str] = {}
@@ -95,7 +95,7 @@ def test_lost_spans_of_a_job_never_overlap(worlds: list[Simulation]) -> None:
 
 def test_cost_report_counts_every_gpu_hour_once(worlds: list[Simulation]) -> None:
     for world in worlds:
-        report = read_cost_report.show(read_cost_report.ReportWindow(), world.observer_context())
+        report = read_cost_report.show_cost_report(read_cost_report.ReportWindow(), Reader(), world.observer_context())
         uses = sum(use["gpuHours"] for use in report["allNodes"]["uses"])
         assert uses == pytest.approx(report["allNodes"]["gpuHours"]), world.seed
         assert report["isComplete"], world.seed

@@ -56,7 +56,7 @@ def test_caching_reads_changes_no_simulated_run(seed: int) -> None:
     assert run_seed(seed).trace == run_seed(seed, is_strict=True).trace
 
 
-def test_every_check_trigger_has_an_invariant() -> None:
+def test_every_trigger_of_checks_has_an_invariant() -> None:
     assert {invariant.moment for invariant in TABLE} == set(CheckTrigger)
 
 

@@ -42,16 +42,16 @@ KINDS = {
 def name_of(logical: str) -> str:
     """Return a name with the maximum length for a resource."""
     kind = RESOURCES[logical]["Type"]
-    own = next(
+    declared_name = next(
         (
             value
-            for (kind_named, field), _ in LONGEST_NAMES.items()
-            if kind_named == kind and (value := RESOURCES[logical].get("Properties", {}).get(field))
+            for (named_type, field), _ in LONGEST_NAMES.items()
+            if named_type == kind and (value := RESOURCES[logical].get("Properties", {}).get(field))
         ),
         None,
     )
-    longest = "s" * MAX_STACK_NAME + "-" + logical + "r" * _RANDOM
-    return str(resolved(own)) if own else longest[: KINDS.get(kind, ("", "", 63))[2]]
+    generated_name = "s" * MAX_STACK_NAME + "-" + logical + "r" * _RANDOM
+    return str(resolved(declared_name)) if declared_name else generated_name[: KINDS.get(kind, ("", "", 63))[2]]
 
 
 def arn_of(logical: str) -> str:
@@ -70,13 +70,13 @@ def resolved(value: Any, extra: Json | None = None) -> Any:
     """Return a value as CloudFormation resolves it, with every condition true."""
     match value:
         case {"Ref": str(name)}:
-            return _referred(name)
+            return reference_value(name)
         case {"Fn::GetAtt": [name, "Arn"]}:
             return arn_of(name)
         case {"Fn::Sub": [text, names]}:
             return resolved({"Fn::Sub": text}, names)
         case {"Fn::Sub": str(text)}:
-            return re.sub(r"\$\{([^}]+)\}", lambda match: _substituted(match[1], extra or {}), text)
+            return re.sub(r"\$\{([^}]+)\}", lambda match: substituted_text(match[1], extra or {}), text)
         case {"Fn::If": [_, chosen, _]}:
             return resolved(chosen)
         case {"Fn::Join": [separator, parts]}:
@@ -90,7 +90,7 @@ def resolved(value: Any, extra: Json | None = None) -> Any:
     return value
 
 
-def _referred(name: str) -> Any:
+def reference_value(name: str) -> Any:
     if name == "AWS::NoValue":
         return None
     if name in LONGEST:
@@ -103,7 +103,7 @@ def _referred(name: str) -> Any:
     return arn_of(name) if RESOURCES[name]["Type"] in _REFERS_TO_ARN else name_of(name)
 
 
-def _substituted(name: str, extra: Json) -> str:
+def substituted_text(name: str, extra: Json) -> str:
     if name in extra:
         return str(resolved(extra[name]))
     logical, _, attribute = name.partition(".")

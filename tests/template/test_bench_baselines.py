@@ -24,7 +24,7 @@ def test_every_function_of_the_workflow_has_a_baseline_stub() -> None:
     assert wanted == set(FUNCTIONS)
 
 
-def test_baseline_stubs_lead_the_workflow_through_cordon_to_its_end() -> None:
+def test_baseline_stubs_take_the_workflow_through_cordon_to_end() -> None:
     loop = VirtualTimeLoop()
     functions: list[str] = []
 

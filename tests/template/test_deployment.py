@@ -40,15 +40,15 @@ def arn_of(value: Any) -> str:
     return str(target[0] if isinstance(target, list) else target.split(".")[0])
 
 
-def alarms_by_resource(namespace: str, metric: str, dimension: str) -> dict[str, Json]:
+def alarms_by_resource(namespace: str, metric: str, dimension_name: str) -> dict[str, Json]:
     """Return the alarms of one metric, by logical id of the watched resource."""
     alarms = {}
     for alarm in ALARMS.values():
         if (alarm.get("Namespace"), alarm.get("MetricName")) == (namespace, metric):
-            for given in alarm["Dimensions"]:
-                if given["Name"] == dimension:
-                    value = given["Value"]
-                    alarms[arn_of(value) if isinstance(value, dict) else str(value)] = alarm
+            for dimension in alarm["Dimensions"]:
+                if dimension["Name"] == dimension_name:
+                    watched = dimension["Value"]
+                    alarms[arn_of(watched) if isinstance(watched, dict) else str(watched)] = alarm
     return alarms
 
 
@@ -96,10 +96,10 @@ def test_stack_with_default_parameters_only_observes() -> None:
 
 
 def test_layer_installs_the_locked_versions() -> None:
-    def pins(path: Path) -> list[str]:
+    def pinned_versions(path: Path) -> list[str]:
         return [line for line in path.read_text(encoding="utf-8").splitlines() if not line.lstrip().startswith("#")]
 
-    assert pins(ROOT / "shared" / "requirements.txt") == pins(ROOT / "requirements" / "layer.txt")
+    assert pinned_versions(ROOT / "shared" / "requirements.txt") == pinned_versions(ROOT / "requirements" / "layer.txt")
 
 
 def test_watch_ends_before_its_function() -> None:
@@ -306,7 +306,7 @@ def test_alarm_has_a_severity_and_a_runbook(name: str) -> None:
     assert (RUNBOOKS / f"{runbook_of(ALARMS[name])}.md").exists()
 
 
-def named_in_code() -> set[str]:
+def runbooks_named_in_code() -> set[str]:
     """Return the runbooks in calls of the logger, as literals or constants of the module."""
     names: set[str] = set()
     for path in (ROOT / "shared" / "evenkeel").rglob("*.py"):
@@ -317,7 +317,7 @@ def named_in_code() -> set[str]:
 
 def test_runbooks_match_alarms_and_log_lines() -> None:
     written = {path.stem for path in RUNBOOKS.glob("*.md")} - {"README"}
-    assert written == {runbook_of(alarm) for alarm in ALARMS.values()} | named_in_code()
+    assert written == {runbook_of(alarm) for alarm in ALARMS.values()} | runbooks_named_in_code()
 
 
 @pytest.mark.parametrize("path", sorted(RUNBOOKS.glob("[a-z]*.md")), ids=lambda path: path.stem)

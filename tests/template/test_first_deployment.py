@@ -124,7 +124,7 @@ def test_local_data_centre_may_use_emulators() -> None:
 # ---------------------------------------------------------------- names
 
 
-def named_after_the_stack() -> list[tuple[str, str, str]]:
+def names_with_stack_name() -> list[tuple[str, str, str]]:
     """Return (type, property, name) of each resource whose name contains the stack's name."""
     names = []
     for resource in translated()["Resources"].values():
@@ -136,7 +136,7 @@ def named_after_the_stack() -> list[tuple[str, str, str]]:
 
 
 def test_longest_stack_name_fits_every_name() -> None:
-    names = named_after_the_stack()
+    names = names_with_stack_name()
     room = {
         (kind, text): LONGEST_NAMES[kind, field] - len(text.replace("${AWS::StackName}", ""))
         for kind, field, text in names
@@ -181,7 +181,7 @@ def test_workflow_hard_codes_no_aws_partition(name: str) -> None:
     assert "arn:aws" not in workflow_text(name)
 
 
-def test_hard_coded_aws_partition_is_found() -> None:
+def test_check_reports_a_hard_coded_aws_partition() -> None:
     assert fixed_partitions({"Role": "arn:aws:iam::1:role/x"})
     assert fixed_partitions({"Role": "arn:aws-cn:iam::1:role/x", "Url": "https://sqs.us-west-2.amazonaws.com/x"})
     assert not fixed_partitions({"Principal": "lambda.amazonaws.com", "Arn": "arn:${AWS::Partition}:iam::1:role/x"})
@@ -190,7 +190,7 @@ def test_hard_coded_aws_partition_is_found() -> None:
 # ---------------------------------------------------------------- a fresh account
 
 
-def test_default_needs_no_log_role_of_the_account() -> None:
+def test_default_parameters_need_no_log_role_of_the_account() -> None:
     spec = PARAMETERS["ApiLogRole"]
     conditions = template()["Conditions"]
 

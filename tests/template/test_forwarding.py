@@ -56,7 +56,7 @@ def test_each_rule_forwards_the_events_that_the_stack_receives() -> None:
     }
 
 
-def test_nothing_is_forwarded_in_the_fleets_own_account_and_region() -> None:
+def test_forwarding_exists_only_outside_the_fleets_account_and_region() -> None:
     assert {resource.get("Condition") for resource in FORWARDS["Resources"].values()} == {"IsElsewhere"}
 
 

@@ -31,7 +31,7 @@ def test_statement_names_its_actions_and_its_resource(statement: Statement) -> N
     assert has_wildcard(statement) == (statement.sid in WAIVERS)
 
 
-def test_every_wildcard_waiver_is_used() -> None:
+def test_every_waiver_for_a_wildcard_is_used() -> None:
     assert set(WAIVERS) == {statement.sid for statement in ROLES + CALLERS if has_wildcard(statement)}
 
 
@@ -131,10 +131,13 @@ def test_only_repair_node_may_repair_and_only_on_cluster() -> None:
     assert statement.condition == "HasHyperPod"
 
 
-def test_every_sagemaker_grant_names_the_cluster() -> None:
+def test_every_sagemaker_grant_but_reading_plans_names_the_cluster() -> None:
     of_sagemaker = [s for s in ROLES if any(action.startswith("sagemaker:") for action in s.actions)]
+    (reads_plans,) = [s for s in of_sagemaker if s.sid == "ReadTrainingPlans"]
+    cluster_grants = [s for s in of_sagemaker if s is not reads_plans]
     assert {statement.condition for statement in of_sagemaker} == {"HasHyperPod"}
-    assert {json.dumps(statement.resources) for statement in of_sagemaker} == {'[{"Ref": "HyperPodClusterArn"}]'}
+    assert {json.dumps(statement.resources) for statement in cluster_grants} == {'[{"Ref": "HyperPodClusterArn"}]'}
+    assert (reads_plans.owner, reads_plans.actions) == ("SweepFleetRole", ("sagemaker:DescribeTrainingPlan",))
 
 
 def test_only_resolve_wait_answers_tokens_of_our_machines() -> None:
@@ -161,7 +164,7 @@ def test_only_schedule_jobs_and_the_sweeper_start_attempts() -> None:
     assert starters == {"ScheduleJobsRole", "SweepFleetRole"}
 
 
-def test_machines_call_exactly_their_own_functions() -> None:
+def test_state_machine_calls_exactly_its_own_functions() -> None:
     for name, machine in MACHINES.items():
         named = {value["Ref"] for value in machine["DefinitionSubstitutions"].values()} - {"AWS::Partition"}
         (statement,) = [s for s in ROLES if s.owner == f"{name}Role" and s.sid == "CallItsFunctions"]
@@ -213,7 +216,7 @@ def test_every_action_is_in_the_reference_with_its_link() -> None:
 
 
 @pytest.mark.parametrize("statement", iam_reference.all_statements(), ids=str)
-def test_every_resource_is_one_on_which_its_action_is_granted(statement: Statement) -> None:
+def test_every_action_supports_the_resource_on_which_it_is_granted(statement: Statement) -> None:
     for action in statement.actions:
         patterns = iam_reference.arn_patterns(action)
         for arn in iam_reference.arns(statement):
@@ -248,7 +251,7 @@ def test_policy_size_counts_the_resolved_document_without_white_space() -> None:
     assert size == len(f'{{"Resource":["arn:aws-us-gov:x:ap-southeast-1:{"s" * 48}","{queue}"]}}')
 
 
-def test_one_permission_can_be_removed_from_a_policy() -> None:
+def test_removing_one_permission_keeps_the_rest_of_a_policy() -> None:
     document = {
         "Version": "2012-10-17",
         "Statement": [

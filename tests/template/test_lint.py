@@ -19,7 +19,7 @@ Finding = tuple[tuple[str, str], str]
 
 
 @pytest.fixture(scope="module")
-def of_template() -> list[Finding]:
+def template_findings() -> list[Finding]:
     """Return every finding of the template. The result is cached, because the template is long."""
     return every_finding(translated())
 
@@ -38,8 +38,8 @@ def every_finding(document: Json) -> list[Finding]:
     ]
 
 
-def test_translated_template_passes_cfn_lint_and_its_serverless_rules(of_template: list[Finding]) -> None:
-    assert unwaived(of_template) == []
+def test_translated_template_passes_cfn_lint_and_its_serverless_rules(template_findings: list[Finding]) -> None:
+    assert unwaived(template_findings) == []
 
 
 @pytest.mark.exhaustive
@@ -52,8 +52,8 @@ def test_sam_accepts_the_template() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_every_lint_waiver_is_needed(of_template: list[Finding]) -> None:
-    assert {key for key, _ in of_template} == set(LINT_WAIVERS)
+def test_every_lint_waiver_is_needed(template_findings: list[Finding]) -> None:
+    assert {key for key, _ in template_findings} == set(LINT_WAIVERS)
 
 
 @pytest.mark.parametrize("name", WORKFLOWS)

@@ -178,7 +178,7 @@ def test_each_search_names_the_exact_dimensions_of_its_metric() -> None:
         assert dimensions == {FLEET_DIMENSION, *map(to_pascal, METRICS[name].dimensions)}, name
 
 
-def test_dashboard_answers_the_questions_of_an_operator() -> None:
+def test_dashboard_has_a_widget_for_each_question_of_operators() -> None:
     shown = {series.name for _, series in watched_by_dashboards()} | {name for name, _, _ in searches()}
 
     assert shown >= {
@@ -443,7 +443,7 @@ def test_every_alarm_has_its_own_description() -> None:
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_documents_name_only_emitted_metrics(path: Path) -> None:
+def test_pages_name_only_emitted_metrics(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     named = re.findall(r"metrics? `(\w+)`", text)
     assert set(named) <= set(METRICS) | {name for _, name in OF_AWS}

@@ -86,7 +86,7 @@ def test_sending_without_tls_is_denied(name: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "kind"), RECEIVERS)
-def test_service_sends_only_from_a_named_source(name: str, kind: str) -> None:
+def test_aws_service_may_send_only_from_a_named_source(name: str, kind: str) -> None:
     allowed = [document for document in document_of(name, kind) if document.get("Effect") == "Allow"]
 
     assert [document["Principal"] for document in allowed] == (

@@ -40,7 +40,7 @@ def grants_of(policy: str) -> set[Route]:
     return grants
 
 
-def opened_by(grants: set[Route]) -> set[Route]:
+def routes_allowed_by(grants: set[Route]) -> set[Route]:
     """Return the routes that grants open. `*` matches any text with its slashes, as in IAM."""
     return {
         (method, path)
@@ -55,18 +55,18 @@ def test_each_caller_policy_allows_its_function_and_all_lower_ones() -> None:
     open_so_far: set[Route] = set()
     for level in LEVELS:
         open_so_far |= routes_of(FUNCTION_OF_LEVEL[level])
-        assert opened_by(grants_of(level)) == open_so_far
+        assert routes_allowed_by(grants_of(level)) == open_so_far
 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_every_route_grant_of_a_caller_policy_is_needed(level: str) -> None:
     grants = grants_of(level)
     for grant in grants:
-        assert opened_by(grants - {grant}) < opened_by(grants), grant
+        assert routes_allowed_by(grants - {grant}) < routes_allowed_by(grants), grant
 
 
 def test_detector_may_only_report() -> None:
-    assert opened_by(grants_of("EvenkeelDetector")) == {("POST", "/v1/faults")}
+    assert routes_allowed_by(grants_of("EvenkeelDetector")) == {("POST", "/v1/faults")}
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -14,14 +14,14 @@ EVENTS = ROOT / "tests" / "fixtures" / "events"
 SAMPLES = sorted(EVENTS.glob("*.json"))
 
 
-def is_matched(pattern: Any, value: Any) -> bool:
+def matches_pattern(pattern: Any, value: Any) -> bool:
     """Return whether a pattern matches.
 
     Supports the patterns in the template: objects with lists of values and prefixes.
     """
     if isinstance(pattern, dict):
         return isinstance(value, dict) and all(
-            name in value and is_matched(part, value[name]) for name, part in pattern.items()
+            name in value and matches_pattern(part, value[name]) for name, part in pattern.items()
         )
     return any(
         isinstance(value, str) and value.startswith(pattern_value["prefix"])
@@ -36,7 +36,7 @@ REFERENCES: list[Json] = json.loads((ROOT / "tests" / "fixtures" / "event_refere
 
 
 def rules_for(event: Json) -> list[str]:
-    return [name for name, rule in RULES.items() if is_matched(rule["EventPattern"], event)]
+    return [name for name, rule in RULES.items() if matches_pattern(rule["EventPattern"], event)]
 
 
 @pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.stem)

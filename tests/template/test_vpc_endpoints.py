@@ -51,8 +51,8 @@ def test_exactly_the_functions_in_the_subnets_are_listed() -> None:
         if "VpcConfig" in function
     }
 
-    assert set(vpc_endpoints.needs()) == inside
-    assert all(ENDPOINTS["eks"] in endpoints for endpoints in vpc_endpoints.needs().values())
+    assert set(vpc_endpoints.endpoints_by_function()) == inside
+    assert all(ENDPOINTS["eks"] in endpoints for endpoints in vpc_endpoints.endpoints_by_function().values())
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,11 @@ def test_exactly_the_functions_in_the_subnets_are_listed() -> None:
     ],
 )
 def test_function_needs_the_endpoints_of_its_role(function: str, has: set[str], lacks: set[str]) -> None:
-    needed = {service for service, endpoint in ENDPOINTS.items() if endpoint in vpc_endpoints.needs()[function]}
+    needed = {
+        service
+        for service, endpoint in ENDPOINTS.items()
+        if endpoint in vpc_endpoints.endpoints_by_function()[function]
+    }
 
     assert has <= needed
     assert not lacks & needed
@@ -76,7 +80,7 @@ def a_role(*statements: Json) -> Json:
     return {"Policies": [{"PolicyDocument": {"Statement": list(statements)}}]}
 
 
-def test_new_service_without_an_endpoint_is_found() -> None:
+def test_check_reports_a_new_service_without_an_endpoint() -> None:
     role = a_role({"Sid": "ReadSecrets", "Action": ["secretsmanager:GetSecretValue"]})
 
     with pytest.raises(KeyError, match="secretsmanager of ReadSecrets has no endpoint"):
@@ -110,12 +114,12 @@ def names_in(partition: str) -> set[str]:
 
 
 def test_stack_makes_each_endpoint_that_a_function_needs() -> None:
-    names = {endpoint.name for endpoints in vpc_endpoints.needs().values() for endpoint in endpoints}
+    names = {endpoint.name for endpoints in vpc_endpoints.endpoints_by_function().values() for endpoint in endpoints}
 
     assert names_in("aws") == names_in("aws-us-gov") == {f"com.amazonaws.R.{name}" for name in names}
 
 
-def test_names_in_china_have_their_own_prefix() -> None:
+def test_endpoint_names_in_china_have_their_own_prefix() -> None:
     own, common = names_in("aws-cn") - names_in("aws"), names_in("aws-cn") & names_in("aws")
 
     assert {name.partition(".R.")[0] for name in own} == {"cn.com.amazonaws"}
@@ -144,7 +148,7 @@ def test_only_the_functions_reach_the_endpoints_and_clusters() -> None:
         assert rule["SourceSecurityGroupId"] == {"Ref": "FunctionsSecurityGroup"}
 
 
-def test_outputs_are_the_parameters_of_the_stack() -> None:
+def test_endpoint_outputs_match_the_parameters_of_the_stack() -> None:
     parameters = yaml_parse((ROOT / "template.yaml").read_text(encoding="utf-8"))["Parameters"]
 
     assert set(STACK["Outputs"]) == {"SubnetIds", "SecurityGroupIds"} <= set(parameters)

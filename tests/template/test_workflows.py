@@ -71,7 +71,7 @@ def expressions(node: Any) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("name", WORKFLOWS)
-def test_machine_has_a_comment_and_a_timeout(name: str) -> None:
+def test_state_machine_has_a_comment_and_a_timeout(name: str) -> None:
     definition = DEFINITIONS[name]
     assert definition["QueryLanguage"] == "JSONata"
     assert definition["Comment"]
@@ -195,7 +195,7 @@ def test_task_retries_transient_errors(name: str, state_name: str, state: Json) 
 
 
 @pytest.mark.parametrize(("name", "state_name", "state"), EVERY_TASK)
-def test_task_catches_and_records_every_other_error(name: str, state_name: str, state: Json) -> None:
+def test_task_catches_and_records_every_error_it_does_not_retry(name: str, state_name: str, state: Json) -> None:
     (catcher,) = state["Catch"]
     assert catcher["ErrorEquals"] == ["States.ALL"]
     is_recorded = catcher.get("Assign", {}).get("failure") or catcher.get("Output", {}).get("outcome") == "FAILED"

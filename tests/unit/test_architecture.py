@@ -1,4 +1,4 @@
-"""The pictures of docs/architecture.md are those that the code gives."""
+"""The pictures of docs/architecture.md are generated from the code."""
 
 import pytest
 
@@ -17,6 +17,6 @@ def test_package_picture_omits_transitive_edges() -> None:
     assert architecture.without_shortcuts(graph) == {**graph, "a": frozenset({"b"})}
 
 
-def test_page_without_picture_markers_is_refused() -> None:
+def test_page_without_markers_for_a_picture_is_refused() -> None:
     with pytest.raises(ValueError, match="one place for the picture job"):
-        architecture.drawn("no markers", {"job": ["stateDiagram-v2"]})
+        architecture.page_with_pictures("no markers", {"job": ["stateDiagram-v2"]})

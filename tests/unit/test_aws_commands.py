@@ -1,4 +1,4 @@
-"""Every `aws` command of the pages exists, with each of its options and the options that it needs."""
+"""Every `aws` command in the pages exists, and has only existing options and all required ones."""
 
 import functools
 import re
@@ -22,13 +22,13 @@ _INLINE = re.compile(r"`(aws [^`]+)`")
 _GLOBAL = frozenset(
     {"region", "output", "query", "profile", "endpoint-url", "cli-input-json", "max-items", "no-cli-pager"}
 )
-_OWN_OF_THE_CLI = {
+_CLI_ONLY_COMMANDS = {
     *(("logs", "tail"), ("sso", "login"), ("s3", "cp"), ("s3", "ls"), ("eks", "update-kubeconfig")),
     ("cloudformation", "deploy"),
 }
 """Commands that the AWS CLI adds to the operations of the services."""
-_RENAMED = {("lambda", "invoke"): {"payload"}, ("sns", "subscribe"): {"notification-endpoint"}}
-"""Options that the AWS CLI names otherwise than the service."""
+_RENAMED_OPTIONS = {("lambda", "invoke"): {"payload"}, ("sns", "subscribe"): {"notification-endpoint"}}
+"""Options whose name in the AWS CLI differs from the parameter of the service."""
 
 
 class AwsCommand(NamedTuple):
@@ -37,8 +37,8 @@ class AwsCommand(NamedTuple):
 
     def words(self) -> list[str]:
         """Return the words of the command up to a pipe or a list separator."""
-        plain = re.sub(r"\$\([^()]*\)", "VALUE", self.text.replace("\\\n", " ")).replace("…", "")
-        words = shlex.split(plain)
+        text = re.sub(r"\$\([^()]*\)", "VALUE", self.text.replace("\\\n", " ")).replace("…", "")
+        words = shlex.split(text)
         ends = [index for index, word in enumerate(words) if word in ("|", ">", "&&", "||", ";") or word.endswith(";")]
         return words[: min(ends, default=len(words))]
 
@@ -62,40 +62,40 @@ COMMANDS = sorted(set(documented_commands()))
 
 
 @functools.cache
-def model_of(service: str) -> ServiceModel:
+def service_model_of(service: str) -> ServiceModel:
     return get_session().get_service_model(service)
 
 
-def problems_of(command: AwsCommand) -> list[str]:
+def problems_of_command(command: AwsCommand) -> list[str]:
     """Return what is wrong with a command."""
-    _, service, operation, *rest = command.words()
-    if (service, operation) in _OWN_OF_THE_CLI:
+    _, service, operation, *arguments = command.words()
+    if (service, operation) in _CLI_ONLY_COMMANDS:
         return []
     if operation == "wait":
         waiters = get_session().get_waiter_model(service).waiter_names
-        return [] if rest[0] in {xform_name(name, "-") for name in waiters} else [f"no waiter {rest[0]}"]
-    known = {xform_name(name, "-"): name for name in model_of(service).operation_names}
-    if operation not in known:
+        return [] if arguments[0] in {xform_name(name, "-") for name in waiters} else [f"no waiter {arguments[0]}"]
+    operation_by_command = {xform_name(name, "-"): name for name in service_model_of(service).operation_names}
+    if operation not in operation_by_command:
         return [f"{service} has no operation {operation}"]
-    shape = model_of(service).operation_model(known[operation]).input_shape
+    shape = service_model_of(service).operation_model(operation_by_command[operation]).input_shape
     members: dict[str, Shape] = dict(shape.members) if shape else {}
     options = {xform_name(name, "-") for name in members}
-    given = {word[2:].partition("=")[0] for word in rest if word.startswith("--")}
-    wrong = {
+    given_options = {word[2:].partition("=")[0] for word in arguments if word.startswith("--")}
+    unknown_options = {
         name
-        for name in given - options - _GLOBAL - _RENAMED.get((service, operation), set())
+        for name in given_options - options - _GLOBAL - _RENAMED_OPTIONS.get((service, operation), set())
         if name.removeprefix("no-") not in options
     }
     needed = {xform_name(name, "-") for name in (shape.required_members if shape else ())}
-    missing = needed - given - ({"endpoint"} if operation == "subscribe" else set())
-    return [f"no option --{name}" for name in sorted(wrong)] + (
-        [f"needs --{name}" for name in sorted(missing)] if given else []
+    missing = needed - given_options - ({"endpoint"} if operation == "subscribe" else set())
+    return [f"no option --{name}" for name in sorted(unknown_options)] + (
+        [f"needs --{name}" for name in sorted(missing)] if given_options else []
     )
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: f"{command.page}: {command.text[:60]}")
-def test_aws_command_of_a_page_exists(command: AwsCommand) -> None:
-    assert problems_of(command) == [], command.text
+def test_aws_command_in_a_page_is_valid(command: AwsCommand) -> None:
+    assert problems_of_command(command) == [], command.text
 
 
 @pytest.mark.parametrize(
@@ -107,9 +107,9 @@ def test_aws_command_of_a_page_exists(command: AwsCommand) -> None:
         ("aws dynamodb wait table-there --table-name x", "no waiter table-there"),
     ],
 )
-def test_wrong_command_is_found(text: str, says: str) -> None:
-    assert any(says in problem for problem in problems_of(AwsCommand("a page", text)))
+def test_wrong_aws_command_in_a_page_is_reported(text: str, says: str) -> None:
+    assert any(says in problem for problem in problems_of_command(AwsCommand("a page", text)))
 
 
-def test_aws_commands_of_the_pages_are_found() -> None:
+def test_aws_commands_are_read_from_the_pages() -> None:
     assert len(COMMANDS) > 40

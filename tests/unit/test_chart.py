@@ -42,11 +42,11 @@ def schema_errors(values: Json) -> list[str]:
     return [error.message for error in jsonschema.Draft7Validator(SCHEMA).iter_errors(values)]
 
 
-def test_default_values_follow_the_schema() -> None:
+def test_default_chart_values_follow_their_schema() -> None:
     assert schema_errors(VALUES) == []
 
 
-def test_schema_accepts_every_value_that_policy_import_reads() -> None:
+def test_chart_schema_accepts_every_value_that_policy_import_reads() -> None:
     assert set(SCHEMA["properties"]) == KNOWN_FIELDS
     assert schema_errors(yaml.safe_load(HYBRID.read_text(encoding="utf-8"))) == []
 
@@ -61,34 +61,34 @@ def test_schema_accepts_every_value_that_policy_import_reads() -> None:
         ({"nodePools": {"spot": {"nodeClass": "burst", "market": "spott", "instanceType": "p5.48xlarge"}}}, "spott"),
     ],
 )
-def test_schema_refuses_a_wrong_value(values: Json, named: str) -> None:
-    (refused,) = schema_errors(values)
+def test_chart_schema_refuses_a_wrong_value(values: Json, named: str) -> None:
+    (schema_error,) = schema_errors(values)
 
-    assert named in refused
+    assert named in schema_error
 
 
 def test_default_chart_values_import_without_refusal() -> None:
     read = read_values(VALUES)
-    imported = import_values(read)
+    values_import = import_values(read)
 
-    changed(Policy(), imported.policy)
+    changed(Policy(), values_import.policy)
     assert [finding.field for finding in read.findings if finding.weight is FindingSeverity.REFUSED] == []
-    assert [loss.partition(":")[0] for loss in imported.losses] == ["checkpointSeconds"]
-    assert set(imported.policy["jobTypes"]["types"]) == {"production", "development", "research"}
+    assert [loss.partition(":")[0] for loss in values_import.losses] == ["checkpointSeconds"]
+    assert set(values_import.policy["jobTypes"]["types"]) == {"production", "development", "research"}
 
 
 def test_chart_and_import_write_the_same_priority_classes(tmp_path: Path) -> None:
-    imported = import_values(read_values(VALUES)).priority_classes["items"]
+    imported_classes = import_values(read_values(VALUES)).priority_classes["items"]
 
     classes = [
         priority_class for (kind, _, _), priority_class in render_chart(tmp_path).items() if kind == "PriorityClass"
     ]
 
-    def facts(item: Json) -> tuple[str, int, str]:
+    def name_value_description(item: Json) -> tuple[str, int, str]:
         return item["metadata"]["name"], item["value"], item["description"]
 
-    assert sorted(map(facts, classes)) == sorted(map(facts, imported))
-    assert {name: value for name, value, _ in map(facts, classes)} == {
+    assert sorted(map(name_value_description, classes)) == sorted(map(name_value_description, imported_classes))
+    assert {name: value for name, value, _ in map(name_value_description, classes)} == {
         "critical": 1_000_000,
         "high": 800_000,
         "medium": 600_000,
@@ -116,10 +116,10 @@ def test_burst_pools_start_with_limit_zero_and_are_never_disrupted(tmp_path: Pat
 
 
 def test_pool_of_an_unknown_node_class_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(subprocess.CalledProcessError) as refused:
+    with pytest.raises(subprocess.CalledProcessError) as error_info:
         render_chart(tmp_path, nodePools=BURST["nodePools"])
 
-    assert "nodePools.burst-on-demand.nodeClass: there is no node class" in refused.value.stderr
+    assert "nodePools.burst-on-demand.nodeClass: there is no node class" in error_info.value.stderr
 
 
 def test_each_namespace_gets_the_same_rights(tmp_path: Path) -> None:
@@ -150,16 +150,18 @@ def test_kueue_objects_of_the_chart_match_the_quota_export(tmp_path: Path) -> No
 def test_uninstall_leaves_every_object_that_jobs_depend_on(tmp_path: Path) -> None:
     objects = render_chart(tmp_path, **TEAMS, **BURST)
 
-    kept = {
+    retained_objects = {
         kind
         for (kind, _, _), rendered_object in objects.items()
         if "helm.sh/resource-policy" in str(rendered_object["metadata"])
     }
 
-    assert kept == {"Namespace", "NodePool", "EC2NodeClass", "PriorityClass"}
+    assert retained_objects == {"Namespace", "NodePool", "EC2NodeClass", "PriorityClass"}
 
 
 def test_strict_lint_accepts_the_chart() -> None:
-    done = subprocess.run([helm(), "lint", "--strict", CHART], capture_output=True, text=True, check=False, timeout=60)
+    completed = subprocess.run(
+        [helm(), "lint", "--strict", CHART], capture_output=True, text=True, check=False, timeout=60
+    )
 
-    assert done.returncode == 0, done.stdout
+    assert completed.returncode == 0, completed.stdout

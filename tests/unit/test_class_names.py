@@ -33,7 +33,7 @@ def test_public_class_name_is_defined_once() -> None:
     assert repeated_class_names((path.relative_to(PROJECT).as_posix(), path.read_text()) for path in paths) == []
 
 
-def test_repeated_class_name_is_found() -> None:
+def test_class_name_that_is_defined_twice_is_reported() -> None:
     sources = (
         ("shared/a.py", "class Site: ..."),
         ("cli/b.py", "class Site: ...\nclass _Own: ..."),

@@ -1,4 +1,4 @@
-"""The questions of the first day: their arguments are valid for AWS, and the tool reports a wrong answer."""
+"""Calls of the first day: AWS accepts their arguments, and the tool reports a wrong answer."""
 
 import json
 from typing import Any
@@ -26,7 +26,7 @@ CALLS = every_call()
 
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.title)
-def test_arguments_are_valid_for_the_service(call: Call) -> None:
+def test_first_day_calls_have_arguments_that_botocore_accepts(call: Call) -> None:
     assert aws_shapes.problems(call.parameters, aws_shapes.operation(call.service, call.operation).input_shape) == []
 
 
@@ -39,7 +39,7 @@ def test_arguments_are_valid_for_the_service(call: Call) -> None:
         ({"definition": "{}", "name": "x"}, "name does not exist"),
     ],
 )
-def test_wrong_argument_is_found(wrong: Json, says: str) -> None:
+def test_call_that_botocore_would_reject_is_reported(wrong: Json, says: str) -> None:
     shape = aws_shapes.operation("stepfunctions", "validate_state_machine_definition").input_shape
 
     assert any(says in problem for problem in aws_shapes.problems(wrong, shape))
@@ -50,7 +50,7 @@ def test_day_one_calls_include_every_workflow() -> None:
     assert len(CALLS) == 3 + 5 * len(WORKFLOWS)
 
 
-def test_policy_holds_exactly_the_calls_of_hyperpod() -> None:
+def test_first_day_policy_allows_only_the_hyperpod_calls_of_evenkeel() -> None:
     statements = {statement["Sid"]: statement for statement in day_one.hyperpod_policy(CLUSTER)["Statement"]}
 
     assert statements["RepairHyperPodNodes"]["Action"] == [
@@ -104,11 +104,11 @@ def ask_stubbed_client(call: Call, answer: Json) -> int:
     client = session.client(call.service)  # type: ignore[call-overload]  # its overloads name each service
     with Stubber(client) as stub:
         stub.add_response(call.operation, answer, call.parameters)
-        return day_one.ask([call], lambda _service: client)
+        return day_one.check_answers([call], lambda _service: client)
 
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.title)
-def test_expected_answer_passes_and_another_is_reported(call: Call, capsys: pytest.CaptureFixture[str]) -> None:
+def test_first_day_check_reports_an_unexpected_answer_of_aws(call: Call, capsys: pytest.CaptureFixture[str]) -> None:
     assert ask_stubbed_client(call, good_answer(call)) == 0
     assert capsys.readouterr().out.startswith("ok")
 
@@ -116,7 +116,7 @@ def test_expected_answer_passes_and_another_is_reported(call: Call, capsys: pyte
     assert capsys.readouterr().out.startswith(f"WRONG  {call.title}: ")
 
 
-def test_action_without_a_judgement_is_reported() -> None:
+def test_simulated_iam_action_without_a_result_is_reported() -> None:
     call = next(call_made for call_made in CALLS if call_made.operation == "simulate_custom_policy")
     answer = good_answer(call)
 
@@ -131,12 +131,12 @@ def test_call_that_aws_does_not_answer_is_reported(capsys: pytest.CaptureFixture
 
             return call
 
-    assert day_one.ask(CALLS[:1], lambda _service: Unreachable()) == 1
+    assert day_one.check_answers(CALLS[:1], lambda _service: Unreachable()) == 1
     assert "could not be asked" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", WORKFLOWS)
-def test_variables_of_first_task_have_input_values(name: str) -> None:
+def test_workflow_input_reaches_the_variables_of_its_first_task(name: str) -> None:
     call = next(
         workflow_call
         for workflow_call in day_one.workflow_calls(Machine(name, workflow(name), ROLE))
@@ -150,7 +150,7 @@ def test_variables_of_first_task_have_input_values(name: str) -> None:
     assert not [value for value in variables.values() if isinstance(value, str) and "{%" in value]
 
 
-def test_workflows_are_read_as_they_are_deployed() -> None:
+def test_deployed_workflows_are_read_by_arn_in_any_partition() -> None:
     class Steps:
         def describe_state_machine(self, stateMachineArn: str) -> Json:  # noqa: N803 - the name of the API
             return {"definition": json.dumps({"arn": stateMachineArn}), "roleArn": ROLE}

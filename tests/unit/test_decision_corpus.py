@@ -1,4 +1,4 @@
-"""Recorded decisions come out the same under the present names. `tests/fixtures/decisions/README.md` says how."""
+"""Recorded decisions have equal results under the present names. `tests/fixtures/decisions/README.md` says how."""
 
 import json
 from collections import Counter
@@ -9,7 +9,7 @@ import pytest
 
 from evenkeel.domain.decisions import MAX_ALTERNATIVES, Decision
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.replay import KINDS, under
+from evenkeel.domain.replay import KINDS, decide_again
 from tests.decision_corpus import (
     ADDED_LATER,
     FACTS,
@@ -22,7 +22,7 @@ from tests.decision_corpus import (
     Translation,
     arguments_of,
     check_all_read,
-    check_same,
+    check_same_answer,
     encode,
     read_lines,
     texts_with_spaces,
@@ -30,7 +30,7 @@ from tests.decision_corpus import (
 )
 
 Json = Any
-ADVICE = """
+DIFFERENCE_ADVICE = """
 An answer changed.
 If only a name changed, add it to tests/fixtures/decisions/translation.json: fields to "keys", codes to "values".
 If only text for people changed, set "sentences" there to "left out".
@@ -46,27 +46,29 @@ def translation() -> Translation:
 
 @pytest.fixture(scope="module")
 def policies(translation: Translation) -> dict[str, Json]:
-    """Every recorded policy and section, under the present names."""
+    """Return every recorded policy and policy section, translated to the present names."""
     return {
         read_line["id"]: translation.of("policy", read_line["policy"]) for read_line in read_lines("policies.jsonl.gz")
     }
 
 
 def check_decision(record: Json, translation: Translation, policies: dict[str, Json]) -> None:
-    """Decide one recorded decision again, by its own policy and by the shipped ones."""
+    """Decide again with the recorded facts, under the recorded policy and the shipped policies."""
     kind = record["decision"]["kind"]
-    now = translation.of(kind, record["decision"])
-    decision = Decision.model_validate(now)
-    check_all_read(now, decision.to_json(), "decision")
-    check_all_read(now["facts"], encode(FACTS[decision.kind].model_validate(now["facts"])), "decision.facts")
-    check_equal(now, answer_of(decision, policies[record["policy"]]), translation, "decision")
+    translated = translation.of(kind, record["decision"])
+    decision = Decision.model_validate(translated)
+    check_all_read(translated, decision.to_json(), "decision")
+    check_all_read(
+        translated["facts"], encode(FACTS[decision.kind].model_validate(translated["facts"])), "decision.facts"
+    )
+    check_equal(translated, answer_of(decision, policies[record["policy"]]), translation, "decision")
     for policy, answer in record["others"].items():
         path = f"others.{policy}"
         check_equal(translation.of(kind, answer), answer_of(decision, policies[policy]), translation, path)
 
 
 def answer_of(decision: Decision, policy: Json) -> Json:
-    answer = under(decision, Policy.model_validate(policy)).to_json()
+    answer = decide_again(decision, Policy.model_validate(policy)).to_json()
     return {**answer, "alternatives": answer["alternatives"][:MAX_ALTERNATIVES]}
 
 
@@ -78,12 +80,12 @@ def check_call(record: Json, translation: Translation, policies: dict[str, Json]
     check_equal({"answer": recorded}, {"answer": encode(FUNCTIONS[name](**arguments))}, translation, "")
 
 
-def check_equal(recorded: Json, now: Json, translation: Translation, path: str) -> None:
-    """Compare all that an answer says with the record."""
-    recorded = {key: recorded[key] for key in now}
+def check_equal(recorded: Json, current: Json, translation: Translation, path: str) -> None:
+    """Compare every field of an answer with the record."""
+    recorded = {key: recorded[key] for key in current}
     if not translation.compares_sentences:
-        recorded, now = without_sentences(recorded), without_sentences(now)
-    check_same(recorded, now, path)
+        recorded, current = without_sentences(recorded), without_sentences(current)
+    check_same_answer(recorded, current, path)
 
 
 def differences(
@@ -103,7 +105,7 @@ def differences(
 
 
 def difference_text(differing: list[str]) -> str:
-    return "\n".join([*differing[:20], f"{len(differing)} records differ." if differing else "", ADVICE])
+    return "\n".join([*differing[:20], f"{len(differing)} records differ." if differing else "", DIFFERENCE_ADVICE])
 
 
 @pytest.mark.parametrize("file", DECISIONS)
@@ -120,13 +122,13 @@ def test_recorded_calls_return_the_same_answers(file: str, translation: Translat
     assert not texts, difference_text(texts)
 
 
-def test_recorded_policies_are_read_in_full(policies: dict[str, Json]) -> None:
+def test_every_field_of_a_recorded_policy_is_still_known(policies: dict[str, Json]) -> None:
     for name, document in policies.items():
         if name.startswith("Policy-"):
             check_all_read(document, Policy.model_validate(document).to_json(), name)
 
 
-def test_corpus_has_every_kind_and_function(translation: Translation) -> None:
+def test_corpus_has_every_decision_kind_and_recorded_function(translation: Translation) -> None:
     decisions = [record["decision"] for file in DECISIONS for record in read_lines(file)]
     kinds = Counter(translation.of(decision["kind"], decision["kind"], "kind") for decision in decisions)
 
@@ -134,7 +136,7 @@ def test_corpus_has_every_kind_and_function(translation: Translation) -> None:
     assert {record["function"] for file in CALLS for record in read_lines(file)} == FUNCTIONS.keys()
 
 
-def test_every_answer_sentence_is_in_a_listed_field(translation: Translation) -> None:
+def test_sentences_of_answers_appear_only_in_listed_fields(translation: Translation) -> None:
     decisions = [record["decision"] for file in DECISIONS for record in read_lines(file)]
     calls = [record for file in CALLS for record in read_lines(file)]
     answers = [translation.of(call["function"], call["answer"], "answer") for call in calls]
@@ -144,7 +146,7 @@ def test_every_answer_sentence_is_in_a_listed_field(translation: Translation) ->
     assert {key for answer in answers for key in texts_with_spaces(answer)} <= SENTENCES | TEXTS_FROM_INPUT
 
 
-def test_translation_renames_keys_and_values_by_scope() -> None:
+def test_translation_renames_keys_and_values_where_its_scope_matches() -> None:
     table = {
         "keys": {"seat": "slot"},
         "values": {"WAIT": "PENDING"},
@@ -160,16 +162,16 @@ def test_translation_renames_keys_and_values_by_scope() -> None:
     assert Translation(table).of("REPAIR", record)["facts"] == {"jobs": [{"action": "PENDING", "slot": "PENDING"}]}
 
 
-def test_comparison_omits_sentences_and_keeps_codes() -> None:
+def test_comparison_of_answers_ignores_wording_but_not_codes() -> None:
     answer = {"action": "WAIT", "reason": "It waits.", "option": "rent 2 nodes", "alternatives": [{"option": "RENT"}]}
     rewritten = answer | {"reason": "No node fits.", "option": "2 nodes to rent"}
 
-    check_same(without_sentences(answer), without_sentences(rewritten))
-    for other in ({"alternatives": [{"option": "PREEMPT"}]}, {"option": "rent 3 nodes"}, {"reason": ""}):
+    check_same_answer(without_sentences(answer), without_sentences(rewritten))
+    for changes in ({"alternatives": [{"option": "PREEMPT"}]}, {"option": "rent 3 nodes"}, {"reason": ""}):
         with pytest.raises(DifferenceError):
-            check_same(without_sentences(answer), without_sentences(answer | other))
+            check_same_answer(without_sentences(answer), without_sentences(answer | changes))
 
 
-def test_unread_field_is_found() -> None:
+def test_recorded_field_that_no_class_reads_is_reported() -> None:
     with pytest.raises(DifferenceError, match=r"facts.oldName was recorded as 5 and is unknown now"):
         check_all_read({"oldName": 5}, {"newName": 0}, "facts")

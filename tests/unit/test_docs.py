@@ -1,22 +1,26 @@
-"""The documents name what there is: every proof, every file, every link."""
+"""Every test, file and link that the documents name exists."""
 
 import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from evenkeel.domain.recovery.guardrails import GuardrailName
 from evenkeel_local.scenarios import SCENARIOS
 from tests.simulator import fuzz  # noqa: F401 - brings all rows into the table
 from tests.simulator.invariants import TABLE
+from tools import site_hooks
 
 PROJECT = Path(__file__).resolve().parents[2]
 DOCS = PROJECT / "docs"
 SAFETY = DOCS / "operate" / "safety.md"
 PAGES = sorted([PROJECT / "README.md", PROJECT / "CHANGELOG.md", *DOCS.rglob("*.md")])
-_CODE = re.compile(r"`([^`]+)`")
+_CODE = re.compile(r"`([^`\n]+)`")
+_FUNCTION_NAME = re.compile(r"`(_?[a-z0-9]+(?:_[a-z0-9]+)+)`")
 _LINKED = re.compile(r"\[([\w-]+)\](?!\()")
 _LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 
@@ -30,8 +34,16 @@ def names_of_tests() -> frozenset[str]:
     )
 
 
+@cache
+def code_words() -> frozenset[str]:
+    """Return all words of the Python code, without the names that texts quote."""
+    folders = ("shared", "cli", "local", "functions", "bench", "tools", "tests")
+    files = [path for folder in folders for path in (PROJECT / folder).rglob("*.py")]
+    return frozenset(word for path in files for word in re.findall(r"\w+", _CODE.sub("", path.read_text("utf-8"))))
+
+
 def is_existing_proof(name: str) -> bool:
-    """Whether a proof is there: a test, a planted bug, an invariant, or a file of tests."""
+    """Whether a named proof exists: a test, a planted bug, an invariant, or a file of tests."""
     if "/" in name:
         return (PROJECT / name).exists()
     if name.endswith(".patch"):
@@ -48,7 +60,7 @@ def table_of(page: str) -> Iterator[tuple[str, ...]]:
 
 
 @pytest.mark.parametrize(("page", "proof"), [("operate/safety.md", _LINKED), ("extend.md", _CODE)])
-def test_every_proof_named_in_a_page_exists(page: str, proof: re.Pattern[str]) -> None:
+def test_every_test_that_a_page_names_exists(page: str, proof: re.Pattern[str]) -> None:
     rows = list(table_of(page))
 
     missing = [(row[0], name) for row in rows for name in proof.findall(row[-1]) if not is_existing_proof(name)]
@@ -56,11 +68,11 @@ def test_every_proof_named_in_a_page_exists(page: str, proof: re.Pattern[str]) -
     assert [row[0] for row in rows if not proof.search(row[-1]) and "its own test" not in row[-1]] == []
 
 
-def test_every_proof_of_a_promise_has_a_link() -> None:
-    named = {name for row in table_of("operate/safety.md") for name in _LINKED.findall(row[-1])}
+def test_every_test_named_for_a_promise_has_a_valid_link() -> None:
+    linked_names = {name for row in table_of("operate/safety.md") for name in _LINKED.findall(row[-1])}
     targets = dict(re.findall(r"^\[([\w-]+)\]: (\S+)$", SAFETY.read_text("utf-8"), re.MULTILINE))
 
-    assert set(targets) == named, "Run `make generate`."
+    assert set(targets) == linked_names, "Run `make generate`."
     assert [name for name, target in targets.items() if not (SAFETY.parent / target).is_file()] == []
     assert [
         name
@@ -70,16 +82,16 @@ def test_every_proof_of_a_promise_has_a_link() -> None:
 
 
 def test_every_invariant_is_linked_to_a_promise() -> None:
-    shown = {name for row in table_of("operate/safety.md") for name in _LINKED.findall(row[-1])}
+    linked_names = {name for row in table_of("operate/safety.md") for name in _LINKED.findall(row[-1])}
 
-    assert {invariant.name for invariant in TABLE} - shown == set()
+    assert {invariant.name for invariant in TABLE} - linked_names == set()
 
 
 @pytest.mark.parametrize("page", ["operate/guardrails.md", "runbooks/recovery-blocked.md"])
 def test_every_guardrail_is_documented_on_both_pages(page: str) -> None:
-    shown = {name for row in table_of(page) for name in _CODE.findall(row[0])}
+    documented_names = {name for row in table_of(page) for name in _CODE.findall(row[0])}
 
-    assert set(GuardrailName) - shown == set()
+    assert set(GuardrailName) - documented_names == set()
 
 
 def test_every_file_named_in_the_extension_guide_exists() -> None:
@@ -87,11 +99,61 @@ def test_every_file_named_in_the_extension_guide_exists() -> None:
     steps = [
         line for line in (DOCS / "extend.md").read_text("utf-8").splitlines() if re.match(r"\d+\. |\* |[A-Z]", line)
     ]
-    named = {
+    named_paths = {
         name for text in (*cells, *steps) for name in _CODE.findall(text) if name.count("/") > 1 and " " not in name
     }
 
-    assert [name for name in sorted(named) if not (PROJECT / name).exists()] == []
+    assert [name for name in sorted(named_paths) if not (PROJECT / name).exists()] == []
+
+
+def test_every_code_name_of_the_glossary_exists() -> None:
+    package = PROJECT / "shared" / "evenkeel"
+    sources = (*package.rglob("*.py"), *(PROJECT / "statemachines").glob("*.json"))
+    words = set(re.findall(r"\w+", " ".join(path.read_text("utf-8") for path in sources)))
+    named = {name for row in table_of("glossary.md") for name in _CODE.findall(row[2])}
+
+    assert {name for name in named if "/" in name and not (package / name).exists()} == set()
+    assert {name for name in named if "/" not in name and not set(name.split(".")) <= words} == set()
+
+
+def test_private_names_of_the_extension_guide_are_in_its_files() -> None:
+    missing = []
+    for section in re.split(r"^#+ ", (DOCS / "extend.md").read_text("utf-8"), flags=re.MULTILINE):
+        files = [PROJECT / name for name in _CODE.findall(section) if name.endswith(".py") and name.count("/") > 1]
+        words = set(re.findall(r"\w+", " ".join(file.read_text("utf-8") for file in files)))
+        missing += [name for name in _CODE.findall(section) if re.fullmatch(r"_\w+", name) and name not in words]
+
+    assert missing == []
+
+
+def test_every_code_name_of_the_extension_guide_exists() -> None:
+    guide = re.sub(r"```.*?```", "", (DOCS / "extend.md").read_text("utf-8"), flags=re.DOTALL)
+    named = {name for name in _CODE.findall(guide) if re.fullmatch(r"\.?\w+(\.\w+)*", name)}
+
+    assert {name for name in named if not set(name.strip(".").split(".")) <= code_words()} == set()
+
+
+def test_every_function_that_a_docstring_names_exists() -> None:
+    missing = [
+        (str(path.relative_to(PROJECT)), name)
+        for path in sorted((PROJECT / "shared").rglob("*.py"))
+        for name in _FUNCTION_NAME.findall(path.read_text("utf-8"))
+        if name not in code_words()
+    ]
+
+    assert missing == []
+
+
+def test_extension_guide_names_every_file_that_names_a_market() -> None:
+    guide = (DOCS / "extend.md").read_text("utf-8")
+    files_with_market = [
+        str(path.relative_to(PROJECT))
+        for path in sorted((PROJECT / "shared").rglob("*.py"))
+        if re.search(r"\bMarket\.[A-Z]", path.read_text("utf-8"))
+    ]
+
+    assert files_with_market
+    assert [name for name in files_with_market if f"`{name}`" not in guide] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(PROJECT)))
@@ -114,6 +176,23 @@ def test_every_page_is_linked_from_the_readme() -> None:
             ahead += [(page.parent / link).resolve() for link in _LINK.findall(page.read_text("utf-8"))]
 
     assert [page.relative_to(PROJECT) for page in PAGES if page.name != "CHANGELOG.md" and page not in read] == []
+
+
+def named_pages(entries: list[Any]) -> Iterator[str]:
+    """Yield every page of the site's navigation, as often as it is named."""
+    for entry in entries:
+        if isinstance(entry, str):
+            yield entry
+        else:
+            for inner in entry.values():
+                yield from named_pages([inner] if isinstance(inner, str) else inner)
+
+
+def test_every_page_is_once_in_the_navigation() -> None:
+    site = yaml.load((PROJECT / "mkdocs.yml").read_text("utf-8"), yaml.BaseLoader)
+    navigation = site_hooks.on_config({**site, "docs_dir": str(DOCS), "extra_javascript": []})["nav"]
+
+    assert sorted(named_pages(navigation)) == sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
 
 
 def test_scenarios_page_lists_every_scenario() -> None:

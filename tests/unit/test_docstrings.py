@@ -10,8 +10,8 @@ PROJECT = Path(__file__).resolve().parents[2]
 SOURCES = ("shared", "cli", "local", "functions", "examples", "bench", "tools", "tests")
 _SECTION = re.compile(r"^Args:\n((?:    .*\n?|\n)+)", re.MULTILINE)
 _NAME = re.compile(r"^    \*{0,2}(\w+):", re.MULTILINE)
-NEEDS_NO_WORDS = {"self", "cls", "context"}
-"""A context means the same to every service: `services/context.py` describes it."""
+UNDESCRIBED_ARGUMENTS = {"self", "cls", "context"}
+"""The argument `context`, which `services/context.py` describes for every service."""
 
 
 def differences(source: str) -> list[str]:
@@ -25,25 +25,27 @@ def differences(source: str) -> list[str]:
             continue
         described = set(_NAME.findall(section[1]))
         signature = node.args
-        given = {argument.arg for argument in (*signature.posonlyargs, *signature.args, *signature.kwonlyargs)}
-        given |= {argument.arg for argument in (signature.vararg, signature.kwarg) if argument}
-        problems += [f"{node.name} has no argument {name}" for name in sorted(described - given)]
-        problems += [f"{node.name} does not describe {name}" for name in sorted(given - described - NEEDS_NO_WORDS)]
+        arguments = {argument.arg for argument in (*signature.posonlyargs, *signature.args, *signature.kwonlyargs)}
+        arguments |= {argument.arg for argument in (signature.vararg, signature.kwarg) if argument}
+        problems += [f"{node.name} has no argument {name}" for name in sorted(described - arguments)]
+        problems += [
+            f"{node.name} does not describe {name}" for name in sorted(arguments - described - UNDESCRIBED_ARGUMENTS)
+        ]
     return problems
 
 
 @pytest.mark.parametrize("folder", SOURCES)
-def test_described_arguments_are_those_of_the_signature(folder: str) -> None:
-    wrong = [
+def test_docstring_describes_exactly_the_arguments_of_its_function(folder: str) -> None:
+    problems = [
         f"{path.relative_to(PROJECT)}: {difference}"
         for path in sorted((PROJECT / folder).rglob("*.py"))
         for difference in differences(path.read_text(encoding="utf-8"))
     ]
 
-    assert wrong == [], "correct the section `Args:` of these docstrings"
+    assert problems == [], "correct the section `Args:` of these docstrings"
 
 
-def test_wrong_and_missing_arguments_are_found() -> None:
+def test_docstring_with_unknown_or_missing_arguments_is_reported() -> None:
     docstring = '"""Launch.\n\n    Args:\n        job: The job.\n        pool: Gone.\n    """'
     source = f"def launch(job, node):\n    {docstring}\n"
 

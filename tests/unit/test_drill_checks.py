@@ -1,4 +1,4 @@
-"""The conclusions of drills from a fence; each drill has a page and a mutant that it detects."""
+"""Drills check the fence of a checkpoint folder. Each drill has a page, and a mutant that it detects."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ Point = tuple[int, int] | None
 
 
 def a_fence(*pins: tuple[int, Point]) -> dict[str, Any]:
-    """Return a fence as it is stored: the last attempt's pin at the top, those before in its history."""
+    """Return a fence as it is stored: the pin of the last attempt, and the earlier pins in its history."""
     documents = [
         {"attempt": attempt, "resumeFrom": point and {"attempt": point[0], "step": point[1]}} for attempt, point in pins
     ]
@@ -44,13 +44,13 @@ def test_checkpoint_from_before_the_fence_may_be_resumed(pins: list[tuple[int, P
         ([(1, None), (2, (1, 20)), (3, (1, 24)), (4, (3, 40))], 3),
     ],
 )
-def test_every_pin_of_a_checkpoint_after_its_fence_is_found(pins: list[tuple[int, Point]], attempt: int) -> None:
+def test_resuming_from_a_checkpoint_after_a_fence_is_reported(pins: list[tuple[int, Point]], attempt: int) -> None:
     [text] = resumed_past_a_fence(a_fence(*pins))
 
     assert text.startswith(f"attempt {attempt} resumed from")
 
 
-def test_drills_match_their_pages() -> None:
+def test_documented_drills_are_the_drills_in_the_code() -> None:
     pages = {page.stem: page.read_text("utf-8") for page in (PROJECT / "docs" / "runbooks" / "drills").glob("*.md")}
 
     assert set(pages) == set(DRILLS)
@@ -62,7 +62,7 @@ def test_every_drill_has_a_mutant_that_it_detects() -> None:
 
 
 @pytest.mark.parametrize("mutant", drill_mutants(), ids=lambda mutant: mutant.drill)
-def test_drill_mutant_applies_and_names_a_check(mutant: DrillMutant) -> None:
+def test_drill_mutant_can_be_applied_and_names_an_existing_check(mutant: DrillMutant) -> None:
     sources = (PROJECT / "local" / "evenkeel_local" / "drills").glob("*.py")
 
     assert why_not_applicable(mutant.path) == ""

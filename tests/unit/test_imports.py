@@ -11,10 +11,18 @@ from pathlib import Path
 import pytest
 
 PROJECT = Path(__file__).resolve().parents[2]
-OURS = ("evenkeel", "evenkeel_cli", "evenkeel_client", "evenkeel_local", "evenkeel_trainer", "bench", "tests")
+PROJECT_PACKAGES = (
+    "evenkeel",
+    "evenkeel_cli",
+    "evenkeel_client",
+    "evenkeel_local",
+    "evenkeel_trainer",
+    "bench",
+    "tests",
+)
 AWS = frozenset({"boto3", "botocore", "mypy_boto3"})
 
-# Modules that bring in the clock, chance or the machine. A decision gets what it needs of them as arguments.
+# Modules that read the clock, random numbers or the machine. A decision gets such values as arguments.
 IMPURE_MODULES = frozenset(
     {
         *("asyncio", "getpass", "http.client", "io", "logging", "multiprocessing", "os", "pathlib", "platform"),
@@ -27,7 +35,7 @@ IMPURE_CALLS = frozenset({"datetime.now", "datetime.utcnow", "datetime.today", "
 
 @dataclass(frozen=True)
 class LayerRule:
-    """Where some files are, and what they may import besides the standard library."""
+    """A folder, and the modules that its files may import besides the standard library."""
 
     name: str
     paths: tuple[str, ...]
@@ -104,13 +112,13 @@ LAYER_RULES = (
         ("evenkeel_local", "evenkeel_client", "evenkeel"),
         AWS | {"pydantic", "yaml"},
     ),
-    # The engine's environment has the emulator and nothing else of ours.
+    # The environment of the AWS emulator has no other module of the project.
     LayerRule(
         "engine program", ("local/evenkeel_local/engine_program.py",), (), frozenset({"ministack", "samtranslator"})
     ),
     # The same interpreter runs it. It finds the SDK in the layer that it imports.
     LayerRule("worker template", ("local/evenkeel_local/worker_template.py",), only_late=AWS),
-    # The GPU cluster is worth having without Evenkeel. Its parent package is loaded with it.
+    # The simulated GPU cluster is usable without Evenkeel. Importing it also loads its parent package.
     LayerRule("local package", ("local/evenkeel_local/__init__.py",)),
     LayerRule(
         "GPU cluster",
@@ -131,16 +139,16 @@ class Import:
 
 
 def imports_of(tree: ast.Module) -> Iterator[Import]:
-    """An import inside a function, or for the type checker alone, does not load with the file."""
-    late = {
-        id(inner)
+    """Yield the imports that run when the file is loaded: none in a function or for the type checker alone."""
+    nested_imports = {
+        id(descendant)
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         or (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
-        for inner in ast.walk(node)
+        for descendant in ast.walk(node)
     }
     for node in ast.walk(tree):
-        is_late = id(node) in late
+        is_late = id(node) in nested_imports
         if isinstance(node, ast.Import):
             yield from (Import(alias.name, node.lineno, is_late) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -169,7 +177,7 @@ def why_forbidden(layer: LayerRule, imported: Import) -> str | None:
         return None
     if top in layer.only_late:
         return f"may import {top} only inside a function"
-    if top in OURS:
+    if top in PROJECT_PACKAGES:
         return f"may not reach {imported.module}"
     if top in sys.stdlib_module_names:
         return "is impure here" if layer.is_pure and is_within(imported.module, IMPURE_MODULES) else None
@@ -260,7 +268,7 @@ def test_file_imports_only_allowed_layers(path: str) -> None:
         ("examples/trainer/evenkeel_trainer/x.py", "import numpy", "may not use numpy"),
     ],
 )
-def test_forbidden_import_is_found(file: str, source: str, why: str) -> None:
+def test_forbidden_import_is_reported(file: str, source: str, why: str) -> None:
     layer = layer_of(file)
 
     assert layer is not None
@@ -287,10 +295,10 @@ def test_allowed_import_is_accepted(file: str, source: str) -> None:
     assert forbidden_imports(layer, source) == []
 
 
-# ---------------------------------------------------------------- packages point one way
+# ---------------------------------------------------------------- order of the packages
 
-# Bottom to top: a package imports only from those before it. A section of the policy stands apart from its package:
-# `policy` assembles the sections, and most packages decide from the whole of it.
+# Lowest first: a package imports only from earlier ones. A policy section is listed apart from its package:
+# `policy` joins all sections, and most packages import the whole policy.
 DOMAIN_PACKAGES = (
     *(
         "words",
@@ -307,7 +315,8 @@ DOMAIN_PACKAGES = (
         "wrong_fields",
         "workflow_graph",
     ),
-    *("policy_section", "health.health_policy", "sources", "health", "capacity", "capacity.capacity_policy", "kueue"),
+    *("policy_section", "health.health_policy", "sources", "health", "capacity"),
+    *("capacity.capacity_policy", "capacity.training_plans", "kueue"),
     *(
         "external.adoption_policy",
         "external",
@@ -372,14 +381,14 @@ def test_module_imports_only_packages_below_its_own(path: str) -> None:
     ("floor", "module", "source", "expected"),
     [
         ("services", "incidents.x", "from evenkeel.services.recovery import plan_recovery", ["recovery.plan_recovery"]),
-        ("services", "recovery.x", "from evenkeel.services.incidents import receive_event", []),
+        ("services", "recovery.x", "from evenkeel.services.incidents import ingest_event", []),
         ("domain", "jobs.x", "from evenkeel.domain.jobs.job_policy import JobPolicy", []),
         ("domain", "jobs.x", "from evenkeel.domain.policy import Policy", ["policy.Policy"]),
         ("domain", "policy", "from evenkeel.domain.recovery.repair_policy import RepairPolicy", []),
         ("domain", "policy", "from evenkeel.domain.recovery.plan import Plan", ["recovery.plan.Plan"]),
     ],
 )
-def test_import_of_a_higher_package_is_found(floor: str, module: str, source: str, expected: list[str]) -> None:
+def test_import_of_a_higher_package_is_reported(floor: str, module: str, source: str, expected: list[str]) -> None:
     assert higher_imports(module, ast.parse(source), floor) == expected
 
 
@@ -394,12 +403,12 @@ def test_gpu_cluster_declares_its_imports() -> None:
 # ---------------------------------------------------------------- modules without a cycle
 
 
-def test_command_loads_the_local_data_centre_in_one_place() -> None:
-    """An import by name would escape the rule above."""
+def test_only_one_cli_module_loads_the_local_data_centre() -> None:
+    """The rule above does not see an import by a string."""
     cli = PROJECT / "cli"
-    naming = [path for path in cli.rglob("*.py") if "evenkeel_local" in path.read_text(encoding="utf-8")]
+    files_that_name_it = [path for path in cli.rglob("*.py") if "evenkeel_local" in path.read_text(encoding="utf-8")]
 
-    assert naming == [cli / "evenkeel_cli" / "local_data_centre.py"]
+    assert files_that_name_it == [cli / "evenkeel_cli" / "local_data_centre.py"]
 
 
 def import_cycle(sources: dict[str, str]) -> list[str]:
@@ -432,7 +441,7 @@ def test_modules_of_a_package_have_no_import_cycle(package: str) -> None:
     assert import_cycle(sources) == []
 
 
-def test_import_cycle_is_found() -> None:
+def test_import_cycle_is_reported() -> None:
     sources = {
         "p.a": "from p import b",
         "p.b": "if TYPE_CHECKING:\n    from p.c import C",

@@ -1,4 +1,4 @@
-"""The catalogue has every type of HyperPod's API, and can be remade from EC2's answer."""
+"""The catalogue has every instance type of HyperPod's API, and can be generated again from EC2's answers."""
 
 import json
 from typing import Any
@@ -8,9 +8,16 @@ import pytest
 from botocore.validate import ParamValidator
 
 from evenkeel.domain.capacity.instance_types import shipped_instance_types
-from tools.instance_catalogue import CATALOGUE, AnswerError, catalogue_text, hyperpod_types, instance_type_of, remade
+from tools.instance_catalogue import (
+    CATALOGUE,
+    AnswerError,
+    catalogue_text,
+    hyperpod_types,
+    instance_type_of,
+    updated_catalogue,
+)
 
-BEFORE = json.loads(CATALOGUE.read_text("utf-8"))
+SHIPPED_CATALOGUE = json.loads(CATALOGUE.read_text("utf-8"))
 ACCELERATED = ("p", "g", "trn")
 
 
@@ -51,28 +58,28 @@ def test_accelerated_type_states_its_accelerators(name: str) -> None:
     assert instance_type.memory_gib
 
 
-def test_answer_in_the_tests_matches_the_model_of_ec2() -> None:
+def test_sample_ec2_answer_is_valid_for_botocore() -> None:
     shape = botocore.session.get_session().get_service_model("ec2").shape_for("DescribeInstanceTypesResult")
     for answer in (an_answer(), an_answer(GpuInfo={}, NeuronInfo=NEURON)):
         report = ParamValidator().validate(answer, shape)
         assert not report.has_errors(), report.generate_report()
 
 
-def test_remade_type_equals_the_shipped_one() -> None:
-    assert instance_type_of(an_answer()["InstanceTypes"][0]) == BEFORE["types"]["ml.g5.12xlarge"]
+def test_instance_type_read_from_ec2_equals_the_shipped_one() -> None:
+    assert instance_type_of(an_answer()["InstanceTypes"][0]) == SHIPPED_CATALOGUE["types"]["ml.g5.12xlarge"]
 
 
-def test_answer_replaces_facts_and_keeps_mig_profiles() -> None:
+def test_ec2_answer_updates_an_instance_type_but_keeps_mig_profiles() -> None:
     larger = an_answer("p5.48xlarge", MemoryInfo={"SizeInMiB": 5_376})
 
-    types = remade(BEFORE["types"], {"a.json": larger}, hyperpod_types())
+    types = updated_catalogue(SHIPPED_CATALOGUE["types"], {"a.json": larger}, hyperpod_types())
 
     assert types["ml.p5.48xlarge"]["memoryGib"] == 5.25
-    assert types["ml.p5.48xlarge"]["mig"] == BEFORE["types"]["ml.p5.48xlarge"]["mig"]
-    assert types["ml.g5.12xlarge"] == BEFORE["types"]["ml.g5.12xlarge"]
+    assert types["ml.p5.48xlarge"]["mig"] == SHIPPED_CATALOGUE["types"]["ml.p5.48xlarge"]["mig"]
+    assert types["ml.g5.12xlarge"] == SHIPPED_CATALOGUE["types"]["ml.g5.12xlarge"]
 
 
-def test_neuron_devices_and_arm_are_read() -> None:
+def test_neuron_devices_and_arm_processors_are_read() -> None:
     info = an_answer(GpuInfo={}, NeuronInfo=NEURON, ProcessorInfo={"SupportedArchitectures": ["arm64"]})
 
     instance_type = instance_type_of(info["InstanceTypes"][0])
@@ -82,7 +89,7 @@ def test_neuron_devices_and_arm_are_read() -> None:
 
 
 def test_type_that_hyperpod_lacks_is_left_out() -> None:
-    assert remade({}, {"a.json": an_answer("x9.large")}, hyperpod_types()) == {}
+    assert updated_catalogue({}, {"a.json": an_answer("x9.large")}, hyperpod_types()) == {}
 
 
 @pytest.mark.parametrize(
@@ -92,10 +99,10 @@ def test_type_that_hyperpod_lacks_is_left_out() -> None:
         ({"InstanceTypes": [{"InstanceType": "g5.xlarge"}]}, r"a.json: InstanceTypes\[0\]: 'MemoryInfo' is missing"),
     ],
 )
-def test_wrong_answer_names_the_field(answer: dict[str, Any], message: str) -> None:
+def test_ec2_answer_with_a_wrong_field_is_refused_by_name(answer: dict[str, Any], message: str) -> None:
     with pytest.raises(AnswerError, match=message):
-        remade({}, {"a.json": answer}, hyperpod_types())
+        updated_catalogue({}, {"a.json": answer}, hyperpod_types())
 
 
-def test_file_has_the_form_that_the_tool_writes() -> None:
-    assert catalogue_text(BEFORE["source"], BEFORE["types"]) == CATALOGUE.read_text("utf-8")
+def test_catalogue_file_is_formatted_as_the_tool_writes_it() -> None:
+    assert catalogue_text(SHIPPED_CATALOGUE["source"], SHIPPED_CATALOGUE["types"]) == CATALOGUE.read_text("utf-8")

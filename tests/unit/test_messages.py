@@ -21,7 +21,7 @@ NOUNS = (
 _PLURAL = re.compile(rf" (?:(?:free|idle|open|more|interrupted|active|pending|stored) )?(?:{'|'.join(NOUNS)})\b")
 
 _CONSTANT = re.compile(r"(\w+\.)*_?[A-Z][A-Z_]+(\.days)?")
-"""A module constant is a known number, so its noun is written out."""
+"""Names of module constants. Their value is known, so the text has the right noun."""
 
 ALWAYS_MANY = frozenset(
     {
@@ -53,7 +53,7 @@ def plural_problems(path: str, source: str) -> Iterator[str]:
                     yield f"{path}:{value.lineno}: {{{name}}}{noun[0]}: use `count_of`, so that 1 has no plural"
 
 
-def test_noun_agrees_with_its_number() -> None:
+def test_message_uses_singular_or_plural_after_a_number() -> None:
     files = [path for folder in FOLDERS for path in sorted((PROJECT / folder).rglob("*.py"))]
     problems = [
         problem
@@ -67,11 +67,11 @@ def test_noun_agrees_with_its_number() -> None:
 @pytest.mark.parametrize(
     ("source", "expected"), [('f"{n} nodes"', 1), ('f"{n} idle nodes"', 1), ('f"{_MAX} nodes"', 0), ('f"{n} of"', 0)]
 )
-def test_plural_behind_a_value_is_reported(source: str, expected: int) -> None:
+def test_fixed_plural_after_a_variable_number_is_reported(source: str, expected: int) -> None:
     assert len(list(plural_problems("x.py", source))) == expected
 
 
-def test_count_of_agrees_with_its_number() -> None:
+def test_count_of_writes_singular_or_plural_by_number() -> None:
     counts = [count_of(number, "node") for number in (0, 1, 2)]
     assert counts == ["0 nodes", "1 node", "2 nodes"]
 

@@ -43,7 +43,7 @@ def test_every_file_named_in_a_module_docstring_exists() -> None:
     assert problems == []
 
 
-def test_missing_file_in_a_docstring_is_found(tmp_path: Path) -> None:
+def test_docstring_that_names_a_missing_file_is_reported(tmp_path: Path) -> None:
     for name in ("cli/package/pages/beside.py", "cli/package/other/below.py", "tools/tool.py"):
         file = tmp_path / name
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -3,9 +3,9 @@
 from evenkeel.domain.names import unknown_name
 
 
-def test_similar_name_is_suggested_instead_of_the_same_name() -> None:
+def test_suggestion_for_an_unknown_name_is_never_that_name_itself() -> None:
     assert unknown_name("node", "i-1", ["i-1", "i-2"]) == "There is no node i-1. Did you mean i-2?"
 
 
-def test_nothing_is_suggested_if_only_the_same_name_exists() -> None:
+def test_nothing_is_suggested_if_no_other_name_exists() -> None:
     assert unknown_name("node", "i-1", ["i-1"]) == "There is no node i-1."

@@ -44,11 +44,11 @@ LONG = "The job " + "waits and " * 13 + "starts."
         ("a.asl.json", '{\n "Comment": "Whoever is first answers the wait."\n}', ["retired: whoever"]),
     ],
 )
-def test_prose_check_finds_the_broken_rules_of_a_sentence(path: str, source: str, rules: list[str]) -> None:
-    assert [finding.rule for finding in prose.judge(path, source)] == rules
+def test_prose_check_reports_each_broken_rule_of_a_sentence(path: str, source: str, rules: list[str]) -> None:
+    assert [finding.rule for finding in prose.find_problems(path, source)] == rules
 
 
-def test_page_with_mostly_passive_sentences_is_found() -> None:
+def test_page_with_mostly_passive_sentences_is_reported() -> None:
     page = "\n\n".join(["The node is cordoned by the service."] * 10)
 
-    assert [finding.rule for finding in prose.judge("a.md", page)] == ["passive in 10 of 10 sentences"]
+    assert [finding.rule for finding in prose.find_problems("a.md", page)] == ["passive in 10 of 10 sentences"]

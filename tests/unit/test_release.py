@@ -21,7 +21,7 @@ ROOT = package.ROOT
 
 
 def a_build(folder: Path) -> Path:
-    """A build of sam with files in place of the code."""
+    """Return a folder like the output of `sam build`, with a small file as the code of each function."""
     document = json.loads(json.dumps(template()))
     for name, resource in document["Resources"].items():
         if resource["Type"] not in package._URIS:
@@ -71,7 +71,7 @@ def test_two_releases_of_one_build_are_equal(release: Path, tmp_path: Path) -> N
     assert archives[0].read_bytes() == archives[1].read_bytes()
 
 
-def test_changed_code_gets_a_new_key(tmp_path: Path) -> None:
+def test_changed_code_is_stored_under_another_key(tmp_path: Path) -> None:
     build = a_build(tmp_path / "build")
     before = package.store_artifact(build / "CordonNode", tmp_path / "a", "CordonNode")
     (build / "CordonNode" / "handler.py").write_text("changed = True\n")
@@ -90,7 +90,7 @@ def test_every_artifact_of_the_template_is_in_the_release(release: Path, package
     assert "&id" not in (release / "template.yaml").read_text()  # CloudFormation accepts no anchors
 
 
-def test_packaged_template_is_bound_to_its_build(packaged: Json) -> None:
+def test_packaged_template_allows_only_the_architecture_of_its_build(packaged: Json) -> None:
     parameters = packaged["Parameters"]
 
     assert parameters["Architecture"]["AllowedValues"] == ["arm64"]
@@ -112,7 +112,16 @@ def test_sam_translates_the_packaged_template(packaged: Json) -> None:
     assert machine["Bucket"] == {"Ref": package.BUCKET}
 
 
-def test_zip_keeps_executable_bits_and_no_times(tmp_path: Path) -> None:
+def test_release_has_every_template_that_a_page_deploys(tmp_path: Path) -> None:
+    package.copy_other_templates(tmp_path)
+
+    pages = "\n".join(path.read_text(encoding="utf-8") for path in (package.ROOT / "docs").rglob("*.md"))
+    named = set(re.findall(r"(?:--template-file |file://)((?:deploy|forwarding)/\S+)", pages))
+    assert named
+    assert [name for name in named if not (tmp_path / name).is_file()] == []
+
+
+def test_release_zip_keeps_executable_bits_and_no_file_times(tmp_path: Path) -> None:
     (tmp_path / "code").mkdir()
     for name, mode in (("run", 0o755), ("data", 0o600)):
         (tmp_path / "code" / name).write_text(name)
@@ -151,7 +160,7 @@ def test_bill_of_materials_lists_every_pin_with_its_hashes(tmp_path: Path, monke
     assert document["metadata"]["component"]["version"] == package.version()
 
 
-def test_checksums_are_those_of_sha256sum(tmp_path: Path) -> None:
+def test_release_checksums_have_the_format_of_sha256sum(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("content")
 
     package.write_checksums(tmp_path)
@@ -163,10 +172,10 @@ WORKFLOW = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_
 
 
 def test_release_workflow_pins_every_action_by_commit() -> None:
-    used = [step["uses"] for job in WORKFLOW["jobs"].values() for step in job["steps"] if "uses" in step]
+    used_actions = [step["uses"] for job in WORKFLOW["jobs"].values() for step in job["steps"] if "uses" in step]
 
-    assert used
-    assert [action for action in used if not re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", action)] == []
+    assert used_actions
+    assert [action for action in used_actions if not re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", action)] == []
 
 
 def test_release_workflow_writes_only_where_it_publishes() -> None:

@@ -19,7 +19,7 @@ RENTING = SERVICES.parent / "domain" / "renting"
 
 
 def a_record(node: KubernetesNode | None = None, **changes: Any) -> Decision:
-    """The record of a node that was let into service."""
+    """Return the decision record about a node that was put into service."""
     facts = {
         "decision_id": "dec-1",
         "kind": "VALIDATION",
@@ -33,12 +33,12 @@ def a_record(node: KubernetesNode | None = None, **changes: Any) -> Decision:
     return Decision.model_validate(facts | changes)
 
 
-def test_same_facts_give_the_same_answer() -> None:
+def test_replay_of_equal_facts_gives_an_equal_answer() -> None:
     record = a_record()
     assert replay(record, Policy()).differs_from(record) == ""
 
 
-def test_changed_answer_is_reported() -> None:
+def test_replay_reports_a_changed_answer() -> None:
     record = a_record(a_node(accelerators=7))
     assert replay(record, Policy()).differs_from(record) == "its action was 'RELEASE' and would be 'KEEP'"
 
@@ -57,7 +57,7 @@ def test_record_that_cannot_be_replayed_is_refused(changes: dict[str, Any], why:
         replay(a_record(**changes), Policy(), catalogue_hash="def")
 
 
-def test_every_recorded_kind_can_be_replayed() -> None:
+def test_every_decision_kind_can_be_replayed() -> None:
     texts = [path.read_text() for folder in (SERVICES, RENTING) for path in folder.rglob("*.py")]
     recorded = {
         kind

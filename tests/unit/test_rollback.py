@@ -28,7 +28,7 @@ FUNCTIONS = [a_function(PLAN, 3, a=1, b=2, c=3), a_function(SETTLE, 7, a=5, b=6,
 WORKFLOW = a_workflow((1, 5), (2, 6), (3, 7))
 
 
-def test_rollback_returns_to_the_deployment_before() -> None:
+def test_rollback_returns_to_the_previous_deployment() -> None:
     chosen = plan(FUNCTIONS, [WORKFLOW])
 
     assert chosen.functions == {"evenkeel-plan": 2, "evenkeel-settle": 6}
@@ -45,18 +45,18 @@ def test_reused_deployment_id_selects_its_newest_versions() -> None:
 
 
 def test_any_named_deployment_older_or_newer_can_be_chosen() -> None:
-    rolled_back = [a_function(PLAN, 1, a=1, b=2), a_function(SETTLE, 5, a=5, b=6)]
+    functions = [a_function(PLAN, 1, a=1, b=2), a_function(SETTLE, 5, a=5, b=6)]
 
     assert plan(FUNCTIONS, [WORKFLOW], "a").workflows == {MACHINE: f"{MACHINE}:1"}
-    assert plan(rolled_back, [WORKFLOW], "b").functions == {"evenkeel-plan": 2, "evenkeel-settle": 6}
+    assert plan(functions, [WORKFLOW], "b").functions == {"evenkeel-plan": 2, "evenkeel-settle": 6}
 
 
 def test_interrupted_rollback_asks_which_deployment_to_use() -> None:
-    half = [a_function(PLAN, 2, a=1, b=2, c=3), a_function(SETTLE, 7, a=5, b=6, c=7)]
+    half_rolled_back = [a_function(PLAN, 2, a=1, b=2, c=3), a_function(SETTLE, 7, a=5, b=6, c=7)]
 
     with pytest.raises(RollbackError, match=r"several deployments: b, c. Name one with --to"):
-        plan(half, [WORKFLOW])
-    assert plan(half, [WORKFLOW], "b").functions == {"evenkeel-plan": 2, "evenkeel-settle": 6}
+        plan(half_rolled_back, [WORKFLOW])
+    assert plan(half_rolled_back, [WORKFLOW], "b").functions == {"evenkeel-plan": 2, "evenkeel-settle": 6}
 
 
 def test_first_deployment_cannot_be_rolled_back() -> None:
@@ -65,19 +65,19 @@ def test_first_deployment_cannot_be_rolled_back() -> None:
 
 
 def test_deployment_without_a_version_of_every_function_is_refused() -> None:
-    failed = [a_function(PLAN, 3, a=1, b=2, c=3), a_function(SETTLE, 7, a=5, c=7)]
+    functions = [a_function(PLAN, 3, a=1, b=2, c=3), a_function(SETTLE, 7, a=5, c=7)]
 
-    assert complete_deployments(failed) == ["a", "c"]
+    assert complete_deployments(functions) == ["a", "c"]
     with pytest.raises(RollbackError, match=r"no complete deployment b. There are: a, c"):
-        plan(failed, [WORKFLOW], "b")
+        plan(functions, [WORKFLOW], "b")
 
 
-def test_workflow_without_a_fitting_version_is_refused() -> None:
+def test_rollback_needs_a_workflow_version_of_the_chosen_deployment() -> None:
     with pytest.raises(RollbackError, match=r"No version of .*recover_node calls the functions of the deployment b"):
         plan(FUNCTIONS, [a_workflow((1, 5), (3, 7))], "b")
 
 
-def test_deployment_ids_are_ordered_and_fit_the_parameter() -> None:
+def test_later_deployment_has_a_higher_id() -> None:
     first = deploy.deployment_id(datetime(2025, 11, 25, 1, 30, tzinfo=UTC))
 
     assert first == "2511250130"
@@ -97,7 +97,7 @@ def test_deployment_never_reuses_an_id(present: str) -> None:
     ("parameters", "present"),
     [([], ""), ([{"ParameterKey": "DeploymentId", "ParameterValue": "2511250130"}], "2511250130")],
 )
-def test_current_deployment_is_the_parameter_of_the_stack(parameters: list[dict[str, str]], present: str) -> None:
+def test_current_deployment_id_is_read_from_the_stack(parameters: list[dict[str, str]], present: str) -> None:
     client = boto3.client("cloudformation", region_name="us-west-2")
     stack = {"StackName": "evenkeel", "CreationTime": 0, "StackStatus": "IMPORT_COMPLETE", "Parameters": parameters}
     with Stubber(client) as stub:

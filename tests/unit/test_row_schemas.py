@@ -1,4 +1,4 @@
-"""A release must read the rows of the release before it, and must write rows that this one can read."""
+"""A release reads the rows of the previous release, and writes rows that the previous release can read."""
 
 import copy
 import json
@@ -27,31 +27,31 @@ def test_snapshot_of_the_row_schemas_is_current() -> None:
     assert schemas() == COMMITTED, "The change is allowed. Run: .venv/bin/python -m tests.row_schemas"
 
 
-def test_every_value_of_a_row_keeps_unknown_fields() -> None:
+def test_stored_classes_keep_unknown_fields_of_a_newer_release() -> None:
     kinds = {kind for row in TYPES for kind in classes_in(row.kind) if issubclass(kind, BaseModel)}
 
-    drops = [
+    dropping_classes = [
         kind.__name__
         for kind in kinds
         if kind.model_config.get("extra") != "allow" and not issubclass(kind, StrictValue)
     ]
-    assert drops == []
+    assert dropping_classes == []
 
 
-def test_absent_field_of_a_row_equals_none() -> None:
+def test_row_field_that_may_be_none_defaults_to_none() -> None:
     """Rows that leave out fields that are None read the same (`Value.to_compact_json`)."""
     kinds = {kind for row in TYPES for kind in classes_in(row.kind) if issubclass(kind, BaseModel)}
 
-    differing = [
+    required_fields = [
         f"{kind.__name__}.{name}"
         for kind in kinds
         for name, field in kind.model_fields.items()
         if type(None) in get_args(field.annotation) and field.default is not None
     ]
-    assert differing == []
+    assert required_fields == []
 
 
-def _changed(change: Callable[[dict[str, Any]], object]) -> str:
+def _problems_after(change: Callable[[dict[str, Any]], object]) -> str:
     after = copy.deepcopy(COMMITTED)
     change(after)
     return "\n".join(problems(COMMITTED, after, {"JobState": frozenset({"READ"})}))
@@ -70,10 +70,10 @@ def _changed(change: Callable[[dict[str, Any]], object]) -> str:
         (lambda s: s["enumerations"]["JobState"].append("PAUSED"), "JobState.PAUSED is new. The last release cannot"),
     ],
 )
-def test_change_that_breaks_the_last_release_is_named(
+def test_row_change_that_breaks_the_last_release_is_reported(
     change: Callable[[dict[str, Any]], object], expected: str
 ) -> None:
-    assert expected in _changed(change)
+    assert expected in _problems_after(change)
 
 
 @pytest.mark.parametrize(
@@ -86,5 +86,5 @@ def test_change_that_breaks_the_last_release_is_named(
         lambda s: s["enumerations"]["JobState"].append("READ"),
     ],
 )
-def test_allowed_change_is_not_named(change: Callable[[dict[str, Any]], object]) -> None:
-    assert _changed(change) == ""
+def test_row_change_that_both_releases_can_read_is_accepted(change: Callable[[dict[str, Any]], object]) -> None:
+    assert _problems_after(change) == ""

@@ -1,4 +1,4 @@
-"""The scenarios' own sums: a check of money that could not fail would be none."""
+"""The sums of money that scenarios check: a wrong amount fails the check."""
 
 from decimal import Decimal
 from types import SimpleNamespace
@@ -37,32 +37,37 @@ def a_rental(*offers: Json, cost: str | None = None) -> Json:
     ],
     ids=["whole seconds", "a begun second", "a minute at least", "each node", "what never came is free", "nothing"],
 )
-def test_bill_is_price_times_started_seconds_times_nodes(offers: list[Json], usd: str) -> None:
+def test_expected_rent_is_price_times_started_seconds_times_nodes(offers: list[Json], usd: str) -> None:
     assert has_expected_cost(a_rental(*offers, cost=usd))
     assert f"{expected_cost_usd(a_rental(*offers)):.6f}" == usd
 
 
 @pytest.mark.parametrize("cost", ["0.495001", "0.494999", "0.00", None])
-def test_bill_wrong_by_a_micro_dollar_is_found(cost: str | None) -> None:
+def test_rent_that_differs_by_a_micro_dollar_is_reported(cost: str | None) -> None:
     assert not has_expected_cost(a_rental(an_offer("01:21.000000"), cost=cost))
 
 
-def a_centre(*claims: Json) -> Any:
+def a_data_centre(*claims: Json) -> Any:
     return SimpleNamespace(cluster=SimpleNamespace(get=lambda _path: {"items": list(claims)}))
 
 
-def a_claim(name: str, pool: str, *, is_launched: bool = True) -> Json:
+def a_node_claim(name: str, pool: str, *, is_launched: bool = True) -> Json:
     labels = {"karpenter.sh/nodepool": pool}
     status = {"providerID": f"aws:///us-west-2a/{name}"} if is_launched else {}
     return {"metadata": {"name": name, "labels": labels}, "status": status}
 
 
-def test_meter_keeps_the_highest_rate_of_launched_machines() -> None:
+def test_cost_meter_keeps_the_highest_hourly_rate_of_launched_nodes() -> None:
     meter = CostMeter()
-    spot, on_demand = a_claim("one", "burst-spot"), a_claim("two", "burst-on-demand")
+    spot, on_demand = a_node_claim("one", "burst-spot"), a_node_claim("two", "burst-on-demand")
 
-    for claims in ([spot], [spot, on_demand, a_claim("three", "burst-on-demand", is_launched=False)], [on_demand], []):
-        meter.read(a_centre(*claims))
+    for claims in (
+        [spot],
+        [spot, on_demand, a_node_claim("three", "burst-on-demand", is_launched=False)],
+        [on_demand],
+        [],
+    ):
+        meter.read(a_data_centre(*claims))
 
     assert meter.max_micros_per_hour == 22_000_000 + 55_040_000
-    assert meter.min_usd() == Decimal(0)  # no whole second went by
+    assert meter.min_usd() == Decimal(0)  # less than a second has passed

@@ -1,4 +1,4 @@
-"""The documentation site has no dead link, asks no other host, and shows every page and every field of the policy."""
+"""The documentation site has no dead link, loads nothing from other hosts, and shows all pages and policy fields."""
 
 import re
 from pathlib import Path
@@ -9,44 +9,46 @@ import pytest
 
 from tools import policy_page, site, site_hooks
 
-_LOADED = re.compile(
+_LOADED_URL = re.compile(
     r"<(?:script|img|iframe)[^>]*\bsrc=\"?(https?:[^\">\s]+)|<link[^>]*rel=\"?stylesheet\"?[^>]*href=\"?(https?:[^\">\s]+)"
 )
 DOCS = site.ROOT / "docs"
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def built_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
-    done = site.build(folder)
-    assert done.returncode == 0, done.stdout + done.stderr
+    built_pages = site.build(folder)
+    assert built_pages.returncode == 0, built_pages.stdout + built_pages.stderr
     return folder
 
 
-def test_site_shows_every_page(built: Path) -> None:
+def test_site_shows_every_page(built_site: Path) -> None:
     pages = {path.relative_to(DOCS).with_suffix(".html").as_posix() for path in DOCS.rglob("*.md")}
-    shown = {path.relative_to(built).as_posix() for path in built.rglob("*.html")}
+    html_files = {path.relative_to(built_site).as_posix() for path in built_site.rglob("*.html")}
 
-    assert {page.replace("README.html", "index.html") for page in pages} - shown == set()
+    assert {page.replace("README.html", "index.html") for page in pages} - html_files == set()
 
 
-def test_site_loads_nothing_from_another_host(built: Path) -> None:
-    foreign = {match[0] for path in built.rglob("*.html") for match in _LOADED.finditer(path.read_text("utf-8"))}
+def test_site_loads_nothing_from_another_host(built_site: Path) -> None:
+    external_urls = {
+        match[0] for path in built_site.rglob("*.html") for match in _LOADED_URL.finditer(path.read_text("utf-8"))
+    }
 
-    assert foreign == set()
+    assert external_urls == set()
 
 
 def test_every_policy_field_has_a_description() -> None:
     schema = policy_page.schema()
     sections: dict[str, Any] = {"Policy": schema, **schema["$defs"]}
-    undescribed = [
+    undescribed_fields = [
         f"{section}.{name}"
         for section, content in sections.items()
         for name, field in content.get("properties", {}).items()
         if not field.get("description")
     ]
 
-    assert undescribed == [], "write a docstring under each of these fields"
+    assert undescribed_fields == [], "write a docstring under each of these fields"
 
 
 @pytest.mark.parametrize(

@@ -50,8 +50,8 @@ def variables(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("variables")
     shutil.copy(terraform.VARIABLES, folder)
     (folder / "output.tf").write_text(OUTPUT)
-    done = run_terraform(folder, "init", "-input=false", "-no-color")
-    assert done.returncode == 0, done.stderr
+    completed = run_terraform(folder, "init", "-input=false", "-no-color")
+    assert completed.returncode == 0, completed.stderr
     return folder
 
 
@@ -59,17 +59,17 @@ def evaluated_parameters(variables: Path, tmp_path: Path, **given: Any) -> dict[
     """Apply the variables, and return the parameters that the stack would get."""
     (tmp_path / "given.tfvars.json").write_text(json.dumps(given))
     files = (f"-var-file={tmp_path / 'given.tfvars.json'}", f"-state={tmp_path / 'state'}")
-    done = run_terraform(variables, "apply", "-auto-approve", "-input=false", "-no-color", *files)
-    assert done.returncode == 0, done.stderr
-    shown = run_terraform(variables, "output", f"-state={tmp_path / 'state'}", "-json")
-    values: dict[str, str] = json.loads(shown.stdout)["parameters"]["value"]
+    completed = run_terraform(variables, "apply", "-auto-approve", "-input=false", "-no-color", *files)
+    assert completed.returncode == 0, completed.stderr
+    output_result = run_terraform(variables, "output", f"-state={tmp_path / 'state'}", "-json")
+    values: dict[str, str] = json.loads(output_result.stdout)["parameters"]["value"]
     return values
 
 
 def test_module_has_the_layout_of_terraform_fmt() -> None:
-    done = run_terraform(MODULE, "fmt", "-check", "-diff", "-no-color")
+    completed = run_terraform(MODULE, "fmt", "-check", "-diff", "-no-color")
 
-    assert done.returncode == 0, done.stdout
+    assert completed.returncode == 0, completed.stdout
 
 
 def test_each_parameter_has_its_own_variable() -> None:
@@ -79,12 +79,12 @@ def test_each_parameter_has_its_own_variable() -> None:
     assert {"hyperpod_cluster_arn", "kubernetes_clusters", "page_email", "sagemaker_endpoint"} <= set(names)
 
 
-def test_omitted_variables_keep_the_defaults_of_the_template(variables: Path, tmp_path: Path) -> None:
+def test_omitted_terraform_variables_keep_the_defaults_of_the_template(variables: Path, tmp_path: Path) -> None:
     assert evaluated_parameters(variables, tmp_path) == {}
 
 
-def test_variables_become_string_parameters_of_the_stack(variables: Path, tmp_path: Path) -> None:
-    given = {
+def test_terraform_variables_become_string_parameters_of_the_stack(variables: Path, tmp_path: Path) -> None:
+    variable_values = {
         "fleet_name": "research",
         "kubernetes_clusters": ["research-eks", "burst-eks"],
         "log_retention_days": 90,
@@ -92,7 +92,7 @@ def test_variables_become_string_parameters_of_the_stack(variables: Path, tmp_pa
         "page_email": "",
     }
 
-    assert evaluated_parameters(variables, tmp_path, **given) == {
+    assert evaluated_parameters(variables, tmp_path, **variable_values) == {
         "FleetName": "research",
         "KubernetesClusters": "research-eks,burst-eks",
         "LogRetentionDays": "90",
@@ -113,10 +113,12 @@ def test_variables_become_string_parameters_of_the_stack(variables: Path, tmp_pa
 def test_wrong_value_is_refused_with_the_variables_name(variables: Path, tmp_path: Path, name: str, value: Any) -> None:
     (tmp_path / "given.tfvars.json").write_text(json.dumps({name: value}))
 
-    done = run_terraform(variables, "plan", "-input=false", "-no-color", f"-var-file={tmp_path / 'given.tfvars.json'}")
+    completed = run_terraform(
+        variables, "plan", "-input=false", "-no-color", f"-var-file={tmp_path / 'given.tfvars.json'}"
+    )
 
-    assert done.returncode == 1
-    assert f"{name} must" in " ".join(done.stderr.split())
+    assert completed.returncode == 1
+    assert f"{name} must" in " ".join(completed.stderr.split())
 
 
 def without_provider(text: str) -> str:
@@ -130,9 +132,9 @@ def without_provider(text: str) -> str:
 
 def _as_terraform_data(block: re.Match[str]) -> str:
     arguments = dict(ARGUMENT.findall(block[4]))
-    kept = "".join(f"  {name} = {arguments[name]}\n" for name in arguments if name in META_ARGUMENTS)
+    meta_arguments = "".join(f"  {name} = {arguments[name]}\n" for name in arguments if name in META_ARGUMENTS)
     values = "".join(f"    {name} = {value}\n" for name, value in arguments.items() if name not in META_ARGUMENTS)
-    return f'resource "terraform_data" "{block[3]}" {{\n{kept}  input = {{\n{values}  }}\n}}\n'
+    return f'resource "terraform_data" "{block[3]}" {{\n{meta_arguments}  input = {{\n{values}  }}\n}}\n'
 
 
 @pytest.fixture
@@ -149,16 +151,16 @@ def apply_module(folder: Path, release: Path) -> dict[str, Any]:
     folder.mkdir(exist_ok=True)
     shutil.copy(terraform.VARIABLES, folder)
     (folder / "main.tf").write_text(without_provider((MODULE / "main.tf").read_text(encoding="utf-8")))
-    given = {
+    variable_values = {
         "release": str(release),
         "artifact_bucket": "releases",
         "artifact_prefix": "main/",
         "fleet_name": "research",
     }
-    (folder / "terraform.tfvars.json").write_text(json.dumps(given))
+    (folder / "terraform.tfvars.json").write_text(json.dumps(variable_values))
     for arguments in (("init", "-input=false"), ("apply", "-auto-approve", "-input=false")):
-        done = run_terraform(folder, *arguments, "-no-color")
-        assert done.returncode == 0, done.stderr
+        completed = run_terraform(folder, *arguments, "-no-color")
+        assert completed.returncode == 0, completed.stderr
     state = json.loads(run_terraform(folder, "show", "-json").stdout)
     resources = state["values"]["root_module"]["resources"]
     return {resource["address"].removeprefix("terraform_data."): resource["values"]["output"] for resource in resources}
@@ -189,11 +191,11 @@ def test_module_uploads_the_release_and_creates_its_stack(tmp_path: Path, releas
 
 def test_new_template_gets_another_deployment_id(tmp_path: Path, release: Path) -> None:
     before = apply_module(tmp_path / "module", release)["evenkeel"]
-    unchanged = apply_module(tmp_path / "module", release)["evenkeel"]
+    unchanged_stack = apply_module(tmp_path / "module", release)["evenkeel"]
     (release / "template.yaml").write_text("Resources: {Topic: {Type: AWS::SNS::Topic}}\n")
     after = apply_module(tmp_path / "module", release)["evenkeel"]
 
-    assert unchanged == before
+    assert unchanged_stack == before
     assert after["parameters"]["DeploymentId"] != before["parameters"]["DeploymentId"]
     assert after["template_url"] != before["template_url"]
 

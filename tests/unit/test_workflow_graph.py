@@ -15,7 +15,7 @@ RECOVER: dict[str, Any] = json.loads((MACHINES / "recover_node.asl.json").read_t
 
 
 def state_visits(*names: str, ended: int) -> list[Visit]:
-    """Return entries into states, a second apart, of which the first `ended` were left."""
+    """Return visits of states, a second apart. The first `ended` of them have ended."""
     at = [A_MOMENT + timedelta(seconds=second) for second in range(len(names) + 1)]
     return [
         Visit(state=name, entered_at=at[index], exited_at=at[index + 1] if index < ended else None)
@@ -49,7 +49,7 @@ def test_graph_has_every_state_once_and_no_dangling_arrow(path: Path) -> None:
     assert {state.progress for state in graph} == {StateProgress.NOT_REACHED}
 
 
-def test_current_state_is_the_one_that_was_not_left() -> None:
+def test_state_that_was_entered_but_not_left_is_current() -> None:
     states = progress_by_state(state_visits("PlanRecovery", "AwaitApproval", ended=1), is_running=True)
 
     assert states["PlanRecovery"].progress is StateProgress.DONE
@@ -57,7 +57,7 @@ def test_current_state_is_the_one_that_was_not_left() -> None:
     assert states["CordonNode"].progress is StateProgress.NOT_REACHED
 
 
-def test_both_parallel_branches_can_be_current() -> None:
+def test_both_parallel_branches_of_a_workflow_can_be_current() -> None:
     states = progress_by_state(
         state_visits("PlanRecovery", "Recover", "RepairNode", "PlanResume", ended=1), is_running=True
     )
@@ -68,7 +68,7 @@ def test_both_parallel_branches_can_be_current() -> None:
     assert states["RepairNode"].branch != states["PlanResume"].branch
 
 
-def test_ended_execution_failed_where_it_stopped() -> None:
+def test_last_state_of_an_ended_unfinished_execution_is_failed() -> None:
     states = progress_by_state(state_visits("PlanRecovery", "CordonNode", ended=1), is_running=False)
 
     assert states["CordonNode"].progress is StateProgress.FAILED

@@ -28,7 +28,7 @@ class TransientError(Exception):
 def handler(event, context):
     notes = pathlib.Path(os.environ["NOTES"]) / f"{os.environ['NAME']}.jsonl"
     died = notes.with_suffix(".died.jsonl")
-    if len(died.read_text().splitlines() if died.exists() else []) < int(os.environ["DIES"]):
+    if len(died.read_text().splitlines() if died.exists() else []) < int(os.environ["CRASHES_FIRST"]):
         with died.open("a") as file:
             file.write(json.dumps(event) + "\\n")
         os.kill(os.getpid(), 9)
@@ -36,7 +36,7 @@ def handler(event, context):
     with notes.open("a") as file:
         file.write(json.dumps(event) + "\\n")
     print(os.environ["NAME"], tries)
-    if tries < int(os.environ["FAILS"]):
+    if tries < int(os.environ["ERRORS_FIRST"]):
         raise TransientError("Throttled: told by the test")
     return json.loads(os.environ["ANSWER"])
 """
@@ -55,12 +55,12 @@ class WorkflowRun:
     """An execution with real functions, and the arguments of each function."""
 
     ending: ExecutionResult
-    given: dict[str, list[Json]]
+    inputs_of: dict[str, list[Json]]
     execution: str
 
 
 class StubFunctions:
-    """A function behind every task; the test answers the tokens."""
+    """Stub functions, one behind each task; the test answers the tokens."""
 
     def __init__(self, bench: WorkflowBench, notes: Path) -> None:
         self._bench = bench
@@ -72,9 +72,10 @@ class StubFunctions:
             archive.writestr("handler.py", STAND_IN)
         self._code = packed.getvalue()
 
-    def make(self, name: str, answer: Any, *, fails: int = 0, dies: int = 0) -> None:
+    def create(self, name: str, answer: Any, *, errors_first: int = 0, crashes_first: int = 0) -> None:
+        """Create a function that first fails or crashes this often, and then answers."""
         variables = {"NAME": name, "NOTES": str(self._notes), "ANSWER": json.dumps(answer)}
-        variables |= {"FAILS": str(fails), "DIES": str(dies)}
+        variables |= {"ERRORS_FIRST": str(errors_first), "CRASHES_FIRST": str(crashes_first)}
         self._lambda.create_function(
             FunctionName=name,
             Runtime="python3.11",
@@ -85,12 +86,12 @@ class StubFunctions:
             Timeout=30,
         )
 
-    def given(self, name: str) -> list[Json]:
+    def inputs_of(self, name: str) -> list[Json]:
         file = self._notes / f"{name}.jsonl"
         lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
         return [json.loads(line) for line in lines]
 
-    def walk(self, machine: str) -> WorkflowRun:
+    def run_to_end(self, machine: str) -> WorkflowRun:
         """Run a machine to its end, answering each token as soon as it is known."""
         steps = self._bench.steps
         started = steps.start_execution(
@@ -101,7 +102,7 @@ class StubFunctions:
         deadline = time.monotonic() + 60
         while steps.describe_execution(executionArn=arn)["status"] == "RUNNING":
             assert time.monotonic() < deadline, self._bench.history(arn)[-1]
-            for wait in self.given("OpenWait"):
+            for wait in self.inputs_of("OpenWait"):
                 if wait["executionArn"] == arn and wait["token"] not in answered:
                     answered.add(wait["token"])
                     steps.send_task_success(taskToken=wait["token"], output=json.dumps(WAITS[wait["kind"]]))
@@ -111,8 +112,8 @@ class StubFunctions:
             for _, state in states(workflow(machine))
             if state["Type"] == "Task"
         }
-        given = {name: [event for event in self.given(name) if event["executionArn"] == arn] for name in names}
-        return WorkflowRun(self._bench.ending(arn), given, arn)
+        inputs_of = {name: [event for event in self.inputs_of(name) if event["executionArn"] == arn] for name in names}
+        return WorkflowRun(self._bench.ending(arn), inputs_of, arn)
 
 
 @pytest.fixture(scope="module")
@@ -126,50 +127,53 @@ def stand_ins(
     tasks = {**WELL, **RUNS, "SettleAttempt": says("JOB_REQUEUED")}
     for name, answer in tasks.items():
         if not name.startswith("Await") and name != "ValidateNode":
-            stub_functions.make(
-                name, answer, fails=2 if name == "CordonNode" else 0, dies=1 if name == "RepairNode" else 0
+            stub_functions.create(
+                name,
+                answer,
+                errors_first=2 if name == "CordonNode" else 0,
+                crashes_first=1 if name == "RepairNode" else 0,
             )
-    stub_functions.make("OpenWait", {"outcome": "OPENED"}, dies=1)
+    stub_functions.create("OpenWait", {"outcome": "OPENED"}, crashes_first=1)
     return stub_functions
 
 
 @pytest.fixture(scope="module")
 def recovery(stand_ins: StubFunctions) -> WorkflowRun:
-    return stand_ins.walk("recover_node")
+    return stand_ins.run_to_end("recover_node")
 
 
 @pytest.fixture(scope="module")
 def attempt(stand_ins: StubFunctions) -> WorkflowRun:
-    return stand_ins.walk("run_job")
+    return stand_ins.run_to_end("run_job")
 
 
 def test_recovery_succeeds_after_two_failures_of_a_function(recovery: WorkflowRun) -> None:
     assert recovery.ending.entered[-1] == "Recovered"
-    assert len(recovery.given["CordonNode"]) == 3
+    assert len(recovery.inputs_of["CordonNode"]) == 3
 
 
 def test_recovery_succeeds_after_a_function_process_dies(stand_ins: StubFunctions, recovery: WorkflowRun) -> None:
-    (died,) = stand_ins.given("RepairNode.died")
+    (died,) = stand_ins.inputs_of("RepairNode.died")
 
     assert recovery.ending.entered[-1] == "Recovered"
-    assert died == recovery.given["RepairNode"][0]
+    assert died == recovery.inputs_of["RepairNode"][0]
 
 
 def test_wait_is_opened_again_after_its_process_dies(stand_ins: StubFunctions, recovery: WorkflowRun) -> None:
-    (died,) = stand_ins.given("OpenWait.died")
+    (died,) = stand_ins.inputs_of("OpenWait.died")
 
-    opened = [wait for wait in recovery.given["OpenWait"] if wait["kind"] == died["kind"]]
+    opened = [wait for wait in recovery.inputs_of["OpenWait"] if wait["kind"] == died["kind"]]
     assert len(opened) == 1
 
 
 def test_function_payloads_contain_ids_and_no_documents(recovery: WorkflowRun) -> None:
     expected = {"schemaVersion": 1, "incidentId": "inc-7qk2", "run": 1, "executionArn": recovery.execution}
     for name in ("PlanRecovery", "CordonNode", "DrainNode", "RepairNode", "CheckNode", "ReturnNode", "PlanResume"):
-        assert recovery.given[name][0] == expected
+        assert recovery.inputs_of[name][0] == expected
 
 
 def test_each_wait_of_a_recovery_has_its_own_token(recovery: WorkflowRun) -> None:
-    waits = recovery.given["OpenWait"]
+    waits = recovery.inputs_of["OpenWait"]
 
     assert {wait["kind"] for wait in waits} == {"NODE_BACK", "NODE_VALID", "JOBS_RESUMED"}
     assert len({wait["token"] for wait in waits}) == 3
@@ -177,7 +181,7 @@ def test_each_wait_of_a_recovery_has_its_own_token(recovery: WorkflowRun) -> Non
 
 
 def test_incident_is_settled_with_the_end_of_each_branch(recovery: WorkflowRun) -> None:
-    (settled,) = recovery.given["SettleIncident"]
+    (settled,) = recovery.inputs_of["SettleIncident"]
 
     assert settled["plan"] == {"outcome": "ACT", "reason": "It is act."}
     assert settled["node"] == {"outcome": "RETURNED", "reason": "It is returned."}
@@ -186,12 +190,12 @@ def test_incident_is_settled_with_the_end_of_each_branch(recovery: WorkflowRun) 
 
 
 def test_attempt_is_settled_with_the_last_wait_answer(attempt: WorkflowRun) -> None:
-    (settled,) = attempt.given["SettleAttempt"]
+    (settled,) = attempt.inputs_of["SettleAttempt"]
 
     assert attempt.ending.entered[-1] == "JobRequeued"
     assert settled["ended"] == WAITS["ATTEMPT_STOPPED"]
     assert settled["failure"] is None
-    assert [wait["kind"] for wait in attempt.given["OpenWait"]] == [
+    assert [wait["kind"] for wait in attempt.inputs_of["OpenWait"]] == [
         "ATTEMPT_RUNNING",
         "ATTEMPT_ENDED",
         "ATTEMPT_STOPPED",

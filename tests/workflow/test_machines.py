@@ -35,7 +35,7 @@ def test_execution_ends_in_the_expected_state(case: WorkflowCase, endings: dict[
 @pytest.mark.parametrize("machine", WORKFLOWS)
 def test_every_transition_is_covered_by_a_case(machine: str, endings: dict[str, ExecutionResult]) -> None:
     drawn = {arrow for _, part in machines(workflow(machine)) for arrow in transitions(part)}
-    taken = {arrow for case in CASES if case.machine == machine for arrow in endings[case.name].arrows(machine)}
+    taken = {arrow for case in CASES if case.machine == machine for arrow in endings[case.name].transitions(machine)}
 
     assert sorted(drawn - taken) == []
     assert sorted(taken - drawn) == []
@@ -114,7 +114,9 @@ def history_size(machine: str, entered: tuple[str, ...], *, tries: int) -> int:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_history_stays_within_limits_even_at_the_caps(case: WorkflowCase, endings: dict[str, ExecutionResult]) -> None:
+def test_history_stays_below_event_limits_with_every_retry(
+    case: WorkflowCase, endings: dict[str, ExecutionResult]
+) -> None:
     entered = endings[case.name].entered
     tries = 1 + max(state["Retry"][0]["MaxAttempts"] for _, state in states(workflow(case.machine)) if "Retry" in state)
 
@@ -129,7 +131,9 @@ def documents_of(event: Json) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_workflow_data_stays_below_its_limit(case: WorkflowCase, endings: dict[str, ExecutionResult]) -> None:
+def test_workflow_data_stays_below_the_limit_of_step_functions(
+    case: WorkflowCase, endings: dict[str, ExecutionResult]
+) -> None:
     largest = max(len(text.encode()) for event in endings[case.name].events for text in documents_of(event))
     assert largest < DATA_LIMIT
 

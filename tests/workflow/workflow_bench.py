@@ -70,7 +70,7 @@ class ExecutionResult:
         details = [event.get("stateEnteredEventDetails", {}) for event in self.events]
         return [json.loads(detail["input"]) for detail in details if detail.get("name") == state]
 
-    def arrows(self, machine: str) -> set[tuple[str, str]]:
+    def transitions(self, machine: str) -> set[tuple[str, str]]:
         """Return the transitions in order, branch by branch."""
         taken: set[tuple[str, str]] = set()
         for _, part in machines(workflow(machine)):

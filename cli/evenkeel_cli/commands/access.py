@@ -40,10 +40,10 @@ def apply(
     eks, names = _entries_and_clusters(stack, clusters)
     plans = [eks.plan(name) for name in names]
     if not dry_run:
-        due = sum(len(changes.pending_entries) for changes in plans)
-        if due and not yes:
+        change_count = sum(len(changes.pending_entries) for changes in plans)
+        if change_count and not yes:
             _print_changes(Printer(sys.stderr, os.environ), plans, is_done=False)
-            confirm(f"make {due} changes")
+            confirm(f"make {change_count} changes")
         plans = [eks.apply(changes) if changes.pending_entries else changes for changes in plans]
     document = {"isDryRun": dry_run, "stack": eks.stack, "clusters": [changes.to_json() for changes in plans]}
     print_object(document, output, lambda out: _print_changes(out, plans, is_done=not dry_run))
@@ -79,7 +79,12 @@ def _entries_and_clusters(stack: str, only: list[str] | None) -> tuple["EksAcces
         raise CommandFailed(Exit.FAILED, str(error), code="NO_STACK", hint=error.fix) from error
     if differing := sorted(set(roles) ^ set(access.functions_with_access())):
         text = f"The stack {site.stack} and this command differ in release: only one has {differing[0]}."
-        raise CommandFailed(Exit.FAILED, text, code="OTHER_RELEASE", hint="Use the command of the stack's release.")
+        raise CommandFailed(
+            Exit.FAILED,
+            text,
+            code="OTHER_RELEASE",
+            hint="Install the command in the release that the stack runs, then repeat it.",
+        )
     if unknown := sorted(set(only or ()) - set(names)):
         text = f"The stack {site.stack} has no cluster {unknown[0]!r}."
         hint = f"KubernetesClusters: {', '.join(names) or 'none'}"

@@ -27,7 +27,7 @@ def list_acts(
 ) -> None:
     """List what people did to the fleet, newest first. Actions on a job are in its timeline."""
     client = lookup.current_client()
-    begins = lookup.parse_instant("--since", since, stdout_printer().now())
+    since_text = lookup.parse_instant("--since", since, stdout_printer().now())
 
     def draw(listed: tuple[list[Json], str | None]) -> None:
         acts, token = listed
@@ -36,13 +36,13 @@ def list_acts(
             output,
             _columns,
             fields=_FIELDS,
-            nothing=f"No person changed the fleet since {begins}.",
+            nothing=f"No person changed the fleet since {since_text}.",
             page_token=token,
             ends_after=limit,
         )
 
     def fetch() -> tuple[list[Json], str | None]:
-        return lookup.list_items_and_token(client, "/audit", limit, since=begins, by=by)
+        return lookup.list_items_and_token(client, "/audit", limit, since=since_text, by=by)
 
     print_or_watch(fetch, draw, output, watch=watch)
 

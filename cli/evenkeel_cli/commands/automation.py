@@ -34,7 +34,7 @@ def show(output: lookup.OutputOption = OutputFormat.TABLE) -> None:
 @app.command("hold")
 def hold(
     reason: Annotated[str, typer.Option(help="Reason; recorded and shown.")],
-    length: Annotated[str, typer.Option("--for", help="Duration: 30m, 2h or 1d.", metavar="TIME")] = "1h",
+    duration_text: Annotated[str, typer.Option("--for", help="Duration: 30m, 2h or 1d.", metavar="TIME")] = "1h",
     pool: PoolOption = None,
     node: NodeOption = None,
     allow_unknown: Annotated[
@@ -45,7 +45,7 @@ def hold(
 ) -> None:
     """Hold repairs and job stops for a time. Steps that have started still finish. `stop` holds everything."""
     client = lookup.current_client()
-    body = {"reason": reason, "forSeconds": parse_duration(length), **_scope_fields(client, pool, node)}
+    body = {"reason": reason, "forSeconds": parse_duration(duration_text), **_scope_fields(client, pool, node)}
     body |= {"allowUnknown": True} if allow_unknown else {}
     response = client.post(f"/clusters/{client.fleet}/automation/hold", body, key=key)
 
@@ -56,7 +56,7 @@ def hold(
 @app.command("stop")
 def stop(
     reason: Annotated[str, typer.Option(help="Reason; recorded and shown.")],
-    length: Annotated[str, typer.Option("--for", help="Duration: 30m, 2h or 1d.", metavar="TIME")] = "1h",
+    duration_text: Annotated[str, typer.Option("--for", help="Duration: 30m, 2h or 1d.", metavar="TIME")] = "1h",
     key: lookup.KeyOption = None,
     output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
@@ -65,7 +65,7 @@ def stop(
     No admission, preemption or resize starts. Prints the actions that still run. `automation release` ends the hold.
     """
     client = lookup.current_client()
-    body = {"reason": reason, "forSeconds": parse_duration(length), "stopsScheduling": True}
+    body = {"reason": reason, "forSeconds": parse_duration(duration_text), "stopsScheduling": True}
     document = client.post(f"/clusters/{client.fleet}/automation/hold", body, key=key)
     print_object(document, output, lambda out: _draw_stop(out, document, client))
 
@@ -81,21 +81,27 @@ def _draw_stop(out: Printer, hold: Json, client: ApiClient) -> None:
 
 def still_running(client: ApiClient) -> list[tuple[str, str]]:
     """Return the names and texts of the actions that continue during a hold on everything."""
-    status = client.get("/status")
-    moving = lookup.list_items(client, "/jobs", 1000, state="STARTING,STOPPING")
-    begun = [f"{incident['incidentId']}: {incident['nodeLane']['phase']}" for incident in status["incidents"]["items"]]
-    running = sum(entry["running"] for entry in status["jobs"]["classes"])
-    serving = sum(
-        rental["nodes"] for workload in status["serving"] for rental in workload["rentals"] if not rental["endedAt"]
-    )
+    overview = client.get("/overview")
+    changing_jobs = lookup.list_items(client, "/jobs", 1000, state="STARTING,STOPPING")
+    recoveries = [
+        f"{incident['incidentId']}: {incident['nodeLane']['phase']}" for incident in overview["incidents"]["items"]
+    ]
+    if overview["incidents"]["isLowerBound"]:
+        recoveries.append("and more: evenkeel incidents list")
+    counts = overview["counts"]
+    running = rented = "an unknown number"
+    if counts:
+        at = f"counted at {counts['at'][:19]}Z" + (", which is long ago" if counts["isStale"] else "")
+        running = f"{sum(entry['running'] for entry in counts['jobs']['classes'])} running, {at}"
+        rented = f"{count_of(counts['rent']['nodes'], 'node')}, {at}"
     return [
-        ("jobs", f"{running} running; a hold stops none of them"),
-        ("changing", ", ".join(f"{job['jobId']} {job['state'].lower()}" for job in moving) or "no job starts or stops"),
-        ("recoveries", "; ".join(begun) or "none; a step that has started still finishes"),
+        ("jobs", f"{running}; a hold stops none of them"),
         (
-            "rented nodes",
-            f"{count_of(serving, 'node')} for Deployments, and nodes of running jobs; AWS bills them until released",
+            "changing",
+            ", ".join(f"{job['jobId']} {job['state'].lower()}" for job in changing_jobs) or "no job starts or stops",
         ),
+        ("recoveries", "; ".join(recoveries) or "none; a step that has started still finishes"),
+        ("rented nodes", f"{rented}; AWS bills them until they are released"),
         ("scheduling", "a running cycle commits its plan; the next cycle starts nothing"),
         ("not held", "cordons of faulty nodes, uncordons, and all records"),
         ("others", "HyperPod, EC2, Karpenter and Kueue still act; after an AWS notice, AWS still ends the node"),
@@ -126,8 +132,8 @@ def _scope_fields(client: ApiClient, pool: str | None, node: str | None) -> Json
     if pool is not None and not pool.strip():
         # An unset shell variable: an empty pool would hold the whole fleet.
         raise CommandFailed(Exit.USAGE, "--pool needs the name of a pool.", code="USAGE")
-    machine = None if node is None else lookup.find_node(client, node)
-    return {name: value for name, value in (("pool", pool), ("instanceId", machine)) if value}
+    instance_id = None if node is None else lookup.find_node(client, node)
+    return {name: value for name, value in (("pool", pool), ("instanceId", instance_id)) if value}
 
 
 def _scope_text(hold: Json) -> str:
@@ -160,12 +166,12 @@ def _draw_automation(out: Printer, automation: Json) -> None:
     meaning = f"({_MODES.get(automation.get('modeInForce') or automation['mode'], '')}; {drills})"
     out.line(f"mode  {out.bold(mode_text(automation))}  {out.dim(meaning)}")
     for rule in automation.get("modeRules", ()):
-        where = " ".join(filter(None, (rule["faultClass"], f"in pool {rule['pool']}" if rule["pool"] else "")))
-        out.line(f"      at most {rule['mode']} for {where}")
-    for held in automation["holds"]:
-        out.line(out.with_glyph("warn", f"held{_scope_text(held)} by {held['by']}, until {held['until'][:19]}Z"))
-        out.paragraph(held["reason"], indent="  ")
-        out.next_command(f"evenkeel automation release{scope_options(held)}")
+        scope = " ".join(filter(None, (rule["faultClass"], f"in pool {rule['pool']}" if rule["pool"] else "")))
+        out.line(f"      at most {rule['mode']} for {scope}")
+    for hold in automation["holds"]:
+        out.line(out.with_glyph("warn", f"held{_scope_text(hold)} by {hold['by']}, until {hold['until'][:19]}Z"))
+        out.paragraph(hold["reason"], indent="  ")
+        out.next_command(f"evenkeel automation release{scope_options(hold)}")
     if not automation["holds"]:
         out.line(out.with_glyph("ok", "not held"))
 

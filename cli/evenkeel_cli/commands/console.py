@@ -1,7 +1,9 @@
 """`evenkeel console`."""
 
+import contextlib
 import os
 import tempfile
+import threading
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import quote
@@ -10,6 +12,7 @@ import typer
 
 from evenkeel_cli.commands import lookup
 from evenkeel_cli.render import note, stdout_printer
+from evenkeel_client.client import ApiClient
 from evenkeel_client.errors import CommandFailed, Exit
 
 app = lookup.single_command("console")
@@ -38,6 +41,7 @@ def console(
     printer.line(f"Console of {client.context.name or client.context.url}: {server.link}")
     printer.stream.flush()
     note("The link works once. Press Ctrl-C to stop the console.")
+    threading.Thread(target=_prepare, args=(client,), daemon=True).start()
     with server, tempfile.TemporaryDirectory(prefix="evenkeel-console-") as folder:
         if not no_open:
             _open_browser(server.link, Path(folder))
@@ -45,6 +49,12 @@ def console(
             server.serve_forever()
         except KeyboardInterrupt:
             raise CommandFailed(Exit.INTERRUPTED, "The console has stopped. This did not change the fleet.") from None
+
+
+def _prepare(client: ApiClient) -> None:
+    """Prepare the client while the browser opens. The first request reports missing credentials."""
+    with contextlib.suppress(CommandFailed):
+        client.prepare()
 
 
 def _open_browser(link: str, folder: Path) -> None:

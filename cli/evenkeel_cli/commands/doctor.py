@@ -54,17 +54,19 @@ def doctor(
     skipped = _skipped_checks(skip, checks.CHECKS)
     site, _ = stack_site(stack)
     printer = stdout_printer()
-    where = site.context
+    api_context = site.context
     doctor_findings = checks.run(site, printer.now(), skipped)
     next_step = findings.next_step(doctor_findings, checks.ENABLE)
     if form.is_document:
         fleet, as_of = site.fleet(), printer.now().isoformat()
         document = findings.to_json(
-            doctor_findings, fleet=fleet, stack=site.stack, region=where.region, as_of=as_of, then=next_step
+            doctor_findings, fleet=fleet, stack=site.stack, region=api_context.region, as_of=as_of, then=next_step
         )
         printer.document(document, form)
     else:
-        print_findings(printer, f"fleet {site.fleet()}  stack {site.stack}  {where.region}", doctor_findings, next_step)
+        print_findings(
+            printer, f"fleet {site.fleet()}  stack {site.stack}  {api_context.region}", doctor_findings, next_step
+        )
     raise typer.Exit(findings.exit_code(doctor_findings))
 
 
@@ -89,11 +91,14 @@ def _check_before(environment: str, skip: str, form: OutputFormat) -> NoReturn:
         skipped = _skipped_checks(skip, predeployment.BEFORE)
         planned = planned_stack.read_planned_stack(folder, environment)
     except CommandFailed as error:
-        # `make deploy` continues after the exit code of a usage error: that code also means that a check had no answer.
+        # Not the exit code of a usage error: doctor also exits with it if a check had no answer, and then `make deploy`
+        # continues.
         raise CommandFailed(Exit.FAILED, error.text, code=error.code, hint=error.hint) from error
     profile = os.environ.get("EVENKEEL_PROFILE")
-    where = context.ApiContext("", "", planned.region, profile=profile, stack=planned.name, source="samconfig.toml")
-    site = predeployment.PlannedSite(BotocoreAws(where), planned, planned_stack.read_sam_versions(folder))
+    api_context = context.ApiContext(
+        "", "", planned.region, profile=profile, stack=planned.name, source="samconfig.toml"
+    )
+    site = predeployment.PlannedSite(BotocoreAws(api_context), planned, planned_stack.read_sam_versions(folder))
     out, fleet = stdout_printer(), planned.parameters["FleetName"]
     doctor_findings = checks.run(site, out.now(), skipped, predeployment.BEFORE)
     next_step = "" if findings.exit_code(doctor_findings) == 1 else f"Deploy: make deploy ENV={environment}"
@@ -118,9 +123,11 @@ def stack_site(stack: str) -> "tuple[InspectedSite, BotocoreAws]":
     from evenkeel_cli.doctor.site import BotocoreAws, InspectedSite
     from evenkeel_cli.offline import access
 
-    where = _stack_context(stack)
-    aws = BotocoreAws(where)
-    site = InspectedSite(aws, _api_client(where) if where.url else None, where, stack or where.stack, access)
+    api_context = _stack_context(stack)
+    aws = BotocoreAws(api_context)
+    site = InspectedSite(
+        aws, _api_client(api_context) if api_context.url else None, api_context, stack or api_context.stack, access
+    )
     _complete_site(site, aws)
     return site, aws
 
@@ -137,8 +144,8 @@ def _stack_context(stack: str) -> context.ApiContext:
         return context.ApiContext(name="", url="", region=region, profile=profile, source=f"the stack {stack}")
 
 
-def _api_client(where: context.ApiContext) -> ApiClient:
-    return ApiClient(where, warn=None)  # the check `sources` reports stale facts
+def _api_client(api_context: context.ApiContext) -> ApiClient:
+    return ApiClient(api_context, warn=None)  # the check `sources` reports stale facts
 
 
 def _complete_site(site: "InspectedSite", aws: "BotocoreAws") -> None:
@@ -158,12 +165,12 @@ def print_findings(out: Printer, head: str, findings: list["DoctorFinding"], nex
     """Print a line for each finding, with its fix below."""
     out.line(out.bold(f"evenkeel doctor  {head}"))
     rows = []
-    last = ""
+    previous_check = ""
     for finding in findings:
-        name = finding.check if finding.check != last else ""
-        last = finding.check
-        mark = out.with_glyph(_SIGNS[finding.status.value], f"{finding.status.value:<7}")
-        rows.append((name, mark, f"{finding.subject}: {finding.text}" if finding.subject else finding.text))
+        name = finding.check if finding.check != previous_check else ""
+        previous_check = finding.check
+        status_text = out.with_glyph(_SIGNS[finding.status.value], f"{finding.status.value:<7}")
+        rows.append((name, status_text, f"{finding.subject}: {finding.text}" if finding.subject else finding.text))
         if finding.fix:
             rows.append(("", "", out.dim(f"fix: {finding.fix}")))
     out.table([Column("", 0), Column("", 1), Column("", 2, wraps=True)], rows)

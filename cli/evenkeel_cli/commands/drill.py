@@ -40,10 +40,10 @@ def run(
     if name not in drills.DRILLS:
         hint = "evenkeel drill ls"
         raise CommandFailed(Exit.NOT_FOUND, f"There is no drill {name!r}.", code="NO_SUCH_DRILL", hint=hint)
-    drill, thrown = drills.DRILLS[name], random.SystemRandom().randrange(10**6) if seed is None else seed
+    drill, used_seed = drills.DRILLS[name], random.SystemRandom().randrange(10**6) if seed is None else seed
     printer = stdout_printer()
-    printer.line(f"{printer.bold(drill.name)}  {drill.title}  {printer.dim(f'seed {thrown}')}")
-    result = drills.run_alone(drill, seed=thrown, full=full, say=lambda text: printer.line(printer.dim(f"  {text}")))
+    printer.line(f"{printer.bold(drill.name)}  {drill.title}  {printer.dim(f'seed {used_seed}')}")
+    result = drills.run_alone(drill, seed=used_seed, full=full, say=lambda text: printer.line(printer.dim(f"  {text}")))
     for title, holds, detail in result.checks:
         printer.line(
             printer.with_glyph(

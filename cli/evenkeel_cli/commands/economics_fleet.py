@@ -91,7 +91,7 @@ def forecast(
         history = read_fleet_history(days)
         request, notes = with_measured_downtime(fleet_history.with_fleet_counts(request, history))
         notes = [*history.notes, *notes]
-        if not request["groups"]:
+        if request.get("groups") == []:
             raise CommandFailed(
                 Exit.NOT_FOUND, "The fleet has no nodes with GPUs, so there is nothing to forecast.", code="NOT_FOUND"
             )
@@ -106,7 +106,9 @@ def commitment(  # noqa: PLR0913, PLR0917 - options, each given by its name
     ] = None,
     fleet: Annotated[bool, typer.Option("--fleet", help="Use the demand and prices that the fleet recorded.")] = False,
     since: Annotated[str, typer.Option(metavar="WHEN", help="With --fleet: begin of the window.")] = _SINCE,
-    until: Annotated[str, typer.Option(metavar="WHEN", help="With --fleet: end of the window; if omitted, now.")] = "",
+    until: Annotated[
+        str | None, typer.Option(metavar="WHEN", help="With --fleet: end of the window; if omitted, now.")
+    ] = None,
     instance_type: Annotated[str, typer.Option(metavar="TYPE", help="With --fleet, if it has several types.")] = "",
     waiting: Annotated[
         bool, typer.Option("--waiting", help="With --fleet: also count the nodes that jobs waited for.")
@@ -137,9 +139,14 @@ def commitment(  # noqa: PLR0913, PLR0917 - options, each given by its name
         raise CommandFailed(Exit.USAGE, "Give either --demand or --fleet.", code="WRONG_FIGURE")
     if fleet and gpus_per_node != 1:
         raise CommandFailed(Exit.USAGE, "--fleet excludes --gpus-per-node.", code="WRONG_FIGURE")
-    only_fleet = {"--since": since != _SINCE, "--until": until, "--instance-type": instance_type, "--waiting": waiting}
-    if demand is not None and (given := " and ".join(name for name, value in only_fleet.items() if value)):
-        raise CommandFailed(Exit.USAGE, f"--demand excludes {given}: only --fleet has it.", code="WRONG_FIGURE")
+    only_fleet = {
+        "--since": since != _SINCE,
+        "--until": until is not None,
+        "--instance-type": instance_type,
+        "--waiting": waiting,
+    }
+    if demand is not None and (fleet_options := " and ".join(name for name, value in only_fleet.items() if value)):
+        raise CommandFailed(Exit.USAGE, f"--demand excludes {fleet_options}: only --fleet has it.", code="WRONG_FIGURE")
     prices = {
         "reserved_usd_per_hour": reserved_usd_per_hour,
         "on_demand_usd_per_hour": on_demand_usd_per_hour,

@@ -35,16 +35,16 @@ def list_events(
     """List events, newest first. Events are kept for 90 days."""
     client = lookup.current_client()
     kinds = ",".join(_kind(name) for name in kind.split(",") if name) if kind else None
-    begins = lookup.parse_instant("--since", since, stdout_printer().now())
+    since_text = lookup.parse_instant("--since", since, stdout_printer().now())
 
     def fetch() -> tuple[list[Json], str | None]:
         return lookup.list_items_and_token(
-            client, "/events", limit, kind=kinds, subject=subject, team=team, since=begins
+            client, "/events", limit, kind=kinds, subject=subject, team=team, since=since_text
         )
 
     def draw(listed: tuple[list[Json], str | None]) -> None:
         events, token = listed
-        nothing = f"Nothing changed since {begins}." if not (kind or subject or team) else "No event matches."
+        nothing = f"Nothing changed since {since_text}." if not (kind or subject or team) else "No event matches."
         print_list(events, output, _columns, fields=_FIELDS, nothing=nothing, page_token=token, ends_after=limit)
 
     print_or_watch(fetch, draw, output, watch=watch)

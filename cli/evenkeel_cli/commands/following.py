@@ -26,7 +26,7 @@ _NOTE_SECONDS_IN_A_PIPE = 60.0
 _MAX_LOG_LINES = 5000
 """Maximum number of lines of a log that the API gives."""
 _POLL_NOTE = 200
-"""Minimum number of lines that a poll of a log reads. A job should write fewer lines between two polls."""
+"""Minimum number of lines that each poll reads. If a job writes more lines between two polls, some are not shown."""
 
 
 class _RetryingClient:
@@ -37,7 +37,7 @@ class _RetryingClient:
         self._told: set[str] = set()
 
     def get(self, path: str, **query: str | int | None) -> Json | None:
-        """Read; None = no answer yet, which is printed once.
+        """Send a GET request. Return None if the API gives no answer now; print that once.
 
         Raises:
             CommandFailed: a retry cannot help.
@@ -54,12 +54,12 @@ class _RetryingClient:
 
 
 class LogQuery(NamedTuple):
-    """Which part of a log to read, and how to show it."""
+    """The part of a log to read, and whether to show times."""
 
     attempt: int | None = None
-    """The only attempt to read. None = the latest; a follower also reads later attempts."""
+    """The only attempt to read. None: the latest attempt, and later ones while the log is followed."""
     tail: int = 200
-    """Number of lines from the end to begin with."""
+    """Number of lines before the end of the log at which reading begins."""
     timestamps: bool = False
     """Whether each line begins with its time."""
 
@@ -68,8 +68,8 @@ class LogQuery(NamedTuple):
         return {"attempt": self.attempt, "tail": self.tail, "timestamps": "true" if self.timestamps else None}
 
 
-class LogReading(NamedTuple):
-    """The progress of a job, as read at one time."""
+class ProgressReading(NamedTuple):
+    """The progress in a job's log, the time left, and the last lines of the log."""
 
     progress: TrainingProgress = TrainingProgress()
     seconds_left: float | None = None
@@ -78,11 +78,11 @@ class LogReading(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The progress as a phrase. Values that the log lacks are shown as unknown."""
+        """The progress in words. A value that the log lacks is shown as unknown."""
         step, steps, loss = self.progress
-        of = "" if steps is None else f" of {steps}"
+        total_text = "" if steps is None else f" of {steps}"
         time_left = "time left unknown" if self.seconds_left is None else f"about {duration(self.seconds_left)} left"
-        text = "step unknown" if step is None else f"step {step}{of}"
+        text = "step unknown" if step is None else f"step {step}{total_text}"
         return f"{text}, {'loss unknown' if loss is None else f'loss {loss:g}'}, {time_left}"
 
     def to_json(self) -> Json:
@@ -95,80 +95,86 @@ class ProgressReader:
     """Reads the progress of a running job from the log of its rank 0."""
 
     def __init__(self, client: _RetryingClient) -> None:
-        """Prepare; nothing is read yet."""
+        """Create a reader; nothing is read yet."""
         self._client = client
         self._pace = Pace()
 
-    def read(self, job: Json) -> LogReading:
-        """Return the progress that the log of the current attempt states; empty if the log cannot be read."""
+    def read(self, job: Json) -> ProgressReading:
+        """Return the progress in the log of the current attempt; all values are unknown if the log cannot be read."""
         if job["state"] not in ("RUNNING", "STOPPING"):
-            return LogReading()
+            return ProgressReading()
         try:
             log = self._client.get(f"/jobs/{job['jobId']}/logs", rank=0, tail=MAX_LINES)
         except CommandFailed as failed:
             # The log may be gone, or private to another team.
             if failed.exit_code not in (Exit.NOT_FOUND, Exit.NOT_ALLOWED, Exit.USAGE):
                 raise
-            return LogReading()
+            return ProgressReading()
         text = log["text"] if log and log["attempt"] == job["currentAttempt"] else ""
         progress = read_progress(text)
         if progress.steps is None:
             progress = progress._replace(steps=total_steps([*job.get("command", ()), *job.get("args", ())]))
         seconds_left = self._pace.seconds_left(job["currentAttempt"], progress, time.monotonic())
-        return LogReading(progress, seconds_left, _last_lines(text, _WATCHED_LINES))
+        return ProgressReading(progress, seconds_left, _last_lines(text, _WATCHED_LINES))
 
 
 def wait_for_job(client: ApiClient, job_id: str, until: str, timeout: float | None) -> Json:
-    """Wait until a job has ended or runs. Notes report each change, and its progress from time to time.
+    """Wait until a job has ended or runs. Print each change of its state, and its progress from time to time.
 
     Raises:
         CommandFailed: the timeout is over, or the job cannot be read.
     """
     deadline = None if timeout is None else time.monotonic() + timeout
-    noted, patience = "", _RetryingClient(client)
-    progress, noted_at = ProgressReader(patience), time.monotonic()
+    noted_text, retrying_client = "", _RetryingClient(client)
+    progress, noted_at = ProgressReader(retrying_client), time.monotonic()
     interval = _NOTE_SECONDS if sys.stderr.isatty() else _NOTE_SECONDS_IN_A_PIPE
     while True:
-        job = patience.get(f"/jobs/{job_id}")
+        job = retrying_client.get(f"/jobs/{job_id}")
         if job is not None:
-            line = f"{plain(job['state'])}{', attempt ' + str(job['currentAttempt']) if job['currentAttempt'] else ''}"
+            state_text = (
+                f"{plain(job['state'])}{', attempt ' + str(job['currentAttempt']) if job['currentAttempt'] else ''}"
+            )
             if job["state"] in lookup.ENDED or (until == "running" and job["state"] == "RUNNING"):
                 return job
-            if line != noted:
-                note(f"{job_id}  {line}  {job['reason']}".rstrip())
-                noted, noted_at = line, time.monotonic()
+            if state_text != noted_text:
+                note(f"{job_id}  {state_text}  {job['reason']}".rstrip())
+                noted_text, noted_at = state_text, time.monotonic()
             elif time.monotonic() - noted_at >= interval:
-                note(f"{job_id}  {line}  {_interim_text(job, progress)}".rstrip())
+                note(f"{job_id}  {state_text}  {_progress_or_reason(job, progress)}".rstrip())
                 noted_at = time.monotonic()
         seconds_left = None if deadline is None else deadline - time.monotonic()
         if seconds_left is not None and seconds_left <= 0:
-            stands = f"is still {noted}" if job is not None else f"cannot be read (last known state: {noted or 'none'})"
+            problem = (
+                f"is still {noted_text}"
+                if job is not None
+                else f"cannot be read (last known state: {noted_text or 'none'})"
+            )
             raise CommandFailed(
                 Exit.TIMED_OUT,
-                f"{job_id} {stands} after {duration(timeout or 0)}.",
+                f"{job_id} {problem} after {duration(timeout or 0)}.",
                 code="TIMEOUT",
                 hint=f"evenkeel why {job_id}",
             )
         time.sleep(_POLL_SECONDS if seconds_left is None else min(_POLL_SECONDS, max(0.0, seconds_left)))
 
 
-def _interim_text(job: Json, progress: ProgressReader) -> str:
+def _progress_or_reason(job: Json, progress: ProgressReader) -> str:
     if job["state"] == "RUNNING":
         return progress.read(job).text
     return queue_position(stderr_printer(), job.get("queue")) or str(job["reason"])
 
 
-def watch_job(client: ApiClient, job_id: str, draw: Callable[[Json, LogReading, list[Json]], None]) -> Json:
+def watch_job(client: ApiClient, job_id: str, draw: Callable[[Json, ProgressReading, list[Json]], None]) -> Json:
     """Draw a job, its progress and the end of its timeline every two seconds until it ends. Return it.
 
     Raises:
         CommandFailed: the job cannot be read.
     """
-    patience = _RetryingClient(client)
-    progress = ProgressReader(patience)
+    retrying_client = _RetryingClient(client)
+    progress = ProgressReader(retrying_client)
     while True:
-        job = patience.get(f"/jobs/{job_id}")
-        timeline = patience.get(f"/jobs/{job_id}/timeline")
+        job = retrying_client.get(f"/jobs/{job_id}")
+        timeline = retrying_client.get(f"/jobs/{job_id}/timeline")
         if job is not None and timeline is not None:
             draw(job, progress.read(job), timeline["entries"][-_WATCHED_LINES:])
             if job["state"] in lookup.ENDED:
@@ -252,11 +258,11 @@ def follow_logs(client: ApiClient, job_id: str, writers: Mapping[int, Write], qu
 
 def with_prefix(prefix: str, write: Write) -> Write:
     """Return a function that writes each complete line after a prefix, so that lines of several logs never mix."""
-    begun = ""
+    unfinished_line = ""
 
     def write_lines(text: str) -> None:
-        nonlocal begun
-        full_lines, newline, begun = (begun + text).rpartition("\n")
+        nonlocal unfinished_line
+        full_lines, newline, unfinished_line = (unfinished_line + text).rpartition("\n")
         write("".join(f"{prefix}{line}" for line in (full_lines + newline).splitlines(keepends=True)))
 
     return write_lines
@@ -272,18 +278,18 @@ def _last_lines(text: str, count: int) -> str:
     return "".join(text.splitlines(keepends=True)[-count:])
 
 
-def new_log_text(earlier: str, now: str) -> str:
-    """Return the lines of the newer tail that the older tail lacks; the whole newer tail if they do not overlap."""
-    if now.startswith(earlier):
-        return now[len(earlier) :]
-    lines = earlier.splitlines(keepends=True)
+def new_log_text(earlier_text: str, later_text: str) -> str:
+    """Return the lines that only the later text has; the whole later text if the texts do not overlap."""
+    if later_text.startswith(earlier_text):
+        return later_text[len(earlier_text) :]
+    lines = earlier_text.splitlines(keepends=True)
     for start in range(1, len(lines)):
         remaining = "".join(lines[start:])
-        if now.startswith(remaining):
-            return now[len(remaining) :]
-    return now
+        if later_text.startswith(remaining):
+            return later_text[len(remaining) :]
+    return later_text
 
 
 def missing_newline(text: str) -> str:
-    """Return the newline that a text lacks at its end, else an empty string."""
+    """Return a newline if the text does not end with one, else an empty string."""
     return "" if not text or text.endswith("\n") else "\n"

@@ -11,11 +11,11 @@ Json = dict[str, Any]
 
 def size_text(job: Json) -> str:
     """Return the size of a job as text: its nodes, its elastic limits, and the GPUs of each node."""
-    has, requested = job.get("currentNodes") or job["nodes"], job["nodes"]
+    current_nodes, requested = job.get("currentNodes") or job["nodes"], job["nodes"]
     sizes = job.get("elastic")
     elastic = f", elastic {sizes['minNodes']} to {sizes['maxNodes']}" if sizes else ""
-    now = f"{has} of " if has != requested else ""
-    return f"{now}{count_of(requested, 'node')}{elastic} × {count_of(job['gpusPerNode'], 'GPU')}"
+    current_text = f"{current_nodes} of " if current_nodes != requested else ""
+    return f"{current_text}{count_of(requested, 'node')}{elastic} × {count_of(job['gpusPerNode'], 'GPU')}"
 
 
 def list_columns(out: Printer) -> list[Column]:
@@ -95,15 +95,25 @@ def draw_progress(out: Printer, job: Json, progress: str) -> None:
     out.line(f"{out.with_glyph(_status_sign(job), out.bold(job['jobId']))}  {job['name']}  {state}{attempt}")
     if job["reason"]:
         out.paragraph(job["reason"], indent="  ")
-    newest = job["attempts"][0] if job["attempts"] else None
-    point = newest.get("resumeFrom") if newest else None
-    nodes = ", ".join(node["instanceId"] for node in newest["nodes"]) if newest and not newest["endedAt"] else ""
+    newest_attempt = job["attempts"][0] if job["attempts"] else None
+    resume_point = newest_attempt.get("resumeFrom") if newest_attempt else None
+    nodes = (
+        ", ".join(node["instanceId"] for node in newest_attempt["nodes"])
+        if newest_attempt and not newest_attempt["endedAt"]
+        else ""
+    )
     out.line()
     out.pairs(
         [
             ("progress", progress),
-            ("resumed from", f"step {point['step']} of attempt {point['attempt']}" if point else ""),
-            ("runs for", _run_duration_text(out, newest) if newest and newest["runningAt"] else ""),
+            (
+                "resumed from",
+                f"step {resume_point['step']} of attempt {resume_point['attempt']}" if resume_point else "",
+            ),
+            (
+                "runs for",
+                _run_duration_text(out, newest_attempt) if newest_attempt and newest_attempt["runningAt"] else "",
+            ),
             ("nodes", nodes),
             ("queue", queue_position(out, job["queue"])),
             ("stop requested", job["stopRequest"]["reason"] if job.get("stopRequest") else ""),
@@ -176,23 +186,25 @@ def _pool_columns(out: Printer) -> list[Column]:
 
 def _amounts_text(job: Json) -> str:
     """Return the CPU and memory of the newest attempt; empty if it states none."""
-    newest = job["attempts"][0] if job["attempts"] else {}
-    amounts = [(newest.get("cpu"), "vCPU"), (newest.get("memoryGib"), "GiB of memory")]
+    newest_attempt = job["attempts"][0] if job["attempts"] else {}
+    amounts = [(newest_attempt.get("cpu"), "vCPU"), (newest_attempt.get("memoryGib"), "GiB of memory")]
     stated = " and ".join(f"{amount:g} {unit}" for amount, unit in amounts if amount is not None)
-    return f"{stated} in attempt {newest['attempt']}, over all its nodes" if stated else ""
+    return f"{stated} in attempt {newest_attempt['attempt']}, over all its nodes" if stated else ""
 
 
 def _attempt_columns(out: Printer) -> list[Column]:
-    def start(attempt: Json) -> str:
-        point = attempt.get("resumeFrom")
-        return f"step {point['step']}" if point else "start" if attempt.get("isPinned") else "–"
+    def resume_text(attempt: Json) -> str:
+        resume_point = attempt.get("resumeFrom")
+        return f"step {resume_point['step']}" if resume_point else "start" if attempt.get("isPinned") else "–"
 
     return [
         Column("TRY", "attempt", is_right=True),
         Column("STATE", lambda attempt: out.with_glyph(ATTEMPT[attempt["state"]], plain(attempt["state"]))),
-        Column("FROM", start),
+        Column("FROM", resume_text),
         Column("RAN", lambda attempt: _run_duration_text(out, attempt), is_right=True),
-        Column("NODES", lambda run: ",".join(node["instanceId"][-5:] for node in run["nodes"]), may_shrink=True),
+        Column(
+            "NODES", lambda attempt: ",".join(node["instanceId"][-5:] for node in attempt["nodes"]), may_shrink=True
+        ),
         Column("REASON", lambda attempt: attempt.get("reason", ""), goes_below=True),
     ]
 
@@ -210,8 +222,8 @@ _RENTAL_COLUMNS = (
 def _run_duration_text(out: Printer, attempt: Json) -> str:
     if not attempt["runningAt"]:
         return "–"
-    end = out.seconds_since(attempt["endedAt"]) if attempt["endedAt"] else 0.0
-    return duration(max(0.0, out.seconds_since(attempt["runningAt"]) - end))
+    seconds_since_end = out.seconds_since(attempt["endedAt"]) if attempt["endedAt"] else 0.0
+    return duration(max(0.0, out.seconds_since(attempt["runningAt"]) - seconds_since_end))
 
 
 def _status_sign(job: Json) -> str:
@@ -219,10 +231,10 @@ def _status_sign(job: Json) -> str:
 
 
 def _requirements_text(requires: Json) -> str:
-    parts = [" or ".join(requires["architectures"]), " or ".join(requires["gpuModels"]), requires["fabric"]]
+    texts = [" or ".join(requires["architectures"]), " or ".join(requires["gpuModels"]), requires["fabric"]]
     if requires["gpuMemoryGib"]:
-        parts.append(f"{requires['gpuMemoryGib']:g} GiB on each GPU")
-    return ", ".join(text for text in parts if text)
+        texts.append(f"{requires['gpuMemoryGib']:g} GiB on each GPU")
+    return ", ".join(text for text in texts if text)
 
 
 def _checkpoints_text(checkpoint: Json) -> str:

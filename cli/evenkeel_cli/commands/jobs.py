@@ -9,7 +9,7 @@ import typer
 from evenkeel_cli.commands import lookup
 from evenkeel_cli.commands.following import (
     LogQuery,
-    LogReading,
+    ProgressReading,
     follow_logs,
     missing_newline,
     wait_for_job,
@@ -232,7 +232,7 @@ def watch(job: JobArgument, output: lookup.OutputOption = OutputFormat.TABLE) ->
     form = require_format(output, (OutputFormat.TABLE, OutputFormat.JSON))
     printer = stdout_printer()
 
-    def draw(shown_job: Json, reading: LogReading, entries: list[Json]) -> None:
+    def draw(shown_job: Json, reading: ProgressReading, entries: list[Json]) -> None:
         if form.is_document:
             printer.document({"job": shown_job, "progress": reading.to_json()}, form, is_part=True)
             return

@@ -38,6 +38,8 @@ LimitOption = Annotated[
 
 _FULL_ID = re.compile(r"(job|inc|dec|op)-[0-9a-z]{10}", re.ASCII)
 _LENGTH = re.compile(r"(?P<count>[0-9]{1,4})(?P<unit>[mhd])", re.ASCII)
+_MAX_SHOWN = 40
+"""Characters of a wrong value in a message."""
 _MAX_LOOKUP = 600
 """Number of newest items that are searched for a prefix or a name."""
 _TIME_FIELDS = {"/jobs": "submittedAt", "/incidents": "openedAt", "/nodes": "launchedAt"}
@@ -53,7 +55,7 @@ def command_group(help_text: str) -> typer.Typer:
     app = typer.Typer(help=help_text, rich_markup_mode=None, add_completion=False)
 
     @app.callback(invoke_without_command=True)
-    def _alone(ctx: typer.Context) -> None:
+    def print_help(ctx: typer.Context) -> None:
         if ctx.invoked_subcommand is None:
             stdout_printer().line(ctx.get_help())
 
@@ -66,12 +68,12 @@ def single_command(name: str) -> typer.Typer:
 
 
 def current_context() -> context.ApiContext:
-    """Return the context in force."""
+    """Return the context that this command uses."""
     return context.find_context(os.environ, Path.cwd())
 
 
 def current_client() -> ApiClient:
-    """Return a client of the context in force."""
+    """Return an API client for the context that this command uses."""
     return ApiClient(current_context(), warn=warn)
 
 
@@ -171,26 +173,26 @@ def _find_id(
         return str(_newest(latest, path)[key])
     documents = list_for_lookup(client, path)
     exact = [item for item in documents if typed in (item[key], *(item.get(name) for name in names))]
-    going = [item for item in exact if item["state"] not in ENDED] if is_to_change else []
-    if len(going) > 1:
+    active = [item for item in exact if item["state"] not in ENDED] if is_to_change else []
+    if len(active) > 1:
         raise CommandFailed(
             Exit.USAGE,
-            f"{len(going)} {noun}s that have not ended are named {typed!r}: {_join_names(going, key)}.",
+            f"{len(active)} {noun}s that have not ended are named {typed!r}: {_join_names(active, key)}.",
             code="AMBIGUOUS",
             hint="Use the id of the job.",
         )
     if exact:
         return str(_newest(exact, path)[key])
-    close = [
+    matches = [
         item
         for item in documents
         if str(item[key]).startswith(typed) or any(str(item.get(name) or "").startswith(typed) for name in names)
     ]
-    if len(close) == 1:
-        return str(close[0][key])
-    if close:
+    if len(matches) == 1:
+        return str(matches[0][key])
+    if matches:
         raise CommandFailed(
-            Exit.USAGE, f"{typed!r} matches {len(close)} {noun}s: {_join_names(close, key)}.", code="AMBIGUOUS"
+            Exit.USAGE, f"{typed!r} matches {len(matches)} {noun}s: {_join_names(matches, key)}.", code="AMBIGUOUS"
         )
     hint = f"evenkeel {noun}s ls"
     raise CommandFailed(Exit.NOT_FOUND, f"There is no {noun} {typed!r}.", code="NOT_FOUND", hint=hint)
@@ -211,23 +213,23 @@ def parse_instant(option: str, text: str, now: datetime) -> str:
     Raises:
         CommandFailed: it is neither.
     """
-    length = _LENGTH.fullmatch(text)
-    if length:
-        unit = {"m": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(days=1)}[length["unit"]]
-        return f"{now - int(length['count']) * unit:%Y-%m-%dT%H:%M:%SZ}"
+    match = _LENGTH.fullmatch(text)
+    if match:
+        unit = {"m": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(days=1)}[match["unit"]]
+        return f"{now - int(match['count']) * unit:%Y-%m-%dT%H:%M:%SZ}"
     if "T" not in text:
-        message = f"{option} is 30d, 12h, 10m or 2026-11-03T10:15:00Z, not {text!r}."
+        message = f"{option} is 30d, 12h, 10m or 2026-11-03T10:15:00Z, not {text[:_MAX_SHOWN]!r}."
         raise CommandFailed(Exit.USAGE, message, code="USAGE")
     return text
 
 
-def read_cost_report(since: str, until: str) -> Json:
-    """Return the cost report of a window; an empty `until` means now.
+def read_cost_report(since: str, until: str | None) -> Json:
+    """Return the cost report of a window; without `until`, it ends now.
 
     Raises:
         CommandFailed: `--since` or `--until` is no time, or the API refuses the window.
     """
     now = stdout_printer().now()
-    end = parse_instant("--until", until, now) if until else None
+    end = None if until is None else parse_instant("--until", until, now)
     document: Json = current_client().get("/cost-report", since=parse_instant("--since", since, now), until=end)
     return document

@@ -147,8 +147,8 @@ def print_list(
         case _:
             printer.table(columns(printer), items, is_wide=output is OutputFormat.WIDE)
     if page_token:
-        way = f": --limit accepts up to {lookup.MAX_LISTED}" if ends_after != lookup.MAX_LISTED else ""
-        note(f"Listed the first {ends_after} items. There may be more{way}.")
+        limit_hint = f": --limit accepts up to {lookup.MAX_LISTED}" if ends_after != lookup.MAX_LISTED else ""
+        note(f"Listed the first {ends_after} items. There may be more{limit_hint}.")
 
 
 def write_csv(out: Printer, items: Sequence[Json], fields: Sequence[str]) -> None:

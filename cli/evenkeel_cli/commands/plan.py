@@ -51,8 +51,10 @@ def plan(  # noqa: PLR0913, PLR0917 - options, each given by its name
 
     declared = quota_files.read_quotas(offline.parse_profile(profile), quota, config)
     released = offline.parse_evictions(evictions)
-    begins = offline.parse_instant(now)
-    replay = offline.replay_files(declared, jobs or [], events, begins=begins, cycles=cycles, releases_at_once=released)
+    start_seconds = offline.parse_instant(now)
+    replay = offline.replay_files(
+        declared, jobs or [], events, begins=start_seconds, cycles=cycles, releases_at_once=released
+    )
     for warning in declared.read_warnings.warnings:
         note(f"warning: {warning}")
     if why:

@@ -186,8 +186,8 @@ def try_(
 
 def _print_test(out: Printer, document: Json) -> None:
     changed = document["changed"]
-    of = f"of {count_of(document['examined'], 'decision')} since {document['since'][:19]}Z"
-    out.line(out.with_glyph("warn" if changed else "ok", f"{len(changed)} {of} would differ"))
+    examined_text = f"of {count_of(document['examined'], 'decision')} since {document['since'][:19]}Z"
+    out.line(out.with_glyph("warn" if changed else "ok", f"{len(changed)} {examined_text} would differ"))
     if changed:
         columns = [
             Column("DECISION", "decisionId"),

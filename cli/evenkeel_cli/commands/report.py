@@ -24,12 +24,12 @@ class ReportFormat(StrEnum):
 
 
 SinceOption = Annotated[str, typer.Option(metavar="WHEN", help="A time such as 30d or 12h, or an instant.")]
-UntilOption = Annotated[str, typer.Option(metavar="WHEN", help="End of the window; if omitted, now.")]
+UntilOption = Annotated[str | None, typer.Option(metavar="WHEN", help="End of the window; if omitted, now.")]
 OutputOption = Annotated[ReportFormat, typer.Option("-o", "--output", help="Output format.")]
 
 
 @app.command("report")
-def report(since: SinceOption = "30d", until: UntilOption = "", output: OutputOption = ReportFormat.TABLE) -> None:
+def report(since: SinceOption = "30d", until: UntilOption = None, output: OutputOption = ReportFormat.TABLE) -> None:
     """Show what failures, idle nodes and rent cost, and what to change first."""
     printer = stdout_printer()
     document = lookup.read_cost_report(since, until)

@@ -28,14 +28,19 @@ def report(
     The actions are those of HyperPod, Karpenter, Auto Scaling and people.
     """
     client = lookup.current_client()
-    begins = lookup.parse_instant("--since", since, stdout_printer().now())
+    since_text = lookup.parse_instant("--since", since, stdout_printer().now())
     document: Json = {}
     items: list[Json] = []
     token: str | None = None
     while not document or (token and len(items) < limit):
         size = min(200, limit - len(items))
         document = client.get(
-            "/shadow-report", since=begins, pool=pool or None, windowHours=window, pageSize=size, nextPageToken=token
+            "/shadow-report",
+            since=since_text,
+            pool=pool or None,
+            windowHours=window,
+            pageSize=size,
+            nextPageToken=token,
         )
         items += document["items"]
         token = document["nextPageToken"]

@@ -240,18 +240,20 @@ def _print_teams(out: Printer, teams: list[Json]) -> None:
         return
     rows = []
     for team in teams:
-        held = team["accelerators"]
-        util = "" if held["utilization"] is None else f"  {held['utilization']}%"
-        moved = "".join(f"  {held[name]} {name}" for name in ("borrowed", "lent") if held[name])
-        quota = "no quota" if held["allocated"] is None else f"of {held['allocated']}"
-        rows.append((team["team"], f"{held['used']} {quota} GPUs{util}{moved}"))
+        accelerators = team["accelerators"]
+        util = "" if accelerators["utilization"] is None else f"  {accelerators['utilization']}%"
+        borrowed_and_lent = "".join(
+            f"  {accelerators[name]} {name}" for name in ("borrowed", "lent") if accelerators[name]
+        )
+        quota = "no quota" if accelerators["allocated"] is None else f"of {accelerators['allocated']}"
+        rows.append((team["team"], f"{accelerators['used']} {quota} GPUs{util}{borrowed_and_lent}"))
     _print_section(out, "TEAMS", rows)
 
 
 def _print_serving(out: Printer, serving: list[Json]) -> None:
     """Print the Deployments with rented nodes, and the last decision about their replicas."""
-    shown = [workload for workload in serving if workload["rentals"] or workload["reason"]]
-    for index, workload in enumerate(shown):
+    workloads = [workload for workload in serving if workload["rentals"] or workload["reason"]]
+    for index, workload in enumerate(workloads):
         title = out.bold("SERVING") + " " if index == 0 else "        "
         nodes = sum(rental["nodes"] for rental in workload["rentals"])
         rented = f": {count_of(nodes, 'node')} rented" if nodes else ""

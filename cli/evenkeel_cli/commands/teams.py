@@ -59,15 +59,15 @@ def quota(team: TeamArgument, output: lookup.OutputOption = OutputFormat.TABLE) 
     row = next((item for item in lookup.current_client().get("/teams")["items"] if item["team"] == team), None)
     if row is None:
         raise CommandFailed(Exit.NOT_FOUND, f"There is no team {team!r}.", code="NOT_FOUND", hint="evenkeel teams ls")
-    line = row
-    print_object(line, output, lambda out: _draw_resources(out, line))
+    team_row = row
+    print_object(team_row, output, lambda out: _draw_resources(out, team_row))
 
 
 @app.command("spend")
 def spend(
     since: Annotated[str, typer.Option(metavar="WHEN", help="A time such as 30d or 12h, or an instant.")] = "30d",
-    until: Annotated[str, typer.Option(metavar="WHEN", help="End of the window; if omitted, now.")] = "",
-    team: Annotated[str, typer.Option("--team", metavar="TEAM", help="Only this team.")] = "",
+    until: Annotated[str | None, typer.Option(metavar="WHEN", help="End of the window; if omitted, now.")] = None,
+    team: Annotated[str | None, typer.Option("--team", metavar="TEAM", help="Only this team.")] = None,
     by: Annotated[SpendGroupBy, typer.Option("--by", help="Group the rows by this.")] = SpendGroupBy.TEAM,
     label: Annotated[str, typer.Option(metavar="LABEL", help="Label of jobs that names their project.")] = "project",
     output: lookup.OutputOption = OutputFormat.TABLE,
@@ -76,12 +76,14 @@ def spend(
 
     `-o csv` writes a line for each team, user, project, pool and instance type, in the columns of FOCUS.
     """
+    if "" in (team, label):  # an unset shell variable: without the option, the answer is another one
+        raise CommandFailed(Exit.USAGE, f"--{'team' if team == '' else 'label'} is empty.", code="USAGE")
     now = stdout_printer().now()
     document = spend_page.read_spend(
         lookup.current_client(),
         since=lookup.parse_instant("--since", since, now),
-        until=lookup.parse_instant("--until", until, now) if until else None,
-        team=team or None,
+        until=None if until is None else lookup.parse_instant("--until", until, now),
+        team=team,
         label=label,
     )
     if output is OutputFormat.CSV:
@@ -164,8 +166,10 @@ def _current_or_new(client: ApiClient, path: str) -> Json:
 
 
 def _plan_change(name: str, path: str, kind: str, present: Json, desired: Json, read_at: int | None) -> Json:
-    before = present[kind] or {}
-    fields = sorted(field for field in {*before, *desired} if before.get(field) != desired.get(field))
+    present_document = present[kind] or {}
+    fields = sorted(
+        field for field in {*present_document, *desired} if present_document.get(field) != desired.get(field)
+    )
     return {
         "name": name,
         "path": path,
@@ -230,9 +234,9 @@ _RESOURCE_COLUMNS = (
 
 def _draw_resources(out: Printer, team: Json) -> None:
     out.table(_RESOURCE_COLUMNS, team["resources"])
-    besides = team["accelerators"]["usedByUnmanaged"]
-    if besides:
-        out.line(f"also uses {count_of(besides, 'accelerator')} on nodes outside the flavors of its quota")
+    unmanaged_use = team["accelerators"]["usedByUnmanaged"]
+    if unmanaged_use:
+        out.line(f"also uses {count_of(unmanaged_use, 'accelerator')} on nodes outside the flavors of its quota")
 
 
 def _draw_team(out: Printer, document: Json) -> None:
@@ -266,6 +270,6 @@ def _draw_team(out: Printer, document: Json) -> None:
 
 
 def _budget_text(budget: Json) -> str:
-    parts = [f"{budget['gpuHours']:g} GPU-hours"] if budget["gpuHours"] is not None else []
-    parts += [f"${budget['usd']:,.2f}"] if budget["usd"] is not None else []
-    return f"{' and '.join(parts)} a {budget['period']}"
+    limits = [f"{budget['gpuHours']:g} GPU-hours"] if budget["gpuHours"] is not None else []
+    limits += [f"${budget['usd']:,.2f}"] if budget["usd"] is not None else []
+    return f"{' and '.join(limits)} a {budget['period']}"

@@ -20,20 +20,20 @@ _FIGURES = ("average", "lowest", "lowestNode", "highest", "measuredNodes", "unkn
 _ENDS = ("measuredAt", "isStale", "lastSeenAt")
 
 
-class By(StrEnum):
-    """The kind of a row: a pool or a node."""
+class UtilizationSubject(StrEnum):
+    """Each row of the table shows one subject: a pool or a node."""
 
     POOL = "pool"
     NODE = "node"
 
 
 _FIELDS = {
-    By.POOL: (
+    UtilizationSubject.POOL: (
         *("pool", "cluster", "instanceTypes", "nodes", "running", "starting", "pendingRecovery", *_AMOUNTS),
         *(f"utilization.{measure}.{figure}" for measure in _MEASURES for figure in _FIGURES),
         *_ENDS,
     ),
-    By.NODE: (
+    UtilizationSubject.NODE: (
         *("instanceId", "name", "pool", "cluster", "instanceType", "state", *_AMOUNTS),
         *(f"utilization.{measure}" for measure in _MEASURES),
         *_ENDS,
@@ -43,7 +43,9 @@ _FIELDS = {
 
 @app.command("ls")
 def list_utilization(
-    by: Annotated[By, typer.Option(help="One row for each pool, or for each node.")] = By.POOL,
+    by: Annotated[
+        UtilizationSubject, typer.Option(help="One row for each pool, or for each node.")
+    ] = UtilizationSubject.POOL,
     cluster: Annotated[str, typer.Option(help="Only nodes of this Kubernetes cluster.")] = "",
     pool: Annotated[str, typer.Option(help="Only nodes of this instance group or NodePool.")] = "",
     output: lookup.OutputOption = OutputFormat.TABLE,
@@ -70,9 +72,9 @@ def list_utilization(
         warn("The fleet has more nodes or open incidents than this list counts. The figures cover a part of the fleet.")
 
 
-def _draw(out: Printer, document: Json, by: By, *, is_wide: bool) -> None:
+def _draw(out: Printer, document: Json, by: UtilizationSubject, *, is_wide: bool) -> None:
     totals, items = document["totals"], document["items"]
-    if by is By.NODE:
+    if by is UtilizationSubject.NODE:
         out.table(_node_columns(out), items, is_wide=is_wide)
     else:
         every = [{"pool": "(all)", "cluster": "–", **totals}] if len(items) > 1 else []
@@ -82,7 +84,7 @@ def _draw(out: Printer, document: Json, by: By, *, is_wide: bool) -> None:
     )
     if totals["measuredAt"]:
         out.line(f"Each reading is from {out.time_text(totals['measuredAt'])} or later.")
-    if by is By.POOL and any(total["unknownNodes"] for total in totals["utilization"].values()):
+    if by is UtilizationSubject.POOL and any(total["unknownNodes"] for total in totals["utilization"].values()):
         out.line("–  unknown   *  average of the measured nodes only")
 
 
@@ -97,19 +99,19 @@ def _extremes_text(gpu: Json) -> str:
 
 
 def _pool_columns(out: Printer) -> list[Column]:
-    def busy(measure: str) -> Column:
-        def average(item: Json) -> str:
+    def utilization_column(measure: str) -> Column:
+        def average_text(item: Json) -> str:
             figures = item["utilization"][measure]
             is_partial = figures["average"] is not None and figures["unknownNodes"]
             return _percent_text(figures["average"]) + ("*" if is_partial else "")
 
-        return Column(_TITLES[measure], average, is_right=True)
+        return Column(_TITLES[measure], average_text, is_right=True)
 
-    def measured(item: Json) -> str:
+    def measured_nodes_text(item: Json) -> str:
         gpu = item["utilization"]["gpu"]
         return f"{gpu['measuredNodes']}/{gpu['measuredNodes'] + gpu['unknownNodes']}"
 
-    def extremes(item: Json) -> str:
+    def extremes_text(item: Json) -> str:
         gpu = item["utilization"]["gpu"]
         return "–" if gpu["lowest"] is None else f"{gpu['lowest']:.0f}-{gpu['highest']:.0f}%"
 
@@ -119,10 +121,10 @@ def _pool_columns(out: Printer) -> list[Column]:
         Column("RUN", "running", is_right=True),
         Column("RECOVERY", "pendingRecovery", is_right=True),
         Column("GPUS", lambda item: _allocated_text(item, "gpus"), is_right=True),
-        busy("gpu"),
-        Column("LOW-HIGH", extremes, is_right=True),
-        *map(busy, _MEASURES[1:]),
-        Column("GPUS MEASURED ON", measured, is_right=True, is_wide=True),
+        utilization_column("gpu"),
+        Column("LOW-HIGH", extremes_text, is_right=True),
+        *map(utilization_column, _MEASURES[1:]),
+        Column("GPUS MEASURED ON", measured_nodes_text, is_right=True, is_wide=True),
         Column("STARTING", "starting", is_right=True, is_wide=True),
         *_wide_columns(out),
         Column("TYPES", lambda item: ", ".join(item["instanceTypes"]) or "–", is_wide=True),
@@ -131,7 +133,7 @@ def _pool_columns(out: Printer) -> list[Column]:
 
 
 def _node_columns(out: Printer) -> list[Column]:
-    def busy(measure: str) -> Column:
+    def utilization_column(measure: str) -> Column:
         return Column(_TITLES[measure], lambda item: _percent_text(item["utilization"][measure]), is_right=True)
 
     def state(item: Json) -> str:
@@ -143,7 +145,7 @@ def _node_columns(out: Printer) -> list[Column]:
         Column("POOL", "pool", may_shrink=True),
         Column("STATE", state),
         Column("GPUS", lambda item: _allocated_text(item, "gpus"), is_right=True),
-        *map(busy, _MEASURES),
+        *map(utilization_column, _MEASURES),
         *_wide_columns(out),
         Column("TYPE", lambda item: item["instanceType"] or "–", is_wide=True),
         Column("NAME", lambda item: item["name"] or "–", is_wide=True),

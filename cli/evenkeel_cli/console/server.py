@@ -83,6 +83,8 @@ class _Handler(BaseHTTPRequestHandler):
     server_version = "evenkeel-console"
     sys_version = ""
     timeout = 60
+    # Headers and body are two writes. With Nagle's algorithm, the body waits up to 40 ms until headers are confirmed.
+    disable_nagle_algorithm = True
 
     def do_GET(self) -> None:
         self._serve()

@@ -42,17 +42,17 @@ def credentials(site: InspectedSite, _now: datetime) -> list[DoctorFinding]:
 
 def api(site: InspectedSite, _now: datetime) -> list[DoctorFinding]:
     try:
-        status = site.status()
+        overview = site.overview()
     except CommandFailed as problem:
         return evaluate.judge_api(problem.text, problem.hint or "evenkeel status", {})
-    return evaluate.judge_api("", "", status)
+    return evaluate.judge_api("", "", overview)
 
 
 def stack(site: InspectedSite, _now: datetime) -> list[DoctorFinding]:
     site.read_stack()  # raises CouldNotCheck if the stack cannot be described
     url = site.context.url
     is_ours = not url or site.output("ApiId") in url
-    return evaluate.judge_stack(site.described()["StackStatus"], is_ours, url)
+    return evaluate.judge_stack(site.stack_description()["StackStatus"], is_ours, url)
 
 
 def api_logs(site: InspectedSite, _now: datetime) -> list[DoctorFinding]:
@@ -147,35 +147,35 @@ def _schedule_state(site: InspectedSite, function: str) -> str:
 
 
 def sources(site: InspectedSite, _now: datetime) -> list[DoctorFinding]:
-    sources = _read_status(site).get("sources")
+    sources = _read_overview(site).get("sourceAges")
     if not sources:
         raise CouldNotCheck("The deployed API does not report the ages of sources.", "Deploy this version: make deploy")
     return evaluate.judge_sources(sources)
 
 
-def _read_status(site: InspectedSite) -> Json:
+def _read_overview(site: InspectedSite) -> Json:
     try:
-        return site.status()
+        return site.overview()
     except CommandFailed as problem:
         raise CouldNotCheck(f"The API call failed: {problem.text}", problem.hint or "evenkeel status") from problem
 
 
 def ages(site: InspectedSite, now: datetime) -> list[DoctorFinding]:
-    status = _read_status(site)
+    overview = _read_overview(site)
     states = {}
     for function in SCHEDULED:
         try:
             states[function] = _schedule_state(site, function)
         except CouldNotCheck:
             continue
-    ages = {heartbeat["function"]: _seconds_since(heartbeat["at"], now) for heartbeat in status["heartbeats"]}
+    ages = {heartbeat["function"]: _seconds_since(heartbeat["at"], now) for heartbeat in overview["heartbeats"]}
     return evaluate.judge_ages(ages, states, _deployed_seconds(site, now))
 
 
 def _deployed_seconds(site: InspectedSite, now: datetime) -> float | None:
-    """Return how long ago the stack was deployed; None where that cannot be read."""
+    """Return how long ago the stack was deployed; None if that cannot be read."""
     try:
-        described = site.described()
+        described = site.stack_description()
     except CouldNotCheck:
         return None
     at = described.get("LastUpdatedTime") or described.get("CreationTime")
@@ -221,7 +221,7 @@ def _rule_state(site: InspectedSite, name: str) -> str:
 def _read_metric(
     site: InspectedSite, now: datetime, namespace: str, name: str, statistic: str, **dimensions: str
 ) -> float | None:
-    """Return a metric's sum or maximum of the last day; None where there is no data point."""
+    """Return a metric's sum or maximum of the last day; None if there is no data point."""
     answer = site.aws.call(
         "cloudwatch",
         "get_metric_statistics",

@@ -23,18 +23,18 @@ def judge_credentials(arn: str) -> list[DoctorFinding]:
     return [ok(f"You are signed in as {arn}.")]
 
 
-def judge_api(problem: str, fix: str, status: Json) -> list[DoctorFinding]:
-    """Judge the API's answer to `GET /status`, or the problem that it returned instead."""
+def judge_api(problem: str, fix: str, overview: Json) -> list[DoctorFinding]:
+    """Judge the API's answer to `GET /overview`, or the problem that it returned instead."""
     if problem:
         return [failed(problem, fix)]
-    automation = status["automation"]
+    automation = overview["automation"]
     mode = automation.get("modeInForce") or automation["mode"]
     means = {
         "observe": "Evenkeel records decisions and changes nothing",
         "recommend": "each plan waits for approval",
         "act": "Evenkeel acts without approval",
     }.get(mode, "unknown to this version of the command")
-    findings = [ok(f"The API of fleet {status['fleet']} answers. Mode {mode}: {means}.")]
+    findings = [ok(f"The API of fleet {overview['fleet']} answers. Mode {mode}: {means}.")]
     if automation["isHeld"]:
         findings.append(warning("Automation is held: no repair starts.", "evenkeel automation show", "hold"))
     return findings
@@ -76,24 +76,24 @@ def judge_api_log_role(setting: str, role: str) -> list[DoctorFinding]:
             return [failed(text, "Deploy with ApiLogRole=off, or ApiLogRole=set-up (docs/deploy.md, step 2).")]
 
 
-def judge_hyperpod(arn: str, described: Json | None) -> list[DoctorFinding]:
-    """Judge the HyperPod cluster. `described` is None where there is none of this ARN."""
+def judge_hyperpod(arn: str, description: Json | None) -> list[DoctorFinding]:
+    """Judge the HyperPod cluster. `description` is None if no cluster has this ARN."""
     if not arn:
         return [ok("This fleet has no HyperPod cluster (parameter HyperPodClusterArn).")]
-    if described is None:
+    if description is None:
         return [failed(f"There is no HyperPod cluster {arn}.", "Deploy with the right HyperPodClusterArn.")]
-    name, status = described["ClusterName"], described["ClusterStatus"]
+    name, status = description["ClusterName"], description["ClusterStatus"]
     fix = f"aws sagemaker describe-cluster --cluster-name {name}"
     if status == "InService":
         findings = [ok(f"{name} is InService, {arn}.")]
     elif status in ("Failed", "RollingBack", "Deleting"):
-        findings = [failed(f"{name} is {status}: {described.get('FailureMessage') or 'AWS gives no reason'}.", fix)]
+        findings = [failed(f"{name} is {status}: {description.get('FailureMessage') or 'AWS gives no reason'}.", fix)]
     else:
         findings = [warning(f"{name} is {status}: Evenkeel repairs no node of the cluster until it is InService.", fix)]
     return [
         *findings,
-        _judge_node_recovery(described.get("NodeRecovery")),
-        *_judge_patches(name, described.get("InstanceGroups", [])),
+        _judge_node_recovery(description.get("NodeRecovery")),
+        *_judge_patches(name, description.get("InstanceGroups", [])),
     ]
 
 
@@ -138,7 +138,7 @@ def judge_kubernetes(
     """Judge which clusters answer.
 
     Args:
-        states: EKS's own state of each cluster; `NOT_FOUND` where there is none, empty where it could not be asked.
+        states: EKS's own state of each cluster; `NOT_FOUND` if EKS has no such cluster, empty if it could not be asked.
         tests: Each function's self-test, by function.
         problems: (reason, fix) of the functions that gave no self-test.
     """
@@ -151,9 +151,11 @@ def judge_kubernetes(
             findings.append(failed(text, "Deploy with the right names in KubernetesClusters.", cluster))
             continue
         answers = {function: answer for function, test in tests.items() if (answer := _find_cluster(test, cluster))}
-        dead = {name: answer for name, answer in answers.items() if answer["error"] and not _is_access_denied(answer)}
-        if dead:
-            findings.append(_unreachable_finding(cluster, dead, len(answers)))
+        unreachable = {
+            name: answer for name, answer in answers.items() if answer["error"] and not _is_access_denied(answer)
+        }
+        if unreachable:
+            findings.append(_unreachable_finding(cluster, unreachable, len(answers)))
         elif not answers:
             reason, fix = next(iter(problems.values()), ("", _INVOKE))
             findings.append(unknown(f"No function tested {cluster}. {reason}".rstrip(), fix, cluster))
@@ -170,13 +172,13 @@ def judge_kubernetes(
     return findings
 
 
-def _unreachable_finding(cluster: str, dead: Mapping[str, Json], tested: int) -> DoctorFinding:
-    name, answer = next(iter(sorted(dead.items())))
+def _unreachable_finding(cluster: str, unreachable: Mapping[str, Json], tested: int) -> DoctorFinding:
+    name, answer = next(iter(sorted(unreachable.items())))
     saw = f"The error of {name}: {answer['error']}"
     if answer["serverVersion"]:
-        text = f"{cluster} answers, but {len(dead)} of {tested} functions may not read anything there. {saw}"
+        text = f"{cluster} answers, but {len(unreachable)} of {tested} functions may not read anything there. {saw}"
         return failed(text, "Check the cluster's control plane: kubectl get --raw='/readyz?verbose'", cluster)
-    text = f"{cluster} does not answer {len(dead)} of {tested} functions. {saw}"
+    text = f"{cluster} does not answer {len(unreachable)} of {tested} functions. {saw}"
     return failed(text, "Check the cluster's endpoint, and the parameters SubnetIds and SecurityGroupIds.", cluster)
 
 
@@ -310,7 +312,7 @@ def judge_dead_letters(counts: Mapping[str, int]) -> list[DoctorFinding]:
 
 
 def judge_schedules(states: Mapping[str, str], enable: str) -> list[DoctorFinding]:
-    """Judge the schedules: `ENABLED`, `DISABLED`, or empty where there is none."""
+    """Judge the schedules: `ENABLED`, `DISABLED`, or empty if the function has none."""
     missing = sorted(name for name, state in states.items() if not state)
     off = sorted(name for name, state in states.items() if state and state != "ENABLED")
     if missing:
@@ -329,7 +331,7 @@ def judge_ages(
     """Judge how long ago each scheduled function finished.
 
     Args:
-        ages: Seconds since the last run, by function; None where none was ever seen.
+        ages: Seconds since the last run, by function; None if no run was ever seen.
         states: State of each known schedule, by function. A function without a known schedule is missing.
         deployed: Seconds since the stack was deployed; None if unknown.
     """
@@ -414,7 +416,7 @@ def judge_events(rules: Mapping[str, Json]) -> list[DoctorFinding]:
     """Judge the event rules.
 
     Args:
-        rules: By name `{"state", "matched", "failed"}` of the last day; a count is None where it is not known.
+        rules: By name `{"state", "matched", "failed"}` of the last day; a count is None if it is not known.
     """
     findings = []
     for name, rule in rules.items():

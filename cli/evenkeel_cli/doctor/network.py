@@ -65,7 +65,7 @@ def _judge_endpoint(name: str, config: Json, *, has_subnets: bool) -> DoctorFind
 
 
 def judge_subnets(
-    wanted: Sequence[str],
+    subnet_ids: Sequence[str],
     subnets: Sequence[Json],
     groups: Sequence[str],
     found_groups: Sequence[Json],
@@ -74,18 +74,18 @@ def judge_subnets(
     """Judge the subnets and security groups of the functions.
 
     Args:
-        wanted: `SubnetIds`.
+        subnet_ids: `SubnetIds`.
         subnets: The subnets in `SubnetIds` that exist.
         groups: `SecurityGroupIds`.
         found_groups: The security groups in `SecurityGroupIds` that exist.
         clusters: The network configuration of each cluster that exists.
     """
-    if not wanted:
+    if not subnet_ids:
         return [ok("The functions run outside a VPC (parameter SubnetIds).")]
     findings = [
         failed(f"{kind} {name} does not exist in this account and region.", f"Correct {parameter}.", name)
         for kind, parameter, names, is_present in (
-            ("Subnet", "SubnetIds", wanted, {subnet["SubnetId"] for subnet in subnets}),
+            ("Subnet", "SubnetIds", subnet_ids, {subnet["SubnetId"] for subnet in subnets}),
             ("Security group", "SecurityGroupIds", groups, {group["GroupId"] for group in found_groups}),
         )
         for name in names
@@ -102,7 +102,7 @@ def judge_subnets(
         if config["vpcId"] not in vpcs and vpcs:
             text = f"{name} is in {config['vpcId']}, the subnets are in {', '.join(vpcs)}. The VPCs need a connection."
             findings.append(warning(text, f"See {_PAGE}.", name))
-    return findings or [ok(f"{len(wanted)} subnets and {len(groups)} security groups exist in {', '.join(vpcs)}.")]
+    return findings or [ok(f"{len(subnet_ids)} subnets and {len(groups)} security groups exist in {', '.join(vpcs)}.")]
 
 
 def judge_cluster_rules(

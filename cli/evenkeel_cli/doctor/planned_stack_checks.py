@@ -126,7 +126,8 @@ def judge_log_role(setting: str, role: str) -> list[DoctorFinding]:
             ]
         case "off", False:
             return [ok("The API will write no access log.")]
-    return [ok(f"ApiLogRole={setting} fits the account.")]
+    role_text = f"has the role {role} for logs" if role else "has no role for logs yet"
+    return [ok(f"ApiLogRole={setting} is right: API Gateway {role_text}.")]
 
 
 def judge_limits(limit: int, unreserved: int, *, reserved: tuple[int, int], declared: int) -> list[DoctorFinding]:
@@ -160,10 +161,10 @@ def judge_limits(limit: int, unreserved: int, *, reserved: tuple[int, int], decl
     return findings or [ok(f"{unreserved} of {limit} concurrent invocations are unreserved.")]
 
 
-def judge_orchestrator(described: Json, clusters: Sequence[str]) -> list[DoctorFinding]:
+def judge_orchestrator(cluster_description: Json, clusters: Sequence[str]) -> list[DoctorFinding]:
     """Judge whether HyperPod's own EKS cluster is the first of `KubernetesClusters`."""
     subject = "orchestrator"
-    arn = described.get("Orchestrator", {}).get("Eks", {}).get("ClusterArn", "")
+    arn = cluster_description.get("Orchestrator", {}).get("Eks", {}).get("ClusterArn", "")
     if not arn:
         text = "The HyperPod cluster is not orchestrated by EKS. Evenkeel needs Kubernetes."
         return [failed(text, "Use a HyperPod cluster with EKS.", subject)]
@@ -177,17 +178,17 @@ def judge_orchestrator(described: Json, clusters: Sequence[str]) -> list[DoctorF
 def judge_buckets(buckets: Mapping[str, Json | None], region: str) -> list[DoctorFinding]:
     """Judge each checkpoint bucket: its description, or None if it does not exist."""
     findings = []
-    for arn, described in buckets.items():
+    for arn, bucket in buckets.items():
         if not re.fullmatch(r"arn:aws[a-z-]*:s3:::[a-z0-9.-]+", arn):
             findings.append(
                 failed(f"{arn} is not the ARN of a bucket.", f"Name arn:PARTITION:s3:::BUCKET in {_SAMCONFIG}.", arn)
             )
-        elif described is None:
+        elif bucket is None:
             findings.append(failed(f"There is no bucket {arn}.", "Correct CheckpointBuckets.", arn))
-        elif not described.get("BucketRegion"):
+        elif not bucket.get("BucketRegion"):
             findings.append(unknown("S3 does not report the region of the bucket.", "Check it yourself.", arn))
-        elif described["BucketRegion"] != region:
-            bucket_region = described["BucketRegion"]
+        elif bucket["BucketRegion"] != region:
+            bucket_region = bucket["BucketRegion"]
             text = (
                 f"The bucket is in {bucket_region}, the stack in {region}. A gateway endpoint cannot reach the bucket."
             )

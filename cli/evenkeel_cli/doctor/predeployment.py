@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from evenkeel_cli.doctor import evaluate, network, planned_stack_checks
 from evenkeel_cli.doctor.checks import DoctorCheck
 from evenkeel_cli.doctor.findings import CouldNotCheck, DoctorFinding
-from evenkeel_cli.doctor.site import Aws, BadCredentials, ResourceNotFound, read_once
+from evenkeel_cli.doctor.site import AwsCalls, BadCredentials, ResourceNotFound, read_once
 
 if TYPE_CHECKING:
     from evenkeel_cli.offline.planned_stack import PlannedStack
@@ -20,7 +20,7 @@ _READER = "Use the identity that deploys. It also needs the reading calls of thi
 class PlannedSite:
     """A planned stack and its surroundings. Facts that several checks need are read once."""
 
-    def __init__(self, aws: Aws, planned: "PlannedStack", sam_versions: tuple[str, str]) -> None:
+    def __init__(self, aws: AwsCalls, planned: "PlannedStack", sam_versions: tuple[str, str]) -> None:
         self._aws = aws
         self.planned = planned
         self.sam_versions = sam_versions

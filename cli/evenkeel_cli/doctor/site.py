@@ -48,8 +48,8 @@ class BadCredentials(CouldNotCheck):
     """There are no credentials, or AWS does not accept them."""
 
 
-class Aws(Protocol):
-    """AWS, one call at a time."""
+class AwsCalls(Protocol):
+    """Makes calls to the AWS APIs."""
 
     def call(self, service: str, operation: str, **parameters: Any) -> Json:
         """Return the answer.
@@ -182,7 +182,7 @@ class InspectedSite:
     """A stack and its surroundings. Facts that several checks need are read once."""
 
     def __init__(
-        self, aws: Aws, client: ApiClient | None, context: ApiContext, stack: str, rights: "RightsTable"
+        self, aws: AwsCalls, client: ApiClient | None, context: ApiContext, stack: str, rights: "RightsTable"
     ) -> None:
         self.aws = aws
         self.client = client
@@ -195,7 +195,7 @@ class InspectedSite:
 
     # ------------------------------------------------------------ the stack
 
-    def described(self) -> Json:
+    def stack_description(self) -> Json:
         """Return the stack as CloudFormation describes it.
 
         Raises:
@@ -221,7 +221,8 @@ class InspectedSite:
     def output(self, name: str) -> str:
         """Return an output of the stack."""
         document = {
-            output_row["OutputKey"]: output_row["OutputValue"] for output_row in self.described().get("Outputs", ())
+            output_row["OutputKey"]: output_row["OutputValue"]
+            for output_row in self.stack_description().get("Outputs", ())
         }
         if name not in document:
             raise CouldNotCheck(f"The stack has no output {name}.", "Deploy the stack again: make deploy")
@@ -231,7 +232,7 @@ class InspectedSite:
         """Return a parameter of the stack; empty if the stack has no such parameter."""
         document = {
             parameter_row["ParameterKey"]: parameter_row.get("ParameterValue", "")
-            for parameter_row in self.described().get("Parameters", ())
+            for parameter_row in self.stack_description().get("Parameters", ())
         }
         return str(document.get(name, ""))
 
@@ -267,15 +268,15 @@ class InspectedSite:
     # ------------------------------------------------------------ the API
 
     @read_once
-    def status(self) -> Json:
-        """Return `GET /status`.
+    def overview(self) -> Json:
+        """Return `GET /overview`.
 
         Raises:
             CommandFailed: it was refused, or did not answer.
         """
         if self.client is None:
             raise CommandFailed(Exit.USAGE, "No API address is set.", code="NO_CONTEXT", hint="Set EVENKEEL_URL.")
-        return self.client.get("/status")
+        return self.client.get("/overview")
 
     def namespaces(self) -> tuple[str, ...]:
         """Return the namespaces in which jobs run: the stack's own, and each team's as far as they can be read."""
@@ -292,14 +293,16 @@ class InspectedSite:
         if client is None:
             return (), "no API address is known"
         try:
-            listed = client.get("/teams")["items"]
+            team_rows = client.get("/teams")["items"]
             # A team that has jobs but no setup has no namespace of its own.
-            teams = [team_row["team"] for team_row in listed if team_row["weight"] is not None]
-            answered = [client.get(f"/teams/{team}/quota")["team"] for team in teams[:_TEAMS]]
+            teams = [team_row["team"] for team_row in team_rows if team_row["weight"] is not None]
+            quotas = [client.get(f"/teams/{team}/quota")["team"] for team in teams[:_TEAMS]]
         except CommandFailed as failed:
             return (), failed.text
-        more = f"only the first {_TEAMS} of {count_of(len(teams), 'team')} were read" if len(teams) > _TEAMS else ""
-        return tuple(name for team_row in answered if (name := team_row.get("namespace"))), more
+        limit_text = (
+            f"only the first {_TEAMS} of {count_of(len(teams), 'team')} were read" if len(teams) > _TEAMS else ""
+        )
+        return tuple(name for team_row in quotas if (name := team_row.get("namespace"))), limit_text
 
     # ------------------------------------------------------------ the functions' self-tests
 

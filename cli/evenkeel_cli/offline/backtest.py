@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.shadow import backtest
-from evenkeel.domain.shadow.records import Content, Record
+from evenkeel.domain.shadow.records import Content, ExportedRecord
 from evenkeel.domain.shadow.verdicts import ShadowTimes
 from evenkeel_cli.offline import exports, json_stream
 from evenkeel_cli.render import Printer
@@ -39,7 +39,7 @@ class RecordStore:
         self._batch: list[tuple[str, int, str, str]] = []
         self.offered = 0
 
-    def add(self, record: Record) -> None:
+    def add(self, record: ExportedRecord) -> None:
         """Add a record. A duplicate keeps the earliest time, and the content that names the node slot."""
         self.offered += 1
         content = record.content
@@ -68,15 +68,17 @@ class RecordStore:
         count: int = self._database.execute("SELECT COUNT(*) FROM records").fetchone()[0]
         return count
 
-    def records(self) -> Iterator[Record]:
+    def records(self) -> Iterator[ExportedRecord]:
         """Yield every record in order of time."""
         for key, at, kind, content in self._database.execute("SELECT * FROM records ORDER BY at, key"):
             known_at = datetime.fromtimestamp(at / 1_000_000, UTC)
-            yield Record.model_construct(key=key, at=known_at, content=_KINDS[kind].model_validate_json(content))
+            yield ExportedRecord.model_construct(
+                key=key, at=known_at, content=_KINDS[kind].model_validate_json(content)
+            )
 
 
-class Intake:
-    """Reads all files, and counts the documents that cannot be used."""
+class ExportedRecords:
+    """The records of all exported files, and the counts of documents that cannot be used."""
 
     def __init__(self, cluster: str, policy: Policy) -> None:
         self.store = RecordStore()
@@ -157,37 +159,40 @@ def run_backtest(paths: Iterable[Path], policy: Policy, cluster: str, *, window_
     if node_recovery.lower() not in answers:
         text = f"--node-recovery is Automatic or None, not {node_recovery!r}."
         raise CommandFailed(Exit.USAGE, text, code="USAGE")
-    intake = Intake(cluster, policy)
-    intake.read(paths)
-    if not intake.store.count:
-        raise CommandFailed(Exit.USAGE, _nothing_usable(intake), code="NO_RECORDS", hint=_EXPORTS)
+    exported = ExportedRecords(cluster, policy)
+    exported.read(paths)
+    if not exported.store.count:
+        raise CommandFailed(Exit.USAGE, _no_records_text(exported), code="NO_RECORDS", hint=_EXPORTS)
     terms = ShadowTimes(window_hours=window_hours)
     result = backtest.run_backtest(
-        intake.store.records, policy, terms, repairs_by_itself=answers[node_recovery.lower()]
+        exported.store.records, policy, terms, repairs_by_itself=answers[node_recovery.lower()]
     )
-    return {"input": intake.to_json(), "policyHash": policy.hash, **result.to_json()}
+    return {"input": exported.to_json(), "policyHash": policy.hash, **result.to_json()}
 
 
-def _nothing_usable(intake: Intake) -> str:
+def _no_records_text(exported: ExportedRecords) -> str:
     """Return why an export without a record cannot be replayed, with the first problem."""
-    text = f"{count_of(intake.documents, 'document')} in {count_of(intake.files, 'file')}, but no record to replay"
+    text = f"{count_of(exported.documents, 'document')} in {count_of(exported.files, 'file')}, but no record to replay"
     counts = {
-        "malformed": intake.malformed_count,
-        "of a kind without a parser": sum(intake.unknown.values()),
-        "of a drill": intake.drills,
+        "malformed": exported.malformed_count,
+        "of a kind without a parser": sum(exported.unknown.values()),
+        "of a drill": exported.drills,
     }
     totals = ", ".join(f"{count} {noun}" for noun, count in counts.items() if count)
-    first = next((f"{document['file']}:{document['line']}: {document['problem']}" for document in intake.malformed), "")
-    first = first or next(iter(intake.unknown), "")
-    return f"{text}{f': {totals}' if totals else ''}.{f' The first: {first}.' if first else ''}"
+    first_problem = next(
+        (f"{document['file']}:{document['line']}: {document['problem']}" for document in exported.malformed), ""
+    )
+    first_problem = first_problem or next(iter(exported.unknown), "")
+    return f"{text}{f': {totals}' if totals else ''}.{f' The first: {first_problem}.' if first_problem else ''}"
 
 
 def draw_backtest(out: Printer, document: Json, *, is_wide: bool) -> None:
     """Draw the input, the summary and the cases."""
-    read = document["input"]
+    counts = document["input"]
     out.line(
-        f"{count_of(read['records'], 'record')} of {count_of(document['nodes'], 'node')}, from "
-        f"{count_of(read['documents'], 'document')} in {count_of(read['files'], 'file')}; repeats: {read['copies']}"
+        f"{count_of(counts['records'], 'record')} of {count_of(document['nodes'], 'node')}, from "
+        f"{count_of(counts['documents'], 'document')} in {count_of(counts['files'], 'file')};"
+        f" repeats: {counts['copies']}"
     )
     if document["firstAt"]:
         out.line(f"from {document['firstAt'][:19]}Z to {document['lastAt'][:19]}Z")
@@ -200,20 +205,26 @@ def draw_backtest(out: Printer, document: Json, *, is_wide: bool) -> None:
 
 
 def _draw_unused(out: Printer, document: Json, *, is_wide: bool) -> None:
-    read = document["input"]
-    if read["malformed"]:
-        out.line(out.with_glyph("warn", count_of(read["malformed"], "malformed document")))
-        for malformed_document in read["malformedDocuments"][: None if is_wide else 5]:
+    counts = document["input"]
+    if counts["malformed"]:
+        out.line(out.with_glyph("warn", count_of(counts["malformed"], "malformed document")))
+        for malformed_document in counts["malformedDocuments"][: None if is_wide else 5]:
             out.line(f"  {malformed_document['file']}:{malformed_document['line']}: {malformed_document['problem']}")
-    if read["unknown"]:
+    if counts["unknown"]:
         out.line(
-            out.with_glyph("warn", f"{count_of(sum(read['unknown'].values()), 'document')} of a kind without a parser")
+            out.with_glyph(
+                "warn", f"{count_of(sum(counts['unknown'].values()), 'document')} of a kind without a parser"
+            )
         )
-        for kind, count in list(read["unknown"].items())[: None if is_wide else 5]:
+        for kind, count in list(counts["unknown"].items())[: None if is_wide else 5]:
             out.line(f"  {count} × {kind}")
-    if read["drills"]:
-        out.line(f"{count_of(read['drills'], 'drill')}, left out")
+    if counts["drills"]:
+        out.line(f"{count_of(counts['drills'], 'drill')}, left out")
     if document["unmatched"]:
         out.line(
-            out.with_glyph("warn", f"{count_of(document['unmatched'], 'record')} about nodes that no record identifies")
+            out.with_glyph(
+                "warn",
+                f"{count_of(document['unmatched'], 'record')} about unknown nodes:"
+                " no record shows the instance behind their names",
+            )
         )

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from evenkeel.domain.economics import (
     checkpoint_interval,
     copies,
-    downtime,
+    effective_training_time,
     failure_rates,
     goodput,
     published_tables,
@@ -67,7 +67,7 @@ def rate_of(rate: str | None, failures: int | None, node_hours: str | None, conf
             return failure_rates.stated_rate(parse_share("--rate", rate))
         if rate is None and failures is not None and node_hours is not None:
             failure_rate = failure_rates.failure_rate(failures, parse_number("--node-hours", node_hours), confidence)
-            if not all(math.isfinite(value) for _, value in interval_ends(failure_rate)):
+            if not all(math.isfinite(value) for _, value in known_rate_values(failure_rate)):
                 problem = f"is too small for {count_of(failures, 'failure')}: the rate has no finite value"
                 raise usage_error("--node-hours", problem)
             return failure_rate
@@ -80,10 +80,9 @@ def rate_of(rate: str | None, failures: int | None, node_hours: str | None, conf
     )
 
 
-def interval_ends(rate: FailureRate) -> tuple[tuple[str, float], ...]:
-    """Return the known ends of a rate with their names."""
-    ends = zip(("low", "estimate", "high"), rate.ends, strict=True)
-    return tuple((name, value) for name, value in ends if value is not None)
+def known_rate_values(rate: FailureRate) -> tuple[tuple[str, float], ...]:
+    """Return the estimate of a rate and its known bounds, each with its name."""
+    return tuple((name, value) for name, value in rate.interval._asdict().items() if value is not None)
 
 
 # ---------------------------------------------------------------- rates
@@ -140,7 +139,7 @@ _RATE_FIELDS = (
 def mtbf(rate: FailureRate, nodes: int, downtime_seconds: float | None) -> Json:
     """Return the MTBF of a job, at each end of the rate."""
     with name_options():
-        rows = [_mtbf_row(end, value, nodes, downtime_seconds) for end, value in interval_ends(rate)]
+        rows = [_mtbf_row(end, value, nodes, downtime_seconds) for end, value in known_rate_values(rate)]
     return {"nodes": nodes, "downtimeSeconds": downtime_seconds, "rates": rows, "note": rate.note}
 
 
@@ -156,10 +155,12 @@ def _mtbf_row(end: str, rate: float, nodes: int, downtime_seconds: float | None)
     }
     if downtime_seconds is None:
         return row
-    down = downtime_seconds / 3600
-    factor = downtime.time_factor(row["jobFailuresPerHour"], down, downtime.DowntimeModel.SERIAL)
+    downtime_hours = downtime_seconds / 3600
+    factor = effective_training_time.time_factor(
+        row["jobFailuresPerHour"], downtime_hours, effective_training_time.DowntimeModel.SERIAL
+    )
     return row | {
-        "smallestEndlessNodes": failure_rates.smallest_endless_nodes(rate, down),
+        "smallestEndlessNodes": failure_rates.smallest_endless_nodes(rate, downtime_hours),
         "endsWithSerialRecovery": factor < float("inf"),
     }
 
@@ -184,25 +185,31 @@ def effective_time(
         models: Meanings of downtime; all if empty.
     """
     try:
-        downtime_models = [downtime.DowntimeModel(model) for model in models] or list(downtime.DowntimeModel)
+        downtime_models = [effective_training_time.DowntimeModel(model) for model in models] or list(
+            effective_training_time.DowntimeModel
+        )
     except ValueError as error:
-        raise usage_error("--model", f"must be one of {', '.join(downtime.DowntimeModel)}") from error
+        raise usage_error("--model", f"must be one of {', '.join(effective_training_time.DowntimeModel)}") from error
     usd = run.get("usdPerHour")
     rows: list[Json] = []
     savings: list[Json] = []
     with name_options(failure_free_hours="--failure-free"):
-        for end, value in interval_ends(rate):
+        for end, value in known_rate_values(rate):
             for model in downtime_models:
-                run_time = downtime.run_time(nodes, value, downtime_seconds, run["failureFreeHours"], model)
+                run_time = effective_training_time.run_time(
+                    nodes, value, downtime_seconds, run["failureFreeHours"], model
+                )
                 lost = run_time.lost_days
                 rows.append(
                     {"end": end, "failuresPerNodeHour": value}
                     | run_time.to_json()
                     | {"lostUsd": None if usd is None or lost is None else lost * 24 * usd}
                 )
-                if (before := run.get("insteadOfSeconds")) is not None:
-                    longer = downtime.run_time(nodes, value, before, run["failureFreeHours"], model)
-                    saved = downtime.saving(longer, run_time)
+                if (longer_downtime := run.get("insteadOfSeconds")) is not None:
+                    longer_run = effective_training_time.run_time(
+                        nodes, value, longer_downtime, run["failureFreeHours"], model
+                    )
+                    saved = effective_training_time.saving(longer_run, run_time)
                     dollars = None if usd is None or saved.saved_days is None else saved.saved_days * 24 * usd
                     savings.append({"end": end} | saved.to_json() | {"savedUsd": dollars})
     return {
@@ -225,10 +232,12 @@ def interval(write: float, restart: float, mtbf_seconds: float, present: float |
 def shrink(detect: float, reconfigure: float, lead: float, nodes: int, failures_per_hour: float | None) -> Json:
     """Return the downtime of a failure if the job goes on with one node fewer; without a rate, ETTR is unknown."""
     with name_options():
-        seconds = downtime.shrink_downtime_seconds(detect, reconfigure, lead, nodes)
+        seconds = effective_training_time.shrink_downtime_seconds(detect, reconfigure, lead, nodes)
         figures: Json = {"nodes": nodes, "downtimeSeconds": seconds, "ettrRenewal": None}
         if failures_per_hour is not None:
-            figures["ettrRenewal"] = downtime.ettr(failures_per_hour, seconds / 3600, downtime.DowntimeModel.RENEWAL)
+            figures["ettrRenewal"] = effective_training_time.ettr(
+                failures_per_hour, seconds / 3600, effective_training_time.DowntimeModel.RENEWAL
+            )
         return figures
 
 
@@ -241,7 +250,7 @@ def spare_table(rate: FailureRate, terms: Mapping[str, Any], max_spares: int | N
     with name_options(
         lead_seconds="--lead", wait_seconds="--wait", detect_seconds="--detect", resume_seconds="--resume"
     ):
-        for end, value in interval_ends(rate):
+        for end, value in known_rate_values(rate):
             case = spares.SpareInputs.model_validate({**terms, "failures_per_node_hour": value})
             best[end] = spares.best_spares(case)
             for count in range((best[end] + 2 if max_spares is None else max_spares) + 1):
@@ -256,7 +265,7 @@ def repair_shop(rate: FailureRate, terms: Mapping[str, Any], max_nodes: int) -> 
         rows = [
             {"end": end, "failuresPerNodeHour": value}
             | spares.repair_shop(spares=count, failures_per_node_hour=value, **terms).to_json()
-            for end, value in interval_ends(rate)
+            for end, value in known_rate_values(rate)
             for count in range(max_nodes + 1)
         ]
     return {"fleets": rows, "note": rate.note}
@@ -286,21 +295,21 @@ def goodput_from_options(elapsed: str, productive: str, buckets: Sequence[str]) 
         if name in hours_by_bucket:
             raise usage_error("--bucket", f"names {name} twice. Give each bucket once")
         hours_by_bucket[name] = parse_number(f"--bucket {name}", value)
-    spent = goodput.TimeSpent(
+    time_spent = goodput.TimeSpent(
         elapsed_seconds=parse_number("--elapsed", elapsed),
         productive_seconds=parse_number("--productive", productive),
         buckets={goodput.Bucket(name): value for name, value in hours_by_bucket.items()},
     )
-    return goodput_of(spent, "")
+    return goodput_of(time_spent, "")
 
 
-def goodput_of(spent: goodput.TimeSpent, document_name: str) -> Json:
+def goodput_of(time_spent: goodput.TimeSpent, document_name: str) -> Json:
     """Return goodput; an error names the field of the file, or the option."""
     if not document_name:
         with name_options(elapsed_seconds="--elapsed", productive_seconds="--productive"):
-            return goodput.goodput(spent).to_json()
+            return goodput.goodput(time_spent).to_json()
     try:
-        return goodput.goodput(spent).to_json()
+        return goodput.goodput(time_spent).to_json()
     except WrongFigure as error:
         raise usage_error(f"{document_name}: {error.field}", error.problem) from error
 

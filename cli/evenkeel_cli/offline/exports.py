@@ -12,7 +12,7 @@ from evenkeel.domain.nodes import KARPENTER_LABEL
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.recovery.other_controllers import is_manual_cordon
 from evenkeel.domain.shadow.node_index import KUBELET
-from evenkeel.domain.shadow.records import NodeSeen, Record
+from evenkeel.domain.shadow.records import ExportedRecord, NodeSnapshot
 from evenkeel.domain.values import rfc3339
 from evenkeel.events import cloudtrail, envelope, hyperpod_history, kubernetes_event, kubernetes_node
 from evenkeel.events.outcomes import Ignored, Malformed, ParsedEvent, ParseResult, Unknown
@@ -29,7 +29,7 @@ _DEEPEST = 4
 class DocumentReading(NamedTuple):
     """The record of one document, or why the document cannot be used."""
 
-    records: tuple[Record, ...] = ()
+    records: tuple[ExportedRecord, ...] = ()
     unknown: str = ""
     """Kind of a document without a parser."""
     malformed: str = ""
@@ -59,9 +59,9 @@ def read_events(document: object, cluster: str, policy: Policy, depth: int = 0) 
         yield _read_node_object(node, cluster, policy, is_deleted=is_deleted)
     elif isinstance(node, dict) and kubernetes_event.is_event(node):
         yield _read_kubernetes_event(node)
-    elif cloudtrail.is_record(document):
+    elif cloudtrail.is_cloudtrail_record(document):
         yield _read_cloudtrail_record(document)
-    elif hyperpod_history.is_record(document):
+    elif hyperpod_history.is_hyperpod_event(document):
         envelope = hyperpod_history.to_envelope(document)
         yield (
             DocumentReading(malformed=_problem_text(envelope))
@@ -87,7 +87,7 @@ def _inner_documents(document: Json) -> list[Any] | None:
     if document.get("detail-type") == cloudtrail.DETAIL_TYPE:
         return [document.get("detail")]
     detail = document.get("EventDetails")
-    if "detail-type" not in document and isinstance(detail, dict) and hyperpod_history.is_record(detail):
+    if "detail-type" not in document and isinstance(detail, dict) and hyperpod_history.is_hyperpod_event(detail):
         return [detail]
     return None
 
@@ -102,7 +102,7 @@ def _read_eventbridge_event(document: Json) -> DocumentReading:
             if not facts:
                 return DocumentReading(is_drill=True)
             records = (
-                Record(
+                ExportedRecord(
                     key=f"{fact.source}/{fact.instance_group}/{fact.fact_key}"
                     if isinstance(fact, GroupFact)
                     else fact.fact_key,
@@ -124,7 +124,7 @@ def _read_cloudtrail_record(document: Json) -> DocumentReading:
     prefix = f"cloudtrail/{document['eventID']}"
     return DocumentReading(
         tuple(
-            Record(key=f"{prefix}/{action.instance_id}{action.logical_id}", at=action.event.at, content=action)
+            ExportedRecord(key=f"{prefix}/{action.instance_id}{action.logical_id}", at=action.event.at, content=action)
             for action in parsed
         )
     )
@@ -137,7 +137,7 @@ def _read_kubernetes_event(document: Json) -> DocumentReading:
     metadata = document["metadata"]
     name = metadata.get("uid") or f"{metadata.get('namespace', '')}/{metadata.get('name', '')}"
     return DocumentReading(
-        tuple(Record(key=f"event/{name}/{rfc3339(at)}", at=at, content=content) for at, content in parsed)
+        tuple(ExportedRecord(key=f"event/{name}/{rfc3339(at)}", at=at, content=content) for at, content in parsed)
     )
 
 
@@ -159,7 +159,7 @@ def _problem_text(malformed: Malformed) -> str:
 
 
 def _read_node_object(document: Json, cluster: str, policy: Policy, *, is_deleted: bool) -> DocumentReading:
-    """Read a node object: the node at the latest time that the object shows, and its facts."""
+    """Read the export of a Kubernetes node: its state, dated with the latest time in the object, and its facts."""
     try:
         at = max(_times_in(document))
         node = read_node(cluster, document)
@@ -167,7 +167,7 @@ def _read_node_object(document: Json, cluster: str, policy: Policy, *, is_delete
         return DocumentReading(malformed=f"not a node object: {type(error).__name__}: {error}"[:200])
     if node.instance_id is None:
         return DocumentReading(unknown="a node object without an EC2 instance id")
-    observation = NodeSeen(
+    observation = NodeSnapshot(
         cluster=cluster,
         node_name=node.name,
         instance_id=node.instance_id,
@@ -188,8 +188,8 @@ def _read_node_object(document: Json, cluster: str, policy: Policy, *, is_delete
     # The times of NotReady follow from all objects and events of the node together.
     facts = [fact for fact in kubernetes_node.node_facts(node, policy.watch, at) if fact.source != KUBELET]
     digest = hashlib.sha256(observation.model_dump_json().encode()).hexdigest()[:16]
-    records = [Record(key=f"node/{node.name}/{rfc3339(at)}/{digest}", at=at, content=observation)]
-    records += [Record(key=fact.fact_key, at=at, content=fact) for fact in facts if not fact.is_drill]
+    records = [ExportedRecord(key=f"node/{node.name}/{rfc3339(at)}/{digest}", at=at, content=observation)]
+    records += [ExportedRecord(key=fact.fact_key, at=at, content=fact) for fact in facts if not fact.is_drill]
     return DocumentReading(tuple(records))
 
 

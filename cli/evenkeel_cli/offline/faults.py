@@ -87,7 +87,10 @@ def draw_fault(out: Printer, preview: Preview) -> None:
             ("plan", _outcome_text(preview)),
             ("confirmed by", _CONFIRMATION_TEXTS[fault.acts_alone]),
             ("two signals", _two_fault_note(preview)),
-            ("waits", f"{duration(fault.settle_seconds)} for more evidence, then starts" if preview.steps else ""),
+            (
+                "waits",
+                f"{duration(fault.evidence_wait_seconds)} for more evidence, then starts" if preview.steps else "",
+            ),
             ("drain", _drain_text(fault)),
             ("checkpoints", _checkpoints_text(preview)),
             ("validation", _VALIDATION[fault.validate_with] if preview.steps else ""),
@@ -163,8 +166,8 @@ def _drain_text(fault: Fault) -> str:
 def _checkpoints_text(preview: Preview) -> str:
     if preview.distrusted_from_seconds is None:
         return f"trusted; {_CHECK_TEXTS[preview.requirement]}"
-    before = duration(preview.distrusted_from_seconds)
-    since = f"distrusted if its write began less than {before} before the first signal, or after it"
+    margin_text = duration(preview.distrusted_from_seconds)
+    since = f"distrusted if its write began less than {margin_text} before the first signal, or after it"
     requirement = f"{since}; {_CHECK_TEXTS[preview.requirement]}"
     none = preview.fault.checkpoint_trust is CheckpointTrust.NONE
     return f"{requirement}, because the time of the damage is unknown" if none else requirement
@@ -182,8 +185,8 @@ def _recurrence_text(preview: Preview) -> str:
     if again is None:
         return ""
     ordinal = {2: "2nd", 3: "3rd"}.get(again.count, f"{again.count}th")
-    where = _RECURRENCE_KEY_TEXTS[again.key]
-    return f"the {ordinal} time within {again.window_hours} h {where}, recovery starts with {again.rung}"
+    scope_text = _RECURRENCE_KEY_TEXTS[again.key]
+    return f"the {ordinal} time within {again.window_hours} h {scope_text}, recovery starts with {again.rung}"
 
 
 def _draw_ladder(out: Printer, preview: Preview) -> None:

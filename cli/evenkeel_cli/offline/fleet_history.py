@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from statistics import median
 from typing import Any, NamedTuple
 
+from evenkeel.domain.economics.fleet_request import MIN_NODE_HOURS
 from evenkeel.domain.health.faults import FaultClass, default_catalogue
 
 Json = dict[str, Any]
@@ -54,7 +55,8 @@ def read_history(nodes: Iterable[Json], incidents: Iterable[Json], end: datetime
             for document in counted
         ],
         "nodeHours": [
-            {"pool": pool, "instanceType": kind, "nodeHours": hours} for (pool, kind), hours in spans.items()
+            {"pool": pool, "instanceType": instance_type, "nodeHours": hours}
+            for (pool, instance_type), hours in spans.items()
         ],
     }
     notes = [
@@ -93,7 +95,7 @@ def parse_instant(text: str) -> datetime:
 
 
 def _groups_by_pool(lives: Sequence[Json], observations: Json) -> dict[str, Json]:
-    """Return each pool that has nodes with GPUs now. Without node-hours, the count of a pool is unknown."""
+    """Return each pool that has nodes with GPUs now. With less than a node-hour, its count is unknown."""
     groups: dict[str, Json] = {}
     for pool in sorted({life["pool"] for life in lives if life["state"] != "GONE" and life["gpus"]}):
         present = [life for life in lives if life["pool"] == pool and life["state"] != "GONE"]
@@ -106,7 +108,7 @@ def _groups_by_pool(lives: Sequence[Json], observations: Json) -> dict[str, Json
             "nodes": len(present),
             "gpusPerNode": max(document["gpus"] for document in present),
         }
-        if hours > 0:
+        if hours >= MIN_NODE_HOURS:
             failures = sum(failure["pool"] == pool for failure in observations["failures"])
             groups[pool] |= {"failures": failures, "nodeHours": hours}
     return groups
@@ -114,7 +116,10 @@ def _groups_by_pool(lives: Sequence[Json], observations: Json) -> dict[str, Json
 
 def with_fleet_counts(request: Mapping[str, Any], history: History) -> Json:
     """Add the counts of the fleet to the request. Values in the file have priority."""
-    stated = {str(group.get("name")): group for group in request.get("groups", ()) if isinstance(group, dict)}
+    listed = request.get("groups", [])
+    if not isinstance(listed, list) or not all(isinstance(group, dict) for group in listed):
+        return dict(request)  # reading it names the field
+    stated = {str(group.get("name")): group for group in listed}
     groups = []
     for name in [*stated, *(pool for pool in history.groups if pool not in stated)]:
         stated_values, observed = stated.get(name, {}), dict(history.groups.get(name, {}))
@@ -124,16 +129,16 @@ def with_fleet_counts(request: Mapping[str, Any], history: History) -> Json:
     return {**request, "groups": groups}
 
 
-def measured_downtime(shown: Iterable[Json]) -> tuple[float, int] | None:
+def measured_downtime(incidents: Iterable[Json]) -> tuple[float, int] | None:
     """Return the median seconds from the first signal until the jobs ran again, and the number of cases.
 
     None if there are fewer than five: too few for a figure.
 
     Args:
-        shown: Answers of `GET /incidents/{id}`.
+        incidents: Answers of `GET /incidents/{id}`.
     """
     seconds = []
-    for document in shown:
+    for document in incidents:
         at = {stage["stage"]: parse_instant(stage["at"]) for stage in document["took"]}
         if "jobs resumed" in at:
             seconds.append((at["jobs resumed"] - parse_instant(document["firstSignalAt"])).total_seconds())

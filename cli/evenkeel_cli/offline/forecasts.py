@@ -16,6 +16,7 @@ from evenkeel_cli import yaml_files
 from evenkeel_cli.offline import fleet_history
 from evenkeel_cli.offline.economics import name_options, rates_of_document
 from evenkeel_cli.offline.quantities import parse_not_negative, parse_number, usage_error
+from evenkeel_cli.report_page import NO_COMMITMENTS
 from evenkeel_client.errors import CommandFailed, Exit
 
 Json = dict[str, Any]
@@ -59,13 +60,16 @@ def forecast(request: Mapping[str, Any], document_name: str, notes: Iterable[str
     return document
 
 
-def with_price(request: Mapping[str, Any], usd_per_gpu_hour: str) -> Json:
+def with_price(request: Json, usd_per_gpu_hour: str) -> Json:
     """Return the request with a price for the groups that state none."""
     usd = parse_not_negative("--usd-per-gpu-hour", usd_per_gpu_hour)
-    groups = [
-        {"usdPerGpuHour": usd} | group if isinstance(group, dict) else group for group in request.get("groups", ())
-    ]
-    return {**request, "groups": groups}
+    groups = request.get("groups")
+    if not isinstance(groups, list):
+        return request  # reading it names the field
+    return {
+        **request,
+        "groups": [{"usdPerGpuHour": usd} | group if isinstance(group, dict) else group for group in groups],
+    }
 
 
 def fleet_rates(history: fleet_history.History, by: str, confidence: float) -> Json:
@@ -185,8 +189,10 @@ def read_recorded_demand(report: Json, instance_type: str, *, with_waiting: bool
     """Return the recorded demand for an instance type.
 
     Raises:
-        CommandFailed: the type is not named, or has no demand that is known.
+        CommandFailed: the type is not named, or has no demand that is known; or the stack is too old to report demand.
     """
+    if "commitments" not in report:
+        raise CommandFailed(Exit.NOT_FOUND, NO_COMMITMENTS, code="OLDER_STACK", hint="Update the stack: make deploy")
     entries = {entry["instanceType"]: entry for entry in report["commitments"]}
     names = ", ".join(sorted(filter(None, entries)))
     chosen = instance_type.removeprefix("ml.") or (next(iter(entries)) if len(entries) == 1 else "")

@@ -171,27 +171,27 @@ def parse_profile(name: str) -> Profile:
         raise CommandFailed(Exit.USAGE, f"There is no profile {name!r}; there are {profiles}.", code="USAGE") from error
 
 
-def parse_instant(written: str) -> float:
+def parse_instant(typed: str) -> float:
     """Parse the value of `--now`; 0 if it is empty.
 
     Raises:
         CommandFailed: it is not an instant.
     """
     try:
-        return seconds(written) if "T" in written else float(written or 0)
+        return seconds(typed) if "T" in typed else float(typed or 0)
     except ValueError as error:
-        raise CommandFailed(Exit.USAGE, f"--now: {written!r} is not an instant.", code="USAGE") from error
+        raise CommandFailed(Exit.USAGE, f"--now: {typed!r} is not an instant.", code="USAGE") from error
 
 
-def parse_evictions(how: str) -> bool:
+def parse_evictions(eviction_mode: str) -> bool:
     """Return whether `--evictions` is `released`: evicted jobs have then stopped before the next cycle.
 
     Raises:
         CommandFailed: it is neither `held` nor `released`.
     """
-    if how not in ("held", "released"):
-        raise CommandFailed(Exit.USAGE, f"--evictions is held or released, not {how!r}.", code="USAGE")
-    return how == "released"
+    if eviction_mode not in ("held", "released"):
+        raise CommandFailed(Exit.USAGE, f"--evictions is held or released, not {eviction_mode!r}.", code="USAGE")
+    return eviction_mode == "released"
 
 
 def explain_job(replay: Replay, job: str) -> "Why":

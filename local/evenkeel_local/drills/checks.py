@@ -66,7 +66,7 @@ def _check_fence(result: DrillResult, centre: DataCentre, uri: str) -> None:
     fence: dict[str, Any] = json.loads(document) if document else {"attempt": 0, "history": []}
     wrong = resumed_past_a_fence(fence)
     text = "; ".join(wrong) or f"{len(fence['history']) + 1} fences"
-    result.check("no attempt resumes from a manifest of a fenced attempt", not wrong, text)
+    result.check("no attempt resumes from a checkpoint that a fenced attempt wrote", not wrong, text)
 
 
 def resumed_past_a_fence(fence: dict[str, Any]) -> list[str]:
@@ -76,16 +76,18 @@ def resumed_past_a_fence(fence: dict[str, Any]) -> list[str]:
     """
     pins = {int(pin["attempt"]): pin.get("resumeFrom") for pin in (*fence["history"], fence)}
     wrong = []
-    for attempt, point in pins.items():
-        if point is None:
+    for attempt, resume_point in pins.items():
+        if resume_point is None:
             continue
-        source, step = int(point["attempt"]), int(point["step"])
-        for between in range(source + 1, attempt):
-            if between not in pins:
+        source_attempt, step = int(resume_point["attempt"]), int(resume_point["step"])
+        for skipped_attempt in range(source_attempt + 1, attempt):
+            if skipped_attempt not in pins:
                 continue  # this attempt never raised a fence
-            stood = pins[between]
-            if stood is None or int(stood["attempt"]) < source or int(stood["step"]) < step:
-                wrong.append(f"attempt {attempt} resumed from a{source} step {step} past a{between}'s pin")
+            skipped_pin = pins[skipped_attempt]
+            if skipped_pin is None or int(skipped_pin["attempt"]) < source_attempt or int(skipped_pin["step"]) < step:
+                wrong.append(
+                    f"attempt {attempt} resumed from a{source_attempt} step {step} past a{skipped_attempt}'s pin"
+                )
     return wrong
 
 
@@ -99,9 +101,9 @@ def _check_overlap(result: DrillResult, centre: DataCentre, job_id: str, *, may_
         result.check(f"process of attempt {attempt} ended", bool(process["endedAt"]), str(process))
     overlaps = []
     for attempt in sorted(number for number in runs if number + 1 in runs):
-        over = max(end for _, end in runs[attempt]) - min(start for start, _ in runs[attempt + 1])
-        if over.total_seconds() > 0:
-            overlaps.append(f"a{attempt} ended {over.total_seconds():.2f} s after a{attempt + 1} began")
+        overlap = max(end for _, end in runs[attempt]) - min(start for start, _ in runs[attempt + 1])
+        if overlap.total_seconds() > 0:
+            overlaps.append(f"a{attempt} ended {overlap.total_seconds():.2f} s after a{attempt + 1} began")
     result.check("attempts overlap only behind a partition", may_overlap or not overlaps, "; ".join(overlaps) or "none")
 
 

@@ -9,7 +9,7 @@ from evenkeel.domain.policy import changed
 from evenkeel.domain.replay import CannotReplayError, replay
 from evenkeel.ports import Table
 from evenkeel.runtime.wiring import load_policy
-from evenkeel.services.storage.recorded_facts import with_facts
+from evenkeel.services.storage.facts_of_decisions import with_facts
 from evenkeel_local.data_centre import DataCentre
 
 

@@ -298,7 +298,7 @@ def _corrupt_shard(drill: DrillRun, step: int) -> None:
     store.put_object(**shard_object, Body=bytes(content), ChecksumAlgorithm="SHA256")
 
 
-# ---------------------------------------------------------------- nodes that end
+# ---------------------------------------------------------------- nodes that AWS takes back
 
 
 def spot_reclaim(drill: DrillRun) -> None:
@@ -306,11 +306,11 @@ def spot_reclaim(drill: DrillRun) -> None:
     with _spot_machines(drill, 2):
         drill.submit(TrainingWork(nodes=1, steps=120, instance_types=(RENTED_TYPE,)))
         drill.wait_for_step(12)
-        node, at = _spot_node(drill), drill.step()
+        node, reclaimed_at = _spot_node(drill), drill.step()
         drill.inject_fault("spot-reclaim", node)
         wait_for("the second attempt", JOB_SECONDS, lambda: drill.job()["currentAttempt"] > 1)
         elsewhere = _spot_node(drill)
-        wait_for("the node to be gone", JOB_SECONDS, lambda: node["name"] not in _spot_names(drill))
+        wait_for("the node to be gone", JOB_SECONDS, lambda: node["name"] not in _spot_node_names(drill))
         drill.finish()
         incident = next(iter(drill.new_incidents(node["instanceId"])), {})
         start = (drill.attempt(2).get("resumeFrom") or {}).get("step", -1)
@@ -320,7 +320,9 @@ def spot_reclaim(drill: DrillRun) -> None:
             "the interruption notice opened an incident", opened == ["ec2:spot_interruption"], f"{opened} {incident}"
         )
         drill.check(
-            "the job saved after the notice and resumes from that checkpoint", start >= at, f"{start}, noticed at {at}"
+            "the job saved after the notice and resumes from that checkpoint",
+            start >= reclaimed_at,
+            f"{start}, noticed at {reclaimed_at}",
         )
         drill.check("the job runs on another node", elsewhere["name"] != node["name"], f"{node} then {elsewhere}")
         drill.check("Evenkeel repairs no node that is going away", not incident.get("repairs"), incident)
@@ -329,7 +331,7 @@ def spot_reclaim(drill: DrillRun) -> None:
 def _spot_node(drill: DrillRun) -> Json:
     """Return the node of the job's current attempt, as the API shows it."""
     name = node_of_rank(drill.centre, drill.job(), 0)
-    return next(row for row in _spot_rows(drill) if row["name"] == name)
+    return next(row for row in _spot_node_documents(drill) if row["name"] == name)
 
 
 @contextmanager
@@ -345,23 +347,25 @@ def _spot_machines(drill: DrillRun, count: int) -> Iterator[None]:
     ]
     drill.cluster.apply([pool, *pods])
     try:
-        wait_for("the spot nodes", JOB_SECONDS, lambda: len(_spot_names(drill)) == count)
+        wait_for("the spot nodes", JOB_SECONDS, lambda: len(_spot_node_names(drill)) == count)
         for name in names:
             drill.cluster.delete(f"/api/v1/namespaces/default/pods/{name}")
-        wait_for("the pods to leave", JOB_SECONDS, lambda: all(not row["gpusInUse"] for row in _spot_rows(drill)))
+        wait_for(
+            "the pods to leave", JOB_SECONDS, lambda: all(not row["gpusInUse"] for row in _spot_node_documents(drill))
+        )
         yield
     finally:
         drill.cluster.delete("/apis/karpenter.sh/v1/nodepools/spot")
-        wait_for("the spot nodes to go", JOB_SECONDS, lambda: not _spot_names(drill))
+        wait_for("the spot nodes to go", JOB_SECONDS, lambda: not _spot_node_names(drill))
 
 
-def _spot_rows(drill: DrillRun) -> list[Json]:
+def _spot_node_documents(drill: DrillRun) -> list[Json]:
     rows = drill.client.get("/nodes", pageSize=200)["items"]
     return [dict(row) for row in rows if row["pool"] == "spot"]
 
 
-def _spot_names(drill: DrillRun) -> list[str]:
-    return [str(row["name"]) for row in _spot_rows(drill) if row["isReady"]]
+def _spot_node_names(drill: DrillRun) -> list[str]:
+    return [str(row["name"]) for row in _spot_node_documents(drill) if row["isReady"]]
 
 
 # ---------------------------------------------------------------- events
@@ -577,7 +581,7 @@ def karpenter_repairs(drill: DrillRun) -> None:
         if not _report_before_owner(drill, node)["repairs"]:
             drill.inject_fault("gpu-xid", node)
         incident = drill.wait_until_settled(node)
-        spot_names = [name for name in _spot_names(drill) if name == node["name"]]
+        spot_names = [name for name in _spot_node_names(drill) if name == node["name"]]
         drill.finish()
     requests = [ask for ask in drill.incident_detail(incident)["decisions"] if ask["action"] in ("REPLACE", "REBOOT")]
     drill.check("Evenkeel requests no repair", not incident["repairs"] and not requests, f"{incident} {requests}")

@@ -62,10 +62,11 @@ def _run_storm(drill: DrillRun) -> None:
         wait_for("the storm to be over", DRAINED_SECONDS * 2, is_calm)
     except DrillTimeoutError as late:
         # Count only the events that were sent.
+        states = ", ".join(f"{count} {state}" for state, count in peaks.now.items())
         drill.check(
             "all events are handled and all recoveries have ended",
             False,
-            f"{late}: {dict(peaks.now)}, {waiting_events(drill)} waiting",
+            f"{late}: incidents {states}; {waiting_events(drill)} events still wait",
         )
     drill.result.seconds["drained"] = time.monotonic() - began
     _check_pace(drill)

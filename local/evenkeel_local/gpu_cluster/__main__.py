@@ -15,7 +15,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from evenkeel_local.gpu_cluster import config
-from evenkeel_local.gpu_cluster.host import ClusterOptions, Host, Ports
+from evenkeel_local.gpu_cluster.host import ClusterOptions, ClusterProcess, Ports
 from evenkeel_local.gpu_cluster.snapshots import SnapshotRefused
 
 CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
@@ -82,25 +82,25 @@ def _port(text: str) -> int:
 
 
 async def _run(options: ClusterOptions, quiet: bool, stop_with_stdin: bool) -> None:
-    host = Host(options)
+    cluster_process = ClusterProcess(options)
     if stop_with_stdin:
-        await asyncio.get_running_loop().connect_read_pipe(lambda: _UntilClosed(host), sys.stdin)
-    await host.run(on_ready=None if quiet else lambda: _announce(host))
+        await asyncio.get_running_loop().connect_read_pipe(lambda: _UntilClosed(cluster_process), sys.stdin)
+    await cluster_process.run(on_ready=None if quiet else lambda: _announce(cluster_process))
 
 
 class _UntilClosed(asyncio.Protocol):
     """Ends the cluster when standard input closes: the process that started the cluster has ended."""
 
-    def __init__(self, host: Host) -> None:
-        self._host = host
+    def __init__(self, cluster_process: ClusterProcess) -> None:
+        self._cluster_process = cluster_process
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the cluster."""
-        self._host.request_stop()
+        self._cluster_process.request_stop()
 
 
-def _announce(host: Host) -> None:
-    state = host.state()
+def _announce(cluster_process: ClusterProcess) -> None:
+    state = cluster_process.state()
     print(f"SageMaker and EKS  {state['sagemakerUrl']}")
     print(f"Kubernetes         {state['kubernetesUrl']}  (CA {state['runDir']}/ca.pem)")
     print(f"admin token        {state['adminToken']}")

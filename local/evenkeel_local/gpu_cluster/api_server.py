@@ -305,7 +305,7 @@ class ApiServer:
         if (message := field_table.message_of(rt)) is not None:
             try:
                 body = field_table.decode_object(message, body, unknown)
-            except field_table.Undecodable as failed:
+            except field_table.DecodingFailed as failed:
                 raise errors.bad_request(_decode_error(rt, str(failed))) from failed
         elif not rt.custom:
             body = object_schemas.without_nulls(body)
@@ -464,7 +464,7 @@ class ApiServer:
         if (message := field_table.message_of(rt)) is not None:
             try:
                 config = field_table.decode_object(message, config, unknown)
-            except field_table.Undecodable as failed:
+            except field_table.DecodingFailed as failed:
                 unknown.append(str(failed))
         if unknown:
             where = "/".join(filter(None, (request.namespace, request.name)))
@@ -905,10 +905,10 @@ def _check_names(request: RequestInfo, metadata: Obj) -> None:
     Raises:
         ApiError: 400 for another name or namespace.
     """
-    for field, on_url in (("name", request.name), ("namespace", request.namespace)):
-        stated = metadata.get(field) or ""
-        if stated != on_url and (field == "name" or (stated and on_url)):
-            message = f"the {field} of the object ({stated}) does not match the {field} on the URL ({on_url})"
+    for field, url_value in (("name", request.name), ("namespace", request.namespace)):
+        body_value = metadata.get(field) or ""
+        if body_value != url_value and (field == "name" or (body_value and url_value)):
+            message = f"the {field} of the object ({body_value}) does not match the {field} on the URL ({url_value})"
             raise errors.bad_request(message)
 
 

@@ -83,27 +83,27 @@ class AwsApi:
     async def handle(self, http: web.Request) -> web.StreamResponse:
         """Answer one request of any service."""
         request_id = str(uuid.uuid4())
-        raw = await http.read()
-        incoming = Incoming(http.method, http.raw_path, dict(http.headers), raw)
+        request_body = await http.read()
+        incoming = Incoming(http.method, http.raw_path, dict(http.headers), request_body)
         service = _service_of(http)
         try:
             if service == "autoscaling":
-                answer = await self._autoscaling.answer(incoming)
-                return web.Response(body=answer, content_type="text/xml", headers={"x-amzn-RequestId": request_id})
-            body = await (self._eks(http, incoming) if service == "eks" else self._sagemaker(http, incoming))
+                xml_answer = await self._autoscaling.answer(incoming)
+                return web.Response(body=xml_answer, content_type="text/xml", headers={"x-amzn-RequestId": request_id})
+            json_answer = await (self._eks(http, incoming) if service == "eks" else self._sagemaker(http, incoming))
         except AwsError as refused:
             return _error_response(refused, request_id, service)
         except CallFailed as failed:
             fault = failed.fault
-            throttled = "Throttling" if service == "autoscaling" else "ThrottlingException"
+            throttling_code = "Throttling" if service == "autoscaling" else "ThrottlingException"
             if fault.effect == "throttle":
-                return _error_response(AwsError(throttled, "Rate exceeded", 400), request_id, service)
+                return _error_response(AwsError(throttling_code, "Rate exceeded", 400), request_id, service)
             return _error_response(AwsError(fault.code, fault.message, fault.status), request_id, service)
         except ReplyLost:
             if http.transport is not None:
                 http.transport.abort()
             return web.Response(status=500)
-        return _response(body, 200, request_id, service)
+        return _response(json_answer, 200, request_id, service)
 
     async def _sagemaker(self, http: web.Request, incoming: Incoming) -> Json:
         target = http.headers.get("X-Amz-Target", "")
@@ -154,7 +154,7 @@ class AwsApi:
         if len(parts) > 2 and parts[2] == "access-entries":
             return await self._access_entries(http, incoming)
         if http.method != "GET" or len(parts) > 2:
-            message = "The local cluster has clusters, node groups and access entries only."
+            message = "The local EKS API has only clusters, node groups and access entries."
             raise AwsError("InvalidRequestException", message, 501)
         action = "ListClusters" if len(parts) == 1 else "DescribeCluster"
         caller = await self._auth.check(incoming, f"eks:{action}", self._config.eks_arn)

@@ -1,4 +1,4 @@
-"""Faults of API calls: a matching call is slow, fails, is throttled, loses its answer, or has its watch dropped.
+"""Rules that disturb API calls: delay them, fail them, throttle them, drop their answers or end their watches.
 
 Both API servers pass every call through `CallFaults`. Drills and tests add rules through the control address.
 """
@@ -30,7 +30,7 @@ class ApiCall:
 
 @dataclass
 class CallFault:
-    """A rule: the calls that it matches, its effect, and how often it applies."""
+    """A rule that disturbs API calls: the calls that it matches, its effect, and how often it applies."""
 
     effect: Effect
     api: str = "*"
@@ -72,7 +72,7 @@ class ReplyLost(Exception):
 
 @dataclass
 class CallFaults:
-    """The active rules, and the number of calls of each operation."""
+    """The rules that disturb API calls now, and the number of calls of each operation."""
 
     rules: list[CallFault] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)

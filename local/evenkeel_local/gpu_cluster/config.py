@@ -45,7 +45,7 @@ class InstanceGroupConfig(ConfigModel):
     """Number of machines that the provider has for this group; None: no limit."""
 
 
-class TrainingPlan(ConfigModel):
+class TrainingPlanConfig(ConfigModel):
     """A training plan that instance groups may run on."""
 
     name: str
@@ -170,7 +170,7 @@ class ClusterConfig(ConfigModel):
     node_provisioning_mode: Literal["Continuous"] | None = "Continuous"
     instance_groups: tuple[InstanceGroupConfig, ...] = (InstanceGroupConfig(name="p5-workers", count=4),)
     delays: ClusterDelays = ClusterDelays()
-    training_plans: tuple[TrainingPlan, ...] = ()
+    training_plans: tuple[TrainingPlanConfig, ...] = ()
     duplicate_events: bool = False
     reorder_events: bool = False
     cluster_events: bool = False

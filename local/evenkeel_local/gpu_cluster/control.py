@@ -62,10 +62,10 @@ class Control:
                 web.get("/control/provider-calls", self._provider_calls),
                 web.get("/control/events", self._events),
                 web.post("/control/events", self._send_event),
-                web.get("/control/faults", self._faults),
+                web.get("/control/faults", self._list_faults),
                 web.post("/control/faults", self._inject),
                 web.delete("/control/faults/{id}", self._clear),
-                web.get("/control/call-faults", self._call_faults),
+                web.get("/control/call-faults", self._list_call_faults),
                 web.post("/control/call-faults", self._add_call_fault),
                 web.delete("/control/call-faults/{id}", self._remove_call_fault),
                 web.post("/control/failing-nodes", self._failing_nodes),
@@ -75,7 +75,7 @@ class Control:
                 web.post("/control/status", self._status),
                 web.post("/control/cluster-events", self._cluster_event),
                 web.post("/control/offerings", self._offering),
-                web.get("/control/access-entries", self._access_entries),
+                web.get("/control/access-entries", self._get_access_entries),
                 web.put("/control/access-entries", self._put_access_entries),
                 web.put("/control/access-entries/{arn:.+}", self._put_access_entry),
                 web.put("/control/pod-identities", self._put_pod_identities),
@@ -202,7 +202,7 @@ class Control:
         self._cluster.bus.send(str(body["detailType"]), body["detail"], resources, int(body.get("copies", 1)))
         return web.json_response({}, status=202)
 
-    async def _faults(self, http: web.Request) -> web.Response:
+    async def _list_faults(self, http: web.Request) -> web.Response:
         rows = [{"fault": row.name, "does": row.effect, "repairedBy": row.repaired_by} for row in ROWS.values()]
         injected = [item.to_json() for item in self._cluster.faults.injected.values()]
         return web.json_response({"rows": rows, "injected": injected})
@@ -215,7 +215,7 @@ class Control:
     async def _clear(self, http: web.Request) -> web.Response:
         return web.json_response(self._cluster.faults.clear(http.match_info["id"]).to_json())
 
-    async def _call_faults(self, http: web.Request) -> web.Response:
+    async def _list_call_faults(self, http: web.Request) -> web.Response:
         faults = self._cluster.call_faults
         rules = [_camel_keys(asdict(rule)) for rule in faults.rules]
         return web.json_response({"callFaults": rules, "counts": faults.counts})
@@ -305,7 +305,7 @@ class Control:
 
     # Settings
 
-    async def _access_entries(self, http: web.Request) -> web.Response:
+    async def _get_access_entries(self, http: web.Request) -> web.Response:
         listed = [entry.model_dump(mode="json", by_alias=True) for entry in self._cluster.access_entries]
         return web.json_response({"accessEntries": listed})
 

@@ -163,10 +163,10 @@ class DeploymentController(Controller):
         for replica_set in self._store.all(catalogue.REPLICA_SETS.key, namespace_of(deployment)):
             owner = controller_of(replica_set)
             matches = matches_selector(selector, labels_of(replica_set))
-            going = is_deleting(deployment) or is_deleting(replica_set)
+            ending = is_deleting(deployment) or is_deleting(replica_set)
             if owner is not None and owner["uid"] == uid:
                 claimed.append(replica_set)
-            elif owner is None and matches and not going:
+            elif owner is None and matches and not ending:
                 change = self._registry.change(replica_set, lambda obj: add_owner(obj, reference))
                 claimed += [change] if change is not None else []
         return claimed

@@ -21,12 +21,12 @@ TIMEOUT_SECONDS = 10.0
 
 
 class EngineClientError(Exception):
-    """The engine refused a call of the cluster, or did not answer."""
+    """The AWS emulator refused a call of the cluster, or did not answer."""
 
 
 @dataclass(frozen=True)
 class EngineResponse:
-    """An answer of the engine."""
+    """An answer of the AWS emulator."""
 
     status: int
     body: bytes

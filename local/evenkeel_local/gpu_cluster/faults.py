@@ -276,7 +276,7 @@ def _number_option(options: Json, name: str, default: float, least: float = 0.0)
 # GPUs
 
 
-def _inject_xid(table: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
+def _inject_xid(injector: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
     code = int(_number_option(options, "code", 79, least=1))
     xid = XIDS.get(code, Xid("Unknown Error", ends_work=False))
     fault_type = str(options.get("faultType", xid.fault_type))
@@ -293,39 +293,39 @@ def _inject_xid(table: FaultInjector, node: Node, options: Json, injected: Injec
         node.lasting = fault
 
     def find() -> None:
-        if injected.is_cleared or not table.is_present(node):
+        if injected.is_cleared or not injector.is_present(node):
             return
         if isinstance(node, Machine):
-            table.agent.detect(node, fault)
+            injector.agent.detect(node, fault)
         else:
-            table.agent.mark_accelerator(node.node_name, f"NvidiaXID{code}Error", line)
+            injector.agent.mark_accelerator(node.node_name, f"NvidiaXID{code}Error", line)
 
     def clear() -> None:
-        if not table.is_present(node):
+        if not injector.is_present(node):
             return
         if isinstance(node, Machine):
             node.lasting = None
-            table.agent.clear_marks(node)
+            injector.agent.clear_marks(node)
         else:
-            table.agent.mark_accelerator(node.node_name, "NvidiaAcceleratedHardwareIsReady", "", ready=True)
+            injector.agent.mark_accelerator(node.node_name, "NvidiaAcceleratedHardwareIsReady", "", ready=True)
 
     injected.clear = clear
-    table.fleet.call_later(table.fleet.config.delays.agent_detect, find)
+    injector.fleet.call_later(injector.fleet.config.delays.agent_detect, find)
 
 
-def _inject_stuck_replace(table: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
+def _inject_stuck_replace(injector: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
     assert isinstance(node, Machine), "the row hits only HyperPod's nodes"
-    table.fleet.stuck_slots[node.logical_id] = injected.id
-    _inject_xid(table, node, options, injected)
+    injector.fleet.stuck_slots[node.logical_id] = injected.id
+    _inject_xid(injector, node, options, injected)
 
     def clear() -> None:
-        table.fleet.stuck_slots.pop(node.logical_id, None)
-        table.fleet.recheck_pending()
+        injector.fleet.stuck_slots.pop(node.logical_id, None)
+        injector.fleet.recheck_pending()
 
     injected.clear = clear
 
 
-def _inject_agent_silent(table: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
+def _inject_agent_silent(injector: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
     assert isinstance(node, Machine), "the row hits only HyperPod's nodes"
     node.is_agent_silent = True
 
@@ -338,7 +338,7 @@ def _inject_agent_silent(table: FaultInjector, node: Node, options: Json, inject
 # Nodes
 
 
-def _inject_node_lost(table: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
+def _inject_node_lost(injector: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
     kubelet = kubelet_of(node)
     running = [running for worker in kubelet.workers.values() for _, running in worker.processes]
     injected.effects = {"processesBehindPartition": len(running)}
@@ -346,12 +346,12 @@ def _inject_node_lost(table: FaultInjector, node: Node, options: Json, injected:
     injected.clear = kubelet.rejoin
 
 
-def _inject_node_flap(table: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
+def _inject_node_flap(injector: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
     kubelet, seconds = kubelet_of(node), _number_option(options, "seconds", 5.0)
-    grace = table.fleet.config.delays.node_monitor_grace
+    grace = injector.fleet.config.delays.node_monitor_grace
 
     async def flap() -> None:
-        while table.is_present(node) and not injected.is_cleared:
+        while injector.is_present(node) and not injected.is_cleared:
             kubelet.partition()
             # The node becomes NotReady after the grace period. The seconds count from then on.
             await injected.wait_cleared(grace + seconds)
@@ -359,10 +359,10 @@ def _inject_node_flap(table: FaultInjector, node: Node, options: Json, injected:
             await injected.wait_cleared(seconds)
 
     injected.clear = kubelet.rejoin
-    table.fleet.run_in_background(flap())
+    injector.fleet.run_in_background(flap())
 
 
-def _inject_app_crash(table: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
+def _inject_app_crash(injector: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
     job_name = str(options.get("job") or "").rpartition("/")[2]
     for worker in kubelet_of(node).workers.values():
         owner = controller_of(worker.pod)
@@ -374,42 +374,45 @@ def _inject_app_crash(table: FaultInjector, node: Node, options: Json, injected:
     raise InvalidFault(f"no process runs on node {node.node_name}")
 
 
-def _inject_zone_outage(table: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
-    zone = table.zone_of(node)
-    cut = [other for other in table.all_nodes() if table.zone_of(other) == zone]
+def _inject_zone_outage(injector: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
+    zone = injector.zone_of(node)
+    cut = [other for other in injector.all_nodes() if injector.zone_of(other) == zone]
     for other in cut:
         kubelet_of(other).partition()
-    _close_zone(table, zone, closed=True)
+    _close_zone(injector, zone, closed=True)
     injected.effects = {"zone": zone, "nodes": [other.node_name for other in cut]}
 
     def clear() -> None:
-        _close_zone(table, zone, closed=False)
+        _close_zone(injector, zone, closed=False)
         for other in cut:
-            if table.is_present(other):
+            if injector.is_present(other):
                 kubelet_of(other).rejoin()
 
     injected.clear = clear
 
 
-def _close_zone(table: FaultInjector, zone: str, *, closed: bool) -> None:
-    for zones in (table.fleet.zones_out, *((table.karpenter.zones_out,) if table.karpenter is not None else ())):
+def _close_zone(injector: FaultInjector, zone: str, *, closed: bool) -> None:
+    for zones in (
+        injector.fleet.zones_out,
+        *((injector.karpenter.zones_out,) if injector.karpenter is not None else ()),
+    ):
         zones.append(zone) if closed else zones.remove(zone)
-    table.fleet.recheck_pending()
+    injector.fleet.recheck_pending()
 
 
-def _inject_boot_failing(table: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
+def _inject_boot_failing(injector: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
     assert isinstance(node, Machine), "the row hits only HyperPod's nodes"
     stage = str(options.get("stage", "lifecycle"))
     times = None if options.get("times") is None else int(_number_option(options, "times", 1, least=1))
     if stage not in BOOT_FAILURES:
         raise InvalidFault(f"stage must be one of {', '.join(BOOT_FAILURES)}")
     failing = FailingBoots(stage, times)
-    table.fleet.failing_boots[node.group] = failing
+    injector.fleet.failing_boots[node.group] = failing
     injected.effects = {"instanceGroup": node.group, "stage": stage}
 
     def clear() -> None:
-        if table.fleet.failing_boots.get(node.group) is failing:
-            del table.fleet.failing_boots[node.group]
+        if injector.fleet.failing_boots.get(node.group) is failing:
+            del injector.fleet.failing_boots[node.group]
 
     injected.clear = clear
 
@@ -417,20 +420,20 @@ def _inject_boot_failing(table: FaultInjector, node: Node, options: Json, inject
 # Notices
 
 
-def _inject_spot_reclaim(table: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
-    karpenter, node = _burst_instance(table, node)
+def _inject_spot_reclaim(injector: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
+    karpenter, node = _burst_instance(injector, node)
     if node.offering.capacity_type != "spot":
         raise InvalidFault(f"node {node.node_name} is no spot node")
     karpenter.reclaim(node)
 
 
-def _inject_rebalance(table: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
-    _, node = _burst_instance(table, node)
-    table.bus.send(REBALANCE, {"instance-id": node.instance_id}, [_ec2_arn(table, node)])
+def _inject_rebalance(injector: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
+    _, node = _burst_instance(injector, node)
+    injector.bus.send(REBALANCE, {"instance-id": node.instance_id}, [_ec2_arn(injector, node)])
 
 
-def _inject_reservation_end(table: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
-    karpenter, node = _burst_instance(table, node)
+def _inject_reservation_end(injector: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
+    karpenter, node = _burst_instance(injector, node)
     notice = karpenter.settings.spot_notice
     ends_at = datetime.now(UTC) + timedelta(seconds=notice)
     detail = {
@@ -439,34 +442,34 @@ def _inject_reservation_end(table: FaultInjector, node: Node, options: Json, inj
         "instance-termination-time": f"{ends_at:%Y-%m-%dT%H:%M:%SZ}",
         "azId": "usw2-az1",
     }
-    table.bus.send(RESERVATION_ENDS, detail, [_ec2_arn(table, node)])
+    injector.bus.send(RESERVATION_ENDS, detail, [_ec2_arn(injector, node)])
     karpenter.end_after(node, notice)
 
 
-def _burst_instance(table: FaultInjector, node: Node) -> tuple[Karpenter, Instance]:
-    assert table.karpenter is not None, "the node is Karpenter's"
+def _burst_instance(injector: FaultInjector, node: Node) -> tuple[Karpenter, Instance]:
+    assert injector.karpenter is not None, "the node is Karpenter's"
     assert isinstance(node, Instance), "the row hits only Karpenter's nodes"
-    return table.karpenter, node
+    return injector.karpenter, node
 
 
-def _ec2_arn(table: FaultInjector, node: Node) -> str:
-    config = table.fleet.config
+def _ec2_arn(injector: FaultInjector, node: Node) -> str:
+    config = injector.fleet.config
     return f"arn:aws:ec2:{config.region}:{config.account}:instance/{node.instance_id}"
 
 
-def _inject_maintenance(table: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
+def _inject_maintenance(injector: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
     """Announce maintenance in AWS Health, and do it at its start time."""
     retires, seconds = bool(options.get("retires")), _number_option(options, "startsInSeconds", 10.0)
     service = "SAGEMAKER" if isinstance(node, Machine) else "EC2"
     maintenance = "INSTANCE_RETIREMENT" if retires else "SYSTEM_REBOOT_MAINTENANCE"
     code = f"AWS_{service}_{maintenance}_SCHEDULED"
-    arn = f"arn:aws:health:{table.fleet.config.region}::event/{service}/{code}/{code}_{uuid.uuid4()}"
+    arn = f"arn:aws:health:{injector.fleet.config.region}::event/{service}/{code}/{code}_{uuid.uuid4()}"
     starts_at = datetime.now(UTC) + timedelta(seconds=seconds)
     injected.effects = {"eventArn": arn, "eventTypeCode": code}
 
     def announce(status: str, entity: str) -> None:
         now = format_datetime(datetime.now(UTC), usegmt=True)
-        config = table.fleet.config
+        config = injector.fleet.config
         detail: Json = {
             "eventArn": arn,
             "service": service,
@@ -485,23 +488,23 @@ def _inject_maintenance(table: FaultInjector, node: Node, options: Json, injecte
             "totalPages": "1",
             "backupEvent": "false",
         }
-        table.bus.send(HEALTH, detail, [node.instance_id])
+        injector.bus.send(HEALTH, detail, [node.instance_id])
 
     def begin() -> None:
-        if injected.is_cleared or not table.is_present(node):
+        if injected.is_cleared or not injector.is_present(node):
             return
         announce("closed", "RESOLVED")
         if isinstance(node, GroupInstance):
-            table.groups.terminate(node)
+            injector.groups.terminate(node)
         elif isinstance(node, Instance):
-            if table.karpenter is not None:
-                table.karpenter.end_after(node, 0.0)
+            if injector.karpenter is not None:
+                injector.karpenter.end_after(node, 0.0)
         elif node.operation is None:
-            (table.fleet.replace if retires else table.fleet.reboot)(node)
+            (injector.fleet.replace if retires else injector.fleet.reboot)(node)
 
     injected.clear = lambda: announce("closed", "RESOLVED")
     announce("upcoming", "PENDING")
-    table.fleet.call_later(seconds, begin)
+    injector.fleet.call_later(seconds, begin)
 
 
 XID_OPTIONS = ("faultType", "faultReason", "survivesReboot")

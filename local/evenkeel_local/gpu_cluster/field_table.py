@@ -48,7 +48,7 @@ REQUIRED = {"core/ContainerStatus": ("name",), "core/NodeAddress": ("type", "add
 INDEX = re.compile(r"\[[0-9]+\]")
 
 
-class Undecodable(Exception):
+class DecodingFailed(Exception):
     """Raised if a value does not fit its field. The message names the field and the reason."""
 
 
@@ -140,7 +140,7 @@ def decode_object(message: str, obj: Obj, unknown: list[str]) -> Obj:
     Zero values of `omitempty` fields are dropped, as Go drops them.
 
     Raises:
-        Undecodable: a value is of another type than its field.
+        DecodingFailed: a value is of another type than its field.
     """
     document: Obj = {key: obj[key] for key in ("apiVersion", "kind") if key in obj}
     return document | _decode_members(
@@ -165,7 +165,7 @@ def _decode_members(message: str, value: Obj, path: str, unknown: list[str]) -> 
             members[name] = fitting
     for name in REQUIRED.get(message, ("type", "status") if message.endswith("Condition") else ()):
         if name not in value:
-            raise Undecodable(f"{path}.{name} is missing")
+            raise DecodingFailed(f"{path}.{name} is missing")
     return members
 
 
@@ -188,7 +188,7 @@ def _coerce(kind: str, value: Any, at: _FieldPosition, unknown: list[str]) -> An
         try:
             return quantities.canonical_text(value)
         except ValueError as broken:
-            raise Undecodable(str(broken)) from broken
+            raise DecodingFailed(str(broken)) from broken
     _check_leaf(kind, value, at)
     return value
 
@@ -218,7 +218,7 @@ def _check_leaf(kind: str, value: Any, at: _FieldPosition) -> None:
     if kind in TYPES and (not isinstance(value, TYPES[kind][0]) or (kind == "i" and isinstance(value, bool))):
         raise _type_mismatch(value, at, _go_type(kind, at))
     if kind == "i" and not -(bound := 2**63 if at.name in WIDE else 2**31) <= value < bound:
-        raise Undecodable(f"json: cannot unmarshal number {value} into {at.shown} of type {_go_type(kind, at)}")
+        raise DecodingFailed(f"json: cannot unmarshal number {value} into {at.shown} of type {_go_type(kind, at)}")
     if kind == "intorstring" and (isinstance(value, bool) or not isinstance(value, int | str)):
         raise _type_mismatch(value, at, "IntOrString")
     try:
@@ -227,15 +227,15 @@ def _check_leaf(kind: str, value: Any, at: _FieldPosition) -> None:
         elif kind in ("time", "microtime"):
             datetime.fromisoformat(value)
     except (ValueError, TypeError, binascii.Error) as broken:
-        raise Undecodable(f"{at.path}: {broken}") from broken
+        raise DecodingFailed(f"{at.path}: {broken}") from broken
 
 
-def _type_mismatch(value: Any, at: _FieldPosition, wanted: str) -> Undecodable:
+def _type_mismatch(value: Any, at: _FieldPosition, wanted: str) -> DecodingFailed:
     names = {str: "string", bool: "bool", dict: "object", list: "array"}
     described = next((name for kind, name in names.items() if isinstance(value, kind)), "number")
     if isinstance(value, float):
         described = f"number {value}"
-    return Undecodable(f"json: cannot unmarshal {described} into {at.shown} of type {wanted}")
+    return DecodingFailed(f"json: cannot unmarshal {described} into {at.shown} of type {wanted}")
 
 
 def openapi_schemas(message: str) -> dict[str, Obj]:

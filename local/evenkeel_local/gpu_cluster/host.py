@@ -54,8 +54,8 @@ class ClusterOptions:
     data_dir: Path | None = None
 
 
-class Host:
-    """The process: certificates, listeners, signals, and the current cluster."""
+class ClusterProcess:
+    """The process of the simulated cluster: its certificates, listeners, signals and saved state."""
 
     def __init__(self, options: ClusterOptions) -> None:
         self._options = options
@@ -147,7 +147,7 @@ class Host:
         self._runners.append(runner)
 
     def _certificates(self, run_dir: Path) -> tuple[str, str]:
-        # A data folder keeps the certificates across restarts, so that clients can keep the authority.
+        # A data folder keeps the certificates, so that clients can trust the same authority after a restart.
         folder = self._options.data_dir or run_dir
         certificate, key, ca = folder / "apiserver.pem", folder / "apiserver.key", folder / "ca.pem"
         if not (self._options.data_dir and ca.exists()):

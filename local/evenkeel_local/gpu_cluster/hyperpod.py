@@ -60,10 +60,10 @@ class HyperPod:
             "UpdateCluster": self._update_cluster,
             "ListClusterEvents": self._list_events,
             "DescribeClusterEvent": self._describe_event,
-            "ListClusterOperations": self._of_cluster(self.running.list_operations),
-            "DescribeClusterOperation": self._of_cluster(self.running.describe_operation),
-            "StartClusterHealthCheck": self._of_cluster(self.running.start_health_check),
-            "UpdateClusterSoftware": self._of_cluster(self.running.update_software),
+            "ListClusterOperations": self._with_cluster_check(self.running.list_operations),
+            "DescribeClusterOperation": self._with_cluster_check(self.running.describe_operation),
+            "StartClusterHealthCheck": self._with_cluster_check(self.running.start_health_check),
+            "UpdateClusterSoftware": self._with_cluster_check(self.running.update_software),
             "SearchTrainingPlanOfferings": lambda body, caller: self.capacity.search_offerings(body),
             "DescribeTrainingPlan": lambda body, caller: self.capacity.describe_plan(body),
             "ListUltraServersByReservedCapacity": lambda body, caller: self.capacity.list_ultra_servers(body),
@@ -80,7 +80,7 @@ class HyperPod:
                 f"Delete{name}": _without_caller(kind.delete),
             }
 
-    def _of_cluster(self, operation: Callable[[Json], Json]) -> Operation:
+    def _with_cluster_check(self, operation: Callable[[Json], Json]) -> Operation:
         def call(body: Json, caller: str) -> Json:
             self._check_name(body["ClusterName"])
             return operation(body)
@@ -158,8 +158,8 @@ class HyperPod:
             plans = {plan.name: plan.status for plan in self._config.training_plans}
             if group.training_plan in plans:
                 answer["TrainingPlanStatus"] = plans[group.training_plan]
-        if shown := self._kubernetes_config(group):
-            answer["KubernetesConfig"] = shown
+        if description := self._kubernetes_config(group):
+            answer["KubernetesConfig"] = description
         return answer
 
     @property
@@ -261,8 +261,8 @@ class HyperPod:
             "CapacityType": group.capacity_type,
             "LifeCycleConfig": self._life_cycle,
         }
-        if shown := self._kubernetes_config(group):
-            details["KubernetesConfig"] = shown
+        if description := self._kubernetes_config(group):
+            details["KubernetesConfig"] = description
         return {"NodeDetails": details}
 
     # Repairs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from evenkeel_local.gpu_cluster.aws_model import AwsError, Json, paged_answer
-from evenkeel_local.gpu_cluster.config import ClusterConfig, TrainingPlan
+from evenkeel_local.gpu_cluster.config import ClusterConfig, TrainingPlanConfig
 from evenkeel_local.gpu_cluster.machines import MachineFleet
 
 HOUR = 3600.0
@@ -21,10 +21,10 @@ class Capacity:
         self._config: ClusterConfig = fleet.config
         self._started_at = time.time()
 
-    def _plan_arn(self, plan: TrainingPlan) -> str:
+    def _plan_arn(self, plan: TrainingPlanConfig) -> str:
         return self._config.arn(f"training-plan/{plan.name}")
 
-    def reserved_capacity_arn(self, plan: TrainingPlan) -> str:
+    def reserved_capacity_arn(self, plan: TrainingPlanConfig) -> str:
         """Return the ARN of a plan's reserved capacity."""
         return self._config.arn(f"reserved-capacity/{plan.name}")
 
@@ -36,7 +36,7 @@ class Capacity:
                 return self._describe(plan)
         raise AwsError("ResourceNotFound", f"Training plan {plan_name} does not exist.")
 
-    def _counts(self, plan: TrainingPlan) -> tuple[int, int]:
+    def _counts(self, plan: TrainingPlanConfig) -> tuple[int, int]:
         machines = [
             machine
             for group in self._fleet.groups.values()
@@ -46,7 +46,7 @@ class Capacity:
         unhealthy = sum(1 for machine in machines if machine.unhealthy is not None or machine.status == "Failure")
         return len(machines) - unhealthy, unhealthy
 
-    def _describe(self, plan: TrainingPlan) -> Json:
+    def _describe(self, plan: TrainingPlanConfig) -> Json:
         in_use, unhealthy = self._counts(plan)
         start = self._started_at - HOUR
         end = start + plan.duration_hours * HOUR

@@ -176,16 +176,16 @@ class Operations:
                 raise AwsError("ValidationException", f"Instance group {group} was not found in the cluster.")
         self.software_updating = set(groups)
         self.software_status.update(dict.fromkeys(groups, "Pending"))
-        self._fleet.run_in_background(self._patch(groups))
+        self._fleet.run_in_background(self._update_machines(groups))
         return {"ClusterArn": self._fleet.config.cluster_arn}
 
-    async def _patch(self, groups: list[str]) -> None:
+    async def _update_machines(self, groups: list[str]) -> None:
         for group in groups:
             self.software_status[group] = "InProgress"
             for machine in self._fleet.of_group(group):
                 if machine.operation is not None or machine.status != "Running":
                     continue
-                if self._is_guarded(machine):
+                if self._is_blocked_by_disruption_budget(machine):
                     self._record_progress(machine, "skipped due to PodDisruptionBudget constraint.")
                     continue
                 machine.operation, machine.status = "SoftwareUpdate", "SystemUpdating"
@@ -195,7 +195,7 @@ class Operations:
             self.software_updating.discard(group)
             self.software_status[group] = "Succeeded"
 
-    def _is_guarded(self, machine: Machine) -> bool:
+    def _is_blocked_by_disruption_budget(self, machine: Machine) -> bool:
         """Whether a disruption budget blocks the eviction of a pod on a machine."""
         for pod in self._registry.store.pods_on(machine.node_name):
             try:

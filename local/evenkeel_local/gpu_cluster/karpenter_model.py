@@ -158,10 +158,10 @@ class Karpenter:
         self._paused: set[str] = set()
         """Pools with paused repair: too many of their nodes are unhealthy."""
         self._offerings = [
-            Offering(item.instance_type, zone, kind, price, item.machines)
+            Offering(item.instance_type, zone, capacity_type, price, item.machines)
             for item in settings.offerings
             for zone in item.zones
-            for kind, price in (("on-demand", item.usd_per_hour), ("spot", item.spot_usd_per_hour))
+            for capacity_type, price in (("on-demand", item.usd_per_hour), ("spot", item.spot_usd_per_hour))
             if price is not None
         ]
         self.zones_out: list[str] = []
@@ -519,14 +519,14 @@ class Karpenter:
 
     def _unhealthy_since(self, node: Obj) -> tuple[datetime, float] | None:
         """Return since when a node is unhealthy, and the seconds until its repair, for the condition due first."""
-        due = []
-        for kind, wait in self.settings.node_repair.items():
-            condition = condition_of(node, kind)
+        unhealthy_conditions = []
+        for condition_type, wait_seconds in self.settings.node_repair.items():
+            condition = condition_of(node, condition_type)
             if condition is not None and condition["status"] in (
-                ("False", "Unknown") if kind == "Ready" else ("False",)
+                ("False", "Unknown") if condition_type == "Ready" else ("False",)
             ):
-                due.append((datetime.fromisoformat(condition["lastTransitionTime"]), wait))
-        return min(due, key=lambda item: item[0] + timedelta(seconds=item[1]), default=None)
+                unhealthy_conditions.append((datetime.fromisoformat(condition["lastTransitionTime"]), wait_seconds))
+        return min(unhealthy_conditions, key=lambda item: item[0] + timedelta(seconds=item[1]), default=None)
 
     # Consolidation
 

@@ -434,11 +434,11 @@ class ExecRunner:
         container = next((item for item in containers if item.name == name and "running" in item.state), None)
         if worker is None or container is None:
             raise ApiError(500, "InternalError", f'unable to upgrade connection: container not found ("{name}")')
-        running, at = worker, container
+        found_worker, found_container = worker, container
 
         async def begin() -> ExecSession:
             try:
-                return await running.execute(at, command, tty=tty, stdin=stdin)
+                return await found_worker.execute(found_container, command, tty=tty, stdin=stdin)
             except (OSError, MissingReference) as failed:
                 message = f'exec failed: unable to start container process: exec: "{command[0]}": {failed}'
                 raise ApiError(500, "InternalError", f"Internal error occurred: {message}") from failed

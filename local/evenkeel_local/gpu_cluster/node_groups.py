@@ -92,9 +92,9 @@ class AutoScalingGroups:
         """Terminate an instance. Idempotent: yes, an instance that is Terminating is left alone."""
         if member.lifecycle != TERMINATING:
             member.lifecycle = TERMINATING
-            self._start(self._end(member))
+            self._run_in_background(self._end(member))
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+    def _run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -108,7 +108,7 @@ class AutoScalingGroups:
             offering = Offering(group.instance_type, group.availability_zone, "on-demand", 0.0, None)
             member = GroupInstance(claim="", offering=offering, group=group.name)
             self.members.append(member)
-            self._start(self._launch(group, member))
+            self._run_in_background(self._launch(group, member))
 
     async def _launch(self, group: NodeGroupConfig, member: GroupInstance) -> None:
         await asyncio.sleep(group.launch)

@@ -72,7 +72,7 @@ def check_decodes(rt: ResourceType, obj: Obj) -> None:
     """
     try:
         _decode(rt, obj)
-    except field_table.Undecodable as failed:
+    except field_table.DecodingFailed as failed:
         message = f'{rt.kind} in version "{rt.version}" cannot be handled as a {rt.kind}: {failed}'
         raise errors.bad_request(message) from failed
 
@@ -80,13 +80,13 @@ def check_decodes(rt: ResourceType, obj: Obj) -> None:
 def _decode(rt: ResourceType, obj: Obj) -> None:
     message = field_table.message_of(rt)
     if not isinstance(obj.get("metadata"), dict):
-        raise field_table.Undecodable("json: cannot unmarshal metadata: it must be an object")
+        raise field_table.DecodingFailed("json: cannot unmarshal metadata: it must be an object")
     if _has_null_item(obj["metadata"] if message is None else obj):
-        raise field_table.Undecodable("json: cannot unmarshal null: a list must not have null items")
+        raise field_table.DecodingFailed("json: cannot unmarshal null: a list must not have null items")
     if message is not None:
         field_table.decode_object(message, obj, [])
         return
     field_table.decode_object("meta/ObjectMeta", obj["metadata"], [])
     if rt.key == catalogue.DEFINITIONS.key:
         for _, field, why in schemas.check_value(DEFINITION, obj):
-            raise field_table.Undecodable(f"json: cannot unmarshal {field}: {why}")
+            raise field_table.DecodingFailed(f"json: cannot unmarshal {field}: {why}")

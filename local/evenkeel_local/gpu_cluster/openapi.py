@@ -29,25 +29,29 @@ def openapi_document(group: str, version: str, types: list[ResourceType]) -> Obj
     paths: Obj = {}
     schemas: Obj = {META: {"type": "object", "description": "ObjectMeta is metadata that all objects have."}}
     for rt in types:
-        where = "namespaces/{namespace}/" if rt.namespaced else ""
-        kind = {"group": rt.group, "version": rt.version, "kind": rt.kind}
+        scope_path = "namespaces/{namespace}/" if rt.namespaced else ""
+        group_version_kind = {"group": rt.group, "version": rt.version, "kind": rt.kind}
         name = schema_name(rt)
-        paths[f"{prefix}/{where}{rt.plural}/{{name}}"] = {
-            verb: _operation_json(verb, kind, name, rt) for verb in ("get", "put", "patch", "delete")
+        paths[f"{prefix}/{scope_path}{rt.plural}/{{name}}"] = {
+            verb: _operation_json(verb, group_version_kind, name, rt) for verb in ("get", "put", "patch", "delete")
         }
-        paths[f"{prefix}/{where}{rt.plural}"] = {"post": _operation_json("post", kind, name, rt)}
+        paths[f"{prefix}/{scope_path}{rt.plural}"] = {"post": _operation_json("post", group_version_kind, name, rt)}
         message = field_table.message_of(rt)
         if message is None:
-            schemas[name] = _kind_schema(rt, kind)
+            schemas[name] = _kind_schema(rt, group_version_kind)
         else:
-            described = field_table.openapi_schemas(message)
-            schemas.update({inner.replace("/", "."): schema for inner, schema in described.items()})
+            message_schemas = field_table.openapi_schemas(message)
+            schemas.update({schema_path.replace("/", "."): schema for schema_path, schema in message_schemas.items()})
             properties = {
                 "apiVersion": {"type": "string"},
                 "kind": {"type": "string"},
-                **described[message]["properties"],
+                **message_schemas[message]["properties"],
             }
-            schemas[name] = {"type": "object", "properties": properties, "x-kubernetes-group-version-kind": [kind]}
+            schemas[name] = {
+                "type": "object",
+                "properties": properties,
+                "x-kubernetes-group-version-kind": [group_version_kind],
+            }
     return {
         "openapi": "3.0.0",
         "info": {"title": "Kubernetes", "version": "v1.33.0"},

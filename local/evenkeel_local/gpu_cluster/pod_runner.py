@@ -342,7 +342,7 @@ class PodRunner:
         """Send a signal to the containers that use GPUs; return their number."""
         hit = [running for container, running in self.processes if container.uses_gpu]
         for running in hit:
-            running.send(how)
+            running.send_signal(how)
         return len(hit)
 
     def crash(self, exit_code: int) -> bool:
@@ -350,7 +350,7 @@ class PodRunner:
         for container, running in self.processes:
             if not container.is_init:
                 running.forced_exit_code = exit_code
-                running.send(signal.SIGKILL)
+                running.send_signal(signal.SIGKILL)
                 return True
         return False
 

@@ -171,7 +171,7 @@ class RunningProcess:
             with contextlib.suppress(ProcessLookupError):
                 self.process.send_signal(signal.SIGTERM)
 
-    def send(self, how: int) -> None:
+    def send_signal(self, how: int) -> None:
         """Send a signal to the whole group."""
         kill_group(self.group, how)
 

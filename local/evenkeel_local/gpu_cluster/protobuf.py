@@ -127,7 +127,7 @@ def _decode_map_entry(kind: str, data: bytes, depth: int) -> tuple[str, Any]:
 def _decode_value(kind: str, raw: int | bytes, depth: int) -> Any:
     if kind in ("i", "b"):
         if not isinstance(raw, int):
-            raise _InvalidProtobuf("bytes are in a field of numbers")
+            raise _InvalidProtobuf("a number field has bytes")
         signed = raw - (1 << 64) if raw >> 63 else raw
         return bool(raw) if kind == "b" else signed
     data = _require_bytes(raw)
@@ -154,7 +154,7 @@ def _int_or_string(data: bytes) -> int | str:
         return _require_bytes(parts.get(3, b"")).decode()
     number = parts.get(2, 0)
     if not isinstance(number, int):
-        raise _InvalidProtobuf("bytes are in a field of numbers")
+        raise _InvalidProtobuf("a number field has bytes")
     return number - (1 << 64) if number >> 63 else number
 
 

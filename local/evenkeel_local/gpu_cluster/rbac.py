@@ -96,11 +96,11 @@ def rule_allows(rule: Obj, request: RequestInfo) -> bool:
     if not _includes(rule.get("apiGroups"), request.group):
         return False
     resources = rule.get("resources") or []
-    named = request.resource in resources or "*" in resources
-    if not named and not (request.subresource and f"*/{request.subresource}" in resources):
+    is_resource_named = request.resource in resources or "*" in resources
+    if not is_resource_named and not (request.subresource and f"*/{request.subresource}" in resources):
         return False
-    names = rule.get("resourceNames") or []
-    return not names or request.name in names
+    allowed_names = rule.get("resourceNames") or []
+    return not allowed_names or request.name in allowed_names
 
 
 def _includes(values: list[str] | None, wanted: str) -> bool:

@@ -44,10 +44,10 @@ def requests_of(spec: Obj) -> Amounts:
 
 def tolerates(tolerations: list[Obj], taint: Obj) -> bool:
     """Whether any toleration covers a taint."""
-    return any(_covers(toleration, taint) for toleration in tolerations)
+    return any(_matches_taint(toleration, taint) for toleration in tolerations)
 
 
-def _covers(toleration: Obj, taint: Obj) -> bool:
+def _matches_taint(toleration: Obj, taint: Obj) -> bool:
     if toleration.get("effect") and toleration["effect"] != taint["effect"]:
         return False
     if not toleration.get("key"):
@@ -77,9 +77,9 @@ def _meets_term(term: Obj, node: Obj) -> bool:
     if not expressions and not fields:
         return False
     labels = labels_of(node)
-    named = {"metadata.name": name_of(node)}
+    node_fields = {"metadata.name": name_of(node)}
     return all(matches_expression(expression, labels) for expression in expressions) and all(
-        matches_expression(expression, named) for expression in fields
+        matches_expression(expression, node_fields) for expression in fields
     )
 
 

@@ -76,8 +76,8 @@ class StoreChange:
 
 
 @dataclass
-class _Page:
-    """A list, frozen at its first page: later pages show the same revision."""
+class _FrozenList:
+    """The objects of a paginated list, as they were at its first page."""
 
     revision: int
     objects: list[Obj]
@@ -131,7 +131,7 @@ class Store:
         self._compacted_at = 0
         self._pending: deque[StoreChange] = deque()
         self._notifying = False
-        self._pages: dict[str, _Page] = {}
+        self._frozen_lists: dict[str, _FrozenList] = {}
         self._encoded: dict[tuple[TypeKey, str, str], bytes] = {}
         self._items: dict[tuple[TypeKey, str, str], bytes] = {}
         self._by_node: dict[str, dict[tuple[str, str], None]] = defaultdict(dict)
@@ -343,7 +343,7 @@ class Store:
         for log in self._logs.values():
             log.changes.clear()
             log.dropped_up_to = self.revision
-        self._pages.clear()
+        self._frozen_lists.clear()
 
     def _log(self, key: TypeKey) -> _Log:
         log = self._logs.get(key)
@@ -366,11 +366,11 @@ class Store:
     def open_page(self, objects: list[Obj], revision: int) -> str:
         """Keep the rest of a list; return its continue token."""
         now = time.monotonic()
-        for token in [token for token, page in self._pages.items() if page.expires_at < now]:
-            del self._pages[token]
+        for token in [token for token, page in self._frozen_lists.items() if page.expires_at < now]:
+            del self._frozen_lists[token]
         last = name_of(objects[0]) if objects else ""
         token = _continue_token(revision, f"{last}/{secrets.token_hex(6)}")
-        self._pages[token] = _Page(revision, objects, now + PAGE_LIFE_SECONDS)
+        self._frozen_lists[token] = _FrozenList(revision, objects, now + PAGE_LIFE_SECONDS)
         return token
 
     def take_page(self, token: str, limit: int) -> tuple[list[Obj], int, str | None, int]:
@@ -379,7 +379,7 @@ class Store:
         A token can be used again: a client that lost the answer asks for the same page.
         """
         _check_continue_token(token)
-        page = self._pages.get(token)
+        page = self._frozen_lists.get(token)
         if page is None or page.expires_at < time.monotonic():
             raise expired_continue()
         page_objects, objects_left = page.objects[:limit], page.objects[limit:]

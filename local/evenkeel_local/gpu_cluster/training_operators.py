@@ -83,13 +83,13 @@ class TrainingOperator(Controller):
         return bool((obj["spec"].get("runPolicy") or {}).get("suspend"))
 
     @abstractmethod
-    def _advance(self, obj: Obj, status: Obj, parts: dict[str, Obj]) -> None:
-        """Create missing parts, and set the conditions of the status."""
+    def _advance(self, obj: Obj, status: Obj, objects_by_name: dict[str, Obj]) -> None:
+        """Create missing objects_by_name, and set the conditions of the status."""
 
-    def _clean_up(self, obj: Obj, parts: Iterable[Obj]) -> None:
-        """Delete parts after the end, as the object's policy says."""
+    def _clean_up(self, obj: Obj, objects_by_name: Iterable[Obj]) -> None:
+        """Delete objects_by_name after the end, as the object's policy says."""
         policy = (obj["spec"].get("runPolicy") or {}).get("cleanPodPolicy") or "None"
-        for document in parts:
+        for document in objects_by_name:
             if policy == "All" or (policy == "Running" and not has_ended(document)):
                 self._delete(document)
 
@@ -97,11 +97,11 @@ class TrainingOperator(Controller):
         if not is_deleting(part):
             self._registry.remove(part)
 
-    def _restart(self, obj: Obj, status: Obj, parts: Iterable[Obj]) -> None:
-        """Delete all parts for another try."""
+    def _restart(self, obj: Obj, status: Obj, objects_by_name: Iterable[Obj]) -> None:
+        """Delete all objects_by_name for another try."""
         status["restarts"] = int(status.get("restarts") or 0) + 1
         self._registry.record(obj, "Restarting", f"Restart {status['restarts']}", source=self.kind.kind)
-        for document in parts:
+        for document in objects_by_name:
             self._delete(document)
 
     def _create_service(self, obj: Obj, name: str, selector: dict[str, str]) -> None:
@@ -137,8 +137,8 @@ class JobSetOperator(TrainingOperator):
     def _is_suspended(self, obj: Obj) -> bool:
         return bool(obj["spec"].get("suspend"))
 
-    def _advance(self, obj: Obj, status: Obj, parts: dict[str, Obj]) -> None:
-        jobs = [document for document in parts.values() if document["kind"] == "Job"]
+    def _advance(self, obj: Obj, status: Obj, objects_by_name: dict[str, Obj]) -> None:
+        jobs = [document for document in objects_by_name.values() if document["kind"] == "Job"]
         if any(is_true(job, "Failed") for job in jobs):
             if restarted := self._jobs_to_restart(obj, status, jobs):
                 self._restart(obj, status, restarted)
@@ -146,7 +146,7 @@ class JobSetOperator(TrainingOperator):
                 set_condition(status, "Failed", "True", "FailedJobs", "jobset failed due to one or more job failures")
             return
         jobs_wanted = {job["metadata"]["name"]: job for job in self._jobs(obj, int(status.get("restarts") or 0))}
-        if all(name in parts and is_true(parts[name], "Complete") for name in jobs_wanted):
+        if all(name in objects_by_name and is_true(objects_by_name[name], "Complete") for name in jobs_wanted):
             set_condition(status, "Completed", "True", "AllJobsCompleted", "jobset completed successfully")
             return
         network = obj["spec"].get("network") or {}
@@ -154,11 +154,11 @@ class JobSetOperator(TrainingOperator):
             service = network.get("subdomain") or name_of(obj)
             self._create_service(obj, service, {f"{JOB_SET}/jobset-name": name_of(obj)})
         for name, job in jobs_wanted.items():
-            if name not in parts:
+            if name not in objects_by_name:
                 self._registry.create(catalogue.JOBS, namespace_of(obj), job)
-            elif bool(parts[name]["spec"].get("suspend")) != self._is_suspended(obj):
-                changed = {"suspend": self._is_suspended(obj)}
-                self._registry.change(parts[name], lambda pod: pod["spec"].update(changed))  # noqa: B023 (at once)
+            elif bool(objects_by_name[name]["spec"].get("suspend")) != self._is_suspended(obj):
+                suspension = {"suspend": self._is_suspended(obj)}
+                self._registry.change(objects_by_name[name], lambda stored_job: stored_job["spec"].update(suspension))  # noqa: B023 (at once)
 
     def _jobs_to_restart(self, obj: Obj, status: Obj, jobs: list[Obj]) -> list[Obj]:
         """Return the Jobs that the first matching rule of the failure policy restarts; none if the JobSet fails."""

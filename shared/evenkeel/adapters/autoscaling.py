@@ -25,7 +25,7 @@ class AutoScalingNodeGroups:
         self._eks = eks or aws.client("eks")
 
     def member(self, instance_id: str) -> GroupMember | None:
-        _check(instance_id)
+        _check_instance_id(instance_id)
         with aws.translate_errors(f"describe Auto Scaling instance {instance_id}", _NOT_NOW):
             answer = self._reader.describe_auto_scaling_instances(InstanceIds=[instance_id])
         listed = next(
@@ -63,7 +63,7 @@ class AutoScalingNodeGroups:
         )
 
     def terminate(self, instance_id: str) -> RepairAnswer:
-        _check(instance_id)
+        _check_instance_id(instance_id)
         try:
             with aws.translate_errors(f"terminate {instance_id} in its Auto Scaling group", _NOT_NOW):
                 self._terminator.terminate_instance_in_auto_scaling_group(
@@ -92,7 +92,7 @@ def _cluster_of(tags: Mapping[str, str]) -> str:
     return owners[0] if len(owners) == 1 else ""
 
 
-def _check(instance_id: str) -> None:
+def _check_instance_id(instance_id: str) -> None:
     # With an empty list of ids, EC2 Auto Scaling describes every instance. A malformed id must not reach the service.
     if INSTANCE_ID.fullmatch(instance_id) is None:
         raise Refused(f"{instance_id!r} is not an instance id")

@@ -40,8 +40,8 @@ from evenkeel.domain.recovery.validation import CheckResult
 from evenkeel.domain.resources import Resources, sum_by_node
 from evenkeel.ports import (
     CheckSpec,
+    ClusterCordonResult,
     Conflict,
-    CordonResult,
     EvenkeelError,
     EvictionAnswer,
     EvictionStatus,
@@ -55,10 +55,10 @@ from evenkeel.ports import (
     PodGroup,
     PodsInUse,
     Refused,
-    ReleaseResult,
     RepairAnswer,
     Throttled,
     TransientError,
+    UncordonResult,
 )
 
 T = TypeVar("T")
@@ -117,15 +117,17 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
     # ------------------------------------------------------------ nodes
 
     def nodes(self, cluster: str) -> tuple[KubernetesNode, ...]:
-        nodes = self._listed(cluster, _NODES, lambda node: node_objects.read_node(cluster, node), {})
+        nodes = self._read_list(cluster, _NODES, lambda node: node_objects.read_node(cluster, node), {})
         return tuple(sorted(nodes, key=lambda node: node.name))
 
     def node(self, cluster: str, name: str) -> KubernetesNode | None:
         item = self._api(cluster).get(f"{_NODES}/{name}")
         return None if item is None else node_objects.read_node(cluster, item)
 
-    def cordon(self, cluster: str, name: str, incident_id: str | None, read_version: str = "") -> CordonResult:
-        def patch(version: str) -> CordonResult:
+    def cordon(
+        self, cluster: str, name: str, incident_id: str | None, uncordoned_resource_version: str = ""
+    ) -> ClusterCordonResult:
+        def patch(version: str) -> ClusterCordonResult:
             # The patch requires the version that was read. If a person cordons the node in between, it fails with 409.
             metadata: Json = {"resourceVersion": version}
             if incident_id is not None:
@@ -133,67 +135,67 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
             try:
                 self._api(cluster).patch(f"{_NODES}/{name}", {"metadata": metadata, "spec": {"unschedulable": True}})
             except NotFound:
-                return CordonResult.GONE
-            return CordonResult.CORDONED
+                return ClusterCordonResult.GONE
+            return ClusterCordonResult.CORDONED
 
-        def cordon_present_version() -> CordonResult:
+        def cordon_present_version() -> ClusterCordonResult:
             node = self.node(cluster, name)
             if node is None:
-                return CordonResult.GONE
+                return ClusterCordonResult.GONE
             if node.is_cordoned:
                 if node.incident_id is None:
-                    return CordonResult.BY_PERSON
+                    return ClusterCordonResult.BY_PERSON
                 is_own = node.incident_id == incident_id
-                return CordonResult.ALREADY_CORDONED if is_own else CordonResult.BY_OTHER_INCIDENT
+                return ClusterCordonResult.ALREADY_CORDONED if is_own else ClusterCordonResult.BY_OTHER_INCIDENT
             return patch(node.resource_version)
 
-        if read_version:
+        if uncordoned_resource_version:
             with contextlib.suppress(Conflict):  # the node has changed since
-                return patch(read_version)
+                return patch(uncordoned_resource_version)
         return retry_on_conflict(cordon_present_version)
 
-    def release(self, cluster: str, name: str, incident_id: str | None) -> ReleaseResult:
-        def release_present_version() -> ReleaseResult:
+    def return_to_service(self, cluster: str, name: str, incident_id: str | None) -> UncordonResult:
+        def release_present_version() -> UncordonResult:
             item = self._api(cluster).get(f"{_NODES}/{name}")
             if item is None:
-                return ReleaseResult.GONE
+                return UncordonResult.GONE
             node = node_objects.read_node(cluster, item)
             if node.is_cordoned and (incident_id is None or node.incident_id != incident_id):
-                return ReleaseResult.CORDONED_BY_OTHER
+                return UncordonResult.CORDONED_BY_OTHER
             changes = list(_release_patch(item, is_cordoned=node.is_cordoned))
             if not changes:
-                return ReleaseResult.ALREADY_FREE
+                return UncordonResult.ALREADY_FREE
             # The patch uses indexes of taints, which are valid only for the version that was read.
             test = {"op": "test", "path": "/metadata/resourceVersion", "value": node.resource_version}
             try:
                 self._api(cluster).patch(f"{_NODES}/{name}", [test, *changes], JSON_PATCH)
             except NotFound:
-                return ReleaseResult.GONE
-            return ReleaseResult.RELEASED
+                return UncordonResult.GONE
+            return UncordonResult.RELEASED
 
         return retry_on_conflict(release_present_version)
 
-    def uncordon(self, cluster: str, name: str) -> ReleaseResult:
-        def uncordon_present_version() -> ReleaseResult:
+    def remove_manual_cordon(self, cluster: str, name: str) -> UncordonResult:
+        def uncordon_present_version() -> UncordonResult:
             node = self.node(cluster, name)
             if node is None:
-                return ReleaseResult.GONE
+                return UncordonResult.GONE
             if not node.is_cordoned:
-                return ReleaseResult.ALREADY_FREE
+                return UncordonResult.ALREADY_FREE
             if node.incident_id is not None:
-                return ReleaseResult.CORDONED_BY_OTHER
+                return UncordonResult.CORDONED_BY_OTHER
             changes = {"metadata": {"resourceVersion": node.resource_version}, "spec": {"unschedulable": None}}
             try:
                 self._api(cluster).patch(f"{_NODES}/{name}", changes)
             except NotFound:
-                return ReleaseResult.GONE
-            return ReleaseResult.RELEASED
+                return UncordonResult.GONE
+            return UncordonResult.RELEASED
 
         return retry_on_conflict(uncordon_present_version)
 
     def resources_in_use(self, cluster: str, pods: PodGroup = PodGroup.ALL) -> Mapping[str, Resources]:
         query = {"fieldSelector": _LIVE_PODS_SELECTOR, **({"labelSelector": str(pods)} if pods else {})}
-        listed = filter(None, self._listed(cluster, _PODS, unmanaged_pods.read_placed_pod, query))
+        listed = filter(None, self._read_list(cluster, _PODS, unmanaged_pods.read_placed_pod, query))
         return sum_by_node(listed)
 
     def delete_node(self, cluster: str, name: str, instance_id: str) -> RepairAnswer:
@@ -225,8 +227,7 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
     def launch(self, spec: LaunchSpec) -> tuple[LaunchResult, str]:
         attempt = spec.attempt
         api = self._api(attempt.cluster)
-        first = self.node(attempt.cluster, attempt.node_names[0]) if attempt.node_names else None
-        resource = spec.accelerator_resource or (first.accelerator_resource if first else "") or object_fields.NVIDIA
+        resource = spec.accelerator_resource or object_fields.NVIDIA
         try:
             api.create(f"/api/v1/namespaces/{attempt.namespace}/services", manifests.service(spec, self._fleet))
         except AlreadyExists:
@@ -241,7 +242,7 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
             result = LaunchResult.ALREADY_THERE
             item = self._require_own_object(attempt, kind.path(attempt.namespace, attempt.workload_name))
         except PermanentError as error:
-            self._delete_objects(api, attempt, None)  # without the workload, the Service is useless
+            self._delete_objects(api, attempt, item=None)  # without the workload, the Service is useless
             if isinstance(error, NotFound) and kind.operator and not self._is_served(attempt.cluster, kind):
                 raise Refused(
                     f"cluster {attempt.cluster} has no {kind.kind}: install {kind.operator}, or submit another kind"
@@ -256,7 +257,7 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
         return result, item["metadata"]["uid"]
 
     def workload(self, attempt: Attempt) -> ObservedWorkload:
-        objects = self._objects(attempt)
+        objects = self._list_attempt_objects(attempt)
         kueue: Mapping[tuple[str, str], KueueStatus] = {}
         if objects.item is not None and kueue_workloads.is_queued_in_kueue(objects.item):
             uid = objects.item["metadata"]["uid"]
@@ -269,24 +270,24 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
         selector = {"labelSelector": self._attempt_selector}
         listed = [
             item
-            for kind in (JOB, *self._operated(cluster))
-            for item in self._of_kind(cluster, kind, trim=workloads.trim, **selector)
+            for kind in (JOB, *self._list_operated_kinds(cluster))
+            for item in self._list_kind(cluster, kind, trim=workloads.trim_object, **selector)
         ]
-        pods = self._list_trimmed(cluster, _PODS, workloads.trim, selector)
+        pods = self._list_trimmed(cluster, _PODS, workloads.trim_object, selector)
         kueue = self._kueue_workloads(cluster) if any(map(kueue_workloads.is_queued_in_kueue, listed)) else {}
         return workloads.read_workloads(listed, pods, kueue)
 
     def pods_in_use(self, cluster: str) -> PodsInUse:
         # The owner reference of a pod names its workload. Only a JobSet has Jobs between itself and its pods.
-        has_operators = bool(self._operated(cluster))
+        has_operators = bool(self._list_operated_kinds(cluster))
         selector = {"labelSelector": self._attempt_selector}
-        jobs = self._of_kind(cluster, JOB, trim=workloads.trim, **selector) if has_operators else []
+        jobs = self._list_kind(cluster, JOB, trim=workloads.trim_object, **selector) if has_operators else []
         own_query, others_query = (
             {"fieldSelector": _LIVE_PODS_SELECTOR, "labelSelector": f"{PodGroup.MOVABLE},{FLEET_LABEL}{labels}"}
             for labels in (f"={self._fleet}", f"!={self._fleet}")
         )
-        own = self._listed(cluster, _PODS, unmanaged_pods.read_own_pod, own_query)
-        unmanaged = self._listed(cluster, _PODS, unmanaged_pods.read_placed_pod, others_query)
+        own = self._read_list(cluster, _PODS, unmanaged_pods.read_own_pod, own_query)
+        unmanaged = self._read_list(cluster, _PODS, unmanaged_pods.read_placed_pod, others_query)
         pods = sorted((pod for pod, _ in own if pod is not None), key=_namespaced_name)
         in_use = sum_by_node(filter(None, itertools.chain((placed for _, placed in own), unmanaged)))
         return PodsInUse(workloads.read_workloads(jobs, pods, {}), in_use)
@@ -295,7 +296,7 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
     def _attempt_selector(self) -> str:
         return f"{JOB_LABEL},{FLEET_LABEL}={self._fleet}"
 
-    def _operated(self, cluster: str) -> list[WorkloadResource]:
+    def _list_operated_kinds(self, cluster: str) -> list[WorkloadResource]:
         """Return the kinds whose operators a cluster has. An operator can be installed at any time."""
         kinds = self._known_kinds.get(cluster, frozenset())
         if len(kinds) < len(OPERATED):
@@ -310,7 +311,7 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
         served = self._api(cluster).get(f"/apis/{kind.api_version}") or {}
         return any(resource["name"] == kind.plural for resource in served.get("resources") or ())
 
-    def _of_kind(
+    def _list_kind(
         self,
         cluster: str,
         kind: WorkloadResource,
@@ -338,7 +339,7 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
         path = f"{_KUEUE}/{group['preferredVersion']['version']}{within}/workloads"
         with contextlib.suppress(NotFound):  # this definition of Kueue may not be installed yet
             query = {"labelSelector": labels} if labels else {}
-            return kueue_workloads.read_queue(self._all(cluster, path, **query))
+            return kueue_workloads.read_queue(self._list_objects(cluster, path, **query))
         return {}
 
     def pods(self, cluster: str, on: str | None = None) -> tuple[UnmanagedPod, ...]:
@@ -350,7 +351,7 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
         return tuple(unmanaged_pods.read_unmanaged_pod(pod, controllers, self._fleet) for pod in pods)
 
     def live_pods(self, cluster: str) -> LivePods:
-        read = self._listed(cluster, _PODS, unmanaged_pods.read_live_pod, {"fieldSelector": _LIVE_PODS_SELECTOR})
+        read = self._read_list(cluster, _PODS, unmanaged_pods.read_live_pod, {"fieldSelector": _LIVE_PODS_SELECTOR})
         pods = sorted((pod.unmanaged for pod in read if pod.unmanaged is not None), key=_namespaced_name)
         controllers = self._controllers(cluster, pods)
         return LivePods(
@@ -368,10 +369,10 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
         if group is None:
             return {}
         path = f"{_KUEUE}/{group['preferredVersion']['version']}/localqueues"
-        labelled = self._all(cluster, _NAMESPACES, labelSelector=_KUEUE_NAMESPACE_SELECTOR)
+        labelled = self._list_objects(cluster, _NAMESPACES, labelSelector=_KUEUE_NAMESPACE_SELECTOR)
         namespaces = {namespace["metadata"]["name"]: f"its label {_KUEUE_NAMESPACE_SELECTOR}" for namespace in labelled}
         with contextlib.suppress(NotFound):  # this definition of Kueue may not be installed yet
-            queues = map(_namespaced_name, self._all(cluster, path))
+            queues = map(_namespaced_name, self._list_objects(cluster, path))
             namespaces |= {namespace: f"its LocalQueue {name}" for namespace, name in queues}
         return namespaces
 
@@ -403,7 +404,7 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
         The minimum grace is one second: with 0, Kubernetes would remove the pod without waiting for its process.
         """
         api = self._api(attempt.cluster)
-        objects = self._objects(attempt)
+        objects = self._list_attempt_objects(attempt)
         for pod in objects.pods:
             has_no_grace = (pod.get("spec") or {}).get("nodeName") in nodes_without_grace
             _delete_pod(api, pod, gracePeriodSeconds=1 if has_no_grace else max(1, grace_seconds))
@@ -412,7 +413,7 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
     def force_delete_pods(self, attempt: Attempt, node_names: Iterable[str]) -> None:
         names = set(node_names)
         api = self._api(attempt.cluster)
-        objects = self._objects(attempt)
+        objects = self._list_attempt_objects(attempt)
         lost = [pod for pod in objects.pods if (pod.get("spec") or {}).get("nodeName") in names]
         if not lost:
             return
@@ -423,7 +424,7 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
 
     def logs(self, attempt: Attempt, rank: int, tail_lines: int | None, *, timestamps: bool = False) -> str:
         is_indexed = attempt.kind in (WorkloadKind.JOB, WorkloadKind.JOB_SET)
-        objects = self._objects(attempt, f",{INDEX_LABEL}={rank}" if is_indexed else "")
+        objects = self._list_attempt_objects(attempt, f",{INDEX_LABEL}={rank}" if is_indexed else "")
         pods = [pod for pod in objects.pods if rank_of(pod) == rank]
         if not pods:
             raise NotFound(f"no pod of rank {rank} of {attempt.workload_name} in {attempt.namespace}")
@@ -432,13 +433,13 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
         options |= {"timestamps": "true"} if timestamps else {}
         return self._api(attempt.cluster).text(path, container=operator_manifests.container_of(attempt.kind), **options)
 
-    def tails(self, attempt: Attempt, lines: int, max_pods: int, within_seconds: float) -> Mapping[int, LogTail]:
-        pods = self._objects(attempt).pods
+    def log_tails(self, attempt: Attempt, lines: int, max_pods: int, within_seconds: float) -> Mapping[int, LogTail]:
+        pods = self._list_attempt_objects(attempt).pods
         by_rank = {rank: pod for pod in pods if (rank := rank_of(pod)) < attempt.ranks}
         ranks = sorted(by_rank, key=lambda rank: ((by_rank[rank].get("status") or {}).get("phase") != "Failed", rank))
         # Read in parallel with a time limit, because an unreachable kubelet does not answer.
         pool = ThreadPoolExecutor(_LOG_READERS, thread_name_prefix="tails")
-        reads = {rank: pool.submit(self._tail, attempt, by_rank[rank], lines) for rank in ranks[:max_pods]}
+        reads = {rank: pool.submit(self._read_log_tail, attempt, by_rank[rank], lines) for rank in ranks[:max_pods]}
         wait(reads.values(), within_seconds)
         late = f"The log was not read within {within_seconds:g} s."
         tails = {
@@ -449,7 +450,7 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
         left_out = f"Evenkeel keeps at most {max_pods} logs of an attempt."
         return tails | {rank: workloads.log_tail(by_rank[rank], why=left_out) for rank in ranks[max_pods:]}
 
-    def _tail(self, attempt: Attempt, pod: Json, lines: int) -> LogTail:
+    def _read_log_tail(self, attempt: Attempt, pod: Json, lines: int) -> LogTail:
         path = f"/api/v1/namespaces/{attempt.namespace}/pods/{pod['metadata']['name']}/log"
         container = operator_manifests.container_of(attempt.kind)
         limits = {"tailLines": str(lines), "limitBytes": str(_TAIL_BYTES)}
@@ -459,21 +460,21 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
         except EvenkeelError as error:
             return workloads.log_tail(pod, why=_error_text(error))
 
-    def _objects(self, attempt: Attempt, more: str = "") -> "_AttemptObjects":
+    def _list_attempt_objects(self, attempt: Attempt, more: str = "") -> "_AttemptObjects":
         """Return an attempt's own objects. Labels only narrow the lists; UID or decision prove the owner."""
         space = f"namespaces/{attempt.namespace}"
         item = self._api(attempt.cluster).get(RESOURCES[attempt.kind].path(attempt.namespace, attempt.workload_name))
         selector = f"{JOB_LABEL}={attempt.job_id},{ATTEMPT_LABEL}={attempt.attempt},{FLEET_LABEL}={self._fleet}"
         jobs: list[Json] = []
         if attempt.kind is WorkloadKind.JOB_SET:
-            jobs = self._all(attempt.cluster, JOB.path(attempt.namespace), labelSelector=selector)
-        pods = self._all(attempt.cluster, f"/api/v1/{space}/pods", labelSelector=f"{selector}{more}")
+            jobs = self._list_objects(attempt.cluster, JOB.path(attempt.namespace), labelSelector=selector)
+        pods = self._list_objects(attempt.cluster, f"/api/v1/{space}/pods", labelSelector=f"{selector}{more}")
         workload = attempt.own_workload(workloads.read_workloads([*([item] if item else []), *jobs], pods, {}))
         controllers = workloads.Controllers(jobs)
         return _AttemptObjects(
             item=item if item is not None and item["metadata"]["uid"] == workload.uid else None,
             jobs=jobs,
-            pods=[pod for pod in pods if workload.job_uid and controllers.of(pod).uid == workload.job_uid],
+            pods=[pod for pod in pods if workload.job_uid and controllers.controller_of(pod).uid == workload.job_uid],
         )
 
     def _delete_objects(self, api: KubernetesApi, attempt: Attempt, item: Json | None) -> None:
@@ -521,7 +522,7 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
             _Watcher(self._api(cluster), "pod", _PODS, {"labelSelector": selector}, changes),
             *(
                 _Watcher(self._api(cluster), "job", kind.path(), {"labelSelector": selector}, changes)
-                for kind in (JOB, *self._operated(cluster))
+                for kind in (JOB, *self._list_operated_kinds(cluster))
             ),
         ]
         for watcher in watchers:
@@ -541,14 +542,14 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
                     on_change(change)
         finally:
             for watcher in watchers:
-                watcher.end()
+                watcher.stop()
             for watcher in watchers:
                 watcher.join(timeout=5)
 
     def _api(self, cluster: str) -> KubernetesApi:
         return self._connections.api(cluster)
 
-    def _all(self, cluster: str, path: str, **query: str) -> list[Json]:
+    def _list_objects(self, cluster: str, path: str, **query: str) -> list[Json]:
         """Return all objects of a list, complete."""
         return self._list_trimmed(cluster, path, lambda item: item, query)
 
@@ -556,9 +557,9 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
         self, cluster: str, path: str, trim: Callable[[Json], Json | None], query: Mapping[str, str]
     ) -> list[Json]:
         """Return all objects of a list, each reduced or dropped by `trim` when its page is read."""
-        return sorted(filter(None, self._listed(cluster, path, trim, query)), key=_namespaced_name)
+        return sorted(filter(None, self._read_list(cluster, path, trim, query)), key=_namespaced_name)
 
-    def _listed(self, cluster: str, path: str, read: Callable[[Json], T], query: Mapping[str, str]) -> list[T]:
+    def _read_list(self, cluster: str, path: str, read: Callable[[Json], T], query: Mapping[str, str]) -> list[T]:
         """Return the result of `read` for each object of a list. If the list expires meanwhile, list it again once.
 
         A function does not have enough memory for complete objects of all nodes or pods.
@@ -624,7 +625,7 @@ class _Watcher(threading.Thread):
                     version = self._server.version(self._path, **self._query)
                     self._changes.put(self._kind)
                     self._changes.put(_WatchState(self._kind, ""))
-                version = self._follow(version)
+                version = self._read_changes(version)
                 # The server ended the watch in time, so it answers.
                 self._changes.put(_WatchState(self._kind, ""))
             except Expired:
@@ -637,13 +638,13 @@ class _Watcher(threading.Thread):
                 self._changes.put(error)
                 return
 
-    def end(self) -> None:
+    def stop(self) -> None:
         self._ended.set()
         with self._lock:
             if self._open is not None:
                 self._open.shut()
 
-    def _follow(self, version: str) -> str:
+    def _read_changes(self, version: str) -> str:
         with self._server.watch(self._path, version, _WATCH_SECONDS, **self._query) as watch:
             with self._lock:
                 if self._ended.is_set():

@@ -54,7 +54,7 @@ class ContainerInsights:
         for batch, read in reads:
             try:
                 if not read.done() or read.cancelled():
-                    raise Unreachable(f"{_attempt(batch)}: not finished within {self._seconds:g} s")
+                    raise Unreachable(f"{_describe_read(batch)}: not finished within {self._seconds:g} s")
                 answer = read.result()
             except EvenkeelError as error:
                 errors |= {node.life.key: error for node in batch}
@@ -67,7 +67,7 @@ class ContainerInsights:
         series = [(node.life.key, measure) for node in nodes for measure in _metrics_of(node)]
         samples: dict[str, dict[Measure, list[Sample]]] = defaultdict(lambda: defaultdict(list))
         statuses: dict[int, str] = {}
-        with aws.translate_errors(_attempt(nodes)):
+        with aws.translate_errors(_describe_read(nodes)):
             pages = self._client.get_paginator("get_metric_data").paginate(
                 MetricDataQueries=[
                     {"Id": f"m{index}", "MetricStat": stat}
@@ -83,7 +83,7 @@ class ContainerInsights:
                 for start, percent in zip(result.get("Timestamps", ()), result.get("Values", ()), strict=True):
                     samples[key][measure].append(Sample(start, percent))
         errors = {
-            series[index][0]: _FAILED[status](f"{_attempt(nodes)}: {status} for {series[index][1]}")
+            series[index][0]: _FAILED[status](f"{_describe_read(nodes)}: {status} for {series[index][1]}")
             for index, status in statuses.items()
             if status in _FAILED
         }
@@ -98,16 +98,16 @@ def _batches(nodes: Sequence[FleetNode]) -> Iterator[Sequence[FleetNode]]:
         yield from (batch[start : start + _NODES_PER_CALL] for start in range(0, len(batch), _NODES_PER_CALL))
 
 
-def _attempt(nodes: Sequence[FleetNode]) -> str:
+def _describe_read(nodes: Sequence[FleetNode]) -> str:
     return f"read the node metrics of {nodes[0].life.cluster}"
 
 
 def _metrics_of(node: FleetNode) -> Mapping[Measure, str]:
     """Return the metrics that the agent publishes for a node. A type outside the catalogue may have GPUs."""
-    kind = instance_types.shipped_instance_types().find(node.instance_type)
-    if kind and kind.neuron:
+    known_type = instance_types.shipped_instance_types().find(node.instance_type)
+    if known_type and known_type.neuron:
         return _NEURON | _HOST
-    return _HOST if kind and not kind.accelerators else _GPU | _HOST
+    return _HOST if known_type and not known_type.accelerators else _GPU | _HOST
 
 
 def _stats(node: FleetNode) -> Iterator[Mapping[str, Any]]:

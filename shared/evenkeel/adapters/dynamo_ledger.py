@@ -88,17 +88,19 @@ class DynamoLedger:
 
     def get(self, key: Key) -> Row | None:
         with aws.translate_errors(f"read {key.table} {key.pk} {key.sk}", _ERRORS_BY_CODE):
-            answer = self._client.get_item(TableName=self._name(key.table), Key=_key(key), ConsistentRead=True)
-        return _row(key.table, answer["Item"]) if "Item" in answer else None
+            answer = self._client.get_item(
+                TableName=self._table_name(key.table), Key=_key_attributes(key), ConsistentRead=True
+            )
+        return _read_row(key.table, answer["Item"]) if "Item" in answer else None
 
     def batch_get(self, *keys: Key) -> tuple[Row | None, ...]:
         if len(keys) > _MAX_BATCH_READS:
             raise Refused(f"read {count_of(len(keys), 'row')}: at most {_MAX_BATCH_READS} are allowed")
         remaining: dict[str, Any] = {}
         for key in dict.fromkeys(keys):
-            table = remaining.setdefault(self._name(key.table), {"Keys": [], "ConsistentRead": True})
-            table["Keys"].append(_key(key))
-        tables = {self._name(key.table): key.table for key in keys}
+            table = remaining.setdefault(self._table_name(key.table), {"Keys": [], "ConsistentRead": True})
+            table["Keys"].append(_key_attributes(key))
+        tables = {self._table_name(key.table): key.table for key in keys}
         rows: dict[tuple[Table, str, str], Row] = {}
         with aws.translate_errors(
             f"read {', '.join(f'{key.table} {key.pk} {key.sk}' for key in keys)}", _ERRORS_BY_CODE
@@ -109,7 +111,7 @@ class DynamoLedger:
                 answer = self._client.batch_get_item(RequestItems=remaining)
                 for name, items in answer["Responses"].items():
                     for item in items:
-                        rows[tables[name], item["pk"]["S"], item["sk"]["S"]] = _row(tables[name], item)
+                        rows[tables[name], item["pk"]["S"], item["sk"]["S"]] = _read_row(tables[name], item)
                 # A busy table returns the keys that it did not read. Repeat the request for them.
                 remaining = answer.get("UnprocessedKeys") or {}
                 if remaining and not tries_left:
@@ -125,13 +127,13 @@ class DynamoLedger:
     def partition(self, table: Table, pk: str, prefix: str = "") -> tuple[Row, ...]:
         values = {":pk": _string_value(pk), **({":prefix": _string_value(prefix)} if prefix else {})}
         query = {
-            "TableName": self._name(table),
+            "TableName": self._table_name(table),
             "KeyConditionExpression": "pk = :pk AND begins_with(sk, :prefix)" if prefix else "pk = :pk",
             "ExpressionAttributeValues": values,
             "ConsistentRead": True,
         }
         with aws.translate_errors(f"list {table} {pk} {prefix}", _ERRORS_BY_CODE):
-            return tuple(_row(table, item) for item in self._items(query))
+            return tuple(_read_row(table, item) for item in self._query_items(query))
 
     def by_state(
         self,
@@ -145,7 +147,7 @@ class DynamoLedger:
     ) -> Page:
         begins = " AND begins_with(stateSort, :prefix)" if prefix else ""
         query: dict[str, Any] = {
-            "TableName": self._name(table),
+            "TableName": self._table_name(table),
             "IndexName": INDEX,
             "KeyConditionExpression": f"stateKey = :state{begins}",
             "ExpressionAttributeValues": {
@@ -160,12 +162,12 @@ class DynamoLedger:
             while True:
                 page = {"Limit": limit - len(rows), **({"ExclusiveStartKey": start} if start else {})}
                 answer = self._client.query(**query, **page)
-                rows.extend(_row(table, item) for item in answer["Items"])
+                rows.extend(_read_row(table, item) for item in answer["Items"])
                 start = answer.get("LastEvaluatedKey")
                 if start is None or len(rows) >= limit:
-                    return Page(tuple(rows), _cursor(start) if start else None)
+                    return Page(tuple(rows), _write_cursor(start) if start else None)
 
-    def commit(self, *writes: Write, token: str = "") -> None:
+    def commit(self, *writes: Write, client_token: str = "") -> None:
         if not writes:
             return
         if len(writes) > MAX_WRITES:
@@ -173,13 +175,13 @@ class DynamoLedger:
         keys = [write.row.key if isinstance(write, Put) else write.key for write in writes]
         if len(set(keys)) < len(keys):
             raise Refused("commit: two writes are for the same row")
-        items = [self._item(write) for write in writes]
+        items = [self._transact_item(write) for write in writes]
         _check_sizes(items, keys)
-        request = {"TransactItems": items, "ClientRequestToken": _request_token(token)}
+        request = {"TransactItems": items, "ClientRequestToken": _request_token(client_token)}
         for tries_left in reversed(range(_CONFLICT_TRIES)):
             try:
                 self._send(request, keys)
-            except _InConflict as conflict:
+            except _TransactionConflict as conflict:
                 # Another transaction writes one of the items at this moment. AWS asks to repeat the same request.
                 if not tries_left:
                     raise Throttled(str(conflict)) from conflict
@@ -197,7 +199,7 @@ class DynamoLedger:
                     raise _cancellation_error(error, named) from error
                 raise
 
-    def _items(self, query: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    def _query_items(self, query: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         start: Mapping[str, Any] | None = None
         while True:
             answer = self._client.query(**query, **({"ExclusiveStartKey": start} if start else {}))
@@ -206,21 +208,31 @@ class DynamoLedger:
             if not start:
                 return
 
-    def _item(self, write: Write) -> dict[str, Any]:
+    def _transact_item(self, write: Write) -> dict[str, Any]:
         """Convert one write into a member of TransactItems."""
         match write:
             case Put(row):
                 item = _put_item(row, write.version)
                 return {
-                    "Put": {"TableName": self._name(row.key.table), "Item": item, **_version_condition(row.version)}
+                    "Put": {
+                        "TableName": self._table_name(row.key.table),
+                        "Item": item,
+                        **_version_condition(row.version),
+                    }
                 }
             case Delete(key, version):
-                return {"Delete": {"TableName": self._name(key.table), "Key": _key(key), **_version_condition(version)}}
+                return {
+                    "Delete": {
+                        "TableName": self._table_name(key.table),
+                        "Key": _key_attributes(key),
+                        **_version_condition(version),
+                    }
+                }
             case ConditionCheck(key, version):
                 return {
                     "ConditionCheck": {
-                        "TableName": self._name(key.table),
-                        "Key": _key(key),
+                        "TableName": self._table_name(key.table),
+                        "Key": _key_attributes(key),
                         **_version_condition(version),
                     }
                 }
@@ -230,22 +242,22 @@ class DynamoLedger:
                 sums = "".join(f", #n{index} :n{index}" for index in range(len(amounts)))
                 return {
                     "Update": {
-                        "TableName": self._name(key.table),
-                        "Key": _key(key),
+                        "TableName": self._table_name(key.table),
+                        "Key": _key_attributes(key),
                         "UpdateExpression": f"ADD #version :one{sums}",
                         "ExpressionAttributeNames": {"#version": "version", **names},
                         "ExpressionAttributeValues": {":one": {"N": "1"}, **values},
                     }
                 }
 
-    def _name(self, table: Table) -> str:
+    def _table_name(self, table: Table) -> str:
         try:
             return self._tables[table]
         except KeyError:
             raise Refused(f"this function has no name of the table {table}") from None
 
 
-class _InConflict(Throttled):
+class _TransactionConflict(Throttled):
     """The commit failed only because other transactions write the same items at this moment."""
 
 
@@ -257,7 +269,7 @@ def _cancellation_error(error: ClientError, named: str) -> EvenkeelError:
     other_codes = {code for code in codes if code != "None"}
     message = f"write {named}: cancelled: {', '.join(sorted(other_codes)) or 'no reason given'}"
     if other_codes == {"TransactionConflict"}:
-        return _InConflict(message)
+        return _TransactionConflict(message)
     kinds = {_ERRORS_BY_CANCELLATION_REASON.get(code, Unreachable) for code in other_codes} or {Unreachable}
     return next(kind for kind in (Refused, Throttled, Unreachable) if kind in kinds)(message)
 
@@ -311,7 +323,7 @@ def _version_condition(version: int) -> dict[str, Any]:
     }
 
 
-def _key(key: Key) -> dict[str, Any]:
+def _key_attributes(key: Key) -> dict[str, Any]:
     return {"pk": _string_value(key.pk), "sk": _string_value(key.sk)}
 
 
@@ -320,7 +332,7 @@ def _string_value(text: str) -> dict[str, str]:
 
 
 def _put_item(row: Row, version: int) -> dict[str, Any]:
-    item = {**_key(row.key), "version": {"N": str(version)}, "doc": {"S": document_text(row.doc)}}
+    item = {**_key_attributes(row.key), "version": {"N": str(version)}, "doc": {"S": document_text(row.doc)}}
     if row.state:
         item |= {"stateKey": _string_value(row.state[0]), "stateSort": _string_value(row.state[1])}
     if row.expires_at:
@@ -328,7 +340,7 @@ def _put_item(row: Row, version: int) -> dict[str, Any]:
     return item
 
 
-def _row(table: Table, item: Mapping[str, Any]) -> Row:
+def _read_row(table: Table, item: Mapping[str, Any]) -> Row:
     return Row(
         key=Key(table, item["pk"]["S"], item["sk"]["S"]),
         doc=document_of(item),
@@ -353,8 +365,8 @@ def stream_change(record: Mapping[str, Any], tables: Mapping[str, Table]) -> Row
     table = tables[record["eventSourceARN"].split(":table/")[1].split("/")[0]]
     before = change.get("OldImage")
     return RowChange(
-        before=_row(table, before) if before else None,
-        after=_row(table, change["NewImage"]),
+        before=_read_row(table, before) if before else None,
+        after=_read_row(table, change["NewImage"]),
         at=datetime.fromtimestamp(int(change["ApproximateCreationDateTime"]), UTC),
     )
 
@@ -369,16 +381,16 @@ def document_of(item: Mapping[str, Any]) -> dict[str, Any]:
     return doc
 
 
-def _number(text: str) -> float:
+def _parse_number(text: str) -> float:
     """Parse a JSON float. A whole number becomes an int, so that sums stay integers."""
     number = float(text)
     return int(number) if number.is_integer() else number
 
 
-_DECODE = json.JSONDecoder(parse_float=_number).decode
+_DECODE = json.JSONDecoder(parse_float=_parse_number).decode
 
 
-def _cursor(start: Mapping[str, Any]) -> str:
+def _write_cursor(start: Mapping[str, Any]) -> str:
     return base64.urlsafe_b64encode(json.dumps(start, sort_keys=True).encode()).decode()
 
 

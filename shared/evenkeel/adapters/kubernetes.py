@@ -166,7 +166,7 @@ class KubernetesApi:
         parameters = {**query, "watch": "1", "allowWatchBookmarks": "true", "resourceVersion": version}
         response = self._open("GET", path, {**parameters, "timeoutSeconds": str(seconds)}, read_seconds=seconds + 5)
         try:
-            self._check("GET", path, response)
+            self._raise_for_status("GET", path, response)
             yield Watch(response, f"watch {path} of {self.name}")
         finally:
             response.close()
@@ -200,7 +200,7 @@ class KubernetesApi:
         with _translate_network_errors(f"{method} {path} of {self.name}"):
             response = self._open(method, path, query, body, content_type, accept)
             try:
-                self._check(method, path, response)
+                self._raise_for_status(method, path, response)
                 return response.read()
             finally:
                 response.release_conn()
@@ -251,7 +251,7 @@ class KubernetesApi:
                 raise
             return request()
 
-    def _check(self, method: str, path: str, response: urllib3.BaseHTTPResponse) -> None:
+    def _raise_for_status(self, method: str, path: str, response: urllib3.BaseHTTPResponse) -> None:
         """Raise the error of a Status object, by its reason and code, never by its message."""
         if response.status < 300:
             return
@@ -261,7 +261,7 @@ class KubernetesApi:
             status = {}
         if not isinstance(status, dict):
             status = {}
-        raise _failure(f"{method} {path} of {self.name}", response.status, status)
+        raise _error_of_status(f"{method} {path} of {self.name}", response.status, status)
 
 
 class Watch:
@@ -286,7 +286,7 @@ class Watch:
                     event = json.loads(line)
                     item = event.get("object") or {}
                     if event["type"] == "ERROR":
-                        raise _failure(self._name, int(item.get("code") or 500), item)
+                        raise _error_of_status(self._name, int(item.get("code") or 500), item)
                     yield WatchEvent(event["type"], item)
 
     def shut(self) -> None:
@@ -295,7 +295,7 @@ class Watch:
             self._response.shutdown()
 
 
-def _failure(call: str, code: int, status: Mapping[str, Any]) -> EvenkeelError:
+def _error_of_status(call: str, code: int, status: Mapping[str, Any]) -> EvenkeelError:
     reason = str(status.get("reason") or "")
     causes = (status.get("details") or {}).get("causes") or ()
     if any(cause.get("reason") == "NamespaceTerminating" for cause in causes):

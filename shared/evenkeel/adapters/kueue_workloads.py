@@ -15,7 +15,7 @@ def is_queued_in_kueue(job: Mapping[str, Any]) -> bool:
     return QUEUE_LABEL in (job["metadata"].get("labels") or {})
 
 
-def owner_of_workload(workload: Mapping[str, Any]) -> tuple[str, str]:
+def controller_of_workload(workload: Mapping[str, Any]) -> tuple[str, str]:
     """Return namespace and UID of the job that controls a Workload of Kueue; the UID is empty if none does."""
     return (str(workload["metadata"].get("namespace", "")), controlling_workload(workload).uid)
 
@@ -59,7 +59,7 @@ def read_kueue(workload: Mapping[str, Any], position: int | None = None) -> Kueu
 def read_queue(listed: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], KueueStatus]:
     """Return Kueue's status and the queue position of each Workload, by namespace and UID of its Job."""
     workloads = {
-        job: (workload, read_kueue(workload)) for workload in listed if (job := owner_of_workload(workload))[1]
+        job: (workload, read_kueue(workload)) for workload in listed if (job := controller_of_workload(workload))[1]
     }
     lengths: Counter[tuple[str, str]] = Counter()
     positions: dict[tuple[str, str], int] = {}

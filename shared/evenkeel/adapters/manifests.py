@@ -43,7 +43,7 @@ _TYPE_LABEL = "node.kubernetes.io/instance-type"
 def labels(spec: LaunchSpec, fleet: str) -> dict[str, str]:
     """Return the labels of an attempt's objects. Evenkeel's labels override the labels of the submission."""
     return {
-        **spec.job.labels,
+        **spec.job_spec.labels,
         "app.kubernetes.io/managed-by": "evenkeel",
         JOB_LABEL: spec.attempt.job_id,
         ATTEMPT_LABEL: str(spec.attempt.attempt),
@@ -84,8 +84,8 @@ def job(spec: LaunchSpec, fleet: str, accelerator_resource: str) -> Json:
     """
     attempt = spec.attempt
     kueue_labels = {QUEUE_LABEL: attempt.local_queue} if attempt.local_queue else {}
-    if kueue_labels and spec.job.priority_class:
-        kueue_labels[KUEUE_PRIORITY_LABEL] = spec.job.priority_class
+    if kueue_labels and spec.job_spec.priority_class:
+        kueue_labels[KUEUE_PRIORITY_LABEL] = spec.job_spec.priority_class
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -117,26 +117,27 @@ def job(spec: LaunchSpec, fleet: str, accelerator_resource: str) -> Json:
 
 
 def _pod(spec: LaunchSpec, accelerator_resource: str) -> Json:
-    attempt = spec.attempt
+    attempt, job_spec = spec.attempt, spec.job_spec
     own_labels = {JOB_LABEL: attempt.job_id, ATTEMPT_LABEL: str(attempt.attempt)}
-    node_terms = [{"matchExpressions": terms}] if (terms := _placement(spec)) else []
-    is_kueue_job = bool(attempt.local_queue)
-    pull_secrets = spec.job.image_pull_secrets
+    node_terms = _node_affinity_terms(spec)
+    required_nodes = {_REQUIRED: {"nodeSelectorTerms": [{"matchExpressions": node_terms}]}} if node_terms else {}
     return {
         "restartPolicy": "Never",
         "serviceAccountName": spec.service_account,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "subdomain": attempt.workload_name,
-        "terminationGracePeriodSeconds": spec.job.grace_seconds,
-        **({"priorityClassName": spec.job.priority_class} if spec.job.priority_class and not is_kueue_job else {}),
-        **(
-            {"tolerations": [toleration.to_pod() for toleration in spec.job.tolerations]}
-            if spec.job.tolerations
-            else {}
+        "terminationGracePeriodSeconds": job_spec.grace_seconds,
+        **_without_empty(
+            {
+                # Kueue has its own label for the class.
+                "priorityClassName": "" if attempt.local_queue else job_spec.priority_class,
+                "tolerations": [toleration.to_pod() for toleration in job_spec.tolerations],
+                "imagePullSecrets": [{"name": name} for name in job_spec.image_pull_secrets],
+            }
         ),
         "affinity": {
-            **({"nodeAffinity": {_REQUIRED: {"nodeSelectorTerms": node_terms}}} if node_terms else {}),
+            **_without_empty({"nodeAffinity": required_nodes}),
             # Each node gets a single pod, even if a pod needs less than a whole node.
             "podAntiAffinity": _one_per_node(own_labels),
         },
@@ -144,15 +145,19 @@ def _pod(spec: LaunchSpec, accelerator_resource: str) -> Json:
         # allows.
         "securityContext": {
             "runAsNonRoot": True,
-            "runAsUser": spec.job.run_as_user or DEFAULT_ID,
-            "runAsGroup": spec.job.run_as_group or DEFAULT_ID,
-            "fsGroup": spec.job.fs_group or DEFAULT_ID,
+            "runAsUser": job_spec.run_as_user or DEFAULT_ID,
+            "runAsGroup": job_spec.run_as_group or DEFAULT_ID,
+            "fsGroup": job_spec.fs_group or DEFAULT_ID,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        **({"imagePullSecrets": [{"name": name} for name in pull_secrets]} if pull_secrets else {}),
-        "volumes": _volumes(spec.job),
-        "containers": [_trainer(spec, accelerator_resource)],
+        "volumes": _volumes(job_spec),
+        "containers": [_trainer_container(spec, accelerator_resource)],
     }
+
+
+def _without_empty(fields: Json) -> Json:
+    """Return the fields of an object that have a value."""
+    return {name: value for name, value in fields.items() if value}
 
 
 def _one_per_node(own_labels: Mapping[str, str]) -> Json:
@@ -160,14 +165,14 @@ def _one_per_node(own_labels: Mapping[str, str]) -> Json:
     return {_REQUIRED: [{"topologyKey": _HOSTNAME, "labelSelector": {"matchLabels": dict(own_labels)}}]}
 
 
-def _trainer(spec: LaunchSpec, accelerator_resource: str) -> Json:
+def _trainer_container(spec: LaunchSpec, accelerator_resource: str) -> Json:
     """Return the container of a rank."""
     return {
         "name": TRAINER_CONTAINER,
-        "image": spec.job.image,
-        "command": list(spec.job.command),
-        **({"args": list(spec.job.args)} if spec.job.args else {}),
-        "env": _environment(spec),
+        "image": spec.job_spec.image,
+        "command": list(spec.job_spec.command),
+        **_without_empty({"args": list(spec.job_spec.args)}),
+        "env": _environment_variables(spec),
         "ports": [{"name": "rendezvous", "containerPort": RENDEZVOUS_PORT}],
         "resources": _resources(spec, accelerator_resource),
         "securityContext": {
@@ -175,7 +180,7 @@ def _trainer(spec: LaunchSpec, accelerator_resource: str) -> Json:
             # EFA locks the memory that it reads and writes.
             "capabilities": {"drop": ["ALL"], **({"add": ["IPC_LOCK"]} if spec.network.interfaces else {})},
         },
-        "volumeMounts": _mounts(spec.job),
+        "volumeMounts": _volume_mounts(spec.job_spec),
         # After an error, Kubernetes stores the last log lines with the pod.
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
@@ -187,8 +192,8 @@ def _resources(spec: LaunchSpec, accelerator_resource: str) -> Json:
     CPU and memory are requests without limits: a pod may use idle CPU and memory of its node.
     """
     resources, network = spec.attempt.per_node, spec.network
-    count = spec.job.accelerators_per_node
-    huge_pages_mib = network.huge_pages_mib + (spec.job.huge_pages_mib_per_node or 0)
+    count = spec.job_spec.accelerators_per_node
+    huge_pages_mib = network.huge_pages_mib + (spec.job_spec.huge_pages_mib_per_node or 0)
     limits = {
         **({accelerator_resource: str(count)} if count else {}),
         **({EFA: str(network.interfaces)} if network.interfaces else {}),
@@ -201,12 +206,12 @@ def _resources(spec: LaunchSpec, accelerator_resource: str) -> Json:
     if huge_pages_mib and not requests:
         # Kubernetes accepts huge pages only for a container that also requests memory or CPU.
         requests = {"cpu": "1"}
-    return {**({"limits": limits} if limits else {}), **({"requests": requests} if requests else {})}
+    return _without_empty({"limits": limits, "requests": requests})
 
 
 def _kueue_topology(spec: LaunchSpec) -> dict[str, str]:
     """Return the annotation by which Kueue keeps pods close together. Without Kueue, Evenkeel chose the nodes."""
-    network = spec.job.network_needs
+    network = spec.job_spec.network_needs
     if not spec.attempt.local_queue or spec.attempt.ranks < 2:
         return {}
     if network.required:
@@ -214,16 +219,16 @@ def _kueue_topology(spec: LaunchSpec) -> dict[str, str]:
     return {"kueue.x-k8s.io/podset-preferred-topology": network.preferred.node_label} if network.preferred else {}
 
 
-def _placement(spec: LaunchSpec) -> list[Json]:
+def _node_affinity_terms(spec: LaunchSpec) -> list[Json]:
     """Return the node affinity terms of the pods: the attempt's nodes; for Kueue the allowed types and avoided nodes.
 
     Kueue's flavors add their labels as node selectors. Kueue considers only the terms whose keys belong to its flavors.
     """
     if not spec.attempt.local_queue:
         return [{"key": _HOSTNAME, "operator": "In", "values": list(spec.attempt.node_names)}]
-    types = {"key": _TYPE_LABEL, "operator": "In", "values": list(spec.job.instance_types)}
+    types = {"key": _TYPE_LABEL, "operator": "In", "values": list(spec.job_spec.instance_types)}
     avoided = {"key": _HOSTNAME, "operator": "NotIn", "values": list(spec.avoid)}
-    return [*([types] if spec.job.instance_types else []), *([avoided] if spec.avoid else [])]
+    return [*([types] if spec.job_spec.instance_types else []), *([avoided] if spec.avoid else [])]
 
 
 def check_job(spec: CheckSpec, fleet: str) -> Json:
@@ -365,7 +370,7 @@ def _claim_volumes(job: JobSpec) -> dict[str, str]:
     return names
 
 
-def _mounts(job: JobSpec) -> list[Json]:
+def _volume_mounts(job: JobSpec) -> list[Json]:
     volumes = _claim_volumes(job)
     claim = job.checkpoint_claim
     return [
@@ -384,31 +389,31 @@ def _mounts(job: JobSpec) -> list[Json]:
     ]
 
 
-def _environment(spec: LaunchSpec) -> list[Json]:
+def _environment_variables(spec: LaunchSpec) -> list[Json]:
     """Return the environment of the training contract. Kubernetes itself adds the rank as JOB_COMPLETION_INDEX."""
     attempt, name = spec.attempt, spec.attempt.workload_name
     environment = {
         "EVENKEEL_JOB_ID": attempt.job_id,
         "EVENKEEL_ATTEMPT": str(attempt.attempt),
-        "EVENKEEL_CHECKPOINT_URI": spec.job.checkpoint_uri,
-        **_resume(spec),
+        "EVENKEEL_CHECKPOINT_URI": spec.job_spec.checkpoint_uri,
+        **_resume_variables(spec),
         "WORLD_SIZE": str(spec.attempt.ranks),
         "MASTER_ADDR": f"{name}-0.{name}",
         "MASTER_PORT": str(RENDEZVOUS_PORT),
     }
-    submitted = {key: value for key, value in spec.job.env.items() if key not in RESERVED_ENV}
+    submitted = {key: value for key, value in spec.job_spec.env.items() if key not in RESERVED_ENV}
     return [
         *({"name": key, "value": value} for key, value in {**submitted, **environment}.items()),
         *(
             {"name": name, "valueFrom": {"secretKeyRef": {"name": source.secret, "key": source.key}}}
-            for name, source in spec.job.secret_env.items()
+            for name, source in spec.job_spec.secret_env.items()
             if name not in RESERVED_ENV
         ),
         {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
     ]
 
 
-def _resume(spec: LaunchSpec) -> dict[str, str]:
+def _resume_variables(spec: LaunchSpec) -> dict[str, str]:
     """Return the variables that name the resume point, or the variables with which rank 0 chooses it."""
     rules = spec.proof_rules
     if rules is None:

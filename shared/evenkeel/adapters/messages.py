@@ -212,7 +212,7 @@ class S3RawEvents:
             )
 
 
-class LambdaWaitAnswers:
+class LambdaWaitAnswerRequests:
     """Invokes `resolve_wait` asynchronously.
 
     A function that evaluates waits repeats its request until the answer is stored. So requests for one wait are limited

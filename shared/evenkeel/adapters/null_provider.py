@@ -2,6 +2,7 @@
 
 from datetime import datetime
 
+from evenkeel.domain.capacity.training_plans import TrainingPlan
 from evenkeel.domain.nodes import ProviderCluster, ProviderNode
 from evenkeel.ports import NotFound, RepairAnswer
 
@@ -11,6 +12,9 @@ class NullProvider:
 
     def cluster(self) -> ProviderCluster:
         raise NotFound("this fleet has no HyperPod cluster")
+
+    def training_plan(self, arn: str) -> TrainingPlan:
+        raise NotFound(f"this fleet has no training plan {arn}")
 
     def nodes(self) -> tuple[ProviderNode, ...]:
         return ()

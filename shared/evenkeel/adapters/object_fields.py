@@ -50,7 +50,7 @@ def parse_instant(text: str | None) -> datetime | None:
     return at if at.tzinfo else None
 
 
-def owner_of(item: Mapping[str, Any]) -> tuple[str, str]:
+def controller_of(item: Mapping[str, Any]) -> tuple[str, str]:
     """Return kind and name of an object's controller; empty if it has none."""
     owners = item["metadata"].get("ownerReferences") or ()
     return next(((str(owner["kind"]), str(owner["name"])) for owner in owners if owner.get("controller")), ("", ""))

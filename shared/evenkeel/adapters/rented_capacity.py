@@ -30,7 +30,7 @@ class KubernetesCapacity:
     def _api(self, cluster: str) -> KubernetesApi:
         raise NotImplementedError
 
-    def _all(self, cluster: str, path: str, **query: str) -> list[Json]:
+    def _list_objects(self, cluster: str, path: str, **query: str) -> list[Json]:
         raise NotImplementedError
 
     def create_capacity_pods(self, spec: CapacitySpec) -> None:
@@ -50,7 +50,7 @@ class KubernetesCapacity:
         if job is not None and "deletionTimestamp" not in job["metadata"]:
             api.delete(path, propagationPolicy="Background", preconditions={"uid": job["metadata"]["uid"]})
         selector = f"{RENTAL_LABEL}={name},{FLEET_LABEL}={self._fleet}"
-        listed = self._all(cluster, f"/api/v1/namespaces/{namespace}/pods", labelSelector=selector)
+        listed = self._list_objects(cluster, f"/api/v1/namespaces/{namespace}/pods", labelSelector=selector)
         # Any pod may have these labels. Only pods that the rental's Job controls belong to the rental.
         pods = [pod for pod in listed if controlling_workload(pod)[:2] == (WorkloadKind.JOB, name)]
         for pod in pods:
@@ -83,18 +83,18 @@ class KubernetesCapacity:
         self._api(cluster).patch(f"{_POOLS}/{pool}", {"metadata": metadata, "spec": {"limits": limit}})
         return LimitResult.SET
 
-    def claims(self, cluster: str, pool: str) -> tuple[NodeClaim, ...]:
-        claims = self._all(cluster, _CLAIMS, labelSelector=f"{KARPENTER_LABEL}={pool}")
+    def node_claims(self, cluster: str, pool: str) -> tuple[NodeClaim, ...]:
+        claims = self._list_objects(cluster, _CLAIMS, labelSelector=f"{KARPENTER_LABEL}={pool}")
         return tuple(
             NodeClaim(name=claim["metadata"]["name"], node_name=(claim.get("status") or {}).get("nodeName") or "")
             for claim in claims
         )
 
-    def delete_claim(self, cluster: str, name: str) -> None:
+    def delete_node_claim(self, cluster: str, name: str) -> None:
         self._api(cluster).delete(f"{_CLAIMS}/{name}")
 
-    def refusal(self, cluster: str, pool: str, since: datetime) -> str:
-        events = self._all(
+    def latest_capacity_refusal(self, cluster: str, pool: str, since: datetime) -> str:
+        events = self._list_objects(
             cluster, _EVENTS, fieldSelector=f"involvedObject.kind=NodeClaim,reason={_LAUNCH_FAILED_REASON}"
         )
         matching = [

@@ -71,7 +71,7 @@ class S3Checkpoints:
         bucket, prefix = _bucket_and_prefix(uri)
         with aws.translate_errors(f"read {key} under {uri}", dict.fromkeys(_GONE, NotFound)):
             answer = self._client.get_object(Bucket=bucket, Key=prefix + key)
-            return _body(answer, f"{key} under {uri}")
+            return _read_body(answer, f"{key} under {uri}")
 
     def fence(self, uri: str) -> tuple[dict[str, Any] | None, str]:
         bucket, prefix = _bucket_and_prefix(uri)
@@ -82,7 +82,7 @@ class S3Checkpoints:
                 if aws.code_of(error) in _GONE:
                     return None, ""
                 raise
-            content = _body(answer, f"the fence of {uri}")
+            content = _read_body(answer, f"the fence of {uri}")
         try:
             document = json.loads(content)
         except ValueError as error:
@@ -92,7 +92,10 @@ class S3Checkpoints:
         return document, answer["ETag"]
 
     def raise_fence(self, uri: str, document: dict[str, Any], tag: str) -> None:
-        """Idempotent: no, because a retry after a lost reply finds its own write; guarded by the caller's reload."""
+        """Write the fence if the stored one still has this tag; without a tag, if there is none.
+
+        Idempotent: no. A retry after a lost reply conflicts with its own write; the caller then reads the fence again.
+        """
         bucket, prefix = _bucket_and_prefix(uri)
         condition = {"IfMatch": tag} if tag else {"IfNoneMatch": "*"}
         body = json.dumps(document).encode()
@@ -119,7 +122,7 @@ def _bucket_and_prefix(uri: str) -> tuple[str, str]:
     return match[1], f"{prefix}/" if prefix else ""
 
 
-def _body(answer: Mapping[str, Any], name: str) -> bytes:
+def _read_body(answer: Mapping[str, Any], name: str) -> bytes:
     if answer["ContentLength"] > _LARGEST_READ:
         raise TooLarge(f"{name} has {answer['ContentLength']} bytes: larger than the limit for this kind of object")
     content: bytes = answer["Body"].read()

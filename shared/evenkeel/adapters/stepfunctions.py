@@ -1,4 +1,4 @@
-"""The ports Workflows and Tokens on Step Functions."""
+"""The ports Workflows and TaskTokens on Step Functions."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -57,7 +57,7 @@ class StepFunctionsWorkflows:
         with aws.translate_errors(f"start {workflow} {name}", _ERRORS_BY_CODE):
             try:
                 self._client.start_execution(
-                    stateMachineArn=self._arn(workflow), name=name, input=json.dumps(dict(document))
+                    stateMachineArn=self._alias_arn(workflow), name=name, input=json.dumps(dict(document))
                 )
             except ClientError as error:
                 if aws.code_of(error) == "ExecutionAlreadyExists":
@@ -89,7 +89,7 @@ class StepFunctionsWorkflows:
         )
 
     def _execution_arn(self, workflow: WorkflowName, name: str) -> str:
-        return f"{self._machine(workflow).replace(':stateMachine:', ':execution:')}:{name}"
+        return f"{self._workflow_arn(workflow).replace(':stateMachine:', ':execution:')}:{name}"
 
     def state(self, workflow: WorkflowName, name: str) -> ExecutionState:
         arn = self._execution_arn(workflow, name)
@@ -103,16 +103,20 @@ class StepFunctionsWorkflows:
         return _state_of(status)
 
     def running(self, workflow: WorkflowName) -> frozenset[str]:
-        query = {"stateMachineArn": self._machine(workflow), "statusFilter": "RUNNING", "maxResults": _LISTED_AT_ONCE}
+        query = {
+            "stateMachineArn": self._workflow_arn(workflow),
+            "statusFilter": "RUNNING",
+            "maxResults": _LISTED_AT_ONCE,
+        }
         with aws.translate_errors(f"list running executions of {workflow}", _ERRORS_BY_CODE):
             pages = self._client.get_paginator("list_executions").paginate(**query)
             return frozenset(execution["name"] for page in pages for execution in page["executions"])
 
-    def _machine(self, workflow: WorkflowName) -> str:
+    def _workflow_arn(self, workflow: WorkflowName) -> str:
         """Return the ARN of a workflow without its alias: `arn:aws:states:REGION:ACCOUNT:stateMachine:NAME`."""
-        return ":".join(self._arn(workflow).split(":")[:7])
+        return ":".join(self._alias_arn(workflow).split(":")[:7])
 
-    def _arn(self, workflow: WorkflowName) -> str:
+    def _alias_arn(self, workflow: WorkflowName) -> str:
         try:
             return self._arns[workflow]
         except KeyError:
@@ -144,7 +148,7 @@ def _visits(newest_first: Sequence[Mapping[str, Any]]) -> tuple[StateVisit, ...]
     return tuple(visits)
 
 
-class StepFunctionsTokens:
+class StepFunctionsTaskTokens:
     """Answers to task tokens. A token is a secret, so it appears in no message and no log line."""
 
     def __init__(self, client: Any = None) -> None:

@@ -21,7 +21,7 @@ from evenkeel.adapters.operator_restarts import consent_of, recreation_of
 from evenkeel.adapters.workload_resources import JOB, OPERATED, RESOURCES, WorkloadResource
 from evenkeel.adapters.workloads import COMPLETED, Controllers, controlling_workload, has_failed, is_suspended
 from evenkeel.domain.jobs.workload_kind import WorkloadKind
-from evenkeel.domain.recovery.restarts import FailedPod, Restart, UnmanagedJob, UnmanagedJobState
+from evenkeel.domain.recovery.unmanaged_restarts import FailedPod, UnmanagedJob, UnmanagedJobState, UnmanagedRestart
 from evenkeel.ports import Conflict, KubernetesPermission, NotFound
 
 _KUEUE_GROUP = "kueue.x-k8s.io"
@@ -60,10 +60,10 @@ class KubernetesUnmanagedJobs:
     def _api(self, cluster: str) -> KubernetesApi:
         raise NotImplementedError
 
-    def _all(self, cluster: str, path: str, **query: str) -> list[Json]:
+    def _list_objects(self, cluster: str, path: str, **query: str) -> list[Json]:
         raise NotImplementedError
 
-    def _of_kind(
+    def _list_kind(
         self,
         cluster: str,
         kind: WorkloadResource,
@@ -77,7 +77,7 @@ class KubernetesUnmanagedJobs:
         raise NotImplementedError
 
     def unmanaged_jobs(self, cluster: str, node_name: str) -> tuple[UnmanagedJob, ...]:
-        pods = self._all(cluster, "/api/v1/pods", fieldSelector=f"spec.nodeName={node_name}")
+        pods = self._list_objects(cluster, "/api/v1/pods", fieldSelector=f"spec.nodeName={node_name}")
         controllers = self._controllers(cluster, pods)
         return tuple(_read_jobs(pods, controllers))
 
@@ -86,19 +86,19 @@ class KubernetesUnmanagedJobs:
         if item is None:
             return None
         item["kind"] = str(kind)
-        pods = self._all(cluster, f"/api/v1/namespaces/{namespace}/pods")
+        pods = self._list_objects(cluster, f"/api/v1/namespaces/{namespace}/pods")
         controllers = self._controllers(cluster, pods, namespace)
-        own_pods = [pod for pod in pods if controllers.of(pod).uid == item["metadata"]["uid"]]
+        own_pods = [pod for pod in pods if controllers.controller_of(pod).uid == item["metadata"]["uid"]]
         return read_job(item, own_pods, controllers)
 
     def _controllers(self, cluster: str, pods: Iterable[Json], namespace: str = "") -> Controllers:
         """Return the workloads above some pods. Only the kinds that occur there are listed."""
         kinds = {controlling_workload(pod).kind for pod in pods}
-        listed = self._of_kind(cluster, JOB, namespace) if JOB.kind in kinds else []
+        listed = self._list_kind(cluster, JOB, namespace) if JOB.kind in kinds else []
         kinds |= {controlling_workload(job).kind for job in listed}
         for kind in OPERATED:
             if kind.kind in kinds:
-                listed += self._of_kind(cluster, kind, namespace)
+                listed += self._list_kind(cluster, kind, namespace)
         return Controllers(listed)
 
     def suspend(self, cluster: str, job: UnmanagedJob, *, is_suspended: bool) -> None:
@@ -123,9 +123,9 @@ class KubernetesUnmanagedJobs:
         version = group["preferredVersion"]["version"] if group else ""
         path = f"{_KUEUE}/{version}/namespaces/{job.namespace}/workloads"
         owner = (job.namespace, job.uid)
-        listed = self._all(cluster, path) if group else []
+        listed = self._list_objects(cluster, path) if group else []
         kueue_workload = next(
-            (workload for workload in listed if kueue_workloads.owner_of_workload(workload) == owner), None
+            (workload for workload in listed if kueue_workloads.controller_of_workload(workload) == owner), None
         )
         if kueue_workload is None:
             raise Conflict(f"{job.label} has no Workload of Kueue")
@@ -154,7 +154,7 @@ class KubernetesUnmanagedJobs:
         except Conflict:
             return False
 
-    def create_job(self, restart: Restart) -> bool:
+    def create_job(self, restart: UnmanagedRestart) -> bool:
         try:
             self._api(restart.cluster).create(
                 RESOURCES[restart.kind].path(restart.namespace), json.loads(restart.manifest)
@@ -173,11 +173,11 @@ def _read_jobs(pods: Iterable[Json], controllers: Controllers) -> Iterator[Unman
     """Read the jobs above some pods. A pod without a listed workload belongs to none."""
     members: dict[str, list[Json]] = {}
     for pod in pods:
-        chain = controllers.above(pod)
+        chain = controllers.controllers_above(pod)
         if chain:
             members.setdefault(chain[-1]["metadata"]["uid"], []).append(pod)
     for member in members.values():
-        yield read_job(controllers.above(member[0])[-1], member, controllers)
+        yield read_job(controllers.controllers_above(member[0])[-1], member, controllers)
 
 
 def read_job(item: Mapping[str, Any], pods: Iterable[Json], controllers: Controllers) -> UnmanagedJob:
@@ -190,7 +190,7 @@ def read_job(item: Mapping[str, Any], pods: Iterable[Json], controllers: Control
     """
     metadata, own_pods = item["metadata"], list(pods)
     kind = WorkloadKind(item["kind"])
-    chain = controllers.above(own_pods[0]) if own_pods else (item,)
+    chain = controllers.controllers_above(own_pods[0]) if own_pods else (item,)
     return UnmanagedJob(
         namespace=metadata["namespace"],
         kind=kind,

@@ -11,16 +11,16 @@ from evenkeel.adapters.object_fields import (
     RENTAL_LABEL,
     Json,
     accelerators_in,
-    owner_of,
+    controller_of,
     parse_instant,
     parse_quantity,
 )
 from evenkeel.adapters.operator_restarts import consent_of, recreation_of
-from evenkeel.adapters.workloads import Controllers, attempt_of, decision_of, trim, workload_name
+from evenkeel.adapters.workloads import Controllers, attempt_of, decision_of, trim_object, workload_name
 from evenkeel.domain.capacity.pool_choices import Effect, Operator, Toleration
 from evenkeel.domain.external.unmanaged_workloads import (
+    LabelledOwner,
     ManagedKind,
-    OwnershipClaim,
     UnmanagedPod,
 )
 from evenkeel.domain.jobs.workload_kind import WorkloadKind
@@ -36,27 +36,27 @@ def is_movable_kind(pod: Mapping[str, Any]) -> bool:
     A static pod is recognised by its mirror annotation, which only a kubelet may set. Any user can write a Node into
     `ownerReferences`.
     """
-    kind = owner_of(pod)[0]
+    kind = controller_of(pod)[0]
     return kind != "DaemonSet" and not (kind == "Node" and _MIRROR in (pod["metadata"].get("annotations") or {}))
 
 
-def claim_of(pod: Mapping[str, Any], controllers: Controllers, fleet: str) -> OwnershipClaim | None:
-    """Return the owner within Evenkeel that a pod's labels claim; None if they claim none."""
+def labelled_owner_of(pod: Mapping[str, Any], controllers: Controllers, fleet: str) -> LabelledOwner | None:
+    """Return the attempt, rental or check that a pod's labels name; None if they name none."""
     labels = pod["metadata"].get("labels") or {}
     if labels.get(FLEET_LABEL) != fleet:
         return None
-    owner = controllers.of(pod)
+    owner = controllers.controller_of(pod)
     claim: Json = {"controller": owner.name, "controller_uid": owner.uid, "decision_id": decision_of(pod)}
     if name := attempt_of(pod):
         job_id, attempt = name
-        return OwnershipClaim(
+        return LabelledOwner(
             kind=ManagedKind.ATTEMPT, name=workload_name(*name), job_id=job_id, attempt=attempt, **claim
         )
     for label, kind in ((RENTAL_LABEL, ManagedKind.RENTAL), (CHECK_LABEL, ManagedKind.CHECK)):
         if labels.get(label):
             if owner.kind != WorkloadKind.JOB:  # Evenkeel creates only Jobs for these, so it is another's workload
                 claim |= {"controller": "", "controller_uid": ""}
-            return OwnershipClaim(kind=kind, name=labels[label], **claim)
+            return LabelledOwner(kind=kind, name=labels[label], **claim)
     return None
 
 
@@ -87,7 +87,7 @@ def read_own_pod(pod: Json) -> tuple[Json | None, tuple[str, Resources] | None]:
     The first is None if the pod belongs to no attempt, the second if it is on no node.
     """
     is_of_attempt = JOB_LABEL in (pod["metadata"].get("labels") or {})
-    return (trim(pod) if is_of_attempt else None), read_placed_pod(pod)
+    return (trim_object(pod) if is_of_attempt else None), read_placed_pod(pod)
 
 
 class LivePod(NamedTuple):
@@ -128,8 +128,8 @@ def read_unmanaged_pod(pod: Mapping[str, Any], controllers: Controllers, fleet: 
         fleet: Name of this fleet. Labels of other fleets are ignored.
     """
     metadata = pod["metadata"]
-    owner, above = controllers.of(pod), controllers.above(pod)
-    kind, name = (owner.kind, owner.name) if owner.uid else owner_of(pod)
+    owner, above = controllers.controller_of(pod), controllers.controllers_above(pod)
+    kind, name = (owner.kind, owner.name) if owner.uid else controller_of(pod)
     return UnmanagedPod(
         namespace=metadata["namespace"],
         name=metadata["name"],
@@ -143,7 +143,7 @@ def read_unmanaged_pod(pod: Mapping[str, Any], controllers: Controllers, fleet: 
         created_at=parse_instant(metadata.get("creationTimestamp")),
         tolerations=_tolerations((pod.get("spec") or {}).get("tolerations") or ()),
         selector=(pod.get("spec") or {}).get("nodeSelector") or {},
-        claim=claim_of(pod, controllers, fleet),
+        claim=labelled_owner_of(pod, controllers, fleet),
     )
 
 

@@ -64,14 +64,14 @@ class Controllers:
         """Read the owner references of workloads. The chain ends at a workload that is not listed."""
         self._items = {str(item["metadata"]["uid"]): item for item in listed}
 
-    def of(self, item: Mapping[str, Any]) -> ControllerRef:
+    def controller_of(self, item: Mapping[str, Any]) -> ControllerRef:
         """Return the last workload above an object."""
         owner = controlling_workload(item)
         listed = self._items.get(owner.uid)
         above = controlling_workload(listed) if listed else ControllerRef()
         return above if above.uid else owner
 
-    def above(self, item: Mapping[str, Any]) -> tuple[Json, ...]:
+    def controllers_above(self, item: Mapping[str, Any]) -> tuple[Json, ...]:
         """Return the listed workloads above an object, the nearest first."""
         parents = []
         for _ in range(_LONGEST_CHAIN):
@@ -83,7 +83,7 @@ class Controllers:
         return tuple(parents)
 
 
-def trim(item: Json) -> Json:
+def trim_object(item: Json) -> Json:
     """Reduce a workload or pod to the fields that `read_workloads` needs: most of an object is its pod template."""
     spec = item.get("spec") or {}
     return {
@@ -120,7 +120,7 @@ def read_workloads(
         elif workload["metadata"]["name"] == workload_name(*name):
             groups[(workload["metadata"]["namespace"], *name, workload["metadata"]["uid"])] = workload
     for pod in pods:
-        name, owner = attempt_of(pod), controllers.of(pod)
+        name, owner = attempt_of(pod), controllers.controller_of(pod)
         if name and owner.uid and owner.name == workload_name(*name):
             members.setdefault((pod["metadata"]["namespace"], *name, owner.uid), []).append(pod)
     return tuple(

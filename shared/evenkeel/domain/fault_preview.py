@@ -10,7 +10,7 @@ from evenkeel.domain.health.classification import ClassifiedFact, IncidentFault
 from evenkeel.domain.health.faults import Fault, RecurKey, default_catalogue
 from evenkeel.domain.health.incident_updates import with_fact
 from evenkeel.domain.health.incidents import AffectedNode, FactKind, Incident, NodeFact
-from evenkeel.domain.health.intake import IntakeAction, IntakeRecords, decide_intake
+from evenkeel.domain.health.ingestion import IngestAction, NodeHistory, decide_ingestion
 from evenkeel.domain.health.recurrence import FaultHistory, with_occurrence
 from evenkeel.domain.jobs.job import CheckpointRequirement
 from evenkeel.domain.nodes import KubernetesNode, NodeLife, ProviderNode
@@ -20,7 +20,7 @@ from evenkeel.domain.recovery.leases import RepairRequest
 from evenkeel.domain.recovery.node_slot import ObservedNode, SlotState
 from evenkeel.domain.recovery.plan import FaultTraits, PlanFacts, RecoveryPlan, plan_recovery
 from evenkeel.domain.recovery.repair import Repair, RepairFacts, choose_repair
-from evenkeel.domain.recovery.repair_requests import RepairAnswer, deadline_of
+from evenkeel.domain.recovery.repair_requests import RepairAnswer, request_deadline
 from evenkeel.domain.recovery.resume import distrust_after, requirement_after
 from evenkeel.domain.recovery.validation import Validity
 from evenkeel.domain.values import Value
@@ -116,14 +116,14 @@ def _signal(fault: Fault) -> NodeFact:
 
 
 def _incident(fault: Fault, policy: Policy, history: FaultHistory) -> Incident | None:
-    decided = decide_intake(
+    decided = decide_ingestion(
         ClassifiedFact(_signal(fault), _NODE, fault),
-        IntakeRecords(histories={"slot/eks/slot": history}),
+        NodeHistory(histories={"slot/eks/slot": history}),
         policy.catalogue,
         new_id="inc-preview",
         now=_AT,
     )
-    return decided.incident if decided.action is IntakeAction.OPEN else None
+    return decided.incident if decided.action is IngestAction.OPEN else None
 
 
 def _plan(incident: Incident, policy: Policy) -> RecoveryPlan:
@@ -171,7 +171,7 @@ def _steps(incident: Incident, policy: Policy) -> tuple[RungPreview, ...]:
             is_manual_cordon=False,
             lease_holder="",
             requests=requests,
-            slot_state=SlotState(original=ObservedNode(record=record, node=node)),
+            slot_state=SlotState(original=ObservedNode(provider_node=record, node=node)),
             validity=Validity(is_valid=False, reason="The fault is still there."),
             hold=None,
             now=now,
@@ -195,7 +195,7 @@ def _steps(incident: Incident, policy: Policy) -> tuple[RungPreview, ...]:
             incident_id=incident.incident_id,
             answer=RepairAnswer.ACCEPTED,
         )
-        requests, now = (*requests, request), deadline_of(request, policy.repair)
+        requests, now = (*requests, request), request_deadline(request, policy.repair)
         waited_seconds = round((now - request.requested_at).total_seconds())
         steps.append(
             RungPreview(rung=rung, after_seconds=after_seconds, deadline_seconds=waited_seconds, reason=decided.reason)

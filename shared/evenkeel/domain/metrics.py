@@ -53,7 +53,9 @@ METRICS = {
         Metric("SweepStepsFailed", _COUNT, ("step",), "A step of the sweep failed."),
         Metric("SweepCorrections", _COUNT, ("step",), "Work that a crash interrupted and a sweep step finished."),
         Metric("RowsUnreadable", _COUNT, (), "A row has a value of a newer release."),
-        Metric("UnmanagedWorkloads", _COUNT, (), "Kubernetes Jobs with labels of attempts that do not own them."),
+        Metric(
+            "UnmanagedWorkloads", _COUNT, (), "Kubernetes Jobs that carry an attempt's labels but do not belong to it."
+        ),
         Metric("PolicyInvalid", _COUNT, (), "The site's policy is not valid for this release."),
         # Events and facts
         Metric("EventsReceived", _COUNT, (), "An event was parsed."),

@@ -11,7 +11,7 @@ from evenkeel.domain.resources import NONE, Resources
 from evenkeel.domain.values import Instant, Value
 
 INCIDENT_ANNOTATION = "evenkeel.io/incident"
-"""Evenkeel's mark on a cordon. A cordon without it belongs to a person, and Evenkeel does not change it."""
+"""Evenkeel's cordon annotation. A cordon without it belongs to a person, and Evenkeel does not change it."""
 
 AWAITING_VALIDATION_TAINT = "evenkeel.io/awaiting-validation"
 """Taint that instance groups and NodePools set on new nodes. Evenkeel removes it after a passed validation."""
@@ -102,6 +102,8 @@ class ProviderCluster(Value):
     """Whether NodeRecovery is Automatic."""
     has_karpenter: bool = False
     """Whether HyperPod's own Karpenter scales the cluster. Then Replace only ends a node, and pods cause new nodes."""
+    plan_by_group: dict[str, str] = {}
+    """Instance group → ARN of the training plan that reserves its nodes. Groups without a plan are left out."""
 
 
 class NodeCondition(Value):
@@ -137,7 +139,7 @@ class KubernetesNode(Value):
     changes it if the control plane saw the node go down."""
     is_cordoned: bool = False
     incident_id: str | None = None
-    """Incident in Evenkeel's mark on the cordon; None without a mark."""
+    """Incident in Evenkeel's cordon annotation; None without one."""
     is_awaiting_validation: bool = False
     taints: tuple[str, ...] = ()
     """All taints as `key=value:Effect`, including Evenkeel's own."""
@@ -305,7 +307,7 @@ class FleetNode(Value):
     not_ready_since: Instant | None = None
     is_cordoned: bool = False
     incident_id: str | None = None
-    """Incident in Evenkeel's mark on the cordon; None without a mark."""
+    """Incident in Evenkeel's cordon annotation; None without one."""
     repaired_by: str = ""
     """Another controller that repairs the node, with its mark; empty without one."""
     is_awaiting_validation: bool = False
@@ -460,3 +462,9 @@ _SYSTEM_DOMAINS = ("kubernetes.io", "k8s.io", "k8s.aws", "nvidia.com", "amazonaw
 
 def _own_labels(labels: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in labels.items() if not name.partition("/")[0].endswith(_SYSTEM_DOMAINS)}
+
+
+def accelerator_resource_of(instance_type: str) -> str:
+    """Return the Kubernetes resource of an instance type's accelerators, by the name of the type."""
+    is_neuron = instance_type.removeprefix("ml.").startswith(("trn", "inf"))
+    return "aws.amazon.com/neuron" if is_neuron else "nvidia.com/gpu"

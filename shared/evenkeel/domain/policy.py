@@ -11,12 +11,13 @@ from pydantic import ValidationError, model_validator
 from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
 from evenkeel.domain.capacity.capacity_policy import InstanceTypeName, SiteInstanceType
 from evenkeel.domain.capacity.instance_types import InstanceTypes, shipped_instance_types
+from evenkeel.domain.capacity.training_plans import PlanEnds, with_training_plan_ends
 from evenkeel.domain.economics.economy_policy import EconomyPolicy
 from evenkeel.domain.external.adoption_policy import AdoptionPolicy, ServingWorkload
 from evenkeel.domain.health.faults import CatalogueError, FaultCatalogue, FaultOverride, default_catalogue
 from evenkeel.domain.health.health_policy import SourcePolicy, WatchPolicy
 from evenkeel.domain.jobs.job_policy import JobPolicy
-from evenkeel.domain.jobs.types import JobTypes
+from evenkeel.domain.jobs.job_types import JobTypes
 from evenkeel.domain.policy_section import LARGEST, LONGEST_SECONDS, ModeRule, Section
 from evenkeel.domain.recovery.repair_policy import RepairPolicy
 from evenkeel.domain.renting.burst_policy import BurstPolicy, RentedPool
@@ -146,6 +147,16 @@ class Policy(Section):
         """First 12 hex digits of the SHA-256 of the canonical JSON form. Decision records name the policy by it."""
         text = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    def with_training_plan_ends(self, ends: PlanEnds) -> Self:
+        """Return the policy that also has the reservations of training plans, as SageMaker states them.
+
+        The hash stays that of the policy that was set: the facts of a decision hold the times that it used.
+        """
+        reservations = with_training_plan_ends(self.scheduling.reservations, ends)
+        extended = self.replace_unchecked(scheduling=self.scheduling.replace_unchecked(reservations=reservations))
+        extended.__dict__["hash"] = self.hash
+        return extended
 
 
 _MOST = {"Seconds": LONGEST_SECONDS, "Hours": LONGEST_SECONDS // 3600}

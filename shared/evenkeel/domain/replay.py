@@ -18,11 +18,11 @@ from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.recovery.attribution import AttributionFacts, attribute_fault
 from evenkeel.domain.recovery.draining import DrainFacts, plan_drain
 from evenkeel.domain.recovery.node_slot import ObservedNode
-from evenkeel.domain.recovery.plan import PlanFacts, PlanOutcome, outcome_of, plan_recovery, why_not_allowed
+from evenkeel.domain.recovery.plan import PlanFacts, PlanOutcome, outcome_in_mode, plan_recovery, why_not_allowed
 from evenkeel.domain.recovery.repair import RepairFacts, choose_repair
-from evenkeel.domain.recovery.restarts import RestartFacts, decide_restart
 from evenkeel.domain.recovery.resume import ResumeFacts, plan_resume
 from evenkeel.domain.recovery.rollback import RollbackFacts, decide_rollback
+from evenkeel.domain.recovery.unmanaged_restarts import RestartFacts, decide_restart
 from evenkeel.domain.recovery.validation import CheckFacts, choose_check, judge_node
 from evenkeel.domain.renting.displacement import DisplacementFacts, decide_displacement
 from evenkeel.domain.renting.migration import (
@@ -74,10 +74,10 @@ def replay(record: Decision, policy: Policy, catalogue_hash: str = "") -> Replay
         raise CannotReplayError(f"{record.decision_id} needs policy {record.policy_hash}, and this is {policy.hash}")
     if record.catalogue_hash and catalogue_hash and record.catalogue_hash != catalogue_hash:
         raise CannotReplayError(f"{record.decision_id} needs catalogue {record.catalogue_hash}")
-    return under(record, policy)
+    return decide_again(record, policy)
 
 
-def under(record: Decision, policy: Policy) -> Replayed:
+def decide_again(record: Decision, policy: Policy) -> Replayed:
     """Decide the facts of a record under another policy. The recorded facts stay, including the terms of the fault.
 
     Raises:
@@ -89,27 +89,27 @@ def under(record: Decision, policy: Policy) -> Replayed:
         )
     if OMITTED in record.facts:
         raise CannotReplayError(f"{record.decision_id} has no facts: {record.facts[OMITTED]}")
-    decide_again = _BY_KIND.get(record.kind)
-    if decide_again is None:
+    decide_kind = _BY_KIND.get(record.kind)
+    if decide_kind is None:
         raise CannotReplayError(f"{record.decision_id} has the unknown kind {record.kind}")
     try:
-        return decide_again(record, policy)
+        return decide_kind(record, policy)
     except ValidationError as error:
         raise CannotReplayError(f"{record.decision_id} has facts that do not fit its kind {record.kind}") from error
 
 
-def _facts(kind: type[F], record: Decision) -> F:
+def _read_facts(kind: type[F], record: Decision) -> F:
     """Read the facts of a record. A newer release may have recorded more of them."""
     return kind.model_validate(record.facts, extra="allow")
 
 
-def in_mode(record: Decision, mode: Mode) -> Decision:
+def record_in_mode(record: Decision, mode: Mode) -> Decision:
     """Return a record as if its incident had another mode. A kind that does not depend on the mode stays unchanged."""
     if record.kind == "RECOVERY":
-        facts: Value = _facts(PlanFacts, record).replace(mode=mode)
+        facts: Value = _read_facts(PlanFacts, record).replace(mode=mode)
     elif record.kind == "REPAIR":
         # Keep the reason if it does not come from the mode, for example that drills may not act.
-        recorded = _facts(RepairFacts, record)
+        recorded = _read_facts(RepairFacts, record)
         by_mode = why_not_allowed(mode, is_drill=False, drills_may_act=True)
         facts = recorded.replace(not_allowed=by_mode if recorded.not_allowed in _BY_MODE else recorded.not_allowed)
     else:
@@ -121,65 +121,65 @@ def effect_of(record: Decision, intent: str) -> str:
     """Return the outcome of an answer in the mode of its record. For a plan: whether Evenkeel carries it out."""
     if record.kind != "RECOVERY":
         return intent
-    return outcome_of(PlanOutcome(intent), _facts(PlanFacts, record))
+    return outcome_in_mode(PlanOutcome(intent), _read_facts(PlanFacts, record))
 
 
-def _recovery(record: Decision, policy: Policy) -> Replayed:
-    plan = plan_recovery(_facts(PlanFacts, record), policy.repair)
+def _replay_recovery(record: Decision, policy: Policy) -> Replayed:
+    plan = plan_recovery(_read_facts(PlanFacts, record), policy.repair)
     return Replayed(action=plan.intent, reason=plan.reason, alternatives=plan.alternatives)
 
 
-def _repair(record: Decision, policy: Policy) -> Replayed:
-    decision = choose_repair(_facts(RepairFacts, record), policy.repair)
+def _replay_repair(record: Decision, policy: Policy) -> Replayed:
+    decision = choose_repair(_read_facts(RepairFacts, record), policy.repair)
     return Replayed(action=decision.action, reason=decision.reason, alternatives=decision.alternatives)
 
 
-def _check(record: Decision, policy: Policy) -> Replayed:
-    decision = choose_check(_facts(CheckFacts, record), policy.repair)
+def _replay_check(record: Decision, policy: Policy) -> Replayed:
+    decision = choose_check(_read_facts(CheckFacts, record), policy.repair)
     return Replayed(action=decision.kind, reason=decision.reason, alternatives=decision.alternatives)
 
 
-def _resume(record: Decision, policy: Policy) -> Replayed:
-    decision = plan_resume(_facts(ResumeFacts, record), policy.jobs)
+def _replay_resume(record: Decision, policy: Policy) -> Replayed:
+    decision = plan_resume(_read_facts(ResumeFacts, record), policy.jobs)
     return Replayed(action=decision.option, reason=decision.reason, alternatives=decision.alternatives)
 
 
-def _rollback(record: Decision, policy: Policy) -> Replayed:
-    decision = decide_rollback(_facts(RollbackFacts, record), policy.jobs)
+def _replay_rollback(record: Decision, policy: Policy) -> Replayed:
+    decision = decide_rollback(_read_facts(RollbackFacts, record), policy.jobs)
     return Replayed(action=decision.action, reason=decision.reason, alternatives=decision.alternatives)
 
 
-def _drain(record: Decision, policy: Policy) -> Replayed:
-    decision = plan_drain(_facts(DrainFacts, record), policy)
+def _replay_drain(record: Decision, policy: Policy) -> Replayed:
+    decision = plan_drain(_read_facts(DrainFacts, record), policy)
     return Replayed(action=decision.action, reason=decision.reason, alternatives=decision.alternatives)
 
 
-def _restart(record: Decision, _policy: Policy) -> Replayed:
-    decision = decide_restart(_facts(RestartFacts, record))
+def _replay_restart(record: Decision, _policy: Policy) -> Replayed:
+    decision = decide_restart(_read_facts(RestartFacts, record))
     return Replayed(action=decision.action, reason=decision.reason, alternatives=decision.alternatives)
 
 
-def _attribution(record: Decision, _policy: Policy) -> Replayed:
-    attribution = attribute_fault(_facts(AttributionFacts, record))
+def _replay_attribution(record: Decision, _policy: Policy) -> Replayed:
+    attribution = attribute_fault(_read_facts(AttributionFacts, record))
     if attribution is None:
         return Replayed(action="", reason="The attempt has no such rank.")
     return Replayed(action=attribution.instance_id, reason=attribution.reason, alternatives=attribution.alternatives)
 
 
-def _admission(record: Decision, policy: Policy) -> Replayed:
-    decision = decide(with_spares(_facts(AdmissionFacts, record), policy.scheduling))
+def _replay_admission(record: Decision, policy: Policy) -> Replayed:
+    decision = decide(with_spares(_read_facts(AdmissionFacts, record), policy.scheduling))
     return Replayed(
         action=decision.action, reason=recorded_reason(decision, Mode(record.mode)), alternatives=decision.alternatives
     )
 
 
-def _resize(record: Decision, _policy: Policy) -> Replayed:
-    answer = resize_answer(_facts(ResizeFacts, record))
+def _replay_resize(record: Decision, _policy: Policy) -> Replayed:
+    answer = resize_answer(_read_facts(ResizeFacts, record))
     return Replayed(action=answer.action, reason=answer.reason, alternatives=answer.alternatives)
 
 
-def _placement(record: Decision, _policy: Policy) -> Replayed:
-    placement = choose_pool(_facts(PlacementFacts, record))
+def _replay_placement(record: Decision, _policy: Policy) -> Replayed:
+    placement = choose_pool(_read_facts(PlacementFacts, record))
     return Replayed(
         action=placement.action,
         reason=placement.recorded_reason(Mode(record.mode)),
@@ -187,22 +187,22 @@ def _placement(record: Decision, _policy: Policy) -> Replayed:
     )
 
 
-def _displacement(record: Decision, _policy: Policy) -> Replayed:
+def _replay_displacement(record: Decision, _policy: Policy) -> Replayed:
     displacement = decide_displacement(DisplacementFacts.model_validate(record.facts))
     return Replayed(action=displacement.action, reason=displacement.reason, alternatives=displacement.alternatives)
 
 
-def _decide_migration(record: Decision, _policy: Policy) -> Replayed:
-    judged = decide_migration(_facts(MigrationFacts, record))
+def _replay_migration(record: Decision, _policy: Policy) -> Replayed:
+    judged = decide_migration(_read_facts(MigrationFacts, record))
     return Replayed(action=judged.action, reason=judged.reason, alternatives=judged.alternatives)
 
 
-def _temporary_capacity(record: Decision, _policy: Policy) -> Replayed:
-    judged = decide_temporary_capacity(_facts(TemporaryCapacityFacts, record))
+def _replay_temporary_capacity(record: Decision, _policy: Policy) -> Replayed:
+    judged = decide_temporary_capacity(_read_facts(TemporaryCapacityFacts, record))
     return Replayed(action=judged.state, reason=judged.reason)
 
 
-def _validation(record: Decision, _policy: Policy) -> Replayed:
+def _replay_validation(record: Decision, _policy: Policy) -> Replayed:
     verdict = judge_node(
         ObservedNode.model_validate(record.facts["observed"], extra="allow"), expected=int(record.facts["expected"])
     )
@@ -212,21 +212,21 @@ def _validation(record: Decision, _policy: Policy) -> Replayed:
 _BY_MODE = {"", *(why_not_allowed(mode, is_drill=False, drills_may_act=True) for mode in Mode)}
 """Values of `RepairFacts.not_allowed` that come from the mode alone."""
 _BY_KIND: Mapping[str, Callable[[Decision, Policy], Replayed]] = {
-    "RECOVERY": _recovery,
-    "REPAIR": _repair,
-    "CHECK": _check,
-    "RESUME": _resume,
-    "ROLLBACK": _rollback,
-    "DRAIN": _drain,
-    "RESTART": _restart,
-    "ATTRIBUTION": _attribution,
-    "ADMISSION": _admission,
-    "RESIZE": _resize,
-    "PLACEMENT": _placement,
-    "DISPLACEMENT": _displacement,
-    "MIGRATION": _decide_migration,
-    "TEMPORARY_CAPACITY": _temporary_capacity,
-    "VALIDATION": _validation,
+    "RECOVERY": _replay_recovery,
+    "REPAIR": _replay_repair,
+    "CHECK": _replay_check,
+    "RESUME": _replay_resume,
+    "ROLLBACK": _replay_rollback,
+    "DRAIN": _replay_drain,
+    "RESTART": _replay_restart,
+    "ATTRIBUTION": _replay_attribution,
+    "ADMISSION": _replay_admission,
+    "RESIZE": _replay_resize,
+    "PLACEMENT": _replay_placement,
+    "DISPLACEMENT": _replay_displacement,
+    "MIGRATION": _replay_migration,
+    "TEMPORARY_CAPACITY": _replay_temporary_capacity,
+    "VALIDATION": _replay_validation,
 }
 
 KINDS = frozenset(_BY_KIND)

@@ -20,6 +20,7 @@ _LONGEST_ERROR = 300
 SWEEP_STEPS = (
     "fleet",
     "kueue",
+    "plans",
     "early",
     "facts",
     "unresolved",
@@ -41,7 +42,7 @@ SWEEP_STEPS = (
     "days",
 )
 """The steps of the sweep, each a source of its own."""
-STEP_INTERVAL_SECONDS = {"days": 3600}
+STEP_INTERVAL_SECONDS = {"days": 3600, "plans": 600}
 """Seconds between two runs of a step that does not run each minute. Its threshold is longer by them."""
 
 ErrorText = Annotated[str, StringConstraints(max_length=_LONGEST_ERROR)]

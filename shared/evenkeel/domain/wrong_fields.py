@@ -95,8 +95,10 @@ def _message(fault: Any) -> str:
         case _ if kind in _LIMITS:
             words, name = _LIMITS[kind]
             limit = context[name]
-            text = f"{limit:g}" if isinstance(limit, float) else limit
+            text = f"{limit:.15g}" if isinstance(limit, float) else limit
             return f"must be {words} {text}, not {_shown(fault['input'])}"
+    if kind == "finite_number":
+        return f"must be a finite number, not {_shown(fault['input'])}"
     expected = _EXPECTED.get(kind.partition("_")[0])
     if expected and kind.rpartition("_")[2] in ("type", "parsing", "float", "size"):
         return f"must be {expected}, not {_shown(fault['input'])}"

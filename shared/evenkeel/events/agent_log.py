@@ -40,7 +40,7 @@ class _Details(EventModel):
 class _AgentLogLine(EventModel):
     """A line of the agent's log."""
 
-    mark: Any = Field(validation_alias="HealthMonitoringAgentDetectionEvent")
+    detection: Any = Field(validation_alias="HealthMonitoringAgentDetectionEvent")
     details: _Details = Field(validation_alias=_either_spelling("details"))
 
 

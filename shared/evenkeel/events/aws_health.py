@@ -25,7 +25,7 @@ MAX_ENTITIES = 10
 SOURCE = "health.event"
 
 _LONGEST_ID = 58
-"""Characters of an event's id that the ids of its parts keep. An id has at most 64."""
+"""Characters of an event's id that the ids of its smaller events keep. An id has at most 64."""
 _FAULTS = {
     "INSTANCE_RETIREMENT": "health:instance_retirement",
     "INSTANCE_REBOOT_MAINTENANCE": "health:instance_reboot",
@@ -115,7 +115,7 @@ class _Detail(EventModel):
 
     @property
     def occurrence(self) -> str:
-        """Identity of one plan. All pages, updates and copies of a plan have the same one; a new date is a new plan.
+        """Identity of one scheduled event. Its pages, updates and copies have the same one; a new date is a new event.
 
         The ARN alone is not unique over accounts.
         """

@@ -12,8 +12,8 @@ from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 from evenkeel.domain.nodes import INSTANCE_ID
-from evenkeel.domain.shadow.cases import Actor, NodeEvent, NodeEventKind
 from evenkeel.domain.shadow.records import NodeAction
+from evenkeel.domain.shadow.shadow_cases import Actor, NodeEvent, NodeEventKind
 from evenkeel.events import fields
 from evenkeel.events.fields import EventModel, PlainText, UtcTime
 from evenkeel.events.outcomes import Ignored, Malformed, Unknown
@@ -78,7 +78,7 @@ _SERVICES = {
 }
 
 
-class _Record(EventModel):
+class _CloudTrailRecord(EventModel):
     """One record."""
 
     model_config = ConfigDict(alias_generator=to_camel)
@@ -97,7 +97,7 @@ def _texts_in(value: object) -> list[str]:
     return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
 
 
-def _hyperpod_targets(record: _Record) -> Iterable[tuple[str, str]]:
+def _hyperpod_targets(record: _CloudTrailRecord) -> Iterable[tuple[str, str]]:
     """Return the instance ids and logical ids that HyperPod accepted; the requested ids if no answer is recorded."""
     request, answer = record.request_parameters or {}, record.response_elements or {}
     source, names = (answer, _ACCEPTED) if any(name in answer for name in _ACCEPTED) else (request, _REQUESTED)
@@ -109,18 +109,18 @@ _ACCEPTED = ("successful", "successfulNodeLogicalIds")
 _REQUESTED = ("nodeIds", "nodeLogicalIds")
 
 
-def _ec2_targets(record: _Record) -> Iterable[tuple[str, str]]:
+def _ec2_targets(record: _CloudTrailRecord) -> Iterable[tuple[str, str]]:
     instances = (record.request_parameters or {}).get("instancesSet")
     entries = instances.get("items") if isinstance(instances, dict) else None
     ids = [entry.get("instanceId") for entry in entries or () if isinstance(entry, dict)]
     return [(instance_id, "") for instance_id in ids if isinstance(instance_id, str)]
 
 
-def _group_targets(record: _Record) -> Iterable[tuple[str, str]]:
+def _group_targets(record: _CloudTrailRecord) -> Iterable[tuple[str, str]]:
     return [(text, "") for text in _texts_in([(record.request_parameters or {}).get("instanceId")])]
 
 
-_Targets = Callable[[_Record], Iterable[tuple[str, str]]]
+_Targets = Callable[[_CloudTrailRecord], Iterable[tuple[str, str]]]
 _CALLS: dict[tuple[str, str], tuple[NodeEventKind, _Targets]] = {
     ("sagemaker.amazonaws.com", "BatchReplaceClusterNodes"): (NodeEventKind.REPLACED, _hyperpod_targets),
     ("sagemaker.amazonaws.com", "BatchRebootClusterNodes"): (NodeEventKind.REBOOTED, _hyperpod_targets),
@@ -134,7 +134,7 @@ _WHOLE_GROUP_CALLS = {("sagemaker.amazonaws.com", "UpdateClusterSoftware")}
 """Calls about whole groups. HyperPod's own events show their effect on each node."""
 
 
-def is_record(document: Json) -> bool:
+def is_cloudtrail_record(document: Json) -> bool:
     """Whether a document is a CloudTrail record."""
     return "eventSource" in document and "eventName" in document
 
@@ -147,13 +147,13 @@ def parse(document: Json) -> tuple[NodeAction, ...] | Ignored | Unknown | Malfor
     if call not in _CALLS:
         return Unknown(f"no rule for the call {fields.one_line(str(call[1]))[:80]}")
     try:
-        record = _Record.model_validate(document)
+        record = _CloudTrailRecord.model_validate(document)
     except ValidationError as error:
         return fields.malformed_event(error)
     if record.error_code:
         return Ignored("the call failed")
-    kind, targets = _CALLS[record.event_source, record.event_name]
-    distinct = dict.fromkeys(targets(record))
+    kind, read_targets = _CALLS[record.event_source, record.event_name]
+    distinct_targets = dict.fromkeys(read_targets(record))
     event = NodeEvent(
         at=record.event_time,
         kind=kind,
@@ -161,8 +161,8 @@ def parse(document: Json) -> tuple[NodeAction, ...] | Ignored | Unknown | Malfor
         evidence=fields.one_line(f"CloudTrail {record.event_id}: {record.event_name} by {record.user_identity.name}"),
     )
     actions = tuple(
-        NodeAction(event=event, instance_id=instance, logical_id=logical)
-        for instance, logical in distinct
-        if logical or INSTANCE_ID.fullmatch(instance)
+        NodeAction(event=event, instance_id=instance_id, logical_id=logical_id)
+        for instance_id, logical_id in distinct_targets
+        if logical_id or INSTANCE_ID.fullmatch(instance_id)
     )
     return actions or Malformed("EVENT_BAD_TYPE", "requestParameters: names no node")

@@ -167,7 +167,7 @@ PlainText = Annotated[str, PRINTABLE]
 InstanceId = Annotated[str, check_id(INSTANCE_ID, "an instance id")]
 ClusterArn = Annotated[FactArn, PRINTABLE]
 EventId = Annotated[str, check_id(_EVENT_ID, "an event id")]
-"""An id that may name the archived copy."""
+"""An event id that is safe as the name of the archived copy."""
 UtcTime = Annotated[datetime, BeforeValidator(_utc_time)]
 """An ISO 8601 time in UTC."""
 EpochMilliseconds = Annotated[datetime, BeforeValidator(epoch_milliseconds)]

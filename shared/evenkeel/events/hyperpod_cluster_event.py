@@ -1,7 +1,7 @@
 """aws.sagemaker / SageMaker HyperPod Cluster Event: each step of HyperPod's work on an instance, and its result.
 
 Source: the SageMaker guide, "HyperPod cluster events reference". Only clusters with continuous provisioning send it.
-`detail.EventDetails` is the record, and it has a second `EventDetails` inside. Xid and ECC never appear here.
+`detail.EventDetails` describes the event, and it has a second `EventDetails` inside. Xid and ECC never appear here.
 
 A step on an instance is progress of its repair (`FactKind.PROGRESS`) and opens no incident. A cause that will also stop
 the next instance of the group (no capacity, a failing lifecycle script) is a fact about the group too.
@@ -36,8 +36,8 @@ _LOGICAL_ID = re.compile(r"[A-Za-z0-9-]{1,64}", re.ASCII)
 _INSTANCE_ID_OR_EMPTY = re.compile(f"(?:{INSTANCE_ID.pattern})?", re.ASCII)
 
 
-class _RecordMeaning(NamedTuple):
-    """Facts that a record gives."""
+class _EventMeaning(NamedTuple):
+    """The facts that an event gives."""
 
     code: str = ""
     """Code of the progress of an instance; empty for none."""
@@ -51,10 +51,10 @@ def _description_pattern(pattern: str) -> re.Pattern[str]:
     return re.compile(expression, re.ASCII)
 
 
-_NO_CAPACITY = _RecordMeaning("insufficient_capacity", (GroupFactKind.NO_CAPACITY, "hp:insufficient_capacity"))
-_EFA = _RecordMeaning("replacement_failed", (GroupFactKind.EFA_BOOT_FAILED, "hp:efa_boot_check_failed"))
-_FAILED_CREATION = _RecordMeaning("creation_failed", (GroupFactKind.CREATION_FAILED, "hp:replacement_failed"))
-_FAILED_SCRIPT = _RecordMeaning(
+_NO_CAPACITY = _EventMeaning("insufficient_capacity", (GroupFactKind.NO_CAPACITY, "hp:insufficient_capacity"))
+_EFA = _EventMeaning("replacement_failed", (GroupFactKind.EFA_BOOT_FAILED, "hp:efa_boot_check_failed"))
+_FAILED_CREATION = _EventMeaning("creation_failed", (GroupFactKind.CREATION_FAILED, "hp:replacement_failed"))
+_FAILED_SCRIPT = _EventMeaning(
     "lifecycle_script_failed", (GroupFactKind.LIFECYCLE_SCRIPT_FAILED, "hp:lifecycle_script_failed")
 )
 _BY_MESSAGE = {
@@ -65,48 +65,48 @@ _BY_MESSAGE = {
 _BY_DESCRIPTION = (
     (
         _description_pattern("<ec2> successfully provisioned in "),
-        _RecordMeaning("provisioned", (GroupFactKind.PROVISIONED, "")),
+        _EventMeaning("provisioned", (GroupFactKind.PROVISIONED, "")),
     ),
-    (_description_pattern("Reboot of <ec2> is currently in progress"), _RecordMeaning("reboot_in_progress")),
-    (_description_pattern("Failed to submit reboot request for <ec2>"), _RecordMeaning("reboot_failed")),
+    (_description_pattern("Reboot of <ec2> is currently in progress"), _EventMeaning("reboot_in_progress")),
+    (_description_pattern("Failed to submit reboot request for <ec2>"), _EventMeaning("reboot_failed")),
     (
         _description_pattern("Instance <id> is starting as part of instance replacement"),
-        _RecordMeaning("replacement_started"),
+        _EventMeaning("replacement_started"),
     ),
     (
         _description_pattern("Instance <id> failed to start as part of instance replacement"),
-        _RecordMeaning("replacement_failed"),
+        _EventMeaning("replacement_failed"),
     ),
     (
         _description_pattern(r"Instance <id> \w{1,20} completed successfully as part of instance replacement"),
-        _RecordMeaning("replacement_completed"),
+        _EventMeaning("replacement_completed"),
     ),
     (
         _description_pattern(r"Instance <id> \w{1,20} failed as part of instance replacement"),
-        _RecordMeaning("replacement_failed"),
+        _EventMeaning("replacement_failed"),
     ),
     (_description_pattern("Failed to provision EC2 Instance in Cluster"), _FAILED_CREATION),
     (_description_pattern(r"Instance creation in Cluster .{1,200}? failed"), _FAILED_CREATION),
     (_description_pattern("Instance lifecycle script execution for <ec2> has (?i:fail)"), _FAILED_SCRIPT),
     (
         _description_pattern("Instance lifecycle script execution for <ec2> has "),
-        _RecordMeaning("lifecycle_script_ran"),
+        _EventMeaning("lifecycle_script_ran"),
     ),
-    (_description_pattern("Termination of <ec2> is currently in progress"), _RecordMeaning("terminating")),
-    (_description_pattern("Found CapacityReservation ID "), _RecordMeaning("reservation_found")),
-    (_description_pattern("No CapacityReservation found "), _RecordMeaning("reservation_missing")),
+    (_description_pattern("Termination of <ec2> is currently in progress"), _EventMeaning("terminating")),
+    (_description_pattern("Found CapacityReservation ID "), _EventMeaning("reservation_found")),
+    (_description_pattern("No CapacityReservation found "), _EventMeaning("reservation_missing")),
     # Patching is planned work: no fault, and no incident.
     (
         _description_pattern(r"Instance <id> in IG .{1,200}? cordoned and pods evicted"),
-        _RecordMeaning("patching_started"),
+        _EventMeaning("patching_started"),
     ),
     (
         _description_pattern(r"Instance <id> in IG .{1,200}? restored to schedulable state"),
-        _RecordMeaning("patching_ended"),
+        _EventMeaning("patching_ended"),
     ),
     (
         _description_pattern(r".{0,240}? skipped due to PodDisruptionBudget constraint"),
-        _RecordMeaning("patching_skipped"),
+        _EventMeaning("patching_skipped"),
     ),
 )
 _NOISE = _description_pattern(r"[0-9]{1,6} node\(s\) lost orchestration-ready status")
@@ -132,7 +132,7 @@ class _Metadata(EventModel):
     node_logical_id: Annotated[str, AfterValidator(_empty_unless_logical_id)] = ""
 
 
-class _Inner(EventModel):
+class _InnerDetails(EventModel):
     """`detail.EventDetails.EventDetails`."""
 
     model_config = ConfigDict(alias_generator=to_pascal)
@@ -140,7 +140,7 @@ class _Inner(EventModel):
     event_metadata: Annotated[dict[PlainText, _Metadata], BeforeValidator(_only_objects)] = {}
 
 
-class _Record(EventModel):
+class _EventDetails(EventModel):
     """`detail.EventDetails`. `EventTime` is in epoch milliseconds here, unlike in the API."""
 
     model_config = ConfigDict(alias_generator=to_pascal)
@@ -154,7 +154,7 @@ class _Record(EventModel):
     description: PlainText = ""
     instance_group_name: PlainText = ""
     event_time: EpochMilliseconds
-    event_details: Annotated[_Inner, BeforeValidator(_only_objects)] = Field(default_factory=_Inner)
+    event_details: Annotated[_InnerDetails, BeforeValidator(_only_objects)] = Field(default_factory=_InnerDetails)
 
     @property
     def metadata(self) -> _Metadata:
@@ -167,7 +167,7 @@ class _Detail(EventModel):
 
     model_config = ConfigDict(alias_generator=to_pascal)
 
-    event_details: _Record
+    event_details: _EventDetails
 
 
 def parse(document: dict[str, Any]) -> ParsedEvent | Ignored:
@@ -177,60 +177,60 @@ def parse(document: dict[str, Any]) -> ParsedEvent | Ignored:
         ValidationError: the event does not fit its model.
     """
     event = EventEnvelope[_Detail].model_validate(document)
-    record = event.detail.event_details
-    meaning = _find_meaning(record)
+    details = event.detail.event_details
+    meaning = _find_meaning(details)
     facts: list[Fact] = []
-    if meaning and meaning.code and record.instance_id:
+    if meaning and meaning.code and details.instance_id:
         facts.append(_progress_fact(event, meaning.code))
     if meaning and meaning.group:
         facts.append(_group_fact(event, *meaning.group))
-    if meaning is None and record.event_level == "Error":
+    if meaning is None and details.event_level == "Error":
         facts.append(_unnamed_fact(event))
     if not facts:
-        return Ignored(f"cluster event, archived: {fields.one_line(record.description)[:160]}")
+        return Ignored(f"cluster event, archived: {fields.one_line(details.description)[:160]}")
     return ParsedEvent(tuple(facts))
 
 
-def _find_meaning(record: _Record) -> _RecordMeaning | None:
-    """Return the meaning of a record, or None if no rule names it."""
-    if record.event_level == "Error":
+def _find_meaning(details: _EventDetails) -> _EventMeaning | None:
+    """Return the meaning of an event, or None if no rule names it."""
+    if details.event_level == "Error":
         for beginning, meaning in _BY_MESSAGE.items():
-            if record.metadata.failure_message.startswith(beginning):
+            if details.metadata.failure_message.startswith(beginning):
                 return meaning
-    if _NOISE.match(record.description):
-        return _RecordMeaning()
-    return next((meaning for pattern, meaning in _BY_DESCRIPTION if pattern.match(record.description)), None)
+    if _NOISE.match(details.description):
+        return _EventMeaning()
+    return next((meaning for pattern, meaning in _BY_DESCRIPTION if pattern.match(details.description)), None)
 
 
 def _progress_fact(event: EventEnvelope[_Detail], code: str) -> NodeFact:
-    record = event.detail.event_details
+    details = event.detail.event_details
     return NodeFact(
         kind=FactKind.PROGRESS,
         source=SOURCE,
-        instance_id=record.instance_id,
-        logical_id=record.metadata.node_logical_id,
-        cluster_arn=record.cluster_arn,
+        instance_id=details.instance_id,
+        logical_id=details.metadata.node_logical_id,
+        cluster_arn=details.cluster_arn,
         code=code,
-        observed_at=record.event_time,
+        observed_at=details.event_time,
         envelope_id=event.id,
-        detail=_detail_text(record),
+        detail=_detail_text(details),
         is_drill=event.is_drill,
         # The API's own id of the event, the same in every envelope.
-        occurrence=record.event_id,
+        occurrence=details.event_id,
     )
 
 
 def _group_fact(event: EventEnvelope[_Detail], kind: GroupFactKind, fault_key: str) -> GroupFact:
-    record = event.detail.event_details
+    details = event.detail.event_details
     return GroupFact(
         kind=kind,
         source=SOURCE,
-        cluster_arn=record.cluster_arn,
-        instance_group=fields.one_line(record.instance_group_name),
+        cluster_arn=details.cluster_arn,
+        instance_group=fields.one_line(details.instance_group_name),
         fault_key=fault_key,
-        instance_id=record.instance_id,
-        observed_at=record.event_time,
-        detail=_detail_text(record),
+        instance_id=details.instance_id,
+        observed_at=details.event_time,
+        detail=_detail_text(details),
         envelope_id=event.id,
         is_drill=event.is_drill,
     )
@@ -243,5 +243,5 @@ def _unnamed_fact(event: EventEnvelope[_Detail]) -> Fact:
     return _progress_fact(event, "").replace(kind=FactKind.FAULT, fault_key=UNKNOWN_FAULT, code="other")
 
 
-def _detail_text(record: _Record) -> str:
-    return fields.one_line(" ".join(text for text in (record.description, record.metadata.failure_message) if text))
+def _detail_text(details: _EventDetails) -> str:
+    return fields.one_line(" ".join(text for text in (details.description, details.metadata.failure_message) if text))

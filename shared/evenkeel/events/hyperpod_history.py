@@ -14,7 +14,7 @@ from evenkeel.events.outcomes import Malformed
 Json = dict[str, Any]
 
 
-def is_record(document: Json) -> bool:
+def is_hyperpod_event(document: Json) -> bool:
     """Whether a document is an event of the HyperPod API."""
     return {"EventId", "ClusterArn", "EventTime"} <= document.keys()
 

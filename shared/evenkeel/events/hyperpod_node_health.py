@@ -1,8 +1,8 @@
 """aws.sagemaker / SageMaker HyperPod Cluster Node Health Event.
 
-Source: the SageMaker guide, "Events that SageMaker AI sends to EventBridge". The fault is in prose only. Only the
-status value `Unhealthy` is published, so any value except the two known
-values is an error, never "healthy".
+Source: the SageMaker guide, "Events that SageMaker AI sends to EventBridge". The fault is in prose only. AWS
+documents only the status `Unhealthy`. `Healthy` is accepted, too. Any other value is an error: it never counts as
+healthy.
 """
 
 import re

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 from pydantic import AliasChoices, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
-from evenkeel.domain.shadow.cases import Actor, NodeEvent, NodeEventKind
-from evenkeel.domain.shadow.records import NodeAction, Readiness
+from evenkeel.domain.shadow.records import NodeAction, ReadinessChange
+from evenkeel.domain.shadow.shadow_cases import Actor, NodeEvent, NodeEventKind
 from evenkeel.events import fields
 from evenkeel.events.fields import EventModel, PlainText
 from evenkeel.events.outcomes import Ignored, Malformed, Unknown
@@ -91,7 +91,7 @@ def is_event(document: Json) -> bool:
     return document.get("kind") == "Event" and ("involvedObject" in document or "regarding" in document)
 
 
-def parse(document: Json) -> tuple[tuple[datetime, NodeAction | Readiness], ...] | Ignored | Unknown | Malformed:
+def parse(document: Json) -> tuple[tuple[datetime, NodeAction | ReadinessChange], ...] | Ignored | Unknown | Malformed:
     """Parse one event. Return each of its times with the change of the node at that time."""
     try:
         event = _Event.model_validate(document)
@@ -106,10 +106,10 @@ def parse(document: Json) -> tuple[tuple[datetime, NodeAction | Readiness], ...]
     return tuple((at, _node_change(event, at)) for at in event.times)
 
 
-def _node_change(event: _Event, at: datetime) -> NodeAction | Readiness:
+def _node_change(event: _Event, at: datetime) -> NodeAction | ReadinessChange:
     name, evidence = event.subject.name, fields.one_line(f"Kubernetes event {event.reason}: {event.message}")
     if event.reason in _READINESS:
-        return Readiness(node_name=name, is_ready=_READINESS[event.reason], evidence=evidence)
+        return ReadinessChange(node_name=name, is_ready=_READINESS[event.reason], evidence=evidence)
     kind = _ACTIONS.get(event.reason, NodeEventKind.REMOVED)
     actor = Actor.KARPENTER if event.reason == _DISRUPTED else Actor.UNKNOWN
     planned = event.reason == _DISRUPTED and _PLANNED.match(event.message) is not None

@@ -77,7 +77,7 @@ class _FaultDetail(EventModel):
 
 
 class _FaultDetails(RootModel[list[OnErrorOmit[_FaultDetail]]]):
-    """The annotation: a list. An unreadable entry does not hide the other entries."""
+    """The whole annotation `fault-details`. An unreadable entry does not hide the other entries."""
 
     model_config = ConfigDict(strict=True, defer_build=True)
 

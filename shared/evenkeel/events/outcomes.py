@@ -31,13 +31,13 @@ class ParsedEvent:
     """The facts of one event, at least one. Each is ingested by itself."""
 
     facts: tuple[Fact, ...]
-    parts: tuple[Mapping[str, Any], ...] = ()
+    smaller_events: tuple[Mapping[str, Any], ...] = ()
     """Smaller events in place of this event, if it names more machines than one invocation should ingest."""
 
     @property
     def urgency(self) -> Urgency:
         """How soon the event must be handled."""
-        if self.parts:
+        if self.smaller_events:
             return Urgency.LARGE
         deadlines = ((fact.deadline_at, fact.observed_at) for fact in self.facts)
         is_short = any(until is not None and until - at <= SHORT_DEADLINE for until, at in deadlines)

@@ -91,7 +91,7 @@ class _Fault(EventModel):
 
 
 class _Detail(EventModel):
-    """`detail` of evenkeel.api / Evenkeel Reported Faults, as `detail_of` writes it."""
+    """`detail` of evenkeel.api / Evenkeel Reported Faults, as `report_detail` writes it."""
 
     model_config = ConfigDict(alias_generator=to_camel)
 

@@ -51,22 +51,22 @@ class LivePods(NamedTuple):
     bound: Mapping[str, Resources]
     """Requests of the group `BOUND`, by node name."""
     pods: tuple[UnmanagedPod, ...]
-    """The result of `Cluster.pods` returns."""
+    """As `Cluster.pods` returns them."""
 
 
-class CordonResult(StrEnum):
+class ClusterCordonResult(StrEnum):
     """Result of a cordon."""
 
     CORDONED = "CORDONED"
     ALREADY_CORDONED = "ALREADY_CORDONED"
-    """The cordon has the mark of this incident: unchanged."""
+    """The node has this incident's cordon annotation: unchanged."""
     BY_PERSON = "BY_PERSON"
     """A person cordoned the node: unchanged."""
     BY_OTHER_INCIDENT = "BY_OTHER_INCIDENT"
     GONE = "GONE"
 
 
-class ReleaseResult(StrEnum):
+class UncordonResult(StrEnum):
     """Result of removing a cordon."""
 
     RELEASED = "RELEASED"
@@ -91,7 +91,7 @@ class ProofRules:
 class LaunchSpec:
     """Everything that the Kubernetes Job of an attempt is made from."""
 
-    job: JobSpec
+    job_spec: JobSpec
     attempt: Attempt
     resume_from: str
     """Manifest key relative to the checkpoint URI; empty = start at step 0."""
@@ -101,7 +101,7 @@ class LaunchSpec:
     avoid: tuple[str, ...] = ()
     """Nodes that the pods must not use, if the attempt names no nodes."""
     accelerator_resource: str = ""
-    """Resource name of the accelerators; empty = the resource of the attempt's nodes."""
+    """Resource name of the accelerators; empty = `nvidia.com/gpu`."""
     network: EfaRequest = efa.NO_EFA
     """EFA resources that each pod requests."""
 
@@ -132,7 +132,7 @@ class EvictionStatus(StrEnum):
     """Result of an eviction."""
 
     EVICTED = "EVICTED"
-    """The pod ends within its own grace period. Its owner may create another pod of the same name."""
+    """The pod stops within its own grace period. Its controller may create another pod of the same name."""
     GONE = "GONE"
     NOT_NOW = "NOT_NOW"
     """A disruption budget allows no eviction now, the server is busy, or the pod's namespace is being deleted."""
@@ -181,8 +181,10 @@ class Cluster(RentedCapacity, UnmanagedJobs, Protocol):
         """Return one node; None if it does not exist."""
         ...
 
-    def cordon(self, cluster: str, name: str, incident_id: str | None, read_version: str = "") -> CordonResult:
-        """Mark a node unschedulable. With an incident, also set Evenkeel's mark; with None, cordon as a person does.
+    def cordon(
+        self, cluster: str, name: str, incident_id: str | None, uncordoned_resource_version: str = ""
+    ) -> ClusterCordonResult:
+        """Make a node unschedulable. With an incident, also set Evenkeel's cordon annotation; with None, do not.
 
         Idempotent: yes, because it patches the version of the node that it read, or that the caller saw.
 
@@ -190,12 +192,12 @@ class Cluster(RentedCapacity, UnmanagedJobs, Protocol):
             cluster: Kubernetes cluster.
             name: Name of the node.
             incident_id: The incident; None for a person's cordon.
-            read_version: Version of the node object in which the caller read it without a cordon. If the node has
-                changed since, it is read again. Empty = read it first.
+            uncordoned_resource_version: Version of the node object in which the caller read it without a cordon. If the
+                node has changed since, it is read again. Empty = read it first.
         """
         ...
 
-    def release(self, cluster: str, name: str, incident_id: str | None) -> ReleaseResult:
+    def return_to_service(self, cluster: str, name: str, incident_id: str | None) -> UncordonResult:
         """Remove the cordon of `incident_id` and the awaiting-validation taint.
 
         With None, only remove the taint, and only if the node is not cordoned. Idempotent: yes, a node without them is
@@ -203,10 +205,10 @@ class Cluster(RentedCapacity, UnmanagedJobs, Protocol):
         """
         ...
 
-    def uncordon(self, cluster: str, name: str) -> ReleaseResult:
-        """Remove a cordon without Evenkeel's mark, and change nothing else.
+    def remove_manual_cordon(self, cluster: str, name: str) -> UncordonResult:
+        """Remove a person's cordon: one without Evenkeel's cordon annotation. Change nothing else.
 
-        CORDONED_BY_OTHER if an incident's mark is on it.
+        CORDONED_BY_OTHER if the node has an incident's annotation.
 
         Idempotent: yes, because it reads the node first and patches that version.
         """
@@ -313,7 +315,7 @@ class Cluster(RentedCapacity, UnmanagedJobs, Protocol):
         """
         ...
 
-    def tails(self, attempt: Attempt, lines: int, max_pods: int, within_seconds: float) -> Mapping[int, LogTail]:
+    def log_tails(self, attempt: Attempt, lines: int, max_pods: int, within_seconds: float) -> Mapping[int, LogTail]:
         """Return the last log lines of at most `max_pods` of the attempt's own pods, by rank. Failed pods come first.
 
         Each line begins with the time at which the node read it, in RFC 3339, and a space. A log that could not be read

@@ -201,11 +201,11 @@ class Ledger(Protocol):
         """
         ...
 
-    def commit(self, *writes: Write, token: str = "") -> None:
+    def commit(self, *writes: Write, client_token: str = "") -> None:
         """Do all writes or none: at most `MAX_WRITES` of them and `LARGEST_COMMIT` bytes, each row `LARGEST_ROW`.
 
-        Idempotent: yes, by `token`: the same token and writes within 10 minutes succeed without effect. Without a token
-        no, because a repeat writes again; guarded by the conditions of the writes.
+        Idempotent: yes, by `client_token`: the same token and writes within 10 minutes succeed without effect. Without
+        a token no, because a repeat writes again; guarded by the conditions of the writes.
 
         Raises:
             Conflict: A condition failed; `failed` has the indexes of the writes.

@@ -3,6 +3,7 @@
 from datetime import datetime
 from typing import Protocol
 
+from evenkeel.domain.capacity.training_plans import TrainingPlan
 from evenkeel.domain.nodes import ProviderCluster, ProviderNode
 from evenkeel.domain.recovery.repair_requests import RepairAnswer
 
@@ -12,6 +13,10 @@ class Provider(Protocol):
 
     def cluster(self) -> ProviderCluster:
         """Describe the cluster."""
+        ...
+
+    def training_plan(self, arn: str) -> TrainingPlan:
+        """Describe a training plan."""
         ...
 
     def nodes(self) -> tuple[ProviderNode, ...]:

@@ -67,14 +67,14 @@ class RentedCapacity(Protocol):
         """
         ...
 
-    def claims(self, cluster: str, pool: str) -> tuple[NodeClaim, ...]:
+    def node_claims(self, cluster: str, pool: str) -> tuple[NodeClaim, ...]:
         """Return the NodeClaims of a NodePool, with and without a node."""
         ...
 
-    def delete_claim(self, cluster: str, name: str) -> None:
+    def delete_node_claim(self, cluster: str, name: str) -> None:
         """Make Karpenter drain a node and terminate it. Idempotent: yes, gone is success."""
         ...
 
-    def refusal(self, cluster: str, pool: str, since: datetime) -> str:
+    def latest_capacity_refusal(self, cluster: str, pool: str, since: datetime) -> str:
         """Return Karpenter's error if it found no capacity for a pool since a time; empty if there is none."""
         ...

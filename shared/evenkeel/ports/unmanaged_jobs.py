@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from evenkeel.domain.jobs.workload_kind import WorkloadKind
-from evenkeel.domain.recovery.restarts import Restart, UnmanagedJob
+from evenkeel.domain.recovery.unmanaged_restarts import UnmanagedJob, UnmanagedRestart
 from evenkeel.ports.permissions import KubernetesPermission
 
 
@@ -48,7 +48,7 @@ class UnmanagedJobs(Protocol):
         """
         ...
 
-    def create_job(self, restart: Restart) -> bool:
+    def create_job(self, restart: UnmanagedRestart) -> bool:
         """Create a deleted job from its manifest. Return False if an object of the name exists.
 
         Raises:

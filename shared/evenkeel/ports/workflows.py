@@ -72,7 +72,7 @@ class Workflows(Protocol):
         ...
 
 
-class Tokens(Protocol):
+class TaskTokens(Protocol):
     """Task tokens. Only `resolve_wait` answers them."""
 
     def succeed(self, token: str, output: Mapping[str, Any]) -> bool:
@@ -80,7 +80,7 @@ class Tokens(Protocol):
         ...
 
 
-class WaitAnswers(Protocol):
+class WaitAnswerRequests(Protocol):
     """Requests to answer a wait."""
 
     def request(self, subject: str, name: str, generation: int, answer: Mapping[str, Any]) -> None:

@@ -168,40 +168,40 @@ class Resolver(APIGatewayRestResolver):
         self._telemetry = telemetry
         self.not_found(self._no_such_route)
         # A bug is not handled here. The entry wrapper logs it with its stack trace.
-        self.exception_handler([ApiProblem, EvenkeelError])(self._fail)
+        self.exception_handler([ApiProblem, EvenkeelError])(self._error_reply)
 
-    def reply(self, event: Json, context: Any) -> Json:
+    def handle_request(self, event: Json, context: Any) -> Json:
         """Answer one request."""
         return self.resolve(event, context)
 
     @property
-    def incoming(self) -> APIGatewayProxyEvent:
+    def proxy_event(self) -> APIGatewayProxyEvent:
         """The event of the current request."""
         event: APIGatewayProxyEvent = self.current_event
         return event
 
-    def body(self, model: type[B]) -> B:
+    def parse_body(self, model: type[B]) -> B:
         """Parse the body.
 
         Raises:
             ApiProblem: The body is not a JSON object, or fields are not valid. The problem names them.
         """
-        return _validated(model, self._json_body())
+        return _validate(model, self._json_body())
 
-    def query(self, model: type[B]) -> B:
+    def parse_query(self, model: type[B]) -> B:
         """Parse the query string.
 
         Raises:
             ApiProblem: A parameter is unknown, not valid, or given twice. A second value would be ignored silently.
         """
-        parameters = self.incoming.multi_value_query_string_parameters
+        parameters = self.proxy_event.multi_value_query_string_parameters
         faults = tuple(
             FieldError(name, "is given more than once; separate several values with commas")
             for name, values in parameters.items()
             if len(values) > 1
         )
-        self._expect_fields(faults)
-        return _validated(model, dict(self.incoming.query_string_parameters or {}))
+        self._require_no_faults(faults)
+        return _validate(model, dict(self.proxy_event.query_string_parameters or {}))
 
     def idempotency_key(self) -> str:
         """Return the idempotency key of this request.
@@ -209,7 +209,7 @@ class Resolver(APIGatewayRestResolver):
         Raises:
             ApiProblem: The key is missing or not valid.
         """
-        key = self.incoming.headers.get("Idempotency-Key") or ""
+        key = self.proxy_event.headers.get("Idempotency-Key") or ""
         if not _IDEMPOTENCY_KEY.fullmatch(key):
             raise ApiProblem(
                 "IDEMPOTENCY_KEY_MISSING",
@@ -221,7 +221,7 @@ class Resolver(APIGatewayRestResolver):
 
     def fingerprint(self) -> str:
         """Return a digest of method, path and content. It detects another request with the same idempotency key."""
-        text = json.dumps([self.incoming.http_method, self.incoming.path, self._json_body()], sort_keys=True)
+        text = json.dumps([self.proxy_event.http_method, self.proxy_event.path, self._json_body()], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def caller(self) -> ApiCaller:
@@ -230,7 +230,7 @@ class Resolver(APIGatewayRestResolver):
         Raises:
             ApiProblem: The request has no identity. The gateway already rejects unsigned requests.
         """
-        context = self.incoming.request_context
+        context = self.proxy_event.request_context
         arn = context.identity.user_arn or ""
         if not arn:
             raise ApiProblem("NOT_ALLOWED", "The request has no AWS identity.")
@@ -242,11 +242,11 @@ class Resolver(APIGatewayRestResolver):
         Raises:
             ApiProblem: The request has no precondition, or its ETag is not valid.
         """
-        headers = self.incoming.headers
+        headers = self.proxy_event.headers
         if (headers.get("If-None-Match") or "").strip() == "*":
             return 0
         match = headers.get("If-Match") or ""
-        self.expect(bool(match.strip()), "PRECONDITION_MISSING", "This change needs If-Match or If-None-Match.")
+        self.require(bool(match.strip()), "PRECONDITION_MISSING", "This change needs If-Match or If-None-Match.")
         tag = _ETAG.fullmatch(match.strip())
         if tag is None:
             raise ApiProblem("STALE_VERSION", f"{match[:80]!r} is not a valid ETag of this resource.")
@@ -256,28 +256,28 @@ class Resolver(APIGatewayRestResolver):
         """Return the durable id of this request: its caller and its idempotency key."""
         return f"{self.caller().principal}#{self.idempotency_key()}"
 
-    def expect(self, holds: bool, code: str, detail: str) -> None:
-        """Answer with a problem if a condition is false.
+    def require(self, is_true: bool, code: str, detail: str) -> None:
+        """End the request with a problem if a condition is false.
 
         Raises:
             ApiProblem: The condition is false.
         """
-        if not holds:
+        if not is_true:
             raise ApiProblem(code, detail)
 
-    def _expect_fields(self, faults: tuple[FieldError, ...]) -> None:
+    def _require_no_faults(self, faults: tuple[FieldError, ...]) -> None:
         if faults:
             raise ApiProblem("VALIDATION_FAILED", "; ".join(": ".join(fault) for fault in faults), faults)
 
-    def expect_fleet(self, fleet: str, own_fleet: str) -> None:
+    def require_fleet(self, fleet: str, own_fleet: str) -> None:
         """Check that the path names this stack's fleet.
 
         Raises:
             ApiProblem: The path names another fleet.
         """
-        self.expect(fleet == own_fleet, "NOT_FOUND", f"This stack serves the fleet {own_fleet}, not {fleet}.")
+        self.require(fleet == own_fleet, "NOT_FOUND", f"This stack serves the fleet {own_fleet}, not {fleet}.")
 
-    def answer(self, document: Json, *, undated: tuple[str, ...] = ("asOf",)) -> Reply:
+    def read_reply(self, document: Json, *, undated: tuple[str, ...] = ("asOf",)) -> Reply:
         """Answer a read with an ETag, or with 304 if the caller already has it.
 
         The ETag covers all fields except `undated`, which change with time alone. If the resource has a version, the
@@ -288,22 +288,22 @@ class Resolver(APIGatewayRestResolver):
         version = f"{document['version']}-" if "version" in document else ""
         tag = f'"{version}{digest[:16]}"'
         headers: Mapping[str, str | list[str]] = {"ETag": tag, "Cache-Control": "no-cache"}
-        if_none_match = self.incoming.headers.get("If-None-Match") or ""
+        if_none_match = self.proxy_event.headers.get("If-None-Match") or ""
         if tag in (part.strip().removeprefix("W/") for part in if_none_match.split(",")):
             return Response(status_code=304, headers=dict(headers), body="")
-        return _json(200, document, headers)
+        return _json_reply(200, document, headers)
 
-    def accepted(self, document: Json, location: str) -> Reply:
-        """Answer a change that continues after this answer."""
-        return _json(202, document, {"Location": location, "Retry-After": "1"})
+    def accepted_reply(self, document: Json, location: str) -> Reply:
+        """Answer 202: the change was accepted and is not complete yet."""
+        return _json_reply(202, document, {"Location": location, "Retry-After": "1"})
 
-    def done(self, document: Json) -> Reply:
+    def change_reply(self, document: Json) -> Reply:
         """Answer a change that is complete, with the new ETag if the resource has a version."""
-        return _json(200, document, {"ETag": f'"{document["version"]}"'} if "version" in document else {})
+        return _json_reply(200, document, {"ETag": f'"{document["version"]}"'} if "version" in document else {})
 
     def _json_body(self) -> Json:
         try:
-            text = self.incoming.decoded_body or ""
+            text = self.proxy_event.decoded_body or ""
         except ValueError as error:
             raise ApiProblem("NOT_JSON", "The body is not text in UTF-8.") from error
         if (size := len(text.encode("utf-8", "surrogatepass"))) > LARGEST_BODY:
@@ -327,23 +327,23 @@ class Resolver(APIGatewayRestResolver):
         return document
 
     def _no_such_route(self, _error: NotFoundError) -> Reply:
-        return self._problem(
-            ApiProblem("NO_SUCH_ROUTE", f"{self.incoming.http_method} {self.incoming.path} does not exist.")
+        return self._problem_reply(
+            ApiProblem("NO_SUCH_ROUTE", f"{self.proxy_event.http_method} {self.proxy_event.path} does not exist.")
         )
 
-    def _fail(self, error: Exception) -> Reply:
+    def _error_reply(self, error: Exception) -> Reply:
         problem = as_problem(error)
         if PROBLEMS[problem.code].status >= 500:
             self._telemetry().warning("RequestFailed", error=type(error).__name__, detail=str(error))
-        return self._problem(problem)
+        return self._problem_reply(problem)
 
-    def _problem(self, problem: ApiProblem) -> Reply:
-        document = problem_document(problem, self.incoming.request_context.request_id or "")
-        return _json(document["status"], document, retry_headers(document["status"]), content_type=PROBLEM_TYPE)
+    def _problem_reply(self, problem: ApiProblem) -> Reply:
+        document = problem_document(problem, self.proxy_event.request_context.request_id or "")
+        return _json_reply(document["status"], document, retry_headers(document["status"]), content_type=PROBLEM_TYPE)
 
 
-def failure(error: Exception, request_id: str) -> Json:
-    """Return the proxy answer for an error that no route handled."""
+def error_reply(error: Exception, request_id: str) -> Json:
+    """Return the API Gateway response for an error that no route handled."""
     document = problem_document(as_problem(error), request_id)
     headers = {"Content-Type": PROBLEM_TYPE, **retry_headers(document["status"])}
     return {"statusCode": document["status"], "headers": headers, "body": json.dumps(document)}
@@ -427,15 +427,15 @@ def read_caller(arn: str, *, own_account: str) -> ApiCaller:
     return ApiCaller(principal if account == own_account else f"{account}:{principal}", session, arn)
 
 
-def _validated(model: type[B], document: Json) -> B:
-    wrong = tuple(FieldError(_field(path), NOT_A_NUMBER) for path in booleans_for_numbers(model, document))[:20]
+def _validate(model: type[B], document: Json) -> B:
+    wrong = tuple(FieldError(_field_path(path), NOT_A_NUMBER) for path in booleans_for_numbers(model, document))[:20]
     if wrong:
         raise ApiProblem("VALIDATION_FAILED", f"{wrong[0].field}: {wrong[0].message}", wrong)
     try:
         return model.model_validate(document)
     except ValidationError as error:
         errors = tuple(
-            FieldError(_field(fault["loc"]), _message(fault, model))
+            FieldError(_field_path(fault["loc"]), _field_message(fault, model))
             for fault in error.errors(include_input=False, include_url=False)[:20]
         )
         first = errors[0]
@@ -451,14 +451,14 @@ def _parse_finite_float(text: str) -> float:
     return value
 
 
-def _field(location: tuple[int | str, ...]) -> str:
+def _field_path(location: tuple[int | str, ...]) -> str:
     text = ""
     for part in location:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
     return text or "body"
 
 
-def _message(fault: Any, model: type[BaseModel]) -> str:
+def _field_message(fault: Any, model: type[BaseModel]) -> str:
     if fault["type"] == "extra_forbidden":
         *path, name = fault["loc"]
         near = similar_names(str(name), _field_names(model, path))
@@ -484,7 +484,7 @@ def _models_in(kind: Any) -> Iterator[type[BaseModel]]:
             yield from _models_in(inner)
 
 
-def _json(
+def _json_reply(
     status: int, document: Json, headers: Mapping[str, str | list[str]], *, content_type: str = "application/json"
 ) -> Reply:
     text = json.dumps(document, separators=(",", ":"), ensure_ascii=False)

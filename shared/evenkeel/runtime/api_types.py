@@ -16,7 +16,7 @@ from evenkeel.domain.outbound.events import OutboundKind
 from evenkeel.domain.quotas.teams import FleetQuotas, Team
 from evenkeel.domain.submitted import from_request
 from evenkeel.runtime.api import Body
-from evenkeel.runtime.request_models import Timestamp, printable, request_model
+from evenkeel.runtime.request_models import Timestamp, create_body_class, printable
 
 LARGEST_PAGE = 200
 LONGEST_LOG_TAIL = 5000
@@ -47,7 +47,7 @@ class JobRequest(Body):
         return JobSpec.model_validate({"team": "", **request})
 
 
-JobBody = request_model(
+JobBody = create_body_class(
     "JobBody",
     JobSpec,
     JobRequest,
@@ -381,7 +381,7 @@ class ShowbackQuery(PageQuery):
     """Begin of the window; without it, 30 days before its end."""
     until: Timestamp | None = None
     """End of the window; without it, now."""
-    team: Annotated[str, StringConstraints(max_length=63)] = ""
+    team: Annotated[str, StringConstraints(min_length=1, max_length=63), AfterValidator(printable)] | None = None
     """Only jobs of this team."""
     label: Annotated[str, StringConstraints(max_length=63), AfterValidator(printable)] = "project"
     """The label of jobs whose value is their project."""

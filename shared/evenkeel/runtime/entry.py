@@ -112,8 +112,8 @@ class MalformedEvent(Protocol):
     def reason(self) -> str: ...
 
 
-class _Delivery:
-    """A record of a batch."""
+class _QueueMessage:
+    """A message of a batch from the queue."""
 
     def __init__(self, record: Mapping[str, Any]) -> None:
         self.record = record
@@ -139,10 +139,10 @@ def event(
 ) -> Callable[[Callable[[Any, Any], Json]], Handler]:
     """Wrap the function behind a queue of events. The handler gets one parsed event at a time, urgent events first.
 
-    Each record is archived unchanged while its event is ingested, and counts as done only after both. A malformed event
-    goes to the dead-letter queue with its code and counts as done, so it costs one invocation. A record goes back to
-    the queue, by itself, if it may succeed later or if a bug stopped it. So does a record for which the invocation has
-    too little time left.
+    Each message is archived unchanged while its event is ingested, and counts as done only after both. A malformed
+    event goes to the dead-letter queue with its code and counts as done, so it costs one invocation. A message goes
+    back to the queue, by itself, if it may succeed later or if a bug stopped it. So does a message for which the
+    invocation has too little time left.
 
     Args:
         parse: Reads the envelope; pure.
@@ -150,6 +150,8 @@ def event(
         ignored_types: The types that `parse` returns for events that need no action. `_IGNORED_METRICS` names their
             metrics.
         urgency: Rank of a parsed event: events with a lower rank come first.
+
+    `runtime` may not import `events`, so the handler's module passes the parser and the types of its answers.
     """
 
     def decorate(handler: Callable[[Any, Any], Json]) -> Handler:
@@ -175,55 +177,54 @@ class _EventConsumer:
     urgency: Callable[[Any], int]
 
     def run(self, batch: Json, context: Any) -> Json:
-        """Ingest each record of a batch by itself. Return the failed records, which the queue delivers again."""
+        """Ingest each message of a batch by itself. Return the failed messages, which the queue delivers again."""
         failures = []
         # Powertools' BatchProcessor keeps the same promises, but faster redelivery would still need a subclass.
         # It loads 150 more modules, which adds 15% to the import time of a function on the way to a cordon.
-        for delivery in sorted(map(_Delivery, batch.get("Records", ())), key=self._urgency_of):
-            record = delivery.record
+        for message in sorted(map(_QueueMessage, batch.get("Records", ())), key=self._urgency_of):
             try:
-                with _log_call("EventDone", context, delivery.keys) as line:
+                with _log_call("EventDone", context, message.keys) as line:
                     _require_time(context)
-                    answer = self._ingest_record(delivery, context)
-                    line.update(_select_keys(answer, (*_BOUND_KEYS, *_RESULT_KEYS, "code", "bodyStart")))
-            except Exception:  # noqa: BLE001 - logged by _log_call; the other records of the batch go on
-                failures.append({"itemIdentifier": record["messageId"]})
-                _redeliver_soon(record)
+                    result = self._ingest_message(message, context)
+                    line.update(_select_keys(result, (*_BOUND_KEYS, *_RESULT_KEYS, "code", "bodyStart")))
+            except Exception:  # noqa: BLE001 - logged by _log_call; the other messages of the batch go on
+                failures.append({"itemIdentifier": message.record["messageId"]})
+                _redeliver_soon(message.record)
         return {"batchItemFailures": failures}
 
-    def _urgency_of(self, delivery: _Delivery) -> float:
+    def _urgency_of(self, message: _QueueMessage) -> float:
         try:
-            parsed = self.parse(delivery.body)
-        except Exception:  # noqa: BLE001 - a bug of the parser; the record fails when its turn comes
+            parsed = self.parse(message.body)
+        except Exception:  # noqa: BLE001 - a bug of the parser; the message fails when its turn comes
             return math.inf
         return math.inf if self._needs_no_handler(parsed) else self.urgency(parsed)
 
     def _needs_no_handler(self, parsed: object) -> bool:
         return isinstance(parsed, (self.malformed, *self.ignored_types))
 
-    def _ingest_record(self, delivery: _Delivery, context: Any) -> Json:
-        """Archive a record and ingest its event at the same time. Return the outcome for the log."""
+    def _ingest_message(self, message: _QueueMessage, context: Any) -> Json:
+        """Archive a message and ingest its event at the same time. Return the outcome for the log."""
         world = wiring.world()
-        with _archive(delivery, world) as archiving:
-            parsed = self.parse(delivery.body)
+        with _archive(message, world) as archiving:
+            parsed = self.parse(message.body)
             if self._needs_no_handler(parsed):
-                archiving.result()  # nothing else keeps such an event
+                archiving.result()  # wait for the archive now: nothing else keeps such an event
             if isinstance(parsed, self.malformed):
-                return _send_to_dead_letters(delivery.body, parsed, world)
+                return _send_to_dead_letters(message.body, parsed, world)
             if isinstance(parsed, self.ignored_types):
                 return _count_ignored(parsed, world)
             world.telemetry.count("EventsReceived")
-            answer = self.handler(parsed, context)
+            result = self.handler(parsed, context)
             archiving.result()
-            return answer
+            return result
 
 
 @contextmanager
-def _archive(delivery: _Delivery, world: wiring.World) -> Iterator[Future[None]]:
-    """Archive a record unchanged while the caller ingests its event. The caller must ask for the result."""
+def _archive(message: _QueueMessage, world: wiring.World) -> Iterator[Future[None]]:
+    """Archive a message unchanged while the caller ingests its event. The caller must ask for the result."""
     with ThreadPoolExecutor(max_workers=1) as archiver:
         # In parallel: until the cordon, new pods can start on a faulty node. The client is built in the thread.
-        yield archiver.submit(lambda: world.raw_events.keep(delivery.envelope_id, delivery.body))
+        yield archiver.submit(lambda: world.raw_events.keep(message.envelope_id, message.body))
 
 
 def _require_time(context: LambdaContext | None) -> None:
@@ -248,7 +249,7 @@ def _count_ignored(parsed: object, world: wiring.World) -> Json:
 
 
 def _redeliver_soon(record: Mapping[str, Any]) -> None:
-    """Ask the queue to deliver a failed record again in seconds, and later in minutes.
+    """Ask the queue to deliver a failed message again in seconds, and later in minutes.
 
     Otherwise the queue waits six times the function's timeout, and EC2 takes a spot instance after two minutes.
     """
@@ -355,9 +356,9 @@ def api(handler: Handler) -> Handler:
                 line["status"] = answer.get("statusCode")
                 return answer
         except Exception as error:  # noqa: BLE001 - logged by _log_call; the caller gets a problem
-            from evenkeel.runtime.api import failure
+            from evenkeel.runtime.api import error_reply
 
-            return failure(error, str(request.get("requestId") or ""))
+            return error_reply(error, str(request.get("requestId") or ""))
 
     return _with_self_test(wrapped)
 
@@ -378,7 +379,7 @@ def _report_failure(token: str | None) -> Iterator[None]:
 
 def _fail_token(token: str, failure: Exception) -> None:
     try:
-        wiring.world().tokens.fail(token, type(failure).__name__, str(failure))
+        wiring.world().task_tokens.fail(token, type(failure).__name__, str(failure))
     except Exception as error:  # noqa: BLE001 - must not hide the failure, which is raised next
         wiring.world().telemetry.warning("WorkflowNotNotified", error=type(error).__name__, detail=str(error))
 

@@ -40,7 +40,10 @@ def _rfc3339(value: object) -> object:
     """
     if not (isinstance(value, str) and _RFC3339.fullmatch(value)):
         raise ValueError("must be an instant such as 2026-11-03T10:15:00Z")
-    return value
+    try:
+        return datetime.fromisoformat(value.upper())
+    except ValueError as error:
+        raise ValueError(f"must be an instant that exists: {error}") from error
 
 
 def _in_utc(instant: datetime) -> datetime:
@@ -64,18 +67,20 @@ class _Described:
         return {**handler(core), **self.keywords}
 
 
-def request_model(name: str, kind: type[BaseModel], base: type[B], groups: Mapping[str, str] | None = None) -> type[B]:
-    """Create the body of a request from the submitted fields of a type.
+def create_body_class(
+    name: str, declared_in: type[BaseModel], base: type[B], groups: Mapping[str, str] | None = None
+) -> type[B]:
+    """Create the class of a request body, with the fields of a type that callers may submit.
 
     Args:
         name: Name of the model in `openapi.json`.
-        kind: The type that declares the fields.
+        declared_in: The type that declares the fields.
         base: Class of the result.
         groups: Objects of the request that hold several fields, with their descriptions.
     """
     fields: dict[str, Any] = {}
     members: dict[str, list[SubmittedField]] = {}
-    for field in submitted_fields(kind):
+    for field in submitted_fields(declared_in):
         *group, own = field.path
         fields[group[0] if group else own] = None if group else _field(field)
         if group:
@@ -84,12 +89,14 @@ def request_model(name: str, kind: type[BaseModel], base: type[B], groups: Mappi
         model = _created(
             f"{group_name[:1].upper()}{group_name[1:]}Body", Body, (groups or {})[group_name], map(_named_field, inner)
         )
-        model.sources = {field.path[-1]: (kind, field.name) for field in inner}
+        model.sources = {field.path[-1]: (declared_in, field.name) for field in inner}
         is_optional = any(field.rules.is_required for field in inner)
         fields[group_name] = (model | None, None) if is_optional else (model, model())
-    created = _created(name, base, (kind if base is Body else base).__doc__, fields.items())
-    created.sources = {field.path[0]: (kind, field.name) for field in submitted_fields(kind) if len(field.path) == 1}
-    return created
+    body_class = _created(name, base, (declared_in if base is Body else base).__doc__, fields.items())
+    body_class.sources = {
+        field.path[0]: (declared_in, field.name) for field in submitted_fields(declared_in) if len(field.path) == 1
+    }
+    return body_class
 
 
 def _created(name: str, base: type[B], text: str | None, fields: Iterable[tuple[str, Any]]) -> type[B]:
@@ -126,7 +133,7 @@ def _request_type(kind: Any, rules: Submitted, *, may_be_empty: bool = False) ->
         items = GenericAlias(dict, (str, _request_type(arguments[1], rules)))
         return Annotated[items, Field(max_length=rules.max_items)]
     if issubclass(kind, BaseModel):
-        return request_model(f"{kind.__name__.removesuffix('Spec')}Body", kind, Body)
+        return create_body_class(f"{kind.__name__.removesuffix('Spec')}Body", kind, Body)
     if issubclass(kind, Enum):
         return kind
     if kind is str:

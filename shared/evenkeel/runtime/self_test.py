@@ -62,12 +62,12 @@ def run(document: Any, world: World) -> Json:
         "version": __version__,
         "mode": world.settings.mode.value,
         "admission": world.settings.admission.value,
-        "policy": _policy(world) if request.reads_policy else None,
-        "clusters": [_cluster(world, name, rights, request) for name in world.settings.kubernetes_clusters],
+        "policy": _policy_document(world) if request.reads_policy else None,
+        "clusters": [_test_cluster(world, name, rights, request) for name in world.settings.kubernetes_clusters],
     }
 
 
-def _cluster(world: World, name: str, rights: list[KubernetesPermission], request: SelfTestRequest) -> Json:
+def _test_cluster(world: World, name: str, rights: list[KubernetesPermission], request: SelfTestRequest) -> Json:
     answer: Json = {"cluster": name, "serverVersion": "", "missing": [], "error": ""}
     answer |= {"kueueNamespaces": None, "kueueError": ""}
     try:
@@ -99,7 +99,7 @@ def _error_text(error: EvenkeelError) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _policy(world: World) -> Json:
+def _policy_document(world: World) -> Json:
     try:
         policy, change = world.policy, world.policies.change
         resolved = resolve_policy(world.policies.base, change)

@@ -33,7 +33,7 @@ class SitePolicy:
         self._known: Policy | None = base if table is None else None
         self._fresh_until: datetime | None = None
 
-    def current(self) -> Policy:
+    def current_policy(self) -> Policy:
         """Return the policy in force.
 
         While the table does not answer, the last policy that was read stays in force. Before the first read, the site's
@@ -56,7 +56,7 @@ class SitePolicy:
                 raise
             self._world.telemetry.warning("SitePolicyNotRead", error=str(error))
             return self._known
-        return self.accept(row, now)
+        return self.use_row(row, now)
 
     def due_key(self) -> Key | None:
         """Return the key of the row that must be read before the next decision; None if the known policy is fresh."""
@@ -66,7 +66,7 @@ class SitePolicy:
             return None
         return site_policy_key(self._table)
 
-    def accept(self, row: Row | None, read_at: datetime) -> Policy:
+    def use_row(self, row: Row | None, read_at: datetime) -> Policy:
         """Put the policy of a row in force, and return it.
 
         Args:

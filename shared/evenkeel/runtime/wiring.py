@@ -26,7 +26,7 @@ from evenkeel.ports import (
     RawEvents,
     Table,
     UtilizationMetrics,
-    WaitAnswers,
+    WaitAnswerRequests,
     WorkflowName,
     Workflows,
 )
@@ -36,7 +36,7 @@ from evenkeel.runtime.telemetry import LambdaTelemetry
 from evenkeel.services.context import Context
 
 if TYPE_CHECKING:
-    from evenkeel.adapters.stepfunctions import StepFunctionsTokens
+    from evenkeel.adapters.stepfunctions import StepFunctionsTaskTokens
 
 
 _ALLOCATIONS_PER_COLLECTION = 50_000
@@ -65,7 +65,7 @@ class World:
     @property
     def policy(self) -> Policy:
         """The policy in force now."""
-        return self.policies.current()
+        return self.policies.current_policy()
 
     @cached_property
     def policies(self) -> SitePolicy:
@@ -155,16 +155,16 @@ class World:
         return StepFunctionsWorkflows({workflow: arn for workflow, arn in arns.items() if arn})
 
     @cached_property
-    def tokens(self) -> "StepFunctionsTokens":
-        from evenkeel.adapters.stepfunctions import StepFunctionsTokens
+    def task_tokens(self) -> "StepFunctionsTaskTokens":
+        from evenkeel.adapters.stepfunctions import StepFunctionsTaskTokens
 
-        return StepFunctionsTokens()
+        return StepFunctionsTaskTokens()
 
     @cached_property
-    def wait_answers(self) -> WaitAnswers:
-        from evenkeel.adapters.messages import LambdaWaitAnswers
+    def wait_answers(self) -> WaitAnswerRequests:
+        from evenkeel.adapters.messages import LambdaWaitAnswerRequests
 
-        return LambdaWaitAnswers(self.settings.need("resolve_wait_function"))
+        return LambdaWaitAnswerRequests(self.settings.need("resolve_wait_function"))
 
     @cached_property
     def cycle_requests(self) -> CycleRequests:

@@ -23,10 +23,10 @@ from evenkeel.ports import (
     PermanentError,
     Provider,
     Row,
+    TaskTokens,
     Telemetry,
-    Tokens,
     UtilizationMetrics,
-    WaitAnswers,
+    WaitAnswerRequests,
     Workflows,
 )
 
@@ -50,8 +50,10 @@ class Site(Value):
     """Whether the stack's scheduled functions are invoked at all."""
 
     @property
-    def home_cluster(self) -> str:
-        """HyperPod's own EKS cluster: where jobs run.
+    def default_cluster(self) -> str:
+        """The first Kubernetes cluster: a new job belongs to it until a rental moves the job.
+
+        With HyperPod it is HyperPod's EKS cluster.
 
         Raises:
             PermanentError: the deployment names no Kubernetes cluster.
@@ -85,8 +87,8 @@ class Context:
     utilization_metrics: UtilizationMetrics
     checkpoints: CheckpointStore
     workflows: Workflows
-    tokens: Tokens
-    wait_answers: WaitAnswers
+    task_tokens: TaskTokens
+    wait_answers: WaitAnswerRequests
     cycle_requests: CycleRequests
     on_call: OnCall
     event_bus: EventBus
@@ -126,7 +128,7 @@ class Context:
             return self.ledger.batch_get(*keys)
         read_at = self.clock.now()
         *answers, policy = self.ledger.batch_get(*keys, due)
-        self._ports.policies.accept(policy, read_at)
+        self._ports.policies.use_row(policy, read_at)
         return tuple(answers)
 
     def replace(self, **changes: Any) -> Self:

@@ -301,7 +301,7 @@ def pin(
         if choice.would_discard_checkpoints and not may_start_over:
             raise Unproven(attempt, choice.reason)
         # If another writer was first, the next read finds a higher fence than before, so the loop ends.
-        storage.raise_fence(raised(fence, attempt, choice), stored)
+        storage.raise_fence(next_fence(fence, attempt, choice), stored)
 
 
 REPORT = "evenkeel resume-point "
@@ -317,7 +317,7 @@ def report(attempt: int, choice: ResumeChoice) -> str:
     return f"{REPORT}{json.dumps(document)}"
 
 
-def raised(fence: Fence | None, attempt: int, choice: ResumeChoice) -> Fence:
+def next_fence(fence: Fence | None, attempt: int, choice: ResumeChoice) -> Fence:
     """Return the new fence of `attempt`, with its pin."""
     return Fence(
         pin=Pin(attempt, choice.resume_from),
@@ -372,20 +372,20 @@ def prove(manifest: Manifest, listing: Mapping[str, StoredObject]) -> Proof | Re
     `COMPLETE_BY_CONVENTION`: all bytes are there, but nothing shows that they are correct.
     """
     checkpoint = manifest.checkpoint
-    rank = rank_without_shard(manifest)
-    if rank is not None:
-        detail = f"The manifest lists no shard of rank {rank} of {manifest.world_size}."
+    missing_rank = rank_without_shard(manifest)
+    if missing_rank is not None:
+        detail = f"The manifest lists no shard of rank {missing_rank} of {manifest.world_size}."
         return Rejection(checkpoint, "SHARD_MISSING", detail)
     for shard in manifest.shards:
         stored = listing.get(shard.key)
-        name = shard.key.rpartition("/")[2]
+        file_name = shard.key.rpartition("/")[2]
         if stored is None:
-            return Rejection(checkpoint, "SHARD_MISSING", f"{name} is not in the store.")
+            return Rejection(checkpoint, "SHARD_MISSING", f"{file_name} is not in the store.")
         if stored.size_bytes != shard.size_bytes:
-            detail = f"{name} has {stored.size_bytes} bytes; the manifest says {shard.size_bytes}."
+            detail = f"{file_name} has {stored.size_bytes} bytes; the manifest says {shard.size_bytes}."
             return Rejection(checkpoint, "SHARD_SIZE", detail)
         if stored.sha256 is not None and stored.sha256 != shard.sha256:
-            detail = f"{name} has checksum {stored.sha256[:12]}…; the manifest says {shard.sha256[:12]}…."
+            detail = f"{file_name} has checksum {stored.sha256[:12]}…; the manifest says {shard.sha256[:12]}…."
             return Rejection(checkpoint, "SHARD_CHECKSUM", detail)
     if manifest.is_finite is False:
         detail = "The training script found numbers in it that are not finite."
@@ -394,10 +394,10 @@ def prove(manifest: Manifest, listing: Mapping[str, StoredObject]) -> Proof | Re
         if not _is_finite(value):
             detail = f"Its {metric} is {value}, which is not a finite number."
             return Rejection(checkpoint, "METRIC_NOT_FINITE", detail)
-    every_checksum = all(listing[shard.key].sha256 is not None for shard in manifest.shards)
+    has_every_checksum = all(listing[shard.key].sha256 is not None for shard in manifest.shards)
     return Proof(
         checkpoint=checkpoint,
-        grade=PROVED if every_checksum else COMPLETE_BY_CONVENTION,
+        grade=PROVED if has_every_checksum else COMPLETE_BY_CONVENTION,
         key=checkpoint.manifest_key,
         files=len(manifest.shards),
         size_bytes=sum(shard.size_bytes for shard in manifest.shards),

@@ -42,8 +42,8 @@ from evenkeel.training.resume import (
     Distrust,
     Fenced,
     ResumeChoice,
+    next_fence,
     pin,
-    raised,
     rank_without_shard,
     report,
 )
@@ -242,9 +242,9 @@ class Run:
         self._saved: Saved | None = None
         """The last save of this process; None before the first save."""
         self._unwritten: Manifest | None = None
-        """On rank 0, the manifest of that step until it is in the store."""
+        """On rank 0, the manifest of the last save until it is written to the store; then None."""
         self._convention: bytes | None = None
-        """On rank 0, DCP's `.metadata` of that step; None if it has none."""
+        """On rank 0, DCP's `.metadata` of the last save; None if that save has none."""
         self._stop_requested = False
 
     @property
@@ -460,7 +460,7 @@ class Run:
         if self.rank == 0 and (stored.fence is None or stored.fence.attempt < self.attempt):
             # The caller set the variable without raising the fence, because it cannot mount the folder. Rank 0 raises
             # the fence with that resume point.
-            self._storage.raise_fence(raised(stored.fence, self.attempt, choice), stored)
+            self._storage.raise_fence(next_fence(stored.fence, self.attempt, choice), stored)
             self.check_fence()
         return choice
 
@@ -475,7 +475,7 @@ class Run:
         return ResumeChoice(point, grade, f"EVENKEEL_RESUME_FROM names step {point.step} of attempt {point.attempt}.")
 
     def _await_pin(self) -> ResumeChoice:
-        for _ in self._polls(f"rank 0 to pin the resume point of attempt {self.attempt}"):
+        for _ in self._poll_until_timeout(f"rank 0 to pin the resume point of attempt {self.attempt}"):
             fence = self._storage.read_fence().fence
             if fence is not None and fence.attempt > self.attempt:
                 raise Fenced(self.attempt, fence.attempt)
@@ -536,15 +536,19 @@ class Run:
         records = [record]
         for rank in range(1, self.world_size):
             key = checkpoint.receipt_key(rank, self.world_size)
-            for _ in self._polls(f"rank {rank} to save step {checkpoint.step}"):
+            for _ in self._poll_until_timeout(f"rank {rank} to save step {checkpoint.step}"):
                 receipt = self._storage.get(key)
                 if receipt is not None:
                     records.append(json.loads(receipt))
                     break
         return records
 
-    def _polls(self, what: str) -> Iterator[None]:
-        """Yield for each poll of the store, until the timeout. `what` names the event that the rank waits for."""
+    def _poll_until_timeout(self, what: str) -> Iterator[None]:
+        """Yield before each poll of the store, until the timeout.
+
+        Raises:
+            TimeoutError: the timeout is over. Its message ends with `what`: `rank 3 to save step 120`.
+        """
         deadline = time.monotonic() + self._timeout_seconds
         pause_seconds = 0.05
         while True:

@@ -98,7 +98,7 @@ def token(engine: Engine, credentials: Credentials, cluster: str, *, secret: str
 # AWS
 
 
-def test_policy_decides_about_each_action(guarded: ClusterHandle, reader: Credentials) -> None:
+def test_user_may_call_only_actions_of_its_policy(guarded: ClusterHandle, reader: Credentials) -> None:
     sagemaker = reader.client("sagemaker", endpoint_url=guarded.sagemaker_url)
     eks = reader.client("eks", endpoint_url=guarded.eks_url)
 
@@ -145,7 +145,7 @@ def test_wrong_secret_unknown_key_and_missing_signature_are_refused(
     assert refused_with("any", "any", signature_version=UNSIGNED) == "MissingAuthenticationTokenException"
 
 
-def test_role_of_a_function_decides_its_permissions(
+def test_function_may_call_only_actions_of_its_role(
     engine: Engine, deployer: Credentials, guarded: ClusterHandle
 ) -> None:
     trust = {"Effect": "Allow", "Principal": {"Service": "lambda.amazonaws.com"}, "Action": "sts:AssumeRole"}
@@ -174,7 +174,7 @@ def test_role_of_a_function_decides_its_permissions(
     assert payload == {"list": "ok", "reboot": "AccessDeniedException"}
 
 
-def test_health_events_reach_the_bus(deployer: Credentials, guarded: ClusterHandle) -> None:
+def test_health_event_of_a_faulty_node_reaches_the_bus(deployer: Credentials, guarded: ClusterHandle) -> None:
     eventually(lambda: all(node["ready"] == "True" for node in guarded.nodes()), "the nodes")
 
     guarded.inject("gpu-xid79", node=guarded.nodes()[0]["instanceId"])
@@ -187,7 +187,9 @@ def test_health_events_reach_the_bus(deployer: Credentials, guarded: ClusterHand
 # Kubernetes
 
 
-def test_access_needs_token_entry_and_rule(engine: Engine, guarded: ClusterHandle, reader: Credentials) -> None:
+def test_kubernetes_access_needs_token_access_entry_and_rbac_rule(
+    engine: Engine, guarded: ClusterHandle, reader: Credentials
+) -> None:
     def client(text: str) -> KubeClient:
         return KubeClient(guarded.kubernetes_url, guarded.ca_pem, text)
 

@@ -72,7 +72,7 @@ def actions(document: Json, index: int = 0) -> list[str]:
     return [entry["action"] for entry in document["clusters"][index]["entries"]]
 
 
-def test_apply_creates_every_entry_and_the_second_run_none(cluster: ClusterHandle, run: Command) -> None:
+def test_second_apply_of_access_entries_changes_nothing(cluster: ClusterHandle, run: Command) -> None:
     code, first = run("--yes")
     wanted = {role_of(name): tuple(sorted(access.groups_of(name))) for name in access.functions_with_access()}
     again, second = run("--yes")
@@ -82,21 +82,21 @@ def test_apply_creates_every_entry_and_the_second_run_none(cluster: ClusterHandl
     assert (again, set(actions(second))) == (0, {"keep"})
 
 
-def test_dry_run_shows_the_changes_and_makes_none(cluster: ClusterHandle, run: Command) -> None:
+def test_dry_run_shows_changes_of_access_entries_without_making_them(cluster: ClusterHandle, run: Command) -> None:
     code, document = run("--dry-run")
 
     assert (code, set(actions(document))) == (0, {"create"})
     assert entries(cluster) == {}
 
 
-def test_nothing_changes_without_yes_option_and_without_a_terminal(cluster: ClusterHandle, run: Command) -> None:
+def test_access_entries_do_not_change_without_yes_or_terminal(cluster: ClusterHandle, run: Command) -> None:
     code, _ = run()
 
     assert code == 2
     assert entries(cluster) == {}
 
 
-def test_manually_created_entry_only_gains_groups(cluster: ClusterHandle, run: Command) -> None:
+def test_manually_created_access_entry_keeps_its_groups_and_gains_ours(cluster: ClusterHandle, run: Command) -> None:
     cluster.put_access_entry(role_of("cordon_node"), ["platform:auditors"])
     cluster.put_access_entry("arn:aws:iam::111122223333:role/evenkeel-dev-by-hand", ["evenkeel:readers"])
 
@@ -145,7 +145,7 @@ def test_failed_entry_is_named_and_other_entries_are_processed(cluster: ClusterH
     assert (again, len(entries(cluster))) == (0, len(access.functions_with_access()))
 
 
-def test_lost_reply_creates_no_entry_twice(cluster: ClusterHandle, run: Command) -> None:
+def test_access_entry_is_created_once_despite_a_lost_reply(cluster: ClusterHandle, run: Command) -> None:
     cluster.control("POST", "call-faults", {"effect": "lost-reply", "api": "eks", "operation": "CreateAccessEntry"})
 
     code, _ = run("--yes")

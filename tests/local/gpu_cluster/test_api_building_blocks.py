@@ -144,7 +144,7 @@ def test_label_selector_matches_as_in_kubernetes(text: str, expected: bool) -> N
 
 
 @given(st.sets(st.integers(0, 40)))
-def test_indexes_survive_writing_and_reading(indexes: set[int]) -> None:
+def test_completion_indexes_are_unchanged_after_writing_and_reading(indexes: set[int]) -> None:
     assert read_indexes(write_indexes(indexes)) == indexes
 
 
@@ -167,7 +167,7 @@ def test_toleration_matches_taints_as_in_kubernetes(toleration: Json, expected: 
     assert tolerates([toleration], {"key": "k", "value": "v", "effect": "NoSchedule"}) is expected
 
 
-def test_variables_expand_as_in_kubernetes() -> None:
+def test_references_to_variables_expand_as_in_kubernetes() -> None:
     assert expand_variables("$(A)-$(B)-$$(A)-$A", {"A": "1"}) == "1-$(B)-$(A)-$A"
 
 
@@ -178,7 +178,7 @@ def a_map(**data: str) -> Json:
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "m"}, "data": data}
 
 
-def owned(obj: Json) -> dict[str, Json]:
+def fields_by_manager(obj: Json) -> dict[str, Json]:
     return {entry["manager"]: entry["fieldsV1"] for entry in obj["metadata"].get("managedFields", [])}
 
 
@@ -193,7 +193,7 @@ def test_managed_fields_have_the_form_of_kubernetes() -> None:
 
     server_side_apply.record_ownership(catalogue.PODS, pod, pod, "me", "")
 
-    assert owned(pod)["me"] == {
+    assert fields_by_manager(pod)["me"] == {
         "f:metadata": {"f:labels": {"f:a": {}}, "f:finalizers": {'v:"x/y"': {}}},
         "f:spec": {
             "f:containers": {
@@ -232,7 +232,7 @@ def test_update_takes_ownership_of_a_field_and_deletion_releases_it() -> None:
 
     server_side_apply.track_write(catalogue.CONFIG_MAPS, written, live, "hand", "")
 
-    assert owned(written) == {"hand": {"f:data": {"f:a": {}}}}
+    assert fields_by_manager(written) == {"hand": {"f:data": {"f:a": {}}}}
 
 
 # Schemas
@@ -279,7 +279,7 @@ def test_unknown_fields_are_pruned_unless_kept() -> None:
         ({"size": 1, "limits": {"cpu": []}}, "spec.limits.cpu"),
     ],
 )
-def test_schema_violation_is_named(spec: Json, field: str) -> None:
+def test_schema_violation_names_field_and_reason(spec: Json, field: str) -> None:
     assert [cause[1] for cause in schemas.check_value(SCHEMA, {"spec": spec})] == [field]
 
 
@@ -309,7 +309,7 @@ def a_budget(**status: int) -> Registry:
     return registry
 
 
-def test_uncounted_budget_refuses_an_eviction_with_retry_after() -> None:
+def test_budget_not_yet_processed_refuses_eviction_with_retry_after() -> None:
     registry = a_budget(disruptionsAllowed=1, currentHealthy=1, desiredHealthy=0)
 
     with pytest.raises(ApiError) as refused:
@@ -501,11 +501,11 @@ def test_bytes_other_than_protobuf_are_refused(data: bytes) -> None:
         (800 * 86400, "2y70d"),
     ],
 )
-def test_ages_are_written_as_in_kubectl(seconds: float, shown: str) -> None:
+def test_object_ages_are_printed_as_in_kubectl(seconds: float, shown: str) -> None:
     assert printers.duration_text(seconds) == shown
 
 
-def test_printer_columns_follow_paths_and_filters() -> None:
+def test_printer_columns_read_values_by_path_and_filter() -> None:
     obj = {"status": {"conditions": [{"type": "A", "status": "x"}, {"type": "B", "status": "y"}], "n": [{"v": 3}]}}
 
     assert printers.at_path(obj, '.status.conditions[?(@.type=="B")].status') == "y"
@@ -569,7 +569,7 @@ def test_malformed_limit_range_or_quota_is_refused(rt: Any, spec: Json) -> None:
 
 
 @given(broken_objects())
-def test_nonsensical_body_is_refused_without_an_internal_error(case: tuple[Any, Json]) -> None:
+def test_arbitrary_body_is_accepted_or_refused_without_internal_error(case: tuple[Any, Json]) -> None:
     rt, body = case
     registry = Registry(Store(), ResourceCatalogue())
     registry.create(catalogue.NAMESPACES, "", {"metadata": {"name": "default"}})

@@ -49,11 +49,11 @@ def run_helm(running: ClusterHandle, tmp_path: Path) -> Helm:
     environment = {"KUBECONFIG": str(tmp_path / "kubeconfig"), "HOME": str(tmp_path), "PATH": os.environ["PATH"]}
 
     def run(*arguments: str | Path) -> str:
-        done = subprocess.run(
+        result = subprocess.run(
             [program, *arguments], capture_output=True, text=True, env=environment, timeout=90, check=False
         )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        assert result.returncode == 0, result.stderr
+        return result.stdout
 
     return run
 
@@ -62,7 +62,7 @@ def limit_of(kube: KubeClient, pool: str) -> str:
     return str(kube.get(f"{POOLS}/{pool}")["spec"]["limits"]["nvidia.com/gpu"])
 
 
-def test_upgrade_keeps_rented_limits_and_uninstall_keeps_pools(
+def test_chart_upgrade_keeps_rented_limits_and_uninstall_keeps_pools(
     running: ClusterHandle, kube: KubeClient, run_helm: Helm, tmp_path: Path
 ) -> None:
     """Uses helm's defaults: server-side apply, which refuses conflicts of field managers."""

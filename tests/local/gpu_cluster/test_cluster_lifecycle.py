@@ -108,7 +108,7 @@ def test_restarted_cluster_keeps_addresses_and_certificates(tmp_path: Path) -> N
         assert second.get("/api/v1/namespaces/default")["metadata"]["name"] == "default"
 
 
-def test_folder_serves_one_cluster_at_a_time(tmp_path: Path) -> None:
+def test_second_cluster_in_a_used_folder_is_refused(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with gpu_cluster.start(QUICK, tmp_path / "run", data_dir=data):
         refused = [as_a_program("--data", str(data)), as_a_program("--run-dir", str(tmp_path / "run"))]
@@ -226,7 +226,7 @@ def test_out_of_service_taint_removes_terminating_pods_of_the_node(cluster: Clus
     kube.until_gone(f"{PODS}/stuck")
 
 
-def test_reboot_keeps_the_node_life_and_ends_the_fault(
+def test_reboot_keeps_the_instance_and_clears_the_fault(
     cluster: ClusterHandle, kube: KubeClient, sagemaker: Any
 ) -> None:
     kube.create(JOBS, a_job("train", *SLEEPS, completions=1, gpus=8))
@@ -250,7 +250,7 @@ def test_reboot_keeps_the_node_life_and_ends_the_fault(
     assert cluster.control("GET", "counters")["accepted"]["reboot"] == {instance: 1}
 
 
-def test_kubelet_completes_a_node_object_that_a_client_created(
+def test_kubelet_fills_a_node_object_that_client_created(
     cluster: ClusterHandle, kube: KubeClient, sagemaker: Any
 ) -> None:
     name = kube.items(NODES)[0]["metadata"]["name"]
@@ -270,7 +270,7 @@ def test_kubelet_completes_a_node_object_that_a_client_created(
     assert node["spec"]["providerID"]
 
 
-def test_replacement_ends_the_node_life_and_keeps_the_slot(tmp_path: Path) -> None:
+def test_replacement_node_has_new_instance_and_same_slot(tmp_path: Path) -> None:
     config: Json = {**QUICK, "instanceGroups": [{"name": "p5-workers", "count": 1, "taints": [TAINT]}]}
     with gpu_cluster.start(config, tmp_path / "run") as handle:
         kube = KubeClient(handle.kubernetes_url, handle.ca_pem, handle.admin_token)

@@ -19,7 +19,9 @@ def add_fault_rule(cluster: ClusterHandle, **rule: Any) -> str:
     return str(cluster.control("POST", "call-faults", {"api": "kubernetes", **rule})["callFaultId"])
 
 
-def test_kubernetes_call_fails_the_requested_number_of_times(cluster: ClusterHandle, kube: KubeClient) -> None:
+def test_fault_rule_fails_kubernetes_calls_the_requested_number_of_times(
+    cluster: ClusterHandle, kube: KubeClient
+) -> None:
     add_fault_rule(cluster, operation="patch nodes", effect="error", status=500, code="InternalError", times=1)
     add_fault_rule(cluster, operation="create pods*", effect="throttle", times=2)
     name = kube.items(NODES)[0]["metadata"]["name"]
@@ -36,7 +38,7 @@ def test_kubernetes_call_fails_the_requested_number_of_times(cluster: ClusterHan
     assert created["metadata"]["uid"]
 
 
-def test_reply_is_lost_after_the_effect(cluster: ClusterHandle, kube: KubeClient) -> None:
+def test_fault_rule_drops_reply_after_the_call_took_effect(cluster: ClusterHandle, kube: KubeClient) -> None:
     add_fault_rule(cluster, operation="create jobs", effect="lost-reply")
 
     with pytest.raises(urllib3.exceptions.HTTPError):
@@ -61,7 +63,7 @@ def test_slow_call_rule_can_be_removed(cluster: ClusterHandle, kube: KubeClient)
     assert cluster.control("GET", "counters")["calls"]["kubernetes list nodes"] >= 1
 
 
-def test_dropped_watch_ends_without_a_status_event(cluster: ClusterHandle, kube: KubeClient) -> None:
+def test_dropped_watch_ends_with_a_broken_connection(cluster: ClusterHandle, kube: KubeClient) -> None:
     version = kube.get(NODES)["metadata"]["resourceVersion"]
     add_fault_rule(cluster, operation="watch nodes", effect="drop-watch")
 
@@ -192,7 +194,7 @@ def test_invalid_control_call_is_refused_with_a_reason(
         cluster.control(method, path, body)
 
 
-def test_hidden_node_is_missing_from_the_list_only(cluster: ClusterHandle, sagemaker: Any) -> None:
+def test_node_is_missing_from_list_while_hidden(cluster: ClusterHandle, sagemaker: Any) -> None:
     instance = cluster.nodes()[0]["instanceId"]
 
     cluster.control("POST", "hidden-nodes", {"instanceId": instance})

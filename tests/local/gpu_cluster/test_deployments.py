@@ -181,7 +181,7 @@ def test_recreate_waits_for_the_end_of_every_old_pod(kube: KubeClient) -> None:
     assert images[-1] == {"registry.invalid/main:2"}
 
 
-def test_undo_makes_the_old_revision_the_latest(kube: KubeClient) -> None:
+def test_rollback_makes_the_old_revision_of_deployment_the_latest(kube: KubeClient) -> None:
     kube.create(DEPLOYMENTS, a_deployment(replicas=1, revisionHistoryLimit=1))
     first = rolled_out(kube)["spec"]["template"]
     for image in ("registry.invalid/main:2", "registry.invalid/main:3"):
@@ -277,7 +277,7 @@ def test_deleted_deployment_deletes_its_pods(kube: KubeClient, policy: str) -> N
     )
 
 
-def test_successor_adopts_orphaned_pods(kube: KubeClient) -> None:
+def test_new_deployment_of_same_name_adopts_orphaned_pods(kube: KubeClient) -> None:
     kube.create(DEPLOYMENTS, a_deployment())
     rolled_out(kube)
     before = object_names(kube, PODS + OF_WEB)
@@ -392,7 +392,7 @@ def apart() -> ControllersAlone:
     return ControllersAlone()
 
 
-def test_second_reconciliation_changes_nothing(apart: ControllersAlone) -> None:
+def test_second_reconciliation_of_a_deployment_changes_nothing(apart: ControllersAlone) -> None:
     apart.registry.create(catalogue.DEPLOYMENTS, "default", a_deployment())
     apart.settle()
     apart.make_ready()
@@ -405,7 +405,7 @@ def test_second_reconciliation_changes_nothing(apart: ControllersAlone) -> None:
     assert len(apart.store.all(catalogue.PODS.key)) == 3
 
 
-def test_failing_object_stops_no_other_reconciliation() -> None:
+def test_failing_object_does_not_stop_reconciliation_of_others() -> None:
     looked: list[str] = []
 
     def look(_namespace: str, name: str) -> None:
@@ -427,7 +427,7 @@ def test_failing_object_stops_no_other_reconciliation() -> None:
     assert looked == ["first", "broken", "last"]
 
 
-def test_replica_set_with_another_owner_gets_a_new_name(apart: ControllersAlone) -> None:
+def test_deployment_renames_its_replica_set_if_name_is_taken(apart: ControllersAlone) -> None:
     apart.registry.create(catalogue.DEPLOYMENTS, "default", a_deployment())
     apart.look()
     (document,) = apart.store.all(catalogue.REPLICA_SETS.key)
@@ -445,7 +445,7 @@ def test_replica_set_with_another_owner_gets_a_new_name(apart: ControllersAlone)
     assert len(apart.store.all(catalogue.REPLICA_SETS.key)) == 2
 
 
-def test_broken_template_stops_the_rollout_at_its_bounds(apart: ControllersAlone) -> None:
+def test_rollout_of_a_broken_template_stops_within_its_bounds(apart: ControllersAlone) -> None:
     apart.registry.create(catalogue.DEPLOYMENTS, "default", a_deployment(replicas=8))
     apart.settle()
     apart.make_ready()

@@ -181,7 +181,7 @@ def test_stuck_replacement_stays_pending_until_cleared(
     ("code", "ends", "fault_type"),
     [(79, True, "NvidiaErrorTerminate"), (95, True, "NvidiaErrorReboot"), (13, True, ""), (63, False, "")],
 )
-def test_xid_has_the_effect_of_its_code(
+def test_injected_xid_has_the_effect_of_its_code(
     cluster: ClusterHandle, kube: KubeClient, code: int, ends: bool, fault_type: str
 ) -> None:
     name = run_job(kube)[0]["spec"]["nodeName"]
@@ -219,7 +219,9 @@ def test_second_fault_is_reported_beside_the_first(cluster: ClusterHandle, kube:
     assert eventually(both, "both faults") == ["NvidiaErrorReboot", "NvidiaErrorTerminate"]
 
 
-def test_silent_agent_reports_nothing_until_a_reboot(cluster: ClusterHandle, kube: KubeClient, sagemaker: Any) -> None:
+def test_stopped_health_agent_reports_nothing_until_a_reboot(
+    cluster: ClusterHandle, kube: KubeClient, sagemaker: Any
+) -> None:
     first, second, _ = cluster.nodes()
     cluster.inject("health-silent", node=first["name"])
     for node in (first, second):
@@ -236,7 +238,7 @@ def test_silent_agent_reports_nothing_until_a_reboot(cluster: ClusterHandle, kub
     eventually(lambda: (node_of(cluster, name=first["name"]) or {})["unhealthy"], "the agent to speak again")
 
 
-def test_flapping_node_alternates_between_lost_and_ready(cluster: ClusterHandle, kube: KubeClient) -> None:
+def test_flapping_node_alternates_between_not_ready_and_ready(cluster: ClusterHandle, kube: KubeClient) -> None:
     victim = run_job(kube)[0]
     path = f"{NODES}/{victim['spec']['nodeName']}"
     pid = next(process["pid"] for process in cluster.processes() if process["pod"] == victim["metadata"]["name"])

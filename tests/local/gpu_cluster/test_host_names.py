@@ -59,10 +59,10 @@ def test_listener_refuses_a_web_page(cluster: ClusterHandle, listener: str, orig
 
 @pytest.mark.parametrize("listener", LISTENERS)
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "localhost:1234"])
-def test_listener_answers_loopback_names(cluster: ClusterHandle, listener: str, host: str) -> None:
+def test_listener_accepts_loopback_host_names(cluster: ClusterHandle, listener: str, host: str) -> None:
     assert status(cluster, listener, Host=host) not in (403, 421)
 
 
 @pytest.mark.parametrize("url", ["//", "//127.0.0.1@attacker.example", "//[::1", "//a@127.0.0.1", "//127.0.0.1:port"])
-def test_unreadable_host_is_not_local(url: str) -> None:
+def test_malformed_host_header_is_not_local(url: str) -> None:
     assert not is_local(url)

@@ -124,7 +124,7 @@ def test_node_is_described_by_id_and_by_slot(cluster: ClusterHandle, sagemaker: 
 
 
 @pytest.mark.parametrize("operation", ["batch_reboot_cluster_nodes", "batch_replace_cluster_nodes"])
-def test_batch_succeeds_and_fails_node_by_node(cluster: ClusterHandle, sagemaker: Any, operation: str) -> None:
+def test_batch_repair_answers_for_each_node_separately(cluster: ClusterHandle, sagemaker: Any, operation: str) -> None:
     call = getattr(sagemaker, operation)
     fine, busy, broken = (node["InstanceId"] for node in nodes(sagemaker, cluster))
     call(ClusterName=cluster.cluster_name, NodeIds=[busy])
@@ -226,7 +226,7 @@ def test_repeated_client_token_adds_nodes_once(cluster: ClusterHandle, sagemaker
         ({"InstanceTypes": ["ml.g5.8xlarge"]}, "IncompatibleInstanceTypes"),
     ],
 )
-def test_refused_node_additions_have_a_reason(cluster: ClusterHandle, sagemaker: Any, wish: Json, code: str) -> None:
+def test_refused_node_addition_says_why(cluster: ClusterHandle, sagemaker: Any, wish: Json, code: str) -> None:
     document = {"InstanceGroupName": "p5-workers", "IncrementTargetCountBy": 1, **wish}
 
     answer = sagemaker.batch_add_cluster_nodes(ClusterName=cluster.cluster_name, NodesToAdd=[document])
@@ -322,7 +322,7 @@ def test_injected_call_faults_fail_throttle_and_lose_replies(cluster: ClusterHan
     assert nodes(sagemaker, cluster)
 
 
-def test_call_budget_throttles_further_calls(tmp_path: Path) -> None:
+def test_calls_beyond_the_call_budget_are_throttled(tmp_path: Path) -> None:
     with gpu_cluster.start({**QUICK, "readsPerSecond": 2}, tmp_path / "run") as handle:
         sagemaker = aws_client("sagemaker", handle.sagemaker_url)
 

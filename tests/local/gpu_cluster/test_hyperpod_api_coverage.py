@@ -668,7 +668,7 @@ def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_scenario_covers_its_declared_facts(shared_cluster: ClusterHandle, name: str) -> None:
+def test_each_api_scenario_covers_its_declared_values(shared_cluster: ClusterHandle, name: str) -> None:
     shared_cluster.control("POST", "reset")
     stage = ApiCoverage(shared_cluster)
     stage.idle()
@@ -681,14 +681,14 @@ def test_scenario_covers_its_declared_facts(shared_cluster: ClusterHandle, name:
     assert stage.problems == []
 
 
-def test_scenarios_cover_every_value_and_error() -> None:
+def test_api_scenarios_cover_every_value_and_error() -> None:
     reached = {fact for _, facts in SCENARIOS.values() for fact in facts}
 
     assert EVERYTHING - reached == set()
     assert reached - EVERYTHING == set()
 
 
-def test_table_matches_the_botocore_model() -> None:
+def test_table_of_covered_values_matches_the_botocore_model() -> None:
     model = botocore.session.get_session().get_service_model("sagemaker")
     known: dict[str, set[str]] = {}
     errors: set[str] = set()

@@ -84,7 +84,7 @@ def test_hyperpod_replaces_a_node_that_fails_its_check(cluster: ClusterHandle, s
     assert cluster.control("GET", "counters")["accepted"]["replace"] == {}
 
 
-def test_check_of_an_unknown_target_is_refused(cluster: ClusterHandle, sagemaker: Any) -> None:
+def test_health_check_of_an_unknown_target_is_refused(cluster: ClusterHandle, sagemaker: Any) -> None:
     for group, instance in ((GROUP, "i-0aaaaaaaaaaaaaaaa"), ("none", first_node(cluster)["instanceId"])):
         wish = {"InstanceGroupName": group, "InstanceIds": [instance], "DeepHealthChecks": ["InstanceStress"]}
         with pytest.raises(ClientError) as refused:
@@ -185,7 +185,7 @@ def test_cpu_nodes_are_not_replaced_by_hyperpod(tmp_path: Path) -> None:
 # Launches that fail
 
 
-def test_failed_launch_attempts_change_instances_and_hide_the_slot(cluster: ClusterHandle, sagemaker: Any) -> None:
+def test_failed_launch_changes_the_instance_and_hides_its_slot(cluster: ClusterHandle, sagemaker: Any) -> None:
     node = first_node(cluster)
     slot = {"ClusterName": cluster.cluster_name, "NodeLogicalId": node["nodeLogicalId"]}
     fault = cluster.inject("boot-failing", instanceGroup=GROUP)
@@ -232,7 +232,7 @@ def test_node_deleted_during_its_launch_never_joins(cluster: ClusterHandle, kube
 # Scaling and updates
 
 
-def test_replacement_under_an_autoscaler_only_terminates(cluster: ClusterHandle, sagemaker: Any) -> None:
+def test_replacement_in_autoscaled_cluster_only_terminates_the_instance(cluster: ClusterHandle, sagemaker: Any) -> None:
     scaler = {"Mode": "Enable", "AutoScalerType": "Karpenter"}
     sagemaker.update_cluster(ClusterName=cluster.cluster_name, AutoScaling=scaler)
     instance = first_node(cluster)["instanceId"]
@@ -270,7 +270,7 @@ def test_group_is_deleted_once_with_its_nodes(cluster: ClusterHandle, sagemaker:
     assert code_of(refused) == "ValidationException"
 
 
-def test_scaling_is_superseded_by_the_next_scaling(cluster: ClusterHandle, sagemaker: Any) -> None:
+def test_later_scaling_of_a_group_replaces_earlier_one(cluster: ClusterHandle, sagemaker: Any) -> None:
     cluster.control("POST", "capacity", {"instanceGroup": GROUP, "machines": 3})
     wish = {"InstanceGroupName": GROUP, "IncrementTargetCountBy": 1}
     for token in ("one", "two"):
@@ -291,7 +291,7 @@ def test_scaling_is_superseded_by_the_next_scaling(cluster: ClusterHandle, sagem
     assert code_of(refused) == "ResourceNotFound"
 
 
-def test_updated_count_grows_and_shrinks_the_group(cluster: ClusterHandle, sagemaker: Any) -> None:
+def test_group_grows_and_shrinks_to_its_updated_count(cluster: ClusterHandle, sagemaker: Any) -> None:
     group = {
         "InstanceGroupName": GROUP,
         "InstanceType": "ml.p5.48xlarge",
@@ -433,7 +433,7 @@ def until_quota(sagemaker: Any, quota_id: str, status: str) -> Json:
     return eventually(settled, f"the quota to be {status}")
 
 
-def test_stale_quota_version_is_refused(cluster: ClusterHandle, sagemaker: Any) -> None:
+def test_update_of_compute_quota_at_old_version_is_refused(cluster: ClusterHandle, sagemaker: Any) -> None:
     created = sagemaker.create_compute_quota(ClusterArn=cluster.cluster_arn, **QUOTA)
     quota_id = created["ComputeQuotaId"]
     with pytest.raises(ClientError) as taken:
@@ -470,7 +470,7 @@ def test_stale_quota_version_is_refused(cluster: ClusterHandle, sagemaker: Any) 
     assert deleting == "Deleting"
 
 
-def test_failed_quota_has_a_reason(cluster: ClusterHandle, sagemaker: Any) -> None:
+def test_compute_quota_that_failed_has_a_reason(cluster: ClusterHandle, sagemaker: Any) -> None:
     quota_id = sagemaker.create_compute_quota(ClusterArn=cluster.cluster_arn, **QUOTA)["ComputeQuotaId"]
 
     cluster.control("POST", "status", {"id": quota_id, "status": "CreateFailed", "failure": "It was told to."})
@@ -547,7 +547,7 @@ def test_training_plan_counts_available_spare_and_unhealthy_instances(planned: C
     assert code_of(missing) == "ResourceNotFound"
 
 
-def test_offerings_match_the_request(cluster: ClusterHandle, sagemaker: Any) -> None:
+def test_training_plan_offerings_match_the_request(cluster: ClusterHandle, sagemaker: Any) -> None:
     request = {"InstanceType": "ml.p5.48xlarge", "InstanceCount": 4, "TargetResources": ["hyperpod-cluster"]}
 
     day = sagemaker.search_training_plan_offerings(DurationHours=24, **request)["TrainingPlanOfferings"]

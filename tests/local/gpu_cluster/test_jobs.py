@@ -72,7 +72,7 @@ def test_pod_runs_its_command_and_succeeds(kube: KubeClient) -> None:
         ("import os; os.abort()", (134, "Error")),
     ],
 )
-def test_exit_code_is_reported(kube: KubeClient, code: str, expected: tuple[int, str]) -> None:
+def test_pod_status_shows_the_exit_code(kube: KubeClient, code: str, expected: tuple[int, str]) -> None:
     kube.create(PODS, a_pod("one", "python", "-c", code))
 
     pod = until_over(kube, "one")
@@ -170,7 +170,7 @@ def test_init_containers_run_first(kube: KubeClient) -> None:
     assert (phase(pod), kube.get(f"{PODS}/two/log")) == ("Succeeded", "x\n")
 
 
-def test_variables_of_the_spec_reach_the_process(kube: KubeClient) -> None:
+def test_environment_variables_of_pod_spec_reach_the_process(kube: KubeClient) -> None:
     kube.create("/api/v1/namespaces/default/configmaps", {"metadata": {"name": "settings"}, "data": {"LEVEL": "7"}})
     kube.create(
         "/api/v1/namespaces/default/secrets",
@@ -220,7 +220,7 @@ def test_pod_waits_for_its_config_map(kube: KubeClient) -> None:
     assert phase(until_over(kube, "needy")) == "Succeeded"
 
 
-def test_pod_identity_is_in_the_environment(cluster: ClusterHandle, kube: KubeClient) -> None:
+def test_pod_can_read_its_identity_from_its_environment(cluster: ClusterHandle, kube: KubeClient) -> None:
     cluster.put_pod_identity("default", "trainer", {"AWS_ACCESS_KEY_ID": "AKIAEXAMPLE"})
     kube.create("/api/v1/namespaces/default/serviceaccounts", {"metadata": {"name": "trainer"}})
     command = ("python", "-c", "import os; print(os.environ.get('AWS_ACCESS_KEY_ID'))")
@@ -234,7 +234,7 @@ def test_pod_identity_is_in_the_environment(cluster: ClusterHandle, kube: KubeCl
     assert kube.get(f"{PODS}/without/log") == "None\n"
 
 
-def test_logs_follow_until_the_end(kube: KubeClient) -> None:
+def test_followed_logs_end_with_the_container(kube: KubeClient) -> None:
     talk = "import time\nfor n in range(4):\n  print(n, flush=True)\n  time.sleep(0.2)"
     kube.create(PODS, a_pod("talker", "python", "-c", talk))
     until_running(kube, "talker")
@@ -281,7 +281,7 @@ def test_gpu_is_allocated_to_one_pod(kube: KubeClient) -> None:
     until_running(kube, waiting["metadata"]["name"])
 
 
-def test_third_job_has_no_free_efa_interfaces(kube: KubeClient) -> None:
+def test_job_waits_if_no_efa_interfaces_are_free(kube: KubeClient) -> None:
     def submit(name: str) -> list[str]:
         names = [f"{name}-{rank}" for rank in range(3)]
         for pod_name in names:
@@ -409,7 +409,7 @@ def test_suspended_job_stops_its_pods_and_resumes(kube: KubeClient) -> None:
     assert condition(resumed, "Suspended") == "False"
 
 
-def test_deadline_ends_a_job(kube: KubeClient) -> None:
+def test_job_ends_at_its_active_deadline(kube: KubeClient) -> None:
     kube.create(JOBS, a_job("train", *SLEEPS, spec={"activeDeadlineSeconds": 1}))
 
     job = kube.until(f"{JOBS}/train", lambda job: condition(job, "Failed"), "the deadline")
@@ -429,7 +429,7 @@ def test_job_deleted_in_the_foreground_outlives_its_pods(kube: KubeClient) -> No
 
 
 @pytest.mark.parametrize(("policy", "left"), [("Background", 0), ("Orphan", 1)])
-def test_propagation_policy_decides_about_the_pods(kube: KubeClient, policy: str, left: int) -> None:
+def test_propagation_policy_decides_whether_pods_of_job_are_deleted(kube: KubeClient, policy: str, left: int) -> None:
     kube.create(JOBS, a_job("train", *SLEEPS))
     kube.until(f"{JOBS}/train", lambda job: job["status"].get("ready") == 1, "the pod to be ready")
 

@@ -84,7 +84,7 @@ def running(kube: KubeClient, name: str) -> Json:
     return kube.until(f"{PODS}/{name}", lambda pod: pod["status"]["phase"] == "Running", f"{name} to run")
 
 
-def await_beats(kube: KubeClient, node: str, count: int = 3) -> None:
+def await_heartbeats(kube: KubeClient, node: str, count: int = 3) -> None:
     """Wait for some heartbeats of a node: several cycles of Karpenter."""
     path = f"/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{node}"
     for _ in range(count):
@@ -155,7 +155,7 @@ def test_pool_of_higher_weight_is_used_up_to_its_limit(kube: KubeClient) -> None
     assert used["status"]["resources"]["nvidia.com/gpu"] == "8"
 
 
-def test_refused_offering_is_remembered_and_another_is_used(burst: ClusterHandle, kube: KubeClient) -> None:
+def test_karpenter_uses_another_offering_after_a_capacity_refusal(burst: ClusterHandle, kube: KubeClient) -> None:
     kube.create(POOLS, a_pool(capacity=("on-demand", "spot")))
     none_left = {"instanceType": "p5.48xlarge", "zone": "us-west-2a", "capacityType": "spot", "machines": 0}
     burst.control("POST", "offerings", none_left)
@@ -257,7 +257,7 @@ def test_spot_notice_is_sent_and_its_node_drained(burst: ClusterHandle, kube: Ku
         burst.inject("spot-reclaim", node=node)
 
 
-def test_refused_offering_is_tried_again_after_its_expiry(burst: ClusterHandle, kube: KubeClient) -> None:
+def test_karpenter_retries_a_refused_offering_after_its_expiry(burst: ClusterHandle, kube: KubeClient) -> None:
     kube.create(POOLS, a_pool(capacity=("spot",)))
     offering = {"instanceType": "p5.48xlarge", "zone": "us-west-2a", "capacityType": "spot"}
     burst.control("POST", "offerings", {**offering, "machines": 0})
@@ -278,7 +278,7 @@ def test_refused_offering_is_tried_again_after_its_expiry(burst: ClusterHandle, 
     assert waited > 1.0
 
 
-def test_pools_at_their_limits_create_no_node(kube: KubeClient) -> None:
+def test_pool_at_its_limit_creates_no_node(kube: KubeClient) -> None:
     kube.create(POOLS, a_pool(limits={"nvidia.com/gpu": "7"}))
     kube.create(PODS, a_pod("large", *SLEEPS, gpus=8))
 
@@ -315,7 +315,7 @@ def test_budget_bounds_concurrent_node_removals(kube: KubeClient, budget: str, l
         return sum(c["labels"]["pool"] == "burst" and "deletionTimestamp" not in c for c in claims)
 
     eventually(lambda: staying() == left, "the budget to be used")
-    await_beats(kube, other)
+    await_heartbeats(kube, other)
     assert staying() == left
 
 
@@ -409,7 +409,7 @@ def repairing(running_repair: ClusterHandle) -> ClusterHandle:
 
 
 @pytest.fixture
-def repaired(repairing: ClusterHandle) -> Iterator[KubeClient]:
+def repair_kube(repairing: ClusterHandle) -> Iterator[KubeClient]:
     client = KubeClient(repairing.kubernetes_url, repairing.ca_pem, repairing.admin_token)
     yield client
     client.close()
@@ -417,61 +417,61 @@ def repaired(repairing: ClusterHandle) -> Iterator[KubeClient]:
 
 @pytest.mark.parametrize("fault", ["gpu-xid79", "node-lost"])
 def test_unhealthy_node_is_terminated_despite_disruption_guards(
-    repairing: ClusterHandle, repaired: KubeClient, fault: str
+    repairing: ClusterHandle, repair_kube: KubeClient, fault: str
 ) -> None:
-    repaired.create(POOLS, a_pool())
+    repair_kube.create(POOLS, a_pool())
     guarded = a_pod("large", *SLEEPS, gpus=8, terminationGracePeriodSeconds=600)
     guarded["metadata"]["annotations"] = {"karpenter.sh/do-not-disrupt": "true"}
-    repaired.create(PODS, guarded)
-    node = running(repaired, "large")["spec"]["nodeName"]
+    repair_kube.create(PODS, guarded)
+    node = running(repair_kube, "large")["spec"]["nodeName"]
     budget = {"metadata": {"name": "all"}, "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "large"}}}}
-    repaired.create("/apis/policy/v1/namespaces/default/poddisruptionbudgets", budget)
+    repair_kube.create("/apis/policy/v1/namespaces/default/poddisruptionbudgets", budget)
 
     repairing.inject(fault, node=node)
     if fault == "gpu-xid79":
-        faulty = repaired.until(
+        faulty = repair_kube.until(
             f"{NODES}/{node}", lambda obj: condition(obj, "AcceleratedHardwareReady") == "False", "the condition"
         )
         reasons = {c["reason"] for c in faulty["status"]["conditions"]}
         assert "NvidiaXID79Error" in reasons
         assert f"{PREFIX}fault-types" not in faulty["metadata"]["labels"]
 
-    repaired.until_gone(f"{NODES}/{node}")
-    assert any("unhealthy" in event["message"] for event in repaired.items("/api/v1/events"))
+    repair_kube.until_gone(f"{NODES}/{node}")
+    assert any("unhealthy" in event["message"] for event in repair_kube.items("/api/v1/events"))
     assert repairing.control("GET", "events")["events"] == []
 
 
-def test_node_that_recovers_in_time_is_kept(repairing: ClusterHandle, repaired: KubeClient) -> None:
-    repaired.create(POOLS, a_pool())
+def test_node_that_recovers_in_time_is_kept(repairing: ClusterHandle, repair_kube: KubeClient) -> None:
+    repair_kube.create(POOLS, a_pool())
     for name in ("one", "two"):
-        repaired.create(PODS, a_pod(name, *SLEEPS, gpus=8))
-    kept, ended = (running(repaired, name)["spec"]["nodeName"] for name in ("one", "two"))
+        repair_kube.create(PODS, a_pod(name, *SLEEPS, gpus=8))
+    kept, ended = (running(repair_kube, name)["spec"]["nodeName"] for name in ("one", "two"))
     fault = repairing.inject("gpu-xid79", node=kept)
-    repaired.until(
+    repair_kube.until(
         f"{NODES}/{kept}", lambda obj: condition(obj, "AcceleratedHardwareReady") == "False", "the condition"
     )
 
     repairing.clear(fault["faultId"])
     repairing.inject("gpu-xid79", node=ended)
-    repaired.until_gone(f"{NODES}/{ended}")
+    repair_kube.until_gone(f"{NODES}/{ended}")
 
-    assert condition(repaired.get(f"{NODES}/{kept}"), "AcceleratedHardwareReady") == "True"
+    assert condition(repair_kube.get(f"{NODES}/{kept}"), "AcceleratedHardwareReady") == "True"
 
 
-def test_no_node_is_repaired_if_over_a_fifth_are_unhealthy(repairing: ClusterHandle, repaired: KubeClient) -> None:
-    repaired.create(POOLS, a_pool())
+def test_no_node_is_repaired_if_over_a_fifth_are_unhealthy(repairing: ClusterHandle, repair_kube: KubeClient) -> None:
+    repair_kube.create(POOLS, a_pool())
     for number in range(3):
-        repaired.create(PODS, a_pod(f"p{number}", *SLEEPS, gpus=8))
-    nodes = [running(repaired, f"p{number}")["spec"]["nodeName"] for number in range(3)]
+        repair_kube.create(PODS, a_pod(f"p{number}", *SLEEPS, gpus=8))
+    nodes = [running(repair_kube, f"p{number}")["spec"]["nodeName"] for number in range(3)]
     faults = [repairing.inject("gpu-xid79", node=node)["faultId"] for node in nodes[:2]]
 
     def paused() -> bool:
-        return any(event["reason"] == "NodeRepairBlocked" for event in repaired.items("/api/v1/events"))
+        return any(event["reason"] == "NodeRepairBlocked" for event in repair_kube.items("/api/v1/events"))
 
     eventually(paused, "the pause to be told")
-    before = {node["metadata"]["name"] for node in repaired.items(NODES)}
+    before = {node["metadata"]["name"] for node in repair_kube.items(NODES)}
     repairing.clear(faults[1])
-    repaired.until_gone(f"{NODES}/{nodes[0]}")
+    repair_kube.until_gone(f"{NODES}/{nodes[0]}")
 
     assert set(nodes) <= before
-    assert set(nodes[1:]) <= {node["metadata"]["name"] for node in repaired.items(NODES)}
+    assert set(nodes[1:]) <= {node["metadata"]["name"] for node in repair_kube.items(NODES)}

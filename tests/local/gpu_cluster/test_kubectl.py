@@ -23,7 +23,7 @@ from pathlib import Path
 import pytest
 
 from evenkeel_local.gpu_cluster import ClusterHandle
-from evenkeel_local.processes import ProcessMark
+from evenkeel_local.processes import ProcessIdentity
 from tests.local.gpu_cluster.kube_client import eventually
 
 ROOT = Path(__file__).parents[3]
@@ -336,7 +336,7 @@ def test_command_in_a_pod_ends_with_the_pod(kubectl: Run, environment: dict[str,
         assert running.wait(20) != 0
 
 
-def test_common_kubectl_commands_work(kubectl: Run) -> None:
+def test_common_kubectl_commands_exit_without_an_error(kubectl: Run) -> None:
     kubectl("create", "job", "one", "--image=x", "--", "python", "-c", "print('ran')")
     kubectl("wait", "--for=condition=Complete", "job/one", "--timeout=20s")
     kubectl("create", "configmap", "settings", "--from-literal=level=1")
@@ -383,7 +383,7 @@ def test_printed_kubeconfig_works_with_kubectl(cluster: ClusterHandle, tmp_path:
     # Files of `evenkeel dev up` in a project while its data centre runs.
     (tmp_path / "local").mkdir()
     (tmp_path / "template.yaml").touch()
-    mark = ProcessMark.of(cluster.pid)
+    mark = ProcessIdentity.of(cluster.pid)
     assert mark is not None
     mark.write(tmp_path / ".evenkeel" / "dev.pid")
     (tmp_path / ".evenkeel" / "kubeconfig").write_text(json.dumps(cluster.kubeconfig()))

@@ -113,7 +113,7 @@ def a_map(name: str, **data: str) -> Json:
 # Reading and writing
 
 
-def test_created_object_has_the_fields_of_the_server(api: KubeClient, maps: str) -> None:
+def test_created_object_has_the_fields_that_server_sets(api: KubeClient, maps: str) -> None:
     created = api.create(maps, a_map("one", a="1"))
 
     metadata = created["metadata"]
@@ -210,7 +210,7 @@ def test_parallel_writers_lose_no_update(api: KubeClient, maps: str) -> None:
 
     codes: set[int] = set()
 
-    def add() -> None:
+    def increment_ten_times() -> None:
         done = 0
         while done < 10:
             current = api.get(f"{maps}/counter")
@@ -222,7 +222,7 @@ def test_parallel_writers_lose_no_update(api: KubeClient, maps: str) -> None:
             else:
                 done += 1
 
-    threads = [threading.Thread(target=add) for _ in range(3)]
+    threads = [threading.Thread(target=increment_ten_times) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -359,7 +359,7 @@ def test_status_is_written_only_through_its_subresource(api: KubeClient, node: s
 # Lists
 
 
-def test_label_and_field_selectors_filter(api: KubeClient, maps: str) -> None:
+def test_list_is_filtered_by_label_and_field_selectors(api: KubeClient, maps: str) -> None:
     for name, tier in (("one", "gold"), ("two", "gold"), ("three", "lead")):
         api.create(maps, {"metadata": {"name": name, "labels": {"tier": tier, name: "yes"}}})
 
@@ -376,7 +376,7 @@ def test_label_and_field_selectors_filter(api: KubeClient, maps: str) -> None:
     assert api.status_of("GET", f"{maps}?labelSelector=a%20in").code == 400
 
 
-def test_pages_show_one_version(api: KubeClient, maps: str) -> None:
+def test_pages_of_a_list_show_one_resource_version(api: KubeClient, maps: str) -> None:
     for number in range(5):
         api.create(maps, {"metadata": {"name": f"m{number}", "labels": {"page": "1"}}})
 
@@ -411,7 +411,7 @@ def test_watch_shows_events_after_a_version(api: KubeClient, maps: str) -> None:
     assert versions == sorted(set(versions))
 
 
-def test_object_that_leaves_the_selection_is_reported_deleted(api: KubeClient, maps: str) -> None:
+def test_watch_reports_object_that_stops_matching_selector_as_deleted(api: KubeClient, maps: str) -> None:
     start = api.get(maps)["metadata"]["resourceVersion"]
     api.create(maps, {"metadata": {"name": "one", "labels": {"in": "yes"}}})
     api.patch(f"{maps}/one", {"metadata": {"labels": {"in": None}}})
@@ -435,13 +435,13 @@ def test_watch_without_a_version_begins_with_existing_objects(api: KubeClient, m
 
 
 @pytest.fixture
-def aged(api: KubeClient, request: pytest.FixtureRequest) -> None:
+def expire_old_versions(api: KubeClient, request: pytest.FixtureRequest) -> None:
     """Compact the history, as after five minutes; a real server has no history before its own start."""
     if not REAL:
         request.getfixturevalue("running_cluster").control("POST", "compact")
 
 
-@pytest.mark.usefixtures("aged")
+@pytest.mark.usefixtures("expire_old_versions")
 def test_watch_from_an_expired_version_reports_it_and_ends(api: KubeClient, maps: str) -> None:
     (only,) = api.watch(f"{maps}?resourceVersion=1", seconds=2)
 
@@ -449,8 +449,8 @@ def test_watch_from_an_expired_version_reports_it_and_ends(api: KubeClient, maps
     assert (only["object"]["code"], only["object"]["reason"]) == (410, "Expired")
 
 
-@pytest.mark.usefixtures("aged")
-def test_page_of_an_expired_version_is_410(api: KubeClient, maps: str) -> None:
+@pytest.mark.usefixtures("expire_old_versions")
+def test_continuation_at_an_expired_version_is_410(api: KubeClient, maps: str) -> None:
     old = base64.urlsafe_b64encode(b'{"v":"meta.k8s.io/v1","rv":1,"start":"a\\u0000"}').decode().rstrip("=")
     try:
         api.get(f"{maps}?limit=1&continue={old}")
@@ -469,7 +469,7 @@ def test_watch_ends_after_its_timeout(api: KubeClient, maps: str) -> None:
     assert list(api.watch(f"{maps}?resourceVersion={start}&labelSelector=none", seconds=1)) == []
 
 
-def streamed(api: KubeClient, path: str) -> Iterator[Json]:
+def watch_events(api: KubeClient, path: str) -> Iterator[Json]:
     try:
         yield from api.watch(path)
     except KubeApiError as refused:
@@ -478,12 +478,12 @@ def streamed(api: KubeClient, path: str) -> Iterator[Json]:
         raise
 
 
-def test_initial_events_end_with_a_bookmark(api: KubeClient, maps: str) -> None:
+def test_initial_events_of_a_watch_end_with_bookmark(api: KubeClient, maps: str) -> None:
     api.create(maps, {"metadata": {"name": "one", "labels": {"seen": "yes"}}})
     query = "labelSelector=seen&sendInitialEvents=true&allowWatchBookmarks=true&resourceVersionMatch=NotOlderThan"
 
     events: list[Json] = []
-    for event in streamed(api, f"{maps}?{query}"):
+    for event in watch_events(api, f"{maps}?{query}"):
         events.append(event)
         if event["type"] == "BOOKMARK":
             break
@@ -504,7 +504,7 @@ def test_deletion_of_a_config_map_returns_a_status(api: KubeClient, maps: str) -
     assert answer["details"] == {"name": "one", "kind": "configmaps", "uid": created["metadata"]["uid"]}
 
 
-def test_precondition_guards_a_deletion(api: KubeClient, maps: str) -> None:
+def test_deletion_with_a_failed_precondition_is_refused(api: KubeClient, maps: str) -> None:
     api.create(maps, a_map("one"))
 
     refused = api.status_of("DELETE", f"{maps}/one", {"preconditions": {"uid": str(uuid.uuid4())}})
@@ -681,7 +681,7 @@ def test_scale_of_a_deployment_is_a_subresource(api: KubeClient, space: str) -> 
     assert (whole["spec"]["replicas"], whole["metadata"]["generation"]) == (2, 2)
 
 
-def test_gpus_need_a_limit(api: KubeClient, space: str) -> None:
+def test_gpu_request_without_a_limit_is_refused(api: KubeClient, space: str) -> None:
     body = a_pod("greedy")
     body["spec"]["containers"][0]["resources"] = {"requests": {"nvidia.com/gpu": "1"}}
 
@@ -877,7 +877,7 @@ def test_eviction_of_another_kind_is_refused(api: KubeClient, space: str) -> Non
     assert 'no kind "Evict" is registered for version "policy/v1"' in str(refused)
 
 
-def test_eviction_must_name_the_pod_of_its_path(api: KubeClient, space: str) -> None:
+def test_eviction_with_another_name_than_its_path_is_refused(api: KubeClient, space: str) -> None:
     api.create(f"{space}/pods", a_pod("one", schedulerName="nobody"))
     eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "two"}}
 
@@ -918,7 +918,7 @@ def test_blocked_eviction_is_429_without_retry_after(api: KubeClient, guarded: s
     assert api.get(guarded)["status"]["phase"] == "Running"
 
 
-def test_pending_pod_is_always_evictable(api: KubeClient, guarded: str) -> None:
+def test_pending_pod_is_evicted_despite_a_disruption_budget(api: KubeClient, guarded: str) -> None:
     api.patch(f"{guarded}/status", {"status": {"phase": "Pending"}})
 
     answer = api.create(f"{guarded}/eviction", evict("one"))
@@ -927,7 +927,7 @@ def test_pending_pod_is_always_evictable(api: KubeClient, guarded: str) -> None:
     assert api.status_of("GET", guarded).code == 404
 
 
-def test_pod_under_two_budgets_cannot_be_evicted(api: KubeClient, space: str, guarded: str) -> None:
+def test_pod_with_two_disruption_budgets_cannot_be_evicted(api: KubeClient, space: str, guarded: str) -> None:
     second = {"metadata": {"name": "too"}, "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "one"}}}}
     api.create(budgets_of(space), second)
 
@@ -938,7 +938,7 @@ def test_pod_under_two_budgets_cannot_be_evicted(api: KubeClient, space: str, gu
 
 
 @needs_controllers
-def test_budget_status_follows_its_pods(api: KubeClient, space: str, guarded: str) -> None:
+def test_disruption_budget_status_follows_its_pods(api: KubeClient, space: str, guarded: str) -> None:
     api.create(f"{space}/pods", {**a_pod("two", schedulerName="nobody"), "metadata": {"name": "two"}})
     api.patch(f"{space}/pods/two", {"metadata": {"labels": {"app": "one"}}})
     ready = {"type": "Ready", "status": "True"}
@@ -1042,7 +1042,7 @@ def test_apply_conflicts_with_an_update(api: KubeClient, maps: str) -> None:
     assert "hand" in str(refused.status["message"])
 
 
-def test_apply_needs_a_manager(api: KubeClient, maps: str) -> None:
+def test_apply_without_a_field_manager_is_refused(api: KubeClient, maps: str) -> None:
     assert api.status_of("PATCH", f"{maps}/one", a_map("one"), APPLY).code == 422
 
 
@@ -1093,7 +1093,7 @@ def test_refusal_names_the_missing_permission(api: KubeClient, nobody: str) -> N
     assert about_one.status["details"] == {"name": "some", "kind": "nodes"}
 
 
-def test_impersonated_user_is_the_acting_user(api: KubeClient, nobody: str) -> None:
+def test_impersonated_user_is_treated_as_the_caller(api: KubeClient, nobody: str) -> None:
     with api.acting_as(nobody):
         review = api.create("/apis/authentication.k8s.io/v1/selfsubjectreviews", {})
 
@@ -1122,7 +1122,7 @@ def test_role_binding_grants_the_role(api: KubeClient, space: str, maps: str, no
     assert ["configmaps"] in [rule["resources"] for rule in may["status"]["resourceRules"]]
 
 
-def test_discovery_lists_the_kinds(api: KubeClient, widgets: str) -> None:
+def test_discovery_lists_every_served_kind(api: KubeClient, widgets: str) -> None:
     core = api.get("/api/v1")
     groups = {group["name"] for group in api.get("/apis")["groups"]}
     custom = api.get(f"/apis/{GROUP}/v1")

@@ -88,7 +88,7 @@ def test_quantities_are_stored_in_canonical_form(api: KubeClient, space: str, wr
 
 
 @pytest.mark.parametrize("kind", [MERGE, STRATEGIC, JSON_PATCH])
-def test_patched_quantity_is_canonical(api: KubeClient, node: str, kind: str) -> None:
+def test_patched_quantity_is_stored_in_canonical_form(api: KubeClient, node: str, kind: str) -> None:
     value = {"memory": "1024Mi", "nvidia.com/gpu": 8}
     body: Any = {"status": {"capacity": value}}
     if kind == JSON_PATCH:
@@ -158,7 +158,7 @@ def test_string_data_of_a_secret_becomes_data(api: KubeClient, space: str) -> No
     assert patched["data"]["c"] == base64.b64encode(b"three").decode()
 
 
-def test_items_of_a_built_in_list_have_no_kind(api: KubeClient, space: str) -> None:
+def test_items_in_list_of_built_in_kind_omit_kind(api: KubeClient, space: str) -> None:
     api.create(f"{space}/configmaps", {"metadata": {"name": "one"}})
 
     listed = api.get(f"{space}/configmaps")
@@ -193,11 +193,11 @@ def test_pod_with_an_unknown_service_account_is_forbidden(api: KubeClient, space
 def test_job_with_an_unknown_service_account_gets_an_event(api: KubeClient, space: str) -> None:
     api.create(jobs_of(space), a_job("one", "true", serviceAccountName="nobody"))
 
-    def told() -> list[str]:
+    def event_messages() -> list[str]:
         events = api.items(f"{space}/events?fieldSelector=involvedObject.name=one")
         return [event["message"] for event in events if event["reason"] == "FailedCreate"]
 
-    messages = eventually(told, "the event")
+    messages = eventually(event_messages, "the event")
     assert "error looking up service account" in messages[0]
     assert api.items(f"{space}/pods") == []
 
@@ -520,7 +520,7 @@ def test_pods_are_deleted_with_a_job_by_policy(api: KubeClient, space: str, poli
     api.until_gone(f"{jobs_of(space)}/one")
 
 
-def test_finalize_keeps_the_stated_finalizers_of_a_namespace(api: KubeClient, space: str) -> None:
+def test_finalize_call_keeps_the_finalizers_it_lists(api: KubeClient, space: str) -> None:
     api.patch(space, {"metadata": {"finalizers": ["evenkeel.io/held"]}})
     name = space.rsplit("/", 1)[1]
     metadata = {"name": name, "finalizers": ["evenkeel.io/held", "evenkeel.io/more"]}
@@ -691,7 +691,7 @@ def test_deletion_names_the_failed_precondition(api: KubeClient, space: str) -> 
 # Nulls
 
 
-def test_null_in_a_map_or_list_is_a_zero_value(api: KubeClient, space: str) -> None:
+def test_null_value_in_a_map_is_stored_as_empty(api: KubeClient, space: str) -> None:
     created = api.create(
         f"{space}/configmaps", {"metadata": {"name": "one", "labels": {"a": None}}, "data": {"b": None}}
     )
@@ -706,7 +706,7 @@ def test_null_in_a_map_or_list_is_a_zero_value(api: KubeClient, space: str) -> N
 
 @pytest.mark.parametrize(("field", "value"), [("name", "two"), ("namespace", "elsewhere")])
 @pytest.mark.parametrize("method", ["PUT", "PATCH"])
-def test_body_must_name_the_object_of_its_path(
+def test_body_with_another_name_than_its_path_is_refused(
     api: KubeClient, space: str, method: str, field: str, value: str
 ) -> None:
     created = api.create(f"{space}/configmaps", {"metadata": {"name": "one"}})
@@ -793,7 +793,7 @@ def test_status_of_a_budget_is_validated(api: KubeClient, space: str) -> None:
     assert causes_of(refused) == {(INVALID, "status.disruptionsAllowed")}
 
 
-def test_claim_needs_a_size_and_access_modes(api: KubeClient, space: str) -> None:
+def test_volume_claim_without_size_or_access_modes_is_refused(api: KubeClient, space: str) -> None:
     path = f"{space}/persistentvolumeclaims"
 
     refused = api.status_of("POST", path, {"metadata": {"name": "one"}, "spec": {}})

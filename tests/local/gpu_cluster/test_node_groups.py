@@ -89,7 +89,7 @@ def test_group_without_capacity_stays_incomplete(cluster: ClusterHandle, kube: K
     assert (group["DesiredCapacity"], len(group["Instances"])) == (2, 1)
 
 
-def test_auto_repair_replaces_a_node_with_a_broken_gpu(cluster: ClusterHandle, kube: KubeClient) -> None:
+def test_eks_auto_repair_replaces_a_node_with_broken_gpu(cluster: ClusterHandle, kube: KubeClient) -> None:
     broken = await_nodes(kube, "repaired", 1)[0]
 
     cluster.control("POST", "faults", {"fault": "gpu-xid79", "node": broken})

@@ -104,7 +104,9 @@ def test_strategic_merge_replaces_a_list_by_directive(before: dict[str, str], af
 
 
 @given(st.permutations("abcd"), st.permutations("abcd"), st.integers(0, 4))
-def test_patch_orders_listed_items_and_keeps_the_other_order(stored: list[str], wanted: list[str], count: int) -> None:
+def test_ordering_patch_keeps_relative_order_of_unlisted_items(
+    stored: list[str], wanted: list[str], count: int
+) -> None:
     order = wanted[:count]
     patch = {"$setElementOrder/env": [{"name": name} for name in order], "env": variables({"a": "new"})}
 
@@ -115,7 +117,7 @@ def test_patch_orders_listed_items_and_keeps_the_other_order(stored: list[str], 
     assert [name for name in merged if name not in order] == [name for name in stored if name not in order]
 
 
-def test_item_without_a_stated_order_stays_in_front() -> None:
+def test_item_without_a_stated_order_stays_first() -> None:
     patch = {"$setElementOrder/env": [{"name": "a"}, {"name": "b"}], "env": variables({"b": "2"})}
 
     merged = patches.strategic_patch({"env": variables({"injected": "0", "a": "1"})}, patch)
@@ -123,7 +125,7 @@ def test_item_without_a_stated_order_stays_in_front() -> None:
     assert list(env_of(merged)) == ["injected", "a", "b"]
 
 
-def test_item_without_its_key_is_an_internal_error() -> None:
+def test_patch_item_without_its_merge_key_is_internal_error() -> None:
     with pytest.raises(ApiError) as refused:
         patches.strategic_patch({"env": []}, {"env": [{"value": "x"}]})
 

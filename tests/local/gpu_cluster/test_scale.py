@@ -41,7 +41,7 @@ def pages(kube: KubeClient, path: str) -> list[Json]:
             return items
 
 
-def a_pod_like(like: Json, number: int) -> Json:
+def copy_of_pod(like: Json, number: int) -> Json:
     return {**like, "metadata": {**like["metadata"], "name": f"p{number}", "uid": str(uuid.uuid4())}}
 
 
@@ -56,7 +56,7 @@ def test_large_cluster_is_listed_in_one_page_loop(tmp_path: Path) -> None:
         like = kube.create(PODS, a_pod("like", schedulerName="nobody"))
         snapshot = handle.control("GET", "snapshot")
         snapshot["objects"] += [
-            {"type": ["", "pods"], "object": a_pod_like(like, number)} for number in range(POD_COUNT)
+            {"type": ["", "pods"], "object": copy_of_pod(like, number)} for number in range(POD_COUNT)
         ]
         handle.control("PUT", "snapshot", snapshot, timeout=60)
 

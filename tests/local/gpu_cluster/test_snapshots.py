@@ -92,7 +92,7 @@ def test_replacement_continues_after_a_restart(tmp_path: Path) -> None:
     assert sum(counted.values()) == 1
 
 
-def test_slot_between_launch_attempts_is_filled_after_a_restart(tmp_path: Path) -> None:
+def test_restarted_cluster_fills_a_slot_whose_launch_had_failed(tmp_path: Path) -> None:
     slow = {**QUICK, "delays": {**QUICK["delays"], "terminate": 30.0}}
     data = tmp_path / "data"
     with gpu_cluster.start(slow, tmp_path / "one", data_dir=data) as first:
@@ -154,7 +154,7 @@ def is_available(deployment: Json) -> bool:
     return bool(deployment.get("status", {}).get("availableReplicas") == 3)
 
 
-def test_snapshot_is_restored(cluster: ClusterHandle, kube: KubeClient) -> None:
+def test_snapshot_with_every_object_is_restored(cluster: ClusterHandle, kube: KubeClient) -> None:
     kube.create(MAPS, {"metadata": {"name": "kept"}, "data": {"a": "1"}})
     names = {node["metadata"]["name"] for node in kube.items(NODES)}
     snapshot = cluster.control("GET", "snapshot")

@@ -166,22 +166,22 @@ class PermissionBench:
         self._lacking: list[tuple[str, str, str]] = []
         self.readable: dict[str, str] = {}
         """Ids of things that were stored once, to be read."""
-        self._still()
+        self._stop_all_schedules()
         # Requests about Kueue's objects are made only in a cluster with Kueue.
         centre.cluster.apply([fake_kueue.local_queues(), fake_kueue.workloads()])
         self.nodes = self._machines()
         """The nodes. Probes refer to them by their index in this list."""
         for index in range(len(self.nodes)):
-            self.free(index)
+            self.free_machine(index)
 
     @classmethod
     @contextmanager
-    def standing(cls, run_dir: Path) -> Iterator["PermissionBench"]:
+    def started_bench(cls, run_dir: Path) -> Iterator["PermissionBench"]:
         """Start a data centre in which only the invocations of tests run."""
         with DataCentre.start(run_dir, fleet=QuietFleetShape(), ticks=False) as centre:
             yield cls(centre)
 
-    def _still(self) -> None:
+    def _stop_all_schedules(self) -> None:
         deployer = self.centre.deployer
         scheduler = deployer.client("scheduler")
         for schedule in scheduler.list_schedules()["Schedules"]:
@@ -278,27 +278,27 @@ class PermissionBench:
     def without_verbs(self, role: str, *verbs: tuple[str, str]) -> Iterator[None]:
         """Remove verbs, as pairs (resource, verb), from a role of the access manifest in this context."""
         before = self._lacking
-        self._apply_without(role, [*before, *((role, resource, verb) for resource, verb in verbs)])
+        self._apply_role_without(role, [*before, *((role, resource, verb) for resource, verb in verbs)])
         try:
             yield
         finally:
-            self._apply_without(role, before)
+            self._apply_role_without(role, before)
 
-    def _apply_without(self, role: str, lacking: list[tuple[str, str, str]]) -> None:
-        self._lacking = lacking
+    def _apply_role_without(self, role: str, removed_permissions: list[tuple[str, str, str]]) -> None:
+        self._lacking = removed_permissions
         manifest = access_roles()[role]
         rules = manifest["rules"]
-        for where, resource, verb in lacking:
+        for where, resource, verb in removed_permissions:
             if where == role:
-                rules = [*_less(rules, resource, verb)]
+                rules = [*rules_without(rules, resource, verb)]
         self.centre.cluster.apply([{**manifest, "rules": rules}])
 
     @contextmanager
-    def without_groups(self, function: str, *lacking: str) -> Iterator[None]:
+    def without_groups(self, function: str, *removed_permissions: str) -> Iterator[None]:
         """Remove groups from a function's access entry in this context."""
         groups = access_entries()[function]
         arn = self.centre.roles[function]
-        self.centre.cluster.put_access_entry(arn, [group for group in groups if group not in lacking])
+        self.centre.cluster.put_access_entry(arn, [group for group in groups if group not in removed_permissions])
         try:
             yield
         finally:
@@ -398,25 +398,25 @@ class PermissionBench:
         """Change a node object as the admin."""
         self.kubernetes.patch(f"/api/v1/nodes/{self.name_of(self.nodes[index])}", patch)
 
-    def free(self, index: int) -> None:
+    def free_machine(self, index: int) -> None:
         """Put a node in service: remove its cordon, marks and taint."""
         metadata = {"annotations": {INCIDENT_ANNOTATION: None}, "labels": {FAULT_TYPES[0]: None}}
         self.patch_node(index, {"metadata": metadata, "spec": {"unschedulable": None, "taints": None}})
 
     def cordon(self, index: int, incident_id: str) -> None:
         """Cordon a node for an incident."""
-        self.free(index)
+        self.free_machine(index)
         self.cluster.cordon(self.cluster_name, self.name_of(self.nodes[index]), incident_id)
 
     @contextmanager
-    def marked(self, index: int) -> Iterator[None]:
+    def with_fault_label(self, index: int) -> Iterator[None]:
         """Set the health agent's mark on a node in this context, as for an event that was not ingested yet."""
         self.patch_node(index, {"metadata": {"labels": {FAULT_TYPES[0]: "NvidiaErrorReboot"}}})
         self.forget(*(incident_rows.fact_key(fact.fact_key) for fact in self.facts_of(index)))
         try:
             yield
         finally:
-            self.free(index)
+            self.free_machine(index)
 
     def facts_of(self, index: int) -> tuple[NodeFact, ...]:
         """Return the fact of a node's present marks."""
@@ -424,7 +424,7 @@ class PermissionBench:
         assert node
         return kubernetes_node.node_facts(node, WatchPolicy(), datetime.now(UTC))
 
-    def end_run(self, name: str) -> None:
+    def end_execution(self, name: str) -> None:
         """Start and end the workflow of an attempt."""
         arn = f"{self.centre.outputs['RunJobArn']}:live"
         self._ended(self._workflows.start_execution(stateMachineArn=arn, name=name, input="{}")["executionArn"])
@@ -462,7 +462,7 @@ class PermissionBench:
         finally:
             self._lambda.update_event_source_mapping(UUID=mapping["UUID"], Enabled=False)
 
-    def takes(self, output: str, body: str) -> bool:
+    def has_message(self, output: str, body: str) -> bool:
         """Receive the messages of a queue, and return whether this message is one of them."""
         url = self.centre.outputs[output]
         messages = self.sqs.receive_message(QueueUrl=url, MaxNumberOfMessages=10).get("Messages", ())
@@ -582,7 +582,7 @@ def verbs() -> list[tuple[str, str, str]]:
     ]
 
 
-def _less(rules: list[Json], resource: str, verb: str) -> Iterator[Json]:
+def rules_without(rules: list[Json], resource: str, verb: str) -> Iterator[Json]:
     for rule in rules:
         if resource not in rule["resources"]:
             yield rule

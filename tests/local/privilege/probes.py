@@ -37,9 +37,10 @@ from evenkeel.domain.jobs.workload_kind import WorkloadKind
 from evenkeel.domain.nodes import AWAITING_VALIDATION_TAINT, KARPENTER_LABEL, FleetNode, NodeLife
 from evenkeel.domain.quotas.teams import Budget, Team
 from evenkeel.domain.recovery.guardrails import Register, RegisterEntry
-from evenkeel.domain.recovery.leases import Hold, RepairLease
-from evenkeel.domain.recovery.restarts import Restart, UnmanagedJob
-from evenkeel.domain.recovery.unhealthy import UnhealthyNode
+from evenkeel.domain.recovery.holds import Hold
+from evenkeel.domain.recovery.leases import RepairLease
+from evenkeel.domain.recovery.unhealthy_nodes import UnhealthyNode
+from evenkeel.domain.recovery.unmanaged_restarts import UnmanagedJob, UnmanagedRestart
 from evenkeel.domain.renting.cost import JobDemand, SpendLimits
 from evenkeel.domain.renting.placement import PlacementFacts
 from evenkeel.domain.renting.rental import Rental, RentalOffer, RentalState
@@ -51,7 +52,14 @@ from evenkeel.events import aws_health
 from evenkeel.ports import CapacitySpec, LaunchSpec, Row, Table
 from evenkeel.runtime.wiring import load_policy
 from evenkeel.services.admin import change_policy
-from evenkeel.services.storage import fleet_rows, incident_rows, job_rows, quota_rows, restart_rows, subject_rows
+from evenkeel.services.storage import (
+    fleet_rows,
+    incident_rows,
+    job_rows,
+    quota_rows,
+    subject_rows,
+    unmanaged_restart_rows,
+)
 from evenkeel.services.storage.guardrail_registers import RegisterName
 from evenkeel_local import ACCOUNT_ID
 from evenkeel_local.data_centre import CHECKPOINTS_BUCKET, FLEET, NAMESPACE, SERVICE_ACCOUNT
@@ -167,7 +175,7 @@ def an_attempt(
     return Attempt.model_validate({**facts, **changes})
 
 
-def stored(stage: PermissionBench, job: Job, *attempts: Attempt) -> tuple[Job, Attempt]:
+def store_job(stage: PermissionBench, job: Job, *attempts: Attempt) -> tuple[Job, Attempt]:
     """Store a job with its attempts; the last is the current one."""
     job = job.replace(current_attempt=len(attempts))
     live = [attempt for attempt in attempts if not attempt.state.has_ended]
@@ -190,7 +198,7 @@ def a_run(
     since: dict[str, Any] = (
         {"launched_at": now() - timedelta(seconds=10)} if launched and state is not AttemptState.STARTING else {}
     )
-    job, attempt = stored(stage, job, an_attempt(stage, job, state, node=node, **since))
+    job, attempt = store_job(stage, job, an_attempt(stage, job, state, node=node, **since))
     if launched:
         launch(stage, job, attempt)
     return job, attempt
@@ -201,8 +209,8 @@ def launch(stage: PermissionBench, job: Job, attempt: Attempt) -> None:
     stage.clear_workloads()
     for index, machine in enumerate(stage.nodes):
         if stage.name_of(machine) in attempt.node_names:
-            stage.free(index)
-    spec = LaunchSpec(job=job.spec, attempt=attempt, resume_from="", service_account=SERVICE_ACCOUNT)
+            stage.free_machine(index)
+    spec = LaunchSpec(job_spec=job.spec, attempt=attempt, resume_from="", service_account=SERVICE_ACCOUNT)
     stage.cluster.launch(spec)
     until(lambda: any(pod.node_name for pod in pods_of(stage, attempt)), "the probe's pod has a node")
 
@@ -265,7 +273,7 @@ def an_incident(stage: PermissionBench, state: IncidentState, node: int = 1, **c
     return incident
 
 
-def planned(stage: PermissionBench, node: int = 1, **changes: Any) -> Incident:
+def incident_with_plan(stage: PermissionBench, node: int = 1, **changes: Any) -> Incident:
     """Store an incident whose recovery may act, in a fleet without other repairs or cordons."""
     stage.forget(*(fleet_rows.register_key(which) for which in RegisterName))
     brief = StoredRecoveryPlan(
@@ -273,7 +281,7 @@ def planned(stage: PermissionBench, node: int = 1, **changes: Any) -> Incident:
         outcome="ACT",
         repairs_node=True,
         owner="EVENKEEL",
-        settle_seconds=0,
+        evidence_wait_seconds=0,
         max_repairs=3,
         decision_id="dec-probe",
         reason="A probe.",
@@ -289,7 +297,7 @@ def one_faulty_node(stage: PermissionBench, node: int, **changes: Any) -> Incide
     stage.await_machine(node)
     for state in OPEN_STATES:
         stage.forget_state(Table.INCIDENTS, f"INC#{state}")
-    return planned(stage, node, **changes)
+    return incident_with_plan(stage, node, **changes)
 
 
 def a_node_without_a_slot(stage: PermissionBench) -> Json:
@@ -377,7 +385,7 @@ def a_pool_to_rent(stage: PermissionBench, accelerators: int = 0) -> None:
     stage.centre.cluster.apply([pool])
 
 
-def refused_lately(stage: PermissionBench) -> None:
+def record_capacity_refusal(stage: PermissionBench) -> None:
     """Store a recent refusal of the market of the rental's pool."""
     stage.put(fleet_rows.shortages_row(Shortages().with_refusal(*MARKET, now()), 0))
 
@@ -459,7 +467,7 @@ def an_envelope(stage: PermissionBench, node: int = 0, instance_id: str = "", **
     return {"Records": [{"messageId": "probe", "body": json.dumps(body)}]}
 
 
-def taken_in(result: InvocationResult) -> bool:
+def is_ingested(result: InvocationResult) -> bool:
     """Return whether no record of the batch failed."""
     return result.answer == {"batchItemFailures": []} and not result.is_refused
 
@@ -477,13 +485,13 @@ def forget_facts(stage: PermissionBench, node: int = 0) -> None:
             stage.forget(incident_rows.fact_key(key))
 
 
-@probe("receive_event", succeeds=taken_in)
+@probe("receive_event", succeeds=is_ingested)
 def opens_an_incident(stage: PermissionBench) -> Json:
     forget_facts(stage)
     return an_envelope(stage)
 
 
-@probe("receive_event", succeeds=taken_in)
+@probe("receive_event", succeeds=is_ingested)
 def joins_an_incident_and_deletes_the_unresolved_fact(stage: PermissionBench) -> Json:
     forget_facts(stage)
     incident = an_incident(stage, IncidentState.OPEN, 0)
@@ -501,7 +509,7 @@ def joins_an_incident_and_deletes_the_unresolved_fact(stage: PermissionBench) ->
     return envelope
 
 
-@probe("receive_event", succeeds=taken_in)
+@probe("receive_event", succeeds=is_ingested)
 def stores_a_group_fact(stage: PermissionBench) -> Json:
     record = {
         "EventId": stage.ids.new("evt"),
@@ -518,12 +526,12 @@ def stores_a_group_fact(stage: PermissionBench) -> Json:
     return {"Records": [{"messageId": "probe", "body": json.dumps(body)}]}
 
 
-@probe("receive_event", succeeds=taken_in)
+@probe("receive_event", succeeds=is_ingested)
 def keeps_a_malformed_event(stage: PermissionBench) -> Json:
     return an_envelope(stage, HealthSummary="none")
 
 
-@probe("receive_event", succeeds=taken_in)
+@probe("receive_event", succeeds=is_ingested)
 def splits_an_event_of_many_machines(stage: PermissionBench) -> Json:
     envelope = an_envelope(stage)
     machines = [{"entityValue": f"i-{number:017x}"} for number in range(aws_health.MAX_ENTITIES + 1)]
@@ -567,7 +575,7 @@ def has_an_event_delivered_again(stage: PermissionBench) -> Json:
 
 
 @probe("plan_recovery")
-def plans(stage: PermissionBench) -> Json:
+def plans_a_recovery(stage: PermissionBench) -> Json:
     return of_incident(an_incident(stage, IncidentState.OPEN))
 
 
@@ -586,59 +594,59 @@ def plans_a_drill(stage: PermissionBench) -> Json:
     return of_incident(an_incident(stage, IncidentState.OPEN, is_drill=True))
 
 
-def registered(stage: PermissionBench, which: RegisterName, *indexes: int) -> None:
+def add_guardrail_entries(stage: PermissionBench, which: RegisterName, *indexes: int) -> None:
     """Register exactly these nodes as in repair or as cordoned by Evenkeel."""
     entries = tuple(
-        RegisterEntry(life=machine.life.key, incident_id="inc-probe", pool=machine.pool, since=now())
+        RegisterEntry(life_key=machine.life.key, incident_id="inc-probe", pool=machine.pool, since=now())
         for machine in (stage.nodes[index] for index in indexes)
     )
     stage.put(Row(fleet_rows.register_key(which), Register(entries=entries).to_json()))
 
 
 @probe("cordon_node")
-def cordons(stage: PermissionBench) -> Json:
-    stage.free(1)
-    return of_incident(planned(stage))
+def cordons_a_node(stage: PermissionBench) -> Json:
+    stage.free_machine(1)
+    return of_incident(incident_with_plan(stage))
 
 
 @probe("cordon_node")
 def cordons_beside_another_machine_of_the_pool(stage: PermissionBench) -> Json:
-    stage.free(1)
-    incident = planned(stage)
-    registered(stage, RegisterName.CORDONS, 0)
+    stage.free_machine(1)
+    incident = incident_with_plan(stage)
+    add_guardrail_entries(stage, RegisterName.CORDONS, 0)
     return of_incident(incident)
 
 
 @probe("cordon_node")
 def cordons_for_a_drill(stage: PermissionBench) -> Json:
-    stage.free(1)
-    return of_incident(planned(stage, is_drill=True))
+    stage.free_machine(1)
+    return of_incident(incident_with_plan(stage, is_drill=True))
 
 
 @contextmanager
 def cordoned_by_a_person(stage: PermissionBench) -> Iterator[None]:
-    stage.free(1)
+    stage.free_machine(1)
     stage.patch_node(1, {"spec": {"unschedulable": True}})
     try:
         yield
     finally:
-        stage.free(1)
+        stage.free_machine(1)
 
 
 @probe("cordon_node", during=cordoned_by_a_person)
 def leaves_the_cordon_of_a_person(stage: PermissionBench) -> Json:
-    return of_incident(planned(stage))
+    return of_incident(incident_with_plan(stage))
 
 
 @probe("drain_node")
 def stops_the_pods_of_a_node(stage: PermissionBench) -> Json:
     a_run(stage, AttemptState.RUNNING, launched=True, node=1)
-    return of_incident(planned(stage))
+    return of_incident(incident_with_plan(stage))
 
 
 @probe("drain_node")
 def moves_a_movable_pod(stage: PermissionBench) -> Json:
-    incident = planned(stage)
+    incident = incident_with_plan(stage)
     an_unmanaged_pod(stage, incident.node_name)
     return of_incident(incident)
 
@@ -670,7 +678,7 @@ def _users_job_probes(kind: WorkloadKind) -> None:
     """Register the situation that restarts a user's job of a kind."""
 
     def restarts(stage: PermissionBench) -> Json:
-        incident = planned(stage)
+        incident = incident_with_plan(stage)
         a_users_job(stage, incident.node_name, kind)
         return of_incident(incident)
 
@@ -684,7 +692,7 @@ for _kind in WorkloadKind:
 
 @probe("drain_node")
 def restarts_a_queued_job(stage: PermissionBench) -> Json:
-    incident = planned(stage)
+    incident = incident_with_plan(stage)
     a_users_job(stage, incident.node_name, WorkloadKind.JOB, **{QUEUE_LABEL: "research"})
     return of_incident(incident)
 
@@ -708,7 +716,7 @@ def evicts_a_recreated_pod(stage: PermissionBench) -> Json:
 @probe(
     "repair_node", succeeds=lambda result: bool(result.answer) and result.answer["outcome"] in ("REQUESTED", "RETRY")
 )
-def reboots(stage: PermissionBench) -> Json:
+def reboots_a_node(stage: PermissionBench) -> Json:
     stage.await_machine(REBOOTED)
     a_run(stage, AttemptState.RUNNING, launched=True, node=REBOOTED)
     return of_incident(one_faulty_node(stage, REBOOTED))
@@ -722,12 +730,12 @@ def looks_for_the_node_that_replaced_another(stage: PermissionBench) -> Json:
 @probe(
     "repair_node", succeeds=lambda result: bool(result.answer) and result.answer["outcome"] in ("REQUESTED", "RETRY")
 )
-def replaces(stage: PermissionBench) -> Json:
+def replaces_a_node(stage: PermissionBench) -> Json:
     return of_incident(one_faulty_node(stage, REPLACED, fault_key="hp:NvidiaErrorTerminate", min_rung="replace"))
 
 
 @probe("repair_node", succeeds=lambda result: bool(result.answer) and result.answer["outcome"] == "REQUESTED")
-def returns_a_karpenter_machine(stage: PermissionBench) -> Json:
+def terminates_a_karpenter_node(stage: PermissionBench) -> Json:
     """The node is an object without a machine, because Karpenter's deletion of the machine is not tested here."""
     instance_id = f"i-{int(now().timestamp() * 1000):017x}"
     name = f"burst-{instance_id}"
@@ -735,14 +743,14 @@ def returns_a_karpenter_machine(stage: PermissionBench) -> Json:
     metadata = {"name": name, "labels": {KARPENTER_LABEL: "burst"}}
     spec = {"providerID": f"aws:///us-west-2a/{instance_id}"}
     stage.kubernetes.create("/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": spec})
-    registered(stage, RegisterName.REPAIRS)
-    incident = planned(
+    add_guardrail_entries(stage, RegisterName.REPAIRS)
+    incident = incident_with_plan(
         stage, life=life, slot=life.key, pool="burst", node_name=name, boot_id="", fault_key="node:not_ready"
     )
-    return of_incident(owned(stage, incident, "KARPENTER"))
+    return of_incident(with_owner(stage, incident, "KARPENTER"))
 
 
-def owned(stage: PermissionBench, incident: Incident, owner: str) -> Incident:
+def with_owner(stage: PermissionBench, incident: Incident, owner: str) -> Incident:
     """Store the incident with another owner of the repair."""
     assert incident.plan
     changed = incident.replace(plan=incident.plan.replace(owner=owner))
@@ -757,15 +765,15 @@ def replaces_a_node_of_a_group(stage: PermissionBench) -> Json:
     assert node.instance_id
     assert node.created_at
     life = NodeLife(cluster=stage.cluster_name, instance_id=node.instance_id, launched_at=node.created_at)
-    registered(stage, RegisterName.REPAIRS)
-    incident = planned(
+    add_guardrail_entries(stage, RegisterName.REPAIRS)
+    incident = incident_with_plan(
         stage, life=life, slot=life.key, pool=node.pool, node_name=node.name, boot_id="", fault_key="xid:79"
     )
-    return of_incident(owned(stage, incident, "NODE_GROUP"))
+    return of_incident(with_owner(stage, incident, "NODE_GROUP"))
 
 
 @contextmanager
-def _wave(stage: PermissionBench) -> Iterator[None]:
+def _shared_cause(stage: PermissionBench) -> Iterator[None]:
     """Store incidents of four nodes in one zone, before any alert about their shared cause."""
     zone = next(node.kubernetes.zone for node in stage.nodes if node.kubernetes)
     pool = stage.nodes[0].pool
@@ -779,10 +787,10 @@ def _wave(stage: PermissionBench) -> Iterator[None]:
 
 @probe(
     "repair_node",
-    during=_wave,
+    during=_shared_cause,
     succeeds=lambda result: bool(result.answer) and result.answer["outcome"] == "BLOCKED" and not result.is_refused,
 )
-def pages_for_a_wave(stage: PermissionBench) -> Json:
+def alerts_about_a_shared_cause(stage: PermissionBench) -> Json:
     return of_incident(one_faulty_node(stage, REPLACED, fault_key="hp:NvidiaErrorTerminate", min_rung="replace"))
 
 
@@ -791,37 +799,37 @@ def pages_for_a_wave(stage: PermissionBench) -> Json:
     succeeds=lambda result: bool(result.answer) and result.answer["outcome"] in ("REQUESTED", "RETRY"),
 )
 def makes_a_delayed_cordon(stage: PermissionBench) -> Json:
-    stage.free(REBOOTED)
+    stage.free_machine(REBOOTED)
     block = Block(guardrail="POOL_CORDONS", reason="A probe.", since=now(), action="cordon")
     return of_incident(one_faulty_node(stage, REBOOTED, block=block))
 
 
 @probe("check_node", succeeds=lambda result: bool(result.answer) and result.answer["outcome"] in ("DEEP", "BASIC"))
-def has_a_machine_examined(stage: PermissionBench) -> Json:
+def requests_a_deep_health_check(stage: PermissionBench) -> Json:
     """During the deep check of a node, a second request is declined and the node gets a basic check."""
-    return of_incident(planned(stage, EXAMINED, fault_key="train:slow_rank"))
+    return of_incident(incident_with_plan(stage, EXAMINED, fault_key="train:slow_rank"))
 
 
 @probe("check_node", succeeds=lambda result: bool(result.answer) and result.answer["outcome"] == "TEST_JOB")
 def runs_a_test_job(stage: PermissionBench) -> Json:
-    return of_incident(planned(stage, EXAMINED, fault_key="fabric:manager_not_running"))
+    return of_incident(incident_with_plan(stage, EXAMINED, fault_key="fabric:manager_not_running"))
 
 
 @probe("check_node")
 def checks_the_node_that_replaced_another(stage: PermissionBench) -> Json:
-    return of_incident(planned(stage, **a_node_without_a_slot(stage)))
+    return of_incident(incident_with_plan(stage, **a_node_without_a_slot(stage)))
 
 
 @probe("return_node")
 def returns_the_node_that_replaced_another(stage: PermissionBench) -> Json:
-    return of_incident(planned(stage, **a_node_without_a_slot(stage)))
+    return of_incident(incident_with_plan(stage, **a_node_without_a_slot(stage)))
 
 
 @probe("return_node")
-def returns(stage: PermissionBench) -> Json:
-    incident = planned(stage)
+def returns_a_node(stage: PermissionBench) -> Json:
+    incident = incident_with_plan(stage)
     stage.cordon(1, incident.incident_id)
-    registered(stage, RegisterName.CORDONS, 1)
+    add_guardrail_entries(stage, RegisterName.CORDONS, 1)
     return of_incident(incident)
 
 
@@ -829,21 +837,23 @@ def returns(stage: PermissionBench) -> Json:
 def plans_the_migration_back(stage: PermissionBench) -> Json:
     job, attempt = a_run(stage, AttemptState.RUNNING, node=1)
     affected = AffectedJob(job_id=job.job_id, attempt=attempt.attempt)
-    stage.put(incident_rows.unhealthy_row(left_unhealthy(stage), 0))
-    return of_incident(planned(stage, affected_jobs=(affected,)))
+    stage.put(incident_rows.unhealthy_row(store_unhealthy_node(stage), 0))
+    return of_incident(incident_with_plan(stage, affected_jobs=(affected,)))
 
 
 @probe("plan_resume", under=_a_plan_that_rents)
-def weighs_rented_nodes(stage: PermissionBench) -> Json:
+def considers_renting_for_a_resume(stage: PermissionBench) -> Json:
     """The job needs more nodes than the fleet has, so only rented nodes are available."""
     job, attempt = a_run(stage, AttemptState.RUNNING, node=1)
     stage.put(job_rows.job_row(job.replace(spec=job.spec.replace(nodes=99)), 0))
-    return of_incident(planned(stage, affected_jobs=(AffectedJob(job_id=job.job_id, attempt=attempt.attempt),)))
+    return of_incident(
+        incident_with_plan(stage, affected_jobs=(AffectedJob(job_id=job.job_id, attempt=attempt.attempt),))
+    )
 
 
 @probe("settle_incident")
-def settles_and_pages(stage: PermissionBench) -> Json:
-    incident = planned(stage)
+def settles_and_alerts(stage: PermissionBench) -> Json:
+    incident = incident_with_plan(stage)
     lease = RepairLease(slot=incident.slot, incident_id=incident.incident_id, taken_at=now())
     stage.put(Row(fleet_rows.lease_key(incident.slot), lease.to_json()))
     node = {"outcome": "WAITING_FOR_PERSON", "reason": "A probe."}
@@ -855,7 +865,7 @@ def settles_and_pages(stage: PermissionBench) -> Json:
 
 
 @probe("publish_events")
-def publishes_a_question_and_tells_the_chat(stage: PermissionBench) -> Json:
+def publishes_an_approval_request_and_notifies_the_chat(stage: PermissionBench) -> Json:
     row = incident_rows.incident_row(an_incident(stage, IncidentState.WAITING_FOR_PERSON, 0), 1)
     table = stage.centre.deployer.client("dynamodb").describe_table(
         TableName=stage.centre.outputs["IncidentsTableName"]
@@ -877,7 +887,7 @@ def publishes_a_question_and_tells_the_chat(stage: PermissionBench) -> Json:
 
 @probe("open_wait")
 def waits_for_a_run_that_was_asked_to_stop(stage: PermissionBench) -> Json:
-    attempt = asked_to_stop(stage, AttemptState.RUNNING)
+    attempt = attempt_with_stop_request(stage, AttemptState.RUNNING)
     return of_attempt(attempt, kind="ATTEMPT_RUNNING", token="a-token-of-no-task")
 
 
@@ -885,7 +895,7 @@ def waits_for_a_run_that_was_asked_to_stop(stage: PermissionBench) -> Json:
 def waits_for_kueue(stage: PermissionBench) -> Json:
     job = a_job(stage, JobState.STARTING)
     seated = an_attempt(stage, job, AttemptState.LAUNCHED)
-    job, attempt = stored(stage, job, seated.replace(local_queue="default", nodes=(), node_names=()))
+    job, attempt = store_job(stage, job, seated.replace(local_queue="default", nodes=(), node_names=()))
     stage.clear_workloads()
     stage.cluster.launch(LaunchSpec(job.spec, attempt, "", SERVICE_ACCOUNT))
     return of_attempt(attempt, kind="ATTEMPT_ADMITTED", token="a-token-of-no-task")
@@ -893,15 +903,15 @@ def waits_for_kueue(stage: PermissionBench) -> Json:
 
 @probe("open_wait")
 def waits_until_it_is_not_blocked(stage: PermissionBench) -> Json:
-    return of_incident(planned(stage), kind="REPAIR_POSSIBLE", token="a-token-of-no-task")
+    return of_incident(incident_with_plan(stage), kind="REPAIR_POSSIBLE", token="a-token-of-no-task")
 
 
-def barred(stage: PermissionBench) -> Incident:
+def blocked_incident(stage: PermissionBench) -> Incident:
     """Store an incident with a blocked repair."""
     block = Block(guardrail="POOL_REPAIRS", reason="A probe.", since=now(), action="replace")
-    incident = planned(stage, block=block).replace(state=IncidentState.BLOCKED)
+    incident = incident_with_plan(stage, block=block).replace(state=IncidentState.BLOCKED)
     stage.put(incident_rows.incident_row(incident, 0))
-    registered(stage, RegisterName.REPAIRS, 0)
+    add_guardrail_entries(stage, RegisterName.REPAIRS, 0)
     return incident
 
 
@@ -913,17 +923,19 @@ def waits_for_rented_nodes(stage: PermissionBench) -> Json:
 
 @probe("open_wait")
 def waits_for_its_order(stage: PermissionBench) -> Json:
-    return of_incident(barred(stage), kind="RELEASED", token="a-token-of-no-task")
+    return of_incident(blocked_incident(stage), kind="RELEASED", token="a-token-of-no-task")
 
 
 @probe("open_wait")
 def waits_for_a_node(stage: PermissionBench) -> Json:
-    return of_incident(planned(stage), kind="NODE_BACK", token="a-token-of-no-task")
+    return of_incident(incident_with_plan(stage), kind="NODE_BACK", token="a-token-of-no-task")
 
 
 @probe("open_wait")
 def waits_for_a_node_without_a_slot(stage: PermissionBench) -> Json:
-    return of_incident(planned(stage, **a_node_without_a_slot(stage)), kind="NODE_BACK", token="a-token-of-no-task")
+    return of_incident(
+        incident_with_plan(stage, **a_node_without_a_slot(stage)), kind="NODE_BACK", token="a-token-of-no-task"
+    )
 
 
 @probe("open_wait", succeeds=lambda result: "there is no incident" in result.error_text.lower())
@@ -943,7 +955,7 @@ def answers_a_job(stage: PermissionBench) -> Json:
 
 @probe("resolve_wait")
 def answers_an_incident(stage: PermissionBench) -> Json:
-    incident = planned(stage)
+    incident = incident_with_plan(stage)
     wait = a_wait(incident.incident_id, ConditionKind.JOBS_RESUMED, "jobs-back", {})
     stage.put(subject_rows.wait_row(wait, 0))
     answer = {"outcome": "JOBS_RESUMED", "reason": "A probe.", "facts": {}}
@@ -986,7 +998,7 @@ def launches_from_a_checkpoint(stage: PermissionBench) -> Json:
     stage.clear_workloads()
     job = a_job(stage, JobState.STARTING)
     ended = an_attempt(stage, job, AttemptState.LOST, ended_at=now())
-    job, attempt = stored(stage, job, ended, an_attempt(stage, job, AttemptState.STARTING, 2))
+    job, attempt = store_job(stage, job, ended, an_attempt(stage, job, AttemptState.STARTING, 2))
     a_checkpoint(stage, job)
     return of_attempt(attempt)
 
@@ -995,7 +1007,7 @@ def launches_from_a_checkpoint(stage: PermissionBench) -> Json:
 def ends_the_previous_attempt(stage: PermissionBench) -> Json:
     job, first = a_run(stage, AttemptState.RUNNING, launched=True)
     ended = first.replace(state=AttemptState.LOST, ended_at=now())
-    _, attempt = stored(stage, job, ended, an_attempt(stage, job, AttemptState.STARTING, 2))
+    _, attempt = store_job(stage, job, ended, an_attempt(stage, job, AttemptState.STARTING, 2))
     return of_attempt(attempt)
 
 
@@ -1005,7 +1017,7 @@ def _kind_probes(kind: WorkloadKind) -> None:
     def launches(stage: PermissionBench) -> Json:
         stage.clear_workloads()
         job = a_job(stage, JobState.STARTING, kind=kind)
-        job, attempt = stored(stage, job, an_attempt(stage, job, AttemptState.STARTING))
+        job, attempt = store_job(stage, job, an_attempt(stage, job, AttemptState.STARTING))
         return of_attempt(attempt)
 
     def stops_the_kind(stage: PermissionBench) -> Json:
@@ -1026,13 +1038,13 @@ for _kind in WorkloadKind:
 
 
 @probe("mark_running", succeeds=lambda result: result.answer == {"outcome": "RUNNING"})
-def marks(stage: PermissionBench) -> Json:
+def marks_an_attempt_running(stage: PermissionBench) -> Json:
     _, attempt = a_run(stage, AttemptState.LAUNCHED)
     return of_attempt(attempt)
 
 
 @probe("stop_attempt")
-def stops(stage: PermissionBench) -> Json:
+def stops_an_attempt(stage: PermissionBench) -> Json:
     _, attempt = a_run(stage, AttemptState.RUNNING, launched=True)
     return of_attempt(attempt)
 
@@ -1060,7 +1072,7 @@ def settles_a_running_attempt(stage: PermissionBench) -> Json:
 
 
 @probe("settle_attempt")
-def settles_the_log_of_rank_0(stage: PermissionBench) -> Json:
+def keeps_the_log_of_rank_0(stage: PermissionBench) -> Json:
     return of_attempt(a_mounted_run(stage), failure={"Error": "States.Timeout", "Cause": "A probe."})
 
 
@@ -1072,16 +1084,16 @@ def answers(*outcomes: str) -> Callable[[InvocationResult], bool]:
 
 
 @probe("rent_capacity", succeeds=answers("OPENED"))
-def opens_a_pool(stage: PermissionBench) -> Json:
+def raises_a_pool_limit(stage: PermissionBench) -> Json:
     a_pool_to_rent(stage)
     return of_rental(a_rental(stage), step="OPEN")
 
 
 @probe("rent_capacity", succeeds=answers("HANDED_OVER"))
-def hands_nodes_over(stage: PermissionBench) -> Json:
-    stage.free(0)
+def marks_a_rental_ready(stage: PermissionBench) -> Json:
+    stage.free_machine(0)
     rental = a_rental(stage, pool=stage.nodes[0].pool)
-    refused_lately(stage)
+    record_capacity_refusal(stage)
     return of_rental(rental, step="HAND_OVER")
 
 
@@ -1107,7 +1119,7 @@ def withdraws_an_offer(stage: PermissionBench) -> Json:
 
 
 @probe("rent_capacity", under=_another_pool, succeeds=answers("OPENED"))
-def asks_another_pool(stage: PermissionBench) -> Json:
+def requests_capacity_of_another_pool(stage: PermissionBench) -> Json:
     """The new offer comes from the placement that a cycle recorded."""
     a_pool_to_rent(stage)
     rental = a_rental(stage, pool="another")
@@ -1164,7 +1176,7 @@ def settles_a_rental(stage: PermissionBench) -> Json:
 
 
 @probe("schedule_jobs", under=_a_renting_cycle)
-def rents(stage: PermissionBench) -> Json:
+def rents_nodes(stage: PermissionBench) -> Json:
     stage.settle_everything()
     stage.clear_workloads()
     job = a_job(stage, JobState.PENDING)
@@ -1173,18 +1185,20 @@ def rents(stage: PermissionBench) -> Json:
 
 
 @probe("schedule_jobs", succeeds=lambda result: bool(result.answer) and bool(result.answer.get("admitted")))
-def admits(stage: PermissionBench) -> Json:
+def admits_a_job(stage: PermissionBench) -> Json:
     stage.settle_everything()
     stage.clear_workloads()
-    stage.free(0)
+    stage.free_machine(0)
     job = a_job(stage, JobState.PENDING)
     earlier = an_attempt(stage, job, AttemptState.LOST)
-    stored(stage, job, earlier)
-    stage.put(quota_rows.released_charge_row(earlier, 0, now()), incident_rows.unhealthy_row(left_unhealthy(stage), 0))
+    store_job(stage, job, earlier)
+    stage.put(
+        quota_rows.released_charge_row(earlier, 0, now()), incident_rows.unhealthy_row(store_unhealthy_node(stage), 0)
+    )
     return {}
 
 
-def looked(result: InvocationResult) -> bool:
+def has_watched(result: InvocationResult) -> bool:
     """Return whether a complete poll succeeded before the watch was refused."""
     failed = ("WatchSnapshotFailed", "WaitNotEvaluated")
     return result.refuses_verb("watch", "jobs") and not any(word in result.error_text for word in failed)
@@ -1199,11 +1213,11 @@ def _without_watch(stage: PermissionBench) -> Iterator[None]:
 
 @contextmanager
 def _marked_and_without_watch(stage: PermissionBench) -> Iterator[None]:
-    with stage.marked(MARKED), _without_watch(stage):
+    with stage.with_fault_label(MARKED), _without_watch(stage):
         yield
 
 
-def asked_to_stop(stage: PermissionBench, state: AttemptState) -> Attempt:
+def attempt_with_stop_request(stage: PermissionBench, state: AttemptState) -> Attempt:
     """Store a run with a stop request: its waits are answered at once."""
     job, attempt = a_run(stage, state)
     stop = StopRequest(attempt=1, reason="A probe.", by="probe", grace_seconds=1, requested_at=now())
@@ -1213,16 +1227,16 @@ def asked_to_stop(stage: PermissionBench, state: AttemptState) -> Attempt:
 
 def open_waits(stage: PermissionBench) -> None:
     """Store a wait of a job, which is to be answered, and one of an incident."""
-    attempt = asked_to_stop(stage, AttemptState.RUNNING)
+    attempt = attempt_with_stop_request(stage, AttemptState.RUNNING)
     stage.put(
         subject_rows.wait_row(a_wait(attempt.job_id, ConditionKind.ATTEMPT_ENDED, "attempt-1-ended", {"attempt": 1}), 0)
     )
-    incident = planned(stage, affected_jobs=(AffectedJob(job_id=attempt.job_id, attempt=1),))
+    incident = incident_with_plan(stage, affected_jobs=(AffectedJob(job_id=attempt.job_id, attempt=1),))
     facts = {"life": incident.life.key, "slot": incident.slot, "pool": incident.pool, "since": rfc3339(now())}
     back = a_wait(incident.incident_id, ConditionKind.NODE_BACK, "node-back", {**facts, "rung": "", "bootId": ""})
     jobs = a_wait(incident.incident_id, ConditionKind.JOBS_RESUMED, "jobs-back", {})
     way = a_wait(incident.incident_id, ConditionKind.REPAIR_POSSIBLE, "repair-possible", facts)
-    turn = a_wait(barred(stage).incident_id, ConditionKind.RELEASED, "released", {})
+    turn = a_wait(blocked_incident(stage).incident_id, ConditionKind.RELEASED, "released", {})
     stage.put(*(subject_rows.wait_row(wait, 0) for wait in (back, jobs, way, turn)))
     rental = a_rental_beside(stage)
     ready = a_wait(rental.job_id, ConditionKind.RENTAL_READY, "rental-1-ready", {"rental": 1})
@@ -1234,7 +1248,7 @@ def of_a_failed_run(stage: PermissionBench) -> None:
     command = ("python", "-c", "raise SystemExit(1)")
     job = a_job(stage, JobState.RUNNING)
     job = job.replace(spec=job.spec.replace(command=command))
-    job, attempt = stored(stage, job, an_attempt(stage, job, AttemptState.RUNNING))
+    job, attempt = store_job(stage, job, an_attempt(stage, job, AttemptState.RUNNING))
     launch(stage, job, attempt)
     until(lambda: any(pod.has_ended for pod in pods_of(stage, attempt)), "the probe's pod has failed")
     stage.put(
@@ -1242,21 +1256,21 @@ def of_a_failed_run(stage: PermissionBench) -> None:
     )
 
 
-@probe("watch_cluster", during=_without_watch, succeeds=looked)
+@probe("watch_cluster", during=_without_watch, succeeds=has_watched)
 def answers_a_wait(stage: PermissionBench) -> Json:
     stage.settle_everything()
     open_waits(stage)
     return {}
 
 
-@probe("watch_cluster", during=_marked_and_without_watch, succeeds=looked)
+@probe("watch_cluster", during=_marked_and_without_watch, succeeds=has_watched)
 def receives_a_fault_event(stage: PermissionBench) -> Json:
     stage.settle_everything()
     forget_facts(stage, MARKED)
     return {}
 
 
-@probe("watch_cluster", during=_marked_and_without_watch, succeeds=looked)
+@probe("watch_cluster", during=_marked_and_without_watch, succeeds=has_watched)
 def receives_a_second_fault_event(stage: PermissionBench) -> Json:
     stage.settle_everything()
     an_incident(stage, IncidentState.OPEN, MARKED)
@@ -1264,8 +1278,8 @@ def receives_a_second_fault_event(stage: PermissionBench) -> Json:
     return {}
 
 
-@probe("watch_cluster", during=_without_watch, succeeds=looked)
-def doubts_a_failure(stage: PermissionBench) -> Json:
+@probe("watch_cluster", during=_without_watch, succeeds=has_watched)
+def delays_the_attribution_of_a_failure(stage: PermissionBench) -> Json:
     stage.settle_everything()
     of_a_failed_run(stage)
     return {}
@@ -1273,20 +1287,20 @@ def doubts_a_failure(stage: PermissionBench) -> Json:
 
 def leave_unresolved(stage: PermissionBench, index: int) -> None:
     """Store the marks of a node as an unresolved fact about its node."""
-    with stage.marked(index):
+    with stage.with_fault_label(index):
         facts = stage.facts_of(index)
     stage.put(*(incident_rows.unresolved_row(fact.to_json(), fact.fact_key, now()) for fact in facts))
 
 
-def swept(result: InvocationResult) -> bool:
+def has_swept(result: InvocationResult) -> bool:
     """Return whether every step succeeded, apart from the step that reports events of other probes."""
     if not result.answer or result.answer["outcome"] != "SWEPT":
         return False
     return all(failure.startswith("event-queue: ") for failure in result.answer["failed"])
 
 
-@probe("sweep_fleet", succeeds=swept)
-def finds_much_left_half_done(stage: PermissionBench) -> Json:
+@probe("sweep_fleet", succeeds=has_swept)
+def completes_work_of_crashed_functions(stage: PermissionBench) -> Json:
     stage.settle_everything()
     stage.put(job_rows.job_row(a_job(stage, JobState.PENDING), 0))
     open_waits(stage)
@@ -1295,10 +1309,10 @@ def finds_much_left_half_done(stage: PermissionBench) -> Json:
     ghost = an_incident(stage, IncidentState.RECOVERED, 2)
     stage.put(incident_rows.open_row(ghost.life, ghost.incident_id))
     job, attempt = a_run(stage, AttemptState.STARTING)
-    stage.end_run(attempt.workload_name)
+    stage.end_execution(attempt.workload_name)
     cancelled, ending = a_run(stage, AttemptState.STARTING)
     stage.put(job_rows.job_row(cancelled.replace(state=JobState.STOPPING), 0))
-    stage.end_run(ending.workload_name)
+    stage.end_execution(ending.workload_name)
     fact = NodeFact(
         kind=FactKind.FAULT,
         source="hyperpod.node-health",
@@ -1324,19 +1338,19 @@ def finds_much_left_half_done(stage: PermissionBench) -> Json:
     return {}
 
 
-@probe("sweep_fleet", succeeds=swept)
+@probe("sweep_fleet", succeeds=has_swept)
 def reads_the_resume_point_of_rank_0(stage: PermissionBench) -> Json:
     stage.settle_everything()
     a_mounted_run(stage)
     return {}
 
 
-@probe("sweep_fleet", succeeds=swept)
+@probe("sweep_fleet", succeeds=has_swept)
 def continues_a_restart(stage: PermissionBench) -> Json:
     stage.settle_everything()
-    incident = planned(stage)
+    incident = incident_with_plan(stage)
     job = a_users_job(stage, incident.node_name, WorkloadKind.JOB)
-    restart = Restart(
+    restart = UnmanagedRestart(
         cluster=stage.cluster_name,
         namespace=job.namespace,
         kind=job.kind,
@@ -1346,15 +1360,15 @@ def continues_a_restart(stage: PermissionBench) -> Json:
         node_name=incident.node_name,
         begun_at=now(),
     )
-    stage.put(restart_rows.restart_row(restart, 0))
+    stage.put(unmanaged_restart_rows.restart_row(restart, 0))
     return {}
 
 
-@probe("sweep_fleet", succeeds=swept)
+@probe("sweep_fleet", succeeds=has_swept)
 def ends_pods_of_settled_attempts(stage: PermissionBench) -> Json:
     stage.settle_everything()
     job, attempt = a_run(stage, AttemptState.RUNNING, launched=True)
-    stored(stage, job, attempt.replace(state=AttemptState.LOST, ended_at=now() - timedelta(minutes=1)))
+    store_job(stage, job, attempt.replace(state=AttemptState.LOST, ended_at=now() - timedelta(minutes=1)))
     return {}
 
 
@@ -1369,7 +1383,7 @@ def _without_the_team_afterwards(stage: PermissionBench) -> Iterator[None]:
         stage.forget(quota_rows.team_key(_TEAM_WITH_A_BUDGET))
 
 
-@probe("sweep_fleet", succeeds=swept, during=_without_the_team_afterwards)
+@probe("sweep_fleet", succeeds=has_swept, during=_without_the_team_afterwards)
 def counts_the_use_of_a_budget(stage: PermissionBench) -> Json:
     stage.settle_everything()
     stage.forget(fleet_rows.lock_key("sweep"))  # it has the time of the last count
@@ -1411,21 +1425,21 @@ def a_request(method: str, path: str, body: Json | None = None, **query: str) ->
     }
 
 
-def left_unhealthy(stage: PermissionBench) -> UnhealthyNode:
+def store_unhealthy_node(stage: PermissionBench) -> UnhealthyNode:
     """Return a node that a recovery left unhealthy."""
     return UnhealthyNode(life=stage.nodes[2].life, incident_id="inc-probe", since=now(), reason="A probe.")
 
 
-def answered(result: InvocationResult) -> bool:
+def has_answered(result: InvocationResult) -> bool:
     return bool(result.answer) and result.answer["statusCode"] < 300
 
 
-def things_to_read(stage: PermissionBench) -> dict[str, str]:
+def ids_to_read(stage: PermissionBench) -> dict[str, str]:
     """Store one row of each kind that can be read, and return the ids."""
     if stage.readable and stage.ledger.get(incident_rows.incident_key(stage.readable["incident"])):
         return stage.readable
     job, attempt = a_run(stage, AttemptState.RUNNING, launched=True)
-    incident = planned(stage, affected_jobs=(AffectedJob(job_id=job.job_id, attempt=attempt.attempt),))
+    incident = incident_with_plan(stage, affected_jobs=(AffectedJob(job_id=job.job_id, attempt=attempt.attempt),))
     machine = stage.nodes[1]
     node = FleetNode.seen(machine, Resources(accelerators=8), now())
     decision = Decision(
@@ -1442,7 +1456,7 @@ def things_to_read(stage: PermissionBench) -> dict[str, str]:
     entry = TimelineEntry(at=now(), kind="decided", text="A probe.", writer="probe")
     stage.put(
         fleet_rows.node_row(machine.life.cluster, machine.life.instance_id, node.to_json(), 0, None),
-        incident_rows.unhealthy_row(left_unhealthy(stage), 0),
+        incident_rows.unhealthy_row(store_unhealthy_node(stage), 0),
         subject_rows.decision_row(decision),
         subject_rows.timeline_row(incident.incident_id, entry, "probe"),
         subject_rows.timeline_row(job.job_id, entry, "probe"),
@@ -1458,7 +1472,7 @@ def things_to_read(stage: PermissionBench) -> dict[str, str]:
 
 def _reading(path: str) -> Prepare:
     def prepare(stage: PermissionBench) -> Json:
-        return a_request("GET", path.format(**things_to_read(stage)))
+        return a_request("GET", path.format(**ids_to_read(stage)))
 
     prepare.__name__ = path.removeprefix("/v1/").replace("{", "").replace("}", "").replace("/", "_")
     return prepare
@@ -1487,27 +1501,27 @@ for _path in (
     f"/v1/clusters/{FLEET}/quotas",
     "/v1/teams",
 ):
-    probe("api_read", succeeds=answered)(_reading(_path))
+    probe("api_read", succeeds=has_answered)(_reading(_path))
 
 
-def compared(result: InvocationResult) -> bool:
-    return answered(result) and bool(json.loads(str((result.answer or {})["body"]))["items"])
+def has_compared(result: InvocationResult) -> bool:
+    return has_answered(result) and bool(json.loads(str((result.answer or {})["body"]))["items"])
 
 
-@probe("api_read", succeeds=compared)
+@probe("api_read", succeeds=has_compared)
 def reports_an_observed_decision(stage: PermissionBench) -> Json:
-    planned(stage, mode="observe", stages=StageTimes(planned_at=now()))
+    incident_with_plan(stage, mode="observe", stages=StageTimes(planned_at=now()))
     return a_request("GET", "/v1/shadow-report")
 
 
-@probe("api_read", succeeds=answered)
-def lists_the_acts_of_people(_stage: PermissionBench) -> Json:
+@probe("api_read", succeeds=has_answered)
+def lists_the_audit_log(_stage: PermissionBench) -> Json:
     return a_request("GET", "/v1/audit")
 
 
-@probe("api_read", succeeds=answered)
+@probe("api_read", succeeds=has_answered)
 def shows_an_execution(stage: PermissionBench) -> Json:
-    incident = planned(stage)
+    incident = incident_with_plan(stage)
     machine = stage.centre.outputs["RecoverNodeArn"]
     stage.centre.deployer.client("stepfunctions").start_execution(
         stateMachineArn=machine, name=incident.execution_name, input="{}"
@@ -1515,63 +1529,63 @@ def shows_an_execution(stage: PermissionBench) -> Json:
     return a_request("GET", f"/v1/incidents/{incident.incident_id}/execution")
 
 
-@probe("api_submit", succeeds=answered)
-def submits(_stage: PermissionBench) -> Json:
+@probe("api_submit", succeeds=has_answered)
+def submits_a_job(_stage: PermissionBench) -> Json:
     body = {"name": "probe", "image": "registry/trainer:1", "command": ["python", "train.py"]}
     return a_request("POST", "/v1/jobs", body)
 
 
-@probe("api_submit", succeeds=answered)
+@probe("api_submit", succeeds=has_answered)
 def plans_a_job(stage: PermissionBench) -> Json:
     healthy = stage.nodes[1]
     node = FleetNode.seen(healthy, Resources(accelerators=8), now())
     stage.put(
         fleet_rows.node_row(healthy.life.cluster, healthy.life.instance_id, node.to_json(), 0, None),
-        incident_rows.unhealthy_row(left_unhealthy(stage), 0),
+        incident_rows.unhealthy_row(store_unhealthy_node(stage), 0),
     )
     body = {"name": "probe", "image": "registry/trainer:1", "command": ["python", "train.py"]}
     return a_request("POST", "/v1/jobs/plan", body)
 
 
-@probe("api_submit", succeeds=answered)
+@probe("api_submit", succeeds=has_answered)
 def cancels_a_job(stage: PermissionBench) -> Json:
     job = a_job(stage, JobState.PENDING)
     stage.put(job_rows.job_row(job, 0))
     return a_request("POST", f"/v1/jobs/{job.job_id}/cancel", {})
 
 
-@probe("api_submit", succeeds=answered)
+@probe("api_submit", succeeds=has_answered)
 def suspends_a_job(stage: PermissionBench) -> Json:
     job = a_job(stage, JobState.PENDING)
     stage.put(job_rows.job_row(job, 0))
     return a_request("POST", f"/v1/jobs/{job.job_id}/suspend", {})
 
 
-@probe("api_operate", succeeds=answered)
+@probe("api_operate", succeeds=has_answered)
 def releases_a_hold(stage: PermissionBench) -> Json:
     hold = Hold(by="probe", reason="A probe.", since=now(), until=now() + timedelta(minutes=1))
     stage.put(Row(fleet_rows.hold_key(), hold.to_json()))
     return a_request("POST", f"/v1/clusters/{FLEET}/automation/release", {"reason": "A probe."})
 
 
-@probe("api_operate", succeeds=answered)
+@probe("api_operate", succeeds=has_answered)
 def approves_a_plan(stage: PermissionBench) -> Json:
-    incident = planned(stage)
+    incident = incident_with_plan(stage)
     assert incident.plan
     stage.put(incident_rows.incident_row(incident.replace(plan=incident.plan.replace(outcome="ASK")), 0))
     body = {"decisionId": incident.plan.decision_id, "reason": "A probe."}
     return a_request("POST", f"/v1/incidents/{incident.incident_id}/approve", body)
 
 
-@probe("api_operate", succeeds=answered)
+@probe("api_operate", succeeds=has_answered)
 def acknowledges_an_incident(stage: PermissionBench) -> Json:
-    incident = planned(stage)
+    incident = incident_with_plan(stage)
     return a_request("POST", f"/v1/incidents/{incident.incident_id}/acknowledge", {"reason": "A probe."})
 
 
-@probe("api_operate", succeeds=answered)
+@probe("api_operate", succeeds=has_answered)
 def removes_its_cordon(stage: PermissionBench) -> Json:
-    incident = planned(stage)
+    incident = incident_with_plan(stage)
     stage.cordon(1, incident.incident_id)
     machine = stage.nodes[1]
     node = FleetNode.seen(machine, NONE, now())
@@ -1579,9 +1593,9 @@ def removes_its_cordon(stage: PermissionBench) -> Json:
     return a_request("POST", f"/v1/nodes/{machine.life.instance_id}/uncordon", {"reason": "A probe."})
 
 
-@probe("api_operate", succeeds=answered)
+@probe("api_operate", succeeds=has_answered)
 def plans_a_replacement(stage: PermissionBench) -> Json:
-    stage.free(1)
+    stage.free_machine(1)
     machine = stage.nodes[1]
     node = FleetNode.seen(machine, NONE, now())
     stage.put(fleet_rows.node_row(machine.life.cluster, machine.life.instance_id, node.to_json(), 0, None))
@@ -1590,7 +1604,7 @@ def plans_a_replacement(stage: PermissionBench) -> Json:
     return a_request("POST", f"/v1/nodes/{machine.life.instance_id}/replace", body)
 
 
-@probe("api_operate", succeeds=answered)
+@probe("api_operate", succeeds=has_answered)
 def plans_a_replacement_of_a_node_that_is_gone(stage: PermissionBench) -> Json:
     node_without_a_slot = a_node_without_a_slot(stage)
     node = FleetNode.seen(stage.nodes[1], NONE, now()).replace(**node_without_a_slot)
@@ -1599,7 +1613,7 @@ def plans_a_replacement_of_a_node_that_is_gone(stage: PermissionBench) -> Json:
     return a_request("POST", f"/v1/nodes/{node.life.instance_id}/replace", body)
 
 
-@probe("api_operate", succeeds=answered)
+@probe("api_operate", succeeds=has_answered)
 def reports_a_fault_of_a_node_by_its_name(stage: PermissionBench) -> Json:
     machine = stage.nodes[0]
     name = stage.ids.new("node")
@@ -1609,24 +1623,24 @@ def reports_a_fault_of_a_node_by_its_name(stage: PermissionBench) -> Json:
     return a_request("POST", "/v1/faults", {"faults": [fault]})
 
 
-@probe("api_operate", succeeds=answered)
+@probe("api_operate", succeeds=has_answered)
 def reports_a_fault_of_a_job(stage: PermissionBench) -> Json:
     job, _ = a_run(stage, AttemptState.RUNNING, node=1)
     fault = {"jobId": job.job_id, "code": "train:hang", "observedAt": rfc3339(now())}
     return a_request("POST", "/v1/faults", {"faults": [fault]})
 
 
-@probe("api_admin", succeeds=answered)
+@probe("api_admin", succeeds=has_answered)
 def shows_the_policy(_stage: PermissionBench) -> Json:
     return a_request("GET", f"/v1/clusters/{FLEET}/policy")
 
 
-@probe("api_admin", succeeds=answered)
+@probe("api_admin", succeeds=has_answered)
 def tries_a_policy(_stage: PermissionBench) -> Json:
     return a_request("POST", f"/v1/clusters/{FLEET}/policy/test", {"changes": {}})
 
 
-@probe("api_admin", succeeds=answered)
+@probe("api_admin", succeeds=has_answered)
 def sets_a_fleet_quota(stage: PermissionBench) -> Json:
     stage.forget(quota_rows.fleet_quotas_key(), quota_rows.setup_key())
     return a_request("PUT", f"/v1/clusters/{FLEET}/quotas", {"quotas": {}, "reason": "A probe."})
@@ -1644,13 +1658,13 @@ def _is_gone_afterwards(stage: PermissionBench) -> Iterator[None]:
         stage.forget(quota_rows.team_key(_TEAM))
 
 
-@probe("api_admin", succeeds=answered, during=_is_gone_afterwards)
+@probe("api_admin", succeeds=has_answered, during=_is_gone_afterwards)
 def removes_a_team(stage: PermissionBench) -> Json:
     stage.forget(quota_rows.team_key(_TEAM))
     stage.put(quota_rows.setup_row(quota_rows.team_key(_TEAM), Team(name=_TEAM), 0))
     return a_request("DELETE", f"/v1/teams/{_TEAM}", reason="probe")
 
 
-@probe("api_admin", succeeds=answered)
-def gives_the_policy(_stage: PermissionBench) -> Json:
+@probe("api_admin", succeeds=has_answered)
+def returns_the_policy(_stage: PermissionBench) -> Json:
     return a_request("POST", f"/v1/clusters/{FLEET}/policy", {"changes": {}, "reason": "A probe."})

@@ -35,19 +35,19 @@ def silent_port() -> Iterator[int]:
 def test_refused_connection_message_shows_no_python_objects(unused_port: int) -> None:
     api = KubernetesApi("research-eks", f"https://127.0.0.1:{unused_port}", CERTIFICATE, lambda _: "token")
 
-    with pytest.raises(Unreachable) as caught:
+    with pytest.raises(Unreachable) as error_info:
         api.get("/version")
 
-    assert str(caught.value) == "GET /version of research-eks: no answer: connection refused"
+    assert str(error_info.value) == "GET /version of research-eks: no answer: connection refused"
 
 
 def test_stopped_server_is_reported_as_timeout(silent_port: int) -> None:
     pool = urllib3.PoolManager(retries=False, timeout=urllib3.Timeout(connect=0.1, read=0.1))
 
-    with pytest.raises(urllib3.exceptions.HTTPError) as caught:
+    with pytest.raises(urllib3.exceptions.HTTPError) as error_info:
         pool.request("GET", f"https://127.0.0.1:{silent_port}/version")
 
-    assert describe_connection_error(caught.value) == "timed out"
+    assert describe_connection_error(error_info.value) == "timed out"
 
 
 RAW = urllib3.exceptions.ReadTimeoutError(urllib3.HTTPSConnectionPool("h"), "/", "HTTPSConnectionPool(host='h'): Read")

@@ -15,7 +15,7 @@ def a_job(container: dict[str, Any]) -> dict[str, Any]:
     return {"kind": "Job", "spec": {"template": {"spec": {"containers": [container]}}}}
 
 
-def variable(name: str, value: str) -> dict[str, str]:
+def environment_variable(name: str, value: str) -> dict[str, str]:
     return {"name": name, "value": value}
 
 
@@ -23,12 +23,17 @@ def variable(name: str, value: str) -> dict[str, str]:
     ("container", "location"),
     [
         (
-            {"env": [variable("EVENKEEL_CHECKPOINT_URI", "s3://b/llama")]},
+            {"env": [environment_variable("EVENKEEL_CHECKPOINT_URI", "s3://b/llama")]},
             "s3://b/llama (variable EVENKEEL_CHECKPOINT_URI)",
         ),
-        ({"env": [variable("CHECKPOINT_DIR", "/fsx/llama")]}, "/fsx/llama (variable CHECKPOINT_DIR)"),
+        ({"env": [environment_variable("CHECKPOINT_DIR", "/fsx/llama")]}, "/fsx/llama (variable CHECKPOINT_DIR)"),
         (
-            {"env": [variable("CHECKPOINT_DIR", "/a"), variable("EVENKEEL_CHECKPOINT_URI", "s3://b")]},
+            {
+                "env": [
+                    environment_variable("CHECKPOINT_DIR", "/a"),
+                    environment_variable("EVENKEEL_CHECKPOINT_URI", "s3://b"),
+                ]
+            },
             "s3://b (variable EVENKEEL_CHECKPOINT_URI)",
         ),
         ({"env": [{"name": "CHECKPOINT_DIR", "valueFrom": {"secretKeyRef": {"name": "x", "key": "y"}}}]}, ""),
@@ -42,7 +47,7 @@ def variable(name: str, value: str) -> dict[str, str]:
         ({}, ""),
     ],
 )
-def test_checkpoint_folder_is_read_from_the_manifest(container: dict[str, Any], location: str) -> None:
+def test_checkpoint_folder_is_read_from_the_workload_manifest(container: dict[str, Any], location: str) -> None:
     assert checkpoint_location(a_job(a_container(**container))) == location
 
 
@@ -55,20 +60,20 @@ def test_checkpoint_folder_is_read_from_the_manifest(container: dict[str, Any], 
         {"template": "POD"},
     ],
 )
-def test_checkpoint_folder_is_found_in_every_workload_kind(spec: dict[str, Any]) -> None:
-    pod = {"spec": {"containers": [a_container(env=[variable("CKPT_DIR", "/fsx")])]}}
+def test_checkpoint_folder_is_read_from_every_workload_kind(spec: dict[str, Any]) -> None:
+    pod_template = {"spec": {"containers": [a_container(env=[environment_variable("CKPT_DIR", "/fsx")])]}}
 
-    def filled(value: Any) -> Any:
+    def with_pod_template(value: Any) -> Any:
         if isinstance(value, dict):
-            return {key: filled(item) for key, item in value.items()}
+            return {key: with_pod_template(item) for key, item in value.items()}
         if isinstance(value, list):
-            return [filled(item) for item in value]
-        return pod if value == "POD" else value
+            return [with_pod_template(item) for item in value]
+        return pod_template if value == "POD" else value
 
-    assert checkpoint_location({"spec": filled(spec)}) == "/fsx (variable CKPT_DIR)"
+    assert checkpoint_location({"spec": with_pod_template(spec)}) == "/fsx (variable CKPT_DIR)"
 
 
-def test_manifest_has_no_field_that_the_server_set() -> None:
+def test_copied_manifest_omits_fields_that_kubernetes_set() -> None:
     labels = {"team": "research", "controller-uid": "u", "batch.kubernetes.io/job-name": "llama"}
     stored = {
         "apiVersion": "batch/v1",
@@ -111,7 +116,7 @@ def test_manifest_has_no_field_that_the_server_set() -> None:
     assert stored["status"] == {"failed": 1}
 
 
-def test_manifest_keeps_selector_of_user_and_drops_suspension() -> None:
+def test_copied_manifest_keeps_the_users_selector_and_is_not_suspended() -> None:
     spec = {"manualSelector": True, "selector": {"matchLabels": {"a": "b"}}, "template": {}}
 
     assert manifest_of({"kind": "Job", "metadata": {}, "spec": spec})["spec"] == spec

@@ -28,10 +28,10 @@ Json = dict[str, Any]
 
 
 class _Template(yaml.SafeLoader):
-    """Reads CloudFormation's short forms as plain values."""
+    """A YAML loader that reads CloudFormation's short forms, such as `!Ref`, as plain values."""
 
 
-def _plain(loader: yaml.SafeLoader, _tag: str, node: yaml.Node) -> Any:
+def _construct_plain_value(loader: yaml.SafeLoader, _tag: str, node: yaml.Node) -> Any:
     match node:
         case yaml.ScalarNode():
             return loader.construct_scalar(node)
@@ -42,11 +42,13 @@ def _plain(loader: yaml.SafeLoader, _tag: str, node: yaml.Node) -> Any:
     raise AssertionError(node)
 
 
-_Template.add_multi_constructor("!", _plain)
+_Template.add_multi_constructor("!", _construct_plain_value)
 
 
 @dataclass(frozen=True)
 class Route:
+    """A route of the template, and the folder of its function."""
+
     method: str
     path: str
     function: str
@@ -146,7 +148,7 @@ class Gateway:
             "multiValueHeaders": {name: [value] for name, value in sent.items()},
             "queryStringParameters": dict(query) or None,
             "multiValueQueryStringParameters": {
-                name: [value for other, value in query if other == name] for name, _ in query
+                name: [value for other_name, value in query if other_name == name] for name, _ in query
             }
             or None,
             "pathParameters": parameters or None,
@@ -167,9 +169,9 @@ class Gateway:
         context = SimpleNamespace(function_name=route.function, aws_request_id="invocation-1")
         with wiring.use_world(self.world):
             answer = handler(event, context)
-        given = {name: ",".join(values) for name, values in (answer.get("multiValueHeaders") or {}).items()}
-        given |= answer.get("headers") or {}
-        return ApiResponse(int(answer["statusCode"]), given, answer.get("body") or "")
+        response_headers = {name: ",".join(values) for name, values in (answer.get("multiValueHeaders") or {}).items()}
+        response_headers |= answer.get("headers") or {}
+        return ApiResponse(int(answer["statusCode"]), response_headers, answer.get("body") or "")
 
     def get(self, target: str, **options: Any) -> ApiResponse:
         return self.call("GET", target, **options)

@@ -21,11 +21,11 @@ from tests.fakes.system import A_MOMENT
 from tests.fakes.world import FakeWorld, a_context
 
 POOL = "p5-workers"
-ASKS = StoredRecoveryPlan(
+PLAN_AWAITING_APPROVAL = StoredRecoveryPlan(
     run=1,
     outcome="ASK",
     repairs_node=True,
-    settle_seconds=0,
+    evidence_wait_seconds=0,
     max_repairs=3,
     decision_id="dec-0000000001",
     reason="Waits for approval. Plan: replace, and move the jobs.",
@@ -157,9 +157,9 @@ def store_timeline_entries(ledger: InMemoryLedger, subject: str, *entries: tuple
         ledger.commit(Put(subject_rows.timeline_row(subject, entry, str(number))))
 
 
-def stored(ledger: InMemoryLedger, *things: object) -> None:
+def store(ledger: InMemoryLedger, *values: object) -> None:
     """Store values under their keys in the ledger."""
-    for value in things:
+    for value in values:
         ledger.commit(Put(_row(value)))
         if isinstance(value, Incident) and not value.state.is_settled:
             ledger.commit(Put(incident_rows.open_row(value.life, value.incident_id)))
@@ -168,14 +168,14 @@ def stored(ledger: InMemoryLedger, *things: object) -> None:
 def store_fleet_counts(fakes: FakeWorld, *, minutes_ago: float = 0) -> dict[str, Any]:
     """Store the counts of the overview, as the sweep does."""
     context = a_context(fakes, now=ago(minutes=minutes_ago))
-    counts = read_overview.count(read_sources.run(context), context)
+    counts = read_overview.counts_document(read_sources.read_source_ages(context), context)
     row = fakes.ledger.get(fleet_rows.overview_key())
     fakes.ledger.commit(Put(Row(fleet_rows.overview_key(), counts, row.version if row else 0)))
     return counts
 
 
 def store_heartbeats(ledger: InMemoryLedger, at: datetime = A_MOMENT, **errors: str) -> None:
-    """Store heartbeats in which every source answered; the kinds in `errors` fail since ten minutes before."""
+    """Store heartbeats in which every source answered; the kinds in `errors` have failed for ten minutes."""
     expected = expected_sources([CLUSTER], has_hyperpod=True)
     reports = {}
     for source in expected:

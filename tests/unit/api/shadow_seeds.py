@@ -3,7 +3,7 @@
 from typing import Any
 
 from evenkeel.domain.health.incidents import Incident, StageTimes, StoredRecoveryPlan
-from evenkeel.domain.shadow.cases import Actor, Aftermath, NodeEvent, NodeEventKind
+from evenkeel.domain.shadow.shadow_cases import Actor, Aftermath, NodeEvent, NodeEventKind
 from evenkeel.ports import Put
 from evenkeel.services.storage import incident_rows
 from tests.unit.api.gateway import Gateway
@@ -14,7 +14,7 @@ PLAN = StoredRecoveryPlan(
     outcome="OBSERVE",
     repairs_node=True,
     owner="EVENKEEL",
-    settle_seconds=0,
+    evidence_wait_seconds=0,
     max_repairs=3,
     decision_id="dec-0000000001",
     reason="Mode is observe.",

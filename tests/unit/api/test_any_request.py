@@ -27,9 +27,9 @@ A_JOB: dict[str, Any] = {
     "labels": {"a": "b"},
 }
 GATEWAY = Gateway()
-SUBMITTED = GATEWAY.post("/v1/jobs", A_JOB).document["jobId"]
+SUBMITTED_JOB_ID = GATEWAY.post("/v1/jobs", A_JOB).document["jobId"]
 
-NASTY = [
+HOSTILE_TEXTS = [
     "",
     " ",
     "..",
@@ -44,7 +44,7 @@ NASTY = [
     "INC#1",
     "META",
 ]
-TEXT = st.text(max_size=20) | st.sampled_from(NASTY)
+TEXT = st.text(max_size=20) | st.sampled_from(HOSTILE_TEXTS)
 NUMBER = st.integers() | st.floats() | st.sampled_from([2**63, 10**400])
 ANYTHING = st.recursive(
     st.none() | st.booleans() | NUMBER | TEXT,
@@ -52,7 +52,7 @@ ANYTHING = st.recursive(
     max_leaves=8,
 )
 PARAMETERS = st.sampled_from(["state", "pageSize", "nextPageToken", "rank", "tail", "attempt", "colour"])
-SUITABLE = st.sampled_from(
+VALID_BODIES = st.sampled_from(
     [A_JOB, {"reason": "x", "forSeconds": 60}, {"reason": "x", "until": "2026-11-03T10:15:02Z"}, {}]
 )
 
@@ -64,7 +64,7 @@ def draw_body(draw: st.DrawFn) -> str:
         return draw(
             TEXT | st.sampled_from(["[" * 50_000, "1" * 5000, '{"a":' * 9000, "\ufeff{}", '{"nodes":Infinity}'])
         )
-    body = dict(draw(SUITABLE))
+    body = dict(draw(VALID_BODIES))
     body[draw(st.sampled_from([*A_JOB, "until", "forSeconds", "reason"]))] = draw(ANYTHING)
     return json.dumps(body)
 
@@ -73,7 +73,7 @@ def draw_body(draw: st.DrawFn) -> str:
 def draw_request(draw: st.DrawFn) -> tuple[str, str, str | None]:
     """Draw method, target and body of a request."""
     route = draw(st.sampled_from(template_routes()))
-    names = draw(st.sampled_from([SUBMITTED, FLEET]) | TEXT)
+    names = draw(st.sampled_from([SUBMITTED_JOB_ID, FLEET]) | TEXT)
     path = re.sub(r"\{\w+\}", quote(names, safe="", errors="replace").replace("\\", ""), route.path)
     parameters = draw(st.lists(st.tuples(PARAMETERS, TEXT | st.integers().map(str)), max_size=2))
     query = "&".join(f"{name}={quote(value, errors='replace')}" for name, value in parameters)
@@ -129,20 +129,20 @@ def test_duration_of_a_hold_is_limited(gateway: Gateway, until: Any) -> None:
     assert gateway.fakes.ledger.commits == []
 
 
-def test_repeated_hold_is_answered_after_its_end(gateway: Gateway) -> None:
+def test_repeated_hold_request_gets_its_first_answer_after_the_end(gateway: Gateway) -> None:
     body = {"reason": "x", "until": rfc3339(gateway.fakes.clock.now())}
     gateway.fakes.clock.advance(-60)
     first = gateway.post(f"/v1/clusters/{FLEET}/automation/hold", body)
     gateway.fakes.clock.advance(120)
 
-    again = gateway.post(f"/v1/clusters/{FLEET}/automation/hold", body)
+    repeated_answer = gateway.post(f"/v1/clusters/{FLEET}/automation/hold", body)
 
-    assert (first.status, again.document) == (200, first.document)
+    assert (first.status, repeated_answer.document) == (200, first.document)
 
 
 @pytest.mark.parametrize("reason", ["two\nlines", "\x1b[31mred", "a\u202eb", "a\u200bb"])
-@pytest.mark.parametrize("target", [f"/v1/clusters/{FLEET}/automation/release", f"/v1/jobs/{SUBMITTED}/cancel"])
-def test_a_reason_cannot_mislead_a_terminal(gateway: Gateway, target: str, reason: str) -> None:
+@pytest.mark.parametrize("target", [f"/v1/clusters/{FLEET}/automation/release", f"/v1/jobs/{SUBMITTED_JOB_ID}/cancel"])
+def test_reason_with_terminal_control_characters_is_refused(gateway: Gateway, target: str, reason: str) -> None:
     answer = gateway.post(target, {"reason": reason})
 
     assert (answer.status, answer.document["errors"][0]["field"]) == (400, "reason")
@@ -150,7 +150,7 @@ def test_a_reason_cannot_mislead_a_terminal(gateway: Gateway, target: str, reaso
 
 @pytest.mark.parametrize("value", ['"\\ud800"', '{"a\\udfff": 1}', "Infinity", "-Infinity", "NaN", "1e999", "-1e999"])
 @pytest.mark.parametrize("field", ["changes", "reason", "colour"])
-def test_value_that_json_cannot_return_is_refused(gateway: Gateway, field: str, value: str) -> None:
+def test_number_that_json_cannot_represent_is_refused(gateway: Gateway, field: str, value: str) -> None:
     answer = gateway.post(f"/v1/clusters/{FLEET}/policy", f'{{"changes": {{}}, "reason": "x", "{field}": {value}}}')
 
     assert (answer.status, answer.document["code"]) == (400, "NOT_JSON")

@@ -28,14 +28,16 @@ from tests.unit.api.test_idempotent_changes import A_JOB, HOLD
     ],
 )
 @pytest.mark.parametrize("path", ["/v1/jobs", "/v1/jobs/plan"])
-def test_boolean_in_a_submission_is_refused(gateway: Gateway, path: str, changes: dict[str, Any], field: str) -> None:
+def test_boolean_given_for_a_number_of_a_job_is_refused(
+    gateway: Gateway, path: str, changes: dict[str, Any], field: str
+) -> None:
     answer = gateway.post(path, {**A_JOB, **changes})
 
     assert (answer.status, answer.document["code"]) == (400, "VALIDATION_FAILED")
     assert answer.document["errors"] == [{"field": field, "message": NOT_A_NUMBER}]
 
 
-def test_boolean_in_other_requests_is_refused(gateway: Gateway) -> None:
+def test_boolean_given_for_a_number_of_any_request_is_refused(gateway: Gateway) -> None:
     hold = gateway.post(HOLD, {"reason": "A look.", "forSeconds": True})
     fault = report_faults(gateway, {"jobId": "job-1", "rank": True, "code": "79", "observedAt": "2026-11-03T10:15:00Z"})
     page = gateway.get("/v1/jobs?pageSize=true")
@@ -45,13 +47,13 @@ def test_boolean_in_other_requests_is_refused(gateway: Gateway) -> None:
     assert fault.document["errors"] == [{"field": "faults[0].rank", "message": NOT_A_NUMBER}]
 
 
-def test_boolean_in_a_team_is_found() -> None:
+def test_boolean_given_for_a_number_of_a_team_is_reported() -> None:
     team = {"name": "red", "maxAcceleratorsPerUser": True, "budgets": [{"period": "day", "gpuHours": True}]}
 
     assert list(booleans_for_numbers(Team, team)) == [("maxAcceleratorsPerUser",), ("budgets", 0, "gpuHours")]
 
 
-def test_boolean_in_a_policy_is_refused() -> None:
+def test_boolean_given_for_a_number_of_a_policy_is_refused() -> None:
     with pytest.raises(PolicyError, match=r"scheduling\.jobsPerPage: must be a number"):
         changed(Policy(), {"scheduling": {"jobsPerPage": True, "spareNodes": {"p5": True}}})
 
@@ -63,7 +65,7 @@ def paths_of_numbers(model: type[BaseModel], document: Any, path: tuple[str, ...
     return [path] if isinstance(document, int | float) and not isinstance(document, bool) else []
 
 
-def test_boolean_for_any_number_of_the_policy_is_found() -> None:
+def test_boolean_given_for_any_policy_number_is_reported() -> None:
     paths = paths_of_numbers(Policy, Policy().to_json())
     assert len(paths) > 80
 
@@ -81,7 +83,7 @@ def models_in(kind: type[Body] = Body) -> Iterator[type[Body]]:
         yield from models_in(subclass)
 
 
-def test_boolean_for_any_number_of_any_body_is_found() -> None:
+def test_boolean_given_for_any_number_of_a_body_is_reported() -> None:
     fields = set()
     for body in models_in():
         for name, field in body.model_fields.items():

@@ -7,7 +7,7 @@ import pytest
 from evenkeel.domain.values import rfc3339
 from evenkeel.services.queries import read_cost_records, read_live_days
 from tests.unit.api.gateway import Gateway
-from tests.unit.api.seeds import a_fleet_node, a_job, ago, an_attempt, an_incident, stored
+from tests.unit.api.seeds import a_fleet_node, a_job, ago, an_attempt, an_incident, store
 from tests.unit.api.test_receipts import a_lost_job, an_incident_of
 
 
@@ -18,21 +18,21 @@ def read_report(gateway: Gateway, query: str = "") -> Any:
 
 
 def store_fleet(gateway: Gateway, **changes: Any) -> None:
-    job, lost, again = a_lost_job()
-    stored(gateway.fakes.ledger, job, lost, again, an_incident_of(job, **changes))
-    stored(gateway.fakes.ledger, *(a_fleet_node(number) for number in range(1, 6)))
+    job, lost_attempt, resumed_attempt = a_lost_job()
+    store(gateway.fakes.ledger, job, lost_attempt, resumed_attempt, an_incident_of(job, **changes))
+    store(gateway.fakes.ledger, *(a_fleet_node(number) for number in range(1, 6)))
 
 
 def gpu_hours_by_use(report: Any) -> dict[str, float]:
     return {use["use"]: round(use["gpuHours"], 6) for use in report["allNodes"]["uses"] if use["gpuHours"]}
 
 
-def test_uses_of_the_window_sum_to_all_node_time(gateway: Gateway) -> None:
+def test_kinds_of_use_sum_to_the_windows_node_time(gateway: Gateway) -> None:
     store_fleet(gateway)
 
     document = read_report(gateway, f"?since={rfc3339(ago(hours=3))}")
 
-    # Attempt 1 lost 12 of 62 minutes; attempt 2 started for two minutes and runs since 52 minutes.
+    # Attempt 1 lost 12 of 62 minutes; attempt 2 started for two minutes and has run for 52 minutes.
     assert gpu_hours_by_use(document) == {
         "PRODUCTIVE": round(16 * (50 + 52) / 60, 6),
         "LOST": round(16 * (12 + 2) / 60, 6),
@@ -45,7 +45,7 @@ def test_uses_of_the_window_sum_to_all_node_time(gateway: Gateway) -> None:
     assert (document["isComplete"], document["isNodeTimeComplete"]) == (True, True)
 
 
-def test_failures_have_intervals_and_losses_their_cause(gateway: Gateway) -> None:
+def test_report_shows_intervals_of_failure_rates_and_causes_of_losses(gateway: Gateway) -> None:
     store_fleet(gateway)
 
     document = read_report(gateway)
@@ -61,7 +61,7 @@ def test_failures_have_intervals_and_losses_their_cause(gateway: Gateway) -> Non
     assert (stages["RESTORE"]["time"]["unknown"], stages["RESTORE"]["time"]["p50Seconds"]) == (1, None)
 
 
-def test_improvements_are_ranked_by_their_worth(gateway: Gateway) -> None:
+def test_improvements_are_ranked_by_the_money_that_they_save(gateway: Gateway) -> None:
     store_fleet(gateway)
 
     worths = [improvement["worthUsdMicros"] for improvement in read_report(gateway)["improvements"]]
@@ -72,7 +72,7 @@ def test_improvements_are_ranked_by_their_worth(gateway: Gateway) -> None:
 
 def test_unknown_price_is_unknown_and_ranks_by_gpu_hours(gateway: Gateway) -> None:
     store_fleet(gateway)
-    stored(gateway.fakes.ledger, a_fleet_node(9, instance_type="ml.p5e.48xlarge"))
+    store(gateway.fakes.ledger, a_fleet_node(9, instance_type="ml.p5e.48xlarge"))
 
     document = read_report(gateway)
 
@@ -81,7 +81,7 @@ def test_unknown_price_is_unknown_and_ranks_by_gpu_hours(gateway: Gateway) -> No
     assert hours == sorted(hours, reverse=True)
 
 
-def test_drills_count_neither_as_failures_nor_as_savings(gateway: Gateway) -> None:
+def test_cost_report_counts_drills_neither_as_failures_nor_as_savings(gateway: Gateway) -> None:
     store_fleet(gateway, is_drill=True)
 
     document = read_report(gateway)
@@ -92,10 +92,10 @@ def test_drills_count_neither_as_failures_nor_as_savings(gateway: Gateway) -> No
 
 def test_interruption_belongs_to_the_window_in_which_its_attempt_ended(gateway: Gateway) -> None:
     store_fleet(gateway)
-    border = rfc3339(ago(minutes=57))
+    boundary = rfc3339(ago(minutes=57))
 
-    before = read_report(gateway, f"?since={rfc3339(ago(hours=9))}&until={border}")
-    after = read_report(gateway, f"?since={border}")
+    before = read_report(gateway, f"?since={rfc3339(ago(hours=9))}&until={boundary}")
+    after = read_report(gateway, f"?since={boundary}")
 
     assert (before["lost"]["interruptions"], after["lost"]["interruptions"]) == (1, 0)
     assert before["lost"]["gpuHours"] == pytest.approx(4.8)
@@ -103,24 +103,24 @@ def test_interruption_belongs_to_the_window_in_which_its_attempt_ended(gateway: 
 
 def test_losses_of_job_older_than_window_are_complete(gateway: Gateway) -> None:
     job, first, second = a_lost_job()
-    earlier = first.replace(running_at=ago(days=9), admitted_at=ago(days=9), ended_at=ago(days=8))
-    ended = second.replace(
+    first_attempt = first.replace(running_at=ago(days=9), admitted_at=ago(days=9), ended_at=ago(days=8))
+    ended_attempt = second.replace(
         state="LOST", admitted_at=ago(days=7), launched_at=None, running_at=ago(days=7), ended_at=ago(hours=1)
     )
     # The third attempt resumes from a checkpoint of the first one, before the window.
     third = second.replace(attempt=3, resumed_work_from=ago(days=8, hours=1))
-    stored(gateway.fakes.ledger, job.replace(current_attempt=3), earlier, ended, third)
+    store(gateway.fakes.ledger, job.replace(current_attempt=3), first_attempt, ended_attempt, third)
 
     document = read_report(gateway, f"?since={rfc3339(ago(hours=2))}")
 
-    # Until it ran again: 8 days and an hour, without the 52 minutes since, and without the day of the first loss.
+    # The loss lasted 8 days and an hour, less the 52 minutes since, and less the day of the first loss.
     assert document["lost"]["interruptions"] == 1
     assert document["lost"]["gpuHours"] == pytest.approx(16 * ((8 * 24 + 1 - 52 / 60) - 24), rel=1e-3)
 
 
-def test_preemption_is_no_failure(gateway: Gateway) -> None:
-    job, lost, again = a_lost_job()
-    stored(gateway.fakes.ledger, job, lost.replace(state="STOPPED"), again)
+def test_preemption_does_not_count_as_failure(gateway: Gateway) -> None:
+    job, lost_attempt, resumed_attempt = a_lost_job()
+    store(gateway.fakes.ledger, job, lost_attempt.replace(state="STOPPED"), resumed_attempt)
 
     document = read_report(gateway)
 
@@ -135,7 +135,7 @@ def test_empty_fleet_has_unknown_ratios_and_no_zero_rates(gateway: Gateway) -> N
     assert {use["share"] for use in document["allNodes"]["uses"]} == {None}
 
 
-def test_window_beyond_recorded_days_begins_later(gateway: Gateway) -> None:
+def test_window_that_begins_before_the_records_is_shortened(gateway: Gateway) -> None:
     store_fleet(gateway)
 
     document = read_report(gateway, f"?since={rfc3339(ago(days=60))}")
@@ -151,13 +151,13 @@ def test_window_without_any_record_is_refused(gateway: Gateway) -> None:
     assert (answer.status, answer.document["errors"][0]["field"]) == (400, "since")
 
 
-def test_report_states_that_it_left_out_records(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cost_report_states_that_it_left_out_records(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read_cost_records, "MAX_ATTEMPTS", 2)
     monkeypatch.setattr(read_live_days, "MAX_JOBS", 1)
     for number in range(1, 5):
         job = a_job(number, state="PENDING")
-        ended = an_attempt(job, state="LOST", running_at=ago(hours=2), ended_at=ago(minutes=10 * number))
-        stored(gateway.fakes.ledger, job, ended)
+        lost_attempt = an_attempt(job, state="LOST", running_at=ago(hours=2), ended_at=ago(minutes=10 * number))
+        store(gateway.fakes.ledger, job, lost_attempt)
     monkeypatch.setattr(gateway.fakes.ledger, "by_state", _read_two_per_page(gateway.fakes.ledger.by_state))
 
     document = read_report(gateway)
@@ -171,9 +171,9 @@ def _read_two_per_page(read: Any) -> Any:
     return lambda *args, **options: read(*args, **{**options, "limit": min(2, options.get("limit", 100))})
 
 
-def test_loss_of_an_expired_job_is_unknown(gateway: Gateway) -> None:
-    _, lost, _ = a_lost_job()
-    stored(gateway.fakes.ledger, lost)
+def test_loss_of_a_job_that_is_not_stored_is_unknown(gateway: Gateway) -> None:
+    _, lost_attempt, _ = a_lost_job()
+    store(gateway.fakes.ledger, lost_attempt)
 
     document = read_report(gateway)
 
@@ -181,14 +181,14 @@ def test_loss_of_an_expired_job_is_unknown(gateway: Gateway) -> None:
     assert "1 interrupted job is no longer stored: losses unknown." in document["notes"]
 
 
-def test_node_with_many_failures_is_above_the_fleet(gateway: Gateway) -> None:
-    stored(gateway.fakes.ledger, *(a_fleet_node(number) for number in range(1, 60)))
-    stored(
+def test_only_a_node_with_unusually_many_failures_is_marked(gateway: Gateway) -> None:
+    store(gateway.fakes.ledger, *(a_fleet_node(number) for number in range(1, 60)))
+    store(
         gateway.fakes.ledger,
         *(an_incident(9, **{**_settled_incident(1), "incident_id": f"inc-{n:010d}"}) for n in range(4)),
     )
-    # Two failures of one of 59 nodes are not unusual: in every fifth fleet some node has as many.
-    stored(
+    # Two failures of one of 59 nodes are not unusual: in one of five fleets some node has as many by chance.
+    store(
         gateway.fakes.ledger,
         *(an_incident(8, **{**_settled_incident(2), "incident_id": f"inc-{n:010d}"}) for n in (7, 8)),
     )
@@ -203,14 +203,14 @@ def _settled_incident(number: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("query", ["since=2027-01-01T00:00:00Z", "since=yesterday", "until=2026-01-01", "pageSize=3"])
-def test_wrong_window_is_refused(query: str, gateway: Gateway) -> None:
+def test_invalid_window_of_the_cost_report_is_refused(query: str, gateway: Gateway) -> None:
     answer = gateway.get(f"/v1/cost-report?{query}")
 
     assert answer.status == 400
     assert answer.document["errors"], answer.text
 
 
-def test_demand_before_the_first_record_is_unknown(gateway: Gateway) -> None:
+def test_demand_of_partly_recorded_hours_is_unknown(gateway: Gateway) -> None:
     store_fleet(gateway)
 
     (entry,) = read_report(gateway)["commitments"]

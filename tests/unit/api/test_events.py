@@ -51,7 +51,7 @@ def test_events_come_newest_first_over_months(gateway: Gateway) -> None:
     assert gateway.get("/v1/events").document["keptDays"] == 90
 
 
-def test_event_recorded_late_comes_first_whatever_its_own_time(gateway: Gateway) -> None:
+def test_events_are_ordered_by_when_they_were_recorded(gateway: Gateway) -> None:
     publish_submission(gateway, 1, recorded_at=A_MOMENT - timedelta(minutes=5))
     publish_submission(gateway, 2, at=A_MOMENT - timedelta(hours=2), recorded_at=A_MOMENT - timedelta(minutes=1))
 
@@ -70,8 +70,8 @@ def test_page_token_survives_new_events(gateway: Gateway) -> None:
     publish_submission(gateway, 9, recorded_at=A_MOMENT)
     document = gateway.get(f"/v1/events?pageSize=9&nextPageToken={first['nextPageToken']}").document
 
-    listed = [event["subject"] for event in (*first["items"], *document["items"])]
-    assert listed == [f"job-{number:010d}" for number in (5, 4, 3, 2, 1)]
+    listed_jobs = [event["subject"] for event in (*first["items"], *document["items"])]
+    assert listed_jobs == [f"job-{number:010d}" for number in (5, 4, 3, 2, 1)]
 
 
 FILTERS = [
@@ -83,7 +83,9 @@ FILTERS = [
 
 
 @pytest.mark.parametrize(("query", "expected"), FILTERS)
-def test_filters_select_events(gateway: Gateway, query: str, expected: list[str]) -> None:
+def test_event_list_returns_only_events_that_match_the_filters(
+    gateway: Gateway, query: str, expected: list[str]
+) -> None:
     publish_submission(gateway, 1, recorded_at=A_MOMENT - timedelta(minutes=5))
     publish_submission(gateway, 2, recorded_at=A_MOMENT - timedelta(minutes=4), team="nlp")
     row = incident_rows.incident_row(an_incident(1), 1)
@@ -93,7 +95,7 @@ def test_filters_select_events(gateway: Gateway, query: str, expected: list[str]
 
 
 @pytest.mark.parametrize("query", ["kind=Nonsense", "since=yesterday", "pageSize=0", "nextPageToken=abc", "job=1"])
-def test_wrong_query_is_refused(gateway: Gateway, query: str) -> None:
+def test_invalid_query_of_the_event_list_is_refused(gateway: Gateway, query: str) -> None:
     assert gateway.get(f"/v1/events?{query}").status == 400
 
 
@@ -101,8 +103,8 @@ def test_unchanged_list_is_answered_without_a_body(gateway: Gateway) -> None:
     publish_submission(gateway, 1, recorded_at=A_MOMENT - timedelta(minutes=5))
     tag = gateway.get("/v1/events").headers["ETag"]
 
-    same: Any = gateway.call("GET", "/v1/events", headers={"If-None-Match": tag})
+    second_answer: Any = gateway.call("GET", "/v1/events", headers={"If-None-Match": tag})
     publish_submission(gateway, 2, recorded_at=A_MOMENT)
     changed: Any = gateway.call("GET", "/v1/events", headers={"If-None-Match": tag})
 
-    assert (same.status, changed.status) == (304, 200)
+    assert (second_answer.status, changed.status) == (304, 200)

@@ -16,19 +16,19 @@ from evenkeel.domain.values import rfc3339
 from evenkeel.events import envelope
 from evenkeel.events.outcomes import Malformed, ParsedEvent, Unknown
 from evenkeel.ports import Table, Unreachable
-from evenkeel.services.incidents import receive_event
+from evenkeel.services.incidents import ingest_event
 from tests.fakes.cluster import instance_id
 from tests.fakes.system import A_MOMENT
 from tests.unit.api.gateway import ApiResponse, Gateway
-from tests.unit.api.seeds import a_fleet_node, a_job, an_attempt, an_incident, stored
+from tests.unit.api.seeds import a_fleet_node, a_job, an_attempt, an_incident, store
 
 XID = "NVRM: Xid (PCI:0000:b9:00): 79, pid=1234, GPU has fallen off the bus."
 
 
 @pytest.fixture
-def fleet(gateway: Gateway) -> Gateway:
+def gateway_with_nodes(gateway: Gateway) -> Gateway:
     """The API of a fleet with two recorded nodes; one has its own node name."""
-    stored(gateway.fakes.ledger, a_fleet_node(1), a_fleet_node(2, node_name="ip-10-0-0-2.ec2.internal"))
+    store(gateway.fakes.ledger, a_fleet_node(1), a_fleet_node(2, node_name="ip-10-0-0-2.ec2.internal"))
     return gateway
 
 
@@ -46,20 +46,20 @@ def queued_events(gateway: Gateway) -> list[NodeFact]:
     """Return the events that receive_event reads from the queue."""
     facts: list[NodeFact] = []
     for document in gateway.fakes.inbox.queued:
-        heard = envelope.parse(json.dumps(document).encode())
-        assert isinstance(heard, ParsedEvent), heard
-        facts += [fact for fact in heard.facts if isinstance(fact, NodeFact)]
+        parsed_event = envelope.parse(json.dumps(document).encode())
+        assert isinstance(parsed_event, ParsedEvent), parsed_event
+        facts += [fact for fact in parsed_event.facts if isinstance(fact, NodeFact)]
     return facts
 
 
-def test_report_becomes_facts_of_one_source(fleet: Gateway) -> None:
+def test_reported_faults_are_queued_as_facts_of_one_source(gateway_with_nodes: Gateway) -> None:
     answer = report_faults(
-        fleet, a_fault(detail="our own probe", gpu="GPU-5d1f7c0a"), a_fault(2, code="dcgm_diag_failed")
+        gateway_with_nodes, a_fault(detail="our own probe", gpu="GPU-5d1f7c0a"), a_fault(2, code="dcgm_diag_failed")
     )
 
     assert (answer.status, answer.headers["Location"]) == (202, "/v1/incidents")
     assert (answer.document["accepted"], answer.document["ignored"]) == (2, 0)
-    first, second = queued_events(fleet)
+    first, second = queued_events(gateway_with_nodes)
     assert (first.fault_key, first.gpu, first.detail) == ("xid:79", "GPU-5d1f7c0a", "our own probe")
     assert (second.instance_id, second.fault_key) == (instance_id(2), "gpu:dcgm_diag_failed")
     assert {fact.source for fact in (first, second)} == {"site:role/Researcher"}
@@ -68,12 +68,12 @@ def test_report_becomes_facts_of_one_source(fleet: Gateway) -> None:
     assert not first.is_drill
 
 
-def test_a_report_opens_an_incident(fleet: Gateway) -> None:
-    report_faults(fleet, a_fault())
-    fakes = fleet.fakes
+def test_fault_report_opens_an_incident(gateway_with_nodes: Gateway) -> None:
+    report_faults(gateway_with_nodes, a_fault())
+    fakes = gateway_with_nodes.fakes
 
-    results = receive_event.ingest_facts(
-        queued_events(fleet),
+    results = ingest_event.ingest_facts(
+        queued_events(gateway_with_nodes),
         fakes.context(),
     )
 
@@ -83,13 +83,13 @@ def test_a_report_opens_an_incident(fleet: Gateway) -> None:
     } == {("site",)}
 
 
-def test_each_caller_role_is_one_source(fleet: Gateway) -> None:
+def test_sessions_of_one_role_are_one_signal_source(gateway_with_nodes: Gateway) -> None:
     role = "arn:aws:sts::000000000000:assumed-role/Detector/"
     for session in ("a", "b"):
-        report_faults(fleet, a_fault(), caller=role + session, key=f"key-{session}")
-    report_faults(fleet, a_fault(), caller="arn:aws:iam::000000000000:user/probe", key="key-c")
+        report_faults(gateway_with_nodes, a_fault(), caller=role + session, key=f"key-{session}")
+    report_faults(gateway_with_nodes, a_fault(), caller="arn:aws:iam::000000000000:user/probe", key="key-c")
 
-    assert [fact.source for fact in queued_events(fleet)] == [
+    assert [fact.source for fact in queued_events(gateway_with_nodes)] == [
         "site:role/Detector",
         "site:role/Detector",
         "site:user/probe",
@@ -97,9 +97,9 @@ def test_each_caller_role_is_one_source(fleet: Gateway) -> None:
 
 
 @pytest.mark.parametrize("name", [f"hyperpod-{instance_id(1)}", "ip-10-0-0-2.ec2.internal"])
-def test_node_name_identifies_the_instance(fleet: Gateway, name: str) -> None:
-    assert report_faults(fleet, a_fault(instanceId=None, nodeName=name)).status == 202
-    assert queued_events(fleet)[0].instance_id in (instance_id(1), instance_id(2))
+def test_node_name_identifies_the_instance(gateway_with_nodes: Gateway, name: str) -> None:
+    assert report_faults(gateway_with_nodes, a_fault(instanceId=None, nodeName=name)).status == 202
+    assert queued_events(gateway_with_nodes)[0].instance_id in (instance_id(1), instance_id(2))
 
 
 @pytest.mark.parametrize(
@@ -110,15 +110,17 @@ def test_node_name_identifies_the_instance(fleet: Gateway, name: str) -> None:
         {"instanceId": None, "nodeName": "hyperpod-i-00000000000000404"},
     ],
 )
-def test_unknown_instance_is_not_found_and_nothing_is_recorded(fleet: Gateway, named: dict[str, Any]) -> None:
-    answer = report_faults(fleet, a_fault(), a_fault(**named))
+def test_unknown_instance_is_not_found_and_nothing_is_recorded(
+    gateway_with_nodes: Gateway, named: dict[str, Any]
+) -> None:
+    answer = report_faults(gateway_with_nodes, a_fault(), a_fault(**named))
 
     assert (answer.status, answer.document["code"]) == (404, "NOT_FOUND")
-    assert fleet.fakes.inbox.queued == []
+    assert gateway_with_nodes.fakes.inbox.queued == []
 
 
 def test_removed_instance_is_not_found(gateway: Gateway) -> None:
-    stored(gateway.fakes.ledger, a_fleet_node(1, is_gone=True))
+    store(gateway.fakes.ledger, a_fleet_node(1, is_gone=True))
 
     assert report_faults(gateway, a_fault()).status == 404
 
@@ -136,20 +138,20 @@ def test_removed_instance_is_not_found(gateway: Gateway) -> None:
         ("Xid 79 in a format of tomorrow", ["xid:*"]),
     ],
 )
-def test_fault_is_read_from_a_log_line(fleet: Gateway, line: str, keys: list[str]) -> None:
-    answer = report_faults(fleet, a_fault(code=None, line=line))
+def test_reported_log_line_gives_its_fault(gateway_with_nodes: Gateway, line: str, keys: list[str]) -> None:
+    answer = report_faults(gateway_with_nodes, a_fault(code=None, line=line))
 
     assert answer.document["accepted"] == len(keys)
-    assert [fact.fault_key for fact in queued_events(fleet)] == keys
-    assert "79" in queued_events(fleet)[0].detail
+    assert [fact.fault_key for fact in queued_events(gateway_with_nodes)] == keys
+    assert "79" in queued_events(gateway_with_nodes)[0].detail
 
 
 @pytest.mark.parametrize("line", ["NVRM: Xid (PCI:0000:b9:00): 45, cleanup", "all is well"])
-def test_line_without_a_fault_is_ignored_and_reported(fleet: Gateway, line: str) -> None:
-    answer = report_faults(fleet, a_fault(code=None, line=line))
+def test_log_line_without_a_fault_is_counted_as_ignored(gateway_with_nodes: Gateway, line: str) -> None:
+    answer = report_faults(gateway_with_nodes, a_fault(code=None, line=line))
 
     assert (answer.status, answer.document) == (202, {"accepted": 0, "ignored": 1, "envelopeId": None})
-    assert fleet.fakes.inbox.queued == []
+    assert gateway_with_nodes.fakes.inbox.queued == []
 
 
 @pytest.mark.parametrize(
@@ -176,70 +178,74 @@ def test_line_without_a_fault_is_ignored_and_reported(fleet: Gateway, line: str)
         ({"severity": "critical"}, "faults[0].severity"),
     ],
 )
-def test_invalid_field_is_named(fleet: Gateway, changes: dict[str, Any], field: str) -> None:
-    answer = report_faults(fleet, a_fault(**changes))
+def test_invalid_field_of_a_fault_report_is_named(
+    gateway_with_nodes: Gateway, changes: dict[str, Any], field: str
+) -> None:
+    answer = report_faults(gateway_with_nodes, a_fault(**changes))
 
     assert (answer.status, answer.document["code"]) == (400, "VALIDATION_FAILED")
     assert [error["field"] for error in answer.document["errors"]] == [field]
-    assert fleet.fakes.inbox.queued == []
+    assert gateway_with_nodes.fakes.inbox.queued == []
 
 
 @pytest.mark.parametrize("count", [0, 101])
-def test_a_batch_has_one_to_a_hundred_faults(fleet: Gateway, count: int) -> None:
-    assert report_faults(fleet, *[a_fault()] * count).status == 400
+def test_fault_batch_has_one_to_a_hundred_faults(gateway_with_nodes: Gateway, count: int) -> None:
+    assert report_faults(gateway_with_nodes, *[a_fault()] * count).status == 400
 
 
-def test_accepted_batch_of_long_texts_can_be_parsed(fleet: Gateway) -> None:
-    wide = report_faults(fleet, *[a_fault(detail="\U0001f600" * 400)] * 100)
-    plain = report_faults(fleet, *[a_fault(detail="x" * 400)] * 100, key="key-2")
+def test_fault_batch_with_too_many_bytes_is_refused(gateway_with_nodes: Gateway) -> None:
+    too_long = report_faults(gateway_with_nodes, *[a_fault(detail="\U0001f600" * 400)] * 100)
+    acceptable = report_faults(gateway_with_nodes, *[a_fault(detail="x" * 400)] * 100, key="key-2")
 
-    assert (wide.status, plain.status) == (400, 202)
-    assert len(queued_events(fleet)) == 100
-
-
-# ---------------------------------------------------------------- twice
+    assert (too_long.status, acceptable.status) == (400, 202)
+    assert len(queued_events(gateway_with_nodes)) == 100
 
 
-def test_repeated_request_gets_the_same_answer_and_queues_nothing(fleet: Gateway) -> None:
-    first = report_faults(fleet, a_fault())
-    fleet.fakes.clock.advance(3600)
-
-    assert report_faults(fleet, a_fault()).document == first.document
-    assert len(fleet.fakes.inbox.queued) == 1
+# ---------------------------------------------------------------- repeated requests
 
 
-def test_the_same_key_for_another_report_is_refused(fleet: Gateway) -> None:
-    report_faults(fleet, a_fault())
+def test_repeated_fault_report_gets_its_first_answer_and_queues_nothing(gateway_with_nodes: Gateway) -> None:
+    first = report_faults(gateway_with_nodes, a_fault())
+    gateway_with_nodes.fakes.clock.advance(3600)
 
-    assert report_faults(fleet, a_fault(code="xid:48")).document["code"] == "IDEMPOTENCY_KEY_REUSED"
+    assert report_faults(gateway_with_nodes, a_fault()).document == first.document
+    assert len(gateway_with_nodes.fakes.inbox.queued) == 1
 
 
-def test_retry_after_a_crash_queues_the_same_envelope(fleet: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    def dies(*_writes: Any, **_options: Any) -> None:
+def test_idempotency_key_of_another_fault_report_is_refused(gateway_with_nodes: Gateway) -> None:
+    report_faults(gateway_with_nodes, a_fault())
+
+    assert report_faults(gateway_with_nodes, a_fault(code="xid:48")).document["code"] == "IDEMPOTENCY_KEY_REUSED"
+
+
+def test_fault_report_repeated_after_a_crash_queues_an_equal_event(
+    gateway_with_nodes: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crash_on_commit(*_writes: Any, **_options: Any) -> None:
         raise Unreachable("gone")
 
     with monkeypatch.context() as patched:
-        patched.setattr(fleet.fakes.ledger, "commit", dies)
-        assert report_faults(fleet, a_fault()).status == 503
-    assert report_faults(fleet, a_fault()).status == 202
+        patched.setattr(gateway_with_nodes.fakes.ledger, "commit", crash_on_commit)
+        assert report_faults(gateway_with_nodes, a_fault()).status == 503
+    assert report_faults(gateway_with_nodes, a_fault()).status == 202
 
-    first, second = queued_events(fleet)
+    first, second = queued_events(gateway_with_nodes)
     assert first == second
 
 
-def test_report_needs_an_idempotency_key(fleet: Gateway) -> None:
-    assert report_faults(fleet, a_fault(), key=None).document["code"] == "IDEMPOTENCY_KEY_MISSING"
+def test_fault_report_needs_an_idempotency_key(gateway_with_nodes: Gateway) -> None:
+    assert report_faults(gateway_with_nodes, a_fault(), key=None).document["code"] == "IDEMPOTENCY_KEY_MISSING"
 
 
-# ---------------------------------------------------------------- faults seen in a job
+# ---------------------------------------------------------------- faults of a job
 
 
 @pytest.fixture
-def training(fleet: Gateway) -> Gateway:
-    """The same fleet with a job on both nodes."""
+def gateway_with_job(gateway_with_nodes: Gateway) -> Gateway:
+    """The API of a fleet with a job on both of its nodes."""
     job = a_job(1, state="RUNNING", current_attempt=1)
-    stored(fleet.fakes.ledger, job, an_attempt(job, 1, nodes=(1, 2)))
-    return fleet
+    store(gateway_with_nodes.fakes.ledger, job, an_attempt(job, 1, nodes=(1, 2)))
+    return gateway_with_nodes
 
 
 def a_fault_of_a_job(**changes: Any) -> dict[str, Any]:
@@ -247,25 +253,27 @@ def a_fault_of_a_job(**changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("rank", "number"), [(None, 1), (1, 2)])
-def test_fault_of_a_job_is_attributed_to_the_ranks_node(training: Gateway, rank: int | None, number: int) -> None:
-    assert report_faults(training, a_fault_of_a_job(rank=rank)).status == 202
+def test_fault_of_a_job_is_attributed_to_the_ranks_node(
+    gateway_with_job: Gateway, rank: int | None, number: int
+) -> None:
+    assert report_faults(gateway_with_job, a_fault_of_a_job(rank=rank)).status == 202
 
-    assert [(fact.instance_id, fact.fault_key) for fact in queued_events(training)] == [
+    assert [(fact.instance_id, fact.fault_key) for fact in queued_events(gateway_with_job)] == [
         (instance_id(number), "train:hang")
     ]
 
 
-def test_hang_after_a_node_fault_joins_its_incident(training: Gateway) -> None:
+def test_hang_after_a_node_fault_joins_its_incident(gateway_with_job: Gateway) -> None:
     faulty = an_incident(2, last_signal_at=A_MOMENT - timedelta(minutes=9))
-    stored(training.fakes.ledger, faulty)
+    store(gateway_with_job.fakes.ledger, faulty)
 
-    report_faults(training, a_fault_of_a_job(rank=0))
+    report_faults(gateway_with_job, a_fault_of_a_job(rank=0))
 
-    assert [fact.instance_id for fact in queued_events(training)] == [instance_id(2)]
-    (row,) = training.fakes.ledger.by_state(Table.INCIDENTS, "DEC#job-0000000001").rows
+    assert [fact.instance_id for fact in queued_events(gateway_with_job)] == [instance_id(2)]
+    (row,) = gateway_with_job.fakes.ledger.by_state(Table.INCIDENTS, "DEC#job-0000000001").rows
     record = Decision.model_validate(row.doc)
     assert (record.kind, record.action) == ("ATTRIBUTION", instance_id(2))
-    assert replay(record, training.fakes.policy).differs_from(record) == ""
+    assert replay(record, gateway_with_job.fakes.policy).differs_from(record) == ""
 
 
 @pytest.mark.parametrize(
@@ -278,44 +286,46 @@ def test_hang_after_a_node_fault_joins_its_incident(training: Gateway) -> None:
         ({"rank": -1}, 400),
     ],
 )
-def test_job_without_a_matching_attempt_is_refused(training: Gateway, changes: dict[str, Any], status: int) -> None:
+def test_fault_of_a_job_without_a_matching_attempt_is_refused(
+    gateway_with_job: Gateway, changes: dict[str, Any], status: int
+) -> None:
     fault = {name: value for name, value in {**a_fault_of_a_job(), **changes}.items() if value is not None}
 
-    assert report_faults(training, fault).status == status
-    assert queued_events(training) == []
+    assert report_faults(gateway_with_job, fault).status == status
+    assert queued_events(gateway_with_job) == []
 
 
-# ---------------------------------------------------------------- whose fault it is to report
+# ---------------------------------------------------------------- faults that a detector may report
 
 AGENT_LINE = {"details": {"reason": "NvidiaErrorTerminate"}, "HealthMonitoringAgentDetectionEvent": 1}
-NOT_A_DETECTORS = sorted(key for key in default_catalogue() if not ReporterRole.DETECTOR.may_report(key))
+RESERVED_FAULTS = sorted(key for key in default_catalogue() if not ReporterRole.DETECTOR.may_report(key))
 
 
 def test_detectors_may_report_only_their_fault_families() -> None:
-    families = {key.partition(":")[0] for key in NOT_A_DETECTORS}
+    families = {key.partition(":")[0] for key in RESERVED_FAULTS}
 
     assert families == {"person", "hp", "ec2", "health", "eks", "node"}
-    assert [key for key in NOT_A_DETECTORS if key.startswith("node:")] == ["node:not_ready", "node:pressure"]
+    assert [key for key in RESERVED_FAULTS if key.startswith("node:")] == ["node:not_ready", "node:pressure"]
 
 
 @pytest.mark.parametrize("field", ["code", "faultKey"])
-@pytest.mark.parametrize("key", NOT_A_DETECTORS)
-def test_detector_cannot_report_provider_or_operator_faults(fleet: Gateway, key: str, field: str) -> None:
-    answer = report_faults(fleet, a_fault(2), a_fault(1, **{"code": None, field: key}))
+@pytest.mark.parametrize("key", RESERVED_FAULTS)
+def test_detector_cannot_report_provider_or_operator_faults(gateway_with_nodes: Gateway, key: str, field: str) -> None:
+    answer = report_faults(gateway_with_nodes, a_fault(2), a_fault(1, **{"code": None, field: key}))
 
     assert (answer.status, [error["field"] for error in answer.document["errors"]]) == (400, [f"faults[1].{field}"])
     assert key in answer.document["detail"]
-    assert fleet.fakes.inbox.queued == []
+    assert gateway_with_nodes.fakes.inbox.queued == []
 
 
 @pytest.mark.parametrize("code", ["NvidiaErrorTerminate", "instance_retirement", " person:replace", "PERSON:REPLACE"])
-def test_other_spellings_of_reserved_faults_are_refused(fleet: Gateway, code: str) -> None:
-    assert report_faults(fleet, a_fault(code=code)).status == 400
-    assert fleet.fakes.inbox.queued == []
+def test_detector_cannot_report_reserved_faults_in_another_spelling(gateway_with_nodes: Gateway, code: str) -> None:
+    assert report_faults(gateway_with_nodes, a_fault(code=code)).status == 400
+    assert gateway_with_nodes.fakes.inbox.queued == []
 
 
-def test_reported_line_with_the_verdict_of_an_agent_is_refused(fleet: Gateway) -> None:
-    answer = report_faults(fleet, a_fault(code=None, line=json.dumps(AGENT_LINE)))
+def test_fault_report_cannot_contain_a_verdict_of_the_health_agent(gateway_with_nodes: Gateway) -> None:
+    answer = report_faults(gateway_with_nodes, a_fault(code=None, line=json.dumps(AGENT_LINE)))
 
     assert (answer.status, answer.document["errors"][0]["field"]) == (400, "faults[0].line")
 
@@ -323,35 +333,35 @@ def test_reported_line_with_the_verdict_of_an_agent_is_refused(fleet: Gateway) -
 @pytest.mark.parametrize(
     "reporter_role", [{}, {"reporterRole": "detector"}, {"reporterRole": "OPERATOR"}, {"reporterRole": ""}]
 )
-def test_forged_envelope_is_refused(fleet: Gateway, reporter_role: dict[str, str]) -> None:
-    report_faults(fleet, a_fault())
-    (document,) = fleet.fakes.inbox.queued
+def test_forged_envelope_is_refused(gateway_with_nodes: Gateway, reporter_role: dict[str, str]) -> None:
+    report_faults(gateway_with_nodes, a_fault())
+    (document,) = gateway_with_nodes.fakes.inbox.queued
     detail = {name: value for name, value in document["detail"].items() if name != "reporterRole"} | reporter_role
     detail["faults"][0]["faultKey"] = "person:replace"
 
-    heard = envelope.parse(json.dumps(document | {"detail": detail}).encode())
+    parsed_event = envelope.parse(json.dumps(document | {"detail": detail}).encode())
 
-    assert isinstance(heard, Malformed)
-    assert heard.code == "EVENT_NOT_ITS_FAULT"
+    assert isinstance(parsed_event, Malformed)
+    assert parsed_event.code == "EVENT_NOT_ITS_FAULT"
 
 
-def test_operator_request_is_recorded_under_the_session(fleet: Gateway) -> None:
+def test_replacement_request_of_an_operator_names_role_and_session(gateway_with_nodes: Gateway) -> None:
     operator = "arn:aws:sts::000000000000:assumed-role/Operator/ana.smith"
-    answer = fleet.post(
+    answer = gateway_with_nodes.post(
         f"/v1/nodes/{instance_id(1)}/replace", {"reason": "It smells.", "code": "xid:79"}, caller=operator
     )
 
     assert answer.status == 202
-    assert [(fact.fault_key, fact.source) for fact in queued_events(fleet)] == [
+    assert [(fact.fault_key, fact.source) for fact in queued_events(gateway_with_nodes)] == [
         ("person:replace", "person:role/Operator (ana.smith)"),
         ("xid:79", "person:role/Operator (ana.smith)"),
     ]
-    assert {source_family(fact.source) for fact in queued_events(fleet)} == {"person:role/Operator"}
+    assert {source_family(fact.source) for fact in queued_events(gateway_with_nodes)} == {"person:role/Operator"}
 
 
 @pytest.mark.parametrize("source", ["evenkeel.drill", "aws.sagemaker", "custom.site"])
-def test_events_of_other_sources_cannot_report_faults(fleet: Gateway, source: str) -> None:
-    report_faults(fleet, a_fault())
-    (document,) = fleet.fakes.inbox.queued
+def test_events_of_other_sources_cannot_report_faults(gateway_with_nodes: Gateway, source: str) -> None:
+    report_faults(gateway_with_nodes, a_fault())
+    (document,) = gateway_with_nodes.fakes.inbox.queued
 
     assert isinstance(envelope.parse(json.dumps(document | {"source": source}).encode()), Unknown)

@@ -8,7 +8,7 @@ import pytest
 from evenkeel.runtime.api import read_caller
 from tests.fakes.system import A_MOMENT
 from tests.unit.api.gateway import ACCOUNT, Gateway
-from tests.unit.api.seeds import a_job, stored
+from tests.unit.api.seeds import a_job, store
 
 A_JOB: dict[str, Any] = {
     "name": "llama",
@@ -36,7 +36,7 @@ def test_a_submitted_job_is_accepted_with_its_location(gateway: Gateway) -> None
     }
 
 
-def test_the_same_submission_twice_is_one_job(gateway: Gateway) -> None:
+def test_repeated_submission_creates_one_job(gateway: Gateway) -> None:
     first = gateway.post("/v1/jobs", A_JOB)
     second = gateway.post("/v1/jobs", A_JOB, caller=f"arn:aws:sts::{ACCOUNT}:assumed-role/Researcher/another-session")
 
@@ -59,7 +59,7 @@ def test_two_principals_may_use_the_same_idempotency_key(gateway: Gateway) -> No
     assert second.document["jobId"] != first.document["jobId"]
 
 
-def test_the_values_of_a_jobs_environment_are_not_shown(gateway: Gateway) -> None:
+def test_job_shows_no_values_of_its_environment_variables(gateway: Gateway) -> None:
     job_id = gateway.post("/v1/jobs", {**A_JOB, "env": {"TOKEN": "s3cret"}}).document["jobId"]
 
     answer = gateway.get(f"/v1/jobs/{job_id}")
@@ -78,7 +78,7 @@ def test_repeated_cancel_of_a_pending_job_gets_the_same_answer(gateway: Gateway)
 
 
 def test_a_job_that_has_ended_cannot_be_cancelled(gateway: Gateway) -> None:
-    stored(gateway.fakes.ledger, a_job(1, state="SUCCEEDED", reason="Done."))
+    store(gateway.fakes.ledger, a_job(1, state="SUCCEEDED", reason="Done."))
 
     answer = gateway.post("/v1/jobs/job-0000000001/cancel")
 
@@ -89,19 +89,19 @@ def test_cancelling_an_unknown_job_is_a_404(gateway: Gateway) -> None:
     assert gateway.post("/v1/jobs/job-0000000404/cancel").status == 404
 
 
-def test_hold_applies_until_its_end(gateway: Gateway) -> None:
+def test_hold_of_automation_is_shown_until_it_ends(gateway: Gateway) -> None:
     answer = gateway.post(HOLD, {"reason": "network work", "forSeconds": 600})
-    held = gateway.get("/v1/clusters/laptop/automation").document
+    during_hold = gateway.get("/v1/clusters/laptop/automation").document
     gateway.fakes.clock.advance(600)
-    after = gateway.get("/v1/clusters/laptop/automation").document
+    after_hold = gateway.get("/v1/clusters/laptop/automation").document
 
     assert answer.status == 200
-    assert (held["isHeld"], held["hold"]["by"], held["hold"]["reason"]) == (
+    assert (during_hold["isHeld"], during_hold["hold"]["by"], during_hold["hold"]["reason"]) == (
         True,
         "role/Researcher (ana)",
         "network work",
     )
-    assert (after["isHeld"], after["hold"]) == (False, None)
+    assert (after_hold["isHeld"], after_hold["hold"]) == (False, None)
 
 
 def test_a_repeated_hold_keeps_its_first_end(gateway: Gateway) -> None:
@@ -113,7 +113,7 @@ def test_a_repeated_hold_keeps_its_first_end(gateway: Gateway) -> None:
     assert len(gateway.fakes.ledger.commits) == 1
 
 
-def test_key_of_a_hold_cannot_be_reused(gateway: Gateway) -> None:
+def test_idempotency_key_of_a_hold_cannot_be_reused(gateway: Gateway) -> None:
     gateway.post(HOLD, {"reason": "x", "forSeconds": 600})
     answers = [gateway.post(HOLD, {"reason": "y", "forSeconds": 600}), gateway.post(RELEASE)]
 
@@ -136,7 +136,7 @@ def test_repeated_release_gets_the_same_answer(gateway: Gateway) -> None:
     assert gateway.get("/v1/clusters/laptop/automation").document["isHeld"] is False
 
 
-def test_a_release_without_a_hold_is_success(gateway: Gateway) -> None:
+def test_release_of_automation_without_a_hold_succeeds(gateway: Gateway) -> None:
     answer = gateway.post(RELEASE)
 
     assert (answer.status, answer.document["wasHeld"]) == (200, False)
@@ -153,7 +153,7 @@ def test_a_release_without_a_hold_is_success(gateway: Gateway) -> None:
         {"reason": "x", "until": "2026-11-03T12:00:00"},
     ],
 )
-def test_a_hold_needs_a_reason_and_one_end(gateway: Gateway, body: dict[str, Any]) -> None:
+def test_hold_of_automation_needs_a_reason_and_one_end(gateway: Gateway, body: dict[str, Any]) -> None:
     answer = gateway.post(HOLD, body)
 
     assert (answer.status, answer.document["code"]) == (400, "VALIDATION_FAILED")
@@ -173,7 +173,7 @@ def test_a_hold_for_another_fleet_is_refused(gateway: Gateway) -> None:
         ("nonsense", ":nonsense", ""),
     ],
 )
-def test_a_caller_is_named_by_role_or_user(arn: str, principal: str, session: str) -> None:
+def test_caller_is_recorded_by_role_or_user_name(arn: str, principal: str, session: str) -> None:
     caller = read_caller(arn, own_account=ACCOUNT)
 
     assert (caller.principal, caller.session) == (principal, session)

@@ -18,7 +18,7 @@ TYPES = {
 
 
 @pytest.fixture
-def site(gateway: Gateway) -> Gateway:
+def gateway_with_job_types(gateway: Gateway) -> Gateway:
     world = gateway.world
     world.__dict__["policies"] = SitePolicy(gateway.fakes.policy, Table.INCIDENTS, world)
     path = f"/v1/clusters/{FLEET}/policy"
@@ -27,17 +27,17 @@ def site(gateway: Gateway) -> Gateway:
     return gateway
 
 
-def submit_job(site: Gateway, key: str = "k1", **fields: Any) -> ApiResponse:
-    return site.post("/v1/jobs", {"name": "a", **fields}, key=key)
+def submit_job(api: Gateway, idempotency_key: str = "k1", **fields: Any) -> ApiResponse:
+    return api.post("/v1/jobs", {"name": "a", **fields}, key=idempotency_key)
 
 
-def shown_job(site: Gateway, answer: ApiResponse) -> dict[str, Any]:
-    document: dict[str, Any] = site.get(f"/v1/jobs/{answer.document['jobId']}").document
+def shown_job(gateway_with_job_types: Gateway, answer: ApiResponse) -> dict[str, Any]:
+    document: dict[str, Any] = gateway_with_job_types.get(f"/v1/jobs/{answer.document['jobId']}").document
     return document
 
 
-def test_job_type_alone_is_a_valid_submission(site: Gateway) -> None:
-    job = shown_job(site, submit_job(site))
+def test_job_type_alone_is_a_valid_submission(gateway_with_job_types: Gateway) -> None:
+    job = shown_job(gateway_with_job_types, submit_job(gateway_with_job_types))
 
     assert (job["jobType"], job["image"], job["command"], job["nodes"], job["gpusPerNode"]) == (
         "research",
@@ -48,10 +48,15 @@ def test_job_type_alone_is_a_valid_submission(site: Gateway) -> None:
     )
 
 
-def test_body_overrides_the_job_type(site: Gateway) -> None:
+def test_body_overrides_the_job_type(gateway_with_job_types: Gateway) -> None:
     job = shown_job(
-        site,
-        submit_job(site, jobType="production", gpusPerNode=4, requires={"gpuMemoryGib": 80, "gpuModels": ["H100"]}),
+        gateway_with_job_types,
+        submit_job(
+            gateway_with_job_types,
+            jobType="production",
+            gpusPerNode=4,
+            requires={"gpuMemoryGib": 80, "gpuModels": ["H100"]},
+        ),
     )
 
     assert (job["jobType"], job["nodes"], job["gpusPerNode"]) == ("production", 2, 4)
@@ -59,23 +64,23 @@ def test_body_overrides_the_job_type(site: Gateway) -> None:
     assert (job["requires"]["gpuMemoryGib"], job["requires"]["gpuModels"]) == (80, ["h100"])
 
 
-def test_unknown_job_type_is_refused_by_field(site: Gateway) -> None:
-    answer = submit_job(site, jobType="prodution")
+def test_unknown_job_type_is_refused_by_field(gateway_with_job_types: Gateway) -> None:
+    answer = submit_job(gateway_with_job_types, jobType="prodution")
 
     assert (answer.status, answer.document["code"]) == (400, "VALIDATION_FAILED")
     assert answer.document["errors"][0]["field"] == "jobType"
 
 
-def test_repeated_submission_ignores_a_changed_job_type(site: Gateway) -> None:
-    first = submit_job(site)
+def test_repeated_submission_ignores_a_changed_job_type(gateway_with_job_types: Gateway) -> None:
+    first = submit_job(gateway_with_job_types)
     path = f"/v1/clusters/{FLEET}/policy"
-    site.post(path, {"changes": {}, "reason": "Without."}, key="none")
-    site.fakes.clock.advance(31)
+    gateway_with_job_types.post(path, {"changes": {}, "reason": "Without."}, key="none")
+    gateway_with_job_types.fakes.clock.advance(31)
 
-    again = submit_job(site)
+    repeated_answer = submit_job(gateway_with_job_types)
 
-    assert (again.status, again.document["jobId"]) == (202, first.document["jobId"])
-    assert shown_job(site, again)["jobType"] == "research"
+    assert (repeated_answer.status, repeated_answer.document["jobId"]) == (202, first.document["jobId"])
+    assert shown_job(gateway_with_job_types, repeated_answer)["jobType"] == "research"
 
 
 def test_image_and_command_are_required_without_job_types(gateway: Gateway) -> None:

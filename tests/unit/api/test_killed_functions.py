@@ -8,10 +8,21 @@ from tests.fakes.cluster import CLUSTER
 from tests.fakes.crashes import Crash, CrashingLedger, CrashPlan, CrashTiming, crashing
 from tests.fakes.system import SequenceIds
 from tests.unit.api.gateway import ACCOUNT, Gateway
-from tests.unit.api.test_audit import AS_READ, CHANGES, JOB, NEW, NODE, TEAM, Change, a_site, call, post
+from tests.unit.api.test_audit import (
+    AS_READ,
+    CHANGES,
+    IF_NEW,
+    JOB,
+    NODE,
+    TEAM,
+    Change,
+    change_by_call,
+    change_by_post,
+    prepared_gateway,
+)
 
 OPERATOR = f"arn:aws:iam::{ACCOUNT}:user/division/ana"
-OTHER = f"arn:aws:iam::{ACCOUNT}:user/another-person"
+OTHER_OPERATOR = f"arn:aws:iam::{ACCOUNT}:user/another-person"
 _MAX_EFFECTS = 12
 
 
@@ -19,31 +30,34 @@ def store_cordon_of_recovery(gateway: Gateway) -> None:
     gateway.fakes.cluster.cordon(CLUSTER, f"hyperpod-{NODE}", "inc-0000000001")
 
 
-PREPARED: Mapping[tuple[str, str], tuple[Callable[[Gateway], object], Change]] = {
+PREPARED_CHANGES: Mapping[tuple[str, str], tuple[Callable[[Gateway], object], Change]] = {
     ("POST", "/v1/jobs/{jobId}/resume"): (
-        lambda gateway: gateway.post(f"{JOB}/suspend", {}, caller=OTHER),
-        post(f"{JOB}/resume", {}),
+        lambda gateway: gateway.post(f"{JOB}/suspend", {}, caller=OTHER_OPERATOR),
+        change_by_post(f"{JOB}/resume", {}),
     ),
     ("DELETE", "/v1/teams/{team}"): (
-        lambda gateway: gateway.call("PUT", "/v1/teams/nlp/quota", TEAM, headers=NEW, caller=OTHER),
-        call("DELETE", "/v1/teams/nlp?reason=x", None, AS_READ),
+        lambda gateway: gateway.call("PUT", "/v1/teams/nlp/quota", TEAM, headers=IF_NEW, caller=OTHER_OPERATOR),
+        change_by_call("DELETE", "/v1/teams/nlp?reason=x", None, AS_READ),
     ),
-    ("POST", "/v1/nodes/{nodeId}/uncordon"): (store_cordon_of_recovery, post(f"/v1/nodes/{NODE}/uncordon", {})),
+    ("POST", "/v1/nodes/{nodeId}/uncordon"): (
+        store_cordon_of_recovery,
+        change_by_post(f"/v1/nodes/{NODE}/uncordon", {}),
+    ),
 }
 """Changes that need a prepared state: the step that prepares it, and the change."""
-ACTS = {
-    route: PREPARED.get(route, (lambda _gateway: None, change))
+CHANGE_BY_ROUTE = {
+    route: PREPARED_CHANGES.get(route, (lambda _gateway: None, change))
     for route, change in CHANGES.items()
     if change is not None
 }
 
 
 def kill_at(gateway: Gateway, number: int, when: CrashTiming) -> CrashPlan:
-    """Let the function die at its effect with this number."""
+    """Let the function crash at its n-th write or call."""
     plan, fakes = CrashPlan(number, when), gateway.fakes
     gateway.use_ports(
         ledger=CrashingLedger(fakes.ledger, plan=plan),
-        cluster=crashing(fakes.cluster, plan, "cordon", "uncordon", "release"),
+        cluster=crashing(fakes.cluster, plan, "cordon", "remove_manual_cordon", "return_to_service"),
         cycle_requests=crashing(fakes.cycle_requests, plan, "request"),
         inbox=crashing(fakes.inbox, plan, "send"),
     )
@@ -51,15 +65,15 @@ def kill_at(gateway: Gateway, number: int, when: CrashTiming) -> CrashPlan:
 
 
 @pytest.mark.parametrize("when", CrashTiming)
-@pytest.mark.parametrize("route", ACTS, ids=" ".join)
-def test_repeat_after_a_kill_completes_the_act(route: tuple[str, str], when: CrashTiming) -> None:
-    prepare, change = ACTS[route]
-    undisturbed = prepare_site(prepare)
+@pytest.mark.parametrize("route", CHANGE_BY_ROUTE, ids=" ".join)
+def test_change_interrupted_by_a_crash_is_completed_when_repeated(route: tuple[str, str], when: CrashTiming) -> None:
+    prepare, change = CHANGE_BY_ROUTE[route]
+    undisturbed = prepare_gateway(prepare)
     assert change(undisturbed, OPERATOR).status in (200, 202)
     expected = undisturbed.fakes.ledger.contents()
 
     for number in range(1, _MAX_EFFECTS):
-        gateway = prepare_site(prepare)
+        gateway = prepare_gateway(prepare)
         kill_at(gateway, number, when)
         try:
             change(gateway, OPERATOR)
@@ -71,13 +85,13 @@ def test_repeat_after_a_kill_completes_the_act(route: tuple[str, str], when: Cra
 
         answer = change(gateway, OPERATOR)
 
-        # A change at a stated version finds its own earlier write.
+        # A change with `If-Match` conflicts with its own earlier write.
         assert answer.status in ((200, 202, 412) if route[0] in ("PUT", "PATCH") else (200, 202)), (number, answer.text)
         assert gateway.fakes.ledger.contents() == expected, number
-    raise AssertionError("the act has more effects than the test kills")
+    raise AssertionError("the change has more effects than the test interrupts")
 
 
-def prepare_site(prepare: Callable[[Gateway], object]) -> Gateway:
-    gateway = a_site()
+def prepare_gateway(prepare: Callable[[Gateway], object]) -> Gateway:
+    gateway = prepared_gateway()
     prepare(gateway)
     return gateway

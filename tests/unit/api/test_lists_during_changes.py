@@ -14,7 +14,7 @@ from evenkeel.services.storage import incident_rows, job_rows
 from tests.fakes.ledger import InMemoryLedger
 from tests.fakes.system import A_MOMENT
 from tests.unit.api.gateway import Gateway
-from tests.unit.api.seeds import a_job, an_incident, store_fleet_counts, store_heartbeats, stored
+from tests.unit.api.seeds import a_job, an_incident, store, store_fleet_counts, store_heartbeats
 
 INCIDENT_CHANGES = (
     (IncidentState.OPEN, IncidentState.RECOVERING),
@@ -35,12 +35,12 @@ JOB_CHANGES = (
 def change_before_list_read(ledger: InMemoryLedger, monkeypatch: pytest.MonkeyPatch, number: int, changed: Row) -> None:
     """Change a row just before the list read with this number."""
     reads = iter(range(1_000))
-    inner = ledger.by_state
+    read_by_state = ledger.by_state
 
     def by_state(*arguments: Any, **options: Any) -> Any:
         if next(reads) == number:
             ledger.commit(Put(changed))
-        return inner(*arguments, **options)
+        return read_by_state(*arguments, **options)
 
     monkeypatch.setattr(ledger, "by_state", by_state)
 
@@ -57,7 +57,7 @@ def test_incident_that_changes_state_between_pages_is_listed_once(
     number: int,
 ) -> None:
     store_heartbeats(gateway.fakes.ledger)
-    stored(gateway.fakes.ledger, an_incident(1, state=before))
+    store(gateway.fakes.ledger, an_incident(1, state=before))
     change_before_list_read(
         gateway.fakes.ledger, monkeypatch, number, incident_rows.incident_row(an_incident(1, state=after), 1)
     )
@@ -74,9 +74,9 @@ def test_incident_that_fails_during_the_overview_is_listed_once(
 ) -> None:
     store_heartbeats(gateway.fakes.ledger)
     store_fleet_counts(gateway.fakes, minutes_ago=1)
-    stored(gateway.fakes.ledger, an_incident(1, state="RECOVERING"))
-    failed = an_incident(1, state="FAILED", stages=StageTimes(settled_at=A_MOMENT))
-    change_before_list_read(gateway.fakes.ledger, monkeypatch, number, incident_rows.incident_row(failed, 1))
+    store(gateway.fakes.ledger, an_incident(1, state="RECOVERING"))
+    failed_incident = an_incident(1, state="FAILED", stages=StageTimes(settled_at=A_MOMENT))
+    change_before_list_read(gateway.fakes.ledger, monkeypatch, number, incident_rows.incident_row(failed_incident, 1))
 
     incidents = gateway.get("/v1/overview").document["incidents"]
 
@@ -89,7 +89,7 @@ def test_incident_that_fails_during_the_overview_is_listed_once(
 def test_job_that_changes_state_between_pages_is_listed_once(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch, before: JobState, after: JobState, number: int
 ) -> None:
-    stored(gateway.fakes.ledger, a_job(1, state=before))
+    store(gateway.fakes.ledger, a_job(1, state=before))
     change_before_list_read(gateway.fakes.ledger, monkeypatch, number, job_rows.job_row(a_job(1, state=after), 1))
 
     items = gateway.get("/v1/jobs").document["items"]

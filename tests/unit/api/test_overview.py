@@ -1,5 +1,6 @@
 """`GET /v1/overview`: a constant number of reads, a small answer, and old or unknown values marked as such."""
 
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -7,11 +8,16 @@ import jsonschema
 import pytest
 
 from evenkeel.domain.health.incidents import StageTimes, StoredRecoveryPlan
-from evenkeel.domain.recovery.leases import Hold, Holds, ManualCordon
+from evenkeel.domain.recovery.holds import Hold, Holds
+from evenkeel.domain.recovery.manual_cordons import ManualCordon
+from evenkeel.domain.sources import SourceAge
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import LARGEST_ROW, Put, Row, RowChange, row_bytes
+from evenkeel.services.context import Context
+from evenkeel.services.jobs.check_role import Requester
 from evenkeel.services.publishing import publish_events
-from evenkeel.services.queries import read_overview, read_sources
+from evenkeel.services.queries import read_fleet, read_overview, read_sources
+from evenkeel.services.queries.disclosure import Reader
 from evenkeel.services.recovery import manual_cordons
 from evenkeel.services.storage import fleet_rows, incident_rows, job_rows
 from tests.fakes.counting import CountedCalls
@@ -19,16 +25,16 @@ from tests.fakes.system import A_MOMENT
 from tests.fakes.world import a_context
 from tests.unit.api.gateway import FLEET, Gateway
 from tests.unit.api.seeds import (
-    ASKS,
+    PLAN_AWAITING_APPROVAL,
     a_fleet_node,
     a_job,
     affected,
     ago,
     an_attempt,
     an_incident,
+    store,
     store_fleet_counts,
     store_heartbeats,
-    stored,
 )
 from tests.unit.publishing.test_publish_events import SCHEMA
 
@@ -37,39 +43,50 @@ ROUTE = "/v1/overview"
 
 
 def store_fleet(gateway: Gateway, nodes: int, jobs: int, incidents: int, teams: int = 3) -> None:
-    stored(gateway.fakes.ledger, *(a_fleet_node(number) for number in range(1, nodes + 1)))
+    store(gateway.fakes.ledger, *(a_fleet_node(number) for number in range(1, nodes + 1)))
     for number in range(1, jobs + 1):
         job = a_job(number % 29, job_id=f"job-{number:010d}", state=("PENDING", "RUNNING")[number % 2])
-        stored(gateway.fakes.ledger, job.replace(spec=job.spec.replace(team=f"team-{number % teams}")))
+        store(gateway.fakes.ledger, job.replace(spec=job.spec.replace(team=f"team-{number % teams}")))
     jobs_of = [affected(a_job(number, job_id=f"job-{number:010d}")) for number in range(1, incidents + 1)]
-    stored(
+    store(
         gateway.fakes.ledger,
         *(an_incident(number, affected_jobs=jobs) for number, jobs in enumerate(jobs_of, 1)),
         *(an_incident(10_000 + number, state="FAILED", affected_jobs=jobs) for number, jobs in enumerate(jobs_of)),
     )
 
 
-def count_reads(size: int) -> tuple[int, int]:
+def count_reads(size: int, read: Callable[[Sequence[SourceAge], Context], Json]) -> tuple[int, int]:
     """Return how many calls and rows one request reads in a fleet of this size."""
     gateway = Gateway()
     store_fleet(gateway, size, size, min(size, 200))
     store_heartbeats(gateway.fakes.ledger)
     store_fleet_counts(gateway.fakes)
-    counted = CountedCalls(gateway.fakes)
-    context = a_context(gateway.fakes).replace(**counted.ports)
-    counted.clear()
+    counted_calls = CountedCalls(gateway.fakes)
+    context = a_context(gateway.fakes).replace(**counted_calls.ports)
+    counted_calls.clear()
 
-    read_overview.show(read_sources.run(context), context)
+    read(read_sources.read_source_ages(context), context)
 
-    return sum(counted.calls.values()), counted.rows_read
+    return sum(counted_calls.calls.values()), counted_calls.rows_read
 
 
-def test_number_of_reads_does_not_depend_on_fleet_size() -> None:
-    small, large = count_reads(60), count_reads(1200)
+def test_overview_reads_as_many_rows_in_a_large_fleet() -> None:
+    def read(sources: Sequence[SourceAge], context: Context) -> Json:
+        return read_overview.show_overview(sources, Reader.for_requester(Requester(), context.ledger, ()), context)
+
+    small, large = (count_reads(size, read) for size in (60, 1200))
 
     assert small == large
     assert large[0] <= 22
     assert large[1] <= 5 * read_overview.MAX_SHOWN
+
+
+def test_status_reads_rows_in_pages_and_nothing_one_by_one() -> None:
+    small, large = (count_reads(size, read_fleet.show_status) for size in (60, 1200))
+
+    # Each row of a node, a job and an open incident is read. One page holds up to 1000 of them.
+    assert small == (31, 330)
+    assert large == (32, 3500)
 
 
 def test_overview_of_a_large_fleet_stays_small() -> None:
@@ -85,7 +102,7 @@ def test_overview_of_a_large_fleet_stays_small() -> None:
     assert answer.document["incidents"]["isLowerBound"] is True
 
 
-def test_counts_are_unknown_before_the_first_sweep() -> None:
+def test_overview_counts_are_unknown_before_the_first_sweep() -> None:
     document = Gateway().get(ROUTE).document
 
     assert document["counts"] is None, "unknown is not zero"
@@ -93,19 +110,19 @@ def test_counts_are_unknown_before_the_first_sweep() -> None:
     assert document["health"] != "OK"
 
 
-def test_counts_of_earlier_build_are_unknown() -> None:
+def test_counts_stored_by_an_older_release_are_unknown() -> None:
     gateway = Gateway()
     counts = store_fleet_counts(gateway.fakes)
     row = gateway.fakes.ledger.get(fleet_rows.overview_key())
     assert row
-    earlier = {name: value for name, value in counts.items() if name not in ("jobsOnNode", "serving")}
-    gateway.fakes.ledger.commit(Put(Row(row.key, earlier, row.version)))
+    counts_of_older_release = {name: value for name, value in counts.items() if name not in ("jobsOnNode", "serving")}
+    gateway.fakes.ledger.commit(Put(Row(row.key, counts_of_older_release, row.version)))
 
     assert gateway.get(ROUTE).document["counts"] is None
 
 
 @pytest.mark.parametrize(("minutes", "is_stale"), [(1, False), (11, True)])
-def test_old_counts_are_marked_with_their_time(minutes: int, is_stale: bool) -> None:
+def test_overview_marks_old_counts_with_their_time(minutes: int, is_stale: bool) -> None:
     gateway = Gateway()
     store_fleet(gateway, 3, 4, 0)
     store_fleet_counts(gateway.fakes, minutes_ago=minutes)
@@ -122,13 +139,13 @@ def test_fleet_with_old_counts_is_not_shown_as_healthy() -> None:
     current = gateway.get(ROUTE).document
     store_fleet_counts(gateway.fakes, minutes_ago=11)
 
-    old = gateway.get(ROUTE).document
+    with_old_counts = gateway.get(ROUTE).document
 
-    assert (current["health"], old["health"]) == ("OK", "DEGRADED")
-    assert f"nodes and jobs were last counted at {rfc3339(ago(minutes=11))}" in old["reasons"]
+    assert (current["health"], with_old_counts["health"]) == ("OK", "DEGRADED")
+    assert f"nodes and jobs were last counted at {rfc3339(ago(minutes=11))}" in with_old_counts["reasons"]
 
 
-def test_open_incidents_are_current_and_questions_come_first() -> None:
+def test_incidents_that_await_an_answer_come_first_in_the_overview() -> None:
     gateway = Gateway()
     store_heartbeats(gateway.fakes.ledger)
     store_fleet_counts(gateway.fakes)
@@ -136,34 +153,39 @@ def test_open_incidents_are_current_and_questions_come_first() -> None:
         run=1,
         outcome="ASK",
         repairs_node=True,
-        settle_seconds=60,
+        evidence_wait_seconds=60,
         max_repairs=2,
         decision_id="dec-1",
         reason="Replace it.",
     )
-    stored(gateway.fakes.ledger, an_incident(1), an_incident(2, plan=plan))
+    store(gateway.fakes.ledger, an_incident(1), an_incident(2, plan=plan))
 
     document = gateway.get(ROUTE).document
 
-    asking, working = document["incidents"]["items"]
-    assert (asking["needsYou"], working["needsYou"]) == (True, False)
-    assert asking["ifUnanswered"].startswith("Without an answer: nothing is done")
+    awaiting_answer, working = document["incidents"]["items"]
+    assert (awaiting_answer["needsYou"], working["needsYou"]) == (True, False)
+    assert awaiting_answer["ifUnanswered"].startswith("Without an answer: nothing is done")
     assert (working["ifUnanswered"], working["nodeLane"]["next"]) == (None, "the plan")
     assert working["fault"] == {"key": "xid:79", "name": "GPU has fallen off the bus"}
-    counted = document["incidents"]
-    assert (counted["open"], counted["working"], counted["needYou"]) == (2, 1, 1)
+    incident_counts = document["incidents"]
+    assert (incident_counts["open"], incident_counts["working"], incident_counts["needYou"]) == (2, 1, 1)
     assert document["health"] == "CRITICAL"
 
 
 def test_incident_left_for_a_person_shows_its_outcome() -> None:
     gateway = Gateway()
-    stored(gateway.fakes.ledger, an_incident(3, state="FAILED", outcome="The node did not come back."))
+    store(gateway.fakes.ledger, an_incident(3, state="FAILED", outcome="The node did not come back."))
     store_fleet_counts(gateway.fakes)
 
     document = gateway.get(ROUTE).document
-    (left,) = document["incidents"]["items"]
+    (shown_incident,) = document["incidents"]["items"]
 
-    assert (left["incidentId"], left["state"], left["outcome"], left["needsYou"]) == (
+    assert (
+        shown_incident["incidentId"],
+        shown_incident["state"],
+        shown_incident["outcome"],
+        shown_incident["needsYou"],
+    ) == (
         "inc-0000000003",
         "FAILED",
         "The node did not come back.",
@@ -178,7 +200,7 @@ def test_incident_failed_since_sweep_needs_person_at_once() -> None:
     store_fleet_counts(gateway.fakes, minutes_ago=1)
     settled = StageTimes(settled_at=ago(seconds=20))
     before = StageTimes(settled_at=ago(hours=3))
-    stored(
+    store(
         gateway.fakes.ledger,
         an_incident(3, state="FAILED", stages=settled),
         an_incident(4, state="FAILED", stages=before, opened_at=ago(hours=4)),
@@ -190,9 +212,9 @@ def test_incident_failed_since_sweep_needs_person_at_once() -> None:
     assert (document["incidents"]["needYou"], document["health"]) == (1, "CRITICAL")
 
 
-def test_handled_incident_leaves_the_overview_before_the_next_sweep() -> None:
+def test_incident_handled_by_a_person_leaves_the_overview_at_once() -> None:
     gateway = Gateway()
-    stored(gateway.fakes.ledger, an_incident(3, state="WAITING_FOR_PERSON"))
+    store(gateway.fakes.ledger, an_incident(3, state="WAITING_FOR_PERSON"))
     store_fleet_counts(gateway.fakes)
     key = incident_rows.incident_key("inc-0000000003")
     row = gateway.fakes.ledger.get(key)
@@ -207,7 +229,7 @@ def test_jobs_of_an_incident_show_their_progress() -> None:
     gateway = Gateway()
     jobs = [a_job(number, state="RUNNING", current_attempt=2) for number in (1, 2, 3)]
     interrupted = tuple(affected(job)[0] for job in jobs)
-    stored(gateway.fakes.ledger, *jobs, an_incident(1, affected_jobs=interrupted))
+    store(gateway.fakes.ledger, *jobs, an_incident(1, affected_jobs=interrupted))
 
     (item,) = gateway.get(ROUTE).document["incidents"]["items"]
 
@@ -215,10 +237,10 @@ def test_jobs_of_an_incident_show_their_progress() -> None:
     assert item["affectedJobs"] == 3
 
 
-def test_jobs_under_pending_approval_are_known_after_sweep() -> None:
+def test_jobs_of_an_incident_awaiting_approval_appear_after_a_sweep() -> None:
     gateway = Gateway()
     job = a_job(1, state="RUNNING", current_attempt=1)
-    stored(gateway.fakes.ledger, job, an_attempt(job, 1), an_incident(1, plan=ASKS))
+    store(gateway.fakes.ledger, job, an_attempt(job, 1), an_incident(1, plan=PLAN_AWAITING_APPROVAL))
     (before,) = gateway.get(ROUTE).document["incidents"]["items"]
     store_fleet_counts(gateway.fakes)
 
@@ -228,27 +250,29 @@ def test_jobs_under_pending_approval_are_known_after_sweep() -> None:
     assert [lane["phase"] for lane in after["jobLanes"]] == ["runs on the unhealthy node"]
 
 
-def test_cordon_of_a_person_shows_at_once() -> None:
+def test_overview_shows_a_manual_cordon_at_once() -> None:
     gateway = Gateway()
     store_fleet_counts(gateway.fakes)
     life = a_fleet_node(1).life
-    manual_cordons.put(gateway.fakes.ledger, ManualCordon(life=life.key, by="ana", reason="fan", at=A_MOMENT))
+    manual_cordons.record_cordon(
+        gateway.fakes.ledger, ManualCordon(life_key=life.key, by="ana", reason="fan", at=A_MOMENT)
+    )
 
     assert gateway.get(ROUTE).document["cordons"] == [
         {"instanceId": life.instance_id, "by": "ana", "reason": "fan", "at": rfc3339(A_MOMENT)}
     ]
 
 
-def test_ages_of_sources_alone_do_not_change_the_etag() -> None:
+def test_overview_etag_does_not_change_with_the_ages_of_sources() -> None:
     gateway = Gateway()
     store_heartbeats(gateway.fakes.ledger)
     first = gateway.get(ROUTE)
     gateway.fakes.clock.advance(5)
 
-    again = gateway.call("GET", ROUTE, headers={"If-None-Match": first.headers["ETag"]})
+    repeated_answer = gateway.call("GET", ROUTE, headers={"If-None-Match": first.headers["ETag"]})
 
     assert {age["state"] for age in first.document["sourceAges"]} == {"CURRENT"}
-    assert again.status == 304
+    assert repeated_answer.status == 304
 
 
 def test_overview_shows_rent_beside_its_cap() -> None:
@@ -269,18 +293,18 @@ def test_recorded_event_updates_the_change_time_of_the_overview() -> None:
     assert (before, gateway.get(ROUTE).document["changedAt"]) == (None, rfc3339(A_MOMENT))
 
 
-def test_classes_are_in_the_order_of_their_priority() -> None:
+def test_overview_lists_priority_classes_by_priority() -> None:
     gateway = Gateway()
     classes = {"low": 100, "high": 900, "medium": 500}
     quotas = {"quotas": {"priorityClasses": classes}, "reason": "The classes of the site."}
     gateway.call("PUT", f"/v1/clusters/{FLEET}/quotas", quotas, headers={"If-None-Match": "*"})
     for number, name in enumerate(["", "low", "medium", "high"], 1):
         job = a_job(number)
-        stored(gateway.fakes.ledger, job.replace(spec=job.spec.replace(priority_class=name)))
+        store(gateway.fakes.ledger, job.replace(spec=job.spec.replace(priority_class=name)))
 
-    listed = store_fleet_counts(gateway.fakes)["jobs"]["classes"]
+    listed_classes = store_fleet_counts(gateway.fakes)["jobs"]["classes"]
 
-    assert [job_class["priorityClass"] for job_class in listed] == ["high", "medium", "low", None]
+    assert [job_class["priorityClass"] for job_class in listed_classes] == ["high", "medium", "low", None]
 
 
 def test_overview_shows_a_hold_immediately() -> None:
@@ -291,33 +315,33 @@ def test_overview_shows_a_hold_immediately() -> None:
     assert gateway.get(ROUTE).document["automation"]["isHeld"] is True
 
 
-def test_unchanged_overview_is_answered_without_a_body() -> None:
+def test_unchanged_overview_is_answered_304_without_a_body() -> None:
     gateway = Gateway()
     store_fleet(gateway, 3, 4, 1)
     store_fleet_counts(gateway.fakes)
     tag = gateway.get(ROUTE).headers["ETag"]
 
-    same = gateway.call("GET", ROUTE, headers={"If-None-Match": tag})
-    stored(gateway.fakes.ledger, an_incident(7))
+    second_answer = gateway.call("GET", ROUTE, headers={"If-None-Match": tag})
+    store(gateway.fakes.ledger, an_incident(7))
     changed = gateway.call("GET", ROUTE, headers={"If-None-Match": tag})
 
-    assert (same.status, changed.status) == (304, 200)
+    assert (second_answer.status, changed.status) == (304, 200)
 
 
-def test_team_has_the_ninetieth_percentile_of_its_waits() -> None:
+def test_overview_shows_the_p90_wait_of_each_team() -> None:
     gateway = Gateway()
     for number in range(1, 11):
         job = a_job(1, job_id=f"job-{number:010d}", submitted_at=ago(minutes=10 * number))
-        stored(gateway.fakes.ledger, job.replace(spec=job.spec.replace(team="nlp")))
+        store(gateway.fakes.ledger, job.replace(spec=job.spec.replace(team="nlp")))
     started = a_job(1, job_id="job-0000000099", submitted_at=ago(hours=9), started_at=ago(hours=8))
-    stored(gateway.fakes.ledger, started.replace(spec=started.spec.replace(team="vision")))
+    store(gateway.fakes.ledger, started.replace(spec=started.spec.replace(team="vision")))
 
     waits = {team["team"]: team["p90WaitSeconds"] for team in store_fleet_counts(gateway.fakes)["teams"]}
 
     assert waits == {"nlp": 90 * 60, "vision": 3600}
 
 
-def test_lists_have_the_counts_of_the_last_sweep() -> None:
+def test_node_and_job_lists_show_counts_of_the_last_sweep() -> None:
     gateway = Gateway()
     store_fleet(gateway, 4, 6, 1)
     before = (gateway.get("/v1/nodes").document["counts"], gateway.get("/v1/jobs").document["counts"])
@@ -357,9 +381,9 @@ def test_unknown_state_of_a_node_is_refused() -> None:
     assert Gateway().get("/v1/nodes?state=BROKEN").status == 400
 
 
-def test_table_of_tasks_also_counts_jobs_without_a_class() -> None:
+def test_class_table_counts_jobs_without_a_priority_class() -> None:
     gateway = Gateway()
-    stored(
+    store(
         gateway.fakes.ledger,
         a_job(1, state="RUNNING", submitted_at=ago(hours=3), started_at=ago(hours=2)),
         a_job(2, submitted_at=ago(minutes=20)),
@@ -390,7 +414,7 @@ def published_budget_events(used: float, *, period: str = "2026-11", limit: floa
     return Row(fleet_rows.overview_key(), {"budgets": [entry]}, 7)
 
 
-CROSSINGS = [
+THRESHOLD_CROSSINGS = [
     (500, 790, None),
     (790, 800, 80),
     (800, 990, None),
@@ -400,8 +424,10 @@ CROSSINGS = [
 ]
 
 
-@pytest.mark.parametrize(("before", "after", "threshold"), CROSSINGS)
-def test_budget_event_at_each_threshold(before: float, after: float, threshold: int | None) -> None:
+@pytest.mark.parametrize(("before", "after", "threshold"), THRESHOLD_CROSSINGS)
+def test_budget_event_is_published_when_use_crosses_a_threshold(
+    before: float, after: float, threshold: int | None
+) -> None:
     events = publish_events.derive(
         RowChange(published_budget_events(before), published_budget_events(after), A_MOMENT), "research"
     )
@@ -409,16 +435,20 @@ def test_budget_event_at_each_threshold(before: float, after: float, threshold: 
     assert [event.data["thresholdPercent"] for event in events] == ([threshold] if threshold else [])
 
 
-def test_budget_event_id_repeats_within_period_and_changes_after() -> None:
-    def ids(change: RowChange) -> list[str]:
+def test_budget_event_has_one_id_for_each_budget_period() -> None:
+    def event_ids(change: RowChange) -> list[str]:
         return [event.event_id for event in publish_events.derive(change, "research")]
 
-    first = ids(RowChange(published_budget_events(790), published_budget_events(810), A_MOMENT))
-    again = ids(RowChange(published_budget_events(795), published_budget_events(805), A_MOMENT + timedelta(hours=1)))
-    later = ids(RowChange(published_budget_events(900), published_budget_events(850, period="2026-12"), A_MOMENT))
+    first = event_ids(RowChange(published_budget_events(790), published_budget_events(810), A_MOMENT))
+    later_ids = event_ids(
+        RowChange(published_budget_events(795), published_budget_events(805), A_MOMENT + timedelta(hours=1))
+    )
+    next_period_ids = event_ids(
+        RowChange(published_budget_events(900), published_budget_events(850, period="2026-12"), A_MOMENT)
+    )
 
-    assert first == again
-    assert len({*first, *later}) == 2
+    assert first == later_ids
+    assert len({*first, *next_period_ids}) == 2
 
 
 def test_budget_event_follows_the_schema() -> None:

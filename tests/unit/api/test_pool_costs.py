@@ -1,4 +1,4 @@
-"""The cost of every pool for a job, with its times and its risk, before Evenkeel rents anything."""
+"""The cost, start time and risk of every pool for a job, before Evenkeel rents nodes."""
 
 from datetime import timedelta
 from typing import Any
@@ -11,7 +11,7 @@ from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Put
 from evenkeel.services.storage import quota_rows
 from tests.unit.api.gateway import Gateway
-from tests.unit.api.seeds import a_fleet_node, a_job, ago, an_attempt, stored
+from tests.unit.api.seeds import a_fleet_node, a_job, ago, an_attempt, store
 
 DELAY = {"launch": {"p50Seconds": 120, "p90Seconds": 120}}
 DEMAND = {
@@ -46,10 +46,10 @@ BODY = {
 def store_busy_fleet(gateway: Gateway, **burst: Any) -> Gateway:
     """Store two nodes that are in use for 15 minutes, and two pools to rent from."""
     policy = changed(gateway.fakes.policy, {"burst": BURST | burst})
-    gateway.world.__dict__["policies"] = type("Site", (), {"current": lambda self: policy, "base": policy})()
-    stored(gateway.fakes.ledger, a_fleet_node(1), a_fleet_node(2))
-    held = an_attempt(a_job(1), instance_type="ml.p5.48xlarge", admitted_at=ago(minutes=15))
-    gateway.fakes.ledger.commit(Put(quota_rows.charge_row(held)))
+    gateway.world.__dict__["policies"] = type("Site", (), {"current_policy": lambda self: policy, "base": policy})()
+    store(gateway.fakes.ledger, a_fleet_node(1), a_fleet_node(2))
+    running_attempt = an_attempt(a_job(1), instance_type="ml.p5.48xlarge", admitted_at=ago(minutes=15))
+    gateway.fakes.ledger.commit(Put(quota_rows.charge_row(running_attempt)))
     return gateway
 
 
@@ -82,14 +82,14 @@ def test_plan_of_an_urgent_job_explains_every_pool(gateway: Gateway) -> None:
 
 def test_free_committed_nodes_are_chosen(gateway: Gateway) -> None:
     site = store_busy_fleet(gateway)
-    stored(site.fakes.ledger, *(a_fleet_node(number, accelerators_in_use=0) for number in (3, 4)))
+    store(site.fakes.ledger, *(a_fleet_node(number, accelerators_in_use=0) for number in (3, 4)))
 
     document = placement_of(site)
 
     assert (document["action"], document["pool"], document["pools"][0]["usd"]["rent"]) == ("START", "p5-workers", 0)
 
 
-def test_exceeded_cap_is_shown_in_dollars(gateway: Gateway) -> None:
+def test_exceeded_spending_cap_is_shown_in_dollars(gateway: Gateway) -> None:
     document = placement_of(store_busy_fleet(gateway, fleetCapMicrosPerHour=60_000_000))
 
     why = next(row["whyNot"] for row in document["pools"] if row["pool"] == "burst-od")
@@ -97,7 +97,7 @@ def test_exceeded_cap_is_shown_in_dollars(gateway: Gateway) -> None:
     assert why == "Renting costs $110.08 an hour, which exceeds the limit: the fleet spends $0.00 of $60.00 an hour."
 
 
-def test_class_without_delay_cost_rents_nothing(gateway: Gateway) -> None:
+def test_job_whose_class_has_no_delay_price_rents_nothing(gateway: Gateway) -> None:
     document = placement_of(store_busy_fleet(gateway, otherDelayMicrosPerHour=0))
 
     assert document["action"] == "WAIT"
@@ -106,7 +106,7 @@ def test_class_without_delay_cost_rents_nothing(gateway: Gateway) -> None:
     }
 
 
-def test_incompatible_pools_are_explained_before_placement(gateway: Gateway) -> None:
+def test_pool_that_cannot_run_the_job_shows_the_difference(gateway: Gateway) -> None:
     small = DEMAND | {"name": "small", "instanceType": "p4d.24xlarge"}
     document = placement_of(store_busy_fleet(gateway, pools=[small]), requires={"gpuMemoryGib": 80})
 
@@ -115,8 +115,8 @@ def test_incompatible_pools_are_explained_before_placement(gateway: Gateway) -> 
     assert row["whyNot"] == row["differences"][0]
 
 
-def test_table_without_rental_pools_shows_committed_nodes(gateway: Gateway) -> None:
-    stored(gateway.fakes.ledger, a_fleet_node(1), a_fleet_node(2))
+def test_pool_table_without_rental_pools_shows_committed_nodes(gateway: Gateway) -> None:
+    store(gateway.fakes.ledger, a_fleet_node(1), a_fleet_node(2))
 
     document = placement_of(gateway)
 
@@ -162,7 +162,7 @@ def test_past_or_invalid_deadline_is_refused_by_field(gateway: Gateway, path: st
     assert answer.headers["Content-Type"] == "application/problem+json"
 
 
-def test_a_job_without_a_deadline_shows_none(gateway: Gateway) -> None:
+def test_job_without_a_deadline_shows_null(gateway: Gateway) -> None:
     response = gateway.post("/v1/jobs", BODY | {"deadline": None}, key="k1")
 
     assert gateway.get(f"/v1/jobs/{response.document['jobId']}").document["deadline"] is None
@@ -171,16 +171,16 @@ def test_a_job_without_a_deadline_shows_none(gateway: Gateway) -> None:
 def test_plan_with_kueue_admission_has_no_pools(gateway: Gateway) -> None:
     with_kueue = Gateway(environment={"EVENKEEL_ADMISSION": "kueue"})
 
-    own, handed = (site.post("/v1/jobs/plan", BODY) for site in (gateway, with_kueue))
+    evenkeel_answer, kueue_answer = (site.post("/v1/jobs/plan", BODY) for site in (gateway, with_kueue))
 
-    assert (own.status, handed.status) == (200, 200)
-    assert handed.document.keys() == own.document.keys()
-    assert (handed.document["jobType"], handed.document["placement"]) == (None, None)
+    assert (evenkeel_answer.status, kueue_answer.status) == (200, 200)
+    assert kueue_answer.document.keys() == evenkeel_answer.document.keys()
+    assert (kueue_answer.document["jobType"], kueue_answer.document["placement"]) == (None, None)
 
 
-def test_status_shows_pools_of_the_policy_as_burst(gateway: Gateway) -> None:
+def test_status_shows_rental_pools_of_the_policy_as_burst(gateway: Gateway) -> None:
     life = NodeLife(cluster="burst", instance_id="i-0fedcba9876543210", launched_at=ago(hours=1))
-    stored(store_busy_fleet(gateway).fakes.ledger, a_fleet_node(3, life=life, pool="burst-od"))
+    store(store_busy_fleet(gateway).fakes.ledger, a_fleet_node(3, life=life, pool="burst-od"))
 
     pools = gateway.get("/v1/status").document["nodes"]["pools"]
 

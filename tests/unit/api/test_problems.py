@@ -195,7 +195,7 @@ class FailingLedger:
         (RuntimeError("stack, trace and secrets"), 500, "INTERNAL"),
     ],
 )
-def test_internal_error_text_is_not_returned(gateway: Gateway, error: Exception, status: int, code: str) -> None:
+def test_text_of_an_internal_error_is_not_returned(gateway: Gateway, error: Exception, status: int, code: str) -> None:
     ledger: Ledger = FailingLedger(error)  # type: ignore[assignment]  # reads only, and they all fail
     fakes = gateway.fakes
     gateway.world = wiring.World(gateway.settings, ledger=ledger, clock=fakes.clock, telemetry=fakes.telemetry)

@@ -28,7 +28,7 @@ from tests.fakes.cluster import CLUSTER
 from tests.fakes.system import A_MOMENT
 from tests.unit.api.gateway import FLEET, Gateway
 from tests.unit.api.seeds import (
-    ASKS,
+    PLAN_AWAITING_APPROVAL,
     a_decision,
     a_fleet_node,
     a_job,
@@ -38,9 +38,9 @@ from tests.unit.api.seeds import (
     an_attempt,
     an_incident,
     some_evidence,
+    store,
     store_heartbeats,
     store_timeline_entries,
-    stored,
 )
 from tests.unit.scheduling.test_replicas import CHAT, a_rental
 
@@ -53,7 +53,7 @@ def listed_job_ids(answer: dict[str, object]) -> list[str]:
 
 def test_jobs_are_listed_newest_first_over_all_states(gateway: Gateway) -> None:
     states = ["PENDING", "RUNNING", "SUCCEEDED", "FAILED", "RUNNING"]
-    stored(gateway.fakes.ledger, *(a_job(n, state=state) for n, state in enumerate(states, 1)))
+    store(gateway.fakes.ledger, *(a_job(n, state=state) for n, state in enumerate(states, 1)))
 
     answer = gateway.get("/v1/jobs").document
 
@@ -63,7 +63,7 @@ def test_jobs_are_listed_newest_first_over_all_states(gateway: Gateway) -> None:
 
 def test_state_filter_returns_only_those_states(gateway: Gateway) -> None:
     states = ["PENDING", "RUNNING", "SUCCEEDED"]
-    stored(gateway.fakes.ledger, *(a_job(n, state=state) for n, state in enumerate(states, 1)))
+    store(gateway.fakes.ledger, *(a_job(n, state=state) for n, state in enumerate(states, 1)))
 
     assert listed_job_ids(gateway.get("/v1/jobs?state=RUNNING,PENDING").document) == [
         "job-0000000002",
@@ -73,7 +73,7 @@ def test_state_filter_returns_only_those_states(gateway: Gateway) -> None:
 
 @pytest.mark.parametrize("states", ["PENDING,PENDING", "PENDING,RUNNING,PENDING"])
 def test_repeated_state_filter_returns_no_job_twice(gateway: Gateway, states: str) -> None:
-    stored(gateway.fakes.ledger, *(a_job(n) for n in (1, 2, 3)))
+    store(gateway.fakes.ledger, *(a_job(n) for n in (1, 2, 3)))
 
     assert sorted(listed_job_ids(gateway.get(f"/v1/jobs?state={states}").document)) == [
         f"job-{n:010d}" for n in (1, 2, 3)
@@ -83,7 +83,7 @@ def test_repeated_state_filter_returns_no_job_twice(gateway: Gateway, states: st
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 200])
 def test_each_job_is_on_exactly_one_page(gateway: Gateway, size: int) -> None:
     states = ["PENDING", "RUNNING", "SUCCEEDED", "FAILED"]
-    stored(gateway.fakes.ledger, *(a_job(n, state=states[n % 4]) for n in range(1, 21)))
+    store(gateway.fakes.ledger, *(a_job(n, state=states[n % 4]) for n in range(1, 21)))
 
     ids: list[str] = []
     token = ""
@@ -99,22 +99,22 @@ def test_each_job_is_on_exactly_one_page(gateway: Gateway, size: int) -> None:
 
 def test_state_change_between_pages_loses_and_repeats_no_job(gateway: Gateway) -> None:
     ledger = gateway.fakes.ledger
-    stored(ledger, *(a_job(n, state="PENDING") for n in range(1, 7)))
+    store(ledger, *(a_job(n, state="PENDING") for n in range(1, 7)))
     first = gateway.get("/v1/jobs?pageSize=3").document
     for number in (2, 5):
         row = ledger.get(job_rows.job_key(f"job-{number:010d}"))
         assert row
         ledger.commit(Delete(row.key, row.version))
-        stored(ledger, a_job(number, state="RUNNING").replace(submitted_at=row.doc["submittedAt"]))
-    stored(ledger, a_job(9))
+        store(ledger, a_job(number, state="RUNNING").replace(submitted_at=row.doc["submittedAt"]))
+    store(ledger, a_job(9))
 
     second = gateway.get(f"/v1/jobs?pageSize=3&nextPageToken={first['nextPageToken']}").document
 
     assert listed_job_ids(second) == ["job-0000000003", "job-0000000002", "job-0000000001"]
 
 
-def test_page_token_fits_only_its_list(gateway: Gateway) -> None:
-    stored(gateway.fakes.ledger, *(a_job(n) for n in range(1, 4)))
+def test_page_token_of_another_list_is_refused(gateway: Gateway) -> None:
+    store(gateway.fakes.ledger, *(a_job(n) for n in range(1, 4)))
     token = gateway.get("/v1/jobs?pageSize=1").document["nextPageToken"]
 
     assert gateway.get(f"/v1/jobs?state=PENDING&nextPageToken={token}").document["code"] == "BAD_PAGE_TOKEN"
@@ -123,9 +123,9 @@ def test_page_token_fits_only_its_list(gateway: Gateway) -> None:
 def test_a_job_is_shown_with_its_attempts_newest_first(gateway: Gateway) -> None:
     job = a_job(1, state="RUNNING", current_attempt=2)
     point = ResumePoint(attempt=1, step=12, manifest="attempt=1/step=000000012/manifest.json")
-    lost = an_attempt(job, 1, state="LOST", reason="Its node failed.")
-    again = an_attempt(job, 2, nodes=(3, 2), is_pinned=True, resume_from=point)
-    stored(gateway.fakes.ledger, job, lost, again)
+    lost_attempt = an_attempt(job, 1, state="LOST", reason="Its node failed.")
+    resumed_attempt = an_attempt(job, 2, nodes=(3, 2), is_pinned=True, resume_from=point)
+    store(gateway.fakes.ledger, job, lost_attempt, resumed_attempt)
 
     attempts = gateway.get(f"/v1/jobs/{job.job_id}").document["attempts"]
 
@@ -136,20 +136,20 @@ def test_a_job_is_shown_with_its_attempts_newest_first(gateway: Gateway) -> None
 
 def test_attempt_shows_what_its_pods_request(gateway: Gateway) -> None:
     job = a_job(1, state="RUNNING", current_attempt=2)
-    stored(gateway.fakes.ledger, job, an_attempt(job, 1), an_attempt(job, 2, cpu_millis=96_500, memory_mib=524_288))
+    store(gateway.fakes.ledger, job, an_attempt(job, 1), an_attempt(job, 2, cpu_millis=96_500, memory_mib=524_288))
 
     attempts = gateway.get(f"/v1/jobs/{job.job_id}").document["attempts"]
 
     assert [(run["gpus"], run["cpu"], run["memoryGib"]) for run in attempts] == [(16, 96.5, 512), (16, None, None)]
 
 
-def test_unstated_cpu_and_memory_are_unknown_and_not_zero(gateway: Gateway) -> None:
-    stated = {"cpu_millis": 191_450, "memory_mib": 2_000_000}
-    stored(
+def test_cpu_and_memory_that_a_node_omits_are_unknown(gateway: Gateway) -> None:
+    stated_amounts = {"cpu_millis": 191_450, "memory_mib": 2_000_000}
+    store(
         gateway.fakes.ledger,
-        a_fleet_node(1, **stated, cpu_millis_in_use=95_500, memory_mib_in_use=102_400),
-        a_fleet_node(2, **stated),
-        a_fleet_node(3, **stated, is_cordoned=True),
+        a_fleet_node(1, **stated_amounts, cpu_millis_in_use=95_500, memory_mib_in_use=102_400),
+        a_fleet_node(2, **stated_amounts),
+        a_fleet_node(3, **stated_amounts, is_cordoned=True),
         a_fleet_node(4),
     )
 
@@ -165,37 +165,40 @@ def test_unstated_cpu_and_memory_are_unknown_and_not_zero(gateway: Gateway) -> N
     assert status["memoryGib"]["total"] == 5859.4
 
 
-def test_fleet_without_any_stated_amount_shows_none(gateway: Gateway) -> None:
-    stored(gateway.fakes.ledger, a_fleet_node(1))
+def test_cpu_total_is_unknown_if_every_node_omits_it(gateway: Gateway) -> None:
+    store(gateway.fakes.ledger, a_fleet_node(1))
 
-    shown = gateway.get("/v1/status").document["cpu"]
+    document = gateway.get("/v1/status").document["cpu"]
 
-    assert shown == {"total": None, "inUse": None, "free": None, "unknownNodes": 1}
+    assert document == {"total": None, "inUse": None, "free": None, "unknownNodes": 1}
 
 
 def test_a_read_is_answered_304_while_nothing_changed(gateway: Gateway) -> None:
-    stored(gateway.fakes.ledger, a_job(1))
+    store(gateway.fakes.ledger, a_job(1))
     first = gateway.get("/v1/jobs/job-0000000001")
-    same = gateway.get("/v1/jobs/job-0000000001", headers={"If-None-Match": first.headers["ETag"]})
+    second_answer = gateway.get("/v1/jobs/job-0000000001", headers={"If-None-Match": first.headers["ETag"]})
     status = gateway.get("/v1/status")
     gateway.fakes.clock.advance(0.5)
     status_again = gateway.get("/v1/status", headers={"If-None-Match": status.headers["ETag"]})
 
-    assert (same.status, same.text) == (304, "")
+    assert (second_answer.status, second_answer.text) == (304, "")
     assert status_again.status == 304
 
 
 def test_logs_of_the_latest_attempt_come_from_the_cluster(gateway: Gateway) -> None:
     job = a_job(1)
-    stored(gateway.fakes.ledger, job)
-    early = gateway.get(f"/v1/jobs/{job.job_id}/logs")
+    store(gateway.fakes.ledger, job)
+    before_launch = gateway.get(f"/v1/jobs/{job.job_id}/logs")
 
-    assert (early.status, early.document["detail"]) == (404, f"{job.job_id} has not started yet, so it has no log.")
+    assert (before_launch.status, before_launch.document["detail"]) == (
+        404,
+        f"{job.job_id} has not started yet, so it has no log.",
+    )
 
 
-def test_unknown_rank_is_refused(gateway: Gateway) -> None:
+def test_logs_of_an_unknown_rank_are_refused(gateway: Gateway) -> None:
     job = a_job(1, state="RUNNING", current_attempt=1)
-    stored(gateway.fakes.ledger, job, an_attempt(job))
+    store(gateway.fakes.ledger, job, an_attempt(job))
 
     answer = gateway.get(f"/v1/jobs/{job.job_id}/logs?rank=2")
 
@@ -203,7 +206,7 @@ def test_unknown_rank_is_refused(gateway: Gateway) -> None:
     assert "the highest rank is 1" in answer.document["detail"]
 
 
-def test_incident_shows_both_branches_evidence_and_times(gateway: Gateway) -> None:
+def test_incident_shows_node_branch_job_branch_evidence_and_times(gateway: Gateway) -> None:
     job = a_job(1, state="RUNNING", current_attempt=2)
     stages = StageTimes(
         detected_at=ago(minutes=12),
@@ -212,23 +215,23 @@ def test_incident_shows_both_branches_evidence_and_times(gateway: Gateway) -> No
         repair_requested_at=ago(minutes=11, seconds=50),
     )
     incident = an_incident(1, affected_jobs=affected(job), repairs=("replace",), stages=stages)
-    stored(gateway.fakes.ledger, job, incident, some_evidence(incident), a_decision(1, incident.incident_id))
+    store(gateway.fakes.ledger, job, incident, some_evidence(incident), a_decision(1, incident.incident_id))
 
-    shown = gateway.get(f"/v1/incidents/{incident.incident_id}").document
+    document = gateway.get(f"/v1/incidents/{incident.incident_id}").document
 
-    assert (shown["nodeLane"]["phase"], shown["nodeLane"]["status"]) == ("replacing", "working")
-    assert [(lane["phase"], lane["status"]) for lane in shown["jobLanes"]] == [("running again", "ok")]
-    assert [(step["stage"], step["seconds"]) for step in shown["took"]] == [
+    assert (document["nodeLane"]["phase"], document["nodeLane"]["status"]) == ("replacing", "working")
+    assert [(lane["phase"], lane["status"]) for lane in document["jobLanes"]] == [("running again", "ok")]
+    assert [(step["stage"], step["seconds"]) for step in document["took"]] == [
         ("detected", 0.0),
         ("planned", 2.0),
         ("cordoned", 1.0),
         ("repair requested", 7.0),
     ]
-    assert shown["evidence"][0]["faultKey"] == "xid:79"
-    assert [decision["decisionId"] for decision in shown["decisions"]] == ["dec-0000000001"]
+    assert document["evidence"][0]["faultKey"] == "xid:79"
+    assert [decision["decisionId"] for decision in document["decisions"]] == ["dec-0000000001"]
 
 
-def test_node_blamed_by_no_incident_is_shown_in_service(gateway: Gateway) -> None:
+def test_node_is_in_service_while_its_incident_blames_the_application(gateway: Gateway) -> None:
     plan = {
         "run": 1,
         "outcome": "ACT",
@@ -240,18 +243,18 @@ def test_node_blamed_by_no_incident_is_shown_in_service(gateway: Gateway) -> Non
         "reason": "The application's own fault, its jobs are restarted.",
     }
     incident = an_incident(1, fault_key="xid:31", plan=plan, stages=StageTimes(planned_at=ago(minutes=1)))
-    stored(gateway.fakes.ledger, incident)
+    store(gateway.fakes.ledger, incident)
 
-    shown = gateway.get(f"/v1/incidents/{incident.incident_id}").document
+    document = gateway.get(f"/v1/incidents/{incident.incident_id}").document
     why = gateway.get(f"/v1/incidents/{incident.incident_id}/why").document
 
-    assert (shown["nodeLane"]["phase"], shown["nodeLane"]["status"]) == ("left in service", "ok")
+    assert (document["nodeLane"]["phase"], document["nodeLane"]["status"]) == ("left in service", "ok")
     assert "stays in service" in why["sentence"]
 
 
 def test_timeline_is_in_time_order(gateway: Gateway) -> None:
     incident = an_incident(1)
-    stored(gateway.fakes.ledger, incident)
+    store(gateway.fakes.ledger, incident)
     store_timeline_entries(
         gateway.fakes.ledger,
         incident.incident_id,
@@ -264,19 +267,19 @@ def test_timeline_is_in_time_order(gateway: Gateway) -> None:
     assert [entry["kind"] for entry in entries] == ["fault", "decided"]
 
 
-def guardrails_of(gateway: Gateway, number: int = 1) -> dict[str, Any]:
+def guardrail_readings_of_incident(gateway: Gateway, number: int = 1) -> dict[str, Any]:
     why = gateway.get(f"/v1/incidents/inc-{number:010d}/why").document
     return {reading["guardrail"]: reading for reading in why["guardrails"]}
 
 
 def test_why_of_an_open_incident_shows_every_guardrail_that_passes(gateway: Gateway) -> None:
     incident = an_incident(1)
-    other = RegisterEntry(life="another", incident_id="inc-9", pool="others", since=A_MOMENT)
+    other_entry = RegisterEntry(life_key="another", incident_id="inc-9", pool="others", since=A_MOMENT)
     repairs = fleet_rows.register_key(RegisterName.REPAIRS, is_drill=False)
-    gateway.fakes.ledger.commit(Put(Row(repairs, Register(entries=(other,)).to_json())))
-    stored(gateway.fakes.ledger, incident)
+    gateway.fakes.ledger.commit(Put(Row(repairs, Register(entries=(other_entry,)).to_json())))
+    store(gateway.fakes.ledger, incident)
 
-    readings = guardrails_of(gateway)
+    readings = guardrail_readings_of_incident(gateway)
 
     fleet = readings["FLEET_REPAIRS"]
     assert (fleet["reading"], fleet["limit"], fleet["isBlocking"]) == (1, 10, False)
@@ -288,11 +291,11 @@ def test_why_of_an_open_incident_shows_every_guardrail_that_passes(gateway: Gate
 
 def test_why_of_a_settled_incident_shows_its_recorded_readings(gateway: Gateway) -> None:
     incident = an_incident(1, state="RECOVERED")
-    facts = GuardrailFacts(life=incident.life.key, pool=incident.pool, pool_nodes=20, now=ago(minutes=9))
+    facts = GuardrailFacts(life_key=incident.life.key, pool=incident.pool, pool_nodes=20, now=ago(minutes=9))
     record = a_decision(1, incident.incident_id, kind="REPAIR", facts={"guard": facts.to_json()})
-    stored(gateway.fakes.ledger, incident, record)
-    before = guardrails_of(gateway)["POOL_REPAIRS"]
-    stored(
+    store(gateway.fakes.ledger, incident, record)
+    before = guardrail_readings_of_incident(gateway)["POOL_REPAIRS"]
+    store(
         gateway.fakes.ledger,
         a_decision(
             2,
@@ -304,7 +307,7 @@ def test_why_of_a_settled_incident_shows_its_recorded_readings(gateway: Gateway)
         ),
     )
 
-    after = guardrails_of(gateway)["POOL_REPAIRS"]
+    after = guardrail_readings_of_incident(gateway)["POOL_REPAIRS"]
 
     shown_before = (before["reading"], before["limit"], before["isBlocking"])
     assert shown_before == (0, None, None), "the policy has changed since"
@@ -312,23 +315,23 @@ def test_why_of_a_settled_incident_shows_its_recorded_readings(gateway: Gateway)
 
 
 @pytest.mark.parametrize(("minutes", "is_blocking"), [(1, False), (500, None)])
-def test_old_evidence_of_an_open_incident_blocks_perhaps(
+def test_blocking_by_old_evidence_is_unknown_while_node_health_is(
     gateway: Gateway, minutes: int, is_blocking: bool | None
 ) -> None:
     signal_at = ago(minutes=minutes)
-    stored(gateway.fakes.ledger, an_incident(1, first_signal_at=signal_at, last_fault_at=signal_at))
+    store(gateway.fakes.ledger, an_incident(1, first_signal_at=signal_at, last_fault_at=signal_at))
 
-    stale = guardrails_of(gateway)["STALE_EVIDENCE"]
+    stale = guardrail_readings_of_incident(gateway)["STALE_EVIDENCE"]
 
     assert (stale["reading"], stale["isBlocking"]) == (minutes, is_blocking), "whether it looks healthy is unknown"
 
 
-def test_why_answers_beside_an_unreadable_record_of_guardrails(gateway: Gateway) -> None:
+def test_why_of_an_incident_survives_unreadable_guardrail_facts(gateway: Gateway) -> None:
     incident = an_incident(1)
     record = a_decision(1, incident.incident_id, kind="REPAIR", facts={"guard": {"life": incident.life.key}})
-    stored(gateway.fakes.ledger, incident, record)
+    store(gateway.fakes.ledger, incident, record)
 
-    assert guardrails_of(gateway)["SHARED_CAUSE"]["reading"] is None
+    assert guardrail_readings_of_incident(gateway)["SHARED_CAUSE"]["reading"] is None
 
 
 def test_why_of_a_recovering_job_shows_the_resume_decision(gateway: Gateway) -> None:
@@ -340,7 +343,7 @@ def test_why_of_a_recovering_job_shows_the_resume_decision(gateway: Gateway) -> 
         planned_at=ago(minutes=2),
     )
     job = a_job(1, state="PENDING", current_attempt=1, resume_plan=plan, reason="Waits for a free node")
-    weighed = a_decision(
+    resume_decision = a_decision(
         7,
         "inc-0000000001",
         kind="RESUME",
@@ -348,7 +351,7 @@ def test_why_of_a_recovering_job_shows_the_resume_decision(gateway: Gateway) -> 
         reason="A free node is ready now.",
         alternatives=(Alternative(option="WAIT_FOR_REPAIR", why_not="The repair takes longer.", expected_seconds=960),),
     )
-    stored(gateway.fakes.ledger, job, weighed, a_decision(1, job.job_id, kind="ADMISSION"))
+    store(gateway.fakes.ledger, job, resume_decision, a_decision(1, job.job_id, kind="ADMISSION"))
 
     why = gateway.get(f"/v1/jobs/{job.job_id}/why").document
 
@@ -363,14 +366,14 @@ def test_why_of_a_recovering_job_shows_the_resume_decision(gateway: Gateway) -> 
 
 @pytest.mark.parametrize("state", ["PENDING", "STARTING", "RUNNING", "STOPPING", "SUCCEEDED", "FAILED", "CANCELLED"])
 def test_every_job_state_has_a_sentence(gateway: Gateway, state: str) -> None:
-    stored(gateway.fakes.ledger, a_job(1, state=state, reason="Because."))
+    store(gateway.fakes.ledger, a_job(1, state=state, reason="Because."))
 
     why = gateway.get("/v1/jobs/job-0000000001/why").document
 
     assert why["sentence"].endswith("Because.")
 
 
-def a_stop(by: str, reason: str, **more: Any) -> StopRequest:
+def a_stop_request(by: str, reason: str, **more: Any) -> StopRequest:
     return StopRequest(attempt=2, reason=reason, by=by, grace_seconds=30, requested_at=ago(seconds=40), **more)
 
 
@@ -378,7 +381,10 @@ def a_stop(by: str, reason: str, **more: Any) -> StopRequest:
     ("job", "expected", "following"),
     [
         (
-            {"is_suspended": True, "stop_request": a_stop("suspend/role/Lead (bo)", "Suspended by role/Lead (bo).")},
+            {
+                "is_suspended": True,
+                "stop_request": a_stop_request("suspend/role/Lead (bo)", "Suspended by role/Lead (bo)."),
+            },
             (
                 "Suspended by role/Lead (bo). Requested 40s ago by role/Lead (bo). "
                 "After the stop it stays suspended until a person resumes it."
@@ -386,7 +392,7 @@ def a_stop(by: str, reason: str, **more: Any) -> StopRequest:
             "resume",
         ),
         (
-            {"is_preempted": True, "stop_request": a_stop("schedule_jobs/job-7", "It gives way to job-7")},
+            {"is_preempted": True, "stop_request": a_stop_request("schedule_jobs/job-7", "It gives way to job-7")},
             (
                 "It gives way to job-7. Requested 40s ago by Evenkeel (schedule jobs). "
                 "After the stop it waits for capacity and resumes from its last checkpoint."
@@ -394,7 +400,7 @@ def a_stop(by: str, reason: str, **more: Any) -> StopRequest:
             "wait",
         ),
         (
-            {"stop_request": a_stop("recover_node/inc-1", "Its node is sick.", outcome="LOST")},
+            {"stop_request": a_stop_request("recover_node/inc-1", "Its node is sick.", outcome="LOST")},
             (
                 "Its node is sick. Requested 40s ago by the recovery of inc-1. "
                 "After the stop it waits for capacity and resumes from its last checkpoint."
@@ -402,18 +408,18 @@ def a_stop(by: str, reason: str, **more: Any) -> StopRequest:
             "wait",
         ),
         (
-            {"stop_request": a_stop("run_job", "Its pods hang.", counts_as_failure=True)},
+            {"stop_request": a_stop_request("run_job", "Its pods hang.", counts_as_failure=True)},
             "if one is left, it waits for capacity and resumes from its last checkpoint.",
             "wait",
         ),
         (
-            {"stop_request": a_stop("run_job", "It cannot start.", is_final=True)},
+            {"stop_request": a_stop_request("run_job", "It cannot start.", is_final=True)},
             "After the stop it is FAILED, because another attempt would fail too.",
             "wait",
         ),
         (
             {
-                "stop_request": a_stop("resize_jobs/job-1", "It grows."),
+                "stop_request": a_stop_request("resize_jobs/job-1", "It grows."),
                 "resize": ResizeRequest(after_attempt=2, from_nodes=2, nodes=4, reason="It grows.", asked_at=ago()),
             },
             "After the stop it starts on 4 nodes and resumes from its last checkpoint.",
@@ -424,7 +430,7 @@ def a_stop(by: str, reason: str, **more: Any) -> StopRequest:
 def test_why_of_a_stopping_job_names_the_next_state(
     gateway: Gateway, job: dict[str, Any], expected: str, following: str
 ) -> None:
-    stored(gateway.fakes.ledger, a_job(1, state="RUNNING", current_attempt=2, reason="Runs on 2 nodes.", **job))
+    store(gateway.fakes.ledger, a_job(1, state="RUNNING", current_attempt=2, reason="Runs on 2 nodes.", **job))
 
     why = gateway.get("/v1/jobs/job-0000000001/why").document
 
@@ -433,9 +439,11 @@ def test_why_of_a_stopping_job_names_the_next_state(
     assert why["next"] == f"evenkeel jobs {following} job-0000000001"
 
 
-def test_stop_of_an_ended_attempt_is_not_shown_later(gateway: Gateway) -> None:
-    job = a_job(1, state="RUNNING", current_attempt=3, stop_request=a_stop("recover_node/inc-1", "Its node is sick."))
-    stored(gateway.fakes.ledger, job)
+def test_stop_request_of_an_earlier_attempt_is_not_shown(gateway: Gateway) -> None:
+    job = a_job(
+        1, state="RUNNING", current_attempt=3, stop_request=a_stop_request("recover_node/inc-1", "Its node is sick.")
+    )
+    store(gateway.fakes.ledger, job)
 
     assert gateway.get("/v1/jobs/job-0000000001/why").document["sentence"] == "The job runs, attempt 3."
 
@@ -443,9 +451,9 @@ def test_stop_of_an_ended_attempt_is_not_shown_later(gateway: Gateway) -> None:
 def why_after_a_lost_attempt(gateway: Gateway, *decisions: Decision, **changes: Any) -> dict[str, Any]:
     """Return why a job is pending: its first attempt was admitted 20 minutes ago, and was lost."""
     job = a_job(1, state="PENDING", reason="Its node failed. The job waits to run again.", current_attempt=1, **changes)
-    lost = an_attempt(job, state="LOST", ended_at=ago(minutes=5), decision_id="dec-0000000002")
+    lost_attempt = an_attempt(job, state="LOST", ended_at=ago(minutes=5), decision_id="dec-0000000002")
     admit = a_decision(2, job.job_id, kind="ADMISSION", action="ADMIT", reason="It fits.", decided_at=ago(minutes=20))
-    stored(gateway.fakes.ledger, job, lost, admit, *decisions)
+    store(gateway.fakes.ledger, job, lost_attempt, admit, *decisions)
     return gateway.get(f"/v1/jobs/{job.job_id}/why").document
 
 
@@ -454,7 +462,7 @@ def an_admission_record(number: int, action: str, **before: float) -> Decision:
     request = AdmissionRequest(
         job_id=job_id, submitted_at=ago(hours=1), cluster=CLUSTER, nodes=2, accelerators_per_node=8
     )
-    facts = AdmissionFacts(request=request, offers=(), now=at).to_json()
+    facts = AdmissionFacts(request=request, fits=(), now=at).to_json()
     reason = f"Because {number}."
     return a_decision(number, job_id, kind="ADMISSION", action=action, reason=reason, decided_at=at, facts=facts)
 
@@ -476,7 +484,7 @@ def test_why_of_a_pending_job_starts_with_its_current_reason(gateway: Gateway) -
     ]
 
 
-def test_why_of_a_pending_job_omits_an_old_admission(gateway: Gateway) -> None:
+def test_why_of_a_pending_job_omits_decisions_of_earlier_attempts(gateway: Gateway) -> None:
     document = why_after_a_lost_attempt(gateway, an_admission_record(1, "NO_ROOM", minutes=25))
 
     assert (document["decision"], document["considered"], document["changes"]) == (None, [], [])
@@ -494,11 +502,11 @@ def test_why_of_a_pending_job_starts_with_its_resume_plan(gateway: Gateway) -> N
     )
     resume = a_decision(5, "inc-0000000001", kind="RESUME", action="SPARE", decided_at=ago(minutes=6))
 
-    planned = why_after_a_lost_attempt(gateway, resume, resume_plan=plan)
-    stored(gateway.fakes.ledger, an_admission_record(6, "NO_ROOM", minutes=3))
+    with_resume_plan = why_after_a_lost_attempt(gateway, resume, resume_plan=plan)
+    store(gateway.fakes.ledger, an_admission_record(6, "NO_ROOM", minutes=3))
     decided = gateway.get("/v1/jobs/job-0000000001/why").document
 
-    assert planned["decision"]["decisionId"] == "dec-0000000005"
+    assert with_resume_plan["decision"]["decisionId"] == "dec-0000000005"
     assert decided["decision"]["decisionId"] == "dec-0000000006"
 
 
@@ -506,7 +514,7 @@ def test_why_of_a_pending_job_starts_with_its_resume_plan(gateway: Gateway) -> N
 def test_every_incident_state_has_a_sentence(gateway: Gateway, state: IncidentState) -> None:
     incident = an_incident(1, state=state, outcome="That was it")
     detail = a_decision(2, incident.incident_id, kind="DRAIN", reason="Its pods get 30 s to save, as the job requests.")
-    stored(gateway.fakes.ledger, incident, a_decision(1, incident.incident_id), detail)
+    store(gateway.fakes.ledger, incident, a_decision(1, incident.incident_id), detail)
 
     why = gateway.get(f"/v1/incidents/{incident.incident_id}/why").document
 
@@ -515,9 +523,9 @@ def test_every_incident_state_has_a_sentence(gateway: Gateway, state: IncidentSt
     assert [decision["reason"] for decision in why["earlier"]] == [detail.reason]
 
 
-def test_decision_is_returned_completely(gateway: Gateway) -> None:
+def test_decision_is_returned_with_all_its_fields(gateway: Gateway) -> None:
     decision = a_decision(1, "inc-0000000001", facts={"rungs": ["replace"]})
-    stored(gateway.fakes.ledger, decision)
+    store(gateway.fakes.ledger, decision)
 
     assert gateway.get("/v1/decisions/dec-0000000001").document == decision.to_json() | {"isRedacted": False}
 
@@ -538,17 +546,17 @@ def test_decision_is_returned_completely(gateway: Gateway) -> None:
     ],
 )
 def test_node_health_follows_its_observations(gateway: Gateway, changes: dict[str, object], state: str) -> None:
-    stored(gateway.fakes.ledger, a_fleet_node(1, **changes))
+    store(gateway.fakes.ledger, a_fleet_node(1, **changes))
 
-    shown = gateway.get(f"/v1/nodes/{a_life(1).instance_id}").document
-    listed = gateway.get("/v1/nodes?gone=true").document["items"]
+    document = gateway.get(f"/v1/nodes/{a_life(1).instance_id}").document
+    listed_nodes = gateway.get("/v1/nodes?gone=true").document["items"]
 
-    assert shown["state"] == state
-    assert [node["state"] for node in listed] == [state]
+    assert document["state"] == state
+    assert [node["state"] for node in listed_nodes] == [state]
 
 
 def test_a_node_with_an_open_incident_is_in_repair(gateway: Gateway) -> None:
-    stored(gateway.fakes.ledger, a_fleet_node(1, is_cordoned=True), an_incident(1))
+    store(gateway.fakes.ledger, a_fleet_node(1, is_cordoned=True), an_incident(1))
 
     items = gateway.get("/v1/nodes").document["items"]
 
@@ -558,7 +566,7 @@ def test_a_node_with_an_open_incident_is_in_repair(gateway: Gateway) -> None:
 def test_status_of_a_fleet_without_problems_is_ok(gateway: Gateway) -> None:
     ledger = gateway.fakes.ledger
     store_heartbeats(ledger)
-    stored(
+    store(
         ledger,
         a_fleet_node(1, accelerators_in_use=8),
         a_fleet_node(2),
@@ -606,24 +614,26 @@ def test_status_of_a_fleet_without_problems_is_ok(gateway: Gateway) -> None:
     ]
 
 
-def test_status_shows_rentals_of_deployments(gateway: Gateway) -> None:
+def test_status_shows_nodes_rented_for_serving_deployments(gateway: Gateway) -> None:
     ledger = gateway.fakes.ledger
     rental = a_rental(1)
     note = PlacementNote(key="RENT", text="1 node of chat-burst is rented for the job.", decision_id=rental.decision_id)
     memory = ServingState.of(CHAT).replace(rentals=1, last_note=note)
     before = gateway.get("/v1/status").document["serving"]
-    over = end_rental(a_rental(2).replace(state=RentalState.ENDING), A_MOMENT).rental
+    ended_rental = end_rental(a_rental(2).replace(state=RentalState.ENDING), A_MOMENT).rental
     memory = memory.replace(rentals=2)
     ledger.commit(
-        Put(job_rows.serving_row(memory, 0)), Put(job_rows.rental_row(rental, 0)), Put(job_rows.rental_row(over, 0))
+        Put(job_rows.serving_row(memory, 0)),
+        Put(job_rows.rental_row(rental, 0)),
+        Put(job_rows.rental_row(ended_rental, 0)),
     )
 
-    (shown,) = gateway.get("/v1/status").document["serving"]
+    (document,) = gateway.get("/v1/status").document["serving"]
 
     assert before == []
-    assert (shown["id"], shown["namespace"], shown["name"]) == (rental.job_id, "serving", "chat")
-    assert (shown["reason"], shown["decisionId"]) == (note.text, rental.decision_id)
-    assert [(rental["rental"], rental["state"], rental["nodeNames"]) for rental in shown["rentals"]] == [
+    assert (document["id"], document["namespace"], document["name"]) == (rental.job_id, "serving", "chat")
+    assert (document["reason"], document["decisionId"]) == (note.text, rental.decision_id)
+    assert [(rental["rental"], rental["state"], rental["nodeNames"]) for rental in document["rentals"]] == [
         (2, "ENDED", ["ip-2"]),
         (1, "READY", ["ip-1"]),
     ]
@@ -631,7 +641,7 @@ def test_status_shows_rentals_of_deployments(gateway: Gateway) -> None:
 
 def test_running_recovery_degrades_the_fleet(gateway: Gateway) -> None:
     store_heartbeats(gateway.fakes.ledger)
-    stored(gateway.fakes.ledger, a_fleet_node(1, is_cordoned=True), an_incident(1))
+    store(gateway.fakes.ledger, a_fleet_node(1, is_cordoned=True), an_incident(1))
 
     status = gateway.get("/v1/status").document
 
@@ -652,10 +662,10 @@ def test_incident_waits_for_a_person_until_its_node_is_back(gateway: Gateway) ->
     ledger = gateway.fakes.ledger
     store_heartbeats(ledger)
     incident = an_incident(1, state="WAITING_FOR_PERSON", outcome="Every rung was used.")
-    stored(ledger, incident, a_fleet_node(1, is_cordoned=True, incident_id=incident.incident_id))
+    store(ledger, incident, a_fleet_node(1, is_cordoned=True, incident_id=incident.incident_id))
     before = gateway.get("/v1/status").document
     ledger.rows.pop(next(key for key in ledger.rows if key.pk.startswith("NODE#")))
-    stored(ledger, a_fleet_node(1))
+    store(ledger, a_fleet_node(1))
     after = gateway.get("/v1/status").document
 
     assert (before["health"], before["incidents"]["needYou"]) == ("CRITICAL", 1)
@@ -666,30 +676,36 @@ def test_replacement_in_service_ends_the_wait_for_a_person(gateway: Gateway) -> 
     ledger = gateway.fakes.ledger
     store_heartbeats(ledger)
     incident = an_incident(1, state="WAITING_FOR_PERSON")
-    stored(ledger, incident, a_fleet_node(1, is_gone=True))
-    empty = gateway.get("/v1/status").document
-    stored(ledger, a_fleet_node(9, slot=incident.slot, is_awaiting_validation=True))
-    coming = gateway.get("/v1/status").document
+    store(ledger, incident, a_fleet_node(1, is_gone=True))
+    status_before = gateway.get("/v1/status").document
+    store(ledger, a_fleet_node(9, slot=incident.slot, is_awaiting_validation=True))
+    status_during = gateway.get("/v1/status").document
     ledger.rows.pop(next(key for key in ledger.rows if key.pk.endswith(a_life(9).instance_id)))
-    stored(ledger, a_fleet_node(9, slot=incident.slot))
-    back = gateway.get("/v1/status").document
+    store(ledger, a_fleet_node(9, slot=incident.slot))
+    status_after = gateway.get("/v1/status").document
 
-    assert [document["incidents"]["needYou"] for document in (empty, coming, back)] == [1, 1, 0]
+    assert [document["incidents"]["needYou"] for document in (status_before, status_during, status_after)] == [1, 1, 0]
 
 
 def test_incident_with_an_unresumed_job_needs_a_person(gateway: Gateway) -> None:
     ledger = gateway.fakes.ledger
     store_heartbeats(ledger)
     job = a_job(1, state="PENDING", current_attempt=1)
-    stored(ledger, job, a_fleet_node(1), an_incident(1, state="WAITING_FOR_PERSON", affected_jobs=affected(job)))
+    store(ledger, job, a_fleet_node(1), an_incident(1, state="WAITING_FOR_PERSON", affected_jobs=affected(job)))
 
     assert gateway.get("/v1/status").document["incidents"]["needYou"] == 1
 
 
 def test_pending_approval_needs_a_person_and_names_the_command(gateway: Gateway) -> None:
     store_heartbeats(gateway.fakes.ledger)
-    at_work = an_incident(2)
-    stored(gateway.fakes.ledger, an_incident(1, plan=ASKS), at_work, a_fleet_node(1), a_fleet_node(2))
+    running_incident = an_incident(2)
+    store(
+        gateway.fakes.ledger,
+        an_incident(1, plan=PLAN_AWAITING_APPROVAL),
+        running_incident,
+        a_fleet_node(1),
+        a_fleet_node(2),
+    )
 
     status = gateway.get("/v1/status").document
 
@@ -703,32 +719,35 @@ def test_pending_approval_needs_a_person_and_names_the_command(gateway: Gateway)
 def test_old_incident_that_needs_a_person_is_always_shown(gateway: Gateway) -> None:
     ledger = gateway.fakes.ledger
     store_heartbeats(ledger)
-    forgotten = an_incident(1, state="FAILED", opened_at=ago(days=9))
-    doubted = an_incident(2, state="FAILED", opened_at=ago(days=8))
+    oldest_incident = an_incident(1, state="FAILED", opened_at=ago(days=9))
+    older_incident = an_incident(2, state="FAILED", opened_at=ago(days=8))
     job = a_job(
         1,
         resume_plan=ResumePlan(
-            incident_id=doubted.incident_id,
+            incident_id=older_incident.incident_id,
             after_attempt=1,
             option=ResumeOption.WAIT_FOR_REPAIR,
             planned_at=ago(days=8),
         ),
     )
-    stored(ledger, forgotten, doubted.replace(affected_jobs=affected(job)), job.replace(current_attempt=1))
-    stored(ledger, a_fleet_node(1, is_cordoned=True, incident_id=forgotten.incident_id), a_fleet_node(2))
+    store(ledger, oldest_incident, older_incident.replace(affected_jobs=affected(job)), job.replace(current_attempt=1))
+    store(ledger, a_fleet_node(1, is_cordoned=True, incident_id=oldest_incident.incident_id), a_fleet_node(2))
     newer = (an_incident(n, state="FAILED", opened_at=ago(days=2), slot="settled") for n in range(10, 160))
-    stored(ledger, *newer, a_fleet_node(3, slot="settled"))
+    store(ledger, *newer, a_fleet_node(3, slot="settled"))
 
     incidents = gateway.get("/v1/status").document["incidents"]
 
-    assert {item["incidentId"] for item in incidents["items"]} == {forgotten.incident_id, doubted.incident_id}
+    assert {item["incidentId"] for item in incidents["items"]} == {
+        oldest_incident.incident_id,
+        older_incident.incident_id,
+    }
     assert (incidents["needYou"], incidents["isLowerBound"]) == (2, False)
 
 
 def test_open_incidents_beyond_the_list_are_counted(gateway: Gateway) -> None:
     ledger = gateway.fakes.ledger
     store_heartbeats(ledger)
-    stored(ledger, *(an_incident(n) for n in range(1, 71)), *(a_fleet_node(n) for n in range(1, 71)))
+    store(ledger, *(an_incident(n) for n in range(1, 71)), *(a_fleet_node(n) for n in range(1, 71)))
 
     status = gateway.get("/v1/status").document
     nodes = gateway.get("/v1/nodes?pageSize=200").document["items"]
@@ -739,11 +758,11 @@ def test_open_incidents_beyond_the_list_are_counted(gateway: Gateway) -> None:
     assert {node["state"] for node in nodes} == {"REPAIRING"}
 
 
-def test_incomplete_count_is_shown_as_lower_bound(gateway: Gateway) -> None:
+def test_count_that_stopped_early_is_shown_as_lower_bound(gateway: Gateway) -> None:
     ledger = gateway.fakes.ledger
     store_heartbeats(ledger)
-    stored(ledger, *(an_incident(n) for n in range(1, 1002)))
-    stored(ledger, *(an_incident(n, state="FAILED", opened_at=ago(hours=3)) for n in range(2001, 2102)))
+    store(ledger, *(an_incident(n) for n in range(1, 1002)))
+    store(ledger, *(an_incident(n, state="FAILED", opened_at=ago(hours=3)) for n in range(2001, 2102)))
 
     status = gateway.get("/v1/status").document
 
@@ -753,16 +772,18 @@ def test_incomplete_count_is_shown_as_lower_bound(gateway: Gateway) -> None:
 
 def test_removed_nodes_are_listed_last(gateway: Gateway) -> None:
     ledger = gateway.fakes.ledger
-    stored(ledger, *(a_fleet_node(n, is_gone=True, pool="z") for n in range(1, 31)), a_fleet_node(99))
+    store(ledger, *(a_fleet_node(n, is_gone=True, pool="z") for n in range(1, 31)), a_fleet_node(99))
 
     document = gateway.get("/v1/nodes?pageSize=5").document
-    remembered = gateway.get("/v1/nodes?pageSize=200&gone=true").document
-    kept, more = pagination.everything(ledger, Table.FLEET, "NODE", at_most=8, keep=read_queue.is_present)
+    document_with_removed = gateway.get("/v1/nodes?pageSize=200&gone=true").document
+    present_rows, has_more = pagination.read_partition(
+        ledger, Table.FLEET, "NODE", at_most=8, keep=read_queue.is_present
+    )
 
     assert [node["instanceId"] for node in document["items"]] == [a_life(99).instance_id]
     assert document["nextPageToken"] is None
-    assert len(remembered["items"]) == 31
-    assert ([row.doc["life"]["instanceId"] for row in kept], more) == ([a_life(99).instance_id], False)
+    assert len(document_with_removed["items"]) == 31
+    assert ([row.doc["life"]["instanceId"] for row in present_rows], has_more) == ([a_life(99).instance_id], False)
 
 
 def test_status_shows_a_hold_of_the_fleet(gateway: Gateway) -> None:
@@ -775,17 +796,17 @@ def test_status_shows_a_hold_of_the_fleet(gateway: Gateway) -> None:
 
 
 def test_the_policy_in_force_is_shown_with_its_hash(gateway: Gateway) -> None:
-    shown = gateway.get("/v1/clusters/laptop/policy").document
+    document = gateway.get("/v1/clusters/laptop/policy").document
 
-    assert (shown["hash"], shown["policy"]["name"]) == (gateway.fakes.policy.hash, "production")
+    assert (document["hash"], document["policy"]["name"]) == (gateway.fakes.policy.hash, "production")
 
 
-def test_status_of_a_large_fleet_is_small(gateway: Gateway) -> None:
+def test_status_of_a_large_fleet_stays_small(gateway: Gateway) -> None:
     ledger = gateway.fakes.ledger
     store_heartbeats(ledger)
-    stored(ledger, *(a_fleet_node(n, slot=f"research-eks/n{n}") for n in range(1, 1001)))
+    store(ledger, *(a_fleet_node(n, slot=f"research-eks/n{n}") for n in range(1, 1001)))
     states = ("PENDING", "RUNNING", "SUCCEEDED", "FAILED")
-    stored(ledger, *(a_job(n, state=states[n % 4]) for n in range(1, 10_001)))
+    store(ledger, *(a_job(n, state=states[n % 4]) for n in range(1, 10_001)))
 
     answer = gateway.get("/v1/status")
 
@@ -824,9 +845,9 @@ def test_unmanaged_workloads_are_listed_with_their_treatment(gateway: Gateway) -
     assert gateway.get("/v1/jobs?unmanaged=perhaps").status == 400
 
 
-def test_preempted_held_and_unmanaged_are_distinguished(gateway: Gateway) -> None:
+def test_status_distinguishes_preempted_held_and_unmanaged_jobs(gateway: Gateway) -> None:
     ledger = gateway.fakes.ledger
-    stored(
+    store(
         ledger,
         a_job(1, state="PENDING", is_preempted=True),
         a_job(2, state="RUNNING", is_preempted=True),
@@ -844,10 +865,10 @@ def test_preempted_held_and_unmanaged_are_distinguished(gateway: Gateway) -> Non
     assert jobs["unmanaged"] == {"workloads": 1, "pods": 2, "gpus": 16}
 
 
-# ---------------------------------------------------------------- what Evenkeel cannot see
+# ---------------------------------------------------------------- unreachable clusters and stale sources
 
 
-def store_dead_cluster(gateway: Gateway) -> None:
+def store_unreachable_cluster(gateway: Gateway) -> None:
     """Store a healthy fleet whose cluster stopped answering twelve minutes ago."""
     ledger = gateway.fakes.ledger
     store_heartbeats(ledger)
@@ -864,7 +885,7 @@ def store_dead_cluster(gateway: Gateway) -> None:
     for function in ("schedule_jobs", "sweep_fleet", "watch_cluster"):
         ledger.rows.pop(fleet_rows.heartbeat_key(function), None)
         ledger.commit(Put(Row(fleet_rows.heartbeat_key(function), {"at": rfc3339(A_MOMENT), "sources": reports})))
-    stored(
+    store(
         ledger,
         a_fleet_node(1, accelerators_in_use=8),
         a_job(1, state="RUNNING", started_at=ago(hours=2)),
@@ -873,7 +894,7 @@ def store_dead_cluster(gateway: Gateway) -> None:
 
 
 def test_status_is_never_ok_while_a_cluster_does_not_answer(gateway: Gateway) -> None:
-    store_dead_cluster(gateway)
+    store_unreachable_cluster(gateway)
 
     status = gateway.get("/v1/status").document
 
@@ -886,8 +907,8 @@ def test_status_is_never_ok_while_a_cluster_does_not_answer(gateway: Gateway) ->
         assert (numbers["isStale"], numbers["lastSeenAt"]) == (True, rfc3339(ago(minutes=12)))
 
 
-def test_facts_of_a_dead_cluster_are_shown_as_stale(gateway: Gateway) -> None:
-    store_dead_cluster(gateway)
+def test_facts_of_an_unreachable_cluster_are_shown_as_stale(gateway: Gateway) -> None:
+    store_unreachable_cluster(gateway)
 
     nodes = gateway.get("/v1/nodes").document
     jobs = {job["state"]: job for job in gateway.get("/v1/jobs").document["items"]}
@@ -902,17 +923,19 @@ def test_facts_of_a_dead_cluster_are_shown_as_stale(gateway: Gateway) -> None:
     ["/v1/jobs", "/v1/jobs/job-0000000001", "/v1/jobs/job-0000000001/why", "/v1/nodes", "/v1/incidents", "/v1/teams"],
 )
 def test_every_list_names_its_stale_sources(gateway: Gateway, path: str) -> None:
-    store_dead_cluster(gateway)
+    store_unreachable_cluster(gateway)
 
     assert len(gateway.get(path).document["stale"]) == 1
 
 
 @pytest.mark.parametrize("kind", SourceKind)
-def test_any_stale_source_degrades_the_status(gateway: Gateway, kind: SourceKind) -> None:
+def test_stale_source_of_any_kind_makes_the_status_critical(gateway: Gateway, kind: SourceKind) -> None:
     store_heartbeats(gateway.fakes.ledger, A_MOMENT - timedelta(minutes=9))
     row = gateway.fakes.ledger.rows[fleet_rows.heartbeat_key("sweep_fleet")]
-    fresh = SourceReport.after(None, "", A_MOMENT).to_json()
-    reports = {name: old if name.startswith(kind) else fresh for name, old in row.doc["sources"].items()}
+    fresh_report = SourceReport.after(None, "", A_MOMENT).to_json()
+    reports = {
+        name: old_report if name.startswith(kind) else fresh_report for name, old_report in row.doc["sources"].items()
+    }
     for function in ("schedule_jobs", "sweep_fleet", "watch_cluster"):
         gateway.fakes.ledger.rows.pop(fleet_rows.heartbeat_key(function))
         doc = {"at": rfc3339(A_MOMENT), "sources": reports}
@@ -944,29 +967,31 @@ def test_status_says_that_evenkeel_is_not_running() -> None:
     assert gateway.get("/v1/nodes").document["stale"] == [status["reasons"][0]]
 
 
-def test_outage_of_a_zone_is_one_entry_of_the_status() -> None:
+def test_status_shows_the_outage_of_a_zone_once() -> None:
     gateway = Gateway()
     since = ago(minutes=10)
     block = Block(guardrail="SHARED_CAUSE", reason="3 of 4.", since=since, action="replace", cause="zone/usw2-az2")
-    barred = {"state": IncidentState.BLOCKED, "first_signal_at": since}
-    down = [an_incident(number, block=block, **barred) for number in (1, 2, 3)]
-    alone = an_incident(4, block=block.replace(guardrail="POOL_REPAIRS", cause=""), **barred)
-    stored(gateway.fakes.ledger, *down, alone)
+    blocked_fields = {"state": IncidentState.BLOCKED, "first_signal_at": since}
+    blocked_incidents = [an_incident(number, block=block, **blocked_fields) for number in (1, 2, 3)]
+    other_incident = an_incident(4, block=block.replace(guardrail="POOL_REPAIRS", cause=""), **blocked_fields)
+    store(gateway.fakes.ledger, *blocked_incidents, other_incident)
 
     overview = gateway.get("/v1/status").document
 
     headline = f"3 nodes of zone usw2-az2 are unhealthy since {since:%H:%M}Z; repairs wait (SHARED_CAUSE) "
-    assert [outage["incidentIds"] for outage in overview["outages"]] == [[incident.incident_id for incident in down]]
+    assert [outage["incidentIds"] for outage in overview["outages"]] == [
+        [incident.incident_id for incident in blocked_incidents]
+    ]
     assert overview["outages"][0]["headline"].startswith(headline)
     assert overview["reasons"][0].startswith(headline)
 
 
-LATER = ASKS.replace(outcome="LATER")
+PLAN_FOR_LATER = PLAN_AWAITING_APPROVAL.replace(outcome="LATER")
 
 
-@pytest.mark.parametrize("plan", [ASKS, LATER], ids=["asks a person", "waits for HyperPod"])
-def test_node_whose_plan_waits_is_shown_as_waiting(gateway: Gateway, plan: StoredRecoveryPlan) -> None:
-    stored(gateway.fakes.ledger, an_incident(1, plan=plan), a_fleet_node(1))
+@pytest.mark.parametrize("plan", [PLAN_AWAITING_APPROVAL, PLAN_FOR_LATER], ids=["asks a person", "waits for HyperPod"])
+def test_node_whose_recovery_plan_waits_is_shown_as_waiting(gateway: Gateway, plan: StoredRecoveryPlan) -> None:
+    store(gateway.fakes.ledger, an_incident(1, plan=plan), a_fleet_node(1))
 
     assert gateway.get("/v1/nodes").document["items"][0]["state"] == "WAITING"
     assert gateway.get("/v1/status").document["nodes"]["pools"][0]["states"] == {"WAITING": 1}
@@ -974,17 +999,17 @@ def test_node_whose_plan_waits_is_shown_as_waiting(gateway: Gateway, plan: Store
 
 def test_node_blocked_by_guardrail_is_counted_as_blocked(gateway: Gateway) -> None:
     block = Block(guardrail="POOL_REPAIRS", reason="1 of 1.", since=ago(minutes=1), action="replace")
-    stored(gateway.fakes.ledger, an_incident(1, state=IncidentState.BLOCKED, block=block), a_fleet_node(1))
+    store(gateway.fakes.ledger, an_incident(1, state=IncidentState.BLOCKED, block=block), a_fleet_node(1))
 
     assert gateway.get("/v1/status").document["nodes"]["pools"][0]["states"] == {"BLOCKED": 1}
 
 
 def test_why_says_that_a_plan_waits_for_hyperpod(gateway: Gateway) -> None:
-    stored(gateway.fakes.ledger, an_incident(1, plan=LATER, state="RECOVERING"), a_fleet_node(1))
+    store(gateway.fakes.ledger, an_incident(1, plan=PLAN_FOR_LATER, state="RECOVERING"), a_fleet_node(1))
 
     why = gateway.get("/v1/incidents/inc-0000000001/why").document
 
-    assert LATER.reason in why["sentence"]
+    assert PLAN_FOR_LATER.reason in why["sentence"]
 
 
 def test_status_shows_the_mode_that_the_policy_sets() -> None:
@@ -999,23 +1024,23 @@ def test_status_shows_the_mode_that_the_policy_sets() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "following", "latest"),
+    ("changes", "next_steps", "latest"),
     [
         ({"repairs": ("replace",)}, "validate the replacement", 1800),
         ({"repairs": ("reboot",)}, "validate the node", 900),
-        ({"repairs": ("replace",), "plan": ASKS}, "a person approves or declines the plan", None),
+        ({"repairs": ("replace",), "plan": PLAN_AWAITING_APPROVAL}, "a person approves or declines the plan", None),
         ({"state": "RECOVERED", "outcome": "Done."}, None, None),
     ],
     ids=["replacing", "rebooting", "awaits approval", "settled"],
 )
 def test_active_recovery_shows_next_step_and_latest_end(
-    gateway: Gateway, changes: dict[str, Any], following: str | None, latest: int | None
+    gateway: Gateway, changes: dict[str, Any], next_steps: str | None, latest: int | None
 ) -> None:
     stages = StageTimes(planned_at=ago(minutes=3), cordoned_at=ago(minutes=3), repair_requested_at=ago(minutes=2))
-    stored(gateway.fakes.ledger, an_incident(1, **{"stages": stages, **changes}))
+    store(gateway.fakes.ledger, an_incident(1, **{"stages": stages, **changes}))
 
     lane = gateway.get("/v1/incidents/inc-0000000001").document["nodeLane"]
 
-    assert lane["next"] == following
+    assert lane["next"] == next_steps
     if latest:
         assert lane["latestAt"] == rfc3339(ago(minutes=2) + timedelta(seconds=latest))

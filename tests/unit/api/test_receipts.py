@@ -12,13 +12,13 @@ from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.ports import Put
 from evenkeel.services.storage import subject_rows
 from tests.unit.api.gateway import Gateway
-from tests.unit.api.seeds import a_decision, a_job, ago, an_attempt, an_incident, stored
+from tests.unit.api.seeds import a_decision, a_job, ago, an_attempt, an_incident, store
 
-ACTS = StoredRecoveryPlan(
+PLAN_THAT_ACTS = StoredRecoveryPlan(
     run=1,
     outcome="ACT",
     repairs_node=True,
-    settle_seconds=0,
+    evidence_wait_seconds=0,
     max_repairs=3,
     decision_id="dec-0000000001",
     reason="Replace.",
@@ -37,7 +37,7 @@ PART_SECONDS = {
 def a_lost_job(number: int = 1, **changes: Any) -> tuple[Job, Attempt, Attempt]:
     """Return a job on two nodes of 8 GPUs. Attempt 1 was lost 58 minutes ago; attempt 2 has run for 52 minutes."""
     job = a_job(number, state="RUNNING", current_attempt=2, submitted_at=ago(hours=3), **changes)
-    lost = an_attempt(
+    lost_attempt = an_attempt(
         job,
         1,
         state="LOST",
@@ -48,7 +48,7 @@ def a_lost_job(number: int = 1, **changes: Any) -> tuple[Job, Attempt, Attempt]:
         instance_type="ml.p5.48xlarge",
         usd_per_accelerator_hour=6.88,
     )
-    again = an_attempt(
+    resumed_attempt = an_attempt(
         job,
         2,
         nodes=(2, 3),
@@ -61,7 +61,7 @@ def a_lost_job(number: int = 1, **changes: Any) -> tuple[Job, Attempt, Attempt]:
         resume_from=ResumePoint(attempt=1, step=41_200, manifest="a1/s41200"),
         resumed_work_from=ago(minutes=70),
     )
-    return job, lost, again
+    return job, lost_attempt, resumed_attempt
 
 
 def an_incident_of(job: Job, number: int = 1, **changes: Any) -> Incident:
@@ -76,7 +76,7 @@ def an_incident_of(job: Job, number: int = 1, **changes: Any) -> Incident:
         "first_signal_at": ago(minutes=60),
         "opened_at": ago(minutes=59, seconds=30),
         "stages": stages,
-        "plan": ACTS,
+        "plan": PLAN_THAT_ACTS,
         "affected_jobs": (AffectedJob(job_id=job.job_id, attempt=1),),
     }
     return an_incident(number, **{**facts, **changes})
@@ -96,7 +96,7 @@ def store_resume_plan(
         alternatives=[{"option": "RENT", "whyNot": "costs more", "expectedSeconds": 1200, "usd": 12.5}],
         decided_at=at or ago(minutes=59),
     )
-    stored(gateway.fakes.ledger, decision)
+    store(gateway.fakes.ledger, decision)
     entry = TimelineEntry(
         at=decision.decided_at, kind="planned", text="Resumes.", decision_id=decision.decision_id, writer="plan_resume"
     )
@@ -110,12 +110,16 @@ def read_receipt(gateway: Gateway, path: str) -> Any:
 
 
 def seconds_by_stage(interruption: Any) -> dict[str, float]:
-    return {part["stage"]: part["seconds"] for part in interruption["parts"] if part["seconds"] is not None}
+    return {
+        stage_row["stage"]: stage_row["seconds"]
+        for stage_row in interruption["parts"]
+        if stage_row["seconds"] is not None
+    }
 
 
 def test_every_second_of_an_interruption_has_a_stage(gateway: Gateway) -> None:
-    job, lost, again = a_lost_job()
-    stored(gateway.fakes.ledger, job, lost, again, an_incident_of(job))
+    job, lost_attempt, resumed_attempt = a_lost_job()
+    store(gateway.fakes.ledger, job, lost_attempt, resumed_attempt, an_incident_of(job))
 
     document = read_receipt(gateway, "incidents/inc-0000000001")
 
@@ -130,9 +134,22 @@ def test_every_second_of_an_interruption_has_a_stage(gateway: Gateway) -> None:
     assert interruption["price"]["origin"] == "EC2 list price of p5.48xlarge in us-east-1 from 2026-07-20"
 
 
-def test_node_time_that_its_jobs_lost_is_not_counted_twice(gateway: Gateway) -> None:
-    job, lost, again = a_lost_job()
-    stored(gateway.fakes.ledger, job, lost, again, an_incident_of(job))
+@pytest.mark.parametrize("is_measured", [False, True])
+def test_receipt_notes_an_unmeasured_restore_and_no_measured_one(gateway: Gateway, *, is_measured: bool) -> None:
+    job, lost_attempt, resumed_attempt = a_lost_job()
+    if is_measured:
+        resumed_attempt = resumed_attempt.replace(trained_at=ago(minutes=40))
+    store(gateway.fakes.ledger, job, lost_attempt, resumed_attempt, an_incident_of(job))
+
+    document = read_receipt(gateway, "incidents/inc-0000000001")
+
+    says_unknown = any("was not measured" in note for note in document["notes"])
+    assert ("RESTORE" in document["jobs"][0]["total"]["unknownStages"], says_unknown) == (not is_measured,) * 2
+
+
+def test_node_time_that_jobs_lost_is_not_counted_twice(gateway: Gateway) -> None:
+    job, lost_attempt, resumed_attempt = a_lost_job()
+    store(gateway.fakes.ledger, job, lost_attempt, resumed_attempt, an_incident_of(job))
 
     document = read_receipt(gateway, "incidents/inc-0000000001")
 
@@ -145,17 +162,17 @@ def test_node_time_that_its_jobs_lost_is_not_counted_twice(gateway: Gateway) -> 
     assert document["node"]["usdMicros"] == round(8 * 0.2 * 6.88e6)
 
 
-def test_estimates_are_marked_and_state_their_assumptions(gateway: Gateway) -> None:
-    job, lost, again = a_lost_job()
-    stored(gateway.fakes.ledger, job, lost, again, an_incident_of(job))
+def test_receipt_marks_estimates_and_states_their_assumptions(gateway: Gateway) -> None:
+    job, lost_attempt, resumed_attempt = a_lost_job()
+    store(gateway.fakes.ledger, job, lost_attempt, resumed_attempt, an_incident_of(job))
 
     hyperpod, manual = read_receipt(gateway, "incidents/inc-0000000001")["savings"]
 
     assert (hyperpod["insteadOf"], manual["insteadOf"]) == ("HYPERPOD_UNCHANGED", "MANUAL")
     assert hyperpod["isEstimate"] is manual["isEstimate"] is True
     assert len(hyperpod["assumptions"]) == 3
-    # 16 instances are the smallest published size: 83 + 912 + 1212 s. The standstill was 480 s. The policy expects a
-    # restore of 1,400 s, and at most the published 1,212 s count.
+    # The smallest size in the published HyperPod recovery times is 16 instances: 83 + 912 + 1212 s. The standstill was
+    # 480 s. The policy expects a restore of 1,400 s, of which at most the published 1,212 s count.
     assert hyperpod["highSavedSeconds"] == pytest.approx(2207 - 480 - 1212)
     assert hyperpod["lowSavedSeconds"] < hyperpod["highSavedSeconds"]
     assert manual["lowSavedSeconds"] == 280 * 60 - 480 - 1400
@@ -164,36 +181,44 @@ def test_estimates_are_marked_and_state_their_assumptions(gateway: Gateway) -> N
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"plan": ACTS.replace(outcome="OBSERVE")}, "Evenkeel did not act"),
+        ({"plan": PLAN_THAT_ACTS.replace(outcome="OBSERVE")}, "Evenkeel did not act"),
         ({"is_drill": True}, "A drill saves nothing."),
     ],
 )
 def test_receipt_claims_no_savings_unless_evenkeel_acted(gateway: Gateway, changes: dict[str, Any], why: str) -> None:
-    job, lost, again = a_lost_job()
-    stored(gateway.fakes.ledger, job, lost, again, an_incident_of(job, **changes))
+    job, lost_attempt, resumed_attempt = a_lost_job()
+    store(gateway.fakes.ledger, job, lost_attempt, resumed_attempt, an_incident_of(job, **changes))
 
     for saving in read_receipt(gateway, "incidents/inc-0000000001")["savings"]:
         assert saving["highSavedSeconds"] is saving["lowSavedUsdMicros"] is None
         assert saving["whyUnknown"].startswith(why)
 
 
-def test_receipt_shows_the_forecast_beside_the_actual_time(gateway: Gateway) -> None:
-    job, lost, again = a_lost_job()
+def test_receipt_shows_the_forecast_and_the_actual_resume_time(gateway: Gateway) -> None:
+    job, lost_attempt, resumed_attempt = a_lost_job()
     incident = an_incident_of(job)
-    stored(gateway.fakes.ledger, job, lost, again, incident)
+    store(gateway.fakes.ledger, job, lost_attempt, resumed_attempt, incident)
     store_resume_plan(gateway, job, incident)
 
-    chosen, other = read_receipt(gateway, "incidents/inc-0000000001")["options"]
+    chosen_option, rejected_option = read_receipt(gateway, "incidents/inc-0000000001")["options"]
 
-    assert (chosen["option"], chosen["isChosen"], chosen["expectedSeconds"]) == ("FREE_NODE", True, 900)
-    assert chosen["actualSeconds"] == 7 * 60 + 600
-    assert (other["option"], other["isChosen"], other["actualSeconds"]) == ("RENT", False, None)
+    assert (chosen_option["option"], chosen_option["isChosen"], chosen_option["expectedSeconds"]) == (
+        "FREE_NODE",
+        True,
+        900,
+    )
+    assert chosen_option["actualSeconds"] == 7 * 60 + 600
+    assert (rejected_option["option"], rejected_option["isChosen"], rejected_option["actualSeconds"]) == (
+        "RENT",
+        False,
+        None,
+    )
 
 
-def test_later_incident_does_not_count_the_same_loss_again(gateway: Gateway) -> None:
-    job, lost, again = a_lost_job()
+def test_loss_of_two_incidents_is_counted_in_the_first(gateway: Gateway) -> None:
+    job, lost_attempt, resumed_attempt = a_lost_job()
     first, second = an_incident_of(job, 1), an_incident_of(job, 2, first_signal_at=ago(minutes=59, seconds=50))
-    stored(gateway.fakes.ledger, job, lost, again, first, second)
+    store(gateway.fakes.ledger, job, lost_attempt, resumed_attempt, first, second)
     store_resume_plan(gateway, job, first)
 
     document = read_receipt(gateway, "incidents/inc-0000000002")
@@ -203,9 +228,9 @@ def test_later_incident_does_not_count_the_same_loss_again(gateway: Gateway) -> 
     assert document["lost"]["seconds"] == 0
 
 
-def test_unknown_resume_point_is_unknown_and_not_zero(gateway: Gateway) -> None:
-    job, lost, again = a_lost_job()
-    stored(gateway.fakes.ledger, job, lost, again.replace(is_pinned=False), an_incident_of(job))
+def test_lost_work_is_unknown_if_the_resume_point_is(gateway: Gateway) -> None:
+    job, lost_attempt, resumed_attempt = a_lost_job()
+    store(gateway.fakes.ledger, job, lost_attempt, resumed_attempt.replace(is_pinned=False), an_incident_of(job))
 
     (interruption,) = read_receipt(gateway, "incidents/inc-0000000001")["jobs"]
 
@@ -213,11 +238,11 @@ def test_unknown_resume_point_is_unknown_and_not_zero(gateway: Gateway) -> None:
     assert interruption["total"]["unknownStages"] == ["REPEATED_WORK", "RESTORE"]
 
 
-def test_type_without_a_price_has_no_dollars(gateway: Gateway) -> None:
-    job, lost, again = a_lost_job()
+def test_receipt_of_an_unpriced_instance_type_has_no_dollars(gateway: Gateway) -> None:
+    job, lost_attempt, resumed_attempt = a_lost_job()
     changes: dict[str, Any] = {"instance_type": "ml.p5e.48xlarge", "usd_per_accelerator_hour": None}
     incident = an_incident_of(job, instance_type="ml.p5e.48xlarge")
-    stored(gateway.fakes.ledger, job, lost.replace(**changes), again.replace(**changes), incident)
+    store(gateway.fakes.ledger, job, lost_attempt.replace(**changes), resumed_attempt.replace(**changes), incident)
 
     document = read_receipt(gateway, "incidents/inc-0000000001")
 
@@ -227,9 +252,9 @@ def test_type_without_a_price_has_no_dollars(gateway: Gateway) -> None:
 
 
 def test_time_buckets_of_a_job_sum_to_its_elapsed_time(gateway: Gateway) -> None:
-    job, lost, again = a_lost_job()
+    job, lost_attempt, resumed_attempt = a_lost_job()
     incident = an_incident_of(job)
-    stored(gateway.fakes.ledger, job, lost, again, incident)
+    store(gateway.fakes.ledger, job, lost_attempt, resumed_attempt, incident)
     store_resume_plan(gateway, job, incident)
 
     document = read_receipt(gateway, f"jobs/{job.job_id}")
@@ -246,8 +271,8 @@ def test_time_buckets_of_a_job_sum_to_its_elapsed_time(gateway: Gateway) -> None
 
 
 def test_timeline_of_job_and_incident_ends_with_the_receipt(gateway: Gateway) -> None:
-    job, lost, again = a_lost_job()
-    stored(gateway.fakes.ledger, job, lost, again, an_incident_of(job))
+    job, lost_attempt, resumed_attempt = a_lost_job()
+    store(gateway.fakes.ledger, job, lost_attempt, resumed_attempt, an_incident_of(job))
 
     of_incident = gateway.get("/v1/incidents/inc-0000000001/timeline").document["entries"][-1]
     of_job = gateway.get(f"/v1/jobs/{job.job_id}/timeline").document["entries"][-1]

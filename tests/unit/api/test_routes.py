@@ -33,12 +33,12 @@ def test_template_routes_match_those_of_each_function(function: str) -> None:
 
 def test_api_page_lists_every_route() -> None:
     text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
-    listed = {
+    listed_routes = {
         (method, re.sub(r"\{\w+\}", "{}", path))
         for method, path in re.findall(r"`(GET|POST|PUT|PATCH|DELETE) (/v1/[^`?]*)[^`]*`", text)
     }
 
-    assert listed == set().union(*(routes_of(function) for function in FUNCTIONS))
+    assert listed_routes == set().union(*(routes_of(function) for function in FUNCTIONS))
 
 
 def test_openapi_description_matches_the_functions() -> None:
@@ -55,9 +55,11 @@ def test_the_openapi_description_has_the_routes_of_the_template() -> None:
 
 def test_api_page_lists_every_problem_code() -> None:
     text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
-    listed = {(code, int(status)) for status, code in re.findall(r"^\| (\d{3}) \| `([A-Z_]+)`", text, re.MULTILINE)}
+    listed_codes = {
+        (code, int(status)) for status, code in re.findall(r"^\| (\d{3}) \| `([A-Z_]+)`", text, re.MULTILINE)
+    }
 
-    assert listed == {(code, kind.status) for code, kind in PROBLEMS.items()}
+    assert listed_codes == {(code, kind.status) for code, kind in PROBLEMS.items()}
 
 
 @pytest.mark.parametrize("code", PROBLEMS)
@@ -93,11 +95,11 @@ def test_only_idempotent_routes_document_a_key_conflict() -> None:
     text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     section = next(part for part in text.split("\n* ") if part.startswith("**Idempotency-Key**"))
     rows = [line for line in section.splitlines() if line.startswith("  | ")]
-    forgotten = next(row for row in rows if "not remembered" in row)
-    remembered = "".join(row for row in rows if row != forgotten)
+    routes_without_keys = next(row for row in rows if "not remembered" in row)
+    routes_with_keys = "".join(row for row in rows if row != routes_without_keys)
     verbs = {path.rsplit("/", 1)[-1] for path in described if "Idempotency-Key" in json.dumps(described[path])}
-    assert all(path.rsplit("/", 1)[-1] in remembered for path in remember)
-    assert all(f"`{verb}`" in forgotten for verb in verbs - {path.rsplit("/", 1)[-1] for path in remember})
+    assert all(path.rsplit("/", 1)[-1] in routes_with_keys for path in remember)
+    assert all(f"`{verb}`" in routes_without_keys for verb in verbs - {path.rsplit("/", 1)[-1] for path in remember})
 
 
 def _answers(path: dict[str, Any]) -> set[str]:

@@ -24,8 +24,8 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from tests.unit.api.gateway import FLEET, Gateway, template_routes
-from tests.unit.api.seeds import a_decision, a_fleet_node, a_job, an_incident, stored
-from tests.unit.api.test_teams import NEW, QUOTAS, TEAM, a_team, role_arn, session_arn
+from tests.unit.api.seeds import a_decision, a_fleet_node, a_job, an_incident, store
+from tests.unit.api.test_teams import IF_NEW, QUOTAS, TEAM, a_team, role_arn, session_arn
 from tools import openapi
 
 SEED = int(os.environ.get("API_SEED", "1"))
@@ -34,12 +34,12 @@ CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance,
 CALLERS = [session_arn("Nlp"), session_arn("NlpLead"), session_arn("Guest"), session_arn("Other"), role_arn("Nlp")]
 
 
-def a_site() -> Gateway:
+def gateway_with_history() -> Gateway:
     """Return the API of a fleet with a history. In an empty fleet most requests would find no data."""
     site = Gateway()
-    site.call("PUT", QUOTAS, {"quotas": {"priorityClasses": {"high": 100}}, "reason": "First."}, headers=NEW)
-    site.call("PUT", TEAM, a_team(), headers=NEW)
-    stored(
+    site.call("PUT", QUOTAS, {"quotas": {"priorityClasses": {"high": 100}}, "reason": "First."}, headers=IF_NEW)
+    site.call("PUT", TEAM, a_team(), headers=IF_NEW)
+    store(
         site.fakes.ledger,
         *(a_job(number, state=state) for number, state in enumerate(("PENDING", "RUNNING", "FAILED"), 1)),
         an_incident(),
@@ -49,8 +49,8 @@ def a_site() -> Gateway:
     return site
 
 
-SITE = a_site()
-KNOWN = {
+SITE = gateway_with_history()
+KNOWN_IDS = {
     "jobId": ["job-0000000001", "job-0000000002", "job-0000000003"],
     "incidentId": ["inc-0000000001"],
     "decisionId": ["dec-0000000001"],
@@ -109,7 +109,7 @@ def test_every_answer_matches_the_openapi_description(operation: Any, mode: sche
     def holds(case: Any, data: st.DataObject) -> None:
         for name in case.path_parameters or {}:
             if data.draw(st.booleans(), label=f"a known {name}"):
-                case.path_parameters[name] = data.draw(st.sampled_from(KNOWN[name]), label=name)
+                case.path_parameters[name] = data.draw(st.sampled_from(KNOWN_IDS[name]), label=name)
         caller = data.draw(st.sampled_from(CALLERS), label="caller")
         case.call_and_validate(headers={"X-Caller": caller}, checks=CHECKS)
 

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.health.incidents import StageTimes
-from evenkeel.domain.shadow.cases import NodeEventKind
+from evenkeel.domain.shadow.shadow_cases import NodeEventKind
 from evenkeel.domain.values import rfc3339
 from evenkeel.services.queries import read_incidents
 from tests.unit.api.gateway import Gateway
-from tests.unit.api.seeds import a_fleet_node, ago, an_incident, store_heartbeats, stored
+from tests.unit.api.seeds import a_fleet_node, ago, an_incident, store, store_heartbeats
 from tests.unit.api.shadow_seeds import an_observed, store_node_event
 
 
@@ -19,9 +19,9 @@ def read_report(gateway: Gateway, query: str = "") -> Any:
     return answer.document
 
 
-def test_report_compares_each_decision_with_its_node(gateway: Gateway) -> None:
+def test_shadow_report_compares_each_decision_with_the_node(gateway: Gateway) -> None:
     replaced, healthy, unknown = an_observed(1), an_observed(2), an_observed(3, hours=1)
-    stored(gateway.fakes.ledger, replaced, healthy, unknown, a_fleet_node(2))
+    store(gateway.fakes.ledger, replaced, healthy, unknown, a_fleet_node(2))
     store_heartbeats(gateway.fakes.ledger)
     store_node_event(gateway, replaced, NodeEventKind.REPLACED, hours=29)
 
@@ -39,8 +39,8 @@ def test_report_compares_each_decision_with_its_node(gateway: Gateway) -> None:
     assert document["isComplete"]
 
 
-def test_pages_contain_each_case_once_and_repeat_the_totals(gateway: Gateway) -> None:
-    stored(gateway.fakes.ledger, *(an_observed(number, hours=30 + number % 3) for number in range(1, 8)))
+def test_shadow_report_pages_contain_each_case_once(gateway: Gateway) -> None:
+    store(gateway.fakes.ledger, *(an_observed(number, hours=30 + number % 3) for number in range(1, 8)))
     incident_ids: list[str] = []
     query = "?pageSize=3"
     for _ in range(3):
@@ -53,17 +53,17 @@ def test_pages_contain_each_case_once_and_repeat_the_totals(gateway: Gateway) ->
     assert len(incident_ids) == len(set(incident_ids)) == 7
 
 
-def test_drills_and_acting_incidents_are_left_out(gateway: Gateway) -> None:
-    stored(gateway.fakes.ledger, an_observed(1, is_drill=True), an_incident(2), an_observed(3, mode="recommend"))
+def test_shadow_report_omits_drills_and_incidents_where_evenkeel_acted(gateway: Gateway) -> None:
+    store(gateway.fakes.ledger, an_observed(1, is_drill=True), an_incident(2), an_observed(3, mode="recommend"))
 
     assert read_report(gateway)["summary"]["cases"] == 0
 
 
-def test_action_of_evenkeel_ends_the_observation_of_a_node(gateway: Gateway) -> None:
-    later = an_incident(
+def test_shadow_case_is_unknown_after_evenkeel_acted_on_the_node(gateway: Gateway) -> None:
+    later_incident = an_incident(
         9, life=an_observed(1).life, opened_at=ago(hours=29), stages=StageTimes(cordoned_at=ago(hours=29))
     )
-    stored(gateway.fakes.ledger, an_observed(1), later, a_fleet_node(1))
+    store(gateway.fakes.ledger, an_observed(1), later_incident, a_fleet_node(1))
     store_heartbeats(gateway.fakes.ledger)
 
     (case,) = read_report(gateway)["items"]
@@ -73,7 +73,7 @@ def test_action_of_evenkeel_ends_the_observation_of_a_node(gateway: Gateway) -> 
 
 
 def test_cordoned_or_marked_node_is_not_in_service(gateway: Gateway) -> None:
-    stored(
+    store(
         gateway.fakes.ledger,
         *(an_observed(number) for number in (1, 2, 3)),
         a_fleet_node(1, is_cordoned=True),
@@ -87,7 +87,7 @@ def test_cordoned_or_marked_node_is_not_in_service(gateway: Gateway) -> None:
 
 def test_timeline_shows_what_happened_after_the_decision(gateway: Gateway) -> None:
     incident = an_observed(1)
-    stored(gateway.fakes.ledger, incident)
+    store(gateway.fakes.ledger, incident)
     store_node_event(gateway, incident, NodeEventKind.REPLACED, hours=29)
 
     (entry,) = gateway.get(f"/v1/incidents/{incident.incident_id}/timeline").document["entries"]
@@ -97,17 +97,17 @@ def test_timeline_shows_what_happened_after_the_decision(gateway: Gateway) -> No
 
 def test_comparison_window_can_be_chosen(gateway: Gateway) -> None:
     incident = an_observed(1)
-    stored(gateway.fakes.ledger, incident)
+    store(gateway.fakes.ledger, incident)
     store_node_event(gateway, incident, NodeEventKind.REPLACED, hours=20)
 
     assert read_report(gateway)["items"][0]["cordon"]["verdict"] == "EARLIER"
     assert read_report(gateway, "?windowHours=4")["items"][0]["cordon"]["verdict"] == "UNKNOWN"
 
 
-def test_report_states_that_it_left_out_incidents(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shadow_report_states_that_it_left_out_incidents(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read_incidents, "_PAGE", 2)
     monkeypatch.setattr(read_incidents, "MAX_READ", 4)
-    stored(gateway.fakes.ledger, *(an_observed(number, hours=number) for number in range(1, 8)))
+    store(gateway.fakes.ledger, *(an_observed(number, hours=number) for number in range(1, 8)))
 
     document = read_report(gateway)
 
@@ -116,8 +116,8 @@ def test_report_states_that_it_left_out_incidents(gateway: Gateway, monkeypatch:
 
 
 @pytest.mark.parametrize("query", ["since=2026-11-01T00:00:00Z", "since=2026-11-03T00:00:00Z&pool=p5-workers"])
-def test_cases_are_filtered_by_time_and_pool(query: str, gateway: Gateway) -> None:
-    stored(gateway.fakes.ledger, an_observed(1, hours=2), an_observed(2, hours=2, pool="g6"), an_observed(3, hours=900))
+def test_shadow_cases_are_filtered_by_time_and_pool(query: str, gateway: Gateway) -> None:
+    store(gateway.fakes.ledger, an_observed(1, hours=2), an_observed(2, hours=2, pool="g6"), an_observed(3, hours=900))
 
     assert read_report(gateway, f"?{query}")["summary"]["cases"] == (1 if "pool" in query else 2)
 
@@ -125,5 +125,5 @@ def test_cases_are_filtered_by_time_and_pool(query: str, gateway: Gateway) -> No
 @pytest.mark.parametrize(
     "query", ["windowHours=0", "windowHours=many", "since=yesterday", "pageSize=0", "nextPageToken=x", "by=node"]
 )
-def test_wrong_query_is_refused(query: str, gateway: Gateway) -> None:
+def test_invalid_query_of_the_shadow_report_is_refused(query: str, gateway: Gateway) -> None:
     assert gateway.get(f"/v1/shadow-report?{query}").status == 400

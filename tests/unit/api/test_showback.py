@@ -9,39 +9,41 @@ from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Add, Put
 from evenkeel.services.storage import job_rows, quota_rows
 from tests.unit.api.gateway import ACCOUNT, Gateway
-from tests.unit.api.seeds import a_job, ago, an_attempt, stored
+from tests.unit.api.seeds import a_job, ago, an_attempt, store
 from tests.unit.api.test_receipts import a_lost_job
 from tests.unit.costs.test_rent import a_rental
 
-HERE = f"?since={rfc3339(ago(hours=4))}"
+LAST_FOUR_HOURS = f"?since={rfc3339(ago(hours=4))}"
 
 
-def read_showback(gateway: Gateway, query: str = HERE, caller: str = "") -> Any:
+def read_showback(gateway: Gateway, query: str = LAST_FOUR_HOURS, caller: str = "") -> Any:
     answer = gateway.get(f"/v1/showback{query}", **({"caller": caller} if caller else {}))
     assert answer.status == 200, answer.text
     return answer.document
 
 
 def with_labels(job: Job, project: str, team: str = "nlp", owner: str = "role/Nlp") -> Job:
-    return job.replace(spec=job.spec.replace(team=team, labels={"project": project}), owner=owner)
+    return job.replace(spec=job.spec.replace(team=team, labels={"project": project}), submitter=owner)
 
 
 def store_two_jobs(gateway: Gateway) -> None:
-    """Job 1 held 16 GPUs for 62 and 54 minutes, job 2 holds 8 GPUs since 20 minutes."""
-    job, lost, again = a_lost_job()
-    other = with_labels(a_job(2, state="RUNNING"), "vit", "vision", "role/Vision")
-    held = an_attempt(other, nodes=(5,), running_at=ago(minutes=20), team="vision", instance_type="ml.p5e.48xlarge")
-    stored(
+    """Store two jobs. Job 1 held 16 GPUs for 62 and 54 minutes; job 2 has held 8 GPUs for 20 minutes."""
+    job, lost_attempt, resumed_attempt = a_lost_job()
+    vision_job = with_labels(a_job(2, state="RUNNING"), "vit", "vision", "role/Vision")
+    vision_attempt = an_attempt(
+        vision_job, nodes=(5,), running_at=ago(minutes=20), team="vision", instance_type="ml.p5e.48xlarge"
+    )
+    store(
         gateway.fakes.ledger,
         with_labels(job, "llama"),
-        lost.replace(team="nlp"),
-        again.replace(team="nlp"),
-        other,
-        held,
+        lost_attempt.replace(team="nlp"),
+        resumed_attempt.replace(team="nlp"),
+        vision_job,
+        vision_attempt,
     )
 
 
-def test_rows_sum_to_the_use_and_cost_of_the_window(gateway: Gateway) -> None:
+def test_showback_rows_sum_to_use_and_cost_of_the_window(gateway: Gateway) -> None:
     store_two_jobs(gateway)
 
     document = read_showback(gateway)
@@ -57,7 +59,7 @@ def test_rows_sum_to_the_use_and_cost_of_the_window(gateway: Gateway) -> None:
     assert document["total"]["unpricedGpuHours"] == pytest.approx(8 / 3)
 
 
-def test_use_is_cut_at_the_window(gateway: Gateway) -> None:
+def test_showback_counts_only_use_within_the_window(gateway: Gateway) -> None:
     store_two_jobs(gateway)
 
     query = f"?since={rfc3339(ago(minutes=60))}&until={rfc3339(ago(minutes=53))}&team=nlp"
@@ -67,12 +69,12 @@ def test_use_is_cut_at_the_window(gateway: Gateway) -> None:
     assert row["gpuHours"] == pytest.approx(16 * (2 + 1) / 60)
 
 
-def test_rented_nodes_cost_their_bill(gateway: Gateway) -> None:
+def test_showback_charges_rented_nodes_at_their_rent(gateway: Gateway) -> None:
     job = with_labels(a_job(1, state="RUNNING", rentals=1), "llama")
     attempt = an_attempt(job, team="nlp", is_rented=True, running_at=ago(minutes=20), instance_type="p5.48xlarge")
     rental = a_rental(1, 0, None).replace(job_id=job.job_id, begun_at=ago(minutes=30))
     rental = rental.with_offer(opened_at=ago(minutes=30))
-    stored(gateway.fakes.ledger, job, attempt)
+    store(gateway.fakes.ledger, job, attempt)
     gateway.fakes.ledger.commit(Put(job_rows.rental_row(rental, 0)))
 
     document = {row["kind"]: row for row in read_showback(gateway)["items"]}
@@ -82,16 +84,16 @@ def test_rented_nodes_cost_their_bill(gateway: Gateway) -> None:
     assert document["RENT"]["instanceType"] == "p5.48xlarge"
 
 
-def test_pages_contain_each_row_once(gateway: Gateway) -> None:
+def test_showback_pages_contain_each_row_once(gateway: Gateway) -> None:
     for number in range(1, 6):
         job = with_labels(a_job(number, state="RUNNING"), f"p{number}")
-        stored(gateway.fakes.ledger, job, an_attempt(job, running_at=ago(minutes=5)))
+        store(gateway.fakes.ledger, job, an_attempt(job, running_at=ago(minutes=5)))
     projects: list[str] = []
-    query = f"{HERE}&pageSize=2"
+    query = f"{LAST_FOUR_HOURS}&pageSize=2"
     for _ in range(3):
         answer = read_showback(gateway, query)
         projects += [row["project"] for row in answer["items"]]
-        query = f"{HERE}&pageSize=2&nextPageToken={answer['nextPageToken']}"
+        query = f"{LAST_FOUR_HOURS}&pageSize=2&nextPageToken={answer['nextPageToken']}"
 
     assert projects == ["p1", "p2", "p3", "p4", "p5"]
     assert answer["nextPageToken"] is None
@@ -111,7 +113,7 @@ def store_teams(gateway: Gateway) -> None:
         assert gateway.call("PUT", f"/v1/teams/{name}/quota", body, headers={"If-None-Match": "*"}).status == 200
 
 
-def test_other_teams_show_only_gpu_hours(gateway: Gateway) -> None:
+def test_showback_of_other_teams_shows_only_gpu_hours(gateway: Gateway) -> None:
     store_teams(gateway)
     store_two_jobs(gateway)
 
@@ -142,5 +144,5 @@ def test_budget_forecast_follows_the_pace_of_the_period(gateway: Gateway) -> Non
 @pytest.mark.parametrize(
     "query", ["?since=2027-01-01T00:00:00Z", "?nextPageToken=x", "?nextPageToken=e30=", "?label=%00"]
 )
-def test_wrong_query_is_refused(query: str, gateway: Gateway) -> None:
+def test_invalid_query_of_the_showback_is_refused(query: str, gateway: Gateway) -> None:
     assert gateway.get(f"/v1/showback{query}").status == 400

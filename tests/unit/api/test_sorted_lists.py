@@ -1,4 +1,4 @@
-"""Lists sorted by any field."""
+"""Lists are sorted by any of their fields, over all pages."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 from evenkeel.services.queries import sorted_list
 from evenkeel.services.storage import pagination
 from tests.unit.api.gateway import Gateway
-from tests.unit.api.seeds import a_fleet_node, a_job, ago, an_incident, store_heartbeats, stored
+from tests.unit.api.seeds import a_fleet_node, a_job, ago, an_incident, store, store_heartbeats
 
 
 def read_pages(gateway: Gateway, path: str, size: int) -> Iterator[list[Any]]:
@@ -30,7 +30,7 @@ def store_jobs(gateway: Gateway) -> None:
     spec = a_job().spec
     states = {1: "RUNNING", 2: "PENDING", 3: "SUCCEEDED", 4: "PENDING", 5: "FAILED"}
     for number, state in states.items():
-        stored(
+        store(
             gateway.fakes.ledger,
             a_job(
                 number,
@@ -76,16 +76,16 @@ def test_job_added_between_pages_hides_no_listed_job(gateway: Gateway) -> None:
     store_jobs(gateway)
     listing = read_pages(gateway, "/v1/jobs?sort=name", 2)
     first = next(listing)
-    stored(gateway.fakes.ledger, a_job(9, spec=a_job().spec.replace(name="name-0")))
+    store(gateway.fakes.ledger, a_job(9, spec=a_job().spec.replace(name="name-0")))
 
-    rest = [item for page in listing for item in page]
+    later_items = [item for page in listing for item in page]
 
-    assert [item["name"] for item in (*first, *rest)] == [f"name-{number}" for number in range(4, 9)]
+    assert [item["name"] for item in (*first, *later_items)] == [f"name-{number}" for number in range(4, 9)]
 
 
 def test_nodes_with_problems_come_first(gateway: Gateway) -> None:
     store_heartbeats(gateway.fakes.ledger)
-    stored(
+    store(
         gateway.fakes.ledger,
         a_fleet_node(1),
         a_fleet_node(2, is_cordoned=True),
@@ -98,7 +98,7 @@ def test_nodes_with_problems_come_first(gateway: Gateway) -> None:
     assert listed_ids(gateway, "/v1/nodes?sort=-instanceId", "instanceId") == [4, 3, 2, 1]
 
 
-def test_order_is_part_of_the_page_token(gateway: Gateway) -> None:
+def test_page_token_of_another_sort_order_is_refused(gateway: Gateway) -> None:
     store_jobs(gateway)
     token = gateway.get("/v1/jobs?sort=name&pageSize=1").document["nextPageToken"]
 
@@ -119,7 +119,7 @@ def test_forged_list_cursor_is_refused(gateway: Gateway) -> None:
     assert (answer.status, answer.document["code"]) == (400, "BAD_PAGE_TOKEN")
 
 
-def test_unknown_field_is_refused_with_the_known_ones(gateway: Gateway) -> None:
+def test_unknown_sort_field_is_refused_with_the_known_fields(gateway: Gateway) -> None:
     answer = gateway.get("/v1/jobs?sort=colour")
 
     assert answer.status == 400
@@ -127,12 +127,12 @@ def test_unknown_field_is_refused_with_the_known_ones(gateway: Gateway) -> None:
     assert "'submittedAt'" in answer.document["errors"][0]["message"]
 
 
-def test_list_that_is_too_long_to_sort_says_so(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sorting_a_list_that_is_too_long_is_refused(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     store_jobs(gateway)
     monkeypatch.setattr(sorted_list, "MAX_SORTED", 4)
 
-    whole, filtered = gateway.get("/v1/jobs?sort=name"), gateway.get("/v1/jobs?sort=name&state=PENDING")
+    unfiltered, filtered = gateway.get("/v1/jobs?sort=name"), gateway.get("/v1/jobs?sort=name&state=PENDING")
 
-    assert (whole.status, whole.document["code"]) == (400, "TOO_MANY_TO_SORT")
-    assert whole.document["detail"].startswith("More than 4 rows match.")
+    assert (unfiltered.status, unfiltered.document["code"]) == (400, "TOO_MANY_TO_SORT")
+    assert unfiltered.document["detail"].startswith("More than 4 rows match.")
     assert len(filtered.document["items"]) == 2

@@ -8,12 +8,12 @@ import pytest
 from evenkeel.ports import Put
 from evenkeel.services.storage import quota_rows
 from tests.unit.api.gateway import ACCOUNT, FLEET, ApiResponse, Gateway
-from tests.unit.api.seeds import a_fleet_node, a_job, ago, stored
+from tests.unit.api.seeds import a_fleet_node, a_job, ago, store
 from tests.unit.scheduling.builders import an_attempt
 
 TEAM = "/v1/teams/nlp/quota"
 QUOTAS = f"/v1/clusters/{FLEET}/quotas"
-NEW = {"If-None-Match": "*"}
+IF_NEW = {"If-None-Match": "*"}
 A_JOB: dict[str, Any] = {"name": "llama", "image": "registry/nlp/train:1", "command": ["python", "train.py"]}
 
 
@@ -42,20 +42,22 @@ def a_team(**changes: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def site(gateway: Gateway) -> Gateway:
+def gateway_with_team(gateway: Gateway) -> Gateway:
     """A fleet of one team and one priority class."""
     quotas = {"quotas": {"priorityClasses": {"high": 100}}, "reason": "First."}
-    assert gateway.call("PUT", QUOTAS, quotas, headers=NEW).status == 200
-    assert gateway.call("PUT", TEAM, a_team(), headers=NEW).status == 200
+    assert gateway.call("PUT", QUOTAS, quotas, headers=IF_NEW).status == 200
+    assert gateway.call("PUT", TEAM, a_team(), headers=IF_NEW).status == 200
     return gateway
 
 
-def submit_job(site: Gateway, caller: str = session_arn("Nlp"), key: str = "key-1", **changes: Any) -> ApiResponse:
-    return site.post("/v1/jobs", A_JOB | changes, caller=caller, key=key)
+def submit_job(
+    gateway_with_team: Gateway, caller: str = session_arn("Nlp"), key: str = "key-1", **changes: Any
+) -> ApiResponse:
+    return gateway_with_team.post("/v1/jobs", A_JOB | changes, caller=caller, key=key)
 
 
 def test_a_team_is_set_up_and_read_with_its_version(gateway: Gateway) -> None:
-    put = gateway.call("PUT", TEAM, a_team(), headers=NEW)
+    put = gateway.call("PUT", TEAM, a_team(), headers=IF_NEW)
     read = gateway.get(TEAM)
 
     assert (put.status, put.headers["ETag"]) == (200, '"1"')
@@ -70,23 +72,23 @@ def test_fleet_quotas_can_be_read_before_the_setup(gateway: Gateway) -> None:
     assert (answer.status, answer.document["version"], answer.document["quotas"]["fairSharing"]) == (200, 0, True)
 
 
-def test_a_change_names_the_etag_that_was_read(site: Gateway) -> None:
-    tag = site.get(TEAM).headers["ETag"]
+def test_team_change_needs_the_etag_that_was_read(gateway_with_team: Gateway) -> None:
+    tag = gateway_with_team.get(TEAM).headers["ETag"]
 
     answers = [
-        site.call("PUT", TEAM, a_team(namespace="other"), headers=headers)
-        for headers in ({}, {"If-Match": '"7"'}, {"If-Match": "*"}, NEW, {"If-Match": tag}, {"If-Match": tag})
+        gateway_with_team.call("PUT", TEAM, a_team(namespace="other"), headers=headers)
+        for headers in ({}, {"If-Match": '"7"'}, {"If-Match": "*"}, IF_NEW, {"If-Match": tag}, {"If-Match": tag})
     ]
 
     assert [answer.status for answer in answers] == [428, 412, 412, 412, 200, 200]
     assert [answer.document["code"] for answer in answers[:2]] == ["PRECONDITION_MISSING", "STALE_VERSION"]
-    assert site.get(TEAM).document["version"] == 2
+    assert gateway_with_team.get(TEAM).document["version"] == 2
 
 
-def test_another_change_under_an_old_etag_is_refused(site: Gateway) -> None:
-    site.call("PUT", TEAM, a_team(namespace="other"), headers={"If-Match": '"1"'})
+def test_team_change_with_an_old_etag_is_refused(gateway_with_team: Gateway) -> None:
+    gateway_with_team.call("PUT", TEAM, a_team(namespace="other"), headers={"If-Match": '"1"'})
 
-    answer = site.call("PUT", TEAM, a_team(namespace="third"), headers={"If-Match": '"1"'})
+    answer = gateway_with_team.call("PUT", TEAM, a_team(namespace="third"), headers={"If-Match": '"1"'})
 
     assert (answer.status, answer.document["code"]) == (412, "STALE_VERSION")
 
@@ -106,38 +108,38 @@ def test_another_change_under_an_old_etag_is_refused(site: Gateway) -> None:
     ],
 )
 def test_invalid_team_field_is_named(gateway: Gateway, body: dict[str, Any], field: str) -> None:
-    answer = gateway.call("PUT", TEAM, body, headers=NEW)
+    answer = gateway.call("PUT", TEAM, body, headers=IF_NEW)
 
     assert (answer.status, answer.document["code"]) == (400, "VALIDATION_FAILED")
     assert answer.document["errors"][0]["field"].startswith(field)
 
 
 def test_team_name_must_match_its_path(gateway: Gateway) -> None:
-    answer = gateway.call("PUT", "/v1/teams/vision/quota", a_team(), headers=NEW)
+    answer = gateway.call("PUT", "/v1/teams/vision/quota", a_team(), headers=IF_NEW)
 
     assert (answer.status, answer.document["code"]) == (400, "VALIDATION_FAILED")
     assert gateway.get("/v1/teams/vision/quota").status == 404
 
 
-def test_team_sets_namespace_and_service_account(site: Gateway) -> None:
-    answer = submit_job(site, priorityClass="high")
+def test_team_sets_namespace_and_service_account(gateway_with_team: Gateway) -> None:
+    answer = submit_job(gateway_with_team, priorityClass="high")
 
-    job = site.get(f"/v1/jobs/{answer.document['jobId']}", caller=session_arn("Nlp")).document
+    job = gateway_with_team.get(f"/v1/jobs/{answer.document['jobId']}", caller=session_arn("Nlp")).document
     assert (answer.status, job["team"], job["namespace"], job["serviceAccount"]) == (202, "nlp", "nlp", "nlp-trainer")
 
 
 @pytest.mark.parametrize(
     "caller", [session_arn("Guest"), session_arn("Other"), session_arn("Other", "Nlp"), role_arn("Other")]
 )
-def test_only_members_submit_for_a_team(site: Gateway, caller: str) -> None:
-    answer = submit_job(site, caller, team="nlp")
+def test_only_members_submit_for_a_team(gateway_with_team: Gateway, caller: str) -> None:
+    answer = submit_job(gateway_with_team, caller, team="nlp")
 
     assert (answer.status, answer.document["code"]) == (403, "NOT_YOUR_TEAM")
-    assert site.get("/v1/jobs").document["items"] == []
+    assert gateway_with_team.get("/v1/jobs").document["items"] == []
 
 
-def test_same_role_name_in_another_account_differs(site: Gateway) -> None:
-    answer = submit_job(site, "arn:aws:sts::999988887777:assumed-role/Nlp/ana", team="nlp")
+def test_role_of_another_account_is_no_team_member(gateway_with_team: Gateway) -> None:
+    answer = submit_job(gateway_with_team, "arn:aws:sts::999988887777:assumed-role/Nlp/ana", team="nlp")
 
     assert (answer.status, answer.document["code"]) == (403, "NOT_YOUR_TEAM")
 
@@ -155,8 +157,8 @@ def test_same_role_name_in_another_account_differs(site: Gateway) -> None:
         ({"serviceAccount": "admin"}, "serviceAccount"),
     ],
 )
-def test_forbidden_job_field_is_named(site: Gateway, changes: dict[str, Any], field: str) -> None:
-    answer = submit_job(site, **changes)
+def test_forbidden_job_field_is_named(gateway_with_team: Gateway, changes: dict[str, Any], field: str) -> None:
+    answer = submit_job(gateway_with_team, **changes)
 
     assert (answer.status, [error["field"] for error in answer.document["errors"]]) == (400, [field])
 
@@ -171,47 +173,49 @@ def test_forbidden_job_field_is_named(site: Gateway, changes: dict[str, Any], fi
         (session_arn("Other"), 403),
     ],
 )
-def test_only_submitter_or_lead_may_change_a_job(site: Gateway, verb: str, caller: str, status: int) -> None:
-    job_id = submit_job(site).document["jobId"]
+def test_only_submitter_or_lead_may_change_a_job(
+    gateway_with_team: Gateway, verb: str, caller: str, status: int
+) -> None:
+    job_id = submit_job(gateway_with_team).document["jobId"]
 
-    answer = site.post(f"/v1/jobs/{job_id}/{verb}", {}, caller=caller)
+    answer = gateway_with_team.post(f"/v1/jobs/{job_id}/{verb}", {}, caller=caller)
 
     assert answer.status == status
 
 
-def test_a_job_is_suspended_and_resumed(site: Gateway) -> None:
-    job_id = submit_job(site).document["jobId"]
+def test_a_job_is_suspended_and_resumed(gateway_with_team: Gateway) -> None:
+    job_id = submit_job(gateway_with_team).document["jobId"]
 
     states = [
-        site.post(f"/v1/jobs/{job_id}/{verb}", {}, caller=session_arn("Nlp")).document["state"]
+        gateway_with_team.post(f"/v1/jobs/{job_id}/{verb}", {}, caller=session_arn("Nlp")).document["state"]
         for verb in ("suspend", "suspend", "resume", "resume")
     ]
 
     assert states == ["SUSPENDED", "SUSPENDED", "PENDING", "PENDING"]
 
 
-def test_priority_change_needs_the_etag(site: Gateway) -> None:
-    job_id = submit_job(site).document["jobId"]
-    tag = site.get(f"/v1/jobs/{job_id}").headers["ETag"]
+def test_priority_change_needs_the_etag(gateway_with_team: Gateway) -> None:
+    job_id = submit_job(gateway_with_team).document["jobId"]
+    tag = gateway_with_team.get(f"/v1/jobs/{job_id}").headers["ETag"]
     body = {"priorityClass": "high"}
 
-    def ranked(headers: dict[str, str], caller: str = session_arn("Nlp")) -> ApiResponse:
-        return site.call("PATCH", f"/v1/jobs/{job_id}", body, caller=caller, headers=headers)
+    def change_priority(headers: dict[str, str], caller: str = session_arn("Nlp")) -> ApiResponse:
+        return gateway_with_team.call("PATCH", f"/v1/jobs/{job_id}", body, caller=caller, headers=headers)
 
-    assert [ranked({}).status, ranked({"If-Match": '"9"'}).status] == [428, 412]
-    assert ranked({"If-Match": tag}, session_arn("Other")).document["code"] == "NOT_YOUR_TEAM"
-    assert ranked({"If-Match": tag}).document["priorityClass"] == "high"
-    assert ranked({"If-Match": tag}).status == 200  # a lost answer is asked for again
+    assert [change_priority({}).status, change_priority({"If-Match": '"9"'}).status] == [428, 412]
+    assert change_priority({"If-Match": tag}, session_arn("Other")).document["code"] == "NOT_YOUR_TEAM"
+    assert change_priority({"If-Match": tag}).document["priorityClass"] == "high"
+    assert change_priority({"If-Match": tag}).status == 200  # the caller lost the answer and repeats the request
 
 
-def test_ended_job_is_not_changed(site: Gateway) -> None:
-    job_id = submit_job(site).document["jobId"]
-    site.post(f"/v1/jobs/{job_id}/cancel", {}, caller=session_arn("Nlp"))
+def test_ended_job_cannot_be_changed(gateway_with_team: Gateway) -> None:
+    job_id = submit_job(gateway_with_team).document["jobId"]
+    gateway_with_team.post(f"/v1/jobs/{job_id}/cancel", {}, caller=session_arn("Nlp"))
 
     answers = [
-        site.post(f"/v1/jobs/{job_id}/suspend", {}, caller=session_arn("Nlp")),
-        site.post(f"/v1/jobs/{job_id}/resume", {}, caller=session_arn("Nlp")),
-        site.call(
+        gateway_with_team.post(f"/v1/jobs/{job_id}/suspend", {}, caller=session_arn("Nlp")),
+        gateway_with_team.post(f"/v1/jobs/{job_id}/resume", {}, caller=session_arn("Nlp")),
+        gateway_with_team.call(
             "PATCH", f"/v1/jobs/{job_id}", {"priorityClass": ""}, caller=session_arn("Nlp"), headers={"If-Match": '"2"'}
         ),
     ]
@@ -219,44 +223,50 @@ def test_ended_job_is_not_changed(site: Gateway) -> None:
     assert [(answer.status, answer.document["code"]) for answer in answers] == [(409, "JOB_ENDED")] * 3
 
 
-def test_jobs_are_listed_by_team_and_class(site: Gateway) -> None:
-    first = submit_job(site, key="1", priorityClass="high").document["jobId"]
-    second = submit_job(site, key="2").document["jobId"]
+def test_jobs_are_listed_by_team_and_class(gateway_with_team: Gateway) -> None:
+    first = submit_job(gateway_with_team, key="1", priorityClass="high").document["jobId"]
+    second = submit_job(gateway_with_team, key="2").document["jobId"]
 
-    def listed(query: str) -> list[str]:
-        return [job["jobId"] for job in site.get(f"/v1/jobs?{query}").document["items"]]
+    def listed_job_ids(query: str) -> list[str]:
+        return [job["jobId"] for job in gateway_with_team.get(f"/v1/jobs?{query}").document["items"]]
 
-    assert listed("class=high") == [first]
-    assert listed("class=") == [second]
-    assert sorted(listed("team=nlp")) == sorted([first, second])
-    third = submit_job(site, key="3", priorityClass="high").document["jobId"]
-    assert listed("state=PENDING&team=nlp") == [first, third, second]
+    assert listed_job_ids("class=high") == [first]
+    assert listed_job_ids("class=") == [second]
+    assert sorted(listed_job_ids("team=nlp")) == sorted([first, second])
+    third = submit_job(gateway_with_team, key="3", priorityClass="high").document["jobId"]
+    assert listed_job_ids("state=PENDING&team=nlp") == [first, third, second]
 
 
-def test_filtered_list_is_complete_over_its_pages(site: Gateway) -> None:
-    wanted = [submit_job(site, key=f"h{n}", priorityClass="high").document["jobId"] for n in range(5)]
+def test_filtered_job_list_loses_no_job_between_pages(gateway_with_team: Gateway) -> None:
+    high_class_ids = [
+        submit_job(gateway_with_team, key=f"h{n}", priorityClass="high").document["jobId"] for n in range(5)
+    ]
     for n in range(5):
-        submit_job(site, key=f"l{n}")
+        submit_job(gateway_with_team, key=f"l{n}")
 
     for state in ("", "&state=PENDING"):
         ids, token = [], ""
         while True:
-            page = site.get(f"/v1/jobs?class=high&pageSize=2{state}" + (f"&nextPageToken={token}" if token else ""))
+            page = gateway_with_team.get(
+                f"/v1/jobs?class=high&pageSize=2{state}" + (f"&nextPageToken={token}" if token else "")
+            )
             ids += [job["jobId"] for job in page.document["items"]]
             token = page.document["nextPageToken"]
             if not token:
                 break
-        assert sorted(ids) == sorted(wanted)
+        assert sorted(ids) == sorted(high_class_ids)
 
 
-def test_team_table_shows_quota_use_borrowing_and_lending(site: Gateway) -> None:
-    site.call("PUT", "/v1/teams/vision/quota", {"team": a_team()["team"] | _VISION, "reason": "x"}, headers=NEW)
-    store_charge(site, "job-1", "nlp", 16)
-    store_charge(site, "job-2", "nlp", 8)
-    store_charge(site, "job-3", "vision", 4)
-    submit_job(site)
+def test_team_table_shows_quota_use_borrowing_and_lending(gateway_with_team: Gateway) -> None:
+    gateway_with_team.call(
+        "PUT", "/v1/teams/vision/quota", {"team": a_team()["team"] | _VISION, "reason": "x"}, headers=IF_NEW
+    )
+    store_charge(gateway_with_team, "job-1", "nlp", 16)
+    store_charge(gateway_with_team, "job-2", "nlp", 8)
+    store_charge(gateway_with_team, "job-3", "vision", 4)
+    submit_job(gateway_with_team)
 
-    nlp, vision = site.get("/v1/teams").document["items"]
+    nlp, vision = gateway_with_team.get("/v1/teams").document["items"]
 
     assert (nlp["team"], nlp["running"], nlp["pending"], nlp["cohort"]) == ("nlp", 2, 1, "research")
     assert nlp["accelerators"] == {
@@ -279,10 +289,10 @@ def test_team_table_shows_quota_use_borrowing_and_lending(site: Gateway) -> None
             "utilization": 150,
         }
     ]
-    assert [team["team"] for team in site.get("/v1/status").document["teams"]] == ["nlp", "vision"]
+    assert [team["team"] for team in gateway_with_team.get("/v1/status").document["teams"]] == ["nlp", "vision"]
 
 
-def test_table_without_teams_shows_accelerator_use(gateway: Gateway) -> None:
+def test_team_table_without_teams_shows_accelerator_use(gateway: Gateway) -> None:
     store_charge(gateway, "job-1", "default", 8)
 
     (line,) = gateway.get("/v1/teams").document["items"]
@@ -293,53 +303,55 @@ def test_table_without_teams_shows_accelerator_use(gateway: Gateway) -> None:
 _VISION = {"name": "vision", "namespace": "vision", "members": []}
 
 
-def store_charge(site: Gateway, job_id: str, team: str, accelerators: int) -> None:
+def store_charge(gateway_with_team: Gateway, job_id: str, team: str, accelerators: int) -> None:
     attempt = an_attempt(job_id=job_id, team=team, accelerators=accelerators, instance_type="ml.p5.48xlarge")
-    site.fakes.ledger.commit(Put(quota_rows.charge_row(attempt)))
+    gateway_with_team.fakes.ledger.commit(Put(quota_rows.charge_row(attempt)))
 
 
 # ---------------------------------------------------------------- plans, queue positions
 
 
-def store_nodes(site: Gateway, count: int = 2) -> None:
-    stored(site.fakes.ledger, *(a_fleet_node(number, accelerators_in_use=0) for number in range(1, count + 1)))
+def store_nodes(gateway_with_team: Gateway, count: int = 2) -> None:
+    store(
+        gateway_with_team.fakes.ledger, *(a_fleet_node(number, accelerators_in_use=0) for number in range(1, count + 1))
+    )
 
 
-def plan_job(site: Gateway, caller: str = session_arn("Nlp"), **changes: Any) -> ApiResponse:
-    return site.post("/v1/jobs/plan", A_JOB | {"nodes": 2} | changes, caller=caller)
+def plan_job(gateway_with_team: Gateway, caller: str = session_arn("Nlp"), **changes: Any) -> ApiResponse:
+    return gateway_with_team.post("/v1/jobs/plan", A_JOB | {"nodes": 2} | changes, caller=caller)
 
 
-def test_plan_shows_where_a_job_would_start(site: Gateway) -> None:
-    store_nodes(site)
-    commits = len(site.fakes.ledger.commits)
+def test_plan_shows_where_a_job_would_start(gateway_with_team: Gateway) -> None:
+    store_nodes(gateway_with_team)
+    commits = len(gateway_with_team.fakes.ledger.commits)
 
-    document = plan_job(site).document
+    document = plan_job(gateway_with_team).document
 
     assert (document["team"], document["position"], document["decision"]["action"]) == ("nlp", 1, "ADMIT")
     assert document["decision"]["quota"] == {"ml.p5.48xlarge": {"nvidia.com/gpu": 16}}
     assert len(document["decision"]["nodes"]) == 2
-    assert len(site.fakes.ledger.commits) == commits
-    assert site.get("/v1/jobs").document["items"] == []
+    assert len(gateway_with_team.fakes.ledger.commits) == commits
+    assert gateway_with_team.get("/v1/jobs").document["items"] == []
 
 
-def test_plan_shows_what_blocks_a_job(site: Gateway) -> None:
-    store_nodes(site, 4)
-    store_charge(site, "job-1", "nlp", 16)
+def test_plan_shows_what_blocks_a_job(gateway_with_team: Gateway) -> None:
+    store_nodes(gateway_with_team, 4)
+    store_charge(gateway_with_team, "job-1", "nlp", 16)
 
-    over = plan_job(site).document["decision"]
-    never = plan_job(site, nodes=100)
+    blocked_decision = plan_job(gateway_with_team).document["decision"]
+    impossible_plan = plan_job(gateway_with_team, nodes=100)
 
-    assert over["action"] != "ADMIT"
-    assert (never.status, never.document["errors"][0]["field"]) == (400, "nodes")
-
-
-def test_plan_has_the_checks_of_a_submission(site: Gateway) -> None:
-    assert plan_job(site, session_arn("Other"), team="nlp").document["code"] == "NOT_YOUR_TEAM"
-    assert plan_job(site, image="elsewhere/x").document["errors"][0]["field"] == "image"
-    assert plan_job(site, nodes=0).document["errors"][0]["field"] == "nodes"
+    assert blocked_decision["action"] != "ADMIT"
+    assert (impossible_plan.status, impossible_plan.document["errors"][0]["field"]) == (400, "nodes")
 
 
-def test_plan_without_teams_follows_the_nodes(gateway: Gateway) -> None:
+def test_plan_has_the_checks_of_a_submission(gateway_with_team: Gateway) -> None:
+    assert plan_job(gateway_with_team, session_arn("Other"), team="nlp").document["code"] == "NOT_YOUR_TEAM"
+    assert plan_job(gateway_with_team, image="elsewhere/x").document["errors"][0]["field"] == "image"
+    assert plan_job(gateway_with_team, nodes=0).document["errors"][0]["field"] == "nodes"
+
+
+def test_plan_without_teams_depends_on_the_nodes_alone(gateway: Gateway) -> None:
     store_nodes(gateway)
 
     assert plan_job(gateway).document["decision"]["action"] == "ADMIT"
@@ -355,23 +367,23 @@ def test_plan_shows_the_starting_size_of_an_elastic_job(gateway: Gateway) -> Non
 
     assert (decision["action"], len(decision["nodes"])) == ("ADMIT", 2)
     assert decision["reason"].startswith("The job starts with 2 of 4 nodes.")
-    refused = plan_job(gateway, nodes=4, elastic=sizes | {"step": 0}, checkpoint=checkpoint).document
-    assert refused["errors"][0]["field"] == "elastic.step"
+    refusal = plan_job(gateway, nodes=4, elastic=sizes | {"step": 0}, checkpoint=checkpoint).document
+    assert refusal["errors"][0]["field"] == "elastic.step"
 
 
-def test_pending_job_shows_its_position_and_estimated_start(site: Gateway) -> None:
-    store_nodes(site)
+def test_pending_job_shows_its_position_and_estimated_start(gateway_with_team: Gateway) -> None:
+    store_nodes(gateway_with_team)
     for number in range(5):
         ran = {"started_at": ago(minutes=60), "ended_at": ago(minutes=60 - 10 * (number + 1))}
-        old = a_job(20 + number, state="SUCCEEDED", **ran)
-        stored(site.fakes.ledger, old.replace(spec=old.spec.replace(team="nlp")))
-    first = submit_job(site, key="1", nodes=2).document["jobId"]
-    second = submit_job(site, key="2", nodes=2).document["jobId"]
+        ended_job = a_job(20 + number, state="SUCCEEDED", **ran)
+        store(gateway_with_team.fakes.ledger, ended_job.replace(spec=ended_job.spec.replace(team="nlp")))
+    first = submit_job(gateway_with_team, key="1", nodes=2).document["jobId"]
+    second = submit_job(gateway_with_team, key="2", nodes=2).document["jobId"]
 
-    positions = [site.get(f"/v1/jobs/{job_id}").document["queue"] for job_id in (first, second)]
+    positions = [gateway_with_team.get(f"/v1/jobs/{job_id}").document["queue"] for job_id in (first, second)]
 
     assert [position["position"] for position in positions] == [1, 2]
-    now = site.fakes.clock.now()
+    now = gateway_with_team.fakes.clock.now()
     starts = [datetime.fromisoformat(position["estimate"]["startsAt"]) - now for position in positions]
     assert starts == [timedelta(0), timedelta(minutes=30)]
     assert (
@@ -382,78 +394,79 @@ def test_pending_job_shows_its_position_and_estimated_start(site: Gateway) -> No
     assert positions[1]["estimate"]["samples"] == 5
 
 
-def test_position_is_shown_without_an_estimate_at_first(site: Gateway) -> None:
-    job_id = submit_job(site).document["jobId"]
+def test_position_is_shown_without_an_estimate_at_first(gateway_with_team: Gateway) -> None:
+    job_id = submit_job(gateway_with_team).document["jobId"]
 
-    assert site.get(f"/v1/jobs/{job_id}").document["queue"] == {"position": 1, "estimate": None}
-    site.post(f"/v1/jobs/{job_id}/cancel", {}, caller=session_arn("Nlp"))
-    assert site.get(f"/v1/jobs/{job_id}").document["queue"] is None
+    assert gateway_with_team.get(f"/v1/jobs/{job_id}").document["queue"] == {"position": 1, "estimate": None}
+    gateway_with_team.post(f"/v1/jobs/{job_id}/cancel", {}, caller=session_arn("Nlp"))
+    assert gateway_with_team.get(f"/v1/jobs/{job_id}").document["queue"] is None
 
 
 # ---------------------------------------------------------------- removing a team
 
-GONE = "/v1/teams/nlp?reason=Merged."
-AS_READ = {"If-Match": '"1"'}
+REMOVAL_ROUTE = "/v1/teams/nlp?reason=Merged."
+IF_UNCHANGED = {"If-Match": '"1"'}
 
 
-def test_empty_team_is_removed_once(site: Gateway) -> None:
-    first = site.call("DELETE", GONE, headers=AS_READ)
-    again = site.call("DELETE", GONE, headers=AS_READ)
+def test_empty_team_is_removed_once(gateway_with_team: Gateway) -> None:
+    first = gateway_with_team.call("DELETE", REMOVAL_ROUTE, headers=IF_UNCHANGED)
+    repeated_answer = gateway_with_team.call("DELETE", REMOVAL_ROUTE, headers=IF_UNCHANGED)
 
     assert (first.status, first.document) == (200, {"team": "nlp", "wasThere": True})
-    assert (again.status, again.document) == (200, {"team": "nlp", "wasThere": False})
-    assert site.get(TEAM).status == 404
+    assert (repeated_answer.status, repeated_answer.document) == (200, {"team": "nlp", "wasThere": False})
+    assert gateway_with_team.get(TEAM).status == 404
 
 
 @pytest.mark.parametrize(
     ("target", "headers", "status", "code"),
     [
-        (GONE, {}, 428, "PRECONDITION_MISSING"),
-        (GONE, {"If-Match": '"7"'}, 412, "STALE_VERSION"),
-        ("/v1/teams/nlp", AS_READ, 400, "VALIDATION_FAILED"),
+        (REMOVAL_ROUTE, {}, 428, "PRECONDITION_MISSING"),
+        (REMOVAL_ROUTE, {"If-Match": '"7"'}, 412, "STALE_VERSION"),
+        ("/v1/teams/nlp", IF_UNCHANGED, 400, "VALIDATION_FAILED"),
     ],
 )
-def test_removal_needs_an_etag_and_a_reason(
-    site: Gateway, target: str, headers: dict[str, str], status: int, code: str
+def test_removal_of_a_team_needs_an_etag_and_a_reason(
+    gateway_with_team: Gateway, target: str, headers: dict[str, str], status: int, code: str
 ) -> None:
-    answer = site.call("DELETE", target, headers=headers)
+    answer = gateway_with_team.call("DELETE", target, headers=headers)
 
     assert (answer.status, answer.document["code"]) == (status, code)
-    assert site.get(TEAM).status == 200
+    assert gateway_with_team.get(TEAM).status == 200
 
 
 @pytest.mark.parametrize("state", ["waits", "is held back"])
-def test_a_team_with_jobs_is_not_removed(site: Gateway, state: str) -> None:
-    job_id = submit_job(site).document["jobId"]
+def test_a_team_with_jobs_is_not_removed(gateway_with_team: Gateway, state: str) -> None:
+    job_id = submit_job(gateway_with_team).document["jobId"]
     if state == "is held back":
-        site.post(f"/v1/jobs/{job_id}/suspend", {"reason": "x"}, caller=session_arn("Nlp"), key="k2")
+        gateway_with_team.post(f"/v1/jobs/{job_id}/suspend", {"reason": "x"}, caller=session_arn("Nlp"), key="k2")
 
-    answer = site.call("DELETE", GONE, headers=AS_READ)
+    answer = gateway_with_team.call("DELETE", REMOVAL_ROUTE, headers=IF_UNCHANGED)
 
     assert (answer.status, answer.document["code"]) == (409, "TEAM_IN_USE")
     assert job_id in answer.document["detail"]
-    site.post(f"/v1/jobs/{job_id}/cancel", {"reason": "x"}, caller=session_arn("Nlp"), key="k3")
-    assert site.call("DELETE", GONE, headers=AS_READ).status == 200
+    gateway_with_team.post(f"/v1/jobs/{job_id}/cancel", {"reason": "x"}, caller=session_arn("Nlp"), key="k3")
+    assert gateway_with_team.call("DELETE", REMOVAL_ROUTE, headers=IF_UNCHANGED).status == 200
 
 
-def test_team_with_nodes_is_not_removed(site: Gateway) -> None:
-    held = an_attempt(team="nlp")
-    site.fakes.ledger.commit(Put(quota_rows.charge_row(held)))
+def test_team_with_nodes_is_not_removed(gateway_with_team: Gateway) -> None:
+    running_attempt = an_attempt(team="nlp")
+    gateway_with_team.fakes.ledger.commit(Put(quota_rows.charge_row(running_attempt)))
 
-    answer = site.call("DELETE", GONE, headers=AS_READ)
+    answer = gateway_with_team.call("DELETE", REMOVAL_ROUTE, headers=IF_UNCHANGED)
 
     assert answer.document["detail"] == "Team nlp cannot be removed: job-1 still holds quota."
 
 
-def test_team_with_borrowed_quota_is_not_removed(site: Gateway) -> None:
+def test_team_with_borrowed_quota_is_not_removed(gateway_with_team: Gateway) -> None:
     vision = {"name": "vision", "namespace": "vision", "serviceAccount": "v", "members": []}
     queue = {"cohort": "research", "groups": [{"ml.p5.48xlarge": {"nvidia.com/gpu": 0}}]}
     body = {"team": a_team()["team"] | vision | {"queue": queue}, "reason": "x"}
-    assert site.call("PUT", "/v1/teams/vision/quota", body, headers=NEW).status == 200
-    held = an_attempt(team="vision", instance_type="ml.p5.48xlarge")
-    site.fakes.ledger.commit(Put(quota_rows.charge_row(held, None, {"ml.p5.48xlarge": {"nvidia.com/gpu": 16}})))
+    assert gateway_with_team.call("PUT", "/v1/teams/vision/quota", body, headers=IF_NEW).status == 200
+    use = {"ml.p5.48xlarge": {"nvidia.com/gpu": 16}}
+    running_attempt = an_attempt(team="vision", instance_type="ml.p5.48xlarge", quota_use=use)
+    gateway_with_team.fakes.ledger.commit(Put(quota_rows.charge_row(running_attempt)))
 
-    answer = site.call("DELETE", GONE, headers=AS_READ)
+    answer = gateway_with_team.call("DELETE", REMOVAL_ROUTE, headers=IF_UNCHANGED)
 
     assert answer.document["detail"] == (
         "Team nlp cannot be removed: other teams use 16 nvidia.com/gpu of ml.p5.48xlarge of its quota."
@@ -462,29 +475,29 @@ def test_team_with_borrowed_quota_is_not_removed(site: Gateway) -> None:
 
 def test_job_mounts_only_the_claims_that_its_team_allows(gateway: Gateway) -> None:
     team = a_team(allowed={"claims": [{"name": "data"}], "maxScratchGib": 10})
-    assert gateway.call("PUT", TEAM, team, headers=NEW).status == 200
+    assert gateway.call("PUT", TEAM, team, headers=IF_NEW).status == 200
     image: dict[str, Any] = {"image": "registry/nlp/a:1", "team": "nlp"}
     allowed: dict[str, Any] = {
         "volumes": [{"claim": "data", "mountPath": "/data"}],
         "scratch": [{"mountPath": "/s", "sizeGib": 10}],
     }
-    refused: dict[str, Any] = {
+    refused_claims: dict[str, Any] = {
         "volumes": [{"claim": "other", "mountPath": "/data"}],
         "scratch": [{"mountPath": "/s", "sizeGib": 11}],
     }
 
     accepted = submit_job(gateway, **image, **allowed)
-    answer = submit_job(gateway, key="key-2", **image, **refused)
-    shown = gateway.get(f"/v1/jobs/{accepted.document['jobId']}", caller=session_arn("Nlp")).document
+    answer = submit_job(gateway, key="key-2", **image, **refused_claims)
+    document = gateway.get(f"/v1/jobs/{accepted.document['jobId']}", caller=session_arn("Nlp")).document
 
     assert (accepted.status, answer.status) == (202, 400)
-    assert shown["volumes"] == [{"claim": "data", "mountPath": "/data", "subPath": "", "readOnly": True}]
+    assert document["volumes"] == [{"claim": "data", "mountPath": "/data", "subPath": "", "readOnly": True}]
     assert [error["field"] for error in answer.document["errors"]] == ["volumes.0.claim", "scratch"]
     assert "data (read-only)" in answer.document["errors"][0]["message"]
 
 
 def test_misspelt_pod_rule_is_refused_with_its_path(gateway: Gateway) -> None:
-    answer = gateway.call("PUT", TEAM, a_team(allowed={"claims": [{"name": "data", "mode": "rw"}]}), headers=NEW)
+    answer = gateway.call("PUT", TEAM, a_team(allowed={"claims": [{"name": "data", "mode": "rw"}]}), headers=IF_NEW)
 
     assert answer.status == 400
     assert [error["field"] for error in answer.document["errors"]] == ["team.allowed.claims[0].mode"]

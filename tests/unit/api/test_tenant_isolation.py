@@ -29,13 +29,13 @@ from tests.unit.api.seeds import (
     an_attempt,
     an_incident,
     some_evidence,
+    store,
     store_heartbeats,
     store_timeline_entries,
-    stored,
 )
 
 SECRET = "s3cret"
-"""Part of everything that only the job's team may read."""
+"""A text in every field that only the job's team may read."""
 
 
 def session_arn(name: str) -> str:
@@ -46,7 +46,7 @@ def role_arn(name: str) -> str:
     return f"arn:aws:iam::{ACCOUNT}:role/{name}"
 
 
-SEES = {
+INSIDERS = {
     "viewer of the team": session_arn("NlpGuest"),
     "submitter of the team": session_arn("Nlp"),
     "lead of the team": session_arn("NlpLead"),
@@ -54,7 +54,7 @@ SEES = {
     "operator": session_arn("Operator"),
     "operator who is a user": f"arn:aws:iam::{ACCOUNT}:user/on-call",
 }
-SEES_NOT = {
+OUTSIDERS = {
     "lead of another team": session_arn("VisionLead"),
     "submitter of another team": session_arn("Vision"),
     "member of no team": session_arn("Stranger"),
@@ -123,7 +123,7 @@ def a_team(name: str, *members: tuple[str, str]) -> dict[str, Any]:
         "name": name,
         "namespace": name,
         "queue": {"groups": [{"ml.p5.48xlarge": {"nvidia.com/gpu": 16}}]},
-        "members": [{"principal": role_arn(member), "role": given} for member, given in members],
+        "members": [{"principal": role_arn(member), "role": role} for member, role in members],
     }
     return {"team": team, "reason": "x"}
 
@@ -144,7 +144,7 @@ def secret_job() -> Job:
     )
     return job.replace(
         spec=spec,
-        owner="role/Nlp",
+        submitter="role/Nlp",
         submitted_by="role/Nlp (ana)",
         namespace=f"{SECRET}-namespace",
         service_account=SECRET,
@@ -170,7 +170,7 @@ def secret_attempt(job: Job) -> Attempt:
 
 
 @pytest.fixture
-def site() -> Gateway:
+def gateway_with_teams() -> Gateway:
     operators = f"{role_arn('Operator')},arn:aws:iam::{ACCOUNT}:user/on-call"
     gateway = Gateway(environment={"OPERATOR_PRINCIPALS": operators})
     new = {"If-None-Match": "*"}
@@ -190,7 +190,7 @@ def site() -> Gateway:
 def store_secret_rows(gateway: Gateway) -> None:
     ledger, job = gateway.fakes.ledger, secret_job()
     incident = an_incident(1, affected_jobs=affected(job), state=IncidentState.RECOVERING)
-    stored(
+    store(
         ledger,
         job,
         secret_attempt(job),
@@ -221,7 +221,7 @@ def store_secret_rows(gateway: Gateway) -> None:
         a_context(gateway.fakes),
     )
     store_heartbeats(ledger)
-    counts = read_overview.count((), a_context(gateway.fakes))
+    counts = read_overview.counts_document((), a_context(gateway.fakes))
     ledger.commit(Put(Row(fleet_rows.overview_key(), counts)))
     gateway.fakes.cluster.launch(LaunchSpec(job.spec, secret_attempt(job), "", "trainer"))
     gateway.fakes.cluster.launched(job.job_id, 1).uid = SECRET
@@ -234,24 +234,24 @@ def test_every_read_route_states_which_fields_are_public() -> None:
     assert reads == set(ROWS)
 
 
-@pytest.mark.parametrize("caller", SEES_NOT)
+@pytest.mark.parametrize("caller", OUTSIDERS)
 @pytest.mark.parametrize("path", ROWS)
-def test_other_callers_see_only_what_is_public(site: Gateway, path: str, caller: str) -> None:
+def test_callers_of_other_teams_see_only_public_fields(gateway_with_teams: Gateway, path: str, caller: str) -> None:
     row = ROWS[path]
 
-    answer = site.get(row.target, caller=SEES_NOT[caller])
+    answer = gateway_with_teams.get(row.target, caller=OUTSIDERS[caller])
 
     assert answer.status == row.status
     assert SECRET not in answer.text
-    assert [part for part in row.shows if part not in whole_text(answer)] == []
+    assert [part for part in row.shows if part not in text_and_headers(answer)] == []
 
 
-@pytest.mark.parametrize("caller", SEES)
+@pytest.mark.parametrize("caller", INSIDERS)
 @pytest.mark.parametrize("path", ROWS)
-def test_team_and_operators_see_everything(site: Gateway, path: str, caller: str) -> None:
+def test_team_and_operators_see_everything(gateway_with_teams: Gateway, path: str, caller: str) -> None:
     row = ROWS[path]
 
-    answer = site.get(row.target, caller=SEES[caller])
+    answer = gateway_with_teams.get(row.target, caller=INSIDERS[caller])
 
     assert answer.status == 200
     assert (SECRET in answer.text) == row.is_private
@@ -261,28 +261,35 @@ def test_without_teams_every_caller_sees_everything() -> None:
     gateway = Gateway()
     store_secret_rows(gateway)
 
-    shown = [gateway.get(row.target, caller=SEES_NOT["member of no team"]) for row in ROWS.values() if row.is_private]
+    answers = [
+        gateway.get(row.target, caller=OUTSIDERS["member of no team"]) for row in ROWS.values() if row.is_private
+    ]
 
-    assert [SECRET in answer.text for answer in shown] == [True] * len(shown)
+    assert [SECRET in answer.text for answer in answers] == [True] * len(answers)
 
 
 @pytest.mark.parametrize(
     "kind", ["RESUME", "ROLLBACK", "DRAIN", "ATTRIBUTION", "RESIZE", "MIGRATION", "TEMPORARY_CAPACITY", "NEW_KIND"]
 )
-def test_decisions_about_jobs_keep_reasons_and_facts(site: Gateway, kind: str) -> None:
+def test_decisions_about_jobs_hide_reasons_and_facts_from_other_teams(gateway_with_teams: Gateway, kind: str) -> None:
     for number, subject in ((8, "job-0000000001"), (9, "inc-0000000001")):
-        stored(site.fakes.ledger, a_decision(number, subject, kind=kind, reason=SECRET, facts={"x": SECRET}))
+        store(
+            gateway_with_teams.fakes.ledger, a_decision(number, subject, kind=kind, reason=SECRET, facts={"x": SECRET})
+        )
 
-        answer = site.get(f"/v1/decisions/dec-{number:010d}", caller=session_arn("Vision"))
+        answer = gateway_with_teams.get(f"/v1/decisions/dec-{number:010d}", caller=session_arn("Vision"))
 
         assert (answer.status, SECRET in answer.text, answer.document["isRedacted"]) == (200, False, True)
 
 
-def test_decision_about_a_vanished_job_is_withheld(site: Gateway) -> None:
-    stored(site.fakes.ledger, a_decision(9, "job-0000009999", kind="ATTRIBUTION", reason=SECRET, facts={"x": SECRET}))
+def test_decision_about_a_job_without_a_row_is_withheld(gateway_with_teams: Gateway) -> None:
+    store(
+        gateway_with_teams.fakes.ledger,
+        a_decision(9, "job-0000009999", kind="ATTRIBUTION", reason=SECRET, facts={"x": SECRET}),
+    )
 
-    assert SECRET not in site.get("/v1/decisions/dec-0000000009", caller=session_arn("Nlp")).text
-    assert SECRET in site.get("/v1/decisions/dec-0000000009", caller=session_arn("Operator")).text
+    assert SECRET not in gateway_with_teams.get("/v1/decisions/dec-0000000009", caller=session_arn("Nlp")).text
+    assert SECRET in gateway_with_teams.get("/v1/decisions/dec-0000000009", caller=session_arn("Operator")).text
 
 
 @pytest.mark.parametrize(
@@ -294,82 +301,87 @@ def test_decision_about_a_vanished_job_is_withheld(site: Gateway) -> None:
         (f"{SECRET} went out of reach. Waits to run again.", "Waits to run again."),
     ],
 )
-def test_pending_reason_is_public_without_the_failure(site: Gateway, reason: str, shown: str) -> None:
-    pending = a_job(2, state="PENDING", reason=reason, owner="role/Nlp")
-    stored(site.fakes.ledger, pending.replace(spec=pending.spec.replace(team="nlp")))
+def test_public_reason_of_a_pending_job_hides_the_failure(gateway_with_teams: Gateway, reason: str, shown: str) -> None:
+    pending = a_job(2, state="PENDING", reason=reason, submitter="role/Nlp")
+    store(gateway_with_teams.fakes.ledger, pending.replace(spec=pending.spec.replace(team="nlp")))
 
-    response = site.get("/v1/jobs/job-0000000002", caller=session_arn("Stranger"))
-    listed = site.get("/v1/jobs?state=PENDING", caller=session_arn("Stranger"))
-    why = site.get("/v1/jobs/job-0000000002/why", caller=session_arn("Stranger"))
+    response = gateway_with_teams.get("/v1/jobs/job-0000000002", caller=session_arn("Stranger"))
+    list_answer = gateway_with_teams.get("/v1/jobs?state=PENDING", caller=session_arn("Stranger"))
+    why = gateway_with_teams.get("/v1/jobs/job-0000000002/why", caller=session_arn("Stranger"))
 
-    assert response.document["reason"] == listed.document["items"][0]["reason"] == shown
+    assert response.document["reason"] == list_answer.document["items"][0]["reason"] == shown
     assert shown in why.document["sentence"]
-    assert SECRET not in response.text + listed.text + why.text
+    assert SECRET not in response.text + list_answer.text + why.text
 
 
 @pytest.mark.parametrize(("caller", "named"), [("Nlp", True), ("Vision", False)])
-def test_checkpoint_conflict_does_not_name_another_teams_job(site: Gateway, caller: str, named: bool) -> None:
-    site.fakes.ids.new("job")  # the first id is taken by the job that every test has
+def test_checkpoint_conflict_does_not_name_another_teams_job(
+    gateway_with_teams: Gateway, caller: str, named: bool
+) -> None:
+    gateway_with_teams.fakes.ids.new("job")  # the fixture has used the first id
     checkpoint = {"checkpoint": {"uri": "s3://checkpoints/shared"}}
     body = {"name": "a", "image": "registry/a:1", "command": ["a"]} | checkpoint
-    first = site.post("/v1/jobs", body, caller=session_arn("NlpLead"), key="1").document["jobId"]
+    first = gateway_with_teams.post("/v1/jobs", body, caller=session_arn("NlpLead"), key="1").document["jobId"]
 
-    refused = site.post("/v1/jobs", body, caller=session_arn(caller), key="2")
+    refusal = gateway_with_teams.post("/v1/jobs", body, caller=session_arn(caller), key="2")
 
-    assert (refused.status, first in refused.text) == (400, named)
+    assert (refusal.status, first in refusal.text) == (400, named)
 
 
-def test_job_older_than_its_team_belongs_to_its_submitter(site: Gateway) -> None:
+def test_job_older_than_its_team_belongs_to_its_submitter(gateway_with_teams: Gateway) -> None:
     job = secret_job()
-    stored(
-        site.fakes.ledger,
-        job.replace(job_id="job-0000000007", spec=job.spec.replace(team="speech"), owner="role/Stranger"),
+    store(
+        gateway_with_teams.fakes.ledger,
+        job.replace(job_id="job-0000000007", spec=job.spec.replace(team="speech"), submitter="role/Stranger"),
     )
 
-    own_response = site.get("/v1/jobs/job-0000000007", caller=session_arn("Stranger"))
-    response = site.get("/v1/jobs/job-0000000007", caller=session_arn("Nlp"))
+    own_response = gateway_with_teams.get("/v1/jobs/job-0000000007", caller=session_arn("Stranger"))
+    response = gateway_with_teams.get("/v1/jobs/job-0000000007", caller=session_arn("Nlp"))
 
     assert (SECRET in own_response.text, SECRET in response.text) == (True, False)
 
 
-def test_submitter_who_left_the_team_reads_no_more(site: Gateway) -> None:
+def test_submitter_who_left_the_team_cannot_read_its_jobs(gateway_with_teams: Gateway) -> None:
     team = a_team("nlp", ("NlpLead", "lead"))
-    site.call("PUT", "/v1/teams/nlp/quota", team, headers={"If-Match": '"1"'})
+    gateway_with_teams.call("PUT", "/v1/teams/nlp/quota", team, headers={"If-Match": '"1"'})
 
-    assert SECRET not in site.get("/v1/jobs/job-0000000001", caller=session_arn("Nlp")).text
+    assert SECRET not in gateway_with_teams.get("/v1/jobs/job-0000000001", caller=session_arn("Nlp")).text
 
 
-def test_author_of_a_resume_is_visible_only_to_the_team(site: Gateway) -> None:
-    held = a_job(2, state="SUSPENDED", is_suspended=True, owner="role/NlpLead")
-    stored(site.fakes.ledger, held.replace(spec=held.spec.replace(team="nlp")))
+def test_author_of_a_resume_is_visible_only_to_the_team(gateway_with_teams: Gateway) -> None:
+    suspended_job = a_job(2, state="SUSPENDED", is_suspended=True, submitter="role/NlpLead")
+    store(gateway_with_teams.fakes.ledger, suspended_job.replace(spec=suspended_job.spec.replace(team="nlp")))
     body = {"reason": f"{SECRET} is fixed"}
-    assert site.post("/v1/jobs/job-0000000002/resume", body, caller=session_arn("NlpLead")).status == 202
+    assert gateway_with_teams.post("/v1/jobs/job-0000000002/resume", body, caller=session_arn("NlpLead")).status == 202
 
-    shown = [
-        site.get(f"/v1/jobs{path}", caller=session_arn("Stranger"))
+    shown_reasons = [
+        gateway_with_teams.get(f"/v1/jobs{path}", caller=session_arn("Stranger"))
         for path in ("?state=PENDING", "/job-0000000002", "/job-0000000002/why", "/job-0000000002/timeline")
     ]
 
-    assert [(answer.status, SECRET in answer.text) for answer in shown] == [(200, False)] * 4
-    assert "Resumed by role/NlpLead" in shown[1].document["reason"]
-    assert SECRET in site.get("/v1/jobs/job-0000000002/timeline", caller=session_arn("Nlp")).text
+    assert [(answer.status, SECRET in answer.text) for answer in shown_reasons] == [(200, False)] * 4
+    assert "Resumed by role/NlpLead" in shown_reasons[1].document["reason"]
+    assert SECRET in gateway_with_teams.get("/v1/jobs/job-0000000002/timeline", caller=session_arn("Nlp")).text
 
 
 @pytest.mark.parametrize("route", ["/v1/jobs", "/v1/jobs/plan"])
-def test_callers_outside_a_team_do_not_see_its_rules(site: Gateway, route: str) -> None:
-    ruled = a_team("nlp", ("NlpLead", "lead"))
-    ruled["team"] |= {"images": [f"registry/{SECRET}/*"], "checkpoints": [f"s3://{SECRET}"]}
-    assert site.call("PUT", "/v1/teams/nlp/quota", ruled, headers={"If-Match": '"1"'}).status == 200
+def test_callers_outside_a_team_do_not_see_its_rules(gateway_with_teams: Gateway, route: str) -> None:
+    team_with_rules = a_team("nlp", ("NlpLead", "lead"))
+    team_with_rules["team"] |= {"images": [f"registry/{SECRET}/*"], "checkpoints": [f"s3://{SECRET}"]}
+    assert (
+        gateway_with_teams.call("PUT", "/v1/teams/nlp/quota", team_with_rules, headers={"If-Match": '"1"'}).status
+        == 200
+    )
     body = {"name": "a", "team": "nlp", "image": "a:1", "command": ["a"], "checkpoint": {"uri": "s3://other/a"}}
 
-    response = site.post(route, body, caller=session_arn("VisionLead"))
-    api_response = site.post(route, body, caller=session_arn("NlpLead"))
+    response = gateway_with_teams.post(route, body, caller=session_arn("VisionLead"))
+    api_response = gateway_with_teams.post(route, body, caller=session_arn("NlpLead"))
 
     assert (response.document["code"], SECRET in response.text) == ("NOT_YOUR_TEAM", False)
     assert (api_response.document["code"], SECRET in api_response.text) == ("VALIDATION_FAILED", True)
 
 
-def test_public_fields_exist_and_a_new_field_is_private() -> None:
+def test_field_of_a_job_is_private_unless_listed() -> None:
     job, attempt = secret_job(), secret_attempt(secret_job())
 
     assert SECRET not in json.dumps(disclosure.public_job(job).to_json())
@@ -379,5 +391,5 @@ def test_public_fields_exist_and_a_new_field_is_private() -> None:
     assert set(disclosure.PUBLIC_SPEC) <= set(type(job.spec).model_fields)
 
 
-def whole_text(answer: ApiResponse) -> str:
+def text_and_headers(answer: ApiResponse) -> str:
     return json.dumps(answer.document, ensure_ascii=False)

@@ -14,7 +14,7 @@ from evenkeel.services.storage import heartbeats
 from tests.fakes.cluster import CLUSTER
 from tests.fakes.system import A_MOMENT
 from tests.unit.api.gateway import ApiResponse, Gateway
-from tests.unit.api.seeds import a_fleet_node, a_job, stored
+from tests.unit.api.seeds import a_fleet_node, a_job, store
 from tests.unit.api.test_idempotent_changes import A_JOB
 from tests.unit.api.test_pool_costs import BURST
 from tests.unit.scheduling.test_sharing import a_setup, a_team
@@ -23,14 +23,14 @@ PATHS = ("/v1/jobs", "/v1/jobs/plan")
 
 
 @pytest.fixture
-def site(gateway: Gateway) -> Gateway:
+def gateway_with_nodes(gateway: Gateway) -> Gateway:
     """A fleet of four nodes with eight GPUs each."""
-    stored(gateway.fakes.ledger, *(a_fleet_node(number) for number in range(1, 5)))
+    store(gateway.fakes.ledger, *(a_fleet_node(number) for number in range(1, 5)))
     return gateway
 
 
-def submit_or_plan(site: Gateway, path: str, **changes: Any) -> ApiResponse:
-    return site.post(path, {**A_JOB, **changes})
+def submit_or_plan(gateway_with_nodes: Gateway, path: str, **changes: Any) -> ApiResponse:
+    return gateway_with_nodes.post(path, {**A_JOB, **changes})
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -46,15 +46,15 @@ def submit_or_plan(site: Gateway, path: str, **changes: Any) -> ApiResponse:
     ],
 )
 def test_job_beyond_the_fleet_is_refused_by_field(
-    site: Gateway, path: str, changes: dict[str, Any], field: str
+    gateway_with_nodes: Gateway, path: str, changes: dict[str, Any], field: str
 ) -> None:
-    answer = submit_or_plan(site, path, **changes)
+    answer = submit_or_plan(gateway_with_nodes, path, **changes)
 
     assert (answer.status, answer.document["code"]) == (400, "VALIDATION_FAILED")
     (error,) = answer.document["errors"]
     assert error["field"] == field
     assert "The job could never start on the configured fleet." in error["message"]
-    assert site.get("/v1/jobs").document["items"] == []
+    assert gateway_with_nodes.get("/v1/jobs").document["items"] == []
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -68,8 +68,8 @@ def test_job_beyond_the_fleet_is_refused_by_field(
         {"nodes": 6, "elastic": {"minNodes": 4, "maxNodes": 8}},
     ],
 )
-def test_job_within_the_fleet_is_accepted(site: Gateway, path: str, changes: dict[str, Any]) -> None:
-    assert submit_or_plan(site, path, **changes).status in (200, 202)
+def test_job_within_the_fleet_is_accepted(gateway_with_nodes: Gateway, path: str, changes: dict[str, Any]) -> None:
+    assert submit_or_plan(gateway_with_nodes, path, **changes).status in (200, 202)
 
 
 @pytest.mark.parametrize(
@@ -85,18 +85,18 @@ def test_job_within_the_fleet_is_accepted(site: Gateway, path: str, changes: dic
         {"is_gone": True},
     ],
 )
-def test_job_may_count_on_temporarily_missing_nodes(gateway: Gateway, state: dict[str, Any]) -> None:
-    stored(gateway.fakes.ledger, *(a_fleet_node(number, **state) for number in range(1, 5)))
+def test_job_is_accepted_if_it_fits_once_nodes_return(gateway: Gateway, state: dict[str, Any]) -> None:
+    store(gateway.fakes.ledger, *(a_fleet_node(number, **state) for number in range(1, 5)))
 
     assert submit_or_plan(gateway, "/v1/jobs/plan", nodes=5).status == 400
     assert submit_or_plan(gateway, "/v1/jobs", nodes=4).status == 202
 
 
-def test_two_nodes_of_one_slot_count_once(site: Gateway) -> None:
-    stored(site.fakes.ledger, a_fleet_node(5, slot=a_fleet_node(4).slot))
+def test_submission_counts_two_nodes_of_one_slot_once(gateway_with_nodes: Gateway) -> None:
+    store(gateway_with_nodes.fakes.ledger, a_fleet_node(5, slot=a_fleet_node(4).slot))
 
-    assert submit_or_plan(site, "/v1/jobs/plan", nodes=4).status == 200
-    assert submit_or_plan(site, "/v1/jobs/plan", nodes=5).status == 400
+    assert submit_or_plan(gateway_with_nodes, "/v1/jobs/plan", nodes=4).status == 200
+    assert submit_or_plan(gateway_with_nodes, "/v1/jobs/plan", nodes=5).status == 400
 
 
 NETWORK = {"nodes": 3, "network": {"requiredLevel": "layer-3"}}
@@ -111,12 +111,12 @@ NETWORK = {"nodes": 3, "network": {"requiredLevel": "layer-3"}}
         ("a node has not joined, and may be in either leaf", ("a", "a", "b", ""), True),
     ],
 )
-def test_required_network_level_must_be_possible(
+def test_job_whose_required_network_level_never_fits_is_refused(
     gateway: Gateway, why: str, leaves: tuple[str, ...], is_accepted: bool
 ) -> None:
     layers = [("top", "middle", leaf) if leaf else () for leaf in leaves]
     nodes = [a_fleet_node(number, network_layers=layer) for number, layer in enumerate(layers, start=1)]
-    stored(gateway.fakes.ledger, *nodes)
+    store(gateway.fakes.ledger, *nodes)
 
     answer = submit_or_plan(gateway, "/v1/jobs", **NETWORK)
 
@@ -126,7 +126,7 @@ def test_required_network_level_must_be_possible(
         assert "in one layer-3 domain" in answer.document["errors"][0]["message"]
 
 
-def test_no_job_is_refused_before_a_sweep_read_the_fleet(gateway: Gateway) -> None:
+def test_job_of_any_size_is_accepted_before_the_first_sweep(gateway: Gateway) -> None:
     planned = submit_or_plan(gateway, "/v1/jobs/plan", nodes=64)
 
     assert planned.document["decision"]["action"] == "WAIT"
@@ -135,51 +135,62 @@ def test_no_job_is_refused_before_a_sweep_read_the_fleet(gateway: Gateway) -> No
     assert submit_or_plan(gateway, "/v1/jobs", nodes=64).status == 202
 
 
-def why_unschedulable(site: Gateway, nodes: int, setup: TeamSetup, policy: Policy, **more: Any) -> SpecError | None:
+def why_unschedulable(
+    gateway_with_nodes: Gateway, nodes: int, setup: TeamSetup, policy: Policy, **more: Any
+) -> SpecError | None:
     job: Job = a_job()
     job = job.replace(spec=job.spec.replace(nodes=nodes, **more), queue=more.get("team", ""))
-    fleet = check_fit.read_fleet(job.cluster, site.fakes.ledger)
+    fleet = check_fit.read_configured_fleet(job.cluster, gateway_with_nodes.fakes.ledger)
     return check_fit.why_never(job, fleet, setup, policy, A_MOMENT)
 
 
-def test_spare_nodes_do_not_count_for_a_submission(site: Gateway) -> None:
+def test_spare_nodes_do_not_count_for_a_submission(gateway_with_nodes: Gateway) -> None:
     spares = changed(Policy(), {"scheduling": {"spareNodes": {a_fleet_node().pool: 1}}})
 
-    assert why_unschedulable(site, 3, TeamSetup(), spares) is None
-    fault = why_unschedulable(site, 4, TeamSetup(), spares)
+    assert why_unschedulable(gateway_with_nodes, 3, TeamSetup(), spares) is None
+    fault = why_unschedulable(gateway_with_nodes, 4, TeamSetup(), spares)
     assert fault
     assert "keeps 1 free node for recoveries" in fault.message
 
 
-def test_job_beyond_the_largest_possible_quota_is_refused(site: Gateway) -> None:
+def test_job_beyond_the_largest_possible_quota_is_refused(gateway_with_nodes: Gateway) -> None:
     setup = a_setup(a_team("nlp", 16, cohort=""))
 
-    assert why_unschedulable(site, 2, setup, Policy(), team="nlp") is None
-    fault = why_unschedulable(site, 3, setup, Policy(), team="nlp")
+    assert why_unschedulable(gateway_with_nodes, 2, setup, Policy(), team="nlp") is None
+    fault = why_unschedulable(gateway_with_nodes, 3, setup, Policy(), team="nlp")
     assert fault
     assert (fault.field, "16 at most" in fault.message) == ("nodes", True)
 
 
-def test_stopped_queue_or_removed_team_refuses_no_job(site: Gateway) -> None:
-    stopped = a_setup(a_team("nlp", 16, cohort="", queue={"stop": "Hold", "cohort": ""}))
+def test_stopped_queue_or_removed_team_refuses_no_job(gateway_with_nodes: Gateway) -> None:
+    setup_with_stopped_queue = a_setup(a_team("nlp", 16, cohort="", queue={"stop": "Hold", "cohort": ""}))
 
-    assert why_unschedulable(site, 3, stopped, Policy(), team="nlp") is None
-    assert why_unschedulable(site, 64, a_setup(a_team("other", 16)), Policy(), team="nlp") is None
+    assert why_unschedulable(gateway_with_nodes, 3, setup_with_stopped_queue, Policy(), team="nlp") is None
+    assert why_unschedulable(gateway_with_nodes, 64, a_setup(a_team("other", 16)), Policy(), team="nlp") is None
 
 
-def test_rental_pool_counts_up_to_its_limit(site: Gateway) -> None:
+def test_submission_may_count_on_rental_pools_up_to_their_limit(gateway_with_nodes: Gateway) -> None:
     policy = changed(Policy(), {"burst": BURST})
-    most = max(pool.max_nodes for pool in policy.burst.pools)
+    max_nodes = max(pool.max_nodes for pool in policy.burst.pools)
     kind = max(policy.burst.pools, key=lambda pool: pool.max_nodes)
 
-    assert why_unschedulable(site, most, TeamSetup(), policy, accelerators_per_node=kind.accelerators_per_node) is None
-    assert why_unschedulable(site, most + 5, TeamSetup(), policy, accelerators_per_node=kind.accelerators_per_node)
+    assert (
+        why_unschedulable(
+            gateway_with_nodes, max_nodes, TeamSetup(), policy, accelerators_per_node=kind.accelerators_per_node
+        )
+        is None
+    )
+    assert why_unschedulable(
+        gateway_with_nodes, max_nodes + 5, TeamSetup(), policy, accelerators_per_node=kind.accelerators_per_node
+    )
 
 
 @pytest.mark.parametrize("kind", [SourceKind.KUBERNETES_LIST, SourceKind.HYPERPOD])
-def test_no_job_is_refused_while_a_source_never_answered(site: Gateway, kind: SourceKind) -> None:
+def test_job_of_any_size_is_accepted_while_source_is_unreachable(gateway_with_nodes: Gateway, kind: SourceKind) -> None:
     results = heartbeats.SourceResults()
-    results.failed(Source(kind=kind, target=CLUSTER if kind is SourceKind.KUBERNETES_LIST else ""), "Unreachable")
-    heartbeats.record_heartbeat("sweep_fleet", site.fakes.context(now=A_MOMENT), results)
+    results.record_failure(
+        Source(kind=kind, target=CLUSTER if kind is SourceKind.KUBERNETES_LIST else ""), "Unreachable"
+    )
+    heartbeats.record_heartbeat("sweep_fleet", gateway_with_nodes.fakes.context(now=A_MOMENT), results)
 
-    assert submit_or_plan(site, "/v1/jobs", nodes=5).status == 202
+    assert submit_or_plan(gateway_with_nodes, "/v1/jobs", nodes=5).status == 202

@@ -9,7 +9,7 @@ from evenkeel.domain.nodes import FleetNode, NodeLife
 from evenkeel.ports import NotAllowed, Throttled
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.unit.api.gateway import Gateway
-from tests.unit.api.seeds import a_fleet_node, ago, an_incident, store_heartbeats, stored
+from tests.unit.api.seeds import a_fleet_node, ago, an_incident, store, store_heartbeats
 
 BURST = "burst-eks"
 
@@ -28,7 +28,7 @@ def publish_samples(gateway: Gateway, node: FleetNode, minutes: int = 2, **perce
 
 
 def store_fleet(gateway: Gateway, *nodes: FleetNode) -> None:
-    stored(gateway.fakes.ledger, *nodes)
+    store(gateway.fakes.ledger, *nodes)
     store_heartbeats(gateway.fakes.ledger)
 
 
@@ -70,7 +70,7 @@ def test_pool_shows_amounts_allocation_and_utilization_separately(gateway: Gatew
     assert answer["windowMinutes"] == 15
 
 
-def test_node_item_has_its_state_and_unknown_is_null(gateway: Gateway) -> None:
+def test_node_utilization_shows_the_state_and_null_for_unknown(gateway: Gateway) -> None:
     node = a_fleet_node(1, accelerators_in_use=8)
     store_fleet(gateway, node, a_fleet_node(2))
     publish_samples(gateway, node, gpu=12.34, cpu=0)
@@ -97,7 +97,7 @@ def test_each_node_counts_in_exactly_one_phase(gateway: Gateway) -> None:
     }
     changes = [document for group in states.values() for document in group]
     store_fleet(gateway, *(a_fleet_node(number, **change) for number, change in enumerate(changes, 2)))
-    stored(gateway.fakes.ledger, a_fleet_node(1), an_incident(1))
+    store(gateway.fakes.ledger, a_fleet_node(1), an_incident(1))
 
     totals = gateway.get("/v1/utilization").document["totals"]
 
@@ -107,26 +107,26 @@ def test_each_node_counts_in_exactly_one_phase(gateway: Gateway) -> None:
     }
 
 
-def test_filters_select_a_cluster_and_a_pool(gateway: Gateway) -> None:
+def test_utilization_is_filtered_by_cluster_and_pool(gateway: Gateway) -> None:
     store_fleet(gateway, a_fleet_node(1), a_fleet_node(2, pool="other"), a_burst_node())
 
-    def pools(query: str) -> list[str]:
+    def pools_matching(query: str) -> list[str]:
         return [item["pool"] for item in gateway.get(f"/v1/utilization?{query}").document["items"]]
 
-    assert pools("") == ["spot", "other", "p5-workers"]
-    assert pools(f"cluster={BURST}") == ["spot"]
-    assert pools("pool=other") == ["other"]
-    assert pools("pool=no-such-pool") == []
+    assert pools_matching("") == ["spot", "other", "p5-workers"]
+    assert pools_matching(f"cluster={BURST}") == ["spot"]
+    assert pools_matching("pool=other") == ["other"]
+    assert pools_matching("pool=no-such-pool") == []
     assert gateway.get("/v1/utilization?pool=no-such-pool").document["totals"] is None
     assert gateway.get("/v1/utilization?by=gpu").status == 400
 
 
 @pytest.mark.parametrize("error", [Throttled("read: Throttling: Rate exceeded"), NotAllowed("read: AccessDenied: no.")])
 def test_failed_read_of_one_cluster_leaves_the_other_measured(gateway: Gateway, error: Any) -> None:
-    node, lost = a_fleet_node(1), a_burst_node()
-    store_fleet(gateway, node, lost)
+    node, unmeasured_node = a_fleet_node(1), a_burst_node()
+    store_fleet(gateway, node, unmeasured_node)
     publish_samples(gateway, node, gpu=50)
-    publish_samples(gateway, lost, gpu=99)
+    publish_samples(gateway, unmeasured_node, gpu=99)
     gateway.fakes.utilization_metrics.errors[BURST] = error
 
     answer = gateway.get("/v1/utilization").document
@@ -142,7 +142,7 @@ def test_failed_read_of_one_cluster_leaves_the_other_measured(gateway: Gateway, 
     assert answer["totals"]["utilization"]["gpu"]["measuredNodes"] == 1
 
 
-def test_cluster_without_the_add_on_says_so(gateway: Gateway) -> None:
+def test_cluster_without_the_metrics_add_on_is_reported(gateway: Gateway) -> None:
     store_fleet(gateway, a_fleet_node(1))
 
     source = gateway.get("/v1/utilization").document["sources"][0]
@@ -160,19 +160,19 @@ def test_value_that_is_no_percentage_is_named_and_unknown(gateway: Gateway) -> N
     answer = gateway.get("/v1/utilization").document
 
     assert answer["items"][0]["utilization"]["gpu"]["average"] is None
-    named = ", ".join(instance_id(number) for number in (1, 2, 3))
-    assert f"no percentages for {named}, …" in answer["sources"][0]["problem"]
+    node_ids = ", ".join(instance_id(number) for number in (1, 2, 3))
+    assert f"no percentages for {node_ids}, …" in answer["sources"][0]["problem"]
 
 
-def test_metrics_from_before_the_launch_are_unknown(gateway: Gateway) -> None:
-    young = a_burst_node(life=NodeLife(cluster=BURST, instance_id=instance_id(9), launched_at=ago(minutes=3)))
-    store_fleet(gateway, young)
-    publish_samples(gateway, young, minutes=5, gpu=80)
+def test_utilization_measured_before_the_launch_is_unknown(gateway: Gateway) -> None:
+    young_node = a_burst_node(life=NodeLife(cluster=BURST, instance_id=instance_id(9), launched_at=ago(minutes=3)))
+    store_fleet(gateway, young_node)
+    publish_samples(gateway, young_node, minutes=5, gpu=80)
 
     assert gateway.get("/v1/utilization").document["items"][0]["utilization"]["gpu"]["unknownNodes"] == 1
 
 
-def test_starting_node_has_the_amounts_of_its_type(gateway: Gateway) -> None:
+def test_utilization_counts_a_starting_node_with_its_types_amounts(gateway: Gateway) -> None:
     store_fleet(gateway, a_fleet_node(1, node_name="", is_ready=False, accelerators=0))
 
     item = gateway.get("/v1/utilization").document["items"][0]
@@ -182,8 +182,10 @@ def test_starting_node_has_the_amounts_of_its_type(gateway: Gateway) -> None:
 
 def test_amount_of_an_unknown_type_makes_the_sum_unknown(gateway: Gateway) -> None:
     new = {"instance_type": "ml.p9.48xlarge"}
-    stated = a_fleet_node(1, accelerators=16, cpu_millis=64_000, memory_mib=2048, **new)
-    store_fleet(gateway, stated, a_fleet_node(2, node_name="", is_ready=False, accelerators=0, pool="other", **new))
+    node_with_amounts = a_fleet_node(1, accelerators=16, cpu_millis=64_000, memory_mib=2048, **new)
+    store_fleet(
+        gateway, node_with_amounts, a_fleet_node(2, node_name="", is_ready=False, accelerators=0, pool="other", **new)
+    )
 
     unseen, joined = gateway.get("/v1/utilization").document["items"]
 
@@ -191,7 +193,7 @@ def test_amount_of_an_unknown_type_makes_the_sum_unknown(gateway: Gateway) -> No
     assert (unseen["gpus"], unseen["gpuMemoryGib"], unseen["vcpus"], unseen["memoryGib"]) == (None, None, None, None)
 
 
-def test_fleet_that_was_never_seen_has_no_totals(gateway: Gateway) -> None:
+def test_utilization_has_no_totals_before_nodes_are_read(gateway: Gateway) -> None:
     answer = gateway.get("/v1/utilization").document
 
     assert (answer["items"], answer["totals"], answer["sources"]) == ([], None, [])

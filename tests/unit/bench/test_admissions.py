@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from bench.admissions import AdmissionReport, held_to, table
+from bench.admissions import AdmissionReport, held_to, report_lines
 from bench.fixed_admissions import ADMISSIONS, transactions
 from evenkeel.adapters.dynamo_ledger import DynamoLedger
 from evenkeel.ports import Put, Row, Table
@@ -32,14 +32,14 @@ def a_transaction(version: int) -> list[dict[str, Any]]:
     return sent
 
 
-def test_cycle_that_takes_twice_as_long_has_half_the_rate() -> None:
+def test_cycle_twice_as_slow_as_the_baseline_has_ratio_half() -> None:
     figures = a_report(cycle=(2.0, 4.0, 3.0), bare=(1.0, 2.0, 1.5)).figures()
 
     assert (figures["ratio"], figures["low"], figures["high"]) == (0.5, 0.5, 0.5)
     assert figures["perSecond"] == {"cycle": 40.0, "bare": 80.0}
 
 
-def test_cycle_as_fast_as_the_fixed_work_has_ratio_one() -> None:
+def test_cycle_as_fast_as_the_baseline_has_ratio_one() -> None:
     assert a_report(cycle=(1.5, 2.5), bare=(1.5, 2.5)).figures()["ratio"] == 1.0
 
 
@@ -47,10 +47,10 @@ def test_cycle_as_fast_as_the_fixed_work_has_ratio_one() -> None:
 def test_table_shows_whether_the_target_was_reached(seconds: float, shown: str) -> None:
     report = a_report(cycle=(seconds,), bare=(1.0,))
 
-    assert table([report.figures()])[-1].endswith(shown)
+    assert report_lines([report.figures()])[-1].endswith(shown)
 
 
-def test_bare_transaction_equals_that_of_a_cycle() -> None:
+def test_baseline_transaction_has_the_writes_of_a_real_cycle() -> None:
     recorded, wanted = a_transaction(4), a_transaction(9)
 
     documents = held_to(recorded, 9)
@@ -60,16 +60,16 @@ def test_bare_transaction_equals_that_of_a_cycle() -> None:
     assert recorded == a_transaction(4)
 
 
-def test_fixed_work_is_ten_transactions_of_640_items() -> None:
-    written = transactions([f"job-{number:010d}" for number in range(ADMISSIONS)], "round7")
+def test_baseline_writes_640_items_in_ten_transactions() -> None:
+    transactions_sent = transactions([f"job-{number:010d}" for number in range(ADMISSIONS)], "round7")
 
-    puts = [item["Put"] for transaction in written for item in transaction if "Put" in item]
-    assert (len(written), sum(map(len, written))) == (10, 640)
-    assert len(json.dumps(written)) == pytest.approx(2_700_000, rel=0.01)
+    puts = [item["Put"] for transaction in transactions_sent for item in transaction if "Put" in item]
+    assert (len(transactions_sent), sum(map(len, transactions_sent))) == (10, 640)
+    assert len(json.dumps(transactions_sent)) == pytest.approx(2_700_000, rel=0.01)
     assert {put["TableName"] for put in puts} == {"round7-quotas", "round7-jobs", "round7-incidents"}
     assert all(json.loads(put["Item"]["doc"]["S"]) for put in puts)
 
 
-def test_too_few_jobs_for_the_fixed_work_are_refused() -> None:
+def test_too_few_jobs_for_the_baseline_are_refused() -> None:
     with pytest.raises(ValueError, match="119 jobs"):
         transactions(["job-1"] * 119, "round7")

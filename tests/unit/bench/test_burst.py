@@ -14,9 +14,9 @@ from bench.burst import (
     BurstSimulation,
     SimulatedProvider,
     TraceJob,
-    interval,
     jobs_of,
     load_setup,
+    ratio_with_interval,
     setup_hash,
 )
 from evenkeel.domain.capacity.pools import Market
@@ -37,8 +37,8 @@ def a_setup(**changes: Any) -> dict[str, Any]:
     setup["jobs"]["days"] = 2
     setup["committed"]["nodes"] = 8
     for path, value in changes.items():
-        part, key = path.split("__")
-        setup[part][key] = value
+        section, key = path.split("__")
+        setup[section][key] = value
     return setup
 
 
@@ -60,10 +60,10 @@ def test_every_job_ends_and_no_cap_is_exceeded(policy: BaselinePolicy) -> None:
 
 
 def test_same_seed_gives_the_same_figures() -> None:
-    first, again = (BurstSimulation(a_setup(), POLICIES[-1], 3).play() for _ in range(2))
+    first, second = (BurstSimulation(a_setup(), POLICIES[-1], 3).play() for _ in range(2))
 
-    assert first.usd == again.usd
-    assert first.delays == again.delays
+    assert first.usd == second.usd
+    assert first.delays == second.delays
 
 
 class ExhaustiveSimulation(BurstSimulation):
@@ -113,7 +113,7 @@ def test_evenkeel_without_renting_equals_the_committed_fleet_baseline() -> None:
     )
 
 
-def test_spot_market_opens_at_its_rate_for_all_strategies() -> None:
+def test_every_strategy_sees_spot_capacity_at_equal_times() -> None:
     first, second = (SimulatedProvider(load_setup(), 1) for _ in range(2))
     moments = range(0, 400 * 86_400, 1800)
 
@@ -124,19 +124,19 @@ def test_spot_market_opens_at_its_rate_for_all_strategies() -> None:
 
 
 def test_confidence_interval_contains_the_ratio_of_the_sums() -> None:
-    ratio, low, high = interval([(1.0, 2.0), (4.0, 4.0), (2.0, 6.0)])
+    ratio, low, high = ratio_with_interval([(1.0, 2.0), (4.0, 4.0), (2.0, 6.0)])
 
     assert ratio == 7 / 12
     assert low <= ratio <= high
 
 
-# ---------------------------------------------------------------- the elastic day
+# ---------------------------------------------------------------- a day with one elastic job
 
 DAY = load_setup()["elasticDay"]
 
 
-def test_cost_of_idle_day_is_delay_and_one_resize() -> None:
-    day = elastic.a_day(DAY, "all-day")
+def test_idle_day_loses_only_the_delay_and_one_resize() -> None:
+    day = elastic.play_day(DAY, "all-day")
 
     # 12 idle nodes have cost a resize to 32 nodes (150 s) after 400 s: the tick at 420 s.
     assert day.idle_gpu_hours == 2304
@@ -146,13 +146,13 @@ def test_cost_of_idle_day_is_delay_and_one_resize() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_result_never_exceeds_the_bound_with_foresight(seed: int) -> None:
-    day = elastic.a_day(DAY, "ragged", seed)
+def test_recovered_idle_time_never_exceeds_perfect_foresight(seed: int) -> None:
+    day = elastic.play_day(DAY, "ragged", seed)
 
     assert 0 < day.recovered <= day.bound <= 1
 
 
-def test_bound_with_foresight_equals_the_best_of_all_schedules() -> None:
+def test_perfect_foresight_equals_the_best_of_all_schedules() -> None:
     setting = {**DAY, "gpus": 24, "idle": 16, "resizeSeconds": 100}
     idle = [2, 2, 0, 1, 2, 2, 2, 0]
     schedules: list[tuple[list[int], float]] = [([], 0.0)]
@@ -166,28 +166,28 @@ def test_bound_with_foresight_equals_the_best_of_all_schedules() -> None:
             for size in range(free + 1)
         ]
 
-    assert math.isclose(elastic.best(setting, idle)[0], max(gained for _, gained in schedules))
+    assert math.isclose(elastic.best_with_foresight(setting, idle)[0], max(gained for _, gained in schedules))
 
 
-# ---------------------------------------------------------------- the figures that are kept
+# ---------------------------------------------------------------- stored figures
 
 
 @pytest.mark.parametrize("name", ["burst", "elastic"])
-def test_stored_figures_match_the_setup_and_the_page(name: str) -> None:
+def test_stored_burst_figures_match_the_setup_and_the_page(name: str) -> None:
     document = json.loads((PROJECT / "bench" / "results" / f"{name}.json").read_text("utf-8"))
     page = (PROJECT / "docs" / "benchmarks.md").read_text("utf-8")
 
     assert document["setup"] == setup_hash()
     if name == "burst":
         assert document["seeds"] == load_setup()["seeds"]["measured"]
-        shown = [
+        page_rows = [
             f"{figures['ratio']:.3f} ({figures['low']:.3f} – {figures['high']:.3f})"
             for figures in document["ratios"].values()
         ]
-        shown += [
+        page_rows += [
             f"${figures['usd']:,} | ${figures['rentUsd']:,} | ${figures['delayUsd']:,}"
             for figures in document["policies"].values()
         ]
     else:
-        shown = [f"**{document[day]['recovered']:.1%}**" for day in DAY["shapes"]]
-    assert [cell for cell in shown if cell not in page] == []
+        page_rows = [f"**{document[day]['recovered']:.1%}**" for day in DAY["shapes"]]
+    assert [cell for cell in page_rows if cell not in page] == []

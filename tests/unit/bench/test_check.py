@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from bench import check, lanes
-from bench.check import Figure, Verdict, compare
+from bench.check import Figure, Verdict, compare_figures
 from bench.lanes import IN_PROCESS, LANES, ON_ENGINE, Pair, Samples
 from bench.scale.functions import ColdStart
 
-STEADY = (1.0, 1.01, 0.99, 1.0, 1.02, 0.98)
-NOISY = (1.0, 3.0, 0.4, 2.5, 0.5, 1.2)
+STEADY_SECONDS = (1.0, 1.01, 0.99, 1.0, 1.02, 0.98)
+NOISY_SECONDS = (1.0, 3.0, 0.4, 2.5, 0.5, 1.2)
 
 
 def samples_with_costs(costs: Sequence[float]) -> Samples:
@@ -31,41 +31,45 @@ def samples_with_costs(costs: Sequence[float]) -> Samples:
         (Figure(1.0, 1.0, 1.0), None, Verdict.NEW),
     ],
 )
-def test_regression_verdict_follows_from_both_confidence_intervals(
+def test_regression_is_decided_by_comparing_two_confidence_intervals(
     now: Figure, before: Figure | None, verdict: Verdict
 ) -> None:
-    assert compare(now, before) is verdict
+    assert compare_figures(now, before) is verdict
 
 
 def write_baseline(folder: Path, figure: Figure, others_share: float = 0.0) -> Path:
     path = folder / "check.json"
-    path.write_text(json.dumps(check.document({"lane": figure}, [], others_share)), encoding="utf-8")
+    path.write_text(json.dumps(check.baseline_document({"lane": figure}, [], others_share)), encoding="utf-8")
     return path
 
 
-class OnIdleMachine:
+class IdleMachine:
     """Processor ticks of a machine without other programs."""
 
     @classmethod
-    def now(cls) -> "OnIdleMachine":
+    def now(cls) -> "IdleMachine":
         return cls()
 
-    def others_since(self, _before: "OnIdleMachine") -> float:
+    def others_since(self, _before: "IdleMachine") -> float:
         return 0.0
 
 
 @pytest.fixture(autouse=True)
 def idle_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check, "Usage", OnIdleMachine)
+    monkeypatch.setattr(check, "Usage", IdleMachine)
 
 
 @pytest.mark.parametrize(
     ("runs", "code", "rounds"),
     [
-        ([STEADY], 0, [6]),
-        ([[2 * cost for cost in STEADY]] * 2, 1, [6, 12]),
-        ([[2 * cost for cost in STEADY], STEADY], 0, [6, 12]),  # the second run shows that it was noise
-        ([NOISY] * 2, 2, [6, 12]),
+        ([STEADY_SECONDS], 0, [6]),
+        ([[2 * cost for cost in STEADY_SECONDS]] * 2, 1, [6, 12]),
+        (
+            [[2 * cost for cost in STEADY_SECONDS], STEADY_SECONDS],
+            0,
+            [6, 12],
+        ),  # the repeated measurement shows no regression
+        ([NOISY_SECONDS] * 2, 2, [6, 12]),
     ],
 )
 def test_regression_is_measured_again_before_the_check_fails(
@@ -89,7 +93,7 @@ def test_regression_is_measured_again_before_the_check_fails(
 
 
 def test_baseline_of_a_busy_machine_gives_no_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    slow = [2 * cost for cost in STEADY]
+    slow = [2 * cost for cost in STEADY_SECONDS]
     monkeypatch.setattr(check, "_ALL", {"group": lambda _rounds: samples_with_costs(slow)})
     monkeypatch.setattr(check, "BASELINE", write_baseline(tmp_path, Figure(1.0, 0.98, 1.02), others_share=0.87))
 
@@ -98,15 +102,15 @@ def test_baseline_of_a_busy_machine_gives_no_verdict(tmp_path: Path, monkeypatch
 
 def test_busy_machine_does_not_hide_additional_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "check.json"
-    known = {"cycle, calls": Figure(50, 50, 50)}
-    path.write_text(json.dumps(check.document(known, [], 0.87)), encoding="utf-8")
+    baseline = {"cycle, calls": Figure(50, 50, 50)}
+    path.write_text(json.dumps(check.baseline_document(baseline, [], 0.87)), encoding="utf-8")
     monkeypatch.setattr(check, "_ALL", {"group": lambda _rounds: {"cycle, calls": [Pair(80, 1.0)] * 6}})
     monkeypatch.setattr(check, "BASELINE", path)
 
     assert check.main([]) == 1
 
 
-def test_report_names_every_measurement_without_a_baseline(
+def test_benchmark_report_names_every_measurement_without_a_baseline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(check, "_ALL", {"group": lambda _rounds: {"lane": [Pair(1, 1.0)] * 6, "new": [Pair(1, 1)] * 6}})
@@ -122,20 +126,22 @@ def test_report_names_every_measurement_without_a_baseline(
 
 def test_measurements_have_the_names_that_the_report_uses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lanes, "cold_start", lambda _function: ColdStart(0.3, 1))
-    known = check.read_baseline(check.BASELINE)
+    baseline = check.read_baseline(check.BASELINE)
 
     assert set(LANES) == set(IN_PROCESS) | set(ON_ENGINE)
-    assert set(known) <= {name for group in LANES.values() for name in group}
+    assert set(baseline) <= {name for group in LANES.values() for name in group}
     assert set(lanes.cold_starts(1)) == set(LANES["cold"])
 
 
 def test_failed_measurement_of_a_group_does_not_stop_other_groups(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(_rounds: int) -> Samples:
+    def fail_to_measure(_rounds: int) -> Samples:
         raise OSError("no engine")
 
-    monkeypatch.setattr(check, "_ALL", {"broken": fails, "group": lambda _rounds: samples_with_costs(STEADY)})
+    monkeypatch.setattr(
+        check, "_ALL", {"broken": fail_to_measure, "group": lambda _rounds: samples_with_costs(STEADY_SECONDS)}
+    )
     monkeypatch.setattr(check, "BASELINE", path := write_baseline(tmp_path, Figure(5.0, 4.9, 5.1)))
 
     assert check.main(["--update"]) == 2
@@ -143,9 +149,9 @@ def test_failed_measurement_of_a_group_does_not_stop_other_groups(
 
 
 def test_committed_baseline_has_every_group() -> None:
-    known = check.read_baseline(check.BASELINE)
+    baseline = check.read_baseline(check.BASELINE)
 
-    assert {name.partition(",")[0] for name in known} >= {
+    assert {name.partition(",")[0] for name in baseline} >= {
         "verdicts",
         "cycle",
         "watch",
@@ -153,4 +159,4 @@ def test_committed_baseline_has_every_group() -> None:
         "cold start of cordon_node",
         "evenkeel",
     }
-    assert all(figure.low <= figure.p50 <= figure.high for figure in known.values())
+    assert all(figure.low <= figure.p50 <= figure.high for figure in baseline.values())

@@ -3,16 +3,16 @@
 import json
 from collections.abc import Sequence
 
-from bench.__main__ import BASELINE, table
+from bench.__main__ import BASELINE, report_lines
 from bench.cordon_timer import Sample
 from bench.event_to_cordon import AIMED, BARE, EMPTY, EVENKEEL, LatencyReport, LatencyStage
 
 PAUSE = 0.15
-MARKS = {"started": 0.01, "entered PlanRecovery": 0.01 + PAUSE, "entered CordonNode": 0.18}
+STAGE_TIMES = {"started": 0.01, "entered PlanRecovery": 0.01 + PAUSE, "entered CordonNode": 0.18}
 
 
 def a_sample(lane: str, seconds: float) -> Sample:
-    marks = {} if lane == BARE else MARKS
+    marks = {} if lane == BARE else STAGE_TIMES
     return Sample(lane, "node-1", "event-1", 0.0, accept_seconds=0.002, seconds=seconds, marks=marks)
 
 
@@ -34,19 +34,19 @@ def test_polling_delay_is_subtracted_from_measurement_and_baseline() -> None:
     assert ratios[f"{AIMED}, without the pause, p50"] == round((0.21 - PAUSE) / (0.17 - PAUSE), 3)
 
 
-def test_few_cold_starts_give_no_worst_figure() -> None:
+def test_p99_is_omitted_if_few_cold_starts_were_measured() -> None:
     ratios = a_report().ratios()
 
     assert f"{AIMED}, cold, p50" in ratios
     assert f"{AIMED}, cold, p99" not in ratios
 
 
-def test_run_without_cold_starts_has_no_cold_figure() -> None:
+def test_measurement_without_cold_starts_has_no_cold_start_figure() -> None:
     assert not any("cold" in name for name in a_report(cold=()).ratios())
 
 
 def test_table_shows_whether_the_target_is_met() -> None:
-    met, missed = "\n".join(table(a_report(), {})), "\n".join(table(a_report(evenkeel=0.3), {}))
+    met, missed = "\n".join(report_lines(a_report(), {})), "\n".join(report_lines(a_report(evenkeel=0.3), {}))
 
     assert "≤ 1.5 at the median: met" in met
     assert "≤ 1.5 at the median: MISSED" in missed
@@ -58,7 +58,7 @@ def test_report_can_be_written_as_json() -> None:
     assert set(document["samples"]) == {"warm", "cold"}
 
 
-def test_every_tolerance_has_its_baseline() -> None:
+def test_every_tolerated_ratio_has_a_stored_baseline() -> None:
     baseline = json.loads(BASELINE.read_text(encoding="utf-8"))
 
     assert set(baseline["tolerances"]) <= set(baseline["ratios"])

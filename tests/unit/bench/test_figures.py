@@ -10,7 +10,7 @@ SECONDS = st.floats(min_value=1e-3, max_value=1e3)
 ROUNDS = st.lists(st.tuples(SECONDS, SECONDS), min_size=1, max_size=40)
 
 
-def test_quantile_is_a_measured_sample() -> None:
+def test_quantile_is_one_of_the_measured_samples() -> None:
     samples = [float(number) for number in range(1, 41)]
 
     assert quantile(samples, 0.5) == 20.0
@@ -32,11 +32,11 @@ def test_ratio_of_a_measurement_to_itself_is_one() -> None:
     assert (figures.p50, figures.p50_low, figures.p50_high, figures.p99) == (1.0, 1.0, 1.0, 1.0)
 
 
-def test_noise_in_a_whole_round_does_not_change_the_ratio() -> None:
-    yardstick = [0.1, 0.8, 0.2, 0.4, 0.1, 0.3]
-    lane = [2 * seconds for seconds in yardstick]
+def test_slow_round_does_not_change_the_ratio_of_two_measurements() -> None:
+    baseline_seconds = [0.1, 0.8, 0.2, 0.4, 0.1, 0.3]
+    lane = [2 * seconds for seconds in baseline_seconds]
 
-    figures = ratio(lane, yardstick)
+    figures = ratio(lane, baseline_seconds)
 
     assert figures.p50_low == pytest.approx(2.0)
     assert figures.p50_high == pytest.approx(2.0)
@@ -44,9 +44,9 @@ def test_noise_in_a_whole_round_does_not_change_the_ratio() -> None:
 
 @given(rounds=ROUNDS)
 def test_same_samples_give_the_same_figures(rounds: list[tuple[float, float]]) -> None:
-    lane, yardstick = [pair[0] for pair in rounds], [pair[1] for pair in rounds]
+    lane, baseline_seconds = [pair[0] for pair in rounds], [pair[1] for pair in rounds]
 
-    assert ratio(lane, yardstick) == ratio(lane, yardstick)
+    assert ratio(lane, baseline_seconds) == ratio(lane, baseline_seconds)
 
 
 def test_measurements_of_different_lengths_are_refused() -> None:
@@ -54,14 +54,14 @@ def test_measurements_of_different_lengths_are_refused() -> None:
         ratio([0.1, 0.2], [0.1])
 
 
-def test_rise_within_the_tolerance_is_no_regression() -> None:
+def test_ratio_that_rises_within_its_tolerance_is_no_regression() -> None:
     assert regressions({"a": 1.4}, {"a": RegressionLimit(baseline=1.2, tolerance=0.2)}) == []
 
 
-def test_rise_beyond_the_tolerance_shows_both_figures() -> None:
-    worse = regressions({"a": 1.5, "b": 9.0}, {"a": RegressionLimit(baseline=1.2, tolerance=0.2)})
+def test_ratio_that_rises_beyond_its_tolerance_is_reported() -> None:
+    messages = regressions({"a": 1.5, "b": 9.0}, {"a": RegressionLimit(baseline=1.2, tolerance=0.2)})
 
-    assert worse == ["a is 1.50, more than 20% above the baseline of 1.20"]
+    assert messages == ["a is 1.50, more than 20% above the baseline of 1.20"]
 
 
 def test_unmeasured_ratio_is_no_regression() -> None:

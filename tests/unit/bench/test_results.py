@@ -39,22 +39,22 @@ def test_results_name_their_command_seeds_and_commit(path: Path) -> None:
 
 @pytest.mark.skipif(_git("rev-parse", "--is-shallow-repository") != "false", reason="needs the whole git history")
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_commit_of_results_is_in_the_history(path: Path) -> None:
+def test_commit_named_by_benchmark_results_is_in_the_history(path: Path) -> None:
     commit = figures_in_file(path.name)["commit"]
 
     assert _git("merge-base", commit, "HEAD") == _git("rev-parse", commit) != ""
 
 
-def test_page_names_only_commits_of_results() -> None:
-    named = set(re.findall(r"`([0-9a-f]{7,40})`", PAGE))
+def test_benchmark_page_names_only_commits_of_its_results() -> None:
+    named_commits = set(re.findall(r"`([0-9a-f]{7,40})`", PAGE))
 
-    assert named == {figures_in_file(path.name)["commit"] for path in FILES}
+    assert named_commits == {figures_in_file(path.name)["commit"] for path in FILES}
 
 
-def test_tables_of_figures_are_generated() -> None:
-    written = re.sub(r"<!-- table: .*?<!-- end -->", "", PAGE, flags=re.DOTALL)
+def test_benchmark_page_has_the_generated_tables() -> None:
+    page_without_tables = re.sub(r"<!-- table: .*?<!-- end -->", "", PAGE, flags=re.DOTALL)
 
-    assert [line for line in written.splitlines() if line.startswith("|") and MEASURED.search(line)] == []
+    assert [line for line in page_without_tables.splitlines() if line.startswith("|") and MEASURED.search(line)] == []
 
 
 def test_changed_figure_makes_the_page_stale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

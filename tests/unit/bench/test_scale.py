@@ -12,11 +12,11 @@ import urllib3
 
 from bench.scale import sample_objects
 from bench.scale.client_costs import ListMemory, MeasuredClients
-from bench.scale.fleet import FleetSize, build
+from bench.scale.fleet import FleetSize, build_world
 from bench.scale.functions import MEASURED, ColdStart, limits
 from bench.scale.memory import client_peak
 from bench.scale.model import ClientCost, ClientCosts, Latencies, Step, load_setup, seconds_of
-from bench.scale.report import verdicts
+from bench.scale.report import judge_results
 from bench.scale.scenarios import Bench
 from bench.scale.virtual_time import Bucket, Slots, VirtualTime
 from evenkeel.adapters import workloads
@@ -45,18 +45,19 @@ def test_calls_before_the_cordon_do_not_grow_with_the_fleet(bench: Bench) -> Non
     assert small.notes["isCordoned"]
     assert large.notes["isCordoned"]
     assert small.notes["callsBeforeCordon"] == large.notes["callsBeforeCordon"]
+    assert sum(large.notes["callsBeforeCordon"].values()) == 12
 
 
-def test_each_scheduled_function_runs_on_the_fleet(bench: Bench) -> None:
+def test_scale_benchmark_runs_each_scheduled_function(bench: Bench) -> None:
     for case, function in (("watch", "watch_cluster"), ("cycle", "schedule_jobs"), ("sweep", "sweep_fleet")):
         invocation = bench.one_invocation(case, function, SIZES[0])
 
         assert invocation.notes["answer"]["outcome" if case != "cycle" else "isComplete"] in ("WATCHED", "SWEPT", True)
-        assert invocation.p99 >= invocation.p50 > 0
+        assert invocation.seconds_p99 >= invocation.seconds_p50 > 0
         assert invocation.received > 0
 
 
-def test_storm_ends_with_an_outcome_for_each_node(bench: Bench) -> None:
+def test_failure_storm_ends_with_an_outcome_for_each_node(bench: Bench) -> None:
     storm = bench.storm(SIZES[0])
 
     outcomes = {name: count for name, count in storm.notes["outcomes"].items() if "retried" not in name and count}
@@ -64,15 +65,15 @@ def test_storm_ends_with_an_outcome_for_each_node(bench: Bench) -> None:
     assert storm.notes["cordoned"] == outcomes["CORDONED"]
 
 
-def test_every_job_is_settled_once(bench: Bench) -> None:
+def test_failure_storm_settles_every_job_once(bench: Bench) -> None:
     settle = bench.settle(SIZES[0])
 
     assert settle.notes["settled"] == settle.notes["jobs"] == SIZES[0].running
     assert "kubernetes:LIST nodes" not in settle.calls
 
 
-def test_fleet_has_the_stated_nodes_and_jobs() -> None:
-    world, running = build(SIZES[0])
+def test_benchmark_fleet_has_the_stated_nodes_and_jobs() -> None:
+    world, running = build_world(SIZES[0])
 
     assert len(world.cluster.nodes(CLUSTER)) == SIZES[0].nodes
     assert len(running) == SIZES[0].running == len(world.cluster.jobs[CLUSTER])
@@ -93,8 +94,8 @@ class RecordingApi(KubernetesApi):
         self.requests[f"{method} {kind}"] += 1
         start = int((query or {}).get("continue") or 0)
         rest = self.objects - start - 500 if query else 0
-        more = b',"continue":"%d"' % (start + 500) if rest > 0 else b""
-        body = b'{"metadata":{"resourceVersion":"1"%s},"items":[]}' % more
+        continue_field = b',"continue":"%d"' % (start + 500) if rest > 0 else b""
+        body = b'{"metadata":{"resourceVersion":"1"%s},"items":[]}' % continue_field
         return urllib3.HTTPResponse(BytesIO(body), status=200, preload_content=False)
 
     def api(self, cluster: str) -> KubernetesApi:
@@ -116,7 +117,7 @@ def test_trimmed_workload_objects_are_read_like_complete_ones() -> None:
     jobs = [{**sample_objects.job(number), "kind": "Job"} for number in range(3)]
     jobs[0]["spec"]["suspend"] = True
     pods = [*map(sample_objects.pod, range(3))]
-    trimmed = [{**workloads.trim(job), "kind": "Job"} for job in jobs], [*map(workloads.trim, pods)]
+    trimmed = [{**workloads.trim_object(job), "kind": "Job"} for job in jobs], [*map(workloads.trim_object, pods)]
 
     assert workloads.read_workloads(*trimmed, {}) == workloads.read_workloads(jobs, pods, {})
     assert len(json.dumps(trimmed)) < len(json.dumps([jobs, pods])) / 2
@@ -128,33 +129,33 @@ def test_missing_latency_is_an_error() -> None:
 
 
 def test_parallel_branches_take_the_time_of_the_longest() -> None:
-    latencies, dice = Latencies(load_setup()), random.Random(1)
+    latencies, random_numbers = Latencies(load_setup()), random.Random(1)
     calls = [ApiCall("kubernetes:LIST nodes", received=size) for size in (50_000_000, 250_000_000)]
     branches = [[Step(0, 0, call)] for call in calls]
-    forks = [Step(0, 0, branches=[branch]) for branch in branches]
+    single_branches = [Step(0, 0, branches=[branch]) for branch in branches]
     joins = [Step(0, 0, joined=branch) for branch in branches]
-    joined, not_joined = [*forks, *joins, Step(0.5, 0.0)], [*forks, Step(0.5, 0.0)]
+    with_joins, without_joins = [*single_branches, *joins, Step(0.5, 0.0)], [*single_branches, Step(0.5, 0.0)]
 
-    assert 5.5 < seconds_of(joined, latencies, dice, share=1.0) < 6.5
-    assert 6.0 < seconds_of(joined, latencies, dice, share=0.5) < 7.0
-    assert 5.0 < seconds_of(not_joined, latencies, dice, share=1.0) < 5.5
+    assert 5.5 < seconds_of(with_joins, latencies, random_numbers, share=1.0) < 6.5
+    assert 6.0 < seconds_of(with_joins, latencies, random_numbers, share=0.5) < 7.0
+    assert 5.0 < seconds_of(without_joins, latencies, random_numbers, share=1.0) < 5.5
 
 
 def test_simulated_processes_wait_for_slots_in_order() -> None:
-    time, ended = VirtualTime(), list[tuple[str, float]]()
+    time, end_times = VirtualTime(), list[tuple[str, float]]()
     slots = Slots(time, 1)
 
     def work(name: str) -> None:
         slots.take()
         time.sleep(2.0)
         slots.give()
-        ended.append((name, time.seconds))
+        end_times.append((name, time.seconds))
 
     for name in ("first", "second"):
         time.spawn(functools.partial(work, name))
     time.run()
 
-    assert ended == [("first", 2.0), ("second", 4.0)]
+    assert end_times == [("first", 2.0), ("second", 4.0)]
 
 
 def test_token_bucket_delays_calls_beyond_its_capacity() -> None:
@@ -170,13 +171,13 @@ def test_peak_memory_includes_lists_that_are_still_referenced() -> None:
     assert client_peak(steps, memory) == 145
 
 
-def test_limits_are_those_of_the_template() -> None:
+def test_benchmark_uses_the_function_limits_of_the_template() -> None:
     assert MEASURED.keys() <= limits().keys()
     assert (limits()["receive_event"].batch, limits()["receive_event"].concurrency) == (10, 10)
     assert limits()["schedule_jobs"].share == 1.0
 
 
-def test_missed_targets_are_listed_first(bench: Bench) -> None:
-    verdicts_found = verdicts([bench.one_event(SIZES[0])])
+def test_missed_targets_come_first_in_the_report(bench: Bench) -> None:
+    verdicts_found = judge_results([bench.one_event(SIZES[0])])
 
     assert [verdict.is_met for verdict in verdicts_found] == sorted(verdict.is_met for verdict in verdicts_found)

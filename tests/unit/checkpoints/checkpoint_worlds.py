@@ -1,4 +1,4 @@
-"""Checkpoints in a dictionary, and the two readers that must choose the same checkpoint."""
+"""Checkpoints in a dictionary, and the two readers (service and training code) that must choose the same one."""
 
 import hashlib
 import json
@@ -67,7 +67,7 @@ class CheckpointWorld:
         self.objects[f"{folder}/manifest.json"] = json.dumps(manifest).encode()
         return folder
 
-    def save_by_convention(self, attempt: int, step: int) -> str:
+    def save_without_manifest(self, attempt: int, step: int) -> str:
         folder = f"attempt={attempt}/step={step:09d}"
         for name in (".metadata", "__0_0.distcp", "__1_0.distcp"):
             self.objects[f"{folder}/{name}"] = b"dcp"
@@ -250,8 +250,8 @@ class WorldStorage:
 
     def raise_fence(self, fence: training_layout.Fence, over: VersionedFence) -> bool:
         if self._before_raise is not None:
-            surprise, self._before_raise = self._before_raise, None
-            surprise()
+            concurrent_change, self._before_raise = self._before_raise, None
+            concurrent_change()
         if self.read_fence().version != over.version:
             return False
         self._world.fence = fence.to_bytes()

@@ -51,15 +51,15 @@ def test_invalid_fence_bytes_never_count_as_no_fence(content: bytes) -> None:
 
 @pytest.mark.parametrize("writer", READERS, ids=repr)
 @pytest.mark.parametrize("reader", READERS, ids=repr)
-def test_fence_written_by_either_side_is_read_by_the_other(writer: Any, reader: Any) -> None:
+def test_service_and_training_code_read_each_others_fences(writer: Any, reader: Any) -> None:
     world = CheckpointWorld()
     world.save(1, 10)
     world.save(1, 20)
     del world.objects["attempt=1/step=000000020/shard-0-of-2.bin"]
 
-    written = writer.pin(world, 2)
+    written_pin = writer.pin(world, 2)
 
-    assert reader.pin(world, 2) == written == ReaderAnswer((1, 10), "PROVED", ((1, 20, "SHARD_MISSING"),))
+    assert reader.pin(world, 2) == written_pin == ReaderAnswer((1, 10), "PROVED", ((1, 20, "SHARD_MISSING"),))
 
 
 def test_fence_cannot_be_raised_to_the_same_attempt() -> None:
@@ -70,27 +70,27 @@ def test_fence_cannot_be_raised_to_the_same_attempt() -> None:
         service_side.next_fence(fence, 2, choice)
 
 
-def test_fence_is_read_again_after_it_moved_during_proof() -> None:
+def test_fence_is_read_again_if_it_rose_during_proof() -> None:
     world = CheckpointWorld()
     world.save(1, 10)
-    rival = WorldStorage(world)
+    other_launch = WorldStorage(world)
 
-    choice = training_side.pin(WorldStorage(world, before_raise=lambda: training_side.pin(rival, 2)), 3)
+    choice = training_side.pin(WorldStorage(world, before_raise=lambda: training_side.pin(other_launch, 2)), 3)
 
     assert choice.resume_from == training_layout.ResumePoint(1, 10, "attempt=1/step=000000010/manifest.json")
     fence = training_layout.parse_fence(world.fence or b"")
     assert [pin.attempt for pin in fence.pins] == [2, 3]
 
 
-def test_attempt_overtaken_during_proof_is_fenced() -> None:
+def test_attempt_is_fenced_if_a_later_one_launches_during_proof() -> None:
     world = CheckpointWorld()
-    rival = WorldStorage(world)
+    other_launch = WorldStorage(world)
 
     with pytest.raises(training_side.Fenced, match="attempt 3"):
-        training_side.pin(WorldStorage(world, before_raise=lambda: training_side.pin(rival, 3)), 2)
+        training_side.pin(WorldStorage(world, before_raise=lambda: training_side.pin(other_launch, 3)), 2)
 
 
-def test_distrust_affects_only_attempts_under_suspicion() -> None:
+def test_distrust_rejects_only_checkpoints_of_the_suspected_attempts() -> None:
     """Attempt 2 ran on other nodes after the signal; its checkpoints are sound."""
     world = CheckpointWorld()
     world.save(2, 20, began=9)
@@ -102,11 +102,13 @@ def test_distrust_affects_only_attempts_under_suspicion() -> None:
         },
     )
     ref = service_side.CheckpointRef(attempt=2, step=20)
-    narrow = service_side.Distrust(after=at(5), through_attempt=1)
-    wide = service_side.Distrust(after=at(5), through_attempt=2)
+    through_attempt_1 = service_side.Distrust(after=at(5), through_attempt=1)
+    through_attempt_2 = service_side.Distrust(after=at(5), through_attempt=2)
 
-    assert isinstance(service_side.verify(ref, evidence, (narrow,)), service_side.Proof)
-    assert isinstance(service_side.verify(ref, evidence, (narrow, wide)), service_side.Rejection)
+    assert isinstance(service_side.verify(ref, evidence, (through_attempt_1,)), service_side.Proof)
+    assert isinstance(
+        service_side.verify(ref, evidence, (through_attempt_1, through_attempt_2)), service_side.Rejection
+    )
 
 
 class TwoAttemptsNeverMix(RuleBasedStateMachine):
@@ -118,8 +120,8 @@ class TwoAttemptsNeverMix(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.world = CheckpointWorld()
-        self.step_of: dict[int, int] = {}  # the last step of each attempt's process, dead or alive
-        self.written_under: dict[tuple[int, int], int] = {}  # fence at the time of each manifest
+        self.step_of: dict[int, int] = {}  # last saved step of each attempt, whether its process still runs or not
+        self.written_under: dict[tuple[int, int], int] = {}  # highest fence when each manifest was written
         self.damaged: set[tuple[int, int]] = set()
         self.choices: dict[int, ReaderAnswer] = {}
         self.highest = 0
@@ -129,8 +131,8 @@ class TwoAttemptsNeverMix(RuleBasedStateMachine):
         attempt = self.highest + skip
         choice = side.pin(self.world, attempt)
         lineage = self._lineage()
-        whole = [ref for ref in lineage if ref not in self.damaged]
-        newest = max(whole, key=lambda ref: (ref[1], ref[0]), default=None)
+        undamaged = [ref for ref in lineage if ref not in self.damaged]
+        newest = max(undamaged, key=lambda ref: (ref[1], ref[0]), default=None)
         assert choice.resume == newest
         if choice.resume is not None:
             assert self.written_under[choice.resume] == choice.resume[0], (
@@ -158,11 +160,11 @@ class TwoAttemptsNeverMix(RuleBasedStateMachine):
         if not self.choices:
             return
         attempt = data.draw(st.sampled_from(sorted(self.choices)))
-        again = side.pin(self.world, attempt)
+        repeated_pin = side.pin(self.world, attempt)
         if attempt == self.highest:
-            assert again == self.choices[attempt]
+            assert repeated_pin == self.choices[attempt]
         else:
-            assert not isinstance(again, ReaderAnswer)
+            assert not isinstance(repeated_pin, ReaderAnswer)
 
     @rule(data=st.data())
     def damage(self, data: st.DataObject) -> None:
@@ -173,12 +175,12 @@ class TwoAttemptsNeverMix(RuleBasedStateMachine):
         self.damaged.add((attempt, step))
 
     @invariant()
-    def both_sides_see_the_same(self) -> None:
+    def both_readers_choose_equally(self) -> None:
         service, training = (side.choose(self.world, self.highest + 1) for side in READERS)
         assert service == training
 
     def _lineage(self) -> set[tuple[int, int]]:
-        """Return the checkpoints of the newest attempt and its ancestors that were written in time."""
+        """Return the checkpoints of the newest attempt and its ancestors that were written before a later fence."""
         lineage: set[tuple[int, int]] = set()
         attempt, most = self.highest, None
         while attempt:
@@ -206,7 +208,7 @@ _ANY_JSON = st.recursive(
 
 
 @given(whole=_ANY_JSON)
-def test_both_readers_judge_any_fence_document_equally(whole: Any) -> None:
+def test_service_and_training_code_judge_any_manifest_equally(whole: Any) -> None:
     world = CheckpointWorld()
     folder = world.save(1, 30)
     world.objects[f"{folder}/manifest.json"] = json.dumps(whole).encode()
@@ -217,7 +219,7 @@ def test_both_readers_judge_any_fence_document_equally(whole: Any) -> None:
 
 
 @given(changes=st.dictionaries(st.sampled_from(_KEYS), _ANY_JSON, min_size=1, max_size=2))
-def test_both_readers_judge_a_changed_manifest_equally(changes: dict[str, Any]) -> None:
+def test_service_and_training_code_judge_a_changed_manifest_equally(changes: dict[str, Any]) -> None:
     world = CheckpointWorld()
     folder = world.save(1, 30)
     manifest = json.loads(world.objects[f"{folder}/manifest.json"])

@@ -245,9 +245,9 @@ def test_retried_launch_keeps_its_pin_despite_a_newer_checkpoint(reader: Reader)
     fence = world.fence
 
     world.save(1, 30)
-    again = reader.pin(world, 2)
+    repeated_pin = reader.pin(world, 2)
 
-    assert again == first == ReaderAnswer((1, 10), "PROVED", ((1, 20, "SHARD_MISSING"),))
+    assert repeated_pin == first == ReaderAnswer((1, 10), "PROVED", ((1, 20, "SHARD_MISSING"),))
     assert world.fence == fence
 
 
@@ -260,10 +260,10 @@ def test_attempt_behind_the_fence_is_stale(reader: Reader) -> None:
 
 
 @reader_of_both
-def test_checkpoint_by_convention_counts_only_if_accepted(reader: Reader) -> None:
+def test_checkpoint_without_manifest_counts_only_if_the_site_accepts_it(reader: Reader) -> None:
     world = CheckpointWorld()
     world.save(1, 10)
-    world.save_by_convention(1, 20)
+    world.save_without_manifest(1, 20)
 
     assert reader.choose(world, 2) == ReaderAnswer((1, 10), "PROVED", ((1, 20, "BELOW_GRADE"),))
     assert reader.choose(world, 2, convention=True) == ReaderAnswer((1, 20), "COMPLETE_BY_CONVENTION")
@@ -278,11 +278,11 @@ def test_checkpoint_by_convention_counts_only_if_accepted(reader: Reader) -> Non
         (".metadata", None, "MANIFEST_MISSING"),
     ],
 )
-def test_unfinished_checkpoint_by_convention_is_rejected(
+def test_unfinished_checkpoint_without_manifest_is_rejected(
     reader: Reader, name: str, content: bytes | None, code: str
 ) -> None:
     world = CheckpointWorld()
-    folder = world.save_by_convention(1, 20)
+    folder = world.save_without_manifest(1, 20)
     if content is None:
         del world.objects[f"{folder}/{name}"]
     else:
@@ -292,7 +292,7 @@ def test_unfinished_checkpoint_by_convention_is_rejected(
 
 
 @reader_of_both
-def test_sizes_without_checksums_are_no_proof(reader: Reader) -> None:
+def test_checkpoint_without_checksums_is_not_proven_by_its_sizes(reader: Reader) -> None:
     world = CheckpointWorld()
     folder = world.save(1, 10)
     world.without_checksum.add(f"{folder}/shard-0-of-2.bin")
@@ -301,33 +301,33 @@ def test_sizes_without_checksums_are_no_proof(reader: Reader) -> None:
     assert reader.choose(world, 2, convention=True) == ReaderAnswer((1, 10), "COMPLETE_BY_CONVENTION")
 
 
-# ---------------------------------------------------------------- what a suspicion requires
+# ---------------------------------------------------------------- evidence that a suspected fault requires
 
 
 @reader_of_both
-def test_suspicion_may_require_proof_instead_of_convention(reader: Reader) -> None:
+def test_suspected_fault_can_exclude_checkpoints_without_manifest(reader: Reader) -> None:
     world = CheckpointWorld()
     world.save(1, 10)
-    world.save_by_convention(1, 20)
+    world.save_without_manifest(1, 20)
 
     answer = reader.choose(world, 2, convention=True, requirement="PROOF")
 
     assert answer == ReaderAnswer((1, 10), "PROVED", ((1, 20, "BELOW_GRADE"),))
 
 
-SOUND: dict[str, dict[str, Any]] = {
+SOUND_MANIFESTS: dict[str, dict[str, Any]] = {
     "a finite loss": {},
     "a look at the weights": {"metrics": {}, "isFinite": True},
 }
-SILENT: dict[str, Any] = {"metrics": {"throughput": 4}}
+WITHOUT_CLAIM: dict[str, Any] = {"metrics": {"throughput": 4}}
 
 
 @reader_of_both
-@pytest.mark.parametrize("says", SOUND.values(), ids=SOUND.keys())
-def test_unbounded_fault_needs_a_checkpoint_that_claims_soundness(reader: Reader, says: dict[str, Any]) -> None:
+@pytest.mark.parametrize("says", SOUND_MANIFESTS.values(), ids=SOUND_MANIFESTS.keys())
+def test_fault_of_unknown_begin_needs_checkpoints_that_claim_soundness(reader: Reader, says: dict[str, Any]) -> None:
     world = CheckpointWorld()
     world.save(1, 10, **says)
-    world.save(1, 20, **SILENT)
+    world.save(1, 20, **WITHOUT_CLAIM)
     world.save(1, 30)
     world.save(1, 40)
 
@@ -373,7 +373,7 @@ def test_checkpoint_that_reports_bad_numbers_is_always_rejected(reader: Reader) 
 
 @reader_of_both
 @pytest.mark.parametrize("value", ["yes", 1])
-def test_non_boolean_claim_makes_a_manifest_unreadable(reader: Reader, value: object) -> None:
+def test_manifest_with_a_non_boolean_soundness_claim_is_unreadable(reader: Reader, value: object) -> None:
     world = CheckpointWorld()
     world.save(1, 10, isFinite=value)
 
@@ -381,10 +381,10 @@ def test_non_boolean_claim_makes_a_manifest_unreadable(reader: Reader, value: ob
 
 
 @reader_of_both
-def test_work_without_evidence_is_not_discarded_automatically(reader: Reader) -> None:
+def test_choice_reports_that_it_would_discard_unproven_checkpoints(reader: Reader) -> None:
     world = CheckpointWorld()
-    world.save(1, 10, **SILENT)
-    world.save(1, 20, **SILENT)
+    world.save(1, 10, **WITHOUT_CLAIM)
+    world.save(1, 20, **WITHOUT_CLAIM)
 
     choice = reader._choose(world, 2, requirement="EVIDENCE")
 
@@ -400,10 +400,10 @@ class WrittenCheckpoint(NamedTuple):
     is_complete: bool
 
 
-_SAYS: dict[str, dict[str, Any]] = {
+_CLAIMS: dict[str, dict[str, Any]] = {
     "loss": {},
     "nan": {"metrics": {"loss": "nan"}},
-    "nothing": SILENT,
+    "nothing": WITHOUT_CLAIM,
     "looked": {"metrics": {}, "isFinite": True},
     "bad": {"isFinite": False},
 }
@@ -412,19 +412,19 @@ _SAYS: dict[str, dict[str, Any]] = {
 @given(
     written=st.lists(
         st.builds(
-            WrittenCheckpoint, began=st.integers(0, 9), says=st.sampled_from(sorted(_SAYS)), is_complete=st.booleans()
+            WrittenCheckpoint, began=st.integers(0, 9), says=st.sampled_from(sorted(_CLAIMS)), is_complete=st.booleans()
         ),
         max_size=6,
     ),
     doubt=st.none() | st.integers(0, 9),
     requirement=st.sampled_from(["CONVENTION", "PROOF", "EVIDENCE"]),
 )
-def test_both_readers_find_the_newest_sufficient_checkpoint(
+def test_service_and_training_code_choose_the_newest_sufficient_checkpoint(
     written: list[WrittenCheckpoint], doubt: int | None, requirement: str
 ) -> None:
     world = CheckpointWorld()
     for number, checkpoint in enumerate(written, start=1):
-        folder = world.save(1, number * 10, began=checkpoint.began, **_SAYS[checkpoint.says])
+        folder = world.save(1, number * 10, began=checkpoint.began, **_CLAIMS[checkpoint.says])
         if not checkpoint.is_complete:
             _delete_a_shard(world, folder)
 
@@ -450,7 +450,7 @@ def test_both_readers_find_the_newest_sufficient_checkpoint(
 
 
 @reader_of_both
-def test_folders_with_other_names_are_no_checkpoints(reader: Reader) -> None:
+def test_folders_that_are_not_named_like_checkpoints_are_ignored(reader: Reader) -> None:
     world = CheckpointWorld()
     for folder in ("attempt=0/step=000000010", "attempt=1/step=10", "attempt=01/step=000000010", "result"):
         world.objects[f"{folder}/manifest.json"] = b"{}"
@@ -487,7 +487,7 @@ def test_restart_discards_no_fenced_or_distrusted_checkpoint(reader: Reader) -> 
 
 
 @reader_of_both
-def test_valid_checkpoint_makes_a_broken_one_irrelevant(reader: Reader) -> None:
+def test_skipping_a_broken_checkpoint_discards_nothing_if_another_is_valid(reader: Reader) -> None:
     world = CheckpointWorld()
     world.save(1, 10)
     _delete_a_shard(world, world.save(1, 20))
@@ -503,11 +503,11 @@ def test_training_script_limits_distrust_to_earlier_attempts() -> None:
     storage = WorldStorage(world)
     fence = storage.read_fence().fence
 
-    through_1 = training_side.choose(storage, 3, fence, training_side.Distrust(at(5), 1))
-    of_all = training_side.choose(storage, 3, fence, training_side.Distrust(at(5)))
+    distrusting_attempt_1 = training_side.choose(storage, 3, fence, training_side.Distrust(at(5), 1))
+    distrusting_all = training_side.choose(storage, 3, fence, training_side.Distrust(at(5)))
 
-    assert through_1.resume_from
-    assert (through_1.resume_from.step, of_all.resume_from) == (20, None)
+    assert distrusting_attempt_1.resume_from
+    assert (distrusting_attempt_1.resume_from.step, distrusting_all.resume_from) == (20, None)
 
 
 def test_training_script_pins_nothing_without_a_valid_checkpoint() -> None:

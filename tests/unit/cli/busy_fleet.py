@@ -12,7 +12,7 @@ from evenkeel.services.storage import incident_rows, job_rows, quota_rows
 from tests.fakes.world import a_context
 from tests.unit.api.gateway import FLEET, Gateway
 from tests.unit.api.seeds import (
-    ASKS,
+    PLAN_AWAITING_APPROVAL,
     a_decision,
     a_fleet_node,
     a_job,
@@ -21,11 +21,11 @@ from tests.unit.api.seeds import (
     an_attempt,
     an_incident,
     some_evidence,
+    store,
     store_fleet_counts,
     store_timeline_entries,
-    stored,
 )
-from tests.unit.cli.recovery_fixture import recovery_at_work
+from tests.unit.cli.recovery_fixture import store_running_recovery
 
 _NEW = {"If-None-Match": "*"}
 _CLASSES = {"critical": 1000000, "high": 800000, "medium": 600000, "low": 400000}
@@ -39,17 +39,17 @@ _AMOUNTS = {"cpu_millis": 192_000, "memory_mib": 2_097_152, "cpu_millis_in_use":
 _WAIT = "Team {} is at its borrowing limit: 16 of 16 GPUs. It needs 16 more."
 
 
-def busy_fleet(gateway: Gateway) -> None:
+def store_busy_fleet(gateway: Gateway) -> None:
     """Store a running recovery, a plan that awaits approval, an unhealthy node, and jobs of four teams."""
-    recovery_at_work(gateway)
+    store_running_recovery(gateway)
     quotas = {"quotas": {"priorityClasses": _CLASSES}, "reason": "The classes of the site."}
     gateway.call("PUT", f"/v1/clusters/{FLEET}/quotas", quotas, headers=_NEW)
     for name, (gpus, jobs) in _TEAMS.items():
-        _team(gateway, name, gpus)
-        _jobs(gateway, name, jobs)
-    _incidents(gateway)
+        _store_team(gateway, name, gpus)
+        _store_jobs(gateway, name, jobs)
+    _store_incidents(gateway)
     ledger = gateway.fakes.ledger
-    stored(
+    store(
         ledger,
         *(a_fleet_node(number, accelerators_in_use=8 if number % 9 else 0, **_AMOUNTS) for number in range(5, 61)),
         a_fleet_node(61, is_ready=False, not_ready_since=ago(minutes=3)),
@@ -59,11 +59,11 @@ def busy_fleet(gateway: Gateway) -> None:
             for number in range(101, 107)
         ),
     )
-    _holds_and_changes(gateway)
+    _store_hold_and_changes(gateway)
     store_fleet_counts(gateway.fakes)
 
 
-def _holds_and_changes(gateway: Gateway) -> None:
+def _store_hold_and_changes(gateway: Gateway) -> None:
     """Store a hold of a pool and some recorded changes."""
     reason = {"reason": "We change the switches of this rack.", "forSeconds": 7200, "pool": "p5-on-demand"}
     key = {"Idempotency-Key": "a-hold"}
@@ -82,7 +82,7 @@ def _holds_and_changes(gateway: Gateway) -> None:
     )
 
 
-def _team(gateway: Gateway, name: str, gpus: int) -> None:
+def _store_team(gateway: Gateway, name: str, gpus: int) -> None:
     team = {
         "name": name,
         "budgets": [{"period": "month", "gpuHours": 10 * gpus}],
@@ -94,7 +94,7 @@ def _team(gateway: Gateway, name: str, gpus: int) -> None:
     gateway.call("PUT", f"/v1/teams/{name}/quota", {"team": team, "reason": "The plan of the quarter."}, headers=_NEW)
 
 
-def _jobs(gateway: Gateway, team: str, number: int) -> None:
+def _store_jobs(gateway: Gateway, team: str, number: int) -> None:
     first = 100 + 10 * list(_TEAMS).index(team)
     for index, (name, state) in enumerate(
         [("pretrain-70b", "RUNNING"), ("finetune", "RUNNING"), ("ablation", "PENDING"), ("eval", "PENDING")][:number]
@@ -108,51 +108,55 @@ def _jobs(gateway: Gateway, team: str, number: int) -> None:
             started_at=ago(hours=2 + index) if running else None,
             current_attempt=1 if running else 0,
         )
-        stored(gateway.fakes.ledger, job)
+        store(gateway.fakes.ledger, job)
         if running:
-            attempt = _attempt(job, 5 + 2 * (first // 10 % 10 * 2 + index))
-            stored(gateway.fakes.ledger, attempt)
+            attempt = _an_attempt(job, 5 + 2 * (first // 10 % 10 * 2 + index))
+            store(gateway.fakes.ledger, attempt)
             gateway.fakes.ledger.commit(Put(quota_rows.charge_row(attempt, job)))
 
 
-def _attempt(job: Job, node: int) -> Attempt:
+def _an_attempt(job: Job, node: int) -> Attempt:
     return an_attempt(
         job, 1, nodes=(node, node + 1), running_at=ago(hours=2), team=job.spec.team, instance_type="ml.p5.48xlarge"
     )
 
 
-def _incidents(gateway: Gateway) -> None:
+def _store_incidents(gateway: Gateway) -> None:
     ledger = gateway.fakes.ledger
-    asking = an_incident(
+    awaiting_answer = an_incident(
         61,
-        plan=ASKS,
+        plan=PLAN_AWAITING_APPROVAL,
         fault_key="node:not_ready",
         opened_at=ago(minutes=3),
         first_signal_at=ago(minutes=3),
         stages=_stages(ago(minutes=3)),
     )
     over = [
-        _settled(
+        _a_settled_incident(
             70, "xid:63", 47, "hyperpod-i-000000000000000ac is back in service. Every interrupted job runs again."
         ),
-        _settled(71, "xid:74", 130, "The node answered a reboot, and passed validation. No job was interrupted."),
+        _a_settled_incident(
+            71, "xid:74", 130, "The node answered a reboot, and passed validation. No job was interrupted."
+        ),
     ]
-    stored(ledger, asking, some_evidence(asking), *over, *(some_evidence(incident) for incident in over))
-    stored(
+    store(
+        ledger, awaiting_answer, some_evidence(awaiting_answer), *over, *(some_evidence(incident) for incident in over)
+    )
+    store(
         ledger,
         a_decision(
             9,
-            asking.incident_id,
-            reason=_plan_of(asking.plan),
+            awaiting_answer.incident_id,
+            reason=_plan_of(awaiting_answer.plan),
             action="ASK",
             alternatives=(Alternative(option="ACT", why_not="The mode recommend asks a person first."),),
         ),
     )
     store_timeline_entries(
         ledger,
-        asking.incident_id,
+        awaiting_answer.incident_id,
         (ago(minutes=3), "fault", "The node is NotReady: kubelet stopped posting its status."),
-        (ago(minutes=2, seconds=58), "decided", _plan_of(asking.plan)),
+        (ago(minutes=2, seconds=58), "decided", _plan_of(awaiting_answer.plan)),
     )
 
 
@@ -165,7 +169,7 @@ def _stages(start: datetime) -> StageTimes:
     return StageTimes(detected_at=start, planned_at=start)
 
 
-def _settled(number: int, fault: str, minutes: int, outcome: str) -> Incident:
+def _a_settled_incident(number: int, fault: str, minutes: int, outcome: str) -> Incident:
     opened = ago(minutes=minutes)
     stages = StageTimes(
         detected_at=opened,

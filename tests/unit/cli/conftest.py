@@ -1,6 +1,7 @@
 """Fixtures that run the command against the real API functions, over HTTP on loopback."""
 
 import contextlib
+import dataclasses
 import io
 import json
 import os
@@ -18,7 +19,7 @@ from tests.fakes.system import A_MOMENT
 from tests.unit.api.gateway import FLEET, ApiResponse, Gateway
 from tests.unit.api.seeds import store_heartbeats
 
-_KEPT = ("Idempotency-Key", "If-None-Match", "If-Match")
+_FORWARDED_HEADERS = ("Idempotency-Key", "If-None-Match", "If-Match")
 
 
 @dataclass
@@ -40,11 +41,13 @@ class _Terminal(io.StringIO):
 
 
 class _Pipe(io.StringIO):
+    """An output that is not a terminal."""
+
     encoding = "utf-8"
 
 
 class CliFixture:
-    """The API on a port, and the command in a folder with a context for this API."""
+    """The API on a port of loopback, and `evenkeel` commands in a folder with a context for this API."""
 
     def __init__(self, gateway: Gateway, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.gateway = gateway
@@ -96,7 +99,7 @@ class CliFixture:
         return CliResult(code, out.getvalue(), err.getvalue())
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
-        served = self
+        cli = self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
@@ -119,20 +122,20 @@ class CliFixture:
             def _answer(self, method: str) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
                 headers = dict(self.headers.items())
-                served.requests.append((method, self.path, headers))
-                served.bodies.append(body)
-                answer = served.answer(method, self.path, body, headers)
+                cli.requests.append((method, self.path, headers))
+                cli.bodies.append(body)
+                answer = cli.answer(method, self.path, body, headers)
                 content = answer.text.encode()
-                cut = served.cut_after.pop(0) if served.cut_after else None
-                self.close_connection = cut is not None
-                if cut == -1:
+                cut_after = cli.cut_after.pop(0) if cli.cut_after else None
+                self.close_connection = cut_after is not None
+                if cut_after == -1:
                     return
                 self.send_response_only(answer.status)
                 for name, value in answer.headers.items():
                     self.send_header(name, value)
                 self.send_header("Content-Length", str(len(content)))
                 self.end_headers()
-                self.wfile.write(content[:cut])
+                self.wfile.write(content[:cut_after])
 
             def log_message(self, *_arguments: object) -> None:
                 pass
@@ -144,14 +147,28 @@ class CliFixture:
             return self.next_answers.pop(0)
         if "AWS4-HMAC-SHA256" not in headers.get("Authorization", ""):
             return ApiResponse(403, {}, '{"message": "Missing Authentication Token"}')
-        kept = {name: value for name, value in headers.items() if name in _KEPT}
-        key = kept.pop("Idempotency-Key", None)
-        return self.gateway.call(method, target, body or None, key=key, headers=kept)
+        forwarded_headers = {name: value for name, value in headers.items() if name in _FORWARDED_HEADERS}
+        key = forwarded_headers.pop("Idempotency-Key", None)
+        return self.gateway.call(method, target, body or None, key=key, headers=forwarded_headers)
+
+
+def leave_out(cli: CliFixture, path: str, *fields: str) -> None:
+    """Let the API be that of an older stack, whose answer to a path lacks some fields."""
+    current = cli.answer
+
+    def answer(method: str, target: str, body: str, headers: dict[str, str]) -> ApiResponse:
+        answered = current(method, target, body, headers)
+        if not target.startswith(path):
+            return answered
+        older = {name: value for name, value in json.loads(answered.text).items() if name not in fields}
+        return dataclasses.replace(answered, text=json.dumps(older))
+
+    cli.answer = answer  # type: ignore[method-assign]  # an older API stands before the current one
 
 
 @pytest.fixture
-def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CliFixture]:
-    """The command and the API of a fleet in which every source answers."""
+def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CliFixture]:
+    """Yield the command line with the API of a fleet in which every source answers."""
     gateway = Gateway()
     store_heartbeats(gateway.fakes.ledger)
     api = CliFixture(gateway, tmp_path, monkeypatch)

@@ -14,12 +14,12 @@ from tests.unit.api.seeds import (
     an_attempt,
     an_incident,
     some_evidence,
+    store,
     store_timeline_entries,
-    stored,
 )
 
 
-def recovery_at_work(gateway: Gateway) -> None:
+def store_running_recovery(gateway: Gateway) -> None:
     """Store job 1, which runs attempt 2 while node 1 is replaced, the pending job 2, and the ended job 3."""
     ledger = gateway.fakes.ledger
     plan = ResumePlan(
@@ -40,10 +40,10 @@ def recovery_at_work(gateway: Gateway) -> None:
     waiting = a_job(2, reason="Needs 2 free nodes of one pool; 1 is free.")
     over = a_job(3, state="SUCCEEDED", reason="Every pod ended with 0.", current_attempt=1, ended_at=ago(minutes=5))
     point = ResumePoint(attempt=1, step=412, manifest="attempt=1/step=000000412/manifest.json")
-    lost = an_attempt(
+    lost_attempt = an_attempt(
         job, 1, state="LOST", reason="Its node failed.", running_at=ago(minutes=25), ended_at=ago(minutes=12)
     )
-    again = an_attempt(
+    resumed_attempt = an_attempt(
         job,
         2,
         nodes=(3, 2),
@@ -60,7 +60,7 @@ def recovery_at_work(gateway: Gateway) -> None:
         repair_requested_at=ago(minutes=11, seconds=48),
     )
     incident = an_incident(1, affected_jobs=affected(job), repairs=("replace",), stages=stages, is_drill=True)
-    weighed = a_decision(
+    resume_decision = a_decision(
         3,
         incident.incident_id,
         kind="RESUME",
@@ -81,9 +81,20 @@ def recovery_at_work(gateway: Gateway) -> None:
     admitted = a_decision(
         4, job.job_id, kind="ADMISSION", action="ADMIT", reason="Two nodes of p5-workers are free; its turn has come."
     )
-    stored(ledger, job, waiting, over, lost, again, incident, some_evidence(incident), weighed, admitted)
-    stored(ledger, a_decision(1, incident.incident_id))
-    stored(
+    store(
+        ledger,
+        job,
+        waiting,
+        over,
+        lost_attempt,
+        resumed_attempt,
+        incident,
+        some_evidence(incident),
+        resume_decision,
+        admitted,
+    )
+    store(ledger, a_decision(1, incident.incident_id))
+    store(
         ledger,
         a_fleet_node(1, is_cordoned=True, incident_id=incident.incident_id),
         *(a_fleet_node(n, accelerators_in_use=8) for n in (2, 3)),

@@ -28,7 +28,7 @@ def entries_after(before: dict[str, PresentEntry], changes: list[EntryChange]) -
 
 
 @given(present)
-def test_second_run_changes_nothing(before: dict[str, PresentEntry]) -> None:
+def test_repeated_setup_of_access_entries_changes_nothing(before: dict[str, PresentEntry]) -> None:
     after = entries_after(before, list(plan_entries(WANTED, before, STACK)))
 
     assert {plan_entry.action for plan_entry in plan_entries(WANTED, after, STACK)} == {EntryAction.KEEP}
@@ -36,7 +36,7 @@ def test_second_run_changes_nothing(before: dict[str, PresentEntry]) -> None:
 
 
 @given(present)
-def test_entries_of_other_makers_lose_nothing(before: dict[str, PresentEntry]) -> None:
+def test_access_entries_of_other_owners_keep_their_groups(before: dict[str, PresentEntry]) -> None:
     after = entries_after(before, list(plan_entries(WANTED, before, STACK)))
 
     for role, entry in before.items():
@@ -44,7 +44,7 @@ def test_entries_of_other_makers_lose_nothing(before: dict[str, PresentEntry]) -
             assert entry.groups <= after[role].groups
 
 
-def test_entry_of_a_removed_role_goes_only_with_our_tag() -> None:
+def test_access_entry_is_removed_only_if_this_stack_created_it() -> None:
     before = {
         "arn:c": PresentEntry(frozenset({"evenkeel:readers"}), STACK),
         "arn:d": PresentEntry(frozenset({"evenkeel:readers"}), "evenkeel-prod"),
@@ -55,7 +55,7 @@ def test_entry_of_a_removed_role_goes_only_with_our_tag() -> None:
     assert [(change.role, change.action) for change in changes] == [("arn:c", EntryAction.REMOVE)]
 
 
-def test_entry_of_node_type_is_unchanged_problem() -> None:
+def test_access_entry_for_nodes_is_reported_and_not_changed() -> None:
     before = {"arn:a": PresentEntry(frozenset(), "", "EC2_LINUX")}
 
     (change,) = plan_entries(WANTED[:1], before, STACK)

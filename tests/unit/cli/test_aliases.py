@@ -5,7 +5,7 @@ import pytest
 from evenkeel_cli.aliases import expand_aliases
 from evenkeel_cli.main import NOUNS
 from tests.unit.cli.conftest import CliFixture
-from tests.unit.cli.recovery_fixture import recovery_at_work
+from tests.unit.cli.recovery_fixture import store_running_recovery
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_no_evenkeel_command_is_shadowed_by_an_alias() -> None:
     assert [noun for noun in NOUNS if expand_aliases([noun]) != [noun]] == []
 
 
-def test_alias_prints_the_same_as_its_command(served: CliFixture) -> None:
-    recovery_at_work(served.gateway)
+def test_alias_prints_the_output_of_its_command(cli: CliFixture) -> None:
+    store_running_recovery(cli.gateway)
 
-    assert served.run("get", "jobs").out == served.run("jobs", "ls").out != ""
+    assert cli.run("get", "jobs").out == cli.run("jobs", "ls").out != ""

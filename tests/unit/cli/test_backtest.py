@@ -47,12 +47,12 @@ def verdicts_by_case(document: Json) -> list[tuple[str, str, str]]:
 
 def test_backtest_page_shows_the_output_of_the_example(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(PROJECT)
-    shown = PAGE.read_text("utf-8").split("$ evenkeel backtest docs/examples/shadow\n")[1].split("\n```")[0]
+    documented_output = PAGE.read_text("utf-8").split("$ evenkeel backtest docs/examples/shadow\n")[1].split("\n```")[0]
 
     code, out, _ = run("docs/examples/shadow")
 
     assert code == 0
-    assert out.strip().splitlines() == [line.rstrip() for line in shown.strip().splitlines()]
+    assert out.strip().splitlines() == [line.rstrip() for line in documented_output.strip().splitlines()]
 
 
 def test_backtest_example_contains_each_main_verdict() -> None:
@@ -65,7 +65,7 @@ def test_backtest_example_contains_each_main_verdict() -> None:
     ]
 
 
-def test_order_copies_and_compression_change_no_verdict(tmp_path: Path) -> None:
+def test_verdicts_do_not_depend_on_order_copies_or_compression(tmp_path: Path) -> None:
     lines = (EXAMPLE / "hyperpod-events.jsonl").read_text("utf-8").splitlines()[:-1]
     Random(7).shuffle(lines)
     (tmp_path / "z.jsonl").write_text("\n".join([*lines, *lines]), encoding="utf-8")
@@ -80,7 +80,7 @@ def test_order_copies_and_compression_change_no_verdict(tmp_path: Path) -> None:
     assert second["input"]["copies"] > first["input"]["copies"]
 
 
-def test_unusable_input_is_counted_and_never_fatal() -> None:
+def test_unusable_input_is_counted_and_skipped() -> None:
     document = backtest_json(EXAMPLE)["input"]
 
     assert (document["malformed"], document["copies"]) == (1, 1)
@@ -88,7 +88,7 @@ def test_unusable_input_is_counted_and_never_fatal() -> None:
     assert sum(document["unknown"].values()) == 2
 
 
-def test_samples_of_the_service_are_read_by_its_parsers() -> None:
+def test_backtest_reads_the_sample_events_of_the_event_parsers() -> None:
     document = backtest_json(EVENTS)["input"]
 
     assert document["drills"] == 1
@@ -109,19 +109,19 @@ def an_api_event(seconds: int, instance_id: str, description: str, time: Any) ->
 
 
 @pytest.mark.parametrize("time", ["2026-11-03T10:21:39.650000+00:00", 1793701299.65])
-def test_answer_of_list_cluster_events_equals_the_delivered_event(time: Any, tmp_path: Path) -> None:
+def test_answer_of_list_cluster_events_counts_like_the_event(time: Any, tmp_path: Path) -> None:
     text = f"Reboot of EC2 Instance {NODE} is currently in progress on Cluster research-train and IG p5-workers"
     summary = an_api_event(1, NODE, text, time) | {"EventId": "c4e81f26-7d0a-4b93-8f5e-21a6d90b3c74"}
     (tmp_path / "api.json").write_text(json.dumps({"Events": [summary], "NextToken": "x"}), encoding="utf-8")
-    delivered = (EVENTS / "hyperpod-event-reboot-in-progress.json").read_text("utf-8")
-    (tmp_path / "bus.json").write_text(delivered, encoding="utf-8")
+    delivered_event = (EVENTS / "hyperpod-event-reboot-in-progress.json").read_text("utf-8")
+    (tmp_path / "bus.json").write_text(delivered_event, encoding="utf-8")
 
     document = backtest_json(tmp_path)["input"]
 
     assert (document["records"], document["copies"], document["malformed"]) == (1, 1, 0)
 
 
-def test_replacement_is_found_by_its_node_slot(tmp_path: Path) -> None:
+def test_backtest_recognises_a_replacement_by_its_node_slot(tmp_path: Path) -> None:
     lines = (EXAMPLE / "hyperpod-events.jsonl").read_text("utf-8").splitlines()[:-1]
     (tmp_path / "events.jsonl").write_text("\n".join(lines), encoding="utf-8")
 
@@ -132,14 +132,14 @@ def test_replacement_is_found_by_its_node_slot(tmp_path: Path) -> None:
     assert case["repair"]["seconds"] == 2859.0
 
 
-def test_node_recovery_leaves_the_repair_to_hyperpod() -> None:
-    alone, automatic = backtest_json(EXAMPLE), backtest_json(EXAMPLE, "--node-recovery", "Automatic")
+def test_backtest_with_automatic_node_recovery_leaves_repairs_to_hyperpod() -> None:
+    without_node_recovery, automatic = backtest_json(EXAMPLE), backtest_json(EXAMPLE, "--node-recovery", "Automatic")
 
-    assert alone["cases"][0]["decision"]["repair"] == "replace"
+    assert without_node_recovery["cases"][0]["decision"]["repair"] == "replace"
     assert verdicts_by_case(automatic)[0] == (NODE, "EARLIER", "NOT_DECIDED")
 
 
-def test_only_records_within_the_window_count() -> None:
+def test_backtest_counts_only_records_within_the_window() -> None:
     assert verdicts_by_case(backtest_json(EXAMPLE, "--window", "1"))[0][1] == "EARLIER"
     assert verdicts_by_case(backtest_json(EXAMPLE, "--window", "48"))[1][1] == "UNKNOWN"
 
@@ -182,7 +182,7 @@ def test_manual_cordon_is_read_from_a_recorded_node_watch(tmp_path: Path) -> Non
     assert (case["repair"]["verdict"], case["repair"]["seconds"]) == ("EARLIER", 7200.0)
 
 
-def test_planned_end_of_a_node_is_no_repair(tmp_path: Path) -> None:
+def test_node_that_ended_as_planned_does_not_count_as_replaced(tmp_path: Path) -> None:
     event = {
         "kind": "Event",
         "metadata": {"uid": "uid-1"},
@@ -201,21 +201,21 @@ def test_planned_end_of_a_node_is_no_repair(tmp_path: Path) -> None:
     assert case["cordon"]["reason"].startswith("The node ended as planned.")
 
 
-def test_ec2_notice_ends_node_and_is_no_case(tmp_path: Path) -> None:
-    ended = json.loads((EVENTS / "ec2-instance-state-change.json").read_text("utf-8"))
-    ended["detail"] = {"instance-id": NODE, "state": "shutting-down"}
-    ended["time"] = "2026-11-03T12:15:02Z"
-    (tmp_path / "ended.json").write_text(json.dumps(ended))
-    alone = backtest_json(tmp_path)
+def test_ec2_termination_notice_ends_a_node_but_opens_no_case(tmp_path: Path) -> None:
+    termination_notice = json.loads((EVENTS / "ec2-instance-state-change.json").read_text("utf-8"))
+    termination_notice["detail"] = {"instance-id": NODE, "state": "shutting-down"}
+    termination_notice["time"] = "2026-11-03T12:15:02Z"
+    (tmp_path / "ended.json").write_text(json.dumps(termination_notice))
+    notice_alone = backtest_json(tmp_path)
     (tmp_path / "fault.json").write_text((EVENTS / "hyperpod-node-unhealthy.json").read_text("utf-8"))
 
     (case,) = backtest_json(tmp_path)["cases"]
 
-    assert alone["cases"] == []
+    assert notice_alone["cases"] == []
     assert (case["repair"]["verdict"], case["repair"]["seconds"]) == ("EARLIER", 7200.0)
 
 
-def test_wide_output_names_the_rates_of_each_fault() -> None:
+def test_wide_backtest_output_shows_the_rates_of_each_fault() -> None:
     _, out, _ = run(EXAMPLE, "-o", "wide")
 
     rows = [" ".join(line.split()) for line in out.splitlines()]
@@ -238,9 +238,9 @@ def test_record_about_an_unidentified_node_is_counted(tmp_path: Path) -> None:
 def test_answers_of_lookup_events_are_read(tmp_path: Path) -> None:
     record = json.loads((EXAMPLE / "cloudtrail.json").read_text("utf-8"))["Records"][0]
     answer = {"Events": [{"EventId": record["eventID"], "CloudTrailEvent": json.dumps(record)}]}
-    delivered = {"source": "aws.sagemaker", "detail-type": "AWS API Call via CloudTrail", "detail": record}
+    delivered_event = {"source": "aws.sagemaker", "detail-type": "AWS API Call via CloudTrail", "detail": record}
     (tmp_path / "lookup.json").write_text(json.dumps(answer))
-    (tmp_path / "bus.json").write_text(json.dumps(delivered))
+    (tmp_path / "bus.json").write_text(json.dumps(delivered_event))
 
     document = backtest_json(tmp_path)["input"]
 
@@ -256,14 +256,14 @@ def test_answers_of_lookup_events_are_read(tmp_path: Path) -> None:
         ([], "FILE"),
     ],
 )
-def test_invalid_option_is_named(words: list[str], problem: str) -> None:
+def test_invalid_backtest_option_is_named(words: list[str], problem: str) -> None:
     code, _, error = run(*words)
 
     assert code == 2
     assert problem in error
 
 
-def test_empty_folder_is_an_error(tmp_path: Path) -> None:
+def test_backtest_of_an_empty_folder_is_an_error(tmp_path: Path) -> None:
     code, _, error = run(tmp_path)
 
     assert code == 2

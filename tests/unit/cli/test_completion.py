@@ -10,7 +10,7 @@ import pytest
 
 from evenkeel_cli import completion
 from tests.unit.api.gateway import ROOT
-from tests.unit.api.seeds import a_job, stored
+from tests.unit.api.seeds import a_job, store
 from tests.unit.cli.conftest import CliFixture
 
 IDS = {
@@ -53,39 +53,39 @@ def test_completion_suggests_candidates_for_the_typed_word(words: list[str], exp
     assert candidates == expected if expected is not None else "jobs" in candidates
 
 
-def test_refreshed_ids_are_read_from_the_file_of_their_context(served: CliFixture) -> None:
-    stored(served.gateway.fakes.ledger, a_job(1), a_job(2))
+def test_completion_reads_ids_cached_for_its_context(cli: CliFixture) -> None:
+    store(cli.gateway.fakes.ledger, a_job(1), a_job(2))
 
     completion.refresh("job")
 
     names = completion.cached_names("job")
     assert {"job-0000000001", "llama-1", "job-0000000002", "llama-2"} == set(names)
-    (file,) = Path(served.folder, ".cache", "evenkeel", "completion").iterdir()
+    (file,) = Path(cli.folder, ".cache", "evenkeel", "completion").iterdir()
     assert file.stat().st_mode & 0o077 == 0
-    served.write_context({**served.context, "url": f"{served.url.removesuffix('/v1')}/other/v1"})
+    cli.write_context({**cli.context, "url": f"{cli.url.removesuffix('/v1')}/other/v1"})
     assert completion._cache_file("job") != file
 
 
-def test_api_that_does_not_answer_gives_no_candidates(served: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_api_that_does_not_answer_gives_no_candidates(cli: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[object] = []
     monkeypatch.setattr("subprocess.Popen", lambda *words, **_options: begun.append(words))
 
-    result = served.run(completion.COMPLETE, "jobs", "show", "job-")
+    result = cli.run(completion.COMPLETE, "jobs", "show", "job-")
 
     assert (result.exit_code, result.out, result.err) == (0, "", "")
     assert len(begun) == 1
 
 
-def test_completion_without_a_context_prints_nothing(served: CliFixture) -> None:
-    (served.folder / ".evenkeel" / "context.json").unlink()
+def test_completion_without_a_context_prints_nothing(cli: CliFixture) -> None:
+    (cli.folder / ".evenkeel" / "context.json").unlink()
 
-    result = served.run(completion.COMPLETE, "jobs", "show", "")
+    result = cli.run(completion.COMPLETE, "jobs", "show", "")
 
     assert (result.exit_code, result.out, result.err) == (0, "", "")
 
 
-def test_bash_completes_with_the_printed_script(served: CliFixture, tmp_path: Path) -> None:
-    script = served.run("completion", "bash").out
+def test_bash_completes_with_the_printed_script(cli: CliFixture, tmp_path: Path) -> None:
+    script = cli.run("completion", "bash").out
     (tmp_path / "script").write_text(script, encoding="utf-8")
     typed_text = (
         f"source {tmp_path}/script; COMP_WORDS=(evenkeel jobs sus); COMP_CWORD=2; _evenkeel; "
@@ -97,5 +97,5 @@ def test_bash_completes_with_the_printed_script(served: CliFixture, tmp_path: Pa
     assert (completed_process.stdout, completed_process.stderr) == ("suspend\n", "")
 
 
-def test_unknown_shell_is_a_usage_error(served: CliFixture) -> None:
-    assert served.run("completion", "tcsh").exit_code == 2
+def test_unknown_shell_is_a_usage_error(cli: CliFixture) -> None:
+    assert cli.run("completion", "tcsh").exit_code == 2

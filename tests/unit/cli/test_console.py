@@ -6,6 +6,7 @@ import hashlib
 import http.client
 import json
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -22,7 +23,7 @@ from evenkeel_cli.commands import lookup
 from evenkeel_cli.console.server import MAX_BODY_BYTES, ConsoleServer
 from tests.unit.api.gateway import FLEET, ApiResponse
 from tests.unit.cli.conftest import CliFixture
-from tests.unit.cli.recovery_fixture import recovery_at_work
+from tests.unit.cli.recovery_fixture import store_running_recovery
 
 STATIC = Path(evenkeel_cli.console.__file__).parent / "static"
 VENDORED = {
@@ -33,6 +34,8 @@ VENDORED = {
 
 
 class Reply(NamedTuple):
+    """A response of the console's server."""
+
     status: int
     headers: http.client.HTTPMessage
     text: str
@@ -49,7 +52,7 @@ class Address(NamedTuple):
     link: str
 
 
-class Browser:
+class ConsolePageClient:
     """A client that sends the same requests as the console's own page."""
 
     def __init__(self, server: "ConsoleServer | Address") -> None:
@@ -70,13 +73,13 @@ class Browser:
         return reply
 
     def change(self, path: str, body: object = None, **headers: str) -> Reply:
-        own = {
+        console_headers = {
             "Origin": f"http://{self.host}",
             "X_Evenkeel_Console": self.key,
             "Idempotency_Key": "console-1",
             "Content_Type": "application/json",
         }
-        return self.send("POST", path, body=json.dumps(body or {"reason": "a test"}), **own | headers)
+        return self.send("POST", path, body=json.dumps(body or {"reason": "a test"}), **console_headers | headers)
 
     def sign_in(self) -> Reply:
         reply = self.send("GET", self.server.link.partition(self.host)[2])
@@ -87,17 +90,17 @@ class Browser:
 
 
 @pytest.fixture
-def console(served: CliFixture) -> Iterator[ConsoleServer]:
-    recovery_at_work(served.gateway)
-    yield from _running(ConsoleServer(lookup.current_client()))
+def console(cli: CliFixture) -> Iterator[ConsoleServer]:
+    store_running_recovery(cli.gateway)
+    yield from _run_server(ConsoleServer(lookup.current_client()))
 
 
 @pytest.fixture
-def reading(served: CliFixture) -> Iterator[ConsoleServer]:
-    yield from _running(ConsoleServer(lookup.current_client(), read_only=True))
+def read_only_console(cli: CliFixture) -> Iterator[ConsoleServer]:
+    yield from _run_server(ConsoleServer(lookup.current_client(), read_only=True))
 
 
-def _running(server: ConsoleServer) -> Iterator[ConsoleServer]:
+def _run_server(server: ConsoleServer) -> Iterator[ConsoleServer]:
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     yield server
@@ -107,8 +110,8 @@ def _running(server: ConsoleServer) -> Iterator[ConsoleServer]:
 
 
 @pytest.fixture
-def browser(console: ConsoleServer) -> Browser:
-    signed_in = Browser(console)
+def page_client(console: ConsoleServer) -> ConsolePageClient:
+    signed_in = ConsolePageClient(console)
     signed_in.sign_in()
     return signed_in
 
@@ -122,7 +125,7 @@ def test_console_listens_on_loopback_only(console: ConsoleServer) -> None:
 
 def test_login_link_opens_the_console_once(console: ConsoleServer) -> None:
     link = console.link.partition(str(console.server_port))[2]
-    first, second = Browser(console), Browser(console)
+    first, second = ConsolePageClient(console), ConsolePageClient(console)
 
     assert first.sign_in().status == 200
     assert first.send("GET", "/v1/status").status == 200
@@ -131,49 +134,52 @@ def test_login_link_opens_the_console_once(console: ConsoleServer) -> None:
 
 
 def test_session_cookie_is_strict_and_hidden_from_scripts(console: ConsoleServer) -> None:
-    cookie = Browser(console).sign_in().headers["Set-Cookie"]
+    cookie = ConsolePageClient(console).sign_in().headers["Set-Cookie"]
 
     assert {"HttpOnly", "SameSite=Strict", "Path=/"} <= {part.strip() for part in cookie.split(";")}
 
 
 @pytest.mark.parametrize("path", ["/", "/main.js", "/session", "/v1/status", "/v1/jobs?pageSize=1"])
-def test_nothing_is_served_without_a_session(console: ConsoleServer, path: str) -> None:
-    stranger = Browser(console)
+def test_console_serves_nothing_without_a_session(console: ConsoleServer, path: str) -> None:
+    client_without_session = ConsolePageClient(console)
 
-    assert stranger.send("GET", path).code == "NOT_SIGNED_IN"
-    assert stranger.send("GET", path, Cookie=f"evenkeel-console-{console.server_port}=guess").code == "NOT_SIGNED_IN"
+    assert client_without_session.send("GET", path).code == "NOT_SIGNED_IN"
+    assert (
+        client_without_session.send("GET", path, Cookie=f"evenkeel-console-{console.server_port}=guess").code
+        == "NOT_SIGNED_IN"
+    )
 
 
 @pytest.mark.parametrize("token", ["", "?token=", "?token=wrong", "?token=%00", "?tok"])
 def test_invalid_login_link_opens_no_session(console: ConsoleServer, token: str) -> None:
-    assert Browser(console).send("GET", f"/open{token}").code == "LINK_USED"
-    assert Browser(console).sign_in().status == 200, "the right link still works"
+    assert ConsolePageClient(console).send("GET", f"/open{token}").code == "LINK_USED"
+    assert ConsolePageClient(console).sign_in().status == 200, "the right link still works"
 
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1", "127.0.0.1:1", "localhost.evil.example", "[::1]:80"])
-def test_request_to_another_host_name_is_refused(browser: Browser, host: str) -> None:
-    assert browser.send("GET", "/v1/status", Host=host).code == "WRONG_HOST"
+def test_request_to_another_host_name_is_refused(page_client: ConsolePageClient, host: str) -> None:
+    assert page_client.send("GET", "/v1/status", Host=host).code == "WRONG_HOST"
 
 
 @pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1:1", "https://127.0.0.1"])
-def test_request_of_another_origin_is_refused(browser: Browser, origin: str) -> None:
-    assert browser.send("GET", "/v1/status", Origin=origin).code == "WRONG_ORIGIN"
-    assert browser.change("/v1/jobs/job-0000000002/cancel", Origin=origin).code == "WRONG_ORIGIN"
+def test_request_of_another_origin_is_refused(page_client: ConsolePageClient, origin: str) -> None:
+    assert page_client.send("GET", "/v1/status", Origin=origin).code == "WRONG_ORIGIN"
+    assert page_client.change("/v1/jobs/job-0000000002/cancel", Origin=origin).code == "WRONG_ORIGIN"
 
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])
-def test_request_of_another_site_is_refused(browser: Browser, site: str) -> None:
-    assert browser.send("GET", "/v1/status", Sec_Fetch_Site=site).code == "WRONG_ORIGIN"
+def test_request_of_another_site_is_refused(page_client: ConsolePageClient, site: str) -> None:
+    assert page_client.send("GET", "/v1/status", Sec_Fetch_Site=site).code == "WRONG_ORIGIN"
 
 
 # ---------------------------------------------------------------- changes
 
 
-def test_change_is_signed_with_the_key_of_the_operator(browser: Browser, served: CliFixture) -> None:
-    reply = browser.change("/v1/jobs/job-0000000002/cancel")
+def test_change_is_signed_with_the_key_of_the_operator(page_client: ConsolePageClient, cli: CliFixture) -> None:
+    reply = page_client.change("/v1/jobs/job-0000000002/cancel")
 
     assert reply.status == 202
-    method, path, headers = served.requests[-1]
+    method, path, headers = cli.requests[-1]
     assert (method, path) == ("POST", "/v1/jobs/job-0000000002/cancel")
     assert "Credential=AKIAOPERATOR/" in headers["Authorization"]
     assert headers["Idempotency-Key"] == "console-1"
@@ -181,34 +187,42 @@ def test_change_is_signed_with_the_key_of_the_operator(browser: Browser, served:
 
 
 @pytest.mark.parametrize("left_out", ["Origin", "X_Evenkeel_Console"])
-def test_change_without_origin_or_request_token_is_refused(browser: Browser, served: CliFixture, left_out: str) -> None:
-    before = len(served.requests)
+def test_change_without_origin_or_request_token_is_refused(
+    page_client: ConsolePageClient, cli: CliFixture, left_out: str
+) -> None:
+    before = len(cli.requests)
 
-    assert browser.change("/v1/jobs/job-0000000002/cancel", **{left_out: ""}).code == "NOT_FROM_THE_CONSOLE"
-    assert len(served.requests) == before
+    assert page_client.change("/v1/jobs/job-0000000002/cancel", **{left_out: ""}).code == "NOT_FROM_THE_CONSOLE"
+    assert len(cli.requests) == before
 
 
-def test_session_cookie_is_not_accepted_as_request_token(browser: Browser) -> None:
-    reply = browser.change("/v1/jobs/job-0000000002/cancel", X_Evenkeel_Console=browser.cookie.partition("=")[2])
+def test_session_cookie_is_not_accepted_as_request_token(page_client: ConsolePageClient) -> None:
+    reply = page_client.change(
+        "/v1/jobs/job-0000000002/cancel", X_Evenkeel_Console=page_client.cookie.partition("=")[2]
+    )
 
     assert reply.code == "NOT_FROM_THE_CONSOLE"
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE"])
-def test_read_only_console_refuses_every_change(reading: ConsoleServer, served: CliFixture, method: str) -> None:
-    browser = Browser(reading)
-    browser.sign_in()
-    own = {"Origin": f"http://{browser.host}", "X_Evenkeel_Console": browser.key, "Content_Type": "application/json"}
+def test_read_only_console_refuses_every_change(read_only_console: ConsoleServer, cli: CliFixture, method: str) -> None:
+    page_client = ConsolePageClient(read_only_console)
+    page_client.sign_in()
+    console_headers = {
+        "Origin": f"http://{page_client.host}",
+        "X_Evenkeel_Console": page_client.key,
+        "Content_Type": "application/json",
+    }
 
-    reply = browser.send(method, "/v1/jobs/job-0000000002/cancel", body="{}", **own)
+    reply = page_client.send(method, "/v1/jobs/job-0000000002/cancel", body="{}", **console_headers)
 
     assert reply.code == "READ_ONLY"
-    assert not served.requests
-    assert browser.send("GET", "/v1/status").status == 200
+    assert not cli.requests
+    assert page_client.send("GET", "/v1/status").status == 200
 
 
-def test_refusal_of_the_api_reaches_the_page_unchanged(browser: Browser) -> None:
-    reply = browser.change("/v1/jobs/job-9999999999/cancel")
+def test_refusal_of_the_api_reaches_the_page_unchanged(page_client: ConsolePageClient) -> None:
+    reply = page_client.change("/v1/jobs/job-9999999999/cancel")
 
     assert (reply.status, reply.code) == (404, "NOT_FOUND")
     assert reply.headers["Content-Type"] == "application/problem+json"
@@ -221,49 +235,49 @@ def test_refusal_of_the_api_reaches_the_page_unchanged(browser: Browser) -> None
     "path",
     ["/v1/../admin", "/v1/jobs/%2e%2e/x", "/v1//jobs", "/v1/jobs/a%2fb", "/v1/./status", "/v1/jobs/a\\b"],
 )
-def test_path_outside_the_api_is_not_forwarded(browser: Browser, served: CliFixture, path: str) -> None:
-    before = len(served.requests)
+def test_path_outside_the_api_is_not_forwarded(page_client: ConsolePageClient, cli: CliFixture, path: str) -> None:
+    before = len(cli.requests)
 
-    assert browser.send("GET", path).code == "NO_SUCH_ROUTE"
-    assert len(served.requests) == before
-
-
-def test_unchanged_answer_is_not_sent_again(browser: Browser) -> None:
-    first = browser.send("GET", "/v1/incidents?pageSize=5")
-    again = browser.send("GET", "/v1/incidents?pageSize=5", If_None_Match=first.headers["ETag"])
-
-    assert (again.status, again.text) == (304, "")
+    assert page_client.send("GET", path).code == "NO_SUCH_ROUTE"
+    assert len(cli.requests) == before
 
 
-def test_large_or_endless_body_is_refused(browser: Browser, served: CliFixture) -> None:
-    before = len(served.requests)
+def test_console_sends_no_body_for_an_unchanged_answer(page_client: ConsolePageClient) -> None:
+    first = page_client.send("GET", "/v1/incidents?pageSize=5")
+    second = page_client.send("GET", "/v1/incidents?pageSize=5", If_None_Match=first.headers["ETag"])
 
-    assert browser.change("/v1/jobs", {"x": "y" * MAX_BODY_BYTES}).code == "TOO_LARGE"
-    assert browser.send("POST", "/v1/jobs", Transfer_Encoding="chunked").code == "LENGTH_REQUIRED"
-    assert browser.send("POST", "/v1/jobs", Content_Length="-1").code == "BAD_LENGTH"
-    assert len(served.requests) == before
+    assert (second.status, second.text) == (304, "")
 
 
-def test_stopped_api_is_a_problem_with_a_hint(browser: Browser, served: CliFixture) -> None:
-    served.stop()
+def test_console_refuses_a_large_or_endless_body(page_client: ConsolePageClient, cli: CliFixture) -> None:
+    before = len(cli.requests)
 
-    reply = browser.send("GET", "/v1/status")
+    assert page_client.change("/v1/jobs", {"x": "y" * MAX_BODY_BYTES}).code == "TOO_LARGE"
+    assert page_client.send("POST", "/v1/jobs", Transfer_Encoding="chunked").code == "LENGTH_REQUIRED"
+    assert page_client.send("POST", "/v1/jobs", Content_Length="-1").code == "BAD_LENGTH"
+    assert len(cli.requests) == before
+
+
+def test_console_reports_an_unreachable_api(page_client: ConsolePageClient, cli: CliFixture) -> None:
+    cli.stop()
+
+    reply = page_client.send("GET", "/v1/status")
 
     assert (reply.status, reply.code) == (503, "UNREACHABLE")
 
 
-def test_missing_credentials_are_a_problem_with_a_hint(served: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    served.write_context({name: value for name, value in served.context.items() if name != "credentials"})
+def test_console_reports_missing_credentials_with_a_hint(cli: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    cli.write_context({name: value for name, value in cli.context.items() if name != "credentials"})
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     server = ConsoleServer(lookup.current_client())
-    running = _running(server)
+    running = _run_server(server)
     next(running)
-    browser = Browser(server)
-    browser.sign_in()
+    page_client = ConsolePageClient(server)
+    page_client.sign_in()
 
-    reply = browser.send("GET", "/v1/status")
+    reply = page_client.send("GET", "/v1/status")
 
     assert (reply.status, reply.code) == (401, "NO_CREDENTIALS")
     assert "aws sso login" in json.loads(reply.text)["hint"]
@@ -278,62 +292,62 @@ def test_missing_credentials_are_a_problem_with_a_hint(served: CliFixture, monke
         ("BAD_SIGNATURE", -10, "CLOCK_SKEW", "This machine's clock is 10 min ahead of the API's"),
     ],
 )
-def test_expired_credentials_or_wrong_local_clock_is_named(
-    browser: Browser, served: CliFixture, code: str, minutes: int, expected: str, detail: str
+def test_console_names_expired_credentials_or_a_wrong_local_clock(
+    page_client: ConsolePageClient, cli: CliFixture, code: str, minutes: int, expected: str, detail: str
 ) -> None:
     date = format_datetime(datetime.now(UTC) + timedelta(minutes=minutes, seconds=1), usegmt=True)
     problem = {"status": 403, "code": code, "detail": "AWS said so.", "hint": "Look."}
-    served.next_answers = [ApiResponse(403, {"Date": date}, json.dumps(problem))]
+    cli.next_answers = [ApiResponse(403, {"Date": date}, json.dumps(problem))]
 
-    reply = browser.change(f"/v1/clusters/{FLEET}/automation/hold")
+    reply = page_client.change(f"/v1/clusters/{FLEET}/automation/hold")
 
     assert (reply.status, reply.code) == (403, expected)
     assert json.loads(reply.text)["detail"].startswith(detail)
 
 
-def test_html_of_a_proxy_is_not_taken_for_a_response(browser: Browser, served: CliFixture) -> None:
-    served.next_answers = [ApiResponse(502, {}, "<html>Bad Gateway</html>")]
+def test_console_does_not_accept_a_proxys_html_as_answer(page_client: ConsolePageClient, cli: CliFixture) -> None:
+    cli.next_answers = [ApiResponse(502, {}, "<html>Bad Gateway</html>")]
 
-    reply = browser.send("GET", "/v1/status")
+    reply = page_client.send("GET", "/v1/status")
 
     assert (reply.status, reply.code) == (502, "HTTP_502")
     assert "comes from a gateway or proxy, not from Evenkeel" in json.loads(reply.text)["detail"]
 
 
-def test_change_interrupted_by_a_proxy_takes_effect_once(browser: Browser, served: CliFixture) -> None:
+def test_change_interrupted_by_a_proxy_takes_effect_once(page_client: ConsolePageClient, cli: CliFixture) -> None:
     hold = {"reason": "a test", "forSeconds": 3600}
     path = f"/v1/clusters/{FLEET}/automation/hold"
-    served.cut_after = [5]
+    cli.cut_after = [5]
 
-    cut, again = browser.change(path, hold), browser.change(path, hold)
+    interrupted_reply, repeated_reply = page_client.change(path, hold), page_client.change(path, hold)
 
-    assert (cut.status, cut.code) == (503, "UNREACHABLE")
-    assert again.status == 200
-    assert len(served.gateway.get(f"/v1/clusters/{FLEET}/automation").document["holds"]) == 1
+    assert (interrupted_reply.status, interrupted_reply.code) == (503, "UNREACHABLE")
+    assert repeated_reply.status == 200
+    assert len(cli.gateway.get(f"/v1/clusters/{FLEET}/automation").document["holds"]) == 1
 
 
-def test_console_killed_during_a_change_loses_no_change(served: CliFixture) -> None:
+def test_console_killed_during_a_change_loses_no_change(cli: CliFixture) -> None:
     """The API completes the change without the console, and the next console shows it."""
     hold = {"reason": "a test", "forSeconds": 3600}
     path = f"/v1/clusters/{FLEET}/automation/hold"
     arrived, killed = threading.Event(), threading.Event()
-    inner = served.answer
+    answer_request = cli.answer
 
     def answer(method: str, target: str, body: str, headers: dict[str, str]) -> ApiResponse:
         if method == "POST":
             arrived.set()
             assert killed.wait(20)
-        return inner(method, target, body, headers)
+        return answer_request(method, target, body, headers)
 
-    served.answer = answer  # type: ignore[method-assign]  # the console is killed while the API works
+    cli.answer = answer  # type: ignore[method-assign]  # the console is killed while the API works
     with a_console_process() as (process, first):
-        lost: list[Exception] = []
+        connection_errors: list[Exception] = []
 
         def send() -> None:
             try:
                 first.change(path, hold)
             except (OSError, http.client.HTTPException) as error:
-                lost.append(error)
+                connection_errors.append(error)
 
         sender = threading.Thread(target=send)
         sender.start()
@@ -342,35 +356,35 @@ def test_console_killed_during_a_change_loses_no_change(served: CliFixture) -> N
         process.wait(20)
         killed.set()
         sender.join(20)
-    assert lost, "the page learns that no answer came"
+    assert connection_errors, "the page learns that no answer came"
 
     with a_console_process() as (_, second):
         reply = second.change(path, hold)
-        shown = json.loads(second.send("GET", f"/v1/clusters/{FLEET}/automation").text)
+        automation = json.loads(second.send("GET", f"/v1/clusters/{FLEET}/automation").text)
 
     assert reply.status == 200
-    assert len(shown["holds"]) == 1
+    assert len(automation["holds"]) == 1
 
 
 @contextlib.contextmanager
-def a_console_process() -> Iterator[tuple[subprocess.Popen[str], Browser]]:
-    """Run `evenkeel console` in its own process; yield it with a browser that has a session."""
+def a_console_process() -> Iterator[tuple[subprocess.Popen[str], ConsolePageClient]]:
+    """Run `evenkeel console` in its own process; yield it with a client that has a session."""
     command = [sys.executable, "-m", "evenkeel_cli.main", "console", "--no-open"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         match = re.search(r"http://127\.0\.0\.1:(\d+)/\S+", process.stdout.readline())
         assert match
-        browser = Browser(Address(int(match[1]), match[0]))
-        browser.sign_in()
-        yield process, browser
+        page_client = ConsolePageClient(Address(int(match[1]), match[0]))
+        page_client.sign_in()
+        yield process, page_client
         process.kill()
 
 
 # ---------------------------------------------------------------- pages
 
 
-def test_response_headers_forbid_external_and_inline_scripts(browser: Browser) -> None:
-    reply = browser.send("GET", "/")
+def test_response_headers_forbid_external_and_inline_scripts(page_client: ConsolePageClient) -> None:
+    reply = page_client.send("GET", "/")
 
     assert "default-src 'self'" in reply.headers["Content-Security-Policy"]
     assert "unsafe" not in reply.headers["Content-Security-Policy"]
@@ -380,20 +394,20 @@ def test_response_headers_forbid_external_and_inline_scripts(browser: Browser) -
 
 
 @pytest.mark.parametrize("path", ["/../session.py", "/vendor/../../session.py", "/%2e%2e/server.py", "/static/main.js"])
-def test_console_serves_only_its_own_files(browser: Browser, path: str) -> None:
-    assert browser.send("GET", path).status == 404
+def test_console_serves_only_its_own_files(page_client: ConsolePageClient, path: str) -> None:
+    assert page_client.send("GET", path).status == 404
 
 
 def test_console_files_link_to_no_other_site() -> None:
     texts = {path: path.read_text(encoding="utf-8") for path in STATIC.rglob("*.*") if "vendor" not in path.parts}
 
-    named = {
+    linked_urls = {
         (path.name, url)
         for path, text in texts.items()
         for url in re.findall(r"(?:https?:)?//[a-z0-9][a-z0-9.-]*\.[a-z]{2,}", text)
         if url != "http://www.w3.org"  # the name space of SVG
     }
-    assert named == set()
+    assert linked_urls == set()
 
 
 def test_vendored_files_match_their_published_checksums() -> None:
@@ -408,8 +422,40 @@ def test_console_files_are_less_than_200_kb_compressed() -> None:
     assert size < 200_000
 
 
-def test_port_in_use_is_a_usage_error(served: CliFixture, console: ConsoleServer) -> None:
-    result = served.run("console", "--no-open", "--port", str(console.server_port))
+def test_first_page_loads_every_module_at_once() -> None:
+    names = {path.relative_to(STATIC).as_posix() for path in STATIC.rglob("*.js")} - {"start.js", "main.js"}
+
+    preloaded = re.findall(r'<link rel="modulepreload" href="/([^"]+)">', (STATIC / "index.html").read_text("utf-8"))
+
+    assert sorted(preloaded) == sorted(names)
+
+
+def test_answer_is_not_held_back_for_a_confirmation(console: ConsoleServer) -> None:
+    without_delay: list[int] = []
+
+    class Watched(console.RequestHandlerClass):  # type: ignore[name-defined,misc]  # the server's own class
+        def handle(self) -> None:
+            without_delay.append(self.connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            super().handle()
+
+    console.RequestHandlerClass = Watched
+
+    ConsolePageClient(console).send("GET", "/")
+
+    assert without_delay == [1]
+
+
+def test_client_is_ready_before_the_first_request(cli: CliFixture) -> None:
+    client = lookup.current_client()
+
+    client.prepare()
+
+    assert {"_session", "_credentials"} <= vars(client).keys()
+    assert cli.requests == []
+
+
+def test_console_port_in_use_is_a_usage_error(cli: CliFixture, console: ConsoleServer) -> None:
+    result = cli.run("console", "--no-open", "--port", str(console.server_port))
 
     assert result.exit_code == 2
     assert "PORT_IN_USE" in result.err

@@ -20,9 +20,9 @@ def write_context(folder: Path, document: object = GOOD) -> Path:
 
 
 def refusal_of(folder: Path) -> str:
-    with pytest.raises(CommandFailed) as failed:
+    with pytest.raises(CommandFailed) as error_info:
         context.find_context({"HOME": "/nonexistent"}, folder)
-    return failed.value.code
+    return error_info.value.code
 
 
 def test_context_of_the_folder_is_used(tmp_path: Path) -> None:
@@ -42,7 +42,7 @@ def test_context_of_a_parent_folder_is_not_used(tmp_path: Path, depth: int) -> N
     assert refusal_of(below) == "NO_CONTEXT"
 
 
-def test_users_context_applies_despite_context_in_parent_folder(tmp_path: Path) -> None:
+def test_context_of_the_user_precedes_one_in_a_parent_folder(tmp_path: Path) -> None:
     write_context(tmp_path, GOOD | {"name": "planted"})
     below, home = tmp_path / "work", tmp_path / "home"
     below.mkdir()
@@ -78,10 +78,10 @@ def test_context_writable_by_another_group_is_refused(
 @pytest.mark.parametrize("checked_path", ["", ".evenkeel", ".evenkeel/context.json"])
 def test_context_of_another_user_is_refused(tmp_path: Path, checked_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     write_context(tmp_path)
-    other_path, own = tmp_path / checked_path, Path.lstat
+    other_path, real_lstat = tmp_path / checked_path, Path.lstat
 
     def lstat(path: Path) -> os.stat_result:
-        result = own(path)
+        result = real_lstat(path)
         # Only root can change the owner of a file.
         return os.stat_result((*result[:4], result.st_uid + 1, *result[5:10])) if path == other_path else result
 
@@ -91,15 +91,15 @@ def test_context_of_another_user_is_refused(tmp_path: Path, checked_path: str, m
 
 
 @pytest.mark.parametrize("checked_path", [".evenkeel", ".evenkeel/context.json"])
-def test_context_behind_a_link_is_refused(tmp_path: Path, checked_path: str) -> None:
-    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
-    write_context(here)
-    write_context(elsewhere)
-    target = here / checked_path
-    target.rename(here / "moved")
-    target.symlink_to(elsewhere / checked_path)
+def test_context_behind_a_symbolic_link_is_refused(tmp_path: Path, checked_path: str) -> None:
+    link_folder, target_folder = tmp_path / "here", tmp_path / "elsewhere"
+    write_context(link_folder)
+    write_context(target_folder)
+    target = link_folder / checked_path
+    target.rename(link_folder / "moved")
+    target.symlink_to(target_folder / checked_path)
 
-    assert refusal_of(here) == "UNSAFE_CONTEXT"
+    assert refusal_of(link_folder) == "UNSAFE_CONTEXT"
 
 
 def test_context_file_given_by_path_is_used_from_any_folder(tmp_path: Path) -> None:
@@ -132,27 +132,27 @@ def test_context_file_given_by_path_is_used_from_any_folder(tmp_path: Path) -> N
         "https:\\\\host/v1",
     ],
 )
-def test_endpoint_of_another_host_is_refused(url: str) -> None:
-    with pytest.raises(CommandFailed) as failed:
+def test_context_with_an_api_address_of_another_host_is_refused(url: str) -> None:
+    with pytest.raises(CommandFailed) as error_info:
         context.read_context({"url": url, "region": "us-west-2"}, "a test", {})
 
-    assert failed.value.code == "BAD_CONTEXT"
+    assert error_info.value.code == "BAD_CONTEXT"
 
 
 @pytest.mark.parametrize(
     "url", ["https://evenkeel.example/v1", "http://127.0.0.1:4566/a/v1", "http://localhost/v1", "http://[::1]:80/v1"]
 )
-def test_plain_endpoints_are_accepted(url: str) -> None:
+def test_context_with_a_usual_api_address_is_accepted(url: str) -> None:
     assert context.read_context({"url": url, "region": "us-west-2"}, "a test", {}).url == url
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1.attacker.example", "https://attacker.example", "http://a@b"])
-def test_control_address_is_on_this_machine(url: str) -> None:
+def test_context_with_a_remote_control_address_is_refused(url: str) -> None:
     with pytest.raises(CommandFailed):
         context.read_context(GOOD | {"controlUrl": url}, "a test", {})
 
 
-def test_region_comes_only_from_aws_hosts() -> None:
+def test_region_is_read_only_from_an_aws_host_name() -> None:
     forged = {"url": "https://abc.execute-api.eu-west-1.amazonaws.com.attacker.example/v1"}
 
     assert context.read_context(GOOD, "a test", {}).region == "us-west-2"

@@ -79,14 +79,14 @@ def test_chosen_context_is_the_default_until_another_is_chosen(run: Run, tmp_pat
         assert context_in_force(tmp_path) == URL.format(api)
 
 
-def test_name_in_the_environment_chooses_a_context(run: Run, tmp_path: Path) -> None:
+def test_environment_variable_chooses_the_context(run: Run, tmp_path: Path) -> None:
     add_both_contexts(run)
     run("use", "prod")
 
     assert context_in_force(tmp_path, EVENKEEL_CONTEXT="dev") == URL.format("xyz")
 
 
-def test_list_marks_the_context_in_force(run: Run) -> None:
+def test_context_list_marks_the_context_in_use(run: Run) -> None:
     add_both_contexts(run)
     run("use", "dev")
 
@@ -98,7 +98,7 @@ def test_list_marks_the_context_in_force(run: Run) -> None:
     ]
 
 
-def test_added_context_is_private_and_follows_the_stack(run: Run, tmp_path: Path) -> None:
+def test_added_context_is_private_and_updated_when_added_again(run: Run, tmp_path: Path) -> None:
     run("add", "prod", "--stack", "evenkeel", "--region", "us-west-2", "--profile", "ops")
     file = tmp_path / ".config" / "evenkeel" / "contexts" / "prod.json"
     STACKS["evenkeel"] = ("prod", "new")
@@ -137,20 +137,20 @@ def test_default_context_file_of_the_user_is_never_overwritten(run: Run, tmp_pat
         (("add", "prod", "--stack", "evenkeel"), 2, "region"),
     ],
 )
-def test_refused_command_names_the_reason(run: Run, words: tuple[str, ...], code: int, named: str) -> None:
+def test_refused_context_command_names_the_reason(run: Run, words: tuple[str, ...], code: int, named: str) -> None:
     exit_code, _, message = run(*words)
 
     assert (exit_code, named in message) == (code, True)
 
 
-def test_unknown_name_in_the_environment_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(CommandFailed) as failed:
+def test_unknown_context_in_the_environment_variable_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(CommandFailed) as error_info:
         context_in_force(tmp_path, EVENKEEL_CONTEXT="prdo")
 
-    assert "prdo does not exist" in failed.value.text
+    assert "prdo does not exist" in error_info.value.text
 
 
-def test_broken_context_is_listed_with_its_problem(run: Run, tmp_path: Path) -> None:
+def test_unreadable_context_is_listed_with_its_problem(run: Run, tmp_path: Path) -> None:
     add_both_contexts(run)
     (tmp_path / ".config" / "evenkeel" / "contexts" / "prod.json").write_text("{")
 

@@ -10,11 +10,11 @@ import pytest
 from evenkeel_cli.commands.output import write_csv
 from evenkeel_cli.render import Printer
 from tests.unit.api.gateway import FLEET
-from tests.unit.api.seeds import a_fleet_node, a_job, ago, stored
+from tests.unit.api.seeds import a_fleet_node, a_job, ago, store
 from tests.unit.cli.conftest import CliFixture
-from tests.unit.cli.recovery_fixture import recovery_at_work
+from tests.unit.cli.recovery_fixture import store_running_recovery
 
-LISTS = {
+ROUTE_BY_LIST = {
     "jobs ls": "/v1/jobs",
     "nodes ls": "/v1/nodes",
     "incidents ls": "/v1/incidents",
@@ -25,7 +25,7 @@ LISTS = {
 }
 
 
-def csv_of(items: list[dict[str, Any]], *fields: str) -> str:
+def csv_text(items: list[dict[str, Any]], *fields: str) -> str:
     stream = io.StringIO()
     write_csv(Printer(stream, {}), items, fields)
     return stream.getvalue()
@@ -33,7 +33,9 @@ def csv_of(items: list[dict[str, Any]], *fields: str) -> str:
 
 def csv_round_trip(value: Any) -> str:
     """Write a value as CSV, and return it as read back."""
-    return next(csv.DictReader(io.StringIO(csv_of([{"first": 1, "cell": value}], "first", "cell"), newline="")))["cell"]
+    return next(csv.DictReader(io.StringIO(csv_text([{"first": 1, "cell": value}], "first", "cell"), newline="")))[
+        "cell"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -63,18 +65,18 @@ def test_csv_value_is_read_back_unchanged(value: Any, expected: str) -> None:
 
 
 @pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\n", "＝", "＋", "－", "＠"])
-def test_text_that_a_spreadsheet_would_run_begins_with_an_apostrophe(start: str) -> None:
+def test_csv_text_that_looks_like_a_formula_gets_an_apostrophe(start: str) -> None:
     formula = f'{start}HYPERLINK("https://example.com","x")'
 
     assert csv_round_trip(formula) == f"'{formula}"
     assert csv_round_trip([formula, "b"]) == f"'{formula};b"
 
 
-def test_carriage_return_before_a_formula_starts_no_formula() -> None:
+def test_formula_after_a_carriage_return_gets_an_apostrophe() -> None:
     assert csv_round_trip("\r=1+1") == "'\n=1+1"
 
 
-def test_missing_object_leaves_its_fields_empty() -> None:
+def test_csv_fields_of_a_missing_object_are_empty() -> None:
     items: list[dict[str, Any]] = [
         {"id": 1, "cordon": {"by": "ana"}},
         {"id": 2, "cordon": None},
@@ -82,42 +84,42 @@ def test_missing_object_leaves_its_fields_empty() -> None:
         {"id": 4, "cordon": "odd"},
     ]
 
-    assert csv_of(items, "id", "cordon.by") == "id,cordon.by\n1,ana\n2,\n3,\n4,\n"
+    assert csv_text(items, "id", "cordon.by") == "id,cordon.by\n1,ana\n2,\n3,\n4,\n"
 
 
-def test_list_without_items_has_only_its_header() -> None:
-    assert csv_of([], "id", "cordon.by") == "id,cordon.by\n"
+def test_csv_of_an_empty_list_has_only_its_header() -> None:
+    assert csv_text([], "id", "cordon.by") == "id,cordon.by\n"
 
 
 @pytest.mark.parametrize("words", ["jobs ls", "jobs ls --unmanaged", "nodes ls", "incidents ls", "policy history"])
-def test_empty_list_prints_a_header_and_no_message(served: CliFixture, words: str) -> None:
-    result = served.run(*words.split(), "-o", "csv")
+def test_empty_list_as_csv_prints_no_message(cli: CliFixture, words: str) -> None:
+    result = cli.run(*words.split(), "-o", "csv")
 
     assert (result.exit_code, result.err) == (0, "")
     assert len(result.out.splitlines()) == 1
     assert result.out.split(",")[0] in {"jobId", "name", "instanceId", "incidentId", "number"}
 
 
-@pytest.mark.parametrize("words", LISTS)
-def test_every_list_table_has_same_items_as_json(served: CliFixture, words: str) -> None:
-    recovery_at_work(served.gateway)
+@pytest.mark.parametrize("words", ROUTE_BY_LIST)
+def test_csv_of_each_list_has_the_items_of_its_json(cli: CliFixture, words: str) -> None:
+    store_running_recovery(cli.gateway)
 
-    result = served.run(*words.split(), "-o", "csv")
+    result = cli.run(*words.split(), "-o", "csv")
 
     lines = list(csv.DictReader(io.StringIO(result.out)))
-    items = json.loads(served.run(*words.split(), "-o", "json").out)["items"]
+    items = json.loads(cli.run(*words.split(), "-o", "json").out)["items"]
     key = result.out.split(",")[0]
     assert result.exit_code == 0
     assert [line[key] for line in lines] == [str(item[key]) for item in items]
     assert all(None not in line and None not in line.values() for line in lines)
 
 
-@pytest.mark.parametrize(("words", "path"), [(words, path) for words, path in LISTS.items() if path])
-def test_csv_has_one_column_per_api_field(served: CliFixture, words: str, path: str) -> None:
-    recovery_at_work(served.gateway)
-    header = served.run(*words.split(), "-o", "csv").out.splitlines()[0].split(",")
+@pytest.mark.parametrize(("words", "path"), [(words, path) for words, path in ROUTE_BY_LIST.items() if path])
+def test_csv_has_one_column_per_api_field(cli: CliFixture, words: str, path: str) -> None:
+    store_running_recovery(cli.gateway)
+    header = cli.run(*words.split(), "-o", "csv").out.splitlines()[0].split(",")
 
-    item = served.gateway.get(path).document["items"][0]
+    item = cli.gateway.get(path).document["items"][0]
 
     tops = {name.split(".")[0] for name in header}
     assert tops <= item.keys() | {"isStale"}
@@ -125,27 +127,27 @@ def test_csv_has_one_column_per_api_field(served: CliFixture, words: str, path: 
     assert flat <= tops
 
 
-def test_hostile_text_in_a_reason_stays_in_its_cell(served: CliFixture) -> None:
+def test_hostile_text_in_a_reason_stays_in_its_csv_cell(cli: CliFixture) -> None:
     reason = "=cmd|' /C calc'!A0,\"x\"\n+2"
-    stored(served.gateway.fakes.ledger, a_job(1, reason=reason), a_fleet_node(1, not_ready_since=ago(hours=1)))
+    store(cli.gateway.fakes.ledger, a_job(1, reason=reason), a_fleet_node(1, not_ready_since=ago(hours=1)))
 
-    result = served.run("jobs", "ls", "-o", "csv")
+    result = cli.run("jobs", "ls", "-o", "csv")
 
     lines = list(csv.DictReader(io.StringIO(result.out)))
     assert [line["reason"] for line in lines] == [f"'{reason}"]
 
 
-def test_truncated_list_is_reported_on_standard_error(served: CliFixture) -> None:
-    stored(served.gateway.fakes.ledger, *(a_job(number) for number in (1, 2)))
+def test_truncated_csv_list_is_reported_on_standard_error(cli: CliFixture) -> None:
+    store(cli.gateway.fakes.ledger, *(a_job(number) for number in (1, 2)))
 
-    result = served.run("jobs", "ls", "--limit", "1", "-o", "csv")
+    result = cli.run("jobs", "ls", "--limit", "1", "-o", "csv")
 
     assert len(result.out.splitlines()) == 2
     assert "Listed the first 1 items." in result.err
 
 
-def test_command_that_shows_one_item_refuses_csv(served: CliFixture) -> None:
-    result = served.run("status", "-o", "csv")
+def test_command_that_shows_one_item_refuses_csv(cli: CliFixture) -> None:
+    result = cli.run("status", "-o", "csv")
 
     assert result.exit_code == 2
     assert "works only for lists" in result.err

@@ -47,21 +47,21 @@ def commands_in(text: str) -> Iterator[tuple[str, str]]:
 
 def wrong_commands_in(text: str) -> list[str]:
     """Return the commands and options in a text that do not exist."""
-    wrong = []
+    problems = []
     for typed_noun, typed_rest in commands_in(text):
         noun, *words = expand_aliases([typed_noun, *typed_rest.split()])
-        rest = "".join(f" {word}" for word in words)
+        remaining_words = "".join(f" {word}" for word in words)
         if noun not in NOUNS:
-            wrong.append(noun)
+            problems.append(noun)
             continue
-        verbs, typed = verbs_of(noun), re.match(r" ([a-z][a-z-]*)", rest)
+        verbs, typed = verbs_of(noun), re.match(r" ([a-z][a-z-]*)", remaining_words)
         verb = typed[1] if typed and "" not in verbs else ""
         if verb and verb not in verbs:
-            wrong.append(f"{noun} {verb}")
+            problems.append(f"{noun} {verb}")
             continue
-        options = re.findall(r"(?<=[ \[])--[a-z-]+", rest)
-        wrong += [f"{noun} {option}" for option in options if option not in verbs.get(verb, {"--help"})]
-    return wrong
+        options = re.findall(r"(?<=[ \[])--[a-z-]+", remaining_words)
+        problems += [f"{noun} {option}" for option in options if option not in verbs.get(verb, {"--help"})]
+    return problems
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(PROJECT)))
@@ -72,16 +72,16 @@ def test_every_documented_command_exists(page: Path) -> None:
 
 
 def test_every_command_named_in_a_message_exists() -> None:
-    wrong = {
+    problems_by_file = {
         path.relative_to(PROJECT): commands
         for path in SOURCES
         if (commands := wrong_commands_in(path.read_text("utf-8")))
     }
 
-    assert wrong == {}
+    assert problems_by_file == {}
 
 
-def test_missing_command_or_option_is_found() -> None:
+def test_unknown_command_or_option_in_a_text_is_reported() -> None:
     text = "evenkeel incidents last\nevenkeel drain x\nevenkeel why x --loudly; evenkeel jobs ls --state FAILED"
 
     assert wrong_commands_in(text) == ["incidents last", "drain", "why --loudly"]
@@ -92,14 +92,14 @@ def test_command_line_page_lists_every_command(noun: str) -> None:
     page = (PROJECT / "docs" / "cli.md").read_text(encoding="utf-8")
     rows = [line.split(" | ")[0] for line in page.splitlines() if line.startswith(f"| `{noun}")]
     app = importlib.import_module(f"evenkeel_cli.commands.{NOUNS[noun].module}").app
-    shown = verbs_of(noun).keys() - {command.name for command in app.registered_commands if command.hidden}
+    visible_verbs = verbs_of(noun).keys() - {command.name for command in app.registered_commands if command.hidden}
 
     assert rows
-    assert [verb for verb in sorted(shown) if not re.search(rf"\b{re.escape(verb)}\b", " ".join(rows))] == []
+    assert [verb for verb in sorted(visible_verbs) if not re.search(rf"\b{re.escape(verb)}\b", " ".join(rows))] == []
 
 
 @pytest.mark.parametrize("words", [(), *((noun,) for noun in NOUNS)])
-def test_help_cuts_no_summary_at_eighty_columns(
+def test_help_summaries_fit_80_columns(
     words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")

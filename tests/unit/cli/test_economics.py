@@ -17,6 +17,8 @@ Json = dict[str, Any]
 
 
 class _Pipe(io.StringIO):
+    """An output that is not a terminal."""
+
     encoding = "utf-8"
 
 
@@ -38,7 +40,7 @@ def words_of_line(line: str) -> list[str]:
     return line.split()
 
 
-def test_rate_has_every_digit_in_json() -> None:
+def test_failure_rate_as_json_is_not_rounded() -> None:
     document = json_output(*words_of_line("rate --failures 4 --node-hours 12540"))
 
     assert document["failuresPerNodeHour"] == 4 / 12540
@@ -47,14 +49,14 @@ def test_rate_has_every_digit_in_json() -> None:
 
 
 @pytest.mark.parametrize("rate", ["0.0005", "0.05%", "5e-4"])
-def test_rate_may_be_typed_in_several_ways(rate: str) -> None:
+def test_failure_rate_option_accepts_several_units(rate: str) -> None:
     (row,) = json_output("mtbf", "--nodes", "256", "--rate", rate, "--downtime", "280min")["rates"]
 
     assert row["mtbfHours"] == pytest.approx(7.8125)
     assert (row["smallestEndlessNodes"], row["endsWithSerialRecovery"]) == (429, True)
 
 
-def test_counted_failures_give_both_ends_of_the_rate_interval() -> None:
+def test_mtbf_of_counted_failures_has_low_and_high_bounds() -> None:
     rows = json_output(*words_of_line("mtbf --nodes 256 --failures 4 --node-hours 12540"))["rates"]
 
     assert [row["end"] for row in rows] == ["low", "estimate", "high"]
@@ -74,7 +76,7 @@ def test_ettr_command_shows_every_downtime_model() -> None:
     assert rows["renewal"]["lostUsd"] == pytest.approx(121.5278 * 24 * 2048 * 5, rel=1e-5)
 
 
-def test_shorter_downtime_saves_days_and_dollars() -> None:
+def test_compared_downtimes_show_saved_days_and_dollars() -> None:
     line = "ettr --nodes 256 --rate 0.05% --downtime 40min --instead-of 600+14400+1800 --gpu-hours 1e7"
     document = json_output(*words_of_line(line), "--model", "renewal", "--usd-per-gpu-hour", "5")
 
@@ -85,7 +87,7 @@ def test_shorter_downtime_saves_days_and_dollars() -> None:
     assert saved["savedUsd"] == pytest.approx(25_600_000)
 
 
-def test_run_that_never_ends_is_unknown_and_not_zero() -> None:
+def test_figures_of_a_run_that_never_ends_are_unknown() -> None:
     line = "ettr --nodes 512 --rate 0.05% --downtime 280min --model serial"
     (row,) = json_output(*words_of_line(line))["runs"]
 
@@ -117,7 +119,7 @@ def test_spares_without_a_price_have_unknown_dollars() -> None:
     assert document["spares"][0]["costUsd"] is None
 
 
-def test_commands_copies_shrink_and_repair_shop_print_known_results() -> None:
+def test_copies_shrink_and_repair_shop_commands_print_known_results() -> None:
     copies = json_output(*words_of_line("copies --machines 6 --group 2 --lost 3"))
     shrink = json_output(*words_of_line("shrink --nodes 256 --detect 89 --reconfigure 60 --lead 940"))
     shop = json_output(*words_of_line("repair-shop --nodes 256 --rate 0.05% --repair 4h --repairers 2 --max-spares 1"))
@@ -127,27 +129,27 @@ def test_commands_copies_shrink_and_repair_shop_print_known_results() -> None:
     assert [row["spares"] for row in shop["fleets"]] == [0, 1]
 
 
-def test_large_counts_are_short_for_people_and_exact_in_json() -> None:
+def test_large_counts_are_short_in_tables_and_exact_in_json() -> None:
     line = words_of_line("copies --machines 256 --group 2 --lost 40")
 
     assert len(json_output(*line)["allSets"]) == 48
     assert "e47" in run(*line)[1]
 
 
-def test_huge_figures_stay_short_for_people() -> None:
+def test_huge_figures_stay_short_in_tables() -> None:
     _, out, _ = run(*words_of_line("rate --failures 4 --node-hours 1e300"))
 
     assert max(map(len, out.splitlines())) <= 80
     assert "1e+300" in out
 
 
-def test_column_titles_separate_a_word_of_one_letter() -> None:
+def test_column_title_separates_a_one_letter_word() -> None:
     assert name_in_words("meanWaitingForARepairer") == "mean waiting for a repairer"
     assert name_in_words("mtbfHours") == "mtbf hours"
     assert name_in_words("costUSD") == "cost usd"
 
 
-def test_thousands_may_have_commas() -> None:
+def test_number_option_may_have_commas_at_thousands() -> None:
     assert json_output(*words_of_line("rate --failures 4 --node-hours 1,012,540.5"))["nodeHours"] == 1_012_540.5
 
 
@@ -172,9 +174,9 @@ def test_rates_by_group_are_computed_from_a_file(tmp_path: Path) -> None:
 
 
 def test_tables_command_lists_misprints_in_every_output_format() -> None:
-    fast = ("tables", "--simulated-failures", "2000")
-    misprints = json_output(*fast)["misprints"]
-    rows = list(csv.DictReader(io.StringIO(run(*fast, "-o", "csv")[1])))
+    command = ("tables", "--simulated-failures", "2000")
+    misprints = json_output(*command)["misprints"]
+    rows = list(csv.DictReader(io.StringIO(run(*command, "-o", "csv")[1])))
 
     assert len(misprints) == 3
     assert misprints[0] == "Table 4, 0.05 % per hour, 512 instances: printed 48, should say 47 (46.66)."
@@ -184,7 +186,7 @@ def test_tables_command_lists_misprints_in_every_output_format() -> None:
         ("55.0", "54.0"),
     ]
     for form in ("md", "table"):
-        assert all(misprint in run(*fast, "-o", form)[1] for misprint in misprints)
+        assert all(misprint in run(*command, "-o", form)[1] for misprint in misprints)
 
 
 @pytest.mark.parametrize(
@@ -226,7 +228,7 @@ def test_tables_command_lists_misprints_in_every_output_format() -> None:
         ),
     ],
 )
-def test_invalid_input_names_the_option(line: str, message: str) -> None:
+def test_invalid_economics_input_names_the_option(line: str, message: str) -> None:
     code, out, err = run(*words_of_line(line))
 
     assert (code, out) == (2, "")
@@ -252,7 +254,7 @@ def test_invalid_input_names_the_option(line: str, message: str) -> None:
         "forecast --file x --usd-per-gpu-hour=",
     ],
 )
-def test_empty_value_is_an_error_and_not_an_omitted_option(line: str, tmp_path: Path) -> None:
+def test_empty_option_value_is_an_error(line: str, tmp_path: Path) -> None:
     fleet = tmp_path / "fleet.yaml"
     fleet.write_text("groups: [{name: a, nodes: 4, gpusPerNode: 8, failures: 1, nodeHours: 100}]\n")
     code, out, err = run(*words_of_line(line.replace("--file x", f"--file {fleet}")))
@@ -288,7 +290,7 @@ def test_output_in_a_pipe_has_at_most_80_columns(line: str) -> None:
     assert [line for line in out.splitlines() if len(line) > 80 and "://" not in line] == []
 
 
-def test_wide_table_repeats_the_columns_that_tell_rows_apart() -> None:
+def test_each_block_of_a_wide_table_repeats_identifying_columns() -> None:
     _, out, _ = run(*words_of_line("spares --nodes 256 --failures 5 --node-hours 10000 --lead 940 --run-cost-usd 5e7"))
     *_, last = out.split("\n\n")
 
@@ -298,7 +300,7 @@ def test_wide_table_repeats_the_columns_that_tell_rows_apart() -> None:
     ]
 
 
-def test_yaml_has_the_figures_of_json() -> None:
+def test_economics_output_as_yaml_has_the_figures_of_json() -> None:
     line = words_of_line("shrink --nodes 256 --detect 89 --reconfigure 60 --lead 940")
 
     assert yaml.safe_load(run(*line, "-o", "yaml")[1]) == json_output(*line)

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from evenkeel.domain.health.incidents import StageTimes
-from tests.unit.api.seeds import a_fleet_node, a_job, a_life, affected, ago, an_attempt, an_incident, stored
-from tests.unit.cli.conftest import CliFixture
+from tests.unit.api.seeds import a_fleet_node, a_job, a_life, affected, ago, an_attempt, an_incident, store
+from tests.unit.cli.conftest import CliFixture, leave_out
 from tests.unit.cli.test_economics import json_output, run
 from tools.schemas import schemas
 
@@ -23,13 +23,13 @@ PRICES = ("--reserved-usd-per-hour", "3", "--on-demand-usd-per-hour", "5")
 
 
 @pytest.mark.parametrize(("file", "schema"), [("fleet", "economics.forecast"), ("observations", "economics.rate")])
-def test_examples_match_their_schemas(file: str, schema: str) -> None:
+def test_economics_example_files_match_their_schemas(file: str, schema: str) -> None:
     document = yaml.safe_load((EXAMPLES / f"{file}.yaml").read_text())
 
     jsonschema.Draft202012Validator(schemas()[schema]).validate(document)
 
 
-def test_example_forecast_orders_recovery_strategies_by_cost() -> None:
+def test_example_forecast_shows_cheaper_strategies_after_dearer_ones() -> None:
     document = json_output("forecast", "--file", str(EXAMPLES / "fleet.yaml"))
     usd = {total["strategy"]: total["usdPerMonth"] for total in document["totals"]}
 
@@ -39,7 +39,7 @@ def test_example_forecast_orders_recovery_strategies_by_cost() -> None:
     assert len(document["assumptions"]) >= 10
 
 
-def test_price_option_applies_where_the_file_has_none(tmp_path: Path) -> None:
+def test_price_option_applies_to_groups_without_a_price(tmp_path: Path) -> None:
     file = tmp_path / "fleet.yaml"
     file.write_text("groups: [{name: a, nodes: 4, gpusPerNode: 8, failures: 2, nodeHours: 900}]")
 
@@ -78,39 +78,41 @@ def test_forecast_without_a_fleet_is_refused() -> None:
 
 
 @pytest.fixture
-def with_history(served: CliFixture) -> CliFixture:
-    """Four nodes that ran for three days, a node removed yesterday, and incidents of which some count as failures."""
-    ledger = served.gateway.fakes.ledger
+def cli_with_history(cli: CliFixture) -> CliFixture:
+    """Return a fleet with four nodes, a node removed yesterday, and incidents, of which two count as failures."""
+    ledger = cli.gateway.fakes.ledger
     nodes = [a_fleet_node(number) for number in (1, 2, 3, 4)]
     node = a_fleet_node(5, is_gone=True, changed_at=ago(days=1))
-    counted = [an_incident(number, fault_key="xid:79", first_signal_at=ago(hours=number)) for number in (1, 2)]
+    counted_incidents = [
+        an_incident(number, fault_key="xid:79", first_signal_at=ago(hours=number)) for number in (1, 2)
+    ]
     ignored = [
         an_incident(3, is_drill=True, first_signal_at=ago(hours=3)),
         an_incident(4, resumes="inc-0000000001", first_signal_at=ago(hours=1)),
         an_incident(5, fault_key="xid:8", first_signal_at=ago(hours=1)),
         an_incident(6, first_signal_at=ago(days=20)),
     ]
-    stored(ledger, *nodes, node, *counted, *ignored)
-    return served
+    store(ledger, *nodes, node, *counted_incidents, *ignored)
+    return cli
 
 
-def json_output_for_fleet(served: CliFixture, *words: str) -> Json:
-    result = served.run("economics", *words, "-o", "json")
+def json_output_for_fleet(cli: CliFixture, *words: str) -> Json:
+    result = cli.run("economics", *words, "-o", "json")
     assert result.exit_code == 0, result.err
     document: Json = json.loads(result.out)
     return document
 
 
-def test_fleet_counts_its_failures_and_node_hours(with_history: CliFixture) -> None:
-    document = json_output_for_fleet(with_history, "rate", "--fleet", "--days", "10")
+def test_failure_rate_of_the_fleet_uses_recorded_node_hours(cli_with_history: CliFixture) -> None:
+    document = json_output_for_fleet(cli_with_history, "rate", "--fleet", "--days", "10")
 
     (pool,) = document["groups"]
     assert (pool["group"], pool["failures"]) == ("p5-workers", 2)
     assert pool["nodeHours"] == pytest.approx(4 * 72 + 48)
 
 
-def test_window_cuts_node_hours_and_failures(with_history: CliFixture) -> None:
-    (pool,) = json_output_for_fleet(with_history, "rate", "--fleet", "--days", "0.0625", "--by", "instance-type")[
+def test_failure_rate_counts_only_hours_within_the_window(cli_with_history: CliFixture) -> None:
+    (pool,) = json_output_for_fleet(cli_with_history, "rate", "--fleet", "--days", "0.0625", "--by", "instance-type")[
         "groups"
     ]
 
@@ -118,8 +120,8 @@ def test_window_cuts_node_hours_and_failures(with_history: CliFixture) -> None:
     assert pool["nodeHours"] == pytest.approx(4 * 1.5)
 
 
-def test_forecast_uses_the_fleets_counts(with_history: CliFixture) -> None:
-    document = json_output_for_fleet(with_history, "forecast", "--fleet", "--days", "10", "--usd-per-gpu-hour", "5")
+def test_forecast_of_the_fleet_uses_its_recorded_failures(cli_with_history: CliFixture) -> None:
+    document = json_output_for_fleet(cli_with_history, "forecast", "--fleet", "--days", "10", "--usd-per-gpu-hour", "5")
 
     rates = {group["end"]: group["failuresPerNodeHour"] for group in document["groups"]}
     assert rates["estimate"] == pytest.approx(2 / (4 * 72 + 48))
@@ -127,10 +129,10 @@ def test_forecast_uses_the_fleets_counts(with_history: CliFixture) -> None:
     assert any("Too few recoveries are measured" in assumption for assumption in document["assumptions"])
 
 
-def test_file_overrides_figures_of_the_fleet(with_history: CliFixture, tmp_path: Path) -> None:
+def test_file_overrides_recorded_figures_of_the_fleet(cli_with_history: CliFixture, tmp_path: Path) -> None:
     file = tmp_path / "fleet.yaml"
     file.write_text("groups: [{name: p5-workers, nodes: 3, spares: 1, usdPerGpuHour: 2, failuresPerNodeHour: 0.001}]")
-    document = json_output_for_fleet(with_history, "forecast", "--fleet", "--file", str(file))
+    document = json_output_for_fleet(cli_with_history, "forecast", "--fleet", "--file", str(file))
 
     row = next(
         group
@@ -141,7 +143,7 @@ def test_file_overrides_figures_of_the_fleet(with_history: CliFixture, tmp_path:
     assert row["spareGpuHoursPerMonth"] == 8 * 730
 
 
-def test_measured_recoveries_give_the_configured_downtime(with_history: CliFixture) -> None:
+def test_measured_recoveries_give_the_configured_downtime(cli_with_history: CliFixture) -> None:
     job = a_job(1, state="RUNNING", current_attempt=2)
     recovered = [
         an_incident(
@@ -154,8 +156,8 @@ def test_measured_recoveries_give_the_configured_downtime(with_history: CliFixtu
         )
         for number in range(11, 16)
     ]
-    stored(with_history.gateway.fakes.ledger, job, *recovered)
-    document = json_output_for_fleet(with_history, "forecast", "--fleet", "--days", "10")
+    store(cli_with_history.gateway.fakes.ledger, job, *recovered)
+    document = json_output_for_fleet(cli_with_history, "forecast", "--fleet", "--days", "10")
 
     assert any(
         "313 s from the signal until jobs ran, the median of 5" in assumption for assumption in document["assumptions"]
@@ -164,8 +166,8 @@ def test_measured_recoveries_give_the_configured_downtime(with_history: CliFixtu
     assert row["downtimeSecondsPerFailure"] == 83 + 313
 
 
-def test_fleet_without_nodes_has_no_figures(served: CliFixture) -> None:
-    result = served.run("economics", "forecast", "--fleet")
+def test_fleet_without_nodes_has_no_figures(cli: CliFixture) -> None:
+    result = cli.run("economics", "forecast", "--fleet")
 
     assert (result.exit_code, result.out) == (4, "")
     assert "has no nodes with GPUs, so there is nothing to forecast" in result.err
@@ -178,8 +180,10 @@ def test_fleet_without_nodes_has_no_figures(served: CliFixture) -> None:
         (("rate", "--fleet", "--by", "job-size"), "incidents do not record the size of a job"),
     ],
 )
-def test_impossible_window_or_group_is_refused(with_history: CliFixture, words: tuple[str, ...], message: str) -> None:
-    result = with_history.run("economics", *words)
+def test_impossible_window_or_group_is_refused(
+    cli_with_history: CliFixture, words: tuple[str, ...], message: str
+) -> None:
+    result = cli_with_history.run("economics", *words)
 
     assert (result.exit_code, result.out) == (2, "")
     assert message in result.err
@@ -194,7 +198,7 @@ def run_commitment(tmp_path: Path, name: str, text: str, *words: str) -> Json:
     return json_output("commitment", "--demand", str(file), *PRICES, *words)
 
 
-def test_example_demand_leads_to_commitment_for_its_base_load() -> None:
+def test_commitment_advice_for_the_example_covers_its_base_load() -> None:
     words = ("--reserved-usd-per-hour", "24", "--on-demand-usd-per-hour", "55.04", "--gpus-per-node", "8")
     document = json_output("commitment", "--demand", str(EXAMPLES / "demand.csv"), *words, "--committed", "16")
 
@@ -227,7 +231,7 @@ def test_demand_may_be_given_in_several_formats(tmp_path: Path, name: str, text:
     assert document["present"]["idleReservedUsd"] == 15
 
 
-def test_missing_hours_are_unknown_and_not_zero(tmp_path: Path) -> None:
+def test_missing_hours_of_demand_are_unknown(tmp_path: Path) -> None:
     document = run_commitment(tmp_path, "d.csv", "hour,gpus\n0,2\n5,2\n")
 
     assert (document["hours"], document["unknownHours"], document["units"][1]["demandShare"]) == (2, 4, 1)
@@ -283,20 +287,20 @@ def test_invalid_price_names_the_option(prices: tuple[str, ...], message: str) -
 
 
 @pytest.fixture
-def with_demand(served: CliFixture) -> CliFixture:
-    """Four nodes since three days. Two jobs held two and three nodes, the second one for a day."""
-    ledger = served.gateway.fakes.ledger
-    stored(ledger, *(a_fleet_node(number) for number in (1, 2, 3, 4)))
+def cli_with_demand(cli: CliFixture) -> CliFixture:
+    """Return a fleet of four nodes that is three days old. Job 1 holds two nodes; job 2 held three nodes for a day."""
+    ledger = cli.gateway.fakes.ledger
+    store(ledger, *(a_fleet_node(number) for number in (1, 2, 3, 4)))
     times: tuple[Json, ...] = ({"admitted_at": ago(days=3)}, {"admitted_at": ago(hours=49), "ended_at": ago(hours=25)})
     for number, changes in enumerate(times, 1):
         job = a_job(number, state="RUNNING", submitted_at=changes["admitted_at"])
         kind: Json = {"instance_type": "ml.p5.48xlarge", "accelerators": 8 * (1 + number)}
-        stored(ledger, job, an_attempt(job, state="LOST" if "ended_at" in changes else "RUNNING", **changes, **kind))
-    return served
+        store(ledger, job, an_attempt(job, state="LOST" if "ended_at" in changes else "RUNNING", **changes, **kind))
+    return cli
 
 
-def test_recorded_demand_shows_the_kth_node(with_demand: CliFixture) -> None:
-    document = json_output_for_fleet(with_demand, "commitment", "--fleet", *PRICES)
+def test_commitment_advice_for_the_fleet_judges_each_additional_node(cli_with_demand: CliFixture) -> None:
+    document = json_output_for_fleet(cli_with_demand, "commitment", "--fleet", *PRICES)
 
     assert (document["instanceType"], document["hours"], document["unknownHours"]) == ("p5.48xlarge", 71, 648)
     # Three more nodes from 09:15 to 09:15 the next day. On average 2.25 of them in the first hour, 0.75 in the last.
@@ -306,15 +310,15 @@ def test_recorded_demand_shows_the_kth_node(with_demand: CliFixture) -> None:
     assert document["notes"][0].startswith("648 hours have no record")
 
 
-def test_recorded_demand_needs_a_price(with_demand: CliFixture) -> None:
-    result = with_demand.run("economics", "commitment", "--fleet")
+def test_commitment_advice_for_the_fleet_needs_a_price(cli_with_demand: CliFixture) -> None:
+    result = cli_with_demand.run("economics", "commitment", "--fleet")
 
     assert (result.exit_code, result.out) == (2, "")
     assert "--reserved-usd-per-hour is required, because this price is unknown." in result.err
 
 
-def test_list_price_is_the_on_demand_price(with_demand: CliFixture) -> None:
-    document = json_output_for_fleet(with_demand, "commitment", "--fleet", "--reserved-usd-per-hour", "30")
+def test_commitment_advice_uses_the_list_price_as_on_demand_price(cli_with_demand: CliFixture) -> None:
+    document = json_output_for_fleet(cli_with_demand, "commitment", "--fleet", "--reserved-usd-per-hour", "30")
 
     assert document["breakEvenShare"] == pytest.approx(30 / 55.04)
     assert document["notes"][0].startswith("--on-demand-usd-per-hour 55.04: EC2 list price of p5.48xlarge")
@@ -335,15 +339,27 @@ def test_list_price_is_the_on_demand_price(with_demand: CliFixture) -> None:
         (("--fleet", "--reserved-usd-per-hour", "-3"), 2, "--reserved-usd-per-hour must be at least 0"),
     ],
 )
-def test_wrong_commitment_is_refused(with_demand: CliFixture, words: tuple[str, ...], code: int, message: str) -> None:
-    result = with_demand.run("economics", "commitment", *words)
+def test_invalid_commitment_option_is_refused(
+    cli_with_demand: CliFixture, words: tuple[str, ...], code: int, message: str
+) -> None:
+    result = cli_with_demand.run("economics", "commitment", *words)
 
     assert (result.exit_code, result.out) == (code, "")
     assert message in result.err
 
 
-def test_fleet_without_demand_has_no_advice(served: CliFixture) -> None:
-    result = served.run("economics", "commitment", "--fleet", *PRICES)
+def test_fleet_without_demand_has_no_advice(cli: CliFixture) -> None:
+    result = cli.run("economics", "commitment", "--fleet", *PRICES)
 
     assert (result.exit_code, result.out) == (4, "")
     assert "no demand and no committed nodes" in result.err
+
+
+def test_older_stack_without_demand_is_named(cli_with_demand: CliFixture) -> None:
+    leave_out(cli_with_demand, "/v1/cost-report", "hours", "commitments")
+
+    result = cli_with_demand.run("economics", "commitment", "--fleet", *PRICES)
+
+    assert (result.exit_code, result.out) == (4, "")
+    assert "the stack is older than this command" in " ".join(result.err.split())
+    assert "Update the stack: make deploy" in result.err

@@ -51,8 +51,8 @@ policy  {load_policy(None).hash}, catalogue {default_catalogue().hash}
 """
 
 
-def write_policy(served: CliFixture, document: object) -> str:
-    file = served.folder / "policy.json"
+def write_policy(cli: CliFixture, document: object) -> str:
+    file = cli.folder / "policy.json"
     file.write_text(document if isinstance(document, str) else json.dumps(document), encoding="utf-8")
     return str(file)
 
@@ -60,15 +60,15 @@ def write_policy(served: CliFixture, document: object) -> str:
 # ---------------------------------------------------------------- faults
 
 
-def test_explain_shows_the_recovery_of_a_fault(served: CliFixture) -> None:
-    result = served.run("faults", "explain", "gpu:driver_hang", terminal=True)
+def test_explain_shows_the_recovery_of_a_fault(cli: CliFixture) -> None:
+    result = cli.run("faults", "explain", "gpu:driver_hang", terminal=True)
 
     assert result.out == EXPLAINED
-    assert served.requests == []
+    assert cli.requests == []
 
 
-def test_explain_json_has_plan_steps_and_references(served: CliFixture) -> None:
-    document = json.loads(served.run("faults", "explain", "79", "-o", "json").out)
+def test_explain_json_has_plan_steps_and_references(cli: CliFixture) -> None:
+    document = json.loads(cli.run("faults", "explain", "79", "-o", "json").out)
 
     assert document["fault"]["key"] == "xid:79"
     assert [step["rung"] for step in document["steps"]] == ["reboot", "replace", "ask_person"]
@@ -79,13 +79,11 @@ def test_explain_json_has_plan_steps_and_references(served: CliFixture) -> None:
     ]
 
 
-def test_explain_uses_the_site_policy(served: CliFixture) -> None:
-    file = write_policy(
-        served, {"faults": {"xid:79": {"ladder": ["replace"]}}, "repair": {"replaceDeadlineSeconds": 60}}
-    )
+def test_explain_uses_the_site_policy(cli: CliFixture) -> None:
+    file = write_policy(cli, {"faults": {"xid:79": {"ladder": ["replace"]}}, "repair": {"replaceDeadlineSeconds": 60}})
 
-    document = json.loads(served.run("faults", "explain", "79", "--policy", file, "-o", "json").out)
-    result = served.run("faults", "explain", "79", "--policy", file, terminal=True)
+    document = json.loads(cli.run("faults", "explain", "79", "--policy", file, "-o", "json").out)
+    result = cli.run("faults", "explain", "79", "--policy", file, terminal=True)
 
     assert [(step["rung"], step["deadlineSeconds"]) for step in document["steps"]] == [
         ("replace", 60),
@@ -94,8 +92,8 @@ def test_explain_uses_the_site_policy(served: CliFixture) -> None:
     assert "hardware, critical, changed by this policy" in result.out
 
 
-def test_unknown_code_suggests_similar_codes_and_exits_2(served: CliFixture) -> None:
-    result = served.run("faults", "explain", "NvidiaErorReboot", terminal=True)
+def test_unknown_code_suggests_similar_codes_and_exits_2(cli: CliFixture) -> None:
+    result = cli.run("faults", "explain", "NvidiaErorReboot", terminal=True)
 
     assert result.exit_code == 2
     assert result.out == ""
@@ -104,30 +102,30 @@ def test_unknown_code_suggests_similar_codes_and_exits_2(served: CliFixture) -> 
 
 
 @pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.exhaustive)])
-def test_every_fault_can_be_explained(served: CliFixture, step: int) -> None:
+def test_every_fault_can_be_explained(cli: CliFixture, step: int) -> None:
     for key in list(default_catalogue())[::step]:
-        result = served.run("faults", "explain", key, terminal=True)
+        result = cli.run("faults", "explain", key, terminal=True)
 
         assert (result.exit_code, result.err) == (0, "")
         assert result.out.partition("  ")[0].endswith(key)
 
 
-def test_fault_family_and_whole_catalogue_can_be_listed(served: CliFixture) -> None:
-    family = served.run("faults", "ls", "--family", "ec2", "-o", "name").out.split()
-    everything = json.loads(served.run("faults", "list", "-o", "json").out)["items"]
+def test_fault_family_and_whole_catalogue_can_be_listed(cli: CliFixture) -> None:
+    family = cli.run("faults", "ls", "--family", "ec2", "-o", "name").out.split()
+    all_faults = json.loads(cli.run("faults", "list", "-o", "json").out)["items"]
 
     assert family == [key for key in default_catalogue() if key.startswith("ec2:")]
-    assert len(everything) == len(default_catalogue())
-    assert served.run("faults", "ls", "--family", "gremlins").exit_code == 2
+    assert len(all_faults) == len(default_catalogue())
+    assert cli.run("faults", "ls", "--family", "gremlins").exit_code == 2
 
 
 # ---------------------------------------------------------------- a policy
 
 
-def test_valid_policy_is_shown_with_its_changes(served: CliFixture) -> None:
-    file = write_policy(served, {"repair": {"maxAttempts": 2}, "faults": {"xid:94": {"severity": "major"}}})
+def test_valid_policy_is_shown_with_its_changes(cli: CliFixture) -> None:
+    file = write_policy(cli, {"repair": {"maxAttempts": 2}, "faults": {"xid:94": {"severity": "major"}}})
 
-    result = served.run("policy", "check", file, terminal=True)
+    result = cli.run("policy", "check", file, terminal=True)
 
     assert result.exit_code == 0
     assert "● The file is valid: policy " in result.out
@@ -151,17 +149,17 @@ def test_valid_policy_is_shown_with_its_changes(served: CliFixture) -> None:
         ("[]", "must hold one object"),
     ],
 )
-def test_invalid_policy_is_refused_by_field_and_exits_2(served: CliFixture, document: object, expected: str) -> None:
-    result = served.run("policy", "check", write_policy(served, document), terminal=True)
+def test_invalid_policy_is_refused_by_field_and_exits_2(cli: CliFixture, document: object, expected: str) -> None:
+    result = cli.run("policy", "check", write_policy(cli, document), terminal=True)
 
     assert result.exit_code == 2
     assert expected in " ".join(result.err.split())
     assert result.out == ""
 
 
-def test_missing_policy_file_exits_2(served: CliFixture) -> None:
-    assert served.run("policy", "check", "nowhere.json").exit_code == 2
-    assert served.run("policy", "check", write_policy(served, {}), "--base", "gremlins").exit_code == 2
+def test_missing_policy_file_exits_2(cli: CliFixture) -> None:
+    assert cli.run("policy", "check", "nowhere.json").exit_code == 2
+    assert cli.run("policy", "check", write_policy(cli, {}), "--base", "gremlins").exit_code == 2
 
 
 def test_offline_commands_load_no_aws_library(tmp_path: Path) -> None:
@@ -170,6 +168,8 @@ def test_offline_commands_load_no_aws_library(tmp_path: Path) -> None:
         "print(code, [name for name in sys.modules if name.startswith(('boto', 'aws_lambda'))], file=sys.stderr)"
     )
 
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+    completed = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
 
-    assert done.stderr == "0 []\n"
+    assert completed.stderr == "0 []\n"

@@ -33,7 +33,7 @@ def write_documents(documents: list[dict[str, Any]], form: str) -> str:
             return json.dumps({"apiVersion": "v1", form: documents, "kind": "List", "metadata": {"n": [1]}}, indent=1)
 
 
-def read(folder: Path, text: str | bytes, *, chunk: int | None = None) -> list[tuple[int, Any, str]]:
+def read_documents(folder: Path, text: str | bytes, *, chunk: int | None = None) -> list[tuple[int, Any, str]]:
     path = folder / "export.json"
     path.write_bytes(text if isinstance(text, bytes) else text.encode("utf-8"))
     with pytest.MonkeyPatch.context() as patch:
@@ -44,32 +44,36 @@ def read(folder: Path, text: str | bytes, *, chunk: int | None = None) -> list[t
 
 @settings(max_examples=examples(300))
 @given(documents=st.lists(OBJECTS, max_size=6), form=st.sampled_from(FORMS), chunk=st.sampled_from([200, 1 << 20]))
-def test_every_input_format_gives_the_same_documents(
+def test_every_json_format_gives_equal_documents(
     documents: list[dict[str, Any]], form: str, chunk: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("export")
 
     assert [
-        (content, problem) for _, content, problem in read(folder, write_documents(documents, form), chunk=chunk)
+        (content, problem)
+        for _, content, problem in read_documents(folder, write_documents(documents, form), chunk=chunk)
     ] == [(document, "") for document in documents]
 
 
-def test_compressed_file_is_read(tmp_path: Path) -> None:
-    assert [content for _, content, _ in read(tmp_path, gzip.compress(b'{"a":1}\n{"a":2}\n'))] == [{"a": 1}, {"a": 2}]
+def test_compressed_json_file_is_read(tmp_path: Path) -> None:
+    assert [content for _, content, _ in read_documents(tmp_path, gzip.compress(b'{"a":1}\n{"a":2}\n'))] == [
+        {"a": 1},
+        {"a": 2},
+    ]
 
 
 def test_damaged_archive_keeps_the_documents_before_the_damage(tmp_path: Path) -> None:
     lines = "".join(f'{{"a":{number}}}\n' for number in range(50_000)).encode()
 
-    items = read(tmp_path, gzip.compress(lines)[:-20], chunk=4096)
+    items = read_documents(tmp_path, gzip.compress(lines)[:-20], chunk=4096)
 
     assert items[0][1] == {"a": 0}
     assert any("damaged archive" in problem for _, _, problem in items)
 
 
 @pytest.mark.parametrize("bad", ['{"a":', '{"a" 1}', "{]", '{"a":"x', "nonsense", "[" * 3000])
-def test_malformed_line_is_named_and_the_next_is_read(bad: str, tmp_path: Path) -> None:
-    items = read(tmp_path, f'{{"a":1}}\n{bad}\n{{"a":2}}\n')
+def test_malformed_json_line_is_reported_and_reading_continues(bad: str, tmp_path: Path) -> None:
+    items = read_documents(tmp_path, f'{{"a":1}}\n{bad}\n{{"a":2}}\n')
 
     assert [content for _, content, problem in items if not problem] == [{"a": 1}, {"a": 2}]
     problems = [(line, problem) for line, _, problem in items if problem]
@@ -77,24 +81,24 @@ def test_malformed_line_is_named_and_the_next_is_read(bad: str, tmp_path: Path) 
     assert problems[0][0] == 2
 
 
-def test_malformed_list_reports_what_was_not_read(tmp_path: Path) -> None:
-    items = read(tmp_path, '{"Records": [{"a":1},\n{"a":2,,},\n{"a":3}]}\n')
+def test_malformed_json_list_reports_the_unread_rest(tmp_path: Path) -> None:
+    items = read_documents(tmp_path, '{"Records": [{"a":1},\n{"a":2,,},\n{"a":3}]}\n')
 
     assert items[0] == (1, {"a": 1}, "")
     assert items[1][0] == 2
     assert items[1][2].endswith("the rest of this list is skipped")
 
 
-def test_truncated_list_is_reported(tmp_path: Path) -> None:
-    items = read(tmp_path, '[{"a":1},\n')
+def test_truncated_json_list_is_reported(tmp_path: Path) -> None:
+    items = read_documents(tmp_path, '[{"a":1},\n')
 
     assert items == [(1, {"a": 1}, ""), (2, None, "the file ends inside a list")]
 
 
-def test_lines_are_numbered_over_chunks(tmp_path: Path) -> None:
+def test_line_numbers_count_across_chunks_of_a_file(tmp_path: Path) -> None:
     text = "".join(f'{{"a":{number}}}\n' for number in range(100))
 
-    assert [line for line, _, _ in read(tmp_path, text, chunk=16)] == list(range(1, 101))
+    assert [line for line, _, _ in read_documents(tmp_path, text, chunk=16)] == list(range(1, 101))
 
 
 def test_file_is_never_held_completely_in_memory(tmp_path: Path) -> None:
@@ -115,5 +119,5 @@ def test_file_is_never_held_completely_in_memory(tmp_path: Path) -> None:
 def test_byte_order_mark_is_ignored(tmp_path: Path, form: str) -> None:
     body = write_documents([{"a": 1}], form).encode("utf-8-sig")
 
-    assert [content for _, content, _ in read(tmp_path, body)] == [{"a": 1}]
-    assert [content for _, content, _ in read(tmp_path, gzip.compress(body))] == [{"a": 1}]
+    assert [content for _, content, _ in read_documents(tmp_path, body)] == [{"a": 1}]
+    assert [content for _, content, _ in read_documents(tmp_path, gzip.compress(body))] == [{"a": 1}]

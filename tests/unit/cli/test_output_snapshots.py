@@ -5,14 +5,14 @@ from textwrap import dedent
 
 import pytest
 
-from tests.unit.api.seeds import a_job, store_fleet_counts, store_timeline_entries, stored
+from tests.unit.api.seeds import a_job, store, store_fleet_counts, store_timeline_entries
 from tests.unit.cli.conftest import CliFixture
-from tests.unit.cli.recovery_fixture import recovery_at_work
+from tests.unit.cli.recovery_fixture import store_running_recovery
 
 STATUS = """\
 fleet laptop                                                mode: act  10:15:02Z
 ▲ DEGRADED  1 incident working, 0 need you
-SOURCES 28 current ●
+SOURCES 29 current ●
 NODES   p5-workers  4 nodes: 3 in service ●  1 repairing ◐
 GPUs    32 in the fleet  16 in use 50%  8 free in service
 JOBS    class    run  pend  preempted  avg run  max run  avg wait  max wait
@@ -142,11 +142,11 @@ WHY = """\
     ],
     ids=lambda value: value.partition("\n")[0] if "\n" not in value else "",
 )
-def test_terminal_output_matches_its_snapshot(served: CliFixture, words: str, picture: str) -> None:
-    recovery_at_work(served.gateway)
-    store_fleet_counts(served.gateway.fakes)
+def test_terminal_output_matches_its_snapshot(cli: CliFixture, words: str, picture: str) -> None:
+    store_running_recovery(cli.gateway)
+    store_fleet_counts(cli.gateway.fakes)
 
-    result = served.run(*words.split(), terminal=True)
+    result = cli.run(*words.split(), terminal=True)
 
     assert result.out == picture
     assert (result.exit_code, result.err) == (0, "")
@@ -163,10 +163,10 @@ OVERNIGHT = """\
 """
 
 
-def test_timeline_of_several_days_names_each_day_once(served: CliFixture) -> None:
-    stored(served.gateway.fakes.ledger, a_job(1))
+def test_timeline_of_several_days_shows_each_date_once(cli: CliFixture) -> None:
+    store(cli.gateway.fakes.ledger, a_job(1))
     store_timeline_entries(
-        served.gateway.fakes.ledger,
+        cli.gateway.fakes.ledger,
         "job-0000000001",
         (datetime(2026, 11, 1, 23, 59, 50, tzinfo=UTC), "submitted", "Submitted by role/Researcher (ana)."),
         (datetime(2026, 11, 1, 23, 59, 59, tzinfo=UTC), "running", "Attempt 1 runs on 2 nodes; it began from nothing."),
@@ -175,25 +175,29 @@ def test_timeline_of_several_days_names_each_day_once(served: CliFixture) -> Non
         (datetime(2026, 11, 3, 10, 15, tzinfo=UTC), "ended", "Every pod ended with 0."),
     )
 
-    assert served.run("jobs", "timeline", "llama-1", terminal=True).out == OVERNIGHT
+    assert cli.run("jobs", "timeline", "llama-1", terminal=True).out == OVERNIGHT
 
 
-def test_an_incident_of_another_day_fits_the_screen(served: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    recovery_at_work(served.gateway)
+def test_incident_of_an_earlier_day_shows_dates_within_80_columns(
+    cli: CliFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store_running_recovery(cli.gateway)
     monkeypatch.setenv("EVENKEEL_NOW", "2026-11-04T02:00:00+00:00")
 
-    shown = [served.run(*f"{words} @latest".split(), terminal=True).out for words in ("incidents show", "why")]
+    shown_result = [cli.run(*f"{words} @latest".split(), terminal=True).out for words in ("incidents show", "why")]
 
-    assert "  detected          2026-11-03 10:03:02Z\n  planned                      10:03:03Z  +1.8s\n" in shown[0]
-    assert "  xid:79    2026-11-03 10:03:02Z  hyperpod.node-health\n      NVRM: Xid" in shown[0]
-    assert "  2026-11-03 10:03:03Z  ACT      dec-0000000001  Xid 79 calls for" in shown[1]
-    assert max(len(line) for text in shown for line in text.splitlines()) <= 80
+    assert (
+        "  detected          2026-11-03 10:03:02Z\n  planned                      10:03:03Z  +1.8s\n" in shown_result[0]
+    )
+    assert "  xid:79    2026-11-03 10:03:02Z  hyperpod.node-health\n      NVRM: Xid" in shown_result[0]
+    assert "  2026-11-03 10:03:03Z  ACT      dec-0000000001  Xid 79 calls for" in shown_result[1]
+    assert max(len(line) for text in shown_result for line in text.splitlines()) <= 80
 
 
-def test_output_in_a_pipe_has_full_times_and_texts(served: CliFixture) -> None:
-    recovery_at_work(served.gateway)
+def test_output_in_a_pipe_has_full_times_and_texts(cli: CliFixture) -> None:
+    store_running_recovery(cli.gateway)
 
-    result = served.run("incidents", "timeline", "@latest")
+    result = cli.run("incidents", "timeline", "@latest")
 
     assert result.out.splitlines()[-1] == (
         "2026-11-03T10:03:14Z ● repair    Replace was asked of HyperPod and accepted; "
@@ -201,9 +205,9 @@ def test_output_in_a_pipe_has_full_times_and_texts(served: CliFixture) -> None:
     )
 
 
-def test_output_without_colour_contains_the_same_words(served: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    recovery_at_work(served.gateway)
-    plain = served.run("jobs", "ls", terminal=True).out
+def test_output_without_colour_contains_the_same_words(cli: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    store_running_recovery(cli.gateway)
+    plain_output = cli.run("jobs", "ls", terminal=True).out
     monkeypatch.setenv("TERM", "xterm")
     from evenkeel_cli.render import Printer
     from tests.unit.cli.conftest import _Terminal
@@ -212,11 +216,11 @@ def test_output_without_colour_contains_the_same_words(served: CliFixture, monke
     coloured = Printer(terminal, {"TERM": "xterm"})
     coloured.line(coloured.with_glyph("failed", "quarantined"))
 
-    assert "\x1b" not in plain
+    assert "\x1b" not in plain_output
     assert terminal.getvalue() == "\x1b[31m✖\x1b[0m quarantined\n"
 
 
-def test_output_for_terminal_without_unicode_is_ascii(served: CliFixture) -> None:
+def test_output_for_terminal_without_unicode_is_ascii(cli: CliFixture) -> None:
     import io
 
     from evenkeel_cli.render import Printer
@@ -230,18 +234,18 @@ def test_output_for_terminal_without_unicode_is_ascii(served: CliFixture) -> Non
     assert raw.getvalue() == b"~ replacing~ 2 ? 8 - so\n"
 
 
-def test_external_text_cannot_control_the_terminal(served: CliFixture) -> None:
-    stored(served.gateway.fakes.ledger, a_job(1, reason="a\x1b[2Jb\x07c\rd\x9b31m"))
+def test_external_text_cannot_control_the_terminal(cli: CliFixture) -> None:
+    store(cli.gateway.fakes.ledger, a_job(1, reason="a\x1b[2Jb\x07c\rd\x9b31m"))
 
-    result = served.run("jobs", "show", "llama-1", terminal=True)
+    result = cli.run("jobs", "show", "llama-1", terminal=True)
 
     assert not any(character in result.out for character in "\x1b\x07\r\x9b")
 
 
-def test_empty_fleet_has_a_message(served: CliFixture) -> None:
-    served.gateway.fakes.ledger.rows.clear()
+def test_empty_fleet_has_a_message(cli: CliFixture) -> None:
+    cli.gateway.fakes.ledger.rows.clear()
 
-    result = served.run("status", terminal=True)
+    result = cli.run("status", terminal=True)
 
     assert result.out == dedent("""\
         fleet laptop                                                mode: act  10:15:02Z
@@ -249,10 +253,10 @@ def test_empty_fleet_has_a_message(served: CliFixture) -> None:
           nothing has been observed yet
           no heartbeat yet from schedule_jobs, sweep_fleet, watch_cluster
           no sweep has counted the fleet yet
-        SOURCES 28 unknown ▲
+        SOURCES 29 unknown ▲
         """)
     outputs = [
-        served.run(*words.split(), terminal=True).err.splitlines() for words in ("jobs ls", "incidents ls", "nodes ls")
+        cli.run(*words.split(), terminal=True).err.splitlines() for words in ("jobs ls", "incidents ls", "nodes ls")
     ]
     assert [lines[-1] for lines in outputs] == [
         "No jobs.",

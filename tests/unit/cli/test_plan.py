@@ -62,7 +62,7 @@ def workload(name: str, spec: Json | None = None, status: Json | None = None, **
     }
 
 
-class Files:
+class PlanFiles:
     """Writes files into a folder, and runs the command on them."""
 
     def __init__(self, folder: Path) -> None:
@@ -84,10 +84,10 @@ class Files:
         if events is not None:
             (self.folder / "e.yaml").write_text(yaml.safe_dump({"events": events}))
             words += ["--events", str(self.folder / "e.yaml")]
-        return output(*words)
+        return run_command(*words)
 
 
-def output(*words: str) -> tuple[int, str, str]:
+def run_command(*words: str) -> tuple[int, str, str]:
     """Run the command; return its exit code and what it wrote."""
     out, error = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
@@ -96,14 +96,14 @@ def output(*words: str) -> tuple[int, str, str]:
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> Files:
-    return Files(tmp_path)
+def files(tmp_path: Path) -> PlanFiles:
+    return PlanFiles(tmp_path)
 
 
 def run_example(number: int, *options: str) -> Json:
     """Run one worked example."""
     name = EXAMPLES / f"x{number}"
-    code, out, error = output(
+    code, out, error = run_command(
         "plan",
         "--profile",
         "kueue",
@@ -132,7 +132,7 @@ def victims(decision: Json) -> dict[str, str]:
 # ---------------------------------------------------------------- the worked examples
 
 
-def test_x1_capacity_flows_up_and_down_a_tree() -> None:
+def test_example_1_shares_capacity_up_and_down_a_quota_tree() -> None:
     queues = {queue["name"]: queue["quotas"][0] for queue in run_example(1)["end"]["queues"]}
 
     assert [queues[name]["potential"] for name in ("red", "blue", "green")] == ["24", "12", "17"]
@@ -140,14 +140,14 @@ def test_x1_capacity_flows_up_and_down_a_tree() -> None:
     assert queues["blue"]["borrowed"] == "2"
 
 
-def test_x2_borrowing_on_the_first_flavor_ends_the_search() -> None:
+def test_example_2_borrows_on_the_first_flavor_without_further_search() -> None:
     (decision,) = run_example(2)["cycles"][0]["decisions"]
 
     assert (decision["result"], decision["level"]) == ("Admitted", 1)
     assert decision["podSets"][0]["flavors"]["gpu"] == {"flavor": "hp", "mode": "Fit", "level": 1, "tried": 0}
 
 
-def test_x3_reclaim_preempts_the_fewest_jobs() -> None:
+def test_example_3_reclaims_quota_from_the_fewest_jobs() -> None:
     document = run_example(3, "--events", str(EXAMPLES / "x3-events.yaml"))
 
     assert victims(first_decisions(document)["new"]) == {"b3": "InCohortReclamation"}
@@ -155,7 +155,7 @@ def test_x3_reclaim_preempts_the_fewest_jobs() -> None:
     assert next(job for job in document["end"]["admitted"] if job["job"] == "new")["at"] == 100
 
 
-def test_x4_fair_sharing_compares_final_then_initial_shares() -> None:
+def test_example_4_preempts_by_fair_shares() -> None:
     document = run_example(4, "--config", str(EXAMPLES / "x4-config.yaml"))
 
     assert victims(first_decisions(document)["new"]) == {"b4": "InCohortFairSharing", "b3": "InCohortFairSharing"}
@@ -164,14 +164,14 @@ def test_x4_fair_sharing_compares_final_then_initial_shares() -> None:
     assert shares["B"]["precise"] == pytest.approx(333.333, abs=0.001)
 
 
-def test_x5_partial_admission_finds_the_largest_size() -> None:
+def test_example_5_admits_the_largest_size_that_fits() -> None:
     (decision,) = run_example(5)["cycles"][0]["decisions"]
 
     assert {pod_set["name"]: pod_set["count"] for pod_set in decision["podSets"]} == {"workers": 5, "eval": 3}
     assert decision["usage"] == [{"flavor": "hp", "resource": "gpu", "amount": "13"}]
 
 
-def test_x6_head_without_candidates_keeps_its_quota_this_cycle() -> None:
+def test_example_6_reserves_quota_for_a_blocked_queue_head() -> None:
     decisions = first_decisions(run_example(6))
 
     assert decisions["big"]["reserved"] == [{"flavor": "hp", "resource": "gpu", "amount": "6"}]
@@ -182,7 +182,7 @@ def test_x6_head_without_candidates_keeps_its_quota_this_cycle() -> None:
 # ---------------------------------------------------------------- Kueue's documents
 
 
-def test_workload_usage_is_the_sum_of_pod_requests(files: Files) -> None:
+def test_workload_usage_is_the_sum_of_pod_requests(files: PlanFiles) -> None:
     init = {"name": "i", "resources": {"requests": {"cpu": 5}}}
     sidecar = {"name": "s", "restartPolicy": "Always", "resources": {"limits": {"cpu": "250m"}}}
     plan = files.plan(workload("a", initContainers=[sidecar, init], overhead={"memory": "64Mi"}))
@@ -192,18 +192,18 @@ def test_workload_usage_is_the_sum_of_pod_requests(files: Files) -> None:
     assert usage == {"cpu": "21", "memory": str(4 * 64 * 2**20), "nvidia.com/gpu": "4"}
 
 
-def test_a_priority_class_is_looked_up(files: Files) -> None:
+def test_workload_gets_the_value_of_its_priority_class(files: PlanFiles) -> None:
     low, high = workload("low", {"priority": 10}), workload("high", {"priorityClassName": "urgent"})
     plan = files.plan(low, high)
 
     assert [cycle["decisions"][0]["job"] for cycle in plan["cycles"][:2]] == ["lab/high", "lab/low"]
 
 
-def test_admitted_workload_uses_its_recorded_quota_minus_reclaimable_pods(files: Files) -> None:
+def test_admitted_workload_uses_its_recorded_quota_minus_reclaimable_pods(files: PlanFiles) -> None:
     flavors = {"cpu": "p5", "nvidia.com/gpu": "p5"}
-    given = {"name": "main", "count": 4, "flavors": flavors, "resourceUsage": {"cpu": 8, "nvidia.com/gpu": 4}}
+    assignment = {"name": "main", "count": 4, "flavors": flavors, "resourceUsage": {"cpu": 8, "nvidia.com/gpu": 4}}
     status = {
-        "admission": {"clusterQueue": "research", "podSetAssignments": [given]},
+        "admission": {"clusterQueue": "research", "podSetAssignments": [assignment]},
         "conditions": [{"type": "QuotaReserved", "status": "True", "lastTransitionTime": "2026-11-03T10:00:05Z"}],
         "reclaimablePods": [{"name": "main", "count": 1}],
     }
@@ -213,19 +213,19 @@ def test_admitted_workload_uses_its_recorded_quota_minus_reclaimable_pods(files:
     assert usage == {"cpu": "6", "nvidia.com/gpu": "3"}
 
 
-def test_workload_of_an_unmatched_namespace_blocks_no_other(files: Files) -> None:
+def test_workload_of_a_refused_namespace_does_not_block_other_workloads(files: PlanFiles) -> None:
     strict = QUEUE.replace("  cohort: fleet", "  cohort: fleet\n  queueingStrategy: StrictFIFO")
-    stranger = workload("a", {"priority": 100})
-    stranger["metadata"]["namespace"] = "other"
+    refused_workload = workload("a", {"priority": 100})
+    refused_workload["metadata"]["namespace"] = "other"
     quota = strict + "\n---\n{apiVersion: kueue.x-k8s.io/v1beta1, kind: LocalQueue, "
     quota += "metadata: {name: main, namespace: other}, spec: {clusterQueue: research}}\n"
-    plan = files.plan(stranger, workload("b"), quota=quota)
+    plan = files.plan(refused_workload, workload("b"), quota=quota)
 
     assert first_decisions(plan)["other/a"]["result"] == "Inadmissible"
     assert [job["job"] for job in plan["end"]["admitted"]] == ["lab/b"]
 
 
-def test_stopped_queue_gives_no_candidates_but_counts(files: Files) -> None:
+def test_jobs_of_a_stopped_queue_count_but_are_not_preempted(files: PlanFiles) -> None:
     quota = {
         "queues": [
             {"name": "a", "cohort": "c", "groups": [{"f": {"gpu": 4}}], "preemption": {"reclaim": "Any"}},
@@ -241,7 +241,7 @@ def test_stopped_queue_gives_no_candidates_but_counts(files: Files) -> None:
     assert (queues["b"]["inactive"], queues["b"]["active"]) == ("its stop policy is Hold", ["b"])
 
 
-def test_a_missing_flavor_makes_a_queue_inactive(files: Files) -> None:
+def test_queue_with_a_missing_flavor_is_inactive(files: PlanFiles) -> None:
     plan = files.plan(
         workload("a"),
         quota=QUEUE.replace("kind: ResourceFlavor, metadata: {name: p5}", "kind: ResourceFlavor, metadata: {name: p4}"),
@@ -251,12 +251,12 @@ def test_a_missing_flavor_makes_a_queue_inactive(files: Files) -> None:
     assert plan["end"]["queues"][0]["inactive"] == "its flavors p5 do not exist"
 
 
-def test_quota_beyond_64_bits_is_unlimited(files: Files) -> None:
+def test_quota_beyond_64_bits_is_unlimited(files: PlanFiles) -> None:
     quota = QUEUE.replace("nominalQuota: 96", "nominalQuota: 10E").replace("nominalQuota: 8", "nominalQuota: 10E")
     plan = files.plan(workload("a"), quota=quota)
 
-    held = {quota["resource"]: quota["available"] for quota in plan["end"]["queues"][0]["quotas"]}
-    assert held == {"cpu": "unlimited", "memory": str(2**40), "nvidia.com/gpu": "unlimited"}
+    available_by_resource = {quota["resource"]: quota["available"] for quota in plan["end"]["queues"][0]["quotas"]}
+    assert available_by_resource == {"cpu": "unlimited", "memory": str(2**40), "nvidia.com/gpu": "unlimited"}
 
 
 # ---------------------------------------------------------------- events
@@ -268,7 +268,7 @@ def job(name: str, gpus: int = 4, **rest: Any) -> Json:
     return {"name": name, "queue": "q", "requests": {"gpu": gpus}, **rest}
 
 
-def test_events_of_one_instant_precede_the_cycle(files: Files) -> None:
+def test_events_of_one_instant_apply_before_its_cycle(files: PlanFiles) -> None:
     events = [
         {"at": 1, "type": "submit", "jobs": [job("a"), job("b", priority=1)]},
         {"at": 5, "type": "finish", "job": "b"},
@@ -278,7 +278,7 @@ def test_events_of_one_instant_precede_the_cycle(files: Files) -> None:
     assert [(cycle["at"], cycle["decisions"][0]["job"]) for cycle in plan["cycles"]] == [(1, "b"), (1, "a"), (5, "a")]
 
 
-def test_simulated_time_starts_at_the_latest_admission(files: Files) -> None:
+def test_simulated_time_starts_at_the_latest_known_admission(files: PlanFiles) -> None:
     quota = "{queues: [{name: q, cohort: null, groups: [{f: {gpu: 4}}], preemption: {within: LowerPriority}}]}"
     jobs = (
         job("known", 2, admitted={"at": 50, "flavors": {"gpu": "f"}}),
@@ -292,14 +292,14 @@ def test_simulated_time_starts_at_the_latest_admission(files: Files) -> None:
     assert list(victims(first_decisions(files.plan(*jobs, quota=quota, options="--now 60"))["new"])) == ["unknown"]
 
 
-def test_cycles_run_only_at_declared_times(files: Files) -> None:
+def test_cycles_run_only_at_declared_times(files: PlanFiles) -> None:
     plan = files.plan(job("a", 1), job("b", 1), quota=SMALL, events=[{"at": 0, "type": "cycle"}])
 
     assert len(plan["cycles"]) == 1
     assert plan["end"]["queues"][0]["active"] == ["b"]
 
 
-def test_pods_ready_timeout_requeues_with_backoff(files: Files) -> None:
+def test_pods_ready_timeout_requeues_with_backoff(files: PlanFiles) -> None:
     events = [
         {"at": 10, "type": "notReady", "job": "a"},
         {"at": 20, "type": "finish", "job": "b"},
@@ -314,29 +314,29 @@ def test_pods_ready_timeout_requeues_with_backoff(files: Files) -> None:
         if decision["result"] == "Admitted"
     ]
     assert admitted == [(0, "a"), (10, "b"), (70, "c")]
-    # Backed off until 70, it is tried again, behind c, which began to wait before its eviction counted.
+    # a backs off until 70, and then queues behind c, which was submitted at 70.
     assert plan["end"]["queues"][0]["parked"] == ["a"]
 
 
 @pytest.mark.parametrize(
-    ("state", "told_again_at"),
+    ("state", "retried_at"),
     [
-        ({}, None),  # the end is unknown
+        ({}, None),  # its end is unknown
         ({"requeueAt": "2026-11-03T13:00:00Z", "count": 1}, "2026-11-03T13:00:00Z"),
-        ({"requeueAt": "2026-11-03T11:00:00Z"}, "2026-11-03T12:00:00Z"),  # ended before the start
+        ({"requeueAt": "2026-11-03T11:00:00Z"}, "2026-11-03T12:00:00Z"),  # it ended before the simulation starts
     ],
 )
-def test_workload_is_retried_after_its_backoff(files: Files, state: Json, told_again_at: str | None) -> None:
+def test_workload_is_retried_after_its_backoff(files: PlanFiles, state: Json, retried_at: str | None) -> None:
     not_yet = {"type": "Requeued", "status": "False", "reason": "PodsReadyTimeout"}
     waits = workload("waits", status={"conditions": [not_yet], "requeueState": state})
     events: list[Json] = [{"type": "submit", "at": "2026-11-03T13:00:00Z", "jobs": []}]
     plan = files.plan(waits, events=events, options="--now 2026-11-03T12:00:00Z")
 
     when = [job["at"] for job in plan["end"]["admitted"]]
-    assert when == ([] if told_again_at is None else [datetime.fromisoformat(told_again_at).timestamp()])
+    assert when == ([] if retried_at is None else [datetime.fromisoformat(retried_at).timestamp()])
 
 
-def test_pods_ready_timeout_counts_earlier_timeouts(files: Files) -> None:
+def test_pods_ready_timeout_counts_earlier_timeouts(files: PlanFiles) -> None:
     waits = workload("waits", status={"requeueState": {"count": 3}})
     events: list[Json] = [
         {"type": "notReady", "at": "2026-11-03T12:00:00Z", "job": "lab/waits"},
@@ -350,7 +350,7 @@ def test_pods_ready_timeout_counts_earlier_timeouts(files: Files) -> None:
     ]
 
 
-def test_growing_uses_the_difference_and_ends_the_old_slice(files: Files) -> None:
+def test_growing_job_requests_only_the_additional_pods(files: PlanFiles) -> None:
     events = [{"at": 1, "type": "resize", "job": "a", "counts": [4]}]
     plan = files.plan(job("a", 1, count=2), quota=SMALL, events=events)
 
@@ -360,25 +360,27 @@ def test_growing_uses_the_difference_and_ends_the_old_slice(files: Files) -> Non
     assert [job["job"] for job in plan["end"]["admitted"]] == ["a-2"]
 
 
-def test_shrinking_frees_quota_and_requeues_the_tree(files: Files) -> None:
+def test_shrinking_job_frees_quota_for_waiting_jobs(files: PlanFiles) -> None:
     events = [{"at": 1, "type": "shrink", "job": "a", "counts": [2]}]
     plan = files.plan(job("a", 1, count=4), job("b", 2, createdAt=1), quota=SMALL, events=events)
 
     assert [job["job"] for job in plan["end"]["admitted"]] == ["a", "b"]
 
 
-@pytest.mark.parametrize(("lower_by", "victims"), [(0, set()), (1, {"a"})])
-def test_pending_job_is_retried_after_a_priority_drop(files: Files, lower_by: int, victims: set[str]) -> None:
+@pytest.mark.parametrize(("priority_drop", "victims"), [(0, set()), (1, {"a"})])
+def test_pending_job_is_retried_after_a_running_job_loses_priority(
+    files: PlanFiles, priority_drop: int, victims: set[str]
+) -> None:
     declared = yaml.safe_load(SMALL)
     declared["queues"][0]["preemption"] = {"within": "LowerPriority"}
-    events = [{"type": "priority", "at": 5, "job": "a", "priority": 2 - lower_by}]
+    events = [{"type": "priority", "at": 5, "job": "a", "priority": 2 - priority_drop}]
     jobs = (job("a", priority=2), job("b", priority=2, createdAt=1))
     plan = files.plan(*jobs, quota=yaml.safe_dump(declared), events=events)
 
     assert {victim["job"] for cycle in plan["cycles"] for victim in cycle["decisions"][0]["victims"]} == victims
 
 
-def test_reduced_quota_evicts_and_admits_no_workload(files: Files) -> None:
+def test_reduced_quota_neither_evicts_nor_admits_a_workload(files: PlanFiles) -> None:
     less = {"queues": [{"name": "q", "groups": [{"f": {"gpu": 1}}]}]}
     events: list[Json] = [
         {"at": 1, "type": "quota", "documents": [less]},
@@ -390,17 +392,20 @@ def test_reduced_quota_evicts_and_admits_no_workload(files: Files) -> None:
     assert plan["end"]["queues"][0]["quotas"][0]["available"] == "0"
 
 
-def test_evicted_jobs_hold_their_quota_unless_they_are_released(files: Files) -> None:
+def test_evicted_jobs_keep_their_quota_unless_evictions_are_released(files: PlanFiles) -> None:
     quota = "{queues: [{name: q, groups: [{f: {gpu: 4}}], preemption: {within: LowerPriority}}]}"
     jobs = (job("a", admitted={"at": 0, "flavors": {"gpu": "f"}}), job("b", priority=1))
-    held, released = files.plan(*jobs, quota=quota), files.plan(*jobs, quota=quota, options="--evictions released")
+    holding_plan, releasing_plan = (
+        files.plan(*jobs, quota=quota),
+        files.plan(*jobs, quota=quota, options="--evictions released"),
+    )
 
-    assert [(job["job"], job["evicted"]) for job in held["end"]["admitted"]] == [("a", True)]
-    assert [job["job"] for job in released["end"]["admitted"]] == ["b"]
-    assert released["end"]["queues"][0]["parked"] == ["a"]
+    assert [(job["job"], job["evicted"]) for job in holding_plan["end"]["admitted"]] == [("a", True)]
+    assert [job["job"] for job in releasing_plan["end"]["admitted"]] == ["b"]
+    assert releasing_plan["end"]["queues"][0]["parked"] == ["a"]
 
 
-# ---------------------------------------------------------------- what is said of bad ones
+# ---------------------------------------------------------------- invalid input
 
 
 @pytest.mark.parametrize(
@@ -427,7 +432,7 @@ def test_evicted_jobs_hold_their_quota_unless_they_are_released(files: Files) ->
         ),
     ],
 )
-def test_invalid_file_is_named_with_the_field(files: Files, quota: str, words: str) -> None:
+def test_invalid_plan_file_is_named_with_the_field(files: PlanFiles, quota: str, words: str) -> None:
     code, out, error = files.run(quota=quota)
 
     assert (code, out) == (2, "")
@@ -436,7 +441,7 @@ def test_invalid_file_is_named_with_the_field(files: Files, quota: str, words: s
 
 @pytest.mark.parametrize("field", ["usageHalfLifeTime", "usageSamplingInterval"])
 @pytest.mark.parametrize("written", ["soon", "-5m", "2026-11-03T12:00:00Z", "7"])
-def test_invalid_duration_is_named_with_the_field(files: Files, field: str, written: str) -> None:
+def test_invalid_duration_is_named_with_the_field(files: PlanFiles, field: str, written: str) -> None:
     config = files.folder / "c.yaml"
     config.write_text(yaml.safe_dump({"admissionFairSharing": {field: written}}))
     code, _, error = files.run(options=f"--config {config}")
@@ -445,7 +450,7 @@ def test_invalid_duration_is_named_with_the_field(files: Files, field: str, writ
     assert f"admissionFairSharing.{field}: '{written}' is not a duration" in error
 
 
-def test_invalid_event_is_named_by_its_number(files: Files) -> None:
+def test_invalid_event_is_named_by_its_number(files: PlanFiles) -> None:
     code, _, error = files.run(quota=SMALL, events=[{"at": 1, "type": "finish", "job": "nobody"}])
 
     assert code == 2
@@ -453,16 +458,18 @@ def test_invalid_event_is_named_by_its_number(files: Files) -> None:
 
 
 @pytest.mark.parametrize("admitted", [{"flavors": [{"gpu": "f"}, {"gpu": "f"}]}, {"flavors": {}, "counts": [1, 1]}])
-def test_admission_with_another_number_of_pod_sets_is_refused(files: Files, admitted: Json) -> None:
+def test_admission_with_another_number_of_pod_sets_is_refused(files: PlanFiles, admitted: Json) -> None:
     code, _, error = files.run(job("a", admitted=admitted), quota=SMALL)
 
     assert code == 2
     assert "must have one entry for each pod set" in error
 
 
-def test_only_unknown_fields_are_warned_about(files: Files) -> None:
-    odd = workload("a", {"colour": "blue"}, schedulerName="x", nodeSelektor={})
-    code, _, error = files.run(odd, quota=QUEUE.replace("cohort: fleet", "cohort: fleet\n  admissionChecks: []"))
+def test_only_unknown_fields_are_warned_about(files: PlanFiles) -> None:
+    workload_with_unknown_fields = workload("a", {"colour": "blue"}, schedulerName="x", nodeSelektor={})
+    code, _, error = files.run(
+        workload_with_unknown_fields, quota=QUEUE.replace("cohort: fleet", "cohort: fleet\n  admissionChecks: []")
+    )
 
     assert code == 0
     assert [line.rpartition(": ")[2].split()[0] for line in error.splitlines()] == [
@@ -472,76 +479,94 @@ def test_only_unknown_fields_are_warned_about(files: Files) -> None:
     ]
 
 
-def amount(name: str = "cpu", nominal: str = "4", **limits: str) -> Json:
+def quota_amount(name: str = "cpu", nominal: str = "4", **limits: str) -> Json:
     return {"name": name, "nominalQuota": nominal, **limits}
 
 
 def a_group(flavors: list[str], *amounts: Json) -> Json:
-    covered = [amount["name"] for amount in amounts]
+    covered_resources = [quota_amount["name"] for quota_amount in amounts]
     return {
-        "coveredResources": covered,
+        "coveredResources": covered_resources,
         "flavors": [{"name": flavor, "resources": list(amounts)} for flavor in flavors],
     }
 
 
-MANY = [f"f{number}" for number in range(65)]
-DOZENS = [amount(f"r{number}") for number in range(60)]
+TOO_MANY_FLAVORS = [f"f{number}" for number in range(65)]
+SIXTY_AMOUNTS = [quota_amount(f"r{number}") for number in range(60)]
 
 
 @pytest.mark.parametrize(
-    ("kind", "spec", "said_of_it"),
+    ("kind", "spec", "expected_warning"),
     [
-        ("ClusterQueue", {"resourceGroups": [a_group(["f"], amount(nominal="-1"))]}, "the nominal quota is negative"),
         (
             "ClusterQueue",
-            {"cohort": "c", "resourceGroups": [a_group(["f"], amount(borrowingLimit="-1"))]},
+            {"resourceGroups": [a_group(["f"], quota_amount(nominal="-1"))]},
+            "the nominal quota is negative",
+        ),
+        (
+            "ClusterQueue",
+            {"cohort": "c", "resourceGroups": [a_group(["f"], quota_amount(borrowingLimit="-1"))]},
             "a limit is",
         ),
         (
             "ClusterQueue",
-            {"cohort": "c", "resourceGroups": [a_group(["f"], amount(lendingLimit="5"))]},
+            {"cohort": "c", "resourceGroups": [a_group(["f"], quota_amount(lendingLimit="5"))]},
             "lending limit",
         ),
-        ("ClusterQueue", {"resourceGroups": [a_group(["f"], amount(borrowingLimit="5"))]}, "limits need a cohort"),
         (
             "ClusterQueue",
-            {"resourceGroups": [a_group(MANY, amount())]},
+            {"resourceGroups": [a_group(["f"], quota_amount(borrowingLimit="5"))]},
+            "limits need a cohort",
+        ),
+        (
+            "ClusterQueue",
+            {"resourceGroups": [a_group(TOO_MANY_FLAVORS, quota_amount())]},
             "a group has more than 64 flavors or resources",
         ),
-        ("ClusterQueue", {"resourceGroups": [a_group(MANY[:9], *DOZENS)]}, "more than 512 pairs"),
+        ("ClusterQueue", {"resourceGroups": [a_group(TOO_MANY_FLAVORS[:9], *SIXTY_AMOUNTS)]}, "more than 512 pairs"),
         (
             "ClusterQueue",
-            {"resourceGroups": [a_group([name], amount(name)) for name in MANY[:17]]},
+            {"resourceGroups": [a_group([name], quota_amount(name)) for name in TOO_MANY_FLAVORS[:17]]},
             "16 resource groups",
         ),
         (
             "ClusterQueue",
-            {"resourceGroups": [a_group([f"{row}{name}" for name in MANY[:64]], amount(row)) for row in "abcde"]},
+            {
+                "resourceGroups": [
+                    a_group([f"{row}{name}" for name in TOO_MANY_FLAVORS[:64]], quota_amount(row)) for row in "abcde"
+                ]
+            },
             "there are more than 256 flavors",
         ),
         (
             "ClusterQueue",
-            {"resourceGroups": [a_group(["f"], amount()), a_group(["g"], amount())]},
+            {"resourceGroups": [a_group(["f"], quota_amount()), a_group(["g"], quota_amount())]},
             "resource cpu is in",
         ),
-        ("Cohort", {"resourceGroups": [a_group(["f"], amount(lendingLimit="1"))]}, "limits need a parent"),
-        ("Cohort", {"parent": "c", "resourceGroups": [a_group(["f"], amount(nominal="-1"))]}, "the nominal quota is"),
+        ("Cohort", {"resourceGroups": [a_group(["f"], quota_amount(lendingLimit="1"))]}, "limits need a parent"),
+        (
+            "Cohort",
+            {"parent": "c", "resourceGroups": [a_group(["f"], quota_amount(nominal="-1"))]},
+            "the nominal quota is",
+        ),
         ("Cohort", {"parent": "c", "fairSharing": {"weight": "-1"}}, "the weight is negative"),
-        ("Cohort", {"parent": "c", "resourceGroups": [a_group(["f"], amount(lendingLimit="9"))]}, ""),
+        ("Cohort", {"parent": "c", "resourceGroups": [a_group(["f"], quota_amount(lendingLimit="9"))]}, ""),
     ],
 )
-def test_webhook_violation_is_warned_about_and_computed(files: Files, kind: str, spec: Json, said_of_it: str) -> None:
+def test_object_that_kueue_would_refuse_is_planned_with_warning(
+    files: PlanFiles, kind: str, spec: Json, expected_warning: str
+) -> None:
     selects: Json = {"namespaceSelector": {}} if kind == "ClusterQueue" else {}
-    odd = {"kind": kind, "metadata": {"name": "odd"}, "spec": {**selects, **spec}}
-    plan = files.plan(quota=QUEUE.replace("cohort: fleet", "cohort: odd") + "---\n" + yaml.safe_dump(odd))
+    invalid_object = {"kind": kind, "metadata": {"name": "odd"}, "spec": {**selects, **spec}}
+    plan = files.plan(quota=QUEUE.replace("cohort: fleet", "cohort: odd") + "---\n" + yaml.safe_dump(invalid_object))
 
     warnings = [warning for warning in plan["warnings"] if f"{kind}/odd" in warning]
-    assert [(said_of_it in warning, warning.endswith("; Kueue would refuse it")) for warning in warnings[:1]] == (
-        [(True, True)] if said_of_it else []
+    assert [(expected_warning in warning, warning.endswith("; Kueue would refuse it")) for warning in warnings[:1]] == (
+        [(True, True)] if expected_warning else []
     )
 
 
-def test_missing_namespace_selector_matches_all_with_a_warning(files: Files) -> None:
+def test_missing_namespace_selector_matches_all_with_a_warning(files: PlanFiles) -> None:
     quota = QUEUE.replace("  namespaceSelector: {matchLabels: {team: research}}\n", "")
     code, out, error = files.run(workload("a"), quota=quota)
 
@@ -549,7 +574,7 @@ def test_missing_namespace_selector_matches_all_with_a_warning(files: Files) -> 
     assert "Kueue would admit no job" in error
 
 
-def test_empty_match_selects_no_namespace(files: Files) -> None:
+def test_null_namespace_selector_selects_no_namespace(files: PlanFiles) -> None:
     quota = QUEUE.replace("{matchLabels: {team: research}}", "null")
 
     assert first_decisions(files.plan(workload("a"), quota=quota))["lab/a"]["result"] == "Inadmissible"
@@ -567,7 +592,7 @@ def test_plan_imports_no_aws_library() -> None:
 # ---------------------------------------------------------------- the schemas
 
 
-def test_schemas_match_the_types() -> None:
+def test_plan_schemas_match_the_types() -> None:
     stale = [
         name
         for name, schema in schemas().items()
@@ -576,7 +601,7 @@ def test_schemas_match_the_types() -> None:
     assert stale == [], "run `make generate`"
 
 
-def test_examples_and_answers_match_their_schemas(files: Files) -> None:
+def test_plan_examples_and_output_match_their_schemas(files: PlanFiles) -> None:
     schemas_by_name = schemas()
     check = {name: jsonschema.Draft202012Validator(schema) for name, schema in schemas_by_name.items()}
     for path in sorted(EXAMPLES.glob("*.yaml")):
@@ -591,7 +616,7 @@ def test_examples_and_answers_match_their_schemas(files: Files) -> None:
 # ---------------------------------------------------------------- why
 
 
-def test_why_names_the_smallest_changes_and_they_work(files: Files) -> None:
+def test_why_command_proposes_smallest_changes_that_admit_the_job(files: PlanFiles) -> None:
     quota = {
         "queues": [
             {
@@ -617,29 +642,31 @@ def test_why_names_the_smallest_changes_and_they_work(files: Files) -> None:
     assert changes["wait"]["jobs"] == ["a"]
     assert plan["decision"]["considered"][0]["compared"][0]["available"] == "3"
     # Each suggested change would admit the job.
-    more = json.loads(json.dumps(quota).replace('"gpu": 6', '"gpu": 9'))
-    assert first_decisions(files.plan(*jobs, quota=yaml.safe_dump(more)))["new"]["result"] == "Admitted"
-    raised = (*jobs[:2], job("new", 1, count=6, priority=6))
-    assert victims(first_decisions(files.plan(*raised, quota=yaml.safe_dump(quota)))["new"]) == {"a": "InClusterQueue"}
+    larger_quota = json.loads(json.dumps(quota).replace('"gpu": 6', '"gpu": 9'))
+    assert first_decisions(files.plan(*jobs, quota=yaml.safe_dump(larger_quota)))["new"]["result"] == "Admitted"
+    jobs_with_higher_priority = (*jobs[:2], job("new", 1, count=6, priority=6))
+    assert victims(first_decisions(files.plan(*jobs_with_higher_priority, quota=yaml.safe_dump(quota)))["new"]) == {
+        "a": "InClusterQueue"
+    }
 
 
-def test_why_of_a_job_without_a_queue_is_explained(files: Files) -> None:
+def test_why_command_explains_a_job_without_a_queue(files: PlanFiles) -> None:
     code, _, error = files.run({"name": "x", "queue": "none"}, quota=SMALL, options="--why x")
 
     assert code == 4
     assert "there is no queue none" in error
 
 
-def test_converted_quota_file_reports_lost_settings(files: Files, tmp_path: Path) -> None:
+def test_quota_conversion_reports_lost_settings(files: PlanFiles, tmp_path: Path) -> None:
     (tmp_path / "q.yaml").write_text(QUEUE)
-    code, out, error = output("quota", "import", str(tmp_path / "q.yaml"))
+    code, out, error = run_command("quota", "import", str(tmp_path / "q.yaml"))
     (tmp_path / "short.json").write_text(out)
 
     assert code == 0
     assert "lost: ClusterQueue research: its namespace selector" in error
     assert json.loads(out)["documents"][0]["queues"][0]["name"] == "research"
-    assert output("quota", "export", "--to", "kueue", str(tmp_path / "short.json"))[0] == 0
-    assert output("quota", "export", "--to", "slurm", str(tmp_path / "short.json"))[0] == 2
+    assert run_command("quota", "export", "--to", "kueue", str(tmp_path / "short.json"))[0] == 0
+    assert run_command("quota", "export", "--to", "slurm", str(tmp_path / "short.json"))[0] == 2
 
 
 # ---------------------------------------------------------------- queues that stop, appear, or refuse jobs
@@ -669,31 +696,31 @@ def evicted_jobs(plan: Json) -> dict[str, bool]:
         ("HoldAndDrain", {"lab/runs": True, "lab/waits": True}),
     ],
 )
-@pytest.mark.parametrize("of", ["ClusterQueue", "LocalQueue"])
-def test_hold_evicts_reserved_jobs_and_drain_evicts_all(
-    files: Files, of: str, policy: str, expected: dict[str, bool]
+@pytest.mark.parametrize("kind", ["ClusterQueue", "LocalQueue"])
+def test_stop_policy_hold_evicts_only_reserved_jobs_drain_evicts_all(
+    files: PlanFiles, kind: str, policy: str, expected: dict[str, bool]
 ) -> None:
     jobs = (workload_with_quota("runs", HAS_QUOTA), workload_with_quota("waits", HAS_QUOTA, NOT_YET))
-    where = "cohort: fleet" if of == "ClusterQueue" else "clusterQueue: research"
+    queue_line = "cohort: fleet" if kind == "ClusterQueue" else "clusterQueue: research"
     quota = QUEUE.replace(
-        where, where + (f"\n  stopPolicy: {policy}" if of == "ClusterQueue" else f", stopPolicy: {policy}")
+        queue_line, queue_line + (f"\n  stopPolicy: {policy}" if kind == "ClusterQueue" else f", stopPolicy: {policy}")
     )
 
     assert evicted_jobs(files.plan(*jobs, quota=quota)) == expected
 
 
-def test_new_queue_takes_its_jobs_and_a_stopped_one_releases(files: Files) -> None:
+def test_added_local_queue_takes_waiting_jobs_until_it_stops(files: PlanFiles) -> None:
     local = {
         "kind": "LocalQueue",
         "metadata": {"name": "main", "namespace": "lab"},
         "spec": {"clusterQueue": "research"},
     }
-    stopped = {**local, "spec": {"clusterQueue": "research", "stopPolicy": "Hold"}}
+    stopped_queue = {**local, "spec": {"clusterQueue": "research", "stopPolicy": "Hold"}}
     events = [
         {"type": "quota", "at": 1, "documents": [local]},
         {"type": "submit", "at": 2, "job": workload("large", {"priority": -1})},
         {"type": "submit", "at": 2, "job": workload("second", {"priority": -1})},
-        {"type": "quota", "at": 3, "documents": [stopped]},
+        {"type": "quota", "at": 3, "documents": [stopped_queue]},
     ]
     plan = files.plan(workload("first"), quota=QUEUE.replace("name: main,", "name: other,"), events=events)
 
@@ -705,10 +732,10 @@ def test_new_queue_takes_its_jobs_and_a_stopped_one_releases(files: Files) -> No
 
 
 @pytest.mark.parametrize("policy", ["Hold", "HoldAndDrain"])
-def test_stopped_local_queue_drains_and_resumes(files: Files, policy: str) -> None:
+def test_stopped_local_queue_evicts_jobs_and_admits_them_later(files: PlanFiles, policy: str) -> None:
     local: Json = {"kind": "LocalQueue", "metadata": {"name": "main", "namespace": "lab"}}
-    stopped = {**local, "spec": {"clusterQueue": "research", "stopPolicy": policy}}
-    events: list[Json] = [{"type": "quota", "at": "2026-11-03T12:00:00Z", "documents": [stopped]}]
+    stopped_queue = {**local, "spec": {"clusterQueue": "research", "stopPolicy": policy}}
+    events: list[Json] = [{"type": "quota", "at": "2026-11-03T12:00:00Z", "documents": [stopped_queue]}]
     jobs = (workload_with_quota("runs", HAS_QUOTA), workload_with_quota("reserved", HAS_QUOTA, NOT_YET))
     drained = policy == "HoldAndDrain"
 
@@ -717,14 +744,14 @@ def test_stopped_local_queue_drains_and_resumes(files: Files, policy: str) -> No
     plan = files.plan(*jobs, events=events)
     assert evicted_jobs(plan) == {"lab/runs": drained}
     assert plan["end"]["unqueued"] == [{"job": "lab/reserved", "reason": "LocalQueue lab/main is stopped"}]
-    goes_on = {**local, "spec": {"clusterQueue": "research"}}
-    events.append({"type": "quota", "at": "2026-11-03T14:00:00Z", "documents": [goes_on]})
+    resumed_queue = {**local, "spec": {"clusterQueue": "research"}}
+    events.append({"type": "quota", "at": "2026-11-03T14:00:00Z", "documents": [resumed_queue]})
     plan = files.plan(*jobs, events=events)
     assert [job["job"] for job in plan["end"]["admitted"]] == ["lab/reserved", "lab/runs"]
-    assert plan["cycles"][-1]["at"] == 1793714400.0  # 14:00: it was admitted anew
+    assert plan["cycles"][-1]["at"] == 1793714400.0  # 14:00: Kueue admitted it again
 
 
-def test_requeued_job_requests_only_unfinished_pods(files: Files) -> None:
+def test_requeued_job_requests_only_unfinished_pods(files: PlanFiles) -> None:
     runs = workload_with_quota("runs", HAS_QUOTA)
     runs["status"]["reclaimablePods"] = [{"name": "main", "count": 3}]
     at = "2026-11-03T12:00:00Z"
@@ -734,11 +761,11 @@ def test_requeued_job_requests_only_unfinished_pods(files: Files) -> None:
     assert [pod_set["count"] for pod_set in plan["cycles"][0]["decisions"][0]["podSets"]] == [1]
 
 
-def test_new_weight_of_a_local_queue_applies_from_its_event(files: Files) -> None:
+def test_new_weight_of_a_local_queue_applies_from_its_event(files: PlanFiles) -> None:
     quota = QUEUE.replace("cohort: fleet", "admissionScope: {admissionMode: UsageBasedAdmissionFairSharing}")
-    used = {"consumedResources": {"cpu": "6"}, "lastUpdate": "2026-11-03T12:00:00Z"}
-    status = {"fairSharing": {"admissionFairSharingStatus": used}}
-    locals_: list[Json] = [
+    usage_status = {"consumedResources": {"cpu": "6"}, "lastUpdate": "2026-11-03T12:00:00Z"}
+    status = {"fairSharing": {"admissionFairSharingStatus": usage_status}}
+    local_queues: list[Json] = [
         {
             "kind": "LocalQueue",
             "metadata": {"name": name, "namespace": "lab"},
@@ -747,7 +774,7 @@ def test_new_weight_of_a_local_queue_applies_from_its_event(files: Files) -> Non
         }
         for name, weight in (("first", "1"), ("second", "2"), ("first", "4"))
     ]
-    quota += "---\n" + yaml.safe_dump_all(locals_[:2])
+    quota += "---\n" + yaml.safe_dump_all(local_queues[:2])
     config = files.folder / "c.yaml"
     config.write_text(yaml.safe_dump({"admissionFairSharing": {"usageHalfLifeTime": "1h"}}))
     options = f"--config {config} --now 2026-11-03T12:00:00Z"
@@ -758,11 +785,14 @@ def test_new_weight_of_a_local_queue_applies_from_its_event(files: Files) -> Non
     assert (
         files.plan(*jobs, quota=quota, events=[cycle], options=options)["cycles"][0]["decisions"][0]["job"] == "lab/b"
     )
-    raised: list[Json] = [{"type": "quota", "at": at, "documents": [locals_[2]]}, cycle]
-    assert files.plan(*jobs, quota=quota, events=raised, options=options)["cycles"][0]["decisions"][0]["job"] == "lab/a"
+    weight_event: list[Json] = [{"type": "quota", "at": at, "documents": [local_queues[2]]}, cycle]
+    assert (
+        files.plan(*jobs, quota=quota, events=weight_event, options=options)["cycles"][0]["decisions"][0]["job"]
+        == "lab/a"
+    )
 
 
-def test_jobs_of_a_removed_queue_wait_for_its_return(files: Files) -> None:
+def test_jobs_of_a_removed_queue_wait_for_its_return(files: PlanFiles) -> None:
     (queue,) = (document for document in yaml.safe_load_all(QUEUE) if document["kind"] == "ClusterQueue")
     document: Json = {"type": "quota", "at": 2, "remove": ["research"]}
     events: list[Json] = [{"type": "stopPolicy", "at": 0, "queue": "research", "policy": "Hold"}]
@@ -776,13 +806,13 @@ def test_jobs_of_a_removed_queue_wait_for_its_return(files: Files) -> None:
     ]
 
     events.append({"type": "quota", "at": 3, "documents": [queue]})
-    back = files.plan(events=events)
-    taken = [(cycle["at"], decision["job"]) for cycle in back["cycles"] for decision in cycle["decisions"]]
+    plan_after_return = files.plan(events=events)
+    taken = [(cycle["at"], decision["job"]) for cycle in plan_after_return["cycles"] for decision in cycle["decisions"]]
     assert taken[0] == (3, "lab/second"), "with the priority that it had been given"
-    assert back["end"]["unqueued"] == []
+    assert plan_after_return["end"]["unqueued"] == []
 
 
-def test_queue_in_use_cannot_be_removed(files: Files) -> None:
+def test_local_queue_in_use_cannot_be_removed(files: PlanFiles) -> None:
     document: Json = {"type": "quota", "at": 2, "remove": ["research"]}
     code, _, error = files.run(workload("a"), events=[document])
 
@@ -790,7 +820,7 @@ def test_queue_in_use_cannot_be_removed(files: Files) -> None:
     assert "queue research has jobs that hold quota: lab/a" in error
 
 
-def test_each_inadmissible_workload_is_reported_once(files: Files) -> None:
+def test_each_inadmissible_workload_is_reported_once(files: PlanFiles) -> None:
     quota = QUEUE.replace("labels: {team: research}", "labels: {team: other}")
     ends = [{"type": "quota", "at": 5, "documents": []}]
     plan = files.plan(workload("a"), workload("b"), quota=quota, events=ends)
@@ -799,25 +829,25 @@ def test_each_inadmissible_workload_is_reported_once(files: Files) -> None:
     assert results == [("lab/a", "Inadmissible"), ("lab/b", "Inadmissible")]
 
 
-def test_workload_with_failed_checks_is_inadmissible(files: Files) -> None:
+def test_workload_with_failed_checks_is_inadmissible(files: PlanFiles) -> None:
     checks = {"admissionChecks": [{"name": "budget", "state": "Rejected", "message": "too dear"}]}
     (decision,) = files.plan(workload("a", status=checks))["cycles"][0]["decisions"]
 
     assert (decision["result"], decision["reason"]) == ("Inadmissible", "The job failed its admission checks: budget.")
 
 
-GREEDY = {"requests": {"cpu": "300m"}, "limits": {"cpu": "200m"}}
+REQUESTS_ABOVE_LIMITS = {"requests": {"cpu": "300m"}, "limits": {"cpu": "200m"}}
 
 
 @pytest.mark.parametrize(
     "pods",
     [
-        {"containers": [{"resources": GREEDY}]},
-        {"containers": [], "initContainers": [{"resources": GREEDY}]},
-        {"containers": [], "resources": GREEDY},
+        {"containers": [{"resources": REQUESTS_ABOVE_LIMITS}]},
+        {"containers": [], "initContainers": [{"resources": REQUESTS_ABOVE_LIMITS}]},
+        {"containers": [], "resources": REQUESTS_ABOVE_LIMITS},
     ],
 )
-def test_pods_with_requests_above_limits_are_inadmissible(files: Files, pods: Json) -> None:
+def test_pods_with_requests_above_limits_are_inadmissible(files: PlanFiles, pods: Json) -> None:
     (decision,) = files.plan(workload("a", **pods))["cycles"][0]["decisions"]
 
     assert (decision["result"], decision["requeue"]) == ("Inadmissible", "parked")
@@ -828,12 +858,12 @@ def test_pods_with_requests_above_limits_are_inadmissible(files: Files, pods: Js
     ("of_the_first", "labels", "left"),
     [
         ({"status": {"admissionChecks": [{"name": "x", "state": "Retry"}]}}, "research", ["lab/first", "lab/second"]),
-        ({"containers": [{"resources": GREEDY}]}, "research", ["lab/first", "lab/second"]),
-        ({}, "other", []),  # of a wrong namespace: it blocks no job
+        ({"containers": [{"resources": REQUESTS_ABOVE_LIMITS}]}, "research", ["lab/first", "lab/second"]),
+        ({}, "other", []),  # its namespace is not allowed, so it blocks no job
     ],
 )
 def test_strict_queue_waits_behind_an_inadmissible_head(
-    files: Files, of_the_first: Json, labels: str, left: list[str]
+    files: PlanFiles, of_the_first: Json, labels: str, left: list[str]
 ) -> None:
     quota = QUEUE.replace("cohort: fleet", "cohort: fleet\n  queueingStrategy: StrictFIFO")
     quota = quota.replace("labels: {team: research}", f"labels: {{team: {labels}}}")
@@ -843,53 +873,57 @@ def test_strict_queue_waits_behind_an_inadmissible_head(
     assert queue["active"] == left
 
 
-def test_one_file_may_hold_queues_and_jobs(files: Files) -> None:
-    both = QUEUE + "---\n" + yaml.safe_dump(workload("a"))
-    (files.folder / "all.yaml").write_text(both)
+def test_one_file_may_contain_queues_and_jobs(files: PlanFiles) -> None:
+    queues_and_jobs = QUEUE + "---\n" + yaml.safe_dump(workload("a"))
+    (files.folder / "all.yaml").write_text(queues_and_jobs)
     name = str(files.folder / "all.yaml")
-    code, out, error = output("plan", "--profile", "kueue", "--quota", name, "--jobs", name, "-o", "json")
+    code, out, error = run_command("plan", "--profile", "kueue", "--quota", name, "--jobs", name, "-o", "json")
 
     assert (code, sorted(evicted_jobs(json.loads(out)))) == (0, ["lab/a"])
     assert "Workload/a: declares no quota and is ignored here" in error
     assert "LocalQueue is not a job and is ignored here" in error
 
 
-@pytest.mark.parametrize("of_the_queue", ["", "default"])
-@pytest.mark.parametrize("of_the_job", ["", "default"])
-def test_missing_namespace_means_default(files: Files, of_the_queue: str, of_the_job: str) -> None:
-    quota = QUEUE.replace("namespace: lab}", f'namespace: "{of_the_queue}"}}').replace("name: lab,", "name: default,")
-    asks = workload("a")
-    asks["metadata"]["namespace"] = of_the_job
-    plan = files.plan(asks, quota=quota)
+@pytest.mark.parametrize("queue_namespace", ["", "default"])
+@pytest.mark.parametrize("job_namespace", ["", "default"])
+def test_plan_object_without_namespace_is_in_the_default_namespace(
+    files: PlanFiles, queue_namespace: str, job_namespace: str
+) -> None:
+    quota = QUEUE.replace("namespace: lab}", f'namespace: "{queue_namespace}"}}').replace(
+        "name: lab,", "name: default,"
+    )
+    workload_without_namespace = workload("a")
+    workload_without_namespace["metadata"]["namespace"] = job_namespace
+    plan = files.plan(workload_without_namespace, quota=quota)
 
-    assert [job["job"] for job in plan["end"]["admitted"]] == [f"{of_the_job}/a".lstrip("/")]
+    assert [job["job"] for job in plan["end"]["admitted"]] == [f"{job_namespace}/a".lstrip("/")]
 
 
-def test_invalid_hyperpod_json_names_the_object(files: Files) -> None:
+def test_invalid_hyperpod_json_names_the_object(files: PlanFiles) -> None:
     quota = files.folder / "quota.json"
     team: Json = {"Name": "vision", "ComputeQuotaTarget": {"TeamName": "v"}, "Colour": "red"}
     policy: Json = {"Name": "fleet", "SchedulerConfig": {"PriorityClasses": [{"Name": "low"}]}}
     quota.write_text(json.dumps([team, policy]))
-    code, _, error = output("plan", "--profile", "hyperpod", "--quota", str(quota))
+    code, _, error = run_command("plan", "--profile", "hyperpod", "--quota", str(quota))
 
     assert code == 2
     assert "ClusterSchedulerConfig/fleet: SchedulerConfig.PriorityClasses[0].Weight: is required" in error
     quota.write_text(json.dumps(team))
-    code, _, error = output("plan", "--profile", "hyperpod", "--quota", str(quota))
+    code, _, error = run_command("plan", "--profile", "hyperpod", "--quota", str(quota))
     assert (code, "ComputeQuota/vision: Colour is not known" in error) == (0, True)
 
 
-def test_other_kubernetes_objects_are_skipped_with_a_warning(files: Files) -> None:
-    other = "{apiVersion: v1, kind: ConfigMap, metadata: {name: settings}}"
+def test_other_kubernetes_objects_are_skipped_with_a_warning(files: PlanFiles) -> None:
+    config_map = "{apiVersion: v1, kind: ConfigMap, metadata: {name: settings}}"
     batch: Json = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "raw"}}
-    plan = files.plan(workload("a"), batch, quota=QUEUE + "---\n" + other)
+    plan = files.plan(workload("a"), batch, quota=QUEUE + "---\n" + config_map)
 
     assert [job["job"] for job in plan["end"]["admitted"]] == ["lab/a"]
     assert any("ConfigMap/settings: declares no quota" in warning for warning in plan["warnings"])
     assert any("document 2: Job is not a job" in warning for warning in plan["warnings"])
 
 
-def test_admission_fair_sharing_orders_by_local_queue_usage(files: Files) -> None:
+def test_admission_fair_sharing_orders_by_local_queue_usage(files: PlanFiles) -> None:
     quota = QUEUE.replace("cohort: fleet", "admissionScope: {admissionMode: UsageBasedAdmissionFairSharing}")
     local = {
         "kind": "LocalQueue",
@@ -917,10 +951,10 @@ def test_admission_fair_sharing_orders_by_local_queue_usage(files: Files) -> Non
     ]
 
 
-def test_local_queue_status_sets_the_initial_usage(files: Files) -> None:
+def test_local_queue_status_sets_the_initial_usage(files: PlanFiles) -> None:
     quota = QUEUE.replace("cohort: fleet", "admissionScope: {admissionMode: UsageBasedAdmissionFairSharing}")
-    for name, consumed in (("greedy", "6"), ("modest", "500m")):
-        status = {"consumedResources": {"cpu": consumed}, "lastUpdate": "2026-11-03T19:59:00Z"}
+    for name, consumed_cpu in (("greedy", "6"), ("modest", "500m")):
+        status = {"consumedResources": {"cpu": consumed_cpu}, "lastUpdate": "2026-11-03T19:59:00Z"}
         local = {
             "kind": "LocalQueue",
             "metadata": {"name": name, "namespace": "lab"},
@@ -943,11 +977,13 @@ def test_local_queue_status_sets_the_initial_usage(files: Files) -> None:
 @pytest.mark.parametrize(
     ("allowance", "charged"),
     [
-        ("-1", {"cpu": "8", "credit": "10"}),  # a pod: 4 by name, and 4 for its cpu less 3
+        ("-1", {"cpu": "8", "credit": "10"}),  # each pod: 4 named credits + (4 cpu - 3 vouchers) = 5
         ("-9", {"cpu": "8", "credit": "8"}),  # it is used up, and what is asked for by name stays
     ],
 )
-def test_transformation_may_use_outputs_of_other_transformations(files: Files, allowance: str, charged: Json) -> None:
+def test_transformation_may_use_outputs_of_other_transformations(
+    files: PlanFiles, allowance: str, charged: Json
+) -> None:
     quota = QUEUE.replace("nvidia.com/gpu", "credit")
     requests = {"cpu": "4", "credit": "4", "voucher": "3"}
     job = workload(
@@ -961,8 +997,8 @@ def test_transformation_may_use_outputs_of_other_transformations(files: Files, a
     config.write_text(yaml.safe_dump({"resources": {"transformations": rules}}))
     plan = files.plan(job, quota=quota.replace("nominalQuota: 8", "nominalQuota: 80"), options=f"--config {config}")
 
-    used = plan["end"]["admitted"][0]["usage"]
-    assert {row["resource"]: row["amount"] for row in used} == charged
+    usage_rows = plan["end"]["admitted"][0]["usage"]
+    assert {row["resource"]: row["amount"] for row in usage_rows} == charged
 
 
 @pytest.mark.parametrize(
@@ -985,11 +1021,11 @@ def test_transformation_may_use_outputs_of_other_transformations(files: Files, a
         ("", "{name: a, queue: research, minCount: -1}", "minCount: must be at least 0, not -1"),
     ],
 )
-def test_contradictory_input_is_refused_by_name(files: Files, quota: str, jobs: str, said_of_it: str) -> None:
+def test_contradictory_input_is_refused_by_name(files: PlanFiles, quota: str, jobs: str, said_of_it: str) -> None:
     (files.folder / "q.yaml").write_text(QUEUE + "---\n" + quota)
     (files.folder / "j.yaml").write_text(jobs)
     words = ("plan", "--quota", str(files.folder / "q.yaml"), "--jobs", str(files.folder / "j.yaml"))
-    code, _, error = output(*words)
+    code, _, error = run_command(*words)
 
     assert code == 2
     assert said_of_it in error
@@ -1013,7 +1049,7 @@ ENDLESS_JOBS: tuple[Json, ...] = (
 )
 
 
-def test_endless_evictions_stop_and_name_jobs_and_settings(files: Files) -> None:
+def test_endless_eviction_loop_is_stopped_and_its_causes_named(files: PlanFiles) -> None:
     plan = files.plan(*ENDLESS_JOBS, quota=ENDLESS, options="--profile kueue --evictions released")
 
     (loop,) = plan["loops"]
@@ -1024,15 +1060,15 @@ def test_endless_evictions_stop_and_name_jobs_and_settings(files: Files) -> None
 
 
 @pytest.mark.parametrize(
-    ("was", "becomes"), [("within: LowerOrNewerEqualPriority", "within: LowerPriority")], ids=["within"]
+    ("old_setting", "new_setting"), [("within: LowerOrNewerEqualPriority", "within: LowerPriority")], ids=["within"]
 )
-def test_named_setting_ends_the_loop(files: Files, was: str, becomes: str) -> None:
-    quota = ENDLESS.replace(was, becomes)
+def test_changing_a_named_setting_ends_the_eviction_loop(files: PlanFiles, old_setting: str, new_setting: str) -> None:
+    quota = ENDLESS.replace(old_setting, new_setting)
 
     assert files.plan(*ENDLESS_JOBS, quota=quota, options="--profile kueue --evictions released")["loops"] == []
 
 
-def test_later_events_happen_after_a_loop(files: Files) -> None:
+def test_later_events_still_apply_after_an_eviction_loop(files: PlanFiles) -> None:
     events = [{"type": "delete", "at": 9, "job": "borrows"}]
     options = "--profile kueue --evictions released"
     plan = files.plan(*ENDLESS_JOBS, quota=ENDLESS, events=events, options=options)
@@ -1041,7 +1077,7 @@ def test_later_events_happen_after_a_loop(files: Files) -> None:
     assert [job["job"] for job in plan["end"]["admitted"]] == ["held", "large"]
 
 
-def test_held_evictions_do_not_loop(files: Files) -> None:
+def test_evicted_jobs_that_keep_their_quota_do_not_loop(files: PlanFiles) -> None:
     assert files.plan(*ENDLESS_JOBS, quota=ENDLESS, options="--profile kueue")["loops"] == []
 
 
@@ -1052,7 +1088,7 @@ def test_held_evictions_do_not_loop(files: Files) -> None:
         ({"flavors": {}}, "pod set main requests gpu, but its admission names no flavor for it"),
     ],
 )
-def test_admission_without_a_declared_flavor_is_refused(files: Files, admitted: Json, words: str) -> None:
+def test_admission_without_a_declared_flavor_is_refused(files: PlanFiles, admitted: Json, words: str) -> None:
     code, _, error = files.run(job("a", admitted=admitted), quota=SMALL)
 
     assert code == 2
@@ -1061,16 +1097,16 @@ def test_admission_without_a_declared_flavor_is_refused(files: Files, admitted: 
 
 
 @pytest.mark.parametrize("flavors", [{"cpu": "p5"}, {"cpu": "p5", "nvidia.com/gpu": "p6"}])
-def test_workload_admitted_without_a_flavor_is_refused(files: Files, flavors: Json) -> None:
-    given = {"name": "main", "flavors": flavors, "count": 4}
-    status = {"admission": {"clusterQueue": "research", "podSetAssignments": [given]}, "conditions": [HAS_QUOTA]}
+def test_workload_admitted_without_a_flavor_is_refused(files: PlanFiles, flavors: Json) -> None:
+    assignment = {"name": "main", "flavors": flavors, "count": 4}
+    status = {"admission": {"clusterQueue": "research", "podSetAssignments": [assignment]}, "conditions": [HAS_QUOTA]}
     code, _, error = files.run(workload("a", status=status))
 
     assert code == 2
     assert "nvidia.com/gpu" in error
 
 
-def test_ignored_resources_need_no_flavor(files: Files) -> None:
+def test_undeclared_resource_that_is_ignored_needs_no_flavor(files: PlanFiles) -> None:
     config = files.folder / "c.yaml"
     config.write_text("resources: {quotaCheckStrategy: IgnoreUndeclared}")
     admitted = {"flavors": {"gpu": "f"}}
@@ -1094,7 +1130,7 @@ def test_ignored_resources_need_no_flavor(files: Files) -> None:
         ({"NoSuchGate": True}, ["featureGates.NoSuchGate: Kueue has no such gate up to version 0.20"]),
     ],
 )
-def test_only_unusual_feature_gates_are_warned_about(files: Files, gates: Json, expected: list[str]) -> None:
+def test_only_unusual_feature_gates_are_warned_about(files: PlanFiles, gates: Json, expected: list[str]) -> None:
     config = files.folder / "c.yaml"
     config.write_text(yaml.safe_dump({"featureGates": gates}))
     plan = files.plan(quota=SMALL, options=f"--config {config}")
@@ -1118,7 +1154,7 @@ def test_only_unusual_feature_gates_are_warned_about(files: Files, gates: Json, 
         ({"name": None}, "name: is required"),
     ],
 )
-def test_refused_input_names_the_field_and_the_reason(files: Files, odd: Json, words: str) -> None:
+def test_invalid_plan_input_names_the_field_and_the_reason(files: PlanFiles, odd: Json, words: str) -> None:
     code, _, error = files.run({**job("a"), **odd}, quota=SMALL)
 
     assert code == 2
@@ -1134,7 +1170,7 @@ def test_refused_input_names_the_field_and_the_reason(files: Files, odd: Json, w
         ({"type": "cycle", "count": 0}, "events[0].count: must be at least 1, not 0"),
     ],
 )
-def test_refused_events_name_the_field(files: Files, event: Json, words: str) -> None:
+def test_invalid_plan_event_names_the_field(files: PlanFiles, event: Json, words: str) -> None:
     code, _, error = files.run(job("a"), quota=SMALL, events=[event])
 
     assert code == 2
@@ -1142,7 +1178,7 @@ def test_refused_events_name_the_field(files: Files, event: Json, words: str) ->
     assert "Input" not in error
 
 
-def test_tables_show_memory_with_suffixes_and_times_as_rfc3339(files: Files) -> None:
+def test_table_shows_memory_with_suffixes_and_rfc3339_times(files: PlanFiles) -> None:
     container = {"name": "c", "resources": {"requests": {"memory": "3Gi", "cpu": "1500m", "nvidia.com/gpu": 1}}}
     waits = workload("a", {"podSets": [{"name": "main", "template": {"spec": {"containers": [container]}}}]})
     _, out, _ = files.run(waits, options="--now 2026-11-03T20:00:00Z -o table")
@@ -1151,7 +1187,7 @@ def test_tables_show_memory_with_suffixes_and_times_as_rfc3339(files: Files) -> 
     assert "p5/memory 3Gi of 1Ti" in out
 
 
-def test_tables_show_small_instants_as_written(files: Files) -> None:
+def test_table_shows_a_small_time_as_written(files: PlanFiles) -> None:
     _, out, _ = files.run(job("a"), quota=SMALL, options="--now 30.5 -o table")
 
     assert "cycle 1  at 30.5" in out

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.unit.cli.test_plan import Files
+from tests.unit.cli.test_plan import PlanFiles
 
 Json = dict[str, Any]
 
@@ -23,13 +23,13 @@ VERSION = "kueue.x-k8s.io/v1beta2"
 
 def quota_file(*more: Json, gpus: int = 32, within: str = "Never", flavors: Mapping[str, str] | None = None) -> str:
     """Return the quota file: a queue, its flavors with their topologies, and four nodes in two racks of one block."""
-    given = {"p5": "aws"} if flavors is None else flavors
+    topology_by_flavor = {"p5": "aws"} if flavors is None else flavors
     levels = [{"nodeLabel": label} for label in (BLOCK, RACK, HOST)]
     documents: list[Json] = [
         {"apiVersion": VERSION, "kind": "Topology", "metadata": {"name": "aws"}, "spec": {"levels": levels}},
-        a_queue("research", gpus, tuple(given), within),
+        a_queue("research", gpus, tuple(topology_by_flavor), within),
     ]
-    for name, topology in given.items():
+    for name, topology in topology_by_flavor.items():
         spec = {"nodeLabels": {"type": "p5"}, **({"topologyName": topology} if topology else {})}
         documents.append({"apiVersion": VERSION, "kind": "ResourceFlavor", "metadata": {"name": name}, "spec": spec})
     nodes = [a_node(f"n{number}", f"r{(number + 1) // 2}") for number in range(1, 5)]
@@ -39,8 +39,13 @@ def quota_file(*more: Json, gpus: int = 32, within: str = "Never", flavors: Mapp
 def a_queue(name: str, gpus: int, flavors: tuple[str, ...] = ("p5",), within: str = "Never", **spec: Any) -> Json:
     quotas = [{"name": flavor, "resources": [{"name": GPU, "nominalQuota": gpus}]} for flavor in flavors]
     groups = [{"coveredResources": [GPU], "flavors": quotas}]
-    given = {"namespaceSelector": {}, "resourceGroups": groups, "preemption": {"withinClusterQueue": within}, **spec}
-    return {"apiVersion": VERSION, "kind": "ClusterQueue", "metadata": {"name": name}, "spec": given}
+    queue_spec = {
+        "namespaceSelector": {},
+        "resourceGroups": groups,
+        "preemption": {"withinClusterQueue": within},
+        **spec,
+    }
+    return {"apiVersion": VERSION, "kind": "ClusterQueue", "metadata": {"name": name}, "spec": queue_spec}
 
 
 def a_node(name: str, rack: str, spec: Json | None = None, ready: str = "True", gpus: int = 8) -> Json:
@@ -81,8 +86,8 @@ def pods(
         "metadata": {"annotations": dict(annotations or {}), "labels": {"app": "x"}},
         "spec": {"containers": [container]},
     }
-    given: Json = {"name": name, "count": count, "template": template}
-    return given if request is None else {**given, "topologyRequest": request}
+    pod_set: Json = {"name": name, "count": count, "template": template}
+    return pod_set if request is None else {**pod_set, "topologyRequest": request}
 
 
 def a_job(name: str, *pod_sets: Json, priority: int = 0, queue: str = "research", status: Json | None = None) -> Json:
@@ -125,11 +130,11 @@ def pods_by_domain(pod_set: Json) -> dict[str, int]:
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> Files:
-    return Files(tmp_path)
+def files(tmp_path: Path) -> PlanFiles:
+    return PlanFiles(tmp_path)
 
 
-def test_annotation_of_task_governance_keeps_pods_in_one_rack(files: Files) -> None:
+def test_annotation_of_task_governance_keeps_pods_in_one_rack(files: PlanFiles) -> None:
     plan = files.plan(
         a_job("near", pods(2, annotations={REQUIRED: RACK})), running_job("held", {"n1": 1}), quota=quota_file()
     )
@@ -138,12 +143,12 @@ def test_annotation_of_task_governance_keeps_pods_in_one_rack(files: Files) -> N
     assert near["result"] == "Admitted"
     assert near["podSets"][0]["topology"]["levels"] == [HOST]
     assert pods_by_domain(near["podSets"][0]) == {"n3": 1, "n4": 1}
-    held = next(job for job in plan["end"]["admitted"] if job["job"] == "lab/held")
-    assert pods_by_domain(held["podSets"][0]) == {"n1": 1}
+    admitted_job = next(job for job in plan["end"]["admitted"] if job["job"] == "lab/held")
+    assert pods_by_domain(admitted_job["podSets"][0]) == {"n1": 1}
     assert plan["warnings"] == []
 
 
-def test_request_beyond_the_largest_domain_never_fits(files: Files) -> None:
+def test_request_beyond_the_largest_domain_never_fits(files: PlanFiles) -> None:
     plan = files.plan(a_job("wide", pods(3, annotations={REQUIRED: RACK})), quota=quota_file())
 
     wide = last_decisions(plan)["wide"]
@@ -151,43 +156,43 @@ def test_request_beyond_the_largest_domain_never_fits(files: Files) -> None:
     assert wide["considered"][0]["why"] == 'topology "aws" allows to fit only 2 out of 3 pod(s)'
 
 
-def test_fragmented_quota_makes_a_job_preempt(files: Files) -> None:
+def test_fragmented_quota_makes_a_job_preempt(files: PlanFiles) -> None:
     # 16 of 32 devices are free, but one node of each rack is in use.
-    held = [running_job("a", {"n1": 1}, priority=1), running_job("b", {"n3": 1})]
+    running_jobs = [running_job("a", {"n1": 1}, priority=1), running_job("b", {"n3": 1})]
     job = a_job("near", pods(2, request={"required": RACK}), priority=5)
 
-    plan = files.plan(job, *held, quota=quota_file(within="LowerPriority"), options="--cycles 1")
+    plan = files.plan(job, *running_jobs, quota=quota_file(within="LowerPriority"), options="--cycles 1")
 
     near = last_decisions(plan)["near"]
     assert near["result"] == "Preempting"
     assert [victim["job"] for victim in near["victims"]] == ["lab/b"]
     assert near["podSets"][0]["flavors"][GPU]["mode"] == "Preempt"
     assert pods_by_domain(near["podSets"][0]) == {"n3": 1, "n4": 1}
-    waiting = files.plan(job, *held, quota=quota_file(), options="--cycles 1")
+    waiting = files.plan(job, *running_jobs, quota=quota_file(), options="--cycles 1")
     assert last_decisions(waiting)["near"]["result"] == "NoCandidates"
 
 
-def test_job_starts_on_the_nodes_of_its_stopped_victim(files: Files) -> None:
-    held = [running_job("a", {"n1": 2}, gpus=4), running_job("b", {"n3": 1})]
+def test_job_starts_on_the_nodes_of_its_preempted_victim(files: PlanFiles) -> None:
+    running_jobs = [running_job("a", {"n1": 2}, gpus=4), running_job("b", {"n3": 1})]
     job = a_job("near", pods(2, annotations={REQUIRED: RACK}), priority=5)
 
-    plan = files.plan(job, *held, quota=quota_file(within="LowerPriority"), options="--evictions released")
+    plan = files.plan(job, *running_jobs, quota=quota_file(within="LowerPriority"), options="--evictions released")
 
     assert last_decisions(plan)["near"]["result"] == "Admitted"
-    used: dict[str, int] = {}
+    devices_by_node: dict[str, int] = {}
     for admitted in plan["end"]["admitted"]:
         for name, count in pods_by_domain(admitted["podSets"][0]).items():
-            used[name] = used.get(name, 0) + count * (4 if admitted["job"] == "lab/a" else 8)
-    assert max(used.values()) == 8
+            devices_by_node[name] = devices_by_node.get(name, 0) + count * (4 if admitted["job"] == "lab/a" else 8)
+    assert max(devices_by_node.values()) == 8
 
 
-def test_preferred_request_spreads_over_racks(files: Files) -> None:
+def test_preferred_request_spreads_over_racks(files: PlanFiles) -> None:
     plan = files.plan(a_job("near", pods(3, annotations={PREFERRED: RACK})), quota=quota_file())
 
     assert pods_by_domain(last_decisions(plan)["near"]["podSets"][0]) == {"n1": 1, "n2": 1, "n3": 1}
 
 
-def test_pods_of_a_slice_share_a_rack(files: Files) -> None:
+def test_pods_of_a_slice_share_a_rack(files: PlanFiles) -> None:
     job = a_job("sliced", pods(4, 4, annotations={PREFERRED: BLOCK, SLICE_TOPOLOGY: HOST, SLICE_SIZE: "2"}))
 
     plan = files.plan(job, running_job("held", {"n1": 1}, gpus=4), quota=quota_file())
@@ -195,9 +200,11 @@ def test_pods_of_a_slice_share_a_rack(files: Files) -> None:
     assert pods_by_domain(last_decisions(plan)["sliced"]["podSets"][0]) == {"n3": 2, "n4": 2}
 
 
-def test_leader_and_workers_share_a_rack(files: Files) -> None:
-    together = {REQUIRED: RACK, GROUP: "all"}
-    job = a_job("lws", pods(1, 2, "leader", annotations=together), pods(3, 4, "workers", annotations=together))
+def test_leader_and_workers_share_a_rack(files: PlanFiles) -> None:
+    group_annotations = {REQUIRED: RACK, GROUP: "all"}
+    job = a_job(
+        "lws", pods(1, 2, "leader", annotations=group_annotations), pods(3, 4, "workers", annotations=group_annotations)
+    )
 
     plan = files.plan(job, running_job("held", {"n1": 1}), quota=quota_file())
 
@@ -207,30 +214,30 @@ def test_leader_and_workers_share_a_rack(files: Files) -> None:
 
 
 @pytest.mark.parametrize("gate", [True, False])
-def test_job_without_request_is_unconstrained(files: Files, gate: bool) -> None:
+def test_job_without_request_is_unconstrained(files: PlanFiles, gate: bool) -> None:
     (files.folder / "kueue.yaml").write_text(yaml.safe_dump({"featureGates": {"TASProfileMixed": gate}}))
-    small = a_node("small", "r2", gpus=2)
+    small_node = a_node("small", "r2", gpus=2)
 
     plan = files.plan(
         a_job("any", pods(3, 2)),
         running_job("held", {"n1": 1, "n2": 1}, gpus=6),
-        quota=quota_file(small),
+        quota=quota_file(small_node),
         options=f"--config {files.folder / 'kueue.yaml'}",
     )
 
     # Three pods of 2 devices fit on n3 alone; single pods go to small domains first.
     assert pods_by_domain(last_decisions(plan)["any"]["podSets"][0]) == {"n3": 3}
-    spread = files.plan(
+    plan_with_unconstrained_job = files.plan(
         a_job("any", pods(7, 2)),
         running_job("held", {"n1": 1, "n2": 1}, gpus=6),
-        quota=quota_file(small),
+        quota=quota_file(small_node),
         options=f"--config {files.folder / 'kueue.yaml'}",
     )
-    chosen = pods_by_domain(last_decisions(spread)["any"]["podSets"][0])
+    chosen = pods_by_domain(last_decisions(plan_with_unconstrained_job)["any"]["podSets"][0])
     assert chosen == ({"n1": 1, "n2": 1, "small": 1, "n3": 4} if gate else {"n3": 4, "n4": 3})
 
 
-def test_pods_on_a_node_reduce_its_free_capacity(files: Files) -> None:
+def test_pods_on_a_node_reduce_its_free_capacity(files: PlanFiles) -> None:
     running_pods = [
         a_pod("other", "n1", 1),
         a_pod("ended", "n2", 8, "Succeeded"),
@@ -243,22 +250,22 @@ def test_pods_on_a_node_reduce_its_free_capacity(files: Files) -> None:
 
 
 @pytest.mark.parametrize(
-    "broken",
+    "unusable_node",
     [
         {"spec": {"unschedulable": True}},
         {"ready": "False"},
         {"spec": {"taints": [{"key": "gpu", "value": "bad", "effect": "NoSchedule"}]}},
     ],
 )
-def test_node_that_takes_no_pods_is_not_chosen(files: Files, broken: Json) -> None:
+def test_node_that_takes_no_pods_is_not_chosen(files: PlanFiles, unusable_node: Json) -> None:
     plan = files.plan(
-        a_job("near", pods(2, annotations={REQUIRED: RACK})), quota=quota_file(a_node("n2", "r1", **broken))
+        a_job("near", pods(2, annotations={REQUIRED: RACK})), quota=quota_file(a_node("n2", "r1", **unusable_node))
     )
 
     assert pods_by_domain(last_decisions(plan)["near"]["podSets"][0]) == {"n3": 1, "n4": 1}
 
 
-def test_two_queues_choose_different_nodes_in_one_cycle(files: Files) -> None:
+def test_jobs_of_two_queues_get_different_nodes_in_one_cycle(files: PlanFiles) -> None:
     jobs = [a_job(name, pods(2, annotations={REQUIRED: RACK}), queue=name) for name in ("research", "vision")]
 
     plan = files.plan(*jobs, quota=quota_file(a_queue("vision", 32)), options="--cycles 1")
@@ -269,13 +276,13 @@ def test_two_queues_choose_different_nodes_in_one_cycle(files: Files) -> None:
     assert pods_by_domain(first["podSets"][0]).keys().isdisjoint(pods_by_domain(second["podSets"][0]))
 
 
-def test_flavor_must_have_the_requested_level(files: Files) -> None:
-    other = {"apiVersion": VERSION, "kind": "Topology", "metadata": {"name": "flat"}}
-    other["spec"] = {"levels": [{"nodeLabel": HOST}]}
+def test_flavor_without_the_requested_topology_level_is_skipped(files: PlanFiles) -> None:
+    flat_topology = {"apiVersion": VERSION, "kind": "Topology", "metadata": {"name": "flat"}}
+    flat_topology["spec"] = {"levels": [{"nodeLabel": HOST}]}
 
     plan = files.plan(
         a_job("near", pods(2, annotations={REQUIRED: RACK})),
-        quota=quota_file(other, flavors={"flat": "flat", "plain": "", "p5": "aws"}),
+        quota=quota_file(flat_topology, flavors={"flat": "flat", "plain": "", "p5": "aws"}),
     )
 
     near = last_decisions(plan)["near"]
@@ -287,7 +294,7 @@ def test_flavor_must_have_the_requested_level(files: Files) -> None:
     assert near["podSets"][0]["flavors"][GPU]["flavor"] == "p5"
 
 
-def test_job_without_request_takes_the_flavor_without_topology(files: Files) -> None:
+def test_job_without_request_takes_the_flavor_without_topology(files: PlanFiles) -> None:
     plan = files.plan(a_job("any", pods(2)), quota=quota_file(flavors={"p5": "aws", "plain": ""}))
 
     decided = last_decisions(plan)["any"]
@@ -296,14 +303,14 @@ def test_job_without_request_takes_the_flavor_without_topology(files: Files) -> 
     assert decided["podSets"][0]["topology"] is None
 
 
-def test_assignment_of_v1beta2_is_read(files: Files) -> None:
+def test_topology_assignment_of_kueue_v1beta2_is_read(files: PlanFiles) -> None:
     individual = {"prefix": "n", "roots": ["1", "3"]}
-    part = {"domainCount": 2, "valuesPerLevel": [{"individual": individual}], "podCounts": {"universal": 1}}
+    assignment_slice = {"domainCount": 2, "valuesPerLevel": [{"individual": individual}], "podCounts": {"universal": 1}}
     assigned = {
         "name": "main",
         "flavors": {GPU: "p5"},
         "count": 2,
-        "topologyAssignment": {"levels": [HOST], "slices": [part]},
+        "topologyAssignment": {"levels": [HOST], "slices": [assignment_slice]},
     }
 
     plan = files.plan(a_job("held", pods(2), status=_admitted(assigned)), quota=quota_file())
@@ -311,7 +318,7 @@ def test_assignment_of_v1beta2_is_read(files: Files) -> None:
     assert pods_by_domain(plan["end"]["admitted"][0]["podSets"][0]) == {"n1": 1, "n3": 1}
 
 
-def test_new_node_lets_a_parked_job_start(files: Files) -> None:
+def test_new_node_lets_a_parked_job_start(files: PlanFiles) -> None:
     events = [{"type": "quota", "at": "2026-11-03T12:00:00Z", "documents": [a_node("n5", "r2")]}]
 
     plan = files.plan(a_job("near", pods(3, annotations={REQUIRED: RACK})), quota=quota_file(), events=events)
@@ -321,7 +328,7 @@ def test_new_node_lets_a_parked_job_start(files: Files) -> None:
     assert pods_by_domain(last_decisions(plan)["near"]["podSets"][0]) == {"n3": 1, "n4": 1, "n5": 1}
 
 
-def test_plan_without_nodes_counts_quota_alone(files: Files) -> None:
+def test_plan_without_nodes_ignores_topology_requests(files: PlanFiles) -> None:
     documents = [document for document in yaml.safe_load_all(quota_file()) if document["kind"] != "Node"]
 
     plan = files.plan(a_job("near", pods(3, annotations={REQUIRED: RACK})), quota=yaml.safe_dump_all(documents))
@@ -332,7 +339,7 @@ def test_plan_without_nodes_counts_quota_alone(files: Files) -> None:
     assert any("its topology request is ignored" in warning for warning in plan["warnings"])
 
 
-def test_disabled_feature_gate_ignores_topologies(files: Files) -> None:
+def test_disabled_feature_gate_ignores_topologies(files: PlanFiles) -> None:
     (files.folder / "kueue.yaml").write_text(yaml.safe_dump({"featureGates": {"TopologyAwareScheduling": False}}))
 
     plan = files.plan(
@@ -345,7 +352,7 @@ def test_disabled_feature_gate_ignores_topologies(files: Files) -> None:
     assert last_decisions(plan)["near"]["podSets"][0]["topology"] is None
 
 
-def test_queue_of_a_missing_topology_is_inactive(files: Files) -> None:
+def test_queue_of_a_missing_topology_is_inactive(files: PlanFiles) -> None:
     plan = files.plan(a_job("near", pods(1)), quota=quota_file(flavors={"p5": "gone"}))
 
     assert plan["cycles"] == []
@@ -355,7 +362,7 @@ def test_queue_of_a_missing_topology_is_inactive(files: Files) -> None:
     ]
 
 
-def test_admitted_job_without_assignment_is_reported(files: Files) -> None:
+def test_admitted_job_without_assignment_is_reported(files: PlanFiles) -> None:
     status = _admitted({"name": "main", "flavors": {GPU: "p5"}, "count": 1})
 
     plan = files.plan(a_job("held", pods(1), status=status), quota=quota_file())
@@ -377,7 +384,7 @@ def test_admitted_job_without_assignment_is_reported(files: Files) -> None:
         ({"kueue.x-k8s.io/podset-slice-required-topology-constraints": "["}, "is not JSON"),
     ],
 )
-def test_invalid_annotation_is_refused(files: Files, annotations: dict[str, str], problem: str) -> None:
+def test_invalid_annotation_is_refused(files: PlanFiles, annotations: dict[str, str], problem: str) -> None:
     code, _, error = files.run(a_job("near", pods(2, annotations=annotations)), quota=quota_file())
 
     assert code == 2
@@ -394,7 +401,7 @@ def test_invalid_annotation_is_refused(files: Files, annotations: dict[str, str]
         ([{"nodeLabel": RACK}, {"nodeLabel": RACK}], "must not have a level twice"),
     ],
 )
-def test_invalid_topology_is_refused(files: Files, levels: list[Json], problem: str) -> None:
+def test_invalid_topology_is_refused(files: PlanFiles, levels: list[Json], problem: str) -> None:
     topology = {"apiVersion": VERSION, "kind": "Topology", "metadata": {"name": "aws"}, "spec": {"levels": levels}}
 
     code, _, error = files.run(quota=quota_file(topology))

@@ -10,52 +10,52 @@ from tests.unit.cli.conftest import CliFixture
 
 
 @pytest.fixture
-def site(served: CliFixture) -> CliFixture:
-    world = served.gateway.world
-    world.__dict__["policies"] = SitePolicy(served.gateway.fakes.policy, Table.INCIDENTS, world)
-    (served.folder / "ours.json").write_text(json.dumps({"repair": {"maxAttempts": 2}}), encoding="utf-8")
-    return served
+def policy_cli(cli: CliFixture) -> CliFixture:
+    world = cli.gateway.world
+    world.__dict__["policies"] = SitePolicy(cli.gateway.fakes.policy, Table.INCIDENTS, world)
+    (cli.folder / "ours.json").write_text(json.dumps({"repair": {"maxAttempts": 2}}), encoding="utf-8")
+    return cli
 
 
-def test_a_policy_file_is_put_in_force_and_shown(site: CliFixture) -> None:
-    applied = site.run("policy", "apply", "ours.json", "--reason", "Ours.", terminal=True)
-    site.gateway.fakes.clock.advance(31)
-    shown = site.run("policy", "show", terminal=True)
+def test_a_policy_file_is_put_in_force_and_shown(policy_cli: CliFixture) -> None:
+    applied = policy_cli.run("policy", "apply", "ours.json", "--reason", "Ours.", terminal=True)
+    policy_cli.gateway.fakes.clock.advance(31)
+    shown_result = policy_cli.run("policy", "show", terminal=True)
 
     assert applied.out == ("● change 1 takes effect everywhere within 30 seconds\nnext  evenkeel policy show\n")
-    assert '  changes  {"repair": {"maxAttempts": 2}}' in shown.out
-    assert "change 1" in shown.out
-    assert "because  Ours." in shown.out
+    assert '  changes  {"repair": {"maxAttempts": 2}}' in shown_result.out
+    assert "change 1" in shown_result.out
+    assert "because  Ours." in shown_result.out
 
 
-def test_without_a_change_the_policy_is_as_shipped(site: CliFixture) -> None:
-    assert "as shipped" in site.run("policy", "show", terminal=True).out
+def test_policy_without_changes_is_shown_as_shipped(policy_cli: CliFixture) -> None:
+    assert "as shipped" in policy_cli.run("policy", "show", terminal=True).out
 
 
-def test_refused_policy_exits_2_with_the_reason(site: CliFixture) -> None:
-    (site.folder / "ours.json").write_text('{"repair": {"maxAtempts": 2}}', encoding="utf-8")
+def test_invalid_policy_file_exits_2_with_the_reason(policy_cli: CliFixture) -> None:
+    (policy_cli.folder / "ours.json").write_text('{"repair": {"maxAtempts": 2}}', encoding="utf-8")
 
-    refused = site.run("policy", "apply", "ours.json", "--reason", "Ours.", terminal=True)
+    refusal = policy_cli.run("policy", "apply", "ours.json", "--reason", "Ours.", terminal=True)
 
-    assert refused.exit_code == 2
-    assert "repair.maxAtempts: there is no such field" in refused.err
+    assert refusal.exit_code == 2
+    assert "repair.maxAtempts: there is no such field" in refusal.err
 
 
-def test_policy_for_an_older_version_is_a_conflict(site: CliFixture) -> None:
+def test_policy_for_an_older_version_is_a_conflict(policy_cli: CliFixture) -> None:
     words = ["policy", "apply", "ours.json", "--reason", "Ours.", "--based-on", "0123456789ab"]
 
-    assert site.run(*words).exit_code == 5
+    assert policy_cli.run(*words).exit_code == 5
 
 
-def test_history_shows_every_change(served: CliFixture) -> None:
+def test_policy_history_shows_every_change(cli: CliFixture) -> None:
     for number in (1, 2, 3):
         body = {"changes": {"repair": {"maxAttempts": number}}, "reason": f"Reason {number}."}
-        assert served.gateway.post("/v1/clusters/laptop/policy", body, key=f"k{number}").status == 200
+        assert cli.gateway.post("/v1/clusters/laptop/policy", body, key=f"k{number}").status == 200
 
     table, names, first = (
-        served.run("policy", "history"),
-        served.run("policy", "history", "-o", "name"),
-        served.run("policy", "history", "--limit", "1", "-o", "name"),
+        cli.run("policy", "history"),
+        cli.run("policy", "history", "-o", "name"),
+        cli.run("policy", "history", "--limit", "1", "-o", "name"),
     )
 
     assert [f"Reason {number}." in table.out for number in (1, 2, 3)] == [True] * 3

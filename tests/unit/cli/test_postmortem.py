@@ -7,51 +7,51 @@ import pytest
 
 from evenkeel_cli.postmortem_page import Records, postmortem
 from tests.unit.api.gateway import ApiResponse
-from tests.unit.api.seeds import a_job, affected, ago, an_incident, some_evidence, store_timeline_entries, stored
+from tests.unit.api.seeds import a_job, affected, ago, an_incident, some_evidence, store, store_timeline_entries
 from tests.unit.cli.conftest import CliFixture
-from tests.unit.cli.recovery_fixture import recovery_at_work
+from tests.unit.cli.recovery_fixture import store_running_recovery
 
 OPERATOR = "role/Operator (ana)"
 
 
-def section(page: str, title: str) -> list[str]:
-    """Return the lines of a section."""
+def lines_of_section(page: str, title: str) -> list[str]:
+    """Return the lines of a section of a postmortem."""
     match = re.search(rf"^## {title}\n\n(.*?)(?=\n## |\Z)", page, re.MULTILINE | re.DOTALL)
     assert match, page
     return match[1].strip().splitlines()
 
 
-def run_postmortem(served: CliFixture, *options: str) -> str:
-    result = served.run("postmortem", "@latest", *options)
+def run_postmortem(cli: CliFixture, *options: str) -> str:
+    result = cli.run("postmortem", "@latest", *options)
     assert (result.exit_code, result.err) == (0, "")
     return result.out
 
 
-def test_postmortem_contains_recorded_timeline_evidence_and_decisions(served: CliFixture) -> None:
-    recovery_at_work(served.gateway)
+def test_postmortem_contains_recorded_timeline_evidence_and_decisions(cli: CliFixture) -> None:
+    store_running_recovery(cli.gateway)
 
-    page = run_postmortem(served)
+    page = run_postmortem(cli)
 
     assert page.startswith("# Postmortem: GPU has fallen off the bus on i-00000000000000001\n\n**A drill.**")
-    assert section(page, "Timeline")[2] == (
+    assert lines_of_section(page, "Timeline")[2] == (
         "| 2026-11-03T10:03:02Z | fault | hyperpod-i-00000000000000001: Xid 79, GPU has fallen off the bus. |"
     )
-    assert len(section(page, "Timeline")) == 2 + 5
-    assert section(page, "Evidence")[2].startswith("| 2026-11-03T10:03:02Z | hyperpod.node-health | xid:79 |")
-    decisions = section(page, "Decisions")
+    assert len(lines_of_section(page, "Timeline")) == 2 + 5
+    assert lines_of_section(page, "Evidence")[2].startswith("| 2026-11-03T10:03:02Z | hyperpod.node-health | xid:79 |")
+    decisions = lines_of_section(page, "Decisions")
     assert "| wait for repair | ~16m00s | 4.27 | The replacement takes about" in "".join(decisions)
     assert [line.split("`")[1] for line in decisions if line.startswith("###")] == ["dec-0000000001", "dec-0000000003"]
 
 
-def test_longest_step_is_named_with_its_remedy(served: CliFixture) -> None:
-    recovery_at_work(served.gateway)
+def test_postmortem_names_the_longest_step_and_its_remedy(cli: CliFixture) -> None:
+    store_running_recovery(cli.gateway)
 
-    helpful = section(run_postmortem(served), "What would have helped")
+    remedies = lines_of_section(run_postmortem(cli), "What would have helped")
 
-    assert helpful[0].startswith("- The longest step led to *jobs stopped*: 7.9s of 12s.")
+    assert remedies[0].startswith("- The longest step led to *jobs stopped*: 7.9s of 12s.")
 
 
-def test_faster_resume_option_is_named_with_its_obstacle() -> None:
+def test_postmortem_names_a_faster_resume_option_and_its_obstacle() -> None:
     decision = {
         "decisionId": "dec-1",
         "decidedAt": "2026-11-03T10:00:00Z",
@@ -68,50 +68,50 @@ def test_faster_resume_option_is_named_with_its_obstacle() -> None:
 
     page = postmortem(Records(EMPTY, [], [decision], [], None))
 
-    assert section(page, "What would have helped") == [
+    assert lines_of_section(page, "What would have helped") == [
         "- *spare* would have taken ~1m00s instead of ~16m00s, but: No spare is configured. (`dec-1`)"
     ]
 
 
-def test_postmortem_names_people_only_on_request(served: CliFixture) -> None:
-    ledger = served.gateway.fakes.ledger
-    stored(ledger, an_incident(1))
+def test_postmortem_names_people_only_on_request(cli: CliFixture) -> None:
+    ledger = cli.gateway.fakes.ledger
+    store(ledger, an_incident(1))
     store_timeline_entries(ledger, "inc-0000000001", (ago(minutes=5), "approved", f"{OPERATOR} approved it."))
 
-    assert "(ana)" not in run_postmortem(served)
-    assert "| a person approved it. |" in run_postmortem(served)
-    assert f"| {OPERATOR} approved it. |" in run_postmortem(served, "--names")
+    assert "(ana)" not in run_postmortem(cli)
+    assert "| a person approved it. |" in run_postmortem(cli)
+    assert f"| {OPERATOR} approved it. |" in run_postmortem(cli, "--names")
 
 
-def test_job_without_a_checkpoint_is_named(served: CliFixture) -> None:
+def test_postmortem_names_a_job_without_a_checkpoint(cli: CliFixture) -> None:
     job = a_job(1, state="RUNNING")
     job = job.replace(spec=job.spec.replace(checkpoint_uri=""))
-    stored(served.gateway.fakes.ledger, job, an_incident(1, affected_jobs=affected(job)))
+    store(cli.gateway.fakes.ledger, job, an_incident(1, affected_jobs=affected(job)))
 
     text = "- `job-0000000001` has no checkpoint, so it started again from step 0. Set `checkpoint.uri`."
-    assert text in section(run_postmortem(served), "What would have helped")
+    assert text in lines_of_section(run_postmortem(cli), "What would have helped")
 
 
-def test_text_of_a_detector_cannot_break_the_markdown(served: CliFixture) -> None:
+def test_text_of_a_detector_cannot_break_the_markdown(cli: CliFixture) -> None:
     incident = an_incident(1)
     evidence = some_evidence(incident)
-    hostile = "a | b\n# Owned <script> *x* [y](z) \x1b[2J"
-    stored(served.gateway.fakes.ledger, incident, evidence.replace(fact=evidence.fact.replace(detail=hostile)))
+    hostile_text = "a | b\n# Owned <script> *x* [y](z) \x1b[2J"
+    store(cli.gateway.fakes.ledger, incident, evidence.replace(fact=evidence.fact.replace(detail=hostile_text)))
 
-    page = run_postmortem(served)
+    page = run_postmortem(cli)
 
     assert not re.search(r"^# Owned|<script>|\x1b|(?<!\\\\)\[y\]", page, re.MULTILINE)
-    assert "a \\| b # Owned \\<script\\>" in section(page, "Evidence")[2]
+    assert "a \\| b # Owned \\<script\\>" in lines_of_section(page, "Evidence")[2]
 
 
-def test_stack_without_receipts_leaves_the_cost_unknown() -> None:
+def test_postmortem_without_a_receipt_has_unknown_cost() -> None:
     page = postmortem(Records(EMPTY, [], [], [], None))
 
     unknown = "No receipt is available: the cost is unknown."
-    assert section(page, "Impact") == ["No job of Evenkeel ran on the node.", "", unknown]
+    assert lines_of_section(page, "Impact") == ["No job of Evenkeel ran on the node.", "", unknown]
 
 
-def test_receipt_gives_the_cost_by_stage_and_leaves_unknown_unknown() -> None:
+def test_postmortem_shows_known_and_unknown_cost_by_stage() -> None:
     parts = [
         {"stage": "DRAIN", "seconds": 80, "gpuHours": 0.36, "usdMicros": 2_450_000},
         {"stage": "LAUNCH", "seconds": 0, "gpuHours": 0, "usdMicros": 0},
@@ -129,7 +129,7 @@ def test_receipt_gives_the_cost_by_stage_and_leaves_unknown_unknown() -> None:
 
     page = postmortem(Records(EMPTY, [], [], [], receipt))
 
-    assert section(page, "Impact")[2:] == [
+    assert lines_of_section(page, "Impact")[2:] == [
         "Cost: at least 0.36 GPU-hours, $2.45.",
         "",
         "`job-1`, attempt 1:",
@@ -142,17 +142,17 @@ def test_receipt_gives_the_cost_by_stage_and_leaves_unknown_unknown() -> None:
     ]
 
 
-def test_unknown_incident_exits_4(served: CliFixture) -> None:
-    assert served.run("postmortem", "inc-0000000009").exit_code == 4
+def test_unknown_incident_exits_4(cli: CliFixture) -> None:
+    assert cli.run("postmortem", "inc-0000000009").exit_code == 4
 
 
 @pytest.mark.parametrize("failing", [403, 503])
-def test_postmortem_fails_if_a_record_cannot_be_read(served: CliFixture, failing: int) -> None:
-    recovery_at_work(served.gateway)
-    response = served.gateway.get("/v1/incidents/inc-0000000001")
-    served.next_answers = [ApiResponse(200, {}, response.text), *[ApiResponse(failing, {}, "{}")] * 3]
+def test_postmortem_fails_if_a_record_cannot_be_read(cli: CliFixture, failing: int) -> None:
+    store_running_recovery(cli.gateway)
+    response = cli.gateway.get("/v1/incidents/inc-0000000001")
+    cli.next_answers = [ApiResponse(200, {}, response.text), *[ApiResponse(failing, {}, "{}")] * 3]
 
-    result = served.run("postmortem", "inc-0000000001")
+    result = cli.run("postmortem", "inc-0000000001")
 
     assert (result.exit_code, result.out) == ({403: 6, 503: 8}[failing], "")
 

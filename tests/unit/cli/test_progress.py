@@ -1,4 +1,4 @@
-"""Step, loss and remaining time, read from the log of a job."""
+"""The step, loss and remaining time of a job, read from its log."""
 
 import pytest
 
@@ -23,7 +23,7 @@ from evenkeel_cli.progress import Pace, TrainingProgress, read_progress, total_s
     ],
     ids=["json", "other names", "words", "megatron", "transformers", "tqdm", "no step", "broken", "empty"],
 )
-def test_newest_step_is_read_from_a_log(log: str, expected: TrainingProgress) -> None:
+def test_newest_training_step_is_read_from_the_log(log: str, expected: TrainingProgress) -> None:
     assert read_progress(log) == expected
 
 
@@ -44,15 +44,15 @@ def test_total_number_of_steps_is_read_from_the_command(command: str, expected: 
 def test_time_left_is_estimated_from_the_logged_steps() -> None:
     pace = Pace()
 
-    left = [
+    seconds_left = [
         pace.seconds_left(1, TrainingProgress(step, 100), now)
         for step, now in ((10, 0.0), (10, 5.0), (20, 10.0), (20, 14.0))
     ]
 
-    assert left == [None, None, 80.0, 76.0]
+    assert seconds_left == [None, None, 80.0, 76.0]
 
 
-def test_pace_is_measured_separately_for_each_attempt() -> None:
+def test_training_pace_is_measured_separately_for_each_attempt() -> None:
     pace = Pace()
     pace.seconds_left(1, TrainingProgress(10, 100), 0.0)
 

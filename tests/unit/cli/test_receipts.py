@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.unit.api.seeds import stored
+from tests.unit.api.seeds import store
 from tests.unit.api.test_receipts import a_lost_job, an_incident_of, store_resume_plan
 from tests.unit.cli.conftest import CliFixture
 
@@ -23,12 +23,12 @@ STAGES = """\
 
 
 @pytest.fixture
-def fleet(served: CliFixture) -> CliFixture:
-    job, lost, again = a_lost_job()
+def fleet(cli: CliFixture) -> CliFixture:
+    job, lost_attempt, resumed_attempt = a_lost_job()
     incident = an_incident_of(job)
-    stored(served.gateway.fakes.ledger, job, lost, again, incident)
-    store_resume_plan(served.gateway, job, incident)
-    return served
+    store(cli.gateway.fakes.ledger, job, lost_attempt, resumed_attempt, incident)
+    store_resume_plan(cli.gateway, job, incident)
+    return cli
 
 
 @pytest.mark.parametrize("words", [("incidents", "receipt", "@latest"), ("jobs", "receipt", "llama-1")])
@@ -36,9 +36,9 @@ def test_receipt_shows_each_stage_within_80_columns(fleet: CliFixture, words: tu
     result = fleet.run(*words, terminal=True)
 
     assert result.exit_code == 0, result.err
-    plain = result.out.replace("\x1b[1m", "").replace("\x1b[0m", "").replace("\x1b[2m", "")
-    assert STAGES in plain
-    assert max(map(len, plain.splitlines())) <= 80
+    plain_output = result.out.replace("\x1b[1m", "").replace("\x1b[0m", "").replace("\x1b[2m", "")
+    assert STAGES in plain_output
+    assert max(map(len, plain_output.splitlines())) <= 80
 
 
 def test_receipt_separates_estimates_from_measurements(fleet: CliFixture) -> None:

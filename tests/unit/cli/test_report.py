@@ -1,4 +1,4 @@
-"""`evenkeel report`: one screen, Markdown and CSV of the same figures."""
+"""`evenkeel report`: one screen, Markdown, HTML and CSV with equal figures."""
 
 import csv
 import json
@@ -7,17 +7,17 @@ from io import StringIO
 
 import pytest
 
-from tests.unit.api.seeds import a_fleet_node, stored
+from tests.unit.api.seeds import a_fleet_node, store
 from tests.unit.api.test_receipts import a_lost_job, an_incident_of
-from tests.unit.cli.conftest import CliFixture
+from tests.unit.cli.conftest import CliFixture, leave_out
 
 
 @pytest.fixture
-def fleet(served: CliFixture) -> CliFixture:
-    job, lost, again = a_lost_job()
-    stored(served.gateway.fakes.ledger, job, lost, again, an_incident_of(job))
-    stored(served.gateway.fakes.ledger, *(a_fleet_node(number) for number in range(1, 6)))
-    return served
+def fleet(cli: CliFixture) -> CliFixture:
+    job, lost_attempt, resumed_attempt = a_lost_job()
+    store(cli.gateway.fakes.ledger, job, lost_attempt, resumed_attempt, an_incident_of(job))
+    store(cli.gateway.fakes.ledger, *(a_fleet_node(number) for number in range(1, 6)))
+    return cli
 
 
 def test_report_begins_with_the_figures_of_the_month(fleet: CliFixture) -> None:
@@ -37,17 +37,17 @@ def test_report_begins_with_the_figures_of_the_month(fleet: CliFixture) -> None:
     assert lines[9].startswith("saved     estimate against HyperPod unchanged: -0.8 to 2.3 GPU-hours")
 
 
-def test_report_shows_every_group_within_80_columns(fleet: CliFixture) -> None:
+def test_cost_report_shows_every_group_within_80_columns(fleet: CliFixture) -> None:
     result = fleet.run("report", terminal=True)
 
-    plain = result.out.replace("\x1b[1m", "").replace("\x1b[0m", "").replace("\x1b[2m", "")
-    assert max(map(len, plain.splitlines())) <= 80
-    assert plain.count("p5-work") == 4  # lost, failures, nodes, GPU time
-    assert "  1. Fill or return idle committed nodes" in plain
+    plain_output = result.out.replace("\x1b[1m", "").replace("\x1b[0m", "").replace("\x1b[2m", "")
+    assert max(map(len, plain_output.splitlines())) <= 80
+    assert plain_output.count("p5-work") == 4  # lost, failures, nodes, GPU time
+    assert "  1. Fill or return idle committed nodes" in plain_output
 
 
-def test_report_of_an_empty_fleet_shows_unknown_figures(served: CliFixture) -> None:
-    out = served.run("report").out
+def test_report_of_an_empty_fleet_shows_unknown_figures(cli: CliFixture) -> None:
+    out = cli.run("report").out
 
     assert "failures  0; unknown per 1,000 node-days" in out
     assert "recovery  unknown: no interruption with a known end" in out
@@ -75,7 +75,7 @@ def test_report_as_markdown_has_every_table(fleet: CliFixture) -> None:
 
 
 def test_html_report_has_charts_loads_nothing_and_escapes_names(fleet: CliFixture) -> None:
-    stored(fleet.gateway.fakes.ledger, a_fleet_node(9, pool="<script>alert(1)</script>"))
+    store(fleet.gateway.fakes.ledger, a_fleet_node(9, pool="<script>alert(1)</script>"))
 
     text = fleet.run("report", "-o", "html").out
 
@@ -91,12 +91,12 @@ def test_report_sends_its_window_and_prints_the_response_as_json(fleet: CliFixtu
     document = json.loads(fleet.run("report", "--since", "12h", "--until", "1h", "-o", "json").out)
 
     assert (document["since"][:19], document["until"][:19]) == ("2026-11-02T22:15:02", "2026-11-03T09:15:02")
-    wrong = fleet.run("report", "--until", "yesterday")
-    assert wrong.exit_code == 2
-    assert "--until is 30d, 12h" in wrong.err
+    invalid_result = fleet.run("report", "--until", "yesterday")
+    assert invalid_result.exit_code == 2
+    assert "--until is 30d, 12h" in invalid_result.err
 
 
-def test_commitments_are_in_every_form_of_the_report(fleet: CliFixture) -> None:
+def test_commitment_advice_appears_in_every_report_format(fleet: CliFixture) -> None:
     table, text, page = (fleet.run("report", "-o", form).out for form in ("table", "md", "html"))
     rows = csv.DictReader(StringIO(fleet.run("report", "-o", "csv").out))
     values = {(row["section"], row["item"], row["figure"]): row["value"] for row in rows}
@@ -107,3 +107,16 @@ def test_commitments_are_in_every_form_of_the_report(fleet: CliFixture) -> None:
     assert "<h2>Nodes to commit</h2>" in page
     assert values["commitments", "p5.48xlarge", "unknownHours"] == "648"
     assert values["commitments.demand", "p5.48xlarge / 1", "hours"]
+
+
+@pytest.mark.parametrize("form", ["table", "md", "html", "csv", "json"])
+def test_report_of_an_older_stack_lacks_only_the_commitments(fleet: CliFixture, form: str) -> None:
+    leave_out(fleet, "/v1/cost-report", "hours", "commitments")
+
+    result = fleet.run("report", "-o", form)
+
+    assert result.exit_code == 0, result.err
+    assert "p5-workers" in result.out
+    assert "Nodes to commit" not in result.out
+    if form in ("table", "md", "html"):
+        assert "How many nodes to commit is unknown: the stack is older" in " ".join(result.out.split())

@@ -1,17 +1,17 @@
 """`evenkeel shadow report`."""
 
-from evenkeel.domain.shadow.cases import NodeEventKind
-from tests.unit.api.seeds import stored
+from evenkeel.domain.shadow.shadow_cases import NodeEventKind
+from tests.unit.api.seeds import store
 from tests.unit.api.shadow_seeds import an_observed, store_node_event
 from tests.unit.cli.conftest import CliFixture
 
 
-def test_shadow_report_shows_verdicts_and_rates(served: CliFixture) -> None:
+def test_shadow_report_shows_verdicts_and_rates(cli: CliFixture) -> None:
     incident = an_observed(1)
-    stored(served.gateway.fakes.ledger, incident, an_observed(2, hours=1))
-    store_node_event(served.gateway, incident, NodeEventKind.REPLACED, hours=29)
+    store(cli.gateway.fakes.ledger, incident, an_observed(2, hours=1))
+    store_node_event(cli.gateway, incident, NodeEventKind.REPLACED, hours=29)
 
-    result = served.run("shadow", "report", "--since", "7d")
+    result = cli.run("shadow", "report", "--since", "7d")
 
     assert result.exit_code == 0, result.err
     assert result.out.splitlines()[0] == "2 cases of 2 incidents, window 24 h"
@@ -21,18 +21,18 @@ def test_shadow_report_shows_verdicts_and_rates(served: CliFixture) -> None:
     ]
 
 
-def test_shadow_report_reads_all_pages_up_to_its_limit(served: CliFixture) -> None:
-    stored(served.gateway.fakes.ledger, *(an_observed(number, hours=30 + number) for number in range(1, 8)))
+def test_shadow_report_reads_all_pages_up_to_its_limit(cli: CliFixture) -> None:
+    store(cli.gateway.fakes.ledger, *(an_observed(number, hours=30 + number) for number in range(1, 8)))
 
-    result = served.run("shadow", "report", "--limit", "3", "-o", "wide")
+    result = cli.run("shadow", "report", "--limit", "3", "-o", "wide")
 
     assert result.exit_code == 0, result.err
     assert sum("inc-000000000" in line for line in result.out.splitlines()) == 3
     assert "The counts include all cases" in result.err
 
 
-def test_shadow_report_names_an_invalid_time(served: CliFixture) -> None:
-    result = served.run("shadow", "report", "--since", "yesterday")
+def test_shadow_report_names_an_invalid_time(cli: CliFixture) -> None:
+    result = cli.run("shadow", "report", "--since", "yesterday")
 
     assert result.exit_code == 2
     assert "--since" in result.err

@@ -10,9 +10,9 @@ from tests.unit.cli.conftest import CliFixture
 
 
 @pytest.fixture
-def fleet(served: CliFixture) -> CliFixture:
-    store_two_jobs(served.gateway)
-    return served
+def fleet(cli: CliFixture) -> CliFixture:
+    store_two_jobs(cli.gateway)
+    return cli
 
 
 def test_spend_report_shows_teams_and_use_without_a_price(fleet: CliFixture) -> None:

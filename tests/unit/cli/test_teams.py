@@ -41,70 +41,70 @@ HYPERPOD: dict[str, Any] = {
 }
 
 
-def write_file(served: CliFixture, text: str, name: str = "teams.yaml") -> str:
-    (served.folder / name).write_text(text, encoding="utf-8")
+def write_file(cli: CliFixture, text: str, name: str = "teams.yaml") -> str:
+    (cli.folder / name).write_text(text, encoding="utf-8")
     return name
 
 
-def apply_files(served: CliFixture, *files: str, more: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+def apply_files(cli: CliFixture, *files: str, more: tuple[str, ...] = ()) -> list[dict[str, Any]]:
     words = [word for file in files for word in ("-f", file)]
-    result = served.run("teams", "apply", *words, "--reason", "the quarter's plan", "-o", "json", *more)
+    result = cli.run("teams", "apply", *words, "--reason", "the quarter's plan", "-o", "json", *more)
     assert result.exit_code == 0, result.err
     items: list[dict[str, Any]] = json.loads(result.out)["items"]
     return items
 
 
-def test_a_team_is_set_up_once_and_shown(served: CliFixture) -> None:
-    file = write_file(served, TEAM)
+def test_a_team_is_set_up_once_and_shown(cli: CliFixture) -> None:
+    file = write_file(cli, TEAM)
 
-    first, again = apply_files(served, file), apply_files(served, file)
-    result = served.run("teams", "show", "nlp", terminal=True)
+    first, repeated_result = apply_files(cli, file), apply_files(cli, file)
+    result = cli.run("teams", "show", "nlp", terminal=True)
 
-    assert (first[0]["version"], again[0]["version"], again[0]["changes"]) == (1, 1, [])
+    assert (first[0]["version"], repeated_result[0]["version"], repeated_result[0]["changes"]) == (1, 1, [])
     assert result.out.splitlines()[0] == "nlp  version 1"
     assert "2000 GPU-hours and $6,000.00 a month" in result.out
     assert f"arn:aws:iam::{ACCOUNT}:role/Researcher (lead)" in result.out
 
 
-def test_quota_file_changes_queues_and_keeps_members(served: CliFixture) -> None:
-    apply_files(served, write_file(served, TEAM))
+def test_quota_file_changes_queues_and_keeps_members(cli: CliFixture) -> None:
+    apply_files(cli, write_file(cli, TEAM))
 
-    items = apply_files(served, write_file(served, QUOTAS, "quotas.yaml"))
+    items = apply_files(cli, write_file(cli, QUOTAS, "quotas.yaml"))
 
     assert [(item["name"], item["version"]) for item in items] == [("", 1), ("nlp", 2), ("vision", 1)]
     assert items[1]["changes"] == ["queue"]
-    team = json.loads(served.run("teams", "show", "nlp", "-o", "json").out)["team"]
+    team = json.loads(cli.run("teams", "show", "nlp", "-o", "json").out)["team"]
     assert team["queue"]["groups"][0]["ml.p5.48xlarge"]["nvidia.com/gpu"]["nominal"] == "24"
     assert team["members"][0]["role"] == "lead"
 
 
-def test_imported_hyperpod_quotas_are_applied(served: CliFixture) -> None:
-    source = write_file(served, json.dumps(HYPERPOD), "hyperpod.json")
-    imported = write_file(served, served.run("quota", "import", source).out, "imported.json")
+def test_imported_hyperpod_quotas_are_applied(cli: CliFixture) -> None:
+    source = write_file(cli, json.dumps(HYPERPOD), "hyperpod.json")
+    imported = write_file(cli, cli.run("quota", "import", source).out, "imported.json")
 
-    items = apply_files(served, imported)
+    items = apply_files(cli, imported)
 
     assert [item["name"] for item in items] == ["", "nlp"]
-    team = served.gateway.get("/v1/teams/nlp/quota").document["team"]
+    team = cli.gateway.get("/v1/teams/nlp/quota").document["team"]
     assert (team["namespace"], team["queue"]["weight"]) == ("hyperpod-ns-nlp", 50)
-    (line,) = served.gateway.get("/v1/teams").document["items"]
+    (line,) = cli.gateway.get("/v1/teams").document["items"]
     assert line["accelerators"]["allocated"] == 16
 
 
-def test_a_dry_run_changes_nothing(served: CliFixture) -> None:
-    items = apply_files(served, write_file(served, TEAM), more=("--dry-run",))
+def test_quota_dry_run_changes_nothing(cli: CliFixture) -> None:
+    items = apply_files(cli, write_file(cli, TEAM), more=("--dry-run",))
 
     assert items[0]["changes"]
-    assert served.gateway.get("/v1/teams/nlp/quota").status == 404
+    assert cli.gateway.get("/v1/teams/nlp/quota").status == 404
 
 
-def test_file_of_an_older_version_is_refused(served: CliFixture) -> None:
-    apply_files(served, write_file(served, TEAM))
-    read = json.loads(served.run("teams", "show", "nlp", "-o", "json").out)
-    apply_files(served, write_file(served, QUOTAS, "quotas.yaml"))
+def test_team_file_of_an_older_version_is_refused(cli: CliFixture) -> None:
+    apply_files(cli, write_file(cli, TEAM))
+    read = json.loads(cli.run("teams", "show", "nlp", "-o", "json").out)
+    apply_files(cli, write_file(cli, QUOTAS, "quotas.yaml"))
     read["team"]["namespace"] = "language"
 
-    result = served.run("teams", "apply", "-f", write_file(served, json.dumps(read), "old.json"), "--reason", "x")
+    result = cli.run("teams", "apply", "-f", write_file(cli, json.dumps(read), "old.json"), "--reason", "x")
 
     assert (result.exit_code, "STALE_VERSION" in result.err) == (5, True)
 
@@ -118,90 +118,90 @@ def test_file_of_an_older_version_is_refused(served: CliFixture) -> None:
         "name: nlp\nqueue: {}\nnamespace: a\n---\nname: vision\nqueue: {}",
     ],
 )
-def test_unusable_file_exits_2(served: CliFixture, text: str) -> None:
-    result = served.run("teams", "apply", "-f", write_file(served, text), "--reason", "x", "--dry-run")
+def test_invalid_team_file_exits_2(cli: CliFixture, text: str) -> None:
+    result = cli.run("teams", "apply", "-f", write_file(cli, text), "--reason", "x", "--dry-run")
 
     assert result.exit_code == 2
 
 
-def test_a_team_is_removed_with_a_reason(served: CliFixture) -> None:
-    apply_files(served, write_file(served, QUOTAS, "quotas.yaml"))
-    result = served.run("teams", "remove", "vision", "--reason", "merged & gone", terminal=True)
-    again = served.run("teams", "remove", "vision", "--reason", "x")
+def test_a_team_is_removed_with_a_reason(cli: CliFixture) -> None:
+    apply_files(cli, write_file(cli, QUOTAS, "quotas.yaml"))
+    result = cli.run("teams", "remove", "vision", "--reason", "merged & gone", terminal=True)
+    repeated_result = cli.run("teams", "remove", "vision", "--reason", "x")
 
-    assert (result.out, result.exit_code, again.exit_code) == ("● vision  removed\n", 0, 4)
+    assert (result.out, result.exit_code, repeated_result.exit_code) == ("● vision  removed\n", 0, 4)
 
 
-def test_team_table_shows_use_and_quota(served: CliFixture) -> None:
-    apply_files(served, write_file(served, TEAM), write_file(served, QUOTAS.replace("24", "16"), "quotas.yaml"))
-    store_charge(served.gateway, "job-1", "nlp", 20)
+def test_team_table_shows_use_and_quota(cli: CliFixture) -> None:
+    apply_files(cli, write_file(cli, TEAM), write_file(cli, QUOTAS.replace("24", "16"), "quotas.yaml"))
+    store_charge(cli.gateway, "job-1", "nlp", 20)
 
-    assert served.run("teams", "ls", terminal=True).out == (
+    assert cli.run("teams", "ls", terminal=True).out == (
         "TEAM    QUOTA  USED  BORROWED  LENT   UTIL  RUN  PEND\n"
         "nlp        16    20         4     0  125 %    1     0\n"
         "vision      8     0         0     4    0 %    0     0\n"
     )
-    assert served.run("teams", "quota", "vision", terminal=True).out == (
+    assert cli.run("teams", "quota", "vision", terminal=True).out == (
         "FLAVOR          RESOURCE        QUOTA  USED  BORROWED  LENT  UTIL\n"
         "ml.p5.48xlarge  nvidia.com/gpu      8     0         0     4   0 %\n"
     )
-    store_fleet_counts(served.gateway.fakes)
-    status = served.run("status", terminal=True).out
+    store_fleet_counts(cli.gateway.fakes)
+    status = cli.run("status", terminal=True).out
     assert "TEAMS   nlp     20 of 16 GPUs  125%  4 borrowed\n        vision  0 of 8 GPUs  0%  4 lent\n" in status
-    assert served.run("teams", "quota", "speech").exit_code == 4
+    assert cli.run("teams", "quota", "speech").exit_code == 4
 
 
-def test_job_is_suspended_resumed_and_reprioritised(served: CliFixture) -> None:
-    apply_files(served, write_file(served, TEAM), write_file(served, QUOTAS, "quotas.yaml"))
-    flags = ["--name", "x", "--image", "i:1", "--", "train"]
-    job_id = served.run("jobs", "submit", "-o", "name", *flags).out.strip()
+def test_job_is_suspended_resumed_and_reprioritised(cli: CliFixture) -> None:
+    apply_files(cli, write_file(cli, TEAM), write_file(cli, QUOTAS, "quotas.yaml"))
+    job_options = ["--name", "x", "--image", "i:1", "--", "train"]
+    job_id = cli.run("jobs", "submit", "-o", "name", *job_options).out.strip()
 
-    suspended = served.run("jobs", "suspend", job_id, "--reason", "a look", terminal=True)
-    shown = served.run("jobs", "ls", terminal=True)
-    resumed = served.run("jobs", "resume", "x", terminal=True)
-    ranked = served.run("jobs", "priority", "x", "high", terminal=True)
+    suspended = cli.run("jobs", "suspend", job_id, "--reason", "a look", terminal=True)
+    shown_result = cli.run("jobs", "ls", terminal=True)
+    resumed = cli.run("jobs", "resume", "x", terminal=True)
+    ranked = cli.run("jobs", "priority", "x", "high", terminal=True)
 
     assert suspended.out == f"· {job_id}  suspended\nnext  evenkeel jobs resume {job_id}\n"
-    assert "suspended" in shown.out
+    assert "suspended" in shown_result.out
     assert resumed.out.startswith(f"○ {job_id}  pending\n")
     assert ranked.out.startswith(f"○ {job_id}  class high\n")
-    assert job_id in served.run("jobs", "ls", "--class", "high", "-o", "name").out
-    assert served.run("jobs", "ls", "--class", "(unset)", "-o", "name").out == ""
+    assert job_id in cli.run("jobs", "ls", "--class", "high", "-o", "name").out
+    assert cli.run("jobs", "ls", "--class", "(unset)", "-o", "name").out == ""
 
 
-def test_plan_is_shown_without_a_submission(served: CliFixture) -> None:
-    store_nodes(served.gateway, 2)
-    flags = ["--name", "x", "--image", "i:1", "--nodes", "2", "--", "train"]
+def test_job_plan_is_shown_without_submitting_the_job(cli: CliFixture) -> None:
+    store_nodes(cli.gateway, 2)
+    job_options = ["--name", "x", "--image", "i:1", "--nodes", "2", "--", "train"]
 
-    result = served.run("jobs", "plan", *flags, terminal=True)
-    never = served.run("jobs", "plan", "--gpus-per-node", "64", *flags, terminal=True)
+    result = cli.run("jobs", "plan", *job_options, terminal=True)
+    impossible_plan = cli.run("jobs", "plan", "--gpus-per-node", "64", *job_options, terminal=True)
 
     assert result.out.startswith("● would start, team default, position 1 in its queue\n")
     assert "● p5-workers  committed" in result.out
     assert "p5-workers is already paid for and has free nodes." in result.out
-    assert (never.exit_code, "gpusPerNode: The job could never start" in never.err) == (2, True)
-    assert json.loads(served.run("jobs", "ls", "-o", "json").out)["items"] == []
+    assert (impossible_plan.exit_code, "gpusPerNode: The job could never start" in impossible_plan.err) == (2, True)
+    assert json.loads(cli.run("jobs", "ls", "-o", "json").out)["items"] == []
 
 
-def test_missing_file_is_named(served: CliFixture, tmp_path: Path) -> None:
-    result = served.run("teams", "apply", "-f", str(tmp_path / "none.yaml"), "--reason", "x")
+def test_missing_team_file_is_named(cli: CliFixture, tmp_path: Path) -> None:
+    result = cli.run("teams", "apply", "-f", str(tmp_path / "none.yaml"), "--reason", "x")
 
     assert (result.exit_code, "none.yaml" in result.err) == (2, True)
 
 
-def test_readme_teams_and_jobs_are_accepted(served: CliFixture) -> None:
+def test_readme_teams_and_jobs_are_accepted(cli: CliFixture) -> None:
     examples = ROOT / "docs" / "examples" / "teams"
 
-    items = apply_files(served, str(examples / "teams.yaml"))
-    team = json.loads(served.run("teams", "show", "red", "-o", "json").out)["team"]
+    items = apply_files(cli, str(examples / "teams.yaml"))
+    team = json.loads(cli.run("teams", "show", "red", "-o", "json").out)["team"]
     member = team["members"][0]["principal"].replace(":user/operator", ":role/Researcher")
-    served.gateway.call(
+    cli.gateway.call(
         "PUT",
         "/v1/teams/red/quota",
         {"team": team | {"members": [{"principal": member, "role": "lead"}]}, "reason": "the test's own caller"},
         headers={"If-Match": '"1"'},
     )
-    results = [served.run("jobs", "submit", str(examples / f"{name}.json"), "-o", "name") for name in ("low", "high")]
+    results = [cli.run("jobs", "submit", str(examples / f"{name}.json"), "-o", "name") for name in ("low", "high")]
 
     assert [item["name"] for item in items] == ["", "red"]
     assert [(result.exit_code, result.err) for result in results] == [(0, "")] * 2

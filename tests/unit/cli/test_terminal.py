@@ -13,12 +13,12 @@ from evenkeel.ports import LaunchSpec
 from evenkeel_cli.main import main
 from evenkeel_cli.render import Printer, escape_control_characters
 from tests.unit.api.gateway import ApiResponse
-from tests.unit.api.seeds import a_job, an_attempt, stored
+from tests.unit.api.seeds import a_job, an_attempt, store
 from tests.unit.cli.conftest import CliFixture
 
 CLI = Path(evenkeel_cli.__file__).parent
-EVIL = "\x1b]0;owned\x07\x1b[2J\x1b[8mhidden\x9b31m\u202eexe.txt\u2066\u200b\u061c\u2028\ufeff\U000e0041\x7f\b"
-ACTED_ON = set(EVIL) - set("]0;owned[2J8mhidden31mexe.txt")
+HOSTILE_TEXT = "\x1b]0;owned\x07\x1b[2J\x1b[8mhidden\x9b31m\u202eexe.txt\u2066\u200b\u061c\u2028\ufeff\U000e0041\x7f\b"
+CONTROL_CHARACTERS = set(HOSTILE_TEXT) - set("]0;owned[2J8mhidden31mexe.txt")
 
 
 class Terminal(io.StringIO):
@@ -49,7 +49,9 @@ def test_only_the_printer_class_writes_to_the_terminal() -> None:
 
 
 @pytest.mark.parametrize("folder", [Path(sys.executable).parent.parent, Path("/")], ids=["project", "elsewhere"])
-def test_printed_commands_can_be_pasted_without_a_path(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_printed_command_can_be_pasted_if_evenkeel_is_outside_path(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(folder)
     stream = Terminal()
     page = Printer(stream, {"NO_COLOR": "1", "PATH": "/nowhere"}, columns=80)
@@ -62,15 +64,15 @@ def test_printed_commands_can_be_pasted_without_a_path(folder: Path, monkeypatch
     assert (folder / commands[0]).samefile(Path(sys.executable).with_name("evenkeel"))
 
 
-def test_lines_tables_and_logs_escape_control_characters() -> None:
+def test_printed_lines_tables_and_logs_escape_control_characters() -> None:
     stream = Terminal()
     page = Printer(stream, {"NO_COLOR": "1"}, columns=80)
 
-    page.line(EVIL)
-    page.text(f"one\r\ntwo\rthree {EVIL}\n")
-    page.pairs([("detail", EVIL)])
+    page.line(HOSTILE_TEXT)
+    page.text(f"one\r\ntwo\rthree {HOSTILE_TEXT}\n")
+    page.pairs([("detail", HOSTILE_TEXT)])
 
-    assert set(stream.getvalue()) & ACTED_ON == set()
+    assert set(stream.getvalue()) & CONTROL_CHARACTERS == set()
     assert "one\ntwo\nthree " in stream.getvalue()
 
 
@@ -86,43 +88,43 @@ def test_external_text_cannot_style_the_terminal() -> None:
 def test_escaped_json_has_the_same_value() -> None:
     stream = Terminal()
 
-    Printer(stream, {}).json({"detail": EVIL, "half": "\ud800"})
+    Printer(stream, {}).json({"detail": HOSTILE_TEXT, "half": "\ud800"})
 
-    assert set(stream.getvalue()) & ACTED_ON == set()
-    assert json.loads(stream.getvalue()) == {"detail": EVIL, "half": "\ud800"}
+    assert set(stream.getvalue()) & CONTROL_CHARACTERS == set()
+    assert json.loads(stream.getvalue()) == {"detail": HOSTILE_TEXT, "half": "\ud800"}
 
 
 @pytest.mark.parametrize("follow", [(), ("-f",)])
-def test_logs_escape_control_characters_unless_raw_is_requested(served: CliFixture, follow: tuple[str, ...]) -> None:
+def test_logs_escape_control_characters_unless_raw_is_requested(cli: CliFixture, follow: tuple[str, ...]) -> None:
     job = a_job(1, state="SUCCEEDED", current_attempt=1)
     attempt = an_attempt(job, 1, ended_at=job.submitted_at)
-    stored(served.gateway.fakes.ledger, job, attempt)
-    served.gateway.fakes.cluster.launch(LaunchSpec(job.spec, attempt, "", "trainer"))
-    served.gateway.fakes.cluster.text[f"{job.job_id}-a1-0"] = "\x1b[2Jlog\u202e"
+    store(cli.gateway.fakes.ledger, job, attempt)
+    cli.gateway.fakes.cluster.launch(LaunchSpec(job.spec, attempt, "", "trainer"))
+    cli.gateway.fakes.cluster.text[f"{job.job_id}-a1-0"] = "\x1b[2Jlog\u202e"
 
-    plain = served.run("jobs", "logs", job.job_id, *follow, terminal=True)
-    raw = served.run("jobs", "logs", job.job_id, *follow, "--raw", terminal=True)
+    escaped_result = cli.run("jobs", "logs", job.job_id, *follow, terminal=True)
+    raw = cli.run("jobs", "logs", job.job_id, *follow, "--raw", terminal=True)
 
-    assert (plain.out.strip(), raw.out.strip()) == ("?[2Jlog?", "\x1b[2Jlog\u202e")
+    assert (escaped_result.out.strip(), raw.out.strip()) == ("?[2Jlog?", "\x1b[2Jlog\u202e")
 
 
-def test_error_messages_escape_control_characters(served: CliFixture) -> None:
-    problem = {"code": "REFUSED", "detail": f"bad {EVIL}", "hint": EVIL, "requestId": "r"}
-    served.next_answers = [ApiResponse(400, {}, json.dumps(problem))] * 3
+def test_error_messages_escape_control_characters(cli: CliFixture) -> None:
+    problem = {"code": "REFUSED", "detail": f"bad {HOSTILE_TEXT}", "hint": HOSTILE_TEXT, "requestId": "r"}
+    cli.next_answers = [ApiResponse(400, {}, json.dumps(problem))] * 3
 
-    result = served.run("jobs", "ls", terminal=True)
+    result = cli.run("jobs", "ls", terminal=True)
 
     assert result.exit_code == 2
-    assert set(result.err) & ACTED_ON == set()
+    assert set(result.err) & CONTROL_CHARACTERS == set()
 
 
 def test_usage_errors_escape_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["jobs", f"--{EVIL}"]) == 2
+    assert main(["jobs", f"--{HOSTILE_TEXT}"]) == 2
 
-    assert set(capsys.readouterr().err) & ACTED_ON == set()
+    assert set(capsys.readouterr().err) & CONTROL_CHARACTERS == set()
 
 
-def test_tabs_and_line_ends_are_kept() -> None:
+def test_printer_keeps_tabs_and_line_ends() -> None:
     assert escape_control_characters("a\tb\nc é 日本 ●") == "a\tb\nc é 日本 ●"
 
 

@@ -9,7 +9,7 @@ from evenkeel.domain.capacity.utilization import Measure, Sample
 from evenkeel.domain.nodes import FleetNode, NodeLife
 from evenkeel.ports import Throttled
 from tests.fakes.cluster import CLUSTER, instance_id
-from tests.unit.api.seeds import a_fleet_node, ago, stored
+from tests.unit.api.seeds import a_fleet_node, ago, store
 from tests.unit.cli.conftest import CliFixture
 
 BY_POOL = """\
@@ -43,23 +43,21 @@ PROBLEM = (
 
 
 @pytest.fixture
-def fleet(served: CliFixture) -> CliFixture:
+def fleet(cli: CliFixture) -> CliFixture:
     """Three nodes, of which two have measurements, and a cluster without the CloudWatch add-on."""
     life = NodeLife(cluster="burst-eks", instance_id=instance_id(4), launched_at=ago(hours=1))
     busy, idle = a_fleet_node(1, accelerators_in_use=8), a_fleet_node(2, accelerators_in_use=8)
     faulty = a_fleet_node(3, is_cordoned=True, incident_id="inc-0000000009")
-    stored(
-        served.gateway.fakes.ledger, busy, idle, faulty, a_fleet_node(4, life=life, pool="burst", accelerators_in_use=8)
-    )
-    publish_samples(served, busy, gpu=90, gpu_memory=60, cpu=2)
-    publish_samples(served, idle, gpu=2.5)
-    return served
+    store(cli.gateway.fakes.ledger, busy, idle, faulty, a_fleet_node(4, life=life, pool="burst", accelerators_in_use=8))
+    publish_samples(cli, busy, gpu=90, gpu_memory=60, cpu=2)
+    publish_samples(cli, idle, gpu=2.5)
+    return cli
 
 
-def publish_samples(served: CliFixture, node: FleetNode, **percent: float) -> None:
+def publish_samples(cli: CliFixture, node: FleetNode, **percent: float) -> None:
     start = (ago(minutes=3)).replace(second=0)
     for name, value in percent.items():
-        served.gateway.fakes.utilization_metrics.put(node, Measure[name.upper()], Sample(start, value))
+        cli.gateway.fakes.utilization_metrics.put(node, Measure[name.upper()], Sample(start, value))
 
 
 def test_pool_table_shows_lowest_and_highest_utilization(fleet: CliFixture) -> None:
@@ -93,7 +91,7 @@ def test_utilization_as_json_equals_the_api_response(fleet: CliFixture) -> None:
     assert [item["cluster"] for item in document["items"]] == [CLUSTER]
 
 
-def test_csv_has_empty_cells_for_unknown_figures(fleet: CliFixture) -> None:
+def test_utilization_csv_has_empty_cells_for_unknown_figures(fleet: CliFixture) -> None:
     result = fleet.run("utilization", "ls", "-o", "csv")
 
     burst, committed = csv.DictReader(result.out.splitlines())
@@ -104,7 +102,7 @@ def test_csv_has_empty_cells_for_unknown_figures(fleet: CliFixture) -> None:
     assert result.err == PROBLEM
 
 
-def test_csv_by_node_has_one_line_for_each_node(fleet: CliFixture) -> None:
+def test_utilization_csv_by_node_has_one_line_per_node(fleet: CliFixture) -> None:
     result = fleet.run("utilization", "ls", "--by", "node", "-o", "csv")
 
     lines = list(csv.DictReader(result.out.splitlines()))
@@ -113,7 +111,7 @@ def test_csv_by_node_has_one_line_for_each_node(fleet: CliFixture) -> None:
 
 
 @pytest.mark.parametrize(("by", "names"), [("pool", ["burst", "p5-workers"]), ("node", None)])
-def test_argument_may_be_a_pool_or_an_instance_id(fleet: CliFixture, by: str, names: list[str] | None) -> None:
+def test_utilization_can_be_shown_by_pool_or_instance_id(fleet: CliFixture, by: str, names: list[str] | None) -> None:
     result = fleet.run("utilization", "ls", "--by", by, "-o", "name")
 
     assert result.out.splitlines() == (names or [instance_id(number) for number in (4, 1, 2, 3)])
@@ -129,13 +127,13 @@ def test_failed_read_of_utilization_is_only_a_warning(fleet: CliFixture) -> None
     assert "was not read for 3 of 3 nodes" in result.err
 
 
-def test_filter_that_matches_no_node_says_so(fleet: CliFixture) -> None:
+def test_utilization_filter_that_matches_no_node_is_reported(fleet: CliFixture) -> None:
     assert fleet.run("utilization", "ls", "--pool", "typo").err == "No nodes match.\n"
     assert fleet.run("utilization", "ls", "--pool", "typo", "-o", "csv").out.startswith("pool,cluster,")
 
 
-def test_empty_fleet_says_that_no_nodes_are_known(served: CliFixture) -> None:
-    result = served.run("utilization", "ls", terminal=True)
+def test_empty_fleet_says_that_no_nodes_are_known(cli: CliFixture) -> None:
+    result = cli.run("utilization", "ls", terminal=True)
 
     assert (result.exit_code, result.out) == (0, "")
     assert "No nodes are known yet." in result.err

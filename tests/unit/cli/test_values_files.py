@@ -11,10 +11,10 @@ import pytest
 import yaml
 
 from evenkeel.domain.jobs.imported_types import import_values
+from evenkeel.domain.jobs.job_types import with_defaults
 from evenkeel.domain.jobs.read_values import read_values
 from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.domain.jobs.templates import ValuesError
-from evenkeel.domain.jobs.types import with_defaults
 from evenkeel.domain.policy import Policy, changed
 from evenkeel.domain.quotas.permissions import check_permitted
 from evenkeel.domain.quotas.teams import TeamSetup
@@ -23,14 +23,14 @@ from tests.unit.cli.conftest import CliFixture
 FILE = Path(__file__).resolve().parents[2] / "fixtures" / "values" / "hybrid.yaml"
 
 
-def with_values(served: CliFixture, **changes: Any) -> str:
+def write_values_file(cli: CliFixture, **changes: Any) -> str:
     document = yaml.safe_load(FILE.read_text("utf-8")) | changes
-    (served.folder / "values.yaml").write_text(yaml.safe_dump(document), encoding="utf-8")
+    (cli.folder / "values.yaml").write_text(yaml.safe_dump(document), encoding="utf-8")
     return "values.yaml"
 
 
-def test_lint_names_every_problem_and_exits_1_on_errors(served: CliFixture) -> None:
-    result = served.run("policy", "lint", str(FILE), "-o", "json")
+def test_lint_reports_every_problem_and_exits_1_on_errors(cli: CliFixture) -> None:
+    result = cli.run("policy", "lint", str(FILE), "-o", "json")
 
     document = json.loads(result.out)
     assert (result.exit_code, document["refused"]) == (1, 1)
@@ -39,37 +39,37 @@ def test_lint_names_every_problem_and_exits_1_on_errors(served: CliFixture) -> N
     assert (refused["trap"], refused["field"]) == ("T0-2", "env.CUDA_VISIBLE_DEVICES")
 
 
-def test_lint_reads_the_file_of_the_current_folder(served: CliFixture) -> None:
-    with_values(served, env={"NCCL_DEBUG": "INFO"})
+def test_lint_reads_the_values_file_of_the_current_folder(cli: CliFixture) -> None:
+    write_values_file(cli, env={"NCCL_DEBUG": "INFO"})
 
-    result = served.run("policy", "lint", terminal=True)
+    result = cli.run("policy", "lint", terminal=True)
 
     assert result.exit_code == 0
     assert "jobTemplates.production.nodeSelector" in result.out
     assert "20 findings: 5 changed, 5 note, 10 warning" in result.out
 
 
-def test_unreadable_file_exits_1_and_names_the_field(served: CliFixture) -> None:
-    name = with_values(served, jobType="prodution")
+def test_invalid_values_file_exits_1_and_names_the_field(cli: CliFixture) -> None:
+    name = write_values_file(cli, jobType="prodution")
 
     for verb in ("lint", "import"):
-        result = served.run("policy", verb, name)
+        result = cli.run("policy", verb, name)
         assert (result.exit_code, "jobType: there is no template 'prodution'" in result.err) == (1, True)
 
 
-def test_import_writes_a_file_that_apply_accepts(served: CliFixture) -> None:
-    result = served.run("policy", "import", str(FILE), "--into", "ours", terminal=True)
-    checked = served.run("policy", "check", "ours/policy.json")
+def test_imported_values_file_can_be_applied(cli: CliFixture) -> None:
+    result = cli.run("policy", "import", str(FILE), "--into", "ours", terminal=True)
+    checked = cli.run("policy", "check", "ours/policy.json")
 
     assert (result.exit_code, checked.exit_code) == (0, 0)
-    policy = changed(Policy(), json.loads((served.folder / "ours" / "policy.json").read_text("utf-8")))
+    policy = changed(Policy(), json.loads((cli.folder / "ours" / "policy.json").read_text("utf-8")))
     job = with_defaults(JobSpec(name="a", job_type="production"), policy.job_types)
     assert (job.priority_class, job.accelerators_per_node, job.max_restarts) == ("critical", 8, 3)
     assert [choice.name for choice in job.pools] == ["hyperpod", "eksDemand"]
     assert job.env == {"NCCL_DEBUG": "INFO"}
-    quotas = json.loads((served.folder / "ours" / "quotas.json").read_text("utf-8"))
+    quotas = json.loads((cli.folder / "ours" / "quotas.json").read_text("utf-8"))
     assert quotas["priorityClasses"]["preemptible"] == 200_000
-    classes = json.loads((served.folder / "ours" / "priority-classes.json").read_text("utf-8"))["items"]
+    classes = json.loads((cli.folder / "ours" / "priority-classes.json").read_text("utf-8"))["items"]
     assert {priority_class["metadata"]["name"]: priority_class["value"] for priority_class in classes} == quotas[
         "priorityClasses"
     ]
@@ -87,13 +87,17 @@ def test_import_writes_a_file_that_apply_accepts(served: CliFixture) -> None:
     assert "added: training-data-pvc is mounted read-only at /data" in result.err
 
 
-def test_imported_type_tolerates_the_taints_of_its_pools(served: CliFixture) -> None:
-    document = json.loads(served.run("policy", "import", str(FILE), "-o", "json").out)
+def test_imported_job_type_tolerates_the_taints_of_its_pools(cli: CliFixture) -> None:
+    document = json.loads(cli.run("policy", "import", str(FILE), "-o", "json").out)
 
     types = document["policy"]["jobTypes"]["types"]
-    borne = {name: [toleration["key"] for toleration in row["tolerations"]] for name, row in types.items()}
-    assert borne == {"production": ["dedicated"], "development": ["dedicated"], "research": ["spot", "dedicated"]}
-    assert not (served.folder / "policy.json").exists()
+    tolerated_keys = {name: [toleration["key"] for toleration in row["tolerations"]] for name, row in types.items()}
+    assert tolerated_keys == {
+        "production": ["dedicated"],
+        "development": ["dedicated"],
+        "research": ["spot", "dedicated"],
+    }
+    assert not (cli.folder / "policy.json").exists()
 
 
 def leaf_paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -124,7 +128,7 @@ VALUES = yaml.safe_load(FILE.read_text("utf-8")) | {
 
 
 @pytest.mark.parametrize("path", list(leaf_paths(VALUES)), ids=lambda path: ".".join(map(str, path)))
-def test_each_setting_is_imported_or_its_loss_is_named(path: tuple[Any, ...]) -> None:
+def test_each_value_is_imported_or_reported_as_lost(path: tuple[Any, ...]) -> None:
     changed_values = copy.deepcopy(VALUES)
     parent = changed_values
     for name in path[:-1]:
@@ -144,12 +148,12 @@ def test_each_setting_is_imported_or_its_loss_is_named(path: tuple[Any, ...]) ->
     )
 
 
-def test_import_keeps_what_the_policy_already_allows(served: CliFixture) -> None:
+def test_import_of_values_keeps_claims_that_the_policy_allows(cli: CliFixture) -> None:
     allowed = {"claims": [{"name": "training-data-pvc", "maxMode": "read-write"}], "maxScratchGib": 5}
     document = {"jobs": {"keepWorkloadSeconds": 60, "allowed": allowed}}
-    (served.folder / "policy.json").write_text(json.dumps(document), encoding="utf-8")
+    (cli.folder / "policy.json").write_text(json.dumps(document), encoding="utf-8")
 
-    result = served.run("policy", "import", str(FILE), "--onto", "policy.json", "-o", "json")
+    result = cli.run("policy", "import", str(FILE), "--onto", "policy.json", "-o", "json")
 
     jobs = json.loads(result.out)["policy"]["jobs"]
     assert (jobs["keepWorkloadSeconds"], jobs["allowed"]["maxScratchGib"]) == (60, 5)
@@ -159,24 +163,24 @@ def test_import_keeps_what_the_policy_already_allows(served: CliFixture) -> None
     ]
 
 
-def test_import_overwrites_no_other_policy_field(served: CliFixture) -> None:
-    (served.folder / "policy.json").write_text('{"repair": {"maxAttempts": 2}}', encoding="utf-8")
+def test_import_overwrites_no_other_policy_field(cli: CliFixture) -> None:
+    (cli.folder / "policy.json").write_text('{"repair": {"maxAttempts": 2}}', encoding="utf-8")
 
-    refused = served.run("policy", "import", str(FILE))
-    forced = served.run("policy", "import", str(FILE), "--onto", "policy.json", "--force")
+    refusal = cli.run("policy", "import", str(FILE))
+    forced = cli.run("policy", "import", str(FILE), "--onto", "policy.json", "--force")
 
-    assert (refused.exit_code, forced.exit_code) == (2, 0)
-    policy = json.loads((served.folder / "policy.json").read_text("utf-8"))
+    assert (refusal.exit_code, forced.exit_code) == (2, 0)
+    policy = json.loads((cli.folder / "policy.json").read_text("utf-8"))
     assert (policy["repair"], sorted(policy)) == ({"maxAttempts": 2}, ["jobTypes", "jobs", "repair"])
 
 
-def test_template_without_a_matching_pool_is_refused(served: CliFixture) -> None:
+def test_template_without_a_matching_pool_is_refused(cli: CliFixture) -> None:
     pools = {"spot": {"enabled": False, "labels": {"node-type": "eks-spot"}}}
     template = {"priorityClassName": "low", "nodeSelector": {"node-type": "eks-spot"}}
-    name = with_values(served, nodeSelectors=pools, jobTemplates={"development": template})
+    name = write_values_file(cli, nodeSelectors=pools, jobTemplates={"development": template})
 
-    linted = served.run("policy", "lint", name)
-    refused = served.run("policy", "import", name)
+    linted = cli.run("policy", "lint", name)
+    refusal = cli.run("policy", "import", name)
 
-    assert (linted.exit_code, refused.exit_code) == (1, 1)
-    assert "jobTemplates.development.nodeSelector: every pool that it could use is switched off" in refused.err
+    assert (linted.exit_code, refusal.exit_code) == (1, 1)
+    assert "jobTemplates.development.nodeSelector: every pool that it could use is switched off" in refusal.err

@@ -1,4 +1,4 @@
-"""The text for the mode in force."""
+"""The text for the mode that applies."""
 
 import pytest
 
@@ -17,7 +17,7 @@ POOL = {"faultClass": "", "pool": "p5", "mode": "recommend"}
         ("recommend", "recommend", [POOL], "recommend"),
     ],
 )
-def test_mode_in_force_is_shown_beside_mode_of_stack(
+def test_mode_text_shows_the_stacks_mode_if_another_applies(
     stack: str, in_force: str, rules: list[object], expected: str
 ) -> None:
     assert mode_text({"mode": stack, "modeInForce": in_force, "modeRules": rules}) == expected

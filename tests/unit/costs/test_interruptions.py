@@ -85,8 +85,8 @@ def a_resume_point(step_written_at: float) -> dict[str, Any]:
     return {"is_pinned": True, "resume_from": point, "resumed_work_from": at(step_written_at)}
 
 
-def parts_of(lost: LostTime) -> dict[Stage, float | None]:
-    return {part.stage: part.seconds for part in lost.receipt.parts}
+def seconds_by_stage(interruption: LostTime) -> dict[Stage, float | None]:
+    return {receipt_part.stage: receipt_part.seconds for receipt_part in interruption.receipt.parts}
 
 
 # ---------------------------------------------------------------- properties
@@ -133,7 +133,7 @@ def draw_job_history(draw: st.DrawFn) -> Life:
         prices[number] = draw(st.sampled_from([None, PRICE]))
         for index in range(draw(st.integers(0, 2))):
             first = draw(SECONDS) * 3
-            planned = draw(MAYBE)
+            is_planned = draw(MAYBE)
             approval = Approval(decision_id="d", approves=True, by="ana", reason="", at=at(draw(SECONDS) * 3))
             incidents.append(
                 (
@@ -142,7 +142,7 @@ def draw_job_history(draw: st.DrawFn) -> Life:
                         10 * number + index,
                         first_signal_at=at(first),
                         opened_at=at(draw(SECONDS) * 3),
-                        stages=StageTimes(planned_at=None if planned is None else at(planned * 3)),
+                        stages=StageTimes(planned_at=None if is_planned is None else at(is_planned * 3)),
                         approval=draw(st.none() | st.just(approval)),
                     ),
                 )
@@ -160,9 +160,11 @@ def test_lost_seconds_never_overlap_and_sum_to_the_total(life: Life) -> None:
     spans = sorted(span for lost in lost_times for _, span in lost.spans)
     assert all(before.end <= after.start for before, after in pairwise(spans))
     for lost in lost_times:
-        own = sum((span.end - span.start for _, span in lost.spans), timedelta())
+        lost_time = sum((span.end - span.start for _, span in lost.spans), timedelta())
         receipt_parts = [part for part in lost.receipt.parts if part.seconds is not None]
-        assert lost.receipt.total.seconds == own.total_seconds() == sum(part.seconds or 0 for part in receipt_parts)
+        assert (
+            lost.receipt.total.seconds == lost_time.total_seconds() == sum(part.seconds or 0 for part in receipt_parts)
+        )
         assert all((part.seconds or 0) >= 0 for part in receipt_parts)
         assert (lost.receipt.total.usd_micros or 0) == sum(part.usd_micros or 0 for part in receipt_parts)
         assert lost.receipt.total.gpu_hours == pytest.approx(sum(part.gpu_hours or 0 for part in receipt_parts))
@@ -170,10 +172,10 @@ def test_lost_seconds_never_overlap_and_sum_to_the_total(life: Life) -> None:
 
 @given(draw_job_history())
 def test_stages_of_an_interruption_follow_each_other_without_a_gap(life: Life) -> None:
-    for lost in interruptions(*life):
-        receipt_parts = [part for part in lost.receipt.parts if part.started_at is not None]
+    for interruption in interruptions(*life):
+        receipt_parts = [part for part in interruption.receipt.parts if part.started_at is not None]
         assert all(before.ended_at == after.started_at for before, after in pairwise(receipt_parts))
-        assert [part.stage for part in lost.receipt.parts][-1] is Stage.RESTORE
+        assert [part.stage for part in interruption.receipt.parts][-1] is Stage.RESTORE
 
 
 @given(draw_job_history())
@@ -184,14 +186,16 @@ def test_time_buckets_sum_to_the_elapsed_time(life: Life) -> None:
     assert sum(bucket.seconds for bucket in receipt.buckets) == receipt.elapsed_seconds
     assert all(bucket.seconds >= 0 for bucket in receipt.buckets)
     assert receipt.until >= (job.ended_at or now)
-    lost = [bucket for bucket in receipt.buckets if bucket.bucket in (JobTimeBucket.LOST, JobTimeBucket.INTERRUPTED)]
-    assert sum(bucket_time.seconds for bucket_time in lost) == sum(
+    lost_buckets = [
+        bucket for bucket in receipt.buckets if bucket.bucket in (JobTimeBucket.LOST, JobTimeBucket.INTERRUPTED)
+    ]
+    assert sum(bucket_time.seconds for bucket_time in lost_buckets) == sum(
         interruption.total.seconds for interruption in receipt.interruptions
     )
 
 
 @given(draw_job_history(), st.randoms(use_true_random=False))
-def test_order_and_copies_of_records_change_nothing(life: Life, chance: Any) -> None:
+def test_interruptions_do_not_depend_on_order_or_copies_of_records(life: Life, chance: Any) -> None:
     job, attempts, incidents, prices, now = life
     shuffled, copies = list(attempts), [*incidents, *incidents]
     chance.shuffle(shuffled)
@@ -211,11 +215,12 @@ def test_cost_is_rounded_to_half_a_micro_dollar(gpu_microseconds: int, price: in
 # ---------------------------------------------------------------- single cases
 
 
-def test_rollback_counts_no_lost_second_of_an_earlier_interruption_again() -> None:
+def test_rollback_does_not_count_lost_seconds_of_earlier_interruptions_again() -> None:
     attempts = [
         a_run(1, 0, 10, 1_000),
         a_run(2, 1_100, 1_200, 2_000, **a_resume_point(900)),
-        # The checkpoints since 500 are distrusted: the work since then is lost, and part of it was lost before.
+        # The checkpoints since 500 are distrusted, so the work since then is lost.
+        # An earlier interruption had lost part of it already.
         a_run(3, 2_100, 2_200, None, **a_resume_point(500)),
     ]
 
@@ -227,13 +232,13 @@ def test_rollback_counts_no_lost_second_of_an_earlier_interruption_again() -> No
     assert (repeated.seconds, repeated.already_counted_seconds) == (1_200, 300)
 
 
-def test_job_between_attempts_at_the_first_signal_only_waits() -> None:
+def test_signal_between_attempts_adds_no_detection_or_drain_time() -> None:
     attempts = [a_run(1, 0, 10, 1_000), a_run(2, 1_100, 1_200, None, **a_resume_point(900))]
-    late = an_incident(first_signal_at=at(1_050), opened_at=at(1_060), stages=StageTimes(planned_at=at(1_070)))
+    late_incident = an_incident(first_signal_at=at(1_050), opened_at=at(1_060), stages=StageTimes(planned_at=at(1_070)))
 
-    (lost,) = interruptions(a_job(), attempts, [(1, late)], {}, at(2_000))
+    (interruption,) = interruptions(a_job(), attempts, [(1, late_incident)], {}, at(2_000))
 
-    assert parts_of(lost) == {
+    assert seconds_by_stage(interruption) == {
         Stage.REPEATED_WORK: 100,
         Stage.DETECTION: 0,
         Stage.DECISION: 0,
@@ -245,34 +250,34 @@ def test_job_between_attempts_at_the_first_signal_only_waits() -> None:
     }
 
 
-def test_measured_restore_is_a_stage_of_its_own() -> None:
+def test_measured_restore_time_is_a_separate_stage() -> None:
     attempts = [a_run(1, 0, 10, 1_000), a_run(2, 1_100, 1_200, None, **a_resume_point(900), trained_at=at(1_350))]
 
-    (lost,) = interruptions(a_job(), attempts, [], {}, at(2_000))
+    (interruption,) = interruptions(a_job(), attempts, [], {}, at(2_000))
 
-    assert parts_of(lost)[Stage.RESTORE] == 150
-    assert lost.receipt.standstill_seconds == 350
-    assert lost.receipt.total.unknown_stages == ()
+    assert seconds_by_stage(interruption)[Stage.RESTORE] == 150
+    assert interruption.receipt.standstill_seconds == 350
+    assert interruption.receipt.total.unknown_stages == ()
 
 
-def test_missing_record_is_named_by_the_stage_that_covers_it() -> None:
+def test_stage_without_a_record_names_the_missing_record() -> None:
     attempts = [a_run(1, 0, 10, 1_000), a_run(2, 1_100, 1_200, None, **a_resume_point(900))]
-    unplanned = an_incident(first_signal_at=at(910), opened_at=at(920))
+    unplanned_incident = an_incident(first_signal_at=at(910), opened_at=at(920))
 
-    (lost,) = interruptions(a_job(), attempts, [(1, unplanned)], {}, at(2_000))
+    (interruption,) = interruptions(a_job(), attempts, [(1, unplanned_incident)], {}, at(2_000))
 
-    drain = next(part for part in lost.receipt.parts if part.stage is Stage.DRAIN)
+    drain = next(part for part in interruption.receipt.parts if part.stage is Stage.DRAIN)
     assert (drain.seconds, drain.covers) == (80, (Stage.DECISION,))
-    assert Stage.DECISION not in parts_of(lost)
+    assert Stage.DECISION not in seconds_by_stage(interruption)
 
 
-def test_attempts_that_never_ran_are_failed_starts() -> None:
-    never = an_attempt(2, state="NEVER_RAN", admitted_at=at(1_100), ended_at=at(1_400))
-    attempts = [a_run(1, 0, 10, 1_000), never, a_run(3, 1_500, 1_600, None, **a_resume_point(1_000))]
+def test_attempts_that_never_ran_count_as_failed_starts() -> None:
+    failed_start = an_attempt(2, state="NEVER_RAN", admitted_at=at(1_100), ended_at=at(1_400))
+    attempts = [a_run(1, 0, 10, 1_000), failed_start, a_run(3, 1_500, 1_600, None, **a_resume_point(1_000))]
 
-    (lost,) = interruptions(a_job(), attempts, [], {}, at(2_000))
+    (interruption,) = interruptions(a_job(), attempts, [], {}, at(2_000))
 
-    stages = [(part.stage, part.seconds) for part in lost.receipt.parts if part.seconds]
+    stages = [(part.stage, part.seconds) for part in interruption.receipt.parts if part.seconds]
     assert stages == [
         (Stage.WAIT_FOR_NODES, 100),
         (Stage.FAILED_START, 300),
@@ -283,32 +288,32 @@ def test_attempts_that_never_ran_are_failed_starts() -> None:
 
 
 def test_job_that_still_waits_loses_until_now() -> None:
-    (lost,) = interruptions(a_job(), [a_run(1, 0, 10, 1_000)], [], {1: PRICE}, at(1_600))
+    (interruption,) = interruptions(a_job(), [a_run(1, 0, 10, 1_000)], [], {1: PRICE}, at(1_600))
 
-    assert not lost.receipt.is_over
-    assert lost.receipt.resumed_by_attempt is None
-    assert lost.receipt.total.seconds == 600
-    assert lost.receipt.total.unknown_stages == (Stage.REPEATED_WORK, Stage.RESTORE)
-    assert lost.receipt.total.usd_micros == round(16 * 600 / 3600 * 6.88e6)
+    assert not interruption.receipt.is_over
+    assert interruption.receipt.resumed_by_attempt is None
+    assert interruption.receipt.total.seconds == 600
+    assert interruption.receipt.total.unknown_stages == (Stage.REPEATED_WORK, Stage.RESTORE)
+    assert interruption.receipt.total.usd_micros == round(16 * 600 / 3600 * 6.88e6)
 
 
 def test_job_without_a_checkpoint_loses_all_its_work() -> None:
     attempts = [a_run(1, 0, 10, 1_000), a_run(2, 1_100, 1_200, None, is_pinned=True)]
 
-    (lost,) = interruptions(a_job(), attempts, [], {}, at(2_000))
+    (interruption,) = interruptions(a_job(), attempts, [], {}, at(2_000))
 
-    assert parts_of(lost)[Stage.REPEATED_WORK] == 990
-    assert lost.receipt.parts[0].from_record == "first run: attempt 2 resumed from no checkpoint"
+    assert seconds_by_stage(interruption)[Stage.REPEATED_WORK] == 990
+    assert interruption.receipt.parts[0].from_record == "first run: attempt 2 resumed from no checkpoint"
 
 
-def test_last_save_during_the_drain_loses_no_work() -> None:
-    stopped = a_run(1, 0, 10, 1_000, state="STOPPED", stop_asked_at=at(900))
-    attempts = [stopped, a_run(2, 1_100, 1_200, None, **a_resume_point(950))]
+def test_job_that_saves_during_its_drain_repeats_no_work() -> None:
+    stopped_attempt = a_run(1, 0, 10, 1_000, state="STOPPED", stop_asked_at=at(900))
+    attempts = [stopped_attempt, a_run(2, 1_100, 1_200, None, **a_resume_point(950))]
 
-    (lost,) = interruptions(a_job(), attempts, [], {}, at(2_000))
+    (interruption,) = interruptions(a_job(), attempts, [], {}, at(2_000))
 
-    assert lost.receipt.cause is InterruptionCause.REQUEST
-    assert (parts_of(lost)[Stage.REPEATED_WORK], parts_of(lost)[Stage.DRAIN]) == (0, 50)
+    assert interruption.receipt.cause is InterruptionCause.REQUEST
+    assert (seconds_by_stage(interruption)[Stage.REPEATED_WORK], seconds_by_stage(interruption)[Stage.DRAIN]) == (0, 50)
 
 
 @pytest.mark.parametrize(
@@ -320,13 +325,13 @@ def test_last_save_during_the_drain_loses_no_work() -> None:
         (an_attempt(1, state="NEVER_RAN", admitted_at=at(0), ended_at=at(100)), a_job()),
     ],
 )
-def test_end_of_job_and_unstarted_attempt_are_no_interruptions(attempt: Attempt, job: Job) -> None:
+def test_finished_job_and_unstarted_attempt_have_no_interruption(attempt: Attempt, job: Job) -> None:
     assert interruptions(job, [attempt], [], {}, at(2_000)) == []
 
 
 def test_launch_recorded_after_the_run_does_not_extend_the_loss() -> None:
     attempts = [a_run(1, 0, 10, 1_000), a_run(2, 1_100, 1_200, None, launched_at=at(5_000), **a_resume_point(900))]
 
-    (lost,) = interruptions(a_job(), attempts, [], {}, at(9_000))
+    (interruption,) = interruptions(a_job(), attempts, [], {}, at(9_000))
 
-    assert lost.receipt.total.seconds == 300
+    assert interruption.receipt.total.seconds == 300

@@ -48,7 +48,7 @@ def a_rental(number: int, opened: float, closed: float | None, *, nodes: int = 2
     )
 
 
-def test_rent_is_the_bill_by_pool_and_team() -> None:
+def test_rent_report_sums_rentals_by_pool_and_team() -> None:
     rentals = [a_rental(1, 0, 3600), a_rental(2, 1800, None, nodes=1, team="vision")]
 
     report = rent_report(rentals, Span(at(0), at(7200)), CAP)
@@ -71,6 +71,6 @@ def test_bills_of_two_adjacent_windows_sum_to_the_whole_bill(opened: int, length
     rental = a_rental(1, opened, opened + length)
     first = rent_report([rental], Span(at(0), at(border)), CAP)
     second = rent_report([rental], Span(at(border), at(100_000)), CAP)
-    whole = rent_report([rental], Span(at(0), at(100_000)), CAP)
+    whole_bill = rent_report([rental], Span(at(0), at(100_000)), CAP)
 
-    assert abs(first.usd_micros + second.usd_micros - whole.usd_micros) <= 1
+    assert abs(first.usd_micros + second.usd_micros - whole_bill.usd_micros) <= 1

@@ -1,4 +1,4 @@
-"""Each check runs on a healthy stack, and with each fault that it must find."""
+"""Each check of `evenkeel doctor` runs on a healthy stack, and with each fault that it must report."""
 
 import io
 import json
@@ -42,7 +42,7 @@ URL = "https://a1b2c3.execute-api.us-west-2.amazonaws.com/api/v1"
 DENIED = CouldNotCheck("Your identity may not call it.", "Use another identity.")
 
 
-def self_test(function: str, **changes: Any) -> Json:
+def self_test_answer(function: str, **changes: Any) -> Json:
     """Return the answer of a healthy function to its self test."""
     reads = function == "schedule_jobs"
     cluster: Json = {
@@ -90,8 +90,8 @@ class FakeAws:
         call_names = [f"{name}:{value}" for value in strings]
         for planted_name in (*call_names, name):
             if planted_name in self.planted:
-                planted = self.planted[planted_name]
-                return planted if isinstance(planted, Exception) else dict(planted)
+                planted_answer = self.planted[planted_name]
+                return planted_answer if isinstance(planted_answer, Exception) else dict(planted_answer)
         return self._answer(name, parameters)
 
     def _answer(self, name: str, parameters: Json) -> Json | Exception:
@@ -105,7 +105,7 @@ class FakeAws:
         return answers[name]
 
     def _self_test(self, function: str) -> Json | Exception:
-        answer = self.tests.get(function, self_test(function))
+        answer = self.tests.get(function, self_test_answer(function))
         return answer if isinstance(answer, Exception) else {"Payload": json.dumps(answer).encode()}
 
 
@@ -122,7 +122,7 @@ def _healthy_answers() -> dict[str, Json]:
         "lambda:get_account_settings": {
             "AccountLimit": {"ConcurrentExecutions": 1000, "UnreservedConcurrentExecutions": 1000}
         },
-        "sqs:get_queue_attributes": messages(0),
+        "sqs:get_queue_attributes": queue_with_messages(0),
         "scheduler:get_schedule": {"State": "ENABLED"},
         "events:describe_rule": {"State": "ENABLED"},
         "ssm:get_parameters_by_path": {"Parameters": []},
@@ -173,7 +173,7 @@ def a_hyperpod(level: str | None = "UpToDate", **changes: Any) -> Json:
     return cluster | changes
 
 
-def messages(count: int) -> Json:
+def queue_with_messages(count: int) -> Json:
     return {"Attributes": {"ApproximateNumberOfMessages": str(count), "ApproximateNumberOfMessagesNotVisible": "0"}}
 
 
@@ -181,8 +181,10 @@ def a_source(state: str, name: str = "hyperpod") -> Json:
     return {"name": name, "state": state, "reason": f"{name} is {state.lower()}."}
 
 
-def sources(*states: str) -> Callable[["FakeSite"], None]:
-    return lambda bench: bench.api.status.update(sources=[a_source(state, f"source-{state}") for state in states])
+def with_source_ages(*states: str) -> Callable[["FakeSite"], None]:
+    return lambda fake_site: fake_site.api.overview.update(
+        sourceAges=[a_source(state, f"source-{state}") for state in states]
+    )
 
 
 class FakeApi:
@@ -190,10 +192,10 @@ class FakeApi:
 
     def __init__(self) -> None:
         self.problem: CommandFailed | None = None
-        self.status: Json = {
+        self.overview: Json = {
             "fleet": "research",
             "automation": {"mode": "act", "isHeld": False},
-            "sources": [a_source("CURRENT")],
+            "sourceAges": [a_source("CURRENT")],
             "heartbeats": [
                 {"function": name, "at": (A_MOMENT - timedelta(seconds=40)).isoformat()} for name in checks.SCHEDULED
             ],
@@ -204,8 +206,8 @@ class FakeApi:
         if self.problem:
             raise self.problem
         match path:
-            case "/status":
-                return self.status
+            case "/overview":
+                return self.overview
             case "/teams":
                 return {"items": self.teams}
             case _:
@@ -227,22 +229,22 @@ class FakeSite:
         client: Any = self.api
         return InspectedSite(self.aws, client, self.context, "evenkeel", access)
 
-    def of(self, check: str) -> list[DoctorFinding]:
+    def findings_of(self, check: str) -> list[DoctorFinding]:
         others_checked = {doctor_check.name for doctor_check in CHECKS} - {check}
         return self.run(*others_checked)
 
 
 def plant(call: str, answer: Any) -> Callable[[FakeSite], None]:
-    return lambda bench: bench.aws.planted.__setitem__(call, answer)
+    return lambda fake_site: fake_site.aws.planted.__setitem__(call, answer)
 
 
 def plant_answer(function: str, **changes: Any) -> Callable[[FakeSite], None]:
-    return lambda bench: bench.aws.tests.__setitem__(function, self_test(function, **changes))
+    return lambda fake_site: fake_site.aws.tests.__setitem__(function, self_test_answer(function, **changes))
 
 
 def plant_in_every_function(**changes: Any) -> Callable[[FakeSite], None]:
-    return lambda bench: bench.aws.tests.update(
-        {name: self_test(name, **changes) for name in access.functions_with_access()}
+    return lambda fake_site: fake_site.aws.tests.update(
+        {name: self_test_answer(name, **changes) for name in access.functions_with_access()}
     )
 
 
@@ -250,44 +252,46 @@ def fleet_parameter(name: str, **record: str) -> Json:
     return {"Name": f"/evenkeel/fleets/{name}", "Value": json.dumps({"stack": "evenkeel-2", **record})}
 
 
-def other_fleet(**record: str) -> Callable[[FakeSite], None]:
-    """Return a plant: AWS records this fleet, and a second one with these facts."""
+def plant_other_fleet(**record: str) -> Callable[[FakeSite], None]:
+    """Return a change of the account: AWS records this fleet, and a second fleet with these facts."""
     document = fleet_parameter("research", clusters=CLUSTER, hyperPod=HYPERPOD)
     return plant("ssm:get_parameters_by_path", {"Parameters": [document, fleet_parameter("other", **record)]})
 
 
 def plant_heartbeat(seconds: float | None) -> Callable[[FakeSite], None]:
     at = None if seconds is None else (A_MOMENT - timedelta(seconds=seconds)).isoformat()
-    return lambda bench: bench.api.status.update(heartbeats=[{"function": "sweep_fleet", "at": at}])
+    return lambda fake_site: fake_site.api.overview.update(heartbeats=[{"function": "sweep_fleet", "at": at}])
 
 
 def plant_api_problem(problem: CommandFailed) -> Callable[[FakeSite], None]:
-    return lambda bench: setattr(bench.api, "problem", problem)
+    return lambda fake_site: setattr(fake_site.api, "problem", problem)
 
 
 def plant_both(first: Callable[[FakeSite], None], second: Callable[[FakeSite], None]) -> Callable[[FakeSite], None]:
-    def plants(bench: FakeSite) -> None:
-        first(bench)
-        second(bench)
+    def plants(fake_site: FakeSite) -> None:
+        first(fake_site)
+        second(fake_site)
 
     return plants
 
 
 class DoctorCase(NamedTuple):
+    """A planted fault, the check that must report it, and the status, text and fix that the check reports."""
+
     check: str
     plant: Callable[[FakeSite], None]
     status: str
-    says: str
+    expected_text: str
     fix: str
 
 
-REFUSED = CommandFailed(Exit.NOT_ALLOWED, "You may not read the status.", hint="Ask for EvenkeelViewerPolicy.")
+STATUS_REFUSED = CommandFailed(Exit.NOT_ALLOWED, "You may not read the status.", hint="Ask for EvenkeelViewerPolicy.")
 NO_ENTRY = "NotAllowed: GET /version of research-eks: 401 Unauthorized"
 NO_REACH = "Unreachable: GET /version of research-eks: no answer"
 NO_STORE = "Unreachable: GET /api/v1/nodes/evenkeel-self-test of research-eks: 503 ServiceUnavailable: try later"
 NO_DISCOVERY = "NotAllowed: GET /apis/kueue.x-k8s.io of research-eks: 403 Forbidden"
-LACKS = [{"verb": "patch", "group": "", "resource": "nodes", "namespace": ""}]
-LACKS_JOBS = [{"verb": "create", "group": "batch", "resource": "jobs", "namespace": "ns-nlp"}]
+MISSING_NODE_RIGHT = [{"verb": "patch", "group": "", "resource": "nodes", "namespace": ""}]
+MISSING_JOB_RIGHT = [{"verb": "create", "group": "batch", "resource": "jobs", "namespace": "ns-nlp"}]
 
 FAULTS = [
     DoctorCase(
@@ -341,15 +345,15 @@ FAULTS = [
     ),
     DoctorCase(
         "stack",
-        lambda bench: setattr(bench, "context", ApiContext("x", "https://other.example/v1", "us-west-2")),
+        lambda fake_site: setattr(fake_site, "context", ApiContext("x", "https://other.example/v1", "us-west-2")),
         "failed",
         "not this stack's API",
         "EVENKEEL_URL",
     ),
-    DoctorCase("api", plant_api_problem(REFUSED), "failed", "may not read", "EvenkeelViewerPolicy"),
+    DoctorCase("api", plant_api_problem(STATUS_REFUSED), "failed", "may not read", "EvenkeelViewerPolicy"),
     DoctorCase(
         "api",
-        lambda bench: bench.api.status["automation"].update(isHeld=True),
+        lambda fake_site: fake_site.api.overview["automation"].update(isHeld=True),
         "warning",
         "held",
         "evenkeel automation show",
@@ -456,14 +460,14 @@ FAULTS = [
     ),
     DoctorCase(
         "access",
-        plant_answer("cordon_node", missing=LACKS),
+        plant_answer("cordon_node", missing=MISSING_NODE_RIGHT),
         "failed",
         "lacks: patch nodes.",
         "--principal-arn arn:aws:iam::111122223333:role/cordon_node --kubernetes-groups evenkeel:cordoners",
     ),
     DoctorCase(
         "access",
-        plant_answer("launch_job", missing=LACKS_JOBS),
+        plant_answer("launch_job", missing=MISSING_JOB_RIGHT),
         "failed",
         "create jobs.batch in ns-nlp",
         "kubernetes-access.yaml",
@@ -488,7 +492,7 @@ FAULTS = [
         "boom",
         "function-errors",
     ),
-    DoctorCase("access", plant_api_problem(REFUSED), "unknown", "Namespaces of teams", "evenkeel teams ls"),
+    DoctorCase("access", plant_api_problem(STATUS_REFUSED), "unknown", "Namespaces of teams", "evenkeel teams ls"),
     DoctorCase(
         "kueue",
         plant_answer("schedule_jobs", kueueNamespaces={"evenkeel-jobs": "its label"}),
@@ -516,14 +520,14 @@ FAULTS = [
     DoctorCase("kueue", plant("lambda:invoke:evenkeel-schedule_jobs", DENIED), "unknown", "may not", "identity"),
     DoctorCase(
         "queues",
-        plant("sqs:get_queue_attributes:https://sqs/EventsQueue", messages(1001)),
+        plant("sqs:get_queue_attributes:https://sqs/EventsQueue", queue_with_messages(1001)),
         "failed",
         "1001 events wait",
         "events-delayed",
     ),
     DoctorCase(
         "queues",
-        plant("sqs:get_queue_attributes:https://sqs/CyclesQueue", messages(51)),
+        plant("sqs:get_queue_attributes:https://sqs/CyclesQueue", queue_with_messages(51)),
         "failed",
         "51 scheduling requests wait",
         "cycles-delayed",
@@ -531,14 +535,14 @@ FAULTS = [
     DoctorCase("queues", plant("sqs:get_queue_attributes", DENIED), "unknown", "may not", "identity"),
     DoctorCase(
         "dead-letters",
-        plant("sqs:get_queue_attributes:https://sqs/DeadLetterQueue", messages(2)),
+        plant("sqs:get_queue_attributes:https://sqs/DeadLetterQueue", queue_with_messages(2)),
         "failed",
         "holds 2 messages",
         "malformed-events",
     ),
     DoctorCase(
         "dead-letters",
-        plant("sqs:get_queue_attributes:https://sqs/UndeliveredPagesQueue", messages(1)),
+        plant("sqs:get_queue_attributes:https://sqs/UndeliveredPagesQueue", queue_with_messages(1)),
         "failed",
         "holds 1 message",
         "undelivered-pages",
@@ -588,13 +592,15 @@ FAULTS = [
         "not finished a run yet",
         "again",
     ),
-    DoctorCase("ages", plant_api_problem(REFUSED), "unknown", "API call failed", "EvenkeelViewerPolicy"),
-    DoctorCase("sources", sources("CURRENT", "STALE"), "failed", "source-STALE is stale", "source-stale.md"),
-    DoctorCase("sources", sources("CURRENT", "FAILING"), "warning", "source-FAILING is failing", "source-stale.md"),
-    DoctorCase("sources", sources("OFF"), "warning", "schedules are off", "Turn"),
-    DoctorCase("sources", sources("UNKNOWN"), "unknown", "source-UNKNOWN is unknown", "source-stale.md"),
-    DoctorCase("sources", sources(), "unknown", "does not report the ages", "make deploy"),
-    DoctorCase("sources", plant_api_problem(REFUSED), "unknown", "API call failed", "EvenkeelViewerPolicy"),
+    DoctorCase("ages", plant_api_problem(STATUS_REFUSED), "unknown", "API call failed", "EvenkeelViewerPolicy"),
+    DoctorCase("sources", with_source_ages("CURRENT", "STALE"), "failed", "source-STALE is stale", "source-stale.md"),
+    DoctorCase(
+        "sources", with_source_ages("CURRENT", "FAILING"), "warning", "source-FAILING is failing", "source-stale.md"
+    ),
+    DoctorCase("sources", with_source_ages("OFF"), "warning", "schedules are off", "Turn"),
+    DoctorCase("sources", with_source_ages("UNKNOWN"), "unknown", "source-UNKNOWN is unknown", "source-stale.md"),
+    DoctorCase("sources", with_source_ages(), "unknown", "does not report the ages", "make deploy"),
+    DoctorCase("sources", plant_api_problem(STATUS_REFUSED), "unknown", "API call failed", "EvenkeelViewerPolicy"),
     DoctorCase(
         "concurrency",
         plant(
@@ -674,8 +680,8 @@ FAULTS = [
         "Confirm",
     ),
     DoctorCase("pages", plant("sns:list_subscriptions_by_topic", DENIED), "unknown", "may not", "identity"),
-    DoctorCase("fleets", other_fleet(clusters=f"burst-eks,{CLUSTER}"), "failed", "fleet other", "one stack"),
-    DoctorCase("fleets", other_fleet(hyperPod=HYPERPOD), "failed", "stack evenkeel-2", "one stack"),
+    DoctorCase("fleets", plant_other_fleet(clusters=f"burst-eks,{CLUSTER}"), "failed", "fleet other", "one stack"),
+    DoctorCase("fleets", plant_other_fleet(hyperPod=HYPERPOD), "failed", "stack evenkeel-2", "one stack"),
     DoctorCase("fleets", plant("ssm:get_parameters_by_path", DENIED), "unknown", "may not", "identity"),
     DoctorCase(
         "fleets",
@@ -715,31 +721,31 @@ FAULTS = [
 
 @pytest.mark.parametrize("check", [check.name for check in CHECKS])
 def test_check_is_ok_on_a_healthy_stack(check: str) -> None:
-    doctor_findings = FakeSite().of(check)
+    doctor_findings = FakeSite().findings_of(check)
 
     assert {finding.status for finding in doctor_findings} == {Status.OK}, doctor_findings
     assert {finding.check for finding in doctor_findings} == {check}
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.check}-{fault.says[:40]}")
-def test_check_finds_its_planted_fault_and_names_the_fix(fault: DoctorCase) -> None:
-    bench = FakeSite()
-    fault.plant(bench)
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.check}-{fault.expected_text[:40]}")
+def test_doctor_check_reports_its_planted_fault_and_the_fix(fault: DoctorCase) -> None:
+    fake_site = FakeSite()
+    fault.plant(fake_site)
 
-    doctor_findings = [finding for finding in bench.of(fault.check) if finding.status is not Status.OK]
+    doctor_findings = [finding for finding in fake_site.findings_of(fault.check) if finding.status is not Status.OK]
 
     assert {finding.status.value for finding in doctor_findings} == {fault.status}, doctor_findings
-    assert fault.says in doctor_findings[0].text
+    assert fault.expected_text in doctor_findings[0].text
     assert fault.fix in doctor_findings[0].fix
 
 
 @pytest.mark.parametrize(("setting", "says"), [("off", "writes no access log"), ("set-up", "The deployment sets one")])
 def test_missing_log_role_is_no_fault_unless_needed(setting: str, says: str) -> None:
-    bench = FakeSite()
-    plant("apigateway:get_account", {})(bench)
-    plant("cloudformation:describe_stacks", stack_with(ApiLogRole=setting))(bench)
+    fake_site = FakeSite()
+    plant("apigateway:get_account", {})(fake_site)
+    plant("cloudformation:describe_stacks", stack_with(ApiLogRole=setting))(fake_site)
 
-    (finding,) = bench.of("api-logs")
+    (finding,) = fake_site.findings_of("api-logs")
 
     assert finding.status is Status.OK
     assert says in finding.text
@@ -750,12 +756,12 @@ def test_each_check_has_a_planted_fault() -> None:
     assert {fault.check for fault in FAULTS if fault.status == "unknown"} == {check.name for check in CHECKS} - {"api"}
 
 
-def test_no_check_is_ok_if_nothing_can_be_read() -> None:
-    bench = FakeSite()
-    bench.api.problem = REFUSED
-    bench.aws.call = lambda *_a, **_k: (_ for _ in ()).throw(DENIED)  # type: ignore[method-assign]
+def test_no_doctor_check_passes_if_nothing_can_be_read() -> None:
+    fake_site = FakeSite()
+    fake_site.api.problem = STATUS_REFUSED
+    fake_site.aws.call = lambda *_a, **_k: (_ for _ in ()).throw(DENIED)  # type: ignore[method-assign]
 
-    doctor_findings = bench.run()
+    doctor_findings = fake_site.run()
 
     assert {finding.check for finding in doctor_findings} == {check.name for check in CHECKS}
     assert [finding for finding in doctor_findings if finding.status is Status.OK] == []
@@ -763,10 +769,10 @@ def test_no_check_is_ok_if_nothing_can_be_read() -> None:
 
 
 def test_failing_check_does_not_stop_other_checks() -> None:
-    def breaks(_site: InspectedSite, _now: Any) -> list[DoctorFinding]:
+    def raise_error(_site: InspectedSite, _now: Any) -> list[DoctorFinding]:
         raise ZeroDivisionError("bug")
 
-    table = [checks.DoctorCheck("broken", breaks, ""), CHECKS[0]]
+    table = [checks.DoctorCheck("broken", raise_error, ""), CHECKS[0]]
     client: Any = FakeApi()
     site = InspectedSite(FakeAws(), client, ApiContext("x", URL, "us-west-2"), "evenkeel", access)
 
@@ -789,14 +795,14 @@ class SilentDependency:
 
 
 @pytest.fixture
-def silent() -> Iterator[SilentDependency]:
-    part = SilentDependency()
-    yield part
-    part.is_over.set()
+def silent_dependency() -> Iterator[SilentDependency]:
+    dependency = SilentDependency()
+    yield dependency
+    dependency.is_over.set()
 
 
-def test_check_that_hangs_is_unknown_and_stops_no_other_check(silent: SilentDependency) -> None:
-    table = [checks.DoctorCheck("silent", silent, ""), CHECKS[0]]
+def test_check_that_hangs_is_unknown_and_stops_no_other_check(silent_dependency: SilentDependency) -> None:
+    table = [checks.DoctorCheck("silent", silent_dependency, ""), CHECKS[0]]
 
     first, second = checks.run(FakeSite().site(), A_MOMENT, (), table, seconds=0.5)
 
@@ -804,19 +810,21 @@ def test_check_that_hangs_is_unknown_and_stops_no_other_check(silent: SilentDepe
     assert second.status is Status.OK
 
 
-def test_silent_api_is_a_failure(silent: SilentDependency) -> None:
-    bench = FakeSite()
-    bench.api.get = silent  # type: ignore[method-assign]
+def test_api_that_does_not_answer_fails_its_check(silent_dependency: SilentDependency) -> None:
+    fake_site = FakeSite()
+    fake_site.api.get = silent_dependency  # type: ignore[method-assign]
 
-    (finding,) = checks.run(bench.site(), A_MOMENT, (), [check for check in CHECKS if check.name == "api"], seconds=0.5)
+    (finding,) = checks.run(
+        fake_site.site(), A_MOMENT, (), [check for check in CHECKS if check.name == "api"], seconds=0.5
+    )
 
     assert finding.status is Status.FAILED
     assert finding.text.startswith("No answer in ")
 
 
-def test_slow_read_delays_no_other_read(silent: SilentDependency) -> None:
+def test_slow_read_delays_no_other_read(silent_dependency: SilentDependency) -> None:
     def read_slowly(_: InspectedSite) -> object:
-        return silent()
+        return silent_dependency()
 
     def read_quickly(_: InspectedSite) -> str:
         return "read"
@@ -824,29 +832,29 @@ def test_slow_read_delays_no_other_read(silent: SilentDependency) -> None:
     site = FakeSite().site()
     with ThreadPoolExecutor(1) as pool:
         slow = pool.submit(site_module.read_once(read_slowly), site)
-        silent.has_begun.wait(60)
+        silent_dependency.has_begun.wait(60)
         assert not slow.done()
 
         assert site_module.read_once(read_quickly)(site) == "read"
         assert not slow.done()
-        silent.is_over.set()
+        silent_dependency.is_over.set()
 
 
-def test_functions_that_answered_are_judged_beside_silent_ones(
-    silent: SilentDependency, monkeypatch: pytest.MonkeyPatch
+def test_silent_function_does_not_hide_answers_of_other_functions(
+    silent_dependency: SilentDependency, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(site_module, "SELF_TEST_SECONDS", 1.0)
-    bench = FakeSite()
-    answer = bench.aws.call
+    fake_site = FakeSite()
+    answer = fake_site.aws.call
 
     def call(service: str, operation: str, **parameters: Any) -> Json:
         if parameters.get("FunctionName") == "evenkeel-repair_node:live":
-            silent()
+            silent_dependency()
         return answer(service, operation, **parameters)
 
-    bench.aws.call = call  # type: ignore[method-assign]
+    fake_site.aws.call = call  # type: ignore[method-assign]
 
-    access_, kubernetes = bench.of("access"), bench.of("kubernetes")
+    access_, kubernetes = fake_site.findings_of("access"), fake_site.findings_of("kubernetes")
 
     assert [
         (finding.status, finding.text, finding.subject) for finding in access_ if finding.status is not Status.OK
@@ -875,52 +883,52 @@ def test_unreachable_aws_is_reported(error: Exception, expected: str) -> None:
     aws = BotocoreAws(ApiContext("x", URL, "us-west-2"))
     aws._clients["eks"] = Client()
 
-    with pytest.raises(CouldNotCheck) as caught:
+    with pytest.raises(CouldNotCheck) as error_info:
         aws.call("eks", "describe_cluster")
 
-    assert expected in caught.value.reason
-    assert "ConnectionPool" not in caught.value.reason
+    assert expected in error_info.value.reason
+    assert "ConnectionPool" not in error_info.value.reason
 
 
 def test_every_call_except_the_self_test_only_reads() -> None:
-    bench = FakeSite()
-    bench.run()
+    fake_site = FakeSite()
+    fake_site.run()
 
-    verbs = {name.split(":")[1].split("_")[0] for name, _ in bench.aws.calls}
+    verbs = {name.split(":")[1].split("_")[0] for name, _ in fake_site.aws.calls}
     assert verbs == {"describe", "get", "list", "invoke"}
-    invoked = [parameters for name, parameters in bench.aws.calls if name == "lambda:invoke"]
+    invoked = [parameters for name, parameters in fake_site.aws.calls if name == "lambda:invoke"]
     assert all(json.loads(parameters["Payload"]).keys() == {"selfTest"} for parameters in invoked)
     assert all(str(parameters["FunctionName"]).endswith(":live") for parameters in invoked)
 
 
-_NAMED_OTHERWISE = {"apigateway:GetAccount": "apigateway:GET", "lambda:Invoke": "lambda:InvokeFunction"}
+_ACTION_BY_CALL = {"apigateway:GetAccount": "apigateway:GET", "lambda:Invoke": "lambda:InvokeFunction"}
 _NEEDS_NO_RIGHT = {"sts:GetCallerIdentity"}
 
 
 def test_on_call_policy_allows_every_call() -> None:
-    bench = FakeSite()
-    bench.run()
+    fake_site = FakeSite()
+    fake_site.run()
 
     called = {
-        f"{service}:{''.join(map(str.capitalize, words.split('_')))}" for service, words in split_functions(bench)
+        f"{service}:{''.join(map(str.capitalize, words.split('_')))}" for service, words in called_operations(fake_site)
     }
     allowed = {action for statement in of_on_call() for action in statement.actions}
-    assert {_NAMED_OTHERWISE.get(call, call) for call in called - _NEEDS_NO_RIGHT} - allowed == set()
+    assert {_ACTION_BY_CALL.get(call, call) for call in called - _NEEDS_NO_RIGHT} - allowed == set()
 
 
-def split_functions(bench: FakeSite) -> set[tuple[str, str]]:
-    return {(name.split(":")[0], name.split(":")[1]) for name, _ in bench.aws.calls}
+def called_operations(fake_site: FakeSite) -> set[tuple[str, str]]:
+    return {(name.split(":")[0], name.split(":")[1]) for name, _ in fake_site.aws.calls}
 
 
 def test_rights_are_checked_in_every_team_namespace() -> None:
-    bench = FakeSite()
-    bench.api.teams = [{"team": "nlp", "weight": 1.0}, {"team": "unset", "weight": None}]
+    fake_site = FakeSite()
+    fake_site.api.teams = [{"team": "nlp", "weight": 1.0}, {"team": "unset", "weight": None}]
 
-    bench.of("access")
+    fake_site.findings_of("access")
 
     (request,) = [
         json.loads(parameters["Payload"])["selfTest"]
-        for name, parameters in bench.aws.calls
+        for name, parameters in fake_site.aws.calls
         if name == "lambda:invoke" and parameters["FunctionName"] == "evenkeel-launch_job:live"
     ]
     namespaces = {right["namespace"] for right in request["rights"] if right["verb"] == "create"}
@@ -935,7 +943,7 @@ def test_exit_code_is_1_for_failed_2_for_unknown(statuses: str, expected: int) -
     assert findings.exit_code(DoctorFinding(Status(status), "") for status in statuses.split()) == expected
 
 
-OFF = DoctorFinding(Status.WARNING, "off", "on", check="schedules")
+SCHEDULES_OFF = DoctorFinding(Status.WARNING, "off", "on", check="schedules")
 
 
 @pytest.mark.parametrize(
@@ -947,18 +955,18 @@ OFF = DoctorFinding(Status.WARNING, "off", "on", check="schedules")
     ],
 )
 def test_next_step_enables_schedules_if_other_checks_pass(other_status: str, expected: str) -> None:
-    assert findings.next_step([OFF, DoctorFinding(Status(other_status), "", check="api")], "HOW") == expected
+    assert findings.next_step([SCHEDULES_OFF, DoctorFinding(Status(other_status), "", check="api")], "HOW") == expected
 
 
 def test_healthy_new_stack_suggests_enabling_schedules() -> None:
-    bench = FakeSite()
-    bench.aws.planted["scheduler:get_schedule"] = {"State": "DISABLED"}
-    bench.api.status |= {
-        "sources": [a_source("OFF")],
+    fake_site = FakeSite()
+    fake_site.aws.planted["scheduler:get_schedule"] = {"State": "DISABLED"}
+    fake_site.api.overview |= {
+        "sourceAges": [a_source("OFF")],
         "heartbeats": [{"function": name, "at": None} for name in checks.SCHEDULED],
     }
 
-    doctor_findings = bench.run()
+    doctor_findings = fake_site.run()
 
     assert findings.exit_code(doctor_findings) == 0
     assert findings.next_step(doctor_findings, checks.ENABLE).startswith(
@@ -972,10 +980,10 @@ def test_enabled_schedules_need_no_next_step() -> None:
 
 def test_doctor_output_as_json_follows_its_schema() -> None:
     schema = json.loads((ROOT / "docs" / "schemas" / "doctor.schema.json").read_text(encoding="utf-8"))
-    bench = FakeSite()
-    bench.aws.planted["scheduler:get_schedule"] = {"State": "DISABLED"}
+    fake_site = FakeSite()
+    fake_site.aws.planted["scheduler:get_schedule"] = {"State": "DISABLED"}
     document = findings.to_json(
-        bench.run(), fleet="research", stack="evenkeel", region="us-west-2", as_of=A_MOMENT.isoformat(), then="now"
+        fake_site.run(), fleet="research", stack="evenkeel", region="us-west-2", as_of=A_MOMENT.isoformat(), then="now"
     )
 
     jsonschema.validate(document, schema)
@@ -1008,19 +1016,19 @@ def test_doctor_command_loads_few_modules_on_import() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0
 
 
-def test_every_line_without_long_names_fits_80_columns() -> None:
+def test_doctor_output_without_long_names_fits_80_columns() -> None:
     out = io.StringIO()
-    doctor_findings = [finding for fault in FAULTS for finding in planted(fault)]
+    doctor_findings = [finding for fault in FAULTS for finding in findings_after_planting(fault)]
 
     print_findings(
         Printer(out, {"NO_COLOR": "1"}, columns=80), "fleet research", doctor_findings, "Turn the schedules on."
     )
 
-    wide = [line for line in out.getvalue().splitlines() if len(line) > 80]
-    assert [line for line in wide if len(max(line.split(), key=len)) < 50] == []
+    long_lines = [line for line in out.getvalue().splitlines() if len(line) > 80]
+    assert [line for line in long_lines if len(max(line.split(), key=len)) < 50] == []
 
 
-def planted(fault: DoctorCase) -> list[DoctorFinding]:
-    bench = FakeSite()
-    fault.plant(bench)
-    return bench.of(fault.check)
+def findings_after_planting(fault: DoctorCase) -> list[DoctorFinding]:
+    fake_site = FakeSite()
+    fault.plant(fake_site)
+    return fake_site.findings_of(fault.check)

@@ -1,4 +1,4 @@
-"""Each check before a deployment runs on a prepared account, and with each fault that it must find."""
+"""Each check before a deployment runs on a prepared account, and with each fault that it must report."""
 
 import json
 import subprocess
@@ -57,26 +57,26 @@ def a_hyperpod(**changes: Any) -> Json:
     return cluster | changes
 
 
-def groups(*ids: str, **changes: Any) -> Json:
+def security_groups(*ids: str, **changes: Any) -> Json:
     pairs = [{"GroupId": "sg-functions"}]
     rule = {"IpProtocol": "tcp", "FromPort": 443, "ToPort": 443, "UserIdGroupPairs": pairs, "IpRanges": []} | changes
     return {"SecurityGroups": [{"GroupId": name, "VpcId": "vpc-1", "IpPermissions": [rule]} for name in ids]}
 
 
-def zones(*pairs: tuple[str, str], vpc: str = "vpc-1") -> Json:
+def subnets_in_zones(*pairs: tuple[str, str], vpc: str = "vpc-1") -> Json:
     return {"Subnets": [{"SubnetId": name, "VpcId": vpc, "AvailabilityZone": zone} for name, zone in pairs]}
 
 
-def routes(**target: str) -> Json:
+def a_route_table(**target: str) -> Json:
     route = {"DestinationCidrBlock": "0.0.0.0/0", "State": "active", **target}
     table = {"Associations": [{"SubnetId": "subnet-a"}, {"SubnetId": "subnet-b"}], "Routes": [route]}
     main = {"Associations": [{"Main": True}], "Routes": [{"DestinationCidrBlock": "10.0.0.0/16", "State": "active"}]}
     return {"RouteTables": [main, table]}
 
 
-NAT = routes(NatGatewayId="nat-1")
-NO_INTERNET = routes(GatewayId="igw-1")
-"""Routes without a way to the internet. A function cannot use an internet gateway: it has no public address."""
+NAT = a_route_table(NatGatewayId="nat-1")
+NO_INTERNET = a_route_table(GatewayId="igw-1")
+"""Routes without access to the internet. A function has no public address, so it cannot use an internet gateway."""
 
 
 def made_endpoints(*names: str, state: str = "Available") -> Json:
@@ -88,11 +88,11 @@ def healthy_answers() -> dict[str, Json]:
         "sts:get_caller_identity": {"Arn": f"arn:aws:sts::{ACCOUNT}:assumed-role/Deploy/ana", "Account": ACCOUNT},
         "cloudformation:describe_stacks": {"Stacks": [a_stack("UPDATE_COMPLETE")]},
         "apigateway:get_account": {},
-        "lambda:get_account_settings": limits(1000, 1000),
+        "lambda:get_account_settings": concurrency_limits(1000, 1000),
         "eks:describe_cluster": a_cluster(),
         "sagemaker:describe_cluster": a_hyperpod(),
-        "ec2:describe_subnets": zones(("subnet-a", "us-west-2a"), ("subnet-b", "us-west-2b")),
-        "ec2:describe_security_groups": groups("sg-functions", "sg-cluster"),
+        "ec2:describe_subnets": subnets_in_zones(("subnet-a", "us-west-2a"), ("subnet-b", "us-west-2b")),
+        "ec2:describe_security_groups": security_groups("sg-functions", "sg-cluster"),
         "ec2:describe_route_tables": NAT,
         "ec2:describe_vpc_endpoints": made_endpoints(),
         "s3:head_bucket": {"BucketRegion": REGION},
@@ -104,7 +104,7 @@ def a_stack(status: str) -> Json:
     return {"StackName": "evenkeel", "CreationTime": A_MOMENT, "StackStatus": status}
 
 
-def limits(total: int, unreserved: int) -> Json:
+def concurrency_limits(total: int, unreserved: int) -> Json:
     return {"AccountLimit": {"ConcurrentExecutions": total, "UnreservedConcurrentExecutions": unreserved}}
 
 
@@ -124,7 +124,7 @@ class FakeAws:
 
 
 @dataclass
-class Bench:
+class FakeAccount:
     """The account and the environment in which a test plants a fault."""
 
     aws: FakeAws = field(default_factory=FakeAws)
@@ -134,7 +134,7 @@ class Bench:
 
     def planned(self) -> PlannedStack:
         read = read_planned_stack(ROOT, "prod")
-        own = {
+        default_parameters = {
             "KubernetesClusters": "research-eks",
             "HyperPodClusterArn": HYPERPOD,
             "SubnetIds": "subnet-a,subnet-b",
@@ -143,7 +143,7 @@ class Bench:
             "CheckpointEncryption": KEY,
             "PageEmail": "oncall@example.com",
         }
-        return read._replace(name=self.name, parameters={**read.parameters, **own, **self.parameters})
+        return read._replace(name=self.name, parameters={**read.parameters, **default_parameters, **self.parameters})
 
     def run(self, *names: str) -> list[DoctorFinding]:
         site = PlannedSite(self.aws, self.planned(), self.sam)
@@ -151,279 +151,372 @@ class Bench:
         return checks.run(site, A_MOMENT, skipped, BEFORE)
 
 
-Plant = Callable[[Bench], None]
+Plant = Callable[[FakeAccount], None]
 
 
-def aws(call: str, answer: Any) -> Plant:
-    return lambda bench: bench.aws.planted.__setitem__(call, answer)
+def plant_answer(call: str, answer: Any) -> Plant:
+    return lambda account: account.aws.planted.__setitem__(call, answer)
 
 
-def says(**parameters: str) -> Plant:
-    return lambda bench: bench.parameters.update(parameters)
+def with_parameters(**parameters: str) -> Plant:
+    return lambda account: account.parameters.update(parameters)
 
 
 def plant_both(*plants: Plant) -> Plant:
-    def plant(bench: Bench) -> None:
+    def plant(account: FakeAccount) -> None:
         for plant_fault in plants:
-            plant_fault(bench)
+            plant_fault(account)
 
     return plant
 
 
-class BeforeCase(NamedTuple):
+class PredeploymentCase(NamedTuple):
+    """A planted fault, the check that must report it, and the status, text and fix that the check reports."""
+
     check: str
     plant: Plant
     status: str
-    says: str
+    expected_text: str
     fix: str
 
 
-OUTSIDE = says(SubnetIds="", SecurityGroupIds="")
+WITHOUT_VPC = with_parameters(SubnetIds="", SecurityGroupIds="")
 FAULTS = [
-    BeforeCase(
+    PredeploymentCase(
         "credentials",
-        aws("sts:get_caller_identity", BadCredentials("They have expired.", "aws sso login")),
+        plant_answer("sts:get_caller_identity", BadCredentials("They have expired.", "aws sso login")),
         "failed",
         "expired",
         "sso",
     ),
-    BeforeCase("credentials", aws("sts:get_caller_identity", DENIED), "unknown", "may not", "identity that deploys"),
-    BeforeCase(
+    PredeploymentCase(
+        "credentials", plant_answer("sts:get_caller_identity", DENIED), "unknown", "may not", "identity that deploys"
+    ),
+    PredeploymentCase(
         "credentials",
-        says(HyperPodClusterArn=HYPERPOD.replace(ACCOUNT, "444455556666")),
+        with_parameters(HyperPodClusterArn=HYPERPOD.replace(ACCOUNT, "444455556666")),
         "failed",
         "444455556666",
         "Sign in",
     ),
-    BeforeCase("names", lambda bench: setattr(bench, "name", "e" * 49), "failed", "49 characters", "Shorten"),
-    BeforeCase("names", says(FleetName="f" * 64), "failed", "64 characters", "Shorten"),
-    BeforeCase("parameters", says(KubernetesClusters="none"), "failed", "KubernetesClusters is missing", "Set"),
-    BeforeCase("parameters", says(SecurityGroupIds=""), "failed", "SecurityGroupIds is missing", "Set"),
-    BeforeCase("parameters", says(SubnetIds=""), "failed", "SubnetIds is missing", "Set"),
-    BeforeCase("parameters", says(CheckpointBuckets=""), "failed", "CheckpointBuckets is missing", "Set"),
-    BeforeCase("parameters", says(Policy="local"), "failed", "local data centre", "production"),
-    BeforeCase("parameters", says(PageEmail=""), "warning", "no person", "step 7"),
-    BeforeCase("sam", lambda bench: setattr(bench, "sam", ("1.0", "2.0")), "failed", "is locked to 2.0", "make setup"),
-    BeforeCase("sam", lambda bench: setattr(bench, "sam", ("", "2.0")), "failed", "not installed", "make setup"),
-    BeforeCase(
+    PredeploymentCase(
+        "names", lambda account: setattr(account, "name", "e" * 49), "failed", "49 characters", "Shorten"
+    ),
+    PredeploymentCase("names", with_parameters(FleetName="f" * 64), "failed", "64 characters", "Shorten"),
+    PredeploymentCase(
+        "parameters", with_parameters(KubernetesClusters="none"), "failed", "KubernetesClusters is missing", "Set"
+    ),
+    PredeploymentCase(
+        "parameters", with_parameters(SecurityGroupIds=""), "failed", "SecurityGroupIds is missing", "Set"
+    ),
+    PredeploymentCase("parameters", with_parameters(SubnetIds=""), "failed", "SubnetIds is missing", "Set"),
+    PredeploymentCase(
+        "parameters", with_parameters(CheckpointBuckets=""), "failed", "CheckpointBuckets is missing", "Set"
+    ),
+    PredeploymentCase("parameters", with_parameters(Policy="local"), "failed", "local data centre", "production"),
+    PredeploymentCase("parameters", with_parameters(PageEmail=""), "warning", "no person", "step 7"),
+    PredeploymentCase(
+        "sam", lambda account: setattr(account, "sam", ("1.0", "2.0")), "failed", "is locked to 2.0", "make setup"
+    ),
+    PredeploymentCase(
+        "sam", lambda account: setattr(account, "sam", ("", "2.0")), "failed", "not installed", "make setup"
+    ),
+    PredeploymentCase(
         "stack",
-        aws("cloudformation:describe_stacks", {"Stacks": [a_stack("ROLLBACK_COMPLETE")]}),
+        plant_answer("cloudformation:describe_stacks", {"Stacks": [a_stack("ROLLBACK_COMPLETE")]}),
         "failed",
         "ROLLBACK_COMPLETE",
         "delete-stack",
     ),
-    BeforeCase(
+    PredeploymentCase(
         "stack",
-        aws("cloudformation:describe_stacks", {"Stacks": [a_stack("UPDATE_ROLLBACK_FAILED")]}),
+        plant_answer("cloudformation:describe_stacks", {"Stacks": [a_stack("UPDATE_ROLLBACK_FAILED")]}),
         "failed",
         "could not be rolled back",
         "continue-update-rollback",
     ),
-    BeforeCase(
+    PredeploymentCase(
         "stack",
-        aws("cloudformation:describe_stacks", {"Stacks": [a_stack("UPDATE_IN_PROGRESS")]}),
+        plant_answer("cloudformation:describe_stacks", {"Stacks": [a_stack("UPDATE_IN_PROGRESS")]}),
         "failed",
         "is being changed",
         "Wait",
     ),
-    BeforeCase(
+    PredeploymentCase(
         "stack",
-        plant_both(aws("cloudformation:describe_stacks", ResourceNotFound("no")), says(Schedules="on")),
+        plant_both(
+            plant_answer("cloudformation:describe_stacks", ResourceNotFound("no")), with_parameters(Schedules="on")
+        ),
         "warning",
         "Schedules is on",
         "off",
     ),
-    BeforeCase(
+    PredeploymentCase(
         "stack",
-        plant_both(aws("cloudformation:describe_stacks", ResourceNotFound("no")), says(Mode="act")),
+        plant_both(plant_answer("cloudformation:describe_stacks", ResourceNotFound("no")), with_parameters(Mode="act")),
         "warning",
         "Mode is act",
         "observe",
     ),
-    BeforeCase("stack", aws("cloudformation:describe_stacks", DENIED), "unknown", "may not", "identity that deploys"),
-    BeforeCase("api-logs", says(ApiLogRole="present"), "failed", "no role", "ApiLogRole=off"),
-    BeforeCase(
+    PredeploymentCase(
+        "stack", plant_answer("cloudformation:describe_stacks", DENIED), "unknown", "may not", "identity that deploys"
+    ),
+    PredeploymentCase("api-logs", with_parameters(ApiLogRole="present"), "failed", "no role", "ApiLogRole=off"),
+    PredeploymentCase(
         "api-logs",
         plant_both(
-            says(ApiLogRole="set-up"), aws("apigateway:get_account", {"cloudwatchRoleArn": "arn:aws:iam::1:role/x"})
+            with_parameters(ApiLogRole="set-up"),
+            plant_answer("apigateway:get_account", {"cloudwatchRoleArn": "arn:aws:iam::1:role/x"}),
         ),
         "warning",
         "would replace arn:aws:iam::1:role/x",
         "present",
     ),
-    BeforeCase("api-logs", aws("apigateway:get_account", DENIED), "unknown", "may not", "identity that deploys"),
-    BeforeCase(
+    PredeploymentCase(
+        "api-logs", plant_answer("apigateway:get_account", DENIED), "unknown", "may not", "identity that deploys"
+    ),
+    PredeploymentCase(
         "concurrency",
-        plant_both(aws("lambda:get_account_settings", limits(10, 10)), says(LambdaConcurrencyLimit="10")),
+        plant_both(
+            plant_answer("lambda:get_account_settings", concurrency_limits(10, 10)),
+            with_parameters(LambdaConcurrencyLimit="10"),
+        ),
         "failed",
         "Only 10 of 10",
         "request-service-quota-increase",
     ),
-    BeforeCase(
-        "concurrency", aws("lambda:get_account_settings", limits(1000, 60)), "warning", "Only 60 of 1000", "quota"
-    ),
-    BeforeCase(
+    PredeploymentCase(
         "concurrency",
-        plant_both(aws("lambda:get_account_settings", limits(1000, 150)), says(CordonConcurrency="20")),
+        plant_answer("lambda:get_account_settings", concurrency_limits(1000, 60)),
+        "warning",
+        "Only 60 of 1000",
+        "quota",
+    ),
+    PredeploymentCase(
+        "concurrency",
+        plant_both(
+            plant_answer("lambda:get_account_settings", concurrency_limits(1000, 150)),
+            with_parameters(CordonConcurrency="20"),
+        ),
         "failed",
         "reserves 60",
         "Lower",
     ),
-    BeforeCase(
+    PredeploymentCase(
         "concurrency",
-        aws("lambda:get_account_settings", limits(3000, 3000)),
+        plant_answer("lambda:get_account_settings", concurrency_limits(3000, 3000)),
         "warning",
         "the account's limit is 3000",
         "LambdaConcurrencyLimit=3000",
     ),
-    BeforeCase("concurrency", aws("lambda:get_account_settings", DENIED), "unknown", "may not", "identity"),
-    BeforeCase("kubernetes", aws("eks:describe_cluster", ResourceNotFound("no")), "failed", "no cluster", "Correct"),
-    BeforeCase("kubernetes", aws("eks:describe_cluster", a_cluster(status="FAILED")), "failed", "FAILED", "describe"),
-    BeforeCase(
-        "kubernetes", aws("eks:describe_cluster", a_cluster(status="UPDATING")), "warning", "UPDATING", "describe"
+    PredeploymentCase(
+        "concurrency", plant_answer("lambda:get_account_settings", DENIED), "unknown", "may not", "identity"
     ),
-    BeforeCase(
+    PredeploymentCase(
+        "kubernetes", plant_answer("eks:describe_cluster", ResourceNotFound("no")), "failed", "no cluster", "Correct"
+    ),
+    PredeploymentCase(
+        "kubernetes", plant_answer("eks:describe_cluster", a_cluster(status="FAILED")), "failed", "FAILED", "describe"
+    ),
+    PredeploymentCase(
         "kubernetes",
-        aws("eks:describe_cluster", a_cluster(accessConfig={"authenticationMode": "CONFIG_MAP"})),
+        plant_answer("eks:describe_cluster", a_cluster(status="UPDATING")),
+        "warning",
+        "UPDATING",
+        "describe",
+    ),
+    PredeploymentCase(
+        "kubernetes",
+        plant_answer("eks:describe_cluster", a_cluster(accessConfig={"authenticationMode": "CONFIG_MAP"})),
         "failed",
         "no access entries",
         "update-cluster-config",
     ),
-    BeforeCase("kubernetes", OUTSIDE, "failed", "private endpoint only", "SubnetIds"),
-    BeforeCase(
+    PredeploymentCase("kubernetes", WITHOUT_VPC, "failed", "private endpoint only", "SubnetIds"),
+    PredeploymentCase(
         "kubernetes",
         plant_both(
-            OUTSIDE,
-            aws("eks:describe_cluster", a_cluster(endpointPublicAccess=True, publicAccessCidrs=["198.51.100.0/24"])),
+            WITHOUT_VPC,
+            plant_answer(
+                "eks:describe_cluster", a_cluster(endpointPublicAccess=True, publicAccessCidrs=["198.51.100.0/24"])
+            ),
         ),
         "failed",
         "only listed addresses",
         "SubnetIds",
     ),
-    BeforeCase(
+    PredeploymentCase(
         "kubernetes",
-        aws("eks:describe_cluster", a_cluster(endpointPrivateAccess=False, endpointPublicAccess=True)),
+        plant_answer("eks:describe_cluster", a_cluster(endpointPrivateAccess=False, endpointPublicAccess=True)),
         "warning",
         "only through NAT",
         "private endpoint",
     ),
-    BeforeCase("kubernetes", says(KubernetesClusters="none"), "failed", "No Kubernetes cluster", "KubernetesClusters"),
-    BeforeCase("kubernetes", aws("eks:describe_cluster", DENIED), "unknown", "may not", "identity that deploys"),
-    BeforeCase("hyperpod", aws("sagemaker:describe_cluster", ResourceNotFound("no")), "failed", "no HyperPod", "Arn"),
-    BeforeCase(
+    PredeploymentCase(
+        "kubernetes",
+        with_parameters(KubernetesClusters="none"),
+        "failed",
+        "No Kubernetes cluster",
+        "KubernetesClusters",
+    ),
+    PredeploymentCase(
+        "kubernetes", plant_answer("eks:describe_cluster", DENIED), "unknown", "may not", "identity that deploys"
+    ),
+    PredeploymentCase(
+        "hyperpod", plant_answer("sagemaker:describe_cluster", ResourceNotFound("no")), "failed", "no HyperPod", "Arn"
+    ),
+    PredeploymentCase(
         "hyperpod",
-        aws("sagemaker:describe_cluster", a_hyperpod(ClusterStatus="Failed")),
+        plant_answer("sagemaker:describe_cluster", a_hyperpod(ClusterStatus="Failed")),
         "failed",
         "is Failed",
         "describe",
     ),
-    BeforeCase(
+    PredeploymentCase(
         "hyperpod",
-        aws("sagemaker:describe_cluster", a_hyperpod(Orchestrator={})),
+        plant_answer("sagemaker:describe_cluster", a_hyperpod(Orchestrator={})),
         "failed",
         "not orchestrated by EKS",
         "EKS",
     ),
-    BeforeCase(
-        "hyperpod", says(KubernetesClusters="burst-eks,research-eks"), "failed", "begins with burst-eks", "first"
+    PredeploymentCase(
+        "hyperpod",
+        with_parameters(KubernetesClusters="burst-eks,research-eks"),
+        "failed",
+        "begins with burst-eks",
+        "first",
     ),
-    BeforeCase("hyperpod", aws("sagemaker:describe_cluster", DENIED), "unknown", "may not", "identity that deploys"),
-    BeforeCase(
-        "subnets", aws("ec2:describe_subnets", zones(("subnet-a", "z1"))), "failed", "Subnet subnet-b", "Correct"
+    PredeploymentCase(
+        "hyperpod", plant_answer("sagemaker:describe_cluster", DENIED), "unknown", "may not", "identity that deploys"
     ),
-    BeforeCase(
+    PredeploymentCase(
         "subnets",
-        aws("ec2:describe_subnets", zones(("subnet-a", "z1"), ("subnet-b", "z1"))),
+        plant_answer("ec2:describe_subnets", subnets_in_zones(("subnet-a", "z1"))),
+        "failed",
+        "Subnet subnet-b",
+        "Correct",
+    ),
+    PredeploymentCase(
+        "subnets",
+        plant_answer("ec2:describe_subnets", subnets_in_zones(("subnet-a", "z1"), ("subnet-b", "z1"))),
         "warning",
         "one Availability Zone",
         "two",
     ),
-    BeforeCase(
+    PredeploymentCase(
         "subnets",
-        aws("ec2:describe_subnets", zones(("subnet-a", "z1"), ("subnet-b", "z2"), vpc="vpc-2")),
+        plant_answer("ec2:describe_subnets", subnets_in_zones(("subnet-a", "z1"), ("subnet-b", "z2"), vpc="vpc-2")),
         "failed",
         "different VPCs",
         "one VPC",
     ),
-    BeforeCase("subnets", aws("eks:describe_cluster", a_cluster(vpcId="vpc-9")), "warning", "is in vpc-9", "private"),
-    BeforeCase(
-        "subnets", aws("ec2:describe_security_groups", groups("sg-cluster")), "failed", "group sg-functions", "Correct"
+    PredeploymentCase(
+        "subnets", plant_answer("eks:describe_cluster", a_cluster(vpcId="vpc-9")), "warning", "is in vpc-9", "private"
     ),
-    BeforeCase(
+    PredeploymentCase(
         "subnets",
-        aws("ec2:describe_security_groups", groups("sg-functions", "sg-cluster", UserIdGroupPairs=[])),
+        plant_answer("ec2:describe_security_groups", security_groups("sg-cluster")),
+        "failed",
+        "group sg-functions",
+        "Correct",
+    ),
+    PredeploymentCase(
+        "subnets",
+        plant_answer(
+            "ec2:describe_security_groups", security_groups("sg-functions", "sg-cluster", UserIdGroupPairs=[])
+        ),
         "failed",
         "sg-cluster of research-eks has no rule",
         "authorize-security-group-ingress --group-id sg-cluster",
     ),
-    BeforeCase(
+    PredeploymentCase(
         "subnets",
-        aws("ec2:describe_security_groups", groups("sg-functions", "sg-cluster", FromPort=80, ToPort=80)),
+        plant_answer(
+            "ec2:describe_security_groups", security_groups("sg-functions", "sg-cluster", FromPort=80, ToPort=80)
+        ),
         "failed",
         "has no rule",
         "443",
     ),
-    BeforeCase("subnets", aws("ec2:describe_subnets", DENIED), "unknown", "may not", "identity that deploys"),
-    BeforeCase(
-        "endpoints", aws("ec2:describe_route_tables", NO_INTERNET), "failed", "lacks the endpoints", "vpc-endpoints"
+    PredeploymentCase(
+        "subnets", plant_answer("ec2:describe_subnets", DENIED), "unknown", "may not", "identity that deploys"
     ),
-    BeforeCase(
+    PredeploymentCase(
+        "endpoints",
+        plant_answer("ec2:describe_route_tables", NO_INTERNET),
+        "failed",
+        "lacks the endpoints",
+        "vpc-endpoints",
+    ),
+    PredeploymentCase(
         "endpoints",
         plant_both(
-            aws("ec2:describe_route_tables", NO_INTERNET),
-            aws("ec2:describe_vpc_endpoints", made_endpoints(*network.NEEDED_ENDPOINTS[:-1])),
+            plant_answer("ec2:describe_route_tables", NO_INTERNET),
+            plant_answer("ec2:describe_vpc_endpoints", made_endpoints(*network.NEEDED_ENDPOINTS[:-1])),
         ),
         "failed",
         f"lacks the endpoints {network.NEEDED_ENDPOINTS[-1]}.",
         "vpc-endpoints",
     ),
-    BeforeCase(
+    PredeploymentCase(
         "endpoints",
         plant_both(
-            aws("ec2:describe_route_tables", NO_INTERNET),
-            aws("ec2:describe_vpc_endpoints", made_endpoints(*network.NEEDED_ENDPOINTS, state="Pending")),
+            plant_answer("ec2:describe_route_tables", NO_INTERNET),
+            plant_answer("ec2:describe_vpc_endpoints", made_endpoints(*network.NEEDED_ENDPOINTS, state="Pending")),
         ),
         "failed",
         "lacks the endpoints dynamodb",
         "vpc-endpoints",
     ),
-    BeforeCase("endpoints", aws("ec2:describe_route_tables", DENIED), "unknown", "may not", "identity that deploys"),
-    BeforeCase("endpoints", aws("ec2:describe_subnets", zones()), "unknown", "do not exist", "subnets"),
-    BeforeCase("buckets", aws("s3:head_bucket", ResourceNotFound("no")), "failed", "no bucket", "Correct"),
-    BeforeCase("buckets", says(CheckpointBuckets="checkpoints"), "failed", "not the ARN", "arn:PARTITION:s3"),
-    BeforeCase("buckets", aws("s3:head_bucket", {"BucketRegion": "eu-west-1"}), "warning", "eu-west-1", "same region"),
-    BeforeCase("buckets", aws("s3:head_bucket", {}), "unknown", "does not report", "Check"),
-    BeforeCase("keys", aws("kms:describe_key", ResourceNotFound("no")), "failed", "does not exist", "Correct"),
-    BeforeCase(
+    PredeploymentCase(
+        "endpoints", plant_answer("ec2:describe_route_tables", DENIED), "unknown", "may not", "identity that deploys"
+    ),
+    PredeploymentCase(
+        "endpoints", plant_answer("ec2:describe_subnets", subnets_in_zones()), "unknown", "do not exist", "subnets"
+    ),
+    PredeploymentCase(
+        "buckets", plant_answer("s3:head_bucket", ResourceNotFound("no")), "failed", "no bucket", "Correct"
+    ),
+    PredeploymentCase(
+        "buckets", with_parameters(CheckpointBuckets="checkpoints"), "failed", "not the ARN", "arn:PARTITION:s3"
+    ),
+    PredeploymentCase(
+        "buckets", plant_answer("s3:head_bucket", {"BucketRegion": "eu-west-1"}), "warning", "eu-west-1", "same region"
+    ),
+    PredeploymentCase("buckets", plant_answer("s3:head_bucket", {}), "unknown", "does not report", "Check"),
+    PredeploymentCase(
+        "keys", plant_answer("kms:describe_key", ResourceNotFound("no")), "failed", "does not exist", "Correct"
+    ),
+    PredeploymentCase(
         "keys",
-        aws("kms:describe_key", {"KeyMetadata": {"KeyId": KEY, "KeyState": "Disabled"}}),
+        plant_answer("kms:describe_key", {"KeyMetadata": {"KeyId": KEY, "KeyState": "Disabled"}}),
         "failed",
         "Disabled",
         "Cor",
     ),
-    BeforeCase("keys", aws("kms:describe_key", DENIED), "unknown", "may not", "identity that deploys"),
+    PredeploymentCase("keys", plant_answer("kms:describe_key", DENIED), "unknown", "may not", "identity that deploys"),
 ]
 
 
 def test_correctly_prepared_account_passes_every_check() -> None:
-    doctor_findings = Bench().run()
+    doctor_findings = FakeAccount().run()
 
     assert {finding.check for finding in doctor_findings} == {check.name for check in BEFORE}
     assert [finding for finding in doctor_findings if finding.status is not Status.OK] == []
     assert findings.exit_code(doctor_findings) == 0
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.check}: {fault.says}")
-def test_check_finds_its_fault_and_names_the_fix(fault: BeforeCase) -> None:
-    bench = Bench()
-    fault.plant(bench)
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.check}: {fault.expected_text}")
+def test_predeployment_check_reports_its_planted_fault_and_the_fix(fault: PredeploymentCase) -> None:
+    account = FakeAccount()
+    fault.plant(account)
 
-    bad = [finding for finding in bench.run(fault.check) if finding.status is not Status.OK]
+    bad = [finding for finding in account.run(fault.check) if finding.status is not Status.OK]
 
     assert [
         finding
         for finding in bad
-        if finding.status.value == fault.status and fault.says in finding.text and fault.fix in finding.fix
+        if finding.status.value == fault.status and fault.expected_text in finding.text and fault.fix in finding.fix
     ]
     assert all(finding.fix for finding in bad)
 
@@ -435,38 +528,38 @@ def test_each_check_has_a_planted_fault() -> None:
 
 
 def test_check_that_could_not_read_is_never_ok() -> None:
-    bench = Bench()
-    bench.aws.call = lambda *_a, **_k: (_ for _ in ()).throw(DENIED)  # type: ignore[method-assign]
+    account = FakeAccount()
+    account.aws.call = lambda *_a, **_k: (_ for _ in ()).throw(DENIED)  # type: ignore[method-assign]
 
-    doctor_findings = [finding for finding in bench.run() if finding.check not in ("names", "parameters", "sam")]
+    doctor_findings = [finding for finding in account.run() if finding.check not in ("names", "parameters", "sam")]
 
     assert {finding.status for finding in doctor_findings} == {Status.UNKNOWN}
 
 
 def test_update_may_keep_its_reserved_concurrency() -> None:
-    bench = Bench()
+    account = FakeAccount()
     present = {"Parameters": [{"ParameterKey": "CordonConcurrency", "ParameterValue": "30"}]}
     plant_both(
-        says(CordonConcurrency="30", LambdaConcurrencyLimit="200"),
-        aws("lambda:get_account_settings", limits(200, 110)),
-        aws("cloudformation:describe_stacks", {"Stacks": [a_stack("UPDATE_COMPLETE") | present]}),
-    )(bench)
+        with_parameters(CordonConcurrency="30", LambdaConcurrencyLimit="200"),
+        plant_answer("lambda:get_account_settings", concurrency_limits(200, 110)),
+        plant_answer("cloudformation:describe_stacks", {"Stacks": [a_stack("UPDATE_COMPLETE") | present]}),
+    )(account)
 
-    (finding,) = bench.run("concurrency")
+    (finding,) = account.run("concurrency")
 
     assert finding.status is Status.OK
 
 
 def test_missing_stack_before_first_deployment_is_no_fault() -> None:
-    bench = Bench()
-    aws("cloudformation:describe_stacks", ResourceNotFound("no"))(bench)
+    account = FakeAccount()
+    plant_answer("cloudformation:describe_stacks", ResourceNotFound("no"))(account)
 
-    (finding,) = bench.run("stack")
+    (finding,) = account.run("stack")
 
     assert (finding.status, finding.text) == (Status.OK, "There is no stack evenkeel yet.")
 
 
-def test_vpc_endpoints_with_names_of_china_are_found() -> None:
+def test_vpc_endpoints_named_as_in_china_are_recognised() -> None:
     names = [f"cn.com.amazonaws.cn-north-1.{name}" for name in network.NEEDED_ENDPOINTS]
     documents = [{"ServiceName": name, "State": "available"} for name in names]
 
@@ -475,7 +568,7 @@ def test_vpc_endpoints_with_names_of_china_are_found() -> None:
     assert finding.status is Status.OK
 
 
-def test_subnet_without_an_own_table_has_the_main_routes() -> None:
+def test_subnet_without_a_route_table_uses_the_main_table() -> None:
     tables = NO_INTERNET["RouteTables"]
 
     assert network.routes_of("subnet-z", tables) == tables[0]["Routes"]
@@ -485,7 +578,7 @@ def test_subnet_without_an_own_table_has_the_main_routes() -> None:
 def test_checked_limits_equal_those_of_the_template() -> None:
     assert planned_stack_checks.MAX_STACK_NAME == test_first_deployment.MAX_STACK_NAME
     assert test_first_deployment.PARAMETERS["FleetName"]["MaxLength"] == planned_stack_checks.MAX_FLEET_NAME
-    assert [endpoint.name for endpoint in vpc_endpoints.used()] == list(network.NEEDED_ENDPOINTS)
+    assert [endpoint.name for endpoint in vpc_endpoints.needed_endpoints()] == list(network.NEEDED_ENDPOINTS)
 
 
 @pytest.mark.parametrize(
@@ -498,14 +591,14 @@ def test_checked_limits_equal_those_of_the_template() -> None:
     ],
 )
 def test_parameters_that_the_template_refuses_fail_the_check(name: str, parameters: dict[str, str]) -> None:
-    bench = Bench(parameters=parameters)
-    planned = bench.planned().parameters
+    account = FakeAccount(parameters=parameters)
+    planned = account.planned().parameters
 
     assert test_first_deployment.refusals(**planned) != []
-    assert [finding.subject for finding in bench.run("parameters") if finding.status is Status.FAILED] == [name]
+    assert [finding.subject for finding in account.run("parameters") if finding.status is Status.FAILED] == [name]
 
 
-def test_installed_sam_has_the_locked_version() -> None:
+def test_installed_sam_cli_has_the_locked_version() -> None:
     installed, locked = read_sam_versions(ROOT)
 
     assert installed == locked != ""
@@ -519,12 +612,12 @@ def test_doctor_page_describes_every_predeployment_check() -> None:
     assert rows == [check.name for check in BEFORE]
 
 
-def test_json_follows_the_schema_of_doctor() -> None:
+def test_predeployment_output_as_json_follows_the_schema_of_doctor() -> None:
     schema = json.loads((ROOT / "docs" / "schemas" / "doctor.schema.json").read_text(encoding="utf-8"))
-    bench = Bench()
-    OUTSIDE(bench)
+    account = FakeAccount()
+    WITHOUT_VPC(account)
     document = findings.to_json(
-        bench.run(), fleet="prod", stack="evenkeel", region=REGION, as_of=A_MOMENT.isoformat(), then=""
+        account.run(), fleet="prod", stack="evenkeel", region=REGION, as_of=A_MOMENT.isoformat(), then=""
     )
 
     jsonschema.validate(document, schema)
@@ -532,7 +625,7 @@ def test_json_follows_the_schema_of_doctor() -> None:
 
 # ---------------------------------------------------------------- make deploy
 
-STUB = '#!/bin/sh\necho "{name} $*" >> "{log}"\nexit {code}\n'
+STUB_PROGRAM = '#!/bin/sh\necho "{name} $*" >> "{log}"\nexit {code}\n'
 
 
 @pytest.mark.parametrize(
@@ -542,13 +635,13 @@ def test_failed_check_stops_make_deploy(tmp_path: Path, code: int, deploys: bool
     log = tmp_path / "log"
     for name, ends in (("evenkeel", code), ("python", 0), ("sam", 0), ("python3", 0)):
         stub = tmp_path / name
-        stub.write_text(STUB.format(name=name, log=log, code=ends))
+        stub.write_text(STUB_PROGRAM.format(name=name, log=log, code=ends))
         stub.chmod(0o755)
     words = [f"BIN={tmp_path}", f"SAM={tmp_path / 'sam'}", f"PYTHON={tmp_path / 'python3'}", "ENV=prod", "SKIP=keys"]
 
-    done = subprocess.run(["make", "deploy", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    completed = subprocess.run(["make", "deploy", *words], cwd=ROOT, capture_output=True, text=True, check=False)
 
     steps = [line for line in log.read_text().splitlines() if not line.startswith("python3")]
     assert steps[0] == "evenkeel doctor --before prod --skip keys"
-    assert (done.returncode == 0) is deploys
+    assert (completed.returncode == 0) is deploys
     assert steps[1:] == (["python -m tools.build prod", "python -m tools.deploy prod"] if deploys else [])

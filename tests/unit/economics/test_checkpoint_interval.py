@@ -24,8 +24,8 @@ def simulated_ettr(interval: float, write: float, restart: float, mtbf: float, *
     for _ in range(cycles):
         while (up := until_failure()) < interval + write:
             elapsed += up
-            while can_fail and (broken := until_failure()) < restart:
-                elapsed += broken
+            while can_fail and (failure_after := until_failure()) < restart:
+                elapsed += failure_after
             elapsed += restart
         elapsed += interval + write
     return cycles * interval / elapsed
@@ -60,12 +60,12 @@ def test_no_interval_is_better_than_the_computed_best(write: float, mtbf: float,
     assert all(ratio <= top + 1e-12 for ratio in other_ratios)
 
 
-def test_methods_differ_if_a_save_takes_long() -> None:
+def test_formulas_for_the_best_interval_differ_if_saves_are_long() -> None:
     advice = ci.advise_interval(9000, R, M)
-    lost = {choice.method: choice.lost_ettr_points for choice in advice.choices}
+    lost_points = {choice.method: choice.lost_ettr_points for choice in advice.choices}
 
-    assert lost["daly"] < 0.01
-    assert lost["young"] > 0.9
+    assert lost_points["daly"] < 0.01
+    assert lost_points["young"] > 0.9
     assert "Use the exact optimum" in advice.note
     parts = advice.young_parts_at_write_seconds
     assert parts is not None
@@ -81,7 +81,7 @@ def test_save_longer_than_the_mtbf_makes_no_progress() -> None:
     assert "no progress at any interval" in advice.note
 
 
-def test_first_order_formula_fails_if_failures_cost_more_than_mtbf() -> None:
+def test_first_order_ettr_is_unknown_if_recovery_exceeds_the_mtbf() -> None:
     assert ci.first_order_ettr(100, 1, 2000, 1000) is None
     assert ci.first_order_ettr(1797, W, R, M) == pytest.approx((1 - (R + 1797 / 2) / M) / (1 + W / 1797))
 
@@ -98,7 +98,7 @@ def test_lost_work_is_the_mean_of_the_simulation() -> None:
     assert ci.lost_work_seconds(0.99e-4, 0, 1) == pytest.approx(ci.lost_work_seconds(1.01e-4, 0, 1) * 0.99 / 1.01)
 
 
-def test_rework_and_downtime_multiply_to_the_exact_form() -> None:
+def test_exact_ettr_is_the_product_of_rework_and_downtime() -> None:
     product = ci.lost_work_factor(1797, W, M) * (1 + R / M)
 
     assert 1 / product == pytest.approx(ci.exact_ettr(1797, W, R, M), rel=1e-12)

@@ -42,7 +42,7 @@ def test_no_other_number_of_committed_units_costs_less(
     assert best.total_usd == pytest.approx(min(costs), rel=1e-9, abs=1e-9)
 
 
-def test_unit_is_committed_if_used_beyond_its_break_even_share() -> None:
+def test_unit_is_committed_if_its_use_exceeds_the_break_even() -> None:
     # 6 of 10 hours need a second unit: exactly the share of 3/5, which does not pay.
     advice = advise_commitment(demand_hours(*[2] * 6, *[1] * 4), TERMS)
 
@@ -53,7 +53,7 @@ def test_unit_is_committed_if_used_beyond_its_break_even_share() -> None:
     ]
 
 
-def test_idle_hours_of_a_commitment_have_a_price() -> None:
+def test_idle_hours_of_a_commitment_cost_the_reserved_price() -> None:
     advice = advise_commitment(demand_hours(4, 4, 1, 0), TERMS, committed_units=3)
 
     assert advice.present is not None
@@ -61,7 +61,7 @@ def test_idle_hours_of_a_commitment_have_a_price() -> None:
     assert (advice.present.total_usd, advice.present.saved_usd) == (3 * 4 * 3 + 2 * 5, 45 - 46)
 
 
-def test_saved_dollars_add_up_over_the_units() -> None:
+def test_savings_of_single_units_sum_to_the_total_savings() -> None:
     advice = advise_commitment(demand_hours(5, 3, 3, 2, 5, 1), TERMS)
 
     assert sum(unit.saved_usd for unit in advice.units) == pytest.approx(advice.peak_committed.saved_usd)
@@ -82,7 +82,7 @@ def test_broken_committed_units_cost_more_per_usable_hour() -> None:
     assert advise_commitment(demand_hours(3, 3), terms).best.units == 0
 
 
-def test_hours_without_a_figure_are_unknown() -> None:
+def test_hours_without_demand_data_are_unknown() -> None:
     rows = [DemandHour(at=START + timedelta(hours=hour), units=hour) for hour in (3, 1, 1, 0)]
     demand = hourly_demand(rows)
 
@@ -90,7 +90,7 @@ def test_hours_without_a_figure_are_unknown() -> None:
     assert "left out, not counted as 0" in demand.note
 
 
-def test_two_figures_for_one_hour_are_refused() -> None:
+def test_two_demand_figures_for_one_hour_are_refused() -> None:
     rows = [DemandHour(at=START + timedelta(minutes=minute), units=minute) for minute in (0, 30)]
 
     with pytest.raises(WrongFigure, match="two figures for the hour"):
@@ -106,10 +106,10 @@ def test_two_figures_for_one_hour_are_refused() -> None:
     ],
 )
 def test_invalid_price_is_refused_by_name(terms: CommitmentPrices, field: str) -> None:
-    with pytest.raises(WrongFigure) as refused:
+    with pytest.raises(WrongFigure) as error_info:
         advise_commitment(demand_hours(1), terms)
 
-    assert refused.value.field == field
+    assert error_info.value.field == field
 
 
 def test_demand_without_hours_is_refused() -> None:

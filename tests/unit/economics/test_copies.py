@@ -38,7 +38,7 @@ def test_survival_probability_of_a_known_case_is_exact() -> None:
 
 
 @pytest.mark.parametrize(("machines", "size", "lost"), [(256, 2, 3), (256, 2, 20), (512, 4, 30)])
-def test_ring_placement_survives_less_and_bound_is_lower(machines: int, size: int, lost: int) -> None:
+def test_ring_placement_of_copies_survives_less_than_group_placement(machines: int, size: int, lost: int) -> None:
     copy_survival = copies.copy_survival(machines, size, lost)
 
     assert copy_survival.ring_recoverable_probability is not None
@@ -56,8 +56,8 @@ def test_ring_placement_survives_less_and_bound_is_lower(machines: int, size: in
         (10_242, 2, 1, "machines"),
     ],
 )
-def test_impossible_groups_are_refused(machines: int, size: int, lost: int, field: str) -> None:
-    with pytest.raises(WrongFigure) as refused:
+def test_impossible_replica_groups_are_refused(machines: int, size: int, lost: int, field: str) -> None:
+    with pytest.raises(WrongFigure) as error_info:
         copies.copy_survival(machines, size, lost)
 
-    assert refused.value.field == field
+    assert error_info.value.field == field

@@ -5,7 +5,13 @@ import random
 
 import pytest
 
-from evenkeel.domain.economics.downtime import DowntimeModel, ettr, run_time, shrink_downtime_seconds, time_factor
+from evenkeel.domain.economics.effective_training_time import (
+    DowntimeModel,
+    ettr,
+    run_time,
+    shrink_downtime_seconds,
+    time_factor,
+)
 from evenkeel.domain.economics.figure_checks import WrongFigure
 from evenkeel.domain.economics.simulation import simulated_time_factor
 
@@ -15,7 +21,7 @@ RUN_HOURS = 10_000_000 / 2048
 
 @pytest.mark.parametrize("seconds", [MANUAL, HYPERPOD])
 @pytest.mark.parametrize("model", DowntimeModel)
-def test_closed_form_agrees_with_the_simulation(model: DowntimeModel, seconds: float) -> None:
+def test_ettr_formula_agrees_with_the_simulation(model: DowntimeModel, seconds: float) -> None:
     random_numbers = random.Random(f"{model}/{seconds}").random
     simulated = simulated_time_factor(0.128, seconds / 3600, model, 100_000, random_numbers)
 
@@ -26,7 +32,7 @@ def test_closed_form_agrees_with_the_simulation(model: DowntimeModel, seconds: f
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("model", DowntimeModel)
 @pytest.mark.parametrize("load", [0.05, 0.3, 0.6, 0.8])
-def test_closed_form_agrees_with_the_simulation_for_many_loads(model: DowntimeModel, load: float) -> None:
+def test_ettr_formula_agrees_with_the_simulation_for_many_loads(model: DowntimeModel, load: float) -> None:
     simulated = simulated_time_factor(1.0, load, model, 400_000, random.Random(f"{model}/{load}").random)
 
     assert abs(simulated.value / time_factor(1.0, load, model) - 1) < 0.02
@@ -61,21 +67,22 @@ def test_without_failures_no_time_is_lost(model: DowntimeModel) -> None:
 
 
 @pytest.mark.parametrize("load", [0.01, 0.3, 0.9])
-def test_serial_model_loses_most_and_renewal_model_least(load: float) -> None:
+def test_serial_downtime_model_loses_most_and_renewal_model_least(load: float) -> None:
     renewal, parallel, restart, serial = (time_factor(1, load, model) for model in DowntimeModel)
 
     assert renewal < parallel == restart < serial
 
 
-# Downtime of one failure at 256 nodes and 0.05 %, and the share of time that trains.
+# Seconds of downtime per failure → percent of time that trains. 256 nodes with 0.05 % failures per hour each: 0.128
+# failures per hour.
 @pytest.mark.parametrize(
     ("seconds", "percent"), [(16_800, 62.6), (2390, 92.2), (1487, 95.0), (1410, 95.2), (211, 99.3), (59, 99.8)]
 )
-def test_shorter_downtime_trains_more(seconds: float, percent: float) -> None:
+def test_shorter_downtime_gives_a_higher_training_share(seconds: float, percent: float) -> None:
     assert 100 * ettr(0.128, seconds / 3600, DowntimeModel.RENEWAL) == pytest.approx(percent, abs=0.05)
 
 
-def test_shrinking_costs_the_missing_share() -> None:
+def test_shrinking_costs_the_share_of_the_missing_nodes() -> None:
     assert shrink_downtime_seconds(89, 60, 940, 256) == pytest.approx(152.671875)
 
 

@@ -18,32 +18,34 @@ from evenkeel.domain.economics.failure_rates import (
 from evenkeel.domain.economics.figure_checks import WrongFigure
 
 
-def percent(rate: failure_rates.FailureRate) -> tuple[float | None, float, float | None]:
-    low, value, high = (end and round(100 * end, 4) for end in rate.ends)
+def interval_in_percent(rate: failure_rates.FailureRate) -> tuple[float | None, float, float | None]:
+    low, value, high = (end and round(100 * end, 4) for end in rate.interval)
     assert value is not None
     return low, value, high
 
 
 def test_rate_of_four_failures_has_a_wide_interval() -> None:
-    assert percent(failure_rate(4, 55 * 9.5 * 24)) == (0.0087, 0.0319, 0.0817)
+    assert interval_in_percent(failure_rate(4, 55 * 9.5 * 24)) == (0.0087, 0.0319, 0.0817)
 
 
 @pytest.mark.parametrize(
     ("failures", "node_hours", "expected"),
     [(105, 124 * 60 * 24, 0.0588), (419, 2048 * 54 * 24, 0.0158), (417, 2000 * 54 * 24, 0.0161)],
 )
-def test_published_counts_give_their_rates(failures: int, node_hours: float, expected: float) -> None:
-    assert percent(failure_rate(failures, node_hours))[1] == expected
+def test_failure_counts_of_published_papers_give_published_rates(
+    failures: int, node_hours: float, expected: float
+) -> None:
+    assert interval_in_percent(failure_rate(failures, node_hours))[1] == expected
 
 
-def test_rate_is_equal_in_all_its_units() -> None:
+def test_failure_rate_is_equal_in_all_its_units() -> None:
     rate = failure_rate(105, 124 * 60 * 24)
 
     assert rate.failures_per_thousand_node_days == pytest.approx(14.1, abs=0.02)
     assert rate.percent_per_node_hour == pytest.approx(100 * rate.failures_per_node_hour)
 
 
-def test_no_failures_give_a_high_end_and_a_note() -> None:
+def test_no_failures_give_only_the_upper_bound_of_the_rate() -> None:
     rate = failure_rate(0, 1000)
 
     assert rate.high_failures_per_node_hour == pytest.approx(3.6889e-3, rel=1e-4)
@@ -56,7 +58,7 @@ def test_window_without_node_hours_is_refused(node_hours: float) -> None:
         failure_rate(1, node_hours)
 
 
-SEEN = Observations(
+OBSERVATIONS = Observations(
     failures=(
         ObservedFailures(fault_class="gpu", pool="a", job_nodes=4, failures=3),
         ObservedFailures(fault_class="link", pool="b", job_nodes=40, failures=1),
@@ -70,7 +72,7 @@ SEEN = Observations(
 
 
 def test_pool_without_node_hours_has_an_unknown_rate() -> None:
-    rates = {group_rate.group: group_rate for group_rate in rates_by(SEEN, GroupedBy.POOL)}
+    rates = {group_rate.group: group_rate for group_rate in rates_by(OBSERVATIONS, GroupedBy.POOL)}
 
     assert rates["a"].rate == failure_rate(3, 1000)
     assert rates["b"].rate == failure_rate(1, 3000)
@@ -78,27 +80,27 @@ def test_pool_without_node_hours_has_an_unknown_rate() -> None:
     assert rates["c"].note.startswith("Unknown")
 
 
-def test_fault_classes_share_all_node_hours() -> None:
-    rates = {group_rate.group: group_rate.rate for group_rate in rates_by(SEEN, GroupedBy.FAULT_CLASS)}
+def test_rate_of_each_fault_class_uses_all_node_hours() -> None:
+    rates = {group_rate.group: group_rate.rate for group_rate in rates_by(OBSERVATIONS, GroupedBy.FAULT_CLASS)}
 
     assert rates == {"gpu": failure_rate(4, 4000), "link": failure_rate(1, 4000)}
 
 
 def test_job_sizes_are_powers_of_two() -> None:
-    rates = {group_rate.group: group_rate.rate for group_rate in rates_by(SEEN, GroupedBy.JOB_SIZE)}
+    rates = {group_rate.group: group_rate.rate for group_rate in rates_by(OBSERVATIONS, GroupedBy.JOB_SIZE)}
 
     assert list(rates) == ["unknown", "4-7", "32-63"]
     assert rates["4-7"] == failure_rate(3, 1000)
     assert [failure_rates.size_class(n) for n in (1, 2, 3, 512)] == ["1", "2-3", "2-3", "512-1023"]
 
 
-def test_mtbf_falls_with_the_nodes() -> None:
+def test_mtbf_falls_as_a_job_uses_more_nodes() -> None:
     assert mtbf_hours(256, 0.0005) == pytest.approx(7.8125)
     assert mtbf_hours(1, 0.0) is None
 
 
 @pytest.mark.parametrize(("rate", "hours"), [(0.0005, 280 / 60), (0.0005, 40 / 60), (0.01, 0.5), (0.25, 4.0)])
-def test_smallest_job_size_that_never_ends_is_exact(rate: float, hours: float) -> None:
+def test_smallest_job_that_never_finishes_is_exact(rate: float, hours: float) -> None:
     nodes = smallest_endless_nodes(rate, hours)
 
     assert nodes is not None

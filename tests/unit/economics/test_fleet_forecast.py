@@ -36,7 +36,9 @@ def row_of(forecast: FleetForecast, strategy: str, end: str = "estimate", group:
 @pytest.mark.parametrize(
     ("nodes", "rate", "manual", "hyperpod"), [(256, 0.0005, 62.6, 92.2), (2048, 419 / (2048 * 54 * 24), 39.9, 82.3)]
 )
-def test_known_fleets_have_their_training_share(nodes: int, rate: float, manual: float, hyperpod: float) -> None:
+def test_published_fleets_have_their_published_training_share(
+    nodes: int, rate: float, manual: float, hyperpod: float
+) -> None:
     group = {"name": "p5", "nodes": nodes, "gpusPerNode": 8, "failuresPerNodeHour": rate, "replaceSeconds": None}
     stages = {"detectSeconds": 89, "replaceSeconds": 903, "resumeSeconds": 1398}
     fleet_forecast = forecast(group, configured=stages)
@@ -58,26 +60,28 @@ def test_monthly_forecast_agrees_with_the_simulation() -> None:
     group_forecast = row_of(forecast(a_group(spares=1), checkpoint=SAVES, configured=stages), "evenkeel-configured")
     uniform, rate, lead = random.Random(11), 256 * 0.0005 / 3600, 9000.0
 
-    def gap() -> float:
+    def seconds_to_next_failure() -> float:
         return -math.log(1 - uniform.random()) / rate
 
-    # The share of failures without a free spare. Failures happen at any time, as in the stock formula.
+    # The share of failures without a free spare. Failures arrive at random times, as the formula for spares assumes.
     now, orders, missed, count = 0.0, list[float](), 0, 40_000
     for _ in range(count):
-        now += gap()
+        now += seconds_to_next_failure()
         orders = [order for order in orders if order > now]
         missed += len(orders) >= 1
         orders.append(now + lead)
-    done = elapsed = 0.0
+    trained_time = elapsed = 0.0
     for _ in range(count):
-        while (up := gap()) < 1860:
+        while (up := seconds_to_next_failure()) < 1860:
             elapsed += up + 89 + 1398 + (903 if uniform.random() < missed / count else 0)
         elapsed += 1860
-        done += 1800
+        trained_time += 1800
 
-    assert group_forecast.ettr == pytest.approx(done / elapsed, abs=0.005)
-    assert group_forecast.lost_gpu_hours_per_month == pytest.approx(2048 * 730 * (1 - done / elapsed), rel=0.04)
-    assert group_forecast.usd_per_month == pytest.approx(5 * (2048 * 730 * (1 - done / elapsed) + 8 * 730), rel=0.04)
+    assert group_forecast.ettr == pytest.approx(trained_time / elapsed, abs=0.005)
+    assert group_forecast.lost_gpu_hours_per_month == pytest.approx(2048 * 730 * (1 - trained_time / elapsed), rel=0.04)
+    assert group_forecast.usd_per_month == pytest.approx(
+        5 * (2048 * 730 * (1 - trained_time / elapsed) + 8 * 730), rel=0.04
+    )
 
 
 def test_lost_hours_are_downtime_and_rework() -> None:
@@ -93,20 +97,20 @@ def test_lost_hours_are_downtime_and_rework() -> None:
 def test_upper_bound_of_the_failure_rate_costs_more() -> None:
     (total,) = (total for total in forecast(a_group()).totals if total.strategy == "manual")
 
-    low, middle, high = total.low_usd_per_month, total.usd_per_month, total.high_usd_per_month
+    low, estimate, high = total.low_usd_per_month, total.usd_per_month, total.high_usd_per_month
     assert low is not None
-    assert middle is not None
+    assert estimate is not None
     assert high is not None
-    assert low < middle < high
+    assert low < estimate < high
 
 
-def test_counted_failures_give_the_exact_interval() -> None:
+def test_failure_counts_give_the_interval_of_the_failure_rate() -> None:
     group = {"name": "p5", "nodes": 4, "gpusPerNode": 8, "failures": 4, "nodeHours": 12540}
     failures_per_node_hours = [
         row_of(forecast(group), "manual", end).failures_per_node_hour for end in ("low", "estimate", "high")
     ]
 
-    assert tuple(failures_per_node_hours) == failure_rate(4, 12540).ends
+    assert tuple(failures_per_node_hours) == failure_rate(4, 12540).interval
 
 
 @pytest.mark.parametrize("model", ["renewal", "parallel", "restart", "serial"])
@@ -119,7 +123,7 @@ def test_possible_recovery_never_costs_more_than_configured_recovery(model: str)
     assert usd["evenkeel-possible"] <= usd["evenkeel-configured"]
 
 
-def test_forecast_changes_are_differences_of_its_totals() -> None:
+def test_savings_of_a_forecast_are_differences_of_its_totals() -> None:
     fleet_forecast = forecast(a_group(), checkpoint=SAVES)
     usd = {total.strategy: total.usd_per_month for total in fleet_forecast.totals}
     saved = {change.change: change.saved_usd_per_month for change in fleet_forecast.changes}
@@ -134,7 +138,7 @@ def test_forecast_changes_are_differences_of_its_totals() -> None:
     assert saved["one more spare node in each committed group"] == pytest.approx(configured - with_spare)
 
 
-def test_on_demand_nodes_fail_and_keep_no_spares() -> None:
+def test_forecast_of_on_demand_nodes_includes_failures_but_no_spares() -> None:
     group_forecast = row_of(forecast(a_group(market="on-demand", replaceSeconds=400)), "evenkeel-possible")
 
     assert group_forecast.spare_gpu_hours_per_month == 0
@@ -161,14 +165,14 @@ def test_group_without_data_leaves_totals_unknown() -> None:
     )
 
 
-def test_forecast_without_rate_bounds_has_no_bounds() -> None:
+def test_forecast_without_failure_rate_bounds_has_no_cost_bounds() -> None:
     fleet_forecast = forecast(a_group(lowFailuresPerNodeHour=None, highFailuresPerNodeHour=None))
 
     assert [total.low_usd_per_month for total in fleet_forecast.totals] == [None] * 4
     assert all(total.usd_per_month for total in fleet_forecast.totals)
 
 
-def test_serial_recovery_without_end_loses_everything() -> None:
+def test_fleet_whose_serial_recovery_never_ends_loses_all_time() -> None:
     group_forecast = row_of(forecast(a_group(nodes=512), downtimeModel="serial"), "manual")
 
     assert (group_forecast.ends, group_forecast.ettr, group_forecast.lost_gpu_hours_per_month) == (
@@ -195,21 +199,21 @@ def test_fleet_without_failures_only_pays_for_saves() -> None:
         ({"usdPerGpuHour": "five"}, "groups[0].usdPerGpuHour", "must be a number, not 'five'"),
         ({"nodes": True}, "groups.0.nodes", "must be a number, not a boolean"),
         ({"failures": 3}, "groups[0]", "needs failures and nodeHours together"),
-        ({"failures": 3, "nodeHours": 0}, "groups[0].nodeHours", "must be more than 0, not 0"),
+        ({"failures": 3, "nodeHours": 0}, "groups[0].nodeHours", "must be at least 1, not 0"),
         ({"failures": 3, "nodeHours": 9}, "groups[0]", "has failures and failuresPerNodeHour; give only one of them"),
         ({"jobNodes": 300}, "groups[0]", "jobNodes is 300, but the group has 256 nodes"),
         ({"highFailuresPerNodeHour": 0.0001}, "groups[0]", "needs lowFailuresPerNodeHour <="),
-        ({"market": "on-demand", "spares": 1}, "groups[0]", "has spares, but an on-demand group keeps none"),
+        ({"market": "on-demand", "spares": 1}, "groups[0]", "has spares, but a group of rented nodes keeps none"),
         ({"market": "spot"}, "groups[0].market", "must be 'committed' or 'on-demand', not 'spot'"),
         ({"price": 1}, "groups[0].price", "is not a known field"),
     ],
 )
 def test_wrong_group_names_its_field(changes: Json, field: str, problem: str) -> None:
-    with pytest.raises(WrongFigure) as refused:
+    with pytest.raises(WrongFigure) as error_info:
         forecast(a_group(**changes))
 
-    assert refused.value.field == field
-    assert refused.value.problem.startswith(problem)
+    assert error_info.value.field == field
+    assert error_info.value.problem.startswith(problem)
 
 
 def test_two_groups_of_one_name_are_refused() -> None:

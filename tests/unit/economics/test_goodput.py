@@ -39,7 +39,7 @@ def test_overlapping_loading_is_reported_and_not_added() -> None:
 @pytest.mark.parametrize(
     ("productive", "other", "problem"), [(80, 30, "10 s more than elapsed"), (80, 10, "10 s less than elapsed")]
 )
-def test_times_that_do_not_sum_are_refused(productive: float, other: float, problem: str) -> None:
+def test_goodput_times_that_do_not_sum_are_refused(productive: float, other: float, problem: str) -> None:
     spent = TimeSpent(elapsed_seconds=100, productive_seconds=productive, buckets={Bucket.OTHER: other})
 
     with pytest.raises(WrongFigure, match=problem):
@@ -47,14 +47,14 @@ def test_times_that_do_not_sum_are_refused(productive: float, other: float, prob
 
 
 @pytest.mark.parametrize(("elapsed", "productive", "bucket"), [(0, 0, 1), (10, -1, 1), (10, 1, -1)])
-def test_negative_times_are_refused(elapsed: float, productive: float, bucket: float) -> None:
+def test_negative_goodput_times_are_refused(elapsed: float, productive: float, bucket: float) -> None:
     with pytest.raises(WrongFigure):
         goodput(
             TimeSpent(elapsed_seconds=elapsed, productive_seconds=productive, buckets={Bucket.PROGRAM_STARTUP: bucket})
         )
 
 
-def test_ideal_step_leaves_out_stragglers() -> None:
+def test_ideal_step_time_is_the_median_without_stragglers() -> None:
     assert ideal_step_seconds([1.0, 1.1, 0.9, 1.0, 60.0]) == pytest.approx(1.0)
     with pytest.raises(WrongFigure, match="must not be empty"):
         ideal_step_seconds([])

@@ -25,22 +25,22 @@ def a_rental(seconds: float, *, price: int = 16_288_000, nodes: int = 1, team: s
 
 
 def test_started_second_is_billed_as_a_whole_second() -> None:
-    assert format_usd(a_rental(3600).parts(NOW)) == "$16.29"
-    assert a_rental(90.001).parts(NOW) == 91 * 16_288_000
+    assert format_usd(a_rental(3600).cost_parts(NOW)) == "$16.29"
+    assert a_rental(90.001).cost_parts(NOW) == 91 * 16_288_000
 
 
 def test_short_rental_is_billed_for_the_minimum_time() -> None:
-    assert a_rental(5).parts(NOW) == a_rental(60).parts(NOW)
+    assert a_rental(5).cost_parts(NOW) == a_rental(60).cost_parts(NOW)
 
 
 def test_running_rental_is_billed_until_now() -> None:
     running = a_rental(0).replace(ended_at=None)
 
-    assert running.parts(NOW + timedelta(hours=2)) == 2 * 3600 * 16_288_000
+    assert running.cost_parts(NOW + timedelta(hours=2)) == 2 * 3600 * 16_288_000
 
 
 @given(st.lists(st.tuples(st.integers(60, 10**7), st.integers(1, 2 * 10**8), st.integers(1, 64)), max_size=30))
-def test_bill_is_exact_and_the_teams_add_up(rows: list[tuple[int, int, int]]) -> None:
+def test_rent_is_exact_and_the_teams_sum_to_it(rows: list[tuple[int, int, int]]) -> None:
     rentals = [
         a_rental(seconds, price=price, nodes=nodes, team=f"team-{index % 3}")
         for index, (seconds, price, nodes) in enumerate(rows)
@@ -48,15 +48,15 @@ def test_bill_is_exact_and_the_teams_add_up(rows: list[tuple[int, int, int]]) ->
 
     total = bill(rentals, NOW)
 
-    exact = sum(
+    exact_usd = sum(
         (Fraction(price, 10**6) * nodes * Fraction(seconds, 3600) for seconds, price, nodes in rows), Fraction()
     )
-    assert Fraction(total.parts, money.PARTS) == exact
-    assert abs(Fraction(cents(total.parts), 100) - exact) <= Fraction(1, 200)
-    assert sum(total.by_team.values()) == total.parts
+    assert Fraction(total.cost_parts, money.COST_PARTS_PER_USD) == exact_usd
+    assert abs(Fraction(cents(total.cost_parts), 100) - exact_usd) <= Fraction(1, 200)
+    assert sum(total.by_team.values()) == total.cost_parts
 
 
 def test_half_a_cent_is_rounded_away_from_zero() -> None:
-    half = money.PARTS // 200
+    half_a_cent = money.COST_PARTS_PER_USD // 200
 
-    assert (cents(half), cents(half - 1), cents(-half)) == (1, 0, -1)
+    assert (cents(half_a_cent), cents(half_a_cent - 1), cents(-half_a_cent)) == (1, 0, -1)

@@ -10,7 +10,7 @@ from evenkeel.domain.economics import poisson
 from evenkeel.domain.economics.figure_checks import WrongFigure
 
 
-def sum_at_most(count: int, mean: float) -> float:
+def probability_of_at_most(count: int, mean: float) -> float:
     """Return the probability of at most `count` events by summing the terms of the definition."""
     return math.fsum(math.exp(-mean) * mean**k / math.factorial(k) for k in range(count + 1))
 
@@ -35,31 +35,33 @@ def test_chi_square_quantile_matches_the_published_table(probability: float, deg
         *((10, 4.795, 18.390), (20, 12.217, 30.888), (50, 37.111, 65.919), (100, 81.364, 121.627)),
     ],
 )
-def test_interval_matches_the_published_limits(count: int, low: float, high: float) -> None:
+def test_poisson_interval_matches_the_published_limits(count: int, low: float, high: float) -> None:
     assert poisson.count_interval(count) == pytest.approx((low, high), abs=6e-4)
 
 
 @given(st.integers(0, 120), st.sampled_from([0.5, 0.9, 0.95, 0.99]))
-def test_interval_ends_have_the_stated_tails(count: int, confidence: float) -> None:
+def test_poisson_interval_bounds_leave_the_stated_tails(count: int, confidence: float) -> None:
     low, high = poisson.count_interval(count, confidence)
     tail = (1 - confidence) / 2
 
-    assert sum_at_most(count, high) == pytest.approx(tail, rel=1e-9)
+    assert probability_of_at_most(count, high) == pytest.approx(tail, rel=1e-9)
     if count:
-        assert 1 - sum_at_most(count - 1, low) == pytest.approx(tail, rel=1e-9)
+        assert 1 - probability_of_at_most(count - 1, low) == pytest.approx(tail, rel=1e-9)
 
 
 @given(st.integers(0, 100), st.floats(1e-6, 150))
 def test_poisson_tails_match_the_exact_sum(count: int, mean: float) -> None:
-    below = sum_at_most(count, mean)
+    below = probability_of_at_most(count, mean)
 
     assert poisson.at_most_probability(count, mean) == pytest.approx(below, rel=1e-9, abs=1e-13)
     assert poisson.at_least_probability(count + 1, mean) == pytest.approx(1 - below, rel=1e-8, abs=1e-13)
-    assert poisson.pmf(count, mean) == pytest.approx(below - (sum_at_most(count - 1, mean) if count else 0), abs=1e-12)
+    assert poisson.pmf(count, mean) == pytest.approx(
+        below - (probability_of_at_most(count - 1, mean) if count else 0), abs=1e-12
+    )
 
 
-def test_small_tail_keeps_its_digits() -> None:
-    # P(X >= 5) of a mean of 0.001, where 1 - P(X <= 4) has no digit left.
+def test_tiny_poisson_tail_loses_no_precision() -> None:
+    # P(X >= 5) of a mean of 0.001, where 1 - P(X <= 4) loses every digit to rounding.
     assert poisson.at_least_probability(5, 0.001) == pytest.approx(1e-15 / 120 * (1 - 0.001 * 5 / 6), rel=1e-6)
 
 

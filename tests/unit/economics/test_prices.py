@@ -22,7 +22,9 @@ def a_price(**changes: Any) -> dict[str, Any]:
     return {"instanceType": P5, "basis": "commitment", "from": "2026-09-01", "usdPerNodeHour": 32} | changes
 
 
-def usd(instance_type: str, *prices: dict[str, Any], at: datetime = NOW, pool: str = "", **policy: Any) -> float | None:
+def usd_per_gpu_hour(
+    instance_type: str, *prices: dict[str, Any], at: datetime = NOW, pool: str = "", **policy: Any
+) -> float | None:
     economy = EconomyPolicy.model_validate({"prices": prices} | policy)
     accelerator_price = economy.price_of(instance_type, at, pool)
     return accelerator_price.usd if accelerator_price else None
@@ -32,18 +34,20 @@ def test_default_price_is_the_list_price_with_its_origin() -> None:
     accelerator_price = EconomyPolicy().price_of(G6, NOW)
 
     assert accelerator_price == (1.1504, "EC2 list price of g6.12xlarge in us-east-1 from 2026-07-20")
-    assert usd("p6-b200.48xlarge") == 14.2416
+    assert usd_per_gpu_hour("p6-b200.48xlarge") == 14.2416
 
 
 def test_hyperpod_type_has_the_price_of_its_hardware() -> None:
-    assert usd("ml.p5.48xlarge") == usd("p5.48xlarge") == 6.88
+    assert usd_per_gpu_hour("ml.p5.48xlarge") == usd_per_gpu_hour("p5.48xlarge") == 6.88
 
 
-def test_hyperpod_price_is_a_column_of_its_own() -> None:
+def test_hyperpod_price_is_a_separate_column() -> None:
     row = (DatedPrice.model_validate({"from": "2026-01-01", "microsPerNodeHour": 2, "source": "s"}),)
-    dearer = (row[0].replace(micros_per_node_hour=3),)
+    hyperpod_prices = (row[0].replace(micros_per_node_hour=3),)
     source = PriceSource(link="https://example.com", read_at=date(2026, 1, 1), description="d")
-    prices = ListPrices(region="r", sources={"s": source}, ec2={"p5.48xlarge": row}, hyperpod={"p5.48xlarge": dearer})
+    prices = ListPrices(
+        region="r", sources={"s": source}, ec2={"p5.48xlarge": row}, hyperpod={"p5.48xlarge": hyperpod_prices}
+    )
 
     list_prices = [prices.price_of(name, NOW) for name in ("p5.48xlarge", "ml.p5.48xlarge")]
 
@@ -54,31 +58,31 @@ def test_hyperpod_price_is_a_column_of_its_own() -> None:
 
 @pytest.mark.parametrize("name", ["p5e.48xlarge", "ml.trn2.48xlarge", "x9.large", ""])
 def test_type_without_a_list_price_has_no_price(name: str) -> None:
-    assert usd(name) is None
-    assert usd(name, otherUsdPerAcceleratorHour=5.0) == 5.0
+    assert usd_per_gpu_hour(name) is None
+    assert usd_per_gpu_hour(name, otherUsdPerAcceleratorHour=5.0) == 5.0
 
 
-def test_price_holds_from_its_date() -> None:
+def test_site_price_applies_from_its_date() -> None:
     prices = [a_price(), a_price(**{"from": "2026-11-01", "usdPerNodeHour": 24})]
 
-    assert usd(P5, *prices, at=datetime(2026, 10, 31, 23, 59, tzinfo=UTC)) == 4
-    assert usd(P5, *prices, at=datetime(2026, 11, 1, tzinfo=UTC)) == 3
-    assert usd(P5, *prices, at=datetime(2026, 8, 31, tzinfo=UTC)) == 6.88
+    assert usd_per_gpu_hour(P5, *prices, at=datetime(2026, 10, 31, 23, 59, tzinfo=UTC)) == 4
+    assert usd_per_gpu_hour(P5, *prices, at=datetime(2026, 11, 1, tzinfo=UTC)) == 3
+    assert usd_per_gpu_hour(P5, *prices, at=datetime(2026, 8, 31, tzinfo=UTC)) == 6.88
 
 
 def test_price_of_a_pool_precedes_a_later_price() -> None:
     prices = [a_price(pool="block", until="2026-11-14"), a_price(**{"from": "2026-11-01", "usdPerNodeHour": 24})]
 
-    assert usd(P5, *prices, pool="block") == 4
-    assert usd(P5, *prices, pool="other") == 3
-    assert usd(P5, *prices, pool="block", at=datetime(2026, 11, 15, tzinfo=UTC)) == 3
+    assert usd_per_gpu_hour(P5, *prices, pool="block") == 4
+    assert usd_per_gpu_hour(P5, *prices, pool="other") == 3
+    assert usd_per_gpu_hour(P5, *prices, pool="block", at=datetime(2026, 11, 15, tzinfo=UTC)) == 3
 
 
 def test_dated_price_precedes_undated_prices() -> None:
-    undated: dict[str, Any] = {"usdPerAcceleratorHour": {P5: 1.5}}
+    undated_prices: dict[str, Any] = {"usdPerAcceleratorHour": {P5: 1.5}}
 
-    assert usd(P5, a_price(), **undated) == 4
-    assert usd(P5, **undated) == 1.5
+    assert usd_per_gpu_hour(P5, a_price(), **undated_prices) == 4
+    assert usd_per_gpu_hour(P5, **undated_prices) == 1.5
 
 
 def test_discount_is_taken_off_the_list_price() -> None:
@@ -104,18 +108,18 @@ def test_discount_is_taken_off_the_list_price() -> None:
         ({"usdPerNodeHour": -1}, "greater than or equal to 0"),
     ],
 )
-def test_wrong_price_names_what_is_wrong(changes: dict[str, Any], message: str) -> None:
+def test_invalid_site_price_is_refused_with_the_reason(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         SitePrice.model_validate(a_price(**changes))
 
 
-def test_new_list_price_leaves_earlier_days_unchanged() -> None:
+def test_new_list_price_leaves_the_price_of_earlier_days_unchanged() -> None:
     first = DatedPrice.model_validate({"from": "2026-07-20", "microsPerNodeHour": 2, "source": "s"})
-    cut = DatedPrice.model_validate({"from": "2026-12-01", "microsPerNodeHour": 1, "source": "s"})
+    lower_price = DatedPrice.model_validate({"from": "2026-12-01", "microsPerNodeHour": 1, "source": "s"})
 
     days = [date(2026, 7, 1), date(2026, 11, 30), date(2026, 12, 1)]
 
-    assert [price_in_force((cut, first), day) for day in days] == [first, first, cut]
+    assert [price_in_force((lower_price, first), day) for day in days] == [first, first, lower_price]
 
 
 def test_unknown_type_of_accelerator_price_is_error_with_suggestion() -> None:
@@ -137,7 +141,7 @@ def test_unknown_type_of_dated_price_is_error_with_suggestion(name: str, message
         changed(Policy(), {"economy": {"prices": [a_price(instanceType=name)]}})
 
 
-# ---------------------------------------------------------------- types that the catalogue does not know
+# ---------------------------------------------------------------- instance types that the site adds
 
 NEW: dict[str, Any] = {
     "vcpu": 256,
@@ -153,17 +157,17 @@ def with_new_type(**economy: Any) -> Policy:
     return changed(Policy(), {"instanceTypes": {"ml.p9.96xlarge": NEW}, "economy": economy})
 
 
-def test_new_type_has_the_prices_of_the_site() -> None:
+def test_added_instance_type_uses_the_prices_of_the_site() -> None:
     policy = with_new_type(prices=[a_price(instanceType="ml.p9.96xlarge", usdPerNodeHour=160)])
 
-    for same in (policy, policy.replace(name="other"), Policy.model_validate(policy.to_json())):
-        price = same.economy.price_of("ml.p9.96xlarge", NOW)
+    for equivalent_policy in (policy, policy.replace(name="other"), Policy.model_validate(policy.to_json())):
+        price = equivalent_policy.economy.price_of("ml.p9.96xlarge", NOW)
         assert price is not None
         assert price.usd == 10
     assert policy.hash != Policy().hash
 
 
-def test_new_type_is_found_with_and_without_the_prefix() -> None:
+def test_added_instance_type_is_found_with_and_without_ml_prefix() -> None:
     hardware = with_new_type().hardware
 
     assert hardware.find("p9.96xlarge")
@@ -184,18 +188,18 @@ def test_new_type_is_found_with_and_without_the_prefix() -> None:
         ({"p9.96xlarge": {"gpus": 8}}, "vcpu"),
     ],
 )
-def test_wrong_new_type_names_the_field(types: dict[str, Any], message: str) -> None:
+def test_invalid_added_instance_type_names_the_field(types: dict[str, Any], message: str) -> None:
     with pytest.raises(PolicyError, match=message):
         changed(Policy(), {"instanceTypes": types})
 
 
 def test_check_warns_of_unpriced_and_catalogued_types() -> None:
-    known = shipped_instance_types().find("p5.48xlarge")
-    assert known is not None
-    same = {name: known.to_json()[name] for name in NEW}
+    catalogued_type = shipped_instance_types().find("p5.48xlarge")
+    assert catalogued_type is not None
+    same_type = {name: catalogued_type.to_json()[name] for name in NEW}
     policy = changed(
         Policy(),
-        {"instanceTypes": {"p9.96xlarge": NEW, "ml.p5.48xlarge": {**same, "gpus": 4}}},
+        {"instanceTypes": {"p9.96xlarge": NEW, "ml.p5.48xlarge": {**same_type, "gpus": 4}}},
     )
 
     messages = {
@@ -224,7 +228,7 @@ def a_pool(**changes: Any) -> Pool:
         cluster="c",
         max_nodes=4,
         launch=delay,
-        place=PoolEnvironment(),
+        environment=PoolEnvironment(),
     )
 
 

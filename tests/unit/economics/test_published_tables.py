@@ -11,24 +11,26 @@ from evenkeel.domain.economics import published_tables
 from evenkeel.domain.economics.published_tables import Cell, CellCheck
 
 
-def cells(seed: int = 1, failures: int = published_tables.DEFAULT_FAILURES) -> tuple[Cell, ...]:
+def compute_cells(seed: int = 1, failures: int = published_tables.DEFAULT_FAILURES) -> tuple[Cell, ...]:
     return published_tables.check_cells(lambda cell: random.Random(f"{seed}/{cell}").random, failures)
 
 
 @pytest.fixture(scope="module")
 def published() -> tuple[Cell, ...]:
-    return cells()
+    return compute_cells()
 
 
-def test_every_table_cell_agrees_with_its_second_derivation(published: tuple[Cell, ...]) -> None:
+def test_every_published_table_cell_agrees_with_its_second_derivation(published: tuple[Cell, ...]) -> None:
     assert [cell for cell in published if not cell.agrees] == []
     assert Counter(cell.table for cell in published) == {"1": 32, "2": 4, "3": 2, "4": 32, "5": 9, "6": 1}
 
 
 def test_table_4_has_exactly_three_misprints(published: tuple[Cell, ...]) -> None:
-    wrong = [(cell.table, cell.row, cell.column, cell.printed, cell.correct) for cell in published if cell.is_misprint]
+    misprinted_cells = [
+        (cell.table, cell.row, cell.column, cell.printed, cell.correct) for cell in published if cell.is_misprint
+    ]
 
-    assert wrong == [
+    assert misprinted_cells == [
         ("4", "0.05 % per hour", "512 instances", 48, 47),
         ("4", "0.07 % per hour", "256 instances", 40, 39),
         ("4", "0.07 % per hour", "512 instances", 55, 54),
@@ -70,16 +72,16 @@ def test_sum_of_p90s_exceeds_the_p90_of_the_sum() -> None:
     assert any("about 2,180 s, not 2,390 s" in remark.correct for remark in published_tables.list_remarks())
 
 
-def test_changed_table_cell_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_table_cell_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(published_tables.TABLE_2, 64, (90, 963, 1320, 2374))
 
     assert [(cell.column, cell.correct) for cell in published_tables.table_2() if cell.is_misprint] == [("total", 2373)]
 
 
 @pytest.mark.exhaustive
-def test_simulation_alone_finds_the_misprints() -> None:
+def test_simulation_alone_reveals_the_misprints() -> None:
     names = {"0.05 % per hour", "0.07 % per hour"}
-    whole = [cell for cell in cells(failures=1_000_000) if cell.table == "4" and cell.row in names]
+    checked_cells = [cell for cell in compute_cells(failures=1_000_000) if cell.table == "4" and cell.row in names]
 
-    wrong = [cell for cell in whole if math.floor(cell.second_derivation + 0.5) != cell.printed]
-    assert wrong == [cell for cell in whole if cell.is_misprint]
+    misprinted_cells = [cell for cell in checked_cells if math.floor(cell.second_derivation + 0.5) != cell.printed]
+    assert misprinted_cells == [cell for cell in checked_cells if cell.is_misprint]

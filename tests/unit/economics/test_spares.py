@@ -70,12 +70,12 @@ def test_best_number_of_spares_is_the_cheapest(nodes: int, rate: float, lead: fl
     assert costs[best] == min(costs)
 
 
-def test_next_spare_pays_off_exactly_by_the_marginal_rule() -> None:
+def test_next_spare_pays_if_it_saves_more_than_it_costs() -> None:
     for count in range(4):
-        saves = 0.128 * CASE.wait_seconds / 3600 * poisson.pmf(count, 0.128 * 940 / 3600)
+        saved_hours = 0.128 * CASE.wait_seconds / 3600 * poisson.pmf(count, 0.128 * 940 / 3600)
         spare_hour = spares.spare_cost(count + 1, CASE).time_factor / 256
-        # Exactly: time saved on N + S nodes against one node for the time with it.
-        assert spares.spare_cost(count, CASE).next_spare_pays is (saves * (256 + count) / 256 > spare_hour)
+        # The spare pays if the time saved on N + S nodes exceeds the time of one more node.
+        assert spares.spare_cost(count, CASE).next_spare_pays is (saved_hours * (256 + count) / 256 > spare_hour)
 
 
 def test_broken_nodes_are_poisson_distributed_with_unlimited_repairers() -> None:
@@ -87,34 +87,34 @@ def test_broken_nodes_are_poisson_distributed_with_unlimited_repairers() -> None
 
 
 @pytest.mark.parametrize("fails_while_stopped", [False, True])
-@pytest.mark.parametrize("crew", [1, 2])
-def test_repair_shop_agrees_with_the_simulation(crew: int, *, fails_while_stopped: bool) -> None:
+@pytest.mark.parametrize("repairers", [1, 2])
+def test_repair_queue_model_agrees_with_the_simulation(repairers: int, *, fails_while_stopped: bool) -> None:
     nodes, stock, rate, repair = 6, 2, 0.05, 2.0
-    uniform, broken, short, elapsed = random.Random(crew), 0, 0.0, 0.0
+    uniform, broken_nodes, short_time, elapsed = random.Random(repairers), 0, 0.0, 0.0
     for _ in range(150_000):
-        in_use = nodes if broken <= stock else (nodes + stock - broken) * fails_while_stopped
-        failing, repairing = in_use * rate, min(broken, crew) / repair
+        in_use = nodes if broken_nodes <= stock else (nodes + stock - broken_nodes) * fails_while_stopped
+        failing, repairing = in_use * rate, min(broken_nodes, repairers) / repair
         span = -math.log(1 - uniform.random()) / (failing + repairing)
         elapsed += span
-        short += span * (broken > stock)
-        broken += 1 if uniform.random() < failing / (failing + repairing) else -1
+        short_time += span * (broken_nodes > stock)
+        broken_nodes += 1 if uniform.random() < failing / (failing + repairing) else -1
 
-    shop = spares.repair_shop(nodes, stock, rate, repair, crew, fails_while_stopped=fails_while_stopped)
+    shop = spares.repair_shop(nodes, stock, rate, repair, repairers, fails_while_stopped=fails_while_stopped)
     assert math.fsum(shop.broken_probabilities) == pytest.approx(1)
-    assert 1 - shop.enough_nodes_probability == pytest.approx(short / elapsed, abs=0.01)
+    assert 1 - shop.enough_nodes_probability == pytest.approx(short_time / elapsed, abs=0.01)
 
 
-def test_fewer_repairers_keep_more_machines_broken() -> None:
-    single, many = (spares.repair_shop(256, 2, 0.0005, 4.0, crew) for crew in (1, None))
+def test_fewer_repairers_leave_more_nodes_broken() -> None:
+    one_repairer, unlimited_repairers = (spares.repair_shop(256, 2, 0.0005, 4.0, repairers) for repairers in (1, None))
 
-    assert single.mean_broken > many.mean_broken
-    assert single.mean_waiting_for_a_repairer > many.mean_waiting_for_a_repairer == 0
+    assert one_repairer.mean_broken > unlimited_repairers.mean_broken
+    assert one_repairer.mean_waiting_for_a_repairer > unlimited_repairers.mean_waiting_for_a_repairer == 0
 
 
-def test_fleet_that_is_always_short_keeps_its_figures() -> None:
+def test_repair_queue_model_stays_exact_for_an_always_short_fleet() -> None:
     shop = spares.repair_shop(20_000, 1, 0.0005, 4.0, fails_while_stopped=True)
 
-    # The job runs in two states, and one state has no spare: n repairers weigh it with 20,000 x 0.0005 x 4.
+    # The job runs in two states; the state without a spare has the weight 20,000 x 0.0005 x 4 = 40.
     assert shop.no_spare_probability == pytest.approx(40 / 41)
     assert shop.mean_broken == pytest.approx(40, abs=0.2)
 
@@ -127,7 +127,7 @@ def test_fleet_without_failures_is_never_short() -> None:
 
 @pytest.mark.parametrize("field", ["nodes", "failures_per_node_hour", "lead_seconds", "wait_seconds"])
 def test_negative_figure_is_refused_by_its_name(field: str) -> None:
-    with pytest.raises(WrongFigure) as refused:
+    with pytest.raises(WrongFigure) as error_info:
         spares.spare_cost(1, CASE.replace(**{field: -1}))
 
-    assert refused.value.field in (field, "lead_hours")
+    assert error_info.value.field in (field, "lead_hours")

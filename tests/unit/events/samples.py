@@ -36,19 +36,19 @@ def without_field(event: Json, *path: str) -> Json:
     return changed
 
 
-def parsed(event: Json) -> Any:
+def parse_event(event: Json) -> Any:
     return envelope.parse(json.dumps(event).encode())
 
 
-def facts(event: Json) -> tuple[NodeFact | GroupFact, ...]:
-    answer = parsed(event)
+def facts_of_event(event: Json) -> tuple[NodeFact | GroupFact, ...]:
+    answer = parse_event(event)
     assert isinstance(answer, ParsedEvent), answer
     return answer.facts
 
 
 def node_facts(event: Json) -> list[NodeFact]:
-    return [fact for fact in facts(event) if isinstance(fact, NodeFact)]
+    return [fact for fact in facts_of_event(event) if isinstance(fact, NodeFact)]
 
 
 def group_facts(event: Json) -> list[GroupFact]:
-    return [fact for fact in facts(event) if isinstance(fact, GroupFact)]
+    return [fact for fact in facts_of_event(event) if isinstance(fact, GroupFact)]

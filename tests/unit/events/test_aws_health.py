@@ -9,13 +9,13 @@ from evenkeel.domain.health.faults import default_catalogue
 from evenkeel.domain.health.groups import GroupFactKind
 from evenkeel.domain.health.incidents import FactKind
 from evenkeel.events.outcomes import Ignored, Unknown
-from tests.unit.events.samples import Json, group_facts, node_facts, parsed, sample_event, without_field
+from tests.unit.events.samples import Json, group_facts, node_facts, parse_event, sample_event, without_field
 
 HEALTH = "aws-health-scheduled-change"
 FIRST, SECOND, THIRD = "i-0c93e1b47fa06d528", "i-0d4f8a6127be9c053", "i-0f21b6c8d05e7a394"
 
 
-def entities(*values: str, status: str = "PENDING") -> list[Json]:
+def affected_entities(*values: str, status: str = "PENDING") -> list[Json]:
     return [{"entityValue": value, "status": status} for value in values]
 
 
@@ -23,7 +23,7 @@ def fact_keys(event: Json) -> set[str]:
     return {fact.fact_key for fact in node_facts(event)}
 
 
-def test_event_gives_a_fact_per_affected_instance() -> None:
+def test_health_event_gives_one_fact_for_each_affected_instance() -> None:
     facts = node_facts(sample_event(HEALTH))
 
     assert [fact.instance_id for fact in facts] == [FIRST, SECOND]
@@ -45,14 +45,14 @@ def test_event_gives_a_fact_per_affected_instance() -> None:
         ("AWS_EC2_ULTRASERVER_CAPACITY_REDUCED", "health:ultraserver_maintenance"),
     ],
 )
-def test_each_type_code_has_its_fault(code: str, fault: str) -> None:
+def test_each_type_code_of_aws_health_gives_its_fault(code: str, fault: str) -> None:
     facts = node_facts(sample_event(HEALTH, eventTypeCode=code))
 
     assert {fact.fault_key for fact in facts} == {fault}
     assert fault in default_catalogue()
 
 
-def test_withdrawn_plan_recovers_every_instance() -> None:
+def test_withdrawn_maintenance_is_a_recovery_of_every_instance() -> None:
     facts = node_facts(sample_event(HEALTH, statusCode="closed"))
 
     assert [fact.instance_id for fact in facts] == [FIRST, SECOND, THIRD]
@@ -61,13 +61,13 @@ def test_withdrawn_plan_recovers_every_instance() -> None:
     }
 
 
-def test_rack_maintenance_gives_a_group_fact() -> None:
+def test_maintenance_of_an_ultra_server_gives_a_group_fact() -> None:
     rack = "us-0a1b2c3d4e5f60718"
     started = sample_event(
-        HEALTH, eventTypeCode="AWS_EC2_ULTRASERVER_MAINTENANCE_INITIATED", affectedEntities=entities(rack)
+        HEALTH, eventTypeCode="AWS_EC2_ULTRASERVER_MAINTENANCE_INITIATED", affectedEntities=affected_entities(rack)
     )
     ended = sample_event(
-        HEALTH, eventTypeCode="AWS_EC2_ULTRASERVER_MAINTENANCE_COMPLETED", affectedEntities=entities(rack)
+        HEALTH, eventTypeCode="AWS_EC2_ULTRASERVER_MAINTENANCE_COMPLETED", affectedEntities=affected_entities(rack)
     )
 
     [first], [last] = group_facts(started), group_facts(ended)
@@ -87,57 +87,61 @@ def test_rack_maintenance_gives_a_group_fact() -> None:
         {"lastUpdatedTime": "Wed, 4 Nov 2026 08:00:02 GMT", "statusCode": "open"},
     ],
 )
-def test_pages_backups_and_updates_of_one_event_are_same_facts(changes: Json) -> None:
+def test_copies_and_updates_of_one_health_event_are_one_fact(changes: Json) -> None:
     assert fact_keys(sample_event(HEALTH, **changes) | {"id": "another"}) == fact_keys(sample_event(HEALTH))
 
 
 @pytest.mark.parametrize(
     "changes", [{"startTime": "Wed, 18 Nov 2026 14:00:00 GMT"}, {"affectedAccount": "444455556666"}, {"eventArn": "a"}]
 )
-def test_event_with_other_date_account_or_arn_is_another_fact(changes: Json) -> None:
+def test_health_event_of_another_date_account_or_arn_differs(changes: Json) -> None:
     assert fact_keys(sample_event(HEALTH, **changes)).isdisjoint(fact_keys(sample_event(HEALTH)))
 
 
 @pytest.mark.parametrize(
     "text", ["Mon, 17 Nov 2026 14:00:00 GMT", "Tue, 17 Nov 2026 14:00:00 GMT", "Xyz, 17 Nov 2026 14:00:00 GMT"]
 )
-def test_wrong_weekday_is_accepted(text: str) -> None:
+def test_health_event_date_with_a_wrong_weekday_is_read(text: str) -> None:
     assert node_facts(sample_event(HEALTH, startTime=text)) == node_facts(sample_event(HEALTH))
 
 
-def test_a_day_may_have_one_digit_or_two() -> None:
-    short_day, two = (sample_event(HEALTH, startTime=f"Tue, {day} Dec 2026 14:00:00 GMT") for day in ("3", "03"))
+def test_health_event_day_may_have_one_or_two_digits() -> None:
+    one_digit_day, two_digit_day = (
+        sample_event(HEALTH, startTime=f"Tue, {day} Dec 2026 14:00:00 GMT") for day in ("3", "03")
+    )
 
-    assert node_facts(short_day) == node_facts(two)
+    assert node_facts(one_digit_day) == node_facts(two_digit_day)
 
 
-def test_started_fault_has_no_deadline() -> None:
+def test_health_event_about_a_present_fault_has_no_deadline() -> None:
     facts = node_facts(sample_event(HEALTH, eventTypeCategory="issue", statusCode="open"))
 
     assert {fact.deadline_at for fact in facts} == {None}
 
 
 def test_unknown_entity_status_counts_as_affected() -> None:
-    [fact] = node_facts(sample_event(HEALTH, affectedEntities=entities(FIRST, status="WOBBLY")))
+    [fact] = node_facts(sample_event(HEALTH, affectedEntities=affected_entities(FIRST, status="WOBBLY")))
 
     assert fact.instance_id == FIRST
 
 
-@pytest.mark.parametrize("changes", [{"affectedEntities": []}, {"affectedEntities": entities("vol-1", "111122223333")}])
-def test_event_without_instances_is_ignored(changes: Json) -> None:
-    assert isinstance(parsed(sample_event(HEALTH, **changes)), Ignored)
-    assert isinstance(parsed(without_field(sample_event(HEALTH), "affectedEntities")), Ignored)
+@pytest.mark.parametrize(
+    "changes", [{"affectedEntities": []}, {"affectedEntities": affected_entities("vol-1", "111122223333")}]
+)
+def test_health_event_without_instances_is_ignored(changes: Json) -> None:
+    assert isinstance(parse_event(sample_event(HEALTH, **changes)), Ignored)
+    assert isinstance(parse_event(without_field(sample_event(HEALTH), "affectedEntities")), Ignored)
 
 
-def test_public_event_is_ignored() -> None:
-    assert isinstance(parsed(sample_event(HEALTH, eventScopeCode="PUBLIC")), Ignored)
+def test_public_health_event_is_ignored() -> None:
+    assert isinstance(parse_event(sample_event(HEALTH, eventScopeCode="PUBLIC")), Ignored)
 
 
-def test_unknown_type_code_with_instances_is_unknown() -> None:
-    named = sample_event(HEALTH, eventTypeCode="AWS_EC2_SOMETHING_NEW")
+def test_unknown_health_type_code_with_instances_is_unknown() -> None:
+    event_with_instances = sample_event(HEALTH, eventTypeCode="AWS_EC2_SOMETHING_NEW")
 
-    assert isinstance(parsed(named), Unknown)
-    assert isinstance(parsed(without_field(named, "affectedEntities")), Ignored)
+    assert isinstance(parse_event(event_with_instances), Unknown)
+    assert isinstance(parse_event(without_field(event_with_instances, "affectedEntities")), Ignored)
 
 
 @pytest.mark.parametrize(
@@ -155,5 +159,5 @@ def test_unknown_type_code_with_instances_is_unknown() -> None:
         ({"eventArn": "a\u200bb"}, "EVENT_BAD_TEXT"),
     ],
 )
-def test_a_broken_event_is_malformed(changes: dict[str, Any], code: str) -> None:
-    assert parsed(sample_event(HEALTH, **changes)).code == code
+def test_broken_health_event_is_malformed(changes: dict[str, Any], code: str) -> None:
+    assert parse_event(sample_event(HEALTH, **changes)).code == code

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.shadow.cases import Actor, NodeEventKind
-from evenkeel.events.cloudtrail import is_record, parse
+from evenkeel.domain.shadow.shadow_cases import Actor, NodeEventKind
+from evenkeel.events.cloudtrail import is_cloudtrail_record, parse
 from evenkeel.events.outcomes import Ignored, Malformed, Unknown
 
 NODE, OTHER = "i-0a1c4f7b92d36e581", "i-0b7e25d9c813fa460"
@@ -51,19 +51,19 @@ IN_GROUP = {"instanceId": NODE, "shouldDecrementDesiredCapacity": False}
         ("autoscaling", "TerminateInstanceInAutoScalingGroup", IN_GROUP, NodeEventKind.REMOVED),
     ],
 )
-def test_call_gives_its_action_on_its_node(
+def test_cloudtrail_call_gives_an_action_on_its_node(
     source: str, call: str, parameters: dict[str, Any], kind: NodeEventKind
 ) -> None:
     assert targets_of(a_record(source, call, requestParameters=parameters)) == [(kind, NODE, "")]
 
 
-def test_only_accepted_nodes_of_a_batch_count() -> None:
+def test_cloudtrail_batch_counts_only_its_accepted_nodes() -> None:
     answer = {"successful": [NODE], "failed": [{"nodeId": OTHER, "errorCode": "InvalidInstanceStatus"}]}
 
     assert targets_of(a_replacement(responseElements=answer)) == [(NodeEventKind.REPLACED, NODE, "")]
 
 
-def test_request_counts_without_a_recorded_answer() -> None:
+def test_cloudtrail_request_counts_even_if_no_answer_was_recorded() -> None:
     by_slot = a_replacement(requestParameters={"nodeLogicalIds": ["slot-1"]})
 
     assert [node for _, node, _ in targets_of(a_replacement())] == [NODE, OTHER]
@@ -88,23 +88,23 @@ def a_session(role: str) -> dict[str, Any]:
         (None, Actor.UNKNOWN),
     ],
 )
-def test_identity_of_the_caller_gives_the_actor(identity: dict[str, Any] | None, actor: Actor) -> None:
+def test_caller_of_a_cloudtrail_call_gives_the_actor(identity: dict[str, Any] | None, actor: Actor) -> None:
     actions = parse(a_replacement(userIdentity=identity))
 
     assert isinstance(actions, tuple)
     assert actions[0].event.actor is actor
 
 
-def test_failed_call_changes_nothing() -> None:
+def test_failed_call_in_cloudtrail_gives_no_action() -> None:
     assert isinstance(parse(a_replacement(errorCode="AccessDenied")), Ignored)
 
 
-def test_call_about_whole_groups_names_no_node() -> None:
+def test_cloudtrail_call_about_whole_groups_names_no_node() -> None:
     assert isinstance(parse(a_record("sagemaker", "UpdateClusterSoftware")), Ignored)
 
 
-def test_other_call_is_unknown() -> None:
-    assert is_record(a_record("ec2", "DescribeInstances"))
+def test_cloudtrail_record_of_another_call_is_unknown() -> None:
+    assert is_cloudtrail_record(a_record("ec2", "DescribeInstances"))
     assert isinstance(parse(a_record("ec2", "DescribeInstances")), Unknown)
 
 
@@ -119,7 +119,7 @@ def test_other_call_is_unknown() -> None:
         ({"userIdentity": {"type": "IAMUser", "arn": "a\u202eb"}}, "userIdentity.arn"),
     ],
 )
-def test_malformed_record_names_its_field(changes: dict[str, Any], field: str) -> None:
+def test_malformed_cloudtrail_record_names_its_field(changes: dict[str, Any], field: str) -> None:
     malformed = parse(a_replacement(**changes))
 
     assert isinstance(malformed, Malformed)

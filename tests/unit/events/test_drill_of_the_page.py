@@ -7,7 +7,7 @@ import textwrap
 from pathlib import Path
 
 from evenkeel.domain.health.incidents import NodeFact
-from tests.unit.events.samples import parsed, sample_event
+from tests.unit.events.samples import parse_event, sample_event
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "deploy.md"
 
@@ -20,7 +20,7 @@ def test_drill_event_of_the_deployment_page_reports_a_fault(tmp_path: Path) -> N
 
     (entry,) = json.loads((tmp_path / "drill.json").read_text(encoding="utf-8"))
     sent = {"source": entry["Source"], "detail-type": entry["DetailType"], "detail": json.loads(entry["Detail"])}
-    (fact,) = parsed(sample_event("drill-hyperpod-node-unhealthy") | sent).facts
+    (fact,) = parse_event(sample_event("drill-hyperpod-node-unhealthy") | sent).facts
     assert isinstance(fact, NodeFact)
     assert (fact.is_drill, fact.instance_id) == (True, "i-0123456789abcdef0")
     assert fact.fault_key == "hp:NvidiaErrorTerminate"

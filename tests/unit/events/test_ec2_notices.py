@@ -8,7 +8,7 @@ import pytest
 from evenkeel.domain.health.groups import GroupFactKind
 from evenkeel.domain.health.incidents import FactKind
 from evenkeel.events.outcomes import Ignored
-from tests.unit.events.samples import Json, group_facts, node_facts, parsed, sample_event, without_field
+from tests.unit.events.samples import Json, group_facts, node_facts, parse_event, sample_event, without_field
 
 SPOT = "ec2-spot-interruption"
 STATE = "ec2-instance-state-change"
@@ -32,7 +32,7 @@ def at(clock: str) -> datetime:
         (RESERVATION, {}, "ec2:capacity_reservation_interruption", at("15:32:00")),
     ],
 )
-def test_each_notice_has_its_fault_and_deadline(
+def test_each_ec2_notice_gives_its_fault_and_deadline(
     name: str, changes: Json, fault: str, deadline: datetime | None
 ) -> None:
     event = sample_event(name, **changes)
@@ -44,16 +44,16 @@ def test_each_notice_has_its_fault_and_deadline(
 
 
 @pytest.mark.parametrize("resources", ["i-0d4f8a6127be9c053", ["arn:aws:ec2:us-west-2a:instance/i-other"], [], None])
-def test_resources_are_not_read(resources: Any) -> None:
+def test_ec2_notice_is_read_without_its_resources_field(resources: Any) -> None:
     assert node_facts(sample_event(RESERVATION) | {"resources": resources}) == node_facts(sample_event(RESERVATION))
 
 
 @pytest.mark.parametrize("state", ["pending", "running"])
-def test_starting_instance_is_ignored(state: str) -> None:
-    assert isinstance(parsed(sample_event(STATE, state=state)), Ignored)
+def test_notice_about_a_starting_instance_is_ignored(state: str) -> None:
+    assert isinstance(parse_event(sample_event(STATE, state=state)), Ignored)
 
 
-def test_both_end_states_of_an_instance_are_one_fact() -> None:
+def test_shutting_down_and_terminated_are_one_fact() -> None:
     first = sample_event(STATE, state="shutting-down")
     last = sample_event(STATE, state="terminated") | {"time": "2026-11-03T13:09:59Z", "id": "another"}
 
@@ -63,9 +63,9 @@ def test_both_end_states_of_an_instance_are_one_fact() -> None:
 
 def test_second_stop_of_an_instance_is_another_fact() -> None:
     first = sample_event(STATE, state="stopping")
-    again = first | {"time": "2026-11-03T18:09:59Z"}
+    second = first | {"time": "2026-11-03T18:09:59Z"}
 
-    [[fact], [other]] = node_facts(first), node_facts(again)
+    [[fact], [other]] = node_facts(first), node_facts(second)
     assert fact.fact_key != other.fact_key
 
 
@@ -95,5 +95,5 @@ def test_expiring_capacity_block_is_a_fact_of_its_reservation(spelling: str) -> 
         (sample_event(BLOCK, **{"end-date": "1970-01-01T00:00:00Z"}), "EVENT_BAD_TIME"),
     ],
 )
-def test_a_broken_notice_is_malformed(event: Json, code: str) -> None:
-    assert parsed(event).code == code
+def test_broken_ec2_notice_is_malformed(event: Json, code: str) -> None:
+    assert parse_event(event).code == code

@@ -20,13 +20,13 @@ EVENTS = Path(__file__).resolve().parents[2] / "fixtures" / "events"
 UNHEALTHY = "hyperpod-node-unhealthy.json"
 
 
-def body(name: str) -> bytes:
+def sample_bytes(name: str) -> bytes:
     return (EVENTS / name).read_bytes()
 
 
 def an_event(**changes: Any) -> dict[str, Any]:
     """Return the event of an unhealthy node with changes of the envelope or of `detail` (`__` between names)."""
-    event: dict[str, Any] = json.loads(body(UNHEALTHY))
+    event: dict[str, Any] = json.loads(sample_bytes(UNHEALTHY))
     for path, value in changes.items():
         *parents, last = path.split("__")
         section = event
@@ -48,11 +48,11 @@ def only_fact(answer: Any) -> NodeFact:
     return fact
 
 
-# ---------------------------------------------------------------- golden
+# ---------------------------------------------------------------- sample events
 
 
 def test_unhealthy_event_becomes_a_fault_fact() -> None:
-    fact = only_fact(envelope.parse(body(UNHEALTHY)))
+    fact = only_fact(envelope.parse(sample_bytes(UNHEALTHY)))
 
     assert (fact.kind, fact.instance_id) == (FactKind.FAULT, "i-0a1c4f7b92d36e581")
     assert (fact.fault_key, fact.code) == ("hp:NvidiaErrorTerminate", "NvidiaErrorTerminate")
@@ -63,34 +63,36 @@ def test_unhealthy_event_becomes_a_fault_fact() -> None:
 
 
 def test_healthy_event_becomes_a_recovered_fact_without_a_fault() -> None:
-    fact = only_fact(envelope.parse(body("hyperpod-node-healthy.json")))
+    fact = only_fact(envelope.parse(sample_bytes("hyperpod-node-healthy.json")))
 
     assert (fact.kind, fact.fault_key) == (FactKind.RECOVERED, "")
 
 
 def test_drill_differs_from_the_real_event_only_in_its_flag() -> None:
-    drill, real = (only_fact(envelope.parse(body(name))) for name in ("drill-hyperpod-node-unhealthy.json", UNHEALTHY))
+    drill, real = (
+        only_fact(envelope.parse(sample_bytes(name))) for name in ("drill-hyperpod-node-unhealthy.json", UNHEALTHY)
+    )
 
     assert drill.is_drill
     assert real == drill.replace(is_drill=False, envelope_id=real.envelope_id, observed_at=real.observed_at)
 
 
-def test_copies_are_one_fact_and_another_day_is_another() -> None:
+def test_copied_event_is_one_fact_but_another_day_differs() -> None:
     first, copy = only_fact(parsed(an_event())), only_fact(parsed(an_event(id="other", time="2026-11-03T10:15:41Z")))
-    later = only_fact(parsed(an_event(time="2026-11-04T10:15:02Z")))
+    next_day = only_fact(parsed(an_event(time="2026-11-04T10:15:02Z")))
 
     assert first.fact_key == copy.fact_key
-    assert first.fact_key != later.fact_key
+    assert first.fact_key != next_day.fact_key
 
 
 @pytest.mark.parametrize("name", [path.name for path in sorted(EVENTS.glob("*.json"))])
-def test_every_sample_gives_a_fact(name: str) -> None:
-    assert isinstance(envelope.parse(body(name)), ParsedEvent)
+def test_every_sample_event_gives_a_fact(name: str) -> None:
+    assert isinstance(envelope.parse(sample_bytes(name)), ParsedEvent)
 
 
 @pytest.mark.parametrize("name", [path.name for path in sorted(EVENTS.glob("*.json"))])
-def test_drill_of_any_kind_gives_the_same_facts_flagged(name: str) -> None:
-    event = json.loads(body(name))
+def test_drill_event_gives_equal_facts_marked_as_drill(name: str) -> None:
+    event = json.loads(sample_bytes(name))
 
     real, drill = parsed(event | {"source": event["source"]}), parsed(event | {"source": "evenkeel.drill"})
 
@@ -133,16 +135,16 @@ def test_event_kind_of_another_source_is_refused(source: Any, detail_type: Any) 
         ("bad-instance-id.json", "EVENT_BAD_ID", "detail.InstanceId"),
     ],
 )
-def test_hostile_event_is_refused_with_code_and_first_path(name: str, code: str, reason: str) -> None:
-    answer = envelope.parse(body(f"bad/{name}"))
+def test_refusal_of_malformed_event_names_code_and_first_wrong_field(name: str, code: str, reason: str) -> None:
+    answer = envelope.parse(sample_bytes(f"bad/{name}"))
 
     assert isinstance(answer, Malformed)
     assert code == answer.code
     assert reason in answer.reason
 
 
-def test_unknown_detail_type_is_not_guessed_from_its_fields() -> None:
-    answer = envelope.parse(body("bad/unknown-detail-type.json"))
+def test_event_with_unknown_detail_type_is_not_guessed_from_fields() -> None:
+    answer = envelope.parse(sample_bytes("bad/unknown-detail-type.json"))
 
     assert isinstance(answer, Unknown)
     assert answer.code == "EVENT_UNKNOWN_TYPE"
@@ -190,7 +192,7 @@ def test_a_cluster_event_without_its_fields_is_malformed(kind: str) -> None:
     assert getattr(parsed(an_event(**{"detail-type": kind, "detail": {}})), "code", None) == "EVENT_BAD_TYPE"
 
 
-# ---------------------------------------------------------------- the fault's name
+# ---------------------------------------------------------------- fault types in a sentence
 
 
 @pytest.mark.parametrize(
@@ -206,19 +208,19 @@ def test_a_cluster_event_without_its_fields_is_malformed(kind: str) -> None:
         ("fault type " + "A" * 65, "hp:unknown_fault_type", ""),
     ],
 )
-def test_fault_type_is_read_from_prose_without_look_alikes(reason: str, key: str, code: str) -> None:
+def test_fault_type_in_a_sentence_is_read_only_exactly(reason: str, key: str, code: str) -> None:
     fact = only_fact(parsed(an_event(detail__HealthSummary__HealthStatusReason=reason)))
 
     assert (key, code) == (fact.fault_key, fact.code)
 
 
-def test_unread_keys_never_matter() -> None:
+def test_unread_keys_of_an_event_change_no_fact() -> None:
     changes = {"version": 9, "resources": "arn:one", "detail__Tags": "none", "detail__New": {"deep": [1]}}
 
     assert parsed(an_event()) == parsed(an_event(**changes))
 
 
-# ---------------------------------------------------------------- whatever comes
+# ---------------------------------------------------------------- arbitrary input
 
 
 JSON = st.recursive(
@@ -234,11 +236,11 @@ JSON = st.recursive(
 SAMPLES = tuple(json.loads(path.read_text(encoding="utf-8")) for path in sorted(EVENTS.glob("*.json")))
 
 
-def paths(document: Any, before: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    """Every path of a document that has a name."""
+def paths_in(document: Any, before: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """Return the path of every named field of a document."""
     if not isinstance(document, dict):
         return [before]
-    return [before, *(path for name, value in document.items() for path in paths(value, (*before, name)))]
+    return [before, *(path for name, value in document.items() for path in paths_in(value, (*before, name)))]
 
 
 @st.composite
@@ -246,7 +248,7 @@ def altered_events(draw: st.DrawFn) -> Any:
     """Draw a sample event with one or two fields removed or replaced by any value."""
     event = copy.deepcopy(draw(st.sampled_from(SAMPLES)))
     for _ in range(draw(st.integers(1, 2))):
-        *parents, last = draw(st.sampled_from(paths(event)[1:] or [("id",)]))
+        *parents, last = draw(st.sampled_from(paths_in(event)[1:] or [("id",)]))
         parent = functools.reduce(lambda document, name: document[name], parents, event)
         parent[last] = draw(JSON)
         if draw(st.booleans()):
@@ -255,7 +257,7 @@ def altered_events(draw: st.DrawFn) -> Any:
 
 
 @given(altered_events())
-def test_altered_event_is_always_parsed_to_the_same_result(event: Any) -> None:
+def test_altered_event_is_parsed_equally_each_time(event: Any) -> None:
     answer = parsed(event)
 
     assert isinstance(answer, ParsedEvent | Ignored | Unknown | Malformed)
@@ -267,7 +269,7 @@ def test_altered_event_is_always_parsed_to_the_same_result(event: Any) -> None:
 
 
 @given(st.binary(max_size=300))
-def test_any_bytes_are_parsed_or_refused(raw: bytes) -> None:
+def test_any_bytes_are_parsed_or_refused_without_an_exception(raw: bytes) -> None:
     assert isinstance(envelope.parse(raw), ParsedEvent | Ignored | Unknown | Malformed)
 
 
@@ -282,11 +284,11 @@ REPEATED = (
 
 @pytest.mark.parametrize("name", [path.name for path in sorted(EVENTS.glob("*.json"))])
 @pytest.mark.parametrize("text", REPEATED)
-def test_parsing_time_is_linear_in_the_text_length(name: str, text: str) -> None:
-    event = json.loads(body(name))
+def test_time_to_parse_an_event_is_linear_in_its_length(name: str, text: str) -> None:
+    event = json.loads(sample_bytes(name))
     long = (text * 100_000)[:100_000]
     variants = []
-    for *parents, last in paths(event)[1:]:
+    for *parents, last in paths_in(event)[1:]:
         variant = copy.deepcopy(event)
         parent = functools.reduce(lambda document, part: document[part], parents, variant)
         if isinstance(parent[last], str):
@@ -301,8 +303,8 @@ def test_parsing_time_is_linear_in_the_text_length(name: str, text: str) -> None
     assert time.process_time() - began < 10
 
 
-def test_a_number_beyond_every_float_is_malformed() -> None:
-    event = json.loads(body("hyperpod-event-reboot-in-progress.json"))
+def test_number_too_large_for_a_float_is_malformed() -> None:
+    event = json.loads(sample_bytes("hyperpod-event-reboot-in-progress.json"))
     event["detail"]["EventDetails"]["EventTime"] = 10**400
 
     assert getattr(parsed(event), "code", None) == "EVENT_BAD_TYPE"

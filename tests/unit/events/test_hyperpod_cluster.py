@@ -7,7 +7,7 @@ import pytest
 from evenkeel.domain.health.groups import GroupFactKind
 from evenkeel.domain.health.incidents import FactKind
 from evenkeel.events.outcomes import Ignored
-from tests.unit.events.samples import Json, facts, group_facts, node_facts, parsed, sample_event
+from tests.unit.events.samples import Json, facts_of_event, group_facts, node_facts, parse_event, sample_event
 
 REBOOT = "hyperpod-event-reboot-in-progress"
 FAILED = "hyperpod-event-replacement-failed"
@@ -33,15 +33,17 @@ def an_event(description: str, *, level: str = "Info", failure: str = "", **chan
         ("hyperpod-event-cordoned-pods-evicted", "patching_started", None),
     ],
 )
-def test_each_sample_gives_progress_and_its_group_fact(name: str, code: str, kind: GroupFactKind | None) -> None:
+def test_each_hyperpod_sample_gives_progress_and_its_group_fact(
+    name: str, code: str, kind: GroupFactKind | None
+) -> None:
     event = sample_event(name)
 
-    [news] = node_facts(event)
+    [progress_fact] = node_facts(event)
 
     record = event["detail"]["EventDetails"]
-    assert (news.kind, news.code, news.fault_key) == (FactKind.PROGRESS, code, "")
-    assert (news.instance_id, news.occurrence) == (record["InstanceId"], record["EventId"])
-    assert news.logical_id == record["EventDetails"]["EventMetadata"]["Instance"]["NodeLogicalId"]
+    assert (progress_fact.kind, progress_fact.code, progress_fact.fault_key) == (FactKind.PROGRESS, code, "")
+    assert (progress_fact.instance_id, progress_fact.occurrence) == (record["InstanceId"], record["EventId"])
+    assert progress_fact.logical_id == record["EventDetails"]["EventMetadata"]["Instance"]["NodeLogicalId"]
     assert [group.kind for group in group_facts(event)] == ([kind] if kind else [])
 
 
@@ -68,9 +70,9 @@ def test_each_sample_gives_progress_and_its_group_fact(name: str, code: str, kin
     ],
 )
 def test_every_event_description_is_recognised(description: str, code: str) -> None:
-    [news] = node_facts(an_event(description))
+    [progress_fact] = node_facts(an_event(description))
 
-    assert (news.kind, news.code) == (FactKind.PROGRESS, code)
+    assert (progress_fact.kind, progress_fact.code) == (FactKind.PROGRESS, code)
 
 
 @pytest.mark.parametrize(
@@ -94,34 +96,34 @@ def test_cause_shared_by_the_group_gives_a_group_fact(description: str, kind: Gr
     "ending",
     ["to launch new ml.p5.48xlarge instances. Please try again.", "in the requested Availability Zone."],
 )
-def test_failure_message_decides_that_capacity_is_missing(ending: str) -> None:
+def test_failure_message_of_hyperpod_shows_that_capacity_is_missing(ending: str) -> None:
     failure = f"We currently do not have sufficient capacity {ending}"
     event = an_event("Instance x creation failed as part of instance replacement", level="Error", failure=failure)
 
-    assert [news.code for news in node_facts(event)] == ["insufficient_capacity"]
+    assert [progress_fact.code for progress_fact in node_facts(event)] == ["insufficient_capacity"]
     assert [group.kind for group in group_facts(event)] == [GroupFactKind.NO_CAPACITY]
     assert "sufficient capacity" in node_facts(event)[0].detail
 
 
-def test_success_message_is_not_parsed_as_capacity_refusal() -> None:
+def test_event_about_progress_is_not_read_as_missing_capacity() -> None:
     failure = "We currently do not have sufficient capacity"
 
     assert group_facts(an_event(f"Reboot of EC2 Instance {ONE} is currently in progress", failure=failure)) == []
 
 
-def test_lost_orchestration_readiness_is_ignored() -> None:
+def test_event_about_lost_orchestration_readiness_is_ignored() -> None:
     text = "3 node(s) lost orchestration-ready status"
 
-    assert isinstance(parsed(an_event(text, level="Warn", failure="Request to service failed.")), Ignored)
+    assert isinstance(parse_event(an_event(text, level="Warn", failure="Request to service failed.")), Ignored)
 
 
-def test_unnamed_error_is_an_unknown_fault_of_its_instance() -> None:
+def test_unrecognised_hyperpod_error_is_an_unknown_fault_of_its_instance() -> None:
     [fact] = node_facts(an_event("Something new went wrong", level="Error"))
 
     assert (fact.kind, fact.fault_key, fact.code) == (FactKind.FAULT, "hp:unknown_fault_type", "other")
 
 
-def test_unnamed_error_without_instance_gives_a_group_fact() -> None:
+def test_unrecognised_hyperpod_error_without_instance_gives_a_group_fact() -> None:
     event = an_event("Something new went wrong", level="Error", EventDetails__InstanceId="")
 
     assert [fact.kind for fact in group_facts(event)] == [GroupFactKind.OTHER_ERROR]
@@ -129,32 +131,32 @@ def test_unnamed_error_without_instance_gives_a_group_fact() -> None:
 
 
 @pytest.mark.parametrize("level", ["Info", "Warn", ""])
-def test_unnamed_event_without_error_is_ignored(level: str) -> None:
-    assert isinstance(parsed(an_event("Something new", level=level)), Ignored)
+def test_unrecognised_hyperpod_event_without_error_is_ignored(level: str) -> None:
+    assert isinstance(parse_event(an_event("Something new", level=level)), Ignored)
 
 
-def test_a_record_without_level_and_metadata_is_read() -> None:
+def test_hyperpod_event_without_level_and_metadata_is_read() -> None:
     event = sample_event(REBOOT)
     del event["detail"]["EventDetails"]["EventLevel"]
     del event["detail"]["EventDetails"]["EventDetails"]
 
-    [news] = node_facts(event)
-    assert (news.code, news.logical_id) == ("reboot_in_progress", "")
+    [progress_fact] = node_facts(event)
+    assert (progress_fact.code, progress_fact.logical_id) == ("reboot_in_progress", "")
 
 
-def test_copies_in_other_envelopes_are_one_fact() -> None:
+def test_hyperpod_event_in_another_envelope_is_one_fact() -> None:
     first, copy = sample_event(REBOOT), sample_event(REBOOT) | {"id": "another", "time": "2026-11-03T10:29:40Z"}
 
-    assert [fact.fact_key for fact in facts(first)] == [fact.fact_key for fact in facts(copy)]
+    assert [fact.fact_key for fact in facts_of_event(first)] == [fact.fact_key for fact in facts_of_event(copy)]
 
 
 # ---------------------------------------------------------------- the cluster
 
 
-def test_state_change_gives_facts_of_cluster_and_groups() -> None:
-    facts = {(fact.kind, fact.instance_group, fact.code) for fact in group_facts(sample_event(STATE))}
+def test_cluster_state_change_gives_facts_of_cluster_and_groups() -> None:
+    facts_of_event = {(fact.kind, fact.instance_group, fact.code) for fact in group_facts(sample_event(STATE))}
 
-    assert facts == {
+    assert facts_of_event == {
         (GroupFactKind.CLUSTER_STATUS, "", "InService"),
         (GroupFactKind.NODE_RECOVERY, "", "Automatic"),
         (GroupFactKind.GROUP_STATUS, "p5-workers", "Degraded"),
@@ -171,7 +173,7 @@ def test_failed_cluster_is_a_fault_of_the_cluster(status: str) -> None:
 
 
 @pytest.mark.parametrize("status", ["InService", "Updating", "SystemUpdating", "Creating"])
-def test_working_cluster_has_no_fault(status: str) -> None:
+def test_cluster_in_service_has_no_fault(status: str) -> None:
     assert {fact.fault_key for fact in group_facts(sample_event(STATE, ClusterStatus=status))} == {""}
 
 
@@ -186,4 +188,4 @@ def test_working_cluster_has_no_fault(status: str) -> None:
     ],
 )
 def test_a_broken_state_change_is_malformed(changes: Json, code: str) -> None:
-    assert parsed(sample_event(STATE, **changes)).code == code
+    assert parse_event(sample_event(STATE, **changes)).code == code

@@ -56,17 +56,17 @@ def test_log_line_gives_its_fault_device_and_link(line: str, reading: NamedFault
 
 
 @pytest.mark.parametrize("line", ["", "all is well", f"{XID}45, cleanup", "XidHardwareFailure", "a maxid of 79"])
-def test_line_without_evidence_gives_no_fault(line: str) -> None:
+def test_log_line_without_evidence_gives_no_fault(line: str) -> None:
     assert driver_lines.named_faults(line) == ()
 
 
-def test_each_code_of_a_text_is_read_once() -> None:
+def test_each_fault_code_in_a_log_text_is_read_once() -> None:
     text = f"{XID}149, NETIR Fatal Link 04\n{XID}45, x\n{XID}79, y\n{XID}79, y\n{XID}149, NETIR Nonfatal Link 05"
 
     assert [reading.code for reading in driver_lines.named_faults(text)] == ["149/fatal", "79", "149/nonfatal"]
 
 
-def test_eight_codes_of_a_text_are_read() -> None:
+def test_at_most_eight_fault_codes_of_a_text_are_read() -> None:
     text = "".join(f"{XID}{number}, x " for number in range(13, 60))
 
     assert len(driver_lines.named_faults(text)) <= 8
@@ -104,7 +104,7 @@ def test_a_dcgm_violation_gives_the_code_as_a_number(number: Any, keys: list[str
     assert [reading.fault_key for reading in agent_log.named_faults(line)] == keys
 
 
-def test_driver_line_is_read_without_the_agent() -> None:
+def test_driver_log_line_is_read_without_the_health_agent() -> None:
     assert agent_log.named_faults(f"{XID}79, x") == driver_lines.named_faults(f"{XID}79, x")
 
 
@@ -148,7 +148,7 @@ def test_a_reason_of_the_eks_agent_names_its_fault(reason: str, key: str) -> Non
     assert (reading.fault_key, key in default_catalogue()) == (key, True)
 
 
-def test_cleanup_code_is_no_evidence_from_any_source() -> None:
+def test_cleanup_code_of_the_eks_agent_is_no_fault() -> None:
     assert eks_conditions.named_fault("NvidiaXID45Error") is None
 
 
@@ -186,7 +186,7 @@ def test_fault_code_takes_its_device_from_the_reported_line() -> None:
     assert reported_faults.named_faults("xid:79", f"{XID}79, x") == (NamedFault("xid:79", "xid:79", "0000:b9:00"),)
 
 
-# ---------------------------------------------------------------- whatever comes
+# ---------------------------------------------------------------- arbitrary input
 
 
 TEXT = st.text(max_size=300) | st.lists(
@@ -198,7 +198,7 @@ TEXT = st.text(max_size=300) | st.lists(
 
 
 @given(TEXT)
-def test_any_text_gives_a_fault_of_the_catalogue(text: str) -> None:
+def test_log_text_gives_only_faults_of_the_catalogue(text: str) -> None:
     read = [*driver_lines.named_faults(text), *agent_log.named_faults(text)]
     condition = eks_conditions.named_fault(text, text)
 
@@ -206,7 +206,7 @@ def test_any_text_gives_a_fault_of_the_catalogue(text: str) -> None:
 
 
 @pytest.mark.parametrize("part", [XID, "Xid (PCI:0", "SXid ", "Link 1 ", "a", "0000:", '{"a":', "non-"])
-def test_reading_time_is_linear_in_the_text_length(part: str) -> None:
+def test_time_to_read_log_lines_is_linear_in_length(part: str) -> None:
     text = (part * 100_000)[:100_000]
     began = time.process_time()
     agent_log.named_faults(text)

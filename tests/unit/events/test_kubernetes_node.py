@@ -29,7 +29,7 @@ def fault_keys(node: KubernetesNode, seconds: float = 0) -> list[str]:
     return [fact.fault_key for fact in facts(node, seconds)]
 
 
-def a_lost_node(**changes: Any) -> KubernetesNode:
+def a_not_ready_node(**changes: Any) -> KubernetesNode:
     return a_node(is_ready=False, not_ready_since=A_MOMENT, **changes)
 
 
@@ -38,7 +38,7 @@ def a_marked_node(*details: dict[str, Any], types: str = "NvidiaErrorReboot", **
     return a_node(labels=labels, fault_details=json.dumps(details) if details else "", **changes)
 
 
-def a_detail(message: str = "", **changes: Any) -> dict[str, Any]:
+def a_fault_detail(message: str = "", **changes: Any) -> dict[str, Any]:
     facts = {"timestamp": "2026-11-03T10:14:00Z", "type": "NvidiaErrorReboot", "reason": "XidHardwareFailure"}
     return {**facts, "message": message, **changes}
 
@@ -47,32 +47,32 @@ def test_healthy_node_gives_no_fact() -> None:
     assert facts(a_node()) == ()
 
 
-def test_not_ready_is_a_fact_only_after_the_limit() -> None:
-    assert fault_keys(a_lost_node(), 299) == []
-    assert fault_keys(a_lost_node(), 300) == ["node:not_ready"]
+def test_not_ready_node_gives_a_fact_only_after_the_limit() -> None:
+    assert fault_keys(a_not_ready_node(), 299) == []
+    assert fault_keys(a_not_ready_node(), 300) == ["node:not_ready"]
 
 
-def test_not_ready_keeps_its_fact_key() -> None:
-    [early], [late] = facts(a_lost_node(), 300), facts(a_lost_node(), 900)
+def test_node_that_stays_not_ready_is_one_fact() -> None:
+    [early_fact], [late_fact] = facts(a_not_ready_node(), 300), facts(a_not_ready_node(), 900)
 
-    assert early.fact_key == late.fact_key
-    assert early.observed_at == A_MOMENT
+    assert early_fact.fact_key == late_fact.fact_key
+    assert early_fact.observed_at == A_MOMENT
 
 
-def test_going_not_ready_twice_within_a_minute_is_two_facts() -> None:
-    again = a_lost_node().replace(not_ready_since=A_MOMENT + timedelta(seconds=20))
+def test_node_that_goes_not_ready_twice_gives_two_facts() -> None:
+    again = a_not_ready_node().replace(not_ready_since=A_MOMENT + timedelta(seconds=20))
 
-    [first], [second] = facts(a_lost_node(), 600), facts(again, 600)
+    [first], [second] = facts(a_not_ready_node(), 600), facts(again, 600)
     assert first.fact_key != second.fact_key
 
 
 @pytest.mark.parametrize(
     ("node", "expected"),
     [
-        (a_lost_node(created_at=A_MOMENT - timedelta(seconds=2)), []),
-        (a_lost_node(created_at=A_MOMENT - timedelta(seconds=60), is_awaiting_validation=True), []),
-        (a_lost_node(created_at=A_MOMENT - timedelta(seconds=60)), ["node:not_ready"]),
-        (a_lost_node(created_at=A_MOMENT - timedelta(hours=2), is_awaiting_validation=True), ["node:not_ready"]),
+        (a_not_ready_node(created_at=A_MOMENT - timedelta(seconds=2)), []),
+        (a_not_ready_node(created_at=A_MOMENT - timedelta(seconds=60), is_awaiting_validation=True), []),
+        (a_not_ready_node(created_at=A_MOMENT - timedelta(seconds=60)), ["node:not_ready"]),
+        (a_not_ready_node(created_at=A_MOMENT - timedelta(hours=2), is_awaiting_validation=True), ["node:not_ready"]),
     ],
     ids=["never Ready yet", "not in service yet", "was Ready before", "boots for too long"],
 )
@@ -81,11 +81,11 @@ def test_node_not_ready_during_its_first_boot_has_no_fault(node: KubernetesNode,
 
 
 def test_node_without_instance_id_is_skipped() -> None:
-    assert facts(a_lost_node(instance_id=None), 900) == ()
+    assert facts(a_not_ready_node(instance_id=None), 900) == ()
 
 
 def test_xid_in_the_annotation_refines_the_fault_type() -> None:
-    node = a_marked_node(a_detail("NVRM: Xid (PCI:0000:b9:00): 79, pid=1234, GPU has fallen off the bus."))
+    node = a_marked_node(a_fault_detail("NVRM: Xid (PCI:0000:b9:00): 79, pid=1234, GPU has fallen off the bus."))
 
     assert fault_keys(node) == ["hp:NvidiaErrorReboot", "xid:79"]
     assert facts(node)[1].observed_at.isoformat() == "2026-11-03T10:14:00+00:00"
@@ -106,36 +106,36 @@ def test_xid_in_the_annotation_refines_the_fault_type() -> None:
     ],
 )
 def test_driver_log_line_in_the_annotation_names_the_fault(message: str, key: str) -> None:
-    assert key in fault_keys(a_marked_node(a_detail(message)))
+    assert key in fault_keys(a_marked_node(a_fault_detail(message)))
 
 
 @pytest.mark.parametrize("message", ["Xid (PCI:0000:b9:00): 45, cleanup", "no code", "XidHardwareFailure"])
-def test_cleanup_code_or_line_without_code_is_no_evidence(message: str) -> None:
-    assert fault_keys(a_marked_node(a_detail(message))) == ["hp:NvidiaErrorReboot"]
+def test_cleanup_code_in_the_annotation_does_not_refine_the_fault(message: str) -> None:
+    assert fault_keys(a_marked_node(a_fault_detail(message))) == ["hp:NvidiaErrorReboot"]
 
 
 @pytest.mark.parametrize("message", ["Xid (PCI:xyz): 79", "Xid: 79"])
 def test_xid_line_of_unknown_format_is_unparsed(message: str) -> None:
-    [_, fact] = facts(a_marked_node(a_detail(message)))
+    [_, fact] = facts(a_marked_node(a_fault_detail(message)))
 
     assert (fact.fault_key, fact.code) == ("xid:*", "xid_unparsed")
 
 
-def test_label_without_time_counts_once_per_boot() -> None:
-    [first], [again] = facts(a_marked_node(), 0), facts(a_marked_node(), 4000)
-    [other] = facts(a_marked_node(boot_id="another-boot"), 0)
+def test_fault_label_without_a_time_counts_once_per_boot() -> None:
+    [first], [later_fact] = facts(a_marked_node(), 0), facts(a_marked_node(), 4000)
+    [other_boot_fact] = facts(a_marked_node(boot_id="another-boot"), 0)
 
-    assert first.fact_key == again.fact_key
-    assert first.fact_key != other.fact_key
+    assert first.fact_key == later_fact.fact_key
+    assert first.fact_key != other_boot_fact.fact_key
 
 
-def test_annotation_without_labels_is_ignored() -> None:
-    details = json.dumps([a_detail("NVRM: Xid (PCI:0000:b9:00): 79, gone")])
+def test_fault_annotation_of_a_schedulable_node_is_ignored() -> None:
+    details = json.dumps([a_fault_detail("NVRM: Xid (PCI:0000:b9:00): 79, gone")])
 
     assert facts(a_node(fault_details=details, labels={f"{PREFIX}node-health-status": "Schedulable"})) == ()
 
 
-def test_pending_label_and_failed_deep_check_are_facts() -> None:
+def test_pending_repair_label_and_failed_deep_check_give_faults() -> None:
     pending = a_node(labels={f"{PREFIX}node-health-status": "UnschedulablePendingReplacement"})
     checked = a_node(labels={f"{PREFIX}deep-health-check-status": "Failed"})
 
@@ -151,26 +151,31 @@ def test_pending_label_and_failed_deep_check_are_facts() -> None:
         "[" * 5000,
         json.dumps([1, None, "x", {"timestamp": 5}, {"timestamp": "soon", "type": "T"}, {"timestamp": True}]),
         json.dumps([{"timestamp": "2026-11-03T10:14:00", "type": "NaiveTime"}]),
-        json.dumps([a_detail("x" * 70_000)]),
-        json.dumps([a_detail(timestamp=10**400)]),
+        json.dumps([a_fault_detail("x" * 70_000)]),
+        json.dumps([a_fault_detail(timestamp=10**400)]),
     ],
 )
-def test_labels_count_if_the_annotation_is_unreadable(details: str) -> None:
+def test_fault_labels_are_read_if_the_annotation_is_unreadable(details: str) -> None:
     assert fault_keys(a_marked_node().replace(fault_details=details)) == ["hp:NvidiaErrorReboot"]
 
 
-def test_annotation_accepts_epoch_milliseconds_and_drops_bad_names() -> None:
-    stamped = a_marked_node(a_detail(timestamp=1793700840000, type="bad name!", reason="XidUserAppError"), types="")
+def test_fault_annotation_in_epoch_milliseconds_with_bad_names_is_read() -> None:
+    stamped = a_marked_node(
+        a_fault_detail(timestamp=1793700840000, type="bad name!", reason="XidUserAppError"), types=""
+    )
     stamped = stamped.replace(labels={**stamped.labels, f"{PREFIX}fault-types": "NvidiaErrorReboot"})
 
     assert fault_keys(stamped) == ["hp:NvidiaErrorReboot"]
 
 
-def test_old_label_spelling_and_reason_alone_are_read() -> None:
-    old = a_node(labels={f"{PREFIX}fault-type": "NvidiaErrorTerminate"})
-    reason = a_node(labels={f"{PREFIX}fault-reason": "XidUserAppError"})
+def test_fault_is_read_from_an_old_label_or_reason_label() -> None:
+    with_old_label = a_node(labels={f"{PREFIX}fault-type": "NvidiaErrorTerminate"})
+    with_reason_label = a_node(labels={f"{PREFIX}fault-reason": "XidUserAppError"})
 
-    assert (fault_keys(old), fault_keys(reason)) == (["hp:NvidiaErrorTerminate"], ["hp:XidUserAppError"])
+    assert (fault_keys(with_old_label), fault_keys(with_reason_label)) == (
+        ["hp:NvidiaErrorTerminate"],
+        ["hp:XidUserAppError"],
+    )
 
 
 def test_pending_repair_is_read_from_the_taint() -> None:
@@ -185,8 +190,8 @@ def test_deep_check_in_progress_is_no_fault() -> None:
     assert facts(a_node(labels=labels, taints=(f"{PREFIX}node-health-status=Unschedulable:NoSchedule",))) == ()
 
 
-def test_same_code_of_two_devices_gives_two_facts() -> None:
-    node = a_marked_node(a_detail("Xid (PCI:0000:b9:00): 79, x"), a_detail("Xid (PCI:0000:ba:00): 79, x"))
+def test_one_code_of_two_devices_gives_two_facts() -> None:
+    node = a_marked_node(a_fault_detail("Xid (PCI:0000:b9:00): 79, x"), a_fault_detail("Xid (PCI:0000:ba:00): 79, x"))
 
     node_facts = [fact for fact in facts(node) if fact.fault_key == "xid:79"]
     assert [fact.gpu for fact in node_facts] == ["0000:b9:00", "0000:ba:00"]
@@ -217,7 +222,7 @@ def test_eks_condition_is_a_fact_from_its_first_transition() -> None:
     assert fact.observed_at == A_MOMENT - timedelta(seconds=90)
 
 
-def test_second_reason_of_a_condition_is_another_fact() -> None:
+def test_condition_with_another_reason_is_another_fact() -> None:
     [first] = facts(a_node(conditions=(a_condition(GPU, "False", "NvidiaXID79Error", -90),)))
     [second] = facts(a_node(conditions=(a_condition(GPU, "False", "NvidiaDoubleBitError", -10),)))
 
@@ -237,14 +242,14 @@ def test_condition_of_another_agent_is_ignored(kind: str) -> None:
     assert facts(node) == ()
 
 
-def test_healthy_conditions_are_a_recent_recovery() -> None:
+def test_node_with_only_healthy_conditions_has_recovered() -> None:
     node = a_node(conditions=(a_condition(GPU, "True", "Ready", 0), a_condition("StorageReady", "True", "Ready", -9e6)))
 
     assert facts_of_node(node) == [("RECOVERED", "eks.node-conditions", "")]
     assert facts_of_node(node, 601) == []
 
 
-def test_one_of_two_healthy_conditions_is_no_recovery() -> None:
+def test_node_with_one_unhealthy_condition_has_not_recovered() -> None:
     node = a_node(
         conditions=(
             a_condition(GPU, "True", "Ready", 0),
@@ -267,7 +272,7 @@ def test_hyperpod_condition_counts_without_its_labels() -> None:
     faulty = a_condition("NvidiaErrorReboot", "True", "XidHardwareFailure", -3)
 
     assert facts_of_node(a_node(conditions=(faulty,))) == [("FAULT", "hyperpod.node-labels", "hp:NvidiaErrorReboot")]
-    assert fault_keys(a_marked_node(a_detail()).replace(conditions=(faulty,)), 1) == ["hp:NvidiaErrorReboot"]
+    assert fault_keys(a_marked_node(a_fault_detail()).replace(conditions=(faulty,)), 1) == ["hp:NvidiaErrorReboot"]
 
 
 def test_hyperpod_condition_recovers_once_the_labels_are_gone() -> None:
@@ -277,7 +282,7 @@ def test_hyperpod_condition_recovers_once_the_labels_are_gone() -> None:
     assert ("RECOVERED", "hyperpod.node-labels", "") not in facts_of_node(a_marked_node().replace(conditions=well))
 
 
-# ---------------------------------------------------------------- whatever comes
+# ---------------------------------------------------------------- arbitrary input
 
 
 TEXT = st.text(max_size=60) | st.sampled_from(

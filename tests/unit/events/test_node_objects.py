@@ -54,14 +54,14 @@ def test_kubelet_conditions_are_left_out() -> None:
     assert read_node("eks", an_object(pressure)).conditions == ()
 
 
-def test_condition_without_time_hides_no_other_condition() -> None:
-    broken = [a_condition(lastTransitionTime=time) for time in ("soon", None, "2026-11-03T10:00:00")]
-    other = a_condition(type="StorageReady", reason="BlockDeviceIOError")
+def test_condition_without_a_time_does_not_hide_other_conditions() -> None:
+    untimed_conditions = [a_condition(lastTransitionTime=time) for time in ("soon", None, "2026-11-03T10:00:00")]
+    valid_condition = a_condition(type="StorageReady", reason="BlockDeviceIOError")
 
-    assert facts_of_object(an_object(*broken, other)) == ["eks:BlockDeviceIOError"]
+    assert facts_of_object(an_object(*untimed_conditions, valid_condition)) == ["eks:BlockDeviceIOError"]
 
 
-def test_the_annotation_is_read_in_both_spellings() -> None:
+def test_fault_annotation_is_read_in_both_spellings() -> None:
     details = (
         f'[{{"timestamp": "2026-11-03T10:14:00Z", "type": "NvidiaErrorReboot", "reason": "", "message": "{XID}"}}]'
     )
@@ -74,7 +74,7 @@ def test_the_annotation_is_read_in_both_spellings() -> None:
     )
 
 
-def test_long_names_on_a_node_fit_the_ledger() -> None:
+def test_long_texts_on_a_node_are_shortened_for_the_ledger() -> None:
     long = "x" * 300_000
     node = an_object(a_condition(reason=long, message=long), node_health=long)
     node["spec"]["unschedulable"] = True

@@ -1,4 +1,4 @@
-"""The fault catalogue: every row is validated when it is read, and so are the changes of a site."""
+"""The fault catalogue: its rows are validated when they are read, as are the changes of a site."""
 
 import csv
 import importlib.resources
@@ -69,12 +69,12 @@ def test_whole_catalogue_is_read_and_each_alias_equals_its_fault() -> None:
         ({"key": "xid:78"}, r"xid:78\), column key: this key occurs twice"),
     ],
 )
-def test_invalid_row_is_refused_with_line_key_and_column(columns: dict[str, str], expected: str) -> None:
+def test_invalid_catalogue_row_is_refused_with_line_key_and_column(columns: dict[str, str], expected: str) -> None:
     with pytest.raises(CatalogueError, match=expected):
         read_catalogue(catalogue_text_with("xid:79", **columns))
 
 
-def test_extra_column_or_missing_fallback_is_refused() -> None:
+def test_catalogue_with_extra_column_or_missing_fallback_is_refused() -> None:
     with pytest.raises(CatalogueError, match="p_mood"):
         read_catalogue(TEXT.replace("p_validate,note", "p_validate,p_mood,note", 1))
     with pytest.raises(CatalogueError, match=r"xid:\*"):
@@ -84,13 +84,13 @@ def test_extra_column_or_missing_fallback_is_refused() -> None:
 
 
 def test_each_fault_reference_has_a_url() -> None:
-    named = importlib.resources.files("evenkeel.domain.health").joinpath("fault_references.csv").read_text("utf-8")
-    known = {row["key"]: row for row in csv.DictReader(named.splitlines())}
+    references = importlib.resources.files("evenkeel.domain.health").joinpath("fault_references.csv").read_text("utf-8")
+    reference_by_key = {row["key"]: row for row in csv.DictReader(references.splitlines())}
 
-    used = {reference for fault in default_catalogue().values() for reference in fault.facts.references}
+    used_references = {reference for fault in default_catalogue().values() for reference in fault.facts.references}
 
-    assert used == set(known)
-    assert all(row["url"].startswith("https://") or row["key"] == "project" for row in known.values())
+    assert used_references == set(reference_by_key)
+    assert all(row["url"].startswith("https://") or row["key"] == "project" for row in reference_by_key.values())
 
 
 # ---------------------------------------------------------------- looking up
@@ -114,7 +114,7 @@ def test_every_fault_key_has_a_catalogue_row(key: str, expected: str) -> None:
 
 
 @pytest.mark.parametrize("key", sorted(default_catalogue()))
-def test_every_row_has_a_source_of_signals(key: str) -> None:
+def test_every_fault_of_the_catalogue_can_be_reported(key: str) -> None:
     assert [reading.fault_key for reading in reported_faults.named_faults(key, "")] == [key]
 
 
@@ -138,7 +138,7 @@ def test_unknown_fault_has_no_repair() -> None:
         ("spot_interruption", "ec2:spot_interruption"),
     ],
 )
-def test_typed_fault_names_are_found(code: str, expected: str) -> None:
+def test_fault_is_found_by_every_name_that_people_type(code: str, expected: str) -> None:
     fault = default_catalogue().find(code)
 
     assert fault
@@ -152,16 +152,16 @@ def test_unknown_fault_name_suggests_similar_names() -> None:
     assert default_catalogue().nearest_keys("zzzzzz") == ()
 
 
-# ---------------------------------------------------------------- a site's own mind
+# ---------------------------------------------------------------- changes of a site
 
 
-def override(**changes: Any) -> FaultOverride:
+def an_override(**changes: Any) -> FaultOverride:
     return FaultOverride.model_validate(changes)
 
 
-def test_site_change_of_a_fault_changes_the_hash() -> None:
+def test_fault_changed_by_the_site_changes_the_catalogue_hash() -> None:
     changed = default_catalogue().with_overrides(
-        {"xid:94": override(ladder=["replace"], severity="critical", drainSeconds=60)}
+        {"xid:94": an_override(ladder=["replace"], severity="critical", drainSeconds=60)}
     )
 
     assert changed["xid:94"].ladder == (Rung.REPLACE,)
@@ -170,17 +170,20 @@ def test_site_change_of_a_fault_changes_the_hash() -> None:
     assert changed.hash != default_catalogue().hash
 
 
-def test_alias_follows_a_changed_fault() -> None:
-    changed = default_catalogue().with_overrides({"thermal:slowdown": override(severity="major")})
+def test_alias_of_a_fault_takes_over_its_overrides() -> None:
+    changed = default_catalogue().with_overrides({"thermal:slowdown": an_override(severity="major")})
 
     assert changed["eks:NvidiaThermalError"].severity is Severity.MAJOR
 
 
-def test_order_of_changes_does_not_matter_to_the_catalogue() -> None:
-    first, two = {"xid:94": override(severity="major")}, {"xid:13": override(severity="major")}
+def test_order_of_fault_overrides_does_not_matter() -> None:
+    first, second = {"xid:94": an_override(severity="major")}, {"xid:13": an_override(severity="major")}
 
     assert default_catalogue().with_overrides({}) is default_catalogue()
-    assert default_catalogue().with_overrides(first | two).hash == default_catalogue().with_overrides(two | first).hash
+    assert (
+        default_catalogue().with_overrides(first | second).hash
+        == default_catalogue().with_overrides(second | first).hash
+    )
 
 
 @pytest.mark.parametrize(
@@ -193,12 +196,12 @@ def test_order_of_changes_does_not_matter_to_the_catalogue() -> None:
         ("xid:43", {"ladder": ["reboot"]}, "xid:43: validateWith: "),
     ],
 )
-def test_invalid_change_is_refused_by_field(key: str, changes: dict[str, Any], expected: str) -> None:
+def test_invalid_fault_override_is_refused_by_field(key: str, changes: dict[str, Any], expected: str) -> None:
     with pytest.raises(CatalogueError, match=expected):
-        default_catalogue().with_overrides({key: override(**changes)})
+        default_catalogue().with_overrides({key: an_override(**changes)})
 
 
 @pytest.mark.parametrize("changes", [{"fNvidiaNow": "IGNORE"}, {"name": "x"}, {"ladder": ["explode"]}, {"facts": {}}])
-def test_catalogue_facts_cannot_be_overridden_nor_unknown_values_used(changes: dict[str, Any]) -> None:
+def test_fault_override_with_fixed_fields_or_unknown_values_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"Extra inputs|should be"):
-        override(**changes)
+        an_override(**changes)

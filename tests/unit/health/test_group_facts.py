@@ -51,19 +51,21 @@ def test_group_fact_in_another_envelope_is_a_duplicate() -> None:
         {"code": "Degraded"},
     ],
 )
-def test_group_facts_that_differ_are_separate(changes: dict[str, Any]) -> None:
+def test_group_facts_of_different_content_are_stored_separately(changes: dict[str, Any]) -> None:
     world = FakeWorld()
     store_fact(world, a_group_fact())
 
     assert store_fact(world, a_group_fact(**changes)) == "NOTED"
 
 
-def test_pool_gets_its_own_and_cluster_facts_oldest_first() -> None:
+def test_pool_reads_facts_of_itself_and_cluster_oldest_first() -> None:
     world = FakeWorld()
     store_fact(world, a_group_fact())
     store_fact(world, a_group_fact(instance_group="other"))
-    earlier = A_MOMENT - timedelta(minutes=5)
-    store_fact(world, a_group_fact(kind=GroupFactKind.CLUSTER_FAILED, instance_group="", observed_at=earlier))
+    five_minutes_earlier = A_MOMENT - timedelta(minutes=5)
+    store_fact(
+        world, a_group_fact(kind=GroupFactKind.CLUSTER_FAILED, instance_group="", observed_at=five_minutes_earlier)
+    )
 
     assert stored_facts(world) == ["CLUSTER_FAILED", "NO_CAPACITY"]
 

@@ -11,14 +11,14 @@ from evenkeel.domain.health.classification import ClassifiedFact, IncidentFault
 from evenkeel.domain.health.faults import RecurKey, Rung, Severity, default_catalogue
 from evenkeel.domain.health.incident_updates import with_fact
 from evenkeel.domain.health.incidents import AffectedNode, FactKind, Incident, NodeFact, Recurrence
-from evenkeel.domain.health.intake import IntakeAction, IntakeDecision, IntakeRecords, decide_intake
+from evenkeel.domain.health.ingestion import IngestAction, IngestDecision, NodeHistory, decide_ingestion
 from evenkeel.domain.health.recurrence import FaultHistory, find_recurrence, history_keys, with_occurrence
 from evenkeel.domain.nodes import NodeLife
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.fakes.system import A_MOMENT
 
 LIFE = NodeLife(cluster=CLUSTER, instance_id=instance_id(1), launched_at=A_MOMENT - timedelta(days=90))
-NEXT = NodeLife(cluster=CLUSTER, instance_id=instance_id(2), launched_at=A_MOMENT - timedelta(days=1))
+NEXT_LIFE = NodeLife(cluster=CLUSTER, instance_id=instance_id(2), launched_at=A_MOMENT - timedelta(days=1))
 CATALOGUE = default_catalogue()
 AFFECTED = AffectedNode(life=LIFE, slot=f"{CLUSTER}/seat-1", pool="p5-workers")
 LOCATION = f"slot/{AFFECTED.slot}"
@@ -52,11 +52,11 @@ def recurrence_of(
 
 def decide(
     fact: NodeFact, history: FaultHistory | None = None, affected: AffectedNode = AFFECTED, **records: Any
-) -> IntakeDecision:
+) -> IngestDecision:
     histories = {LOCATION: history} if history else {}
     report = ClassifiedFact.of(fact, affected, CATALOGUE)
-    return decide_intake(
-        report, IntakeRecords(histories=histories, **records), CATALOGUE, new_id="inc-new", now=A_MOMENT
+    return decide_ingestion(
+        report, NodeHistory(histories=histories, **records), CATALOGUE, new_id="inc-new", now=A_MOMENT
     )
 
 
@@ -107,38 +107,40 @@ def test_the_signals_of_one_incident_count_once() -> None:
 
 
 def test_incidents_of_one_fault_series_count_once() -> None:
-    sticky = "sxid:11012"
-    history = a_history(*(minute / 60 for minute in range(0, 60, 2)), fault_key=sticky)
+    lasting_fault = "sxid:11012"
+    history = a_history(*(minute / 60 for minute in range(0, 60, 2)), fault_key=lasting_fault)
 
-    assert recurrence_of(a_fact(1, fault_key=sticky), history) is None
+    assert recurrence_of(a_fact(1, fault_key=lasting_fault), history) is None
 
 
 def test_configured_number_of_fault_series_raises_the_rung() -> None:
-    sticky = "sxid:11012"
+    lasting_fault = "sxid:11012"
 
-    nine, ten = (a_history(*(index / 10 for index in range(count)), fault_key=sticky) for count in (8, 9))
+    nine_series, ten_series = (
+        a_history(*(index / 10 for index in range(count)), fault_key=lasting_fault) for count in (8, 9)
+    )
 
-    assert recurrence_of(a_fact(1, fault_key=sticky), nine) is None
-    recurrence = recurrence_of(a_fact(1, fault_key=sticky), ten)
+    assert recurrence_of(a_fact(1, fault_key=lasting_fault), nine_series) is None
+    recurrence = recurrence_of(a_fact(1, fault_key=lasting_fault), ten_series)
     assert recurrence
     assert recurrence.rung is Rung.REBOOT
 
 
-def test_fault_of_severity_info_alerts_no_person() -> None:
+def test_recurring_fault_of_severity_info_alerts_no_person() -> None:
     key = "eks:IODelays"
 
     assert default_catalogue()[key].severity is Severity.INFO
     assert recurrence_of(a_fact(9, fault_key=key), a_history(*range(8), fault_key=key)) is None
 
 
-def test_a_fault_that_is_not_counted_never_repeats() -> None:
+def test_fault_without_a_recurrence_rule_never_recurs() -> None:
     assert (
         recurrence_of(a_fact(1, fault_key="ec2:spot_interruption"), a_history(0, fault_key="ec2:spot_interruption"))
         is None
     )
 
 
-# ---------------------------------------------------------------- on which key
+# ---------------------------------------------------------------- location of the count: slot, node or job
 
 
 @pytest.mark.parametrize(
@@ -153,7 +155,7 @@ def test_a_fault_that_is_not_counted_never_repeats() -> None:
         ("node:not_ready", RecurKey.NODE, {}, {}, True),
     ],
 )
-def test_only_faults_with_the_same_key_count(
+def test_recurrence_counts_only_faults_of_equal_key(
     key: str, recur_key: RecurKey, before: dict[str, Any], now: dict[str, Any], counts: bool
 ) -> None:
     assert default_catalogue()[key].recur_key is recur_key
@@ -163,41 +165,45 @@ def test_only_faults_with_the_same_key_count(
     assert (recurrence is not None) == counts
 
 
-def test_new_node_resets_the_count_unless_its_slot_is_counted() -> None:
-    affected = AFFECTED.replace(life=NEXT)
+def test_replacement_resets_fault_counts_except_those_of_the_slot() -> None:
+    affected = AFFECTED.replace(life=NEXT_LIFE)
 
     assert recurrence_of(a_fact(1), a_history(0), affected) is None
     assert recurrence_of(a_fact(1, fault_key="xid:64"), a_history(0, fault_key="xid:64"), affected)
 
 
-def test_second_fault_of_a_job_counts_on_another_node() -> None:
-    hang, here = "train:hang", AFFECTED.replace(job_ids=("job-1",))
-    node = AffectedNode(life=NEXT, slot=f"{CLUSTER}/seat-2", job_ids=("job-1", "job-2"))
+def test_fault_that_follows_a_job_recurs_on_another_node() -> None:
+    hang_fault, first_node = "train:hang", AFFECTED.replace(job_ids=("job-1",))
+    second_node = AffectedNode(life=NEXT_LIFE, slot=f"{CLUSTER}/seat-2", job_ids=("job-1", "job-2"))
 
-    before = a_history(0, affected=here, fault_key=hang)
+    before = a_history(0, affected=first_node, fault_key=hang_fault)
 
-    assert history_keys(default_catalogue()[hang], node) == (f"slot/{node.slot}", "job/job-1", "job/job-2")
-    recurrence = recurrence_of(a_fact(1, fault_key=hang), before, node)
+    assert history_keys(default_catalogue()[hang_fault], second_node) == (
+        f"slot/{second_node.slot}",
+        "job/job-1",
+        "job/job-2",
+    )
+    recurrence = recurrence_of(a_fact(1, fault_key=hang_fault), before, second_node)
     assert recurrence
     assert recurrence.rung is Rung.DIAGNOSE
-    assert recurrence_of(a_fact(1, fault_key=hang), before, node.replace(job_ids=("job-2",))) is None
+    assert recurrence_of(a_fact(1, fault_key=hang_fault), before, second_node.replace(job_ids=("job-2",))) is None
 
 
-def test_overheating_in_two_jobs_is_a_fault_of_the_node() -> None:
-    heat = "thermal:slowdown"
-    first = a_history(0, 1, 2, affected=AFFECTED.replace(job_ids=("job-1",)), fault_key=heat)
+def test_node_that_overheats_under_two_jobs_is_replaced() -> None:
+    fault_key = "thermal:slowdown"
+    first = a_history(0, 1, 2, affected=AFFECTED.replace(job_ids=("job-1",)), fault_key=fault_key)
 
-    assert recurrence_of(a_fact(5, fault_key=heat), first, AFFECTED.replace(job_ids=("job-1",))) is None
-    assert recurrence_of(a_fact(5, fault_key=heat), a_history(0, 1, fault_key=heat)) is None
-    recurrence = recurrence_of(a_fact(5, fault_key=heat), first, AFFECTED.replace(job_ids=("job-2",)))
+    assert recurrence_of(a_fact(5, fault_key=fault_key), first, AFFECTED.replace(job_ids=("job-1",))) is None
+    assert recurrence_of(a_fact(5, fault_key=fault_key), a_history(0, 1, fault_key=fault_key)) is None
+    recurrence = recurrence_of(a_fact(5, fault_key=fault_key), first, AFFECTED.replace(job_ids=("job-2",)))
     assert recurrence
     assert recurrence.rung is Rung.REPLACE
 
 
-# ---------------------------------------------------------------- with an incident
+# ---------------------------------------------------------------- incidents of recurring faults
 
 
-def test_new_incident_starts_on_the_last_rung() -> None:
+def test_incident_of_a_recurring_fault_starts_on_a_higher_rung() -> None:
     decision = decide(a_fact(24), a_history(0))
 
     assert decision.incident
@@ -218,31 +224,25 @@ def test_repeated_minor_fault_does_not_block_a_major_repair() -> None:
     assert rungs_of(after) == ("replace",)
 
 
-def test_repetition_confirms_only_watched_faults() -> None:
-    for key, proves in (("thermal:slowdown", True), ("gpu:driver_hang", False)):
+def test_recurrence_confirms_only_faults_that_need_no_second_source() -> None:
+    for key, is_confirmed in (("thermal:slowdown", True), ("gpu:driver_hang", False)):
         nodes = [AFFECTED.replace(job_ids=(f"job-{number}",)) for number in range(2)]
         history = a_history(0, fault_key=key, affected=nodes[0])
         incident = decide(a_fact(9, fault_key=key), history, nodes[1]).incident
         assert incident
         assert incident.recurrences
-        assert (len(incident.independent_sources) > 1) == proves
+        assert (len(incident.independent_sources) > 1) == is_confirmed
 
 
-# ---------------------------------------------------------------- what goes on and on
-
-
-def with_signals(
-    fact: NodeFact, history: FaultHistory, affected: AffectedNode = AFFECTED, **more: Any
-) -> IntakeDecision:
-    return decide(fact, history, affected, **more)
+# ---------------------------------------------------------------- faults that last
 
 
 def test_repeatedly_reported_code_is_one_incident_and_one_occurrence() -> None:
-    sticky = "sxid:11012"
-    history = a_history(0, fault_key=sticky)
+    lasting_fault = "sxid:11012"
+    history = a_history(0, fault_key=lasting_fault)
     for minute in range(2, 60, 2):
-        decision = with_signals(a_fact(minute / 60, fault_key=sticky), history)
-        assert decision.action is IntakeAction.IGNORED
+        decision = decide(a_fact(minute / 60, fault_key=lasting_fault), history)
+        assert decision.action is IngestAction.IGNORED
         history = decision.histories[LOCATION]
 
     assert [occurrence.incident_id for occurrence in history.occurrences] == ["inc-0"]
@@ -260,40 +260,40 @@ def test_repeatedly_reported_code_is_one_incident_and_one_occurrence() -> None:
     ],
 )
 def test_stronger_signal_of_a_fault_series_opens_an_incident(fact: NodeFact, affected: AffectedNode) -> None:
-    assert with_signals(fact, a_history(0, fault_key="sxid:11012"), affected).action is IntakeAction.OPEN
+    assert decide(fact, a_history(0, fault_key="sxid:11012"), affected).action is IngestAction.OPEN
 
 
 def test_actionable_fault_never_joins_an_earlier_series() -> None:
-    assert with_signals(a_fact(0.01), a_history(0)).action is IntakeAction.OPEN
+    assert decide(a_fact(0.01), a_history(0)).action is IngestAction.OPEN
 
 
-def test_code_that_lasts_for_hours_counts_again() -> None:
-    sticky = "sxid:11012"
-    history = a_history(0, fault_key=sticky)
+def test_fault_code_repeated_for_hours_opens_another_incident() -> None:
+    lasting_fault = "sxid:11012"
+    history = a_history(0, fault_key=lasting_fault)
     for minute in range(2, 200, 2):
-        history = with_occurrence(history, a_fact(minute / 60, fault_key=sticky), AFFECTED, "inc-0")
+        history = with_occurrence(history, a_fact(minute / 60, fault_key=lasting_fault), AFFECTED, "inc-0")
 
-    assert with_signals(a_fact(200 / 60, fault_key=sticky), history).action is IntakeAction.OPEN
+    assert decide(a_fact(200 / 60, fault_key=lasting_fault), history).action is IngestAction.OPEN
 
 
-# ---------------------------------------------------------------- what is remembered
+# ---------------------------------------------------------------- stored history
 
 
 @given(st.permutations([0.0, 0.01, 0.5, 24.0, 48.0]))
-def test_the_order_of_signals_does_not_matter(hours: list[float]) -> None:
-    def told(order: list[float]) -> FaultHistory:
+def test_order_of_signals_does_not_change_recurrence(hours: list[float]) -> None:
+    def history_in_order(order: list[float]) -> FaultHistory:
         history = FaultHistory()
         for hour in order:
             history = with_occurrence(history, a_fact(hour), AFFECTED, f"inc-{int(hour)}")
         return history
 
-    assert told(hours) == told(sorted(hours)) == told([*hours, *hours])
+    assert history_in_order(hours) == history_in_order(sorted(hours)) == history_in_order([*hours, *hours])
 
 
-def test_history_is_bounded_and_drops_old_entries() -> None:
+def test_fault_history_is_bounded_and_drops_old_entries() -> None:
     long_ago = a_history(*range(100), fault_key="node:pressure")
 
-    later = with_occurrence(long_ago, a_fact(99 + 720), AFFECTED, "inc-last")
+    after_window = with_occurrence(long_ago, a_fact(99 + 720), AFFECTED, "inc-last")
 
     assert len(long_ago.occurrences) == 60
-    assert [occurrence.incident_id for occurrence in later.occurrences] == ["inc-last"]
+    assert [occurrence.incident_id for occurrence in after_window.occurrences] == ["inc-last"]

@@ -8,9 +8,9 @@ from evenkeel.domain.health.signal_sources import SIGNAL_SOURCES, signal_source
 from evenkeel.events import fields, reported_faults
 
 NO_SIGNAL_SOURCES = {fields.DRILL_SOURCE, reported_faults.SOURCE}
-"""Sources of EventBridge events that are no sources of signals.
+"""Sources of EventBridge events that are not signal sources.
 
-Their facts have the source of the copied event, or their reporter.
+Their facts name the source of the copied event, or the reporter.
 """
 
 
@@ -25,7 +25,7 @@ def sources_of_parsers() -> set[str]:
     }
 
 
-def test_every_source_of_a_parser_has_a_row() -> None:
+def test_every_signal_source_of_the_parsers_is_described() -> None:
     assert sources_of_parsers() - NO_SIGNAL_SOURCES == set(SIGNAL_SOURCES)
 
 

@@ -1,4 +1,4 @@
-"""The age of each source of facts, and the age from which its facts are stale."""
+"""The age of each source of facts, and the age at which its facts become stale."""
 
 from datetime import timedelta
 
@@ -47,10 +47,10 @@ def test_source_is_stale_past_its_threshold(age: float, state: SourceState) -> N
 def test_failing_source_stays_trusted_until_its_threshold() -> None:
     source_report = SourceReport.after(None, "", A_MOMENT - seconds(100))
     failed = SourceReport.after(source_report, "Unreachable: no answer", A_MOMENT - seconds(40))
-    again = SourceReport.after(failed, "Unreachable: no answer", A_MOMENT)
+    failed_twice = SourceReport.after(failed, "Unreachable: no answer", A_MOMENT)
 
-    assert again.failing_since == A_MOMENT - seconds(40)
-    assert state_and_reason(again)[0] is SourceState.FAILING
+    assert failed_twice.failing_since == A_MOMENT - seconds(40)
+    assert state_and_reason(failed_twice)[0] is SourceState.FAILING
 
 
 def test_stale_source_shows_since_when_it_fails() -> None:
@@ -66,10 +66,10 @@ def test_stale_source_shows_since_when_it_fails() -> None:
 
 def test_source_that_never_answered_becomes_stale() -> None:
     first = SourceReport.after(None, "NotAllowed: 403", A_MOMENT - seconds(60))
-    late = SourceReport.after(None, "NotAllowed: 403", A_MOMENT - seconds(200))
+    late_report = SourceReport.after(None, "NotAllowed: 403", A_MOMENT - seconds(200))
 
     assert state_and_reason(first)[0] is SourceState.UNKNOWN
-    assert state_and_reason(late)[0] is SourceState.STALE
+    assert state_and_reason(late_report)[0] is SourceState.STALE
 
 
 def test_source_read_in_the_future_is_unknown() -> None:
@@ -94,15 +94,15 @@ def test_every_source_is_off_while_schedules_are_off() -> None:
     assert state_and_reason(None, is_running=False)[0] is SourceState.OFF
 
 
-def test_newest_answer_of_two_functions_counts() -> None:
-    old = SourceReport.after(None, "Unreachable: old", A_MOMENT - seconds(50))
-    new = SourceReport.after(None, "", A_MOMENT)
+def test_newest_answer_of_a_source_counts_across_functions() -> None:
+    old_failure = SourceReport.after(None, "Unreachable: old", A_MOMENT - seconds(50))
+    new_answer = SourceReport.after(None, "", A_MOMENT)
 
-    for joined in (old.joined(new), new.joined(old)):
+    for joined in (old_failure.joined(new_answer), new_answer.joined(old_failure)):
         assert (joined.seen_at, joined.error, joined.failing_since) == (A_MOMENT, "", None)
 
 
-def test_newer_failure_of_another_function_is_kept() -> None:
+def test_newer_failure_of_a_source_counts_across_functions() -> None:
     answered = SourceReport.after(None, "", A_MOMENT - seconds(50))
     failed = SourceReport.after(None, "NotAllowed: 403", A_MOMENT)
 
@@ -114,19 +114,19 @@ def test_newer_failure_of_another_function_is_kept() -> None:
 
 def test_expected_sources_follow_the_clusters_of_the_fleet() -> None:
     names = [source.name for source in expected_sources(["home", "burst"], has_hyperpod=True)]
-    half = [source.name for source in expected_sources(["home"], has_hyperpod=False)]
+    without_hyperpod = [source.name for source in expected_sources(["home"], has_hyperpod=False)]
 
     assert {"kubernetes-list/home", "kubernetes-list/burst", "kubernetes-watch/home", "hyperpod"} <= set(names)
     assert "kubernetes-watch/burst" not in names
-    assert "hyperpod" not in half
-    assert "kubernetes-list/burst" not in half
+    assert "hyperpod" not in without_hyperpod
+    assert "kubernetes-list/burst" not in without_hyperpod
 
 
 def test_every_sweep_step_is_a_source() -> None:
     assert tuple(name for name, _ in sweep_fleet.STEPS) == SWEEP_STEPS
 
 
-def test_hourly_step_is_current_for_an_hour_and_its_threshold() -> None:
+def test_hourly_sweep_step_stays_current_for_an_hour_plus_threshold() -> None:
     step = Source(kind=SourceKind.SWEEP, target="days")
     report = SourceReport.after(None, "", A_MOMENT)
     limit = 3600 + SourcePolicy().threshold_seconds(SourceKind.SWEEP)
@@ -148,7 +148,7 @@ def test_beginning_of_a_long_source_error_is_kept() -> None:
 
 
 @pytest.mark.parametrize(("length", "expected"), [(40, "40 s"), (720, "12 min"), (18_000, "5 h"), (260_000, "3 days")])
-def test_duration_of_staleness_is_written_in_one_unit(length: float, expected: str) -> None:
+def test_duration_in_a_staleness_message_has_one_unit(length: float, expected: str) -> None:
     assert span(length) == expected
 
 
@@ -163,7 +163,7 @@ def judge_beside_cluster(list_age: float) -> tuple[SourceAge, ...]:
     return judge([LIST, CYCLE], reports, POLICY, A_MOMENT)
 
 
-def test_idle_cycle_with_a_silent_cluster_is_unknown() -> None:
+def test_scheduling_cycle_is_unknown_while_its_cluster_is_silent() -> None:
     _, cycle = judge_beside_cluster(181)
 
     assert (cycle.state, cycle.age_seconds) == (SourceState.UNKNOWN, 3)
@@ -172,11 +172,11 @@ def test_idle_cycle_with_a_silent_cluster_is_unknown() -> None:
     )
 
 
-def test_cycle_with_a_failing_cluster_stays_current() -> None:
+def test_scheduling_cycle_stays_current_while_a_cluster_fails() -> None:
     assert judge_beside_cluster(180)[1].state is SourceState.CURRENT
 
 
-def test_silent_cluster_is_named_once_with_its_cycle() -> None:
+def test_silent_cluster_is_reported_once_although_its_cycle_is_unknown() -> None:
     stale, unknown = complaints(judge_beside_cluster(181))
 
     assert (len(stale), unknown) == (1, [])

@@ -11,7 +11,7 @@ from evenkeel_local.demo import DemoOutput, TimelinePrinter
 FAULT = datetime(2026, 11, 3, 10, 0, tzinfo=UTC)
 
 
-class Timelines:
+class FakeTimelines:
     """The API's timelines, by path."""
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class Timelines:
 
 
 def test_late_entry_is_printed_in_order_of_time(capsys: pytest.CaptureFixture[str]) -> None:
-    timelines = Timelines()
+    timelines = FakeTimelines()
     printer = TimelinePrinter(DemoOutput(), timelines)  # type: ignore[arg-type]  # only `get` is used
     printer.injected_at = FAULT
 

@@ -5,9 +5,9 @@ import re
 from evenkeel_local import PROJECT, worker_template
 
 
-def test_names_that_the_engine_loads_exist() -> None:
+def test_names_that_the_aws_emulator_loads_exist() -> None:
     program = (PROJECT / "local" / "evenkeel_local" / "engine_program.py").read_text(encoding="utf-8")
-    used = set(re.findall(r"\bworker_template\.(\w+)", program)) - {"py"}
+    used_names = set(re.findall(r"\bworker_template\.(\w+)", program)) - {"py"}
 
-    assert used
-    assert {name for name in used if not hasattr(worker_template, name)} == set()
+    assert used_names
+    assert {name for name in used_names if not hasattr(worker_template, name)} == set()

@@ -1,4 +1,4 @@
-"""`dev status` asks each part: a part that does not answer is down, even if its pid file exists."""
+"""`dev status` probes each part of the local data centre: a silent part is down, even if its pid file exists."""
 
 import json
 import os
@@ -13,7 +13,7 @@ import pytest
 
 from evenkeel_cli.main import main
 from evenkeel_local import dev_data_centre, probes
-from evenkeel_local.processes import ProcessMark
+from evenkeel_local.processes import ProcessIdentity
 
 Json = dict[str, Any]
 KUBECONFIG: Json = {
@@ -22,8 +22,8 @@ KUBECONFIG: Json = {
 }
 
 
-class Server:
-    """Engine, control address and API of a data centre. Every part answers, except the broken ones."""
+class FakeDataCentre:
+    """Engine, control address and API of a data centre. Every part answers, except those in `broken`."""
 
     def __init__(self) -> None:
         self.broken: set[str] = set()
@@ -33,7 +33,7 @@ class Server:
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                status = 503 if any(part in self.path for part in server.broken) else 200
+                status = 503 if any(name in self.path for name in server.broken) else 200
                 beats = [{"function": "sweep_fleet", "at": server.beat_at and server.beat_at.isoformat()}]
                 body = json.dumps({"fleet": "laptop", "heartbeats": beats}).encode()
                 self.send_response(status)
@@ -61,8 +61,8 @@ class Server:
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
-    started = Server()
+def server() -> Iterator[FakeDataCentre]:
+    started = FakeDataCentre()
     yield started
     started.stop()
 
@@ -71,11 +71,11 @@ def parts_down(results: dict[str, probes.ProbeResult]) -> set[str]:
     return {part for part, result in results.items() if not result.is_up} - {"Kubernetes"}
 
 
-def test_parts_that_answer_are_up(server: Server) -> None:
+def test_parts_of_the_data_centre_that_answer_are_up(server: FakeDataCentre) -> None:
     probe = server.probe()
 
     assert parts_down(probe) == set()
-    assert not probe["Kubernetes"].is_up  # nothing listens there
+    assert not probe["Kubernetes"].is_up  # no server listens on this port
 
 
 @pytest.mark.parametrize(
@@ -83,11 +83,11 @@ def test_parts_that_answer_are_up(server: Server) -> None:
     [
         ("_ministack/health", {"engine"}),
         ("control/health", {"GPU cluster"}),
-        ("/v1/status", {"API", "schedules"}),
+        ("/v1/overview", {"API", "schedules"}),
     ],
 )
-def test_part_that_does_not_answer_is_down(
-    server: Server, broken: str, parts: set[str], monkeypatch: pytest.MonkeyPatch
+def test_part_of_the_data_centre_that_is_silent_is_down(
+    server: FakeDataCentre, broken: str, parts: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("evenkeel_client.client._PAUSE_SECONDS", 0.0)
     server.broken = {broken}
@@ -95,7 +95,7 @@ def test_part_that_does_not_answer_is_down(
     assert parts_down(server.probe()) == parts
 
 
-def test_silent_scheduled_function_is_down(server: Server) -> None:
+def test_silent_scheduled_function_is_down(server: FakeDataCentre) -> None:
     server.beat_at = datetime.now(UTC) - timedelta(seconds=probes.SILENT_SECONDS + 5)
 
     probe = server.probe()
@@ -105,7 +105,9 @@ def test_silent_scheduled_function_is_down(server: Server) -> None:
 
 
 @pytest.mark.parametrize(("seconds", "parts"), [(10, set()), (probes.SILENT_SECONDS + 5, {"schedules"})])
-def test_function_that_never_finished_gets_some_time(server: Server, seconds: float, parts: set[str]) -> None:
+def test_function_that_never_finished_is_down_only_after_a_while(
+    server: FakeDataCentre, seconds: float, parts: set[str]
+) -> None:
     server.beat_at = None
     server.up_since = datetime.now(UTC) - timedelta(seconds=seconds)
 
@@ -126,7 +128,7 @@ def test_status_exits_1_before_any_data_centre_started(project: Path, capsys: py
 
 
 def test_status_exits_1_when_the_supervisor_is_gone(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ProcessMark(1, "another boot").write(dev_data_centre.DevPaths(project).pid)
+    ProcessIdentity(1, "another boot").write(dev_data_centre.DevPaths(project).pid)
 
     assert main(["dev", "status", "-o", "json"]) == 1
     assert json.loads(capsys.readouterr().out) == {
@@ -139,7 +141,7 @@ def test_status_exits_1_and_names_the_part_that_is_down(
     project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = dev_data_centre.DevPaths(project)
-    mark = ProcessMark.of(os.getpid())
+    mark = ProcessIdentity.of(os.getpid())
     assert mark is not None
     mark.write(paths.pid)
     paths.run_dir.mkdir()
@@ -154,6 +156,6 @@ def test_status_exits_1_and_names_the_part_that_is_down(
     monkeypatch.setattr(probes, "probe_parts", lambda *_: results)
 
     assert main(["dev", "status"]) == 1
-    shown = capsys.readouterr().out
-    assert "down: GPU cluster" in shown
-    assert "lost: all jobs." in shown
+    output = capsys.readouterr().out
+    assert "down: GPU cluster" in output
+    assert "lost: all jobs." in output

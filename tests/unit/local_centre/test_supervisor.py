@@ -1,4 +1,4 @@
-"""A dead part is restarted, with growing pauses and up to a limit."""
+"""A dead part of the local data centre is restarted, after growing pauses and only a limited number of times."""
 
 import threading
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from evenkeel_local.supervisor import (
 
 
 class StopsAfterWaits(threading.Event):
-    """An event that never waits, and is set after some waits."""
+    """An event whose `wait` returns at once. It is set after a number of waits."""
 
     def __init__(self, after: int) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ def restarted_parts(*parts: FakePart, waits: int = 20) -> tuple[Supervisor, list
     return supervisor, messages, published
 
 
-def test_dead_part_restarts_and_its_loss_is_reported() -> None:
+def test_dead_process_restarts_and_its_loss_is_reported() -> None:
     part = FakePart("GPU cluster", [True, False])
 
     supervisor, messages, published = restarted_parts(FakePart("engine", []), part)
@@ -82,7 +82,7 @@ def test_dead_part_restarts_and_its_loss_is_reported() -> None:
     assert supervisor.restarts == published[-1]
 
 
-def test_part_that_answers_no_probe_restarts() -> None:
+def test_process_that_answers_no_probe_restarts() -> None:
     part = FakePart("GPU cluster", [], silent=[False, True])
 
     _, messages, published = restarted_parts(FakePart("engine", []), part)
@@ -102,43 +102,43 @@ class Probe:
         if not self.is_answering:
             raise TimeoutError
 
-    def look(self, silence: HangDetector, seconds: float) -> bool:
+    def is_silent_after(self, silence: HangDetector, seconds: float) -> bool:
         self.now += seconds
         return silence.is_silent()
 
 
-def test_part_counts_as_silent_only_after_failed_probes() -> None:
+def test_process_counts_as_silent_only_after_several_failed_probes() -> None:
     probe = Probe()
     silence = HangDetector(probe, clock=lambda: probe.now)
-    assert not probe.look(silence, 0)
+    assert not probe.is_silent_after(silence, 0)
 
     probe.is_answering = False
-    assert [probe.look(silence, PROBE_SECONDS) for _ in range(7)] == [False] * 6 + [True]
+    assert [probe.is_silent_after(silence, PROBE_SECONDS) for _ in range(7)] == [False] * 6 + [True]
 
 
 def test_one_successful_probe_resets_the_failed_probes() -> None:
     probe = Probe()
     silence = HangDetector(probe, clock=lambda: probe.now)
     probe.is_answering = False
-    assert not any(probe.look(silence, PROBE_SECONDS) for _ in range(6))
+    assert not any(probe.is_silent_after(silence, PROBE_SECONDS) for _ in range(6))
 
     probe.is_answering = True
-    assert not probe.look(silence, PROBE_SECONDS)
+    assert not probe.is_silent_after(silence, PROBE_SECONDS)
     probe.is_answering = False
-    assert not any(probe.look(silence, PROBE_SECONDS) for _ in range(6))
+    assert not any(probe.is_silent_after(silence, PROBE_SECONDS) for _ in range(6))
 
 
-def test_part_is_probed_no_more_often_than_needed() -> None:
+def test_process_is_not_probed_more_often_than_needed() -> None:
     probe = Probe()
     silence = HangDetector(probe, clock=lambda: probe.now)
 
     for _ in range(40):
-        probe.look(silence, PROBE_SECONDS / 20)
+        probe.is_silent_after(silence, PROBE_SECONDS / 20)
 
     assert probe.calls == 2
 
 
-def test_no_part_restarts_while_all_parts_run() -> None:
+def test_no_process_restarts_while_all_processes_run() -> None:
     part = FakePart("engine", [])
 
     _, messages, _ = restarted_parts(part)
@@ -156,7 +156,7 @@ def test_failed_start_is_retried_after_a_longer_pause() -> None:
     assert "the port is in use" in messages[1]
 
 
-def test_part_that_keeps_failing_is_not_restarted_again() -> None:
+def test_process_that_keeps_failing_is_not_restarted_again() -> None:
     part = FakePart("engine", [False] * 100)
 
     with pytest.raises(RestartLimitReached, match="engine died: it died more than 5 times"):

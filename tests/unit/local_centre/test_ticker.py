@@ -14,8 +14,8 @@ from evenkeel_local.ticker import rest_seconds
     ],
 )
 def test_ticker_pauses_a_busy_function_as_long_as_it_ran(took: float, rest: float) -> None:
-    assert rest_seconds(took, 1.0, waits=False) == rest
+    assert rest_seconds(took, 1.0, is_long_running=False) == rest
 
 
 def test_ticker_pauses_an_idle_function_at_most_one_interval() -> None:
-    assert [rest_seconds(took, 1.0, waits=True) for took in (0.2, 3.0, 60.0)] == [0.8, 1.0, 1.0]
+    assert [rest_seconds(took, 1.0, is_long_running=True) for took in (0.2, 3.0, 60.0)] == [0.8, 1.0, 1.0]

@@ -9,7 +9,7 @@ from evenkeel.services.storage import fleet_rows, quota_rows
 from tests.fakes.system import A_MOMENT
 
 
-def an_act(kind: str) -> TimelineEntry:
+def an_audit_entry(kind: str) -> TimelineEntry:
     return TimelineEntry(at=A_MOMENT, kind=kind, text="role/Op (ana) did it.", writer="role/Op (ana)")
 
 
@@ -18,13 +18,13 @@ def an_act(kind: str) -> TimelineEntry:
     [("held", 1), ("released", 1), ("acknowledged", 0), ("approved", 0), ("declined", 0)],
 )
 def test_only_holds_and_releases_are_published_as_automation_changes(kind: str, published: int) -> None:
-    change = RowChange(None, fleet_rows.automation_event_row(an_act(kind), "request"), A_MOMENT)
+    change = RowChange(None, fleet_rows.automation_event_row(an_audit_entry(kind), "request"), A_MOMENT)
 
     assert len(derive(change, "laptop")) == published
 
 
 def test_published_change_of_quotas_names_its_author() -> None:
-    change = RowChange(None, quota_rows.setup_event_row(an_act("setup"), 1), A_MOMENT)
+    change = RowChange(None, quota_rows.setup_event_row(an_audit_entry("setup"), 1), A_MOMENT)
 
     (event,) = derive(change, "laptop")
 

@@ -12,7 +12,7 @@ import pytest
 from evenkeel.domain.health.incidents import AffectedJob, Approval, Incident, StoredRecoveryPlan
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.outbound.events import DATA_OF, OutboundKind
-from evenkeel.domain.recovery.leases import ManualCordon, ManualCordons
+from evenkeel.domain.recovery.manual_cordons import ManualCordon, ManualCordons
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import Value
 from evenkeel.ports import Key, NotAllowed, Row, RowChange, Table, Throttled
@@ -40,18 +40,18 @@ def context_of(world: FakeWorld) -> Any:
     return a_context(world)
 
 
-def changed(key: Key, before: Value | None, after: Value | dict[str, Any], version: int = 2) -> RowChange:
+def row_change(key: Key, before: Value | None, after: Value | dict[str, Any], version: int = 2) -> RowChange:
     doc = after.to_json() if isinstance(after, Value) else after
-    old = Row(key, before.to_json(), version - 1) if before else None
-    return RowChange(old, Row(key, doc, version), AT)
+    old_row = Row(key, before.to_json(), version - 1) if before else None
+    return RowChange(old_row, Row(key, doc, version), AT)
 
 
 def job_change(before: Job | None, after: Job) -> RowChange:
-    return changed(job_rows.job_key(after.job_id), before, after)
+    return row_change(job_rows.job_key(after.job_id), before, after)
 
 
 def incident_change(before: Incident | None, after: Incident) -> RowChange:
-    return changed(incident_rows.incident_key(after.incident_id), before, after)
+    return row_change(incident_rows.incident_key(after.incident_id), before, after)
 
 
 def event_kinds(change: RowChange) -> list[str]:
@@ -63,7 +63,7 @@ def incident_awaiting_approval(number: int = 1) -> StoredRecoveryPlan:
         run=1,
         outcome="ASK",
         repairs_node=True,
-        settle_seconds=60,
+        evidence_wait_seconds=60,
         max_repairs=2,
         decision_id=f"dec-{number}",
         reason="Replace the node: no reboot clears Xid 79.",
@@ -90,26 +90,28 @@ STATES_OF_A_JOB = [
 
 @pytest.mark.parametrize(("before", "after", "attempt", "kind"), STATES_OF_A_JOB)
 def test_job_transition_has_its_event(before: str | None, after: str, attempt: int, kind: str | None) -> None:
-    old = a_job(state=before) if before else None
+    old_job = a_job(state=before) if before else None
 
-    assert event_kinds(job_change(old, a_job(state=after, current_attempt=attempt))) == ([kind] if kind else [])
+    assert event_kinds(job_change(old_job, a_job(state=after, current_attempt=attempt))) == ([kind] if kind else [])
 
 
-def test_opening_approval_request_and_settlement_are_published_once_each() -> None:
+def test_incident_publishes_its_opening_approval_request_and_settlement_once() -> None:
     opened = an_incident()
-    asks = opened.replace(plan=incident_awaiting_approval())
-    asks_again = opened.replace(plan=incident_awaiting_approval(2))
-    approved = asks.replace(approval=Approval(decision_id="dec-1", approves=True, by="ana", reason="", at=AT))
+    awaiting_approval = opened.replace(plan=incident_awaiting_approval())
+    awaiting_second_approval = opened.replace(plan=incident_awaiting_approval(2))
+    approved = awaiting_approval.replace(
+        approval=Approval(decision_id="dec-1", approves=True, by="ana", reason="", at=AT)
+    )
     failed = approved.replace(state="WAITING_FOR_PERSON", outcome="Every repair was used.")
     recovered = approved.replace(state="RECOVERED", outcome="The node is back.")
 
     assert event_kinds(incident_change(None, opened)) == ["Incident Opened"]
-    assert event_kinds(incident_change(opened, asks)) == ["Incident Needs Person"]
-    assert event_kinds(incident_change(asks, asks.replace(evidence_count=2))) == []
-    assert event_kinds(incident_change(asks, asks_again)) == ["Incident Needs Person"], (
+    assert event_kinds(incident_change(opened, awaiting_approval)) == ["Incident Needs Person"]
+    assert event_kinds(incident_change(awaiting_approval, awaiting_approval.replace(evidence_count=2))) == []
+    assert event_kinds(incident_change(awaiting_approval, awaiting_second_approval)) == ["Incident Needs Person"], (
         "another plan is another question"
     )
-    assert event_kinds(incident_change(asks, approved)) == []
+    assert event_kinds(incident_change(awaiting_approval, approved)) == []
     assert event_kinds(incident_change(approved, failed)) == ["Incident Needs Person", "Incident Settled"]
     assert event_kinds(incident_change(approved, recovered)) == ["Incident Settled"]
     assert event_kinds(incident_change(failed, failed.replace(paged_at=AT))) == []
@@ -119,18 +121,18 @@ def test_joining_and_leaving_of_a_node_are_published() -> None:
     node = a_fleet_node(1)
     key = fleet_rows.node_key(node.life.cluster, node.life.instance_id)
 
-    assert event_kinds(changed(key, None, node)) == ["Node Joined"]
-    assert event_kinds(changed(key, node, node.replace(accelerators_in_use=8))) == []
-    assert event_kinds(changed(key, node, node.replace(is_gone=True))) == ["Node Left"]
-    assert event_kinds(changed(key, node.replace(is_gone=True), node.replace(is_gone=True, zone="b"))) == []
+    assert event_kinds(row_change(key, None, node)) == ["Node Joined"]
+    assert event_kinds(row_change(key, node, node.replace(accelerators_in_use=8))) == []
+    assert event_kinds(row_change(key, node, node.replace(is_gone=True))) == ["Node Left"]
+    assert event_kinds(row_change(key, node.replace(is_gone=True), node.replace(is_gone=True, zone="b"))) == []
 
 
 def test_changes_by_people_name_the_person() -> None:
     entry_row = fleet_rows.automation_event_row(
         TimelineEntry(at=AT, kind="held", text="Held by ana until noon: storm", writer="ana"), "r-1"
     )
-    cordon = ManualCordon(life=A_LIFE.key, by="ben", reason="swap the NIC", at=AT)
-    cordons = changed(fleet_rows.manual_cordons_key(), ManualCordons(), ManualCordons(cordons=(cordon,)))
+    cordon = ManualCordon(life_key=A_LIFE.key, by="ben", reason="swap the NIC", at=AT)
+    cordons = row_change(fleet_rows.manual_cordons_key(), ManualCordons(), ManualCordons(cordons=(cordon,)))
     setup = quota_rows.setup_event_row(TimelineEntry(at=AT, kind="setup", text="Team nlp set by cleo: more"), 3)
     policy = {
         "fingerprint": "f",
@@ -142,7 +144,7 @@ def test_changes_by_people_name_the_person() -> None:
             "at": "2026-11-03T10:15:02Z",
         },
     }
-    of_policy = changed(Key(Table.INCIDENTS, "POLICY#site", "REQUEST#r-1"), None, policy, 1)
+    of_policy = row_change(Key(Table.INCIDENTS, "POLICY#site", "REQUEST#r-1"), None, policy, 1)
 
     outbound_events = [
         event
@@ -160,7 +162,7 @@ def test_changes_by_people_name_the_person() -> None:
     assert SECRET not in outbound_events[3].model_dump_json(), "only administrators read the policy and its reasons"
 
 
-def test_other_rows_publish_nothing() -> None:
+def test_change_of_an_internal_row_publishes_nothing() -> None:
     for key in (
         Key(Table.JOBS, "JOB#job-1", "ATTEMPT#00001"),
         Key(Table.JOBS, "JOB#srv-1", "SERVING"),
@@ -168,7 +170,7 @@ def test_other_rows_publish_nothing() -> None:
         Key(Table.FLEET, "HOLD#fleet", "META"),
         Key(Table.QUOTAS, "TREE#fleet", "META"),
     ):
-        assert event_kinds(changed(key, None, {"a": 1})) == []
+        assert event_kinds(row_change(key, None, {"a": 1})) == []
 
 
 EVERY_KIND = [
@@ -180,16 +182,16 @@ EVERY_KIND = [
         for before, after, attempt, kind in STATES_OF_A_JOB
         if kind
     ),
-    changed(fleet_rows.node_key("c", "i-1"), None, a_fleet_node(1)),
-    changed(fleet_rows.node_key("c", "i-1"), a_fleet_node(1), a_fleet_node(1).replace(is_gone=True)),
+    row_change(fleet_rows.node_key("c", "i-1"), None, a_fleet_node(1)),
+    row_change(fleet_rows.node_key("c", "i-1"), a_fleet_node(1), a_fleet_node(1).replace(is_gone=True)),
     RowChange(None, fleet_rows.automation_event_row(TimelineEntry(at=AT, kind="held", text="Held."), "r"), AT),
     RowChange(None, quota_rows.setup_event_row(TimelineEntry(at=AT, kind="setup", text="Set."), 3), AT),
-    changed(
+    row_change(
         fleet_rows.manual_cordons_key(),
         None,
-        ManualCordons(cordons=(ManualCordon(life=A_LIFE.key, by="ben", reason="", at=AT),)),
+        ManualCordons(cordons=(ManualCordon(life_key=A_LIFE.key, by="ben", reason="", at=AT),)),
     ),
-    changed(
+    row_change(
         Key(Table.INCIDENTS, "POLICY#site", "REQUEST#r"),
         None,
         {"change": {"number": 1, "changes": {}, "by": "dan", "reason": "r", "at": "2026-11-03T10:15:02Z"}},
@@ -234,10 +236,10 @@ def test_repeated_change_is_listed_once_under_one_event_id(world: FakeWorld) -> 
 
 def test_two_changes_have_different_event_ids() -> None:
     job = a_job(state="RUNNING", current_attempt=1)
-    once = changed(job_rows.job_key(job.job_id), job, job.replace(state="PENDING"), 7)
-    later = changed(job_rows.job_key(job.job_id), job, job.replace(state="PENDING"), 12)
+    once = row_change(job_rows.job_key(job.job_id), job, job.replace(state="PENDING"), 7)
+    later_change = row_change(job_rows.job_key(job.job_id), job, job.replace(state="PENDING"), 12)
 
-    ids = {event.event_id for change in (once, later) for event in publish_events.derive(change, "research")}
+    ids = {event.event_id for change in (once, later_change) for event in publish_events.derive(change, "research")}
 
     assert len(ids) == 2
 
@@ -269,11 +271,11 @@ def test_private_fields_of_a_job_are_never_published(world: FakeWorld) -> None:
 
     assert len(world.event_bus.events) == 3
     assert SECRET not in json.dumps([event.detail for event in world.event_bus.events])
-    listed = world.ledger.by_state(Table.INCIDENTS, "EVT#2026-11").rows
-    assert SECRET not in json.dumps([row.doc for row in listed])
+    event_rows = world.ledger.by_state(Table.INCIDENTS, "EVT#2026-11").rows
+    assert SECRET not in json.dumps([row.doc for row in event_rows])
 
 
-def test_event_about_many_jobs_stays_small() -> None:
+def test_event_about_2000_jobs_is_shortened() -> None:
     jobs = tuple(AffectedJob(job_id=f"job-{number:04d}", attempt=1) for number in range(2000))
 
     (event,) = publish_events.derive(incident_change(None, an_incident(affected_jobs=jobs)), "research")
@@ -284,7 +286,7 @@ def test_event_about_many_jobs_stays_small() -> None:
 # ---------------------------------------------------------------- the stream
 
 
-def record(change: RowChange, name: str = "MODIFY") -> dict[str, Any]:
+def stream_record(change: RowChange, name: str = "MODIFY") -> dict[str, Any]:
     def image(row: Row) -> dict[str, Any]:
         return {
             "pk": {"S": row.key.pk},
@@ -307,7 +309,7 @@ def record(change: RowChange, name: str = "MODIFY") -> dict[str, Any]:
 
 
 @pytest.fixture
-def streamed(world: FakeWorld) -> Iterator[FakeWorld]:
+def world_with_stream(world: FakeWorld) -> Iterator[FakeWorld]:
     settings = Settings.model_validate(
         {
             "JOBS_TABLE": "JOBS-t",
@@ -329,29 +331,31 @@ def publish_batch(batch: list[dict[str, Any]]) -> None:
     handler({"Records": batch}, CONTEXT)
 
 
-def test_batch_of_the_stream_is_published_in_order(streamed: FakeWorld) -> None:
+def test_changes_of_one_stream_batch_are_published_in_order(world_with_stream: FakeWorld) -> None:
     job = a_job(state="STARTING", current_attempt=1)
     batch = [
-        record(job_change(job, job.replace(state="RUNNING"))),
-        record(job_change(job.replace(state="RUNNING"), job.replace(state="SUCCEEDED"))),
-        {**record(job_change(job, job)), "eventName": "REMOVE"},
+        stream_record(job_change(job, job.replace(state="RUNNING"))),
+        stream_record(job_change(job.replace(state="RUNNING"), job.replace(state="SUCCEEDED"))),
+        {**stream_record(job_change(job, job)), "eventName": "REMOVE"},
     ]
 
     publish_batch(batch)
 
-    assert [event.detail_type for event in streamed.event_bus.events] == ["Job Started", "Job Ended"]
-    assert streamed.event_bus.events[0].detail["metadata"]["occurredAt"] == "2026-11-03T10:15:02.000000Z"
+    assert [event.detail_type for event in world_with_stream.event_bus.events] == ["Job Started", "Job Ended"]
+    assert world_with_stream.event_bus.events[0].detail["metadata"]["occurredAt"] == "2026-11-03T10:15:02.000000Z"
 
 
-def test_unreadable_change_does_not_stop_other_changes(streamed: FakeWorld) -> None:
+def test_unreadable_change_does_not_stop_other_changes(world_with_stream: FakeWorld) -> None:
     job = a_job(state="STARTING", current_attempt=1)
-    bad = record(job_change(job, job.replace(state="RUNNING")))
+    bad = stream_record(job_change(job, job.replace(state="RUNNING")))
     bad["dynamodb"]["NewImage"]["doc"] = {"S": '{"state": "NONSENSE"}'}
 
-    publish_batch([bad, record(job_change(job, job.replace(state="RUNNING")))])
+    publish_batch([bad, stream_record(job_change(job, job.replace(state="RUNNING")))])
 
-    assert [event.detail_type for event in streamed.event_bus.events] == ["Job Started"]
-    assert [line.message for line in streamed.telemetry.lines if line.level == "ERROR"] == ["ChangeNotPublished"]
+    assert [event.detail_type for event in world_with_stream.event_bus.events] == ["Job Started"]
+    assert [line.message for line in world_with_stream.telemetry.lines if line.level == "ERROR"] == [
+        "ChangeNotPublished"
+    ]
 
 
 class BusyBus:
@@ -361,21 +365,21 @@ class BusyBus:
         raise Throttled("the bus is busy")
 
 
-def test_transient_failure_returns_the_batch_to_the_stream(streamed: FakeWorld) -> None:
+def test_transient_failure_returns_the_batch_to_the_stream(world_with_stream: FakeWorld) -> None:
     job = a_job(state="STARTING", current_attempt=1)
-    ports = {name: getattr(streamed, name) for name in ("ledger", "chat", "telemetry", "clock")}
+    ports = {name: getattr(world_with_stream, name) for name in ("ledger", "chat", "telemetry", "clock")}
 
     with (
         wiring.use_world(wiring.World(wiring.world().settings, **ports, event_bus=BusyBus())),
         pytest.raises(Throttled),
     ):
-        publish_batch([record(job_change(job, job.replace(state="RUNNING")))])
+        publish_batch([stream_record(job_change(job, job.replace(state="RUNNING")))])
 
 
-def test_denied_publication_is_tried_again(streamed: FakeWorld) -> None:
+def test_denied_publication_is_tried_again(world_with_stream: FakeWorld) -> None:
     """A missing permission is a fault of the deployment, so the events wait in the stream."""
     job = a_job(state="STARTING", current_attempt=1)
-    ports = {name: getattr(streamed, name) for name in ("ledger", "chat", "telemetry", "clock")}
+    ports = {name: getattr(world_with_stream, name) for name in ("ledger", "chat", "telemetry", "clock")}
 
     class Denied(BusyBus):
         def publish(self, events: Any) -> None:
@@ -385,4 +389,4 @@ def test_denied_publication_is_tried_again(streamed: FakeWorld) -> None:
         wiring.use_world(wiring.World(wiring.world().settings, **ports, event_bus=Denied())),
         pytest.raises(NotAllowed),
     ):
-        publish_batch([record(job_change(job, job.replace(state="RUNNING")))])
+        publish_batch([stream_record(job_change(job, job.replace(state="RUNNING")))])

@@ -7,7 +7,7 @@ from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.recovery.leases import RepairRequest
 from evenkeel.domain.recovery.node_slot import ObservedNode, SlotState
-from evenkeel.domain.recovery.plan import Owner, PlanFacts
+from evenkeel.domain.recovery.plan import NodeOwner, PlanFacts
 from evenkeel.domain.recovery.repair import RepairFacts
 from evenkeel.domain.recovery.validation import Validity
 from tests.fakes import a_node, a_provider_node
@@ -16,8 +16,8 @@ from tests.fakes.system import A_MOMENT
 
 LIFE = NodeLife(cluster=CLUSTER, instance_id=instance_id(1), launched_at=A_MOMENT.replace(hour=8, minute=0, second=0))
 SLOT = f"{CLUSTER}/seat-1"
-WELL = Validity(is_valid=True, reason="It is well.")
-ILL = Validity(is_valid=False, reason="It is ill.")
+VALID = Validity(is_valid=True, reason="It is well.")
+INVALID = Validity(is_valid=False, reason="It is ill.")
 
 
 def at(seconds: float) -> datetime:
@@ -59,13 +59,13 @@ def a_repair_request(
 
 
 def a_slot_state(*, successor: ObservedNode | None = None, **node: Any) -> SlotState:
-    original = ObservedNode(record=a_provider_node(1), node=a_node(1, **{"boot_id": "boot-1", **node}))
+    original = ObservedNode(provider_node=a_provider_node(1), node=a_node(1, **{"boot_id": "boot-1", **node}))
     return SlotState(original=original, replacement=successor)
 
 
 def a_successor(seconds: float = 60, status: str = "Running", **node: Any) -> ObservedNode:
     record = a_provider_node(9, logical_id="seat-1", launched_at=at(seconds), status=status)
-    return ObservedNode(record=record, node=a_node(9, **node))
+    return ObservedNode(provider_node=record, node=a_node(9, **node))
 
 
 def repair_facts(**changes: Any) -> RepairFacts:
@@ -74,7 +74,7 @@ def repair_facts(**changes: Any) -> RepairFacts:
         "life": LIFE,
         "fault_key": "hp:NvidiaErrorReboot",
         "ladder": ("reboot", "replace"),
-        "owner": Owner.EVENKEEL,
+        "owner": NodeOwner.EVENKEEL,
         "opened_at": at(0),
         "boot_id_at_opening": "boot-1",
         "has_recovered": False,
@@ -83,7 +83,7 @@ def repair_facts(**changes: Any) -> RepairFacts:
         "lease_holder": "",
         "requests": (),
         "slot_state": a_slot_state(),
-        "validity": ILL,
+        "validity": INVALID,
         "hold": None,
         "now": at(20),
     }

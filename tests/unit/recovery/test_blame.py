@@ -25,13 +25,20 @@ def test_recently_faulty_node_is_blamed_before_the_reporting_rank(minutes_before
 
 
 def test_first_of_two_faulty_nodes_is_the_cause() -> None:
-    early = an_incident(2, last_signal_at=SEEN_AT - timedelta(minutes=5))
-    late = an_incident(1, last_signal_at=SEEN_AT - timedelta(minutes=1))
+    earlier_incident = an_incident(2, last_signal_at=SEEN_AT - timedelta(minutes=5))
+    later_incident = an_incident(1, last_signal_at=SEEN_AT - timedelta(minutes=1))
 
-    blamed = attribute_fault(attribution_facts(ATTEMPT, None, {early.life.key: early, late.life.key: late}, SEEN_AT))
+    blamed = attribute_fault(
+        attribution_facts(
+            ATTEMPT,
+            None,
+            {earlier_incident.life.key: earlier_incident, later_incident.life.key: later_incident},
+            SEEN_AT,
+        )
+    )
 
     assert blamed
-    assert blamed.instance_id == early.life.instance_id
+    assert blamed.instance_id == earlier_incident.life.instance_id
 
 
 @pytest.mark.parametrize(("rank", "number"), [(None, 1), (0, 1), (1, 2)])

@@ -33,12 +33,14 @@ def a_fault(drain_seconds: int = 300, can_save: CanSave = CanSave.TRY, **changes
     return default_catalogue().look_up("xid:79").replace(drain_seconds=drain_seconds, can_save=can_save, **changes)
 
 
-def grace_of(fault: Fault, wanted: int, act: JobAction = JobAction.MOVE, deadline_at: datetime | None = None) -> Drain:
+def grace_of(
+    fault: Fault, requested_seconds: int, act: JobAction = JobAction.MOVE, deadline_at: datetime | None = None
+) -> Drain:
     facts = DrainFacts(
         can_save=fault.can_save,
         drain_seconds=fault.drain_seconds,
         action=act,
-        wanted_seconds=wanted,
+        wanted_seconds=requested_seconds,
         deadline_at=deadline_at,
         now=at(0),
     )
@@ -72,7 +74,7 @@ def test_spot_notice_leaves_ninety_seconds_to_save() -> None:
     assert "before the node terminates" in drain.reason
 
 
-def test_past_deadline_leaves_no_grace() -> None:
+def test_node_past_its_deadline_gives_jobs_no_grace() -> None:
     assert grace_of(SPOT, 3600, deadline_at=at(10)).grace_seconds == 0
 
 
@@ -87,7 +89,7 @@ def test_drain_does_not_wait_for_an_unusable_checkpoint(act: JobAction) -> None:
     can_save=st.sampled_from(list(CanSave)),
     deadline=st.none() | st.integers(0, 600),
 )
-def test_grace_never_exceeds_the_request_or_the_deadline(
+def test_grace_never_exceeds_the_jobs_request_or_the_deadline(
     wanted: int, drain_seconds: int, can_save: CanSave, deadline: int | None
 ) -> None:
     deadline_at = None if deadline is None else at(deadline)
@@ -98,7 +100,7 @@ def test_grace_never_exceeds_the_request_or_the_deadline(
     assert deadline is None or grace <= max(0, deadline - POLICY.jobs.rest_before_deadline_seconds)
 
 
-# ---------------------------------------------------------------- cordon only
+# ---------------------------------------------------------------- jobs that may finish on a cordoned node
 
 
 def finishing_deadline(fault: Fault, wish: OnNodeFault = OnNodeFault.FINISH, **changes: Any) -> datetime | None:
@@ -120,7 +122,7 @@ def test_no_job_finishes_on_an_untrusted_node(fault: Fault) -> None:
     assert finishing_deadline(fault) is None
 
 
-# ---------------------------------------------------------------- work that is not ours
+# ---------------------------------------------------------------- unmanaged pods
 
 
 def a_pod(recreation: PodRecreation) -> UnmanagedPod:
@@ -155,16 +157,16 @@ def a_pod(recreation: PodRecreation) -> UnmanagedPod:
         ),
     ],
 )
-def test_unmanaged_pod_is_evicted_and_then_a_person_decides(
+def test_unmanaged_pod_is_awaited_evicted_or_left_to_a_person(
     recreation: PodRecreation, now: int, changes: dict[str, Any], act: UnmanagedPodAction
 ) -> None:
     facts: dict[str, Any] = {"until": at(300), "has_deadline": False, "policy": POLICY, "now": at(now)}
-    given_ = {"fault": a_fault(300), **facts, **changes}
+    arguments = {"fault": a_fault(300), **facts, **changes}
 
-    assert decide_unmanaged_pod(a_pod(recreation), given_.pop("fault"), **given_).action is act
+    assert decide_unmanaged_pod(a_pod(recreation), arguments.pop("fault"), **arguments).action is act
 
 
-def test_drain_ends_at_limit_of_its_class_or_node_deadline() -> None:
+def test_drain_ends_at_its_class_limit_or_node_deadline() -> None:
     assert drain_deadline(a_fault(300), opened_at=at(0), deadline_at=None, policy=POLICY) == at(300)
     assert drain_deadline(a_fault(300), opened_at=at(0), deadline_at=at(120), policy=POLICY) == at(120)
     assert drain_deadline(a_fault(-1), opened_at=at(0), deadline_at=None, policy=POLICY) == at(300)

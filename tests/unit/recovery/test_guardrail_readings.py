@@ -20,18 +20,23 @@ from tests.unit.recovery.test_guardrails import (
     POLICY,
     a_group_fact,
     a_register,
-    entry,
+    a_register_entry,
     guardrail_facts,
     zone_cause,
 )
 
-_ENTRIES = [(), (entry(1),), (entry(1), entry(2)), (entry(1), entry(2), entry(3, "p4"), entry(4, "p4"))]
+_ENTRIES = [
+    (),
+    (a_register_entry(1),),
+    (a_register_entry(1), a_register_entry(2)),
+    (a_register_entry(1), a_register_entry(2), a_register_entry(3, "p4"), a_register_entry(4, "p4")),
+]
 _REQUESTS = [(), (9_000, 9_100), (9_000, 9_100, 9_200, 9_300, 9_400)]
 _CAUSES = [(), (zone_cause(9_500),), (zone_cause(9_500, 9_600, 9_700), zone_cause(9_500))]
-_OTHERS: list[dict[str, Any]] = [
+_OTHER_FACTS: list[dict[str, Any]] = [
     {},
     {"hold": HOLD},
-    {"group_facts": (a_group_fact(GroupFactKind.NO_CAPACITY, 9_800),)},
+    {"group_reports": (a_group_fact(GroupFactKind.NO_CAPACITY, 9_800),)},
     {"looks_healthy": True, "evidence_at": 7_000},
 ]
 
@@ -39,7 +44,7 @@ _OTHERS: list[dict[str, Any]] = [
 def every_case() -> list[GuardrailFacts]:
     return [
         guardrail_facts(under_way=a_register(*entries, requested_at=requested), causes=causes, **changes)
-        for entries, requested, causes, changes in itertools.product(_ENTRIES, _REQUESTS, _CAUSES, _OTHERS)
+        for entries, requested, causes, changes in itertools.product(_ENTRIES, _REQUESTS, _CAUSES, _OTHER_FACTS)
     ]
 
 
@@ -48,7 +53,7 @@ def readings_of(facts: GuardrailFacts, action: GuardrailAction) -> dict[Guardrai
 
 
 @pytest.mark.parametrize("action", [GuardrailAction.CORDON, GuardrailAction.REPLACE])
-def test_reading_reaches_its_limit_exactly_when_it_blocks(action: GuardrailAction) -> None:
+def test_guardrail_reading_is_at_its_limit_exactly_when_it_blocks(action: GuardrailAction) -> None:
     for facts in every_case():
         for reading in read_guardrails(action, facts, POLICY):
             assert reading.reading is not None
@@ -71,7 +76,7 @@ def test_every_guardrail_of_an_action_has_a_reading(action: GuardrailAction) -> 
     assert check_guardrails(action, guardrail_facts(), POLICY).is_allowed
 
 
-def test_shared_cause_nearest_to_its_limit_is_shown() -> None:
+def test_shared_cause_reading_shows_the_cause_nearest_its_limit() -> None:
     facts = guardrail_facts(causes=(zone_cause(9_500, nodes=100), zone_cause(9_600, 9_700)))
 
     reading = readings_of(facts, GuardrailAction.REPLACE)[GuardrailName.SHARED_CAUSE]
@@ -80,14 +85,14 @@ def test_shared_cause_nearest_to_its_limit_is_shown() -> None:
     assert reading.unit == "unhealthy nodes of zone use1-az1"
 
 
-def test_limit_of_a_pool_of_unknown_size_is_unknown() -> None:
+def test_guardrail_limit_of_a_pool_of_unknown_size_is_unknown() -> None:
     readings = readings_of(guardrail_facts(pool_nodes=0), GuardrailAction.REPLACE)
 
     assert readings[GuardrailName.POOL_REPAIRS].limit is None
 
 
 @pytest.mark.parametrize(("evidence_at", "minutes"), [(None, None), (10_030, 0), (9_000, 16)])
-def test_age_of_evidence_is_unknown_or_at_least_zero(evidence_at: int | None, minutes: int | None) -> None:
+def test_evidence_age_is_unknown_or_at_least_zero_minutes(evidence_at: int | None, minutes: int | None) -> None:
     facts = guardrail_facts(evidence_at=None if evidence_at is None else at(evidence_at))
 
     readings = readings_of(facts, GuardrailAction.REPLACE)
@@ -96,8 +101,8 @@ def test_age_of_evidence_is_unknown_or_at_least_zero(evidence_at: int | None, mi
 
 
 def test_shared_cause_of_incidents_far_apart_stays_below_its_limit() -> None:
-    apart = zone_cause().replace(open_at=tuple(at(seconds) for seconds in (-90_000, -50_000, 9_600)))
-    facts = guardrail_facts(causes=(apart,))
+    distant_incidents = zone_cause().replace(open_at=tuple(at(seconds) for seconds in (-90_000, -50_000, 9_600)))
+    facts = guardrail_facts(causes=(distant_incidents,))
 
     reading = readings_of(facts, GuardrailAction.REPLACE)[GuardrailName.SHARED_CAUSE]
 

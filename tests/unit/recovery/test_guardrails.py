@@ -25,10 +25,10 @@ from evenkeel.domain.recovery.guardrails import (
     SharedCause,
     check_guardrails,
     pool_limit,
-    released_actions,
     shared_causes,
+    unblocked_actions,
 )
-from evenkeel.domain.recovery.leases import Hold, Holds
+from evenkeel.domain.recovery.holds import Hold, Holds
 from evenkeel.domain.recovery.repair_policy import GuardrailPolicy
 from tests.examples import examples
 from tests.unit.recovery.facts import at
@@ -50,12 +50,12 @@ POLICY = GuardrailPolicy(
 HOLD = Hold(by="ana", reason="looking at it", since=at(0), until=at(20_000))
 
 
-def life(number: int) -> NodeLife:
+def a_life(number: int) -> NodeLife:
     return NodeLife(cluster="c", instance_id=f"i-{number:08x}", launched_at=at(-90_000))
 
 
-def entry(number: int, pool: str = "p5", **changes: Any) -> RegisterEntry:
-    facts = {"life": life(number).key, "incident_id": f"inc-{number}", "pool": pool, "since": at(9_000)}
+def a_register_entry(number: int, pool: str = "p5", **changes: Any) -> RegisterEntry:
+    facts = {"life": a_life(number).key, "incident_id": f"inc-{number}", "pool": pool, "since": at(9_000)}
     return RegisterEntry.model_validate({**facts, **changes})
 
 
@@ -64,7 +64,7 @@ def a_register(*entries: RegisterEntry, requested_at: Sequence[float] = ()) -> R
 
 
 def guardrail_facts(**changes: Any) -> GuardrailFacts:
-    facts = {"life": life(0).key, "pool": "p5", "pool_nodes": 8, "evidence_at": at(9_900), "now": NOW}
+    facts = {"life": a_life(0).key, "pool": "p5", "pool_nodes": 8, "evidence_at": at(9_900), "now": NOW}
     return GuardrailFacts.model_validate({**facts, **changes})
 
 
@@ -98,21 +98,21 @@ BLOCKED_CASES: list[tuple[str, GuardrailName, GuardrailAction, dict[str, Any], s
         "no capacity for a new machine",
         GuardrailName.GROUP_TROUBLE,
         GuardrailAction.REPLACE,
-        {"group_facts": (a_group_fact(GroupFactKind.NO_CAPACITY, 9_500),)},
+        {"group_reports": (a_group_fact(GroupFactKind.NO_CAPACITY, 9_500),)},
         "p5: HyperPod has no capacity for it",
     ),
     (
         "the lifecycle script fails",
         GuardrailName.GROUP_TROUBLE,
         GuardrailAction.REPLACE,
-        {"group_facts": (a_group_fact(GroupFactKind.LIFECYCLE_SCRIPT_FAILED, 9_500),)},
+        {"group_reports": (a_group_fact(GroupFactKind.LIFECYCLE_SCRIPT_FAILED, 9_500),)},
         "p5: its lifecycle script fails on new nodes",
     ),
     (
         "the cluster has failed",
         GuardrailName.GROUP_TROUBLE,
         GuardrailAction.REBOOT,
-        {"group_facts": (a_group_fact(GroupFactKind.CLUSTER_FAILED, 9_500, ""),)},
+        {"group_reports": (a_group_fact(GroupFactKind.CLUSTER_FAILED, 9_500, ""),)},
         "the cluster: the cluster itself has failed",
     ),
     (
@@ -133,14 +133,14 @@ BLOCKED_CASES: list[tuple[str, GuardrailName, GuardrailAction, dict[str, Any], s
         "three in repair",
         GuardrailName.FLEET_REPAIRS,
         GuardrailAction.REBOOT,
-        {"under_way": a_register(*(entry(n, "other") for n in (1, 2, 3)))},
+        {"under_way": a_register(*(a_register_entry(n, "other") for n in (1, 2, 3)))},
         "3 nodes of the fleet are in repair; the limit is 3.",
     ),
     (
         "a quarter of the pool in repair",
         GuardrailName.POOL_REPAIRS,
         GuardrailAction.REBOOT,
-        {"under_way": a_register(entry(1), entry(2))},
+        {"under_way": a_register(a_register_entry(1), a_register_entry(2))},
         "2 of 8 nodes of p5 are in repair; the limit is 2.",
     ),
     (
@@ -154,21 +154,24 @@ BLOCKED_CASES: list[tuple[str, GuardrailName, GuardrailAction, dict[str, Any], s
         "four carry our cordon",
         GuardrailName.FLEET_CORDONS,
         GuardrailAction.CORDON,
-        {"under_way": a_register(*(entry(n, "other") for n in (1, 2, 3, 4)))},
+        {"under_way": a_register(*(a_register_entry(n, "other") for n in (1, 2, 3, 4)))},
         "Evenkeel cordoned 4 nodes of the fleet; the limit is 4.",
     ),
     (
         "three of the pool carry our cordon",
         GuardrailName.POOL_CORDONS,
         GuardrailAction.CORDON,
-        {"under_way": a_register(entry(1), entry(2), entry(3))},
+        {"under_way": a_register(a_register_entry(1), a_register_entry(2), a_register_entry(3))},
         "Evenkeel cordoned 3 of 8 nodes of p5; the limit is 3.",
     ),
     (
         "three of the pool carry our cordon, and this one goes tomorrow",
         GuardrailName.POOL_CORDONS,
         GuardrailAction.CORDON,
-        {"under_way": a_register(entry(1), entry(2), entry(3)), "terminates_at": at(96_400)},
+        {
+            "under_way": a_register(a_register_entry(1), a_register_entry(2), a_register_entry(3)),
+            "terminates_at": at(96_400),
+        },
         "Evenkeel cordoned 3 of 8 nodes of p5; the limit is 3.",
     ),
 ]
@@ -198,14 +201,14 @@ ALLOWED: list[tuple[str, GuardrailName, GuardrailAction, dict[str, Any]]] = [
         "a reboot needs no new machine",
         GuardrailName.GROUP_TROUBLE,
         GuardrailAction.REBOOT,
-        {"group_facts": (a_group_fact(GroupFactKind.NO_CAPACITY, 9_500),)},
+        {"group_reports": (a_group_fact(GroupFactKind.NO_CAPACITY, 9_500),)},
     ),
     (
         "a launch succeeded since",
         GuardrailName.GROUP_TROUBLE,
         GuardrailAction.REPLACE,
         {
-            "group_facts": (
+            "group_reports": (
                 a_group_fact(GroupFactKind.NO_CAPACITY, 9_500),
                 a_group_fact(GroupFactKind.PROVISIONED, 9_600),
             )
@@ -216,7 +219,7 @@ ALLOWED: list[tuple[str, GuardrailName, GuardrailAction, dict[str, Any]]] = [
         GuardrailName.GROUP_TROUBLE,
         GuardrailAction.REBOOT,
         {
-            "group_facts": (
+            "group_reports": (
                 a_group_fact(GroupFactKind.CLUSTER_FAILED, 9_500, ""),
                 a_group_fact(GroupFactKind.CLUSTER_STATUS, 9_600, "").replace(code="InService"),
             )
@@ -226,7 +229,7 @@ ALLOWED: list[tuple[str, GuardrailName, GuardrailAction, dict[str, Any]]] = [
         "the trouble is long ago",
         GuardrailName.GROUP_TROUBLE,
         GuardrailAction.REPLACE,
-        {"group_facts": (a_group_fact(GroupFactKind.NO_CAPACITY, 9_400),)},
+        {"group_reports": (a_group_fact(GroupFactKind.NO_CAPACITY, 9_400),)},
     ),
     ("two of a zone", GuardrailName.SHARED_CAUSE, GuardrailAction.REBOOT, {"causes": (zone_cause(9_500, 9_600),)}),
     (
@@ -257,13 +260,13 @@ ALLOWED: list[tuple[str, GuardrailName, GuardrailAction, dict[str, Any]]] = [
         "a machine in repair counts not against itself",
         GuardrailName.FLEET_REPAIRS,
         GuardrailAction.REPLACE,
-        {"under_way": a_register(entry(0), entry(1))},
+        {"under_way": a_register(a_register_entry(0), a_register_entry(1))},
     ),
     (
         "entries of other pools",
         GuardrailName.POOL_REPAIRS,
         GuardrailAction.REBOOT,
-        {"under_way": a_register(entry(1), entry(2, "other"))},
+        {"under_way": a_register(a_register_entry(1), a_register_entry(2, "other"))},
     ),
     (
         "requests of an hour ago",
@@ -275,13 +278,13 @@ ALLOWED: list[tuple[str, GuardrailName, GuardrailAction, dict[str, Any]]] = [
         "a machine that goes by itself soon",
         GuardrailName.FLEET_CORDONS,
         GuardrailAction.CORDON,
-        {"under_way": a_register(*map(entry, range(1, 9))), "terminates_at": at(10_120)},
+        {"under_way": a_register(*map(a_register_entry, range(1, 9))), "terminates_at": at(10_120)},
     ),
     (
         "cordons are counted apart",
         GuardrailName.POOL_CORDONS,
         GuardrailAction.CORDON,
-        {"under_way": a_register(entry(1), entry(2))},
+        {"under_way": a_register(a_register_entry(1), a_register_entry(2))},
     ),
 ]
 
@@ -297,25 +300,26 @@ def test_replacement_without_any_limit_reached_is_allowed() -> None:
     assert check_guardrails(GuardrailAction.REPLACE, guardrail_facts(), POLICY).is_allowed
 
 
-def test_every_guardrail_has_a_test_case_and_a_position() -> None:
+def test_every_guardrail_is_tested_when_it_blocks_and_allows() -> None:
     assert [rail.name for rail in GUARDRAILS] == list(GuardrailName)
     assert {row[1] for row in BLOCKED_CASES} == {row[1] for row in ALLOWED} == set(GuardrailName)
 
 
 def test_first_violated_guardrail_is_reported() -> None:
-    everything = {
+    facts_that_violate_all = {
         name: value
         for row in BLOCKED_CASES
-        if GuardrailAction.REPLACE in _acts(row[1])
+        if GuardrailAction.REPLACE in guarded_actions(row[1])
         for name, value in row[3].items()
     }
 
     assert (
-        check_guardrails(GuardrailAction.REPLACE, guardrail_facts(**everything), POLICY).guardrail == GuardrailName.HOLD
+        check_guardrails(GuardrailAction.REPLACE, guardrail_facts(**facts_that_violate_all), POLICY).guardrail
+        == GuardrailName.HOLD
     )
 
 
-def _acts(rule: GuardrailName) -> tuple[GuardrailAction, ...]:
+def guarded_actions(rule: GuardrailName) -> tuple[GuardrailAction, ...]:
     return next(rail.actions for rail in GUARDRAILS if rail.name is rule)
 
 
@@ -323,7 +327,7 @@ def _acts(rule: GuardrailName) -> tuple[GuardrailAction, ...]:
     ("act", "changes", "clears"),
     [
         (GuardrailAction.REBOOT, {"hold": HOLD}, 20_000),
-        (GuardrailAction.REPLACE, {"group_facts": (a_group_fact(GroupFactKind.NO_CAPACITY, 9_500),)}, 10_100),
+        (GuardrailAction.REPLACE, {"group_reports": (a_group_fact(GroupFactKind.NO_CAPACITY, 9_500),)}, 10_100),
         (GuardrailAction.REBOOT, {"causes": (zone_cause(9_450, 9_500, 9_600, 9_700),)}, 10_100),
         (
             GuardrailAction.REBOOT,
@@ -346,7 +350,7 @@ def test_blocked_action_is_allowed_from_the_stated_time(
     assert check_guardrails(act, facts.replace(**after), POLICY).is_allowed
 
 
-# ---------------------------------------------------------------- share and count
+# ---------------------------------------------------------------- limits by share and by count
 
 
 @pytest.mark.parametrize(
@@ -375,33 +379,33 @@ def test_a_policy_that_bounds_neither_count_nor_share_is_refused(act: str) -> No
 # ---------------------------------------------------------------- registers
 
 
-def test_repair_call_counts_an_hour_and_entry_until_its_release() -> None:
-    register = a_register(entry(1), requested_at=(6_400, 6_401))
+def test_repair_register_drops_calls_older_than_an_hour() -> None:
+    register = a_register(a_register_entry(1), requested_at=(6_400, 6_401))
 
-    left = register.without_old_requests(NOW)
+    remaining = register.without_old_requests(NOW)
 
-    assert [entry.incident_id for entry in left.entries] == ["inc-1"]
-    assert left.requested_at == (at(6_401),)
+    assert [a_register_entry.incident_id for a_register_entry in remaining.entries] == ["inc-1"]
+    assert remaining.requested_at == (at(6_401),)
 
 
-def test_node_counts_once_for_several_incidents() -> None:
+def test_repair_register_has_one_entry_for_each_node() -> None:
     register = (
         Register()
-        .with_entry(entry(1), is_request=True)
-        .with_entry(entry(1, incident_id="inc-9", since=NOW), is_request=True)
+        .with_entry(a_register_entry(1), is_request=True)
+        .with_entry(a_register_entry(1, incident_id="inc-9", since=NOW), is_request=True)
     )
 
-    assert [entry.incident_id for entry in register.entries] == ["inc-9"]
+    assert [a_register_entry.incident_id for a_register_entry in register.entries] == ["inc-9"]
     assert register.requested_at == (at(9_000), NOW)
-    assert register.without_nodes(life(1).key) == Register(requested_at=register.requested_at)
+    assert register.without_nodes(a_life(1).key) == Register(requested_at=register.requested_at)
 
 
-# ---------------------------------------------------------------- what nodes share
+# ---------------------------------------------------------------- shared causes
 
 
-def machine(number: int, **changes: Any) -> FleetNode:
+def a_node(number: int, **changes: Any) -> FleetNode:
     facts: dict[str, Any] = {
-        "life": life(number),
+        "life": a_life(number),
         "slot": f"c/{number}",
         "pool": "p5",
         "zone": "az1",
@@ -414,20 +418,22 @@ def machine(number: int, **changes: Any) -> FleetNode:
 
 
 def failure_times(*numbers: int) -> list[NodeFailure]:
-    return [NodeFailure(life(number).key, "p5", at(9_000 + number)) for number in numbers]
+    return [NodeFailure(a_life(number).key, "p5", at(9_000 + number)) for number in numbers]
 
 
-def shared_causes_of(fleet: list[FleetNode], ill: list[NodeFailure], number: int = 1) -> dict[str, tuple[int, int]]:
-    causes = shared_causes(life(number).key, "p5", fleet, ill, now=NOW, boot_seconds=600)
+def shared_causes_of(
+    fleet: list[FleetNode], failures: list[NodeFailure], number: int = 1
+) -> dict[str, tuple[int, int]]:
+    causes = shared_causes(a_life(number).key, "p5", fleet, failures, now=NOW, boot_seconds=600)
     return {cause.key: (len(cause.faulted_at), cause.nodes) for cause in causes}
 
 
-def test_nodes_count_together_by_zone_ultra_server_and_image() -> None:
+def test_faulty_nodes_are_counted_by_zone_ultra_server_and_image() -> None:
     fleet = [
-        machine(1, ultra_server="us-1"),
-        machine(2, ultra_server="us-1", image="2.0"),
-        machine(3, zone="az2"),
-        machine(4, pool="other", zone="az2"),
+        a_node(1, ultra_server="us-1"),
+        a_node(2, ultra_server="us-1", image="2.0"),
+        a_node(3, zone="az2"),
+        a_node(4, pool="other", zone="az2"),
     ]
 
     causes = shared_causes_of(fleet, failure_times(1, 2, 3))
@@ -435,38 +441,38 @@ def test_nodes_count_together_by_zone_ultra_server_and_image() -> None:
     assert causes == {"zone/az1": (2, 2), "UltraServer/us-1": (2, 2), "image/p5 1.0": (2, 2)}
 
 
-def test_booting_maintained_and_removed_nodes_do_not_count() -> None:
-    young = NodeLife(cluster="c", instance_id="i-00000009", launched_at=at(9_900))
+def test_booting_maintained_and_removed_nodes_count_for_no_cause() -> None:
+    young_life = NodeLife(cluster="c", instance_id="i-00000009", launched_at=at(9_900))
     fleet = [
-        machine(1),
-        machine(2, life=young, is_ready=False),
-        machine(3, provider_status="SystemUpdating", is_ready=False),
-        machine(4, is_gone=True),
+        a_node(1),
+        a_node(2, life=young_life, is_ready=False),
+        a_node(3, provider_status="SystemUpdating", is_ready=False),
+        a_node(4, is_gone=True),
     ]
 
     assert shared_causes_of(fleet, failure_times(1, 3))["zone/az1"] == (1, 1)
 
 
-def test_faulty_node_counts_even_after_it_is_gone() -> None:
-    assert shared_causes_of([machine(1), machine(2, is_gone=True)], failure_times(1, 2))["zone/az1"] == (2, 2)
+def test_faulty_node_counts_for_shared_causes_after_it_is_gone() -> None:
+    assert shared_causes_of([a_node(1), a_node(2, is_gone=True)], failure_times(1, 2))["zone/az1"] == (2, 2)
 
 
-def test_node_without_a_row_shares_only_its_pool() -> None:
-    assert shared_causes_of([machine(2, image="")], failure_times(1, 2)) == {"image/p5": (2, 2)}
+def test_node_of_unknown_image_shares_a_cause_with_its_pool() -> None:
+    assert shared_causes_of([a_node(2, image="")], failure_times(1, 2)) == {"image/p5": (2, 2)}
 
 
-# ---------------------------------------------------------------- who goes next
+# ---------------------------------------------------------------- order of blocked incidents
 
 
 def a_waiting_incident(
     number: int, severity: Severity = Severity.MAJOR, act: GuardrailAction = GuardrailAction.REBOOT, **changes: Any
 ) -> BlockedAction:
-    facts = guardrail_facts(**{"life": life(number).key, **changes})
+    facts = guardrail_facts(**{"life": a_life(number).key, **changes})
     return BlockedAction(incident_id=f"inc-{number}", severity=severity, opened_at=at(number), action=act, facts=facts)
 
 
 def test_incidents_proceed_by_severity_then_age_within_the_limit() -> None:
-    crowd = [
+    blocked = [
         a_waiting_incident(4),
         a_waiting_incident(3),
         a_waiting_incident(2, Severity.CRITICAL),
@@ -474,47 +480,47 @@ def test_incidents_proceed_by_severity_then_age_within_the_limit() -> None:
         a_waiting_incident(5, Severity.MINOR),
     ]
 
-    assert released_actions(crowd, POLICY) == {"inc-2", "inc-1"}
+    assert unblocked_actions(blocked, POLICY) == {"inc-2", "inc-1"}
 
 
-def test_incident_blocked_by_another_rule_delays_no_other() -> None:
-    crowd = [a_waiting_incident(1, hold=HOLD), a_waiting_incident(2), a_waiting_incident(3), a_waiting_incident(4)]
+def test_incident_under_a_hold_does_not_delay_other_incidents() -> None:
+    blocked = [a_waiting_incident(1, hold=HOLD), a_waiting_incident(2), a_waiting_incident(3), a_waiting_incident(4)]
 
-    assert released_actions(crowd, POLICY) == {"inc-2", "inc-3"}
-
-
-def test_recovered_node_proceeds_without_using_the_limit() -> None:
-    old: dict[str, Any] = {"evidence_at": at(0), "looks_healthy": True}
-    crowd = [a_waiting_incident(1, **old), a_waiting_incident(2), a_waiting_incident(3)]
-
-    assert released_actions(crowd, POLICY) == {"inc-1", "inc-2", "inc-3"}
+    assert unblocked_actions(blocked, POLICY) == {"inc-2", "inc-3"}
 
 
-def test_cordons_wait_in_their_own_queue() -> None:
-    crowd = [
+def test_recovered_node_proceeds_without_counting_against_the_limit() -> None:
+    old_evidence: dict[str, Any] = {"evidence_at": at(0), "looks_healthy": True}
+    blocked = [a_waiting_incident(1, **old_evidence), a_waiting_incident(2), a_waiting_incident(3)]
+
+    assert unblocked_actions(blocked, POLICY) == {"inc-1", "inc-2", "inc-3"}
+
+
+def test_incidents_that_wait_to_cordon_do_not_delay_repairs() -> None:
+    blocked = [
         a_waiting_incident(1),
         a_waiting_incident(2),
         *(a_waiting_incident(number, act=GuardrailAction.CORDON) for number in range(3, 8)),
     ]
 
-    assert released_actions(crowd, POLICY) == {"inc-1", "inc-2", "inc-3", "inc-4", "inc-5"}
+    assert unblocked_actions(blocked, POLICY) == {"inc-1", "inc-2", "inc-3", "inc-4", "inc-5"}
 
 
-def test_held_stop_proceeds_when_the_hold_ends() -> None:
-    assert released_actions([a_waiting_incident(1, act=GuardrailAction.STOP)], POLICY) == {"inc-1"}
-    assert released_actions([a_waiting_incident(1, act=GuardrailAction.STOP, hold=HOLD)], POLICY) == frozenset()
+def test_stop_of_jobs_proceeds_only_without_a_hold() -> None:
+    assert unblocked_actions([a_waiting_incident(1, act=GuardrailAction.STOP)], POLICY) == {"inc-1"}
+    assert unblocked_actions([a_waiting_incident(1, act=GuardrailAction.STOP, hold=HOLD)], POLICY) == frozenset()
 
 
 @given(st.lists(st.tuples(st.sampled_from(list(Severity)), st.sampled_from(["p5", "g6", "trn"])), max_size=30))
 def test_incidents_released_together_stay_within_the_limits(crowd: list[tuple[Severity, str]]) -> None:
-    people = [a_waiting_incident(number, severity, pool=pool) for number, (severity, pool) in enumerate(crowd)]
+    blocked = [a_waiting_incident(number, severity, pool=pool) for number, (severity, pool) in enumerate(crowd)]
 
-    gone = released_actions(people, POLICY)
+    released = unblocked_actions(blocked, POLICY)
 
-    pools = [blocked_action.facts.pool for blocked_action in people if blocked_action.incident_id in gone]
+    pools = [blocked_action.facts.pool for blocked_action in blocked if blocked_action.incident_id in released]
     assert len(pools) <= POLICY.fleet_repairs
     assert all(pools.count(pool) <= 2 for pool in set(pools))
-    assert bool(gone) is bool(people), "one is always allowed"
+    assert bool(released) is bool(blocked), "one is always allowed"
 
 
 # ---------------------------------------------------------------- holds
@@ -536,28 +542,31 @@ def test_row_with_a_hold_in_the_old_format_is_read() -> None:
     assert Holds.model_validate(HOLD.to_json()) == Holds(holds=(HOLD,))
 
 
-# ---------------------------------------------------------------- limits under any interleaving
+# ---------------------------------------------------------------- concurrent requests
 
 
 @given(st.data())
 @settings(max_examples=examples(100))
-def test_limits_hold_for_any_order_of_requests_and_releases(data: st.DataObject) -> None:
+def test_guardrail_limits_hold_for_any_order_of_concurrent_requests(data: st.DataObject) -> None:
     """Every request reads a version of the register and is stored only at that version, as in the ledger."""
     stored, version = Register(), 0
     read: dict[int, tuple[Register, int]] = {}
     for step in itertools.islice(itertools.count(), 40):
-        number, does = data.draw(st.tuples(st.integers(0, 7), st.sampled_from(["read", "ask", "leave"])))
+        number, action = data.draw(st.tuples(st.integers(0, 7), st.sampled_from(["read", "ask", "leave"])))
         pool, now = "p5" if number % 2 else "g6", NOW + timedelta(seconds=60 * step)
-        if does == "read":
+        if action == "read":
             read[number] = (stored.without_old_requests(now), version)
-        elif does == "leave":
-            stored, version = stored.without_nodes(life(number).key), version + 1
+        elif action == "leave":
+            stored, version = stored.without_nodes(a_life(number).key), version + 1
         elif number in read:
             under_way, at_version = read.pop(number)
-            facts = guardrail_facts(life=life(number).key, pool=pool, under_way=under_way, now=now)
+            facts = guardrail_facts(life_key=a_life(number).key, pool=pool, under_way=under_way, now=now)
             if check_guardrails(GuardrailAction.REBOOT, facts, POLICY).is_allowed and at_version == version:
-                stored, version = under_way.with_entry(entry(number, pool, since=now), is_request=True), version + 1
-        counts = [entry.pool for entry in stored.entries]
+                stored, version = (
+                    under_way.with_entry(a_register_entry(number, pool, since=now), is_request=True),
+                    version + 1,
+                )
+        counts = [a_register_entry.pool for a_register_entry in stored.entries]
         assert len(counts) <= POLICY.fleet_repairs
         assert max(map(counts.count, counts), default=0) <= 2
         assert len(stored.without_old_requests(now).requested_at) <= POLICY.repairs_per_hour

@@ -52,7 +52,7 @@ def test_mode_follows_the_stack_and_its_rules(
         ("an approval does not lift observe", A, "observe", True, OBSERVE),
     ],
 )
-def test_mode_is_the_safer_of_plan_and_stack(
+def test_step_runs_in_the_safer_mode_of_plan_and_stack(
     why: str, stack: Mode, planned: str, is_approved: bool, expected: Mode
 ) -> None:
     assert current_mode(stack, planned, is_approved=is_approved) is expected, why
@@ -75,7 +75,7 @@ def approval_facts(**changes: Any) -> Incident:
             run=1,
             outcome="ASK",
             repairs_node=True,
-            settle_seconds=0,
+            evidence_wait_seconds=0,
             max_repairs=3,
             decision_id="dec-1",
             reason="",
@@ -104,7 +104,7 @@ def an_answer(*, approves: bool = True, decision_id: str = "dec-1") -> Approval:
         ("it was healthy, and is sick again", {"recovered_at": at(5), "last_signal_at": at(6)}, "boot-1", None),
     ],
 )
-def test_approval_wait_ends_with_the_right_answer(
+def test_approval_wait_ends_by_answer_deadline_or_changed_node(
     why: str, changes: dict[str, Any], boot_id: str, outcome: str | None
 ) -> None:
     wait_answer = evaluate_approval(approval_facts(**changes), a_node(1, boot_id=boot_id) if boot_id else None)

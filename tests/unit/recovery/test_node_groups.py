@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from evenkeel.domain.recovery.node_groups import (
     IN_SERVICE,
     GroupAction,
-    GroupFacts,
     GroupMember,
+    GroupRepairFacts,
     NodeGroup,
     choose_group_repair,
 )
@@ -29,15 +29,15 @@ def a_member(group: NodeGroup = OWN_GROUP, **changes: Any) -> GroupMember:
     return GroupMember(instance_id=NODE, group=group, lifecycle=IN_SERVICE).replace(**changes)
 
 
-def group_repair_facts(**changes: Any) -> GroupFacts:
-    return GroupFacts(instance_id=NODE, cluster="train", member=a_member(), now=NOW).replace(**changes)
+def group_repair_facts(**changes: Any) -> GroupRepairFacts:
+    return GroupRepairFacts(instance_id=NODE, cluster="train", member=a_member(), now=NOW).replace(**changes)
 
 
 def before_deadline(seconds: int) -> datetime:
     return NOW - timedelta(seconds=seconds)
 
 
-def test_healthy_group_replaces_its_faulty_instance() -> None:
+def test_faulty_instance_of_a_healthy_group_is_terminated() -> None:
     decision = choose_group_repair(group_repair_facts(), POLICY)
 
     assert decision.action is GroupAction.TERMINATE
@@ -62,7 +62,7 @@ def test_healthy_group_replaces_its_faulty_instance() -> None:
         (group_repair_facts(member=None, group=SHORT_GROUP), "without a request from Evenkeel"),
     ],
 )
-def test_unsafe_termination_is_refused_with_its_reason(facts: GroupFacts, words: str) -> None:
+def test_termination_of_an_instance_is_refused_in_an_unsafe_group(facts: GroupRepairFacts, words: str) -> None:
     decision = choose_group_repair(facts, POLICY)
 
     assert decision.action is GroupAction.REFUSE
@@ -84,7 +84,7 @@ def test_unsafe_termination_is_refused_with_its_reason(facts: GroupFacts, words:
         (group_repair_facts(member=None, group=OWN_GROUP, requested_at=before_deadline(60)), GroupAction.REPLACED),
     ],
 )
-def test_recovery_waits_for_an_instance_in_transition(facts: GroupFacts, expected: GroupAction) -> None:
+def test_recovery_waits_while_the_group_moves_its_instance(facts: GroupRepairFacts, expected: GroupAction) -> None:
     assert choose_group_repair(facts, POLICY).action is expected
 
 
@@ -95,10 +95,10 @@ def test_recovery_waits_for_an_instance_in_transition(facts: GroupFacts, expecte
         (group_repair_facts(), "still InService"),
     ],
 )
-def test_person_is_asked_if_the_group_misses_the_deadline(facts: GroupFacts, words: str) -> None:
-    late = facts.replace(requested_at=before_deadline(POLICY.replace_deadline_seconds))
+def test_person_is_asked_if_the_group_misses_its_replacement_deadline(facts: GroupRepairFacts, words: str) -> None:
+    past_deadline = facts.replace(requested_at=before_deadline(POLICY.replace_deadline_seconds))
 
-    decision = choose_group_repair(late, POLICY)
+    decision = choose_group_repair(past_deadline, POLICY)
 
     assert decision.action is GroupAction.ASK_PERSON
     assert words in decision.reason
@@ -121,7 +121,7 @@ def test_recovery_waits_for_auto_repair_until_a_deadline() -> None:
     assert actions == [GroupAction.WATCH, GroupAction.WATCH, GroupAction.ASK_PERSON, GroupAction.REPLACED]
 
 
-def test_auto_repair_switched_off_while_watched_ends_no_instance() -> None:
+def test_instance_is_not_terminated_after_auto_repair_is_switched_off() -> None:
     facts = group_repair_facts(watched_at=before_deadline(60))
 
     assert choose_group_repair(facts, POLICY).action is GroupAction.WATCH
@@ -147,7 +147,7 @@ _TIMES = st.none() | st.integers(0, 10_000).map(before_deadline)
 
 
 @given(member=st.none() | _MEMBERS, group=st.none() | _GROUPS, requested_at=_TIMES, watched_at=_TIMES)
-def test_only_a_proven_untouched_member_is_terminated(
+def test_instance_is_terminated_once_and_only_in_a_safe_group(
     member: GroupMember | None, group: NodeGroup | None, requested_at: datetime | None, watched_at: datetime | None
 ) -> None:
     facts = group_repair_facts(member=member, group=group, requested_at=requested_at, watched_at=watched_at)

@@ -30,7 +30,7 @@ from evenkeel.domain.recovery.validation import (
     margin_seconds,
 )
 from tests.fakes import a_node, a_provider_node
-from tests.unit.recovery.facts import ILL, LIFE, SLOT, WELL, a_slot_state, a_successor, at
+from tests.unit.recovery.facts import INVALID, LIFE, SLOT, VALID, a_slot_state, a_successor, at
 from tests.unit.scheduling.builders import a_job, an_attempt
 
 PREFIX = "sagemaker.amazonaws.com/"
@@ -55,21 +55,21 @@ def test_faulty_node_keeps_its_slot_until_a_replacement_takes_it() -> None:
 
 
 def test_younger_node_takes_the_slot_without_logical_ids() -> None:
-    young = a_provider_node(9, logical_id=None, launched_at=at(60))
-    old = a_provider_node(8, logical_id=None)
+    younger_node = a_provider_node(9, logical_id=None, launched_at=at(60))
+    older_node = a_provider_node(8, logical_id=None)
     other_group = a_provider_node(7, logical_id=None, launched_at=at(60), instance_group="others")
 
-    slot_state = slot_state_of(old, young, other_group, slot=LIFE.key)
+    slot_state = slot_state_of(older_node, younger_node, other_group, slot=LIFE.key)
 
     assert slot_state.replacement
-    assert slot_state.replacement.instance_id == young.instance_id
+    assert slot_state.replacement.instance_id == younger_node.instance_id
 
 
 def test_no_node_takes_the_slot_of_a_listed_node() -> None:
-    listed = a_provider_node(1, logical_id=None)
+    listed_node = a_provider_node(1, logical_id=None)
 
     assert (
-        slot_state_of(listed, a_provider_node(9, logical_id=None, launched_at=at(60)), slot=LIFE.key).replacement
+        slot_state_of(listed_node, a_provider_node(9, logical_id=None, launched_at=at(60)), slot=LIFE.key).replacement
         is None
     )
 
@@ -80,12 +80,12 @@ def test_no_node_takes_the_slot_of_a_listed_node() -> None:
 @pytest.mark.parametrize(
     ("machine", "is_valid", "word"),
     [
-        (ObservedNode(record=a_provider_node(1), node=a_node(1)), True, "Ready"),
+        (ObservedNode(provider_node=a_provider_node(1), node=a_node(1)), True, "Ready"),
         (ObservedNode(node=a_node(1)), True, "Ready"),
-        (ObservedNode(record=a_provider_node(1)), False, "not joined"),
-        (ObservedNode(record=a_provider_node(1, status="Pending"), node=a_node(1)), False, "Pending"),
-        (ObservedNode(record=a_provider_node(1), node=a_node(1, is_ready=False)), False, "not Ready"),
-        (ObservedNode(record=a_provider_node(1), node=a_node(1, accelerators=7)), False, "7 of 8"),
+        (ObservedNode(provider_node=a_provider_node(1)), False, "not joined"),
+        (ObservedNode(provider_node=a_provider_node(1, status="Pending"), node=a_node(1)), False, "Pending"),
+        (ObservedNode(provider_node=a_provider_node(1), node=a_node(1, is_ready=False)), False, "not Ready"),
+        (ObservedNode(provider_node=a_provider_node(1), node=a_node(1, accelerators=7)), False, "7 of 8"),
         (ObservedNode(node=a_node(1, labels={f"{PREFIX}fault-types": "EfaError"})), False, "EfaError"),
         (
             ObservedNode(node=a_node(1, labels={f"{PREFIX}node-health-status": "UnschedulablePendingReboot"})),
@@ -114,14 +114,14 @@ def test_expected_devices_come_from_peers_or_the_table() -> None:
 @pytest.mark.parametrize(
     ("validity", "signal", "now", "outcome"),
     [
-        (WELL, 0, 60, "VALID"),
-        (WELL, 0, 55, None),
-        (ILL, 0, 60, None),
-        (WELL, 52, 60, "INVALID"),
+        (VALID, 0, 60, "VALID"),
+        (VALID, 0, 55, None),
+        (INVALID, 0, 60, None),
+        (VALID, 52, 60, "INVALID"),
     ],
     ids=["well for long enough", "not long enough", "not well", "faulted again"],
 )
-def test_validation_wait_ends_with_the_right_answer(
+def test_validation_wait_ends_when_the_node_is_valid_or_fails(
     validity: Any, signal: float, now: float, outcome: str | None
 ) -> None:
     answer = evaluate_node_valid(
@@ -131,7 +131,7 @@ def test_validation_wait_ends_with_the_right_answer(
     assert (answer.outcome if answer else None) == outcome
 
 
-# ---------------------------------------------------------------- is it back?
+# ---------------------------------------------------------------- the wait for a node
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_node_wait_ends_once_the_node_is_back(why: str, slot_state: SlotState, r
     assert (answer is not None) is is_back, why
 
 
-# ---------------------------------------------------------------- are the jobs back?
+# ---------------------------------------------------------------- the wait for jobs
 
 
 def an_incident(**changes: Any) -> Incident:
@@ -207,7 +207,7 @@ def test_job_wait_ends_once_the_jobs_are_settled(
     ("local_queue", "attempt", "late", "outcome"),
     [("default", 2, True, "QUEUED"), ("default", 2, False, None), ("default", 1, True, None), ("", 2, True, None)],
 )
-def test_job_waiting_in_kueue_fails_no_recovery(
+def test_job_that_waits_in_kueue_does_not_fail_a_recovery(
     local_queue: str, attempt: int, late: bool, outcome: str | None
 ) -> None:
     seconds = Policy().jobs.resume_deadline_seconds
@@ -222,18 +222,18 @@ def test_job_waiting_in_kueue_fails_no_recovery(
     assert (answer.outcome if answer else None) == outcome
 
 
-def test_starting_job_delays_the_answer() -> None:
-    stuck = AffectedJobState(
+def test_job_wait_continues_while_a_job_is_starting() -> None:
+    pending_job = AffectedJobState(
         affected=AffectedJob(job_id="a", attempt=1), job=a_job(state=JobState.PENDING), interrupted_attempt=None
     )
-    coming = AffectedJobState(
+    starting_job = AffectedJobState(
         affected=AffectedJob(job_id="b", attempt=1),
         job=a_job(state=JobState.STARTING, current_attempt=2),
         interrupted_attempt=None,
     )
     incident = an_incident(node_branch="WAITING_FOR_PERSON")
 
-    assert evaluate_jobs_resumed([stuck, coming], incident, Policy(), now=at(900)) is None
+    assert evaluate_jobs_resumed([pending_job, starting_job], incident, Policy(), now=at(900)) is None
 
 
 @pytest.mark.parametrize(
@@ -264,7 +264,7 @@ def test_guardrail_wait_ends_once_the_incident_may_proceed() -> None:
     assert evaluate_guardrails_cleared(is_allowed=True)
 
 
-# ---------------------------------------------------------------- what is to vouch for a node
+# ---------------------------------------------------------------- health checks
 
 CHECKS = RepairPolicy(deep_checks_after=("hardware",), test_job_image="registry/node-test:1")
 
@@ -281,7 +281,7 @@ CHECKS = RepairPolicy(deep_checks_after=("hardware",), test_job_image="registry/
         (("hardware", "deep", True), RepairPolicy(), CheckKind.BASIC),
     ],
 )
-def test_strongest_check_allowed_by_the_site_is_used(
+def test_node_gets_the_strongest_check_that_the_site_allows(
     facts: tuple[str, str, bool], policy: RepairPolicy, kind: CheckKind
 ) -> None:
     fault_class, asks_for, is_hyperpod = facts
@@ -304,12 +304,12 @@ def test_strongest_check_allowed_by_the_site_is_used(
         ("Failed", 60, CheckResult.FAILED),
     ],
 )
-def test_early_deep_check_result_may_belong_to_an_older_check(label: str, seconds: float, result: CheckResult) -> None:
+def test_deep_check_result_counts_only_after_a_minimum_time(label: str, seconds: float, result: CheckResult) -> None:
     node = a_node(1, labels={DEEP_CHECK_STATUS: label})
 
     assert judge_deep_check(node, started_at=at(0), min_seconds=60, now=at(seconds)) is result
 
 
 @pytest.mark.parametrize(("returns", "margin"), [(0, 10), (1, 40), (3, 640), (9, 640)])
-def test_repeatedly_faulty_node_must_stay_healthy_longer(returns: int, margin: int) -> None:
+def test_repeatedly_faulty_node_must_stay_healthy_for_longer(returns: int, margin: int) -> None:
     assert margin_seconds(returns, RepairPolicy()) == margin

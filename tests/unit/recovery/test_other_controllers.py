@@ -7,14 +7,14 @@ import pytest
 from evenkeel.domain.nodes import KubernetesNode
 from evenkeel.domain.recovery.node_slot import ObservedNode, SlotState
 from evenkeel.domain.recovery.other_controllers import ControllerMark, controller_mark, is_manual_cordon
-from evenkeel.domain.recovery.plan import Owner, plan_recovery
+from evenkeel.domain.recovery.plan import NodeOwner, plan_recovery
 from evenkeel.domain.recovery.recovery_waits import evaluate_node_back
 from evenkeel.domain.recovery.repair import Repair, RepairDecision, choose_repair
 from evenkeel.domain.recovery.repair_policy import RepairPolicy
 from tests.fakes import a_node
 from tests.unit.recovery.facts import (
-    ILL,
-    WELL,
+    INVALID,
+    VALID,
     a_repair_request,
     a_slot_state,
     a_successor,
@@ -24,10 +24,10 @@ from tests.unit.recovery.facts import (
 )
 
 STATE = "dgxc.nvidia.com/nvsentinel-state"
-WORKS = ControllerMark(controller="NVSentinel", mark=f"{STATE}=draining")
-FAILED = ControllerMark(controller="NVSentinel", mark=f"{STATE}=remediation-failed", has_given_up=True)
+ACTIVE_CONTROLLER = ControllerMark(controller="NVSentinel", mark=f"{STATE}=draining")
+FAILED_CONTROLLER = ControllerMark(controller="NVSentinel", mark=f"{STATE}=remediation-failed", has_given_up=True)
 POLICY = RepairPolicy(controller_deadline_seconds=600, replace_deadline_seconds=200)
-GONE = SlotState(original=ObservedNode())
+EMPTY_SLOT = SlotState(original=ObservedNode())
 
 
 def a_marked_node(label: str = "", taint: str = "", **changes: Any) -> KubernetesNode:
@@ -82,11 +82,11 @@ def test_cordon_without_a_known_mark_belongs_to_a_person(label: str, taint: str)
     assert not is_manual_cordon(None)
 
 
-@pytest.mark.parametrize(("mark", "word"), [(WORKS, "waits"), (FAILED, "gave up")])
+@pytest.mark.parametrize(("mark", "word"), [(ACTIVE_CONTROLLER, "waits"), (FAILED_CONTROLLER, "gave up")])
 def test_plan_moves_jobs_and_leaves_the_repair_to_its_controller(mark: ControllerMark, word: str) -> None:
     plan = plan_recovery(plan_facts(controller=mark), POLICY)
 
-    assert (plan.outcome, plan.owner, plan.jobs) == ("ACT", Owner.CONTROLLER, "MOVE")
+    assert (plan.outcome, plan.owner, plan.jobs) == ("ACT", NodeOwner.CONTROLLER, "MOVE")
     assert word in plan.reason
     assert mark.mark in plan.reason
     rejected = {alternative.option: alternative.why_not for alternative in plan.alternatives}
@@ -103,36 +103,44 @@ WAITING = a_repair_request("controller", 10)
 @pytest.mark.parametrize(
     ("why", "changes", "action"),
     [
-        ("it works", {"controller": WORKS}, Repair.AWAIT),
-        ("it works on a node that looks healthy", {"controller": WORKS, "validity": WELL}, Repair.AWAIT),
-        ("it gave up", {"controller": FAILED}, Repair.ASK_PERSON),
-        ("it has released the node before", {"owner": Owner.CONTROLLER}, Repair.AWAIT),
-        ("its mark came after the plan", {"owner": Owner.HYPERPOD, "controller": WORKS}, Repair.AWAIT),
-        ("a person cordoned the node too", {"controller": WORKS, "is_manual_cordon": True}, Repair.STAND_DOWN),
-        ("it waits", {"controller": WORKS, "requests": (WAITING,), "now": at(609)}, Repair.AWAIT),
-        ("it takes too long", {"controller": WORKS, "requests": (WAITING,), "now": at(610)}, Repair.ASK_PERSON),
-        ("it gave up later", {"controller": FAILED, "requests": (WAITING,)}, Repair.ASK_PERSON),
-        ("it released the node", {"requests": (WAITING,), "validity": WELL}, Repair.HEALTHY),
-        ("the released node starts", {"requests": (WAITING,), "validity": ILL}, Repair.AWAIT),
+        ("it works", {"controller": ACTIVE_CONTROLLER}, Repair.AWAIT),
+        ("it works on a node that looks healthy", {"controller": ACTIVE_CONTROLLER, "validity": VALID}, Repair.AWAIT),
+        ("it gave up", {"controller": FAILED_CONTROLLER}, Repair.ASK_PERSON),
+        ("it has released the node before", {"owner": NodeOwner.CONTROLLER}, Repair.AWAIT),
+        ("its mark came after the plan", {"owner": NodeOwner.HYPERPOD, "controller": ACTIVE_CONTROLLER}, Repair.AWAIT),
         (
-            "the released node failed its validation",
-            {"requests": (WAITING,), "validity": ILL, "invalid_at": at(60)},
+            "a person cordoned the node too",
+            {"controller": ACTIVE_CONTROLLER, "is_manual_cordon": True},
+            Repair.STAND_DOWN,
+        ),
+        ("it waits", {"controller": ACTIVE_CONTROLLER, "requests": (WAITING,), "now": at(609)}, Repair.AWAIT),
+        (
+            "it takes too long",
+            {"controller": ACTIVE_CONTROLLER, "requests": (WAITING,), "now": at(610)},
             Repair.ASK_PERSON,
         ),
-        ("the node is gone", {"requests": (WAITING,), "slot_state": GONE}, Repair.AWAIT),
+        ("it gave up later", {"controller": FAILED_CONTROLLER, "requests": (WAITING,)}, Repair.ASK_PERSON),
+        ("it released the node", {"requests": (WAITING,), "validity": VALID}, Repair.HEALTHY),
+        ("the released node starts", {"requests": (WAITING,), "validity": INVALID}, Repair.AWAIT),
+        (
+            "the released node failed its validation",
+            {"requests": (WAITING,), "validity": INVALID, "invalid_at": at(60)},
+            Repair.ASK_PERSON,
+        ),
+        ("the node is gone", {"requests": (WAITING,), "slot_state": EMPTY_SLOT}, Repair.AWAIT),
         (
             "no replacement came",
-            {"requests": (WAITING,), "slot_state": GONE, "now": at(210)},
+            {"requests": (WAITING,), "slot_state": EMPTY_SLOT, "now": at(210)},
             Repair.NOT_NEEDED,
         ),
         (
             "a reboot by Evenkeel failed, and then the mark came",
-            {"requests": (a_repair_request("reboot", 10),), "controller": WORKS, "now": at(2000)},
+            {"requests": (a_repair_request("reboot", 10),), "controller": ACTIVE_CONTROLLER, "now": at(2000)},
             Repair.AWAIT,
         ),
         (
             "an earlier run of this incident requested a reboot",
-            {"owner": Owner.CONTROLLER, "requests": (a_repair_request("reboot", 10),), "now": at(2000)},
+            {"owner": NodeOwner.CONTROLLER, "requests": (a_repair_request("reboot", 10),), "now": at(2000)},
             Repair.ASK_PERSON,
         ),
     ],
@@ -141,9 +149,9 @@ WAITING = a_repair_request("controller", 10)
 def test_evenkeel_requests_nothing_for_a_node_of_another_controller(
     why: str, changes: dict[str, Any], action: Repair
 ) -> None:
-    facts: dict[str, Any] = {"owner": Owner.CONTROLLER, "validity": ILL, **changes}
+    facts: dict[str, Any] = {"owner": NodeOwner.CONTROLLER, "validity": INVALID, **changes}
     if "owner" not in changes and "requests" in changes and changes["requests"][0].rung == "reboot":
-        facts["owner"] = Owner.EVENKEEL
+        facts["owner"] = NodeOwner.EVENKEEL
 
     decided = choose(**facts)
 
@@ -155,7 +163,7 @@ def test_evenkeel_requests_nothing_for_a_node_of_another_controller(
     "requests", [(), (a_repair_request("reboot", 10),)], ids=["no request", "a reboot that did not help"]
 )
 def test_wait_for_another_controller_is_recorded(requests: Any) -> None:
-    decided = choose(controller=WORKS, requests=requests, now=at(2000))
+    decided = choose(controller=ACTIVE_CONTROLLER, requests=requests, now=at(2000))
 
     assert (decided.action, decided.awaited_owner) == (Repair.AWAIT, "controller")
 
@@ -169,11 +177,11 @@ def test_wait_for_another_controller_is_recorded(requests: Any) -> None:
         (a_slot_state(is_ready=False), None),
         (a_slot_state(is_ready=True), "NODE_BACK"),
         (a_slot_state(labels={STATE: "draining"}, successor=a_successor(is_ready=True)), "NODE_BACK"),
-        (GONE, None),
+        (EMPTY_SLOT, None),
     ],
     ids=["works", "rebooted", "gave up", "released, not Ready", "released", "replaced", "gone"],
 )
-def test_wait_ends_when_the_controller_is_done(slot_state: SlotState, outcome: str | None) -> None:
+def test_wait_for_another_controller_ends_when_it_is_done(slot_state: SlotState, outcome: str | None) -> None:
     answer = evaluate_node_back(
         slot_state, rung="controller", boot_id_before="boot-1", owner="CONTROLLER", since=at(10)
     )
@@ -186,9 +194,9 @@ def test_wait_ends_when_the_controller_is_done(slot_state: SlotState, outcome: s
     [(), (a_repair_request("replace", 10),), (a_repair_request("owner", 10),), (WAITING,)],
     ids=["none", "by Evenkeel", "by HyperPod", "by another controller"],
 )
-def test_ended_node_of_hyperpods_own_karpenter_is_not_awaited(requests: Any) -> None:
-    facts = {"slot_state": GONE, "requests": requests, "now": at(20)}
+def test_node_that_hyperpods_karpenter_ended_is_not_awaited(requests: Any) -> None:
+    facts = {"slot_state": EMPTY_SLOT, "requests": requests, "now": at(20)}
 
     assert choose(**facts).action is not Repair.NOT_NEEDED
     assert choose(**facts, has_karpenter=True).action is Repair.NOT_NEEDED
-    assert choose(**facts, has_karpenter=True, owner=Owner.HYPERPOD).action is Repair.NOT_NEEDED
+    assert choose(**facts, has_karpenter=True, owner=NodeOwner.HYPERPOD).action is Repair.NOT_NEEDED

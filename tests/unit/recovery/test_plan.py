@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from evenkeel.domain.health.faults import Rung, default_catalogue
 from evenkeel.domain.health.incidents import JobAction
 from evenkeel.domain.policy_section import Mode
-from evenkeel.domain.recovery.plan import RUNGS, Owner, PlanFacts, PlanOutcome, calls_for_person, plan_recovery
+from evenkeel.domain.recovery.plan import RUNGS, NodeOwner, PlanFacts, PlanOutcome, plan_recovery, should_ask_person
 from evenkeel.domain.recovery.repair_policy import RepairPolicy
 from tests.unit.recovery.facts import at, plan_facts
 
@@ -19,35 +19,37 @@ POLICY = RepairPolicy()
 @pytest.mark.parametrize(
     ("changes", "outcome", "repairs", "owner"),
     [
-        ({}, "ACT", True, Owner.EVENKEEL),
-        ({"mode": Mode.OBSERVE}, "OBSERVE", True, Owner.EVENKEEL),
-        ({"mode": Mode.RECOMMEND}, "ASK", True, Owner.EVENKEEL),
-        ({"mode": Mode.RECOMMEND, "node_status": "SystemUpdating"}, "LATER", False, Owner.HYPERPOD),
-        ({"is_drill": True}, "OBSERVE", True, Owner.EVENKEEL),
-        ({"is_drill": True, "drills_may_act": True}, "ACT", True, Owner.EVENKEEL),
-        ({"is_manual_cordon": True}, "ACT", True, Owner.PERSON),
-        ({"hyperpod_repairs": True}, "ACT", True, Owner.HYPERPOD),
-        ({"hyperpod_repairs": True, "fault_key": "node:not_ready"}, "ACT", True, Owner.EVENKEEL),
-        ({"is_hyperpod": False}, "ACT", True, Owner.NODE_GROUP),
-        ({"is_hyperpod": False, "is_karpenter": True}, "ACT", True, Owner.KARPENTER),
-        ({"is_node_gone": True}, "ACT", True, Owner.EVENKEEL),
-        ({"is_node_gone": True, "opt_out_reason": "Left to people."}, "STAND_DOWN", False, Owner.PERSON),
-        ({"opt_out_reason": "Left to people."}, "STAND_DOWN", False, Owner.PERSON),
-        ({"has_recovered": True}, "NOTHING", False, Owner.NONE),
-        ({"cluster_status": "RollingBack"}, "LATER", False, Owner.HYPERPOD),
-        ({"node_status": "SystemUpdating"}, "LATER", False, Owner.HYPERPOD),
-        ({"node_status": "SystemUpdating", "mode": Mode.OBSERVE}, "OBSERVE", False, Owner.HYPERPOD),
-        ({"fault_key": "xid:13"}, "ACT", False, Owner.NONE),
-        ({"fault_key": "node:pressure", "ladder": ()}, "NOTHING", False, Owner.NONE),
-        ({"fault_key": "node:clock_unsynced", "ladder": ()}, "NOTHING", False, Owner.NONE),
-        ({"fault_key": "hp:pending_reboot_label", "ladder": ("reboot",)}, "NOTHING", False, Owner.NONE),
-        ({"fault_key": "xid:63", "is_busy": True, "opened_at": at(0)}, "ACT", True, Owner.EVENKEEL),
-        ({"fault_key": "xid:63", "is_busy": False}, "ACT", True, Owner.EVENKEEL),
-        ({"fault_key": "eks:IPAMDNotReady"}, "NOTHING", False, Owner.NONE),
-        ({"fault_key": "eks:IPAMDNotReady", "sources": ("one", "two")}, "ACT", True, Owner.EVENKEEL),
+        ({}, "ACT", True, NodeOwner.EVENKEEL),
+        ({"mode": Mode.OBSERVE}, "OBSERVE", True, NodeOwner.EVENKEEL),
+        ({"mode": Mode.RECOMMEND}, "ASK", True, NodeOwner.EVENKEEL),
+        ({"mode": Mode.RECOMMEND, "node_status": "SystemUpdating"}, "LATER", False, NodeOwner.HYPERPOD),
+        ({"is_drill": True}, "OBSERVE", True, NodeOwner.EVENKEEL),
+        ({"is_drill": True, "drills_may_act": True}, "ACT", True, NodeOwner.EVENKEEL),
+        ({"is_manual_cordon": True}, "ACT", True, NodeOwner.PERSON),
+        ({"hyperpod_repairs": True}, "ACT", True, NodeOwner.HYPERPOD),
+        ({"hyperpod_repairs": True, "fault_key": "node:not_ready"}, "ACT", True, NodeOwner.EVENKEEL),
+        ({"is_hyperpod": False}, "ACT", True, NodeOwner.NODE_GROUP),
+        ({"is_hyperpod": False, "is_karpenter": True}, "ACT", True, NodeOwner.KARPENTER),
+        ({"is_node_gone": True}, "ACT", True, NodeOwner.EVENKEEL),
+        ({"is_node_gone": True, "opt_out_reason": "Left to people."}, "STAND_DOWN", False, NodeOwner.PERSON),
+        ({"opt_out_reason": "Left to people."}, "STAND_DOWN", False, NodeOwner.PERSON),
+        ({"has_recovered": True}, "NOTHING", False, NodeOwner.NONE),
+        ({"cluster_status": "RollingBack"}, "LATER", False, NodeOwner.HYPERPOD),
+        ({"node_status": "SystemUpdating"}, "LATER", False, NodeOwner.HYPERPOD),
+        ({"node_status": "SystemUpdating", "mode": Mode.OBSERVE}, "OBSERVE", False, NodeOwner.HYPERPOD),
+        ({"fault_key": "xid:13"}, "ACT", False, NodeOwner.NONE),
+        ({"fault_key": "node:pressure", "ladder": ()}, "NOTHING", False, NodeOwner.NONE),
+        ({"fault_key": "node:clock_unsynced", "ladder": ()}, "NOTHING", False, NodeOwner.NONE),
+        ({"fault_key": "hp:pending_reboot_label", "ladder": ("reboot",)}, "NOTHING", False, NodeOwner.NONE),
+        ({"fault_key": "xid:63", "is_busy": True, "opened_at": at(0)}, "ACT", True, NodeOwner.EVENKEEL),
+        ({"fault_key": "xid:63", "is_busy": False}, "ACT", True, NodeOwner.EVENKEEL),
+        ({"fault_key": "eks:IPAMDNotReady"}, "NOTHING", False, NodeOwner.NONE),
+        ({"fault_key": "eks:IPAMDNotReady", "sources": ("one", "two")}, "ACT", True, NodeOwner.EVENKEEL),
     ],
 )
-def test_plan_has_the_expected_outcome(changes: dict[str, Any], outcome: str, repairs: bool, owner: Owner) -> None:
+def test_recovery_plan_decides_outcome_repair_and_owner(
+    changes: dict[str, Any], outcome: str, repairs: bool, owner: NodeOwner
+) -> None:
     plan = plan_recovery(plan_facts(**changes), POLICY)
 
     assert (plan.outcome, plan.repairs_node, plan.owner) == (outcome, repairs, owner)
@@ -68,7 +70,7 @@ def test_plan_has_the_expected_outcome(changes: dict[str, Any], outcome: str, re
         ("fabric:manager_not_running", ("reboot", "replace"), True, JobAction.MOVE),
     ],
 )
-def test_first_rung_decides_about_node_and_jobs(
+def test_first_rung_decides_whether_node_and_jobs_are_touched(
     fault_key: str, ladder: tuple[str, ...], repairs: bool, jobs: JobAction
 ) -> None:
     plan = plan_recovery(plan_facts(fault_key=fault_key, ladder=ladder, sources=("one", "two")), POLICY)
@@ -80,7 +82,7 @@ def test_unavailable_rung_is_skipped_with_a_reason() -> None:
     plan = plan_recovery(plan_facts(fault_key="fabric:manager_not_running"), POLICY)
 
     assert [alternative.option for alternative in plan.alternatives] == ["restart_fabric_manager"]
-    assert calls_for_person(default_catalogue().look_up("hp:insufficient_capacity").ladder)
+    assert should_ask_person(default_catalogue().look_up("hp:insufficient_capacity").ladder)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +95,7 @@ def test_unavailable_rung_is_skipped_with_a_reason() -> None:
     ],
     ids=["a day at most", "the machine goes earlier", "it is idle", "the fault cannot wait"],
 )
-def test_job_may_finish_if_the_fault_can_wait(changes: dict[str, Any], until: Any) -> None:
+def test_job_may_run_until_a_deadline_if_the_fault_allows(changes: dict[str, Any], until: Any) -> None:
     facts = {"fault_key": "xid:63", "is_busy": True, "opened_at": at(0), **changes}
 
     plan = plan_recovery(plan_facts(**facts), POLICY)
@@ -106,7 +108,7 @@ def test_every_rung_of_the_catalogue_is_known() -> None:
     assert set(Rung) == RUNGS
 
 
-def test_recurring_fault_starts_on_its_raised_rung() -> None:
+def test_plan_for_a_recurring_fault_starts_on_its_raised_rung() -> None:
     facts = plan_facts(
         fault_key="xid:13",
         ladder=("reboot", "replace"),
@@ -120,16 +122,16 @@ def test_recurring_fault_starts_on_its_raised_rung() -> None:
     assert plan.reason.endswith("Three times a day.")
 
 
-def test_every_mode_records_the_same_intent() -> None:
+def test_intent_of_a_recovery_plan_does_not_depend_on_mode() -> None:
     plans = [plan_recovery(plan_facts(mode=mode), POLICY) for mode in Mode]
 
     assert {plan.intent for plan in plans} == {PlanOutcome.ACT}
 
 
-def test_settling_time_comes_from_the_catalogue_scaled_by_policy() -> None:
+def test_plan_scales_the_settling_time_of_the_fault_catalogue() -> None:
     plan = plan_recovery(plan_facts(), POLICY.replace(settle_scale=0.5))
 
-    assert plan.settle_seconds == default_catalogue().look_up("hp:NvidiaErrorReboot").settle_seconds / 2
+    assert plan.evidence_wait_seconds == default_catalogue().look_up("hp:NvidiaErrorReboot").evidence_wait_seconds / 2
 
 
 @given(

@@ -19,18 +19,18 @@ def test_preview_of_each_fault_follows_its_catalogue_row(fault: Fault) -> None:
     previewed = preview(fault, POLICY)
 
     assert previewed.opens_incident == (fault.ladder[0] not in (Rung.IGNORE, Rung.FOLLOW_PRIMARY))
-    planned = previewed.with_second_source or previewed.plan
-    climbed = [step.rung for step in previewed.steps if step.rung != "ask_person"]
-    if planned and planned.repairs_node and fault.ladder[0] in (Rung.DIAGNOSE, Rung.REBOOT, Rung.REPLACE):
-        assert climbed == [rung for rung in fault.ladder if rung in NODE_RUNGS]
+    expected_plan = previewed.with_second_source or previewed.plan
+    repair_rungs = [step.rung for step in previewed.steps if step.rung != "ask_person"]
+    if expected_plan and expected_plan.repairs_node and fault.ladder[0] in (Rung.DIAGNOSE, Rung.REBOOT, Rung.REPLACE):
+        assert repair_rungs == [rung for rung in fault.ladder if rung in NODE_RUNGS]
     if not fault.acts_alone and previewed.plan:
         assert previewed.plan.outcome is not PlanOutcome.ACT
-    mild = fault.severity is Severity.INFO and len(fault.ladder) == 1
-    counted = fault.recur_key is not RecurKey.NONE and previewed.opens_incident and not mild
-    assert (previewed.repeated is not None) == counted
+    is_mild = fault.severity is Severity.INFO and len(fault.ladder) == 1
+    is_counted = fault.recur_key is not RecurKey.NONE and previewed.opens_incident and not is_mild
+    assert (previewed.repeated is not None) == is_counted
 
 
-def test_override_of_a_fault_changes_its_preview_and_the_hashes() -> None:
+def test_fault_override_changes_its_preview_and_the_hashes() -> None:
     site = changed(POLICY, {"faults": {"xid:43": {"ladder": ["reboot"], "validateWith": "basic"}}})
 
     before, after = preview(default_catalogue()["xid:43"], POLICY), preview(site.catalogue["xid:43"], site)
@@ -41,7 +41,7 @@ def test_override_of_a_fault_changes_its_preview_and_the_hashes() -> None:
     assert before.policy_hash != after.policy_hash
 
 
-def test_unnamed_settings_keep_their_defaults() -> None:
+def test_policy_preview_keeps_defaults_of_omitted_settings() -> None:
     site = changed(POLICY, {"repair": {"maxAttempts": 2}})
 
     assert site == POLICY.replace(repair=POLICY.repair.replace(max_attempts=2))

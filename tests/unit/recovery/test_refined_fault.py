@@ -5,7 +5,7 @@ from evenkeel.domain.recovery.plan import PlanFacts, PlanOutcome, plan_recovery
 from evenkeel.domain.recovery.repair_policy import RepairPolicy
 
 
-def test_refined_ladder_without_first_rung_starts_on_the_next() -> None:
+def test_plan_starts_on_the_first_rung_of_a_shortened_ladder() -> None:
     facts = PlanFacts(
         fault_key="xid:79",
         ladder=("replace",),

@@ -7,16 +7,16 @@ import pytest
 from evenkeel.domain.health.faults import NODE_RUNGS, Rung
 from evenkeel.domain.health.incidents import RepairProgress
 from evenkeel.domain.recovery.guardrails import REPAIRS
-from evenkeel.domain.recovery.leases import Hold
+from evenkeel.domain.recovery.holds import Hold
 from evenkeel.domain.recovery.node_slot import ObservedNode, SlotState
-from evenkeel.domain.recovery.plan import Owner
+from evenkeel.domain.recovery.plan import NodeOwner
 from evenkeel.domain.recovery.repair import Repair, RepairDecision, choose_repair
 from evenkeel.domain.recovery.repair_policy import RepairPolicy
-from evenkeel.domain.recovery.repair_requests import deadline_of
+from evenkeel.domain.recovery.repair_requests import request_deadline
 from tests.unit.recovery.facts import (
-    ILL,
+    INVALID,
     LIFE,
-    WELL,
+    VALID,
     a_repair_request,
     a_slot_state,
     a_successor,
@@ -48,9 +48,9 @@ def progress_facts(*steps: tuple[str, float]) -> tuple[RepairProgress, ...]:
 
 def with_status(status: str) -> SlotState:
     slot_state = a_slot_state()
-    assert slot_state.original.record
+    assert slot_state.original.provider_node
     return slot_state.replace(
-        original=slot_state.original.replace(record=slot_state.original.record.replace(status=status))
+        original=slot_state.original.replace(provider_node=slot_state.original.provider_node.replace(status=status))
     )
 
 
@@ -68,19 +68,19 @@ def choose(**changes: Any) -> RepairDecision:
         ("another incident repairs the node slot", {"lease_holder": "inc-2"}, Repair.STAND_DOWN),
         ("a person holds the node", {"is_manual_cordon": True}, Repair.STAND_DOWN),
         ("a person holds automation", {"hold": HOLD}, Repair.HOLD),
-        ("HyperPod owns it", {"owner": Owner.HYPERPOD}, Repair.AWAIT),
+        ("HyperPod owns it", {"owner": NodeOwner.HYPERPOD}, Repair.AWAIT),
         (
             "HyperPod has rebooted it before we looked",
-            {"owner": Owner.HYPERPOD, "slot_state": REBOOTED, "validity": WELL},
+            {"owner": NodeOwner.HYPERPOD, "slot_state": REBOOTED, "validity": VALID},
             Repair.HEALTHY,
         ),
-        ("… and it is coming up", {"owner": Owner.HYPERPOD, "slot_state": REBOOTED}, Repair.AWAIT),
-        ("it is Ready by itself", {"fault_key": "node:not_ready", "validity": WELL}, Repair.HEALTHY),
-        ("it looks well, and the fault is in the hardware", {"validity": WELL}, Repair.REBOOT),
-        ("it is healthy again, says HyperPod", {"has_recovered": True, "validity": WELL}, Repair.HEALTHY),
+        ("… and it is coming up", {"owner": NodeOwner.HYPERPOD, "slot_state": REBOOTED}, Repair.AWAIT),
+        ("it is Ready by itself", {"fault_key": "node:not_ready", "validity": VALID}, Repair.HEALTHY),
+        ("it looks well, and the fault is in the hardware", {"validity": VALID}, Repair.REBOOT),
+        ("it is healthy again, says HyperPod", {"has_recovered": True, "validity": VALID}, Repair.HEALTHY),
         (
             "it was well and faulted while it was validated",
-            {"fault_key": "node:not_ready", "validity": WELL, "invalid_at": at(15)},
+            {"fault_key": "node:not_ready", "validity": VALID, "invalid_at": at(15)},
             Repair.REBOOT,
         ),
     ],
@@ -97,7 +97,7 @@ def test_repair_decision_before_any_call_has_the_expected_action(
         ("the reboot is under way", {"requests": (a_repair_request(),)}, Repair.AWAIT),
         (
             "it rebooted and is well",
-            {"requests": (a_repair_request(),), "slot_state": REBOOTED, "validity": WELL},
+            {"requests": (a_repair_request(),), "slot_state": REBOOTED, "validity": VALID},
             Repair.HEALTHY,
         ),
         ("it rebooted and is coming up", {"requests": (a_repair_request(),), "slot_state": REBOOTED}, Repair.AWAIT),
@@ -112,7 +112,7 @@ def test_repair_decision_before_any_call_has_the_expected_action(
                 "requests": (a_repair_request(),),
                 "slot_state": REBOOTED,
                 "invalid_at": at(60),
-                "validity": WELL,
+                "validity": VALID,
                 "now": at(70),
             },
             Repair.REPLACE,
@@ -150,11 +150,11 @@ def test_repair_decision_before_any_call_has_the_expected_action(
         (
             "HyperPod has rebooted it",
             {
-                "owner": Owner.HYPERPOD,
+                "owner": NodeOwner.HYPERPOD,
                 "requests": (a_repair_request("owner"),),
                 "now": at(511),
                 "slot_state": REBOOTED,
-                "validity": WELL,
+                "validity": VALID,
             },
             Repair.HEALTHY,
         ),
@@ -168,7 +168,7 @@ def test_repair_decision_after_a_call_has_the_expected_action(
     assert decision.action is action, f"{why}: {decision.reason}"
 
 
-OWNED = {"owner": Owner.HYPERPOD, "requests": (a_repair_request("owner"),)}
+LEFT_TO_HYPERPOD = {"owner": NodeOwner.HYPERPOD, "requests": (a_repair_request("owner"),)}
 
 
 @pytest.mark.parametrize(
@@ -213,8 +213,8 @@ OWNED = {"owner": Owner.HYPERPOD, "requests": (a_repair_request("owner"),)}
         ),
     ],
 )
-def test_evenkeel_takes_over_only_from_an_idle_hyperpod(why: str, changes: dict[str, Any], action: Repair) -> None:
-    decision = choose(**{**OWNED, **changes})
+def test_evenkeel_repairs_only_if_hyperpod_does_not_act(why: str, changes: dict[str, Any], action: Repair) -> None:
+    decision = choose(**{**LEFT_TO_HYPERPOD, **changes})
 
     assert decision.action is action, f"{why}: {decision.reason}"
 
@@ -236,7 +236,7 @@ def test_evenkeel_takes_over_only_from_an_idle_hyperpod(why: str, changes: dict[
         ("it is at it", {"requests": (a_repair_request("replace"),), "code": "replacement_started"}, Repair.AWAIT),
     ],
 )
-def test_recorded_result_of_the_provider_ends_the_wait_early(why: str, changes: dict[str, Any], action: Repair) -> None:
+def test_repair_wait_ends_when_the_provider_reports_a_result(why: str, changes: dict[str, Any], action: Repair) -> None:
     decision = choose(
         **{
             "requests": (a_repair_request(),),
@@ -249,7 +249,7 @@ def test_recorded_result_of_the_provider_ends_the_wait_early(why: str, changes: 
     assert decision.action is action, f"{why}: {decision.reason}"
 
 
-def test_old_failure_says_nothing_about_a_later_call() -> None:
+def test_failure_reported_before_a_repair_call_does_not_count() -> None:
     assert (
         choose(requests=(a_repair_request(),), progress=progress_facts(("reboot_failed", 5)), now=at(31)).action
         is Repair.AWAIT
@@ -261,7 +261,7 @@ def test_every_node_rung_maps_to_a_repair() -> None:
     assert {rung for rung in NODE_RUNGS if rung is not Rung.DIAGNOSE} == {Rung(act) for act in REPAIRS}
 
 
-def test_missing_capacity_names_the_next_step() -> None:
+def test_replacement_without_capacity_names_the_next_step() -> None:
     decision = choose(
         requests=(a_repair_request("replace"),), progress=progress_facts(("insufficient_capacity", 30)), now=at(31)
     )
@@ -271,7 +271,7 @@ def test_missing_capacity_names_the_next_step() -> None:
     assert [alternative.option for alternative in decision.alternatives] == [Rung.REPLACE]
 
 
-KARPENTERS = {"owner": Owner.KARPENTER, "now": at(20)}
+LEFT_TO_KARPENTER = {"owner": NodeOwner.KARPENTER, "now": at(20)}
 
 
 @pytest.mark.parametrize(
@@ -295,7 +295,7 @@ KARPENTERS = {"owner": Owner.KARPENTER, "now": at(20)}
 def test_karpenter_nodes_are_drained_and_terminated(
     why: str, repairs: bool, changes: dict[str, Any], action: Repair
 ) -> None:
-    facts = repair_facts(**{**KARPENTERS, **changes})
+    facts = repair_facts(**{**LEFT_TO_KARPENTER, **changes})
 
     decision = choose_repair(facts, POLICY.replace(karpenter_repairs=repairs))
 
@@ -334,12 +334,12 @@ def test_karpenter_nodes_are_drained_and_terminated(
             Repair.STAND_DOWN,
             False,
         ),
-        ("nobody's machine", {"owner": Owner.NONE}, Repair.ASK_PERSON, True),
+        ("nobody's machine", {"owner": NodeOwner.NONE}, Repair.ASK_PERSON, True),
         ("its machine is gone, and its node slot is empty", {"slot_state": GONE}, Repair.AWAIT, False),
         ("… and stays empty", {"slot_state": GONE, "now": at(200)}, Repair.NOT_NEEDED, False),
     ],
 )
-def test_opt_out_hold_or_other_obstacle_stops_a_repair(
+def test_opt_out_hold_or_another_obstacle_stops_a_repair(
     why: str, changes: dict[str, Any], action: Repair, drains: bool
 ) -> None:
     decision = choose(**changes)
@@ -347,7 +347,7 @@ def test_opt_out_hold_or_other_obstacle_stops_a_repair(
     assert (decision.action, decision.drains) == (action, drains), f"{why}: {decision.reason}"
 
 
-EXAMINED = {"deep_check_failed_at": at(60), "invalid_at": at(60), "slot_state": REBOOTED, "now": at(70)}
+FAILED_DEEP_CHECK = {"deep_check_failed_at": at(60), "invalid_at": at(60), "slot_state": REBOOTED, "now": at(70)}
 
 
 @pytest.mark.parametrize(
@@ -372,7 +372,7 @@ EXAMINED = {"deep_check_failed_at": at(60), "invalid_at": at(60), "slot_state": 
 def test_hyperpod_repairs_a_node_that_failed_its_deep_check(
     why: str, changes: dict[str, Any], action: Repair, marks: str
 ) -> None:
-    decision = choose(**{**EXAMINED, **changes})
+    decision = choose(**{**FAILED_DEEP_CHECK, **changes})
 
     assert (decision.action, decision.awaited_owner) == (action, marks), f"{why}: {decision.reason}"
 
@@ -380,21 +380,21 @@ def test_hyperpod_repairs_a_node_that_failed_its_deep_check(
 @pytest.mark.parametrize(
     ("why", "changes", "action"),
     [
-        ("it is valid", {"validity": WELL}, Repair.HEALTHY),
+        ("it is valid", {"validity": VALID}, Repair.HEALTHY),
         ("it is not valid yet", {}, Repair.AWAIT),
         ("it is still starting", {"slot_state": STARTING}, Repair.AWAIT),
         ("it does not become valid in time", {"now": at(116)}, Repair.REPLACE),
-        ("it failed its validation after the boot", {"validity": WELL, "invalid_at": at(18)}, Repair.REPLACE),
-        ("it failed a validation before the boot", {"validity": WELL, "invalid_at": at(12)}, Repair.HEALTHY),
-        ("the fault was reported again after the boot", {"validity": WELL, "last_fault_at": at(16)}, Repair.REBOOT),
+        ("it failed its validation after the boot", {"validity": VALID, "invalid_at": at(18)}, Repair.REPLACE),
+        ("it failed a validation before the boot", {"validity": VALID, "invalid_at": at(12)}, Repair.HEALTHY),
+        ("the fault was reported again after the boot", {"validity": VALID, "last_fault_at": at(16)}, Repair.REBOOT),
         ("it went NotReady before the fault", {"slot_state": STARTING, "last_fault_at": at(15)}, Repair.REBOOT),
         ("it was NotReady, and has the same boot", {"slot_state": a_slot_state(ready_since=at(15))}, Repair.REBOOT),
         ("the time of the boot is unknown", {"slot_state": REBOOTED}, Repair.REBOOT),
         ("the boot id at opening is unknown", {"boot_id_at_opening": ""}, Repair.REBOOT),
         ("the time of the fault is unknown", {"last_fault_at": None}, Repair.REBOOT),
-        ("no reboot clears the fault", {"validity": WELL, "ladder": ("replace",)}, Repair.REPLACE),
-        ("the fault is diagnosed first", {"validity": WELL, "ladder": ("diagnose", "reboot")}, Repair.DIAGNOSE),
-        ("it returned to service too often", {"validity": WELL, "returns": 9}, Repair.REPLACE),
+        ("no reboot clears the fault", {"validity": VALID, "ladder": ("replace",)}, Repair.REPLACE),
+        ("the fault is diagnosed first", {"validity": VALID, "ladder": ("diagnose", "reboot")}, Repair.DIAGNOSE),
+        ("it returned to service too often", {"validity": VALID, "returns": 9}, Repair.REPLACE),
     ],
 )
 def test_node_that_booted_since_its_fault_is_not_rebooted(why: str, changes: dict[str, Any], action: Repair) -> None:
@@ -426,13 +426,13 @@ def test_skipped_reboot_states_that_the_node_has_already_rebooted() -> None:
         ("it took effect and never came", "replace", {"now": at(300), "status": "Pending"}, Repair.ASK_PERSON),
     ],
 )
-def test_effect_of_a_lost_reply_is_read_from_the_node(
+def test_repair_call_without_reply_is_judged_by_the_node(
     why: str, rung: str, changes: dict[str, Any], action: Repair, answer: str
 ) -> None:
     status = changes.get("status", "Running")
     slot_state = changes.get("slot_state") or a_slot_state()
-    assert slot_state.original.record
-    original = slot_state.original.replace(record=slot_state.original.record.replace(status=status))
+    assert slot_state.original.provider_node
+    original = slot_state.original.replace(provider_node=slot_state.original.provider_node.replace(status=status))
     ladder = ("reboot", "replace") if rung == "reboot" else ("replace",)
     requests = (a_repair_request(rung, answer=answer),)
 
@@ -443,61 +443,64 @@ def test_effect_of_a_lost_reply_is_read_from_the_node(
     assert decision.action is action, f"{why}: {decision.reason}"
 
 
-def test_a_call_is_repeated_once_only() -> None:
-    lost = (a_repair_request("replace", answer="UNKNOWN"), a_repair_request("replace", seconds=61, answer="UNKNOWN"))
+def test_repair_call_is_repeated_at_most_once() -> None:
+    calls_without_reply = (
+        a_repair_request("replace", answer="UNKNOWN"),
+        a_repair_request("replace", seconds=61, answer="UNKNOWN"),
+    )
 
-    assert choose(requests=lost, now=at(200), ladder=("replace",)).action is Repair.ASK_PERSON
+    assert choose(requests=calls_without_reply, now=at(200), ladder=("replace",)).action is Repair.ASK_PERSON
 
 
-def test_node_life_is_replaced_once_over_all_incidents() -> None:
-    earlier = a_repair_request("replace", seconds=-900, incident_id="inc-0")
+def test_node_is_replaced_at_most_once_over_all_incidents() -> None:
+    earlier_request = a_repair_request("replace", seconds=-900, incident_id="inc-0")
 
-    assert choose(requests=(earlier,), ladder=("replace",)).action is Repair.ASK_PERSON
+    assert choose(requests=(earlier_request,), ladder=("replace",)).action is Repair.ASK_PERSON
 
 
 def test_recently_rebooted_node_is_replaced_at_once() -> None:
-    earlier = a_repair_request("reboot", seconds=-900, incident_id="inc-0")
+    earlier_request = a_repair_request("reboot", seconds=-900, incident_id="inc-0")
 
-    assert choose(requests=(earlier,)).action is Repair.REPLACE
+    assert choose(requests=(earlier_request,)).action is Repair.REPLACE
 
 
 @pytest.mark.parametrize(
     ("why", "changes", "action"),
     [
-        ("it is well", {"validity": WELL}, Repair.HEALTHY),
-        ("it is coming up", {"validity": ILL}, Repair.AWAIT),
-        ("it does not come up", {"validity": ILL, "now": at(400)}, Repair.ASK_PERSON),
-        ("it failed its validation", {"validity": ILL, "invalid_at": at(90), "now": at(91)}, Repair.ASK_PERSON),
-        ("the one before it failed, not this one", {"validity": WELL, "invalid_at": at(30)}, Repair.HEALTHY),
+        ("it is well", {"validity": VALID}, Repair.HEALTHY),
+        ("it is coming up", {"validity": INVALID}, Repair.AWAIT),
+        ("it does not come up", {"validity": INVALID, "now": at(400)}, Repair.ASK_PERSON),
+        ("it failed its validation", {"validity": INVALID, "invalid_at": at(90), "now": at(91)}, Repair.ASK_PERSON),
+        ("the one before it failed, not this one", {"validity": VALID, "invalid_at": at(30)}, Repair.HEALTHY),
     ],
 )
 @pytest.mark.parametrize(
     "requests", [(), (a_repair_request("replace"),)], ids=["replaced by another", "replaced by us"]
 )
-def test_replacement_in_the_slot_decides_the_repair(
+def test_repair_is_over_once_a_replacement_has_the_slot(
     why: str, changes: dict[str, Any], action: Repair, requests: Any
 ) -> None:
     assert choose(requests=requests, slot_state=a_slot_state(successor=a_successor()), **changes).action is action, why
 
 
-def test_each_alternative_states_why_it_was_not_chosen() -> None:
+def test_each_alternative_repair_states_why_it_was_not_chosen() -> None:
     decision = choose()
 
     assert [alternative.option for alternative in decision.alternatives] == ["replace"]
     assert all(alternative.why_not for alternative in decision.alternatives)
 
 
-def test_call_without_a_reply_has_a_shorter_wait() -> None:
-    assert deadline_of(a_repair_request(answer="UNKNOWN"), POLICY) == at(60)
-    assert deadline_of(a_repair_request(), POLICY) == at(110)
+def test_repair_call_without_a_reply_has_a_shorter_wait() -> None:
+    assert request_deadline(a_repair_request(answer="UNKNOWN"), POLICY) == at(60)
+    assert request_deadline(a_repair_request(), POLICY) == at(110)
 
 
 def test_repair_decision_replays_from_its_facts() -> None:
     facts = repair_facts(requests=(a_repair_request(),), now=at(111))
 
-    again = type(facts).model_validate(facts.to_json())
+    stored_facts = type(facts).model_validate(facts.to_json())
 
-    assert choose_repair(again, POLICY) == choose_repair(facts, POLICY)
+    assert choose_repair(stored_facts, POLICY) == choose_repair(facts, POLICY)
 
 
 @pytest.mark.parametrize(
@@ -509,7 +512,7 @@ def test_repair_decision_replays_from_its_facts() -> None:
         (
             "it looks well, and may go down yet",
             "UNKNOWN",
-            {"validity": WELL, "has_recovered": True},
+            {"validity": VALID, "has_recovered": True},
             Repair.PAUSE,
         ),
         ("it failed", "FAILED", {}, Repair.REBOOT),
@@ -518,10 +521,12 @@ def test_repair_decision_replays_from_its_facts() -> None:
         ("it had its time", "UNKNOWN", {"now": at(400)}, Repair.REBOOT),
     ],
 )
-def test_call_of_an_earlier_incident_is_awaited(why: str, answer: str, changes: dict[str, Any], action: Repair) -> None:
-    earlier = a_repair_request(seconds=-5, answer=answer, incident_id="inc-0")
+def test_repair_call_of_an_earlier_incident_is_awaited(
+    why: str, answer: str, changes: dict[str, Any], action: Repair
+) -> None:
+    earlier_request = a_repair_request(seconds=-5, answer=answer, incident_id="inc-0")
 
-    decision = choose(requests=(earlier,), **changes)
+    decision = choose(requests=(earlier_request,), **changes)
 
     assert decision.action is action, f"{why}: {decision.reason}"
     assert decision.action is not Repair.PAUSE or 0 < decision.wait_seconds <= POLICY.retry_seconds

@@ -8,9 +8,8 @@ import pytest
 from evenkeel.domain.external.unmanaged_workloads import Consent, PodRecreation
 from evenkeel.domain.jobs.workload_kind import WorkloadKind
 from evenkeel.domain.nodes import FleetNode, NodeLife
-from evenkeel.domain.recovery.restarts import (
+from evenkeel.domain.recovery.unmanaged_restarts import (
     FailedPod,
-    Restart,
     RestartAction,
     RestartDecision,
     RestartFacts,
@@ -18,8 +17,9 @@ from evenkeel.domain.recovery.restarts import (
     RestartStep,
     UnmanagedJob,
     UnmanagedJobState,
+    UnmanagedRestart,
+    choose_next_step,
     decide_restart,
-    next_step,
 )
 
 NOW = datetime(2026, 11, 24, 3, 0, tzinfo=UTC)
@@ -40,8 +40,8 @@ def a_job(**changes: Any) -> UnmanagedJob:
 
 
 def failed_job(failed_at: datetime | None = NOW, node: str = NODE, **changes: Any) -> UnmanagedJob:
-    failed = (FailedPod(node_name=node, failed_at=failed_at),)
-    return a_job(state=UnmanagedJobState.FAILED, live_nodes=(), failed_pods=failed, **changes)
+    failed_pods = (FailedPod(node_name=node, failed_at=failed_at),)
+    return a_job(state=UnmanagedJobState.FAILED, live_nodes=(), failed_pods=failed_pods, **changes)
 
 
 WITHOUT_PODS = a_job(state=UnmanagedJobState.FAILED, live_nodes=(), failed_at=NOW)
@@ -114,13 +114,16 @@ def test_unmanaged_job_is_restarted_moved_or_left_with_a_reason(
 
 
 def test_restart_decision_names_the_checkpoint_folder() -> None:
-    known, unknown = decide_restart_of(a_job(checkpoints="/fsx/llama (option --save)")), decide_restart_of(a_job())
+    with_folder, without_folder = (
+        decide_restart_of(a_job(checkpoints="/fsx/llama (option --save)")),
+        decide_restart_of(a_job()),
+    )
 
-    assert "resumes from /fsx/llama (option --save), if it saved a checkpoint there" in known.reason
-    assert "names no checkpoint folder, so it may start from the beginning" in unknown.reason
+    assert "resumes from /fsx/llama (option --save), if it saved a checkpoint there" in with_folder.reason
+    assert "names no checkpoint folder, so it may start from the beginning" in without_folder.reason
 
 
-def a_restart(stage: RestartStage = RestartStage.REQUESTED, **changes: Any) -> Restart:
+def a_restart(stage: RestartStage = RestartStage.REQUESTED, **changes: Any) -> UnmanagedRestart:
     facts: dict[str, Any] = {
         "cluster": "eks",
         "namespace": "research",
@@ -132,11 +135,11 @@ def a_restart(stage: RestartStage = RestartStage.REQUESTED, **changes: Any) -> R
         "begun_at": NOW,
         "stage": stage,
     }
-    return Restart.model_validate({**facts, **changes})
+    return UnmanagedRestart.model_validate({**facts, **changes})
 
 
 REQUESTED, SUSPENDED, DELETED = RestartStage.REQUESTED, RestartStage.SUSPENDED, RestartStage.DELETED
-EMPTY = a_job(state=UnmanagedJobState.SUSPENDED, live_nodes=())
+WITHOUT_LIVE_PODS = a_job(state=UnmanagedJobState.SUSPENDED, live_nodes=())
 ENDING = a_job(state=UnmanagedJobState.SUSPENDED)
 
 
@@ -153,7 +156,7 @@ ENDING = a_job(state=UnmanagedJobState.SUSPENDED)
         (REQUESTED, None, "END", False),
         (SUSPENDED, a_job(), "SUSPEND", False),
         (SUSPENDED, ENDING, "WAIT", False),
-        (SUSPENDED, EMPTY, "RESUME", True),
+        (SUSPENDED, WITHOUT_LIVE_PODS, "RESUME", True),
         (SUSPENDED, a_job(live_nodes=(OTHER,)), "END", True),
         (SUSPENDED, a_job(live_nodes=()), "END", True),
         (SUSPENDED, failed_job(), "DELETE", False),
@@ -168,32 +171,39 @@ ENDING = a_job(state=UnmanagedJobState.SUSPENDED)
 def test_next_restart_step_follows_from_the_job_in_the_cluster(
     stage: RestartStage, job: UnmanagedJob | None, step: str, *, was_restarted: bool
 ) -> None:
-    decision = next_step(a_restart(stage), job)
+    decision = choose_next_step(a_restart(stage), job)
 
     assert (decision.step, decision.was_restarted) == (RestartStep(step), was_restarted)
     assert decision.reason.startswith("PyTorchJob research/llama ")
 
 
-def test_restarts_older_than_a_day_do_not_count() -> None:
+def test_restarts_older_than_a_day_are_not_counted() -> None:
     day = timedelta(hours=24)
-    old, new = NOW - day, NOW - day + timedelta(seconds=1)
-    ended: dict[str, Any] = {"stage": RestartStage.ENDED, "ended_at": NOW}
+    exactly_a_day_ago, under_a_day_ago = NOW - day, NOW - day + timedelta(seconds=1)
+    ended_fields: dict[str, Any] = {"stage": RestartStage.ENDED, "ended_at": NOW}
 
-    assert a_restart(earlier=(old, new)).recent_starts(NOW) == (new, NOW)
-    assert a_restart(earlier=(old, new), was_restarted=True, **ended).recent_starts(NOW) == (new, NOW)
-    assert a_restart(earlier=(old, new), **ended).recent_starts(NOW) == (new,)
+    assert a_restart(earlier=(exactly_a_day_ago, under_a_day_ago)).recent_starts(NOW) == (under_a_day_ago, NOW)
+    assert a_restart(earlier=(exactly_a_day_ago, under_a_day_ago), was_restarted=True, **ended_fields).recent_starts(
+        NOW
+    ) == (
+        under_a_day_ago,
+        NOW,
+    )
+    assert a_restart(earlier=(exactly_a_day_ago, under_a_day_ago), **ended_fields).recent_starts(NOW) == (
+        under_a_day_ago,
+    )
 
 
-def test_row_of_a_node_names_workloads_that_left_it_lately() -> None:
+def test_node_row_remembers_workloads_that_left_in_15_minutes() -> None:
     life = NodeLife(cluster="eks", instance_id="i-00000000000000001", launched_at=NOW)
     busy = FleetNode(life=life, slot="s", changed_at=NOW, unmanaged_workloads=("Job research/a", "Job research/b"))
-    later = [
+    later_nodes = [
         FleetNode(life=life, slot="s", changed_at=NOW + timedelta(minutes=minutes), unmanaged_workloads=workloads)
         for minutes, workloads in ((1, ("Job research/b",)), (2, ()), (16, ()), (17, ()))
     ]
 
     rows = [busy]
-    for node in later:
+    for node in later_nodes:
         rows.append(node.with_history_of(rows[-1]))
 
     first, second = NOW + timedelta(minutes=1), NOW + timedelta(minutes=2)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from evenkeel.domain.capacity.compatibility import PoolEnvironment
 from evenkeel.domain.capacity.pools import LaunchDelay, Market, Pool
-from evenkeel.domain.economics.expected_durations import Forecast
+from evenkeel.domain.economics.expected_durations import ExpectedDuration
 from evenkeel.domain.elastic.grow_shrink import NodeLossFacts
 from evenkeel.domain.elastic.sizes import ElasticJob, Sizes
 from evenkeel.domain.health.faults import CheckpointTrust
@@ -33,25 +33,25 @@ from evenkeel.domain.renting.placement import PlacementFacts, choose_pool
 from tests.unit.recovery.facts import LIFE, at
 
 POLICY = JobPolicy(distrust_guard_seconds=300)
-REFUSED = tuple(
+UNAVAILABLE_OPTIONS = tuple(
     ResumeOffer(option=option, why_not="not available here")
     for option in (ResumeOption.SHRINK, ResumeOption.PREEMPT, ResumeOption.RENT)
 )
 
 
 def delay_prices(**seconds: float) -> ResumeDelays:
-    known = {"repair": 900, "capacity": 3600, "launch": 30, "restore": 70, **seconds}
-    return ResumeDelays.model_validate({part: Forecast(seconds=value) for part, value in known.items()})
+    defaults = {"repair": 900, "capacity": 3600, "launch": 30, "restore": 70, **seconds}
+    return ResumeDelays.model_validate({name: ExpectedDuration(seconds=value) for name, value in defaults.items()})
 
 
-def resume(usable: int, spares: int = 0, **changes: Any) -> ResumeDecision:
+def decide_resume(usable: int, spares: int = 0, **changes: Any) -> ResumeDecision:
     facts: dict[str, Any] = {
         "job_id": "job-1",
         "attempt": 1,
         "nodes": 2,
         "accelerators_per_node": 8,
         "pools": (PoolCapacity(pool="p5", usable=usable, spares=spares),),
-        "offers": REFUSED,
+        "offers": UNAVAILABLE_OPTIONS,
         "delays": delay_prices(),
         "lost_work_seconds": 0,
         "usd_per_accelerator_hour": 5,
@@ -76,8 +76,10 @@ def resume(usable: int, spares: int = 0, **changes: Any) -> ResumeDecision:
         (0, 0, ResumeOption.WAIT_FOR_REPAIR, 3700),
     ],
 )
-def test_option_with_the_least_loss_is_chosen(usable: int, spares: int, option: ResumeOption, seconds: float) -> None:
-    decision = resume(usable, spares)
+def test_resume_option_with_the_least_loss_is_chosen(
+    usable: int, spares: int, option: ResumeOption, seconds: float
+) -> None:
+    decision = decide_resume(usable, spares)
 
     assert (decision.option, decision.expected_seconds) == (option, seconds)
     assert decision.gpu_hours_lost == pytest.approx(seconds * 16 / 3600, abs=0.001)
@@ -87,7 +89,7 @@ def test_option_with_the_least_loss_is_chosen(usable: int, spares: int, option: 
 
 
 def test_expected_time_sums_waiting_launch_restore_and_lost_work() -> None:
-    decision = resume(2, lost_work_seconds=250)
+    decision = decide_resume(2, lost_work_seconds=250)
     waits = next(
         alternative for alternative in decision.alternatives if alternative.option == ResumeOption.WAIT_FOR_REPAIR
     )
@@ -98,37 +100,37 @@ def test_expected_time_sums_waiting_launch_restore_and_lost_work() -> None:
 
 
 def test_resume_does_not_wait_for_an_unrepaired_node() -> None:
-    decision = resume(1, is_repaired=False)
+    decision = decide_resume(1, is_repaired=False)
 
     assert (decision.option, decision.expected_seconds) == (ResumeOption.WAIT_FOR_REPAIR, 3600 + 100)
     assert decision.reason == "2 nodes are needed and 1 is free, so the job waits for capacity."
 
 
-def test_reason_states_that_one_repaired_node_is_not_enough() -> None:
-    assert "one repaired node is not enough" in resume(0).reason
+def test_resume_reason_states_that_one_repaired_node_is_insufficient() -> None:
+    assert "one repaired node is not enough" in decide_resume(0).reason
 
 
-def test_cost_to_other_jobs_counts_as_loss() -> None:
-    def preempting(gpu_hours_taken: float) -> ResumeOption:
+def test_preemption_counts_the_work_that_its_victims_lose() -> None:
+    def option_with_preemption(gpu_hours_taken: float) -> ResumeOption:
         preemption_victims = ResumeOffer(option=ResumeOption.PREEMPT, gpu_hours_taken=gpu_hours_taken)
-        return resume(1, offers=(preemption_victims,)).option
+        return decide_resume(1, offers=(preemption_victims,)).option
 
-    assert preempting(3.9) is ResumeOption.PREEMPT  # 900 s of 16 accelerators are 4 GPU-hours
-    assert preempting(4.1) is ResumeOption.WAIT_FOR_REPAIR
+    assert option_with_preemption(3.9) is ResumeOption.PREEMPT  # 900 s of 16 accelerators are 4 GPU-hours
+    assert option_with_preemption(4.1) is ResumeOption.WAIT_FOR_REPAIR
 
 
 def test_rent_is_paid_only_if_waiting_costs_more() -> None:
-    def renting(usd: float) -> ResumeOption:
-        return resume(1, offers=(ResumeOffer(option=ResumeOption.RENT, wait_seconds=300, usd=usd),)).option
+    def option_with_rent(usd: float) -> ResumeOption:
+        return decide_resume(1, offers=(ResumeOffer(option=ResumeOption.RENT, wait_seconds=300, usd=usd),)).option
 
-    assert renting(13) is ResumeOption.RENT  # waiting costs 4 GPU-hours, renting 1 1/3: $13.33 apart
-    assert renting(14) is ResumeOption.WAIT_FOR_REPAIR
+    assert option_with_rent(13) is ResumeOption.RENT  # waiting costs 4 GPU-hours, renting 1 1/3: a difference of $13.33
+    assert option_with_rent(14) is ResumeOption.WAIT_FOR_REPAIR
 
 
-def test_cheaper_option_wins_over_a_faster_one() -> None:
+def test_cheaper_resume_option_wins_over_a_faster_one() -> None:
     shrinks = ResumeOffer(option=ResumeOption.SHRINK, wait_seconds=60)
 
-    assert resume(1, offers=(shrinks,)).option is ResumeOption.SHRINK
+    assert decide_resume(1, offers=(shrinks,)).option is ResumeOption.SHRINK
 
 
 @given(
@@ -151,34 +153,34 @@ def test_cheaper_option_wins_over_a_faster_one() -> None:
 def test_chosen_option_loses_least_and_ties_follow_option_order(
     usable: int, spares: int, offers: list[ResumeOffer], *, is_repaired: bool
 ) -> None:
-    decision = resume(usable, min(spares, usable), offers=tuple(offers), is_repaired=is_repaired)
+    decision = decide_resume(usable, min(spares, usable), offers=tuple(offers), is_repaired=is_repaired)
 
     chosen = (decision.usd, OPTION_ORDER.index(decision.option))
-    had = [
+    earlier_options = [
         (alternative.usd, OPTION_ORDER.index(ResumeOption(alternative.option)))
         for alternative in decision.alternatives
         if alternative.usd is not None
     ]
-    assert all(chosen < other for other in had)
+    assert all(chosen < other for other in earlier_options)
     assert decision.option not in {offer.option for offer in offers if offer.why_not}
 
 
-def test_pool_with_capacity_is_found_after_a_full_pool() -> None:
+def test_job_resumes_in_a_second_pool_if_one_is_full() -> None:
     pools = (PoolCapacity(pool="full", usable=1, spares=0), PoolCapacity(pool="roomy", usable=2, spares=0))
 
-    assert resume(0, pools=pools).pool == "roomy"
+    assert decide_resume(0, pools=pools).pool == "roomy"
 
 
-def test_only_nodes_to_be_replaced_are_avoided() -> None:
-    assert resume(2).avoid == ()
-    assert resume(2, will_be_replaced=True).avoid == (LIFE.key,)
+def test_resume_avoids_only_nodes_that_will_be_replaced() -> None:
+    assert decide_resume(2).avoid == ()
+    assert decide_resume(2, will_be_replaced=True).avoid == (LIFE.key,)
 
 
 @pytest.mark.parametrize("trust", [CheckpointTrust.SUSPECT_SINCE_FIRST_SIGNAL, CheckpointTrust.NONE])
-def test_plan_states_distrust_near_a_corrupting_fault(trust: CheckpointTrust) -> None:
-    decision = resume(2, trust=trust)
+def test_resume_plan_states_which_checkpoints_it_distrusts(trust: CheckpointTrust) -> None:
+    decision = decide_resume(2, trust=trust)
 
-    assert resume(2).distrust_after is None
+    assert decide_resume(2).distrust_after is None
     assert decision.distrust_after == at(-300)
     assert "does not use checkpoints begun after" in decision.reason
 
@@ -196,7 +198,7 @@ def test_plan_states_distrust_near_a_corrupting_fault(trust: CheckpointTrust) ->
         ({"ran_seconds": -1.0, "keeps_checkpoints": False}, 0),
     ],
 )
-def test_lost_work_is_bounded_by_the_work_done(changes: dict[str, Any], seconds: float) -> None:
+def test_expected_lost_work_is_at_most_the_work_done(changes: dict[str, Any], seconds: float) -> None:
     facts: dict[str, Any] = {
         "ran_seconds": 7200.0,
         "keeps_checkpoints": True,
@@ -207,26 +209,26 @@ def test_lost_work_is_bounded_by_the_work_done(changes: dict[str, Any], seconds:
     assert seconds == lost_work_seconds(**{**facts, **changes})
 
 
-# ---------------------------------------------------------------- the worked example
+# ---------------------------------------------------------------- the example of the page
 
 _ROW = re.compile(r"\| `(\w+)` \| (\d+) \| (\d+) \| ([\d.]+) \| \$([\d.]+) \|")
 
 
-def test_first_documented_example_matches_the_decision() -> None:
+def test_first_example_of_the_resume_page_matches_the_decision() -> None:
     text = (Path(__file__).parents[3] / "docs" / "operate" / "resume.md").read_text(encoding="utf-8")
-    half = lost_work_seconds(
+    expected_lost_work = lost_work_seconds(
         ran_seconds=86_400, keeps_checkpoints=True, distrusted_seconds=0, expected_checkpoint_seconds=900
     )
 
-    decision = resume(
+    decision = decide_resume(
         16,
         1,
         nodes=16,
         delays=delay_prices(repair=280, launch=60, restore=1400),
-        lost_work_seconds=half,
+        lost_work_seconds=expected_lost_work,
     )
 
-    weighed = [
+    compared_options = [
         (decision.option, decision.expected_seconds, decision.gpu_hours_lost, decision.usd),
         *(
             (alternative.option, alternative.expected_seconds, alternative.gpu_hours_lost, alternative.usd)
@@ -235,14 +237,14 @@ def test_first_documented_example_matches_the_decision() -> None:
         ),
     ]
     documented = [(option, float(s), float(hours), float(usd)) for option, _, s, hours, usd in _ROW.findall(text)]
-    assert weighed == documented
+    assert compared_options == documented
 
 
-# ---------------------------------------------------------------- fewer nodes
+# ---------------------------------------------------------------- elastic jobs on fewer nodes
 
 
-def resume_elastic_job(left: int, seconds: float = 300, **changes: Any) -> NodeLossFacts:
-    """Return the offers for a job of 4 nodes (2 to 4 allowed) with `left` nodes, some seconds after the fault."""
+def node_loss_of_elastic_job(left: int, seconds: float = 300, **changes: Any) -> NodeLossFacts:
+    """Return the facts of an elastic job of 2 to 4 nodes that has `left` nodes, some seconds after the fault."""
     facts: dict[str, Any] = {
         "job": ElasticJob(job_id="job-1", nodes=4, sizes=Sizes(least=2, most=4), started_at=at(0)),
         "lost_nodes": 4 - left,
@@ -254,7 +256,7 @@ def resume_elastic_job(left: int, seconds: float = 300, **changes: Any) -> NodeL
 
 
 def test_elastic_job_shrinks_if_that_loses_less_than_repair() -> None:
-    decided = resume(3, nodes=4, offers=REFUSED[1:], fault=resume_elastic_job(3))
+    decided = decide_resume(3, nodes=4, offers=UNAVAILABLE_OPTIONS[1:], fault=node_loss_of_elastic_job(3))
 
     assert (decided.option, decided.nodes, decided.shrinks_at) == (ResumeOption.SHRINK, 3, at(300))
     # (100 s of standstill x 4 nodes + 1 node for 900 s + growing back: 4 nodes for 150 s) x 8 GPUs
@@ -266,28 +268,30 @@ def test_elastic_job_shrinks_if_that_loses_less_than_repair() -> None:
 
 
 def test_elastic_job_waits_only_for_a_short_repair() -> None:
-    decided = resume(3, nodes=4, offers=REFUSED[1:], fault=resume_elastic_job(3), delays=delay_prices(repair=140))
+    decided = decide_resume(
+        3, nodes=4, offers=UNAVAILABLE_OPTIONS[1:], fault=node_loss_of_elastic_job(3), delays=delay_prices(repair=140)
+    )
 
     assert decided.option is ResumeOption.WAIT_FOR_REPAIR
     assert decided.shrinks_at == at(300 + decided.expected_seconds)
 
 
 def test_elastic_job_waits_for_a_spare_first() -> None:
-    decided = resume(3, nodes=4, offers=REFUSED[1:], fault=resume_elastic_job(3, seconds=20))
+    decided = decide_resume(3, nodes=4, offers=UNAVAILABLE_OPTIONS[1:], fault=node_loss_of_elastic_job(3, seconds=20))
 
     assert (decided.option, decided.shrinks_at) == (ResumeOption.SHRINK, at(120))
     assert decided.expected_seconds == 100 + 100
 
 
-def test_shrinking_needs_nodes_for_a_legal_size() -> None:
-    decided = resume(1, nodes=4, offers=REFUSED[1:], fault=resume_elastic_job(1))
+def test_elastic_job_shrinks_only_to_an_allowed_size() -> None:
+    decided = decide_resume(1, nodes=4, offers=UNAVAILABLE_OPTIONS[1:], fault=node_loss_of_elastic_job(1))
 
     assert decided.option is ResumeOption.WAIT_FOR_REPAIR
     assert any("No legal size fits 1 node" in alternative.why_not for alternative in decided.alternatives)
 
 
 def test_free_nodes_are_used_before_shrinking() -> None:
-    decided = resume(4, nodes=4, offers=REFUSED[1:], fault=resume_elastic_job(3, spares=1))
+    decided = decide_resume(4, nodes=4, offers=UNAVAILABLE_OPTIONS[1:], fault=node_loss_of_elastic_job(3, spares=1))
 
     assert (decided.option, decided.nodes) == (ResumeOption.FREE_NODE, 4)
 
@@ -295,10 +299,10 @@ def test_free_nodes_are_used_before_shrinking() -> None:
 # ---------------------------------------------------------------- rented nodes, preemption of other jobs
 
 
-def resume_with_rental(
+def rent_option(
     *, micros: int = 55_040_000, cap: int = 10**10, nodes: int = 16, barred: str = "", run: float = 7200
 ) -> RentOption:
-    """Return the decision for a gang without free committed nodes and with one on-demand pool."""
+    """Return the facts for renting: no committed node is free, and there is one on-demand pool."""
     pool = Pool(
         name="on-demand-p5",
         cluster="burst",
@@ -308,7 +312,7 @@ def resume_with_rental(
         max_nodes=32,
         micros_per_node_hour=micros,
         launch=LaunchDelay(p50_seconds=240, p90_seconds=400),
-        place=PoolEnvironment(),
+        environment=PoolEnvironment(),
     )
     job = JobDemand(
         job_id="job-1",
@@ -329,7 +333,7 @@ def resume_with_rental(
     )
 
 
-SMALL = PreemptionCandidate(
+SMALL_JOB = PreemptionCandidate(
     job_id="job-small",
     team="vision",
     accelerators=8,
@@ -339,26 +343,26 @@ SMALL = PreemptionCandidate(
 )
 
 
-def resume_large_job(**changes: Any) -> ResumeDecision:
+def decide_resume_of_large_job(**changes: Any) -> ResumeDecision:
     """Return the decision for a job on 16 nodes. One node is out for six hours; an hour of delay costs $150."""
-    known = {
+    defaults = {
         "nodes": 16,
-        "offers": REFUSED[:1],
+        "offers": UNAVAILABLE_OPTIONS[:1],
         "delays": delay_prices(repair=21_600, launch=60, restore=1400),
         "lost_work_seconds": 450,
         "usd_per_hour_of_delay": 150,
-        "renting": resume_with_rental(),
-        "preemption_victims": (SMALL,),
+        "renting": rent_option(),
+        "preemption_victims": (SMALL_JOB,),
     }
-    return resume(15, **{**known, **changes})
+    return decide_resume(15, **{**defaults, **changes})
 
 
-def test_second_documented_example_matches_the_decision() -> None:
+def test_second_example_of_the_resume_page_matches_the_decision() -> None:
     text = (Path(__file__).parents[3] / "docs" / "operate" / "resume.md").read_text(encoding="utf-8")
     rows = re.findall(r"\| `(\w+)` \| ([\d.]+) s \| ([\d.]+) GPU-h \| \$([\d,.]+) \|", text)
-    decision = resume_large_job()
+    decision = decide_resume_of_large_job()
 
-    weighed = [
+    compared_options = [
         (decision.option, decision.expected_seconds, decision.gpu_hours_lost, decision.usd),
         *(
             (alternative.option, alternative.expected_seconds, alternative.gpu_hours_lost, alternative.usd)
@@ -368,65 +372,68 @@ def test_second_documented_example_matches_the_decision() -> None:
     ]
 
     documented = [(option, float(s), float(hours), float(usd.replace(",", ""))) for option, s, hours, usd in rows]
-    assert weighed == documented
+    assert compared_options == documented
     assert [option for option, *_ in documented] == ["PREEMPT", "RENT", "WAIT_FOR_REPAIR"]
 
 
-def test_renting_is_worth_the_loss_of_the_next_best_option() -> None:
-    decision = resume_large_job(preemption_victims=())
-    worth = decision.max_rent_parts
-    assert worth is not None
-    now = cheapest_rented(choose_pool(resume_with_rental().placement).table)
-    assert now is not None
-    dearest = 55_040_000 * worth / now.rent_parts
+def test_maximum_rent_equals_the_loss_of_the_next_option() -> None:
+    decision = decide_resume_of_large_job(preemption_victims=())
+    max_rent = decision.max_rent_parts
+    assert max_rent is not None
+    cheapest = cheapest_rented(choose_pool(rent_option().placement).table)
+    assert cheapest is not None
+    highest_price = 55_040_000 * max_rent / cheapest.rent_parts
 
     assert decision.option is ResumeOption.RENT
     assert (
-        resume_large_job(preemption_victims=(), renting=resume_with_rental(micros=int(dearest * 0.999))).option
+        decide_resume_of_large_job(preemption_victims=(), renting=rent_option(micros=int(highest_price * 0.999))).option
         is ResumeOption.RENT
     )
     assert (
-        resume_large_job(preemption_victims=(), renting=resume_with_rental(micros=int(dearest * 1.001))).option
+        decide_resume_of_large_job(preemption_victims=(), renting=rent_option(micros=int(highest_price * 1.001))).option
         is ResumeOption.WAIT_FOR_REPAIR
     )
-    assert resume_large_job().max_rent_parts is None
+    assert decide_resume_of_large_job().max_rent_parts is None
 
 
-def test_nothing_is_rented_that_a_cycle_would_not_start() -> None:
-    barred = resume_large_job(
-        preemption_victims=(), renting=resume_with_rental(barred="Rented nodes would not help the job: no quota.")
+def test_nothing_is_rented_that_a_scheduling_cycle_would_refuse() -> None:
+    without_quota = decide_resume_of_large_job(
+        preemption_victims=(), renting=rent_option(barred="Rented nodes would not help the job: no quota.")
     )
-    over = resume_large_job(preemption_victims=(), renting=resume_with_rental(cap=55_040_000 * 15))
+    above_cap = decide_resume_of_large_job(preemption_victims=(), renting=rent_option(cap=55_040_000 * 15))
 
-    for decision, why in ((barred, "no quota"), (over, "$880.64 an hour, which exceeds the limit")):
+    for decision, expected_reason in (
+        (without_quota, "no quota"),
+        (above_cap, "$880.64 an hour, which exceeds the limit"),
+    ):
         row = next(alternative for alternative in decision.alternatives if alternative.option == ResumeOption.RENT)
         assert decision.option is ResumeOption.WAIT_FOR_REPAIR
-        assert (row.usd, why in row.why_not) == (None, True)
+        assert (row.usd, expected_reason in row.why_not) == (None, True)
 
 
-def test_equal_jobs_do_not_preempt_each_other() -> None:
-    equal = SMALL.replace(accelerators=128, usd_per_hour_of_delay=150)
+def test_job_does_not_preempt_a_job_with_an_equal_loss() -> None:
+    equal = SMALL_JOB.replace(accelerators=128, usd_per_hour_of_delay=150)
 
-    assert resume_large_job(renting=None, preemption_victims=(equal,)).option is ResumeOption.WAIT_FOR_REPAIR
+    assert decide_resume_of_large_job(renting=None, preemption_victims=(equal,)).option is ResumeOption.WAIT_FOR_REPAIR
 
 
 def test_option_that_loses_least_gpu_hours_wins_without_a_price() -> None:
-    decision = resume(2, spares=1, usd_per_accelerator_hour=None)
+    decision = decide_resume(2, spares=1, usd_per_accelerator_hour=None)
 
-    assert decision.option is resume(2, spares=1).option
+    assert decision.option is decide_resume(2, spares=1).option
     assert decision.usd is None
     assert {alternative.usd for alternative in decision.alternatives} == {None}
-    worse = [
+    other_losses = [
         alternative
         for alternative in decision.alternatives
         if alternative.gpu_hours_lost and alternative.gpu_hours_lost > decision.gpu_hours_lost
     ]
-    assert worse
-    assert all("they have no price" in alternative.why_not for alternative in worse)
+    assert other_losses
+    assert all("they have no price" in alternative.why_not for alternative in other_losses)
 
 
-def test_price_of_delay_applies_to_every_option() -> None:
-    priced, unpriced = resume(1, usd_per_hour_of_delay=90), resume(1)
+def test_price_of_delay_counts_for_every_resume_option() -> None:
+    priced, unpriced = decide_resume(1, usd_per_hour_of_delay=90), decide_resume(1)
 
     assert priced.option is unpriced.option
     assert priced.usd is not None
@@ -444,9 +451,9 @@ def test_price_of_delay_applies_to_every_option() -> None:
 def test_chosen_option_loses_least_within_the_caps(
     micros: int, cap: int, run: int, repair: int, accelerators: int
 ) -> None:
-    decision = resume_large_job(
-        renting=resume_with_rental(micros=micros, cap=cap, run=run),
-        preemption_victims=(SMALL.replace(accelerators=accelerators),),
+    decision = decide_resume_of_large_job(
+        renting=rent_option(micros=micros, cap=cap, run=run),
+        preemption_victims=(SMALL_JOB.replace(accelerators=accelerators),),
         delays=delay_prices(repair=repair),
     )
 

@@ -36,15 +36,15 @@ def an_attempt(number: int, source: int | None, began: datetime | None, **change
     return Attempt.model_validate({**facts, **changes})
 
 
-def rollback_decision(*descent: Attempt, **changes: Any) -> RollbackDecision:
+def rollback_decision(*ancestors: Attempt, **changes: Any) -> RollbackDecision:
     facts: dict[str, Any] = {
         "interrupted_attempt": 1,
-        "current_attempt": descent[-1].attempt,
-        "descent": descent,
+        "current_attempt": ancestors[-1].attempt,
+        "descent": ancestors,
         "distrust_after": at(-300),
         "requirement": CheckpointRequirement.CONVENTION,
-        "distrusted_before": None,
-        "required_before": CheckpointRequirement.CONVENTION,
+        "distrust_after_at_launch": None,
+        "requirement_at_launch": CheckpointRequirement.CONVENTION,
         "rollbacks": 0,
     }
     return decide_rollback(RollbackFacts.model_validate({**facts, **changes}), POLICY)
@@ -82,21 +82,21 @@ def test_missing_required_evidence_rolls_the_attempt_back() -> None:
     assert rollback_decision(before, requirement=CheckpointRequirement.EVIDENCE).action is Rollback.STOP
     assert (
         rollback_decision(
-            before, requirement=CheckpointRequirement.EVIDENCE, required_before=CheckpointRequirement.EVIDENCE
+            before, requirement=CheckpointRequirement.EVIDENCE, requirement_at_launch=CheckpointRequirement.EVIDENCE
         ).action
         is Rollback.LEAVE
     )
 
 
-def test_unknown_pin_is_distrusted_unless_rank_0_knew_the_window() -> None:
+def test_attempt_with_unknown_pin_stops_unless_rank_0_distrusted_checkpoints() -> None:
     mounted = an_attempt(2, None, None, is_pinned=False)
 
     assert rollback_decision(mounted).action is Rollback.STOP
-    assert rollback_decision(mounted, distrusted_before=at(-299)).action is Rollback.STOP
-    assert rollback_decision(mounted, distrusted_before=at(-300)).action is Rollback.LEAVE
+    assert rollback_decision(mounted, distrust_after_at_launch=at(-299)).action is Rollback.STOP
+    assert rollback_decision(mounted, distrust_after_at_launch=at(-300)).action is Rollback.LEAVE
 
 
-def test_attempt_without_pin_started_from_the_beginning() -> None:
+def test_attempt_that_was_never_launched_is_not_rolled_back() -> None:
     assert rollback_decision(an_attempt(2, None, None, is_pinned=False, launched_at=None)).action is Rollback.LEAVE
 
 

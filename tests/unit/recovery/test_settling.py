@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.health.incidents import Incident
-from evenkeel.domain.recovery.settling import ALERTING_STATES, BranchEnd, choose_incident_end, why_replan
+from evenkeel.domain.recovery.settling import ALERTING_STATES, BranchEnd, choose_incident_end, why_new_plan
 from tests.unit.recovery.facts import LIFE, SLOT, at
 
 
@@ -37,28 +37,31 @@ from tests.unit.recovery.facts import LIFE, SLOT, at
 def test_worst_branch_decides_the_final_state_of_the_incident(
     plan: str | None, node: str | None, jobs: str | None, failure: str, state: str
 ) -> None:
-    def part(outcome: str | None) -> BranchEnd | None:
+    def branch_end(outcome: str | None) -> BranchEnd | None:
         return BranchEnd(outcome=outcome, reason="So it was.") if outcome else None
 
-    assert choose_incident_end(("reboot", "replace"), part(plan), part(node), part(jobs), failure).state == state
+    assert (
+        choose_incident_end(("reboot", "replace"), branch_end(plan), branch_end(node), branch_end(jobs), failure).state
+        == state
+    )
 
 
-def test_fault_that_needs_a_person_waits_for_one() -> None:
+def test_incident_waits_for_a_person_if_its_fault_needs_one() -> None:
     assert choose_incident_end(("ask_person",), BranchEnd(outcome="NOTHING"), None, None, "").state in ALERTING_STATES
     assert (
         choose_incident_end("node:pressure", BranchEnd(outcome="NOTHING"), None, None, "").state not in ALERTING_STATES
     )
 
 
-# ---------------------------------------------------------------- what came since the plan
+# ---------------------------------------------------------------- signals since the plan
 
 
 def planned_incident(outcome: str = "NOTHING", **changes: Any) -> Incident:
-    brief = {
+    plan_document = {
         "run": 1,
         "outcome": outcome,
         "repairs_node": False,
-        "settle_seconds": 0,
+        "evidence_wait_seconds": 0,
         "max_repairs": 3,
         "decision_id": "dec-1",
         "reason": "Watched.",
@@ -80,7 +83,7 @@ def planned_incident(outcome: str = "NOTHING", **changes: Any) -> Incident:
             "first_signal_at": at(0),
             "opened_at": at(0),
             "independent_sources": ("hyperpod",),
-            "plan": brief,
+            "plan": plan_document,
             **changes,
         }
     )
@@ -106,8 +109,10 @@ def planned_incident(outcome: str = "NOTHING", **changes: Any) -> Incident:
         (planned_incident(run=2), ("replace",), ""),
     ],
 )
-def test_fault_beyond_the_plan_needs_a_new_plan(incident: Incident, rungs: tuple[str, ...], expected: str) -> None:
-    reason = why_replan(incident, rungs, "ACT")
+def test_fault_that_the_plan_does_not_cover_needs_another_plan(
+    incident: Incident, rungs: tuple[str, ...], expected: str
+) -> None:
+    reason = why_new_plan(incident, rungs, "ACT")
 
     assert expected in reason
     assert bool(expected) == bool(reason)
@@ -122,9 +127,9 @@ def test_fault_beyond_the_plan_needs_a_new_plan(incident: Incident, rungs: tuple
         ('P: {"errorMessage": "Refused: n', "P: Refused: n"),
     ],
 )
-def test_failure_is_reported_without_its_stack_trace(cause: str, expected: str) -> None:
-    ended = choose_incident_end(
+def test_failed_workflow_is_reported_without_its_stack_trace(cause: str, expected: str) -> None:
+    incident_end = choose_incident_end(
         (), BranchEnd(outcome="ACT"), BranchEnd(outcome="FAILED", reason=cause), BranchEnd(outcome="NO_JOBS"), ""
     )
 
-    assert ended.reason == f"The node branch failed: {expected}"
+    assert incident_end.reason == f"The node branch failed: {expected}"

@@ -81,7 +81,7 @@ def test_task_logs_one_line_with_its_ids(world: FakeWorld) -> None:
         (ZeroDivisionError("a bug"), "ZeroDivisionError", "a bug", "ERROR"),
     ],
 )
-def test_error_is_raised_under_a_name_that_workflows_match(
+def test_task_error_is_raised_under_name_that_workflow_matches(
     world: FakeWorld, error: Exception, name: str, message: str, level: str
 ) -> None:
     with pytest.raises(Exception) as caught:  # noqa: PT011 - the exact type is what is tested
@@ -90,7 +90,7 @@ def test_error_is_raised_under_a_name_that_workflows_match(
     assert (type(caught.value).__name__, str(caught.value)) == (name, message)
     (line,) = world.telemetry.lines
     assert line.level == level
-    assert world.tokens.failures == {}
+    assert world.task_tokens.failures == {}
 
 
 @pytest.mark.parametrize(
@@ -107,17 +107,17 @@ def test_failure_of_a_task_with_a_token_reaches_the_workflow(
     with pytest.raises(Exception):  # noqa: B017, PT011 - only the token is looked at
         entry.task(failing_handler(error))({"token": "t-1", "incidentId": "inc-1"}, CONTEXT)
 
-    assert world.tokens.failures == {"t-1": expected}
+    assert world.task_tokens.failures == {"t-1": expected}
     assert "t-1" not in str(world.telemetry.lines)
     assert "token" not in world.telemetry.bound
 
 
 def test_unreachable_workflow_does_not_hide_the_failure(world: FakeWorld) -> None:
-    class DeafTokens:
+    class UnreachableTaskTokens:
         def fail(self, token: str, error: str, cause: str) -> bool:
             raise Throttled("states")
 
-    world.tokens = DeafTokens()  # type: ignore[assignment]  # the port is all that matters
+    world.task_tokens = UnreachableTaskTokens()  # type: ignore[assignment]  # the port is all that matters
     with wiring.use_world(world.as_world()), pytest.raises(ZeroDivisionError, match="the bug"):
         entry.task(failing_handler(ZeroDivisionError("the bug")))({"token": "t-1"}, CONTEXT)
 
@@ -127,7 +127,7 @@ def test_unreachable_workflow_does_not_hide_the_failure(world: FakeWorld) -> Non
 def test_success_of_a_task_with_a_token_sends_no_answer(world: FakeWorld) -> None:
     entry.task(lambda _event, _context: {"outcome": "OPEN"})({"token": "t-1"}, CONTEXT)
 
-    assert (world.tokens.answers, world.tokens.failures) == ({}, {})
+    assert (world.task_tokens.answers, world.task_tokens.failures) == ({}, {})
 
 
 # ---------------------------------------------------------------- event
@@ -243,11 +243,11 @@ def test_failed_event_is_redelivered_with_growing_delays(world: FakeWorld, deliv
 
 
 def test_failed_delay_request_does_not_fail_the_batch(world: FakeWorld) -> None:
-    class NoQueue:
+    class FailingQueue:
         def delay_redelivery(self, receipt: str, seconds: int) -> None:
             raise Throttled("queue")
 
-    world.inbox = NoQueue()  # type: ignore[assignment]  # the port is all that matters
+    world.inbox = FailingQueue()  # type: ignore[assignment]  # the port is all that matters
     handler, facts = event_handler_with(Throttled("slow"))
     batch = a_batch({"id": "e-1", "kind": "xid"}, {"id": "e-2", "kind": "ecc"})
     batch["Records"][0]["receiptHandle"] = "r-0"
@@ -261,11 +261,11 @@ def test_failed_delay_request_does_not_fail_the_batch(world: FakeWorld) -> None:
 
 @pytest.mark.parametrize(("kind", "ingested"), [("bad", 0), ("other", 0), ("xid", 1)])
 def test_event_without_archive_copy_is_delivered_again(world: FakeWorld, kind: str, ingested: int) -> None:
-    class FullArchive:
+    class FailingArchive:
         def keep(self, envelope_id: str, body: bytes) -> None:
             raise Throttled("archive")
 
-    world.raw_events = FullArchive()  # type: ignore[assignment]  # the port is all that matters
+    world.raw_events = FailingArchive()  # type: ignore[assignment]  # the port is all that matters
     handler, facts = event_handler_with()
     with wiring.use_world(world.as_world()):
         answer = handler(a_batch({"id": "e-1", "kind": kind}), CONTEXT)

@@ -54,7 +54,7 @@ def test_function_loads_no_client_before_its_first_call(imports: dict[str, tuple
 
 
 @pytest.mark.parametrize("name", ON_THE_WAY_TO_A_CORDON)
-def test_function_on_the_way_to_a_cordon_loads_no_scheduling(
+def test_function_called_before_a_cordon_loads_no_scheduling_code(
     imports: dict[str, tuple[set[str], int]], name: str
 ) -> None:
     modules, _ = imports[name]

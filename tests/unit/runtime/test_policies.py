@@ -24,23 +24,23 @@ def store_policy(world: FakeWorld, change: PolicyChange, version: int = 0) -> No
     world.ledger.commit(Put(Row(site_policy_key(Table.INCIDENTS), change.to_json(), version)))
 
 
-def site(world: FakeWorld) -> SitePolicy:
+def a_site_policy(world: FakeWorld) -> SitePolicy:
     return SitePolicy(BASE, Table.INCIDENTS, world)
 
 
-def test_without_a_change_the_shipped_policy_is_in_force() -> None:
-    assert site(FakeWorld()).current() == BASE
+def test_shipped_policy_is_in_force_until_a_policy_change() -> None:
+    assert a_site_policy(FakeWorld()).current_policy() == BASE
 
 
 def test_policy_change_applies_after_the_cache_expires() -> None:
     world = FakeWorld()
-    policies = site(world)
-    before = policies.current()
+    policies = a_site_policy(world)
+    before = policies.current_policy()
 
     store_policy(world, a_change(faults={"xid:94": {"ladder": ["replace"]}}))
-    at_once = policies.current()
+    at_once = policies.current_policy()
     world.clock.advance(FRESH.total_seconds())
-    later = policies.current()
+    later = policies.current_policy()
 
     assert before == at_once == BASE
     assert later.catalogue["xid:94"].ladder == ("replace",)
@@ -52,13 +52,13 @@ def test_policy_is_read_once_together_with_the_first_rows() -> None:
     store_policy(fake, a_change(faults={"xid:94": {"ladder": ["replace"]}}))
     reads: list[tuple[Key, ...]] = []
 
-    class Counted:
+    class CountingLedger:
         def batch_get(self, *keys: Key) -> tuple[Row | None, ...]:
             reads.append(keys)
             return fake.ledger.batch_get(*keys)
 
     ports = fake.as_world()
-    ports.__dict__ |= {"ledger": Counted(), "policies": site(fake)}
+    ports.__dict__ |= {"ledger": CountingLedger(), "policies": a_site_policy(fake)}
     key = Key(Table.INCIDENTS, "INC#inc-1", "META")
 
     first, second = (ports.context().read_rows(key) for _ in range(2))
@@ -72,7 +72,7 @@ def test_unusable_policy_change_falls_back_and_alerts() -> None:
     world = FakeWorld()
     store_policy(world, a_change(repair={"noLonger": 1}).replace(before={"repair": {"maxAttempts": 2}}))
 
-    policy = site(world).current()
+    policy = a_site_policy(world).current_policy()
 
     assert policy.repair.max_attempts == 2
     assert world.telemetry.totals["PolicyInvalid"] == 1
@@ -108,12 +108,12 @@ def test_last_read_policy_applies_while_the_table_fails() -> None:
     store_policy(world, a_change(repair={"maxAttempts": 2}))
     silent = _UnreachableLedger(world)
     policies = SitePolicy(BASE, Table.INCIDENTS, silent)  # type: ignore[arg-type]  # only `get` is called
-    read = policies.current()
+    read = policies.current_policy()
 
     silent.is_silent = True
     world.clock.advance(timedelta(hours=1).total_seconds())
 
-    assert policies.current() is read
+    assert policies.current_policy() is read
 
 
 def test_function_that_never_read_a_policy_decides_nothing() -> None:
@@ -121,4 +121,4 @@ def test_function_that_never_read_a_policy_decides_nothing() -> None:
     silent.is_silent = True
 
     with pytest.raises(Throttled):
-        SitePolicy(BASE, Table.INCIDENTS, silent).current()  # type: ignore[arg-type]  # as above
+        SitePolicy(BASE, Table.INCIDENTS, silent).current_policy()  # type: ignore[arg-type]  # as above

@@ -36,7 +36,7 @@ def test_self_test_never_reaches_the_handler(world: FakeWorld, wrapper: Any) -> 
 
 
 @pytest.mark.parametrize("event", [{"selfTest": {}, "incidentId": "inc-1"}, {"incidentId": "inc-1"}, {}])
-def test_any_other_event_goes_to_the_handler(world: FakeWorld, event: entry.Json) -> None:
+def test_event_without_self_test_goes_to_the_handler(world: FakeWorld, event: entry.Json) -> None:
     @entry.task
     def handler(event: entry.Json, _context: Any) -> entry.Json:
         return {"outcome": "HANDLED"}
@@ -44,7 +44,7 @@ def test_any_other_event_goes_to_the_handler(world: FakeWorld, event: entry.Json
     assert handler(event, CONTEXT) == {"outcome": "HANDLED"}
 
 
-def test_missing_rights_are_named_for_each_cluster(world: FakeWorld) -> None:
+def test_self_test_names_missing_rights_for_each_cluster(world: FakeWorld) -> None:
     world.cluster.refused_rights = {KubernetesPermission("patch", "", "nodes")}
 
     answer = run_self_test(world, rights=[PATCH, {**PATCH, "verb": "get"}])
@@ -62,10 +62,10 @@ def test_missing_rights_are_named_for_each_cluster(world: FakeWorld) -> None:
 
 
 def test_self_test_reports_a_cluster_that_does_not_answer(world: FakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    def silent(_cluster: str) -> str:
+    def raise_unreachable(_cluster: str) -> str:
         raise Unreachable("no answer")
 
-    monkeypatch.setattr(world.cluster, "server_version", silent)
+    monkeypatch.setattr(world.cluster, "server_version", raise_unreachable)
 
     assert run_self_test(world)["clusters"][0]["error"] == "Unreachable: no answer"
 
@@ -73,7 +73,9 @@ def test_self_test_reports_a_cluster_that_does_not_answer(world: FakeWorld, monk
 GET = {**PATCH, "verb": "get"}
 
 
-def test_failed_node_read_of_a_cluster_is_found(world: FakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_self_test_reports_a_cluster_whose_nodes_cannot_be_read(
+    world: FakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def unavailable(_cluster: str, name: str) -> None:
         raise Unreachable(f"GET /api/v1/nodes/{name} of research-eks: 503 ServiceUnavailable")
 
@@ -86,7 +88,9 @@ def test_failed_node_read_of_a_cluster_is_found(world: FakeWorld, monkeypatch: p
 
 
 @pytest.mark.parametrize("rights", [[], [PATCH]])
-def test_node_is_not_read_without_the_right(world: FakeWorld, monkeypatch: pytest.MonkeyPatch, rights: Any) -> None:
+def test_self_test_reads_no_node_without_the_right(
+    world: FakeWorld, monkeypatch: pytest.MonkeyPatch, rights: Any
+) -> None:
     monkeypatch.setattr(world.cluster, "node", lambda *_: pytest.fail("read"))
 
     assert run_self_test(world, rights=rights)["clusters"][0]["error"] == ""
@@ -102,7 +106,7 @@ def test_missing_right_to_read_kueue_is_reported_separately(world: FakeWorld, mo
     assert (answer["error"], answer["kueueError"]) == ("", "NotAllowed: 403")
 
 
-def test_policy_in_force_is_returned_on_request(world: FakeWorld) -> None:
+def test_self_test_returns_policy_in_force_on_request(world: FakeWorld) -> None:
     assert run_self_test(world)["policy"] is None
     assert run_self_test(world, readsPolicy=True)["policy"] == {
         "name": "production",

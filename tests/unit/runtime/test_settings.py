@@ -15,7 +15,7 @@ def test_mode_is_observe_without_environment_variables() -> None:
     assert settings.region == "eu-west-1"
 
 
-def test_every_variable_is_read() -> None:
+def test_settings_read_every_environment_variable() -> None:
     variables = {
         "EVENKEEL_FLEET": "research",
         "EVENKEEL_MODE": "act",
@@ -29,7 +29,7 @@ def test_every_variable_is_read() -> None:
     assert settings.kubernetes_clusters == ("research-eks", "burst-eks")
 
 
-def test_empty_variable_counts_as_absent() -> None:
+def test_empty_environment_variable_counts_as_absent() -> None:
     settings = Settings.from_environment({"EVENKEEL_MODE": "", "HYPERPOD_CLUSTER_ARN": " "})
 
     assert (settings.mode, settings.hyperpod_cluster_arn) == (Mode.OBSERVE, "")
@@ -39,11 +39,11 @@ def test_empty_variable_counts_as_absent() -> None:
     ("name", "value"),
     [("EVENKEEL_MODE", "on"), ("EVENKEEL_DRILLS_MAY_ACT", "maybe"), ("EVENKEEL_POLICY", "../secrets")],
 )
-def test_unreadable_value_names_its_variable(name: str, value: str) -> None:
+def test_error_about_an_unreadable_value_names_its_variable(name: str, value: str) -> None:
     with pytest.raises(BadSetting, match=name):
         Settings.from_environment({name: value})
 
 
-def test_a_missing_setting_names_its_variable() -> None:
+def test_error_about_a_missing_setting_names_its_variable() -> None:
     with pytest.raises(BadSetting, match="CYCLES_QUEUE_URL"):
         Settings.from_environment({}).need("cycles_queue_url")

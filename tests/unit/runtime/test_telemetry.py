@@ -24,7 +24,7 @@ def log_lines(capsys: pytest.CaptureFixture[str]) -> list[Any]:
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
-def test_bound_keys_are_on_every_line_until_they_are_replaced(
+def test_bound_keys_appear_on_every_log_line_until_replaced(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     telemetry = new_telemetry()

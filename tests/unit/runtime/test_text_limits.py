@@ -38,32 +38,32 @@ _WITHOUT_END = re.compile(r"(?<!\\)[*+]|\{\d+,\}")
 def unlimited_texts(model: type[BaseModel]) -> list[str]:
     """Return the paths of a model whose texts have no length limit."""
     schema = model.model_json_schema()
-    texts = _texts(schema, model.__name__, schema.get("$defs", {}), frozenset())
+    texts = text_paths(schema, model.__name__, schema.get("$defs", {}), frozenset())
     return sorted({path for path in texts if not any(path.startswith(known) for known in LIMITED_AS_A_WHOLE)})
 
 
-def _texts(schema: Any, path: str, models: dict[str, Any], above: frozenset[str]) -> Iterator[str]:
+def text_paths(schema: Any, path: str, models: dict[str, Any], above: frozenset[str]) -> Iterator[str]:
     if not isinstance(schema, dict):
         return
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
         if name not in above:
-            yield from _texts(models[name], path, models, above | {name})
+            yield from text_paths(models[name], path, models, above | {name})
         return
     for choice in (part for word in ("anyOf", "oneOf", "allOf") for part in schema.get(word, ())):
-        yield from _texts(choice, path, models, above)
+        yield from text_paths(choice, path, models, above)
     if schema.get("type") == "string" and not _is_limited(schema):
         yield path
     for item_schema in (*schema.get("prefixItems", ()), schema.get("items")):
-        yield from _texts(item_schema, f"{path}[]", models, above)
+        yield from text_paths(item_schema, f"{path}[]", models, above)
     for name, property_schema in schema.get("properties", {}).items():
-        yield from _texts(property_schema, f"{path}.{name}", models, above)
+        yield from text_paths(property_schema, f"{path}.{name}", models, above)
     if schema.get("type") == "object" and "properties" not in schema:
         values = [schema.get("additionalProperties"), *schema.get("patternProperties", {}).values()]
         if not _is_limited(schema.get("propertyNames", {})) and schema.get("additionalProperties") is not False:
             yield f"{path} keys"
         for inner in values:
-            yield from _texts(inner, f"{path}{{}}", models, above)
+            yield from text_paths(inner, f"{path}{{}}", models, above)
 
 
 def _is_limited(schema: dict[str, Any]) -> bool:
@@ -77,7 +77,7 @@ def test_every_external_text_has_a_limit(model: type[BaseModel]) -> None:
     assert unlimited_texts(model) == []
 
 
-def test_text_without_a_limit_is_found() -> None:
+def test_text_field_without_a_limit_is_reported() -> None:
     class Inner(BaseModel):
         note: str = ""
 
@@ -92,7 +92,7 @@ def test_text_without_a_limit_is_found() -> None:
     assert unlimited_texts(Example) == ["Example.deep{}[].note", "Example.endless", "Example.free", "Example.keys keys"]
 
 
-def test_every_exception_is_needed() -> None:
+def test_every_exception_to_text_limits_is_needed() -> None:
     needed = {
         path for path in LIMITED_AS_A_WHOLE if any(path.startswith(request_type.__name__) for request_type in REQUESTS)
     }

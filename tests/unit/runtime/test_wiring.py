@@ -70,7 +70,7 @@ def test_fleet_without_hyperpod_has_no_repairable_nodes() -> None:
         provider.cluster()
 
 
-def test_given_port_is_used_and_unknown_port_name_is_refused() -> None:
+def test_world_uses_given_port_and_refuses_unknown_port_name() -> None:
     fake = FakeWorld()
 
     assert World(Settings.from_environment({}), ledger=fake.ledger).ledger is fake.ledger
@@ -85,7 +85,7 @@ def test_use_world_sets_the_active_world() -> None:
         assert wiring.world() is world
 
 
-def test_ids_carry_their_kind_and_ten_unambiguous_characters() -> None:
+def test_id_has_its_kind_and_ten_unambiguous_characters() -> None:
     ids = {RandomIds().new("job") for _ in range(200)}
 
     assert len(ids) == 200
@@ -107,7 +107,7 @@ def test_production_policy_equals_the_defaults() -> None:
 
 
 @pytest.mark.parametrize("name", ["production", "local"])
-def test_a_policy_file_names_every_field_and_no_other(name: str) -> None:
+def test_policy_file_names_exactly_the_declared_fields(name: str) -> None:
     def keys(document: Any, model: BaseModel) -> None:
         assert set(document) == set(model.model_dump(by_alias=True))
         for field in type(model).model_fields:
@@ -132,6 +132,6 @@ def test_local_policy_only_shortens_durations_of_the_production_policy() -> None
                 assert value <= production[part][field], f"{part}.{field}"
 
 
-def test_missing_policy_is_named() -> None:
+def test_error_about_a_missing_policy_names_its_file() -> None:
     with pytest.raises(BadSetting, match="holiday"):
         load_policy("holiday")

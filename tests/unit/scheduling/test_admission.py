@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenkeel.domain.admission.admission_input import AdmissionInput
-from evenkeel.domain.admission.decide_job import Action, AdmissionDecision, AdmissionFacts, decide
+from evenkeel.domain.admission.decide_job import AdmissionAction, AdmissionDecision, AdmissionFacts, decide
 from evenkeel.domain.admission.queue_without_teams import decide_in_queue_order
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
@@ -41,14 +41,14 @@ def decisions_for(
 
 def actions_for(
     capacities: list[NodeCapacity], *pending: AdmissionRequest, policy: SchedulingPolicy = POLICY
-) -> list[tuple[str, Action]]:
+) -> list[tuple[str, AdmissionAction]]:
     return [(job, answer.action) for job, answer in decisions_for(capacities, *pending, policy=policy).items()]
 
 
-def test_gang_that_fits_gets_one_node_for_each_pod() -> None:
+def test_fitting_gang_gets_one_node_for_each_pod() -> None:
     answer = decisions_for([a_node_capacity(1), a_node_capacity(2), a_node_capacity(3)], a_request(nodes=2))["job-1"]
 
-    assert (answer.action, answer.pool, answer.node_names) == (Action.ADMIT, "workers", ("node-1", "node-2"))
+    assert (answer.action, answer.pool, answer.node_names) == (AdmissionAction.ADMIT, "workers", ("node-1", "node-2"))
     assert (a_life(1), a_life(2)) == answer.nodes
     assert answer.reason == "workers has 2 nodes with 8 free accelerators each."
 
@@ -58,7 +58,11 @@ def test_job_that_does_not_fit_blocks_later_jobs() -> None:
 
     answers = decisions_for(capacities, a_request(1, nodes=1), a_request(2, nodes=3), a_request(3, nodes=1))
 
-    assert [answer.action for answer in answers.values()] == [Action.ADMIT, Action.WAIT, Action.BLOCKED]
+    assert [answer.action for answer in answers.values()] == [
+        AdmissionAction.ADMIT,
+        AdmissionAction.WAIT,
+        AdmissionAction.BLOCKED,
+    ]
     reason = answers["job-2"].reason
     assert (
         reason
@@ -70,19 +74,22 @@ def test_job_that_does_not_fit_blocks_later_jobs() -> None:
 def test_job_larger_than_every_pool_blocks_no_other_job() -> None:
     answers = decisions_for([a_node_capacity(1), a_node_capacity(2)], a_request(1, nodes=3), a_request(2))
 
-    assert [answer.action for answer in answers.values()] == [Action.NEVER_FITS, Action.ADMIT]
+    assert [answer.action for answer in answers.values()] == [AdmissionAction.NEVER_FITS, AdmissionAction.ADMIT]
     assert "The job can never start here" in answers["job-1"].reason
     assert "the largest matching pool has 2 nodes" in answers["job-1"].reason
 
 
 def test_job_that_ran_before_waits_for_the_fleet_to_recover() -> None:
-    assert actions_for([a_node_capacity(1)], a_request(nodes=2, attempts=1)) == [("job-1", Action.WAIT)]
+    assert actions_for([a_node_capacity(1)], a_request(nodes=2, attempts=1)) == [("job-1", AdmissionAction.WAIT)]
 
 
 def test_job_without_nodes_of_its_type_blocks_no_other_job() -> None:
     lost = a_request(1, attempts=1, instance_types=("ml.trn1.32xlarge",))
 
-    assert actions_for([a_node_capacity(1)], lost, a_request(2)) == [("job-1", Action.WAIT), ("job-2", Action.ADMIT)]
+    assert actions_for([a_node_capacity(1)], lost, a_request(2)) == [
+        ("job-1", AdmissionAction.WAIT),
+        ("job-2", AdmissionAction.ADMIT),
+    ]
 
 
 def test_job_waiting_for_type_blocks_only_same_type() -> None:
@@ -91,7 +98,11 @@ def test_job_waiting_for_type_blocks_only_same_type() -> None:
 
     answers = decisions_for(capacities, large, a_request(2), a_request(3, instance_types=("ml.g5.12xlarge",)))
 
-    assert [answer.action for answer in answers.values()] == [Action.WAIT, Action.BLOCKED, Action.ADMIT]
+    assert [answer.action for answer in answers.values()] == [
+        AdmissionAction.WAIT,
+        AdmissionAction.BLOCKED,
+        AdmissionAction.ADMIT,
+    ]
     assert answers["job-2"].reason == "The job waits behind job-1, which waits for free nodes."
 
 
@@ -99,19 +110,22 @@ def test_job_in_backoff_blocks_no_other_job() -> None:
     paused = a_request(1, not_before=at(2000))
 
     assert actions_for([a_node_capacity(1)], paused, a_request(2)) == [
-        ("job-1", Action.BACK_OFF),
-        ("job-2", Action.ADMIT),
+        ("job-1", AdmissionAction.BACK_OFF),
+        ("job-2", AdmissionAction.ADMIT),
     ]
 
 
-def test_ended_backoff_is_ignored() -> None:
-    assert actions_for([a_node_capacity(1)], a_request(not_before=at(1000))) == [("job-1", Action.ADMIT)]
+def test_job_whose_backoff_ended_is_admitted() -> None:
+    assert actions_for([a_node_capacity(1)], a_request(not_before=at(1000))) == [("job-1", AdmissionAction.ADMIT)]
 
 
 def test_recovering_job_is_admitted_before_new_jobs() -> None:
     late = a_request(9, is_recovery=True, attempts=1)
 
-    assert actions_for([a_node_capacity(1)], a_request(1), late) == [("job-9", Action.ADMIT), ("job-1", Action.WAIT)]
+    assert actions_for([a_node_capacity(1)], a_request(1), late) == [
+        ("job-9", AdmissionAction.ADMIT),
+        ("job-1", AdmissionAction.WAIT),
+    ]
 
 
 def test_avoided_nodes_are_not_used() -> None:
@@ -123,7 +137,7 @@ def test_avoided_nodes_are_not_used() -> None:
 def test_gang_never_spans_two_pools() -> None:
     capacities = [a_node_capacity(1, pool="east"), a_node_capacity(2, pool="west")]
 
-    assert actions_for(capacities, a_request(nodes=2)) == [("job-1", Action.NEVER_FITS)]
+    assert actions_for(capacities, a_request(nodes=2)) == [("job-1", AdmissionAction.NEVER_FITS)]
 
 
 def test_only_the_requested_instance_type_is_used() -> None:
@@ -142,7 +156,7 @@ def test_fullest_fitting_node_is_used_first() -> None:
     assert answer.node_names == ("node-2",)
 
 
-def test_tightest_pool_is_used_and_alternative_is_listed() -> None:
+def test_pool_with_fewest_free_nodes_is_used_alternative_listed() -> None:
     capacities = [a_node_capacity(1, pool="large"), a_node_capacity(2, pool="large"), a_node_capacity(3, pool="tight")]
 
     answer = decisions_for(capacities, a_request())["job-1"]
@@ -157,20 +171,24 @@ SPARES = SchedulingPolicy(spare_nodes={"workers": 1})
 def test_ordinary_job_does_not_use_a_spare() -> None:
     answer = decisions_for([a_node_capacity(1), a_node_capacity(2)], a_request(nodes=2), policy=SPARES)["job-1"]
 
-    assert answer.action is Action.WAIT
+    assert answer.action is AdmissionAction.WAIT
     assert "keeps 1 free node for recoveries" in answer.reason
 
 
 def test_recovering_job_uses_the_spare_node() -> None:
     back = a_request(nodes=2, is_recovery=True, attempts=1)
 
-    assert actions_for([a_node_capacity(1), a_node_capacity(2)], back, policy=SPARES) == [("job-1", Action.ADMIT)]
+    assert actions_for([a_node_capacity(1), a_node_capacity(2)], back, policy=SPARES) == [
+        ("job-1", AdmissionAction.ADMIT)
+    ]
 
 
 def test_partly_used_node_does_not_count_as_spare() -> None:
     capacities = [a_node_capacity(1, free=4), a_node_capacity(2)]
 
-    assert actions_for(capacities, a_request(accelerators_per_node=4), policy=SPARES) == [("job-1", Action.ADMIT)]
+    assert actions_for(capacities, a_request(accelerators_per_node=4), policy=SPARES) == [
+        ("job-1", AdmissionAction.ADMIT)
+    ]
 
 
 def test_job_without_accelerators_uses_any_schedulable_node() -> None:
@@ -217,7 +235,7 @@ def test_attempt_with_pods_is_not_counted_twice() -> None:
     assert free_by_node(in_use=in_use, charges=[Charge.of(an_attempt(accelerators=8))], pods=True) == [4, 4]
 
 
-def test_ended_attempt_holds_its_nodes_until_settled() -> None:
+def test_ended_attempt_keeps_its_nodes_until_settled() -> None:
     ended = a_workload(a_pod(0, PodPhase.FAILED, 1), a_pod(1, PodPhase.FAILED, 1))
 
     capacities = node_capacity(
@@ -260,7 +278,7 @@ def test_node_that_has_not_joined_is_unusable() -> None:
     capacities = list(node_capacity(join_nodes([], [record], CLUSTER), {}))
 
     assert [capacity.unschedulable_reason for capacity in capacities] == ["not joined yet"]
-    assert actions_for(capacities, a_request()) == [("job-1", Action.WAIT)]
+    assert actions_for(capacities, a_request()) == [("job-1", AdmissionAction.WAIT)]
 
 
 def test_hyperpod_node_without_provider_record_is_ignored() -> None:
@@ -279,7 +297,7 @@ def test_burst_node_life_starts_with_its_node_object() -> None:
     assert (node.life.launched_at, node.pool) == (NOW, "workers")
 
 
-def test_resume_plan_marks_recovery_until_a_later_attempt_exists() -> None:
+def test_resume_plan_applies_until_a_later_attempt_exists() -> None:
     plan = ResumePlan(
         incident_id="inc-1", after_attempt=1, option=ResumeOption.SPARE, avoid=("somewhere",), planned_at=NOW
     )
@@ -343,43 +361,45 @@ policies = st.builds(lambda count: SchedulingPolicy(spare_nodes={"a": count}), s
 
 
 @given(snapshots, policies)
-def test_no_node_is_overcommitted(snapshot: AdmissionInput, policy: SchedulingPolicy) -> None:
-    requests = {request.job_id: request for request in snapshot.pending}
+def test_no_node_is_overcommitted(admission_input: AdmissionInput, policy: SchedulingPolicy) -> None:
+    requests = {request.job_id: request for request in admission_input.pending}
     taken: Counter[str] = Counter()
-    for answer in decide_in_queue_order(snapshot, policy, at(1000)):
-        if answer.action is Action.ADMIT:
+    for answer in decide_in_queue_order(admission_input, policy, at(1000)):
+        if answer.action is AdmissionAction.ADMIT:
             assert len(set(answer.nodes)) == requests[answer.job_id].nodes
             taken.update({life.key: requests[answer.job_id].accelerators_per_node for life in answer.nodes})
 
-    assert all(taken[capacity.life.key] <= capacity.free.accelerators for capacity in snapshot.capacities)
-    closed = {capacity.life.key for capacity in snapshot.capacities if capacity.unschedulable_reason}
+    assert all(taken[capacity.life.key] <= capacity.free.accelerators for capacity in admission_input.capacities)
+    closed = {capacity.life.key for capacity in admission_input.capacities if capacity.unschedulable_reason}
     assert not closed & set(taken)
 
 
 @given(snapshots, policies)
-def test_no_job_overtakes_a_waiting_job(snapshot: AdmissionInput, policy: SchedulingPolicy) -> None:
-    answers = decide_in_queue_order(snapshot, policy, at(1000))
-    requests = {request.job_id: request for request in snapshot.pending}
+def test_no_job_overtakes_a_waiting_job(admission_input: AdmissionInput, policy: SchedulingPolicy) -> None:
+    answers = decide_in_queue_order(admission_input, policy, at(1000))
+    requests = {request.job_id: request for request in admission_input.pending}
 
     keys = [requests[answer.job_id].queue_order_key for answer in answers]
     assert sorted(keys) == keys
-    assert len(answers) == len(snapshot.pending)
+    assert len(answers) == len(admission_input.pending)
     held: dict[tuple[str, str], str] = {}
     for answer in answers:
-        kinds = {(offer.pool, offer.instance_type) for offer in answer.facts.offers}
-        if answer.action in (Action.ADMIT, Action.WAIT):
+        kinds = {(fit.pool, fit.instance_type) for fit in answer.facts.fits}
+        if answer.action in (AdmissionAction.ADMIT, AdmissionAction.WAIT):
             assert not kinds & held.keys()
-        if answer.action is Action.BLOCKED:
+        if answer.action is AdmissionAction.BLOCKED:
             assert answer.facts.blocked_by in {held[kind] for kind in kinds & held.keys()}
-        if answer.action is Action.WAIT:
+        if answer.action is AdmissionAction.WAIT:
             held.update(dict.fromkeys(kinds, answer.job_id))
 
 
 @given(snapshots, policies)
-def test_ordinary_job_never_uses_spares(snapshot: AdmissionInput, policy: SchedulingPolicy) -> None:
-    empty = {capacity.node_name for capacity in snapshot.capacities if capacity.pool == "a" and capacity.is_unused}
-    for answer in decide_in_queue_order(snapshot, policy, at(1000)):
-        if answer.action is Action.ADMIT and answer.facts.request.accelerators_per_node:
+def test_ordinary_job_never_uses_spares(admission_input: AdmissionInput, policy: SchedulingPolicy) -> None:
+    empty = {
+        capacity.node_name for capacity in admission_input.capacities if capacity.pool == "a" and capacity.is_unused
+    }
+    for answer in decide_in_queue_order(admission_input, policy, at(1000)):
+        if answer.action is AdmissionAction.ADMIT and answer.facts.request.accelerators_per_node:
             used = empty & set(answer.node_names)
             empty -= used
             if used and not answer.facts.request.is_recovery:
@@ -387,17 +407,19 @@ def test_ordinary_job_never_uses_spares(snapshot: AdmissionInput, policy: Schedu
 
 
 @given(snapshots, policies, st.randoms(use_true_random=False))
-def test_order_of_the_facts_does_not_matter(snapshot: AdmissionInput, policy: SchedulingPolicy, random: object) -> None:
-    capacities, pending = list(snapshot.capacities), list(snapshot.pending)
+def test_order_of_the_facts_does_not_matter(
+    admission_input: AdmissionInput, policy: SchedulingPolicy, random: object
+) -> None:
+    capacities, pending = list(admission_input.capacities), list(admission_input.pending)
     random.shuffle(capacities)  # type: ignore[attr-defined]  # a random.Random, by hypothesis
     random.shuffle(pending)  # type: ignore[attr-defined]
 
-    assert decide_in_queue_order(snapshot, policy, at(1000)) == decide_in_queue_order(
+    assert decide_in_queue_order(admission_input, policy, at(1000)) == decide_in_queue_order(
         AdmissionInput(capacities=tuple(capacities), pending=tuple(pending)), policy, at(1000)
     )
 
 
 @given(snapshots, policies)
-def test_every_decision_replays_from_its_record(snapshot: AdmissionInput, policy: SchedulingPolicy) -> None:
-    for answer in decide_in_queue_order(snapshot, policy, at(1000)):
+def test_every_decision_replays_from_its_record(admission_input: AdmissionInput, policy: SchedulingPolicy) -> None:
+    for answer in decide_in_queue_order(admission_input, policy, at(1000)):
         assert answer == decide(AdmissionFacts.model_validate(answer.facts.to_json()))

@@ -32,46 +32,46 @@ def a_stop(outcome: AttemptState = AttemptState.STOPPED, **changes: Any) -> Stop
     return StopRequest.model_validate({**facts, **changes})
 
 
-def judged(
+def end_of_attempt(
     *pods: Any, job: Job | None = None, lost: set[str] | None = None, faulty: set[str] | None = None, **workload: Any
 ) -> AttemptEnd | None:
     observed_workload = a_workload(*pods, **workload)
     return judge_end(observed_workload, job or a_job(), an_attempt(), frozenset(lost or ()), frozenset(faulty or ()))
 
 
-def state_of(ending: AttemptEnd | None) -> AttemptState | None:
+def end_state(ending: AttemptEnd | None) -> AttemptState | None:
     return ending.state if ending else None
 
 
 def test_running_pods_do_not_end_an_attempt() -> None:
-    assert judged(a_pod(0), a_pod(1)) is None
+    assert end_of_attempt(a_pod(0), a_pod(1)) is None
 
 
 def test_kubernetes_job_without_pods_does_not_end_an_attempt() -> None:
-    assert judged() is None
+    assert end_of_attempt() is None
 
 
 def test_one_successful_rank_does_not_end_an_attempt() -> None:
-    assert judged(a_pod(0, SUCCEEDED, 0), a_pod(1)) is None
+    assert end_of_attempt(a_pod(0, SUCCEEDED, 0), a_pod(1)) is None
 
 
 def test_failure_is_attributed_only_after_the_last_pod_ended() -> None:
-    assert judged(a_pod(0, FAILED, 76), a_pod(1)) is None
+    assert end_of_attempt(a_pod(0, FAILED, 76), a_pod(1)) is None
 
 
 def test_attempt_succeeds_when_every_rank_succeeds() -> None:
-    assert state_of(judged(a_pod(0, SUCCEEDED, 0), a_pod(1, SUCCEEDED, 0))) is AttemptState.SUCCEEDED
+    assert end_state(end_of_attempt(a_pod(0, SUCCEEDED, 0), a_pod(1, SUCCEEDED, 0))) is AttemptState.SUCCEEDED
 
 
 def test_success_takes_precedence_over_a_late_stop() -> None:
     job = a_job(stop_request=a_stop())
 
-    assert state_of(judged(a_pod(0, SUCCEEDED, 0), a_pod(1, SUCCEEDED, 0), job=job)) is AttemptState.SUCCEEDED
+    assert end_state(end_of_attempt(a_pod(0, SUCCEEDED, 0), a_pod(1, SUCCEEDED, 0), job=job)) is AttemptState.SUCCEEDED
 
 
 @pytest.mark.parametrize("outcome", [AttemptState.STOPPED, AttemptState.LOST])
 def test_killed_pods_after_a_stop_request_end_as_requested(outcome: AttemptState) -> None:
-    ending = judged(a_pod(0, FAILED, 143), a_pod(1, FAILED, 137), job=a_job(stop_request=a_stop(outcome)))
+    ending = end_of_attempt(a_pod(0, FAILED, 143), a_pod(1, FAILED, 137), job=a_job(stop_request=a_stop(outcome)))
 
     assert ending
     assert (ending.state, ending.reason) == (outcome, "Somebody asked.")
@@ -81,11 +81,11 @@ def test_killed_pods_after_a_stop_request_end_as_requested(outcome: AttemptState
 def test_stop_request_for_another_attempt_is_ignored() -> None:
     job = a_job(stop_request=a_stop(attempt=7))
 
-    assert state_of(judged(a_pod(0, FAILED, 1), a_pod(1, FAILED, 143), job=job)) is AttemptState.FAILED
+    assert end_state(end_of_attempt(a_pod(0, FAILED, 1), a_pod(1, FAILED, 143), job=job)) is AttemptState.FAILED
 
 
 def test_exit_code_blames_the_application() -> None:
-    ending = judged(a_pod(0, FAILED, 143), a_pod(1, FAILED, 3))
+    ending = end_of_attempt(a_pod(0, FAILED, 143), a_pod(1, FAILED, 3))
 
     assert ending
     assert (ending.state, ending.counts_as_failure) == (AttemptState.FAILED, True)
@@ -100,14 +100,14 @@ def test_exit_codes_match_the_training_package() -> None:
 
 
 def test_attempt_without_resume_point_cannot_blame_a_checkpoint() -> None:
-    ending = judged(a_pod(0, FAILED, 66), a_pod(1, FAILED, 76))
+    ending = end_of_attempt(a_pod(0, FAILED, 66), a_pod(1, FAILED, 76))
 
     assert ending
     assert (ending.state, ending.counts_as_failure, ending.is_checkpoint_damaged) == (AttemptState.FAILED, True, False)
 
 
-def test_lost_peer_is_never_the_cause() -> None:
-    ending = judged(a_pod(0, FAILED, 76), a_pod(1, FAILED, 137, reason="OOMKilled"))
+def test_rank_that_lost_its_peer_is_never_blamed() -> None:
+    ending = end_of_attempt(a_pod(0, FAILED, 76), a_pod(1, FAILED, 137, reason="OOMKilled"))
 
     assert ending
     assert ending.reason == "Pod job-1-a1-1 failed (exit code 137, OOMKilled)."
@@ -122,26 +122,26 @@ def test_lost_peer_is_never_the_cause() -> None:
     ],
 )
 def test_explanation_of_an_exit_code_is_marked_as_possible(code: int, expected: str) -> None:
-    ending = judged(a_pod(0, FAILED, 76), a_pod(1, FAILED, code))
+    ending = end_of_attempt(a_pod(0, FAILED, 76), a_pod(1, FAILED, code))
 
     assert ending
     assert ending.reason == f"Pod job-1-a1-1 failed ({expected})."
 
 
 def test_pod_on_a_lost_node_loses_the_attempt() -> None:
-    ending = judged(a_pod(0, FAILED, 76), a_pod(1), lost={"node-2"})
+    ending = end_of_attempt(a_pod(0, FAILED, 76), a_pod(1), lost={"node-2"})
 
     assert ending
     assert (ending.state, ending.reason) == (AttemptState.LOST, "The attempt lost contact with node-2.")
 
 
 def test_lost_node_takes_the_blame_for_failed_pods() -> None:
-    assert state_of(judged(a_pod(0, FAILED, 1), a_pod(1, FAILED, 137), lost={"node-1"})) is AttemptState.LOST
+    assert end_state(end_of_attempt(a_pod(0, FAILED, 1), a_pod(1, FAILED, 137), lost={"node-1"})) is AttemptState.LOST
 
 
 def test_faulty_node_takes_the_blame_after_its_pods_end() -> None:
-    assert state_of(judged(a_pod(0, FAILED, 1), a_pod(1, FAILED, 143), faulty={"node-2"})) is AttemptState.LOST
-    assert judged(a_pod(0, FAILED, 1), a_pod(1), faulty={"node-2"}) is None
+    assert end_state(end_of_attempt(a_pod(0, FAILED, 1), a_pod(1, FAILED, 143), faulty={"node-2"})) is AttemptState.LOST
+    assert end_of_attempt(a_pod(0, FAILED, 1), a_pod(1), faulty={"node-2"}) is None
 
 
 @pytest.mark.parametrize(
@@ -149,18 +149,18 @@ def test_faulty_node_takes_the_blame_after_its_pods_end() -> None:
     ["NodeLost", "Evicted", "DeletionByTaintManager", "TerminationByKubelet", "EvictionByEvictionAPI", "Terminated"],
 )
 def test_pod_removed_with_its_node_is_lost(reason: str) -> None:
-    assert state_of(judged(a_pod(0, FAILED, 137, reason=reason), a_pod(1, FAILED, 143))) is AttemptState.LOST
+    assert end_state(end_of_attempt(a_pod(0, FAILED, 137, reason=reason), a_pod(1, FAILED, 143))) is AttemptState.LOST
 
 
 def test_fence_ends_an_attempt_without_blame() -> None:
-    ending = judged(a_pod(0, FAILED, 75), a_pod(1, FAILED, 76))
+    ending = end_of_attempt(a_pod(0, FAILED, 75), a_pod(1, FAILED, 76))
 
     assert ending
     assert (ending.state, ending.counts_as_failure) == (AttemptState.LOST, False)
 
 
 def test_deleted_kubernetes_job_loses_the_attempt() -> None:
-    assert state_of(judged(uid="")) is AttemptState.LOST
+    assert end_state(end_of_attempt(uid="")) is AttemptState.LOST
 
 
 def test_attempt_not_launched_yet_has_not_ended() -> None:
@@ -181,12 +181,12 @@ def test_attempt_does_not_end_while_a_pod_is_reachable(
     pods: list[tuple[PodPhase, int | None]], requested: bool
 ) -> None:
     observed_pods = [a_pod(rank, phase, code) for rank, (phase, code) in enumerate(pods)]
-    ending = judged(*observed_pods, job=a_job(stop_request=a_stop() if requested else None))
+    ending = end_of_attempt(*observed_pods, job=a_job(stop_request=a_stop() if requested else None))
 
     if any(not pod.has_ended for pod in observed_pods):
         assert ending is None
     elif all(pod.phase is SUCCEEDED for pod in observed_pods):
-        assert state_of(ending) is AttemptState.SUCCEEDED
+        assert end_state(ending) is AttemptState.SUCCEEDED
     else:
         assert ending
         assert ending.state.has_ended
@@ -200,7 +200,7 @@ def abandoned_end(*pods: Any, job: Job | None = None, failure: str = "", **chang
     return judge_abandoned_attempt(a_workload(*pods), job or a_job(), an_attempt(**changes), failure)
 
 
-def test_attempt_that_could_not_launch_never_ran() -> None:
+def test_attempt_that_could_not_launch_ends_as_never_ran() -> None:
     ending = abandoned_end(state=AttemptState.STARTING, reason="The one before would not end.")
 
     assert (ending.state, ending.reason) == (AttemptState.NEVER_RAN, "The one before would not end.")
@@ -240,7 +240,7 @@ def test_pods_that_do_not_stop_are_settled_as_requested() -> None:
 
 
 def test_removed_evicted_pod_blames_nothing() -> None:
-    ending = judged(a_pod(1, FAILED, 1), was_disrupted=True)
+    ending = end_of_attempt(a_pod(1, FAILED, 1), was_disrupted=True)
 
     assert ending
     assert (ending.state, ending.counts_as_failure) == (AttemptState.LOST, False)
@@ -266,7 +266,7 @@ def test_terminating_pod_with_exit_code_0_has_not_succeeded() -> None:
     stopping_job = a_job(stop_request=a_stop())
 
     assert (
-        state_of(judge_end(a_workload(terminating, is_deleting=True), stopping_job, single_rank, NOTHING))
+        end_state(judge_end(a_workload(terminating, is_deleting=True), stopping_job, single_rank, NOTHING))
         is AttemptState.STOPPED
     )
 
@@ -349,7 +349,7 @@ def test_job_fails_after_its_last_restart() -> None:
     assert job.reason == "It failed. The job has used its 2 restarts."
 
 
-def test_job_may_allow_no_restart() -> None:
+def test_job_without_restarts_fails_at_first_application_failure() -> None:
     outcome, job = settle_attempt(CRASH, spec=a_spec(max_restarts=0))
 
     assert (outcome, job.reason) == (SettleOutcome.JOB_FAILED, "It failed. The job allows no restarts.")
@@ -363,7 +363,7 @@ def test_attempt_that_never_ran_backs_off_longer_each_time() -> None:
     assert pauses == [at(30), at(60), at(100), at(100)]
 
 
-def test_stop_request_for_another_attempt_is_kept() -> None:
+def test_settlement_keeps_stop_request_for_another_attempt() -> None:
     _, job = settle_attempt(CRASH, stop_request=a_stop(attempt=9))
 
     assert job.stop_request
@@ -395,13 +395,13 @@ def test_later_plan_keeps_the_suspicion_of_the_same_attempt() -> None:
     assert (job.distrust_after, job.distrust_through_attempt) == (at(50), 1)
 
 
-def test_suspicion_honoured_by_a_pin_does_not_affect_later_attempts() -> None:
+def test_suspicion_that_a_pin_respected_affects_no_later_attempt() -> None:
     job = a_job().with_plan(a_plan(1, 50), is_doubted=False).with_plan(a_plan(2, None), is_doubted=False)
 
     assert (job.distrust_after, job.distrust_through_attempt) == (None, 0)
 
 
-def test_suspicion_without_a_pin_affects_later_attempts() -> None:
+def test_suspicion_that_no_pin_respected_affects_later_attempts() -> None:
     job = a_job().with_plan(a_plan(1, 50), is_doubted=False).with_plan(a_plan(2, 90), is_doubted=True)
 
     assert (job.distrust_after, job.distrust_through_attempt) == (at(50), 2)
@@ -439,8 +439,8 @@ def test_no_transition_leaves_a_final_state() -> None:
 # ---------------------------------------------------------------- failures of the application
 
 
-def test_do_not_requeue_exit_code_is_final_despite_restarts() -> None:
-    ending = judged(a_pod(0, FAILED, exit_code=93), a_pod(1, FAILED, exit_code=76))
+def test_do_not_requeue_exit_code_ends_job_despite_remaining_restarts() -> None:
+    ending = end_of_attempt(a_pod(0, FAILED, exit_code=93), a_pod(1, FAILED, exit_code=76))
 
     assert ending
     assert (ending.state, ending.is_final) == (AttemptState.FAILED, True)
@@ -448,7 +448,7 @@ def test_do_not_requeue_exit_code_is_final_despite_restarts() -> None:
 
 
 def test_faulty_node_does_not_override_do_not_requeue() -> None:
-    ending = judged(a_pod(0, FAILED, exit_code=93), a_pod(1, FAILED), faulty={a_pod(0).node_name})
+    ending = end_of_attempt(a_pod(0, FAILED, exit_code=93), a_pod(1, FAILED), faulty={a_pod(0).node_name})
 
     assert ending
     assert (ending.state, ending.is_final) == (AttemptState.FAILED, True)
@@ -483,7 +483,7 @@ def test_same_failure_twice_ends_the_job(
     assert ended == ends_after
 
 
-def test_infrastructure_end_between_same_failures_does_not_reset_them() -> None:
+def test_infrastructure_loss_between_equal_failures_does_not_reset_their_count() -> None:
     policy = JobPolicy(same_failures=2)
     lost = AttemptEnd(state=AttemptState.LOST, reason="Its node died.")
     first = settle(a_job(), an_attempt(), CRASH.replace(exit_code=1), policy, NOW).job
@@ -497,13 +497,13 @@ def test_infrastructure_end_between_same_failures_does_not_reset_them() -> None:
 
 @pytest.mark.parametrize(("code", "is_said"), [(1, True), (137, False), (143, False), (76, False)])
 def test_killed_process_never_repeats_a_failure(code: int, is_said: bool) -> None:
-    ending = judged(a_pod(0, FAILED, exit_code=code), a_pod(1, FAILED, exit_code=code))
+    ending = end_of_attempt(a_pod(0, FAILED, exit_code=code), a_pod(1, FAILED, exit_code=code))
 
     assert ending
     assert (ending.exit_code is not None) is is_said
 
 
-def test_only_ready_timeout_loses_the_queue_position() -> None:
+def test_only_job_whose_pods_never_started_loses_queue_position() -> None:
     late = AttemptEnd(state=AttemptState.NEVER_RAN, reason="Its pods were not scheduled in time.")
     lost = AttemptEnd(state=AttemptState.LOST, reason="The attempt lost contact with node-1.")
 

@@ -46,7 +46,7 @@ def remaining_budget(*rentals: Rental, budget: dict[str, Any], now: datetime, **
     st.integers(0, 3 * 3_600_000_000),
     st.integers(1, 99_999_999),
 )
-def test_rent_parts_of_each_period_add_up_to_the_bill(begins: int, length: int, first: int, price: int) -> None:
+def test_rent_of_each_period_adds_up_to_the_bill(begins: int, length: int, first: int, price: int) -> None:
     since = MIDNIGHT - timedelta(days=35) + timedelta(microseconds=begins)
     second_offer_at = since + timedelta(microseconds=first)
     pool = POOL.replace(micros_per_node_hour=price)
@@ -62,7 +62,7 @@ def test_rent_parts_of_each_period_add_up_to_the_bill(begins: int, length: int, 
     parts = rent_by_period(rental, now)
 
     bill = end_rental(rental.replace(state=RentalState.ENDING), now).rental.cost_parts / (
-        money.PARTS / money.MICROS_PER_USD
+        money.COST_PARTS_PER_USD / money.MICROS_PER_USD
     )
     for kind in (10, 8, 7):  # `2026-11-03`, `2026-W45`, `2026-11`
         parts_of_kind = [part.spent.usd_micros for part in parts if len(part.key) == kind]
@@ -106,13 +106,13 @@ def test_remaining_budget_excludes_settled_running_and_expected_costs() -> None:
     )
 
     # 700 settled, 8 accelerators for 3 hours at $2, and ten hours of two nodes, three of which have passed.
-    assert remaining == {"red": (5000 - 700 - 48) * money.PARTS - 10 * 2 * PRICE * 3600}
+    assert remaining == {"red": (5000 - 700 - 48) * money.COST_PARTS_PER_USD - 10 * 2 * PRICE * 3600}
 
 
 def test_tightest_dollar_budget_applies() -> None:
     setup = a_setup({"period": Period.MONTH, "usd": 500}, {"period": Period.DAY, "usd": 30, "gpuHours": 1})
 
-    assert remaining_by_team(setup, {}, (), (), ECONOMY, MIDNIGHT) == {"red": 30 * money.PARTS}
+    assert remaining_by_team(setup, {}, (), (), ECONOMY, MIDNIGHT) == {"red": 30 * money.COST_PARTS_PER_USD}
     assert remaining_budget(budget={"period": Period.DAY, "gpuHours": 1}, now=MIDNIGHT) == {}
 
 
@@ -134,5 +134,5 @@ def test_ended_rental_is_not_counted_twice() -> None:
     over = a_rental(MIDNIGHT, state=RentalState.ENDED)
 
     assert remaining_budget(over, budget={"period": Period.MONTH, "usd": 9}, now=MIDNIGHT + HOUR) == {
-        "red": 9 * money.PARTS
+        "red": 9 * money.COST_PARTS_PER_USD
     }

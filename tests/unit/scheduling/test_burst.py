@@ -15,7 +15,7 @@ from evenkeel.domain.capacity.start_estimates import (
     expected_wait,
     remaining_seconds,
 )
-from evenkeel.domain.economics.money import MICROS_PER_USD, PARTS
+from evenkeel.domain.economics.money import COST_PARTS_PER_USD, MICROS_PER_USD
 from evenkeel.domain.renting.migration import (
     MigrationAction,
     MigrationCandidate,
@@ -56,13 +56,13 @@ def test_migrates_back_when_saved_rent_covers_the_move() -> None:
     decision = decide_migration(migration_facts())
 
     assert decision.action is MigrationAction.MIGRATE
-    assert decision.saving_parts == 3 * 32 * PARTS
+    assert decision.saving_parts == 3 * 32 * COST_PARTS_PER_USD
     # 60 s of rent, and 60 + 60 + 300 s of delay at $20 an hour.
     assert decision.migration_cost_parts == 60 * 32 * MICROS_PER_USD + 420 * 20 * MICROS_PER_USD
     assert "$96.00" in decision.reason
 
 
-def test_migration_must_also_save_one_restart() -> None:
+def test_migration_must_save_the_cost_of_one_further_restart() -> None:
     # $2.87 for the move, and $1.67 for one more restart.
     just_not, just = (
         decide_migration(migration_facts(candidate=a_migration_candidate(left_seconds=seconds)))
@@ -91,7 +91,7 @@ def test_migration_is_refused_with_a_reason(change: dict[str, Any], message: str
     assert message in decision.alternatives[0].why_not
 
 
-def test_job_leaves_a_reservation_before_it_ends() -> None:
+def test_job_is_requeued_before_its_reservation_ends() -> None:
     pool = a_pool(Market.RESERVED, reservation=a_reservation(2 * HOUR))
 
     before, due = (
@@ -108,8 +108,8 @@ def test_job_leaves_a_reservation_before_it_ends() -> None:
 
 
 @given(st.integers(0, 10**4), st.integers(1, 500), st.integers(0, 600))
-def test_job_stops_before_its_budget_ends_with_time_to_save(dollars: int, rate: int, save: int) -> None:
-    left, micros_per_hour = dollars * PARTS, rate * MICROS_PER_USD
+def test_job_stops_in_time_to_save_before_its_budget_ends(dollars: int, rate: int, save: int) -> None:
+    left, micros_per_hour = dollars * COST_PARTS_PER_USD, rate * MICROS_PER_USD
     facts = migration_facts(
         candidate=a_migration_candidate(left_seconds=10**9, save_seconds=save),
         target=None,
@@ -179,7 +179,7 @@ def a_temporary_rental(**changes: Any) -> TemporaryCapacity:
         (5 * HOUR, True, False, TemporaryCapacityState.END),
     ],
 )
-def test_temporary_capacity_is_returned(
+def test_temporary_capacity_is_returned_if_recovered_or_expired(
     seconds: float, is_back: bool, runs: bool, state: TemporaryCapacityState
 ) -> None:
     facts = TemporaryCapacityFacts(

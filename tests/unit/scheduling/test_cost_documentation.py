@@ -16,27 +16,27 @@ PRICES = shipped_prices()
 """On-demand prices. Spot prices and prices of capacity blocks change per hour or per purchase."""
 
 
-def the_facts() -> PlacementFacts:
+def documented_facts() -> PlacementFacts:
     block = re.search(r"```json\n(.*?)```", PAGE, re.DOTALL)
     assert block is not None
     return PlacementFacts.model_validate(json.loads(block[1]))
 
 
-def spoken(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def test_documented_cost_table_follows_the_rules() -> None:
-    decision = choose_pool(the_facts())
+    decision = choose_pool(documented_facts())
 
     why_not = {alternative.option: alternative.why_not for alternative in decision.alternatives}
     rows = [
         [
             row.pool,
-            spoken(row.starts_after_seconds),
-            spoken(row.ends_after_seconds),
+            duration_text(row.starts_after_seconds),
+            duration_text(row.ends_after_seconds),
             *map(format_usd, (row.rent_parts, row.delay_parts, row.opportunity_parts)),
-            "—" if row.why_not else format_usd(row.parts),
+            "—" if row.why_not else format_usd(row.cost_parts),
             why_not.get(row.pool, "chosen"),
         ]
         for row in decision.table
@@ -51,7 +51,7 @@ def test_documented_cost_table_follows_the_rules() -> None:
 
 
 def test_documented_worked_figures_match_the_decision() -> None:
-    spot, plan = choose_pool(the_facts()).table[:2]
+    spot, plan = choose_pool(documented_facts()).table[:2]
 
     assert (spot.interruptions, spot.ends_after_seconds) == (0.6, 23_037.164)
     assert format_usd(24_000_000 * 2 * 23_038) == format_usd(spot.rent_parts) == "$307.17"
@@ -60,11 +60,11 @@ def test_documented_worked_figures_match_the_decision() -> None:
 
 
 def test_documented_on_demand_prices_match_the_table() -> None:
-    rented = [candidate.pool for candidate in the_facts().candidates if candidate.pool.market == "on-demand"]
+    rented = [candidate.pool for candidate in documented_facts().candidates if candidate.pool.market == "on-demand"]
 
     assert rented
     for pool in rented:
-        price = PRICES.price_of(pool.instance_type, the_facts().now)
+        price = PRICES.price_of(pool.instance_type, documented_facts().now)
         assert price is not None
         assert price.micros_per_node_hour == pool.micros_per_node_hour
 

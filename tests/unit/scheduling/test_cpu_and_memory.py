@@ -3,8 +3,8 @@
 import pytest
 
 from evenkeel.domain.admission.admission_input import AdmissionInput
-from evenkeel.domain.admission.decide_job import Action
-from evenkeel.domain.admission.offers import describe_request
+from evenkeel.domain.admission.decide_job import AdmissionAction
+from evenkeel.domain.admission.pool_fits import describe_request
 from evenkeel.domain.admission.queue_without_teams import decide_in_queue_order
 from evenkeel.domain.admission.resize_plan import shrunk_charge
 from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
@@ -81,7 +81,7 @@ def test_job_without_any_amount_requests_one_cpu() -> None:
     assert complete_request(NONE, WHOLE_P5) == Resources(cpu_millis=1000, memory_mib=gib(4))
 
 
-def test_default_share_fits_the_smallest_instance_type_of_the_job() -> None:
+def test_default_cpu_and_memory_fit_smallest_type_of_job() -> None:
     shares = NodeShares([a_node(1), a_node(2, instance_type=P4)])
     resources = Resources(accelerators=8)
 
@@ -114,7 +114,7 @@ def test_default_share_never_exceeds_the_amounts_of_a_node() -> None:
 
 
 def test_node_without_enough_free_cpu_is_named_in_the_reason() -> None:
-    snapshot = AdmissionInput(
+    admission_input = AdmissionInput(
         capacities=(a_node(1, cpu=32, memory_gib=2048), a_node(2, cpu=192, memory_gib=16)),
         pending=(
             a_request(
@@ -124,15 +124,15 @@ def test_node_without_enough_free_cpu_is_named_in_the_reason() -> None:
         ),
     )  # fmt: skip
 
-    (decided,) = decide_in_queue_order(snapshot, SchedulingPolicy(), at(1000))
+    (decided,) = decide_in_queue_order(admission_input, SchedulingPolicy(), at(1000))
 
-    assert decided.action is Action.WAIT or decided.action is Action.NEVER_FITS
+    assert decided.action is AdmissionAction.WAIT or decided.action is AdmissionAction.NEVER_FITS
     assert "2 nodes with 2 free accelerators, 48 vCPU and 15 GiB each" in decided.reason
 
 
 def test_two_slices_and_a_cpu_job_share_one_node() -> None:
     slice_of = {"accelerators_per_node": 4, "cpu_millis_per_node": 80_000, "memory_mib_per_node": gib(800)}
-    snapshot = AdmissionInput(
+    admission_input = AdmissionInput(
         capacities=(a_node(1, cpu=191, memory_gib=2000),),
         pending=(
             a_request(1, **slice_of),
@@ -144,10 +144,10 @@ def test_two_slices_and_a_cpu_job_share_one_node() -> None:
 
     decided = {
         admission_decision.job_id: admission_decision
-        for admission_decision in decide_in_queue_order(snapshot, SchedulingPolicy(), at(1000))
+        for admission_decision in decide_in_queue_order(admission_input, SchedulingPolicy(), at(1000))
     }
 
-    assert [decided[f"job-{n}"].action is Action.ADMIT for n in (1, 2, 3, 4)] == [True, True, True, False]
+    assert [decided[f"job-{n}"].action is AdmissionAction.ADMIT for n in (1, 2, 3, 4)] == [True, True, True, False]
     assert "short of CPU" in decided["job-4"].reason
 
 
@@ -199,7 +199,7 @@ def test_cpu_and_memory_quota_limits_job_with_enough_gpus() -> None:
     answers = decide_pending(setup, (a_node(1, cpu=192, memory_gib=2000),), a_request(1, **half), a_request(2, **half))
 
     assert answers["job-1"].use == {P5: {GPU: 2, "cpu": 64_000, "memory": gib(100) * 2**20}}
-    assert answers["job-2"].action is Action.NO_QUOTA
+    assert answers["job-2"].action is AdmissionAction.NO_QUOTA
     assert "64 cpu" in answers["job-2"].reason
 
 
@@ -220,7 +220,11 @@ def test_team_with_two_gpus_and_48_vcpu_gets_192_gib() -> None:
     answers = decide_pending(setup, nodes, *requests)
 
     assert (amounts["cpu"], amounts["memory"], amounts[GPU]) == (48_000, 192 * 2**30, 2)
-    assert [answers[f"job-{n}"].action for n in (1, 2, 3)] == [Action.ADMIT, Action.ADMIT, Action.NO_QUOTA]
+    assert [answers[f"job-{n}"].action for n in (1, 2, 3)] == [
+        AdmissionAction.ADMIT,
+        AdmissionAction.ADMIT,
+        AdmissionAction.NO_QUOTA,
+    ]
     assert "nvidia.com/gpu" in answers["job-3"].reason
 
 
@@ -247,5 +251,5 @@ def test_quota_by_family_or_model_covers_its_instance_types(flavor: str, labels:
         a_request(2, team="red", instance_types=(P4,)),
     )
 
-    assert (answers["job-1"].action, answers["job-1"].node_names) == (Action.ADMIT, ("node-2",))
-    assert answers["job-2"].action is Action.NO_QUOTA
+    assert (answers["job-1"].action, answers["job-1"].node_names) == (AdmissionAction.ADMIT, ("node-2",))
+    assert answers["job-2"].action is AdmissionAction.NO_QUOTA

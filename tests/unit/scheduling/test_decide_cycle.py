@@ -9,7 +9,7 @@ from evenkeel.domain.admission.authority import AdmissionAuthority
 from evenkeel.domain.admission.cycle_plan import AdmissionStep, CyclePlan, MissingFacts, PendingStep, PreemptionStep
 from evenkeel.domain.admission.cycle_snapshot import CycleSnapshot
 from evenkeel.domain.admission.decide_cycle import decide_cycle
-from evenkeel.domain.admission.decide_job import Action
+from evenkeel.domain.admission.decide_job import AdmissionAction
 from evenkeel.domain.admission.queue_cursors import ALL_JOBS, QueueCursors
 from evenkeel.domain.admission.scheduler_state import SchedulerState
 from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
@@ -76,10 +76,10 @@ def test_no_job_starts_unless_the_mode_is_act(mode: Mode) -> None:
 
     (step,) = plan.steps
     assert isinstance(step, PendingStep)
-    assert (step.decision.action, step.mode, plan.admissions) == (Action.ADMIT, mode, ())
+    assert (step.decision.action, step.mode, plan.admissions) == (AdmissionAction.ADMIT, mode, ())
 
 
-def test_cycle_decides_nothing_about_an_excluded_job() -> None:
+def test_cycle_makes_no_decision_about_an_excluded_job() -> None:
     plan = decide_snapshot(a_snapshot(a_waiting_job(1), a_waiting_job(2), nodes=1).without_jobs(["job-1"]))
 
     assert steps_by_job(plan) == {"job-2": "AdmissionStep ADMIT"}
@@ -113,7 +113,7 @@ def test_job_in_the_namespace_of_another_team_is_held() -> None:
     assert "team blue" in plan.decisions[0].reason
 
 
-def test_all_jobs_are_handed_over_where_kueue_admits() -> None:
+def test_every_job_is_handed_to_kueue_if_kueue_admits() -> None:
     plan = decide_snapshot(a_snapshot(a_waiting_job(2), a_waiting_job(1), nodes=0, authority=AdmissionAuthority.KUEUE))
 
     assert [step.decision.job_id for step in plan.admissions] == ["job-1", "job-2"]
@@ -164,41 +164,43 @@ def a_long_queue(*pending: Job, nodes: int = 1) -> CycleSnapshot:
     return a_snapshot(
         *pending,
         nodes=nodes,
-        readable_further=cursors,
-        head_ends=cursors,
-        next_cursors=QueueCursors({ALL_JOBS: "after-page"}),
+        cursor_after_read=cursors,
+        cursor_after_first_page=cursors,
+        cursors_of_next_cycle=QueueCursors({ALL_JOBS: "after-page"}),
     )
 
 
-def test_more_jobs_of_a_parked_queue_are_read_once() -> None:
+def test_cycle_requests_more_jobs_once_if_whole_queue_is_parked() -> None:
     snapshot = a_long_queue(a_waiting_job(1, spec={"nodes": 5}))
 
-    draft = decide_cycle(snapshot, Policy(), Mode.ACT, NOW)
-    assert (draft.missing, draft.steps) == (MissingFacts(queues=(ALL_JOBS,)), ())
+    incomplete_plan = decide_cycle(snapshot, Policy(), Mode.ACT, NOW)
+    assert (incomplete_plan.missing, incomplete_plan.steps) == (MissingFacts(queues=(ALL_JOBS,)), ())
     more = {**snapshot.pending, "job-2": a_waiting_job(2)}
-    plan = decide_cycle(snapshot._replace(pending=more), Policy(), Mode.ACT, NOW, draft=draft)
+    plan = decide_cycle(snapshot._replace(pending=more), Policy(), Mode.ACT, NOW, incomplete_plan=incomplete_plan)
 
     assert not plan.is_incomplete
     assert steps_by_job(plan) == {"job-1": "PendingStep NEVER_FITS", "job-2": "AdmissionStep ADMIT"}
 
 
-def test_no_more_jobs_are_read_if_one_starts() -> None:
+def test_cycle_requests_no_more_jobs_if_one_starts() -> None:
     plan = decide_snapshot(a_long_queue(a_waiting_job(1)))
 
     assert steps_by_job(plan) == {"job-1": "AdmissionStep ADMIT"}
 
 
-def test_jobs_behind_an_unblocked_job_are_read_again_first() -> None:
+def test_next_cycle_reads_jobs_behind_an_unblocked_barrier_first() -> None:
     snapshot = a_long_queue(a_waiting_job(1), a_waiting_job(9), nodes=2)
     cursors = QueueCursors({ALL_JOBS: "later"}, frozenset({"job-9"}), "page", (("job-1", "behind-job-1"),))
 
-    plan = decide_snapshot(snapshot._replace(next_cursors=cursors))
+    plan = decide_snapshot(snapshot._replace(cursors_of_next_cycle=cursors))
 
     assert steps_by_job(plan) == {"job-1": "AdmissionStep ADMIT"}
-    assert plan.queue_plan.next_cursors == cursors._replace(page_starts={ALL_JOBS: "behind-job-1"}, barriers=())
+    assert plan.queue_plan.cursors_of_next_cycle == cursors._replace(
+        page_starts={ALL_JOBS: "behind-job-1"}, barriers=()
+    )
 
 
-def test_waiting_jobs_become_barriers_with_the_cursor_behind_them() -> None:
+def test_waiting_job_is_stored_as_barrier_with_next_cursor() -> None:
     before = QueueCursors({ALL_JOBS: "later"}, frozenset({"job-2"}), "page")
     plan = decide_snapshot(
         a_snapshot(a_waiting_job(1, spec={"nodes": 2}, current_attempt=1), a_waiting_job(2, spec={"nodes": 2}), nodes=1)
@@ -209,7 +211,7 @@ def test_waiting_jobs_become_barriers_with_the_cursor_behind_them() -> None:
     assert after.barriers == (("job-1", "behind-head"),)
 
 
-def test_barriers_are_dropped_at_the_end_of_the_queue() -> None:
+def test_barriers_are_dropped_once_whole_queue_was_read() -> None:
     cursors = QueueCursors({}, barriers=(("job-1", "cursor"),))
 
     assert cursors.with_barriers((), "behind-head").barriers == ()
@@ -222,41 +224,41 @@ def a_job_with_deadline(number: int, **changes: Any) -> Job:
     return a_waiting_job(number, spec={"nodes": 2, "deadline_at": NOW + timedelta(hours=1)}, **changes)
 
 
-def test_draft_lists_the_facts_that_placement_needs() -> None:
+def test_incomplete_plan_lists_missing_facts_that_placement_needs() -> None:
     snapshot = a_snapshot(a_job_with_deadline(2, current_attempt=1), nodes=1, live_charges=(a_charge(1, "", 1),))
 
-    draft = decide_cycle(snapshot, Policy(), Mode.ACT, NOW)
+    incomplete_plan = decide_cycle(snapshot, Policy(), Mode.ACT, NOW)
 
-    assert draft.missing == MissingFacts(
-        jobs=("job-1",), attempts_of=("job-2",), needs_shortages=True, needs_past_runs=True
+    assert incomplete_plan.missing == MissingFacts(
+        jobs=("job-1",), attempts_of=("job-2",), needs_shortages=True, needs_past_jobs=True
     )
-    assert draft.steps == ()
+    assert incomplete_plan.steps == ()
 
 
 def test_first_attempt_has_no_earlier_attempts_to_read() -> None:
-    draft = decide_cycle(a_snapshot(a_job_with_deadline(2), nodes=1), Policy(), Mode.ACT, NOW)
+    incomplete_plan = decide_cycle(a_snapshot(a_job_with_deadline(2), nodes=1), Policy(), Mode.ACT, NOW)
 
-    assert draft.missing == MissingFacts(needs_shortages=True, needs_past_runs=True)
+    assert incomplete_plan.missing == MissingFacts(needs_shortages=True, needs_past_jobs=True)
 
 
-def test_queue_plan_does_not_depend_on_the_draft() -> None:
+def test_queue_plan_does_not_depend_on_the_incomplete_plan() -> None:
     snapshot = a_snapshot(
         a_job_with_deadline(2, current_attempt=1), a_waiting_job(3), nodes=1, live_charges=(a_charge(1, "", 1),)
     )
-    draft = decide_cycle(snapshot, Policy(), Mode.ACT, NOW)
+    incomplete_plan = decide_cycle(snapshot, Policy(), Mode.ACT, NOW)
     cycle_snapshot = snapshot._replace(jobs_with_charge={"job-1": a_running_job(1)})
 
-    plan = decide_cycle(cycle_snapshot, Policy(), Mode.ACT, NOW, draft=draft)
+    plan = decide_cycle(cycle_snapshot, Policy(), Mode.ACT, NOW, incomplete_plan=incomplete_plan)
 
     assert not plan.is_incomplete
     assert plan.queue_plan == decide_cycle(cycle_snapshot, Policy(), Mode.ACT, NOW).queue_plan
 
 
-def test_missing_job_row_is_requested_once() -> None:
+def test_cycle_does_not_request_a_missing_job_row_again() -> None:
     snapshot = a_snapshot(a_job_with_deadline(2), nodes=1, live_charges=(a_charge(1, "", 1),))
-    draft = decide_cycle(snapshot, Policy(), Mode.ACT, NOW)
+    incomplete_plan = decide_cycle(snapshot, Policy(), Mode.ACT, NOW)
 
-    assert not decide_cycle(snapshot, Policy(), Mode.ACT, NOW, draft=draft).is_incomplete
+    assert not decide_cycle(snapshot, Policy(), Mode.ACT, NOW, incomplete_plan=incomplete_plan).is_incomplete
 
 
 # ---------------------------------------------------------------- jobs that leave their nodes
@@ -294,10 +296,12 @@ def test_jobs_of_a_drained_queue_get_one_stop_request() -> None:
     )
 
 
-def reserved(seconds: float) -> Policy:
+def policy_with_reservation(seconds: float) -> Policy:
     ends_at = NOW + timedelta(seconds=seconds)
-    reserved = ReservedPool(cluster=CLUSTER, pool="workers", starts_at=at(0), ends_at=ends_at, closing_seconds=0)
-    return Policy(scheduling=SchedulingPolicy(reservations=(reserved,)))
+    policy_with_reservation = ReservedPool(
+        cluster=CLUSTER, pool="workers", starts_at=at(0), ends_at=ends_at, closing_seconds=0
+    )
+    return Policy(scheduling=SchedulingPolicy(reservations=(policy_with_reservation,)))
 
 
 def snapshot_on_reservation(**more: Any) -> CycleSnapshot:
@@ -305,23 +309,25 @@ def snapshot_on_reservation(**more: Any) -> CycleSnapshot:
     return a_snapshot(live_charges=(charge,), **{"jobs_with_charge": {"job-1": a_running_job(1)}, **more})
 
 
-def test_job_leaves_a_reservation_before_it_ends() -> None:
-    (stop,) = decide_snapshot(snapshot_on_reservation(), reserved(60)).reservation_stops
+def test_job_is_requeued_before_its_reservation_ends() -> None:
+    (stop,) = decide_snapshot(snapshot_on_reservation(), policy_with_reservation(60)).reservation_stops
 
     assert (stop.action, stop.facts.candidate.job_id) == (MigrationAction.REQUEUE, "job-1")
 
 
 def test_job_stays_on_a_reservation_that_lasts() -> None:
-    assert decide_snapshot(snapshot_on_reservation(), reserved(86_400)).reservation_stops == ()
+    assert decide_snapshot(snapshot_on_reservation(), policy_with_reservation(86_400)).reservation_stops == ()
 
 
 def test_job_on_an_ending_reservation_is_read_first() -> None:
-    draft = decide_cycle(snapshot_on_reservation(jobs_with_charge={}), reserved(60), Mode.ACT, NOW)
+    incomplete_plan = decide_cycle(
+        snapshot_on_reservation(jobs_with_charge={}), policy_with_reservation(60), Mode.ACT, NOW
+    )
 
-    assert draft.missing == MissingFacts(jobs=("job-1",))
+    assert incomplete_plan.missing == MissingFacts(jobs=("job-1",))
 
 
-def test_cycle_decisions_contain_their_facts() -> None:
+def test_every_cycle_decision_contains_its_facts() -> None:
     plan = decide_snapshot(a_snapshot(a_waiting_job(1), a_waiting_job(2), a_waiting_job(3)))
 
     assert all(isinstance(step, AdmissionStep | PendingStep) and step.decision.facts.request for step in plan.steps)

@@ -46,7 +46,7 @@ def decide_displacement_of(
         "start_seconds": 120,
         "wait_seconds": 7200,
         "other_option": "on-demand",
-        "other_parts": 30 * money.PARTS,
+        "other_parts": 30 * money.COST_PARTS_PER_USD,
         "committed": committed,
         "movable": movable,
         "team_left_micros": {"red": 10 * DOLLAR},
@@ -56,17 +56,17 @@ def decide_displacement_of(
     return decide_displacement(DisplacementFacts.model_validate(facts | changes))
 
 
-def test_jobs_move_if_cheaper_than_renting_for_gang() -> None:
+def test_jobs_are_displaced_if_cheaper_than_renting_for_gang() -> None:
     decision = decide_displacement_of(a_movable("a", "n1"), a_movable("b", "n1"))
 
     assert (decision.action, decision.victims) == (DisplacementAction.DISPLACE, ("a", "b"))
     # Two moves: $0.10 of standstill and $0.50 of rent each; the gang waits 120 s at $1 an hour.
-    assert decision.parts == round((2 * 0.6 + 120 / 3600) * money.PARTS)
+    assert decision.parts == round((2 * 0.6 + 120 / 3600) * money.COST_PARTS_PER_USD)
     assert decision.alternatives[0].option == "on-demand"
 
 
-def test_no_job_moves_if_renting_for_the_gang_is_cheaper() -> None:
-    decision = decide_displacement_of(a_movable("a", "n1"), a_movable("b", "n1"), other_parts=money.PARTS)
+def test_no_job_is_displaced_if_renting_for_gang_is_cheaper() -> None:
+    decision = decide_displacement_of(a_movable("a", "n1"), a_movable("b", "n1"), other_parts=money.COST_PARTS_PER_USD)
 
     assert (decision.action, decision.victims) == (DisplacementAction.KEEP, ())
     assert decision.reason == "Moving 2 jobs to rented nodes would cost $1.23, and on-demand costs $1.00."
@@ -78,7 +78,7 @@ def test_displacement_frees_the_cheapest_node() -> None:
     assert decide_displacement_of(*movable, free={"n1": 6, "n2": 7}).victims == ("cheap",)
 
 
-def test_no_job_moves_unnecessarily() -> None:
+def test_no_job_is_displaced_unnecessarily() -> None:
     movable = (a_movable("small", "n1"), a_movable("large", "n1", accelerators=4, rent_micros_per_hour=2 * DOLLAR))
 
     assert decide_displacement_of(*movable, free={"n1": 4}).victims == ("large",)
@@ -88,10 +88,10 @@ def test_job_on_two_nodes_frees_both_and_counts_once() -> None:
     decision = decide_displacement_of(a_movable("wide", "n1", "n2", accelerators=8), free={"n1": 0, "n2": 0}, nodes=2)
 
     assert decision.victims == ("wide",)
-    assert decision.parts == round((0.6 + 120 / 3600) * money.PARTS)
+    assert decision.parts == round((0.6 + 120 / 3600) * money.COST_PARTS_PER_USD)
 
 
-def test_no_job_moves_if_too_few_nodes_become_free() -> None:
+def test_no_job_is_displaced_if_too_few_nodes_become_free() -> None:
     decision = decide_displacement_of(a_movable("a", "n1"), free={"n1": 6})
 
     assert (decision.action, decision.reason) == (
@@ -100,7 +100,7 @@ def test_no_job_moves_if_too_few_nodes_become_free() -> None:
     )
 
 
-def test_no_job_moves_above_the_caps() -> None:
+def test_no_job_is_displaced_above_the_spending_caps() -> None:
     movable = (a_movable("a", "n1"), a_movable("b", "n1"))
 
     assert decide_displacement_of(*movable, team_left_micros={"red": DOLLAR - 1}).action is DisplacementAction.KEEP
@@ -111,18 +111,18 @@ def test_no_job_moves_above_the_caps() -> None:
     )
 
 
-def test_job_of_little_value_waits_instead_of_renting() -> None:
+def test_displaced_job_with_cheap_delay_waits_instead_of_renting() -> None:
     cheap = a_movable("a", "n1", accelerators=2, micros_per_hour_of_delay=DOLLAR // 100, rent_micros_per_hour=DOLLAR)
 
     # Its wait of two hours costs $0.02, its rent for the same time $1.
-    assert decide_displacement_of(cheap).parts == round((0.02 + 0.001 + 120 / 3600) * money.PARTS)
+    assert decide_displacement_of(cheap).parts == round((0.02 + 0.001 + 120 / 3600) * money.COST_PARTS_PER_USD)
 
 
 sizes = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 8), st.integers(0, 40)), max_size=12)
 
 
 @given(sizes, st.integers(1, 3), st.integers(1, 8), st.integers(0, 100))
-def test_moved_jobs_free_enough_nodes_and_cost_less(
+def test_displaced_jobs_free_enough_nodes_at_lower_cost(
     jobs: list[tuple[int, int, int]], nodes: int, accelerators: int, other: int
 ) -> None:
     used = dict.fromkeys(("n0", "n1", "n2", "n3"), 0)
@@ -138,12 +138,16 @@ def test_moved_jobs_free_enough_nodes_and_cost_less(
     free = {name: 8 - count for name, count in used.items()}
 
     decision = decide_displacement_of(
-        *movable, free=free, nodes=nodes, accelerators_per_node=accelerators, other_parts=other * money.PARTS
+        *movable,
+        free=free,
+        nodes=nodes,
+        accelerators_per_node=accelerators,
+        other_parts=other * money.COST_PARTS_PER_USD,
     )
 
     assert decide_displacement(decision.facts) == decision
     if decision.action is DisplacementAction.DISPLACE:
-        assert decision.parts < other * money.PARTS
+        assert decision.parts < other * money.COST_PARTS_PER_USD
         for job in movable:
             if job.job_id in decision.victims:
                 for name, count in job.nodes.items():

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.admission.admission_input import AdmissionInput
-from evenkeel.domain.admission.decide_job import Action, AdmissionDecision
+from evenkeel.domain.admission.decide_job import AdmissionAction, AdmissionDecision
 from evenkeel.domain.admission.queue_without_teams import decide_in_queue_order
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
@@ -127,7 +127,7 @@ def test_gang_waits_for_nodes_with_all_interfaces(offered: int) -> None:
 
     answer = decide_request(capacities, a_request(nodes=2, accelerators_per_node=8))
 
-    assert answer.action is Action.WAIT
+    assert answer.action is AdmissionAction.WAIT
     assert f"workers has 1 of them (2 offering {offered} of 32 EFA interfaces)" in answer.reason
 
 
@@ -146,21 +146,23 @@ def test_job_that_needs_no_efa_starts_on_any_node(changes: dict[str, Any], polic
         capacities, a_request(accelerators_per_node=8, **changes), SchedulingPolicy.model_validate(policy)
     )
 
-    assert answer.action is Action.ADMIT
+    assert answer.action is AdmissionAction.ADMIT
 
 
 def test_pool_without_efa_is_not_offered_to_efa_jobs() -> None:
     policy = SchedulingPolicy(efa_interfaces={"workers": 0})
     request = a_request(nodes=2, accelerators_per_node=8, requires=Requirements(fabric="efa"))
 
-    assert decide_request([a_node_capacity(1), a_node_capacity(2)], request).action is Action.ADMIT
-    assert decide_request([a_node_capacity(1), a_node_capacity(2)], request, policy).action is Action.NEVER_FITS
+    assert decide_request([a_node_capacity(1), a_node_capacity(2)], request).action is AdmissionAction.ADMIT
+    assert (
+        decide_request([a_node_capacity(1), a_node_capacity(2)], request, policy).action is AdmissionAction.NEVER_FITS
+    )
 
 
 def test_job_on_half_nodes_needs_half_of_their_interfaces() -> None:
     capacities = [a_node_capacity(1, efa=16), a_node_capacity(2, efa=16)]
 
-    assert decide_request(capacities, a_request(nodes=2, accelerators_per_node=4)).action is Action.ADMIT
+    assert decide_request(capacities, a_request(nodes=2, accelerators_per_node=4)).action is AdmissionAction.ADMIT
 
 
 def test_gang_uses_nodes_with_interfaces() -> None:

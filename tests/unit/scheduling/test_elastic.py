@@ -81,7 +81,7 @@ def test_job_grows_when_idle_cost_reaches_resize_cost() -> None:
     assert plan_growth(grow_facts(a_job(), idle=just - 1)).resizes == ()
 
 
-def test_only_idle_nodes_that_the_job_would_use_count() -> None:
+def test_idle_cost_counts_only_nodes_that_the_job_would_use() -> None:
     # 10 are idle and 8 of them fit: eight tenths of the idle time count.
     assert plan_growth(grow_facts(a_job(), nodes=10, idle=150 * 16 / 0.8 - 1)).resizes == ()
     assert plan_growth(grow_facts(a_job(), nodes=10, idle=150 * 16 / 0.8 + 1)).resizes[0].to_nodes == 16
@@ -116,7 +116,7 @@ def test_scaling_timeout_also_delays_cheap_resizes() -> None:
     assert plan_growth(grow_facts(a_job(resize_seconds=1), idle=8 * 600, policy=policy)).resizes != ()
 
 
-def test_higher_priority_grows_first_and_one_at_a_time() -> None:
+def test_only_one_job_grows_at_once_highest_priority_first() -> None:
     decision = plan_growth(grow_facts(a_job(1), a_job(2, priority=5), a_job(3)))
 
     assert [resize.job_id for resize in decision.resizes] == ["job-2"]
@@ -200,7 +200,7 @@ def test_growth_backoff_doubles_up_to_a_limit() -> None:
 # ---------------------------------------------------------------- shrinking
 
 
-def test_job_with_least_loss_shrinks_by_the_needed_amount() -> None:
+def test_job_with_least_lost_work_shrinks_just_enough() -> None:
     small, large = a_job(1, nodes=8), a_job(2, nodes=16)
 
     decision = plan_shrink([large, small], 3, priority=1)
@@ -215,7 +215,7 @@ def test_shrinking_is_preferred_to_preemption_despite_more_loss() -> None:
     assert [resize.job_id for resize in plan_shrink([cheap, large], 4, priority=1).resizes] == ["job-2"]
 
 
-def test_preemption_with_least_loss_frees_the_rest() -> None:
+def test_job_with_least_lost_work_is_preempted_for_the_rest() -> None:
     elastic, dear, cheap = (
         a_job(1, nodes=8),
         a_job(2, sizes=None, since_checkpoint_seconds=3000),

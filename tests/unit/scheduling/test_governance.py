@@ -34,8 +34,8 @@ SETUP = TeamSetup(
 NOTHING = TeamSetup()
 
 
-def owned_job(**changes: Any) -> Job:
-    return a_job(spec=a_spec(team="nlp"), owner="role/Ana").replace(**changes)
+def submitted_job(**changes: Any) -> Job:
+    return a_job(spec=a_spec(team="nlp"), submitter="role/Ana").replace(**changes)
 
 
 NLP: dict[str, Any] = {"team": "nlp", "image": "registry/nlp/train:1", "checkpoint_uri": "s3://bucket/nlp/llama"}
@@ -87,7 +87,7 @@ def test_without_teams_the_policy_lists_priority_classes() -> None:
 def test_without_teams_any_team_and_image_is_allowed() -> None:
     assert check_permitted(a_spec(team="whatever"), NOTHING) == ()
     assert may_submit(NOTHING, "whatever", "")
-    assert may_change(NOTHING, owned_job(), OTHER, "role/Other")
+    assert may_change(NOTHING, submitted_job(), OTHER, "role/Other")
 
 
 @pytest.mark.parametrize(
@@ -109,17 +109,17 @@ def test_submission_needs_the_submitter_role(identity: str, may: bool) -> None:
 @pytest.mark.parametrize(
     ("job", "identity", "principal", "may"),
     [
-        (owned_job(), ANA, "role/Ana", True),
-        (owned_job(owner="role/Bo"), ANA, "role/Ana", False),
-        (owned_job(owner=""), ANA, "", False),
-        (owned_job(), LEAD, "role/Lead", True),
-        (owned_job(), PLATFORM, "role/Ops", True),
+        (submitted_job(), ANA, "role/Ana", True),
+        (submitted_job(submitter="role/Bo"), ANA, "role/Ana", False),
+        (submitted_job(submitter=""), ANA, "", False),
+        (submitted_job(), LEAD, "role/Lead", True),
+        (submitted_job(), PLATFORM, "role/Ops", True),
         # A submitter who became a viewer, or left the team, may not change their jobs any more.
-        (owned_job(owner="role/Look"), LOOKER, "role/Look", False),
-        (owned_job(owner="role/Other"), OTHER, "role/Other", False),
+        (submitted_job(submitter="role/Look"), LOOKER, "role/Look", False),
+        (submitted_job(submitter="role/Other"), OTHER, "role/Other", False),
         # The submitter of a job that is older than the teams may still change it.
-        (owned_job(spec=a_spec(team="default"), owner="role/Other"), OTHER, "role/Other", True),
-        (owned_job(spec=a_spec(team="default"), owner="role/Other"), LEAD, "role/Lead", False),
+        (submitted_job(spec=a_spec(team="default"), submitter="role/Other"), OTHER, "role/Other", True),
+        (submitted_job(spec=a_spec(team="default"), submitter="role/Other"), LEAD, "role/Lead", False),
     ],
 )
 def test_only_submitter_or_lead_may_change_a_job(job: Job, identity: str, principal: str, may: bool) -> None:

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.admission.admission_input import AdmissionInput
-from evenkeel.domain.admission.decide_job import Action
-from evenkeel.domain.admission.offers import SharedFits, pool_fits
+from evenkeel.domain.admission.decide_job import AdmissionAction
+from evenkeel.domain.admission.pool_fits import SharedFits, pool_fits
 from evenkeel.domain.admission.queue_without_teams import decide_in_queue_order
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.admission.request_facts import admission_request
@@ -14,8 +14,8 @@ from evenkeel.domain.capacity.compatibility import Requirements
 from evenkeel.domain.capacity.pod_shares import NodeShares
 from evenkeel.domain.capacity.pool_choices import PoolChoice, Toleration
 from evenkeel.domain.capacity.pools import Market
+from evenkeel.domain.jobs.job_types import JobTypes, check_type, with_defaults
 from evenkeel.domain.jobs.spec import JobSpec
-from evenkeel.domain.jobs.types import JobTypes, check_type, with_defaults
 from evenkeel.domain.policy import Policy, PolicyError, changed
 from evenkeel.domain.resources import NONE
 from tests.unit.scheduling.builders import NOW, a_job, a_node_capacity, a_request, a_spec
@@ -163,17 +163,17 @@ def test_job_uses_its_next_pool_when_the_first_is_full() -> None:
 
     assert decide_request(a_request(pools=(HYPERPOD, DEMAND)), *capacities).pool == "burst"
     decision = decide_request(a_request(pools=(HYPERPOD,)), *capacities)
-    assert (decision.action, len(decision.facts.offers)) == (Action.WAIT, 1)
+    assert (decision.action, len(decision.facts.fits)) == (AdmissionAction.WAIT, 1)
 
 
 def test_tainted_node_accepts_jobs_that_tolerate_all_taints() -> None:
     tainted = a_node_capacity(1, unschedulable_reason="tainted", taints=("dedicated=hyperpod:NoSchedule",))
     toleration = Toleration.model_validate(DEDICATED)
 
-    assert decide_request(a_request(), tainted).action is Action.WAIT
-    assert decide_request(a_request(tolerations=(toleration,)), tainted).action is Action.ADMIT
+    assert decide_request(a_request(), tainted).action is AdmissionAction.WAIT
+    assert decide_request(a_request(tolerations=(toleration,)), tainted).action is AdmissionAction.ADMIT
     other = tainted.replace(taints=("dedicated=hyperpod:NoSchedule", "spot=true:NoSchedule"))
-    assert decide_request(a_request(tolerations=(toleration,)), other).action is Action.WAIT
+    assert decide_request(a_request(tolerations=(toleration,)), other).action is AdmissionAction.WAIT
 
 
 @pytest.mark.parametrize(
@@ -198,9 +198,9 @@ def test_nodes_without_required_properties_are_not_offered() -> None:
     unknown = a_node_capacity(3, instance_type="ml.x9.large")
     request = a_request(requires=Requirements(accelerator_memory_gib=80))
 
-    offers = pool_fits(request, (small, large, unknown), Policy().scheduling)
+    fits = pool_fits(request, (small, large, unknown), Policy().scheduling)
 
-    assert [offer.instance_type for offer in offers] == ["ml.p4de.24xlarge"]
+    assert [fit.instance_type for fit in fits] == ["ml.p4de.24xlarge"]
 
 
 def test_nodes_of_a_type_that_the_policy_describes_are_offered() -> None:
@@ -208,17 +208,17 @@ def test_nodes_of_a_type_that_the_policy_describes_are_offered() -> None:
     policy = changed(Policy(), {"instanceTypes": {"x9.large": new}})
     nodes = (a_node_capacity(1, instance_type="ml.x9.large"),)
 
-    def offered(gib: int, policy: Policy) -> list[str]:
+    def fitting_types(gib: int, policy: Policy) -> list[str]:
         job = a_job(spec=a_spec(requires=Requirements(accelerator_memory_gib=gib)))
         request = admission_request(job, NodeShares(nodes, ()), policy, NOW)
-        return [offer.instance_type for offer in pool_fits(request, nodes, policy.scheduling)]
+        return [fit.instance_type for fit in pool_fits(request, nodes, policy.scheduling)]
 
-    assert offered(80, policy) == ["ml.x9.large"]
-    assert offered(120, policy) == offered(80, Policy()) == []
+    assert fitting_types(80, policy) == ["ml.x9.large"]
+    assert fitting_types(120, policy) == fitting_types(80, Policy()) == []
 
 
 def test_rented_nodes_need_no_labels_and_no_catalogue_entry() -> None:
     rented = a_node_capacity(1, instance_type="x9.large", reserved_for="job-1")
     request = a_request(pools=(HYPERPOD,), requires=Requirements(accelerator_memory_gib=80))
 
-    assert [offer.choice for offer in pool_fits(request, (rented,), Policy().scheduling)] == [0]
+    assert [fit.preference_rank for fit in pool_fits(request, (rented,), Policy().scheduling)] == [0]

@@ -25,12 +25,12 @@ def status_of(*conditions: KueueCondition, **facts: Any) -> KueueStatus:
     return KueueStatus.model_validate({"name": "job-a1-12345", "queue": "nlp", "conditions": conditions} | facts)
 
 
-def status_text(kind: str, *, is_true: bool = False, reason: str = "", message: str = "") -> KueueCondition:
+def condition_of_kind(kind: str, *, is_true: bool = False, reason: str = "", message: str = "") -> KueueCondition:
     return KueueCondition(type=kind, is_true=is_true, reason=reason, message=message)
 
 
-RESERVED = status_text("QuotaReserved", is_true=True)
-ADMITTED = status_text("Admitted", is_true=True)
+RESERVED = condition_of_kind("QuotaReserved", is_true=True)
+ADMITTED = condition_of_kind("Admitted", is_true=True)
 
 
 @pytest.mark.parametrize(
@@ -39,12 +39,14 @@ ADMITTED = status_text("Admitted", is_true=True)
         (None, "Kueue has no Workload for the job in LocalQueue nlp yet.", ""),
         (status_of(), "The job waits in Kueue's queue nlp: Kueue has not evaluated the job yet.", "Pending"),
         (
-            status_of(status_text("QuotaReserved", reason="WaitingForQuota", message="8 more needed"), position=3),
+            status_of(
+                condition_of_kind("QuotaReserved", reason="WaitingForQuota", message="8 more needed"), position=3
+            ),
             "The job waits in Kueue's queue nlp, 3rd of its LocalQueue. No quota is free for the job: 8 more needed.",
             "Pending/WaitingForQuota",
         ),
         (
-            status_of(status_text("QuotaReserved", reason="Pending", message="LocalQueue nlp doesn't exist")),
+            status_of(condition_of_kind("QuotaReserved", reason="Pending", message="LocalQueue nlp doesn't exist")),
             "The job waits in Kueue's queue nlp. LocalQueue nlp doesn't exist.",
             "Pending/Pending",
         ),
@@ -65,8 +67,8 @@ ADMITTED = status_text("Admitted", is_true=True)
         ),
         (
             status_of(
-                status_text("QuotaReserved", reason="PendingEvaluation", message="timeout"),
-                status_text("Evicted", is_true=True, reason="PodsReadyTimeout"),
+                condition_of_kind("QuotaReserved", reason="PendingEvaluation", message="timeout"),
+                condition_of_kind("Evicted", is_true=True, reason="PodsReadyTimeout"),
                 requeue_at=A_MOMENT + timedelta(seconds=60),
             ),
             (
@@ -92,12 +94,12 @@ def test_kueue_status_is_described_in_plain_words(status: KueueStatus | None, se
     ],
 )
 def test_eviction_states_its_reason(reason: str, sentence: str, was_preempted: bool) -> None:
-    evicted = status_text("Evicted", is_true=True, reason=reason, message="for another")
+    evicted = condition_of_kind("Evicted", is_true=True, reason=reason, message="for another")
 
     # While its pods end, Kueue still calls it admitted. Afterwards it records for how long it was admitted.
     for kueue_status in (
         status_of(RESERVED, ADMITTED, evicted),
-        status_of(status_text("Admitted"), evicted, was_admitted=True),
+        status_of(condition_of_kind("Admitted"), evicted, was_admitted=True),
     ):
         ending = eviction_of(kueue_status)
         assert ending is not None
@@ -109,10 +111,10 @@ def test_eviction_states_its_reason(reason: str, sentence: str, was_preempted: b
     [
         status_of(RESERVED, ADMITTED),
         status_of(
-            status_text("Admitted", reason="NoReservation"),
-            status_text("Evicted", is_true=True, reason="AdmissionCheck"),
+            condition_of_kind("Admitted", reason="NoReservation"),
+            condition_of_kind("Evicted", is_true=True, reason="AdmissionCheck"),
         ),
-        status_of(status_text("QuotaReserved", reason="WaitingForQuota")),
+        status_of(condition_of_kind("QuotaReserved", reason="WaitingForQuota")),
     ],
 )
 def test_workload_that_was_never_admitted_is_not_evicted(status: KueueStatus) -> None:

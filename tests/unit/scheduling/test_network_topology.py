@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenkeel.domain.admission.admission_input import AdmissionInput
-from evenkeel.domain.admission.decide_job import Action, decide
-from evenkeel.domain.admission.offers import pool_fits
+from evenkeel.domain.admission.decide_job import AdmissionAction, decide
+from evenkeel.domain.admission.pool_fits import pool_fits
 from evenkeel.domain.admission.queue_without_teams import decide_in_queue_order
 from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
 from evenkeel.domain.capacity.network_topology import (
@@ -100,19 +100,19 @@ def test_no_other_set_of_nodes_is_closer_together(paths: list[str], data: st.Dat
     def domain_of(node: NodeCapacity, level: NetworkLevel) -> str:
         return node.network_layers[LEVELS.index(level)] if LEVELS.index(level) < len(node.network_layers) else ""
 
-    def shared(nodes: tuple[NodeCapacity, ...]) -> list[NetworkLevel]:
+    def shared_levels(nodes: tuple[NodeCapacity, ...]) -> list[NetworkLevel]:
         return [level for level in LEVELS if len({domain_of(node, level) for node in nodes} | {""}) == 2
                 and all(domain_of(node, level) for node in nodes)]  # fmt: skip
 
     narrowest = max(
-        (LEVELS.index(level) for nodes in combinations(fleet, count) for level in shared(nodes)), default=-1
+        (LEVELS.index(level) for nodes in combinations(fleet, count) for level in shared_levels(nodes)), default=-1
     )
     if required and narrowest < LEVELS.index(required):
         assert closest.nodes == ()
     else:
         assert len({node.life for node in closest.nodes}) == count
         assert closest.level is (LEVELS[narrowest] if narrowest >= 0 else None)
-        assert closest.level in {None, *shared(closest.nodes)}
+        assert closest.level in {None, *shared_levels(closest.nodes)}
 
 
 def test_waiting_job_reserves_nodes_of_domain_large_enough() -> None:
@@ -130,15 +130,15 @@ def decide_gang(fleet: tuple[NodeCapacity, ...], **changes: Any) -> Any:
     return decide_in_queue_order(AdmissionInput(pending=(a_request(**changes),), capacities=fleet), POLICY, at(60))[0]
 
 
-def test_admission_says_how_close_the_nodes_are() -> None:
+def test_admission_reason_says_how_close_the_nodes_are() -> None:
     decision = decide_gang(a_fleet(*TWO_LEAVES), nodes=3)
 
-    assert decision.action is Action.ADMIT
+    assert decision.action is AdmissionAction.ADMIT
     assert decision.node_names == ("node-3", "node-4", "node-5")
     assert decision.reason.endswith("They share layer-3 domain b.")
 
 
-def test_unmet_preference_is_part_of_the_reason() -> None:
+def test_admission_reason_names_an_unmet_network_preference() -> None:
     decision = decide_gang(a_fleet(*TWO_LEAVES), nodes=4, network_needs={"preferred": "layer-3"})
 
     assert decision.reason.endswith("They share layer-2 domain left. No layer-3 domain has 4 of them.")
@@ -147,7 +147,7 @@ def test_unmet_preference_is_part_of_the_reason() -> None:
 def test_job_waits_until_its_required_level_fits() -> None:
     decision = decide_gang(a_fleet(*TWO_LEAVES), nodes=4, network_needs={"required": "layer-3"})
 
-    assert decision.action is Action.WAIT
+    assert decision.action is AdmissionAction.WAIT
     assert "workers has 6 of them, at most 3 in one layer-3 domain" in decision.reason
 
 

@@ -18,7 +18,7 @@ ON_DISRUPTION = [{"type": "DisruptionTarget"}]
 AUTO_RESUME = {"sagemaker.amazonaws.com/enable-job-auto-resume": "true"}
 
 
-def a_workload(kind: str, spec: dict[str, Any], above: str = "", **fields: Any) -> dict[str, Any]:
+def a_workload_document(kind: str, spec: dict[str, Any], above: str = "", **fields: Any) -> dict[str, Any]:
     """Return a workload named after its kind, controlled by the workload of the kind `above`."""
     metadata = {"namespace": "research", "name": kind, "uid": f"uid-{kind}", "ownerReferences": owned_by(above)}
     labels = {"jobset.sigs.k8s.io/replicatedjob-name": "node"}
@@ -62,7 +62,7 @@ def recreation_of(*workloads: dict[str, Any]) -> tuple[str, PodRecreation]:
 def test_job_recreates_within_its_backoff_limit(spec: dict[str, Any], failed: int, *, recreates: bool) -> None:
     expected = PodRecreation.BY_OWNER if recreates else PodRecreation.NEVER
 
-    assert recreation_of(a_workload("Job", spec, status={"failed": failed})) == ("Job", expected)
+    assert recreation_of(a_workload_document("Job", spec, status={"failed": failed})) == ("Job", expected)
 
 
 @pytest.mark.parametrize(
@@ -90,18 +90,18 @@ def test_job_recreates_within_its_backoff_limit(spec: dict[str, Any], failed: in
 def test_job_set_restarts_as_its_failure_policy_says(
     policy: dict[str, Any] | None, restarts: int, *, recreates: bool
 ) -> None:
-    job = a_workload("Job", {"backoffLimit": 0}, above="JobSet")
+    job = a_workload_document("Job", {"backoffLimit": 0}, above="JobSet")
     spec = {"failurePolicy": policy} if policy else {}
-    job_set = a_workload("JobSet", spec, status={"restartsCountTowardsMax": restarts})
+    job_set = a_workload_document("JobSet", spec, status={"restartsCountTowardsMax": restarts})
     expected = PodRecreation.BY_OWNER if recreates else PodRecreation.NEVER
 
     assert recreation_of(job, job_set) == ("JobSet", expected)
 
 
 def test_job_of_a_job_set_recreates_its_own_pods() -> None:
-    job = a_workload("Job", {"backoffLimit": 10}, above="JobSet")
+    job = a_workload_document("Job", {"backoffLimit": 10}, above="JobSet")
 
-    assert recreation_of(job, a_workload("JobSet", {})) == ("JobSet", PodRecreation.BY_OWNER)
+    assert recreation_of(job, a_workload_document("JobSet", {})) == ("JobSet", PodRecreation.BY_OWNER)
 
 
 @pytest.mark.parametrize(
@@ -117,12 +117,15 @@ def test_pytorch_job_restarts_unless_a_replica_never_does(
     }
     expected = PodRecreation.BY_OWNER if recreates else PodRecreation.NEVER
 
-    assert recreation_of(a_workload("PyTorchJob", {"pytorchReplicaSpecs": replicas})) == ("PyTorchJob", expected)
+    assert recreation_of(a_workload_document("PyTorchJob", {"pytorchReplicaSpecs": replicas})) == (
+        "PyTorchJob",
+        expected,
+    )
 
 
 def test_workload_with_the_hyperpod_annotation_is_restarted_by_hyperpod() -> None:
-    job = a_workload("PyTorchJob", {})
+    job = a_workload_document("PyTorchJob", {})
     job["metadata"]["annotations"] = AUTO_RESUME
 
     assert recreation_of(job) == ("PyTorchJob", PodRecreation.BY_HYPERPOD)
-    assert recreation_of(a_workload("HyperPodPyTorchJob", {}))[1] is PodRecreation.BY_HYPERPOD
+    assert recreation_of(a_workload_document("HyperPodPyTorchJob", {}))[1] is PodRecreation.BY_HYPERPOD

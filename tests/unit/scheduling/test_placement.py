@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenkeel.domain.capacity.pools import Market
-from evenkeel.domain.economics.money import MICROS_PER_USD, PARTS
+from evenkeel.domain.economics.money import COST_PARTS_PER_USD, MICROS_PER_USD
 from evenkeel.domain.renting.cost import CandidatePool, SpendLimits, opportunity_cost, why_not_spot
 from evenkeel.domain.renting.placement import (
     PlacementAction,
@@ -58,14 +58,14 @@ def test_premium_is_price_less_opportunity_cost() -> None:
     decision = choose_pool(sample_placement(2))
 
     rented, committed = decision.table[0], decision.table[1]
-    assert (rented.rent_parts - committed.opportunity_parts) / PARTS == 68
-    assert (committed.delay_parts - rented.delay_parts) / PARTS == 80
+    assert (rented.rent_parts - committed.opportunity_parts) / COST_PARTS_PER_USD == 68
+    assert (committed.delay_parts - rented.delay_parts) / COST_PARTS_PER_USD == 80
     assert decision.action is PlacementAction.RENT
     assert "worth $80.00" in decision.reason
     assert "$68.00 more" in decision.reason
 
 
-def test_short_wait_is_preferred_and_break_even_is_stated() -> None:
+def test_short_wait_is_preferred_and_threshold_for_renting_stated() -> None:
     decision = choose_pool(sample_placement(1.5))
 
     assert decision.action is PlacementAction.WAIT
@@ -78,7 +78,7 @@ def test_short_wait_is_preferred_and_break_even_is_stated() -> None:
     assert choose_pool(sample_placement(flip / HOUR - 0.25 - 1 / HOUR)).action is PlacementAction.WAIT
 
 
-def test_class_without_delay_price_waits() -> None:
+def test_job_of_class_without_delay_price_waits() -> None:
     assert choose_pool(sample_placement(2, value=1)).action is PlacementAction.WAIT
 
 
@@ -86,12 +86,12 @@ def test_recovery_rents_up_to_the_planned_value() -> None:
     facts = sample_placement(1.5)
     rent = choose_pool(sample_placement(2)).table[0].rent_parts
 
-    def worth(parts: int) -> PlacementDecision:
+    def placement_at_max_rent(parts: int) -> PlacementDecision:
         return choose_pool(facts.replace(job=facts.job.replace(max_rent_parts=parts)))
 
-    assert (worth(rent).action, worth(rent).pool) == (PlacementAction.RENT, "on-demand")
-    assert worth(rent).reason.startswith("The job's recovery chose to rent: on-demand costs $")
-    assert worth(rent - 1).action is PlacementAction.WAIT
+    assert (placement_at_max_rent(rent).action, placement_at_max_rent(rent).pool) == (PlacementAction.RENT, "on-demand")
+    assert placement_at_max_rent(rent).reason.startswith("The job's recovery chose to rent: on-demand costs $")
+    assert placement_at_max_rent(rent - 1).action is PlacementAction.WAIT
     dear = facts.replace(job=facts.job.replace(max_rent_parts=10**18), spending=SpendLimits())
     assert choose_pool(dear).action is PlacementAction.WAIT
 
@@ -144,7 +144,9 @@ def test_free_committed_nodes_are_used_first() -> None:
         (4 * MICROS_PER_USD, 1.0, 0, 0),
     ],
 )
-def test_committed_hour_is_valued_by_other_demand(rented: int, share: float, waiting: int, expected: int) -> None:
+def test_committed_node_hour_is_valued_by_demand_of_other_jobs(
+    rented: int, share: float, waiting: int, expected: int
+) -> None:
     assert opportunity_cost(rented, share, waiting, 64) == expected
 
 
@@ -178,7 +180,9 @@ def test_deadline_renting_respects_the_caps() -> None:
     candidates = a_candidate_pool(C, wait_seconds=2 * HOUR), a_candidate_pool(O)
 
     capped = choose_pool(facts_of(*candidates, job=job, spending=SpendLimits()))
-    dry = choose_pool(facts_of(*candidates, job=job, spending=RICH.replace(team_budget_left_parts=95 * PARTS)))
+    dry = choose_pool(
+        facts_of(*candidates, job=job, spending=RICH.replace(team_budget_left_parts=95 * COST_PARTS_PER_USD))
+    )
 
     for decision, message in ((capped, "an hour, which exceeds the limit"), (dry, "but the budget of team")):
         assert (decision.action, decision.pool) == (PlacementAction.WAIT, "committed")
@@ -202,7 +206,7 @@ def test_unreachable_deadline_rents_nothing_and_is_reported(value: int) -> None:
     )
 
 
-def test_lost_deadline_leaves_the_delay_price_to_decide() -> None:
+def test_delay_price_alone_decides_once_deadline_is_missed() -> None:
     candidates = (
         a_candidate_pool(C, wait_seconds=6 * HOUR),
         a_candidate_pool(O),
@@ -234,7 +238,7 @@ def test_recovery_rents_up_to_its_value_with_any_deadline() -> None:
     assert (met.late_seconds, lost.late_seconds) == (None, 1.25 * HOUR)
 
 
-def test_job_behind_its_deadline_stays_marked_until_ahead() -> None:
+def test_job_behind_its_deadline_avoids_spot_until_ahead() -> None:
     job = a_waiting(submitted_at=at(-10 * HOUR), deadline_at=at(10 * HOUR))
 
     assert must_avoid_spot(facts_of(a_candidate_pool(O), job=job))
@@ -271,7 +275,7 @@ def test_job_behind_its_deadline_stays_marked_until_ahead() -> None:
         ),
     ],
 )
-def test_deadline_limits_the_use_of_spot(change: dict[str, object], message: str) -> None:
+def test_spot_is_refused_to_a_job_near_its_deadline(change: dict[str, object], message: str) -> None:
     reason = why_not_spot(a_waiting(**change), 600, NOW)
 
     assert (message in reason) if message else not reason
@@ -385,7 +389,7 @@ def test_job_waits_for_a_reservation_that_starts_soon() -> None:
             RICH.replace(fleet_cap_micros_per_hour=40 * MICROS_PER_USD, fleet_micros_per_hour=10 * MICROS_PER_USD),
             "the fleet spends",
         ),
-        (RICH.replace(team_budget_left_parts=90 * PARTS), "but the budget of team"),
+        (RICH.replace(team_budget_left_parts=90 * COST_PARTS_PER_USD), "but the budget of team"),
     ],
 )
 def test_no_cap_or_budget_is_exceeded(spending: SpendLimits, message: str) -> None:
@@ -398,7 +402,7 @@ def test_no_cap_or_budget_is_exceeded(spending: SpendLimits, message: str) -> No
 @pytest.mark.parametrize(
     "limit",
     [
-        {"team_budget_left_parts": 150 * PARTS},
+        {"team_budget_left_parts": 150 * COST_PARTS_PER_USD},
         {"team_cap_micros_per_hour": 40 * MICROS_PER_USD},
         {"fleet_cap_micros_per_hour": 40 * MICROS_PER_USD},
     ],
@@ -460,7 +464,7 @@ candidates = st.builds(
     st.booleans(),
 )
 jobs = st.builds(
-    lambda number, team, nodes, per_node, value, run, saves, deadline, worth: a_waiting(
+    lambda number, team, nodes, per_node, value, run, saves, deadline, placement_at_max_rent: a_waiting(
         job_id=f"job-{number}",
         team=team,
         nodes=nodes,
@@ -470,7 +474,7 @@ jobs = st.builds(
         p90_run_seconds=2 * run,
         checkpoint_seconds=saves,
         deadline_at=at(deadline) if deadline else None,
-        max_rent_parts=worth,
+        max_rent_parts=placement_at_max_rent,
     ),
     st.integers(0, 99),
     st.sampled_from(["vision", "speech"]),
@@ -480,7 +484,7 @@ jobs = st.builds(
     st.integers(60, 100 * HOUR),
     st.sampled_from([None, 300, 900, 7200]),
     st.sampled_from([None, 2 * HOUR, 50 * HOUR]),
-    st.sampled_from([None, 0, 200 * PARTS, 10**6 * PARTS]),
+    st.sampled_from([None, 0, 200 * COST_PARTS_PER_USD, 10**6 * COST_PARTS_PER_USD]),
 )
 pools = st.lists(candidates, max_size=5, unique_by=lambda candidate: candidate.pool.name)
 spendings = st.builds(
@@ -489,7 +493,7 @@ spendings = st.builds(
         fleet_micros_per_hour=min(fleet, most) * MICROS_PER_USD,
         team_cap_micros_per_hour=cap * MICROS_PER_USD,
         fleet_cap_micros_per_hour=most * MICROS_PER_USD,
-        team_budget_left_parts=None if budget is None else budget * PARTS,
+        team_budget_left_parts=None if budget is None else budget * COST_PARTS_PER_USD,
     ),
     st.integers(0, 100),
     st.integers(0, 200),
@@ -569,7 +573,7 @@ def test_deadline_is_met_by_the_cheapest_suitable_pool(pools, spending, job) -> 
     if in_time:
         assert decision.row in in_time
         available = [row for row in in_time if row.is_available_now] or in_time
-        assert decision.row.parts == min(row.parts for row in available)
+        assert decision.row.cost_parts == min(row.cost_parts for row in available)
 
 
 @settings(max_examples=examples(150), deadline=None)
@@ -587,7 +591,7 @@ def test_job_without_delay_price_rents_only_for_its_deadline(  # type: ignore[no
         paid_for = [row for row in decision.table if not row.market.is_rented and not row.why_not]
         assert decision.row
         assert decision.row.ends_after_seconds <= left
-        assert all(row.ends_after_seconds > left or row.parts > decision.row.parts for row in paid_for)
+        assert all(row.ends_after_seconds > left or row.cost_parts > decision.row.cost_parts for row in paid_for)
 
 
 @settings(max_examples=examples(100), deadline=None)

@@ -6,8 +6,8 @@ import pytest
 from pydantic import ValidationError
 
 from evenkeel.domain.jobs.check_pod_rules import check_pod_rules
+from evenkeel.domain.jobs.job_types import JobTypes, with_defaults
 from evenkeel.domain.jobs.pod_rules import NOTHING_ALLOWED, PodRules
-from evenkeel.domain.jobs.types import JobTypes, with_defaults
 from evenkeel.domain.jobs.validation import check_spec
 from tests.unit.scheduling.builders import a_spec
 
@@ -15,7 +15,7 @@ DATA = {"claim": "data", "mountPath": "/data"}
 SCRATCH = {"mountPath": "/scratch", "sizeGib": 100}
 
 
-def fields(**changes: Any) -> list[str]:
+def invalid_fields(**changes: Any) -> list[str]:
     return [error.field for error in check_spec(a_spec(**changes))]
 
 
@@ -25,7 +25,7 @@ def fields(**changes: Any) -> list[str]:
 def test_claims_and_scratch_folders_on_separate_paths_are_valid() -> None:
     volumes = [DATA, {**DATA, "mountPath": "/models", "subPath": "llama/7b", "readOnly": False}]
 
-    assert fields(volumes=volumes, scratch=[SCRATCH, {"mountPath": "/home/ana/.cache", "sizeGib": 1}]) == []
+    assert invalid_fields(volumes=volumes, scratch=[SCRATCH, {"mountPath": "/home/ana/.cache", "sizeGib": 1}]) == []
 
 
 @pytest.mark.parametrize(
@@ -33,14 +33,14 @@ def test_claims_and_scratch_folders_on_separate_paths_are_valid() -> None:
     ["", "data", "/", "/data/", "/data/../etc", "/data/.", "//data", "/da ta", "/data\n", "/daté"],
 )
 def test_paths_that_are_not_plain_are_refused(path: str) -> None:
-    assert fields(volumes=[{**DATA, "mountPath": path}]) == ["volumes.0.mountPath"]
+    assert invalid_fields(volumes=[{**DATA, "mountPath": path}]) == ["volumes.0.mountPath"]
 
 
 @pytest.mark.parametrize(
     "path", ["/etc", "/etc/ssl", "/proc/1", "/dev/shm", "/usr", "/var", "/var/run/secrets", "/run"]
 )
 def test_paths_of_the_operating_system_are_refused(path: str) -> None:
-    assert fields(scratch=[{**SCRATCH, "mountPath": path}]) == ["scratch.0.mountPath"]
+    assert invalid_fields(scratch=[{**SCRATCH, "mountPath": path}]) == ["scratch.0.mountPath"]
 
 
 @pytest.mark.parametrize("path", ["/data", "/data/inner", "/fsx", "/fsx/llama"])
@@ -59,18 +59,18 @@ def test_mounts_that_hide_each_other_are_refused(path: str) -> None:
 
 @pytest.mark.parametrize("path", ["/a", "../a", "a/../b", "a//b", "a/"])
 def test_sub_paths_stay_inside_their_volume(path: str) -> None:
-    assert fields(volumes=[{**DATA, "subPath": path}]) == ["volumes.0.subPath"]
+    assert invalid_fields(volumes=[{**DATA, "subPath": path}]) == ["volumes.0.subPath"]
 
 
 @pytest.mark.parametrize("name", ["", "Data", "data_1", "-data"])
 def test_names_that_kubernetes_refuses_are_refused(name: str) -> None:
-    problems = fields(volumes=[{**DATA, "claim": name}], image_pull_secrets=[name])
+    problems = invalid_fields(volumes=[{**DATA, "claim": name}], image_pull_secrets=[name])
 
     assert set(problems) == {"volumes.0.claim", "imagePullSecrets.0"}
 
 
 def test_root_has_no_valid_id() -> None:
-    assert fields(run_as_user=0, run_as_group=0, fs_group=0) == [
+    assert invalid_fields(run_as_user=0, run_as_group=0, fs_group=0) == [
         "securityContext.runAsUser",
         "securityContext.runAsGroup",
         "securityContext.fsGroup",
@@ -78,13 +78,13 @@ def test_root_has_no_valid_id() -> None:
 
 
 def test_memory_request_of_pods_includes_shared_memory() -> None:
-    assert fields(shared_memory_gib=64) == ["sharedMemoryGib"]
-    assert fields(shared_memory_gib=64, memory_gib_per_node=32) == ["sharedMemoryGib"]
-    assert fields(shared_memory_gib=64, memory_gib_per_node=64) == []
+    assert invalid_fields(shared_memory_gib=64) == ["sharedMemoryGib"]
+    assert invalid_fields(shared_memory_gib=64, memory_gib_per_node=32) == ["sharedMemoryGib"]
+    assert invalid_fields(shared_memory_gib=64, memory_gib_per_node=64) == []
 
 
 def test_huge_pages_have_two_mib() -> None:
-    assert fields(huge_pages_mib_per_node=3) == ["hugePagesMibPerNode"]
+    assert invalid_fields(huge_pages_mib_per_node=3) == ["hugePagesMibPerNode"]
 
 
 # ---------------------------------------------------------------- allowed values
@@ -117,7 +117,7 @@ def test_default_pod_needs_no_permission_of_its_team() -> None:
     assert refusals(NOTHING_ALLOWED, run_as_user=1000, checkpoint_uri="file:///fsx/a", checkpoint_claim="any") == {}
 
 
-def test_everything_that_is_listed_is_allowed() -> None:
+def test_pod_extras_that_the_team_lists_are_allowed() -> None:
     job: dict[str, Any] = {
         "volumes": [DATA, {"claim": "models", "mountPath": "/models", "readOnly": False}],
         "image_pull_secrets": ["registry"],

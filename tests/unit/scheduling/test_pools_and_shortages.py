@@ -14,6 +14,21 @@ SPOT = ("g5.48xlarge", "a", Market.SPOT)
 
 
 @pytest.mark.parametrize(
+    ("market", "expected"),
+    [
+        (Market.COMMITTED, {"keeps_spares"}),
+        (Market.RESERVED, {"keeps_spares"}),
+        (Market.SPOT, {"is_rented", "can_be_reclaimed", "is_discounted"}),
+        (Market.ON_DEMAND, {"is_rented", "is_rented_firmly"}),
+    ],
+)
+def test_each_market_has_its_properties(market: Market, expected: set[str]) -> None:
+    names = ("is_rented", "is_rented_firmly", "can_be_reclaimed", "is_discounted", "keeps_spares")
+
+    assert {name for name in names if getattr(market, name)} == expected
+
+
+@pytest.mark.parametrize(
     ("market", "change", "message"),
     [
         (Market.SPOT, {"micros_per_node_hour": 0}, "a rented pool needs microsPerNodeHour"),
@@ -46,7 +61,7 @@ def test_reservation_is_usable_until_termination_starts() -> None:
     assert a_reservation(7200).usable_until == at(5400)
 
 
-def test_refusal_makes_only_its_market_unavailable_for_three_minutes() -> None:
+def test_capacity_refusal_blocks_only_its_market_for_three_minutes() -> None:
     memory = Shortages().with_refusal(*SPOT, NOW)
 
     assert memory.unavailable_until(*SPOT, at(1)) == at(180)
@@ -55,7 +70,7 @@ def test_refusal_makes_only_its_market_unavailable_for_three_minutes() -> None:
     assert memory.unavailable_until("g5.48xlarge", "a", Market.ON_DEMAND, at(1)) is None
 
 
-def test_repeated_refusals_last_longer_and_decay() -> None:
+def test_pool_is_avoided_longer_after_each_capacity_refusal() -> None:
     memory = Shortages().with_refusal(*SPOT, NOW).with_refusal(*SPOT, at(180))
     second = memory.unavailable_until(*SPOT, at(181))
     later = Shortages().with_refusal(*SPOT, NOW).with_refusal(*SPOT, at(7200)).unavailable_until(*SPOT, at(7201))
@@ -70,7 +85,7 @@ def test_launched_node_clears_the_shortage() -> None:
     assert Shortages().with_refusal(*SPOT, NOW).with_success(*SPOT) == Shortages()
 
 
-def test_late_refusal_changes_nothing() -> None:
+def test_refusal_older_than_the_stored_one_changes_nothing() -> None:
     memory = Shortages().with_refusal(*SPOT, NOW)
 
     assert memory.with_refusal(*SPOT, at(-60)) == memory
@@ -121,7 +136,7 @@ def test_environment_needs_that_a_pool_lacks_are_reported(
     assert message in texts[0]
 
 
-def test_equal_environment_has_no_differences() -> None:
+def test_pool_that_meets_all_environment_needs_has_no_differences() -> None:
     needs = EnvironmentNeeds(
         architectures=("amd64", "arm64"),
         accelerators=("a100", "h100"),

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenkeel.domain.admission.decide_job import Action, AdmissionDecision
+from evenkeel.domain.admission.decide_job import AdmissionAction, AdmissionDecision
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.admission.scheduler_state import SchedulerState
 from evenkeel.domain.capacity.node_capacity import NodeCapacity
@@ -23,7 +23,7 @@ def an_interrupted_job(nodes: int = 1, **changes: Any) -> AdmissionRequest:
     return a_request(90, nodes=nodes, **{**facts, **changes})
 
 
-def setup(*, fair: bool = True) -> TeamSetup:
+def two_team_setup(*, fair: bool = True) -> TeamSetup:
     return a_setup(a_team("red", gpus=32), a_team("blue", gpus=8), a_team("green", gpus=0), fairSharing=fair)
 
 
@@ -38,7 +38,9 @@ def preemption_answer(
     machines: tuple[NodeCapacity, ...], charges: list[Charge], *, fair: bool = True, **more: Any
 ) -> AdmissionDecision:
     nodes = more.pop("nodes", 1)
-    return decide_pending(setup(fair=fair), machines, an_interrupted_job(nodes), charges=charges, **more)["job-90"]
+    return decide_pending(two_team_setup(fair=fair), machines, an_interrupted_job(nodes), charges=charges, **more)[
+        "job-90"
+    ]
 
 
 def victims(decided: AdmissionDecision) -> list[tuple[str, str]]:
@@ -51,7 +53,7 @@ def test_recovery_preempts_only_borrowers_of_its_quota(fair: bool) -> None:
 
     decided = preemption_answer(a_fleet(3, 3, used=(1, 2)), charges, fair=fair)
 
-    assert decided.action is Action.PREEMPT
+    assert decided.action is AdmissionAction.PREEMPT
     assert victims(decided) == [("job-2", "InCohortReclamation")]
 
 
@@ -67,42 +69,46 @@ def test_recovery_preempts_lower_class_of_its_own_queue(fair: bool) -> None:
 def test_recovery_without_preemption_option_preempts_nothing() -> None:
     machines, charges = a_fleet(2, 2, used=(1,)), [a_charge(1, "green", 1)]
 
-    answers = decide_pending(setup(), machines, an_interrupted_job(resumes_by_preemption=False), charges=charges)
+    answers = decide_pending(
+        two_team_setup(), machines, an_interrupted_job(resumes_by_preemption=False), charges=charges
+    )
 
-    assert answers["job-90"].action is Action.WAIT
+    assert answers["job-90"].action is AdmissionAction.WAIT
 
 
 def test_insufficient_preemption_is_not_started() -> None:
     decided = preemption_answer(a_fleet(3, 2, 3, used=(1,)), [a_charge(1, "green", 1)], nodes=2)
 
-    assert (decided.action, decided.victims) == (Action.WAIT, ())
+    assert (decided.action, decided.victims) == (AdmissionAction.WAIT, ())
 
 
-def test_jobs_that_stop_anyway_are_enough() -> None:
+def test_nothing_is_preempted_if_stopping_jobs_free_enough_nodes() -> None:
     charges = [a_charge(1, "blue", 1), a_charge(2, "green", 2)]
 
     decided = preemption_answer(a_fleet(3, 3, used=(1, 2)), charges, stopping=frozenset({"job-1"}))
 
-    assert (decided.action, decided.victims) == (Action.WAIT, ())
+    assert (decided.action, decided.victims) == (AdmissionAction.WAIT, ())
 
 
-def test_victims_of_another_recovery_are_not_counted() -> None:
+def test_nodes_freed_for_another_recovery_are_not_counted() -> None:
     charges = [a_charge(1, "green", 1), a_charge(2, "green", 2)]
     machines = a_fleet(3, 3, used=(1, 2))
 
-    def after(for_whom: str) -> AdmissionDecision:
+    def answer_after_preemption_for(for_whom: str) -> AdmissionDecision:
         scheduler_state = SchedulerState().after_preemption("red", for_whom, ["job-1"], at(900))
         return preemption_answer(machines, charges, stopping=frozenset({"job-1"}), scheduler_state=scheduler_state)
 
-    assert victims(after("job-90")) == [("job-1", "InCohortReclamation")]
-    assert after("job-91").action is Action.WAIT
+    assert victims(answer_after_preemption_for("job-90")) == [("job-1", "InCohortReclamation")]
+    assert answer_after_preemption_for("job-91").action is AdmissionAction.WAIT
 
 
 def test_two_interrupted_jobs_preempt_two_jobs() -> None:
     charges = [a_charge(1, "green", 1), a_charge(2, "green", 2)]
     second = an_interrupted_job(priority=11).model_copy(update={"job_id": "job-91"})
 
-    answers = decide_pending(setup(), a_fleet(4, 3, 4, used=(1, 2)), an_interrupted_job(), second, charges=charges)
+    answers = decide_pending(
+        two_team_setup(), a_fleet(4, 3, 4, used=(1, 2)), an_interrupted_job(), second, charges=charges
+    )
 
     assert sorted(name for name in ("job-90", "job-91") for _ in answers[name].victims) == ["job-90", "job-91"]
     assert {victim.job_id for answer in answers.values() for victim in answer.victims} == {"job-1", "job-2"}
@@ -130,7 +136,7 @@ def test_victims_are_sufficient_minimal_and_preemptable(
 
     decided = preemption_answer(machines, charges, fair=fair, nodes=nodes)
 
-    if decided.action is not Action.PREEMPT or decided.facts.preemption_plan is None:
+    if decided.action is not AdmissionAction.PREEMPT or decided.facts.preemption_plan is None:
         return
     by_name = {charge.job_id: charge for charge in charges}
     victims = [by_name[victim.job_id] for victim in decided.victims]
@@ -148,6 +154,8 @@ def test_identical_recovery_waits_for_the_first() -> None:
     charges = [a_charge(1, "green", 1), a_charge(2, "green", 2)]
     second = an_interrupted_job().model_copy(update={"job_id": "job-91", "submitted_at": at(95)})
 
-    answers = decide_pending(setup(), a_fleet(4, 3, 4, used=(1, 2)), an_interrupted_job(), second, charges=charges)
+    answers = decide_pending(
+        two_team_setup(), a_fleet(4, 3, 4, used=(1, 2)), an_interrupted_job(), second, charges=charges
+    )
 
-    assert (answers["job-90"].action, answers["job-91"].action) == (Action.PREEMPT, Action.BLOCKED)
+    assert (answers["job-90"].action, answers["job-91"].action) == (AdmissionAction.PREEMPT, AdmissionAction.BLOCKED)

@@ -25,13 +25,13 @@ from evenkeel.domain.quotas.quota_holders import admitted_document, sum_document
 from tests.examples import examples
 from tests.unit.scheduling.builders import a_request, at
 from tests.unit.scheduling.test_sharing import GPU, P5, a_charge, a_setup, a_team, capacities
-from tests.unit.scheduling.test_sharing_properties import TEAMS, random_snapshot
+from tests.unit.scheduling.test_sharing_properties import TEAMS, random_admission_input
 
 Json = dict[str, Any]
 _PLAIN_BYTES = 3_000_000
 
 
-def plain_jobs(
+def uncached_quota_jobs(
     decision: CycleDecision, state: KueueCycleState, scheduler: Scheduler, quotas: Json, most: int
 ) -> tuple[list[Json], int, bool]:
     """Return the documents of the holders, how many are in sums, and whether they were cut: holder by holder."""
@@ -81,16 +81,16 @@ def _most_that_fit(quotas: Json, documents: list[Json], most: int) -> int:
     return keep
 
 
-def _compare_facts(snapshot: AdmissionInput, most: int) -> list[QuotaFacts]:
+def _compare_facts(admission_input: AdmissionInput, most: int) -> list[QuotaFacts]:
     """Run a cycle, compare the facts of each decision with the plain facts, and return them."""
     facts_list: list[QuotaFacts] = []
     fast = quota_facts.quota_facts_of
 
-    def compared(
+    def compare_and_return_facts(
         document: Json, decision: CycleDecision, state: KueueCycleState, scheduler: Scheduler, cache: DocumentCache
     ) -> QuotaFacts:
         facts = fast(document, decision, state, scheduler, cache)
-        jobs, summed, is_cut = plain_jobs(decision, state, scheduler, facts.quotas, most)
+        jobs, summed, is_cut = uncached_quota_jobs(decision, state, scheduler, facts.quotas, most)
         assert ([*facts.jobs], facts.summed_holders, facts.is_cut) == (jobs, summed, is_cut)
         assert facts.to_json()["jobs"] == serialize(jobs)
         assert QuotaFacts.model_validate(facts.to_json()) == facts.replace(jobs=tuple(jobs))
@@ -98,19 +98,19 @@ def _compare_facts(snapshot: AdmissionInput, most: int) -> list[QuotaFacts]:
         return facts
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(queue_with_teams, "quota_facts_of", compared)
+        patch.setattr(queue_with_teams, "quota_facts_of", compare_and_return_facts)
         patch.setattr(quota_facts, "MAX_BYTES", most)
-        decide_with_teams(snapshot, SchedulingPolicy(), EconomyPolicy(), at(1000))
+        decide_with_teams(admission_input, SchedulingPolicy(), EconomyPolicy(), at(1000))
     return facts_list
 
 
 @settings(max_examples=examples(300), deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from((180_000, 1_500, 800, 300)))
-def test_shared_documents_give_the_facts_that_each_holder_gives(seed: int, most: int) -> None:
-    _compare_facts(_snapshot(random.Random(seed)), most)
+def test_cached_documents_give_same_facts_as_uncached_ones(seed: int, most: int) -> None:
+    _compare_facts(_random_admission_input(random.Random(seed)), most)
 
 
-def test_victim_of_an_earlier_head_is_listed_singly() -> None:
+def test_victim_of_an_earlier_head_has_its_own_entry() -> None:
     never = {"preemption": {"within": "Never", "reclaim": "Never"}}
     setup = a_setup(a_team("blue", gpus=0), a_team("red", gpus=16), a_team("violet", gpus=16, queue=never))
     charges = tuple(a_charge(number, "blue", number) for number in range(1, 5))
@@ -123,9 +123,9 @@ def test_victim_of_an_earlier_head_is_listed_singly() -> None:
     assert [job["name"] for job in facts.jobs] == ["job-4", "others-of-blue"]
 
 
-def _snapshot(dice: random.Random) -> AdmissionInput:
-    """Return a random fleet with more holders of quota, which were submitted in another order than admitted."""
-    snapshot = random_snapshot(dice)
+def _random_admission_input(dice: random.Random) -> AdmissionInput:
+    """Return a random fleet with up to 30 more quota holders, submitted in another order than admitted."""
+    admission_input = random_admission_input(dice)
     charges = [
         a_charge(
             number,
@@ -137,4 +137,4 @@ def _snapshot(dice: random.Random) -> AdmissionInput:
         )
         for number in range(100, 100 + dice.randint(0, 30))
     ]
-    return snapshot._replace(charges=(*snapshot.charges, *charges))
+    return admission_input._replace(charges=(*admission_input.charges, *charges))

@@ -128,7 +128,7 @@ def test_assigned_nodes_are_billed_and_count_as_supplied_capacity() -> None:
     assert (change.capacity_answer, change.changes_capacity) == (CapacityAnswer.SUPPLIED, True)
 
 
-def test_next_offer_closes_the_refused_one() -> None:
+def test_next_rental_offer_closes_the_refused_offer() -> None:
     rental = refuse_offer(a_rental(), "").rental
 
     change = next_offer(rental, a_placement(), "It is next.", "dec-2", POLICY.burst, LATER)
@@ -158,7 +158,7 @@ def test_only_a_lost_spot_node_counts_as_a_refusal(
     assert (change.capacity_answer, change.rental.reason) == (report, rental.reason)
 
 
-def test_observation_without_a_change_keeps_the_rental() -> None:
+def test_observation_without_a_change_leaves_rental_unchanged() -> None:
     rental = with_joined_nodes(a_rental(state=RentalState.READY), ["ip-1"])
 
     assert with_joined_nodes(rental, ["ip-1"]) is rental

@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenkeel.domain.admission.offers import pool_fits
+from evenkeel.domain.admission.pool_fits import pool_fits
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.capacity.compatibility import PoolEnvironment
 from evenkeel.domain.capacity.node_capacity import NodeCapacity
@@ -43,7 +43,7 @@ POOL = RentedPool(
     max_nodes=4,
     micros_per_node_hour=50_000_000,
     launch=LaunchDelay(p50_seconds=60, p90_seconds=120),
-    place=PoolEnvironment(),
+    environment=PoolEnvironment(),
 )
 POLICY = Policy(
     burst=BurstPolicy(
@@ -160,10 +160,10 @@ def test_reserved_nodes_are_offered_whole_and_only_to_their_job() -> None:
     common = a_node_capacity(3, "p5-workers", free=8)
     owner, other_job = AdmissionRequest.of(a_job()), AdmissionRequest.of(a_job(job_id="job-b"))
 
-    assert [offer.pool for offer in pool_fits(owner, (*reserved, common), POLICY.scheduling)] == ["burst"]
-    assert [offer.pool for offer in pool_fits(other_job, (*reserved, common), POLICY.scheduling)] == ["p5-workers"]
+    assert [fit.pool for fit in pool_fits(owner, (*reserved, common), POLICY.scheduling)] == ["burst"]
+    assert [fit.pool for fit in pool_fits(other_job, (*reserved, common), POLICY.scheduling)] == ["p5-workers"]
     with_lost_node = (reserved[0], reserved[1].replace(unschedulable_reason="not ready"), common)
-    assert [offer.pool for offer in pool_fits(owner, with_lost_node, POLICY.scheduling)] == ["p5-workers"]
+    assert [fit.pool for fit in pool_fits(owner, with_lost_node, POLICY.scheduling)] == ["p5-workers"]
 
 
 # ---------------------------------------------------------------- facts of a placement
@@ -192,7 +192,7 @@ def test_no_node_is_rented_while_a_fitting_node_boots() -> None:
     assert (choose_pool(soon).action, choose_pool(never).action) == (PlacementAction.WAIT, PlacementAction.RENT)
 
 
-def test_pool_facts_survive_their_record() -> None:
+def test_placement_from_stored_facts_is_the_same() -> None:
     facts = placement_facts(a_job(), market_conditions(a_committed_node(1), a_committed_node(2)), POLICY)
 
     stored = type(facts).model_validate(facts.to_json())
@@ -231,56 +231,56 @@ def test_rental_is_ready_when_all_its_nodes_are() -> None:
     nodes = [rented_node(1), rented_node(2)]
 
     assert evaluate_rental_ready(a_rental(), a_job(), nodes[:1], "") is None
-    assert outcome_of(nodes=nodes) == NODES_READY
+    assert rental_outcome(nodes=nodes) == NODES_READY
     assert evaluate_rental_ready(a_rental(), a_job(), nodes, "", other_nodes=("ip-1",)) is None
 
 
-def outcome_of(**changes: Any) -> str:
+def rental_outcome(**changes: Any) -> str:
     arguments: dict[str, Any] = {"rental": a_rental(), "job": a_job(), "nodes": [], "refusal": "", **changes}
     answer = evaluate_rental_ready(**arguments)
     return answer.outcome if answer else ""
 
 
 def test_refusal_ends_the_wait_unless_nodes_launched() -> None:
-    assert outcome_of(refusal="no capacity") == REFUSED
-    assert outcome_of(refusal="no capacity", nodes=[rented_node(1), rented_node(2)]) == NODES_READY
-    assert outcome_of(refusal="no capacity", job=a_job(state=JobState.CANCELLED)) == NOT_WANTED
-    assert outcome_of(job=a_job(rentals=2)) == NOT_WANTED
+    assert rental_outcome(refusal="no capacity") == REFUSED
+    assert rental_outcome(refusal="no capacity", nodes=[rented_node(1), rented_node(2)]) == NODES_READY
+    assert rental_outcome(refusal="no capacity", job=a_job(state=JobState.CANCELLED)) == NOT_WANTED
+    assert rental_outcome(job=a_job(rentals=2)) == NOT_WANTED
 
 
-def ended_rental(job: Job, attempt: Attempt | None, seconds: int = 0, nodes: int = 2) -> str:
+def why_rental_ended(job: Job, attempt: Attempt | None, seconds: int = 0, nodes: int = 2) -> str:
     nodes_present = [rented_node(number) for number in range(1, nodes + 1)]
     answer = evaluate_rental_over(a_ready_rental(), job, attempt, nodes_present, 60, START + timedelta(seconds=seconds))
     return answer.outcome if answer else ""
 
 
 def test_rented_nodes_stay_while_the_job_runs_on_them() -> None:
-    assert ended_rental(a_job(state=JobState.RUNNING), an_attempt(), 10_000, nodes=0) == ""
+    assert why_rental_ended(a_job(state=JobState.RUNNING), an_attempt(), 10_000, nodes=0) == ""
 
 
 def test_ended_or_moved_job_frees_its_rental_at_once() -> None:
     over = an_attempt(AttemptState.SUCCEEDED, ended_at=START)
     elsewhere = an_attempt(node_names=("hyperpod-1", "hyperpod-2"), attempt=2)
 
-    assert ended_rental(a_job(state=JobState.SUCCEEDED), over) == OVER
-    assert ended_rental(a_job(state=JobState.SUSPENDED), over) == OVER
-    assert ended_rental(a_job(state=JobState.RUNNING), elsewhere) == OVER
+    assert why_rental_ended(a_job(state=JobState.SUCCEEDED), over) == OVER
+    assert why_rental_ended(a_job(state=JobState.SUSPENDED), over) == OVER
+    assert why_rental_ended(a_job(state=JobState.RUNNING), elsewhere) == OVER
 
 
 def test_pending_job_keeps_its_rental_for_the_quiet_period() -> None:
     with_lost_node = an_attempt(AttemptState.FAILED, ended_at=START + timedelta(seconds=30))
 
-    assert ended_rental(a_job(), with_lost_node, 80) == ""
-    assert ended_rental(a_job(), with_lost_node, 90) == OVER
-    assert ended_rental(a_job(), None, 59) == ""
-    assert ended_rental(a_job(), None, 60) == OVER
+    assert why_rental_ended(a_job(), with_lost_node, 80) == ""
+    assert why_rental_ended(a_job(), with_lost_node, 90) == OVER
+    assert why_rental_ended(a_job(), None, 59) == ""
+    assert why_rental_ended(a_job(), None, 60) == OVER
 
 
 def test_migrating_or_interrupted_job_keeps_no_rental() -> None:
     stopped = an_attempt(AttemptState.STOPPED, ended_at=START)
 
-    assert ended_rental(a_job(is_migrating_back=True), stopped) == OVER
-    assert ended_rental(a_job(), stopped, nodes=1) == OVER
+    assert why_rental_ended(a_job(is_migrating_back=True), stopped) == OVER
+    assert why_rental_ended(a_job(), stopped, nodes=1) == OVER
 
 
 # ---------------------------------------------------------------- the bill

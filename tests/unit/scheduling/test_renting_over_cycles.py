@@ -66,7 +66,7 @@ def a_pool(index: int, dollars: int, most: int, market: Market) -> RentedPool:
         max_nodes=most,
         micros_per_node_hour=dollars * money.MICROS_PER_USD,
         launch=LaunchDelay(p50_seconds=60, p90_seconds=60),
-        place=PoolEnvironment(),
+        environment=PoolEnvironment(),
     )
 
 
@@ -152,7 +152,10 @@ def test_rentals_never_exceed_caps_pool_limits_or_budgets(
             rentals_of_team = [rental for rental in running if rental.team == team]
             assert sum(hold.micros_per_hour for hold in holds if hold.team == team) <= team_caps[team]
             if usd is not None:
-                assert paid[team] + sum(rental.expected_parts for rental in rentals_of_team) <= usd * money.PARTS
+                assert (
+                    paid[team] + sum(rental.expected_parts for rental in rentals_of_team)
+                    <= usd * money.COST_PARTS_PER_USD
+                )
         for pool in rented_pools:
             assert sum(hold.nodes for hold in holds if hold.pool == pool.name) <= pool.max_nodes
 
@@ -246,7 +249,7 @@ days = st.lists(st.tuples(st.integers(10, 4 * HOUR), st.integers(0, 6)), min_siz
 
 @settings(max_examples=examples(300), deadline=None)
 @given(visitors, days)
-def test_rented_jobs_return_to_idle_committed_nodes_in_time(
+def test_jobs_on_rented_nodes_return_to_idle_committed_nodes(
     candidates: list[tuple[int, int, int, int, int, int, bool, int | None]], days: list[tuple[int, int]]
 ) -> None:
     """Other jobs use and leave committed nodes, cycles run at random times, and estimates of run times may be wrong.
@@ -312,6 +315,6 @@ def test_rented_jobs_return_to_idle_committed_nodes_in_time(
 def deadline_prevents_move(rented_job: RentedJob, policy: Policy, now: Any) -> bool:
     if rented_job.job.spec.deadline_at is None:
         return False
-    spare = (rented_job.job.spec.deadline_at - now).total_seconds() - rented_job.remaining(policy)
+    slack_seconds = (rented_job.job.spec.deadline_at - now).total_seconds() - rented_job.remaining(policy)
     move_seconds = rented_job.job.spec.grace_seconds + LAUNCH + policy.jobs.expected_resume_seconds
-    return bool(0 <= spare < move_seconds)
+    return bool(0 <= slack_seconds < move_seconds)

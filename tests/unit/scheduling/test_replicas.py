@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenkeel.domain.admission.offers import pool_fits
+from evenkeel.domain.admission.pool_fits import pool_fits
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
 from evenkeel.domain.admission.serving_demand import replica_requests, reserve_for_replicas
@@ -59,7 +59,7 @@ POOL = RentedPool(
     max_nodes=4,
     micros_per_node_hour=MICROS,
     launch=LaunchDelay(p50_seconds=240, p90_seconds=240),
-    place=PoolEnvironment(),
+    environment=PoolEnvironment(),
     taints=(TAINT,),
 )
 
@@ -218,7 +218,7 @@ def test_replicas_wait_for_committed_nodes_that_become_free_soon() -> None:
     assert answer.pool == "p5-workers"
 
 
-def test_each_rented_node_counts_earlier_ones_against_the_caps() -> None:
+def test_nodes_rented_earlier_in_a_cycle_count_against_caps() -> None:
     pods = [a_replica(number) for number in range(6)]
 
     assert [placement_decision.action for placement_decision in decide_replicas(*pods)] == [PlacementAction.RENT] * 4
@@ -363,7 +363,7 @@ def test_launching_node_is_needed_by_unplaced_replicas(
     assert (why == "") is is_wanted
 
 
-def test_removed_registration_needs_no_node() -> None:
+def test_launching_node_of_a_removed_registration_is_not_needed() -> None:
     rental = a_rental(1, RentalState.OPENING)
 
     for registered in ((), (CHAT.replace(rents_from=()),)):
@@ -437,7 +437,7 @@ def test_replicas_request_only_nodes_beyond_rented_ones() -> None:
     assert replica_requests([short], [a_node_capacity(1)], {}, START, {holder_id(CHAT): 3}) == ()
 
 
-def test_longest_waiting_replicas_count_up_to_the_agreed_number() -> None:
+def test_only_registered_number_of_longest_waiting_replicas_counts() -> None:
     pods = [a_replica(number, created_at=START - timedelta(seconds=number)) for number in range(3)]
 
     (short,) = replica_shortfalls((CHAT.replace(max_replicas=2),), {CLUSTER: pods})
@@ -468,7 +468,10 @@ def test_replica_that_selects_other_nodes_reserves_none() -> None:
     (short,) = replica_shortfalls((CHAT,), {CLUSTER: [a_replica(selector={"disk": "nvme"})]})
     (demand,) = replica_requests([short], [a_node_capacity(1)], {}, START)
 
-    def fitting(request: AdmissionRequest, *capacities: NodeCapacity) -> int:
-        return sum(offer.fitting for offer in pool_fits(request, capacities, SchedulingPolicy()))
+    def count_fitting_replicas(request: AdmissionRequest, *capacities: NodeCapacity) -> int:
+        return sum(fit.fitting for fit in pool_fits(request, capacities, SchedulingPolicy()))
 
-    assert fitting(demand, a_node_capacity(1, free=8), a_node_capacity(2, free=8, labels={"disk": "nvme"})) == 1
+    assert (
+        count_fitting_replicas(demand, a_node_capacity(1, free=8), a_node_capacity(2, free=8, labels={"disk": "nvme"}))
+        == 1
+    )

@@ -4,17 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenkeel.domain.capacity.run_times import PastRun, RunOrigin, RunTimes, seconds_within, share_beyond
+from evenkeel.domain.capacity.run_times import PastJob, RunOrigin, RunTimes, seconds_within, share_beyond
 
 HOUR = 3600.0
 
 
-def a_run(team: str = "red", owner: str = "ana", job_type: str = "", stated: int | None = None) -> RunOrigin:
-    return RunOrigin(team, owner, job_type, stated, 4 * 3600)
+def a_run(team: str = "red", submitter: str = "ana", job_type: str = "", stated: int | None = None) -> RunOrigin:
+    return RunOrigin(team, submitter, job_type, stated, 4 * 3600)
 
 
-def past_runs(*seconds: float, team: str = "red", owner: str = "ana", job_type: str = "") -> list[PastRun]:
-    return [PastRun(team, owner, job_type, run) for run in seconds]
+def past_jobs(*seconds: float, team: str = "red", submitter: str = "ana", job_type: str = "") -> list[PastJob]:
+    return [PastJob(team, submitter, job_type, run) for run in seconds]
 
 
 def test_expected_run_time_without_past_runs_comes_from_policy() -> None:
@@ -25,43 +25,49 @@ def test_expected_run_time_without_past_runs_comes_from_policy() -> None:
 
 
 def test_runs_of_the_same_submitter_and_type_are_used_first() -> None:
-    runs = [*past_runs(*[60.0] * 5, job_type="eval"), *past_runs(*[7200.0] * 5), *past_runs(*[900.0] * 9, owner="bo")]
+    runs = [
+        *past_jobs(*[60.0] * 5, job_type="eval"),
+        *past_jobs(*[7200.0] * 5),
+        *past_jobs(*[900.0] * 9, submitter="bo"),
+    ]
 
     learned = RunTimes(runs)
 
     assert learned.remaining(a_run(job_type="eval"), 0).mean == 60
     assert learned.remaining(a_run(), 0).mean == 7200
-    assert learned.remaining(a_run(owner="new"), 0).mean == pytest.approx((5 * 60 + 5 * 7200 + 9 * 900) / 19, rel=0.05)
-    assert learned.remaining(a_run(team="blue", owner="eve"), 0).mean == pytest.approx(
-        learned.remaining(a_run(owner="new"), 0).mean
+    assert learned.remaining(a_run(submitter="new"), 0).mean == pytest.approx(
+        (5 * 60 + 5 * 7200 + 9 * 900) / 19, rel=0.05
+    )
+    assert learned.remaining(a_run(team="blue", submitter="eve"), 0).mean == pytest.approx(
+        learned.remaining(a_run(submitter="new"), 0).mean
     )
 
 
-def test_too_few_runs_of_a_group_are_not_used() -> None:
-    assert RunTimes(past_runs(60, 60, 60, 60)).remaining(a_run(), 0).mean == 4 * HOUR
+def test_group_with_too_few_past_runs_is_not_used() -> None:
+    assert RunTimes(past_jobs(60, 60, 60, 60)).remaining(a_run(), 0).mean == 4 * HOUR
 
 
-def test_only_past_runs_longer_than_the_elapsed_time_count() -> None:
-    learned = RunTimes(past_runs(*[60.0] * 50, *[10_060.0] * 10))
+def test_remaining_time_uses_only_past_runs_longer_than_elapsed_time() -> None:
+    learned = RunTimes(past_jobs(*[60.0] * 50, *[10_060.0] * 10))
 
     assert learned.remaining(a_run(), 0).mean == pytest.approx(1726.7, rel=0.01)
     assert learned.remaining(a_run(), 60).mean == 10_000  # after 60 s only the long runs remain
 
 
-def test_run_longer_than_past_runs_takes_half_as_long_again() -> None:
-    assert RunTimes(past_runs(*[600.0] * 20)).remaining(a_run(), 7200).seconds == (3600.0,)
+def test_run_beyond_all_past_runs_takes_half_as_long_again() -> None:
+    assert RunTimes(past_jobs(*[600.0] * 20)).remaining(a_run(), 7200).seconds == (3600.0,)
 
 
 def test_stated_run_time_precedes_past_runs() -> None:
-    left = RunTimes(past_runs(*[60.0] * 20)).remaining(a_run(stated=3600), 0)
+    left = RunTimes(past_jobs(*[60.0] * 20)).remaining(a_run(stated=3600), 0)
 
     assert left.seconds[5] < 3600 < left.seconds[6]
     assert 4 * 3600 > left.p90 > 2 * 3600
 
 
 @given(st.lists(st.floats(1, 1e6), min_size=5, max_size=300), st.floats(0, 1e5))
-def test_estimate_keeps_the_mean_of_the_runs_that_lasted_longer(runs: list[float], ran: float) -> None:
-    left = RunTimes(past_runs(*runs)).remaining(a_run(), ran)
+def test_estimated_mean_equals_mean_of_past_runs_that_lasted_longer(runs: list[float], ran: float) -> None:
+    left = RunTimes(past_jobs(*runs)).remaining(a_run(), ran)
     longer = [seconds - ran for seconds in runs if seconds > ran]
 
     assert list(left.seconds) == sorted(left.seconds)

@@ -5,7 +5,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenkeel.domain.admission.offers import SharedFits, pool_fits, subtract_assigned
+from evenkeel.domain.admission.pool_fits import SharedFits, pool_fits, subtract_assigned
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
 from evenkeel.domain.capacity.node_capacity import TAINTED, NodeCapacity

@@ -6,7 +6,7 @@ import pytest
 
 from evenkeel.domain.admission.admission_input import AdmissionInput
 from evenkeel.domain.admission.cycle_facts import CycleFacts, cycle_facts
-from evenkeel.domain.admission.decide_job import Action, AdmissionDecision, AdmissionFacts, decide
+from evenkeel.domain.admission.decide_job import AdmissionAction, AdmissionDecision, AdmissionFacts, decide
 from evenkeel.domain.admission.queue_with_teams import decide_with_teams
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.admission.scheduler_state import SchedulerState
@@ -75,8 +75,8 @@ def decide_pending(
     **more: Any,
 ) -> dict[str, AdmissionDecision]:
     charges = tuple(more.pop("charges", ()))
-    snapshot = AdmissionInput(setup=setup, capacities=capacities, pending=pending, charges=charges, **more)
-    answers = decide_with_teams(snapshot, policy or SchedulingPolicy(), EconomyPolicy(), at(1000))
+    admission_input = AdmissionInput(setup=setup, capacities=capacities, pending=pending, charges=charges, **more)
+    answers = decide_with_teams(admission_input, policy or SchedulingPolicy(), EconomyPolicy(), at(1000))
     for answer in answers:
         replayed = decide(AdmissionFacts.model_validate(answer.facts.to_json()))
         assert replayed == answer
@@ -94,7 +94,7 @@ def check_facts_of_a_cycle(answers: Iterable[AdmissionDecision]) -> None:
     }
 
 
-def actions_by_job(answers: dict[str, AdmissionDecision]) -> dict[str, Action]:
+def actions_by_job(answers: dict[str, AdmissionDecision]) -> dict[str, AdmissionAction]:
     return {job: answer.action for job, answer in answers.items()}
 
 
@@ -102,7 +102,7 @@ def test_job_within_team_quota_gets_quota_and_nodes() -> None:
     answers = decide_pending(a_setup(a_team("red"), a_team("blue")), capacities(4), a_request(1, nodes=2, team="red"))
 
     answer = answers["job-1"]
-    assert (answer.action, answer.node_names) == (Action.ADMIT, ("node-1", "node-2"))
+    assert (answer.action, answer.node_names) == (AdmissionAction.ADMIT, ("node-1", "node-2"))
     assert answer.use == {P5: {GPU: 16}}
     assert answer.reason == (
         "Admitted on ml.p5.48xlarge within its own quota. workers has 2 nodes with 8 free accelerators each."
@@ -116,7 +116,7 @@ def test_job_over_team_quota_waits_and_states_the_shortage() -> None:
     )
 
     answer = answers["job-2"]
-    assert answer.action is Action.NO_QUOTA
+    assert answer.action is AdmissionAction.NO_QUOTA
     assert answer.reason.endswith("The job asks for 16 nvidia.com/gpu of ml.p5.48xlarge: 8 free, 16 at most.")
 
 
@@ -127,7 +127,7 @@ def test_lender_reclaims_quota_from_the_borrower() -> None:
     answers = decide_pending(setup, capacities(4, 1, 2, 3, 4), a_request(3, nodes=2, team="red"), charges=charges)
 
     answer = answers["job-3"]
-    assert answer.action is Action.PREEMPT
+    assert answer.action is AdmissionAction.PREEMPT
     assert [(victim.job_id, victim.reason) for victim in answer.victims] == [("job-2", "InCohortReclamation")]
     assert answer.reason == "Waits until job-2 has stopped."
 
@@ -141,7 +141,7 @@ def test_preemption_records_its_facts_even_if_its_reason_is_unchanged() -> None:
         setup, capacities(4, 1, 2, 3, 4), a_request(3, nodes=2, team="red"), charges=charges, last_reasons=last_reasons
     )
 
-    assert answers["job-3"].action is Action.PREEMPT
+    assert answers["job-3"].action is AdmissionAction.PREEMPT
     assert answers["job-3"].facts.quota is not None
 
 
@@ -155,7 +155,7 @@ def test_no_job_is_preempted_if_nodes_still_do_not_fit() -> None:
 
     answers = decide_pending(setup, broken, a_request(3, nodes=2, team="red"), charges=charges)
 
-    assert actions_by_job(answers) == {"job-3": Action.WAIT}
+    assert actions_by_job(answers) == {"job-3": AdmissionAction.WAIT}
     assert answers["job-3"].reason.startswith("The job's quota is available. The job waits for 2 nodes")
     assert answers["job-3"].victims == ()
 
@@ -179,15 +179,15 @@ def test_job_waits_until_its_victims_have_stopped() -> None:
     assert answers["job-4"].reason == "The job waits behind job-3, which waits for preempted jobs to stop."
 
 
-def test_quota_without_nodes_is_parked_in_best_effort() -> None:
+def test_best_effort_queue_parks_job_with_quota_but_no_nodes() -> None:
     setup = a_setup(a_team("red", gpus=64))
 
     answers = decide_pending(setup, capacities(2, 1), a_request(1, nodes=2, team="red"), a_request(2, team="red"))
 
-    assert actions_by_job(answers) == {"job-1": Action.WAIT, "job-2": Action.ADMIT}
+    assert actions_by_job(answers) == {"job-1": AdmissionAction.WAIT, "job-2": AdmissionAction.ADMIT}
 
 
-def test_quota_without_nodes_blocks_only_competing_jobs_in_strict() -> None:
+def test_strict_job_with_quota_but_no_nodes_blocks_competing_jobs() -> None:
     strict = a_team(
         "red", gpus=64, queue={"strategy": "StrictFIFO", "groups": [{P5: {GPU: 64}, "ml.g5.12xlarge": {GPU: 8}}]}
     )
@@ -201,7 +201,11 @@ def test_quota_without_nodes_blocks_only_competing_jobs_in_strict() -> None:
 
     answers = decide_pending(a_setup(strict), machines, large, same, other)
 
-    assert actions_by_job(answers) == {"job-2": Action.BLOCKED, "job-3": Action.ADMIT, "job-1": Action.WAIT}
+    assert actions_by_job(answers) == {
+        "job-2": AdmissionAction.BLOCKED,
+        "job-3": AdmissionAction.ADMIT,
+        "job-1": AdmissionAction.WAIT,
+    }
 
 
 def test_free_nodes_are_reserved_for_a_strict_head() -> None:
@@ -211,8 +215,8 @@ def test_free_nodes_are_reserved_for_a_strict_head() -> None:
         a_setup(red, a_team("blue")), capacities(2, 1), a_request(1, nodes=2, team="red"), a_request(2, team="blue")
     )
 
-    assert answers["job-1"].action is Action.WAIT
-    assert answers["job-2"].action is Action.WAIT
+    assert answers["job-1"].action is AdmissionAction.WAIT
+    assert answers["job-2"].action is AdmissionAction.WAIT
 
 
 def test_flavor_without_nodes_leads_to_the_next_flavor() -> None:
@@ -221,7 +225,7 @@ def test_flavor_without_nodes_leads_to_the_next_flavor() -> None:
 
     answers = decide_pending(a_setup(team), (old, *capacities(1)), a_request(1, team="red"))
 
-    assert (answers["job-1"].action, answers["job-1"].use) == (Action.ADMIT, {P5: {GPU: 8}})
+    assert (answers["job-1"].action, answers["job-1"].use) == (AdmissionAction.ADMIT, {P5: {GPU: 8}})
 
 
 def test_recovery_precedes_higher_priority_and_uses_the_spare() -> None:
@@ -231,11 +235,11 @@ def test_recovery_precedes_higher_priority_and_uses_the_spare() -> None:
 
     answers = decide_pending(a_setup(a_team("red", gpus=8)), capacities(1), back, urgent, policy=spares)
 
-    assert answers["job-1"].action is Action.ADMIT
-    assert answers["job-2"].action is not Action.ADMIT
+    assert answers["job-1"].action is AdmissionAction.ADMIT
+    assert answers["job-2"].action is not AdmissionAction.ADMIT
 
 
-def test_quota_of_a_recovery_is_not_lent_while_it_waits() -> None:
+def test_quota_of_a_resuming_job_is_not_lent() -> None:
     setup = a_setup(a_team("red", gpus=8), a_team("blue", gpus=8))
     back = a_request(
         1, team="red", is_recovery=True, attempts=1, avoid=tuple(capacity.life.key for capacity in capacities(2))
@@ -243,9 +247,9 @@ def test_quota_of_a_recovery_is_not_lent_while_it_waits() -> None:
 
     answers = decide_pending(setup, capacities(2), back, a_request(2, nodes=2, team="blue"), a_request(3, team="blue"))
 
-    assert answers["job-1"].action is Action.WAIT
-    assert answers["job-2"].action is Action.NO_QUOTA
-    assert answers["job-3"].action is Action.ADMIT
+    assert answers["job-1"].action is AdmissionAction.WAIT
+    assert answers["job-2"].action is AdmissionAction.NO_QUOTA
+    assert answers["job-3"].action is AdmissionAction.ADMIT
 
 
 def test_job_without_nodes_of_its_type_blocks_no_other_job() -> None:
@@ -254,22 +258,22 @@ def test_job_without_nodes_of_its_type_blocks_no_other_job() -> None:
 
     answers = decide_pending(a_setup(strict), capacities(1), lost, a_request(2, team="red"))
 
-    assert actions_by_job(answers) == {"job-1": Action.WAIT, "job-2": Action.ADMIT}
+    assert actions_by_job(answers) == {"job-1": AdmissionAction.WAIT, "job-2": AdmissionAction.ADMIT}
 
 
 def test_user_limit_counts_admissions_of_this_cycle() -> None:
     setup = a_setup(a_team("red", maxAcceleratorsPerUser=16))
-    of_ana = [a_request(number, team="red", owner="role/ana") for number in (1, 2)]
+    of_ana = [a_request(number, team="red", submitter="role/ana") for number in (1, 2)]
 
     answers = decide_pending(
         setup,
         capacities(4, 4),
         *of_ana,
-        a_request(3, team="red", owner="role/bo"),
-        charges=[a_charge(9, "red", 4, owner="role/ana", use={})],
+        a_request(3, team="red", submitter="role/bo"),
+        charges=[a_charge(9, "red", 4, submitter="role/ana", use={})],
     )
 
-    assert (answers["job-1"].action, answers["job-2"].action) == (Action.ADMIT, Action.LIMIT_REACHED)
+    assert (answers["job-1"].action, answers["job-2"].action) == (AdmissionAction.ADMIT, AdmissionAction.LIMIT_REACHED)
     assert answers["job-2"].reason == (
         "The job waits because a limit is reached: 16 of 16 accelerators that role/ana may hold in team red are used, "
         "and the job asks for 8."
@@ -278,11 +282,11 @@ def test_user_limit_counts_admissions_of_this_cycle() -> None:
 
 def test_user_limit_counts_recoveries_of_this_cycle() -> None:
     setup = a_setup(a_team("red", maxAcceleratorsPerUser=8))
-    back = a_request(1, team="red", owner="role/ana", is_recovery=True, attempts=1)
+    back = a_request(1, team="red", submitter="role/ana", is_recovery=True, attempts=1)
 
-    answers = decide_pending(setup, capacities(4), back, a_request(2, team="red", owner="role/ana"))
+    answers = decide_pending(setup, capacities(4), back, a_request(2, team="red", submitter="role/ana"))
 
-    assert actions_by_job(answers) == {"job-1": Action.ADMIT, "job-2": Action.LIMIT_REACHED}
+    assert actions_by_job(answers) == {"job-1": AdmissionAction.ADMIT, "job-2": AdmissionAction.LIMIT_REACHED}
 
 
 def test_spent_budget_blocks_the_next_job() -> None:
@@ -291,7 +295,7 @@ def test_spent_budget_blocks_the_next_job() -> None:
 
     answers = decide_pending(setup, capacities(2), a_request(1, team="red"), a_request(2, team="blue"), spent=spent)
 
-    assert actions_by_job(answers) == {"job-1": Action.LIMIT_REACHED, "job-2": Action.ADMIT}
+    assert actions_by_job(answers) == {"job-1": AdmissionAction.LIMIT_REACHED, "job-2": AdmissionAction.ADMIT}
     assert (
         answers["job-1"].reason
         == "The job waits because a limit is reached: 10 of 10 accelerator-hours of team red in 2026-11 are used."
@@ -303,7 +307,7 @@ def test_jobs_of_the_same_shape_share_a_reason() -> None:
         a_setup(a_team("red", gpus=8, cohort="")), capacities(4), *[a_request(n, team="red", nodes=2) for n in (1, 2)]
     )
 
-    assert actions_by_job(answers) == {"job-1": Action.NO_QUOTA, "job-2": Action.SAME_SHAPE}
+    assert actions_by_job(answers) == {"job-1": AdmissionAction.NO_QUOTA, "job-2": AdmissionAction.SAME_SHAPE}
     assert answers["job-2"].reason == f"A job with the same request waits in its queue: {answers['job-1'].reason}"
     assert answers["job-2"].facts.blocked_by == "job-1"
 
@@ -349,7 +353,7 @@ def test_record_includes_stopped_queues() -> None:
     )
 
 
-def test_record_lists_only_preemptable_holders_singly() -> None:
+def test_record_sums_quota_holders_that_cannot_be_preempted() -> None:
     setup = a_setup(a_team("red", gpus=800), a_team("blue", gpus=800))
     charges = [
         *(a_charge(number, "blue", number, priority=number % 3) for number in range(1, 60)),
@@ -365,15 +369,15 @@ def test_record_lists_only_preemptable_holders_singly() -> None:
     assert quota.summed_holders == len(charges) - len(names) + 1
 
 
-def test_oversized_record_sums_holders_and_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oversized_record_sums_quota_holders_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quota_facts, "MAX_BYTES", 500)
     setup = a_setup(a_team("red", gpus=160), a_team("blue", gpus=0))
     charges = [a_charge(number, "blue", number) for number in range(1, 20)]
-    snapshot = AdmissionInput(
+    admission_input = AdmissionInput(
         capacities(20, *range(1, 20)), (a_request(99, nodes=12, team="red"),), setup, tuple(charges)
     )
 
-    (answer,) = decide_with_teams(snapshot, SchedulingPolicy(), EconomyPolicy(), at(1000))
+    (answer,) = decide_with_teams(admission_input, SchedulingPolicy(), EconomyPolicy(), at(1000))
 
     quota = answer.facts.quota
     assert quota
@@ -385,15 +389,20 @@ def test_oversized_record_sums_holders_and_is_marked(monkeypatch: pytest.MonkeyP
 def test_record_of_a_thousand_nodes_is_complete_and_replays() -> None:
     setup = a_setup(a_team("red", gpus=8000), a_team("blue", gpus=0))
     charges = [a_charge(number, "blue", number) for number in range(1, 1001)]
-    snapshot = AdmissionInput(
+    admission_input = AdmissionInput(
         capacities(1000, *range(1, 1001)), (a_request(5000, nodes=900, team="red"),), setup, tuple(charges)
     )
 
-    (answer,) = decide_with_teams(snapshot, SchedulingPolicy(), EconomyPolicy(), at(2000))
+    (answer,) = decide_with_teams(admission_input, SchedulingPolicy(), EconomyPolicy(), at(2000))
 
     quota = answer.facts.quota
     assert quota
-    assert (answer.action, len(answer.victims), quota.is_cut, quota.summed_holders) == (Action.PREEMPT, 900, False, 0)
+    assert (answer.action, len(answer.victims), quota.is_cut, quota.summed_holders) == (
+        AdmissionAction.PREEMPT,
+        900,
+        False,
+        0,
+    )
     facts = answer.facts.to_json()
     record = Decision(
         decision_id="dec-1",
@@ -418,5 +427,5 @@ def test_strict_queue_waits_for_a_flavor_without_nodes() -> None:
 
     answers = decide_pending(a_setup(strict), capacities(1), a_request(1, team="red"))
 
-    assert answers["job-1"].action is Action.WAIT
+    assert answers["job-1"].action is AdmissionAction.WAIT
     assert answers["job-1"].reason.endswith("no node in the fleet matches.")

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenkeel.domain.admission.admission_input import AdmissionInput
-from evenkeel.domain.admission.decide_job import Action, AdmissionFacts, decide
+from evenkeel.domain.admission.decide_job import AdmissionAction, AdmissionFacts, decide
 from evenkeel.domain.admission.queue_with_teams import decide_with_teams
 from evenkeel.domain.admission.scheduler_state import SchedulerState
 from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
@@ -25,7 +25,7 @@ P4 = "ml.p4d.24xlarge"
 TEAMS = ("red", "blue", "green")
 
 
-def random_snapshot(dice: random.Random) -> AdmissionInput:
+def random_admission_input(dice: random.Random) -> AdmissionInput:
     """Return a fleet that exceeds no limit yet."""
     setup = a_setup(
         *(
@@ -62,7 +62,7 @@ def random_snapshot(dice: random.Random) -> AdmissionInput:
             instance_type=kind,
             use={kind: {GPU: 8}},
         )
-        taken = dice.random() < 0.6 and not list(_over(setup, [*charges, charge]))
+        taken = dice.random() < 0.6 and not list(exceeded_limits(setup, [*charges, charge]))
         charges += [charge] if taken else []
         capacities.append(
             a_node_capacity(
@@ -99,7 +99,7 @@ def _request(dice: random.Random, number: int) -> Any:
     )
 
 
-def _over(setup: TeamSetup, charges: list[Charge]) -> list[str]:
+def exceeded_limits(setup: TeamSetup, charges: list[Charge]) -> list[str]:
     # The scheduler ignores a limit without a cohort, so such queues are checked by its own tests.
     queues = setup.scheduler_declarations
     held = [
@@ -117,25 +117,29 @@ def _over(setup: TeamSetup, charges: list[Charge]) -> list[str]:
 @settings(max_examples=examples(80), deadline=None)
 @given(st.integers(0, 2**32))
 def test_every_decision_is_safe_and_replays_alone(seed: int) -> None:
-    snapshot = random_snapshot(random.Random(seed))
+    admission_input = random_admission_input(random.Random(seed))
 
-    answers = decide_with_teams(snapshot, SchedulingPolicy(spare_nodes={"p5": seed % 2}), EconomyPolicy(), at(1000))
+    answers = decide_with_teams(
+        admission_input, SchedulingPolicy(spare_nodes={"p5": seed % 2}), EconomyPolicy(), at(1000)
+    )
 
-    requests = {request.job_id: request for request in snapshot.pending}
+    requests = {request.job_id: request for request in admission_input.pending}
     assert {answer.job_id for answer in answers} == set(requests)
     assert len(answers) == len(requests)
     taken: Counter[str] = Counter()
-    admitted = list(snapshot.charges)
+    admitted = list(admission_input.charges)
     for answer in answers:
         assert decide(AdmissionFacts.model_validate(answer.facts.to_json())) == answer
         request = requests[answer.job_id]
-        if answer.action is Action.ADMIT:
+        if answer.action is AdmissionAction.ADMIT:
             assert len(set(answer.nodes)) == request.nodes
             taken.update({life.key: request.accelerators_per_node for life in answer.nodes})
             admitted.append(a_charge(0, request.team, use=answer.use, job_id=answer.job_id))
         assert answer.reason
-        assert {victim.job_id for victim in answer.victims} <= {charge.job_id for charge in snapshot.charges}
-    assert all(taken[capacity.life.key] <= capacity.free.accelerators for capacity in snapshot.capacities)
-    assert not {capacity.life.key for capacity in snapshot.capacities if capacity.unschedulable_reason} & set(taken)
-    assert _over(snapshot.setup, admitted) == []
+        assert {victim.job_id for victim in answer.victims} <= {charge.job_id for charge in admission_input.charges}
+    assert all(taken[capacity.life.key] <= capacity.free.accelerators for capacity in admission_input.capacities)
+    assert not {capacity.life.key for capacity in admission_input.capacities if capacity.unschedulable_reason} & set(
+        taken
+    )
+    assert exceeded_limits(admission_input.setup, admitted) == []
     check_facts_of_a_cycle(answers)

@@ -1,7 +1,7 @@
 """The size at which a pending elastic job starts, with one queue for all jobs."""
 
 from evenkeel.domain.admission.admission_input import AdmissionInput
-from evenkeel.domain.admission.decide_job import Action, AdmissionDecision
+from evenkeel.domain.admission.decide_job import AdmissionAction, AdmissionDecision
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
 from evenkeel.domain.admission.start_size import decide_with_sizes
@@ -16,15 +16,17 @@ NOW = at(1000)
 def decide_sizes(
     capacities: list[NodeCapacity], *pending: AdmissionRequest, whole: frozenset[str] = frozenset()
 ) -> dict[str, AdmissionDecision]:
-    snapshot = AdmissionInput(capacities=tuple(capacities), pending=pending)
+    admission_input = AdmissionInput(capacities=tuple(capacities), pending=pending)
     return {
         admission_decision.job_id: admission_decision
-        for admission_decision in decide_with_sizes(snapshot, POLICY, NOW, whole)
+        for admission_decision in decide_with_sizes(admission_input, POLICY, NOW, whole)
     }
 
 
 def sizes_by_job(decisions: dict[str, AdmissionDecision]) -> dict[str, int]:
-    return {name: len(decision.nodes) for name, decision in decisions.items() if decision.action is Action.ADMIT}
+    return {
+        name: len(decision.nodes) for name, decision in decisions.items() if decision.action is AdmissionAction.ADMIT
+    }
 
 
 def an_elastic_request(number: int, nodes: int, *smaller: int, **changes: object) -> AdmissionRequest:
@@ -55,10 +57,13 @@ def test_inelastic_job_still_blocks_later_jobs() -> None:
         [a_node_capacity(1), a_node_capacity(2)], a_request(1, nodes=3, attempts=1), an_elastic_request(2, 2, 1)
     )
 
-    assert [admission_decision.action for admission_decision in decisions.values()] == [Action.WAIT, Action.BLOCKED]
+    assert [admission_decision.action for admission_decision in decisions.values()] == [
+        AdmissionAction.WAIT,
+        AdmissionAction.BLOCKED,
+    ]
 
 
-def test_job_waits_its_time_for_a_spare() -> None:
+def test_interrupted_job_shrinks_only_after_its_spare_wait() -> None:
     waiting = an_elastic_request(1, 2, 1, attempts=1, is_recovery=True, shrinks_at=at(1001))
     shrinks = an_elastic_request(1, 2, 1, attempts=1, is_recovery=True, shrinks_at=at(1000))
 
@@ -66,7 +71,7 @@ def test_job_waits_its_time_for_a_spare() -> None:
     assert sizes_by_job(decide_sizes([a_node_capacity(1)], shrinks)) == {"job-1": 1}
 
 
-def test_shrunk_job_waits_only_for_its_last_size() -> None:
+def test_interrupted_shrunk_job_starts_once_its_last_size_fits() -> None:
     ran_on_one = an_elastic_request(1, 4, 1, 2, attempts=1, is_recovery=True, shrinks_at=at(1001), last_nodes=1)
     ran_on_two = an_elastic_request(1, 4, 1, 2, attempts=1, is_recovery=True, shrinks_at=at(1001), last_nodes=2)
 
@@ -87,11 +92,11 @@ def test_spare_nodes_stay_spare_at_every_size() -> None:
     assert sizes_by_job(decide_sizes(capacities, an_elastic_request(1, 2, 1))) == {"job-1": 1}
 
 
-def test_backoff_holds_at_every_size() -> None:
+def test_backoff_delays_an_elastic_job_at_every_size() -> None:
     assert sizes_by_job(decide_sizes([a_node_capacity(1)], an_elastic_request(1, 2, 1, not_before=at(2000)))) == {}
 
 
-def test_unstartable_elastic_jobs_do_not_starve_later_jobs() -> None:
+def test_elastic_jobs_that_cannot_start_do_not_starve_later_jobs() -> None:
     capacities = [a_node_capacity(number, instance_type="ml.p4d.24xlarge", pool="p4") for number in range(1, 9)] + [
         a_node_capacity(20)
     ]

@@ -66,7 +66,7 @@ def test_use_without_a_price_is_counted_apart() -> None:
     assert {part.spent for part in parts} == {Spending(accelerator_seconds=8 * 3600, unpriced_seconds=8 * 3600)}
 
 
-def test_attempt_with_end_before_start_used_nothing() -> None:
+def test_attempt_that_ended_before_its_start_used_nothing() -> None:
     assert set(used_seconds(MIDNIGHT, MIDNIGHT - timedelta(seconds=5)).values()) == {0}
 
 
@@ -92,13 +92,13 @@ def test_weekly_sums_decay_like_exact_use(begins: int, length: int, later: int) 
     assert abs(left - 8 * (2 ** -halves[0] - 2 ** -halves[1])) < 1e-5
 
 
-def test_half_life_matches_the_rules() -> None:
+def test_half_life_of_recorded_use_equals_the_default_profile() -> None:
     decay = RULES[Profile.EVENKEEL].decay
     assert decay
     assert decay.half_life_seconds == HALF_LIFE_SECONDS
 
 
-def test_use_of_months_ago_is_forgotten() -> None:
+def test_use_from_months_ago_is_forgotten() -> None:
     used = usage_by_week(an_attempt(admitted_at=MIDNIGHT, accelerators=8), MIDNIGHT + timedelta(days=1))
 
     assert decayed_usage(used, MIDNIGHT + timedelta(weeks=9)) == 0
@@ -114,9 +114,9 @@ def limit_reasons(team: dict[str, Any], **facts: Any) -> tuple[UsageLimit, ...]:
         accelerators=8,
         instance_type="ml.p5.48xlarge",
         admitted_at=MIDNIGHT - timedelta(hours=2),
-        owner="role/ana",
+        submitter="role/ana",
     )
-    arguments = {"owner": "role/ana", "accelerators": 8, "charges": [charge], "spent": {}, **facts}
+    arguments = {"submitter": "role/ana", "accelerators": 8, "charges": [charge], "spent": {}, **facts}
     now = MIDNIGHT + timedelta(hours=1)
     return usage_limits(Team.model_validate({"name": "red", **team}), **arguments, economy=ECONOMY, now=now)
 
@@ -132,20 +132,20 @@ def test_running_and_settled_use_of_the_period_count() -> None:
     assert (dollars.used, dollars.is_reached) == (108.8, True)
 
 
-def test_exactly_spent_budget_blocks() -> None:
+def test_budget_blocks_once_it_is_exactly_spent() -> None:
     (hours,) = limit_reasons({"budgets": [{"period": Period.DAY, "gpuHours": 8}]})
 
     assert (hours.used, hours.is_reached) == (8.0, True)
 
 
-def test_member_limit_may_be_reached_but_not_exceeded() -> None:
+def test_member_may_reach_but_not_exceed_their_limit() -> None:
     (reached,) = limit_reasons({"maxAcceleratorsPerUser": 16})
     (passed,) = limit_reasons({"maxAcceleratorsPerUser": 15})
 
     assert (reached.is_reached, passed.is_reached) == (False, True)
 
 
-def test_dollar_budget_bars_jobs_beside_use_without_a_price() -> None:
+def test_dollar_budget_blocks_jobs_while_some_use_has_no_price() -> None:
     charge = Charge(
         job_id="job-1",
         attempt=1,
@@ -155,10 +155,10 @@ def test_dollar_budget_bars_jobs_beside_use_without_a_price() -> None:
         accelerators=8,
         instance_type="p5e.48xlarge",
         admitted_at=MIDNIGHT,
-        owner="role/ana",
+        submitter="role/ana",
     )
     team = Team.model_validate({"name": "red", "budgets": [{"period": Period.MONTH, "usd": 100}]})
-    arguments: dict[str, Any] = {"owner": "role/ana", "accelerators": 8, "charges": [charge], "spent": {}}
+    arguments: dict[str, Any] = {"submitter": "role/ana", "accelerators": 8, "charges": [charge], "spent": {}}
 
     limits = usage_limits(team, **arguments, economy=EconomyPolicy(), now=MIDNIGHT + timedelta(hours=1))
     priced = usage_limits(

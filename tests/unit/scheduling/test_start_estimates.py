@@ -12,7 +12,7 @@ def test_fitting_job_starts_at_once() -> None:
     ) == (0.0, 0.0, 0.0, 3)
 
 
-def test_range_covers_the_shortest_and_longest_runs() -> None:
+def test_start_estimate_ranges_from_short_to_long_past_runs() -> None:
     runs = [100.0, 200.0, 300.0, 400.0, 500.0, 600.0, 700.0, 800.0, 900.0, 1000.0]
 
     start_estimate = estimate_start(0, [(8, 50.0)], [], 8, runs)

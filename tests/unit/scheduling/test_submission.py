@@ -24,7 +24,7 @@ def test_valid_checkpoint_uris_are_accepted(uri: str) -> None:
     assert invalid_fields(checkpoint_uri=uri) == []
 
 
-def test_folder_with_its_claim_is_accepted() -> None:
+def test_checkpoint_folder_on_a_claim_is_accepted() -> None:
     assert invalid_fields(checkpoint_uri="file:///fsx/llama/7b", checkpoint_claim="fsx.research-1") == []
 
 

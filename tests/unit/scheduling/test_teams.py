@@ -112,7 +112,7 @@ def test_each_of_two_teams_needs_a_namespace() -> None:
     assert (fault.field, "Team nlp has no namespace" in fault.message) == ("namespace", True)
 
 
-def test_teams_without_namespaces_can_be_repaired_one_by_one() -> None:
+def test_teams_without_namespaces_can_get_them_one_by_one() -> None:
     old = TeamSetup(teams=tuple(a_team(name, namespace="") for name in ("a", "b", "c")))
 
     assert check_change(old, old.with_team(a_team("a")), "a") == ()
@@ -243,7 +243,7 @@ def test_budget_periods_are_keyed_by_day_week_and_month() -> None:
     assert [period.key_at(instant) for period in Period] == ["2027-01-02", "2026-W53", "2027-01"]
 
 
-def test_team_setup_survives_a_round_trip() -> None:
+def test_team_setup_is_unchanged_after_writing_and_reading() -> None:
     team = a_team(budgets=[{"usd": 5}], queue={"groups": [{"a": {"cpu": "1500m", "gpu": {"nominal": 4, "lend": 1}}}]})
 
     assert Team.model_validate(team.to_json()) == team
@@ -295,7 +295,7 @@ def test_local_queue_needs_a_valid_kubernetes_name() -> None:
     assert fault.field == "localQueue"
 
 
-def test_hyperpod_namespace_may_end_in_system() -> None:
+def test_team_may_use_hyperpod_namespace_that_ends_in_system() -> None:
     assert check_team(a_team(namespace="hyperpod-ns-vision-system")) == ()
 
 

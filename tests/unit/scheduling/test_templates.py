@@ -21,7 +21,7 @@ def found_traps(read: JobTemplates) -> set[str]:
     return {finding.trap for finding in read.findings if finding.trap}
 
 
-def test_values_file_imports_unchanged() -> None:
+def test_values_file_is_imported_unchanged() -> None:
     read = read_values(values_text())
 
     rows = [
@@ -60,7 +60,7 @@ def test_values_file_imports_unchanged() -> None:
     assert read.template_of() == read.template_of("development")
 
 
-def test_all_fourteen_traps_of_values_files_are_found() -> None:
+def test_every_known_trap_in_a_values_file_is_reported() -> None:
     assert found_traps(read_values(values_text())) == {f"T0-{number}" for number in range(1, 15)}
 
 
@@ -114,7 +114,7 @@ LARGE = {"requests": {"nvidia.com/gpu": 8, "cpu": "96", "memory": "1152Gi"}}
         (without_path("priorityClasses.preemptible.preemptionPolicy"), "T0-12"),
     ],
 )
-def test_values_file_without_a_trap_has_no_finding(document: dict[str, Any], trap: str) -> None:
+def test_values_file_without_traps_has_no_finding(document: dict[str, Any], trap: str) -> None:
     assert trap not in found_traps(read_values(document))
 
 
@@ -128,7 +128,7 @@ def test_proportional_resources_have_no_finding() -> None:
     assert read.templates[1].proposed_memory_bytes == 576 << 30
 
 
-def test_misindented_preemption_policy_is_no_class() -> None:
+def test_wrongly_indented_preemption_policy_is_not_read_as_class() -> None:
     document = without_path("priorityClasses.preemptible.preemptionPolicy")
     document["priorityClasses"]["preemptionPolicy"] = "PreemptLowerPriority"
 
@@ -146,7 +146,7 @@ def test_misindented_preemption_policy_is_no_class() -> None:
     ]
 
 
-def test_unusable_cuda_devices_are_left_out_and_reported() -> None:
+def test_unusable_cuda_visible_devices_is_left_out_and_reported() -> None:
     read = read_values(values_text())
 
     assert read.env == {"NCCL_DEBUG": "INFO"}
@@ -176,6 +176,6 @@ def test_unknown_field_is_reported() -> None:
         (with_values(priorityClasses__low={"value": True}), "priorityClasses.low.value"),
     ],
 )
-def test_unreadable_file_names_the_field(document: Any, message: str) -> None:
+def test_error_about_an_unreadable_values_file_names_the_field(document: Any, message: str) -> None:
     with pytest.raises(ValuesError, match=message):
         read_values(document)

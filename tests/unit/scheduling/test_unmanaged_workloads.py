@@ -14,12 +14,12 @@ from evenkeel.domain.external.unmanaged_workloads import (
     UnmanagedPod,
     unmanaged_workloads,
 )
-from evenkeel.domain.recovery.restarts import fault_consequence
+from evenkeel.domain.recovery.unmanaged_restarts import describe_fault_consequence
 
 NODE = "hyperpod-i-00000000000000001"
 
 
-def a_pod(kind: str = "", name: str = "llama", **metadata: Any) -> dict[str, Any]:
+def a_pod_document(kind: str = "", name: str = "llama", **metadata: Any) -> dict[str, Any]:
     """Return a pod as the API server shows it, with a controller of this kind."""
     owner = [{"apiVersion": "x/v1", "kind": kind, "name": name, "uid": "u", "controller": True}] if kind else []
     return {
@@ -31,14 +31,14 @@ def a_pod(kind: str = "", name: str = "llama", **metadata: Any) -> dict[str, Any
 @pytest.mark.parametrize(
     ("pod", "expected"),
     [
-        (a_pod(), ("", "pod-0", PodRecreation.NEVER)),
-        (a_pod("ReplicaSet"), ("ReplicaSet", "llama", PodRecreation.BY_OWNER)),
-        (a_pod("HyperPodPyTorchJob"), ("HyperPodPyTorchJob", "llama", PodRecreation.BY_HYPERPOD)),
+        (a_pod_document(), ("", "pod-0", PodRecreation.NEVER)),
+        (a_pod_document("ReplicaSet"), ("ReplicaSet", "llama", PodRecreation.BY_OWNER)),
+        (a_pod_document("HyperPodPyTorchJob"), ("HyperPodPyTorchJob", "llama", PodRecreation.BY_HYPERPOD)),
         (
-            a_pod("PyTorchJob", annotations={"sagemaker.amazonaws.com/enable-job-auto-resume": "true"}),
+            a_pod_document("PyTorchJob", annotations={"sagemaker.amazonaws.com/enable-job-auto-resume": "true"}),
             ("PyTorchJob", "llama", PodRecreation.BY_HYPERPOD),
         ),
-        (a_pod("Job"), ("Job", "llama", PodRecreation.NEVER)),
+        (a_pod_document("Job"), ("Job", "llama", PodRecreation.NEVER)),
     ],
 )
 def test_workload_of_a_pod_is_read_from_its_owner(
@@ -58,7 +58,7 @@ def test_tolerations_and_selectors_are_read() -> None:
         {"key": "size", "operator": "Gt", "value": "8"},
         {"key": "spot", "effect": "NoBreakfast"},
     ]
-    pod = a_pod("ReplicaSet", creationTimestamp="2026-11-03T10:15:00Z")
+    pod = a_pod_document("ReplicaSet", creationTimestamp="2026-11-03T10:15:00Z")
     pod["spec"] |= {"tolerations": tolerations, "nodeSelector": {"disk": "nvme"}}
 
     unmanaged_pod = unmanaged_pods.read_unmanaged_pod(pod, Controllers([]), "research")
@@ -77,18 +77,21 @@ def test_tolerations_and_selectors_are_read() -> None:
     ("value", "consent"), [("allowed", Consent.ALLOWED), ("yes", Consent.FORBIDDEN), ("", Consent.FORBIDDEN)]
 )
 def test_only_the_exact_label_value_counts_as_consent(value: str, consent: Consent) -> None:
-    pod = a_pod("PyTorchJob", labels={"evenkeel.io/resume": value})
+    pod = a_pod_document("PyTorchJob", labels={"evenkeel.io/resume": value})
 
     assert unmanaged_pods.read_unmanaged_pod(pod, Controllers([]), "research").consent is consent
 
 
 @pytest.mark.parametrize(("kind", "is_work"), [("DaemonSet", False), ("Node", False), ("PyTorchJob", True), ("", True)])
 def test_daemon_and_static_pods_are_no_workloads(kind: str, is_work: bool) -> None:
-    assert unmanaged_pods.is_movable_kind(a_pod(kind, annotations={"kubernetes.io/config.mirror": "x"})) is is_work
+    assert (
+        unmanaged_pods.is_movable_kind(a_pod_document(kind, annotations={"kubernetes.io/config.mirror": "x"}))
+        is is_work
+    )
 
 
 def test_pod_owned_only_by_node_is_workload() -> None:
-    assert unmanaged_pods.is_movable_kind(a_pod("Node"))
+    assert unmanaged_pods.is_movable_kind(a_pod_document("Node"))
 
 
 def an_unmanaged_pod(name: str, workload: str, node: str = NODE, **changes: Any) -> UnmanagedPod:
@@ -128,7 +131,7 @@ def test_consequence_of_a_fault_names_every_workload(
 ) -> None:
     (workload,) = unmanaged_workloads("eks", [an_unmanaged_pod("a", "a", recreation=recreation, consent=consent)])
 
-    text = fault_consequence(workload, by_policy=by_policy)
+    text = describe_fault_consequence(workload, by_policy=by_policy)
 
     is_allowed = consent is Consent.ALLOWED or (consent is Consent.UNSET and by_policy)
     assert ("Evenkeel does." in text) is (is_allowed and recreation is PodRecreation.NEVER)
@@ -143,7 +146,7 @@ def test_only_a_job_controls_the_pods_of_a_rental(kind: str, group: str, control
     labels = {"evenkeel.io/fleet": "research", "evenkeel.io/rental": "j-r1"}
     metadata = {"namespace": "research", "name": "p", "uid": "p", "labels": labels, "ownerReferences": [owner]}
 
-    claim = unmanaged_pods.claim_of({"metadata": metadata}, Controllers([]), "research")
+    claim = unmanaged_pods.labelled_owner_of({"metadata": metadata}, Controllers([]), "research")
 
     assert claim is not None
     assert (claim.name, claim.controller) == ("j-r1", controller)

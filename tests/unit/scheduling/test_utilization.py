@@ -47,7 +47,7 @@ def test_samples_from_before_the_launch_do_not_count() -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -0.1, 105.1, 800])
-def test_value_that_is_no_percentage_makes_the_measure_unknown(value: float) -> None:
+def test_measure_with_a_value_outside_0_to_100_is_unknown(value: float) -> None:
     node_utilization = NodeUtilization.of(
         {Measure.GPU: minute_samples(50, value), Measure.CPU: minute_samples(50)}, LAUNCHED
     )
@@ -60,7 +60,7 @@ def test_rounding_of_an_agent_above_100_counts_as_100() -> None:
     assert NodeUtilization.of({Measure.CPU: minute_samples(100.4)}, LAUNCHED).percent == {Measure.CPU: 100}
 
 
-def test_node_without_samples_has_no_age() -> None:
+def test_node_without_samples_has_no_age_of_readings() -> None:
     assert NodeUtilization.of({}, LAUNCHED) == NodeUtilization()
 
 
@@ -88,7 +88,7 @@ def test_node_without_gpus_counts_in_no_gpu_figure() -> None:
     assert (group_utilization.measured_nodes, group_utilization.unknown_nodes) == (1, 0)
 
 
-def test_node_of_unknown_size_is_only_in_the_extremes() -> None:
+def test_node_of_unknown_size_counts_only_in_the_extremes() -> None:
     group_utilization = GroupUtilization.of([NodeReading("i-a", 8, 90), NodeReading("i-b", None, 2)])
 
     assert (group_utilization.average, group_utilization.lowest, group_utilization.measured_nodes) == (90, 2, 2)

@@ -19,7 +19,7 @@ def broken_limits(commits: Iterable[tuple[Write, ...]], setup: TeamSetup, seats_
         for write in writes:
             if isinstance(write, Put) and write.row.key.sk.startswith("CHARGE#"):
                 charge = rows.decode(write.row, Charge)
-                if not charge.is_held:
+                if not charge.is_live:
                     del held[write.row.key.sk]
                     continue
                 if write.row.key.sk in held:
@@ -34,10 +34,10 @@ def broken_limits(commits: Iterable[tuple[Write, ...]], setup: TeamSetup, seats_
             if versions[0] < last:
                 yield f"the tree went from version {last} back to {versions[0]}"
             last = versions[0] + 1
-            yield from (f"version {last}: {fault}" for fault in _over(held.values(), setup, seats_per_node))
+            yield from (f"version {last}: {fault}" for fault in exceeded_limits(held.values(), setup, seats_per_node))
 
 
-def _over(charges: Iterable[Charge], setup: TeamSetup, seats_per_node: int) -> Iterator[str]:
+def exceeded_limits(charges: Iterable[Charge], setup: TeamSetup, seats_per_node: int) -> Iterator[str]:
     queues = setup.scheduler_declarations
     admitted = []
     nodes: Counter[str] = Counter()

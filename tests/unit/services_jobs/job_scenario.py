@@ -52,7 +52,7 @@ class JobScenario:
         self.world = FakeWorld(size=self.size, runs_at_once=self.runs_at_once, policy=self.policy)
         world = self.world
         self.ledger = crashing(world.ledger, self.plan, "commit")
-        self.cluster = crashing(world.cluster, self.plan, "launch", "stop", "force_delete_pods", "release")
+        self.cluster = crashing(world.cluster, self.plan, "launch", "stop", "force_delete_pods", "return_to_service")
         self.checkpoints = crashing(world.checkpoints, self.plan, "raise_fence")
         self.workflows = crashing(world.workflows, self.plan, "start")
         self.cycle_requests = crashing(world.cycle_requests, self.plan, "request")
@@ -157,19 +157,19 @@ class JobScenario:
         return int(row.doc["accelerators"]) if row else 0
 
     def charges(self) -> list[str]:
-        return [f"CHARGE#{charge.job_id}-a{charge.attempt}" for charge in read_charges.held(self.world.ledger)]
+        return [f"CHARGE#{charge.job_id}-a{charge.attempt}" for charge in read_charges.live_charges(self.world.ledger)]
 
     def set_job(self, job: Job) -> None:
         """Store a job, as another service would."""
-        self.put(job_rows.job_row(job, 0))
+        self.store_row(job_rows.job_row(job, 0))
 
-    def put(self, *written: Row) -> None:
+    def store_row(self, *written: Row) -> None:
         """Store rows, as other services would, at any version."""
         for row in written:
             stored = self.world.ledger.get(row.key)
             self.world.ledger.commit(Put(replace(row, version=stored.version if stored else 0)))
 
-    def save(self, job_id: str, attempt: int, step: int, seconds: float = 0, **metrics: float) -> str:
+    def save_checkpoint(self, job_id: str, attempt: int, step: int, seconds: float = 0, **metrics: float) -> str:
         """Store a checkpoint whose write began some seconds from now."""
         began = self.world.clock.now() + timedelta(seconds=seconds)
         return self.world.checkpoints.save(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenkeel.domain.admission.answered_requests import ANSWER_MARGIN, is_answered
+from evenkeel.domain.admission.cycle_requests import ANSWER_MARGIN, is_answered
 from evenkeel.domain.jobs.job import JobState
 from evenkeel.ports import Key, Ledger, Page, Put, Table, Unreachable, Write
 from evenkeel.runtime import entry
@@ -37,8 +37,8 @@ class LaggingLedger:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._ledger, name)
 
-    def commit(self, *writes: Write, token: str = "") -> None:
-        self._ledger.commit(*writes, token=token)
+    def commit(self, *writes: Write, client_token: str = "") -> None:
+        self._ledger.commit(*writes, client_token=client_token)
         self._written |= {write.row.key: self._clock.now() for write in writes if isinstance(write, Put)}
 
     def by_state(self, table: Table, state: str, **options: Any) -> Page:
@@ -120,7 +120,7 @@ def test_no_request_for_a_cycle_is_lost(
             submit_until(clock.now() + timedelta(seconds=cycle_seconds))
 
 
-def test_only_cycle_started_after_margin_answers_request() -> None:
+def test_only_cycle_that_starts_after_margin_answers_a_request() -> None:
     assert is_answered(A_MOMENT, A_MOMENT + ANSWER_MARGIN)
     assert not is_answered(A_MOMENT, A_MOMENT + ANSWER_MARGIN - timedelta(milliseconds=1))
 
@@ -147,7 +147,7 @@ def test_cycle_started_by_the_schedule_is_never_skipped() -> None:
     assert (outcome.was_skipped, len(outcome.admitted)) == (False, 1)
 
 
-def test_batch_of_requests_has_the_age_of_its_newest() -> None:
+def test_batch_of_cycle_requests_counts_from_its_newest() -> None:
     later = A_MOMENT + timedelta(seconds=3)
 
     assert entry.newest_sent_at(a_batch(later, A_MOMENT)) == later

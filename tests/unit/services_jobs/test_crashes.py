@@ -22,7 +22,7 @@ from evenkeel.ports import ExecutionState, WorkflowName
 from evenkeel.services.attempts.launch_job import LaunchOutcome
 from evenkeel.services.attempts.mark_running import RunningOutcome
 from evenkeel.services.sweep import sweep_fleet
-from tests.crash_points import marks_at
+from tests.crash_points import crash_mark
 from tests.fakes import Crash, CrashPlan
 from tests.fakes.crashes import CrashTiming
 from tests.unit.services_jobs.job_scenario import JobScenario
@@ -49,12 +49,12 @@ class CrashReplay:
     """
 
     plan: CrashPlan
-    tale: Callable[[JobScenario, str, int], None]
+    job_event: Callable[[JobScenario, str, int], None]
     aborts: bool = False
     scenario: JobScenario = field(init=False)
     executions: dict[str, RunningExecution] = field(default_factory=dict)
-    told_of: int = 0
-    """The attempt that the tale happened to; those after it simply succeed."""
+    event_attempt: int = 0
+    """Attempt during which the job event occurred. Later attempts succeed."""
     crashes: int = 0
 
     def __post_init__(self) -> None:
@@ -63,13 +63,13 @@ class CrashReplay:
     def run(self) -> str:
         job_id = self._submit()
         for _ in range(ROUNDS):
-            self._try(self.scenario.run_scheduling_cycle)
-            self._take_up_executions()
+            self._call_ignoring_crash(self.scenario.run_scheduling_cycle)
+            self._add_started_executions()
             for name, execution in self.executions.items():
                 self._advance(name, execution)
-            self._try(lambda: self._tell(job_id))
+            self._call_ignoring_crash(lambda: self._cause_event(job_id))
             self.scenario.world.clock.advance(20)
-            self._try(self.scenario.sweep)
+            self._call_ignoring_crash(self.scenario.sweep)
             if self.scenario.job(job_id).state.has_ended and self._is_quiet():
                 return job_id
         pytest.fail(f"{job_id} is {self.scenario.job(job_id).state} after {ROUNDS} rounds: {self.plan.effects[-5:]}")
@@ -81,7 +81,7 @@ class CrashReplay:
             except Crash:
                 self.crashes += 1
 
-    def _try(self, step: Callable[[], Any]) -> None:
+    def _call_ignoring_crash(self, step: Callable[[], Any]) -> None:
         try:
             step()
         except Crash:
@@ -89,14 +89,14 @@ class CrashReplay:
             # The lock of a dead sweep expires; this test does not wait for that.
             self.scenario.world.clock.advance(61)
 
-    def _tell(self, job_id: str) -> None:
+    def _cause_event(self, job_id: str) -> None:
         job = self.scenario.job(job_id)
         if job.state is not JobState.RUNNING:
             return
-        if not self.told_of:
-            self.tale(self.scenario, job_id, job.current_attempt)
-            self.told_of = job.current_attempt
-        elif job.current_attempt > self.told_of:
+        if not self.event_attempt:
+            self.job_event(self.scenario, job_id, job.current_attempt)
+            self.event_attempt = job.current_attempt
+        elif job.current_attempt > self.event_attempt:
             self.scenario.world.cluster.finish_pods(job_id, job.current_attempt)
 
     def _is_quiet(self) -> bool:
@@ -105,7 +105,7 @@ class CrashReplay:
             workflows.state(WorkflowName.RUN_JOB, name) for name in workflows.names(WorkflowName.RUN_JOB)
         ]
 
-    def _take_up_executions(self) -> None:
+    def _add_started_executions(self) -> None:
         for (machine, name), document in self.scenario.world.workflows.executions.items():
             if machine is WorkflowName.RUN_JOB and name not in self.executions:
                 self.executions[name] = RunningExecution(document["jobId"], document["attempt"])
@@ -116,7 +116,7 @@ class CrashReplay:
         while workflows.state(WorkflowName.RUN_JOB, name) is ExecutionState.RUNNING:
             before = execution.state
             try:
-                execution.state = self._next(execution)
+                execution.state = self._next_state(execution)
             except Crash:
                 self.crashes += 1
                 if self.aborts:
@@ -127,7 +127,7 @@ class CrashReplay:
             elif execution.state == before:
                 return
 
-    def _next(self, execution: RunningExecution) -> str:
+    def _next_state(self, execution: RunningExecution) -> str:
         scenario, job_id, number = self.scenario, execution.job_id, execution.attempt
         match execution.state:
             case "LaunchJob":
@@ -146,7 +146,7 @@ class CrashReplay:
             case "SettleAttempt":
                 scenario.settle(job_id, number, ended=execution.ended)
                 return "Done"
-        answer = self._answer(execution)
+        answer = self._wait_answer(execution)
         if answer is None:
             return execution.state
         execution.ended = answer.to_json()
@@ -154,7 +154,7 @@ class CrashReplay:
             return "SettleAttempt"
         return {"RUNNING": "MarkRunning", "ENDED": "SettleAttempt", "STOP_REQUESTED": "StopAttempt"}[answer.outcome]
 
-    def _answer(self, execution: RunningExecution) -> WaitAnswer | None:
+    def _wait_answer(self, execution: RunningExecution) -> WaitAnswer | None:
         kinds = {
             "AwaitRunning": ConditionKind.ATTEMPT_RUNNING,
             "AwaitEnd": ConditionKind.ATTEMPT_ENDED,
@@ -168,16 +168,16 @@ class CrashReplay:
         return evaluate_attempt_wait(kinds[execution.state], workload, job, attempt, lost)
 
 
-# ---------------------------------------------------------------- tales: what happens once the job runs
+# ---------------------------------------------------------------- events of a running job
 
 
 def succeeds(scenario: JobScenario, job_id: str, attempt: int) -> None:
-    scenario.save(job_id, attempt, 10)
+    scenario.save_checkpoint(job_id, attempt, 10)
     scenario.world.cluster.finish_pods(job_id, attempt)
 
 
 def fail_once(scenario: JobScenario, job_id: str, attempt: int) -> None:
-    scenario.save(job_id, attempt, 10)
+    scenario.save_checkpoint(job_id, attempt, 10)
     scenario.world.cluster.fail_pods(job_id, attempt, exit_code=3)
 
 
@@ -187,7 +187,7 @@ def cancel_job(scenario: JobScenario, job_id: str, _attempt: int) -> None:
 
 def lose_node(scenario: JobScenario, job_id: str, attempt: int) -> None:
     """Disconnect a node. Its recovery requests the stop of the attempt, and plans where the job resumes."""
-    scenario.save(job_id, attempt, 10)
+    scenario.save_checkpoint(job_id, attempt, 10)
     affected = scenario.attempt(job_id, attempt)
     scenario.world.cluster.lose_node(affected.node_names[0])
     now = scenario.world.clock.now()
@@ -209,12 +209,12 @@ def lose_node(scenario: JobScenario, job_id: str, attempt: int) -> None:
     scenario.set_job(scenario.job(job_id).replace(stop_request=request).with_plan(plan, is_doubted=False))
 
 
-TALES = {"succeeds": succeeds, "fails_once": fail_once, "is_cancelled": cancel_job, "loses_its_node": lose_node}
+JOB_EVENTS = {"succeeds": succeeds, "fails_once": fail_once, "is_cancelled": cancel_job, "loses_its_node": lose_node}
 
 
-def comparable_end(play: CrashReplay, job_id: str) -> dict[str, Any]:
+def comparable_end(replay: CrashReplay, job_id: str) -> dict[str, Any]:
     """Return the state that must be the same after any crash, without times and numbers of requests."""
-    scenario = play.scenario
+    scenario = replay.scenario
     job = scenario.job(job_id)
     attempts = [scenario.attempt(job_id, number) for number in range(1, job.current_attempt + 1)]
     fence, _ = scenario.world.checkpoints.fence(job.spec.checkpoint_uri)
@@ -244,25 +244,27 @@ def comparable_end(play: CrashReplay, job_id: str) -> dict[str, Any]:
 
 
 @functools.cache
-def run_without_crash(tale: str) -> tuple[dict[str, Any], list[str]]:
-    play = CrashReplay(CrashPlan(), TALES[tale])
-    job_id = play.run()
-    return comparable_end(play, job_id), play.plan.effects
+def run_without_crash(job_event: str) -> tuple[dict[str, Any], list[str]]:
+    replay = CrashReplay(CrashPlan(), JOB_EVENTS[job_event])
+    job_id = replay.run()
+    return comparable_end(replay, job_id), replay.plan.effects
 
 
 def crash_points() -> list[Any]:
     return [
-        pytest.param(tale, at, when, id=f"{tale}-{when}-{at}-{effect}", marks=marks_at(at, when))
-        for tale in TALES
-        for at, effect in enumerate(run_without_crash(tale)[1], 1)
+        pytest.param(job_event, at, when, id=f"{job_event}-{when}-{at}-{effect}", marks=crash_mark(at, when))
+        for job_event in JOB_EVENTS
+        for at, effect in enumerate(run_without_crash(job_event)[1], 1)
         for when in CrashTiming
     ]
 
 
 def test_each_scenario_without_a_crash_ends_as_expected() -> None:
-    ends = {tale: run_without_crash(tale)[0] for tale in TALES}
+    ends = {job_event: run_without_crash(job_event)[0] for job_event in JOB_EVENTS}
 
-    assert {tale: (end["job"][0], [attempt[1] for attempt in end["attempts"]]) for tale, end in ends.items()} == {
+    assert {
+        job_event: (end["job"][0], [attempt[1] for attempt in end["attempts"]]) for job_event, end in ends.items()
+    } == {
         "succeeds": (JobState.SUCCEEDED, [AttemptState.SUCCEEDED]),
         "fails_once": (JobState.SUCCEEDED, [AttemptState.FAILED, AttemptState.SUCCEEDED]),
         "is_cancelled": (JobState.CANCELLED, [AttemptState.STOPPED]),
@@ -271,29 +273,29 @@ def test_each_scenario_without_a_crash_ends_as_expected() -> None:
     assert all((end["usage"], end["charges"], end["at work"]) == (0, [], []) for end in ends.values())
 
 
-@pytest.mark.parametrize(("tale", "at", "when"), crash_points())
-def test_retry_after_a_crash_has_the_same_end(tale: str, at: int, when: str) -> None:
-    expected, _ = run_without_crash(tale)
-    play = CrashReplay(CrashPlan(at, when), TALES[tale])
+@pytest.mark.parametrize(("job_event", "at", "when"), crash_points())
+def test_retry_after_a_crash_ends_like_a_run_without_crash(job_event: str, at: int, when: str) -> None:
+    expected, _ = run_without_crash(job_event)
+    replay = CrashReplay(CrashPlan(at, when), JOB_EVENTS[job_event])
 
-    job_id = play.run()
+    job_id = replay.run()
 
-    assert play.crashes == 1
-    assert comparable_end(play, job_id) == expected
+    assert replay.crashes == 1
+    assert comparable_end(replay, job_id) == expected
 
 
-@pytest.mark.parametrize(("tale", "at", "when"), crash_points())
-def test_sweeper_repairs_a_crash_that_ended_the_workflow(tale: str, at: int, when: str) -> None:
-    expected, _ = run_without_crash(tale)
-    play = CrashReplay(CrashPlan(at, when), TALES[tale], aborts=True)
+@pytest.mark.parametrize(("job_event", "at", "when"), crash_points())
+def test_sweeper_completes_work_of_a_workflow_that_crashed(job_event: str, at: int, when: str) -> None:
+    expected, _ = run_without_crash(job_event)
+    replay = CrashReplay(CrashPlan(at, when), JOB_EVENTS[job_event], aborts=True)
 
-    end = comparable_end(play, play.run())
+    end = comparable_end(replay, replay.run())
 
-    assert play.crashes == 1
+    assert replay.crashes == 1
     assert end["job"][0] == expected["job"][0]
     assert (end["usage"], end["charges"], end["at work"]) == (0, [], [])
     assert len(end["launches"]) == len(set(end["launches"]))
 
 
-def test_sweeper_lock_expires_within_the_time_of_crash_tests() -> None:
+def test_sweeper_lock_expires_before_the_crash_tests_sweep_again() -> None:
     assert sweep_fleet._LOCK_SECONDS < 61

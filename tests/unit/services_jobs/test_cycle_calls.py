@@ -63,7 +63,7 @@ def used_lists(scenario: JobScenario) -> list[PodGroup]:
 
 
 @pytest.mark.parametrize("is_swept", [True, False])
-def test_pods_of_daemonsets_take_resources_of_a_node(is_swept: bool) -> None:
+def test_cycle_subtracts_resources_of_daemonset_pods_from_a_node(is_swept: bool) -> None:
     scenario = JobScenario(size=1)
     scenario.world.cluster.bound_requests[a_node(1).name] = Resources(accelerators=1)
     if is_swept:
@@ -81,7 +81,7 @@ def test_pods_of_daemonsets_take_resources_of_a_node(is_swept: bool) -> None:
     assert (PodGroup.BOUND in groups, PodGroup.ALL in groups) == (not is_swept, False)
 
 
-def test_pods_of_daemonsets_of_a_new_node_are_listed() -> None:
+def test_cycle_lists_daemonset_pods_of_a_node_after_sweep() -> None:
     scenario = JobScenario(size=1)
     job = scenario.submit(nodes=2, accelerators_per_node=8)
     scenario.sweep()
@@ -94,7 +94,7 @@ def test_pods_of_daemonsets_of_a_new_node_are_listed() -> None:
     assert scenario.job(job.job_id).state is JobState.PENDING
 
 
-def test_cycle_uses_node_lives_and_slots_of_hyperpod() -> None:
+def test_cycle_records_same_node_lives_before_and_after_sweep() -> None:
     lives = []
     for is_swept in (False, True):
         scenario = JobScenario(size=2)
@@ -132,14 +132,14 @@ def test_sweep_lists_live_pods_once() -> None:
     assert not calls.calls.keys() & {"cluster.pods", "cluster.resources_in_use"}
 
 
-def meet_in_first_calls(patch: pytest.MonkeyPatch, *methods: tuple[object, str]) -> None:
+def require_concurrent_first_calls(patch: pytest.MonkeyPatch, *methods: tuple[object, str]) -> None:
     """Make the first call of each method wait until all were called. A call fails after ten seconds."""
     barrier = threading.Barrier(len(methods))
     for port, name in methods:
-        patch.setitem(vars(port), name, _meeting(getattr(port, name), barrier))
+        patch.setitem(vars(port), name, _waiting_at_barrier(getattr(port, name), barrier))
 
 
-def _meeting(method: Callable[..., object], barrier: threading.Barrier) -> Callable[..., object]:
+def _waiting_at_barrier(method: Callable[..., object], barrier: threading.Barrier) -> Callable[..., object]:
     waits = [True]
 
     def called(*given: object, **named: object) -> object:
@@ -153,7 +153,7 @@ def _meeting(method: Callable[..., object], barrier: threading.Barrier) -> Calla
 def test_cycle_reads_nodes_and_jobs_concurrently(monkeypatch: pytest.MonkeyPatch) -> None:
     scenario = JobScenario(size=3)
     job = scenario.submit(nodes=2)
-    meet_in_first_calls(monkeypatch, (scenario.world.cluster, "nodes"), (scenario.world.ledger, "batch_get"))
+    require_concurrent_first_calls(monkeypatch, (scenario.world.cluster, "nodes"), (scenario.world.ledger, "batch_get"))
 
     scenario.run_scheduling_cycle()
 
@@ -164,7 +164,7 @@ def test_sweep_reads_its_lists_concurrently(monkeypatch: pytest.MonkeyPatch) -> 
     scenario = JobScenario(size=3)
     cluster = scenario.world.cluster
     lists = ((cluster, "live_pods"), (cluster, "workloads"), (cluster, "nodes"), (scenario.world.provider, "nodes"))
-    meet_in_first_calls(monkeypatch, *lists)
+    require_concurrent_first_calls(monkeypatch, *lists)
 
     scenario.sweep()
 

@@ -18,7 +18,7 @@ from evenkeel.services.admin import try_policy
 from evenkeel.services.queries import explain, read_incidents, read_jobs
 from evenkeel.services.queries.disclosure import Reader
 from evenkeel.services.storage import cycle_facts_rows, job_rows, rows, subject_rows
-from evenkeel.services.storage.recorded_facts import with_facts
+from evenkeel.services.storage.facts_of_decisions import with_facts
 from tests.unit.services_jobs.job_scenario import JobScenario
 from tests.unit.services_jobs.test_refused_writes import RefusingLedger
 from tests.unit.services_jobs.test_teams import shared_fleet
@@ -45,7 +45,7 @@ def admission_records(scenario: JobScenario) -> list[Decision]:
     return [record for row in decision_rows if (record := rows.decode(row, Decision)).action == "ADMIT"]
 
 
-def record_of(ledger: Ledger, record: Decision) -> Decision:
+def stored_record(ledger: Ledger, record: Decision) -> Decision:
     row = ledger.get(subject_rows.decision_key(record.decision_id))
     assert row
     return rows.decode(row, Decision)
@@ -95,7 +95,7 @@ def test_single_admission_keeps_its_own_facts() -> None:
     assert replay(record, scenario.policy).differs_from(record) == ""
 
 
-def test_shared_facts_outlive_every_record() -> None:
+def test_shared_facts_expire_after_every_record_that_needs_them() -> None:
     scenario, _ = queue_jobs(3)
     scenario.run_scheduling_cycle()
 
@@ -151,27 +151,27 @@ def test_record_of_an_expired_cycle_says_so_without_an_error(fault: str) -> None
     assert why["decision"]["decisionId"] == record.decision_id
     assert (tried["examined"], tried["cannot"]) == (len(jobs), 1 if fault in UNREADABLE else len(jobs))
     with pytest.raises(CannotReplayError, match="has no facts: the row of their cycle"):
-        replay(next(with_facts([record_of(ledger, record)], ledger)), scenario.policy)
+        replay(next(with_facts([stored_record(ledger, record)], ledger)), scenario.policy)
 
 
-def test_list_is_shown_without_facts_if_the_ledger_fails() -> None:
+def test_decision_is_shown_without_shared_facts_if_ledger_fails() -> None:
     scenario, _ = queue_jobs(2)
     scenario.run_scheduling_cycle()
     record = admission_records(scenario)[0]
 
-    class Throttling:
+    class LedgerThatThrottlesFacts:
         def get(self, key: Key) -> Row | None:
             if key.pk.startswith("FACTS#"):
                 raise Throttled("too many reads")
             return scenario.world.ledger.get(key)
 
-    shown = read_incidents.show_decision(Throttling(), record.decision_id, Reader())  # type: ignore[arg-type]
+    shown = read_incidents.show_decision(LedgerThatThrottlesFacts(), record.decision_id, Reader())  # type: ignore[arg-type]
 
     assert shown["reason"] == record.reason
     assert shown["facts"] == {OMITTED: "the row of their cycle cannot be read now: too many reads"}
 
 
-def test_older_release_that_cannot_follow_the_pointer_does_not_replay() -> None:
+def test_record_with_shared_facts_does_not_replay_without_them() -> None:
     scenario, _ = queue_jobs(2)
     scenario.run_scheduling_cycle()
 

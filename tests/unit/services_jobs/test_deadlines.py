@@ -33,7 +33,7 @@ def waiting_job(renting: RentalScenario, hours: float | None, *, unseen_hours: f
     """Return a job that waits about two hours for a full fleet, after the first cycle that examined it."""
     first = renting.scenario.submit("first")
     renting.scenario.run_scheduling_cycle()
-    renting.run(first.job_id, 1)
+    renting.run_attempt(first.job_id, 1)
     renting.world.clock.advance(60)
     deadline = {} if hours is None else {"deadline_at": hours_from_now(renting, hours)}
     job = renting.scenario.submit("second", **deadline, **changes)
@@ -48,17 +48,17 @@ def test_class_without_delay_price_rents_only_for_a_deadline(hours: float | None
 
     job = waiting_job(renting, hours)
 
-    assert (job.rentals, renting.holds()) == (rentals, rentals)
-    records = renting.records("PLACEMENT")
+    assert (job.rentals, renting.allocation_count()) == (rentals, rentals)
+    records = renting.decision_records("PLACEMENT")
     assert [replay(record, renting.policy).differs_from(record) for record in records] == [""] * len(records)
 
 
-def test_deadline_exceeds_no_cap_and_the_job_shows_the_miss() -> None:
+def test_deadline_exceeds_no_cap_and_job_shows_missed_deadline() -> None:
     renting = market_without_delay_price(fleet_cap_micros_per_hour=1)
 
     job = waiting_job(renting, 3)
 
-    assert renting.holds() == 0
+    assert renting.allocation_count() == 0
     document = explain.why_job(job.job_id, Reader(), renting.world.context())
     assert "an hour, which exceeds the limit: the fleet spends $0.00" in document["sentence"]
     assert "No usable pool meets the job's deadline" in document["sentence"]
@@ -76,7 +76,7 @@ def test_unreachable_deadline_is_reported_once_without_pools() -> None:
         jobs.append(renting.scenario.job(job.job_id))
 
     assert "No usable pool meets the job's deadline" in jobs[-1].reason
-    assert len(renting.records("PLACEMENT")) == 2
+    assert len(renting.decision_records("PLACEMENT")) == 2
 
 
 def test_missed_deadline_is_shown_until_the_job_ends() -> None:
@@ -84,22 +84,22 @@ def test_missed_deadline_is_shown_until_the_job_ends() -> None:
     job = waiting_job(renting, 1)
     renting.world.clock.advance(2 * HOUR)
 
-    def sentence() -> str:
+    def miss_text() -> str:
         return str(explain.why_job(job.job_id, Reader(), renting.world.context())["sentence"])
 
-    assert sentence().endswith("Its deadline passed 1h ago.")
+    assert miss_text().endswith("Its deadline passed 1h ago.")
     renting.scenario.set_job(renting.scenario.job(job.job_id).replace(state=JobState.CANCELLED))
-    assert "deadline passed" not in sentence()
+    assert "deadline passed" not in miss_text()
 
 
-def test_late_job_rents_on_demand_until_it_is_well_ahead() -> None:
+def test_job_behind_its_deadline_rents_on_demand_until_well_ahead() -> None:
     renting = RentalScenario()
     # One hour of four has passed, and none of its work is done.
     job = waiting_job(renting, 4, unseen_hours=1)
 
     assert renting.rental(job.job_id).offer.pool == ON_DEMAND
     assert job.avoids_spot
-    facts = PlacementFacts.model_validate(renting.records("PLACEMENT")[0].facts)
+    facts = PlacementFacts.model_validate(renting.decision_records("PLACEMENT")[0].facts)
     assert (facts.job.deadline_at, facts.job.avoids_spot) == (job.spec.deadline_at, False)
     on_its_line = RentalScenario()
     assert not waiting_job(on_its_line, 4).avoids_spot
@@ -112,17 +112,17 @@ def test_job_does_not_migrate_if_that_misses_its_deadline() -> None:
     for hours in (RUN_SECONDS / HOUR + 0.05, 9):
         renting = RentalScenario()
         job = waiting_job(renting, hours)
-        renting.advance()
-        renting.karpenter()
+        renting.advance_executions()
+        renting.launch_nodes()
         renting.world.clock.advance(60)
-        renting.advance()
+        renting.advance_executions()
         renting.scenario.run_scheduling_cycle()
-        renting.run(job.job_id, 1)
+        renting.run_attempt(job.job_id, 1)
         renting.world.cluster.finish_pods(FIRST_JOB, 1)
         renting.scenario.settle(FIRST_JOB, 1)
         renting.scenario.run_scheduling_cycle()
         went[hours] = renting.scenario.job(job.job_id).is_migrating_back
-        for record in renting.records("MIGRATION"):
+        for record in renting.decision_records("MIGRATION"):
             assert MigrationFacts.model_validate(record.facts).candidate.deadline_at == job.spec.deadline_at
     assert list(went.values()) == [False, True]
 

@@ -20,14 +20,14 @@ def movable_and_waiting_jobs(**changes: Any) -> tuple[RentalScenario, Job, Job]:
     renting = RentalScenario(policy=a_policy(**{"max_moves": 3, **changes}))
     first = renting.scenario.submit("first")
     renting.scenario.run_scheduling_cycle()
-    renting.run(first.job_id, 1)
+    renting.run_attempt(first.job_id, 1)
     renting.world.clock.advance(60)
     second = renting.scenario.submit("second", **NO_CHECKPOINTS)
     renting.scenario.mode = mode
     return renting, first, second
 
 
-def count_commits(ledger: Ledger) -> int:
+def commit_count(ledger: Ledger) -> int:
     return len(ledger.commits)  # type: ignore[attr-defined]
 
 
@@ -39,9 +39,9 @@ def test_job_with_checkpoints_moves_and_waiting_job_takes_nodes() -> None:
     renting.scenario.stop(first.job_id, 1)
     renting.scenario.settle(first.job_id, 1)
     renting.scenario.run_scheduling_cycle()
-    renting.advance()
-    renting.karpenter()
-    renting.advance()
+    renting.advance_executions()
+    renting.launch_nodes()
+    renting.advance_executions()
     renting.scenario.run_scheduling_cycle()
 
     assert moving.stop_request is not None
@@ -57,22 +57,22 @@ def test_job_with_checkpoints_moves_and_waiting_job_takes_nodes() -> None:
 def test_no_nodes_are_rented_for_job_during_a_displacement() -> None:
     renting, first, second = movable_and_waiting_jobs()
     renting.scenario.run_scheduling_cycle()
-    before = count_commits(renting.world.ledger)
+    before = commit_count(renting.world.ledger)
 
     renting.scenario.run_scheduling_cycle()
 
     assert renting.scenario.job(second.job_id).rentals == 0
-    assert len(renting.records("DISPLACEMENT")) == 1
+    assert len(renting.decision_records("DISPLACEMENT")) == 1
     assert renting.scenario.job(first.job_id).moves == 1
     renting.scenario.run_scheduling_cycle()
-    assert count_commits(renting.world.ledger) - before <= 2  # at most its reason is new
+    assert commit_count(renting.world.ledger) - before <= 2  # at most its reason is new
 
 
 def test_displacement_decision_replays_and_names_the_rejected_option() -> None:
     renting, _, _ = movable_and_waiting_jobs()
     renting.scenario.run_scheduling_cycle()
 
-    (record,) = renting.records("DISPLACEMENT")
+    (record,) = renting.decision_records("DISPLACEMENT")
 
     assert replay(record, renting.policy).differs_from(record) == ""
     assert [option.option for option in record.alternatives] == ["burst-on-demand"]
@@ -85,7 +85,7 @@ def test_jobs_move_only_in_mode_act(mode: Mode) -> None:
     renting.scenario.run_scheduling_cycle()
 
     assert renting.scenario.job(first.job_id).stop_request is None
-    assert renting.records("DISPLACEMENT") == []
+    assert renting.decision_records("DISPLACEMENT") == []
 
 
 def test_shipped_policy_moves_no_job_off_committed_nodes() -> None:
@@ -103,12 +103,12 @@ def test_job_that_moved_as_often_as_the_policy_allows_stays() -> None:
     renting.scenario.stop(first.job_id, 1)
     renting.scenario.settle(first.job_id, 1)
     renting.scenario.run_scheduling_cycle()
-    renting.advance()
-    renting.karpenter()
-    renting.advance()
+    renting.advance_executions()
+    renting.launch_nodes()
+    renting.advance_executions()
     renting.scenario.run_scheduling_cycle()
-    renting.run(first.job_id, 2)
-    renting.run(second.job_id, 1)
+    renting.run_attempt(first.job_id, 2)
+    renting.run_attempt(second.job_id, 1)
     renting.world.cluster.finish_pods(second.job_id, 1)
     renting.scenario.settle(second.job_id, 1)
 

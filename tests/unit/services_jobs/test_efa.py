@@ -75,7 +75,7 @@ def test_gang_waits_for_the_efa_device_plugin() -> None:
         ((), 32),
     ],
 )
-def test_kueue_may_admit_on_any_named_type(types: tuple[str, ...], expected: int) -> None:
+def test_kueue_job_requests_interfaces_that_every_named_type_has(types: tuple[str, ...], expected: int) -> None:
     scenario = JobScenario(admission=AdmissionAuthority.KUEUE)
     scenario.world.cluster.by_name["research-eks", "cpu"] = a_node(
         9, name="cpu", instance_type="ml.m5.xlarge", accelerators=0, accelerator_resource="", efa=0

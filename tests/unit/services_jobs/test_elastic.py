@@ -52,7 +52,7 @@ def node_name(number: int) -> str:
 def stop_and_readmit(scenario: JobScenario, job_id: str) -> None:
     """Stop an attempt as run_job does: end its pods, settle it, and run the next cycle."""
     number = scenario.job(job_id).current_attempt
-    scenario.save(job_id, number, 10 * number)
+    scenario.save_checkpoint(job_id, number, 10 * number)
     scenario.stop(job_id, number)
     scenario.settle(job_id, number)
 
@@ -162,7 +162,7 @@ def test_every_resize_replays_from_its_record() -> None:
     assert replay(record, POLICY).differs_from(record) == ""
 
 
-def test_idle_record_forgets_ended_jobs_only() -> None:
+def test_idle_record_drops_only_jobs_that_ended() -> None:
     scenario = a_scenario()
     job = scenario.running(**ELASTIC)
     wait_idle(scenario, 21)
@@ -242,7 +242,7 @@ def test_growth_stops_at_the_team_quota() -> None:
     assert request.nodes == 3
 
 
-def test_growth_without_its_nodes_falls_back_and_backs_off() -> None:
+def test_job_whose_growth_found_no_nodes_returns_and_backs_off() -> None:
     scenario = a_scenario()
     job = scenario.running(**ELASTIC)
     wait_idle(scenario, 21)
@@ -279,7 +279,7 @@ def test_higher_class_shrinks_a_job_instead_of_preempting_it() -> None:
     assert (shrunk.state, shrunk.size, scenario.job(high.job_id).state) == (JobState.RUNNING, 2, JobState.STARTING)
 
 
-def test_shrinking_job_returns_its_cordoned_node_and_more_if_needed() -> None:
+def test_job_with_a_cordoned_node_shrinks_by_further_nodes_needed() -> None:
     scenario = a_shared_scenario(size=3, red=24)
     low = scenario.running(team="red", priority_class="low", nodes=3, elastic={"min_nodes": 1, "max_nodes": 3})
     scenario.world.cluster.set_node(node_name(1), is_cordoned=True)
@@ -292,7 +292,7 @@ def test_shrinking_job_returns_its_cordoned_node_and_more_if_needed() -> None:
     assert (shrunk.state, shrunk.size, scenario.job(high.job_id).state) == (JobState.RUNNING, 1, JobState.STARTING)
 
 
-def test_higher_class_behind_unfit_jobs_still_shrinks_a_job() -> None:
+def test_higher_class_job_behind_unfit_jobs_shrinks_elastic_job() -> None:
     scenario = a_shared_scenario()
     low = scenario.running(team="red", priority_class="low", nodes=4, elastic={"min_nodes": 1, "max_nodes": 4})
     set_up_teams(scenario, a_team("blue", 0, members=MEMBERS))
@@ -305,7 +305,7 @@ def test_higher_class_behind_unfit_jobs_still_shrinks_a_job() -> None:
     assert_shrinks_for(scenario, low.job_id, 2, high.job_id)
 
 
-def test_job_that_holds_the_needed_quota_shrinks() -> None:
+def test_only_job_that_uses_the_needed_quota_shrinks() -> None:
     scenario = a_scenario(size=7)
     classes = FleetQuotas(priority_classes={"low": 1, "high": 10})
     teams = [a_team(name, gpus, cohort="", members=MEMBERS) for name, gpus in (("red", 16), ("blue", 48))]
@@ -325,7 +325,7 @@ def test_job_that_holds_the_needed_quota_shrinks() -> None:
     assert not scenario.job(low.job_id).is_preempted
 
 
-def test_job_of_the_same_cycle_takes_no_returned_nodes() -> None:
+def test_job_admitted_in_same_cycle_takes_no_returned_nodes() -> None:
     scenario = a_scenario(size=5)
     classes = FleetQuotas(priority_classes={"low": 1, "high": 10})
     teams = [a_team(name, gpus, cohort="", members=MEMBERS) for name, gpus in (("red", 32), ("blue", 24))]
@@ -340,7 +340,7 @@ def test_job_of_the_same_cycle_takes_no_returned_nodes() -> None:
     assert scenario.job(first.job_id).size == 1
 
 
-def test_equal_job_behind_unfit_jobs_gets_its_nodes_back() -> None:
+def test_grown_job_returns_nodes_to_equal_job_behind_unfit_jobs() -> None:
     scenario = a_shared_scenario()
     job = scenario.running(team="red", priority_class="low", **ELASTIC)
     wait_idle(scenario, 21)
@@ -384,7 +384,7 @@ def test_job_that_cannot_shrink_enough_is_preempted() -> None:
     assert scenario.job(low.job_id).live_resize() is None
 
 
-def test_equal_job_reclaims_only_nodes_beyond_the_requested_size() -> None:
+def test_job_of_equal_priority_reclaims_only_nodes_beyond_requested_size() -> None:
     scenario = a_scenario()
     job = scenario.running(**ELASTIC)
     wait_idle(scenario, 21)
@@ -460,7 +460,7 @@ def test_growth_reaches_the_same_size_after_any_crash(at: int, when: CrashTiming
     red=st.sampled_from([0, 16, 24, 48]),
     steps=st.lists(st.sampled_from(["wait", "high", "end", "cordon"]), max_size=6),
 )
-def test_sizes_stay_legal_and_an_unchanged_fleet_settles(
+def test_sizes_stay_allowed_and_resizes_stop_in_unchanged_fleet(
     size: int, least: int, span: int, red: int, steps: list[str]
 ) -> None:
     scenario = a_shared_scenario(size, red) if red else a_scenario(size)

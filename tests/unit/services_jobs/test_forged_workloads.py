@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.external.unmanaged_workloads import ManagedKind, OwnershipClaim, UnmanagedPod
+from evenkeel.domain.external.unmanaged_workloads import LabelledOwner, ManagedKind, UnmanagedPod
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState, ObservedPod, ObservedWorkload, PodPhase
 from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.jobs.settlement import SettleOutcome
@@ -169,7 +169,7 @@ def a_pod_with_labels_of(attempt: Attempt, /, **changes: Any) -> UnmanagedPod:
         "controller_uid": attempt.workload_uid,
         "decision_id": attempt.decision_id,
     }
-    ownership_claim = OwnershipClaim.model_validate(
+    ownership_claim = LabelledOwner.model_validate(
         {**claim, **{key: value for key, value in changes.items() if key in claim}}
     )
     return UnmanagedPod(
@@ -203,20 +203,22 @@ def test_pod_with_borrowed_labels_is_unmanaged(changes: dict[str, Any]) -> None:
     forged = a_pod_with_labels_of(scenario.attempt(job.job_id), **changes)
     scenario.world.cluster.unmanaged = [forged]
 
-    assert unmanaged_pods.pods(CLUSTER, scenario.context()) == (forged,)
+    assert unmanaged_pods.list_unmanaged_pods(CLUSTER, scenario.context()) == (forged,)
 
 
-def test_own_pods_are_managed_before_and_after_launch_record() -> None:
+def test_own_pods_are_managed_before_their_launch_is_recorded() -> None:
     scenario = JobScenario()
     job = scenario.started(nodes=1)
     before_launch = scenario.attempt(job.job_id)
     scenario.run_attempt(job.job_id, 1)
-    recorded = unmanaged_pods.pods(CLUSTER, scenario.context())
+    recorded = unmanaged_pods.list_unmanaged_pods(CLUSTER, scenario.context())
 
-    scenario.put(job_rows.attempt_row(before_launch, 0))  # as if the function had died before it recorded the launch
+    scenario.store_row(
+        job_rows.attempt_row(before_launch, 0)
+    )  # as if the function had died before it recorded the launch
 
     assert recorded == ()
-    assert unmanaged_pods.pods(CLUSTER, scenario.context()) == ()
+    assert unmanaged_pods.list_unmanaged_pods(CLUSTER, scenario.context()) == ()
 
 
 def test_unmanaged_pods_are_reported_with_the_job_in_their_labels() -> None:

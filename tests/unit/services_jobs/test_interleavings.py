@@ -15,7 +15,7 @@ from tests.interleaving import InterleavedLedger, at_every_point
 from tests.unit.scheduling.test_sharing import a_team
 from tests.unit.services_jobs import admission_audit
 from tests.unit.services_jobs.job_scenario import JobScenario
-from tests.unit.services_jobs.test_suspend_and_priority import rank, resume, suspend
+from tests.unit.services_jobs.test_suspend_and_priority import change_priority, resume, suspend
 from tests.unit.services_jobs.test_teams import MEMBERS, set_up_teams, setup_of
 
 ANA = Requester(principal="role/ana", identity="111122223333:role/ana", actor="role/ana")
@@ -40,7 +40,7 @@ class InterleavingFixture:
     high: Job
 
     @classmethod
-    def laid_out(cls) -> "InterleavingFixture":
+    def with_jobs(cls) -> "InterleavingFixture":
         scenario = JobScenario(size=4)
         set_up_teams(
             scenario,
@@ -106,11 +106,11 @@ def suspend_high(fleet: InterleavingFixture) -> None:
 
 
 def rank_low_above_high(fleet: InterleavingFixture) -> None:
-    rank(fleet.scenario, fleet.low, "top", requester=ANA)
+    change_priority(fleet.scenario, fleet.low, "top", requester=ANA)
 
 
 def rank_high_below_low(fleet: InterleavingFixture) -> None:
-    rank(fleet.scenario, fleet.high, "", requester=ANA)
+    change_priority(fleet.scenario, fleet.high, "", requester=ANA)
 
 
 def lower_the_quota_of_red(fleet: InterleavingFixture) -> None:
@@ -169,7 +169,7 @@ WRITERS = (
 @pytest.mark.parametrize("act", WRITERS, ids=lambda writer: writer.__name__)
 def test_no_write_during_a_cycle_breaks_quota_rules(act: Callable[[InterleavingFixture], None], lags: bool) -> None:
     def run(at: int) -> int:
-        fleet = InterleavingFixture.laid_out()
+        fleet = InterleavingFixture.with_jobs()
         scenario = fleet.scenario
         interleaved = InterleavedLedger(scenario.world.ledger, at, lambda: act(fleet), lags=lags)
         scenario.ledger = interleaved  # type: ignore[assignment]
@@ -192,7 +192,7 @@ def found_faults(fleet: InterleavingFixture) -> Iterator[str]:
     alpha, beta = fleet.job(fleet.alpha), fleet.job(fleet.beta)
     if alpha.state is JobState.PENDING and beta.current_attempt:
         yield f"alpha waits behind beta: {alpha.reason}"
-    held = {charge.job_id for charge in read_charges.held(scenario.world.ledger)}
+    held = {charge.job_id for charge in read_charges.live_charges(scenario.world.ledger)}
     for job in (alpha, beta, fleet.job(fleet.low), fleet.job(fleet.high)):
         if (job.job_id in held) != job.state.has_live_attempt:
             yield f"{job.job_id} is {job.state}, and its charge is {'held' if job.job_id in held else 'not held'}"

@@ -64,7 +64,7 @@ def test_kept_lines_have_their_times() -> None:
     assert shown_log(scenario, job.job_id)["text"] == "step 1\n"
 
 
-def test_kept_lines_without_times_say_so() -> None:
+def test_answer_says_that_times_of_kept_lines_are_unknown() -> None:
     scenario = JobScenario()
     job = scenario.running()
     write_log(scenario, job.job_id, 0, "step 1\n")
@@ -101,14 +101,14 @@ def test_logs_are_kept_before_a_recovery_deletes_the_pods() -> None:
     recovery.report_fault()
 
     for service in (plan_recovery, drain_node):
-        recovery.state("", service)
+        recovery.run_state("", service)
 
     log = kept_lines(scenario, recovery.job_id)
     assert log
     assert log.text == "last words\n"
 
 
-def test_log_that_cannot_be_read_says_why() -> None:
+def test_answer_says_why_a_log_cannot_be_read() -> None:
     scenario = JobScenario()
     job = scenario.running(nodes=1)
     name = scenario.attempt(job.job_id).node_names[0]
@@ -140,7 +140,7 @@ def test_unreadable_log_does_not_replace_kept_lines() -> None:
     write_log(scenario, job.job_id, 0, "before\n")
     scenario.cancel(job.job_id)
     scenario.stop(job.job_id)
-    scenario.world.cluster.tails = lambda *_: {0: LogTail("p", "n", why="no answer")}  # type: ignore[method-assign]
+    scenario.world.cluster.log_tails = lambda *_: {0: LogTail("p", "n", why="no answer")}  # type: ignore[method-assign]
 
     scenario.stop(job.job_id)
 
@@ -157,7 +157,7 @@ def test_refused_log_read_does_not_prevent_a_stop() -> None:
     def refuse(*_: Any) -> Any:
         raise NotAllowed("GET pods: 403 Forbidden")
 
-    scenario.world.cluster.tails = refuse  # type: ignore[method-assign, assignment]
+    scenario.world.cluster.log_tails = refuse  # type: ignore[method-assign, assignment]
 
     scenario.stop(job.job_id)
 

@@ -19,7 +19,7 @@ from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.policy import Policy, PolicyChange
 from evenkeel.domain.quotas.setup_checks import check_team
 from evenkeel.domain.quotas.teams import FleetQuotas, Team
-from evenkeel.domain.recovery.leases import Hold, Holds
+from evenkeel.domain.recovery.holds import Hold, Holds
 from evenkeel.domain.replay import CannotReplayError, replay
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.ports import LARGEST_ROW, Invalid, Put, Row, row_bytes
@@ -57,7 +57,7 @@ def largest_spec(character: str, key: str, **more: Any) -> JobSpec:
     return spec
 
 
-def submit_largest(scenario: JobScenario, key: str, character: str, **more: Any) -> str:
+def submit_largest_job(scenario: JobScenario, key: str, character: str, **more: Any) -> str:
     spec = largest_spec(character, key, **more)
     return scenario.submit(key, **{name: getattr(spec, name) for name in spec.model_fields_set}).job_id
 
@@ -66,7 +66,7 @@ def submit_largest(scenario: JobScenario, key: str, character: str, **more: Any)
 def test_largest_job_is_far_smaller_than_the_row_limit(character: str) -> None:
     spec = largest_spec(character, "a")
     scenario = JobScenario()
-    job = scenario.job(submit_largest(scenario, "a", character))
+    job = scenario.job(submit_largest_job(scenario, "a", character))
 
     assert check_spec(spec) == ()
     assert len(spec.model_dump_json(by_alias=True).encode()) > MAX_SPEC - 2_000
@@ -107,14 +107,14 @@ def test_cycle_plan_and_settlement_handle_the_largest_jobs(character: str, has_t
         )
         more |= {"team": "red"}
     classes = {"priority_class": "low"} if has_teams else {}
-    jobs = [submit_largest(scenario, f"key-{n}", character, **more, **classes) for n in range(30)]
+    jobs = [submit_largest_job(scenario, f"key-{n}", character, **more, **classes) for n in range(30)]
 
     scenario.run_scheduling_cycle()
     running = [name for name in jobs if scenario.job(name).state is JobState.STARTING]
     for name in running:
         scenario.run_attempt(name, 1)
     if has_teams:
-        urgent = submit_largest(scenario, "urgent", character, **(more | {"nodes": 12}), priority_class="high")
+        urgent = submit_largest_job(scenario, "urgent", character, **(more | {"nodes": 12}), priority_class="high")
         scenario.run_scheduling_cycle()
         assert sum(scenario.job(name).stop_of(1) is not None for name in running) == 12
         assert scenario.job(urgent).state is JobState.PENDING
@@ -203,7 +203,7 @@ def test_long_messages_are_shortened() -> None:
     assert row_bytes(subject_rows.timeline_row("job-1", entry, "x")) < 10_000
 
 
-def test_a_policy_of_the_largest_body_fits_its_rows() -> None:
+def test_policy_of_the_largest_accepted_body_fits_its_rows() -> None:
     changes = {"name": "\U0001f600" * (LARGEST_BODY // 4)}
     change = PolicyChange(number=1, changes=changes, before=changes, by="b" * 200, reason="r" * 300, at=NOW)
     row = Row(subject_rows.decision_key("x"), change.to_json())
@@ -227,7 +227,7 @@ def test_cycle_runs_with_the_largest_team_setup() -> None:
     scenario = JobScenario(size=2)
     teams = [a_team(f"{'t' * 59}{n:03d}", members=MEMBERS) for n in range(60)]
     set_up_teams(scenario, *teams)
-    jobs = [submit_largest(scenario, f"key-{n}", "x", team=team.name, nodes=1) for n, team in enumerate(teams)]
+    jobs = [submit_largest_job(scenario, f"key-{n}", "x", team=team.name, nodes=1) for n, team in enumerate(teams)]
 
     scenario.run_scheduling_cycle()
 
@@ -251,18 +251,18 @@ def test_number_of_holds_is_limited() -> None:
         for n in range(hold_automation.MAX_HOLDS)
     )
     row = Row(fleet_rows.hold_key(), Holds(holds=held).to_json())
-    scenario.put(row)
+    scenario.store_row(row)
 
     request = hold_automation.HoldRequest(
         by="b", reason="r", until=now + timedelta(hours=1), request_id="request-1", fingerprint="1"
     )
     with pytest.raises(Invalid, match="too many holds"):
-        hold_automation.hold(request, scenario.context(policy=Policy(), now=now))
+        hold_automation.set_hold(request, scenario.context(policy=Policy(), now=now))
 
     assert row_bytes(row) < LARGEST_ROW
 
 
-def test_list_is_shortened_to_fit_its_row() -> None:
+def test_long_list_is_shortened_to_fit_its_row() -> None:
     documents = [{"name": f"{n}{'x' * 1_000}"} for n in range(1_000)]
 
     fit_into_row = rows.fit_into_row(documents)

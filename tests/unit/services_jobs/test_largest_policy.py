@@ -39,7 +39,7 @@ def a_pool(n: int) -> dict[str, Any]:
     }
 
 
-def a_type(n: int) -> dict[str, Any]:
+def a_job_type(n: int) -> dict[str, Any]:
     return {f"t{n:03d}": {"image": "registry/llama:1", "env": {"E": WIDE * 1000}, "args": ['"' * 1000]}}
 
 
@@ -71,7 +71,9 @@ SECTIONS: dict[str, Build] = {
         }
     },
     "spare nodes": lambda n: {"scheduling": {"spareNodes": {f"{number}{NAME}": 1 for number in range(n)}}},
-    "job types": lambda n: {"jobTypes": {"types": {k: v for number in range(n) for k, v in a_type(number).items()}}},
+    "job types": lambda n: {
+        "jobTypes": {"types": {k: v for number in range(n) for k, v in a_job_type(number).items()}}
+    },
     "pools of a job type": lambda n: {
         "jobTypes": {
             "default": "all",

@@ -40,13 +40,13 @@ def crowded_queue(parked: int, **more: Any) -> tuple[JobScenario, Job]:
 def test_each_queued_job_is_examined_within_one_cycle_per_page(parked: int) -> None:
     scenario, small = crowded_queue(parked)
 
-    passes = 0
-    while scenario.job(small.job_id).state is JobState.PENDING and passes <= parked:
+    cycles = 0
+    while scenario.job(small.job_id).state is JobState.PENDING and cycles <= parked:
         scenario.run_scheduling_cycle()
-        passes += 1
+        cycles += 1
 
     assert scenario.job(small.job_id).state is JobState.STARTING
-    assert passes <= parked / 5 + 1
+    assert cycles <= parked / 5 + 1
 
 
 @settings(max_examples=12, deadline=None)
@@ -68,7 +68,7 @@ def test_each_job_of_each_long_queue_is_examined_in_turn(teams: int, parked: int
     assert {scenario.job(job_id).state for job_id in small} == {JobState.STARTING}
 
 
-def test_cycle_reads_as_much_of_a_longer_queue() -> None:
+def test_cycle_makes_equal_number_of_reads_for_longer_queue() -> None:
     read = []
     for parked in (60, 120):
         scenario, _ = crowded_queue(parked)

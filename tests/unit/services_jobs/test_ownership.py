@@ -14,7 +14,7 @@ from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.jobs.lifecycle import ATTEMPT_WRITERS, JOB_WRITERS, attempt_writers, job_writers
 from evenkeel.ports import Ledger, Put, Table, Write
 from tests.fakes import CrashPlan
-from tests.unit.services_jobs.test_crashes import TALES, CrashReplay
+from tests.unit.services_jobs.test_crashes import JOB_EVENTS, CrashReplay
 
 PROJECT = Path(__file__).resolve().parents[3]
 SERVICES = PROJECT / "shared" / "evenkeel" / "services"
@@ -40,7 +40,7 @@ def writers_of(row: str) -> set[str]:
 
 
 @pytest.mark.parametrize(("step", "service"), STEPS.items())
-def test_step_of_a_service_is_run_by_that_service_alone(step: str, service: str) -> None:
+def test_inner_step_of_a_service_is_called_only_by_it(step: str, service: str) -> None:
     callers = {file.stem for file in SERVICES.rglob("*.py") if f"{step}.run(" in file.read_text(encoding="utf-8")}
 
     assert callers == {service}
@@ -60,7 +60,7 @@ def test_only_resolve_wait_answers_a_token() -> None:
         file.stem
         for file in SERVICES.rglob("*.py")
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Attribute) and ast.unparse(node) == "context.tokens.succeed"
+        if isinstance(node, ast.Attribute) and ast.unparse(node) == "context.task_tokens.succeed"
     }
 
     assert stems == {"resolve_wait"}
@@ -79,11 +79,11 @@ class AuditedLedger:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._ledger, name)
 
-    def commit(self, *writes: Write, token: str = "") -> None:
+    def commit(self, *writes: Write, client_token: str = "") -> None:
         for write in writes:
             if isinstance(write, Put) and write.row.key.table is Table.JOBS:
                 self._audit(write)
-        self._ledger.commit(*writes, token=token)
+        self._ledger.commit(*writes, client_token=client_token)
 
     def _audit(self, write: Put) -> None:
         key, after = write.row.key, write.row.doc.get("state")
@@ -112,11 +112,11 @@ def calling_service() -> str:
     return "nobody"
 
 
-@pytest.mark.parametrize("tale", TALES)
+@pytest.mark.parametrize("job_event", JOB_EVENTS)
 @pytest.mark.parametrize("aborts", [False, True])
-def test_every_job_state_is_written_by_its_listed_writer(tale: str, aborts: bool) -> None:
+def test_every_job_state_is_written_by_its_listed_writer(job_event: str, aborts: bool) -> None:
     for at in (0, 5, 9):
-        play = CrashReplay(CrashPlan(at), TALES[tale], aborts=aborts)
+        play = CrashReplay(CrashPlan(at), JOB_EVENTS[job_event], aborts=aborts)
         audited = AuditedLedger(play.scenario.ledger)
         play.scenario.ledger = audited  # type: ignore[assignment]
 
@@ -126,7 +126,7 @@ def test_every_job_state_is_written_by_its_listed_writer(tale: str, aborts: bool
 
 
 def test_unlisted_writer_is_refused() -> None:
-    play = CrashReplay(CrashPlan(), TALES["succeeds"])
+    play = CrashReplay(CrashPlan(), JOB_EVENTS["succeeds"])
     job = play.scenario.submit()
     audited = AuditedLedger(play.scenario.ledger)
 

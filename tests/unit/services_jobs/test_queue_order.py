@@ -34,7 +34,7 @@ def test_a_queue_is_listed_by_priority_then_time_then_id() -> None:
     assert listed_job_ids(*jobs, queue="red") == ["job-5", "job-3", "job-2", "job-6", "job-1", "job-4"]
 
 
-def test_list_of_a_queue_contains_only_its_jobs() -> None:
+def test_listed_queue_contains_only_its_own_jobs() -> None:
     jobs = (a_queued_job(1, queue="red"), a_queued_job(2, queue="red-2"), a_queued_job(3), a_queued_job(4, queue="re"))
 
     assert listed_job_ids(*jobs, queue="red") == ["job-1"]

@@ -37,7 +37,7 @@ class KeyBarrierLedger:
         return row
 
 
-def run_twice_at_once(scenario: JobScenario, key: str, act: Callable[[], Any]) -> list[Any]:
+def call_twice_concurrently(scenario: JobScenario, key: str, act: Callable[[], Any]) -> list[Any]:
     scenario.ledger = KeyBarrierLedger(scenario.world.ledger, key)  # type: ignore[assignment]
     with ThreadPoolExecutor(RIVALS) as threads:
         return [future.result(90) for future in [threads.submit(act) for _ in range(RIVALS)]]
@@ -46,7 +46,7 @@ def run_twice_at_once(scenario: JobScenario, key: str, act: Callable[[], Any]) -
 def test_concurrent_equal_submissions_create_one_job() -> None:
     scenario = JobScenario()
 
-    outcomes = run_twice_at_once(scenario, "IDEM#", scenario.submission)
+    outcomes = call_twice_concurrently(scenario, "IDEM#", scenario.submission)
 
     assert len({outcome.job.job_id for outcome in outcomes}) == 1
     assert Counter(outcome.is_repeat for outcome in outcomes) == {True: RIVALS - 1, False: 1}
@@ -57,7 +57,7 @@ def test_workflow_and_sweeper_settle_one_attempt_once() -> None:
     job = scenario.running()
     scenario.world.cluster.fail_pods(job.job_id, 1)
 
-    results = run_twice_at_once(scenario, "ATTEMPT#", lambda: scenario.settle(job.job_id))
+    results = call_twice_concurrently(scenario, "ATTEMPT#", lambda: scenario.settle(job.job_id))
 
     counted = Counter(result.outcome for result in results)
     assert counted == {SettleOutcome.JOB_REQUEUED: 1, SettleOutcome.ALREADY_SETTLED: RIVALS - 1}
@@ -70,7 +70,7 @@ def test_concurrent_cancel_and_settlement_have_one_result() -> None:
     scenario.world.cluster.fail_pods(job.job_id, 1)
     acts: Iterator[Callable[[str], Any]] = iter([scenario.cancel, scenario.settle, scenario.cancel, scenario.settle])
 
-    run_twice_at_once(scenario, "/META", lambda: next(acts)(job.job_id))
+    call_twice_concurrently(scenario, "/META", lambda: next(acts)(job.job_id))
 
     # In any order, the attempt is settled, and a cancelled job leaves the queue. A settlement after
     # the cancel finds pods that ended on request.
@@ -83,7 +83,7 @@ def test_one_of_many_concurrent_cancels_is_recorded() -> None:
     scenario = JobScenario()
     job = scenario.submit()
 
-    results = run_twice_at_once(scenario, "/META", lambda: scenario.cancel(job.job_id))
+    results = call_twice_concurrently(scenario, "/META", lambda: scenario.cancel(job.job_id))
 
     assert {result.outcome for result in results} == {CancelOutcome.CANCELLED}
     assert scenario.timeline(job.job_id).count("cancelled") == 1
@@ -99,7 +99,7 @@ def test_concurrent_launches_create_one_job_and_one_pin() -> None:
         except Exception as error:  # noqa: BLE001 - a rival's commit is a conflict, and its workflow retries
             return type(error).__name__
 
-    outcomes = run_twice_at_once(scenario, "ATTEMPT#", launch)
+    outcomes = call_twice_concurrently(scenario, "ATTEMPT#", launch)
 
     assert set(outcomes) <= {LaunchOutcome.LAUNCHED, "Conflict"}
     assert LaunchOutcome.LAUNCHED in outcomes

@@ -48,7 +48,7 @@ def mounted_job(log: str, plan: CrashPlan | None = None, **fields: Any) -> tuple
 
 
 def record_pin_of(scenario: JobScenario, job_id: str, number: int = 2) -> bool:
-    stored_attempt = attempt_record.load(scenario.ledger, job_id, number)
+    stored_attempt = attempt_record.load_attempt(scenario.ledger, job_id, number)
     return record_pin.run(stored_attempt, scenario.context())
 
 

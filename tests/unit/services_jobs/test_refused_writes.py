@@ -23,13 +23,13 @@ class RefusingLedger:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
-    def commit(self, *writes: Write, token: str = "") -> None:
+    def commit(self, *writes: Write, client_token: str = "") -> None:
         for write in writes:
             row = write.row if isinstance(write, Put) else None
             if row and row.doc.get("jobId") in self.jobs and row.doc.get("state") in self.states:
                 self.refusals += 1
                 raise Refused("the row is too large")
-        self.inner.commit(*writes, token=token)
+        self.inner.commit(*writes, client_token=client_token)
 
 
 def refuse_jobs(scenario: JobScenario, *jobs: str, **more: Any) -> RefusingLedger:
@@ -50,7 +50,7 @@ def test_refused_admission_does_not_stop_other_admissions() -> None:
     assert all(scenario.job(job).state is JobState.STARTING for job in jobs if job != jobs[7])
 
 
-def test_refused_job_shows_the_reason_and_is_counted() -> None:
+def test_job_shows_refused_write_as_reason_and_is_counted() -> None:
     scenario = JobScenario()
     job = scenario.submit().job_id
     refuse_jobs(scenario, job)
@@ -62,7 +62,7 @@ def test_refused_job_shows_the_reason_and_is_counted() -> None:
     assert scenario.world.telemetry.totals["WritesRejected"] == 1
 
 
-def test_refused_job_reserves_no_nodes() -> None:
+def test_job_whose_admission_was_refused_reserves_no_nodes() -> None:
     scenario = JobScenario(size=2)
     first, second = scenario.submit("first").job_id, scenario.submit("second").job_id
     refuse_jobs(scenario, first)
@@ -72,7 +72,7 @@ def test_refused_job_reserves_no_nodes() -> None:
     assert [scenario.job(job_id).state for job_id in (first, second)] == [JobState.PENDING, JobState.STARTING]
 
 
-def test_job_with_only_refused_writes_reserves_nothing() -> None:
+def test_job_whose_every_write_is_refused_reserves_nothing() -> None:
     scenario = JobScenario(size=2)
     first, second = scenario.submit("first").job_id, scenario.submit("second").job_id
     refuse_jobs(scenario, first, states=("STARTING", "PENDING"))
@@ -83,7 +83,7 @@ def test_job_with_only_refused_writes_reserves_nothing() -> None:
     assert [scenario.job(job_id).state for job_id in (first, second)] == [JobState.PENDING, JobState.STARTING]
 
 
-def test_refused_job_is_retried_later() -> None:
+def test_job_whose_write_was_refused_is_retried_later() -> None:
     scenario = JobScenario()
     job = scenario.submit().job_id
     ledger = refuse_jobs(scenario, job)
@@ -99,7 +99,7 @@ def test_refused_job_is_retried_later() -> None:
     assert scenario.job(job).state is JobState.STARTING
 
 
-def test_refused_reason_does_not_stop_other_reasons() -> None:
+def test_job_whose_reason_is_refused_does_not_block_other_reasons() -> None:
     scenario = JobScenario(size=1)
     jobs = [scenario.submit(f"key-{n}", nodes=2).job_id for n in range(6)]
     refuse_jobs(scenario, jobs[0], states=("PENDING",))
@@ -130,7 +130,7 @@ def test_jobs_of_the_full_size_are_admitted_in_several_commits() -> None:
     jobs = [scenario.submit(f"key-{n}", nodes=1).job_id for n in range(20)]
     for job in jobs:
         row = scenario.world.ledger.rows[job_rows.job_key(job)]
-        scenario.put(Row(row.key, {**row.doc, "submittedBy": "x" * 350_000}, row.version, row.state))
+        scenario.store_row(Row(row.key, {**row.doc, "submittedBy": "x" * 350_000}, row.version, row.state))
 
     outcome = scenario.run_scheduling_cycle()
 
@@ -144,7 +144,7 @@ def write_groups(*sizes: int) -> list[batches.WriteGroup]:
     ]
 
 
-def test_batches_stay_below_three_megabytes_and_a_hundred_writes() -> None:
+def test_commit_batches_stay_below_3_megabytes_and_100_writes() -> None:
     parts = write_groups(*[300_000] * 25, *[10] * 250)
     common_writes = (Put(Row(quota_rows.tree_key(), {"memory": "x" * 200_000})),)
 
@@ -185,7 +185,7 @@ def test_only_refused_write_groups_are_skipped(offenders: tuple[int, ...]) -> No
     assert aside == sorted(bad)
 
 
-def test_a_rows_size_counts_utf8() -> None:
+def test_row_size_counts_bytes_of_utf8() -> None:
     key = subject_rows.decision_key("dec-1")
     assert key.table is Table.INCIDENTS
     assert row_bytes(Row(key, {"a": "\u20ac" * 100})) == row_bytes(Row(key, {"a": "x" * 300}))

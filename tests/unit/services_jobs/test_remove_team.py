@@ -33,12 +33,12 @@ class ConcurrentAdmissionLedger:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._story.world.ledger, name)
 
-    def commit(self, *writes: Write, token: str = "") -> None:
+    def commit(self, *writes: Write, client_token: str = "") -> None:
         if self._is_first:
             self._is_first = False
             self._story.submit(team="blue", nodes=1)
             self._story.run_scheduling_cycle()
-        self._story.world.ledger.commit(*writes, token=token)
+        self._story.world.ledger.commit(*writes, client_token=client_token)
 
 
 def test_removal_raises_the_tree_version_and_requests_a_cycle() -> None:
@@ -50,7 +50,7 @@ def test_removal_raises_the_tree_version_and_requests_a_cycle() -> None:
     assert outcome.was_there
     assert tree_version(scenario) == before + 1
     assert scenario.world.cycle_requests.reasons[requests_before:] == ["Team blue removed"]
-    assert [team.name for team in team_setup.load(scenario.world.ledger).setup.teams] == ["red"]
+    assert [team.name for team in team_setup.load_setup(scenario.world.ledger).setup.teams] == ["red"]
 
 
 def test_concurrent_admission_prevents_the_removal() -> None:
@@ -59,7 +59,7 @@ def test_concurrent_admission_prevents_the_removal() -> None:
     with pytest.raises(TeamInUse, match="still holds quota"):
         remove_team_at(scenario, ConcurrentAdmissionLedger(scenario))
 
-    assert "blue" in team_setup.load(scenario.world.ledger).setup.by_name
+    assert "blue" in team_setup.load_setup(scenario.world.ledger).setup.by_name
 
 
 @pytest.mark.parametrize("when", [CrashTiming.BEFORE, CrashTiming.AFTER])
@@ -71,7 +71,7 @@ def test_crash_removes_the_team_completely_or_not_at_all(when: CrashTiming) -> N
     outcome = remove_team_at(scenario)
 
     assert outcome.was_there is (when is CrashTiming.BEFORE)
-    assert "blue" not in team_setup.load(scenario.world.ledger).setup.by_name
+    assert "blue" not in team_setup.load_setup(scenario.world.ledger).setup.by_name
 
 
 def test_recreated_team_keeps_its_spending() -> None:
@@ -89,7 +89,7 @@ def test_recreated_team_keeps_its_spending() -> None:
 def test_removal_during_other_changes_is_a_conflict() -> None:
     scenario = shared_fleet()
 
-    class Busy:
+    class ConflictingLedger:
         def __getattr__(self, name: str) -> Any:
             return getattr(scenario.world.ledger, name)
 
@@ -97,4 +97,4 @@ def test_removal_during_other_changes_is_a_conflict() -> None:
             raise Conflict("Somebody was first.")
 
     with pytest.raises(Conflict):
-        remove_team_at(scenario, Busy())
+        remove_team_at(scenario, ConflictingLedger())

@@ -84,12 +84,12 @@ class RentalScenario:
 
     # ------------------------------------------------------------ the world
 
-    def karpenter(self) -> None:
+    def launch_nodes(self) -> None:
         """Launch a node for each capacity pod without one, within the limits. Refuse if the pool has no capacity."""
         cluster = self.world.cluster
         for spec in list(cluster.capacity.values()):
             limit = cluster.limits[spec.cluster, spec.pool]
-            claim_count = len(cluster.claims(spec.cluster, spec.pool))
+            claim_count = len(cluster.node_claims(spec.cluster, spec.pool))
             most = limit[0] if limit else 0
             for _ in range(min(spec.nodes, most) - claim_count):
                 if spec.pool not in self.has_capacity:
@@ -110,14 +110,14 @@ class RentalScenario:
                     )
                 )
 
-    def task(self, rental: Rental, step: RentalStep, reason: str = "") -> rent_capacity.RentCapacityResult:
+    def run_rental_step(self, rental: Rental, step: RentalStep, reason: str = "") -> rent_capacity.RentCapacityResult:
         scenario = self.scenario
         return rent_capacity.run(
             rent_capacity.RentCapacityRequest(step=step, job_id=rental.job_id, rental=rental.number, reason=reason),
             scenario.context(policy=self.policy, mode=self.mode),
         )
 
-    def wait(self, rental: Rental, kind: ConditionKind) -> Any:
+    def wait_answer(self, rental: Rental, kind: ConditionKind) -> Any:
         """Open a wait unless it is open, and return its answer; None before it has one."""
         name = wait_name(kind, rental.number)
         row = self.world.ledger.get(subject_rows.wait_key(rental.job_id, name))
@@ -132,29 +132,29 @@ class RentalScenario:
             reads_all=False,
         )
         wait = rows.decode(row, Wait)
-        answer = evaluate_waits.judge(wait, observed)
+        answer = evaluate_waits.judge_wait(wait, observed)
         late = self.world.clock.now() >= wait.deadline_at
         outcome = answer.outcome if answer else DEADLINE_PASSED if late else None
         if outcome:
             self.whys[rental.name] = answer.reason if answer else "Not all rented nodes joined."
-            self.forget_wait(rental, kind)
+            self.delete_wait(rental, kind)
         return outcome
 
-    def forget_wait(self, rental: Rental, kind: ConditionKind) -> None:
+    def delete_wait(self, rental: Rental, kind: ConditionKind) -> None:
         row = self.world.ledger.get(subject_rows.wait_key(rental.job_id, wait_name(kind, rental.number)))
         if row:
             self.world.ledger.commit(Delete(row.key, row.version))
 
     # ------------------------------------------------------------ its workflow
 
-    def advance(self) -> None:
+    def advance_executions(self) -> None:
         """Run every execution of burst_capacity until it waits or ends."""
         for name, document in list(self.executions().items()):
             if self.world.workflows.state(WorkflowName.BURST_CAPACITY, name) is not ExecutionState.RUNNING:
                 continue
             state = self.states.get(name, "CheckBudget")
             for _ in range(12):
-                after = self.step(state, self.rental(document["jobId"], document["rental"]))
+                after = self.next_state(state, self.rental(document["jobId"], document["rental"]))
                 self.states[name] = after
                 pauses = after in ("NextOffer", "ReleasePool")  # it checks again which nodes remain
                 if after == "Done" or (after == state and not pauses):
@@ -170,38 +170,38 @@ class RentalScenario:
             if machine is WorkflowName.BURST_CAPACITY
         }
 
-    def step(self, state: str, rental: Rental) -> str:
+    def next_state(self, state: str, rental: Rental) -> str:
         why = self.whys.get(rental.name, "")
         match state:
             case "CheckBudget":
-                result = self.task(rental, RentalStep.CHECK)
+                result = self.run_rental_step(rental, RentalStep.CHECK)
                 self.whys[rental.name] = result.reason
                 after = {"GO": "OpenPool", "READY": "AwaitEnd", "ENDING": "ReleasePool", "STALE": "Done"}
                 return after[result.outcome]
             case "OpenPool":
-                result = self.task(rental, RentalStep.OPEN)
+                result = self.run_rental_step(rental, RentalStep.OPEN)
                 self.whys[rental.name] = result.reason
                 after = {"OPENED": "AwaitNodes", "REFUSED": "NextOffer", "NOT_WANTED": "ReleasePool"}
                 return after[result.outcome]
             case "AwaitNodes":
-                answer = self.wait(rental, ConditionKind.RENTAL_READY)
+                answer = self.wait_answer(rental, ConditionKind.RENTAL_READY)
                 if answer is None:
                     return "AwaitNodes"
                 return {"NODES_READY": "HandOver", "NOT_WANTED": "ReleasePool"}.get(answer, "NextOffer")
             case "HandOver":
-                result = self.task(rental, RentalStep.HAND_OVER)
+                result = self.run_rental_step(rental, RentalStep.HAND_OVER)
                 after = {"HANDED_OVER": "AwaitEnd", "NOT_YET": "AwaitNodes", "NOT_WANTED": "ReleasePool"}
                 return after[result.outcome]
             case "NextOffer":
-                result = self.task(rental, RentalStep.NEXT, why)
+                result = self.run_rental_step(rental, RentalStep.NEXT, why)
                 self.whys[rental.name] = why if result.outcome is RentOutcome.NOT_YET else result.reason
                 return {"OPENED": "OpenPool", "NOT_YET": "NextOffer", "NONE": "ReleasePool"}[result.outcome]
             case "AwaitEnd":
-                return "ReleasePool" if self.wait(rental, ConditionKind.RENTAL_ENDED) else "AwaitEnd"
+                return "ReleasePool" if self.wait_answer(rental, ConditionKind.RENTAL_ENDED) else "AwaitEnd"
             case _:
-                result = self.task(rental, RentalStep.RELEASE, why)
+                result = self.run_rental_step(rental, RentalStep.RELEASE, why)
                 if result.outcome is RentOutcome.RELEASED:
-                    result = self.task(rental, RentalStep.SETTLE)
+                    result = self.run_rental_step(rental, RentalStep.SETTLE)
                 after = {"NOT_YET": "ReleasePool", "IN_USE": "AwaitEnd", "SETTLED": "Done", "STALE": "Done"}
                 return after[result.outcome]
 
@@ -210,59 +210,59 @@ class RentalScenario:
     def rental(self, job_id: str, number: int = 1) -> Rental:
         return rows.load(self.world.ledger, job_rows.rental_key(job_id, number), Rental, "rental")
 
-    def race_cycles(self) -> None:
+    def run_concurrent_cycles(self) -> None:
         """Run a cycle that rents, and a second cycle between its read and its commit."""
         raced: list[bool] = []
         commit = self.world.ledger.commit
 
-        def race(*writes: Any, token: str = "") -> None:
+        def race(*writes: Any, client_token: str = "") -> None:
             if not raced and any("RENTAL#" in write.row.key.sk for write in writes if hasattr(write, "row")):
                 raced.append(True)
                 self.scenario.run_scheduling_cycle()
-            commit(*writes, token=token)
+            commit(*writes, client_token=client_token)
 
         self.world.ledger.commit = race  # type: ignore[method-assign]
         self.scenario.run_scheduling_cycle()
         assert raced
 
-    def holds(self) -> int:
+    def allocation_count(self) -> int:
         return len(self.world.ledger.partition(Table.QUOTAS, quota_rows.rental_allocation_key("", 0).pk, "RENTAL#"))
 
-    def records(self, kind: str) -> list[Decision]:
+    def decision_records(self, kind: str) -> list[Decision]:
         decision_rows = (row for key, row in self.world.ledger.rows.items() if key.pk.startswith("DEC#"))
         records = (rows.decode(row, Decision) for row in decision_rows)
         return [record for record in records if record.kind == kind]
 
-    def left(self) -> list[Any]:
+    def leftovers(self) -> list[Any]:
         cluster = self.world.cluster
         limits = [pool_key for pool_key, limit in cluster.limits.items() if limit not in (None, (0, 0))]
-        return [*cluster.capacity, *cluster.claimed, *limits] + ["a hold"] * self.holds()
+        return [*cluster.capacity, *cluster.claimed, *limits] + ["a hold"] * self.allocation_count()
 
-    def full_fleet(self, **changes: Any) -> tuple[Job, Job]:
+    def fill_fleet(self, **changes: Any) -> tuple[Job, Job]:
         """Return a job that holds both nodes, and a pending job."""
         first = self.scenario.submit("first", **changes)
         self.scenario.run_scheduling_cycle()
-        self.run(first.job_id, 1)
+        self.run_attempt(first.job_id, 1)
         self.world.clock.advance(60)
         return first, self.scenario.submit("second", **changes)
 
-    def run(self, job_id: str, attempt: int) -> None:
+    def run_attempt(self, job_id: str, attempt: int) -> None:
         self.scenario.launch(job_id, attempt)
         self.scenario.mark_running(job_id, attempt)
 
-    def rent(self) -> None:
+    def rent_nodes(self) -> None:
         """Run a cycle that rents, let the nodes join, and run a cycle that uses them."""
         self.scenario.run_scheduling_cycle()
-        self.advance()
-        self.karpenter()
-        self.advance()
+        self.advance_executions()
+        self.launch_nodes()
+        self.advance_executions()
         self.scenario.run_scheduling_cycle()
 
-    def rented(self, **changes: Any) -> tuple[Job, Job]:
+    def run_second_job_on_rented_nodes(self, **changes: Any) -> tuple[Job, Job]:
         """Return both jobs, the second running on rented nodes."""
-        first, second = self.full_fleet(**changes)
-        self.rent()
-        self.run(second.job_id, 1)
+        first, second = self.fill_fleet(**changes)
+        self.rent_nodes()
+        self.run_attempt(second.job_id, 1)
         return first, self.scenario.job(second.job_id)
 
 
@@ -280,7 +280,7 @@ def test_every_pending_job_is_considered_for_rent_in_order() -> None:
 
 def test_cycle_emits_rent_and_its_cap_as_metrics() -> None:
     renting = RentalScenario()
-    _, second = renting.rented()
+    _, second = renting.run_second_job_on_rented_nodes()
     renting.world.telemetry.metrics.clear()
 
     renting.scenario.run_scheduling_cycle()
@@ -293,7 +293,7 @@ def test_cycle_emits_rent_and_its_cap_as_metrics() -> None:
 def test_urgent_job_starts_once_all_its_rented_nodes_are_ready() -> None:
     renting = RentalScenario()
 
-    _, second = renting.rented()
+    _, second = renting.run_second_job_on_rented_nodes()
 
     rental = renting.rental(second.job_id)
     assert rental.state is RentalState.READY
@@ -307,20 +307,20 @@ def test_urgent_job_starts_once_all_its_rented_nodes_are_ready() -> None:
 def test_shipped_policy_rents_nothing() -> None:
     renting = RentalScenario(policy=Policy())
 
-    renting.full_fleet()
+    renting.fill_fleet()
     renting.scenario.run_scheduling_cycle()
 
     assert renting.executions() == {}
-    assert renting.records("PLACEMENT") == []
+    assert renting.decision_records("PLACEMENT") == []
 
 
 def test_rented_nodes_are_reserved_for_their_job() -> None:
     renting = RentalScenario()
-    _, second = renting.full_fleet()
+    _, second = renting.fill_fleet()
     renting.scenario.run_scheduling_cycle()
-    renting.advance()
-    renting.karpenter()
-    renting.advance()
+    renting.advance_executions()
+    renting.launch_nodes()
+    renting.advance_executions()
 
     third = renting.scenario.submit("third", nodes=1, checkpoint_uri="")
     renting.scenario.run_scheduling_cycle()
@@ -336,61 +336,61 @@ SPOT_TAINT = "spot=true:NoSchedule"
 def test_tainted_pool_is_rented_only_for_tolerating_jobs(tolerates: bool) -> None:
     renting = RentalScenario(policy=a_policy(pools=(a_pool(SPOT, Market.SPOT, taints=(SPOT_TAINT,)),)))
     tolerations = [{"key": "spot", "value": "true", "effect": "NoSchedule"}] if tolerates else []
-    _, second = renting.full_fleet(tolerations=tolerations)
+    _, second = renting.fill_fleet(tolerations=tolerations)
     renting.scenario.run_scheduling_cycle()
-    renting.advance()
-    renting.karpenter()
+    renting.advance_executions()
+    renting.launch_nodes()
     for name in renting.world.cluster.claimed.values():
         renting.world.cluster.set_node(name[1].node_name, taints=(SPOT_TAINT,))
-    renting.advance()
+    renting.advance_executions()
     renting.scenario.run_scheduling_cycle()
 
     job = renting.scenario.job(second.job_id)
-    assert (job.state is JobState.STARTING, renting.holds()) == ((True, 1) if tolerates else (False, 0))
+    assert (job.state is JobState.STARTING, renting.allocation_count()) == ((True, 1) if tolerates else (False, 0))
     assert tolerates or f"{SPOT}: Its pods do not tolerate {SPOT_TAINT}." in job.reason
 
 
 def test_rental_cap_holds_for_any_request() -> None:
     renting = RentalScenario(policy=a_policy(fleet_cap_micros_per_hour=2 * NODE_HOUR[SPOT]))
-    renting.full_fleet()
+    renting.fill_fleet()
     job_ids = [renting.scenario.submit(f"more-{number}").job_id for number in range(3)]
 
     for _ in range(3):
         renting.scenario.run_scheduling_cycle()
 
-    assert renting.holds() == 1
+    assert renting.allocation_count() == 1
     for name in job_ids:
         assert "the fleet spends $40.00 of $40.00 an hour" in str(renting.scenario.job(name).placement), name
 
 
 def test_concurrent_cycles_together_stay_within_the_rental_limit() -> None:
     renting = RentalScenario(policy=a_policy(fleet_cap_micros_per_hour=2 * NODE_HOUR[SPOT]))
-    renting.full_fleet()
+    renting.fill_fleet()
     renting.scenario.submit("third")
 
-    renting.race_cycles()
+    renting.run_concurrent_cycles()
 
-    assert renting.holds() == 1
+    assert renting.allocation_count() == 1
 
 
 def test_observe_mode_records_a_rental_without_renting() -> None:
     renting = RentalScenario()
-    _, second = renting.full_fleet()
+    _, second = renting.fill_fleet()
     renting.scenario.mode = Mode.OBSERVE
 
     renting.scenario.run_scheduling_cycle()
     renting.scenario.run_scheduling_cycle()
 
-    assert renting.holds() == 0
+    assert renting.allocation_count() == 0
     assert (
         "Mode is observe: Evenkeel would rent nodes, but takes no action." in renting.scenario.job(second.job_id).reason
     )
-    assert len(renting.records("PLACEMENT")) == 1
+    assert len(renting.decision_records("PLACEMENT")) == 1
 
 
 def test_unchanged_pending_reason_is_written_once() -> None:
     renting = RentalScenario(policy=a_policy(fleet_cap_micros_per_hour=0))
-    _, second = renting.full_fleet()
+    _, second = renting.fill_fleet()
     renting.scenario.run_scheduling_cycle()
     waiting, commits = renting.scenario.job(second.job_id), len(renting.world.ledger.commits)
 
@@ -408,12 +408,12 @@ def test_unchanged_pending_reason_is_written_once() -> None:
 
 def test_placement_and_migration_decisions_replay() -> None:
     renting = RentalScenario()
-    first, _ = renting.rented()
+    first, _ = renting.run_second_job_on_rented_nodes()
     renting.world.cluster.finish_pods(first.job_id, 1)
     renting.scenario.settle(first.job_id, 1)
     renting.scenario.run_scheduling_cycle()
 
-    records = [*renting.records("PLACEMENT"), *renting.records("MIGRATION")]
+    records = [*renting.decision_records("PLACEMENT"), *renting.decision_records("MIGRATION")]
 
     assert {record.kind for record in records} == {"PLACEMENT", "MIGRATION"}
     assert [replay(record, renting.policy).differs_from(record) for record in records] == [""] * len(records)
@@ -421,7 +421,7 @@ def test_placement_and_migration_decisions_replay() -> None:
 
 def test_job_migrates_to_free_committed_nodes_and_returns_rented_ones() -> None:
     renting = RentalScenario()
-    first, second = renting.rented()
+    first, second = renting.run_second_job_on_rented_nodes()
     renting.world.cluster.finish_pods(first.job_id, 1)
     renting.scenario.settle(first.job_id, 1)
 
@@ -429,20 +429,20 @@ def test_job_migrates_to_free_committed_nodes_and_returns_rented_ones() -> None:
     job = renting.scenario.job(second.job_id)
     renting.scenario.stop(second.job_id, 1)
     renting.scenario.settle(second.job_id, 1)
-    renting.advance()
+    renting.advance_executions()
     renting.scenario.run_scheduling_cycle()
-    renting.advance()
+    renting.advance_executions()
 
     assert job.stop_request is not None
     assert job.stop_request.reason.startswith("The job migrates back to committed capacity: p5-workers has free nodes")
     assert renting.scenario.attempt(second.job_id, 2).pool == "p5-workers"
     assert renting.rental(second.job_id).state is RentalState.ENDED
-    assert renting.left() == []
+    assert renting.leftovers() == []
 
 
 def test_pending_jobs_get_committed_nodes_before_migrations() -> None:
     renting = RentalScenario(policy=a_policy(fleet_cap_micros_per_hour=2 * NODE_HOUR[SPOT]))
-    first, second = renting.rented()
+    first, second = renting.run_second_job_on_rented_nodes()
     third = renting.scenario.submit("third")
     renting.world.cluster.finish_pods(first.job_id, 1)
     renting.scenario.settle(first.job_id, 1)
@@ -455,14 +455,14 @@ def test_pending_jobs_get_committed_nodes_before_migrations() -> None:
 
 def test_refused_market_is_skipped_for_every_job() -> None:
     renting = RentalScenario(has_capacity={ON_DEMAND})
-    _, second = renting.full_fleet()
+    _, second = renting.fill_fleet()
     renting.scenario.run_scheduling_cycle()
-    renting.advance()
-    renting.karpenter()
+    renting.advance_executions()
+    renting.launch_nodes()
     renting.world.clock.advance(2)
-    renting.advance()
-    renting.karpenter()
-    renting.advance()
+    renting.advance_executions()
+    renting.launch_nodes()
+    renting.advance_executions()
     renting.scenario.run_scheduling_cycle()
 
     rental = renting.rental(second.job_id)
@@ -477,40 +477,40 @@ def test_refused_market_is_skipped_for_every_job() -> None:
 
 def test_rental_resumed_after_a_crash_skips_a_refused_pool() -> None:
     renting = RentalScenario(has_capacity={ON_DEMAND})
-    _, second = renting.full_fleet()
+    _, second = renting.fill_fleet()
     renting.scenario.run_scheduling_cycle()
-    renting.advance()
+    renting.advance_executions()
     renting.world.cluster.launch_rented(a_node(77, name="ip-77", pool=SPOT, hyperpod_cluster_id=None))
     renting.world.cluster.slow_to_go = True
-    renting.task(renting.rental(second.job_id), RentalStep.NEXT, "It was refused.")
+    renting.run_rental_step(renting.rental(second.job_id), RentalStep.NEXT, "It was refused.")
 
-    checked = renting.task(renting.rental(second.job_id), RentalStep.CHECK)
-    opened = renting.task(renting.rental(second.job_id), RentalStep.OPEN)
+    checked = renting.run_rental_step(renting.rental(second.job_id), RentalStep.CHECK)
+    opened = renting.run_rental_step(renting.rental(second.job_id), RentalStep.OPEN)
 
     assert (checked.outcome, opened.outcome, opened.reason) == ("GO", "REFUSED", "It was refused.")
     assert renting.world.cluster.capacity == {}
 
 
-def test_nodes_of_another_rental_neither_satisfy_nor_hide_a_refusal() -> None:
+def test_rental_is_refused_although_another_rental_has_nodes() -> None:
     renting = RentalScenario(policy=a_policy(pools=(a_pool(ON_DEMAND, Market.ON_DEMAND),)))
-    renting.rented()
+    renting.run_second_job_on_rented_nodes()
     third = renting.scenario.submit("third")
     renting.scenario.run_scheduling_cycle()
-    renting.advance()
+    renting.advance_executions()
     renting.world.cluster.refusals[ON_DEMAND] = (renting.world.clock.now(), "InsufficientInstanceCapacity")
 
-    answer = renting.wait(renting.rental(third.job_id), ConditionKind.RENTAL_READY)
+    answer = renting.wait_answer(renting.rental(third.job_id), ConditionKind.RENTAL_READY)
 
     assert answer == "REFUSED"
 
 
 def test_rental_without_any_capacity_ends_with_a_reason() -> None:
     renting = RentalScenario(has_capacity=set())
-    _, second = renting.full_fleet()
+    _, second = renting.fill_fleet()
     renting.scenario.run_scheduling_cycle()
     for _ in range(4):
-        renting.advance()
-        renting.karpenter()
+        renting.advance_executions()
+        renting.launch_nodes()
         renting.world.clock.advance(2)
     renting.scenario.run_scheduling_cycle()
 
@@ -520,29 +520,29 @@ def test_rental_without_any_capacity_ends_with_a_reason() -> None:
     assert job.placement is not None
     assert renting.rental(second.job_id).state is RentalState.ENDED
     assert renting.rental(second.job_id).cost_parts == 0
-    assert renting.left() == []
+    assert renting.leftovers() == []
 
 
 def test_nodes_rented_for_a_gang_have_efa() -> None:
     renting = RentalScenario(policy=a_policy(pools=(a_pool(ON_DEMAND, Market.ON_DEMAND),)))
-    renting.full_fleet()
+    renting.fill_fleet()
     renting.scenario.run_scheduling_cycle()
-    renting.advance()
+    renting.advance_executions()
 
     assert [(spec.nodes, spec.efa) for spec in renting.world.cluster.capacity.values()] == [(2, 32)]
 
 
 def test_incomplete_gang_is_returned_after_the_deadline_and_billed() -> None:
     renting = RentalScenario(policy=a_policy(pools=(a_pool(ON_DEMAND, Market.ON_DEMAND),)))
-    _, second = renting.full_fleet()
+    _, second = renting.fill_fleet()
     renting.scenario.run_scheduling_cycle()
-    renting.advance()
+    renting.advance_executions()
     name = next(iter(renting.world.cluster.capacity))
     renting.world.cluster.launch_rented(
         a_node(77, name="ip-77", pool=ON_DEMAND, hyperpod_cluster_id=None, created_at=renting.world.clock.now())
     )
     renting.world.clock.advance(901)
-    renting.advance()
+    renting.advance_executions()
 
     rental = renting.rental(second.job_id)
     assert name == rental.name
@@ -550,64 +550,64 @@ def test_incomplete_gang_is_returned_after_the_deadline_and_billed() -> None:
     assert rental.offers[0].joined_node_names == ("ip-77",)
     assert rental.cost_parts == NODE_HOUR[ON_DEMAND] * 1 * 901
     assert renting.scenario.job(second.job_id).state is JobState.PENDING
-    assert renting.left() == []
+    assert renting.leftovers() == []
 
 
 def test_rental_with_nodes_of_two_pools_ends() -> None:
     renting = RentalScenario(has_capacity={ON_DEMAND})
-    _, second = renting.full_fleet()
+    _, second = renting.fill_fleet()
     renting.scenario.run_scheduling_cycle()
-    renting.advance()
+    renting.advance_executions()
     renting.world.cluster.launch_rented(a_node(77, name="ip-77", pool=SPOT, hyperpod_cluster_id=None))
-    renting.karpenter()
+    renting.launch_nodes()
     renting.world.clock.advance(2)
-    renting.advance()
-    renting.karpenter()
-    renting.advance()
+    renting.advance_executions()
+    renting.launch_nodes()
+    renting.advance_executions()
 
     renting.scenario.cancel(second.job_id)
-    renting.advance()
+    renting.advance_executions()
 
     rental = renting.rental(second.job_id)
     assert [len(offer.joined_node_names) for offer in rental.offers] == [1, 2]
     assert rental.state is RentalState.ENDED
-    assert renting.left() == []
+    assert renting.leftovers() == []
 
 
 def test_bill_is_price_times_started_seconds_times_nodes() -> None:
     renting = RentalScenario()
-    _, second = renting.rented()
+    _, second = renting.run_second_job_on_rented_nodes()
     renting.world.clock.advance(100.5)
     renting.world.cluster.finish_pods(second.job_id, 1)
     renting.scenario.settle(second.job_id, 1)
-    renting.advance()
+    renting.advance_executions()
 
     rental = renting.rental(second.job_id)
     assert rental.cost_parts == NODE_HOUR[SPOT] * 2 * 101
     assert rental.shown_cost == "$1.12"
-    assert renting.left() == []
+    assert renting.leftovers() == []
 
 
 def test_caps_count_a_rental_until_its_last_node_ends() -> None:
     renting = RentalScenario()
     renting.world.cluster.slow_to_go = True
-    _, second = renting.rented()
+    _, second = renting.run_second_job_on_rented_nodes()
     renting.world.cluster.finish_pods(second.job_id, 1)
     renting.scenario.settle(second.job_id, 1)
-    renting.advance()
-    before = renting.holds()
+    renting.advance_executions()
+    before = renting.allocation_count()
     renting.world.cluster.go()
-    renting.advance()
+    renting.advance_executions()
 
-    assert (before, renting.holds()) == (1, 0)
+    assert (before, renting.allocation_count()) == (1, 0)
 
 
 def test_a_pool_without_limits_is_refused() -> None:
     renting = RentalScenario(policy=a_policy(pools=(a_pool(ON_DEMAND, Market.ON_DEMAND),)))
     renting.world.cluster.limits[CLUSTER, ON_DEMAND] = None
-    _, second = renting.full_fleet()
+    _, second = renting.fill_fleet()
     renting.scenario.run_scheduling_cycle()
-    renting.advance()
+    renting.advance_executions()
 
     assert renting.rental(second.job_id).state is RentalState.ENDED
     assert "no limit" in renting.rental(second.job_id).offers[0].refused
@@ -616,7 +616,7 @@ def test_a_pool_without_limits_is_refused() -> None:
 
 def test_reclaimed_spot_node_is_replaced_on_demand() -> None:
     renting = RentalScenario()
-    _, second = renting.rented()
+    _, second = renting.run_second_job_on_rented_nodes()
     node_name = renting.rental(second.job_id).node_names[0]
     renting.world.cluster.claimed = {
         name: claim for name, claim in renting.world.cluster.claimed.items() if claim[1].node_name != node_name
@@ -624,12 +624,12 @@ def test_reclaimed_spot_node_is_replaced_on_demand() -> None:
     renting.world.cluster.stop(renting.scenario.attempt(second.job_id), 1)
     renting.world.cluster.remove_node(node_name)
     renting.scenario.settle(second.job_id, 1)
-    renting.advance()
+    renting.advance_executions()
     renting.world.clock.advance(5)
     renting.scenario.run_scheduling_cycle()
-    renting.advance()
-    renting.karpenter()
-    renting.advance()
+    renting.advance_executions()
+    renting.launch_nodes()
+    renting.advance_executions()
     renting.scenario.run_scheduling_cycle()
 
     assert renting.rental(second.job_id, 1).state is RentalState.ENDED
@@ -638,21 +638,21 @@ def test_reclaimed_spot_node_is_replaced_on_demand() -> None:
 
 def test_a_cancelled_job_leaves_no_rental() -> None:
     renting = RentalScenario()
-    _, second = renting.full_fleet()
+    _, second = renting.fill_fleet()
     renting.scenario.run_scheduling_cycle()
-    renting.advance()
-    renting.karpenter()
+    renting.advance_executions()
+    renting.launch_nodes()
 
     renting.scenario.cancel(second.job_id)
-    renting.advance()
+    renting.advance_executions()
 
     assert renting.rental(second.job_id).state is RentalState.ENDED
-    assert renting.left() == []
+    assert renting.leftovers() == []
 
 
 def test_sweeper_restarts_a_rental_without_a_running_workflow() -> None:
     renting = RentalScenario()
-    _, second = renting.full_fleet()
+    _, second = renting.fill_fleet()
     renting.scenario.run_scheduling_cycle()
     workflows, name = renting.world.workflows, f"{second.job_id}-b1"
     del workflows.executions[WorkflowName.BURST_CAPACITY, name], workflows.states[WorkflowName.BURST_CAPACITY, name]
@@ -667,52 +667,52 @@ def test_sweeper_restarts_a_rental_without_a_running_workflow() -> None:
 
 @pytest.mark.parametrize(("when", "step"), SIDES_AND_STEPS)
 def test_rental_ends_the_same_after_any_crash(when: str, step: int) -> None:
-    undisturbed = _play(CrashPlan())
-    assert undisturbed.left() == []
+    undisturbed = run_both_jobs_with_crash(CrashPlan())
+    assert undisturbed.leftovers() == []
     effects = len(undisturbed.plan.effects)
     for at in range(1, effects + 1, step):
-        renting = _play(CrashPlan(at=at, when=when))
+        renting = run_both_jobs_with_crash(CrashPlan(at=at, when=when))
         crash = f"{when} effect {at}, {undisturbed.plan.effects[at - 1]}"
-        assert renting.left() == [], crash
+        assert renting.leftovers() == [], crash
         assert [renting.scenario.job(name).state for name in renting.names] == [JobState.SUCCEEDED] * 2, crash
 
 
-def _play(plan: CrashPlan) -> Any:
+def run_both_jobs_with_crash(plan: CrashPlan) -> Any:
     """Run both jobs to their ends. The workflow, the next cycle or the sweep repeats a crashed step."""
     renting = RentalScenario(plan=CrashPlan())
-    first, second = renting.full_fleet()
+    first, second = renting.fill_fleet()
     renting.names = (first.job_id, second.job_id)  # type: ignore[attr-defined]
     renting.plan.at, renting.plan.when = (plan.at + len(renting.plan.effects) if plan.at else 0), plan.when
     skipped = len(renting.plan.effects)
 
-    def again(do: Callable[[], object]) -> None:
+    def call_ignoring_crash(do: Callable[[], object]) -> None:
         try:
             do()
         except Crash:
             renting.world.clock.advance(1)
 
-    def launch_all() -> None:
+    def launch_starting_jobs() -> None:
         for name in renting.names:  # type: ignore[attr-defined]
             job = renting.scenario.job(name)
             if job.state is JobState.STARTING:
-                renting.run(name, job.current_attempt)
+                renting.run_attempt(name, job.current_attempt)
 
     for turn in range(30):
-        again(renting.scenario.run_scheduling_cycle)
-        again(renting.advance)
-        renting.karpenter()
-        again(renting.advance)
-        again(launch_all)
+        call_ignoring_crash(renting.scenario.run_scheduling_cycle)
+        call_ignoring_crash(renting.advance_executions)
+        renting.launch_nodes()
+        call_ignoring_crash(renting.advance_executions)
+        call_ignoring_crash(launch_starting_jobs)
         if turn > 3:
             for name in renting.names:  # type: ignore[attr-defined]
                 job = renting.scenario.job(name)
                 if job.state is JobState.RUNNING:
                     renting.world.cluster.finish_pods(name, job.current_attempt)
-                    again(lambda n=name, a=job.current_attempt: renting.scenario.settle(n, a))  # type: ignore[misc]
+                    call_ignoring_crash(lambda n=name, a=job.current_attempt: renting.scenario.settle(n, a))  # type: ignore[misc]
         renting.world.clock.advance(20)
-        again(renting.scenario.sweep)
+        call_ignoring_crash(renting.scenario.sweep)
         over = all(renting.scenario.job(name).state.has_ended for name in renting.names)  # type: ignore[attr-defined]
-        if over and not renting.left():
+        if over and not renting.leftovers():
             break
     renting.plan.effects[:] = renting.plan.effects[skipped:]
     return renting
@@ -732,18 +732,18 @@ def test_rental_is_limited_by_team_quota_of_the_type(rented: int) -> None:
     renting = RentalScenario()
     quota = {"ml.p5.48xlarge": {"nvidia.com/gpu": 32}, "p5.48xlarge": {"nvidia.com/gpu": rented}}
     set_up_teams(renting.scenario, a_team_with(quota))
-    first, second = renting.full_fleet(team="red")
+    first, second = renting.fill_fleet(team="red")
 
     renting.scenario.run_scheduling_cycle()
 
     assert renting.scenario.job(first.job_id).state is JobState.RUNNING
-    assert renting.holds() == (1 if rented == 16 else 0)
+    assert renting.allocation_count() == (1 if rented == 16 else 0)
     if rented < 16:
         assert "Rented nodes would not help the job" in renting.scenario.job(second.job_id).reason
         return
-    renting.advance()
-    renting.karpenter()
-    renting.advance()
+    renting.advance_executions()
+    renting.launch_nodes()
+    renting.advance_executions()
     renting.scenario.run_scheduling_cycle()
     (charge,) = (
         row.doc

@@ -7,6 +7,7 @@ import pytest
 
 from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
 from evenkeel.domain.capacity.capacity_policy import ReservedPool
+from evenkeel.domain.capacity.training_plans import TrainingPlan
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.economics.economy_policy import EconomyPolicy
 from evenkeel.domain.elastic.sizes import ElasticPolicy
@@ -14,7 +15,9 @@ from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.replay import replay
+from evenkeel.services.storage import fleet_rows
 from tests.fakes.cluster import CLUSTER
+from tests.fakes.counting import CountedCalls
 from tests.fakes.system import A_MOMENT as NOW
 from tests.unit.scheduling.test_sharing import a_team
 from tests.unit.services_jobs.job_scenario import JobScenario
@@ -47,7 +50,7 @@ def policy_with(plan: ReservedPool) -> Policy:
 POLICY = policy_with(a_plan())
 
 
-def at_second(renting: RentalScenario, seconds: float) -> None:
+def run_cycle_at(renting: RentalScenario, seconds: float) -> None:
     """Move the clock to this time after the start, and run a cycle."""
     renting.world.clock.advance(seconds - (renting.world.clock.now() - NOW).total_seconds())
     renting.scenario.run_scheduling_cycle()
@@ -56,23 +59,23 @@ def at_second(renting: RentalScenario, seconds: float) -> None:
 def a_job_at_work(renting: RentalScenario, **changes: Any) -> Job:
     job = renting.scenario.submit("at-work", **changes)
     renting.scenario.run_scheduling_cycle()
-    renting.run(job.job_id, 1)
+    renting.run_attempt(job.job_id, 1)
     return renting.scenario.job(job.job_id)
 
 
-def stays_until_the_end(renting: RentalScenario) -> list[Decision]:
-    return renting.records("MIGRATION")
+def migration_decisions(renting: RentalScenario) -> list[Decision]:
+    return renting.decision_records("MIGRATION")
 
 
-def test_job_is_stopped_once_in_time_for_its_last_save() -> None:
+def test_job_is_stopped_once_to_save_before_its_reservation_ends() -> None:
     renting = RentalScenario(policy=POLICY)
     job = a_job_at_work(renting)
 
-    at_second(renting, SAVES_AT - 1)
+    run_cycle_at(renting, SAVES_AT - 1)
     before = renting.scenario.job(job.job_id)
-    at_second(renting, SAVES_AT)
+    run_cycle_at(renting, SAVES_AT)
     stopped = renting.scenario.job(job.job_id)
-    at_second(renting, SAVES_AT + 1)
+    run_cycle_at(renting, SAVES_AT + 1)
 
     assert before.stop_request is None
     assert stopped.stop_request is not None
@@ -81,22 +84,22 @@ def test_job_is_stopped_once_in_time_for_its_last_save() -> None:
         "The job saves a checkpoint and leaves: The reservation of p5-workers is usable until "
     )
     assert renting.scenario.job(job.job_id) == stopped
-    assert [(record.subject, record.action) for record in stays_until_the_end(renting)] == [(job.job_id, "REQUEUE")]
-    assert replay(stays_until_the_end(renting)[0], POLICY).differs_from(stays_until_the_end(renting)[0]) == ""
+    assert [(record.subject, record.action) for record in migration_decisions(renting)] == [(job.job_id, "REQUEUE")]
+    assert replay(migration_decisions(renting)[0], POLICY).differs_from(migration_decisions(renting)[0]) == ""
 
 
 def test_drained_job_resumes_on_nodes_that_stay() -> None:
     renting = RentalScenario(policy=POLICY)
     job = a_job_at_work(renting)
-    at_second(renting, SAVES_AT)
+    run_cycle_at(renting, SAVES_AT)
 
     renting.scenario.stop(job.job_id, 1)
     renting.scenario.settle(job.job_id, 1)
     for step in (
         renting.scenario.run_scheduling_cycle,
-        renting.advance,
-        renting.karpenter,
-        renting.advance,
+        renting.advance_executions,
+        renting.launch_nodes,
+        renting.advance_executions,
         renting.scenario.run_scheduling_cycle,
     ):
         step()
@@ -108,15 +111,15 @@ def test_drained_job_resumes_on_nodes_that_stay() -> None:
 
 def test_job_does_not_migrate_to_expiring_nodes() -> None:
     renting = RentalScenario(policy=POLICY)
-    first, second = renting.rented()
-    at_second(renting, LAST_START + 1)
+    first, second = renting.run_second_job_on_rented_nodes()
+    run_cycle_at(renting, LAST_START + 1)
     renting.world.cluster.finish_pods(first.job_id, 1)
     renting.scenario.settle(first.job_id, 1)
 
     renting.scenario.run_scheduling_cycle()
 
     assert renting.scenario.job(second.job_id).stop_request is None
-    assert stays_until_the_end(renting) == []
+    assert migration_decisions(renting) == []
 
 
 @pytest.mark.parametrize(
@@ -157,14 +160,14 @@ def test_job_too_long_for_a_reservation_blocks_no_shorter_job(*, has_teams: bool
     assert scenario.job(short.job_id).state is JobState.STARTING
 
 
-def test_rental_serves_a_job_that_a_reservation_would_cut_off() -> None:
+def test_job_that_reservation_would_cut_off_gets_rental() -> None:
     renting = RentalScenario(policy=POLICY)
     renting.world.clock.advance(LAST_START + 1)
 
     renting.scenario.submit("late")
     renting.scenario.run_scheduling_cycle()
 
-    [record] = renting.records("PLACEMENT")
+    [record] = renting.decision_records("PLACEMENT")
     assert record.action == "RENT"
     assert any(
         alternative.option == "p5-workers" and "before the job's first checkpoint" in alternative.why_not
@@ -179,7 +182,7 @@ def test_elastic_job_does_not_grow_onto_expiring_nodes(seconds: float, *, grows:
     renting.scenario.submit("keeps nothing, and so waits for no machine of these", nodes=1, checkpoint_uri="")
 
     for later in (1, 60):
-        at_second(renting, seconds + later)
+        run_cycle_at(renting, seconds + later)
 
     assert (renting.scenario.job(job.job_id).resize is not None) == grows
 
@@ -189,12 +192,12 @@ def test_observe_mode_drains_no_job() -> None:
     job = a_job_at_work(renting)
     renting.scenario.mode = Mode.OBSERVE
 
-    at_second(renting, SAVES_AT)
+    run_cycle_at(renting, SAVES_AT)
 
     assert renting.scenario.job(job.job_id).stop_request is None
 
 
-def test_one_cycle_drains_each_job_once_despite_races() -> None:
+def test_concurrent_cycles_drain_each_job_once() -> None:
     scenario = JobScenario(size=40, policy=POLICY)
     jobs = [scenario.submit(f"small-{number}", nodes=1) for number in range(40)]
     for _ in range(2):
@@ -204,11 +207,11 @@ def test_one_cycle_drains_each_job_once_despite_races() -> None:
     raced: list[bool] = []
     commit = scenario.world.ledger.commit
 
-    def race(*writes: Any, token: str = "") -> None:
+    def race(*writes: Any, client_token: str = "") -> None:
         if not raced and any("leaving-1" in str(write) for write in writes):
             raced.append(True)
             scenario.run_scheduling_cycle()
-        commit(*writes, token=token)
+        commit(*writes, client_token=client_token)
 
     scenario.world.clock.advance(SAVES_AT)
     scenario.world.ledger.commit = race  # type: ignore[method-assign]
@@ -223,3 +226,86 @@ def test_one_cycle_drains_each_job_once_despite_races() -> None:
 def test_pool_has_one_reservation() -> None:
     with pytest.raises(ValueError, match="two reservations of the same pool"):
         SchedulingPolicy(reservations=(a_plan(), a_plan()))
+
+
+# ---------------------------------------------------------------- ends that SageMaker states
+
+PLAN_ARN = "arn:aws:sagemaker:us-west-2:000000000000:training-plan/p5-autumn"
+UNSTATED = POLICY.replace(scheduling=SchedulingPolicy(elastic=TERMS))
+"""The same policy without reservations."""
+
+
+def fleet_with_a_plan(policy: Policy = UNSTATED, **changes: Any) -> RentalScenario:
+    """Return a fleet whose policy states no reservation, but whose nodes come from a training plan."""
+    renting = RentalScenario(policy=policy)
+    stated = a_plan(**changes)
+    provider = renting.world.provider
+    provider.settings = provider.settings.replace(plan_by_group={stated.pool: PLAN_ARN})
+    provider.plans[PLAN_ARN] = TrainingPlan(name="p5-autumn", periods=(stated.reservation,))
+    return renting
+
+
+def test_job_leaves_in_time_if_only_sagemaker_states_the_end() -> None:
+    renting = fleet_with_a_plan()
+    job = a_job_at_work(renting)
+    renting.scenario.sweep()
+
+    run_cycle_at(renting, SAVES_AT - 1)
+    before = renting.scenario.job(job.job_id)
+    run_cycle_at(renting, SAVES_AT)
+
+    assert before.stop_request is None
+    assert renting.scenario.job(job.job_id).stop_request is not None
+    (record,) = migration_decisions(renting)
+    assert record.policy_hash == UNSTATED.hash
+    assert replay(record, UNSTATED).differs_from(record) == ""
+
+
+def test_job_is_not_admitted_to_nodes_of_an_ending_plan() -> None:
+    renting = fleet_with_a_plan(UNSTATED.replace(burst=Policy().burst))
+    renting.scenario.sweep()
+    renting.world.clock.advance(LAST_START + 1)
+    job = renting.scenario.submit("late")
+
+    renting.scenario.run_scheduling_cycle()
+
+    pending = renting.scenario.job(job.job_id)
+    assert pending.state is JobState.PENDING
+    assert "usable only until" in pending.reason
+
+
+def test_unreadable_plan_is_reported_and_keeps_its_end() -> None:
+    renting = fleet_with_a_plan()
+    renting.scenario.sweep()
+    row = renting.world.ledger.get(fleet_rows.plan_ends_key())
+    renting.world.provider.plans.clear()
+    renting.world.clock.advance(900)
+
+    result = renting.scenario.sweep()
+
+    assert any(failure.startswith(f"plans: {PLAN_ARN}: Unreachable") for failure in result.failed)
+    assert renting.world.ledger.get(fleet_rows.plan_ends_key()) == row
+
+
+def test_idle_cycle_reads_no_cluster_while_a_plan_lasts() -> None:
+    renting = fleet_with_a_plan(ends_at=NOW + timedelta(days=5))
+    renting.scenario.sweep()
+    calls = CountedCalls(renting.world)
+    renting.scenario.cluster = calls.ports["cluster"]
+
+    renting.scenario.run_scheduling_cycle()
+
+    assert not [name for name in calls.calls if name.startswith("cluster.")]
+
+
+def test_idle_cycle_reads_no_cluster_after_a_plan_has_ended() -> None:
+    """An expired plan stays with its instance group until a person deletes it."""
+    renting = fleet_with_a_plan(ends_at=NOW + timedelta(days=5))
+    renting.scenario.sweep()
+    renting.world.clock.advance(6 * 86_400)
+    calls = CountedCalls(renting.world)
+    renting.scenario.cluster = calls.ports["cluster"]
+
+    renting.scenario.run_scheduling_cycle()
+
+    assert not [name for name in calls.calls if name.startswith("cluster.")]

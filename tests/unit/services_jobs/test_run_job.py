@@ -70,9 +70,9 @@ def test_second_launch_changes_nothing() -> None:
 def test_attempt_resumes_from_the_newest_valid_checkpoint() -> None:
     scenario = JobScenario()
     job = scenario.running()
-    scenario.save(job.job_id, 1, 10)
-    good = scenario.save(job.job_id, 1, 20)
-    bad = scenario.save(job.job_id, 1, 30)
+    scenario.save_checkpoint(job.job_id, 1, 10)
+    good = scenario.save_checkpoint(job.job_id, 1, 20)
+    bad = scenario.save_checkpoint(job.job_id, 1, 30)
     scenario.world.checkpoints.put(job.spec.checkpoint_uri, bad.replace("manifest.json", "shard-0-of-2.bin"), b"torn")
     lose_attempt(scenario, job)
 
@@ -100,7 +100,7 @@ def test_checkpoint_reports_the_throughput_of_its_attempt(
 ) -> None:
     scenario = JobScenario()
     job = scenario.running(elastic=elastic)
-    scenario.save(job.job_id, 1, 10, throughput=reported)
+    scenario.save_checkpoint(job.job_id, 1, 10, throughput=reported)
     lose_attempt(scenario, job)
 
     scenario.run_attempt(job.job_id, 2)
@@ -123,8 +123,8 @@ def test_checkpoint_reports_the_throughput_of_its_attempt(
 def test_broken_checkpoint_is_rejected_and_named(name: str, body: bytes | None, code: str) -> None:
     scenario = JobScenario()
     job = scenario.running()
-    scenario.save(job.job_id, 1, 10)
-    spoil_checkpoint(scenario, job, scenario.save(job.job_id, 1, 20), name, body)
+    scenario.save_checkpoint(job.job_id, 1, 10)
+    spoil_checkpoint(scenario, job, scenario.save_checkpoint(job.job_id, 1, 20), name, body)
     lose_attempt(scenario, job)
 
     scenario.launch(job.job_id, 2)
@@ -148,7 +148,7 @@ def spoil_checkpoint(scenario: JobScenario, job: Job, manifest: str, name: str, 
 def test_attempt_without_a_finished_checkpoint_starts_from_the_beginning() -> None:
     scenario = JobScenario()
     job = scenario.running()
-    spoil_checkpoint(scenario, job, scenario.save(job.job_id, 1, 10), "manifest.json", None)
+    spoil_checkpoint(scenario, job, scenario.save_checkpoint(job.job_id, 1, 10), "manifest.json", None)
     lose_attempt(scenario, job)
 
     result = scenario.launch(job.job_id, 2)
@@ -161,7 +161,7 @@ def test_attempt_without_a_finished_checkpoint_starts_from_the_beginning() -> No
 def test_nothing_is_launched_without_a_proven_checkpoint() -> None:
     scenario = JobScenario()
     job = scenario.running()
-    spoil_checkpoint(scenario, job, scenario.save(job.job_id, 1, 10), "shard-1-of-2.bin", None)
+    spoil_checkpoint(scenario, job, scenario.save_checkpoint(job.job_id, 1, 10), "shard-1-of-2.bin", None)
     lose_attempt(scenario, job)
     before = stored_fence(scenario, job)
 
@@ -188,8 +188,8 @@ def test_nothing_is_launched_without_a_proven_checkpoint() -> None:
 def test_next_attempt_skips_a_checkpoint_reported_unreadable() -> None:
     scenario = JobScenario()
     job = scenario.running()
-    older = scenario.save(job.job_id, 1, 10)
-    newer = scenario.save(job.job_id, 1, 20)
+    older = scenario.save_checkpoint(job.job_id, 1, 10)
+    newer = scenario.save_checkpoint(job.job_id, 1, 20)
     scenario.world.checkpoints.without_checksum.add(newer.replace("manifest.json", "shard-1-of-2.bin"))
     lose_attempt(scenario, job)
     scenario.run_attempt(job.job_id, 2)
@@ -213,7 +213,7 @@ def test_next_attempt_skips_a_checkpoint_reported_unreadable() -> None:
 def test_oversized_manifest_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     scenario = JobScenario()
     job = scenario.running()
-    older, newer = (scenario.save(job.job_id, 1, step) for step in (10, 20))
+    older, newer = (scenario.save_checkpoint(job.job_id, 1, step) for step in (10, 20))
     lose_attempt(scenario, job)
 
     def read(uri: str, key: str) -> bytes:
@@ -236,7 +236,7 @@ def test_oversized_manifest_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None
 def test_damaged_checkpoints_never_restart_training_from_the_beginning() -> None:
     scenario = JobScenario()
     job = scenario.running()
-    only = scenario.save(job.job_id, 1, 20)
+    only = scenario.save_checkpoint(job.job_id, 1, 20)
     scenario.world.checkpoints.without_checksum.add(only.replace("manifest.json", "shard-1-of-2.bin"))
     lose_attempt(scenario, job)
     scenario.run_attempt(job.job_id, 2)
@@ -253,7 +253,7 @@ def test_damaged_checkpoints_never_restart_training_from_the_beginning() -> None
 def test_job_resumes_once_its_checkpoint_is_restored() -> None:
     scenario = JobScenario()
     job = scenario.running()
-    key = scenario.save(job.job_id, 1, 10)
+    key = scenario.save_checkpoint(job.job_id, 1, 10)
     shard = key.replace("manifest.json", "shard-1-of-2.bin")
     kept = scenario.world.checkpoints.objects[job.spec.checkpoint_uri][shard]
     spoil_checkpoint(scenario, job, key, "shard-1-of-2.bin", None)
@@ -275,7 +275,7 @@ def test_policy_may_restart_training_without_a_proven_checkpoint() -> None:
     policy = Policy(jobs=JobPolicy(start_over_when_unproven=True))
     scenario = JobScenario(policy=policy)
     job = scenario.running()
-    spoil_checkpoint(scenario, job, scenario.save(job.job_id, 1, 10), "shard-1-of-2.bin", None)
+    spoil_checkpoint(scenario, job, scenario.save_checkpoint(job.job_id, 1, 10), "shard-1-of-2.bin", None)
     lose_attempt(scenario, job)
 
     assert scenario.launch(job.job_id, 2).outcome is LaunchOutcome.LAUNCHED
@@ -283,10 +283,10 @@ def test_policy_may_restart_training_without_a_proven_checkpoint() -> None:
 
 
 @pytest.mark.parametrize(("is_accepted", "step"), [(True, 30), (False, 10)])
-def test_checkpoint_by_convention_is_used_if_the_policy_accepts_it(is_accepted: bool, step: int) -> None:
+def test_checkpoint_without_manifest_is_used_if_policy_accepts_it(is_accepted: bool, step: int) -> None:
     scenario = JobScenario(policy=Policy(jobs=JobPolicy(convention_accepted_after=("restart",) if is_accepted else ())))
     job = scenario.running()
-    scenario.save(job.job_id, 1, 10)
+    scenario.save_checkpoint(job.job_id, 1, 10)
     for name in (".metadata", "__0_0.distcp", "__1_0.distcp"):
         scenario.world.checkpoints.put(job.spec.checkpoint_uri, f"attempt=1/step=000000030/{name}", b"dcp")
     lose_attempt(scenario, job)
@@ -301,10 +301,12 @@ def test_checkpoint_by_convention_is_used_if_the_policy_accepts_it(is_accepted: 
 @pytest.mark.parametrize(
     ("requirement", "step"), [(CheckpointRequirement.CONVENTION, 30), (CheckpointRequirement.PROOF, 10)]
 )
-def test_resume_plan_decides_whether_convention_is_enough(requirement: CheckpointRequirement, step: int) -> None:
+def test_resume_plan_decides_whether_checkpoint_without_manifest_is_used(
+    requirement: CheckpointRequirement, step: int
+) -> None:
     scenario = JobScenario(policy=Policy(jobs=JobPolicy(convention_accepted_after=())))
     job = scenario.running()
-    scenario.save(job.job_id, 1, 10)
+    scenario.save_checkpoint(job.job_id, 1, 10)
     for name in (".metadata", "__0_0.distcp", "__1_0.distcp"):
         scenario.world.checkpoints.put(job.spec.checkpoint_uri, f"attempt=1/step=000000030/{name}", b"dcp")
     plan = ResumePlan(
@@ -328,7 +330,7 @@ def test_each_rejected_checkpoint_is_recorded_with_its_reason() -> None:
     scenario = JobScenario()
     job = scenario.running()
     for step in (10, 20, 30):
-        scenario.save(job.job_id, 1, step, seconds=step)
+        scenario.save_checkpoint(job.job_id, 1, step, seconds=step)
     plan = ResumePlan(
         incident_id="inc-1",
         after_attempt=1,
@@ -356,9 +358,9 @@ def test_each_rejected_checkpoint_is_recorded_with_its_reason() -> None:
 def test_launch_examines_a_bounded_number_of_checkpoints() -> None:
     scenario = JobScenario()
     job = scenario.running()
-    scenario.save(job.job_id, 1, 1)
+    scenario.save_checkpoint(job.job_id, 1, 1)
     for step in range(2, MAX_CHECKPOINTS_READ + 3):
-        spoil_checkpoint(scenario, job, scenario.save(job.job_id, 1, step), "shard-1-of-2.bin", None)
+        spoil_checkpoint(scenario, job, scenario.save_checkpoint(job.job_id, 1, step), "shard-1-of-2.bin", None)
     lose_attempt(scenario, job)
 
     result = scenario.launch(job.job_id, 2)
@@ -396,7 +398,7 @@ def test_rank_0_chooses_checkpoints_that_functions_cannot_read() -> None:
     assert scenario.world.checkpoints.objects == {}
 
 
-def test_attempt_without_a_proven_checkpoint_uses_a_restart() -> None:
+def test_attempt_that_verified_no_checkpoint_uses_a_restart() -> None:
     scenario = JobScenario()
     job = scenario.running(checkpoint_uri="file:///fsx/llama", checkpoint_claim="fsx")
     scenario.world.cluster.fail_pods(job.job_id, 1, exit_code=65)
@@ -411,10 +413,10 @@ def test_attempt_without_a_proven_checkpoint_uses_a_restart() -> None:
 def test_late_checkpoint_of_a_fenced_attempt_is_never_used() -> None:
     scenario = JobScenario()
     job = scenario.running()
-    pinned = scenario.save(job.job_id, 1, 20)
+    pinned = scenario.save_checkpoint(job.job_id, 1, 20)
     lose_attempt(scenario, job)
     scenario.launch(job.job_id, 2)
-    scenario.save(job.job_id, 1, 40)
+    scenario.save_checkpoint(job.job_id, 1, 40)
     scenario.world.cluster.run_pods(job.job_id, 2)
     scenario.mark_running(job.job_id, 2)
     scenario.world.cluster.fail_pods(job.job_id, 2, exit_code=1)
@@ -432,8 +434,8 @@ def test_late_checkpoint_of_a_fenced_attempt_is_never_used() -> None:
 def test_distrusted_checkpoint_is_rejected() -> None:
     scenario = JobScenario()
     job = scenario.running()
-    trusted = scenario.save(job.job_id, 1, 10, seconds=-100)
-    scenario.save(job.job_id, 1, 20, seconds=0)
+    trusted = scenario.save_checkpoint(job.job_id, 1, 10, seconds=-100)
+    scenario.save_checkpoint(job.job_id, 1, 20, seconds=0)
     plan = ResumePlan(
         incident_id="inc-1",
         after_attempt=1,
@@ -533,7 +535,7 @@ def test_pods_on_a_lost_node_are_fenced_and_ignored() -> None:
     assert stored_fence(scenario, job)["attempt"] == 2  # type: ignore[index]  # just raised
 
 
-def test_an_attempt_below_the_fence_is_stale() -> None:
+def test_attempt_with_a_number_below_the_fence_is_stale() -> None:
     scenario = JobScenario()
     job = scenario.started()
     scenario.world.checkpoints.raise_fence(
@@ -694,7 +696,7 @@ def test_a_running_attempt_is_marked_once() -> None:
     assert (job.state, scenario.attempt(job.job_id).state) == (JobState.RUNNING, AttemptState.RUNNING)
 
 
-def test_a_job_cancelled_while_it_started_stays_stopping() -> None:
+def test_job_cancelled_while_it_starts_stays_stopping() -> None:
     scenario = JobScenario()
     job = scenario.started()
     scenario.launch(job.job_id)
@@ -717,7 +719,7 @@ def test_a_stop_uses_the_grace_of_the_request() -> None:
     assert scenario.settle(job.job_id).outcome is SettleOutcome.JOB_CANCELLED
 
 
-def test_start_deadline_records_its_reason_before_the_pods_end() -> None:
+def test_missed_start_deadline_is_recorded_as_reason() -> None:
     scenario = JobScenario()
     job = scenario.started()
     scenario.launch(job.job_id)
@@ -843,11 +845,11 @@ def launch_third_attempt(saved: dict[int, float]) -> tuple[JobScenario, str]:
     """Run attempt 2 from step 10, save these steps some seconds after its pods started, and launch attempt 3."""
     scenario = JobScenario()
     job = scenario.running()
-    scenario.save(job.job_id, 1, 10)
+    scenario.save_checkpoint(job.job_id, 1, 10)
     lose_attempt(scenario, job)
     scenario.run_attempt(job.job_id, 2)
     for step, seconds in saved.items():
-        scenario.save(job.job_id, 2, step, seconds)
+        scenario.save_checkpoint(job.job_id, 2, step, seconds)
     lose_attempt(scenario, job, 2)
     scenario.launch(job.job_id, 3)
     return scenario, job.job_id
@@ -873,7 +875,7 @@ def test_restore_is_measured_from_the_checkpoints_of_the_attempt() -> None:
         ({110: 800.0}, None),
         ({110: 800.0, 210: 700.0}, None),  # clocks of two ranks
         ({110: -5.0, 210: 700.0}, None),  # a clock that is behind
-        ({110: 400.0, 210: 1300.0}, 0),  # steps became slower: never before the pods ran
+        ({110: 400.0, 210: 1300.0}, 0),  # steps became slower: the restore cannot end before the pods ran
         ({210: 1300.0, 110: 800.0, 310: 1800.0}, 300),
     ],
 )
@@ -890,11 +892,11 @@ def test_restore_is_unknown_or_bounded_without_checkpoint_facts(saved: dict[int,
 def test_store_that_fails_does_not_fail_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     scenario = JobScenario()
     job = scenario.running()
-    scenario.save(job.job_id, 1, 10)
+    scenario.save_checkpoint(job.job_id, 1, 10)
     lose_attempt(scenario, job)
     scenario.run_attempt(job.job_id, 2)
     for step, seconds in ((110, 800.0), (210, 1300.0)):
-        scenario.save(job.job_id, 2, step, seconds)
+        scenario.save_checkpoint(job.job_id, 2, step, seconds)
     lose_attempt(scenario, job, 2)
     pin = pin_resume_point.run
 

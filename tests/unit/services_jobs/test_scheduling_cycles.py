@@ -20,7 +20,7 @@ from tests.unit.services_jobs.job_scenario import JobScenario
 
 
 def cycle_report(scenario: JobScenario) -> SourceReport:
-    return heartbeats.load(scenario.world.ledger)["scheduling-cycle"]
+    return heartbeats.load_source_reports(scenario.world.ledger)["scheduling-cycle"]
 
 
 def test_cycle_that_succeeds_is_reported() -> None:
@@ -244,10 +244,10 @@ def test_cycle_that_cannot_read_the_fleet_is_retried() -> None:
     scenario = JobScenario()
     job = scenario.submit()
 
-    def away() -> Any:
+    def raise_unreachable() -> Any:
         raise Unreachable("no answer")
 
-    scenario.world.provider.nodes = away  # type: ignore[method-assign]
+    scenario.world.provider.nodes = raise_unreachable  # type: ignore[method-assign]
 
     with pytest.raises(TransientError):
         scenario.run_scheduling_cycle()
@@ -268,11 +268,11 @@ def _locked_counter(ids: Any) -> Any:
     lock = threading.Lock()
     new = ids.new
 
-    def next_one(prefix: str) -> str:
+    def next_id(prefix: str) -> str:
         with lock:
             return str(new(prefix))
 
-    ids.new = next_one
+    ids.new = next_id
     return ids
 
 

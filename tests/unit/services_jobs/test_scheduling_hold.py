@@ -6,9 +6,11 @@ import pytest
 
 from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.policy import Policy
+from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.replay import replay
 from evenkeel.ports import Invalid
 from evenkeel.services.recovery import hold_automation
+from evenkeel.services.scheduling import schedule_jobs
 from evenkeel.services.storage import quota_rows
 from tests.unit.services_jobs.job_scenario import JobScenario
 from tests.unit.services_jobs.test_teams import decision_records, shared_fleet
@@ -25,12 +27,12 @@ def hold_scheduling(scenario: JobScenario, *, stops_scheduling: bool = True, poo
         request_id=f"hold-{stops_scheduling}-{pool}",
         fingerprint="f",
     )
-    hold_automation.hold(request, context)
+    hold_automation.set_hold(request, context)
 
 
 def release_hold(scenario: JobScenario) -> None:
     request = hold_automation.ReleaseRequest(by="role/Op (ana)", reason="", request_id="release", fingerprint="f")
-    hold_automation.release(request, scenario.world.context())
+    hold_automation.release_hold(request, scenario.world.context())
 
 
 def test_no_job_starts_while_scheduling_is_held() -> None:
@@ -45,6 +47,19 @@ def test_no_job_starts_while_scheduling_is_held() -> None:
     until = scenario.world.context().now + timedelta(hours=1)
     assert held.reason == f"role/Op (ana) holds admissions until {until:%Y-%m-%d %H:%M}Z: network work"
     assert scenario.charges() == []
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_wait_during_a_hold_is_recorded_with_the_stacks_mode(mode: Mode) -> None:
+    scenario = JobScenario(size=4)
+    job = scenario.submit(nodes=2)
+    hold_scheduling(scenario)
+
+    schedule_jobs.run(scenario.context().replace(mode=mode))
+
+    (record,) = decision_records(scenario, job.job_id)
+    assert record.mode == mode
+    assert record.reason.startswith("role/Op (ana) holds admissions until ")
 
 
 @pytest.mark.parametrize("end", ["release", "expiry"])

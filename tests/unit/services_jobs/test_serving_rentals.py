@@ -78,7 +78,7 @@ class ServingSpike(RentalScenario):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        effects = ("create_capacity_pods", "delete_capacity_pods", "set_pool_limit", "delete_claim")
+        effects = ("create_capacity_pods", "delete_capacity_pods", "set_pool_limit", "delete_node_claim")
         self.scenario.cluster = crashing(self.world.cluster, self.plan, *effects)
         self.world.cluster.limits = {(CLUSTER, name): (0, 0) for name in (ON_DEMAND, SERVING, DEARER)}
         self.stands: dict[str, str] = {}
@@ -87,7 +87,7 @@ class ServingSpike(RentalScenario):
 
     # ------------------------------------------------------------ the Deployment
 
-    def scale(self, replicas: int, **changes: Any) -> None:
+    def scale_deployment(self, replicas: int, **changes: Any) -> None:
         """Set the number of replicas. The newest replicas are removed first."""
         cluster = self.world.cluster
         pods = [pod for pod in cluster.unmanaged if pod.namespace == "serving"]
@@ -111,7 +111,7 @@ class ServingSpike(RentalScenario):
     def nodes_of_pods(self) -> list[str]:
         return [pod.node_name for pod in self.world.cluster.unmanaged if pod.node_name]
 
-    def bind(self) -> None:
+    def bind_replicas(self) -> None:
         """Place each replica on the first node with enough free GPUs and tolerated taints."""
         cluster = self.world.cluster
         for index, pod in enumerate(cluster.unmanaged):
@@ -126,14 +126,14 @@ class ServingSpike(RentalScenario):
                     cluster.unmanaged[index] = pod.replace(node_name=node.name)
                     break
 
-    def karpenter(self) -> None:
+    def launch_nodes(self) -> None:
         cluster = self.world.cluster
         for spec in list(cluster.capacity.values()):
             node = self.stands.get(spec.name)
             if node and cluster.node(CLUSTER, node):
                 continue
             limit = cluster.limits[spec.cluster, spec.pool]
-            if len(cluster.claims(spec.cluster, spec.pool)) >= (limit[0] if limit else 0):
+            if len(cluster.node_claims(spec.cluster, spec.pool)) >= (limit[0] if limit else 0):
                 continue
             if spec.pool not in self.has_capacity:
                 cluster.refusals[spec.pool] = (self.world.clock.now(), "InsufficientInstanceCapacity")
@@ -153,36 +153,36 @@ class ServingSpike(RentalScenario):
                 )
             )
 
-    def task(self, rental: Rental, step: RentalStep, reason: str = "") -> rent_capacity.RentCapacityResult:
-        result = super().task(rental, step, reason)
-        return super().task(rental, step, reason) if self.does_twice else result
+    def run_rental_step(self, rental: Rental, step: RentalStep, reason: str = "") -> rent_capacity.RentCapacityResult:
+        result = super().run_rental_step(rental, step, reason)
+        return super().run_rental_step(rental, step, reason) if self.does_twice else result
 
     # ------------------------------------------------------------ time
 
-    def turn(self, seconds: float = 20) -> None:
+    def advance_one_cycle(self, seconds: float = 20) -> None:
         """Run a cycle, its workflows, Karpenter and Kubernetes, and move the clock."""
-        self.bind()
+        self.bind_replicas()
         self.scenario.run_scheduling_cycle()
-        self.advance()
-        self.karpenter()
-        self.advance()
-        self.bind()
+        self.advance_executions()
+        self.launch_nodes()
+        self.advance_executions()
+        self.bind_replicas()
         self.world.clock.advance(seconds)
 
-    def turns(self, count: int) -> None:
+    def advance_cycles(self, count: int) -> None:
         for _ in range(count):
-            self.turn()
+            self.advance_one_cycle()
 
-    def spike(self, replicas: int = 2, **changes: Any) -> None:
+    def start_spike(self, replicas: int = 2, **changes: Any) -> None:
         """Fill the fleet with a job of one size, and scale the Deployment beyond it."""
         self.scenario.submit("first", checkpoint_uri="")
         self.scenario.run_scheduling_cycle()
-        self.run(self.first, 1)
-        self.scale(replicas, **changes)
+        self.run_attempt(self.first_job_id, 1)
+        self.scale_deployment(replicas, **changes)
         self.world.clock.advance(CHAT.patience_seconds)
 
     @property
-    def first(self) -> str:
+    def first_job_id(self) -> str:
         (row,) = (
             row for key, row in self.world.ledger.rows.items() if key.pk.startswith("JOB#job-") and key.sk == "META"
         )
@@ -197,16 +197,16 @@ class ServingSpike(RentalScenario):
     def serving_state(self) -> ServingState:
         return rows.load(self.world.ledger, job_rows.serving_key(CHAT_ID), ServingState, "Deployment")
 
-    def notes(self) -> str:
+    def deployment_note(self) -> str:
         note = self.serving_state().last_note
         return note.text if note else ""
 
 
-def test_spike_beyond_committed_nodes_rents_and_returns_nodes() -> None:
+def test_serving_spike_beyond_committed_nodes_rents_and_returns_nodes() -> None:
     renting = ServingSpike()
-    renting.spike(replicas=2)
+    renting.start_spike(replicas=2)
 
-    renting.turns(3)
+    renting.advance_cycles(3)
 
     assert [(rental.state, rental.nodes, rental.offer.pool) for rental in renting.rentals()] == [
         (RentalState.READY, 1, SERVING),
@@ -215,38 +215,38 @@ def test_spike_beyond_committed_nodes_rents_and_returns_nodes() -> None:
     assert sorted(renting.nodes_of_pods()) == sorted(name for rental in renting.rentals() for name in rental.node_names)
     assert renting.world.cluster.limits[CLUSTER, SERVING] == (2, 16)
     assert renting.world.cluster.capacity == {}
-    renting.turns(10)
-    assert renting.holds() == 2
-    renting.scale(0)
-    renting.turns(6)
+    renting.advance_cycles(10)
+    assert renting.allocation_count() == 2
+    renting.scale_deployment(0)
+    renting.advance_cycles(6)
     assert {rental.state for rental in renting.rentals()} == {RentalState.ENDED}
-    assert renting.left() == []
-    assert renting.scenario.job(renting.first).state is JobState.RUNNING
+    assert renting.leftovers() == []
+    assert renting.scenario.job(renting.first_job_id).state is JobState.RUNNING
 
 
 def test_each_node_is_returned_once_no_replica_runs_there() -> None:
     renting = ServingSpike()
-    renting.spike(replicas=2)
-    renting.turns(3)
+    renting.start_spike(replicas=2)
+    renting.advance_cycles(3)
 
-    renting.scale(1)
-    renting.turns(6)
+    renting.scale_deployment(1)
+    renting.advance_cycles(6)
 
     (serves,) = (rental for rental in renting.rentals() if rental.state is RentalState.READY)
     assert list(serves.node_names) == renting.nodes_of_pods()
-    assert renting.holds() == 1
+    assert renting.allocation_count() == 1
     assert renting.world.cluster.limits[CLUSTER, SERVING] == (1, 8)
 
 
 def test_node_waits_for_a_returning_replica_in_the_quiet_period() -> None:
     renting = ServingSpike()
-    renting.spike(replicas=1)
-    renting.turns(3)
-    renting.scale(0)
-    renting.turns(2)
+    renting.start_spike(replicas=1)
+    renting.advance_cycles(3)
+    renting.scale_deployment(0)
+    renting.advance_cycles(2)
 
-    renting.scale(1)
-    renting.turns(6)
+    renting.scale_deployment(1)
+    renting.advance_cycles(6)
 
     (rental,) = renting.rentals()
     assert rental.state is RentalState.READY
@@ -256,9 +256,9 @@ def test_node_waits_for_a_returning_replica_in_the_quiet_period() -> None:
 
 def test_replicas_share_a_rented_node() -> None:
     renting = ServingSpike(per_replica=4)
-    renting.spike(replicas=3)
+    renting.start_spike(replicas=3)
 
-    renting.turns(3)
+    renting.advance_cycles(3)
 
     assert len(renting.rentals()) == 2
     assert len(renting.nodes_of_pods()) == 3
@@ -267,9 +267,9 @@ def test_replicas_share_a_rented_node() -> None:
 def test_nothing_is_rented_without_a_pool_for_the_deployment() -> None:
     for policy in (Policy(), a_serving_policy(CHAT.replace(rents_from=()))):
         renting = ServingSpike(policy=policy)
-        renting.spike()
+        renting.start_spike()
 
-        renting.turns(2)
+        renting.advance_cycles(2)
 
         assert renting.executions() == {}
         assert renting.world.ledger.get(job_rows.serving_key(CHAT_ID)) is None
@@ -277,73 +277,73 @@ def test_nothing_is_rented_without_a_pool_for_the_deployment() -> None:
 
 def test_new_pending_replica_is_not_rented_for_yet() -> None:
     renting = ServingSpike()
-    renting.spike(replicas=1)
-    renting.scale(0)
-    renting.scale(1)
+    renting.start_spike(replicas=1)
+    renting.scale_deployment(0)
+    renting.scale_deployment(1)
 
     renting.scenario.run_scheduling_cycle()
-    before = renting.holds()
+    before = renting.allocation_count()
     renting.world.clock.advance(CHAT.patience_seconds)
     renting.scenario.run_scheduling_cycle()
 
-    assert (before, renting.holds()) == (0, 1)
+    assert (before, renting.allocation_count()) == (0, 1)
 
 
 def test_elastic_job_shrinks_instead_of_a_rental() -> None:
     renting = ServingSpike()
     renting.scenario.submit("first", nodes=2, elastic={"min_nodes": 1, "max_nodes": 2})
     renting.scenario.run_scheduling_cycle()
-    renting.run(renting.first, 1)
-    renting.scale(1)
+    renting.run_attempt(renting.first_job_id, 1)
+    renting.scale_deployment(1)
     renting.world.clock.advance(CHAT.patience_seconds)
 
     renting.scenario.run_scheduling_cycle()
     renting.scenario.run_scheduling_cycle()
 
-    resize = renting.scenario.job(renting.first).live_resize()
+    resize = renting.scenario.job(renting.first_job_id).live_resize()
     assert resize
     assert resize.nodes == 1
-    assert renting.holds() == 0
-    assert "Committed nodes can run its replicas" in renting.notes()
+    assert renting.allocation_count() == 0
+    assert "Committed nodes can run its replicas" in renting.deployment_note()
 
 
 def test_nodes_that_shrinking_cannot_free_are_rented() -> None:
     renting = ServingSpike()
     renting.scenario.submit("first", nodes=2, elastic={"min_nodes": 1, "max_nodes": 2})
     renting.scenario.run_scheduling_cycle()
-    renting.run(renting.first, 1)
-    renting.scale(1)
+    renting.run_attempt(renting.first_job_id, 1)
+    renting.scale_deployment(1)
     renting.world.clock.advance(CHAT.patience_seconds)
     renting.scenario.run_scheduling_cycle()
 
-    renting.scale(3)
+    renting.scale_deployment(3)
     renting.world.clock.advance(CHAT.patience_seconds)
     renting.scenario.run_scheduling_cycle()
 
-    assert renting.holds() == 2
+    assert renting.allocation_count() == 2
 
 
 @pytest.mark.parametrize("mode", [Mode.OBSERVE, Mode.RECOMMEND])
 def test_observe_mode_reports_a_spike_once_without_renting(mode: Mode) -> None:
     renting = ServingSpike()
-    renting.spike()
+    renting.start_spike()
     renting.mode = renting.scenario.mode = mode
 
-    renting.turns(2)
+    renting.advance_cycles(2)
 
-    assert renting.holds() == 0
-    assert renting.notes().startswith(
+    assert renting.allocation_count() == 0
+    assert renting.deployment_note().startswith(
         f"Mode is {mode}: Evenkeel would rent nodes, but takes no action. {SERVING} starts the workload"
     )
-    assert len(renting.records("PLACEMENT")) == 1
+    assert len(renting.decision_records("PLACEMENT")) == 1
 
 
 def test_serving_decisions_replay_and_list_their_alternatives() -> None:
     renting = ServingSpike(has_capacity={ON_DEMAND, DEARER})
-    renting.spike()
-    renting.turns(6)
+    renting.start_spike()
+    renting.advance_cycles(6)
 
-    records = renting.records("PLACEMENT")
+    records = renting.decision_records("PLACEMENT")
 
     assert {record.subject for record in records} == {CHAT_ID}
     assert [replay(record, renting.policy).differs_from(record) for record in records] == [""] * len(records)
@@ -356,30 +356,30 @@ def test_serving_decisions_replay_and_list_their_alternatives() -> None:
 
 def test_replica_waits_if_its_delay_costs_less_than_rent() -> None:
     renting = ServingSpike(policy=a_serving_policy(delay_micros_per_hour={"critical": MICROS}))
-    renting.spike()
+    renting.start_spike()
 
-    renting.turns(3)
+    renting.advance_cycles(3)
 
-    assert renting.holds() == 0
-    assert f"{SERVING} would save" in renting.notes()
-    assert len(renting.records("PLACEMENT")) == 1
+    assert renting.allocation_count() == 0
+    assert f"{SERVING} would save" in renting.deployment_note()
+    assert len(renting.decision_records("PLACEMENT")) == 1
 
 
 def test_team_and_fleet_caps_limit_serving_rentals() -> None:
     for caps in ({"team_caps_micros_per_hour": {"chat": MICROS}}, {"fleet_cap_micros_per_hour": MICROS}):
         renting = ServingSpike(policy=a_serving_policy(**caps))
-        renting.spike(replicas=3)
+        renting.start_spike(replicas=3)
 
-        renting.turns(4)
+        renting.advance_cycles(4)
 
-        assert renting.holds() == 1, caps
-        assert renting.left()[1:] != []
+        assert renting.allocation_count() == 1, caps
+        assert renting.leftovers()[1:] != []
         assert len(renting.nodes_of_pods()) == 1
 
 
 def test_jobs_and_replicas_share_the_rental_limit_of_a_cycle() -> None:
     renting = ServingSpike(policy=a_serving_policy(fleet_cap_micros_per_hour=2 * MICROS + 50_000_000))
-    renting.spike(replicas=2)
+    renting.start_spike(replicas=2)
     renting.scenario.submit("second", nodes=2)
 
     renting.scenario.run_scheduling_cycle()
@@ -392,21 +392,21 @@ def test_jobs_and_replicas_share_the_rental_limit_of_a_cycle() -> None:
 
 def test_concurrent_cycles_rent_a_node_once() -> None:
     renting = ServingSpike()
-    renting.spike(replicas=1)
+    renting.start_spike(replicas=1)
 
-    renting.race_cycles()
+    renting.run_concurrent_cycles()
 
-    assert renting.holds() == 1
+    assert renting.allocation_count() == 1
 
 
 def test_node_of_a_deployment_is_offered_to_no_job() -> None:
     renting = ServingSpike(policy=a_serving_policy(pools=(a_serving_pool(), a_serving_pool(DEARER))))
-    renting.spike(replicas=1)
-    renting.turns(3)
-    renting.scale(0)
+    renting.start_spike(replicas=1)
+    renting.advance_cycles(3)
+    renting.scale_deployment(0)
 
     second = renting.scenario.submit("second", nodes=1)
-    renting.turns(1)
+    renting.advance_cycles(1)
 
     assert renting.scenario.job(second.job_id).state is JobState.PENDING
     assert renting.scenario.job(second.job_id).rentals == 0
@@ -414,46 +414,46 @@ def test_node_of_a_deployment_is_offered_to_no_job() -> None:
 
 def test_missing_toleration_prevents_a_rental_and_is_the_reason() -> None:
     renting = ServingSpike()
-    renting.spike(tolerations=())
+    renting.start_spike(tolerations=())
 
-    renting.turns(2)
+    renting.advance_cycles(2)
 
-    assert renting.holds() == 0
-    assert f"Its pods do not tolerate {TAINT}." in renting.notes()
+    assert renting.allocation_count() == 0
+    assert f"Its pods do not tolerate {TAINT}." in renting.deployment_note()
 
 
 def test_unknown_node_selector_prevents_a_rental() -> None:
     renting = ServingSpike()
-    renting.spike(selector={"disk": "nvme"})
+    renting.start_spike(selector={"disk": "nvme"})
 
-    renting.turns(2)
+    renting.advance_cycles(2)
 
-    assert renting.holds() == 0
-    assert "Its pods select disk=nvme, and the policy does not give nodes of" in renting.notes()
+    assert renting.allocation_count() == 0
+    assert "Its pods select disk=nvme, and the policy does not give nodes of" in renting.deployment_note()
 
 
 def test_unused_rented_node_pauses_further_rentals() -> None:
     renting = ServingSpike()
-    renting.bind = lambda: None  # type: ignore[method-assign]
-    renting.spike(replicas=1)
+    renting.bind_replicas = lambda: None  # type: ignore[method-assign]
+    renting.start_spike(replicas=1)
 
-    renting.turns(8)
+    renting.advance_cycles(8)
 
     (rental,) = renting.rentals()
     assert rental.state is RentalState.ENDED
     assert "No replica of serving/chat used the node within" in rental.reason
     assert renting.serving_state().unused_rentals == 1
-    assert "The node that was rented last stayed unused" in renting.notes()
-    assert renting.left() == []
-    renting.turns(45)
+    assert "The node that was rented last stayed unused" in renting.deployment_note()
+    assert renting.leftovers() == []
+    renting.advance_cycles(45)
     assert len(renting.rentals()) == 2
 
 
 def test_refused_pool_is_skipped_for_every_deployment() -> None:
     renting = ServingSpike(has_capacity={ON_DEMAND, DEARER})
-    renting.spike(replicas=1)
+    renting.start_spike(replicas=1)
 
-    renting.turns(4)
+    renting.advance_cycles(4)
 
     (rental,) = renting.rentals()
     assert [offer.pool for offer in rental.offers] == [SERVING, DEARER]
@@ -465,72 +465,72 @@ def test_refused_pool_is_skipped_for_every_deployment() -> None:
 
 def test_serving_rental_without_any_capacity_ends_with_a_reason() -> None:
     renting = ServingSpike(has_capacity=set())
-    renting.spike(replicas=1)
+    renting.start_spike(replicas=1)
 
-    renting.turns(8)
+    renting.advance_cycles(8)
 
     assert {rental.state for rental in renting.rentals()} == {RentalState.ENDED}
-    assert "The provider refused capacity there" in renting.notes()
-    assert renting.left() == []
+    assert "The provider refused capacity there" in renting.deployment_note()
+    assert renting.leftovers() == []
 
 
-def test_spike_that_ends_before_its_node_arrives_leaves_nothing() -> None:
+def test_spike_that_ends_early_leaves_no_rented_node() -> None:
     renting = ServingSpike()
-    renting.spike(replicas=1)
+    renting.start_spike(replicas=1)
     renting.scenario.run_scheduling_cycle()
-    renting.advance()
+    renting.advance_executions()
 
-    renting.scale(0)
-    renting.turns(3)
+    renting.scale_deployment(0)
+    renting.advance_cycles(3)
 
     assert [rental.state for rental in renting.rentals()] == [RentalState.ENDED]
-    assert renting.left() == []
+    assert renting.leftovers() == []
     assert renting.serving_state().unused_rentals == 0
-    assert renting.notes() == ""
+    assert renting.deployment_note() == ""
 
 
 def test_surplus_node_is_returned_on_arrival() -> None:
     renting = ServingSpike()
-    renting.spike(replicas=2)
+    renting.start_spike(replicas=2)
     renting.scenario.run_scheduling_cycle()
-    renting.advance()
-    renting.scale(1)
+    renting.advance_executions()
+    renting.scale_deployment(1)
 
-    renting.turns(4)
+    renting.advance_cycles(4)
 
     assert sorted(rental.state for rental in renting.rentals()) == [RentalState.ENDED, RentalState.READY]
     assert len(renting.nodes_of_pods()) == 1
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_node_with_a_replica_is_handed_over(replicas: int) -> None:
+def test_rented_node_with_an_early_replica_becomes_ready(replicas: int) -> None:
     renting = ServingSpike(lands_first=True)
-    renting.spike(replicas=replicas)
+    renting.start_spike(replicas=replicas)
     renting.scenario.run_scheduling_cycle()
-    renting.advance()
-    renting.karpenter()
-    renting.bind()
+    renting.advance_executions()
+    renting.launch_nodes()
+    renting.bind_replicas()
 
-    renting.turns(4)
+    renting.advance_cycles(4)
 
     assert [rental.state for rental in renting.rentals()] == [RentalState.READY] * replicas
     assert sorted(renting.nodes_of_pods()) == sorted(name for rental in renting.rentals() for name in rental.node_names)
-    renting.scale(0)
-    renting.turns(6)
-    assert renting.left() == []
+    renting.scale_deployment(0)
+    renting.advance_cycles(6)
+    assert renting.leftovers() == []
 
 
-def test_reclaimed_node_ends_its_rental_and_is_replaced() -> None:
+def test_reclaimed_spot_node_of_a_deployment_is_replaced() -> None:
     renting = ServingSpike()
-    renting.spike(replicas=1)
-    renting.turns(3)
+    renting.start_spike(replicas=1)
+    renting.advance_cycles(3)
     (gone,) = renting.rentals()[0].node_names
     renting.world.cluster.claimed.clear()
     renting.world.cluster.remove_node(gone)
-    renting.scale(0)
-    renting.scale(1)
+    renting.scale_deployment(0)
+    renting.scale_deployment(1)
 
-    renting.turns(8)
+    renting.advance_cycles(8)
 
     assert [rental.state for rental in renting.rentals()] == [RentalState.ENDED, RentalState.READY]
     assert len(renting.nodes_of_pods()) == 1
@@ -538,26 +538,26 @@ def test_reclaimed_node_ends_its_rental_and_is_replaced() -> None:
 
 def test_node_with_a_replica_is_returned_only_after_its_time() -> None:
     renting = ServingSpike(policy=a_serving_policy(CHAT.replace(rented_seconds=3600)))
-    renting.spike(replicas=1)
-    renting.turns(3)
+    renting.start_spike(replicas=1)
+    renting.advance_cycles(3)
     renting.policy = renting.scenario.policy = a_serving_policy(CHAT.replace(rents_from=(), rented_seconds=3600))
-    renting.turns(20)
+    renting.advance_cycles(20)
     before = renting.rentals()[0].state
     renting.world.clock.advance(3600)
-    renting.turn()
+    renting.advance_one_cycle()
 
     assert before is RentalState.READY
     assert renting.rentals()[0].state is RentalState.ENDED
     assert renting.rentals()[0].reason.startswith("The rental's time limit is")
 
 
-def test_late_replica_keeps_its_node() -> None:
+def test_rented_node_stays_for_a_late_replica() -> None:
     renting = ServingSpike()
-    renting.spike(replicas=1)
-    renting.turns(3)
+    renting.start_spike(replicas=1)
+    renting.advance_cycles(3)
     (rental,) = renting.rentals()
 
-    result = renting.task(rental, RentalStep.RELEASE, "No replica has stood there.")
+    result = renting.run_rental_step(rental, RentalStep.RELEASE, "No replica has stood there.")
 
     assert result.outcome == "IN_USE"
     assert result.reason == "Replicas of serving/chat run on these nodes."
@@ -566,16 +566,16 @@ def test_late_replica_keeps_its_node() -> None:
 def test_team_pays_until_the_instance_is_gone() -> None:
     renting = ServingSpike()
     renting.world.cluster.slow_to_go = True
-    renting.spike(replicas=1)
-    renting.turns(3)
-    renting.scale(0)
-    renting.turns(6)
-    before = renting.holds()
+    renting.start_spike(replicas=1)
+    renting.advance_cycles(3)
+    renting.scale_deployment(0)
+    renting.advance_cycles(6)
+    before = renting.allocation_count()
     renting.world.cluster.go()
-    renting.turns(1)
+    renting.advance_cycles(1)
 
     (rental,) = renting.rentals()
-    assert (before, renting.holds()) == (1, 0)
+    assert (before, renting.allocation_count()) == (1, 0)
     assert rental.ended_at is not None
     assert rental.cost_parts == MICROS * round((rental.ended_at - rental.begun_at).total_seconds())
     assert {bill.team for bill in rental.bills()} == {"chat"}
@@ -583,7 +583,7 @@ def test_team_pays_until_the_instance_is_gone() -> None:
 
 def test_sweeper_starts_a_serving_rental_without_a_workflow() -> None:
     renting = ServingSpike()
-    renting.spike(replicas=1)
+    renting.start_spike(replicas=1)
     renting.scenario.run_scheduling_cycle()
     workflows, name = renting.world.workflows, f"{CHAT_ID}-b1"
     del workflows.executions[WorkflowName.BURST_CAPACITY, name], workflows.states[WorkflowName.BURST_CAPACITY, name]
@@ -598,16 +598,16 @@ def test_sweeper_starts_a_serving_rental_without_a_workflow() -> None:
 
 def test_wait_opened_twice_or_answered_late_changes_nothing() -> None:
     renting = ServingSpike()
-    renting.spike(replicas=1)
-    renting.turns(3)
+    renting.start_spike(replicas=1)
+    renting.advance_cycles(3)
     (rental,) = renting.rentals()
 
-    answers = [renting.wait(rental, ConditionKind.RENTAL_ENDED) for _ in range(2)]
-    renting.scale(0)
+    answers = [renting.wait_answer(rental, ConditionKind.RENTAL_ENDED) for _ in range(2)]
+    renting.scale_deployment(0)
     renting.world.clock.advance(10)
-    answers += [renting.wait(renting.rentals()[0], ConditionKind.RENTAL_ENDED)]
+    answers += [renting.wait_answer(renting.rentals()[0], ConditionKind.RENTAL_ENDED)]
     renting.world.clock.advance(renting.policy.burst.quiet_seconds)
-    answers += [renting.wait(renting.rentals()[0], ConditionKind.RENTAL_ENDED)]
+    answers += [renting.wait_answer(renting.rentals()[0], ConditionKind.RENTAL_ENDED)]
 
     assert answers == [None, None, None, "OVER"]
     assert renting.world.ledger.get(subject_rows.wait_key(CHAT_ID, wait_name(ConditionKind.RENTAL_ENDED, 1))) is None
@@ -615,16 +615,16 @@ def test_wait_opened_twice_or_answered_late_changes_nothing() -> None:
 
 def test_repeated_steps_rent_and_return_once() -> None:
     renting = ServingSpike(does_twice=True)
-    renting.spike(replicas=2)
-    renting.turns(3)
+    renting.start_spike(replicas=2)
+    renting.advance_cycles(3)
     served = sorted(renting.nodes_of_pods())
-    renting.scale(0)
-    renting.turns(6)
+    renting.scale_deployment(0)
+    renting.advance_cycles(6)
 
     assert served == sorted(name for rental in renting.rentals() for name in rental.node_names)
     assert [rental.state for rental in renting.rentals()] == [RentalState.ENDED] * 2
-    assert renting.left() == []
-    deleted = [call for call in renting.world.cluster.calls if call[0] == "delete_claim"]
+    assert renting.leftovers() == []
+    deleted = [call for call in renting.world.cluster.calls if call[0] == "delete_node_claim"]
     assert len(deleted) == len(set(deleted)) == 2
 
 
@@ -634,13 +634,13 @@ def test_repeated_steps_rent_and_return_once() -> None:
 @pytest.mark.parametrize(("when", "step"), SIDES_AND_STEPS)
 def test_spike_ends_the_same_after_any_crash(when: str, step: int, lands_first: bool) -> None:
     undisturbed = _play(CrashPlan(), lands_first=lands_first)
-    assert (undisturbed.left(), undisturbed.most, len(undisturbed.rentals())) == ([], 2, 2)
+    assert (undisturbed.leftovers(), undisturbed.most, len(undisturbed.rentals())) == ([], 2, 2)
     effects = len(undisturbed.plan.effects)
     assert effects > 20
     for at in range(1, effects + 1, step):
         renting = _play(CrashPlan(at=at, when=when), lands_first=lands_first)
         crash = f"{when} effect {at}, {undisturbed.plan.effects[at - 1]}"
-        assert renting.left() == [], crash
+        assert renting.leftovers() == [], crash
         assert renting.most == 2, crash
         assert {rental.state for rental in renting.rentals()} == {RentalState.ENDED}, crash
 
@@ -648,7 +648,7 @@ def test_spike_ends_the_same_after_any_crash(when: str, step: int, lands_first: 
 def _play(plan: CrashPlan, *, lands_first: bool) -> Any:
     """Run a whole spike. The workflow, the next cycle or the sweep repeats a crashed step."""
     renting: Any = ServingSpike(plan=CrashPlan(), lands_first=lands_first)
-    renting.spike(replicas=2)
+    renting.start_spike(replicas=2)
     skipped = len(renting.plan.effects)
     renting.plan.at, renting.plan.when = (plan.at + skipped if plan.at else 0), plan.when
     renting.most = 0
@@ -660,18 +660,18 @@ def _play(plan: CrashPlan, *, lands_first: bool) -> Any:
             renting.world.clock.advance(1)
 
     for turn in range(40):
-        renting.bind()
+        renting.bind_replicas()
         again(renting.scenario.run_scheduling_cycle)
-        again(renting.advance)
-        renting.karpenter()
-        again(renting.advance)
-        renting.bind()
+        again(renting.advance_executions)
+        renting.launch_nodes()
+        again(renting.advance_executions)
+        renting.bind_replicas()
         renting.most = max(renting.most, len(renting.nodes_of_pods()))
         if turn == 7:
-            renting.scale(0)
+            renting.scale_deployment(0)
         renting.world.clock.advance(20)
         again(renting.scenario.sweep)
-        if turn > 7 and not renting.left():
+        if turn > 7 and not renting.leftovers():
             break
     del renting.plan.effects[:skipped]
     return renting

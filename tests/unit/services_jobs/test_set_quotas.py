@@ -29,7 +29,7 @@ def test_stored_setup_is_read_with_its_version() -> None:
     set_quotas_part(world, FleetQuotas(priority_classes={"high": 10}))
     set_quotas_part(world, a_team("nlp", namespace="language"), expected=1)
 
-    stored_setup = team_setup.load(world.ledger)
+    stored_setup = team_setup.load_setup(world.ledger)
 
     assert [team.name for team in stored_setup.setup.teams] == ["nlp", "vision"]
     assert stored_setup.setup.by_name["nlp"].namespace == "language"
@@ -39,7 +39,7 @@ def test_stored_setup_is_read_with_its_version() -> None:
 
 
 def test_empty_setup_has_no_teams_and_no_limits() -> None:
-    stored_setup = team_setup.load(FakeWorld().ledger)
+    stored_setup = team_setup.load_setup(FakeWorld().ledger)
 
     assert not stored_setup.setup.has_teams
     assert stored_setup.version_of("nlp") == 0
@@ -86,7 +86,7 @@ def test_invalid_setup_is_explained_and_not_written() -> None:
         set_quotas_part(world, a_team("nlp", members=[{"principal": "Research"}]))
 
     assert [field for field, _ in refused.value.faults] == ["team.namespace"]
-    assert team_setup.load(world.ledger).version == 1
+    assert team_setup.load_setup(world.ledger).version == 1
 
 
 class ConcurrentWriterLedger:
@@ -99,11 +99,11 @@ class ConcurrentWriterLedger:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._ledger, name)
 
-    def commit(self, *writes: Write, token: str = "") -> None:
+    def commit(self, *writes: Write, client_token: str = "") -> None:
         other, self._other = self._other, None
         if other:
             other()
-        self._ledger.commit(*writes, token=token)
+        self._ledger.commit(*writes, client_token=client_token)
 
 
 def test_concurrent_changes_are_checked_together() -> None:
@@ -125,7 +125,7 @@ def test_second_team_in_the_same_namespace_is_refused() -> None:
     with pytest.raises(Invalid):
         set_quotas_part(world, a_team("nlp", namespace="shared"), expected=1, ledger=ledger)
 
-    assert team_setup.load(world.ledger).setup.namespaces == {"nlp": "nlp", "shared": "vision"}
+    assert team_setup.load_setup(world.ledger).setup.namespaces == {"nlp": "nlp", "shared": "vision"}
 
 
 def test_team_in_a_namespace_of_the_stack_is_refused() -> None:
@@ -135,10 +135,10 @@ def test_team_in_a_namespace_of_the_stack_is_refused() -> None:
     with pytest.raises(Invalid):
         set_quotas.run(request, world.context(), own_namespaces=("training",))
 
-    assert not team_setup.load(world.ledger).setup.has_teams
+    assert not team_setup.load_setup(world.ledger).setup.has_teams
 
 
-def test_cycle_on_an_older_setup_fails_completely() -> None:
+def test_commit_at_an_older_team_setup_fails() -> None:
     world = FakeWorld()
     set_quotas_part(world, a_team())
     version = tree_version(world)
@@ -148,7 +148,7 @@ def test_cycle_on_an_older_setup_fails_completely() -> None:
         world.ledger.commit(ConditionCheck(quota_rows.tree_key(), version))
 
 
-def test_flavors_keep_their_declared_order() -> None:
+def test_stored_team_keeps_its_declared_order_of_flavors() -> None:
     world = FakeWorld()
     group = {name: {"nvidia.com/gpu": 8} for name in ("ml.p5.48xlarge", "ml.g5.48xlarge", "ml.p4d.24xlarge")}
 
@@ -158,4 +158,4 @@ def test_flavors_keep_their_declared_order() -> None:
     assert row
     # A stored map may be read back in another order.
     assert not any(isinstance(value, dict) for value in row.doc.values())
-    assert list(team_setup.load(world.ledger).setup.by_name["nlp"].queue.groups[0]) == list(group)
+    assert list(team_setup.load_setup(world.ledger).setup.by_name["nlp"].queue.groups[0]) == list(group)

@@ -181,10 +181,10 @@ class QueuePositionRaceLedger:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
-    def commit(self, *writes: Write, token: str = "") -> None:
+    def commit(self, *writes: Write, client_token: str = "") -> None:
         if self.meanwhile:
             self.meanwhile.pop()()
-        self.inner.commit(*writes, token=token)
+        self.inner.commit(*writes, client_token=client_token)
 
 
 def test_second_job_of_a_checkpoint_path_is_refused() -> None:

@@ -30,7 +30,9 @@ def resume(scenario: JobScenario, job: Job, requester: Requester = ASKER) -> Job
     return suspend_job.resume(request, scenario.world.context())
 
 
-def rank(scenario: JobScenario, job: Job, name: str, expected: int | None = None, requester: Requester = ASKER) -> Job:
+def change_priority(
+    scenario: JobScenario, job: Job, name: str, expected: int | None = None, requester: Requester = ASKER
+) -> Job:
     row = scenario.world.ledger.get(job_rows.job_key(job.job_id))
     assert row
     version = row.version if expected is None else expected
@@ -126,17 +128,17 @@ def test_suspended_job_can_be_cancelled() -> None:
     with pytest.raises(suspend_job.JobEnded):
         resume(scenario, job)
     with pytest.raises(suspend_job.JobEnded):
-        rank(scenario, job, "high")
+        change_priority(scenario, job, "high")
 
 
-def test_job_gets_the_settings_of_its_team() -> None:
+def test_submitted_job_gets_the_settings_of_its_team() -> None:
     scenario = JobScenario()
     set_up_team(scenario)
 
     job = submit(scenario, priority_class="high")
 
     assert (job.spec.team, job.queue, job.namespace, job.service_account) == ("nlp", "nlp", "nlp", "trainer")
-    assert (job.priority, job.owner, job.submitted_by) == (100, "role/Ana", "role/Ana (ana)")
+    assert (job.priority, job.submitter, job.submitted_by) == (100, "role/Ana", "role/Ana (ana)")
 
 
 def test_caller_outside_the_team_cannot_change_its_job() -> None:
@@ -152,7 +154,7 @@ def test_caller_outside_the_team_cannot_change_its_job() -> None:
     with pytest.raises(NotYourTeam):
         resume(scenario, job, STRANGER)
     with pytest.raises(NotYourTeam):
-        rank(scenario, job, "high", requester=STRANGER)
+        change_priority(scenario, job, "high", requester=STRANGER)
     request = cancel_job.CancelJobRequest(job_id=job.job_id, requester=STRANGER)
     with pytest.raises(NotYourTeam):
         cancel_job.run(request, scenario.world.context())
@@ -183,7 +185,7 @@ def test_new_priority_class_changes_the_queue_position() -> None:
     set_up_team(scenario)
     job = submit(scenario)
 
-    ranked = [rank(scenario, job, "high") for _ in range(2)]
+    ranked = [change_priority(scenario, job, "high") for _ in range(2)]
 
     assert [(job.spec.priority_class, job.priority) for job in ranked] == [("high", 100)] * 2
     row = scenario.world.ledger.get(job_rows.job_key(job.job_id))
@@ -197,8 +199,8 @@ def test_priority_change_needs_the_version_that_was_read() -> None:
     job = submit(scenario)
 
     with pytest.raises(StaleVersion):
-        rank(scenario, job, "high", expected=7)
+        change_priority(scenario, job, "high", expected=7)
     with pytest.raises(Invalid):
-        rank(scenario, job, "hihg")
+        change_priority(scenario, job, "hihg")
 
     assert scenario.job(job.job_id).priority == -1

@@ -20,7 +20,7 @@ from evenkeel.domain.recovery.repair_policy import RepairPolicy
 from evenkeel.domain.sources import SourceState
 from evenkeel.domain.waiting import ConditionKind, Wait, WaitAnswer, WaitCondition, WaitState
 from evenkeel.ports import ExecutionState, Put, Table, Throttled, Unreachable, WorkflowName
-from evenkeel.services.incidents import note_group_fact, receive_event
+from evenkeel.services.incidents import ingest_event, note_group_fact
 from evenkeel.services.queries import read_jobs, read_sources
 from evenkeel.services.storage import fleet_rows, guardrail_registers, incident_rows, locks, rows, subject_rows
 from evenkeel.services.storage.guardrail_registers import RegisterName
@@ -49,13 +49,13 @@ def an_incident(scenario: JobScenario, number: int = 1, **changes: Any) -> Incid
         "opened_at": now,
     }
     incident = Incident.model_validate({**facts, **changes})
-    scenario.put(incident_rows.incident_row(incident, 0))
+    scenario.store_row(incident_rows.incident_row(incident, 0))
     if not incident.state.is_settled:
-        scenario.put(incident_rows.open_row(life, incident.incident_id))
+        scenario.store_row(incident_rows.open_row(life, incident.incident_id))
     return incident
 
 
-def fleet(scenario: JobScenario) -> dict[str, FleetNode]:
+def stored_nodes(scenario: JobScenario) -> dict[str, FleetNode]:
     listed = scenario.world.ledger.by_state(Table.FLEET, "NODE").rows
     return {row.doc["life"]["instanceId"]: rows.decode(row, FleetNode) for row in listed}
 
@@ -98,20 +98,20 @@ def test_a_second_sweep_writes_only_lock_heartbeat_and_counts() -> None:
 
 def test_one_sweeper_runs_at_a_time() -> None:
     scenario = JobScenario()
-    assert locks.take(scenario.world.ledger, "sweep", "op-other", seconds=60, now=scenario.world.clock.now())
+    assert locks.take_lock(scenario.world.ledger, "sweep", "op-other", seconds=60, now=scenario.world.clock.now())
 
     assert scenario.sweep().outcome == "LOCKED"
 
 
-def test_failed_step_does_not_stop_the_other_steps() -> None:
+def test_failed_sweep_step_does_not_stop_the_other_steps() -> None:
     scenario = JobScenario()
     job = scenario.submit()
-    scenario.world.workflows.start = _refuse  # type: ignore[method-assign]
+    scenario.world.workflows.start = raise_unreachable  # type: ignore[method-assign]
     scenario.run_scheduling_cycle()
     del scenario.world.workflows.start
     sweep_later(scenario)
     scenario.submit("key-waits", nodes=4)
-    scenario.world.cycle_requests.request = _refuse  # type: ignore[method-assign]
+    scenario.world.cycle_requests.request = raise_unreachable  # type: ignore[method-assign]
 
     outcome = scenario.sweep()
 
@@ -120,7 +120,7 @@ def test_failed_step_does_not_stop_the_other_steps() -> None:
     assert scenario.world.workflows.names(WorkflowName.RUN_JOB) == [f"{job.job_id}-a1"]
 
 
-def _refuse(*_: Any, **__: Any) -> Any:
+def raise_unreachable(*_: Any, **__: Any) -> Any:
     raise Unreachable("no answer")
 
 
@@ -133,7 +133,7 @@ def test_every_node_is_recorded() -> None:
 
     scenario.sweep()
 
-    nodes = fleet(scenario)
+    nodes = stored_nodes(scenario)
     assert set(nodes) == {instance_id(1), instance_id(2)}
     first = nodes[instance_id(1)]
     assert (first.pool, first.slot, first.is_ready) == ("p5-workers", f"{CLUSTER}/seat-1", True)
@@ -148,13 +148,13 @@ def test_removed_node_is_marked_gone_and_expires() -> None:
 
     scenario.sweep()
 
-    assert [fleet(scenario)[instance_id(number)].is_gone for number in (1, 2)] == [False, True]
+    assert [stored_nodes(scenario)[instance_id(number)].is_gone for number in (1, 2)] == [False, True]
     row = scenario.world.ledger.get(fleet_rows.node_key(CLUSTER, instance_id(2)))
     assert row
     assert row.expires_at
 
 
-def test_sweep_records_when_nodes_changed_and_only_then() -> None:
+def test_sweep_records_time_of_change_only_if_nodes_changed() -> None:
     scenario = JobScenario(size=2)
 
     def changed_at() -> str:
@@ -176,7 +176,7 @@ def test_sweep_records_when_nodes_changed_and_only_then() -> None:
     assert changed_at() > first
 
 
-def test_stored_change_is_recorded_if_a_later_row_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_of_change_is_recorded_if_later_row_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     scenario = JobScenario(size=3)
     scenario.sweep()
     ledger, key = scenario.world.ledger, fleet_rows.nodes_changed_key()
@@ -206,14 +206,14 @@ def test_stored_change_is_recorded_if_a_later_row_fails(monkeypatch: pytest.Monk
 def test_no_node_is_marked_gone_while_hyperpod_fails() -> None:
     scenario = JobScenario(size=2)
     scenario.sweep()
-    scenario.world.provider.nodes = _refuse  # type: ignore[method-assign]
+    scenario.world.provider.nodes = raise_unreachable  # type: ignore[method-assign]
 
     scenario.sweep()
 
-    assert not any(node.is_gone for node in fleet(scenario).values())
+    assert not any(node.is_gone for node in stored_nodes(scenario).values())
 
 
-def test_long_list_continues_in_the_next_sweep() -> None:
+def test_next_sweep_continues_a_long_list() -> None:
     scenario = JobScenario(size=250, policy=Policy(watch=WatchPolicy(sweep_page_budget=1)))
     scenario.sweep()
     for number in range(1, 251):
@@ -222,7 +222,7 @@ def test_long_list_continues_in_the_next_sweep() -> None:
     for _ in range(4):
         scenario.sweep()
 
-    assert {node.zone for node in fleet(scenario).values()} == {"us-west-2b"}
+    assert {node.zone for node in stored_nodes(scenario).values()} == {"us-west-2b"}
 
 
 # ---------------------------------------------------------------- incidents
@@ -323,7 +323,7 @@ def test_a_settled_incident_is_left_alone() -> None:
 def test_incident_of_a_vanished_node_is_closed() -> None:
     scenario = JobScenario()
     ghost = an_incident(scenario, 1, incident_id="inc-1", state=IncidentState.RECOVERED)
-    scenario.put(incident_rows.open_row(ghost.life, "inc-1"))
+    scenario.store_row(incident_rows.open_row(ghost.life, "inc-1"))
     alive = an_incident(scenario, 2, incident_id="inc-2")
 
     outcome = scenario.sweep()
@@ -375,7 +375,7 @@ def test_an_attempt_without_its_workflow_is_marked_running() -> None:
     assert scenario.job(job.job_id).state is JobState.RUNNING
 
 
-def test_attempt_never_launched_by_workflow_returns_to_queue() -> None:
+def test_job_returns_to_queue_if_its_workflow_never_launched() -> None:
     scenario = JobScenario()
     job = scenario.started()
     scenario.world.workflows.finish(WorkflowName.RUN_JOB, f"{job.job_id}-a1", ExecutionState.FAILED)
@@ -434,7 +434,7 @@ def a_due_wait(scenario: JobScenario) -> str:
         deadline_at=now.replace(hour=23),
         condition=condition,
     )
-    scenario.put(subject_rows.wait_row(wait, 0))
+    scenario.store_row(subject_rows.wait_row(wait, 0))
     return job.job_id
 
 
@@ -442,17 +442,17 @@ def requested_answers(scenario: JobScenario) -> int:
     return len(scenario.world.wait_answers.requests)
 
 
-def test_due_wait_without_a_watcher_is_answered_at_once() -> None:
+def test_sweep_answers_a_due_wait_if_no_watcher_runs() -> None:
     scenario = JobScenario()
     a_due_wait(scenario)
 
     assert (scenario.sweep().corrections, requested_answers(scenario)) == ({"waits": 1}, 1)
 
 
-def test_newly_due_wait_is_left_to_the_watcher() -> None:
+def test_sweep_leaves_a_newly_due_wait_to_the_watcher() -> None:
     scenario = JobScenario()
     a_due_wait(scenario)
-    assert locks.take(scenario.world.ledger, "watch", "op-watch", seconds=600, now=scenario.world.clock.now())
+    assert locks.take_lock(scenario.world.ledger, "watch", "op-watch", seconds=600, now=scenario.world.clock.now())
 
     first = (scenario.sweep().corrections, requested_answers(scenario))
     sweep_later(scenario, 5)
@@ -469,7 +469,9 @@ def test_recorded_answer_is_delivered_by_the_sweep() -> None:
     row = scenario.world.ledger.get(subject_rows.wait_key(job_id, "attempt-1-running"))
     assert row
     answer = WaitAnswer(outcome="RUNNING", reason="All pods run.")
-    scenario.put(subject_rows.wait_row(rows.decode(row, Wait).replace(state=WaitState.ANSWERED, answer=answer), 0))
+    scenario.store_row(
+        subject_rows.wait_row(rows.decode(row, Wait).replace(state=WaitState.ANSWERED, answer=answer), 0)
+    )
 
     scenario.sweep()
 
@@ -502,12 +504,12 @@ def test_healthy_new_node_is_released_and_a_cycle_requested() -> None:
 
     assert not is_tainted(scenario, name)
     assert "nodes arrived" in scenario.world.cycle_requests.reasons
-    life = fleet(scenario)[instance_id(9)].life
+    life = stored_nodes(scenario)[instance_id(9)].life
     (row,) = scenario.world.ledger.by_state(Table.INCIDENTS, f"DEC#{life.key}").rows
     assert (row.doc["kind"], row.doc["action"]) == ("VALIDATION", "RELEASE")
 
 
-def test_observe_mode_decides_once_and_keeps_the_taint() -> None:
+def test_observe_mode_records_release_once_and_keeps_taint() -> None:
     scenario = JobScenario(mode=Mode.OBSERVE)
     name = add_new_node(scenario)
 
@@ -516,7 +518,7 @@ def test_observe_mode_decides_once_and_keeps_the_taint() -> None:
 
     assert is_tainted(scenario, name)
     assert scenario.world.cluster.calls == []
-    life = fleet(scenario)[instance_id(9)].life
+    life = stored_nodes(scenario)[instance_id(9)].life
     assert len(scenario.world.ledger.by_state(Table.INCIDENTS, f"DEC#{life.key}").rows) == 1
 
 
@@ -548,10 +550,10 @@ def test_replacement_node_is_validated_by_its_incident() -> None:
     assert is_tainted(scenario, name)
 
 
-def test_new_node_waits_for_any_incident_without_node_slots() -> None:
+def test_new_node_waits_for_incident_if_slots_are_unknown() -> None:
     scenario = JobScenario()
     incident = an_incident(scenario, 1)
-    scenario.put(incident_rows.incident_row(incident.replace(slot=incident.life.key), 0))
+    scenario.store_row(incident_rows.incident_row(incident.replace(slot=incident.life.key), 0))
     name = add_new_node(scenario)
 
     scenario.sweep()
@@ -661,9 +663,9 @@ def test_lemon_is_counted_until_its_window_ends() -> None:
     node = next(
         rows.decode(row, FleetNode) for key, row in scenario.world.ledger.rows.items() if key.pk.startswith("NODE#")
     )
-    returned = NodeReturn(life=node.life.key, at=scenario.world.clock.now())
+    returned = NodeReturn(life_key=node.life.key, at=scenario.world.clock.now())
     lease = RepairLease(slot=node.slot, incident_id="", taken_at=returned.at, returns=(returned,), lemon=node.life.key)
-    scenario.put(fleet_rows.lease_row(lease, 0))
+    scenario.store_row(fleet_rows.lease_row(lease, 0))
     key = fleet_rows.node_key(node.life.cluster, node.life.instance_id)
 
     lemons = []
@@ -722,7 +724,7 @@ def ingest_notice_before_listing(scenario: JobScenario) -> None:
     fact = a_fact(
         1, source="ec2.notice", fault_key="ec2:spot_interruption", code="terminate", observed_at=world.clock.now()
     )
-    result = receive_event.ingest_fact(fact, world.context(drills_may_act=False))
+    result = ingest_event.ingest_fact(fact, world.context(drills_may_act=False))
     assert result.outcome == "OTHER_FLEET"
 
 
@@ -744,10 +746,10 @@ def test_notice_is_kept_while_its_node_cannot_be_recorded() -> None:
     ingest_notice_before_listing(scenario)
     commit = scenario.world.ledger.commit
 
-    def throttled(*writes: Any, token: str = "") -> None:
+    def throttled(*writes: Any, client_token: str = "") -> None:
         if any(getattr(write, "row", write).key == fleet_rows.node_key(CLUSTER, instance_id(1)) for write in writes):
             raise Unreachable("commit")
-        commit(*writes, token=token)
+        commit(*writes, client_token=client_token)
 
     scenario.world.ledger.commit = throttled  # type: ignore[method-assign]
     scenario.sweep()
@@ -772,7 +774,7 @@ def test_notice_is_ingested_for_a_node_that_has_since_gone() -> None:
     scenario.world.cluster.remove_node(a_node(1).name)
     del scenario.world.provider.by_id[instance_id(1)]
 
-    assert fleet(scenario)[instance_id(1)].is_gone is False
+    assert stored_nodes(scenario)[instance_id(1)].is_gone is False
     assert scenario.sweep().corrections["early"] == 1
     assert scenario.world.ledger.get(incident_rows.notice_before_listing_key(instance_id(1))) is None
 
@@ -788,10 +790,10 @@ def a_burst_node(number: int = 9, **changes: Any) -> KubernetesNode:
     return a_node(number, **{**facts, **changes})
 
 
-def sources(scenario: JobScenario, *clusters: str, after: float = 0) -> dict[str, SourceState]:
+def states_of_sources(scenario: JobScenario, *clusters: str, after: float = 0) -> dict[str, SourceState]:
     now = scenario.world.clock.now() + timedelta(seconds=after)
     names = clusters or (CLUSTER,)
-    ages = read_sources.run(scenario.world.context(clusters=names, now=now))
+    ages = read_sources.read_source_ages(scenario.world.context(clusters=names, now=now))
     return {age.source.name: age.state for age in ages}
 
 
@@ -800,7 +802,7 @@ def test_sweep_reports_every_source_it_read() -> None:
 
     scenario.sweep()
 
-    source_states = sources(scenario)
+    source_states = states_of_sources(scenario)
     read = {name for name, state in source_states.items() if state is SourceState.CURRENT}
     assert read == set(source_states) - {f"kubernetes-watch/{CLUSTER}", "scheduling-cycle"}
 
@@ -809,14 +811,14 @@ def test_sweep_reports_every_source_it_read() -> None:
 def test_nodes_of_an_unreadable_cluster_are_not_gone(lists: str) -> None:
     scenario = JobScenario()
     scenario.sweep()
-    before = fleet(scenario)
+    before = stored_nodes(scenario)
     scenario.world.cluster.blind[CLUSTER] = {lists}
     sweep_later(scenario, 600)
 
     scenario.sweep()
 
-    assert fleet(scenario) == before
-    assert sources(scenario)[f"kubernetes-list/{CLUSTER}"] is SourceState.STALE
+    assert stored_nodes(scenario) == before
+    assert states_of_sources(scenario)[f"kubernetes-list/{CLUSTER}"] is SourceState.STALE
 
 
 @pytest.mark.parametrize("blind", [CLUSTER, BURST])
@@ -832,10 +834,10 @@ def test_readable_cluster_is_swept_beside_an_unreadable_one(blind: str) -> None:
 
     outcome = scenario.sweep(CLUSTER, BURST)
 
-    changed = [node for node in fleet(scenario).values() if node.is_cordoned]
+    changed = [node for node in stored_nodes(scenario).values() if node.is_cordoned]
     assert [node.node_name for node in changed] == [name]
     assert {failure.split(":")[0] for failure in outcome.failed} == {f"kubernetes-list/{blind}", f"kueue/{blind}"}
-    source_states = sources(scenario, CLUSTER, BURST)
+    source_states = states_of_sources(scenario, CLUSTER, BURST)
     assert source_states[f"kubernetes-list/{blind}"] is SourceState.STALE
     assert source_states[f"kubernetes-list/{readable}"] is SourceState.CURRENT
 
@@ -857,14 +859,18 @@ def test_attempt_on_an_unreadable_cluster_is_left_alone() -> None:
 def test_cordon_on_an_unreadable_cluster_keeps_its_guardrail_entry() -> None:
     scenario = JobScenario()
     incident = an_incident(scenario, state=IncidentState.RECOVERED)
-    entry = RegisterEntry(incident_id=incident.incident_id, life=incident.life.key, pool="p5-workers", since=A_MOMENT)
-    scenario.put(guardrail_registers.put_adding(RegisterName.CORDONS, Register(), 0, entry, is_request=False).row)
+    entry = RegisterEntry(
+        incident_id=incident.incident_id, life_key=incident.life.key, pool="p5-workers", since=A_MOMENT
+    )
+    scenario.store_row(
+        guardrail_registers.addition_put(RegisterName.CORDONS, Register(), 0, entry, is_request=False).row
+    )
     scenario.world.cluster.blind[CLUSTER] = {"*"}
     sweep_later(scenario, 600)
 
     scenario.sweep()
 
-    register, _ = guardrail_registers.load(RegisterName.CORDONS, scenario.world.context())
+    register, _ = guardrail_registers.load_register(RegisterName.CORDONS, scenario.world.context())
     assert [entry.incident_id for entry in register.entries] == ["inc-1"]
 
 
@@ -872,24 +878,24 @@ def test_failing_hyperpod_does_not_stop_the_sweep() -> None:
     scenario = JobScenario()
     scenario.world.cluster.add_node(a_burst_node())
     scenario.sweep(CLUSTER, BURST)
-    before = fleet(scenario)
-    scenario.world.provider.nodes = _throttle  # type: ignore[method-assign]
+    before = stored_nodes(scenario)
+    scenario.world.provider.nodes = raise_throttled  # type: ignore[method-assign]
     scenario.world.cluster.set_node("burst-9", cluster=BURST, is_cordoned=True)
     sweep_later(scenario, 600)
 
     outcome = scenario.sweep(CLUSTER, BURST)
 
-    after = fleet(scenario)
+    after = stored_nodes(scenario)
     assert {name for name in after if after[name] != before[name]} == {instance_id(9)}
     assert [failure.split(":")[0] for failure in outcome.failed] == ["hyperpod"]
-    source_states = sources(scenario, CLUSTER, BURST)
+    source_states = states_of_sources(scenario, CLUSTER, BURST)
     assert (source_states["hyperpod"], source_states[f"kubernetes-list/{CLUSTER}"]) == (
         SourceState.STALE,
         SourceState.CURRENT,
     )
 
 
-def _throttle(*_: Any, **__: Any) -> Any:
+def raise_throttled(*_: Any, **__: Any) -> Any:
     raise Throttled("Rate exceeded")
 
 
@@ -923,12 +929,12 @@ def test_unreadable_kueue_is_reported_separately() -> None:
 
     outcome = scenario.sweep()
 
-    source_states = sources(scenario)
+    source_states = states_of_sources(scenario)
     assert [failure.split(":")[0] for failure in outcome.failed] == [f"kueue/{CLUSTER}"]
     assert {name for name, state in source_states.items() if state is SourceState.STALE} == {f"kueue/{CLUSTER}"}
 
 
-def test_failed_item_does_not_stop_the_step() -> None:
+def test_failed_item_does_not_stop_the_sweep_step() -> None:
     scenario = JobScenario()
     first, second = scenario.started(nodes=1), scenario.started(nodes=1)
     for job in (first, second):
@@ -950,7 +956,7 @@ def test_failed_item_does_not_stop_the_step() -> None:
     assert f"{second.job_id}-a1" in scenario.world.workflows.names(WorkflowName.RUN_JOB)
 
 
-def test_stale_sources_are_counted_by_kind() -> None:
+def test_sweep_counts_stale_sources_by_kind() -> None:
     scenario = JobScenario()
     scenario.sweep()
     scenario.world.cluster.blind[CLUSTER] = {"*"}
@@ -974,4 +980,4 @@ def test_sweep_reports_a_backlog_of_the_event_queue() -> None:
     outcome = scenario.sweep()
 
     assert outcome.failed == ("event-queue: 12 events are waiting.",)
-    assert sources(scenario)["event-queue"] is SourceState.STALE
+    assert states_of_sources(scenario)["event-queue"] is SourceState.STALE

@@ -35,7 +35,7 @@ MEMBERS = [{"principal": f"arn:aws:iam::111122223333:role/{name}"} for name in (
 
 
 def set_up_teams(scenario: JobScenario, *parts: Team | FleetQuotas) -> None:
-    stored_setup = team_setup.load(scenario.world.ledger)
+    stored_setup = team_setup.load_setup(scenario.world.ledger)
     for part in parts:
         name = part.name if isinstance(part, Team) else team_setup.FLEET
         request = set_quotas.SetQuotasRequest(
@@ -57,7 +57,7 @@ def shared_fleet(size: int = 4, red: int = 16, blue: int = 16, **more: Any) -> J
 
 
 def setup_of(scenario: JobScenario) -> TeamSetup:
-    return team_setup.load(scenario.world.ledger).setup
+    return team_setup.load_setup(scenario.world.ledger).setup
 
 
 def decision_records(scenario: JobScenario, job_id: str) -> list[Decision]:
@@ -94,7 +94,7 @@ def test_job_beyond_team_quota_waits_with_a_reason() -> None:
 def test_higher_class_preempts_a_lower_class_which_resumes_later() -> None:
     scenario = shared_fleet(size=2, red=16, blue=0)
     low = scenario.running(team="red", priority_class="low")
-    scenario.save(low.job_id, 1, step=40)
+    scenario.save_checkpoint(low.job_id, 1, step=40)
     high = scenario.submit("high", team="red", priority_class="high")
 
     scenario.run_scheduling_cycle()
@@ -166,7 +166,7 @@ def test_only_classes_of_the_policy_reach_kubernetes() -> None:
     jobs += [scenario.running(priority_class="high") for scenario in stories[1:]]
 
     classes = [
-        scenario.world.cluster.launched(job.job_id, 1).spec.job.priority_class
+        scenario.world.cluster.launched(job.job_id, 1).spec.job_spec.priority_class
         for scenario, job in zip(stories, jobs, strict=True)
     ]
     assert classes == ["", "high", ""]
@@ -179,7 +179,7 @@ def test_removed_priority_class_is_not_sent_to_kubernetes() -> None:
 
     scenario.run_attempt(job.job_id, 1)
 
-    assert scenario.world.cluster.launched(job.job_id, 1).spec.job.priority_class == ""
+    assert scenario.world.cluster.launched(job.job_id, 1).spec.job_spec.priority_class == ""
 
 
 def test_job_waits_if_its_namespace_belongs_to_another_team() -> None:
@@ -190,7 +190,7 @@ def test_job_waits_if_its_namespace_belongs_to_another_team() -> None:
         row = scenario.world.ledger.get(quota_rows.team_key(name))
         assert row
         team = Team.model_validate_json(row.doc["document"])
-        scenario.put(quota_rows.setup_row(row.key, team.replace(namespace=namespace), row.version))
+        scenario.store_row(quota_rows.setup_row(row.key, team.replace(namespace=namespace), row.version))
 
     scenario.run_scheduling_cycle()
 
@@ -244,7 +244,7 @@ def test_a_preemption_is_one_commit() -> None:
     assert [together <= keys for keys in touched].count(True) == 1
 
 
-def test_job_being_cancelled_counts_as_leaving() -> None:
+def test_nothing_is_preempted_for_quota_of_job_being_cancelled() -> None:
     scenario = shared_fleet(size=2, red=16, blue=0)
     low = scenario.running(team="red", priority_class="low", nodes=1)
     other = scenario.running(team="red", priority_class="low", nodes=1)
@@ -272,7 +272,7 @@ def test_observe_mode_preempts_no_job() -> None:
     )
 
 
-def test_every_record_replays() -> None:
+def test_every_decision_of_teams_replays_from_its_record() -> None:
     scenario = shared_fleet(size=3, red=16, blue=8)
     scenario.running(team="red", priority_class="low")
     jobs = [
@@ -305,7 +305,7 @@ def test_why_names_the_smallest_changes_that_admit_a_job() -> None:
     assert scenario.job(waiting.job_id).state is JobState.STARTING
 
 
-def test_why_names_jobs_and_never_their_sums() -> None:
+def test_why_does_not_name_a_sum_of_jobs() -> None:
     scenario = shared_fleet(size=2, red=16, blue=0)
     scenario.running(team="red", priority_class="high")
     job = scenario.submit("next", team="red", priority_class="low")
@@ -393,7 +393,7 @@ def run_and_settle(scenario: JobScenario, job_id: str, seconds: float) -> None:
     scenario.settle(job_id)
 
 
-def test_job_of_the_least_recent_use_starts_first() -> None:
+def test_job_of_submitter_with_least_recent_use_starts_first() -> None:
     scenario = shared_fleet(size=2, red=16, blue=0)
     set_up_teams(scenario, a_team("red", members=MEMBERS, queue={"byUse": True}))
     first = scenario.started(team="red")
@@ -431,7 +431,7 @@ def test_recent_use_of_thousands_of_submitters_is_kept() -> None:
     begin = week_of(now)
     many = {f"role/{'s' * 100}{n:05d}": 10 ** (10 if n < 55 else 9) for n in range(3_225)}
     older_release = Row(Key(Table.QUOTAS, "TEAM#red", f"USED#{Period.WEEK.key_at(begin)}"), many)
-    scenario.put(older_release)
+    scenario.store_row(older_release)
 
     run_and_settle(scenario, first.job_id, 3600)
 
@@ -441,7 +441,7 @@ def test_recent_use_of_thousands_of_submitters_is_kept() -> None:
     assert used["role/ana"] > 0
 
 
-def test_equal_job_that_loses_less_work_is_preempted() -> None:
+def test_job_of_equal_priority_that_loses_least_is_preempted() -> None:
     scenario = shared_fleet(size=4, red=32, blue=0)
     saves = scenario.running(team="red", nodes=2, priority_class="low")
     scenario.world.clock.advance(60)
@@ -460,7 +460,7 @@ def test_equal_job_that_loses_less_work_is_preempted() -> None:
 # ---------------------------------------------------------------- crashes and races
 
 
-def submit_many(scenario: JobScenario, name: str, count: int = 6) -> list[str]:
+def submit_jobs(scenario: JobScenario, name: str, count: int = 6) -> list[str]:
     draw = random.Random(7)
     return [
         scenario.submit(
@@ -488,7 +488,7 @@ def end_all_jobs(scenario: JobScenario) -> None:
     raise AssertionError("it never comes to rest")
 
 
-def two_cycles(scenario: JobScenario) -> None:
+def run_two_concurrent_cycles(scenario: JobScenario) -> None:
     scenario.run_scheduling_cycle()
     scenario.run_scheduling_cycle()
 
@@ -496,9 +496,9 @@ def two_cycles(scenario: JobScenario) -> None:
 def busy_shared_fleet(plan: CrashPlan) -> tuple[JobScenario, list[str]]:
     """Jobs of low classes run and borrow quota; jobs of higher classes wait."""
     scenario = shared_fleet(plan=plan)
-    jobs = submit_many(scenario, "low")
+    jobs = submit_jobs(scenario, "low")
     scenario.run_scheduling_cycle()
-    return scenario, [*jobs, *submit_many(scenario, "high")]
+    return scenario, [*jobs, *submit_jobs(scenario, "high")]
 
 
 @pytest.mark.parametrize("when", list(CrashTiming))
@@ -506,28 +506,28 @@ def test_crash_in_a_cycle_breaks_no_limit_and_keeps_jobs(when: CrashTiming) -> N
     plan = CrashPlan()
     scenario, jobs = busy_shared_fleet(plan)
     began = len(plan.effects)
-    two_cycles(scenario)
+    run_two_concurrent_cycles(scenario)
     assert any(scenario.job(job).stop_request for job in jobs)
     effects = len(plan.effects) - began
 
     for at in range(began + 1, began + effects + 1):
         scenario, jobs = busy_shared_fleet(CrashPlan(at, when))
         with pytest.raises(Crash):
-            two_cycles(scenario)
+            run_two_concurrent_cycles(scenario)
         scenario.sweep()
         end_all_jobs(scenario)
         assert {scenario.job(job).state for job in jobs} == {JobState.SUCCEEDED}
         assert list(admission_audit.broken_limits(scenario.world.ledger.commits, setup_of(scenario), 8)) == []
 
 
-def test_concurrent_cycles_and_submissions_break_no_limit() -> None:
+def test_concurrent_cycles_and_submissions_exceed_no_quota() -> None:
     scenario = shared_fleet(size=8, red=32, blue=24)
     scenario.world.ids = _LockedIds(scenario.world.ids)  # type: ignore[assignment]  # the same, for several threads
     jobs: list[str] = []
     lock = threading.Lock()
     errors: list[BaseException] = []
 
-    def guarded(work: Any, *args: Any) -> None:
+    def collect_error(work: Any, *args: Any) -> None:
         try:
             work(*args)
         except BaseException as error:  # noqa: BLE001 - told to the test
@@ -549,8 +549,8 @@ def test_concurrent_cycles_and_submissions_break_no_limit() -> None:
         for _ in range(6):
             scenario.run_scheduling_cycle()
 
-    threads = [threading.Thread(target=guarded, args=(submit, number)) for number in range(examples(50))]
-    threads += [threading.Thread(target=guarded, args=(schedule,)) for _ in range(4)]
+    threads = [threading.Thread(target=collect_error, args=(submit, number)) for number in range(examples(50))]
+    threads += [threading.Thread(target=collect_error, args=(schedule,)) for _ in range(4)]
     random.Random(3).shuffle(threads)
     for thread in threads:
         thread.start()
@@ -575,7 +575,7 @@ class _LockedIds:
             return str(self._inner.new(kind))
 
 
-def test_admission_works_with_the_largest_budgets() -> None:
+def test_job_is_admitted_under_the_largest_budgets() -> None:
     scenario = shared_fleet(red=16)
     budgets = [{"usd": MAX_USD, "gpuHours": MAX_GPU_HOURS, "period": period} for period in ("day", "week", "month")]
     team = a_team("red", 16, members=MEMBERS)

@@ -29,33 +29,33 @@ def scenario_with_temporary_capacity(**changes: Any) -> RentalScenario:
 
 def job_on_temporary_capacity(renting: RentalScenario) -> tuple[Job, Job]:
     """Return a job on the whole fleet, and a job that a recovery restarted on rented nodes."""
-    first, second = renting.full_fleet()
+    first, second = renting.fill_fleet()
     now = renting.world.clock.now()
     plan = ResumePlan(
-        incident_id="inc-1", after_attempt=0, option=ResumeOption.RENT, lost_committed=True, planned_at=now
+        incident_id="inc-1", after_attempt=0, option=ResumeOption.RENT, is_faulty_node_committed=True, planned_at=now
     )
     renting.scenario.set_job(renting.scenario.job(second.job_id).replace(resume_plan=plan))
     for _ in range(2):
         renting.scenario.run_scheduling_cycle()
-        renting.advance()
-        renting.karpenter()
-        renting.advance()
-    renting.run(second.job_id, 1)
+        renting.advance_executions()
+        renting.launch_nodes()
+        renting.advance_executions()
+    renting.run_attempt(second.job_id, 1)
     return first, renting.scenario.job(second.job_id)
 
 
-def free_nodes_of(renting: RentalScenario, job: Job) -> None:
+def end_job_and_free_its_nodes(renting: RentalScenario, job: Job) -> None:
     renting.world.cluster.finish_pods(job.job_id, 1)
     renting.scenario.settle(job.job_id, 1)
 
 
-def leave_rental(renting: RentalScenario, job: Job) -> None:
+def end_job_on_rental(renting: RentalScenario, job: Job) -> None:
     """Stop a job that got a stop request, and end its rental."""
     renting.scenario.stop(job.job_id, 1)
     renting.scenario.settle(job.job_id, 1)
-    renting.advance()
+    renting.advance_executions()
     renting.scenario.run_scheduling_cycle()
-    renting.advance()
+    renting.advance_executions()
 
 
 def test_recovery_rental_is_temporary_capacity_on_team_quota() -> None:
@@ -78,7 +78,7 @@ def test_recovery_rental_is_temporary_capacity_on_team_quota() -> None:
 
 def test_rental_without_a_lost_node_is_no_temporary_capacity() -> None:
     renting = scenario_with_temporary_capacity()
-    _, second = renting.rented()
+    _, second = renting.run_second_job_on_rented_nodes()
 
     assert temporary_capacity_of(renting.rental(second.job_id)) is None
 
@@ -86,9 +86,9 @@ def test_rental_without_a_lost_node_is_no_temporary_capacity() -> None:
 def test_temporary_capacity_is_returned_once_the_lost_node_is_back() -> None:
     borrowed, rented = scenario_with_temporary_capacity(), scenario_with_temporary_capacity()
     first, second = job_on_temporary_capacity(borrowed)
-    free_nodes_of(borrowed, first)
-    first, candidate = rented.rented()
-    free_nodes_of(rented, first)
+    end_job_and_free_its_nodes(borrowed, first)
+    first, candidate = rented.run_second_job_on_rented_nodes()
+    end_job_and_free_its_nodes(rented, first)
 
     borrowed.scenario.run_scheduling_cycle()
     rented.scenario.run_scheduling_cycle()
@@ -97,9 +97,9 @@ def test_temporary_capacity_is_returned_once_the_lost_node_is_back() -> None:
     assert job.stop_request
     assert job.stop_request.reason.startswith("The job's nodes were temporary capacity. The lost capacity is back")
     assert rented.scenario.job(candidate.job_id).stop_request is None
-    leave_rental(borrowed, second)
+    end_job_on_rental(borrowed, second)
     assert borrowed.scenario.attempt(second.job_id, 2).pool == "p5-workers"
-    assert borrowed.left() == []
+    assert borrowed.leftovers() == []
 
 
 def test_temporary_capacity_is_kept_until_the_lost_node_is_back() -> None:
@@ -112,7 +112,7 @@ def test_temporary_capacity_is_kept_until_the_lost_node_is_back() -> None:
     assert renting.scenario.job(second.job_id).stop_request is None
 
 
-def test_temporary_capacity_always_ends_with_its_time() -> None:
+def test_temporary_capacity_always_ends_at_its_time_limit() -> None:
     renting = scenario_with_temporary_capacity(rentals_per_cycle=1)
     _, second = job_on_temporary_capacity(renting)
     due_at = renting.rental(second.job_id).due_at
@@ -125,7 +125,7 @@ def test_temporary_capacity_always_ends_with_its_time() -> None:
     job = renting.scenario.job(second.job_id)
     assert job.stop_request
     assert job.stop_request.reason.startswith("The job's nodes were temporary capacity. The time limit is 03 Nov 12:")
-    leave_rental(renting, second)
+    end_job_on_rental(renting, second)
     assert renting.rental(second.job_id).state is RentalState.ENDED
     assert renting.scenario.job(second.job_id).state is JobState.PENDING
 
@@ -133,10 +133,10 @@ def test_temporary_capacity_always_ends_with_its_time() -> None:
 def test_temporary_capacity_decisions_replay() -> None:
     renting = scenario_with_temporary_capacity()
     first, _ = job_on_temporary_capacity(renting)
-    free_nodes_of(renting, first)
+    end_job_and_free_its_nodes(renting, first)
     renting.scenario.run_scheduling_cycle()
 
-    records = renting.records("TEMPORARY_CAPACITY")
+    records = renting.decision_records("TEMPORARY_CAPACITY")
 
     assert [record.action for record in records] == ["RETURN"]
     assert [replay(record, renting.policy).differs_from(record) for record in records] == [""]
@@ -163,9 +163,9 @@ def test_temporary_capacity_is_billed_like_any_rental(hours: int) -> None:
     renting = scenario_with_temporary_capacity()
     first, second = job_on_temporary_capacity(renting)
     renting.world.clock.advance(hours * 1800)
-    free_nodes_of(renting, first)
+    end_job_and_free_its_nodes(renting, first)
     renting.scenario.run_scheduling_cycle()
-    leave_rental(renting, second)
+    end_job_on_rental(renting, second)
 
     rental = renting.rental(second.job_id)
     temporary = temporary_capacity_of(rental)

@@ -44,7 +44,7 @@ def make_unreadable(scenario: JobScenario, cluster: str, what: str = "*") -> Non
     scenario.world.cluster.blind[cluster] = {what}
 
 
-def record_of(scenario: JobScenario, job_id: str) -> Decision:
+def newest_record(scenario: JobScenario, job_id: str) -> Decision:
     return rows.decode(scenario.world.ledger.by_state(Table.INCIDENTS, f"DEC#{job_id}").rows[-1], Decision)
 
 
@@ -63,7 +63,7 @@ def test_unreadable_cluster_stops_no_admission_on_the_other(dead: str, alive: st
     assert held.reason == (
         f"Cluster {dead} cannot be read, so its free nodes are unknown. The job waits until it answers."
     )
-    assert replay(record_of(scenario, held.job_id), scenario.policy).reason == held.reason
+    assert replay(newest_record(scenario, held.job_id), scenario.policy).reason == held.reason
 
 
 def test_job_is_admitted_once_its_cluster_answers_again() -> None:
@@ -105,7 +105,7 @@ def test_unreadable_cluster_is_reported_as_failing_source() -> None:
 
     scenario.run_scheduling_cycle()
 
-    reports = heartbeats.load(scenario.world.ledger)
+    reports = heartbeats.load_source_reports(scenario.world.ledger)
     assert "no answer" in reports[f"kubernetes-list/{BURST}"].error
     assert reports["scheduling-cycle"].error == ""
 
@@ -127,7 +127,7 @@ def test_job_on_an_unreadable_cluster_is_not_preempted() -> None:
 
     assert scenario.job(low.job_id).stop_of(1) is None
     assert scenario.job(high.job_id).state is JobState.PENDING
-    assert replay(record_of(scenario, high.job_id), scenario.policy).action == "NO_QUOTA"
+    assert replay(newest_record(scenario, high.job_id), scenario.policy).action == "NO_QUOTA"
 
     scenario.world.cluster.blind.clear()
     scenario.run_scheduling_cycle()

@@ -11,9 +11,9 @@ from evenkeel.ports import NotAllowed, Unreachable, WorkflowName
 from evenkeel.services.storage import fleet_rows, heartbeats, locks, subject_rows
 from evenkeel.services.waits import evaluate_waits
 from tests.fakes.cluster import a_node
-from tests.fakes.messages import WaitRequest
+from tests.fakes.messages import WaitAnswerRequest
 from tests.unit.services_jobs.job_scenario import JobScenario
-from tests.unit.services_jobs.test_cycle_calls import meet_in_first_calls
+from tests.unit.services_jobs.test_cycle_calls import require_concurrent_first_calls
 
 LOCAL = Policy(watch=WatchPolicy(watch_seconds=20, tick_seconds=2, not_ready_seconds=5))
 
@@ -29,10 +29,10 @@ def a_wait(scenario: JobScenario, job_id: str, kind: ConditionKind = ConditionKi
         deadline_at=now.replace(hour=23),
         condition=WaitCondition(kind=kind, facts={"attempt": 1}),
     )
-    scenario.put(subject_rows.wait_row(wait, 0))
+    scenario.store_row(subject_rows.wait_row(wait, 0))
 
 
-def answered_outcomes(requests: list[WaitRequest]) -> set[tuple[str, str, str]]:
+def answered_outcomes(requests: list[WaitAnswerRequest]) -> set[tuple[str, str, str]]:
     return {(request.subject, request.name, request.answer["outcome"]) for request in requests}
 
 
@@ -89,7 +89,7 @@ def test_missing_answer_is_requested_again_after_a_pause() -> None:
     assert outcome.answered == len(scenario.world.wait_answers.requests) == 2  # each request lasts 10 s
 
 
-def test_cancel_is_noticed_without_a_cluster_change() -> None:
+def test_watch_notices_a_cancelled_job_without_cluster_change() -> None:
     scenario = JobScenario(policy=LOCAL)
     job = scenario.running()
     a_wait(scenario, job.job_id, ConditionKind.ATTEMPT_ENDED)
@@ -124,14 +124,14 @@ def test_not_ready_node_opens_an_incident_without_further_changes() -> None:
 def test_one_watcher_runs_at_a_time() -> None:
     scenario = JobScenario(policy=LOCAL)
     now = scenario.world.clock.now()
-    assert locks.take(scenario.world.ledger, "watch", "op-other", seconds=15, now=now)
+    assert locks.take_lock(scenario.world.ledger, "watch", "op-other", seconds=15, now=now)
 
     assert scenario.watch().outcome == "LOCKED"
 
 
 def test_lock_of_a_dead_watcher_expires() -> None:
     scenario = JobScenario(policy=LOCAL)
-    assert locks.take(scenario.world.ledger, "watch", "op-dead", seconds=15, now=scenario.world.clock.now())
+    assert locks.take_lock(scenario.world.ledger, "watch", "op-dead", seconds=15, now=scenario.world.clock.now())
     scenario.world.clock.advance(15)
 
     assert scenario.watch().outcome == "WATCHED"
@@ -141,13 +141,13 @@ def test_watcher_without_its_lock_ends() -> None:
     scenario = JobScenario(policy=LOCAL)
     cluster_watch = scenario.world.cluster.watch
 
-    def stolen(cluster: str, on_change: Any, **given: Any) -> None:
+    def watch_after_lock_was_taken(cluster: str, on_change: Any, **given: Any) -> None:
         row = scenario.world.ledger.get(fleet_rows.lock_key("watch"))
         assert row
-        scenario.put(row)  # another version: a concurrent write
+        scenario.store_row(row)  # another version: a concurrent write
         cluster_watch(cluster, on_change, **given)
 
-    scenario.world.cluster.watch = stolen  # type: ignore[method-assign]
+    scenario.world.cluster.watch = watch_after_lock_was_taken  # type: ignore[method-assign]
 
     scenario.watch()
 
@@ -184,12 +184,12 @@ def test_failed_snapshot_does_not_end_the_watch() -> None:
     nodes = scenario.world.cluster.nodes
     away = iter([True])
 
-    def flaky(cluster: str) -> Any:
+    def snapshot_that_fails_once(cluster: str) -> Any:
         if next(away, False):
             raise Unreachable("no answer")
         return nodes(cluster)
 
-    scenario.world.cluster.nodes = flaky  # type: ignore[method-assign]
+    scenario.world.cluster.nodes = snapshot_that_fails_once  # type: ignore[method-assign]
     scenario.world.cluster.run_pods(job.job_id, 1)
 
     scenario.watch()
@@ -211,10 +211,10 @@ def test_watch_writes_a_heartbeat() -> None:
 
 def source_errors(scenario: JobScenario) -> dict[str, str]:
     """Return the last error of each recorded source; empty if it answered."""
-    return {name: report.error for name, report in heartbeats.load(scenario.world.ledger).items()}
+    return {name: report.error for name, report in heartbeats.load_source_reports(scenario.world.ledger).items()}
 
 
-def test_answering_watch_is_reported() -> None:
+def test_watch_with_a_working_cluster_is_reported_as_current() -> None:
     scenario = JobScenario(policy=LOCAL)
 
     scenario.watch()
@@ -244,7 +244,7 @@ def test_watch_that_cannot_be_opened_is_reported(error: Exception) -> None:
     assert str(error) in source_errors(scenario)["kubernetes-watch/research-eks"]
 
 
-def test_wait_that_cannot_be_judged_is_reported() -> None:
+def test_wait_that_cannot_be_evaluated_is_reported() -> None:
     scenario = JobScenario(policy=LOCAL)
     job = scenario.started()
     scenario.launch(job.job_id)
@@ -256,7 +256,7 @@ def test_wait_that_cannot_be_judged_is_reported() -> None:
     assert "1 of 1 wait could not be evaluated" in source_errors(scenario)["waits"]
 
 
-def test_cluster_without_answer_does_not_hide_the_other() -> None:
+def test_watch_finds_faults_of_a_cluster_while_another_is_unreadable() -> None:
     scenario = JobScenario(policy=LOCAL)
     lost = a_node(7, cluster="burst-eks", name="burst-7", is_ready=False, not_ready_since=scenario.world.clock.now())
     scenario.world.cluster.add_node(lost)
@@ -267,7 +267,7 @@ def test_cluster_without_answer_does_not_hide_the_other() -> None:
     assert (outcome.facts, outcome.failed_snapshots > 0) == (1, True)
 
 
-def test_unreachable_cluster_is_asked_once_for_all_waits() -> None:
+def test_unreachable_cluster_is_called_once_for_all_waits() -> None:
     scenario = JobScenario(policy=LOCAL)
     for _ in range(3):
         job = scenario.started(nodes=1)
@@ -290,7 +290,9 @@ def test_watch_round_lists_nodes_and_workloads_concurrently(monkeypatch: pytest.
     scenario = JobScenario(size=3, policy=LOCAL)
     for _ in range(2):
         a_wait(scenario, scenario.running(nodes=1).job_id, ConditionKind.ATTEMPT_ENDED)
-    meet_in_first_calls(monkeypatch, (scenario.world.cluster, "nodes"), (scenario.world.cluster, "workloads"))
+    require_concurrent_first_calls(
+        monkeypatch, (scenario.world.cluster, "nodes"), (scenario.world.cluster, "workloads")
+    )
 
     watched = scenario.watch()
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.admission.authority import AdmissionAuthority
-from evenkeel.domain.admission.decide_job import Action
+from evenkeel.domain.admission.decide_job import AdmissionAction
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.external.kueue_status import KueueCondition
 from evenkeel.domain.jobs.attempt import AttemptState
@@ -19,7 +19,7 @@ from evenkeel.domain.waiting import ConditionKind, Wait
 from evenkeel.ports import ExecutionState, Invalid, Put, Table, WorkflowName
 from evenkeel.services.attempts.launch_job import LaunchOutcome
 from evenkeel.services.jobs.check_role import Requester
-from evenkeel.services.queries import explain, read_jobs, read_queue
+from evenkeel.services.queries import explain, plan_unsubmitted_job, read_jobs
 from evenkeel.services.queries.disclosure import Reader
 from evenkeel.services.storage import job_rows, rows, subject_rows
 from evenkeel.services.waits import open_wait
@@ -40,7 +40,7 @@ def hand_over_job(scenario: JobScenario, **changes: Any) -> Job:
     return scenario.job(job.job_id)
 
 
-def await_(scenario: JobScenario, kind: ConditionKind, job_id: str, attempt: int = 1) -> str:
+def await_answer(scenario: JobScenario, kind: ConditionKind, job_id: str, attempt: int = 1) -> str:
     """Open a wait, as the workflow does; return its immediate answer, or None."""
     world = scenario.world
     request = open_wait.OpenWaitRequest(kind=kind, token="token", job_id=job_id, attempt=attempt)
@@ -66,7 +66,7 @@ def job_running_in_kueue(scenario: JobScenario) -> Job:
         job.job_id, 1, *(node.name for node in scenario.world.cluster.nodes("research-eks")[:2])
     )
     scenario.mark_running(job.job_id)
-    assert await_(scenario, ConditionKind.ATTEMPT_ENDED, job.job_id) == ""
+    assert await_answer(scenario, ConditionKind.ATTEMPT_ENDED, job.job_id) == ""
     return scenario.job(job.job_id)
 
 
@@ -93,7 +93,7 @@ def test_handover_decision_replays() -> None:
     record = rows.decode(row, Decision)
 
     assert (record.action, record.reason) == (
-        Action.ADMIT,
+        AdmissionAction.ADMIT,
         "Kueue admits jobs here: the job goes to LocalQueue default.",
     )
     assert replay(record, scenario.policy).reason == record.reason
@@ -186,7 +186,7 @@ def test_job_waits_for_kueue_without_a_deadline() -> None:
     message = "couldn't assign flavors to pod set main: insufficient unused quota for nvidia.com/gpu, 8 more needed"
     scenario.world.cluster.kueue_says(job.job_id, 1, pending_condition("WaitingForQuota", message), position=2)
 
-    assert await_(scenario, ConditionKind.ATTEMPT_ADMITTED, job.job_id) == ""
+    assert await_answer(scenario, ConditionKind.ATTEMPT_ADMITTED, job.job_id) == ""
 
     scenario.world.clock.advance(40 * 86_400)
     scenario.sweep()
@@ -203,7 +203,7 @@ def test_job_waits_for_kueue_without_a_deadline() -> None:
 def test_each_kueue_step_is_recorded_once() -> None:
     scenario = a_scenario()
     job = hand_over_job(scenario)
-    await_(scenario, ConditionKind.ATTEMPT_ADMITTED, job.job_id)
+    await_answer(scenario, ConditionKind.ATTEMPT_ADMITTED, job.job_id)
     for message in ("3 more needed", "2 more needed"):
         scenario.world.cluster.kueue_says(job.job_id, 1, pending_condition("WaitingForQuota", message))
         scenario.sweep()
@@ -222,7 +222,7 @@ def test_each_kueue_step_is_recorded_once() -> None:
 def test_job_runs_after_kueue_admits_it() -> None:
     scenario = a_scenario()
     job = hand_over_job(scenario)
-    await_(scenario, ConditionKind.ATTEMPT_ADMITTED, job.job_id)
+    await_answer(scenario, ConditionKind.ATTEMPT_ADMITTED, job.job_id)
 
     scenario.world.cluster.kueue_admits(job.job_id, 1, a_node(1).name, a_node(2).name)
     scenario.sweep()
@@ -234,7 +234,7 @@ def test_job_runs_after_kueue_admits_it() -> None:
     assert texts == ["Kueue admitted the job by quota of h100 in ClusterQueue research."]
 
 
-def test_nodes_are_recorded_once_the_job_runs() -> None:
+def test_nodes_that_kueue_chose_are_recorded_once_job_runs() -> None:
     scenario = a_scenario()
 
     job = job_running_in_kueue(scenario)
@@ -255,7 +255,7 @@ def test_node_that_joins_between_two_lists_is_not_lost(monkeypatch: pytest.Monke
     lists = iter([nodes[1:]])  # the first node joins after the first list
     monkeypatch.setattr(cluster, "nodes", lambda _cluster: next(lists, nodes))
 
-    assert await_(scenario, ConditionKind.ATTEMPT_RUNNING, job.job_id) == "RUNNING"
+    assert await_answer(scenario, ConditionKind.ATTEMPT_RUNNING, job.job_id) == "RUNNING"
 
 
 def test_sweep_does_not_lose_a_node_that_just_joined(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,7 +292,7 @@ def test_eviction_requeues_the_job_without_using_a_restart() -> None:
     job = job_running_in_kueue(scenario)
     scenario.world.clock.advance(60)
     scenario.world.cluster.kueue_evicts(job.job_id, 1, "Preempted", "Preempted to accommodate a workload (UID: 7)")
-    assert await_(scenario, ConditionKind.ATTEMPT_ENDED, job.job_id) == "ENDED"
+    assert await_answer(scenario, ConditionKind.ATTEMPT_ENDED, job.job_id) == "ENDED"
 
     result = scenario.settle(job.job_id)
 
@@ -313,12 +313,12 @@ def test_eviction_requeues_the_job_without_using_a_restart() -> None:
     assert fence["attempt"] == 2
 
 
-def test_attempt_readmitted_by_kueue_is_still_stopped() -> None:
+def test_attempt_that_kueue_evicts_and_readmits_is_still_stopped() -> None:
     scenario = a_scenario()
     job = job_running_in_kueue(scenario)
     scenario.world.cluster.kueue_admits(job.job_id, 1, a_node(3).name, a_node(4).name, was_admitted=True)
 
-    assert await_(scenario, ConditionKind.ATTEMPT_ENDED, job.job_id) == "STOP_REQUESTED"
+    assert await_answer(scenario, ConditionKind.ATTEMPT_ENDED, job.job_id) == "STOP_REQUESTED"
     scenario.stop(job.job_id)
     assert scenario.settle(job.job_id).outcome is SettleOutcome.JOB_REQUEUED
 
@@ -334,12 +334,12 @@ def test_attempt_evicted_before_admission_keeps_waiting() -> None:
     no = KueueCondition(type="Admitted", is_true=False, reason="NoReservation")
     scenario.world.cluster.kueue_says(job.job_id, 1, pending_condition("PendingEvaluation", "retry"), no, evicted)
 
-    assert await_(scenario, ConditionKind.ATTEMPT_ADMITTED, job.job_id) == ""
+    assert await_answer(scenario, ConditionKind.ATTEMPT_ADMITTED, job.job_id) == ""
 
     assert "Kueue evicted the job before (AdmissionCheck)." in job_waiting_in_kueue(scenario, job.job_id).kueue_status
 
 
-def test_pause_grows_if_pods_never_become_ready() -> None:
+def test_job_whose_pods_never_become_ready_backs_off() -> None:
     scenario = a_scenario()
     job = hand_over_job(scenario)
     scenario.world.cluster.kueue_evicts(job.job_id, 1, "PodsReadyTimeout", "Exceeded the PodsReady timeout")
@@ -366,7 +366,7 @@ def test_application_failure_counts_despite_a_kueue_eviction() -> None:
 def test_cancel_ends_a_job_that_waits_for_kueue() -> None:
     scenario = a_scenario()
     job = hand_over_job(scenario)
-    await_(scenario, ConditionKind.ATTEMPT_ADMITTED, job.job_id)
+    await_answer(scenario, ConditionKind.ATTEMPT_ADMITTED, job.job_id)
     scenario.cancel(job.job_id)
 
     scenario.sweep()
@@ -415,7 +415,7 @@ def test_kueue_admission_refuses_no_kueue_namespace() -> None:
     assert scenario.run_scheduling_cycle().admitted == (f"{job.job_id}-a1",)
 
 
-def test_jobs_reach_their_local_queue_despite_quota() -> None:
+def test_jobs_go_to_kueue_even_without_team_quota() -> None:
     scenario = a_scenario(size=0)
     set_up_teams(scenario, a_team("red", 0, members=MEMBERS, local_queue="gpu-queue"))
 
@@ -427,14 +427,14 @@ def test_jobs_reach_their_local_queue_despite_quota() -> None:
 
 
 def plan_job(scenario: JobScenario) -> dict[str, Any]:
-    return read_queue.plan(
+    return plan_unsubmitted_job.run(
         a_spec(),
         Requester(principal="role/ana", identity="111122223333:role/ana"),
         scenario.context(),
     )
 
 
-def test_plan_says_that_kueue_decides() -> None:
+def test_plan_answer_says_that_kueue_decides() -> None:
     beside, followed = JobScenario(), a_scenario()
     for scenario in (beside, followed):
         scenario.world.cluster.kueue_managed[NAMESPACE] = "its LocalQueue default"

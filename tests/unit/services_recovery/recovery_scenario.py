@@ -16,12 +16,13 @@ from evenkeel.domain.jobs.job_policy import JobPolicy
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.recovery.guardrails import Register
-from evenkeel.domain.recovery.leases import Hold, RepairLease
+from evenkeel.domain.recovery.holds import Hold
+from evenkeel.domain.recovery.leases import RepairLease
 from evenkeel.domain.recovery.repair_policy import RepairPolicy
 from evenkeel.domain.waiting import ConditionKind
 from evenkeel.ports import Put, Row, Table, WorkflowName
 from evenkeel.services.context import Context
-from evenkeel.services.incidents import approve_recovery, receive_event, settle_incident
+from evenkeel.services.incidents import approve_recovery, ingest_event, settle_incident
 from evenkeel.services.recovery import check_node, cordon_node, drain_node, plan_recovery, repair_node, return_node
 from evenkeel.services.resume import plan_resume
 from evenkeel.services.storage import fleet_rows, guardrail_registers, incident_rows, rows
@@ -95,10 +96,10 @@ class RecoveryScenario:
         world.workflows.executions.clear()
         world.cycle_requests.reasons.clear()
         self.ledger = crashing(world.ledger, self.plan, "commit")
-        self.cluster = crashing(world.cluster, self.plan, "cordon", "release", "stop", "evict", "start_check")
+        self.cluster = crashing(world.cluster, self.plan, "cordon", "return_to_service", "stop", "evict", "start_check")
         self.provider = crashing(world.provider, self.plan, "reboot", "replace", "check_health")
         self.workflows = crashing(world.workflows, self.plan, "start")
-        self.tokens = crashing(world.tokens, self.plan, "succeed")
+        self.task_tokens = crashing(world.task_tokens, self.plan, "succeed")
         self.wait_answers = crashing(world.wait_answers, self.plan, "request")
         self.cycle_requests = crashing(world.cycle_requests, self.plan, "request")
         self.on_call = crashing(world.on_call, self.plan, "alert")
@@ -106,10 +107,10 @@ class RecoveryScenario:
         self.visited: list[str] = []
         """`state: outcome` in order, as an operator would read the execution."""
 
-    # ------------------------------------------------------------ one call
+    # ------------------------------------------------------------ calls of single services
 
-    def until_done(self, call: Callable[[], T]) -> T:
-        """Call, and again after a crash."""
+    def call_until_done(self, call: Callable[[], T]) -> T:
+        """Call, and call again after a crash."""
         for _ in range(3):
             try:
                 return call()
@@ -129,7 +130,7 @@ class RecoveryScenario:
             "cluster": self.cluster,
             "provider": self.provider,
             "workflows": self.workflows,
-            "tokens": self.tokens,
+            "task_tokens": self.task_tokens,
             "wait_answers": self.wait_answers,
             "cycle_requests": self.cycle_requests,
             "on_call": self.on_call,
@@ -139,48 +140,50 @@ class RecoveryScenario:
         }
         return self.world.context(**{**known, **given})
 
-    def ingest(self, fact: NodeFact) -> receive_event.IngestResult:
-        return self.until_done(lambda: receive_event.ingest_fact(fact, self.context()))
+    def ingest(self, fact: NodeFact) -> ingest_event.IngestResult:
+        return self.call_until_done(lambda: ingest_event.ingest_fact(fact, self.context()))
 
-    def state(self, name: str, service: Any, **parameters: Any) -> Any:
+    def run_state(self, name: str, service: Any, **parameters: Any) -> Any:
         """Run a task state."""
         request = get_type_hints(service.run)["request"](incident_id=self.incident_id, run=self.run, **parameters)
-        result = self.until_done(lambda: service.run(request, self.context()))
+        result = self.call_until_done(lambda: service.run(request, self.context()))
         self.visited.append(f"{name}: {result.outcome}")
         return result
 
-    def wait(self, name: str, kind: ConditionKind, meanwhile: Callable[[], None] | None = None) -> dict[str, Any]:
+    def await_condition(
+        self, name: str, kind: ConditionKind, meanwhile: Callable[[], None] | None = None
+    ) -> dict[str, Any]:
         """Run a waiting state: open the wait, then run the other parts until an answer arrives."""
         token = f"token-{name}-{len(self.visited)}"
         request = open_wait.OpenWaitRequest(kind=kind, token=token, incident_id=self.incident_id, run=self.run)
-        self.until_done(lambda: open_wait.run(request, self.context()))
-        self.deliver()
+        self.call_until_done(lambda: open_wait.run(request, self.context()))
+        self.deliver_wait_answers()
         for _ in range(200):
-            if token in self.world.tokens.answers:
+            if token in self.world.task_tokens.answers:
                 break
-            self.turn()
+            self.advance_five_seconds()
             if meanwhile:
                 meanwhile()
-            self.until_done(lambda: evaluate_waits.run(self.context(), repeat_answered=True))
-            self.deliver()
-        answer = self.world.tokens.answers[token]
+            self.call_until_done(lambda: evaluate_waits.run(self.context(), repeat_answered=True))
+            self.deliver_wait_answers()
+        answer = self.world.task_tokens.answers[token]
         self.visited.append(f"{name}: {answer['outcome']}")
         return answer
 
-    def open(self, kind: ConditionKind) -> None:
+    def open_wait(self, kind: ConditionKind) -> None:
         """Open a wait and leave it open."""
         request = open_wait.OpenWaitRequest(
             kind=kind, token=f"token-{kind}", incident_id=self.incident_id, run=self.run
         )
         open_wait.run(request, self.context())
 
-    def look(self) -> list[str]:
-        """Look once at the incident's waits; return the outcomes that are asked for."""
+    def evaluate_waits_once(self) -> list[str]:
+        """Evaluate the waits of the incident once, and return the outcomes that were requested."""
         result = evaluate_waits.run(self.context(), subject=self.incident_id)
         return [line.rpartition(": ")[2] for line in result.answered]
 
-    def deliver(self) -> None:
-        """Let `resolve_wait` have every answer that was asked for, each twice."""
+    def deliver_wait_answers(self) -> None:
+        """Run `resolve_wait` twice for every requested answer."""
         requests, self.world.wait_answers.requests[:] = list(self.world.wait_answers.requests), []
         for wait_request in [*requests, *requests]:
             request = resolve_wait.ResolveWaitRequest.model_validate(
@@ -191,19 +194,19 @@ class RecoveryScenario:
                     "answer": wait_request.answer,
                 }
             )
-            self.until_done(lambda request=request: resolve_wait.run(request, self.context()))  # type: ignore[misc]  # bound now
+            self.call_until_done(lambda request=request: resolve_wait.run(request, self.context()))  # type: ignore[misc]  # bound now
 
-    # ------------------------------------------------------------ the world moves on
+    # ------------------------------------------------------------ the passage of time
 
-    def turn(self) -> None:
-        """Five seconds: nodes finish booting, stopped attempts are settled, and the queue is looked at."""
+    def advance_five_seconds(self) -> None:
+        """Advance the clock by 5 s, complete running repairs, settle stopped attempts, and run a scheduling cycle."""
         self.world.clock.advance(5)
         if not self.is_stuck:
             for machine in list(self.world.provider.running):
                 marks = self.replacement_is_faulty and self.world.provider.running[machine] == "reboot"
                 self.world.provider.finish(machine)
                 if not marks:
-                    self.mark(machine)
+                    self.set_fault_label(machine)
         if self.job_id:
             self.run_jobs()
 
@@ -220,8 +223,8 @@ class RecoveryScenario:
                 self.scenario.run_attempt(self.job_id, attempt.attempt)
         self.scenario.run_scheduling_cycle()
 
-    def mark(self, machine: str, fault_type: str = "") -> None:
-        """Put HyperPod's fault mark on a node, or take it off."""
+    def set_fault_label(self, machine: str, fault_type: str = "") -> None:
+        """Set HyperPod's fault label of a node, or remove it if `fault_type` is empty."""
         node = next((node for node in self.world.cluster.by_name.values() if node.instance_id == machine), None)
         if node is None:
             return
@@ -236,7 +239,7 @@ class RecoveryScenario:
         """Ingest a fault of a node, and return its incident."""
         fact = a_fact(number, **changes)
         if fact.fault_key.startswith("hp:"):
-            self.mark(fact.instance_id, fact.fault_key.removeprefix("hp:"))
+            self.set_fault_label(fact.instance_id, fact.fault_key.removeprefix("hp:"))
         outcome = self.ingest(fact)
         self.incident_id = outcome.incident_id
         self.run = 1
@@ -244,65 +247,68 @@ class RecoveryScenario:
 
     def recover(self) -> str:
         """Follow recover_node to its end, and return the outcome."""
-        plan = self.state("PlanRecovery", plan_recovery)
+        plan = self.run_state("PlanRecovery", plan_recovery)
         while plan.outcome == "LATER":
-            self.wait("AwaitProvider", ConditionKind.REPAIR_POSSIBLE)
-            plan = self.state("PlanRecovery", plan_recovery)
+            self.await_condition("AwaitProvider", ConditionKind.REPAIR_POSSIBLE)
+            plan = self.run_state("PlanRecovery", plan_recovery)
         node = jobs = None
         approved = ""
         while plan.outcome == "ASK" and approved != "APPROVED":
-            approved = self.wait("AwaitApproval", ConditionKind.APPROVED, self.meanwhile)["outcome"]
+            approved = self.await_condition("AwaitApproval", ConditionKind.APPROVED, self.meanwhile)["outcome"]
             if approved == "SUPERSEDED":
-                plan = self.state("PlanRecovery", plan_recovery)
+                plan = self.run_state("PlanRecovery", plan_recovery)
             elif approved != "APPROVED":
                 plan = plan.replace(outcome="OBSERVE")
                 break
         if plan.outcome == "ACT" or approved == "APPROVED":
             if plan.repairs_node:
-                self.state("CordonNode", cordon_node)
-            while self.state("DrainNode", drain_node).outcome == "HELD":
-                self.wait("AwaitStopAllowed", ConditionKind.RELEASED, self.meanwhile)
+                self.run_state("CordonNode", cordon_node)
+            while self.run_state("DrainNode", drain_node).outcome == "HELD":
+                self.await_condition("AwaitStopAllowed", ConditionKind.RELEASED, self.meanwhile)
             # The branches run beside each other; here the job branch begins first and is awaited last.
-            resume = self.state("PlanResume", plan_resume)
+            resume = self.run_state("PlanResume", plan_resume)
             node = self.node_branch(plan)
             jobs = {"outcome": resume.outcome, "reason": resume.reason}
             if resume.outcome == "PLANNED":
-                jobs = self.wait("AwaitResume", ConditionKind.JOBS_RESUMED)
+                jobs = self.await_condition("AwaitResume", ConditionKind.JOBS_RESUMED)
         parts = {"plan": {"outcome": plan.outcome, "reason": plan.reason}, "node": node, "jobs": jobs}
-        return str(self.state("SettleIncident", settle_incident, **parts).outcome)
+        return str(self.run_state("SettleIncident", settle_incident, **parts).outcome)
 
     def node_branch(self, plan: Any) -> dict[str, Any]:
         if not plan.repairs_node:
             return {"outcome": "NOT_NEEDED", "reason": plan.reason}
-        self.world.clock.advance(plan.settle_seconds)
+        self.world.clock.advance(plan.evidence_wait_seconds)
         for _ in range(20):
-            repair = self.state("RepairNode", repair_node)
+            repair = self.run_state("RepairNode", repair_node)
             match repair.outcome:
                 case "REQUESTED" | "HEALTHY" | "DIAGNOSE":
                     is_asked = repair.outcome == "REQUESTED"
-                    if is_asked and self.wait("AwaitNode", ConditionKind.NODE_BACK)["outcome"] != "NODE_BACK":
+                    if (
+                        is_asked
+                        and self.await_condition("AwaitNode", ConditionKind.NODE_BACK)["outcome"] != "NODE_BACK"
+                    ):
                         continue
-                    self.state("CheckNode", check_node)
-                    if self.wait("ValidateNode", ConditionKind.NODE_VALID)["outcome"] != "VALID":
+                    self.run_state("CheckNode", check_node)
+                    if self.await_condition("ValidateNode", ConditionKind.NODE_VALID)["outcome"] != "VALID":
                         continue
-                    returned = self.state("ReturnNode", return_node)
+                    returned = self.run_state("ReturnNode", return_node)
                     return {"outcome": returned.outcome, "reason": returned.reason}
                 case "RETRY":
                     self.world.clock.advance(repair.wait_seconds)
                 case "LATER":
-                    self.wait("AwaitRepairPossible", ConditionKind.REPAIR_POSSIBLE)
+                    self.await_condition("AwaitRepairPossible", ConditionKind.REPAIR_POSSIBLE)
                 case "NOT_NEEDED":
-                    returned = self.state("ReturnNode", return_node)
+                    returned = self.run_state("ReturnNode", return_node)
                     return {"outcome": returned.outcome, "reason": returned.reason}
                 case "HELD" | "BLOCKED":
-                    self.wait("AwaitGuardrails", ConditionKind.RELEASED, self.meanwhile)
+                    self.await_condition("AwaitGuardrails", ConditionKind.RELEASED, self.meanwhile)
                 case "ASK_PERSON":
                     return {"outcome": "WAITING_FOR_PERSON", "reason": repair.reason}
                 case _:
                     return {"outcome": "STOOD_DOWN", "reason": repair.reason}
         raise AssertionError("the node branch never ends")
 
-    # ------------------------------------------------------------ what is there now
+    # ------------------------------------------------------------ current state
 
     @property
     def incident(self) -> Incident:
@@ -325,28 +331,28 @@ class RecoveryScenario:
         ]
         return [rows.decode(row, Incident) for row in incident_rows]
 
-    def register(self, which: RegisterName) -> Register:
-        return guardrail_registers.load(which, self.world.context())[0]
+    def guardrail_register(self, which: RegisterName) -> Register:
+        return guardrail_registers.load_register(which, self.world.context())[0]
 
-    def executions(self) -> list[str]:
+    def execution_names(self) -> list[str]:
         return self.world.workflows.names(WorkflowName.RECOVER_NODE)
 
-    def kinds(self) -> list[str]:
-        """The incident's story in one word a line."""
+    def timeline_kinds(self) -> list[str]:
+        """Return the kind of each timeline entry of the incident."""
         partition = incident_rows.incident_key(self.incident_id).pk
         return [row.doc["kind"] for row in self.world.ledger.partition(Table.INCIDENTS, partition, "EVENT#")]
 
-    def hold(self, seconds: float = 3600) -> None:
+    def hold_automation(self, seconds: float = 3600) -> None:
         hold = Hold(by="ana", reason="looking at it", since=self.now, until=self.now + timedelta(seconds=seconds))
         self.world.ledger.commit(Put(Row(fleet_rows.hold_key(), hold.to_json())))
 
-    def end(self) -> dict[str, Any]:
-        """The state that must be the same after any crash."""
+    def comparable_end(self) -> dict[str, Any]:
+        """Return the state that must be the same after any crash."""
         world, incident = self.world, self.incident
         left = sorted({key.pk.partition("#")[0] for key in world.ledger.rows if key.sk.startswith("WAIT#")})
         return {
             "incidents": len(self.incidents()),
-            "executions": [name.removeprefix(self.incident_id) for name in self.executions()],
+            "executions": [name.removeprefix(self.incident_id) for name in self.execution_names()],
             "state": incident.state,
             "fault": incident.fault_key,
             "repairs": sorted(set(incident.repairs)),
@@ -356,20 +362,22 @@ class RecoveryScenario:
             "open": [key.pk for key in world.ledger.rows if key.pk.startswith("OPEN#")],
             "waits": left,
             "holder": self.lease.incident_id if self.lease else "",
-            "registered": [entry.life for which in RegisterName for entry in self.register(which).entries],
+            "registered": [
+                entry.life_key for which in RegisterName for entry in self.guardrail_register(which).entries
+            ],
             "cordoned": [node.name for node in world.cluster.by_name.values() if node.is_cordoned],
             "tainted": [node.name for node in world.cluster.by_name.values() if node.is_awaiting_validation],
             "nodes": len(world.cluster.by_name),
             "job": (self.job.state, self.job.current_attempt) if self.job_id else None,
             "pages": sorted({page.key.removeprefix(self.incident_id) for page in world.on_call.alerts}),
-            "kinds": sorted(set(self.kinds())),
+            "kinds": sorted(set(self.timeline_kinds())),
         }
 
 
 def answer_plan(
     recovery: RecoveryScenario, *, approves: bool = True, by: str = "role/Op (ana)", decision_id: str = ""
 ) -> Incident:
-    """Let a person answer the plan that asks now."""
+    """Let a person answer the plan that awaits approval."""
     plan = recovery.incident.plan
     assert plan
     request = approve_recovery.ApproveRecoveryRequest(

@@ -7,13 +7,13 @@ import pytest
 
 from evenkeel.domain.health.incidents import FactKind, IncidentState
 from evenkeel.domain.policy_section import Mode
-from evenkeel.domain.recovery.leases import ManualCordon
-from evenkeel.domain.shadow.cases import Actor, Aftermath, NodeEventKind
+from evenkeel.domain.recovery.manual_cordons import ManualCordon
+from evenkeel.domain.shadow.shadow_cases import Actor, Aftermath, NodeEventKind
 from evenkeel.domain.values import rfc3339
 from evenkeel.services.queries import read_shadow_report
 from evenkeel.services.recovery import manual_cordons
 from evenkeel.services.storage import fleet_rows, incident_rows, pagination, rows
-from evenkeel.services.sweep import inventory, unhealthy
+from evenkeel.services.sweep import inventory, unhealthy_nodes
 from evenkeel.services.sweep.sweep_run import SweepRun
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.fakes.crashes import CrashTiming
@@ -33,7 +33,7 @@ def recovery_in_observe_mode(mode: Mode = Mode.OBSERVE, **facts: Any) -> Recover
 def sweep(recovery: RecoveryScenario) -> None:
     sweep_run = SweepRun(recovery.world.context(policy=recovery.policy, mode=recovery.mode), {})
     inventory.refresh_fleet(sweep_run)
-    unhealthy.resume_work(sweep_run)
+    unhealthy_nodes.resume_work(sweep_run)
     recovery.scenario.sweep()
 
 
@@ -54,7 +54,9 @@ def name_of(recovery: RecoveryScenario) -> str:
 
 def read_report(recovery: RecoveryScenario, **parameters: Any) -> Any:
     context = recovery.world.context(policy=recovery.policy, mode=recovery.mode)
-    return read_shadow_report.show(read_shadow_report.ShadowFilter(**parameters), pagination.PageRequest(), context)
+    return read_shadow_report.show_shadow_report(
+        read_shadow_report.ShadowFilter(**parameters), pagination.PageRequest(), context
+    )
 
 
 def reported_verdicts(recovery: RecoveryScenario) -> tuple[str, str]:
@@ -84,7 +86,7 @@ def test_step_on_new_instance_is_recorded_by_node_slot() -> None:
     assert recorded_events(recovery) == [(NodeEventKind.REPLACED, Actor.HYPERPOD)]
 
 
-def test_step_that_changes_nothing_is_not_recorded() -> None:
+def test_hyperpod_step_that_changes_no_node_is_not_recorded() -> None:
     recovery = recovery_in_observe_mode()
 
     recovery.ingest(a_step(recovery, "replacement_failed"))
@@ -124,10 +126,10 @@ def test_first_cordon_of_a_person_is_recorded_by_the_sweep() -> None:
     assert recorded_events(recovery) == [(NodeEventKind.CORDONED, Actor.PERSON)]
 
 
-def test_cordon_through_evenkeel_has_its_own_time() -> None:
+def test_report_shows_time_and_author_of_cordon_through_evenkeel() -> None:
     recovery = recovery_in_observe_mode()
-    cordon = ManualCordon(life=recovery.incident.life.key, by="role/Op (bo)", reason="noise", at=recovery.now)
-    manual_cordons.put(recovery.world.ledger, cordon)
+    cordon = ManualCordon(life_key=recovery.incident.life.key, by="role/Op (bo)", reason="noise", at=recovery.now)
+    manual_cordons.record_cordon(recovery.world.ledger, cordon)
     recovery.world.cluster.set_node(name_of(recovery), is_cordoned=True)
     recovery.world.clock.advance(60)
 
@@ -138,7 +140,7 @@ def test_cordon_through_evenkeel_has_its_own_time() -> None:
     assert case["cordon"]["evidence"] == ["role/Op (bo): noise"]
 
 
-def test_reboot_of_a_node_that_stays_faulty_is_recorded() -> None:
+def test_reboot_of_unhealthy_node_in_observe_mode_is_recorded() -> None:
     recovery = recovery_in_observe_mode()
     recovery.world.cluster.set_node(name_of(recovery), boot_id="boot-2")
 
@@ -149,9 +151,9 @@ def test_reboot_of_a_node_that_stays_faulty_is_recorded() -> None:
     assert recorded_events(recovery) == [(NodeEventKind.REBOOTED, Actor.UNKNOWN)]
 
 
-def test_end_of_the_unhealthy_state_is_recorded() -> None:
+def test_end_of_unhealthy_state_is_recorded_in_observe_mode() -> None:
     recovery = recovery_in_observe_mode()
-    recovery.mark(instance_id(1))
+    recovery.set_fault_label(instance_id(1))
     recovery.world.cluster.set_node(name_of(recovery), boot_id="boot-2")
     recovery.world.clock.advance(60)
 
@@ -161,7 +163,7 @@ def test_end_of_the_unhealthy_state_is_recorded() -> None:
 
 
 @pytest.mark.parametrize("when", list(CrashTiming))
-def test_crash_around_the_write_loses_no_event(when: CrashTiming) -> None:
+def test_crash_before_or_after_a_write_loses_no_event(when: CrashTiming) -> None:
     recovery = recovery_in_observe_mode()
     recovery.plan.effects.clear()
     recovery.plan.at, recovery.plan.when = 1, when
@@ -175,7 +177,7 @@ def test_crash_around_the_write_loses_no_event(when: CrashTiming) -> None:
 # ---------------------------------------------------------------- the report
 
 
-def test_repair_by_hyperpod_makes_the_decision_earlier() -> None:
+def test_decision_counts_as_earlier_if_hyperpod_repairs_later() -> None:
     recovery = recovery_in_observe_mode()
     recovery.world.clock.advance(600)
     recovery.ingest(a_step(recovery, "reboot_in_progress"))
@@ -188,7 +190,7 @@ def test_repair_by_hyperpod_makes_the_decision_earlier() -> None:
     assert document["summary"]["falseReboots"]["of"] == 1
 
 
-def test_verdict_is_unknown_until_its_window_ends() -> None:
+def test_shadow_verdict_is_unknown_until_its_window_ends() -> None:
     recovery = recovery_in_observe_mode()
 
     document = read_report(recovery)
@@ -202,7 +204,7 @@ def test_verdict_is_unknown_until_its_window_ends() -> None:
 def heal_node(recovery: RecoveryScenario, hours: int = 26) -> None:
     """Let the node report itself healthy, and work since."""
     recovery.world.clock.advance(300)
-    recovery.mark(instance_id(1))
+    recovery.set_fault_label(instance_id(1))
     recovery.ingest(a_fact(kind=FactKind.RECOVERED, fault_key="", code="", observed_at=recovery.now))
     sweep(recovery)
     recovery.world.clock.advance(hours * HOUR)
@@ -241,7 +243,7 @@ def test_stale_node_list_gives_no_verdict() -> None:
     assert (case["cordon"]["verdict"], case["cordon"]["cause"]) == ("UNKNOWN", "NOTHING_KNOWN")
 
 
-def test_later_fault_of_the_node_joins_its_case() -> None:
+def test_later_fault_of_a_node_joins_its_shadow_case() -> None:
     recovery = recovery_in_observe_mode()
     recovery.world.clock.advance(HOUR)
     recovery.report_fault(observed_at=recovery.now, envelope_id="later")
@@ -253,20 +255,20 @@ def test_later_fault_of_the_node_joins_its_case() -> None:
     assert len(document["items"][0]["incidentIds"]) == 2
 
 
-def test_drills_and_other_modes_are_not_reported() -> None:
+def test_shadow_report_contains_no_incident_of_mode_act() -> None:
     recovery = recovery_in_observe_mode(Mode.ACT)
 
     assert read_report(recovery)["summary"]["cases"] == 0
 
 
-def test_removed_node_is_reported_with_its_time() -> None:
+def test_shadow_report_shows_when_the_node_was_removed() -> None:
     recovery = recovery_in_observe_mode()
     key = fleet_rows.node_key(CLUSTER, instance_id(1))
     row = recovery.world.ledger.get(key)
     assert row
     recovery.world.clock.advance(1800)
     doc = {**row.doc, "isGone": True, "isReady": False, "changedAt": rfc3339(recovery.now)}
-    recovery.scenario.put(fleet_rows.node_row(CLUSTER, instance_id(1), doc, row.version, None))
+    recovery.scenario.store_row(fleet_rows.node_row(CLUSTER, instance_id(1), doc, row.version, None))
 
     (case,) = read_report(recovery)["items"]
 
@@ -274,7 +276,7 @@ def test_removed_node_is_reported_with_its_time() -> None:
     assert case["cordon"]["happenedAt"] == rfc3339(recovery.now)
 
 
-def test_filters_select_pool_and_time() -> None:
+def test_shadow_report_is_filtered_by_pool_and_time() -> None:
     recovery = recovery_in_observe_mode()
 
     assert read_report(recovery, pool="other")["summary"]["cases"] == 0

@@ -34,7 +34,7 @@ def count_calls(size: int) -> dict[str, Counter[str]]:
     recovery.report_fault()
     counts = {"ReceiveEvent": Counter(counted.calls)}
 
-    def note(state: str) -> None:
+    def record_calls_of(state: str) -> None:
         counts[state] = Counter(counted.calls)
         counted.clear()
 
@@ -44,36 +44,38 @@ def count_calls(size: int) -> dict[str, Counter[str]]:
         ("CordonNode", cordon_node),
         ("RepairNode", repair_node),
     ):
-        recovery.state(name, service)
-        note(name)
-    recovery.open(ConditionKind.NODE_BACK)
-    note("AwaitNode")
-    recovery.turn()
+        recovery.run_state(name, service)
+        record_calls_of(name)
+    recovery.open_wait(ConditionKind.NODE_BACK)
+    record_calls_of("AwaitNode")
+    recovery.advance_five_seconds()
     counted.clear()
-    recovery.state("CheckNode", check_node)
-    note("CheckNode")
-    recovery.open(ConditionKind.NODE_VALID)
-    note("ValidateNode")
-    recovery.state("ReturnNode", return_node)
-    note("ReturnNode")
+    recovery.run_state("CheckNode", check_node)
+    record_calls_of("CheckNode")
+    recovery.open_wait(ConditionKind.NODE_VALID)
+    record_calls_of("ValidateNode")
+    recovery.run_state("ReturnNode", return_node)
+    record_calls_of("ReturnNode")
     return counts
 
 
 @pytest.fixture(scope="module")
-def calls() -> dict[int, dict[str, Counter[str]]]:
+def calls_by_size() -> dict[int, dict[str, Counter[str]]]:
     return {size: count_calls(size) for size in (SMALL, LARGE)}
 
 
-def test_number_of_calls_does_not_grow_with_the_fleet(calls: dict[int, dict[str, Counter[str]]]) -> None:
+def test_number_of_calls_does_not_grow_with_the_fleet(calls_by_size: dict[int, dict[str, Counter[str]]]) -> None:
     # After the cordon, the guardrails of a repair read the fleet's rows: one page for each thousand nodes.
-    for counted in calls.values():
+    for counted in calls_by_size.values():
         del counted["RepairNode"]["ledger.by_state"]
 
-    assert calls[SMALL] == calls[LARGE]
+    assert calls_by_size[SMALL] == calls_by_size[LARGE]
 
 
-def test_cordon_needs_at_most_ten_calls_of_any_method(calls: dict[int, dict[str, Counter[str]]]) -> None:
-    before_cordon = calls[LARGE]["ReceiveEvent"] + calls[LARGE]["PlanRecovery"] + calls[LARGE]["CordonNode"]
+def test_cordon_makes_at_most_ten_calls_of_each_method(calls_by_size: dict[int, dict[str, Counter[str]]]) -> None:
+    before_cordon = (
+        calls_by_size[LARGE]["ReceiveEvent"] + calls_by_size[LARGE]["PlanRecovery"] + calls_by_size[LARGE]["CordonNode"]
+    )
 
     assert max(before_cordon.values()) <= MOST_BEFORE_CORDON, before_cordon
     assert before_cordon["provider.nodes"] == before_cordon["cluster.nodes"] == 0
@@ -94,7 +96,7 @@ def test_a_failed_list_is_not_repeated_for_each_wait() -> None:
     recovery = RecoveryScenario(size=6, with_job=False)
     for number in (1, 2, 3):
         recovery.report_fault(number)
-        recovery.open(ConditionKind.NODE_BACK)
+        recovery.open_wait(ConditionKind.NODE_BACK)
     provider = ThrottledProvider()
 
     result = evaluate_waits.run(recovery.context(provider=provider))
@@ -106,7 +108,7 @@ def test_watch_lists_hyperpod_once_for_many_rounds() -> None:
     recovery = RecoveryScenario(size=6, with_job=False)
     for number in (1, 2):
         recovery.report_fault(number)
-        recovery.open(ConditionKind.NODE_BACK)
+        recovery.open_wait(ConditionKind.NODE_BACK)
     counted = CountedCalls(recovery.world)
     reads = ReadCache(recovery.now)
     ticks = recovery.policy.watch.tick_seconds
@@ -116,22 +118,25 @@ def test_watch_lists_hyperpod_once_for_many_rounds() -> None:
         evaluate_waits.run(recovery.context(**counted.ports), reads=reads)
         recovery.world.clock.advance(ticks)
 
-    assert (counted.calls["provider.nodes"], counted.calls["cluster.nodes"]) == (1, evaluate_waits.RECORDS_MAX_TICKS)
+    assert (counted.calls["provider.nodes"], counted.calls["cluster.nodes"]) == (
+        1,
+        evaluate_waits.RECORDS_MAX_TICKS,
+    )
     reads.begin_round(recovery.now)
     evaluate_waits.run(recovery.context(**counted.ports), reads=reads)
     assert counted.calls["provider.nodes"] == 2
 
 
-def test_list_older_than_a_wait_does_not_answer_it() -> None:
+def test_wait_is_not_answered_from_an_older_list() -> None:
     recovery = RecoveryScenario(size=6, with_job=False)
     recovery.report_fault(1)
-    recovery.open(ConditionKind.NODE_BACK)
-    recovery.open(ConditionKind.NODE_VALID)
+    recovery.open_wait(ConditionKind.NODE_BACK)
+    recovery.open_wait(ConditionKind.NODE_VALID)
     reads = ReadCache(recovery.now)
     evaluate_waits.run(recovery.context(), reads=reads)
     recovery.report_fault(2, fault_key="hp:NvidiaErrorTerminate")
     recovery.world.clock.advance(1)
-    recovery.open(ConditionKind.NODE_BACK)
+    recovery.open_wait(ConditionKind.NODE_BACK)
     recovery.world.cluster.set_node(f"hyperpod-{instance_id(2)}", boot_id="another boot")
 
     reads.begin_round(recovery.now)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.policy_section import Mode
-from tests.crash_points import marks_at
+from tests.crash_points import crash_mark
 from tests.fakes import CrashPlan
 from tests.fakes.crashes import CrashTiming
 from tests.unit.services_recovery.recovery_scenario import QUICK, RecoveryScenario
@@ -42,7 +42,7 @@ def effects() -> Iterator[Any]:
         reached = run_without_crash(scenario).plan.effects
         for number, name in enumerate(reached, start=1):
             for when in CrashTiming:
-                marks = marks_at(number, when)
+                marks = crash_mark(number, when)
                 yield pytest.param(scenario, number, when, id=f"{scenario}-{when}-{number}-{name}", marks=marks)
 
 
@@ -53,7 +53,7 @@ def test_recovery_ends_the_same_after_any_crash(scenario: str, number: int, when
     recovery = play_recovery(scenario, plan)
 
     assert recovery.crashes == 1
-    assert run_without_crash(scenario).end() == recovery.end()
+    assert run_without_crash(scenario).comparable_end() == recovery.comparable_end()
     if when is CrashTiming.AFTER:
         assert timeline_without_calls(run_without_crash(scenario)) == timeline_without_calls(recovery), (
             "the crash repeats a line of the timeline"
@@ -62,4 +62,4 @@ def test_recovery_ends_the_same_after_any_crash(scenario: str, number: int, when
 
 def timeline_without_calls(recovery: RecoveryScenario) -> list[str]:
     """All lines but those of provider calls: a call whose intent was recorded and never made is told again, rightly."""
-    return sorted(kind for kind in recovery.kinds() if kind not in ("reboot", "replace"))
+    return sorted(kind for kind in recovery.timeline_kinds() if kind not in ("reboot", "replace"))

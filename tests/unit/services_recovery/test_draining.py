@@ -36,7 +36,7 @@ def recovery_at_drain(fault_key: str = "hp:NvidiaErrorReboot", **settings: Any) 
         recovery.scenario.set_job(recovery.job.replace(spec=recovery.job.spec.replace(**spec)))
     recovery.report_fault(fault_key=fault_key, **fact)
     for service in (plan_recovery, cordon_node, drain_node):
-        recovery.state("", service)
+        recovery.run_state("", service)
     return recovery
 
 
@@ -63,7 +63,7 @@ def evicted_pods(recovery: RecoveryScenario) -> list[str]:
 
 def test_grace_of_a_job_is_recorded_once_and_replays() -> None:
     recovery = recovery_at_drain(spec={"grace_seconds": 600})
-    recovery.state("", drain_node)
+    recovery.run_state("", drain_node)
 
     page = recovery.world.ledger.by_state(Table.INCIDENTS, f"DEC#{recovery.incident_id}")
     (record,) = [decision for row in page.rows if (decision := rows.decode(row, Decision)).kind == "DRAIN"]
@@ -73,7 +73,7 @@ def test_grace_of_a_job_is_recorded_once_and_replays() -> None:
     assert replay(record, SAVES).differs_from(record) == ""
 
 
-def test_other_ranks_get_grace_if_the_faulty_node_cannot_save() -> None:
+def test_only_pods_on_healthy_nodes_get_grace_to_save() -> None:
     recovery = recovery_at_drain("xid:79", fact={"source": "kubernetes.node"}, spec={"grace_seconds": 600})
 
     stop = recovery.job.stop_of(1)
@@ -94,18 +94,18 @@ def test_save_ends_thirty_seconds_before_a_spot_instance_ends() -> None:
     assert (stop.requested_at, stop.grace_seconds) == (recovery.incident.opened_at, 90)
 
 
-def test_timeline_shows_what_the_drain_saved() -> None:
-    def launched(saves: bool) -> str:
+def test_timeline_says_whether_a_checkpoint_was_saved_during_drain() -> None:
+    def launch_text(saves: bool) -> str:
         recovery = recovery_at_drain(spec={"grace_seconds": 60, "checkpoint_uri": "s3://checkpoints/one"})
-        recovery.scenario.save(recovery.job_id, 1, 10, seconds=5 if saves else -60)
-        recovery.state("", plan_resume)
+        recovery.scenario.save_checkpoint(recovery.job_id, 1, 10, seconds=5 if saves else -60)
+        recovery.run_state("", plan_resume)
         recovery.run_jobs()
         recovery.run_jobs()
         lines = recovery.world.ledger.partition(Table.JOBS, f"JOB#{recovery.job_id}", "EVENT#")
         return str(next(row.doc["text"] for row in reversed(lines) if row.doc["kind"] == "launched"))
 
-    assert "Step 10 was saved while attempt 1 was stopped." in launched(saves=True)
-    assert "No usable checkpoint was saved while attempt 1 was stopped." in launched(saves=False)
+    assert "Step 10 was saved while attempt 1 was stopped." in launch_text(saves=True)
+    assert "No usable checkpoint was saved while attempt 1 was stopped." in launch_text(saves=False)
 
 
 def test_repair_waits_for_a_job_that_may_finish() -> None:
@@ -113,7 +113,7 @@ def test_repair_waits_for_a_job_that_may_finish() -> None:
 
     assert recovery.job.stop_request is None
     assert recovery.world.cluster.by_name["research-eks", NODE].is_cordoned
-    repair = recovery.state("RepairNode", repair_node)
+    repair = recovery.run_state("RepairNode", repair_node)
     assert repair.outcome not in ("REQUESTED", "ASK_PERSON")
     assert recovery.provider.accepted_calls("reboot").total() == 0
     assert recovery.incident.plan
@@ -126,7 +126,7 @@ def test_job_is_stopped_once_its_finishing_time_is_over() -> None:
     recovery = recovery_at_drain("hp:NvidiaErrorReboot", spec={"on_node_fault": OnNodeFault.FINISH})
     recovery.world.clock.advance(SAVES.jobs.finish_seconds + 1)
 
-    recovery.state("RepairNode", repair_node)
+    recovery.run_state("RepairNode", repair_node)
 
     assert recovery.job.stop_of(1)
 
@@ -141,15 +141,19 @@ def test_job_is_stopped_once_its_finishing_time_is_over() -> None:
         (JobAction.STOP, "train:exit_do_not_requeue", JobState.FAILED, 0),
     ],
 )
-def test_only_application_failures_use_restarts(act: JobAction, fault_key: str, state: JobState, failures: int) -> None:
+def test_only_application_failures_use_restarts_of_a_drained_job(
+    act: JobAction, fault_key: str, state: JobState, failures: int
+) -> None:
     recovery = RecoveryScenario()
     recovery.report_fault()
-    recovery.state("", plan_recovery)
+    recovery.run_state("", plan_recovery)
     assert recovery.incident.plan
     plan = recovery.incident.plan.replace(jobs=act)
-    recovery.scenario.put(incident_rows.incident_row(recovery.incident.replace(plan=plan, fault_key=fault_key), 0))
+    recovery.scenario.store_row(
+        incident_rows.incident_row(recovery.incident.replace(plan=plan, fault_key=fault_key), 0)
+    )
 
-    recovery.state("DrainNode", drain_node)
+    recovery.run_state("DrainNode", drain_node)
     recovery.scenario.stop(recovery.job_id)
     recovery.scenario.settle(recovery.job_id)
 
@@ -181,7 +185,7 @@ def test_only_workloads_that_allow_it_are_evicted_at_once() -> None:
 def test_unmanaged_workloads_are_named_in_the_incident_once() -> None:
     recovery = recovery_at_drain(with_job=False, pods=[a_pod("silent", accelerators=8)])
 
-    recovery.state("DrainNode", drain_node)
+    recovery.run_state("DrainNode", drain_node)
 
     assert recovery.incident.unmanaged_workloads == ("PyTorchJob research/silent",)
     lines = recovery.world.ledger.partition(Table.INCIDENTS, f"INC#{recovery.incident_id}", "EVENT#")
@@ -194,15 +198,15 @@ def test_unmanaged_pods_are_evicted_within_their_disruption_budget() -> None:
     recovery = recovery_at_drain(with_job=False, pods=[a_pod("silent"), a_pod("kept")])
     recovery.world.cluster.budgeted.add("kept")
 
-    first = recovery.state("RepairNode", repair_node)
+    first = recovery.run_state("RepairNode", repair_node)
 
     assert (first.outcome, evicted_pods(recovery)) == ("RETRY", ["silent"])
     assert recovery.provider.accepted_calls("reboot").total() == 0
 
     recovery.world.cluster.budgeted.clear()
     recovery.world.clock.advance(first.wait_seconds)
-    recovery.state("RepairNode", repair_node)
-    assert recovery.state("RepairNode", repair_node).outcome == "REQUESTED"
+    recovery.run_state("RepairNode", repair_node)
+    assert recovery.run_state("RepairNode", repair_node).outcome == "REQUESTED"
     assert evicted_pods(recovery) == ["silent", "kept"]
 
 
@@ -221,12 +225,12 @@ def test_unanswered_eviction_does_not_end_the_drain(answer: EvictionAnswer) -> N
     recovery = recovery_at_drain(with_job=False, pods=[a_pod("kept"), a_pod("other"), a_pod("third")])
     recovery.world.cluster.evictions["kept"] = answer
 
-    first = recovery.state("RepairNode", repair_node)
+    first = recovery.run_state("RepairNode", repair_node)
 
     assert (first.outcome, sorted(evicted_pods(recovery))) == ("RETRY", ["other", "third"])
     assert recovery.incident.failed_evictions == ({"research/kept": answer.why} if answer.why else {})
     recovery.world.clock.advance(3600)
-    last = recovery.state("RepairNode", repair_node)
+    last = recovery.run_state("RepairNode", repair_node)
     assert last.outcome == "ASK_PERSON"
     assert ("PyTorchJob research/kept still runs" in last.reason, answer.why in last.reason) == (True, True)
 
@@ -236,11 +240,11 @@ def test_repair_continues_if_the_policy_deletes_remaining_pods(answer: EvictionA
     policy = SAVES.replace(repair=SAVES.repair.replace(ends_unmanaged_pods=True))
     recovery = recovery_at_drain(with_job=False, policy=policy, pods=[a_pod("kept")])
     recovery.world.cluster.evictions["kept"] = answer
-    recovery.state("RepairNode", repair_node)
+    recovery.run_state("RepairNode", repair_node)
 
     recovery.world.clock.advance(3600)
 
-    assert recovery.state("RepairNode", repair_node).outcome == "REQUESTED"
+    assert recovery.run_state("RepairNode", repair_node).outcome == "REQUESTED"
 
 
 def test_refused_eviction_is_reported_once_with_pod_and_reason() -> None:
@@ -249,14 +253,14 @@ def test_refused_eviction_is_reported_once_with_pod_and_reason() -> None:
 
     for _ in range(3):
         recovery.world.clock.advance(5)
-        recovery.state("RepairNode", repair_node)
+        recovery.run_state("RepairNode", repair_node)
 
     lines = recovery.world.ledger.partition(Table.INCIDENTS, f"INC#{recovery.incident_id}", "EVENT#")
     texts = [row.doc["text"] for row in lines if "was not evicted" in row.doc["text"]]
     assert texts == [f"research/kept was not evicted: {ANSWERS[1].why}."]
 
 
-def test_silent_server_gets_few_evictions_per_visit() -> None:
+def test_few_evictions_are_requested_at_once_from_unresponsive_server() -> None:
     recovery = recovery_at_drain(with_job=False, pods=[a_pod(f"pod-{number:02d}") for number in range(10)])
     for number in range(9):
         recovery.world.cluster.evictions[f"pod-{number:02d}"] = EvictionAnswer(EvictionStatus.NO_ANSWER, "no answer")
@@ -264,7 +268,7 @@ def test_silent_server_gets_few_evictions_per_visit() -> None:
 
     for _ in range(10):
         before = len(recovery.world.cluster.calls)
-        recovery.state("RepairNode", repair_node)
+        recovery.run_state("RepairNode", repair_node)
         recovery.world.clock.advance(1)
         evictions.append([call for call in recovery.world.cluster.calls[before:] if call[0] == "ask to evict"])
 
@@ -282,21 +286,21 @@ def test_job_with_undeletable_pods_does_not_end_recovery() -> None:
     recovery.report_fault()
 
     for service in (plan_recovery, cordon_node, drain_node):
-        result = recovery.state("", service)
+        result = recovery.run_state("", service)
 
     assert result.outcome == "JOBS_AFFECTED"
     assert recovery.job.stop_of(1) is not None
 
 
-def test_person_decides_about_pods_that_remain_after_the_drain() -> None:
-    def after_the_drain(**repair: Any) -> str:
+def test_person_decides_about_remaining_pods_unless_policy_deletes_them() -> None:
+    def repair_outcome_after_drain(**repair: Any) -> str:
         policy = SAVES.replace(repair=RepairPolicy.model_validate({**SAVES.repair.model_dump(), **repair}))
         recovery = recovery_at_drain(with_job=False, policy=policy, pods=[a_pod("bare", PodRecreation.NEVER)])
         recovery.world.clock.advance(3600)
-        return str(recovery.state("RepairNode", repair_node).outcome)
+        return str(recovery.run_state("RepairNode", repair_node).outcome)
 
-    assert after_the_drain() == "ASK_PERSON"
-    assert after_the_drain(ends_unmanaged_pods=True) == "REQUESTED"
+    assert repair_outcome_after_drain() == "ASK_PERSON"
+    assert repair_outcome_after_drain(ends_unmanaged_pods=True) == "REQUESTED"
 
 
 def test_unmanaged_pods_stay_in_observe_mode() -> None:
@@ -304,7 +308,7 @@ def test_unmanaged_pods_stay_in_observe_mode() -> None:
     recovery.world.cluster.unmanaged.append(a_pod("allowed", consent=Consent.ALLOWED))
     recovery.report_fault(is_drill=True)
     for service in (plan_recovery, drain_node):
-        recovery.state("", service)
+        recovery.run_state("", service)
 
     assert evicted_pods(recovery) == []
 
@@ -312,10 +316,10 @@ def test_unmanaged_pods_stay_in_observe_mode() -> None:
 def test_unmanaged_pods_stay_under_a_hold() -> None:
     recovery = RecoveryScenario(with_job=False, policy=SAVES)
     recovery.world.cluster.unmanaged.append(a_pod("allowed", consent=Consent.ALLOWED))
-    recovery.hold()
+    recovery.hold_automation()
     recovery.report_fault()
     for service in (plan_recovery, cordon_node, drain_node):
-        recovery.state("", service)
+        recovery.run_state("", service)
 
     assert evicted_pods(recovery) == []
     assert recovery.incident.unmanaged_workloads == ("PyTorchJob research/allowed",)
@@ -324,7 +328,7 @@ def test_unmanaged_pods_stay_under_a_hold() -> None:
 def test_pod_is_evicted_once_over_repeated_drains() -> None:
     recovery = recovery_at_drain(pods=[a_pod("allowed", consent=Consent.ALLOWED)])
 
-    recovery.state("DrainNode", drain_node)
+    recovery.run_state("DrainNode", drain_node)
 
     assert evicted_pods(recovery) == ["allowed"]
 
@@ -340,14 +344,14 @@ def test_pod_is_evicted_once_after_a_crash(when: str) -> None:
     assert (recovery.crashes, evicted_pods(recovery)) == (1, ["allowed"])
 
 
-def test_day_long_drain_fits_the_loops_of_a_workflow() -> None:
+def test_drain_of_a_day_fits_the_loop_limit_of_workflow() -> None:
     policy = SAVES.replace(repair=SAVES.repair.replace(retry_seconds=30))
     recovery = recovery_at_drain("xid:63", with_job=False, policy=policy, pods=[a_pod("kept")])
-    recovery.mark(instance_id(1), "NvidiaErrorReboot")
+    recovery.set_fault_label(instance_id(1), "NvidiaErrorReboot")
     recovery.world.cluster.budgeted.add("kept")
 
     rounds, waited = 0, 0
-    while (outcome := recovery.state("RepairNode", repair_node)).outcome == "RETRY":
+    while (outcome := recovery.run_state("RepairNode", repair_node)).outcome == "RETRY":
         rounds, waited = rounds + 1, waited + outcome.wait_seconds
         recovery.world.clock.advance(outcome.wait_seconds)
 

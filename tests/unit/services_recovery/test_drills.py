@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from evenkeel.domain.health.groups import GroupFact, GroupFactKind
 from evenkeel.domain.health.incidents import FactKind, Incident, IncidentState, NodeFact
 from evenkeel.ports import Table
-from evenkeel.services.incidents import note_group_fact, receive_event, settle_incident
+from evenkeel.services.incidents import ingest_event, note_group_fact, recovery_step, settle_incident
 from evenkeel.services.recovery import plan_recovery
-from evenkeel.services.storage import fleet_rows, incident_record, incident_rows
+from evenkeel.services.storage import fleet_rows, incident_rows
 from tests.fakes import a_provider_node
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.unit.services_recovery.recovery_scenario import RecoveryScenario, a_fact
@@ -56,16 +56,16 @@ class RecoveryWithDrills(RecoveryScenario):
         self.drill_ids = DrillIds()
         super().__post_init__()
 
-    def until_done(self, call: Callable[[], T]) -> T:
+    def call_until_done(self, call: Callable[[], T]) -> T:
         if not self.is_drilling:
             self.is_drilling = True
             for drill in self.drills.get(self.calls, []):
-                self.play(drill)
+                self.inject_drill(drill)
             self.calls += 1
             self.is_drilling = False
-        return super().until_done(call)
+        return super().call_until_done(call)
 
-    def play(self, drill: DrillEvent) -> None:
+    def inject_drill(self, drill: DrillEvent) -> None:
         world = self.world
         at = self.now + timedelta(seconds=drill.seconds)
         if "kind" in drill.fact and drill.fact["kind"] in set(GroupFactKind):
@@ -80,7 +80,7 @@ class RecoveryWithDrills(RecoveryScenario):
             )
             note_group_fact.run(group, world.context())
             return
-        outcome = receive_event.ingest_fact(
+        outcome = ingest_event.ingest_fact(
             a_fact(**{**drill.fact, "observed_at": drill.fact.get("observed_at", at)}, is_drill=True),
             world.context(ids=self.drill_ids, drills_may_act=self.drills_may_act, policy=self.policy),
         )
@@ -92,7 +92,7 @@ class RecoveryWithDrills(RecoveryScenario):
         world = self.world
         request = {"incident_id": incident_id, "run": 1}
         plan = plan_recovery.run(
-            incident_record.RecoveryRun(**request),
+            recovery_step.RecoveryStepRequest(**request),
             world.context(ids=self.drill_ids, policy=self.policy, mode=self.mode),
         )
         ended = {"outcome": plan.outcome, "reason": plan.reason}
@@ -101,7 +101,7 @@ class RecoveryWithDrills(RecoveryScenario):
             world.context(policy=self.policy, now=self.now),
         )
 
-    def real(self) -> dict[str, Any]:
+    def real_end(self) -> dict[str, Any]:
         """Return all that a real recovery reads, writes and does, to the letter."""
         world = self.world
         return {
@@ -111,7 +111,7 @@ class RecoveryWithDrills(RecoveryScenario):
                 if "drill" not in f"{key.pk}{key.sk}".lower()
             },
             "visited": self.visited,
-            "executions": [name for name in self.executions() if "drill" not in name],
+            "executions": [name for name in self.execution_names() if "drill" not in name],
             "nodes": dict(world.cluster.by_name),
             "rebooted": world.provider.accepted_calls("reboot"),
             "replaced": world.provider.accepted_calls("replace"),
@@ -119,23 +119,23 @@ class RecoveryWithDrills(RecoveryScenario):
         }
 
 
-def reboots(recovery: RecoveryScenario) -> None:
+def run_reboot(recovery: RecoveryScenario) -> None:
     recovery.report_fault()
     recovery.recover()
 
 
-def is_replaced(recovery: RecoveryScenario) -> None:
+def run_replacement(recovery: RecoveryScenario) -> None:
     recovery.report_fault(fault_key="hp:NvidiaErrorTerminate")
     recovery.recover()
 
 
-def escalates(recovery: RecoveryScenario) -> None:
+def run_escalation(recovery: RecoveryScenario) -> None:
     recovery.replacement_is_faulty = True
     recovery.report_fault()
     recovery.recover()
 
 
-def is_well_again(recovery: RecoveryScenario) -> None:
+def run_recovery_signal(recovery: RecoveryScenario) -> None:
     recovery.report_fault()
     recovery.ingest(
         a_fact(kind=FactKind.RECOVERED, fault_key="", observed_at="2026-11-03T10:15:30Z", envelope_id="well")
@@ -143,14 +143,14 @@ def is_well_again(recovery: RecoveryScenario) -> None:
     recovery.recover()
 
 
-def comes_again(recovery: RecoveryScenario) -> None:
+def run_second_fault(recovery: RecoveryScenario) -> None:
     recovery.report_fault()
     recovery.recover()
     recovery.report_fault(observed_at=recovery.now + timedelta(seconds=1), envelope_id="again")
     recovery.recover()
 
 
-def is_watched(recovery: RecoveryScenario) -> None:
+def run_in_observe_mode(recovery: RecoveryScenario) -> None:
     """A fault that is counted: the third time it calls for more."""
     for _ in range(3):
         recovery.report_fault(fault_key="xid:31", observed_at=recovery.now, envelope_id=f"at {recovery.now}")
@@ -158,13 +158,13 @@ def is_watched(recovery: RecoveryScenario) -> None:
         recovery.world.clock.advance(600)
 
 
-def reports_progress(recovery: RecoveryScenario) -> None:
+def run_with_progress_signal(recovery: RecoveryScenario) -> None:
     recovery.report_fault(fault_key="hp:NvidiaErrorTerminate")
     recovery.ingest(a_fact(kind=FactKind.PROGRESS, fault_key="", code="replacement_started", envelope_id="p"))
     recovery.recover()
 
 
-def is_noticed_before_listing(recovery: RecoveryScenario) -> None:
+def run_notice_before_listing(recovery: RecoveryScenario) -> None:
     """EC2 tells of a node that the sweep has not seen yet."""
     recovery.ingest(a_fact(77, source="ec2.notice", fault_key="ec2:spot_interruption", envelope_id="notice"))
     recovery.report_fault()
@@ -172,14 +172,14 @@ def is_noticed_before_listing(recovery: RecoveryScenario) -> None:
 
 
 SCENARIOS = [
-    reboots,
-    is_replaced,
-    escalates,
-    is_well_again,
-    comes_again,
-    is_watched,
-    reports_progress,
-    is_noticed_before_listing,
+    run_reboot,
+    run_replacement,
+    run_escalation,
+    run_recovery_signal,
+    run_second_fault,
+    run_in_observe_mode,
+    run_with_progress_signal,
+    run_notice_before_listing,
 ]
 
 FACTS = st.one_of(
@@ -239,14 +239,14 @@ def test_drills_never_change_a_real_recovery(
 ) -> None:
     alone = RecoveryWithDrills(drills_may_act=drills_may_act)
     scenario(alone)
-    expected = alone.real()
+    expected = alone.real_end()
 
     @settings(max_examples=examples)
     @given(drills=DRILLS)
     def holds(drills: dict[int, list[DrillEvent]]) -> None:
         disturbed = RecoveryWithDrills(drills=drills, drills_may_act=drills_may_act)
         scenario(disturbed)
-        assert disturbed.real() == expected
+        assert disturbed.real_end() == expected
 
     holds()
 
@@ -261,7 +261,7 @@ def real_incident(recovery: RecoveryScenario) -> Incident:
 
 @pytest.mark.parametrize("drills_may_act", [False, True])
 @pytest.mark.parametrize("is_first", [True, False])
-def test_drill_of_a_fact_does_not_hide_the_real_fact(*, is_first: bool, drills_may_act: bool) -> None:
+def test_drill_does_not_make_the_same_real_fact_duplicate(*, is_first: bool, drills_may_act: bool) -> None:
     recovery = RecoveryScenario(drills_may_act=drills_may_act)
     facts = [a_fact(), a_fact(is_drill=True)]
 
@@ -274,7 +274,7 @@ def test_drill_of_a_fact_does_not_hide_the_real_fact(*, is_first: bool, drills_m
 def test_drill_during_a_recovery_does_not_change_the_incident() -> None:
     recovery = RecoveryScenario(with_job=False)
     recovery.report_fault(fault_key="gpu:slow_throttle_thermal")
-    recovery.state("PlanRecovery", plan_recovery)
+    recovery.run_state("PlanRecovery", plan_recovery)
     recovery.ingest(a_fact(kind=FactKind.RECOVERED, fault_key="", observed_at=recovery.now, is_drill=True))
     before = real_incident(recovery)
 
@@ -283,7 +283,7 @@ def test_drill_during_a_recovery_does_not_change_the_incident() -> None:
     assert real_incident(recovery) == before
 
 
-def test_notice_survives_any_number_of_drills_about_its_machine() -> None:
+def test_real_notice_is_kept_despite_many_drills_about_its_machine() -> None:
     recovery = RecoveryScenario(drills_may_act=True)
     notice = a_fact(77, source="ec2.notice", fault_key="ec2:spot_interruption", envelope_id="real")
     drills = [notice.replace(is_drill=True, occurrence=str(number)) for number in range(9)]
@@ -293,10 +293,10 @@ def test_notice_survives_any_number_of_drills_about_its_machine() -> None:
     row = recovery.world.ledger.get(incident_rows.notice_before_listing_key(instance_id(77)))
 
     assert row
-    assert receive_event.facts_of_unlisted_instance(row) == (notice,)
+    assert ingest_event.facts_of_unlisted_instance(row) == (notice,)
 
 
-def unknown(number: int, **changes: Any) -> NodeFact:
+def fact_about_unknown_node(number: int, **changes: Any) -> NodeFact:
     return a_fact(number, occurrence=f"{number}", envelope_id=f"of {number}", **changes)
 
 
@@ -304,11 +304,11 @@ def unknown(number: int, **changes: Any) -> NodeFact:
 def test_real_unresolved_fact_is_retried_before_any_drill(*, drills_may_act: bool) -> None:
     recovery = RecoveryScenario(drills_may_act=drills_may_act)
     for number in range(100, 160):
-        recovery.ingest(unknown(number, is_drill=True))
-    recovery.ingest(unknown(77))
+        recovery.ingest(fact_about_unknown_node(number, is_drill=True))
+    recovery.ingest(fact_about_unknown_node(77))
     recovery.world.provider.by_id[instance_id(77)] = a_provider_node(77)
 
-    outcomes = receive_event.retry_unresolved(recovery.context())
+    outcomes = ingest_event.retry_unresolved(recovery.context())
 
     assert [outcome.outcome for outcome in outcomes] == ["OPEN"]
 
@@ -316,21 +316,21 @@ def test_real_unresolved_fact_is_retried_before_any_drill(*, drills_may_act: boo
 def test_every_unresolved_fact_is_retried_within_one_call_per_page() -> None:
     recovery = RecoveryScenario()
     for number in range(100, 160):
-        recovery.ingest(unknown(number))
+        recovery.ingest(fact_about_unknown_node(number))
         recovery.world.clock.advance(1)
     recovery.world.provider.by_id[instance_id(159)] = a_provider_node(159)
 
-    outcomes = [receive_event.retry_unresolved(recovery.context()) for _ in range(3)]
+    outcomes = [ingest_event.retry_unresolved(recovery.context()) for _ in range(3)]
 
     assert [result.outcome for outcome in outcomes for result in outcome] == ["OPEN"]
 
 
 def test_unresolved_drill_facts_are_retried_too() -> None:
     recovery = RecoveryScenario(drills_may_act=True)
-    recovery.ingest(unknown(78, is_drill=True))
+    recovery.ingest(fact_about_unknown_node(78, is_drill=True))
     recovery.world.provider.by_id[instance_id(78)] = a_provider_node(78)
 
-    assert [result.outcome for result in receive_event.retry_unresolved(recovery.context())] == ["OPEN"]
+    assert [result.outcome for result in ingest_event.retry_unresolved(recovery.context())] == ["OPEN"]
 
 
 def test_drill_stands_down_while_a_real_incident_is_open() -> None:
@@ -339,14 +339,14 @@ def test_drill_stands_down_while_a_real_incident_is_open() -> None:
     recovery.report_fault(is_drill=True, envelope_id="drill")
 
     assert recovery.recover() == IncidentState.OBSERVED
-    assert recovery.executions()
+    assert recovery.execution_names()
     assert not recovery.world.provider.accepted_calls("reboot")
 
 
 def test_real_recovery_takes_over_the_node_that_a_drill_cordoned() -> None:
     recovery = RecoveryScenario(drills_may_act=True)
     drill = recovery.report_fault(is_drill=True, envelope_id="drill")
-    recovery.state("PlanRecovery", plan_recovery)
+    recovery.run_state("PlanRecovery", plan_recovery)
     assert recovery.cluster.cordon(CLUSTER, f"hyperpod-{instance_id(1)}", drill)
 
     recovery.report_fault()
@@ -355,7 +355,7 @@ def test_real_recovery_takes_over_the_node_that_a_drill_cordoned() -> None:
     assert not any(node.is_cordoned for node in recovery.world.cluster.by_name.values())
 
 
-def test_drills_use_no_limit_of_real_recoveries() -> None:
+def test_drills_do_not_count_against_limits_of_real_recoveries() -> None:
     recovery = RecoveryScenario(drills_may_act=True)
     recovery.report_fault(2, is_drill=True, fault_key="hp:NvidiaErrorTerminate")
     recovery.recover()

@@ -77,13 +77,13 @@ def recover_until_repair(recovery: RecoveryScenario, number: int, **fact: Any) -
     """Take a node's recovery to the point where its repair is due; return the incident."""
     incident_id = recovery.report_fault(number, **fact)
     for name, service in (("Plan", plan_recovery), ("Cordon", cordon_node), ("Drain", drain_node)):
-        recovery.state(name, service)
+        recovery.run_state(name, service)
     return incident_id
 
 
 def run_repair(recovery: RecoveryScenario, incident_id: str) -> repair_node.RepairNodeResult:
     recovery.incident_id = incident_id
-    outcome: repair_node.RepairNodeResult = recovery.state("RepairNode", repair_node)
+    outcome: repair_node.RepairNodeResult = recovery.run_state("RepairNode", repair_node)
     return outcome
 
 
@@ -93,7 +93,7 @@ def stored_incident(recovery: RecoveryScenario, incident_id: str) -> Incident:
 
 
 def registered_lives(recovery: RecoveryScenario, which: RegisterName) -> list[str]:
-    return [entry.life.split("/")[1] for entry in recovery.register(which).entries]
+    return [entry.life_key.split("/")[1] for entry in recovery.guardrail_register(which).entries]
 
 
 # ---------------------------------------------------------------- limits, races, crashes
@@ -114,13 +114,13 @@ def test_second_repair_of_a_pool_waits_for_the_first() -> None:
     assert blocked.state is IncidentState.BLOCKED
     assert blocked.block
     assert (blocked.block.guardrail, blocked.block.action) == (GuardrailName.POOL_REPAIRS, "reboot")
-    recovery.open(K.RELEASED)
-    assert recovery.look() == []
+    recovery.open_wait(K.RELEASED)
+    assert recovery.evaluate_waits_once() == []
     recovery.world.provider.finish_all()
     recovery.incident_id = first
-    recovery.state("ReturnNode", return_node)
+    recovery.run_state("ReturnNode", return_node)
     recovery.incident_id = second
-    assert recovery.look() == ["RELEASED"]
+    assert recovery.evaluate_waits_once() == ["RELEASED"]
     assert run_repair(recovery, second).outcome == "REQUESTED"
     assert (stored_incident(recovery, second).state, stored_incident(recovery, second).block) == (
         IncidentState.RECOVERING,
@@ -137,7 +137,7 @@ def test_repeatedly_blocked_repair_is_reported_once() -> None:
     outcomes = [run_repair(recovery, second).outcome for _ in range(3)]
 
     assert outcomes == ["BLOCKED"] * 3
-    assert recovery.kinds().count("blocked") == 1
+    assert recovery.timeline_kinds().count("blocked") == 1
     assert recovery.world.telemetry.totals["ActionsBlocked"] == 1
     assert len(recovery.world.provider.asked) == 1
 
@@ -151,15 +151,15 @@ class ConcurrentWriter:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._ledger, name)
 
-    def commit(self, *writes: Write, token: str = "") -> None:
+    def commit(self, *writes: Write, client_token: str = "") -> None:
         does = self._does
         if any(isinstance(write, Put) and write.row.key.pk == self._pk for write in writes):
             self._does = lambda: None
             does()
-        self._ledger.commit(*writes, token=token)
+        self._ledger.commit(*writes, client_token=client_token)
 
 
-def test_one_of_two_racing_repairs_is_made() -> None:
+def test_only_one_of_two_concurrent_repairs_is_made() -> None:
     recovery = recovery_of_fleet(policy=guardrail_policy(pool_repairs=1))
     first, second = recover_until_repair(recovery, 1), recover_until_repair(recovery, 2)
     in_memory_ledger = recovery.ledger
@@ -177,22 +177,22 @@ def test_one_of_two_racing_repairs_is_made() -> None:
     assert recovery.world.provider.asked == [("reboot", instance_id(2))]
 
 
-def test_one_of_two_racing_cordons_is_made() -> None:
+def test_only_one_of_two_concurrent_cordons_is_made() -> None:
     recovery = recovery_of_fleet(policy=guardrail_policy(pool_cordons=1))
     first, second = recovery.report_fault(1), recovery.report_fault(2)
     for incident_id in (first, second):
         recovery.incident_id = incident_id
-        recovery.state("Plan", plan_recovery)
+        recovery.run_state("Plan", plan_recovery)
     in_memory_ledger = recovery.ledger
 
     def other() -> None:
         recovery.ledger, recovery.incident_id = in_memory_ledger, second
-        assert recovery.state("Cordon", cordon_node).outcome == "CORDONED"
+        assert recovery.run_state("Cordon", cordon_node).outcome == "CORDONED"
         recovery.incident_id = first
 
     recovery.ledger = ConcurrentWriter(in_memory_ledger, "REGISTER#cordons", other)  # type: ignore[assignment]
     recovery.incident_id = first
-    assert recovery.state("Cordon", cordon_node).outcome == "BLOCKED"
+    assert recovery.run_state("Cordon", cordon_node).outcome == "BLOCKED"
     assert [call[1] for call in recovery.world.cluster.calls if call[0] == "cordon"] == [f"hyperpod-{instance_id(2)}"]
 
 
@@ -218,14 +218,14 @@ def test_settled_incident_leaves_the_repair_register() -> None:
     faulty = recover_until_repair(recovery, 1)
     run_repair(recovery, faulty)
 
-    ends = {"outcome": "WAITING_FOR_PERSON", "reason": "No rung is left."}
-    recovery.state("Settle", settle_incident, plan={"outcome": "ACT"}, node=ends, jobs={"outcome": "NO_JOBS"})
+    ends = {"outcome": "WAITING_FOR_PERSON", "reason": "No repair step is left."}
+    recovery.run_state("Settle", settle_incident, plan={"outcome": "ACT"}, node=ends, jobs={"outcome": "NO_JOBS"})
 
     assert registered_lives(recovery, RegisterName.REPAIRS) == []
     assert registered_lives(recovery, RegisterName.CORDONS) == [instance_id(1)], "it carries our cordon still"
 
 
-def test_node_counts_against_limits_during_its_whole_repair() -> None:
+def test_node_counts_against_guardrail_limits_during_its_whole_repair() -> None:
     recovery = recovery_of_fleet(policy=guardrail_policy(pool_repairs=1))
     first, second = recover_until_repair(recovery, 1), recover_until_repair(recovery, 2)
     run_repair(recovery, first)
@@ -234,31 +234,45 @@ def test_node_counts_against_limits_during_its_whole_repair() -> None:
     assert run_repair(recovery, second).outcome == "BLOCKED"
 
 
-def test_register_drops_ended_entries_and_keeps_concurrent_changes() -> None:
+def test_guardrail_register_drops_ended_entries_and_keeps_concurrent_changes() -> None:
     recovery = recovery_of_fleet()
     ledger: InMemoryLedger = recovery.world.ledger
     for number in (1, 2):
-        register, version = guardrail_registers.load(RegisterName.CORDONS, a_context(ledger=ledger, now=recovery.now))
-        entry = RegisterEntry(life=f"c/i-{number}/0", incident_id=f"inc-{number}", pool=P5, since=recovery.now)
-        ledger.commit(guardrail_registers.put_adding(RegisterName.CORDONS, register, version, entry, is_request=False))
+        register, version = guardrail_registers.load_register(
+            RegisterName.CORDONS, a_context(ledger=ledger, now=recovery.now)
+        )
+        entry = RegisterEntry(life_key=f"c/i-{number}/0", incident_id=f"inc-{number}", pool=P5, since=recovery.now)
+        ledger.commit(
+            guardrail_registers.addition_put(RegisterName.CORDONS, register, version, entry, is_request=False)
+        )
 
     def over(entry: RegisterEntry) -> bool:
         return entry.incident_id == "inc-1"
 
-    assert guardrail_registers.reconcile(RegisterName.CORDONS, over, a_context(ledger=ledger, now=recovery.now)) == 1
-    assert guardrail_registers.reconcile(RegisterName.CORDONS, over, a_context(ledger=ledger, now=recovery.now)) == 0
+    assert (
+        guardrail_registers.remove_outdated_entries(
+            RegisterName.CORDONS, over, a_context(ledger=ledger, now=recovery.now)
+        )
+        == 1
+    )
+    assert (
+        guardrail_registers.remove_outdated_entries(
+            RegisterName.CORDONS, over, a_context(ledger=ledger, now=recovery.now)
+        )
+        == 0
+    )
     assert registered_lives(recovery, RegisterName.CORDONS) == ["i-2"]
 
 
 def add_register_entry(recovery: RecoveryScenario, life: str, incident_id: str) -> None:
-    register, version = guardrail_registers.load(RegisterName.CORDONS, recovery.context())
-    entry = RegisterEntry(life=life, incident_id=incident_id, pool=P5, since=recovery.now)
+    register, version = guardrail_registers.load_register(RegisterName.CORDONS, recovery.context())
+    entry = RegisterEntry(life_key=life, incident_id=incident_id, pool=P5, since=recovery.now)
     recovery.ledger.commit(
-        guardrail_registers.put_adding(RegisterName.CORDONS, register, version, entry, is_request=False)
+        guardrail_registers.addition_put(RegisterName.CORDONS, register, version, entry, is_request=False)
     )
 
 
-def test_entry_added_during_the_check_is_kept() -> None:
+def test_guardrail_entry_added_during_the_check_is_kept() -> None:
     recovery = recovery_of_fleet()
     add_register_entry(recovery, "c/i-1/0", "inc-1")
 
@@ -266,20 +280,20 @@ def test_entry_added_during_the_check_is_kept() -> None:
         add_register_entry(recovery, "c/i-1/0", "inc-2")
         return entry.incident_id == "inc-1"
 
-    assert guardrail_registers.reconcile(RegisterName.CORDONS, over, recovery.context()) == 0
+    assert guardrail_registers.remove_outdated_entries(RegisterName.CORDONS, over, recovery.context()) == 0
     assert registered_lives(recovery, RegisterName.CORDONS) == ["i-1"]
 
 
-def test_register_entry_of_an_earlier_incident_is_not_reused() -> None:
+def test_guardrail_entry_of_an_earlier_incident_is_not_reused() -> None:
     recovery = recovery_of_fleet()
     faulty = recovery.report_fault(1)
-    recovery.state("Plan", plan_recovery)
+    recovery.run_state("Plan", plan_recovery)
     add_register_entry(recovery, recovery.incident.life.key, "inc-before")
     recovery.world.clock.advance(300)
 
-    recovery.state("Cordon", cordon_node)
+    recovery.run_state("Cordon", cordon_node)
 
-    (entry,) = recovery.register(RegisterName.CORDONS).entries
+    (entry,) = recovery.guardrail_register(RegisterName.CORDONS).entries
     assert (entry.incident_id, entry.since) == (faulty, recovery.now), (
         "the sweep removed the entry of the earlier incident"
     )
@@ -292,18 +306,18 @@ def blocked_cordon(**settings: Any) -> tuple[RecoveryScenario, str]:
     """A fleet with a job on nodes 1 and 2, where the cordon of node 1 is blocked by the cordon of node 5."""
     recovery = recovery_of_fleet(with_job=True, policy=guardrail_policy(pool_cordons=1), **settings)
     recovery.report_fault(5)
-    recovery.state("Plan", plan_recovery)
-    recovery.state("Cordon", cordon_node)
+    recovery.run_state("Plan", plan_recovery)
+    recovery.run_state("Cordon", cordon_node)
     faulty = recovery.report_fault(1)
-    recovery.state("Plan", plan_recovery)
+    recovery.run_state("Plan", plan_recovery)
     return recovery, faulty
 
 
 def test_blocked_cordon_keeps_the_jobs_running() -> None:
     recovery, faulty = blocked_cordon()
 
-    cordoned = recovery.state("Cordon", cordon_node)
-    drained = recovery.state("Drain", drain_node)
+    cordoned = recovery.run_state("Cordon", cordon_node)
+    drained = recovery.run_state("Drain", drain_node)
     repaired = run_repair(recovery, faulty)
 
     assert (cordoned.outcome, drained.outcome, repaired.outcome) == ("BLOCKED", "JOBS_AFFECTED", "BLOCKED")
@@ -314,48 +328,48 @@ def test_blocked_cordon_keeps_the_jobs_running() -> None:
 
 def test_removed_node_does_not_wait_for_a_cordon() -> None:
     recovery, faulty = blocked_cordon()
-    recovery.state("Cordon", cordon_node)
+    recovery.run_state("Cordon", cordon_node)
     recovery.world.cluster.remove_node(f"hyperpod-{instance_id(1)}", CLUSTER)
 
-    assert recovery.state("Cordon", cordon_node).outcome == "GONE"
+    assert recovery.run_state("Cordon", cordon_node).outcome == "GONE"
     assert stored_incident(recovery, faulty).block is None
     assert registered_lives(recovery, RegisterName.CORDONS) == [instance_id(5)]
 
 
 def test_cordon_wait_ends_when_the_node_is_removed() -> None:
     recovery, faulty = blocked_cordon()
-    recovery.state("Cordon", cordon_node)
+    recovery.run_state("Cordon", cordon_node)
     run_repair(recovery, faulty)
-    recovery.open(K.RELEASED)
-    assert recovery.look() == []
+    recovery.open_wait(K.RELEASED)
+    assert recovery.evaluate_waits_once() == []
 
     recovery.world.cluster.remove_node(f"hyperpod-{instance_id(1)}", CLUSTER)
 
-    assert recovery.look() == ["RELEASED"]
+    assert recovery.evaluate_waits_once() == ["RELEASED"]
     assert run_repair(recovery, faulty).outcome != "BLOCKED"
     assert registered_lives(recovery, RegisterName.CORDONS) == [instance_id(5)]
 
 
 def test_jobs_of_a_dead_node_stop_despite_a_blocked_cordon() -> None:
     recovery, _ = blocked_cordon()
-    recovery.state("Cordon", cordon_node)
+    recovery.run_state("Cordon", cordon_node)
     recovery.world.cluster.kill_node(f"hyperpod-{instance_id(1)}", CLUSTER)
     recovery.world.clock.advance(QUICK.jobs.lost_node_seconds + 1)
 
-    recovery.state("Drain", drain_node)
+    recovery.run_state("Drain", drain_node)
 
     assert recovery.job.stop_request
 
 
 def test_delayed_cordon_precedes_the_repair() -> None:
     recovery, faulty = blocked_cordon()
-    recovery.state("Cordon", cordon_node)
+    recovery.run_state("Cordon", cordon_node)
     run_repair(recovery, faulty)
-    recovery.open(K.RELEASED)
-    assert recovery.look() == []
-    set_manual_cordon.uncordon(by_operator(5), recovery.context())
+    recovery.open_wait(K.RELEASED)
+    assert recovery.evaluate_waits_once() == []
+    set_manual_cordon.uncordon_as_person(by_operator(5), recovery.context())
 
-    assert recovery.look() == ["RELEASED"]
+    assert recovery.evaluate_waits_once() == ["RELEASED"]
     first = run_repair(recovery, faulty)
 
     assert first.outcome == "REQUESTED"
@@ -389,9 +403,9 @@ def test_uncordon_is_never_blocked(mode: Mode, *, is_held: bool) -> None:
     recovery.world.provider.finish_all()
     recovery.mode = mode
     if is_held:
-        recovery.hold()
+        recovery.hold_automation()
 
-    returned = recovery.state("ReturnNode", return_node)
+    returned = recovery.run_state("ReturnNode", return_node)
 
     assert returned.outcome == "RETURNED"
     assert not recovery.world.cluster.by_name[CLUSTER, f"hyperpod-{instance_id(1)}"].is_cordoned
@@ -403,14 +417,14 @@ def test_operator_uncordons_under_any_hold_once(*, is_held: bool) -> None:
     recovery = recovery_of_fleet(policy=TIGHT)
     faulty = recover_until_repair(recovery, 1)
     if is_held:
-        recovery.hold()
+        recovery.hold_automation()
 
-    answers = [set_manual_cordon.uncordon(by_operator(1), recovery.context()).outcome for _ in range(2)]
+    answers = [set_manual_cordon.uncordon_as_person(by_operator(1), recovery.context()).outcome for _ in range(2)]
 
     assert answers == ["RELEASED", "ALREADY_FREE"]
     assert registered_lives(recovery, RegisterName.CORDONS) == []
     assert stored_incident(recovery, faulty).incident_id == faulty
-    assert recovery.kinds().count("uncordoned") == 1
+    assert recovery.timeline_kinds().count("uncordoned") == 1
     assert run_repair(recovery, faulty).outcome == "STAND_DOWN", "a person opted this node out of automation"
 
 
@@ -419,8 +433,8 @@ def test_cordon_from_outside_evenkeel_is_kept() -> None:
     node = recovery.world.cluster.by_name[CLUSTER, f"hyperpod-{instance_id(1)}"]
     recovery.world.cluster.set_node(node.name, is_cordoned=True)
 
-    with pytest.raises(set_manual_cordon.NotOurs):
-        set_manual_cordon.uncordon(by_operator(1), recovery.context())
+    with pytest.raises(set_manual_cordon.CordonedOutsideEvenkeel):
+        set_manual_cordon.uncordon_as_person(by_operator(1), recovery.context())
 
     assert recovery.world.cluster.by_name[CLUSTER, node.name].is_cordoned
 
@@ -490,7 +504,7 @@ def end_cause(recovery: RecoveryScenario, cause: str = "zone/us-west-2a", **chan
     request = hold_automation.ReleaseRequest(
         by="role/Op (bo)", reason="the zone is back", cause=cause, request_id="e-1", fingerprint="f"
     ).replace(**changes)
-    return hold_automation.release(request, recovery.world.context())
+    return hold_automation.release_hold(request, recovery.world.context())
 
 
 def disconnect_node(recovery: RecoveryScenario, number: int) -> None:
@@ -507,15 +521,15 @@ def recovery_with_shared_cause(**limits: Any) -> tuple[RecoveryScenario, list[st
         disconnect_node(recovery, number)
     for incident_id in faulty:
         assert run_repair(recovery, incident_id).outcome == "BLOCKED"
-        recovery.open(K.RELEASED)
+        recovery.open_wait(K.RELEASED)
     return recovery, faulty
 
 
-def repaired_at_once(recovery: RecoveryScenario, faulty: list[str]) -> list[list[str]]:
+def instances_repaired_per_round(recovery: RecoveryScenario, faulty: list[str]) -> list[list[str]]:
     let_go = []
     for incident_id in faulty:
         recovery.incident_id = incident_id
-        let_go.append(recovery.look())
+        let_go.append(recovery.evaluate_waits_once())
     return let_go
 
 
@@ -524,7 +538,7 @@ def test_shared_cause_outlasts_its_window_while_machines_are_unhealthy(seconds: 
     recovery, faulty = recovery_with_shared_cause()
     recovery.world.clock.advance(seconds)
 
-    assert repaired_at_once(recovery, faulty) == [[], [], [], []]
+    assert instances_repaired_per_round(recovery, faulty) == [[], [], [], []]
     assert [run_repair(recovery, incident_id).outcome for incident_id in faulty] == ["BLOCKED"] * 4
     assert recovery.world.provider.asked == []
     assert len(recovery.world.on_call.alerts) == 1
@@ -532,15 +546,15 @@ def test_shared_cause_outlasts_its_window_while_machines_are_unhealthy(seconds: 
 
 def test_shared_cause_during_a_hold_alerts_after_the_hold() -> None:
     recovery = recovery_of_fleet(8, policy=guardrail_policy(shared_cause_count=3, shared_cause_window_seconds=300))
-    recovery.hold(seconds=60)
+    recovery.hold_automation(seconds=60)
     faulty = [recover_until_repair(recovery, number) for number in (1, 2, 3)]
     for number, incident_id in enumerate(faulty, start=1):
         disconnect_node(recovery, number)
         assert run_repair(recovery, incident_id).outcome == "HELD"
-        recovery.open(K.RELEASED)
+        recovery.open_wait(K.RELEASED)
     recovery.world.clock.advance(61)
 
-    assert repaired_at_once(recovery, faulty) == [["RELEASED"]] * 3
+    assert instances_repaired_per_round(recovery, faulty) == [["RELEASED"]] * 3
     assert [run_repair(recovery, incident_id).outcome for incident_id in faulty] == ["BLOCKED"] * 3
     assert len(recovery.world.on_call.alerts) == 1
 
@@ -560,7 +574,7 @@ def test_ended_shared_cause_releases_few_repairs_at_once() -> None:
     answer = end_cause(recovery)
 
     assert end_cause(recovery) == answer, "the same request again"
-    assert repaired_at_once(recovery, faulty) == [["RELEASED"], ["RELEASED"], [], []]
+    assert instances_repaired_per_round(recovery, faulty) == [["RELEASED"], ["RELEASED"], [], []]
     row = recovery.world.ledger.get(fleet_rows.ended_causes_key())
     assert row
     end = row.doc["causes"]["zone/us-west-2a"]
@@ -599,8 +613,8 @@ def test_group_fact_of_a_drill_blocks_no_real_repair(outcome: str, *, is_drill: 
     world = recovery.world
     note_group_fact.run(trouble, world.context())
 
-    recovery.open(K.RELEASED)
-    assert recovery.look() == (["RELEASED"] if is_drill else [])
+    recovery.open_wait(K.RELEASED)
+    assert recovery.evaluate_waits_once() == (["RELEASED"] if is_drill else [])
     assert run_repair(recovery, faulty).outcome == outcome
 
 
@@ -613,16 +627,16 @@ def test_planned_maintenance_is_no_shared_cause() -> None:
     assert run_repair(recovery, recover_until_repair(recovery, 1)).outcome == "REQUESTED"
 
 
-def test_healthy_node_after_a_long_hold_is_only_validated() -> None:
+def test_node_that_is_healthy_after_long_hold_is_only_validated() -> None:
     recovery = recovery_of_fleet(policy=guardrail_policy(stale_after_seconds=600))
     faulty = recover_until_repair(recovery, 1)
-    recovery.hold(seconds=900)
+    recovery.hold_automation(seconds=900)
     assert run_repair(recovery, faulty).outcome == "HELD"
-    recovery.open(K.RELEASED)
-    recovery.mark(instance_id(1))
+    recovery.open_wait(K.RELEASED)
+    recovery.set_fault_label(instance_id(1))
     recovery.world.clock.advance(901)
 
-    assert recovery.look() == ["RELEASED"]
+    assert recovery.evaluate_waits_once() == ["RELEASED"]
     looked = run_repair(recovery, faulty)
 
     assert looked.outcome == "HEALTHY"
@@ -630,10 +644,10 @@ def test_healthy_node_after_a_long_hold_is_only_validated() -> None:
     assert recovery.world.provider.asked == []
 
 
-def test_faulty_node_after_a_long_hold_is_repaired() -> None:
+def test_node_that_is_faulty_after_long_hold_is_repaired() -> None:
     recovery = recovery_of_fleet(policy=guardrail_policy(stale_after_seconds=600))
     faulty = recover_until_repair(recovery, 1)
-    recovery.hold(seconds=900)
+    recovery.hold_automation(seconds=900)
     run_repair(recovery, faulty)
     recovery.world.clock.advance(901)
 
@@ -653,7 +667,7 @@ def set_hold(recovery: RecoveryScenario, **scope: str) -> None:
         allows_unknown=True,
         **scope,
     )
-    hold_automation.hold(request, recovery.context())
+    hold_automation.set_hold(request, recovery.context())
 
 
 @pytest.mark.parametrize(
@@ -674,15 +688,15 @@ def test_hold_blocks_repairs_within_its_scope_only(scope: dict[str, str], outcom
     assert run_repair(recovery, faulty).outcome == outcome
 
 
-def test_release_of_one_scope_keeps_the_others() -> None:
+def test_released_hold_leaves_holds_of_other_scopes() -> None:
     recovery = recovery_of_fleet()
     set_hold(recovery)
     set_hold(recovery, pool=P5)
     release = hold_automation.ReleaseRequest(by="bo", reason="", request_id="x", fingerprint="f")
 
-    answer = hold_automation.release(release, recovery.context())
+    answer = hold_automation.release_hold(release, recovery.context())
 
-    shown = hold_automation.show(recovery.context(drills_may_act=False))
+    shown = hold_automation.show_automation(recovery.context(drills_may_act=False))
     assert answer["wasHeld"] is True
     assert [hold["pool"] for hold in shown["holds"]] == [P5]
 
@@ -705,7 +719,7 @@ def test_recovery_acts_only_after_approval() -> None:
     assert recovery.recover() == IncidentState.RECOVERED
     assert touched[0] == 0
     assert recovery.world.provider.accepted == [("reboot", instance_id(1))]
-    assert "approved" in recovery.kinds()
+    assert "approved" in recovery.timeline_kinds()
 
 
 def test_declined_plan_is_settled_as_observed() -> None:
@@ -733,20 +747,20 @@ def test_unanswered_plan_counts_as_declined() -> None:
 def test_second_approval_is_refused_with_author_of_the_first() -> None:
     recovery = recovery_of_fleet(mode=Mode.RECOMMEND)
     recovery.report_fault(1)
-    recovery.state("Plan", plan_recovery)
+    recovery.run_state("Plan", plan_recovery)
     first = answer_plan(recovery)
 
     with pytest.raises(approve_recovery.AlreadyAnswered, match=r"Approved by role/Op \(ana\)"):
         answer_plan(recovery, by="role/Op (bo)", approves=False)
 
     assert answer_plan(recovery).approval == first.approval, "the same again is success"
-    assert recovery.kinds().count("approved") == 1
+    assert recovery.timeline_kinds().count("approved") == 1
 
 
 def test_approval_of_another_plan_is_refused() -> None:
     recovery = recovery_of_fleet(mode=Mode.RECOMMEND)
     recovery.report_fault(1)
-    recovery.state("Plan", plan_recovery)
+    recovery.run_state("Plan", plan_recovery)
 
     with pytest.raises(approve_recovery.PlanSuperseded, match="is out of date"):
         answer_plan(recovery, decision_id="dec-0")
@@ -755,7 +769,7 @@ def test_approval_of_another_plan_is_refused() -> None:
 def test_approval_is_refused_if_node_rebooted_since_the_plan() -> None:
     recovery = recovery_of_fleet(mode=Mode.RECOMMEND)
     recovery.report_fault(1)
-    recovery.state("Plan", plan_recovery)
+    recovery.run_state("Plan", plan_recovery)
     record_node(recovery, 1, boot_id="another")
 
     with pytest.raises(approve_recovery.PlanSuperseded, match="rebooted"):
@@ -765,7 +779,7 @@ def test_approval_is_refused_if_node_rebooted_since_the_plan() -> None:
 def test_approval_is_refused_if_no_plan_awaits_one() -> None:
     recovery = recovery_of_fleet()
     recovery.report_fault(1)
-    recovery.state("Plan", plan_recovery)
+    recovery.run_state("Plan", plan_recovery)
 
     with pytest.raises(approve_recovery.PlanSuperseded, match="has no plan that needs approval"):
         answer_plan(recovery)
@@ -774,19 +788,19 @@ def test_approval_is_refused_if_no_plan_awaits_one() -> None:
 def test_worse_fault_needs_a_new_approval() -> None:
     recovery = recovery_of_fleet(mode=Mode.RECOMMEND)
     recovery.report_fault(1)
-    first = recovery.state("Plan", plan_recovery)
+    first = recovery.run_state("Plan", plan_recovery)
     answer_plan(recovery)
     recovery.report_fault(1, fault_key="hp:NvidiaErrorTerminate", envelope_id="e-2", observed_at="2026-11-03T10:16:00Z")
-    recovery.open(K.APPROVED)
+    recovery.open_wait(K.APPROVED)
 
-    assert recovery.look() == ["SUPERSEDED"]
-    second = recovery.state("Plan", plan_recovery)
+    assert recovery.evaluate_waits_once() == ["SUPERSEDED"]
+    second = recovery.run_state("Plan", plan_recovery)
 
     assert second.outcome == "ASK"
     assert second.decision_id != first.decision_id
     with pytest.raises(approve_recovery.PlanSuperseded):
         answer_plan(recovery, decision_id=first.decision_id)
-    assert recovery.state("Cordon", cordon_node).outcome == "NOT_ALLOWED", (
+    assert recovery.run_state("Cordon", cordon_node).outcome == "NOT_ALLOWED", (
         "the old approval does not cover the new plan"
     )
 
@@ -794,10 +808,10 @@ def test_worse_fault_needs_a_new_approval() -> None:
 def test_approved_action_is_checked_again_before_it_runs() -> None:
     recovery = recovery_of_fleet(mode=Mode.RECOMMEND)
     faulty = recovery.report_fault(1)
-    recovery.state("Plan", plan_recovery)
+    recovery.run_state("Plan", plan_recovery)
     answer_plan(recovery)
-    recovery.state("Cordon", cordon_node)
-    recovery.hold()
+    recovery.run_state("Cordon", cordon_node)
+    recovery.hold_automation()
 
     assert run_repair(recovery, faulty).outcome == "HELD"
 
@@ -806,11 +820,11 @@ def test_approved_action_is_checked_again_before_it_runs() -> None:
 def test_approved_plan_stops_in_mode_observe(service: Any) -> None:
     recovery = recovery_of_fleet(mode=Mode.RECOMMEND)
     recovery.report_fault(1)
-    recovery.state("Plan", plan_recovery)
+    recovery.run_state("Plan", plan_recovery)
     answer_plan(recovery)
     recovery.mode = Mode.OBSERVE
 
-    recovery.state("Any", service)
+    recovery.run_state("Any", service)
 
     assert recovery.world.cluster.calls == []
     assert recovery.world.provider.asked == []
@@ -830,9 +844,9 @@ def approved_recovery_with_worse_fault(rungs: str, worse: str) -> tuple[Recovery
     """A recovery approved for one fault that then ingests a worse fault."""
     recovery = recovery_of_fleet(mode=Mode.RECOMMEND)
     faulty = recovery.report_fault(1, fault_key=rungs, source="hyperpod.node-labels")
-    recovery.state("Plan", plan_recovery)
+    recovery.run_state("Plan", plan_recovery)
     answer_plan(recovery)
-    recovery.state("Cordon", cordon_node)
+    recovery.run_state("Cordon", cordon_node)
     recovery.report_fault(1, fault_key=worse, source="hyperpod.node-labels", envelope_id="e-2")
     return recovery, faulty
 
@@ -842,16 +856,16 @@ def test_approval_covers_only_the_named_plan() -> None:
 
     stands = run_repair(recovery, faulty)
     ended = {"outcome": "STOOD_DOWN", "reason": stands.reason}
-    recovery.state("Settle", settle_incident, plan={"outcome": "ASK"}, node=ended, jobs={"outcome": "NO_JOBS"})
+    recovery.run_state("Settle", settle_incident, plan={"outcome": "ASK"}, node=ended, jobs={"outcome": "NO_JOBS"})
 
     assert stands.outcome == "STAND_DOWN"
     assert stands.reason == "A person approved reboot, but xid:79 now needs replace."
     assert recovery.world.provider.asked == []
     assert (recovery.incident.state, recovery.incident.run) == (IncidentState.OPEN, 2), "it is asked for anew"
     recovery.run = 2
-    recovery.state("Plan", plan_recovery)
-    recovery.open(K.APPROVED)
-    assert recovery.look() == []
+    recovery.run_state("Plan", plan_recovery)
+    recovery.open_wait(K.APPROVED)
+    assert recovery.evaluate_waits_once() == []
 
 
 def test_approval_covers_a_worse_fault_with_the_same_rungs() -> None:
@@ -860,23 +874,25 @@ def test_approval_covers_a_worse_fault_with_the_same_rungs() -> None:
     assert run_repair(recovery, faulty).outcome == "REQUESTED"
 
 
-def test_approval_at_the_deadline_counts() -> None:
+def test_approval_at_exactly_the_deadline_counts() -> None:
     recovery = recovery_of_fleet(mode=Mode.RECOMMEND)
     recovery.report_fault(1)
-    recovery.state("Plan", plan_recovery)
-    recovery.open(K.APPROVED)
+    recovery.run_state("Plan", plan_recovery)
+    recovery.open_wait(K.APPROVED)
     recovery.world.clock.advance(QUICK.repair.approval_deadline_seconds)
-    assert recovery.look() == ["DEADLINE_PASSED"]
+    assert recovery.evaluate_waits_once() == ["DEADLINE_PASSED"]
     answer_plan(recovery)
 
-    recovery.state("Settle", settle_incident, plan={"outcome": "DECLINED", "reason": "No person approved the plan."})
+    recovery.run_state(
+        "Settle", settle_incident, plan={"outcome": "DECLINED", "reason": "No person approved the plan."}
+    )
 
     assert (recovery.incident.state, recovery.incident.run) == (IncidentState.OPEN, 2)
     assert recovery.incident.outcome.startswith("The approval came just as its deadline passed.")
     recovery.run = 2
-    recovery.state("Plan", plan_recovery)
-    recovery.open(K.APPROVED)
-    assert recovery.look() == ["APPROVED"], "and need not be given again"
+    recovery.run_state("Plan", plan_recovery)
+    recovery.open_wait(K.APPROVED)
+    assert recovery.evaluate_waits_once() == ["APPROVED"], "and need not be given again"
 
 
 def test_failed_run_leaves_the_guardrail_queue() -> None:
@@ -886,11 +902,11 @@ def test_failed_run_leaves_the_guardrail_queue() -> None:
     for incident_id in (second, third):
         run_repair(recovery, incident_id)
     recovery.incident_id = second
-    recovery.state("Settle", settle_incident, failure={"Error": "KeyError", "Cause": "a bug"})
+    recovery.run_state("Settle", settle_incident, failure={"Error": "KeyError", "Cause": "a bug"})
     recovery.incident_id = first
-    recovery.state("ReturnNode", return_node)
+    recovery.run_state("ReturnNode", return_node)
 
     recovery.incident_id = third
-    recovery.open(K.RELEASED)
+    recovery.open_wait(K.RELEASED)
 
-    assert recovery.look() == ["RELEASED"]
+    assert recovery.evaluate_waits_once() == ["RELEASED"]

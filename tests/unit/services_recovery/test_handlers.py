@@ -87,7 +87,7 @@ def test_handlers_complete_a_recovery(fake: FakeWorld) -> None:
         "answer": wait_request.answer,
     }
     assert handler("resolve_wait")(request, CONTEXT)["outcome"] == "ANSWERED"
-    assert fake.tokens.answers["token-2"]["outcome"] == "NODE_BACK"
+    assert fake.task_tokens.answers["token-2"]["outcome"] == "NODE_BACK"
     assert call_handler("check_node", **subject)["outcome"] == "BASIC"
     assert call_handler("return_node", **subject)["outcome"] == "RETURNED"
     settled = call_handler(
@@ -121,10 +121,10 @@ def test_hostile_events_are_dead_lettered_and_the_next_is_handled(fake: FakeWorl
 
 
 def test_only_retryable_events_return_to_the_queue(fake: FakeWorld) -> None:
-    def broken(instance_id: str) -> Any:
+    def raise_unreachable(instance_id: str) -> Any:
         raise Unreachable("no provider")
 
-    fake.provider.node = broken  # type: ignore[method-assign]  # the provider does not answer
+    fake.provider.node = raise_unreachable  # type: ignore[method-assign]  # the provider does not answer
 
     answer = deliver_events((EVENTS / "bad" / "wrong-types.json").read_text(), an_event("hyperpod-node-unhealthy.json"))
 
@@ -155,7 +155,7 @@ def test_a_wait_that_cannot_be_opened_fails_its_task(fake: FakeWorld) -> None:
     with pytest.raises(PermanentError):
         call_handler("open_wait", kind="NODE_BACK", token="token-1", incidentId="inc-nobody", run=1)
 
-    assert "token-1" in fake.tokens.failures
+    assert "token-1" in fake.task_tokens.failures
 
 
 def test_conflict_is_raised_as_a_transient_error(fake: FakeWorld) -> None:

@@ -16,9 +16,9 @@ from tests.unit.services_recovery.recovery_scenario import RecoveryScenario
 RESTARTS_JOB = "xid:31"
 
 
-def held_recovery(**settings: Any) -> RecoveryScenario:
+def recovery_under_hold(**settings: Any) -> RecoveryScenario:
     recovery = RecoveryScenario(**settings)
-    recovery.hold(seconds=60)
+    recovery.hold_automation(seconds=60)
     return recovery
 
 
@@ -26,22 +26,22 @@ def stop_calls(recovery: RecoveryScenario) -> list[str]:
     return [call[0] for call in recovery.world.cluster.calls if call[0] == "stop"]
 
 
-def test_restart_delayed_by_a_hold_follows_its_end() -> None:
-    recovery = held_recovery()
+def test_restart_that_a_hold_delayed_follows_once_hold_ends() -> None:
+    recovery = recovery_under_hold()
     recovery.report_fault(fault_key=RESTARTS_JOB)
 
     assert recovery.recover() == IncidentState.RECOVERED
     assert recovery.visited[1:4] == ["DrainNode: HELD", "AwaitStopAllowed: RELEASED", "DrainNode: JOBS_AFFECTED"]
     assert (recovery.job.state, recovery.job.current_attempt) == (JobState.RUNNING, 2)
-    assert recovery.kinds().count("held") == 1
+    assert recovery.timeline_kinds().count("held") == 1
 
 
 def test_incident_that_waits_for_a_hold_is_shown_as_blocked() -> None:
-    recovery = held_recovery()
+    recovery = recovery_under_hold()
     recovery.report_fault(fault_key=RESTARTS_JOB)
-    recovery.state("PlanRecovery", plan_recovery)
+    recovery.run_state("PlanRecovery", plan_recovery)
 
-    outcomes = [recovery.state("DrainNode", drain_node).outcome for _ in range(2)]
+    outcomes = [recovery.run_state("DrainNode", drain_node).outcome for _ in range(2)]
 
     block = recovery.incident.block
     assert outcomes == ["HELD", "HELD"]
@@ -49,17 +49,17 @@ def test_incident_that_waits_for_a_hold_is_shown_as_blocked() -> None:
     assert (block.guardrail, block.action) == (GuardrailName.HOLD, GuardrailAction.STOP)
     assert recovery.incident.state is IncidentState.BLOCKED
     assert stop_calls(recovery) == []
-    recovery.open(ConditionKind.RELEASED)
-    assert recovery.look() == []
+    recovery.open_wait(ConditionKind.RELEASED)
+    assert recovery.evaluate_waits_once() == []
     recovery.world.clock.advance(60)
-    assert recovery.look() == ["RELEASED"]
-    assert recovery.state("DrainNode", drain_node).outcome == "JOBS_AFFECTED"
+    assert recovery.evaluate_waits_once() == ["RELEASED"]
+    assert recovery.run_state("DrainNode", drain_node).outcome == "JOBS_AFFECTED"
     assert (recovery.incident.block, recovery.incident.state) == (None, IncidentState.RECOVERING)
     assert stop_calls(recovery) == ["stop"]
 
 
 def test_unrepaired_node_is_drained_after_the_hold() -> None:
-    recovery = held_recovery()
+    recovery = recovery_under_hold()
     recovery.report_fault(fault_key="ec2:spot_interruption")
 
     assert recovery.recover() == IncidentState.STOOD_DOWN
@@ -69,19 +69,19 @@ def test_unrepaired_node_is_drained_after_the_hold() -> None:
 
 @pytest.mark.parametrize("when", SIDES)
 @pytest.mark.parametrize("at", range(1, 12))
-def test_hold_ends_the_same_after_any_crash(at: int, when: str) -> None:
-    undisturbed, crashed = held_recovery(), held_recovery()
+def test_recovery_under_a_hold_ends_the_same_after_crash(at: int, when: str) -> None:
+    undisturbed, crashed = recovery_under_hold(), recovery_under_hold()
     crashed.plan.at, crashed.plan.when = at, when
     for recovery in (undisturbed, crashed):
         recovery.report_fault(fault_key=RESTARTS_JOB)
         recovery.recover()
 
     assert crashed.crashes == 1
-    assert crashed.end() == undisturbed.end()
+    assert crashed.comparable_end() == undisturbed.comparable_end()
 
 
 def test_observe_mode_stops_nothing_and_waits_for_no_hold() -> None:
-    recovery = held_recovery(mode=Mode.OBSERVE)
+    recovery = recovery_under_hold(mode=Mode.OBSERVE)
     recovery.report_fault(fault_key=RESTARTS_JOB)
 
     assert recovery.recover() == IncidentState.OBSERVED

@@ -13,7 +13,7 @@ from evenkeel.domain.jobs.job import ResumeOption
 from evenkeel.events import envelope, reported_faults
 from evenkeel.events.outcomes import Ignored, Malformed, ParsedEvent, Unknown
 from evenkeel.ports import LARGEST_ROW, row_bytes
-from evenkeel.services.incidents import receive_event
+from evenkeel.services.incidents import ingest_event
 from evenkeel.services.recovery import drain_node
 from evenkeel.services.resume import plan_resume
 from tests.fakes.cluster import instance_id
@@ -98,7 +98,7 @@ def test_largest_event_of_each_kind_is_ingested(name: str, character: str) -> No
     facts = parsed.facts if isinstance(parsed, ParsedEvent) else ()
     about_a_node = [fact.replace(instance_id=instance_id(1)) for fact in facts if isinstance(fact, NodeFact)]
     world = recovery.world
-    receive_event.ingest_facts(
+    ingest_event.ingest_facts(
         (*facts, *about_a_node),
         world.context(
             hyperpod_cluster_arn="arn:aws:sagemaker:us-west-2:111122223333:cluster/ours",

@@ -15,7 +15,7 @@ from evenkeel.domain.resources import Resources
 from evenkeel.ports import Put, RepairAnswer, Unreachable
 from evenkeel.services.recovery import plan_recovery, repair_node
 from evenkeel.services.storage import fleet_rows
-from tests.crash_points import marks_at
+from tests.crash_points import crash_mark
 from tests.fakes import CrashPlan, crashing
 from tests.fakes.cluster import CLUSTER, a_node, instance_id
 from tests.fakes.crashes import CrashTiming
@@ -49,39 +49,39 @@ class GroupScenario(RecoveryScenario):
     def context(self, **given: Any) -> Any:
         return super().context(**{"node_groups": self.node_groups, **given})
 
-    def turn(self) -> None:
+    def advance_five_seconds(self) -> None:
         self.turns += 1
         if self.turns == self.eks_terminates_at:
-            self.change(lifecycle="Terminating")
+            self.change_membership(lifecycle="Terminating")
         elif self.has_capacity:
             for gone, launched in self.groups.finish():
-                self.replace(gone, launched)
-        super().turn()
+                self.replace_instance(gone, launched)
+        super().advance_five_seconds()
 
-    def replace(self, gone: str, launched: str) -> None:
+    def replace_instance(self, gone: str, launched: str) -> None:
         node = next(node for node in self.world.cluster.by_name.values() if node.instance_id == gone)
         self.world.cluster.remove_node(node.name)
         self.world.cluster.add_node(
             node.replace(name=f"ip-{launched}", instance_id=launched, labels={}, is_cordoned=False, incident_id=None)
         )
 
-    def change(self, **changes: Any) -> None:
+    def change_membership(self, **changes: Any) -> None:
         """Change the membership of the faulty node."""
         member = self.groups.member(FAULTY)
         assert member
         self.groups.put(member.replace(**changes))
 
-    def fault(self) -> "GroupScenario":
+    def with_fault(self) -> "GroupScenario":
         self.report_fault(source="kubernetes.node", fault_key="xid:79", observed_at=self.now)
-        self.mark(FAULTY, "NvidiaErrorTerminate")
+        self.set_fault_label(FAULTY, "NvidiaErrorTerminate")
         return self
 
-    def requests(self) -> tuple[RepairRequest, ...]:
+    def repair_requests(self) -> tuple[RepairRequest, ...]:
         return self.lease.requests if self.lease else ()
 
 
 def test_group_replaces_a_faulty_node_without_a_person() -> None:
-    recovery = GroupScenario().fault()
+    recovery = GroupScenario().with_fault()
 
     assert recovery.recover() == IncidentState.RECOVERED
     assert recovery.groups.terminated == [FAULTY]
@@ -94,8 +94,8 @@ def test_group_replaces_a_faulty_node_without_a_person() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda scenario: scenario.change(is_protected=True), "protected from scale-in"),
-        (lambda scenario: scenario.change(lifecycle="Standby"), "Standby"),
+        (lambda scenario: scenario.change_membership(is_protected=True), "protected from scale-in"),
+        (lambda scenario: scenario.change_membership(lifecycle="Standby"), "Standby"),
         (lambda scenario: scenario.groups.set_group(GROUP.replace(suspended=("Launch",))), "suspended Launch"),
         (lambda scenario: scenario.groups.set_group(GROUP.replace(cluster="other")), "belongs to cluster other"),
         (lambda scenario: scenario.groups.set_group(GROUP.replace(cluster="")), "no tag of a cluster"),
@@ -103,7 +103,7 @@ def test_group_replaces_a_faulty_node_without_a_person() -> None:
     ids=["protected", "standby", "suspended", "other-cluster", "no-cluster"],
 )
 def test_person_repairs_a_node_that_its_group_must_keep(change: Callable[[GroupScenario], None], reason: str) -> None:
-    recovery = GroupScenario().fault()
+    recovery = GroupScenario().with_fault()
     change(recovery)
 
     assert recovery.recover() == IncidentState.WAITING_FOR_PERSON
@@ -113,39 +113,39 @@ def test_person_repairs_a_node_that_its_group_must_keep(change: Callable[[GroupS
 
 
 def test_person_repairs_a_node_outside_every_group() -> None:
-    recovery = GroupScenario(group=None).fault()
+    recovery = GroupScenario(group=None).with_fault()
 
     assert recovery.recover() == IncidentState.WAITING_FOR_PERSON
     assert "is in no Auto Scaling group" in recovery.incident.outcome
 
 
-def test_evenkeel_waits_for_auto_repair_of_eks() -> None:
-    recovery = GroupScenario(GROUP.replace(has_auto_repair=True)).fault()
+def test_evenkeel_terminates_nothing_if_eks_auto_repair_acts_in_time() -> None:
+    recovery = GroupScenario(GROUP.replace(has_auto_repair=True)).with_fault()
     recovery.eks_terminates_at = 3
 
     assert recovery.recover() == IncidentState.RECOVERED
     assert recovery.groups.terminated == []
-    assert [request.rung for request in recovery.requests()] == ["node_group"]
+    assert [request.rung for request in recovery.repair_requests()] == ["node_group"]
 
 
 def test_person_repairs_node_if_auto_repair_does_nothing() -> None:
-    recovery = GroupScenario(GROUP.replace(has_auto_repair=True)).fault()
+    recovery = GroupScenario(GROUP.replace(has_auto_repair=True)).with_fault()
 
     assert recovery.recover() == IncidentState.WAITING_FOR_PERSON
     assert recovery.groups.terminated == []
     assert "did not replace" in recovery.incident.outcome
 
 
-def test_termination_of_another_program_is_awaited() -> None:
-    recovery = GroupScenario().fault()
-    recovery.change(lifecycle="Terminating")
+def test_evenkeel_terminates_nothing_if_another_program_already_does() -> None:
+    recovery = GroupScenario().with_fault()
+    recovery.change_membership(lifecycle="Terminating")
 
     assert recovery.recover() == IncidentState.RECOVERED
     assert recovery.groups.terminated == []
 
 
 def test_person_is_alerted_if_replacement_has_no_capacity() -> None:
-    recovery = GroupScenario().fault()
+    recovery = GroupScenario().with_fault()
     recovery.has_capacity = False
 
     assert recovery.recover() == IncidentState.WAITING_FOR_PERSON
@@ -153,14 +153,14 @@ def test_person_is_alerted_if_replacement_has_no_capacity() -> None:
 
 
 def test_observe_mode_terminates_no_instance() -> None:
-    recovery = GroupScenario(mode=Mode.OBSERVE).fault()
+    recovery = GroupScenario(mode=Mode.OBSERVE).with_fault()
 
     assert recovery.recover() == IncidentState.OBSERVED
     assert recovery.groups.terminated == []
 
 
 def test_approved_plan_may_terminate_the_instance() -> None:
-    recovery = GroupScenario(mode=Mode.RECOMMEND).fault()
+    recovery = GroupScenario(mode=Mode.RECOMMEND).with_fault()
     incidents: list[Incident] = []
 
     def approve() -> None:
@@ -174,26 +174,26 @@ def test_approved_plan_may_terminate_the_instance() -> None:
 
 
 def test_hold_delays_the_termination_of_an_instance() -> None:
-    recovery = GroupScenario().fault()
-    recovery.state("PlanRecovery", plan_recovery)
-    recovery.hold()
+    recovery = GroupScenario().with_fault()
+    recovery.run_state("PlanRecovery", plan_recovery)
+    recovery.hold_automation()
 
-    assert recovery.state("RepairNode", repair_node).outcome == "HELD"
+    assert recovery.run_state("RepairNode", repair_node).outcome == "HELD"
     assert recovery.groups.terminated == []
 
 
 def test_opt_out_prevents_the_termination_of_an_instance() -> None:
-    recovery = GroupScenario().fault()
-    recovery.state("PlanRecovery", plan_recovery)
+    recovery = GroupScenario().with_fault()
+    recovery.run_state("PlanRecovery", plan_recovery)
     node = a_node(1).name
     labels = {**recovery.world.cluster.by_name[CLUSTER, node].labels, "evenkeel.io/automation": "off"}
     recovery.world.cluster.set_node(node, labels=labels)
 
-    assert recovery.state("RepairNode", repair_node).outcome == "STAND_DOWN"
+    assert recovery.run_state("RepairNode", repair_node).outcome == "STAND_DOWN"
     assert recovery.groups.terminated == []
 
 
-class NoReply:
+class GroupsWithoutReply:
     """A group whose termination takes effect, or not, without a reply."""
 
     def __init__(self, groups: InMemoryNodeGroups, *, arrives: bool) -> None:
@@ -215,24 +215,24 @@ class NoReply:
 
 @pytest.mark.parametrize(("arrives", "calls"), [(True, 1), (False, 2)])
 def test_termination_without_a_reply_is_repeated_only_without_effect(arrives: bool, calls: int) -> None:
-    recovery = GroupScenario().fault()
-    recovery.node_groups = NoReply(recovery.groups, arrives=arrives)
+    recovery = GroupScenario().with_fault()
+    recovery.node_groups = GroupsWithoutReply(recovery.groups, arrives=arrives)
 
     assert recovery.recover() == IncidentState.RECOVERED
     assert (recovery.node_groups.calls, recovery.groups.terminated) == (calls, [FAULTY])
 
 
 def effects() -> Iterator[Any]:
-    recovery = GroupScenario().fault()
+    recovery = GroupScenario().with_fault()
     recovery.recover()
     for number, name in enumerate(recovery.plan.effects, start=1):
         for when in CrashTiming:
-            yield pytest.param(number, when, id=f"{when}-{number}-{name}", marks=marks_at(number, when))
+            yield pytest.param(number, when, id=f"{when}-{number}-{name}", marks=crash_mark(number, when))
 
 
 @pytest.mark.parametrize(("number", "when"), list(effects()))
 def test_crash_at_any_effect_terminates_one_instance(number: int, when: CrashTiming) -> None:
-    recovery = GroupScenario(plan=CrashPlan(at=number, when=when)).fault()
+    recovery = GroupScenario(plan=CrashPlan(at=number, when=when)).with_fault()
 
     assert recovery.recover() == IncidentState.RECOVERED
     assert recovery.crashes == 1

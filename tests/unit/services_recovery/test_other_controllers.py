@@ -27,7 +27,7 @@ class ControllerScenario(RecoveryScenario):
         super().__init__(**changes)
         self.world.cluster.set_node(NODE, is_cordoned=True, labels={STATE: "quarantined"})
 
-    def turn(self) -> None:
+    def advance_five_seconds(self) -> None:
         """Go on to the next state every four turns, and release the node at the end."""
         self.turns += 1
         due, left = divmod(self.turns, 4)
@@ -35,12 +35,12 @@ class ControllerScenario(RecoveryScenario):
             self.world.cluster.set_node(NODE, labels={STATE: self.states[due - 1]})
         elif left == 0 and due == len(self.states) + 1 and self.releases:
             self.world.cluster.set_node(NODE, labels={}, is_cordoned=False, boot_id="boot-of-nvsentinel")
-        super().turn()
+        super().advance_five_seconds()
 
-    def requested(self) -> list[str]:
+    def requested_rungs(self) -> list[str]:
         return [request.rung for request in self.lease.requests] if self.lease else []
 
-    def calls(self) -> int:
+    def provider_call_count(self) -> int:
         provider = self.world.provider
         return provider.accepted_calls("reboot").total() + provider.accepted_calls("replace").total()
 
@@ -48,12 +48,12 @@ class ControllerScenario(RecoveryScenario):
 FAULT: dict[str, Any] = {"source": "kubernetes.node", "fault_key": "xid:79"}
 
 
-def test_node_returns_after_the_repair_by_nvsentinel() -> None:
+def test_node_returns_to_service_after_nvsentinel_repaired_it() -> None:
     recovery = ControllerScenario(("draining", "remediating", "remediation-succeeded"))
     recovery.report_fault(**FAULT)
 
     assert recovery.recover() == IncidentState.RECOVERED
-    assert (recovery.calls(), recovery.requested()) == (0, ["controller"])
+    assert (recovery.provider_call_count(), recovery.requested_rungs()) == (0, ["controller"])
     assert recovery.incident.plan is not None
     assert recovery.incident.plan.owner == "CONTROLLER"
     assert not recovery.world.cluster.by_name[("research-eks", NODE)].is_cordoned
@@ -61,14 +61,14 @@ def test_node_returns_after_the_repair_by_nvsentinel() -> None:
     assert recovery.world.on_call.alerts == []
 
 
-def test_cordon_of_evenkeel_may_be_removed_by_the_controller() -> None:
+def test_recovery_continues_if_node_controller_removes_cordon_of_evenkeel() -> None:
     recovery = ControllerScenario(("remediating",))
     recovery.world.cluster.set_node(NODE, is_cordoned=False)  # it has set its label, and not yet its cordon
     recovery.report_fault(**FAULT)
 
     assert recovery.recover() == IncidentState.RECOVERED
-    assert "cordoned" in recovery.kinds()
-    assert (recovery.calls(), recovery.requested()) == (0, ["controller"])
+    assert "cordoned" in recovery.timeline_kinds()
+    assert (recovery.provider_call_count(), recovery.requested_rungs()) == (0, ["controller"])
 
 
 def test_person_is_alerted_when_nvsentinel_gives_up() -> None:
@@ -76,7 +76,7 @@ def test_person_is_alerted_when_nvsentinel_gives_up() -> None:
     recovery.report_fault(**FAULT)
 
     assert recovery.recover() == IncidentState.WAITING_FOR_PERSON
-    assert recovery.calls() == 0
+    assert recovery.provider_call_count() == 0
     assert "drain-failed" in recovery.incident.outcome
     assert recovery.job.state is JobState.RUNNING
 
@@ -86,11 +86,11 @@ def test_person_is_alerted_when_nvsentinel_takes_too_long() -> None:
     recovery.report_fault(**FAULT)
 
     assert recovery.recover() == IncidentState.WAITING_FOR_PERSON
-    assert recovery.calls() == 0
+    assert recovery.provider_call_count() == 0
     assert "has not repaired this node within" in recovery.incident.outcome
 
 
-def test_node_that_its_controller_ends_is_not_repaired() -> None:
+def test_node_that_its_controller_terminates_is_not_repaired() -> None:
     recovery = ControllerScenario(releases=False)
     recovery.world.cluster.set_node(NODE, labels={}, taints=("aws-node-termination-handler/spot-itn=:NoSchedule",))
     recovery.report_fault(**FAULT)
@@ -104,11 +104,11 @@ def test_node_that_its_controller_ends_is_not_repaired() -> None:
     end()
 
     assert recovery.recover() == IncidentState.RECOVERED
-    assert recovery.calls() == 0
+    assert recovery.provider_call_count() == 0
 
 
 @pytest.mark.parametrize("mark", [{"labels": {STATE: "remediating"}}, {"taints": (TAINT,)}], ids=["label", "taint"])
-def test_mark_set_after_the_plan_stops_the_repair(mark: dict[str, Any]) -> None:
+def test_repair_stops_if_another_controller_marks_node_after_planning(mark: dict[str, Any]) -> None:
     recovery = RecoveryScenario()
     recovery.report_fault(**FAULT)
     marked = False
@@ -136,7 +136,7 @@ def test_node_of_hyperpods_own_karpenter_is_repaired_by_hyperpod() -> None:
     recovery.world.cluster.set_node(NODE, labels={"karpenter.sh/nodepool": "research"})
     recovery.report_fault(**FAULT)
 
-    plan = recovery.state("PlanRecovery", plan_recovery)
+    plan = recovery.run_state("PlanRecovery", plan_recovery)
 
     assert plan.outcome == "ACT"
     assert recovery.incident.plan is not None

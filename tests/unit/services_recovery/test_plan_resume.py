@@ -39,9 +39,9 @@ def recovery_with_resume_plan(*durations: int, size: int = 3) -> RecoveryScenari
             stages=StageTimes(repair_requested_at=asked_at, node_back_at=asked_at + timedelta(seconds=seconds)),
             pool="p5-workers",
         )
-        recovery.scenario.put(incident_rows.incident_row(past, 0))
+        recovery.scenario.store_row(incident_rows.incident_row(past, 0))
     for name, service in (("PlanRecovery", plan_recovery), ("DrainNode", drain_node), ("PlanResume", plan_resume)):
-        recovery.state(name, service)
+        recovery.run_state(name, service)
     return recovery
 
 
@@ -89,8 +89,8 @@ def test_why_shows_every_option_with_figures_or_a_reason() -> None:
     assert all(option["whyNot"] for option in other_options)
 
 
-def test_expected_lost_work_includes_the_distrusted_window() -> None:
-    def lost(fault_key: str) -> float:
+def test_expected_lost_work_includes_time_since_last_trusted_checkpoint() -> None:
+    def expected_loss(fault_key: str) -> float:
         recovery = RecoveryScenario()
         recovery.scenario.set_job(
             recovery.job.replace(spec=recovery.job.spec.replace(checkpoint_uri="s3://checkpoints/one"))
@@ -98,26 +98,26 @@ def test_expected_lost_work_includes_the_distrusted_window() -> None:
         recovery.world.clock.advance(7200)
         recovery.report_fault(fault_key=fault_key, observed_at=recovery.now)
         for service in (plan_recovery, drain_node, plan_resume):
-            recovery.state("", service)
+            recovery.run_state("", service)
         return ResumeFacts.model_validate(resume_decision(recovery).facts).lost_work_seconds
 
     half = QUICK.economy.expected_checkpoint_seconds / 2
-    assert lost("hp:NvidiaErrorReboot") == half
-    assert lost("hp:NvidiaErrorTerminate") == QUICK.jobs.distrust_guard_seconds + half
+    assert expected_loss("hp:NvidiaErrorReboot") == half
+    assert expected_loss("hp:NvidiaErrorTerminate") == QUICK.jobs.distrust_guard_seconds + half
 
 
 @pytest.mark.parametrize(
     ("fault_key", "option"), [("train:hang", "FREE_NODE"), ("hp:NvidiaErrorTerminate", "WAIT_FOR_REPAIR")]
 )
 @pytest.mark.parametrize("mode", [Mode.ACT, Mode.RECOMMEND])
-def test_job_may_resume_on_a_node_that_is_not_blamed(fault_key: str, option: str, mode: Mode) -> None:
+def test_job_resumes_on_same_node_if_fault_lies_elsewhere(fault_key: str, option: str, mode: Mode) -> None:
     recovery = RecoveryScenario(size=2, mode=mode)
     recovery.report_fault(fault_key=fault_key, source="site:role/Detector")
-    recovery.state("", plan_recovery)
+    recovery.run_state("", plan_recovery)
     if mode is Mode.RECOMMEND:
         answer_plan(recovery)
     for service in (drain_node, plan_resume):
-        recovery.state("", service)
+        recovery.run_state("", service)
 
     plan = recovery.job.resume_plan
     assert plan
@@ -132,7 +132,7 @@ def test_free_node_without_efa_does_not_resume_a_gang(offered: int, option: str)
     (spare,) = (node_ref for node_ref in by_name if node_ref[1] not in used)
     by_name[spare] = by_name[spare].replace(efa=offered)
     for service in (plan_recovery, drain_node, plan_resume):
-        recovery.state("", service)
+        recovery.run_state("", service)
 
     assert resume_decision(recovery).action == option
 
@@ -149,7 +149,7 @@ def test_free_node_of_another_domain_does_not_resume_a_gang(domain: str, option:
         free_layers = {**layers, f"{NETWORK_LAYER_LABEL}2": domain}
         by_name[node_ref] = node.replace(labels=node.labels | (layers if node.name in used else free_layers))
     for service in (plan_recovery, drain_node, plan_resume):
-        recovery.state("", service)
+        recovery.run_state("", service)
 
     assert resume_decision(recovery).action == option
 
@@ -165,7 +165,7 @@ def test_elastic_job_that_lost_a_node_is_planned_smaller() -> None:
     )
     recovery.report_fault()
     for service in (plan_recovery, drain_node, plan_resume):
-        recovery.state("", service)
+        recovery.run_state("", service)
 
     record, plan = resume_decision(recovery), recovery.job.resume_plan
     facts = ResumeFacts.model_validate(record.facts)

@@ -62,7 +62,7 @@ def recovery_with_resume_plan(policy: Policy, size: int = 2, **spec: Any) -> Rec
 def resume_plan_of(recovery: RecoveryScenario) -> RecoveryScenario:
     recovery.report_fault()
     for service in (plan_recovery, cordon_node, drain_node, plan_resume):
-        recovery.state("", service)
+        recovery.run_state("", service)
     return recovery
 
 
@@ -71,7 +71,7 @@ def resume_record(recovery: RecoveryScenario) -> Decision:
     return next(decision for row in page.rows if (decision := rows.decode(row, Decision)).kind == "RESUME")
 
 
-def weighed_option(recovery: RecoveryScenario, option: str) -> Alternative:
+def considered_option(recovery: RecoveryScenario, option: str) -> Alternative:
     """Return one row of the table that was stored with the decision."""
     decision = resume_record(recovery)
     assert decision.chosen
@@ -104,7 +104,7 @@ def test_job_that_loses_less_on_rented_nodes_is_planned_there() -> None:
 
     assert decision.action == "RENT"
     assert decision.reason.startswith(f"2 nodes of {SPOT} are rented for it, $")
-    waits = weighed_option(recovery, "WAIT_FOR_REPAIR")
+    waits = considered_option(recovery, "WAIT_FOR_REPAIR")
     assert decision.chosen
     assert decision.chosen.usd is not None
     assert waits.usd is not None
@@ -121,7 +121,7 @@ def test_recovery_and_cycle_compute_the_same_rent() -> None:
     assert facts.renting
     assert plan
     assert plan.max_rent_parts is not None
-    job, usd = facts.renting.placement.job, weighed_option(recovery, "RENT").usd
+    job, usd = facts.renting.placement.job, considered_option(recovery, "RENT").usd
     held = 2 * HOUR + job.save_seconds  # until the node is back
     rent = 2 * NODE_HOUR[SPOT] / 1e6 * held / HOUR
     moved = job.save_seconds + facts.delays.launch.seconds + job.restart_seconds
@@ -133,7 +133,7 @@ def test_recovery_and_cycle_compute_the_same_rent() -> None:
 
     placement_record = next(decision for decision in decisions_of_cycles(recovery) if decision.kind == "PLACEMENT")
     cycle = PlacementFacts.model_validate(placement_record.facts)
-    assert _rents(cycle) == _rents(facts.renting.placement)
+    assert rent_by_pool(cycle) == rent_by_pool(facts.renting.placement)
     assert cycle.job.replace(max_rent_parts=None) == facts.renting.placement.job
 
 
@@ -144,7 +144,7 @@ def test_measured_restore_replaces_the_figure_of_the_policy(measured: int | None
     attempt = recovery.scenario.attempt(recovery.job_id)
     assert attempt.running_at
     trained_at = attempt.running_at + timedelta(seconds=measured) if measured else None
-    recovery.scenario.put(job_rows.attempt_row(attempt.replace(trained_at=trained_at), 0))
+    recovery.scenario.store_row(job_rows.attempt_row(attempt.replace(trained_at=trained_at), 0))
     resume_plan_of(recovery)
 
     restore = ResumeFacts.model_validate(resume_record(recovery).facts).delays.restore
@@ -152,7 +152,7 @@ def test_measured_restore_replaces_the_figure_of_the_policy(measured: int | None
     assert (restore.seconds, restore.samples) == expected
 
 
-def _rents(facts: PlacementFacts) -> dict[str, int]:
+def rent_by_pool(facts: PlacementFacts) -> dict[str, int]:
     return {row.pool: row.rent_parts for row in choose_pool(facts).table}
 
 
@@ -178,11 +178,11 @@ def test_recovery_and_cycle_use_the_same_past_runs() -> None:
     stop_job(recovery)
     recovery.scenario.run_scheduling_cycle()
     placement_record = next(decision for decision in decisions_of_cycles(recovery) if decision.kind == "PLACEMENT")
-    assert _rents(PlacementFacts.model_validate(placement_record.facts)) == _rents(facts.renting.placement)
+    assert rent_by_pool(PlacementFacts.model_validate(placement_record.facts)) == rent_by_pool(facts.renting.placement)
 
 
 def test_cycle_rents_the_pool_that_the_recovery_chose() -> None:
-    def reluctant(recovery: RecoveryScenario) -> None:
+    def make_stop_fail(recovery: RecoveryScenario) -> None:
         """Let scheduling cycles believe that the node is back at once."""
         plan = recovery.job.resume_plan
         assert plan
@@ -194,12 +194,12 @@ def test_cycle_rents_the_pool_that_the_recovery_chose() -> None:
         recovery.scenario.run_scheduling_cycle()
 
     recovery = recovery_with_resume_plan(rental_policy())
-    reluctant(recovery)
+    make_stop_fail(recovery)
     waits = recovery_with_resume_plan(rental_policy())
     waiting = waits.job.resume_plan
     assert waiting
     waits.scenario.set_job(waits.job.replace(resume_plan=waiting.replace(max_rent_parts=None)))
-    reluctant(waits)
+    make_stop_fail(waits)
 
     assert (recovery.job.state, recovery.job.rentals) == (JobState.PENDING, 1)
     rental = rental_of(recovery)
@@ -216,13 +216,13 @@ def test_job_resumes_elsewhere_during_the_repair() -> None:
     renting = RentalScenario(policy=recovery.policy)
     recovery.world.cluster.limits = dict(renting.world.cluster.limits)
     renting.scenario, renting.world = recovery.scenario, recovery.world
-    recovery.state("", repair_node)
+    recovery.run_state("", repair_node)
     stop_job(recovery)
 
     recovery.scenario.run_scheduling_cycle()
-    renting.advance()
-    renting.karpenter()
-    renting.advance()
+    renting.advance_executions()
+    renting.launch_nodes()
+    renting.advance_executions()
     recovery.scenario.run_scheduling_cycle()
     recovery.scenario.run_attempt(recovery.job_id, 2)
 
@@ -265,7 +265,7 @@ def test_job_resumes_elsewhere_during_the_repair() -> None:
 def test_unavailable_rental_is_excluded_with_a_reason(policy: Policy, spec: dict[str, Any], why_not: str) -> None:
     recovery = recovery_with_resume_plan(policy, **spec)
 
-    alternative = weighed_option(recovery, "RENT")
+    alternative = considered_option(recovery, "RENT")
 
     assert resume_record(recovery).action == "WAIT_FOR_REPAIR"
     assert why_not in alternative.why_not
@@ -279,10 +279,10 @@ def test_free_nodes_are_used_before_preemption() -> None:
 
     assert resume_record(recovery).action == "FREE_NODE"
     for option in ("RENT", "PREEMPT"):
-        assert weighed_option(recovery, option).why_not == "not checked: existing nodes can run the job now"
+        assert considered_option(recovery, option).why_not == "not checked: existing nodes can run the job now"
 
 
-def test_risky_spot_pool_loses_to_the_costlier_pool() -> None:
+def test_costlier_pool_is_preferred_to_frequently_interrupted_spot_pool() -> None:
     risky = a_pool(SPOT, Market.SPOT, interruptions_per_node_hour=0.5)
     recovery = recovery_with_resume_plan(rental_policy(pools=(risky, a_pool(ON_DEMAND, Market.ON_DEMAND))))
 
@@ -308,7 +308,7 @@ def test_class_without_a_price_rents_only_for_its_deadline(repair_hours: int, mi
         deadline_at=RecoveryScenario().now + timedelta(minutes=minutes),
     )
 
-    reason = weighed_option(recovery, "RENT").why_not
+    reason = considered_option(recovery, "RENT").why_not
 
     assert (why_not in reason) if why_not else "price" not in reason
     assert replay(resume_record(recovery), recovery.policy).differs_from(resume_record(recovery)) == ""
@@ -335,10 +335,10 @@ def test_recovery_rental_respects_team_quota_and_budget(rented: int, budgets: tu
     resume_plan_of(recovery)
 
     assert resume_record(recovery).action == ("WAIT_FOR_REPAIR" if why_not else "RENT")
-    assert why_not in weighed_option(recovery, "RENT").why_not
+    assert why_not in considered_option(recovery, "RENT").why_not
 
 
-def test_record_from_before_preemption_replays() -> None:
+def test_resume_record_without_preemption_facts_replays() -> None:
     decision = resume_record(recovery_with_resume_plan(QUICK))
     refused = [
         {"option": "SHRINK", "whyNot": "not available: the job is not elastic"},
@@ -366,8 +366,8 @@ def test_kueue_admission_prevents_renting_and_preemption() -> None:
     recovery.scenario.set_job(recovery.job.replace(local_queue="red"))
     resume_plan_of(recovery)
 
-    assert weighed_option(recovery, "RENT").why_not.startswith("Kueue admits jobs here")
-    assert weighed_option(recovery, "PREEMPT").why_not.startswith("Kueue admits jobs here")
+    assert considered_option(recovery, "RENT").why_not.startswith("Kueue admits jobs here")
+    assert considered_option(recovery, "PREEMPT").why_not.startswith("Kueue admits jobs here")
 
 
 def test_only_an_approved_recovery_rents_in_recommend_mode() -> None:
@@ -473,7 +473,7 @@ def test_borrowing_job_is_preempted_if_its_delay_costs_less() -> None:
     lost = (30 + delays + facts.lost_work_seconds) * 16 + (
         wait + delays + facts.preemption_victims[0].lost_work_seconds
     ) * 8
-    assert weighed_option(recovery, "PREEMPT").gpu_hours_lost == pytest.approx(lost / HOUR, abs=0.01)
+    assert considered_option(recovery, "PREEMPT").gpu_hours_lost == pytest.approx(lost / HOUR, abs=0.01)
     assert replay(decision, recovery.policy).differs_from(decision) == ""
 
 
@@ -508,7 +508,7 @@ def test_job_within_its_own_quota_is_not_preempted() -> None:
     recovery.scenario.run_scheduling_cycle()
 
     assert resume_record(recovery).action == "WAIT_FOR_REPAIR"
-    assert weighed_option(recovery, "PREEMPT").why_not.startswith(
+    assert considered_option(recovery, "PREEMPT").why_not.startswith(
         "no job may be preempted for it: The job's quota is available."
     )
     assert recovery.scenario.job(other).stop_request is None

@@ -40,7 +40,7 @@ def report_fault_again(recovery: RecoveryScenario, **changes: Any) -> None:
     recovery.report_fault(observed_at=LATER, envelope_id="again", **changes)
 
 
-def test_second_fault_replaces_the_node_instead_of_rebooting() -> None:
+def test_second_fault_leads_to_replacement_instead_of_reboot() -> None:
     recovery = RecoveryScenario()
     recovery.report_fault()
     assert recovery.recover() == IncidentState.RECOVERED
@@ -65,7 +65,7 @@ def test_duplicate_signal_is_counted_once() -> None:
 
 
 @pytest.mark.parametrize("when", list(CrashTiming))
-def test_crash_during_the_write_records_all_or_nothing(when: CrashTiming) -> None:
+def test_crash_during_the_write_records_whole_fault_or_nothing(when: CrashTiming) -> None:
     recovery = RecoveryScenario(with_job=False, plan=CrashPlan(at=1, when=when))
 
     recovery.report_fault()
@@ -86,7 +86,7 @@ def test_sweep_records_the_jobs_of_a_node() -> None:
     assert rows.decode(row, FleetNode).job_ids == (recovery.job_id,)
 
 
-def test_second_hang_of_a_job_counts_on_another_node() -> None:
+def test_second_hang_counts_even_if_job_runs_on_another_node() -> None:
     recovery = RecoveryScenario()
     for number, at in ((1, "2026-11-03T10:15:00Z"), (2, "2026-11-03T12:15:00Z")):
         fact = a_fact(number, fault_key="train:hang", source="site:watcher", job_id=recovery.job_id, observed_at=at)
@@ -138,14 +138,16 @@ def settle_with_plan(
     recovery: RecoveryScenario, plan: plan_recovery.PlanRecoveryResult
 ) -> settle_incident.SettleIncidentResult:
     branch_end = BranchEnd(outcome=plan.outcome, reason=plan.reason)
-    outcome: settle_incident.SettleIncidentResult = recovery.state("SettleIncident", settle_incident, plan=branch_end)
+    outcome: settle_incident.SettleIncidentResult = recovery.run_state(
+        "SettleIncident", settle_incident, plan=branch_end
+    )
     return outcome
 
 
 def test_worse_fault_after_the_plan_keeps_the_incident_open() -> None:
     recovery = RecoveryScenario()
     recovery.report_fault(fault_key="sxid:11012")
-    plan = recovery.state("PlanRecovery", plan_recovery)
+    plan = recovery.run_state("PlanRecovery", plan_recovery)
     recovery.ingest(a_fact(envelope_id="worse"))
 
     first, again = settle_with_plan(recovery, plan), settle_with_plan(recovery, plan)
@@ -153,15 +155,15 @@ def test_worse_fault_after_the_plan_keeps_the_incident_open() -> None:
     assert (plan.outcome, first.outcome, again.outcome) == ("NOTHING", "STOOD_DOWN", "STOOD_DOWN")
     assert (incident_of(recovery).state, incident_of(recovery).run) == (IncidentState.OPEN, 2)
     recovery.run = 2
-    recovery.mark(instance_id(1), "NvidiaErrorReboot")
+    recovery.set_fault_label(instance_id(1), "NvidiaErrorReboot")
     assert recovery.recover() == IncidentState.RECOVERED
     assert [rung for rung, _ in recovery.world.provider.asked] == ["reboot"]
 
 
-def test_next_signal_or_sweep_starts_the_next_run() -> None:
+def test_sweep_starts_the_next_run_after_a_new_fault_joined() -> None:
     recovery = RecoveryScenario()
     recovery.report_fault(fault_key="sxid:11012")
-    plan = recovery.state("PlanRecovery", plan_recovery)
+    plan = recovery.run_state("PlanRecovery", plan_recovery)
     recovery.ingest(a_fact(envelope_id="worse"))
     settle_with_plan(recovery, plan)
 
@@ -172,10 +174,10 @@ def test_next_signal_or_sweep_starts_the_next_run() -> None:
     assert f"{recovery.incident_id}-r2" in names
 
 
-def test_incident_with_an_answered_fault_is_closed() -> None:
+def test_incident_is_closed_if_later_fault_changes_nothing() -> None:
     recovery = RecoveryScenario()
     recovery.report_fault(fault_key="sxid:11012")
-    plan = recovery.state("PlanRecovery", plan_recovery)
+    plan = recovery.run_state("PlanRecovery", plan_recovery)
     recovery.ingest(a_fact(fault_key="sxid:11012", link="7", envelope_id="same"))
 
     assert settle_with_plan(recovery, plan).outcome == IncidentState.OBSERVED

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from evenkeel.domain.health.incidents import FactKind, NodeFact
 from evenkeel.domain.policy_section import Mode
-from evenkeel.domain.shadow.cases import ShadowDecision, shadow_decision
 from evenkeel.domain.shadow.replay_facts import FactReplay, RecordedNodeState
-from evenkeel.services.incidents.receive_event import find_affected_node
+from evenkeel.domain.shadow.shadow_cases import ShadowDecision, shadow_decision
+from evenkeel.services.incidents.ingest_event import find_affected_node
 from tests.examples import examples
 from tests.fakes.cluster import instance_id
 from tests.unit.services_recovery.recovery_scenario import RecoveryScenario, a_fact
@@ -66,11 +66,11 @@ def test_replayed_facts_give_the_decision_of_the_service(steps: list[tuple[int, 
             recovery.recover()
 
     def node_at(instance: str, _at: object) -> RecordedNodeState:
-        affected = find_affected_node(instance, recovery.context(), provider=None)
+        affected = find_affected_node(instance, recovery.context(), asks_provider=False)
         assert affected
         return RecordedNodeState(affected=affected, is_hyperpod=True)
 
-    replayed = FactReplay(recovery.policy, node_at).decisions((fact.observed_at, fact) for fact in facts)
+    replayed = FactReplay(recovery.policy, node_at).decide_incidents((fact.observed_at, fact) for fact in facts)
 
     replayed_decisions = sorted(
         comparable_decision(decision) for incident in replayed if (decision := shadow_decision(incident))
@@ -81,15 +81,15 @@ def test_replayed_facts_give_the_decision_of_the_service(steps: list[tuple[int, 
     assert replayed_decisions == served
 
 
-def test_two_facts_within_a_second_give_one_decision() -> None:
+def test_replay_joins_two_facts_within_a_second_into_one_decision() -> None:
     recovery = RecoveryScenario(mode=Mode.OBSERVE, with_job=False)
     recovery.scenario.sweep()
     first = a_fact(observed_at=recovery.now)
     second = first.replace(fault_key="xid:79", observed_at=recovery.now + timedelta(seconds=1))
-    affected = find_affected_node(instance_id(1), recovery.context(), provider=None)
+    affected = find_affected_node(instance_id(1), recovery.context(), asks_provider=False)
     assert affected
 
     replay = FactReplay(recovery.policy, lambda _instance, _at: RecordedNodeState(affected=affected, is_hyperpod=True))
-    (incident,) = replay.decisions((fact.observed_at, fact) for fact in (first, second))
+    (incident,) = replay.decide_incidents((fact.observed_at, fact) for fact in (first, second))
 
     assert (incident.fault_key, incident.evidence_count) == ("xid:79", 2)

@@ -11,18 +11,18 @@ from evenkeel.domain.health.incidents import IncidentState
 from evenkeel.domain.jobs.workload_kind import WorkloadKind
 from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.policy_section import Mode
-from evenkeel.domain.recovery.restarts import (
+from evenkeel.domain.recovery.unmanaged_restarts import (
     FailedPod,
-    Restart,
     RestartStage,
     UnmanagedJob,
     UnmanagedJobState,
+    UnmanagedRestart,
 )
 from evenkeel.domain.replay import replay
 from evenkeel.ports import NotAllowed, Put, Table, Unreachable
 from evenkeel.services.recovery import cordon_node, drain_node, plan_recovery, restart_unmanaged
-from evenkeel.services.storage import fleet_rows, incident_rows, restart_rows, rows
-from evenkeel.services.sweep import restarts
+from evenkeel.services.storage import fleet_rows, incident_rows, rows, unmanaged_restart_rows
+from evenkeel.services.sweep import unmanaged_restarts
 from evenkeel.services.sweep.sweep_run import SweepRun
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.fakes.unmanaged_jobs import FREE_NODE
@@ -80,10 +80,10 @@ def recovery_with_unmanaged_jobs(
             cluster.unmanaged.append(a_pod_of(job))
     cluster.pods_end_late = ends_late
     if is_held:
-        recovery.hold()
+        recovery.hold_automation()
     recovery.report_fault(fault_key="hp:NvidiaErrorReboot")
     for service in (plan_recovery, cordon_node, drain_node):
-        recovery.state("", service)
+        recovery.run_state("", service)
     return recovery
 
 
@@ -92,13 +92,13 @@ def restart_steps(recovery: RecoveryScenario) -> list[tuple[str, str]]:
     return [(call[0], call[1]) for call in recovery.world.cluster.calls if call[0] in names]
 
 
-def restart_of(recovery: RecoveryScenario, job: UnmanagedJob) -> Restart:
-    row = recovery.world.ledger.get(restart_rows.restart_key(CLUSTER, job.namespace, job.kind, job.name))
+def restart_of(recovery: RecoveryScenario, job: UnmanagedJob) -> UnmanagedRestart:
+    row = recovery.world.ledger.get(unmanaged_restart_rows.restart_key(CLUSTER, job.namespace, job.kind, job.name))
     assert row is not None
-    return rows.decode(row, Restart)
+    return rows.decode(row, UnmanagedRestart)
 
 
-def advance_restart(recovery: RecoveryScenario, job: UnmanagedJob) -> Restart:
+def advance_restart(recovery: RecoveryScenario, job: UnmanagedJob) -> UnmanagedRestart:
     return restart_unmanaged.advance(restart_of(recovery, job), recovery.context())
 
 
@@ -107,7 +107,7 @@ def timeline_lines(recovery: RecoveryScenario) -> str:
     return " ".join(str(row.doc["text"]) for row in event_rows)
 
 
-# ---------------------------------------------------------------- which way
+# ---------------------------------------------------------------- suspend, or delete and create again
 
 
 def test_running_job_is_suspended_and_resumed() -> None:
@@ -131,7 +131,7 @@ def test_resume_waits_until_all_pods_have_ended() -> None:
     ended = advance_restart(recovery, a_job())
 
     assert waiting.stage is RestartStage.SUSPENDED
-    assert "2 of its pods still end" in waiting.result
+    assert "2 of its pods are still terminating" in waiting.result
     assert ended.was_restarted
 
 
@@ -148,7 +148,7 @@ def test_failed_job_is_deleted_and_created_again() -> None:
     assert (ended.was_restarted, ended.manifest) == (True, "")
 
 
-def test_job_whose_operator_restarts_it_is_only_moved() -> None:
+def test_job_that_its_operator_restarts_is_only_evicted() -> None:
     recovery = recovery_with_unmanaged_jobs(a_job(recreation=PodRecreation.BY_OWNER))
 
     assert restart_steps(recovery) == []
@@ -175,7 +175,7 @@ def test_only_jobs_that_consent_are_restarted(
 
 
 @pytest.mark.parametrize("has_left", [False, True])
-def test_failed_job_without_pods_is_known_from_the_last_sweep(*, has_left: bool) -> None:
+def test_failed_job_without_pods_is_found_through_last_sweep(*, has_left: bool) -> None:
     recovery = RecoveryScenario(policy=SAVES)
     world = recovery.world
     world.cluster.submit(CLUSTER, a_job(state=UnmanagedJobState.FAILED, live_nodes=(), failed_at=recovery.now))
@@ -187,14 +187,14 @@ def test_failed_job_without_pods_is_known_from_the_last_sweep(*, has_left: bool)
     world.ledger.commit(Put(fleet_rows.node_row(CLUSTER, instance_id(1), node.to_json(), 0, None)))
 
     for service in (plan_recovery, cordon_node, drain_node):
-        recovery.state("", service)
+        recovery.run_state("", service)
 
     assert restart_steps(recovery) == [("delete_job", LABEL)]
 
 
 def test_decision_is_recorded_once_and_replays() -> None:
     recovery = recovery_with_unmanaged_jobs(a_job(owner="TrainJob llama"))
-    recovery.state("", drain_node)
+    recovery.run_state("", drain_node)
 
     page = recovery.world.ledger.by_state(Table.INCIDENTS, f"DEC#{recovery.incident_id}")
     (record,) = [decision for row in page.rows if (decision := rows.decode(row, Decision)).kind == "RESTART"]
@@ -211,10 +211,10 @@ def test_job_keeps_running_under_a_hold() -> None:
     assert restart_steps(recovery_with_unmanaged_jobs(a_job(), is_held=True)) == []
 
 
-def test_hold_does_not_keep_a_stopped_job_down() -> None:
+def test_stopped_job_is_restarted_even_under_a_hold() -> None:
     recovery = recovery_with_unmanaged_jobs(a_job(), ends_late=True)
     recovery.world.cluster.end_pods()
-    recovery.hold()
+    recovery.hold_automation()
 
     assert advance_restart(recovery, a_job()).was_restarted
 
@@ -222,7 +222,7 @@ def test_hold_does_not_keep_a_stopped_job_down() -> None:
 def test_hold_delays_the_deletion_of_a_job_that_failed_later() -> None:
     recovery = recovery_with_unmanaged_jobs(a_job(), ends_late=True)
     recovery.world.cluster.submit(CLUSTER, a_failed_job())
-    recovery.hold()
+    recovery.hold_automation()
 
     assert advance_restart(recovery, a_job()).stage is RestartStage.SUSPENDED
     assert restart_steps(recovery) == [("suspend", LABEL)]
@@ -240,7 +240,7 @@ def test_job_in_namespace_without_rights_stays_unchanged() -> None:
     recovery.world.cluster.submit(CLUSTER, a_job())
     recovery.report_fault(fault_key="hp:NvidiaErrorReboot")
     for service in (plan_recovery, cordon_node, drain_node):
-        recovery.state("", service)
+        recovery.run_state("", service)
 
     assert restart_steps(recovery) == []
     assert "has no right to patch jobsets, create jobsets in its namespace" in timeline_lines(recovery)
@@ -253,7 +253,7 @@ def test_repeatedly_failing_job_has_limited_restarts() -> None:
     for number in range(4):
         advance_restart(recovery, a_job())
         recovery.world.cluster.submit(CLUSTER, a_failed_job(uid=f"again-{number}"))
-        recovery.state("", drain_node)
+        recovery.run_state("", drain_node)
 
     assert restart_steps(recovery).count(("create_job", LABEL)) == 2
     assert "2 times within 24 hours" in timeline_lines(recovery)
@@ -262,7 +262,7 @@ def test_repeatedly_failing_job_has_limited_restarts() -> None:
 # ---------------------------------------------------------------- crashes, races and refusals
 
 
-def test_job_that_its_owner_deletes_meanwhile_is_not_created() -> None:
+def test_job_deleted_by_owner_during_restart_is_not_recreated() -> None:
     recovery = recovery_with_unmanaged_jobs(a_job(), ends_late=True)
     recovery.world.cluster.users_jobs.clear()
 
@@ -270,7 +270,7 @@ def test_job_that_its_owner_deletes_meanwhile_is_not_created() -> None:
     assert restart_steps(recovery) == [("suspend", LABEL)]
 
 
-def test_job_deleted_by_owner_before_restart_is_not_created(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_deleted_by_owner_before_restart_is_not_recreated(monkeypatch: pytest.MonkeyPatch) -> None:
     recovery = RecoveryScenario(policy=SAVES)
     cluster = recovery.world.cluster
     cluster.submit(CLUSTER, a_failed_job())
@@ -282,7 +282,7 @@ def test_job_deleted_by_owner_before_restart_is_not_created(monkeypatch: pytest.
     monkeypatch.setattr(cluster, "delete_job", find_none)
     recovery.report_fault(fault_key="hp:NvidiaErrorReboot")
     for service in (plan_recovery, cordon_node, drain_node):
-        recovery.state("", service)
+        recovery.run_state("", service)
 
     assert restart_of(recovery, a_job()).stage is RestartStage.ENDED
     assert cluster.users_jobs == {}
@@ -300,10 +300,10 @@ def test_refused_creation_is_repeated_until_it_succeeds() -> None:
     assert (waiting.stage, ended.was_restarted) == (RestartStage.DELETED, True)
 
 
-def test_job_is_created_once_after_a_crash_behind_the_creation() -> None:
+def test_job_is_created_once_despite_crash_after_creation() -> None:
     recovery = recovery_with_unmanaged_jobs(a_failed_job())
     restart = restart_of(recovery, a_job())
-    recovery.world.cluster.create_job(restart)  # and then the function ended
+    recovery.world.cluster.create_job(restart)  # and then the function crashed
 
     ended = advance_restart(recovery, a_job())
 
@@ -311,7 +311,7 @@ def test_job_is_created_once_after_a_crash_behind_the_creation() -> None:
     assert restart_steps(recovery).count(("create_job", LABEL)) == 1
 
 
-def test_suspension_whose_patch_was_lost_is_repeated() -> None:
+def test_suspension_is_repeated_if_its_patch_was_lost() -> None:
     recovery = recovery_with_unmanaged_jobs(a_job(), ends_late=True)
     recovery.world.cluster.submit(CLUSTER, a_job())
 
@@ -319,7 +319,7 @@ def test_suspension_whose_patch_was_lost_is_repeated() -> None:
     assert restart_steps(recovery) == [("suspend", LABEL), ("suspend", LABEL)]
 
 
-def test_unreadable_job_does_not_stop_the_restart_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_job_does_not_prevent_restart_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     recovery = RecoveryScenario(policy=SAVES)
     cluster = recovery.world.cluster
     for name in ("broken", "llama"):
@@ -334,12 +334,12 @@ def test_unreadable_job_does_not_stop_the_restart_of_others(monkeypatch: pytest.
     monkeypatch.setattr(cluster, "unmanaged_job", read)
     recovery.report_fault(fault_key="hp:NvidiaErrorReboot")
     for service in (plan_recovery, cordon_node, drain_node):
-        recovery.state("", service)
+        recovery.run_state("", service)
 
     assert restart_steps(recovery) == [("suspend", LABEL)]
 
 
-def test_job_is_not_stopped_for_an_incident_that_is_over() -> None:
+def test_unmanaged_job_is_not_stopped_for_an_ended_incident() -> None:
     recovery = recovery_with_unmanaged_jobs(
         a_job()
     )  # suspended; then its owner resumes it, and it lands on the repaired node
@@ -360,7 +360,7 @@ def test_jobs_without_restart_are_recorded_up_to_limit() -> None:
     recovery = recovery_with_unmanaged_jobs(
         *(a_job(name=f"job-{number}", owner="CronJob nightly") for number in range(60))
     )
-    recovery.state("", drain_node)
+    recovery.run_state("", drain_node)
 
     page = recovery.world.ledger.partition(Table.INCIDENTS, f"INC#{recovery.incident_id}", "EVENT#")
 
@@ -372,8 +372,8 @@ def test_sweeper_finds_a_job_that_failed_after_the_drain() -> None:
     recovery = recovery_with_unmanaged_jobs(a_job(recreation=PodRecreation.BY_OWNER))
     recovery.world.cluster.submit(CLUSTER, a_failed_job())
 
-    restarts.continue_restarts(run_sweep(recovery))
-    restarts.continue_restarts(run_sweep(recovery))
+    unmanaged_restarts.continue_restarts(run_sweep(recovery))
+    unmanaged_restarts.continue_restarts(run_sweep(recovery))
 
     assert restart_steps(recovery) == [("delete_job", LABEL), ("create_job", LABEL)]
 

@@ -28,7 +28,7 @@ READS = {
     "live_pods",
     "resources_in_use",
     "logs",
-    "tails",
+    "log_tails",
 }
 
 
@@ -92,7 +92,7 @@ def test_nodes_of_an_unknown_attempt_get_no_other_job() -> None:
     assert effects(scenario.world) == []
 
 
-def test_attempt_never_runs_beside_an_unknown_one_with_its_number() -> None:
+def test_launch_gives_up_if_unknown_pods_have_its_attempt_number() -> None:
     scenario, job_id = a_job_that_resumed(size=6)
     scenario.sweep()
     scenario.world.clock.advance(120)
@@ -130,12 +130,12 @@ def a_rental_that_the_ledger_forgot() -> tuple[RentalScenario, str]:
     renting = RentalScenario()
     first = renting.scenario.submit("first")
     renting.scenario.run_scheduling_cycle()
-    renting.run(first.job_id, 1)
+    renting.run_attempt(first.job_id, 1)
     renting.world.clock.advance(60)
     saved = backup_ledger(renting.world)
     unknown = renting.scenario.submit("unknown")
-    renting.rent()
-    renting.run(unknown.job_id, 1)
+    renting.rent_nodes()
+    renting.run_attempt(unknown.job_id, 1)
     restore_ledger(renting.world, saved)
     renting.states.clear()
     return renting, unknown.job_id
@@ -146,7 +146,7 @@ def sweep_three_times(renting: RentalScenario) -> None:
         renting.scenario.sweep()
         renting.scenario.watch()
         renting.scenario.run_scheduling_cycle()
-        renting.advance()
+        renting.advance_executions()
         renting.world.clock.advance(120)
 
 
@@ -166,15 +166,15 @@ def test_next_rental_neither_uses_nor_ends_unknown_busy_nodes() -> None:
     renting, unknown = a_rental_that_the_ledger_forgot()
     nodes = running_pods(renting.world)[unknown, 1]
     later = renting.scenario.submit("later")
-    renting.rent()
+    renting.rent_nodes()
     renting.world.clock.advance(3600)
     for _ in range(3):
-        renting.rent()
+        renting.rent_nodes()
 
     job = renting.scenario.job(later.job_id)
     assert running_pods(renting.world)[unknown, 1] == nodes
     assert renting.scenario.attempt(job.job_id, 1).pool == ON_DEMAND
-    assert "delete_claim" not in effects(renting.world)
+    assert "delete_node_claim" not in effects(renting.world)
 
 
 def test_next_rental_returns_unknown_nodes_that_are_idle() -> None:
@@ -182,8 +182,8 @@ def test_next_rental_returns_unknown_nodes_that_are_idle() -> None:
     renting.world.cluster.finish_pods(unknown, 1)
     idle = {claim.node_name for _, claim in renting.world.cluster.claimed.values()}
     later = renting.scenario.submit("later", nodes=1)
-    renting.rent()
-    renting.run(later.job_id, 1)
+    renting.rent_nodes()
+    renting.run_attempt(later.job_id, 1)
 
     left = {claim.node_name for _, claim in renting.world.cluster.claimed.values()}
     assert len(idle) == 2
@@ -214,7 +214,7 @@ def test_replaced_node_is_not_replaced_again() -> None:
     restore_ledger(recovery.world, saved)
 
     sweep_fleet.run(recovery.context())
-    assert recovery.executions() == [recovery.incident.execution_name]
+    assert recovery.execution_names() == [recovery.incident.execution_name]
     assert recovery.recover() == "RECOVERED"
 
     assert recovery.world.provider.accepted_calls("replace").total() == 1
@@ -236,7 +236,7 @@ def test_rebooted_node_is_not_rebooted_again(is_rebooting: bool) -> None:
             ("CordonNode", cordon_node),
             ("RepairNode", repair_node),
         ):
-            recovery.state(name, service)
+            recovery.run_state(name, service)
         assert recovery.world.provider.running
     else:
         assert recovery.recover() == "RECOVERED"
@@ -270,10 +270,10 @@ def a_cordon_of_an_unknown_incident(*, is_still_faulty: bool) -> RecoveryScenari
     recovery = RecoveryScenario(size=4)
     saved = backup_ledger(recovery.world)
     recovery.report_fault(3)
-    recovery.state("PlanRecovery", plan_recovery)
-    recovery.state("CordonNode", cordon_node)
+    recovery.run_state("PlanRecovery", plan_recovery)
+    recovery.run_state("CordonNode", cordon_node)
     if not is_still_faulty:
-        recovery.mark(instance_id(3))
+        recovery.set_fault_label(instance_id(3))
     restore_ledger(recovery.world, saved)
     return recovery
 

@@ -23,12 +23,12 @@ def recovery_of_moved_job(plan: CrashPlan | None = None, *, policy: object = QUI
     scenario, world = recovery.scenario, recovery.world
     job = scenario.job(recovery.job_id)
     scenario.set_job(job.replace(spec=job.spec.replace(checkpoint_uri="s3://checkpoints/one")))
-    scenario.save(job.job_id, 1, 10, seconds=-3600)
-    scenario.save(job.job_id, 1, 20)
+    scenario.save_checkpoint(job.job_id, 1, 10, seconds=-3600)
+    scenario.save_checkpoint(job.job_id, 1, 20)
     world.clock.advance(10)
     recovery.report_fault(observed_at=recovery.now)
     for service in (plan_recovery, cordon_node, drain_node, plan_resume):
-        recovery.state("", service)
+        recovery.run_state("", service)
     recovery.run_jobs()
     recovery.run_jobs()
     return recovery
@@ -41,7 +41,7 @@ def report_corrupting_fault(recovery: RecoveryScenario) -> None:
 
 
 def sweep(recovery: RecoveryScenario) -> None:
-    recovery.until_done(lambda: plan_resume.roll_back_suspect_jobs(recovery.incident, recovery.context()))
+    recovery.call_until_done(lambda: plan_resume.roll_back_suspect_jobs(recovery.incident, recovery.context()))
 
 
 def resumed_step(recovery: RecoveryScenario) -> int | None:
@@ -59,7 +59,8 @@ def test_job_from_a_distrusted_checkpoint_resumes_from_an_earlier_one() -> None:
 
     assert recovery.job.rollbacks == 1
     assert [affected.attempt for affected in recovery.incident.affected_jobs] == [2]
-    recovery.scenario.save(recovery.job_id, 2, 30)  # saved while it is being stopped: of poisoned descent
+    # Saved while the job stops. It descends from a checkpoint after the corrupting fault.
+    recovery.scenario.save_checkpoint(recovery.job_id, 2, 30)
     recovery.run_jobs()
     recovery.run_jobs()
     assert (recovery.job.state, recovery.job.current_attempt, resumed_step(recovery)) == (JobState.RUNNING, 3, 10)
@@ -69,7 +70,7 @@ def test_job_from_a_distrusted_checkpoint_resumes_from_an_earlier_one() -> None:
     assert replay(record, QUICK).differs_from(record) == ""
 
 
-def test_other_signals_roll_nothing_back() -> None:
+def test_signal_that_casts_no_doubt_rolls_no_job_back() -> None:
     recovery = recovery_of_moved_job()
 
     sweep(recovery)
@@ -84,7 +85,7 @@ def test_job_rolled_back_too_often_waits_for_a_person() -> None:
 
     sweep(recovery)
     sweep(recovery)
-    recovery.state("PlanResume", plan_resume)
+    recovery.run_state("PlanResume", plan_resume)
 
     assert recovery.job.stop_request is None
     assert recovery.job.current_attempt == 2
@@ -101,7 +102,7 @@ def rollbacks(recovery: RecoveryScenario) -> list[Decision]:
     return [record for row in page.rows if (record := rows.decode(row, Decision)).kind == "ROLLBACK"]
 
 
-def test_late_fault_rolls_back_a_moved_job() -> None:
+def test_late_corrupting_fault_affects_a_job_that_moved_away() -> None:
     recovery = recovery_of_moved_job()
     scenario = recovery.scenario
     ended_at = scenario.attempt(recovery.job_id, 1).ended_at
@@ -133,11 +134,11 @@ def test_job_is_rolled_back_once_after_a_crash(when: str) -> None:
 
 def test_hold_delays_a_rollback() -> None:
     recovery = recovery_of_moved_job()
-    recovery.hold(seconds=60)
+    recovery.hold_automation(seconds=60)
     report_corrupting_fault(recovery)
 
     sweep(recovery)
-    recovery.state("", plan_resume)
+    recovery.run_state("", plan_resume)
     assert (recovery.job.rollbacks, recovery.job.stop_request) == (0, None)
     recovery.world.clock.advance(60)
     sweep(recovery)
@@ -151,11 +152,11 @@ def test_suspicion_counts_until_a_pin_respects_it(is_pinned: bool, through: int)
     scenario, doubted_from = recovery.scenario, recovery.now - timedelta(hours=1)
     scenario.set_job(recovery.job.replace(distrust_after=doubted_from, distrust_through_attempt=1))
     attempt = scenario.attempt(recovery.job_id, 2)
-    scenario.put(job_rows.attempt_row(attempt.replace(is_pinned=is_pinned), 0))
+    scenario.store_row(job_rows.attempt_row(attempt.replace(is_pinned=is_pinned), 0))
 
     recovery.report_fault(int(attempt.nodes[0].instance_id[-2:]), envelope_id="2")
     for service in (plan_recovery, cordon_node, drain_node, plan_resume):
-        recovery.state("", service)
+        recovery.run_state("", service)
 
     assert recovery.job.distrust_through_attempt == through
     assert recovery.job.distrust_after == (None if is_pinned else doubted_from)

@@ -10,7 +10,7 @@ from evenkeel.domain.health.groups import GroupFact, GroupFactKind
 from evenkeel.domain.health.incidents import FactKind, Incident, NodeFact
 from evenkeel.domain.nodes import FleetNode, NodeLife
 from evenkeel.ports import Put, Table, Unreachable, WorkflowName
-from evenkeel.services.incidents import note_group_fact, receive_event
+from evenkeel.services.incidents import ingest_event, note_group_fact
 from evenkeel.services.storage import fleet_rows, incident_rows, rows
 from tests.fakes import Crash, CrashPlan, FakeWorld, crashing
 from tests.fakes.cluster import CLUSTER, instance_id
@@ -22,7 +22,7 @@ Fact = NodeFact | GroupFact
 
 
 def ingest_facts(world: FakeWorld, *facts: Fact, cluster_arn: str = CLUSTER_ARN, **ports: Any) -> list[str]:
-    results = receive_event.ingest_facts(
+    results = ingest_event.ingest_facts(
         facts,
         world.context(hyperpod_cluster_arn=cluster_arn, **ports),
     )
@@ -45,7 +45,7 @@ def a_notice(number: int, **changes: Any) -> NodeFact:
     return a_fact(number, source="ec2.notice", fault_key="ec2:spot_interruption", code="terminate", **changes)
 
 
-def a_plan(number: int, **changes: Any) -> NodeFact:
+def a_scheduled_event(number: int, **changes: Any) -> NodeFact:
     return a_fact(number, source="health.event", fault_key="health:instance_retirement", **changes)
 
 
@@ -84,7 +84,7 @@ def test_repeated_event_changes_nothing() -> None:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("at", range(1, 7))
-def test_crash_during_intake_loses_and_duplicates_nothing(at: int, when: str) -> None:
+def test_crash_during_ingestion_loses_and_duplicates_nothing(at: int, when: str) -> None:
     world = FakeWorld()
     plan = CrashPlan(at, when)
     ports: dict[str, Any] = {
@@ -103,7 +103,7 @@ def test_crash_during_intake_loses_and_duplicates_nothing(at: int, when: str) ->
 def test_failed_fact_is_retried_and_stops_no_other_fact() -> None:
     world = FakeWorld()
 
-    class Deaf:
+    class UnreachableProvider:
         """Answers for every node but one."""
 
         def node(self, machine: str) -> Any:
@@ -112,13 +112,13 @@ def test_failed_fact_is_retried_and_stops_no_other_fact() -> None:
             return world.provider.node(machine)
 
     with pytest.raises(Unreachable):
-        ingest_facts(world, *FANNED, provider=Deaf())
+        ingest_facts(world, *FANNED, provider=UnreachableProvider())
     assert len(stored_incidents(world)) == 2
 
     assert ingest_facts(world, *FANNED) == ["DUPLICATE", "OPEN", "DUPLICATE"]
 
 
-def test_two_faults_of_one_envelope_are_two_evidence_entries() -> None:
+def test_two_faults_of_one_event_are_two_evidence_entries() -> None:
     world = FakeWorld()
 
     assert ingest_facts(world, a_fact(fault_key="xid:79"), a_fact(fault_key="hp:XidHardwareFailure")) == [
@@ -132,7 +132,7 @@ def test_two_faults_of_one_envelope_are_two_evidence_entries() -> None:
 # ---------------------------------------------------------------- what is not ours
 
 
-@pytest.mark.parametrize("fact", [a_notice(77), a_plan(77)])
+@pytest.mark.parametrize("fact", [a_notice(77), a_scheduled_event(77)])
 def test_notices_about_unknown_instances_are_counted_and_kept(fact: NodeFact) -> None:
     world = FakeWorld()
 
@@ -142,13 +142,13 @@ def test_notices_about_unknown_instances_are_counted_and_kept(fact: NodeFact) ->
     assert world.telemetry.totals["FactsOtherFleet"] == 2
 
 
-@pytest.mark.parametrize("fact", [a_notice(1), a_plan(1)])
+@pytest.mark.parametrize("fact", [a_notice(1), a_scheduled_event(1)])
 def test_account_wide_notices_do_not_call_hyperpod(fact: NodeFact) -> None:
-    class Asked:
+    class CountingProvider:
         def node(self, machine: str) -> Any:
             raise AssertionError(f"asked about {machine}")
 
-    assert ingest_facts(FakeWorld(), fact, provider=Asked()) == ["OTHER_FLEET"]
+    assert ingest_facts(FakeWorld(), fact, provider=CountingProvider()) == ["OTHER_FLEET"]
 
 
 def test_plan_about_many_instances_opens_incidents_for_known_nodes() -> None:
@@ -156,7 +156,11 @@ def test_plan_about_many_instances_opens_incidents_for_known_nodes() -> None:
     record_node(world, 1, f"{CLUSTER}/seat-1")
     record_node(world, 2, f"{CLUSTER}/seat-2")
 
-    assert ingest_facts(world, a_plan(1), a_plan(2), a_plan(77)) == ["OPEN", "OPEN", "OTHER_FLEET"]
+    assert ingest_facts(world, a_scheduled_event(1), a_scheduled_event(2), a_scheduled_event(77)) == [
+        "OPEN",
+        "OPEN",
+        "OTHER_FLEET",
+    ]
 
 
 def test_notice_about_a_recorded_node_opens_an_incident() -> None:
@@ -232,7 +236,7 @@ def test_progress_of_the_node_joins_its_incident() -> None:
     assert progress_of_incident(world) == ["reboot_in_progress"]
 
 
-def test_progress_of_the_replacement_joins_the_incident_of_the_slot() -> None:
+def test_progress_of_a_replacement_joins_incident_of_node_slot() -> None:
     world = FakeWorld()
     record_node(world, 1, f"{CLUSTER}/seat-1")
     ingest_facts(world, a_fact(1))
@@ -279,7 +283,7 @@ def test_unreadable_line_is_kept_and_counted_once() -> None:
 # ---------------------------------------------------------------- times
 
 
-def test_future_fact_is_limited_to_the_present() -> None:
+def test_fact_with_future_time_gets_the_present_time() -> None:
     world = FakeWorld()
     ahead = a_fact(observed_at=A_MOMENT + timedelta(days=400))
 

@@ -40,10 +40,12 @@ def recovery_of_faulty_node(**settings_: Any) -> RecoveryScenario:
 
 def effect_names(recovery: RecoveryScenario) -> list[str]:
     """Names of the calls to the cluster and the provider since the incident."""
-    touched = [
-        call[0] for call in recovery.world.cluster.calls if call[0] in ("cordon", "release", "stop", "delete_node")
+    cluster_calls = [
+        call[0]
+        for call in recovery.world.cluster.calls
+        if call[0] in ("cordon", "return_to_service", "stop", "delete_node")
     ]
-    return touched + [rung for rung, _ in recovery.world.provider.asked]
+    return cluster_calls + [rung for rung, _ in recovery.world.provider.asked]
 
 
 # ---------------------------------------------------------------- twice
@@ -59,32 +61,34 @@ def test_repeated_workflow_task_takes_effect_once() -> None:
         ("RepairNode", repair_node),
     ]
     for name, service in states:
-        first = recovery.state(name, service)
-        before = (effect_names(recovery), len(recovery.kinds()))
-        again = recovery.state(name, service)
+        first = recovery.run_state(name, service)
+        before = (effect_names(recovery), len(recovery.timeline_kinds()))
+        again = recovery.run_state(name, service)
 
         assert again.outcome == first.outcome, name
-        assert (effect_names(recovery), len(recovery.kinds())) == before, name
+        assert (effect_names(recovery), len(recovery.timeline_kinds())) == before, name
     assert recovery.world.provider.accepted == [("reboot", instance_id(1))]
 
 
 def test_repeated_return_and_settlement_take_effect_once() -> None:
     recovery = recovery_of_faulty_node()
     recovery.recover()
-    before = (effect_names(recovery), recovery.kinds(), recovery.incident)
+    before = (effect_names(recovery), recovery.timeline_kinds(), recovery.incident)
 
-    returned = recovery.state("ReturnNode", return_node)
-    settled = recovery.state("SettleIncident", settle_incident, failure={"Error": "States.Timeout", "Cause": "late"})
+    returned = recovery.run_state("ReturnNode", return_node)
+    settled = recovery.run_state(
+        "SettleIncident", settle_incident, failure={"Error": "States.Timeout", "Cause": "late"}
+    )
 
     assert (returned.outcome, settled.outcome) == ("RETURNED", "RECOVERED")
-    assert (effect_names(recovery), recovery.kinds(), recovery.incident) == before
+    assert (effect_names(recovery), recovery.timeline_kinds(), recovery.incident) == before
 
 
 def test_person_is_alerted_once_per_incident() -> None:
     recovery = recovery_of_faulty_node(is_stuck=True, size=2, fact={"fault_key": "hp:NvidiaErrorTerminate"})
     recovery.recover()
 
-    recovery.state("SettleIncident", settle_incident)
+    recovery.run_state("SettleIncident", settle_incident)
 
     [page] = recovery.world.on_call.alerts
     assert page.key == f"{recovery.incident_id}-WAITING_FOR_PERSON"
@@ -96,14 +100,14 @@ FAILURE = {"Error": "PermanentError", "Cause": "NotAllowed: patch node: 403"}
 
 def test_failed_run_leaves_the_incident_open_without_an_alert() -> None:
     recovery = recovery_of_faulty_node()
-    recovery.state("PlanRecovery", plan_recovery)
-    recovery.state("RepairNode", repair_node)
-    first = recovery.state("SettleIncident", settle_incident, failure=FAILURE)
-    again = recovery.state("SettleIncident", settle_incident, failure=FAILURE)
+    recovery.run_state("PlanRecovery", plan_recovery)
+    recovery.run_state("RepairNode", repair_node)
+    first = recovery.run_state("SettleIncident", settle_incident, failure=FAILURE)
+    again = recovery.run_state("SettleIncident", settle_incident, failure=FAILURE)
 
     assert (first.outcome, again) == ("FAILED", first)
     assert recovery.incident.state is IncidentState.RECOVERING
-    assert recovery.kinds().count("failed") == 1
+    assert recovery.timeline_kinds().count("failed") == 1
     assert recovery.world.on_call.alerts == []
     assert recovery.lease
     assert recovery.lease.incident_id == recovery.incident_id
@@ -111,9 +115,9 @@ def test_failed_run_leaves_the_incident_open_without_an_alert() -> None:
 
 def test_next_run_of_a_failed_recovery_succeeds() -> None:
     recovery = recovery_of_faulty_node()
-    recovery.state("PlanRecovery", plan_recovery)
-    recovery.state("RepairNode", repair_node)
-    recovery.state("SettleIncident", settle_incident, failure=FAILURE)
+    recovery.run_state("PlanRecovery", plan_recovery)
+    recovery.run_state("RepairNode", repair_node)
+    recovery.run_state("SettleIncident", settle_incident, failure=FAILURE)
     row = recovery.world.ledger.get(incident_rows.incident_key(recovery.incident_id))
     assert row
     recovery.world.ledger.commit(
@@ -127,9 +131,9 @@ def test_next_run_of_a_failed_recovery_succeeds() -> None:
 
 def test_last_failed_run_closes_the_incident_and_alerts_person() -> None:
     recovery = recovery_of_faulty_node(policy=QUICK.replace(watch=QUICK.watch.replace(max_runs=1)))
-    recovery.state("PlanRecovery", plan_recovery)
+    recovery.run_state("PlanRecovery", plan_recovery)
 
-    result = recovery.state("SettleIncident", settle_incident, failure=FAILURE)
+    result = recovery.run_state("SettleIncident", settle_incident, failure=FAILURE)
 
     assert (result.outcome, recovery.incident.state) == ("FAILED", IncidentState.FAILED)
     assert [page.key for page in recovery.world.on_call.alerts] == [f"{recovery.incident_id}-FAILED"]
@@ -138,7 +142,7 @@ def test_last_failed_run_closes_the_incident_and_alerts_person() -> None:
 def test_effects_of_a_reboot_by_evenkeel_are_no_evidence() -> None:
     recovery = recovery_of_faulty_node()
     for name, service in (("PlanRecovery", plan_recovery), ("RepairNode", repair_node)):
-        recovery.state(name, service)
+        recovery.run_state(name, service)
     before = recovery.incident
     recovery.world.clock.advance(5)
     down = a_fact(fault_key="node:not_ready", source="kubernetes.node", observed_at=recovery.now)
@@ -168,19 +172,19 @@ def test_observe_mode_records_and_changes_nothing(changes: dict[str, Any]) -> No
     assert (decision.action, decision.is_dry_run) == ("ACT", True)
 
 
-def test_drill_acts_if_drills_are_allowed() -> None:
+def test_drill_repairs_its_node_if_drills_may_act() -> None:
     recovery = recovery_of_faulty_node(drills_may_act=True, fact={"is_drill": True})
 
     assert recovery.recover() == IncidentState.RECOVERED
 
 
 @pytest.mark.parametrize("service", [cordon_node, drain_node, plan_resume, repair_node])
-def test_no_state_acts_in_mode_observe(service: Any) -> None:
+def test_no_recovery_step_acts_in_mode_observe(service: Any) -> None:
     recovery = recovery_of_faulty_node()
-    recovery.state("PlanRecovery", plan_recovery)
+    recovery.run_state("PlanRecovery", plan_recovery)
     recovery.mode = Mode.OBSERVE
 
-    outcome = recovery.state("Any", service)
+    outcome = recovery.run_state("Any", service)
 
     assert effect_names(recovery) == []
     assert "observe" in outcome.reason
@@ -200,30 +204,30 @@ def test_observe_mode_records_the_same_decision_as_act_mode() -> None:
 
 def test_hold_allows_cordons_and_delays_stops_and_repairs() -> None:
     recovery = recovery_of_faulty_node()
-    recovery.hold(seconds=60)
+    recovery.hold_automation(seconds=60)
     for name, service in (("PlanRecovery", plan_recovery), ("CordonNode", cordon_node), ("DrainNode", drain_node)):
-        recovery.state(name, service)
+        recovery.run_state(name, service)
 
-    assert recovery.state("RepairNode", repair_node).outcome == "HELD"
-    assert recovery.state("RepairNode", repair_node).outcome == "HELD"
+    assert recovery.run_state("RepairNode", repair_node).outcome == "HELD"
+    assert recovery.run_state("RepairNode", repair_node).outcome == "HELD"
     assert effect_names(recovery) == ["cordon"]
     assert recovery.job.stop_request is None
-    assert recovery.kinds().count("held") == 1
+    assert recovery.timeline_kinds().count("held") == 1
 
 
 def test_recovery_continues_after_a_hold() -> None:
     recovery = recovery_of_faulty_node()
-    recovery.hold(seconds=60)
+    recovery.hold_automation(seconds=60)
 
     assert recovery.recover() == IncidentState.RECOVERED
     assert "AwaitGuardrails: RELEASED" in recovery.visited
     assert recovery.job.current_attempt == 2
 
 
-def test_job_kept_running_by_a_hold_is_not_overdue() -> None:
+def test_job_that_a_hold_keeps_running_is_not_overdue() -> None:
     recovery = recovery_of_faulty_node(size=2)
     allowed = recovery.policy.jobs.resume_deadline_seconds
-    recovery.hold(seconds=10 * allowed)
+    recovery.hold_automation(seconds=10 * allowed)
     for name, service in (
         ("PlanRecovery", plan_recovery),
         ("CordonNode", cordon_node),
@@ -231,27 +235,27 @@ def test_job_kept_running_by_a_hold_is_not_overdue() -> None:
         ("PlanResume", plan_resume),
         ("RepairNode", repair_node),
     ):
-        recovery.state(name, service)
-    recovery.open(ConditionKind.JOBS_RESUMED)
+        recovery.run_state(name, service)
+    recovery.open_wait(ConditionKind.JOBS_RESUMED)
 
     recovery.world.clock.advance(5 * allowed)
-    under_hold = recovery.look()
+    under_hold = recovery.evaluate_waits_once()
     recovery.world.clock.advance(5 * allowed)
-    just_released = recovery.look()
-    recovery.state("RepairNode", repair_node)
+    just_released = recovery.evaluate_waits_once()
+    recovery.run_state("RepairNode", repair_node)
     recovery.scenario.settle(recovery.job_id, 1)
     recovery.world.clock.advance(allowed - 1)
-    stopped = recovery.look()
+    stopped = recovery.evaluate_waits_once()
     recovery.world.clock.advance(1)
 
     assert (under_hold, just_released, stopped) == ([], [], [])
-    assert recovery.look() == ["DEADLINE_PASSED"]
+    assert recovery.evaluate_waits_once() == ["DEADLINE_PASSED"]
 
 
 def test_release_of_a_hold_moves_jobs_off_a_cordoned_node() -> None:
     recovery = RecoveryScenario()
     recovery.world.cluster.set_node(NODE, is_cordoned=True)
-    recovery.hold(seconds=60)
+    recovery.hold_automation(seconds=60)
     recovery.report_fault()
 
     assert recovery.recover() == IncidentState.STOOD_DOWN
@@ -266,18 +270,18 @@ def test_release_of_a_hold_moves_jobs_off_a_cordoned_node() -> None:
 def test_late_signal_of_a_replaced_node_spares_its_replacement(fault_key: str, outcome: str) -> None:
     recovery = recovery_of_faulty_node(fact={"fault_key": fault_key})
     for name, service in (("PlanRecovery", plan_recovery), ("CordonNode", cordon_node), ("RepairNode", repair_node)):
-        recovery.state(name, service)
+        recovery.run_state(name, service)
     recovery.world.provider.finish_all()
-    recovery.mark(instance_id(1))
-    recovery.open(ConditionKind.NODE_VALID)
+    recovery.set_fault_label(instance_id(1))
+    recovery.open_wait(ConditionKind.NODE_VALID)
     life = recovery.incident.life
     node = FleetNode(life=life, slot=recovery.incident.slot, changed_at=recovery.now)
-    recovery.scenario.put(fleet_rows.node_row(life.cluster, life.instance_id, node.to_json(), 0, None))
+    recovery.scenario.store_row(fleet_rows.node_row(life.cluster, life.instance_id, node.to_json(), 0, None))
     recovery.world.clock.advance(61)
 
     late = recovery.ingest(a_fact(fault_key=fault_key, observed_at=recovery.now, envelope_id="late"))
 
-    assert (late.outcome, recovery.look()) == ("JOIN", [outcome])
+    assert (late.outcome, recovery.evaluate_waits_once()) == ("JOIN", [outcome])
 
 
 # ---------------------------------------------------------------- what vouches for a node
@@ -290,78 +294,78 @@ EXAMINED = {"fault_key": "xid:79", "source": "hyperpod.node-labels"}
 def recovery_after_reboot(policy: Policy) -> RecoveryScenario:
     recovery = recovery_of_faulty_node(policy=policy, fact=EXAMINED)
     for name, service in (("PlanRecovery", plan_recovery), ("CordonNode", cordon_node), ("RepairNode", repair_node)):
-        recovery.state(name, service)
+        recovery.run_state(name, service)
     recovery.world.provider.finish_all()
-    recovery.mark(instance_id(1))
+    recovery.set_fault_label(instance_id(1))
     return recovery
 
 
 def test_deep_check_runs_once_and_validates_the_node() -> None:
     recovery = recovery_after_reboot(DEEP)
-    outcomes = [recovery.state("CheckNode", check_node).outcome for _ in range(2)]
-    recovery.open(ConditionKind.NODE_VALID)
+    outcomes = [recovery.run_state("CheckNode", check_node).outcome for _ in range(2)]
+    recovery.open_wait(ConditionKind.NODE_VALID)
     recovery.world.clock.advance(30)
-    during = recovery.look()
+    during = recovery.evaluate_waits_once()
     recovery.world.provider.finish_check(instance_id(1))
 
     assert outcomes == ["DEEP", "DEEP"]
     assert recovery.world.provider.examined == [instance_id(1)]
-    assert (during, recovery.look()) == ([], ["VALID"])
+    assert (during, recovery.evaluate_waits_once()) == ([], ["VALID"])
     [decision] = decisions_of_kind(recovery, "CHECK")
     assert decision.action == "DEEP"
 
 
 def test_hyperpod_repairs_a_node_after_a_failed_deep_check() -> None:
     recovery = recovery_after_reboot(DEEP)
-    recovery.state("CheckNode", check_node)
-    recovery.open(ConditionKind.NODE_VALID)
+    recovery.run_state("CheckNode", check_node)
+    recovery.open_wait(ConditionKind.NODE_VALID)
     recovery.world.clock.advance(30)
     recovery.world.provider.finish_check(instance_id(1), passed=False)
-    failed = recovery.look()
-    recovery.deliver()
+    failed = recovery.evaluate_waits_once()
+    recovery.deliver_wait_answers()
     asked_before = list(recovery.world.provider.asked)
 
     assert failed == ["INVALID"]
-    assert recovery.state("RepairNode", repair_node).outcome == "REQUESTED"
+    assert recovery.run_state("RepairNode", repair_node).outcome == "REQUESTED"
     assert recovery.world.provider.asked == asked_before
     assert recovery.lease
     assert recovery.lease.requests[-1].rung == "owner"
 
 
-def test_declined_deep_check_falls_back_to_a_basic_check() -> None:
+def test_refused_deep_check_is_replaced_by_a_basic_check() -> None:
     recovery = recovery_after_reboot(DEEP)
     recovery.world.provider.by_id[instance_id(1)] = recovery.world.provider.by_id[instance_id(1)].replace(
         status="Failure"
     )
 
-    assert recovery.state("CheckNode", check_node).outcome == "BASIC"
+    assert recovery.run_state("CheckNode", check_node).outcome == "BASIC"
 
 
 @pytest.mark.parametrize(("result", "outcome"), [(CheckResult.PASSED, "VALID"), (CheckResult.FAILED, "INVALID")])
-def test_validation_job_decides_about_the_node(result: CheckResult, outcome: str) -> None:
+def test_result_of_validation_job_decides_whether_node_returns(result: CheckResult, outcome: str) -> None:
     recovery = recovery_after_reboot(TESTED)
     recovery.world.cluster.every_check = CheckResult.PENDING
-    outcomes = [recovery.state("CheckNode", check_node).outcome for _ in range(2)]
-    recovery.open(ConditionKind.NODE_VALID)
+    outcomes = [recovery.run_state("CheckNode", check_node).outcome for _ in range(2)]
+    recovery.open_wait(ConditionKind.NODE_VALID)
     recovery.world.clock.advance(30)
-    during = recovery.look()
+    during = recovery.evaluate_waits_once()
     recovery.world.cluster.every_check = result
 
     assert outcomes == ["TEST_JOB", "TEST_JOB"]
     assert [spec.node_name for spec in recovery.world.cluster.checks.values()] == [NODE]
-    assert (during, recovery.look()) == ([], [outcome])
+    assert (during, recovery.evaluate_waits_once()) == ([], [outcome])
 
 
 def test_each_failed_validation_gets_its_own_check() -> None:
     recovery = recovery_after_reboot(TESTED)
-    recovery.state("CheckNode", check_node)
+    recovery.run_state("CheckNode", check_node)
     recovery.world.cluster.every_check = CheckResult.FAILED
-    recovery.open(ConditionKind.NODE_VALID)
-    recovery.look()
-    recovery.deliver()
+    recovery.open_wait(ConditionKind.NODE_VALID)
+    recovery.evaluate_waits_once()
+    recovery.deliver_wait_answers()
     recovery.world.clock.advance(1)
 
-    recovery.state("CheckNode", check_node)
+    recovery.run_state("CheckNode", check_node)
 
     assert len(recovery.world.cluster.checks) == 2
 
@@ -369,7 +373,7 @@ def test_each_failed_validation_gets_its_own_check() -> None:
 # ---------------------------------------------------------------- nodes that keep coming back
 
 
-def test_lemon_is_watched_longer_and_then_replaced() -> None:
+def test_node_marked_lemon_settles_longer_and_is_then_replaced() -> None:
     policy = QUICK.replace(repair=QUICK.repair.replace(lemon_returns=2, flap_margin_factor=3))
     recovery = RecoveryScenario(policy=policy, with_job=False)
     took, lemons = [], []
@@ -396,9 +400,9 @@ def test_lemon_that_recovers_by_itself_is_still_replaced() -> None:
     recovery = RecoveryScenario(policy=QUICK.replace(repair=QUICK.repair.replace(lemon_returns=0)), with_job=False)
     recovery.report_fault(fault_key="node:not_ready", source="kubernetes.node")
 
-    recovery.state("PlanRecovery", plan_recovery)
+    recovery.run_state("PlanRecovery", plan_recovery)
 
-    assert recovery.state("RepairNode", repair_node).rung == "replace"
+    assert recovery.run_state("RepairNode", repair_node).rung == "replace"
 
 
 # ---------------------------------------------------------------- people and other owners
@@ -421,7 +425,7 @@ def test_recovery_leaves_the_repair_to_automatic_node_recovery() -> None:
     recovery = RecoveryScenario()
     recovery.world.provider.settings = recovery.world.provider.settings.replace(repairs_by_itself=True)
     recovery.report_fault()
-    recovery.state("PlanRecovery", plan_recovery)
+    recovery.run_state("PlanRecovery", plan_recovery)
     # HyperPod's own repair, not ours:
     recovery.world.provider.reboot(instance_id(1))
     recovery.world.provider.asked.clear()
@@ -448,20 +452,20 @@ def test_evenkeel_takes_over_if_hyperpod_does_not_repair() -> None:
     assert (called.requested_at - marked.requested_at).total_seconds() >= QUICK.repair.takeover_seconds
 
 
-def test_end_of_an_earlier_provider_repair_is_noticed() -> None:
+def test_repair_that_the_provider_finished_before_the_wait_counts() -> None:
     recovery = RecoveryScenario()
     recovery.world.provider.settings = recovery.world.provider.settings.replace(repairs_by_itself=True)
     recovery.report_fault()
-    recovery.state("PlanRecovery", plan_recovery)
+    recovery.run_state("PlanRecovery", plan_recovery)
     recovery.world.provider.reboot(instance_id(1))
     recovery.world.provider.finish(instance_id(1))
     recovery.world.provider.asked.clear()
-    waits = recovery.state("RepairNode", repair_node)
-    recovery.open(ConditionKind.NODE_BACK)
+    waits = recovery.run_state("RepairNode", repair_node)
+    recovery.open_wait(ConditionKind.NODE_BACK)
 
-    assert (waits.outcome, recovery.look()) == ("REQUESTED", ["NODE_BACK"])
-    recovery.mark(instance_id(1))
-    assert recovery.state("RepairNode", repair_node).outcome == "HEALTHY"
+    assert (waits.outcome, recovery.evaluate_waits_once()) == ("REQUESTED", ["NODE_BACK"])
+    recovery.set_fault_label(instance_id(1))
+    assert recovery.run_state("RepairNode", repair_node).outcome == "HEALTHY"
     assert recovery.world.provider.asked == []
 
 
@@ -481,44 +485,44 @@ def test_recovery_waits_while_hyperpod_updates_the_cluster() -> None:
     updating = recovery.world.provider.settings.replace(status="SystemUpdating")
     recovery.world.provider.settings = updating
     recovery.report_fault()
-    first = recovery.state("PlanRecovery", plan_recovery)
-    again = recovery.state("PlanRecovery", plan_recovery)
-    recovery.open(ConditionKind.REPAIR_POSSIBLE)
-    during = recovery.look()
+    first = recovery.run_state("PlanRecovery", plan_recovery)
+    again = recovery.run_state("PlanRecovery", plan_recovery)
+    recovery.open_wait(ConditionKind.REPAIR_POSSIBLE)
+    during = recovery.evaluate_waits_once()
     recovery.world.provider.settings = updating.replace(status="InService")
 
-    assert (first.outcome, again, during, recovery.look()) == ("LATER", first, [], ["REPAIR_POSSIBLE"])
+    assert (first.outcome, again, during, recovery.evaluate_waits_once()) == ("LATER", first, [], ["REPAIR_POSSIBLE"])
     assert effect_names(recovery) == []
     assert recovery.recover() == IncidentState.RECOVERED
 
 
-def test_cluster_update_delays_the_next_rung() -> None:
+def test_cluster_update_delays_the_next_repair() -> None:
     recovery = recovery_of_faulty_node()
     for name, service in (("PlanRecovery", plan_recovery), ("CordonNode", cordon_node)):
-        recovery.state(name, service)
+        recovery.run_state(name, service)
     recovery.world.provider.settings = recovery.world.provider.settings.replace(status="RollingBack")
 
-    outcomes = [recovery.state("RepairNode", repair_node).outcome for _ in range(2)]
+    outcomes = [recovery.run_state("RepairNode", repair_node).outcome for _ in range(2)]
 
     assert outcomes == ["LATER", "LATER"]
     assert recovery.world.provider.asked == []
-    assert recovery.kinds().count("waits") == 1
+    assert recovery.timeline_kinds().count("waits") == 1
 
 
 def test_job_finishes_before_the_repair_of_a_minor_fault() -> None:
     recovery = RecoveryScenario(policy=QUICK.replace(repair=QUICK.repair.replace(drain_scale=0.001)))
     recovery.report_fault(fault_key="xid:63")
     for name, service in (("PlanRecovery", plan_recovery), ("CordonNode", cordon_node), ("DrainNode", drain_node)):
-        recovery.state(name, service)
-    waits = recovery.state("RepairNode", repair_node)
-    recovery.open(ConditionKind.REPAIR_POSSIBLE)
-    running = recovery.look()
+        recovery.run_state(name, service)
+    waits = recovery.run_state("RepairNode", repair_node)
+    recovery.open_wait(ConditionKind.REPAIR_POSSIBLE)
+    running = recovery.evaluate_waits_once()
     before = effect_names(recovery)
     recovery.world.cluster.finish_pods(recovery.job_id, 1)
 
     assert (waits.outcome, running, before) == ("LATER", [], ["cordon"])
-    assert recovery.look() == ["REPAIR_POSSIBLE"]
-    assert recovery.state("RepairNode", repair_node).outcome == "REQUESTED"
+    assert recovery.evaluate_waits_once() == ["REPAIR_POSSIBLE"]
+    assert recovery.run_state("RepairNode", repair_node).outcome == "REQUESTED"
 
 
 def test_job_past_its_finishing_time_is_stopped_before_the_repair() -> None:
@@ -537,12 +541,12 @@ def test_job_past_its_finishing_time_is_stopped_before_the_repair() -> None:
 def test_opt_out_by_a_person_cancels_the_recovery(kind: ConditionKind, how: str) -> None:
     recovery = recovery_of_faulty_node()
     for name, service in (("PlanRecovery", plan_recovery), ("CordonNode", cordon_node), ("DrainNode", drain_node)):
-        recovery.state(name, service)
-    recovery.hold()
+        recovery.run_state(name, service)
+    recovery.hold_automation()
     if kind is ConditionKind.NODE_BACK:
         recovery.world.cluster.lose_node(NODE)
-    recovery.open(kind)
-    before = recovery.look()
+    recovery.open_wait(kind)
+    before = recovery.evaluate_waits_once()
     if how == "label":
         node = recovery.world.cluster.node(CLUSTER, NODE)
         assert node
@@ -550,11 +554,11 @@ def test_opt_out_by_a_person_cancels_the_recovery(kind: ConditionKind, how: str)
     else:
         recovery.world.cluster.set_node(NODE, is_cordoned=False, incident_id=None)
 
-    assert (before, recovery.look()) == ([], ["OPTED_OUT"])
-    assert recovery.state("RepairNode", repair_node).outcome == "STAND_DOWN"
+    assert (before, recovery.evaluate_waits_once()) == ([], ["OPTED_OUT"])
+    assert recovery.run_state("RepairNode", repair_node).outcome == "STAND_DOWN"
     assert recovery.world.provider.asked == []
     assert recovery.incident.node_branch == "STOOD_DOWN"
-    recovery.deliver()
+    recovery.deliver_wait_answers()
     assert recovery.incident.invalid_at is None
 
 
@@ -570,17 +574,17 @@ def test_opted_out_pool_is_left_alone() -> None:
     assert effect_names(recovery) == []
 
 
-def test_recreated_node_object_is_not_an_uncordon() -> None:
+def test_recreated_node_object_does_not_count_as_uncordon() -> None:
     recovery = recovery_of_faulty_node()
     for name, service in (("PlanRecovery", plan_recovery), ("CordonNode", cordon_node)):
-        recovery.state(name, service)
+        recovery.run_state(name, service)
     recovery.world.clock.advance(5)
     recovery.world.cluster.set_node(NODE, is_cordoned=False, incident_id=None, created_at=recovery.now)
 
-    assert recovery.state("RepairNode", repair_node).outcome == "REQUESTED"
+    assert recovery.run_state("RepairNode", repair_node).outcome == "REQUESTED"
 
 
-def test_jobs_of_an_already_replaced_node_move_with_distrust() -> None:
+def test_jobs_of_already_replaced_node_resume_with_distrusted_checkpoints() -> None:
     recovery = recovery_of_faulty_node(fact={"fault_key": "xid:48", "source": "hyperpod.node-labels"})
     recovery.world.provider.replace(instance_id(1))
     recovery.world.provider.finish(instance_id(1))
@@ -606,7 +610,7 @@ def test_karpenter_node_is_drained_and_terminated_once() -> None:
     stored = FleetNode.seen(Node(life=life, kubernetes=node), Resources(accelerators=8), born)
     recovery.world.ledger.commit(Put(fleet_rows.node_row(CLUSTER, instance_id(1), stored.to_json(), 0, None)))
     recovery.report_fault(source="kubernetes.node", fault_key="node:not_ready", observed_at=recovery.now)
-    recovery.mark(instance_id(1), "NvidiaErrorReboot")
+    recovery.set_fault_label(instance_id(1), "NvidiaErrorReboot")
 
     assert recovery.recover() == IncidentState.RECOVERED
     assert effect_names(recovery) == ["cordon", "stop", "delete_node"]
@@ -614,17 +618,17 @@ def test_karpenter_node_is_drained_and_terminated_once() -> None:
     assert recovery.job.current_attempt == 2
 
 
-def test_second_incident_of_a_slot_does_not_take_the_lease() -> None:
+def test_second_incident_of_a_node_slot_stands_down() -> None:
     recovery = recovery_of_faulty_node()
     for name, service in (("PlanRecovery", plan_recovery), ("RepairNode", repair_node)):
-        recovery.state(name, service)
+        recovery.run_state(name, service)
     recovery.world.provider.finish_all()
     first = recovery.incident_id
     other = recovery.incident.replace(incident_id="inc-other", repairs=())
     recovery.world.ledger.commit(Put(incident_rows.incident_row(other, 0)))
     recovery.incident_id = "inc-other"
 
-    result = recovery.state("RepairNode", repair_node)
+    result = recovery.run_state("RepairNode", repair_node)
 
     assert (result.outcome, first in result.reason) == ("STAND_DOWN", True)
 
@@ -632,12 +636,12 @@ def test_second_incident_of_a_slot_does_not_take_the_lease() -> None:
 def test_superseded_run_of_a_recovery_changes_nothing() -> None:
     recovery = recovery_of_faulty_node()
     recovery.run = 2
-    recovery.state("PlanRecovery", plan_recovery)
+    recovery.run_state("PlanRecovery", plan_recovery)
     recovery.run = 1
 
-    assert recovery.state("PlanRecovery", plan_recovery).outcome == "NOTHING"
-    assert recovery.state("RepairNode", repair_node).outcome == "STAND_DOWN"
-    assert recovery.state("SettleIncident", settle_incident).outcome == "STOOD_DOWN"
+    assert recovery.run_state("PlanRecovery", plan_recovery).outcome == "NOTHING"
+    assert recovery.run_state("RepairNode", repair_node).outcome == "STAND_DOWN"
+    assert recovery.run_state("SettleIncident", settle_incident).outcome == "STOOD_DOWN"
     assert recovery.incident.state is IncidentState.RECOVERING
     assert effect_names(recovery) == []
 
@@ -647,10 +651,10 @@ def test_second_run_continues_after_the_first(rung: str) -> None:
     recovery = recovery_of_faulty_node(
         fact={"fault_key": "hp:NvidiaErrorReboot" if rung == "reboot" else "hp:NvidiaErrorTerminate"}
     )
-    recovery.state("PlanRecovery", plan_recovery)
-    recovery.state("CordonNode", cordon_node)
-    recovery.state("RepairNode", repair_node)
-    recovery.turn()
+    recovery.run_state("PlanRecovery", plan_recovery)
+    recovery.run_state("CordonNode", cordon_node)
+    recovery.run_state("RepairNode", repair_node)
+    recovery.advance_five_seconds()
     recovery.run = 2
 
     assert recovery.recover() == IncidentState.RECOVERED
@@ -663,8 +667,8 @@ def test_second_run_continues_after_the_first(rung: str) -> None:
 def test_affected_job_is_stopped_with_the_grace_of_the_fault() -> None:
     policy = QUICK.replace(repair=QUICK.repair.replace(drain_scale=0.05))
     recovery = recovery_of_faulty_node(policy=policy)
-    recovery.state("PlanRecovery", plan_recovery)
-    recovery.state("DrainNode", drain_node)
+    recovery.run_state("PlanRecovery", plan_recovery)
+    recovery.run_state("DrainNode", drain_node)
 
     request = recovery.job.stop_request
     assert request
@@ -675,13 +679,13 @@ def test_repair_waits_for_the_grace_of_the_pods() -> None:
     policy = QUICK.replace(repair=QUICK.repair.replace(drain_scale=0.05))
     recovery = recovery_of_faulty_node(policy=policy)
     recovery.world.cluster.stop = lambda *_: None  # type: ignore[method-assign]  # its pods take their time to save
-    recovery.state("PlanRecovery", plan_recovery)
-    recovery.state("DrainNode", drain_node)
+    recovery.run_state("PlanRecovery", plan_recovery)
+    recovery.run_state("DrainNode", drain_node)
     recovery.world.clock.advance(5)
 
-    early = recovery.state("RepairNode", repair_node)
+    early = recovery.run_state("RepairNode", repair_node)
     recovery.world.clock.advance(early.wait_seconds)
-    late = recovery.state("RepairNode", repair_node)
+    late = recovery.run_state("RepairNode", repair_node)
 
     assert (early.outcome, early.wait_seconds) == ("RETRY", 10)
     assert late.outcome == "REQUESTED"
@@ -690,7 +694,7 @@ def test_repair_waits_for_the_grace_of_the_pods() -> None:
 def test_job_that_failed_with_its_node_belongs_to_the_incident() -> None:
     recovery = RecoveryScenario()
     recovery.scenario.world.cluster.fail_pods(recovery.job_id, 1, exit_code=1)
-    recovery.mark(instance_id(1), "NvidiaErrorReboot")
+    recovery.set_fault_label(instance_id(1), "NvidiaErrorReboot")
     recovery.scenario.world.cluster.set_node(NODE, is_ready=False, not_ready_since=recovery.now)
     recovery.scenario.settle(recovery.job_id, 1)
     recovery.report_fault()
@@ -703,7 +707,7 @@ def test_job_that_failed_with_its_node_belongs_to_the_incident() -> None:
 
 def test_job_whose_pods_vanished_with_the_node_is_affected() -> None:
     recovery = RecoveryScenario()
-    recovery.mark(instance_id(1), "NvidiaErrorReboot")
+    recovery.set_fault_label(instance_id(1), "NvidiaErrorReboot")
     recovery.scenario.world.cluster.fail_pods(recovery.job_id, 1, exit_code=134)
     recovery.scenario.world.cluster.set_node(NODE, is_ready=False, not_ready_since=recovery.now)
     recovery.scenario.settle(recovery.job_id, 1)
@@ -711,7 +715,7 @@ def test_job_whose_pods_vanished_with_the_node_is_affected() -> None:
     recovery.report_fault()
 
     for name, service in (("PlanRecovery", plan_recovery), ("DrainNode", drain_node)):
-        recovery.state(name, service)
+        recovery.run_state(name, service)
 
     assert [(affected.job_id, affected.attempt) for affected in recovery.incident.affected_jobs] == [
         (recovery.job_id, 1)
@@ -726,7 +730,7 @@ def test_attempt_that_ended_before_the_fault_is_not_affected() -> None:
     recovery.report_fault(observed_at=recovery.now)
 
     for name, service in (("PlanRecovery", plan_recovery), ("DrainNode", drain_node)):
-        recovery.state(name, service)
+        recovery.run_state(name, service)
 
     assert recovery.incident.affected_jobs == ()
 
@@ -743,7 +747,7 @@ def test_application_failure_is_reattributed_to_a_faulty_node() -> None:
         ("DrainNode", drain_node),
         ("DrainNode", drain_node),
     ):
-        recovery.state(name, service)
+        recovery.run_state(name, service)
 
     assert recovery.job.application_failures == 0
     assert recovery.scenario.timeline(recovery.job_id).count("forgiven") == 1
@@ -751,14 +755,14 @@ def test_application_failure_is_reattributed_to_a_faulty_node() -> None:
 
 def test_alert_names_a_node_that_never_started() -> None:
     recovery = recovery_of_faulty_node(is_stuck=True, size=2, fact={"fault_key": "hp:NvidiaErrorTerminate"})
-    recovery.state("PlanRecovery", plan_recovery)
-    recovery.state("RepairNode", repair_node)
+    recovery.run_state("PlanRecovery", plan_recovery)
+    recovery.run_state("RepairNode", repair_node)
     patient = recovery.world.provider.by_id.pop(instance_id(1))
     new_node = patient.replace(instance_id=instance_id(99), launched_at=recovery.now, status="Pending")
     recovery.world.provider.by_id[new_node.instance_id] = new_node
     recovery.world.clock.advance(QUICK.repair.replace_deadline_seconds)
 
-    result = recovery.state("RepairNode", repair_node)
+    result = recovery.run_state("RepairNode", repair_node)
 
     assert result.outcome == "ASK_PERSON"
     assert new_node.instance_id in result.reason
@@ -768,7 +772,7 @@ def test_alert_names_a_node_that_never_started() -> None:
 def test_checkpoints_near_a_corrupting_fault_are_distrusted() -> None:
     recovery = recovery_of_faulty_node(fact={"fault_key": "hp:NvidiaErrorTerminate"})
     for name, service in (("PlanRecovery", plan_recovery), ("DrainNode", drain_node), ("PlanResume", plan_resume)):
-        recovery.state(name, service)
+        recovery.run_state(name, service)
 
     assert recovery.job.distrust_after
     assert recovery.job.distrust_after < recovery.incident.first_signal_at
@@ -847,16 +851,16 @@ def test_node_is_replaced_at_most_once_and_the_recovery_ends(
     assert outcome in (IncidentState.RECOVERED, IncidentState.WAITING_FOR_PERSON)
     assert max(recovery.world.provider.accepted_calls("replace").values(), default=0) <= 1
     assert max(recovery.world.provider.accepted_calls("reboot").values(), default=0) <= 2
-    assert recovery.end()["open"] == []
-    assert recovery.end()["waits"] == []
-    assert recovery.end()["holder"] == ""
+    assert recovery.comparable_end()["open"] == []
+    assert recovery.comparable_end()["waits"] == []
+    assert recovery.comparable_end()["holder"] == ""
 
 
-def test_late_fact_raises_the_rung_before_it_runs() -> None:
+def test_late_fact_makes_the_repair_stronger_before_it_runs() -> None:
     recovery = recovery_of_faulty_node()
-    recovery.state("PlanRecovery", plan_recovery)
+    recovery.run_state("PlanRecovery", plan_recovery)
     recovery.ingest(a_fact(fault_key="hp:NvidiaErrorTerminate", envelope_id="worse"))
 
-    recovery.state("RepairNode", repair_node)
+    recovery.run_state("RepairNode", repair_node)
 
     assert recovery.world.provider.accepted == [("replace", instance_id(1))]

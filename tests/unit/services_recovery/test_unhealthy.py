@@ -9,12 +9,12 @@ import pytest
 from evenkeel.domain.health.incidents import FactKind, Incident, IncidentState
 from evenkeel.domain.policy_section import Mode, ModeRule
 from evenkeel.domain.recovery.opt_out import AUTOMATION_LABEL
-from evenkeel.domain.recovery.unhealthy import UnhealthyNode
+from evenkeel.domain.recovery.unhealthy_nodes import UnhealthyNode
 from evenkeel.ports import Refused
 from evenkeel.services.queries import read_fleet, read_incidents
 from evenkeel.services.recovery import plan_recovery, set_manual_cordon
 from evenkeel.services.storage import incident_rows, rows
-from evenkeel.services.sweep import inventory, unhealthy
+from evenkeel.services.sweep import inventory, unhealthy_nodes
 from evenkeel.services.sweep.sweep_run import SweepRun
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.unit.services_recovery.recovery_scenario import QUICK, RecoveryScenario, a_fact, answer_plan
@@ -33,7 +33,7 @@ def sweep(recovery: RecoveryScenario) -> int:
     """Look at the fleet as the sweep does; return how many recoveries were resumed."""
     sweep_run = a_sweep_run(recovery)
     inventory.refresh_fleet(sweep_run)
-    return unhealthy.resume_work(sweep_run)
+    return unhealthy_nodes.resume_work(sweep_run)
 
 
 def newest_incident(recovery: RecoveryScenario) -> Incident:
@@ -44,12 +44,12 @@ def follow_resumed_recovery(recovery: RecoveryScenario) -> str:
     """Follow the recovery that the sweep resumed."""
     assert sweep(recovery) == 1
     recovery.incident_id, recovery.run = newest_incident(recovery).incident_id, 1
-    assert f"{recovery.incident_id}-r1" in recovery.executions()
+    assert f"{recovery.incident_id}-r1" in recovery.execution_names()
     return recovery.recover()
 
 
 def read_status(recovery: RecoveryScenario) -> dict[str, Any]:
-    return read_fleet.status((), recovery.world.context(mode=recovery.mode))
+    return read_fleet.show_status((), recovery.world.context(mode=recovery.mode))
 
 
 def unhealthy_row(recovery: RecoveryScenario) -> UnhealthyNode | None:
@@ -89,7 +89,7 @@ def observed_recovery() -> RecoveryScenario:
 ENDS = [declined_recovery, unanswered_recovery, observed_recovery]
 
 
-# ---------------------------------------------------------------- how it is shown
+# ---------------------------------------------------------------- status of unhealthy nodes
 
 
 @pytest.mark.parametrize("end", ENDS)
@@ -111,7 +111,7 @@ def test_unrepaired_node_is_unhealthy_and_its_gpus_are_not_free(end: Callable[[]
 
 def test_node_with_fault_labels_is_unhealthy_before_any_incident() -> None:
     recovery = RecoveryScenario(with_job=False)
-    recovery.mark(instance_id(1), "NvidiaErrorReboot")
+    recovery.set_fault_label(instance_id(1), "NvidiaErrorReboot")
     sweep(recovery)
 
     assert read_status(recovery)["nodes"]["pools"][0]["states"] == {"IN_SERVICE": 2, "UNHEALTHY": 1}
@@ -140,7 +140,7 @@ def test_fault_without_a_repair_keeps_its_node_in_service() -> None:
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_node_is_repaired_after_the_return_to_act(end: Callable[[], RecoveryScenario]) -> None:
+def test_node_is_repaired_once_the_mode_is_act_again(end: Callable[[], RecoveryScenario]) -> None:
     recovery = end()
     before = recovery.incident
     recovery.mode = Mode.ACT
@@ -155,7 +155,7 @@ def test_node_is_repaired_after_the_return_to_act(end: Callable[[], RecoveryScen
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_unchanged_incident_is_not_resumed(end: Callable[[], RecoveryScenario]) -> None:
+def test_sweep_starts_no_recovery_of_an_unchanged_incident(end: Callable[[], RecoveryScenario]) -> None:
     recovery = end()
 
     resumed = []
@@ -191,7 +191,7 @@ def test_approval_after_a_repair_is_refused() -> None:
         answer_plan(recovery)
 
 
-def test_second_decline_after_the_end_is_refused() -> None:
+def test_declined_plan_cannot_be_declined_again() -> None:
     recovery = declined_recovery()
 
     with pytest.raises(Refused):
@@ -232,7 +232,7 @@ def test_removed_opt_out_resumes_the_recovery() -> None:
 def test_recovery_stopped_by_the_mode_continues() -> None:
     recovery = RecoveryScenario(with_job=False)
     recovery.report_fault()
-    recovery.state("PlanRecovery", plan_recovery)
+    recovery.run_state("PlanRecovery", plan_recovery)
     recovery.mode = Mode.OBSERVE
     assert recovery.recover() == IncidentState.STOOD_DOWN
     assert sweep(recovery) == 0
@@ -265,12 +265,12 @@ def uncordon(recovery: RecoveryScenario) -> None:
     request = set_manual_cordon.SetManualCordonRequest(
         instance_id=instance_id(1), by="role/Op (bo)", reason="mended", request_id="r-1", fingerprint="f-1"
     )
-    set_manual_cordon.uncordon(request, recovery.world.context())
+    set_manual_cordon.uncordon_as_person(request, recovery.world.context())
 
 
 def test_recovery_signals_end_the_unhealthy_state() -> None:
     recovery = declined_recovery()
-    recovery.mark(instance_id(1))
+    recovery.set_fault_label(instance_id(1))
     recovery.ingest(
         a_fact(kind=FactKind.RECOVERED, fault_key="", observed_at=recovery.now, occurrence="w", envelope_id="well")
     )
@@ -291,7 +291,7 @@ def test_partial_recovery_keeps_the_unhealthy_state() -> None:
     assert unhealthy_row(recovery) is None
 
 
-def test_counted_signal_does_not_keep_a_node_unhealthy() -> None:
+def test_signal_without_a_repair_does_not_keep_node_unhealthy() -> None:
     recovery = RecoveryScenario(mode=Mode.OBSERVE, with_job=False)
     recovery.report_fault()
     recovery.ingest(a_fact(source="site:prober", fault_key="xid:999", envelope_id="unlisted"))
@@ -307,7 +307,7 @@ def test_counted_signal_does_not_keep_a_node_unhealthy() -> None:
 
 def test_reboot_by_a_person_ends_the_unhealthy_state() -> None:
     recovery = declined_recovery()
-    recovery.mark(instance_id(1))
+    recovery.set_fault_label(instance_id(1))
     recovery.world.cluster.set_node(name_of(recovery), boot_id="another-boot")
 
     assert sweep(recovery) == 0
@@ -337,8 +337,8 @@ def test_uncordon_by_a_person_ends_the_unhealthy_state() -> None:
 def test_pending_approval_shows_its_deadline_and_default() -> None:
     recovery = RecoveryScenario(mode=Mode.RECOMMEND)
     recovery.report_fault()
-    recovery.state("PlanRecovery", plan_recovery)
-    approval = read_incidents.summary(recovery.incident, recovery.now)["pendingApproval"]
+    recovery.run_state("PlanRecovery", plan_recovery)
+    approval = read_incidents.incident_summary(recovery.incident, recovery.now)["pendingApproval"]
 
     by = recovery.now + timedelta(seconds=QUICK.repair.approval_deadline_seconds)
     assert approval["answerBy"] == f"{by:%Y-%m-%dT%H:%M:%S}.000000Z"
@@ -350,10 +350,10 @@ def test_pending_approval_shows_its_deadline_and_default() -> None:
 def test_expired_approval_shows_its_default() -> None:
     recovery = RecoveryScenario(mode=Mode.RECOMMEND)
     recovery.report_fault()
-    recovery.state("PlanRecovery", plan_recovery)
+    recovery.run_state("PlanRecovery", plan_recovery)
     by = recovery.now + timedelta(seconds=QUICK.repair.approval_deadline_seconds)
 
-    text = read_incidents.summary(recovery.incident, by)["pendingApproval"]["ifUnanswered"]
+    text = read_incidents.incident_summary(recovery.incident, by)["pendingApproval"]["ifUnanswered"]
 
     assert text.startswith(f"No answer came by {by:%H:%M}Z: nothing was done; ")
     assert f"evenkeel incidents approve {recovery.incident_id}" in text
@@ -362,7 +362,7 @@ def test_expired_approval_shows_its_default() -> None:
 def test_pending_approval_names_the_jobs_of_the_node() -> None:
     recovery = RecoveryScenario(mode=Mode.RECOMMEND)
     recovery.report_fault()
-    recovery.state("PlanRecovery", plan_recovery)
+    recovery.run_state("PlanRecovery", plan_recovery)
     [with_jobs] = read_incidents.with_jobs(recovery.world.ledger, [recovery.incident])
     lanes = read_incidents.job_lanes(with_jobs, read_incidents.load_affected_jobs(recovery.world.ledger, with_jobs))
 

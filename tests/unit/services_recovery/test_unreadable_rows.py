@@ -25,11 +25,11 @@ FAILS_AS_A_WHOLE = {"Charge", "RentalAllocation"}
 """Types of rows that a scheduling cycle adds up. It admits nothing if it cannot read one of them."""
 
 
-def a_fleet_in_mid_flight() -> RecoveryScenario:
+def busy_test_fleet() -> RecoveryScenario:
     """Return a fleet with a running job, a waiting job, two open incidents and an open wait."""
     scenario = RecoveryScenario(size=5)
     scenario.report_fault(1)
-    scenario.open(ConditionKind.REPAIR_POSSIBLE)
+    scenario.open_wait(ConditionKind.REPAIR_POSSIBLE)
     scenario.report_fault(3)
     scenario.scenario.submit("waits", nodes=5)
     scenario.world.clock.advance(300)
@@ -48,7 +48,7 @@ def enum_paths(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ..
 
 def enum_cases() -> list[tuple[str, Key, tuple[str, ...]]]:
     cases: dict[str, tuple[str, Key, tuple[str, ...]]] = {}
-    for key, row in a_fleet_in_mid_flight().world.ledger.rows.items():
+    for key, row in busy_test_fleet().world.ledger.rows.items():
         row_type = type_of(key)
         value = None if row_type.text else row_type.kind.model_validate(row.doc)
         for path in enum_paths(value):
@@ -74,13 +74,13 @@ def write_newer_value(scenario: RecoveryScenario, key: Key, path: tuple[str, ...
 CASES = enum_cases()
 
 
-def test_busy_test_fleet_has_enumeration_values_in_main_rows() -> None:
+def test_tested_rows_include_the_states_of_main_documents() -> None:
     assert {"Job.state", "Attempt.state", "Incident.state", "Wait.state"} <= {name for name, _, _ in CASES}
 
 
 @pytest.mark.parametrize(("name", "key", "path"), CASES, ids=[name for name, _, _ in CASES])
 def test_row_with_an_unknown_value_stops_no_other_row(name: str, key: Key, path: tuple[str, ...]) -> None:
-    scenario = a_fleet_in_mid_flight()
+    scenario = busy_test_fleet()
     before = write_newer_value(scenario, key, path)
     calls: list[Callable[[], Any]] = [
         lambda: sweep_fleet.run(scenario.context()),
@@ -88,7 +88,7 @@ def test_row_with_an_unknown_value_stops_no_other_row(name: str, key: Key, path:
         lambda: evaluate_waits.run(scenario.context(), repeat_answered=True),
         lambda: read_jobs.list_jobs(read_jobs.JobFilter(), pagination.PageRequest(), Reader(), scenario.context()),
         lambda: read_incidents.list_incidents((), pagination.PageRequest(), scenario.context()),
-        lambda: read_fleet.status(read_sources.run(scenario.context()), scenario.context()),
+        lambda: read_fleet.show_status(read_sources.read_source_ages(scenario.context()), scenario.context()),
     ]
     for call in calls:
         call()
@@ -104,13 +104,13 @@ def test_row_with_an_unknown_value_stops_no_other_row(name: str, key: Key, path:
 
 
 def test_sweep_reports_the_row_and_starts_the_other_recovery() -> None:
-    scenario = a_fleet_in_mid_flight()
+    scenario = busy_test_fleet()
     first, second = (incident.incident_id for incident in scenario.incidents())
     write_newer_value(scenario, Key(Table.INCIDENTS, f"INC#{first}", "META"), ("state",))
 
     swept = sweep_fleet.run(scenario.context())
 
-    assert [name.partition("-r")[0] for name in scenario.executions()] == [second]
+    assert [name.partition("-r")[0] for name in scenario.execution_names()] == [second]
     assert any(first in failure and NEW_VALUE in failure for failure in swept.failed)
     assert scenario.world.telemetry.totals["RowsUnreadable"] >= 1
 
@@ -147,7 +147,7 @@ def test_request_with_unknown_field_is_refused_despite_tolerant_rows() -> None:
         Outer.model_validate({"inner": {"shape": "round"}})
 
 
-def test_stored_value_equals_the_same_new_value() -> None:
+def test_value_read_from_a_row_equals_a_new_value() -> None:
     assert rows.decode(Row(A_KEY, {"inner": {"size": 2}}), Outer) == Outer(inner=Inner(size=2))
 
 

@@ -105,7 +105,7 @@ def test_spot_notice_behind_nine_health_events_opens_first(world: FakeWorld) -> 
     assert counted.calls["inbox.put"] == HEALTH_EVENTS * MACHINES / aws_health.MAX_ENTITIES
 
 
-def test_parts_of_large_event_open_one_incident_per_machine(world: FakeWorld) -> None:
+def test_split_large_event_opens_one_incident_per_machine(world: FakeWorld) -> None:
     health_event = a_health_event(1, range(1, 26))
 
     deliver_batch([health_event])
@@ -124,30 +124,30 @@ def test_parts_of_large_event_open_one_incident_per_machine(world: FakeWorld) ->
 def test_parts_of_a_split_event_contain_all_its_facts() -> None:
     whole = envelope.parse(json.dumps(a_health_event(1, range(1, 36))).encode())
     assert isinstance(whole, ParsedEvent)
-    parts = [envelope.parse(json.dumps(part).encode()) for part in whole.parts]
+    parts = [envelope.parse(json.dumps(part).encode()) for part in whole.smaller_events]
 
     facts = [fact for part in parts if isinstance(part, ParsedEvent) for fact in part.facts]
 
     assert [fact.fact_key for fact in facts] == [fact.fact_key for fact in whole.facts]
-    assert all(isinstance(part, ParsedEvent) and not part.parts for part in parts)
+    assert all(isinstance(part, ParsedEvent) and not part.smaller_events for part in parts)
 
 
 def test_event_of_few_machines_is_not_split() -> None:
     parsed = envelope.parse(json.dumps(a_health_event(1, range(1, aws_health.MAX_ENTITIES + 1))).encode())
 
     assert isinstance(parsed, ParsedEvent)
-    assert parsed.parts == ()
+    assert parsed.smaller_events == ()
 
 
 def test_event_returns_to_queue_if_a_part_cannot_be_queued(world: FakeWorld) -> None:
     put, queued = world.inbox.put, world.inbox.queued
 
-    def put_two(document: dict[str, Any]) -> None:
+    def queue_only_two(document: dict[str, Any]) -> None:
         if len(queued) == 2:
             raise Throttled("queue")
         put(document)
 
-    world.inbox.put = put_two  # type: ignore[method-assign, assignment]  # the queue fails once
+    world.inbox.put = queue_only_two  # type: ignore[method-assign, assignment]  # the queue fails once
 
     assert deliver_batch([a_health_event(1, range(1, 36)), a_spot_notice(SPOT_MACHINE)]) == ["event-1"]
     assert world.inbox.again == [("receipt-event-1", 10)]

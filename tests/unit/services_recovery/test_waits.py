@@ -33,15 +33,15 @@ class Waits:
     def context(self, **given: Any) -> Context:
         return self.world.context(**{"policy": self.policy, **given})
 
-    def open(self, kind: ConditionKind = K.ATTEMPT_ENDED, token: str = "token-1") -> open_wait.OpenWaitResult:
+    def open_wait(self, kind: ConditionKind = K.ATTEMPT_ENDED, token: str = "token-1") -> open_wait.OpenWaitResult:
         request = open_wait.OpenWaitRequest(kind=kind, token=token, job_id=self.job_id, attempt=1)
         return open_wait.run(request, self.context())
 
-    def look(self, **more: Any) -> list[str]:
+    def evaluate_waits(self, **more: Any) -> list[str]:
         result = evaluate_waits.run(self.context(), **more)
         return [line.rpartition(": ")[2] for line in result.answered]
 
-    def resolve(self, index: int = -1, ledger: Ledger | None = None, **changes: Any) -> str:
+    def resolve_wait(self, index: int = -1, ledger: Ledger | None = None, **changes: Any) -> str:
         request = self.world.wait_answers.requests[index]
         document = {
             "subject": request.subject,
@@ -55,10 +55,10 @@ class Waits:
             self.context(ledger=ledger or self.world.ledger),
         ).outcome
 
-    def rows(self) -> list[Wait]:
+    def stored_waits(self) -> list[Wait]:
         return [rows.decode(row, Wait) for key, row in self.world.ledger.rows.items() if key.sk.startswith("WAIT#")]
 
-    def stop(self) -> None:
+    def request_stop(self) -> None:
         job = self.scenario.job(self.job_id)
         request = StopRequest(
             attempt=1, reason="Cancelled.", by="ana", grace_seconds=5, requested_at=self.world.clock.now()
@@ -67,7 +67,7 @@ class Waits:
 
     @property
     def answers(self) -> dict[str, str]:
-        return {token: answer["outcome"] for token, answer in self.world.tokens.answers.items()}
+        return {token: answer["outcome"] for token, answer in self.world.task_tokens.answers.items()}
 
 
 class SlowLedger:
@@ -95,58 +95,58 @@ def waits() -> Waits:
 # ---------------------------------------------------------------- open
 
 
-def test_condition_met_before_the_wait_is_answered_at_once(waits: Waits) -> None:
-    outcome = waits.open(K.ATTEMPT_RUNNING)
+def test_wait_is_answered_at_once_if_its_condition_already_holds(waits: Waits) -> None:
+    outcome = waits.open_wait(K.ATTEMPT_RUNNING)
 
     assert "RUNNING" in outcome.reason
-    assert waits.resolve() == "ANSWERED"
+    assert waits.resolve_wait() == "ANSWERED"
     assert waits.answers == {"token-1": "RUNNING"}
-    assert waits.rows() == []
+    assert waits.stored_waits() == []
 
 
 def test_wait_stays_open_until_its_condition_is_met(waits: Waits) -> None:
-    waits.open()
+    waits.open_wait()
 
-    assert waits.look() == []
+    assert waits.evaluate_waits() == []
     waits.world.cluster.finish_pods(waits.job_id, 1)
-    assert waits.look() == ["ENDED"]
-    assert waits.resolve() == "ANSWERED"
-    assert waits.world.tokens.answers["token-1"]["facts"]["state"] == "SUCCEEDED"
+    assert waits.evaluate_waits() == ["ENDED"]
+    assert waits.resolve_wait() == "ANSWERED"
+    assert waits.world.task_tokens.answers["token-1"]["facts"]["state"] == "SUCCEEDED"
 
 
-def test_retried_state_takes_over_the_wait(waits: Waits) -> None:
-    waits.open(token="token-1")
+def test_answer_goes_only_to_the_newest_token_after_retry(waits: Waits) -> None:
+    waits.open_wait(token="token-1")
     waits.world.cluster.finish_pods(waits.job_id, 1)
-    waits.look()
-    waits.open(token="token-2")
+    waits.evaluate_waits()
+    waits.open_wait(token="token-2")
 
-    assert waits.resolve(index=0) == "STALE"
-    assert waits.resolve(index=1) == "ANSWERED"
+    assert waits.resolve_wait(index=0) == "STALE"
+    assert waits.resolve_wait(index=1) == "ANSWERED"
     assert waits.answers == {"token-2": "ENDED"}
 
 
 def test_answer_to_an_ended_wait_never_ends_the_next(waits: Waits) -> None:
-    waits.open(K.ATTEMPT_RUNNING, token="token-1")
-    waits.resolve()
+    waits.open_wait(K.ATTEMPT_RUNNING, token="token-1")
+    waits.resolve_wait()
     waits.world.clock.advance(1)
-    waits.open(K.ATTEMPT_RUNNING, token="token-2")
+    waits.open_wait(K.ATTEMPT_RUNNING, token="token-2")
 
-    assert waits.resolve(index=0) == "STALE"
-    assert waits.resolve(index=1) == "ANSWERED"
+    assert waits.resolve_wait(index=0) == "STALE"
+    assert waits.resolve_wait(index=1) == "ANSWERED"
 
 
 def test_delayed_answer_keeps_a_newer_wait_open(waits: Waits) -> None:
-    waits.open(K.ATTEMPT_RUNNING, token="token-1")
+    waits.open_wait(K.ATTEMPT_RUNNING, token="token-1")
 
     def meanwhile() -> None:
-        waits.resolve(index=0)
+        waits.resolve_wait(index=0)
         waits.world.clock.advance(1)
-        waits.open(K.ATTEMPT_RUNNING, token="token-2")
+        waits.open_wait(K.ATTEMPT_RUNNING, token="token-2")
 
     slow: Any = SlowLedger(waits.world.ledger, meanwhile)
 
-    assert waits.resolve(index=0, ledger=slow) == "STALE"
-    assert waits.resolve(index=1) == "ANSWERED"
+    assert waits.resolve_wait(index=0, ledger=slow) == "STALE"
+    assert waits.resolve_wait(index=1) == "ANSWERED"
     assert waits.answers == {"token-1": "RUNNING", "token-2": "RUNNING"}
 
 
@@ -159,105 +159,105 @@ def test_wait_without_a_subject_is_refused(waits: Waits) -> None:
 
 
 def test_second_answer_of_a_wait_is_not_sent(waits: Waits) -> None:
-    waits.open(K.ATTEMPT_RUNNING)
+    waits.open_wait(K.ATTEMPT_RUNNING)
 
-    assert [waits.resolve(), waits.resolve()] == ["ANSWERED", "STALE"]
+    assert [waits.resolve_wait(), waits.resolve_wait()] == ["ANSWERED", "STALE"]
 
 
 def test_only_the_first_recorded_answer_of_a_wait_is_sent(waits: Waits) -> None:
-    waits.open(K.ATTEMPT_RUNNING)
-    [wait] = waits.rows()
+    waits.open_wait(K.ATTEMPT_RUNNING)
+    [wait] = waits.stored_waits()
     recorded = wait.replace(state="ANSWERED", answer=WaitAnswer(outcome="DEADLINE_PASSED", reason="Late."))
     row = waits.world.ledger.get(subject_rows.wait_key(wait.subject, wait.name))
     assert row
     waits.world.ledger.commit(Put(subject_rows.wait_row(recorded, row.version)))
 
-    assert waits.resolve() == "ANSWERED"
+    assert waits.resolve_wait() == "ANSWERED"
     assert waits.answers == {"token-1": "DEADLINE_PASSED"}
 
 
 def test_answer_to_an_ended_task_counts_as_sent(waits: Waits) -> None:
-    waits.open(K.ATTEMPT_RUNNING)
-    waits.world.tokens.over.add("token-1")
+    waits.open_wait(K.ATTEMPT_RUNNING)
+    waits.world.task_tokens.over.add("token-1")
 
-    assert waits.resolve() == "OVER"
-    assert waits.rows() == []
+    assert waits.resolve_wait() == "OVER"
+    assert waits.stored_waits() == []
 
 
 def test_sweep_requests_an_unsent_answer_again(waits: Waits) -> None:
-    waits.open(K.ATTEMPT_RUNNING)
-    [wait] = waits.rows()
+    waits.open_wait(K.ATTEMPT_RUNNING)
+    [wait] = waits.stored_waits()
     row = waits.world.ledger.get(subject_rows.wait_key(wait.subject, wait.name))
     assert row
     recorded = wait.replace(state="ANSWERED", answer=WaitAnswer(outcome="RUNNING", reason="All run."))
     waits.world.ledger.commit(Put(subject_rows.wait_row(recorded, row.version)))
 
-    assert waits.look() == []
-    assert waits.look(repeat_answered=True) == ["RUNNING"]
-    assert waits.resolve() == "ANSWERED"
+    assert waits.evaluate_waits() == []
+    assert waits.evaluate_waits(repeat_answered=True) == ["RUNNING"]
+    assert waits.resolve_wait() == "ANSWERED"
 
 
 # ---------------------------------------------------------------- attempts
 
 
-def test_the_deadline_ends_a_wait(waits: Waits) -> None:
+def test_wait_ends_at_its_deadline(waits: Waits) -> None:
     waits.world.cluster.set_pods(waits.job_id, 1, PodPhase.PENDING)
-    waits.open(K.ATTEMPT_RUNNING)
+    waits.open_wait(K.ATTEMPT_RUNNING)
 
     waits.world.clock.advance(waits.policy.jobs.running_deadline_seconds - 1)
-    assert waits.look() == []
+    assert waits.evaluate_waits() == []
     waits.world.clock.advance(1)
-    assert waits.look() == ["DEADLINE_PASSED"]
+    assert waits.evaluate_waits() == ["DEADLINE_PASSED"]
 
 
 @pytest.mark.parametrize("kind", [K.ATTEMPT_RUNNING, K.ATTEMPT_ENDED])
-def test_stop_request_ends_the_wait(waits: Waits, kind: ConditionKind) -> None:
-    waits.stop()
-    waits.open(kind)
+def test_stop_request_ends_wait_for_the_attempt(waits: Waits, kind: ConditionKind) -> None:
+    waits.request_stop()
+    waits.open_wait(kind)
 
-    waits.resolve()
+    waits.resolve_wait()
 
     assert waits.answers == {"token-1": "STOP_REQUESTED"}
 
 
 def test_success_counts_before_a_stop_request(waits: Waits) -> None:
     waits.world.cluster.finish_pods(waits.job_id, 1)
-    waits.stop()
-    waits.open()
+    waits.request_stop()
+    waits.open_wait()
 
-    waits.resolve()
+    waits.resolve_wait()
 
     assert waits.answers == {"token-1": "ENDED"}
 
 
 def test_attempt_is_stopped_once_no_pod_is_left(waits: Waits) -> None:
-    waits.stop()
-    waits.open(K.ATTEMPT_STOPPED)
-    assert waits.look() == []
+    waits.request_stop()
+    waits.open_wait(K.ATTEMPT_STOPPED)
+    assert waits.evaluate_waits() == []
 
     waits.scenario.stop(waits.job_id)
 
-    assert waits.look() == ["STOPPED"]
+    assert waits.evaluate_waits() == ["STOPPED"]
 
 
 def test_pods_on_a_lost_node_are_not_awaited(waits: Waits) -> None:
     node = f"hyperpod-{instance_id(1)}"
-    waits.stop()
-    waits.open(K.ATTEMPT_STOPPED)
+    waits.request_stop()
+    waits.open_wait(K.ATTEMPT_STOPPED)
     waits.world.cluster.lose_node(node)
     waits.scenario.stop(waits.job_id)
 
-    assert waits.look() == []
+    assert waits.evaluate_waits() == []
     waits.world.clock.advance(waits.policy.jobs.lost_node_seconds)
-    assert waits.look() == ["STOPPED"]
+    assert waits.evaluate_waits() == ["STOPPED"]
 
 
 def test_a_settled_attempt_ends_its_waits(waits: Waits) -> None:
-    waits.open()
+    waits.open_wait()
     waits.world.cluster.finish_pods(waits.job_id, 1)
     waits.scenario.settle(waits.job_id)
 
-    assert waits.look() == ["ENDED"]
+    assert waits.evaluate_waits() == ["ENDED"]
 
 
 # ---------------------------------------------------------------- who is to blame
@@ -265,32 +265,32 @@ def test_a_settled_attempt_ends_its_waits(waits: Waits) -> None:
 
 def test_failure_is_attributed_to_the_application_after_a_delay(waits: Waits) -> None:
     waits.world.cluster.fail_pods(waits.job_id, 1)
-    waits.open()
+    waits.open_wait()
 
     assert waits.world.wait_answers.requests == []
     waits.world.clock.advance(waits.policy.jobs.attribution_delay_seconds - 1)
-    assert waits.look() == []
+    assert waits.evaluate_waits() == []
     waits.world.clock.advance(1)
-    assert waits.look() == ["ENDED"]
+    assert waits.evaluate_waits() == ["ENDED"]
     assert waits.world.wait_answers.requests[-1].answer["facts"]["state"] == "FAILED"
 
 
 def test_node_fault_during_the_delay_takes_the_blame(waits: Waits) -> None:
     waits.world.cluster.fail_pods(waits.job_id, 1)
-    waits.open()
+    waits.open_wait()
     waits.world.clock.advance(1)
     labels = {"sagemaker.amazonaws.com/fault-types": "NvidiaErrorTerminate"}
     waits.world.cluster.set_node(f"hyperpod-{instance_id(2)}", labels=labels)
 
-    assert waits.look() == ["ENDED"]
+    assert waits.evaluate_waits() == ["ENDED"]
     assert waits.world.wait_answers.requests[-1].answer["facts"]["state"] == AttemptState.LOST
 
 
-def test_attribution_without_a_delay_is_immediate() -> None:
+def test_attempt_ends_at_once_if_attribution_has_no_delay() -> None:
     waits = Waits(attribution_delay_seconds=0)
     waits.world.cluster.fail_pods(waits.job_id, 1)
 
-    assert "ENDED" in waits.open().reason
+    assert "ENDED" in waits.open_wait().reason
 
 
 # ---------------------------------------------------------------- many at once
@@ -304,10 +304,10 @@ def test_failed_wait_does_not_delay_the_others() -> None:
         recovery.world.clock.advance(1)
         open_wait.run(request, recovery.context())
 
-    def broken() -> Any:
+    def raise_unreachable() -> Any:
         raise Unreachable("no provider")
 
-    recovery.world.provider.nodes = broken  # type: ignore[method-assign]  # the provider does not answer
+    recovery.world.provider.nodes = raise_unreachable  # type: ignore[method-assign]  # the provider does not answer
     recovery.world.wait_answers.requests.clear()
     result = evaluate_waits.run(recovery.context())
 
@@ -316,17 +316,17 @@ def test_failed_wait_does_not_delay_the_others() -> None:
 
 
 def test_waits_of_one_subject_can_be_evaluated_separately(waits: Waits) -> None:
-    waits.open()
+    waits.open_wait()
     waits.world.cluster.finish_pods(waits.job_id, 1)
 
-    assert waits.look(subject="job-other") == []
-    assert waits.look(subject=waits.job_id) == ["ENDED"]
+    assert waits.evaluate_waits(subject="job-other") == []
+    assert waits.evaluate_waits(subject=waits.job_id) == ["ENDED"]
 
 
 def test_held_recovery_waits_longer_than_the_longest_hold() -> None:
     recovery = RecoveryScenario()
     recovery.report_fault()
-    recovery.hold(seconds=120)
+    recovery.hold_automation(seconds=120)
     request = open_wait.OpenWaitRequest(kind=K.RELEASED, token="t", incident_id=recovery.incident_id, run=1)
     open_wait.run(request, recovery.context())
 

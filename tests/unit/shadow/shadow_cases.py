@@ -1,9 +1,9 @@
-"""Cases that state only what matters."""
+"""Builders of shadow cases. A test states only the fields that matter."""
 
 from datetime import datetime, timedelta
 from typing import Any
 
-from evenkeel.domain.shadow.cases import Actor, NodeEvent, NodeEventKind, ShadowCase, ShadowDecision
+from evenkeel.domain.shadow.shadow_cases import Actor, NodeEvent, NodeEventKind, ShadowCase, ShadowDecision
 from tests.fakes.system import A_MOMENT
 
 HOUR = 3600

@@ -1,4 +1,4 @@
-"""The verdict on a decision of the mode `observe`, from what happened to the node."""
+"""The verdict on a decision in mode `observe`, from the later events of its node."""
 
 from datetime import timedelta
 from random import Random
@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenkeel.domain.shadow.cases import Actor, NodeEvent, NodeEventKind, group_into_cases
 from evenkeel.domain.shadow.report import summarise_cases
-from evenkeel.domain.shadow.verdicts import Cause, JudgedCase, ShadowTimes, Verdict, judge
+from evenkeel.domain.shadow.shadow_cases import Actor, NodeEvent, NodeEventKind, group_into_cases
+from evenkeel.domain.shadow.verdicts import Cause, JudgedCase, ShadowTimes, Verdict, judge_case
 from tests.examples import examples
 from tests.unit.shadow.shadow_cases import HOUR, a_case, a_decision, an_event, at
 
@@ -19,7 +19,7 @@ WINDOW = 24 * HOUR
 
 
 def verdicts_of(*events: NodeEvent, known_until: float = 1000 * HOUR, **decision: object) -> JudgedCase:
-    return judge(a_case(*events, known_until=known_until, **decision), TERMS)
+    return judge_case(a_case(*events, known_until=known_until, **decision), TERMS)
 
 
 # ---------------------------------------------------------------- an owner acted
@@ -45,37 +45,37 @@ def test_time_of_the_owners_action_decides_the_verdict(seconds: float, verdict: 
 
 
 @pytest.mark.parametrize("seconds", [-906, WINDOW + 1])
-def test_action_outside_the_window_is_not_compared(seconds: float) -> None:
+def test_owners_action_outside_the_window_is_not_compared(seconds: float) -> None:
     case = verdicts_of(an_event(K.REPLACED, seconds))
 
     assert case.cordon.verdict is case.repair.verdict is Verdict.UNKNOWN
 
 
-def test_first_of_cordon_and_replacement_is_compared_with_the_cordon() -> None:
+def test_cordon_decision_is_compared_with_the_owners_first_action() -> None:
     case = verdicts_of(an_event(K.CORDONED, 300, Actor.PERSON), an_event(K.REPLACED, 900))
 
     assert (case.cordon.actor, case.cordon.seconds) == (Actor.PERSON, 300)
     assert (case.repair.actor, case.repair.seconds) == (Actor.HYPERPOD, 900)
 
 
-def test_decision_is_later_if_a_manual_cordon_exists() -> None:
-    standing = verdicts_of(an_event(K.CORDONED, -7200, Actor.PERSON))
+def test_decision_to_cordon_an_already_cordoned_node_is_later() -> None:
+    still_cordoned = verdicts_of(an_event(K.CORDONED, -7200, Actor.PERSON))
     removed = verdicts_of(an_event(K.CORDONED, -7200, Actor.PERSON), an_event(K.UNCORDONED, -3600, Actor.PERSON))
     untimed = verdicts_of(owner="PERSON", repair="")
 
-    assert (standing.cordon.verdict, standing.cordon.seconds) == (Verdict.LATER, -7200)
+    assert (still_cordoned.cordon.verdict, still_cordoned.cordon.seconds) == (Verdict.LATER, -7200)
     assert removed.cordon.verdict is Verdict.UNKNOWN
     assert (untimed.cordon.verdict, untimed.cordon.seconds) == (Verdict.LATER, None)
 
 
-def test_later_record_of_same_action_gives_actor() -> None:
+def test_second_record_of_an_action_can_name_its_actor() -> None:
     node_event = an_event(K.REPLACED, 600, Actor.UNKNOWN)
 
-    named = verdicts_of(node_event, an_event(K.REPLACED, 640)).repair
-    other = verdicts_of(node_event, an_event(K.REPLACED, 700)).repair
+    soon_after = verdicts_of(node_event, an_event(K.REPLACED, 640)).repair
+    too_late = verdicts_of(node_event, an_event(K.REPLACED, 700)).repair
 
-    assert (named.actor, named.seconds, named.evidence) == (Actor.HYPERPOD, 600, ("REPLACED at 640",))
-    assert (other.actor, other.seconds) == (Actor.UNKNOWN, 600)
+    assert (soon_after.actor, soon_after.seconds, soon_after.evidence) == (Actor.HYPERPOD, 600, ("REPLACED at 640",))
+    assert (too_late.actor, too_late.seconds) == (Actor.UNKNOWN, 600)
 
 
 def test_removed_node_counts_as_replaced() -> None:
@@ -88,7 +88,7 @@ def test_reboot_before_a_replacement_is_not_a_replacement() -> None:
     assert (case.repair.verdict, case.repair.seconds) == (Verdict.EARLIER, 7200)
 
 
-def test_gentler_first_repair_is_different() -> None:
+def test_decision_for_another_first_repair_is_different() -> None:
     replaced = verdicts_of(an_event(K.REPLACED, 600), repair="reboot")
     rebooted = verdicts_of(an_event(K.REBOOTED, 600), repair="reboot")
     checked = verdicts_of(an_event(K.REBOOTED, 600), repair="diagnose")
@@ -100,7 +100,7 @@ def test_gentler_first_repair_is_different() -> None:
     ]
 
 
-def test_repair_left_to_its_owner_is_not_judged() -> None:
+def test_repair_that_evenkeel_leaves_to_the_owner_is_not_judged() -> None:
     case = verdicts_of(an_event(K.REPLACED, 600), repair="", owner="HYPERPOD")
 
     assert case.cordon.verdict is Verdict.EARLIER
@@ -116,44 +116,44 @@ def test_owners_action_without_a_decision_to_act_is_missed() -> None:
 # ---------------------------------------------------------------- no owner acted
 
 
-def test_node_that_worked_a_whole_window_proves_the_decision_wrong() -> None:
+def test_decision_is_wrong_if_the_node_worked_without_repair() -> None:
     case = verdicts_of(an_event(K.RECOVERED, 600), an_event(K.IN_SERVICE, 600 + WINDOW))
 
     assert case.cordon.verdict is case.repair.verdict is Verdict.WOULD_HAVE_BEEN_WRONG
     assert case.cordon.evidence == ("RECOVERED at 600", f"IN_SERVICE at {600 + WINDOW}")
 
 
-def test_node_in_service_too_early_proves_nothing() -> None:
-    early = verdicts_of(an_event(K.RECOVERED, 600), an_event(K.IN_SERVICE, 599 + WINDOW))
+def test_node_in_service_before_the_window_ends_proves_nothing() -> None:
+    case = verdicts_of(an_event(K.RECOVERED, 600), an_event(K.IN_SERVICE, 599 + WINDOW))
 
-    assert (early.cordon.verdict, early.cordon.cause) == (Verdict.UNKNOWN, Cause.NOTHING_KNOWN)
+    assert (case.cordon.verdict, case.cordon.cause) == (Verdict.UNKNOWN, Cause.NOTHING_KNOWN)
 
 
-def test_open_window_names_its_end() -> None:
+def test_unfinished_comparison_window_states_its_end() -> None:
     case = verdicts_of(an_event(K.RECOVERED, 600), known_until=WINDOW)
 
     assert (case.cordon.verdict, case.cordon.cause) == (Verdict.UNKNOWN, Cause.WINDOW_OPEN)
     assert case.cordon.window_open_until == at(600 + WINDOW)
 
 
-def test_window_begins_again_after_each_fault_within_it() -> None:
-    flapping = verdicts_of(
+def test_comparison_window_restarts_after_each_new_fault() -> None:
+    case = verdicts_of(
         an_event(K.RECOVERED, 600),
         an_event(K.FAULT, HOUR),
         an_event(K.RECOVERED, 2 * HOUR),
         an_event(K.IN_SERVICE, 600 + WINDOW),
     )
 
-    assert (flapping.cordon.verdict, flapping.cordon.cause) == (Verdict.UNKNOWN, Cause.NOTHING_KNOWN)
+    assert (case.cordon.verdict, case.cordon.cause) == (Verdict.UNKNOWN, Cause.NOTHING_KNOWN)
 
 
-def test_fault_that_comes_again_is_unknown() -> None:
+def test_verdict_is_unknown_if_the_fault_recurs() -> None:
     case = verdicts_of(an_event(K.RECOVERED, HOUR), an_event(K.FAULT, WINDOW + 600), an_event(K.IN_SERVICE, 100 * HOUR))
 
     assert (case.cordon.verdict, case.cordon.cause) == (Verdict.UNKNOWN, Cause.FAULT_RECURRED)
 
 
-def test_action_after_the_window_is_unknown() -> None:
+def test_verdict_is_unknown_if_the_owner_acts_after_the_window() -> None:
     case = verdicts_of(
         an_event(K.RECOVERED, HOUR), an_event(K.REPLACED, WINDOW + 600), an_event(K.IN_SERVICE, 100 * HOUR)
     )
@@ -161,7 +161,7 @@ def test_action_after_the_window_is_unknown() -> None:
     assert (case.cordon.verdict, case.cordon.cause) == (Verdict.UNKNOWN, Cause.ACTED_TOO_SOON)
 
 
-def test_reboot_that_was_enough_makes_the_replacement_wrong() -> None:
+def test_decision_to_replace_is_wrong_if_a_reboot_was_enough() -> None:
     case = verdicts_of(an_event(K.REBOOTED, 600), an_event(K.IN_SERVICE, 600 + WINDOW))
 
     assert case.cordon.verdict is Verdict.EARLIER
@@ -169,7 +169,7 @@ def test_reboot_that_was_enough_makes_the_replacement_wrong() -> None:
     assert case.repair.reason.startswith("HyperPod rebooted the node at ")
 
 
-def test_healthy_node_without_a_decision_to_act_is_the_same() -> None:
+def test_verdict_is_same_if_nobody_acted_on_a_healthy_node() -> None:
     case = verdicts_of(an_event(K.IN_SERVICE, WINDOW), cordons=False, repair="")
 
     assert case.cordon.verdict is case.repair.verdict is Verdict.SAME
@@ -195,7 +195,7 @@ UNTIL = st.integers(0, 80 * HOUR)
 
 @settings(max_examples=examples(500))
 @given(EVENTS, DECISIONS, UNTIL, st.randoms(use_true_random=False))
-def test_order_and_copies_of_events_change_nothing(
+def test_verdicts_do_not_depend_on_order_or_copies_of_events(
     events: list[NodeEvent], decision: dict[str, object], until: int, chance: Random
 ) -> None:
     shuffled = [*events, *events]
@@ -209,7 +209,7 @@ def test_order_and_copies_of_events_change_nothing(
 
 @settings(max_examples=examples(500))
 @given(EVENTS, DECISIONS, UNTIL)
-def test_wrong_needs_a_node_that_worked_without_the_action(
+def test_wrong_verdict_requires_a_node_that_worked_without_the_action(
     events: list[NodeEvent], decision: dict[str, object], until: int
 ) -> None:
     case = verdicts_of(*events, known_until=until, **decision)
@@ -227,7 +227,9 @@ def test_wrong_needs_a_node_that_worked_without_the_action(
 
 @settings(max_examples=examples(500))
 @given(EVENTS, DECISIONS, UNTIL)
-def test_verdict_agrees_with_its_time(events: list[NodeEvent], decision: dict[str, object], until: int) -> None:
+def test_verdict_agrees_with_the_seconds_of_the_owners_action(
+    events: list[NodeEvent], decision: dict[str, object], until: int
+) -> None:
     case = verdicts_of(*events, known_until=until, **decision)
 
     for judgement in (case.cordon, case.repair):
@@ -251,7 +253,7 @@ def test_verdict_agrees_with_its_time(events: list[NodeEvent], decision: dict[st
 
 @settings(max_examples=examples(300))
 @given(EVENTS, DECISIONS, UNTIL, UNTIL)
-def test_later_knowledge_never_changes_a_known_cordon(
+def test_later_events_never_change_a_known_cordon_verdict(
     events: list[NodeEvent], decision: dict[str, object], until: int, more: int
 ) -> None:
     before = verdicts_of(*events, known_until=until, **decision).cordon
@@ -294,18 +296,18 @@ def test_incidents_of_a_node_within_a_window_are_one_case() -> None:
     assert [(case.incident_id, len(every)) for case, every in cases] == [("inc-0", 3), ("inc-3", 1)]
 
 
-def test_first_decision_to_act_is_judged() -> None:
+def test_only_the_first_decision_to_act_is_judged() -> None:
     watched = a_decision(incident_id="inc-1", cordons=False, repair="")
     acted = a_decision(incident_id="inc-2", decided_at=at(HOUR), repair="reboot")
-    later = a_decision(incident_id="inc-3", decided_at=at(2 * HOUR), repair="replace")
+    later_decision = a_decision(incident_id="inc-3", decided_at=at(2 * HOUR), repair="replace")
 
-    ((judged_one, every),) = group_into_cases([later, watched, acted], timedelta(hours=24))
+    ((judged_one, every),) = group_into_cases([later_decision, watched, acted], timedelta(hours=24))
 
     assert judged_one == acted
-    assert every == (watched, acted, later)
+    assert every == (watched, acted, later_decision)
 
 
-def test_nodes_are_separate_cases() -> None:
+def test_incidents_of_different_nodes_are_separate_cases() -> None:
     cases = group_into_cases([a_decision(), a_decision(incident_id="inc-2", node="eks/i-2/1")], timedelta(hours=24))
 
     assert len(cases) == 2

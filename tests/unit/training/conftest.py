@@ -10,7 +10,7 @@ from moto import mock_aws
 
 @pytest.fixture(params=["folder", "bucket"])
 def uri(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """A checkpoint URI under which nothing lies: in a folder, and in S3."""
+    """Yield an empty checkpoint URI: once in a folder, once in S3."""
     if request.param == "folder":
         yield f"file://{tmp_path}/checkpoints/job-rings"
         return

@@ -33,7 +33,9 @@ def attempt_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     signal.signal(signal.SIGTERM, before)
 
 
-def test_documented_script_saves_and_resumes(attempt_1: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_script_of_the_documentation_saves_and_resumes(
+    attempt_1: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     script = attempt_1 / "train.py"
     script.write_text(PAGE.read_text().split("```python\n")[1].split("```")[0])
     loaded: list[bytes] = []
@@ -43,11 +45,11 @@ def test_documented_script_saves_and_resumes(attempt_1: Path, monkeypatch: pytes
         trained.append(step)
         return 1.0 / (step + 1)
 
-    given = {"load": loaded.append, "train_one": train_one, "dump": lambda: b"weights", "total_steps": 1200}
-    runpy.run_path(str(script), given)
+    script_names = {"load": loaded.append, "train_one": train_one, "dump": lambda: b"weights", "total_steps": 1200}
+    runpy.run_path(str(script), script_names)
     monkeypatch.setenv("EVENKEEL_ATTEMPT", "2")
     trained.clear()
-    runpy.run_path(str(script), given)
+    runpy.run_path(str(script), script_names)
 
     assert loaded == [b"weights"]
     assert trained == list(range(1000, 1200))
@@ -74,7 +76,7 @@ SIGNAL_HANDLER = "signal.signal(signal.SIGTERM, lambda *_: end(143)); print('rea
         (SIGNAL_HANDLER, True, 143),
     ],
 )
-def test_command_of_a_pod_keeps_the_exit_code_behind_torchrun(
+def test_documented_pod_command_keeps_the_exit_code_of_torchrun(
     worker: str, is_stopped: bool, code: int, tmp_path: Path
 ) -> None:
     torchrun = tmp_path / "torchrun"
@@ -105,7 +107,7 @@ def test_command_of_a_pod_keeps_the_exit_code_behind_torchrun(
     assert pod.returncode == code
 
 
-def test_interpreter_without_packages_can_prove_a_folder(tmp_path: Path) -> None:
+def test_checkpoint_folder_is_proven_by_python_without_packages(tmp_path: Path) -> None:
     Run(open_storage(str(tmp_path)), job_id="job-rings", attempt=1).save(10, b"weights")
 
     # -I -S: no site-packages, no environment, so nothing but the standard library can be found.
@@ -114,15 +116,15 @@ def test_interpreter_without_packages_can_prove_a_folder(tmp_path: Path) -> None
         f"sys.argv = ['training', 'prove', {str(tmp_path)!r}]; "
         "runpy.run_module('evenkeel.training', run_name='__main__')"
     )
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-I", "-S", "-c", script], capture_output=True, text=True, timeout=60, check=False
     )
 
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("Step 10 of attempt 1 is valid")
+    assert (completed.returncode, completed.stderr) == (0, "")
+    assert completed.stdout.startswith("Step 10 of attempt 1 is valid")
 
 
-def test_page_names_every_variable_reason_and_grade() -> None:
+def test_training_page_lists_every_variable_rejection_code_and_grade() -> None:
     page = PAGE.read_text()
     source = "".join(path.read_text() for path in (PROJECT / "shared" / "evenkeel" / "training").glob("*.py"))
     names = {*re.findall(r"EVENKEEL_[A-Z_]+", source), *RejectionCode, Grade.PROVED, Grade.COMPLETE_BY_CONVENTION}

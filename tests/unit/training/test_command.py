@@ -13,8 +13,8 @@ from evenkeel.training.storage import open_storage
 
 
 @pytest.fixture
-def saved(uri: str) -> str:
-    """A URI under which step 10 is whole and step 20 has lost a shard's bytes."""
+def damaged_uri(uri: str) -> str:
+    """Return a checkpoint URI where step 10 is complete and a shard of step 20 is truncated."""
     storage = open_storage(uri)
     run = Run(storage, job_id="job-rings", attempt=1)
     run.save(10, b"whole")
@@ -23,16 +23,16 @@ def saved(uri: str) -> str:
     return uri
 
 
-def test_prove_shows_the_proven_checkpoint_and_rejections(saved: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["prove", saved]) == 0
+def test_prove_shows_the_proven_checkpoint_and_rejections(damaged_uri: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["prove", damaged_uri]) == 0
 
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("Step 10 of attempt 1 is valid: 1 file, 5 bytes, every size and checksum matches.")
     assert lines[1:] == ["  step 20 of attempt 1  SHARD_SIZE: shard-0-of-1.bin has 3 bytes; the manifest says 7."]
 
 
-def test_prove_reports_step_digest_and_rejections_as_json(saved: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["prove", saved, "--json"]) == 0
+def test_prove_reports_step_digest_and_rejections_as_json(damaged_uri: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["prove", damaged_uri, "--json"]) == 0
 
     document = json.loads(capsys.readouterr().out)
     assert document["resumeFrom"] == {
@@ -45,10 +45,10 @@ def test_prove_reports_step_digest_and_rejections_as_json(saved: str, capsys: py
     assert [(out["step"], out["code"]) for out in document["rejected"]] == [(20, "SHARD_SIZE")]
 
 
-def test_prove_command_changes_no_file(saved: str) -> None:
-    main(["prove", saved, "--attempt", "5"])
+def test_prove_command_changes_no_file(damaged_uri: str) -> None:
+    main(["prove", damaged_uri, "--attempt", "5"])
 
-    assert open_storage(saved).read_fence().fence is None
+    assert open_storage(damaged_uri).read_fence().fence is None
 
 
 def test_prove_command_without_checkpoints_fails(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -57,16 +57,18 @@ def test_prove_command_without_checkpoints_fails(uri: str, capsys: pytest.Captur
     assert capsys.readouterr().out == "The job has no checkpoint yet, so training starts at step 0.\n"
 
 
-def test_prove_command_rejects_distrusted_checkpoints(saved: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["prove", saved, "--distrust-after", "2020-01-01T00:00:00Z"]) == 1
+def test_prove_command_rejects_distrusted_checkpoints(damaged_uri: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["prove", damaged_uri, "--distrust-after", "2020-01-01T00:00:00Z"]) == 1
 
     assert "step 10 of attempt 1  DISTRUSTED" in capsys.readouterr().out
 
 
-def test_resume_point_prints_the_same_key_twice(saved: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["resume-point", saved, "--attempt", "2"]) == 0
+def test_resume_point_command_repeated_prints_an_equal_key(
+    damaged_uri: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["resume-point", damaged_uri, "--attempt", "2"]) == 0
     first = capsys.readouterr()
-    assert main(["resume-point", saved, "--attempt", "2"]) == 0
+    assert main(["resume-point", damaged_uri, "--attempt", "2"]) == 0
 
     assert first.out == "attempt=1/step=000000010/manifest.json\n"
     assert capsys.readouterr() == first
@@ -92,10 +94,10 @@ def test_resume_point_without_proof_pins_only_with_the_option(
     assert capsys.readouterr().out == "\n"
 
 
-def test_resume_point_behind_the_fence_is_refused(saved: str, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["resume-point", saved, "--attempt", "3"])
+def test_resume_point_behind_the_fence_is_refused(damaged_uri: str, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["resume-point", damaged_uri, "--attempt", "3"])
 
-    assert main(["resume-point", saved, "--attempt", "2", "--json"]) == 75
+    assert main(["resume-point", damaged_uri, "--attempt", "2", "--json"]) == 75
     assert "attempt 2 is fenced" in capsys.readouterr().err
 
 
@@ -111,7 +113,7 @@ def test_checkpoint_address_of_unknown_scheme_is_an_error(capsys: pytest.Capture
     assert "is not a checkpoint URI" in capsys.readouterr().err
 
 
-def test_instant_without_time_zone_is_an_error(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_time_without_time_zone_is_an_error(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["prove", uri, "--distrust-after", "2026-11-03T10:00:00"])
     assert "no time zone" in capsys.readouterr().err

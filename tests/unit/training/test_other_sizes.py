@@ -1,4 +1,4 @@
-"""The example trainer goes on at another number of ranks from what it saved at this one, to the same last bit."""
+"""The example trainer resumes with another number of ranks, and its weights stay equal to the last bit."""
 
 import json
 import os
@@ -17,11 +17,11 @@ STEPS, SEED = 40, 7
 
 
 class ElasticAttempt:
-    """So many ranks of one attempt, as processes, with checkpoints in a folder."""
+    """The ranks of one attempt, as processes with checkpoints in a folder."""
 
     def __init__(self, folder: Path, attempt: int, ranks: int, resume_from: str, *options: str) -> None:
         self.folder, self.attempt = folder, attempt
-        # An address of its own, so that no other group's port can be in its way.
+        # A separate loopback address, so that the port is free.
         address = f"127.{secrets.randbelow(100) + 20}.{secrets.randbelow(250) + 1}.{secrets.randbelow(250) + 1}"
         environment = os.environ | {
             "EVENKEEL_JOB_ID": "job-sizes",
@@ -40,13 +40,13 @@ class ElasticAttempt:
             for rank in range(ranks)
         ]
 
-    def ended(self) -> list[int]:
+    def wait_for_exit_codes(self) -> list[int]:
         for rank in self.ranks:
             rank.communicate(timeout=60)
         return [rank.returncode for rank in self.ranks]
 
-    def stopped_at(self, step: int) -> list[int]:
-        """Ask all ranks to stop once rank 0 has taken so many steps."""
+    def stop_at_step(self, step: int) -> list[int]:
+        """Ask all ranks to stop once rank 0 has taken this number of steps, and return their exit codes."""
         out = self.ranks[0].stdout
         assert out
         for line in out:
@@ -55,22 +55,22 @@ class ElasticAttempt:
                 break
         for rank in self.ranks:
             rank.send_signal(signal.SIGTERM)
-        return self.ended()
+        return self.wait_for_exit_codes()
 
-    def newest(self) -> str:
-        """Return the last manifest that it saved, as a launch names it."""
+    def newest_manifest(self) -> str:
+        """Return the key of the last manifest that the attempt saved."""
         return max(str(path.relative_to(self.folder)) for path in self.folder.glob("attempt=*/step=*/manifest.json"))
 
 
 @pytest.mark.parametrize("sizes", [(2, 3, 1), (3, 1, 2), (1, 5, 4)])
-def test_weights_are_equal_after_stops_and_other_sizes(tmp_path: Path, sizes: tuple[int, int, int]) -> None:
+def test_weights_do_not_depend_on_stops_or_number_of_ranks(tmp_path: Path, sizes: tuple[int, int, int]) -> None:
     first = ElasticAttempt(tmp_path, 1, sizes[0], "", "--step-seconds", "0.03")
-    codes = first.stopped_at(8)
-    second = ElasticAttempt(tmp_path, 2, sizes[1], first.newest(), "--step-seconds", "0.03")
-    codes += second.stopped_at(20)
-    third = ElasticAttempt(tmp_path, 3, sizes[2], second.newest())
+    codes = first.stop_at_step(8)
+    second = ElasticAttempt(tmp_path, 2, sizes[1], first.newest_manifest(), "--step-seconds", "0.03")
+    codes += second.stop_at_step(20)
+    third = ElasticAttempt(tmp_path, 3, sizes[2], second.newest_manifest())
 
-    assert third.ended() == [0] * sizes[2]
+    assert third.wait_for_exit_codes() == [0] * sizes[2]
     assert set(codes) == {143}
     result = json.loads((tmp_path / "result" / "attempt=3.json").read_text(encoding="utf-8"))
     assert result["worldSize"] == sizes[2]
@@ -79,4 +79,4 @@ def test_weights_are_equal_after_stops_and_other_sizes(tmp_path: Path, sizes: tu
 
 @pytest.mark.exhaustive
 def test_reference_run_ends_despite_long_output() -> None:
-    assert reference_digest(2, 1100, SEED)  # 70 KB of each rank: more than a pipe holds
+    assert reference_digest(2, 1100, SEED)  # 70 KB of each rank exceed the buffer of a pipe

@@ -1,4 +1,4 @@
-"""Saving and resuming, as a training script does it."""
+"""A training script saves checkpoints and resumes from them."""
 
 import contextlib
 import hashlib
@@ -37,14 +37,14 @@ def chosen_step(uri: str, attempt: int) -> int | None:
     return None if point is None else point.step
 
 
-def run_in_threads(runs: Sequence[Run], what: Callable[[Run], Any]) -> list[Any]:
-    """Run every rank in a thread of its own."""
+def run_in_threads(runs: Sequence[Run], action: Callable[[Run], Any]) -> list[Any]:
+    """Call `action` for every rank in a separate thread, and return the results."""
     with ThreadPoolExecutor(len(runs)) as pool:
-        return [done.result(timeout=30) for done in [pool.submit(what, run) for run in runs]]
+        return [futures.result(timeout=30) for futures in [pool.submit(action, run) for run in runs]]
 
 
 class _RecordingStorage:
-    """A store that remembers of which checkpoints it was asked for the checksums, and of which for names and sizes."""
+    """A store that records for which checkpoints checksums were read, and for which only names and sizes."""
 
     def __init__(self, uri: str) -> None:
         self._real = open_storage(uri)
@@ -59,14 +59,14 @@ class _RecordingStorage:
         return self._real.examine(checkpoint, checksums=checksums)
 
 
-def test_proof_reads_only_objects_outside_the_manifest(uri: str) -> None:
+def test_proof_lists_and_hashes_as_few_checkpoints_as_possible(uri: str) -> None:
     run = a_run(uri)
     run.save(10, b"before the fault")
     after = datetime.now(UTC)
     run.save(20, b"after the fault")
     storage = open_storage(uri)
     for name in ("attempt=1/step=000000030/manifest.json", "attempt=1/step=000000040/shard-0-of-1.bin"):
-        storage.put(name, b"{", _sha256(b"{"))  # a manifest that is cut off; a checkpoint that was never finished
+        storage.put(name, b"{", _sha256(b"{"))  # a truncated manifest, and a checkpoint without a manifest
     for name in (".metadata", "__0_0.distcp"):
         storage.put(f"attempt=1/step=000000050/{name}", b"", _sha256(b""))
     reads = _RecordingStorage(uri)
@@ -104,10 +104,10 @@ def test_checkpoint_of_another_job_is_rejected(uri: str) -> None:
 def test_checkpoint_is_accepted_if_either_job_is_unknown(uri: str) -> None:
     a_run(uri, job_id="").save(10, b"state")
 
-    named = a_run(uri, 2, job_id="job-rings").resume()
-    nameless = a_run(uri, 3, job_id="").resume()
+    with_job_id = a_run(uri, 2, job_id="job-rings").resume()
+    without_job_id = a_run(uri, 3, job_id="").resume()
 
-    assert [point and point.step for point in (named, nameless)] == [10, 10]
+    assert [point and point.step for point in (with_job_id, without_job_id)] == [10, 10]
 
 
 def test_step_of_another_job_does_not_count_as_saved(uri: str) -> None:
@@ -143,11 +143,11 @@ def test_repeated_resume_returns_the_same_point(uri: str) -> None:
     first = a_run(uri, 2).resume()
     a_run(uri, 2).save(20, b"further")
 
-    again = a_run(uri, 2).resume()
+    repeated = a_run(uri, 2).resume()
 
     assert first is not None
-    assert again is not None
-    assert (first.step, again.step) == (10, 10)
+    assert repeated is not None
+    assert (first.step, repeated.step) == (10, 10)
 
 
 def test_step_saved_twice_is_unchanged(uri: str) -> None:
@@ -183,15 +183,15 @@ def test_rank_0_waits_for_the_receipt_of_every_rank(uri: str) -> None:
     assert list(resume.shards()) == [b"rank 0", b"rank 1", b"rank 2"]
 
 
-def test_ranks_may_gather_their_own_records(uri: str) -> None:
+def test_ranks_can_exchange_their_shard_records_by_a_collective(uri: str) -> None:
     barrier = threading.Barrier(2)
-    heard: dict[int, Any] = {}
+    records_by_rank: dict[int, Any] = {}
 
     def gather_for(rank: int) -> Callable[[dict[str, Any]], list[dict[str, Any]]]:
         def gather(record: dict[str, Any]) -> list[dict[str, Any]]:
-            heard[rank] = json.loads(json.dumps(record))
+            records_by_rank[rank] = json.loads(json.dumps(record))
             barrier.wait(timeout=20)
-            return [heard[0], heard[1]]
+            return [records_by_rank[0], records_by_rank[1]]
 
         return gather
 
@@ -206,15 +206,15 @@ def test_ranks_may_gather_their_own_records(uri: str) -> None:
 
 def test_checkpoint_without_a_shard_of_a_rank_is_incomplete(uri: str) -> None:
     a_run(uri).save(10, b"whole")
-    lonely = a_run(uri, rank=0, world_size=2, timeout_seconds=0)
+    run_without_peer = a_run(uri, rank=0, world_size=2, timeout_seconds=0)
 
     with pytest.raises(TimeoutError, match="rank 1 to save step 20"):
-        lonely.save(20, b"half")
+        run_without_peer.save(20, b"half")
 
     assert chosen_step(uri, 2) == 10
 
 
-def test_gather_without_a_rank_completes_no_checkpoint(uri: str) -> None:
+def test_collective_without_a_rank_completes_no_checkpoint(uri: str) -> None:
     with pytest.raises(ValueError, match="1 of 2 ranks"):
         a_run(uri, rank=0, world_size=2).save(10, b"half", gather=lambda record: [record])
 
@@ -222,7 +222,7 @@ def test_gather_without_a_rank_completes_no_checkpoint(uri: str) -> None:
 
 
 def a_record(step: int, rank: int, world_size: int) -> dict[str, Any]:
-    """The record that a rank sends to rank 0."""
+    """Return the record that a rank sends to rank 0."""
     key = Checkpoint(step=step, attempt=1).shard_key(rank, world_size)
     shard = {"key": key, "sizeBytes": 5, "sha256": _sha256(b"state")}
     return {"startedAt": "2026-11-03T10:00:00.000000Z", "shards": [shard]}
@@ -286,7 +286,7 @@ class _Collective:
         return gather
 
 
-class _SlowToShowManifests:
+class _StoreWithLateManifest:
     """A store that writes rank 0's manifest only after the other rank has looked for it."""
 
     def __init__(self, uri: str) -> None:
@@ -306,28 +306,28 @@ class _SlowToShowManifests:
         return None if key.endswith("manifest.json") else self._real.get(key)
 
 
-def test_step_saved_twice_with_gather_hangs_no_rank(uri: str) -> None:
+def test_step_saved_twice_with_a_collective_hangs_no_rank(uri: str) -> None:
     collective = _Collective()
-    unseeing: Storage = _SlowToShowManifests(uri)
-    zero = a_run(uri, rank=0, world_size=2)
-    rank_1 = Run(unseeing, job_id="job-rings", attempt=1, rank=1, world_size=2)
+    late_store: Storage = _StoreWithLateManifest(uri)
+    rank_0 = a_run(uri, rank=0, world_size=2)
+    rank_1 = Run(late_store, job_id="job-rings", attempt=1, rank=1, world_size=2)
 
     def save(run: Run) -> training.Saved:
         return run.save(10, f"rank {run.rank}".encode(), gather=collective.of(run.rank))
 
-    first = run_in_threads([zero, rank_1], save)
-    again = run_in_threads([zero, rank_1], save)
+    first = run_in_threads([rank_0, rank_1], save)
+    second = run_in_threads([rank_0, rank_1], save)
 
-    assert again == first
+    assert second == first
     assert chosen_step(uri, 2) == 10
 
 
-def test_repeated_save_writes_a_failed_manifest(uri: str) -> None:
+def test_repeated_save_writes_the_manifest_that_failed_before(uri: str) -> None:
     collective = _Collective()
-    failing = _SlowToShowManifests(uri)
+    failing = _StoreWithLateManifest(uri)
     failing.failures = 1
     store: Storage = failing
-    zero = Run(store, job_id="job-rings", attempt=1, rank=0, world_size=2)
+    rank_0 = Run(store, job_id="job-rings", attempt=1, rank=0, world_size=2)
     rank_1 = a_run(uri, rank=1, world_size=2)
 
     def save(run: Run) -> training.Saved | None:
@@ -335,17 +335,17 @@ def test_repeated_save_writes_a_failed_manifest(uri: str) -> None:
             return run.save(10, f"rank {run.rank}".encode(), gather=collective.of(run.rank))
         return None
 
-    first = run_in_threads([zero, rank_1], save)
+    first = run_in_threads([rank_0, rank_1], save)
     assert first[0] is None
     assert chosen_step(uri, 2) is None
-    again = run_in_threads([zero, rank_1], save)
+    second = run_in_threads([rank_0, rank_1], save)
 
-    assert [again[0].is_complete, again[1]] == [True, first[1]]
+    assert [second[0].is_complete, second[1]] == [True, first[1]]
     assert chosen_step(uri, 2) == 10
 
 
-def test_failed_manifest_is_not_written_for_another_step(uri: str) -> None:
-    failing = _SlowToShowManifests(uri)
+def test_manifest_that_failed_is_not_written_for_another_step(uri: str) -> None:
+    failing = _StoreWithLateManifest(uri)
     failing.failures = 1
     store: Storage = failing
     run = Run(store, job_id="job-rings", attempt=1)
@@ -371,34 +371,34 @@ def test_resumed_step_does_not_count_as_saved(uri: str) -> None:
 
 
 def test_older_attempt_ends_at_its_next_save(uri: str) -> None:
-    old = a_run(uri)
-    old.resume()
-    old.save(10, b"old")
+    older_run = a_run(uri)
+    older_run.resume()
+    older_run.save(10, b"old")
     new = a_run(uri, 2)
     new.resume()
 
     with pytest.raises(training.Fenced, match="attempt 1 is fenced: attempt 2"):
-        old.save(20, b"late")
+        older_run.save(20, b"late")
 
     new.save(15, b"new")
     assert chosen_step(uri, 3) == 15
 
 
-def test_fence_raised_during_a_save_prevents_the_manifest(uri: str) -> None:
-    old = a_run(uri)
+def test_save_writes_no_manifest_if_fenced_meanwhile(uri: str) -> None:
+    older_run = a_run(uri)
 
-    def overtaken(record: dict[str, Any]) -> list[dict[str, Any]]:
+    def fence_during_gather(record: dict[str, Any]) -> list[dict[str, Any]]:
         pin(open_storage(uri), 2)
         return [record]
 
     with pytest.raises(training.Fenced):
-        old.save(10, b"late", gather=overtaken)
+        older_run.save(10, b"late", gather=fence_during_gather)
 
     assert open_storage(uri).get("attempt=1/step=000000010/manifest.json") is None
 
 
-class _OvertakenAtTheLastMoment:
-    """A store in which a later attempt is fenced between the last look at the fence and the manifest's write."""
+class _StoreFencedBeforeTheManifest:
+    """A store where a later attempt raises the fence after its last check and before the manifest is written."""
 
     def __init__(self, uri: str) -> None:
         self._real = open_storage(uri)
@@ -412,8 +412,8 @@ class _OvertakenAtTheLastMoment:
 
 
 def test_manifest_written_after_the_fence_never_counts(uri: str) -> None:
-    late: Storage = _OvertakenAtTheLastMoment(uri)
-    Run(late, job_id="job-rings", attempt=1).save(10, b"late")
+    late_store: Storage = _StoreFencedBeforeTheManifest(uri)
+    Run(late_store, job_id="job-rings", attempt=1).save(10, b"late")
 
     assert open_storage(uri).get("attempt=1/step=000000010/manifest.json") is not None
     assert chosen_step(uri, 3) is None
@@ -430,7 +430,7 @@ def test_fenced_attempt_does_not_start(uri: str) -> None:
         a_run(uri, 1, rank=1, world_size=2).resume()
 
 
-def test_attempt_with_a_given_resume_point_uses_it(uri: str) -> None:
+def test_attempt_resumes_from_the_resume_point_in_its_environment(uri: str) -> None:
     first = a_run(uri)
     first.save(10, b"older")
     first.save(20, b"newer")
@@ -441,20 +441,20 @@ def test_attempt_with_a_given_resume_point_uses_it(uri: str) -> None:
     assert (resume.step, resume.shard(0)) == (10, b"older")
 
 
-def test_attempt_with_an_empty_resume_point_starts_new(uri: str) -> None:
+def test_attempt_with_an_empty_resume_point_starts_from_the_beginning(uri: str) -> None:
     a_run(uri).save(10, b"state")
 
     assert a_run(uri, 2, resume_from="").resume() is None
 
 
 def test_attempt_with_a_given_resume_point_fences_older_attempts(uri: str) -> None:
-    old = a_run(uri)
-    old.save(10, b"state")
+    older_run = a_run(uri)
+    older_run.save(10, b"state")
 
     a_run(uri, 2, resume_from="attempt=1/step=000000010/manifest.json").resume()
 
     with pytest.raises(training.Fenced):
-        old.save(20, b"late")
+        older_run.save(20, b"late")
 
 
 @pytest.mark.parametrize("key", ["somewhere", "../attempt=1/step=000000010/manifest.json", "attempt=1/step=10/x"])
@@ -505,7 +505,7 @@ def written_by_dcp(folder: Path, rank: int, content: bytes) -> list[Path]:
     return paths
 
 
-def test_files_of_all_ranks_form_one_proven_checkpoint(uri: str, tmp_path: Path) -> None:
+def test_dcp_files_of_all_ranks_form_one_proven_checkpoint(uri: str, tmp_path: Path) -> None:
     contents = [b"", bytes(range(256))]
     ranks = [a_run(uri, rank=rank, world_size=2, part_bytes=100) for rank in range(2)]
     run_in_threads(ranks, lambda run: run.save_files(10, written_by_dcp(tmp_path, run.rank, contents[run.rank])))
@@ -524,26 +524,26 @@ def test_files_of_all_ranks_form_one_proven_checkpoint(uri: str, tmp_path: Path)
     assert "__1_0.distcp.p00002" in {path.rpartition("/")[2] for path in open_storage(uri).examine(Checkpoint(10, 1))}
 
 
-def test_files_are_not_complete_before_those_of_all_ranks(uri: str, tmp_path: Path) -> None:
+def test_checkpoint_files_are_incomplete_until_every_rank_has_saved(uri: str, tmp_path: Path) -> None:
     run = a_run(uri, world_size=2, timeout_seconds=0)
 
     with pytest.raises(TimeoutError, match="rank 1 to save step 10"):
         run.save_files(10, written_by_dcp(tmp_path, 0, b"weights"))
 
     assert a_run(uri, 2, accepts_convention=True).resume() is None
-    other = a_run(uri, 3, rank=0, world_size=1)
-    other.save(20, b"a step without files of DCP")
+    other_run = a_run(uri, 3, rank=0, world_size=1)
+    other_run.save(20, b"a step without files of DCP")
     assert "attempt=3/step=000000020/.metadata" not in open_storage(uri).examine(Checkpoint(20, 3))
 
 
 def test_metadata_of_failed_save_is_not_in_next_save(uri: str, tmp_path: Path) -> None:
     run = a_run(uri)
 
-    def broken(_: dict[str, Any]) -> list[dict[str, Any]]:
+    def fail_to_gather(_: dict[str, Any]) -> list[dict[str, Any]]:
         raise ConnectionError("a peer is gone")
 
     with pytest.raises(ConnectionError):
-        run.save_files(10, written_by_dcp(tmp_path, 0, b"weights"), gather=broken)
+        run.save_files(10, written_by_dcp(tmp_path, 0, b"weights"), gather=fail_to_gather)
     run.save(20, b"weights")
 
     assert [key.rpartition("/")[2] for key in open_storage(uri).examine(Checkpoint(20, 1))] == [
@@ -587,7 +587,7 @@ def test_checkpoint_without_files_is_refused(uri: str) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", bytearray(b"state"), memoryview(b"state")])
-def test_shard_may_hold_any_bytes(uri: str, content: bytes) -> None:
+def test_shard_may_contain_any_bytes(uri: str, content: bytes) -> None:
     a_run(uri).save(10, content)
 
     resume = a_run(uri, 2).resume()
@@ -596,7 +596,7 @@ def test_shard_may_hold_any_bytes(uri: str, content: bytes) -> None:
     assert resume.shard(0) == bytes(content)
 
 
-def test_read_detects_a_shard_damaged_after_the_proof(uri: str) -> None:
+def test_reading_detects_a_shard_damaged_after_its_proof(uri: str) -> None:
     a_run(uri).save(10, b"state")
     resume = a_run(uri, 2).resume()
     assert resume is not None
@@ -607,7 +607,7 @@ def test_read_detects_a_shard_damaged_after_the_proof(uri: str) -> None:
         resume.shard(0)
 
 
-def test_rank_outside_the_checkpoint_is_not_reported_as_damage(uri: str) -> None:
+def test_reading_a_rank_that_saved_nothing_is_no_damage(uri: str) -> None:
     ranks = [a_run(uri, rank=rank, world_size=2) for rank in range(2)]
     run_in_threads(ranks, lambda run: run.save(10, f"rank {run.rank}".encode()))
     resume = a_run(uri, 2, rank=0, world_size=4).resume()
@@ -623,7 +623,7 @@ def test_rank_outside_the_checkpoint_is_not_reported_as_damage(uri: str) -> None
     assert list(resume.shards()) == [b"rank 0", b"rank 1"]
 
 
-def test_files_without_rank_names_are_not_reported_as_damage(uri: str) -> None:
+def test_shard_without_a_rank_is_not_reported_as_damage(uri: str) -> None:
     record = a_record(10, 0, 1)
     record["shards"][0]["key"] = "attempt=1/step=000000010/weights.safetensors"
     open_storage(uri).put(record["shards"][0]["key"], b"state", _sha256(b"state"))
@@ -645,7 +645,7 @@ def test_diverged_checkpoint_is_saved_but_never_resumed(uri: str, loss: float) -
     assert chosen_step(uri, 2) == 10
 
 
-def test_result_is_written_once_by_rank_0(uri: str) -> None:
+def test_only_rank_0_writes_the_result_and_only_once(uri: str) -> None:
     a_run(uri, rank=1, world_size=2).finish({"digest": "of rank 1"})
     a_run(uri, rank=0, world_size=2).finish({"digest": "first"})
     a_run(uri, rank=0, world_size=2).finish({"digest": "second"})
@@ -678,16 +678,16 @@ def test_rank_0_logs_its_pin(uri: str, capsys: pytest.CaptureFixture[str]) -> No
 def test_rank_0_skips_checkpoints_known_as_damaged(tmp_path: Path) -> None:
     for step in (10, 20):
         a_run(str(tmp_path), 1).save(step, b"state")
-    given = {"EVENKEEL_JOB_ID": "job-rings", "EVENKEEL_CHECKPOINT_URI": str(tmp_path)}
+    variables = {"EVENKEEL_JOB_ID": "job-rings", "EVENKEEL_CHECKPOINT_URI": str(tmp_path)}
 
-    second = training.attach({**given, "EVENKEEL_ATTEMPT": "2", "EVENKEEL_DAMAGED_CHECKPOINTS": "1/20"}).resume()
+    second = training.attach({**variables, "EVENKEEL_ATTEMPT": "2", "EVENKEEL_DAMAGED_CHECKPOINTS": "1/20"}).resume()
 
     assert second is not None
     assert second.step == 10
     with pytest.raises(training.Unproven, match="DAMAGED"):
-        training.attach({**given, "EVENKEEL_ATTEMPT": "3", "EVENKEEL_DAMAGED_CHECKPOINTS": "1/20,1/10"}).resume()
+        training.attach({**variables, "EVENKEEL_ATTEMPT": "3", "EVENKEEL_DAMAGED_CHECKPOINTS": "1/20,1/10"}).resume()
     with pytest.raises(training.NotInAnAttemptError, match="EVENKEEL_DAMAGED_CHECKPOINTS='1'"):
-        training.attach({**given, "EVENKEEL_ATTEMPT": "2", "EVENKEEL_DAMAGED_CHECKPOINTS": "1"})
+        training.attach({**variables, "EVENKEEL_ATTEMPT": "2", "EVENKEEL_DAMAGED_CHECKPOINTS": "1"})
 
 
 def test_checkpoint_by_convention_is_returned_as_a_folder(uri: str) -> None:
@@ -729,7 +729,7 @@ def test_sigterm_requests_a_stop(tmp_path: Path) -> None:
     assert run.should_stop()
 
 
-FORKS = """
+FORKING_SCRIPT = """
 import multiprocessing, os, signal, sys, time
 from evenkeel import training
 
@@ -763,22 +763,22 @@ print("asked", run.should_stop())
 
 
 def test_sigterm_ends_forked_children_and_requests_a_stop(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", FORKS, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
+    completed = subprocess.run(
+        [sys.executable, "-c", FORKING_SCRIPT, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
     )
 
-    assert done.stdout.splitlines() == [
+    assert completed.stdout.splitlines() == [
         "default True",
         "loader -15",
         "early -15",
         "own 7",
         "asked False",
         "asked True",
-    ], done.stderr
+    ], completed.stderr
 
 
 @pytest.mark.usefixtures("sigterm")
-def test_environment_configures_the_whole_run(tmp_path: Path) -> None:
+def test_environment_variables_configure_a_training_run(tmp_path: Path) -> None:
     run = training.attach(
         {
             "EVENKEEL_JOB_ID": "job-rings",
@@ -796,7 +796,7 @@ def test_environment_configures_the_whole_run(tmp_path: Path) -> None:
 
 
 POD = {"JOB_COMPLETION_INDEX": "1", "WORLD_SIZE": "2"}
-"""The second pod of two, before a launcher starts anything in it."""
+"""Variables of the second of two pods, before a launcher starts a process in it."""
 ELASTIC = {"LOCAL_WORLD_SIZE": "4", "GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}
 
 
@@ -825,7 +825,7 @@ ELASTIC = {"LOCAL_WORLD_SIZE": "4", "GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2", 
     ],
 )  # fmt: skip
 @pytest.mark.usefixtures("sigterm")
-def test_rank_is_that_of_the_launcher_if_present(
+def test_rank_is_read_from_the_launcher_or_the_pod(
     environ: dict[str, str], rank_and_world: tuple[int, int], tmp_path: Path
 ) -> None:
     run = training.attach({"EVENKEEL_CHECKPOINT_URI": str(tmp_path), "EVENKEEL_ATTEMPT": "1"} | environ)
@@ -835,10 +835,10 @@ def test_rank_is_that_of_the_launcher_if_present(
 
 @pytest.mark.usefixtures("sigterm")
 def test_workers_of_two_pods_write_one_checkpoint(tmp_path: Path) -> None:
-    given = {"EVENKEEL_CHECKPOINT_URI": str(tmp_path), "EVENKEEL_ATTEMPT": "1", "EVENKEEL_TIMEOUT_SECONDS": "5"}
+    variables = {"EVENKEEL_CHECKPOINT_URI": str(tmp_path), "EVENKEEL_ATTEMPT": "1", "EVENKEEL_TIMEOUT_SECONDS": "5"}
     workers = [
         training.attach(
-            given
+            variables
             | {"TORCHELASTIC_RUN_ID": "none"}
             | {"JOB_COMPLETION_INDEX": str(rank // 2), "LOCAL_RANK": str(rank % 2)}
             | {"RANK": str(rank), "WORLD_SIZE": "4"}
@@ -857,21 +857,21 @@ def test_workers_of_two_pods_write_one_checkpoint(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("sigterm")
 def test_attach_works_outside_the_main_thread(tmp_path: Path) -> None:
-    given = {"EVENKEEL_CHECKPOINT_URI": str(tmp_path), "EVENKEEL_ATTEMPT": "1"}
+    variables = {"EVENKEEL_CHECKPOINT_URI": str(tmp_path), "EVENKEEL_ATTEMPT": "1"}
     with ThreadPoolExecutor(1) as pool:
-        run = pool.submit(training.attach, given).result(timeout=10)
+        run = pool.submit(training.attach, variables).result(timeout=10)
 
     assert not run.should_stop()
 
 
 @pytest.mark.parametrize(("timeout", "environ", "waited"), [(None, "1", "1 s"), (0.5, "600", "0 s"), (0, None, "0 s")])
 @pytest.mark.usefixtures("sigterm")
-def test_timeout_of_code_overrides_that_of_the_environment(
+def test_timeout_argument_overrides_the_environment(
     timeout: float | None, environ: str | None, waited: str, tmp_path: Path
 ) -> None:
-    given = {"EVENKEEL_CHECKPOINT_URI": str(tmp_path), "EVENKEEL_ATTEMPT": "1"} | POD
-    variables = {} if environ is None else {"EVENKEEL_TIMEOUT_SECONDS": environ}
-    run = training.attach(given | variables, timeout_seconds=timeout)
+    variables = {"EVENKEEL_CHECKPOINT_URI": str(tmp_path), "EVENKEEL_ATTEMPT": "1"} | POD
+    timeout_variable = {} if environ is None else {"EVENKEEL_TIMEOUT_SECONDS": environ}
+    run = training.attach(variables | timeout_variable, timeout_seconds=timeout)
 
     with pytest.raises(TimeoutError, match=f"waited {waited} for rank 0 to pin"):
         run.resume()
@@ -896,7 +896,7 @@ def test_timeout_of_code_overrides_that_of_the_environment(
     ],
 )
 def test_invalid_environment_is_refused(changes: dict[str, str], message: str, tmp_path: Path) -> None:
-    given = {"EVENKEEL_CHECKPOINT_URI": str(tmp_path), "EVENKEEL_ATTEMPT": "1"}
+    variables = {"EVENKEEL_CHECKPOINT_URI": str(tmp_path), "EVENKEEL_ATTEMPT": "1"}
 
     with pytest.raises(training.NotInAnAttemptError, match=message):
-        training.attach(given | changes)
+        training.attach(variables | changes)

@@ -1,4 +1,4 @@
-"""The promises that the training contract rests on, held by folder and bucket alike."""
+"""Guarantees of checkpoint storage that the training contract needs, in a folder and in a bucket."""
 
 import errno
 import hashlib
@@ -153,7 +153,7 @@ def test_folder_keeps_and_lists_no_temporary_files(tmp_path: Path) -> None:
     assert len(list((tmp_path / SAVED.folder).iterdir())) == 3
 
 
-def test_higher_of_two_concurrent_folder_fences_remains(tmp_path: Path) -> None:
+def test_higher_of_two_concurrent_fences_of_a_folder_remains(tmp_path: Path) -> None:
     storage = open_storage(str(tmp_path))
     as_read = storage.read_fence()
 
@@ -171,11 +171,11 @@ def test_folder_fence_under_a_wrong_name_is_refused(tmp_path: Path) -> None:
         storage.read_fence()
 
 
-@pytest.mark.parametrize("broken", ["", "attempt=1", SAVED.folder])
-def test_unlistable_folder_is_an_error(tmp_path: Path, broken: str) -> None:
-    folder = tmp_path / "checkpoints" / broken
+@pytest.mark.parametrize("unlistable_folder", ["", "attempt=1", SAVED.folder])
+def test_unlistable_folder_is_an_error(tmp_path: Path, unlistable_folder: str) -> None:
+    folder = tmp_path / "checkpoints" / unlistable_folder
     folder.parent.mkdir(parents=True, exist_ok=True)
-    folder.symlink_to(folder)  # as a broken mount, and for root, too, it can be neither listed nor looked at
+    folder.symlink_to(folder)  # like a broken mount, it can be neither listed nor read, even by root
     storage = open_storage(str(tmp_path / "checkpoints"))
 
     with pytest.raises(OSError, match="symbolic links"):
@@ -208,14 +208,14 @@ def test_unlistable_fence_is_an_error(tmp_path: Path) -> None:
 
 @contextmanager
 def unreadable(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Forbid a folder, and to root, to whom nothing is forbidden, the listing of all that lies in it."""
+    """Make a folder unreadable. Root may read every folder, so its listing is replaced by an error."""
 
     def scandir(path: Path) -> Any:
         if os.geteuid() == 0 and Path(path).is_relative_to(folder):
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
-        return listed(path)
+        return real_scandir(path)
 
-    listed = os.scandir
+    real_scandir = os.scandir
     monkeypatch.setattr(os, "scandir", scandir)
     folder.chmod(0)
     try:
@@ -258,8 +258,8 @@ def test_object_without_a_stored_checksum_is_listed_without_it() -> None:
     assert stored_object == StoredObject(15, None, stored_object.modified_at)
 
 
-class _BreaksOff(BaseHTTPRequestHandler):
-    """A bucket that sends half of an object before the line goes dead, as often as it is to."""
+class _TruncatingServer(BaseHTTPRequestHandler):
+    """A bucket that closes the connection in the middle of an object, a given number of times."""
 
     breaks: ClassVar[list[str]] = []
     asked: ClassVar[list[str]] = []
@@ -279,36 +279,36 @@ class _BreaksOff(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def shaky(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[_BreaksOff]]:
+def truncating_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[_TruncatingServer]]:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "testing")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    _BreaksOff.breaks.clear()
-    _BreaksOff.asked.clear()
-    with ThreadingHTTPServer(("127.0.0.1", 0), _BreaksOff) as server:
+    _TruncatingServer.breaks.clear()
+    _TruncatingServer.asked.clear()
+    with ThreadingHTTPServer(("127.0.0.1", 0), _TruncatingServer) as server:
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{server.server_port}")
         serving = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         serving.start()
-        yield _BreaksOff
+        yield _TruncatingServer
         server.shutdown()
         serving.join()
 
 
-def test_truncated_read_is_repeated(shaky: type[_BreaksOff]) -> None:
-    shaky.breaks.extend(["off", "off"])
+def test_truncated_read_of_an_object_is_repeated(truncating_server: type[_TruncatingServer]) -> None:
+    truncating_server.breaks.extend(["off", "off"])
     storage = BucketStorage("s3://checkpoints/job", "checkpoints", "job", read_pauses_seconds=(0, 0))
 
     assert storage.get("shard") == b"half a loaf..."
-    assert shaky.asked == ["/checkpoints/job/shard"] * 3
+    assert truncating_server.asked == ["/checkpoints/job/shard"] * 3
 
 
-def test_repeatedly_truncated_read_is_an_error(shaky: type[_BreaksOff]) -> None:
-    shaky.breaks.extend(["off"] * 9)
+def test_repeatedly_truncated_read_of_an_object_is_an_error(truncating_server: type[_TruncatingServer]) -> None:
+    truncating_server.breaks.extend(["off"] * 9)
     storage = BucketStorage("s3://checkpoints/job", "checkpoints", "job", read_pauses_seconds=(0, 0))
 
     with pytest.raises(BotoCoreError):
         storage.get("shard")
-    assert len(shaky.asked) == 3
+    assert len(truncating_server.asked) == 3
 
 
 @mock_aws
@@ -322,6 +322,6 @@ def test_listing_of_many_checkpoints_is_read_completely() -> None:
 
 
 @pytest.mark.parametrize("uri", ["", "s3://", "gs://bucket/prefix", "file://elsewhere/folder"])
-def test_address_without_a_store_is_refused(uri: str) -> None:
+def test_invalid_checkpoint_uri_is_refused(uri: str) -> None:
     with pytest.raises(ValueError, match=r"not a checkpoint URI|no bucket|must not contain a host"):
         open_storage(uri)

@@ -1,4 +1,4 @@
-"""The example trainer, its ranks as real processes: the same weights whatever happens on the way."""
+"""The example trainer with real processes as ranks: interruptions do not change the weights."""
 
 import contextlib
 import json
@@ -28,7 +28,7 @@ ENDLESS = ("--steps", "1000000", "--step-seconds", "0.05")
 PATIENCE_SECONDS = 60
 
 
-def until(what: str, holds: Callable[[], bool]) -> None:
+def wait_until(what: str, holds: Callable[[], bool]) -> None:
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not holds():
         assert time.monotonic() < deadline, f"waited {PATIENCE_SECONDS} s for {what}"
@@ -42,7 +42,7 @@ def free_port() -> int:
 
 
 class TrainerAttempt:
-    """The ranks of one attempt. Whatever is left of them at the end of the test is killed."""
+    """The ranks of one attempt. Ranks that still run at the end of the test are killed."""
 
     def __init__(self, folder: Path, number: int, world_size: int, *options: str, **variables: str) -> None:
         self._log = folder / f"log-{number}-{world_size}"
@@ -86,8 +86,8 @@ class TrainerAttempt:
         all_events = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("\n")]
         return [event for event in all_events if event["event"] == kind or not kind]
 
-    def until_step(self, step: int) -> None:
-        until(f"step {step}", lambda: any(event["step"] >= step for event in self.events(kind="step")))
+    def wait_for_step(self, step: int) -> None:
+        wait_until(f"step {step}", lambda: any(event["step"] >= step for event in self.events(kind="step")))
 
     def exit_codes(self) -> list[int]:
         return [rank.wait(timeout=PATIENCE_SECONDS) for rank in self.ranks]
@@ -100,7 +100,7 @@ class TrainerAttempt:
 
 @pytest.fixture(scope="module")
 def undisturbed() -> str:
-    """Digest of the weights of an undisturbed run, computed in this process."""
+    """Return the digest of the weights of an undisturbed run, computed in this process."""
     state = ModelState.fresh(7)
     for step in range(STEPS):
         state.learn([piece_of(state.weights, 7, step, number) for number in range(MICRO_SHARDS)])
@@ -112,8 +112,8 @@ def test_weights_do_not_depend_on_the_number_of_ranks(tmp_path: Path, undisturbe
     with TrainerAttempt(tmp_path, 1, world_size) as attempt:
         assert attempt.digests() == {undisturbed}
 
-    done = attempt.events(kind="done")[0]
-    assert done["step"] == STEPS
+    done_event = attempt.events(kind="done")[0]
+    assert done_event["step"] == STEPS
     result = json.loads(open_storage(f"{tmp_path}/checkpoints").get("result/attempt=1.json") or b"")
     assert (result["digest"], result["steps"]) == (undisturbed, STEPS)
 
@@ -133,7 +133,7 @@ def test_killed_trainer_resumes_to_the_same_weights(
 ) -> None:
     moment = random.randint(6, STEPS - 10)
     with TrainerAttempt(tmp_path, 1, world_size, "--checkpoint-every", "5", "--step-seconds", "0.1") as first:
-        first.until_step(moment)
+        first.wait_for_step(moment)
         for rank in first.ranks:
             rank.kill()
         assert first.exit_codes() == [-signal.SIGKILL] * world_size
@@ -148,20 +148,20 @@ def test_killed_trainer_resumes_to_the_same_weights(
 
 def test_stop_request_of_one_rank_stops_all_after_a_save(tmp_path: Path, undisturbed: str) -> None:
     with TrainerAttempt(tmp_path, 1, 3, "--checkpoint-every", "1000", "--step-seconds", "0.1") as first:
-        first.until_step(5)
+        first.wait_for_step(5)
         first.ranks[2].terminate()
         assert first.exit_codes() == [143, 143, 143]
 
-    stopped = [first.events(rank, "stopped")[0] for rank in range(3)]
-    assert len({event["step"] for event in stopped}) == 1
+    stop_events = [first.events(rank, "stopped")[0] for rank in range(3)]
+    assert len({event["step"] for event in stop_events}) == 1
     with TrainerAttempt(tmp_path, 2, 2) as second:
         assert second.digests() == {undisturbed}
-    assert second.events(kind="resumed")[0]["step"] == stopped[0]["step"]
+    assert second.events(kind="resumed")[0]["step"] == stop_events[0]["step"]
 
 
 def test_older_of_two_attempts_ends_at_its_next_save(tmp_path: Path, undisturbed: str) -> None:
     with TrainerAttempt(tmp_path, 1, 2, *ENDLESS, "--checkpoint-every", "5") as older:
-        older.until_step(6)
+        older.wait_for_step(6)
         with TrainerAttempt(tmp_path, 2, 2, "--checkpoint-every", "5", "--step-seconds", "0.05") as newer:
             assert older.exit_codes() == [75, 75]
             assert newer.digests() == {undisturbed}
@@ -169,8 +169,8 @@ def test_older_of_two_attempts_ends_at_its_next_save(tmp_path: Path, undisturbed
     fenced_at = older.events(kind="step")[-1]["step"]
     assert fenced_at % 5 == 0, "it ends where it would have saved"
     assert older.events(kind="fenced")[0]["standing"] == 2
-    late = Checkpoint(step=fenced_at, attempt=1)
-    assert open_storage(f"{tmp_path}/checkpoints").get(late.manifest_key) is None
+    late_checkpoint = Checkpoint(step=fenced_at, attempt=1)
+    assert open_storage(f"{tmp_path}/checkpoints").get(late_checkpoint.manifest_key) is None
 
 
 def test_fenced_attempt_ends_before_it_trains(tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_attempt_with_a_damaged_checkpoint_ends_before_it_trains(tmp_path: Path)
 @pytest.mark.parametrize("lost", [0, 1])
 def test_rank_with_a_dead_peer_ends_at_once(tmp_path: Path, lost: int) -> None:
     with TrainerAttempt(tmp_path, 1, 3, *ENDLESS) as attempt:
-        attempt.until_step(3)
+        attempt.wait_for_step(3)
         attempt.ranks[lost].kill()
         codes = attempt.exit_codes()
 
@@ -208,16 +208,16 @@ def test_rank_with_a_dead_peer_ends_at_once(tmp_path: Path, lost: int) -> None:
 
 def test_rank_with_a_silent_peer_ends_after_its_timeout(tmp_path: Path) -> None:
     with TrainerAttempt(tmp_path, 1, 2, *ENDLESS, "--peer-seconds", "0.5") as attempt:
-        attempt.until_step(3)
+        attempt.wait_for_step(3)
         attempt.ranks[1].send_signal(signal.SIGSTOP)
         assert attempt.ranks[0].wait(timeout=PATIENCE_SECONDS) == 76
 
     assert "silent" in attempt.events(kind="peerLost")[0]["reason"]
 
 
-def test_stop_request_after_a_peer_death_counts_as_stopped(tmp_path: Path) -> None:
+def test_rank_stopped_after_its_peer_died_exits_as_stopped(tmp_path: Path) -> None:
     with TrainerAttempt(tmp_path, 1, 2, *ENDLESS) as attempt:
-        attempt.until_step(3)
+        attempt.wait_for_step(3)
         attempt.ranks[0].send_signal(signal.SIGSTOP)
         attempt.ranks[0].terminate()
         attempt.ranks[1].kill()
@@ -227,20 +227,20 @@ def test_stop_request_after_a_peer_death_counts_as_stopped(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_rank_without_peers_times_out(tmp_path: Path, rank: int) -> None:
-    lonely = {"JOB_COMPLETION_INDEX": str(rank), "WORLD_SIZE": "2"}
+    variables = {"JOB_COMPLETION_INDEX": str(rank), "WORLD_SIZE": "2"}
 
-    with TrainerAttempt(tmp_path, 1, 1, "--rendezvous-seconds", "0.3", **lonely) as attempt:
+    with TrainerAttempt(tmp_path, 1, 1, "--rendezvous-seconds", "0.3", **variables) as attempt:
         assert attempt.exit_codes() == [76]
 
 
-def test_stop_request_ends_the_wait_for_peers(tmp_path: Path) -> None:
+def test_stop_request_ends_the_wait_for_other_ranks(tmp_path: Path) -> None:
     with TrainerAttempt(tmp_path, 1, 1, WORLD_SIZE="2") as attempt:
-        until("the rank to start", lambda: bool(attempt.events(kind="started")))
+        wait_until("the rank to start", lambda: bool(attempt.events(kind="started")))
         attempt.ranks[0].terminate()
         assert attempt.exit_codes() == [143]
 
 
-def test_options_are_read_from_the_environment(tmp_path: Path) -> None:
+def test_trainer_options_are_read_from_the_environment(tmp_path: Path) -> None:
     with TrainerAttempt(tmp_path, 1, 1, TRAINER_CHECKPOINT_EVERY="20") as attempt:
         attempt.digests()
 
@@ -248,7 +248,7 @@ def test_options_are_read_from_the_environment(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def joined() -> Iterator[Callable[..., RankGroup]]:
+def join_group() -> Iterator[Callable[..., RankGroup]]:
     """Join a group on a free port of loopback; every group is closed at the end."""
     port = free_port()
     groups: list[RankGroup] = []
@@ -270,25 +270,25 @@ def joined() -> Iterator[Callable[..., RankGroup]]:
         group.close()
 
 
-def test_rank_of_another_attempt_is_refused(joined: Callable[..., RankGroup]) -> None:
+def test_rank_of_another_attempt_is_refused(join_group: Callable[..., RankGroup]) -> None:
     with ThreadPoolExecutor(3) as pool:
-        stranger = pool.submit(joined, "job-rings/1", 1, rendezvous_seconds=1)
-        time_to_knock = pool.submit(joined, "job-rings/2", 0)
+        other_attempt = pool.submit(join_group, "job-rings/1", 1, rendezvous_seconds=1)
+        joining_rank_0 = pool.submit(join_group, "job-rings/2", 0)
         with pytest.raises(PeerLostError, match="does not answer"):
-            stranger.result(timeout=30)
-        future = pool.submit(joined, "job-rings/2", 1)
-        zero, one_joined = time_to_knock.result(timeout=30), future.result(timeout=30)
+            other_attempt.result(timeout=30)
+        joining_rank_1 = pool.submit(join_group, "job-rings/2", 1)
+        group_of_rank_0, group_of_rank_1 = joining_rank_0.result(timeout=30), joining_rank_1.result(timeout=30)
 
-    one_joined.gather(b"from one")
-    assert zero.gather(b"from zero") == [b"from zero", b"from one"]
+    group_of_rank_1.gather(b"from one")
+    assert group_of_rank_0.gather(b"from zero") == [b"from zero", b"from one"]
 
 
-def test_broadcast_of_rank_0_reaches_every_rank(joined: Callable[..., RankGroup]) -> None:
+def test_broadcast_of_rank_0_reaches_every_rank(join_group: Callable[..., RankGroup]) -> None:
     with ThreadPoolExecutor(3) as pool:
-        groups = list(pool.map(lambda rank: joined("job-rings/1", rank, 3), range(3)))
-        heard = list(pool.map(lambda group: group.spread(b"x" * 100_000 if group.rank == 0 else b""), groups))
+        groups = list(pool.map(lambda rank: join_group("job-rings/1", rank, 3), range(3)))
+        received = list(pool.map(lambda group: group.spread(b"x" * 100_000 if group.rank == 0 else b""), groups))
 
-    assert heard == [b"x" * 100_000] * 3
+    assert received == [b"x" * 100_000] * 3
 
 
 def test_momentum_is_saved_with_the_weights() -> None:
@@ -296,13 +296,13 @@ def test_momentum_is_saved_with_the_weights() -> None:
     for step in range(3):
         state.learn([piece_of(state.weights, 1, step, number) for number in range(MICRO_SHARDS)])
 
-    again = ModelState.joined([state.shard(rank, 5) for rank in range(5)])
+    restored = ModelState.joined([state.shard(rank, 5) for rank in range(5)])
 
-    assert (again.weights, again.velocity) == (state.weights, state.velocity)
-    assert len(again.weights) == PARAMETERS
+    assert (restored.weights, restored.velocity) == (state.weights, state.velocity)
+    assert len(restored.weights) == PARAMETERS
 
 
-def test_stop_request_ends_connecting() -> None:
+def test_stop_request_ends_a_connection_attempt_to_rank_0() -> None:
     with pytest.raises(StoppedError):
         join(
             1,

@@ -12,7 +12,6 @@ export class Problem extends Error {
     // API Gateway itself answers with a message alone.
     this.code = document.code || (status === 403 ? "NOT_ALLOWED" : `HTTP_${status}`);
     this.hint = document.hint || (status === 403 ? "Your AWS identity does not have this permission." : "");
-    this.rule = document.rule || "";
   }
 }
 
@@ -90,8 +89,8 @@ export async function change(method, path, body, { version } = {}) {
 }
 
 // {data, problem, since, readAt}: the last answer, when it was read, and why there is no newer answer. A new value of
-// `signal` causes a read immediately.
-export function useLive(path, seconds = 5, signal = "") {
+// `signal` causes a read immediately. A change shows within five seconds of its record: four, and the time of the answer.
+export function useLive(path, seconds = 4, signal = "") {
   const [state, set] = useState({ path, data: path ? known(path) : undefined, problem: null, since: null });
   useEffect(() => {
     if (!path) return undefined;

@@ -3,7 +3,7 @@ import { html, render, useEffect, useLayoutEffect, useState } from "./vendor/htm
 import { Problem, change, session, useLive } from "./api.js";
 import { clockTime, counted, route } from "./format.js";
 import { Acts, State } from "./widgets.js";
-import { Overview } from "./pages/overview.js";
+import { Overview, releaseAct } from "./pages/overview.js";
 import { Incident, Incidents } from "./pages/incidents.js";
 import { Job, Jobs, Queue } from "./pages/jobs.js";
 import { Node, Nodes } from "./pages/nodes.js";
@@ -29,7 +29,8 @@ const FOR_THE_OPERATOR = ["NO_CREDENTIALS", "BAD_CREDENTIALS", "EXPIRED_CREDENTI
 
 function useRoute() {
   const [found, set] = useState(route(location.hash));
-  useEffect(() => {
+  // Before the first paint: otherwise an address that changes before the effect runs would be lost.
+  useLayoutEffect(() => {
     const changed = () => {
       set(route(location.hash));
       window.scrollTo(0, 0);
@@ -73,7 +74,7 @@ function TopBar({ status, shell, current, onHelp }) {
       <span class="space"></span>
       ${shell.isReadOnly ? html`<span class="chip">read only</span>` : null}
       ${found ? html`<${Acts} acts=${automationActs(found, shell.fleet)} isReadOnly=${shell.isReadOnly} />` : null}
-      <button onClick=${switchTheme} title="Switch between dark and light">◐</button><button onClick=${onHelp} title="Keys">?</button>
+      <span class="acts"><button onClick=${switchTheme} title="Switch between dark and light">◐</button><button onClick=${onHelp} title="Keys">?</button></span>
     </div>
     ${status.problem && FOR_THE_OPERATOR.includes(status.problem.code)
       ? html`<p class="strip" role="alert">${status.problem.message} ${status.problem.hint}</p>`
@@ -86,11 +87,8 @@ function automationActs(found, fleet) {
   const { automation } = found;
   const path = `/clusters/${encodeURIComponent(fleet)}/automation`;
   const reason = { name: "reason", label: "Reason" };
-  const whole = automation.holds.some((hold) => !hold.pool && !hold.instanceId);
-  if (whole) {
-    return [{ label: "Release…", title: "Release automation", verb: "Release", fields: [reason], effects: ["Repairs and job stops start again. Evenkeel retries blocked recoveries."],
-      send: async (values) => (await change("POST", `${path}/release`, values), "Automation is released.") }];
-  }
+  const whole = automation.holds.find((hold) => !hold.pool && !hold.instanceId);
+  if (whole) return [releaseAct(fleet, whole)];
   return [{ label: "Hold automation…", title: "Hold automation", verb: "Hold", effects: ["No repair and no job stop starts while automation is held. Operations that AWS has begun continue. A hold never blocks uncordon."],
     fields: [{ name: "forSeconds", label: "For", value: "3600", options: [["900", "15 minutes"], ["3600", "1 hour"], ["14400", "4 hours"], ["86400", "1 day"]] }, reason],
     send: async (values) => (await change("POST", `${path}/hold`, { reason: values.reason, forSeconds: Number(values.forSeconds) }), "Automation is held.") }];

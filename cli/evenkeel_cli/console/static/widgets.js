@@ -53,17 +53,22 @@ export function Facts({ rows }) {
 }
 
 // columns: [{title, cell, right, grow, whole, sort}]: right-aligned, takes free width, never wrapped, sorted by the API.
+// On small screens, a cell of a column with `grow` stands below its row.
 // With rowHref, a row is one link for the keyboard (j, k and Enter).
 // sorting: {page, filters}, if the API can sort the list by the field `sort` of a column.
 export function Table({ columns, rows, empty, rowHref, label, sorting }) {
   if (!rows.length) return html`<p class="empty">${empty}</p>`;
-  return html`<div class="scroll" tabindex="0" role="region" aria-label=${label}><table>
+  return html`<div class="scroll" tabindex="0" role="region" aria-label=${label}><table style=${{ "--columns": columns.filter((column) => !column.grow).length }}>
     <thead><tr>${columns.map((column) => (sorting && column.sort
-      ? html`<th scope="col" class=${column.right ? "right" : ""} aria-sort=${orderOf(column, sorting.filters)}><${SortLink} column=${column} sorting=${sorting} /></th>`
-      : html`<th scope="col" class=${column.right ? "right" : ""}>${column.title}</th>`))}</tr></thead>
+      ? html`<th scope="col" class=${kindsOf(column)} aria-sort=${orderOf(column, sorting.filters)}><${SortLink} column=${column} sorting=${sorting} /></th>`
+      : html`<th scope="col" class=${kindsOf(column)}>${column.title}</th>`))}</tr></thead>
     <tbody>${rows.map((row) => html`<tr data-href=${rowHref ? rowHref(row) : null}>
-      ${columns.map((column) => html`<td class=${["right", "grow", "whole"].filter((name) => column[name]).join(" ")}>${column.cell(row)}</td>`)}
+      ${columns.map((column) => html`<td class=${kindsOf(column)}>${column.cell(row)}</td>`)}
     </tr>`)}</tbody></table></div>`;
+}
+
+function kindsOf(column) {
+  return ["right", "grow", "whole"].filter((name) => column[name]).join(" ");
 }
 
 function orderOf(column, { sort }) {
@@ -85,27 +90,33 @@ export function Why({ why }) {
   const { decision } = why;
   return html`<div class="why">
     <p class="sentence">${why.sentence}</p>
-    ${why.considered?.length
-      ? html`<${Table} label="Alternatives" rows=${why.considered} empty="" columns=${[
-          { title: "Option", cell: (each) => html`${each.chosen ? html`<b>✔ ${plain(each.option)}</b>` : plain(each.option)}` },
-          { title: "Expected", right: true, cell: (each) => duration(each.expectedSeconds) },
-          { title: "GPU-hours lost", right: true, cell: (each) => (each.gpuHoursLost ?? "–") },
-          { title: "Cost", right: true, cell: (each) => dollars(each.usd) },
-          { title: "Why not", grow: true, cell: (each) => (each.chosen ? html`<b>chosen</b>` : each.whyNot || "") },
-        ]} />`
-      : null}
+    ${why.considered?.length ? html`<${Alternatives} label="Alternatives" options=${why.considered} />` : null}
     ${why.guardrails?.length ? html`<h3>Guardrails</h3><${Guardrails} readings=${why.guardrails} />` : null}
     ${why.changes?.length
       ? html`<h3>What would change it</h3><ul>${why.changes.map((each) => html`<li>${each.said}</li>`)}</ul>`
       : null}
-    ${decision
-      ? html`<p class="dim">${decision.reason}</p>
-          <p class="dim line"><span>Decision <code>${decision.decisionId}</code></span><span>${plain(decision.kind)}: ${plain(decision.action)}</span>
-          <${Time} at=${decision.decidedAt} /><span>mode ${decision.mode}</span><span>policy <code>${decision.policyHash}</code></span></p>`
-      : null}
+    ${decision ? html`<${Decision} decision=${decision} />` : null}
+    ${(why.earlier || []).filter((each) => each.considered?.length > 1).map((each) => html`<h3>Earlier decision: ${plain(each.kind)}</h3>
+      <${Alternatives} label="Alternatives of ${each.decisionId}" options=${each.considered} /><${Decision} decision=${each} />`)}
     ${why.next ? html`<p>Next: <code>${why.next}</code></p>` : null}
     ${why.isRedacted ? html`<p class="dim">Facts of another team are left out.</p>` : null}
   </div>`;
+}
+
+function Alternatives({ options, label }) {
+  return html`<${Table} label=${label} rows=${options} empty="" columns=${[
+    { title: "Option", cell: (each) => html`${each.chosen ? html`<b>✔ ${plain(each.option)}</b>` : plain(each.option)}` },
+    { title: "Expected", right: true, cell: (each) => duration(each.expectedSeconds) },
+    { title: "GPU-hours lost", right: true, cell: (each) => (each.gpuHoursLost ?? "–") },
+    { title: "Cost", right: true, cell: (each) => dollars(each.usd) },
+    { title: "Why not", grow: true, cell: (each) => (each.chosen ? html`<b>chosen</b>` : each.whyNot || "") },
+  ]} />`;
+}
+
+function Decision({ decision }) {
+  return html`<p class="dim">${decision.reason}</p>
+    <p class="dim line"><span>Decision <code>${decision.decisionId}</code></span><span>${plain(decision.kind)}: ${plain(decision.action)}</span>
+    <${Time} at=${decision.decidedAt} /><span>mode ${decision.mode}</span><span>policy <code>${decision.policyHash}</code></span></p>`;
 }
 
 // The number that each guardrail compares, against its limit. It blocks when the number reaches the limit.
@@ -135,7 +146,7 @@ export function Bar({ parts, total, label }) {
   )}</div>`;
 }
 
-// A dialog that shows what an action does, asks for the reason, and shows the answer or the rule that refused the action.
+// A dialog that shows what an action does, asks for the reason, and shows the answer or why the API refused the action.
 export function Act({ act, onClose }) {
   const dialog = useRef(null);
   const [state, set] = useState({ plan: null, problem: null, isBusy: false, done: "" });
@@ -171,7 +182,7 @@ export function Act({ act, onClose }) {
               onInput=${(event) => setValues({ ...values, [field.name]: event.target.value })} />`}</label>`)}
       ${state.plan ? html`<div class="plan"><h3>Plan</h3>${state.plan.map((text) => html`<p>${text}</p>`)}</div>` : null}
       ${state.problem
-        ? html`<p class="problem" role="alert">${state.problem.message} <code>${state.problem.rule || state.problem.code}</code>
+        ? html`<p class="problem" role="alert">${state.problem.message} <code>${state.problem.code}</code>
             ${state.problem.hint ? html`<br />${state.problem.hint}` : null}</p>`
         : null}
       ${state.done ? html`<p class="done" role="status">✔ ${state.done}</p>` : null}
@@ -194,7 +205,8 @@ export function Acts({ acts, isReadOnly }) {
 const NODE_STAGES = [["plannedAt", "planned"], ["cordonedAt", "cordoned"], ["repairRequestedAt", "repair requested"], ["nodeBackAt", "node back"], ["validatedAt", "validated"], ["returnedAt", "returned"]];
 const JOB_STAGES = [["jobsStoppedAt", "jobs stopped"], ["jobsResumedAt", "jobs resumed"]];
 
-export function Lanes({ incident, until }) {
+// jobLanes: the progress of the jobs, if the list of incidents does not have it. The overview has that of the first jobs.
+export function Lanes({ incident, until, jobLanes = incident.jobLanes || [] }) {
   const { stages } = incident;
   if (!stages) return null;
   const start = Date.parse(stages.detectedAt || incident.openedAt);
@@ -215,7 +227,8 @@ export function Lanes({ incident, until }) {
   const draw = (parts) => html`<div class="lane">${parts.map((part) => html`<i class="step${part.step}" style=${{ left: `${part.from}%`, width: `${Math.max(part.to - part.from, 0.4)}%` }}
     title="${part.word}, ${duration(((part.to - part.from) / 100) * ((end - start) / 1000))}"></i>`)}</div>`;
   const isOver = Boolean(incident.settledAt);
-  const areJobsBack = Boolean(stages.jobsResumedAt) || (incident.jobLanes || incident.affectedJobs).every((job) => job.status === "ok");
+  const areJobsBack = Boolean(stages.jobsResumedAt) ||
+    (jobLanes.length >= incident.affectedJobs.length && jobLanes.every((job) => job.status === "ok"));
   return html`<div class="lanes" role="img" aria-label="Timeline of ${incident.incidentId}: ${duration((end - start) / 1000)}">
     <span>node</span>${draw(lane(NODE_STAGES, isOver))}
     <span>jobs</span>${draw(lane(JOB_STAGES, isOver || areJobsBack))}

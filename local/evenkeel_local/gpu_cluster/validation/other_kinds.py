@@ -31,7 +31,7 @@ SERVICE_TYPES = ("ClusterIP", "ExternalName", "LoadBalancer", "NodePort")
 
 
 def check_node(obj: Obj) -> Iterator[Cause]:
-    """Yield the problems of a node. The server names taints under `metadata`."""
+    """Yield the problems of a node. Errors about taints name the field `metadata.taints`, as in the real API."""
     yield from check_taints((obj.get("spec") or {}).get("taints") or (), "metadata.taints")
     for section in ("capacity", "allocatable"):
         for name, amount in ((obj.get("status") or {}).get(section) or {}).items():

@@ -36,7 +36,7 @@ class CycleFacts(Value):
 
     @model_validator(mode="before")
     @classmethod
-    def _unpacked(cls, stored: Any) -> Any:
+    def _unpack(cls, stored: Any) -> Any:
         if not isinstance(stored, Mapping) or PACKED not in stored:
             return stored
         remaining = {name: value for name, value in stored.items() if name != PACKED}
@@ -85,7 +85,7 @@ def cycle_facts(facts_by_decision: Mapping[str, AdmissionFacts]) -> CycleFacts:
 
 
 class _Texts:
-    """The texts of distinct documents. Decisions of a cycle share document objects, so most are found by identity."""
+    """Texts of documents, each text once. Decisions of a cycle share objects, so an object is serialized only once."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -94,6 +94,7 @@ class _Texts:
         self._by_text: dict[str, int] = {}
 
     def index_of(self, document: Json) -> int:
+        """Return the index of a document's text in `texts`, and add the text if it is new."""
         position = self._by_identity.get(id(document))
         if position is None:
             text = serialize(document)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from evenkeel.domain.admission.admission_input import AdmissionInput
-from evenkeel.domain.admission.decide_job import Action, AdmissionDecision
+from evenkeel.domain.admission.decide_job import AdmissionAction, AdmissionDecision
 from evenkeel.domain.admission.queue_cursors import QueueCursors
 from evenkeel.domain.admission.resize_facts import ResizePlan
 from evenkeel.domain.admission.scheduler_state import SchedulerState
@@ -70,22 +70,22 @@ class MissingFacts(NamedTuple):
     """Facts that the decisions need and the snapshot does not hold. The cycle reads them and decides again."""
 
     queues: tuple[str, ...] = ()
-    """Teams whose next page is needed: no job at the head of their queue can start or blocks the queue."""
+    """Teams whose next page is needed: no job of the first page of their queue can start or blocks the queue."""
     jobs: tuple[str, ...] = ()
     """Jobs to read by id."""
     attempts_of: tuple[str, ...] = ()
     """Jobs whose attempts to read."""
     needs_shortages: bool = False
     """Whether to read the recent refusals of capacity."""
-    needs_past_runs: bool = False
+    needs_past_jobs: bool = False
     """Whether to read the run times of jobs that ended."""
 
 
 class QueuePlan(NamedTuple):
     """Decisions about the pending jobs and about the sizes of running jobs."""
 
-    queue: AdmissionInput = AdmissionInput()
-    """The queue that was decided, without the nodes that serving replicas take."""
+    admission_input: AdmissionInput = AdmissionInput()
+    """The input of the decisions. It lacks the nodes that serving replicas take."""
     pending: Mapping[str, Job] = {}
     """The pending jobs that were decided, by id."""
     decisions: tuple[AdmissionDecision, ...] = ()
@@ -93,7 +93,7 @@ class QueuePlan(NamedTuple):
     resizes: ResizePlan = ResizePlan()
     demand: ServingDemand = ServingDemand()
     """Serving replicas that wait, and the nodes that they will take."""
-    next_cursors: QueueCursors | None = None
+    cursors_of_next_cycle: QueueCursors | None = None
     """The cursors from which the next cycle continues in long queues."""
 
 
@@ -139,4 +139,4 @@ class CyclePlan(NamedTuple):
     @property
     def pending_count(self) -> int:
         """Number of pending jobs that do not start."""
-        return sum(decision.action is not Action.ADMIT for decision in self.decisions)
+        return sum(decision.action is not AdmissionAction.ADMIT for decision in self.decisions)

@@ -10,10 +10,10 @@ from evenkeel.domain.admission.queue_cursors import QueueCursors
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.admission.request_facts import admission_request
 from evenkeel.domain.admission.scheduler_state import SchedulerState
-from evenkeel.domain.admission.start_size import with_spare_wait
+from evenkeel.domain.admission.start_size import delay_smaller_start
 from evenkeel.domain.capacity.node_capacity import NodeCapacity
 from evenkeel.domain.capacity.pod_shares import NodeShares
-from evenkeel.domain.capacity.run_times import PastRun
+from evenkeel.domain.capacity.run_times import PastJob
 from evenkeel.domain.capacity.shortages import Shortages
 from evenkeel.domain.external.unmanaged_workloads import UnmanagedPod
 from evenkeel.domain.jobs.attempt import Attempt
@@ -23,6 +23,7 @@ from evenkeel.domain.policy import Policy
 from evenkeel.domain.quotas.spending import Spending
 from evenkeel.domain.quotas.teams import TeamSetup
 from evenkeel.domain.renting.book import RentalBook
+from evenkeel.domain.renting.displacement import displacement_requester
 from evenkeel.domain.renting.serving import ServingState
 
 
@@ -65,22 +66,22 @@ class CycleSnapshot(NamedTuple):
     unreadable_clusters: frozenset[str] = frozenset()
     """Clusters that could not be read."""
 
-    rented: RentalBook = RentalBook()
+    rental_book: RentalBook = RentalBook()
     shortages: Shortages | None = None
     """Recent refusals of capacity; None until a decision needs them."""
-    past_runs: tuple[PastRun, ...] = ()
-    """The latest runs that ended by themselves; empty until a decision needs them."""
+    past_jobs: tuple[PastJob, ...] = ()
+    """Run times of the latest jobs that ended by themselves; empty until a decision needs them."""
     serving_pods: Mapping[str, Sequence[UnmanagedPod]] = {}
     """Readable cluster with serving workloads → its pods."""
     serving_states: Mapping[str, tuple[ServingState, int]] = {}
     """Id of a Deployment → its stored state, with the version of its row."""
 
-    readable_further: Mapping[str, str] = {}
+    cursor_after_read: Mapping[str, str] = {}
     """Team whose queue is longer than this cycle read → the cursor behind the jobs that it read."""
-    head_ends: Mapping[str, str] = {}
-    """Team → the cursor after the head of its queue."""
-    next_cursors: QueueCursors | None = None
-    """The cursors from which the next cycle continues; None if no queue is longer than its head."""
+    cursor_after_first_page: Mapping[str, str] = {}
+    """Team → the cursor after the first page of its queue."""
+    cursors_of_next_cycle: QueueCursors | None = None
+    """The cursors from which the next cycle continues; None if no queue is longer than its first page."""
 
     def without_jobs(self, job_ids: Collection[str]) -> "CycleSnapshot":
         """Return the snapshot with these pending jobs left out."""
@@ -93,17 +94,27 @@ class CycleSnapshot(NamedTuple):
     def eligible_jobs(self) -> Iterator[Job]:
         """Yield the pending jobs that may start in their namespace."""
         for job in self.pending.values():
-            if job.job_id not in self.deferred_jobs and not self.namespace_owner(job):
+            if job.job_id not in self.deferred_jobs and not self.other_team_of_namespace(job):
                 yield job
 
-    def namespace_owner(self, job: Job) -> str:
+    def jobs_being_displaced(self, job_id: str) -> list[str]:
+        """Return the jobs that received a request to free their nodes for a job, and still hold them."""
+        requester = displacement_requester(job_id)
+        charged_jobs = (self.known_job(charge.job_id) for charge in self.live_charges)
+        return [
+            job.job_id
+            for job in charged_jobs
+            if job and (stop := job.stop_of(job.current_attempt)) and stop.by == requester
+        ]
+
+    def other_team_of_namespace(self, job: Job) -> str:
         """Return the other team that owns a job's namespace; empty if no other team does."""
-        owner = self.setup.namespaces.get(job.namespace, "")
-        return owner if owner != job.spec.team else ""
+        team = self.setup.namespaces.get(job.namespace, "")
+        return team if team != job.spec.team else ""
 
     def is_unreadable(self, job: Job) -> bool:
         """Whether the cluster on which a job would start could not be read."""
-        return self.rented.in_rented_cluster(job).cluster in self.unreadable_clusters
+        return self.rental_book.in_rented_cluster(job).cluster in self.unreadable_clusters
 
     def is_in_kueue_namespace(self, job: Job) -> bool:
         """Whether Kueue admits jobs in a job's namespace."""
@@ -113,8 +124,8 @@ class CycleSnapshot(NamedTuple):
         """Return the requests of the pending jobs that the admission rules decide about."""
         shares = NodeShares(self.capacities, policy.burst.pools)
         return tuple(
-            with_spare_wait(
-                admission_request(self.rented.in_rented_cluster(job), shares, policy, now),
+            delay_smaller_start(
+                admission_request(self.rental_book.in_rented_cluster(job), shares, policy, now),
                 job.lost_at,
                 policy.scheduling.elastic,
             )
@@ -122,8 +133,8 @@ class CycleSnapshot(NamedTuple):
             if not self.is_in_kueue_namespace(job) and not self.is_unreadable(job)
         )
 
-    def queue(self, policy: Policy, now: datetime) -> AdmissionInput:
-        """Return the queue for the admission rules, with all nodes of the fleet."""
+    def admission_input(self, policy: Policy, now: datetime) -> AdmissionInput:
+        """Return the input of the admission rules, with all nodes of the fleet."""
         return AdmissionInput(
             capacities=self.capacities,
             pending=self.requests(policy, now),
@@ -132,7 +143,7 @@ class CycleSnapshot(NamedTuple):
             stopping=self._stopping_jobs(),
             scheduler_state=self.scheduler_state,
             spent=self.spent,
-            last_reasons={name: job.queue_reason for name, job in self.pending.items()},
+            last_reasons={job_id: job.queue_reason for job_id, job in self.pending.items()},
             used=self.used,
             work_at_risk_by_job=self.work_at_risk_by_job,
             unreadable_clusters=self.unreadable_clusters,
@@ -141,9 +152,10 @@ class CycleSnapshot(NamedTuple):
     def resizable_jobs(self) -> dict[str, Job]:
         """Return the elastic jobs, without the jobs on nodes of unreadable clusters."""
         elsewhere = {charge.job_id for charge in self.live_charges if charge.cluster in self.unreadable_clusters}
-        return {name: job for name, job in self.elastic.items() if name not in elsewhere}
+        return {job_id: job for job_id, job in self.elastic.items() if job_id not in elsewhere}
 
     def charges(self) -> tuple[Charge, ...]:
+        """Return the charges that count against quotas, each with the present priority of its job."""
         if not self.setup.has_teams:
             return self.live_charges
         # The priority of a job may have changed since its admission.
@@ -171,7 +183,7 @@ class CycleSnapshot(NamedTuple):
         """Return the jobs that hold a charge although they were asked to stop."""
         if not self.setup.has_teams:
             return frozenset()
-        stopping = {name for name, job in self.jobs_with_charge.items() if job.stop_of(job.current_attempt)}
+        stopping = {job_id for job_id, job in self.jobs_with_charge.items() if job.stop_of(job.current_attempt)}
         return frozenset(
             (stopping | self.scheduler_state.stopping.keys()) & {charge.job_id for charge in self.live_charges}
         )

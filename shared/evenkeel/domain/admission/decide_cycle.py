@@ -7,9 +7,11 @@ plan names them. The cycle reads them and decides again.
 """
 
 from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from datetime import datetime
+from typing import NamedTuple
 
-from evenkeel.domain.admission import rent_plan
+from evenkeel.domain.admission import displacement_plan, leave_plan, rent_plan
 from evenkeel.domain.admission.admission_input import AdmissionInput
 from evenkeel.domain.admission.authority import AdmissionAuthority
 from evenkeel.domain.admission.cycle_plan import (
@@ -26,7 +28,7 @@ from evenkeel.domain.admission.cycle_plan import (
 )
 from evenkeel.domain.admission.cycle_snapshot import CycleSnapshot
 from evenkeel.domain.admission.decide_job import (
-    Action,
+    AdmissionAction,
     AdmissionDecision,
     delegate_to_kueue,
     exclude,
@@ -61,25 +63,22 @@ from evenkeel.domain.renting.candidates import jobs_to_place
 from evenkeel.domain.renting.displacement import DisplacementDecision
 from evenkeel.domain.renting.placement import PlacementAction, PlacementDecision
 
-_PROGRESS_ACTIONS = frozenset({Action.ADMIT, Action.PREEMPT})
-"""Without teams, a cycle reads further if no job got one of these actions: a waiting job blocks only jobs for the same
-nodes."""
+_PROGRESS_ACTIONS = frozenset({AdmissionAction.ADMIT, AdmissionAction.PREEMPT})
 _PARKED_ACTIONS = frozenset(
     {
-        Action.NO_QUOTA,
-        Action.WAIT,
-        Action.SAME_SHAPE,
-        Action.LIMIT_REACHED,
-        Action.EXCLUDED,
-        Action.BACK_OFF,
-        Action.NEVER_FITS,
+        AdmissionAction.NO_QUOTA,
+        AdmissionAction.WAIT,
+        AdmissionAction.SAME_SHAPE,
+        AdmissionAction.LIMIT_REACHED,
+        AdmissionAction.EXCLUDED,
+        AdmissionAction.BACK_OFF,
+        AdmissionAction.NEVER_FITS,
     }
 )
-"""With teams, a cycle reads a queue further if all jobs of its head got one of these actions."""
 
 
 def decide_cycle(
-    snapshot: CycleSnapshot, policy: Policy, mode: Mode, now: datetime, draft: CyclePlan | None = None
+    snapshot: CycleSnapshot, policy: Policy, mode: Mode, now: datetime, incomplete_plan: CyclePlan | None = None
 ) -> CyclePlan:
     """Decide everything of one scheduling cycle.
 
@@ -88,36 +87,36 @@ def decide_cycle(
         policy: The whole policy.
         mode: The mode of the stack. In any mode but `act` jobs wait, with the decision as their reason.
         now: The time.
-        draft: An incomplete plan. The snapshot now holds the facts that it lacked. The decisions of its queue stay,
-            unless more pending jobs were read.
+        incomplete_plan: An earlier plan. The snapshot now holds the facts that it lacked. The decisions of its queue
+            stay, unless more pending jobs were read.
     """
     if snapshot.automation_hold_reason:
-        return _plan_during_hold(snapshot, now)
-    if draft is None or draft.missing.queues:
-        queue_plan, queues_to_read = _plan_queue(snapshot, policy, now, may_read_further=draft is None)
-        missing = (
-            MissingFacts(queues=queues_to_read)
-            if queues_to_read
-            else _missing_facts(snapshot, queue_plan, policy, mode, now)
-        )
-        plan = CyclePlan(queue_plan=queue_plan, missing=missing)
+        return _plan_during_hold(snapshot, mode, now)
+    if incomplete_plan is None or incomplete_plan.missing.queues:
+        planned_queue = _plan_queue(snapshot, policy, now, may_read_further=incomplete_plan is None)
+        if isinstance(planned_queue, MissingFacts):
+            return CyclePlan(missing=planned_queue)
+        queue_plan = planned_queue
+        plan = CyclePlan(queue_plan=queue_plan, missing=_missing_facts(snapshot, queue_plan, policy, mode, now))
         if plan.is_incomplete:
             return plan
     else:
-        queue_plan = draft.queue_plan
+        queue_plan = incomplete_plan.queue_plan
     snapshot = snapshot._replace(pending=queue_plan.pending)
-    queue, decisions = queue_plan.queue, queue_plan.decisions
+    admission_input, decisions = queue_plan.admission_input, queue_plan.decisions
     serving_rentals = _plan_serving_rentals(snapshot, queue_plan, policy, now)
-    planned = (decision for plan in serving_rentals for decision in plan.to_rent)
-    rented = snapshot.rented.with_planned(planned, policy.burst.pools)
-    placements = rent_plan.plan_placements(snapshot, queue, decisions, rented, policy, now)
+    nodes_for_replicas = (decision for rental_plan in serving_rentals for decision in rental_plan.to_rent)
+    rental_book = snapshot.rental_book.with_planned(nodes_for_replicas, policy.burst.pools)
+    placements = rent_plan.plan_placements(snapshot, admission_input, decisions, rental_book, policy, now)
     displacement = None
     if mode is Mode.ACT:
-        displacement = rent_plan.plan_displacement(snapshot, queue, decisions, placements, policy, now)
+        displacement = displacement_plan.plan_displacement(
+            snapshot, admission_input, decisions, placements, policy, now
+        )
     has_teams = snapshot.setup.has_teams
     plan = CyclePlan(
         queue_plan=queue_plan,
-        scheduler_state=snapshot.scheduler_state.pruned(queue.charges, snapshot.setup, now)
+        scheduler_state=snapshot.scheduler_state.pruned(admission_input.charges, snapshot.setup, now)
         if has_teams
         else snapshot.scheduler_state,
         steps=tuple(_steps(snapshot, queue_plan, placements, displacement, mode)),
@@ -126,21 +125,21 @@ def decide_cycle(
     return _with_stops(plan, snapshot, policy, now) if mode is Mode.ACT else plan
 
 
-def _plan_during_hold(snapshot: CycleSnapshot, now: datetime) -> CyclePlan:
+def _plan_during_hold(snapshot: CycleSnapshot, mode: Mode, now: datetime) -> CyclePlan:
     """Start, stop, resize and rent nothing: each pending job waits, with the hold as its reason."""
     decisions = (
         exclude(AdmissionRequest.of(job), snapshot.automation_hold_reason, now) for job in snapshot.eligible_jobs()
     )
     queue_plan = QueuePlan(
-        queue=AdmissionInput(
+        admission_input=AdmissionInput(
             setup=snapshot.setup, charges=snapshot.live_charges, scheduler_state=snapshot.scheduler_state
         ),
         pending=snapshot.pending,
         decisions=(*_decide_jobs_in_other_teams_namespaces(snapshot, now), *decisions),
         resizes=ResizePlan(elastic_state=snapshot.scheduler_state.elastic),
-        next_cursors=snapshot.next_cursors,
+        cursors_of_next_cycle=snapshot.cursors_of_next_cycle,
     )
-    steps = tuple(_steps(snapshot, queue_plan, {}, None, Mode.ACT))
+    steps = tuple(_steps(snapshot, queue_plan, {}, None, mode))
     return CyclePlan(queue_plan=queue_plan, scheduler_state=snapshot.scheduler_state, steps=steps)
 
 
@@ -149,42 +148,61 @@ def _plan_during_hold(snapshot: CycleSnapshot, now: datetime) -> CyclePlan:
 
 def _plan_queue(
     snapshot: CycleSnapshot, policy: Policy, now: datetime, *, may_read_further: bool
-) -> tuple[QueuePlan, tuple[str, ...]]:
+) -> QueuePlan | MissingFacts:
     """Decide about the pending jobs and the sizes of running jobs, or return the queues to read further first."""
     if snapshot.authority is AdmissionAuthority.KUEUE:
-        return _hand_over_to_kueue(snapshot, now), ()
+        return _hand_over_to_kueue(snapshot, now)
     demand, capacities_left = _serving_demand(snapshot, _without_unreadable_serving(policy, snapshot), now)
-    admission_input = snapshot.queue(policy, now)
-    queue = admission_input._replace(capacities=capacities_left)
-    decisions = decide_queue(queue, policy, now)
-    queues_to_read = _queues_to_read_further(snapshot, decisions) if may_read_further else ()
+    decided = _decide_pending_jobs(snapshot, capacities_left, policy, now)
+    queues_to_read = _queues_to_read_further(snapshot, decided.decisions) if may_read_further else ()
     if queues_to_read:
-        return QueuePlan(), queues_to_read
-    cursors = snapshot.next_cursors
+        return MissingFacts(queues=queues_to_read)
+    cursors = snapshot.cursors_of_next_cycle
     if cursors is not None and not snapshot.setup.has_teams:
-        rewound = cursors.rewound_to_barrier(decisions)
+        rewound = cursors.rewound_to_barrier(decided.decisions)
         if rewound is not None:
             # A barrier waits no more, so the jobs behind it come first. Decide again without the jobs of this page.
             cursors = rewound
             snapshot = snapshot._replace(
-                pending={name: job for name, job in snapshot.pending.items() if name not in rewound.page_jobs}
+                pending={job_id: job for job_id, job in snapshot.pending.items() if job_id not in rewound.page_jobs}
             )
-            admission_input = snapshot.queue(policy, now)
-            queue = admission_input._replace(capacities=capacities_left)
-            decisions = decide_queue(queue, policy, now)
-        elif ALL_JOBS in snapshot.head_ends:
-            cursors = cursors.with_barriers(decisions, snapshot.head_ends[ALL_JOBS])
-    decisions = fit_sizes(queue, decisions, policy, now, snapshot.rented.rental_by_holder)
+            decided = _decide_pending_jobs(snapshot, capacities_left, policy, now)
+        elif ALL_JOBS in snapshot.cursor_after_first_page:
+            cursors = cursors.with_barriers(decided.decisions, snapshot.cursor_after_first_page[ALL_JOBS])
+    decisions = fit_sizes(
+        decided.input_after_serving, decided.decisions, policy, now, snapshot.rental_book.rental_by_holder
+    )
     decisions = (*_decide_excluded_jobs(snapshot, now), *decisions)
-    resizes = plan_resizes(admission_input, decisions, snapshot.resizable_jobs(), demand.demands, policy, now)
+    resizes = plan_resizes(
+        decided.admission_input, decisions, snapshot.resizable_jobs(), demand.replica_requests, policy, now
+    )
     return QueuePlan(
-        queue=queue,
+        admission_input=decided.input_after_serving,
         pending=snapshot.pending,
         decisions=decisions,
         resizes=resizes,
         demand=demand._replace(satisfied_demands=resizes.satisfied_demands),
-        next_cursors=cursors,
-    ), ()
+        cursors_of_next_cycle=cursors,
+    )
+
+
+class _QueueDecisions(NamedTuple):
+    """The decisions about the pending jobs at their requested sizes, and their input."""
+
+    admission_input: AdmissionInput
+    """Input with all nodes of the fleet."""
+    input_after_serving: AdmissionInput
+    """The same input without the nodes that serving replicas take. The decisions were made from it."""
+    decisions: tuple[AdmissionDecision, ...]
+
+
+def _decide_pending_jobs(
+    snapshot: CycleSnapshot, capacities_left: tuple[NodeCapacity, ...], policy: Policy, now: datetime
+) -> _QueueDecisions:
+    """Decide about the pending jobs on the nodes that serving replicas leave."""
+    admission_input = snapshot.admission_input(policy, now)
+    input_after_serving = admission_input._replace(capacities=capacities_left)
+    return _QueueDecisions(admission_input, input_after_serving, decide_queue(input_after_serving, policy, now))
 
 
 def _hand_over_to_kueue(snapshot: CycleSnapshot, now: datetime) -> QueuePlan:
@@ -194,12 +212,12 @@ def _hand_over_to_kueue(snapshot: CycleSnapshot, now: datetime) -> QueuePlan:
     requests = sorted(admission_requests, key=lambda request: request.queue_order_key)
     delegated = (delegate_to_kueue(request, snapshot.setup.local_queue_of(request.team), now) for request in requests)
     return QueuePlan(
-        queue=AdmissionInput(
+        admission_input=AdmissionInput(
             setup=snapshot.setup, charges=snapshot.live_charges, scheduler_state=snapshot.scheduler_state
         ),
         pending=snapshot.pending,
         decisions=(*_decide_jobs_in_other_teams_namespaces(snapshot, now), *delegated),
-        next_cursors=snapshot.next_cursors,
+        cursors_of_next_cycle=snapshot.cursors_of_next_cycle,
     )
 
 
@@ -209,7 +227,7 @@ def _decide_excluded_jobs(snapshot: CycleSnapshot, now: datetime) -> Iterator[Ad
     jobs = tuple(snapshot.eligible_jobs())
     for job in jobs:
         if snapshot.is_unreadable(job):
-            yield exclude_on_unreadable_cluster(AdmissionRequest.of(snapshot.rented.in_rented_cluster(job)), now)
+            yield exclude_on_unreadable_cluster(AdmissionRequest.of(snapshot.rental_book.in_rented_cluster(job)), now)
     for job in jobs:
         if snapshot.is_in_kueue_namespace(job) and not snapshot.is_unreadable(job):
             shown_by = snapshot.kueue_namespaces[job.cluster, job.namespace]
@@ -218,30 +236,35 @@ def _decide_excluded_jobs(snapshot: CycleSnapshot, now: datetime) -> Iterator[Ad
 
 def _decide_jobs_in_other_teams_namespaces(snapshot: CycleSnapshot, now: datetime) -> Iterator[AdmissionDecision]:
     for job in snapshot.pending.values():
-        owner = snapshot.namespace_owner(job)
-        if owner:
-            yield exclude_in_other_teams_namespace(AdmissionRequest.of(job), job.namespace, owner, now)
+        other_team = snapshot.other_team_of_namespace(job)
+        if other_team:
+            yield exclude_in_other_teams_namespace(AdmissionRequest.of(job), job.namespace, other_team, now)
 
 
 def _queues_to_read_further(snapshot: CycleSnapshot, decisions: Iterable[AdmissionDecision]) -> tuple[str, ...]:
-    """Return the teams whose queue continues after a head of parked jobs."""
+    """Return the teams whose queue continues after a first page of parked jobs."""
     has_teams = snapshot.setup.has_teams
-    actions: dict[str, set[Action]] = {}
+    actions: dict[str, set[AdmissionAction]] = {}
     for decision in decisions:
         team = snapshot.pending[decision.job_id].spec.team if has_teams else ALL_JOBS
         actions.setdefault(team, set()).add(decision.action)
     teams = []
-    for team in snapshot.readable_further:
+    for team in snapshot.cursor_after_read:
         if team == ALL_JOBS and has_teams:
             continue  # the queue of each team is read separately
         queue_actions = actions.get(team, set())
-        if team == ALL_JOBS:
-            is_parked = queue_actions.isdisjoint(_PROGRESS_ACTIONS)
-        else:
-            is_parked = queue_actions <= _PARKED_ACTIONS
-        if is_parked and not is_strict(team, snapshot.setup):
+        if _may_read_further(team, queue_actions) and not is_strict(team, snapshot.setup):
             teams.append(team)
     return tuple(teams)
+
+
+def _may_read_further(team: str, actions: AbstractSet[AdmissionAction]) -> bool:
+    """Whether the jobs behind the first page may start, by the actions for the jobs of that page.
+
+    Without teams, no job of the page may have made progress: a waiting job blocks only jobs for the same nodes. With
+    teams, all jobs of the page must be parked.
+    """
+    return actions.isdisjoint(_PROGRESS_ACTIONS) if team == ALL_JOBS else actions <= _PARKED_ACTIONS
 
 
 def is_strict(team: str, setup: TeamSetup) -> bool:
@@ -271,9 +294,11 @@ def _serving_demand(
     # All waiting replicas take nodes that become free, even replicas whose rented node is still starting.
     requests = replica_requests(shortfalls, snapshot.capacities, classes, now)
     node_capacities = reserve_for_replicas(requests, snapshot.capacities, policy.scheduling)
-    satisfied = satisfied_replicas(serving, snapshot.rented, snapshot.serving_pods, snapshot.capacities)
-    demands = replica_requests(shortfalls, snapshot.capacities, classes, now, satisfied)
-    return ServingDemand(shortfalls=shortfalls, satisfied_replicas=satisfied, demands=demands), node_capacities
+    satisfied = satisfied_replicas(serving, snapshot.rental_book, snapshot.serving_pods, snapshot.capacities)
+    requests_left = replica_requests(shortfalls, snapshot.capacities, classes, now, satisfied)
+    return ServingDemand(
+        shortfalls=shortfalls, satisfied_replicas=satisfied, replica_requests=requests_left
+    ), node_capacities
 
 
 def _plan_serving_rentals(
@@ -281,7 +306,7 @@ def _plan_serving_rentals(
 ) -> tuple[ServingRentalPlan, ...]:
     if snapshot.authority is AdmissionAuthority.KUEUE:
         return ()
-    context = rent_plan.placement_context(snapshot, queue_plan.queue, policy, now)
+    context = rent_plan.placement_context(snapshot, queue_plan.admission_input, policy, now)
     return plan_serving_rentals(
         queue_plan.demand, snapshot.serving_states, context, _without_unreadable_serving(policy, snapshot)
     )
@@ -294,24 +319,26 @@ def _missing_facts(
     snapshot: CycleSnapshot, queue_plan: QueuePlan, policy: Policy, mode: Mode, now: datetime
 ) -> MissingFacts:
     """Return the facts that the later decisions need and the snapshot does not hold."""
-    queue, decisions = queue_plan.queue, queue_plan.decisions
-    holders = tuple(charge.job_id for charge in queue.charges)
+    admission_input, decisions = queue_plan.admission_input, queue_plan.decisions
+    charged_ids = tuple(charge.job_id for charge in admission_input.charges)
     to_place = tuple(
         job.job_id for job in jobs_to_place(rent_plan.jobs_without_nodes(snapshot, decisions), policy, now)
     )
     has_demand = bool(to_place or queue_plan.demand.shortfalls)
-    jobs = set(holders if has_demand else ())
+    jobs = set(charged_ids if has_demand else ())
     attempts_of = set(to_place)
     if mode is Mode.ACT:
-        leaving, moving = rent_plan.jobs_that_may_leave(snapshot, queue, decisions)
-        draining = {charge.job_id for charge in queue.charges if charge.team in draining_teams(snapshot.setup)}
-        jobs |= {*leaving, *rent_plan.charges_on_ending_reservations(queue, policy, now), *draining}
+        leaving, moving = leave_plan.jobs_that_may_leave(snapshot, admission_input, decisions)
+        draining = {
+            charge.job_id for charge in admission_input.charges if charge.team in draining_teams(snapshot.setup)
+        }
+        jobs |= {*leaving, *leave_plan.charges_on_ending_reservations(admission_input, policy, now), *draining}
         attempts_of |= set(moving)
     return MissingFacts(
-        jobs=tuple(sorted(name for name in jobs if snapshot.known_job(name) is None)),
-        attempts_of=tuple(sorted(name for name in attempts_of if _may_have_attempts(snapshot.known_job(name)))),
+        jobs=tuple(sorted(job_id for job_id in jobs if snapshot.known_job(job_id) is None)),
+        attempts_of=tuple(sorted(job_id for job_id in attempts_of if _may_have_attempts(snapshot.known_job(job_id)))),
         needs_shortages=has_demand,
-        needs_past_runs=has_demand or bool(attempts_of),
+        needs_past_jobs=has_demand or bool(attempts_of),
     )
 
 
@@ -336,19 +363,19 @@ def _steps(
 ) -> Iterator[JobStep]:
     """Yield the step for each pending job."""
     shrinks = queue_plan.resizes.shrinks_by_waiter
-    serving = snapshot.rented.rental_by_holder
+    rental_by_holder = snapshot.rental_book.rental_by_holder
     for decision in queue_plan.decisions:
         job = snapshot.pending[decision.job_id]
         launch_mode = job.launch_mode(mode, job.current_attempt + 1)
         may_act = launch_mode is Mode.ACT
         placement = placements.get(decision.job_id)
-        if decision.action is Action.ADMIT and may_act:
+        if decision.action is AdmissionAction.ADMIT and may_act:
             yield AdmissionStep(decision)
-        elif decision.action is Action.PREEMPT and may_act and decision.job_id not in shrinks:
-            victims = _new_victims(snapshot, queue_plan.queue, decision)
+        elif decision.action is AdmissionAction.PREEMPT and may_act and decision.job_id not in shrinks:
+            victims = _new_victims(snapshot, queue_plan.admission_input, decision)
             yield PreemptionStep(decision, victims) if victims else PendingStep(decision, launch_mode)
-        elif decision.job_id in serving and decision.action is not Action.ADMIT:
-            continue  # the job's reason names its rental already
+        elif decision.job_id in rental_by_holder and decision.action is not AdmissionAction.ADMIT:
+            continue  # its nodes are starting, and its recorded reason names the rental
         elif displacement and displacement.job_id == decision.job_id and may_act and not shrinks:
             yield DisplacementStep(decision, displacement)
         elif (
@@ -362,13 +389,15 @@ def _steps(
             yield PendingStep(decision, launch_mode, placement)
 
 
-def _new_victims(snapshot: CycleSnapshot, queue: AdmissionInput, decision: AdmissionDecision) -> dict[str, str]:
+def _new_victims(
+    snapshot: CycleSnapshot, admission_input: AdmissionInput, decision: AdmissionDecision
+) -> dict[str, str]:
     """Return the victims that were not asked to stop yet, each with Kueue's reason."""
-    attempts = {charge.job_id: charge.attempt for charge in queue.charges}
+    attempts = {charge.job_id: charge.attempt for charge in admission_input.charges}
     return {
         victim.job_id: victim.reason
         for victim in decision.victims
-        if victim.job_id not in queue.stopping
+        if victim.job_id not in admission_input.stopping
         and (job := snapshot.jobs_with_charge.get(victim.job_id))
         and job.current_attempt == attempts.get(victim.job_id)
     }
@@ -376,24 +405,26 @@ def _new_victims(snapshot: CycleSnapshot, queue: AdmissionInput, decision: Admis
 
 def _with_stops(plan: CyclePlan, snapshot: CycleSnapshot, policy: Policy, now: datetime) -> CyclePlan:
     """Add the jobs to a plan that leave their nodes for a reason other than preemption or resize."""
-    queue, decisions = plan.queue_plan.queue, plan.decisions
-    stopping = {name for step in plan.steps if isinstance(step, PreemptionStep) for name in step.victims}
+    admission_input, decisions = plan.queue_plan.admission_input, plan.decisions
+    stopping = {job_id for step in plan.steps if isinstance(step, PreemptionStep) for job_id in step.victims}
     stopping |= {
-        name for step in plan.steps if isinstance(step, DisplacementStep) for name in step.displacement.victims
+        job_id for step in plan.steps if isinstance(step, DisplacementStep) for job_id in step.displacement.victims
     }
     stopping |= {resize.job_id for resize in plan.resizes.planned}
-    departure = rent_plan.next_departure(snapshot, queue, decisions, stopping, policy, now)
+    departure = leave_plan.next_departure(snapshot, admission_input, decisions, stopping, policy, now)
     stopping |= {departure.job_id} if departure else set()
-    reservation_stops = rent_plan.reservation_stops(snapshot, queue, stopping, policy, now)
+    reservation_stops = leave_plan.reservation_stops(snapshot, admission_input, stopping, policy, now)
     stopping |= {stop.facts.candidate.job_id for stop in reservation_stops}
-    queue_stops = tuple(_jobs_of_drained_queues(snapshot, queue, {*stopping, *plan.scheduler_state.stopping}))
+    queue_stops = tuple(_jobs_of_drained_queues(snapshot, admission_input, {*stopping, *plan.scheduler_state.stopping}))
     return plan._replace(departure=departure, reservation_stops=reservation_stops, queue_stops=queue_stops)
 
 
-def _jobs_of_drained_queues(snapshot: CycleSnapshot, queue: AdmissionInput, stopping: Container[str]) -> Iterator[str]:
+def _jobs_of_drained_queues(
+    snapshot: CycleSnapshot, admission_input: AdmissionInput, stopping: Container[str]
+) -> Iterator[str]:
     """Yield the jobs that must stop because the queue of their team is drained, and that were not asked yet."""
     teams = draining_teams(snapshot.setup)
-    for charge in queue.charges:
+    for charge in admission_input.charges:
         if charge.team not in teams or charge.job_id in stopping:
             continue
         job = snapshot.known_job(charge.job_id)

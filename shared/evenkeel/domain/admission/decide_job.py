@@ -1,16 +1,12 @@
-"""Admission: which pending jobs start now, and where.
-
-Without teams, jobs start first come, first served on free nodes. A job is admitted if its gang fits on one instance
-type of one pool. The first job that does not fit blocks later jobs that could take the same nodes, so small jobs never
-starve a large one. A job that resumes after a recovery comes first: its capacity was granted before. With teams,
-`queue_with_teams.py` decides the order. This module writes the reasons and replays the decisions for both.
-"""
+"""The decision about one job: its action, its reason and its replay."""
 
 from collections.abc import Iterator
 from datetime import datetime
 from enum import StrEnum
 
-from evenkeel.domain.admission.offers import (
+from pydantic import Field
+
+from evenkeel.domain.admission.pool_fits import (
     JobToPreempt,
     PoolFit,
     PreemptionPlan,
@@ -35,7 +31,7 @@ from evenkeel.domain.values import Instant, Sentence, Value
 from evenkeel.domain.words import count_of
 
 
-class Action(StrEnum):
+class AdmissionAction(StrEnum):
     """The decision of a scheduling cycle about one pending job."""
 
     ADMIT = "ADMIT"
@@ -54,7 +50,7 @@ class Action(StrEnum):
     SAME_SHAPE = "SAME_SHAPE"
     """A job with the same request waits. The job blocks no other job."""
     LIMIT_REACHED = "LIMIT_REACHED"
-    """A limit of the team or of the owner is reached, even if nodes are free. The job blocks no other job."""
+    """A limit of the team or of the submitter is reached, even if nodes are free. The job blocks no other job."""
     EXCLUDED = "EXCLUDED"
     """The cycle does not examine the job: a person holds automation or its queue, or its namespace or cluster cannot
     be used. The job blocks no other job."""
@@ -64,7 +60,8 @@ class AdmissionFacts(Value):
     """Everything the decision about one job depends on. The decision replays from it."""
 
     request: AdmissionRequest
-    offers: tuple[PoolFit, ...]
+    fits: tuple[PoolFit, ...] = Field(alias="offers")
+    """Stored as `offers`, its earlier name."""
     blocked_by: str = ""
     """The earlier job that waits."""
     blocker_waits_for: str = "free nodes"
@@ -78,7 +75,7 @@ class AdmissionFacts(Value):
     limits: tuple[UsageLimit, ...] = ()
     """Limits that the job must stay below."""
     quota: QuotaFacts | None = None
-    """The quota facts, if quota was checked. Then `offers` are the fits on the flavor that was found, after the victims
+    """The quota facts, if quota was checked. Then `fits` are the fits on the flavor that was found, after the victims
     have stopped."""
     preemption_plan: PreemptionPlan | None = None
     """How other jobs free nodes for the job, if it has quota but no nodes."""
@@ -89,7 +86,7 @@ class AdmissionDecision(Value):
     """The decision about one pending job, with its reason."""
 
     job_id: str
-    action: Action
+    action: AdmissionAction
     reason: Sentence
     """The reason as a sentence for people."""
     alternatives: tuple[Alternative, ...] = ()
@@ -106,7 +103,7 @@ class AdmissionDecision(Value):
     @property
     def blocks_queue(self) -> bool:
         """Whether the job blocks later jobs: it waits for existing nodes that other jobs could take, too."""
-        return self.action is Action.WAIT and bool(pool_instance_types(self.facts.offers))
+        return self.action is AdmissionAction.WAIT and bool(pool_instance_types(self.facts.fits))
 
     def to_attempt(self, job: Job, decision_id: str) -> Attempt:
         """Return the attempt that starts an admitted job.
@@ -133,6 +130,7 @@ class AdmissionDecision(Value):
             cpu_millis=request.nodes * request.cpu_millis_per_node,
             memory_mib=request.nodes * request.memory_mib_per_node,
             team=job.spec.team,
+            quota_use=self.use,
             admitted_at=self.facts.now,
             decision_id=decision_id,
         )
@@ -152,7 +150,7 @@ class AdmissionDecision(Value):
             instance_type=self.instance_type,
             pool=self.pool,
             admitted_at=self.facts.now,
-            owner=request.owner,
+            submitter=request.submitter,
             queue=request.team if self.use else "",
             priority=request.priority,
             queued_at=request.queued_at or request.submitted_at,
@@ -162,58 +160,60 @@ class AdmissionDecision(Value):
 
 def decide(facts: AdmissionFacts) -> AdmissionDecision:
     """Decide about one pending job. A record replays through this function alone."""
-    request, offers = facts.request, facts.offers
+    request, fits = facts.request, facts.fits
     if request.not_before and facts.now < request.not_before:
         reason = f"The job failed and waits until {request.not_before:%H:%M:%S} UTC before it restarts."
-        return _build_decision(facts, Action.BACK_OFF, reason)
+        return _build_decision(facts, AdmissionAction.BACK_OFF, reason)
     if facts.local_queue:
         return _build_decision(
-            facts, Action.ADMIT, f"Kueue admits jobs here: the job goes to LocalQueue {facts.local_queue}."
+            facts, AdmissionAction.ADMIT, f"Kueue admits jobs here: the job goes to LocalQueue {facts.local_queue}."
         )
     if facts.exclusion_reason:
-        return _build_decision(facts, Action.EXCLUDED, facts.exclusion_reason)
+        return _build_decision(facts, AdmissionAction.EXCLUDED, facts.exclusion_reason)
     for limit in facts.limits:
         if limit.is_reached:
             return _build_decision(
-                facts, Action.LIMIT_REACHED, f"The job waits because a limit is reached: {limit.text}."
+                facts, AdmissionAction.LIMIT_REACHED, f"The job waits because a limit is reached: {limit.text}."
             )
     if facts.same_shape_reason:
         # The reason does not name the other job: it changes between cycles, and each change would be a new record.
         return _build_decision(
-            facts, Action.SAME_SHAPE, f"A job with the same request waits in its queue: {facts.same_shape_reason}"
+            facts,
+            AdmissionAction.SAME_SHAPE,
+            f"A job with the same request waits in its queue: {facts.same_shape_reason}",
         )
     if facts.quota is not None:
         decision = from_quota_decision(
-            facts, replay_quota(facts.quota, facts.now.timestamp(), lambda *_: why_no_fit(request, offers))
+            facts, replay_quota(facts.quota, facts.now.timestamp(), lambda *_: why_no_fit(request, fits))
         )
         return with_preemption(decision)
-    if all(offer.total_nodes < request.nodes for offer in offers) and request.attempts == 0:
-        largest = max((offer.total_nodes for offer in offers), default=0)
+    if all(fit.total_nodes < request.nodes for fit in fits) and request.attempts == 0:
+        largest = max((fit.total_nodes for fit in fits), default=0)
         reason = (
             f"The job can never start here: it asks for {describe_request(request)}, "
             f"and the largest matching pool has {count_of(largest, 'node')}."
         )
-        return _build_decision(facts, Action.NEVER_FITS, reason)
+        return _build_decision(facts, AdmissionAction.NEVER_FITS, reason)
     if facts.blocked_by:
         return _build_decision(
             facts,
-            Action.BLOCKED,
+            AdmissionAction.BLOCKED,
             f"The job waits behind {facts.blocked_by}, which waits for {facts.blocker_waits_for}.",
         )
-    shortage = why_no_fit(request, offers)
+    shortage = why_no_fit(request, fits)
     if shortage:
-        return _build_decision(facts, Action.WAIT, shortage)
+        return _build_decision(facts, AdmissionAction.WAIT, shortage)
     return _admit(facts, "", {})
 
 
 def delegate_to_kueue(request: AdmissionRequest, local_queue: str, now: datetime) -> AdmissionDecision:
     """Let Kueue decide about a job. Evenkeel applies only the restart backoff after a failure."""
-    return decide(AdmissionFacts(request=request, offers=(), local_queue=local_queue, now=now))
+    return decide(AdmissionFacts(request=request, fits=(), local_queue=local_queue, now=now))
 
 
 def exclude(request: AdmissionRequest, reason: str, now: datetime) -> AdmissionDecision:
     """Exclude a job from the scheduling cycle for a reason, such as a hold on automation."""
-    return decide(AdmissionFacts(request=request, offers=(), exclusion_reason=reason, now=now))
+    return decide(AdmissionFacts(request=request, fits=(), exclusion_reason=reason, now=now))
 
 
 def exclude_in_kueue_namespace(
@@ -231,20 +231,20 @@ def exclude_on_unreadable_cluster(request: AdmissionRequest, now: datetime) -> A
 
 
 def exclude_in_other_teams_namespace(
-    request: AdmissionRequest, namespace: str, owner: str, now: datetime
+    request: AdmissionRequest, namespace: str, other_team: str, now: datetime
 ) -> AdmissionDecision:
     """Exclude a job if its namespace now belongs to another team. It could read that team's secrets."""
-    reason = f"Namespace {namespace} now belongs to team {owner}. Cancel the job and submit it again."
+    reason = f"Namespace {namespace} now belongs to team {other_team}. Cancel the job and submit it again."
     return exclude(request, reason, now)
 
 
 def _admit(facts: AdmissionFacts, prefix: str, use: dict[str, dict[str, int]]) -> AdmissionDecision:
-    request, chosen = facts.request, best_fit(facts.offers)
+    request, chosen = facts.request, best_fit(facts.fits)
     if request.requested_nodes > request.nodes:
         prefix = f"The job starts with {request.nodes} of {count_of(request.requested_nodes, 'node')}. {prefix}"
     return AdmissionDecision(
         job_id=request.job_id,
-        action=Action.ADMIT,
+        action=AdmissionAction.ADMIT,
         reason=f"{prefix}{chosen.pool} has {describe_request(request)}.{_closeness_text(request, chosen)}",
         alternatives=_rejected_fits(facts, chosen),
         facts=facts,
@@ -279,15 +279,15 @@ def from_quota_decision(facts: AdmissionFacts, kueue_decision: CycleDecision) ->
             victims = tuple(
                 JobToPreempt(job_id=victim.workload_id, reason=victim.reason) for victim in kueue_decision.victims
             )
-            return _build_decision(facts, Action.PREEMPT, kueue_decision.reason, considered).replace_unchecked(
+            return _build_decision(facts, AdmissionAction.PREEMPT, kueue_decision.reason, considered).replace_unchecked(
                 victims=victims
             )
         case Result.NO_NODES:
             reason = f"The job's quota is available. {kueue_decision.reason}"
-            return _build_decision(facts, Action.WAIT, reason, (*_rejected_fits(facts, None), *considered))
+            return _build_decision(facts, AdmissionAction.WAIT, reason, (*_rejected_fits(facts, None), *considered))
         case _:
             return _build_decision(
-                facts, Action.NO_QUOTA, f"{kueue_decision.reason}{_shortage_text(kueue_decision)}", considered
+                facts, AdmissionAction.NO_QUOTA, f"{kueue_decision.reason}{_shortage_text(kueue_decision)}", considered
             )
 
 
@@ -295,14 +295,14 @@ def with_preemption(decision: AdmissionDecision) -> AdmissionDecision:
     """Return a decision that preempts, if the job has quota and the victims free enough nodes."""
     preemption_plan = decision.facts.preemption_plan
     if (
-        decision.action is not Action.WAIT
+        decision.action is not AdmissionAction.WAIT
         or preemption_plan is None
-        or why_no_fit(decision.facts.request, preemption_plan.offers)
+        or why_no_fit(decision.facts.request, preemption_plan.fits)
     ):
         return decision
     names = ", ".join(victim.job_id for victim in preemption_plan.victims)
     reason = f"The job's quota is available, and its recovery preempts other jobs. It waits until they stop: {names}."
-    return decision.replace_unchecked(action=Action.PREEMPT, reason=reason, victims=preemption_plan.victims)
+    return decision.replace_unchecked(action=AdmissionAction.PREEMPT, reason=reason, victims=preemption_plan.victims)
 
 
 def _shortage_text(kueue_decision: CycleDecision) -> str:
@@ -342,35 +342,35 @@ def recorded_reason(decision: AdmissionDecision, mode: Mode) -> str:
     """Return the reason to record. In every mode except `act` it says that Evenkeel takes no action."""
     if mode is Mode.ACT:
         return decision.reason
-    if decision.action is Action.ADMIT:
+    if decision.action is AdmissionAction.ADMIT:
         return f"Mode is {mode}: the job would start, but Evenkeel takes no action. {decision.reason}"
-    if decision.action is Action.PREEMPT:
+    if decision.action is AdmissionAction.PREEMPT:
         return f"Mode is {mode}: Evenkeel would ask other jobs to stop, but takes no action. {decision.reason}"
     return decision.reason
 
 
 def _build_decision(
-    facts: AdmissionFacts, action: Action, reason: str, alternatives: tuple[Alternative, ...] | None = None
+    facts: AdmissionFacts, action: AdmissionAction, reason: str, alternatives: tuple[Alternative, ...] | None = None
 ) -> AdmissionDecision:
     options = alternatives
     if options is None:
-        options = _rejected_fits(facts, None) if action in (Action.WAIT, Action.NEVER_FITS) else ()
+        options = _rejected_fits(facts, None) if action in (AdmissionAction.WAIT, AdmissionAction.NEVER_FITS) else ()
     return AdmissionDecision(
         job_id=facts.request.job_id, action=action, reason=reason, alternatives=options, facts=facts
     )
 
 
-_MORE_FREE = "The pool has more free nodes, which a larger job may need."
-
-
 def _rejected_fits(facts: AdmissionFacts, chosen: PoolFit | None) -> tuple[Alternative, ...]:
     return tuple(
-        Alternative(
-            option=f"{offer.pool} ({offer.instance_type})",
-            why_not=("The job prefers another pool." if chosen and offer.choice > chosen.choice else _MORE_FREE)
-            if offer.has_fit
-            else f"{offer.why_not(facts.request)}.",
-        )
-        for offer in facts.offers
-        if offer is not chosen
+        Alternative(option=f"{fit.pool} ({fit.instance_type})", why_not=_why_not_chosen(fit, chosen, facts.request))
+        for fit in facts.fits
+        if fit is not chosen
     )
+
+
+def _why_not_chosen(fit: PoolFit, chosen: PoolFit | None, request: AdmissionRequest) -> str:
+    if not fit.fits_now:
+        return f"{fit.why_not(request)}."
+    if chosen and fit.preference_rank > chosen.preference_rank:
+        return "The job prefers another pool."
+    return "The pool has more free nodes, which a larger job may need."

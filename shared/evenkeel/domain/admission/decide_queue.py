@@ -9,8 +9,8 @@ from evenkeel.domain.admission.queue_without_teams import decide_in_queue_order
 from evenkeel.domain.policy import Policy
 
 
-def decide_queue(snapshot: AdmissionInput, policy: Policy, now: datetime) -> tuple[AdmissionDecision, ...]:
+def decide_queue(admission_input: AdmissionInput, policy: Policy, now: datetime) -> tuple[AdmissionDecision, ...]:
     """Decide about every pending job, each at the size that its request names."""
-    if not snapshot.setup.has_teams:
-        return decide_in_queue_order(snapshot, policy.scheduling, now)
-    return decide_with_teams(snapshot, policy.scheduling, policy.economy, now)
+    if not admission_input.setup.has_teams:
+        return decide_in_queue_order(admission_input, policy.scheduling, now)
+    return decide_with_teams(admission_input, policy.scheduling, policy.economy, now)

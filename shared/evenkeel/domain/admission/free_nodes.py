@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from evenkeel.domain.admission.admission_input import AdmissionInput
-from evenkeel.domain.admission.offers import (
+from evenkeel.domain.admission.pool_fits import (
     PoolFit,
     SharedFits,
     missing_efa,
@@ -24,11 +24,13 @@ from evenkeel.domain.quotas import flavor_matching
 class FreeNodes:
     """The nodes that no job of this cycle has taken yet, and how requests fit on them."""
 
-    def __init__(self, snapshot: AdmissionInput, policy: SchedulingPolicy, flavors: Mapping[str, Flavor]) -> None:
-        self.capacities = snapshot.capacities
+    def __init__(
+        self, admission_input: AdmissionInput, policy: SchedulingPolicy, flavors: Mapping[str, Flavor]
+    ) -> None:
+        self.capacities = admission_input.capacities
         self.reserved: dict[str, tuple[NodeLife, ...]] = {}
         """Job that has quota but no nodes → nodes that are reserved for it. They are not free for other jobs."""
-        self._snapshot = snapshot
+        self._admission_input = admission_input
         self._policy = policy
         self._flavors = flavors
         self._shared_fits = SharedFits(self.capacities, policy)
@@ -51,19 +53,19 @@ class FreeNodes:
 
     def capacities_without(self, stopped: Collection[str]) -> tuple[NodeCapacity, ...]:
         """Return the node capacities after some jobs have stopped."""
-        charges = (charge for charge in self._snapshot.charges if charge.job_id in stopped)
+        charges = (charge for charge in self._admission_input.charges if charge.job_id in stopped)
         return with_freed(self.capacities, charged_resources(charges))
 
     def assign(self, request: AdmissionRequest, lives: Sequence[NodeLife]) -> None:
         """Take nodes for a job that starts."""
         self.capacities = self._shared_fits.subtract(self.capacities, request, lives)
 
-    def reserve(self, request: AdmissionRequest, offer: PoolFit) -> None:
+    def reserve(self, request: AdmissionRequest, fit: PoolFit) -> None:
         """Reserve the free nodes of a pool for a job that waits for more of them."""
         pool_nodes = [
             capacity
             for capacity in self.capacities
-            if (capacity.pool, capacity.instance_type) == (offer.pool, offer.instance_type)
+            if (capacity.pool, capacity.instance_type) == (fit.pool, fit.instance_type)
             and capacity.cluster == request.cluster
         ]
         nodes_that_fit = [
@@ -83,7 +85,7 @@ class FreeNodes:
         if names not in self._tests:
             node_keys = frozenset(
                 (capacity.cluster, capacity.node_name)
-                for capacity in self._snapshot.capacities
+                for capacity in self._admission_input.capacities
                 if all(
                     flavor_matching.matches_node(
                         self._flavors[name], capacity.instance_type, capacity.pool, capacity.labels
@@ -91,7 +93,7 @@ class FreeNodes:
                     for name in names
                 )
             )
-            is_all = len(node_keys) == len(self._snapshot.capacities)
+            is_all = len(node_keys) == len(self._admission_input.capacities)
             self._tests[names] = (
                 None if is_all else lambda capacity: (capacity.cluster, capacity.node_name) in node_keys
             )

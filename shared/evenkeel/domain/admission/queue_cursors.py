@@ -2,7 +2,7 @@
 
     │ head: each cycle │ barrier │    …     │ page of this cycle │ page of the next cycle │ … │
                        ▲         ▲          ▲                    ▲
-                    head end  its cursor  page start         page start of the next cycle
+        cursor after head  its cursor  page start         page start of the next cycle
 
 Each cycle reads the first page of every queue, which is its head, and one later page of long queues. The next cycle
 reads the page after that one, and after the last page the second page again. If there are more long queues than a cycle
@@ -15,7 +15,7 @@ import bisect
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from evenkeel.domain.admission.decide_job import Action, AdmissionDecision
+from evenkeel.domain.admission.decide_job import AdmissionAction, AdmissionDecision
 
 ALL_JOBS = ""
 """Stands for no team: the list of all pending jobs. Without teams it is the only queue. With teams it also holds
@@ -49,19 +49,21 @@ class QueueCursors(NamedTuple):
     last_queue: str | None = None
     """The last queue that this cycle read behind its head; None if it read all of them."""
 
-    def with_barriers(self, decisions: Iterable[AdmissionDecision], head_end: str) -> "QueueCursors":
+    def with_barriers(self, decisions: Iterable[AdmissionDecision], cursor_after_first_page: str) -> "QueueCursors":
         """Return the cursors with this cycle's waiting jobs as barriers. Used without teams only.
 
         Args:
             decisions: Decisions about the pending jobs.
-            head_end: The cursor after the head of the list.
+            cursor_after_first_page: The cursor after the head of the list.
         """
         if ALL_JOBS not in self.page_starts:
             return self._replace(barriers=())
-        barriers = {name for name, _ in self.barriers}
+        barriers = {job_id for job_id, _ in self.barriers}
         waits = [decision.job_id for decision in decisions if decision.blocks_queue and decision.job_id not in barriers]
-        waiting = sorted((name in self.page_jobs, name) for name in waits)
-        added = tuple((name, self.page_start if is_behind else head_end) for is_behind, name in waiting)
+        waiting = sorted((job_id in self.page_jobs, job_id) for job_id in waits)
+        added = tuple(
+            (job_id, self.page_start if is_behind else cursor_after_first_page) for is_behind, job_id in waiting
+        )
         return self._replace(barriers=(*self.barriers, *added))
 
     def rewound_to_barrier(self, decisions: Iterable[AdmissionDecision]) -> "QueueCursors | None":
@@ -69,8 +71,12 @@ class QueueCursors(NamedTuple):
 
         The jobs behind that barrier were blocked by it, so they come before the jobs of the present page.
         """
-        waits = {decision.job_id for decision in decisions if decision.action in (Action.WAIT, Action.BLOCKED)}
-        for index, (name, cursor) in enumerate(self.barriers):
-            if name not in waits:
+        waits = {
+            decision.job_id
+            for decision in decisions
+            if decision.action in (AdmissionAction.WAIT, AdmissionAction.BLOCKED)
+        }
+        for index, (job_id, cursor) in enumerate(self.barriers):
+            if job_id not in waits:
                 return self._replace(page_starts={**self.page_starts, ALL_JOBS: cursor}, barriers=self.barriers[:index])
         return None

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from evenkeel.domain.admission.admission_input import AdmissionInput
 from evenkeel.domain.admission.decide_job import (
-    Action,
+    AdmissionAction,
     AdmissionDecision,
     AdmissionFacts,
     decide,
@@ -26,7 +26,7 @@ from evenkeel.domain.admission.decide_job import (
     with_preemption,
 )
 from evenkeel.domain.admission.free_nodes import FreeNodes
-from evenkeel.domain.admission.offers import (
+from evenkeel.domain.admission.pool_fits import (
     JobToPreempt,
     PoolFit,
     PreemptionPlan,
@@ -46,13 +46,14 @@ from evenkeel.domain.kueue.preemption import QuotaDemand, Victim, preemptable_vi
 from evenkeel.domain.kueue.scheduler import Scheduler
 from evenkeel.domain.quotas.quota_documents import DocumentCache
 from evenkeel.domain.quotas.quota_facts import KueueCycleState, quota_facts_of
+from evenkeel.domain.quotas.spending import UsageLimit
 
 _MAX_KUEUE_CYCLES = 2000
-"""Maximum Kueue cycles for one group of jobs. Then the decisions so far are final."""
+"""Maximum Kueue cycles for the jobs of one turn. Then the decisions so far are final."""
 
 
-class DecisionGroup(IntEnum):
-    """The groups of jobs, in the order in which they are decided."""
+class DecisionTurn(IntEnum):
+    """When a job is decided within a cycle: all jobs of one turn before the next turn."""
 
     INTERRUPTED = 0
     """Jobs that had nodes before."""
@@ -67,11 +68,11 @@ class _QuotaDecision(NamedTuple):
     decision: CycleDecision
     before: KueueCycleState
     """The state right before the Kueue cycle."""
-    offers: tuple[PoolFit, ...]
+    fits: tuple[PoolFit, ...]
 
 
 @dataclass(slots=True)
-class _JobProgress:
+class _QueuedJob:
     """A job that takes part in the Kueue cycles, with the decisions about it so far."""
 
     request: AdmissionRequest
@@ -86,7 +87,7 @@ class _JobProgress:
 
 
 def decide_with_teams(
-    snapshot: AdmissionInput, policy: SchedulingPolicy, economy: EconomyPolicy, now: datetime
+    admission_input: AdmissionInput, policy: SchedulingPolicy, economy: EconomyPolicy, now: datetime
 ) -> tuple[AdmissionDecision, ...]:
     """Decide about every pending job. No decision exceeds a limit, or the free amounts of a node.
 
@@ -95,8 +96,8 @@ def decide_with_teams(
     """
     decided_last: frozenset[str] = frozenset()
     while True:
-        decisions = _TeamAdmission(snapshot, policy, economy, now, decided_last).run()
-        started = {decision.job_id for decision in decisions if decision.action is Action.ADMIT}
+        decisions = _TeamAdmission(admission_input, policy, economy, now, decided_last).run()
+        started = {decision.job_id for decision in decisions if decision.action is AdmissionAction.ADMIT}
         # A job that would start and be preempted in the same scheduling cycle is decided last, on the remaining nodes.
         preempted_at_once = started & {victim.job_id for decision in decisions for victim in decision.victims}
         if preempted_at_once <= decided_last:
@@ -109,28 +110,32 @@ class _TeamAdmission:
 
     def __init__(
         self,
-        snapshot: AdmissionInput,
+        admission_input: AdmissionInput,
         policy: SchedulingPolicy,
         economy: EconomyPolicy,
         now: datetime,
         decided_last: frozenset[str] = frozenset(),
     ) -> None:
-        self.snapshot, self.now = snapshot, now
+        self.admission_input, self.now = admission_input, now
         self.decided_last = decided_last
         """Jobs that are decided after all other jobs."""
-        self.queues = TeamQueues(snapshot, economy, now)
-        self.nodes = FreeNodes(snapshot, policy, self.queues.flavors)
-        setup = snapshot.setup.scheduler_declarations
+        self.queues = TeamQueues(admission_input, economy, now)
+        self.nodes = FreeNodes(admission_input, policy, self.queues.flavors)
+        declarations = admission_input.setup.scheduler_declarations
         self.scheduler = Scheduler(
-            setup.queues, setup.cohorts, self.queues.flavors.values(), setup.rules, self._assign_nodes
+            declarations.queues,
+            declarations.cohorts,
+            self.queues.flavors.values(),
+            declarations.rules,
+            self._assign_nodes,
         )
         self.queues.load_use(self.scheduler)
-        self.progress: dict[str, _JobProgress] = {}
+        self.queued_jobs: dict[str, _QueuedJob] = {}
         """Jobs that take part in the Kueue cycles, by id."""
         self.documents = DocumentCache()
         self.first_head = ""
         """The first job that was decided by quota; empty if there is none."""
-        self.offers: dict[str, tuple[PoolFit, ...]] = {}
+        self.fits: dict[str, tuple[PoolFit, ...]] = {}
         """Job → its fits in the present Kueue cycle."""
         self.final_decisions: dict[str, AdmissionDecision] = {}
         """Final decisions, in the order of commits."""
@@ -145,85 +150,94 @@ class _TeamAdmission:
     # ------------------------------------------------------------ the order of decisions
 
     def run(self) -> tuple[AdmissionDecision, ...]:
-        waiting = sorted(self.snapshot.pending, key=lambda request: request.queue_order_key)
+        """Decide about the jobs of each turn in order. Within a turn, run Kueue cycles until nothing changes."""
+        waiting = sorted(self.admission_input.pending, key=lambda request: request.queue_order_key)
         for request in waiting:
             if decision := self._decision_without_quota(request):
                 self.final_decisions[request.job_id] = decision
             else:
-                self.progress[request.job_id] = _JobProgress(request, self.queues.to_kueue(request))
-        for group in DecisionGroup:
-            names = []
-            for name, job in self.progress.items():
-                if self._decision_group_of(job.request) is not group:
+                self.queued_jobs[request.job_id] = _QueuedJob(request, self.queues.to_kueue(request))
+        for turn in DecisionTurn:
+            job_ids = []
+            for job_id, job in self.queued_jobs.items():
+                if self._turn_of(job.request) is not turn:
                     continue
-                # Admissions of an earlier group count towards the limits of this one.
+                # Admissions of an earlier turn count towards the limits of this one.
                 if decision := self._decision_over_limit(job.request):
-                    self.final_decisions[name] = decision
+                    self.final_decisions[job_id] = decision
                 else:
-                    names.append(name)
-            for job in map(self.progress.__getitem__, names):
+                    job_ids.append(job_id)
+            for job in map(self.queued_jobs.__getitem__, job_ids):
                 self.scheduler.submit(job.kueue_job.to_workload(job.request.priority))
-            self._keep_waiting_preemptors_at_head(names)
+            self._keep_waiting_preemptors_at_head(job_ids)
             self._run_until_stable()
         for request in waiting:
             if request.job_id not in self.final_decisions:
                 self.final_decisions[request.job_id] = self._decide_waiting(request)
         return tuple(self.final_decisions.values())
 
-    def _decision_group_of(self, request: AdmissionRequest) -> DecisionGroup:
+    def _turn_of(self, request: AdmissionRequest) -> DecisionTurn:
         if request.job_id in self.decided_last:
-            return DecisionGroup.LAST
-        return DecisionGroup.INTERRUPTED if request.has_prior_grant else DecisionGroup.NEW
+            return DecisionTurn.LAST
+        return DecisionTurn.INTERRUPTED if request.has_prior_grant else DecisionTurn.NEW
 
     def _decision_without_quota(self, request: AdmissionRequest) -> AdmissionDecision | None:
         """Return the decision about a job that needs no quota: it backs off, is excluded, or can never start here."""
         if request.not_before and self.now < request.not_before:
             return self._decide(request)
-        team = self.snapshot.setup.by_name.get(request.team)
+        team = self.admission_input.setup.by_name.get(request.team)
         if team is None:
             return self._decide(request, exclusion_reason=f"Team {request.team} no longer exists.")
         queue = self.queues.by_name[request.team]
         if not queue.is_active:
             stop_reason = queue.inactive or f"an administrator set its stop policy to {queue.stop}"
             return self._decide(request, exclusion_reason=f"The job's queue admits no jobs: {stop_reason}.")
-        offers = self.nodes.fits(request)
-        if all(offer.total_nodes < request.nodes for offer in offers) and (request.attempts == 0 or not offers):
-            return self._decide(request, offers=offers)
+        fits = self.nodes.fits(request)
+        if all(fit.total_nodes < request.nodes for fit in fits) and (request.attempts == 0 or not fits):
+            return self._decide(request, fits=fits)
         # Jobs of the same shape may end before AWS takes the nodes, so this job must not park them.
-        is_cut_off = all(offer.total_nodes - offer.leaving < request.nodes for offer in offers)
-        if is_cut_off and any(offer.leaving for offer in offers):
-            return self._decide(request, offers=offers)
+        is_cut_off = all(fit.total_nodes - fit.leaving < request.nodes for fit in fits)
+        if is_cut_off and any(fit.leaving for fit in fits):
+            return self._decide(request, fits=fits)
         return self._decision_over_limit(request)
 
     def _decision_over_limit(self, request: AdmissionRequest) -> AdmissionDecision | None:
-        """Return the decision about a job that a limit of its team or its owner keeps waiting."""
+        """Return the decision about a job that a limit of its team or its submitter keeps waiting."""
         limits = self.queues.limits(request)
         return self._decide(request, limits=limits) if any(limit.is_reached for limit in limits) else None
 
-    def _decide(self, request: AdmissionRequest, **facts: object) -> AdmissionDecision:
-        fields = {"request": request, "offers": (), "now": self.now, **facts}
-        return decide(AdmissionFacts.model_validate(fields))
+    def _decide(
+        self,
+        request: AdmissionRequest,
+        *,
+        fits: tuple[PoolFit, ...] = (),
+        exclusion_reason: str = "",
+        limits: tuple[UsageLimit, ...] = (),
+    ) -> AdmissionDecision:
+        return decide(
+            AdmissionFacts(request=request, fits=fits, exclusion_reason=exclusion_reason, limits=limits, now=self.now)
+        )
 
-    def _keep_waiting_preemptors_at_head(self, names: Iterable[str]) -> None:
+    def _keep_waiting_preemptors_at_head(self, job_ids: Iterable[str]) -> None:
         """Keep a job at the head of its queue while its victims stop. A recovery comes before it."""
-        heads = {*self.snapshot.scheduler_state.sticky.values()}
-        for name in names:
-            pending = self.scheduler.pending[self.progress[name].request.team]
-            if name in heads and not pending.sticky:
-                pending.sticky = name
+        heads = {*self.admission_input.scheduler_state.sticky.values()}
+        for job_id in job_ids:
+            pending = self.scheduler.pending[self.queued_jobs[job_id].request.team]
+            if job_id in heads and not pending.sticky:
+                pending.sticky = job_id
 
     # ------------------------------------------------------------ nodes
 
     def _assign_nodes(self, workload: Workload, assignment: Assignment, victims: tuple[Victim, ...]) -> str:
         """Return why no nodes fit; empty if some do. Assigns the nodes unless victims must stop first."""
-        request = self.progress[workload.workload_id].request
-        names = {victim.workload_id for victim in victims}
-        capacities = self.nodes.capacities_without(names | self.snapshot.stopping) if victims else None
-        offers = self.nodes.fits_in_flavors(request, assignment, capacities)
-        self.offers[request.job_id] = offers
-        shortage = why_no_fit(request, offers)
+        request = self.queued_jobs[workload.workload_id].request
+        victim_ids = {victim.workload_id for victim in victims}
+        capacities = self.nodes.capacities_without(victim_ids | self.admission_input.stopping) if victims else None
+        fits = self.nodes.fits_in_flavors(request, assignment, capacities)
+        self.fits[request.job_id] = fits
+        shortage = why_no_fit(request, fits)
         if not shortage and not victims:
-            self.nodes.assign(request, best_fit(offers).best)
+            self.nodes.assign(request, best_fit(fits).best)
         elif shortage and not victims and not _tries_next_flavor(assignment):
             self._reserve(request, workload, assignment)
         return shortage
@@ -232,37 +246,39 @@ class _TeamAdmission:
 
     def _run_until_stable(self) -> None:
         """Run Kueue cycles until one more could change nothing."""
-        states: set[str] = set()
+        seen_fingerprints: set[str] = set()
         for _ in range(_MAX_KUEUE_CYCLES):
             state_before = KueueCycleState.of(self.scheduler, self.reserved_quota.values())
-            self.offers = {}
+            self.fits = {}
             decisions = self.scheduler.cycle(self.now.timestamp())
             if not decisions:
                 return
-            moved = False
+            has_changed = False
             for decision in decisions:
-                name = decision.workload.workload_id
-                self.progress[name].latest = _QuotaDecision(decision, state_before, self.offers.get(name, ()))
-                self.first_head = self.first_head or name
-                moved |= self._apply_decision(decision)
+                job_id = decision.workload.workload_id
+                self.queued_jobs[job_id].latest = _QuotaDecision(decision, state_before, self.fits.get(job_id, ()))
+                self.first_head = self.first_head or job_id
+                has_changed |= self._apply_decision(decision)
             was_evicted = {workload.workload.workload_id for workload, is_evicted in state_before.holders if is_evicted}
-            moved |= any(victim.workload_id not in was_evicted for decision in decisions for victim in decision.victims)
-            outcome = repr(
+            all_victims = (victim for decision in decisions for victim in decision.victims)
+            has_changed |= any(victim.workload_id not in was_evicted for victim in all_victims)
+            # If the same decisions come again and nothing changed since, the cycles would never end.
+            fingerprint = repr(
                 [
                     (decision.workload.workload_id, decision.result, decision.assignment.flavors)
                     for decision in decisions
                 ]
             )
-            if moved:
-                states.clear()
-            elif outcome in states:
+            if has_changed:
+                seen_fingerprints.clear()
+            elif fingerprint in seen_fingerprints:
                 return
-            states.add(outcome)
+            seen_fingerprints.add(fingerprint)
 
     def _apply_decision(self, decision: CycleDecision) -> bool:
         """Apply a decision. Return whether other jobs may now get another decision."""
         workload = decision.workload
-        job = self.progress[workload.workload_id]
+        job = self.queued_jobs[workload.workload_id]
         request = job.request
         if decision.result is Result.ADMITTED:
             self._record_admission(request)
@@ -273,17 +289,17 @@ class _TeamAdmission:
             decision.assignment
         ):
             return False
-        kept_decision = job.without_nodes
+        without_nodes = job.without_nodes
         job.without_nodes = None
-        if kept_decision is None:
+        if without_nodes is None:
             return False
         # No other flavor has quota either, so the reason is that nodes are missing.
-        job.latest = kept_decision
+        job.latest = without_nodes
         is_strict = self.queues.is_strict(workload.queue)
         if not is_strict and not request.reserves_nodes:
             return False  # parked: later jobs of the queue are decided
         self.scheduler.withdraw(workload)
-        self._reserve(request, workload, kept_decision.decision.assignment)
+        self._reserve(request, workload, without_nodes.decision.assignment)
         if request.job_id in self.reserved_quota:
             self.scheduler.snapshot.queue_of(workload).quota_node.add_all(self.reserved_quota[request.job_id][1])
         if is_strict:
@@ -293,7 +309,7 @@ class _TeamAdmission:
     def _record_admission(self, request: AdmissionRequest) -> None:
         decision = self._decide_by_quota(request)
         self.final_decisions[request.job_id] = decision
-        team = self.snapshot.setup.by_name[request.team]
+        team = self.admission_input.setup.by_name[request.team]
         self.queues.started.setdefault(team.name, []).append(decision.to_charge())
         for waiting in self._waiting_requests(request.team):
             limits = self.queues.limits(waiting)
@@ -307,12 +323,12 @@ class _TeamAdmission:
         if not must_reserve or assignment.level or request.job_id in self.reserved_quota:
             return
         self.reserved_quota[request.job_id] = (workload.queue, dict(assignment.use))
-        offers = self.offers.get(request.job_id)
-        if offers is None:
-            offers = self._latest(request.job_id).offers
-        offer = max(offers, key=lambda fit: (fit.most_nodes, fit.pool), default=None)
-        if offer is not None:
-            self.nodes.reserve(request, offer)
+        fits = self.fits.get(request.job_id)
+        if fits is None:
+            fits = self._latest(request.job_id).fits
+        largest_fit = max(fits, key=lambda fit: (fit.most_nodes, fit.pool), default=None)
+        if largest_fit is not None:
+            self.nodes.reserve(request, largest_fit)
 
     def _block_queue(self, request: AdmissionRequest) -> None:
         """Let a job that waits for nodes block the jobs of its queue that could take the same nodes."""
@@ -325,7 +341,7 @@ class _TeamAdmission:
                 self.final_decisions[waiting.job_id] = self._decide_blocked(waiting, blocker, "free nodes")
 
     def _waiting_requests(self, team: str) -> list[AdmissionRequest]:
-        return [self.progress[queued.workload.workload_id].request for queued in self.scheduler.pending[team].all()]
+        return [self.queued_jobs[queued.workload.workload_id].request for queued in self.scheduler.pending[team].all()]
 
     def _withdraw(self, request: AdmissionRequest) -> None:
         self.scheduler.pending[request.team].remove(request.job_id)
@@ -333,28 +349,33 @@ class _TeamAdmission:
     # ------------------------------------------------------------ reasons
 
     def _is_decided_by_quota(self, job_id: str) -> bool:
-        job = self.progress.get(job_id)
+        job = self.queued_jobs.get(job_id)
         return job is not None and job.latest is not None
 
     def _latest(self, job_id: str) -> _QuotaDecision:
         """Return the latest decision by quota about a job that was the head of its queue."""
-        latest = self.progress[job_id].latest
+        latest = self.queued_jobs[job_id].latest
         assert latest is not None, f"{job_id} was not the head of its queue"
         return latest
 
     def _decide_by_quota(self, request: AdmissionRequest) -> AdmissionDecision:
         latest = self._latest(request.job_id)
-        facts = AdmissionFacts(request=request, offers=latest.offers, now=self.now)
+        facts = AdmissionFacts(request=request, fits=latest.fits, now=self.now)
         decision = from_quota_decision(facts, latest.decision)
-        if request.resumes_by_preemption and decision.action is Action.WAIT:
+        if request.resumes_by_preemption and decision.action is AdmissionAction.WAIT:
             if request.job_id not in self.preemption_plans:
                 self.preemption_plans[request.job_id] = self._plan_preemption(request, latest.decision)
             facts = facts.replace_unchecked(preemption_plan=self.preemption_plans[request.job_id])
             decision = with_preemption(decision.replace_unchecked(facts=facts))
-        is_done = decision.action in (Action.ADMIT, Action.PREEMPT)  # and so recorded, whatever the last reason was
-        if not is_done and self.snapshot.last_reasons.get(request.job_id) == decision.reason:
+        # An admission or a preemption is always recorded, even if its reason is the last one.
+        is_done = decision.action in (
+            AdmissionAction.ADMIT,
+            AdmissionAction.PREEMPT,
+        )
+        if not is_done and self.admission_input.last_reasons.get(request.job_id) == decision.reason:
             return decision
-        document = self.progress[request.job_id].kueue_job.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+        kueue_job = self.queued_jobs[request.job_id].kueue_job
+        document = kueue_job.model_dump(mode="json", by_alias=True, exclude_defaults=True)
         quota = quota_facts_of(document, latest.decision, latest.before, self.scheduler, self.documents)
         return decision.replace_unchecked(facts=facts.replace_unchecked(quota=quota))
 
@@ -363,18 +384,17 @@ class _TeamAdmission:
 
         Returns None if the jobs that already stop free enough, or if no choice of victims does.
         """
-        preemptors = self.snapshot.scheduler_state.stopping
-        stopping = {name for name in self.snapshot.stopping if preemptors.get(name) != request.job_id}
-        stops_for_others = {name for name in stopping if preemptors.get(name)}
+        preemptors = self.admission_input.scheduler_state.stopping
+        stopping = {job_id for job_id in self.admission_input.stopping if preemptors.get(job_id) != request.job_id}
+        stops_for_others = {job_id for job_id in stopping if preemptors.get(job_id)}
         stops_for_others |= {
             victim.job_id for plan in self.preemption_plans.values() if plan for victim in plan.victims
         }
-        stops_for_others |= {
-            victim.workload_id for job in self.progress.values() if job.latest for victim in job.latest.decision.victims
-        }
+        latest_decisions = (job.latest.decision for job in self.queued_jobs.values() if job.latest)
+        stops_for_others |= {victim.workload_id for latest in latest_decisions for victim in latest.victims}
         reserved = frozenset(life.key for life in self.nodes.reserved.get(request.job_id, ()))
 
-        def offers_without(stopped: Iterable[str]) -> tuple[PoolFit, ...]:
+        def fits_without(stopped: Iterable[str]) -> tuple[PoolFit, ...]:
             capacities = tuple(
                 capacity.with_free(capacity.free + request.per_node) if capacity.life.key in reserved else capacity
                 for capacity in self.nodes.capacities_without({*stopped, *stopping})
@@ -382,7 +402,7 @@ class _TeamAdmission:
             return self.nodes.fits_in_flavors(request, decision.assignment, capacities)
 
         def is_enough(stopped: Iterable[str]) -> bool:
-            return not why_no_fit(request, offers_without(stopped))
+            return not why_no_fit(request, fits_without(stopped))
 
         if is_enough(()):
             return None
@@ -395,11 +415,11 @@ class _TeamAdmission:
                 break
         else:
             return None
-        # Spare each victim that is not needed, from the second-last backwards.
-        for spared in victims[-2::-1]:
-            if is_enough(victim.job_id for victim in victims if victim is not spared):
-                victims.remove(spared)
-        return PreemptionPlan(victims=tuple(victims), offers=offers_without(victim.job_id for victim in victims))
+        # Remove each victim that is not needed, from the second-last backwards.
+        for candidate in victims[-2::-1]:
+            if is_enough(victim.job_id for victim in victims if victim is not candidate):
+                victims.remove(candidate)
+        return PreemptionPlan(victims=tuple(victims), fits=fits_without(victim.job_id for victim in victims))
 
     def _preemption_candidates(self, request: AdmissionRequest, decision: CycleDecision) -> list[Victim]:
         """Return the jobs that may be preempted for a job, in order. Its reserved quota does not count as used."""
@@ -420,15 +440,15 @@ class _TeamAdmission:
         head_id, first_by_shape = self._heads_of(request.team)
         if queued is not None and queued.workload.shape in first_by_shape:
             return self._decide_same_shape(request, first_by_shape[queued.workload.shape])
-        name = head_id or self.first_head
-        latest = self._latest(name) if name else None
+        blocker = head_id or self.first_head
+        latest = self._latest(blocker) if blocker else None
         waits_for = {
             Result.PREEMPTING: "preempted jobs to stop",
             Result.DEFERRED: "preempted jobs to stop",
             Result.NO_NODES: "free nodes",
         }
         return self._decide_blocked(
-            request, name, waits_for.get(latest.decision.result, "quota") if latest else "a later scheduling cycle"
+            request, blocker, waits_for.get(latest.decision.result, "quota") if latest else "a later scheduling cycle"
         )
 
     def _heads_of(self, team: str) -> tuple[str, Mapping[str, str]]:
@@ -438,7 +458,7 @@ class _TeamAdmission:
                 queued.workload for queued in pending.all() if self._is_decided_by_quota(queued.workload.workload_id)
             ]
             parked = pending.parked_shapes
-            # Built from the back, so that the first job of a shape stays.
+            # The last value of a key stays, so the jobs are read backwards to keep the first job of each shape.
             first_by_shape = {
                 workload.shape: workload.workload_id for workload in reversed(evaluated) if workload.shape in parked
             }
@@ -446,24 +466,24 @@ class _TeamAdmission:
         return self.queue_heads[team]
 
     def _cached_decision_by_quota(self, request: AdmissionRequest) -> AdmissionDecision:
-        job = self.progress[request.job_id]
+        job = self.queued_jobs[request.job_id]
         if job.waiting is None:
             job.waiting = self._decide_by_quota(request)
         return job.waiting
 
     def _decide_same_shape(self, request: AdmissionRequest, first_id: str) -> AdmissionDecision:
-        reason = self._cached_decision_by_quota(self.progress[first_id].request).reason
-        facts = AdmissionFacts(request=request, offers=(), blocked_by=first_id, same_shape_reason=reason, now=self.now)
+        reason = self._cached_decision_by_quota(self.queued_jobs[first_id].request).reason
+        facts = AdmissionFacts(request=request, fits=(), blocked_by=first_id, same_shape_reason=reason, now=self.now)
         return decide(facts)
 
     def _decide_blocked(self, request: AdmissionRequest, blocker: str, waits_for: str) -> AdmissionDecision:
-        offers = self.nodes.fits(request)
+        fits = self.nodes.fits(request)
         facts = AdmissionFacts(
-            request=request, offers=offers, blocked_by=blocker, blocker_waits_for=waits_for, now=self.now
+            request=request, fits=fits, blocked_by=blocker, blocker_waits_for=waits_for, now=self.now
         )
         return decide(facts)
 
 
 def _tries_next_flavor(assignment: Assignment) -> bool:
     """Whether another flavor is tried in the next Kueue cycle."""
-    return assignment.progress is not None and assignment.progress.has_more
+    return assignment.flavor_cursor is not None and assignment.flavor_cursor.has_more

@@ -1,6 +1,9 @@
 """A job that asks for nodes, as a scheduling cycle sees it."""
 
 from datetime import datetime
+from enum import IntEnum
+
+from pydantic import Field
 
 from evenkeel.domain.capacity.compatibility import Requirements
 from evenkeel.domain.capacity.network_topology import NetworkNeeds
@@ -8,6 +11,18 @@ from evenkeel.domain.capacity.pool_choices import PoolChoice, Toleration
 from evenkeel.domain.jobs.job import Job, ResumeOption
 from evenkeel.domain.resources import Resources
 from evenkeel.domain.values import Instant, Value
+
+
+class QueueRank(IntEnum):
+    """The groups of waiting jobs in the order of the queue."""
+
+    PRIOR_GRANT = 0
+    """The job was admitted before: it recovers, or it changes size."""
+    DISPLACER = 1
+    """The job displaced other jobs."""
+    WAITING = 2
+    DISPLACED = 3
+    """The job gave its nodes to another job."""
 
 
 class AdmissionRequest(Value):
@@ -38,7 +53,7 @@ class AdmissionRequest(Value):
     avoid: tuple[str, ...] = ()
     """Life keys of nodes that the job must not use."""
     team: str = ""
-    owner: str = ""
+    submitter: str = Field(default="", alias="owner")
     """The principal that submitted the job."""
     priority: int = 0
     queued_at: Instant | None = None
@@ -100,7 +115,7 @@ class AdmissionRequest(Value):
             is_recovery=comes_back,
             avoid=plan.avoid if plan else (),
             team=job.spec.team,
-            owner=job.owner,
+            submitter=job.submitter,
             priority=job.priority,
             queued_at=job.queued_at,
             pools=job.spec.pools,
@@ -132,8 +147,15 @@ class AdmissionRequest(Value):
 
         Priority plays no part. With teams, the queue engine orders the jobs of each queue again, by priority.
         """
-        rank = 0 if self.has_prior_grant else 1 if self.has_displaced else 3 if self.is_displaced else 2
-        return (rank, self.submitted_at, self.job_id)
+        return (self._queue_rank, self.submitted_at, self.job_id)
+
+    @property
+    def _queue_rank(self) -> "QueueRank":
+        if self.has_prior_grant:
+            return QueueRank.PRIOR_GRANT
+        if self.has_displaced:
+            return QueueRank.DISPLACER
+        return QueueRank.DISPLACED if self.is_displaced else QueueRank.WAITING
 
     @property
     def has_prior_grant(self) -> bool:

@@ -14,9 +14,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime
 
 from evenkeel.domain.admission.admission_input import AdmissionInput
-from evenkeel.domain.admission.decide_job import Action, AdmissionDecision
+from evenkeel.domain.admission.decide_job import AdmissionAction, AdmissionDecision
 from evenkeel.domain.admission.decide_queue import decide_queue
-from evenkeel.domain.admission.offers import pool_fits, subtract_all_assigned
+from evenkeel.domain.admission.pool_fits import pool_fits, subtract_all_assigned
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.admission.request_facts import admission_request
 from evenkeel.domain.admission.resize_facts import (
@@ -53,7 +53,7 @@ NodeKind = tuple[str, str, str]
 
 
 def plan_resizes(
-    queue: AdmissionInput,
+    admission_input: AdmissionInput,
     decisions: tuple[AdmissionDecision, ...],
     jobs: Mapping[str, Job],
     demands: tuple[AdmissionRequest, ...],
@@ -63,14 +63,14 @@ def plan_resizes(
     """Decide which running jobs change size now.
 
     Args:
-        queue: The queue, with all nodes of the fleet, those reserved for replicas included.
+        admission_input: With all nodes of the fleet, also the nodes that are reserved for replicas.
         decisions: Decisions about the pending jobs.
         jobs: Elastic jobs that hold nodes or are changing size.
         demands: Requests of serving replicas that have no node.
         policy: The whole policy.
         now: The time.
     """
-    return _ResizePlanner(queue, decisions, jobs, demands, policy, now).plan()
+    return _ResizePlanner(admission_input, decisions, jobs, demands, policy, now).plan()
 
 
 class _ResizePlanner:
@@ -78,26 +78,26 @@ class _ResizePlanner:
 
     def __init__(
         self,
-        queue: AdmissionInput,
+        admission_input: AdmissionInput,
         decisions: tuple[AdmissionDecision, ...],
         jobs: Mapping[str, Job],
         demands: tuple[AdmissionRequest, ...],
         policy: Policy,
         now: datetime,
     ) -> None:
-        self.queue, self.decisions, self.jobs, self.demands = queue, decisions, jobs, demands
+        self.admission_input, self.decisions, self.jobs, self.demands = admission_input, decisions, jobs, demands
         self.policy, self.now = policy, now
         self.scheduling = policy.scheduling
-        self.charges = {charge.job_id: charge for charge in queue.charges}
-        self.fleet = _after_admissions(queue, decisions)
+        self.charges = {charge.job_id: charge for charge in admission_input.charges}
+        self.fleet = _after_admissions(admission_input, decisions)
         """The queue after the admissions of this cycle."""
-        self.shares = NodeShares(queue.capacities, policy.burst.pools)
+        self.shares = NodeShares(admission_input.capacities, policy.burst.pools)
         self.closed_nodes = {
-            (capacity.cluster, capacity.node_name) for capacity in queue.capacities if not capacity.is_open
+            (capacity.cluster, capacity.node_name) for capacity in admission_input.capacities if not capacity.is_open
         }
         self.nodes_kept: dict[str, int] = self._nodes_kept_by_stopping_jobs()
         """Job that frees nodes → the number of nodes that it keeps."""
-        self.changing_kinds = {self._kind_of(name) for name in self.nodes_kept if name in self.charges}
+        self.changing_kinds = {self._kind_of(job_id) for job_id in self.nodes_kept if job_id in self.charges}
         """Kinds of which a job already frees nodes."""
 
     def plan(self) -> ResizePlan:
@@ -105,10 +105,10 @@ class _ResizePlanner:
         shrinks_by_waiter = self._plan_shrinks()
         growth = None if shrinks_by_waiter else self._plan_growth(idle)
         elastic_state = ElasticState(
-            jobs=tuple(sorted(charge.job_id for charge in self.queue.charges if charge.is_elastic)),
+            jobs=tuple(sorted(charge.job_id for charge in self.admission_input.charges if charge.is_elastic)),
             resizing=self._resizing_jobs(),
             idle_since=idle,
-            last_announced=self.queue.scheduler_state.elastic.last_announced,
+            last_announced=self.admission_input.scheduler_state.elastic.last_announced,
         )
         return ResizePlan(
             shrinks_by_waiter=shrinks_by_waiter,
@@ -121,18 +121,18 @@ class _ResizePlanner:
 
     def _nodes_kept_by_stopping_jobs(self) -> dict[str, int]:
         """Return how many nodes each stopping job keeps: none, or the nodes of its new size."""
-        nodes_by_job = {name: 0 for name in self.queue.scheduler_state.stopping if name in self.charges}
-        for name, job in self.jobs.items():
+        nodes_by_job = {job_id: 0 for job_id in self.admission_input.scheduler_state.stopping if job_id in self.charges}
+        for job_id, job in self.jobs.items():
             resize = job.live_resize()
-            if resize and name in self.charges:
-                nodes_by_job[name] = min(resize.nodes, len(self.charges[name].node_names))
+            if resize and job_id in self.charges:
+                nodes_by_job[job_id] = min(resize.nodes, len(self.charges[job_id].node_names))
         return nodes_by_job
 
     def _resizing_jobs(self) -> tuple[str, ...]:
         return tuple(
-            name
-            for name in self.queue.scheduler_state.elastic.resizing
-            if (job := self.jobs.get(name)) and job.live_resize()
+            job_id
+            for job_id in self.admission_input.scheduler_state.elastic.resizing
+            if (job := self.jobs.get(job_id)) and job.live_resize()
         )
 
     def _kind_of(self, job_id: str) -> NodeKind:
@@ -161,10 +161,10 @@ class _ResizePlanner:
         """Return the elastic jobs that run and were not asked to stop."""
         return [
             job
-            for name, job in sorted(self.jobs.items())
-            if name in self.charges
-            and self.charges[name].node_names
-            and self.charges[name].attempt == job.current_attempt
+            for job_id, job in sorted(self.jobs.items())
+            if job_id in self.charges
+            and self.charges[job_id].node_names
+            and self.charges[job_id].attempt == job.current_attempt
             and job.state in (JobState.STARTING, JobState.RUNNING)
             and job.stop_of(job.current_attempt) is None
         ]
@@ -180,30 +180,31 @@ class _ResizePlanner:
             planned = self._shrinks_for_replicas(demand, running_jobs)
             if planned:
                 shrinks_by_job[demand.job_id] = planned
-        requests = {request.job_id: request for request in self.queue.pending}
+        requests = {request.job_id: request for request in self.admission_input.pending}
         waiting = [
             decision
             for decision in self.decisions
-            if decision.action in (Action.WAIT, Action.PREEMPT, Action.NO_QUOTA, Action.BLOCKED)
+            if decision.action
+            in (AdmissionAction.WAIT, AdmissionAction.PREEMPT, AdmissionAction.NO_QUOTA, AdmissionAction.BLOCKED)
         ]
         tried_shapes: set[tuple[object, ...]] = set()
         helped = 0
         # Jobs that would preempt come first: other jobs shrink before any is preempted.
-        for decision in sorted(waiting, key=lambda decision: decision.action is not Action.PREEMPT):
+        for decision in sorted(waiting, key=lambda decision: decision.action is not AdmissionAction.PREEMPT):
             request = requests[decision.job_id]
-            new_victims = {victim.job_id for victim in decision.victims} - self.queue.stopping
+            new_victims = {victim.job_id for victim in decision.victims} - self.admission_input.stopping
             if (
                 decision.victims
                 and not new_victims
                 and not any(self.nodes_kept.get(victim.job_id) for victim in decision.victims)
             ):
-                continue  # all victims end. A victim that only shrinks frees less than the rules count on.
+                continue  # The victims stop anyway. If they only shrank, they would free less than the rules count on.
             # If shrinking does not help one job, it does not help another with the same request.
             size = (request.nodes, request.accelerators_per_node, request.instance_types)
             shape = (request.team, request.priority, request.cluster, *size)
             if shape in tried_shapes or len(tried_shapes) == _MAX_TRIED or helped == _MAX_HELPED:
                 continue
-            candidates = self._candidates(request, new_victims, running_jobs)
+            candidates = self._shrink_candidates(request, new_victims, running_jobs)
             if not any(candidate.sizes for candidate in candidates.values()):
                 continue
             tried_shapes.add(shape)
@@ -218,7 +219,7 @@ class _ResizePlanner:
 
     def _would_help(self, request: AdmissionRequest, candidates: Mapping[str, ElasticJob]) -> bool:
         """Whether a waiting job starts if all candidates free as many nodes as they can."""
-        sizes_left = {name: job.nodes - _max_nodes_freed(job) for name, job in candidates.items()}
+        sizes_left = {job_id: job.nodes - _max_nodes_freed(job) for job_id, job in candidates.items()}
         return self._would_start(request.with_nodes(min(_acceptable_sizes(request))), sizes_left)
 
     def _shrinks_for_job(
@@ -234,8 +235,8 @@ class _ResizePlanner:
         )
         groups = [
             candidates,
-            {name: job for name, job in candidates.items() if name in victims},
-            *({name: job for name, job in candidates.items() if job.team == team} for team in teams),
+            {job_id: job for job_id, job in candidates.items() if job_id in victims},
+            *({job_id: job for job_id, job in candidates.items() if job.team == team} for team in teams),
         ]
         tried = [group for index, group in enumerate(groups) if group and group not in groups[:index]]
         for size in _acceptable_sizes(request):
@@ -253,9 +254,9 @@ class _ResizePlanner:
 
         def fits(sizes_left: Mapping[str, int]) -> bool:
             capacities = self._fleet_after_shrinks(sizes_left).capacities
-            return any(offer.fitting >= demand.nodes for offer in pool_fits(demand, capacities, self.scheduling))
+            return any(fit.fitting >= demand.nodes for fit in pool_fits(demand, capacities, self.scheduling))
 
-        candidates = self._candidates(demand, set(), running_jobs)
+        candidates = self._shrink_candidates(demand, set(), running_jobs)
         if not candidates or fits({}):
             return ()
         return self._fewest_nodes(demand, candidates, fits)
@@ -265,7 +266,7 @@ class _ResizePlanner:
         capacities = self._fleet_after_shrinks({}).capacities
         satisfied: dict[str, int] = {}
         for demand in self.demands:
-            fitting = sum(offer.fitting for offer in pool_fits(demand, capacities, self.scheduling))
+            fitting = sum(fit.fitting for fit in pool_fits(demand, capacities, self.scheduling))
             satisfied[f"{demand.cluster}/{demand.job_id}"] = min(demand.nodes, fitting)
             capacities = reserve_for_replicas((demand,), capacities, self.scheduling)
         return satisfied
@@ -278,12 +279,12 @@ class _ResizePlanner:
     ) -> tuple[PlannedResize, ...]:
         """Free as few nodes as are enough, of the kind of node where the jobs lose least."""
         cheapest: tuple[float, tuple[PlannedResize, ...]] | None = None
-        for offer in pool_fits(request, self._fleet_after_shrinks({}).capacities, self.scheduling):
-            kind = (request.cluster, offer.pool, offer.instance_type)
-            jobs = tuple(job for name, job in sorted(candidates.items()) if self._kind_of(name) == kind)
+        for fit in pool_fits(request, self._fleet_after_shrinks({}).capacities, self.scheduling):
+            kind = (request.cluster, fit.pool, fit.instance_type)
+            jobs = tuple(job for job_id, job in sorted(candidates.items()) if self._kind_of(job_id) == kind)
             useless = sum(len(self._unschedulable_nodes(self.charges[job.job_id])) for job in jobs)
-            max_freed = min(sum(_max_nodes_freed(job) for job in jobs), request.nodes + offer.reserved_spares + useless)
-            tried = range(max(1, request.nodes - offer.fitting), max_freed + 1)
+            max_freed = min(sum(_max_nodes_freed(job) for job in jobs), request.nodes + fit.reserved_spares + useless)
+            tried = range(max(1, request.nodes - fit.fitting), max_freed + 1)
             planned: dict[int, tuple[PlannedResize, ...]] = {}
 
             def is_enough(nodes: int, jobs=jobs, planned=planned) -> bool:  # type: ignore[no-untyped-def]
@@ -313,7 +314,7 @@ class _ResizePlanner:
             for resize in plan_shrink(jobs, nodes, NEEDS_IT).resizes
         )
 
-    def _candidates(
+    def _shrink_candidates(
         self, request: AdmissionRequest, new_victims: set[str], running_jobs: list[Job]
     ) -> dict[str, ElasticJob]:
         """Return the jobs that may free nodes for a request, each with the sizes that it may take.
@@ -333,7 +334,7 @@ class _ResizePlanner:
             if elastic_job.sizes is None or job.job_id in self.nodes_kept or job.job_id == request.job_id:
                 continue
             min_size = elastic_job.sizes.legal[0]
-            if job.job_id not in new_victims and not self._outranks(request, job):
+            if job.job_id not in new_victims and not self._may_shrink_below_request(request, job):
                 min_size = next((size for size in elastic_job.sizes.legal if size >= job.spec.nodes), elastic_job.nodes)
             smaller = tuple(size for size in elastic_job.sizes.legal if min_size <= size <= elastic_job.nodes)
             if smaller and smaller[0] < elastic_job.nodes:
@@ -341,11 +342,11 @@ class _ResizePlanner:
                 candidates[job.job_id] = elastic_job.replace(
                     priority=MAY_SHRINK, sizes=sizes, is_preemptable=job.job_id in new_victims
                 )
-        for name in sorted(new_victims - candidates.keys()):
-            charge = self.charges.get(name)
+        for job_id in sorted(new_victims - candidates.keys()):
+            charge = self.charges.get(job_id)
             if charge is not None and charge.node_names:
-                candidates[name] = ElasticJob(
-                    job_id=name,
+                candidates[job_id] = ElasticJob(
+                    job_id=job_id,
                     team=charge.team,
                     priority=MAY_SHRINK,
                     nodes=len(charge.node_names),
@@ -355,10 +356,10 @@ class _ResizePlanner:
                 )
         return candidates
 
-    def _outranks(self, request: AdmissionRequest, job: Job) -> bool:
+    def _may_shrink_below_request(self, request: AdmissionRequest, job: Job) -> bool:
         if request.priority <= job.priority:
             return False
-        team = self.queue.setup.by_name.get(request.team)
+        team = self.admission_input.setup.by_name.get(request.team)
         if team is None:
             return True  # no teams are set up, or the request is one of serving replicas
         within = team.to_queue().preemption.within
@@ -377,11 +378,13 @@ class _ResizePlanner:
             for pending_request in fleet.pending
         )
         capacities = reserve_for_replicas(self.demands, fleet.capacities, self.scheduling)
-        decisions = self._decide(fleet._replace(capacities=capacities, pending=pending))
-        return any(decision.job_id == request.job_id and decision.action is Action.ADMIT for decision in decisions)
+        decisions = self._decide_queue(fleet._replace(capacities=capacities, pending=pending))
+        return any(
+            decision.job_id == request.job_id and decision.action is AdmissionAction.ADMIT for decision in decisions
+        )
 
-    def _decide(self, queue: AdmissionInput) -> tuple[AdmissionDecision, ...]:
-        return decide_queue(queue, self.policy, self.now)
+    def _decide_queue(self, admission_input: AdmissionInput) -> tuple[AdmissionDecision, ...]:
+        return decide_queue(admission_input, self.policy, self.now)
 
     def _fleet_after_shrinks(self, nodes_kept: Mapping[str, int]) -> AdmissionInput:
         """Return the fleet after all jobs freed the nodes that they do not keep."""
@@ -411,7 +414,7 @@ class _ResizePlanner:
     def _idle_since(self) -> dict[str, datetime]:
         """Return since when each node that an elastic job could use has been idle."""
         kinds = {self._kind_of(job.job_id) for job in self._running_jobs() if job.spec.sizes}
-        earlier, now = self.queue.scheduler_state.elastic.idle_since, self.now
+        earlier, now = self.admission_input.scheduler_state.elastic.idle_since, self.now
         idle_since = {
             capacity.life.key: earlier.get(capacity.life.key, now)
             for capacity in self.fleet.capacities
@@ -438,7 +441,7 @@ class _ResizePlanner:
         now, policy = self.now, self.scheduling
         keys = {
             capacity.life.key
-            for capacity in self.queue.capacities
+            for capacity in self.admission_input.capacities
             if (capacity.cluster, capacity.pool, capacity.instance_type) == kind
         }
         since = sorted(at for key, at in idle.items() if key in keys)
@@ -448,7 +451,7 @@ class _ResizePlanner:
             return None
         idle_nodes = IdleNodes(nodes=len(usable), idle_node_seconds=sum((now - at).total_seconds() for at in usable))
         running = {job.job_id: job for job in jobs}
-        elastic_jobs = {name: self._elastic_job(job) for name, job in running.items()}
+        elastic_jobs = {job_id: self._elastic_job(job) for job_id, job in running.items()}
         for _ in range(_MAX_SIZES_TRIED):
             growth = GrowFacts(jobs=tuple(elastic_jobs.values()), idle=idle_nodes, policy=policy.elastic, now=now)
             decision = plan_growth(growth)
@@ -475,37 +478,39 @@ class _ResizePlanner:
         request = admission_request(job, self.shares, self.policy, self.now).replace_unchecked(
             nodes=nodes, requested_nodes=0, sizes=(), is_resize=True, queued_at=job.queued_at
         )
-        decisions = self._decide(fleet._replace(pending=(request,)))
-        return any(decision.action is Action.ADMIT for decision in decisions)
+        decisions = self._decide_queue(fleet._replace(pending=(request,)))
+        return any(decision.action is AdmissionAction.ADMIT for decision in decisions)
 
     def _has_waiting_jobs(self, kind: NodeKind) -> bool:
         """Whether a job waits that could take nodes of a kind, at any of its sizes, if enough were free."""
         return any(
-            decision.action in (Action.WAIT, Action.PREEMPT, Action.BLOCKED)
+            decision.action in (AdmissionAction.WAIT, AdmissionAction.PREEMPT, AdmissionAction.BLOCKED)
             and decision.facts.request.cluster == kind[0]
             and (
-                not decision.facts.offers
+                not decision.facts.fits
                 or any(
-                    (offer.pool, offer.instance_type) == kind[1:]
-                    and offer.total_nodes - offer.leaving
+                    (fit.pool, fit.instance_type) == kind[1:]
+                    and fit.total_nodes - fit.leaving
                     >= min((decision.facts.request.nodes, *decision.facts.request.sizes))
-                    for offer in decision.facts.offers
+                    for fit in decision.facts.fits
                 )
             )
             for decision in self.decisions
         ) or any(demand.cluster == kind[0] for demand in self.demands)
 
 
-def _after_admissions(queue: AdmissionInput, decisions: Iterable[AdmissionDecision]) -> AdmissionInput:
+def _after_admissions(admission_input: AdmissionInput, decisions: Iterable[AdmissionDecision]) -> AdmissionInput:
     """Return the queue after this cycle's admissions: those jobs hold their nodes and no longer wait."""
     started = {
-        decision.job_id: decision for decision in decisions if decision.action is Action.ADMIT and decision.nodes
+        decision.job_id: decision
+        for decision in decisions
+        if decision.action is AdmissionAction.ADMIT and decision.nodes
     }
     assigned = ((decision.facts.request, decision.nodes) for decision in started.values())
-    return queue._replace(
-        capacities=subtract_all_assigned(queue.capacities, assigned),
-        charges=(*queue.charges, *(decision.to_charge() for decision in started.values())),
-        pending=tuple(request for request in queue.pending if request.job_id not in started),
+    return admission_input._replace(
+        capacities=subtract_all_assigned(admission_input.capacities, assigned),
+        charges=(*admission_input.charges, *(decision.to_charge() for decision in started.values())),
+        pending=tuple(request for request in admission_input.pending if request.job_id not in started),
     )
 
 

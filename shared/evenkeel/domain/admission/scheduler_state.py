@@ -20,7 +20,7 @@ class ElasticState(Value):
     resizing: tuple[str, ...] = ()
     """Jobs that were asked to stop to change size and have not started again."""
     idle_since: dict[str, Instant] = {}
-    """Life of an idle node that an elastic job could use → since when it is idle."""
+    """Key of a `NodeLife` → since when that node is idle. Only nodes that an elastic job could use."""
     last_announced: dict[str, str] = {}
     """Job id → the resize last recorded for it in a mode other than `act`."""
 
@@ -34,15 +34,17 @@ class ElasticState(Value):
         if not is_elastic and job_id not in self.resizing:
             return self
         jobs = tuple(sorted({*self.jobs, job_id})) if is_elastic else self.jobs
-        return self.replace(jobs=jobs, resizing=tuple(name for name in self.resizing if name != job_id))
+        return self.replace(
+            jobs=jobs, resizing=tuple(resizing_id for resizing_id in self.resizing if resizing_id != job_id)
+        )
 
 
 MAX_PAIRS = 500
 """The latest evictions, which the flap guard needs."""
 
 
-class EvictionRecord(Value):
-    """A job preempted another job."""
+class PreemptionRecord(Value):
+    """A preemption: one job preempted another job."""
 
     preemptor: str
     victim: str
@@ -59,12 +61,12 @@ class SchedulerState(Value):
     """queue → the job that waits there until its victims stop, and stays the head of the queue."""
     stopping: dict[str, str] = {}
     """job that was asked to stop → the job that it stops for; empty if it stops for none."""
-    evictions: tuple[EvictionRecord, ...] = ()
+    evictions: tuple[PreemptionRecord, ...] = ()
     elastic: ElasticState = ElasticState()
 
     @model_validator(mode="before")
     @classmethod
-    def _unpacked(cls, stored: Any) -> Any:
+    def _unpack(cls, stored: Any) -> Any:
         state = unpacked(stored)
         return {} if isinstance(state, dict) and OMITTED in state else state
 
@@ -79,8 +81,10 @@ class SchedulerState(Value):
     def after_admission(self, queue: str, job_id: str) -> "SchedulerState":
         """Return the state after a job has started."""
         return self.replace(
-            sticky={name: head for name, head in self.sticky.items() if (name, head) != (queue, job_id)},
-            stopping={name: head for name, head in self.stopping.items() if name != job_id},
+            sticky={
+                queue_name: head for queue_name, head in self.sticky.items() if (queue_name, head) != (queue, job_id)
+            },
+            stopping={stopping_id: head for stopping_id, head in self.stopping.items() if stopping_id != job_id},
         )
 
     def after_preemption(self, queue: str, job_id: str, victims: Iterable[str], now: datetime) -> "SchedulerState":
@@ -88,7 +92,7 @@ class SchedulerState(Value):
         stopping = tuple(victims)
         evictions = (
             *self.evictions,
-            *(EvictionRecord(preemptor=job_id, victim=victim, at=now) for victim in stopping),
+            *(PreemptionRecord(preemptor=job_id, victim=victim, at=now) for victim in stopping),
         )
         return self.replace(
             sticky={**self.sticky, queue: job_id},
@@ -102,6 +106,6 @@ class SchedulerState(Value):
         guard = setup.fleet.switches.flap_guard_seconds
         return self.replace(
             sticky={queue: head for queue, head in self.sticky.items() if queue in setup.by_name},
-            stopping={name: head for name, head in self.stopping.items() if name in charged_jobs},
+            stopping={job_id: head for job_id, head in self.stopping.items() if job_id in charged_jobs},
             evictions=tuple(eviction for eviction in self.evictions if (now - eviction.at).total_seconds() < guard),
         )

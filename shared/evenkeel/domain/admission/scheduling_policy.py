@@ -35,13 +35,13 @@ class SchedulingPolicy(Section):
     reservations: tuple[ReservedPool, ...] = ()
     """Pools whose nodes AWS takes back at a known time. Jobs leave these nodes before that time."""
 
-    def jobs_per_head(self, queues: int) -> int:
-        """Return how many jobs a cycle examines at the head of each queue: a page, or less if there are many queues."""
+    def jobs_per_first_page(self, queues: int) -> int:
+        """Return the length of the first page of each queue: a page of jobs, or less if there are many queues."""
         return max(1, min(self.jobs_per_page, self.examined_jobs_limit // 2 // max(1, queues)))
 
     @property
     def long_queues_per_cycle(self) -> int:
-        """Number of long queues of which a cycle reads one page behind the head."""
+        """Number of long queues of which a cycle reads one page behind the first."""
         return self.examined_jobs_limit // 2 // self.jobs_per_page
 
     @property

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from evenkeel.domain.admission.offers import is_schedulable_for, pool_fits, subtract_assigned
+from evenkeel.domain.admission.pool_fits import is_schedulable_for, pool_fits, subtract_assigned
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
 from evenkeel.domain.capacity.node_capacity import NodeCapacity
@@ -75,15 +75,15 @@ def reserve_for_replicas(
 ) -> tuple[NodeCapacity, ...]:
     """Return the node capacities without the nodes that waiting replicas will take."""
     for demand in demands:
-        offers = pool_fits(demand, capacities, policy)
-        best_offer = max(offers, key=lambda offer: (offer.fitting, offer.pool), default=None)
-        if best_offer is None:
+        fits = pool_fits(demand, capacities, policy)
+        largest_fit = max(fits, key=lambda fit: (fit.fitting, fit.pool), default=None)
+        if largest_fit is None:
             continue
         usable = [
             capacity.life
             for capacity in capacities
             if (capacity.cluster, capacity.pool, capacity.instance_type)
-            == (demand.cluster, best_offer.pool, best_offer.instance_type)
+            == (demand.cluster, largest_fit.pool, largest_fit.instance_type)
             and is_schedulable_for(demand, capacity)
             and not capacity.why_too_small(demand.per_node)
         ]
@@ -96,12 +96,12 @@ def reserve_for_replicas(
 
 def satisfied_replicas(
     registered: Iterable[ServingWorkload],
-    rented: RentalBook,
+    rental_book: RentalBook,
     pods: Mapping[str, Sequence[UnmanagedPod]],
     capacities: Iterable[NodeCapacity],
 ) -> dict[str, int]:
     """Return how many waiting replicas the rented or starting nodes will take, by the id of the Deployment."""
-    unassigned = {
+    pool_of_unassigned_node = {
         (capacity.cluster, capacity.node_name): capacity.pool
         for capacity in capacities
         if capacity.reserved_for == UNASSIGNED
@@ -109,14 +109,16 @@ def satisfied_replicas(
     satisfied = {}
     for workload in registered:
         if workload.rents_from:
-            name, cluster_pods = holder_id(workload), pods.get(workload.cluster, ())
-            slots = free_replica_slots([rental for rental in rented.rentals if rental.job_id == name], cluster_pods)
+            holder, cluster_pods = holder_id(workload), pods.get(workload.cluster, ())
+            free_slots = free_replica_slots(
+                [rental for rental in rental_book.rentals if rental.job_id == holder], cluster_pods
+            )
             # A replica on a node that is not assigned yet needs no other node.
-            landed = sum(
-                unassigned.get((workload.cluster, pod.node_name)) in workload.rents_from
+            replicas_on_unassigned_nodes = sum(
+                pool_of_unassigned_node.get((workload.cluster, pod.node_name)) in workload.rents_from
                 for pod in replicas_of(workload.namespace, workload.name, cluster_pods)
             )
-            satisfied[name] = max(0, slots - landed)
+            satisfied[holder] = max(0, free_slots - replicas_on_unassigned_nodes)
     return satisfied
 
 
@@ -126,8 +128,8 @@ class ServingDemand(NamedTuple):
     shortfalls: tuple[ReplicaShortfall, ...] = ()
     """Deployments with waiting replicas."""
     satisfied_replicas: Mapping[str, int] = {}
-    """Waiting replicas that rented nodes will take, by the Deployment's id."""
-    demands: tuple[AdmissionRequest, ...] = ()
+    """Id of a Deployment → how many of its waiting replicas rented nodes will run."""
+    replica_requests: tuple[AdmissionRequest, ...] = ()
     """Requests of the other replicas, most urgent first."""
     satisfied_demands: Mapping[str, int] = {}
     """Committed nodes that each demand gets, by `cluster/demand`."""
@@ -165,7 +167,9 @@ def plan_serving_rentals(
     """
     registered = {holder_id(workload): workload for workload in policy.scheduling.serving if workload.rents_from}
     shortfalls = {holder_id(shortfall.registered): shortfall for shortfall in demand.shortfalls}
-    demand_indexes = {f"{request.cluster}/{request.job_id}": index for index, request in enumerate(demand.demands)}
+    demand_indexes = {
+        f"{request.cluster}/{request.job_id}": index for index, request in enumerate(demand.replica_requests)
+    }
     labels = {name: f"{workload.cluster}/{workload.label}" for name, workload in registered.items()}
     context, rentals_left, plans = context._replace(queue=()), policy.burst.rentals_per_cycle, []
     for name in sorted(
@@ -175,7 +179,7 @@ def plan_serving_rentals(
         plan = ServingRentalPlan(registered[name], *states.get(name, (ServingState.of(registered[name]), 0)))
         waiting = len(shortfalls[name].waiting) - demand.satisfied_replicas.get(name, 0) if name in shortfalls else 0
         if waiting > 0:
-            per_node = demand.demands[demand_indexes[labels[name]]].accelerators_per_node
+            per_node = demand.replica_requests[demand_indexes[labels[name]]].accelerators_per_node
             waiting -= max(1, per_node // shortfalls[name].per_replica) * demand.satisfied_demands.get(labels[name], 0)
         if waiting > 0:
             decisions = decide_serving_rentals(

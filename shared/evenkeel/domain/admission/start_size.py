@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from evenkeel.domain.admission.admission_input import AdmissionInput
-from evenkeel.domain.admission.decide_job import Action, AdmissionDecision
+from evenkeel.domain.admission.decide_job import AdmissionAction, AdmissionDecision
 from evenkeel.domain.admission.decide_queue import decide_queue
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.elastic.sizes import ElasticPolicy
@@ -20,25 +20,28 @@ from evenkeel.domain.policy import Policy
 _MAX_ENLARGED = 4
 """Maximum jobs of one cycle whose largest size is searched: each costs several decisions about the whole queue. Other
 jobs start at their smallest size and may grow later."""
-_KEEPS_SIZE = frozenset({Action.ADMIT, Action.BACK_OFF})
+_KEEPS_SIZE = frozenset({AdmissionAction.ADMIT, AdmissionAction.BACK_OFF})
 
 
-def with_spare_wait(request: AdmissionRequest, lost_at: datetime | None, policy: ElasticPolicy) -> AdmissionRequest:
-    """Return the request with a wait for spares, if the job lost nodes and has no resume plan yet."""
+def delay_smaller_start(request: AdmissionRequest, lost_at: datetime | None, policy: ElasticPolicy) -> AdmissionRequest:
+    """Return the request, marked to wait for its full size until `spare_wait_seconds` after its job lost nodes.
+
+    It is unchanged if the job lost no node, has one size, or has a resume plan.
+    """
     if lost_at is None or not request.sizes or request.is_recovery:
         return request
     return request.replace_unchecked(shrinks_at=lost_at + timedelta(seconds=policy.spare_wait_seconds))
 
 
 def decide_with_sizes(
-    snapshot: AdmissionInput, policy: Policy, now: datetime, full_size_only: Container[str] = ()
+    admission_input: AdmissionInput, policy: Policy, now: datetime, full_size_only: Container[str] = ()
 ) -> tuple[AdmissionDecision, ...]:
     """Decide about every pending job. An elastic job starts with fewer nodes if its full size does not fit."""
-    return fit_sizes(snapshot, decide_queue(snapshot, policy, now), policy, now, full_size_only)
+    return fit_sizes(admission_input, decide_queue(admission_input, policy, now), policy, now, full_size_only)
 
 
 def fit_sizes(
-    snapshot: AdmissionInput,
+    admission_input: AdmissionInput,
     decisions: tuple[AdmissionDecision, ...],
     policy: Policy,
     now: datetime,
@@ -50,7 +53,7 @@ def fit_sizes(
     starting.
 
     Args:
-        snapshot: The queue.
+        admission_input: The input of the decisions.
         decisions: The decision about each pending job at its requested size.
         policy: The whole policy.
         now: The time.
@@ -59,18 +62,20 @@ def fit_sizes(
     fitting = {decision.job_id: decision for decision in decisions}
     waiting = [
         request.replace_unchecked(sizes=smaller)
-        for request in snapshot.pending
+        for request in admission_input.pending
         if request.job_id not in full_size_only
         and (smaller := _smaller_sizes(request, now))
         and _needs_smaller_size(request, fitting[request.job_id].action)
     ]
     tried = sorted(waiting, key=lambda admission_request: admission_request.queue_order_key)
-    search = _SizeSearch(snapshot, policy, now)
+    search = _SizeSearch(admission_input, policy, now)
     sizes = {request.job_id: request.sizes[0] for request in tried}
     decisions_by_job = fitting
     while sizes:
         decisions_by_job = search.decide_at(sizes)
-        starting = {name: size for name, size in sizes.items() if decisions_by_job[name].action is Action.ADMIT}
+        starting = {
+            job_id: size for job_id, size in sizes.items() if decisions_by_job[job_id].action is AdmissionAction.ADMIT
+        }
         if len(starting) == len(sizes):
             break
         sizes = starting  # the other jobs ask for their full size again, so other sizes may fit
@@ -89,19 +94,19 @@ def _smaller_sizes(request: AdmissionRequest, now: datetime) -> tuple[int, ...]:
     return request.sizes_during_spare_wait if waits_for_spare else request.sizes
 
 
-def _needs_smaller_size(request: AdmissionRequest, action: Action) -> bool:
+def _needs_smaller_size(request: AdmissionRequest, action: AdmissionAction) -> bool:
     """Whether the job does not start at its full size.
 
     A job that waits for its victims keeps its full size, unless it is growing.
     """
     asks_for_more = request.is_resize or request.nodes > request.requested_nodes
-    return action not in _KEEPS_SIZE and (action is not Action.PREEMPT or asks_for_more)
+    return action not in _KEEPS_SIZE and (action is not AdmissionAction.PREEMPT or asks_for_more)
 
 
 class _SizeSearch(NamedTuple):
     """Decisions about the same queue with some jobs at other sizes."""
 
-    snapshot: AdmissionInput
+    admission_input: AdmissionInput
     policy: Policy
     now: datetime
 
@@ -109,9 +114,9 @@ class _SizeSearch(NamedTuple):
         """Return the decision about each pending job if these jobs ask for these sizes."""
         pending = tuple(
             request.with_nodes(sizes[request.job_id]) if request.job_id in sizes else request
-            for request in self.snapshot.pending
+            for request in self.admission_input.pending
         )
-        decisions = decide_queue(self.snapshot._replace(pending=pending), self.policy, self.now)
+        decisions = decide_queue(self.admission_input._replace(pending=pending), self.policy, self.now)
         return {decision.job_id: decision for decision in decisions}
 
     def enlarge(
@@ -119,12 +124,12 @@ class _SizeSearch(NamedTuple):
     ) -> dict[str, AdmissionDecision]:
         """Raise one job to its largest size at which all jobs that start still start. Sets that size in `sizes`."""
         larger = request.sizes[1:]
-        started = [name for name, decision in decisions.items() if decision.action is Action.ADMIT]
+        started = [job_id for job_id, decision in decisions.items() if decision.action is AdmissionAction.ADMIT]
         decisions_by_count = {0: decisions}
 
         def is_too_large(size: int) -> bool:
             resized = self.decide_at({**sizes, request.job_id: size})
-            if any(resized[name].action is not Action.ADMIT for name in started):
+            if any(resized[job_id].action is not AdmissionAction.ADMIT for job_id in started):
                 return True
             decisions_by_count[size] = resized
             return False

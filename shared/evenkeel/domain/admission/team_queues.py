@@ -20,13 +20,13 @@ from evenkeel.domain.quotas.spending import UsageLimit, usage_limits
 class TeamQueues:
     """The queues of one cycle, by team. Admissions of the cycle count towards the limits of their team."""
 
-    def __init__(self, snapshot: AdmissionInput, economy: EconomyPolicy, now: datetime) -> None:
-        setup = snapshot.setup.scheduler_declarations
+    def __init__(self, admission_input: AdmissionInput, economy: EconomyPolicy, now: datetime) -> None:
+        setup = admission_input.setup.scheduler_declarations
         self.by_name = {queue.name: queue for queue in setup.queues}
         self.flavors = {flavor.name: flavor_matching.with_labels(flavor) for flavor in setup.flavors}
         self.started: dict[str, list[Charge]] = {}
         """Team → the charges of jobs that this cycle admitted."""
-        self._snapshot, self._economy, self._now = snapshot, economy, now
+        self._admission_input, self._economy, self._now = admission_input, economy, now
         self._catalogue = instance_types.shipped_instance_types()
         self._documents = QuotaDocuments(Profile.EVENKEEL, setup.rules)
         self._documents.queues = dict(self.by_name)
@@ -34,19 +34,20 @@ class TeamQueues:
     def load_use(self, scheduler: Scheduler) -> None:
         """Pass the time, the past use, the admitted jobs and the recent evictions to Kueue's scheduler."""
         scheduler.snapshot.now = self._now.timestamp()
-        for name, submitters in self._snapshot.used.items():
-            resource = flavor_matching.resource_of((), self.by_name[name], self._catalogue)
+        for team, submitters in self._admission_input.used.items():
+            resource = flavor_matching.resource_of((), self.by_name[team], self._catalogue)
             for submitter, past_use in submitters.items():
-                scheduler.add_past_use(name, submitter, {resource: past_use})
+                scheduler.add_past_use(team, submitter, {resource: past_use})
         for holder in self._holders():
             scheduler.restore(holder)
-        for eviction in self._snapshot.scheduler_state.evictions:
+        for eviction in self._admission_input.scheduler_state.evictions:
             scheduler.snapshot.evicted_at[frozenset((eviction.preemptor, eviction.victim))] = eviction.at.timestamp()
 
     def _holders(self) -> Iterator[Admitted]:
         """Yield the jobs that hold quota, in the order of their admission."""
         for charge in sorted(
-            self._snapshot.charges, key=lambda held_charge: (held_charge.admitted_at or self._now, held_charge.job_id)
+            self._admission_input.charges,
+            key=lambda held_charge: (held_charge.admitted_at or self._now, held_charge.job_id),
         ):
             queue = self.by_name.get(charge.queue or charge.team)
             use = flavor_matching.quota_use(charge, queue, self.flavors, self._catalogue) if queue else {}
@@ -61,10 +62,10 @@ class TeamQueues:
                     charge.priority,
                     (charge.admitted_at or self._now).timestamp(),
                     queued_at=charge.queued_at.timestamp() if charge.queued_at else 0.0,
-                    is_evicted=charge.job_id in self._snapshot.stopping,
-                    sub_queue=charge.owner if queue.by_use else "",
-                    work_at_risk=self._snapshot.work_at_risk_by_job.get(charge.job_id),
-                    is_pinned=charge.cluster in self._snapshot.unreadable_clusters,
+                    is_evicted=charge.job_id in self._admission_input.stopping,
+                    sub_queue=charge.submitter if queue.by_use else "",
+                    work_at_risk=self._admission_input.work_at_risk_by_job.get(charge.job_id),
+                    is_pinned=charge.cluster in self._admission_input.unreadable_clusters,
                 )
             )
             holder = self._documents.job(document, charge.job_id).admitted
@@ -92,20 +93,20 @@ class TeamQueues:
             priority=request.priority,
             created_at=request.submitted_at.timestamp(),
             requeued_at=request.queued_at.timestamp() if request.queued_at else None,
-            sub_queue=request.owner if queue.by_use else "",
+            sub_queue=request.submitter if queue.by_use else "",
             pod_sets=(pods,),
         )
 
     def limits(self, request: AdmissionRequest) -> tuple[UsageLimit, ...]:
-        """Return the limits of a job's team and owner, with the use of this cycle's admissions."""
-        team = self._snapshot.setup.by_name[request.team]
+        """Return the limits of a job's team and submitter, with the use of this cycle's admissions."""
+        team = self._admission_input.setup.by_name[request.team]
         if team.max_accelerators_per_user is None and not team.budgets:
             return ()
-        charges = [charge for charge in self._snapshot.charges if charge.team == team.name]
-        spent = {period: spent for (of, period), spent in self._snapshot.spent.items() if of == team.name}
+        charges = [charge for charge in self._admission_input.charges if charge.team == team.name]
+        spent = {period: spent for (of, period), spent in self._admission_input.spent.items() if of == team.name}
         return usage_limits(
             team,
-            request.owner,
+            request.submitter,
             request.nodes * request.accelerators_per_node,
             (*charges, *self.started.get(team.name, ())),
             spent,

@@ -14,7 +14,7 @@ ARCHITECTURES = ("amd64", "arm64")
 
 
 class PoolEnvironment(Value):
-    """The environment of a job on the nodes of a pool."""
+    """Processor, accelerator, network and storage of the nodes of a pool."""
 
     architecture: Word = "amd64"
     """Processor of the nodes: `amd64`, `arm64`."""

@@ -26,12 +26,12 @@ class EfaNode(NamedTuple):
     instance_type: str
     accelerators: int = 0
     """Allocatable; used only if the instance type is not in the catalogue."""
-    offered: int = 0
-    """Allocatable EFA interfaces; used only if no other source states the number."""
+    allocatable_interfaces: int = 0
+    """Used only if no other source states the number."""
 
     @classmethod
     def of(cls, node: KubernetesNode) -> "EfaNode":
-        """Return the properties of a Kubernetes node."""
+        """Return the facts of a Kubernetes node that determine its EFA interfaces."""
         return cls(node.pool, node.instance_type, node.accelerators, node.efa)
 
 
@@ -57,8 +57,8 @@ def expected_interfaces(node: EfaNode, by_pool: Mapping[str, int]) -> int:
     if node.pool in by_pool:
         return by_pool[node.pool]
     instance_type = shipped_instance_types().find(node.instance_type)
-    if instance_type is None or (instance_type.efa_varies and node.offered):
-        return node.offered
+    if instance_type is None or (instance_type.efa_varies and node.allocatable_interfaces):
+        return node.allocatable_interfaces
     return instance_type.efa
 
 

@@ -10,6 +10,13 @@ from evenkeel.domain.values import Value
 
 GPU = "nvidia.com/gpu"
 NEURON = "aws.amazon.com/neurondevice"
+
+
+def is_accelerator(resource: str) -> bool:
+    """Whether a resource counts whole accelerators."""
+    return resource in (GPU, NEURON)
+
+
 EFA = "vpc.amazonaws.com/efa"
 MIG_PREFIX = "nvidia.com/"
 HYPERPOD_PREFIX = "ml."

@@ -89,8 +89,8 @@ def closest_nodes(usable: Sequence[NodeCapacity], count: int, needs: NetworkNeed
         if sizes:
             _, domain = min(sizes)
             nodes = [capacity for capacity, own in zip(usable, ids, strict=True) if own == domain]
-            return ClosestNodes(_pack(nodes, count, _narrower_than(level)), level, domain)
-    return ClosestNodes() if needs.required else ClosestNodes(_pack(usable, count, LEVELS))
+            return ClosestNodes(_nodes_from_few_domains(nodes, count, _narrower_than(level)), level, domain)
+    return ClosestNodes() if needs.required else ClosestNodes(_nodes_from_few_domains(usable, count, LEVELS))
 
 
 def nodes_to_reserve(
@@ -110,7 +110,7 @@ def nodes_to_reserve(
     if chosen or needs.required is None or count == 1:
         return chosen or tuple(usable[:count])
     sizes = Counter(_domain_ids(pool_nodes, needs.required))
-    domains = [nodes for name, nodes in _domains(usable, needs.required) if name and sizes[name] >= count]
+    domains = [nodes for name, nodes in _nodes_by_domain(usable, needs.required) if name and sizes[name] >= count]
     largest: list[NodeCapacity] = max(domains, key=len, default=[])
     return tuple(largest)
 
@@ -120,7 +120,9 @@ def largest_domain(capacities: Iterable[NodeCapacity], level: NetworkLevel) -> i
     return max(Counter(filter(None, _domain_ids(capacities, level))).values(), default=0)
 
 
-def _pack(nodes: Sequence[NodeCapacity], count: int, levels: Sequence[NetworkLevel]) -> tuple[NodeCapacity, ...]:
+def _nodes_from_few_domains(
+    nodes: Sequence[NodeCapacity], count: int, levels: Sequence[NetworkLevel]
+) -> tuple[NodeCapacity, ...]:
     """Return nodes from as few domains of the next level as possible.
 
     Large domains are taken whole. The last one is the smallest domain that has enough nodes.
@@ -128,7 +130,7 @@ def _pack(nodes: Sequence[NodeCapacity], count: int, levels: Sequence[NetworkLev
     if not levels or not count:
         return tuple(nodes[:count])
     level, *narrower = levels
-    domains = [(name, members) for name, members in _domains(nodes, level) if name]
+    domains = [(name, members) for name, members in _nodes_by_domain(nodes, level) if name]
     taken: list[NodeCapacity] = []
     domains.sort(key=lambda domain: (-len(domain[1]), domain[0]))
     while domains and len(taken) < count:
@@ -136,9 +138,9 @@ def _pack(nodes: Sequence[NodeCapacity], count: int, levels: Sequence[NetworkLev
         enough = [domain for domain in domains if len(domain[1]) >= missing]
         domain = enough[-1] if enough else domains[0]
         domains.remove(domain)
-        taken.extend(_pack(domain[1], missing, narrower))
+        taken.extend(_nodes_from_few_domains(domain[1], missing, narrower))
     without_position = [node for node, domain in zip(nodes, _domain_ids(nodes, level), strict=True) if not domain]
-    return (*taken, *_pack(without_position, count - len(taken), narrower))
+    return (*taken, *_nodes_from_few_domains(without_position, count - len(taken), narrower))
 
 
 def _domain_ids(capacities: Iterable[NodeCapacity], level: NetworkLevel) -> list[str]:
@@ -149,7 +151,9 @@ def _domain_ids(capacities: Iterable[NodeCapacity], level: NetworkLevel) -> list
     return [layers[index] if index < len(layers := capacity.network_layers) else "" for capacity in capacities]
 
 
-def _domains(capacities: Sequence[NodeCapacity], level: NetworkLevel) -> Iterable[tuple[str, list[NodeCapacity]]]:
+def _nodes_by_domain(
+    capacities: Sequence[NodeCapacity], level: NetworkLevel
+) -> Iterable[tuple[str, list[NodeCapacity]]]:
     domains: dict[str, list[NodeCapacity]] = defaultdict(list)
     for capacity, domain in zip(capacities, _domain_ids(capacities, level), strict=True):
         domains[domain].append(capacity)

@@ -35,8 +35,8 @@ def available_to_pods(node: Resources) -> Resources:
     """
     cpu = Fraction(node.cpu_millis, 1000)
     memory = Fraction(node.memory_mib, _MIB_PER_GIB)
-    cpu_left = cpu - _allowance(cpu, _CPU_BASE, _CPU_BANDS, _CPU_REST)
-    memory_left = memory - _allowance(memory, _MEMORY_BASE, _MEMORY_BANDS, _MEMORY_REST)
+    cpu_left = cpu - _reserved_amount(cpu, _CPU_BASE, _CPU_BANDS, _CPU_REST)
+    memory_left = memory - _reserved_amount(memory, _MEMORY_BASE, _MEMORY_BANDS, _MEMORY_REST)
     return Resources(
         accelerators=node.accelerators,
         cpu_millis=max(0, int(cpu_left * 1000)),
@@ -44,7 +44,7 @@ def available_to_pods(node: Resources) -> Resources:
     )
 
 
-def _allowance(
+def _reserved_amount(
     total: Fraction, base: Fraction, bands: tuple[tuple[int, Fraction], ...], of_the_rest: Fraction
 ) -> Fraction:
     """Return a base, plus a fraction of each band of an amount."""
@@ -76,9 +76,9 @@ def complete_request(requested: Resources, node: Resources, stated: Resources = 
     if not (requested.accelerators or requested.cpu_millis or requested.memory_mib):
         return _WITHOUT_ACCELERATORS.at_most(usable)
     share = max(
-        _share(requested.accelerators, node.accelerators),
-        _share(requested.cpu_millis, node.cpu_millis),
-        _share(requested.memory_mib, node.memory_mib),
+        _share_of_node(requested.accelerators, node.accelerators),
+        _share_of_node(requested.cpu_millis, node.cpu_millis),
+        _share_of_node(requested.memory_mib, node.memory_mib),
     )
     return Resources(
         accelerators=requested.accelerators,
@@ -87,7 +87,7 @@ def complete_request(requested: Resources, node: Resources, stated: Resources = 
     )
 
 
-def _share(amount: int, total: int) -> Fraction:
+def _share_of_node(amount: int, total: int) -> Fraction:
     return min(Fraction(1), Fraction(amount, total)) if total else Fraction(0)
 
 
@@ -135,15 +135,17 @@ class NodeShares:
         """(cluster, instance type) → the smallest amounts that such a node states."""
         self._found: dict[tuple[str, tuple[str, ...], Resources], Resources] = {}
         for capacity in capacities:
-            kind = (capacity.cluster, capacity.instance_type)
-            largest = self._amounts.get(kind, NONE).at_least(capacity.offered)
-            self._amounts[kind] = amounts_of(capacity.instance_type, largest)
+            type_key = (capacity.cluster, capacity.instance_type)
+            largest = self._amounts.get(type_key, NONE).at_least(capacity.offered)
+            self._amounts[type_key] = amounts_of(capacity.instance_type, largest)
             if capacity.offered.cpu_millis and capacity.offered.memory_mib:
-                self._stated[kind] = self._stated.get(kind, capacity.offered).at_most(capacity.offered)
+                self._stated[type_key] = self._stated.get(type_key, capacity.offered).at_most(capacity.offered)
         for pool in pools:
-            kind = (pool.cluster, pool.instance_type)
-            if kind not in self._amounts:
-                self._amounts[kind] = amounts_of(pool.instance_type, Resources(accelerators=pool.accelerators_per_node))
+            type_key = (pool.cluster, pool.instance_type)
+            if type_key not in self._amounts:
+                self._amounts[type_key] = amounts_of(
+                    pool.instance_type, Resources(accelerators=pool.accelerators_per_node)
+                )
 
     def request_of(self, requested: Resources, cluster: str, instance_types: tuple[str, ...] = ()) -> Resources:
         """Return the request of a pod, with the CPU and the memory that its job does not state.

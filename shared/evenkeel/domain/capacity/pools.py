@@ -29,6 +29,26 @@ class Market(StrEnum):
         """Whether a node costs money only while it is rented."""
         return self in (Market.SPOT, Market.ON_DEMAND)
 
+    @property
+    def can_be_reclaimed(self) -> bool:
+        """Whether AWS may take a node back while it is rented."""
+        return self is Market.SPOT
+
+    @property
+    def is_rented_firmly(self) -> bool:
+        """Whether a node is rented and stays until Evenkeel releases it. Jobs change over to such nodes from spot."""
+        return self.is_rented and not self.can_be_reclaimed
+
+    @property
+    def is_discounted(self) -> bool:
+        """Whether its price varies, and the list price is only the upper limit."""
+        return self is Market.SPOT
+
+    @property
+    def keeps_spares(self) -> bool:
+        """Whether idle nodes are kept for failures. They are paid anyway, so a spare costs nothing more."""
+        return not self.is_rented
+
 
 class LaunchDelay(Value):
     """The time from the request to a Ready node of a pool: a lognormal distribution given by two quantiles."""
@@ -102,8 +122,8 @@ class Pool(Value):
     """Spot interruptions per node-hour."""
     reservation: Reservation | None = None
     """The time for which the capacity is reserved, if it is."""
-    place: PoolEnvironment
-    """The environment of jobs on its nodes."""
+    environment: PoolEnvironment = Field(alias="place")
+    """Processor, accelerator, network and storage of its nodes."""
 
     @model_validator(mode="after")
     def _has_consistent_prices(self) -> Self:

@@ -32,11 +32,11 @@ _STATED_SIGMA = 0.8
 """Spread of run times around their stated run times: within a factor of 2.2 in two of three cases."""
 
 
-class PastRun(NamedTuple):
-    """A run that ended, and who submitted it."""
+class PastJob(NamedTuple):
+    """The run time of a job that ended, and who submitted the job."""
 
     team: str
-    owner: str
+    submitter: str
     job_type: str
     seconds: float
 
@@ -45,7 +45,7 @@ class RunOrigin(NamedTuple):
     """The facts about a run that are known before its end."""
 
     team: str
-    owner: str
+    submitter: str
     job_type: str
     stated_seconds: int | None
     """`expectedSeconds` of the submission."""
@@ -87,7 +87,7 @@ def share_beyond(remaining: Iterable[float], horizon_seconds: float) -> float:
 class RunTimes:
     """Estimates of run times from the past runs of a fleet."""
 
-    def __init__(self, past: Iterable[PastRun] = (), min_samples: int = 5) -> None:
+    def __init__(self, past: Iterable[PastJob] = (), min_samples: int = 5) -> None:
         """Group the past runs.
 
         Args:
@@ -96,10 +96,10 @@ class RunTimes:
         """
         groups: dict[tuple[str, ...], list[float]] = defaultdict(list)
         for run in past:
-            for group in _groups(run.team, run.owner, run.job_type):
+            for group in _run_groups(run.team, run.submitter, run.job_type):
                 groups[group].append(run.seconds)
         self._min_samples = min_samples
-        self._groups: Mapping[tuple[str, ...], list[float]] = {
+        self._run_groups: Mapping[tuple[str, ...], list[float]] = {
             group: sorted(runs) for group, runs in groups.items() if len(runs) >= min_samples
         }
 
@@ -111,9 +111,11 @@ class RunTimes:
             ran_seconds: How long it has run.
         """
         if run.stated_seconds:
-            return _remaining_after(_lognormal(run.stated_seconds, _STATED_SIGMA), ran_seconds, run.stated_seconds, 1)
-        for group in _groups(run.team, run.owner, run.job_type):
-            if past := self._groups.get(group):
+            return _remaining_after(
+                _lognormal_quantiles(run.stated_seconds, _STATED_SIGMA), ran_seconds, run.stated_seconds, 1
+            )
+        for group in _run_groups(run.team, run.submitter, run.job_type):
+            if past := self._run_groups.get(group):
                 return _remaining_after(past, ran_seconds, run.policy_seconds, self._min_samples)
         return RemainingTime((remaining_seconds(run.policy_seconds, ran_seconds),))
 
@@ -122,17 +124,17 @@ NO_PAST_RUNS = RunTimes()
 
 
 @functools.lru_cache(maxsize=8)
-def run_times_of(past: tuple[PastRun, ...], min_samples: int) -> RunTimes:
+def run_times_of(past: tuple[PastJob, ...], min_samples: int) -> RunTimes:
     """Return the estimates from past runs. A cycle needs them several times."""
     return RunTimes(past, min_samples)
 
 
-def _groups(team: str, owner: str, job_type: str) -> tuple[tuple[str, ...], ...]:
+def _run_groups(team: str, submitter: str, job_type: str) -> tuple[tuple[str, ...], ...]:
     """Return the groups of a run, the most specific first."""
-    return (team, owner, job_type), (team,), ()
+    return (team, submitter, job_type), (team,), ()
 
 
-def _lognormal(median: float, sigma: float) -> list[float]:
+def _lognormal_quantiles(median: float, sigma: float) -> list[float]:
     return [median * math.exp(sigma * deviate) for deviate in _DEVIATES]
 
 
@@ -144,6 +146,6 @@ def _remaining_after(ordered: list[float], ran_seconds: float, usual_seconds: fl
         return RemainingTime((remaining_seconds(min(usual_seconds, ran_seconds), ran_seconds),))
     count = min(longer, _VALUES)
     cuts = [first + number * longer // count for number in range(count + 1)]
-    # The mean of each part, so that the mean of all runs is kept.
+    # Each part is replaced by its mean, so the mean of all runs stays the same.
     parts = (fmean(ordered[start:end]) for start, end in pairwise(cuts))
     return RemainingTime(tuple(round(value - ran_seconds, 1) for value in parts))

@@ -56,7 +56,7 @@ class Shortages(Value):
         stored one changes nothing.
         """
         key = (instance_type, zone, market)
-        shortage = self._find(key)
+        shortage = self._shortage_of(key)
         if shortage and shortage.refused_at > now:
             return self
         weight = 1.0 + (shortage.weight_at(now) if shortage else 0.0)
@@ -74,8 +74,8 @@ class Shortages(Value):
 
     def unavailable_until(self, instance_type: str, zone: str, market: Market, now: datetime) -> datetime | None:
         """Return when this offering may be requested again; None if it may be requested now."""
-        shortage = self._find((instance_type, zone, market))
+        shortage = self._shortage_of((instance_type, zone, market))
         return shortage.until if shortage and shortage.until > now else None
 
-    def _find(self, key: tuple[str, str, Market]) -> Shortage | None:
+    def _shortage_of(self, key: tuple[str, str, Market]) -> Shortage | None:
         return next((entry for entry in self.entries if entry.key == key), None)

@@ -44,7 +44,7 @@ def expected_starts(free: int, running: Iterable[RunningUse], queue: Sequence[Wa
             starts.append(float("inf"))
             continue
         while free < demand.accelerators:
-            # The next end is never before `now`: a start only adds later ends.
+            # The next end is never before `now`, because a job that starts ends later.
             now, accelerators = heapq.heappop(ends)
             free += accelerators
         free -= demand.accelerators
@@ -96,7 +96,7 @@ def expected_wait(forecast_seconds: float, waited_seconds: float) -> float:
 
 
 class StartEstimate(Value):
-    """The expected start in seconds from now, with a range; None if no end is foreseen."""
+    """The expected start in seconds from now, with a range; None if no running job is expected to end."""
 
     seconds: float | None
     earliest_seconds: float | None

@@ -173,7 +173,10 @@ class Fence(Value):
                 continue
             ref = ref_of_key(point.manifest)
             if point.attempt >= pin.attempt or ref is None or (ref.attempt, ref.step) != (point.attempt, point.step):
-                raise ValueError(f"attempt {pin.attempt} cannot be pinned to {point.manifest!r}")
+                raise ValueError(
+                    f"attempt {pin.attempt} cannot resume from {point.manifest!r}: it must be the manifest of "
+                    f"step {point.step} of attempt {point.attempt}, and that attempt must be an earlier one"
+                )
         return self
 
     @property

@@ -39,7 +39,7 @@ class CheckpointRules(Value):
         """Return the strictest requirement that concerns a checkpoint."""
         least = CheckpointRequirement.CONVENTION if self.accepts_convention else CheckpointRequirement.PROOF
         requirements = (distrust.requirement for distrust in self.distrust if ref.attempt <= distrust.through_attempt)
-        return max((least, *requirements), key=lambda requirement: requirement.rank)
+        return max((least, *requirements), key=lambda requirement: requirement.strictness)
 
 
 def choose_resume_point(

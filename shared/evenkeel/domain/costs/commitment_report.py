@@ -113,9 +113,9 @@ def _by_type(pools: Iterable[PoolDemand], hour: int) -> dict[str, tuple[int, int
     """Return the GPU-seconds held and waited for in one hour, by instance type, without types that have neither."""
     amounts: dict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
     for pool in pools:
-        held, waiting = amounts[plain_type(pool.instance_type)]
+        held_gpu_seconds, waiting = amounts[plain_type(pool.instance_type)]
         amounts[plain_type(pool.instance_type)] = (
-            held + pool.held_gpu_seconds[hour],
+            held_gpu_seconds + pool.held_gpu_seconds[hour],
             waiting + pool.waiting_gpu_seconds[hour],
         )
     return amounts
@@ -125,8 +125,8 @@ def _type_commitment(
     name: str, node_type: NodeType, hours: Iterable[Mapping[str, tuple[int, int]]], unknown: int
 ) -> TypeCommitment:
     amounts = [by_type.get(name, (0, 0)) for by_type in hours]
-    held = [_nodes(gpu_seconds, node_type.gpus_per_node) for gpu_seconds, _ in amounts]
-    wanted = [_nodes(sum(both), node_type.gpus_per_node) for both in amounts]
+    held_nodes = [_demand_in_nodes(gpu_seconds, node_type.gpus_per_node) for gpu_seconds, _ in amounts]
+    demanded_nodes = [_demand_in_nodes(sum(held_and_waiting), node_type.gpus_per_node) for held_and_waiting in amounts]
     why = _why_unknown(name, node_type, len(amounts))
     advice = advice_with_waiting = None
     if not why and node_type.reserved and node_type.on_demand:
@@ -134,8 +134,8 @@ def _type_commitment(
             reserved_usd_per_hour=node_type.reserved.usd_per_hour,
             on_demand_usd_per_hour=node_type.on_demand.usd_per_hour,
         )
-        advice = _advise(held, prices, node_type.committed_nodes)
-        advice_with_waiting = _advise(wanted, prices, node_type.committed_nodes)
+        advice = _advise_type(held_nodes, prices, node_type.committed_nodes)
+        advice_with_waiting = _advise_type(demanded_nodes, prices, node_type.committed_nodes)
     is_counted = bool(node_type.gpus_per_node and amounts)
     return TypeCommitment(
         instance_type=name,
@@ -143,9 +143,9 @@ def _type_commitment(
         hours=len(amounts),
         unknown_hours=unknown,
         committed_nodes=node_type.committed_nodes,
-        peak_nodes=max(held) if is_counted else None,
-        demand=_histogram(held) if is_counted else (),
-        demand_with_waiting=_histogram(wanted) if is_counted else (),
+        peak_nodes=max(held_nodes) if is_counted else None,
+        demand=_hours_at_demand(held_nodes) if is_counted else (),
+        demand_with_waiting=_hours_at_demand(demanded_nodes) if is_counted else (),
         reserved=node_type.reserved,
         on_demand=node_type.on_demand,
         break_even_share=advice.break_even_share if advice else None,
@@ -158,7 +158,7 @@ def _type_commitment(
     )
 
 
-def _advise(nodes: Sequence[int], prices: CommitmentPrices, committed_nodes: int) -> CommitmentAdvice:
+def _advise_type(nodes: Sequence[int], prices: CommitmentPrices, committed_nodes: int) -> CommitmentAdvice:
     return advise_commitment(HourlyDemand(hours=tuple(nodes)), prices, committed_nodes)
 
 
@@ -174,10 +174,10 @@ def _why_unknown(name: str, node_type: NodeType, known_hours: int) -> str:
     return ""
 
 
-def _nodes(gpu_seconds: int, gpus_per_node: int) -> int:
+def _demand_in_nodes(gpu_seconds: int, gpus_per_node: int) -> int:
     """Return the mean demand of an hour in nodes; part of a node counts as a node."""
     return math.ceil(gpu_seconds / _SECONDS_PER_HOUR / gpus_per_node - 1e-6) if gpus_per_node else 0
 
 
-def _histogram(nodes: Iterable[int]) -> tuple[HoursAtDemand, ...]:
+def _hours_at_demand(nodes: Iterable[int]) -> tuple[HoursAtDemand, ...]:
     return tuple(HoursAtDemand(nodes=count, hours=hours) for count, hours in sorted(Counter(nodes).items()))

@@ -18,6 +18,7 @@ from pydantic import BeforeValidator
 from evenkeel.domain.costs.demand import DayDemand
 from evenkeel.domain.costs.interruptions import Span
 from evenkeel.domain.costs.node_time import PoolUse
+from evenkeel.domain.costs.quota_time import QuotaTime
 from evenkeel.domain.costs.receipt import InterruptionCause, InterruptionReceipt, ReceiptPart, Stage, total_of
 from evenkeel.domain.costs.rent_report import RentReport
 from evenkeel.domain.costs.savings import RecoveryBaseline, SavedSum, savings, sum_savings
@@ -79,6 +80,8 @@ class TeamTime(Value):
     gpu_microseconds: int
     usd_micros: int | None = None
     """Null: a part has no price. Rented nodes cost nothing here."""
+    quota: QuotaTime | None = None
+    """Null: unknown, as in rows of earlier releases."""
 
 
 class DayFigures(Value):
@@ -97,6 +100,8 @@ class DayFigures(Value):
     pools: tuple[PoolUse, ...]
     rent: RentReport
     teams: tuple[TeamTime, ...]
+    known_quota_microseconds: int = 0
+    """Duration in which all quotas and their use are known."""
     demand: DayDemand | None = None
     """Demand by the hour; null if it is unknown, as in rows of earlier releases."""
 
@@ -123,11 +128,11 @@ class DayRow(Value):
     """A row holds the figures of a day with thousands of interruptions as a compressed text."""
 
 
-class OwnedInterruption(NamedTuple):
-    """An interruption, with the incident that owns it."""
+class AttributedInterruption(NamedTuple):
+    """An interruption, with the incident that caused it; None if no such incident is known."""
 
     receipt: InterruptionReceipt
-    owner: Incident | None
+    incident: Incident | None
 
 
 class DayFacts(NamedTuple):
@@ -136,11 +141,12 @@ class DayFacts(NamedTuple):
     span: Span
     incidents: Sequence[Incident]
     """Opened in the span; drills included."""
-    interrupted: Sequence[OwnedInterruption]
+    interrupted: Sequence[AttributedInterruption]
     """Interruptions whose attempt ended in the span."""
     pools: tuple[PoolUse, ...]
     rent: RentReport
     teams: tuple[TeamTime, ...]
+    known_quota_microseconds: int
     demand: DayDemand | None
     restore_seconds: float
 
@@ -171,11 +177,11 @@ def compute_day_figures(facts: DayFacts) -> DayFigures:
     )
     failed = [interruption for interruption in interrupted if _is_failure(interruption)]
     requested = [interruption for interruption in interrupted if not interruption.receipt.cause.is_failure]
-    by_incident = [interruption for interruption in failed if interruption.owner]
+    by_incident = [interruption for interruption in failed if interruption.incident]
     estimates = [
         saving
         for interruption in by_incident
-        for saving in savings(interruption.receipt, interruption.owner, facts.restore_seconds)
+        for saving in savings(interruption.receipt, interruption.incident, facts.restore_seconds)
     ]
     return DayFigures(
         since=facts.span.start,
@@ -202,6 +208,7 @@ def compute_day_figures(facts: DayFacts) -> DayFigures:
         pools=facts.pools,
         rent=facts.rent,
         teams=facts.teams,
+        known_quota_microseconds=facts.known_quota_microseconds,
         demand=facts.demand,
     )
 
@@ -215,15 +222,15 @@ def _fault_class(incident: Incident) -> FaultClass:
     return default_catalogue().look_up(incident.fault_key).fault_class
 
 
-def _is_failure(interruption: OwnedInterruption) -> bool:
-    return interruption.receipt.cause.is_failure and not (interruption.owner and interruption.owner.is_drill)
+def _is_failure(interruption: AttributedInterruption) -> bool:
+    return interruption.receipt.cause.is_failure and not (interruption.incident and interruption.incident.is_drill)
 
 
-def _loss_groups(interrupted: Iterable[OwnedInterruption]) -> Iterator[LossGroup]:
+def _loss_groups(interrupted: Iterable[AttributedInterruption]) -> Iterator[LossGroup]:
     groups: dict[tuple[str, str, str, str, bool], list[InterruptionReceipt]] = defaultdict(list)
     for interruption in interrupted:
         receipt = interruption.receipt
-        node = interruption.owner.life.instance_id if interruption.owner else ""
+        node = interruption.incident.life.instance_id if interruption.incident else ""
         groups[_cause_text(interruption), receipt.pool, receipt.instance_type, node, receipt.cause.is_failure].append(
             receipt
         )
@@ -244,9 +251,9 @@ def _loss_groups(interrupted: Iterable[OwnedInterruption]) -> Iterator[LossGroup
         )
 
 
-def _cause_text(interruption: OwnedInterruption) -> str:
-    if interruption.owner is not None:
-        return str(_fault_class(interruption.owner))
+def _cause_text(interruption: AttributedInterruption) -> str:
+    if interruption.incident is not None:
+        return str(_fault_class(interruption.incident))
     other_causes = {
         InterruptionCause.APPLICATION: "application failure",
         InterruptionCause.INFRASTRUCTURE: "infrastructure, no incident",
@@ -254,7 +261,7 @@ def _cause_text(interruption: OwnedInterruption) -> str:
     return other_causes.get(interruption.receipt.cause, "unknown")
 
 
-def _stage_durations(failed: Iterable[OwnedInterruption]) -> Iterator[StageDurations]:
+def _stage_durations(failed: Iterable[AttributedInterruption]) -> Iterator[StageDurations]:
     parts: dict[Stage, list[ReceiptPart]] = defaultdict(list)
     for interruption in failed:
         for part in interruption.receipt.parts:

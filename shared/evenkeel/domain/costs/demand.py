@@ -94,10 +94,10 @@ def hourly_demand(spans: Iterable[DemandSpan], day: Span) -> tuple[PoolDemand, .
         )
         for (pool, instance_type, is_rented), (held, waiting) in sorted(totals.items())
     ]
-    return tuple(_bounded(pools))
+    return tuple(_largest_pools(pools))
 
 
-def _bounded(pools: Sequence[PoolDemand]) -> Iterator[PoolDemand]:
+def _largest_pools(pools: Sequence[PoolDemand]) -> Iterator[PoolDemand]:
     """Yield the pools with the most demand. The other pools of one instance type are added up."""
     ranked = sorted(pools, key=lambda pool: (-sum(pool.held_gpu_seconds) - sum(pool.waiting_gpu_seconds), pool.pool))
     chosen = {id(pool) for pool in ranked[:_MAX_POOLS]}
@@ -110,12 +110,12 @@ def _bounded(pools: Sequence[PoolDemand]) -> Iterator[PoolDemand]:
             pool=OTHER_POOLS,
             instance_type=instance_type,
             is_rented=is_rented,
-            held_gpu_seconds=_added(member.held_gpu_seconds for member in members),
-            waiting_gpu_seconds=_added(member.waiting_gpu_seconds for member in members),
+            held_gpu_seconds=_sum_by_hour(member.held_gpu_seconds for member in members),
+            waiting_gpu_seconds=_sum_by_hour(member.waiting_gpu_seconds for member in members),
         )
 
 
-def _added(rows: Iterable[Sequence[int]]) -> tuple[int, ...]:
+def _sum_by_hour(rows: Iterable[Sequence[int]]) -> tuple[int, ...]:
     return tuple(map(sum, zip(*rows, strict=True)))
 
 

@@ -5,7 +5,7 @@ It adds up the figures of days (`day_figures`). So a stored day and a day that w
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import date
 from typing import NamedTuple
 
@@ -21,7 +21,8 @@ from evenkeel.domain.costs.day_figures import (
 from evenkeel.domain.costs.demand import HourOfUse, use_by_hour
 from evenkeel.domain.costs.interruptions import Span
 from evenkeel.domain.costs.node_time import NodeUse, PoolTime, pool_times
-from evenkeel.domain.costs.receipt import MICROSECONDS_PER_HOUR, Stage
+from evenkeel.domain.costs.quota_time import QuotaTime
+from evenkeel.domain.costs.receipt import MICROSECONDS_PER_HOUR, Stage, microseconds
 from evenkeel.domain.costs.rent_report import RentReport, sum_rents
 from evenkeel.domain.costs.savings import RecoveryBaseline, SavedSum
 from evenkeel.domain.economics import poisson
@@ -135,8 +136,18 @@ class TeamUse(Value):
     gpu_hours: float
     usd_micros: int | None
     """At the price of each admission, without rented nodes. Null: a part has no price, or the caller may not see it."""
-    rent_usd_micros: int
-    """The bills of its rentals."""
+    rent_usd_micros: int | None
+    """The bills of its rentals. Null: the caller may not see it."""
+    within_quota_gpu_hours: float | None
+    """Use of its own quota. Null: no quota of the window is known."""
+    borrowed_gpu_hours: float | None
+    """Use beyond its quota."""
+    without_quota_gpu_hours: float | None
+    """Use of GPUs for which it had no quota."""
+    unknown_quota_gpu_hours: float
+    """Use while quotas are unknown. With the three figures above, it sums to all GPU-hours."""
+    lent_gpu_hours: float | None
+    """Use of its quota by other teams, while quotas are known."""
 
 
 class FleetReport(Value):
@@ -159,15 +170,18 @@ class FleetReport(Value):
     effective: EffectiveTrainingTime
     pools: tuple[PoolTime, ...]
     all_nodes: PoolTime
-    idle_committed_gpu_hours: float
+    idle_committed_gpu_hours: float | None
+    """Null: no node is recorded in the window."""
     idle_committed_usd_micros: int | None
-    """Null: a part has no price."""
+    """Null: a part has no price, or no node is recorded."""
     rent: RentReport
     commitments: tuple[TypeCommitment, ...]
     """How many nodes of each instance type to commit, from the demand by the hour."""
     hours: tuple[HourOfUse, ...]
     """GPUs that jobs held and waited for, in each of the last whole hours: one week at most."""
     teams: tuple[TeamUse, ...]
+    known_quota_hours: float
+    """Hours of the window in which all quotas and their use are known."""
     saved: tuple[SavedSum, ...]
     """Estimates. Each names its assumptions, and how many interruptions it leaves out."""
     improvements: tuple[Improvement, ...]
@@ -208,7 +222,7 @@ def fleet_report(facts: ReportFacts) -> FleetReport:
     groups = [group for day in days for group in day.losses]
     failed = [group for group in groups if group.is_failure]
     pools, all_nodes = pool_times(day.pools for day in days)
-    committed = [pool.of(NodeUse.NO_JOB) for pool in pools if not pool.is_rented]
+    committed = [pool.time_of(NodeUse.NO_JOB) for pool in pools if not pool.is_rented]
     idle_usd = [use.usd_micros for use in committed]
     failures = _fleet_failures(facts, failed, all_nodes)
     stages = tuple(_stage_losses(days))
@@ -218,6 +232,7 @@ def fleet_report(facts: ReportFacts) -> FleetReport:
     on_request = _summed_loss("requests", [group for group in groups if not group.is_failure])
     rent = sum_rents((day.rent for day in days), facts.cap_micros_per_hour)
     demands = [(Span(day.since, day.until), day.demand) for day in days]
+    known_quota = sum(day.known_quota_microseconds for day in days)
     return FleetReport(
         since=facts.window.start,
         until=facts.window.end,
@@ -234,17 +249,29 @@ def fleet_report(facts: ReportFacts) -> FleetReport:
         effective=effective_time(all_nodes, lost.gpu_hours),
         pools=pools,
         all_nodes=all_nodes,
-        idle_committed_gpu_hours=idle_hours,
-        idle_committed_usd_micros=idle,
+        idle_committed_gpu_hours=idle_hours if all_nodes.nodes else None,
+        idle_committed_usd_micros=idle if all_nodes.nodes else None,
         rent=rent,
         commitments=type_commitments(demands, facts.window, facts.node_types),
         hours=use_by_hour(demands, facts.window, _CHARTED_HOURS),
-        teams=_team_uses(days, rent),
+        teams=tuple(_team_uses(days, rent, has_quotas=known_quota > 0)),
+        known_quota_hours=known_quota / MICROSECONDS_PER_HOUR,
         saved=tuple(add_savings((day.saved for day in days), baseline) for baseline in RecoveryBaseline),
         improvements=improvements(stages, failures, on_request, idle_hours, idle),
         unknown_days=tuple(map(str, facts.unknown_days)),
-        notes=(*NOTES, *_demand_notes(days), *facts.notes),
+        notes=(
+            *NOTES,
+            *_no_node_notes(all_nodes),
+            *_quota_notes(facts.window, known_quota),
+            *_demand_notes(days),
+            *facts.notes,
+        ),
     )
+
+
+def _no_node_notes(all_nodes: PoolTime) -> Iterable[str]:
+    if not all_nodes.nodes:
+        yield "No node is recorded in this window, so its losses and its idle time are unknown."
 
 
 def _demand_notes(days: Iterable[DayFigures]) -> Iterable[str]:
@@ -258,23 +285,40 @@ def _demand_notes(days: Iterable[DayFigures]) -> Iterable[str]:
         yield f"The waiting time of {count_of(unknown, 'attempt')} is unknown and in no demand."
 
 
-def _team_uses(days: Iterable[DayFigures], rent: RentReport) -> tuple[TeamUse, ...]:
-    uses: dict[str, list[TeamTime]] = defaultdict(list)
+def _team_uses(days: Iterable[DayFigures], rent: RentReport, *, has_quotas: bool) -> Iterator[TeamUse]:
+    times: dict[str, list[TeamTime]] = defaultdict(list)
     for day in days:
         for team_time in day.teams:
-            uses[team_time.team].append(team_time)
+            times[team_time.team].append(team_time)
     rents = {team_rent.name: team_rent.usd_micros for team_rent in rent.teams}
-    return tuple(
-        TeamUse(
+    for team in sorted({*times, *rents}):
+        costs = [time.usd_micros for time in times[team]]
+        quotas = [time.quota or QuotaTime(unknown=time.gpu_microseconds) for time in times[team]]
+
+        def known_hours(amounts: Iterable[int]) -> float | None:
+            return sum(amounts) / MICROSECONDS_PER_HOUR if has_quotas else None
+
+        yield TeamUse(
             team=team,
-            gpu_hours=sum(use.gpu_microseconds for use in uses[team]) / MICROSECONDS_PER_HOUR,
-            usd_micros=None
-            if any(use.usd_micros is None for use in uses[team])
-            else sum(use.usd_micros or 0 for use in uses[team]),
+            gpu_hours=sum(time.gpu_microseconds for time in times[team]) / MICROSECONDS_PER_HOUR,
+            usd_micros=None if None in costs else sum(cost or 0 for cost in costs),
             rent_usd_micros=rents.get(team, 0),
+            within_quota_gpu_hours=known_hours(quota.within_quota for quota in quotas),
+            borrowed_gpu_hours=known_hours(quota.borrowed for quota in quotas),
+            without_quota_gpu_hours=known_hours(quota.without_quota for quota in quotas),
+            unknown_quota_gpu_hours=sum(quota.unknown for quota in quotas) / MICROSECONDS_PER_HOUR,
+            lent_gpu_hours=known_hours(quota.lent for quota in quotas),
         )
-        for team in sorted({*uses, *rents})
-    )
+
+
+def _quota_notes(window: Span, known_microseconds: int) -> Iterable[str]:
+    hours = microseconds(window.end - window.start) / MICROSECONDS_PER_HOUR
+    known_hours = known_microseconds / MICROSECONDS_PER_HOUR
+    if known_hours < hours:
+        yield (
+            f"Quotas and their use are known for {known_hours:.1f} of {hours:.1f} hours. In the other hours, borrowed "
+            "and lent GPU-hours are unknown. No figure includes them."
+        )
 
 
 # ---------------------------------------------------------------- failures
@@ -285,16 +329,16 @@ def _fleet_failures(facts: ReportFacts, failed: Iterable[LossGroup], all_nodes: 
     node_microseconds: Counter[tuple[str, str]] = Counter()
     for day in facts.days:
         for pool in day.pools:
-            for kind, amount in pool.node_microseconds.items():
-                node_microseconds[pool.pool, kind] += amount
+            for type_name, amount in pool.node_microseconds.items():
+                node_microseconds[pool.pool, type_name] += amount
     observations = Observations(
         failures=tuple(
             ObservedFailures(fault_class=failure.fault_class, pool=failure.pool, instance_type=failure.instance_type)
             for failure in counted
         ),
         node_hours=tuple(
-            ObservedNodeHours(pool=pool, instance_type=kind, node_hours=amount / MICROSECONDS_PER_HOUR)
-            for (pool, kind), amount in node_microseconds.items()
+            ObservedNodeHours(pool=pool, instance_type=type_name, node_hours=amount / MICROSECONDS_PER_HOUR)
+            for (pool, type_name), amount in node_microseconds.items()
         ),
     )
     hours = all_nodes.node_hours
@@ -418,7 +462,7 @@ def _known_sum(amounts: Iterable[int | None]) -> int | None:
 
 def effective_time(all_nodes: PoolTime, lost: float) -> EffectiveTrainingTime:
     """Return the effective training time of a window, from its node time and the GPU-hours that failures lost."""
-    productive = all_nodes.of(NodeUse.PRODUCTIVE).gpu_hours
+    productive = all_nodes.time_of(NodeUse.PRODUCTIVE).gpu_hours
     total = productive + lost
     return EffectiveTrainingTime(
         productive_gpu_hours=productive, lost_gpu_hours=lost, ratio=productive / total if total else None

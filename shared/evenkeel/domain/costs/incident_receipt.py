@@ -135,14 +135,12 @@ def incident_receipt(
         savings=tuple(
             saving for lost_time in owned_losses for saving in savings(lost_time.receipt, incident, restore_seconds)
         ),
-        notes=_NOTES,
+        notes=(_STANDSTILL_NOTE, *((_RESTORE_NOTE,) if Stage.RESTORE in total.unknown_stages else ())),
     )
 
 
-_NOTES = (
-    "While a job stands still, all its GPUs count as lost, even if other jobs use them.",
-    "Evenkeel does not record how long restoring the checkpoint takes, so no sum includes this time.",
-)
+_STANDSTILL_NOTE = "While a job stands still, all its GPUs count as lost, even if other jobs use them."
+_RESTORE_NOTE = "Restoring the checkpoint was not measured for every interruption, so the sums lack some of this time."
 
 
 def node_outage(

@@ -99,7 +99,7 @@ def job_receipt(
 
 
 NOTES = (
-    "Evenkeel does not record how long restoring and saving checkpoints takes. This time counts as PRODUCTIVE.",
+    "The bucket PRODUCTIVE contains the time in which attempts restore and save checkpoints.",
     "While a job stands still, all its GPUs count as lost, even if other jobs use them.",
 )
 

@@ -83,7 +83,7 @@ class PoolTime(Value):
     gpu_hours: float
     uses: tuple[UseTime, ...]
 
-    def of(self, use: NodeUse) -> UseTime:
+    def time_of(self, use: NodeUse) -> UseTime:
         """Return the time of one use."""
         return next(time for time in self.uses if time.use is use)
 
@@ -237,11 +237,11 @@ def _add_node_time(
         while waiting and waiting[0].span.start <= begin:
             present.append(waiting.popleft())
         present = [holding for holding in present if holding.span.end > begin]
-        length = microseconds(until - begin)
+        span_microseconds = microseconds(until - begin)
         price = None if node.is_rented else price_at(node.instance_type, begin, node.pool)
         is_out = any(span.start <= begin < span.end for span in repairs)
         for use, gpus in _gpus_by_use(node.gpus, present, is_out=is_out).items():
-            totals.add(use, gpus * length, price)
+            totals.add(use, gpus * span_microseconds, price)
 
 
 def _gpus_by_use(gpus: int, present: Iterable[HeldGpus], *, is_out: bool) -> Mapping[NodeUse, int]:

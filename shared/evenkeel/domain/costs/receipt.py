@@ -176,12 +176,12 @@ def total_of(parts: Iterable[ReceiptPart]) -> ReceiptTotal:
         if part.seconds is None:
             unknown[part.stage] = None
             continue
-        lost = round(part.seconds * 1e6)
-        seconds += lost
-        gpu_microseconds += part.gpus * lost
-        node_microseconds += part.nodes * lost
+        part_microseconds = round(part.seconds * 1e6)
+        seconds += part_microseconds
+        gpu_microseconds += part.gpus * part_microseconds
+        node_microseconds += part.nodes * part_microseconds
         if part.usd_micros is None:
-            unpriced += part.gpus * lost
+            unpriced += part.gpus * part_microseconds
         else:
             has_price = True
             usd += part.usd_micros

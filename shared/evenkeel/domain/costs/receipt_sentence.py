@@ -38,7 +38,7 @@ def _amounts_text(total: ReceiptTotal) -> str:
     cost = (
         ""
         if total.usd_micros is None
-        else f", {money.format_usd(total.usd_micros * (money.PARTS // money.MICROS_PER_USD))}"
+        else f", {money.format_usd(total.usd_micros * (money.COST_PARTS_PER_USD // money.MICROS_PER_USD))}"
     )
     unpriced = f" ({total.unpriced_gpu_hours:.2f} of them without a price)" if total.unpriced_gpu_hours else ""
     return f"{_format_duration(total.seconds)}, {total.gpu_hours:.2f} GPU-hours{unpriced}{cost}"

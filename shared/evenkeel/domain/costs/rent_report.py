@@ -11,7 +11,7 @@ from evenkeel.domain.economics import money
 from evenkeel.domain.renting.rental import Rental
 from evenkeel.domain.values import Instant, Value
 
-_PARTS_PER_MICRO = money.PARTS // money.MICROS_PER_USD
+_COST_PARTS_PER_MICRO = money.COST_PARTS_PER_USD // money.MICROS_PER_USD
 _NEAR = 0.8
 """An hour is near the cap if its cost is at least this share of the cap."""
 
@@ -92,16 +92,16 @@ def _merge_sums(days: Iterable[Iterable[RentedSum]]) -> tuple[RentedSum, ...]:
     sums: dict[str, RentedSum] = {}
     for day in days:
         for added in day:
-            before = sums.get(added.name)
+            earlier_sum = sums.get(added.name)
             sums[added.name] = (
                 added
-                if before is None
+                if earlier_sum is None
                 else RentedSum(
                     name=added.name,
-                    rentals=max(before.rentals, added.rentals - added.begun) + added.begun,
-                    begun=before.begun + added.begun,
-                    node_hours=before.node_hours + added.node_hours,
-                    usd_micros=before.usd_micros + added.usd_micros,
+                    rentals=max(earlier_sum.rentals, added.rentals - added.begun) + added.begun,
+                    begun=earlier_sum.begun + added.begun,
+                    node_hours=earlier_sum.node_hours + added.node_hours,
+                    usd_micros=earlier_sum.usd_micros + added.usd_micros,
                 )
             )
     return tuple(sums[name] for name in sorted(sums))
@@ -116,9 +116,9 @@ def rented_times(rental: Rental, window: Span) -> Iterator[RentedTime]:
         if span.start >= span.end:
             continue
         # A started second is billed. A second across the border belongs to the earlier window.
-        total = bill.parts(window.end)
-        until = total if end <= window.end else min(total, _parts_until(bill, span.end))
-        before = min(until, _parts_until(bill, span.start)) if start < window.start else 0
+        total = bill.cost_parts(window.end)
+        billed_until = total if end <= window.end else min(total, _parts_until(bill, span.end))
+        billed_before = min(billed_until, _parts_until(bill, span.start)) if start < window.start else 0
         yield RentedTime(
             rental=rental,
             pool=bill.pool,
@@ -126,12 +126,12 @@ def rented_times(rental: Rental, window: Span) -> Iterator[RentedTime]:
             span=span,
             nodes=bill.nodes,
             micros_per_hour=bill.micros_per_hour,
-            usd_micros=round(until / _PARTS_PER_MICRO) - round(before / _PARTS_PER_MICRO),
+            usd_micros=round(billed_until / _COST_PARTS_PER_MICRO) - round(billed_before / _COST_PARTS_PER_MICRO),
         )
 
 
 def _parts_until(bill: money.BillableRental, at: datetime) -> int:
-    return bill.replace(ended_at=at, min_billed_seconds=0).parts(at)
+    return bill.replace(ended_at=at, min_billed_seconds=0).cost_parts(at)
 
 
 def _sums_by_group(rented: Iterable[RentedTime], by: str, since: datetime) -> tuple[RentedSum, ...]:
@@ -168,11 +168,11 @@ def _peak_and_time_near_cap(rented: list[RentedTime], cap: int) -> tuple[int, da
         changes[offer.span.start] = changes.get(offer.span.start, 0) + offer.micros_per_hour
         changes[offer.span.end] = changes.get(offer.span.end, 0) - offer.micros_per_hour
     times = sorted(changes)
-    rate, peak, peak_at, near = 0, 0, None, 0
+    rate, peak, peak_at, near_microseconds = 0, 0, None, 0
     for index, at in enumerate(times):
         rate += changes[at]
         if rate > peak:
             peak, peak_at = rate, at
         if cap and rate >= _NEAR * cap and index + 1 < len(times):
-            near += microseconds(times[index + 1] - at)
-    return peak, peak_at, near
+            near_microseconds += microseconds(times[index + 1] - at)
+    return peak, peak_at, near_microseconds

@@ -83,24 +83,26 @@ def savings(lost: InterruptionReceipt, owner: Incident | None, restore_seconds: 
     return tuple(results)
 
 
-def _why_unknown(baseline: RecoveryBaseline, lost: InterruptionReceipt, owner: Incident | None) -> str:
-    if lost.cause is not InterruptionCause.INCIDENT or owner is None:
+def _why_unknown(baseline: RecoveryBaseline, interruption: InterruptionReceipt, owner: Incident | None) -> str:
+    if interruption.cause is not InterruptionCause.INCIDENT or owner is None:
         return "No incident interrupted the job, so nothing is claimed."
     if owner.is_drill:
         return "A drill saves nothing."
     if not has_acted(owner):
         return "Evenkeel did not act on this incident, so it saved nothing."
-    if not lost.is_over or lost.resumed_by_attempt is None:
+    if not interruption.is_over or interruption.resumed_by_attempt is None:
         return "The job has not resumed yet, so the length of its standstill is unknown."
-    if baseline is RecoveryBaseline.HYPERPOD_UNCHANGED and not lost.instance_type.startswith(_HYPERPOD):
+    if baseline is RecoveryBaseline.HYPERPOD_UNCHANGED and not interruption.instance_type.startswith(_HYPERPOD):
         return "HyperPod does not manage this node, so it would not have repaired it."
     return ""
 
 
-def _estimated_saving(baseline: RecoveryBaseline, lost: InterruptionReceipt, restore_seconds: float) -> EstimatedSaving:
-    nodes = max((part.nodes for part in lost.parts), default=0)
+def _estimated_saving(
+    baseline: RecoveryBaseline, interruption: InterruptionReceipt, restore_seconds: float
+) -> EstimatedSaving:
+    nodes = max((part.nodes for part in interruption.parts), default=0)
     low, high, resume, text = _published_standstill(baseline, max(1, nodes))
-    is_measured = any(part.stage is Stage.RESTORE and part.seconds is not None for part in lost.parts)
+    is_measured = any(part.stage is Stage.RESTORE and part.seconds is not None for part in interruption.parts)
     restore = 0.0 if is_measured else min(restore_seconds, resume)
     assumed = f"No record says when this job trained again: {restore:g} s after the start of its pods is assumed."
     assumptions = (
@@ -108,9 +110,9 @@ def _estimated_saving(baseline: RecoveryBaseline, lost: InterruptionReceipt, res
         "Its checkpoints tell when this job trained again." if is_measured else assumed,
         text,
     )
-    gpus = next((part.gpus for part in lost.parts), 0)
-    saved = [round((bound - lost.standstill_seconds - restore) * 1e6) for bound in (low, high)]
-    usd = [cost_usd_micros(gpus * saved_seconds, lost.price) for saved_seconds in saved]
+    gpus = next((part.gpus for part in interruption.parts), 0)
+    saved = [round((bound - interruption.standstill_seconds - restore) * 1e6) for bound in (low, high)]
+    usd = [cost_usd_micros(gpus * saved_seconds, interruption.price) for saved_seconds in saved]
     return EstimatedSaving(
         instead_of=baseline,
         low_standstill_seconds=low,

@@ -26,7 +26,7 @@ class ShowbackKind(StrEnum):
 
 
 class ShowbackKey(NamedTuple):
-    """The group of a row."""
+    """The group of a showback row."""
 
     team: str
     user: str | None
@@ -72,12 +72,12 @@ class ShowbackRow(Value):
 
 
 class ShowbackTotal(Value):
-    """The sum of all rows."""
+    """The sum of all rows. Null: unknown, because nothing is recorded in the window."""
 
-    jobs: int
-    gpu_hours: float
-    usd_micros: int | None
-    unpriced_gpu_hours: float
+    jobs: int | None = None
+    gpu_hours: float | None = None
+    usd_micros: int | None = None
+    unpriced_gpu_hours: float | None = None
 
 
 class BudgetForecast(Value):

@@ -81,7 +81,7 @@ def hourly_demand(rows: Iterable[DemandHour]) -> HourlyDemand:
 
 
 class UnitAdvice(Value):
-    """The k-th committed unit over the hours of the demand."""
+    """The costs and savings of one more committed unit over the hours of the demand."""
 
     unit: int
     demand_share: float
@@ -89,7 +89,7 @@ class UnitAdvice(Value):
     used_hours: int
     idle_hours: int
     on_demand_cost_usd: float
-    """Cost of the same work on a rented unit."""
+    """Cost of the same work if this unit were rented on demand."""
     saved_usd: float
     """Negative if it costs more than renting."""
     idle_usd: float

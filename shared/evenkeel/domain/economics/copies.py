@@ -80,14 +80,16 @@ def ring_recoverable_sets(machines: int, group_size: int, lost_machines: int) ->
     The kept machines cut the ring into gaps of 0 to `group_size` - 1 lost machines. With n kept machines, each set of
     gaps solves g1 + ... + gn = lost. Each arrangement is counted from each kept machine: N/n of them are distinct.
     """
-    kept = machines - lost_machines
-    if kept == 0:
+    survivors = machines - lost_machines
+    if survivors == 0:
         return 0
     gaps: int = sum(
-        (-1) ** full * comb(kept, full) * comb(lost_machines - full * group_size + kept - 1, kept - 1)
-        for full in range(min(kept, lost_machines // group_size) + 1)
+        (-1) ** excluded_gaps
+        * comb(survivors, excluded_gaps)
+        * comb(lost_machines - excluded_gaps * group_size + survivors - 1, survivors - 1)
+        for excluded_gaps in range(min(survivors, lost_machines // group_size) + 1)
     )
-    return machines * gaps // kept
+    return machines * gaps // survivors
 
 
 def _check_figures(machines: int, group_size: int, lost_machines: int) -> None:

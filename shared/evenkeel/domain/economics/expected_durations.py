@@ -8,7 +8,7 @@ from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.values import Value
 
 
-class Forecast(Value):
+class ExpectedDuration(Value):
     """An expected duration, and the number of measurements behind it."""
 
     seconds: float
@@ -16,15 +16,15 @@ class Forecast(Value):
     """Number of measured cases in the median; 0 = the policy's figure."""
 
 
-def forecast(measured: Iterable[float], policy_seconds: float, *, min_samples: int) -> Forecast:
+def expected_duration(measured: Iterable[float], policy_seconds: float, *, min_samples: int) -> ExpectedDuration:
     """Return the median of the measured seconds, or the policy's figure if there are fewer than `min_samples`.
 
     A median is used, because one repair that took a day does not predict the next one.
     """
     cases = sorted(measured)
     if len(cases) < max(1, min_samples):
-        return Forecast(seconds=policy_seconds)
-    return Forecast(seconds=round(median(cases), 3), samples=len(cases))
+        return ExpectedDuration(seconds=policy_seconds)
+    return ExpectedDuration(seconds=round(median(cases), 3), samples=len(cases))
 
 
 def repair_durations(past: Iterable[Incident], pool: str, rung: str) -> tuple[float, ...]:

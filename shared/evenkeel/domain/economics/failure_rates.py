@@ -8,12 +8,23 @@ MTBF of a job           M = 1 / x
 import math
 from collections import defaultdict
 from enum import StrEnum
+from typing import NamedTuple
 
 from pydantic import Field
 
 from evenkeel.domain.economics import poisson
 from evenkeel.domain.economics.figure_checks import FigureDocument, Name, WrongFigure, at_least, more_than, whole_number
 from evenkeel.domain.values import Value
+
+
+class RateInterval(NamedTuple):
+    """A failure rate per node-hour and its bounds."""
+
+    low: float | None
+    """None: unknown."""
+    estimate: float
+    high: float | None
+    """None: unknown."""
 
 
 class FailureRate(Value):
@@ -36,9 +47,11 @@ class FailureRate(Value):
     note: str = ""
 
     @property
-    def ends(self) -> tuple[float | None, float, float | None]:
-        """The low end, the estimate and the high end."""
-        return self.low_failures_per_node_hour, self.failures_per_node_hour, self.high_failures_per_node_hour
+    def interval(self) -> RateInterval:
+        """The rate in failures per node-hour, with its bounds."""
+        return RateInterval(
+            self.low_failures_per_node_hour, self.failures_per_node_hour, self.high_failures_per_node_hour
+        )
 
 
 def failure_rate(failures: int, node_hours: float, confidence: float = 0.95) -> FailureRate:
@@ -47,7 +60,7 @@ def failure_rate(failures: int, node_hours: float, confidence: float = 0.95) -> 
     Args:
         failures: Observed failures.
         node_hours: Nodes times hours in which they were observed.
-        confidence: Probability that the interval holds the true rate.
+        confidence: Probability that the interval contains the true rate.
 
     Raises:
         WrongFigure: a figure cannot be used; without node-hours the rate is unknown.
@@ -56,29 +69,29 @@ def failure_rate(failures: int, node_hours: float, confidence: float = 0.95) -> 
     low, high = poisson.count_interval(failures, confidence)
     note = "" if failures else "No failure was observed, so only the high end is an estimate."
     return _rate_in_all_units(
-        failures, node_hours, (low / node_hours, failures / node_hours, high / node_hours), confidence, note
+        failures, node_hours, RateInterval(low / node_hours, failures / node_hours, high / node_hours), confidence, note
     )
 
 
 def stated_rate(rate: float, low: float | None = None, high: float | None = None) -> FailureRate:
-    """Return a rate that was not observed here but stated, with the ends that are known."""
+    """Return a rate that was not observed here but stated, with the bounds that are known."""
     at_least("rate", rate)
     if low is not None and not 0 <= low <= rate:
         raise WrongFigure("low", f"must be from 0 to {rate:g}, not {low:g}")
     if high is not None and not rate <= high < math.inf:
         raise WrongFigure("high", f"must be at least {rate:g}, not {high:g}")
     note = "The rate is stated, not observed." + (" Its interval is unknown." if low is None or high is None else "")
-    return _rate_in_all_units(None, None, (low, rate, high), None, note)
+    return _rate_in_all_units(None, None, RateInterval(low, rate, high), None, note)
 
 
 def _rate_in_all_units(
     failures: int | None,
     node_hours: float | None,
-    ends: tuple[float | None, float, float | None],
+    interval: RateInterval,
     confidence: float | None,
     note: str,
 ) -> FailureRate:
-    low, rate, high = ends
+    low, rate, high = interval
     return FailureRate(
         failures=failures,
         node_hours=node_hours,

@@ -35,13 +35,15 @@ class FigureDocument(Value):
         Raises:
             WrongFigure: a field is missing, unknown or wrong; names its path.
         """
-        for path in booleans_for_numbers(cls, document):
-            raise WrongFigure(".".join(map(str, path)), "must be a number, not a boolean")
         try:
+            for path in booleans_for_numbers(cls, document):
+                raise WrongFigure(".".join(map(str, path)), "must be a number, not a boolean")
             return cls.model_validate(document)
         except ValidationError as error:
             first = wrong_fields(error, document)[0]
             raise WrongFigure(first.field or "the document", first.message) from error
+        except RecursionError as error:
+            raise WrongFigure("the document", "contains itself, or is too deep") from error
 
 
 def at_least(field: str, value: float, lowest: float = 0.0) -> float:

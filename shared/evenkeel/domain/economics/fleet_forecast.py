@@ -14,9 +14,8 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from evenkeel.domain.capacity.pools import Market
 from evenkeel.domain.economics import checkpoint_interval, spares
-from evenkeel.domain.economics.downtime import DowntimeModel, time_factor
+from evenkeel.domain.economics.effective_training_time import DowntimeModel, time_factor
 from evenkeel.domain.economics.failure_rates import FailureRate
 from evenkeel.domain.economics.figure_checks import WrongFigure
 from evenkeel.domain.economics.fleet_request import FleetRequest, ForecastGroup, RecoveryTimes
@@ -186,7 +185,7 @@ def _with_best_spares(
     request: FleetRequest, group: ForecastGroup, rate: float, strategy: RecoveryStrategy
 ) -> RecoveryStrategy:
     """Return a strategy with the number of spares that costs the fewest GPU-hours, lost and spare together."""
-    if group.market is Market.ON_DEMAND:
+    if not group.market.keeps_spares:
         return strategy._replace(spares=0)
 
     def cost(count: int) -> float:
@@ -221,7 +220,7 @@ def _strategy_months(request: FleetRequest, strategy_of: StrategyOf) -> list[Gro
         rate = group.rate(request.confidence)
         # The estimate decides the strategy for all ends, because a fleet chooses before it knows the true rate.
         strategy = strategy_of(request, group, rate.failures_per_node_hour if rate else 0.0)
-        for end, value in zip(ENDS, rate.ends if rate else (None, None, None), strict=True):
+        for end, value in zip(ENDS, rate.interval if rate else (None, None, None), strict=True):
             rows.append(forecast_month(request, group, strategy, end, value))
     return rows
 
@@ -241,7 +240,7 @@ def forecast_month(
     hours, gpus = request.hours_per_month, group.nodes * group.gpus_per_node
     spare_hours = float(strategy.spares * group.gpus_per_node * hours)
     if rate is None:
-        return _unknown_month(strategy, group, end, spare_hours)
+        return _forecast_without_rate(strategy, group, end, spare_hours)
     per_hour = group.job_size * rate
     no_spare_share = spares.no_spare_probability(strategy.spares, group.nodes * rate, strategy.lead_seconds / 3600)
     downtime_seconds = strategy.detect_seconds + strategy.resume_seconds + no_spare_share * strategy.replace_seconds
@@ -282,7 +281,9 @@ def _lost_work_factor(request: FleetRequest, strategy: RecoveryStrategy, per_hou
     return 1 / ettr if ettr else math.inf
 
 
-def _unknown_month(strategy: RecoveryStrategy, group: ForecastGroup, end: str, spare_hours: float) -> GroupForecast:
+def _forecast_without_rate(
+    strategy: RecoveryStrategy, group: ForecastGroup, end: str, spare_hours: float
+) -> GroupForecast:
     return GroupForecast(
         strategy=strategy.name,
         group=group.name,
@@ -346,7 +347,7 @@ def _saved_amount(before: list[GroupForecast], after: list[GroupForecast], end: 
 
 def _with_one_more_spare(request: FleetRequest, group: ForecastGroup, rate: float) -> RecoveryStrategy:
     strategy = _configured_strategy(request, group, rate)
-    return strategy._replace(spares=strategy.spares + (group.market is Market.COMMITTED))
+    return strategy._replace(spares=strategy.spares + group.market.keeps_spares)
 
 
 def _with_cheapest_spares(request: FleetRequest, group: ForecastGroup, rate: float) -> RecoveryStrategy:
@@ -404,7 +405,7 @@ def _list_group_assumptions(group: ForecastGroup, rate: FailureRate | None, conf
         yield f"Group {group.name}: no failures and node-hours are known, so its figures and all totals are unknown."
     elif rate.failures is None:
         yield f"Group {group.name}: its failure rate is stated, not observed."
-        if None in rate.ends:
+        if None in rate.interval:
             yield f"Group {group.name}: an end of its rate is unknown, and so are the figures at that end."
     else:
         failures = count_of(rate.failures, "failure")

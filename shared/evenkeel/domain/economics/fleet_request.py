@@ -1,14 +1,28 @@
 """The file of `evenkeel economics forecast`: node groups, their failures and prices, and how the fleet recovers."""
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from evenkeel.domain.capacity.pools import Market
-from evenkeel.domain.economics.downtime import DowntimeModel
+from evenkeel.domain.economics.effective_training_time import DowntimeModel
 from evenkeel.domain.economics.failure_rates import FailureRate, failure_rate, stated_rate
 from evenkeel.domain.economics.figure_checks import FigureDocument, Name
 from evenkeel.domain.words import count_of
+
+MIN_NODE_HOURS = 1.0
+"""A shorter observation gives no useful rate."""
+_MIN_RATE = 1e-12
+"""One failure of a million nodes in a century: a lower rate above 0 is an error of a unit."""
+
+
+def _is_plausible(rate: float) -> float:
+    if 0 < rate < _MIN_RATE:
+        raise ValueError(f"must be 0 or at least {_MIN_RATE:g}, not {rate:g}")
+    return rate
+
+
+StatedRate = Annotated[float, Field(ge=0, le=1), AfterValidator(_is_plausible)] | None
 
 
 class ForecastGroup(FigureDocument):
@@ -20,18 +34,18 @@ class ForecastGroup(FigureDocument):
     nodes: int = Field(ge=1, le=1_000_000)
     """Nodes that run jobs, without spares."""
     gpus_per_node: int = Field(ge=1, le=1024)
-    usd_per_gpu_hour: float | None = Field(default=None, ge=0)
+    usd_per_gpu_hour: float | None = Field(default=None, ge=0, le=1_000_000)
     """Null: unknown, and so are all dollars."""
     job_nodes: int | None = Field(default=None, ge=1)
     """Nodes of a job; null for one job on all nodes."""
-    failures: int | None = Field(default=None, ge=0)
+    failures: int | None = Field(default=None, ge=0, le=10_000_000)
     """Failures that stopped a job, in the window."""
-    node_hours: float | None = Field(default=None, gt=0)
+    node_hours: float | None = Field(default=None, ge=MIN_NODE_HOURS, le=1_000_000_000_000)
     """Node-hours of the window."""
-    failures_per_node_hour: float | None = Field(default=None, ge=0, le=1)
+    failures_per_node_hour: StatedRate = None
     """A rate from elsewhere, instead of a count."""
-    low_failures_per_node_hour: float | None = Field(default=None, ge=0, le=1)
-    high_failures_per_node_hour: float | None = Field(default=None, ge=0, le=1)
+    low_failures_per_node_hour: StatedRate = None
+    high_failures_per_node_hour: StatedRate = None
     spares: int = Field(default=0, ge=0, le=10_000)
     """Idle nodes kept for failures, paid like all other nodes. Only committed groups keep spares."""
     replace_seconds: float | None = Field(default=None, ge=0, le=31_536_000)
@@ -43,11 +57,13 @@ class ForecastGroup(FigureDocument):
             raise ValueError(f"jobNodes is {self.job_nodes}, but the group has {count_of(self.nodes, 'node')}")
         if (self.failures is None) is not (self.node_hours is None):
             raise ValueError("needs failures and nodeHours together")
+        if self.failures is not None and self.node_hours is not None and self.failures > self.node_hours:
+            raise ValueError(f"has failures {self.failures}, more than its nodeHours {self.node_hours:g}")
         if self.failures is not None and self.failures_per_node_hour is not None:
             raise ValueError("has failures and failuresPerNodeHour; give only one of them")
-        if self.spares and self.market is Market.ON_DEMAND:
-            raise ValueError("has spares, but an on-demand group keeps none")
-        low, rate, high = self._stated
+        if self.spares and not self.market.keeps_spares:
+            raise ValueError("has spares, but a group of rented nodes keeps none")
+        low, rate, high = self._stated_rate
         if rate is None and not low == high is None:
             raise ValueError("has an end of a rate, but no failuresPerNodeHour")
         if rate is not None and not (low or 0) <= rate <= (1 if high is None else high):
@@ -55,7 +71,7 @@ class ForecastGroup(FigureDocument):
         return self
 
     @property
-    def _stated(self) -> tuple[float | None, float | None, float | None]:
+    def _stated_rate(self) -> tuple[float | None, float | None, float | None]:
         return self.low_failures_per_node_hour, self.failures_per_node_hour, self.high_failures_per_node_hour
 
     @property
@@ -67,7 +83,7 @@ class ForecastGroup(FigureDocument):
         """Return the failure rate of a node; None if unknown."""
         if self.failures is not None and self.node_hours is not None:
             return failure_rate(self.failures, self.node_hours, confidence)
-        low, rate, high = self._stated
+        low, rate, high = self._stated_rate
         return None if rate is None else stated_rate(rate, low, high)
 
 
@@ -86,9 +102,9 @@ class RecoveryTimes(FigureDocument):
 class CheckpointTimes(FigureDocument):
     """How the jobs save checkpoints."""
 
-    interval_seconds: float = Field(gt=0, le=31_536_000)
+    interval_seconds: float = Field(ge=0.001, le=31_536_000)
     """Training time between two saves."""
-    write_seconds: float = Field(gt=0, le=31_536_000)
+    write_seconds: float = Field(ge=0.001, le=31_536_000)
     """Time that a save blocks training."""
 
 

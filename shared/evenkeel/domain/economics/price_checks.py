@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from evenkeel.domain.capacity.capacity_policy import SiteInstanceType
 from evenkeel.domain.capacity.instance_types import InstanceType, shipped_instance_types
 from evenkeel.domain.capacity.list_prices import shipped_prices
-from evenkeel.domain.capacity.pools import Market, Pool
+from evenkeel.domain.capacity.pools import Pool
 from evenkeel.domain.economics import money
 from evenkeel.domain.economics.economy_policy import NEW_TYPE, EconomyPolicy, SitePrice, list_accelerator_price
 from evenkeel.domain.names import unknown_name
@@ -101,10 +101,10 @@ def _check_pool_prices(economy: EconomyPolicy, pools: Iterable[Pool], at: dateti
         if instance_type and instance_type.accelerators != pool.accelerators_per_node:
             text = f"{name} has {count_of(instance_type.accelerators, 'accelerator')}, not {pool.accelerators_per_node}"
             yield f"{field}.acceleratorsPerNode", text
-        if pool.market is Market.SPOT:
+        if pool.market.is_discounted:
             listed = shipped_prices().price_of(name, at)
             if listed and usd > listed.usd_per_node_hour:
-                text = f"${usd:,.2f} on Spot is above the {listed.origin}, ${listed.usd_per_node_hour:,.2f}"
+                text = f"${usd:,.2f} for {pool.market} is above the {listed.origin}, ${listed.usd_per_node_hour:,.2f}"
                 yield f"{field}.microsPerNodeHour", text
             continue
         yield from _check_node_price(f"{field}.microsPerNodeHour", usd, name, at)

@@ -14,7 +14,7 @@ from functools import partial
 from typing import NamedTuple
 
 from evenkeel.domain.economics import simulation
-from evenkeel.domain.economics.downtime import DowntimeModel, time_factor
+from evenkeel.domain.economics.effective_training_time import DowntimeModel, time_factor
 from evenkeel.domain.economics.simulation import Uniform
 from evenkeel.domain.values import Value
 

@@ -1,10 +1,10 @@
-"""Simulated runs, the second derivation of `downtime.py`. The caller passes the random numbers."""
+"""Simulated runs, the second derivation of `effective_training_time.py`. The caller passes the random numbers."""
 
 import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from evenkeel.domain.economics.downtime import DowntimeModel
+from evenkeel.domain.economics.effective_training_time import DowntimeModel
 
 Uniform = Callable[[], float]
 """Returns a random number in [0, 1): the method of a seeded generator."""

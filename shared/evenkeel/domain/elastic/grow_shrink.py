@@ -69,7 +69,7 @@ def plan_growth(facts: GrowFacts) -> ResizeDecision:
         return ResizeDecision(resizes=(), reason="A job waits for nodes, so no job grows.")
     growing, passed = [], []
     for job in facts.jobs:
-        size, why_not = _growth(job, facts)
+        size, why_not = _largest_growth(job, facts)
         if why_not:
             passed.append(Alternative(option=job.job_id, why_not=why_not))
         else:
@@ -101,7 +101,7 @@ def plan_growth(facts: GrowFacts) -> ResizeDecision:
     return ResizeDecision(resizes=(resize,), reason=reason, alternatives=tuple(passed))
 
 
-def _growth(job: ElasticJob, facts: GrowFacts) -> tuple[int, str]:
+def _largest_growth(job: ElasticJob, facts: GrowFacts) -> tuple[int, str]:
     policy, now = facts.policy, facts.now
     if job.sizes is None:
         return 0, "The job is not elastic."
@@ -120,9 +120,12 @@ def _growth(job: ElasticJob, facts: GrowFacts) -> tuple[int, str]:
         return 0, f"The job's throughput does not rise above {count_of(job.nodes, 'node')}."
     # Only the nodes that the job would use pay for the resize. Nodes that stay idle anyway do not count.
     lost_by_now = facts.idle.idle_node_seconds * (size - job.nodes) / facts.idle.nodes
-    lost_work, cost = lost_by_now * (gained / (size - job.nodes)), job.resize_seconds * job.effective_nodes(size)
-    if lost_work < cost:
-        return 0, f"A resize to {count_of(size, 'node')} costs {cost:.0f} node-seconds; {lost_work:.0f} are idle."
+    idle_loss, resize_cost = lost_by_now * (gained / (size - job.nodes)), job.resize_seconds * job.effective_nodes(size)
+    if idle_loss < resize_cost:
+        return (
+            0,
+            f"A resize to {count_of(size, 'node')} costs {resize_cost:.0f} node-seconds; {idle_loss:.0f} are idle.",
+        )
     if lost_by_now < policy.scaling_timeout_seconds * (size - job.nodes):
         return 0, f"The nodes have not been idle for {policy.scaling_timeout_seconds:.0f} s yet."
     return size, ""
@@ -182,19 +185,19 @@ def plan_shrink(jobs: Sequence[ElasticJob], nodes: int, priority: int) -> Resize
         )
     # As few jobs as possible are stopped, first the jobs that lose least. All other jobs that can shrink do so.
     victims.sort(key=lambda job: (job.lost_gpu_seconds(usual, is_killed=True), job.job_id))
-    is_preemptable = [job for job in victims if job.is_preemptable]
-    for count in range(1, len(is_preemptable) + 1):
+    preemptable_jobs = [job for job in victims if job.is_preemptable]
+    for count in range(1, len(preemptable_jobs) + 1):
         options = []
-        for ended in itertools.islice(itertools.combinations(is_preemptable, count), _MAX_SETS):
-            names = {job.job_id for job in ended}
-            elastic_jobs = [job for job in victims if job.job_id in gives and job.job_id not in names]
-            freed = sum(job.nodes for job in ended)
+        for stopped in itertools.islice(itertools.combinations(preemptable_jobs, count), _MAX_SETS):
+            stopped_ids = {job.job_id for job in stopped}
+            elastic_jobs = [job for job in victims if job.job_id in gives and job.job_id not in stopped_ids]
+            freed = sum(job.nodes for job in stopped)
             if freed + sum(gives[job.job_id] for job in elastic_jobs) < nodes:
                 continue
             shrunk = _cheapest_set(elastic_jobs, gives, nodes - freed, usual, is_killed=False) if nodes > freed else []
-            lost = sum(job.lost_gpu_seconds(usual, is_killed=True) for job in ended)
+            lost = sum(job.lost_gpu_seconds(usual, is_killed=True) for job in stopped)
             lost += sum(job.lost_gpu_seconds(usual) for job, _ in shrunk)
-            options.append((lost, sorted(names), [*((job, job.nodes) for job in ended), *shrunk]))
+            options.append((lost, sorted(stopped_ids), [*((job, job.nodes) for job in stopped), *shrunk]))
         if options:
             return _shrink_decision(min(options, key=lambda option: option[:2])[2], nodes, usual, jobs, priority)
     raise AssertionError("all victims together were enough")

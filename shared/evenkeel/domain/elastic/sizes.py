@@ -89,7 +89,7 @@ class ElasticPolicy(StrictValue):
     backoff_seconds: float = Field(default=600, ge=0)
     """Time after a failed growth before the next one; doubles with each failure in a row."""
     max_backoff_seconds: float = Field(default=21_600, ge=0)
-    """Maximum of this time, up to which it doubles."""
+    """Longest time between two growth attempts, however many failed."""
     scaling_timeout_seconds: float = Field(default=0, ge=0)
     """Minimum time for which nodes must have been idle, even if the resize is cheap."""
     spare_wait_seconds: float = Field(default=120, ge=0)

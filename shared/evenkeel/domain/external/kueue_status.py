@@ -182,11 +182,11 @@ def _open_checks(workload: KueueStatus) -> str:
     waiting = [check for check in workload.checks if check.state != "Ready"]
     if not waiting:
         return "its admission"
-    named = ", ".join(
+    check_texts = ", ".join(
         f"{check.name} ({check.state}{': ' + _as_sentence(check.message).rstrip('.') if check.message else ''})"
         for check in waiting
     )
-    return f"its admission checks: {named}"
+    return f"its admission checks: {check_texts}"
 
 
 _MAX_MESSAGE = 600

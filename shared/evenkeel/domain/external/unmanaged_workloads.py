@@ -45,10 +45,10 @@ class ManagedKind(StrEnum):
     CHECK = "CHECK"
 
 
-class OwnershipClaim(Value):
-    """The attempt, rental or check that a pod claims by its labels.
+class LabelledOwner(Value):
+    """The attempt, rental or check that a pod's labels name.
 
-    Any user may write labels: `services/recovery/unmanaged_pods.py` compares the claim with the ledger.
+    Any user may write labels: `services/recovery/unmanaged_pods.py` compares them with the ledger.
     """
 
     kind: ManagedKind
@@ -80,7 +80,7 @@ class UnmanagedPod(Value):
     tolerations: tuple[Toleration, ...] = ()
     selector: dict[str, str] = {}
     """Labels that its node must have (`nodeSelector`)."""
-    claim: OwnershipClaim | None = None
+    claim: LabelledOwner | None = None
     """The attempt, rental or check that its labels name; None for a pod without Evenkeel's labels."""
 
     @property

@@ -1,6 +1,6 @@
 """Attach the catalogue's fault to a fact or an incident.
 
-fact, node ─▶ ClassifiedFact ─▶ intake ─▶ incident ─▶ IncidentFault ─▶ plan, repair, resume
+fact, node ─▶ ClassifiedFact ─▶ IngestDecision ─▶ incident ─▶ IncidentFault ─▶ plan, repair, resume
 """
 
 from typing import NamedTuple, Self

@@ -68,7 +68,7 @@ class CanSave(StrEnum):
     TRY = "try"
     """Unknown. The jobs get the same time as for `yes`, but the plan does not rely on a fresh checkpoint."""
     NO = "no"
-    """The node's pods are ended at once."""
+    """The node's pods are stopped at once."""
 
 
 class Validation(StrEnum):
@@ -140,7 +140,7 @@ _STRENGTH = {
 
 NODE_RUNGS = (Rung.DIAGNOSE, Rung.REBOOT, Rung.REPLACE)
 
-_DRAIN_CLASSES = {"none": -1, "now": 0, "notice": 120, "short": 300, "standard": 900, "long": 3600, "job_end": 86_400}
+DRAIN_CLASSES = {"none": -1, "now": 0, "notice": 120, "short": 300, "standard": 900, "long": 3600, "job_end": 86_400}
 """Longest drain of each class, in seconds; -1 = no drain."""
 
 
@@ -148,15 +148,21 @@ class FaultReferences(Value):
     """Public facts about a fault code. No policy can change them."""
 
     nvidia_now: str = ""
+    """The immediate action that NVIDIA recommends; `blank` if NVIDIA lists the code without one."""
     nvidia_investigate: str = ""
+    """The action that NVIDIA recommends for the later investigation."""
     gpus: tuple[str, ...] = ()
     """GPU generations for which NVIDIA documents the code."""
     xid154_from: str = ""
     """First driver branch that also raises Xid 154 for the code; empty if none does."""
     eks_agent: str = ""
+    """How the EKS node monitoring agent reports the code: as an event or as a node condition."""
     gpud: str = ""
+    """The severity that gpud gives the code, and the actions that it suggests."""
     nvsentinel: str = ""
+    """The action that NVSentinel takes or recommends."""
     hyperpod: str = ""
+    """HyperPod's own reaction, as far as it is public; empty if it is not."""
     references: tuple[str, ...] = ()
     """Keys of `fault_references.csv`."""
 
@@ -165,10 +171,13 @@ class Fault(Value):
     """The meaning of one fault code, and the recovery that it requires."""
 
     key: str
-    """`xid:79`, `hp:NvidiaErrorReboot`, `node:not_ready`, …"""
+    """Unique key of the row: `xid:79`, `hp:NvidiaErrorReboot`, `node:not_ready`, …"""
     family: str = ""
+    """Family of the fault, by which the option `--family` of `evenkeel faults ls` selects."""
     code: str = ""
+    """The code as its source writes it."""
     name: str
+    """The fault in words for people."""
     alias_of: str = ""
     """Key of the fault that this row is another name for; empty if none. Both rows have the same recovery."""
     fault_class: FaultClass
@@ -180,23 +189,24 @@ class Fault(Value):
     can_save: CanSave = CanSave.TRY
     """Whether a job on the node can still save a checkpoint."""
     drain_seconds: int = Field(ge=-1, le=86_400)
-    """Time that the pods on the node get to end; -1 = no drain."""
+    """Time that the pods on the node get to end, in seconds; -1 = no drain."""
     ladder: tuple[Rung, ...] = Field(min_length=1)
-    """Rungs in order: `restart_job`, `reboot`, `replace`, `watch`, `ignore`, … After the last a person takes over."""
+    """Rungs in order. After the last one a person takes over."""
     recur_key: RecurKey = RecurKey.NONE
     """The scope in which occurrences are counted."""
     recur_count: int = Field(default=0, ge=0)
     """The N-th occurrence in the same scope and window starts on the second rung; 0 = not counted."""
     recur_window_hours: int = Field(default=0, ge=0, le=720)
-    """Window in which occurrences are counted: at most 30 days, as long as they are kept."""
+    """Window in which occurrences are counted, in hours: at most 30 days, as long as they are kept."""
     acts_alone: bool
     """Whether a signal from one source alone may start the first rung."""
-    settle_seconds: int = Field(ge=0, le=3600)
-    """Time to wait for more evidence before the first rung."""
+    evidence_wait_seconds: int = Field(ge=0, le=3600, alias="settleSeconds")
+    """Time to wait for more evidence before the first rung, in seconds."""
     validate_with: Validation
     """The check that a repaired node must pass."""
     facts: FaultReferences = FaultReferences()
     note: str = ""
+    """Note for people. No decision reads it."""
 
     @model_validator(mode="after")
     def _check_consistency(self) -> Self:
@@ -228,7 +238,7 @@ class Fault(Value):
     @property
     def drain_class(self) -> str:
         """The class of the drain: `none`, `now`, `notice`, `short`, `standard`, `long` or `job_end`."""
-        return next(name for name, longest in _DRAIN_CLASSES.items() if self.drain_seconds <= longest)
+        return next(name for name, longest in DRAIN_CLASSES.items() if self.drain_seconds <= longest)
 
 
 class FaultOverride(StrictValue):
@@ -244,7 +254,7 @@ class FaultOverride(StrictValue):
     recur_count: int | None = None
     recur_window_hours: int | None = None
     acts_alone: bool | None = None
-    settle_seconds: int | None = None
+    evidence_wait_seconds: int | None = Field(default=None, alias="settleSeconds")
     validate_with: Validation | None = None
 
 
@@ -351,7 +361,7 @@ def _normalise_code(text: str) -> str:
     return re.sub(r"[^a-z0-9*/]", "", text.lower())
 
 
-_COLUMNS = {
+FAULT_COLUMNS = {
     "key": "key",
     "family": "family",
     "code": "code",
@@ -367,11 +377,12 @@ _COLUMNS = {
     "p_recur_count": "recur_count",
     "p_recur_window_h": "recur_window_hours",
     "p_acts_alone": "acts_alone",
-    "p_settle_s": "settle_seconds",
+    "p_settle_s": "evidence_wait_seconds",
     "p_validate": "validate_with",
     "note": "note",
 }
-_FACTS = {
+"""Column of `faults.csv` → field of `Fault`."""
+REFERENCE_COLUMNS = {
     "f_nvidia_now": "nvidia_now",
     "f_nvidia_investigate": "nvidia_investigate",
     "f_gpus": "gpus",
@@ -382,11 +393,13 @@ _FACTS = {
     "f_hyperpod": "hyperpod",
     "f_reference": "references",
 }
-_DERIVED = ("p_drain_class",)
-"""Columns that only repeat another column in a form for people. Reading checks that both agree."""
-_SEPARATORS = {"p_ladder": ">", "f_gpus": "|", "f_reference": ";"}
-_COLUMN_OF = {to_camel(field): column for column, field in _COLUMNS.items()} | {
-    field: column for column, field in _COLUMNS.items()
+"""Column of `faults.csv` → field of `FaultReferences`."""
+DRAIN_CLASS_COLUMN = "p_drain_class"
+"""The only column without a field: it repeats `p_drain_s` as a word for people. Reading checks that both agree."""
+SEPARATORS = {"p_ladder": ">", "f_gpus": "|", "f_reference": ";"}
+"""Column with several values → the character between them."""
+_COLUMN_OF = {to_camel(field): column for column, field in FAULT_COLUMNS.items()} | {
+    field: column for column, field in FAULT_COLUMNS.items()
 }
 
 
@@ -398,7 +411,7 @@ def read_catalogue(text: str) -> FaultCatalogue:
     """
     reader = csv.DictReader(text.splitlines(), strict=True)
     columns = set(reader.fieldnames or ())
-    mismatched = columns ^ {*_COLUMNS, *_FACTS, *_DERIVED}
+    mismatched = columns ^ {*FAULT_COLUMNS, *REFERENCE_COLUMNS, DRAIN_CLASS_COLUMN}
     if mismatched:
         raise CatalogueError(f"line 1: columns missing or unknown: {', '.join(sorted(mismatched))}")
     faults: dict[str, Fault] = {}
@@ -415,13 +428,13 @@ def read_catalogue(text: str) -> FaultCatalogue:
 
 def _read_fault(row: dict[str, str], row_label: str) -> Fault:
     def value(column: str) -> Any:
-        separator = _SEPARATORS.get(column)
+        separator = SEPARATORS.get(column)
         return tuple(filter(None, row[column].split(separator))) if separator else row[column]
 
     if row["p_acts_alone"] not in ("yes", "no"):
         raise CatalogueError(f"{row_label}, column p_acts_alone: must be yes or no, not {row['p_acts_alone']!r}")
-    fields = {field: value(column) for column, field in _COLUMNS.items()}
-    facts = FaultReferences.model_validate({field: value(column) for column, field in _FACTS.items()})
+    fields = {field: value(column) for column, field in FAULT_COLUMNS.items()}
+    facts = FaultReferences.model_validate({field: value(column) for column, field in REFERENCE_COLUMNS.items()})
     try:
         fault = Fault.model_validate({**fields, "facts": facts})
     except ValidationError as error:
@@ -430,9 +443,9 @@ def _read_fault(row: dict[str, str], row_label: str) -> Fault:
         raise CatalogueError(
             f"{row_label}, column {_COLUMN_OF.get(field.partition('.')[0], field)}: {problem}"
         ) from error
-    if fault.drain_class != row["p_drain_class"] or fault.drain_seconds != _DRAIN_CLASSES[fault.drain_class]:
+    if fault.drain_class != row[DRAIN_CLASS_COLUMN] or fault.drain_seconds != DRAIN_CLASSES[fault.drain_class]:
         raise CatalogueError(
-            f"{row_label}, column p_drain_class: {row['p_drain_class']} is not {fault.drain_seconds} s"
+            f"{row_label}, column {DRAIN_CLASS_COLUMN}: {row[DRAIN_CLASS_COLUMN]} is not {fault.drain_seconds} s"
         )
     return fault
 

@@ -44,7 +44,7 @@ class GroupFactKind(StrEnum):
 
 
 class GroupFact(Value):
-    """A signal about a group or the cluster."""
+    """A parsed statement about an instance group or the cluster, from one source."""
 
     kind: GroupFactKind
     source: SourceName

@@ -89,7 +89,7 @@ def _corroborating_signals(
         )
         for occurrence in history.occurrences
         for source in occurrence.sources
-        if occurrence.life == affected.life.key
+        if occurrence.life_key == affected.life.key
         and abs(fact.observed_at - occurrence.last_at) <= CORROBORATION
         and (returned_at is None or occurrence.last_at > returned_at)
     ]

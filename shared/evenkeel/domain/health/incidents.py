@@ -7,7 +7,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import StringConstraints
+from pydantic import Field, StringConstraints
 
 from evenkeel.domain.health.faults import Rung, Severity
 from evenkeel.domain.nodes import NodeLife
@@ -30,7 +30,7 @@ FactDetail = Annotated[str, StringConstraints(max_length=500)]
 
 
 class FactKind(StrEnum):
-    """Meaning of a signal about a node."""
+    """Meaning of a fact about a node."""
 
     FAULT = "FAULT"
     RECOVERED = "RECOVERED"
@@ -39,7 +39,7 @@ class FactKind(StrEnum):
 
 
 class NodeFact(Value):
-    """A parsed signal about a node. A later step resolves the node life."""
+    """A parsed statement about a node, from one source. Its node life is found later."""
 
     kind: FactKind
     source: SourceName
@@ -249,7 +249,7 @@ class StoredRecoveryPlan(Value):
     outcome: str
     repairs_node: bool
     owner: str = ""
-    settle_seconds: int
+    evidence_wait_seconds: int = Field(alias="settleSeconds")
     max_repairs: int
     jobs: JobAction = JobAction.MOVE
     work_may_run_until: Instant | None = None
@@ -262,7 +262,7 @@ class StoredRecoveryPlan(Value):
     """Fault that the plan is for. A worse fault makes a plan that waits for approval obsolete."""
     boot_id: str = ""
     """Boot id of the node when the plan was made."""
-    node_version: str = ""
+    uncordoned_resource_version: str = Field(default="", alias="nodeVersion")
     """Version of the node object when the plan was made, if the node was not cordoned. The cordon then needs no read
     of its own. Empty in records of older releases."""
     rungs: tuple[str, ...] = ()
@@ -272,8 +272,8 @@ class StoredRecoveryPlan(Value):
     """Whether every fault was gone when the plan was made."""
 
     @property
-    def is_carried_out(self) -> bool:
-        """Whether the plan acts: at once, or after approval."""
+    def intends_action(self) -> bool:
+        """Whether the plan would act: at once (ACT), or after approval (ASK)."""
         return self.outcome in ("ACT", "ASK")
 
 
@@ -409,7 +409,7 @@ class Incident(Value):
         state = IncidentState.RECOVERING if self.state is IncidentState.BLOCKED else self.state
         return self.replace(state=state, block=None)
 
-    def at_stage(self, name: str, at: datetime) -> "Incident":
+    def with_stage_time(self, name: str, at: datetime) -> "Incident":
         """Return this incident with the time of a stage. A stage keeps its first time."""
         if getattr(self.stages, name) is not None:
             return self

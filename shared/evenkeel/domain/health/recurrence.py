@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import assert_never
 
+from pydantic import Field
+
 from evenkeel.domain.health.classification import ClassifiedFact
 from evenkeel.domain.health.faults import Fault, RecurKey, Rung, Severity
 from evenkeel.domain.health.incidents import AffectedNode, NodeFact, Recurrence
@@ -28,7 +30,7 @@ class FaultOccurrence(Value):
 
     fault_key: str
     incident_id: str
-    life: str
+    life_key: str = Field(alias="life")
     sources: tuple[str, ...] = ()
     gpu: str = ""
     link: str = ""
@@ -71,7 +73,7 @@ def with_occurrence(history: FaultHistory, fact: NodeFact, affected: AffectedNod
     occurrence = FaultOccurrence(
         fault_key=fact.fault_key,
         incident_id=incident_id,
-        life=affected.life.key,
+        life_key=affected.life.key,
         sources=(fact.source,),
         gpu=fact.gpu,
         link=fact.link,
@@ -192,7 +194,7 @@ _SCOPE_TEXT = {
 
 def _counts_as_repetition(key: RecurKey, earlier: FaultOccurrence, fact: NodeFact, affected: AffectedNode) -> bool:
     """Whether an earlier occurrence has the scope of the fact. An unnamed device or link matches every other."""
-    same_life = earlier.life == affected.life.key
+    same_life = earlier.life_key == affected.life.key
     match key:
         case RecurKey.NONE:
             return False

@@ -78,6 +78,8 @@ class Attempt(Value):
     usd_per_accelerator_hour: float | None = None
     """Price at its admission, which it keeps; None if its nodes had no price, or are rented."""
     team: str = DEFAULT_TEAM
+    quota_use: dict[str, dict[str, int]] | None = None
+    """The quota that it takes: flavor → resource → amount. Empty: its admission took none. None: not recorded."""
     charge_held: bool = True
     admitted_at: Instant
     decision_id: str = ""

@@ -262,7 +262,7 @@ def _names_text(nodes: list[str]) -> str:
 
 
 def judge_abandoned_attempt(workload: ObservedWorkload, job: Job, attempt: Attempt, failure: str) -> AttemptEnd:
-    """Decide the end of an attempt that is abandoned before all its pods ended, or were created.
+    """Decide the end of an attempt that Evenkeel abandons before all its pods have ended, or before they were created.
 
     Its remaining pods are deleted. The next launch waits for them or fences them out, so the settlement is safe.
 

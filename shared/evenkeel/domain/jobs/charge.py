@@ -2,6 +2,8 @@
 
 from collections.abc import Container, Iterable, Mapping
 
+from pydantic import Field
+
 from evenkeel.domain.capacity.node_capacity import NodeKey, taken_resources
 from evenkeel.domain.jobs.attempt import Attempt, ObservedWorkload
 from evenkeel.domain.jobs.job import Job
@@ -29,7 +31,7 @@ class Charge(Value):
     instance_type: str = ""
     pool: str = ""
     admitted_at: Instant | None = None
-    owner: str = ""
+    submitter: str = Field(default="", alias="owner")
     """The principal that submitted the job."""
     queue: str = ""
     """The queue whose quota it uses; empty if there were no teams."""
@@ -48,7 +50,7 @@ class Charge(Value):
     """When its attempt was settled and its job queued again; None while the attempt is live."""
 
     @property
-    def is_held(self) -> bool:
+    def is_live(self) -> bool:
         """Whether its attempt is live. A released charge uses no quota and no nodes."""
         return self.released_at is None
 
@@ -63,9 +65,7 @@ class Charge(Value):
         )
 
     @classmethod
-    def of(
-        cls, attempt: Attempt, job: Job | None = None, use: Mapping[str, Mapping[str, int]] | None = None
-    ) -> "Charge":
+    def of(cls, attempt: Attempt, job: Job | None = None) -> "Charge":
         """Return the charge of an attempt, with the facts of its job that quotas need."""
         return cls(
             job_id=attempt.job_id,
@@ -79,11 +79,11 @@ class Charge(Value):
             instance_type=attempt.instance_type,
             pool=attempt.pool,
             admitted_at=attempt.admitted_at,
-            owner=job.owner if job else "",
-            queue=attempt.team if use else "",
+            submitter=job.submitter if job else "",
+            queue=attempt.team if attempt.quota_use else "",
             priority=job.priority if job else 0,
             queued_at=(job.queued_at or job.submitted_at) if job else None,
-            use={flavor: dict(amounts) for flavor, amounts in (use or {}).items()},
+            use=attempt.quota_use or {},
             is_rented=attempt.is_rented,
             usd_per_accelerator_hour=attempt.usd_per_accelerator_hour,
             is_elastic=bool(job and job.spec.elastic),

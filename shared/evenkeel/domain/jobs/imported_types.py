@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from evenkeel.domain.capacity.pools import Market
+from evenkeel.domain.jobs.job_types import JobTypes
 from evenkeel.domain.jobs.templates import JobTemplate, JobTemplates, TemplatePool, ValuesError
-from evenkeel.domain.jobs.types import JobTypes
 from evenkeel.domain.values import Value
 
 DATA_PATH = "/data"
@@ -72,8 +72,8 @@ def import_values(read: JobTemplates) -> ImportedTypes:
                 for priority_class in read.classes
             ],
         },
-        losses=tuple(_losses(read)),
-        additions=tuple(_additions(read)),
+        losses=tuple(_loss_texts(read)),
+        additions=tuple(_addition_texts(read)),
     )
 
 
@@ -138,7 +138,8 @@ def _tolerations_of_later_pools(template: JobTemplate, read: JobTemplates) -> li
     ]
 
 
-def _additions(read: JobTemplates) -> Iterator[str]:
+def _addition_texts(read: JobTemplates) -> Iterator[str]:
+    """Yield what the imported job types have beyond the file, one sentence for each addition."""
     for claim in _data_claims(read):
         yield f"{claim} is mounted read-only at {DATA_PATH}: the file names no path"
     if "checkpoints" in read.claims:
@@ -151,7 +152,7 @@ def _additions(read: JobTemplates) -> Iterator[str]:
             yield f"{template.name} tolerates {taint}: without it, the job could not use its later pools"
 
 
-def _losses(read: JobTemplates) -> Iterator[str]:
+def _loss_texts(read: JobTemplates) -> Iterator[str]:
     for template in read.templates:
         if template.cpu_millis % 1000 or template.memory_bytes % _GIB:
             yield f"jobTemplates.{template.name}.resources: CPU and memory are rounded up to whole vCPU and GiB"

@@ -4,6 +4,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
+from pydantic import Field
+
 from evenkeel.domain.elastic.throughput import MAX_POINTS, SizeThroughput, Throughput, known_throughput
 from evenkeel.domain.jobs.attempt import AttemptState, ResumePoint
 from evenkeel.domain.jobs.spec import JobSpec
@@ -73,14 +75,14 @@ class CheckpointRequirement(StrEnum):
     """The requirement on a checkpoint before a job resumes from it, the weakest first."""
 
     CONVENTION = "CONVENTION"
-    """It is complete by its writer's convention."""
+    """It is complete by the convention of the library that wrote it."""
     PROOF = "PROOF"
     """Every size and checksum matches."""
     EVIDENCE = "EVIDENCE"
     """Proved, and both it and the next checkpoint state healthy numbers."""
 
     @property
-    def rank(self) -> int:
+    def strictness(self) -> int:
         """The strength of the requirement; 0 is the weakest."""
         return list(CheckpointRequirement).index(self)
 
@@ -104,8 +106,10 @@ class ResumePlan(Value):
     """Maximum rent for which it is resumed on rented nodes, in parts of `economics.money`; None if it waits."""
     capacity_at: Instant | None = None
     """When its recovery expects committed nodes for the job. Until then, scheduling cycles expect the same."""
-    lost_committed: bool = False
-    """Whether the faulty node is committed capacity. Nodes rented meanwhile replace it as temporary capacity."""
+    is_faulty_node_committed: bool = Field(default=False, alias="lostCommitted")
+    """Whether the faulty node is committed. Then nodes rented for the job are temporary: it leaves them when committed
+    nodes are free for it.
+    """
     decision_id: str = ""
     planned_at: Instant
 
@@ -171,7 +175,7 @@ class Job(Value):
     """Why it is in this state: a sentence."""
     submitted_at: Instant
     submitted_by: str = ""
-    owner: str = ""
+    submitter: str = Field(default="", alias="owner")
     """The principal that submitted it, without its session."""
     cluster: str
     namespace: str
@@ -347,7 +351,7 @@ class Job(Value):
         if is_doubted:
             distrust_after = min((at for at in (self.distrust_after, distrust_after) if at), default=None)
             requirement = max(
-                self.requirement, requirement, key=lambda checkpoint_requirement: checkpoint_requirement.rank
+                self.requirement, requirement, key=lambda checkpoint_requirement: checkpoint_requirement.strictness
             )
         through = plan.after_attempt if distrust_after or requirement is not CheckpointRequirement.CONVENTION else 0
         return self.replace(

@@ -9,7 +9,6 @@ from typing import Any
 
 from evenkeel.domain.capacity.instance_types import GPU, shipped_instance_types
 from evenkeel.domain.jobs.template_findings import find_traps, hides_gpus
-from evenkeel.domain.jobs.template_losses import find_losses
 from evenkeel.domain.jobs.templates import (
     MAX_WEIGHT,
     JobTemplate,
@@ -20,6 +19,7 @@ from evenkeel.domain.jobs.templates import (
     ValuesError,
     object_at,
 )
+from evenkeel.domain.jobs.unkept_settings import find_losses
 from evenkeel.domain.kueue import quantities
 
 _GIB = 2**30
@@ -38,20 +38,20 @@ def read_values(document: Any) -> JobTemplates:
     """
     if not isinstance(document, Mapping):
         raise ValuesError("the file is not one object")
-    pools = tuple(_pools(object_at(document, "nodeSelectors")))
-    classes = _classes(object_at(document, "priorityClasses"))
-    templates = tuple(_templates(object_at(document, "jobTemplates"), pools, classes))
+    pools = tuple(_read_pools(object_at(document, "nodeSelectors")))
+    classes = _read_priority_classes(object_at(document, "priorityClasses"))
+    templates = tuple(_read_job_templates(object_at(document, "jobTemplates"), pools, classes))
     image = object_at(document, "image")
     env = {str(name): str(value) for name, value in object_at(document, "env", {}).items()}
     read = JobTemplates(
         default=str(document.get("jobType") or "development"),
-        image=f"{_text(image, 'repository', 'image')}:{_text(image, 'tag', 'image')}",
+        image=f"{_text_at(image, 'repository', 'image')}:{_text_at(image, 'tag', 'image')}",
         command=tuple(map(str, document.get("command") or ())),
         args=tuple(map(str, document.get("args") or ())),
         env={name: value for name, value in env.items() if not hides_gpus(name, value)},
-        retries=_number(document, "backoffLimit", 6),
-        keep_seconds=_number(document, "ttlSecondsAfterFinished", 0),
-        checkpoint_seconds=_number(document, "checkpointSeconds", 0) or None,
+        retries=_number_at(document, "backoffLimit", 6),
+        keep_seconds=_number_at(document, "ttlSecondsAfterFinished", 0),
+        checkpoint_seconds=_number_at(document, "checkpointSeconds", 0) or None,
         claims={
             use: str(document[key])
             for use, key in (("data", "dataPvcName"), ("checkpoints", "checkpointPvcName"))
@@ -62,7 +62,7 @@ def read_values(document: Any) -> JobTemplates:
         templates=templates,
         findings=(),
         image_pull_secrets=tuple(_pull_secrets(document)),
-        grace_seconds=_number(document, "graceSeconds", 0) or None,
+        grace_seconds=_number_at(document, "graceSeconds", 0) or None,
         losses=tuple(find_losses(document)),
     )
     if read.template_of() is None:
@@ -79,7 +79,7 @@ def _pull_secrets(document: Json) -> Iterator[str]:
         yield name
 
 
-def _pools(values: Json) -> Iterator[TemplatePool]:
+def _read_pools(values: Json) -> Iterator[TemplatePool]:
     for name, pool in values.items():
         labels = object_at(pool, "labels", {}, f"nodeSelectors.{name}.")
         yield TemplatePool(
@@ -89,13 +89,13 @@ def _pools(values: Json) -> Iterator[TemplatePool]:
         )
 
 
-def _classes(values: Json) -> tuple[TemplatePriorityClass, ...]:
+def _read_priority_classes(values: Json) -> tuple[TemplatePriorityClass, ...]:
     rows = {}
     for name, row in values.items():
         if not isinstance(row, Mapping):
             # A wrongly indented `preemptionPolicy` is a sibling of the classes.
             continue
-        rows[str(name)] = (_number(row, "value", None, f"priorityClasses.{name}."), str(row.get("description", "")))
+        rows[str(name)] = (_number_at(row, "value", None, f"priorityClasses.{name}."), str(row.get("description", "")))
     ranks = sorted({value for value, _ in rows.values()})
     highest = max(ranks, default=0)
     return tuple(
@@ -110,7 +110,7 @@ def _classes(values: Json) -> tuple[TemplatePriorityClass, ...]:
     )
 
 
-def _templates(
+def _read_job_templates(
     values: Json, pools: tuple[TemplatePool, ...], classes: tuple[TemplatePriorityClass, ...]
 ) -> Iterator[JobTemplate]:
     names = {priority_class.name for priority_class in classes}
@@ -119,16 +119,16 @@ def _templates(
         path = f"jobTemplates.{name}."
         if not isinstance(row, Mapping):
             raise ValuesError(f"{path[:-1]}: is not an object")
-        priority = _text(row, "priorityClassName", path[:-1])
+        priority = _text_at(row, "priorityClassName", path[:-1])
         if priority not in names:
             raise ValuesError(f"{path}priorityClassName: there is no class {priority!r}")
         resources = object_at(row, "resources", {}, path)
         limits, requests = (object_at(resources, key, {}, f"{path}resources.") for key in ("limits", "requests"))
         requested = {**limits, **requests}
-        gpus = _amount(requested, GPU, path)
-        if GPU in limits and _amount(limits, GPU, path) != gpus:
+        gpus = _amount_at(requested, GPU, path)
+        if GPU in limits and _amount_at(limits, GPU, path) != gpus:
             raise ValuesError(f"{path}resources: the limit of {GPU} must equal its request, as Kubernetes demands")
-        cpu, memory = _amount(requested, "cpu", path), _amount(requested, "memory", path)
+        cpu, memory = _amount_at(requested, "cpu", path), _amount_at(requested, "memory", path)
         share_cpu, share_memory = (
             gpus * node.vcpu * 1000 // node.gpus,
             int(gpus * node.memory_gib * _GIB // node.gpus),
@@ -159,21 +159,21 @@ def _pools_in_order(row: Json, pools: tuple[TemplatePool, ...], path: str) -> tu
     return tuple(pool.name for pool in (*first, *template_pools) if pool.is_enabled)
 
 
-def _text(parent: Json, key: str, path: str) -> str:
+def _text_at(parent: Json, key: str, path: str) -> str:
     value = parent.get(key)
     if not isinstance(value, str) or not value:
         raise ValuesError(f"{path}.{key}: is not a text")
     return value
 
 
-def _number(parent: Json, key: str, default: int | None, path: str = "") -> int:
+def _number_at(parent: Json, key: str, default: int | None, path: str = "") -> int:
     value = parent.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValuesError(f"{path}{key}: is not a whole number")
     return value
 
 
-def _amount(parent: Json, key: str, path: str) -> int:
+def _amount_at(parent: Json, key: str, path: str) -> int:
     try:
         return quantities.amount(key, parent.get(key, 0))
     except ValueError as error:

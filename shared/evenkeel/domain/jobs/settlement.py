@@ -69,7 +69,7 @@ def settle(job: Job, attempt: Attempt, ending: AttemptEnd, policy: JobPolicy, no
 def _after_infrastructure(job: Job, ended: Attempt, ending: AttemptEnd, policy: JobPolicy, now: datetime) -> Settlement:
     """Repeat an attempt that infrastructure ended. If it never ran, the job pauses, longer each time."""
     never_ran = job.launch_failures + 1 if ending.state is A.NEVER_RAN else 0
-    not_before = now + _backoff(never_ran, policy) if never_ran else None
+    not_before = now + _pause_after_failures(never_ran, policy) if never_ran else None
     if never_ran and job.is_growth_attempt(ended.attempt):
         job = job.replace(failed_growths=job.failed_growths + 1, growth_failed_at=now)
     requeued = job.replace(
@@ -104,7 +104,9 @@ def _after_application_failure(
         )
         return _settled_job(SettleOutcome.JOB_FAILED, job, ended, ending.reason + limit_text, now)
     reason = f"{ending.reason} Restart {failures} of {max_restarts} follows."
-    return _return_to_queue(job.replace(reason=reason, not_before=now + _backoff(failures, policy)), ended, ending)
+    return _return_to_queue(
+        job.replace(reason=reason, not_before=now + _pause_after_failures(failures, policy)), ended, ending
+    )
 
 
 def _return_to_queue(job: Job, ended: Attempt, ending: AttemptEnd) -> Settlement:
@@ -133,7 +135,7 @@ def _repeated_failure(
     )
 
 
-def _backoff(failures: int, policy: JobPolicy) -> timedelta:
+def _pause_after_failures(failures: int, policy: JobPolicy) -> timedelta:
     """Return the pause: it doubles with each failure, up to a limit."""
     doubled = policy.restart_backoff_seconds * (1 << min(failures - 1, 30))
     return timedelta(seconds=min(doubled, policy.restart_backoff_max_seconds))

@@ -95,7 +95,7 @@ def _findings_of_jobs(document: Json, read: JobTemplates) -> Iterator[TemplateFi
             "T0-7",
             FindingSeverity.CHANGED,
             "backoffLimit",
-            f"The {read.retries} retries count only failures of the application. A node fault uses up none.",
+            f"The {read.retries} retries count only failures of the application. A node fault uses no retry.",
         )
     if read.keep_seconds:
         yield _finding(

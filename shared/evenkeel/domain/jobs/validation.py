@@ -67,7 +67,7 @@ class SpecError(NamedTuple):
 
 def check_spec(spec: JobSpec) -> tuple[SpecError, ...]:
     """Return all errors of a job; empty if it may be queued."""
-    return tuple(_errors(spec))
+    return tuple(_spec_errors(spec))
 
 
 def is_bucket_alias(uri: str) -> bool:
@@ -83,7 +83,7 @@ def check_deadline(spec: JobSpec, now: datetime) -> tuple[SpecError, ...]:
     return (SpecError("deadline", f"The deadline must be in the future; the time is now {now:%Y-%m-%dT%H:%M:%SZ}."),)
 
 
-def _errors(spec: JobSpec) -> Iterator[SpecError]:
+def _spec_errors(spec: JobSpec) -> Iterator[SpecError]:
     if not _IMAGE.fullmatch(spec.image) or {"", ".", ".."} & set(spec.image.split("/")):
         yield SpecError("image", "Name a container image, for example registry/name:tag.")
     yield from _declared_errors(spec)

@@ -131,15 +131,15 @@ class Assignment:
     pending: Pending = Pending.NONE
     attempts: list[tuple[FlavorAttempt, ...]] = field(default_factory=list)
     """By pod set."""
-    progress: FlavorCursor | None = None
+    flavor_cursor: FlavorCursor | None = None
     demands: tuple[TopologyDemand, ...] = ()
     """The pod sets that need domains of a topology."""
     topology: tuple[TopologyAssignment | None, ...] = ()
     """By pod set, the domains; if the workload must preempt, those that it gets afterwards."""
 
     @property
-    def contested(self) -> frozenset[Key]:
-        """The keys that need preemption."""
+    def keys_needing_preemption(self) -> frozenset[Key]:
+        """The (flavor, resource) pairs that need preemption."""
         return frozenset(
             (choice.flavor, resource)
             for choices in self.choices

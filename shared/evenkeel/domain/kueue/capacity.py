@@ -6,7 +6,7 @@
     potential(n)  the most that n could use in an empty tree
     available(n)  what n could use now; negative if the tree uses more than its quota
 
-Each figure exists for each key. So a node of the tree has a slot for each of its keys. A slot refers to the slot of
+Each figure exists for each key. So a node of the tree has a cell for each of its keys. A cell refers to the cell of
 its parent: a Kueue cycle reads little else. Removing the use that was added restores the tree exactly. Source:
 Kueue's concepts of cohort and quota.
 """
@@ -16,18 +16,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from evenkeel.domain.kueue.objects import NO_QUOTA, Cohort, Key, Queue, Quota, ResourceGroup
 
 
-class Slot:
+class QuotaCell:
     """Quota and use of one key in one node of the quota tree."""
 
-    __slots__ = ("_potential", "borrow", "chain", "guaranteed", "nominal", "parent_slot", "subtree", "use")
+    __slots__ = ("_potential", "borrow", "chain", "guaranteed", "nominal", "parent_cell", "subtree", "use")
 
-    def __init__(self, quota: Quota, parent_slot: "Slot | None") -> None:
+    def __init__(self, quota: Quota, parent_cell: "QuotaCell | None") -> None:
         self.nominal = quota.nominal
         self.borrow = quota.borrow
-        self.parent_slot = parent_slot
-        """The slot of the same key in the parent."""
-        self.chain: tuple[Slot, ...] = (self,) if parent_slot is None else (*parent_slot.chain, self)
-        """The slots on the path from the root to this node."""
+        self.parent_cell = parent_cell
+        """The cell of the same key in the parent."""
+        self.chain: tuple[QuotaCell, ...] = (self,) if parent_cell is None else (*parent_cell.chain, self)
+        """The cells on the path from the root to this node."""
         self.subtree = quota.nominal
         self.guaranteed = 0
         self.use = 0
@@ -43,8 +43,8 @@ class Slot:
         """Maximum that could be used in an empty tree."""
         if self._potential is None:
             total = self.subtree
-            if self.parent_slot is not None:
-                total = self.guaranteed + self.parent_slot.potential
+            if self.parent_cell is not None:
+                total = self.guaranteed + self.parent_cell.potential
                 if self.borrow is not None:
                     total = min(total, self.subtree + self.borrow)
             self._potential = total
@@ -55,11 +55,11 @@ class Slot:
         chain = self.chain
         root = chain[0]
         free = root.subtree - root.use
-        for slot in chain[1:]:
-            beyond = slot.use - slot.guaranteed
-            borrow = slot.borrow
+        for cell in chain[1:]:
+            beyond = cell.use - cell.guaranteed
+            borrow = cell.borrow
             if borrow is not None:
-                limit = slot.subtree - slot.guaranteed + borrow
+                limit = cell.subtree - cell.guaranteed + borrow
                 if beyond > 0:
                     limit -= beyond
                 free = min(free, limit)
@@ -69,26 +69,26 @@ class Slot:
 
     def add(self, amount: int) -> None:
         """Add use. Use beyond the guaranteed quota also counts in the parent."""
-        slot = self
+        cell = self
         while True:
-            unused_guaranteed = slot.guaranteed - slot.use
-            slot.use += amount
+            unused_guaranteed = cell.guaranteed - cell.use
+            cell.use += amount
             if unused_guaranteed > 0:
                 amount -= unused_guaranteed
-            if amount <= 0 or slot.parent_slot is None:
+            if amount <= 0 or cell.parent_cell is None:
                 return
-            slot = slot.parent_slot
+            cell = cell.parent_cell
 
     def remove(self, amount: int) -> None:
         """Remove use: the reverse of `add`. A negative amount changes no parent."""
-        slot = self
+        cell = self
         while True:
-            past = slot.use - slot.guaranteed
-            slot.use -= amount
-            if past <= 0 or amount <= 0 or slot.parent_slot is None:
+            past = cell.use - cell.guaranteed
+            cell.use -= amount
+            if past <= 0 or amount <= 0 or cell.parent_cell is None:
                 return
             amount = min(amount, past)
-            slot = slot.parent_slot
+            cell = cell.parent_cell
 
 
 class QuotaNode:
@@ -98,6 +98,7 @@ class QuotaNode:
         "_by_resource",
         "_lendable",
         "_queues",
+        "cells",
         "children",
         "declared",
         "height",
@@ -107,7 +108,6 @@ class QuotaNode:
         "parent",
         "path",
         "quotas",
-        "slots",
         "weight",
     )
 
@@ -124,20 +124,20 @@ class QuotaNode:
         """The active children: cohorts before queues, each by name."""
         self.height = 0
         """0 for a queue and for an empty cohort; otherwise the longest path down to a queue."""
-        self.slots: dict[Key, Slot] = {}
-        self.declared: tuple[tuple[Key, Slot], ...] = ()
+        self.cells: dict[Key, QuotaCell] = {}
+        self.declared: tuple[tuple[Key, QuotaCell], ...] = ()
         """The keys for which the subtree declares quota."""
         self._lendable: dict[str, int] | None = None
         self._queues: tuple[QuotaNode, ...] | None = None
-        self._by_resource: tuple[tuple[str, tuple[tuple[Key, Slot], ...]], ...] | None = None
+        self._by_resource: tuple[tuple[str, tuple[tuple[Key, QuotaCell], ...]], ...] | None = None
 
-    def at(self, key: Key) -> Slot:
-        """Return the slot of a key."""
-        slot = self.slots.get(key)
-        if slot is None:
-            parent_slot = self.parent.at(key) if self.parent else None
-            slot = self.slots[key] = Slot(self.quotas.get(key, NO_QUOTA), parent_slot)
-        return slot
+    def at(self, key: Key) -> QuotaCell:
+        """Return the cell of a key."""
+        cell = self.cells.get(key)
+        if cell is None:
+            parent_cell = self.parent.at(key) if self.parent else None
+            cell = self.cells[key] = QuotaCell(self.quotas.get(key, NO_QUOTA), parent_cell)
+        return cell
 
     @property
     def root(self) -> "QuotaNode":
@@ -162,26 +162,26 @@ class QuotaNode:
 
     def add_all(self, amounts: Mapping[Key, int]) -> None:
         """Add use of several keys."""
-        slots = self.slots
+        cells = self.cells
         for key, amount in amounts.items():
-            (slots.get(key) or self.at(key)).add(amount)
+            (cells.get(key) or self.at(key)).add(amount)
 
     def remove_all(self, amounts: Mapping[Key, int]) -> None:
         """Remove use of several keys."""
-        slots = self.slots
+        cells = self.cells
         for key, amount in amounts.items():
-            (slots.get(key) or self.at(key)).remove(amount)
+            (cells.get(key) or self.at(key)).remove(amount)
 
     def borrows_with(self, key: Key, amount: int) -> bool:
         """Whether this additional amount exceeds the subtree's quota (of a queue: its nominal quota)."""
-        slot = self.at(key)
-        return slot.use + amount > slot.subtree
+        cell = self.at(key)
+        return cell.use + amount > cell.subtree
 
     def is_within_quota(self, keys: Iterable[Key]) -> bool:
         """Whether the use of each of these keys is within the subtree's quota."""
         for key in keys:
-            slot = self.at(key)
-            if slot.use > slot.subtree:
+            cell = self.at(key)
+            if cell.use > cell.subtree:
                 return False
         return True
 
@@ -192,15 +192,15 @@ class QuotaNode:
         """
         if self.parent is None:
             return 0, False
-        slot = self.at(key)
-        if slot.use + amount <= slot.subtree:
+        cell = self.at(key)
+        if cell.use + amount <= cell.subtree:
             return 0, True
         for ancestor in self.path:
-            unused = slot.guaranteed - slot.use
+            unused = cell.guaranteed - cell.use
             if unused > 0:
                 amount -= unused
-            slot = slot.parent_slot or slot
-            if slot.use + amount <= slot.subtree:
+            cell = cell.parent_cell or cell
+            if cell.use + amount <= cell.subtree:
                 return ancestor.height, ancestor.parent is not None
         return self.root.height, False
 
@@ -213,13 +213,13 @@ class QuotaNode:
         return self._queues
 
     @property
-    def by_resource(self) -> tuple[tuple[str, tuple[tuple[Key, Slot], ...]], ...]:
+    def by_resource(self) -> tuple[tuple[str, tuple[tuple[Key, QuotaCell], ...]], ...]:
         """The declared keys of each resource, in the order of the resources' names."""
         if self._by_resource is None:
-            slots: dict[str, list[tuple[Key, Slot]]] = {}
-            for key, slot in self.declared:
-                slots.setdefault(key[1], []).append((key, slot))
-            self._by_resource = tuple((name, tuple(slots[name])) for name in sorted(slots))
+            cells: dict[str, list[tuple[Key, QuotaCell]]] = {}
+            for key, cell in self.declared:
+                cells.setdefault(key[1], []).append((key, cell))
+            self._by_resource = tuple((name, tuple(cells[name])) for name in sorted(cells))
         return self._by_resource
 
     @property
@@ -316,13 +316,13 @@ def _accumulate(quota_node: QuotaNode) -> None:
         quota_node.at(key)
     for child in quota_node.children:
         _accumulate(child)
-        for key, slot in child.declared:
-            quota_node.at(key).subtree += slot.subtree - slot.guaranteed
+        for key, cell in child.declared:
+            quota_node.at(key).subtree += cell.subtree - cell.guaranteed
     for key, quota in quota_node.quotas.items():
         if quota.lend is not None:
-            slot = quota_node.at(key)
-            slot.guaranteed = max(0, slot.subtree - quota.lend)
-    quota_node.declared = tuple(quota_node.slots.items())
+            cell = quota_node.at(key)
+            cell.guaranteed = max(0, cell.subtree - quota.lend)
+    quota_node.declared = tuple(quota_node.cells.items())
     # The quota and the use of an inactive queue count. Otherwise it is ignored.
     quota_node.children = [child for child in quota_node.children if child.is_active]
     quota_node.height = max((1 if child.is_queue else child.height + 1 for child in quota_node.children), default=0)

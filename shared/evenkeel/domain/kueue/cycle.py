@@ -28,7 +28,7 @@ class Entry:
     waiting: PendingWorkload
     assignment: Assignment
     victims: list[Victim]
-    progress: FlavorCursor | None
+    flavor_cursor: FlavorCursor | None
     was_recomputed: bool = False
     earlier: EarlierHeads = NO_EARLIER_HEADS
     scan_start: FlavorCursor | None = None
@@ -75,14 +75,14 @@ class KueueCycle:
         return {waiting.workload.queue: self._nominate(waiting) for waiting in heads}
 
     def _nominate(self, waiting: PendingWorkload) -> Entry:
-        workload, progress = waiting.workload, waiting.progress
+        workload, flavor_cursor = waiting.workload, waiting.flavor_cursor
         queue = self._snapshot.queue_of(workload)
-        if progress is not None and progress.is_outdated(workload, queue, self._number):
-            progress = None
+        if flavor_cursor is not None and flavor_cursor.is_outdated(workload, queue, self._number):
+            flavor_cursor = None
         if workload.inadmissible_reason:
             return Entry(waiting, Assignment(workload.counts, verdict=AssignmentMode.NO_FIT), [], None)
-        assignment, victims = self._nominator.nominate(workload, progress)
-        return Entry(waiting, assignment, victims, assignment.progress, scan_start=progress)
+        assignment, victims = self._nominator.nominate(workload, flavor_cursor)
+        return Entry(waiting, assignment, victims, assignment.flavor_cursor, scan_start=flavor_cursor)
 
     def run(
         self, entries: Mapping[str, Entry], earlier: EarlierHeads, preempted: Iterable[Admitted]
@@ -99,7 +99,7 @@ class KueueCycle:
         for victim in preempted:
             root = self._snapshot.queue_of(victim.workload).quota_node.root
             self._preempted.setdefault(root, {})[victim.workload.workload_id] = victim
-        decisions = [self._process(entry) for entry in self._entries_in_order(entries)]
+        decisions = [self._decide_head(entry) for entry in self._entries_in_order(entries)]
         for taken_quota in reversed(self._taken):
             self._give_back(taken_quota)
         return decisions
@@ -124,7 +124,7 @@ class KueueCycle:
 
     # ------------------------------------------------------------ one head
 
-    def _process(self, entry: Entry) -> CycleDecision:
+    def _decide_head(self, entry: Entry) -> CycleDecision:
         """Decide about one head, after the decisions about earlier heads of this cycle."""
         quota_node = self._snapshot.queue_of(entry.waiting.workload).quota_node
         preempted = self._preempted.setdefault(quota_node.root, {})
@@ -167,7 +167,7 @@ class KueueCycle:
     ) -> CycleDecision | None:
         """Decide about a head whose quota or victims an earlier head took; None if none did."""
         if entry.assignment.verdict is AssignmentMode.DEFERRED:
-            entry.progress = None
+            entry.flavor_cursor = None
             self._take(quota_node, entry.use, is_fit=False, domains=entry.domain_use)
             return _decision(entry, Result.DEFERRED, "The job fits when the present evictions have ended.")
         if _shares_victims(entry, preempted):
@@ -200,7 +200,7 @@ class KueueCycle:
             reason = "The job fits. It waits until the pods of all jobs admitted before it are ready."
             return _decision(entry, Result.BLOCKED, reason, pending=Pending.WAITING_FOR_PODS_READY)
         if entry.assignment.verdict is AssignmentMode.PREEMPT:
-            entry.progress = None
+            entry.flavor_cursor = None
             names = ", ".join(victim.workload_id for victim in entry.victims)
             have = "has" if len(entry.victims) == 1 else "have"
             decision = _decision(entry, Result.PREEMPTING, f"Waits until {names} {have} stopped.")
@@ -253,7 +253,7 @@ class KueueCycle:
         below: dict[str, Amounts] = {}
         for queue, amounts in evicted.items():
             quota_node = self._snapshot.queues[queue].quota_node
-            short = {key: slot.nominal - (slot.use - amounts[key]) for key in amounts for slot in (quota_node.at(key),)}
+            short = {key: cell.nominal - (cell.use - amounts[key]) for key in amounts for cell in (quota_node.at(key),)}
             lost = {key: min(amount, amounts[key]) for key, amount in short.items() if min(amount, amounts[key]) > 0}
             if lost:
                 below[queue] = lost
@@ -302,7 +302,7 @@ class KueueCycle:
         entry.assignment, entry.victims = self._nominator.nominate(
             entry.waiting.workload, None, entry.assignment.flavors
         )
-        entry.progress = entry.assignment.progress
+        entry.flavor_cursor = entry.assignment.flavor_cursor
         entry.was_recomputed = True
 
     def _reserves(self, entry: Entry) -> bool:
@@ -319,13 +319,13 @@ class KueueCycle:
             return {}
         reserved: Amounts = {}
         for key, amount in entry.assignment.use.items():
-            slot = quota_node.at(key)
+            cell = quota_node.at(key)
             if entry.assignment.level == 0:
-                reserved[key] = max(0, min(amount, slot.nominal - slot.use))
-            elif slot.borrow is None:
+                reserved[key] = max(0, min(amount, cell.nominal - cell.use))
+            elif cell.borrow is None:
                 reserved[key] = amount
             else:
-                reserved[key] = min(amount, slot.nominal + slot.borrow - slot.use)
+                reserved[key] = min(amount, cell.nominal + cell.borrow - cell.use)
         return reserved
 
 

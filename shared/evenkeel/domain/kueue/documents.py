@@ -35,12 +35,12 @@ def _no_boolean(written: Any) -> Any:
     return written
 
 
-def _quantity(written: str | float) -> str | float:
+def _check_quantity(written: str | float) -> str | float:
     quantities.parse(written)
     return written
 
 
-def _instant(written: str | float) -> str | float:
+def _check_instant(written: str | float) -> str | float:
     if isinstance(written, str):
         try:
             seconds(written)
@@ -51,7 +51,7 @@ def _instant(written: str | float) -> str | float:
     return written
 
 
-def _duration(written: str) -> str:
+def _check_duration(written: str) -> str:
     duration(written)
     return written
 
@@ -59,7 +59,7 @@ def _duration(written: str) -> str:
 Quantity = Annotated[
     int | float | str,
     BeforeValidator(_no_boolean),
-    AfterValidator(_quantity),
+    AfterValidator(_check_quantity),
     WithJsonSchema(
         {
             "anyOf": [{"type": "number"}, {"type": "string"}],
@@ -69,11 +69,11 @@ Quantity = Annotated[
 ]
 WholeNumber = Annotated[int, BeforeValidator(_no_boolean)]
 Number = Annotated[float, BeforeValidator(_no_boolean), Field(allow_inf_nan=False)]
-Duration = Annotated[str, AfterValidator(_duration)]
+Duration = Annotated[str, AfterValidator(_check_duration)]
 Instant = Annotated[
     int | float | str,
     BeforeValidator(_no_boolean),
-    AfterValidator(_instant),
+    AfterValidator(_check_instant),
     WithJsonSchema(
         {
             "anyOf": [{"type": "number"}, {"type": "string", "format": "date-time"}],

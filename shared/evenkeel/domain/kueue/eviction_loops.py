@@ -73,11 +73,11 @@ def _queue_state(scheduler: Scheduler, name: str, queue: ClusterQueueSnapshot) -
         (
             workload.workload.workload_id,
             workload.workload.shape,
-            workload.progress
+            workload.flavor_cursor
             and (
-                [sorted(tried.items()) for tried in workload.progress.tried],
-                queue.generation > workload.progress.generation,
-                min(2, scheduler.cycles - workload.progress.cycle),
+                [sorted(tried.items()) for tried in workload.flavor_cursor.tried],
+                queue.generation > workload.flavor_cursor.generation,
+                min(2, scheduler.cycles - workload.flavor_cursor.cycle),
             ),
         )
         for workload in pending.all()

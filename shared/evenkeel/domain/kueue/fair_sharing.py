@@ -63,10 +63,10 @@ def share_of(quota_node: QuotaNode) -> Share:
         return Share(weight=quota_node.weight)
     ratio, resource = 0.0, ""
     borrowed: list[Key] = []
-    for name, slots in quota_node.by_resource:  # sorted by name, so that the first of equal ratios wins
+    for name, cells in quota_node.by_resource:  # sorted by name, so that the first of equal ratios wins
         beyond = 0
-        for key, slot in slots:
-            borrowing = slot.use - slot.subtree
+        for key, cell in cells:
+            borrowing = cell.use - cell.subtree
             if borrowing > 0:
                 beyond += borrowing
                 borrowed.append(key)
@@ -193,7 +193,7 @@ def _candidates(demand: QuotaDemand, snapshot: Snapshot) -> Iterator[Admitted]:
     if queue.quota_node.parent is None or policies.reclaim is PreemptionPolicy.NEVER:
         return
     for quota_node in queue.quota_node.root.queues:
-        if quota_node is not queue.quota_node and not quota_node.is_within_quota(demand.contested):
+        if quota_node is not queue.quota_node and not quota_node.is_within_quota(demand.keys_needing_preemption):
             yield from candidates_in(snapshot.queues[quota_node.name], demand, policies.reclaim, snapshot)
 
 
@@ -203,9 +203,9 @@ class _VictimQueues:
     def __init__(self, demand: QuotaDemand, candidates: Iterable[Admitted], now: float) -> None:
         self.quota_node = demand.queue.quota_node
         self.now = now
-        self.of: dict[str, list[Admitted]] = {}
+        self.candidates_by_queue: dict[str, list[Admitted]] = {}
         for candidate in candidates:
-            self.of.setdefault(candidate.workload.queue, []).append(candidate)
+            self.candidates_by_queue.setdefault(candidate.workload.queue, []).append(candidate)
         self.path = set(self.quota_node.path)
         self.dropped: set[QuotaNode] = set()
         self._shares: dict[QuotaNode, Share] = {}
@@ -213,7 +213,7 @@ class _VictimQueues:
     def __iter__(self) -> Iterator[QuotaNode]:
         """Yield the next queue. The caller takes a candidate from it or drops it."""
         if self.quota_node.parent is None:
-            while self.quota_node not in self.dropped and self.of.get(self.quota_node.name):
+            while self.quota_node not in self.dropped and self.candidates_by_queue.get(self.quota_node.name):
                 yield self.quota_node
             return
         root = self.quota_node.root
@@ -242,7 +242,7 @@ class _VictimQueues:
         for child in cohort.children:
             if child in self.dropped:
                 continue
-            if child.is_queue and not self.of.get(child.name):
+            if child.is_queue and not self.candidates_by_queue.get(child.name):
                 self.dropped.add(child)
                 continue
             share = self.share(child)
@@ -265,18 +265,18 @@ class _VictimQueues:
         return best_queue
 
     def _precedes(self, queue: QuotaNode, other: QuotaNode) -> bool:
-        candidate, other_candidate = self.of[queue.name][0], self.of[other.name][0]
+        candidate, other_candidate = self.candidates_by_queue[queue.name][0], self.candidates_by_queue[other.name][0]
         return order_key(candidate, self.quota_node.name, self.now) < order_key(
             other_candidate, self.quota_node.name, self.now
         )
 
     def take(self, queue: QuotaNode) -> Admitted:
         """Remove and return a queue's next candidate."""
-        return self.of[queue.name].pop(0)
+        return self.candidates_by_queue[queue.name].pop(0)
 
     def take_all(self, queue: QuotaNode) -> list[Admitted]:
         """Remove and return all candidates of a queue."""
-        candidates, self.of[queue.name] = self.of[queue.name], []
+        candidates, self.candidates_by_queue[queue.name] = self.candidates_by_queue[queue.name], []
         return candidates
 
     def branches(self, queue: QuotaNode) -> tuple[QuotaNode, QuotaNode]:
@@ -300,7 +300,7 @@ def _first_rule(
 ) -> tuple[bool, list[Admitted]]:
     """Remove candidates by the first rule; return whether the preemptor fits, and which candidates failed the rule."""
     quota_node = demand.queue.quota_node
-    is_within_nominal = quota_node.is_within_quota(demand.contested)
+    is_within_nominal = quota_node.is_within_quota(demand.keys_needing_preemption)
     targets = _VictimQueues(demand, candidates, snapshot.now)
     retry: list[Admitted] = []
 
@@ -318,13 +318,14 @@ def _first_rule(
             continue
         preemptor_branch, queue_branch = targets.branches(queue)
         new, old = targets.share(preemptor_branch).rank, targets.share(queue_branch).rank
-        # Removing a candidate never raises the share of its branch. So this rule may exclude all candidates.
+        # Removing a candidate never raises the share of its branch. So if this check fails, it fails for every
+        # candidate of the queue: all go to the second pass.
         needs_final_share = rule == "LessThanOrEqualToFinalShare"
         if new > old or (new == old and not needs_final_share):
             retry += targets.take_all(queue)
             continue
         failed: list[Amounts] = []
-        while targets.of[queue.name]:
+        while targets.candidates_by_queue[queue.name]:
             admitted = targets.take(queue)
             # Until a candidate is removed, candidates of equal use get the same answer. Most jobs of a queue have equal
             # use.

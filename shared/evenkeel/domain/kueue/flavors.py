@@ -60,18 +60,18 @@ class FlavorAssigner:
         snapshot: Snapshot,
         simulate: Simulate,
         *,
-        progress: FlavorCursor | None,
+        flavor_cursor: FlavorCursor | None,
         cycle: int,
         only: tuple[Mapping[str, str], ...] | None = None,
         replaced: Admitted | None = None,
     ) -> None:
-        """Prepare.
+        """Keep the workload and the state to assign from.
 
         Args:
             workload: The workload that needs flavors.
-            snapshot: The state that is read.
-            simulate: Simulates preemption for one key.
-            progress: The flavor at which an earlier scan stopped.
+            snapshot: The queues and flavors with their present use.
+            simulate: Tells whether preemption can free an amount of one `Key` (flavor and resource).
+            flavor_cursor: The flavor at which an earlier scan stopped.
             cycle: Number of the present cycle.
             only: Flavors to use, by pod set; None allows all.
             replaced: The smaller slice that the workload replaces.
@@ -80,7 +80,7 @@ class FlavorAssigner:
         self.snapshot = snapshot
         self.queue = snapshot.queue_of(workload)
         self.simulate = simulate
-        self.progress = progress
+        self.flavor_cursor = flavor_cursor
         self.cycle = cycle
         self.only = only
         self.replaced = replaced
@@ -120,7 +120,7 @@ class FlavorAssigner:
                     assignment.verdict = AssignmentMode.NO_FIT
             if assignment.verdict is AssignmentMode.NO_FIT:
                 break
-        assignment.progress = FlavorCursor(tuple(tried), self.queue.generation, self.cycle, self.workload.shape)
+        assignment.flavor_cursor = FlavorCursor(tuple(tried), self.queue.generation, self.cycle, self.workload.shape)
         if self.snapshot.topology is not None and assignment.verdict is not AssignmentMode.NO_FIT:
             self._place(assignment, self.snapshot.topology)
         if assignment.verdict is AssignmentMode.NO_FIT:
@@ -147,7 +147,7 @@ class FlavorAssigner:
                 return
             assignment.verdict = AssignmentMode.PREEMPT
             _explain(assignment, result.failed.index, result.failed.flavor, result.reason)
-        result = topology.place(assignment.demands, is_empty=True)
+        result = topology.place(assignment.demands, ignores_workloads=True)
         if result.failed is not None:
             failed = result.failed
             self._fail(assignment, failed.index, failed.flavor, result.reason, Pending.TOPOLOGY_PLACEMENT_FAILED)
@@ -167,7 +167,7 @@ class FlavorAssigner:
         _explain(assignment, index, flavor, reason, pending)
 
     def _requests_of(self, index: int, count: int) -> dict[str, int]:
-        requests = self.workload.pod_sets[index].total(count)
+        requests = self.workload.pod_sets[index].requests_of(count)
         if PODS in self.queue.group_by_resource:
             requests[PODS] = count
         return requests
@@ -228,7 +228,7 @@ class FlavorAssigner:
         """Examine the flavors of a resource group, from where the last scan stopped."""
         fungibility = self.queue.spec.fungibility
         requested = {resource: requests[resource] for resource in sorted(requests) if resource in resources.resources}
-        start = self.progress.next_index(group.indexes[0], first) if self.progress else 0
+        start = self.flavor_cursor.next_index(group.indexes[0], first) if self.flavor_cursor else 0
         best_choices: dict[str, tuple[str, FlavorMode, int]] = {}
         best_mode, best_level = FlavorMode.NO_FIT, 0
         attempts: list[FlavorAttempt] = []
@@ -299,25 +299,25 @@ class FlavorAssigner:
     def _compare(self, key: Key, requested: int) -> tuple[Pending, Inequality]:
         """Compare the requested amount of one key with the quota."""
         quota_node, spec = self.queue.quota_node, self.queue.spec
-        slot = quota_node.slots.get(key) or quota_node.at(key)
-        available, potential, pending = max(0, slot.available()), slot.potential, Pending.NONE
+        cell = quota_node.cells.get(key) or quota_node.at(key)
+        available, potential, pending = max(0, cell.available()), cell.potential, Pending.NONE
         if requested > potential:
             mode, level, pending = FlavorMode.NO_FIT, 0, Pending.EXCEEDS_MAX_QUOTA
         elif requested <= available:
             mode, level = (
                 FlavorMode.FIT,
-                0 if slot.use + requested <= slot.subtree else quota_node.level(key, requested)[0],
+                0 if cell.use + requested <= cell.subtree else quota_node.level(key, requested)[0],
             )
         else:
             level, is_smaller = quota_node.level(key, requested)
             may_borrow_and_preempt = spec.preemption.borrow_within is not None or (
                 self.snapshot.rules.fair_sharing and spec.preemption.reclaim is not PreemptionPolicy.NEVER
             )
-            if slot.nominal >= requested or is_smaller or may_borrow_and_preempt:
+            if cell.nominal >= requested or is_smaller or may_borrow_and_preempt:
                 mode, level = self.simulate(self.workload, key, requested)
             else:
                 mode, pending = FlavorMode.NO_FIT, Pending.WAITING_FOR_QUOTA
-        return pending, Inequality(key[1], requested, available, potential, slot.nominal, slot.use, mode, level)
+        return pending, Inequality(key[1], requested, available, potential, cell.nominal, cell.use, mode, level)
 
     def _why_pending(self, assignment: Assignment) -> Pending:
         """Return one reason: the least severe of a group's flavors, the most severe of all groups and pod sets."""

@@ -294,7 +294,7 @@ def flavor_of(instance_type: str) -> Flavor:
 # ---------------------------------------------------------------- to HyperPod's format
 
 
-def quota_of(queue: Queue, types: InstanceTypes) -> tuple[ComputeQuota, list[str]]:
+def compute_quota_of(queue: Queue, types: InstanceTypes) -> tuple[ComputeQuota, list[str]]:
     """Return a queue as a compute quota, and the properties that HyperPod cannot express."""
     team = queue.name.removeprefix(_NAMESPACE_PREFIX).removesuffix(_QUEUE_SUFFIX)
     lost: list[str] = []
@@ -371,7 +371,9 @@ def _resources(quotas: FlavorQuotas, instance: InstanceType, amount: Any, note_l
         return quota_resources
     partitions = {name.removeprefix(MIG_PREFIX): units for name, units in amounts.items() if "/mig-" in name and units}
     if len(partitions) > 1:
-        note_loss(f"{quotas.flavor}: HyperPod allows only one accelerator partition; it becomes {min(partitions)}")
+        note_loss(
+            f"{quotas.flavor}: HyperPod allows one accelerator partition per quota: only {min(partitions)} is kept"
+        )
     partition = Partition(type=min(partitions), count=partitions[min(partitions)]) if partitions else None
     if any(units >= UNLIMITED for units in amounts.values()):
         note_loss(f"{quotas.flavor}: HyperPod has no unlimited amounts")

@@ -33,21 +33,20 @@ class Nominator:
         self._snapshot = snapshot
         self._cycle = cycle
         self._victims: dict[tuple[object, ...], list[Victim]] = {}
-        """Victims of the present workload by (requested, contested, domains). Simulation and nomination often ask the
-        same.
-        """
+        """(amounts, keys that need preemption, domains) → victims for the present workload. Simulation and nomination
+        often ask the same."""
 
     def nominate(
-        self, workload: Workload, progress: FlavorCursor | None, only: tuple[Mapping[str, str], ...] | None = None
+        self, workload: Workload, flavor_cursor: FlavorCursor | None, only: tuple[Mapping[str, str], ...] | None = None
     ) -> Nomination:
         """Find flavors, victims and domains at full size, else at the largest size that can be admitted.
 
         Args:
             workload: The head of a queue.
-            progress: The flavor at which an earlier scan stopped.
+            flavor_cursor: The flavor at which an earlier scan stopped.
             only: Flavors to use, by pod set; None allows all.
         """
-        nomination = self._nominate(workload, progress, only)
+        nomination = self._nominate(workload, flavor_cursor, only)
         assignment = nomination.assignment
         if assignment.demands and assignment.verdict is AssignmentMode.PREEMPT:
             self._place_afterwards(nomination)
@@ -58,16 +57,22 @@ class Nominator:
         topology, victims = self._snapshot.topology, nomination.victims
         assert topology is not None
         with self._snapshot.without_use_of(victim.admitted for victim in victims):
-            nomination.assignment.place(topology.place(nomination.assignment.demands, is_empty=not victims))
+            nomination.assignment.place(topology.place(nomination.assignment.demands, ignores_workloads=not victims))
 
     def _nominate(
-        self, workload: Workload, progress: FlavorCursor | None, only: tuple[Mapping[str, str], ...] | None
+        self, workload: Workload, flavor_cursor: FlavorCursor | None, only: tuple[Mapping[str, str], ...] | None
     ) -> Nomination:
         self._victims.clear()
         queue = self._snapshot.queue_of(workload)
         replaced = queue.admitted.get(workload.replaces) if workload.replaces else None
         assigner = FlavorAssigner(
-            workload, self._snapshot, self._simulate, progress=progress, cycle=self._cycle, only=only, replaced=replaced
+            workload,
+            self._snapshot,
+            self._simulate,
+            flavor_cursor=flavor_cursor,
+            cycle=self._cycle,
+            only=only,
+            replaced=replaced,
         )
         full = assigner.assign(workload.counts)
         victims = self._victims_of(full, workload)
@@ -84,23 +89,24 @@ class Nominator:
         if assignment.verdict is AssignmentMode.FIT:
             return []
         if assignment.verdict is AssignmentMode.PREEMPT:
-            use, contested = positive(assignment.use), assignment.contested
-            return self._find_victims(workload, use, contested, assignment.demands) or None
+            use, keys_needing_preemption = positive(assignment.use), assignment.keys_needing_preemption
+            return self._find_victims(workload, use, keys_needing_preemption, assignment.demands) or None
         return None
 
     def _search_smaller(self, assigner: FlavorAssigner, workload: Workload) -> Nomination | None:
         """Find the largest size between full and minimum that can be admitted, by binary search."""
-        slack = [
+        reducible_counts = [
             pod_set.count - (pod_set.count if pod_set.min_count is None else pod_set.min_count)
             for pod_set in workload.pod_sets
         ]
-        steps = sum(slack)
+        steps = sum(reducible_counts)
         low, high = 0, steps + 1
         largest: tuple[int, Nomination] | None = None
         while low < high:
             middle = (low + high) // 2
             counts = tuple(
-                count - reducible * middle // steps for count, reducible in zip(workload.counts, slack, strict=True)
+                count - reducible * middle // steps
+                for count, reducible in zip(workload.counts, reducible_counts, strict=True)
             )
             assignment = assigner.assign(counts)
             victims = self._victims_of(assignment, workload)
@@ -116,28 +122,30 @@ class Nominator:
         self,
         workload: Workload,
         requested: Amounts,
-        contested: frozenset[Key],
+        keys_needing_preemption: frozenset[Key],
         demands: tuple[TopologyDemand, ...] = (),
     ) -> list[Victim]:
-        name: tuple[object, ...] = (frozenset(requested.items()), contested)
+        cache_key: tuple[object, ...] = (frozenset(requested.items()), keys_needing_preemption)
         if demands:
-            name = (*name, *((demand.index, demand.count, demand.flavor) for demand in demands))
-        if name not in self._victims:
+            cache_key = (*cache_key, *((demand.index, demand.count, demand.flavor) for demand in demands))
+        if cache_key not in self._victims:
             topology, queue = self._snapshot.topology, self._snapshot.queue_of(workload)
             has_domains = None
             if topology is not None and demands:
                 has_domains = partial(_has_domains, topology, demands)
-            demand = QuotaDemand(workload, queue, requested, contested, workload.replaces, has_domains)
+            demand = QuotaDemand(workload, queue, requested, keys_needing_preemption, workload.replaces, has_domains)
             find = fair_sharing.fair_victims if self._snapshot.rules.fair_sharing else classical_victims
-            self._victims[name] = find(demand, self._snapshot)
-        return [*self._victims[name]]
+            self._victims[cache_key] = find(demand, self._snapshot)
+        return [*self._victims[cache_key]]
 
     def _simulate(self, workload: Workload, key: Key, amount: int) -> tuple[FlavorMode, int]:
-        """Return whether preemption frees this amount of one key alone, and the borrowing level afterwards."""
-        contested = frozenset((key,))
+        """Return whether preemption frees this amount of one resource of one flavor, and the borrowing level then."""
+        keys_needing_preemption = frozenset((key,))
         requested = {key: amount}
-        demand = QuotaDemand(workload, self._snapshot.queue_of(workload), requested, contested, workload.replaces)
-        return simulate(demand, key, self._find_victims(workload, requested, contested), self._snapshot)
+        demand = QuotaDemand(
+            workload, self._snapshot.queue_of(workload), requested, keys_needing_preemption, workload.replaces
+        )
+        return simulate(demand, key, self._find_victims(workload, requested, keys_needing_preemption), self._snapshot)
 
 
 def _has_domains(topology: TopologyState, demands: tuple[TopologyDemand, ...]) -> bool:

@@ -314,8 +314,8 @@ class PodSet:
         requests = self.requests if self.node_requests is None else self.node_requests
         return {**requests, PODS: 1}
 
-    def total(self, count: int) -> dict[str, int]:
-        """Return the requests of this many pods."""
+    def requests_of(self, count: int) -> dict[str, int]:
+        """Return what this many pods request together."""
         return {resource: amount * count for resource, amount in self.requests.items()}
 
 

@@ -27,7 +27,7 @@ class PendingWorkload:
     """A pending workload, and where its scan of the flavors stopped."""
 
     workload: Workload
-    progress: FlavorCursor | None = None
+    flavor_cursor: FlavorCursor | None = None
 
 
 @dataclass(slots=True)
@@ -228,7 +228,7 @@ class PendingQueue:
         """Put back a workload that was not admitted; return whether it was parked.
 
         Args:
-            waiting: The workload, with the progress of its flavor scan.
+            waiting: The workload, with the cursor of its flavor scan.
             at_once: Whether to try it again in the next cycle.
             parks_shape: Whether every workload of its shape would get the same decision.
             is_preempting: Whether it waits for its evictions.
@@ -241,7 +241,7 @@ class PendingQueue:
         elif self.sticky == workload.workload_id and parks_shape:
             self.sticky = ""  # no workload can still be evicted for it; a skipped workload stays sticky
         was_woken = self._woken_at >= self._pops
-        has_more = waiting.progress is not None and waiting.progress.has_more
+        has_more = waiting.flavor_cursor is not None and waiting.flavor_cursor.has_more
         may_park = is_best_effort or bool(workload.inadmissible_reason)
         parks = (
             may_park and parks_shape and not (at_once or has_more or (was_woken and not workload.inadmissible_reason))
@@ -260,7 +260,7 @@ class PendingQueue:
         keys = (
             [key for key in self._same_shape if key[0] in woken]
             if self.orders_by_use
-            else [(name, "") for name in woken]
+            else [(shape, "") for shape in woken]
         )
         for key in keys:
             group = self._drop_stale(key)

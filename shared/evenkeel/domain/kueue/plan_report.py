@@ -249,7 +249,7 @@ class SettingAnswer(Output):
     value: str
 
 
-class LoopAnswer(Output):
+class EvictionLoopReport(Output):
     """Jobs that evict each other without end.
 
     The plan stops at the first repeated state, and continues with later events.
@@ -286,7 +286,7 @@ class Plan(Output):
     profile: str
     fair_sharing: bool
     cycles: tuple[CycleAnswer, ...]
-    loops: tuple[LoopAnswer, ...] = ()
+    loops: tuple[EvictionLoopReport, ...] = ()
     """Eviction loops; only with `--evictions released`."""
     end: State
     warnings: tuple[str, ...]
@@ -424,15 +424,15 @@ def _quotas_and_use(quota_node: QuotaNode) -> dict[str, object]:
             QuotaUsage(
                 flavor=key[0],
                 resource=key[1],
-                nominal=quantities.text(key[1], slot.nominal),
-                subtree=quantities.text(key[1], slot.subtree),
-                used=quantities.text(key[1], slot.use),
-                borrowed=quantities.text(key[1], max(0, slot.use - slot.subtree)),
-                available=quantities.text(key[1], max(0, slot.available())),
-                potential=quantities.text(key[1], slot.potential),
+                nominal=quantities.text(key[1], cell.nominal),
+                subtree=quantities.text(key[1], cell.subtree),
+                used=quantities.text(key[1], cell.use),
+                borrowed=quantities.text(key[1], max(0, cell.use - cell.subtree)),
+                available=quantities.text(key[1], max(0, cell.available())),
+                potential=quantities.text(key[1], cell.potential),
             )
-            for key, slot in sorted(quota_node.slots.items(), key=lambda item: item[0])
-            if slot.subtree or slot.use or key in quota_node.quotas
+            for key, cell in sorted(quota_node.cells.items(), key=lambda item: item[0])
+            if cell.subtree or cell.use or key in quota_node.quotas
         ),
         "share": ShareAnswer(
             value=math.ceil(share.value) if is_finite else None,

@@ -68,8 +68,8 @@ class QuotaDemand:
     workload: Workload
     queue: ClusterQueueSnapshot
     requested: Amounts
-    contested: frozenset[Key]
-    """The keys that need preemption."""
+    keys_needing_preemption: frozenset[Key]
+    """The (flavor, resource) pairs that need preemption."""
     replaced: str = ""
     """The slice that the workload replaces. It is never a victim."""
     has_domains: Callable[[], bool] | None = None
@@ -77,7 +77,7 @@ class QuotaDemand:
 
 
 def fits_now(demand: QuotaDemand, *, may_borrow: bool) -> bool:
-    """Whether the workload fits now."""
+    """Whether the demand fits in the quota that is free now, and its pods in the topology if it has one."""
     quota_node = demand.queue.quota_node
     for key, amount in demand.requested.items():
         if not may_borrow and quota_node.borrows_with(key, amount):
@@ -90,7 +90,7 @@ def fits_now(demand: QuotaDemand, *, may_borrow: bool) -> bool:
 def order_key(
     candidate: Admitted, queue: str, now: float, median_risk: float | None = None
 ) -> tuple[bool, bool, int, float, float, str]:
-    """Sort candidates: evicted candidates first, then other queues, lower priority, later admission, and by id.
+    """Sort candidates: evicted candidates first, then other queues, lower priority, later admission, `tie_break`.
 
     With a median risk, less work at risk comes before later admission. A candidate of unknown risk gets the median.
     """
@@ -163,14 +163,18 @@ def compute_median_risk(candidates: Iterable[Admitted], snapshot: Snapshot) -> f
 def candidates_in(
     queue: ClusterQueueSnapshot, demand: QuotaDemand, policy: PreemptionPolicy, snapshot: Snapshot
 ) -> Iterator[Admitted]:
-    """Yield the workloads of a queue that may be preempted and use a contested key."""
+    """Yield the workloads of a queue that may be preempted and use a key that needs preemption."""
     if policy is PreemptionPolicy.NEVER:
         return
-    workload, contested = demand.workload, demand.contested
+    workload, keys_needing_preemption = demand.workload, demand.keys_needing_preemption
     rules = snapshot.rules
     is_guarded = rules.min_run_seconds or rules.flap_guard_seconds or rules.preempt_after_seconds
     for admitted in queue.admitted.values():
-        if admitted.is_pinned or admitted.workload.workload_id == demand.replaced or contested.isdisjoint(admitted.use):
+        if (
+            admitted.is_pinned
+            or admitted.workload.workload_id == demand.replaced
+            or keys_needing_preemption.isdisjoint(admitted.use)
+        ):
             continue
         if not outranks(workload, admitted.workload, policy):
             continue
@@ -278,7 +282,7 @@ def preemptable_victims(demand: QuotaDemand, snapshot: Snapshot, *, may_borrow: 
 
 def _is_under_nominal(demand: QuotaDemand) -> bool:
     quota_node = demand.queue.quota_node
-    return all(slot.nominal > slot.use for slot in map(quota_node.at, demand.contested))
+    return all(cell.nominal > cell.use for cell in map(quota_node.at, demand.keys_needing_preemption))
 
 
 def _candidates_in_order(
@@ -332,7 +336,11 @@ def _own_quota_covers(quota_node: QuotaNode, requested: Mapping[Key, int]) -> tu
 def _over_quota_below(quota_node: QuotaNode, visited: QuotaNode | None, demand: QuotaDemand) -> Iterator[QuotaNode]:
     """Yield the queues below a quota node that use more than their quota, and skip cohorts that do not."""
     for child in quota_node.children:
-        if child is visited or child is demand.queue.quota_node or child.is_within_quota(demand.contested):
+        if (
+            child is visited
+            or child is demand.queue.quota_node
+            or child.is_within_quota(demand.keys_needing_preemption)
+        ):
             continue
         if child.is_queue:
             yield child
@@ -374,12 +382,12 @@ def _is_usable(candidate: _Candidate, demand: QuotaDemand, snapshot: Snapshot, *
     if may_borrow and candidate.kind is _Kind.WITHOUT_BORROWING:
         return False
     quota_node = snapshot.queue_of(candidate.admitted.workload).quota_node
-    if quota_node.is_within_quota(demand.contested):
+    if quota_node.is_within_quota(demand.keys_needing_preemption):
         return False
     for ancestor in quota_node.path:
         if ancestor is candidate.common_ancestor:
             return True
-        if ancestor.is_within_quota(demand.contested):
+        if ancestor.is_within_quota(demand.keys_needing_preemption):
             return False
     return True
 

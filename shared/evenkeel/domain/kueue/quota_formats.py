@@ -210,7 +210,7 @@ def _convert_to_hyperpod(declared: QuotaDocuments) -> ConvertedQuotas:
     for queue in declared.queues.values():
         if queue.name.startswith(hyperpod_cluster_policy.IDLE_PREFIX):
             continue  # HyperPod creates this queue from the cluster's capacity
-        quota, lost = hyperpod_cluster_policy.quota_of(queue, declared.types)
+        quota, lost = hyperpod_cluster_policy.compute_quota_of(queue, declared.types)
         again = quota.to_queue(declared.types)
         losses += lost or list(_changed_amounts(queue, again))
         quotas.append(quota.model_dump(mode="json", by_alias=True, exclude_none=True))

@@ -88,7 +88,7 @@ class DecayedUse:
             use.decayed[name] = use.decayed.get(name, 0.0) + amount
 
     def set_reported(self, sub_queue: str, amounts: Mapping[str, float], at: float) -> None:
-        """Set a sub-queue's use at a time, by resource. It includes the use of running workloads until then."""
+        """Set the reported recent use of a sub-queue, by resource. It covers everything until the time `at`."""
         self._by_sub_queue[sub_queue] = _Use(dict(amounts), at=at, reported_until=at)
 
     def stop(self, admitted: Admitted, now: float) -> None:

@@ -33,7 +33,7 @@ from evenkeel.domain.kueue.plan_events import (
 from evenkeel.domain.kueue.plan_report import (
     CycleAnswer,
     DecisionAnswer,
-    LoopAnswer,
+    EvictionLoopReport,
     Plan,
     SettingAnswer,
     decision_of,
@@ -64,7 +64,7 @@ class Replay:
     at: float = 0.0
     scheduler: Scheduler = field(init=False)
     cycles: list[CycleAnswer] = field(default_factory=list)
-    loops: list[LoopAnswer] = field(default_factory=list)
+    loops: list[EvictionLoopReport] = field(default_factory=list)
     """Eviction loops found so far. The cycles of an instant stop after one period of a loop."""
     decisions: list[CycleDecision] = field(default_factory=list)
     unqueued: dict[str, str] = field(default_factory=dict)
@@ -214,8 +214,8 @@ class Replay:
         self.unqueued[waiting.workload_id] = reason
         self._removed[waiting.workload_id] = waiting
 
-    def _restore_changes(self, job: str, removed: Workload | None) -> None:
-        """Apply to a job that is pending again the changes that events had made before it was removed."""
+    def _reapply_changes(self, job: str, removed: Workload | None) -> None:
+        """Give a pending job the priority, the pod sets and the requeue time that it had when it was removed."""
         waiting = self._pending(job)
         if waiting is not None and removed is not None:
             self.scheduler.submit(
@@ -297,31 +297,31 @@ class Replay:
 
     def _reread_jobs(self) -> None:
         """Read jobs again after a queue appeared, was stopped, or changed its namespaces."""
-        for name, (raw, where) in list(self._documents.items()):
-            holder = self.scheduler.admitted(name)
-            if holder is not None:
-                if self.declared.stop_of(holder.workload).ends(holder):
-                    self.scheduler.evict(name)
+        for job_id, (raw, where) in list(self._documents.items()):
+            admitted = self.scheduler.admitted(job_id)
+            if admitted is not None:
+                if self.declared.stop_of(admitted.workload).ends(admitted):
+                    self.scheduler.evict(job_id)
                 continue
-            waiting, job = self._pending(name), self.declared.job(raw, where)
-            if waiting is None and name in self.unqueued and not job.unqueued:
-                removed = self._removed.get(name)
+            waiting, job = self._pending(job_id), self.declared.job(raw, where)
+            if waiting is None and job_id in self.unqueued and not job.unqueued:
+                removed = self._removed.get(job_id)
                 self.submit(raw, where)
-                self._restore_changes(name, removed)
+                self._reapply_changes(job_id, removed)
             elif waiting is not None and job.unqueued:
                 self._remove_pending(waiting, job.unqueued)
             elif waiting is not None:
-                now = job.workload
-                moved = replace(
+                declared = job.workload
+                updated = replace(
                     waiting,
-                    queue=now.queue,
-                    inadmissible_reason=now.inadmissible_reason,
-                    blocks_when_inadmissible=now.blocks_when_inadmissible,
-                    sub_weight=now.sub_weight,
+                    queue=declared.queue,
+                    inadmissible_reason=declared.inadmissible_reason,
+                    blocks_when_inadmissible=declared.blocks_when_inadmissible,
+                    sub_weight=declared.sub_weight,
                 )
-                if moved != waiting:
+                if updated != waiting:
                     self.scheduler.withdraw(waiting)
-                    self.scheduler.submit(moved)
+                    self.scheduler.submit(updated)
 
     def _reconfigure(self) -> None:
         self.scheduler.reconfigure(*self.declared.everything())
@@ -372,7 +372,7 @@ class Replay:
             for setting in itertools.islice(candidate_settings(self.scheduler, evictions), _MAX_SETTINGS):
                 if (setting.queue, setting.field) not in settings and self._ends_with(setting):
                     settings[setting.queue, setting.field] = setting  # the smallest sufficient change of this field
-        loop = LoopAnswer(
+        loop = EvictionLoopReport(
             at=self.at,
             last_cycle=last_cycle,
             jobs=tuple(sorted({name for eviction in evictions for name in (eviction.by, eviction.victim)})),
@@ -450,8 +450,8 @@ def _without_admission(document: Any) -> Any:
 
 
 def _scan_state(decision: CycleDecision) -> object:
-    progress = decision.assignment.progress
-    return [sorted(indexes.items()) for indexes in progress.tried] if progress else None
+    flavor_cursor = decision.assignment.flavor_cursor
+    return [sorted(indexes.items()) for indexes in flavor_cursor.tried] if flavor_cursor else None
 
 
 def _with_counts(pod_sets: tuple[PodSet, ...], counts: tuple[int, ...]) -> tuple[PodSet, ...]:

@@ -294,7 +294,7 @@ class Scheduler:
         is_strict = queue.spec.strategy is QueueingStrategy.STRICT
         lets_others_pass = decision.result is Result.INADMISSIBLE and not workload.blocks_when_inadmissible
         parked = pending.requeue(
-            PendingWorkload(workload, entry.progress),
+            PendingWorkload(workload, entry.flavor_cursor),
             at_once=(is_strict and not lets_others_pass) or decision.result in _TRIED_AGAIN_AT_ONCE,
             parks_shape=decision.result in _SAME_FOR_ALL_OF_A_SHAPE,
             is_preempting=decision.result in (Result.PREEMPTING, Result.DEFERRED),

@@ -135,11 +135,11 @@ class QuotaDocuments:
         """
         for document in manifest_kinds.items_of(raw):
             if isinstance(document, dict) and _HYPERPOD_FIELDS & document.keys():
-                self._add_hyperpod(document, where)
+                self._add_hyperpod_answer(document, where)
             elif isinstance(document, dict) and "kind" in document:
                 self._add_manifest(document, where)
             elif isinstance(document, dict) and {"queues", "cohorts", "flavors", "priorityClasses"} & document.keys():
-                self._add_own(document, where)
+                self._add_short_form(document, where)
             else:
                 raise DocumentError(where, "", "is neither a Kueue manifest, nor HyperPod's JSON, nor has it `queues`")
 
@@ -193,7 +193,8 @@ class QuotaDocuments:
             case node_manifests.PodManifest():
                 self.pods[(document.metadata.namespace, name)] = document
 
-    def _add_hyperpod(self, raw: Mapping[str, Any], where: str) -> None:
+    def _add_hyperpod_answer(self, raw: Mapping[str, Any], where: str) -> None:
+        """Add the answer of a HyperPod API call: compute quotas, the scheduler's configuration, or instance groups."""
         file, name = where, raw.get("Name", "")
         if "ComputeQuotaTarget" in raw:
             where = f"{file}: ComputeQuota/{name}"
@@ -201,16 +202,18 @@ class QuotaDocuments:
             queue = quota.to_queue(self.types, where)
             self.queues[queue.name] = queue
             namespace = f"hyperpod-ns-{quota.team}"
-            local = {
+            local_queue = {
                 "metadata": {"name": f"{namespace}-localqueue", "namespace": namespace},
                 "spec": {"clusterQueue": queue.name},
             }
-            self.local_queues[(namespace, f"{namespace}-localqueue")] = queue_manifests.LocalQueue.model_validate(local)
+            self.local_queues[(namespace, f"{namespace}-localqueue")] = queue_manifests.LocalQueue.model_validate(
+                local_queue
+            )
             for group in queue.groups:
                 for flavor in group.flavors:
                     self.flavors.setdefault(flavor.flavor, hyperpod_cluster_policy.flavor_of(flavor.flavor))
         for compute_quota in raw.get("ComputeQuotas", ()):
-            self._add_hyperpod(compute_quota, file)
+            self._add_hyperpod_answer(compute_quota, file)
         if "SchedulerConfig" in raw:
             config = self.read_warnings.read(
                 hyperpod_cluster_policy.SchedulerConfig, raw, f"{file}: ClusterSchedulerConfig/{name}"
@@ -223,7 +226,7 @@ class QuotaDocuments:
             cluster = self.read_warnings.read(hyperpod_cluster_policy.ClusterCapacity, raw, f"{file}: Cluster/{name}")
             self.instance_groups += cluster.instance_groups
 
-    def _add_own(self, raw: Mapping[str, Any], where: str) -> None:
+    def _add_short_form(self, raw: Mapping[str, Any], where: str) -> None:
         document = self.read_warnings.read(short_form.ShortQuotas, raw, where)
         for queue in document.queues:
             self.queues[queue.name] = queue.to_queue()

@@ -91,7 +91,7 @@ class ShortPreemption(Document):
 
 
 class ShortFungibility(Document):
-    """The order of flavors of a queue in the short form."""
+    """When a queue tries its next flavor instead of borrowing or preempting (Kueue's `flavorFungibility`)."""
 
     when_can_borrow: Fungible = Fungible.STOP
     when_can_preempt: Fungible = Fungible.TRY_NEXT
@@ -213,7 +213,7 @@ class ShortFlavor(Document):
 
 
 class ShortQuotas(Document):
-    """All queues, cohorts, flavors and priority classes in one object."""
+    """All queues, cohorts, flavors and priority classes in the short form of a `--quota` file."""
 
     queues: tuple[ShortQueue, ...] = ()
     cohorts: tuple[ShortCohort, ...] = ()

@@ -227,8 +227,11 @@ def _inner_sizes(levels: tuple[str, ...], constraints: tuple[SliceConstraint, ..
 
 
 @dataclass(slots=True)
-class _Capacity:
-    """The pods and slices that fit in a domain; once the domain is chosen, those that it gets."""
+class _PodCounts:
+    """Numbers of pods and slices in one domain.
+
+    The search first stores how many fit, then how many are assigned.
+    """
 
     pods: int = 0
     slices: int = 0
@@ -276,7 +279,7 @@ def choose_domains(
 class _Choice:
     tree: TopologyTree
     request: _ResolvedRequest
-    capacities: dict[Domain, _Capacity] = field(default_factory=dict)
+    capacities: dict[Domain, _PodCounts] = field(default_factory=dict)
     excluded: Counter[str] = field(default_factory=Counter)
 
     def run(
@@ -310,7 +313,7 @@ class _Choice:
         want = self.request
         leaves, excluded = self.tree.matching(want.pod_set)
         self.excluded = Counter(excluded)
-        self.capacities = {domain: _Capacity() for level in self.tree.domains for domain in level}
+        self.capacities = {domain: _PodCounts() for level in self.tree.domains for domain in level}
         resources = {**want.needs, **(want.leader_needs or {})}
         for leaf in leaves:
             amounts, capacity = free(leaf, resources), self.capacities[leaf]

@@ -210,8 +210,8 @@ class TopologyAssignmentManifest(Document):
         return self
 
     def _domains(self) -> list[TopologyDomain]:
-        own = [TopologyDomain(domain.values, domain.count) for domain in self.domains]
-        return own + [domain for part in self.slices for domain in part.domains()]
+        listed = [TopologyDomain(domain.values, domain.count) for domain in self.domains]
+        return listed + [domain for assignment_slice in self.slices for domain in assignment_slice.domains()]
 
     def to_assignment(self, flavors: tuple[str, ...]) -> TopologyAssignment:
         """Return the assignment of a pod set with these flavors."""

@@ -87,13 +87,13 @@ class TopologyState:
 
     def add(self, uses: Iterable[DomainUse]) -> None:
         """Add the use of pods. A domain without a node is ignored."""
-        self._add(uses, 1)
+        self._add_use(uses, 1)
 
     def remove(self, uses: Iterable[DomainUse]) -> None:
         """Remove the use of pods: the reverse of `add`."""
-        self._add(uses, -1)
+        self._add_use(uses, -1)
 
-    def _add(self, uses: Iterable[DomainUse], sign: int) -> None:
+    def _add_use(self, uses: Iterable[DomainUse], sign: int) -> None:
         for use in uses:
             for key in self._keys(use):
                 used = self._used.setdefault(key, Counter())
@@ -121,10 +121,16 @@ class TopologyState:
         return True
 
     def _free(
-        self, tree: TopologyTree, leaf: Domain, resources: FreeAmounts, assumed: Used, *, is_empty: bool = False
+        self,
+        tree: TopologyTree,
+        leaf: Domain,
+        resources: FreeAmounts,
+        assumed: Used,
+        *,
+        ignores_workloads: bool = False,
     ) -> dict[str, int]:
         key, nothing = tree.key(leaf.values), Counter[str]()
-        used, taken = nothing if is_empty else self._used.get(key, nothing), assumed.get(key, nothing)
+        used, taken = nothing if ignores_workloads else self._used.get(key, nothing), assumed.get(key, nothing)
         return {name: leaf.allocatable[name] - used[name] - taken[name] for name in resources}
 
     # ------------------------------------------------------------ demands
@@ -180,12 +186,12 @@ class TopologyState:
             demands.append(TopologyDemand(index, count, names[0], pod_set))
         return demands
 
-    def place(self, demands: Sequence[TopologyDemand], *, is_empty: bool = False) -> PlacementResult:
+    def place(self, demands: Sequence[TopologyDemand], *, ignores_workloads: bool = False) -> PlacementResult:
         """Choose domains for these pod sets, one after the other: all of them or none.
 
         Args:
             demands: The pod sets of one workload.
-            is_empty: Whether to ignore the use of workloads.
+            ignores_workloads: Whether to choose domains as if no workload used a node.
         """
         assignments: dict[int, TopologyAssignment] = {}
         assumed: Used = {}
@@ -193,7 +199,7 @@ class TopologyState:
             tree = self._trees[group[0].flavor]
 
             def free(leaf: Domain, resources: FreeAmounts, tree: TopologyTree = tree) -> dict[str, int]:
-                return self._free(tree, leaf, resources, assumed, is_empty=is_empty)
+                return self._free(tree, leaf, resources, assumed, ignores_workloads=ignores_workloads)
 
             try:
                 pods, leader = _pods_and_leader(group)

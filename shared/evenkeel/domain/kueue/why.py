@@ -30,11 +30,11 @@ class AdmittingChange(Output):
     message: str = Field(alias="said")
     flavor: str = ""
     amounts: dict[str, str] = {}
-    """quota: how much more nominal quota, by resource."""
+    """For kind `quota`: how much more nominal quota, by resource."""
     priority: int | None = None
     counts: tuple[int, ...] = ()
     jobs: tuple[str, ...] = ()
-    """wait: jobs that must end first."""
+    """For kind `wait`: jobs that must end first."""
 
 
 class Why(Output):
@@ -93,8 +93,8 @@ class WhatIf:
             and decisions[0].result not in _GRANTED
             and scheduler.pending[workload.queue].get(workload.workload_id)
         ):
-            progress = decisions[0].assignment.progress
-            if decisions[0].parked or progress is None or not progress.has_more:
+            flavor_cursor = decisions[0].assignment.flavor_cursor
+            if decisions[0].parked or flavor_cursor is None or not flavor_cursor.has_more:
                 break
             decisions = scheduler.cycle(self.now)  # the flavor scan was not complete
         return decisions[0]
@@ -203,7 +203,7 @@ def _by_quota(state: WhatIf, workload: Workload) -> AdmittingChange | None:
     """Find the flavor with the smallest addition to its nominal quota that admits the job without preemption."""
     requested: dict[str, int] = {}
     for pod_set in workload.pod_sets:
-        for resource, amount in {**pod_set.total(pod_set.count), PODS: pod_set.count}.items():
+        for resource, amount in {**pod_set.requests_of(pod_set.count), PODS: pod_set.count}.items():
             requested[resource] = requested.get(resource, 0) + amount
     (queue,) = (candidate for candidate in state.queues if candidate.name == workload.queue)
     smallest: tuple[int, str, dict[str, int]] | None = None
@@ -240,7 +240,7 @@ def _free_amount(state: WhatIf, workload: Workload, resource: str) -> int:
     for admitted_workload in state.admitted:
         scheduler.restore(replace(admitted_workload))
     quota_node = scheduler.snapshot.queues[workload.queue].quota_node
-    return min((quota_node.available(key) for key in quota_node.slots if key[1] == resource), default=0)
+    return min((quota_node.available(key) for key in quota_node.cells if key[1] == resource), default=0)
 
 
 def _with_more(queue: Queue, name: str, flavor: str, addition: dict[str, int]) -> Queue:
@@ -290,16 +290,16 @@ def _by_priority(state: WhatIf, scheduler: Scheduler, workload: Workload) -> Adm
 
 def _by_size(state: WhatIf, workload: Workload) -> AdmittingChange | None:
     """Find the largest size, with all pod sets in proportion, that is admitted without preemption."""
-    spare = sum(max(0, pod_set.count - 1) for pod_set in workload.pod_sets)
+    reducible_count = sum(max(0, pod_set.count - 1) for pod_set in workload.pod_sets)
 
     def sized(step: int) -> Workload:
         pod_sets = tuple(
-            replace(pod_set, count=pod_set.count - max(0, pod_set.count - 1) * step // spare, min_count=None)
+            replace(pod_set, count=pod_set.count - max(0, pod_set.count - 1) * step // reducible_count, min_count=None)
             for pod_set in workload.pod_sets
         )
         return replace(workload, pod_sets=pod_sets)
 
-    steps = _smallest(spare, lambda step: state.decide(sized(step)).result is Result.ADMITTED)
+    steps = _smallest(reducible_count, lambda step: state.decide(sized(step)).result is Result.ADMITTED)
     if steps is None:
         return None
     counts = sized(steps).counts

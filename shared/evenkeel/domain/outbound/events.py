@@ -15,8 +15,8 @@ from evenkeel.domain.health.incidents import Incident, StageTimes
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.nodes import FleetNode, NodeLife
 from evenkeel.domain.policy import PolicyChange
-from evenkeel.domain.recovery.approval import pending_approval
-from evenkeel.domain.recovery.leases import ManualCordons
+from evenkeel.domain.recovery.approval import awaits_approval
+from evenkeel.domain.recovery.manual_cordons import ManualCordons
 from evenkeel.domain.recovery.settling import ALERTING_STATES
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import Instant, Sentence, Value
@@ -246,7 +246,7 @@ def events_of_incident(change: RowTransition, before: Incident | None, after: In
 
 def open_question_of(incident: Incident) -> str:
     """Return a text that identifies the question to a person; another question has another text; empty if none."""
-    if pending_approval(incident) and incident.plan:
+    if awaits_approval(incident) and incident.plan:
         return incident.plan.decision_id
     return incident.state if incident.state in ALERTING_STATES else ""
 
@@ -255,7 +255,7 @@ def _incident_event(change: RowTransition, kind: OutboundKind, incident: Inciden
     fault = default_catalogue().look_up(incident.fault_key)
     node_text = incident.node_name or incident.life.instance_id
     plan = incident.plan
-    pending_plan = plan if plan and pending_approval(incident) else None
+    pending_plan = plan if plan and awaits_approval(incident) else None
     text = f"{node_text}: {fault.name}."
     if kind is OutboundKind.INCIDENT_NEEDS_PERSON and pending_plan:
         text = f"{text} The plan awaits approval: {pending_plan.reason}"

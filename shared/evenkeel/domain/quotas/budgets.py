@@ -17,7 +17,7 @@ from evenkeel.domain.quotas.spending import PeriodUsage, Spending, budget_used, 
 from evenkeel.domain.quotas.teams import Period, Team, TeamSetup
 from evenkeel.domain.renting.rental import Rental, RentalState
 
-_PARTS_PER_MICRO = money.PARTS // money.MICROS_PER_USD
+_COST_PARTS_PER_MICRO = money.COST_PARTS_PER_USD // money.MICROS_PER_USD
 
 Spends = Mapping[tuple[str, str], Spending]
 """By team and name of the period."""
@@ -34,7 +34,7 @@ def rent_by_period(rental: Rental, now: datetime) -> tuple[PeriodUsage, ...]:
             for key, parts in _split_by_period(bill, period, now):
                 result[key] += parts
     return tuple(
-        PeriodUsage(key, Spending(usd_micros=round(parts / _PARTS_PER_MICRO))) for key, parts in result.items()
+        PeriodUsage(key, Spending(usd_micros=round(parts / _COST_PARTS_PER_MICRO))) for key, parts in result.items()
     )
 
 
@@ -92,9 +92,9 @@ def expected_remaining_cost(rental: Rental, now: datetime) -> int:
     A rental that has exceeded its expected cost is expected to cost half as much again, as for its run time
     (`start_estimates`).
     """
-    if not rental.state.serves:
+    if not rental.state.hosts_holder:
         return 0
-    so_far = money.bill(rental.bills(), now).parts
+    so_far = money.bill(rental.bills(), now).cost_parts
     remaining = rental.expected_parts - so_far
     return remaining if remaining > 0 else so_far // 2
 
@@ -110,7 +110,7 @@ def _tightest_budget(
                 round(budget.usd * money.MICROS_PER_USD)
                 - budget_used(budget, team_charges, periods, economy, now).usd_micros
             )
-            * _PARTS_PER_MICRO
+            * _COST_PARTS_PER_MICRO
             for budget in team.budgets
             if budget.usd is not None
         ),
@@ -120,11 +120,11 @@ def _tightest_budget(
 
 def _split_by_period(bill: money.BillableRental, period: Period, now: datetime) -> list[tuple[str, int]]:
     """Return each period's part of a bill: the cost by its end, less the cost by its start."""
-    total, billed_before, result = bill.parts(now), 0, []
+    total, billed_before, result = bill.cost_parts(now), 0, []
     pieces = split_by_period(period, bill.started_at, bill.ended_at or now)
     for key, _, until in pieces[:-1]:
         # A started second is billed. A second across the border belongs to the earlier period.
-        by_then = min(total, bill.replace(ended_at=until, min_billed_seconds=0).parts(now))
+        by_then = min(total, bill.replace(ended_at=until, min_billed_seconds=0).cost_parts(now))
         result.append((key, by_then - billed_before))
         billed_before = by_then
     return [*result, (pieces[-1][0], total - billed_before)]

@@ -6,14 +6,15 @@ accelerators, CPU, memory and `pods`.
 """
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from evenkeel.domain.capacity.instance_types import GPU, NEURON, InstanceTypes, shipped_instance_types
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.kueue.hyperpod_cluster_policy import INSTANCE_TYPE_LABEL
-from evenkeel.domain.kueue.objects import Flavor, Queue
+from evenkeel.domain.kueue.objects import Amounts, Flavor, Queue
 from evenkeel.domain.kueue.queue_manifests import Expression
+from evenkeel.domain.quotas.teams import SchedulerDeclarations
 from evenkeel.domain.resources import Resources
 
 POOL_LABELS = ("sagemaker.amazonaws.com/instance-group-name", "karpenter.sh/nodepool")
@@ -115,3 +116,16 @@ def quota_use(
             if matches_node(flavor, charge.instance_type, charge.pool, {}):
                 return {quotas.flavor: {resource: charge.accelerators}}
     return {}
+
+
+def amounts_by_queue(charges: Iterable[Charge], declared: SchedulerDeclarations) -> Iterator[tuple[str, Amounts]]:
+    """Yield for each charge the queue whose quota it uses, and the amounts. Without such a queue, there are none."""
+    queues = {queue.name: queue for queue in declared.queues}
+    flavors = {flavor.name: with_labels(flavor) for flavor in declared.flavors}
+    for charge in charges:
+        queue = queues.get(charge.queue or charge.team)
+        use = quota_use(charge, queue, flavors, shipped_instance_types()) if queue else {}
+        yield (
+            queue.name if queue else "",
+            {(flavor, resource): amount for flavor, amounts in use.items() for resource, amount in amounts.items()},
+        )

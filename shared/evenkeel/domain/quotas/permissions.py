@@ -71,12 +71,14 @@ def _team_errors(spec: JobSpec, team: Team, setup: TeamSetup) -> Iterator[SpecEr
     if not spec.checkpoint_uri:
         return
     other_teams = (other_team for other_team in setup.teams if other_team.name != team.name)
-    owner = next((other_team.name for other_team in other_teams if _overlaps_folder_of_team(spec, other_team)), "")
+    folder_team = next(
+        (other_team.name for other_team in other_teams if _overlaps_folder_of_team(spec, other_team)), ""
+    )
     if team.checkpoints and not team.has_checkpoints(spec.checkpoint_uri):
         allowed_text = ", ".join(team.checkpoints[:10])
         yield SpecError("checkpoint.uri", f"Team {team.name} keeps checkpoints under {allowed_text}.")
-    elif owner:
-        yield SpecError("checkpoint.uri", f"The path is inside a folder of team {owner}.")
+    elif folder_team:
+        yield SpecError("checkpoint.uri", f"The path is inside a folder of team {folder_team}.")
 
 
 def _overlaps_folder_of_team(spec: JobSpec, team: Team) -> bool:
@@ -97,13 +99,13 @@ def may_read(setup: TeamSetup, job: Job, identity: str, principal: str) -> bool:
     """Whether an identity is a member of the job's team, or submitted the job before its team was set up."""
     if not setup.has_teams or setup.role_in(job.spec.team, identity) is not None:
         return True
-    return bool(principal) and job.owner == principal and job.spec.team not in setup.by_name
+    return bool(principal) and job.submitter == principal and job.spec.team not in setup.by_name
 
 
 def may_change(setup: TeamSetup, job: Job, identity: str, principal: str) -> bool:
     """Whether an identity may cancel, suspend, resume or reprioritise a job: its submitter, or a lead of its team."""
     role = setup.role_in(job.spec.team, identity)
-    is_own = bool(principal) and job.owner == principal
+    is_own = bool(principal) and job.submitter == principal
     if not setup.has_teams or (role is not None and role.includes(Role.LEAD)):
         return True
     # The job may be older than the set-up of its team.

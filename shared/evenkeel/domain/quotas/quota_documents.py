@@ -112,12 +112,12 @@ class DocumentCache:
 
     def runs(self, tree: tuple[str, ...], holders: tuple[Holder, ...]) -> tuple[HolderRun, ...]:
         """Return the holders in a tree as runs."""
-        name = (id(holders), tree)
-        if name not in self._runs:
+        cache_key = (id(holders), tree)
+        if cache_key not in self._runs:
             names = frozenset(tree)
             runs = runs_of(holder for holder in holders if holder[0].workload.queue in names)
-            self._runs[name] = (holders, runs)  # this reference keeps the holders alive, so their id stays unique
-        return self._runs[name][1]
+            self._runs[cache_key] = (holders, runs)  # this reference keeps the holders alive, so their id stays unique
+        return self._runs[cache_key][1]
 
     def documents(self, run: HolderRun) -> tuple[tuple[Json, ...], str]:
         """Return the holders of a run in the short form, and their texts joined with commas."""
@@ -128,10 +128,10 @@ class DocumentCache:
 
     def holder(self, admitted: Admitted, was_evicted: bool) -> SerializedDocument:
         """Return a holder of quota in the short form."""
-        name = (admitted.workload.workload_id, admitted.reserved_at, was_evicted)
-        if name not in self._holders:
-            self._holders[name] = SerializedDocument.of(admitted_document(admitted, was_evicted=was_evicted))
-        return self._holders[name]
+        cache_key = (admitted.workload.workload_id, admitted.reserved_at, was_evicted)
+        if cache_key not in self._holders:
+            self._holders[cache_key] = SerializedDocument.of(admitted_document(admitted, was_evicted=was_evicted))
+        return self._holders[cache_key]
 
     def fits_packed(
         self, tree: tuple[str, ...], documents: Sequence[Json], runs: Iterable[HolderRun], max_size: int

@@ -91,7 +91,7 @@ class QuotaFacts(Value):
     scan_start: tuple[dict[str, int], ...] = ()
     """Where the scan of the flavors started, by pod set: resource → index of the last flavor examined before."""
     summed_holders: int = 0
-    """Number of summed holders."""
+    """Number of jobs that hold quota and appear in `jobs` only as part of a sum."""
     is_cut: bool = False
     """Whether a sum contains holders that could be preempted, because there were too many. Such facts do not replay."""
 
@@ -157,7 +157,7 @@ def quota_facts_of(
         quotas={},
         jobs=(),
         job=document,
-        # How use decays decides only which job is the head, not what the head may use.
+        # The decay of use only decides which job is the head. It does not change what the head may use.
         rules={
             name: list(value) if isinstance(value, tuple) else value
             for name, value in state.rules._asdict().items()
@@ -276,36 +276,37 @@ def _rebuild_scheduler(facts: QuotaFacts, node_fit: NodeFit | None) -> tuple[Sch
 # ---------------------------------------------------------------- selection
 
 
-def _ancestors(queues: Iterable[Queue], cohorts: tuple[Cohort, ...]) -> list[Cohort]:
+def _related_cohorts(queues: Iterable[Queue], cohorts: tuple[Cohort, ...]) -> list[Cohort]:
+    """Return all cohorts of the trees that these queues belong to."""
     by_name = {cohort.name: cohort for cohort in cohorts}
-    ancestors: dict[str, Cohort] = {}
+    related: dict[str, Cohort] = {}
     for queue in queues:
         name = queue.cohort
-        while name in by_name and name not in ancestors:
-            ancestors[name] = by_name[name]
+        while name in by_name and name not in related:
+            related[name] = by_name[name]
             name = by_name[name].parent
-    # Cohorts beside the path also hold quota of the tree.
-    grown = True
-    while grown:
-        roots = {name for cohort in ancestors.values() for name in (cohort.name, cohort.parent) if name}
-        beside = [
+    # Add the rest of each tree: cohorts outside the path from queue to root also lend quota.
+    has_added = True
+    while has_added:
+        names = {name for cohort in related.values() for name in (cohort.name, cohort.parent) if name}
+        relatives = [
             cohort
             for cohort in cohorts
-            if cohort.name not in ancestors and (cohort.parent in roots or cohort.name in roots)
+            if cohort.name not in related and (cohort.parent in names or cohort.name in names)
         ]
-        ancestors |= {cohort.name: cohort for cohort in beside}
-        grown = bool(beside)
-    return [cohort for cohort in cohorts if cohort.name in ancestors]
+        related |= {cohort.name: cohort for cohort in relatives}
+        has_added = bool(relatives)
+    return [cohort for cohort in cohorts if cohort.name in related]
 
 
 def _quota_document(queues: Mapping[str, Queue], state: KueueCycleState) -> Json:
-    above = _ancestors(queues.values(), state.cohorts)
+    cohorts = _related_cohorts(queues.values(), state.cohorts)
     groups = [group for queue in queues.values() for group in queue.groups]
-    groups += [group for cohort in above for group in cohort.groups]
+    groups += [group for cohort in cohorts for group in cohort.groups]
     used_flavors = {flavor.flavor for group in groups for flavor in group.flavors}
     quotas = short_form.ShortQuotas(
         queues=tuple(short_form.ShortQueue.of(queue) for queue in queues.values()),
-        cohorts=tuple(short_form.ShortCohort.of(cohort) for cohort in above),
+        cohorts=tuple(short_form.ShortCohort.of(cohort) for cohort in cohorts),
         flavors=tuple(
             short_form.ShortFlavor.of(state.flavors[name]) for name in sorted(used_flavors & state.flavors.keys())
         ),

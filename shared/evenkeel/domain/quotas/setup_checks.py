@@ -71,7 +71,7 @@ def check_fleet(fleet: FleetQuotas) -> tuple[SetupError, ...]:
 
 def check_setup(setup: TeamSetup) -> tuple[SetupError, ...]:
     """Return all conflicts between teams, or between a team and the fleet's settings."""
-    return tuple(_conflicts(setup))
+    return tuple(_setup_errors(setup))
 
 
 def check_change(old: TeamSetup, new: TeamSetup, team: str = "") -> tuple[SetupError, ...]:
@@ -205,7 +205,7 @@ def _fleet_errors(fleet: FleetQuotas) -> Iterator[SetupError]:
     yield from _class_errors(fleet.priority_classes)
     parents = {short_cohort.name: short_cohort.parent for short_cohort in fleet.cohorts}
     for name in sorted(parents):
-        if name in _ancestors(name, parents):
+        if name in _ancestor_names(name, parents):
             yield SetupError("cohorts", f"{name} is its own ancestor, so no queue below it could admit jobs.")
     yield from _member_errors(fleet.members)
     yield from _size_errors(fleet)
@@ -224,14 +224,14 @@ def _class_errors(classes: Mapping[str, int]) -> Iterator[SetupError]:
             yield SetupError(f"priorityClasses.{name[:80]}", "Use a 32-bit integer.")
 
 
-def _conflicts(setup: TeamSetup) -> Iterator[SetupError]:
+def _setup_errors(setup: TeamSetup) -> Iterator[SetupError]:
     if len(setup.teams) > MAX_TEAMS:
         yield SetupError("name", f"The fleet already has {MAX_TEAMS} teams, which is the limit.")
     # Every pod of a namespace can read all secrets of the namespace.
     for namespace in _duplicates(team.namespace for team in setup.teams if team.namespace):
-        owners = ", ".join(team.name for team in setup.teams if team.namespace == namespace)
+        team_names = ", ".join(team.name for team in setup.teams if team.namespace == namespace)
         yield SetupError(
-            "namespace", f"Teams {owners} would share namespace {namespace}. Give each team its own namespace."
+            "namespace", f"Teams {team_names} would share namespace {namespace}. Give each team its own namespace."
         )
     for team in setup.teams if len(setup.teams) > 1 else ():
         if not team.namespace:
@@ -257,9 +257,9 @@ def _folder_conflicts(setup: TeamSetup) -> Iterator[SetupError]:
         while enclosing and not folder.startswith(enclosing[-1][0]):
             enclosing.pop()
         # Checkpoints on a claim are in the team's own namespace, whatever their path.
-        for outer, owner in enclosing if folder.startswith("s3://") else ():
-            if owner != name:
-                yield SetupError("checkpoints", f"{folder} of team {name} is inside {outer} of team {owner}.")
+        for outer, outer_team in enclosing if folder.startswith("s3://") else ():
+            if outer_team != name:
+                yield SetupError("checkpoints", f"{folder} of team {name} is inside {outer} of team {outer_team}.")
         enclosing.append((folder, name))
 
 
@@ -272,7 +272,7 @@ def _total_size_errors(setup: TeamSetup) -> Iterator[SetupError]:
         yield SetupError("queue", text)
 
 
-def _ancestors(name: str, parents: Mapping[str, str]) -> set[str]:
+def _ancestor_names(name: str, parents: Mapping[str, str]) -> set[str]:
     ancestors: set[str] = set()
     while (name := parents.get(name, "")) and name not in ancestors:
         ancestors.add(name)

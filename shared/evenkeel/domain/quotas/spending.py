@@ -4,13 +4,13 @@ A settled attempt adds its use, from its admission to its end, to each period in
 running attempt is computed from its charge. On rented nodes an attempt adds only hours: the dollars are the rent, which
 the rental adds as it is billed (`budgets.py`). A budget never stops a running job; it only keeps the next job waiting.
 
-Queues that order by recent use need the recent use of each submitter. The sum of `a` accelerators used from b to e, at
-time t
+Queues that order by recent use need the recent use of each submitter. The use of `a`
+accelerators from b to e decays. At time t it counts as
 
-    a · (2^(-(t-e)/h) - 2^(-(t-b)/h)) = 2^(-(t-w)/h) · a · (2^((e-w)/h) - 2^((b-w)/h))        h: the half-life
+    a · (2^(-(t-e)/h) - 2^(-(t-b)/h)) = 2^(-(t-w)/h) · a · (2^((e-w)/h) - 2^((b-w)/h))
 
-remain. Each week that starts at w therefore stores one sum for each submitter, and an attempt adds to it once, at its
-end.
+h is the half-life. The last factor does not depend on t. So each week that starts at w stores one sum for each
+submitter, and an attempt adds to it once, at its end.
 """
 
 import math
@@ -120,7 +120,7 @@ def usage_by_period(attempt: Attempt, ended_at: datetime, economy: EconomyPolicy
 
 def usage_limits(
     team: Team,
-    owner: str,
+    submitter: str,
     accelerators: int,
     charges: Iterable[Charge],
     spent: Mapping[str, Spending],
@@ -131,7 +131,7 @@ def usage_limits(
 
     Args:
         team: The job's team.
-        owner: The principal that submitted the job.
+        submitter: The principal that submitted the job.
         accelerators: The accelerators of the job, over all nodes.
         charges: The charges of the team's running attempts.
         spent: By period name, the use of the team's settled attempts, and its rents.
@@ -140,12 +140,12 @@ def usage_limits(
     """
     all_charges = tuple(charges)
     limits = []
-    if team.max_accelerators_per_user is not None and owner:
-        owner_accelerators = sum(charge.accelerators for charge in all_charges if charge.owner == owner)
-        quantity = f"accelerators that {owner} may hold in team {team.name}"
+    if team.max_accelerators_per_user is not None and submitter:
+        held_accelerators = sum(charge.accelerators for charge in all_charges if charge.submitter == submitter)
+        quantity = f"accelerators that {submitter} may hold in team {team.name}"
         limits.append(
             UsageLimit(
-                quantity=quantity, used=owner_accelerators, limit=team.max_accelerators_per_user, requested=accelerators
+                quantity=quantity, used=held_accelerators, limit=team.max_accelerators_per_user, requested=accelerators
             )
         )
     for budget in team.budgets:
@@ -181,7 +181,7 @@ def budget_used(
     )
 
 
-def _without_price(team: Team, charges: tuple[Charge, ...], economy: EconomyPolicy) -> list[UsageLimit]:
+def _limits_on_unpriced_use(team: Team, charges: tuple[Charge, ...], economy: EconomyPolicy) -> list[UsageLimit]:
     """Return a limit of 0 for accelerators without a price: a budget in dollars cannot limit use without a price."""
     seconds: dict[str, int] = {}
     for charge in charges:
@@ -223,7 +223,7 @@ def _budget_limits(
         limits.append(UsageLimit(quantity=f"accelerator-hours {suffix}", used=hours, limit=budget.gpu_hours))
     if budget.usd is not None:
         limits.append(UsageLimit(quantity=f"dollars {suffix}", used=round(use.usd_micros / 1e6, 2), limit=budget.usd))
-        limits += _without_price(team, charges, economy)
+        limits += _limits_on_unpriced_use(team, charges, economy)
     return limits
 
 

@@ -39,21 +39,27 @@ def usage_rows(
     tree = Tree(queues, cohorts)
     for name, amounts in use.items():
         tree.queues[name].add_all(amounts)
+    rows: dict[str, list[QuotaUsageRow]] = {name: [] for name in tree.queues}
     groups = [group for queue in queues for group in queue.groups]
     groups += [group for cohort in cohorts for group in cohort.groups]
     declared = {(flavor.flavor, resource) for group in groups for flavor in group.flavors for resource in flavor.quotas}
     keys = sorted(declared | {key for amounts in use.values() for key in amounts})
-    lent: dict[tuple[str, Key], int] = {}
     for key in keys:
+        for name, row in usage_of_key(tree, key).items():
+            rows[name].append(row)
+    return {name: tuple(queue_rows) for name, queue_rows in rows.items()}
+
+
+def usage_of_key(tree: Tree, key: Key) -> Mapping[str, QuotaUsageRow]:
+    """Return the row of each queue that has or uses quota of a flavor and resource."""
+    cells = {name: cell for name, quota_node in tree.queues.items() if (cell := quota_node.at(key)).nominal or cell.use}
+    lent: dict[str, int] = {}
+    if any(cell.use > cell.nominal for cell in cells.values()):
         for root in tree.roots():
             _distribute_borrowing(root, key, lent)
     return {
-        name: tuple(
-            QuotaUsageRow(key, slot.nominal, slot.use, max(0, slot.use - slot.nominal), lent.get((name, key), 0))
-            for key in keys
-            if (slot := quota_node.at(key)).nominal or slot.use
-        )
-        for name, quota_node in tree.queues.items()
+        name: QuotaUsageRow(key, cell.nominal, cell.use, max(0, cell.use - cell.nominal), lent.get(name, 0))
+        for name, cell in cells.items()
     }
 
 
@@ -61,15 +67,16 @@ _COHORT_QUOTA = ""
 """Used instead of a team: the quota that a cohort holds itself."""
 
 
-def _distribute_borrowing(
-    quota_node: QuotaNode, key: Key, lent: dict[tuple[str, Key], int]
-) -> tuple[int, dict[str, int]]:
-    """Distribute borrowing below a quota node; return the quota to borrow above it, and the lendable quota by team."""
-    slot = quota_node.at(key)
-    lendable = max(0, slot.subtree - slot.guaranteed - max(0, slot.use - slot.guaranteed))
+def _distribute_borrowing(quota_node: QuotaNode, key: Key, lent: dict[str, int]) -> tuple[int, dict[str, int]]:
+    """Charge the borrowing below a quota node to its lenders: add it to `lent`.
+
+    Return what the subtree must borrow from its parent, and what each team in it can still lend outside.
+    """
+    cell = quota_node.at(key)
+    lendable = max(0, cell.subtree - cell.guaranteed - max(0, cell.use - cell.guaranteed))
     if quota_node.is_queue:
-        return max(0, slot.use - slot.nominal), {quota_node.name: lendable} if lendable else {}
-    to_borrow, lendable_by_team = 0, {_COHORT_QUOTA: slot.nominal} if slot.nominal else {}
+        return max(0, cell.use - cell.nominal), {quota_node.name: lendable} if lendable else {}
+    to_borrow, lendable_by_team = 0, {_COHORT_QUOTA: cell.nominal} if cell.nominal else {}
     for child in quota_node.children:
         child_borrowing, child_lendable = _distribute_borrowing(child, key, lent)
         to_borrow += child_borrowing
@@ -79,11 +86,11 @@ def _distribute_borrowing(
     to_borrow -= from_cohort
     borrowed_by_team = _split_amount(min(to_borrow, sum(lendable_by_team.values())), lendable_by_team)
     for name, amount in borrowed_by_team.items():
-        lent[name, key] = lent.get((name, key), 0) + amount
+        lent[name] = lent.get(name, 0) + amount
         lendable_by_team[name] -= amount
     remaining = {name: amount for name, amount in lendable_by_team.items() if amount}
-    if slot.nominal > from_cohort:
-        remaining[_COHORT_QUOTA] = slot.nominal - from_cohort
+    if cell.nominal > from_cohort:
+        remaining[_COHORT_QUOTA] = cell.nominal - from_cohort
     # A cohort's lending limit may be smaller.
     return to_borrow - sum(borrowed_by_team.values()), _split_amount(min(lendable, sum(remaining.values())), remaining)
 

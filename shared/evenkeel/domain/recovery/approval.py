@@ -18,7 +18,7 @@ def is_approved(incident: Incident) -> bool:
     return bool(plan and approval and approval.approves and approval.decision_id == plan.decision_id)
 
 
-def pending_approval(incident: Incident) -> bool:
+def awaits_approval(incident: Incident) -> bool:
     """Whether the plan of an open incident awaits a person's approval."""
     plan, approval = incident.plan, incident.approval
     if plan is None or plan.outcome != ASK or incident.state.is_settled:
@@ -26,7 +26,7 @@ def pending_approval(incident: Incident) -> bool:
     return approval is None or approval.decision_id != plan.decision_id
 
 
-def beyond_approval(incident: Incident, rungs: Iterable[str]) -> str:
+def why_beyond_approval(incident: Incident, rungs: Iterable[str]) -> str:
     """Return which rungs the fault now needs beyond the approved plan, as one sentence; empty if none.
 
     Args:

@@ -47,7 +47,7 @@ class Drain(Value):
     action: DrainMode
     grace_seconds: int
     grants_grace_on_faulty_node: bool
-    """Whether pods on the faulty node get the same time. If not, they end at once, because they cannot save."""
+    """Whether pods on the faulty node get the same time. If not, they stop at once, because they cannot save."""
     explanation: str
     """The time and its reason, as the end of a sentence."""
     alternatives: tuple[Alternative, ...] = ()
@@ -83,7 +83,7 @@ def plan_drain(facts: DrainFacts, policy: Policy) -> Drain:
     allowed_seconds = math.ceil(facts.drain_seconds * policy.repair.drain_scale)
     cannot_save = facts.can_save is CanSave.NO
     if cannot_save and facts.drain_seconds == 0:
-        # Pods on the faulty node end at once. The job's pods on other nodes may still be able to save.
+        # Pods on the faulty node stop at once. The job's pods on other nodes may still be able to save.
         allowed_seconds = math.ceil(policy.jobs.others_save_seconds * policy.repair.drain_scale)
     if facts.drain_seconds >= 0 and allowed_seconds < grace:
         grace, why = allowed_seconds, "the most that this fault allows"
@@ -169,7 +169,8 @@ def decide_unmanaged_pod(
     if now < until:
         if pod.recreation is PodRecreation.BY_OWNER:
             return UnmanagedPodDecision(
-                action=UnmanagedPodAction.EVICT, reason=f"{pod.label} is evicted; its owner starts it on another node."
+                action=UnmanagedPodAction.EVICT,
+                reason=f"{pod.label} is evicted; its controller starts it on another node.",
             )
         why = (
             "HyperPod restarts it" if pod.recreation is PodRecreation.BY_HYPERPOD else "no controller would restart it"

@@ -76,16 +76,16 @@ def _shared_cause(facts: GuardrailFacts, policy: GuardrailPolicy) -> _Amount:
     window = timedelta(seconds=policy.shared_cause_window_seconds)
 
     def amount_of(cause: SharedCause) -> _Amount:
-        recent = sum(facts.now - at < window for at in cause.faulted_at)
-        together = max(  # open incidents count if they began within one window, however long ago
+        recent_count = sum(facts.now - at < window for at in cause.faulted_at)
+        open_count_in_window = max(  # open incidents count if they began within one window, however long ago
             (sum(timedelta() <= at - first < window for at in cause.open_at) for first in cause.open_at), default=0
         )
-        needed = max(policy.shared_cause_count, math.ceil(policy.shared_cause_share * cause.nodes))
-        return _Amount(max(recent, together), needed, f"unhealthy nodes of {cause.kind} {cause.name}")
+        limit = max(policy.shared_cause_count, math.ceil(policy.shared_cause_share * cause.nodes))
+        return _Amount(max(recent_count, open_count_in_window), limit, f"unhealthy nodes of {cause.kind} {cause.name}")
 
     amounts = [amount_of(cause) for cause in facts.causes]
-    none = _Amount(0, policy.shared_cause_count, "unhealthy nodes that share a cause")
-    return max(amounts, key=lambda amount: (amount.reading or 0) / (amount.limit or 1), default=none)
+    no_cause = _Amount(0, policy.shared_cause_count, "unhealthy nodes that share a cause")
+    return max(amounts, key=lambda amount: (amount.reading or 0) / (amount.limit or 1), default=no_cause)
 
 
 def _stale_evidence(facts: GuardrailFacts, policy: GuardrailPolicy) -> _Amount:
@@ -95,13 +95,15 @@ def _stale_evidence(facts: GuardrailFacts, policy: GuardrailPolicy) -> _Amount:
 
 
 def _fleet_repairs(facts: GuardrailFacts, policy: GuardrailPolicy) -> _Amount:
-    return _Amount(facts.under_way.count_others(facts.life), policy.fleet_repairs, "other nodes of the fleet in repair")
+    return _Amount(
+        facts.under_way.count_others(facts.life_key), policy.fleet_repairs, "other nodes of the fleet in repair"
+    )
 
 
 def _pool_repairs(facts: GuardrailFacts, policy: GuardrailPolicy) -> _Amount:
     limit = _pool_limit(facts, policy.pool_repairs, policy.pool_repair_share)
     return _Amount(
-        facts.under_way.count_others(facts.life, facts.pool), limit, f"other nodes of {facts.pool} in repair"
+        facts.under_way.count_others(facts.life_key, facts.pool), limit, f"other nodes of {facts.pool} in repair"
     )
 
 
@@ -110,12 +112,14 @@ def _repair_rate(facts: GuardrailFacts, policy: GuardrailPolicy) -> _Amount:
 
 
 def _fleet_cordons(facts: GuardrailFacts, policy: GuardrailPolicy) -> _Amount:
-    return _Amount(facts.under_way.count_others(facts.life), policy.fleet_cordons, "other nodes of the fleet cordoned")
+    return _Amount(
+        facts.under_way.count_others(facts.life_key), policy.fleet_cordons, "other nodes of the fleet cordoned"
+    )
 
 
 def _pool_cordons(facts: GuardrailFacts, policy: GuardrailPolicy) -> _Amount:
     limit = _pool_limit(facts, policy.pool_cordons, policy.pool_cordon_share)
-    cordons = facts.under_way.count_others(facts.life, facts.pool)
+    cordons = facts.under_way.count_others(facts.life_key, facts.pool)
     return _Amount(cordons, limit, f"other nodes of {facts.pool} cordoned")
 
 

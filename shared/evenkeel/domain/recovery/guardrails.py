@@ -16,10 +16,12 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import NamedTuple
 
+from pydantic import Field
+
 from evenkeel.domain.health.faults import Severity
 from evenkeel.domain.health.groups import GroupFact, GroupFactKind
 from evenkeel.domain.nodes import FleetNode
-from evenkeel.domain.recovery.leases import Hold
+from evenkeel.domain.recovery.holds import Hold
 from evenkeel.domain.recovery.repair_policy import GuardrailPolicy
 from evenkeel.domain.values import Instant, Value
 from evenkeel.domain.words import count_of
@@ -61,7 +63,7 @@ class GuardrailName(StrEnum):
 class RegisterEntry(Value):
     """A node in a register: in repair, or cordoned by Evenkeel."""
 
-    life: str
+    life_key: str = Field(alias="life")
     """Key of the node life. Each node counts once."""
     incident_id: str
     pool: str
@@ -81,11 +83,11 @@ class Register(Value):
 
     def count_others(self, life: str, pool: str = "") -> int:
         """Return the number of other nodes in the register, in a pool or in all pools."""
-        return sum(entry.life != life and pool in ("", entry.pool) for entry in self.entries)
+        return sum(entry.life_key != life and pool in ("", entry.pool) for entry in self.entries)
 
     def with_entry(self, entry: RegisterEntry, *, is_request: bool) -> "Register":
         """Return the register with a node added. With `is_request`, it counts as a repair request, too."""
-        other_entries = tuple(other for other in self.entries if other.life != entry.life)
+        other_entries = tuple(other for other in self.entries if other.life_key != entry.life_key)
         requested_at = (*self.requested_at, entry.since) if is_request else self.requested_at
         return self.replace(entries=(*other_entries, entry), requested_at=requested_at)
 
@@ -98,7 +100,7 @@ class Register(Value):
 
     def without_nodes(self, *lives: str) -> "Register":
         """Return the register without some nodes. Their repair requests still count for an hour."""
-        return self.replace(entries=tuple(entry for entry in self.entries if entry.life not in lives))
+        return self.replace(entries=tuple(entry for entry in self.entries if entry.life_key not in lives))
 
 
 class SharedCause(Value):
@@ -123,7 +125,7 @@ class SharedCause(Value):
 class GuardrailFacts(Value):
     """Facts for a guardrail verdict."""
 
-    life: str
+    life_key: str = Field(alias="life")
     pool: str
     hold: Hold | None = None
     """Hold in force that covers the node; None if none does."""
@@ -132,7 +134,7 @@ class GuardrailFacts(Value):
     pool_nodes: int = 0
     """Nodes of the pool that can be acted on: not booting, not in maintenance, not gone."""
     causes: tuple[SharedCause, ...] = ()
-    group_facts: tuple[GroupFact, ...] = ()
+    group_reports: tuple[GroupFact, ...] = Field(default=(), alias="groupFacts")
     """Events of the pool and the cluster within the window, oldest first."""
     evidence_at: Instant | None = None
     """Time of the latest fault signal or failed validation."""
@@ -219,7 +221,7 @@ def _check_group_trouble(action: GuardrailAction, facts: GuardrailFacts, policy:
     """Block replacements in a group whose launches fail, and all repairs in a failed cluster."""
     window = timedelta(seconds=policy.shared_cause_window_seconds)
     failure: GroupFact | None = None
-    for fact in facts.group_facts:
+    for fact in facts.group_reports:
         if fact.kind is GroupFactKind.PROVISIONED:
             failure = None if failure and failure.kind in _LAUNCHES_FAIL else failure
         elif fact.kind is GroupFactKind.CLUSTER_STATUS and fact.code == "InService":
@@ -287,7 +289,7 @@ def _check_stale_evidence(
 
 
 def _check_fleet_repairs(_action: GuardrailAction, facts: GuardrailFacts, policy: GuardrailPolicy) -> _Violation | None:
-    repairs = facts.under_way.count_others(facts.life)
+    repairs = facts.under_way.count_others(facts.life_key)
     if repairs < policy.fleet_repairs:
         return None
     return _Violation(
@@ -298,7 +300,7 @@ def _check_fleet_repairs(_action: GuardrailAction, facts: GuardrailFacts, policy
 
 def _check_pool_repairs(_action: GuardrailAction, facts: GuardrailFacts, policy: GuardrailPolicy) -> _Violation | None:
     limit = pool_limit(policy.pool_repairs, policy.pool_repair_share, facts.pool_nodes)
-    repairs = facts.under_way.count_others(facts.life, facts.pool)
+    repairs = facts.under_way.count_others(facts.life_key, facts.pool)
     if repairs < limit:
         return None
     verb = "is" if repairs == 1 else "are"
@@ -320,7 +322,7 @@ def recent_requests(facts: GuardrailFacts) -> list[datetime]:
 
 
 def _check_fleet_cordons(_action: GuardrailAction, facts: GuardrailFacts, policy: GuardrailPolicy) -> _Violation | None:
-    cordons = facts.under_way.count_others(facts.life)
+    cordons = facts.under_way.count_others(facts.life_key)
     if cordons < policy.fleet_cordons or _is_leaving(facts, policy):
         return None
     return _Violation(
@@ -330,7 +332,7 @@ def _check_fleet_cordons(_action: GuardrailAction, facts: GuardrailFacts, policy
 
 def _check_pool_cordons(_action: GuardrailAction, facts: GuardrailFacts, policy: GuardrailPolicy) -> _Violation | None:
     limit = pool_limit(policy.pool_cordons, policy.pool_cordon_share, facts.pool_nodes)
-    cordons = facts.under_way.count_others(facts.life, facts.pool)
+    cordons = facts.under_way.count_others(facts.life_key, facts.pool)
     if cordons < limit or _is_leaving(facts, policy):
         return None
     return _Violation(f"Evenkeel cordoned {_share_of_pool(cordons, facts)}; the limit is {limit}.")
@@ -370,7 +372,7 @@ def pool_limit(count: int | None, share: float | None, pool_size: int) -> int:
     return max(1, min(limits))
 
 
-# ---------------------------------------------------------------- release of blocked actions
+# ---------------------------------------------------------------- blocked actions that may continue
 
 
 class BlockedAction(Value):
@@ -386,20 +388,20 @@ class BlockedAction(Value):
     is_drill: bool = False
 
 
-def released_actions(waiting: Iterable[BlockedAction], policy: GuardrailPolicy) -> frozenset[str]:
+def unblocked_actions(waiting: Iterable[BlockedAction], policy: GuardrailPolicy) -> frozenset[str]:
     """Return the ids of the blocked incidents that may act now, together.
 
-    The order is severity, then age; drills come last. Each released action counts as under way for the next actions, so
-    a guardrail that clears releases only as many actions as its limit allows. An action with stale evidence is released
-    too, because Evenkeel then validates the node instead of repairing it.
+    The order is severity, then age; drills come last. Each unblocked action counts as under way for the next
+    actions, so a guardrail that clears unblocks only as many actions as its limit allows. An action with stale evidence
+    is unblocked too, because Evenkeel then validates the node instead of repairing it.
     """
-    released: set[str] = set()
+    unblocked: set[str] = set()
     entered: dict[GuardrailAction, list[RegisterEntry]] = {
         GuardrailAction.CORDON: [],
         GuardrailAction.REPLACE: [],
         GuardrailAction.STOP: [],
     }
-    for blocked in sorted(waiting, key=_release_order):
+    for blocked in sorted(waiting, key=_unblock_order):
         earlier = entered[GuardrailAction.REPLACE if blocked.action in REPAIRS else blocked.action]
         under_way = blocked.facts.under_way
         for entry in earlier:
@@ -408,7 +410,9 @@ def released_actions(waiting: Iterable[BlockedAction], policy: GuardrailPolicy) 
         if verdict.is_allowed:
             facts = blocked.facts
             earlier.append(
-                RegisterEntry(life=facts.life, incident_id=blocked.incident_id, pool=facts.pool, since=facts.now)
+                RegisterEntry(
+                    life_key=facts.life_key, incident_id=blocked.incident_id, pool=facts.pool, since=facts.now
+                )
             )
         is_stale = verdict.guardrail == GuardrailName.STALE_EVIDENCE or (
             # A node that waits to be cordoned and looks healthy by now needs no cordon.
@@ -419,11 +423,11 @@ def released_actions(waiting: Iterable[BlockedAction], policy: GuardrailPolicy) 
         # to record the cause and to page a person.
         is_new_cause = verdict.cause not in ("", blocked.cause)
         if verdict.is_allowed or is_stale or is_new_cause:
-            released.add(blocked.incident_id)
-    return frozenset(released)
+            unblocked.add(blocked.incident_id)
+    return frozenset(unblocked)
 
 
-def _release_order(blocked: BlockedAction) -> tuple[bool, int, datetime, str]:
+def _unblock_order(blocked: BlockedAction) -> tuple[bool, int, datetime, str]:
     return (blocked.is_drill, -blocked.severity.rank, blocked.opened_at, blocked.incident_id)
 
 
@@ -433,7 +437,7 @@ def _release_order(blocked: BlockedAction) -> tuple[bool, int, datetime, str]:
 class NodeFailure(NamedTuple):
     """A node that failed, and when."""
 
-    life: str
+    life_key: str
     pool: str
     at: datetime
     is_open: bool = False
@@ -469,16 +473,16 @@ def shared_causes(
     failed_at: dict[str, datetime] = {}
     open_at: dict[str, datetime] = {}
     for failure in sorted(faulty, key=lambda node_failure: node_failure.at, reverse=True):
-        node = node_by_life.get(failure.life)
+        node = node_by_life.get(failure.life_key)
         keys = (f"{kind}/{name}" for kind, name in _possible_causes(node, node.pool if node else failure.pool))
         if any(key in ended and failure.at <= ended[key] for key in keys):
             continue
         if node is None or node.is_gone or not node.is_maintained:
-            failed_at[failure.life] = failure.at
+            failed_at[failure.life_key] = failure.at
             if failure.is_open and not (node and node.is_gone):
-                open_at[failure.life] = failure.at
+                open_at[failure.life_key] = failure.at
     pools = {
-        **{failure.life: failure.pool for failure in faulty},
+        **{failure.life_key: failure.pool for failure in faulty},
         **{key: node.pool for key, node in node_by_life.items()},
     }
     own_node = node_by_life.get(life)

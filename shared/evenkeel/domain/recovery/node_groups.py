@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from evenkeel.domain.recovery.leases import RepairRequest
 from evenkeel.domain.recovery.repair_policy import RepairPolicy
-from evenkeel.domain.recovery.repair_requests import ACCEPTED_ANSWERS, NODE_GROUP, REPLACE, RepairAnswer
+from evenkeel.domain.recovery.repair_requests import ACCEPTED_ANSWERS, REPLACE, WAIT_FOR_NODE_GROUP, RepairAnswer
 from evenkeel.domain.values import Instant, Value
 from evenkeel.domain.words import count_of
 
@@ -62,8 +62,8 @@ class GroupMember(Value):
     """Whether the instance is protected from scale-in."""
 
 
-class GroupFacts(Value):
-    """Facts for the decision."""
+class GroupRepairFacts(Value):
+    """Facts for the decision whether an Auto Scaling group replaces its node."""
 
     instance_id: str
     """Instance of the faulty node, from its provider ID."""
@@ -79,7 +79,7 @@ class GroupFacts(Value):
     now: Instant
 
 
-def group_facts(
+def group_repair_facts(
     instance_id: str,
     cluster: str,
     member: GroupMember | None,
@@ -87,7 +87,7 @@ def group_facts(
     requests: Sequence[RepairRequest],
     *,
     now: Instant,
-) -> GroupFacts:
+) -> GroupRepairFacts:
     """Return the facts, with the times of the recorded requests.
 
     A request without a reply counts once the instance has left `InService`.
@@ -97,7 +97,7 @@ def group_facts(
         cluster: Cluster of the incident.
         member: Membership of the instance now; None if it is in no group.
         group: The recorded group of the instance, read again.
-        requests: Requests and marks for this node life, oldest first.
+        requests: Requests and wait entries for this node life, oldest first.
         now: The current time.
     """
     is_serving = member is not None and member.lifecycle == IN_SERVICE
@@ -108,14 +108,14 @@ def group_facts(
             request.rung == REPLACE
             and (request.answer in ACCEPTED_ANSWERS or not (is_serving or request.answer in _REFUSED))
         )
-        or (request.rung == NODE_GROUP and request.status_before in _ENDING)
+        or (request.rung == WAIT_FOR_NODE_GROUP and request.status_before in _ENDING)
     ]
     watched = [
         request.requested_at
         for request in requests
-        if request.rung == NODE_GROUP and request.status_before not in _ENDING
+        if request.rung == WAIT_FOR_NODE_GROUP and request.status_before not in _ENDING
     ]
-    return GroupFacts(
+    return GroupRepairFacts(
         instance_id=instance_id,
         cluster=cluster,
         member=member,
@@ -152,7 +152,7 @@ class GroupDecision(Value):
     reason: str
 
 
-def choose_group_repair(facts: GroupFacts, policy: RepairPolicy) -> GroupDecision:
+def choose_group_repair(facts: GroupRepairFacts, policy: RepairPolicy) -> GroupDecision:
     """Choose the next step for a faulty node of an Auto Scaling group.
 
     At most one instance is terminated: a recorded request is awaited and never repeated for another instance.
@@ -207,7 +207,9 @@ def _decide_before_request(member: GroupMember, group: NodeGroup) -> GroupDecisi
     )
 
 
-def _decide_after_request(facts: GroupFacts, group: NodeGroup, since: Instant, policy: RepairPolicy) -> GroupDecision:
+def _decide_after_request(
+    facts: GroupRepairFacts, group: NodeGroup, since: Instant, policy: RepairPolicy
+) -> GroupDecision:
     """Decide after Evenkeel requested the termination, with or without a reply."""
     if _is_replaced(facts, group):
         return _decision_of(GroupAction.REPLACED, f"Auto Scaling group {group.name} is complete again.")
@@ -225,7 +227,7 @@ def _decide_after_request(facts: GroupFacts, group: NodeGroup, since: Instant, p
 
 
 def _decide_while_eks_repairs(
-    facts: GroupFacts, group: NodeGroup, since: Instant, policy: RepairPolicy
+    facts: GroupRepairFacts, group: NodeGroup, since: Instant, policy: RepairPolicy
 ) -> GroupDecision:
     """Decide while EKS repairs the node. Evenkeel never takes over, as EKS may start its repair at any time."""
     if _is_replaced(facts, group):
@@ -240,7 +242,7 @@ def _decide_while_eks_repairs(
     return _decision_of(GroupAction.ASK_PERSON, reason)
 
 
-def _is_replaced(facts: GroupFacts, group: NodeGroup) -> bool:
+def _is_replaced(facts: GroupRepairFacts, group: NodeGroup) -> bool:
     return facts.member is None and group.in_service >= group.desired
 
 

@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from datetime import datetime
 
+from pydantic import Field
+
 from evenkeel.domain.nodes import KubernetesNode, NodeLife, ProviderNode
 from evenkeel.domain.values import Value
 
@@ -13,18 +15,18 @@ DEEP_CHECK_RUNNING = "DeepHealthCheckInProgress"
 class ObservedNode(Value):
     """A node as both control planes show it; either view may be missing."""
 
-    record: ProviderNode | None = None
+    provider_node: ProviderNode | None = Field(default=None, alias="record")
     node: KubernetesNode | None = None
 
     @property
     def is_listed(self) -> bool:
         """Whether any control plane lists the node."""
-        return self.record is not None or self.node is not None
+        return self.provider_node is not None or self.node is not None
 
     @property
     def is_running(self) -> bool:
         """Whether the provider's status is Running. True for a node without a provider record."""
-        return self.record is None or self.record.status == RUNNING_STATUS
+        return self.provider_node is None or self.provider_node.status == RUNNING_STATUS
 
     @property
     def is_ready(self) -> bool:
@@ -34,8 +36,8 @@ class ObservedNode(Value):
     @property
     def instance_id(self) -> str:
         """Instance id of the node; empty if there is no node."""
-        if self.record:
-            return self.record.instance_id
+        if self.provider_node:
+            return self.provider_node.instance_id
         return (self.node.instance_id or "") if self.node else ""
 
 
@@ -73,8 +75,8 @@ def find_slot_state(
     original = next((record for record in records if record.instance_id == life.instance_id), None)
     replacement = _find_replacement(life, slot, group, records, since)
     return SlotState(
-        original=ObservedNode(record=original, node=by_instance_id.get(life.instance_id)),
-        replacement=ObservedNode(record=replacement, node=by_instance_id.get(replacement.instance_id))
+        original=ObservedNode(provider_node=original, node=by_instance_id.get(life.instance_id)),
+        replacement=ObservedNode(provider_node=replacement, node=by_instance_id.get(replacement.instance_id))
         if replacement
         else None,
     )

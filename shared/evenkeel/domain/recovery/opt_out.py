@@ -4,7 +4,7 @@ from collections.abc import Container, Iterable, Mapping
 
 from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.nodes import KubernetesNode
-from evenkeel.domain.recovery.plan import Owner
+from evenkeel.domain.recovery.plan import NodeOwner
 
 AUTOMATION_LABEL = "evenkeel.io/automation"
 """Label of a node. The value `off` opts the node out. Set it in the template of a NodePool or group for all nodes."""
@@ -59,7 +59,7 @@ def was_uncordoned(incident: Incident, node: KubernetesNode) -> bool:
     A node object that is younger than the cordon never had it: the kubelet registered the node again. Another
     controller that repairs the node removes the cordon at the end of its repair.
     """
-    if incident.plan is not None and incident.plan.owner == Owner.CONTROLLER:
+    if incident.plan is not None and incident.plan.owner == NodeOwner.CONTROLLER:
         return False
     marked_at = incident.cordon_marked_at
     if marked_at is None or node.is_cordoned or incident.node_branch:

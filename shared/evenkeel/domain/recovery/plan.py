@@ -7,6 +7,8 @@ from enum import StrEnum
 from itertools import takewhile
 from typing import NamedTuple
 
+from pydantic import Field
+
 from evenkeel.domain.decisions import Alternative
 from evenkeel.domain.health.faults import NODE_RUNGS, Fault, Rung, default_catalogue
 from evenkeel.domain.health.incidents import JobAction
@@ -34,8 +36,8 @@ class PlanOutcome(StrEnum):
     """The fault needs no action, or is over."""
 
 
-class Owner(StrEnum):
-    """Owner of the repair of a node."""
+class NodeOwner(StrEnum):
+    """The program or person that repairs a node."""
 
     EVENKEEL = "EVENKEEL"
     HYPERPOD = "HYPERPOD"
@@ -54,7 +56,7 @@ class FaultTraits(Value):
     name: str
     ladder: tuple[str, ...]
     drain_seconds: int
-    settle_seconds: int
+    evidence_wait_seconds: int = Field(alias="settleSeconds")
     acts_alone: bool
     recur_count: int
     recur_window_hours: int
@@ -118,8 +120,8 @@ class RecoveryPlan(Value):
     """Outcome if every action were allowed."""
     repairs_node: bool
     """Whether the plan acts on the node. False for a fault of the application."""
-    owner: Owner
-    settle_seconds: int
+    owner: NodeOwner
+    evidence_wait_seconds: int = Field(alias="settleSeconds")
     max_repairs: int
     jobs: JobAction
     work_may_run_until: Instant | None = None
@@ -146,7 +148,7 @@ def provider_busy_reason(cluster_status: str, node_status: str) -> str:
 def plan_recovery(facts: PlanFacts, policy: RepairPolicy) -> RecoveryPlan:
     """Plan the recovery of an incident. The mode is applied last, so that every mode records the same intent."""
     intended = _intended_plan(facts, policy)
-    outcome = outcome_of(intended.intent, facts)
+    outcome = outcome_in_mode(intended.intent, facts)
     if outcome is PlanOutcome.ASK:
         return intended.replace(outcome=outcome, reason=f"Waits for approval. Plan: {intended.reason}")
     if outcome is PlanOutcome.OBSERVE:
@@ -155,8 +157,8 @@ def plan_recovery(facts: PlanFacts, policy: RepairPolicy) -> RecoveryPlan:
     return intended
 
 
-def outcome_of(intent: PlanOutcome, facts: PlanFacts) -> PlanOutcome:
-    """Return what becomes of an intended outcome in the mode of the incident."""
+def outcome_in_mode(intent: PlanOutcome, facts: PlanFacts) -> PlanOutcome:
+    """Return the outcome that the mode of the incident allows instead of the intended one."""
     if intent not in (PlanOutcome.ACT, PlanOutcome.LATER):
         return intent
     if facts.mode is Mode.RECOMMEND and (facts.drills_may_act or not facts.is_drill):
@@ -166,8 +168,8 @@ def outcome_of(intent: PlanOutcome, facts: PlanFacts) -> PlanOutcome:
     return PlanOutcome.OBSERVE if why_not else intent
 
 
-class _Case(NamedTuple):
-    """The facts of a plan, with the first available rung."""
+class _PlanInput(NamedTuple):
+    """The facts and the policy of a plan, with the first available rung."""
 
     facts: PlanFacts
     policy: RepairPolicy
@@ -186,11 +188,11 @@ class _Case(NamedTuple):
         return " then ".join(self.facts.ladder)
 
 
-class _Draft(NamedTuple):
+class _DraftPlan(NamedTuple):
     """The plan that a rule makes."""
 
     intent: PlanOutcome
-    owner: Owner
+    owner: NodeOwner
     reason: str
     rejected: tuple[tuple[str, str], ...] = ()
     """Other options, each with the reason against it."""
@@ -203,15 +205,15 @@ class _Draft(NamedTuple):
 def _intended_plan(facts: PlanFacts, policy: RepairPolicy) -> RecoveryPlan:
     """Return the plan of the first rule in `_PLAN_RULES` that applies, as if every action were allowed."""
     first_rung, skipped = _first_available_rung(facts)
-    case = _Case(facts, policy, first_rung, skipped)
-    draft = next(answer for rule in _PLAN_RULES if (answer := rule(case)) is not None)
+    plan_input = _PlanInput(facts, policy, first_rung, skipped)
+    draft = next(answer for rule in _PLAN_RULES if (answer := rule(plan_input)) is not None)
     acts = draft.intent is PlanOutcome.ACT
     return RecoveryPlan(
         outcome=draft.intent,
         intent=draft.intent,
         repairs_node=acts and draft.repairs_node,
         owner=draft.owner,
-        settle_seconds=math.ceil(case.fault.settle_seconds * policy.settle_scale) if acts else 0,
+        evidence_wait_seconds=math.ceil(plan_input.fault.evidence_wait_seconds * policy.settle_scale) if acts else 0,
         max_repairs=policy.max_attempts,
         jobs=draft.jobs if acts else JobAction.LEAVE,
         work_may_run_until=draft.work_may_run_until,
@@ -220,99 +222,99 @@ def _intended_plan(facts: PlanFacts, policy: RepairPolicy) -> RecoveryPlan:
     )
 
 
-def _plan_if_opted_out(case: _Case) -> _Draft | None:
-    if not case.facts.opt_out_reason:
+def _plan_if_opted_out(plan_input: _PlanInput) -> _DraftPlan | None:
+    if not plan_input.facts.opt_out_reason:
         return None
     rejected = (("recover", "a person opted this node out of automation"),)
-    return _Draft(PlanOutcome.STAND_DOWN, Owner.PERSON, case.facts.opt_out_reason, rejected)
+    return _DraftPlan(PlanOutcome.STAND_DOWN, NodeOwner.PERSON, plan_input.facts.opt_out_reason, rejected)
 
 
-def _plan_if_node_gone(case: _Case) -> _Draft | None:
-    if not case.facts.is_node_gone:
+def _plan_if_node_gone(plan_input: _PlanInput) -> _DraftPlan | None:
+    if not plan_input.facts.is_node_gone:
         return None
     reason = "The node is already gone. Evenkeel moves its jobs and checks the replacement node."
-    return _Draft(PlanOutcome.ACT, Owner.EVENKEEL, reason, (("repair", "the node no longer exists"),))
+    return _DraftPlan(PlanOutcome.ACT, NodeOwner.EVENKEEL, reason, (("repair", "the node no longer exists"),))
 
 
-def _plan_if_recovered(case: _Case) -> _Draft | None:
-    if not case.facts.has_recovered:
+def _plan_if_recovered(plan_input: _PlanInput) -> _DraftPlan | None:
+    if not plan_input.facts.has_recovered:
         return None
     reason = "The node recovered before Evenkeel acted."
-    return _Draft(PlanOutcome.NOTHING, Owner.NONE, reason, (("repair", "not needed"),))
+    return _DraftPlan(PlanOutcome.NOTHING, NodeOwner.NONE, reason, (("repair", "not needed"),))
 
 
-def _plan_if_no_action_needed(case: _Case) -> _Draft | None:
-    first_rung, facts = case.first_rung, case.facts
+def _plan_if_no_action_needed(plan_input: _PlanInput) -> _DraftPlan | None:
+    first_rung, facts = plan_input.first_rung, plan_input.facts
     if first_rung not in _NO_ACTION_RUNGS and (first_rung != Rung.STAND_DOWN or facts.hyperpod_repairs):
         return None
     explanation = _NO_ACTION_RUNGS.get(first_rung, "this label needs no action here")
-    why_not = f"the first rung is {first_rung}" if case.repair else "this fault needs no repair"
+    why_not = f"the first rung is {first_rung}" if plan_input.repair else "this fault needs no repair"
     stronger = f" {facts.min_rung_reason}" if facts.min_rung_reason else ""
-    reason = f"{case.fault.name}: {explanation}.{stronger}"
-    return _Draft(PlanOutcome.NOTHING, Owner.NONE, reason, ((case.repair or "repair", why_not),))
+    reason = f"{plan_input.fault.name}: {explanation}.{stronger}"
+    return _DraftPlan(PlanOutcome.NOTHING, NodeOwner.NONE, reason, ((plan_input.repair or "repair", why_not),))
 
 
-def _plan_if_single_source(case: _Case) -> _Draft | None:
-    if case.fault.acts_alone or len(case.facts.sources) >= _MIN_SOURCES:
+def _plan_if_single_source(plan_input: _PlanInput) -> _DraftPlan | None:
+    if plan_input.fault.acts_alone or len(plan_input.facts.sources) >= _MIN_SOURCES:
         return None
-    reason = f"{case.fault.name}: Evenkeel waits for a second, independent source."
-    rejected = ((case.repair or case.first_rung, "one source is not enough for this fault"),)
-    return _Draft(PlanOutcome.NOTHING, Owner.NONE, reason, rejected)
+    reason = f"{plan_input.fault.name}: Evenkeel waits for a second, independent source."
+    rejected = ((plan_input.repair or plan_input.first_rung, "one source is not enough for this fault"),)
+    return _DraftPlan(PlanOutcome.NOTHING, NodeOwner.NONE, reason, rejected)
 
 
-def _plan_if_provider_busy(case: _Case) -> _Draft | None:
-    busy = provider_busy_reason(case.facts.cluster_status, case.facts.node_status)
+def _plan_if_provider_busy(plan_input: _PlanInput) -> _DraftPlan | None:
+    busy = provider_busy_reason(plan_input.facts.cluster_status, plan_input.facts.node_status)
     if not busy:
         return None
-    rejected = ((case.repair or case.first_rung, "two repairs of one node would conflict"),)
-    return _Draft(PlanOutcome.LATER, Owner.HYPERPOD, busy, rejected)
+    rejected = ((plan_input.repair or plan_input.first_rung, "two repairs of one node would conflict"),)
+    return _DraftPlan(PlanOutcome.LATER, NodeOwner.HYPERPOD, busy, rejected)
 
 
-def _plan_for_jobs_alone(case: _Case) -> _Draft | None:
+def _plan_for_jobs_alone(plan_input: _PlanInput) -> _DraftPlan | None:
     """Plan only for the jobs if the application caused the fault: the node stays in service."""
-    if case.first_rung not in _JOB_RUNGS or _also_diagnoses_node(case.facts, case.first_rung):
+    if plan_input.first_rung not in _JOB_RUNGS or _also_diagnoses_node(plan_input.facts, plan_input.first_rung):
         return None
-    jobs, explanation = _JOB_RUNGS[case.first_rung]
-    reason = f"{case.fault.name}: {explanation}."
-    rejected = ((case.repair or "repair", "the job action comes first"),)
-    return _Draft(PlanOutcome.ACT, Owner.NONE, reason, rejected, jobs=jobs, repairs_node=False)
+    jobs, explanation = _JOB_RUNGS[plan_input.first_rung]
+    reason = f"{plan_input.fault.name}: {explanation}."
+    rejected = ((plan_input.repair or "repair", "the job action comes first"),)
+    return _DraftPlan(PlanOutcome.ACT, NodeOwner.NONE, reason, rejected, jobs=jobs, repairs_node=False)
 
 
-def _plan_if_controller_repairs(case: _Case) -> _Draft | None:
-    mark = case.facts.controller
+def _plan_if_controller_repairs(plan_input: _PlanInput) -> _DraftPlan | None:
+    mark = plan_input.facts.controller
     if mark is None:
         return None
-    rejected = ((case.repair or case.first_rung, "two repairs of one node would conflict"),)
+    rejected = ((plan_input.repair or plan_input.first_rung, "two repairs of one node would conflict"),)
     if mark.has_given_up:
         reason = f"{mark.controller} gave up its repair of this node ({mark.mark}). Evenkeel moves its jobs."
     else:
         reason = f"{mark.controller} repairs this node ({mark.mark}). Evenkeel moves its jobs and waits."
-    return _Draft(PlanOutcome.ACT, Owner.CONTROLLER, reason, rejected, jobs=_job_action(case))
+    return _DraftPlan(PlanOutcome.ACT, NodeOwner.CONTROLLER, reason, rejected, jobs=_job_action(plan_input))
 
 
-def _plan_if_person_cordoned(case: _Case) -> _Draft | None:
-    if not case.facts.is_manual_cordon:
+def _plan_if_person_cordoned(plan_input: _PlanInput) -> _DraftPlan | None:
+    if not plan_input.facts.is_manual_cordon:
         return None
     reason = "A person cordoned this node, so Evenkeel leaves it to that person and moves its jobs."
-    rejected = ((case.repair or case.first_rung, "a person has taken over the node"),)
-    return _Draft(PlanOutcome.ACT, Owner.PERSON, reason, rejected, jobs=_job_action(case))
+    rejected = ((plan_input.repair or plan_input.first_rung, "a person has taken over the node"),)
+    return _DraftPlan(PlanOutcome.ACT, NodeOwner.PERSON, reason, rejected, jobs=_job_action(plan_input))
 
 
-def _plan_repair(case: _Case) -> _Draft:
-    until = _work_may_run_until(case.facts, case.policy)
-    owner, reason = _owner_with_reason(case.facts, case.fault.name, case.first_rung)
+def _plan_repair(plan_input: _PlanInput) -> _DraftPlan:
+    until = _work_may_run_until(plan_input.facts, plan_input.policy)
+    owner, reason = _owner_with_reason(plan_input.facts, plan_input.fault.name, plan_input.first_rung)
     if until is not None:
         reason = f"{reason} The node still works, so its jobs may end first, until {until:%Y-%m-%dT%H:%M:%SZ}."
-    jobs = JobAction.LEAVE if until is not None or case.first_rung == "cordon" else _job_action(case)
-    rejected = (("repair", "only one owner may repair a node"),) if owner is Owner.HYPERPOD else ()
-    return _Draft(PlanOutcome.ACT, owner, reason, rejected, jobs=jobs, work_may_run_until=until)
+    jobs = JobAction.LEAVE if until is not None or plan_input.first_rung == "cordon" else _job_action(plan_input)
+    rejected = (("repair", "only one owner may repair a node"),) if owner is NodeOwner.HYPERPOD else ()
+    return _DraftPlan(PlanOutcome.ACT, owner, reason, rejected, jobs=jobs, work_may_run_until=until)
 
 
-def _job_action(case: _Case) -> JobAction:
-    return JobAction.ROLLBACK if case.first_rung == "rollback_job" else JobAction.MOVE
+def _job_action(plan_input: _PlanInput) -> JobAction:
+    return JobAction.ROLLBACK if plan_input.first_rung == "rollback_job" else JobAction.MOVE
 
 
-_PLAN_RULES: tuple[Callable[[_Case], _Draft | None], ...] = (
+_PLAN_RULES: tuple[Callable[[_PlanInput], _DraftPlan | None], ...] = (
     _plan_if_opted_out,
     _plan_if_node_gone,
     _plan_if_recovered,
@@ -327,20 +329,20 @@ _PLAN_RULES: tuple[Callable[[_Case], _Draft | None], ...] = (
 """Every rule that makes a plan. The first rule that applies decides; the last rule always applies."""
 
 
-def _owner_with_reason(facts: PlanFacts, name: str, first_rung: str) -> tuple[Owner, str]:
+def _owner_with_reason(facts: PlanFacts, name: str, first_rung: str) -> tuple[NodeOwner, str]:
     repair = " then ".join(facts.ladder)
     if first_rung in QUARANTINE_RUNGS:
-        return Owner.EVENKEEL, f"{name}: {QUARANTINE_RUNGS[first_rung]}."
+        return NodeOwner.EVENKEEL, f"{name}: {QUARANTINE_RUNGS[first_rung]}."
     if facts.is_karpenter:
-        return Owner.KARPENTER, f"{name}: Evenkeel drains the node, Karpenter terminates it, and the jobs move."
+        return NodeOwner.KARPENTER, f"{name}: Evenkeel drains the node, Karpenter terminates it, and the jobs move."
     if not facts.is_hyperpod:
         explanation = "its jobs move, and its Auto Scaling group replaces it, or a person if it is in no group"
-        return Owner.NODE_GROUP, f"{name}: {explanation}."
+        return NodeOwner.NODE_GROUP, f"{name}: {explanation}."
     if facts.hyperpod_repairs and facts.fault_key.startswith(("hp:", "xid:")):
         explanation = "NodeRecovery is Automatic, so HyperPod repairs the node; Evenkeel moves the jobs"
-        return Owner.HYPERPOD, f"{name}: {explanation}."
+        return NodeOwner.HYPERPOD, f"{name}: {explanation}."
     reason = f" {facts.min_rung_reason}" if facts.min_rung_reason else ""
-    return Owner.EVENKEEL, f"{name}: {repair}, and move the jobs.{reason}"
+    return NodeOwner.EVENKEEL, f"{name}: {repair}, and move the jobs.{reason}"
 
 
 def _first_available_rung(facts: PlanFacts) -> tuple[str, tuple[Alternative, ...]]:
@@ -403,6 +405,6 @@ RUNGS = frozenset(
 """Every rung that a row of the catalogue may name."""
 
 
-def calls_for_person(rungs: Sequence[str]) -> bool:
+def should_ask_person(rungs: Sequence[str]) -> bool:
     """Whether the first available rung asks a person."""
     return next((rung for rung in rungs if rung not in _UNAVAILABLE_RUNGS), Rung.ASK_PERSON) == Rung.ASK_PERSON

@@ -9,8 +9,15 @@ from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.recovery.node_slot import ObservedNode, SlotState
 from evenkeel.domain.recovery.other_controllers import controller_mark
-from evenkeel.domain.recovery.plan import Owner
-from evenkeel.domain.recovery.repair_requests import CONTROLLER, KARPENTER, NODE_GROUP, OWNERS, REPLACE, failure_since
+from evenkeel.domain.recovery.plan import NodeOwner
+from evenkeel.domain.recovery.repair_requests import (
+    REPLACE,
+    WAIT_FOR_CONTROLLER,
+    WAIT_FOR_KARPENTER,
+    WAIT_FOR_NODE_GROUP,
+    WAIT_RUNGS,
+    find_failure_since,
+)
 from evenkeel.domain.recovery.validation import CheckResult, Validity
 from evenkeel.domain.values import Value
 from evenkeel.domain.waiting import WaitAnswer
@@ -57,12 +64,16 @@ def evaluate_node_back(
         since: Time of the request.
         progress: Repair steps that the provider reported, oldest first.
     """
-    has_slot = owner not in (Owner.KARPENTER, Owner.NODE_GROUP)
-    if not has_slot and rung in (REPLACE, KARPENTER, NODE_GROUP) and not slot_state.original.is_listed:
+    has_slot = owner not in (NodeOwner.KARPENTER, NodeOwner.NODE_GROUP)
+    if (
+        not has_slot
+        and rung in (REPLACE, WAIT_FOR_KARPENTER, WAIT_FOR_NODE_GROUP)
+        and not slot_state.original.is_listed
+    ):
         return WaitAnswer(outcome=GONE, reason="The node is gone.")
-    if rung == CONTROLLER:
+    if rung == WAIT_FOR_CONTROLLER:
         return _evaluate_controller_release(slot_state)
-    failure = failure_since(progress, since) if since is not None and rung and rung not in OWNERS else None
+    failure = find_failure_since(progress, since) if since is not None and rung and rung not in WAIT_RUNGS else None
     if failure is not None:
         return WaitAnswer(outcome=REPAIR_FAILED, reason=f"HyperPod reported {failure.code}.")
     if slot_state.replacement and slot_state.replacement.is_ready:

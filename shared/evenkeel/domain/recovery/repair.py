@@ -25,30 +25,31 @@ from evenkeel.domain.recovery.guardrails import (
     GuardrailName,
     check_guardrails,
 )
-from evenkeel.domain.recovery.leases import Hold, RepairRequest
-from evenkeel.domain.recovery.node_groups import GroupAction, GroupFacts, choose_group_repair
+from evenkeel.domain.recovery.holds import Hold
+from evenkeel.domain.recovery.leases import RepairRequest
+from evenkeel.domain.recovery.node_groups import GroupAction, GroupRepairFacts, choose_group_repair
 from evenkeel.domain.recovery.node_slot import SlotState
 from evenkeel.domain.recovery.other_controllers import ControllerMark
-from evenkeel.domain.recovery.plan import QUARANTINE_RUNGS, FaultTraits, Owner
+from evenkeel.domain.recovery.plan import QUARANTINE_RUNGS, FaultTraits, NodeOwner
 from evenkeel.domain.recovery.repair_policy import RepairPolicy
 from evenkeel.domain.recovery.repair_requests import (
     ACCEPTED_ANSWERS,
-    CONTROLLER,
     DIAGNOSE,
     FAILURES,
-    KARPENTER,
     NO_CAPACITY,
-    NODE_GROUP,
-    OWNER,
-    OWNERS,
     REBOOT,
     REPLACE,
+    WAIT_FOR_CONTROLLER,
+    WAIT_FOR_HYPERPOD,
+    WAIT_FOR_KARPENTER,
+    WAIT_FOR_NODE_GROUP,
+    WAIT_RUNGS,
     RepairAnswer,
-    deadline_of,
     evidence_of_effect,
-    failure_since,
+    find_failure_since,
     has_owner_acted,
     is_repair_under_way,
+    request_deadline,
 )
 from evenkeel.domain.recovery.validation import Validity
 from evenkeel.domain.values import Instant, Value
@@ -89,7 +90,7 @@ class RepairFacts(Value):
     fault: FaultTraits | None = None
     """The fault with the site's overrides; None = as shipped."""
     ladder: tuple[str, ...]
-    owner: Owner
+    owner: NodeOwner
     opened_at: Instant
     last_fault_at: Instant | None = None
     """Time of the latest fault signal; None in records of older releases."""
@@ -107,8 +108,8 @@ class RepairFacts(Value):
     requests: tuple[RepairRequest, ...]
     """Every repair request for this node life, oldest first, including earlier incidents."""
     slot_state: SlotState
-    group: GroupFacts | None = None
-    """Auto Scaling group of the node; None unless the owner is NODE_GROUP."""
+    group: GroupRepairFacts | None = None
+    """Auto Scaling group of the node; None unless the owner is WAIT_FOR_NODE_GROUP."""
     validity: Validity
     """Validity of the node in the slot."""
     invalid_at: Instant | None = None
@@ -150,7 +151,7 @@ class RepairDecision(Value):
     drains: bool = False
     """Whether the jobs on the node stop first."""
     awaited_owner: str = ""
-    """Owner that Evenkeel waits for from now on, one of `OWNERS`; empty if none."""
+    """Owner that Evenkeel waits for from now on, one of `WAIT_RUNGS`; empty if none."""
     alternatives: tuple[Alternative, ...] = ()
 
     @property
@@ -207,7 +208,7 @@ def _decide_before_request(facts: RepairFacts, policy: RepairPolicy) -> RepairDe
     """Decide while the node is there and this incident has made no request."""
     pending = _find_pending_request(facts, policy)
     if pending is not None:
-        remaining_seconds = max(1, round((deadline_of(pending, policy) - facts.now).total_seconds()))
+        remaining_seconds = max(1, round((request_deadline(pending, policy) - facts.now).total_seconds()))
         requester = pending.incident_id or "an earlier incident"
         reason = f"The {pending.rung} that {requester} requested may still take effect."
         return RepairDecision(
@@ -215,10 +216,10 @@ def _decide_before_request(facts: RepairFacts, policy: RepairPolicy) -> RepairDe
         )
     if facts.controller is not None:
         return _leave_to_controller(facts.controller)
-    if facts.owner is Owner.CONTROLLER:
+    if facts.owner is NodeOwner.CONTROLLER:
         reason = "Another controller has removed its mark from this node: Evenkeel waits until the node is valid."
-        return _decision_of(Repair.AWAIT, reason).replace(awaited_owner=CONTROLLER)
-    if _recovered_by_itself(facts, policy):
+        return _decision_of(Repair.AWAIT, reason).replace(awaited_owner=WAIT_FOR_CONTROLLER)
+    if _has_recovered_by_itself(facts, policy):
         return _decision_of(
             Repair.HEALTHY, "The node is Ready again and shows no other fault: it only needs validation."
         )
@@ -235,17 +236,17 @@ def _decide_before_request(facts: RepairFacts, policy: RepairPolicy) -> RepairDe
 
 def _leave_to_owner(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision | None:
     """Return the decision if the node's owner repairs it first, or if it has no owner; None if Evenkeel repairs it."""
-    if facts.owner is Owner.NONE or (facts.owner is Owner.NODE_GROUP and facts.group is None):
+    if facts.owner is NodeOwner.NONE or (facts.owner is NodeOwner.NODE_GROUP and facts.group is None):
         reason = "No owner of this node is known: it stays out of service until a person acts."
         return _decision_of(Repair.ASK_PERSON, reason).replace(drains=True)
-    if facts.owner is Owner.HYPERPOD and _has_rebooted_since_opening(facts) and facts.validity.is_valid:
+    if facts.owner is NodeOwner.HYPERPOD and _has_rebooted_since_opening(facts) and facts.validity.is_valid:
         return _decision_of(Repair.HEALTHY, "HyperPod has already rebooted the node.")
-    if facts.owner is Owner.HYPERPOD:
+    if facts.owner is NodeOwner.HYPERPOD:
         reason = "HyperPod repairs this node itself: Evenkeel waits and requests nothing."
-        return _decision_of(Repair.AWAIT, reason).replace(awaited_owner=OWNER)
-    if facts.owner is Owner.KARPENTER and policy.karpenter_repairs:
+        return _decision_of(Repair.AWAIT, reason).replace(awaited_owner=WAIT_FOR_HYPERPOD)
+    if facts.owner is NodeOwner.KARPENTER and policy.karpenter_repairs:
         reason = "Karpenter repairs this node itself: Evenkeel waits."
-        return _decision_of(Repair.AWAIT, reason).replace(awaited_owner=KARPENTER)
+        return _decision_of(Repair.AWAIT, reason).replace(awaited_owner=WAIT_FOR_KARPENTER)
     return None
 
 
@@ -255,7 +256,7 @@ def _leave_to_controller(mark: ControllerMark) -> RepairDecision:
         reason = f"{mark.controller} gave up its repair of this node ({mark.mark}): a person must repair it."
         return _decision_of(Repair.ASK_PERSON, reason).replace(drains=True)
     reason = f"{mark.controller} repairs this node ({mark.mark}): Evenkeel waits and requests nothing."
-    return _decision_of(Repair.AWAIT, reason).replace(awaited_owner=CONTROLLER)
+    return _decision_of(Repair.AWAIT, reason).replace(awaited_owner=WAIT_FOR_CONTROLLER)
 
 
 def _decide_after_controller(facts: RepairFacts, last: RepairRequest, policy: RepairPolicy) -> RepairDecision:
@@ -268,7 +269,7 @@ def _decide_after_controller(facts: RepairFacts, last: RepairRequest, policy: Re
     has_failed = facts.invalid_at is not None and facts.invalid_at >= last.requested_at
     if mark is None and facts.validity.is_valid and not has_failed:
         return _decision_of(Repair.HEALTHY, "The other controller released the node: it only needs validation.")
-    if facts.now < deadline_of(last, policy) and (mark is not None or not has_failed):
+    if facts.now < request_deadline(last, policy) and (mark is not None or not has_failed):
         state = f"{mark.controller} repairs this node ({mark.mark})" if mark else "The node is not valid yet"
         return _decision_of(Repair.AWAIT, f"{state}: Evenkeel waits.")
     minutes = round(policy.controller_deadline_seconds / 60)
@@ -285,7 +286,9 @@ def _decide_with_replacement(facts: RepairFacts, last: RepairRequest | None, pol
     name = facts.slot_state.replacement.instance_id
     requested_at = last.requested_at if last else facts.opened_at
     launched_at = (
-        facts.slot_state.replacement.record.launched_at if facts.slot_state.replacement.record else requested_at
+        facts.slot_state.replacement.provider_node.launched_at
+        if facts.slot_state.replacement.provider_node
+        else requested_at
     )
     if facts.invalid_at and facts.invalid_at >= launched_at:
         reason = f"The replacement node {name} failed its validation: {facts.validity.reason}"
@@ -295,8 +298,8 @@ def _decide_with_replacement(facts: RepairFacts, last: RepairRequest | None, pol
     if facts.validity.is_valid:
         return _decision_of(Repair.HEALTHY, f"The replacement node {name} is Ready.")
     deadline = max(requested_at, launched_at) + timedelta(seconds=policy.replace_deadline_seconds)
-    if last and last.rung == OWNER:
-        deadline = max(deadline, deadline_of(last, policy, facts.slot_state, facts.progress))
+    if last and last.rung == WAIT_FOR_HYPERPOD:
+        deadline = max(deadline, request_deadline(last, policy, facts.slot_state, facts.progress))
     if facts.now < deadline:
         return _decision_of(Repair.AWAIT, f"The replacement node {name} is starting.")
     reason = f"The replacement node {name} does not become Ready: {facts.validity.reason}"
@@ -305,14 +308,14 @@ def _decide_with_replacement(facts: RepairFacts, last: RepairRequest | None, pol
 
 def _decide_after_request(facts: RepairFacts, last: RepairRequest, policy: RepairPolicy) -> RepairDecision:
     """Decide after the last request of this incident."""
-    if last.rung == CONTROLLER:
+    if last.rung == WAIT_FOR_CONTROLLER:
         return _decide_after_controller(facts, last, policy)
-    if last.rung in OWNERS:
+    if last.rung in WAIT_RUNGS:
         return _decide_after_owner(facts, last, policy)
-    failure = failure_since(facts.progress, last.requested_at)
+    failure = find_failure_since(facts.progress, last.requested_at)
     if failure is not None:
         return _decide_after_failure(facts, failure, policy)
-    if not facts.slot_state.original.is_listed and (facts.owner is Owner.KARPENTER or facts.has_karpenter):
+    if not facts.slot_state.original.is_listed and (facts.owner is NodeOwner.KARPENTER or facts.has_karpenter):
         return _decision_of(Repair.NOT_NEEDED, "The node is gone; Karpenter launches another if pods need it.")
     if facts.group is not None and facts.group.requested_at is not None:
         return _leave_to_group(facts, facts.group, policy) or _decision_of(
@@ -323,7 +326,7 @@ def _decide_after_request(facts: RepairFacts, last: RepairRequest, policy: Repai
     if last.answer in ("", RepairAnswer.UNKNOWN):
         return _decide_without_reply(facts, last, policy)
     if last.answer in ACCEPTED_ANSWERS:
-        if facts.now < deadline_of(last, policy):
+        if facts.now < request_deadline(last, policy):
             return _decision_of(Repair.AWAIT, f"The {last.rung} is in progress.")
         return _choose_next_rung(
             facts, policy, why_failed=f"The provider accepted the {last.rung}, but the node did not come back."
@@ -357,12 +360,12 @@ def _decide_without_reply(facts: RepairFacts, last: RepairRequest, policy: Repai
     evidence = evidence_of_effect(last, facts.slot_state, facts.progress)
     if evidence:
         accepted = last.replace(answer=RepairAnswer.ACCEPTED)
-        if facts.now < deadline_of(accepted, policy):
+        if facts.now < request_deadline(accepted, policy):
             return _decision_of(Repair.AWAIT, f"The {last.rung} request got no reply but took effect: {evidence}.")
         return _choose_next_rung(
             facts, policy, why_failed=f"The {last.rung} request got no reply; the node is not back."
         )
-    if facts.now < deadline_of(last, policy):
+    if facts.now < request_deadline(last, policy):
         return _decision_of(Repair.AWAIT, f"The {last.rung} request got no reply: Evenkeel waits for evidence first.")
     return _choose_next_rung(
         facts, policy, why_failed=f"The {last.rung} request got no reply and had no visible effect."
@@ -374,10 +377,10 @@ def _find_pending_request(facts: RepairFacts, policy: RepairPolicy) -> RepairReq
     requests = [
         request
         for request in facts.requests
-        if request.rung not in OWNERS and request.answer in (*ACCEPTED_ANSWERS, RepairAnswer.UNKNOWN, "")
+        if request.rung not in WAIT_RUNGS and request.answer in (*ACCEPTED_ANSWERS, RepairAnswer.UNKNOWN, "")
     ]
     last = requests[-1] if requests else None
-    if last is None or facts.now >= deadline_of(last, policy) or _has_rebooted(facts, last):
+    if last is None or facts.now >= request_deadline(last, policy) or _has_rebooted(facts, last):
         return None
     return last
 
@@ -408,14 +411,18 @@ def _find_boot_after_fault(facts: RepairFacts) -> datetime | None:
 
 def _decide_after_deep_check(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision:
     """Decide after the node failed HyperPod's deep health check. HyperPod itself then reboots or replaces the node."""
-    marks = [request for request in facts.requests if request.rung == OWNER and request.requested_at >= facts.opened_at]
-    if len(marks) >= policy.max_attempts:
+    waits = [
+        request
+        for request in facts.requests
+        if request.rung == WAIT_FOR_HYPERPOD and request.requested_at >= facts.opened_at
+    ]
+    if len(waits) >= policy.max_attempts:
         return _decision_of(
-            Repair.ASK_PERSON, f"The node failed its deep health check again, after {count_of(len(marks), 'repair')}."
+            Repair.ASK_PERSON, f"The node failed its deep health check again, after {count_of(len(waits), 'repair')}."
         )
     reason = "The node failed its deep health check, and HyperPod repairs such nodes itself."
     return _decision_of(Repair.AWAIT, reason, (REPLACE, "two repairs of one node would conflict")).replace(
-        awaited_owner=OWNER
+        awaited_owner=WAIT_FOR_HYPERPOD
     )
 
 
@@ -425,17 +432,17 @@ def _decide_after_owner(facts: RepairFacts, last: RepairRequest, policy: RepairP
     Source: docs/ownership.md, "Who repairs a node".
     """
     owner = _OWNER_NAMES.get(facts.owner, "HyperPod")
-    if not facts.slot_state.original.is_listed and (facts.owner is Owner.KARPENTER or facts.has_karpenter):
+    if not facts.slot_state.original.is_listed and (facts.owner is NodeOwner.KARPENTER or facts.has_karpenter):
         return _decision_of(Repair.NOT_NEEDED, "The node is gone; Karpenter launches another if pods need it.")
     if facts.validity.is_valid and (_has_rebooted(facts, last) or facts.has_recovered):
         return _decision_of(Repair.HEALTHY, f"{owner} repaired the node.")
     by_group = _leave_to_group(facts, facts.group, policy) if facts.group is not None else None
     if by_group is not None:
         return by_group
-    deadline = deadline_of(last, policy, facts.slot_state, facts.progress)
+    deadline = request_deadline(last, policy, facts.slot_state, facts.progress)
     if facts.now < deadline:
         return _decision_of(Repair.AWAIT, f"{owner} repairs this node itself: Evenkeel waits.")
-    if facts.owner is not Owner.KARPENTER and is_repair_under_way(facts.slot_state, facts.progress):
+    if facts.owner is not NodeOwner.KARPENTER and is_repair_under_way(facts.slot_state, facts.progress):
         reason = "HyperPod's repair of this node takes longer than expected."
         return _decision_of(
             Repair.ASK_PERSON, reason, ("replace", "HyperPod is still repairing, and two repairs would conflict")
@@ -464,16 +471,18 @@ def _decide_after_failure(facts: RepairFacts, failure: RepairProgress, policy: R
 
 def _decide_without_node(facts: RepairFacts, since: datetime, policy: RepairPolicy) -> RepairDecision:
     """Decide after the node disappeared: wait for its replacement, if one will come."""
-    if facts.owner is Owner.NODE_GROUP:
+    if facts.owner is NodeOwner.NODE_GROUP:
         return _decision_of(Repair.NOT_NEEDED, "The node is gone; its Auto Scaling group keeps its number of nodes.")
     if facts.has_karpenter:
         return _decision_of(Repair.NOT_NEEDED, "The node is gone; Karpenter launches another if pods need it.")
-    if facts.owner is not Owner.KARPENTER and facts.now < since + timedelta(seconds=policy.replace_deadline_seconds):
+    if facts.owner is not NodeOwner.KARPENTER and facts.now < since + timedelta(
+        seconds=policy.replace_deadline_seconds
+    ):
         return _decision_of(Repair.AWAIT, "The node is gone; Evenkeel waits for its replacement.")
     return _decision_of(Repair.NOT_NEEDED, "The node is gone, and no replacement came.")
 
 
-def _recovered_by_itself(facts: RepairFacts, policy: RepairPolicy) -> bool:
+def _has_recovered_by_itself(facts: RepairFacts, policy: RepairPolicy) -> bool:
     """Whether the node recovered without a repair.
 
     A node that was only NotReady has recovered when it is Ready. Other faults need a later recovery signal.
@@ -500,7 +509,7 @@ def _choose_next_rung(
     if facts.controller is not None:
         by_controller = _leave_to_controller(facts.controller)
         return by_controller.replace(reason=f"{prefix}{by_controller.reason}")
-    if facts.owner is Owner.CONTROLLER:
+    if facts.owner is NodeOwner.CONTROLLER:
         reason = f"{prefix}Another controller has repaired this node: Evenkeel requests nothing."
         return _decision_of(Repair.ASK_PERSON, reason, (REPLACE, "two repairs of one node would conflict"))
     exhausted = _decide_end_of_ladder(facts, policy, prefix)
@@ -511,7 +520,9 @@ def _choose_next_rung(
         return by_group.replace(reason=f"{prefix}{by_group.reason}")
     rung, skipped = _find_first_open_rung(facts, policy, allows_reboot=_find_boot_after_fault(facts) is None)
     if not rung:
-        return _decision_of(Repair.ASK_PERSON, f"{prefix}No rung is left for {facts.fault_traits.name}.", *skipped)
+        return _decision_of(
+            Repair.ASK_PERSON, f"{prefix}No repair step is left for {facts.fault_traits.name}.", *skipped
+        )
     if refused_request is not None and rung == refused_request.rung:
         ready_at = refused_request.requested_at + timedelta(seconds=policy.retry_seconds)
         if facts.now < ready_at:
@@ -530,7 +541,9 @@ def _choose_next_rung(
 def _decide_end_of_ladder(facts: RepairFacts, policy: RepairPolicy, prefix: str) -> RepairDecision | None:
     """Return the decision if no further request may be made, whichever rung is next; None if one may be made."""
     own_requests = [
-        request for request in facts.requests if request.requested_at >= facts.opened_at and request.rung not in OWNERS
+        request
+        for request in facts.requests
+        if request.requested_at >= facts.opened_at and request.rung not in WAIT_RUNGS
     ]
     sent_requests = [our for our in own_requests if our.answer != RepairAnswer.NOT_NOW]
     if any(
@@ -657,7 +670,7 @@ def _explain_rung(facts: RepairFacts, rung: str) -> str:
         return f"{name}: Evenkeel validates the node before it treats it as broken."
     if rung == REBOOT:
         return f"{name}: a reboot may clear the fault, is quickest and keeps the node."
-    if facts.owner is Owner.KARPENTER:
+    if facts.owner is NodeOwner.KARPENTER:
         return f"{name}: Karpenter drains and terminates the node."
     if facts.group is not None:
         return f"{name}: the Auto Scaling group of the node replaces it."
@@ -668,7 +681,7 @@ def _explain_rung(facts: RepairFacts, rung: str) -> str:
     return f"{name}: a reboot does not clear this fault, so Evenkeel replaces the node."
 
 
-def _leave_to_group(facts: RepairFacts, group: GroupFacts, policy: RepairPolicy) -> RepairDecision | None:
+def _leave_to_group(facts: RepairFacts, group: GroupRepairFacts, policy: RepairPolicy) -> RepairDecision | None:
     """Return the decision about a node of an Auto Scaling group; None if Evenkeel may terminate its instance."""
     group_decision = choose_group_repair(group, policy)
     if group_decision.action is GroupAction.TERMINATE:
@@ -680,10 +693,12 @@ def _leave_to_group(facts: RepairFacts, group: GroupFacts, policy: RepairPolicy)
     if group_decision.action is GroupAction.LATER or not facts.slot_state.original.is_listed:
         return _decision_of(Repair.PAUSE, group_decision.reason).replace(wait_seconds=policy.retry_seconds)
     is_recorded = group.requested_at is not None or group.watched_at is not None
-    return _decision_of(Repair.AWAIT, group_decision.reason).replace(awaited_owner="" if is_recorded else NODE_GROUP)
+    return _decision_of(Repair.AWAIT, group_decision.reason).replace(
+        awaited_owner="" if is_recorded else WAIT_FOR_NODE_GROUP
+    )
 
 
-_OWNER_NAMES = {Owner.KARPENTER: "Karpenter", Owner.NODE_GROUP: "EKS"}
+_OWNER_NAMES = {NodeOwner.KARPENTER: "Karpenter", NodeOwner.NODE_GROUP: "EKS"}
 """Owners of nodes outside HyperPod."""
 
 

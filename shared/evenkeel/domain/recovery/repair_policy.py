@@ -123,5 +123,7 @@ class RepairPolicy(Section):
     def _margin_ends(self) -> Self:
         longest = self.return_margin_seconds * self.flap_margin_factor**self.lemon_returns
         if longest > LONGEST_SECONDS:
-            raise ValueError("returnMarginSeconds x flapMarginFactor ** lemonReturns must not exceed a year")
+            raise ValueError(
+                "returnMarginSeconds x flapMarginFactor ** lemonReturns must be at most 31,536,000 seconds (a year)"
+            )
         return self

@@ -9,10 +9,15 @@ from evenkeel.domain.recovery.node_slot import DEEP_CHECK_RUNNING, RUNNING_STATU
 from evenkeel.domain.recovery.repair_policy import RepairPolicy
 
 DIAGNOSE, REBOOT, REPLACE = "diagnose", "reboot", "replace"
-OWNER, KARPENTER, NODE_GROUP, CONTROLLER = "owner", "karpenter", "node_group", "controller"
+WAIT_FOR_HYPERPOD, WAIT_FOR_KARPENTER, WAIT_FOR_NODE_GROUP, WAIT_FOR_CONTROLLER = (
+    "owner",
+    "karpenter",
+    "node_group",
+    "controller",
+)
 """Rungs without a request by Evenkeel: HyperPod (`owner`), Karpenter, EKS for a node group, or another controller
-repairs. The recorded request only marks the time from which Evenkeel waits."""
-OWNERS = (OWNER, KARPENTER, NODE_GROUP, CONTROLLER)
+repairs. The recorded request only records the time from which Evenkeel waits."""
+WAIT_RUNGS = (WAIT_FOR_HYPERPOD, WAIT_FOR_KARPENTER, WAIT_FOR_NODE_GROUP, WAIT_FOR_CONTROLLER)
 
 
 class RepairAnswer(StrEnum):
@@ -41,7 +46,7 @@ _IDLE_STATUSES = (RUNNING_STATUS, DEEP_CHECK_RUNNING, "Failure", "")
 """Provider statuses in which HyperPod does not repair a node."""
 
 
-def deadline_of(
+def request_deadline(
     request: RepairRequest,
     policy: RepairPolicy,
     slot_state: SlotState | None = None,
@@ -53,18 +58,18 @@ def deadline_of(
     does nothing, and long once it has acted.
 
     Args:
-        request: The request, or the mark from which Evenkeel waits for another owner.
+        request: The request, or the entry that records since when Evenkeel waits for another node owner.
         policy: The deadlines.
         slot_state: The node slot now; used only for another owner.
         progress: Repair steps that the provider reported, oldest first.
     """
-    if request.rung == KARPENTER:
+    if request.rung == WAIT_FOR_KARPENTER:
         return request.requested_at + timedelta(seconds=policy.karpenter_deadline_seconds)
-    if request.rung == NODE_GROUP:
+    if request.rung == WAIT_FOR_NODE_GROUP:
         return request.requested_at + timedelta(seconds=policy.owner_deadline_seconds)
-    if request.rung == CONTROLLER:
+    if request.rung == WAIT_FOR_CONTROLLER:
         return request.requested_at + timedelta(seconds=policy.controller_deadline_seconds)
-    if request.rung == OWNER:
+    if request.rung == WAIT_FOR_HYPERPOD:
         if slot_state is None or not has_owner_acted(request, slot_state, progress):
             return request.requested_at + timedelta(seconds=policy.takeover_seconds)
         since = max([request.requested_at, *(repair_progress.at for repair_progress in progress[-1:])])
@@ -79,7 +84,7 @@ def evidence_of_effect(request: RepairRequest, slot_state: SlotState, progress: 
     """Return the evidence that a request took effect, as a clause; empty if there is none."""
     if slot_state.replacement is not None:
         return "another node holds the slot"
-    node, record = slot_state.original.node, slot_state.original.record
+    node, record = slot_state.original.node, slot_state.original.provider_node
     if node and request.boot_id and node.boot_id and node.boot_id != request.boot_id:
         return "the node rebooted since"
     if record and record.status not in (RUNNING_STATUS, request.status_before):
@@ -97,7 +102,7 @@ def evidence_of_effect(request: RepairRequest, slot_state: SlotState, progress: 
     return f"HyperPod reported {evidence.code}" if evidence else ""
 
 
-def failure_since(progress: tuple[RepairProgress, ...], since: datetime) -> RepairProgress | None:
+def find_failure_since(progress: tuple[RepairProgress, ...], since: datetime) -> RepairProgress | None:
     """Return the failure that the provider reported since a time; None if it reported none, or later progress."""
     later = [
         repair_progress
@@ -108,12 +113,12 @@ def failure_since(progress: tuple[RepairProgress, ...], since: datetime) -> Repa
 
 
 def has_owner_acted(request: RepairRequest, slot_state: SlotState, progress: tuple[RepairProgress, ...]) -> bool:
-    """Whether anything shows that the other owner has started a repair."""
+    """Whether anything shows that the other node owner has started a repair."""
     return bool(progress) or is_repair_under_way(slot_state, progress) or bool(evidence_of_effect(request, slot_state))
 
 
 def is_repair_under_way(slot_state: SlotState, progress: tuple[RepairProgress, ...]) -> bool:
     """Whether HyperPod repairs the node now, as its status or its latest report shows."""
-    record = slot_state.original.record
+    record = slot_state.original.provider_node
     is_changing = record is not None and record.status not in _IDLE_STATUSES
     return is_changing or (bool(progress) and progress[-1].code in _PROGRESS_CODES)

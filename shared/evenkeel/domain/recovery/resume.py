@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 
 from evenkeel.domain.decisions import Alternative
 from evenkeel.domain.economics import money
-from evenkeel.domain.economics.expected_durations import Forecast
+from evenkeel.domain.economics.expected_durations import ExpectedDuration
 from evenkeel.domain.elastic.grow_shrink import NodeLossAction, NodeLossFacts, decide_after_node_loss
 from evenkeel.domain.health.faults import CheckpointTrust
 from evenkeel.domain.jobs.charge import Charge
@@ -76,13 +76,13 @@ class PreemptionCandidate(Value):
 class ResumeDelays(Value):
     """Expected duration of each step until the job trains again."""
 
-    repair: Forecast
+    repair: ExpectedDuration
     """Repair of the faulty node by its first rung."""
-    capacity: Forecast
+    capacity: ExpectedDuration
     """Time until the scheduler finds capacity without a repair."""
-    launch: Forecast
+    launch: ExpectedDuration
     """Time from admission until every pod runs."""
-    restore: Forecast
+    restore: ExpectedDuration
     """Time from running pods until the job trains again."""
 
 
@@ -123,8 +123,8 @@ class ResumeFacts(Value):
     lost_work_seconds: float
     """Work since the last usable checkpoint, as `lost_work_seconds` estimates it."""
     usd_per_accelerator_hour: float | None
-    """Price of the nodes' accelerators; None if they have no price. Then the option that loses least GPU-hours wins,
-    after its other costs."""
+    """Price of the nodes' accelerators; None if they have no price. Then the other costs are compared first, and the
+    lost GPU-hours decide between equal costs."""
     price_origin: str = ""
     """Where the price comes from: the list, its region and its date, or the site's policy."""
     fault_key: str
@@ -202,7 +202,7 @@ def plan_resume(facts: ResumeFacts, policy: JobPolicy) -> ResumeDecision:
     max_rent_parts = None
     if chosen.option is ResumeOption.RENT and facts.renting is not None:
         next_best = min(option.usd for option in possible if option is not chosen)
-        max_rent_parts = chosen.rent_parts + round((next_best - chosen.usd) * money.PARTS)
+        max_rent_parts = chosen.rent_parts + round((next_best - chosen.usd) * money.COST_PARTS_PER_USD)
     return ResumeDecision(
         option=chosen.option,
         reason=f"{chosen.why} {_trust_text(facts.trust, distrust)}".strip(),
@@ -298,7 +298,7 @@ def _rent_option(facts: ResumeFacts, renting: RentOption) -> _Option:
     wait = row.ends_after_seconds - requirement.run_seconds - requirement.restart_seconds
     rent = f"{money.format_usd(row.rent_parts)} for the expected run time"
     why = f"{nodes_subject(requirement.nodes, row.pool)} rented for it, {rent}."
-    offer = ResumeOffer(option=ResumeOption.RENT, pool=row.pool, usd=premium / money.PARTS)
+    offer = ResumeOffer(option=ResumeOption.RENT, pool=row.pool, usd=premium / money.COST_PARTS_PER_USD)
     return _priced_option(facts, ResumeOption.RENT, why, wait=max(0.0, wait), offer=offer).replace(
         rent_parts=row.rent_parts
     )

@@ -12,6 +12,8 @@ interrupted attempt, from resume point to resume point.
 from datetime import datetime
 from enum import StrEnum
 
+from pydantic import Field
+
 from evenkeel.domain.decisions import Alternative
 from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import CheckpointRequirement
@@ -38,9 +40,9 @@ class RollbackFacts(Value):
     """Attempts after the interrupted attempt, including the current one."""
     distrust_after: Instant | None
     requirement: CheckpointRequirement
-    distrusted_before: Instant | None
-    """Time from which checkpoints were already distrusted when the next attempt launched; None if they were trusted."""
-    required_before: CheckpointRequirement
+    distrust_after_at_launch: Instant | None = Field(alias="distrustedBefore")
+    """Since when checkpoints were distrusted at the launch of the next attempt; None if they were trusted then."""
+    requirement_at_launch: CheckpointRequirement = Field(alias="requiredBefore")
     """Requirement that checkpoints already had to meet at that launch."""
     rollbacks: int
 
@@ -85,11 +87,11 @@ def _suspect_reason(resumed_attempt: Attempt, facts: RollbackFacts, distrust_aft
     """Return why the checkpoint that an attempt resumed from is suspect, as a clause; empty if it is not."""
     needs_evidence = (
         facts.requirement is CheckpointRequirement.EVIDENCE
-        and facts.required_before is not CheckpointRequirement.EVIDENCE
+        and facts.requirement_at_launch is not CheckpointRequirement.EVIDENCE
     )
     point, began_at = resumed_attempt.resume_from, resumed_attempt.resumed_work_from
     if point is None:
-        was_distrusted = facts.distrusted_before is not None and facts.distrusted_before <= distrust_after
+        was_distrusted = facts.distrust_after_at_launch is not None and facts.distrust_after_at_launch <= distrust_after
         is_safe = was_distrusted and not needs_evidence
         return "" if is_safe else f"only rank 0 knows which checkpoint attempt {resumed_attempt.attempt} resumed from"
     checkpoint_text = f"step {point.step} of attempt {point.attempt}"

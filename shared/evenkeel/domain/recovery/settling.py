@@ -7,9 +7,11 @@ from datetime import datetime, timedelta
 from evenkeel.domain.health.faults import Rung
 from evenkeel.domain.health.health_policy import WatchPolicy
 from evenkeel.domain.health.incidents import Incident, IncidentState, NodeBranchResult
-from evenkeel.domain.recovery.approval import beyond_approval, is_approved
-from evenkeel.domain.recovery.plan import calls_for_person
+from evenkeel.domain.recovery.approval import DECLINED, is_approved, why_beyond_approval
+from evenkeel.domain.recovery.plan import PlanOutcome, should_ask_person
+from evenkeel.domain.recovery.recovery_waits import JOBS_RESUMED, QUEUED
 from evenkeel.domain.values import Value
+from evenkeel.domain.waiting import DEADLINE_PASSED
 
 
 class BranchEnd(Value):
@@ -40,14 +42,14 @@ class IncidentEnd(Value):
 
 ALERTING_STATES = (IncidentState.WAITING_FOR_PERSON, IncidentState.JOB_NOT_RESUMED, IncidentState.FAILED)
 
-_PLANNED = {
-    "OBSERVE": IncidentState.OBSERVED,
-    "NOTHING": IncidentState.OBSERVED,
-    "STAND_DOWN": IncidentState.STOOD_DOWN,
-    "LATER": IncidentState.STOOD_DOWN,
-    "DECLINED": IncidentState.OBSERVED,
+_PLANNED: dict[str, IncidentState] = {
+    PlanOutcome.OBSERVE: IncidentState.OBSERVED,
+    PlanOutcome.NOTHING: IncidentState.OBSERVED,
+    PlanOutcome.STAND_DOWN: IncidentState.STOOD_DOWN,
+    PlanOutcome.LATER: IncidentState.STOOD_DOWN,
+    DECLINED: IncidentState.OBSERVED,
 }
-_GOOD_JOBS = ("JOBS_RESUMED", "QUEUED", "NO_JOBS")
+_GOOD_JOBS = (JOBS_RESUMED, QUEUED, "NO_JOBS")
 
 
 def choose_incident_end(
@@ -65,7 +67,7 @@ def choose_incident_end(
     if failure:
         return IncidentEnd(state=IncidentState.FAILED, reason=f"Evenkeel failed: {failure}")
     if plan is not None and plan.outcome in _PLANNED:
-        if plan.outcome == "NOTHING" and calls_for_person(rungs):
+        if plan.outcome == PlanOutcome.NOTHING and should_ask_person(rungs):
             return IncidentEnd(state=IncidentState.WAITING_FOR_PERSON, reason=plan.reason)
         return IncidentEnd(state=_PLANNED[plan.outcome], reason=plan.reason)
     if plan is None or node is None or jobs is None:
@@ -76,21 +78,22 @@ def choose_incident_end(
     both_reasons = f"{node.reason} {jobs.reason}".strip()
     if node.outcome not in tuple(NodeBranchResult):
         return IncidentEnd(state=IncidentState.FAILED, reason=f"The node branch failed: {both_reasons}")
-    if jobs.outcome not in (*_GOOD_JOBS, "DEADLINE_PASSED"):
+    if jobs.outcome not in (*_GOOD_JOBS, DEADLINE_PASSED):
         return IncidentEnd(
-            state=IncidentState.FAILED, reason=f"The job branch failed: {jobs.reason} {node.reason}".strip()
+            state=IncidentState.FAILED,
+            reason=f"The job branch failed: {jobs.reason} {node.reason}".strip(),
         )
     if node.outcome == NodeBranchResult.WAITING_FOR_PERSON:
         return IncidentEnd(state=IncidentState.WAITING_FOR_PERSON, reason=both_reasons)
-    if jobs.outcome == "DEADLINE_PASSED":
+    if jobs.outcome == DEADLINE_PASSED:
         return IncidentEnd(state=IncidentState.JOB_NOT_RESUMED, reason=f"{jobs.reason} {node.reason}".strip())
     if node.outcome == NodeBranchResult.STOOD_DOWN:
         return IncidentEnd(state=IncidentState.STOOD_DOWN, reason=both_reasons)
     return IncidentEnd(state=IncidentState.RECOVERED, reason=both_reasons)
 
 
-def why_replan(incident: Incident, rungs: Sequence[str], plan_ended: str) -> str:
-    """Return why the incident needs a new plan, as one sentence; empty if its plan still covers it.
+def why_new_plan(incident: Incident, rungs: Sequence[str], workflow_outcome: str) -> str:
+    """Return why the incident needs a new plan, as one sentence; empty if its present plan is enough.
 
     A plan with repairs decides again before each step. A plan without repairs does not, so the incident would end
     without an answer to later signals.
@@ -98,15 +101,15 @@ def why_replan(incident: Incident, rungs: Sequence[str], plan_ended: str) -> str
     Args:
         incident: The incident now.
         rungs: The rungs of the incident, in order.
-        plan_ended: Outcome of the plan, from the workflow.
+        workflow_outcome: Outcome of the plan, from the workflow.
     """
     plan = incident.plan
-    if plan_ended == "DECLINED" and is_approved(incident):
+    if workflow_outcome == DECLINED and is_approved(incident):
         return "The approval came just as its deadline passed."
     if (
         incident.node_branch == NodeBranchResult.STOOD_DOWN
         and is_approved(incident)
-        and (beyond_reason := beyond_approval(incident, rungs))
+        and (beyond_reason := why_beyond_approval(incident, rungs))
     ):
         return beyond_reason
     if (
@@ -119,7 +122,10 @@ def why_replan(incident: Incident, rungs: Sequence[str], plan_ended: str) -> str
         return ""
     if Rung(rungs[0]).strength > Rung(plan.rungs[0]).strength:
         return f"A later signal ({incident.fault_key}) requires {rungs[0]}, which the plan does not include."
-    if plan.outcome == "NOTHING" and len(incident.independent_sources) >= _MIN_SOURCES > plan.independent_source_count:
+    if (
+        plan.outcome == PlanOutcome.NOTHING
+        and len(incident.independent_sources) >= _MIN_SOURCES > plan.independent_source_count
+    ):
         return "A second, independent source reported the fault after the plan was made."
     if plan.had_recovered and incident.recovered_at is None:
         return "The node became unhealthy again after it had recovered."

@@ -121,7 +121,7 @@ def expected_accelerators(instance_type: str, peers: Iterable[KubernetesNode]) -
         peers: Other nodes of the fleet. The node itself must not be among them.
     """
     offers = ((peer.instance_type, peer.accelerators) for peer in peers if peer.is_ready)
-    return expected_of_type(instance_type, most_accelerators(offers))
+    return expected_accelerators_of_type(instance_type, most_accelerators(offers))
 
 
 def most_accelerators(offers: Iterable[tuple[str, int]]) -> dict[str, int]:
@@ -132,7 +132,7 @@ def most_accelerators(offers: Iterable[tuple[str, int]]) -> dict[str, int]:
     return max_by_type
 
 
-def expected_of_type(instance_type: str, offered: Mapping[str, int]) -> int:
+def expected_accelerators_of_type(instance_type: str, offered: Mapping[str, int]) -> int:
     """Return how many accelerators a node of this type should offer: the most that is offered, else by the table."""
     return offered.get(instance_type, 0) or ACCELERATORS.get(instance_type.removeprefix("ml."), 0)
 
@@ -174,8 +174,8 @@ def judge_node(observed: ObservedNode, *, expected: int) -> Validity:
     node = observed.node
     if node is None:
         return Validity(is_valid=False, reason="The node has not joined its cluster.")
-    if observed.record and not observed.is_running:
-        return Validity(is_valid=False, reason=f"HyperPod reports {observed.record.status}.")
+    if observed.provider_node and not observed.is_running:
+        return Validity(is_valid=False, reason=f"HyperPod reports {observed.provider_node.status}.")
     if not node.is_ready:
         return Validity(is_valid=False, reason="The node is not Ready.")
     marks = fault_marks(node)

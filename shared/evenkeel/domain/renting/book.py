@@ -52,7 +52,7 @@ class RentalBook(NamedTuple):
     @property
     def rental_by_holder(self) -> Mapping[str, Rental]:
         """Job or Deployment → the rental whose nodes it has or will get."""
-        return {rental.job_id: rental for rental in self.rentals if rental.state.serves}
+        return {rental.job_id: rental for rental in self.rentals if rental.state.hosts_holder}
 
     def in_rented_cluster(self, job: Job) -> Job:
         """Return a job in the cluster of its rented nodes, if it has received any."""
@@ -104,7 +104,7 @@ def reserve_rented_nodes(
     rented |= {(offer.cluster, offer.pool) for rental in all_rentals for offer in rental.offers}
     if not rented:
         return tuple(capacities)
-    owners = {
+    job_id_by_node = {
         (rental.offer.cluster, name): rental.job_id
         for rental in all_rentals
         if rental.state is RentalState.READY and rental.job_id not in leaving
@@ -114,9 +114,9 @@ def reserve_rented_nodes(
     def reserved(capacity: NodeCapacity) -> NodeCapacity:
         if (capacity.cluster, capacity.pool) not in rented:
             return capacity
-        owner = owners.get((capacity.cluster, capacity.node_name), UNASSIGNED)
-        free = capacity.free if owner == UNASSIGNED else capacity.offered
-        return capacity.replace(reserved_for=owner, free=free)
+        job_id = job_id_by_node.get((capacity.cluster, capacity.node_name), UNASSIGNED)
+        free = capacity.free if job_id == UNASSIGNED else capacity.offered
+        return capacity.replace(reserved_for=job_id, free=free)
 
     return tuple(map(reserved, capacities))
 

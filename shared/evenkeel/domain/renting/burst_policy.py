@@ -100,7 +100,7 @@ class BurstPolicy(Section):
         return self.team_caps_micros_per_hour.get(team, self.other_team_cap_micros_per_hour)
 
     @model_validator(mode="after")
-    def _pools_have_one_name_each(self) -> Self:
+    def _check_pool_names(self) -> Self:
         names = [pool.name for pool in self.pools]
         if len({*names}) < len(names):
             raise ValueError("two rented pools have the same name")

@@ -54,12 +54,12 @@ class PlacementContext(NamedTuple):
     shortages: Shortages = Shortages()
     run_times: RunTimes = NO_PAST_RUNS
     """Past runs."""
-    holders: Mapping[str, Job] = {}
+    jobs_with_charge: Mapping[str, Job] = {}
     """Jobs that hold a charge. If one is missing, only its class is known."""
 
 
 class QueueForecasts:
-    """The expected starts on the committed pools, and portability. All placements of one cycle share them."""
+    """Expected start times, and why a job is not portable. They are computed once for all placements of a cycle."""
 
     def __init__(self, context: PlacementContext, policy: Policy) -> None:
         self._context, self._policy = context, policy
@@ -109,7 +109,7 @@ def origin_of(job: Job, policy: Policy) -> RunOrigin:
     """Return the known facts about a job's run time before its end."""
     spec = job.spec
     seconds = policy.burst.run_seconds_of(spec.priority_class)
-    return RunOrigin(spec.team, job.owner, spec.job_type, spec.expected_seconds, seconds)
+    return RunOrigin(spec.team, job.submitter, spec.job_type, spec.expected_seconds, seconds)
 
 
 def _expected_seconds(remaining: RemainingTime, position: int, count: int) -> float:
@@ -195,7 +195,7 @@ def job_demand(
         submitted_at=job.submitted_at,
         deadline_at=spec.deadline_at,
         done_seconds=done_seconds,
-        returns_when_free=bool(plan and plan.lost_committed),
+        returns_when_free=bool(plan and plan.is_faulty_node_committed),
         avoids_spot=job.avoids_spot,
         max_rent_parts=plan.max_rent_parts if plan else None,
     )
@@ -344,7 +344,7 @@ def committed_pools(capacities: Iterable[NodeCapacity], policy: Policy) -> tuple
             max_nodes=len(capacities),
             launch=LaunchDelay(p50_seconds=seconds, p90_seconds=seconds),
             reservation=policy.scheduling.reservation_of(cluster, pool),
-            place=PoolEnvironment(),
+            environment=PoolEnvironment(),
         )
         for (cluster, pool, instance_type), capacities in sorted(kinds.items())
     )
@@ -385,18 +385,18 @@ def forecast_starts(
         policy: Expected run times and repair times.
         min_free: Count the free accelerators of only those nodes that have at least so many.
     """
-    kind = (pool.cluster, pool.name, pool.instance_type)
+    pool_key = (pool.cluster, pool.name, pool.instance_type)
     node_capacities = [
         capacity
         for capacity in context.capacities
-        if (capacity.cluster, capacity.pool, capacity.instance_type) == kind and not capacity.reserved_for
+        if (capacity.cluster, capacity.pool, capacity.instance_type) == pool_key and not capacity.reserved_for
     ]
     running, busy_until = [], dict[str, float]()
-    charges = [charge for charge in context.charges if (charge.cluster, charge.pool, charge.instance_type) == kind]
+    charges = [charge for charge in context.charges if (charge.cluster, charge.pool, charge.instance_type) == pool_key]
     for position, charge in enumerate(sorted(charges, key=lambda charge: charge.job_id)):
-        holder = context.holders.get(charge.job_id)
+        job = context.jobs_with_charge.get(charge.job_id)
         usual = policy.burst.run_seconds_of(context.classes.get(charge.job_id, ""))
-        origin = origin_of(holder, policy) if holder else RunOrigin(charge.team, charge.owner, "", None, usual)
+        origin = origin_of(job, policy) if job else RunOrigin(charge.team, charge.submitter, "", None, usual)
         ran = (context.now - charge.admitted_at).total_seconds() if charge.admitted_at else 0.0
         seconds_left = _expected_seconds(context.run_times.remaining(origin, ran), position, len(charges))
         running.append(RunningUse(charge.accelerators, seconds_left))
@@ -457,8 +457,12 @@ def why_not_portable(job: Job, pool: Pool, storage: Storage, hardware: InstanceT
 def environment_in(pool: Pool, storage: Storage, catalogue: InstanceTypes) -> PoolEnvironment:
     """Return the properties of a pool's nodes: its instance type's properties, with the overrides in `position`."""
     environment = compatibility.environment_on(pool.instance_type, catalogue)
-    overrides = {name: value for name in pool.place.model_fields_set if (value := getattr(pool.place, name))}
-    return environment.replace(**{**overrides, "storage": {**storage.get(pool.cluster, {}), **pool.place.storage}})
+    overrides = {
+        name: value for name in pool.environment.model_fields_set if (value := getattr(pool.environment, name))
+    }
+    return environment.replace(
+        **{**overrides, "storage": {**storage.get(pool.cluster, {}), **pool.environment.storage}}
+    )
 
 
 def _differences_of(job: Job, pool: Pool, storage: Storage, hardware: InstanceTypes) -> Iterator[str]:

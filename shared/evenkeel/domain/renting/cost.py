@@ -12,7 +12,7 @@ reclaimed spot nodes, and faults of nodes of every market.
     cost  = rent + delay + opportunity cost
 
 A job that keeps checkpoints can leave its rented nodes once committed nodes are free for it. Then its rent ends
-earlier, and the move costs a restart. `_rented_time` chooses the cheaper of the two, as `migration.py` does later.
+earlier, and the move costs a restart. `_rental_cost` chooses the cheaper of the two, as `migration.py` does later.
 Temporary capacity is always returned then.
 
 A committed pool is paid for in any case, so its invoice does not count. It costs its opportunity cost: the price that
@@ -123,7 +123,7 @@ class SpendLimits(Value):
 
 
 class RiskLimits(Value):
-    """The policy's limits on risk."""
+    """Limits on the risks of rented nodes: spot interruptions, long waits for nodes, and reservations that end."""
 
     spot_checkpoint_share: float = 0.1
     """On spot nodes, the longest time between checkpoints as a share of the mean time between interruptions."""
@@ -156,7 +156,7 @@ class PoolCost(Value):
     """Whether the pool is committed, has free nodes now and can run the job."""
 
     @property
-    def parts(self) -> int:
+    def cost_parts(self) -> int:
         """Total cost."""
         return self.rent_parts + self.delay_parts + self.opportunity_parts
 
@@ -167,16 +167,16 @@ class PoolCost(Value):
 
 def cheapest_rented(rows: Iterable[PoolCost]) -> PoolCost | None:
     """Return the cheapest rented pool that can run the job; None if there is none."""
-    return _cheapest(row for row in rows if row.market.is_rented)
+    return _cheapest_row(row for row in rows if row.market.is_rented)
 
 
 def cheapest_committed(rows: Iterable[PoolCost]) -> PoolCost | None:
     """Return the cheapest committed pool that can run the job; None if there is none."""
-    return _cheapest(row for row in rows if not row.market.is_rented)
+    return _cheapest_row(row for row in rows if not row.market.is_rented)
 
 
-def _cheapest(rows: Iterable[PoolCost]) -> PoolCost | None:
-    return min((row for row in rows if not row.why_not), key=lambda row: row.parts, default=None)
+def _cheapest_row(rows: Iterable[PoolCost]) -> PoolCost | None:
+    return min((row for row in rows if not row.why_not), key=lambda row: row.cost_parts, default=None)
 
 
 # ---------------------------------------------------------------- cost of one pool
@@ -340,7 +340,7 @@ def _rejections(evaluation: _PoolEvaluation) -> Iterator[str]:
     if candidate.unavailable_until and candidate.unavailable_until > evaluation.now:
         until = f"{candidate.unavailable_until:%H:%M:%S} UTC"
         yield f"The provider refused capacity there. Evenkeel does not ask again before {until}."
-    if pool.market is Market.SPOT:
+    if pool.market.can_be_reclaimed:
         yield from _rejections_by_risk(evaluation)
     yield from _rejections_by_limits(evaluation)
 

@@ -19,6 +19,14 @@ from evenkeel.domain.economics import money
 from evenkeel.domain.renting.cost import duration_text
 from evenkeel.domain.values import Instant, Value
 
+_DISPLACER = "schedule_jobs/displace"
+"""Prefix of the requester of a stop that displaces a job."""
+
+
+def displacement_requester(job_id: str) -> str:
+    """Return the requester of a stop that frees nodes for a job."""
+    return f"{_DISPLACER}/{job_id}"
+
 
 class CommittedNode(Value):
     """A committed node."""
@@ -105,14 +113,14 @@ def decide_displacement(facts: DisplacementFacts) -> DisplacementDecision:
         _cost_of_move(job, facts) for job in victims
     )
     price, other_price = money.format_usd(parts), money.format_usd(facts.other_parts)
-    names = f"{len(victims)} job{'' if len(victims) == 1 else 's'}"
+    job_count = f"{len(victims)} job{'' if len(victims) == 1 else 's'}"
     if parts >= facts.other_parts:
-        reason = f"Moving {names} to rented nodes would cost {price}, and {facts.other_option} costs {other_price}."
+        reason = f"Moving {job_count} to rented nodes would cost {price}, and {facts.other_option} costs {other_price}."
         return _build_decision(facts, DisplacementAction.KEEP, reason, parts=parts)
     return _build_decision(
         facts,
         DisplacementAction.DISPLACE,
-        f"{names} {'moves' if len(victims) == 1 else 'move'} to rented nodes, so that the job starts in "
+        f"{job_count} {'moves' if len(victims) == 1 else 'move'} to rented nodes, so that the job starts in "
         f"{duration_text(facts.start_seconds)}. That costs {price}, and {facts.other_option} costs {other_price}.",
         tuple(sorted(job.job_id for job in victims)),
         parts,
@@ -122,7 +130,7 @@ def decide_displacement(facts: DisplacementFacts) -> DisplacementDecision:
 def _build_decision(
     facts: DisplacementFacts, action: DisplacementAction, reason: str, victims: tuple[str, ...] = (), parts: int = 0
 ) -> DisplacementDecision:
-    usd = round(facts.other_parts / money.PARTS, 2)
+    usd = round(facts.other_parts / money.COST_PARTS_PER_USD, 2)
     extra_cost = money.format_usd(facts.other_parts - parts)
     alternatives = (
         (Alternative(option=facts.other_option, why_not=f"It costs {extra_cost} more.", usd=usd),) if victims else ()
@@ -184,9 +192,9 @@ def _node_options(facts: DisplacementFacts, costs: dict[str, int]) -> Iterator[t
             free += job.nodes[node.name]
             victims.append(job.job_id)
         by_id = {job.job_id: job for job in on_node}
-        for name in sorted(victims, key=lambda name: -costs[name]):
-            if free - by_id[name].nodes[node.name] >= facts.accelerators_per_node:
-                free -= by_id[name].nodes[node.name]
-                victims.remove(name)
+        for job_id in sorted(victims, key=lambda job_id: -costs[job_id]):
+            if free - by_id[job_id].nodes[node.name] >= facts.accelerators_per_node:
+                free -= by_id[job_id].nodes[node.name]
+                victims.remove(job_id)
         if free >= facts.accelerators_per_node:
-            yield sum(costs[name] for name in victims), node.name, tuple(victims)
+            yield sum(costs[job_id] for job_id in victims), node.name, tuple(victims)

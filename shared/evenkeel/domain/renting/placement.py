@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-from evenkeel.domain.capacity.pools import Market
 from evenkeel.domain.decisions import Alternative
 from evenkeel.domain.economics import money
 from evenkeel.domain.policy_section import Mode
@@ -107,7 +106,8 @@ def choose_pool(facts: PlacementFacts) -> PlacementDecision:
     """
     order = {candidate.pool.name: index for index, candidate in enumerate(facts.candidates)}
     rows = sorted(
-        _pool_costs(facts), key=lambda row: (bool(row.why_not), not row.is_available_now, row.parts, order[row.pool])
+        _pool_costs(facts),
+        key=lambda row: (bool(row.why_not), not row.is_available_now, row.cost_parts, order[row.pool]),
     )
     possible = [row for row in rows if not row.why_not]
     if not possible:
@@ -203,7 +203,7 @@ def _changeover_seconds(facts: PlacementFacts) -> float:
     on_demand = [
         candidate.pool.launch.gang_seconds(job.nodes)
         for candidate in facts.candidates
-        if candidate.pool.market is Market.ON_DEMAND
+        if candidate.pool.market.is_rented_firmly
     ]
     return min(on_demand, default=0.0) + job.restart_seconds
 
@@ -299,17 +299,17 @@ def _rent_threshold(facts: PlacementFacts, in_time: Sequence[PoolCost]) -> float
     wait = next(candidate.wait_seconds for candidate in facts.candidates if candidate.pool.name == chosen.pool)
     thresholds = []
     if job.micros_per_hour_of_delay:
-        thresholds.append(wait + (rented.parts - chosen.parts) / job.micros_per_hour_of_delay)
+        thresholds.append(wait + (rented.cost_parts - chosen.cost_parts) / job.micros_per_hour_of_delay)
     if job.deadline_at and _late_seconds(facts, chosen) is None:
         thresholds.append(wait + (job.deadline_at - facts.now).total_seconds() - chosen.ends_after_seconds)
     return round(min(thresholds), 3) if thresholds else None
 
 
 def _rejected_pool(row: PoolCost, chosen: PoolCost | None) -> Alternative:
-    usd = round(row.parts / money.PARTS, 2)
+    usd = round(row.cost_parts / money.COST_PARTS_PER_USD, 2)
     why_not = row.why_not
     if not why_not and chosen is not None:
-        extra_parts = row.parts - chosen.parts
+        extra_parts = row.cost_parts - chosen.cost_parts
         why_not = (
             f"It costs {money.format_usd(extra_parts)} more."
             if extra_parts > 0

@@ -45,8 +45,8 @@ class RentalState(StrEnum):
     """All of its nodes are gone, and its bill is final."""
 
     @property
-    def serves(self) -> bool:
-        """Whether the job has the nodes, or will get them."""
+    def hosts_holder(self) -> bool:
+        """Whether its holder has the nodes, or will get them."""
         return self in (RentalState.OPENING, RentalState.READY)
 
 
@@ -394,16 +394,16 @@ def release_rental(rental: Rental, reason: str, usable: Collection[str]) -> Rent
         usable: Nodes of its cluster that are in service. A spot market that took nodes back will do so again.
     """
     ending = _in_state(rental, RentalState.ENDING, reason=(reason or rental.reason)[:1000])
-    is_reclaimed = rental.offer.market is Market.SPOT and not set(rental.node_names) <= set(usable)
+    is_reclaimed = rental.offer.market.can_be_reclaimed and not set(rental.node_names) <= set(usable)
     return RentalChange(ending, changes_capacity=True, capacity_answer=CapacityAnswer.REFUSED if is_reclaimed else None)
 
 
 def end_rental(rental: Rental, now: datetime) -> RentalChange:
     """End a rental whose nodes are all gone, and compute its final bill."""
     closed = rental.with_offer(closed_at=now)
-    parts = money.bill(closed.bills(), now).parts
+    parts = money.bill(closed.bills(), now).cost_parts
     ended = _in_state(closed, RentalState.ENDED, ended_at=now, cost_parts=parts, shown_cost=money.format_usd(parts))
-    cost = f"{ended.shown_cost} ({parts / money.PARTS:.6f} dollars)"
+    cost = f"{ended.shown_cost} ({parts / money.COST_PARTS_PER_USD:.6f} dollars)"
     text = f"Rental {rental.number} has ended and all of its nodes are gone. It cost {cost}."
     return RentalChange(ended, "rental ended", text, f"rental-ended-{rental.number}")
 

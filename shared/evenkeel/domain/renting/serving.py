@@ -114,7 +114,7 @@ def free_replica_slots(rentals: Iterable[Rental], pods: Sequence[UnmanagedPod]) 
             - len(replicas_on(rental, pods)),
         )
         for rental in rentals
-        if rental.serving_target is not None and rental.state.serves
+        if rental.serving_target is not None and rental.state.hosts_holder
     )
 
 
@@ -268,6 +268,6 @@ def _no_extra_node(shortfall: ReplicaShortfall) -> CandidatePool:
         accelerators_per_node=shortfall.per_replica,
         max_nodes=1,
         launch=LaunchDelay(p50_seconds=0, p90_seconds=0),
-        place=PoolEnvironment(),
+        environment=PoolEnvironment(),
     )
     return CandidatePool(pool=pool, accelerators_left=0, wait_seconds=shortfall.registered.spike_seconds)

@@ -12,12 +12,18 @@ from operator import itemgetter
 
 from evenkeel.domain.health.incidents import FactKind, NodeFact
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.shadow.cases import ShadowCase, ShadowDecision, group_into_cases, node_event_of, shadow_decision
 from evenkeel.domain.shadow.node_index import NodeIndex
-from evenkeel.domain.shadow.records import Record
+from evenkeel.domain.shadow.records import ExportedRecord
 from evenkeel.domain.shadow.replay_facts import FactReplay
 from evenkeel.domain.shadow.report import ShadowSummary, summarise_cases
-from evenkeel.domain.shadow.verdicts import JudgedCase, ShadowTimes, judge
+from evenkeel.domain.shadow.shadow_cases import (
+    ShadowCase,
+    ShadowDecision,
+    group_into_cases,
+    node_event_of,
+    shadow_decision,
+)
+from evenkeel.domain.shadow.verdicts import JudgedCase, ShadowTimes, judge_case
 from evenkeel.domain.values import Instant, Value
 
 
@@ -29,13 +35,13 @@ class Backtest(Value):
     """Times of the first and the last record; None without any."""
     nodes: int
     unmatched: int
-    """Number of records about a node that no record identifies."""
+    """Number of records about a node whose instance no record shows."""
     summary: ShadowSummary
     cases: tuple[JudgedCase, ...]
 
 
 def run_backtest(
-    read_records: Callable[[], Iterable[Record]],
+    read_records: Callable[[], Iterable[ExportedRecord]],
     policy: Policy,
     times: ShadowTimes,
     *,
@@ -53,15 +59,15 @@ def run_backtest(
     first_at: datetime | None = None
     for record in read_records():
         first_at = first_at or record.at
-        index.learn(record)
+        index.learn_names(record)
     not_ready_facts = sorted(index.not_ready_facts(), key=itemgetter(0))
     for _, fact in not_ready_facts:
-        index.instances[fact.instance_id].add_if_known(node_event_of(fact, is_evidence=_is_evidence(fact, policy)))
+        index.instances[fact.instance_id].add_known_event(node_event_of(fact, is_evidence=_is_evidence(fact, policy)))
     facts = heapq.merge(_follow_records(index, read_records(), policy), not_ready_facts, key=itemgetter(0))
-    incidents = FactReplay(policy, index.node_at).decisions(facts)
+    incidents = FactReplay(policy, index.node_at).decide_incidents(facts)
     decisions = [decision for incident in incidents if (decision := shadow_decision(incident)) is not None]
     judged = tuple(
-        judge(_shadow_case(case, decisions, index), times)
+        judge_case(_shadow_case(case, decisions, index), times)
         for case, decisions in group_into_cases(decisions, times.window)
     )
     return Backtest(
@@ -74,11 +80,13 @@ def run_backtest(
     )
 
 
-def _follow_records(index: NodeIndex, records: Iterable[Record], policy: Policy) -> Iterator[tuple[datetime, NodeFact]]:
+def _follow_records(
+    index: NodeIndex, records: Iterable[ExportedRecord], policy: Policy
+) -> Iterator[tuple[datetime, NodeFact]]:
     """Yield the facts of all records, after their nodes have their events."""
     for record in records:
         content = record.content
-        index.follow(record, is_evidence=isinstance(content, NodeFact) and _is_evidence(content, policy))
+        index.add_events(record, is_evidence=isinstance(content, NodeFact) and _is_evidence(content, policy))
         if isinstance(content, NodeFact):
             yield record.at, content
 
@@ -90,11 +98,11 @@ def _is_evidence(fact: NodeFact, policy: Policy) -> bool:
 def _shadow_case(decision: ShadowDecision, decisions: tuple[ShadowDecision, ...], index: NodeIndex) -> ShadowCase:
     instance = index.instances[decision.instance_id]
     assert index.last_at is not None
-    known_until, ended = instance.ended or (index.last_at, "")
+    known_until, end_reason = instance.planned_end or (index.last_at, "")
     return ShadowCase(
         decision=decision,
         incident_ids=tuple(recorded.incident_id for recorded in decisions),
         events=instance.events,
         known_until=known_until,
-        ended=ended,
+        end_reason=end_reason,
     )

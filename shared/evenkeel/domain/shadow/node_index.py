@@ -8,9 +8,9 @@ from datetime import datetime, timedelta
 from evenkeel.domain.health.groups import GroupFact, GroupFactKind
 from evenkeel.domain.health.incidents import AffectedNode, FactKind, NodeFact
 from evenkeel.domain.nodes import INSTANCE_ID, NodeLife
-from evenkeel.domain.shadow.cases import Actor, NodeEvent, NodeEventKind, node_event_of
-from evenkeel.domain.shadow.records import NodeAction, NodeSeen, Readiness, Record
+from evenkeel.domain.shadow.records import ExportedRecord, NodeAction, NodeSnapshot, ReadinessChange
 from evenkeel.domain.shadow.replay_facts import RecordedNodeState
+from evenkeel.domain.shadow.shadow_cases import Actor, NodeEvent, NodeEventKind, node_event_of
 from evenkeel.domain.values import rfc3339
 
 NOT_READY = "node:not_ready"
@@ -31,12 +31,12 @@ class ExportedInstance:
     def __init__(self, instance_id: str, first_at: datetime) -> None:
         self.instance_id = instance_id
         self.first_at = first_at
-        self.seen: NodeSeen | None = None
+        self.seen: NodeSnapshot | None = None
         """The latest node object."""
         self.logical_id = self.pool = ""
         self.is_hyperpod = False
         self.events: list[NodeEvent] = []
-        self.ended: tuple[datetime, str] | None = None
+        self.planned_end: tuple[datetime, str] | None = None
         """Time of its planned end, with the evidence as a sentence."""
         self._boot_id = ""
         self._is_cordoned = False
@@ -47,12 +47,12 @@ class ExportedInstance:
             self.events.pop()
         self.events.append(event)
 
-    def add_if_known(self, event: NodeEvent | None) -> None:
+    def add_known_event(self, event: NodeEvent | None) -> None:
         """Add an event, if there is one."""
         if event is not None:
             self.add(event)
 
-    def follow(self, observation: NodeSeen, at: datetime) -> None:
+    def add_observation(self, observation: NodeSnapshot, at: datetime) -> None:
         """Add the changes that a node object shows."""
         text = f"node object {observation.node_name}"
         if observation.is_deleted:
@@ -70,7 +70,7 @@ class ExportedInstance:
         if observation.is_in_service:
             self.add(NodeEvent(at=at, kind=NodeEventKind.IN_SERVICE, evidence=f"{text}: Ready, without a fault mark"))
 
-    def affected(self) -> AffectedNode:
+    def to_affected_node(self) -> AffectedNode:
         """Return the identity of the node and its slot."""
         observation = self.seen
         cluster = observation.cluster if observation else _CLUSTER
@@ -108,7 +108,7 @@ class NodeIndex:
         """
         self.last_at: datetime | None = None
         self.unmatched = 0
-        """Number of records about a node that no record identifies."""
+        """Number of records about a node whose instance no record shows."""
         self.instances: dict[str, ExportedInstance] = {}
         self._not_ready = timedelta(seconds=not_ready_seconds)
         self._repairs_by_itself = repairs_by_itself
@@ -119,11 +119,11 @@ class NodeIndex:
 
     # ------------------------------------------------------------ first reading: identities
 
-    def learn(self, record: Record) -> None:
+    def learn_names(self, record: ExportedRecord) -> None:
         """Learn the names of the nodes."""
         self.last_at, content = record.at, record.content
         match content:
-            case NodeSeen():
+            case NodeSnapshot():
                 self._learn_node(content, record.at)
             case NodeFact():
                 exported = self._instance_of_id(content.instance_id, record.at)
@@ -133,7 +133,7 @@ class NodeIndex:
                 self._recovery.append((content.observed_at, content.code == "Automatic"))
             case GroupFact() if content.instance_id:
                 self._instance_of_id(content.instance_id, record.at).pool = content.instance_group
-            case Readiness():
+            case ReadinessChange():
                 self._readiness[content.node_name][record.at] = (content.is_ready, content.evidence)
             case NodeAction() if content.instance_id:
                 self._instance_of_id(content.instance_id, record.at)
@@ -143,7 +143,7 @@ class NodeIndex:
     def _instance_of_id(self, instance_id: str, at: datetime) -> ExportedInstance:
         return self.instances.setdefault(instance_id, ExportedInstance(instance_id, at))
 
-    def _learn_node(self, observation: NodeSeen, at: datetime) -> None:
+    def _learn_node(self, observation: NodeSnapshot, at: datetime) -> None:
         exported = self._instance_of_id(observation.instance_id, at)
         exported.seen = observation
         exported.is_hyperpod |= observation.is_hyperpod
@@ -165,7 +165,7 @@ class NodeIndex:
 
     # ------------------------------------------------------------ second reading: events
 
-    def follow(self, record: Record, *, is_evidence: bool) -> None:
+    def add_events(self, record: ExportedRecord, *, is_evidence: bool) -> None:
         """Add the events of a record to its node.
 
         Args:
@@ -174,12 +174,12 @@ class NodeIndex:
         """
         content = record.content
         match content:
-            case NodeSeen():
-                self.instances[content.instance_id].follow(content, record.at)
+            case NodeSnapshot():
+                self.instances[content.instance_id].add_observation(content, record.at)
             case NodeFact():
                 event = node_event_of(content, is_evidence=is_evidence)
                 for exported in self._instances_of_fact(content):
-                    exported.add_if_known(event)
+                    exported.add_known_event(event)
             case NodeAction():
                 self._follow_action(content)
             case _:
@@ -208,7 +208,7 @@ class NodeIndex:
         if exported is None:
             self.unmatched += 1
         elif action.is_planned:
-            exported.ended = (action.event.at, f"The node ended as planned. {action.event.evidence}")
+            exported.planned_end = (action.event.at, f"The node ended as planned. {action.event.evidence}")
         else:
             exported.add(action.event)
 
@@ -272,7 +272,7 @@ class NodeIndex:
         """Return the recorded state of an instance at a time."""
         exported = self.instances[instance_id]
         return RecordedNodeState(
-            affected=exported.affected(),
+            affected=exported.to_affected_node(),
             is_hyperpod=exported.is_hyperpod,
             is_karpenter=exported.seen is not None and exported.seen.is_karpenter,
             is_gone=exported.is_gone(at),

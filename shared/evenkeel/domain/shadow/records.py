@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from evenkeel.domain.health.groups import GroupFact
 from evenkeel.domain.health.incidents import NodeFact
-from evenkeel.domain.shadow.cases import NodeEvent
+from evenkeel.domain.shadow.shadow_cases import NodeEvent
 from evenkeel.domain.values import Instant, Value
 
 
@@ -22,7 +22,7 @@ class NodeAction(Value):
     """Whether the action is planned work, and no repair."""
 
 
-class Readiness(Value):
+class ReadinessChange(Value):
     """A node became Ready or NotReady."""
 
     node_name: str
@@ -30,7 +30,7 @@ class Readiness(Value):
     evidence: str
 
 
-class NodeSeen(Value):
+class NodeSnapshot(Value):
     """A node object at one time."""
 
     cluster: str
@@ -58,10 +58,10 @@ class NodeSeen(Value):
         return self.is_ready and not (self.is_cordoned or self.has_fault_marks or self.is_deleted)
 
 
-Content: TypeAlias = NodeFact | GroupFact | NodeAction | Readiness | NodeSeen
+Content: TypeAlias = NodeFact | GroupFact | NodeAction | ReadinessChange | NodeSnapshot
 
 
-class Record(Value):
+class ExportedRecord(Value):
     """A record of an export."""
 
     key: str

@@ -1,6 +1,6 @@
 """Repeat offline the decisions of the mode `observe` on recorded facts.
 
-    facts, in order of time ─▶ intake ─▶ incident ─▶ plan ─▶ the incident ends, as in `observe`
+    facts, in order of time ─▶ IngestDecision ─▶ incident ─▶ plan ─▶ the incident ends, as in `observe`
 
 The code of the service decides here, too. The replay knows only what the facts and the nodes show, so guardrails,
 jobs and the marks of other controllers are left out.
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from evenkeel.domain.health.classification import ClassifiedFact, IncidentFault
 from evenkeel.domain.health.incidents import AffectedNode, FactKind, Incident, NodeFact, StoredRecoveryPlan
-from evenkeel.domain.health.intake import IntakeAction, IntakeRecords, LastIncident, decide_intake
+from evenkeel.domain.health.ingestion import IngestAction, LastIncident, NodeHistory, decide_ingestion
 from evenkeel.domain.health.recurrence import FaultHistory, history_keys
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_section import Mode
@@ -61,7 +61,7 @@ class FactReplay:
         self._histories: dict[str, FaultHistory] = {}
         self._opened = 0
 
-    def decisions(self, facts: Iterable[tuple[datetime, NodeFact]]) -> Iterator[Incident]:
+    def decide_incidents(self, facts: Iterable[tuple[datetime, NodeFact]]) -> Iterator[Incident]:
         """Yield each incident, with its plan, as it ends.
 
         Args:
@@ -80,17 +80,19 @@ class FactReplay:
         keys = history_keys(classified_fact.fault, node.affected) if fact.kind is FactKind.FAULT else ()
         known_open = self._open.get(life)
         known = self._known.get(fact.fact_key)
-        records = IntakeRecords(
+        node_history = NodeHistory(
             known_incident_id=known[0] if known and now - known[1] <= _FACT_KEPT else "",
             last_incident=self._last.get(life),
             open_incident=known_open.incident if known_open else None,
             histories={key: self._histories[key] for key in keys if key in self._histories},
         )
-        decision = decide_intake(classified_fact, records, catalogue, new_id=f"inc-{self._opened + 1:05}", now=now)
+        decision = decide_ingestion(
+            classified_fact, node_history, catalogue, new_id=f"inc-{self._opened + 1:05}", now=now
+        )
         self._histories |= decision.histories
-        if decision.incident is None or decision.action not in (IntakeAction.OPEN, IntakeAction.JOIN):
+        if decision.incident is None or decision.action not in (IngestAction.OPEN, IngestAction.JOIN):
             return
-        self._opened += decision.action is IntakeAction.OPEN
+        self._opened += decision.action is IngestAction.OPEN
         self._known[fact.fact_key] = (decision.incident.incident_id, now)
         self._open[life] = _OpenIncident(decision.incident, known_open.opened_at if known_open else now)
 
@@ -118,7 +120,7 @@ class FactReplay:
             outcome=plan.outcome,
             repairs_node=plan.repairs_node,
             owner=plan.owner,
-            settle_seconds=plan.settle_seconds,
+            evidence_wait_seconds=plan.evidence_wait_seconds,
             max_repairs=plan.max_repairs,
             jobs=plan.jobs,
             decision_id="",
@@ -126,7 +128,7 @@ class FactReplay:
             fault_key=incident.fault_key,
             rungs=facts.rungs,
         )
-        return incident.replace(plan=stored, mode=Mode.OBSERVE).at_stage("planned_at", decided_at)
+        return incident.replace(plan=stored, mode=Mode.OBSERVE).with_stage_time("planned_at", decided_at)
 
     def _plan_facts(self, incident: Incident, now: datetime) -> PlanFacts:
         node = self._node_at(incident.life.instance_id, now)

@@ -15,9 +15,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from evenkeel.domain.recovery.plan import Owner
+from evenkeel.domain.recovery.plan import NodeOwner
 from evenkeel.domain.recovery.repair_requests import DIAGNOSE, REBOOT, REPLACE
-from evenkeel.domain.shadow.cases import Actor, NodeEvent, NodeEventKind, ShadowCase, ShadowDecision
+from evenkeel.domain.shadow.shadow_cases import Actor, NodeEvent, NodeEventKind, ShadowCase, ShadowDecision
 from evenkeel.domain.values import Instant, Sentence, Value
 
 
@@ -100,7 +100,7 @@ class JudgedCase(Value):
     repair: Judgement
 
 
-def judge(case: ShadowCase, times: ShadowTimes) -> JudgedCase:
+def judge_case(case: ShadowCase, times: ShadowTimes) -> JudgedCase:
     """Judge the cordon and the repair of a case. The order of its events does not matter."""
     timeline = _CaseTimeline(case, times)
     return JudgedCase(
@@ -125,7 +125,7 @@ class _CaseTimeline:
     def __init__(self, case: ShadowCase, times: ShadowTimes) -> None:
         self.decision = case.decision
         self.times = times
-        self.known_until, self.ended = case.known_until, case.ended
+        self.known_until, self.end_reason = case.known_until, case.end_reason
         self.decided_at = case.decision.decided_at
         self.closes_at = self.decided_at + times.window
         opens_at = case.decision.first_signal_at - timedelta(seconds=times.lookback_seconds)
@@ -221,8 +221,8 @@ class _CaseTimeline:
         )
 
     def _judge_unseen(self, until: datetime, prefix: str = "") -> Judgement:
-        if self.known_until >= until or self.ended:
-            reason = self.ended or f"No source shows the node in service after {_format_time(until)}."
+        if self.known_until >= until or self.end_reason:
+            reason = self.end_reason or f"No source shows the node in service after {_format_time(until)}."
             return _unknown_judgement(Cause.NOTHING_KNOWN, f"{prefix}{reason}")
         reason = f"{prefix}The observation window is open until {_format_time(until)}."
         return _unknown_judgement(Cause.WINDOW_OPEN, reason).replace(window_open_until=until)
@@ -232,7 +232,7 @@ def _judge_cordon(timeline: _CaseTimeline) -> Judgement:
     action = timeline.first_action(_OUT_OF_SERVICE)
     if not timeline.decision.cordons:
         return timeline.judge_inaction(action)
-    if timeline.decision.owner == Owner.PERSON and (action is None or action.at > timeline.decided_at):
+    if timeline.decision.owner == NodeOwner.PERSON and (action is None or action.at > timeline.decided_at):
         reason = "A person had cordoned the node before Evenkeel's decision; the time is unknown."
         return Judgement(verdict=Verdict.LATER, reason=reason, actor=Actor.PERSON)
     return (

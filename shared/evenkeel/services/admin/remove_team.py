@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from evenkeel.domain.jobs.job import JobState
+from evenkeel.domain.quotas.setup_history import SetupChange
 from evenkeel.domain.quotas.teams import TeamSetup
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import Value
@@ -65,7 +66,7 @@ def _remove(request: RemoveTeamRequest, context: Context) -> bool:
     """Remove the team in one commit. Return whether there was one."""
     name = request.team
     tree = _quota_tree_row(context.ledger)
-    stored = team_setup.load(context.ledger)
+    stored = team_setup.load_setup(context.ledger)
     if name not in stored.setup.by_name:
         return False
     if stored.version_of(name) != request.expected:
@@ -80,7 +81,7 @@ def _remove(request: RemoveTeamRequest, context: Context) -> bool:
         Delete(quota_rows.team_key(name), request.expected),
         Put(Row(quota_rows.setup_key(), {}, stored.version)),
         Put(Row(tree.key, raised, tree.version)),
-        Put(quota_rows.setup_event_row(entry, stored.version + 1)),
+        Put(quota_rows.setup_event_row(SetupChange.of(entry, name, stored.setup), stored.version + 1)),
     )
     return True
 
@@ -96,7 +97,7 @@ def _why_in_use(team: str, setup: TeamSetup, ledger: Ledger) -> str:
         return jobs
     charges = read_charges.run(ledger)
     lent = next(
-        (line for entry in read_teams.table(setup, charges.held, {}) for line in _lent_amounts(entry, team)), ""
+        (line for entry in read_teams.team_lines(setup, charges.live, {}) for line in _lent_amounts(entry, team)), ""
     )
     return f"other teams use {lent} of its quota" if lent else ""
 
@@ -104,7 +105,7 @@ def _why_in_use(team: str, setup: TeamSetup, ledger: Ledger) -> str:
 def jobs_of(team: str, ledger: Ledger) -> str:
     """Return which jobs of a team have not ended; empty if all have."""
     charges = read_charges.run(ledger)
-    team_charges = [charge for charge in charges.held if team in (charge.team, charge.queue)]
+    team_charges = [charge for charge in charges.live if team in (charge.team, charge.queue)]
     if team_charges:
         return f"{_first_and_count([charge.job_id for charge in team_charges])} still holds quota"
     # The index may not list an interrupted job yet.

@@ -4,6 +4,7 @@ from collections.abc import Collection
 from typing import Any
 
 from evenkeel.domain.quotas.setup_checks import SetupError, check_change, check_fleet, check_team
+from evenkeel.domain.quotas.setup_history import SetupChange
 from evenkeel.domain.quotas.teams import FleetQuotas, Team, TeamSetup
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import Value
@@ -70,7 +71,7 @@ def _store_part(request: SetQuotasRequest, context: Context) -> None:
     part = request.part
     name = part.name if isinstance(part, Team) else team_setup.FLEET
     field = "team" if isinstance(part, Team) else "quotas"
-    stored = team_setup.load(context.ledger)
+    stored = team_setup.load_setup(context.ledger)
     version = stored.version_of(name)
     if version == request.expected + 1 and _stored_document(stored.setup, name) == part.to_json():
         return
@@ -84,7 +85,7 @@ def _store_part(request: SetQuotasRequest, context: Context) -> None:
         Put(quota_rows.setup_row(_part_key(name), part, version)),
         Put(Row(quota_rows.setup_key(), {}, stored.version)),
         Add(quota_rows.tree_key(), {"setUps": 1}),
-        Put(quota_rows.setup_event_row(entry, stored.version + 1)),
+        Put(quota_rows.setup_event_row(SetupChange.of(entry, name, stored.setup), stored.version + 1)),
     )
 
 

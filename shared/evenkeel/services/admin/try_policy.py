@@ -15,7 +15,7 @@ from evenkeel.domain.recovery.modes import most_cautious_mode
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Invalid, Ledger, Table
 from evenkeel.services.storage import pagination, rows
-from evenkeel.services.storage.recorded_facts import with_facts
+from evenkeel.services.storage.facts_of_decisions import with_facts
 
 Json = dict[str, Any]
 
@@ -55,7 +55,7 @@ def run(
         raise Invalid("The policy changes are not valid.", (("changes", str(error)),)) from error
     since = since or now - LOOKBACK
     incidents = list(islice(_incidents_since(ledger, since), _MAX_INCIDENTS + 1))
-    jobs = pagination.newest_first(
+    jobs = pagination.page_newest_first(
         ledger, Table.JOBS, [f"JOB#{state}" for state in JobState], pagination.PageRequest(_MAX_JOBS)
     )
     modes = {
@@ -72,8 +72,8 @@ def run(
         examined += 1
         other_mode = modes.get(record.subject)
         try:
-            decision = replay.in_mode(record, other_mode) if other_mode else record
-            again = replay.under(decision, policy)
+            decision = replay.record_in_mode(record, other_mode) if other_mode else record
+            again = replay.decide_again(decision, policy)
             before, after = replay.effect_of(record, record.action), replay.effect_of(decision, again.action)
         except ValueError:  # this release cannot read the record
             unreadable += 1
@@ -95,7 +95,7 @@ def _incidents_since(ledger: Ledger, since: datetime) -> Iterator[Incident]:
     """Yield the incidents that were opened since a time, the newest first."""
     token = ""
     while True:
-        page = pagination.newest_first(
+        page = pagination.page_newest_first(
             ledger, Table.INCIDENTS, [f"INC#{state}" for state in IncidentState], pagination.PageRequest(100, token)
         )
         for incident in (rows.decode(row, Incident) for row in page.rows):

@@ -30,7 +30,7 @@ def run(job: Job, attempt: Attempt, context: Context, *, within_seconds: float) 
     if attempt.launched_at is None:
         return
     try:
-        tails = context.cluster.tails(attempt, KEPT_LINES, KEPT_RANKS, within_seconds)
+        tails = context.cluster.log_tails(attempt, KEPT_LINES, KEPT_RANKS, within_seconds)
         logs = [_kept_log(job, attempt, rank, tail, context.now) for rank, tail in sorted(tails.items())]
         for log in logs:
             if log.why:

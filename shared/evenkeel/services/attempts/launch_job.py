@@ -6,6 +6,7 @@
 and nothing is pinned. The attempt then ends, and the next one tries again after a pause.
 """
 
+import itertools
 from collections.abc import Iterable
 from datetime import timedelta
 from enum import StrEnum
@@ -17,7 +18,7 @@ from evenkeel.domain.jobs.attempt import Attempt, AttemptState, ObservedWorkload
 from evenkeel.domain.jobs.attempt_end import lost_nodes
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.jobs.spec import JobSpec
-from evenkeel.domain.nodes import KubernetesNode, NodeLife
+from evenkeel.domain.nodes import KubernetesNode, NodeLife, accelerator_resource_of
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.timeline import TimelineEntry
@@ -88,7 +89,7 @@ def run(request: attempt_record.AttemptRequest, context: Context) -> LaunchJobRe
     Idempotent: yes, by the fence and by the Kubernetes Job's name. A repeated call finds the pin and the Job, and
     records them.
     """
-    stored = attempt_record.load(context.ledger, request.job_id, request.attempt)
+    stored = attempt_record.load_attempt(context.ledger, request.job_id, request.attempt)
     job, attempt = stored.job, stored.attempt
     if attempt.state.has_ended or job.current_attempt != attempt.attempt:
         return LaunchJobResult(outcome=LaunchOutcome.STALE, reason=f"{attempt.workload_name} has already ended.")
@@ -156,12 +157,14 @@ def _launch_from_pin(
         if earlier_attempt.out_of_reach:
             context.cluster.force_delete_pods(earlier_attempt.attempt, earlier_attempt.out_of_reach)
     resume_from = resume_choice.resume_from.manifest if resume_choice.resume_from else ""
-    read_fields = _node_dependent_fields_for_kueue if attempt.local_queue else _node_dependent_fields_of_assigned_nodes
-    node_fields = read_fields(job, attempt, context)
+    if attempt.local_queue:
+        node_fields = _node_dependent_fields_for_kueue(job, attempt, context)
+    else:
+        node_fields = _node_dependent_fields_of_assigned_nodes(job, attempt, context)
     try:
         _, uid = context.cluster.launch(
             LaunchSpec(
-                job=_with_priority_class(job, attempt, context.policy),
+                job_spec=_spec_with_priority_class(job, attempt, context.policy),
                 attempt=pinned_attempt,
                 resume_from=resume_from,
                 service_account=job.service_account or context.site.job_service_account,
@@ -199,9 +202,12 @@ def _node_dependent_fields_of_assigned_nodes(job: Job, attempt: Attempt, context
         interfaces, huge_pages_mib = efa.EfaNode(attempt.pool, attempt.instance_type), 0
     else:
         interfaces, huge_pages_mib = efa.EfaNode.of(node), node.huge_pages_mib
+    # A node lists no accelerators until its device plugin has registered, or while the plugin restarts.
+    listed_resource = node.accelerator_resource if node else ""
+    accelerator_resource = listed_resource or accelerator_resource_of(attempt.instance_type)
     accelerators, by_pool = job.spec.accelerators_per_node, context.policy.scheduling.efa_interfaces
     network = efa.efa_request(interfaces, attempt.ranks, accelerators, by_pool, huge_pages_mib)
-    return _NodeDependentFields(network, node.accelerator_resource if node else "")
+    return _NodeDependentFields(network, accelerator_resource)
 
 
 def _node_dependent_fields_for_kueue(job: Job, attempt: Attempt, context: Context) -> _NodeDependentFields:
@@ -221,7 +227,9 @@ def _node_dependent_fields_for_kueue(job: Job, attempt: Attempt, context: Contex
     instance_types = {capacity.instance_type for capacity in fitting}
     nodes_of_types = [efa.EfaNode("", name) for name in job.spec.instance_types if name not in instance_types]
     interfaces = efa.min_interfaces((*fitting, *nodes_of_types), attempt.ranks, accelerators, by_pool)
-    accelerator_resource = next((node.accelerator_resource for node in listed_nodes if node.accelerator_resource), "")
+    listed_resources = (node.accelerator_resource for node in listed_nodes if node.accelerator_resource)
+    resources_by_name = map(accelerator_resource_of, job.spec.instance_types)
+    accelerator_resource = next(itertools.chain(listed_resources, resources_by_name), "")
     avoid = tuple(sorted(node.name for node in nodes if node.instance_id in instance_ids))
     return _NodeDependentFields(efa.EfaRequest(interfaces), accelerator_resource, avoid)
 
@@ -318,8 +326,8 @@ def _resume_text(pin: pin_resume_point.PinAnswer) -> str:
     return f", {begin}. {resume_choice.reason}" if resume_choice.rejected else f", {begin}."
 
 
-def _with_priority_class(job: Job, attempt: Attempt, policy: Policy) -> JobSpec:
-    """Return the job to launch, with the priority class that Kubernetes or Kueue may see; empty if neither may.
+def _spec_with_priority_class(job: Job, attempt: Attempt, policy: Policy) -> JobSpec:
+    """Return the spec to launch, with the priority class that Kubernetes or Kueue may see; empty if neither may.
 
     A team's class orders its jobs in the queues. The scheduler of Kubernetes would evict by it, regardless of quota.
     """

@@ -39,7 +39,7 @@ def run(request: attempt_record.AttemptRequest, context: Context) -> MarkRunning
 
 
 def _try_to_mark(request: attempt_record.AttemptRequest, context: Context) -> MarkRunningResult:
-    stored = attempt_record.load(context.ledger, request.job_id, request.attempt)
+    stored = attempt_record.load_attempt(context.ledger, request.job_id, request.attempt)
     job, attempt = stored.job, stored.attempt
     if attempt.state is AttemptState.RUNNING:
         return MarkRunningResult(outcome=RunningOutcome.RUNNING)

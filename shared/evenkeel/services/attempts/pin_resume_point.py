@@ -148,7 +148,7 @@ def _proof_rules(job: Job, attempt: Attempt, policy: JobPolicy) -> ProofRules:
         Distrust(
             after=min((doubt.after for doubt in doubts if doubt.after), default=None),
             through_attempt=max(doubt.through_attempt for doubt in doubts),
-            requirement=max((doubt.requirement for doubt in doubts), key=lambda requirement: requirement.rank),
+            requirement=max((doubt.requirement for doubt in doubts), key=lambda requirement: requirement.strictness),
         )
         if doubts
         else None

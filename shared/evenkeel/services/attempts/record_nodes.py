@@ -8,7 +8,7 @@ from evenkeel.domain.jobs.attempt import AttemptState
 from evenkeel.domain.nodes import join_nodes
 from evenkeel.ports import Conflict, Put
 from evenkeel.services.context import Context
-from evenkeel.services.storage import attempt_record, job_rows, provider_records
+from evenkeel.services.storage import attempt_record, job_rows, provider_nodes
 
 
 def run(job_id: str, number: int, context: Context) -> bool:
@@ -16,14 +16,14 @@ def run(job_id: str, number: int, context: Context) -> bool:
 
     Idempotent: yes, recorded nodes stay, because the pods of an attempt never move.
     """
-    stored = attempt_record.load(context.ledger, job_id, number)
+    stored = attempt_record.load_attempt(context.ledger, job_id, number)
     attempt = stored.attempt
     if not attempt.local_queue or attempt.nodes or attempt.state is not AttemptState.RUNNING:
         return False
     workload = context.cluster.workload(attempt)
     names = attempt.nodes_in(workload)
     kubernetes_nodes = [node for node in context.cluster.nodes(attempt.cluster) if node.name in names]
-    records = (provider_records.load_of(node, context) for node in kubernetes_nodes)
+    records = (provider_nodes.load_provider_node(node, context) for node in kubernetes_nodes)
     joined = join_nodes(kubernetes_nodes, (record for record in records if record), attempt.cluster)
     by_name = {node.kubernetes.name: node for node in joined if node.kubernetes}
     if len(names) < attempt.ranks or any(name not in by_name for name in names):

@@ -65,9 +65,9 @@ def run(request: SettleAttemptRequest, context: Context) -> SettleAttemptResult:
 
 
 def _try_to_settle(request: SettleAttemptRequest, context: Context) -> SettleAttemptResult:
-    stored = attempt_record.load(context.ledger, request.job_id, request.attempt)
+    stored = attempt_record.load_attempt(context.ledger, request.job_id, request.attempt)
     if record_pin.run(stored, context):
-        stored = attempt_record.load(context.ledger, request.job_id, request.attempt)
+        stored = attempt_record.load_attempt(context.ledger, request.job_id, request.attempt)
     job, attempt = stored.job, stored.attempt
     workload = context.cluster.workload(attempt)
     if attempt.state.has_ended:
@@ -146,7 +146,7 @@ def _commit_settlement(stored: attempt_record.StoredAttempt, settlement: Settlem
     context.ledger.commit(
         Put(job_rows.attempt_row(attempt, stored.attempt_version)),
         Put(job_rows.job_row(settlement.job, stored.job_version)),
-        *(open_jobs.ended(settlement.job) if settlement.job.state.has_ended else ()),
+        *(open_jobs.decrement_writes(settlement.job) if settlement.job.state.has_ended else ()),
         _release_write(settlement, context.now),
         Add(quota_rows.usage_key(attempt.team), {"accelerators": -attempt.accelerators}),
         # The team's spending is added with the state that is written once, so it is added once.
@@ -155,16 +155,16 @@ def _commit_settlement(stored: attempt_record.StoredAttempt, settlement: Settlem
             for period_use in usage_by_period(attempt, context.now, context.policy.economy)
         ),
         *(
-            Add(quota_rows.used_key(attempt.team, week, settlement.job.owner), {settlement.job.owner: amount})
+            Add(quota_rows.used_key(attempt.team, week, settlement.job.submitter), {settlement.job.submitter: amount})
             for week, amount in usage_by_week(attempt, context.now).items()
-            if settlement.job.owner
+            if settlement.job.submitter
         ),
         Put(subject_rows.timeline_row(attempt.job_id, entry, f"settled-{attempt.attempt}")),
     )
 
 
 def _release_write(settlement: Settlement, now: datetime) -> Write:
-    """Release the charge. A job that waits again stays recorded as its owner until it runs again.
+    """Release the charge. A job that waits again stays recorded in it until it runs again.
 
     Only this write changes a charge, so version 1 means that it is still held.
     """

@@ -37,7 +37,7 @@ def run(request: attempt_record.AttemptRequest, context: Context) -> StopAttempt
 
     Idempotent: yes, missing objects are success.
     """
-    stored = attempt_record.load(context.ledger, request.job_id, request.attempt)
+    stored = attempt_record.load_attempt(context.ledger, request.job_id, request.attempt)
     if stored.attempt.state.has_ended:
         return StopAttemptResult(reason=stored.attempt.reason)
     stop_request = stored.job.stop_of(request.attempt) or _record_deadline(request, context)
@@ -51,7 +51,7 @@ def _record_deadline(request: attempt_record.AttemptRequest, context: Context) -
     """Record on the job why its attempt is stopped, before the evidence is deleted."""
 
     def commit_once() -> StopRequest:
-        stored = attempt_record.load(context.ledger, request.job_id, request.attempt)
+        stored = attempt_record.load_attempt(context.ledger, request.job_id, request.attempt)
         stop_request = stored.job.stop_of(request.attempt)
         if stop_request:
             return stop_request

@@ -41,4 +41,4 @@ def run(request: AcknowledgeIncidentRequest, context: Context) -> Incident:
         audited = Put(fleet_rows.automation_event_row(entry, request.request_id))
         return current.replace(acknowledgement=acknowledgement), [line, audited]
 
-    return incident_record.update(context.ledger, request.incident_id, change)
+    return incident_record.update_incident(context.ledger, request.incident_id, change)

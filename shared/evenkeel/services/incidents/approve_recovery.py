@@ -83,7 +83,7 @@ def run(request: ApproveRecoveryRequest, context: Context) -> Incident:
         audited = Put(fleet_rows.automation_event_row(entry, f"{request.by}#{request.decision_id}"))
         return current.replace(approval=answer), [line, audited]
 
-    after = incident_record.update(context.ledger, request.incident_id, change)
+    after = incident_record.update_incident(context.ledger, request.incident_id, change)
     context.telemetry.count("PlansAnswered", answer="approved" if request.approves else "declined")
     return after
 

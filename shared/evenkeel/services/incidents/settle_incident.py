@@ -10,9 +10,9 @@ from typing import Any
 
 from evenkeel.domain.health.classification import IncidentFault
 from evenkeel.domain.health.incidents import Incident, IncidentState, NodeBranchResult
-from evenkeel.domain.health.intake import LastIncident
+from evenkeel.domain.health.ingestion import LastIncident
 from evenkeel.domain.outbound import notices
-from evenkeel.domain.recovery.leases import RepairLease, released_lease
+from evenkeel.domain.recovery.leases import RepairLease, freed_lease
 from evenkeel.domain.recovery.settling import (
     ALERTING_STATES,
     BranchEnd,
@@ -20,12 +20,13 @@ from evenkeel.domain.recovery.settling import (
     choose_incident_end,
     error_message,
     has_next_run,
-    why_replan,
+    why_new_plan,
 )
-from evenkeel.domain.recovery.unhealthy import UnhealthyNode, unhealthy_after
+from evenkeel.domain.recovery.unhealthy_nodes import UnhealthyNode, unhealthy_after
 from evenkeel.domain.values import Value
 from evenkeel.ports import Conflict, Delete, Put, Write
 from evenkeel.services.context import Context
+from evenkeel.services.incidents import recovery_step
 from evenkeel.services.storage import fleet_rows, guardrail_registers, incident_record, incident_rows, rows
 from evenkeel.services.storage.guardrail_registers import RegisterName
 
@@ -33,7 +34,7 @@ WRITER = "settle_incident"
 _CAUSE_LIMIT = 300
 
 
-class SettleIncidentRequest(incident_record.RecoveryRun):
+class SettleIncidentRequest(recovery_step.RecoveryStepRequest):
     """The results of one run of a recovery."""
 
     plan: BranchEnd | None = None
@@ -56,7 +57,7 @@ def run(request: SettleIncidentRequest, context: Context) -> SettleIncidentResul
     Idempotent: yes, the first outcome stands. The key of the page is the incident and its outcome, and it is recorded.
     """
     for _ in range(incident_record.MAX_TRIES):
-        incident, version = incident_record.load(context.ledger, request.incident_id)
+        incident, version = incident_record.load_incident(context.ledger, request.incident_id)
         if request.run < incident.run:
             return SettleIncidentResult(outcome=IncidentState.STOOD_DOWN, reason=f"Run {incident.run} took over.")
         if incident.state.is_settled:
@@ -67,13 +68,13 @@ def run(request: SettleIncidentRequest, context: Context) -> SettleIncidentResul
         incident_end = choose_incident_end(
             rungs, request.plan, request.node, request.jobs, _failure_text(request.failure)
         )
-        plan_ended = request.plan.outcome if request.plan else ""
+        workflow_outcome = request.plan.outcome if request.plan else ""
         next_run_reason = (
             ""
             if request.failure or incident.run >= context.policy.watch.max_runs
-            else why_replan(incident, rungs, plan_ended)
+            else why_new_plan(incident, rungs, workflow_outcome)
         )
-        settled = incident.replace(state=incident_end.state, outcome=incident_end.reason, block=None).at_stage(
+        settled = incident.replace(state=incident_end.state, outcome=incident_end.reason, block=None).with_stage_time(
             "settled_at", context.now
         )
         try:
@@ -81,8 +82,8 @@ def run(request: SettleIncidentRequest, context: Context) -> SettleIncidentResul
                 return _hand_over_to_next_run(incident, version, next_run_reason, context)
             if has_next_run(incident_end, incident, context.policy.watch):
                 return _leave_open(incident, version, incident_end, context)
-            with_it = _settlement_writes(settled, request, incident_end, context)
-            context.ledger.commit(Put(incident_rows.incident_row(settled, version)), *with_it)
+            further_writes = _settlement_writes(settled, request, incident_end, context)
+            context.ledger.commit(Put(incident_rows.incident_row(settled, version)), *further_writes)
         except Conflict:
             continue
         incident = settled
@@ -143,7 +144,7 @@ def _settlement_writes(
         )
     ]
     is_drill = incident.is_drill
-    writes += guardrail_registers.puts_removing(RegisterName.REPAIRS, context, incident.life.key, is_drill=is_drill)
+    writes += guardrail_registers.removal_writes(RegisterName.REPAIRS, context, incident.life.key, is_drill=is_drill)
     pointer = context.ledger.get(incident_rows.open_key(incident.life, is_drill=is_drill))
     if pointer is not None and pointer.doc["incidentId"] == subject:
         writes.append(Delete(pointer.key, pointer.version))
@@ -155,7 +156,7 @@ def _settlement_writes(
         else RepairLease(slot=incident.slot, incident_id="", taken_at=context.now)
     )
     if lease.incident_id in ("", subject) and (lease_row is not None or was_returned):
-        released = released_lease(
+        released = freed_lease(
             lease,
             incident.life,
             context.policy.repair,
@@ -217,7 +218,7 @@ def _alert_on_call(incident: Incident, context: Context) -> None:
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
         return None if current.paged_at else (current.replace(paged_at=context.now), [])
 
-    incident_record.update(context.ledger, incident.incident_id, change)
+    incident_record.update_incident(context.ledger, incident.incident_id, change)
 
 
 _RUNBOOK = "incident-needs-person"

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from evenkeel.domain.nodes import FleetNode, KubernetesNode
-from evenkeel.domain.recovery.unhealthy import UnhealthyNode, is_unhealthy
+from evenkeel.domain.recovery.unhealthy_nodes import UnhealthyNode, is_unhealthy
 from evenkeel.events import kubernetes_node
 from evenkeel.ports import Ledger, Table, every, get_all
 from evenkeel.services.context import Context
@@ -13,7 +13,7 @@ UnhealthyNodes = dict[tuple[str, str], UnhealthyNode]
 """Records of incidents and people about nodes, by cluster and instance id."""
 
 
-def load(ledger: Ledger) -> UnhealthyNodes:
+def load_unhealthy_nodes(ledger: Ledger) -> UnhealthyNodes:
     """Return the nodes that incidents left unhealthy, and the nodes that a person declared healthy.
 
     The index names them, and each row is then read as it is now. So a released node is usable at once. A node that
@@ -27,7 +27,7 @@ def load(ledger: Ledger) -> UnhealthyNodes:
 
 def unhealthy_among(nodes: Iterable[KubernetesNode], context: Context) -> frozenset[tuple[str, str]]:
     """Return the unhealthy nodes among these, by cluster and node name."""
-    unhealthy_by_node = load(context.ledger)
+    unhealthy_by_node = load_unhealthy_nodes(context.ledger)
     return frozenset(
         (node.cluster, node.name)
         for node in nodes

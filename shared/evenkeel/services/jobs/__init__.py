@@ -1,1 +1,1 @@
-"""Submit, cancel, suspend and rank jobs."""
+"""Submit, cancel, suspend and prioritize jobs."""

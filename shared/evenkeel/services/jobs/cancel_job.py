@@ -52,7 +52,7 @@ def run(request: CancelJobRequest, context: Context) -> CancelJobResult:
         NotYourTeam: the caller may not change the job.
         Conflict: the job kept changing during the request.
     """
-    setup = team_setup.load(context.ledger).setup
+    setup = team_setup.load_setup(context.ledger).setup
     message = f"{request.job_id} kept changing while it was to be cancelled."
     outcome, is_changed = until_committed(lambda: _cancel(request, setup, context), message)
     if is_changed:
@@ -80,7 +80,7 @@ def _cancel(request: CancelJobRequest, setup: TeamSetup, context: Context) -> tu
     context.ledger.commit(
         Put(job_rows.job_row(changed, row.version)),
         Put(subject_rows.timeline_row(job.job_id, entry, f"cancelled-{row.version}")),
-        *(open_jobs.ended(changed) if changed.state.has_ended else ()),
+        *(open_jobs.decrement_writes(changed) if changed.state.has_ended else ()),
     )
     is_over = changed.state is JobState.CANCELLED
     return CancelJobResult(outcome=CancelOutcome.CANCELLED if is_over else CancelOutcome.STOPPING, job=changed), True

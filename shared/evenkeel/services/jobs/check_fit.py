@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from evenkeel.domain.admission.admission_input import AdmissionInput
-from evenkeel.domain.admission.decide_job import Action, AdmissionDecision
+from evenkeel.domain.admission.decide_job import AdmissionAction, AdmissionDecision
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.admission.request_facts import with_open_amounts
 from evenkeel.domain.admission.start_size import decide_with_sizes
@@ -44,11 +44,11 @@ class ConfiguredFleet(NamedTuple):
     """Whether a sweep has read the cluster, and all its nodes are here."""
 
 
-def read_fleet(cluster: str, ledger: Ledger) -> ConfiguredFleet:
-    """Return a cluster's nodes as the last sweeps stored them, with nodes that are gone but replaceable."""
-    node_rows, is_cut = pagination.everything(ledger, Table.FLEET, "NODE", at_most=MAX_NODES)
+def read_configured_fleet(cluster: str, ledger: Ledger) -> ConfiguredFleet:
+    """Return a cluster's nodes as the last sweeps stored them, including gone nodes: they may be replaced."""
+    node_rows, is_cut = pagination.read_partition(ledger, Table.FLEET, "NODE", at_most=MAX_NODES)
     nodes = [node for node in (rows.decode(row, FleetNode) for row in node_rows) if node.life.cluster == cluster]
-    # A slot counts once, although several nodes may have held it.
+    # A node slot counts once, even if several nodes were in it one after the other.
     by_slot = {node.slot or node.life.key: node for node in nodes}
     is_complete = bool(nodes) and not is_cut and not _has_unread_source(cluster, ledger)
     return ConfiguredFleet(tuple(map(_capacity_when_idle, by_slot.values())), is_complete)
@@ -56,7 +56,7 @@ def read_fleet(cluster: str, ledger: Ledger) -> ConfiguredFleet:
 
 def _has_unread_source(cluster: str, ledger: Ledger) -> bool:
     """Whether a source of this cluster's nodes failed and never answered. Then some nodes are unknown."""
-    reports = heartbeats.load(ledger)
+    reports = heartbeats.load_source_reports(ledger)
     sources = (Source(kind=SourceKind.KUBERNETES_LIST, target=cluster), Source(kind=SourceKind.HYPERPOD))
     source_reports = (reports.get(source.name) for source in sources)
     return any(report is not None and report.seen_at is None for report in source_reports)
@@ -93,10 +93,14 @@ def why_never(job: Job, fleet: ConfiguredFleet, setup: TeamSetup, policy: Policy
     if job.spec.required_network_level and _shows_some_locations_only(fleet.capacities):
         job = job.replace(spec=job.spec.replace(required_network_level=None))
     answer = decide(job.spec)
-    if answer.action is Action.ADMIT:
+    if answer.action is AdmissionAction.ADMIT:
         return None
     field = next(
-        (name for name, spec in _with_one_requirement_removed(job.spec) if decide(spec).action is Action.ADMIT),
+        (
+            name
+            for name, spec in _with_one_requirement_removed(job.spec)
+            if decide(spec).action is AdmissionAction.ADMIT
+        ),
         "nodes",
     )
     return SpecError(field, f"The job could never start on the configured fleet. {answer.reason}")
@@ -134,11 +138,11 @@ def _decide_on_configured_fleet(
     rented = {pool.name for pool in policy.burst.pools}
     committed = tuple(capacity for capacity in fleet.capacities if capacity.pool not in rented)
     decision = _decide_alone(with_open_amounts(admission_request, shares), committed, setup, policy, now)
-    for pool in policy.burst.pools if decision.action is not Action.ADMIT else ():
+    for pool in policy.burst.pools if decision.action is not AdmissionAction.ADMIT else ():
         capacities = (*committed, *nodes_to_rent(job, pool, now))
         request = with_open_amounts(admission_request.replace_unchecked(cluster=pool.cluster), shares)
         admission_decision = _decide_alone(request, capacities, setup, policy, now)
-        if admission_decision.action is Action.ADMIT and job.spec.nodes <= pool.max_nodes:
+        if admission_decision.action is AdmissionAction.ADMIT and job.spec.nodes <= pool.max_nodes:
             return admission_decision
     return decision
 
@@ -146,5 +150,5 @@ def _decide_on_configured_fleet(
 def _decide_alone(
     request: AdmissionRequest, capacities: tuple[NodeCapacity, ...], setup: TeamSetup, policy: Policy, now: datetime
 ) -> AdmissionDecision:
-    queue = AdmissionInput(capacities=capacities, pending=(request,), setup=setup)
-    return decide_with_sizes(queue, policy, now)[0]
+    admission_input = AdmissionInput(capacities=capacities, pending=(request,), setup=setup)
+    return decide_with_sizes(admission_input, policy, now)[0]

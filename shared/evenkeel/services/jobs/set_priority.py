@@ -39,7 +39,7 @@ def run(request: SetPriorityRequest, context: Context) -> Job:
         Invalid: there is no such class.
         StaleVersion: the job has changed since.
     """
-    setup = team_setup.load(context.ledger).setup
+    setup = team_setup.load_setup(context.ledger).setup
     row = context.ledger.get(job_rows.job_key(request.job_id))
     if row is None:
         raise NotFound(f"There is no job {request.job_id}.")

@@ -9,8 +9,8 @@ from datetime import datetime
 from evenkeel.domain.admission.authority import AdmissionAuthority
 from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import Job, JobState
+from evenkeel.domain.jobs.job_types import check_type, with_defaults
 from evenkeel.domain.jobs.spec import DEFAULT_TEAM, JobSpec
-from evenkeel.domain.jobs.types import check_type, with_defaults
 from evenkeel.domain.jobs.validation import SpecError, check_deadline, check_spec
 from evenkeel.domain.quotas.permissions import check_permitted, may_read, team_of
 from evenkeel.domain.quotas.teams import TeamSetup
@@ -66,7 +66,7 @@ def run(request: SubmitJobRequest, context: Context) -> SubmitJobResult:
     if earlier and not _has_expired(earlier, context.now):
         return _repeated_outcome(earlier, fingerprint, context)
 
-    setup = team_setup.load(context.ledger).setup
+    setup = team_setup.load_setup(context.ledger).setup
     job_id = context.ids.new("job")
     job = checked_job(
         request.spec,
@@ -78,7 +78,7 @@ def run(request: SubmitJobRequest, context: Context) -> SubmitJobResult:
     if context.site.admission is AdmissionAuthority.EVENKEEL:
         check_not_in_kueue_namespace(job, context.ledger)
         check_fits_fleet(job, setup, context)
-    job = job.replace(open_job_counters=open_jobs.names_of(job))
+    job = job.replace(open_job_counters=open_jobs.counter_names_of(job))
     text = f"Submitted by {job.submitted_by}."
     answer = {"jobId": job.job_id, "fingerprint": fingerprint}
     idempotency_row = job_rows.idempotency_row(
@@ -96,7 +96,7 @@ def run(request: SubmitJobRequest, context: Context) -> SubmitJobResult:
                 Put(idempotency_row),
                 Put(subject_rows.timeline_row(job.job_id, entry, "submitted")),
                 *checkpoint_folder_claim(job, requester, setup, context.ledger),
-                *open_jobs.counted(job, context.ledger, context.policy.scheduling),
+                *open_jobs.increment_writes(job, context.ledger, context.policy.scheduling),
             )
         except (Conflict, Invalid, open_jobs.TooManyOpenJobs) as error:
             first = context.ledger.get(idempotency_row.key)
@@ -142,8 +142,8 @@ def checked_job(
         reason="The job waits for the next scheduling cycle.",
         submitted_at=context.now,
         submitted_by=requester.actor or requester.principal,
-        owner=requester.principal,
-        cluster=context.site.home_cluster,
+        submitter=requester.principal,
+        cluster=context.site.default_cluster,
         namespace=(team.namespace if team else "") or context.site.job_namespace,
         service_account=team.service_account if team else "",
         queue=team.name if team else "",
@@ -185,7 +185,7 @@ def check_fits_fleet(job: Job, setup: TeamSetup, context: Context) -> None:
         Invalid: names the field that keeps the job from starting.
     """
     error = check_fit.why_never(
-        job, check_fit.read_fleet(job.cluster, context.ledger), setup, context.policy, context.now
+        job, check_fit.read_configured_fleet(job.cluster, context.ledger), setup, context.policy, context.now
     )
     if error is not None:
         raise Invalid(f"The job was refused. Field `{error.field}`: {error.message}", (error,))

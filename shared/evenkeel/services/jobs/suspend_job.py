@@ -86,7 +86,7 @@ def _requester_text(request: JobChangeRequest) -> str:
 
 
 def _commit_change(request: JobChangeRequest, kind: str, changed: Callable[[Job], Job | None], context: Context) -> Job:
-    setup = team_setup.load(context.ledger).setup
+    setup = team_setup.load_setup(context.ledger).setup
 
     def commit_once() -> tuple[Job, bool]:
         row = context.ledger.get(job_rows.job_key(request.job_id))

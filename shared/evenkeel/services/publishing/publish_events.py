@@ -15,7 +15,7 @@ from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.outbound import events, notices
 from evenkeel.domain.outbound.events import OutboundEvent, OutboundKind, RowTransition
 from evenkeel.domain.policy import PolicyChange
-from evenkeel.domain.recovery.leases import ManualCordons
+from evenkeel.domain.recovery.manual_cordons import ManualCordons
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import Value
 from evenkeel.ports import BusEvent, Conflict, Put, RowChange, Table

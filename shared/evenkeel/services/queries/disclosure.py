@@ -1,8 +1,8 @@
 """Public and private fields of a job.
 
 If teams exist, a team's logs, commands, environment, checkpoints and failure reports are private. All callers see the
-facts that make the queue transparent: owner, size, age, and the pending reason. This module lists every public field,
-so a new field is private until it is added here.
+facts that make the queue transparent: submitter, size, age, and the pending reason. This module lists every public
+field, so a new field is private until it is added here.
 """
 
 import re
@@ -30,7 +30,7 @@ PUBLIC_SPEC = tuple(field.name for field in submitted_fields(JobSpec) if field.r
 """Fields of a job's spec that every caller sees."""
 PUBLIC_JOB = (
     *("job_id", "state", "cluster", "queue", "priority", "local_queue"),
-    *("submitted_at", "submitted_by", "owner", "started_at", "ended_at", "not_before", "queued_at"),
+    *("submitted_at", "submitted_by", "submitter", "started_at", "ended_at", "not_before", "queued_at"),
     *("is_suspended", "is_preempted", "current_attempt", "size"),
 )
 """Further fields of a job that every caller sees, beside the reason why it is pending."""
@@ -60,9 +60,9 @@ class Reader(Value):
     """ARNs of the operators' roles and users. They see the jobs of every team."""
 
     @classmethod
-    def of(cls, requester: Requester, ledger: Ledger, operators: tuple[str, ...]) -> "Reader":
+    def for_requester(cls, requester: Requester, ledger: Ledger, operators: tuple[str, ...]) -> "Reader":
         """Return a caller with the present teams."""
-        return cls(requester=requester, setup=team_setup.load(ledger).setup, operators=operators)
+        return cls(requester=requester, setup=team_setup.load_setup(ledger).setup, operators=operators)
 
     @cached_property
     def may_see_every_team(self) -> bool:
@@ -78,6 +78,11 @@ class Reader(Value):
         """Whether the caller may read everything about the jobs of a team."""
         return self.may_see_every_team or self.setup.role_in(team.name, self.requester.identity) is not None
 
+    def may_see_spend_of(self, team: str) -> bool:
+        """Whether the caller may read the spending of a team. If the team is not set up, only operators may."""
+        known = self.setup.by_name.get(team)
+        return self.may_see_every_team or (known is not None and self.may_see_team(known))
+
     def may_see_job_by_id(self, job_id: str, ledger: Ledger) -> bool:
         """Whether the caller may read everything about a job, by its id. A job that is gone has no team."""
         if self.may_see_every_team:
@@ -89,11 +94,11 @@ class Reader(Value):
         """Whether the caller may read everything about every job that an incident interrupted."""
         return all(self.may_see_job_by_id(affected.job_id, ledger) for affected in incident.affected_jobs)
 
-    def view(self, job: Job) -> Job:
+    def view_of_job(self, job: Job) -> Job:
         """Return a job as the caller may see it."""
         return job if self.may_see_job(job) else public_job(job)
 
-    def require(self, job: Job) -> None:
+    def require_access(self, job: Job) -> None:
         """Refuse a caller who may not read everything about a job.
 
         Raises:

@@ -3,14 +3,14 @@
 from datetime import datetime
 from typing import Any
 
-from evenkeel.domain.admission.decide_job import Action, AdmissionFacts
+from evenkeel.domain.admission.decide_job import AdmissionAction, AdmissionFacts
 from evenkeel.domain.decisions import OMITTED, Alternative, Decision
 from evenkeel.domain.health.faults import default_catalogue
 from evenkeel.domain.health.incidents import Incident, IncidentState
 from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import Job, JobState, StopRequest
 from evenkeel.domain.quotas.quota_facts import smallest_changes
-from evenkeel.domain.recovery.approval import pending_approval
+from evenkeel.domain.recovery.approval import awaits_approval
 from evenkeel.domain.values import rfc3339
 from evenkeel.domain.waiting import Wait
 from evenkeel.domain.words import count_of
@@ -19,7 +19,7 @@ from evenkeel.services.context import Context
 from evenkeel.services.queries import disclosure, read_guardrails, read_incidents, read_jobs, read_queue
 from evenkeel.services.queries.disclosure import Reader
 from evenkeel.services.storage import rows, subject_rows
-from evenkeel.services.storage.recorded_facts import with_facts
+from evenkeel.services.storage.facts_of_decisions import with_facts
 
 Json = dict[str, Any]
 
@@ -35,10 +35,10 @@ def why_job(job_id: str, reader: Reader, context: Context) -> Json:
     """
     stored_job = read_jobs.load_job(context.ledger, job_id)
     may_see_all = reader.may_see_job(stored_job)
-    job = reader.view(stored_job)
+    job = reader.view_of_job(stored_job)
     attempts = read_jobs.load_attempts(context.ledger, job_id)
     latest = attempts[-1] if attempts and may_see_all else None
-    decisions = _decisions(context.ledger, job_id)
+    decisions = _latest_decisions(context.ledger, job_id)
     if not may_see_all:
         decisions = [decision for decision in decisions if decision.kind in disclosure.QUEUE_KINDS]
     # The decision that the job itself names comes first: its resume plan, then its admission.
@@ -88,7 +88,7 @@ def why_incident(incident_id: str, reader: Reader, context: Context) -> Json:
     may_see_all = reader.may_see_all_of(incident, context.ledger)
     decisions = [
         decision
-        for decision in _decisions(context.ledger, incident_id)
+        for decision in _latest_decisions(context.ledger, incident_id)
         if may_see_all or decision.kind in disclosure.NODE_KINDS
     ]
     jobs = read_incidents.load_affected_jobs(context.ledger, incident)
@@ -99,8 +99,10 @@ def why_incident(incident_id: str, reader: Reader, context: Context) -> Json:
         "sentence": _incident_sentence(incident, context.now),
         "decision": _short_decision(decisions[0]) if decisions else None,
         "considered": _considered_options(decisions[0]) if decisions else [],
-        "guardrails": read_guardrails.show(incident, decisions, context),
-        "earlier": [_short_decision(decision) for decision in decisions[1:]],
+        "guardrails": read_guardrails.show_readings(incident, decisions, context),
+        "earlier": [
+            _short_decision(decision) | {"considered": _considered_options(decision)} for decision in decisions[1:]
+        ],
         "next": _next_command_for_incident(
             incident, needs=read_incidents.needs_person(incident, jobs.values(), None, context.now)
         ),
@@ -112,7 +114,8 @@ def why_incident(incident_id: str, reader: Reader, context: Context) -> Json:
     }
 
 
-def _job_sentence(job: Job, latest: Attempt | None, now: datetime, waits: Wait | None = None) -> str:
+def _job_sentence(job: Job, latest_attempt: Attempt | None, now: datetime, kueue_wait: Wait | None = None) -> str:
+    """Say in one sentence what the job does now, and why."""
     reason = _as_sentence(job.reason)
     where = f"attempt {job.current_attempt}"
     stop = _stop_request(job)
@@ -128,12 +131,12 @@ def _job_sentence(job: Job, latest: Attempt | None, now: datetime, waits: Wait |
         case JobState.STARTING | JobState.RUNNING if stop is not None:
             requested = f"Requested {_duration_since(stop.requested_at, now)} ago by {_requester_text(stop)}."
             return f"The job is stopping, {where}. {_as_sentence(stop.reason)} {requested} {_after_stop(job, stop)}"
-        case JobState.STARTING if waits is not None:
-            return f"The job waits for Kueue to admit it, {where}. {_as_sentence(waits.kueue_status)}"
+        case JobState.STARTING if kueue_wait is not None:
+            return f"The job waits for Kueue to admit it, {where}. {_as_sentence(kueue_wait.kueue_status)}"
         case JobState.STARTING:
             return f"The job is starting, {where}. {reason}".strip()
         case JobState.RUNNING:
-            point = latest.resume_from if latest else None
+            point = latest_attempt.resume_from if latest_attempt else None
             resumed = f", resumed from step {point.step} of attempt {point.attempt}" if point else ""
             return f"The job runs, {where}{resumed}. {reason}".strip()
         case JobState.STOPPING:
@@ -238,14 +241,14 @@ def _next_command_for_job(job: Job) -> str | None:
 
 
 def _next_command_for_incident(incident: Incident, *, needs: bool) -> str | None:
-    if pending_approval(incident):
+    if awaits_approval(incident):
         return f"evenkeel incidents approve {incident.incident_id}"
     if not incident.state.is_settled or needs:
         return f"evenkeel incidents timeline {incident.incident_id}"
     return None
 
 
-def _decisions(ledger: Ledger, subject: str) -> list[Decision]:
+def _latest_decisions(ledger: Ledger, subject: str) -> list[Decision]:
     """Return the latest decisions, newest first. Decisions about grace periods come last, because they are a detail."""
     page = ledger.by_state(Table.INCIDENTS, f"DEC#{subject}", limit=10, newest_first=True)
     return sorted((rows.decode(row, Decision) for row in page.rows), key=lambda decision: decision.kind == "DRAIN")
@@ -262,7 +265,7 @@ def _why_pending(decided: list[Decision], planned: str, latest: Attempt | None) 
         if decision.decision_id == planned
         or (
             decision.kind in ("ADMISSION", "PLACEMENT", "RESIZE")
-            and decision.action != Action.ADMIT
+            and decision.action != AdmissionAction.ADMIT
             and (latest is None or decision.decided_at > latest.admitted_at)
         )
     ]
@@ -279,7 +282,7 @@ def _put_first(ledger: Ledger, decision_id: str, decisions: list[Decision]) -> l
     return [named, *(decision for decision in decisions if decision.decision_id != decision_id)]
 
 
-_CHANGEABLE = (Action.NO_QUOTA, Action.SAME_SHAPE, Action.BLOCKED)
+_CHANGEABLE = (AdmissionAction.NO_QUOTA, AdmissionAction.SAME_SHAPE, AdmissionAction.BLOCKED)
 """Results of an admission that a smallest change may flip."""
 
 
@@ -298,7 +301,7 @@ def _smallest_changes(ledger: Ledger, decision: Decision) -> list[Json]:
         if facts.quota is not None:
             changes = smallest_changes(facts.quota, facts.now.timestamp())
             return [change.model_dump(mode="json", by_alias=True, exclude_defaults=True) for change in changes]
-        decisions = _decisions(ledger, facts.blocked_by) if facts.blocked_by else []
+        decisions = _latest_decisions(ledger, facts.blocked_by) if facts.blocked_by else []
         if not decisions:
             break
         decision = decisions[0]

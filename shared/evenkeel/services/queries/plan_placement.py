@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from evenkeel.domain.admission.decide_job import Action, AdmissionDecision
+from evenkeel.domain.admission.decide_job import AdmissionAction, AdmissionDecision
 from evenkeel.domain.capacity.node_capacity import NodeCapacity
 from evenkeel.domain.capacity.run_times import run_times_of
 from evenkeel.domain.economics import money
@@ -18,15 +18,15 @@ from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Ledger, Table
 from evenkeel.services.context import Context
 from evenkeel.services.rentals import rentals
-from evenkeel.services.storage import past_runs, rows
+from evenkeel.services.storage import past_jobs, rows
 
 Json = dict[str, Any]
 
 _MAX_RUNNING = 1000
-_NODES_WOULD_HELP = (Action.ADMIT, Action.WAIT, Action.BLOCKED, Action.NEVER_FITS)
+_NODES_WOULD_HELP = (AdmissionAction.ADMIT, AdmissionAction.WAIT, AdmissionAction.BLOCKED, AdmissionAction.NEVER_FITS)
 
 
-def run(
+def compare_pools(
     job: Job,
     decision: AdmissionDecision,
     capacities: tuple[NodeCapacity, ...],
@@ -54,8 +54,8 @@ def run(
         queue=(*ahead, job),
         rented=RentalBook(allocations=rentals.load_allocations(context.ledger), budgets_left=budgets_left),
         shortages=rentals.read_shortages(context.ledger)[0],
-        run_times=run_times_of(past_runs.load(context.ledger), context.policy.economy.min_samples),
-        holders=holders,
+        run_times=run_times_of(past_jobs.load_past_jobs(context.ledger), context.policy.economy.min_samples),
+        jobs_with_charge=holders,
     )
     return placement_document(
         choose_pool(with_decision(placement_facts(job, placement, context.policy), decision)), context.now
@@ -70,7 +70,10 @@ def with_decision(facts: PlacementFacts, decision: AdmissionDecision) -> Placeme
         aside = f"Rented nodes would not help the job: {decision.reason}"
     candidates = []
     for candidate in facts.candidates:
-        starts_here = decision.action is Action.ADMIT and (candidate.pool.name, candidate.pool.instance_type) == (
+        starts_here = decision.action is AdmissionAction.ADMIT and (
+            candidate.pool.name,
+            candidate.pool.instance_type,
+        ) == (
             decision.pool,
             decision.instance_type,
         )
@@ -90,11 +93,11 @@ def placement_document(placement: PlacementDecision, now: datetime) -> Json:
         "pool": placement.pool or None,
         "reason": placement.reason,
         "rentThresholdSeconds": placement.rent_threshold_seconds,
-        "pools": [_row(row, placement, now) for row in placement.table],
+        "pools": [_row_document(row, placement, now) for row in placement.table],
     }
 
 
-def _row(row: PoolCost, placement: PlacementDecision, now: datetime) -> Json:
+def _row_document(row: PoolCost, placement: PlacementDecision, now: datetime) -> Json:
     candidate = next(pool for pool in placement.facts.candidates if pool.pool.name == row.pool)
     return {
         "pool": row.pool,
@@ -110,16 +113,16 @@ def _row(row: PoolCost, placement: PlacementDecision, now: datetime) -> Json:
         "endsAfterSeconds": round(row.ends_after_seconds),
         "interruptions": round(row.interruptions, 3),
         "usd": {
-            "rent": _usd(row.rent_parts),
-            "delay": _usd(row.delay_parts),
-            "opportunityCost": _usd(row.opportunity_parts),
-            "total": _usd(row.parts),
+            "rent": _dollars(row.rent_parts),
+            "delay": _dollars(row.delay_parts),
+            "opportunityCost": _dollars(row.opportunity_parts),
+            "total": _dollars(row.cost_parts),
         },
     }
 
 
-def _usd(parts: int) -> float:
-    return round(parts / money.PARTS, 2)
+def _dollars(parts: int) -> float:
+    return round(parts / money.COST_PARTS_PER_USD, 2)
 
 
 def _holders(ledger: Ledger) -> dict[str, Job]:

@@ -39,7 +39,7 @@ class _Act(NamedTuple):
     text: str
 
 
-def run(audit_filter: AuditFilter, page: pagination.PageRequest, context: Context) -> Json:
+def list_acts(audit_filter: AuditFilter, page: pagination.PageRequest, context: Context) -> Json:
     """Return one page of the acts of people, newest first.
 
     It reads month by month, so that a page reads few rows however long the fleet exists.
@@ -48,10 +48,10 @@ def run(audit_filter: AuditFilter, page: pagination.PageRequest, context: Contex
         BadPageToken: this list did not issue the token.
     """
     since = max(audit_filter.since or context.now - _PERIOD, context.now - rows.KEPT)
-    before = _read_token(page.token)
+    before = _read_token(page.page_token)
     items: list[Json] = []
     last: _Act | None = None
-    for act in _acts(context.ledger, since, context.now):
+    for act in _acts_of_all_sources(context.ledger, since, context.now):
         if act.at < rfc3339(since):
             break
         if (before is not None and act >= before) or audit_filter.by not in act.by:
@@ -63,14 +63,15 @@ def run(audit_filter: AuditFilter, page: pagination.PageRequest, context: Contex
     return {"since": rfc3339(since), "items": items, "nextPageToken": None}
 
 
-def _acts(ledger: Ledger, since: datetime, until: datetime) -> Iterator[_Act]:
+def _acts_of_all_sources(ledger: Ledger, since: datetime, until: datetime) -> Iterator[_Act]:
     """Yield the acts of all sources, newest first."""
-    holds = _by_month(ledger, Table.FLEET, fleet_rows.hold_key().pk, since, until)
-    setups = _by_month(ledger, Table.QUOTAS, quota_rows.SETUP_EVENTS, since, until)
+    holds = _acts_by_month(ledger, Table.FLEET, fleet_rows.hold_key().pk, since, until)
+    setups = _acts_by_month(ledger, Table.QUOTAS, quota_rows.SETUP_EVENTS, since, until)
     return heapq.merge(holds, setups, _policy_changes(ledger), reverse=True)
 
 
-def _by_month(ledger: Ledger, table: Table, partition: str, since: datetime, until: datetime) -> Iterator[_Act]:
+def _acts_by_month(ledger: Ledger, table: Table, partition: str, since: datetime, until: datetime) -> Iterator[_Act]:
+    """Yield the acts of a partition, newest first. Each month is one read."""
     month = f"{until:%Y-%m}"
     while month >= f"{since:%Y-%m}":
         stored = ledger.partition(table, partition, f"EVENT#{month}")

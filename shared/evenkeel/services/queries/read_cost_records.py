@@ -8,6 +8,7 @@ from evenkeel.domain.costs.interruptions import Span
 from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.renting.rental import Rental
+from evenkeel.domain.words import count_of
 from evenkeel.ports import Invalid, Key, Ledger, Row, Table, get_all
 from evenkeel.services.context import Context
 from evenkeel.services.storage import job_rows, pagination, rows
@@ -27,23 +28,34 @@ class Window(NamedTuple):
     """Whether all attempts that have not ended were read."""
 
 
-def window_of(since: datetime | None, until: datetime | None, now: datetime) -> Span:
+def window_of(since: datetime | None, until: datetime | None, now: datetime, kept: timedelta) -> Span:
     """Return the requested window. It ends now at the latest.
 
+    Args:
+        since: Its begin; None: 30 days before its end.
+        until: Its end; None: now.
+        now: The time.
+        kept: How long the records of the window are kept.
+
     Raises:
-        Invalid: it is empty.
+        Invalid: it is empty, or begins before the oldest records; names the field.
     """
+    oldest = now - kept
+    for name, at in (("since", since), ("until", until)):
+        if at and at < oldest:
+            why = f"must be at most {count_of(kept.days, 'day')} ago, because older figures are not kept"
+            raise Invalid("The window is too long ago.", ((name, why),))
     end = min(until or now, now)
-    start = since or end - DEFAULT_WINDOW
+    start = since or max(end - DEFAULT_WINDOW, oldest)
     if start >= end:
-        wrong = ("since", f"must be before {'until' if until else 'now'}")
+        wrong = ("since", f"must be before {'until' if until and until < now else 'now'}")
         raise Invalid("The window is empty.", (wrong,))
     return Span(start, end)
 
 
 def attempts_in(ledger: Ledger, span: Span) -> tuple[list[Attempt], Window]:
     """Return the attempts that overlap a window, and the part of the window that they cover completely."""
-    live, is_cut = pagination.everything(ledger, Table.JOBS, "ATTEMPT#LIVE", at_most=MAX_ATTEMPTS)
+    live, is_cut = pagination.read_partition(ledger, Table.JOBS, "ATTEMPT#LIVE", at_most=MAX_ATTEMPTS)
     # Ended attempts are read last. So an attempt that ends between the two reads is found twice, and never missed.
     ended, oldest = _ended_since(ledger, "ATTEMPT#ENDED", Attempt, span.start)
     window = Window(span) if oldest is None else Window(Span(min(max(span.start, oldest), span.end), span.end), False)
@@ -83,7 +95,7 @@ def rentals_in(jobs: Iterable[Job], since: datetime, context: Context) -> tuple[
     Rentals that ended before an earlier release was updated have no entry in the index. They are found by their jobs.
     """
     keys = [job_rows.rental_key(job.job_id, number) for job in jobs for number in range(1, job.rentals + 1)]
-    stored, _ = pagination.everything(context.ledger, Table.JOBS, "RENTAL#OPEN", at_most=MAX_ATTEMPTS)
+    stored, _ = pagination.read_partition(context.ledger, Table.JOBS, "RENTAL#OPEN", at_most=MAX_ATTEMPTS)
     of_jobs = get_all(context.ledger, keys).values()
     # Ended rentals are read last, as ended attempts are.
     ended, _ = _ended_since(context.ledger, "RENTAL#ENDED", Rental, since)

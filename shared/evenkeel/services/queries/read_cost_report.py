@@ -13,10 +13,9 @@ from datetime import date, datetime, timedelta
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from evenkeel.domain.capacity.pools import Market
 from evenkeel.domain.costs.commitment_report import NodeHourPrice, NodeType, plain_type
 from evenkeel.domain.costs.day_figures import DayFigures, DayRow, day_of, day_spans
-from evenkeel.domain.costs.fleet_report import ReportFacts, fleet_report
+from evenkeel.domain.costs.fleet_report import FleetReport, ReportFacts, fleet_report
 from evenkeel.domain.costs.interruptions import Span
 from evenkeel.domain.costs.receipt import MICROSECONDS_PER_HOUR, microseconds
 from evenkeel.domain.economics.economy_policy import list_accelerator_price
@@ -27,8 +26,9 @@ from evenkeel.domain.words import count_of
 from evenkeel.ports import Invalid, get_all
 from evenkeel.services.context import Context
 from evenkeel.services.queries import read_cost_records, read_live_days
+from evenkeel.services.queries.disclosure import Reader
 from evenkeel.services.queries.read_live_days import NodeLifetime
-from evenkeel.services.storage import fleet_rows, rows
+from evenkeel.services.storage import day_rows, rows
 
 Json = dict[str, Any]
 
@@ -45,21 +45,18 @@ class ReportWindow(NamedTuple):
     until: datetime | None = None
 
 
-def show(report_window: ReportWindow, context: Context, *, may_see_spend: bool = True) -> Json:
+def show_cost_report(report_window: ReportWindow, reader: Reader, context: Context) -> Json:
     """Return the cost report of a window. It extends to whole UTC days where their figures are stored.
 
     Args:
         report_window: The window.
+        reader: The caller. The spending of other teams is withheld; sums over all teams are not.
         context: The context.
-        may_see_spend: Whether the caller may see what each team spends.
 
     Raises:
         Invalid: the window is empty, begins before the oldest figures, or contains no record.
     """
-    requested = read_cost_records.window_of(report_window.since, report_window.until, context.now)
-    if requested.start < context.now - fleet_rows.DAY_KEPT:
-        why = f"must be at most {fleet_rows.DAY_KEPT.days} days ago, because older figures are not kept"
-        raise Invalid("The window is too long.", (("since", why),))
+    requested = read_cost_records.window_of(report_window.since, report_window.until, context.now, day_rows.DAY_KEPT)
     stored = _stored_days(requested, context)
     live_from = _live_from(stored, requested, context.now)
     live = read_live_days.read_days(Span(live_from, requested.end), context) if live_from < requested.end else None
@@ -71,9 +68,10 @@ def show(report_window: ReportWindow, context: Context, *, may_see_spend: bool =
     days = [*recorded, *(day for day in (live.days if live else ()) if day.since >= live_from)]
     if not days:
         why = f"nothing is recorded from {requested.start:%d %b %Y} to {requested.end:%d %b %Y}"
-        raise Invalid("The window has no data.", (("since", why),))
+        field = "since" if report_window.since or report_window.until is None else "until"
+        raise Invalid("The window has no data.", ((field, why),))
     window = Span(days[0].since, max(requested.end, days[-1].until))
-    unknown = _unknown(days)
+    unknown = _days_without_figures(days)
     nodes = live.nodes if live else read_live_days.nodes_of(context)[0]
     is_late = window.start > requested.start
     facts = ReportFacts(
@@ -83,16 +81,24 @@ def show(report_window: ReportWindow, context: Context, *, may_see_spend: bool =
         node_types=_node_types(nodes, days, context),
         unknown_days=unknown,
         cap_micros_per_hour=context.policy.burst.fleet_cap_micros_per_hour,
-        notes=(*(live.notes if live else ()), *_notes(unknown, recorded, window, is_late=is_late)),
+        notes=(*(live.notes if live else ()), *_report_notes(unknown, recorded, window, is_late=is_late)),
     )
-    report = fleet_report(facts)
-    if not may_see_spend:
-        report = report.replace(teams=tuple(team.replace(usd_micros=None) for team in report.teams))
+    report = _visible(fleet_report(facts), reader)
     has_all_days = not unknown and not is_late
     return report.to_json() | {
         "isComplete": has_all_days and (live is None or live.is_complete),
         "isNodeTimeComplete": has_all_days and (live is None or live.is_node_time_complete),
     }
+
+
+def _visible(report: FleetReport, reader: Reader) -> FleetReport:
+    """Return a report as the caller may see it."""
+    teams = (
+        team if reader.may_see_spend_of(team.team) else team.replace(usd_micros=None, rent_usd_micros=None)
+        for team in report.teams
+    )
+    rents = (rent for rent in report.rent.teams if reader.may_see_spend_of(rent.name))
+    return report.replace(teams=tuple(teams), rent=report.rent.replace(teams=tuple(rents)))
 
 
 def _node_types(nodes: Iterable[NodeLifetime], days: Iterable[DayFigures], context: Context) -> dict[str, NodeType]:
@@ -105,8 +111,8 @@ def _node_types(nodes: Iterable[NodeLifetime], days: Iterable[DayFigures], conte
     economy, rented = context.policy.economy, context.policy.burst.pools
     types = {}
     for name in {*committed, *(plain_type(pool.instance_type) for pool in demands)}:
-        kind = economy.types.find(name)
-        gpus = kind.accelerators if kind else 0
+        known_type = economy.types.find(name)
+        gpus = known_type.accelerators if known_type else 0
         own = sorted(pool for pool in pools if plain_type(pool[0]) == name)
         types[name] = NodeType(
             gpus_per_node=gpus,
@@ -132,7 +138,7 @@ def _on_demand_price(name: str, pools: Iterable[RentedPool], gpus: int, now: dat
     offers = [
         NodeHourPrice(usd_per_hour=pool.micros_per_node_hour / MICROS_PER_USD, origin=f"rent of {pool.name}")
         for pool in pools
-        if plain_type(pool.instance_type) == name and pool.market is Market.ON_DEMAND
+        if plain_type(pool.instance_type) == name and pool.market.is_rented_firmly
     ]
     listed = list_accelerator_price(name, now)
     if not offers and listed and gpus:
@@ -142,8 +148,8 @@ def _on_demand_price(name: str, pools: Iterable[RentedPool], gpus: int, now: dat
 
 def _stored_days(span: Span, context: Context) -> dict[date, DayRow]:
     days = [day_of(day.start) for day in day_spans(span)]
-    stored = get_all(context.ledger, map(fleet_rows.day_key, days))
-    return {day_of(row.figures.since): row for _, row in rows.readable(stored.values(), DayRow)}
+    stored = get_all(context.ledger, map(day_rows.day_key, days))
+    return {day_of(row.figures.since): row for _, row in rows.readable_rows(stored.values(), DayRow)}
 
 
 def _live_from(stored: Mapping[date, DayRow], requested: Span, now: datetime) -> datetime:
@@ -158,7 +164,7 @@ def _live_from(stored: Mapping[date, DayRow], requested: Span, now: datetime) ->
     return requested.end
 
 
-def _unknown(days: Sequence[DayFigures]) -> list[date]:
+def _days_without_figures(days: Sequence[DayFigures]) -> list[date]:
     """Return the days without figures between the first and the last one."""
     return [
         day_of(missing.start)
@@ -168,7 +174,9 @@ def _unknown(days: Sequence[DayFigures]) -> list[date]:
     ]
 
 
-def _notes(unknown: Sequence[date], recorded: Sequence[DayFigures], window: Span, *, is_late: bool) -> Iterator[str]:
+def _report_notes(
+    unknown: Sequence[date], recorded: Sequence[DayFigures], window: Span, *, is_late: bool
+) -> Iterator[str]:
     if recorded:
         yield f"Days until {day_of(recorded[-1].since)} are whole UTC days with the figures that were stored for them."
     if is_late:
@@ -181,16 +189,16 @@ def _notes(unknown: Sequence[date], recorded: Sequence[DayFigures], window: Span
 
 def _node_hours(nodes: Iterable[NodeLifetime], days: Sequence[DayFigures], now: datetime) -> dict[str, float]:
     """Return by instance id the hours in days with figures, for nodes that still have a record."""
-    spans = _joined(days)
+    spans = _join_days(days)
     hours = {}
     for lifetime in nodes:
-        parts = [lifetime.within(span, now) for span in spans]
-        total = sum(max(0, microseconds(part.end - part.start)) for part in parts)
+        counted_spans = [lifetime.part_within(span, now) for span in spans]
+        total = sum(max(0, microseconds(counted_span.end - counted_span.start)) for counted_span in counted_spans)
         hours[lifetime.node.life.instance_id] = total / MICROSECONDS_PER_HOUR
     return hours
 
 
-def _joined(days: Iterable[DayFigures]) -> list[Span]:
+def _join_days(days: Iterable[DayFigures]) -> list[Span]:
     """Return the time that days cover, as few spans."""
     spans: list[Span] = []
     for day in days:

@@ -8,6 +8,7 @@ from evenkeel.domain.outbound.events import OutboundEvent, OutboundKind
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Row, Table
 from evenkeel.services.context import Context
+from evenkeel.services.queries.disclosure import Reader
 from evenkeel.services.storage import outbound_rows, pagination
 
 Json = dict[str, Any]
@@ -24,7 +25,7 @@ class EventFilter(NamedTuple):
     since: datetime | None = None
     """Events that were recorded since; None = as long as events are kept."""
 
-    def keeps(self, row: Row) -> bool:
+    def is_match(self, row: Row) -> bool:
         """Whether an event's row matches, apart from its time."""
         event = row.doc["event"]
         return (
@@ -34,8 +35,10 @@ class EventFilter(NamedTuple):
         )
 
 
-def list_events(event_filter: EventFilter, page: pagination.PageRequest, context: Context) -> Json:
+def list_events(event_filter: EventFilter, page: pagination.PageRequest, reader: Reader, context: Context) -> Json:
     """Return one page of events, by the time of their record, newest first.
+
+    Events about budgets are listed for members of their team and for operators.
 
     That time only grows, however late a change was published. So a caller that asks again since its newest record
     misses none, and the token of a page stays valid while new events arrive.
@@ -46,32 +49,37 @@ def list_events(event_filter: EventFilter, page: pagination.PageRequest, context
     kept_since = context.now - outbound_rows.EVENTS_KEPT
     oldest = max(event_filter.since or kept_since, kept_since)
     oldest_text = rfc3339(oldest)
-    answer = pagination.newest_first(
+    answer = pagination.page_newest_first(
         context.ledger,
         Table.INCIDENTS,
         tuple(reversed(tuple(outbound_rows.months_between(oldest, context.now)))),
         page,
         # An older row passes the filter, so that it ends the list and not the rows after it.
-        lambda row: row.doc["recordedAt"] < oldest_text or event_filter.keeps(row),
+        lambda row: row.doc["recordedAt"] < oldest_text or (event_filter.is_match(row) and _is_visible(row, reader)),
     )
     listed = [row for row in answer.rows if row.doc["recordedAt"] >= oldest_text]
     has_ended = len(listed) < len(answer.rows)
     return {
         "asOf": rfc3339(context.now),
         "keptDays": outbound_rows.EVENTS_KEPT.days,
-        "items": [_item(row) for row in listed],
+        "items": [_event_document(row) for row in listed],
         "nextPageToken": None if has_ended else answer.next_token or None,
     }
 
 
-def newest(context: Context) -> str | None:
+def _is_visible(row: Row, reader: Reader) -> bool:
+    event = row.doc["event"]
+    return event["kind"] != OutboundKind.BUDGET_NEAR_END or reader.may_see_spend_of(event["team"])
+
+
+def newest_recorded_at(context: Context) -> str | None:
     """Return when the newest event of this month was recorded; None if there is none. One read."""
     month = outbound_rows.month_of(context.now)
     page = context.ledger.by_state(Table.INCIDENTS, month, limit=1, newest_first=True)
     return str(page.rows[0].doc["recordedAt"]) if page.rows else None
 
 
-def _item(row: Row) -> Json:
+def _event_document(row: Row) -> Json:
     event = OutboundEvent.model_validate(row.doc["event"])
     return {
         "id": event.event_id,

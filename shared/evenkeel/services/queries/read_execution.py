@@ -14,7 +14,7 @@ _CONSOLES = {"aws-cn": "console.amazonaws.cn", "aws-us-gov": "console.amazonaws-
 """Hosts of the AWS console in the partitions other than `aws`."""
 
 
-def show(incident_id: str, context: Context) -> Json:
+def show_execution(incident_id: str, context: Context) -> Json:
     """Return the execution of the last run of an incident. Null: it did not start yet, or Step Functions dropped it.
 
     Step Functions keeps an ended execution for 90 days.
@@ -22,7 +22,7 @@ def show(incident_id: str, context: Context) -> Json:
     Raises:
         NotFound: there is no such incident.
     """
-    incident, _ = incident_record.load(context.ledger, incident_id)
+    incident, _ = incident_record.load_incident(context.ledger, incident_id)
     name = incident.execution_name
     trace = context.workflows.trace(WorkflowName.RECOVER_NODE, name)
     head: Json = {"incidentId": incident_id, "run": incident.run, "name": name}
@@ -39,14 +39,14 @@ def show(incident_id: str, context: Context) -> Json:
             "state": trace.state,
             "startedAt": rfc3339(trace.started_at),
             "stoppedAt": rfc3339(trace.stopped_at) if trace.stopped_at else None,
-            "link": _link(trace.arn),
+            "link": _console_link(trace.arn),
             "isCut": trace.is_cut,
             "states": [state.to_json() for state in states],
         }
     }
 
 
-def _link(arn: str) -> str:
+def _console_link(arn: str) -> str:
     """Return the address of an execution in the AWS console."""
     _, partition, _, region, *_ = arn.split(":")
     host = _CONSOLES.get(partition, "console.aws.amazon.com")

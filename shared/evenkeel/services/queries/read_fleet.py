@@ -11,9 +11,9 @@ from typing import Any, NamedTuple, TypedDict
 from evenkeel.domain.health.incidents import LIST_ORDER, Incident
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.nodes import FleetNode, NodeLife, NodeState
-from evenkeel.domain.recovery.approval import pending_approval
-from evenkeel.domain.recovery.leases import ManualCordon
-from evenkeel.domain.recovery.unhealthy import UnhealthyNode, is_unhealthy
+from evenkeel.domain.recovery.approval import awaits_approval
+from evenkeel.domain.recovery.manual_cordons import ManualCordon
+from evenkeel.domain.recovery.unhealthy_nodes import UnhealthyNode, is_unhealthy
 from evenkeel.domain.resources import NONE, Resources
 from evenkeel.domain.sources import FACTS, Source, SourceAge, SourceKind, SourceState, complaints
 from evenkeel.domain.values import rfc3339
@@ -53,8 +53,7 @@ _MAX_JOBS = 2000
 _MAX_OPEN = 1000
 """Open incidents of one state that the overview counts. Beyond it, the counts are marked as lower bounds."""
 _MAX_UNRESOLVED = 100
-"""Newest incidents of one failed outcome that are examined. Older incidents are found by their marks and resume
-plans."""
+"""Newest incidents of one failed outcome that are examined. Older ones are found by their cordons and resume plans."""
 _MAX_LEFT = 50
 """Older incidents that are looked up by the nodes and jobs that they left."""
 _MAX_INTERRUPTED = 200
@@ -85,7 +84,7 @@ class _JobCounts(TypedDict):
 
 def _acts_on_its_node(incident: Incident) -> bool:
     """Whether an open incident acts on its node. A drill does only if it may act."""
-    acts = bool(incident.repairs) or (incident.plan is not None and incident.plan.is_carried_out)
+    acts = bool(incident.repairs) or (incident.plan is not None and incident.plan.intends_action)
     return acts or not incident.is_drill
 
 
@@ -111,24 +110,24 @@ class IncidentsByNeed(NamedTuple):
         """Node → its open incident."""
         return _by_node((*self.working, *self.asking))
 
-    def counted(self, incidents: Sequence[Incident], verbs: tuple[str, str]) -> str:
+    def count_text(self, incidents: Sequence[Incident], verbs: tuple[str, str]) -> str:
         """Write a count: `1 incident works`, or `50+ incidents work` if it is a lower bound."""
         number = f"{len(incidents)}+" if self.is_lower_bound else str(len(incidents))
         return f"{number} incident {verbs[0]}" if number == "1" else f"{number} incidents {verbs[1]}"
 
 
-def status(sources: Sequence[SourceAge], context: Context) -> Json:
+def show_status(sources: Sequence[SourceAge], context: Context) -> Json:
     """Return the overview: problems with their handling, and the state of the fleet and the jobs."""
     nodes, has_more_nodes = present_nodes(context.ledger)
-    work = _work(context.ledger)
-    incidents = _incidents(nodes, work, context)
-    automation = hold_automation.show(context)
+    work = _count_jobs_by_state(context.ledger)
+    incidents = _group_by_need(nodes, work, context)
+    automation = hold_automation.show_automation(context)
     beats = load_heartbeats(context)
-    recorded_unhealthy = unhealthy_nodes.load(context.ledger)
+    recorded_unhealthy = unhealthy_nodes.load_unhealthy_nodes(context.ledger)
     unhealthy = _left_unhealthy(recorded_unhealthy)
-    states = _states(nodes, incidents.in_work, recorded_unhealthy)
+    states = _node_states(nodes, incidents.in_work, recorded_unhealthy)
     health, reasons = judge_health(incidents, automation, beats, Counter(states.values()), sources)
-    blocked = outages(incidents.working)
+    blocked = shared_cause_documents(incidents.working)
     waits = _waits_by_team(work, context.now)
     reasons = [*(outage["headline"] for outage in blocked), *reasons]
     return {
@@ -145,18 +144,19 @@ def status(sources: Sequence[SourceAge], context: Context) -> Json:
         },
         "outages": blocked,
         "next": next_command(incidents, [node.incident_id for node in unhealthy.values()]),
-        "nodes": _pools(nodes, states, sources, context.policy.burst.rented_pools) | {"isLowerBound": has_more_nodes},
+        "nodes": _pool_documents(nodes, states, sources, context.policy.burst.rented_pools)
+        | {"isLowerBound": has_more_nodes},
         "unhealthy": [
             {"instanceId": node.life.instance_id, "name": node.node_name or None, "pool": node.pool}
             | {"marks": list(node.marks), **_why_unhealthy(unhealthy.get(node.life.key))}
             for node in nodes
             if states[node.life.key] is NodeState.UNHEALTHY
         ][:_MAX_SHOWN],
-        "gpus": _gpus(nodes, states, sources),
+        "gpus": _gpu_document(nodes, states, sources),
         "cpu": _stated_amounts(nodes, states, lambda amounts: amounts.cpu),
         "memoryGib": _stated_amounts(nodes, states, lambda amounts: amounts.memory_gib),
-        "cordons": _cordons(context.ledger, nodes),
-        "jobs": _jobs(work, context) | _staleness_of_all(sources),
+        "cordons": _cordon_documents(context.ledger, nodes),
+        "jobs": _job_counts_document(work, context) | _staleness_of_all(sources),
         "teams": [
             {name: value for name, value in team.items() if name != "resources"}
             | {"p90WaitSeconds": waits.get(team["team"])}
@@ -213,7 +213,7 @@ def list_nodes(
     """
     listed_incidents, is_cut = open_incidents(ledger)
     incidents = _by_node(listed_incidents)
-    recorded_unhealthy = unhealthy_nodes.load(ledger)
+    recorded_unhealthy = unhealthy_nodes.load_unhealthy_nodes(ledger)
     shows_gone = node_filter.with_gone or NodeState.GONE in node_filter.states
 
     def incident_of(node: FleetNode) -> Incident | None:
@@ -234,25 +234,25 @@ def list_nodes(
 
     filters = keep if not shows_gone or node_filter.pool or node_filter.states else None
     unhealthy = _left_unhealthy(recorded_unhealthy)
-    cordons = manual_cordons.load(ledger)
+    cordons = manual_cordons.load_manual_cordons(ledger)
 
     def shown(stored_rows: Sequence[Row]) -> list[Json]:
         return [
-            _node(
+            _node_document(
                 node,
                 incident_of(node),
                 cordons.get(node.life.key),
                 unhealthy.get(node.life.key),
                 is_unhealthy=unhealthy_nodes.is_unhealthy_node(node, recorded_unhealthy),
             )
-            for _, node in rows.readable(stored_rows, FleetNode)
+            for _, node in rows.readable_rows(stored_rows, FleetNode)
         ]
 
     if sort is not None:
         nodes = shown(sorted_list.matching_rows(ledger, Table.FLEET, ["NODE"], filters))
-        items, token = sorted_list.page(nodes, sort, _SORT_VALUES, page, item_id="instanceId")
+        items, token = sorted_list.sorted_page(nodes, sort, _SORT_VALUES, page, item_id="instanceId")
     else:
-        answer = pagination.newest_first(ledger, Table.FLEET, ["NODE"], page, filters)
+        answer = pagination.page_newest_first(ledger, Table.FLEET, ["NODE"], page, filters)
         items, token = shown(answer.rows), answer.next_token
     return {"items": items, "nextPageToken": token or None, "counts": fleet_counts.node_counts(ledger)}
 
@@ -270,10 +270,10 @@ def show_node(instance_id: str, context: Context) -> Json:
             row = context.ledger.get(incident_rows.unhealthy_key(node.life))
             unhealthy_node = rows.decode(row, UnhealthyNode) if row else None
             why = unhealthy_node if unhealthy_node and not unhealthy_node.trusted_by else None
-            person = manual_cordons.load(context.ledger).get(node.life.key)
+            person = manual_cordons.load_manual_cordons(context.ledger).get(node.life.key)
             faulty = is_unhealthy(node.marks, unhealthy_node)
-            return _node(node, _incident_of(context.ledger, node), person, why, is_unhealthy=faulty)
-    raise known_names.no_node(instance_id, context.ledger)
+            return _node_document(node, _incident_of(context.ledger, node), person, why, is_unhealthy=faulty)
+    raise known_names.unknown_node_error(instance_id, context.ledger)
 
 
 def node_state(node: FleetNode, open_incident: Incident | None, *, is_unhealthy: bool = False) -> NodeState:
@@ -293,7 +293,7 @@ def node_state(node: FleetNode, open_incident: Incident | None, *, is_unhealthy:
     return NodeState.NOT_READY if node.node_name and node.not_ready_since else NodeState.STARTING
 
 
-def _node(
+def _node_document(
     node: FleetNode,
     incident: Incident | None,
     cordon: ManualCordon | None,
@@ -345,14 +345,16 @@ def cordon_document(cordon: ManualCordon) -> Json:
 
 def newest_cordons(ledger: Ledger) -> list[tuple[str, ManualCordon]]:
     """Return the instance ids and cordons of nodes that people cordoned through Evenkeel, the newest first."""
-    cordons = sorted(manual_cordons.load(ledger).values(), key=lambda cordon: cordon.at, reverse=True)
-    return [(NodeLife.from_key(cordon.life).instance_id, cordon) for cordon in cordons]
+    cordons = sorted(manual_cordons.load_manual_cordons(ledger).values(), key=lambda cordon: cordon.at, reverse=True)
+    return [(NodeLife.from_key(cordon.life_key).instance_id, cordon) for cordon in cordons]
 
 
-def _cordons(ledger: Ledger, nodes: Iterable[FleetNode]) -> list[Json]:
+def _cordon_documents(ledger: Ledger, nodes: Iterable[FleetNode]) -> list[Json]:
     """Return the cordons of nodes that are still there."""
     present = {node.life.key: node for node in nodes}
-    cordoned = [(present[cordon.life], cordon) for _, cordon in newest_cordons(ledger) if cordon.life in present]
+    cordoned = [
+        (present[cordon.life_key], cordon) for _, cordon in newest_cordons(ledger) if cordon.life_key in present
+    ]
     return [
         {"instanceId": node.life.instance_id, "name": node.node_name, "pool": node.pool, **cordon_document(cordon)}
         for node, cordon in cordoned[:_MAX_SHOWN]
@@ -361,17 +363,19 @@ def _cordons(ledger: Ledger, nodes: Iterable[FleetNode]) -> list[Json]:
 
 def present_nodes(ledger: Ledger) -> tuple[tuple[FleetNode, ...], bool]:
     """Return the nodes that are not gone, and whether nodes were left out at `_MAX_NODES`."""
-    nodes, is_cut = pagination.everything(ledger, Table.FLEET, "NODE", at_most=_MAX_NODES, keep=read_queue.is_present)
-    return tuple(node for _, node in rows.readable(nodes, FleetNode)), is_cut
+    nodes, is_cut = pagination.read_partition(
+        ledger, Table.FLEET, "NODE", at_most=_MAX_NODES, keep=read_queue.is_present
+    )
+    return tuple(node for _, node in rows.readable_rows(nodes, FleetNode)), is_cut
 
 
 def states_of(ledger: Ledger, nodes: Iterable[FleetNode]) -> tuple[dict[str, NodeState], bool]:
     """Return the state of each node by `NodeLife.key`, and whether open incidents were left out."""
     incidents, is_cut = open_incidents(ledger)
-    return _states(nodes, _by_node(incidents), unhealthy_nodes.load(ledger)), is_cut
+    return _node_states(nodes, _by_node(incidents), unhealthy_nodes.load_unhealthy_nodes(ledger)), is_cut
 
 
-def _states(
+def _node_states(
     nodes: Iterable[FleetNode], incidents: Mapping[str, Incident], recorded_unhealthy: unhealthy_nodes.UnhealthyNodes
 ) -> dict[str, NodeState]:
     return {
@@ -394,10 +398,10 @@ def open_incidents(ledger: Ledger, *, at_most: int = _MAX_OPEN) -> tuple[list[In
     for state in LIST_ORDER:
         if state.is_settled:
             break
-        opened, more = pagination.everything(
+        opened, more = pagination.read_partition(
             ledger, Table.INCIDENTS, f"INC#{state}", at_most=at_most, newest_first=True
         )
-        incidents |= {incident.incident_id: incident for _, incident in rows.readable(opened, Incident)}
+        incidents |= {incident.incident_id: incident for _, incident in rows.readable_rows(opened, Incident)}
         is_lower_bound |= more
     return list(incidents.values()), is_lower_bound
 
@@ -423,17 +427,21 @@ def _incident_of(ledger: Ledger, node: FleetNode) -> Incident | None:
     return rows.decode(incident, Incident) if incident else None
 
 
-def _incidents(nodes: Iterable[FleetNode], work: Mapping[JobState, _JobCounts], context: Context) -> IncidentsByNeed:
+def _group_by_need(
+    nodes: Iterable[FleetNode], work: Mapping[JobState, _JobCounts], context: Context
+) -> IncidentsByNeed:
     incidents, is_cut = open_incidents(context.ledger)
-    asking = [incident for incident in incidents if pending_approval(incident)]
-    working = [incident for incident in incidents if not pending_approval(incident)]
-    ended, may_be_more = _unresolved(nodes, work, incidents, context)
+    asking = [incident for incident in incidents if awaits_approval(incident)]
+    working = [incident for incident in incidents if not awaits_approval(incident)]
+    ended, may_be_more = _find_failed_incidents(nodes, work, incidents, context)
     alive = _JobCache(context.ledger, work)
     holders = {node.slot: node for node in nodes}
     needing = [
         incident
         for incident in ended
-        if read_incidents.needs_person(incident, alive.of(incident), holders.get(incident.slot), context.now)
+        if read_incidents.needs_person(
+            incident, alive.jobs_of_incident(incident), holders.get(incident.slot), context.now
+        )
     ]
     return IncidentsByNeed([*asking, *needing], working, asking, is_cut or may_be_more or alive.is_cut)
 
@@ -450,12 +458,12 @@ class _JobCache:
         self._is_whole = not self._lookups
         self.is_cut = False
 
-    def of(self, incident: Incident) -> list[Job]:
+    def jobs_of_incident(self, incident: Incident) -> list[Job]:
         """Return the jobs that an incident interrupted."""
-        jobs = (self._row(affected.job_id) for affected in incident.affected_jobs)
-        return [job for _, job in rows.readable((row for row in jobs if row is not None), Job)]
+        jobs = (self._job_row(affected.job_id) for affected in incident.affected_jobs)
+        return [job for _, job in rows.readable_rows((row for row in jobs if row is not None), Job)]
 
-    def _row(self, job_id: str) -> Row | None:
+    def _job_row(self, job_id: str) -> Row | None:
         if job_id not in self._known and not self._is_whole:
             if not self._lookups:
                 self.is_cut = True
@@ -465,7 +473,7 @@ class _JobCache:
         return self._known.get(job_id)
 
 
-def _unresolved(
+def _find_failed_incidents(
     nodes: Iterable[FleetNode],
     work: Mapping[JobState, _JobCounts],
     other_incidents: Iterable[Incident],
@@ -473,17 +481,17 @@ def _unresolved(
 ) -> tuple[list[Incident], bool]:
     """Return the settled incidents that may need a person, and whether there may be more.
 
-    The newest are listed. An older incident needs a person only if a node carries its mark or a job its resume plan.
+    The newest are listed. An older incident needs a person only if a node has its cordon or a job its resume plan.
     They are found by these.
     """
     incidents: list[Incident] = []
     has_older = is_lower_bound = False
     for state in read_incidents.NEEDS_PERSON_STATES:
         partition = f"INC#{state}"
-        listed, more = pagination.everything(
+        listed, more = pagination.read_partition(
             context.ledger, Table.INCIDENTS, partition, at_most=_MAX_UNRESOLVED, newest_first=True
         )
-        newest = [incident for _, incident in rows.readable(listed, Incident)]
+        newest = [incident for _, incident in rows.readable_rows(listed, Incident)]
         incidents += newest
         has_older |= more
         # The newest are a sample of a day, so some of the rest may still need a person.
@@ -495,7 +503,9 @@ def _unresolved(
     incident_ids = {incident.incident_id for incident in (*incidents, *other_incidents)}
     older = sorted({name for name in named if name} - incident_ids, reverse=True)
     older_rows = map(context.ledger.get, map(incident_rows.incident_key, older[:_MAX_LEFT]))
-    incidents += [incident for _, incident in rows.readable((row for row in older_rows if row is not None), Incident)]
+    incidents += [
+        incident for _, incident in rows.readable_rows((row for row in older_rows if row is not None), Incident)
+    ]
     return incidents, is_lower_bound or len(older) > _MAX_LEFT
 
 
@@ -508,7 +518,7 @@ def next_command(incidents: IncidentsByNeed, unhealthy: Sequence[str | None]) ->
     return f"evenkeel incidents show {shown[0]}" if shown else None
 
 
-def outages(working: Iterable[Incident]) -> list[Json]:
+def shared_cause_documents(working: Iterable[Incident]) -> list[Json]:
     """Return the shared causes that block repairs, the largest first. Each is one headline."""
     blocked_by_cause: dict[str, list[Incident]] = defaultdict(list)
     for incident in sorted(
@@ -517,12 +527,12 @@ def outages(working: Iterable[Incident]) -> list[Json]:
         if incident.block and incident.block.cause and not incident.is_drill:
             blocked_by_cause[incident.block.cause].append(incident)
     return [
-        _outage(cause, blocked_by_cause[cause])
+        _shared_cause_document(cause, blocked_by_cause[cause])
         for cause in sorted(blocked_by_cause, key=lambda cause: (-len(blocked_by_cause[cause]), cause))
     ]
 
 
-def _outage(cause: str, members: Sequence[Incident]) -> Json:
+def _shared_cause_document(cause: str, members: Sequence[Incident]) -> Json:
     kind, _, name = cause.partition("/")
     since = min(incident.first_signal_at for incident in members)
     clears = [incident.block.clears_at for incident in members if incident.block and incident.block.clears_at]
@@ -541,20 +551,19 @@ def _outage(cause: str, members: Sequence[Incident]) -> Json:
 def _incident_documents(incidents: IncidentsByNeed, context: Context) -> list[Json]:
     needing = read_incidents.with_jobs(context.ledger, incidents.needing[:_MAX_SHOWN])
     working = read_incidents.with_jobs(context.ledger, incidents.working[:_MAX_SHOWN])
-    return [_incident(incident, context, needs_you=True) for incident in needing] + [
-        _incident(incident, context, needs_you=False) for incident in working
+    jobs = read_incidents.load_affected_jobs(context.ledger, *needing, *working)
+    return [
+        read_incidents.incident_summary(incident, context.now)
+        | {
+            "needsYou": position < len(needing),
+            "nodeLane": read_incidents.node_progress(incident, context.policy.repair),
+            "jobLanes": read_incidents.job_lanes(incident, jobs),
+        }
+        for position, incident in enumerate([*needing, *working])
     ]
 
 
-def _incident(incident: Incident, context: Context, *, needs_you: bool) -> Json:
-    return read_incidents.summary(incident, context.now) | {
-        "needsYou": needs_you,
-        "nodeLane": read_incidents.node_progress(incident, context.policy.repair),
-        "jobLanes": read_incidents.job_lanes(incident, read_incidents.load_affected_jobs(context.ledger, incident)),
-    }
-
-
-def _pools(
+def _pool_documents(
     nodes: Sequence[FleetNode],
     states: Mapping[str, NodeState],
     sources: Iterable[SourceAge],
@@ -573,13 +582,13 @@ def _pools(
                 "kind": "burst" if (cluster, pool) in rented_pools else "committed",
                 "total": len(members),
                 "states": {state: counts[state] for state in NodeState if counts[state]},
-                **_staleness(cluster, sources),
+                **_staleness_of_cluster(cluster, sources),
             }
         )
     return {"total": len(nodes) if nodes or _has_seen_nodes(sources) else None, "pools": items}
 
 
-def _staleness(cluster: str, sources: Iterable[SourceAge]) -> Json:
+def _staleness_of_cluster(cluster: str, sources: Iterable[SourceAge]) -> Json:
     """Return whether the facts about a cluster are stale, and since when."""
     ages = [age for age in sources if age.source == Source(kind=SourceKind.KUBERNETES_LIST, target=cluster)]
     is_stale = not all(age.is_trusted for age in ages)
@@ -600,7 +609,7 @@ def _has_seen_nodes(sources: Iterable[SourceAge]) -> bool:
     return any(age.seen_at for age in sources if age.source.kind in FACTS)
 
 
-def _gpus(nodes: Sequence[FleetNode], states: Mapping[str, NodeState], sources: Iterable[SourceAge]) -> Json:
+def _gpu_document(nodes: Sequence[FleetNode], states: Mapping[str, NodeState], sources: Iterable[SourceAge]) -> Json:
     if not nodes and not _has_seen_nodes(sources):
         return {"total": None, "inService": None, "inUse": None, "free": None, **_staleness_of_all(sources)}
     serving = [node for node in nodes if states[node.life.key] is NodeState.IN_SERVICE]
@@ -633,21 +642,21 @@ def _stated_amounts(
     }
 
 
-def _work(ledger: Ledger) -> dict[JobState, _JobCounts]:
+def _count_jobs_by_state(ledger: Ledger) -> dict[JobState, _JobCounts]:
     counts: dict[JobState, _JobCounts] = {}
     for state in (state for state in JobState if not state.has_ended):
-        listed, more = pagination.everything(ledger, Table.JOBS, f"JOB#{state}", at_most=_MAX_JOBS)
+        listed, more = pagination.read_partition(ledger, Table.JOBS, f"JOB#{state}", at_most=_MAX_JOBS)
         counts[state] = _JobCounts(rows=listed, is_lower_bound=more)
     return counts
 
 
-def _jobs(counts: Mapping[JobState, _JobCounts], context: Context) -> Json:
+def _job_counts_document(counts: Mapping[JobState, _JobCounts], context: Context) -> Json:
     classes: dict[str, dict[JobState, list[Json]]] = defaultdict(lambda: defaultdict(list))
     for state, work in counts.items():
         for row in work["rows"]:
             # Read without parsing: thousands of rows are counted, and only three fields of each matter.
             classes[row.doc["spec"].get("priorityClass") or ""][state].append(row.doc)
-    values = team_setup.load(context.ledger).setup.fleet.priority_classes
+    values = team_setup.load_setup(context.ledger).setup.fleet.priority_classes
 
     def rank(name: str) -> tuple[bool, int, str]:
         """Highest priority first; classes without a value by name; jobs without a class last."""
@@ -677,17 +686,17 @@ def _class_counts(name: str, states: Mapping[JobState, list[Json]], now: datetim
     continuing = {state: [doc for doc in docs if not doc.get("isPreempted")] for state, docs in states.items()}
     running = [*continuing.get(JobState.RUNNING, ()), *continuing.get(JobState.STOPPING, ())]
     waiting = [*continuing.get(JobState.PENDING, ()), *continuing.get(JobState.STARTING, ())]
-    run = [_age(doc.get("startedAt") or doc["submittedAt"], now) for doc in running]
-    wait = [_age(doc["submittedAt"], now) for doc in waiting if not doc.get("startedAt")]
+    run = [_age_seconds(doc.get("startedAt") or doc["submittedAt"], now) for doc in running]
+    wait = [_age_seconds(doc["submittedAt"], now) for doc in waiting if not doc.get("startedAt")]
     return {
         "priorityClass": name or None,
         "running": len(running),
         "pending": len(waiting),
         "preempted": len(preempted),
         "suspended": len(continuing.get(JobState.SUSPENDED, ())),
-        "averageRunSeconds": _mean(run),
+        "averageRunSeconds": _mean_or_none(run),
         "longestRunSeconds": max(run, default=None),
-        "averageWaitSeconds": _mean(wait),
+        "averageWaitSeconds": _mean_or_none(wait),
         "longestWaitSeconds": max(wait, default=None),
     }
 
@@ -703,15 +712,15 @@ def _waits_by_team(counts: Mapping[JobState, _JobCounts], now: datetime) -> dict
             started = row.doc.get("startedAt")
             if started or state in (JobState.PENDING, JobState.STARTING):
                 until = datetime.fromisoformat(started) if started else now
-                waits[row.doc["spec"]["team"]].append(_age(row.doc["submittedAt"], until))
+                waits[row.doc["spec"]["team"]].append(_age_seconds(row.doc["submittedAt"], until))
     return {team: sorted(seconds)[math.ceil(0.9 * len(seconds)) - 1] for team, seconds in waits.items()}
 
 
-def _age(instant: str, now: datetime) -> int:
+def _age_seconds(instant: str, now: datetime) -> int:
     return max(0, round((now - datetime.fromisoformat(instant)).total_seconds()))
 
 
-def _mean(values: Sequence[int]) -> int | None:
+def _mean_or_none(values: Sequence[int]) -> int | None:
     return round(sum(values) / len(values)) if values else None
 
 
@@ -752,7 +761,7 @@ def judge_health(
     silent = [] if schedules_are_off else [beat["function"] for beat in beats if beat["isSilent"]]
     critical = []
     if incidents.needing:
-        critical.append(incidents.counted(incidents.needing, ("needs a person", "need a person")))
+        critical.append(incidents.count_text(incidents.needing, ("needs a person", "need a person")))
     if silent:
         critical.append(f"no heartbeat from {', '.join(silent)} for 10 minutes")
     critical += stale
@@ -761,7 +770,7 @@ def judge_health(
     if never_ran:
         degraded.append(f"no heartbeat yet from {', '.join(never_ran)}")
     if incidents.working:
-        degraded.append(incidents.counted(incidents.working, ("working", "working")))
+        degraded.append(incidents.count_text(incidents.working, ("working", "working")))
     if states.get(NodeState.NOT_READY):
         degraded.append(f"{states.get(NodeState.NOT_READY)} not ready without an incident")
     if states.get(NodeState.UNHEALTHY):

@@ -15,7 +15,7 @@ from evenkeel.services.recovery.guardrails import GuardrailInputs
 Json = dict[str, Any]
 
 
-def show(incident: Incident, decisions: Iterable[Decision], context: Context) -> list[Json]:
+def show_readings(incident: Incident, decisions: Iterable[Decision], context: Context) -> list[Json]:
     """Return the reading of each guardrail against its limit, with the time of the reading.
 
     An open incident shows the readings of now. Only the reading of a shared cause is the recorded one, because it needs
@@ -33,7 +33,7 @@ def show(incident: Incident, decisions: Iterable[Decision], context: Context) ->
             recorded if is_same_policy else [reading.replace(limit=None, is_blocking=None) for reading in recorded]
         )
     else:
-        readings = _read_now(incident, recorded, context)
+        readings = _current_readings(incident, recorded, context)
     return [reading.to_json() for reading in readings]
 
 
@@ -50,7 +50,7 @@ def _recorded_readings(decisions: Iterable[Decision], context: Context) -> tuple
     return [], True
 
 
-def _read_now(incident: Incident, recorded: list[GuardrailReading], context: Context) -> list[GuardrailReading]:
+def _current_readings(incident: Incident, recorded: list[GuardrailReading], context: Context) -> list[GuardrailReading]:
     inputs = GuardrailInputs(context)
     policy = context.policy.repair.guardrails
     is_cordoned = incident.stages.cordoned_at is not None

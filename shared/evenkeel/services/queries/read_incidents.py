@@ -20,16 +20,16 @@ from evenkeel.domain.health.incidents import (
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.nodes import FleetNode
-from evenkeel.domain.recovery.approval import ASK, is_approved, pending_approval
-from evenkeel.domain.recovery.plan import Owner, PlanOutcome
+from evenkeel.domain.recovery.approval import ASK, awaits_approval, is_approved
+from evenkeel.domain.recovery.plan import NodeOwner, PlanOutcome
 from evenkeel.domain.recovery.repair_policy import RepairPolicy
 from evenkeel.domain.values import rfc3339
-from evenkeel.ports import Ledger, Table
+from evenkeel.ports import Ledger, Table, get_all
 from evenkeel.services.context import Context
 from evenkeel.services.queries import disclosure
 from evenkeel.services.queries.disclosure import Reader
 from evenkeel.services.storage import incident_rows, job_rows, pagination, rows, subject_rows
-from evenkeel.services.storage.recorded_facts import with_facts
+from evenkeel.services.storage.facts_of_decisions import with_facts
 
 Json = dict[str, Any]
 
@@ -47,8 +47,8 @@ FRESH_FOR = timedelta(days=1)
 def list_incidents(states: Sequence[IncidentState], page: pagination.PageRequest, context: Context) -> Json:
     """Return one page of incidents, newest first; no states = all."""
     partitions = [f"INC#{state}" for state in LIST_ORDER if not states or state in states]
-    answer = pagination.newest_first(context.ledger, Table.INCIDENTS, partitions, page)
-    items = [summary(incident, context.now) for _, incident in rows.readable(answer.rows, Incident)]
+    answer = pagination.page_newest_first(context.ledger, Table.INCIDENTS, partitions, page)
+    items = [incident_summary(incident, context.now) for _, incident in rows.readable_rows(answer.rows, Incident)]
     return {"items": items, "nextPageToken": answer.next_token or None}
 
 
@@ -65,12 +65,12 @@ def show_incident(incident_id: str, reader: Reader, context: Context) -> Json:
         for subject in filter(None, (incident.resumes, incident_id))
         for row in context.ledger.partition(Table.INCIDENTS, incident_rows.incident_key(subject).pk, "EVIDENCE#")
     ]
-    evidence = [_visible(rows.decode(row, Evidence), reader, context.ledger) for row in stored]
-    return summary(incident, context.now) | {
+    evidence = [_visible_evidence(rows.decode(row, Evidence), reader, context.ledger) for row in stored]
+    return incident_summary(incident, context.now) | {
         "nodeLane": node_progress(incident, context.policy.repair),
         "jobLanes": job_lanes(job := with_jobs(context.ledger, [incident])[0], load_affected_jobs(context.ledger, job)),
         "took": stage_seconds(incident.stages),
-        "evidence": [_evidence(item) for item in evidence],
+        "evidence": [_evidence_document(item) for item in evidence],
         "decisions": decisions_about(context.ledger, incident_id, reader.may_see_all_of(incident, context.ledger)),
         "execution": incident.execution_name,
     }
@@ -98,7 +98,7 @@ def _may_see_decision(decision: Decision, reader: Reader, ledger: Ledger) -> boo
     return reader.may_see_job_by_id(subject, ledger)
 
 
-def _visible(evidence: Evidence, reader: Reader, ledger: Ledger) -> Evidence:
+def _visible_evidence(evidence: Evidence, reader: Reader, ledger: Ledger) -> Evidence:
     """Return evidence without the text of a detector about another team's job."""
     fact = evidence.fact
     if not fact.job_id or reader.may_see_job_by_id(fact.job_id, ledger):
@@ -121,7 +121,7 @@ def incidents_since(ledger: Ledger, start: datetime) -> tuple[list[Incident], bo
     incidents: list[Incident] = []
     request = pagination.PageRequest(_PAGE)
     while True:
-        answer = pagination.newest_first(ledger, Table.INCIDENTS, partitions, request)
+        answer = pagination.page_newest_first(ledger, Table.INCIDENTS, partitions, request)
         listed = [rows.decode(row, Incident) for row in answer.rows]
         recent = [incident for incident in listed if incident.opened_at >= start]
         incidents += recent
@@ -131,11 +131,10 @@ def incidents_since(ledger: Ledger, start: datetime) -> tuple[list[Incident], bo
         request = pagination.PageRequest(_PAGE, answer.next_token)
 
 
-def load_affected_jobs(ledger: Ledger, incident: Incident) -> dict[str, Job]:
-    """Read the existing jobs that an incident interrupted."""
-    stored = {affected.job_id: ledger.get(job_rows.job_key(affected.job_id)) for affected in incident.affected_jobs}
-    readable = rows.readable((row for row in stored.values() if row is not None), Job)
-    return {job.job_id: job for _, job in readable}
+def load_affected_jobs(ledger: Ledger, *incidents: Incident) -> dict[str, Job]:
+    """Read the existing jobs that incidents interrupted, in one batch."""
+    keys = (job_rows.job_key(affected.job_id) for incident in incidents for affected in incident.affected_jobs)
+    return {job.job_id: job for _, job in rows.readable_rows(get_all(ledger, keys).values(), Job)}
 
 
 def decisions_about(ledger: Ledger, subject: str, may_see_all: bool, *, at_most: int = 20) -> list[Json]:
@@ -149,16 +148,16 @@ def decisions_about(ledger: Ledger, subject: str, may_see_all: bool, *, at_most:
             "reason": decision.reason,
             "decidedAt": rfc3339(decision.decided_at),
         }
-        for decision in (disclosed(rows.decode(row, Decision), may_see_all) for row in page.rows)
+        for decision in (disclosed_decision(rows.decode(row, Decision), may_see_all) for row in page.rows)
     ]
 
 
-def disclosed(decision: Decision, may_see_all: bool) -> Decision:
+def disclosed_decision(decision: Decision, may_see_all: bool) -> Decision:
     """Return a decision as the caller may see it."""
     return decision if may_see_all else disclosure.public_decision(decision)
 
 
-def summary(incident: Incident, now: datetime) -> Json:
+def incident_summary(incident: Incident, now: datetime) -> Json:
     """Return the fields that a list shows."""
     return {
         "incidentId": incident.incident_id,
@@ -175,7 +174,7 @@ def summary(incident: Incident, now: datetime) -> Json:
             "instanceType": incident.instance_type,
         },
         "block": incident.block.to_json() if incident.block else None,
-        "pendingApproval": _question(incident, now) if pending_approval(incident) else None,
+        "pendingApproval": _approval_question(incident, now) if awaits_approval(incident) else None,
         "lateApproval": _late_approval(incident),
         "approval": incident.approval.to_json() if incident.approval else None,
         "acknowledgement": incident.acknowledgement.to_json() if incident.acknowledgement else None,
@@ -186,7 +185,7 @@ def summary(incident: Incident, now: datetime) -> Json:
         "evidenceCount": incident.evidence_count,
         "firstSignalAt": rfc3339(incident.first_signal_at),
         "openedAt": rfc3339(incident.opened_at),
-        "settledAt": _instant(incident.stages.settled_at),
+        "settledAt": _instant_text(incident.stages.settled_at),
         "stages": incident.stages.to_json(),
         "isDrill": incident.is_drill,
         "mode": incident.mode,
@@ -202,22 +201,22 @@ def shown_fault(incident: Incident) -> Json:
 
 def if_unanswered(incident: Incident, now: datetime) -> str | None:
     """Return the consequence if no person answers the plan; None if no plan awaits approval."""
-    return str(_question(incident, now)["ifUnanswered"]) if pending_approval(incident) else None
+    return str(_approval_question(incident, now)["ifUnanswered"]) if awaits_approval(incident) else None
 
 
 def is_waiting(incident: Incident) -> bool:
     """Whether an open incident does nothing yet: its plan awaits approval, or HyperPod is changing the cluster."""
-    return pending_approval(incident) or (incident.plan is not None and incident.plan.outcome == PlanOutcome.LATER)
+    return awaits_approval(incident) or (incident.plan is not None and incident.plan.outcome == PlanOutcome.LATER)
 
 
-def _question(incident: Incident, now: datetime) -> Json:
+def _approval_question(incident: Incident, now: datetime) -> Json:
     """Return the plan that awaits approval, and the consequence without an answer."""
     plan = incident.plan
     assert plan is not None
     return {
         "decisionId": plan.decision_id,
         "reason": plan.reason,
-        "answerBy": _instant(plan.answer_by),
+        "answerBy": _instant_text(plan.answer_by),
         "ifUnanswered": _if_unanswered(incident, plan, now),
     }
 
@@ -249,18 +248,18 @@ def _late_approval(incident: Incident) -> Json | None:
 
 def node_lane(incident: Incident) -> Json:
     """Return the progress of the node branch: its phase, the word of its symbol, and since when."""
-    if pending_approval(incident):
-        since = _instant(incident.stages.planned_at)
+    if awaits_approval(incident):
+        since = _instant_text(incident.stages.planned_at)
         return {"phase": "waits for approval", "status": "warn", "since": since, "rung": None}
     if incident.block is not None:
         phase = f"waits: {incident.block.guardrail.lower().replace('_', ' ')}"
         rung = incident.block.action if incident.block.action in ("reboot", "replace") else None
-        return {"phase": phase, "status": "warn", "since": _instant(incident.block.since), "rung": rung}
+        return {"phase": phase, "status": "warn", "since": _instant_text(incident.block.since), "rung": rung}
     if is_waiting(incident) and not incident.state.is_settled:
-        since = _instant(incident.stages.planned_at)
+        since = _instant_text(incident.stages.planned_at)
         return {"phase": "waits for HyperPod", "status": "warn", "since": since, "rung": None}
-    if incident.plan is not None and incident.plan.is_carried_out and not incident.plan.repairs_node:
-        since = _instant(incident.stages.planned_at)
+    if incident.plan is not None and incident.plan.intends_action and not incident.plan.repairs_node:
+        since = _instant_text(incident.stages.planned_at)
         return {"phase": "left in service", "status": "ok", "since": since, "rung": None}
     stages = incident.stages
     rung = incident.repairs[-1] if incident.repairs else ""
@@ -278,7 +277,7 @@ def node_lane(incident: Incident) -> Json:
     status = "ok" if stages.returned_at else "working"
     if incident.state.is_settled and not stages.returned_at:
         status = "failed" if incident.state in NEEDS_PERSON_STATES else "idle"
-    return {"phase": reached[1], "status": status, "since": _instant(reached[0]), "rung": rung or None}
+    return {"phase": reached[1], "status": status, "since": _instant_text(reached[0]), "rung": rung or None}
 
 
 _NEXT_STEPS = {
@@ -305,15 +304,18 @@ def node_progress(incident: Incident, policy: RepairPolicy) -> Json:
         act = incident.block.action or "the next step"
         return lane | {
             "next": f"{act}, as soon as the guardrail allows it",
-            "latestAt": _instant(incident.block.clears_at),
+            "latestAt": _instant_text(incident.block.clears_at),
         }
-    return lane | {"next": _NEXT_STEPS.get(lane["phase"]), "latestAt": _instant(_latest_end(incident, lane, policy))}
+    return lane | {
+        "next": _NEXT_STEPS.get(lane["phase"]),
+        "latestAt": _instant_text(_latest_end(incident, lane, policy)),
+    }
 
 
 def _latest_end(incident: Incident, lane: Json, policy: RepairPolicy) -> datetime | None:
     """Return when Evenkeel's wait in this phase ends, by the policy; then it tries the next rung or asks a person."""
     stages, plan = incident.stages, incident.plan
-    is_ours = plan is None or plan.owner in ("", Owner.EVENKEEL)
+    is_ours = plan is None or plan.owner in ("", NodeOwner.EVENKEEL)
     match lane["phase"]:
         case "waits for approval":
             return plan.answer_by if plan else None
@@ -336,9 +338,9 @@ def with_jobs(ledger: Ledger, incidents: Iterable[Incident]) -> list[Incident]:
     if not blind:
         return listed
     since = min(incident.first_signal_at for incident in blind) - _ATTRIBUTION_WINDOW
-    incident_rows_, _ = pagination.everything(ledger, Table.JOBS, "ATTEMPT#LIVE", at_most=_MAX_ATTEMPTS)
-    ended, _ = pagination.everything(ledger, Table.JOBS, "ATTEMPT#ENDED", at_most=_MAX_ATTEMPTS, newest_first=True)
-    attempts = [attempt for _, attempt in rows.readable((*incident_rows_, *ended), Attempt)]
+    incident_rows_, _ = pagination.read_partition(ledger, Table.JOBS, "ATTEMPT#LIVE", at_most=_MAX_ATTEMPTS)
+    ended, _ = pagination.read_partition(ledger, Table.JOBS, "ATTEMPT#ENDED", at_most=_MAX_ATTEMPTS, newest_first=True)
+    attempts = [attempt for _, attempt in rows.readable_rows((*incident_rows_, *ended), Attempt)]
     jobs_by_life: dict[str, dict[str, AffectedJob]] = defaultdict(dict)
     for attempt in sorted(attempts, key=lambda earlier: earlier.attempt):
         was_interrupted = (
@@ -397,14 +399,14 @@ def needs_person(incident: Incident, jobs: Iterable[Job], holder: FleetNode | No
 def stage_seconds(stages: StageTimes) -> list[Json]:
     """Return the reached stages in order of time, each with the seconds since the one before."""
     reached = sorted((at, name) for name, at in stages if isinstance(at, datetime))
-    first = [{"stage": _stage(name), "at": rfc3339(at), "seconds": 0.0} for at, name in reached[:1]]
+    first = [{"stage": _stage_name(name), "at": rfc3339(at), "seconds": 0.0} for at, name in reached[:1]]
     return first + [
-        {"stage": _stage(name), "at": rfc3339(at), "seconds": round((at - before).total_seconds(), 3)}
+        {"stage": _stage_name(name), "at": rfc3339(at), "seconds": round((at - before).total_seconds(), 3)}
         for (before, _), (at, name) in pairwise(reached)
     ]
 
 
-def _stage(field: str) -> str:
+def _stage_name(field: str) -> str:
     return field.removesuffix("_at").replace("_", " ")
 
 
@@ -431,7 +433,7 @@ def _job_lane(job_id: str, attempt: int, job: Job | None, *, is_stopped: bool) -
     return lane | {"phase": phase, "status": status, "attempt": job.current_attempt}
 
 
-def _evidence(evidence: Evidence) -> Json:
+def _evidence_document(evidence: Evidence) -> Json:
     fact = evidence.fact
     return {
         "kind": fact.kind,
@@ -446,5 +448,5 @@ def _evidence(evidence: Evidence) -> Json:
     }
 
 
-def _instant(value: datetime | None) -> str | None:
+def _instant_text(value: datetime | None) -> str | None:
     return rfc3339(value) if value else None

@@ -10,7 +10,7 @@ from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import LIST_ORDER, Job, JobState
 from evenkeel.domain.kept_logs import KeptLog
 from evenkeel.domain.names import unknown_name
-from evenkeel.domain.recovery.restarts import fault_consequence
+from evenkeel.domain.recovery.unmanaged_restarts import describe_fault_consequence
 from evenkeel.domain.renting.rental import Rental
 from evenkeel.domain.submitted import shown_fields
 from evenkeel.domain.timeline import TimelineEntry
@@ -41,7 +41,7 @@ class JobFilter(NamedTuple):
     priority_class: str | None = None
     """Empty: jobs without a priority class."""
 
-    def keeps(self, row: Row) -> bool:
+    def is_match(self, row: Row) -> bool:
         """Whether a job's row matches, apart from its state."""
         spec = row.doc["spec"]
         fits_team = not self.team or spec["team"] == self.team
@@ -70,23 +70,23 @@ def list_jobs(
         Invalid: the list is empty, and a name in the filter is unknown.
         TooManyToSort: more jobs match than a list can sort.
     """
-    keep = filters.keeps if filters.team or filters.priority_class is not None else None
+    keep = filters.is_match if filters.team or filters.priority_class is not None else None
     partitions = [f"JOB#{state}" for state in LIST_ORDER if not filters.states or state in filters.states]
     counts = fleet_counts.job_states(context.ledger)
     if sort is not None:
         matching_rows = sorted_list.matching_rows(context.ledger, Table.JOBS, partitions, keep)
         if not matching_rows:
             _check_names(filters, reader, context.policy.priority_classes)
-        jobs = [summary(reader.view(job)) for _, job in rows.readable(matching_rows, Job)]
-        items, token = sorted_list.page(jobs, sort, _SORT_VALUES, page, item_id="jobId")
+        jobs = [job_summary(reader.view_of_job(job)) for _, job in rows.readable_rows(matching_rows, Job)]
+        items, token = sorted_list.sorted_page(jobs, sort, _SORT_VALUES, page, item_id="jobId")
         return {"items": items, "nextPageToken": token or None, "counts": counts}
     if tuple(filters.states) == (JobState.PENDING,):
-        answer = pagination.in_order(context.ledger, Table.JOBS, partitions[0], page, keep)
+        answer = pagination.page_in_order(context.ledger, Table.JOBS, partitions[0], page, keep)
     else:
-        answer = pagination.newest_first(context.ledger, Table.JOBS, partitions, page, keep)
-    if not answer.rows and not page.token:
+        answer = pagination.page_newest_first(context.ledger, Table.JOBS, partitions, page, keep)
+    if not answer.rows and not page.page_token:
         _check_names(filters, reader, context.policy.priority_classes)
-    items = [summary(reader.view(job)) for _, job in rows.readable(answer.rows, Job)]
+    items = [job_summary(reader.view_of_job(job)) for _, job in rows.readable_rows(answer.rows, Job)]
     return {"items": items, "nextPageToken": answer.next_token or None, "counts": counts}
 
 
@@ -117,7 +117,9 @@ def list_unmanaged(context: Context) -> Json:
     stored = (context.ledger.get(fleet_rows.unmanaged_workloads_key(cluster)) for cluster in context.site.clusters)
     listed = [UnmanagedWorkload.model_validate(workload) for row in stored if row for workload in row.doc["workloads"]]
     adopted = context.policy.adoption.namespaces
-    consequences = (fault_consequence(workload, by_policy=workload.namespace in adopted) for workload in listed)
+    consequences = (
+        describe_fault_consequence(workload, by_policy=workload.namespace in adopted) for workload in listed
+    )
     items = [workload.to_json() | {"says": text} for workload, text in zip(listed, consequences, strict=True)]
     return {"items": items, "nextPageToken": None}
 
@@ -135,12 +137,12 @@ def show_job(job_id: str, reader: Reader, context: Context) -> Json:
         raise NotFound(f"There is no job {job_id}.")
     stored_job = rows.decode(row, Job)
     is_redacted = not reader.may_see_job(stored_job)
-    job = reader.view(stored_job)
+    job = reader.view_of_job(stored_job)
     spec = job.spec
     submitted = shown_fields(spec, only_public=is_redacted)
     waits = read_queue.waits_with_kueue(job, context.ledger)
     attempts = load_attempts(context.ledger, job_id)
-    listed = summary(job if waits is None else job.replace(reason=waits.kueue_status))
+    listed = job_summary(job if waits is None else job.replace(reason=waits.kueue_status))
     public = (
         listed
         | {name: value for name, value in submitted.items() if name not in listed}
@@ -148,7 +150,7 @@ def show_job(job_id: str, reader: Reader, context: Context) -> Json:
             "version": row.version,
             "isRedacted": is_redacted,
             "cluster": job.cluster,
-            "notBefore": _instant(job.not_before),
+            "notBefore": _instant_text(job.not_before),
             "queue": read_queue.queue_position(job, context),
         }
     )
@@ -162,10 +164,10 @@ def show_job(job_id: str, reader: Reader, context: Context) -> Json:
         "checkpoint": submitted["checkpoint"] | {"claim": spec.checkpoint_claim or None},
         "namespace": job.namespace,
         "serviceAccount": job.service_account or None,
-        "distrustAfter": _instant(job.distrust_after),
+        "distrustAfter": _instant_text(job.distrust_after),
         "resumePlan": job.resume_plan.to_json() if job.resume_plan else None,
         "stopRequest": job.stop_request.to_json() if job.stop_request else None,
-        "attempts": [_attempt(attempt) for attempt in reversed(attempts)],
+        "attempts": [_attempt_document(attempt) for attempt in reversed(attempts)],
         "rentals": [shown_rental(rental) for rental in reversed(load_rentals(context.ledger, job_id))],
         "result": job.result,
     }
@@ -190,7 +192,7 @@ def job_logs(
         NotFound: there is no such job or attempt, or neither a pod nor kept lines; says why.
     """
     job = load_job(context.ledger, job_id)
-    reader.require(job)
+    reader.require_access(job)
     number = job.current_attempt if attempt is None else attempt
     if number == 0:
         raise NotFound(f"{job_id} has not started yet, so it has no log.")
@@ -300,7 +302,7 @@ def _admission_entry(attempt: Attempt) -> TimelineEntry:
 _AT_WORK = (JobState.STARTING, JobState.RUNNING, JobState.STOPPING)
 
 
-def summary(job: Job) -> Json:
+def job_summary(job: Job) -> Json:
     """Return the fields that a list shows."""
     spec = job.spec
     return {
@@ -323,8 +325,8 @@ def summary(job: Job) -> Json:
         "applicationFailures": job.application_failures,
         "submittedAt": rfc3339(job.submitted_at),
         "submittedBy": job.submitted_by,
-        "startedAt": _instant(job.started_at),
-        "endedAt": _instant(job.ended_at),
+        "startedAt": _instant_text(job.started_at),
+        "endedAt": _instant_text(job.ended_at),
     }
 
 
@@ -344,19 +346,19 @@ def public_attempt(attempt: Attempt) -> Json:
         "cpu": attempt.requested.cpu,
         "memoryGib": attempt.requested.memory_gib,
         "admittedAt": rfc3339(attempt.admitted_at),
-        "launchedAt": _instant(attempt.launched_at),
-        "runningAt": _instant(attempt.running_at),
-        "endedAt": _instant(attempt.ended_at),
+        "launchedAt": _instant_text(attempt.launched_at),
+        "runningAt": _instant_text(attempt.running_at),
+        "endedAt": _instant_text(attempt.ended_at),
     }
 
 
-def _attempt(attempt: Attempt) -> Json:
+def _attempt_document(attempt: Attempt) -> Json:
     return public_attempt(attempt) | {
         "reason": attempt.reason,
         "execution": attempt.workload_name,
         "resumeFrom": attempt.resume_from.to_json() if attempt.resume_from else None,
         "isPinned": attempt.is_pinned,
-        "resumedWorkFrom": _instant(attempt.resumed_work_from),
+        "resumedWorkFrom": _instant_text(attempt.resumed_work_from),
         "rejectedCheckpoints": list(attempt.rejected_checkpoints),
         "exitCodes": attempt.exit_codes,
         "decisionId": attempt.decision_id or None,
@@ -378,21 +380,21 @@ def shown_rental(rental: Rental) -> Json:
                 "market": offer.market,
                 "microsPerNodeHour": offer.micros_per_node_hour,
                 "openedAt": rfc3339(offer.opened_at),
-                "closedAt": _instant(offer.closed_at),
+                "closedAt": _instant_text(offer.closed_at),
                 "joinedNodes": len(offer.joined_node_names),
                 "refused": offer.refused or None,
             }
             for offer in rental.offers
         ],
         "begunAt": rfc3339(rental.begun_at),
-        "handedOverAt": _instant(rental.handed_over_at),
-        "endedAt": _instant(rental.ended_at),
+        "handedOverAt": _instant_text(rental.handed_over_at),
+        "endedAt": _instant_text(rental.ended_at),
         "incidentId": rental.incident_id or None,
-        "dueAt": _instant(rental.due_at),
-        "costUsd": f"{rental.cost_parts / money.PARTS:.6f}" if rental.ended_at else None,
+        "dueAt": _instant_text(rental.due_at),
+        "costUsd": f"{rental.cost_parts / money.COST_PARTS_PER_USD:.6f}" if rental.ended_at else None,
         "decisionId": rental.decision_id,
     }
 
 
-def _instant(value: Any) -> str | None:
+def _instant_text(value: Any) -> str | None:
     return rfc3339(value) if value else None

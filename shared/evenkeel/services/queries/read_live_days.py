@@ -10,9 +10,9 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from evenkeel.domain.costs.day_figures import (
+    AttributedInterruption,
     DayFacts,
     DayFigures,
-    OwnedInterruption,
     TeamTime,
     compute_day_figures,
     day_spans,
@@ -21,18 +21,21 @@ from evenkeel.domain.costs.demand import DayDemand, DemandSpan, hourly_demand
 from evenkeel.domain.costs.interruptions import LostTime, Span, interruptions
 from evenkeel.domain.costs.node_time import HeldGpus, NodeSpan, NodeUse, node_time
 from evenkeel.domain.costs.prices import price_at, price_changes, prices_of
+from evenkeel.domain.costs.quota_time import HeldQuota, QuotaTime, quota_times
 from evenkeel.domain.costs.receipt import GpuPrice, cost_usd_micros, microseconds
 from evenkeel.domain.costs.rent_report import rent_report
 from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState
+from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.nodes import FleetNode
+from evenkeel.domain.quotas.setup_history import SetupPeriod
 from evenkeel.domain.renting.rental import Rental
 from evenkeel.domain.words import count_of
 from evenkeel.ports import Table, get_all
 from evenkeel.services.context import Context
 from evenkeel.services.queries import read_cost_records, read_incidents
-from evenkeel.services.storage import job_rows, pagination, rows
+from evenkeel.services.storage import job_rows, pagination, rows, setup_history
 
 MAX_JOBS = 1_000
 """Interrupted jobs whose attempts one report reads. The losses of further jobs are left out, and the report says so."""
@@ -66,7 +69,7 @@ class NodeLifetime(NamedTuple):
     ended_at: datetime | None
     """None: it exists."""
 
-    def within(self, span: Span, now: datetime) -> Span:
+    def part_within(self, span: Span, now: datetime) -> Span:
         """Return the part of a span in which it existed. Its end is before its start if there is none."""
         return Span(max(self.launched_at, span.start), min(self.ended_at or now, span.end))
 
@@ -89,7 +92,7 @@ def read_days(asked_span: Span, context: Context, *, max_jobs: int = 0) -> LiveD
     if not has_all:
         notes.append(f"Only the newest {read_incidents.MAX_READ} incidents were read.")
         whole_from = max(whole_from, incidents[0].opened_at + _BEFORE)
-    interrupted_jobs = _interrupted(attempts, span)
+    interrupted_jobs = _interrupted_job_ids(attempts, span)
     if len(interrupted_jobs) > max_jobs:
         jobs_text = count_of(len(interrupted_jobs), "interrupted job")
         notes.append(f"Only {max_jobs} of {jobs_text} were read. The losses are too low.")
@@ -110,10 +113,11 @@ def read_days(asked_span: Span, context: Context, *, max_jobs: int = 0) -> LiveD
         notes.append(f"Only {_MAX_NODES} nodes were read. Node time and rates are wrong.")
     spans = tuple(day_spans(span))
     demand = _Demand(attempts, jobs, nodes, span.start, context.now) if window.has_all_live else None
-    by_day = _Records(spans, attempts, incidents, lost, context)
+    setups = setup_history.read_periods(context.ledger, span.start, context.now) if window.has_all_live else ()
+    by_day = _Records(spans, attempts, incidents, lost, setups, context)
     return LiveDays(
         span=span,
-        days=tuple(by_day.fold(day, nodes, rentals, demand) for day in spans),
+        days=tuple(by_day.compute_day(day, nodes, rentals, demand) for day in spans),
         whole_from=whole_from,
         open_since=frozenset(by_day.open_since),
         nodes=nodes,
@@ -132,13 +136,14 @@ class _Records:
         attempts: Iterable[Attempt],
         incidents: Iterable[Incident],
         lost: Sequence[LostTime],
+        setups: Sequence[SetupPeriod],
         context: Context,
     ) -> None:
-        self._context, self._spans = context, spans
+        self._context, self._spans, self._setups = context, spans, setups
         self.open_since: set[datetime] = set()
         """Begins of days to which an open incident or interruption belongs."""
         self._incidents: dict[Span, list[Incident]] = defaultdict(list)
-        self._interrupted: dict[Span, list[OwnedInterruption]] = defaultdict(list)
+        self._interrupted: dict[Span, list[AttributedInterruption]] = defaultdict(list)
         self._attempts: dict[Span, list[Attempt]] = defaultdict(list)
         self._held: dict[Span, dict[str, list[HeldGpus]]] = defaultdict(lambda: defaultdict(list))
         self._repairs: dict[Span, dict[str, list[Span]]] = defaultdict(lambda: defaultdict(list))
@@ -149,7 +154,7 @@ class _Records:
         for lost_time in lost:
             receipt = lost_time.receipt
             losses[receipt.job_id] += [(span, receipt.cause.is_failure) for _, span in lost_time.spans]
-            self._add_interruption(OwnedInterruption(receipt, incident_by_id.get(receipt.incident_id)))
+            self._add_interruption(AttributedInterruption(receipt, incident_by_id.get(receipt.incident_id)))
         for attempt in attempts:
             self._add_attempt(attempt, losses[attempt.job_id])
 
@@ -158,11 +163,11 @@ class _Records:
             self._incidents[day].append(incident)
             if not incident.state.is_settled:
                 self.open_since.add(day.start)
-        if outage := _outage(incident, self._context.now):
+        if outage := _time_out_of_service(incident, self._context.now):
             for day in self._days_of(outage):
                 self._repairs[day][incident.life.key].append(outage)
 
-    def _add_interruption(self, interrupted: OwnedInterruption) -> None:
+    def _add_interruption(self, interrupted: AttributedInterruption) -> None:
         receipt = interrupted.receipt
         for day in self._days_of(Span(receipt.interrupted_at, receipt.interrupted_at)):
             self._interrupted[day].append(interrupted)
@@ -185,11 +190,13 @@ class _Records:
             if (day.start < span.end and span.start < day.end) or day.start <= span.start == span.end < day.end:
                 yield day
 
-    def fold(
+    def compute_day(
         self, day: Span, nodes: Iterable[NodeLifetime], rentals: Iterable[Rental], demand: "_Demand | None"
     ) -> DayFigures:
         context = self._context
         economy = context.policy.economy
+        held_quota = [held for attempt in self._attempts[day] if (held := _held_quota(attempt, context.now))]
+        quotas = quota_times(held_quota, self._setups, day)
         return compute_day_figures(
             DayFacts(
                 span=day,
@@ -203,8 +210,9 @@ class _Records:
                     price_changes(economy, *day),
                 ),
                 rent=rent_report(rentals, day, context.policy.burst.fleet_cap_micros_per_hour),
-                teams=tuple(_team_times(self._attempts[day], day, context)),
-                demand=demand.of(day) if demand else None,
+                teams=tuple(_team_times(self._attempts[day], day, quotas.teams, context)),
+                known_quota_microseconds=quotas.known_microseconds,
+                demand=demand.demand_of(day) if demand else None,
                 restore_seconds=context.policy.jobs.expected_resume_seconds,
             )
         )
@@ -228,7 +236,7 @@ class _Demand:
         ends = {(attempt.job_id, attempt.attempt): attempt.ended_at for attempt in attempts}
         for attempt in attempts:
             held = Span(attempt.charged_since or attempt.ended_at or now, attempt.ended_at or now)
-            self._add(attempt, held, is_waiting=False)
+            self._add_span(attempt, held, is_waiting=False)
             if attempt.attempt > 1:  # an attempt before it that was not read ended before the window
                 since = ends.get((attempt.job_id, attempt.attempt - 1), start)
             else:
@@ -237,9 +245,9 @@ class _Demand:
             if since is None:
                 self._unknown_waits.append(attempt.admitted_at)
             else:
-                self._add(attempt, Span(since, held.start), is_waiting=True)
+                self._add_span(attempt, Span(since, held.start), is_waiting=True)
 
-    def _add(self, attempt: Attempt, span: Span, *, is_waiting: bool) -> None:
+    def _add_span(self, attempt: Attempt, span: Span, *, is_waiting: bool) -> None:
         if span.start < span.end:
             self._spans.append(
                 DemandSpan(
@@ -247,7 +255,7 @@ class _Demand:
                 )
             )
 
-    def of(self, day: Span) -> DayDemand | None:
+    def demand_of(self, day: Span) -> DayDemand | None:
         """Return the demand of a day, or of a part of it; None if there is no record of that time."""
         if self._first_record is None or self._first_record >= day.end:
             return None
@@ -258,7 +266,7 @@ class _Demand:
         )
 
 
-def _interrupted(attempts: Iterable[Attempt], span: Span) -> list[str]:
+def _interrupted_job_ids(attempts: Iterable[Attempt], span: Span) -> list[str]:
     """Return the jobs of which an attempt ended without success since the window began, the newest end first.
 
     An attempt that ended after the window may have lost time in it.
@@ -302,7 +310,7 @@ def _lost_time(
 
 def nodes_of(context: Context) -> tuple[tuple[NodeLifetime, ...], bool]:
     """Return the nodes with GPUs whose records are kept, and whether there are more of them than were read."""
-    stored, is_cut = pagination.everything(context.ledger, Table.FLEET, "NODE", at_most=_MAX_NODES)
+    stored, is_cut = pagination.read_partition(context.ledger, Table.FLEET, "NODE", at_most=_MAX_NODES)
     return tuple(
         NodeLifetime(
             node,
@@ -318,7 +326,7 @@ def nodes_of(context: Context) -> tuple[tuple[NodeLifetime, ...], bool]:
 def _spans_of(nodes: Iterable[NodeLifetime], day: Span, now: datetime) -> Iterator[NodeSpan]:
     """Yield the part of a day in which each node existed."""
     for lifetime in nodes:
-        own = lifetime.within(day, now)
+        own = lifetime.part_within(day, now)
         if own.start < own.end:
             node, is_new = lifetime.node, lifetime.launched_at >= day.start
             yield NodeSpan(
@@ -326,9 +334,18 @@ def _spans_of(nodes: Iterable[NodeLifetime], day: Span, now: datetime) -> Iterat
             )
 
 
-def _team_times(attempts: Iterable[Attempt], day: Span, context: Context) -> Iterator[TeamTime]:
-    """Yield the GPU time that the attempts of each team held in a day, at the price of each admission."""
-    times: dict[str, int] = defaultdict(int)
+def _held_quota(attempt: Attempt, now: datetime) -> HeldQuota | None:
+    if attempt.charged_since is None:
+        return None
+    span = Span(attempt.charged_since, attempt.ended_at or now)
+    return HeldQuota(Charge.of(attempt), attempt.quota_use is not None, span)
+
+
+def _team_times(
+    attempts: Iterable[Attempt], day: Span, quotas: Mapping[str, QuotaTime], context: Context
+) -> Iterator[TeamTime]:
+    """Yield the GPU time that the attempts of each team held or lent in a day, at the price of each admission."""
+    times: dict[str, int] = dict.fromkeys(quotas, 0)
     costs: dict[str, int | None] = defaultdict(int)
     for attempt in attempts:
         start = attempt.charged_since
@@ -336,14 +353,14 @@ def _team_times(attempts: Iterable[Attempt], day: Span, context: Context) -> Ite
             continue
         span = Span(max(start, day.start), min(attempt.ended_at or context.now, day.end))
         gpu_microseconds = attempt.accelerators * max(0, microseconds(span.end - span.start))
-        times[attempt.team] += gpu_microseconds
+        times[attempt.team] = times.get(attempt.team, 0) + gpu_microseconds
         if attempt.is_rented or not gpu_microseconds:
             continue
         price = prices_of([attempt], (), context.policy.economy)[attempt.attempt]
         cost, before = cost_usd_micros(gpu_microseconds, price), costs[attempt.team]
         costs[attempt.team] = None if cost is None or before is None else before + cost
     for team, amount in sorted(times.items()):
-        yield TeamTime(team=team, gpu_microseconds=amount, usd_micros=costs[team])
+        yield TeamTime(team=team, gpu_microseconds=amount, usd_micros=costs[team], quota=quotas.get(team, QuotaTime()))
 
 
 def _uses_of(attempt: Attempt, losses: Iterable[tuple[Span, bool]], now: datetime) -> Iterator[tuple[NodeUse, Span]]:
@@ -365,7 +382,7 @@ def _uses_of(attempt: Attempt, losses: Iterable[tuple[Span, bool]], now: datetim
         yield use, Span(begin, until)
 
 
-def _outage(incident: Incident, now: datetime) -> Span | None:
+def _time_out_of_service(incident: Incident, now: datetime) -> Span | None:
     """Return the time from the cordon of a node until its return. A replaced node does not return: it ends before."""
     start = incident.stages.cordoned_at
     if start is None or incident.is_drill:

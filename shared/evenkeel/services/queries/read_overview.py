@@ -13,13 +13,14 @@ from evenkeel.domain.economics import money
 from evenkeel.domain.health.incidents import AffectedJob, Incident
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.quotas.spending import Spending, budget_used
-from evenkeel.domain.recovery.approval import pending_approval
+from evenkeel.domain.recovery.approval import awaits_approval
 from evenkeel.domain.renting.book import RentalBook
 from evenkeel.domain.sources import SourceAge
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Table, get_all
 from evenkeel.services.context import Context
 from evenkeel.services.queries import read_events, read_fleet, read_incidents, read_sources
+from evenkeel.services.queries.disclosure import Reader
 from evenkeel.services.queries.read_fleet import Health, IncidentsByNeed
 from evenkeel.services.recovery import hold_automation
 from evenkeel.services.rentals import rentals
@@ -47,9 +48,9 @@ STALE_AFTER_SECONDS = 600
 """The sweep writes the counts each minute. Older counts are marked as stale."""
 
 
-def count(sources: Sequence[SourceAge], context: Context) -> Json:
+def counts_document(sources: Sequence[SourceAge], context: Context) -> Json:
     """Return the document that the sweep stores: the counts of the status, rent, and the use of each budget."""
-    status = read_fleet.status(sources, context)
+    status = read_fleet.show_status(sources, context)
     counts = {name: status[name] for name in _COUNTED}
     pools, classes = counts["nodes"]["pools"], counts["jobs"]["classes"]
     book = rentals.load(context.ledger)
@@ -58,7 +59,7 @@ def count(sources: Sequence[SourceAge], context: Context) -> Json:
         "at": rfc3339(context.now),
         "nodes": counts["nodes"] | {"pools": pools[:_MAX_POOLS], "isCut": len(pools) > _MAX_POOLS},
         "jobs": counts["jobs"] | {"classes": classes[:_MAX_CLASSES], "isCut": len(classes) > _MAX_CLASSES},
-        "budgets": _budgets(book, context)[:_MAX_BUDGETS],
+        "budgets": _budget_documents(book, context)[:_MAX_BUDGETS],
         "rent": {
             "nodes": sum(allocation.nodes for allocation in book.allocations),
             "usdPerHour": round(
@@ -79,20 +80,23 @@ def _open_rentals(workload: Json) -> Json:
     return workload | {"rentals": [rental for rental in workload["rentals"] if not rental["endedAt"]]}
 
 
-def show(sources: Sequence[SourceAge], context: Context) -> Json:
-    """Return the overview. Counts that no sweep has stored yet are null, and old counts are marked as stale."""
+def show_overview(sources: Sequence[SourceAge], reader: Reader, context: Context) -> Json:
+    """Return the overview. Counts that no sweep has stored yet are null, and old counts are marked as stale.
+
+    The use of budgets is shown to members of their team and to operators.
+    """
     ledger = context.ledger
-    counts = fleet_counts.load(ledger)
+    counts = fleet_counts.load_counts(ledger)
     if counts and "jobsOnNode" not in counts:
         counts = None  # a row of an earlier build: the next sweep replaces it
     listed, is_cut = read_fleet.open_incidents(ledger, at_most=MAX_SHOWN)
     left = _left_for_person(counts, context)
     failed = {incident.incident_id for incident in left}  # it may have failed since the open incidents were read
     listed = [incident for incident in listed if incident.incident_id not in failed]
-    asking = [incident for incident in listed if pending_approval(incident)]
-    working = [incident for incident in listed if not pending_approval(incident)]
+    asking = [incident for incident in listed if awaits_approval(incident)]
+    working = [incident for incident in listed if not awaits_approval(incident)]
     incidents = IncidentsByNeed([*asking, *left], working, asking, is_cut)
-    automation = hold_automation.show(context)
+    automation = hold_automation.show_automation(context)
     beats = read_fleet.load_heartbeats(context)
     health, reasons = read_fleet.judge_health(
         incidents, automation, beats, fleet_counts.node_states(counts) if counts else {}, sources
@@ -112,15 +116,15 @@ def show(sources: Sequence[SourceAge], context: Context) -> Json:
         "fleet": context.site.fleet,
         "health": health,
         "reasons": reasons,
-        "stale": read_sources.warnings(sources),
+        "stale": read_sources.source_warnings(sources),
         "isRunning": not read_fleet.is_off(sources),
         "sources": Counter(source.state for source in sources),
         "sourceAges": [{"name": age.source.name, **age.to_json()} for age in sources],
         "automation": automation,
         "heartbeats": beats,
         "silent": [beat["function"] for beat in beats if beat["isSilent"]],
-        "outages": read_fleet.outages(working),
-        "changedAt": read_events.newest(context),
+        "outages": read_fleet.shared_cause_documents(working),
+        "changedAt": read_events.newest_recorded_at(context),
         "nodesChangedAt": nodes_changed.doc["at"] if nodes_changed else None,
         "next": read_fleet.next_command(incidents, [node["incidentId"] for node in unhealthy]),
         "incidents": {
@@ -128,18 +132,19 @@ def show(sources: Sequence[SourceAge], context: Context) -> Json:
             "working": len(working),
             "needYou": len(incidents.needing),
             "isLowerBound": is_cut,
-            "items": _shown(incidents, counts["jobsOnNode"] if counts else {}, context),
+            "items": _shown_incidents(incidents, counts["jobsOnNode"] if counts else {}, context),
         },
         "cordons": [
             {"instanceId": instance_id, **read_fleet.cordon_document(cordon)}
             for instance_id, cordon in read_fleet.newest_cordons(ledger)[:MAX_SHOWN]
         ],
-        "counts": _public(counts) | {"isStale": is_stale} if counts else None,
+        "counts": _public_counts(counts, reader) | {"isStale": is_stale} if counts else None,
     }
 
 
-def _public(counts: Json) -> Json:
-    return {name: value for name, value in counts.items() if name not in ("leftForPerson", "jobsOnNode")}
+def _public_counts(counts: Json, reader: Reader) -> Json:
+    shown = {name: value for name, value in counts.items() if name not in ("leftForPerson", "jobsOnNode")}
+    return shown | {"budgets": [budget for budget in counts["budgets"] if reader.may_see_spend_of(budget["team"])]}
 
 
 def _left_for_person(counts: Json | None, context: Context) -> list[Incident]:
@@ -150,20 +155,20 @@ def _left_for_person(counts: Json | None, context: Context) -> list[Incident]:
         page = context.ledger.by_state(Table.INCIDENTS, f"INC#{state}", limit=_MAX_JUST_FAILED, newest_first=True)
         failed |= {
             incident.incident_id: incident
-            for _, incident in rows.readable(page.rows, Incident)
+            for _, incident in rows.readable_rows(page.rows, Incident)
             if (incident.stages.settled_at or incident.opened_at) >= since
         }
     known = counts["leftForPerson"] if counts else []
     stored = get_all(context.ledger, map(incident_rows.incident_key, known)).values()
     failed |= {
         incident.incident_id: incident
-        for _, incident in rows.readable(stored, Incident)
+        for _, incident in rows.readable_rows(stored, Incident)
         if incident.state in read_incidents.NEEDS_PERSON_STATES
     }
     return sorted(failed.values(), key=lambda incident: incident.incident_id, reverse=True)
 
 
-def _shown(incidents: IncidentsByNeed, jobs_on_node: Json, context: Context) -> list[Json]:
+def _shown_incidents(incidents: IncidentsByNeed, jobs_on_node: Json, context: Context) -> list[Json]:
     """Return the incidents that are shown, with the progress of their node and of their first jobs."""
     listed = [*incidents.needing, *incidents.working][:MAX_SHOWN]
     listed = [
@@ -179,10 +184,10 @@ def _shown(incidents: IncidentsByNeed, jobs_on_node: Json, context: Context) -> 
         for incident in listed
         for affected in incident.affected_jobs[:_MAX_JOBS_SHOWN]
     ]
-    jobs = {job.job_id: job for _, job in rows.readable(get_all(context.ledger, keys).values(), Job)}
+    jobs = {job.job_id: job for _, job in rows.readable_rows(get_all(context.ledger, keys).values(), Job)}
     needing = {incident.incident_id for incident in incidents.needing}
     return [
-        _brief(incident, context)
+        _incident_brief(incident, context)
         | {
             "needsYou": incident.incident_id in needing,
             "jobLanes": _job_lanes(incident, jobs, is_searched=incident.incident_id in jobs_on_node),
@@ -199,7 +204,7 @@ def _job_lanes(incident: Incident, jobs: dict[str, Job], *, is_searched: bool) -
     return read_incidents.job_lanes(shown, jobs)
 
 
-def _brief(incident: Incident, context: Context) -> Json:
+def _incident_brief(incident: Incident, context: Context) -> Json:
     return {
         "incidentId": incident.incident_id,
         "state": incident.state,
@@ -218,13 +223,13 @@ def _brief(incident: Incident, context: Context) -> Json:
     }
 
 
-def _budgets(book: RentalBook, context: Context) -> list[Json]:
+def _budget_documents(book: RentalBook, context: Context) -> list[Json]:
     """Return the use of each budget in its present period, by team."""
-    setup = team_setup.load(context.ledger).setup
+    setup = team_setup.load_setup(context.ledger).setup
     if not any(team.budgets for team in setup.teams):
         return []
     spent = rentals.spent_by_period(setup, context, book.rentals)
-    held = read_charges.held(context.ledger)
+    held = read_charges.live_charges(context.ledger)
     budgets = []
     for team in setup.teams:
         charges = [charge for charge in held if charge.team == team.name]
@@ -239,11 +244,11 @@ def _budgets(book: RentalBook, context: Context) -> list[Json]:
                     "used": amount,
                     "limit": limit,
                 }
-                for quantity, amount, limit in _amounts(used, budget.gpu_hours, budget.usd)
+                for quantity, amount, limit in _limited_amounts(used, budget.gpu_hours, budget.usd)
             ]
     return budgets
 
 
-def _amounts(used: Spending, gpu_hours: float | None, usd: float | None) -> list[tuple[str, float, float]]:
+def _limited_amounts(used: Spending, gpu_hours: float | None, usd: float | None) -> list[tuple[str, float, float]]:
     both = (("gpuHours", used.accelerator_seconds / 3600, gpu_hours), ("usd", used.usd_micros / 1_000_000, usd))
     return [(name, round(amount, 2), limit) for name, amount, limit in both if limit is not None]

@@ -9,7 +9,7 @@ from evenkeel.services.storage import incident_rows, pagination, rows
 Json = dict[str, Any]
 
 
-def show(
+def show_policy(
     policy: Policy, base: Policy, change: PolicyChange | None, *, ledger: Ledger, page: pagination.PageRequest
 ) -> Json:
     """Return the policy in force with one page of its changes.
@@ -20,7 +20,7 @@ def show(
         BadPageToken: this list did not issue the token.
     """
     resolved = resolve_policy(base, change)
-    changes = pagination.newest_first(ledger, Table.INCIDENTS, [incident_rows.POLICY_CHANGES], page)
+    changes = pagination.page_newest_first(ledger, Table.INCIDENTS, [incident_rows.POLICY_CHANGES], page)
     return {
         "hash": policy.hash,
         "catalogueHash": policy.catalogue.hash,

@@ -37,7 +37,7 @@ def show_job(job_id: str, reader: Reader, context: Context) -> Json:
 def visible_job_receipt(job: Job, reader: Reader, context: Context) -> JobReceipt:
     """Return the receipt of a job as the caller may see it."""
     attempts, prices = _visible_attempts(job, read_jobs.load_attempts(context.ledger, job.job_id), context, reader)
-    return job_receipt(reader.view(job), attempts, _incidents_of(job, context.ledger), prices, context.now)
+    return job_receipt(reader.view_of_job(job), attempts, _incidents_of(job, context.ledger), prices, context.now)
 
 
 def show_incident(incident_id: str, reader: Reader, context: Context) -> Json:
@@ -60,14 +60,14 @@ def visible_incident_receipt(
     for job in read_incidents.load_affected_jobs(context.ledger, incident).values():
         attempts, prices = _visible_attempts(job, read_jobs.load_attempts(context.ledger, job.job_id), context, reader)
         named = [*_incidents_of(job, context.ledger), *_named_by(incident, job.job_id)]
-        lost += interruptions(reader.view(job), attempts, named, prices, context.now)
-    kind = context.policy.hardware.find(incident.instance_type)
+        lost += interruptions(reader.view_of_job(job), attempts, named, prices, context.now)
+    known_type = context.policy.hardware.find(incident.instance_type)
     decisions = _decisions_about(incident.incident_id, context.ledger) if may_see_all else ()
     return incident_receipt(
         incident,
         lost,
         decisions,
-        kind.accelerators if kind else None,
+        known_type.accelerators if known_type else None,
         node_price(incident, context.policy.economy) if may_see_all else None,
         context.policy.jobs.expected_resume_seconds,
         context.now,
@@ -106,5 +106,5 @@ def _incidents_of(job: Job, ledger: Ledger) -> list[tuple[int, Incident]]:
 
 
 def _decisions_about(incident_id: str, ledger: Ledger) -> Iterable[Decision]:
-    decision_rows, _ = pagination.everything(ledger, Table.INCIDENTS, f"DEC#{incident_id}", at_most=_MAX_DECISIONS)
+    decision_rows, _ = pagination.read_partition(ledger, Table.INCIDENTS, f"DEC#{incident_id}", at_most=_MAX_DECISIONS)
     return [rows.decode(row, Decision) for row in decision_rows]

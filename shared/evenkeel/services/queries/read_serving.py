@@ -22,10 +22,10 @@ def list_serving(ledger: Ledger) -> list[Json]:
     if not memories:
         return []
     unsettled = [rows.decode(row, Rental) for row in ledger.by_state(Table.JOBS, "RENTAL#OPEN", limit=_MOST).rows]
-    return [_deployment_document(memory, _rentals(memory, unsettled, ledger)) for memory in memories]
+    return [_deployment_document(memory, _load_rentals(memory, unsettled, ledger)) for memory in memories]
 
 
-def _rentals(memory: ServingState, unsettled: list[Rental], ledger: Ledger) -> list[Rental]:
+def _load_rentals(memory: ServingState, unsettled: list[Rental], ledger: Ledger) -> list[Rental]:
     last = range(max(1, memory.rentals - _LAST + 1), memory.rentals + 1)
     rentals_by_number = {rental.number: rental for rental in unsettled if rental.job_id == memory.holder_id}
     for row in (ledger.get(job_rows.rental_key(memory.holder_id, number)) for number in last):

@@ -14,8 +14,9 @@ from evenkeel.domain.health.assessment import signals_of
 from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.policy_section import Mode
-from evenkeel.domain.recovery.plan import Owner
-from evenkeel.domain.shadow.cases import (
+from evenkeel.domain.recovery.plan import NodeOwner
+from evenkeel.domain.shadow.report import summarise_cases
+from evenkeel.domain.shadow.shadow_cases import (
     NODE_ENDS,
     Actor,
     Aftermath,
@@ -26,8 +27,7 @@ from evenkeel.domain.shadow.cases import (
     group_into_cases,
     shadow_decision,
 )
-from evenkeel.domain.shadow.report import summarise_cases
-from evenkeel.domain.shadow.verdicts import JudgedCase, ShadowTimes, judge
+from evenkeel.domain.shadow.verdicts import JudgedCase, ShadowTimes, judge_case
 from evenkeel.domain.sources import Source, SourceKind
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Key, Row, get_all
@@ -49,12 +49,12 @@ class ShadowFilter(NamedTuple):
     window_hours: int = ShadowTimes().window_hours
 
     @property
-    def times(self) -> ShadowTimes:
+    def shadow_times(self) -> ShadowTimes:
         """The times that the verdicts depend on."""
         return ShadowTimes(window_hours=self.window_hours)
 
 
-def show(filters: ShadowFilter, page: pagination.PageRequest, context: Context) -> Json:
+def show_shadow_report(filters: ShadowFilter, page: pagination.PageRequest, context: Context) -> Json:
     """Return the sum of all cases, and one page of the cases, newest first.
 
     Raises:
@@ -62,7 +62,7 @@ def show(filters: ShadowFilter, page: pagination.PageRequest, context: Context) 
     """
     since = filters.since or context.now - DEFAULT_SINCE
     incidents, is_complete = read_incidents.incidents_since(context.ledger, since)
-    judged = _judged(incidents, filters, context)
+    judged = _judge_cases(incidents, filters, context)
     items, token = _page_of(judged, page)
     oldest = min((incident.opened_at for incident in incidents), default=None)
     return {
@@ -70,24 +70,27 @@ def show(filters: ShadowFilter, page: pagination.PageRequest, context: Context) 
         "until": rfc3339(context.now),
         "pool": filters.pool or None,
         "isComplete": is_complete,
-        "summary": summarise_cases(judged, filters.times).to_json(),
+        "summary": summarise_cases(judged, filters.shadow_times).to_json(),
         "items": [item.to_json() for item in items],
         "nextPageToken": token or None,
     }
 
 
-def _judged(incidents: Sequence[Incident], filters: ShadowFilter, context: Context) -> list[JudgedCase]:
+def _judge_cases(incidents: Sequence[Incident], filters: ShadowFilter, context: Context) -> list[JudgedCase]:
     decisions = [
         decision for listed_incident in incidents if (decision := shadow_decision(listed_incident)) is not None
     ]
     shadow_decisions = [decision for decision in decisions if filters.pool in ("", decision.pool)]
-    cases = group_into_cases(shadow_decisions, filters.times.window)
+    cases = group_into_cases(shadow_decisions, filters.shadow_times.window)
     by_node: dict[str, list[Incident]] = defaultdict(list)
     for incident in incidents:
         if not incident.is_drill:
             by_node[incident.life.key].append(incident)
     nodes = _load_nodes(cases, by_node, context)
-    return [judge(_case(decision, group, nodes[decision.node]), filters.times) for decision, group in cases]
+    return [
+        judge_case(_shadow_case(decision, group, nodes[decision.node]), filters.shadow_times)
+        for decision, group in cases
+    ]
 
 
 class _NodeRecords(NamedTuple):
@@ -125,7 +128,7 @@ def _load_nodes(
     for key, name in keys.items():
         if key in stored:
             aftermaths[name].append(rows.decode(stored[key], Aftermath))
-    reports = heartbeats.load(context.ledger)
+    reports = heartbeats.load_source_reports(context.ledger)
     answer = {}
     for name, incidents in records_by_node.items():
         source = Source(kind=SourceKind.KUBERNETES_LIST, target=incidents[0].life.cluster)
@@ -136,18 +139,18 @@ def _load_nodes(
     return answer
 
 
-def _case(decision: ShadowDecision, decisions: Sequence[ShadowDecision], node: _NodeRecords) -> ShadowCase:
+def _shadow_case(decision: ShadowDecision, decisions: Sequence[ShadowDecision], node: _NodeRecords) -> ShadowCase:
     acted = next(
         (incident for incident in node.incidents if _has_acted(incident) and incident.opened_at >= decision.decided_at),
         None,
     )
-    ended = f"Evenkeel itself has acted on the node since {acted.incident_id}." if acted else ""
+    end_reason = f"Evenkeel itself has acted on the node since {acted.incident_id}." if acted else ""
     return ShadowCase(
         decision=decision,
         incident_ids=tuple(decision.incident_id for decision in decisions),
-        events=_events(decision, node),
+        events=_node_events(decision, node),
         known_until=acted.opened_at if acted else node.now,
-        ended=ended,
+        end_reason=end_reason,
     )
 
 
@@ -155,7 +158,7 @@ def _has_acted(incident: Incident) -> bool:
     return incident.mode in (Mode.RECOMMEND, Mode.ACT) and incident.stages.cordoned_at is not None
 
 
-def _events(decision: ShadowDecision, node: _NodeRecords) -> tuple[NodeEvent, ...]:
+def _node_events(decision: ShadowDecision, node: _NodeRecords) -> tuple[NodeEvent, ...]:
     events = [event for aftermath in node.aftermaths for event in aftermath.events]
     for incident in node.incidents:
         events += _events_of_incident(incident)
@@ -189,7 +192,7 @@ def _events_of_row(decision: ShadowDecision, node: _NodeRecords, known: Iterable
     is_same_boot = NodeEventKind.REBOOTED in kinds or not fleet.boot_id or boots <= {fleet.boot_id}
     takes_work = not (fleet.is_cordoned or fleet.marks or fleet.repaired_by) and is_same_boot
     if fleet.is_gone:
-        actor = Actor.KARPENTER if decision.owner == Owner.KARPENTER else Actor.UNKNOWN
+        actor = Actor.KARPENTER if decision.owner == NodeOwner.KARPENTER else Actor.UNKNOWN
         text = "The sweep no longer found the node."
         end = NodeEvent(at=fleet.changed_at, kind=NodeEventKind.REMOVED, actor=actor, evidence=text)
         last = NodeEvent(at=fleet.changed_at, kind=NodeEventKind.IN_SERVICE, evidence="The sweep listed it until then.")
@@ -204,14 +207,14 @@ def _events_of_row(decision: ShadowDecision, node: _NodeRecords, known: Iterable
 
 
 def _page_of(judged: Iterable[JudgedCase], page: pagination.PageRequest) -> tuple[list[JudgedCase], str]:
-    ordered = sorted(judged, key=_cursor, reverse=True)
-    after = _read_token(page.token)
-    cases = [case for case in ordered if after is None or _cursor(case) < after]
+    ordered = sorted(judged, key=_cursor_of, reverse=True)
+    after = _read_token(page.page_token)
+    cases = [case for case in ordered if after is None or _cursor_of(case) < after]
     shown = cases[: page.size]
-    return shown, _write_token(_cursor(shown[-1])) if len(cases) > len(shown) else ""
+    return shown, _write_token(_cursor_of(shown[-1])) if len(cases) > len(shown) else ""
 
 
-def _cursor(case: JudgedCase) -> tuple[str, str]:
+def _cursor_of(case: JudgedCase) -> tuple[str, str]:
     return rfc3339(case.decision.decided_at), case.decision.incident_id
 
 

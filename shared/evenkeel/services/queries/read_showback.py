@@ -2,7 +2,7 @@
 
 import base64
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -16,19 +16,22 @@ from evenkeel.domain.costs.showback import (
     ShowbackKey,
     ShowbackKind,
     ShowbackRow,
+    ShowbackTotal,
     budget_forecasts,
     showback_rows,
 )
 from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import Job
+from evenkeel.domain.names import unknown_name
 from evenkeel.domain.quotas.spending import Spending, budget_used
 from evenkeel.domain.renting.rental import Rental
 from evenkeel.domain.values import rfc3339
+from evenkeel.ports import Invalid
 from evenkeel.services.context import Context
-from evenkeel.services.queries import read_cost_records
+from evenkeel.services.queries import read_cost_records, read_live_days
 from evenkeel.services.queries.disclosure import Reader
 from evenkeel.services.rentals import rentals
-from evenkeel.services.storage import pagination, read_charges
+from evenkeel.services.storage import pagination, read_charges, rows
 
 Json = dict[str, Any]
 
@@ -43,46 +46,70 @@ class ShowbackFilter(NamedTuple):
 
     since: datetime | None = None
     until: datetime | None = None
-    team: str = ""
+    team: str | None = None
     label: str = "project"
 
 
-def show(showback_filter: ShowbackFilter, page: pagination.PageRequest, reader: Reader, context: Context) -> Json:
+def read_showback(
+    showback_filter: ShowbackFilter, page: pagination.PageRequest, reader: Reader, context: Context
+) -> Json:
     """Return one page of rows, the sum of all rows, and the budgets of the teams that the caller sees.
 
     User, project and cost of other teams' jobs are withheld.
 
     Raises:
-        Invalid: the window is empty.
+        Invalid: the window is empty or too long ago, or the team is unknown; names the field.
         BadPageToken: this list did not issue the token.
     """
-    span = read_cost_records.window_of(showback_filter.since, showback_filter.until, context.now)
-    attempts, window = read_cost_records.attempts_in(context.ledger, span)
-    wanted = [attempt for attempt in attempts if showback_filter.team in ("", attempt.team)]
-    jobs = read_cost_records.jobs_of(context.ledger, dict.fromkeys(attempt.job_id for attempt in wanted))
+    requested_span = read_cost_records.window_of(showback_filter.since, showback_filter.until, context.now, rows.KEPT)
+    attempts, window = read_cost_records.attempts_in(context.ledger, requested_span)
+    attempts_of_team = [attempt for attempt in attempts if showback_filter.team in (None, attempt.team)]
+    jobs = read_cost_records.jobs_of(context.ledger, dict.fromkeys(attempt.job_id for attempt in attempts_of_team))
     rentals = [
         rental
-        for rental in read_cost_records.rentals_in(jobs.values(), span.start, context)
-        if showback_filter.team in ("", rental.team)
+        for rental in read_cost_records.rentals_in(jobs.values(), requested_span.start, context)
+        if showback_filter.team in (None, rental.team)
     ]
+    active_teams = frozenset({attempt.team for attempt in attempts} | {rental.team for rental in rentals})
+    _refuse_unknown_team(showback_filter.team, active_teams, reader)
     jobs |= read_cost_records.jobs_of(context.ledger, {rental.job_id for rental in rentals} - jobs.keys())
-    charges = _Charges(context, jobs, reader, showback_filter.label, window.span)
-    rows, total = showback_rows([*charges.of_attempts(wanted), *charges.of_rentals(rentals)])
-    shown, token = _page_of(rows, page)
+    charges = _ChargedTimes(context, jobs, reader, showback_filter.label, window.span)
+    charged, total = showback_rows([*charges.of_attempts(attempts_of_team), *charges.of_rentals(rentals)])
+    is_recorded = bool(charged) or _is_recorded(attempts, requested_span, context)
+    rows_of_page, token = _page_of(charged, page)
     return {
         "since": rfc3339(window.span.start),
         "until": rfc3339(window.span.end),
         "label": showback_filter.label,
         "isComplete": window.is_complete,
-        "total": total.to_json(),
-        "budgets": [forecast.to_json() for forecast in _budgets(context, reader, showback_filter.team)],
-        "items": [row.to_json() for row in shown],
-        "notes": [*_NOTES, *([] if window.is_complete else ["Too many attempts: the window begins later than asked."])],
+        "total": (total if is_recorded else ShowbackTotal()).to_json(),
+        "budgets": [forecast.to_json() for forecast in _budget_forecasts(context, reader, showback_filter.team)],
+        "items": [row.to_json() for row in rows_of_page],
+        "notes": [
+            *_NOTES,
+            *([] if is_recorded else ["Nothing is recorded in this window, so its use is unknown."]),
+            *([] if window.is_complete else ["Too many attempts: the window begins later than asked."]),
+        ],
         "nextPageToken": token or None,
     }
 
 
-class _Charges:
+def _refuse_unknown_team(team: str | None, active_teams: frozenset[str], reader: Reader) -> None:
+    """Refuse a team that is neither set up nor in the window: without use it would look like a figure of zero."""
+    known_teams = {*reader.setup.by_name, *active_teams}
+    if team is not None and team not in known_teams:
+        raise Invalid("The team is unknown.", (("team", unknown_name("team", team, known_teams)),))
+
+
+def _is_recorded(attempts: Sequence[Attempt], span: Span, context: Context) -> bool:
+    """Whether a window has records. Otherwise its use is unknown, not zero."""
+    if attempts:
+        return True
+    nodes, _ = read_live_days.nodes_of(context)
+    return any(node.launched_at < span.end for node in nodes)
+
+
+class _ChargedTimes:
     """The charged time of a window, as the caller may see it."""
 
     def __init__(self, context: Context, jobs: Mapping[str, Job], reader: Reader, label: str, span: Span) -> None:
@@ -98,13 +125,16 @@ class _Charges:
             if span.start >= span.end:
                 continue
             pool_and_type = (attempt.pool, attempt.instance_type)
-            key, is_seen = self._key(attempt.job_id, attempt.team, pool_and_type, ShowbackKind.USE)
+            key, is_seen = self._showback_key(attempt.job_id, attempt.team, pool_and_type, ShowbackKind.USE)
             gpu_microseconds = attempt.accelerators * microseconds(span.end - span.start)
             yield ChargedTime(
-                key, attempt.job_id, gpu_microseconds, self._cost(attempt, gpu_microseconds) if is_seen else None
+                key,
+                attempt.job_id,
+                gpu_microseconds,
+                self._cost_of_attempt(attempt, gpu_microseconds) if is_seen else None,
             )
 
-    def _cost(self, attempt: Attempt, gpu_microseconds: int) -> int | None:
+    def _cost_of_attempt(self, attempt: Attempt, gpu_microseconds: int) -> int | None:
         if attempt.is_rented:
             return 0
         return cost_usd_micros(
@@ -115,10 +145,10 @@ class _Charges:
         for rental in rentals:
             for hired in rented_times(rental, self._span):
                 pool_and_type = (hired.pool, hired.instance_type)
-                key, is_seen = self._key(rental.job_id, rental.team, pool_and_type, ShowbackKind.RENT)
+                key, is_seen = self._showback_key(rental.job_id, rental.team, pool_and_type, ShowbackKind.RENT)
                 yield ChargedTime(key, rental.job_id, 0, hired.usd_micros if is_seen else None)
 
-    def _key(
+    def _showback_key(
         self, job_id: str, team: str, pool_and_type: tuple[str, str], kind: ShowbackKind
     ) -> tuple[ShowbackKey, bool]:
         job = self._jobs.get(job_id)
@@ -126,23 +156,23 @@ class _Charges:
         is_seen = self._reader.may_see_job(job) if job else self._reader.may_see_every_team
         if not is_seen:
             return ShowbackKey(team, None, None, pool, instance_type, kind), False
-        user = (job.owner or job.submitted_by) if job else ""
+        user = (job.submitter or job.submitted_by) if job else ""
         project = job.spec.labels.get(self._label, "") if job else ""
         return ShowbackKey(team, user, project, pool, instance_type, kind), True
 
 
-def _budgets(context: Context, reader: Reader, team: str) -> Iterator[BudgetForecast]:
+def _budget_forecasts(context: Context, reader: Reader, team: str | None) -> Iterator[BudgetForecast]:
     """Yield the budgets of the teams that the caller sees."""
     setup = reader.setup
     teams = [
         budget_team
         for budget_team in setup.teams
-        if budget_team.budgets and team in ("", budget_team.name) and reader.may_see_team(budget_team)
+        if budget_team.budgets and team in (None, budget_team.name) and reader.may_see_team(budget_team)
     ]
     if not teams:
         return
     only = setup.replace(teams=tuple(teams))
-    held = read_charges.held(context.ledger)
+    held = read_charges.live_charges(context.ledger)
     spent = rentals.spent_by_period(only, context, rentals.load(context.ledger).rentals)
     for budget_team in teams:
         charges = [charge for charge in held if charge.team == budget_team.name]
@@ -158,7 +188,7 @@ def _budgets(context: Context, reader: Reader, team: str) -> Iterator[BudgetFore
 
 
 def _page_of(rows: Iterable[ShowbackRow], page: pagination.PageRequest) -> tuple[list[ShowbackRow], str]:
-    after = _read_token(page.token)
+    after = _read_token(page.page_token)
     remaining_rows = [row for row in rows if after is None or row.sort_key > after]
     shown = remaining_rows[: page.size]
     return shown, _write_token(shown[-1].sort_key) if len(remaining_rows) > len(shown) else ""

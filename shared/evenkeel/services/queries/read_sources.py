@@ -18,12 +18,12 @@ NOT_RUNNING = (
 )
 
 
-def run(context: Context) -> Ages:
+def read_source_ages(context: Context) -> Ages:
     """Return the age of every source that the fleet should have, by the reports of all functions."""
     expected = expected_sources(context.site.clusters, has_hyperpod=context.site.has_hyperpod)
     return judge(
         expected,
-        heartbeats.load(context.ledger),
+        heartbeats.load_source_reports(context.ledger),
         context.policy.sources,
         context.now,
         is_running=context.site.schedules_are_on,
@@ -44,14 +44,14 @@ def with_staleness(document: Json, ages: Sequence[SourceAge]) -> Json:
             is_stale = not age.is_trusted and item.get("state") not in _STANDS_ALONE
             seen_at = age.seen_at if is_stale else None
             item |= {"isStale": is_stale, "lastSeenAt": rfc3339(seen_at) if seen_at else None}
-    return document | {"stale": warnings(ages)}
+    return document | {"stale": source_warnings(ages)}
 
 
 _STANDS_ALONE = ("PENDING", "SUSPENDED", "SUCCEEDED", "FAILED", "CANCELLED", "GONE")
 """States that depend on no cluster."""
 
 
-def warnings(ages: Sequence[SourceAge]) -> list[str]:
+def source_warnings(ages: Sequence[SourceAge]) -> list[str]:
     """Return one sentence for each source of facts that cannot be trusted now."""
     if any(age.state is SourceState.OFF for age in ages):
         return [NOT_RUNNING]

@@ -4,8 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from evenkeel.domain.capacity import instance_types
-from evenkeel.domain.capacity.instance_types import GPU, NEURON
+from evenkeel.domain.capacity.instance_types import is_accelerator
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.kueue import quantities
@@ -26,21 +25,23 @@ _MAX_WAITING = 2000
 
 def list_teams(context: Context) -> Json:
     """Return the table of teams. Without teams: the use of accelerators by team name, without quotas."""
-    setup = team_setup.load(context.ledger).setup
-    charges = read_charges.held(context.ledger)
-    waiting, is_cut = pagination.everything(context.ledger, Table.JOBS, f"JOB#{JobState.PENDING}", at_most=_MAX_WAITING)
+    setup = team_setup.load_setup(context.ledger).setup
+    charges = read_charges.live_charges(context.ledger)
+    waiting, is_cut = pagination.read_partition(
+        context.ledger, Table.JOBS, f"JOB#{JobState.PENDING}", at_most=_MAX_WAITING
+    )
     pending = Counter(str(row.doc["spec"]["team"]) for row in waiting)
-    counts = fleet_counts.load(context.ledger)
+    counts = fleet_counts.load_counts(context.ledger)
     waits = {team["team"]: team["p90WaitSeconds"] for team in counts["teams"]} if counts else {}
     return {
         "asOf": rfc3339(context.now),
-        "items": [team | {"p90WaitSeconds": waits.get(team["team"])} for team in table(setup, charges, pending)],
+        "items": [team | {"p90WaitSeconds": waits.get(team["team"])} for team in team_lines(setup, charges, pending)],
         "waitsAt": counts["at"] if counts else None,
         "isLowerBound": is_cut,
     }
 
 
-def table(setup: TeamSetup, charges: Sequence[Charge], pending: Mapping[str, int]) -> list[Json]:
+def team_lines(setup: TeamSetup, charges: Sequence[Charge], pending: Mapping[str, int]) -> list[Json]:
     """Return a line for each team, by name: teams of the setup, and team names that only jobs use."""
     running = Counter(charge.team for charge in charges)
     running_gpus = Counter(dict.fromkeys(running, 0))
@@ -65,7 +66,7 @@ def table(setup: TeamSetup, charges: Sequence[Charge], pending: Mapping[str, int
                     "usedByUnmanaged": running_gpus[name] - used,
                     "borrowed": sum(line.borrowed for line in of_accelerators) if team else None,
                     "lent": sum(line.lent for line in of_accelerators) if team else None,
-                    "utilization": _percent(used, allocated),
+                    "utilization": _used_percent(used, allocated),
                 },
                 "resources": [_team_document(line) for line in lines.get(name, ())],
                 "running": running[name],
@@ -77,20 +78,10 @@ def table(setup: TeamSetup, charges: Sequence[Charge], pending: Mapping[str, int
 
 def use_by_team(setup: TeamSetup, charges: Iterable[Charge]) -> Mapping[str, Amounts]:
     """Return the use of quota by the jobs of each team."""
-    tree = setup.scheduler_declarations
-    queues = {queue.name: queue for queue in tree.queues}
-    flavors = {flavor.name: flavor_matching.with_labels(flavor) for flavor in tree.flavors}
     use: dict[str, Amounts] = defaultdict(dict)
-    for charge in charges:
-        queue = queues.get(charge.queue or charge.team)
-        if queue is None:
-            continue
-        for flavor, amounts in flavor_matching.quota_use(
-            charge, queue, flavors, instance_types.shipped_instance_types()
-        ).items():
-            for resource, amount in amounts.items():
-                team_use = use[queue.name]
-                team_use[flavor, resource] = team_use.get((flavor, resource), 0) + amount
+    for queue, amounts in flavor_matching.amounts_by_queue(charges, setup.scheduler_declarations):
+        for key, amount in amounts.items():
+            use[queue][key] = use[queue].get(key, 0) + amount
     return use
 
 
@@ -107,14 +98,9 @@ def _team_document(line: QuotaUsageRow) -> Json:
         "used": said(line.used),
         "borrowed": said(line.borrowed),
         "lent": said(line.lent),
-        "utilization": _percent(line.used, line.allocated),
+        "utilization": _used_percent(line.used, line.allocated),
     }
 
 
-def is_accelerator(resource: str) -> bool:
-    """Whether a resource counts whole accelerators."""
-    return resource in (GPU, NEURON)
-
-
-def _percent(used: int, allocated: int | None) -> int | None:
+def _used_percent(used: int, allocated: int | None) -> int | None:
     return round(100 * used / allocated) if allocated else None

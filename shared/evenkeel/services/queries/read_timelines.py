@@ -5,7 +5,7 @@ from typing import Any
 
 from evenkeel.domain.costs.receipt_sentence import incident_sentence, interruption_sentence
 from evenkeel.domain.policy_section import Mode
-from evenkeel.domain.shadow.cases import Aftermath
+from evenkeel.domain.shadow.shadow_cases import Aftermath
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.ports import Ledger
 from evenkeel.services.context import Context
@@ -47,7 +47,7 @@ def show_incident(incident_id: str, reader: Reader, context: Context) -> Json:
     if not may_see_all:
         entries = disclosure.incident_timeline(entries)
     if incident.mode == Mode.OBSERVE:
-        entries = [*entries, *_aftermath(context.ledger, incident_id)]
+        entries = [*entries, *_aftermath_entries(context.ledger, incident_id)]
     if incident.stages.settled_at and incident.affected_jobs:
         text = incident_sentence(
             read_receipts.visible_incident_receipt(incident, reader, context, may_see_all=may_see_all)
@@ -64,7 +64,7 @@ def _by_time(entries: list[Json]) -> list[Json]:
     return sorted(entries, key=lambda entry: str(entry["at"]))
 
 
-def _aftermath(ledger: Ledger, incident_id: str) -> list[Json]:
+def _aftermath_entries(ledger: Ledger, incident_id: str) -> list[Json]:
     """Return the events of the node after the end of an incident of the mode `observe`, as timeline entries."""
     row = ledger.get(incident_rows.aftermath_key(incident_id))
     events = rows.decode(row, Aftermath).events if row else ()

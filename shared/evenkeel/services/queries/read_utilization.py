@@ -75,7 +75,7 @@ class _Machine(NamedTuple):
             case _:
                 return _PENDING_RECOVERY
 
-    def reading(self, measure: Measure) -> NodeReading:
+    def node_reading(self, measure: Measure) -> NodeReading:
         return NodeReading(self.node.life.instance_id, _AMOUNTS[measure](self), self.measured.percent.get(measure))
 
 
@@ -87,7 +87,7 @@ _AMOUNTS: Mapping[Measure, Callable[[_Machine], float | None]] = {
 }
 
 
-def show(by: GroupBy, context: Context, *, cluster: str = "", pool: str = "") -> Json:
+def show_utilization(by: GroupBy, context: Context, *, cluster: str = "", pool: str = "") -> Json:
     """Return an item for each pool or node, and the totals. An empty cluster or pool selects all."""
     present, has_more_nodes = read_fleet.present_nodes(context.ledger)
     nodes = [node for node in present if cluster in ("", node.life.cluster) and pool in ("", node.pool)]
@@ -106,36 +106,38 @@ def show(by: GroupBy, context: Context, *, cluster: str = "", pool: str = "") ->
     return {
         "asOf": rfc3339(context.now),
         "windowMinutes": _WINDOW_MINUTES,
-        "items": [_node(machine) for machine in machines] if by is GroupBy.NODE else _pools(machines),
-        "totals": _group(machines) if machines else None,
-        "sources": _sources(machines, metrics.errors),
+        "items": [_node_document(machine) for machine in machines] if by is GroupBy.NODE else _pool_documents(machines),
+        "totals": _group_document(machines) if machines else None,
+        "sources": _source_documents(machines, metrics.errors),
         "isLowerBound": has_more_nodes or has_more_incidents,
     }
 
 
-def _pools(machines: Iterable[_Machine]) -> list[Json]:
+def _pool_documents(machines: Iterable[_Machine]) -> list[Json]:
     groups: dict[tuple[str, str], list[_Machine]] = defaultdict(list)
     for machine in machines:
         groups[machine.node.life.cluster, machine.node.pool].append(machine)
-    return [{"cluster": cluster, "pool": pool} | _group(members) for (cluster, pool), members in groups.items()]
+    return [
+        {"cluster": cluster, "pool": pool} | _group_document(members) for (cluster, pool), members in groups.items()
+    ]
 
 
-def _group(machines: Sequence[_Machine]) -> Json:
+def _group_document(machines: Sequence[_Machine]) -> Json:
     phases = Counter(machine.phase for machine in machines)
     return {
         "instanceTypes": sorted({machine.node.instance_type for machine in machines if machine.node.instance_type}),
         "nodes": len(machines),
         **{phase: phases[phase] for phase in (_RUNNING, _STARTING, _PENDING_RECOVERY)},
-        **_amounts(machines),
+        **_amounts_document(machines),
         "utilization": {
-            measure: GroupUtilization.of(machine.reading(measure) for machine in machines).to_json()
+            measure: GroupUtilization.of(machine.node_reading(measure) for machine in machines).to_json()
             for measure in Measure
         },
-        "measuredAt": _oldest(machines),
+        "measuredAt": _oldest_measurement(machines),
     }
 
 
-def _node(machine: _Machine) -> Json:
+def _node_document(machine: _Machine) -> Json:
     node = machine.node
     readings = {measure: machine.measured.percent.get(measure) for measure in Measure}
     return {
@@ -145,40 +147,40 @@ def _node(machine: _Machine) -> Json:
         "name": node.node_name or None,
         "instanceType": node.instance_type,
         "state": machine.state,
-        **_amounts([machine]),
+        **_amounts_document([machine]),
         "utilization": {
             measure: None if percent is None else rounded(percent) for measure, percent in readings.items()
         },
-        "measuredAt": _oldest([machine]),
+        "measuredAt": _oldest_measurement([machine]),
     }
 
 
-def _amounts(machines: Sequence[_Machine]) -> Json:
+def _amounts_document(machines: Sequence[_Machine]) -> Json:
     """Return the amounts of a group, and how much of them pods request."""
     return {
-        "gpus": _total(machines, Measure.GPU),
+        "gpus": _total_or_none(machines, Measure.GPU),
         "gpusAllocated": sum(machine.node.accelerators_in_use for machine in machines),
-        "gpuMemoryGib": _total(machines, Measure.GPU_MEMORY),
-        "vcpus": _total(machines, Measure.CPU),
+        "gpuMemoryGib": _total_or_none(machines, Measure.GPU_MEMORY),
+        "vcpus": _total_or_none(machines, Measure.CPU),
         "vcpusAllocated": round(sum(machine.node.cpu_millis_in_use for machine in machines) / 1000, 3),
-        "memoryGib": _total(machines, Measure.MEMORY),
+        "memoryGib": _total_or_none(machines, Measure.MEMORY),
         "memoryGibAllocated": round(sum(machine.node.memory_mib_in_use for machine in machines) / 1024, 1),
     }
 
 
-def _total(machines: Iterable[_Machine], measure: Measure) -> float | None:
+def _total_or_none(machines: Iterable[_Machine], measure: Measure) -> float | None:
     """Return the sum of an amount; None if the amount of any node is unknown: a part of the sum is not the sum."""
     amounts = [_AMOUNTS[measure](machine) for machine in machines]
     known_amounts = [amount for amount in amounts if amount is not None]
     return round(sum(known_amounts), 3) if len(known_amounts) == len(amounts) else None
 
 
-def _oldest(machines: Iterable[_Machine]) -> str | None:
+def _oldest_measurement(machines: Iterable[_Machine]) -> str | None:
     times = [machine.measured.measured_at for machine in machines if machine.measured.measured_at]
     return rfc3339(min(times)) if times else None
 
 
-def _sources(machines: Iterable[_Machine], errors: Mapping[str, EvenkeelError]) -> list[Json]:
+def _source_documents(machines: Iterable[_Machine], errors: Mapping[str, EvenkeelError]) -> list[Json]:
     clusters: dict[str, list[_Machine]] = defaultdict(list)
     for machine in machines:
         clusters[machine.node.life.cluster].append(machine)
@@ -188,13 +190,13 @@ def _sources(machines: Iterable[_Machine], errors: Mapping[str, EvenkeelError]) 
             "name": SOURCE,
             "measuredNodes": sum(bool(machine.measured.percent) for machine in members),
             "unknownNodes": sum(not machine.measured.percent for machine in members),
-            "problem": " ".join(_problems(cluster, members, errors)) or None,
+            "problem": " ".join(_read_problems(cluster, members, errors)) or None,
         }
         for cluster, members in clusters.items()
     ]
 
 
-def _problems(cluster: str, machines: Sequence[_Machine], errors: Mapping[str, EvenkeelError]) -> Iterable[str]:
+def _read_problems(cluster: str, machines: Sequence[_Machine], errors: Mapping[str, EvenkeelError]) -> Iterable[str]:
     failed = [errors[machine.node.life.key] for machine in machines if machine.node.life.key in errors]
     if failed:
         # A refusal comes first, because it does not pass by itself.

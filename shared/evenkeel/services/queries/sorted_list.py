@@ -41,14 +41,14 @@ def matching_rows(
     """
     rows_by_key: dict[Key, Row] = {}
     for partition in partitions:
-        listed, more = pagination.everything(ledger, table, partition, at_most=MAX_SORTED, keep=keep)
+        listed, more = pagination.read_partition(ledger, table, partition, at_most=MAX_SORTED, keep=keep)
         rows_by_key |= {row.key: row for row in listed}
         if more or len(rows_by_key) > MAX_SORTED:
             raise TooManyToSort(f"More than {MAX_SORTED} rows match. A list can be sorted only up to that number.")
     return tuple(rows_by_key.values())
 
 
-def page(
+def sorted_page(
     items: Sequence[Json], sort: Sort, values: Mapping[str, SortValue], request: pagination.PageRequest, *, item_id: str
 ) -> tuple[list[Json], str]:
     """Return one page of sorted items, and the token of the next page; empty at the end.
@@ -68,9 +68,9 @@ def page(
         BadPageToken: this list did not issue the token.
     """
     value_of, list_name = values[sort.field], f"{item_id}:{sort.field}:{sort.is_descending}"
-    after = pagination.read_cursor(request.token, list_name)
+    after = pagination.read_cursor(request.page_token, list_name)
     documents: list[Json] = []
-    for cursor, item in _in_order(items, sort, lambda item: (value_of(item), item[item_id])):
+    for cursor, item in _sort_items(items, sort, lambda item: (value_of(item), item[item_id])):
         try:
             is_on_earlier_page = after is not None and not _is_beyond(cursor, after, sort)
         except TypeError as error:
@@ -84,7 +84,7 @@ def page(
     return documents, ""
 
 
-def _in_order(
+def _sort_items(
     items: Sequence[Json], sort: Sort, cursor_of: Callable[[Json], tuple[Any, str]]
 ) -> Iterator[tuple[tuple[Any, str], Json]]:
     pairs = [(cursor_of(item), item) for item in items]

@@ -6,19 +6,19 @@ A single decision covers all blocked incidents, so no incident overtakes a worse
 from collections.abc import Callable, Iterable
 
 from evenkeel.domain.health.incidents import Incident, IncidentState
-from evenkeel.domain.recovery.guardrails import BlockedAction, GuardrailAction, released_actions
+from evenkeel.domain.recovery.guardrails import BlockedAction, GuardrailAction, unblocked_actions
 from evenkeel.ports import Ledger, Table, every
 from evenkeel.services.recovery.guardrails import GuardrailInputs
 from evenkeel.services.storage import rows
 
 
-def blocked(ledger: Ledger) -> dict[str, Incident]:
+def load_blocked_incidents(ledger: Ledger) -> dict[str, Incident]:
     """Return every incident that a guardrail blocks, by id, as the index lists them."""
     listed = every(lambda cursor: ledger.by_state(Table.INCIDENTS, f"INC#{IncidentState.BLOCKED}", cursor=cursor))
-    return {incident.incident_id: incident for _, incident in rows.readable(listed, Incident)}
+    return {incident.incident_id: incident for _, incident in rows.readable_rows(listed, Incident)}
 
 
-def released_incidents(
+def unblocked_incidents(
     waiting: Iterable[Incident], fleet: GuardrailInputs, looks_healthy: Callable[[Incident], bool]
 ) -> frozenset[str]:
     """Return the blocked incidents whose action would be allowed now, the worst and oldest first.
@@ -29,7 +29,7 @@ def released_incidents(
         looks_healthy: Whether an incident's node would pass its validation now. Called only for incidents with old
             evidence.
     """
-    return released_actions(
+    return unblocked_actions(
         [_blocked_action(incident, fleet, looks_healthy) for incident in waiting],
         fleet.context.policy.repair.guardrails,
     )
@@ -51,5 +51,5 @@ def _blocked_action(
         opened_at=incident.opened_at,
         action=action,
         is_drill=incident.is_drill,
-        facts=fleet.read(action, incident, looks_healthy=is_well).facts,
+        facts=fleet.read_facts(action, incident, looks_healthy=is_well).facts,
     )

@@ -13,7 +13,8 @@ from evenkeel.domain.recovery.validation import CheckDecision, CheckFacts, Check
 from evenkeel.domain.values import Value
 from evenkeel.ports import CheckSpec, Ledger, Put, RepairAnswer, Write
 from evenkeel.services.context import Context
-from evenkeel.services.recovery.read_slot import SlotReader
+from evenkeel.services.incidents import recovery_step
+from evenkeel.services.recovery.slot_reader import SlotReader
 from evenkeel.services.storage import incident_record, subject_rows
 from evenkeel.services.storage.decision_record import decision_of
 
@@ -23,23 +24,27 @@ WRITER = "check_node"
 class CheckNodeResult(Value):
     """The check of the node."""
 
-    outcome: str
-    """A `CheckKind`."""
+    outcome: CheckKind
     reason: str
 
 
-def run(request: incident_record.RecoveryRun, context: Context) -> CheckNodeResult:
-    """Start the check of the node in the slot. If it cannot start, the state that the control planes show decides.
+def run(request: recovery_step.RecoveryStepRequest, context: Context) -> CheckNodeResult:
+    """Start the check that the policy chooses for the node in the slot.
+
+    If the check cannot start, it becomes `BASIC`: only the state that both control planes show validates the node.
+
 
     Idempotent: yes. The incident records one check for each node life, boot and failed validation.
     """
-    incident, _ = incident_record.load(context.ledger, request.incident_id)
-    last_request = incident_record.last_request(context.ledger, incident)
-    slot_state = SlotReader(incident, context).state(last_request.requested_at if last_request else incident.opened_at)
+    incident, _ = incident_record.load_incident(context.ledger, request.incident_id)
+    last_repair_request = incident_record.last_repair_request(context.ledger, incident)
+    slot_state = SlotReader(incident, context).read_state(
+        last_repair_request.requested_at if last_repair_request else incident.opened_at
+    )
     observed = slot_state.replacement or slot_state.original
     fault = context.policy.catalogue.look_up(incident.fault_key)
     facts = CheckFacts(
-        fault_class=fault.fault_class, asks_for=fault.validate_with, is_hyperpod=observed.record is not None
+        fault_class=fault.fault_class, asks_for=fault.validate_with, is_hyperpod=observed.provider_node is not None
     )
     decision = choose_check(facts, context.policy.repair)
     if decision.kind is CheckKind.BASIC or observed.node is None or incident.state.is_settled:
@@ -88,7 +93,7 @@ def _record_check(
         )
         return current.replace(check=check), [Put(subject_rows.decision_row(record)), line]
 
-    after = incident_record.update(context.ledger, incident.incident_id, change)
+    after = incident_record.update_incident(context.ledger, incident.incident_id, change)
     assert after.check
     return after.check
 
@@ -96,10 +101,10 @@ def _record_check(
 def _start_check(incident: Incident, observed: ObservedNode, check: NodeCheck, context: Context) -> RepairAnswer:
     assert observed.node
     if check.kind == CheckKind.DEEP:
-        assert observed.record
-        if observed.record.status == DEEP_CHECK_RUNNING:
+        assert observed.provider_node
+        if observed.provider_node.status == DEEP_CHECK_RUNNING:
             return RepairAnswer.ACCEPTED  # begun by a visit that died before it could tell
-        return context.provider.check_health(observed.record.instance_group, observed.instance_id)
+        return context.provider.check_health(observed.provider_node.instance_group, observed.instance_id)
     context.cluster.start_check(
         CheckSpec(
             cluster=incident.life.cluster,
@@ -121,4 +126,4 @@ def _record_answer(incident: Incident, check: NodeCheck, ledger: Ledger) -> None
         is_same_check = current.check is not None and current.check.started_at == check.started_at
         return (current.replace(check=check), []) if is_same_check and current.check != check else None
 
-    incident_record.update(ledger, incident.incident_id, change)
+    incident_record.update_incident(ledger, incident.incident_id, change)

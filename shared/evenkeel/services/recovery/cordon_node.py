@@ -3,7 +3,7 @@
 The order of the writes, and the effect of a crash:
 
     check ─▶ register: add the node, if its version is the checked one ─▶ cordon ─▶ timeline of the incident
-               │ crash here: the node counts, and the next try continues  │ crash here: the node has the mark
+               │ crash here: the node counts, and the next try continues  │ crash here: the node has the annotation
 """
 
 from collections.abc import Mapping
@@ -13,8 +13,9 @@ from typing import NamedTuple
 from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.recovery.guardrails import GuardrailAction, GuardrailVerdict, check_guardrails
 from evenkeel.domain.values import Value
-from evenkeel.ports import Conflict, CordonResult, Key, Row, Write
+from evenkeel.ports import ClusterCordonResult, Conflict, Key, Row, Write
 from evenkeel.services.context import Context
+from evenkeel.services.incidents import recovery_step
 from evenkeel.services.recovery import guardrails, record_block
 from evenkeel.services.storage import guardrail_registers, incident_record
 from evenkeel.services.storage.guardrail_registers import RegisterName
@@ -45,42 +46,47 @@ class CordonNodeResult(Value):
 
 
 _OUTCOME_TEXT = {
-    CordonResult.CORDONED: (CordonOutcome.CORDONED, "Cordoned: the node gets no new pods."),
-    CordonResult.ALREADY_CORDONED: (CordonOutcome.CORDONED, "Cordoned: the node gets no new pods."),
-    CordonResult.BY_OTHER_INCIDENT: (CordonOutcome.CORDONED, "The node was already cordoned for an earlier incident."),
-    CordonResult.BY_PERSON: (CordonOutcome.BY_PERSON, "A person cordoned the node, so Evenkeel changes nothing."),
-    CordonResult.GONE: (CordonOutcome.GONE, "The node is gone from its cluster."),
+    ClusterCordonResult.CORDONED: (CordonOutcome.CORDONED, "Cordoned: the node gets no new pods."),
+    ClusterCordonResult.ALREADY_CORDONED: (CordonOutcome.CORDONED, "Cordoned: the node gets no new pods."),
+    ClusterCordonResult.BY_OTHER_INCIDENT: (
+        CordonOutcome.CORDONED,
+        "The node was already cordoned for an earlier incident.",
+    ),
+    ClusterCordonResult.BY_PERSON: (
+        CordonOutcome.BY_PERSON,
+        "A person cordoned the node, so Evenkeel changes nothing.",
+    ),
+    ClusterCordonResult.GONE: (CordonOutcome.GONE, "The node is gone from its cluster."),
 }
 
 
-def run(request: incident_record.RecoveryRun, context: Context) -> CordonNodeResult:
-    """Cordon the node with Evenkeel's mark, unless too many nodes are cordoned.
+class CordonReads(NamedTuple):
+    """The rows that a cordon needs, as the caller has just read them. If one is stale, the commit fails."""
 
-    Idempotent: yes, by the mark. A person's cordon stays unchanged.
+    incident_version: int
+    """Version of the incident's row."""
+    rows: Mapping[Key, Row | None]
+    """Rows of `guardrails.cordon_keys`."""
+
+
+def run(request: recovery_step.RecoveryStepRequest, context: Context) -> CordonNodeResult:
+    """Cordon the node with Evenkeel's cordon annotation, unless too many nodes are cordoned.
+
+    Idempotent: yes, by the annotation. A person's cordon stays unchanged.
     """
     keys = guardrails.cordon_keys()
-    incident, version, known_rows = incident_record.load_with(request.incident_id, context, *keys)
-    reason_not_allowed = incident_record.why_may_not_act(incident, context)
+    incident, version, cordon_rows = incident_record.load_incident_with(request.incident_id, context, *keys)
+    reason_not_allowed = recovery_step.why_may_not_act(incident, context)
     if reason_not_allowed or incident.state.is_settled:
         return CordonNodeResult(
             outcome=CordonOutcome.NOT_ALLOWED, reason=reason_not_allowed or "The incident is settled."
         )
     if incident.plan is not None and not incident.plan.repairs_node:
         return CordonNodeResult(outcome=CordonOutcome.NOT_NEEDED, reason="The node needs no action.")
-    read_before = ReadBefore(version, dict(zip(keys, known_rows, strict=True)))
-    return cordon(incident, context, read_before)
+    return cordon(incident, context, CordonReads(version, dict(zip(keys, cordon_rows, strict=True))))
 
 
-class ReadBefore(NamedTuple):
-    """Rows that the caller has just read. If one is stale, the commit fails."""
-
-    version: int
-    """Version of the incident's row."""
-    rows: Mapping[Key, Row | None]
-    """Rows of `guardrails.cordon_keys`."""
-
-
-def cordon(incident: Incident, context: Context, read_before: ReadBefore | None = None) -> CordonNodeResult:
+def cordon(incident: Incident, context: Context, reads: CordonReads | None = None) -> CordonNodeResult:
     """Check the guardrails and cordon. Right before a repair this runs again, if a guardrail blocked the first try.
 
     A hold on automation does not block a cordon, because a cordoned node can wait safely.
@@ -88,70 +94,76 @@ def cordon(incident: Incident, context: Context, read_before: ReadBefore | None 
     Args:
         incident: The incident of the node.
         context: The ports and the policy.
-        read_before: The rows that the caller has just read; None = read them again.
+        reads: The rows that the caller has just read; None = read them here.
 
     Idempotent: yes, as `run`.
     """
     if not incident.node_name:
         return CordonNodeResult(outcome=CordonOutcome.GONE, reason="The node never joined its cluster.")
-    verdict = _register_cordon(incident, context, read_before.rows if read_before else None)
-    # A node that is gone needs no entry. If this incident waited for an entry, its replacement could not use the
-    # node slot.
+    verdict = _register_cordon(incident, context, reads.rows if reads else None)
+    # A node that is gone needs no entry. If this incident waited for an entry, the node's replacement could not
+    # use the node slot.
     if not verdict.is_allowed and context.cluster.node(incident.life.cluster, incident.node_name) is not None:
-        record_block.block(incident, GuardrailAction.CORDON, verdict, context, writer=WRITER)
+        record_block.set_block(incident, GuardrailAction.CORDON, verdict, context, writer=WRITER)
         return CordonNodeResult(outcome=CordonOutcome.BLOCKED, reason=verdict.reason)
-    read_version = incident.plan.node_version if incident.plan else ""
-    result = context.cluster.cordon(incident.life.cluster, incident.node_name, incident.incident_id, read_version)
+    uncordoned_resource_version = incident.plan.uncordoned_resource_version if incident.plan else ""
+    result = context.cluster.cordon(
+        incident.life.cluster, incident.node_name, incident.incident_id, uncordoned_resource_version
+    )
     outcome, reason = _OUTCOME_TEXT[result]
-    is_marked = result in (CordonResult.CORDONED, CordonResult.ALREADY_CORDONED)
-    has_evenkeel_cordon = is_marked or result is CordonResult.BY_OTHER_INCIDENT
+    is_own_cordon = result in (ClusterCordonResult.CORDONED, ClusterCordonResult.ALREADY_CORDONED)
+    has_evenkeel_cordon = is_own_cordon or result is ClusterCordonResult.BY_OTHER_INCIDENT
 
-    def with_cordon(current: Incident) -> tuple[Incident, list[Write]] | None:
+    def record_cordon(current: Incident) -> tuple[Incident, list[Write]] | None:
         if current.state.is_settled:
             return None
         life = current.life.key
         writes: list[Write] = []
         if not has_evenkeel_cordon:
-            writes += guardrail_registers.puts_removing(RegisterName.CORDONS, context, life, is_drill=current.is_drill)
+            writes += guardrail_registers.removal_writes(RegisterName.CORDONS, context, life, is_drill=current.is_drill)
         after = current
         if current.block is not None and current.block.action == GuardrailAction.CORDON:
             after = after.without_block()
-        if is_marked and current.cordon_marked_at is None:
+        if is_own_cordon and current.cordon_marked_at is None:
             after = after.replace(cordon_marked_at=context.now)
         if current.stages.cordoned_at is None and outcome in (CordonOutcome.CORDONED, CordonOutcome.BY_PERSON):
-            after = after.at_stage("cordoned_at", context.now)
+            after = after.with_stage_time("cordoned_at", context.now)
             writes.append(
                 incident_record.timeline_put(current.incident_id, "cordoned", reason, at=context.now, writer=WRITER)
             )
         return (after, writes) if after is not current or writes else None
 
-    stored = (incident, read_before.version) if read_before else None
-    incident_record.update(context.ledger, incident.incident_id, with_cordon, read_before=stored)
-    if result is CordonResult.CORDONED:
+    incident_record.update_incident(
+        context.ledger,
+        incident.incident_id,
+        record_cordon,
+        read_incident=(incident, reads.incident_version) if reads else None,
+    )
+    if result is ClusterCordonResult.CORDONED:
         context.telemetry.seconds("DetectedToCordoned", (context.now - incident.opened_at).total_seconds())
     return CordonNodeResult(outcome=outcome, reason=reason)
 
 
 def _register_cordon(
-    incident: Incident, context: Context, known_rows: Mapping[Key, Row | None] | None
+    incident: Incident, context: Context, read_rows: Mapping[Key, Row | None] | None
 ) -> GuardrailVerdict:
     """Check the guardrails, and register the node if allowed. Check again if another node was registered first."""
     for _ in range(incident_record.MAX_TRIES):
-        inputs = guardrails.GuardrailInputs(context, known_rows)
-        guardrail_state = inputs.read(GuardrailAction.CORDON, incident)
-        known_rows = None
+        inputs = guardrails.GuardrailInputs(context, read_rows)
+        guardrail_state = inputs.read_facts(GuardrailAction.CORDON, incident)
+        read_rows = None
         verdict = check_guardrails(GuardrailAction.CORDON, guardrail_state.facts, context.policy.repair.guardrails)
         entry = guardrail_state.entry(incident, context.now)
         # An entry of an earlier incident is about to be removed, so it does not belong to this incident.
         is_registered = any(
-            (registered.life, registered.incident_id) == (entry.life, entry.incident_id)
+            (registered.life_key, registered.incident_id) == (entry.life_key, entry.incident_id)
             for registered in guardrail_state.register.entries
         )
         if not verdict.is_allowed or is_registered:
             return verdict
         try:
             context.ledger.commit(
-                guardrail_registers.put_adding(
+                guardrail_registers.addition_put(
                     RegisterName.CORDONS,
                     guardrail_state.register,
                     guardrail_state.version,

@@ -42,6 +42,7 @@ from evenkeel.ports import (
 )
 from evenkeel.services.attempts import keep_logs
 from evenkeel.services.context import Context
+from evenkeel.services.incidents import recovery_step
 from evenkeel.services.recovery import guardrails, record_block, restart_unmanaged, unmanaged_pods
 from evenkeel.services.storage import attempt_record, incident_record, incident_rows, job_rows, rows, subject_rows
 from evenkeel.services.storage.decision_record import decision_of
@@ -73,14 +74,14 @@ class DrainNodeResult(Value):
     jobs: tuple[AffectedJob, ...] = ()
 
 
-def run(request: incident_record.RecoveryRun, context: Context) -> DrainNodeResult:
+def run(request: recovery_step.RecoveryStepRequest, context: Context) -> DrainNodeResult:
     """Find the jobs on the node and stop them.
 
     Idempotent: yes. The affected jobs are stored and the list only grows, a stop request stays, and deleting a missing
     workload is success.
     """
-    incident, _ = incident_record.load(context.ledger, request.incident_id)
-    reason_not_allowed = incident_record.why_may_not_act(incident, context)
+    incident, _ = incident_record.load_incident(context.ledger, request.incident_id)
+    reason_not_allowed = recovery_step.why_may_not_act(incident, context)
     if reason_not_allowed or incident.state.is_settled:
         return DrainNodeResult(outcome=DrainOutcome.NO_JOBS, reason=reason_not_allowed or "The incident is settled.")
     if incident.plan is not None and incident.plan.jobs is JobAction.LEAVE:
@@ -95,9 +96,9 @@ def run(request: incident_record.RecoveryRun, context: Context) -> DrainNodeResu
     # No repair follows that would stop these jobs later, so the workflow waits until the hold ends.
     verdict = guardrails.check_stop_allowed(incident, context)
     if verdict.is_allowed:
-        record_block.unblock(incident, context.ledger)
+        record_block.clear_block(incident, context.ledger)
         return drained
-    record_block.block(incident, GuardrailAction.STOP, verdict, context, writer=WRITER)
+    record_block.set_block(incident, GuardrailAction.STOP, verdict, context, writer=WRITER)
     return drained.replace(outcome=DrainOutcome.HELD)
 
 
@@ -128,7 +129,7 @@ def drain(incident: Incident, context: Context) -> DrainNodeResult:
     messages = (
         [f"Stopped to move to other nodes: {', '.join(affected.job_id for affected in leaving)}."] if leaving else []
     )
-    messages += [f"May finish on the node: {', '.join(sorted(finishing))}."] if finishing else []
+    messages += [f"These jobs may finish on the node: {', '.join(sorted(finishing))}."] if finishing else []
     return DrainNodeResult(outcome=DrainOutcome.JOBS_AFFECTED, reason=" ".join(messages), jobs=incident.affected_jobs)
 
 
@@ -206,7 +207,7 @@ def _record_affected_jobs(incident: Incident, jobs: tuple[AffectedJob, ...], led
         affected_jobs = tuple(merged.values())
         return None if affected_jobs == current.affected_jobs else (current.replace(affected_jobs=affected_jobs), [])
 
-    return incident_record.update(ledger, incident.incident_id, change)
+    return incident_record.update_incident(ledger, incident.incident_id, change)
 
 
 def _excuse_failure(incident: Incident, affected: AffectedJob, context: Context) -> None:
@@ -221,7 +222,7 @@ def _excuse_failure(incident: Incident, affected: AffectedJob, context: Context)
         job, job_version, attempt = loaded
         if attempt.state is not AttemptState.FAILED or job.state.has_ended or job.application_failures == 0:
             return
-        current, version = incident_record.load(context.ledger, incident.incident_id)
+        current, version = incident_record.load_incident(context.ledger, incident.incident_id)
         if affected not in current.affected_jobs:
             return
         noted = tuple(
@@ -270,7 +271,7 @@ def _allow_finish(incident: Incident, context: Context) -> tuple[Incident, froze
         line = incident_record.timeline_put(current.incident_id, "job", text, at=context.now, writer=f"{WRITER}-finish")
         return current.replace(plan=current.plan.replace(work_may_run_until=latest)), [line]
 
-    return incident_record.update(context.ledger, incident.incident_id, change), frozenset(until)
+    return incident_record.update_incident(context.ledger, incident.incident_id, change), frozenset(until)
 
 
 def job_action(incident: Incident) -> JobAction:
@@ -375,9 +376,9 @@ def _record_stops(incident: Incident, stopped: list[AffectedJob], context: Conte
             at=context.now,
             writer=WRITER,
         )
-        return current.at_stage("jobs_stopped_at", context.now), [line]
+        return current.with_stage_time("jobs_stopped_at", context.now), [line]
 
-    incident_record.update(context.ledger, incident.incident_id, change)
+    incident_record.update_incident(context.ledger, incident.incident_id, change)
 
 
 class UnmanagedDrain(Value):
@@ -395,7 +396,11 @@ def evict_movable_pods(incident: Incident, context: Context, *, may_stop: bool) 
 
     Idempotent: yes, each eviction names one pod by its UID.
     """
-    pods = unmanaged_pods.pods(incident.life.cluster, context, incident.node_name) if incident.node_name else ()
+    pods = (
+        unmanaged_pods.list_unmanaged_pods(incident.life.cluster, context, incident.node_name)
+        if incident.node_name
+        else ()
+    )
     incident = _record_unmanaged_workloads(incident, pods, context)
     moved_jobs = restart_unmanaged.run(incident, context, may_stop=may_stop)
     movable = [pod for pod in pods if (pod.is_movable or pod.label in moved_jobs) and may_stop]
@@ -416,7 +421,7 @@ def _record_unmanaged_workloads(incident: Incident, pods_here: Sequence[Unmanage
         line = incident_record.timeline_put(current.incident_id, "job", text, at=context.now, writer=f"{WRITER}-others")
         return current.replace(unmanaged_workloads=labels[:_MAX_UNMANAGED_NAMES]), [line]
 
-    return incident_record.update(context.ledger, incident.incident_id, change)
+    return incident_record.update_incident(context.ledger, incident.incident_id, change)
 
 
 def drain_unmanaged_pods(incident: Incident, context: Context) -> UnmanagedDrain:
@@ -427,7 +432,11 @@ def drain_unmanaged_pods(incident: Incident, context: Context) -> UnmanagedDrain
     restart_unmanaged.run_if_allowed(incident, context)
     fault = context.policy.catalogue.look_up(incident.fault_key)
     until = drain_deadline(fault, opened_at=incident.opened_at, deadline_at=incident.deadline_at, policy=context.policy)
-    pods = unmanaged_pods.pods(incident.life.cluster, context, incident.node_name) if incident.node_name else ()
+    pods = (
+        unmanaged_pods.list_unmanaged_pods(incident.life.cluster, context, incident.node_name)
+        if incident.node_name
+        else ()
+    )
     leaving: dict[str, UnmanagedPod] = {}
     messages: dict[str, str] = {}
     waits, question = False, ""
@@ -505,7 +514,7 @@ def _record_failed_evictions(
         ]
         return current.replace(failed_evictions=unevicted), lines if new else []
 
-    return incident_record.update(context.ledger, incident.incident_id, change)
+    return incident_record.update_incident(context.ledger, incident.incident_id, change)
 
 
 def _pod_name(pod: UnmanagedPod) -> str:

@@ -20,7 +20,7 @@ from evenkeel.domain.recovery.guardrails import (
     check_guardrails,
     shared_causes,
 )
-from evenkeel.domain.recovery.leases import Hold, Holds
+from evenkeel.domain.recovery.holds import Hold, Holds
 from evenkeel.ports import Key, Row, Table, every
 from evenkeel.services.context import Context
 from evenkeel.services.incidents import note_group_fact
@@ -50,16 +50,16 @@ class GuardrailState(NamedTuple):
     def entry(self, incident: Incident, now: datetime) -> RegisterEntry:
         """Return the node's entry in the register."""
         life = incident.life.key
-        return RegisterEntry(life=life, incident_id=incident.incident_id, pool=self.facts.pool, since=now)
+        return RegisterEntry(life_key=life, incident_id=incident.incident_id, pool=self.facts.pool, since=now)
 
 
 class GuardrailInputs:
     """The facts of the fleet that guardrails need. Each property reads the ledger once, on first use."""
 
-    def __init__(self, context: Context, known_rows: Mapping[Key, Row | None] | None = None) -> None:
+    def __init__(self, context: Context, read_rows: Mapping[Key, Row | None] | None = None) -> None:
         """Take the context, and rows that the caller has just read. `cordon_keys` names the rows of a cordon."""
         self.context = context
-        self._rows = dict(known_rows or {})
+        self._rows = dict(read_rows or {})
 
     @cached_property
     def nodes(self) -> tuple[FleetNode, ...]:
@@ -89,7 +89,7 @@ class GuardrailInputs:
 
     def pool_nodes(self, pool: str) -> int:
         """Return how many nodes of a pool can be acted on, as the sweep counted them; 0 if it did not count them."""
-        row = self._row(fleet_rows.summary_key())
+        row = self._read_row(fleet_rows.summary_key())
         return rows.decode(row, FleetSummary).nodes.get(pool, 0) if row else 0
 
     def is_old(self, incident: Incident) -> bool:
@@ -105,13 +105,13 @@ class GuardrailInputs:
         The size of a pool matters only if another of its nodes is out of service: the limit is at least one. A drill
         blocks only drills, because any principal that may send events can forge a drill.
         """
-        register_name = _register_of(action)
-        register, version = self._register(register_name, is_drill=incident.is_drill)
-        real, _ = self._register(register_name, is_drill=False)
+        register_name = _register_name_of(action)
+        register, version = self._load_register(register_name, is_drill=incident.is_drill)
+        real, _ = self._load_register(register_name, is_drill=False)
         under_way = real.merged_with(register) if incident.is_drill else real
         life, pool = incident.life.key, incident.pool
         facts = GuardrailFacts(
-            life=life,
+            life_key=life,
             pool=pool,
             hold=self.hold_on(incident) if action is not GuardrailAction.CORDON else None,
             under_way=under_way,
@@ -122,18 +122,18 @@ class GuardrailInputs:
             now=self.context.now,
         )
         if action in REPAIRS:
-            group_facts = note_group_fact.recent_facts(pool, self.context)
+            group_reports = note_group_fact.recent_facts(pool, self.context)
             facts = facts.replace(
-                group_facts=tuple(
+                group_reports=tuple(
                     fact
-                    for fact in group_facts
+                    for fact in group_reports
                     if self.context.now - fact.observed_at < self._cause_window
                     and (incident.is_drill or not fact.is_drill)
                 )
             )
         return GuardrailState(facts, register, version)
 
-    def read(self, action: GuardrailAction, incident: Incident, *, looks_healthy: bool = False) -> GuardrailState:
+    def read_facts(self, action: GuardrailAction, incident: Incident, *, looks_healthy: bool = False) -> GuardrailState:
         """Return the facts of a verdict about an action."""
         state = self.read_counts(action, incident, looks_healthy=looks_healthy)
         if action not in REPAIRS:
@@ -156,17 +156,17 @@ class GuardrailInputs:
             faulty,
             now=self.context.now,
             boot_seconds=boot_seconds,
-            ended=self._ended,
+            ended=self._ended_causes,
         )
         return state._replace(facts=state.facts.replace(causes=causes))
 
-    def _register(self, register_name: RegisterName, *, is_drill: bool) -> tuple[Register, int]:
+    def _load_register(self, register_name: RegisterName, *, is_drill: bool) -> tuple[Register, int]:
         """Return a register of real recoveries or of drills, and the version of its row."""
-        return guardrail_registers.read(
-            self._row(fleet_rows.register_key(register_name, is_drill=is_drill)), self.context.now
+        return guardrail_registers.parse_register(
+            self._read_row(fleet_rows.register_key(register_name, is_drill=is_drill)), self.context.now
         )
 
-    def _row(self, key: Key) -> Row | None:
+    def _read_row(self, key: Key) -> Row | None:
         if key not in self._rows:
             self._rows[key] = self.context.ledger.get(key)
         return self._rows[key]
@@ -188,7 +188,7 @@ class GuardrailInputs:
         return {node.life.key: node for node in self.nodes}
 
     @cached_property
-    def _ended(self) -> dict[str, datetime]:
+    def _ended_causes(self) -> dict[str, datetime]:
         """Shared cause → the time at which a person ended it."""
         row = self.context.ledger.get(fleet_rows.ended_causes_key())
         return {key: datetime.fromisoformat(end["at"]) for key, end in row.doc["causes"].items()} if row else {}
@@ -224,7 +224,7 @@ def check_stop_allowed(incident: Incident, context: Context) -> GuardrailVerdict
         context.cluster.node(incident.life.cluster, incident.node_name) if block_reason and incident.node_name else None
     )
     facts = GuardrailFacts(
-        life=incident.life.key,
+        life_key=incident.life.key,
         pool=incident.pool,
         hold=inputs.hold_on(incident),
         cordon_block_reason=block_reason,
@@ -239,5 +239,5 @@ def _evidence_at(incident: Incident) -> datetime:
     return max(fault_at, incident.invalid_at or fault_at)
 
 
-def _register_of(action: GuardrailAction) -> RegisterName:
+def _register_name_of(action: GuardrailAction) -> RegisterName:
     return RegisterName.CORDONS if action is GuardrailAction.CORDON else RegisterName.REPAIRS

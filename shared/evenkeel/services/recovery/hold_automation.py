@@ -3,7 +3,7 @@
 from datetime import datetime, timedelta
 from typing import Any
 
-from evenkeel.domain.recovery.leases import Hold, Holds
+from evenkeel.domain.recovery.holds import Hold, Holds
 from evenkeel.domain.recovery.modes import most_cautious_mode
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import Value, milliseconds, rfc3339
@@ -54,7 +54,7 @@ class ReleaseRequest(Value):
     fingerprint: str
 
 
-def show(context: Context) -> Json:
+def show_automation(context: Context) -> Json:
     """Return the mode in force, and the holds in force."""
     row = context.ledger.get(fleet_rows.hold_key())
     holds = rows.decode(row, Holds).in_force(context.now) if row else ()
@@ -70,7 +70,7 @@ def show(context: Context) -> Json:
     }
 
 
-def hold(request: HoldRequest, context: Context) -> Hold:
+def set_hold(request: HoldRequest, context: Context) -> Hold:
     """Hold harmful actions until `request.until`. A hold in force with the same scope is replaced.
 
     Idempotent: yes, by the request id, which is recorded in the same commit.
@@ -118,7 +118,7 @@ def _check_scope(request: HoldRequest | ReleaseRequest, context: Context) -> Non
         known_names.check_instance(request.instance_id, context)
 
 
-def release(request: ReleaseRequest, context: Context) -> Json:
+def release_hold(request: ReleaseRequest, context: Context) -> Json:
     """End the hold of a scope, if there is one. The next evaluation of waits continues the actions that it blocked.
 
     Idempotent: yes, by the request id; if there is no hold, that is success.

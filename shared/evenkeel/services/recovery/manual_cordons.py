@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 
-from evenkeel.domain.recovery.leases import ManualCordon, ManualCordons
+from evenkeel.domain.recovery.manual_cordons import ManualCordon, ManualCordons
 from evenkeel.ports import Ledger, Put, Row
 from evenkeel.services.context import Context
 from evenkeel.services.storage import fleet_rows, rows
@@ -13,31 +13,31 @@ _CORDON_DELAY = timedelta(minutes=2)
 """A cordon is recorded before it is set. A record this young may have no cordon on its node yet."""
 
 
-def load(ledger: Ledger) -> Mapping[str, ManualCordon]:
+def load_manual_cordons(ledger: Ledger) -> Mapping[str, ManualCordon]:
     """Return the cordons by the key of their node life."""
     row = ledger.get(fleet_rows.manual_cordons_key())
     return rows.decode(row, ManualCordons).by_life if row else {}
 
 
-def put(ledger: Ledger, cordon: ManualCordon) -> None:
+def record_cordon(ledger: Ledger, cordon: ManualCordon) -> None:
     """Record a cordon. Idempotent: yes, the last record of a node life counts.
 
     Raises:
         Conflict: the row kept changing.
     """
-    _change(ledger, lambda stored: stored.with_cordon(cordon))
+    _update_cordons(ledger, lambda stored: stored.with_cordon(cordon))
 
 
-def forget(ledger: Ledger, life: str) -> None:
+def delete_record(ledger: Ledger, life: str) -> None:
     """Delete the record of a node life's cordon. Idempotent: yes.
 
     Raises:
         Conflict: the row kept changing.
     """
-    _change(ledger, lambda stored: stored.without(life))
+    _update_cordons(ledger, lambda stored: stored.without_cordon_of(life))
 
 
-def prune(cordoned: frozenset[str], context: Context) -> int:
+def delete_outdated_records(cordoned: frozenset[str], context: Context) -> int:
     """Delete the records of cordons that were removed from their nodes outside Evenkeel.
 
     Raises:
@@ -45,18 +45,18 @@ def prune(cordoned: frozenset[str], context: Context) -> int:
     """
     removed = {
         life
-        for life, cordon in load(context.ledger).items()
+        for life, cordon in load_manual_cordons(context.ledger).items()
         if life not in cordoned and context.now - cordon.at > _CORDON_DELAY
     }
     if removed:
-        _change(
+        _update_cordons(
             context.ledger,
-            lambda stored: ManualCordons(cordons=tuple(c for c in stored.cordons if c.life not in removed)),
+            lambda stored: ManualCordons(cordons=tuple(c for c in stored.cordons if c.life_key not in removed)),
         )
     return len(removed)
 
 
-def _change(ledger: Ledger, change: Callable[[ManualCordons], ManualCordons]) -> None:
+def _update_cordons(ledger: Ledger, change: Callable[[ManualCordons], ManualCordons]) -> None:
     key = fleet_rows.manual_cordons_key()
 
     def commit_once() -> None:

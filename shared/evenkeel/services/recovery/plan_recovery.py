@@ -5,11 +5,13 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import NamedTuple
 
+from pydantic import Field
+
 from evenkeel.domain.health.classification import IncidentFault
 from evenkeel.domain.health.incidents import Incident, IncidentState, NodeBranchResult, StoredRecoveryPlan
 from evenkeel.domain.nodes import KARPENTER_LABEL, KubernetesNode, ProviderCluster
 from evenkeel.domain.policy_section import Mode
-from evenkeel.domain.recovery.approval import beyond_approval, is_approved, why_superseded
+from evenkeel.domain.recovery.approval import is_approved, why_beyond_approval, why_superseded
 from evenkeel.domain.recovery.modes import most_cautious_mode
 from evenkeel.domain.recovery.node_slot import SlotState
 from evenkeel.domain.recovery.opt_out import opt_out_reason, opted_out_pools
@@ -25,8 +27,9 @@ from evenkeel.domain.recovery.plan import (
 from evenkeel.domain.values import Value
 from evenkeel.ports import NotFound, Provider, Put, Write
 from evenkeel.services.context import Context
-from evenkeel.services.recovery import read_slot
-from evenkeel.services.recovery.read_slot import SlotReader
+from evenkeel.services.incidents import recovery_step
+from evenkeel.services.recovery import slot_reader
+from evenkeel.services.recovery.slot_reader import SlotReader
 from evenkeel.services.storage import incident_record, subject_rows
 from evenkeel.services.storage.decision_record import decision_of
 
@@ -38,39 +41,46 @@ class PlanRecoveryResult(Value):
 
     outcome: PlanOutcome
     repairs_node: bool
-    settle_seconds: int
+    evidence_wait_seconds: int = Field(alias="settleSeconds")
     max_repairs: int
     decision_id: str
     reason: str
 
+    @classmethod
+    def of(cls, plan: StoredRecoveryPlan) -> "PlanRecoveryResult":
+        """Return the fields of a stored plan that the workflow needs."""
+        return cls.model_validate({name: getattr(plan, name) for name in cls.model_fields})
 
-def run(request: incident_record.RecoveryRun, context: Context) -> PlanRecoveryResult:
+
+def run(request: recovery_step.RecoveryStepRequest, context: Context) -> PlanRecoveryResult:
     """Decide the recovery of an incident, and record the decision when the incident becomes RECOVERING.
 
     Idempotent: yes. The plan of a run is stored with its incident, and returned again.
     """
-    incident, version, _ = incident_record.load_with(request.incident_id, context)
-    stored = _plan_still_binding(incident, request)
+    incident, version, _ = incident_record.load_incident_with(request.incident_id, context)
+    stored = _plan_to_repeat(incident, request)
     if stored and stored.outcome is not PlanOutcome.ASK:
         return stored
-    node_state = _read_node_state(incident, context)
+    node_reads = _read_control_planes(incident, context)
     decision_id = context.ids.new("dec")
 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
-        if _plan_still_binding(current, request, node_state.slot_state):
+        if _plan_to_repeat(current, request, node_reads.slot_state):
             return None
         decision = _decide_plan(
-            current, node_state, context, drills_may_act=incident_record.drill_may_act(current, context)
+            current, node_reads, context, drills_may_act=recovery_step.drill_may_act(current, context)
         )
         if _is_delayed_by_same_obstacle(current, decision.plan, request):
             return None
         approved_id = _approved_decision_id(current, decision.facts, decision.plan, request)
-        node = node_state.slot_state.original.node
+        node = node_reads.slot_state.original.node
         planned_incident = _with_plan(current, decision, node, request.run, approved_id or decision_id, context)
-        return planned_incident, _decision_writes(current, decision, request, decision_id, approved_id, context)
+        return planned_incident, _record_decision_writes(current, decision, request, decision_id, approved_id, context)
 
-    after = incident_record.update(context.ledger, request.incident_id, change, read_before=(incident, version))
-    result = _plan_stored_for_run(after, request)
+    after = incident_record.update_incident(
+        context.ledger, request.incident_id, change, read_incident=(incident, version)
+    )
+    result = _plan_of_run(after, request)
     assert result
     context.telemetry.count("RecoveriesPlanned", outcome=result.outcome)
     context.telemetry.info(
@@ -79,8 +89,8 @@ def run(request: incident_record.RecoveryRun, context: Context) -> PlanRecoveryR
     return result
 
 
-class _NodeState(NamedTuple):
-    """The node's state in the control planes."""
+class _NodeReads(NamedTuple):
+    """The state of the node and its cluster, as read from the control planes."""
 
     slot_state: SlotState
     opted_out_pools: Container[str]
@@ -95,28 +105,28 @@ class _PlanDecision(NamedTuple):
     mode: Mode
 
 
-def _read_node_state(incident: Incident, context: Context) -> _NodeState:
+def _read_control_planes(incident: Incident, context: Context) -> _NodeReads:
     slot = SlotReader(incident, context)
     # Read in parallel: until the cordon, new pods can start on the faulty node.
     with ThreadPoolExecutor(max_workers=2) as readers:
-        slot_state = readers.submit(slot.state_of_original, incident.opened_at)
+        slot_state = readers.submit(slot.read_state_of_original, incident.opened_at)
         hyperpod_settings = readers.submit(read_hyperpod_settings, context.provider)
-    return _NodeState(slot_state.result(), slot.opted_out_pools, hyperpod_settings.result())
+    return _NodeReads(slot_state.result(), slot.opted_out_pools, hyperpod_settings.result())
 
 
 def _decide_plan(
-    incident: Incident, node_state: _NodeState, context: Context, *, drills_may_act: bool
+    incident: Incident, node_reads: _NodeReads, context: Context, *, drills_may_act: bool
 ) -> _PlanDecision:
     fault = IncidentFault.of(incident, context.policy.catalogue)
-    mode = _mode_of_recovery(incident, fault, node_state.slot_state, context)
-    facts = _read_plan_facts(incident, fault, node_state, mode, context, drills_may_act=drills_may_act)
+    mode = _mode_of_recovery(incident, fault, node_reads.slot_state, context)
+    facts = _read_plan_facts(incident, fault, node_reads, mode, context, drills_may_act=drills_may_act)
     return _PlanDecision(facts, plan_recovery(facts, context.policy.repair), mode)
 
 
-def _decision_writes(
+def _record_decision_writes(
     incident: Incident,
     decision: _PlanDecision,
-    request: incident_record.RecoveryRun,
+    request: recovery_step.RecoveryStepRequest,
     decision_id: str,
     approved_id: str,
     context: Context,
@@ -155,7 +165,7 @@ def preview_plan(
 ) -> RecoveryPlan:
     """Return the plan that would be made now for a real incident. Records nothing."""
     pools = opted_out_pools((node.pool, node.labels) for node in nodes)
-    return _decide_plan(incident, _NodeState(slot_state, pools, hyperpod_settings), context, drills_may_act=False).plan
+    return _decide_plan(incident, _NodeReads(slot_state, pools, hyperpod_settings), context, drills_may_act=False).plan
 
 
 def _mode_of_recovery(incident: Incident, fault: IncidentFault, slot_state: SlotState, context: Context) -> Mode:
@@ -163,11 +173,11 @@ def _mode_of_recovery(incident: Incident, fault: IncidentFault, slot_state: Slot
     return most_cautious_mode(context.mode, context.policy.modes, fault.fault.fault_class, pool)
 
 
-def _plan_still_binding(
-    incident: Incident, request: incident_record.RecoveryRun, slot_state: SlotState | None = None
+def _plan_to_repeat(
+    incident: Incident, request: recovery_step.RecoveryStepRequest, slot_state: SlotState | None = None
 ) -> PlanRecoveryResult | None:
     """Return the plan that this run must follow; None if it must plan again: later, or because the facts changed."""
-    stored = _plan_stored_for_run(incident, request)
+    stored = _plan_of_run(incident, request)
     if stored is None or stored.outcome is PlanOutcome.LATER:
         return None
     if stored.outcome is PlanOutcome.ASK and slot_state and why_superseded(incident, slot_state.original.node):
@@ -179,14 +189,16 @@ def _pool_of(incident: Incident, node: KubernetesNode | None) -> str:
     return incident.pool or (node.pool if node else "")
 
 
-def _is_delayed_by_same_obstacle(incident: Incident, plan: RecoveryPlan, request: incident_record.RecoveryRun) -> bool:
+def _is_delayed_by_same_obstacle(
+    incident: Incident, plan: RecoveryPlan, request: recovery_step.RecoveryStepRequest
+) -> bool:
     """Whether the same obstacle still delays the plan, so that no new decision is recorded."""
-    stored = _plan_stored_for_run(incident, request)
+    stored = _plan_of_run(incident, request)
     return plan.outcome is PlanOutcome.LATER and stored is not None and stored.reason == plan.reason
 
 
 def _approved_decision_id(
-    incident: Incident, facts: PlanFacts, plan: RecoveryPlan, request: incident_record.RecoveryRun
+    incident: Incident, facts: PlanFacts, plan: RecoveryPlan, request: recovery_step.RecoveryStepRequest
 ) -> str:
     """Return the decision that a person approved for an earlier run, if this run plans the same; else an empty string.
 
@@ -197,23 +209,21 @@ def _approved_decision_id(
         return ""
     scope = (earlier_plan.fault_key, earlier_plan.jobs)
     is_same = earlier_plan.run < request.run and scope == (incident.fault_key, plan.jobs)
-    return earlier_plan.decision_id if is_same and not beyond_approval(incident, facts.ladder) else ""
+    return earlier_plan.decision_id if is_same and not why_beyond_approval(incident, facts.ladder) else ""
 
 
-def _plan_stored_for_run(incident: Incident, request: incident_record.RecoveryRun) -> PlanRecoveryResult | None:
+def _plan_of_run(incident: Incident, request: recovery_step.RecoveryStepRequest) -> PlanRecoveryResult | None:
     """Return the earlier plan of this run; the outcome NOTHING if the incident is over or belongs to another run."""
     stored_plan = incident.plan
     if stored_plan is not None and stored_plan.run == request.run and not incident.state.is_settled:
-        return PlanRecoveryResult.model_validate(
-            {name: getattr(stored_plan, name) for name in PlanRecoveryResult.model_fields}
-        )
+        return PlanRecoveryResult.of(stored_plan)
     if not incident.state.is_settled and request.run >= incident.run:
         return None
     why = "the incident is settled" if incident.state.is_settled else f"run {incident.run} took over"
     return PlanRecoveryResult(
         outcome=PlanOutcome.NOTHING,
         repairs_node=False,
-        settle_seconds=0,
+        evidence_wait_seconds=0,
         max_repairs=0,
         decision_id="",
         reason=f"No action is left: {why}.",
@@ -231,16 +241,20 @@ def read_hyperpod_settings(provider: Provider) -> ProviderCluster | None:
 def _read_plan_facts(
     incident: Incident,
     fault: IncidentFault,
-    node_state: _NodeState,
+    node_reads: _NodeReads,
     mode: Mode,
     context: Context,
     *,
     drills_may_act: bool,
 ) -> PlanFacts:
-    slot_state, _, hyperpod_settings = node_state
+    slot_state, hyperpod_settings = node_reads.slot_state, node_reads.hyperpod_settings
     node = slot_state.original.node
     # Read the pods only for a fault that can wait for the work on its node.
-    is_busy = node is not None and fault.fault.drain_seconds >= CAN_WAIT_SECONDS and read_slot.has_work(node, context)
+    is_busy = (
+        node is not None
+        and fault.fault.drain_seconds >= CAN_WAIT_SECONDS
+        and slot_reader.has_accelerator_pods(node, context)
+    )
     return PlanFacts(
         fault_key=incident.fault_key,
         fault=FaultTraits.of(fault.fault),
@@ -254,15 +268,16 @@ def _read_plan_facts(
         drills_may_act=drills_may_act,
         # If an earlier run had the node replaced, the replacement node must still be returned to service.
         is_node_gone=not incident.repairs and _is_node_gone(slot_state),
-        is_hyperpod=slot_state.original.record is not None or incident.slot != incident.life.key,
+        # Only HyperPod gives a slot an id of its own; elsewhere the slot is the node life.
+        is_hyperpod=slot_state.original.provider_node is not None or incident.slot != incident.life.key,
         # HyperPod's own Karpenter labels its nodes too, and HyperPod repairs them.
-        is_karpenter=node is not None and KARPENTER_LABEL in node.labels and slot_state.original.record is None,
+        is_karpenter=node is not None and KARPENTER_LABEL in node.labels and slot_state.original.provider_node is None,
         hyperpod_repairs=hyperpod_settings.repairs_by_itself if hyperpod_settings else False,
         cluster_status=hyperpod_settings.status if hyperpod_settings else "",
-        node_status=slot_state.original.record.status if slot_state.original.record else "",
+        node_status=slot_state.original.provider_node.status if slot_state.original.provider_node else "",
         is_manual_cordon=is_manual_cordon(node),
         controller=controller_mark(node),
-        opt_out_reason=opt_out_reason(incident, node, pools=node_state.opted_out_pools),
+        opt_out_reason=opt_out_reason(incident, node, pools=node_reads.opted_out_pools),
         is_busy=is_busy,
         opened_at=incident.opened_at,
         deadline_at=incident.deadline_at,
@@ -271,7 +286,7 @@ def _read_plan_facts(
 
 def _is_node_gone(slot_state: SlotState) -> bool:
     return not slot_state.original.is_listed or (
-        slot_state.replacement is not None and slot_state.original.record is None
+        slot_state.replacement is not None and slot_state.original.provider_node is None
     )
 
 
@@ -290,7 +305,7 @@ def _with_plan(
         outcome=plan.outcome,
         repairs_node=plan.repairs_node,
         owner=plan.owner,
-        settle_seconds=plan.settle_seconds,
+        evidence_wait_seconds=plan.evidence_wait_seconds,
         max_repairs=plan.max_repairs,
         jobs=plan.jobs,
         work_may_run_until=plan.work_may_run_until,
@@ -298,7 +313,7 @@ def _with_plan(
         reason=plan.reason,
         fault_key=incident.fault_key,
         boot_id=node.boot_id if node else "",
-        node_version=node.resource_version if node and not node.is_cordoned else "",
+        uncordoned_resource_version=node.resource_version if node and not node.is_cordoned else "",
         rungs=facts.rungs,
         independent_source_count=len(facts.sources),
         had_recovered=facts.has_recovered,
@@ -310,12 +325,12 @@ def _with_plan(
         mode=mode,
         plan=stored_plan,
         block=None,
-        # An earlier run may have removed its own cordon, so its mark proves nothing for this run.
+        # An earlier run may have removed its own cordon, so its annotation proves nothing for this run.
         cordon_marked_at=None,
-        node_branch=NodeBranchResult.NOT_NEEDED if stored_plan.is_carried_out and not plan.repairs_node else "",
+        node_branch=NodeBranchResult.NOT_NEEDED if stored_plan.intends_action and not plan.repairs_node else "",
         # The node object completes the fields that the event did not name.
         node_name=incident.node_name or (node.name if node else ""),
         boot_id=incident.boot_id or (node.boot_id if node else ""),
         pool=_pool_of(incident, node),
         instance_type=incident.instance_type or (node.instance_type if node else ""),
-    ).at_stage("planned_at", context.now)
+    ).with_stage_time("planned_at", context.now)

@@ -15,11 +15,11 @@ from evenkeel.ports import Conflict, Ledger, Put, Row, Write
 from evenkeel.services.context import Context
 from evenkeel.services.storage import fleet_rows, incident_record, rows, subject_rows
 
-_ALERT_CLAIM_TIMEOUT = timedelta(minutes=2)
-"""After this time another recovery sends a claimed alert that was not recorded as sent."""
+_ALERT_TIMEOUT = timedelta(minutes=2)
+"""After this time another recovery sends an alert that was begun but not recorded as sent."""
 
 
-def block(
+def set_block(
     incident: Incident,
     action: GuardrailAction,
     verdict: GuardrailVerdict,
@@ -66,23 +66,23 @@ def block(
         return after, [line, *([Put(subject_rows.decision_row(record))] if record else [])]
 
     before = incident.block
-    incident_record.update(context.ledger, incident.incident_id, with_block)
+    incident_record.update_incident(context.ledger, incident.incident_id, with_block)
     if before is None or before.guardrail != verdict.guardrail:
         context.telemetry.count("ActionsBlocked", guardrail=verdict.guardrail)
         context.telemetry.info("ActionBlocked", guardrail=verdict.guardrail, act=action, reason=verdict.reason)
 
 
-def unblock(incident: Incident, ledger: Ledger) -> None:
-    """Remove the guardrail's mark from an incident whose next step needs no permission.
+def clear_block(incident: Incident, ledger: Ledger) -> None:
+    """Remove the block from an incident whose next step needs no permission.
 
-    Idempotent: yes, no mark is success.
+    Idempotent: yes, an incident without a block stays unchanged.
     """
 
     def with_block(current: Incident) -> tuple[Incident, list[Write]] | None:
         return None if current.block is None else (current.without_block(), [])
 
     if incident.block is not None:
-        incident_record.update(ledger, incident.incident_id, with_block)
+        incident_record.update_incident(ledger, incident.incident_id, with_block)
 
 
 def alert_about_shared_cause(
@@ -90,9 +90,9 @@ def alert_about_shared_cause(
 ) -> None:
     """Alert people once about a shared cause, however many nodes it blocks and whichever service sees it first.
 
-    While one of the nodes that were faulty at the alert still is, the cause stays the same. The row is claimed, then
-    the alert is sent, then the claim records that. After a failure in between, a retry of the same recovery sends the
-    alert at once, and another recovery after `_ALERT_CLAIM_TIMEOUT`. Two alerts are better than none.
+    While one of the nodes that were faulty at the alert still is, the cause stays the same. The row is written, then
+    the alert is sent, then the row records that. After a failure in between, a retry of the same recovery sends the
+    alert at once, and another recovery after `_ALERT_TIMEOUT`. Two alerts are better than none.
     Idempotent: yes, by the row.
     """
     is_drill = incident.is_drill
@@ -100,26 +100,26 @@ def alert_about_shared_cause(
     row = context.ledger.get(key)
     until = max(verdict.clears_at or context.now, context.now) + window
     was = row.doc if row else {}
-    wave_claimed_at = datetime.fromisoformat(str(was["claimedAt"])) if row else None
-    is_same_wave = wave_claimed_at is not None and (verdict.since or context.now) <= wave_claimed_at
-    claimed_at = wave_claimed_at if is_same_wave else None
+    wave_begun_at = datetime.fromisoformat(str(was["claimedAt"])) if row else None
+    is_same_wave = wave_begun_at is not None and (verdict.since or context.now) <= wave_begun_at
+    begun_at = wave_begun_at if is_same_wave else None
     is_paged = is_same_wave and was["isPaged"]
     carried_over = was if is_same_wave else {}
     doc = {
         **carried_over,
-        "claimedAt": rfc3339(claimed_at or context.now),
+        "claimedAt": rfc3339(begun_at or context.now),
         "until": rfc3339(until),
         "isPaged": bool(is_paged),
     }
     expires_at = until + rows.KEPT
-    is_own_claim = was.get("claimedBy") == incident.incident_id
-    if claimed_at is not None and (is_paged or (not is_own_claim and context.now - claimed_at < _ALERT_CLAIM_TIMEOUT)):
+    is_own_alert = was.get("claimedBy") == incident.incident_id
+    if begun_at is not None and (is_paged or (not is_own_alert and context.now - begun_at < _ALERT_TIMEOUT)):
         if is_paged and until - datetime.fromisoformat(str(was["until"])) > window:
             _try_put(context.ledger, Row(key, doc, row.version if row else 0, None, expires_at))
         return
-    claimed = {"claimedAt": rfc3339(context.now), "claimedBy": incident.incident_id}
-    claim = Row(key, doc | claimed, row.version if row else 0, None, expires_at)
-    if not _try_put(context.ledger, claim):
+    sender = {"claimedAt": rfc3339(context.now), "claimedBy": incident.incident_id}
+    begun_row = Row(key, doc | sender, row.version if row else 0, None, expires_at)
+    if not _try_put(context.ledger, begun_row):
         return  # another run recorded it first, and sends the alert
     kind, _, name = verdict.cause.partition("/")
     notice = notices.Notice(
@@ -134,7 +134,7 @@ def alert_about_shared_cause(
     subject = f"{drill}Several nodes of {kind} {name} failed at once"
     context.on_call.alert(subject, notices.alert_text(notice), key=f"{of_drills}shared-cause-{verdict.cause}")
     context.telemetry.error("SharedCause", cause=verdict.cause, reason=verdict.reason, runbook="shared-cause")
-    paged = Row(key, claim.doc | {"isPaged": True}, claim.version + 1, None, claim.expires_at)
+    paged = Row(key, begun_row.doc | {"isPaged": True}, begun_row.version + 1, None, begun_row.expires_at)
     _try_put(context.ledger, paged)
 
 

@@ -17,15 +17,15 @@ from evenkeel.domain.health.incidents import Incident, JobAction, NodeBranchResu
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.nodes import INSTANCE_ID
 from evenkeel.domain.policy_section import Mode
-from evenkeel.domain.recovery.approval import beyond_approval, is_approved
+from evenkeel.domain.recovery.approval import is_approved, why_beyond_approval
 from evenkeel.domain.recovery.guardrails import GuardrailAction, GuardrailFacts, check_guardrails
 from evenkeel.domain.recovery.leases import RepairLease, RepairRequest
 from evenkeel.domain.recovery.modes import current_mode
-from evenkeel.domain.recovery.node_groups import GroupFacts, group_facts
+from evenkeel.domain.recovery.node_groups import GroupRepairFacts, group_repair_facts
 from evenkeel.domain.recovery.other_controllers import controller_mark, is_manual_cordon
-from evenkeel.domain.recovery.plan import FaultTraits, Owner, provider_busy_reason, why_not_allowed
+from evenkeel.domain.recovery.plan import FaultTraits, NodeOwner, provider_busy_reason, why_not_allowed
 from evenkeel.domain.recovery.repair import Repair, RepairDecision, RepairFacts, choose_repair
-from evenkeel.domain.recovery.repair_requests import OWNERS, REPLACE, RepairAnswer, evidence_of_effect
+from evenkeel.domain.recovery.repair_requests import REPLACE, WAIT_RUNGS, RepairAnswer, evidence_of_effect
 from evenkeel.domain.recovery.validation import CheckKind, judge_node
 from evenkeel.domain.values import Value
 from evenkeel.ports import (
@@ -38,9 +38,10 @@ from evenkeel.ports import (
     Write,
 )
 from evenkeel.services.context import Context
-from evenkeel.services.recovery import cordon_node, drain_node, guardrails, plan_recovery, read_slot, record_block
+from evenkeel.services.incidents import recovery_step
+from evenkeel.services.recovery import cordon_node, drain_node, guardrails, plan_recovery, record_block, slot_reader
 from evenkeel.services.recovery.guardrails import GuardrailState
-from evenkeel.services.recovery.read_slot import SlotReader
+from evenkeel.services.recovery.slot_reader import SlotReader
 from evenkeel.services.storage import (
     attempt_record,
     fleet_rows,
@@ -108,13 +109,13 @@ _BRANCH_ENDS = {
 }
 
 
-def run(request: incident_record.RecoveryRun, context: Context) -> RepairNodeResult:
+def run(request: recovery_step.RecoveryStepRequest, context: Context) -> RepairNodeResult:
     """Do the next step for the node: at most one provider call.
 
     Idempotent: yes, guarded by the lease. Reboot and replace have no client token, so the intent is recorded first.
     A call without a known answer is awaited and never simply repeated.
     """
-    incident, _ = incident_record.load(context.ledger, request.incident_id)
+    incident, _ = incident_record.load_incident(context.ledger, request.incident_id)
     if incident.state.is_settled or request.run < incident.run:
         return RepairNodeResult(outcome="STAND_DOWN", reason="The incident is settled, or a later run took over.")
     lease_row = context.ledger.get(fleet_rows.lease_key(incident.slot, is_drill=incident.is_drill))
@@ -124,7 +125,7 @@ def run(request: incident_record.RecoveryRun, context: Context) -> RepairNodeRes
         cordon_result = cordon_node.cordon(incident, context)
         if cordon_result.outcome == "BLOCKED":
             return RepairNodeResult(outcome=cordon_result.outcome, reason=cordon_result.reason)
-        incident, _ = incident_record.load(context.ledger, request.incident_id)
+        incident, _ = incident_record.load_incident(context.ledger, request.incident_id)
         if incident.plan is None or incident.plan.jobs is not JobAction.LEAVE:
             drain_node.drain(incident, context)
     waits = _drain_first(incident, facts, decision, context) if decision.drains else None
@@ -157,7 +158,7 @@ def _decide_step(
     if not decision.rung:
         return facts, decision, None
     inputs = guardrails.GuardrailInputs(context)
-    guardrail_state = inputs.read(GuardrailAction(decision.rung), incident, looks_healthy=facts.validity.is_valid)
+    guardrail_state = inputs.read_facts(GuardrailAction(decision.rung), incident, looks_healthy=facts.validity.is_valid)
     facts = facts.replace(guard=guardrail_state.facts)
     return facts, choose_repair(facts, context.policy.repair), guardrail_state
 
@@ -182,7 +183,7 @@ def _record_without_call(step: _Step, context: Context) -> RepairNodeResult:
     """Record a decision that calls no provider."""
     incident, decision = step.incident, step.decision
     if decision.awaited_owner:
-        _record_request(step, _owner_request(step.facts, decision), None, context.ledger)
+        _record_request(step, _wait_entry(step.facts, decision), None, context.ledger)
     if decision.action is Repair.AWAIT:
         _confirm_unanswered_call(incident, step.facts, context.ledger)
     if decision.action in _TIMELINE_KINDS:
@@ -190,7 +191,7 @@ def _record_without_call(step: _Step, context: Context) -> RepairNodeResult:
     if decision.action in (Repair.HOLD, Repair.BLOCKED):
         _record_block(incident, step.facts, step.record, context)
     else:
-        record_block.unblock(incident, context.ledger)
+        record_block.clear_block(incident, context.ledger)
     if decision.action in _BRANCH_ENDS:
         _record_end(incident, step.facts, decision, step.record, context)
     return RepairNodeResult(
@@ -209,18 +210,18 @@ def _read_facts(incident: Incident, lease: RepairLease | None, context: Context)
     own_requests = [request for request in requests if request.incident_id == incident.incident_id]
     since = own_requests[0].requested_at if own_requests else incident.opened_at
     slot = SlotReader(incident, context)
-    slot_state = slot.state(since)
+    slot_state = slot.read_state(since)
     observed = slot_state.replacement or slot_state.original
     own_node = slot_state.original.node
     hyperpod_settings = plan_recovery.read_hyperpod_settings(context.provider)
-    status = slot_state.original.record.status if slot_state.original.record else ""
+    status = slot_state.original.provider_node.status if slot_state.original.provider_node else ""
     until = incident.plan.work_may_run_until if incident.plan else None
-    has_work = bool(until and own_node and read_slot.has_work(own_node, context))
+    has_work = bool(until and own_node and slot_reader.has_accelerator_pods(own_node, context))
     window = timedelta(hours=context.policy.repair.flap_window_hours)
     fault = IncidentFault.of(incident, context.policy.catalogue)
-    owner = Owner(incident.plan.owner) if incident.plan and incident.plan.owner else Owner.EVENKEEL
-    not_allowed = _not_allowed(
-        incident, fault, context.mode, drills_may_act=incident_record.drill_may_act(incident, context)
+    owner = NodeOwner(incident.plan.owner) if incident.plan and incident.plan.owner else NodeOwner.EVENKEEL
+    not_allowed = _why_not_allowed(
+        incident, fault, context.mode, drills_may_act=recovery_step.drill_may_act(incident, context)
     )
     return RepairFacts(
         incident_id=incident.incident_id,
@@ -240,8 +241,8 @@ def _read_facts(incident: Incident, lease: RepairLease | None, context: Context)
         lease_holder=_other_holder(lease, incident, context.ledger),
         requests=requests,
         slot_state=slot_state,
-        group=_load_group(incident, requests, context) if owner is Owner.NODE_GROUP and not not_allowed else None,
-        validity=judge_node(observed, expected=slot.expected(observed, incident.instance_type)),
+        group=_load_group(incident, requests, context) if owner is NodeOwner.NODE_GROUP and not not_allowed else None,
+        validity=judge_node(observed, expected=slot.expected_accelerators(observed, incident.instance_type)),
         invalid_at=incident.invalid_at,
         deep_check_failed_at=_deep_check_failed_at(incident),
         opt_out_reason=slot.opt_out_reason,
@@ -257,18 +258,18 @@ def _read_facts(incident: Incident, lease: RepairLease | None, context: Context)
     )
 
 
-def _load_group(incident: Incident, requests: tuple[RepairRequest, ...], context: Context) -> GroupFacts:
+def _load_group(incident: Incident, requests: tuple[RepairRequest, ...], context: Context) -> GroupRepairFacts:
     instance_id = incident.life.instance_id
     is_instance = INSTANCE_ID.fullmatch(instance_id) is not None
     member = context.node_groups.member(instance_id) if is_instance else None
     recorded = next((request.group for request in reversed(requests) if request.group), "")
     group = context.node_groups.group(recorded) if recorded and member is None else None
-    return group_facts(instance_id, incident.life.cluster, member, group, requests, now=context.now)
+    return group_repair_facts(instance_id, incident.life.cluster, member, group, requests, now=context.now)
 
 
-def _not_allowed(incident: Incident, fault: IncidentFault, mode: Mode, *, drills_may_act: bool) -> str:
+def _why_not_allowed(incident: Incident, fault: IncidentFault, mode: Mode, *, drills_may_act: bool) -> str:
     """Return why no action is allowed; empty if one is. An approval covers only the plan that it names."""
-    beyond_reason = beyond_approval(incident, fault.node_rungs)
+    beyond_reason = why_beyond_approval(incident, fault.node_rungs)
     allowed_mode = current_mode(mode, incident.mode, is_approved=is_approved(incident) and not beyond_reason)
     reason_not_allowed = why_not_allowed(allowed_mode, is_drill=incident.is_drill, drills_may_act=drills_may_act)
     return beyond_reason if beyond_reason and allowed_mode is Mode.RECOMMEND else reason_not_allowed
@@ -284,7 +285,7 @@ def _calls_today(lease: RepairLease | None, now: datetime) -> int:
     calls = [
         request
         for request in (lease.requests if lease else ())
-        if request.rung not in OWNERS and request.answer != RepairAnswer.NOT_NOW
+        if request.rung not in WAIT_RUNGS and request.answer != RepairAnswer.NOT_NOW
     ]
     return len([call for call in calls if now - call.requested_at < timedelta(days=1)])
 
@@ -346,7 +347,7 @@ def _call_provider(step: _Step, context: Context) -> RepairNodeResult:
     assert guardrail_state
     request = _repair_request(facts, decision.rung, "")
     entry = guardrail_state.entry(incident, facts.now)
-    enters = guardrail_registers.put_adding(
+    enters = guardrail_registers.addition_put(
         RegisterName.REPAIRS,
         guardrail_state.register,
         guardrail_state.version,
@@ -357,9 +358,9 @@ def _call_provider(step: _Step, context: Context) -> RepairNodeResult:
     _record_request(step, request, enters, context.ledger)
     instance_id = incident.life.instance_id
     try:
-        if facts.owner is Owner.NODE_GROUP:
+        if facts.owner is NodeOwner.NODE_GROUP:
             answer = str(context.node_groups.terminate(instance_id))
-        elif facts.owner is Owner.KARPENTER:
+        elif facts.owner is NodeOwner.KARPENTER:
             answer = str(context.cluster.delete_node(incident.life.cluster, incident.node_name, instance_id))
         else:
             answer = str(
@@ -388,7 +389,7 @@ def _call_provider(step: _Step, context: Context) -> RepairNodeResult:
 def _repair_request(facts: RepairFacts, rung: str, answer: str) -> RepairRequest:
     original = facts.slot_state.original
     member = facts.group.member if facts.group else None
-    status = original.record.status if original.record else ""
+    status = original.provider_node.status if original.provider_node else ""
     return RepairRequest(
         rung=rung,
         life=facts.life,
@@ -401,14 +402,14 @@ def _repair_request(facts: RepairFacts, rung: str, answer: str) -> RepairRequest
     )
 
 
-def _owner_request(facts: RepairFacts, decision: RepairDecision) -> RepairRequest:
-    """Return the mark that shows since when Evenkeel waits for another owner.
+def _wait_entry(facts: RepairFacts, decision: RepairDecision) -> RepairRequest:
+    """Return the entry that records since when Evenkeel waits for another node owner.
 
     The owner may have begun earlier, so the returning node must have another boot id than the faulty one had.
     """
-    mark = _repair_request(facts, decision.awaited_owner, RepairAnswer.ACCEPTED)
+    entry = _repair_request(facts, decision.awaited_owner, RepairAnswer.ACCEPTED)
     is_of_opening = bool(facts.boot_id_at_opening) and facts.deep_check_failed_at is None
-    return mark.replace(boot_id=facts.boot_id_at_opening) if is_of_opening else mark
+    return entry.replace(boot_id=facts.boot_id_at_opening) if is_of_opening else entry
 
 
 # ---------------------------------------------------------------- record
@@ -429,9 +430,13 @@ def _record_request(step: _Step, request: RepairRequest, enters: Put | None, led
     version = lease_row.version if lease_row else 0
 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
-        repairs = current.repairs if request.rung in OWNERS else (*current.repairs, request.rung)
-        after = current.without_block().replace(repairs=repairs).at_stage("repair_requested_at", request.requested_at)
-        verb = "watched" if request.rung in OWNERS else request.rung
+        repairs = current.repairs if request.rung in WAIT_RUNGS else (*current.repairs, request.rung)
+        after = (
+            current.without_block()
+            .replace(repairs=repairs)
+            .with_stage_time("repair_requested_at", request.requested_at)
+        )
+        verb = "watched" if request.rung in WAIT_RUNGS else request.rung
         line = incident_record.timeline_put(
             current.incident_id,
             verb,
@@ -443,7 +448,7 @@ def _record_request(step: _Step, request: RepairRequest, enters: Put | None, led
         lease_write = Put(fleet_rows.lease_row(changed, version, is_drill=incident.is_drill))
         return after, [lease_write, *([enters] if enters else []), Put(subject_rows.decision_row(step.record)), line]
 
-    incident_record.update_once(ledger, incident.incident_id, change)
+    incident_record.update_incident_once(ledger, incident.incident_id, change)
 
 
 def _record_answer(incident: Incident, answered: RepairRequest, answer: str, ledger: Ledger) -> None:
@@ -488,16 +493,16 @@ def _record_reason(incident: Incident, decision: RepairDecision, record: Decisio
         )
         return current.replace(outcome=decision.reason), [Put(subject_rows.decision_row(record)), line]
 
-    incident_record.update(context.ledger, incident.incident_id, change)
+    incident_record.update_incident(context.ledger, incident.incident_id, change)
 
 
 def _record_block(incident: Incident, facts: RepairFacts, record: Decision, context: Context) -> None:
     """Record on the incident which guardrail blocks the repair. If many nodes share the cause, page once."""
     rung = choose_repair(facts.replace(hold=None, guard=None), context.policy.repair).rung
     act = GuardrailAction(rung) if rung else GuardrailAction.STOP
-    guard = facts.guard or GuardrailFacts(life=facts.life.key, pool=incident.pool, hold=facts.hold, now=facts.now)
+    guard = facts.guard or GuardrailFacts(life_key=facts.life.key, pool=incident.pool, hold=facts.hold, now=facts.now)
     verdict = check_guardrails(act, guard, context.policy.repair.guardrails)
-    record_block.block(incident, act, verdict, context.replace(now=facts.now), writer=WRITER, record=record)
+    record_block.set_block(incident, act, verdict, context.replace(now=facts.now), writer=WRITER, record=record)
     if verdict.cause:
         window = timedelta(seconds=context.policy.repair.guardrails.shared_cause_window_seconds)
         record_block.alert_about_shared_cause(verdict, context.replace(now=facts.now), incident=incident, window=window)
@@ -523,4 +528,4 @@ def _record_end(
         after = current.replace(node_branch=branch, replacement_instance_id=successor)
         return after, [Put(subject_rows.decision_row(record)), line]
 
-    incident_record.update(context.ledger, incident.incident_id, change)
+    incident_record.update_incident(context.ledger, incident.incident_id, change)

@@ -15,7 +15,7 @@ from evenkeel.events import envelope, reported_faults
 from evenkeel.events.outcomes import ParsedEvent
 from evenkeel.ports import Invalid, NotFound, Put
 from evenkeel.services.context import Context
-from evenkeel.services.incidents import receive_event, report_faults
+from evenkeel.services.incidents import ingest_event, recovery_step, report_faults
 from evenkeel.services.recovery import plan_recovery
 from evenkeel.services.storage import incident_record, rows, subject_rows
 from evenkeel.services.storage.dry_run import DryRunLedger, NullTelemetry, NullWorkflows
@@ -57,23 +57,25 @@ def run(request: ReplacementRequest, context: Context) -> tuple[Json, str]:
         answer = report_faults.run(report, context.replace(now=now))
         return {"instanceId": request.instance_id, "envelopeId": answer["envelopeId"]}, "/v1/incidents"
     parsed = envelope.parse(json.dumps(report_faults.check_reports(report, context.replace(now=now)).document).encode())
-    affected = receive_event.find_affected_node(request.instance_id, context, provider=None)
+    affected = ingest_event.find_affected_node(request.instance_id, context, asks_provider=False)
     if not isinstance(parsed, ParsedEvent) or affected is None:
         raise NotFound(f"{request.instance_id} is not a node of this fleet.")
     dry_run_ledger = DryRunLedger(context.ledger)
     dry_run = context.replace(ledger=dry_run_ledger, telemetry=NullTelemetry(), workflows=NullWorkflows(), now=now)
     for fact in parsed.facts:
         assert isinstance(fact, NodeFact)
-        noted = receive_event.ingest_node_fact(
+        noted = ingest_event.ingest_fact_of_known_node(
             fact,
             affected,
             dry_run,
         )
     if not noted.incident_id:
         return _answer(request, affected.job_ids, None, "NOTHING", noted.reason), f"/v1/nodes/{request.instance_id}"
-    incident, _ = incident_record.load(dry_run_ledger, noted.incident_id)
+    incident, _ = incident_record.load_incident(dry_run_ledger, noted.incident_id)
     result = plan_recovery.run(
-        incident_record.RecoveryRun(incident_id=incident.incident_id, run=incident.run + (incident.plan is not None)),
+        recovery_step.RecoveryStepRequest(
+            incident_id=incident.incident_id, run=incident.run + (incident.plan is not None)
+        ),
         dry_run,
     )
     row = dry_run_ledger.get(subject_rows.decision_key(result.decision_id))

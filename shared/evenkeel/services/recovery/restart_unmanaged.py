@@ -12,10 +12,10 @@ from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.jobs.workload_kind import WorkloadKind
 from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.recovery.draining import affected_since
-from evenkeel.domain.recovery.restarts import (
+from evenkeel.domain.recovery.resume import distrust_after
+from evenkeel.domain.recovery.unmanaged_restarts import (
     MAX_MANIFEST_BYTES,
     NextStep,
-    Restart,
     RestartAction,
     RestartDecision,
     RestartFacts,
@@ -23,17 +23,18 @@ from evenkeel.domain.recovery.restarts import (
     RestartStep,
     UnmanagedJob,
     UnmanagedJobState,
+    UnmanagedRestart,
+    choose_next_step,
     decide_restart,
-    next_step,
+    is_stopping_step,
     parse_label,
-    stops_job,
     why_not_concerned,
 )
-from evenkeel.domain.recovery.resume import distrust_after
 from evenkeel.ports import EvenkeelError, Key, PermanentError, Put, Write
 from evenkeel.services.context import Context
+from evenkeel.services.incidents import recovery_step
 from evenkeel.services.recovery import guardrails
-from evenkeel.services.storage import fleet_rows, incident_record, restart_rows, rows, subject_rows
+from evenkeel.services.storage import fleet_rows, incident_record, rows, subject_rows, unmanaged_restart_rows
 from evenkeel.services.storage.decision_record import decision_of
 
 WRITER = "restart_unmanaged"
@@ -60,7 +61,7 @@ def run(incident: Incident, context: Context, *, may_stop: bool) -> frozenset[st
         return frozenset()
     for label, action in incident.unmanaged_jobs.items():
         if action == RestartAction.RESTART and (row := context.ledger.get(_restart_key(incident, label))):
-            _advance_safely(rows.decode(row, Restart), context)
+            _advance_safely(rows.decode(row, UnmanagedRestart), context)
     moved = set()
     node = _stored_node(incident, context)
     for job in _jobs_on_node(incident, node, context):
@@ -84,7 +85,7 @@ def run_if_allowed(incident: Incident, context: Context) -> frozenset[str]:
     return run(incident, context, may_stop=True)
 
 
-def _advance_safely(restart: Restart, context: Context) -> None:
+def _advance_safely(restart: UnmanagedRestart, context: Context) -> None:
     try:
         advance(restart, context)
     except EvenkeelError as error:
@@ -93,7 +94,7 @@ def _advance_safely(restart: Restart, context: Context) -> None:
 
 def _restart_key(incident: Incident, label: str) -> Key:
     kind, namespace, name = parse_label(label)
-    return restart_rows.restart_key(incident.life.cluster, namespace, kind, name)
+    return unmanaged_restart_rows.restart_key(incident.life.cluster, namespace, kind, name)
 
 
 def _jobs_on_node(incident: Incident, node: FleetNode | None, context: Context) -> Iterator[UnmanagedJob]:
@@ -122,7 +123,7 @@ def _is_adopted(job: UnmanagedJob, context: Context) -> bool:
 
 def _handle_job(incident: Incident, job: UnmanagedJob, node: FleetNode | None, context: Context) -> RestartAction:
     row = context.ledger.get(_restart_key(incident, job.label))
-    last = rows.decode(row, Restart) if row else None
+    last = rows.decode(row, UnmanagedRestart) if row else None
     if last is not None and last.stage is not RestartStage.ENDED:
         return RestartAction.RESTART
     decision = _decide_restart(incident, job, node, last, context)
@@ -130,7 +131,7 @@ def _handle_job(incident: Incident, job: UnmanagedJob, node: FleetNode | None, c
     is_known = named.get(job.label) == decision.action or len(named) >= _MAX_NAMED_JOBS
     if decision.action is not RestartAction.RESTART and is_known:
         return decision.action
-    restart = Restart(
+    restart = UnmanagedRestart(
         cluster=incident.life.cluster,
         namespace=job.namespace,
         kind=job.kind,
@@ -148,7 +149,7 @@ def _handle_job(incident: Incident, job: UnmanagedJob, node: FleetNode | None, c
 
 
 def _decide_restart(
-    incident: Incident, job: UnmanagedJob, node: FleetNode | None, last: Restart | None, context: Context
+    incident: Incident, job: UnmanagedJob, node: FleetNode | None, last: UnmanagedRestart | None, context: Context
 ) -> RestartDecision:
     policy = context.policy
     left_workloads = node.left_workloads if node else {}
@@ -167,7 +168,12 @@ def _decide_restart(
 
 
 def _record_decision(
-    incident: Incident, job: UnmanagedJob, decision: RestartDecision, restart: Restart, version: int, context: Context
+    incident: Incident,
+    job: UnmanagedJob,
+    decision: RestartDecision,
+    restart: UnmanagedRestart,
+    version: int,
+    context: Context,
 ) -> None:
     """Record a decision with its timeline line. In the same commit, record the restart if there is one."""
     record = decision_of(
@@ -181,7 +187,9 @@ def _record_decision(
     line = incident_record.timeline_put(
         incident.incident_id, "job", decision.reason, at=context.now, writer=WRITER, decision_id=record.decision_id
     )
-    restarts = [Put(restart_rows.restart_row(restart, version))] if decision.action is RestartAction.RESTART else []
+    restarts = (
+        [Put(unmanaged_restart_rows.restart_row(restart, version))] if decision.action is RestartAction.RESTART else []
+    )
 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
         named = current.unmanaged_jobs
@@ -189,11 +197,11 @@ def _record_decision(
             named = {**named, job.label: decision.action}
         return current.replace(unmanaged_jobs=named), [Put(subject_rows.decision_row(record)), line, *restarts]
 
-    incident_record.update(context.ledger, incident.incident_id, change)
+    incident_record.update_incident(context.ledger, incident.incident_id, change)
     context.telemetry.count("UnmanagedJobsDecided", action=decision.action)
 
 
-def advance(restart: Restart, context: Context) -> Restart:
+def advance(restart: UnmanagedRestart, context: Context) -> UnmanagedRestart:
     """Take the next step of a restart, as the object in the cluster requires it.
 
     Idempotent: yes. Each step that stops the job is recorded before it is taken, and the next call decides anew.
@@ -201,39 +209,39 @@ def advance(restart: Restart, context: Context) -> Restart:
     Raises:
         Conflict: Another writer has advanced the restart meanwhile.
     """
-    row = context.ledger.get(restart_rows.key_of(restart))
+    row = context.ledger.get(unmanaged_restart_rows.key_of(restart))
     if row is None:
         return restart
-    restart = rows.decode(row, Restart)
+    restart = rows.decode(row, UnmanagedRestart)
     if restart.stage is RestartStage.ENDED:
         return restart
     job = context.cluster.unmanaged_job(restart.cluster, restart.namespace, restart.kind, restart.name)
-    step = next_step(restart, job)
-    progress = _Progress(restart, row.version, context)
-    if stops_job(step.step):  # the other steps start the job again, whatever became of the incident
-        incident, _ = incident_record.load(context.ledger, restart.incident_id)
-        step = next_step(restart, job, incident_is_over=incident.state.is_settled)
-        if stops_job(step.step) and (reason_not_allowed := _why_not_now(incident, context)):
-            return progress.note(reason_not_allowed)
+    step = choose_next_step(restart, job)
+    progress = _RestartWriter(restart, row.version, context)
+    if is_stopping_step(step.step):  # the other steps start the job again, whatever became of the incident
+        incident, _ = incident_record.load_incident(context.ledger, restart.incident_id)
+        step = choose_next_step(restart, job, incident_is_over=incident.state.is_settled)
+        if is_stopping_step(step.step) and (reason_not_allowed := _why_not_now(incident, context)):
+            return progress.record_wait_reason(reason_not_allowed)
     if step.step is RestartStep.WAIT:
-        return progress.note(step.reason)
+        return progress.record_wait_reason(step.reason)
     if step.step is RestartStep.CREATE:
         return _create_job_again(progress, step.reason)
     if step.step is RestartStep.END or job is None:
-        return progress.end(step.reason, was_restarted=step.was_restarted)
+        return progress.record_end(step.reason, was_restarted=step.was_restarted)
     if step.step is RestartStep.RESUME:
         context.cluster.suspend(restart.cluster, job, is_suspended=False)
-        return progress.end(step.reason, was_restarted=True)
+        return progress.record_end(step.reason, was_restarted=True)
     return _stop_job(progress, job, step)
 
 
-class _Progress:
+class _RestartWriter:
     """Writes the progress of one restart."""
 
-    def __init__(self, restart: Restart, version: int, context: Context) -> None:
+    def __init__(self, restart: UnmanagedRestart, version: int, context: Context) -> None:
         self.restart, self._version, self.context = restart, version, context
 
-    def put(self, text: str = "", **changes: object) -> Restart:
+    def record(self, text: str = "", **changes: object) -> UnmanagedRestart:
         """Record changes, with a line in the timeline of the incident if there is a text."""
         self.restart = self.restart.replace(**changes)
         line = incident_record.timeline_put(
@@ -244,18 +252,18 @@ class _Progress:
             writer=f"{WRITER}-{self.restart.namespace}/{self.restart.name}-{self._version}",
         )
         self.context.ledger.commit(
-            Put(restart_rows.restart_row(self.restart, self._version)), *([line] if text else [])
+            Put(unmanaged_restart_rows.restart_row(self.restart, self._version)), *([line] if text else [])
         )
         self._version += 1
         return self.restart
 
-    def note(self, text: str) -> Restart:
+    def record_wait_reason(self, text: str) -> UnmanagedRestart:
         """Record why the restart waits, unless that is recorded already."""
-        return self.restart if text == self.restart.result else self.put(text, result=text)
+        return self.restart if text == self.restart.result else self.record(text, result=text)
 
-    def end(self, text: str, *, was_restarted: bool) -> Restart:
+    def record_end(self, text: str, *, was_restarted: bool) -> UnmanagedRestart:
         self.context.telemetry.count("UnmanagedJobRestarts", outcome="RESTARTED" if was_restarted else "NOT_RESTARTED")
-        return self.put(
+        return self.record(
             text,
             stage=RestartStage.ENDED,
             result=text,
@@ -267,13 +275,13 @@ class _Progress:
 
 def _why_not_now(incident: Incident, context: Context) -> str:
     """Return why Evenkeel may not stop a job for the incident now; empty if it may."""
-    if reason_not_allowed := incident_record.why_may_not_act(incident, context):
+    if reason_not_allowed := recovery_step.why_may_not_act(incident, context):
         return reason_not_allowed
     verdict = guardrails.check_stop_allowed(incident, context)
     return "" if verdict.is_allowed else verdict.reason
 
 
-def _stop_job(progress: _Progress, job: UnmanagedJob, step: NextStep) -> Restart:
+def _stop_job(progress: _RestartWriter, job: UnmanagedJob, step: NextStep) -> UnmanagedRestart:
     """Suspend the object, or delete it. Record that first, so that the next call can tell who did it."""
     cluster, restart = progress.context.cluster, progress.restart
     if missing := cluster.missing_restart_rights(restart.cluster, job):
@@ -282,24 +290,24 @@ def _stop_job(progress: _Progress, job: UnmanagedJob, step: NextStep) -> Restart
         )
         verbs = ", ".join(f"{right.verb} {right.resource}" for right in missing)
         text = f"{restart.label} is not restarted: Evenkeel has no right to {verbs} in its namespace."
-        return progress.end(text, was_restarted=False)
+        return progress.record_end(text, was_restarted=False)
     if step.step is RestartStep.SUSPEND:
         if restart.stage is not RestartStage.SUSPENDED:
-            restart = progress.put(step.reason, stage=RestartStage.SUSPENDED)
+            restart = progress.record(step.reason, stage=RestartStage.SUSPENDED)
         cluster.suspend(restart.cluster, job, is_suspended=True)
         return restart
     manifest = cluster.manifest_of(restart.cluster, job)
     if len(manifest.encode()) > MAX_MANIFEST_BYTES:
         text = f"{restart.label} is not restarted: its manifest has more than {MAX_MANIFEST_BYTES} bytes."
-        return progress.end(text, was_restarted=False)
+        return progress.record_end(text, was_restarted=False)
     is_repeated = restart.stage is RestartStage.DELETED
-    restart = progress.put("" if is_repeated else step.reason, stage=RestartStage.DELETED, manifest=manifest)
+    restart = progress.record("" if is_repeated else step.reason, stage=RestartStage.DELETED, manifest=manifest)
     if not cluster.delete_job(restart.cluster, job) and not is_repeated:
-        return progress.end(f"{restart.label} was deleted by its owner.", was_restarted=False)
+        return progress.record_end(f"{restart.label} was deleted by its owner.", was_restarted=False)
     return restart
 
 
-def _create_job_again(progress: _Progress, reason: str) -> Restart:
+def _create_job_again(progress: _RestartWriter, reason: str) -> UnmanagedRestart:
     """Create the deleted job. A refusal is repeated until it succeeds, because only the ledger has the job now."""
     restart = progress.restart
     try:
@@ -308,5 +316,5 @@ def _create_job_again(progress: _Progress, reason: str) -> Restart:
         telemetry = progress.context.telemetry
         telemetry.count("UnmanagedJobsNotCreated")
         telemetry.error("UnmanagedJobNotCreated", job=restart.label, detail=str(error), runbook="job-not-created")
-        return progress.note(f"{restart.label} cannot be created again yet: {error}")
-    return progress.end(reason, was_restarted=True)
+        return progress.record_wait_reason(f"{restart.label} cannot be created again yet: {error}")
+    return progress.record_end(reason, was_restarted=True)

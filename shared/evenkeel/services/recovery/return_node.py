@@ -2,9 +2,10 @@
 
 from evenkeel.domain.health.incidents import Incident, NodeBranchResult
 from evenkeel.domain.values import Value
-from evenkeel.ports import Ledger, ReleaseResult, Write
+from evenkeel.ports import Ledger, UncordonResult, Write
 from evenkeel.services.context import Context
-from evenkeel.services.recovery.read_slot import SlotReader
+from evenkeel.services.incidents import recovery_step
+from evenkeel.services.recovery.slot_reader import SlotReader
 from evenkeel.services.storage import guardrail_registers, incident_record, incident_rows, rows
 from evenkeel.services.storage.guardrail_registers import RegisterName
 
@@ -19,26 +20,28 @@ class ReturnNodeResult(Value):
 
 
 _OUTCOME_TEXT = {
-    ReleaseResult.RELEASED: (NodeBranchResult.RETURNED, "{name} is back in service."),
-    ReleaseResult.ALREADY_FREE: (NodeBranchResult.RETURNED, "{name} is back in service."),
-    ReleaseResult.CORDONED_BY_OTHER: (
+    UncordonResult.RELEASED: (NodeBranchResult.RETURNED, "{name} is back in service."),
+    UncordonResult.ALREADY_FREE: (NodeBranchResult.RETURNED, "{name} is back in service."),
+    UncordonResult.CORDONED_BY_OTHER: (
         NodeBranchResult.STAYS_CORDONED,
         "{name} is healthy but stays cordoned, because a person cordoned it.",
     ),
-    ReleaseResult.GONE: (NodeBranchResult.GONE, "{name} is gone from its cluster."),
+    UncordonResult.GONE: (NodeBranchResult.GONE, "{name} is gone from its cluster."),
 }
 
 
-def run(request: incident_record.RecoveryRun, context: Context) -> ReturnNodeResult:
+def run(request: recovery_step.RecoveryStepRequest, context: Context) -> ReturnNodeResult:
     """Remove Evenkeel's cordon and the validation taint from the node in the slot, and request a scheduling cycle.
 
     No mode and no hold blocks this: it only undoes this recovery's cordon.
 
     Idempotent: yes, a node without a cordon is success.
     """
-    incident, _ = incident_record.load(context.ledger, request.incident_id)
-    last_request = incident_record.last_request(context.ledger, incident)
-    slot_state = SlotReader(incident, context).state(last_request.requested_at if last_request else incident.opened_at)
+    incident, _ = incident_record.load_incident(context.ledger, request.incident_id)
+    last_repair_request = incident_record.last_repair_request(context.ledger, incident)
+    slot_state = SlotReader(incident, context).read_state(
+        last_repair_request.requested_at if last_repair_request else incident.opened_at
+    )
     observed = slot_state.replacement or slot_state.original
     node = observed.node
     if node is None:
@@ -53,33 +56,33 @@ def run(request: incident_record.RecoveryRun, context: Context) -> ReturnNodeRes
             observed.instance_id,
             context,
         )
-    mark = _removable_mark(node.incident_id, incident, context.ledger)
-    result = context.cluster.release(incident.life.cluster, node.name, mark)
+    cordon_incident_id = _removable_cordon(node.incident_id, incident, context.ledger)
+    result = context.cluster.return_to_service(incident.life.cluster, node.name, cordon_incident_id)
     outcome, text = _OUTCOME_TEXT[result]
     answer = _record_return(
         incident, ReturnNodeResult(outcome=outcome, reason=text.format(name=node.name)), observed.instance_id, context
     )
     context.cycle_requests.request(f"{node.name} returned")
-    if result is ReleaseResult.RELEASED:
+    if result is UncordonResult.RELEASED:
         context.telemetry.seconds("DetectedToReturned", (context.now - incident.opened_at).total_seconds())
     return answer
 
 
-def _removable_mark(mark: str | None, incident: Incident, ledger: Ledger) -> str:
+def _removable_cordon(cordon_incident_id: str | None, incident: Incident, ledger: Ledger) -> str:
     """Return the incident whose cordon may be removed: this one, or a settled earlier incident of the same node.
 
-    After a restore of the tables, nodes may have marks of incidents that the ledger does not know. A real incident that
-    has repaired and validated its node removes such a mark, too.
+    After a restore of the tables, nodes may have annotations of incidents that the ledger does not know. A real
+    incident that has repaired and validated its node removes such an annotation, too.
     """
-    if mark and mark != incident.incident_id:
-        row = ledger.get(incident_rows.incident_key(mark))
+    if cordon_incident_id and cordon_incident_id != incident.incident_id:
+        row = ledger.get(incident_rows.incident_key(cordon_incident_id))
         if row is None and not incident.is_drill:
-            return mark
+            return cordon_incident_id
         earlier = rows.decode(row, Incident) if row else None
         # A drill yields to a real incident, so the real one removes the drill's cordon before the drill is settled.
         is_over = earlier is not None and (earlier.state.is_settled or (earlier.is_drill and not incident.is_drill))
         if earlier and is_over and earlier.life == incident.life:
-            return mark
+            return cordon_incident_id
     return incident.incident_id
 
 
@@ -93,16 +96,16 @@ def _record_return(
         if instance_id and instance_id != current.life.instance_id:
             after = after.replace(replacement_instance_id=instance_id)
         if answer.outcome == NodeBranchResult.RETURNED:
-            after = after.at_stage("returned_at", context.now)
+            after = after.with_stage_time("returned_at", context.now)
         life = current.life.key
         leaves = [
-            *guardrail_registers.puts_removing(RegisterName.REPAIRS, context, life, is_drill=current.is_drill),
-            *guardrail_registers.puts_removing(RegisterName.CORDONS, context, life, is_drill=current.is_drill),
+            *guardrail_registers.removal_writes(RegisterName.REPAIRS, context, life, is_drill=current.is_drill),
+            *guardrail_registers.removal_writes(RegisterName.CORDONS, context, life, is_drill=current.is_drill),
         ]
         after = after.without_block()
         kind = "returned" if answer.outcome == NodeBranchResult.RETURNED else "node"
         line = incident_record.timeline_put(current.incident_id, kind, answer.reason, at=context.now, writer=WRITER)
         return after, [*leaves, line]
 
-    incident_record.update(context.ledger, incident.incident_id, change)
+    incident_record.update_incident(context.ledger, incident.incident_id, change)
     return answer

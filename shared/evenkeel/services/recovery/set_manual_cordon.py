@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.nodes import FleetNode
-from evenkeel.domain.recovery.leases import ManualCordon
-from evenkeel.domain.recovery.unhealthy import UnhealthyNode
+from evenkeel.domain.recovery.manual_cordons import ManualCordon
+from evenkeel.domain.recovery.unhealthy_nodes import UnhealthyNode
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import Value, rfc3339
-from evenkeel.ports import Conflict, CordonResult, KeyReused, NotFound, Put, Refused, ReleaseResult, Write
+from evenkeel.ports import ClusterCordonResult, Conflict, KeyReused, NotFound, Put, Refused, UncordonResult, Write
 from evenkeel.services.context import Context
 from evenkeel.services.recovery import manual_cordons
 from evenkeel.services.storage import fleet_rows, guardrail_registers, incident_record, incident_rows, known_names, rows
@@ -34,8 +34,8 @@ class SetManualCordonRequest(Value):
     """Digest of the whole request. The same id with another digest is refused."""
 
 
-class Begun(NamedTuple):
-    """A request whose effect may have happened in an earlier try."""
+class BegunRequest(NamedTuple):
+    """A recorded request. An earlier try may have carried it out."""
 
     at: datetime
     """When the first try began. It is the time of its records, so that a repeat writes the same rows."""
@@ -57,7 +57,7 @@ class SetManualCordonResult(Value):
     """Incident whose cordon was removed; empty if a person set it."""
 
 
-class NotOurs(Refused):
+class CordonedOutsideEvenkeel(Refused):
     """A person set this cordon outside Evenkeel. Only that person knows the reason, and can remove it."""
 
     code = "CORDONED_BY_PERSON"
@@ -69,11 +69,12 @@ class CordonedByRecovery(Refused):
     code = "CORDONED_BY_RECOVERY"
 
 
-def cordon(request: SetManualCordonRequest, context: Context) -> SetManualCordonResult:
-    """Cordon a node as a person: without Evenkeel's mark, so that no recovery removes the cordon.
+def cordon_as_person(request: SetManualCordonRequest, context: Context) -> SetManualCordonResult:
+    """Cordon a node as a person: without Evenkeel's annotation, so that no recovery removes the cordon.
 
-    The author and the reason are recorded first, because the node cannot hold them; `uncordon` removes only recorded
-    cordons. Idempotent: yes. If a person cordoned the node already, that is success and the first author stays.
+    The author and the reason are recorded first, because a node object has no fields for them. `uncordon_as_person`
+    removes only recorded cordons. Idempotent: yes. If a person cordoned the node already, that is success and the
+    first author stays.
 
     Raises:
         NotFound: the fleet does not know the node, or the node has not joined its cluster.
@@ -83,16 +84,20 @@ def cordon(request: SetManualCordonRequest, context: Context) -> SetManualCordon
     node = _find_node(request.instance_id, context)
     begun = _record_request(request, node, context)
     life = node.life.key
-    is_known = life in manual_cordons.load(context.ledger)
+    is_known = life in manual_cordons.load_manual_cordons(context.ledger)
     if not is_known:
-        manual_cordons.put(context.ledger, ManualCordon(life=life, by=request.by, reason=request.reason, at=begun.at))
+        manual_cordons.record_cordon(
+            context.ledger, ManualCordon(life_key=life, by=request.by, reason=request.reason, at=begun.at)
+        )
     result = context.cluster.cordon(node.life.cluster, node.node_name, None)
-    if result is not CordonResult.CORDONED and (not is_known or result is not CordonResult.BY_PERSON):
-        manual_cordons.forget(context.ledger, life)
-    elif result is CordonResult.CORDONED and is_known:
+    if result is not ClusterCordonResult.CORDONED and (not is_known or result is not ClusterCordonResult.BY_PERSON):
+        manual_cordons.delete_record(context.ledger, life)
+    elif result is ClusterCordonResult.CORDONED and is_known:
         # The recorded cordon has since been removed outside Evenkeel, so this cordon has a new author.
-        manual_cordons.put(context.ledger, ManualCordon(life=life, by=request.by, reason=request.reason, at=begun.at))
-    if result in (CordonResult.BY_OTHER_INCIDENT, CordonResult.ALREADY_CORDONED):
+        manual_cordons.record_cordon(
+            context.ledger, ManualCordon(life_key=life, by=request.by, reason=request.reason, at=begun.at)
+        )
+    if result in (ClusterCordonResult.BY_OTHER_INCIDENT, ClusterCordonResult.ALREADY_CORDONED):
         kubernetes = context.cluster.node(node.life.cluster, node.node_name)
         whose = (kubernetes.incident_id if kubernetes else None) or "a recovery"
         raise CordonedByRecovery(
@@ -100,17 +105,17 @@ def cordon(request: SetManualCordonRequest, context: Context) -> SetManualCordon
             f"To set your own cordon: evenkeel nodes uncordon {request.instance_id}, which ends that recovery, "
             f"then evenkeel nodes cordon {request.instance_id}."
         )
-    if result is CordonResult.GONE:
+    if result is ClusterCordonResult.GONE:
         raise NotFound(f"{node.node_name} is gone from {node.life.cluster}.")
-    if result is CordonResult.CORDONED or (begun.is_repeat and not begun.was_cordoned):
+    if result is ClusterCordonResult.CORDONED or (begun.is_repeat and not begun.was_cordoned):
         _record_act(request, f"{request.by} cordoned {node.node_name}", "cordoned", begun.at, context)
     return SetManualCordonResult(outcome="CORDONED", instance_id=request.instance_id, node_name=node.node_name)
 
 
-def uncordon(request: SetManualCordonRequest, context: Context) -> SetManualCordonResult:
+def uncordon_as_person(request: SetManualCordonRequest, context: Context) -> SetManualCordonResult:
     """Remove Evenkeel's cordon from a node, with the taint of its validation. A recovery of the node stands down.
 
-    Cordons of `cordon` are removed, too. Idempotent: yes, a node without a cordon is success.
+    Cordons of `cordon_as_person` are removed, too. Idempotent: yes, a node without a cordon is success.
 
     Raises:
         NotFound: the fleet does not know the node, or the node has not joined its cluster.
@@ -120,29 +125,31 @@ def uncordon(request: SetManualCordonRequest, context: Context) -> SetManualCord
     node = _find_node(request.instance_id, context)
     begun = _record_request(request, node, context)
     incident_id = begun.incident_id
-    result = context.cluster.release(node.life.cluster, node.node_name, incident_id or None)
-    if result is ReleaseResult.GONE:
+    result = context.cluster.return_to_service(node.life.cluster, node.node_name, incident_id or None)
+    if result is UncordonResult.GONE:
         raise NotFound(f"{node.node_name} is gone from {node.life.cluster}.")
-    if result is ReleaseResult.CORDONED_BY_OTHER and node.life.key in manual_cordons.load(context.ledger):
-        result = context.cluster.uncordon(node.life.cluster, node.node_name)
-    if result in (ReleaseResult.RELEASED, ReleaseResult.ALREADY_FREE):
-        manual_cordons.forget(context.ledger, node.life.key)
-    if result is ReleaseResult.CORDONED_BY_OTHER:
-        raise NotOurs(
+    if result is UncordonResult.CORDONED_BY_OTHER and node.life.key in manual_cordons.load_manual_cordons(
+        context.ledger
+    ):
+        result = context.cluster.remove_manual_cordon(node.life.cluster, node.node_name)
+    if result in (UncordonResult.RELEASED, UncordonResult.ALREADY_FREE):
+        manual_cordons.delete_record(context.ledger, node.life.key)
+    if result is UncordonResult.CORDONED_BY_OTHER:
+        raise CordonedOutsideEvenkeel(
             f"{node.node_name} was cordoned by a person or another program, not through Evenkeel. "
             f"To remove that cordon: kubectl uncordon {node.node_name}."
         )
-    if result is ReleaseResult.RELEASED or (begun.is_repeat and begun.was_cordoned):
+    if result is UncordonResult.RELEASED or (begun.is_repeat and begun.was_cordoned):
         _record_act(request, f"{request.by} uncordoned {node.node_name}", "uncordoned", begun.at, context)
     _record_on_incident(request, node, incident_id, begun.at, context)
-    _mark_trusted(node, request.by, incident_id, context)
+    _record_trust(node, request.by, incident_id, context)
     return SetManualCordonResult(
         outcome=result, instance_id=request.instance_id, node_name=node.node_name, incident_id=incident_id
     )
 
 
-def _mark_trusted(node: FleetNode, by: str, incident_id: str, context: Context) -> None:
-    """Record that a person declares a node healthy, although an incident or a mark says that it is not."""
+def _record_trust(node: FleetNode, by: str, incident_id: str, context: Context) -> None:
+    """Record that a person declares a node healthy, although an incident or a fault mark says that it is not."""
     row = context.ledger.get(incident_rows.unhealthy_key(node.life))
     if row is None and not node.marks and not incident_id:
         return
@@ -152,7 +159,7 @@ def _mark_trusted(node: FleetNode, by: str, incident_id: str, context: Context) 
         if row
         else UnhealthyNode(life=node.life, incident_id=incident_id, since=context.now, reason=reason)
     )
-    with contextlib.suppress(Conflict):  # an incident of the node opened or ended at this moment, which is newer
+    with contextlib.suppress(Conflict):  # another writer stored newer facts: an incident of the node opened or ended
         trusted = unhealthy_node.replace(trusted_by=by, trusted_at=context.now)
         context.ledger.commit(Put(incident_rows.unhealthy_row(trusted, row.version if row else 0)))
 
@@ -163,10 +170,10 @@ def _find_node(instance_id: str, context: Context) -> FleetNode:
         node = rows.decode(row, FleetNode) if row else None
         if node is not None and node.node_name:
             return node
-    raise known_names.no_node(instance_id, context.ledger)
+    raise known_names.unknown_node_error(instance_id, context.ledger)
 
 
-def _record_request(request: SetManualCordonRequest, node: FleetNode, context: Context) -> Begun:
+def _record_request(request: SetManualCordonRequest, node: FleetNode, context: Context) -> BegunRequest:
     """Record a request, and the cordon of the node before it, unless an earlier try did.
 
     Raises:
@@ -174,13 +181,15 @@ def _record_request(request: SetManualCordonRequest, node: FleetNode, context: C
     """
     key = fleet_rows.automation_request_key(request.request_id)
 
-    def begin() -> Begun:
+    def begin() -> BegunRequest:
         earlier = context.ledger.get(key)
         if earlier is not None and (earlier.expires_at is None or earlier.expires_at > context.now):
             if earlier.doc["fingerprint"] != request.fingerprint:
                 raise KeyReused("This idempotency key was used for a different request. Use a new key.")
             begun = earlier.doc
-            return Begun(datetime.fromisoformat(begun["begunAt"]), True, begun["wasCordoned"], begun["incidentId"])
+            return BegunRequest(
+                datetime.fromisoformat(begun["begunAt"]), True, begun["wasCordoned"], begun["incidentId"]
+            )
         kubernetes = context.cluster.node(node.life.cluster, node.node_name)
         was_cordoned = kubernetes is not None and kubernetes.is_cordoned
         incident_id = (kubernetes.incident_id or "") if kubernetes else ""
@@ -192,7 +201,7 @@ def _record_request(request: SetManualCordonRequest, node: FleetNode, context: C
         }
         fresh = fleet_rows.automation_request_row(request.request_id, document, context.now)
         context.ledger.commit(Put(replace(fresh, version=earlier.version if earlier else 0)))
-        return Begun(context.now, False, was_cordoned, incident_id)
+        return BegunRequest(context.now, False, was_cordoned, incident_id)
 
     return until_committed(begin, f"request {request.request_id} changed on every try")
 
@@ -218,12 +227,12 @@ def _record_on_incident(
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
         text = f"{request.by} uncordoned {node.node_name}" + (f": {request.reason}" if request.reason else ".")
         line = incident_record.timeline_put(current.incident_id, "uncordoned", text, at=at, writer=request.by)
-        leaves = guardrail_registers.puts_removing(
+        leaves = guardrail_registers.removal_writes(
             RegisterName.CORDONS, context, node.life.key, is_drill=current.is_drill
         )
         return current, [*leaves, line]
 
     try:
-        incident_record.update(context.ledger, incident_id, change)
+        incident_record.update_incident(context.ledger, incident_id, change)
     except (NotFound, Conflict):
-        return  # the mark is removed, as requested
+        return  # the cordon is removed, as requested

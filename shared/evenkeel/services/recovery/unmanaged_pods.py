@@ -1,4 +1,4 @@
-"""Pods of a cluster that are not Evenkeel's. Labels are only a claim; the ledger decides.
+"""Pods of a cluster that are not Evenkeel's. Labels prove nothing; the ledger decides.
 
 Any user who may create a pod can give it Evenkeel's labels. A pod is Evenkeel's only if the ledger has the attempt,
 rental or node test that its labels name. The record must have the pod's namespace, and the Job that controls the pod.
@@ -8,7 +8,7 @@ All other pods are unmanaged: they are listed, counted and evicted like any othe
 import re
 from collections.abc import Iterable
 
-from evenkeel.domain.external.unmanaged_workloads import ManagedKind, OwnershipClaim, UnmanagedPod
+from evenkeel.domain.external.unmanaged_workloads import LabelledOwner, ManagedKind, UnmanagedPod
 from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.jobs.attempt import Attempt, ObservedWorkload
 from evenkeel.domain.renting.rental import Rental
@@ -20,17 +20,17 @@ _RENTAL_PODS = re.compile(r"(?P<job>.+)-r(?P<number>[0-9]{1,6})(-[0-9]{1,3})?")
 _CHECK = re.compile(r"(?P<incident>inc-[a-z0-9]+)-check-[0-9]+")
 
 
-def pods(name: str, context: Context, on: str | None = None) -> tuple[UnmanagedPod, ...]:
+def list_unmanaged_pods(name: str, context: Context, on: str | None = None) -> tuple[UnmanagedPod, ...]:
     """List the live unmanaged pods of all namespaces, without static pods and pods of a DaemonSet.
 
     Args:
         name: The cluster.
         on: Only pods on this node; empty: only pods without a node; None: all.
     """
-    return of_listed(name, context.cluster.pods(name, on), context)
+    return filter_unmanaged(name, context.cluster.pods(name, on), context)
 
 
-def of_listed(name: str, listed: Iterable[UnmanagedPod], context: Context) -> tuple[UnmanagedPod, ...]:
+def filter_unmanaged(name: str, listed: Iterable[UnmanagedPod], context: Context) -> tuple[UnmanagedPod, ...]:
     """Return the unmanaged pods among the listed pods of a cluster."""
     unmanaged = tuple(listed)
     keys = {pod.uid: key for pod in unmanaged if pod.claim and (key := _attempt_key(pod.claim))}
@@ -49,7 +49,7 @@ def of_listed(name: str, listed: Iterable[UnmanagedPod], context: Context) -> tu
     return tuple(pod for pod in unmanaged if not is_managed(pod))
 
 
-def _attempt_key(claim: OwnershipClaim) -> Key | None:
+def _attempt_key(claim: LabelledOwner) -> Key | None:
     if claim.kind is ManagedKind.ATTEMPT:
         return job_rows.attempt_key(claim.job_id, claim.attempt)
     if claim.kind is ManagedKind.RENTAL:

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from evenkeel.domain.capacity import efa
 from evenkeel.domain.external.unmanaged_workloads import ManagedKind
+from evenkeel.domain.nodes import accelerator_resource_of
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.renting.rental import Rental, RentalState, with_joined_nodes
 from evenkeel.domain.words import count_of
@@ -34,7 +35,6 @@ def capacity_pods(rental: Rental, policy: Policy) -> CapacitySpec:
     if rental.nodes > 1 and not rental.serving_target:
         node = efa.EfaNode(offer.pool, offer.instance_type)
         count = efa.expected_interfaces(node, policy.scheduling.efa_interfaces)
-    is_neuron = offer.instance_type.removeprefix("ml.").startswith(("trn", "inf"))
     return CapacitySpec(
         cluster=offer.cluster,
         namespace=rental.namespace,
@@ -42,7 +42,7 @@ def capacity_pods(rental: Rental, policy: Policy) -> CapacitySpec:
         pool=offer.pool,
         nodes=rental.nodes,
         accelerators=offer.accelerators_per_node,
-        accelerator_resource="aws.amazon.com/neuron" if is_neuron else "nvidia.com/gpu",
+        accelerator_resource=accelerator_resource_of(offer.instance_type),
         image=policy.burst.capacity_pod_image,
         efa=count,
     )
@@ -52,7 +52,7 @@ def set_limit(rental: Rental, context: Context) -> LimitResult:
     """Set a pool's limit to the nodes that are rented from it, without refused offers and ending rentals."""
 
     def rented() -> tuple[int, int]:
-        rentals = [other for other in _in_pool(rental, context) if other.state.serves and not other.offer.refused]
+        rentals = [other for other in _in_pool(rental, context) if other.state.hosts_holder and not other.offer.refused]
         nodes = sum(other.nodes for other in rentals)
         return nodes, sum(other.nodes * other.offer.accelerators_per_node for other in rentals)
 
@@ -110,7 +110,7 @@ def delete_unassigned_claims(rental: Rental, context: Context) -> tuple[NodeClai
     own_nodes = {*rental.node_names, *(offer.joined_node_names if not keeps_own else ())}
     others_wait = any(other.state is RentalState.OPENING and not other.offer.refused for other in other_rentals)
     claims = []
-    for claim in context.cluster.claims(offer.cluster, offer.pool):
+    for claim in context.cluster.node_claims(offer.cluster, offer.pool):
         if claim.node_name and claim.node_name in assigned_nodes:
             continue
         is_own = bool(claim.node_name) and claim.node_name in own_nodes
@@ -122,7 +122,7 @@ def delete_unassigned_claims(rental: Rental, context: Context) -> tuple[NodeClai
     if not keeps_own and (names := [claim.node_name for claim in claims if claim.node_name]):
         _record_joined(rental, names, context)
     for claim in claims:
-        context.cluster.delete_claim(offer.cluster, claim.name)
+        context.cluster.delete_node_claim(offer.cluster, claim.name)
     return tuple(claims)
 
 

@@ -112,7 +112,7 @@ class RentCapacityResult(Value):
     wait_seconds: int = 0
 
 
-class _StepCase(NamedTuple):
+class _StepInput(NamedTuple):
     """A call with its request and everything that was read for it."""
 
     request: RentCapacityRequest
@@ -133,7 +133,7 @@ class _StepCase(NamedTuple):
         tree = [Put(Row(self.tree.key, self.tree.doc, self.tree.version))] if change.changes_capacity else []
         writes = rentals.writes_of(change, self.version, self.context, writer=WRITER, record=record)
         token = record.decision_id if record else ""
-        self.context.ledger.commit(*tree, *writes, *other_writes, token=token)
+        self.context.ledger.commit(*tree, *writes, *other_writes, client_token=token)
         return change.rental
 
     def store(self, stored: Rental) -> None:
@@ -152,16 +152,17 @@ def run(request: RentCapacityRequest, context: Context) -> RentCapacityResult:
     """
 
     def commit_once() -> RentCapacityResult:
-        case = _load(request, context)
-        if case.rental.state is RentalState.ENDED:
-            return RentCapacityResult(outcome=RentOutcome.STALE, reason=case.rental.reason)
-        return _STEPS[request.step](case)
+        step_input = _load_step_input(request, context)
+        if step_input.rental.state is RentalState.ENDED:
+            return RentCapacityResult(outcome=RentOutcome.STALE, reason=step_input.rental.reason)
+        return _STEPS[request.step](step_input)
 
     return until_committed(commit_once, f"rental {request.rental} of {request.job_id} kept changing")
 
 
-def _load(request: RentCapacityRequest, context: Context) -> _StepCase:
-    # The tree first: a commit that raises its version fails after any admission since this read.
+def _load_step_input(request: RentCapacityRequest, context: Context) -> _StepInput:
+    # Read the quota tree first. Each commit of this step is conditional on its version, so it fails if a job was
+    # admitted after this read.
     ledger = context.ledger
     tree = ledger.get(quota_rows.tree_key()) or Row(quota_rows.tree_key(), {})
     row = ledger.get(job_rows.rental_key(request.job_id, request.rental))
@@ -169,35 +170,38 @@ def _load(request: RentCapacityRequest, context: Context) -> _StepCase:
     rental = rows.decode(row, Rental) if row else None
     if row is None or rental is None or (job is None and rental.serving_target is None):
         raise NotFound(f"There is no rental {request.rental} of {request.job_id}.")
-    return _StepCase(request, context, rental, row.version, rows.decode(job, Job) if job else None, tree)
+    return _StepInput(request, context, rental, row.version, rows.decode(job, Job) if job else None, tree)
 
 
 # ---------------------------------------------------------------- the steps
 
 
-def _check_budget(case: _StepCase) -> RentCapacityResult:
-    """Check that the rental is still needed and allowed (state CheckBudget); after a crash, name the next state."""
-    rental = case.rental
+def _check_budget(step_input: _StepInput) -> RentCapacityResult:
+    """Check that the rental is still needed and allowed (state CheckBudget).
+
+    If the workflow was restarted, return the outcome that leads to the state where it stopped.
+    """
+    rental = step_input.rental
     if rental.state is RentalState.READY:
-        _free_node(case)
+        _free_node(step_input)
         return RentCapacityResult(outcome=RentOutcome.READY, reason="The job received its nodes.")
     if rental.state is RentalState.ENDING:
         return RentCapacityResult(outcome=RentOutcome.ENDING, reason=rental.reason)
-    why_not = _why_not_rented(case)
+    why_not = _why_not_rented(step_input)
     if why_not:
         return RentCapacityResult(outcome=RentOutcome.ENDING, reason=why_not)
     return RentCapacityResult(outcome=RentOutcome.GO, reason=rental.reason)
 
 
-def _why_not_rented(case: _StepCase) -> str:
+def _why_not_rented(step_input: _StepInput) -> str:
     """Say why nothing is rented after all; empty if it is. The caps may be lower than at the decision."""
-    rental, policy = case.rental, case.context.policy
-    unwanted = _why_not_needed(case)
+    rental, policy = step_input.rental, step_input.context.policy
+    unwanted = _why_not_needed(step_input)
     if unwanted:
         return unwanted
-    if not _may_rent(case):
-        return f"Mode is {case.context.mode}: Evenkeel rents nothing."
-    limits = spend_limits(rental.team, rentals.load(case.context.ledger).allocations, policy.burst)
+    if not _may_rent(step_input):
+        return f"Mode is {step_input.context.mode}: Evenkeel rents nothing."
+    limits = spend_limits(rental.team, rentals.load(step_input.context.ledger).allocations, policy.burst)
     for scope, spent, cap in limits.exceeded_caps(rental.team):
         limit, rate = (money.format_usd(rate_micros * 3600) for rate_micros in (cap, spent))
         return (
@@ -208,44 +212,46 @@ def _why_not_rented(case: _StepCase) -> str:
     return ""
 
 
-def _may_rent(case: _StepCase) -> bool:
+def _may_rent(step_input: _StepInput) -> bool:
     """Whether the mode allows the rental: for a job, by the same rule as its launch."""
-    job, mode = case.job, case.context.mode
+    job, mode = step_input.job, step_input.context.mode
     return (job.launch_mode(mode, job.current_attempt + 1) if job else mode) is Mode.ACT
 
 
-def _why_not_needed(case: _StepCase) -> str:
+def _why_not_needed(step_input: _StepInput) -> str:
     """Say why the holder no longer waits for the rental; empty if it does."""
-    rental, context = case.rental, case.context
-    if case.job is not None:
-        return why_not_needed(rental, case.job)
+    rental, context = step_input.rental, step_input.context
+    if step_input.job is not None:
+        return why_not_needed(rental, step_input.job)
     # Read pods first: a pod bound between the two reads then appears unbound, or bound to a listed node.
-    pods, nodes = context.cluster.pods(case.cluster_name), context.cluster.nodes(case.cluster_name)
+    pods, nodes = context.cluster.pods(step_input.cluster_name), context.cluster.nodes(step_input.cluster_name)
     own_rentals = [other for other in rentals.load(context.ledger).rentals if other.job_id == rental.job_id]
     return why_node_not_needed(rental, own_rentals, context.policy.scheduling.serving, pods, nodes)
 
 
-def _free_node(case: _StepCase) -> None:
+def _free_node(step_input: _StepInput) -> None:
     """Delete the capacity pods on a Deployment's node, so that its replicas can be scheduled there.
 
     A job's capacity pods are deleted when the job's own pods exist. Idempotent: yes, a pod that is gone is success.
     """
-    if case.rental.serving_target is not None:
-        case.context.cluster.delete_capacity_pods(case.cluster_name, case.rental.namespace, case.rental.pods_name)
+    if step_input.rental.serving_target is not None:
+        step_input.context.cluster.delete_capacity_pods(
+            step_input.cluster_name, step_input.rental.namespace, step_input.rental.pods_name
+        )
 
 
-def _open_pool(case: _StepCase) -> RentCapacityResult:
+def _open_pool(step_input: _StepInput) -> RentCapacityResult:
     """Raise the pool's limit by the rented nodes, and request all nodes at once (state OpenPool)."""
-    rental, context = case.rental, case.context
+    rental, context = step_input.rental, step_input.context
     if rental.state is not RentalState.OPENING:
         return RentCapacityResult(outcome=RentOutcome.NOT_WANTED, reason=rental.reason)
-    unwanted = _why_not_needed(case)
+    unwanted = _why_not_needed(step_input)
     if unwanted:
         return RentCapacityResult(outcome=RentOutcome.NOT_WANTED, reason=unwanted)
     offer = rental.offer
     if offer.refused:  # an earlier execution died while it released this offer
         return RentCapacityResult(outcome=RentOutcome.REFUSED, reason=offer.refused)
-    case.store(with_other_rentals_nodes(rental, pool_nodes.others_in_pool(rental, context)))
+    step_input.store(with_other_rentals_nodes(rental, pool_nodes.others_in_pool(rental, context)))
     limited = pool_nodes.set_limit(rental, context)
     if limited is LimitResult.UNBOUNDED:
         reason = f"NodePool {offer.pool} has no limit, and Evenkeel never opens such a pool."
@@ -260,59 +266,60 @@ def _open_pool(case: _StepCase) -> RentCapacityResult:
     return RentCapacityResult(outcome=RentOutcome.OPENED, reason=reason)
 
 
-def _hand_over(case: _StepCase) -> RentCapacityResult:
+def _hand_over(step_input: _StepInput) -> RentCapacityResult:
     """Assign all nodes in one commit, which raises the tree's version (state HandOver). The next cycle uses them."""
-    rental, context = case.rental, case.context
+    rental, context = step_input.rental, step_input.context
     if rental.state is not RentalState.OPENING:
         outcome = RentOutcome.NOT_WANTED
         if rental.state is RentalState.READY:
             outcome = RentOutcome.HANDED_OVER
-            _free_node(case)
+            _free_node(step_input)
         return RentCapacityResult(outcome=outcome, reason=rental.reason)
-    unwanted = _why_not_needed(case)
+    unwanted = _why_not_needed(step_input)
     if unwanted:
         return RentCapacityResult(outcome=RentOutcome.NOT_WANTED, reason=unwanted)
     other_rentals = pool_nodes.others_in_pool(rental, context)
     assigned_nodes = {name for other in other_rentals for name in other.node_names}
-    joined = joined_nodes(rental, context.cluster.nodes(case.cluster_name), assigned_nodes)
+    joined = joined_nodes(rental, context.cluster.nodes(step_input.cluster_name), assigned_nodes)
     if rental.serving_target is None:
-        in_use = pool_nodes.nodes_in_use(case.cluster_name, [node.name for node in joined], context)
+        in_use = pool_nodes.nodes_in_use(step_input.cluster_name, [node.name for node in joined], context)
         joined = tuple(node for node in joined if node.name not in in_use)
     usable = [node.name for node in joined if is_usable(node, rental.offer)]
     if len(usable) < rental.nodes:
         # A node that is not ready yet may become the node of any rental of the same Deployment.
         own_nodes = () if rental.serving_target else joined[: rental.nodes]
-        case.store(
+        step_input.store(
             with_other_rentals_nodes(with_joined_nodes(rental, [node.name for node in own_nodes]), other_rentals)
         )
         return _not_yet(
-            case, f"{len(usable)} of {count_of(rental.nodes, 'node')} {'is' if len(usable) == 1 else 'are'} ready."
+            step_input,
+            f"{len(usable)} of {count_of(rental.nodes, 'node')} {'is' if len(usable) == 1 else 'are'} ready.",
         )
     change = assign_nodes(rental, usable[: rental.nodes], context.now)
-    case = case._replace(rental=case.commit(change))
-    _free_node(case)
-    pool_nodes.delete_unassigned_claims(case.rental, context)
+    step_input = step_input._replace(rental=step_input.commit(change))
+    _free_node(step_input)
+    pool_nodes.delete_unassigned_claims(step_input.rental, context)
     context.cycle_requests.request(f"{rental.name} handed over")
     context.telemetry.count("RentalsReady")
     context.telemetry.seconds("RentalReadySeconds", (context.now - rental.begun_at).total_seconds())
     return RentCapacityResult(outcome=RentOutcome.HANDED_OVER, reason=change.text)
 
 
-def _next_offer(case: _StepCase) -> RentCapacityResult:
+def _next_offer(step_input: _StepInput) -> RentCapacityResult:
     """Release the refused offer completely, record the refusal, and place the job again (state NextOffer)."""
-    context = case.context
-    if case.rental.state is not RentalState.OPENING:
-        return RentCapacityResult(outcome=RentOutcome.NONE, reason=case.rental.reason)
-    if not case.rental.offer.refused:
-        case.commit(refuse_offer(case.rental, case.request.why))
-        context.telemetry.count("CapacityUnavailable", market=case.rental.offer.market)
-        case = _load(case.request, context)
-    offer = pool_nodes.release_offer(case.rental, context)
+    context = step_input.context
+    if step_input.rental.state is not RentalState.OPENING:
+        return RentCapacityResult(outcome=RentOutcome.NONE, reason=step_input.rental.reason)
+    if not step_input.rental.offer.refused:
+        step_input.commit(refuse_offer(step_input.rental, step_input.request.why))
+        context.telemetry.count("CapacityUnavailable", market=step_input.rental.offer.market)
+        step_input = _load_step_input(step_input.request, context)
+    offer = pool_nodes.release_offer(step_input.rental, context)
     if offer:
-        return _not_yet(case, offer)
-    case = _load(case.request, context)
-    rental, burst = case.rental, context.policy.burst
-    unwanted = _why_not_needed(case)
+        return _not_yet(step_input, offer)
+    step_input = _load_step_input(step_input.request, context)
+    rental, burst = step_input.rental, context.policy.burst
+    unwanted = _why_not_needed(step_input)
     if unwanted:
         return RentCapacityResult(outcome=RentOutcome.NONE, reason=unwanted)
     if len(rental.offers) >= burst.max_offers:
@@ -327,71 +334,73 @@ def _next_offer(case: _StepCase) -> RentCapacityResult:
         rental,
         rentals.load(context.ledger).allocations,
         rentals.read_shortages(context.ledger)[0],
-        burst.replace(pools=_pools_for(case)),
+        burst.replace(pools=_pools_for(step_input)),
         context.now,
         rentals.budget_left_beside(rental, context),
     )
     placement = choose_pool(facts)
-    if placement.action is not PlacementAction.RENT or not _may_rent(case):
+    if placement.action is not PlacementAction.RENT or not _may_rent(step_input):
         return RentCapacityResult(outcome=RentOutcome.NONE, reason=placement.reason)
     record = rentals.record_of(placement, context)
     change = next_offer(rental, placement, record.reason, record.decision_id, burst, context.now)
-    case.commit(change, record=record)
+    step_input.commit(change, record=record)
     return RentCapacityResult(outcome=RentOutcome.OPENED, reason=change.text)
 
 
-def _pools_for(case: _StepCase) -> tuple[RentedPool, ...]:
+def _pools_for(step_input: _StepInput) -> tuple[RentedPool, ...]:
     """Return the pools that the next offer may come from."""
-    policy = case.context.policy
-    if case.rental.serving_target is None:
+    policy = step_input.context.policy
+    if step_input.rental.serving_target is None:
         return policy.pools_for_jobs
-    registered = registration_of(case.rental, policy.scheduling.serving)
+    registered = registration_of(step_input.rental, policy.scheduling.serving)
     return policy.pools_for(registered) if registered else ()
 
 
-def _release_pool(case: _StepCase) -> RentCapacityResult:
+def _release_pool(step_input: _StepInput) -> RentCapacityResult:
     """Stop new pods on the pool's nodes, and release all nodes (state ReleasePool)."""
-    rental, context = case.rental, case.context
+    rental, context = step_input.rental, step_input.context
     if rental.state is not RentalState.ENDING:
-        if rental.state is RentalState.READY and _is_in_use(case):
+        if rental.state is RentalState.READY and _is_in_use(step_input):
             users = (
                 f"Replicas of {rental.serving_target.label} run" if rental.serving_target else f"{rental.job_id} runs"
             )
             return RentCapacityResult(outcome=RentOutcome.IN_USE, reason=f"{users} on these nodes.")
-        nodes = context.cluster.nodes(case.cluster_name)
+        nodes = context.cluster.nodes(step_input.cluster_name)
         usable = [node.name for node in nodes if is_usable(node, rental.offer)]
-        ending = case.commit(release_rental(rental, case.request.why, usable), *_serving_state_writes(case))
+        ending = step_input.commit(
+            release_rental(rental, step_input.request.why, usable), *_serving_state_writes(step_input)
+        )
         context.cycle_requests.request(f"{rental.name} is released")
-        case = case._replace(rental=ending)
-    offer = pool_nodes.release_offer(case.rental, context)
+        step_input = step_input._replace(rental=ending)
+    offer = pool_nodes.release_offer(step_input.rental, context)
     if offer:
-        return _not_yet(case, offer)
+        return _not_yet(step_input, offer)
     return RentCapacityResult(outcome=RentOutcome.RELEASED, reason="All of its nodes are gone.")
 
 
-def _settle_rental(case: _StepCase) -> RentCapacityResult:
+def _settle_rental(step_input: _StepInput) -> RentCapacityResult:
     """Write the bill and free the caps, once nothing of the rental is left (state SettleRental)."""
-    rental, context = case.rental, case.context
+    rental, context = step_input.rental, step_input.context
     if rental.state is not RentalState.ENDING:
         return RentCapacityResult(
             outcome=RentOutcome.NOT_YET, reason=f"The rental is {rental.state}. Another run of its workflow continues."
         )
-    offer = pool_nodes.release_offer(case.rental, context)
+    offer = pool_nodes.release_offer(step_input.rental, context)
     if offer:
         return RentCapacityResult(outcome=RentOutcome.NOT_YET, reason=offer)
-    case = _load(case.request, context)
-    change = end_rental(case.rental, context.now)
-    ended = case.commit(change)
+    step_input = _load_step_input(step_input.request, context)
+    change = end_rental(step_input.rental, context.now)
+    ended = step_input.commit(change)
     context.cycle_requests.request(f"{rental.name} ended")
     context.telemetry.count("RentalsEnded")
-    context.telemetry.count("RentalCostUsd", ended.cost_parts / money.PARTS)
+    context.telemetry.count("RentalCostUsd", ended.cost_parts / money.COST_PARTS_PER_USD)
     context.telemetry.info("RentalEnded", job_id=rental.job_id, rental=rental.name, cost=ended.shown_cost)
     return RentCapacityResult(outcome=RentOutcome.SETTLED, reason=change.text)
 
 
-def _serving_state_writes(case: _StepCase) -> tuple[Write, ...]:
+def _serving_state_writes(step_input: _StepInput) -> tuple[Write, ...]:
     """Return the write of whether replicas used the node of a Deployment, if that is new."""
-    rental, context = case.rental, case.context
+    rental, context = step_input.rental, step_input.context
     if rental.serving_target is None or rental.state is not RentalState.READY:
         return ()
     row = context.ledger.get(job_rows.serving_key(rental.job_id))
@@ -418,19 +427,19 @@ _STEPS = {
 # ---------------------------------------------------------------- what the steps ask
 
 
-def _not_yet(case: _StepCase, reason: str) -> RentCapacityResult:
+def _not_yet(step_input: _StepInput, reason: str) -> RentCapacityResult:
     """Return the answer for a step that waits for nodes. They take minutes to join or to go."""
-    seconds = 2 * case.context.policy.jobs.launch_retry_seconds
+    seconds = 2 * step_input.context.policy.jobs.launch_retry_seconds
     return RentCapacityResult(outcome=RentOutcome.NOT_YET, reason=reason, wait_seconds=seconds)
 
 
-def _is_in_use(case: _StepCase) -> bool:
-    rental, context = case.rental, case.context
-    if case.job is None:
+def _is_in_use(step_input: _StepInput) -> bool:
+    rental, context = step_input.rental, step_input.context
+    if step_input.job is None:
         is_due = rental.due_at is not None and context.now >= rental.due_at
-        pods = [pod for name in rental.node_names for pod in context.cluster.pods(case.cluster_name, name)]
-        names = {node.name for node in context.cluster.nodes(case.cluster_name)}
+        pods = [pod for name in rental.node_names for pod in context.cluster.pods(step_input.cluster_name, name)]
+        names = {node.name for node in context.cluster.nodes(step_input.cluster_name)}
         return not is_due and any(pod.node_name in names for pod in replicas_on(rental, pods))
-    row = context.ledger.get(job_rows.attempt_key(case.job.job_id, case.job.current_attempt))
+    row = context.ledger.get(job_rows.attempt_key(step_input.job.job_id, step_input.job.current_attempt))
     attempt = rows.decode(row, Attempt) if row else None
     return attempt is not None and not attempt.state.has_ended and rental.hosts(attempt)

@@ -108,13 +108,13 @@ def spent_by_period(setup: TeamSetup, context: Context, rented: Iterable[Rental]
 
 def budget_left_beside(rental: Rental, context: Context) -> int | None:
     """Return the dollars that the team has left without this rental, in parts; None without a budget in dollars."""
-    setup = team_setup.load(context.ledger).setup
+    setup = team_setup.load_setup(context.ledger).setup
     team = setup.by_name.get(rental.team)
     if team is None or all(budget.usd is None for budget in team.budgets):
         return None
     only = setup.replace(teams=(team,))
     rented = load(context.ledger).rentals
-    charges = read_charges.held(context.ledger)
+    charges = read_charges.live_charges(context.ledger)
     rentals = [other for other in rented if other.name != rental.name]
     return remaining_by_team(
         only, spent_by_period(only, context, rented), charges, rentals, context.policy.economy, context.now
@@ -230,7 +230,7 @@ def begin_for_job(job: Job, version: int, placement: PlacementDecision, tree: Qu
         Refused: The ledger refuses the rental.
     """
     plan = job.live_plan()
-    is_temporary = plan is not None and plan.lost_committed
+    is_temporary = plan is not None and plan.is_faulty_node_committed
     holder = RentalHolder(
         job.job_id,
         job.rentals + 1,
@@ -291,8 +291,8 @@ def _commit_begun(
 ) -> None:
     writer = SERVING_WRITER if change.rental.serving_target else WRITER
     writes = writes_of(change, 0, context, writer=writer, record=record)
-    context.ledger.commit(tree.put(tree.scheduler_state), *writes, holder_write, token=record.decision_id)
-    tree.raised(tree.scheduler_state)
+    context.ledger.commit(tree.state_put(tree.scheduler_state), *writes, holder_write, client_token=record.decision_id)
+    tree.record_commit(tree.scheduler_state)
     context.telemetry.count("RentalsStarted")
     start(change.rental, context)
 

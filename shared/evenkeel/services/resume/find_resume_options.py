@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from evenkeel.domain.admission import request_facts
 from evenkeel.domain.admission.admission_input import AdmissionInput
-from evenkeel.domain.admission.decide_job import Action, AdmissionDecision
+from evenkeel.domain.admission.decide_job import AdmissionAction, AdmissionDecision
 from evenkeel.domain.admission.rent_plan import why_rental_would_not_help
 from evenkeel.domain.admission.start_size import decide_with_sizes
 from evenkeel.domain.capacity.node_capacity import NodeCapacity, node_capacity, taken_resources
@@ -34,8 +34,9 @@ from evenkeel.ports import Table, get_all
 from evenkeel.services.context import Context
 from evenkeel.services.rentals import rentals
 from evenkeel.services.scheduling import read_usage
-from evenkeel.services.storage import job_rows, past_runs, quota_rows, read_charges, rows, team_setup
+from evenkeel.services.storage import job_rows, past_jobs, quota_rows, read_charges, rows, team_setup
 from evenkeel.services.storage.quota_tree import stored_state
+from evenkeel.services.storage.training_plan_ends import with_training_plan_ends
 
 _KUEUE = "Kueue admits jobs here, so Evenkeel neither rents nodes nor preempts"
 
@@ -60,8 +61,7 @@ class InterruptedJob(NamedTuple):
     """Keys of node lives that the job must not use again."""
     wait_seconds: float
     """Until committed nodes are expected for it."""
-    lost_committed: bool
-    """Whether the faulty node is committed capacity."""
+    is_faulty_node_committed: bool
 
 
 def run(
@@ -79,7 +79,7 @@ def run(
         return ResumeOffers(
             refused=(_unavailable_offer(ResumeOption.PREEMPT, _KUEUE), _unavailable_offer(ResumeOption.RENT, _KUEUE))
         )
-    setup = team_setup.load(context.ledger).setup
+    setup = team_setup.load_setup(context.ledger).setup
     if not setup.has_teams and not context.policy.burst.pools:
         return ResumeOffers(
             refused=(
@@ -87,6 +87,7 @@ def run(
                 _unavailable_offer(ResumeOption.RENT, _NO_POOLS),
             )
         )
+    context = with_training_plan_ends(context)
     fleet = _load_fleet(interrupted, nodes, in_use, setup, context)
     preemption_victims, no_preemption = _find_preemption_victims(interrupted, fleet, context.policy, context.now)
     renting, no_rent = _find_rental(interrupted, fleet, context)
@@ -108,9 +109,9 @@ def _unavailable_offer(option: ResumeOption, why_not: str) -> ResumeOffer:
 class _Fleet(NamedTuple):
     """The fleet after the interrupted attempt has freed its nodes."""
 
-    queue: AdmissionInput
+    admission_input: AdmissionInput
     """The input of the admission rules, without the interrupted attempt's charge and without pending requests."""
-    holders: Mapping[str, Job]
+    jobs_with_charge: Mapping[str, Job]
     """Jobs that hold a charge, by id."""
     waiting: tuple[Job, ...]
     """The other pending jobs."""
@@ -118,12 +119,12 @@ class _Fleet(NamedTuple):
 
 
 def _decide_as_cycle(
-    jobs: Iterable[Job], queue: AdmissionInput, policy: Policy, now: datetime
+    jobs: Iterable[Job], admission_input: AdmissionInput, policy: Policy, now: datetime
 ) -> tuple[AdmissionDecision, ...]:
     """Decide about these pending jobs as a scheduling cycle does."""
-    shares = NodeShares(queue.capacities, policy.burst.pools)
+    shares = NodeShares(admission_input.capacities, policy.burst.pools)
     pending = tuple(request_facts.admission_request(job, shares, policy, now) for job in jobs)
-    return decide_with_sizes(queue._replace(pending=pending), policy, now)
+    return decide_with_sizes(admission_input._replace(pending=pending), policy, now)
 
 
 def _load_fleet(
@@ -135,15 +136,18 @@ def _load_fleet(
 ) -> _Fleet:
     tree = quota_rows.tree_key()
     all_charges = read_charges.run(context.ledger)
-    live_charges = all_charges.held
+    live_charges = all_charges.live
     charges = tuple(charge for charge in live_charges if charge.job_id != interrupted.job.job_id)
     jobs = get_all(context.ledger, (job_rows.job_key(charge.job_id) for charge in charges)).values()
-    holders = {job.job_id: job for job in (rows.decode(row, Job) for row in jobs)}
+    jobs_with_charge = {job.job_id: job for job in (rows.decode(row, Job) for row in jobs)}
     lost = (
         (
             charge,
             charge_lost_work(
-                charge, holders.get(charge.job_id), context.policy.economy.expected_checkpoint_seconds, context.now
+                charge,
+                jobs_with_charge.get(charge.job_id),
+                context.policy.economy.expected_checkpoint_seconds,
+                context.now,
             ),
         )
         for charge in charges
@@ -161,7 +165,7 @@ def _load_fleet(
         [interrupted.job],
         context.policy.burst.pools,
     )
-    queue = AdmissionInput(
+    admission_input = AdmissionInput(
         capacities=request_facts.with_reservation_ends(capacities, context.policy),
         setup=setup,
         charges=charges,
@@ -173,8 +177,10 @@ def _load_fleet(
         if setup.fleet.switches.spares_work
         else {},
     )
-    waiting = _queue_heads(interrupted.job, setup, (*scheduler_state.sticky.values(), *all_charges.owners), context)
-    return _Fleet(queue, holders, waiting, rented)
+    waiting = _queue_heads(
+        interrupted.job, setup, (*scheduler_state.sticky.values(), *all_charges.released_job_ids), context
+    )
+    return _Fleet(admission_input, jobs_with_charge, waiting, rented)
 
 
 def _remaining_rentals(interrupted: InterruptedJob, rented: RentalBook) -> RentalBook:
@@ -245,7 +251,7 @@ def _as_pending(interrupted: InterruptedJob, option: ResumeOption, now: datetime
         option=option,
         avoid=interrupted.avoid,
         capacity_at=now + timedelta(seconds=interrupted.wait_seconds),
-        lost_committed=interrupted.lost_committed,
+        is_faulty_node_committed=interrupted.is_faulty_node_committed,
         planned_at=now,
     )
     return interrupted.job.replace(state=JobState.PENDING, resume_plan=plan, not_before=None, resize=None)
@@ -254,28 +260,28 @@ def _as_pending(interrupted: InterruptedJob, option: ResumeOption, now: datetime
 def _find_preemption_victims(
     interrupted: InterruptedJob, fleet: _Fleet, policy: Policy, now: datetime
 ) -> tuple[tuple[PreemptionCandidate, ...], ResumeOffer | None]:
-    if not fleet.queue.setup.has_teams:
+    if not fleet.admission_input.setup.has_teams:
         return (), _unavailable_offer(ResumeOption.PREEMPT, _NO_TEAMS)
     job = _as_pending(interrupted, ResumeOption.PREEMPT, now)
-    decisions = _decide_as_cycle((*fleet.waiting, job), fleet.queue, policy, now)
+    decisions = _decide_as_cycle((*fleet.waiting, job), fleet.admission_input, policy, now)
     decided = next(decision for decision in decisions if decision.job_id == interrupted.job.job_id)
-    if decided.action is Action.ADMIT:
+    if decided.action is AdmissionAction.ADMIT:
         return (), _unavailable_offer(ResumeOption.PREEMPT, f"no job must stop for it: {decided.reason}")
-    charges = {charge.job_id: charge for charge in fleet.queue.charges}
-    victims = [(charges[victim.job_id], fleet.holders.get(victim.job_id)) for victim in decided.victims]
+    charges = {charge.job_id: charge for charge in fleet.admission_input.charges}
+    victims = [(charges[victim.job_id], fleet.jobs_with_charge.get(victim.job_id)) for victim in decided.victims]
     if not victims:
         return (), _unavailable_offer(ResumeOption.PREEMPT, f"no job may be preempted for it: {decided.reason}")
-    return tuple(_preemption_candidate(charge, holder, policy, now) for charge, holder in victims), None
+    return tuple(_preemption_candidate(charge, job, policy, now) for charge, job in victims), None
 
 
-def _preemption_candidate(charge: Charge, holder: Job | None, policy: Policy, now: datetime) -> PreemptionCandidate:
-    spec = holder.spec if holder else None
+def _preemption_candidate(charge: Charge, job: Job | None, policy: Policy, now: datetime) -> PreemptionCandidate:
+    spec = job.spec if job else None
     return PreemptionCandidate(
         job_id=charge.job_id,
         team=charge.team,
         accelerators=charge.accelerators,
         save_seconds=spec.grace_seconds if spec else 0,
-        lost_work_seconds=charge_lost_work(charge, holder, policy.economy.expected_checkpoint_seconds, now),
+        lost_work_seconds=charge_lost_work(charge, job, policy.economy.expected_checkpoint_seconds, now),
         usd_per_hour_of_delay=policy.burst.usd_of_delay(spec.priority_class if spec else ""),
     )
 
@@ -286,31 +292,33 @@ def _preemption_candidate(charge: Charge, holder: Job | None, policy: Policy, no
 def _find_rental(
     interrupted: InterruptedJob, fleet: _Fleet, context: Context
 ) -> tuple[RentOption | None, ResumeOffer | None]:
-    option, name = ResumeOption.RENT, interrupted.job.job_id
+    option, job_id = ResumeOption.RENT, interrupted.job.job_id
     if not context.policy.burst.pools:
         return None, _unavailable_offer(option, _NO_POOLS)
     price = context.policy.burst.delay_of(interrupted.job.spec.priority_class)
     if not price and interrupted.job.spec.deadline_at is None:
         return None, _unavailable_offer(option, f"{_NO_PRICE}, so Evenkeel rents no nodes for the job")
-    rental = fleet.rented.rental_by_holder.get(name)
+    rental = fleet.rented.rental_by_holder.get(job_id)
     if rental is not None:
         what = "still serve it" if rental.state is RentalState.READY else "are starting"
         return None, _unavailable_offer(option, f"nodes rented for the job {what}")
     job = _as_pending(interrupted, option, context.now)
     rental_context = PlacementContext(
         now=context.now,
-        capacities=fleet.queue.capacities,
-        charges=fleet.queue.charges,
-        classes={holder.job_id: holder.spec.priority_class for holder in fleet.holders.values()},
+        capacities=fleet.admission_input.capacities,
+        charges=fleet.admission_input.charges,
+        classes={
+            charged_job.job_id: charged_job.spec.priority_class for charged_job in fleet.jobs_with_charge.values()
+        },
         queue=(job, *fleet.waiting),  # a recovery goes first
         rented=fleet.rented,
         shortages=rentals.read_shortages(context.ledger)[0],
-        run_times=run_times_of(past_runs.load(context.ledger), context.policy.economy.min_samples),
-        holders=fleet.holders,
+        run_times=run_times_of(past_jobs.load_past_jobs(context.ledger), context.policy.economy.min_samples),
+        jobs_with_charge=fleet.jobs_with_charge,
     )
     ran = run_seconds(rentals.read_attempts(context.ledger, [job]), context.now)
     waiting_since = interrupted.attempt.ended_at or context.now
-    facts = placement_facts(job, rental_context, context.policy, ran.get(name, 0.0), waiting_since=waiting_since)
+    facts = placement_facts(job, rental_context, context.policy, ran.get(job_id, 0.0), waiting_since=waiting_since)
     placement = choose_pool(facts)
     row = cheapest_rental_in_time(placement)
     if row is None:
@@ -318,7 +326,9 @@ def _find_rental(
     if not price and placement.action is not PlacementAction.RENT:
         return None, _unavailable_offer(option, f"{_NO_PRICE}, and the job meets its deadline without renting")
     pool = next(rented_pool for rented_pool in context.policy.burst.pools if rented_pool.name == row.pool)
-    with_rented = (*fleet.queue.capacities, *nodes_to_rent(job, pool, context.now))
+    with_rented = (*fleet.admission_input.capacities, *nodes_to_rent(job, pool, context.now))
     jobs = (*fleet.waiting, job.replace(cluster=pool.cluster))
-    decisions = _decide_as_cycle(jobs, fleet.queue._replace(capacities=with_rented), context.policy, context.now)
-    return RentOption(placement=facts, barred=why_rental_would_not_help(name, pool, decisions)), None
+    decisions = _decide_as_cycle(
+        jobs, fleet.admission_input._replace(capacities=with_rented), context.policy, context.now
+    )
+    return RentOption(placement=facts, barred=why_rental_would_not_help(job_id, pool, decisions)), None

@@ -13,7 +13,12 @@ from typing import NamedTuple
 from evenkeel.domain.capacity import efa
 from evenkeel.domain.capacity.network_topology import NetworkLevel
 from evenkeel.domain.decisions import Alternative, Decision
-from evenkeel.domain.economics.expected_durations import forecast, launch_durations, repair_durations, restore_durations
+from evenkeel.domain.economics.expected_durations import (
+    expected_duration,
+    launch_durations,
+    repair_durations,
+    restore_durations,
+)
 from evenkeel.domain.elastic.grow_shrink import NodeLossFacts
 from evenkeel.domain.elastic.sizes import ElasticJob
 from evenkeel.domain.health.assessment import checkpoint_trust_of
@@ -41,7 +46,7 @@ from evenkeel.domain.resources import NONE, Resources, why_too_small
 from evenkeel.domain.values import Value
 from evenkeel.ports import Conflict, Ledger, Put, Table, Write, every, get_all
 from evenkeel.services.context import Context
-from evenkeel.services.incidents import unhealthy_nodes
+from evenkeel.services.incidents import recovery_step, unhealthy_nodes
 from evenkeel.services.recovery import guardrails
 from evenkeel.services.resume import find_resume_options
 from evenkeel.services.storage import incident_record, incident_rows, job_rows, rows, subject_rows
@@ -80,22 +85,22 @@ class PlanResumeResult(Value):
     jobs: tuple[PlannedJob, ...] = ()
 
 
-def run(request: incident_record.RecoveryRun, context: Context) -> PlanResumeResult:
+def run(request: recovery_step.RecoveryStepRequest, context: Context) -> PlanResumeResult:
     """Record a resume plan on each interrupted job.
 
     Idempotent: yes, by the incident and attempt that a plan names. Each call requests a scheduling cycle.
     """
-    incident, _ = incident_record.load(context.ledger, request.incident_id)
-    reason_not_allowed = incident_record.why_may_not_act(incident, context)
+    incident, _ = incident_record.load_incident(context.ledger, request.incident_id)
+    reason_not_allowed = recovery_step.why_may_not_act(incident, context)
     if reason_not_allowed or incident.state.is_settled:
         return PlanResumeResult(outcome="NO_JOBS", reason=reason_not_allowed or "The incident is settled.")
     if not incident.affected_jobs:
         return PlanResumeResult(outcome="NO_JOBS", reason="No job ran on the node.")
-    observed = _read_shared_facts(incident, context)
-    is_held = guardrails.GuardrailInputs(context).hold_on(incident) is not None
+    shared_facts = _read_shared_facts(incident, context)
+    is_automation_held = guardrails.GuardrailInputs(context).hold_on(incident) is not None
     planned = []
     for affected in incident.affected_jobs:
-        done = _plan_job(incident, affected, observed, context, is_held=is_held)
+        done = _plan_resume_of_job(incident, affected, shared_facts, context, is_automation_held=is_automation_held)
         if done is not None:
             planned.append(done)
     if not planned:
@@ -107,7 +112,7 @@ def run(request: incident_record.RecoveryRun, context: Context) -> PlanResumeRes
     return PlanResumeResult(outcome="PLANNED", reason=f"Planned to resume: {summary}.", jobs=tuple(planned))
 
 
-class _Observed(NamedTuple):
+class _FactsOfInterruptedJobs(NamedTuple):
     """The facts that the plans of all interrupted jobs of an incident share."""
 
     nodes: tuple[KubernetesNode, ...]
@@ -117,12 +122,12 @@ class _Observed(NamedTuple):
     """Past recoveries that succeeded."""
 
 
-def _read_shared_facts(incident: Incident, context: Context) -> _Observed:
+def _read_shared_facts(incident: Incident, context: Context) -> _FactsOfInterruptedJobs:
     jobs = get_all(context.ledger, (job_rows.job_key(affected.job_id) for affected in incident.affected_jobs)).values()
     names = sorted({incident.life.cluster, *(rows.decode(row, Job).cluster for row in jobs)})
     nodes = tuple(node for name in names for node in context.cluster.nodes(name))
     unhealthy = unhealthy_nodes.unhealthy_among(nodes, context)
-    return _Observed(
+    return _FactsOfInterruptedJobs(
         # The plan itself decides about the incident's own node.
         tuple(
             node
@@ -134,23 +139,30 @@ def _read_shared_facts(incident: Incident, context: Context) -> _Observed:
     )
 
 
-def _plan_job(
+def _plan_resume_of_job(
     incident: Incident,
     affected: AffectedJob,
-    observed: _Observed,
+    shared_facts: _FactsOfInterruptedJobs,
     context: Context,
     *,
-    is_held: bool = False,
+    is_automation_held: bool = False,
     may_rent_or_preempt: bool = True,
 ) -> PlannedJob | None:
-    """Plan one job; None if it needs no plan. During a hold no attempt is stopped: the sweep does that later.
+    """Plan the resume of one job; None if it needs no plan.
+
+    While automation is held, no attempt is stopped; the sweep stops it after the hold.
 
     A job that is rolled back keeps its healthy nodes, so it needs no option that takes capacity from other jobs.
     """
 
     def attempt_once() -> PlannedJob | None:
         return _try_to_plan(
-            incident, affected, observed, context, is_held=is_held, may_rent_or_preempt=may_rent_or_preempt
+            incident,
+            affected,
+            shared_facts,
+            context,
+            is_automation_held=is_automation_held,
+            may_rent_or_preempt=may_rent_or_preempt,
         )
 
     message = f"{affected.job_id} changed on every try to plan its resume"
@@ -160,10 +172,10 @@ def _plan_job(
 def _try_to_plan(
     incident: Incident,
     affected: AffectedJob,
-    observed: _Observed,
+    shared_facts: _FactsOfInterruptedJobs,
     context: Context,
     *,
-    is_held: bool,
+    is_automation_held: bool,
     may_rent_or_preempt: bool,
 ) -> PlannedJob | None:
     ledger = context.ledger
@@ -184,11 +196,11 @@ def _try_to_plan(
         if rollback is not None:
             _record_running_resume(incident, affected, job, attempt, rollback, context)
             return PlannedJob(job_id=job.job_id, attempt=affected.attempt)
-    elif is_held:
+    elif is_automation_held:
         return PlannedJob(job_id=job.job_id, attempt=affected.attempt)
     else:
         attempt = rows.load(ledger, job_rows.attempt_key(job.job_id, job.current_attempt), Attempt, "such attempt")
-    facts = _resume_facts(incident, job, attempt, observed, context, may_rent_or_preempt=may_rent_or_preempt)
+    facts = _resume_facts(incident, job, attempt, shared_facts, context, may_rent_or_preempt=may_rent_or_preempt)
     resume_decision = plan_resume(facts, context.policy.jobs)
     is_doubted = _has_open_distrust(job, attempt, ledger)
     writes = _plan_writes(incident, job, row.version, facts, resume_decision, context, is_doubted=is_doubted)
@@ -235,8 +247,8 @@ def _judge_rollback(incident: Incident, affected: AffectedJob, job: Job, context
         descent=tuple(rows.decode(row, Attempt) for row in attempts if row),
         distrust_after=distrust_after(trust, since, context.policy.jobs),
         requirement=requirement_after(trust, fault_class, context.policy.jobs),
-        distrusted_before=job.distrust_after if job.distrust_through_attempt >= affected.attempt else None,
-        required_before=job.requirement
+        distrust_after_at_launch=job.distrust_after if job.distrust_through_attempt >= affected.attempt else None,
+        requirement_at_launch=job.requirement
         if job.distrust_through_attempt >= affected.attempt
         else CheckpointRequirement.CONVENTION,
         rollbacks=job.rollbacks,
@@ -251,7 +263,7 @@ def _rollback_writes(
 
     Its checkpoints descend from the doubtful one, so it gets no grace period to save more.
     """
-    current, version = incident_record.load(context.ledger, incident.incident_id)
+    current, version = incident_record.load_incident(context.ledger, incident.incident_id)
     put, *further_writes = writes
     assert isinstance(put, Put)
     planned = rows.decode(put.row, Job)
@@ -300,8 +312,8 @@ def roll_back_suspect_jobs(incident: Incident, context: Context) -> int:
             _alert_about_suspect_job(incident, affected, job.current_attempt, rollback, context)
         if rollback.action is not Rollback.STOP:
             continue
-        observed = _read_shared_facts(incident, context)
-        _plan_job(incident, affected, observed, context, may_rent_or_preempt=False)
+        shared_facts = _read_shared_facts(incident, context)
+        _plan_resume_of_job(incident, affected, shared_facts, context, may_rent_or_preempt=False)
         taken += 1
     return taken
 
@@ -340,7 +352,7 @@ def _alert_about_suspect_job(
         )
         return current.replace(affected_jobs=noted), [Put(subject_rows.decision_row(record)), line]
 
-    incident_record.update(context.ledger, incident.incident_id, change)
+    incident_record.update_incident(context.ledger, incident.incident_id, change)
 
 
 def _can_still_distrust(job: Job, affected: AffectedJob, ledger: Ledger) -> bool:
@@ -380,14 +392,14 @@ def _resume_delays(
     repair_seconds = jobs.expected_replace_seconds if rung == REPLACE else economy.expected_reboot_seconds
     least = economy.min_samples
     return ResumeDelays(
-        repair=forecast(repair_durations(past, incident.pool, rung), repair_seconds, min_samples=least),
-        capacity=forecast((), economy.expected_capacity_seconds, min_samples=least),
-        launch=forecast(launch_durations(attempts), economy.expected_launch_seconds, min_samples=least),
-        restore=forecast(restore_durations(attempts), jobs.expected_resume_seconds, min_samples=least),
+        repair=expected_duration(repair_durations(past, incident.pool, rung), repair_seconds, min_samples=least),
+        capacity=expected_duration((), economy.expected_capacity_seconds, min_samples=least),
+        launch=expected_duration(launch_durations(attempts), economy.expected_launch_seconds, min_samples=least),
+        restore=expected_duration(restore_durations(attempts), jobs.expected_resume_seconds, min_samples=least),
     )
 
 
-def _nodes_wanted(job: Job) -> int:
+def _requested_nodes(job: Job) -> int:
     return max(job.spec.nodes, job.size) if job.spec.elastic else job.spec.nodes
 
 
@@ -402,7 +414,7 @@ def _interrupted_job(
         faulty_node="" if stays else incident.node_name,
         avoid=(*(other.avoid if other else ()), *(() if stays else (incident.life.key,))),
         wait_seconds=wait_seconds,
-        lost_committed=_lost_committed(incident, policy),
+        is_faulty_node_committed=_is_faulty_node_committed(incident, policy),
     )
 
 
@@ -410,19 +422,19 @@ def _resume_facts(
     incident: Incident,
     job: Job,
     attempt: Attempt,
-    observed: _Observed,
+    shared_facts: _FactsOfInterruptedJobs,
     context: Context,
     *,
     may_rent_or_preempt: bool,
 ) -> ResumeFacts:
-    pools = _pool_capacities(incident, job, attempt, observed, context.policy)
-    delays = _resume_delays(incident, observed.past, _past_attempts(attempt, context.ledger), context.policy)
+    pools = _pool_capacities(incident, job, attempt, shared_facts, context.policy)
+    delays = _resume_delays(incident, shared_facts.past, _past_attempts(attempt, context.ledger), context.policy)
     is_repaired = bool(incident.plan and incident.plan.repairs_node)
-    wait = capacity_wait(delays, pools, _nodes_wanted(job), is_repaired=is_repaired)
+    wait = capacity_wait(delays, pools, _requested_nodes(job), is_repaired=is_repaired)
     offers = find_resume_options.ResumeOffers(refused=_NO_OFFERS)
-    if may_rent_or_preempt and not any(pool.usable >= _nodes_wanted(job) for pool in pools):
+    if may_rent_or_preempt and not any(pool.usable >= _requested_nodes(job) for pool in pools):
         interrupted = _interrupted_job(incident, job, attempt, wait, context.policy)
-        offers = find_resume_options.run(interrupted, observed.nodes, observed.in_use, context)
+        offers = find_resume_options.run(interrupted, shared_facts.nodes, shared_facts.in_use, context)
     policy, now = context.policy, context.now
     fault = IncidentFault.of(incident, policy.catalogue)
     trust, since = checkpoint_trust_of(incident, policy.catalogue)
@@ -432,7 +444,7 @@ def _resume_facts(
     return ResumeFacts(
         job_id=job.job_id,
         attempt=attempt.attempt,
-        nodes=_nodes_wanted(job),
+        nodes=_requested_nodes(job),
         accelerators_per_node=job.spec.accelerators_per_node,
         pools=pools,
         offers=offers.refused if job.spec.elastic else (_KEEPS_ITS_SIZE, *offers.refused),
@@ -487,14 +499,14 @@ def _node_loss_facts(
 
 def _stays_in_service(incident: Incident) -> bool:
     """Whether the fault is attributed only to the jobs, so that the node counts as healthy."""
-    return incident.plan is not None and incident.plan.is_carried_out and not incident.plan.repairs_node
+    return incident.plan is not None and incident.plan.intends_action and not incident.plan.repairs_node
 
 
 def _pool_capacities(
     incident: Incident,
     job: Job,
     attempt: Attempt,
-    observed: _Observed,
+    shared_facts: _FactsOfInterruptedJobs,
     policy: Policy,
 ) -> tuple[PoolCapacity, ...]:
     """Count, by pool, the nodes that are free now, or will be once the interrupted attempt has ended.
@@ -506,7 +518,7 @@ def _pool_capacities(
     rented = {(pool.cluster, pool.name) for pool in policy.burst.pools}
     keeps_rented = _stays_in_service(incident) or incident.node_name not in attempt.node_names
     usable: dict[str, list[KubernetesNode]] = {}
-    for node in observed.nodes:
+    for node in shared_facts.nodes:
         is_sick = node.name == incident.node_name and not _stays_in_service(incident)
         if is_sick or not node.is_schedulable:
             continue
@@ -516,7 +528,7 @@ def _pool_capacities(
         is_elsewhere = node.cluster != job.cluster or (node.cluster, node.pool) in rented
         if is_elsewhere and not (is_own and keeps_rented):
             continue
-        free = node.allocatable.minus(NONE if is_own else observed.in_use.get(node.name, NONE))
+        free = node.allocatable.minus(NONE if is_own else shared_facts.in_use.get(node.name, NONE))
         own, by_pool = job.spec.accelerators_per_node, policy.scheduling.efa_interfaces
         has_efa = node.efa >= efa.interfaces_per_pod(efa.EfaNode.of(node), attempt.ranks, own, by_pool)
         if not why_too_small(attempt.per_node, free, node.allocatable) and has_efa:
@@ -526,11 +538,12 @@ def _pool_capacities(
     # The pool of the last attempt first: the job's data and peers are near.
     order = sorted(usable, key=lambda pool: (pool != attempt.pool, pool))
     return tuple(
-        PoolCapacity(pool=pool, usable=_count_close(usable[pool], level), spares=spares.get(pool, 0)) for pool in order
+        PoolCapacity(pool=pool, usable=_count_in_largest_domain(usable[pool], level), spares=spares.get(pool, 0))
+        for pool in order
     )
 
 
-def _count_close(nodes: Sequence[KubernetesNode], level: NetworkLevel | None) -> int:
+def _count_in_largest_domain(nodes: Sequence[KubernetesNode], level: NetworkLevel | None) -> int:
     """Return the number of nodes in the largest domain of a level. All nodes count without a level.
 
     They also count if no node has a label of the level: HyperPod may know the UltraServer of a node without a label.
@@ -600,12 +613,12 @@ def _resume_plan(
         shrinks_at=resume_decision.shrinks_at,
         max_rent_parts=resume_decision.max_rent_parts,
         capacity_at=context.now + timedelta(seconds=resume_decision.capacity_seconds),
-        lost_committed=_lost_committed(incident, context.policy),
+        is_faulty_node_committed=_is_faulty_node_committed(incident, context.policy),
         decision_id=decision_id,
         planned_at=context.now,
     )
 
 
-def _lost_committed(incident: Incident, policy: Policy) -> bool:
+def _is_faulty_node_committed(incident: Incident, policy: Policy) -> bool:
     """Whether the faulty node is committed capacity."""
     return (incident.life.cluster, incident.pool) not in {(pool.cluster, pool.name) for pool in policy.burst.pools}

@@ -2,11 +2,10 @@
 
     admissions ─ rentals for replicas ─ preemptions, rentals and reasons ─ resizes ─ departures ─ reservations ─ drains
 
-A departure is the stop of a job that leaves its rented nodes.
-The next version of the tree is part of each commit that changes quota. So the commit fails if another cycle changed the
-tree in between. Jobs that start are committed first: the other decisions count on them. A crash after the commit of an
-attempt leaves it without its workflow, which the sweep starts. A stopping job keeps its charge until its pods are
-gone, and the job that needs its nodes waits.
+A departure is the stop of a job that leaves its rented nodes. The next version of the tree is part of each commit that
+changes quota. So the commit fails if another cycle changed the tree in between. Jobs that start are committed first:
+the other decisions count on them. A crash after the commit of an attempt leaves it without its workflow, which the
+sweep starts. A stopping job keeps its charge until its pods are gone, and the job that needs its nodes waits.
 """
 
 import contextlib
@@ -23,9 +22,8 @@ from evenkeel.domain.admission.cycle_plan import (
     PreemptionStep,
     RentStep,
 )
-from evenkeel.domain.admission.decide_job import Action, AdmissionDecision, AdmissionFacts, recorded_reason
+from evenkeel.domain.admission.decide_job import AdmissionAction, AdmissionDecision, AdmissionFacts, recorded_reason
 from evenkeel.domain.admission.queue_cursors import QueueCursors
-from evenkeel.domain.admission.rent_plan import displacement_requester
 from evenkeel.domain.admission.scheduler_state import SchedulerState
 from evenkeel.domain.decisions import PACKED_FROM_IF_MANY, Decision
 from evenkeel.domain.jobs.attempt import Attempt
@@ -33,6 +31,7 @@ from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.kueue.preemption import reason_text
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.quotas.teams import TeamSetup
+from evenkeel.domain.renting.displacement import displacement_requester
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.ports import Add, Conflict, Delete, Put, Refused, Row, TransientError, WorkflowName, Write
 from evenkeel.services.context import Context
@@ -53,14 +52,14 @@ _RETRY_AFTER_REFUSAL = timedelta(hours=1)
 
 
 def run(plan: CyclePlan, loaded: LoadedCycle, admitted: list[str], context: Context) -> frozenset[str]:
-    """Commit a plan.
+    """Commit a plan, and add each admitted workflow to `admitted`.
 
     Idempotent: yes, every commit is conditional on the versions that the cycle read.
 
     Args:
         plan: A complete plan.
         loaded: The snapshot of the cycle, with rows and versions.
-        admitted: Names of the workflows of admitted attempts are added here, even if a later commit fails.
+        admitted: Collects the names of the workflows of admitted attempts. A later commit that fails removes none.
         context: Ports, policy, mode and time.
 
     Returns:
@@ -78,11 +77,11 @@ def run(plan: CyclePlan, loaded: LoadedCycle, admitted: list[str], context: Cont
     for step in plan.steps:
         match step:
             case PreemptionStep():
-                _preempt(step, loaded, tree, context)
+                _request_preemption(step, loaded, tree, context)
             case RentStep():
-                _rent(step, loaded, tree, context)
+                _begin_rental(step, loaded, tree, context)
             case DisplacementStep():
-                _displace(step, loaded, tree, context)
+                _request_displacement(step, loaded, tree, context)
             case PendingStep():
                 reasons.add(_reason_writes(step, loaded, context), step.decision.job_id)
             case AdmissionStep():
@@ -115,11 +114,11 @@ def _commit_admissions(
 ) -> frozenset[str]:
     """Create the attempts of a plan and start their workflows. Return the jobs whose admission the ledger refused."""
     attempts: dict[str, Attempt] = {}
-    facts = _SharedFacts(context)
+    facts = _FactsOfAdmissions(context)
     for step in admissions:
         decision = step.decision
         attempt = decision.to_attempt(loaded.snapshot.pending[decision.job_id], context.ids.new("dec"))
-        rental = loaded.snapshot.rented.rental_by_holder.get(decision.job_id)
+        rental = loaded.snapshot.rental_book.rental_by_holder.get(decision.job_id)
         is_rented = rental is not None and rental.hosts(attempt)
         price = context.policy.economy.price_of(attempt.instance_type, attempt.admitted_at, attempt.pool)
         attempts[decision.job_id] = attempt.replace(
@@ -134,7 +133,7 @@ def _commit_admissions(
             admitted.append(attempt.workload_name)
             context.telemetry.count("JobsAdmitted")
             context.telemetry.info("JobAdmitted", job_id=attempt.job_id, attempt=attempt.attempt, pool=attempt.pool)
-            start_run(attempt, context)
+            start_attempt_workflow(attempt, context)
 
     def on_refused(group: batches.WriteGroup, refused: Refused) -> None:
         refused_jobs.add(group.subject)
@@ -146,13 +145,13 @@ def _commit_admissions(
     )
     usage = [Add(quota_rows.usage_key(team), {}) for team in {attempt.team for attempt in attempts.values()}]
     has_few_teams = len(usage) <= _MAX_USAGE_ROWS
-    common = (tree.put(tree.scheduler_state), *facts.unwritten, *(usage if has_few_teams else ()))
+    common = (tree.state_put(tree.scheduler_state), *facts.unwritten, *(usage if has_few_teams else ()))
     for batch in batches.cut_into_batches(write_groups, common_writes=common, extra_writes=0 if has_few_teams else 1):
         batches.commit_each(batch, commit, on_refused)
     return frozenset(refused_jobs)
 
 
-class _SharedFacts:
+class _FactsOfAdmissions:
     """The facts of a cycle's admissions, stored once. The first commit of the cycle stores them with its records."""
 
     def __init__(self, context: Context) -> None:
@@ -185,7 +184,7 @@ class _SharedFacts:
 
 
 def _admission_group(
-    decision: AdmissionDecision, attempt: Attempt, facts: _SharedFacts, loaded: LoadedCycle, context: Context
+    decision: AdmissionDecision, attempt: Attempt, facts: _FactsOfAdmissions, loaded: LoadedCycle, context: Context
 ) -> batches.WriteGroup:
     """Return the writes that admit one job: its attempt with its charge, and the record.
 
@@ -214,7 +213,7 @@ def _admission_group(
     return batches.WriteGroup(
         job.job_id,
         (
-            Put(quota_rows.charge_row(attempt, job, decision.use)),
+            Put(quota_rows.charge_row(attempt, job)),
             Put(job_rows.job_row(started, version)),
             Put(job_rows.attempt_row(attempt, 0)),
             Put(subject_rows.decision_row(record, PACKED_FROM_IF_MANY)),
@@ -248,11 +247,11 @@ def _commit_attempts(
     # The halves of a refused batch hold different writes, so they need different tokens.
     token = f"{attempts[0].decision_id}/{len(attempts)}"
     writes = (write for group in write_groups for write in group.writes)
-    context.ledger.commit(tree.put(scheduler_state), *shared, *sums, *writes, token=token)
-    tree.raised(scheduler_state)
+    context.ledger.commit(tree.state_put(scheduler_state), *shared, *sums, *writes, client_token=token)
+    tree.record_commit(scheduler_state)
 
 
-def start_run(attempt: Attempt, context: Context) -> bool:
+def start_attempt_workflow(attempt: Attempt, context: Context) -> bool:
     """Start the workflow of an attempt. Return False if that failed: then the sweep starts it.
 
     Idempotent: yes, by the execution's name. An execution that exists already is success.
@@ -292,7 +291,7 @@ def _defer_after_refusal(job_id: str, refused: Refused, context: Context) -> Non
 # ---------------------------------------------------------------- preemptions and rentals
 
 
-def _preempt(step: PreemptionStep, loaded: LoadedCycle, tree: QuotaTree, context: Context) -> None:
+def _request_preemption(step: PreemptionStep, loaded: LoadedCycle, tree: QuotaTree, context: Context) -> None:
     """Request the stop of the victims, with the recorded decision, unless the ledger refuses it.
 
     Each request depends on the version that the cycle read. If a victim changed since, the commit fails and the cycle
@@ -302,10 +301,12 @@ def _preempt(step: PreemptionStep, loaded: LoadedCycle, tree: QuotaTree, context
     decision = step.decision
     job, version = loaded.snapshot.pending[decision.job_id], loaded.versions[decision.job_id]
     write_groups = []
-    for name, reason in step.victims.items():
+    for victim_id, reason in step.victims.items():
         reason_to_stop = f"Preempted by {job.job_id} of team {job.spec.team}: {reason_text(reason)}."
         write_groups.append(
-            batches.WriteGroup(name, _stop_writes(name, reason_to_stop, f"{WRITER}/{job.job_id}", loaded, context.now))
+            batches.WriteGroup(
+                victim_id, _stop_writes(victim_id, reason_to_stop, f"{WRITER}/{job.job_id}", loaded, context.now)
+            )
         )
     record = _decision_record(decision, context.ids.new("dec"), decision.reason, Mode.ACT, context)
     waiting_job = _with_current_queue(job, loaded.snapshot.setup).replace(reason=decision.reason)
@@ -326,19 +327,19 @@ def _preempt(step: PreemptionStep, loaded: LoadedCycle, tree: QuotaTree, context
 def _commit_stops(
     write_groups: Sequence[batches.WriteGroup],
     job_writes: tuple[Write, ...],
-    token: str,
+    client_token: str,
     after_stops: Callable[[Sequence[str]], SchedulerState],
     tree: QuotaTree,
     context: Context,
 ) -> None:
-    """Commit the stop requests of several jobs, in as few commits as they fit.
+    """Commit the stop requests of several jobs, in as few commits as possible.
 
-    The first commit also holds `job_writes`, the writes of the waiting job, and has `token`.
+    The first commit also holds `job_writes`, the writes of the waiting job, and has the `client_token`.
 
     Args:
         write_groups: The writes of each job that stops.
         job_writes: Writes of the waiting job.
-        token: Makes a repeat of the first commit safe.
+        client_token: Makes a repeat of the first commit safe.
         after_stops: Returns the scheduler's state after some of these jobs were asked to stop.
         tree: The quota tree.
         context: The ports.
@@ -346,22 +347,24 @@ def _commit_stops(
     Raises:
         Refused: the ledger refused a commit. Earlier commits stay.
     """
-    for batch in batches.cut_into_batches(write_groups, common_writes=(tree.put(tree.scheduler_state), *job_writes)):
+    for batch in batches.cut_into_batches(
+        write_groups, common_writes=(tree.state_put(tree.scheduler_state), *job_writes)
+    ):
         scheduler_state = after_stops([group.subject for group in batch])
         writes = (write for group in batch for write in group.writes)
-        context.ledger.commit(tree.put(scheduler_state), *writes, *job_writes, token=token)
-        tree.raised(scheduler_state)
-        job_writes, token = (), context.ids.new("dec")
+        context.ledger.commit(tree.state_put(scheduler_state), *writes, *job_writes, client_token=client_token)
+        tree.record_commit(scheduler_state)
+        job_writes, client_token = (), context.ids.new("dec")
 
 
 def _stop_writes(
-    name: str, reason_to_stop: str, by: str, loaded: LoadedCycle, now: datetime, *, kind: str = "preempted"
+    job_id: str, reason_to_stop: str, by: str, loaded: LoadedCycle, now: datetime, *, kind: str = "preempted"
 ) -> tuple[Write, ...]:
     """Return the writes that request the stop of a job's attempt, with its grace period; none if it already stops.
 
     `kind` is the kind of the timeline's entry.
     """
-    job, version = loaded.stored(name)
+    job, version = loaded.stored(job_id)
     if not job.is_stoppable:
         return ()
     request = job.stop_request_now(reason_to_stop, by, now)
@@ -372,7 +375,7 @@ def _stop_writes(
     )
 
 
-def _displace(step: DisplacementStep, loaded: LoadedCycle, tree: QuotaTree, context: Context) -> None:
+def _request_displacement(step: DisplacementStep, loaded: LoadedCycle, tree: QuotaTree, context: Context) -> None:
     """Request the move of jobs to rented nodes, with the recorded decision, unless the ledger refuses it.
 
     The first commit puts the job before all other jobs, so that no other job takes the nodes. A job that already moves
@@ -394,8 +397,10 @@ def _displace(step: DisplacementStep, loaded: LoadedCycle, tree: QuotaTree, cont
         Put(subject_rows.timeline_row(job.job_id, entry, f"displacing-{record.decision_id}")),
     )
     write_groups = [
-        batches.WriteGroup(name, _displacement_writes(name, job.job_id, record.decision_id, loaded, context.now))
-        for name in decision.victims
+        batches.WriteGroup(
+            victim_id, _displacement_writes(victim_id, job.job_id, record.decision_id, loaded, context.now)
+        )
+        for victim_id in decision.victims
     ]
 
     def after_stops(victims: Sequence[str]) -> SchedulerState:
@@ -413,10 +418,10 @@ def _displace(step: DisplacementStep, loaded: LoadedCycle, tree: QuotaTree, cont
 
 
 def _displacement_writes(
-    name: str, for_job: str, decision_id: str, loaded: LoadedCycle, now: datetime
+    job_id: str, for_job: str, decision_id: str, loaded: LoadedCycle, now: datetime
 ) -> tuple[Write, ...]:
     """Return the writes that request that a job continues on rented nodes; none if it already stops."""
-    job, version = loaded.stored(name)
+    job, version = loaded.stored(job_id)
     if not job.is_stoppable:
         return ()
     text = f"The job frees its nodes for {for_job} and continues on rented nodes."
@@ -425,14 +430,15 @@ def _displacement_writes(
     entry = TimelineEntry(at=now, kind="displaced", text=text, decision_id=decision_id, writer=WRITER)
     return (
         Put(job_rows.job_row(moving, version)),
-        Put(subject_rows.timeline_row(name, entry, f"displaced-{job.current_attempt}")),
+        Put(subject_rows.timeline_row(job_id, entry, f"displaced-{job.current_attempt}")),
     )
 
 
-def _rent(step: RentStep, loaded: LoadedCycle, tree: QuotaTree, context: Context) -> None:
+def _begin_rental(step: RentStep, loaded: LoadedCycle, tree: QuotaTree, context: Context) -> None:
     """Begin a rental for a job, unless the ledger refuses it."""
     job, version = loaded.stored(step.decision.job_id)
     job = _with_current_queue(job, loaded.snapshot.setup)
+    # The step exists only if the job may act, even if the stack only recommends.
     try:
         rentals.begin_for_job(job, version, step.placement, tree, context.replace(mode=Mode.ACT))
     except Refused as refused:
@@ -446,18 +452,18 @@ def _commit_departure(plan: CyclePlan, loaded: LoadedCycle, tree: QuotaTree, con
     """Request that a job leaves its rented nodes. Idempotent: yes, a job that already stops gets no second request."""
     if plan.departure is None:
         return
-    name = plan.departure.job_id
-    job, version = loaded.stored(name)
+    job_id = plan.departure.job_id
+    job, version = loaded.stored(job_id)
     writes, token = rentals.departure_writes(job, version, plan.departure.decision, context)
-    scheduler_state = _with_stopping(tree.scheduler_state, [name], loaded.snapshot.setup)
+    scheduler_state = _with_stopping(tree.scheduler_state, [job_id], loaded.snapshot.setup)
     try:
-        context.ledger.commit(tree.put(scheduler_state), *writes, token=token)
+        context.ledger.commit(tree.state_put(scheduler_state), *writes, client_token=token)
     except Refused as refused:
-        batches.note_refusal(context.telemetry, name, refused)
+        batches.note_refusal(context.telemetry, job_id, refused)
         return
-    tree.raised(scheduler_state)
+    tree.record_commit(scheduler_state)
     context.telemetry.count("JobsMigratedBack")
-    context.telemetry.info("MigrationRequested", job_id=name)
+    context.telemetry.info("MigrationRequested", job_id=job_id)
 
 
 def _commit_reservation_stops(plan: CyclePlan, loaded: LoadedCycle, tree: QuotaTree, context: Context) -> None:
@@ -468,14 +474,14 @@ def _commit_reservation_stops(plan: CyclePlan, loaded: LoadedCycle, tree: QuotaT
     ]
 
     def commit(batch: Sequence[batches.WriteGroup]) -> None:
-        names = [group.subject for group in batch]
-        scheduler_state = _with_stopping(tree.scheduler_state, names, loaded.snapshot.setup)
-        context.ledger.commit(tree.put(scheduler_state), *(write for group in batch for write in group.writes))
-        tree.raised(scheduler_state)
-        context.telemetry.count("JobsDrainedFromReservations", len(names))
-        context.telemetry.info("ReservationStopsRequested", jobs=names)
+        job_ids = [group.subject for group in batch]
+        scheduler_state = _with_stopping(tree.scheduler_state, job_ids, loaded.snapshot.setup)
+        context.ledger.commit(tree.state_put(scheduler_state), *(write for group in batch for write in group.writes))
+        tree.record_commit(scheduler_state)
+        context.telemetry.count("JobsDrainedFromReservations", len(job_ids))
+        context.telemetry.info("ReservationStopsRequested", jobs=job_ids)
 
-    for batch in batches.cut_into_batches(write_groups, common_writes=(tree.put(tree.scheduler_state),)):
+    for batch in batches.cut_into_batches(write_groups, common_writes=(tree.state_put(tree.scheduler_state),)):
         batches.commit_each(
             batch, commit, lambda group, refused: batches.note_refusal(context.telemetry, group.subject, refused)
         )
@@ -483,24 +489,24 @@ def _commit_reservation_stops(plan: CyclePlan, loaded: LoadedCycle, tree: QuotaT
 
 def _commit_queue_stops(plan: CyclePlan, loaded: LoadedCycle, tree: QuotaTree, context: Context) -> None:
     """Request the stop of all jobs of drained queues. Idempotent: yes, each job gets one request."""
-    for name in plan.queue_stops:
-        job, _ = loaded.stored(name)
+    for job_id in plan.queue_stops:
+        job, _ = loaded.stored(job_id)
         reason_to_stop = f"The queue of team {job.spec.team} is drained."
-        scheduler_state = tree.scheduler_state.replace(stopping={**tree.scheduler_state.stopping, name: ""})
+        scheduler_state = tree.scheduler_state.replace(stopping={**tree.scheduler_state.stopping, job_id: ""})
         try:
-            writes = _stop_writes(name, reason_to_stop, f"{WRITER}/drain", loaded, context.now, kind="drained")
-            context.ledger.commit(tree.put(scheduler_state), *writes)
+            writes = _stop_writes(job_id, reason_to_stop, f"{WRITER}/drain", loaded, context.now, kind="drained")
+            context.ledger.commit(tree.state_put(scheduler_state), *writes)
         except Refused as refused:
-            batches.note_refusal(context.telemetry, name, refused)
+            batches.note_refusal(context.telemetry, job_id, refused)
             continue
-        tree.raised(scheduler_state)
-        context.telemetry.info("QueueDrainStopRequested", job_id=name)
+        tree.record_commit(scheduler_state)
+        context.telemetry.info("QueueDrainStopRequested", job_id=job_id)
 
 
-def _with_stopping(scheduler_state: SchedulerState, names: Iterable[str], setup: TeamSetup) -> SchedulerState:
+def _with_stopping(scheduler_state: SchedulerState, job_ids: Iterable[str], setup: TeamSetup) -> SchedulerState:
     """Return the state with jobs that stop for no other job. Without teams it is not needed."""
     return (
-        scheduler_state.replace(stopping={**scheduler_state.stopping, **dict.fromkeys(names, "")})
+        scheduler_state.replace(stopping={**scheduler_state.stopping, **dict.fromkeys(job_ids, "")})
         if setup.has_teams
         else scheduler_state
     )
@@ -540,7 +546,7 @@ def _reason_writes(step: PendingStep, loaded: LoadedCycle, context: Context) -> 
     decision = step.decision
     job, version = loaded.snapshot.pending[decision.job_id], loaded.versions[decision.job_id]
     note, records = rentals.placement_note(job, step.placement, context.replace(mode=step.mode))
-    if decision.action is Action.BACK_OFF:
+    if decision.action is AdmissionAction.BACK_OFF:
         return ()  # the job already records the failure
     reason = recorded_reason(decision, step.mode)
     text = f"{reason} {note.text}" if note else reason

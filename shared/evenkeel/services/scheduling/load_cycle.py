@@ -17,6 +17,7 @@ from evenkeel.domain.admission.authority import AdmissionAuthority
 from evenkeel.domain.admission.cycle_plan import MissingFacts
 from evenkeel.domain.admission.cycle_snapshot import CycleSnapshot
 from evenkeel.domain.admission.decide_cycle import draining_teams, is_strict
+from evenkeel.domain.admission.leave_plan import ending_reservations
 from evenkeel.domain.admission.queue_cursors import ALL_JOBS, QueueCursors, queues_to_read
 from evenkeel.domain.admission.request_facts import with_reservation_ends
 from evenkeel.domain.admission.scheduler_state import ElasticState
@@ -27,10 +28,9 @@ from evenkeel.domain.jobs.attempt import Attempt, ObservedWorkload
 from evenkeel.domain.jobs.charge import Charge, resources_taken
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.nodes import FleetNode, KubernetesNode, ProviderNode, join_nodes
-from evenkeel.domain.policy import Policy
 from evenkeel.domain.quotas.budgets import remaining_by_team
 from evenkeel.domain.quotas.teams import TeamSetup
-from evenkeel.domain.recovery.leases import Holds
+from evenkeel.domain.recovery.holds import Holds
 from evenkeel.domain.recovery.resume import charge_lost_work
 from evenkeel.domain.renting.book import RentalBook
 from evenkeel.domain.resources import Resources
@@ -43,8 +43,8 @@ from evenkeel.services.storage import (
     attempt_record,
     fleet_rows,
     job_rows,
-    past_runs,
-    provider_records,
+    past_jobs,
+    provider_nodes,
     quota_rows,
     read_charges,
     rows,
@@ -95,23 +95,25 @@ def run(context: Context) -> LoadedCycle:
     tree = context.ledger.get(quota_rows.tree_key()) or Row(quota_rows.tree_key(), {})
     snapshot = CycleSnapshot(
         authority=context.site.admission,
-        setup=team_setup.load(context.ledger).setup,
+        setup=team_setup.load_setup(context.ledger).setup,
         scheduler_state=stored_state(tree),
         automation_hold_reason=_automation_hold_reason(context),
     )
     queues = _read_queues(snapshot, context)
     if snapshot.authority is AdmissionAuthority.KUEUE:
-        return _with_jobs(LoadedCycle(tree, snapshot), queues, ElasticState(), context.ledger)
+        return _read_jobs_and_charges(LoadedCycle(tree, snapshot), queues, ElasticState(), context.ledger)
     # The rentals are read before the charges and the nodes.
-    rented = rentals.load(context.ledger)
+    rental_book = rentals.load(context.ledger)
     with ThreadPoolExecutor(max_workers=_READS_AT_ONCE) as readers:
         # Pending jobs need the nodes, whatever is read next.
         lists = _NodeLists.start(readers, context) if queues.keys else None
-        loaded = _with_jobs(LoadedCycle(tree, snapshot), queues, snapshot.scheduler_state.elastic, context.ledger)
-        if _has_nothing_to_decide(loaded.snapshot, rented, context.policy):
+        loaded = _read_jobs_and_charges(
+            LoadedCycle(tree, snapshot), queues, snapshot.scheduler_state.elastic, context.ledger
+        )
+        if _has_nothing_to_decide(loaded.snapshot, rental_book, context):
             return loaded
-        loaded = _with_clusters(loaded, rented, lists or _NodeLists.start(readers, context), context)
-    return _with_quotas(loaded, context)
+        loaded = _read_clusters_and_nodes(loaded, rental_book, lists or _NodeLists.start(readers, context), context)
+    return _read_quotas(loaded, context)
 
 
 def read_missing(loaded: LoadedCycle, missing: MissingFacts, context: Context) -> LoadedCycle:
@@ -123,11 +125,11 @@ def read_missing(loaded: LoadedCycle, missing: MissingFacts, context: Context) -
         snapshot=loaded.snapshot._replace(jobs_with_charge={**loaded.snapshot.jobs_with_charge, **_jobs_by_id(stored)}),
         versions={**loaded.versions, **_versions_of(stored)},
     )
-    jobs = (loaded.snapshot.known_job(name) for name in missing.attempts_of)
+    jobs = (loaded.snapshot.known_job(job_id) for job_id in missing.attempts_of)
     return loaded._replace(
         snapshot=loaded.snapshot._replace(
             shortages=rentals.read_shortages(context.ledger)[0] if missing.needs_shortages else None,
-            past_runs=past_runs.load(context.ledger) if missing.needs_past_runs else (),
+            past_jobs=past_jobs.load_past_jobs(context.ledger) if missing.needs_past_jobs else (),
             attempts=rentals.read_attempts(context.ledger, (job for job in jobs if job)),
         )
     )
@@ -136,13 +138,13 @@ def read_missing(loaded: LoadedCycle, missing: MissingFacts, context: Context) -
 # ---------------------------------------------------------------- queues
 
 
-class _Queues(NamedTuple):
+class _PendingKeys(NamedTuple):
     """Keys of pending jobs. Each job is read by its key afterwards, since the index of pending jobs may lag."""
 
     keys: tuple[Key, ...]
-    head_ends: Mapping[str, str]
+    cursor_after_first_page: Mapping[str, str]
     """Team whose queue is longer than a page → the cursor after that page."""
-    next_cursors: QueueCursors | None
+    cursors_of_next_cycle: QueueCursors | None
     cursors_row: Row | None
     has_later_pages: bool = False
     """Whether the cycle can examine jobs of later pages, too."""
@@ -154,28 +156,30 @@ def _automation_hold_reason(context: Context) -> str:
     return hold.wait_reason if hold else ""
 
 
-def _read_queues(snapshot: CycleSnapshot, context: Context) -> _Queues:
-    """Read the head of each queue, and one more page of as many long queues as a cycle can examine."""
+def _read_queues(snapshot: CycleSnapshot, context: Context) -> _PendingKeys:
+    """Read the first page of each queue, and one more page of as many long queues as a cycle can examine."""
     ledger, setup, policy = context.ledger, snapshot.setup, context.policy.scheduling
-    heads = policy.jobs_per_head(len(setup.by_name))
+    page_size = policy.jobs_per_first_page(len(setup.by_name))
     # If all pending jobs fit on one page, no team's queue has more. Jobs older than the teams come first on the page.
-    first = ledger.by_state(Table.JOBS, _PENDING, limit=heads)
-    keys = [row.key for row in first.rows]
-    next_page: dict[str, str] = {ALL_JOBS: first.cursor} if first.cursor else {}
-    teams = tuple(setup.by_name) if first.cursor else ()
-    for team, page in _read_pages([(team, heads, None) for team in teams], ledger):
+    first_page = ledger.by_state(Table.JOBS, _PENDING, limit=page_size)
+    keys = [row.key for row in first_page.rows]
+    cursor_after_first_page: dict[str, str] = {ALL_JOBS: first_page.cursor} if first_page.cursor else {}
+    teams = tuple(setup.by_name) if first_page.cursor else ()
+    for team, page in _read_pages([(team, page_size, None) for team in teams], ledger):
         keys += [row.key for row in page.rows]
         if page.cursor:
-            next_page[team] = page.cursor
-    if not next_page:
-        return _Queues(tuple(keys), {}, None, None)
-    later_keys, cursors, row = _read_next_pages(setup, next_page, policy, ledger)
+            cursor_after_first_page[team] = page.cursor
+    if not cursor_after_first_page:
+        return _PendingKeys(tuple(keys), {}, None, None)
+    later_keys, cursors, cursors_row = _read_next_pages(setup, cursor_after_first_page, policy, ledger)
     # A job that waits until its victims stop stays the head of its queue, wherever it is listed.
     first_keys = map(
-        job_rows.job_key, (*snapshot.scheduler_state.sticky.values(), *(name for name, _ in cursors.barriers))
+        job_rows.job_key, (*snapshot.scheduler_state.sticky.values(), *(job_id for job_id, _ in cursors.barriers))
     )
     has_later_pages = len(keys) + len(later_keys) + policy.jobs_per_page * _MAX_PAGES <= policy.examined_jobs_limit
-    return _Queues((*first_keys, *keys, *later_keys), next_page, cursors, row, has_later_pages)
+    return _PendingKeys(
+        (*first_keys, *keys, *later_keys), cursor_after_first_page, cursors, cursors_row, has_later_pages
+    )
 
 
 def _read_pages(queries: Iterable[tuple[str, int, str | None]], ledger: Ledger) -> list[tuple[str, Page]]:
@@ -190,56 +194,56 @@ def _read_page(ledger: Ledger, team: str, limit: int, cursor: str | None) -> Pag
 
 
 def _read_next_pages(
-    setup: TeamSetup, next_page: Mapping[str, str], policy: SchedulingPolicy, ledger: Ledger
+    setup: TeamSetup, cursor_after_first_page: Mapping[str, str], policy: SchedulingPolicy, ledger: Ledger
 ) -> tuple[list[Key], QueueCursors, Row]:
     """Load the next page of long queues, from the stored cursors. In a strict queue no job may pass the head.
 
     If there are more long queues than a cycle can examine, each cycle reads the queues after the last cycle's queues.
     """
-    row = ledger.get(quota_rows.queue_cursors_key()) or Row(quota_rows.queue_cursors_key(), {})
-    stored_cursors: dict[str, str] = row.doc.get("cursors", {})
-    long_queues = sorted(team for team in next_page if not is_strict(team, setup))
-    queues_this_cycle = queues_to_read(long_queues, row.doc.get("turn"), policy.long_queues_per_cycle)
+    cursors_row = ledger.get(quota_rows.queue_cursors_key()) or Row(quota_rows.queue_cursors_key(), {})
+    stored_cursors: dict[str, str] = cursors_row.doc.get("cursors", {})
+    long_queues = sorted(team for team in cursor_after_first_page if not is_strict(team, setup))
+    queues_this_cycle = queues_to_read(long_queues, cursors_row.doc.get("turn"), policy.long_queues_per_cycle)
     keys: list[Key] = []
     other_queues = set(long_queues) - set(queues_this_cycle)
-    next_cursors = {team: cursor for team, cursor in stored_cursors.items() if team in other_queues}
+    page_starts = {team: cursor for team, cursor in stored_cursors.items() if team in other_queues}
     last_queue = queues_this_cycle[-1] if len(queues_this_cycle) < len(long_queues) else None
-    cursors = QueueCursors(next_cursors, last_queue=last_queue)
+    cursors = QueueCursors(page_starts, last_queue=last_queue)
     limit = policy.jobs_per_page * _PAGES_PER_LONG_QUEUE
-    queries = [(team, limit, stored_cursors.get(team, next_page[team])) for team in queues_this_cycle]
+    queries = [(team, limit, stored_cursors.get(team, cursor_after_first_page[team])) for team in queues_this_cycle]
     for team, page in _read_pages(queries, ledger):
         # The queue of each team is read by itself.
         keys += [row.key for row in page.rows if team or row.doc.get("queue", "") not in setup.by_name]
         if page.cursor:
-            next_cursors[team] = page.cursor
+            page_starts[team] = page.cursor
         if team == ALL_JOBS and not setup.has_teams:
             cursors = cursors._replace(
                 page_jobs=frozenset(str(row.doc["jobId"]) for row in page.rows),
-                page_start=stored_cursors.get(team, next_page[team]),
-                barriers=tuple((str(name), str(at)) for name, at in row.doc.get("barriers", ())),
+                page_start=stored_cursors.get(team, cursor_after_first_page[team]),
+                barriers=tuple((str(job_id), str(at)) for job_id, at in cursors_row.doc.get("barriers", ())),
             )
-    return keys, cursors, row
+    return keys, cursors, cursors_row
 
 
 def _read_later_pages(loaded: LoadedCycle, teams: Iterable[str], context: Context) -> LoadedCycle:
-    """Read several pages at once after the heads of these queues, until the cycle has enough jobs to examine."""
+    """Read several pages at once after the first pages of these queues, until the cycle has enough jobs to examine."""
     snapshot, policy = loaded.snapshot, context.policy.scheduling
     limit = policy.jobs_per_page * _MAX_PAGES
     pending, versions = dict(snapshot.pending), dict(loaded.versions)
-    next_page, cursors = dict(snapshot.readable_further), snapshot.next_cursors
+    cursor_after_read, cursors = dict(snapshot.cursor_after_read), snapshot.cursors_of_next_cycle
     charged_jobs = frozenset(charge.job_id for charge in snapshot.charges())
     for team in teams:
         if len(pending) >= policy.examined_jobs_limit:
             break
         page = context.ledger.by_state(
-            Table.JOBS, _PENDING, prefix=_queue_prefix(team), limit=limit, cursor=next_page.pop(team)
+            Table.JOBS, _PENDING, prefix=_queue_prefix(team), limit=limit, cursor=cursor_after_read.pop(team)
         )
         jobs = _read_jobs(context.ledger, (row.key for row in page.rows))
-        # A job whose charge this cycle still sees as held was settled since. The next cycle decides about it.
+        # A job whose charge this cycle still sees as live was settled since. The next cycle decides about it.
         waiting = {
-            name: entry
-            for name, entry in jobs.items()
-            if entry[0].state is JobState.PENDING and name not in charged_jobs
+            job_id: entry
+            for job_id, entry in jobs.items()
+            if entry[0].state is JobState.PENDING and job_id not in charged_jobs
         }
         pending |= _jobs_by_id(waiting)
         versions |= _versions_of(waiting)
@@ -248,9 +252,10 @@ def _read_later_pages(loaded: LoadedCycle, teams: Iterable[str], context: Contex
                 page_jobs=cursors.page_jobs - jobs.keys()
             )  # the cycle read these jobs in order, without a gap
         if page.cursor:
-            next_page[team] = page.cursor
+            cursor_after_read[team] = page.cursor
     return loaded._replace(
-        snapshot=snapshot._replace(pending=pending, readable_further=next_page, next_cursors=cursors), versions=versions
+        snapshot=snapshot._replace(pending=pending, cursor_after_read=cursor_after_read, cursors_of_next_cycle=cursors),
+        versions=versions,
     )
 
 
@@ -261,7 +266,9 @@ def _queue_prefix(team: str) -> str:
 # ---------------------------------------------------------------- jobs and charges
 
 
-def _with_jobs(loaded: LoadedCycle, queues: _Queues, elastic_state: ElasticState, ledger: Ledger) -> LoadedCycle:
+def _read_jobs_and_charges(
+    loaded: LoadedCycle, queues: _PendingKeys, elastic_state: ElasticState, ledger: Ledger
+) -> LoadedCycle:
     """Read the charges, and after them the pending jobs and the elastic jobs.
 
     An interrupted job is found even if the index does not list it yet: its released charge names it.
@@ -270,52 +277,53 @@ def _with_jobs(loaded: LoadedCycle, queues: _Queues, elastic_state: ElasticState
         Conflict: an attempt is being settled at this instant.
     """
     charges = read_charges.run(ledger)
-    elastic_names = {*(charge.job_id for charge in charges.held if charge.is_elastic), *elastic_state.resizing}
-    elastic = _read_jobs(ledger, map(job_rows.job_key, sorted(elastic_names)))
-    jobs = {**_read_jobs(ledger, (*map(job_rows.job_key, charges.owners), *queues.keys)), **elastic}
-    charges = charges.agreed(jobs)
+    elastic_ids = {*(charge.job_id for charge in charges.live if charge.is_elastic), *elastic_state.resizing}
+    elastic = _read_jobs(ledger, map(job_rows.job_key, sorted(elastic_ids)))
+    jobs = {**_read_jobs(ledger, (*map(job_rows.job_key, charges.released_job_ids), *queues.keys)), **elastic}
+    charges = charges.as_of(jobs)
     snapshot = loaded.snapshot._replace(
-        pending={name: job for name, (job, _) in jobs.items() if job.state is JobState.PENDING},
+        pending={job_id: job for job_id, (job, _) in jobs.items() if job.state is JobState.PENDING},
         elastic=_jobs_by_id(elastic),
-        live_charges=charges.held,
+        live_charges=charges.live,
         released_charges=tuple(charge for charge, _ in charges.released),
-        readable_further=queues.head_ends if queues.has_later_pages else {},
-        head_ends=queues.head_ends,
-        next_cursors=queues.next_cursors,
+        cursor_after_read=queues.cursor_after_first_page if queues.has_later_pages else {},
+        cursor_after_first_page=queues.cursor_after_first_page,
+        cursors_of_next_cycle=queues.cursors_of_next_cycle,
     )
     return loaded._replace(
         snapshot=snapshot,
         versions=_versions_of(jobs),
         charges=charges,
-        outdated=charges.outdated(jobs),
+        outdated=charges.unneeded_rows(jobs),
         cursors_row=queues.cursors_row,
     )
 
 
-def _has_nothing_to_decide(snapshot: CycleSnapshot, rented: RentalBook, policy: Policy) -> bool:
+def _has_nothing_to_decide(snapshot: CycleSnapshot, rental_book: RentalBook, context: Context) -> bool:
     """Whether there is nothing to decide, so that no cluster has to be read."""
+    ending = ending_reservations(context.policy, context.now)
     return not (
         snapshot.pending
         or draining_teams(snapshot.setup)
-        or rented.rentals
+        or rental_book.rentals
         or snapshot.scheduler_state.elastic.is_in_use
-        or any(workload.rents_from for workload in policy.scheduling.serving)
-        or policy.scheduling.reservations
+        or any(workload.rents_from for workload in context.policy.scheduling.serving)
+        or any((charge.cluster, charge.pool) in ending for charge in snapshot.live_charges)
     )
 
 
-def _with_quotas(loaded: LoadedCycle, context: Context) -> LoadedCycle:
+def _read_quotas(loaded: LoadedCycle, context: Context) -> LoadedCycle:
     """Read the jobs that hold charges, and the spending and use of the teams."""
     snapshot, policy = loaded.snapshot, context.policy
     setup = snapshot.setup
     if not setup.has_teams:
         return loaded
     stored = _read_jobs(context.ledger, (job_rows.job_key(charge.job_id) for charge in snapshot.live_charges))
-    running = {name: entry for name, entry in stored.items() if name not in snapshot.pending}
-    jobs_with_charge, rented = _jobs_by_id(stored), snapshot.rented
-    spent = rentals.spent_by_period(setup, context, rented.rentals)
+    running = {job_id: entry for job_id, entry in stored.items() if job_id not in snapshot.pending}
+    jobs_with_charge, rental_book = _jobs_by_id(stored), snapshot.rental_book
+    spent = rentals.spent_by_period(setup, context, rental_book.rentals)
     budgets_left = (
-        remaining_by_team(setup, spent, snapshot.live_charges, rented.rentals, policy.economy, context.now)
+        remaining_by_team(setup, spent, snapshot.live_charges, rental_book.rentals, policy.economy, context.now)
         if policy.burst.pools
         else {}
     )
@@ -323,8 +331,8 @@ def _with_quotas(loaded: LoadedCycle, context: Context) -> LoadedCycle:
         snapshot=snapshot._replace(
             jobs_with_charge=jobs_with_charge,
             # The later read of an elastic job counts.
-            elastic={name: jobs_with_charge.get(name, job) for name, job in snapshot.elastic.items()},
-            rented=rented._replace(budgets_left=budgets_left),
+            elastic={job_id: jobs_with_charge.get(job_id, job) for job_id, job in snapshot.elastic.items()},
+            rental_book=rental_book._replace(budgets_left=budgets_left),
             spent=spent,
             used=read_usage.run(setup, context),
             work_at_risk_by_job=_work_at_risk(snapshot.live_charges, jobs_with_charge, context)
@@ -336,27 +344,29 @@ def _with_quotas(loaded: LoadedCycle, context: Context) -> LoadedCycle:
     )
 
 
-def _work_at_risk(charges: Iterable[Charge], holders: Mapping[str, Job], context: Context) -> dict[str, float]:
+def _work_at_risk(charges: Iterable[Charge], jobs_with_charge: Mapping[str, Job], context: Context) -> dict[str, float]:
     """Return the work that each holder of a charge would lose, estimated without reading its checkpoints."""
     usual = context.policy.economy.expected_checkpoint_seconds
     return {
-        charge.job_id: round(charge.accelerators * charge_lost_work(charge, holders[charge.job_id], usual, context.now))
+        charge.job_id: round(
+            charge.accelerators * charge_lost_work(charge, jobs_with_charge[charge.job_id], usual, context.now)
+        )
         for charge in charges
-        if charge.admitted_at and charge.job_id in holders
+        if charge.admitted_at and charge.job_id in jobs_with_charge
     }
 
 
 def _read_jobs(ledger: Ledger, keys: Iterable[Key]) -> dict[str, tuple[Job, int]]:
     stored = get_all(ledger, keys).values()
-    return {job.job_id: (job, row.version) for row, job in rows.readable(stored, Job)}
+    return {job.job_id: (job, row.version) for row, job in rows.readable_rows(stored, Job)}
 
 
 def _jobs_by_id(stored: StoredJobs) -> dict[str, Job]:
-    return {name: job for name, (job, _) in stored.items()}
+    return {job_id: job for job_id, (job, _) in stored.items()}
 
 
 def _versions_of(stored: StoredJobs) -> dict[str, int]:
-    return {name: version for name, (_, version) in stored.items()}
+    return {job_id: version for job_id, (_, version) in stored.items()}
 
 
 # ---------------------------------------------------------------- clusters
@@ -376,23 +386,24 @@ class _ClusterFacts(NamedTuple):
 class _NodeLists(NamedTuple):
     """Reads of the nodes that are under way. A list of nodes is the longest read of a cycle."""
 
-    of: Mapping[str, Future[tuple[KubernetesNode, ...]]]
-    """Cluster → its node objects."""
-    stored: Future[tuple[FleetNode, ...]]
+    nodes_by_cluster: Mapping[str, Future[tuple[KubernetesNode, ...]]]
+    last_sweep: Future[tuple[FleetNode, ...]]
     """The nodes of the last sweep."""
 
     @classmethod
     def start(cls, readers: ThreadPoolExecutor, context: Context) -> "_NodeLists":
         """Start the reads of all clusters."""
         lists = {name: readers.submit(context.cluster.nodes, name) for name in context.site.clusters}
-        return cls(lists, readers.submit(stored_nodes.load, context))
+        return cls(lists, readers.submit(stored_nodes.load_stored_nodes, context))
 
 
-def _with_clusters(loaded: LoadedCycle, rented: RentalBook, lists: _NodeLists, context: Context) -> LoadedCycle:
+def _read_clusters_and_nodes(
+    loaded: LoadedCycle, rental_book: RentalBook, lists: _NodeLists, context: Context
+) -> LoadedCycle:
     """Read the nodes, pods and Jobs of each cluster, and the state of the serving workloads."""
     snapshot, policy, names = loaded.snapshot, context.policy, context.site.clusters
     serving_clusters = frozenset(workload.cluster for workload in policy.scheduling.serving)
-    clusters, errors = _read_clusters(serving_clusters, lists, context)
+    clusters, errors = _read_each_cluster(serving_clusters, lists, context)
     workloads = [(name, workload) for name, facts in clusters.items() for _, workload in facts.workloads]
     in_use = {(name, node): amounts for name, facts in clusters.items() for node, amounts in facts.in_use.items()}
     nodes = [node for name in names if name in clusters for node in clusters[name].nodes]
@@ -400,7 +411,7 @@ def _with_clusters(loaded: LoadedCycle, rented: RentalBook, lists: _NodeLists, c
     unhealthy = unhealthy_nodes.unhealthy_among(nodes, context)
     used = resources_taken(in_use, snapshot.live_charges, workloads)
     capacities = node_capacity(join_nodes(nodes, provider_nodes, names[0]), used, unhealthy)
-    capacities = rented.reserve_nodes(capacities, snapshot.pending.values(), policy.burst.pools)
+    capacities = rental_book.reserve_nodes(capacities, snapshot.pending.values(), policy.burst.pools)
     return loaded._replace(
         snapshot=snapshot._replace(
             capacities=with_reservation_ends(capacities, policy),
@@ -410,7 +421,7 @@ def _with_clusters(loaded: LoadedCycle, rented: RentalBook, lists: _NodeLists, c
                 for namespace, shown_by in facts.kueue_namespaces.items()
             },
             unreadable_clusters=frozenset(errors),
-            rented=rented,
+            rental_book=rental_book,
             serving_pods={name: facts.pods for name, facts in clusters.items() if name in serving_clusters},
             serving_states=rentals.serving_states(policy.scheduling.serving, context.ledger),
         ),
@@ -418,7 +429,7 @@ def _with_clusters(loaded: LoadedCycle, rented: RentalBook, lists: _NodeLists, c
     )
 
 
-def _read_clusters(
+def _read_each_cluster(
     serving_clusters: frozenset[str], lists: _NodeLists, context: Context
 ) -> tuple[dict[str, _ClusterFacts], dict[str, EvenkeelError]]:
     """Read each cluster by itself, and HyperPod's records with the first cluster. A failed read leaves its cluster out.
@@ -444,13 +455,14 @@ def _read_clusters(
         owned = {name: _owned_workloads(name, pods, context) for name, (pods, _, _) in reads.items()}
     for name, (pods, namespaces, serving) in reads.items():
         try:
-            movable, nodes, stored = pods.result().movable, lists.of[name].result(), lists.stored.result()
+            movable, stored = pods.result().movable, lists.last_sweep.result()
+            nodes = lists.nodes_by_cluster[name].result()
             facts[name] = _ClusterFacts(
                 owned[name],
-                stored_nodes.with_bound_pods(name, movable, nodes, stored, context),
+                stored_nodes.requests_by_node(name, movable, nodes, stored, context),
                 nodes,
                 namespaces.result(),
-                provider_records.load(nodes, stored, context) if name == names[0] else (),
+                provider_nodes.load_provider_nodes(nodes, stored, context) if name == names[0] else (),
                 serving.result() if serving else (),
             )
         except EvenkeelError as error:
@@ -465,5 +477,5 @@ def _owned_workloads(
     try:
         listed = read.result().attempts
     except EvenkeelError:
-        return ()  # `_read_clusters` reports the error
+        return ()  # `_read_each_cluster` reports the error
     return attempt_record.owned_workloads(context.ledger, ((name, workload) for workload in listed))

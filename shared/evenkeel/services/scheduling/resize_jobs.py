@@ -43,7 +43,7 @@ def carry_out(plan: CyclePlan, loaded: LoadedCycle, tree: QuotaTree, context: Co
     begun = tree.scheduler_state.elastic
     elastic = resizes.elastic_state.replace(
         jobs=tuple(sorted({*resizes.elastic_state.jobs, *(pending & set(begun.jobs))})),
-        resizing=tuple(name for name in resizes.elastic_state.resizing if name in begun.resizing),
+        resizing=tuple(job_id for job_id in resizes.elastic_state.resizing if job_id in begun.resizing),
         last_announced={} if context.mode is Mode.ACT else resizes.elastic_state.last_announced,
     )
     commit = _ResizeCommit(loaded, frozenset(pending), tree, context)
@@ -54,8 +54,8 @@ def carry_out(plan: CyclePlan, loaded: LoadedCycle, tree: QuotaTree, context: Co
         except Refused as refused:
             batches.note_refusal(context.telemetry, ", ".join(resize.job_id for resize in planned[:4]), refused)
     if scheduler_state != tree.scheduler_state:
-        context.ledger.commit(tree.put(scheduler_state))
-        tree.raised(scheduler_state)
+        context.ledger.commit(tree.state_put(scheduler_state))
+        tree.record_commit(scheduler_state)
 
 
 class _ResizeCommit:
@@ -73,14 +73,14 @@ class _ResizeCommit:
         records = {resize.job_id: self._record(resize) for resize in planned}
         parts = [self._stop_writes(resize, records[resize.job_id]) for resize in planned]
         # The next cycle asks the jobs that do not fit into one commit, and counts on the jobs that already stop.
-        first = next(batches.cut_into_batches(parts, common_writes=(self.tree.put(scheduler_state),)))
-        names = {write_group.subject for write_group in first}
-        resizes = [resize for resize in planned if resize.job_id in names]
+        first = next(batches.cut_into_batches(parts, common_writes=(self.tree.state_put(scheduler_state),)))
+        job_ids = {write_group.subject for write_group in first}
+        resizes = [resize for resize in planned if resize.job_id in job_ids]
         changed = self._state_after(resizes, scheduler_state)
         writes = (write for write_group in first for write in write_group.writes)
         token = records[first[0].subject].decision_id
-        self.context.ledger.commit(self.tree.put(changed), *writes, token=token)
-        self.tree.raised(changed)
+        self.context.ledger.commit(self.tree.state_put(changed), *writes, client_token=token)
+        self.tree.record_commit(changed)
         for resize in resizes:
             self.context.telemetry.count("JobsResized", action=resize_answer(resize.facts).action)
             self.context.telemetry.info(
@@ -139,7 +139,7 @@ class _ResizeCommit:
             resize.job_id: f"{resize.resize.from_nodes} to {resize.resize.to_nodes} {resize.waiting_id}".strip()
             for resize in planned
         }
-        if all(scheduler_state.elastic.last_announced.get(name) == text for name, text in messages.items()):
+        if all(scheduler_state.elastic.last_announced.get(job_id) == text for job_id, text in messages.items()):
             return scheduler_state
         changed = scheduler_state.replace(
             elastic=scheduler_state.elastic.replace(
@@ -148,13 +148,13 @@ class _ResizeCommit:
         )
         records = {resize.job_id: self._record(resize) for resize in planned}
         parts = [
-            batches.WriteGroup(name, (Put(subject_rows.decision_row(record)),)) for name, record in records.items()
+            batches.WriteGroup(job_id, (Put(subject_rows.decision_row(record)),)) for job_id, record in records.items()
         ]
-        for batch in batches.cut_into_batches(parts, common_writes=(self.tree.put(changed),)):
+        for batch in batches.cut_into_batches(parts, common_writes=(self.tree.state_put(changed),)):
             writes = (write for write_group in batch for write in write_group.writes)
             token = records[batch[0].subject].decision_id
-            self.context.ledger.commit(self.tree.put(changed), *writes, token=token)
-            self.tree.raised(changed)
+            self.context.ledger.commit(self.tree.state_put(changed), *writes, client_token=token)
+            self.tree.record_commit(changed)
         return changed
 
     def _record(self, planned: PlannedResize) -> Decision:

@@ -15,8 +15,8 @@ cycle sees freed quota only with the job that freed it (docs/decisions/0023).
 import contextlib
 from datetime import datetime
 
-from evenkeel.domain.admission.answered_requests import is_answered
 from evenkeel.domain.admission.cycle_plan import CyclePlan
+from evenkeel.domain.admission.cycle_requests import is_answered
 from evenkeel.domain.admission.decide_cycle import decide_cycle
 from evenkeel.domain.economics import money
 from evenkeel.domain.sources import Source, SourceKind
@@ -26,10 +26,11 @@ from evenkeel.services.context import Context
 from evenkeel.services.scheduling import commit_cycle, load_cycle
 from evenkeel.services.scheduling.load_cycle import LoadedCycle
 from evenkeel.services.storage import heartbeats, quota_rows, read_charges
+from evenkeel.services.storage.training_plan_ends import with_training_plan_ends
 
 WRITER = commit_cycle.WRITER
-_MAX_TRIES = 3
-"""Snapshots that one invocation decides on. After that the next invocation continues."""
+_MAX_ROUNDS = 3
+"""Rounds of load, decide and commit of one invocation. After that the next invocation continues."""
 
 
 class ScheduleJobsResult(Value):
@@ -40,7 +41,8 @@ class ScheduleJobsResult(Value):
     waiting: int = 0
     """Pending jobs that were examined and stay pending."""
     is_complete: bool = True
-    """False if other writers kept changing the queue. The next cycle continues."""
+    """False if the last round did not finish the queue: other writers changed it, the ledger refused jobs, or more jobs
+    may start. The next cycle continues."""
     was_skipped: bool = False
     """An earlier cycle began after the newest request, so none ran."""
 
@@ -61,17 +63,17 @@ def run(context: Context, *, requested_at: datetime | None = None) -> ScheduleJo
     cycle = Source(kind=SourceKind.SCHEDULING_CYCLE)
     results = heartbeats.SourceResults()
     try:
-        outcome, started_at = _run(results, context)
+        outcome, started_at = _run_until_committed(results, context)
     except EvenkeelError as error:
-        results.failed(cycle, error)
+        results.record_failure(cycle, error)
         heartbeats.record_heartbeat(WRITER, context, results)
         raise
     if outcome.is_complete:
-        results.answered(cycle)
+        results.record_answer(cycle)
         if requested_at and started_at:
             _record_finished(started_at, finished, context)
     else:
-        results.failed(cycle, "The queue changed on every try.")
+        results.record_failure(cycle, f"The queue was not finished in {_MAX_ROUNDS} rounds.")
     heartbeats.record_heartbeat(WRITER, context, results)
     return outcome
 
@@ -84,19 +86,22 @@ def _record_finished(started_at: datetime, earlier_row: Row | None, context: Con
         context.ledger.commit(Put(row))
 
 
-def _run(results: heartbeats.SourceResults, context: Context) -> tuple[ScheduleJobsResult, datetime | None]:
+def _run_until_committed(
+    results: heartbeats.SourceResults, context: Context
+) -> tuple[ScheduleJobsResult, datetime | None]:
     """Return the outcome, and when the cycle began to read the facts of its last decisions.
 
     The time is None if a cluster could not be read: such a cycle answers only its own requests.
     """
+    context = with_training_plan_ends(context)
     admitted: list[str] = []
     refused: frozenset[str] = frozenset()
-    for _ in range(_MAX_TRIES):
+    for _ in range(_MAX_ROUNDS):
         try:
             started_at = context.clock.now()
             loaded = load_cycle.run(context)
             for name, error in loaded.errors.items():
-                results.failed(Source(kind=SourceKind.KUBERNETES_LIST, target=name), error)
+                results.record_failure(Source(kind=SourceKind.KUBERNETES_LIST, target=name), error)
             loaded = loaded._replace(snapshot=loaded.snapshot.without_jobs(refused))
             loaded, plan = _decide(loaded, context)
             refused_now = commit_cycle.run(plan, loaded, admitted, context)
@@ -107,22 +112,22 @@ def _run(results: heartbeats.SourceResults, context: Context) -> tuple[ScheduleJ
             continue  # other jobs may take the nodes and the quota of the refused jobs
         read_charges.delete(loaded.outdated, context.ledger)
         _measure_rental_cost(loaded, context)
-        if plan.queue_plan.next_cursors is not None and loaded.cursors_row is not None:
-            commit_cycle.store_cursors(plan.queue_plan.next_cursors, loaded.cursors_row, context)
+        if plan.queue_plan.cursors_of_next_cycle is not None and loaded.cursors_row is not None:
+            commit_cycle.store_cursors(plan.queue_plan.cursors_of_next_cycle, loaded.cursors_row, context)
         if not plan.pending_count and len(plan.decisions) >= context.policy.scheduling.jobs_per_page:
-            continue  # all jobs of the heads started, so jobs after the heads may start, too
+            continue  # all jobs of the first pages started, so jobs after them may start, too
         if loaded.errors.keys() >= set(context.site.clusters):
             # The reasons of the jobs are recorded. The error repeats the request for this cycle.
             raise loaded.errors[context.site.clusters[0]]
         result = ScheduleJobsResult(admitted=tuple(admitted), waiting=plan.pending_count)
         return result, None if loaded.errors else started_at
-    context.telemetry.warning("CycleEndedEarly", tries=_MAX_TRIES)
+    context.telemetry.warning("CycleEndedEarly", tries=_MAX_ROUNDS)
     return ScheduleJobsResult(admitted=tuple(admitted), is_complete=False), None
 
 
 def _measure_rental_cost(loaded: LoadedCycle, context: Context) -> None:
     """Emit the cost of all open rentals, with the cap on it."""
-    rental_cost = sum(allocation.micros_per_hour for allocation in loaded.snapshot.rented.allocations)
+    rental_cost = sum(allocation.micros_per_hour for allocation in loaded.snapshot.rental_book.allocations)
     context.telemetry.gauge("RentalUsdPerHour", rental_cost / money.MICROS_PER_USD)
     context.telemetry.gauge(
         "RentalCapUsdPerHour", context.policy.burst.fleet_cap_micros_per_hour / money.MICROS_PER_USD
@@ -134,5 +139,5 @@ def _decide(loaded: LoadedCycle, context: Context) -> tuple[LoadedCycle, CyclePl
     plan = decide_cycle(loaded.snapshot, context.policy, context.mode, context.now)
     while plan.is_incomplete:
         loaded = load_cycle.read_missing(loaded, plan.missing, context)
-        plan = decide_cycle(loaded.snapshot, context.policy, context.mode, context.now, draft=plan)
+        plan = decide_cycle(loaded.snapshot, context.policy, context.mode, context.now, incomplete_plan=plan)
     return loaded, plan

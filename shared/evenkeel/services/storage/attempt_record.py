@@ -27,7 +27,7 @@ class StoredAttempt(NamedTuple):
     attempt_version: int
 
 
-def load(ledger: Ledger, job_id: str, attempt: int) -> StoredAttempt:
+def load_attempt(ledger: Ledger, job_id: str, attempt: int) -> StoredAttempt:
     """Read a job and one attempt.
 
     Raises:
@@ -55,7 +55,7 @@ def owned_workloads(
         (job_rows.attempt_key(workload.job_id, workload.attempt), cluster, workload) for cluster, workload in listed
     ]
     stored = get_all(ledger, (key for key, _, _ in keys))
-    attempts = {row.key: attempt for row, attempt in rows.readable(stored.values(), Attempt)}
+    attempts = {row.key: attempt for row, attempt in rows.readable_rows(stored.values(), Attempt)}
     pairs = ((attempts[key], cluster, workload) for key, cluster, workload in keys if key in attempts)
     return [
         (attempt, workload)

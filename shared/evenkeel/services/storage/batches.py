@@ -30,26 +30,26 @@ def size_of(writes: Iterable[Write]) -> int:
 
 
 def cut_into_batches(
-    parts: Iterable[WriteGroup], *, common_writes: Sequence[Write] = (), extra_writes: int = 0
+    write_groups: Iterable[WriteGroup], *, common_writes: Sequence[Write] = (), extra_writes: int = 0
 ) -> Iterator[tuple[WriteGroup, ...]]:
     """Yield the groups in order, in batches that fit into one commit.
 
     Args:
-        parts: The groups. A group that is too large by itself becomes a batch of its own, and is refused.
+        write_groups: The groups. A group that is too large by itself becomes a batch of its own, and is refused.
         common_writes: Writes that every commit holds, too.
         extra_writes: Number of small writes that come with each group.
     """
     base_bytes, base_writes = size_of(common_writes), len(common_writes)
     batch: list[WriteGroup] = []
     held_bytes, held_writes = base_bytes, base_writes
-    for part in parts:
-        part_bytes = size_of(part.writes) + extra_writes * _UNKNOWN_BYTES
-        part_writes = len(part.writes) + extra_writes
+    for write_group in write_groups:
+        part_bytes = size_of(write_group.writes) + extra_writes * _UNKNOWN_BYTES
+        part_writes = len(write_group.writes) + extra_writes
         is_full = held_bytes + part_bytes > BATCH_BYTES or held_writes + part_writes > MAX_WRITES
         if batch and is_full:
             yield tuple(batch)
             batch, held_bytes, held_writes = [], base_bytes, base_writes
-        batch.append(part)
+        batch.append(write_group)
         held_bytes += part_bytes
         held_writes += part_writes
     if batch:

@@ -1,6 +1,6 @@
 """The record of a decision: the domain's result, with the time, the policy and the mode.
 
-The facts of a record may be in a row of its scheduling cycle: `recorded_facts.py` reads them.
+The facts of a record may be in a row of its scheduling cycle: `facts_of_decisions.py` reads them.
 """
 
 from typing import Protocol

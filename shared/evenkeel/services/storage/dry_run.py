@@ -53,8 +53,8 @@ class DryRunLedger:
     ) -> Page:
         return self._ledger.by_state(table, state, prefix=prefix, limit=limit, cursor=cursor, newest_first=newest_first)
 
-    def commit(self, *writes: Write, token: str = "") -> None:
-        del token
+    def commit(self, *writes: Write, client_token: str = "") -> None:
+        del client_token
         for write in writes:
             match write:
                 case Put(row):

@@ -8,7 +8,7 @@ from evenkeel.services.storage import fleet_rows
 Json = dict[str, Any]
 
 
-def load(ledger: Ledger) -> Json | None:
+def load_counts(ledger: Ledger) -> Json | None:
     """Return the counts of the last sweep; None if no sweep has stored any."""
     row = ledger.get(fleet_rows.overview_key())
     return row.doc if row else None
@@ -16,7 +16,7 @@ def load(ledger: Ledger) -> Json | None:
 
 def job_states(ledger: Ledger) -> Json | None:
     """Return the number of jobs by state, with the time of the count; None if it is unknown."""
-    counts = load(ledger)
+    counts = load_counts(ledger)
     if counts is None:
         return None
     jobs = counts["jobs"]
@@ -25,7 +25,7 @@ def job_states(ledger: Ledger) -> Json | None:
 
 def node_counts(ledger: Ledger) -> Json | None:
     """Return the number of nodes by state, with the time of the count; None if it is unknown."""
-    counts = load(ledger)
+    counts = load_counts(ledger)
     if counts is None:
         return None
     nodes = counts["nodes"]

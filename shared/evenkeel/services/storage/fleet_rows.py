@@ -1,24 +1,18 @@
 """Keys, index entries and lifetimes of the fleet table."""
 
-from datetime import date, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from evenkeel.domain.capacity.shortages import Shortages
-from evenkeel.domain.costs.day_figures import DayRow, compress_figures, day_of
 from evenkeel.domain.health.groups import GroupFact
 from evenkeel.domain.recovery.leases import RepairLease
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import rfc3339
-from evenkeel.ports import LARGEST_ROW, Key, Row, Table
-from evenkeel.ports.ledger import document_text
+from evenkeel.ports import Key, Row, Table
 from evenkeel.services.storage import rows
 
 GROUP_FACT_KEPT = timedelta(days=1)
 """How long a fact about a group counts, from its time: the longest window of the rules that read it."""
-
-
-DAY_KEPT = timedelta(days=1100)
-"""How long the figures of a day are kept: three years, with a margin."""
 
 
 def node_key(cluster: str, instance_id: str) -> Key:
@@ -67,12 +61,12 @@ def kueue_row(cluster: str, doc: dict[str, Any], version: int) -> Row:
 
 def lease_key(slot: str, *, is_drill: bool = False) -> Key:
     """Return the key `LEASE#slot / META`: the incident that repairs a node slot, and its provider calls."""
-    return Key(Table.FLEET, rows.partition(f"LEASE#{slot}", is_drill=is_drill), "META")
+    return Key(Table.FLEET, rows.partition_key(f"LEASE#{slot}", is_drill=is_drill), "META")
 
 
 def register_key(name: str, *, is_drill: bool = False) -> Key:
     """Return the key `REGISTER#name / META`: the nodes in repair, or the nodes with Evenkeel's cordon."""
-    return Key(Table.FLEET, rows.partition(f"REGISTER#{name}", is_drill=is_drill), "META")
+    return Key(Table.FLEET, rows.partition_key(f"REGISTER#{name}", is_drill=is_drill), "META")
 
 
 def summary_key() -> Key:
@@ -85,7 +79,7 @@ def summary_key() -> Key:
 
 def cause_key(cause: str, *, is_drill: bool = False) -> Key:
     """Return the key `CAUSE#kind/name / META`: a shared cause about which people were paged."""
-    return Key(Table.FLEET, rows.partition(f"CAUSE#{cause}", is_drill=is_drill), "META")
+    return Key(Table.FLEET, rows.partition_key(f"CAUSE#{cause}", is_drill=is_drill), "META")
 
 
 def ended_causes_key() -> Key:
@@ -102,6 +96,11 @@ def lease_row(lease: RepairLease, version: int, *, is_drill: bool = False) -> Ro
 def lock_key(name: str) -> Key:
     """Return the key `LOCK#name / META`: one watch, one sweep at a time."""
     return Key(Table.FLEET, f"LOCK#{name}", "META")
+
+
+def plan_ends_key() -> Key:
+    """Return the key `PLANS#fleet / META`: when the nodes of training plans end, as last read from SageMaker."""
+    return Key(Table.FLEET, "PLANS#fleet", "META")
 
 
 def shortages_key() -> Key:
@@ -148,22 +147,6 @@ def nodes_changed_key() -> Key:
 def overview_key() -> Key:
     """Return the key `OVERVIEW#fleet / META`: the last sweep's counts of nodes and jobs, teams and budgets."""
     return Key(Table.FLEET, "OVERVIEW#fleet", "META")
-
-
-def day_key(day: date) -> Key:
-    """Return the key `DAY#date / META`: the figures of a whole UTC day, from which reports add up."""
-    return Key(Table.FLEET, f"DAY#{day}", "META")
-
-
-def day_row(stored: DayRow, version: int) -> Row:
-    """Return the row. It outlives the records that it was computed from.
-
-    Figures that would fill more than half of a row are compressed, to about an eighth of their size.
-    """
-    document, since = stored.to_json(), stored.figures.since
-    if len(document_text(document)) > LARGEST_ROW / 2:
-        document["figures"] = compress_figures(document["figures"])
-    return Row(day_key(day_of(since)), document, version, None, since + DAY_KEPT)
 
 
 def heartbeat_key(function: str) -> Key:

@@ -24,17 +24,17 @@ class RegisterName(StrEnum):
     CORDONS = "cordons"
 
 
-def load(name: RegisterName, context: Context, *, is_drill: bool = False) -> tuple[Register, int]:
+def load_register(name: RegisterName, context: Context, *, is_drill: bool = False) -> tuple[Register, int]:
     """Return the present entries, and the version of the row."""
-    return read(context.ledger.get(_key(name, is_drill=is_drill)), context.now)
+    return parse_register(context.ledger.get(_register_key(name, is_drill=is_drill)), context.now)
 
 
-def read(row: Row | None, now: datetime) -> tuple[Register, int]:
+def parse_register(row: Row | None, now: datetime) -> tuple[Register, int]:
     """Return the present entries of a register's row, and its version."""
     return (rows.decode(row, Register).without_old_requests(now), row.version) if row else (Register(), 0)
 
 
-def put_adding(
+def addition_put(
     name: RegisterName,
     register: Register,
     version: int,
@@ -44,36 +44,43 @@ def put_adding(
     is_drill: bool = False,
 ) -> Put:
     """Return the write that adds a node. It fails if the register changed since it was read."""
-    return Put(Row(_key(name, is_drill=is_drill), register.with_entry(entry, is_request=is_request).to_json(), version))
+    return Put(
+        Row(
+            _register_key(name, is_drill=is_drill), register.with_entry(entry, is_request=is_request).to_json(), version
+        )
+    )
 
 
-def puts_removing(name: RegisterName, context: Context, *lives: str, is_drill: bool = False) -> tuple[Put, ...]:
-    """Return the write that removes nodes, for the commit that releases them; none if they are not in the register."""
-    register, version = load(name, context, is_drill=is_drill)
-    if not any(entry.life in lives for entry in register.entries):
+def removal_writes(name: RegisterName, context: Context, *lives: str, is_drill: bool = False) -> tuple[Put, ...]:
+    """Return the write that removes nodes from a register, or nothing if it has none of them.
+
+    The caller commits it together with the release of the nodes.
+    """
+    register, version = load_register(name, context, is_drill=is_drill)
+    if not any(entry.life_key in lives for entry in register.entries):
         return ()
-    return (Put(Row(_key(name, is_drill=is_drill), register.without_nodes(*lives).to_json(), version)),)
+    return (Put(Row(_register_key(name, is_drill=is_drill), register.without_nodes(*lives).to_json(), version)),)
 
 
-def reconcile(
+def remove_outdated_entries(
     name: RegisterName, is_over: Callable[[RegisterEntry], bool], context: Context, *, is_drill: bool = False
 ) -> int:
     """Remove the nodes whose entry is outdated. Return how many.
 
     Idempotent: yes. If the register changes meanwhile, the next sweep removes them.
     """
-    register, version = load(name, context, is_drill=is_drill)
-    outdated = [entry.life for entry in register.entries if is_over(entry)]
+    register, version = load_register(name, context, is_drill=is_drill)
+    outdated = [entry.life_key for entry in register.entries if is_over(entry)]
     if not outdated:
         return 0
     with contextlib.suppress(Conflict):
         # At the version that was read: a node that was added again since stays.
         context.ledger.commit(
-            Put(Row(_key(name, is_drill=is_drill), register.without_nodes(*outdated).to_json(), version))
+            Put(Row(_register_key(name, is_drill=is_drill), register.without_nodes(*outdated).to_json(), version))
         )
         return len(outdated)
     return 0
 
 
-def _key(name: RegisterName, *, is_drill: bool) -> Key:
+def _register_key(name: RegisterName, *, is_drill: bool) -> Key:
     return fleet_rows.register_key(name, is_drill=is_drill)

@@ -21,11 +21,11 @@ class SourceResults:
     def __init__(self) -> None:
         self._errors: dict[str, str] = {}
 
-    def answered(self, source: Source) -> None:
+    def record_answer(self, source: Source) -> None:
         """Record that a source answered."""
         self._errors[source.name] = ""
 
-    def failed(self, source: Source, error: EvenkeelError | str) -> None:
+    def record_failure(self, source: Source, error: EvenkeelError | str) -> None:
         """Record that a source failed."""
         text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
         self._errors[source.name] = text or "failed"
@@ -47,7 +47,7 @@ def record_heartbeat(
     """
     key = fleet_rows.heartbeat_key(function)
     row = context.ledger.get(key)
-    before = _reports(row)
+    before = _reports_of_row(row)
     errors = results.errors if results else {}
     if row is not None and not _should_write(row, before, errors, context.now):
         return
@@ -62,16 +62,16 @@ def record_heartbeat(
     context.telemetry.count("Heartbeat", function=function)
 
 
-def load(ledger: Ledger) -> dict[str, SourceReport]:
+def load_source_reports(ledger: Ledger) -> dict[str, SourceReport]:
     """Return the newest report of all functions for each source, by its name."""
     reports_by_name: dict[str, SourceReport] = {}
     for function in FUNCTIONS:
-        for name, report in _reports(ledger.get(fleet_rows.heartbeat_key(function))).items():
+        for name, report in _reports_of_row(ledger.get(fleet_rows.heartbeat_key(function))).items():
             reports_by_name[name] = reports_by_name[name].joined(report) if name in reports_by_name else report
     return reports_by_name
 
 
-def _reports(row: Row | None) -> dict[str, SourceReport]:
+def _reports_of_row(row: Row | None) -> dict[str, SourceReport]:
     documents = row.doc.get("sources") or {} if row else {}
     return {name: SourceReport.model_validate(document, extra="allow") for name, document in documents.items()}
 

@@ -6,11 +6,11 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from evenkeel.domain.health.incidents import DRILL_PREFIX, Evidence, Incident, NodeFact
-from evenkeel.domain.health.intake import LastIncident
+from evenkeel.domain.health.ingestion import LastIncident
 from evenkeel.domain.health.recurrence import HISTORY_WINDOW, FaultHistory
 from evenkeel.domain.nodes import NodeLife
-from evenkeel.domain.recovery.unhealthy import UnhealthyNode
-from evenkeel.domain.shadow.cases import Aftermath
+from evenkeel.domain.recovery.unhealthy_nodes import UnhealthyNode
+from evenkeel.domain.shadow.shadow_cases import Aftermath
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Key, Row, Table
 from evenkeel.services.storage import rows
@@ -37,7 +37,7 @@ def incident_row(incident: Incident, version: int) -> Row:
 
 def open_key(life: NodeLife, *, is_drill: bool = False) -> Key:
     """Return the key `OPEN#life`, which exists while an incident of that life is open. Drills have their own."""
-    return Key(Table.INCIDENTS, rows.partition(f"OPEN#{life.key}", is_drill=is_drill), "META")
+    return Key(Table.INCIDENTS, rows.partition_key(f"OPEN#{life.key}", is_drill=is_drill), "META")
 
 
 def open_row(life: NodeLife, incident_id: str, version: int = 0, *, is_drill: bool = False) -> Row:
@@ -47,7 +47,7 @@ def open_row(life: NodeLife, incident_id: str, version: int = 0, *, is_drill: bo
 
 def slot_key(slot: str, *, is_drill: bool = False) -> Key:
     """Return the key `SLOT#slot`: the latest incident of a node slot, on any of its nodes."""
-    return Key(Table.INCIDENTS, rows.partition(f"SLOT#{slot}", is_drill=is_drill), "META")
+    return Key(Table.INCIDENTS, rows.partition_key(f"SLOT#{slot}", is_drill=is_drill), "META")
 
 
 def slot_row(incident: Incident, version: int, now: datetime) -> Row:
@@ -71,7 +71,7 @@ def fact_row(fact: str, incident_id: str, now: datetime, version: int = 0) -> Ro
 
 def last_key(life: NodeLife, *, is_drill: bool = False) -> Key:
     """Return the key `LAST#life / META`: the state in which the last settled incident left a life."""
-    return Key(Table.INCIDENTS, rows.partition(f"LAST#{life.key}", is_drill=is_drill), "META")
+    return Key(Table.INCIDENTS, rows.partition_key(f"LAST#{life.key}", is_drill=is_drill), "META")
 
 
 def last_row(life: NodeLife, last: LastIncident, version: int, now: datetime, *, is_drill: bool = False) -> Row:
@@ -81,7 +81,7 @@ def last_row(life: NodeLife, last: LastIncident, version: int, now: datetime, *,
 
 def history_key(fault_location: str, *, is_drill: bool = False) -> Key:
     """Return the key `HISTORY#fault-location / META`: the earlier faults of a node slot, a job or an instance group."""
-    return Key(Table.INCIDENTS, rows.partition(f"HISTORY#{fault_location}", is_drill=is_drill), "META")
+    return Key(Table.INCIDENTS, rows.partition_key(f"HISTORY#{fault_location}", is_drill=is_drill), "META")
 
 
 def history_row(
@@ -106,11 +106,15 @@ POLICY_CHANGES = "POLICY"
 """Index key of the policy changes, listed by number."""
 
 
+def unresolved_key(fact: str) -> Key:
+    """Return the key `UNRESOLVED#fact / META`."""
+    return Key(Table.INCIDENTS, f"UNRESOLVED#{fact}", "META")
+
+
 def unresolved_row(fact_doc: dict[str, Any], fact: str, now: datetime, version: int = 0) -> Row:
     """Return the row: a fact whose node life is unknown. The sweep tries again. Drills are listed apart."""
-    key = Key(Table.INCIDENTS, f"UNRESOLVED#{fact}", "META")
     state = "UNRESOLVED-DRILL" if fact.startswith(DRILL_PREFIX) else "UNRESOLVED"
-    return Row(key, fact_doc, version, (state, rfc3339(now)), now + rows.FACT_KEPT)
+    return Row(unresolved_key(fact), fact_doc, version, (state, rfc3339(now)), now + rows.FACT_KEPT)
 
 
 def unhealthy_key(life: NodeLife) -> Key:
@@ -127,14 +131,14 @@ def unhealthy_row(node: UnhealthyNode, version: int) -> Row:
     return Row(unhealthy_key(node.life), node.to_json(), version, state, node.since + rows.KEPT)
 
 
-def retried_key() -> Key:
-    """Return the key `RETRIED / META`: the position in the list of unresolved facts."""
+def retry_cursors_key() -> Key:
+    """Return the key `RETRIED / META`: where the next retry continues in the lists of unresolved facts."""
     return Key(Table.INCIDENTS, "RETRIED", "META")
 
 
 def notice_before_listing_key(instance_id: str, *, is_drill: bool = False) -> Key:
     """Return the key `EARLY#instance / META`."""
-    return Key(Table.INCIDENTS, rows.partition(f"EARLY#{instance_id}", is_drill=is_drill), "META")
+    return Key(Table.INCIDENTS, rows.partition_key(f"EARLY#{instance_id}", is_drill=is_drill), "META")
 
 
 def notice_before_listing_row(

@@ -91,7 +91,7 @@ def checkpoint_folder(job: Job) -> str:
 
 
 def checkpoints_key(folder: str) -> Key:
-    """Return the key `CHECKPOINTS#folder / META`: the owner of a folder. Written with the job, never deleted.
+    """Return the key `CHECKPOINTS#folder / META`: the job that writes to a folder. Written with the job, never deleted.
 
     Attempt numbers begin at one in each job. Two jobs with one folder would use the fences and checkpoints of the other
     job.

@@ -15,7 +15,7 @@ def check_pool(pool: str, context: Context) -> None:
     Raises:
         Invalid: there is no such pool, or the fleet table is empty, so it is unknown.
     """
-    pools = {str(row.doc.get("pool") or "") for row in _nodes(context.ledger)}
+    pools = {str(row.doc.get("pool") or "") for row in _node_rows(context.ledger)}
     known_pools = {*pools, *(rented_pool.name for rented_pool in context.policy.burst.pools)} - {""}
     if pool in known_pools:
         return
@@ -36,7 +36,7 @@ def check_instance(instance_id: str, context: Context) -> None:
         row = context.ledger.get(fleet_rows.node_key(cluster, instance_id))
         if row is not None and not row.doc.get("isGone"):
             return
-    nodes = [rows.decode(row, FleetNode) for row in _nodes(context.ledger)]
+    nodes = [rows.decode(row, FleetNode) for row in _node_rows(context.ledger)]
     if not nodes:
         message = f"Evenkeel cannot check node {instance_id}: no sweep has listed the fleet yet."
     else:
@@ -44,14 +44,14 @@ def check_instance(instance_id: str, context: Context) -> None:
     raise Invalid(message, (("instanceId", f"{message} To name a node that does not exist yet, set allowUnknown."),))
 
 
-def no_node(instance_id: str, ledger: Ledger) -> NotFound:
+def unknown_node_error(instance_id: str, ledger: Ledger) -> NotFound:
     """Return the error for an unknown node, with similar names."""
-    nodes = (rows.decode(row, FleetNode) for row in _nodes(ledger))
+    nodes = (rows.decode(row, FleetNode) for row in _node_rows(ledger))
     return NotFound(unknown_name("node", instance_id, (node.life.instance_id for node in nodes)))
 
 
-def _nodes(ledger: Ledger) -> list[Row]:
-    nodes, _ = pagination.everything(ledger, Table.FLEET, "NODE", at_most=_MAX_NODES, keep=_is_there)
+def _node_rows(ledger: Ledger) -> list[Row]:
+    nodes, _ = pagination.read_partition(ledger, Table.FLEET, "NODE", at_most=_MAX_NODES, keep=_is_there)
     return list(nodes)
 
 

@@ -18,26 +18,26 @@ class TooManyOpenJobs(Refused):
     code = "TOO_MANY_OPEN_JOBS"
 
 
-def names_of(job: Job) -> tuple[str, ...]:
+def counter_names_of(job: Job) -> tuple[str, ...]:
     """Return the counters of a job: of its submitter and of its queue. The queue without teams has the empty name."""
-    return (f"principal#{job.owner}", f"queue#{job.queue}")
+    return (f"principal#{job.submitter}", f"queue#{job.queue}")
 
 
-def counted(job: Job, ledger: Ledger, limits: SchedulingPolicy) -> tuple[Put, ...]:
-    """Return the writes that count a job, for the same commit.
+def increment_writes(job: Job, ledger: Ledger, limits: SchedulingPolicy) -> tuple[Put, ...]:
+    """Return the writes that add a new job to the counters of its submitter and its queue, for the same commit.
 
     Raises:
         TooManyOpenJobs: a limit is reached; names the limit.
     """
-    by_principal, by_queue = names_of(job)
+    by_principal, by_queue = counter_names_of(job)
     whose = f"Team {job.queue}" if job.queue else "The queue that all jobs share"
     return (
-        _one_more(by_principal, job.owner, limits.max_open_jobs_per_principal, "PerPrincipal", ledger),
-        _one_more(by_queue, whose, limits.max_open_jobs_per_team, "PerTeam", ledger),
+        _increment_put(by_principal, job.submitter, limits.max_open_jobs_per_principal, "PerPrincipal", ledger),
+        _increment_put(by_queue, whose, limits.max_open_jobs_per_team, "PerTeam", ledger),
     )
 
 
-def _one_more(name: str, whose: str, limit_jobs: int, limit: str, ledger: Ledger) -> Put:
+def _increment_put(name: str, whose: str, limit_jobs: int, limit: str, ledger: Ledger) -> Put:
     key = job_rows.open_jobs_key(name)
     row = ledger.get(key) or Row(key, {})
     count = int(row.doc.get("jobs", 0))
@@ -49,6 +49,6 @@ def _one_more(name: str, whose: str, limit_jobs: int, limit: str, ledger: Ledger
     return Put(Row(key, {**row.doc, "jobs": count + 1}, row.version))
 
 
-def ended(job: Job) -> tuple[Add, ...]:
-    """Return the writes that stop counting a job, for the commit that ends it."""
+def decrement_writes(job: Job) -> tuple[Add, ...]:
+    """Return the writes that remove a job from these counters, for the commit that ends it."""
     return tuple(Add(job_rows.open_jobs_key(name), {"jobs": -1}) for name in job.open_job_counters)

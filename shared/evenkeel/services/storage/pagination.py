@@ -28,7 +28,7 @@ class PageRequest:
     """The requested page."""
 
     size: int = 50
-    token: str = ""
+    page_token: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class _Stream:
     is_newest_first: bool
     prefix: str
 
-    def walk(self) -> Iterator[tuple[tuple[str, str], Row]]:
+    def iterate_rows(self) -> Iterator[tuple[tuple[str, str], Row]]:
         while True:
             page = self.ledger.by_state(
                 self.table,
@@ -62,13 +62,13 @@ class _Stream:
                 newest_first=self.is_newest_first,
             )
             for row in page.rows:
-                yield _cursor(row), row
+                yield _cursor_of(row), row
             if page.cursor is None:
                 return
             self.page_start = page.cursor
 
 
-def newest_first(
+def page_newest_first(
     ledger: Ledger,
     table: Table,
     partitions: Sequence[str],
@@ -86,10 +86,10 @@ def newest_first(
     Raises:
         BadPageToken: this list did not issue the token.
     """
-    return _merged(ledger, table, partitions, request, keep, is_newest_first=True, prefix="")
+    return _merge_partitions(ledger, table, partitions, request, keep, is_newest_first=True, prefix="")
 
 
-def in_order(
+def page_in_order(
     ledger: Ledger,
     table: Table,
     partition: str,
@@ -103,10 +103,10 @@ def in_order(
     Raises:
         BadPageToken: this list did not issue the token.
     """
-    return _merged(ledger, table, [partition], request, keep, is_newest_first=False, prefix=prefix)
+    return _merge_partitions(ledger, table, [partition], request, keep, is_newest_first=False, prefix=prefix)
 
 
-def _merged(
+def _merge_partitions(
     ledger: Ledger,
     table: Table,
     partitions: Sequence[str],
@@ -117,11 +117,13 @@ def _merged(
     prefix: str,
 ) -> PageAnswer:
     list_name = f"{table}:{','.join(sorted(set(partitions)))}{prefix and f':{prefix}'}"
-    after, starts = _read_token(request.token, list_name)
+    after, starts = _read_token(request.page_token, list_name)
     # A filter drops many rows, so small pages would need many calls.
     size = request.size + 1 if keep is None else max(200, request.size + 1)
     streams = [_Stream(ledger, table, name, size, starts.get(name), is_newest_first, prefix) for name in partitions]
-    merged = heapq.merge(*(stream.walk() for stream in streams), key=lambda pair: pair[0], reverse=is_newest_first)
+    merged = heapq.merge(
+        *(stream.iterate_rows() for stream in streams), key=lambda pair: pair[0], reverse=is_newest_first
+    )
     rows: list[Row] = []
     keys: set[Key] = set()
     examined, last = 0, after or ("", "")
@@ -138,7 +140,7 @@ def _merged(
     return PageAnswer(tuple(rows))
 
 
-def everything(
+def read_partition(
     ledger: Ledger,
     table: Table,
     partition: str,
@@ -168,18 +170,18 @@ def everything(
             return tuple(rows), True
 
 
-def _cursor(row: Row) -> tuple[str, str]:
+def _cursor_of(row: Row) -> tuple[str, str]:
     return (row.state[1] if row.state else "", row.key.pk)
 
 
 def _write_token(list_name: str, after: tuple[str, str], starts: dict[str, str | None]) -> str:
-    return _encoded({"v": 1, "list": list_name, "after": after, "starts": {k: v for k, v in starts.items() if v}})
+    return _encode({"v": 1, "list": list_name, "after": after, "starts": {k: v for k, v in starts.items() if v}})
 
 
 def _read_token(token: str, list_name: str) -> tuple[tuple[str, str] | None, dict[str, str]]:
     if not token:
         return None, {}
-    match _decoded(token):
+    match _decode(token):
         case {"v": 1, "list": str(name), "after": [str(sort), str(pk)], "starts": dict(starts)} if name == list_name:
             return (sort, pk), {str(k): str(v) for k, v in starts.items()}
     raise BadPageToken(_OTHER_LIST)
@@ -187,7 +189,7 @@ def _read_token(token: str, list_name: str) -> tuple[tuple[str, str] | None, dic
 
 def write_cursor(after: tuple[Any, str], list_name: str) -> str:
     """Return the token of a list that is sorted in memory: the value and the id of the last item."""
-    return _encoded({"v": 1, "list": list_name, "after": after})
+    return _encode({"v": 1, "list": list_name, "after": after})
 
 
 def read_cursor(token: str, list_name: str) -> tuple[Any, str] | None:
@@ -198,7 +200,7 @@ def read_cursor(token: str, list_name: str) -> tuple[Any, str] | None:
     """
     if not token:
         return None
-    match _decoded(token):
+    match _decode(token):
         case {"v": 1, "list": str(name), "after": [value, str(item_id)]} if name == list_name:
             return value, item_id
     raise BadPageToken(_OTHER_LIST)
@@ -207,11 +209,11 @@ def read_cursor(token: str, list_name: str) -> tuple[Any, str] | None:
 _OTHER_LIST = "The page token belongs to another list, or to a filter that has changed since."
 
 
-def _encoded(document: dict[str, Any]) -> str:
+def _encode(document: dict[str, Any]) -> str:
     return base64.urlsafe_b64encode(json.dumps(document, separators=(",", ":")).encode()).decode().rstrip("=")
 
 
-def _decoded(token: str) -> Any:
+def _decode(token: str) -> Any:
     try:
         return json.loads(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
     except (ValueError, RecursionError) as error:

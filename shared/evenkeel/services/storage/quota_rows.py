@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
 from datetime import datetime
 
 from evenkeel.domain.jobs.attempt import Attempt
@@ -43,16 +42,16 @@ def charge_key(attempt: Attempt) -> Key:
     return Key(Table.QUOTAS, f"TREE#{ROOT_TREE}", f"CHARGE#{attempt.workload_name}")
 
 
-def charge_row(attempt: Attempt, job: Job | None = None, use: Mapping[str, Mapping[str, int]] | None = None) -> Row:
+def charge_row(attempt: Attempt, job: Job | None = None) -> Row:
     """Return the row: the amounts and nodes of an admitted attempt.
 
     Written with the attempt, released or deleted at its end.
     """
-    return Row(charge_key(attempt), Charge.of(attempt, job, use).to_compact_json())
+    return Row(charge_key(attempt), Charge.of(attempt, job).to_compact_json())
 
 
 def released_charge_row(attempt: Attempt, version: int, now: datetime) -> Row:
-    """Mark a charge as released by a job that waits again. The row stays, so that freed quota names its owner."""
+    """Mark a charge as released by a job that waits again. The row stays, so that a cycle knows whose quota it was."""
     return Row(charge_key(attempt), Charge.of(attempt).replace(released_at=now).to_json(), version)
 
 
@@ -92,13 +91,20 @@ def setup_row(key: Key, part: Team | FleetQuotas, version: int) -> Row:
     return Row(key, {"document": json.dumps(part.to_json(), separators=(",", ":"))}, version)
 
 
-def setup_event_row(entry: TimelineEntry, version: int) -> Row:
-    """Return the row `SETUP-EVENTS / EVENT#time#version`: changes of the setup, with person and reason.
+def setup_event_row(change: TimelineEntry, version: int) -> Row:
+    """Return the row `SETUP-EVENTS / EVENT#time#version`: a change of the setup, with person and reason.
+
+    A `SetupChange` also keeps the quota before the change.
 
     No cycle reads them.
     """
-    key = Key(Table.QUOTAS, SETUP_EVENTS, f"EVENT#{rfc3339(entry.at)}#{version:08d}")
-    return Row(key, entry.to_json(), 0, None, entry.at + rows.KEPT)
+    key = Key(Table.QUOTAS, SETUP_EVENTS, f"EVENT#{rfc3339(change.at)}#{version:08d}")
+    return Row(key, change.to_compact_json(), 0, None, change.at + rows.KEPT)
+
+
+def setup_version_of(key: Key) -> int:
+    """Return the version of the setup since a change, from the key of its row."""
+    return int(key.sk.rpartition("#")[2])
 
 
 def usage_key(team: str) -> Key:

@@ -10,19 +10,19 @@ def stored_state(row: Row | None) -> SchedulerState:
 
 
 class QuotaTree:
-    """The row as this cycle last wrote it. Each commit that changes quota raises its version."""
+    """The row as this cycle last wrote it. Each commit that changes quota increases its version."""
 
     def __init__(self, row: Row, scheduler_state: SchedulerState) -> None:
         self._row = row
         self.scheduler_state = scheduler_state
 
-    def put(self, scheduler_state: SchedulerState) -> Put:
-        """Return the write that raises its version and stores a state."""
+    def state_put(self, scheduler_state: SchedulerState) -> Put:
+        """Return the write that stores a state. Its commit increases the version of the row."""
         packed = scheduler_state.to_row()
         doc = {name: value for name, value in self._row.doc.items() if name != "schedulerState"}
         return Put(Row(self._row.key, {**doc, "schedulerState": packed} if packed else doc, self._row.version))
 
-    def raised(self, scheduler_state: SchedulerState) -> None:
-        """Note that the write of this state was committed."""
-        written = self.put(scheduler_state).row
+    def record_commit(self, scheduler_state: SchedulerState) -> None:
+        """Take over the state and the version of the write that was committed."""
+        written = self.state_put(scheduler_state).row
         self._row, self.scheduler_state = Row(written.key, written.doc, written.version + 1), scheduler_state

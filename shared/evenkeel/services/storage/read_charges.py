@@ -1,4 +1,4 @@
-"""Read the charges of the quota tree: held by live attempts, or released by jobs that wait to run again.
+"""Read the charges of the quota tree: of live attempts, or released by jobs that wait to run again.
 
 A charge row is put when an attempt is admitted. When the attempt is settled and its job waits again, the row is not
 deleted but marked as released, in the same write. So one strongly consistent read of one row shows either that the
@@ -20,26 +20,27 @@ _MAX_DELETES = 90
 class Charges(NamedTuple):
     """All charge rows of the tree, as one query returned them."""
 
-    held: tuple[Charge, ...] = ()
+    live: tuple[Charge, ...] = ()
+    """The charges of live attempts."""
     released: tuple[tuple[Charge, Row], ...] = ()
     """Each with its row, since its deletion is conditional on the version."""
 
     @property
-    def owners(self) -> tuple[str, ...]:
-        """Return the jobs that released a charge: a cycle reads each of them, wherever the index lists it."""
+    def released_job_ids(self) -> tuple[str, ...]:
+        """Jobs that released a charge. A cycle reads each of them, wherever the index lists it."""
         return tuple(charge.job_id for charge, _ in self.released)
 
     def released_by(self, job: Job) -> Row | None:
         """Return the row that this job's last attempt released; None if there is none."""
         return next((row for charge, row in self.released if charge.job_id == job.job_id), None)
 
-    def agreed(self, jobs: Mapping[str, tuple[Job, int]]) -> "Charges":
-        """Return the charges as they were when these jobs were read, which was later.
+    def as_of(self, jobs: Mapping[str, tuple[Job, int]]) -> "Charges":
+        """Return the charges as of the later read of these jobs.
 
-        An attempt may be settled between the two reads: its job waits by then, so its charge is held no more.
+        An attempt may be settled between the two reads. Then its job waits, and its charge is no longer live.
 
         Raises:
-            Conflict: a released charge whose job still shows the settled attempt as live. The transaction that settled
+            Conflict: The job of a released charge still shows the settled attempt as live. The transaction that settled
                 it is visible in one row and not yet in the other: read again.
         """
         for charge, _ in self.released:
@@ -47,9 +48,9 @@ class Charges(NamedTuple):
             if job and job.current_attempt == charge.attempt and job.state.has_live_attempt:
                 raise Conflict(f"{charge.job_id} is being settled during this read")
         waiting = {name: job.current_attempt for name, (job, _) in jobs.items() if job.state is JobState.PENDING}
-        return self._replace(held=tuple(charge for charge in self.held if waiting.get(charge.job_id) != charge.attempt))
+        return self._replace(live=tuple(charge for charge in self.live if waiting.get(charge.job_id) != charge.attempt))
 
-    def outdated(self, jobs: Mapping[str, tuple[Job, int]]) -> tuple[Row, ...]:
+    def unneeded_rows(self, jobs: Mapping[str, tuple[Job, int]]) -> tuple[Row, ...]:
         """Return the released rows of jobs that no longer wait, or have run again since."""
         return tuple(
             row
@@ -65,14 +66,14 @@ def run(ledger: Ledger) -> Charges:
     tree = quota_rows.tree_key()
     charges = [(rows.decode(row, Charge), row) for row in ledger.partition(tree.table, tree.pk, "CHARGE#")]
     return Charges(
-        tuple(charge for charge, _ in charges if charge.is_held),
-        tuple((charge, row) for charge, row in charges if not charge.is_held),
+        tuple(charge for charge, _ in charges if charge.is_live),
+        tuple((charge, row) for charge, row in charges if not charge.is_live),
     )
 
 
-def held(ledger: Ledger) -> tuple[Charge, ...]:
+def live_charges(ledger: Ledger) -> tuple[Charge, ...]:
     """Return the charges of live attempts."""
-    return run(ledger).held
+    return run(ledger).live
 
 
 def delete(outdated: Iterable[Row], ledger: Ledger) -> None:

@@ -59,7 +59,7 @@ def parse(key: Key, kind: type[T], document: Any) -> T:
         ) from error
 
 
-def readable(
+def readable_rows(
     stored: Iterable[Row], kind: type[T], report: Callable[[Unreadable], None] | None = None
 ) -> Iterator[tuple[Row, T]]:
     """Yield each row with its value, without rows that this release cannot read.
@@ -84,7 +84,7 @@ def readable(
 _DRILL = "DRILL-"
 
 
-def partition(pk: str, *, is_drill: bool) -> str:
+def partition_key(pk: str, *, is_drill: bool) -> str:
     """Return a partition key. A drill has rows of its own: it cannot reach the rows of a real recovery."""
     return f"{_DRILL}{pk}" if is_drill else pk
 

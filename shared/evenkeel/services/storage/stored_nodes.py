@@ -14,13 +14,13 @@ from evenkeel.services.context import Context
 from evenkeel.services.storage import rows
 
 
-def load(context: Context) -> tuple[FleetNode, ...]:
+def load_stored_nodes(context: Context) -> tuple[FleetNode, ...]:
     """Return all nodes that the last sweep saw."""
     node_rows = every(lambda cursor: context.ledger.by_state(Table.FLEET, "NODE", limit=1000, cursor=cursor))
     return tuple(node for row in node_rows if not (node := rows.decode(row, FleetNode)).is_gone)
 
 
-def with_bound_pods(
+def requests_by_node(
     cluster: str,
     movable: Mapping[str, Resources],
     nodes: Iterable[KubernetesNode],

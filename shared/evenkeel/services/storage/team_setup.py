@@ -35,7 +35,7 @@ def read_team(ledger: Ledger, team: str) -> dict[str, Any]:
     """
     row = ledger.get(quota_rows.team_key(team))
     if row is None:
-        raise NotFound(unknown_name("team", team, load(ledger).setup.by_name))
+        raise NotFound(unknown_name("team", team, load_setup(ledger).setup.by_name))
     return to_document(rows.parse(row.key, Team, row.doc["document"]), row.version)
 
 
@@ -52,7 +52,7 @@ def to_document(part: Team | FleetQuotas, version: int) -> dict[str, Any]:
     return {"version": version, "team" if isinstance(part, Team) else "quotas": part.to_json()}
 
 
-def load(ledger: Ledger) -> StoredSetup:
+def load_setup(ledger: Ledger) -> StoredSetup:
     """Read the setup: one query of one partition.
 
     Each change raises the tree's version in the same transaction. So a decision on an older setup, committed at the
@@ -71,11 +71,11 @@ def load(ledger: Ledger) -> StoredSetup:
         else:
             teams.append(row.doc["document"])
             versions[row.key.sk.removeprefix(prefix)] = row.version
-    return StoredSetup(_read(fleet, tuple(teams)), versions, version)
+    return StoredSetup(_parse_setup(fleet, tuple(teams)), versions, version)
 
 
 @functools.lru_cache(maxsize=4)
-def _read(fleet: str, teams: tuple[str, ...]) -> TeamSetup:
+def _parse_setup(fleet: str, teams: tuple[str, ...]) -> TeamSetup:
     """Parse the stored setup. It changes rarely and every cycle reads it, so the last result is cached."""
     key = quota_rows.setup_key()
     sorted_teams = sorted((rows.parse(key, Team, team) for team in teams), key=lambda team: team.name)

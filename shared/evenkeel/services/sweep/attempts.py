@@ -14,39 +14,39 @@ from evenkeel.services.sweep.sweep_run import SweepRun
 
 def resume_attempts(sweep: SweepRun) -> int:
     """Start, stop or settle attempts whose workflow does not run."""
-    stored = sweep.as_stored(sweep.listed(Table.JOBS, "ATTEMPT#LIVE"))
-    live = [attempt for _, attempt in sweep.readable(stored, Attempt) if not attempt.state.has_ended]
+    stored = sweep.read_present_rows(sweep.list_rows(Table.JOBS, "ATTEMPT#LIVE"))
+    live = [attempt for _, attempt in sweep.readable_rows(stored, Attempt) if not attempt.state.has_ended]
     for attempt in live:
         if sweep.has_listed_cluster(attempt.cluster):
-            with sweep.item(attempt.workload_name):
-                _record(sweep, attempt)
+            with sweep.isolate_item(attempt.workload_name):
+                _record_cluster_facts(sweep, attempt)
     due = [attempt for attempt in live if not sweep.is_fresh(attempt.admitted_at)]
     jobs = get_all(sweep.context.ledger, (job_rows.job_key(attempt.job_id) for attempt in due))
     holders = [jobs.get(job_rows.job_key(attempt.job_id)) for attempt in due]
     resumed = 0
     for attempt, job in zip(due, holders, strict=True):
         if job is not None:
-            with sweep.item(attempt.workload_name):
+            with sweep.isolate_item(attempt.workload_name):
                 resumed += _resume_attempt(sweep, attempt, rows.decode(job, Job))
     return resumed
 
 
-def _record(sweep: SweepRun, attempt: Attempt) -> None:
+def _record_cluster_facts(sweep: SweepRun, attempt: Attempt) -> None:
     context = sweep.context
     if attempt.state is AttemptState.RUNNING and not attempt.is_pinned:
-        stored = attempt_record.load(context.ledger, attempt.job_id, attempt.attempt)
+        stored = attempt_record.load_attempt(context.ledger, attempt.job_id, attempt.attempt)
         record_pin.run(stored, context)
     if attempt.local_queue and not attempt.nodes:
         record_nodes.run(attempt.job_id, attempt.attempt, context)
 
 
 def _resume_attempt(sweep: SweepRun, attempt: Attempt, job: Job) -> bool:
-    state = sweep.execution(WorkflowName.RUN_JOB, attempt.workload_name)
+    state = sweep.execution_state(WorkflowName.RUN_JOB, attempt.workload_name)
     if state is ExecutionState.NONE and attempt.state is AttemptState.STARTING:
-        return commit_cycle.start_run(attempt, sweep.context)
+        return commit_cycle.start_attempt_workflow(attempt, sweep.context)
     if attempt.cluster in sweep.context.site.clusters and not sweep.has_listed_cluster(attempt.cluster):
         return False  # the cluster could not be read, so nothing is stopped or settled
-    workload = sweep.workload(attempt)
+    workload = sweep.workload_of(attempt)
     request = job.stop_of(attempt.attempt)
     is_stopped_again = False
     if request and not sweep.is_fresh(request.requested_at) and workload.has_runnable_pods:
@@ -55,10 +55,10 @@ def _resume_attempt(sweep: SweepRun, attempt: Attempt, job: Job) -> bool:
         is_stopped_again = True
     if state is ExecutionState.RUNNING:
         return is_stopped_again
-    return _without_workflow(sweep, job, attempt, workload) or is_stopped_again
+    return _continue_without_workflow(sweep, job, attempt, workload) or is_stopped_again
 
 
-def _without_workflow(sweep: SweepRun, job: Job, attempt: Attempt, workload: ObservedWorkload) -> bool:
+def _continue_without_workflow(sweep: SweepRun, job: Job, attempt: Attempt, workload: ObservedWorkload) -> bool:
     """Continue an attempt whose workflow has ended."""
     names = attempt.nodes_in(workload)
     nodes = sweep.nodes_by_name.get(attempt.cluster, {})
@@ -70,7 +70,7 @@ def _without_workflow(sweep: SweepRun, job: Job, attempt: Attempt, workload: Obs
     has_ended = judge_end(workload, job, attempt, lost) is not None
     # Only its workflow moves an attempt beyond STARTING. So its launch is undone, and the job is queued again.
     if has_ended or attempt.state is AttemptState.STARTING:
-        _settle(sweep, attempt)
+        _settle_attempt(sweep, attempt)
         return True
     running = [pod for pod in workload.pods if pod.phase is PodPhase.RUNNING]
     if attempt.state is AttemptState.LAUNCHED and len(running) >= attempt.ranks:
@@ -80,7 +80,7 @@ def _without_workflow(sweep: SweepRun, job: Job, attempt: Attempt, workload: Obs
     return False
 
 
-def _settle(sweep: SweepRun, attempt: Attempt) -> None:
+def _settle_attempt(sweep: SweepRun, attempt: Attempt) -> None:
     request = settle_attempt.SettleAttemptRequest(job_id=attempt.job_id, attempt=attempt.attempt)
     settle_attempt.run(request, sweep.context)
 
@@ -93,9 +93,9 @@ def clear_workloads(sweep: SweepRun) -> int:
     for attempt, workload in sweep.workloads:
         if attempt.ended_at is None or sweep.is_fresh(attempt.ended_at):
             continue
-        with sweep.item(attempt.workload_name):
+        with sweep.isolate_item(attempt.workload_name):
             if workload.has_runnable_pods:
-                job = attempt_record.load(context.ledger, attempt.job_id, attempt.attempt).job
+                job = attempt_record.load_attempt(context.ledger, attempt.job_id, attempt.attempt).job
                 keep_logs.run(job, attempt, context, within_seconds=keep_logs.BEFORE_STOP_SECONDS)
                 context.cluster.stop(attempt, job.spec.grace_seconds)
                 cleared += 1

@@ -1,28 +1,34 @@
 """Store the figures of each ended UTC day, so that reports outlive the records and read few rows."""
 
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
 from evenkeel.domain.costs.day_figures import DAY, DayFigures, DayRow, begin_of_day, day_of
 from evenkeel.domain.costs.day_summary import summarise_day
 from evenkeel.domain.costs.interruptions import Span
+from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Conflict, Put, Row, Telemetry, get_all
 from evenkeel.services.queries import read_cost_records, read_live_days
 from evenkeel.services.queries.read_cost_report import REFOLDED
 from evenkeel.services.queries.read_live_days import LiveDays
-from evenkeel.services.storage import fleet_rows, rows
+from evenkeel.services.storage import day_rows, rows
 from evenkeel.services.sweep.sweep_run import SweepRun
 
 _MARGIN = timedelta(minutes=15)
 """Time after midnight in which services may still write records of the ended day."""
 _SETTLED_AFTER = timedelta(days=2)
 """Age from which a day counts as settled, unless an incident or interruption of it is open."""
+_MAX_MISSING = 5
+"""Missing days that one run stores at most."""
+_RETRY_AT = "missingDaysRetryAt"
+_RETRY_AFTER = timedelta(hours=1)
 
 
 def fold_days(sweep: SweepRun) -> int:
     """Compute the figures of the recent days once after each midnight, and store those that changed.
 
     Late records change a past day while the ledger keeps all its records. The row of the latest day comes last: it says
-    that the run of this midnight has ended.
+    that the run of this midnight has ended. Later runs of the day only store days without a row, a few in each run.
 
     Idempotent: yes, a repeat computes the same figures and writes nothing.
     """
@@ -30,49 +36,81 @@ def fold_days(sweep: SweepRun) -> int:
     today = begin_of_day(day_of(context.now))
     if context.now < today + _MARGIN:
         return 0
-    begin = today - REFOLDED + DAY
-    keys = {at: fleet_rows.day_key(day_of(at)) for at in _days(begin, today)}
+    keys = {at: day_rows.day_key(day_of(at)) for at in _days_between(today - REFOLDED + DAY, today)}
     stored = get_all(context.ledger, keys.values())
     latest = [row for row in [stored.get(keys[today - DAY])] if row]
-    if any(day.folded_at >= today for _, day in sweep.readable(latest, DayRow)):
+    if any(day.folded_at >= today for _, day in sweep.readable_rows(latest, DayRow)):
+        _store_missing([at for at, key in keys.items() if key not in stored], today, sweep)
         return 0
-    live = read_live_days.read_days(Span(begin, context.now), context, max_jobs=read_cost_records.MAX_ATTEMPTS)
+    _fold({at: stored.get(key) for at, key in keys.items()}, today, sweep)
+    return 0
+
+
+def _store_missing(missing: Sequence[datetime], today: datetime, sweep: SweepRun) -> None:
+    """Store the newest days without a row, as in a table that was restored.
+
+    A day whose records cannot all be read stays missing. The next try is then an hour later, because each try reads all
+    records since that day.
+    """
+    now, retry_at = sweep.context.now, sweep.notes.get(_RETRY_AT)
+    if not missing or (retry_at and now < datetime.fromisoformat(retry_at)):
+        return
+    chosen = missing[-_MAX_MISSING:]
+    if _fold(dict.fromkeys(chosen), today, sweep) < len(chosen):
+        sweep.notes[_RETRY_AT] = rfc3339(now + _RETRY_AFTER)
+
+
+def _fold(stored: Mapping[datetime, Row | None], today: datetime, sweep: SweepRun) -> int:
+    """Compute and store days. Return how many have the figures of their records now.
+
+    Args:
+        stored: The begin of each day with its row, oldest first.
+        today: Begin of the present day.
+        sweep: The run.
+    """
+    context, done = sweep.context, 0
+    live = read_live_days.read_days(Span(min(stored), context.now), context, max_jobs=read_cost_records.MAX_ATTEMPTS)
     if not live.is_node_time_complete:
         sweep.failures.append("Too many nodes to read, so no figures of days are stored.")
         return 0
     for figures in live.days:
-        if figures.since < live.whole_from or figures.until > today or figures.until - figures.since < DAY:
+        if figures.since not in stored or figures.since < live.whole_from or figures.until - figures.since < DAY:
             continue
         is_settled = context.now - figures.until >= _SETTLED_AFTER and figures.since not in live.open_since
         day = DayRow(day=str(day_of(figures.since)), folded_at=context.now, is_settled=is_settled, figures=figures)
-        with sweep.item(f"day {day.day}"):
-            _store(day, stored.get(keys[figures.since]), sweep, live)
-    if live.whole_from > today - DAY:
+        with sweep.isolate_item(f"day {day.day}"):
+            _store_day(day, stored[figures.since], sweep, live)
+            done += 1
+    if today - DAY in stored and live.whole_from > today - DAY:
         sweep.failures.append("Yesterday has more records than one run reads, so its figures are not stored.")
-    return 0
+    return done
 
 
-def _days(begin: datetime, end: datetime) -> list[datetime]:
+def _days_between(begin: datetime, end: datetime) -> list[datetime]:
     return [begin + number * DAY for number in range((end - begin).days)]
 
 
-def _store(day: DayRow, stored: Row | None, sweep: SweepRun, live: LiveDays) -> None:
-    """Store a day. Figures of records that were not all read never replace stored ones."""
+def _store_day(day: DayRow, stored: Row | None, sweep: SweepRun, live: LiveDays) -> None:
+    """Store a day. Figures of records that were not all read never replace stored ones.
+
+    The write of the latest day decides which of several sweeps emits its metrics. After a crash between the write and
+    the metrics, this day has no data points. Its row and the reports are complete.
+    """
     is_latest = day.figures.until == begin_of_day(day_of(day.folded_at))
-    if is_latest:
-        _measure(day.figures, sweep.context.telemetry)  # first: a crash repeats the data points and loses none
     if stored is not None:
         before = rows.decode(stored, DayRow)
         is_same = (before.figures, before.is_settled) == (day.figures, day.is_settled)
         if not is_latest and (is_same or not live.is_complete):
             return
     try:
-        sweep.context.ledger.commit(Put(fleet_rows.day_row(day, stored.version if stored else 0)))
+        sweep.context.ledger.commit(Put(day_rows.day_row(day, stored.version if stored else 0)))
     except Conflict:
         return  # a newer sweep was first
+    if is_latest:
+        _emit_day_metrics(day.figures, sweep.context.telemetry)
 
 
-def _measure(figures: DayFigures, telemetry: Telemetry) -> None:
+def _emit_day_metrics(figures: DayFigures, telemetry: Telemetry) -> None:
     """Emit the known figures of the last whole day."""
     summary = summarise_day(figures)
     if summary.training_time_ratio is not None:

@@ -7,7 +7,7 @@ from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.recovery.guardrails import RegisterEntry
 from evenkeel.domain.recovery.settling import next_run_at
 from evenkeel.ports import Conflict, Delete, ExecutionState, Put, Table, WorkflowName, get_all
-from evenkeel.services.incidents import receive_event
+from evenkeel.services.incidents import ingest_event, recovery_step
 from evenkeel.services.resume import plan_resume
 from evenkeel.services.storage import guardrail_registers, incident_record, incident_rows, rows
 from evenkeel.services.storage.guardrail_registers import RegisterName
@@ -16,17 +16,17 @@ from evenkeel.services.sweep.sweep_run import WRITER, SweepRun
 
 def resume_incidents(sweep: SweepRun) -> int:
     """Start the workflow of every open incident that has none: the same run if it never started, else the next run."""
-    return sum(_resume(sweep, incident) for incident in sweep.open_incidents)
+    return sum(_resume_incident(sweep, incident) for incident in sweep.open_incidents)
 
 
-def _resume(sweep: SweepRun, incident: Incident) -> bool:
+def _resume_incident(sweep: SweepRun, incident: Incident) -> bool:
     if sweep.is_fresh(incident.opened_at):
         return False
-    state = sweep.execution(WorkflowName.RECOVER_NODE, incident.execution_name)
+    state = sweep.execution_state(WorkflowName.RECOVER_NODE, incident.execution_name)
     if state is ExecutionState.RUNNING:
         return False
     if state is ExecutionState.NONE:
-        return receive_event.start_recovery(incident, sweep.context.workflows)
+        return ingest_event.start_recovery(incident, sweep.context.workflows)
     due = next_run_at(incident, sweep.context.policy.watch)
     if due is not None and sweep.context.now < due:
         return False
@@ -55,10 +55,10 @@ def _start_next_run(sweep: SweepRun, ended: Incident) -> bool:
         )
         return incident.replace(run=ended.run + 1, failed_at=None), [entry]
 
-    after = incident_record.update(sweep.context.ledger, ended.incident_id, change)
+    after = incident_record.update_incident(sweep.context.ledger, ended.incident_id, change)
     if after.state.is_settled:
         return False
-    return receive_event.start_recovery(after, sweep.context.workflows)
+    return ingest_event.start_recovery(after, sweep.context.workflows)
 
 
 def roll_back_jobs(sweep: SweepRun) -> int:
@@ -71,7 +71,7 @@ def roll_back_jobs(sweep: SweepRun) -> int:
     )
     taken = 0
     for incident in acting:
-        with sweep.item(incident.incident_id):
+        with sweep.isolate_item(incident.incident_id):
             taken += plan_resume.roll_back_suspect_jobs(
                 incident,
                 context,
@@ -82,19 +82,19 @@ def roll_back_jobs(sweep: SweepRun) -> int:
 
 
 def _may_act_on(sweep: SweepRun, incident: Incident) -> bool:
-    planned = incident.plan is not None and incident.plan.is_carried_out
-    return planned and not incident_record.why_may_not_act(incident, sweep.context)
+    planned = incident.plan is not None and incident.plan.intends_action
+    return planned and not recovery_step.why_may_not_act(incident, sweep.context)
 
 
 def delete_stale_pointers(sweep: SweepRun) -> int:
     """Delete pointers to settled incidents. They would keep the next fault of the node out."""
     ledger = sweep.context.ledger
     closed = 0
-    pointers = sweep.as_stored(sweep.listed(Table.INCIDENTS, "OPEN"))
+    pointers = sweep.read_present_rows(sweep.list_rows(Table.INCIDENTS, "OPEN"))
     incidents = get_all(ledger, (incident_rows.incident_key(pointer.doc["incidentId"]) for pointer in pointers))
     for pointer in pointers:
         incident = incidents.get(incident_rows.incident_key(pointer.doc["incidentId"]))
-        with sweep.item(pointer.key.pk), contextlib.suppress(Conflict):
+        with sweep.isolate_item(pointer.key.pk), contextlib.suppress(Conflict):
             if incident is None or rows.decode(incident, Incident).state.is_settled:
                 ledger.commit(Delete(pointer.key, pointer.version))
                 closed += 1
@@ -102,24 +102,24 @@ def delete_stale_pointers(sweep: SweepRun) -> int:
 
 
 def reconcile_registers(sweep: SweepRun) -> int:
-    """Remove nodes from the registers of repairs and cordons if their release was lost."""
-    marks = {
+    """Remove nodes from the registers of repairs and cordons if an earlier removal was lost."""
+    cordon_incidents = {
         (node.cluster, node.instance_id): node.incident_id for node in sweep.kubernetes if node.incident_id is not None
     }
 
     def is_settled(entry: RegisterEntry) -> bool:
         row = sweep.context.ledger.get(incident_rows.incident_key(entry.incident_id))
-        incidents = [incident for _, incident in sweep.readable([row] if row else [], Incident)]
+        incidents = [incident for _, incident in sweep.readable_rows([row] if row else [], Incident)]
         return incidents[0].state.is_settled if incidents else row is None
 
     def is_free(entry: RegisterEntry) -> bool:
-        life = NodeLife.from_key(entry.life)
+        life = NodeLife.from_key(entry.life_key)
         if life.cluster in sweep.context.site.clusters and life.cluster not in sweep.nodes_of:
-            return False  # whether its mark is still there is unknown
-        return (life.cluster, life.instance_id) not in marks and not sweep.is_fresh(entry.since)
+            return False  # whether its cordon annotation is still there is unknown
+        return (life.cluster, life.instance_id) not in cordon_incidents and not sweep.is_fresh(entry.since)
 
     return sum(
-        guardrail_registers.reconcile(which, is_over, sweep.context, is_drill=is_drill)
+        guardrail_registers.remove_outdated_entries(which, is_over, sweep.context, is_drill=is_drill)
         for which, is_over in ((RegisterName.REPAIRS, is_settled), (RegisterName.CORDONS, is_free))
         for is_drill in (False, True)
     )

@@ -5,6 +5,7 @@ import itertools
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 
+from evenkeel.domain.capacity.training_plans import PlanEnds, current_plan_ends
 from evenkeel.domain.external.unmanaged_workloads import unmanaged_workloads
 from evenkeel.domain.nodes import FleetNode, Node
 from evenkeel.domain.recovery.fleet_summary import FleetSummary
@@ -41,7 +42,7 @@ def refresh_fleet(sweep: SweepRun) -> int:
             in_use.get((node.life.cluster, node.kubernetes.name), NONE) if node.kubernetes else NONE,
             sweep.context.now,
             is_lemon=node.life.key in sweep.lemons,
-            marks=_marks(sweep, node),
+            marks=_fault_marks_of(sweep, node),
             unmanaged_workloads=unmanaged_by_node.get((node.life.cluster, node.kubernetes.name), ())
             if node.kubernetes
             else (),
@@ -56,7 +57,7 @@ def refresh_fleet(sweep: SweepRun) -> int:
     stored_keys: set[tuple[str, str]] = set()
     has_changed = False
     try:
-        for row, stored in sweep.readable(sweep.listed(Table.FLEET, "NODE"), FleetNode):
+        for row, stored in sweep.readable_rows(sweep.list_rows(Table.FLEET, "NODE"), FleetNode):
             key = (stored.life.cluster, stored.life.instance_id)
             stored_keys.add(key)
             if key in stored_nodes:
@@ -69,7 +70,7 @@ def refresh_fleet(sweep: SweepRun) -> int:
                 has_changed |= _store_node(sweep, fleet_node, stored, row.version, expires_at=expires_at)
         for key, node in stored_nodes.items():
             if key not in stored_keys:
-                with sweep.item("/".join(key)):
+                with sweep.isolate_item("/".join(key)):
                     row_now = ledger.get(fleet_rows.node_key(*key))
                     stored_now = rows.decode(row_now, FleetNode) if row_now else None
                     has_changed |= _store_node(sweep, node, stored_now, row_now.version if row_now else 0)
@@ -80,8 +81,8 @@ def refresh_fleet(sweep: SweepRun) -> int:
         sweep.accelerators_in_use = sum(node.accelerators_in_use for node in stored_nodes.values())
         cordoned = frozenset(node.life.key for node in stored_nodes.values() if node.is_cordoned)
         with contextlib.suppress(Conflict):  # a person cordons or uncordons now; the next sweep prunes
-            manual_cordons.prune(cordoned, sweep.context)
-        _summarise(sweep, stored_nodes.values())
+            manual_cordons.delete_outdated_records(cordoned, sweep.context)
+        _store_summary(sweep, stored_nodes.values())
     return 0
 
 
@@ -93,10 +94,10 @@ def _complete_clusters(sweep: SweepRun) -> set[str]:
         for cluster in sweep.context.site.clusters
         if sweep.has_listed_cluster(cluster) and cluster not in sweep.unreadable_clusters
     }
-    return clusters if sweep.records is not None else clusters - {home}
+    return clusters if sweep.provider_nodes is not None else clusters - {home}
 
 
-def _marks(sweep: SweepRun, node: Node) -> tuple[str, ...]:
+def _fault_marks_of(sweep: SweepRun, node: Node) -> tuple[str, ...]:
     if node.kubernetes is None:
         return ()
     return kubernetes_node.fault_evidence(
@@ -113,7 +114,7 @@ def refresh_kueue(sweep: SweepRun) -> int:
         except EvenkeelError as error:
             sweep.note_unreadable(source, error)
             continue
-        sweep.results.answered(source)
+        sweep.results.record_answer(source)
         # Namespaces that do not fit are still held back by the scheduling cycle.
         fit_into_row = rows.fit_into_row({namespace: by} for namespace, by in sorted(namespaces.items()))
         row = sweep.context.ledger.get(fleet_rows.kueue_key(cluster))
@@ -125,7 +126,27 @@ def refresh_kueue(sweep: SweepRun) -> int:
     return 0
 
 
-def _summarise(sweep: SweepRun, nodes: Iterable[FleetNode]) -> None:
+def refresh_plan_ends(sweep: SweepRun) -> int:
+    """Read when the training plans of HyperPod's instance groups end. A plan that cannot be read keeps its last end."""
+    context, settings = sweep.context, sweep.hyperpod_settings
+    if settings is None:
+        return 0
+    plans = {}
+    for arn in sorted({*settings.plan_by_group.values()}):
+        with sweep.isolate_item(arn):
+            plans[arn] = context.provider.training_plan(arn)
+    key = fleet_rows.plan_ends_key()
+    row = context.ledger.get(key)
+    earlier = rows.decode(row, PlanEnds) if row else PlanEnds()
+    ends = current_plan_ends(context.site.default_cluster, settings.plan_by_group, plans, earlier, context.now)
+    if ends == earlier:
+        return 0
+    with contextlib.suppress(Conflict):  # another sweep was first
+        context.ledger.commit(Put(Row(key, ends.keeping_unknown(earlier).to_json(), row.version if row else 0)))
+    return 0
+
+
+def _store_summary(sweep: SweepRun, nodes: Iterable[FleetNode]) -> None:
     """Store the facts about the whole fleet that recoveries need."""
     boot_seconds = sweep.context.policy.watch.first_boot_grace_seconds
     summary = FleetSummary.of(nodes, sweep.context.now, boot_seconds=boot_seconds)
@@ -151,7 +172,7 @@ def _record_unmanaged_workloads(sweep: SweepRun) -> dict[tuple[str, str], tuple[
     clusters: dict[tuple[str, str], set[str]] = {}
 
     for cluster, live in sweep.live_pods.items():
-        pods = unmanaged_pods.of_listed(cluster, live.pods, sweep.context)
+        pods = unmanaged_pods.filter_unmanaged(cluster, live.pods, sweep.context)
         listed = [workload for workload in unmanaged_workloads(cluster, pods) if workload.accelerators]
         for workload in listed:
             for name in workload.node_names:

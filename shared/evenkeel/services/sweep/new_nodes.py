@@ -7,12 +7,12 @@ from evenkeel.domain.nodes import Node
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.recovery.node_slot import ObservedNode
 from evenkeel.domain.recovery.validation import Validity, expected_accelerators, judge_node
-from evenkeel.ports import Conflict, Put, ReleaseResult
+from evenkeel.ports import Conflict, Put, UncordonResult
 from evenkeel.services.storage import incident_rows, subject_rows
 from evenkeel.services.sweep.sweep_run import SweepRun
 
 
-def release_new_nodes(sweep: SweepRun) -> int:
+def return_new_nodes(sweep: SweepRun) -> int:
     """Return nodes to service that wait for their validation without an incident.
 
     These are nodes after their first boot, and nodes that came back after their incident was settled. In any mode but
@@ -29,16 +29,16 @@ def release_new_nodes(sweep: SweepRun) -> int:
         ):
             continue
         peers = [peer for peer in sweep.kubernetes if peer.name != kubernetes_node.name]
-        observed = ObservedNode(record=node.provider, node=kubernetes_node)
+        observed = ObservedNode(provider_node=node.provider, node=kubernetes_node)
         expected = expected_accelerators(kubernetes_node.instance_type, peers)
         verdict = judge_node(observed, expected=expected)
         if not verdict.is_valid or sweep.context.ledger.get(incident_rows.open_key(node.life)):
             continue
-        _record_release(sweep, node, observed, expected, verdict)
+        _record_return(sweep, node, observed, expected, verdict)
         if sweep.context.mode is Mode.ACT:
-            with sweep.item(kubernetes_node.name):
-                result = sweep.context.cluster.release(kubernetes_node.cluster, kubernetes_node.name, None)
-                released += result is ReleaseResult.RELEASED
+            with sweep.isolate_item(kubernetes_node.name):
+                result = sweep.context.cluster.return_to_service(kubernetes_node.cluster, kubernetes_node.name, None)
+                released += result is UncordonResult.RELEASED
     if released:
         sweep.context.cycle_requests.request("nodes arrived")
         sweep.context.telemetry.count("NodesValidated", released)
@@ -57,7 +57,7 @@ def _is_in_repair(sweep: SweepRun, node: Node) -> bool:
     return False
 
 
-def _record_release(sweep: SweepRun, node: Node, observed: ObservedNode, expected: int, verdict: Validity) -> None:
+def _record_return(sweep: SweepRun, node: Node, observed: ObservedNode, expected: int, verdict: Validity) -> None:
     assert node.kubernetes
     boot = node.kubernetes.boot_id or "first"
     record = Decision(

@@ -12,14 +12,14 @@ _RUNBOOK = "rental-stuck"
 def resume_rentals(sweep: SweepRun) -> int:
     """Start the workflow of each rental that has none: rented nodes cost money until the workflow returns them.
 
-    Idempotent: yes, an execution is named after the rental and its run, and the run is raised before it is started.
+    Idempotent: yes, an execution is named after the rental and its run, and the run number is increased before.
     """
     repaired = 0
-    for row, stored in sweep.readable(sweep.as_stored(sweep.listed(Table.JOBS, "RENTAL#OPEN")), Rental):
+    for row, stored in sweep.readable_rows(sweep.read_present_rows(sweep.list_rows(Table.JOBS, "RENTAL#OPEN")), Rental):
         rental = stored
         if rental.state is RentalState.ENDED or sweep.is_fresh(rental.begun_at):
             continue
-        state = sweep.execution(WorkflowName.BURST_CAPACITY, rental.execution_name)
+        state = sweep.execution_state(WorkflowName.BURST_CAPACITY, rental.execution_name)
         if state is ExecutionState.RUNNING:
             continue
         if state is not ExecutionState.NONE:

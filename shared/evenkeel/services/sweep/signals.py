@@ -4,10 +4,10 @@ import contextlib
 from collections.abc import Iterable
 
 from evenkeel.domain.health.incidents import NodeFact
-from evenkeel.domain.health.intake import IntakeAction
+from evenkeel.domain.health.ingestion import IngestAction
 from evenkeel.events import kubernetes_node
 from evenkeel.ports import Conflict, Delete, Table, get_all
-from evenkeel.services.incidents import note_group_fact, receive_event
+from evenkeel.services.incidents import ingest_event, note_group_fact
 from evenkeel.services.storage import fleet_rows
 from evenkeel.services.sweep.sweep_run import SweepRun
 
@@ -22,23 +22,23 @@ def ingest_node_facts(sweep: SweepRun) -> int:
     )
     opened = 0
     for fact in facts:
-        with sweep.item(fact.instance_id):
-            opened += _ingest(sweep, fact) == IntakeAction.OPEN
+        with sweep.isolate_item(fact.instance_id):
+            opened += _ingest(sweep, fact) == IngestAction.OPEN
     return opened
 
 
 def ingest_notices_before_listing(sweep: SweepRun) -> int:
     """Ingest the notices about an instance that arrived before the fleet table held it."""
     ledger = sweep.context.ledger
-    notice_rows = [(str(row.doc["instanceId"]), row) for row in sweep.listed(Table.INCIDENTS, "EARLY")]
+    notice_rows = [(str(row.doc["instanceId"]), row) for row in sweep.list_rows(Table.INCIDENTS, "EARLY")]
     own_instances = {node.life.instance_id for node in sweep.nodes} | _known_instances(
         sweep, {instance_id for instance_id, _ in notice_rows}
     )
     opened = 0
-    for row in sweep.as_stored(row for instance_id, row in notice_rows if instance_id in own_instances):
-        outcomes = [_ingest(sweep, fact) for fact in receive_event.facts_of_unlisted_instance(row)]
-        opened += outcomes.count(IntakeAction.OPEN)
-        if receive_event.IngestOutcome.OTHER_FLEET in outcomes:
+    for row in sweep.read_present_rows(row for instance_id, row in notice_rows if instance_id in own_instances):
+        outcomes = [_ingest(sweep, fact) for fact in ingest_event.facts_of_unlisted_instance(row)]
+        opened += outcomes.count(IngestAction.OPEN)
+        if ingest_event.FactOutcome.OTHER_FLEET in outcomes:
             continue  # this sweep listed the node but could not store it; the next sweep ingests the notices
         with contextlib.suppress(Conflict):  # another notice arrived; the next sweep ingests it
             ledger.commit(Delete(row.key, row.version))
@@ -56,10 +56,10 @@ def _known_instances(sweep: SweepRun, instance_ids: Iterable[str]) -> set[str]:
 
 
 def _ingest(sweep: SweepRun, fact: NodeFact) -> str:
-    return receive_event.ingest_fact(fact, sweep.context).outcome
+    return ingest_event.ingest_fact(fact, sweep.context).outcome
 
 
 def retry_unresolved(sweep: SweepRun) -> int:
     """Try again the facts whose node was unknown."""
-    outcomes = receive_event.retry_unresolved(sweep.context)
+    outcomes = ingest_event.retry_unresolved(sweep.context)
     return len(outcomes)

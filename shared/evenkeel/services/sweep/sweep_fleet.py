@@ -22,16 +22,16 @@ from evenkeel.services.sweep import (
     inventory,
     new_nodes,
     rentals,
-    restarts,
     signals,
-    unhealthy,
+    unhealthy_nodes,
+    unmanaged_restarts,
     watch_cluster,
 )
 from evenkeel.services.sweep.fold_days import fold_days
 from evenkeel.services.sweep.sweep_run import WRITER, SweepRun
 from evenkeel.services.waits import evaluate_waits
 from evenkeel.services.waits.read_cache import ReadCache
-from evenkeel.services.waits.throttled_answers import ThrottledWaitAnswers
+from evenkeel.services.waits.throttled_answers import ThrottledWaitAnswerRequests
 
 LOCK = "sweep"
 _LOCK_SECONDS = 60
@@ -56,7 +56,7 @@ def run(context: Context) -> SweepFleetResult:
     Idempotent: yes, each step is. A sweep that finds nothing to repair changes only the heartbeat.
     """
     now = context.now
-    lock = locks.take(context.ledger, LOCK, context.ids.new("op"), seconds=_LOCK_SECONDS, now=now)
+    lock = locks.take_lock(context.ledger, LOCK, context.ids.new("op"), seconds=_LOCK_SECONDS, now=now)
     if lock is None:
         return SweepFleetResult(outcome="LOCKED")
     sweep = SweepRun(context, lock.notes)
@@ -64,7 +64,7 @@ def run(context: Context) -> SweepFleetResult:
     failed: list[str] = []
     held_lock: locks.Lock | None = lock
     for name, step in STEPS:
-        held_lock = locks.renew(context.ledger, held_lock, now=context.clock.now()) if held_lock else None
+        held_lock = locks.renew_lock(context.ledger, held_lock, now=context.clock.now()) if held_lock else None
         if held_lock is None:
             failed.append(f"{name}: the lock was lost")
             break
@@ -72,24 +72,24 @@ def run(context: Context) -> SweepFleetResult:
             continue
         sweep.failures = []
         count = 0
-        with sweep.item(name):
+        with sweep.isolate_item(name):
             count = step(sweep)
         source = Source(kind=SourceKind.SWEEP, target=name)
         if sweep.failures:
             failed.append(f"{name}: {sweep.failures[0]}")
-            sweep.results.failed(source, "; ".join(sweep.failures))
+            sweep.results.record_failure(source, "; ".join(sweep.failures))
             context.telemetry.count("SweepStepsFailed", step=name)
             context.telemetry.warning(
                 "SweepStepFailed", step=name, failures=len(sweep.failures), detail=sweep.failures[0]
             )
         else:
-            sweep.results.answered(source)
+            sweep.results.record_answer(source)
         if count:
             corrections[name] = count
             context.telemetry.count("SweepCorrections", count, step=name)
     measures = sweep.is_due("sources")
     if held_lock is not None:
-        locks.release(context.ledger, held_lock, now=context.clock.now(), notes=sweep.notes)
+        locks.unlock(context.ledger, held_lock, now=context.clock.now(), notes=sweep.notes)
     _note_lists(sweep)
     steps = f"{SourceKind.SWEEP}/"
     failed += [
@@ -98,7 +98,7 @@ def run(context: Context) -> SweepFleetResult:
     ended = context.replace(now=context.clock.now())
     heartbeats.record_heartbeat(WRITER, ended, sweep.results, read_at=context.now)
     if measures:
-        ages = read_sources.run(ended)
+        ages = read_sources.read_source_ages(ended)
         _measure_sources(ages, context.telemetry)
     return SweepFleetResult(outcome="SWEPT", corrections=corrections, failed=tuple(failed))
 
@@ -108,15 +108,15 @@ def _note_lists(sweep: SweepRun) -> None:
     for cluster in sweep.context.site.clusters:
         source = Source(kind=SourceKind.KUBERNETES_LIST, target=cluster)
         if cluster in sweep.unreadable_clusters:
-            sweep.results.failed(source, sweep.unreadable_clusters[cluster])
+            sweep.results.record_failure(source, sweep.unreadable_clusters[cluster])
         elif sweep.has_listed:
-            sweep.results.answered(source)
+            sweep.results.record_answer(source)
     if not sweep.context.site.has_hyperpod or not sweep.has_listed:
         return
     if sweep.hyperpod_error:
-        sweep.results.failed(Source(kind=SourceKind.HYPERPOD), sweep.hyperpod_error)
+        sweep.results.record_failure(Source(kind=SourceKind.HYPERPOD), sweep.hyperpod_error)
     else:
-        sweep.results.answered(Source(kind=SourceKind.HYPERPOD))
+        sweep.results.record_answer(Source(kind=SourceKind.HYPERPOD))
 
 
 def _measure_sources(ages: Sequence[SourceAge], telemetry: Telemetry) -> None:
@@ -140,9 +140,9 @@ def read_event_queue(sweep: SweepRun) -> int:
         sweep.note_unreadable(source, error)
         return 0
     if waiting:
-        sweep.results.failed(source, f"{count_of(waiting, 'event is', 'events are')} waiting.")
+        sweep.results.record_failure(source, f"{count_of(waiting, 'event is', 'events are')} waiting.")
     else:
-        sweep.results.answered(source)
+        sweep.results.record_answer(source)
     return 0
 
 
@@ -152,27 +152,27 @@ def answer_waits(sweep: SweepRun) -> int:
     While the watch runs, it answers waits that have just become due.
     """
     context = sweep.context
-    answers = ThrottledWaitAnswers(
+    answers = ThrottledWaitAnswerRequests(
         context.wait_answers,
         context.clock,
         sweep.notes.pop("requested", {}),
-        defers_to_watch=locks.is_held(context.ledger, watch_cluster.LOCK, now=sweep.context.now),
+        defers_to_watch=locks.is_taken(context.ledger, watch_cluster.LOCK, now=sweep.context.now),
     )
     reads = ReadCache(context.now)
-    if sweep.records is not None:
+    if sweep.provider_nodes is not None:
         # Node objects are listed again: an incident that is newer than the list may have cordoned its node since.
-        reads.store(evaluate_waits.HYPERPOD, "nodes", sweep.records)
+        reads.store(evaluate_waits.HYPERPOD, "nodes", sweep.provider_nodes)
     judged = evaluate_waits.run(context.replace(wait_answers=answers), repeat_answered=True, reads=reads)
     sweep.notes["requested"] = answers.requested
     source = Source(kind=SourceKind.WAITS)
-    if judged.failure:
-        sweep.results.failed(source, judged.failure)
+    if judged.failure_text:
+        sweep.results.record_failure(source, judged.failure_text)
     else:
-        sweep.results.answered(source)
+        sweep.results.record_answer(source)
     return answers.requests
 
 
-def measure(sweep: SweepRun) -> int:
+def emit_gauges(sweep: SweepRun) -> int:
     """Emit the gauges."""
     context = sweep.context
     for state in JobState:
@@ -181,7 +181,7 @@ def measure(sweep: SweepRun) -> int:
         jobs, is_complete = _read_state(sweep, Table.JOBS, f"JOB#{state}")
         context.telemetry.count(f"Jobs{state.capitalize()}", len(jobs))
         if state is JobState.PENDING and is_complete and sweep.accelerators_in_use is not None:
-            waiting = (job.spec for _, job in rows.readable(jobs, Job))
+            waiting = (job.spec for _, job in rows.readable_rows(jobs, Job))
             requested = sum(spec.nodes * spec.accelerators_per_node for spec in waiting)
             context.telemetry.count("AcceleratorsInDemand", sweep.accelerators_in_use + requested)
     context.telemetry.count("IncidentsOpen", len(sweep.open_incidents))
@@ -225,7 +225,7 @@ def count_fleet(sweep: SweepRun) -> int:
     context = sweep.context
     key = fleet_rows.overview_key()
     row = context.ledger.get(key)
-    counts = read_overview.count(read_sources.run(context), context)
+    counts = read_overview.counts_document(read_sources.read_source_ages(context), context)
     try:
         context.ledger.commit(Put(Row(key, counts, row.version if row else 0)))
     except Conflict:
@@ -243,11 +243,12 @@ def request_cycle(sweep: SweepRun) -> int:
 STEPS: tuple[tuple[str, Callable[[SweepRun], int]], ...] = (
     ("fleet", inventory.refresh_fleet),
     ("kueue", inventory.refresh_kueue),
+    ("plans", inventory.refresh_plan_ends),
     ("early", signals.ingest_notices_before_listing),
     ("facts", signals.ingest_node_facts),
     ("unresolved", signals.retry_unresolved),
     ("events", read_event_queue),
-    ("unhealthy", unhealthy.resume_work),
+    ("unhealthy", unhealthy_nodes.resume_work),
     ("incidents", incidents.resume_incidents),
     ("rollbacks", incidents.roll_back_jobs),
     ("stale_pointers", incidents.delete_stale_pointers),
@@ -255,10 +256,10 @@ STEPS: tuple[tuple[str, Callable[[SweepRun], int]], ...] = (
     ("attempts", attempts.resume_attempts),
     ("workloads", attempts.clear_workloads),
     ("rentals", rentals.resume_rentals),
-    ("restarts", restarts.continue_restarts),
+    ("restarts", unmanaged_restarts.continue_restarts),
     ("waits", answer_waits),
-    ("new_nodes", new_nodes.release_new_nodes),
-    ("metrics", measure),
+    ("new_nodes", new_nodes.return_new_nodes),
+    ("metrics", emit_gauges),
     ("overview", count_fleet),
     ("request_cycle", request_cycle),
     ("days", fold_days),

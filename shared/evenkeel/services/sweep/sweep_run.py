@@ -105,23 +105,23 @@ class SweepRun:
 
     def note_unreadable(self, source: Source, error: EvenkeelError) -> None:
         """Record that a source could not be read."""
-        self.results.failed(source, error)
+        self.results.record_failure(source, error)
         self._warn(source.words, error)
 
     def _warn(self, source: str, error: EvenkeelError) -> None:
         self.context.telemetry.warning("SourceNotRead", what=source, error=type(error).__name__, detail=str(error))
 
     @contextlib.contextmanager
-    def item(self, name: str) -> Iterator[None]:
+    def isolate_item(self, name: str) -> Iterator[None]:
         """Work on one item of a step. Record a failure and go on with the next item."""
         try:
             yield
         except EvenkeelError as error:
             self.failures.append(f"{name}: {type(error).__name__}: {error}")
 
-    def readable(self, stored: Iterable[Row], kind: type[V]) -> Iterator[tuple[Row, V]]:
+    def readable_rows(self, stored: Iterable[Row], kind: type[V]) -> Iterator[tuple[Row, V]]:
         """Yield each row with its value. Report rows that this release cannot read, and go on without them."""
-        return rows.readable(stored, kind, self._note_unreadable_row)
+        return rows.readable_rows(stored, kind, self._note_unreadable_row)
 
     def _note_unreadable_row(self, error: Unreadable) -> None:
         self.failures.append(str(error))
@@ -132,7 +132,8 @@ class SweepRun:
         """Read the long lists of all control planes side by side. Each is read once in a run."""
         with ThreadPoolExecutor(max_workers=_LISTS_AT_ONCE) as readers:
             reads = [
-                readers.submit(getattr, self, name) for name in ("live_pods", "workloads_of", "nodes_of", "records")
+                readers.submit(getattr, self, name)
+                for name in ("live_pods", "workloads_of", "nodes_of", "provider_nodes")
             ]
         for read in reads:
             read.result()
@@ -155,7 +156,7 @@ class SweepRun:
     @property
     def has_listed(self) -> bool:
         """Whether this run came so far as to list the fleet, whatever answered."""
-        return {"nodes_of", "workloads_of", "records"} <= vars(self).keys()
+        return {"nodes_of", "workloads_of", "provider_nodes"} <= vars(self).keys()
 
     def has_listed_cluster(self, cluster: str) -> bool:
         """Whether all lists of a cluster could be read. Only then is a missing object really gone."""
@@ -172,7 +173,7 @@ class SweepRun:
         return {cluster: {node.name: node for node in nodes} for cluster, nodes in self.nodes_of.items()}
 
     @cached_property
-    def records(self) -> tuple[ProviderNode, ...] | None:
+    def provider_nodes(self) -> tuple[ProviderNode, ...] | None:
         """HyperPod's list; None if it could not be read."""
         try:
             return self.context.provider.nodes()
@@ -185,7 +186,7 @@ class SweepRun:
     def nodes(self) -> tuple[Node, ...]:
         """The nodes of which both views are known. A view that could not be read leaves its nodes out."""
         home = self.context.site.clusters[0]
-        records = self.records or () if home in self.nodes_of else ()
+        records = self.provider_nodes or () if home in self.nodes_of else ()
         return join_nodes(self.kubernetes, records, home)
 
     @cached_property
@@ -212,7 +213,7 @@ class SweepRun:
             self.context.telemetry.warning("UnownedLabelsFound", jobs=names)
         return tuple(owned)
 
-    def workload(self, attempt: Attempt) -> ObservedWorkload:
+    def workload_of(self, attempt: Attempt) -> ObservedWorkload:
         """Return the own Job and pods of an attempt."""
         return attempt.own_workload(self._by_name.get((attempt.job_id, attempt.attempt), ()))
 
@@ -226,17 +227,17 @@ class SweepRun:
     @cached_property
     def open_incidents(self) -> tuple[Incident, ...]:
         """Every open incident, read from its own row, because the index may lag behind."""
-        listed = (row for state in OPEN_STATES for row in self.listed(Table.INCIDENTS, f"INC#{state}"))
-        stored = self.as_stored(listed)
-        incidents = [incident for _, incident in self.readable(stored, Incident)]
+        listed = (row for state in OPEN_STATES for row in self.list_rows(Table.INCIDENTS, f"INC#{state}"))
+        stored = self.read_present_rows(listed)
+        incidents = [incident for _, incident in self.readable_rows(stored, Incident)]
         self.hides_incidents = len(incidents) < len(stored)
         return tuple(incident for incident in incidents if not incident.state.is_settled)
 
     @cached_property
     def lemons(self) -> frozenset[str]:
-        """The node lives that are lemons now. A lease with an outdated mark loses it."""
+        """The node lives that are lemons now. An outdated lemon is removed from its lease."""
         lemons = set()
-        for row in self.as_stored(self.listed(Table.FLEET, "LEMON")):
+        for row in self.read_present_rows(self.list_rows(Table.FLEET, "LEMON")):
             lease = rows.decode(row, RepairLease)
             if not lease.lemon:
                 continue
@@ -247,7 +248,7 @@ class SweepRun:
                 self.context.ledger.commit(Put(fleet_rows.lease_row(lease.replace(lemon=""), row.version)))
         return frozenset(lemons)
 
-    def listed(self, table: Table, state: str) -> Iterator[Row]:
+    def list_rows(self, table: Table, state: str) -> Iterator[Row]:
         """Yield the rows of a state, page by page while the run's time lasts. The next run continues from there."""
         name = f"{table}/{state}"
         cursor = self.notes.pop(name, None)
@@ -261,11 +262,11 @@ class SweepRun:
         self.notes[name] = cursor
         self.context.telemetry.warning("SweepPageLimitReached", list=name)
 
-    def as_stored(self, listed: Iterable[Row]) -> tuple[Row, ...]:
+    def read_present_rows(self, listed: Iterable[Row]) -> tuple[Row, ...]:
         """Return the present rows, each once and without deleted rows, because the index may lag behind."""
         return tuple(get_all(self.context.ledger, (row.key for row in listed)).values())
 
-    def execution(self, workflow: WorkflowName, name: str) -> ExecutionState:
+    def execution_state(self, workflow: WorkflowName, name: str) -> ExecutionState:
         """Find an execution, first in the list of all running executions: thousands are not described one by one."""
         if workflow not in self._running:
             self._running[workflow] = self.context.workflows.running(workflow)

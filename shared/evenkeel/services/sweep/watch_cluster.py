@@ -17,11 +17,11 @@ from evenkeel.ports import (
     TransientError,
 )
 from evenkeel.services.context import Context
-from evenkeel.services.incidents import receive_event
+from evenkeel.services.incidents import ingest_event
 from evenkeel.services.storage import heartbeats, locks
 from evenkeel.services.waits import evaluate_waits
 from evenkeel.services.waits.read_cache import ReadCache
-from evenkeel.services.waits.throttled_answers import ThrottledWaitAnswers
+from evenkeel.services.waits.throttled_answers import ThrottledWaitAnswerRequests
 
 WRITER = "watch_cluster"
 LOCK = "watch"
@@ -51,19 +51,19 @@ def run(context: Context) -> WatchClusterResult:
 
     Idempotent: yes. A round only requests answers and ingests facts, and repeats of both are recognised.
     """
-    lock = locks.take(
+    lock = locks.take_lock(
         context.ledger, LOCK, context.ids.new("op"), seconds=_lock_seconds(context.policy), now=context.now
     )
     if lock is None:
         return WatchClusterResult(outcome="LOCKED")
-    watch = _Watch(context, lock)
+    watch = _WatchInvocation(context, lock)
     try:
         watch.until_time_is_up()
     finally:
         if watch.lock is not None:
-            locks.release(context.ledger, watch.lock, now=context.clock.now())
+            locks.unlock(context.ledger, watch.lock, now=context.clock.now())
     ended = context.replace(now=context.clock.now())
-    heartbeats.record_heartbeat(WRITER, ended, watch.results())
+    heartbeats.record_heartbeat(WRITER, ended, watch.source_results())
     return WatchClusterResult(
         outcome="WATCHED",
         snapshots=watch.snapshots,
@@ -77,8 +77,8 @@ def _lock_seconds(policy: Policy) -> float:
     return max(15, 3 * policy.watch.tick_seconds)
 
 
-class _Watch:
-    """An invocation: its observed changes, and the time of its next round."""
+class _WatchInvocation:
+    """One invocation of watch_cluster: what it observed, and when its next round is due."""
 
     def __init__(self, context: Context, lock: locks.Lock) -> None:
         self.context = context
@@ -89,28 +89,28 @@ class _Watch:
         self.rests_until = context.clock.now()
         self.nodes_changed = True
         self.ingested_facts: set[str] = set()
-        self.answers = ThrottledWaitAnswers(context.wait_answers, context.clock)
+        self.answers = ThrottledWaitAnswerRequests(context.wait_answers, context.clock)
         self.snapshots = self.failed_snapshots = 0
         self.watch_states: dict[str, str] = {}
         """Kind of object → why its watch is broken; empty if it works."""
         self.reads = ReadCache(context.clock.now())
-        self.waits = ""
+        self.waits_failure = ""
         """Why not every wait could be evaluated in the last round; empty if all were."""
 
-    def results(self) -> heartbeats.SourceResults:
+    def source_results(self) -> heartbeats.SourceResults:
         """Return the facts that this invocation learned about its sources."""
         results = heartbeats.SourceResults()
         broken = [f"{kind}: {error}" for kind, error in sorted(self.watch_states.items()) if error]
         source = Source(kind=SourceKind.KUBERNETES_WATCH, target=self.context.site.clusters[0])
         if broken or (not self.watch_states and self.lock is not None):
-            results.failed(source, "; ".join(broken) or "The watch is not open.")
+            results.record_failure(source, "; ".join(broken) or "The watch is not open.")
         elif self.watch_states:
-            results.answered(source)
+            results.record_answer(source)
         waits = Source(kind=SourceKind.WAITS)
-        if self.waits:
-            results.failed(waits, self.waits)
+        if self.waits_failure:
+            results.record_failure(waits, self.waits_failure)
         elif self.snapshots:
-            results.answered(waits)
+            results.record_answer(waits)
         return results
 
     def until_time_is_up(self) -> None:
@@ -118,14 +118,17 @@ class _Watch:
             is_lost_for_good = False
             try:
                 self.context.cluster.watch(
-                    self.context.site.clusters[0], self.note_change, until=self.is_over, on_state=self.note_state
+                    self.context.site.clusters[0],
+                    self.note_change,
+                    until=self.run_round_if_due,
+                    on_state=self.note_state,
                 )
             except EvenkeelError as error:
                 self.note_state("watch", f"{type(error).__name__}: {error}")
                 is_lost_for_good = not isinstance(error, TransientError)
                 self.context.telemetry.count("WatchesLost")
                 self.context.telemetry.warning("WatchLost", error=type(error).__name__, detail=str(error))
-            if self.is_over() or is_lost_for_good:
+            if self.run_round_if_due() or is_lost_for_good:
                 return
 
     def note_state(self, kind: str, error: str) -> None:
@@ -139,11 +142,11 @@ class _Watch:
         self.changed_at = self.changed_at or self.context.clock.now()
         self.nodes_changed = self.nodes_changed or kind == "node"
 
-    def is_over(self) -> bool:
+    def run_round_if_due(self) -> bool:
         """Run a round if it is due, and return whether the time is up. Called several times a second."""
         now = self.context.clock.now()
         if self.lock is not None:
-            self.lock = locks.renew(self.context.ledger, self.lock, now=now)
+            self.lock = locks.renew_lock(self.context.ledger, self.lock, now=now)
         if self.lock is None or now >= self.ends_at:
             return True
         if now < self.rests_until:
@@ -151,10 +154,10 @@ class _Watch:
         has_settled = self.changed_at is not None and now - self.changed_at >= DEBOUNCE
         tick = timedelta(seconds=self.context.policy.watch.tick_seconds)
         if has_settled or self.snapshot_at is None or now - self.snapshot_at >= tick:
-            self.take_snapshot(now)
+            self.run_round(now)
         return False
 
-    def take_snapshot(self, now: datetime) -> None:
+    def run_round(self, now: datetime) -> None:
         """Run one round. A part that fails leaves the other parts alone and runs again in the next round."""
         self.changed_at, self.snapshot_at = None, now
         self.snapshots += 1
@@ -175,9 +178,9 @@ class _Watch:
         try:
             judged = evaluate_waits.run(context, reads=self.reads, nodes_of=clusters)
         except EvenkeelError as error:
-            self.waits = f"{type(error).__name__}: {error}"
-            return self.waits
-        self.waits = judged.failure
+            self.waits_failure = f"{type(error).__name__}: {error}"
+            return self.waits_failure
+        self.waits_failure = judged.failure_text
         return ""
 
     def ingest_node_facts(self, now: datetime) -> list[str]:
@@ -209,5 +212,5 @@ class _Watch:
         for fact in kubernetes_node.node_facts(node, self.context.policy.watch, now):
             if fact.fact_key in self.ingested_facts:
                 continue
-            receive_event.ingest_fact(fact, context)
+            ingest_event.ingest_fact(fact, context)
             self.ingested_facts.add(fact.fact_key)

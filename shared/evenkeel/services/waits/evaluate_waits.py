@@ -57,14 +57,14 @@ from evenkeel.ports import (
     Put,
     Row,
     Table,
-    WaitAnswers,
+    WaitAnswerRequests,
     every,
     get_all,
 )
 from evenkeel.services.context import Context
-from evenkeel.services.recovery import blocked_incidents, plan_recovery, read_slot
+from evenkeel.services.recovery import blocked_incidents, plan_recovery, slot_reader
 from evenkeel.services.recovery.guardrails import GuardrailInputs
-from evenkeel.services.recovery.read_slot import SlotReader
+from evenkeel.services.recovery.slot_reader import SlotReader
 from evenkeel.services.rentals import pool_nodes
 from evenkeel.services.storage import fleet_rows, incident_record, incident_rows, job_rows, rows, subject_rows
 from evenkeel.services.waits.read_cache import ReadCache
@@ -92,7 +92,7 @@ class EvaluationResult(Value):
     """Waits that could not be evaluated, and why."""
 
     @property
-    def failure(self) -> str:
+    def failure_text(self) -> str:
         """A sentence about the waits that could not be evaluated; empty if all were."""
         if not self.failed:
             return ""
@@ -112,7 +112,7 @@ class Observation:
         self._found: dict[Key, Row] = {}
         self._lists_ahead: set[tuple[str, str]] = set()
         """(cluster, kind of objects) that the waits surely need."""
-        self._released_incidents: frozenset[str] | None = None
+        self._unblocked_incidents: frozenset[str] | None = None
         self._workloads: dict[str, dict[tuple[str, int], list[ObservedWorkload]]] = {}
         self._slots: dict[str, SlotReader] = {}
         self._nodes_by_name: dict[str, Mapping[str, KubernetesNode]] = {}
@@ -121,7 +121,7 @@ class Observation:
     def read_ahead(self, waits: Iterable[Wait]) -> None:
         """Read the rows of these waits in a few calls: there may be one wait for each node of a fleet."""
         conditions = [(wait.subject, wait.condition) for wait in waits]
-        keys = [key for subject, condition in conditions for key in _rests_on(subject, condition)]
+        keys = [key for subject, condition in conditions for key in _keys_of_wait(subject, condition)]
         self._found = get_all(self.context.ledger, keys)
         for subject, condition in conditions:
             row = (
@@ -131,9 +131,9 @@ class Observation:
             )
             keys += [
                 key
-                for _, incident in rows.readable([row] if row else [], Incident)
+                for _, incident in rows.readable_rows([row] if row else [], Incident)
                 for affected in incident.affected_jobs
-                for key in _rows_of(affected)
+                for key in _job_and_attempt_keys(affected)
             ]
         self._found |= get_all(self.context.ledger, (key for key in keys if key not in self._found))
         attempts = (
@@ -150,18 +150,18 @@ class Observation:
         lists = sorted({*self._lists_ahead, *((name, "nodes") for name in nodes_of)})
         self._reads.read_ahead((name, what, partial(calls[what], name)) for name, what in lists)
 
-    def row(self, key: Key) -> Row | None:
+    def read_row(self, key: Key) -> Row | None:
         """Return a row, as it was when it was first read."""
         return self._found.get(key) or self.context.ledger.get(key)
 
-    def incident(self, incident_id: str) -> Incident:
+    def read_incident(self, incident_id: str) -> Incident:
         """Return an incident.
 
         Raises:
             NotFound: there is no such incident.
         """
         row = self._found.get(incident_rows.incident_key(incident_id))
-        return rows.decode(row, Incident) if row else incident_record.load(self.context.ledger, incident_id)[0]
+        return rows.decode(row, Incident) if row else incident_record.load_incident(self.context.ledger, incident_id)[0]
 
     def nodes(self, cluster: str) -> tuple[KubernetesNode, ...]:
         """Return the node objects of a cluster."""
@@ -211,14 +211,14 @@ class Observation:
         """The facts of the guardrails."""
         return GuardrailInputs(self.context)
 
-    def is_released(self, incident: Incident) -> bool:
+    def is_unblocked(self, incident: Incident) -> bool:
         """Whether the blocked action of an incident would be allowed now, in the order of the blocked incidents."""
-        if self._released_incidents is None or incident.incident_id not in self._blocked_incidents:
+        if self._unblocked_incidents is None or incident.incident_id not in self._blocked_incidents:
             self._blocked_incidents[incident.incident_id] = incident  # the index may lag behind
-            self._released_incidents = blocked_incidents.released_incidents(
+            self._unblocked_incidents = blocked_incidents.unblocked_incidents(
                 self._blocked_incidents.values(), self.guardrail_inputs, self._looks_healthy
             )
-        return incident.incident_id in self._released_incidents
+        return incident.incident_id in self._unblocked_incidents
 
     def has_lost_its_node(self, incident: Incident) -> bool:
         """Whether an incident waits to cordon a node that is gone. It would wait without end."""
@@ -228,7 +228,7 @@ class Observation:
 
     @cached_property
     def _blocked_incidents(self) -> dict[str, Incident]:
-        return blocked_incidents.blocked(self.context.ledger)
+        return blocked_incidents.load_blocked_incidents(self.context.ledger)
 
     def _looks_healthy(self, incident: Incident) -> bool:
         records, nodes = self.provider_nodes, self.nodes(incident.life.cluster)
@@ -236,10 +236,10 @@ class Observation:
             incident.life, incident.slot, incident.pool, records=records, nodes=nodes, since=incident.opened_at
         )
         observed = slot_state.replacement or slot_state.original
-        return judge_node(observed, expected=self.expected(incident, observed)).is_valid
+        return judge_node(observed, expected=self.expected_accelerators(incident, observed)).is_valid
 
     @property
-    def settings(self) -> ProviderCluster | None:
+    def hyperpod_settings(self) -> ProviderCluster | None:
         """HyperPod's settings and status; None if the fleet has no HyperPod cluster."""
         provider = self.context.provider
         return self._reads.read(
@@ -250,15 +250,17 @@ class Observation:
         """Return the result of a node's test job."""
         return self.context.cluster.check_result(cluster, check.namespace, check.name)
 
-    def returns_of(self, incident: Incident) -> int:
+    def count_returns(self, incident: Incident) -> int:
         """Return how often the node of an incident was returned to service lately."""
         row = self.context.ledger.get(fleet_rows.lease_key(incident.slot, is_drill=incident.is_drill))
         since = self.context.now - timedelta(hours=self.context.policy.repair.flap_window_hours)
         return len(rows.decode(row, RepairLease).returns_of(incident.life, since)) if row else 0
 
-    def has_work(self, node: KubernetesNode) -> bool:
+    def has_accelerator_pods(self, node: KubernetesNode) -> bool:
         """Whether a pod with accelerators runs on a node."""
-        return self._reads.read(node.cluster, f"pods on {node.name}", lambda: read_slot.has_work(node, self.context))
+        return self._reads.read(
+            node.cluster, f"pods on {node.name}", lambda: slot_reader.has_accelerator_pods(node, self.context)
+        )
 
     def workload(self, attempt: Attempt) -> ObservedWorkload:
         """Return an attempt's Job and pods."""
@@ -275,7 +277,7 @@ class Observation:
 
     def capacity_refusal(self, offer: RentalOffer) -> str:
         """Return Karpenter's refusal of capacity since the pool was opened; empty if there is none."""
-        return self.context.cluster.refusal(offer.cluster, offer.pool, offer.opened_at)
+        return self.context.cluster.latest_capacity_refusal(offer.cluster, offer.pool, offer.opened_at)
 
     def pods_on(self, cluster: str, names: Iterable[str]) -> tuple[UnmanagedPod, ...]:
         """Return the pods on these nodes only."""
@@ -293,7 +295,7 @@ class Observation:
         uids = {pod.uid for pod in waiting_pods}
         return (*waiting_pods, *(pod for pod in self.pods_on(cluster, joined_names) if pod.uid not in uids)), nodes
 
-    def slot(self, incident: Incident) -> SlotReader:
+    def slot_reader(self, incident: Incident) -> SlotReader:
         """Return the reader of one slot, for an evaluation that does not list the fleet."""
         if incident.incident_id not in self._slots:
             self._slots[incident.incident_id] = SlotReader(incident, self.context)
@@ -302,20 +304,20 @@ class Observation:
     def node_of(self, incident: Incident) -> KubernetesNode | None:
         """Return the node object of an incident's own node; None if it is gone."""
         if not self._reads_all:
-            return self.slot(incident).node
+            return self.slot_reader(incident).node
         nodes = self.nodes(incident.life.cluster)
         return next((node for node in nodes if node.instance_id == incident.life.instance_id), None)
 
     def opt_out_reason(self, incident: Incident) -> str:
         """Return how a person opted out of a recovery; empty if no person did."""
         if not self._reads_all:
-            return self.slot(incident).opt_out_reason
+            return self.slot_reader(incident).opt_out_reason
         return opt_out_reason(incident, self.node_of(incident), self.nodes(incident.life.cluster))
 
     def slot_state(self, incident: Incident, facts: Mapping[str, Any]) -> SlotState:
         """Return the state of the slot that a wait is about."""
         if not self._reads_all:
-            return self.slot(incident).state(datetime.fromisoformat(facts["since"]))
+            return self.slot_reader(incident).read_state(datetime.fromisoformat(facts["since"]))
         life = NodeLife.from_key(facts["life"])
         return find_slot_state(
             life,
@@ -326,15 +328,17 @@ class Observation:
             since=datetime.fromisoformat(facts["since"]),
         )
 
-    def expected(self, incident: Incident, observed: ObservedNode) -> int:
+    def expected_accelerators(self, incident: Incident, observed: ObservedNode) -> int:
         """Return how many accelerators a node should offer."""
         if not self._reads_all:
-            return self.slot(incident).expected(observed)
+            return self.slot_reader(incident).expected_accelerators(observed)
         node = observed.node
         if node is None:
             return 0
-        kind = node.instance_type or (observed.record.instance_type if observed.record else "")
-        return expected_accelerators(kind, (peer for peer in self.nodes(node.cluster) if peer.name != node.name))
+        expected_type = node.instance_type or (observed.provider_node.instance_type if observed.provider_node else "")
+        return expected_accelerators(
+            expected_type, (peer for peer in self.nodes(node.cluster) if peer.name != node.name)
+        )
 
 
 def list_nodes(cluster: str, context: Context, reads: ReadCache) -> tuple[KubernetesNode, ...]:
@@ -358,17 +362,17 @@ def run(
 
     Idempotent: yes, answers are only requested.
     """
-    wait_rows = _rows(context.ledger, subject, repeat_answered=repeat_answered)
+    wait_rows = _read_wait_rows(context.ledger, subject, repeat_answered=repeat_answered)
     world = Observation(context, reads_all=len(wait_rows) > 1, reads=reads)
     answered: list[str] = []
     failed: list[str] = []
-    waits = list(rows.readable(wait_rows, Wait, lambda error: failed.append(str(error))))
+    waits = list(rows.readable_rows(wait_rows, Wait, lambda error: failed.append(str(error))))
     if len(waits) > 1:
         world.read_ahead(wait for _, wait in waits if wait.state is WaitState.OPEN)
     world.list_ahead(nodes_of)
     for row, wait in waits:
         try:
-            outcome = _evaluate(wait, row, world, context.wait_answers)
+            outcome = _evaluate_wait(wait, row, world, context.wait_answers)
         except EvenkeelError as error:
             failed.append(f"{wait.subject}/{wait.name}: {type(error).__name__}: {error}")
             context.telemetry.warning("WaitNotEvaluated", subject=wait.subject, wait=wait.name, detail=str(error))
@@ -381,10 +385,10 @@ def run(
 def evaluate_one(wait: Wait, row: Row, context: Context) -> str:
     """Evaluate a wait that was just opened. Return the requested outcome; None if there is none."""
     world = Observation(context, reads_all=False)
-    return _evaluate(wait, row, world, context.wait_answers)
+    return _evaluate_wait(wait, row, world, context.wait_answers)
 
 
-def _rows(ledger: Ledger, subject: str, *, repeat_answered: bool) -> list[Row]:
+def _read_wait_rows(ledger: Ledger, subject: str, *, repeat_answered: bool) -> list[Row]:
     states = [WaitState.OPEN, *([WaitState.ANSWERED] if repeat_answered else [])]
     if subject:
         table, pk = subject_rows.subject_partition(subject)
@@ -398,13 +402,13 @@ def _rows(ledger: Ledger, subject: str, *, repeat_answered: bool) -> list[Row]:
     ]
 
 
-def _evaluate(wait: Wait, row: Row, world: Observation, wait_answers: WaitAnswers) -> str:
+def _evaluate_wait(wait: Wait, row: Row, world: Observation, wait_answers: WaitAnswerRequests) -> str:
     if wait.state is WaitState.ANSWERED and wait.answer:
         wait_answers.request(wait.subject, wait.name, wait.generation, wait.answer.to_json())
         return wait.answer.outcome
     if wait.condition.kind is ConditionKind.ATTEMPT_ADMITTED:
         wait, row = _record_kueue_status(wait, row, world)
-    answer = judge(wait, world)
+    answer = judge_wait(wait, world)
     if answer is not None and blames_application(answer) and not _is_debounced(wait, row, world):
         answer = None
     if answer is None and world.context.now >= wait.deadline_at and world.context.now >= _overdue_at(wait, world):
@@ -419,7 +423,7 @@ def _overdue_at(wait: Wait, world: Observation) -> datetime:
     """Return when a wait times out: at its deadline, or later for jobs that kept running for a while."""
     if wait.condition.kind is not ConditionKind.JOBS_RESUMED:
         return wait.deadline_at
-    incident = world.incident(wait.subject)
+    incident = world.read_incident(wait.subject)
     affected = _affected_job_states(incident, world)
     return recovery_waits.overdue_at(
         affected, incident, world.context.policy, deadline_at=wait.deadline_at, now=world.context.now
@@ -429,7 +433,7 @@ def _overdue_at(wait: Wait, world: Observation) -> datetime:
 UNMET_TEXT = {
     ConditionKind.ATTEMPT_ADMITTED: "Kueue has not admitted the job.",
     ConditionKind.ATTEMPT_RUNNING: "Not every pod runs.",
-    ConditionKind.ATTEMPT_ENDED: "The run has not ended.",
+    ConditionKind.ATTEMPT_ENDED: "The attempt has not ended.",
     ConditionKind.ATTEMPT_STOPPED: "Not every pod has ended.",
     ConditionKind.NODE_BACK: "The node slot has no Ready node.",
     ConditionKind.NODE_VALID: "The node does not pass validation.",
@@ -456,14 +460,14 @@ def _is_debounced(wait: Wait, row: Row, world: Observation) -> bool:
     return False
 
 
-def judge(wait: Wait, world: Observation) -> WaitAnswer | None:
+def judge_wait(wait: Wait, world: Observation) -> WaitAnswer | None:
     """Return the answer of a wait whose condition holds; None while it does not."""
     kind, facts = wait.condition.kind, wait.condition.facts
     if kind in _ATTEMPT_KINDS:
-        return _attempt(wait, world)
+        return _judge_attempt_wait(wait, world)
     if kind in _RENTAL_KINDS:
-        return _rental(wait, world)
-    incident = world.incident(wait.subject)
+        return _judge_rental_wait(wait, world)
+    incident = world.read_incident(wait.subject)
     if kind is ConditionKind.JOBS_RESUMED:
         return recovery_waits.evaluate_jobs_resumed(
             _affected_job_states(incident, world), incident, world.context.policy, now=world.context.now
@@ -473,7 +477,7 @@ def judge(wait: Wait, world: Observation) -> WaitAnswer | None:
         return forbidden
     if kind is ConditionKind.RELEASED:
         return recovery_waits.evaluate_guardrails_cleared(
-            is_allowed=world.has_lost_its_node(incident) or world.is_released(incident)
+            is_allowed=world.has_lost_its_node(incident) or world.is_unblocked(incident)
         )
     if kind is ConditionKind.APPROVED:
         return approval.evaluate_approval(incident, world.node_of(incident))
@@ -481,7 +485,7 @@ def judge(wait: Wait, world: Observation) -> WaitAnswer | None:
         return None
     slot_state = world.slot_state(incident, facts)
     if kind is ConditionKind.REPAIR_POSSIBLE:
-        return _repair_possible(incident, slot_state, world)
+        return _judge_repair_possible(incident, slot_state, world)
     if kind is ConditionKind.NODE_BACK:
         return recovery_waits.evaluate_node_back(
             slot_state,
@@ -495,41 +499,43 @@ def judge(wait: Wait, world: Observation) -> WaitAnswer | None:
         observed = slot_state.replacement or slot_state.original
         return recovery_waits.evaluate_node_valid(
             observed,
-            judge_node(observed, expected=world.expected(incident, observed)),
+            judge_node(observed, expected=world.expected_accelerators(incident, observed)),
             opened_at=wait.opened_at,
             # Facts that join an incident are about its own node life. A late fact about the old node does not concern
             # the new one.
             last_signal_at=None if slot_state.replacement else incident.last_signal_at,
-            margin=margin_seconds(world.returns_of(incident), world.context.policy.repair),
+            margin=margin_seconds(world.count_returns(incident), world.context.policy.repair),
             now=world.context.now,
-            check=_check(incident, observed, world),
+            check=_check_result_of(incident, observed, world),
         )
     return None
 
 
-def _rental(wait: Wait, world: Observation) -> WaitAnswer | None:
+def _judge_rental_wait(wait: Wait, world: Observation) -> WaitAnswer | None:
     number = int(wait.condition.facts["rental"])
-    row = world.row(job_rows.rental_key(wait.subject, number))
+    row = world.read_row(job_rows.rental_key(wait.subject, number))
     if row is None:
         raise NotFound(f"{wait.subject} has no rental {number}.")
     rental = rows.decode(row, Rental)
     if rental.serving_target is not None:
-        return _replicas(wait, rental, row, world)
+        return _judge_replicas(wait, rental, row, world)
     nodes = world.nodes(rental.offer.cluster)
-    stored = world.row(job_rows.job_key(wait.subject))
+    stored = world.read_row(job_rows.job_key(wait.subject))
     if stored is None:
         raise NotFound(f"There is no {wait.subject} for rental {number}.")
     job = rows.decode(stored, Job)
     if wait.condition.kind is ConditionKind.RENTAL_READY:
-        return _rental_ready(rental, job, nodes, world)
-    attempt_row = world.row(job_rows.attempt_key(job.job_id, job.current_attempt)) if job.current_attempt else None
+        return _judge_rental_ready(rental, job, nodes, world)
+    attempt_row = world.read_row(job_rows.attempt_key(job.job_id, job.current_attempt)) if job.current_attempt else None
     attempt = rows.decode(attempt_row, Attempt) if attempt_row else None
     return evaluate_rental_over(
         rental, job, attempt, nodes, world.context.policy.burst.quiet_seconds, world.context.now
     )
 
 
-def _rental_ready(rental: Rental, job: Job, nodes: tuple[KubernetesNode, ...], world: Observation) -> WaitAnswer | None:
+def _judge_rental_ready(
+    rental: Rental, job: Job, nodes: tuple[KubernetesNode, ...], world: Observation
+) -> WaitAnswer | None:
     """Answer the wait for the nodes of a job's rental. Pods are read only if enough nodes joined."""
     refusal, other_nodes = world.capacity_refusal(rental.offer), frozenset(rental.other_rentals_nodes)
     answer = evaluate_rental_ready(rental, job, nodes, refusal, other_nodes)
@@ -540,7 +546,7 @@ def _rental_ready(rental: Rental, job: Job, nodes: tuple[KubernetesNode, ...], w
     return evaluate_rental_ready(rental, job, nodes, refusal, other_nodes | in_use) if in_use else answer
 
 
-def _replicas(wait: Wait, rental: Rental, row: Row, world: Observation) -> WaitAnswer | None:
+def _judge_replicas(wait: Wait, rental: Rental, row: Row, world: Observation) -> WaitAnswer | None:
     """Answer the waits of a Deployment's rental, and record whether replicas use its node."""
     policy = world.context.policy
     if wait.condition.kind is ConditionKind.RENTAL_READY:
@@ -562,7 +568,7 @@ def _replicas(wait: Wait, rental: Rental, row: Row, world: Observation) -> WaitA
     )
 
 
-def _check(incident: Incident, observed: ObservedNode, world: Observation) -> CheckResult:
+def _check_result_of(incident: Incident, observed: ObservedNode, world: Observation) -> CheckResult:
     """Return the state of the node's check; passed if no check was started for it."""
     check = incident.check
     if check is None or observed.node is None or check.instance_id != observed.instance_id:
@@ -585,21 +591,23 @@ def _opt_out_answer(incident: Incident, world: Observation) -> WaitAnswer | None
     return WaitAnswer(outcome=recovery_waits.OPTED_OUT, reason=reason) if reason else None
 
 
-def _repair_possible(incident: Incident, slot_state: SlotState, world: Observation) -> WaitAnswer | None:
-    record, node = slot_state.original.record, slot_state.original.node
+def _judge_repair_possible(incident: Incident, slot_state: SlotState, world: Observation) -> WaitAnswer | None:
+    record, node = slot_state.original.provider_node, slot_state.original.node
     until = incident.plan.work_may_run_until if incident.plan else None
     return recovery_waits.evaluate_repair_possible(
-        provider_busy_reason(world.settings.status if world.settings else "", record.status if record else ""),
-        has_work=until is not None and node is not None and world.has_work(node),
+        provider_busy_reason(
+            world.hyperpod_settings.status if world.hyperpod_settings else "", record.status if record else ""
+        ),
+        has_work=until is not None and node is not None and world.has_accelerator_pods(node),
         work_may_run_until=until,
         now=world.context.now,
     )
 
 
-def _attempt(wait: Wait, world: Observation) -> WaitAnswer | None:
+def _judge_attempt_wait(wait: Wait, world: Observation) -> WaitAnswer | None:
     number = int(wait.condition.facts["attempt"])
-    job_row = world.row(job_rows.job_key(wait.subject))
-    attempt_row = world.row(job_rows.attempt_key(wait.subject, number))
+    job_row = world.read_row(job_rows.job_key(wait.subject))
+    attempt_row = world.read_row(job_rows.attempt_key(wait.subject, number))
     if job_row is None or attempt_row is None:
         return None
     job, attempt = rows.decode(job_row, Job), rows.decode(attempt_row, Attempt)
@@ -617,7 +625,7 @@ def _record_kueue_status(wait: Wait, row: Row, world: Observation) -> tuple[Wait
     The job's timeline has each step. Details that change with every Kueue cycle are only on the wait.
     """
     number = int(wait.condition.facts["attempt"])
-    attempt_row = world.row(job_rows.attempt_key(wait.subject, number))
+    attempt_row = world.read_row(job_rows.attempt_key(wait.subject, number))
     if attempt_row is None:
         return wait, row
     attempt = rows.decode(attempt_row, Attempt)
@@ -645,7 +653,7 @@ def _record_kueue_status(wait: Wait, row: Row, world: Observation) -> tuple[Wait
 def _affected_job_states(incident: Incident, world: Observation) -> list[recovery_waits.AffectedJobState]:
     jobs = []
     for affected in incident.affected_jobs:
-        job, attempt = map(world.row, _rows_of(affected))
+        job, attempt = map(world.read_row, _job_and_attempt_keys(affected))
         jobs.append(
             recovery_waits.AffectedJobState(
                 affected=affected,
@@ -656,7 +664,7 @@ def _affected_job_states(incident: Incident, world: Observation) -> list[recover
     return jobs
 
 
-def _rests_on(subject: str, condition: WaitCondition) -> tuple[Key, ...]:
+def _keys_of_wait(subject: str, condition: WaitCondition) -> tuple[Key, ...]:
     if condition.kind in _ATTEMPT_KINDS:
         return (job_rows.job_key(subject), job_rows.attempt_key(subject, int(condition.facts["attempt"])))
     if condition.kind in _RENTAL_KINDS:
@@ -664,5 +672,5 @@ def _rests_on(subject: str, condition: WaitCondition) -> tuple[Key, ...]:
     return (incident_rows.incident_key(subject),)
 
 
-def _rows_of(affected: AffectedJob) -> tuple[Key, Key]:
+def _job_and_attempt_keys(affected: AffectedJob) -> tuple[Key, Key]:
     return (job_rows.job_key(affected.job_id), job_rows.attempt_key(affected.job_id, affected.attempt))

@@ -6,7 +6,7 @@ from typing import Any
 from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.recovery.leases import RepairRequest
 from evenkeel.domain.recovery.repair_policy import RepairPolicy
-from evenkeel.domain.recovery.repair_requests import deadline_of
+from evenkeel.domain.recovery.repair_requests import request_deadline
 from evenkeel.domain.recovery.validation import CheckKind, margin_seconds
 from evenkeel.domain.renting.rental import Rental
 from evenkeel.domain.values import Value, milliseconds, rfc3339
@@ -14,7 +14,7 @@ from evenkeel.domain.waiting import ConditionKind, Wait, WaitCondition, wait_nam
 from evenkeel.ports import Conflict, Put, Refused
 from evenkeel.services.attempts import record_nodes
 from evenkeel.services.context import Context
-from evenkeel.services.recovery.read_slot import SlotReader
+from evenkeel.services.recovery.slot_reader import SlotReader
 from evenkeel.services.storage import incident_record, job_rows, rows, subject_rows
 from evenkeel.services.waits import evaluate_waits
 
@@ -67,7 +67,7 @@ def run(request: OpenWaitRequest, context: Context) -> OpenWaitResult:
     if request.kind is ConditionKind.ATTEMPT_ENDED:
         # The attempt runs. If Kueue chose its nodes, record them now: a fault of a node finds its jobs by them.
         record_nodes.run(request.job_id, request.attempt, context)
-    facts, deadline = _condition(request, context)
+    facts, deadline = _facts_and_deadline(request, context)
     name = wait_name(request.kind, request.attempt or request.rental)
     for _ in range(incident_record.MAX_TRIES):
         row = context.ledger.get(subject_rows.wait_key(request.subject, name))
@@ -100,7 +100,7 @@ def run(request: OpenWaitRequest, context: Context) -> OpenWaitResult:
     return OpenWaitResult(reason=reason, generation=wait.generation)
 
 
-def _condition(request: OpenWaitRequest, context: Context) -> tuple[dict[str, Any], datetime]:
+def _facts_and_deadline(request: OpenWaitRequest, context: Context) -> tuple[dict[str, Any], datetime]:
     """Return the facts that the evaluation needs, and the deadline from the policy."""
     jobs = context.policy.jobs
     seconds = {
@@ -110,35 +110,35 @@ def _condition(request: OpenWaitRequest, context: Context) -> tuple[dict[str, An
         ConditionKind.ATTEMPT_STOPPED: jobs.stop_deadline_seconds,
     }
     if request.rental:
-        return _rental_condition(request, context)
+        return _rental_facts_and_deadline(request, context)
     if request.job_id:
         return {"attempt": request.attempt}, context.now + timedelta(seconds=seconds[request.kind])
     if request.kind is ConditionKind.RELEASED:
         return {}, context.now + _RELEASE_CHECK_INTERVAL
     if request.kind is ConditionKind.APPROVED:
-        plan = incident_record.load(context.ledger, request.incident_id)[0].plan
+        plan = incident_record.load_incident(context.ledger, request.incident_id)[0].plan
         late = context.now + timedelta(seconds=context.policy.repair.approval_deadline_seconds)
         return {}, plan.answer_by if plan and plan.answer_by else late
-    incident, _ = incident_record.load(context.ledger, request.incident_id)
+    incident, _ = incident_record.load_incident(context.ledger, request.incident_id)
     if request.kind is ConditionKind.JOBS_RESUMED:
         return {}, incident.opened_at + timedelta(seconds=jobs.resume_deadline_seconds)
     if request.kind is ConditionKind.REPAIR_POSSIBLE:
         until = context.now + timedelta(seconds=context.policy.repair.repair_possible_deadline_seconds)
         work_until = incident.plan.work_may_run_until if incident.plan else None
         return _slot_facts(incident, None), min(until, work_until) if work_until and work_until > context.now else until
-    last_request = incident_record.last_request(context.ledger, incident)
-    facts = _slot_facts(incident, last_request)
+    last_repair_request = incident_record.last_repair_request(context.ledger, incident)
+    facts = _slot_facts(incident, last_repair_request)
     if request.kind is ConditionKind.NODE_VALID:
         # The deadline includes the longest margin: a node with recurring faults must be healthy for longer.
         margin = margin_seconds(context.policy.repair.lemon_returns, context.policy.repair)
         return facts, context.now + timedelta(seconds=_check_seconds(incident, context.policy.repair) + margin)
-    if last_request is None:
+    if last_repair_request is None:
         return facts, context.now + timedelta(seconds=context.policy.repair.replace_deadline_seconds)
-    slot_state = SlotReader(incident, context).state(last_request.requested_at)
-    return facts, deadline_of(last_request, context.policy.repair, slot_state, incident.progress)
+    slot_state = SlotReader(incident, context).read_state(last_repair_request.requested_at)
+    return facts, request_deadline(last_repair_request, context.policy.repair, slot_state, incident.progress)
 
 
-def _rental_condition(request: OpenWaitRequest, context: Context) -> tuple[dict[str, Any], datetime]:
+def _rental_facts_and_deadline(request: OpenWaitRequest, context: Context) -> tuple[dict[str, Any], datetime]:
     """Return the facts of a rental's waits. Its nodes have a deadline; its end has only the timeout of the run."""
     rental = rows.load(
         context.ledger,

@@ -19,7 +19,7 @@ WRITER = "resolve_wait"
 
 
 class ResolveWaitRequest(Value):
-    """An answer to one generation of a wait."""
+    """An answer to a wait. It counts only if the wait was not opened again since (`generation`)."""
 
     subject: str
     name: str
@@ -57,13 +57,13 @@ def run(request: ResolveWaitRequest, context: Context) -> ResolveWaitResult:
             context.telemetry.seconds(
                 "WaitSeconds", (context.now - wait.opened_at).total_seconds(), kind=wait.condition.kind
             )
-        return _send(wait, row, context)
+        return _send_answer(wait, row, context)
     raise Conflict(f"wait {request.name} of {request.subject} changed on every try")
 
 
-def _send(wait: Wait, row: Row, context: Context) -> ResolveWaitResult:
+def _send_answer(wait: Wait, row: Row, context: Context) -> ResolveWaitResult:
     assert wait.answer
-    is_accepted = context.tokens.succeed(wait.token, wait.answer.to_json())
+    is_accepted = context.task_tokens.succeed(wait.token, wait.answer.to_json())
     with contextlib.suppress(Conflict):  # opened again, or deleted by another answer
         context.ledger.commit(Delete(row.key, row.version))
     if is_accepted:
@@ -80,13 +80,13 @@ def _incident_writes(wait: Wait, answer: WaitAnswer, context: Context) -> Sequen
     )
     if not wait.subject.startswith("inc-") or (stage is None and not is_failed_validation):
         return ()
-    incident, version = incident_record.load(context.ledger, wait.subject)
+    incident, version = incident_record.load_incident(context.ledger, wait.subject)
     text = f"{_CONDITION_TEXT[wait.condition.kind]}: {answer.reason}"
     if is_failed_validation:
         changed, kind = incident.replace(invalid_at=context.now), "invalid"
     else:
         assert stage
-        changed, kind = _at_stage(incident, stage[0], answer, context.now), stage[1]
+        changed, kind = _with_stage_time(incident, stage[0], answer, context.now), stage[1]
     return (
         Put(incident_rows.incident_row(changed, version)),
         incident_record.timeline_put(wait.subject, kind, text, at=context.now, writer=WRITER),
@@ -106,7 +106,7 @@ _CONDITION_TEXT = {
 }
 
 
-def _at_stage(incident: Incident, stage: str, answer: WaitAnswer, now: datetime) -> Incident:
+def _with_stage_time(incident: Incident, stage: str, answer: WaitAnswer, now: datetime) -> Incident:
     """Return the incident at the reached stage. The last time counts: a later rung brings the node back later."""
     changed = incident.replace(stages=incident.stages.replace(**{stage: now}))
     instance_id = answer.facts.get("instanceId", "")

@@ -5,14 +5,14 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from evenkeel.domain.values import rfc3339
-from evenkeel.ports import Clock, WaitAnswers
+from evenkeel.ports import Clock, WaitAnswerRequests
 
 REPEAT_INTERVAL = timedelta(seconds=10)
 """An answer takes well under a second, a cold start included. A lost request is repeated after this."""
 
 
-class ThrottledWaitAnswers:
-    """A `WaitAnswers` that records its requests.
+class ThrottledWaitAnswerRequests:
+    """A `WaitAnswerRequests` that records its requests.
 
     Args:
         answers: Receives the requests.
@@ -24,7 +24,7 @@ class ThrottledWaitAnswers:
 
     def __init__(
         self,
-        answers: WaitAnswers,
+        answers: WaitAnswerRequests,
         clock: Clock,
         requested: Mapping[str, str] | None = None,
         *,

@@ -105,7 +105,7 @@ class RandomQueues:
             self.now += 1.0
             self._random_event()
             over = {
-                name: frozenset(key for key, slot in queue.quota_node.slots.items() if slot.use > slot.nominal)
+                name: frozenset(key for key, cell in queue.quota_node.cells.items() if cell.use > cell.nominal)
                 for name, queue in self.scheduler.snapshot.queues.items()
             }
             yield self.cycle(), over

@@ -88,7 +88,7 @@ def test_suggested_change_is_smallest_that_admits_job(deep: bool, seed: int) -> 
             assert not admits(fleet, job, change, less=1), change.message
 
 
-def test_equal_priority_is_enough_against_newer_workloads() -> None:
+def test_suggested_priority_equals_priority_of_newer_workloads() -> None:
     scheduler = a_scheduler(
         a_queue("a", 4, within=LOWER_OR_NEWER),
         admitted=(an_admitted_workload("late", "a", 4, priority=5),),
@@ -102,7 +102,7 @@ def test_equal_priority_is_enough_against_newer_workloads() -> None:
     assert change.priority == 5
 
 
-def test_explanation_names_the_sticky_head() -> None:
+def test_explanation_names_the_head_that_keeps_its_position() -> None:
     scheduler = a_scheduler(
         a_queue("a", 4, reclaim=ANY, within=LOWER),
         admitted=(an_admitted_workload("old", "a", 4),),

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenkeel.domain.kueue import fair_sharing
-from evenkeel.domain.kueue.capacity import QuotaNode, Slot
+from evenkeel.domain.kueue.capacity import QuotaCell, QuotaNode
 from evenkeel.domain.kueue.decisions import CycleDecision
 from evenkeel.domain.kueue.fair_sharing import Contestant, Share, Tournament, _VictimQueues
 from evenkeel.domain.kueue.nomination import Nominator
@@ -19,20 +19,20 @@ from evenkeel.domain.kueue.objects import Key, Workload
 from evenkeel.domain.kueue.snapshot import Snapshot
 from tests.examples import examples
 from tests.unit.scheduling.queues.random_queues import RandomQueues
-from tests.unit.scheduling.queues.test_victim_search import _Forgetful, plain_first_rule
+from tests.unit.scheduling.queues.test_victim_search import CacheThatForgets, plain_first_rule
 
 STEPS = 25
 
 
-def plain_available(slot: Slot) -> int:
-    """Return the available quota from the definition: by recursion, without the chain of slots."""
-    if slot.parent_slot is None:
-        return slot.subtree - slot.use
-    from_parent = plain_available(slot.parent_slot)
-    if slot.borrow is not None:
-        most = slot.subtree - slot.guaranteed + slot.borrow
-        from_parent = min(from_parent, most - max(0, slot.use - slot.guaranteed))
-    return max(0, slot.guaranteed - slot.use) + from_parent
+def plain_available(cell: QuotaCell) -> int:
+    """Return the available quota from the definition: by recursion, without the chain of cells."""
+    if cell.parent_cell is None:
+        return cell.subtree - cell.use
+    from_parent = plain_available(cell.parent_cell)
+    if cell.borrow is not None:
+        most = cell.subtree - cell.guaranteed + cell.borrow
+        from_parent = min(from_parent, most - max(0, cell.use - cell.guaranteed))
+    return max(0, cell.guaranteed - cell.use) + from_parent
 
 
 def plain_queues(quota_node: QuotaNode) -> tuple[QuotaNode, ...]:
@@ -45,7 +45,7 @@ def plain_share(quota_node: QuotaNode) -> Share:
     if quota_node.parent is None:
         return Share(weight=quota_node.weight)
     root = quota_node.root
-    over = {key: max(0, slot.use - slot.subtree) for key, slot in quota_node.declared}
+    over = {key: max(0, cell.use - cell.subtree) for key, cell in quota_node.declared}
     ratios: list[tuple[float, str]] = []
     borrowed: list[Key] = []
     for resource in sorted({key[1] for key in over}):
@@ -74,7 +74,7 @@ def without_caches(patch: pytest.MonkeyPatch) -> None:
 
     def forget_victims(nominator: Nominator, snapshot: Snapshot, cycle: int) -> None:
         prepare(nominator, snapshot, cycle)
-        nominator._victims = _Forgetful()
+        nominator._victims = CacheThatForgets()
 
     def compute_groups(_snapshot: Snapshot, _workload: Workload, compute: Callable[[], Any]) -> Any:
         return compute()
@@ -82,7 +82,7 @@ def without_caches(patch: pytest.MonkeyPatch) -> None:
     def fits(quota_node: QuotaNode, requested: dict[Key, int]) -> bool:
         return all(amount <= 0 or amount <= plain_available(quota_node.at(key)) for key, amount in requested.items())
 
-    patch.setattr(Slot, "available", plain_available)
+    patch.setattr(QuotaCell, "available", plain_available)
     patch.setattr(QuotaNode, "fits", fits)
     patch.setattr(QuotaNode, "queues", property(plain_queues))
     patch.setattr(fair_sharing, "share_of", plain_share)

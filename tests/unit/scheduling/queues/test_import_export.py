@@ -39,7 +39,7 @@ def quota_resources(*resources: Json, **sharing: Any) -> dict[tuple[str, str], Q
     return {key: quota for key, quota in quotas_of(queue.groups).items() if quota.nominal}
 
 
-def nominal(*resources: Json) -> dict[str, int]:
+def nominal_quotas(*resources: Json) -> dict[str, int]:
     return {key[1]: quota.nominal for key, quota in quota_resources(*resources).items()}
 
 
@@ -63,11 +63,11 @@ def nominal(*resources: Json) -> dict[str, int]:
     ],
 )
 def test_omitted_amounts_follow_from_the_largest_share(resources: Json, expected: dict[str, int]) -> None:
-    assert nominal(resources) == expected
+    assert nominal_quotas(resources) == expected
 
 
-def test_whole_instances_and_granular_amounts_add_up() -> None:
-    quotas = nominal(
+def test_instance_counts_and_accelerator_amounts_of_quota_add_up() -> None:
+    quotas = nominal_quotas(
         {"InstanceType": "ml.g5.2xlarge", "Count": 2}, {"InstanceType": "ml.g5.2xlarge", "Accelerators": 1}
     )
 
@@ -75,9 +75,9 @@ def test_whole_instances_and_granular_amounts_add_up() -> None:
 
 
 def test_neuron_devices_and_partitions_are_separate_resources() -> None:
-    neuron = nominal({"InstanceType": "ml.trn1.32xlarge", "Accelerators": 8})
+    neuron = nominal_quotas({"InstanceType": "ml.trn1.32xlarge", "Accelerators": 8})
     partition = {"Type": "mig-1g.10gb", "Count": 14}
-    mig = nominal({"InstanceType": "ml.p5.48xlarge", "AcceleratorPartition": partition})
+    mig = nominal_quotas({"InstanceType": "ml.p5.48xlarge", "AcceleratorPartition": partition})
 
     assert neuron["aws.amazon.com/neurondevice"] == 8
     # 14 of the 56 partitions of eight GPUs are a quarter of the instance.
@@ -124,7 +124,7 @@ def test_idle_capacity_has_its_own_queue() -> None:
     assert (idle[("ml.p5.48xlarge", GPU)], idle[("ml.p5.48xlarge", CPU)]) == (Quota(16, 0), Quota(384000, 0))
 
 
-def test_priority_classes_have_the_names_that_jobs_use() -> None:
+def test_imported_priority_classes_have_the_names_that_jobs_use() -> None:
     quota_documents = declared_team({"SchedulerConfig": {"PriorityClasses": [{"Name": "training", "Weight": 70}]}})
 
     assert quota_documents.priorities == {"training-priority": 70}
@@ -197,7 +197,7 @@ def declarations(documents: QuotaDocuments) -> tuple[list[Queue], list[object], 
 
 
 @pytest.mark.parametrize("documents", [TEAMS, KUEUE])
-def test_kueue_export_loses_no_decisive_field(documents: tuple[Json, ...]) -> None:
+def test_kueue_export_keeps_every_field_that_affects_decisions(documents: tuple[Json, ...]) -> None:
     quota_documents = declared_team(*documents)
     back, losses = round_trip(quota_documents, Format.KUEUE)
 
@@ -248,4 +248,4 @@ def test_disabled_team_admits_no_job() -> None:
     (queue,) = declared_team(off).everything()[0]
 
     assert not queue.is_active
-    assert hyperpod_cluster_policy.quota_of(queue, shipped_instance_types())[0].activation_state == "Disabled"
+    assert hyperpod_cluster_policy.compute_quota_of(queue, shipped_instance_types())[0].activation_state == "Disabled"

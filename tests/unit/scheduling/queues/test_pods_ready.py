@@ -30,13 +30,13 @@ def a_job(name: str, queue: str, gpus: int = 2, at: int = 0, **more: Any) -> Jso
     return {"name": name, "queue": queue, "requests": {"gpu": gpus}, "createdAt": at, **more}
 
 
-def results_by_job(replay: Replay) -> list[list[tuple[str, str]]]:
+def results_by_cycle(replay: Replay) -> list[list[tuple[str, str]]]:
     return [[(decision.job, decision.result) for decision in cycle.decisions] for cycle in replay.cycles]
 
 
 def run(replay: Replay, *events: Json) -> list[list[tuple[str, str]]]:
     replay.run(Events.model_validate({"events": events}))
-    return results_by_job(replay)
+    return results_by_cycle(replay)
 
 
 def test_next_workload_waits_for_pods_of_the_admitted_one() -> None:
@@ -72,7 +72,7 @@ def test_wait_for_pods_blocks_all_later_heads_of_the_cycle() -> None:
     assert cycles[0] == [("small", "Blocked"), ("too-large", "Blocked")]
 
 
-def test_workload_that_does_not_fit_is_not_blocked_by_pods() -> None:
+def test_workload_that_cannot_fit_is_not_blocked_by_unready_pods() -> None:
     replay = a_replay(None, a_job("runs", "a", 8, admitted={"flavors": {"gpu": "h100"}, "ready": False}))
 
     cycles = run(replay, {"type": "submit", "at": 1, "job": a_job("next", "a")})
@@ -89,7 +89,7 @@ def test_finished_workload_blocks_no_admission(event: str) -> None:
     assert cycles[-1] == [("second", "Admitted")]
 
 
-def test_pods_ready_condition_is_read() -> None:
+def test_replay_reads_the_pods_ready_condition() -> None:
     def workload(ready: str) -> Json:
         return {
             "apiVersion": "kueue.x-k8s.io/v1beta2",
@@ -139,7 +139,7 @@ def test_pods_ready_condition_is_read() -> None:
         ),
     ],
 )
-def test_omitted_configuration_uses_kueue_defaults(configuration: Json, blocks: bool) -> None:
+def test_omitted_pods_ready_settings_use_kueue_defaults(configuration: Json, blocks: bool) -> None:
     replay = a_replay(configuration, a_job("first", "a"), a_job("second", "b", at=1))
 
     cycles = run(replay)

@@ -41,7 +41,7 @@ def test_kueue_rules_exceed_limits_only_by_stopping_victims(deep: bool, seed: in
 @pytest.mark.parametrize("deep", [False, True])
 @quick
 @given(SEEDS)
-def test_tree_use_equals_job_use_and_removal_is_exact(deep: bool, seed: int) -> None:
+def test_quota_use_equals_job_use_and_removal_restores_it(deep: bool, seed: int) -> None:
     fleet = RandomQueues(seed, deep=deep)
     for _ in fleet.history(20):
         pass
@@ -51,11 +51,11 @@ def test_tree_use_equals_job_use_and_removal_is_exact(deep: bool, seed: int) -> 
         for admitted in queue.admitted.values():
             for key, amount in admitted.use.items():
                 used[key] = used.get(key, 0) + amount
-        assert {key: slot.use for key, slot in queue.quota_node.slots.items() if slot.use} == {
+        assert {key: cell.use for key, cell in queue.quota_node.cells.items() if cell.use} == {
             key: amount for key, amount in used.items() if amount
         }
 
-    before = [{key: slot.use for key, slot in node.slots.items()} for node in nodes]
+    before = [{key: cell.use for key, cell in node.cells.items()} for node in nodes]
     random = fleet.random
     keys = [("f1", "gpu"), ("f2", "cpu")]
     added = [(random.choice(nodes[:4]), random.choice(keys), random.randint(0, 20)) for _ in range(10)]
@@ -63,7 +63,7 @@ def test_tree_use_equals_job_use_and_removal_is_exact(deep: bool, seed: int) -> 
         node.add_all({key: amount})
     for node, key, amount in reversed(added):
         node.remove_all({key: amount})
-    assert before == [{key: slot.use for key, slot in node.slots.items()} for node in nodes]
+    assert before == [{key: cell.use for key, cell in node.cells.items()} for node in nodes]
 
 
 @pytest.mark.parametrize("deep", [False, True])
@@ -76,7 +76,7 @@ def test_queue_within_nominal_loses_no_job_to_another_queue(deep: bool, seed: in
             for victim in () if decision.was_recomputed else decision.victims:
                 queue = victim.admitted.workload.queue
                 if queue != decision.workload.queue:
-                    assert over[queue] & decision.assignment.contested
+                    assert over[queue] & decision.assignment.keys_needing_preemption
 
 
 @quick
@@ -173,7 +173,7 @@ def test_more_quota_never_prevents_admission(deep: bool, seed: int) -> None:
 @pytest.mark.parametrize("fair", [False, True])
 @settings(max_examples=examples(12), deadline=None)
 @given(SEEDS)
-def test_evictions_end_in_a_flat_tree(fair: bool, seed: int) -> None:
+def test_evictions_stop_repeating_in_a_flat_tree(fair: bool, seed: int) -> None:
     fleet = RandomQueues(seed, fair=fair)
     for _ in range(20):
         fleet.scheduler.submit(fleet.workload())

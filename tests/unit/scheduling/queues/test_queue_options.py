@@ -34,7 +34,7 @@ def full_queue_with_preemptor(rules: SchedulerRules, *held: Admitted) -> Schedul
     return scheduler
 
 
-def with_work_at_risk(name: str, at: float, work: float | None) -> Admitted:
+def workload_with_work_at_risk(name: str, at: float, work: float | None) -> Admitted:
     return replace(an_admitted_workload(name, "a", 2, at=at), work_at_risk=work)
 
 
@@ -44,7 +44,9 @@ def with_work_at_risk(name: str, at: float, work: float | None) -> Admitted:
 )
 def test_workload_with_least_work_at_risk_is_preempted_first(switch: bool, victim: str) -> None:
     scheduler = full_queue_with_preemptor(
-        SchedulerRules(spares_work=switch), with_work_at_risk("early", 1, 10.0), with_work_at_risk("late", 2, 500.0)
+        SchedulerRules(spares_work=switch),
+        workload_with_work_at_risk("early", 1, 10.0),
+        workload_with_work_at_risk("late", 2, 500.0),
     )
 
     assert list(victims(scheduler.cycle(10)[0])) == [victim]
@@ -52,9 +54,9 @@ def test_workload_with_least_work_at_risk_is_preempted_first(switch: bool, victi
 
 def test_workload_without_risk_figure_gets_the_median() -> None:
     without_risk, low_risk, high_risk = (
-        with_work_at_risk("silent", 9, None),
-        with_work_at_risk("lucky", 1, 1.0),
-        with_work_at_risk("unlucky", 2, 900.0),
+        workload_with_work_at_risk("silent", 9, None),
+        workload_with_work_at_risk("lucky", 1, 1.0),
+        workload_with_work_at_risk("unlucky", 2, 900.0),
     )
     scheduler = full_queue_with_preemptor(SchedulerRules(spares_work=True), without_risk, high_risk)
     assert list(victims(scheduler.cycle(10)[0])) == ["silent"]  # the median of one; then the latest job
@@ -97,7 +99,7 @@ def test_flap_guard_limits_repeated_preemption() -> None:
 
 
 @pytest.mark.parametrize(("switch", "used"), [(False, 9), (True, 8)])
-def test_quota_of_stopping_victims_is_not_assigned_to_other_jobs(switch: bool, used: int) -> None:
+def test_quota_of_terminating_victims_is_not_assigned_to_other_jobs(switch: bool, used: int) -> None:
     # 7 of 8 are used, 4 of them by the victim. Two jobs of 1 fit one by one, but not together.
     queues = [a_queue("p", 4, reclaim=ANY), a_queue("q", 4), a_queue("r", 0), a_queue("v", 0)]
     scheduler = Scheduler(queues, (), [Flavor("hp")], SchedulerRules(never_overcommits=switch))
@@ -110,7 +112,7 @@ def test_quota_of_stopping_victims_is_not_assigned_to_other_jobs(switch: bool, u
     assert scheduler.snapshot.tree.cohorts["fleet"].at(("hp", GPU)).use == used
 
 
-def test_compatible_profiles_have_all_extra_rules_off() -> None:
+def test_kueue_compatible_profiles_disable_all_extra_rules() -> None:
     extra_rules: dict[str, Any] = {
         "never_overcommits": False,
         "flap_guard_seconds": 0.0,

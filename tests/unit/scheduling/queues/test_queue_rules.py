@@ -145,7 +145,7 @@ def test_cyclic_cohorts_admit_no_workload() -> None:
     assert cycle(scheduler) == {}
 
 
-def test_level_is_the_height_of_the_lowest_sufficient_subtree() -> None:
+def test_borrowing_level_is_height_of_the_lowest_sufficient_subtree() -> None:
     cohorts = (Cohort("west", "fleet"), Cohort("fleet"))
     tree = Tree((a_queue("a", 2, "west"), a_queue("b", 2, "west"), a_queue("c", 4, "fleet")), cohorts)
     node = tree.queues["a"]
@@ -179,7 +179,7 @@ def test_tolerations_match_taints(toleration: FlavorToleration, covers: bool) ->
     assert toleration.tolerates(Taint("gpu", "yes")) is covers
 
 
-def test_flavor_tolerations_count() -> None:
+def test_flavor_that_tolerates_its_own_taint_is_usable() -> None:
     flavor = Flavor("hp", {}, (Taint("gpu", "yes"),), (FlavorToleration("gpu", "Exists"),))
 
     assert why_unfit("hp", flavor, [PodSet("main", 1, {})]) == ""
@@ -201,7 +201,7 @@ def test_affinity_term_without_flavor_labels_matches() -> None:
     assert why_unfit("hp", flavor, [PodSet("m", 1, {}, affinity=((wrong,),))])
 
 
-def test_pending_reason_is_mildest_of_flavors_and_severest_of_groups() -> None:
+def test_pending_reason_is_mildest_among_flavors_and_severest_among_groups() -> None:
     queue = replace(
         a_queue("a", 0, "fleet"),
         groups=(
@@ -267,7 +267,7 @@ def test_skipped_workload_continues_with_the_next_flavor() -> None:
     assert [flavor_attempt.flavor for flavor_attempt in second["v"].assignment.attempts[0]] == ["od"]
 
 
-def test_pods_count_if_the_queue_covers_them() -> None:
+def test_pod_count_uses_quota_if_queue_covers_pods() -> None:
     queue = replace(a_queue("a", 0, ""), groups=(ResourceGroup((PODS,), (FlavorQuotas("hp", {PODS: Quota(3)}),)),))
     small, large = (Workload(name, "a", (PodSet("main", count, {}),)) for name, count in (("s", 3), ("l", 4)))
 
@@ -358,7 +358,7 @@ def test_preemptor_stays_head_before_higher_priorities() -> None:
     assert (only_decision(scheduler).workload.workload_id, scheduler.admitted("p") is not None) == ("p", True)
 
 
-def test_head_stops_being_sticky_without_candidates() -> None:
+def test_sticky_head_without_candidates_lets_next_workload_try() -> None:
     scheduler = a_scheduler(
         a_queue("a", 4, within=LOWER),
         admitted=(an_admitted_workload("old", "a", 4),),
@@ -397,7 +397,7 @@ def test_held_queue_admits_nothing_and_drained_queue_evicts() -> None:
         assert holder.is_evicted is evicted
 
 
-def test_job_in_backoff_is_not_tried_early() -> None:
+def test_job_in_backoff_is_not_tried_before_backoff_ends() -> None:
     scheduler = a_scheduler(a_queue("a", 4, ""))
     scheduler.submit(a_workload("w", "a"), not_before=10)
 
@@ -434,7 +434,7 @@ def test_lower_or_newer_equal_policy_preempts_later_workloads() -> None:
     assert victims(decide(LOWER)) == {}
 
 
-def test_reclaim_policy_never_preempts_no_job_of_other_queues() -> None:
+def test_reclaim_never_preempts_no_job_of_other_queues() -> None:
     scheduler = a_scheduler(
         a_queue("a", 4, reclaim=NEVER),
         a_queue("b", 4),
@@ -490,7 +490,7 @@ def test_evicted_candidates_are_preempted_first_then_the_latest() -> None:
     assert [victim.workload_id for victim in decision.victims] == ["gone", "late"]
 
 
-def test_queue_back_at_nominal_loses_no_more_jobs() -> None:
+def test_queue_below_its_nominal_quota_loses_no_more_jobs() -> None:
     scheduler = a_scheduler(
         a_queue("a", 8, reclaim=ANY),
         a_queue("b", 4),
@@ -551,7 +551,7 @@ def test_fair_share_is_borrowed_quota_over_lendable_quota() -> None:
     assert share_of(tree.cohorts["fleet"]).value == 0
 
 
-def test_infinite_shares_compare_without_weights() -> None:
+def test_shares_of_queues_with_zero_weight_compare_by_use() -> None:
     tree = Tree((a_queue("a", 4, weight=0.0), a_queue("b", 4, weight=0.0)), ())
     tree.queues["a"].add_all({KEY: 5})
     tree.queues["b"].add_all({KEY: 6})
@@ -722,7 +722,7 @@ def test_changed_priority_keeps_a_sticky_head() -> None:
     assert list(cycle(scheduler)) == ["w"]
 
 
-def test_modes_are_ordered_from_worst_to_best() -> None:
+def test_assignment_modes_are_ordered_from_worst_to_best() -> None:
     assert sorted(FlavorMode) == [
         FlavorMode.NO_FIT,
         FlavorMode.NO_CANDIDATES,
@@ -743,7 +743,7 @@ def test_larger_slice_is_never_admitted_partially() -> None:
     assert (decision.result, decision.assignment.counts) == (Result.NO_CANDIDATES, (4,))
 
 
-def test_larger_slice_ignores_checks_of_the_smaller() -> None:
+def test_larger_workload_slice_does_not_wait_for_smaller_to_start() -> None:
     scheduler = growing_job(nominal=4)
     smaller = scheduler.admitted("small")
     assert smaller is not None
@@ -761,7 +761,7 @@ def test_first_flavor_is_used_up_before_the_next() -> None:
     assert flavors == ["reserved"] * 4 + ["on-demand"] * 2
 
 
-def test_preemptor_evicts_on_one_flavor_only() -> None:
+def test_preemptor_evicts_workloads_of_one_flavor_only() -> None:
     scheduler = a_scheduler(
         a_queue("a", {"east": 4, "west": 4}, within=LOWER),
         admitted=(an_admitted_workload("e", "a", 4, flavor="east"), an_admitted_workload("w", "a", 4, flavor="west")),
@@ -790,7 +790,7 @@ def test_borrowing_is_preferred_to_preemption_in_the_own_queue() -> None:
     assert (decision.result, decision.assignment.level, victims(decision)) == (Result.ADMITTED, 1, {})
 
 
-def test_queue_order_holds_under_load() -> None:
+def test_first_workload_in_queue_order_is_always_admitted_first() -> None:
     source = random.Random(7)
     jobs = [a_workload(f"w{n:03}", "a", 1, at=source.randrange(50), priority=source.randrange(3)) for n in range(400)]
     scheduler = a_scheduler(a_queue("a", 8, ""))
@@ -811,7 +811,7 @@ def test_queue_order_holds_under_load() -> None:
     assert len({workload.workload_id for workload in admitted}) == len(jobs)
 
 
-def test_no_two_workloads_have_equal_rank() -> None:
+def test_no_two_workloads_have_equal_order() -> None:
     same = [a_workload(name, "a") for name in ("x", "y")]
     held = [replace(an_admitted_workload(name, "a"), reserved_at=None) for name in ("x", "y")]
 

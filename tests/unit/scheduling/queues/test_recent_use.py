@@ -168,11 +168,14 @@ def test_recent_use_is_the_sum_over_jobs(jobs: list[tuple[int, int, int]], now: 
         if at <= now:
             change(job, at)
 
-    def fades(seconds: float) -> float:
+    def remaining_share(seconds: float) -> float:
         return math.exp2(-seconds / 3600.0)
 
     expected = sum(
-        gpus / 100 * (1 - fades(min(now, begin + more) - begin)) * fades(now - min(now, begin + more))
+        gpus
+        / 100
+        * (1 - remaining_share(min(now, begin + more) - begin))
+        * remaining_share(now - min(now, begin + more))
         for begin, more, gpus in jobs
         if begin <= now
     )

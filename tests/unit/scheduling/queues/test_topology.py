@@ -50,7 +50,7 @@ def a_node(name: str, facts: Json | str, levels: tuple[str, ...]) -> TopologyNod
     return TopologyNode(name, labels | given.get("labels", {}), given["has"], tuple(taints), given.get("used", {}))
 
 
-def some_pods(given: Json, number: int = 0) -> TopologyDemand:
+def pods_demand(given: Json, number: int = 0) -> TopologyDemand:
     """Return a pod set that needs domains of flavor `f`."""
     request = given.get("request")
     tolerations = []
@@ -78,7 +78,7 @@ def some_pods(given: Json, number: int = 0) -> TopologyDemand:
 
 def place_pods(flavor: Flavor, *pods: Json, least_free_capacity: bool = True) -> PlacementResult:
     state = TopologyState({flavor.name: flavor}, least_free_capacity=least_free_capacity)
-    return state.place([some_pods(given, number) for number, given in enumerate(pods)])
+    return state.place([pods_demand(given, number) for number, given in enumerate(pods)])
 
 
 def pods_by_domain(assignment: TopologyAssignment | None) -> dict[str, int]:
@@ -104,7 +104,7 @@ def test_job_gets_the_expected_topology_domains(case: Json) -> None:
     for use in case.get("inUse", ()):
         state.add([DomainUse(("f",), tuple(use["at"].split("/")), use["needs"], use["pods"])])
 
-    result = state.place([some_pods(given, number) for number, given in enumerate(case["podSets"])])
+    result = state.place([pods_demand(given, number) for number, given in enumerate(case["podSets"])])
 
     assert result.reason == case.get("reason", "")
     if not result.reason:
@@ -185,15 +185,15 @@ def test_group_without_exactly_one_leader_does_not_fit(counts: tuple[int, ...], 
 def test_two_flavors_share_the_nodes_that_both_select() -> None:
     flavors = {name: a_tree(RACKS, name=name) for name in ("f", "g")}
     state = TopologyState(flavors)
-    demand = some_pods({"count": 1, "needs": {"gpu": 8}, "request": {"required": HOSTNAME}})
+    demand = pods_demand({"count": 1, "needs": {"gpu": 8}, "request": {"required": HOSTNAME}})
 
     state.add([DomainUse(("g",), ("a",), {"gpu": 8, PODS: 1}, 1)])
 
     assert pods_by_domain(state.place([demand]).assignments[0]) == {"b": 1}
-    assert pods_by_domain(state.place([demand], is_empty=True).assignments[0]) == {"a": 1}
+    assert pods_by_domain(state.place([demand], ignores_workloads=True).assignments[0]) == {"a": 1}
 
 
-def test_use_of_a_removed_node_is_ignored() -> None:
+def test_use_on_a_removed_node_is_ignored() -> None:
     state = TopologyState({"f": a_tree(RACKS)})
     use = [DomainUse(("f",), ("gone",), {"gpu": 8, PODS: 1}, 1)]
 
@@ -203,7 +203,7 @@ def test_use_of_a_removed_node_is_ignored() -> None:
     assert state.fits([DomainUse(("f",), ("a",), {"gpu": 8, PODS: 1}, 1)])
 
 
-def test_pod_sets_in_one_domain_count_together() -> None:
+def test_pod_sets_in_one_domain_share_its_capacity() -> None:
     state = TopologyState({"f": a_tree(RACKS)})
     use = DomainUse(("f",), ("a",), {"gpu": 5, PODS: 1}, 1)
 

@@ -33,7 +33,7 @@ def plain_first_rule(
 ) -> tuple[bool, list[Admitted]]:
     """Remove candidates by the first rule, and compute the shares for each candidate anew."""
     node = demand.queue.quota_node
-    is_within_nominal = node.is_within_quota(demand.contested)
+    is_within_nominal = node.is_within_quota(demand.keys_needing_preemption)
     targets = _VictimQueues(demand, candidates, snapshot.now)
     retry: list[Admitted] = []
     for queue in targets:
@@ -44,7 +44,7 @@ def plain_first_rule(
             reason = Reason.IN_COHORT_FAIR_SHARING
             own_branch, other_branch = targets.branches(queue)
             victim = None
-            while targets.of[queue.name] and victim is None:
+            while targets.candidates_by_queue[queue.name] and victim is None:
                 candidate = targets.take(queue)
                 with not_using(queue, candidate.use):
                     after = share_of(other_branch).rank
@@ -64,7 +64,7 @@ def plain_first_rule(
     return False, retry
 
 
-def _workload(dice: random.Random, number: int, queue: str, gpus: int) -> Workload:
+def random_workload(dice: random.Random, number: int, queue: str, gpus: int) -> Workload:
     return Workload(
         f"w{number:03}",
         queue,
@@ -74,14 +74,14 @@ def _workload(dice: random.Random, number: int, queue: str, gpus: int) -> Worklo
     )
 
 
-class _Forgetful(dict[tuple[object, ...], list[Victim]]):
+class CacheThatForgets(dict[tuple[object, ...], list[Victim]]):
     """A cache that is always empty, so that each search is repeated."""
 
     def __contains__(self, name: object) -> bool:
         return False
 
 
-def _fleet(dice: random.Random, strategy: str) -> Scheduler:
+def random_scheduler(dice: random.Random, strategy: str) -> Scheduler:
     """Return queues of one cohort whose workloads often use equal amounts, and borrow."""
     names = "abcde"
     policies = (PreemptionPolicy.LOWER_PRIORITY, PreemptionPolicy.LOWER_OR_NEWER_EQUAL_PRIORITY, PreemptionPolicy.ANY)
@@ -99,7 +99,7 @@ def _fleet(dice: random.Random, strategy: str) -> Scheduler:
     rules = SchedulerRules(fair_sharing=dice.random() < 0.8, fair_strategies=(strategy, "LessThanInitialShare"))
     scheduler = Scheduler(queues, cohorts, [Flavor("f")], rules)
     for number in range(dice.randint(4, 24)):
-        workload = _workload(dice, number, dice.choice(names), dice.choice((1, 1, 2)))
+        workload = random_workload(dice, number, dice.choice(names), dice.choice((1, 1, 2)))
         admitted = Admitted(
             workload, ({"gpu": "f"},), (1,), float(number), use={("f", "gpu"): workload.pod_sets[0].requests["gpu"]}
         )
@@ -110,26 +110,28 @@ def _fleet(dice: random.Random, strategy: str) -> Scheduler:
 @settings(max_examples=examples(300), deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from(("LessThanOrEqualToFinalShare", "LessThanInitialShare")))
 def test_optimised_victim_search_finds_the_same_victims(seed: int, strategy: str) -> None:
-    def found() -> list[tuple[object, ...]]:
+    def victims_found() -> list[tuple[object, ...]]:
         dice = random.Random(seed)
-        scheduler = _fleet(dice, strategy)
+        scheduler = random_scheduler(dice, strategy)
         nominator = Nominator(scheduler.snapshot, 1)
         nominated: list[tuple[object, ...]] = []
         for number in range(100, 110):
-            nomination = nominator.nominate(_workload(dice, number, dice.choice("abcde"), dice.randint(1, 9)), None)
+            nomination = nominator.nominate(
+                random_workload(dice, number, dice.choice("abcde"), dice.randint(1, 9)), None
+            )
             victims = [(victim.workload_id, victim.reason) for victim in nomination.victims]
             nominated.append((nomination.assignment.verdict, nomination.assignment.flavors, victims))
         return nominated
 
-    fast = found()
+    fast = victims_found()
 
     original = Nominator.__init__
 
     def plain(self: Nominator, snapshot: Snapshot, cycle: int) -> None:
         original(self, snapshot, cycle)
-        self._victims = _Forgetful()
+        self._victims = CacheThatForgets()
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Nominator, "__init__", plain)
         patch.setattr(fair_sharing, "_first_rule", plain_first_rule)
-        assert fast == found()
+        assert fast == victims_found()

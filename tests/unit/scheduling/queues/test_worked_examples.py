@@ -54,11 +54,11 @@ def test_when_can_borrow_decides_whether_the_search_stops() -> None:
     goes_on = decide_with_two_flavors(Fungible.TRY_NEXT, 4).cycle()[0]
 
     assert (stops.assignment.flavors[0][GPU], stops.assignment.level) == ("hp", 1)
-    assert stops.assignment.progress is not None
-    assert stops.assignment.progress.tried[0] == {GPU: 0}
+    assert stops.assignment.flavor_cursor is not None
+    assert stops.assignment.flavor_cursor.tried[0] == {GPU: 0}
     assert (goes_on.assignment.flavors[0][GPU], goes_on.assignment.level) == ("od", 0)
-    assert goes_on.assignment.progress is not None
-    assert goes_on.assignment.progress.tried[0] == {GPU: -1}
+    assert goes_on.assignment.flavor_cursor is not None
+    assert goes_on.assignment.flavor_cursor.tried[0] == {GPU: -1}
 
 
 def test_flavor_without_candidates_is_skipped() -> None:
@@ -168,7 +168,7 @@ def test_head_that_may_always_reclaim_reserves_nothing() -> None:
 
 
 def _used(node: QuotaNode) -> dict[tuple[str, str], int]:
-    return {key: slot.use for key, slot in node.slots.items() if slot.use}
+    return {key: cell.use for key, cell in node.cells.items() if cell.use}
 
 
 def test_simulated_changes_of_the_quota_tree_are_undone() -> None:

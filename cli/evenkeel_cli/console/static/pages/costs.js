@@ -124,10 +124,11 @@ const SERIES = [["committedGpus", "on committed nodes"], ["rentedGpus", "on rent
 
 function HourChart({ report }) {
   const columns = report.hours;
+  if (!columns) return html`<p class="empty">Unknown: the stack is older than this console, and its report has no hours. Update the stack: <code>make deploy</code></p>`;
   const known = columns.filter((hour) => hour.committedGpus !== null);
   if (!known.length) return html`<p class="empty">No whole hour of the window has a record.</p>`;
   const sum = (hour) => SERIES.reduce((total, [name]) => total + hour[name], 0);
-  const committed = report.commitments.reduce((total, type) => total + type.committedNodes * (type.gpusPerNode || 0), 0);
+  const committed = (report.commitments || []).reduce((total, type) => total + type.committedNodes * (type.gpusPerNode || 0), 0);
   const top = Math.max(committed, ...known.map(sum), 1);
   const y = (gpus) => 100 - (100 * gpus) / top;
   const bars = columns.map((hour, index) => {
@@ -146,5 +147,5 @@ function HourChart({ report }) {
     <svg role="img" aria-label=${label} viewBox="0 0 ${columns.length} 100" preserveAspectRatio="none">${bars}
       ${committed ? html`<line x1="0" x2=${columns.length} y1=${y(committed)} y2=${y(committed)}><title>${committed} committed GPUs now</title></line>` : null}</svg>
     <p class="line dim"><span>${columns[0].at.slice(0, 16)}Z</span><span class="space"></span><span>${columns[columns.length - 1].at.slice(0, 16)}Z</span></p>
-    <p class="legend dim">${SERIES.map(([name, text]) => html`<span class="key ${name}"></span> ${text}  `)}<span class="key unknown"></span> unknown  ${committed ? `— ${committed} committed GPUs now` : ""}</p></div>`;
+    <p class="legend">${[...SERIES, ["unknown", "unknown"]].map(([name, text]) => html`<span><i class="key ${name}"></i> ${text}</span>`)}${committed ? html`<span><i class="key committed"></i> ${committed} committed GPUs now</span>` : null}</p></div>`;
 }

@@ -3,7 +3,7 @@ import { html } from "../vendor/htm-preact-standalone-3.1.1.js";
 import { useLive } from "../api.js";
 import { fullTime, href } from "../format.js";
 import { Link, Panel, Table, Time } from "../widgets.js";
-import { Filter, Pages, listPath } from "./lists.js";
+import { Filter, Pages, emptyText, listPath } from "./lists.js";
 
 const KINDS = ["Incident Opened", "Incident Needs Person", "Incident Settled", "Job Submitted", "Job Started", "Job Interrupted", "Job Moved", "Job Suspended", "Job Ended", "Budget Near End", "Automation Changed", "Node Joined", "Node Left", "Node Cordoned", "Policy Changed", "Quota Changed"];
 
@@ -26,7 +26,7 @@ export function Events({ filters }) {
     (name) => html`<a class="chip" href=${href(["events"], { ...filters, [name]: "", page: "" })}>${name}: ${filters[name]} ✕</a>`,
   );
   return html`<${Panel} title="What changed" live=${live} wide=${true} more=${html`${chips}<${Filter} page=${["events"]} filters=${filters} name="kind" label="Kind" options=${KINDS} />`}>
-    <${Table} label="Events" empty=${live.data?.nextPageToken ? "None on this page." : "No event matches."} rows=${items} rowHref=${(event) => (pageOf(event) ? href(pageOf(event)) : null)} columns=${[
+    <${Table} label="Events" empty=${emptyText(live, filters, "Nothing is recorded yet.", "No event matches.")} rows=${items} rowHref=${(event) => (pageOf(event) ? href(pageOf(event)) : null)} columns=${[
       { title: "When", cell: (event) => html`<${Time} at=${event.occurredAt} />` },
       { title: "Kind", cell: (event) => html`${event.isDrill ? html`<b>drill</b> ` : ""}${event.kind}` },
       { title: "About", cell: subject },

@@ -4,7 +4,7 @@ import { change, now, useLive } from "../api.js";
 import { duration, href, id, plain, shortNode } from "../format.js";
 import { Acts, Facts, IncidentState, Lane, Lanes, Link, NextStep, Panel, Table, Time, Timeline, Why, isMissing } from "../widgets.js";
 import { Execution } from "./execution.js";
-import { Filter, Pages, listPath } from "./lists.js";
+import { Filter, Pages, emptyText, listPath } from "./lists.js";
 import { IncidentReceipt } from "./receipts.js";
 
 export const INCIDENT_STATES = ["OPEN", "RECOVERING", "BLOCKED", "WAITING_FOR_PERSON", "JOB_NOT_RESUMED", "FAILED", "RECOVERED", "OBSERVED", "STOOD_DOWN"];
@@ -12,7 +12,7 @@ export const INCIDENT_STATES = ["OPEN", "RECOVERING", "BLOCKED", "WAITING_FOR_PE
 export function Incidents({ filters }) {
   const live = useLive(listPath("/incidents", filters, ["state"]));
   return html`<${Panel} title="Incidents" live=${live} wide=${true} more=${html`<${Filter} page=${["incidents"]} filters=${filters} name="state" label="State" options=${INCIDENT_STATES} />`}>
-    <${Table} label="Incidents" empty="No incident has this state." rows=${live.data?.items || []} rowHref=${(each) => href(["incidents", each.incidentId])} columns=${[
+    <${Table} label="Incidents" empty=${emptyText(live, filters, "No incident is recorded.", "No incident matches.")} rows=${live.data?.items || []} rowHref=${(each) => href(["incidents", each.incidentId])} columns=${[
       { title: "Incident", whole: true, cell: (each) => html`<${Link} to=${["incidents", each.incidentId]}>${each.incidentId}<//>` },
       { title: "State", cell: (each) => html`<${IncidentState} incident=${each} />` },
       { title: "Fault", cell: (each) => each.fault.name },
@@ -55,14 +55,14 @@ export function Incident({ words, shell }) {
           ${found.jobLanes.length ? null : html`<li><b>job</b> <span class="dim">no job is known to have run on this node</span></li>`}</ul>`
         : null}<//>
     <${Panel} title="Why" live=${why} wide=${true}>${why.data ? html`<${Why} why=${why.data} />` : null}<//>
+    <${IncidentReceipt} path=${path} />
+    <${Execution} path=${path} />
+    <${Panel} title="Timeline" live=${timeline}>${timeline.data ? html`<${Timeline} entries=${timeline.data.entries} />` : null}<//>
     <${Panel} title="Time by stage" live=${live}>${found ? html`<${Table} label="Stages" rows=${found.took} empty="No stage is reached yet." columns=${[
       { title: "Reached", cell: (each) => each.stage },
       { title: "After", right: true, cell: (each) => `+${duration(each.seconds)}` },
     ]} />` : null}<//>
-    <${IncidentReceipt} path=${path} />
-    <${Execution} path=${path} />
-    <${Panel} title="Timeline" live=${timeline}>${timeline.data ? html`<${Timeline} entries=${timeline.data.entries} />` : null}<//>
-    <${Panel} title="Evidence" live=${live}>${found ? html`<${Table} label="Evidence" rows=${found.evidence} empty="No signal is kept." columns=${[
+    <${Panel} title="Evidence" live=${live} wide=${true}>${found ? html`<${Table} label="Evidence" rows=${found.evidence} empty="No signal is kept." columns=${[
       { title: "Signal", cell: (each) => each.faultKey || plain(each.kind) },
       { title: "Seen", cell: (each) => html`<${Time} at=${each.observedAt} />` },
       { title: "Source", cell: (each) => each.source },

@@ -3,7 +3,7 @@ import { html } from "../vendor/htm-preact-standalone-3.1.1.js";
 import { change, useLive } from "../api.js";
 import { ENDED_JOBS, amount, href, id, secondsSince, duration, shortNode } from "../format.js";
 import { Acts, Facts, Link, Panel, State, Table, Time, Timeline, Why, isMissing } from "../widgets.js";
-import { Filter, Pages, listPath } from "./lists.js";
+import { Filter, Pages, emptyText, listPath } from "./lists.js";
 import { JobReceipt } from "./receipts.js";
 
 export const JOB_STATES = ["PENDING", "STARTING", "RUNNING", "STOPPING", "SUSPENDED", "SUCCEEDED", "FAILED", "CANCELLED"];
@@ -26,7 +26,7 @@ export function Jobs({ filters }) {
   return html`<${Panel} title="Jobs" live=${live} wide=${true} more=${html`
       ${["team", "class"].map((name) => (filters[name] ? html`<a class="chip" href=${href(["jobs"], { ...filters, [name]: "" })} title="Remove this filter">${name}: ${filters[name]} ✕</a>` : null))}
       <${Filter} page=${["jobs"]} filters=${filters} name="state" label="State" options=${JOB_STATES} />`}>
-    <${Table} label="Jobs" empty="No job matches." rows=${live.data?.items || []} rowHref=${(job) => href(["jobs", job.jobId])} columns=${COLUMNS} sorting=${{ page: ["jobs"], filters }} />
+    <${Table} label="Jobs" empty=${emptyText(live, filters, html`No job is recorded. Submit one: <code>evenkeel jobs submit</code>`, "No job matches.")} rows=${live.data?.items || []} rowHref=${(job) => href(["jobs", job.jobId])} columns=${COLUMNS} sorting=${{ page: ["jobs"], filters }} />
     <${Pages} live=${live} page=${["jobs"]} filters=${filters} /><//>`;
 }
 

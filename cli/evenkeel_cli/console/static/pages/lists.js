@@ -19,6 +19,12 @@ export function Filter({ page, filters, name, label, options }) {
     ${filters[name] && !options.includes(filters[name]) ? html`<option value=${filters[name]} selected>${filters[name]}</option>` : null}</select></label>`;
 }
 
+// Why a list has no rows: only a list without filters shows that nothing is recorded.
+export function emptyText(live, { sort, ...filters }, unfiltered, filtered) {
+  if (live.data?.nextPageToken) return "None on this page.";
+  return Object.values(filters).some(Boolean) ? filtered : unfiltered;
+}
+
 export function Pages({ live, page, filters }) {
   const next = live.data?.nextPageToken;
   if (!next && !filters.page) return null;

@@ -3,7 +3,7 @@ import { html, useEffect, useRef, useState } from "../vendor/htm-preact-standalo
 import { Problem, change, read, useLive } from "../api.js";
 import { SIGNS, amount, counted, href, id, plain, shortNode, signOf } from "../format.js";
 import { Acts, Facts, Link, Panel, State, Table, Time, Why } from "../widgets.js";
-import { Filter, Pages, listPath } from "./lists.js";
+import { Filter, Pages, emptyText, listPath } from "./lists.js";
 
 const ORDER = ["failed", "warn", "working", "next", "ok", "idle"];
 const MAX_PAGES = 25;
@@ -68,7 +68,10 @@ export function NodeGrid({ status, isShort }) {
   const phases = status.incidents.items.map((incident) => `${incident.incidentId} ${incident.state} ${incident.nodeLane.phase}`);
   const { nodes, isWhole, problem, isRead } = useNodes(`${status.changedAt} ${status.nodesChangedAt} ${status.counts?.at} ${status.incidents.open} ${phases}`);
   const pools = new Map();
-  for (const node of nodes) pools.set(node.pool, [...(pools.get(node.pool) || []), node]);
+  for (const node of nodes) {
+    if (pools.has(node.pool)) pools.get(node.pool).push(node);
+    else pools.set(node.pool, [node]);
+  }
   const rank = (node) => ORDER.indexOf(signOf("node", node.state));
   const worst = (members) => Math.min(...members.map(rank));
   return html`<div class=${problem ? "stale" : ""}>
@@ -81,7 +84,7 @@ export function NodeGrid({ status, isShort }) {
       })}</div>`)}</div>
     ${nodes.length && !isWhole ? html`<p class="dim">The first ${nodes.length} nodes.</p>` : null}
     ${!nodes.length && !problem ? (isRead ? html`<p class="empty">No node is known yet.</p>` : html`<p class="loading">Loading…</p>`) : null}
-    <p class="legend dim">${["ok", "working", "warn", "failed"].map((sign) => html`<span class="state ${sign}">${SIGNS[sign]}</span> ${{ ok: "in service", working: "starting or repairing", warn: "cordoned, blocked, waiting or not ready", failed: "unhealthy or quarantined" }[sign]}  `)}</p>
+    <p class="legend">${["ok", "working", "warn", "failed"].map((sign) => html`<span><span class="state ${sign}">${SIGNS[sign]}</span> ${{ ok: "in service", working: "starting or repairing", warn: "cordoned, blocked, waiting or not ready", failed: "unhealthy or quarantined" }[sign]}</span>`)}</p>
   </div>`;
 }
 
@@ -92,7 +95,7 @@ export function Nodes({ filters, status }) {
     <${Panel} title=${filters.pool ? `Nodes of ${filters.pool}` : "List"} live=${live} wide=${true} more=${html`
         ${filters.pool ? html`<a class="chip" href=${href(["nodes"], { ...filters, pool: "", page: "" })} title="Remove this filter">pool: ${filters.pool} ✕</a>` : null}
         <${Filter} page=${["nodes"]} filters=${filters} name="state" label="State" options=${NODE_STATES} />`}>
-      <${Table} label="Nodes" empty=${live.data?.nextPageToken ? "None on this page." : "No node matches."} rows=${live.data?.items || []} rowHref=${(node) => href(["nodes", node.instanceId])} sorting=${{ page: ["nodes"], filters }} columns=${[
+      <${Table} label="Nodes" empty=${emptyText(live, filters, "No node is known yet.", "No node matches.")} rows=${live.data?.items || []} rowHref=${(node) => href(["nodes", node.instanceId])} sorting=${{ page: ["nodes"], filters }} columns=${[
         { title: "Node", sort: "instanceId", cell: (node) => html`<${Link} to=${["nodes", node.instanceId]} title=${node.name}>${node.instanceId}<//>` },
         { title: "State", sort: "state", cell: (node) => html`<${State} kind="node" state=${node.state} />` },
         { title: "Pool", sort: "pool", whole: true, cell: (node) => html`<${Link} to=${["nodes"]} filters=${{ pool: node.pool }}>${node.pool}<//>` },

@@ -1,19 +1,19 @@
 // The whole fleet on one screen: what needs a person, incidents, capacity, jobs, teams, spending, what changed.
 // Incidents and holds are current. Counts are from the last sweep, which runs each minute. An older count shows its age.
-import { html } from "../vendor/htm-preact-standalone-3.1.1.js";
-import { now, useLive } from "../api.js";
+import { html, useState } from "../vendor/htm-preact-standalone-3.1.1.js";
+import { change, now, useLive } from "../api.js";
 import { amount, clockTime, counted, dollars, duration, href, plain, shortNode } from "../format.js";
-import { Bar, IncidentState, Lane, Lanes, Link, Panel, State, Table, Time } from "../widgets.js";
+import { Act, Bar, IncidentState, Lane, Lanes, Link, Panel, State, Table, Time } from "../widgets.js";
 import { pageOf } from "./events.js";
 import { NodeGrid } from "./nodes.js";
 
-export function Overview({ status }) {
+export function Overview({ status, shell }) {
   const found = status.data;
   const incidents = useLive("/incidents?pageSize=8");
   if (!found) return html`<${Panel} title="Fleet" live=${status} />`;
   return html`<${NeedsYou} status=${status} /><div class="columns"><div>
     <${Panel} title="Incidents" live=${incidents} more=${html`<${Link} to=${["incidents"]}>all<//>`}>${
-      incidents.data ? html`<${Recent} items=${incidents.data.items} working=${found.incidents.items.filter((each) => each.nodeLane.next)} />` : null
+      incidents.data ? html`<${Recent} items=${incidents.data.items} shown=${found.incidents.items} />` : null
     }<//>
     <${Jobs} status=${status} />
     <${Changed} signal=${found.changedAt} /></div><div>
@@ -21,7 +21,7 @@ export function Overview({ status }) {
     <${Panel} title="Nodes" live=${status} more=${html`<${Link} to=${["nodes"]}>all<//>`}><${NodeGrid} status=${found} isShort=${true} /><//>
     <${Teams} status=${status} />
     <${Spending} status=${status} />
-    <${HeldByPeople} status=${status} />
+    <${HeldByPeople} status=${status} shell=${shell} />
     <${Sources} status=${status} /></div>
   </div>`;
 }
@@ -54,16 +54,17 @@ function NeedsYou({ status }) {
   <//>`;
 }
 
-function Recent({ items, working }) {
+function Recent({ items, shown }) {
   if (!items.length) return html`<p class="empty">No incident is recorded.</p>`;
-  const steps = new Map(working.map((each) => [each.incidentId, each.nodeLane]));
+  const lanes = new Map(shown.map((each) => [each.incidentId, each]));
   return html`<ul class="incidents">${items.map((incident) => {
-    const step = steps.get(incident.incidentId);
+    const { nodeLane, jobLanes } = lanes.get(incident.incidentId) || {};
+    const step = nodeLane?.next ? nodeLane : null;
     return html`<li data-href="#/incidents/${incident.incidentId}">
     <div class="line"><${IncidentState} incident=${incident} />
       <${Link} to=${["incidents", incident.incidentId]}>${incident.fault.name}<//>
       <span class="dim">${shortNode(incident.node.instanceId)}, ${incident.node.pool}${incident.isDrill ? ", drill" : ""}, <${Time} at=${incident.openedAt} /></span></div>
-    <${Lanes} incident=${incident} until=${now()} />
+    <${Lanes} incident=${incident} until=${now()} jobLanes=${jobLanes || []} />
     ${step ? html`<p class="outcome">Node: ${step.phase}${step.next ? `. Next: ${step.next}${step.latestAt ? `, at the latest by ${clockTime(step.latestAt)}` : ""}.` : "."}</p>` : null}
     ${incident.outcome || incident.block ? html`<p class="outcome">${incident.outcome || incident.block.reason}</p>` : null}
   </li>`;
@@ -139,10 +140,10 @@ function Spending({ status }) {
       ? html`<${Bar} total=${rent.capUsdPerHour} label="Rent: ${dollars(rent.usdPerHour)} of ${dollars(rent.capUsdPerHour)} an hour" parts=${[["ok", rent.usdPerHour]]} />
           <span>${dollars(rent.usdPerHour)} of ${dollars(rent.capUsdPerHour)} an hour, ${counted(rent.nodes, "node")}</span>`
       : html`<span class="dim">the policy rents no nodes</span>`}</div>
-    <${Table} label="Budgets" empty="No team has a budget." rows=${[...budgets].sort((a, b) => share(b) - share(a)).slice(0, 5)}
+    <${Table} label="Budgets" empty="No team whose use you may see has a budget." rows=${[...budgets].sort((a, b) => share(b) - share(a)).slice(0, 5)}
       rowHref=${(budget) => href(["teams", budget.team])} columns=${[
         { title: "Team", cell: (budget) => html`<${Link} to=${["teams", budget.team]}>${budget.team}<//>` },
-        { title: "Period", cell: (budget) => budget.period },
+        { title: "Period", whole: true, cell: (budget) => budget.period },
         { title: "Used", right: true, cell: (budget) => value(budget, budget.used) },
         { title: "Budget", right: true, cell: (budget) => value(budget, budget.limit) },
         { title: "State", cell: (budget) => (share(budget) >= 1 ? html`<${Lane} status="failed">used up<//>` : share(budget) >= 0.8 ? html`<${Lane} status="warn">near its end<//>` : html`<${Lane} status="ok">within<//>`) },
@@ -158,14 +159,30 @@ function Changed({ signal }) {
       : html`<p class="empty">Nothing is recorded yet.</p>`}<//>`;
 }
 
-function HeldByPeople({ status }) {
+// Ends one hold: that of a node, of a pool, or of the whole fleet.
+export function releaseAct(fleet, { instanceId, pool }) {
+  const scope = instanceId ? { instanceId } : pool ? { pool } : {};
+  const name = instanceId || pool || "automation";
+  return { label: "Release…", title: `Release ${name}`, verb: "Release", fields: [{ name: "reason", label: "Reason" }],
+    effects: ["Repairs and job stops start again where no other hold applies. Evenkeel retries blocked recoveries."],
+    send: async (values) => {
+      const { wasHeld } = await change("POST", `/clusters/${encodeURIComponent(fleet)}/automation/release`, { ...values, ...scope });
+      return `${name} ${wasHeld ? "is released" : "was not held any more"}.`;
+    } };
+}
+
+// The dialog belongs to the panel: the row of a released hold disappears while its dialog still shows the answer.
+function HeldByPeople({ status, shell }) {
+  const [act, setAct] = useState(null);
   const { automation, cordons } = status.data;
+  const release = (hold) => (shell.isReadOnly ? null : html`<button onClick=${() => setAct(releaseAct(shell.fleet, hold))}>Release…</button>`);
   const rows = [
-    ...automation.holds.map((hold) => html`<li><${Lane} status="warn">held<//> <span>${hold.instanceId || hold.pool || "the whole fleet"} by ${hold.by}, until <time datetime=${hold.until}>${hold.until.slice(0, 16)}Z</time>: ${hold.reason}</span></li>`),
+    ...automation.holds.map((hold) => html`<li><${Lane} status="warn">held<//> <span>${hold.instanceId || hold.pool || "the whole fleet"} by ${hold.by}, until <time datetime=${hold.until}>${hold.until.slice(0, 16)}Z</time>: ${hold.reason}</span>${release(hold)}</li>`),
     ...cordons.map((cordon) => html`<li><${Lane} status="warn">cordoned<//> <${Link} to=${["nodes", cordon.instanceId]}>${shortNode(cordon.instanceId)}<//> <span>by ${cordon.by}, <${Time} at=${cordon.at} />${cordon.reason ? `: ${cordon.reason}` : ""}</span></li>`),
   ];
   return html`<${Panel} title="Holds and cordons by people" live=${status}>
-    ${rows.length ? html`<ul class="rows">${rows}</ul>` : html`<p class="empty">No person holds automation or has cordoned a node.</p>`}<//>`;
+    ${rows.length ? html`<ul class="rows">${rows}</ul>` : html`<p class="empty">No person holds automation or has cordoned a node.</p>`}
+    ${act ? html`<${Act} act=${act} onClose=${() => setAct(null)} />` : null}<//>`;
 }
 
 function Sources({ status }) {

@@ -1,7 +1,7 @@
 // The table of teams, and one team: its quota by resource, its jobs.
 import { html } from "../vendor/htm-preact-standalone-3.1.1.js";
 import { useLive } from "../api.js";
-import { id, plain } from "../format.js";
+import { id } from "../format.js";
 import { Facts, Link, Panel, Table, isMissing } from "../widgets.js";
 import { TeamTable } from "./overview.js";
 
@@ -30,7 +30,7 @@ export function Team({ words }) {
           ]} />`
         : html`<p class="empty">There is no team ${words[1]}.</p>`}<//>
     <${Panel} title="Settings" live=${isMissing(settings) ? null : settings} wide=${true}>${isMissing(settings) ? html`<p class="empty">The platform has not set up this team.</p>` : null}${settings.data
-      ? html`<${Facts} rows=${Object.entries(settings.data.team || settings.data).filter(([, value]) => value !== null && typeof value !== "object").map(([name, value]) => [plain(name), String(value)])} />
+      ? html`<${Facts} rows=${Object.entries(settings.data.team || settings.data).filter(([, value]) => value !== null && typeof value !== "object").map(([name, value]) => [name.replace(/[A-Z]/g, (letter) => ` ${letter.toLowerCase()}`), String(value)])} />
         <details><summary>All settings</summary><pre tabindex="0">${JSON.stringify(settings.data, null, 2)}</pre></details>`
       : null}<//></div>`;
 }

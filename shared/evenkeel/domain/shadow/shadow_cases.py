@@ -12,7 +12,7 @@ from enum import StrEnum
 from evenkeel.domain.health.faults import NODE_RUNGS
 from evenkeel.domain.health.incidents import FactKind, Incident, NodeFact
 from evenkeel.domain.policy_section import Mode
-from evenkeel.domain.recovery.plan import Owner
+from evenkeel.domain.recovery.plan import NodeOwner
 from evenkeel.domain.values import Instant, Sentence, Value
 
 
@@ -35,7 +35,7 @@ class NodeEventKind(StrEnum):
 
 
 class Actor(StrEnum):
-    """Owner of an action on a node."""
+    """The program or person that acted on a node."""
 
     HYPERPOD = "HyperPod"
     KARPENTER = "Karpenter"
@@ -133,13 +133,13 @@ class ShadowCase(Value):
     """In any order."""
     known_until: Instant
     """The sources cover the node until this time."""
-    ended: Sentence = ""
+    end_reason: Sentence = ""
     """Why the sources cover no later time, as a sentence; empty if they only do not cover it yet."""
 
 
 NODE_ENDS = "ec2:state_stopping"
 """EC2's notice that an instance ends. It is an action on the node, not a fault to decide about."""
-_OWN_REPAIRS = {Owner.EVENKEEL: None, Owner.KARPENTER: "replace", Owner.NODE_GROUP: "replace"}
+_OWN_REPAIRS = {NodeOwner.EVENKEEL: None, NodeOwner.KARPENTER: "replace", NodeOwner.NODE_GROUP: "replace"}
 """Owners whose nodes Evenkeel repairs itself. Only HyperPod nodes are rebooted; all others are replaced."""
 
 
@@ -166,7 +166,7 @@ def shadow_decision(incident: Incident) -> ShadowDecision | None:
         last_signal_at=incident.last_fault_at,
         decided_at=decided_at,
         cordons=plan.repairs_node,
-        repair=(_OWN_REPAIRS[Owner(plan.owner)] or first_repair) if is_evenkeel_repair and first_repair else "",
+        repair=(_OWN_REPAIRS[NodeOwner(plan.owner)] or first_repair) if is_evenkeel_repair and first_repair else "",
         owner=plan.owner,
         reason=plan.reason,
     )

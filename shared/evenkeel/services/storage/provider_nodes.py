@@ -11,7 +11,9 @@ from evenkeel.services.context import Context
 from evenkeel.services.storage import fleet_rows, rows
 
 
-def load(nodes: Iterable[KubernetesNode], stored: Iterable[FleetNode], context: Context) -> tuple[ProviderNode, ...]:
+def load_provider_nodes(
+    nodes: Iterable[KubernetesNode], stored: Iterable[FleetNode], context: Context
+) -> tuple[ProviderNode, ...]:
     """Return the records of all nodes. HyperPod lists its nodes only if one of `nodes` has no row yet.
 
     Args:
@@ -27,7 +29,7 @@ def load(nodes: Iterable[KubernetesNode], stored: Iterable[FleetNode], context: 
     return records if is_complete else context.provider.nodes()
 
 
-def load_of(node: KubernetesNode, context: Context) -> ProviderNode | None:
+def load_provider_node(node: KubernetesNode, context: Context) -> ProviderNode | None:
     """Return the record of one node; None if HyperPod does not know the node."""
     if not node.hyperpod_cluster_id or not node.instance_id:
         return None

@@ -28,11 +28,11 @@ from evenkeel.domain.health.incidents import (
     IncidentState,
     NodeFact,
 )
-from evenkeel.domain.health.intake import IntakeAction, IntakeDecision, IntakeRecords, LastIncident, decide_intake
+from evenkeel.domain.health.ingestion import IngestAction, IngestDecision, LastIncident, NodeHistory, decide_ingestion
 from evenkeel.domain.health.recurrence import FaultHistory, history_keys
 from evenkeel.domain.health.signal_sources import signal_source
 from evenkeel.domain.nodes import FleetNode, Node, NodeLife
-from evenkeel.domain.recovery.unhealthy import UnhealthyNode, with_cleared_fault
+from evenkeel.domain.recovery.unhealthy_nodes import UnhealthyNode, with_cleared_fault
 from evenkeel.domain.values import Value, milliseconds
 from evenkeel.domain.words import count_of
 from evenkeel.events import driver_lines
@@ -43,7 +43,6 @@ from evenkeel.ports import (
     Delete,
     EvenkeelError,
     Ledger,
-    Provider,
     Put,
     Row,
     Table,
@@ -53,7 +52,7 @@ from evenkeel.ports import (
     Write,
 )
 from evenkeel.services.context import Context
-from evenkeel.services.incidents import note_group_fact, record_aftermath
+from evenkeel.services.incidents import note_group_fact, record_observed_aftermath
 from evenkeel.services.storage import fleet_rows, incident_record, incident_rows, rows
 
 UNRESOLVED, UNRESOLVED_DRILL = "UNRESOLVED", "UNRESOLVED-DRILL"
@@ -67,27 +66,28 @@ _MAX_NOTICES_BEFORE_LISTING = 5
 _CLUSTER_ID = re.compile(r".*:cluster/[a-z0-9]{12}", re.ASCII)
 
 
-class IngestOutcome(StrEnum):
-    """Outcome of one fact. Facts about known nodes have the values of `IntakeAction`; other facts the last three."""
+class FactOutcome(StrEnum):
+    """Outcome of one fact."""
 
-    OPEN = "OPEN"
-    JOIN = "JOIN"
-    DUPLICATE = "DUPLICATE"
-    STALE = "STALE"
-    EXPECTED = "EXPECTED"
-    IGNORED = "IGNORED"
     UNRESOLVED = "UNRESOLVED"
     """No control plane lists the node yet. The fact is stored, and the sweep tries again."""
     OTHER_FLEET = "OTHER_FLEET"
     """The node belongs to another fleet."""
     NOTED = "NOTED"
     """The fact is about an instance group or a cluster, and is stored."""
+    # The values of `IngestAction`, for facts about known nodes.
+    OPEN = "OPEN"
+    JOIN = "JOIN"
+    DUPLICATE = "DUPLICATE"
+    STALE = "STALE"
+    EXPECTED = "EXPECTED"
+    IGNORED = "IGNORED"
 
 
 class IngestResult(Value):
     """The outcome for a fact, and its reason."""
 
-    outcome: IngestOutcome
+    outcome: FactOutcome
     reason: str
     incident_id: str = ""
     has_started_recovery: bool = False
@@ -109,20 +109,20 @@ def _affected_node_of(node: Node) -> AffectedNode:
     )
 
 
-def ingest_event(event: ParsedEvent, context: Context) -> dict[str, Any]:
+def run(event: ParsedEvent, context: Context) -> dict[str, Any]:
     """Ingest one event. An event that names many nodes is queued as several events instead.
 
     So the work of one invocation is limited, and an urgent event does not wait until hundreds of nodes are ingested.
 
     Idempotent: yes, as `ingest_facts`: a part that is queued twice has the same facts.
     """
-    if not event.parts:
+    if not event.smaller_events:
         return summarize_outcomes(ingest_facts(event.facts, context))
-    for part in event.parts:
+    for part in event.smaller_events:
         context.inbox.put(part)
     return {
         "outcome": "SPLIT",
-        "reason": f"{count_of(len(event.facts), 'fact')}, queued as {count_of(len(event.parts), 'event')}.",
+        "reason": f"{count_of(len(event.facts), 'fact')}, queued as {count_of(len(event.smaller_events), 'event')}.",
     }
 
 
@@ -147,7 +147,7 @@ def ingest_facts(facts: Iterable[NodeFact | GroupFact], context: Context) -> tup
                 )
             elif isinstance(fact, GroupFact):
                 noted = note_group_fact.run(fact, context)
-                outcomes.append(IngestResult(outcome=IngestOutcome(noted.outcome), reason=noted.reason))
+                outcomes.append(IngestResult(outcome=FactOutcome(noted.outcome), reason=noted.reason))
             else:
                 outcomes.append(ingest_fact(fact, context))
         except EvenkeelError as error:
@@ -166,7 +166,10 @@ def summarize_outcomes(outcomes: tuple[IngestResult, ...]) -> dict[str, Any]:
 
 
 def _is_of_another_cluster(stated_arn: str, own_arn: str) -> bool:
-    """Return whether an event names another cluster. An ARN that ends in a name, not in an id, is no proof."""
+    """Return whether an event names another cluster. An ARN that ends in a name, not in an id, is no proof.
+
+    Without a HyperPod cluster, every stated ARN is another cluster.
+    """
     if not stated_arn or stated_arn == own_arn:
         return False
     return not own_arn or (_CLUSTER_ID.fullmatch(stated_arn) is not None and _CLUSTER_ID.fullmatch(own_arn) is not None)
@@ -174,7 +177,7 @@ def _is_of_another_cluster(stated_arn: str, own_arn: str) -> bool:
 
 def _other_fleet_outcome(reason: str, source: str, telemetry: Telemetry) -> IngestResult:
     telemetry.count("FactsOtherFleet", source=source.partition(":")[0])
-    return IngestResult(outcome=IngestOutcome.OTHER_FLEET, reason=reason)
+    return IngestResult(outcome=FactOutcome.OTHER_FLEET, reason=reason)
 
 
 def ingest_fact(fact: NodeFact, context: Context) -> IngestResult:
@@ -185,23 +188,28 @@ def ingest_fact(fact: NodeFact, context: Context) -> IngestResult:
     if fact.kind is FactKind.PROGRESS:
         affected = _node_in_repair(fact, context)
         if affected is None:
-            node = find_affected_node(fact.instance_id, context, provider=None)
-            record_aftermath.record_progress(fact, node.life if node else None, context)
-            return IngestResult(outcome=IngestOutcome.IGNORED, reason="No repair of this node is in progress.")
+            node = find_affected_node(fact.instance_id, context, asks_provider=False)
+            record_observed_aftermath.record_progress(fact, node.life if node else None, context)
+            return IngestResult(outcome=FactOutcome.IGNORED, reason="No repair of this node is in progress.")
     else:
-        provider = None if signal_source(fact.source).is_account_wide else context.provider
-        affected = find_affected_node(fact.instance_id, context, provider=provider)
-    if affected is None and fact.is_drill and not context.site.drills_may_act:
+        affected = find_affected_node(
+            fact.instance_id, context, asks_provider=not signal_source(fact.source).is_account_wide
+        )
+    if affected is None:
+        return _outcome_of_unknown_node(fact, context)
+    return ingest_fact_of_known_node(_without_future_time(fact, context.clock.now()), affected, context)
+
+
+def _outcome_of_unknown_node(fact: NodeFact, context: Context) -> IngestResult:
+    """Store a fact about a node that no control plane lists, unless it is a drill or about another fleet."""
+    if fact.is_drill and not context.site.drills_may_act:
         return _other_fleet_outcome(
             f"The drill names {fact.instance_id}, which is not a node of this fleet.", fact.source, context.telemetry
         )
-    if affected is None and signal_source(fact.source).is_account_wide:
+    if signal_source(fact.source).is_account_wide:
         _store_fact_of_unlisted_instance(fact, context.replace(now=context.clock.now()))
         return _other_fleet_outcome(f"{fact.instance_id} is not a node of this fleet.", fact.source, context.telemetry)
-    fact = _without_future_time(fact, context.clock.now())
-    if affected is None:
-        return _store_unresolved(fact, context)
-    return ingest_node_fact(fact, affected, context)
+    return _store_unresolved(_without_future_time(fact, context.clock.now()), context)
 
 
 def _without_future_time(fact: NodeFact, now: datetime) -> NodeFact:
@@ -212,11 +220,11 @@ def _without_future_time(fact: NodeFact, now: datetime) -> NodeFact:
 
 
 def _node_in_repair(fact: NodeFact, context: Context) -> AffectedNode | None:
-    """Find the open incident of a signal about a repair: the node's incident, else its slot's incident.
+    """Find the open incident of a fact about a repair: the node's incident, else its slot's incident.
 
-    A signal about a replacement may name either node, or a node that never ran. HyperPod is not called.
+    A fact about a replacement may name either node, or a node that never ran. HyperPod is not called.
     """
-    node = find_affected_node(fact.instance_id, context, provider=None)
+    node = find_affected_node(fact.instance_id, context, asks_provider=False)
     if node is not None and context.ledger.get(incident_rows.open_key(node.life, is_drill=fact.is_drill)) is not None:
         return node
     slot = f"{context.site.clusters[0]}/{fact.logical_id}" if context.site.clusters and fact.logical_id else ""
@@ -235,8 +243,11 @@ def _node_in_repair(fact: NodeFact, context: Context) -> AffectedNode | None:
     )
 
 
-def find_affected_node(instance_id: str, context: Context, *, provider: Provider | None) -> AffectedNode | None:
-    """Find the node life of an instance id, in the fleet table or at the provider; None if it is unknown."""
+def find_affected_node(instance_id: str, context: Context, *, asks_provider: bool) -> AffectedNode | None:
+    """Find the node life of an instance id in the fleet table; None if it is unknown.
+
+    If `asks_provider`, HyperPod is asked about an instance that the table does not list.
+    """
     keys = [fleet_rows.node_key(cluster, instance_id) for cluster in context.site.clusters]
     for row in context.read_rows(*keys) if keys else ():
         if row is not None:
@@ -250,14 +261,14 @@ def find_affected_node(instance_id: str, context: Context, *, provider: Provider
                 boot_id=node.boot_id,
                 job_ids=node.job_ids,
             )
-    record = provider.node(instance_id) if provider and context.site.clusters else None
-    if record is None:
+    provider_node = context.provider.node(instance_id) if asks_provider and context.site.clusters else None
+    if provider_node is None:
         return None
-    life = NodeLife(cluster=context.site.clusters[0], instance_id=instance_id, launched_at=record.launched_at)
-    return _affected_node_of(Node(life=life, provider=record))
+    life = NodeLife(cluster=context.site.clusters[0], instance_id=instance_id, launched_at=provider_node.launched_at)
+    return _affected_node_of(Node(life=life, provider=provider_node))
 
 
-def ingest_node_fact(fact: NodeFact, affected: AffectedNode, context: Context) -> IngestResult:
+def ingest_fact_of_known_node(fact: NodeFact, affected: AffectedNode, context: Context) -> IngestResult:
     """Let a fact about a known node join or open its incident, and ensure that the recovery runs.
 
     Idempotent: yes, by the fact's row and the conditions of the commit.
@@ -279,7 +290,7 @@ def ingest_node_fact(fact: NodeFact, affected: AffectedNode, context: Context) -
     if incident is not None and incident.state is IncidentState.OPEN:
         has_started = start_recovery(incident, context.workflows)
     return IngestResult(
-        outcome=IngestOutcome(decision.action),
+        outcome=FactOutcome(decision.action),
         reason=decision.reason,
         incident_id=incident.incident_id if incident else "",
         has_started_recovery=has_started,
@@ -313,9 +324,9 @@ class _FactRows(NamedTuple):
     histories: Mapping[str, Row | None]
     """Fault location (node slot, job or instance group) → its earlier faults."""
 
-    def to_records(self) -> IntakeRecords:
+    def to_node_history(self) -> NodeHistory:
         """Return the content of the rows, for the decision."""
-        return IntakeRecords(
+        return NodeHistory(
             known_incident_id=self.fact.doc["incidentId"] if self.fact else "",
             last_incident=rows.decode(self.last_incident, LastIncident) if self.last_incident else None,
             open_incident=rows.decode(self.incident, Incident) if self.incident else None,
@@ -323,17 +334,17 @@ class _FactRows(NamedTuple):
         )
 
 
-def _try_to_ingest(fact: NodeFact, affected: AffectedNode, context: Context) -> IntakeDecision:
+def _try_to_ingest(fact: NodeFact, affected: AffectedNode, context: Context) -> IngestDecision:
     """Load the rows, decide, and commit. Raises Conflict if a row changed since it was read."""
     now = context.clock.now()
     if fact.job_id:
         affected = affected.replace(job_ids=(fact.job_id,))
     classified_fact = ClassifiedFact.of(fact, affected, context.policy.catalogue)
-    fact_rows = _read_fact_rows(classified_fact, affected, context.ledger, now)
-    decision = decide_intake(
-        classified_fact, fact_rows.to_records(), context.policy.catalogue, new_id=context.ids.new("inc"), now=now
+    fact_rows = _read_fact_rows(classified_fact, affected, context.ledger)
+    decision = decide_ingestion(
+        classified_fact, fact_rows.to_node_history(), context.policy.catalogue, new_id=context.ids.new("inc"), now=now
     )
-    writes = [*_decision_writes(decision, classified_fact, affected, fact_rows, context, now)]
+    writes = [*_ingestion_writes(decision, classified_fact, affected, fact_rows, context, now)]
     for key, history in decision.histories.items():
         writes.append(
             Put(
@@ -342,7 +353,7 @@ def _try_to_ingest(fact: NodeFact, affected: AffectedNode, context: Context) -> 
                 )
             )
         )
-    if decision.action is IntakeAction.OPEN and decision.incident:
+    if decision.action is IngestAction.OPEN and decision.incident:
         writes.append(Put(incident_rows.slot_row(decision.incident, _row_version(fact_rows.slot), now)))
     if fact_rows.unresolved is not None:
         writes.append(Delete(fact_rows.unresolved.key, fact_rows.unresolved.version))
@@ -351,16 +362,14 @@ def _try_to_ingest(fact: NodeFact, affected: AffectedNode, context: Context) -> 
     return decision
 
 
-def _read_fact_rows(
-    classified_fact: ClassifiedFact, affected: AffectedNode, ledger: Ledger, now: datetime
-) -> _FactRows:
+def _read_fact_rows(classified_fact: ClassifiedFact, affected: AffectedNode, ledger: Ledger) -> _FactRows:
     fact, is_drill = classified_fact.fact, classified_fact.fact.is_drill
     keys = history_keys(classified_fact.fault, affected) if fact.kind is FactKind.FAULT else ()
     fact_row, last, pointer, unresolved, slot, *histories = ledger.batch_get(
         incident_rows.fact_key(fact.fact_key),
         incident_rows.last_key(affected.life, is_drill=is_drill),
         incident_rows.open_key(affected.life, is_drill=is_drill),
-        incident_rows.unresolved_row({}, fact.fact_key, now).key,
+        incident_rows.unresolved_key(fact.fact_key),
         incident_rows.slot_key(affected.slot, is_drill=is_drill),
         *(incident_rows.history_key(key, is_drill=is_drill) for key in keys),
     )
@@ -368,8 +377,8 @@ def _read_fact_rows(
     return _FactRows(fact_row, last, pointer, unresolved, slot, incident, dict(zip(keys, histories, strict=True)))
 
 
-def _decision_writes(
-    decision: IntakeDecision,
+def _ingestion_writes(
+    decision: IngestDecision,
     classified_fact: ClassifiedFact,
     affected: AffectedNode,
     fact_rows: _FactRows,
@@ -378,18 +387,20 @@ def _decision_writes(
 ) -> Iterator[Write]:
     fact = classified_fact.fact
     match decision.action:
-        case IntakeAction.EXPECTED if decision.incident:
+        case IngestAction.EXPECTED if decision.incident:
             yield Put(
                 incident_rows.fact_row(fact.fact_key, decision.incident.incident_id, now, _row_version(fact_rows.fact))
             )
-        case IntakeAction.IGNORED if fact.kind is FactKind.RECOVERED and not fact.is_drill:
+        case IngestAction.IGNORED if fact.kind is FactKind.RECOVERED and not fact.is_drill:
             yield from _clear_unhealthy_node(fact, affected, context)
             if fact_rows.last_incident is not None:
-                yield from record_aftermath.writes_for_fact(fact, fact_rows.last_incident.doc["incidentId"], context)
-        case IntakeAction.JOIN:
+                yield from record_observed_aftermath.aftermath_writes_for_fact(
+                    fact, fact_rows.last_incident.doc["incidentId"], context
+                )
+        case IngestAction.JOIN:
             assert decision.incident
             yield from _joining_writes(decision.incident, classified_fact, fact_rows, now)
-        case IntakeAction.OPEN:
+        case IngestAction.OPEN:
             assert decision.incident
             yield from _opening_writes(decision.incident, classified_fact, fact_rows, now)
             # The rows are read at different times. An incident settled between two reads would otherwise seem missing.
@@ -410,7 +421,7 @@ def _clear_unhealthy_node(fact: NodeFact, affected: AffectedNode, context: Conte
     node = rows.decode(row, UnhealthyNode)
     if node.trusted_by:
         return []
-    incident, _ = incident_record.load(context.ledger, node.incident_id)
+    incident, _ = incident_record.load_incident(context.ledger, node.incident_id)
     cleared = ClearedFault(fault_key=fact.fault_key, source=fact.source, at=fact.observed_at)
     after = with_cleared_fault(node, incident, cleared, context.policy.catalogue)
     return [Put(incident_rows.unhealthy_row(after, row.version)) if after else Delete(row.key, row.version)]
@@ -472,24 +483,24 @@ def _timeline_text(classified_fact: ClassifiedFact, *, opens: bool) -> str:
 
 
 _FACT_METRICS = {
-    IntakeAction.OPEN: "FactsOpened",
-    IntakeAction.JOIN: "FactsJoined",
-    IntakeAction.DUPLICATE: "FactsDuplicate",
-    IntakeAction.STALE: "FactsStale",
-    IntakeAction.EXPECTED: "FactsExpected",
-    IntakeAction.IGNORED: "FactsIgnored",
+    IngestAction.OPEN: "FactsOpened",
+    IngestAction.JOIN: "FactsJoined",
+    IngestAction.DUPLICATE: "FactsDuplicate",
+    IngestAction.STALE: "FactsStale",
+    IngestAction.EXPECTED: "FactsExpected",
+    IngestAction.IGNORED: "FactsIgnored",
 }
 
 
-def _emit_metrics(decision: IntakeDecision, fact: NodeFact, telemetry: Telemetry) -> None:
+def _emit_metrics(decision: IngestDecision, fact: NodeFact, telemetry: Telemetry) -> None:
     incident = decision.incident
     # A site may have many detectors. The metric counts them as one.
     source = fact.source.partition(":")[0]
     telemetry.count(_FACT_METRICS[decision.action], source=source)
-    if fact.code == driver_lines.UNPARSED and decision.action in (IntakeAction.OPEN, IntakeAction.JOIN):
+    if fact.code == driver_lines.UNPARSED and decision.action in (IngestAction.OPEN, IngestAction.JOIN):
         telemetry.count("XidsUnparsed", source=source)
         telemetry.warning("XidUnparsed", instanceId=fact.instance_id, source=fact.source, line=fact.detail)
-    if decision.action is IntakeAction.OPEN and incident:
+    if decision.action is IngestAction.OPEN and incident:
         telemetry.count("IncidentsOpened", severity=incident.severity, drill=str(incident.is_drill).lower())
         telemetry.info(
             "IncidentOpened",
@@ -514,7 +525,7 @@ def _store_unresolved(fact: NodeFact, context: Context) -> IngestResult:
         else:
             context.telemetry.count("FactsUnresolved")
             context.telemetry.warning("FactUnresolved", instanceId=fact.instance_id, source=fact.source)
-    return IngestResult(outcome=IngestOutcome.UNRESOLVED, reason=reason)
+    return IngestResult(outcome=FactOutcome.UNRESOLVED, reason=reason)
 
 
 def _store_fact_of_unlisted_instance(fact: NodeFact, context: Context) -> None:
@@ -553,18 +564,18 @@ def retry_unresolved(context: Context) -> tuple[IngestResult, ...]:
     Each call takes the next facts of the list, so every fact is tried however long the list is. Drills come after real
     facts, and are left out if drills may not act.
 
-    Idempotent: yes, as `ingest_node_fact`.
+    Idempotent: yes, as `ingest_fact_of_known_node`.
 
     Raises:
         EvenkeelError: the first failure, after each fact was tried.
     """
     outcomes: list[IngestResult] = []
     failures: list[EvenkeelError] = []
-    for row, fact in rows.readable(_next_unresolved(context), NodeFact, failures.append):
+    for row, fact in rows.readable_rows(_next_unresolved(context), NodeFact, failures.append):
         try:
-            affected = find_affected_node(fact.instance_id, context, provider=context.provider)
+            affected = find_affected_node(fact.instance_id, context, asks_provider=True)
             if affected is not None:
-                outcomes.append(ingest_node_fact(fact, affected, context))
+                outcomes.append(ingest_fact_of_known_node(fact, affected, context))
                 continue
         except EvenkeelError as error:
             failures.append(error)
@@ -580,7 +591,7 @@ def retry_unresolved(context: Context) -> tuple[IngestResult, ...]:
 
 def _next_unresolved(context: Context) -> list[Row]:
     """Return the facts to retry now, and store where the next call continues."""
-    row = context.ledger.get(incident_rows.retried_key())
+    row = context.ledger.get(incident_rows.retry_cursors_key())
     cursors = dict(row.doc) if row else {}
     facts: list[Row] = []
     for state in (UNRESOLVED, UNRESOLVED_DRILL) if context.site.drills_may_act else (UNRESOLVED,):
@@ -591,7 +602,7 @@ def _next_unresolved(context: Context) -> list[Row]:
             facts += page.rows
             cursors[state] = page.cursor or ""
     if cursors != (dict(row.doc) if row else {}):
-        after = Row(incident_rows.retried_key(), cursors, row.version if row else 0)
+        after = Row(incident_rows.retry_cursors_key(), cursors, row.version if row else 0)
         with contextlib.suppress(Conflict):  # another sweep stored its own position
             context.ledger.commit(Put(after))
     return facts

@@ -12,15 +12,15 @@ from evenkeel.domain.health.incidents import Evidence, FactKind, IncidentState, 
 from evenkeel.domain.nodes import FleetNode, Node, NodeLife
 from evenkeel.domain.resources import NONE
 from evenkeel.ports import Key, Put, Row, Table
-from evenkeel.services.incidents import receive_event
+from evenkeel.services.incidents import ingest_event
 from evenkeel.services.storage import fleet_rows, rows
 from tests.fakes import FakeWorld, a_provider_node
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.unit.services_recovery.recovery_scenario import RecoveryScenario, a_fact
 
 
-def ingest_fact(world: FakeWorld, fact: NodeFact) -> receive_event.IngestResult:
-    return receive_event.ingest_fact(fact, world.context())
+def ingest_fact(world: FakeWorld, fact: NodeFact) -> ingest_event.IngestResult:
+    return ingest_event.ingest_fact(fact, world.context())
 
 
 def stored_incidents(world: FakeWorld) -> list[str]:
@@ -35,7 +35,7 @@ COPIES = [
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
-def test_three_copies_of_a_signal_open_one_incident(order: tuple[int, ...]) -> None:
+def test_signal_received_three_times_opens_one_incident(order: tuple[int, ...]) -> None:
     world = FakeWorld()
 
     outcomes = [ingest_fact(world, COPIES[index]).outcome for index in order]
@@ -69,7 +69,7 @@ def test_concurrent_signals_open_one_incident_and_one_execution(_attempt: int) -
     assert len(world.ledger.partition(Table.INCIDENTS, stored_incidents(world)[0], "EVIDENCE#")) == 3
 
 
-def test_copied_signal_starts_the_execution_after_a_crash() -> None:
+def test_duplicate_signal_starts_execution_that_a_crash_left_unstarted() -> None:
     world = FakeWorld()
     ingest_fact(world, COPIES[0])
     world.workflows.executions.clear()
@@ -95,7 +95,7 @@ def test_evidence_shows_opening_and_joined_signals() -> None:
 # ---------------------------------------------------------------- which node
 
 
-def test_node_life_comes_from_the_provider() -> None:
+def test_node_life_of_an_incident_comes_from_the_provider() -> None:
     world = FakeWorld()
 
     result = ingest_fact(world, a_fact(number=77))
@@ -109,28 +109,28 @@ def test_sweep_opens_the_incident_of_a_late_node() -> None:
     world = FakeWorld()
     ingest_fact(world, a_fact(number=77))
     ingest_fact(world, a_fact(number=77, envelope_id="copy"))
-    assert receive_event.retry_unresolved(world.context()) == ()
+    assert ingest_event.retry_unresolved(world.context()) == ()
 
     world.provider.by_id[instance_id(77)] = a_provider_node(77)
-    outcomes = receive_event.retry_unresolved(world.context())
+    outcomes = ingest_event.retry_unresolved(world.context())
 
     assert [outcome.outcome for outcome in outcomes] == ["OPEN"]
-    assert receive_event.retry_unresolved(world.context()) == ()
+    assert ingest_event.retry_unresolved(world.context()) == ()
     assert len(stored_incidents(world)) == 1
 
 
-def test_fact_about_an_unknown_node_expires() -> None:
+def test_unresolved_fact_about_an_unknown_node_expires() -> None:
     world = FakeWorld()
     ingest_fact(world, a_fact(number=77))
 
     world.clock.advance(timedelta(hours=7).total_seconds())
-    receive_event.retry_unresolved(world.context())
+    ingest_event.retry_unresolved(world.context())
 
-    assert world.ledger.by_state(Table.INCIDENTS, receive_event.UNRESOLVED).rows == ()
+    assert world.ledger.by_state(Table.INCIDENTS, ingest_event.UNRESOLVED).rows == ()
     assert world.telemetry.totals["FactsDropped"] == 1
 
 
-def test_fleet_table_is_read_before_the_provider() -> None:
+def test_node_is_looked_up_in_fleet_table_before_provider() -> None:
     world = FakeWorld()
     remembered = {
         "life": {"cluster": CLUSTER, "instanceId": instance_id(50), "launchedAt": "2026-11-01T00:00:00Z"},
@@ -161,7 +161,7 @@ def test_a_late_copy_does_not_reopen_a_settled_incident() -> None:
     assert len(recovery.incidents()) == 1
 
 
-def test_the_same_fault_after_the_return_opens_a_second_incident() -> None:
+def test_same_fault_after_return_to_service_opens_second_incident() -> None:
     recovery = RecoveryScenario()
     recovery.report_fault()
     recovery.recover()
@@ -191,7 +191,7 @@ def test_late_signal_of_a_replaced_node_opens_no_incident() -> None:
     assert result.outcome == "STALE"
 
 
-class CrashingIntakeLedger:
+class CrashingLedger:
     """A ledger whose batch read is not atomic, as in DynamoDB: another write happens during it."""
 
     def __init__(self, ledger: Any, *, after: int, happens: Callable[[], Any]) -> None:
@@ -214,15 +214,15 @@ def test_signal_during_settlement_opens_no_second_incident(after: int) -> None:
     recovery = RecoveryScenario()
     recovery.report_fault(fault_key="hp:NvidiaErrorTerminate")
     late = a_fact(fault_key="hp:NvidiaErrorTerminate", observed_at="2026-11-03T10:16:00Z", envelope_id="late")
-    torn = CrashingIntakeLedger(recovery.world.ledger, after=after, happens=recovery.recover)
+    torn = CrashingLedger(recovery.world.ledger, after=after, happens=recovery.recover)
 
-    outcome = receive_event.ingest_fact(late, recovery.world.context(ledger=torn)).outcome
+    outcome = ingest_event.ingest_fact(late, recovery.world.context(ledger=torn)).outcome
 
     assert outcome == "STALE"
     assert len(recovery.incidents()) == 1
 
 
-def test_recovery_before_any_action_ends_the_incident() -> None:
+def test_recovery_signal_before_any_action_ends_the_incident() -> None:
     recovery = RecoveryScenario()
     recovery.report_fault()
     recovery.ingest(

@@ -1,6 +1,6 @@
 """Rows of restarts of unmanaged jobs, in the incidents table."""
 
-from evenkeel.domain.recovery.restarts import Restart, RestartStage
+from evenkeel.domain.recovery.unmanaged_restarts import RestartStage, UnmanagedRestart
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Key, Row, Table
 from evenkeel.services.storage import rows
@@ -13,12 +13,12 @@ def restart_key(cluster: str, namespace: str, kind: str, name: str) -> Key:
     return Key(Table.INCIDENTS, f"RESTART#{cluster}/{namespace}/{kind}/{name}", "META")
 
 
-def key_of(restart: Restart) -> Key:
+def key_of(restart: UnmanagedRestart) -> Key:
     """Return the key of a restart's row."""
     return restart_key(restart.cluster, restart.namespace, restart.kind, restart.name)
 
 
-def restart_row(restart: Restart, version: int) -> Row:
+def restart_row(restart: UnmanagedRestart, version: int) -> Row:
     """Return the row; `byState` lists it under `RESTART#LIVE` until it ends."""
     has_ended = restart.stage is RestartStage.ENDED
     return Row(

@@ -2,7 +2,7 @@
 
 from datetime import datetime
 
-from evenkeel.domain.capacity.run_times import PastRun
+from evenkeel.domain.capacity.run_times import PastJob
 from evenkeel.domain.jobs.job import JobState
 from evenkeel.ports import Ledger, Table
 
@@ -10,11 +10,11 @@ MAX_RUNS = 200
 """Jobs that are read, newest first: one page."""
 
 
-def load(ledger: Ledger) -> tuple[PastRun, ...]:
+def load_past_jobs(ledger: Ledger) -> tuple[PastJob, ...]:
     """Return the run times of the last jobs that succeeded, from their first start, interruptions included."""
     page = ledger.by_state(Table.JOBS, f"JOB#{JobState.SUCCEEDED}", limit=MAX_RUNS, newest_first=True)
     return tuple(
-        PastRun(
+        PastJob(
             row.doc["spec"]["team"],
             row.doc.get("owner", ""),
             row.doc["spec"].get("jobType", ""),

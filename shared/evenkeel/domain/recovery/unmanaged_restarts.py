@@ -201,7 +201,10 @@ def _why_not_restarted(facts: RestartFacts) -> str:
 
 
 def _failed_on_node(facts: RestartFacts) -> bool:
-    """Whether a pod failed on the node. Kubernetes deletes the pods of some failed Jobs: then the last sweeps count."""
+    """Whether the job failed on the node, by its failed pods.
+
+    If Kubernetes deleted them, the sweeps that last listed the job there decide.
+    """
     job = facts.job
     if not job.failed_pods and facts.was_listed_on_node and job.failed_at is not None:
         left_at = facts.left_node_at
@@ -223,7 +226,7 @@ def _describe_restart_point(job: UnmanagedJob) -> str:
     return "Its manifest names no checkpoint folder, so it may start from the beginning."
 
 
-def fault_consequence(workload: UnmanagedWorkload, *, by_policy: bool) -> str:
+def describe_fault_consequence(workload: UnmanagedWorkload, *, by_policy: bool) -> str:
     """Describe the effect of a faulty node on a workload, and whether the workload has Evenkeel's labels.
 
     Args:
@@ -265,7 +268,7 @@ class RestartStage(StrEnum):
     ENDED = "ENDED"
 
 
-class Restart(Value):
+class UnmanagedRestart(Value):
     """The restart of one unmanaged job. The ledger keeps the latest restart of each job name, one row for each."""
 
     cluster: str
@@ -323,12 +326,14 @@ class NextStep(NamedTuple):
 _STOPPING_STEPS = frozenset({RestartStep.SUSPEND, RestartStep.DELETE})
 
 
-def stops_job(step: RestartStep) -> bool:
+def is_stopping_step(step: RestartStep) -> bool:
     """Whether a step stops the job. A hold forbids these steps. It never forbids the steps that start the job again."""
     return step in _STOPPING_STEPS
 
 
-def next_step(restart: Restart, job: UnmanagedJob | None, *, incident_is_over: bool = False) -> NextStep:
+def choose_next_step(
+    restart: UnmanagedRestart, job: UnmanagedJob | None, *, incident_is_over: bool = False
+) -> NextStep:
     """Return the next step of a restart.
 
     Args:
@@ -357,7 +362,7 @@ def next_step(restart: Restart, job: UnmanagedJob | None, *, incident_is_over: b
             assert_never(job.state)
 
 
-def _next_step_while_running(restart: Restart, job: UnmanagedJob, *, incident_is_over: bool) -> NextStep:
+def _next_step_while_running(restart: UnmanagedRestart, job: UnmanagedJob, *, incident_is_over: bool) -> NextStep:
     if restart.node_name in job.live_nodes and incident_is_over:
         was_restarted = restart.stage is RestartStage.SUSPENDED
         return NextStep(RestartStep.END, f"{restart.label} keeps running: the incident is over.", was_restarted)
@@ -369,20 +374,20 @@ def _next_step_while_running(restart: Restart, job: UnmanagedJob, *, incident_is
     return NextStep(RestartStep.END, f"{restart.label} has left {restart.node_name} by itself.")
 
 
-def _next_step_while_suspended(restart: Restart, job: UnmanagedJob) -> NextStep:
+def _next_step_while_suspended(restart: UnmanagedRestart, job: UnmanagedJob) -> NextStep:
     if restart.stage is RestartStage.REQUESTED:
         return NextStep(RestartStep.END, f"{restart.label} was suspended by its owner.")
     if job.live_nodes:
-        pods = count_of(len(job.live_nodes), "of its pods still ends", "of its pods still end")
+        pods = count_of(len(job.live_nodes), "of its pods is still terminating", "of its pods are still terminating")
         return NextStep(RestartStep.WAIT, f"{restart.label} is suspended; {pods}.")
     return NextStep(RestartStep.RESUME, f"{restart.label} is resumed.", was_restarted=True)
 
 
-def _next_step_after_delete(restart: Restart, job: UnmanagedJob | None) -> NextStep:
+def _next_step_after_delete(restart: UnmanagedRestart, job: UnmanagedJob | None) -> NextStep:
     if job is None:
         return NextStep(RestartStep.CREATE, f"{restart.label} is created again.", was_restarted=True)
     if job.uid != restart.uid:
         return NextStep(RestartStep.END, f"{restart.label} was created again.", was_restarted=True)
     if job.state is UnmanagedJobState.DELETING:
-        return NextStep(RestartStep.WAIT, f"{restart.label} is deleted; its pods still end.")
+        return NextStep(RestartStep.WAIT, f"{restart.label} is deleted; its pods are still terminating.")
     return NextStep(RestartStep.DELETE, f"{restart.label} failed. Evenkeel creates it again.")

@@ -8,14 +8,14 @@ from datetime import datetime
 
 from evenkeel.domain.health.incidents import Incident, NodeFact
 from evenkeel.domain.nodes import NodeLife
-from evenkeel.domain.shadow.cases import AFTERMATH_PERIOD, Aftermath, NodeEvent, node_event_of, shadow_decision
+from evenkeel.domain.shadow.shadow_cases import AFTERMATH_PERIOD, Aftermath, NodeEvent, node_event_of, shadow_decision
 from evenkeel.ports import Ledger, Put, Row
 from evenkeel.services.context import Context
 from evenkeel.services.storage import incident_rows, rows
 from evenkeel.services.storage.retries import until_committed
 
 
-def writes(incident: Incident, events: list[NodeEvent], ledger: Ledger, now: datetime) -> list[Put]:
+def aftermath_writes(incident: Incident, events: list[NodeEvent], ledger: Ledger, now: datetime) -> list[Put]:
     """Return the writes that add events to the aftermath of an incident; none if they add nothing.
 
     Only settled incidents of the mode `observe` are followed, and only for some time.
@@ -29,7 +29,7 @@ def writes(incident: Incident, events: list[NodeEvent], ledger: Ledger, now: dat
     return [Put(incident_rows.aftermath_row(incident, after, row.version if row else 0))] if after != before else []
 
 
-def writes_for_fact(fact: NodeFact, incident_id: str, context: Context) -> list[Put]:
+def aftermath_writes_for_fact(fact: NodeFact, incident_id: str, context: Context) -> list[Put]:
     """Return the writes for a fact that no open incident took.
 
     Args:
@@ -41,7 +41,7 @@ def writes_for_fact(fact: NodeFact, incident_id: str, context: Context) -> list[
     row = context.ledger.get(incident_rows.incident_key(incident_id)) if event else None
     if event is None or row is None:
         return []
-    return writes(rows.decode(row, Incident), [event], context.ledger, context.clock.now())
+    return aftermath_writes(rows.decode(row, Incident), [event], context.ledger, context.clock.now())
 
 
 def record_progress(fact: NodeFact, life: NodeLife | None, context: Context) -> None:
@@ -60,7 +60,7 @@ def record_progress(fact: NodeFact, life: NodeLife | None, context: Context) -> 
 
     def commit_once() -> None:
         incident_id = _last_incident_id(fact, life, context)
-        puts = writes_for_fact(fact, incident_id, context) if incident_id else []
+        puts = aftermath_writes_for_fact(fact, incident_id, context) if incident_id else []
         if puts:
             context.ledger.commit(*puts)
 

@@ -25,11 +25,11 @@ from evenkeel.domain.values import Instant, Value
 _SOURCE_RESOLUTION = timedelta(seconds=1)
 """Sources truncate event times to whole seconds, so a fault may be up to this much newer than its recorded time."""
 _MAX_SERIES = timedelta(hours=3)
-"""A watched code that is reported without a pause counts again after this time."""
+"""A code that only counts (`Rung.WATCH`) counts again after this time, if it is reported without a pause."""
 NOT_READY = "node:not_ready"
 
 
-class IntakeAction(StrEnum):
+class IngestAction(StrEnum):
     """Effect of a new fact on the incidents of its node."""
 
     OPEN = "OPEN"
@@ -56,10 +56,10 @@ class LastIncident(Value):
     """Whether the node was replaced. Further facts about it have no effect."""
 
 
-class IntakeDecision(Value):
+class IngestDecision(Value):
     """Effect of a new fact, with its reason."""
 
-    action: IntakeAction
+    action: IngestAction
     reason: str
     incident: Incident | None = None
     """For OPEN and JOIN, the incident to store. For DUPLICATE and EXPECTED, the open incident, if there is one."""
@@ -67,8 +67,8 @@ class IntakeDecision(Value):
     """The changed fault histories to store, by history key."""
 
 
-class IntakeRecords(Value):
-    """Stored records about a fact and its node. The fact of a drill gets only drills; a real fact gets no drills."""
+class NodeHistory(Value):
+    """The stored incidents and faults of a fact's node. A drill's fact gets only drills, a real fact none."""
 
     known_incident_id: str = ""
     """Incident that recorded this fact before; empty if the fact is new."""
@@ -80,43 +80,43 @@ class IntakeRecords(Value):
     """The fault history of each of the fault's `history_keys`."""
 
 
-def decide_intake(
-    classified_fact: ClassifiedFact, records: IntakeRecords, catalogue: FaultCatalogue, *, new_id: str, now: datetime
-) -> IntakeDecision:
+def decide_ingestion(
+    classified_fact: ClassifiedFact, node_history: NodeHistory, catalogue: FaultCatalogue, *, new_id: str, now: datetime
+) -> IngestDecision:
     """Decide whether a fact opens an incident, joins the open incident, or changes no incident.
 
     Args:
         classified_fact: The fact, its node and its fault.
-        records: Earlier records of the fact and its node.
+        node_history: The stored incidents and faults of the node.
         catalogue: The faults with the site's overrides, for the other signals of the incident.
         new_id: Id for a new incident.
         now: The current time.
     """
-    fact, last_incident, incident = classified_fact.fact, records.last_incident, records.open_incident
+    fact, last_incident, incident = classified_fact.fact, node_history.last_incident, node_history.open_incident
     if incident is not None and incident.is_drill is not fact.is_drill:
         incident = None
-    decision = _decide_duplicate_or_stale(fact, records.known_incident_id, last_incident, incident)
+    decision = _decide_duplicate_or_stale(fact, node_history.known_incident_id, last_incident, incident)
     if decision is not None:
         return decision
     if incident is not None and _is_caused_by_repair(fact, incident):
         reason = f"The repair by {incident.incident_id} takes the node down, so this is expected."
-        return IntakeDecision(action=IntakeAction.EXPECTED, reason=reason, incident=incident)
+        return IngestDecision(action=IngestAction.EXPECTED, reason=reason, incident=incident)
     if incident is not None:
-        return IntakeDecision(
-            action=IntakeAction.JOIN,
+        return IngestDecision(
+            action=IngestAction.JOIN,
             reason=f"The report joins {incident.incident_id}, which is open for the node.",
-            incident=with_fact(incident, classified_fact, records.histories, catalogue),
-            histories=_updated_histories(classified_fact, incident.incident_id, records.histories),
+            incident=with_fact(incident, classified_fact, node_history.histories, catalogue),
+            histories=_updated_histories(classified_fact, incident.incident_id, node_history.histories),
         )
-    return _decide_without_open_incident(classified_fact, records, catalogue, new_id=new_id, now=now)
+    return _decide_without_open_incident(classified_fact, node_history, catalogue, new_id=new_id, now=now)
 
 
 def _decide_duplicate_or_stale(
     fact: NodeFact, known_id: str, last_incident: LastIncident | None, incident: Incident | None
-) -> IntakeDecision | None:
+) -> IngestDecision | None:
     """Return the decision if the fact is already recorded or is older than the node's return; None otherwise."""
     if last_incident and last_incident.is_replaced:
-        return IntakeDecision(action=IntakeAction.STALE, reason=f"{last_incident.incident_id} replaced the node.")
+        return IngestDecision(action=IngestAction.STALE, reason=f"{last_incident.incident_id} replaced the node.")
     returned_at = last_incident.returned_at if last_incident else None
     is_after_return = returned_at is None or fact.observed_at + _SOURCE_RESOLUTION > returned_at
     # A fact key covers a minute. A fact with a known key is still new if it happened after that incident returned the
@@ -125,45 +125,45 @@ def _decide_duplicate_or_stale(
     if known_id and not (known_id == returned_by and returned_at and fact.observed_at > returned_at):
         is_current = incident is not None and incident.incident_id == known_id
         reason = f"{known_id} already recorded this report."
-        return IntakeDecision(action=IntakeAction.DUPLICATE, reason=reason, incident=incident if is_current else None)
+        return IngestDecision(action=IngestAction.DUPLICATE, reason=reason, incident=incident if is_current else None)
     if not is_after_return:
         assert last_incident
-        return IntakeDecision(
-            action=IntakeAction.STALE,
+        return IngestDecision(
+            action=IngestAction.STALE,
             reason=f"The report is older than the node's return to service after {last_incident.incident_id}.",
         )
     return None
 
 
 def _decide_without_open_incident(
-    classified_fact: ClassifiedFact, records: IntakeRecords, catalogue: FaultCatalogue, *, new_id: str, now: datetime
-) -> IntakeDecision:
+    classified_fact: ClassifiedFact, node_history: NodeHistory, catalogue: FaultCatalogue, *, new_id: str, now: datetime
+) -> IngestDecision:
     """Decide whether a new fact about a node without an open incident opens one."""
-    fact, last_incident = classified_fact.fact, records.last_incident
+    fact, last_incident = classified_fact.fact, node_history.last_incident
     returned_at = last_incident.returned_at if last_incident else None
     if fact.kind is FactKind.RECOVERED:
-        return IntakeDecision(action=IntakeAction.IGNORED, reason="The node is healthy and has no open incident.")
+        return IngestDecision(action=IngestAction.IGNORED, reason="The node is healthy and has no open incident.")
     if fact.kind is FactKind.PROGRESS:
-        return IntakeDecision(
-            action=IntakeAction.IGNORED, reason="Repair progress for a node without an open incident."
+        return IngestDecision(
+            action=IngestAction.IGNORED, reason="Repair progress for a node without an open incident."
         )
     if not classified_fact.is_evidence:
         reason = f"{classified_fact.fault.name}: this alone does not show a node fault, and no incident is open."
-        return IntakeDecision(action=IntakeAction.IGNORED, reason=reason)
-    occurrence = _watched_occurrence(classified_fact, returned_at, records.histories)
+        return IngestDecision(action=IngestAction.IGNORED, reason=reason)
+    occurrence = _repeated_occurrence(classified_fact, returned_at, node_history.histories)
     if occurrence is not None:
-        return IntakeDecision(
-            action=IntakeAction.IGNORED,
+        return IngestDecision(
+            action=IngestAction.IGNORED,
             reason=f"{classified_fact.fault.name}: {occurrence.incident_id} already recorded this series.",
-            histories=_updated_histories(classified_fact, occurrence.incident_id, records.histories),
+            histories=_updated_histories(classified_fact, occurrence.incident_id, node_history.histories),
         )
-    return IntakeDecision(
-        action=IntakeAction.OPEN,
+    return IngestDecision(
+        action=IngestAction.OPEN,
         reason="The first report of this fault.",
         incident=open_incident(
-            classified_fact, records.histories, catalogue, incident_id=new_id, now=now, returned_at=returned_at
+            classified_fact, node_history.histories, catalogue, incident_id=new_id, now=now, returned_at=returned_at
         ),
-        histories=_updated_histories(classified_fact, new_id, records.histories),
+        histories=_updated_histories(classified_fact, new_id, node_history.histories),
     )
 
 
@@ -175,10 +175,10 @@ def _is_caused_by_repair(fact: NodeFact, incident: Incident) -> bool:
     return fact.observed_at + _SOURCE_RESOLUTION > requested_at and (back_at is None or fact.observed_at <= back_at)
 
 
-def _watched_occurrence(
+def _repeated_occurrence(
     classified_fact: ClassifiedFact, returned_at: datetime | None, histories: Mapping[str, FaultHistory]
 ) -> FaultOccurrence | None:
-    """Return the recorded occurrence that a signal of a watched fault repeats; None if the signal is new evidence.
+    """Return the recorded occurrence that a signal repeats, if its fault only counts; None for new evidence.
 
     A source may report a code every minute for hours. These reports are one incident and one occurrence until the
     source pauses, another source reports the code, or three hours have passed.
@@ -191,7 +191,7 @@ def _watched_occurrence(
         (
             occurrence
             for occurrence in history.occurrences
-            if occurrence.life == affected.life.key
+            if occurrence.life_key == affected.life.key
             and (occurrence.fault_key, occurrence.gpu, occurrence.link) == (fact.fault_key, fact.gpu, fact.link)
             and fact.source in occurrence.sources
             and occurrence.first_at - SERIES_GAP <= fact.observed_at <= occurrence.last_at + SERIES_GAP

@@ -6,6 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from pydantic import Field
+
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
 from evenkeel.domain.capacity import compatibility, efa, instance_types, network_topology
@@ -49,11 +51,11 @@ class PoolFit(Value):
     """Id of that domain."""
     largest_domain: int | None = None
     """Usable nodes of the largest domain of the level that the gang requires; None if it requires none."""
-    choice: int = 0
+    preference_rank: int = Field(default=0, alias="choice")
     """Rank of the pool in the job's order of preference. The first pool that fits is taken."""
 
     @property
-    def has_fit(self) -> bool:
+    def fits_now(self) -> bool:
         """Whether the gang fits now."""
         return bool(self.best) and not self.uses_reserved_spares
 
@@ -92,12 +94,12 @@ class PreemptionPlan(Value):
     """Smallest set of preemptable jobs that frees enough nodes for a job that has quota."""
 
     victims: tuple[JobToPreempt, ...]
-    offers: tuple[PoolFit, ...]
+    fits: tuple[PoolFit, ...] = Field(alias="offers")
     """The fits after the victims have stopped."""
 
 
-def pool_instance_types(offers: Iterable[PoolFit]) -> frozenset[tuple[str, str]]:
-    return frozenset((offer.pool, offer.instance_type) for offer in offers if offer.leaving < offer.total_nodes)
+def pool_instance_types(fits: Iterable[PoolFit]) -> frozenset[tuple[str, str]]:
+    return frozenset((fit.pool, fit.instance_type) for fit in fits if fit.leaving < fit.total_nodes)
 
 
 def subtract_assigned(
@@ -124,22 +126,22 @@ def subtract_all_assigned(
     return tuple(remaining)
 
 
-def why_no_fit(request: AdmissionRequest, offers: Iterable[PoolFit]) -> str:
+def why_no_fit(request: AdmissionRequest, fits: Iterable[PoolFit]) -> str:
     """Say why a gang fits in no pool now; empty if it fits."""
-    offers_tried = tuple(offers)
-    if any(offer.has_fit for offer in offers_tried):
+    all_fits = tuple(fits)
+    if any(fit.fits_now for fit in all_fits):
         return ""
-    reasons = "; ".join(offer.why_not(request) for offer in offers_tried)
+    reasons = "; ".join(fit.why_not(request) for fit in all_fits)
     return f"The job waits for {describe_request(request)}: {reasons or 'no node in the fleet matches'}."
 
 
-def best_fit(offers: Iterable[PoolFit]) -> PoolFit:
-    """Return the offer that a gang takes: the most preferred pool, then the pool with the fewest fitting nodes.
+def best_fit(fits: Iterable[PoolFit]) -> PoolFit:
+    """Return the fit that a gang takes: the most preferred pool, then the pool with the fewest fitting nodes.
 
     So large free pools stay large.
     """
-    fitting = (offer for offer in offers if offer.has_fit)
-    return min(fitting, key=lambda offer: (offer.choice, offer.fitting, offer.pool, offer.instance_type))
+    fitting = (fit for fit in fits if fit.fits_now)
+    return min(fitting, key=lambda fit: (fit.preference_rank, fit.fitting, fit.pool, fit.instance_type))
 
 
 def pool_fits(
@@ -228,18 +230,18 @@ def _pool_nodes(
 ) -> tuple[_PoolNodes, ...]:
     """Return the usable nodes of each pool. Gangs of two or more nodes that differ only in their size share them."""
     nodes_by_type: dict[tuple[str, str], list[NodeCapacity]] = defaultdict(list)
-    choices: dict[tuple[str, str], int] = {}
+    ranks: dict[tuple[str, str], int] = {}
     for capacity in _reserved_or_shared(request, capacities):
         if counts_node is not None and not counts_node(capacity):
             continue
-        choice = _rank_if_idle(request, capacity, policy)
-        if choice is not None:
+        rank = _rank_if_idle(request, capacity, policy)
+        if rank is not None:
             pool_and_type = (capacity.pool, capacity.instance_type)
             nodes_by_type[pool_and_type].append(capacity)
-            choices[pool_and_type] = min(choice, choices.get(pool_and_type, choice))
+            ranks[pool_and_type] = min(rank, ranks.get(pool_and_type, rank))
     return tuple(
         _free_nodes_for(
-            request, pool, instance_type, nodes_by_type[pool, instance_type], policy, choices[pool, instance_type]
+            request, pool, instance_type, nodes_by_type[pool, instance_type], policy, ranks[pool, instance_type]
         )
         for pool, instance_type in sorted(nodes_by_type)
     )
@@ -255,11 +257,11 @@ def _rank_if_idle(request: AdmissionRequest, capacity: NodeCapacity, policy: Sch
     if request.instance_types and capacity.instance_type not in request.instance_types:
         return None
     has_preferences = bool(request.pools) or request.requires != _NOTHING
-    choice = _preference_rank(request, capacity) if has_preferences else 0
-    if choice is None or (request.requires.fabric and policy.efa_interfaces.get(capacity.pool) == 0):
+    rank = _preference_rank(request, capacity) if has_preferences else 0
+    if rank is None or (request.requires.fabric and policy.efa_interfaces.get(capacity.pool) == 0):
         return None
     is_unknown = not capacity.accelerators and not capacity.is_open
-    return choice if is_unknown or capacity.is_large_enough(request.per_node) else None
+    return rank if is_unknown or capacity.is_large_enough(request.per_node) else None
 
 
 class SharedFits:
@@ -285,7 +287,7 @@ class SharedFits:
         if self._capacities is not capacities:
             self._capacities, self._searches = capacities, {}
         has_reserved_nodes = request.job_id in self._reservation_holders
-        # A request with labels of pools has no hash.
+        # The key is JSON, because a request that holds a dict (labels of pools) is not hashable.
         pod_key = (request.model_dump_json(exclude=None if has_reserved_nodes else _NEUTRAL_FIELDS), request.nodes > 1)
         if pod_key not in self._searches:
             self._searches[pod_key] = (request, _pool_nodes(request, capacities, self._policy))
@@ -313,8 +315,8 @@ class SharedFits:
         # Whether a job takes its reserved nodes depends on all of them.
         if self._capacities is capacities and self._reservation_holders <= {""}:
             self._searches = {
-                pod_key: (of, self._pool_nodes_with_changes(of, pool_nodes, changes))
-                for pod_key, (of, pool_nodes) in self._searches.items()
+                pod_key: (first_request, self._pool_nodes_with_changes(first_request, pool_nodes, changes))
+                for pod_key, (first_request, pool_nodes) in self._searches.items()
             }
             self._capacities = remaining_capacities
         return remaining_capacities
@@ -355,7 +357,7 @@ def _reserved_or_shared(request: AdmissionRequest, capacities: Iterable[NodeCapa
 
 _NOTHING = Requirements()
 _NEUTRAL_FIELDS = {
-    *("job_id", "owner", "team", "submitted_at", "queued_at", "priority", "attempts"),
+    *("job_id", "submitter", "team", "submitted_at", "queued_at", "priority", "attempts"),
     *("nodes", "requested_nodes", "sizes"),
 }
 """Fields in which two requests may differ while their pods fit on the same nodes."""
@@ -412,7 +414,7 @@ def _free_nodes_for(
     instance_type: str,
     capacities: list[NodeCapacity],
     policy: SchedulingPolicy,
-    choice: int,
+    rank: int,
 ) -> _PoolNodes:
     closed: Counter[str] = Counter()
     usable: list[NodeCapacity] = []
@@ -432,7 +434,7 @@ def _free_nodes_for(
         empty=sum(capacity.is_unused for capacity in capacities),
         reserved_spares=0 if request.is_recovery else policy.spare_nodes.get(pool, 0),
         closed=dict(closed),
-        choice=choice,
+        preference_rank=rank,
     )
     return _PoolNodes(counts, tuple(usable))
 

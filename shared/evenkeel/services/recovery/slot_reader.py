@@ -16,7 +16,7 @@ from evenkeel.domain.nodes import FleetNode, KubernetesNode, ProviderNode
 from evenkeel.domain.recovery.fleet_summary import FleetSummary
 from evenkeel.domain.recovery.node_slot import ObservedNode, SlotState, find_slot_state
 from evenkeel.domain.recovery.opt_out import opt_out_reason
-from evenkeel.domain.recovery.validation import expected_of_type
+from evenkeel.domain.recovery.validation import expected_accelerators_of_type
 from evenkeel.ports import Ledger
 from evenkeel.services.context import Context
 from evenkeel.services.storage import fleet_rows, rows
@@ -25,14 +25,14 @@ _HYPERPOD_NAME = "hyperpod-{}"
 """Name of the node object of a HyperPod instance."""
 
 
-def fleet_summary(ledger: Ledger) -> FleetSummary:
+def _load_fleet_summary(ledger: Ledger) -> FleetSummary:
     """Return the summary of the fleet by the last sweep; an empty one before the first sweep."""
     row = ledger.get(fleet_rows.summary_key())
     return rows.decode(row, FleetSummary) if row else FleetSummary()
 
 
-def has_work(node: KubernetesNode, context: Context) -> bool:
-    """Whether a pod with accelerators runs on a node."""
+def has_accelerator_pods(node: KubernetesNode, context: Context) -> bool:
+    """Return whether a pod with accelerators runs on a node."""
     return any(pod.accelerators for pod in context.cluster.pods(node.cluster, node.name))
 
 
@@ -46,22 +46,22 @@ class SlotReader:
     @cached_property
     def node(self) -> KubernetesNode | None:
         """The node object of the incident's own node; None if it is gone."""
-        return self._node_object(self.incident.life.instance_id, self.incident.node_name)
+        return self._read_node_object(self.incident.life.instance_id, self.incident.node_name)
 
     @cached_property
     def summary(self) -> FleetSummary:
         """The facts about the peers of the node."""
-        return fleet_summary(self.context.ledger)
+        return _load_fleet_summary(self.context.ledger)
 
-    def state(self, since: datetime) -> SlotState:
+    def read_state(self, since: datetime) -> SlotState:
         """Return the own node and its replacement. A node that was launched after `since` may be the replacement."""
-        return self._state(since, self._records)
+        return self._read_state(since, self._read_provider_nodes)
 
-    def state_of_original(self, since: datetime) -> SlotState:
+    def read_state_of_original(self, since: datetime) -> SlotState:
         """Return the own node, and its replacement only if HyperPod no longer lists the own node."""
-        return self._state(since, self._records_of_original)
+        return self._read_state(since, self._read_original_provider_nodes)
 
-    def _state(self, since: datetime, read_records: Callable[[datetime], tuple[ProviderNode, ...]]) -> SlotState:
+    def _read_state(self, since: datetime, read_records: Callable[[datetime], tuple[ProviderNode, ...]]) -> SlotState:
         incident = self.incident
         # Read in parallel: until the cordon, new pods can start on the faulty node.
         with ThreadPoolExecutor(max_workers=2) as readers:
@@ -71,20 +71,20 @@ class SlotReader:
         slot_state = find_slot_state(
             incident.life, incident.slot, incident.pool, records=records.result(), nodes=own_node, since=since
         )
-        if slot_state.replacement is None or slot_state.replacement.record is None:
+        if slot_state.replacement is None or slot_state.replacement.provider_node is None:
             return slot_state
-        node = self._node_object(slot_state.replacement.record.instance_id, "")
+        node = self._read_node_object(slot_state.replacement.provider_node.instance_id, "")
         return slot_state.replace(replacement=slot_state.replacement.replace(node=node))
 
-    def expected(self, observed: ObservedNode, instance_type: str = "") -> int:
+    def expected_accelerators(self, observed: ObservedNode, instance_type: str = "") -> int:
         """Return how many accelerators a node should offer.
 
         Args:
             observed: The node.
             instance_type: Its type, if the node has no node object.
         """
-        kind = observed.node.instance_type if observed.node else instance_type
-        return expected_of_type(kind, self.summary.accelerators)
+        observed_type = observed.node.instance_type if observed.node else instance_type
+        return expected_accelerators_of_type(observed_type, self.summary.accelerators)
 
     @property
     def opted_out_pools(self) -> tuple[str, ...]:
@@ -96,7 +96,7 @@ class SlotReader:
         """How a person opted out of this recovery; empty if no person did."""
         return opt_out_reason(self.incident, self.node, pools=self.opted_out_pools)
 
-    def _records(self, since: datetime) -> tuple[ProviderNode, ...]:
+    def _read_provider_nodes(self, since: datetime) -> tuple[ProviderNode, ...]:
         """Return HyperPod's records of the own node and of nodes that may replace it."""
         life, slot, provider = self.incident.life, self.incident.slot, self.context.provider
         if not self._is_on_hyperpod:
@@ -109,15 +109,15 @@ class SlotReader:
         # Without a logical id, only the launch time shows a replacement, and it counts once the own node is gone.
         return (node,) if node is not None else provider.nodes_launched_after(since)
 
-    def _records_of_original(self, since: datetime) -> tuple[ProviderNode, ...]:
+    def _read_original_provider_nodes(self, since: datetime) -> tuple[ProviderNode, ...]:
         node = self.context.provider.node(self.incident.life.instance_id) if self._is_on_hyperpod else None
-        return (node,) if node is not None else self._records(since)
+        return (node,) if node is not None else self._read_provider_nodes(since)
 
     @property
     def _is_on_hyperpod(self) -> bool:
         return self.context.site.clusters[:1] == (self.incident.life.cluster,)
 
-    def _node_object(self, instance_id: str, name: str) -> KubernetesNode | None:
+    def _read_node_object(self, instance_id: str, name: str) -> KubernetesNode | None:
         """Return the node object of an instance. Another instance can have its name by now."""
         cluster = self.incident.life.cluster
         if not name:

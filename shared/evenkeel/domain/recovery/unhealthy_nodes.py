@@ -10,7 +10,7 @@ from evenkeel.domain.health.signal_sources import signal_source
 from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.recovery.approval import ASK, is_approved
 from evenkeel.domain.recovery.node_slot import ObservedNode
-from evenkeel.domain.recovery.plan import Owner, PlanOutcome, RecoveryPlan
+from evenkeel.domain.recovery.plan import NodeOwner, PlanOutcome, RecoveryPlan
 from evenkeel.domain.recovery.validation import judge_node
 from evenkeel.domain.values import Instant, Sentence, Value
 
@@ -120,7 +120,7 @@ def why_resume(incident: Incident, plan: RecoveryPlan, *, now: datetime) -> str:
         now: The current time.
     """
     before, approval = incident.plan, incident.approval
-    if before is None or plan.owner is Owner.PERSON or plan.outcome not in (PlanOutcome.ACT, PlanOutcome.ASK):
+    if before is None or plan.owner is NodeOwner.PERSON or plan.outcome not in (PlanOutcome.ACT, PlanOutcome.ASK):
         return ""
     settled_at = incident.stages.settled_at or incident.opened_at
     if before.outcome == ASK and is_approved(incident) and approval and approval.at >= settled_at:

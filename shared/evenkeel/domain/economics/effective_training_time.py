@@ -34,7 +34,7 @@ class DowntimeModel(StrEnum):
 
 
 def time_factor(failures_per_hour: float, downtime_hours: float, model: DowntimeModel) -> float:
-    """Return T/T0, infinite for a job that never ends."""
+    """Return how much longer a job runs because of failures, T/T0; infinite for a job that never ends."""
     load = at_least("failures_per_hour", failures_per_hour) * at_least("downtime_hours", downtime_hours)
     match model:
         case DowntimeModel.RENEWAL:
@@ -48,7 +48,7 @@ def time_factor(failures_per_hour: float, downtime_hours: float, model: Downtime
 
 
 def ettr(failures_per_hour: float, downtime_hours: float, model: DowntimeModel) -> float:
-    """Return T0/T; 0 for a job that never ends."""
+    """Return the effective training time ratio T0/T; 0 for a job that never ends."""
     return 1 / time_factor(failures_per_hour, downtime_hours, model)
 
 

@@ -1,10 +1,10 @@
 """Take the next steps of restarts of unmanaged jobs, and find jobs that failed after their node was drained."""
 
 from evenkeel.domain.health.incidents import JobAction
-from evenkeel.domain.recovery.restarts import Restart
+from evenkeel.domain.recovery.unmanaged_restarts import UnmanagedRestart
 from evenkeel.ports import Table
 from evenkeel.services.recovery import restart_unmanaged
-from evenkeel.services.storage import restart_rows
+from evenkeel.services.storage import unmanaged_restart_rows
 from evenkeel.services.sweep.sweep_run import SweepRun
 
 
@@ -14,12 +14,14 @@ def continue_restarts(sweep: SweepRun) -> int:
     Idempotent: yes, each step is decided from the object in the cluster.
     """
     advanced = 0
-    for _, restart in sweep.readable(sweep.as_stored(sweep.listed(Table.INCIDENTS, restart_rows.LIVE)), Restart):
-        with sweep.item(f"restart of {restart.label}"):
+    for _, restart in sweep.readable_rows(
+        sweep.read_present_rows(sweep.list_rows(Table.INCIDENTS, unmanaged_restart_rows.LIVE)), UnmanagedRestart
+    ):
+        with sweep.isolate_item(f"restart of {restart.label}"):
             advanced += restart_unmanaged.advance(restart, sweep.context).stage is not restart.stage
     for incident in sweep.open_incidents:
         leaves_jobs = incident.plan is None or incident.plan.jobs is JobAction.LEAVE
         if not leaves_jobs and (incident.unmanaged_workloads or incident.unmanaged_jobs):
-            with sweep.item(incident.incident_id):
+            with sweep.isolate_item(incident.incident_id):
                 restart_unmanaged.run_if_allowed(incident, sweep.context)
     return advanced

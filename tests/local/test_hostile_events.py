@@ -45,7 +45,7 @@ def _all_nodes_stay_in_service(data_centre: DataCentre) -> Iterator[None]:
 
 
 @dataclass
-class IntakeResults:
+class HostileEventResults:
     """Effects of the hostile events."""
 
     began_at: datetime
@@ -71,9 +71,9 @@ WAYS = [
 
 
 @pytest.fixture(scope="module")
-def intake_results(data_centre: DataCentre) -> IntakeResults:
+def event_results(data_centre: DataCentre) -> HostileEventResults:
     """Send every hostile sample by every possible route, with one valid event among them."""
-    results = IntakeResults(good_instance=signals.untouched_machine(data_centre), began_at=datetime.now(UTC))
+    results = HostileEventResults(good_instance=signals.untouched_machine(data_centre), began_at=datetime.now(UTC))
     signals.take_dead_letters(data_centre)
     before = signals.incident_rows(data_centre)
     good = signals.health_event(results.good_instance, fault="NobodyKnowsThisFault")
@@ -105,84 +105,92 @@ def intake_results(data_centre: DataCentre) -> IntakeResults:
 
 
 @pytest.mark.parametrize(("sample", "way"), WAYS)
-def test_hostile_event_is_archived_unchanged(sample: str, way: str, intake_results: IntakeResults) -> None:
-    envelope_id = intake_results.ids[sample, way]
+def test_hostile_event_is_archived_unchanged(sample: str, way: str, event_results: HostileEventResults) -> None:
+    envelope_id = event_results.ids[sample, way]
 
-    raw = intake_results.raw[envelope_id]
+    raw = event_results.raw[envelope_id]
 
     assert raw is not None
     assert json.loads(raw)["id"] == envelope_id
     if way == "queue":
-        assert raw.decode() == intake_results.sent[envelope_id]
+        assert raw.decode() == event_results.sent[envelope_id]
 
 
 @pytest.mark.parametrize(("sample", "way"), [(sample, way) for sample, way in WAYS if sample != UNKNOWN])
-def test_malformed_event_is_dead_lettered_with_its_code(sample: str, way: str, intake_results: IntakeResults) -> None:
-    envelope_id = intake_results.ids[sample, way]
+def test_malformed_event_is_dead_lettered_with_its_code(
+    sample: str, way: str, event_results: HostileEventResults
+) -> None:
+    envelope_id = event_results.ids[sample, way]
 
-    letter = intake_results.letters[envelope_id]
+    letter = event_results.letters[envelope_id]
 
     assert letter["code"] == CODES[sample]
-    assert letter["body"].encode() == intake_results.raw[envelope_id]
+    assert letter["body"].encode() == event_results.raw[envelope_id]
 
 
-def test_value_of_a_wrong_type_is_named_by_its_path(intake_results: IntakeResults) -> None:
-    letter = intake_results.letters[intake_results.ids["wrong-types", "queue"]]
+def test_value_of_a_wrong_type_is_named_by_its_path(event_results: HostileEventResults) -> None:
+    letter = event_results.letters[event_results.ids["wrong-types", "queue"]]
 
     assert letter["reason"] == "detail.InstanceId: expected string, got number"
 
 
 @pytest.mark.parametrize("way", ["bus", "queue"])
-def test_event_of_an_unknown_kind_is_not_dead_lettered(way: str, intake_results: IntakeResults) -> None:
-    assert intake_results.ids[UNKNOWN, way] not in intake_results.letters
+def test_event_of_an_unknown_kind_is_not_dead_lettered(way: str, event_results: HostileEventResults) -> None:
+    assert event_results.ids[UNKNOWN, way] not in event_results.letters
 
 
-def test_log_line_of_a_hostile_event_is_short_and_coded(data_centre: DataCentre, intake_results: IntakeResults) -> None:
-    samples = {envelope_id: sample for (sample, _), envelope_id in intake_results.ids.items()}
-    logged = signals.log_lines(data_centre, "EventDone", since=intake_results.began_at)
+def test_log_line_of_a_hostile_event_is_short_and_coded(
+    data_centre: DataCentre, event_results: HostileEventResults
+) -> None:
+    samples = {envelope_id: sample for (sample, _), envelope_id in event_results.ids.items()}
+    logged = signals.log_lines(data_centre, "EventDone", since=event_results.began_at)
     lines = [line for line in logged if line["envelopeId"] in samples]
 
     codes = CODES | {UNKNOWN: "EVENT_UNKNOWN_TYPE"}
     assert lines, "nothing was logged"
     for line in lines:
         assert line["code"] == codes[samples[line["envelopeId"]]]
-        assert line["sizeBytes"] == len(intake_results.raw[line["envelopeId"]] or b"")
+        assert line["sizeBytes"] == len(event_results.raw[line["envelopeId"]] or b"")
         assert len(line.get("bodyStart", "")) <= 200
 
 
-def test_hostile_events_are_counted_by_their_code(data_centre: DataCentre, intake_results: IntakeResults) -> None:
-    failed = signals.log_lines(data_centre, "EventsFailed", since=intake_results.began_at)
+def test_hostile_events_are_counted_by_their_code(data_centre: DataCentre, event_results: HostileEventResults) -> None:
+    failed = signals.log_lines(data_centre, "EventsFailed", since=event_results.began_at)
 
     assert failed, "nothing was counted"
     assert {line["Code"] for line in failed} <= set(CODES.values())
 
 
-def test_hostile_events_change_no_incident(data_centre: DataCentre, intake_results: IntakeResults) -> None:
-    good = signals.incidents_about(data_centre, intake_results.good_instance)[0]["incidentId"]
+def test_hostile_events_change_no_incident(data_centre: DataCentre, event_results: HostileEventResults) -> None:
+    good = signals.incidents_about(data_centre, event_results.good_instance)[0]["incidentId"]
 
-    unexpected = [key for key, row in intake_results.changed.items() if good not in json.dumps(row)]
+    unexpected = [key for key, row in event_results.changed.items() if good not in json.dumps(row)]
 
     assert unexpected == []
 
 
-def test_good_event_among_hostile_events_is_handled(data_centre: DataCentre, intake_results: IntakeResults) -> None:
-    [incident] = signals.incidents_about(data_centre, intake_results.good_instance)
+def test_valid_event_among_hostile_events_is_handled(
+    data_centre: DataCentre, event_results: HostileEventResults
+) -> None:
+    [incident] = signals.incidents_about(data_centre, event_results.good_instance)
 
     assert (incident["fault"]["key"], incident["state"]) == ("hp:unknown_fault_type", "OBSERVED")
     assert incident["repairs"] == []
 
 
-def test_unknown_fault_is_never_repaired_by_a_guess(data_centre: DataCentre, intake_results: IntakeResults) -> None:
-    node = next(node for node in data_centre.cluster.nodes() if node["instanceId"] == intake_results.good_instance)
+def test_node_with_an_unknown_fault_is_not_repaired(
+    data_centre: DataCentre, event_results: HostileEventResults
+) -> None:
+    node = next(node for node in data_centre.cluster.nodes() if node["instanceId"] == event_results.good_instance)
 
     assert (node["unschedulable"], node["taints"]) == (False, [])
-    assert signals.accepted_calls(data_centre, intake_results.good_instance) == {}
+    assert signals.accepted_calls(data_centre, event_results.good_instance) == {}
 
 
-def test_dead_letter_queue_is_empty_after_all_intake_tests(
-    data_centre: DataCentre, intake_results: IntakeResults
+def test_dead_letter_queue_is_empty_after_all_hostile_events(
+    data_centre: DataCentre, event_results: HostileEventResults
 ) -> None:
-    assert intake_results.letters
+    assert event_results.letters
     assert dead_letter_counts(data_centre) == {}
 
 
@@ -223,7 +231,7 @@ def test_concurrent_copies_of_an_event_open_one_incident(data_centre: DataCentre
     assert [incident["incidentId"] for incident in incidents] == [storm.incident["incidentId"]]
 
 
-def test_copies_of_an_event_are_one_evidence_entry(data_centre: DataCentre, storm: DuplicateStorm) -> None:
+def test_copies_of_an_event_add_one_evidence_entry(data_centre: DataCentre, storm: DuplicateStorm) -> None:
     shown = data_centre.client().get(f"/incidents/{storm.incident['incidentId']}")
 
     # The reboot makes the node NotReady for a while, which is a signal of its own.
@@ -266,7 +274,7 @@ def test_recovery_signal_without_an_incident_opens_none(data_centre: DataCentre,
     assert signals.incident_rows(data_centre) == before
 
 
-def test_different_faults_of_a_node_open_one_worst_incident(data_centre: DataCentre) -> None:
+def test_different_faults_of_a_node_open_one_incident(data_centre: DataCentre) -> None:
     machine = signals.untouched_machine(data_centre)
     now = datetime.now(UTC)
     faults = ("EfaError", "NvidiaErrorReboot", "NvidiaErrorTerminate")

@@ -92,10 +92,10 @@ class JobTypes(StrictValue):
 
 def check_type(spec: JobSpec, types: JobTypes) -> tuple[SpecError, ...]:
     """Return the errors of the job type that a job names; empty if it is known or omitted."""
-    return tuple(_errors(spec, types))
+    return tuple(_job_type_errors(spec, types))
 
 
-def _errors(spec: JobSpec, types: JobTypes) -> Iterator[SpecError]:
+def _job_type_errors(spec: JobSpec, types: JobTypes) -> Iterator[SpecError]:
     if spec.job_type and spec.job_type not in types.types:
         shown = spec.job_type[:63].encode("unicode_escape").decode()
         hint = "" if types.types else " The site's policy defines no job types."

@@ -11,7 +11,7 @@ from evenkeel.domain.health import incident_updates
 from evenkeel.domain.health.classification import ClassifiedFact, IncidentFault
 from evenkeel.domain.health.faults import Rung, Severity, default_catalogue
 from evenkeel.domain.health.incidents import AffectedNode, FactKind, Incident, IncidentState, NodeFact
-from evenkeel.domain.health.intake import IntakeAction, IntakeDecision, IntakeRecords, LastIncident, decide_intake
+from evenkeel.domain.health.ingestion import IngestAction, IngestDecision, LastIncident, NodeHistory, decide_ingestion
 from evenkeel.domain.nodes import NodeLife
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.fakes.system import A_MOMENT
@@ -33,10 +33,10 @@ def a_fact(seconds: float = 0, **changes: Any) -> NodeFact:
     return NodeFact.model_validate({**facts, **changes})
 
 
-def decide(fact: NodeFact, **changes: Any) -> IntakeDecision:
+def decide(fact: NodeFact, **changes: Any) -> IngestDecision:
     report = ClassifiedFact.of(fact, AFFECTED, CATALOGUE)
     now = A_MOMENT + timedelta(seconds=1)
-    return decide_intake(report, IntakeRecords(**changes), CATALOGUE, new_id="inc-new", now=now)
+    return decide_ingestion(report, NodeHistory(**changes), CATALOGUE, new_id="inc-new", now=now)
 
 
 def with_fact(incident: Incident, fact: NodeFact) -> Incident:
@@ -57,13 +57,13 @@ def an_incident(fact: NodeFact | None = None) -> Incident:
     return incident
 
 
-# ---------------------------------------------------------------- which way a fact goes
+# ---------------------------------------------------------------- open, join or ignore
 
 
 def test_first_signal_opens_an_incident_with_its_evidence() -> None:
     decision = decide(a_fact())
 
-    assert decision.action is IntakeAction.OPEN
+    assert decision.action is IngestAction.OPEN
     assert decision.incident
     assert (decision.incident.state, decision.incident.severity) == (IncidentState.OPEN, Severity.MAJOR)
     assert decision.incident.first_signal_at == A_MOMENT
@@ -73,7 +73,7 @@ def test_first_signal_opens_an_incident_with_its_evidence() -> None:
 def test_a_second_signal_joins_the_open_incident() -> None:
     decision = decide(a_fact(source="kubernetes.node", fault_key="node:not_ready"), open_incident=an_incident())
 
-    assert decision.action is IntakeAction.JOIN
+    assert decision.action is IngestAction.JOIN
     assert decision.incident
     assert decision.incident.evidence_count == 2
     assert decision.incident.sources == ("hyperpod.node-health", "kubernetes.node")
@@ -85,47 +85,47 @@ def test_copied_signal_is_duplicate_during_and_after_its_incident() -> None:
     while_open = decide(a_fact(), known_incident_id="inc-new", open_incident=incident)
     after = decide(a_fact(), known_incident_id="inc-new", last_incident=LastIncident(incident_id="inc-new"))
 
-    assert (while_open.action, while_open.incident) == (IntakeAction.DUPLICATE, incident)
-    assert (after.action, after.incident) == (IntakeAction.DUPLICATE, None)
+    assert (while_open.action, while_open.incident) == (IngestAction.DUPLICATE, incident)
+    assert (after.action, after.incident) == (IngestAction.DUPLICATE, None)
 
 
 def test_signal_from_before_the_node_returned_opens_no_incident() -> None:
     last = LastIncident(incident_id="inc-old", returned_at=A_MOMENT + timedelta(minutes=10))
 
-    assert decide(a_fact(), last_incident=last).action is IntakeAction.STALE
-    assert decide(a_fact(60 * 11), last_incident=last).action is IntakeAction.OPEN
+    assert decide(a_fact(), last_incident=last).action is IngestAction.STALE
+    assert decide(a_fact(60 * 11), last_incident=last).action is IngestAction.OPEN
 
 
-def test_fault_in_the_second_of_the_nodes_return_counts() -> None:
+def test_fault_in_the_second_when_the_node_returned_counts() -> None:
     last = LastIncident(incident_id="inc-old", returned_at=A_MOMENT + timedelta(milliseconds=700))
 
-    assert decide(a_fact(), last_incident=last).action is IntakeAction.OPEN
+    assert decide(a_fact(), last_incident=last).action is IngestAction.OPEN
 
 
 def test_same_fault_after_the_return_opens_a_new_incident() -> None:
     last = LastIncident(incident_id="inc-old", returned_at=A_MOMENT)
 
-    assert decide(a_fact(5), known_incident_id="inc-old", last_incident=last).action is IntakeAction.OPEN
-    assert decide(a_fact(-5), known_incident_id="inc-old", last_incident=last).action is IntakeAction.DUPLICATE
+    assert decide(a_fact(5), known_incident_id="inc-old", last_incident=last).action is IngestAction.OPEN
+    assert decide(a_fact(-5), known_incident_id="inc-old", last_incident=last).action is IngestAction.DUPLICATE
 
 
-def test_facts_of_an_incident_left_to_a_person_are_duplicates() -> None:
+def test_repeated_facts_of_an_incident_awaiting_a_person_are_duplicates() -> None:
     last = LastIncident(incident_id="inc-left", returned_at=A_MOMENT, returned_by="inc-old")
 
-    assert decide(a_fact(5), known_incident_id="inc-left", last_incident=last).action is IntakeAction.DUPLICATE
-    assert decide(a_fact(5), known_incident_id="inc-old", last_incident=last).action is IntakeAction.OPEN
+    assert decide(a_fact(5), known_incident_id="inc-left", last_incident=last).action is IngestAction.DUPLICATE
+    assert decide(a_fact(5), known_incident_id="inc-old", last_incident=last).action is IngestAction.OPEN
 
 
 def test_signals_about_a_replaced_node_are_ignored() -> None:
     last = LastIncident(incident_id="inc-old", is_replaced=True)
 
-    assert decide(a_fact(9999), last_incident=last).action is IntakeAction.STALE
+    assert decide(a_fact(9999), last_incident=last).action is IngestAction.STALE
 
 
 def test_recovery_signal_opens_no_incident_and_joins_an_open_one() -> None:
     healthy = a_fact(30, kind=FactKind.RECOVERED, fault_key="")
 
-    assert decide(healthy).action is IntakeAction.IGNORED
+    assert decide(healthy).action is IngestAction.IGNORED
     decision = decide(healthy, open_incident=an_incident())
     assert decision.incident
     assert decision.incident.recovered_at == healthy.observed_at
@@ -139,25 +139,27 @@ def test_recovery_signal_from_before_the_fault_is_ignored() -> None:
     assert decision.incident.recovered_at is None
 
 
-# ---------------------------------------------------------------- what the provider does about it
+# ---------------------------------------------------------------- repair progress of the provider
 
 
 def test_repair_progress_joins_without_changing_fault_or_sources() -> None:
     incident = an_incident()
-    news = a_fact(60, kind=FactKind.PROGRESS, fault_key="", code="reboot_in_progress", source="hyperpod.cluster-event")
+    progress_fact = a_fact(
+        60, kind=FactKind.PROGRESS, fault_key="", code="reboot_in_progress", source="hyperpod.cluster-event"
+    )
 
-    decision = decide(news, open_incident=incident)
+    decision = decide(progress_fact, open_incident=incident)
 
-    assert decision.action is IntakeAction.JOIN
+    assert decision.action is IngestAction.JOIN
     assert decision.incident
     assert [(repair_progress.code, repair_progress.at) for repair_progress in decision.incident.progress] == [
-        ("reboot_in_progress", news.observed_at)
+        ("reboot_in_progress", progress_fact.observed_at)
     ]
     assert decision.incident.replace(progress=(), evidence_count=1) == incident
 
 
 def test_repair_progress_opens_no_incident() -> None:
-    assert decide(a_fact(kind=FactKind.PROGRESS, fault_key="", code="provisioned")).action is IntakeAction.IGNORED
+    assert decide(a_fact(kind=FactKind.PROGRESS, fault_key="", code="provisioned")).action is IngestAction.IGNORED
 
 
 def test_two_progress_signals_in_one_minute_are_two_facts() -> None:
@@ -172,23 +174,23 @@ def test_two_progress_signals_in_one_minute_are_two_facts() -> None:
 def test_last_ten_progress_signals_are_kept_in_time_order() -> None:
     incident = an_incident()
     for second in reversed(range(12)):
-        news = a_fact(second, kind=FactKind.PROGRESS, fault_key="", code=f"step_{second}")
-        incident = with_fact(incident, news)
+        progress_fact = a_fact(second, kind=FactKind.PROGRESS, fault_key="", code=f"step_{second}")
+        incident = with_fact(incident, progress_fact)
 
     assert [repair_progress.code for repair_progress in incident.progress] == [
         f"step_{second}" for second in range(2, 12)
     ]
 
 
-def test_earliest_deadline_applies() -> None:
-    early, late = A_MOMENT + timedelta(minutes=2), A_MOMENT + timedelta(hours=1)
-    incident = an_incident(a_fact(deadline_at=late))
+def test_earliest_deadline_of_an_incident_applies() -> None:
+    early_deadline, late_deadline = A_MOMENT + timedelta(minutes=2), A_MOMENT + timedelta(hours=1)
+    incident = an_incident(a_fact(deadline_at=late_deadline))
 
-    sooner = with_fact(incident, a_fact(1, deadline_at=early))
+    sooner = with_fact(incident, a_fact(1, deadline_at=early_deadline))
 
-    assert incident.deadline_at == late
-    assert sooner.deadline_at == early
-    assert with_fact(sooner, a_fact(2)).deadline_at == early
+    assert incident.deadline_at == late_deadline
+    assert sooner.deadline_at == early_deadline
+    assert with_fact(sooner, a_fact(2)).deadline_at == early_deadline
 
 
 # ---------------------------------------------------------------- the worst fault wins
@@ -213,7 +215,7 @@ def test_earliest_deadline_applies() -> None:
         ("xid:149/nonfatal", "xid:149/fatal", "xid:149/fatal"),
     ],
 )
-def test_worst_fault_is_named_and_exact_codes_refine_vague_ones(first_code: str, other: str, wins: str) -> None:
+def test_incident_names_its_worst_and_most_exact_fault(first_code: str, other: str, wins: str) -> None:
     for first, second in ((first_code, other), (other, first_code)):
         incident = with_fact(an_incident(a_fact(fault_key=first)), a_fact(1, fault_key=second))
         assert incident.fault_key == wins
@@ -231,25 +233,25 @@ def test_xid_never_lowers_the_rung_that_hyperpod_requests() -> None:
 def test_later_hyperpod_request_raises_the_rung_of_an_xid() -> None:
     incident = an_incident(a_fact(fault_key="xid:79"))
 
-    raised = with_fact(incident, a_fact(fault_key="hp:NvidiaErrorTerminate"))
+    with_hyperpod_request = with_fact(incident, a_fact(fault_key="hp:NvidiaErrorTerminate"))
 
-    assert (ladder_of(incident), ladder_of(raised)) == (("reboot", "replace"), ("replace",))
-
-
-# ---------------------------------------------------------------- the driver's own verdict
+    assert (ladder_of(incident), ladder_of(with_hyperpod_request)) == (("reboot", "replace"), ("replace",))
 
 
-def test_late_driver_verdict_raises_the_rung() -> None:
+# ---------------------------------------------------------------- verdict of the driver (Xid 154)
+
+
+def test_late_driver_verdict_raises_the_rung_of_an_incident() -> None:
     incident = an_incident(a_fact(fault_key="xid:13"))
 
-    late = with_fact(incident, a_fact(45, fault_key="xid:154/node_reboot_required"))
+    with_late_verdict = with_fact(incident, a_fact(45, fault_key="xid:154/node_reboot_required"))
 
     assert rungs_of(incident)[0] is Rung.RESTART_JOB
-    assert rungs_of(late) == ("reboot", "replace")
+    assert rungs_of(with_late_verdict) == ("reboot", "replace")
 
 
 @pytest.mark.parametrize("verdict", ["none", "drain_p2p", "drain_and_reset", "gpu_reset_required"])
-def test_no_verdict_lowers_a_rung_or_closes_an_incident(verdict: str) -> None:
+def test_driver_verdict_never_lowers_a_rung_or_closes_an_incident(verdict: str) -> None:
     incident = an_incident(a_fact(fault_key="xid:64"))
 
     after = with_fact(incident, a_fact(45, fault_key=f"xid:154/{verdict}"))
@@ -258,7 +260,7 @@ def test_no_verdict_lowers_a_rung_or_closes_an_incident(verdict: str) -> None:
     assert after.recovered_at is None
 
 
-def test_code_that_awaits_a_driver_verdict_follows_that_verdict() -> None:
+def test_fault_that_awaits_a_driver_verdict_takes_its_rung() -> None:
     waiting = an_incident(a_fact(fault_key="xid:145/eval154"))
 
     incident = with_fact(waiting, a_fact(30, fault_key="xid:154/node_reboot_required"))
@@ -267,35 +269,35 @@ def test_code_that_awaits_a_driver_verdict_follows_that_verdict() -> None:
     assert rungs_of(incident) == ("reboot", "replace")
 
 
-# ---------------------------------------------------------------- traces of other faults
+# ---------------------------------------------------------------- cleanup codes and planned work
 
 
 def test_cleanup_code_opens_and_changes_no_incident() -> None:
-    trace = a_fact(5, fault_key="xid:45")
+    cleanup_fact = a_fact(5, fault_key="xid:45")
     incident = an_incident(a_fact(fault_key="node:pressure"))
 
-    assert decide(trace).action is IntakeAction.IGNORED
-    assert with_fact(incident, trace) == incident.replace(evidence_count=2)
+    assert decide(cleanup_fact).action is IngestAction.IGNORED
+    assert with_fact(incident, cleanup_fact) == incident.replace(evidence_count=2)
 
 
 def test_planned_work_opens_no_incident() -> None:
-    assert decide(a_fact(fault_key="hp:patching_cordon")).action is IntakeAction.IGNORED
+    assert decide(a_fact(fault_key="hp:patching_cordon")).action is IngestAction.IGNORED
 
 
-# ---------------------------------------------------------------- witnesses
+# ---------------------------------------------------------------- independent sources
 
 
 def test_signals_of_one_agent_over_two_channels_are_one_source() -> None:
     incident = an_incident(a_fact(fault_key="gpu:driver_hang"))
 
-    again = with_fact(incident, a_fact(9, fault_key="gpu:driver_hang", source="hyperpod.node-labels"))
-    other = with_fact(again, a_fact(9, fault_key="xid:31", source="kubernetes.node"))
+    with_second_channel = with_fact(incident, a_fact(9, fault_key="gpu:driver_hang", source="hyperpod.node-labels"))
+    with_other_agent = with_fact(with_second_channel, a_fact(9, fault_key="xid:31", source="kubernetes.node"))
 
-    assert again.independent_sources == ("hyperpod",)
-    assert other.independent_sources == ("hyperpod", "kubernetes")
+    assert with_second_channel.independent_sources == ("hyperpod",)
+    assert with_other_agent.independent_sources == ("hyperpod", "kubernetes")
 
 
-def test_fault_without_action_is_no_confirming_source() -> None:
+def test_fault_that_needs_no_action_confirms_no_other_fault() -> None:
     incident = an_incident(a_fact(fault_key="gpu:driver_hang"))
 
     after = with_fact(incident, a_fact(9, fault_key="eks:IODelays", source="kubernetes.node"))
@@ -311,7 +313,7 @@ def test_each_site_detector_is_a_separate_source() -> None:
     assert after.independent_sources == ("site:prober", "site:ranker")
 
 
-def test_second_source_finds_the_first_in_a_settled_incident() -> None:
+def test_new_incident_counts_a_recent_source_of_the_settled_one() -> None:
     doubtful = a_fact(fault_key="gpu:driver_hang")
     location = f"slot/{AFFECTED.slot}"
     before = decide(doubtful).histories[location]
@@ -326,15 +328,15 @@ def test_second_source_finds_the_first_in_a_settled_incident() -> None:
     assert soon.incident
     assert soon.incident.independent_sources == ("hyperpod", "site:prober")
     assert soon.incident.first_signal_at == A_MOMENT
-    for alone in (much_later, returned):
-        assert alone.incident
-        assert alone.incident.independent_sources == ("site:prober",)
+    for decision in (much_later, returned):
+        assert decision.incident
+        assert decision.incident.independent_sources == ("site:prober",)
 
 
-# ---------------------------------------------------------------- partly well
+# ---------------------------------------------------------------- partial recovery
 
 
-def test_node_with_two_faults_is_faulty_until_both_end() -> None:
+def test_node_with_two_faults_recovers_when_both_have_ended() -> None:
     incident = an_incident(a_fact(fault_key="eks:ForkFailedOutOfPIDs", source="kubernetes.node"))
     incident = with_fact(incident, a_fact(5, fault_key="xid:79", source="kubernetes.node"))
     facts = [
@@ -361,13 +363,13 @@ def test_recovery_of_one_agent_does_not_clear_another() -> None:
 def test_fault_that_returns_after_recovery_counts_again() -> None:
     incident = with_fact(an_incident(), a_fact(60, kind=FactKind.RECOVERED, fault_key=""))
 
-    again = with_fact(incident, a_fact(70))
+    with_returned_fault = with_fact(incident, a_fact(70))
 
     assert incident.recovered_at
-    assert again.recovered_at is None
+    assert with_returned_fault.recovered_at is None
 
 
-# ---------------------------------------------------------------- in any order, however often
+# ---------------------------------------------------------------- any order, repeated signals
 
 FAULTS = st.sampled_from(sorted(default_catalogue()))
 SOURCES = st.sampled_from(["hyperpod.node-health", "hyperpod.node-labels", "kubernetes.node", "site:prober"])
@@ -381,7 +383,7 @@ FACTS = st.builds(
     st.sampled_from([FactKind.FAULT, FactKind.FAULT, FactKind.FAULT, FactKind.RECOVERED]),
     st.sampled_from(["", "GPU-1", "GPU-2"]),
 )
-_JUDGED = (
+_COMPARED_FIELDS = (
     *("fault_key", "severity", "min_rung", "independent_sources", "sources", "signals", "cleared_faults"),
     *("first_signal_at", "last_signal_at", "recovered_at", "recurrences"),
 )
@@ -389,11 +391,11 @@ _JUDGED = (
 
 def incident_after(facts: list[NodeFact]) -> dict[str, Any]:
     """Return the incident after all facts; the first fact that opens an incident creates it."""
-    evidence = [fact for fact in facts if fact.kind is FactKind.FAULT and decide(fact).action is IntakeAction.OPEN]
+    evidence = [fact for fact in facts if fact.kind is FactKind.FAULT and decide(fact).action is IngestAction.OPEN]
     incident = an_incident(evidence[0])
     for fact in (fact for fact in facts if fact is not evidence[0]):
         incident = with_fact(incident, fact)
-    return {name: getattr(incident, name) for name in _JUDGED}
+    return {name: getattr(incident, name) for name in _COMPARED_FIELDS}
 
 
 @st.composite
@@ -403,14 +405,14 @@ def draw_shuffled_facts(draw: st.DrawFn) -> tuple[list[NodeFact], list[NodeFact]
 
 
 @given(draw_shuffled_facts())
-def test_the_order_of_signals_does_not_matter(orders: tuple[list[NodeFact], list[NodeFact]]) -> None:
-    first, other = orders
+def test_order_of_signals_does_not_change_an_incident(orders: tuple[list[NodeFact], list[NodeFact]]) -> None:
+    ordered, reordered = orders
 
-    assert incident_after(first) == incident_after(other)
+    assert incident_after(ordered) == incident_after(reordered)
 
 
 @given(st.lists(FACTS, max_size=6))
-def test_repeated_signals_change_nothing(facts: list[NodeFact]) -> None:
+def test_repeated_signals_do_not_change_an_incident(facts: list[NodeFact]) -> None:
     facts = [a_fact(), *facts]
 
     assert incident_after(facts) == incident_after([*facts, *facts])
@@ -430,7 +432,7 @@ def test_severity_never_falls_and_rungs_never_weaken(keys: list[str]) -> None:
         incident = after
 
 
-def test_unconfirmed_fault_does_not_block_a_confirmed_one() -> None:
+def test_confirmed_fault_takes_the_lead_over_an_unconfirmed_fault() -> None:
     incident = an_incident(a_fact(fault_key="gpu:driver_hang"))
 
     after = with_fact(incident, a_fact(5, fault_key="xid:31"))
@@ -452,7 +454,7 @@ def test_verdict_never_lowers_the_rung_of_the_codes(keys: list[str], verdict: st
     assert after.severity.rank >= incident.severity.rank
 
 
-def test_alternating_faults_keep_the_first_signal() -> None:
+def test_incident_with_alternating_faults_keeps_its_first_signal_time() -> None:
     incident = an_incident(a_fact(fault_key="eks:NvidiaXIDError"))
     for minute in range(1, 30):
         key = "xid:31" if minute % 2 else "eks:DCGMHealthCodeFatal"
@@ -465,7 +467,7 @@ def test_alternating_faults_keep_the_first_signal() -> None:
 # ---------------------------------------------------------------- drills
 
 
-DRILLED = [
+DRILL_FACTS = [
     a_fact(5, fault_key="hp:NvidiaErrorTerminate", is_drill=True),
     a_fact(5, kind=FactKind.RECOVERED, fault_key="", is_drill=True),
     a_fact(5, kind=FactKind.PROGRESS, fault_key="", code="replacement_failed", is_drill=True),
@@ -473,7 +475,7 @@ DRILLED = [
 ]
 
 
-@pytest.mark.parametrize("drill", DRILLED, ids=lambda fact: f"{fact.kind} {fact.fault_key}")
+@pytest.mark.parametrize("drill", DRILL_FACTS, ids=lambda fact: f"{fact.kind} {fact.fault_key}")
 def test_drill_fact_changes_no_real_incident(drill: NodeFact) -> None:
     incident = an_incident()
 
@@ -489,16 +491,16 @@ def test_real_fact_changes_no_incident_of_a_drill(fact: NodeFact) -> None:
 
 @pytest.mark.parametrize("is_drill", [True, False])
 def test_drill_and_real_incident_open_side_by_side(is_drill: bool) -> None:
-    other = an_incident(a_fact(is_drill=not is_drill))
+    other_incident = an_incident(a_fact(is_drill=not is_drill))
 
-    decision = decide(a_fact(5, is_drill=is_drill), open_incident=other)
+    decision = decide(a_fact(5, is_drill=is_drill), open_incident=other_incident)
 
-    assert decision.action is IntakeAction.OPEN
+    assert decision.action is IngestAction.OPEN
     assert decision.incident
     assert decision.incident.is_drill is is_drill
 
 
-def test_drill_has_its_own_fact_key() -> None:
+def test_fact_of_a_drill_has_a_separate_key() -> None:
     for fact in (a_fact(), a_fact(kind=FactKind.PROGRESS, code="reboot_in_progress"), a_fact(occurrence="boot-1")):
         assert fact.replace(is_drill=True).fact_key != fact.fact_key
 
@@ -506,16 +508,16 @@ def test_drill_has_its_own_fact_key() -> None:
 @pytest.mark.parametrize(
     ("seconds", "back", "repairs", "action"),
     [
-        (30, None, ("reboot",), IntakeAction.EXPECTED),
-        (30, 60, ("reboot",), IntakeAction.EXPECTED),
-        (5, None, ("reboot",), IntakeAction.JOIN),
-        (90, 60, ("reboot",), IntakeAction.JOIN),
-        (30, None, (), IntakeAction.JOIN),
+        (30, None, ("reboot",), IngestAction.EXPECTED),
+        (30, 60, ("reboot",), IngestAction.EXPECTED),
+        (5, None, ("reboot",), IngestAction.JOIN),
+        (90, 60, ("reboot",), IngestAction.JOIN),
+        (30, None, (), IngestAction.JOIN),
     ],
     ids=["it is down for us", "it was", "before the call", "after it was back", "HyperPod's own repair"],
 )
 def test_not_ready_after_a_reboot_by_evenkeel_is_no_evidence(
-    seconds: float, back: float | None, repairs: tuple[str, ...], action: IntakeAction
+    seconds: float, back: float | None, repairs: tuple[str, ...], action: IngestAction
 ) -> None:
     stages = an_incident().stages.replace(
         repair_requested_at=A_MOMENT + timedelta(seconds=10),

@@ -21,7 +21,7 @@ def with_facts(records: Iterable[Decision], ledger: Ledger) -> Iterator[Decision
             continue
         if digest not in cycles:
             cycles[digest] = _cycle_facts(digest, ledger)
-        yield _resolved(record, cycles[digest])
+        yield _with_cycle_facts(record, cycles[digest])
 
 
 def _cycle_facts(digest: str, ledger: Ledger) -> CycleFacts | str:
@@ -40,7 +40,7 @@ def _cycle_facts(digest: str, ledger: Ledger) -> CycleFacts | str:
         return f"the row of their cycle cannot be read: {str(error)[:300]}"
 
 
-def _resolved(record: Decision, cycle: CycleFacts | str) -> Decision:
+def _with_cycle_facts(record: Decision, cycle: CycleFacts | str) -> Decision:
     facts = cycle if isinstance(cycle, str) else cycle.facts_of(record.decision_id)
     if facts is None:
         facts = f"the row of their cycle, FACTS#{record.facts[POINTER]}, does not name this decision"

@@ -1,4 +1,4 @@
-"""Nodes that an incident left unhealthy: forgotten once they are healthy, repaired once that is allowed."""
+"""Nodes that an incident left unhealthy: no longer recorded once they are healthy, repaired once that is allowed."""
 
 import contextlib
 from functools import partial
@@ -7,13 +7,13 @@ from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.nodes import KubernetesNode
 from evenkeel.domain.recovery.node_slot import SlotState, find_slot_state
 from evenkeel.domain.recovery.other_controllers import is_manual_cordon
-from evenkeel.domain.recovery.plan import Owner
-from evenkeel.domain.recovery.unhealthy import UnhealthyNode, resumed_incident, why_healthy, why_resume
+from evenkeel.domain.recovery.plan import NodeOwner
+from evenkeel.domain.recovery.unhealthy_nodes import UnhealthyNode, resumed_incident, why_healthy, why_resume
 from evenkeel.domain.recovery.validation import expected_accelerators
-from evenkeel.domain.shadow.cases import Actor, Aftermath, NodeEvent, NodeEventKind, shadow_decision
+from evenkeel.domain.shadow.shadow_cases import Actor, Aftermath, NodeEvent, NodeEventKind, shadow_decision
 from evenkeel.domain.values import milliseconds
 from evenkeel.ports import Conflict, Delete, Put, Row, Table
-from evenkeel.services.incidents import receive_event, record_aftermath
+from evenkeel.services.incidents import ingest_event, record_observed_aftermath
 from evenkeel.services.recovery import manual_cordons, plan_recovery
 from evenkeel.services.storage import incident_record, incident_rows, rows
 from evenkeel.services.sweep.sweep_run import WRITER, SweepRun
@@ -27,40 +27,42 @@ def resume_work(sweep: SweepRun) -> int:
     Idempotent: yes, by the row, which is deleted in the commit that opens the next incident.
     """
     begun = 0
-    for row in sweep.as_stored(sweep.listed(Table.INCIDENTS, "UNHEALTHY")):
-        with sweep.item(row.key.pk):
-            begun += _check(sweep, row)
+    for row in sweep.read_present_rows(sweep.list_rows(Table.INCIDENTS, "UNHEALTHY")):
+        with sweep.isolate_item(row.key.pk):
+            begun += _check_node(sweep, row)
     return begun
 
 
-def _check(sweep: SweepRun, row: Row) -> bool:
+def _check_node(sweep: SweepRun, row: Row) -> bool:
     ledger = sweep.context.ledger
     unhealthy_node = rows.decode(row, UnhealthyNode)
     if unhealthy_node.trusted_by:
         return False
-    incident, _ = incident_record.load(ledger, unhealthy_node.incident_id)
+    incident, _ = incident_record.load_incident(ledger, unhealthy_node.incident_id)
     if ledger.get(incident_rows.open_key(unhealthy_node.life)) is not None:
         return False  # a newer incident works on it
-    if unhealthy_node.life.cluster not in sweep.nodes_of or sweep.records is None:
+    if unhealthy_node.life.cluster not in sweep.nodes_of or sweep.provider_nodes is None:
         return False  # nothing is known about nodes of an unreadable control plane
     nodes = tuple(node for node in sweep.kubernetes if node.cluster == unhealthy_node.life.cluster)
-    records = sweep.records
+    records = sweep.provider_nodes
     slot_state = find_slot_state(
         incident.life, incident.slot, incident.pool, records=records, nodes=nodes, since=incident.opened_at
     )
-    kind = incident.instance_type or (slot_state.original.node.instance_type if slot_state.original.node else "")
+    expected_type = incident.instance_type or (
+        slot_state.original.node.instance_type if slot_state.original.node else ""
+    )
     peers = [node for node in nodes if node.name != incident.node_name]
     is_gone = not slot_state.original.is_listed
     over = why_healthy(
         incident,
         slot_state.original,
         sweep.context.policy.catalogue,
-        expected=expected_accelerators(kind, peers),
+        expected=expected_accelerators(expected_type, peers),
     )
     if is_gone or over:
-        _forget(sweep, row, incident, over or "The node is gone.", _end_of(incident, slot_state, sweep))
+        _delete_record(sweep, row, incident, over or "The node is gone.", _ending_event(incident, slot_state, sweep))
         return False
-    _follow(sweep, incident, slot_state.original.node)
+    _record_first_events(sweep, incident, slot_state.original.node)
     plan = plan_recovery.preview_plan(
         incident,
         slot_state,
@@ -69,33 +71,33 @@ def _check(sweep: SweepRun, row: Row) -> bool:
         sweep.context,
     )
     reason = why_resume(incident, plan, now=sweep.context.now)
-    return bool(reason) and _resume(sweep, row, unhealthy_node, incident, reason)
+    return bool(reason) and _continue_incident(sweep, row, unhealthy_node, incident, reason)
 
 
-def _forget(sweep: SweepRun, row: Row, incident: Incident, reason: str, event: NodeEvent) -> None:
+def _delete_record(sweep: SweepRun, row: Row, incident: Incident, reason: str, event: NodeEvent) -> None:
     context = sweep.context
     line = partial(incident_record.timeline_put, incident.incident_id, at=context.now, writer=WRITER)
-    noted = record_aftermath.writes(incident, [event], context.ledger, context.now)
+    noted = record_observed_aftermath.aftermath_writes(incident, [event], context.ledger, context.now)
     with contextlib.suppress(Conflict):  # the next sweep checks again
         context.ledger.commit(Delete(row.key, row.version), line("node", f"No longer unhealthy. {reason}"), *noted)
 
 
-def _end_of(incident: Incident, slot_state: SlotState, sweep: SweepRun) -> NodeEvent:
+def _ending_event(incident: Incident, slot_state: SlotState, sweep: SweepRun) -> NodeEvent:
     """Return the event that ended the unhealthy state of a node, as the sweep observed it."""
     node, successor = slot_state.original.node, slot_state.replacement
     kind, at, actor = NodeEventKind.RECOVERED, sweep.context.now, Actor.UNKNOWN
     if not slot_state.original.is_listed:
         kind = NodeEventKind.REPLACED if successor else NodeEventKind.REMOVED
-        if incident.plan is not None and incident.plan.owner == Owner.KARPENTER:
+        if incident.plan is not None and incident.plan.owner == NodeOwner.KARPENTER:
             actor = Actor.KARPENTER
-        if successor is not None and successor.record is not None:
-            at = min(at, max(successor.record.launched_at, incident.opened_at))
+        if successor is not None and successor.provider_node is not None:
+            at = min(at, max(successor.provider_node.launched_at, incident.opened_at))
     elif node is not None and incident.boot_id and node.boot_id and node.boot_id != incident.boot_id:
         kind = NodeEventKind.REBOOTED
     return NodeEvent(at=at, kind=kind, actor=actor, evidence=_SEEN_BY_SWEEP)
 
 
-def _follow(sweep: SweepRun, incident: Incident, node: KubernetesNode | None) -> None:
+def _record_first_events(sweep: SweepRun, incident: Incident, node: KubernetesNode | None) -> None:
     """Record the first cordon and the first reboot of a node that stays unhealthy."""
     if node is None or shadow_decision(incident) is None:
         return
@@ -104,19 +106,19 @@ def _follow(sweep: SweepRun, incident: Incident, node: KubernetesNode | None) ->
     node_event_kinds = {event.kind for event in rows.decode(row, Aftermath).events} if row else set()
     events = []
     if node.is_cordoned and NodeEventKind.CORDONED not in node_event_kinds:
-        events.append(_cordon(incident, node, sweep))
+        events.append(_cordon_event(incident, node, sweep))
     has_rebooted = bool(incident.boot_id and node.boot_id and node.boot_id != incident.boot_id)
     if has_rebooted and NodeEventKind.REBOOTED not in node_event_kinds:
         events.append(NodeEvent(at=context.now, kind=NodeEventKind.REBOOTED, evidence=f"Boot id {node.boot_id}."))
-    noted = record_aftermath.writes(incident, events, context.ledger, context.now) if events else []
+    noted = record_observed_aftermath.aftermath_writes(incident, events, context.ledger, context.now) if events else []
     if noted:
         with contextlib.suppress(Conflict):  # the next sweep records it
             context.ledger.commit(*noted)
 
 
-def _cordon(incident: Incident, node: KubernetesNode, sweep: SweepRun) -> NodeEvent:
+def _cordon_event(incident: Incident, node: KubernetesNode, sweep: SweepRun) -> NodeEvent:
     """Return the cordon of a node. Only a cordon through Evenkeel has a known author and time."""
-    person = manual_cordons.load(sweep.context.ledger).get(incident.life.key)
+    person = manual_cordons.load_manual_cordons(sweep.context.ledger).get(incident.life.key)
     if person is not None:
         text = f"{person.by}: {person.reason}"
         return NodeEvent(at=person.at, kind=NodeEventKind.CORDONED, actor=Actor.PERSON, evidence=text)
@@ -124,8 +126,11 @@ def _cordon(incident: Incident, node: KubernetesNode, sweep: SweepRun) -> NodeEv
     return NodeEvent(at=sweep.context.now, kind=NodeEventKind.CORDONED, actor=actor, evidence=_SEEN_BY_SWEEP)
 
 
-def _resume(sweep: SweepRun, row: Row, node: UnhealthyNode, before: Incident, reason: str) -> bool:
-    """Open the incident that continues, and start its recovery."""
+def _continue_incident(sweep: SweepRun, row: Row, node: UnhealthyNode, before: Incident, reason: str) -> bool:
+    """Open an incident that continues a settled incident, and start its recovery.
+
+    Return False if a signal opened an incident first.
+    """
     context, now = sweep.context, sweep.context.now
     after = resumed_incident(before, node, incident_id=context.ids.new("inc"), now=now)
     slot_now = context.ledger.get(incident_rows.slot_key(after.slot))
@@ -150,5 +155,5 @@ def _resume(sweep: SweepRun, row: Row, node: UnhealthyNode, before: Incident, re
         return False  # a signal opened an incident at this moment
     context.telemetry.count("RecoveriesResumed")
     context.telemetry.info("RecoveryResumed", incidentId=after.incident_id, resumes=before.incident_id, reason=reason)
-    receive_event.start_recovery(after, context.workflows)
+    ingest_event.start_recovery(after, context.workflows)
     return True

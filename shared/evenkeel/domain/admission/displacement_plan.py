@@ -1,0 +1,189 @@
+"""Jobs that move to rented nodes in a scheduling cycle, so that another job gets their committed nodes."""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+
+from evenkeel.domain.admission.admission_input import AdmissionInput
+from evenkeel.domain.admission.cycle_plan import Placement
+from evenkeel.domain.admission.cycle_snapshot import CycleSnapshot
+from evenkeel.domain.admission.decide_job import AdmissionAction, AdmissionDecision
+from evenkeel.domain.admission.rent_plan import capacities_after_admissions, placement_context
+from evenkeel.domain.capacity.node_capacity import NodeCapacity
+from evenkeel.domain.jobs.job import JobState
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.renting.book import spend_limits
+from evenkeel.domain.renting.candidates import (
+    PlacementContext,
+    QueueForecasts,
+    job_demand,
+    rented_candidate,
+    risk_limits,
+    why_not_tolerated,
+)
+from evenkeel.domain.renting.cost import SpendLimits, cost_of_pool
+from evenkeel.domain.renting.displacement import (
+    CommittedNode,
+    DisplacementAction,
+    DisplacementDecision,
+    DisplacementFacts,
+    MovableJob,
+    decide_displacement,
+)
+from evenkeel.domain.renting.migration import (
+    has_moved_often,
+)
+from evenkeel.domain.renting.placement import (
+    PlacementAction,
+    PlacementDecision,
+    migration_target,
+)
+
+_WAITING_FOR_NODES_OF_OTHERS = (AdmissionAction.WAIT, AdmissionAction.BLOCKED)
+
+
+def plan_displacement(
+    snapshot: CycleSnapshot,
+    admission_input: AdmissionInput,
+    decisions: Sequence[AdmissionDecision],
+    placements: Mapping[str, Placement],
+    policy: Policy,
+    now: datetime,
+) -> DisplacementDecision | None:
+    """Return which jobs move to rented nodes for a job that waits for committed nodes; None if no displacement pays.
+
+    Args:
+        snapshot: The snapshot of the cycle.
+        admission_input: The input of the decisions.
+        decisions: Decisions about the pending jobs.
+        placements: Where else the waiting jobs could run.
+        policy: The whole policy.
+        now: The time.
+    """
+    if not policy.burst.max_moves:
+        return None
+    node_capacities = capacities_after_admissions(admission_input.capacities, decisions)
+    movable: dict[str, tuple[MovableJob, ...]] = {}
+    displacements = []
+    for decision in decisions:
+        placement = placements.get(decision.job_id)
+        if decision.action not in _WAITING_FOR_NODES_OF_OTHERS or not isinstance(placement, PlacementDecision):
+            continue
+        facts = _displacement_facts(
+            decision, placement, snapshot, admission_input, node_capacities, movable, policy, now
+        )
+        if facts is not None:
+            displacements.append(decide_displacement(facts))
+    displacement_decisions = [decision for decision in displacements if decision.action is DisplacementAction.DISPLACE]
+    # Only the displacement that saves most. The others are decided again in the next cycle.
+    return max(displacement_decisions, key=_saving_key, default=None)
+
+
+def _saving_key(decision: DisplacementDecision) -> tuple[int, str]:
+    return (decision.facts.other_parts - decision.parts, decision.job_id)
+
+
+def _displacement_facts(  # noqa: PLR0913, PLR0917 - the parts of a snapshot
+    decision: AdmissionDecision,
+    placement: PlacementDecision,
+    snapshot: CycleSnapshot,
+    admission_input: AdmissionInput,
+    capacities: Iterable[NodeCapacity],
+    movable_by_team: dict[str, tuple[MovableJob, ...]],
+    policy: Policy,
+    now: datetime,
+) -> DisplacementFacts | None:
+    """Return the facts for displacing jobs; None if no committed pool could run the job, or if it needs none."""
+    request, job = decision.facts.request, snapshot.pending[decision.job_id]
+    if placement.row is None or placement.action not in (PlacementAction.RENT, PlacementAction.WAIT):
+        return None
+    target = migration_target(placement.facts.candidates)
+    if target is None:
+        return None
+    kind = (target.pool.cluster, target.pool.name, target.pool.instance_type)
+    nodes = {
+        capacity.node_name: capacity.free.accelerators
+        for capacity in capacities
+        if capacity.is_open
+        and not capacity.reserved_for
+        and (capacity.cluster, capacity.pool, capacity.instance_type) == kind
+    }
+    team = job.spec.team if snapshot.setup.has_teams else ""
+    key = "/".join((*kind, team))
+    if key not in movable_by_team:
+        context = placement_context(snapshot, admission_input, policy, now)
+        movable_by_team[key] = tuple(_movable_jobs(snapshot, admission_input, nodes, team, context, policy))
+    movable = movable_by_team[key]
+    allocations = snapshot.rental_book.allocations
+    limits = {job.team: spend_limits(job.team, allocations, policy.burst) for job in movable}
+    fleet = spend_limits("", allocations, policy.burst)
+    save_seconds = max((job.save_seconds for job in movable), default=0)
+    row, demand = placement.row, placement.facts.job
+    return DisplacementFacts(
+        job_id=job.job_id,
+        nodes=request.nodes,
+        accelerators_per_node=request.accelerators_per_node,
+        micros_per_hour_of_delay=demand.micros_per_hour_of_delay,
+        start_seconds=save_seconds + target.pool.launch.p50_seconds + demand.restart_seconds,
+        wait_seconds=target.wait_seconds,
+        other_option=row.pool,
+        other_parts=row.rent_parts + row.delay_parts,
+        committed=tuple(CommittedNode(name=name, free=free) for name, free in sorted(nodes.items())),
+        movable=movable,
+        team_left_micros={
+            team: limit.team_cap_micros_per_hour - limit.team_micros_per_hour for team, limit in limits.items()
+        },
+        fleet_left_micros=fleet.fleet_cap_micros_per_hour - fleet.fleet_micros_per_hour,
+        now=now,
+    )
+
+
+def _movable_jobs(
+    snapshot: CycleSnapshot,
+    admission_input: AdmissionInput,
+    nodes: Collection[str],
+    team: str,
+    context: PlacementContext,
+    policy: Policy,
+) -> Iterator[MovableJob]:
+    """Yield the jobs on some committed nodes that may continue on rented nodes.
+
+    These are running jobs that keep checkpoints and have no deadline. A team's queue moves only its own jobs, since
+    the rent is paid by the team of the moved job.
+    """
+    pools = sorted(policy.pools_for_jobs, key=lambda pool: pool.micros_per_node_hour)
+    forecasts = QueueForecasts(context, policy)
+    for charge in admission_input.charges:
+        job = snapshot.known_job(charge.job_id)
+        if job is None or not charge.node_names or not set(charge.node_names) <= set(nodes):
+            continue
+        spec, delay = job.spec, policy.burst.delay_of(job.spec.priority_class)
+        if job.state is not JobState.RUNNING or not job.is_stoppable or job.current_attempt != charge.attempt:
+            continue
+        is_bound = not spec.checkpoint_uri or spec.deadline_at or spec.elastic or has_moved_often(job, policy)
+        if is_bound or not delay or team not in ("", spec.team):
+            continue
+        ran = (context.now - charge.admitted_at).total_seconds() if charge.admitted_at else 0.0
+        demand = job_demand(job, context, policy, ran)
+        for pool in pools:
+            why_nots = (*why_not_tolerated(pool, spec.tolerations), *forecasts.why_not_portable(job, pool))
+            candidate = rented_candidate(pool, context, why_nots)
+            cost = cost_of_pool(demand, candidate, _NO_LIMITS, risk_limits(policy), context.now)
+            if not cost.why_not:
+                yield MovableJob(
+                    job_id=job.job_id,
+                    team=spec.team,
+                    nodes=dict.fromkeys(charge.node_names, charge.per_node.accelerators),
+                    micros_per_hour_of_delay=delay,
+                    left_seconds=demand.left_seconds,
+                    save_seconds=spec.grace_seconds,
+                    standstill_seconds=round(
+                        spec.grace_seconds + pool.launch.gang_seconds(spec.nodes) + demand.restart_seconds, 1
+                    ),
+                    pool=pool.name,
+                    rent_micros_per_hour=pool.micros_per_node_hour * spec.nodes,
+                )
+                break
+
+
+_NO_LIMITS = SpendLimits(team_cap_micros_per_hour=10**15, fleet_cap_micros_per_hour=10**15)
+"""The caps are checked for all moved jobs together."""

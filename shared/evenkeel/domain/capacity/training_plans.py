@@ -1,0 +1,98 @@
+"""Training plans: capacity that SageMaker reserves for a HyperPod instance group until a fixed time.
+
+A plan has one or more reserved capacities, one after another, possibly with a gap. AWS takes the nodes back at the end
+of each (https://docs.aws.amazon.com/sagemaker/latest/dg/training-plan-utilization-for-training-jobs.html).
+"""
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+
+from evenkeel.domain.capacity.capacity_policy import ReservedPool
+from evenkeel.domain.capacity.pools import Reservation
+from evenkeel.domain.values import Instant, Value
+
+
+class TrainingPlan(Value):
+    """A training plan, as SageMaker describes it."""
+
+    name: str
+    periods: tuple[Reservation, ...]
+    """The periods of its reserved capacities, without those that failed."""
+
+    def period_at(self, now: datetime) -> Reservation | None:
+        """Return the period that runs now, else the next, else the last; None if the plan has none."""
+        periods = sorted(self.periods, key=lambda period: (period.ends_at, period.starts_at))
+        return next((period for period in periods if period.ends_at > now), periods[-1] if periods else None)
+
+
+class PlanEnd(Value):
+    """When the nodes of an instance group end, by its training plan."""
+
+    cluster: str
+    """Kubernetes cluster."""
+    group: str
+    """Instance group."""
+    plan: str
+    """Name of the training plan."""
+    reservation: Reservation
+    """The period of the plan that runs now, or the next one."""
+    read_at: Instant
+    """When SageMaker said so."""
+
+
+class PlanEnds(Value):
+    """The ends of all training plans of the fleet, as they were last read."""
+
+    groups: tuple[PlanEnd, ...] = ()
+
+    @property
+    def pools(self) -> tuple[ReservedPool, ...]:
+        """The instance groups with their reservations."""
+        return tuple(
+            ReservedPool(
+                cluster=end.cluster,
+                pool=end.group,
+                starts_at=end.reservation.starts_at,
+                ends_at=end.reservation.ends_at,
+                closing_seconds=end.reservation.closing_seconds,
+            )
+            for end in self.groups
+        )
+
+
+def current_plan_ends(
+    cluster: str,
+    plan_by_group: Mapping[str, str],
+    plans: Mapping[str, TrainingPlan],
+    earlier: PlanEnds,
+    now: datetime,
+) -> PlanEnds:
+    """Return when the nodes of each instance group with a training plan end.
+
+    Args:
+        cluster: HyperPod's own Kubernetes cluster.
+        plan_by_group: Instance group → ARN of its training plan.
+        plans: ARN → the plan, for plans that could be read now.
+        earlier: The ends that were read before. They count for a plan that could not be read now.
+        now: When the plans were read.
+    """
+    ends = {(end.cluster, end.group, end.plan): end for end in earlier.groups}
+    current = []
+    for group, arn in sorted(plan_by_group.items()):
+        plan = arn.rpartition("/")[2]
+        if arn in plans:
+            period = plans[arn].period_at(now)
+            if period is not None:
+                current.append(PlanEnd(cluster=cluster, group=group, plan=plan, reservation=period, read_at=now))
+        elif (cluster, group, plan) in ends:
+            current.append(ends[cluster, group, plan])
+    return PlanEnds(groups=tuple(current))
+
+
+def with_training_plan_ends(reservations: Iterable[ReservedPool], ends: PlanEnds) -> tuple[ReservedPool, ...]:
+    """Return the reservations of the policy together with the ends of training plans.
+
+    Where SageMaker tells the end of a plan, its time replaces the time in the policy.
+    """
+    known = {(pool.cluster, pool.pool): pool for pool in (*reservations, *ends.pools)}
+    return tuple(known.values())

@@ -1,0 +1,39 @@
+"""A step of a recovery: its request, and whether it may act now."""
+
+from evenkeel.domain.health.incidents import Incident
+from evenkeel.domain.recovery.approval import is_approved
+from evenkeel.domain.recovery.modes import current_mode
+from evenkeel.domain.recovery.plan import why_not_allowed
+from evenkeel.domain.values import Value
+from evenkeel.services.context import Context
+from evenkeel.services.storage import incident_rows
+
+
+class RecoveryStepRequest(Value):
+    """A request to take a step of a recovery. Most states of the workflow `recover_node` have this input."""
+
+    schema_version: int = 1
+    incident_id: str
+    run: int
+    """Number of the recovery run of the incident, from 1."""
+
+
+def drill_may_act(incident: Incident, context: Context) -> bool:
+    """Return whether a drill may act now: the stack allows it, and no real incident is open for the node.
+
+    A real incident ignores drills, so the drill yields.
+    """
+    return context.site.drills_may_act and (
+        not incident.is_drill or context.ledger.get(incident_rows.open_key(incident.life)) is None
+    )
+
+
+def why_may_not_act(incident: Incident, context: Context) -> str:
+    """Return why Evenkeel may not act on an incident now; empty if it may.
+
+    Every service asks right before it acts, because the stack's mode, an approval or a real incident may have changed
+    since the plan. `RepairNode` also checks which repair steps were approved.
+    """
+    mode = current_mode(context.mode, incident.mode, is_approved=is_approved(incident))
+    may_act = drill_may_act(incident, context)
+    return why_not_allowed(mode, is_drill=incident.is_drill, drills_may_act=may_act)
