@@ -588,6 +588,15 @@ def test_grid_is_loading_until_the_nodes_are_read(cli: CliFixture, page: Page, m
     expect(page.locator(".square")).to_have_count(1)
 
 
+def test_empty_answer_without_etag_is_read_again(cli: CliFixture, page: Page) -> None:
+    store(cli.gateway.fakes.ledger, a_fleet_node(1))
+    page.route("**/v1/nodes?*", lambda route: route.fulfill(status=304), times=1)
+
+    page.evaluate("() => { location.hash = '#/nodes?state=IN_SERVICE'; }")
+
+    expect(page.locator("main tbody tr")).to_have_count(1)
+
+
 def test_keyboard_shortcuts_move_the_selection_and_open_an_item(cli: CliFixture, page: Page) -> None:
     store_running_recovery(cli.gateway)
     page.keyboard.press("g")
