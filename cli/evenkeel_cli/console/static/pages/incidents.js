@@ -55,7 +55,7 @@ export function Incident({ words, shell }) {
           ${found.jobLanes.length ? null : html`<li><b>job</b> <span class="dim">no job is known to have run on this node</span></li>`}</ul>`
         : null}<//>
     <${Panel} title="Why" live=${why} wide=${true}>${why.data ? html`<${Why} why=${why.data} />` : null}<//>
-    <${IncidentReceipt} path=${path} />
+    <${IncidentReceipt} path=${path} signal=${found ? JSON.stringify([found.state, found.stages, found.jobLanes]) : ""} />
     <${Execution} path=${path} />
     <${Panel} title="Timeline" live=${timeline}>${timeline.data ? html`<${Timeline} entries=${timeline.data.entries} />` : null}<//>
     <${Panel} title="Time by stage" live=${live}>${found ? html`<${Table} label="Stages" rows=${found.took} empty="No stage is reached yet." columns=${[

@@ -77,7 +77,7 @@ export function Job({ words, shell }) {
       { title: "From step", right: true, cell: (each) => each.resumeFrom?.step ?? "start" },
       { title: "Reason", grow: true, cell: (each) => each.reason },
     ]} />` : null}<//>
-    <${JobReceipt} path=${path} />
+    <${JobReceipt} path=${path} signal=${job ? JSON.stringify([job.state, job.attempts]) : ""} />
     <${Panel} title="Timeline" live=${timeline} wide=${true}>${timeline.data ? html`<${Timeline} entries=${timeline.data.entries} />` : null}<//>
   </div>`;
 }

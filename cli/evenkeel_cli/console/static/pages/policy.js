@@ -6,7 +6,7 @@ import { Acts, Facts, Link, Panel, Table, Time } from "../widgets.js";
 
 export function Policy({ shell }) {
   const path = shell.fleet ? `/clusters/${encodeURIComponent(shell.fleet)}/policy` : null;
-  const live = useLive(path, 30);
+  const live = useLive(path);
   const found = live.data;
   return html`<div class="grid"><${Panel} title="Policy" live=${live} wide=${true}>${found
     ? html`<${Facts} rows=${[

@@ -30,8 +30,9 @@ export function range(low, high, shown) {
   return low === high ? shown(low) : `${shown(low)} to ${shown(high)}`;
 }
 
-export function IncidentReceipt({ path }) {
-  const live = useLive(`${path}/receipt`, 30);
+// signal: changes with every fact that may change the receipt.
+export function IncidentReceipt({ path, signal }) {
+  const live = useLive(`${path}/receipt`, 30, signal);
   const found = live.data;
   return html`<${Panel} title="Cost" live=${live} wide=${true}>${found
     ? html`<${Facts} rows=${[
@@ -52,8 +53,8 @@ export function IncidentReceipt({ path }) {
     : null}<//>`;
 }
 
-export function JobReceipt({ path }) {
-  const live = useLive(`${path}/receipt`, 30);
+export function JobReceipt({ path, signal }) {
+  const live = useLive(`${path}/receipt`, 30, signal);
   const found = live.data;
   return html`<${Panel} title="Time and cost" live=${live} wide=${true}>${found
     ? html`<${Table} label="Time of the job" rows=${found.buckets} empty="" columns=${[

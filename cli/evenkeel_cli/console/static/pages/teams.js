@@ -14,7 +14,7 @@ export function Teams() {
 
 export function Team({ words }) {
   const live = useLive("/teams");
-  const settings = useLive(`/teams/${id(words[1])}/quota`, 30);
+  const settings = useLive(`/teams/${id(words[1])}/quota`);
   const team = live.data?.items.find((each) => each.team === words[1]);
   return html`<div class="grid">
     <${Panel} title="Team ${words[1]}" live=${live} wide=${true} more=${html`<${Link} to=${["jobs"]} filters=${{ team: words[1] }}>jobs<//>`}>
