@@ -15,6 +15,7 @@ from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.replay import replay
+from evenkeel.ports import Put, Row
 from evenkeel.services.storage import fleet_rows
 from tests.fakes.cluster import CLUSTER
 from tests.fakes.counting import CountedCalls
@@ -285,6 +286,63 @@ def test_unreadable_plan_is_reported_and_keeps_its_end() -> None:
 
     assert any(failure.startswith(f"plans: {PLAN_ARN}: Unreachable") for failure in result.failed)
     assert renting.world.ledger.get(fleet_rows.plan_ends_key()) == row
+
+
+NOT_READABLE = {"cluster": CLUSTER, "group": "p5-other", "plan": "p5-spring", "reservation": "a newer form"}
+
+
+def add_unreadable_end(renting: RentalScenario) -> Row:
+    """Add an end that this release cannot read to the stored ends; return the row."""
+    ledger = renting.world.ledger
+    row = ledger.get(fleet_rows.plan_ends_key())
+    assert row is not None
+    doc = {**row.doc, "groups": [NOT_READABLE, *row.doc["groups"]]}
+    ledger.commit(Put(Row(row.key, doc, row.version)))
+    return Row(row.key, doc, row.version + 1)
+
+
+def test_unreadable_plan_end_stops_no_cycle_and_hides_no_other_end() -> None:
+    renting = fleet_with_a_plan()
+    job = a_job_at_work(renting)
+    renting.scenario.sweep()
+    add_unreadable_end(renting)
+
+    run_cycle_at(renting, SAVES_AT - 1)
+    before = renting.scenario.job(job.job_id)
+    run_cycle_at(renting, SAVES_AT)
+
+    assert before.stop_request is None
+    assert renting.scenario.job(job.job_id).stop_request is not None
+
+
+def test_sweep_reports_an_unreadable_plan_end_and_replaces_it() -> None:
+    renting = fleet_with_a_plan()
+    renting.scenario.sweep()
+    row = renting.world.ledger.get(fleet_rows.plan_ends_key())
+    assert row is not None
+    add_unreadable_end(renting)
+    renting.world.clock.advance(900)
+
+    result = renting.scenario.sweep()
+
+    after = renting.world.ledger.get(fleet_rows.plan_ends_key())
+    assert after is not None
+    assert any("plans: groups.0 of" in failure for failure in result.failed)
+    assert [end["group"] for end in after.doc["groups"]] == [end["group"] for end in row.doc["groups"]]
+    renting.world.clock.advance(900)
+    assert renting.scenario.sweep().failed == ()
+
+
+def test_unreadable_plan_end_stays_while_its_plan_cannot_be_read() -> None:
+    renting = fleet_with_a_plan()
+    renting.scenario.sweep()
+    row = add_unreadable_end(renting)
+    renting.world.provider.plans.clear()
+    renting.world.clock.advance(900)
+
+    renting.scenario.sweep()
+
+    assert renting.world.ledger.get(row.key) == row
 
 
 def test_idle_cycle_reads_no_cluster_while_a_plan_lasts() -> None:

@@ -14,9 +14,10 @@ from evenkeel.domain.resources import NONE, sum_by_node
 from evenkeel.domain.sources import Source, SourceKind
 from evenkeel.domain.values import rfc3339
 from evenkeel.events import kubernetes_node
-from evenkeel.ports import Conflict, EvenkeelError, Put, Row, Table
+from evenkeel.ports import Conflict, EvenkeelError, Put, Row, Table, Unreadable
 from evenkeel.services.recovery import manual_cordons, unmanaged_pods
 from evenkeel.services.storage import fleet_rows, rows
+from evenkeel.services.storage.training_plan_ends import readable_plan_ends
 from evenkeel.services.sweep.sweep_run import SweepRun
 
 _GONE_KEPT = timedelta(days=30)
@@ -127,7 +128,10 @@ def refresh_kueue(sweep: SweepRun) -> int:
 
 
 def refresh_plan_ends(sweep: SweepRun) -> int:
-    """Read when the training plans of HyperPod's instance groups end. A plan that cannot be read keeps its last end."""
+    """Read when the training plans of HyperPod's instance groups end. A plan that cannot be read keeps its last end.
+
+    A stored end that this release cannot read is replaced once SageMaker has stated all ends again.
+    """
     context, settings = sweep.context, sweep.hyperpod_settings
     if settings is None:
         return 0
@@ -137,9 +141,13 @@ def refresh_plan_ends(sweep: SweepRun) -> int:
             plans[arn] = context.provider.training_plan(arn)
     key = fleet_rows.plan_ends_key()
     row = context.ledger.get(key)
-    earlier = rows.decode(row, PlanEnds) if row else PlanEnds()
+    unreadable: list[Unreadable] = []
+    earlier = readable_plan_ends(row, unreadable.append) if row else PlanEnds()
+    for error in unreadable:
+        sweep.note_unreadable_row(error)
     ends = current_plan_ends(context.site.default_cluster, settings.plan_by_group, plans, earlier, context.now)
-    if ends == earlier:
+    has_all_plans = plans.keys() >= {*settings.plan_by_group.values()}
+    if not has_all_plans if unreadable else ends == earlier:
         return 0
     with contextlib.suppress(Conflict):  # another sweep was first
         context.ledger.commit(Put(Row(key, ends.keeping_unknown(earlier).to_json(), row.version if row else 0)))

@@ -121,9 +121,10 @@ class SweepRun:
 
     def readable_rows(self, stored: Iterable[Row], kind: type[V]) -> Iterator[tuple[Row, V]]:
         """Yield each row with its value. Report rows that this release cannot read, and go on without them."""
-        return rows.readable_rows(stored, kind, self._note_unreadable_row)
+        return rows.readable_rows(stored, kind, self.note_unreadable_row)
 
-    def _note_unreadable_row(self, error: Unreadable) -> None:
+    def note_unreadable_row(self, error: Unreadable) -> None:
+        """Report a row that this release cannot read."""
         self.failures.append(str(error))
         self.context.telemetry.count("RowsUnreadable")
         self.context.telemetry.error("RowUnreadable", detail=str(error), runbook="row-unreadable")
