@@ -21,7 +21,14 @@ from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_
 from pydantic import BaseModel, TypeAdapter
 from pydantic.alias_generators import to_camel
 
-from evenkeel.domain.admission import decide_job, queue_with_teams, queue_without_teams, request_facts, resize_facts
+from evenkeel.domain.admission import (
+    burst_checks,
+    decide_job,
+    queue_with_teams,
+    queue_without_teams,
+    request_facts,
+    resize_facts,
+)
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.capacity import compatibility, instance_types, start_estimates
 from evenkeel.domain.capacity.compatibility import Storage
@@ -102,13 +109,14 @@ FACTS: Mapping[str, type[Value]] = {
     "ADMISSION": decide_job.AdmissionFacts,
     "RESIZE": resize_facts.ResizeFacts,
     "PLACEMENT": placement.PlacementFacts,
+    "BURST_CHECK": burst_checks.BurstCheckFacts,
     "MIGRATION": migration.MigrationFacts,
     "DISPLACEMENT": displacement.DisplacementFacts,
     "TEMPORARY_CAPACITY": migration.TemporaryCapacityFacts,
     "VALIDATION": ValidationFacts,
 }
 """The model that reads the facts of each kind of decision."""
-ADDED_LATER = frozenset({"RESTART", "DISPLACEMENT"})
+ADDED_LATER = frozenset({"RESTART", "DISPLACEMENT", "BURST_CHECK"})
 """Kinds of decisions that did not exist when the corpus was recorded."""
 
 

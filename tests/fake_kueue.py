@@ -1,8 +1,10 @@
 """A stand-in for Kueue on a local API server: it shows what Kueue's Job integration shows, without Kueue's scheduling.
 
 It is not Kueue. It keeps a Workload for each Job with a queue's label. It admits Jobs in order while their LocalQueue
-has free accelerators, and evicts the Jobs that a test names. Objects, labels, conditions and the order of writes follow
-Kueue's source (`pkg/controller/jobframework/reconciler.go`, `pkg/controller/jobs/job`, `apis/kueue/v1beta2`). So
+has free accelerators, and evicts the Jobs that a test names. With a burst flavor, a Job that has no room in the first
+flavor gets quota of the burst flavor. It is admitted once Evenkeel's admission check is Ready. Objects, labels,
+conditions and the order of writes follow Kueue's source (`pkg/controller/jobframework/reconciler.go`,
+`pkg/controller/core/workload_controller.go`, `pkg/workload/evict`, `pkg/controller/jobs/job`, `apis/kueue/v1beta2`). So
 Evenkeel reads the same objects as from Kueue; Kueue's decisions are not tested.
 """
 
@@ -10,7 +12,7 @@ import hashlib
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Any, Self
 
@@ -23,14 +25,19 @@ GROUP = "kueue.x-k8s.io"
 API = f"/apis/{GROUP}/v1beta2"
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 FLAVOR = "ml.p5.48xlarge"
+BURST_FLAVOR = "burst-p5"
+BURST_CHECK = "evenkeel-burst"
+_TYPES = {FLAVOR: FLAVOR, BURST_FLAVOR: "p5.48xlarge"}
+"""Instance type of each flavor's nodes."""
 GPU = "nvidia.com/gpu"
 _QUEUE, _PRIORITY, _UID = f"{GROUP}/queue-name", f"{GROUP}/priority-class", f"{GROUP}/job-uid"
+_TYPE_LABEL = "node.kubernetes.io/instance-type"
 _LOOK_SECONDS = 0.1
 _WAITING = (Conflict, NotFound, TransientError)
 
 
-def definition(plural: str, kind: str) -> Json:
-    """Return the definition of one of Kueue's kinds, with an open schema."""
+def definition(plural: str, kind: str, scope: str = "Namespaced") -> Json:
+    """Return the definition of one of Kueue's kinds, with an open schema and a status of its own."""
     kept = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     schema = {"openAPIV3Schema": {"type": "object", "properties": {"spec": kept, "status": kept}}}
     return {
@@ -39,9 +46,17 @@ def definition(plural: str, kind: str) -> Json:
         "metadata": {"name": f"{plural}.{GROUP}"},
         "spec": {
             "group": GROUP,
-            "scope": "Namespaced",
+            "scope": scope,
             "names": {"plural": plural, "singular": kind.lower(), "kind": kind},
-            "versions": [{"name": "v1beta2", "served": True, "storage": True, "schema": schema}],
+            "versions": [
+                {
+                    "name": "v1beta2",
+                    "served": True,
+                    "storage": True,
+                    "schema": schema,
+                    "subresources": {"status": {}},
+                }
+            ],
         },
     }
 
@@ -64,6 +79,18 @@ def local_queue(namespace: str, name: str) -> Json:
         "metadata": {"name": name, "namespace": namespace},
         "spec": {"clusterQueue": f"{name}-queue"},
     }
+
+
+def admission_objects() -> tuple[Json, ...]:
+    """Return the definitions of an AdmissionCheck and of the objects that name it."""
+    return tuple(
+        definition(plural, kind, "Cluster")
+        for plural, kind in (
+            ("admissionchecks", "AdmissionCheck"),
+            ("clusterqueues", "ClusterQueue"),
+            ("resourceflavors", "ResourceFlavor"),
+        )
+    )
 
 
 def workload_of(job: Json, priorities: dict[str, int]) -> Json:
@@ -103,9 +130,16 @@ def asked(job: Json) -> int:
 class FakeKueue:
     """It runs in a thread of its own, as the server's administrator, until the `with` block ends."""
 
-    def __init__(self, api: KubernetesApi, namespace: str, room: int, priorities: dict[str, int] | None = None) -> None:
-        """Start with `room` accelerators in all LocalQueues of a namespace together."""
-        self.room = room
+    def __init__(
+        self,
+        api: KubernetesApi,
+        namespace: str,
+        room: int,
+        priorities: dict[str, int] | None = None,
+        burst_room: int = 0,
+    ) -> None:
+        """Start with `room` accelerators in all LocalQueues of a namespace together, and more in the burst flavor."""
+        self.room, self.burst_room = room, burst_room
         self.priorities = priorities or {}
         self.faults: list[str] = []
         """Errors that a busy server does not explain."""
@@ -115,9 +149,12 @@ class FakeKueue:
         self._thread = threading.Thread(target=self._run, name="kueue-stand-in", daemon=True)
 
     def __enter__(self) -> Self:
-        for document in (local_queues(), workloads()):
+        burst = admission_objects() if self.burst_room else ()
+        for document in (local_queues(), workloads(), *burst):
             with suppress(AlreadyExists):
                 self._api.create(DEFINITIONS, document)
+        if self.burst_room:
+            self._create_queue()
         self._thread.start()
         return self
 
@@ -143,6 +180,22 @@ class FakeKueue:
             ),
             {},
         )
+
+    def _create_queue(self) -> None:
+        """Create the AdmissionCheck, and the ClusterQueue that names it for the burst flavor alone."""
+        flavors = [
+            ("resourceflavors", "ResourceFlavor", name, {"nodeLabels": {_TYPE_LABEL: _TYPES[name]}}) for name in _TYPES
+        ]
+        rule = {"name": BURST_CHECK, "onFlavors": [BURST_FLAVOR]}
+        queue = {"admissionChecksStrategy": {"admissionChecks": [rule]}}
+        for plural, kind, name, spec in (
+            ("admissionchecks", "AdmissionCheck", BURST_CHECK, {"controllerName": "evenkeel.io/burst"}),
+            *flavors,
+            ("clusterqueues", "ClusterQueue", "default-queue", queue),
+        ):
+            item = {"apiVersion": f"{GROUP}/v1beta2", "kind": kind, "metadata": {"name": name}, "spec": spec}
+            with suppress(AlreadyExists):
+                self._api.create(f"{API}/{plural}", item)
 
     # ------------------------------------------------------------ one look after the other
 
@@ -171,25 +224,32 @@ class FakeKueue:
             kept[uid] = self._api.create(f"{API}/namespaces/{self._namespace}/workloads", workload)
         for uid, job_workload in kept.items():
             self._reconcile_workload(jobs[uid], job_workload)
-        used = sum(
-            asked(jobs[uid])
-            for uid, workload in kept.items()
-            if holds(workload, "QuotaReserved") and not ended(workload)
-        )
+        used = dict.fromkeys(_TYPES, 0)
+        for uid, workload in kept.items():
+            if holds(workload, "QuotaReserved") and not ended(workload):
+                used[flavor_of(workload)] += asked(jobs[uid])
+        offers_burst = self.burst_room and self._is_check_active()
         waiting = [
             uid
             for uid, workload in kept.items()
             if is_active(workload) and not holds(workload, "QuotaReserved") and not ended(workload)
         ]
         for uid in sorted(waiting, key=lambda uid: in_order(kept[uid])):
-            if "evicted-now" in kept[uid]:
+            if "evicted-now" in kept[uid] or waits_to_requeue(kept[uid]):
                 continue
             wanted = asked(jobs[uid])
-            if used + wanted <= self.room:
-                used += wanted
-                self._admit(jobs[uid], kept[uid])
+            if used[FLAVOR] + wanted <= self.room:
+                used[FLAVOR] += wanted
+                self._reserve(jobs[uid], kept[uid], FLAVOR)
+            elif offers_burst and used[BURST_FLAVOR] + wanted <= self.burst_room:
+                used[BURST_FLAVOR] += wanted
+                self._reserve(jobs[uid], kept[uid], BURST_FLAVOR)
             else:
-                self._set_reason(kept[uid], used + wanted - self.room)
+                self._set_reason(kept[uid], used[FLAVOR] + wanted - self.room)
+
+    def _is_check_active(self) -> bool:
+        """Whether the controller of the check has marked it. Otherwise the ClusterQueue is inactive."""
+        return holds(self._api.get(f"{API}/admissionchecks/{BURST_CHECK}") or {}, "Active")
 
     def _reconcile_workload(self, job: Json, workload: Json) -> None:
         name, status = job["metadata"]["name"], job.get("status") or {}
@@ -209,24 +269,58 @@ class FakeKueue:
             more = [("Preempted", True, "InClusterQueue", message)] if reason == "Preempted" else []
             self._set_conditions(workload, {}, ("Evicted", True, reason, message), *more)
         elif holds(workload, "Admitted") and job["spec"].get("suspend"):
-            self._start(job)
+            self._start(job, workload)
+        elif holds(workload, "QuotaReserved") and not holds(workload, "Admitted"):
+            self._follow_checks(workload)
 
-    def _admit(self, job: Json, workload: Json) -> None:
+    def _reserve(self, job: Json, workload: Json, flavor: str) -> None:
+        """Reserve quota. Without checks, the Workload is admitted at once."""
         queue = f"{workload['spec']['queueName']}-queue"
-        given = {"name": "main", "flavors": {GPU: FLAVOR}, "resourceUsage": {GPU: str(asked(job))}}
+        given = {"name": "main", "flavors": {GPU: flavor}, "resourceUsage": {GPU: str(asked(job))}}
         admission = {"clusterQueue": queue, "podSetAssignments": [{**given, "count": job["spec"]["parallelism"]}]}
         again = [("Evicted", False, "QuotaReserved", "Previously: evicted")] if condition(workload, "Evicted") else []
+        known = checks_of(workload) or [{"name": BURST_CHECK, "state": "Pending", "message": "", **_transition()}]
+        checks = known if flavor == BURST_FLAVOR else []
+        admitted = [] if checks else [("Admitted", True, "Admitted", "The workload is admitted")]
         self._set_conditions(
             workload,
-            {"admission": admission},
+            {"admission": admission, "admissionChecks": checks},
             ("QuotaReserved", True, "QuotaReserved", f"Quota reserved in ClusterQueue {queue}"),
-            ("Admitted", True, "Admitted", "The workload is admitted"),
+            *admitted,
             *again,
         )
 
-    def _start(self, job: Json) -> None:
-        """Start the pods of a Job on the nodes of its flavor."""
-        selector = {"node.kubernetes.io/instance-type": FLAVOR}
+    def _follow_checks(self, workload: Json) -> None:
+        """Admit, evict or deactivate a Workload by the state of its checks."""
+        checks = checks_of(workload)
+        states = {check["state"] for check in checks}
+        if "Rejected" in states:
+            self._api.patch(self._path(workload), {"spec": {"active": False}})
+            self._set_conditions(workload, {}, ("Evicted", True, "Deactivated", "AdmissionCheck in Rejected state"))
+        elif "Retry" in states:
+            check = next(check for check in checks if check["state"] == "Retry")
+            at = datetime.now(UTC) + timedelta(seconds=check.get("requeueAfterSeconds") or 0)
+            reset = {"state": "Pending", "message": "Reset to Pending after eviction. Previously: Retry"}
+            count = int(check.get("retryCount") or 0) + 1
+            self._set_conditions(
+                workload,
+                {
+                    "admissionChecks": [{"name": check["name"], "retryCount": count, **reset, **_transition()}],
+                    "requeueState": {"requeueAt": at.strftime("%Y-%m-%dT%H:%M:%SZ")},
+                },
+                ("Evicted", True, "AdmissionCheck", f"AdmissionCheck in Retry state: {check['message']}"),
+            )
+        elif states == {"Ready"}:
+            self._set_conditions(workload, {}, ("Admitted", True, "Admitted", "The workload is admitted"))
+
+    def _start(self, job: Json, workload: Json) -> None:
+        """Start the pods of a Job on the nodes of its flavor that its checks name. Kueue refuses a conflict."""
+        selector = {_TYPE_LABEL: _TYPES[flavor_of(workload)]}
+        for check in checks_of(workload):
+            for update in check.get("podSetUpdates") or ():
+                for key, value in (update.get("nodeSelector") or {}).items():
+                    if selector.setdefault(key, value) != value:
+                        self.faults.append(f"check {check['name']} sets {key}={value}, the flavor {selector[key]}")
         pods = {"spec": {"nodeSelector": selector}}
         self._api.patch(self._job_path(job), {"spec": {"suspend": False, "template": pods}})
 
@@ -245,9 +339,10 @@ class FakeKueue:
             return
         document = condition(workload, "Evicted")
         reason, message = document["reason"], document["message"]
+        past = {"accumulatedPastExecutionTimeSeconds": 1} if holds(workload, "Admitted") else {}
         self._set_conditions(
             workload,
-            {"admission": None, "accumulatedPastExecutionTimeSeconds": 1},
+            {"admission": None, **past},
             ("Requeued", reason == "Preempted", reason, message),
             ("QuotaReserved", False, "PendingEvaluation", message),
             ("Admitted", False, "NoReservation", "The workload has no reservation"),
@@ -280,9 +375,8 @@ class FakeKueue:
                 "lastTransitionTime": since or now,
             }
         if document != before or status:
-            written = self._api.patch(
-                self._path(workload), {"status": {**status, "conditions": list(document.values())}}
-            )
+            status_patch = {"status": {**status, "conditions": list(document.values())}}
+            written = self._api.patch(f"{self._path(workload)}/status", status_patch)
             workload["status"] = written["status"]
 
     def _path(self, workload: Json) -> str:
@@ -302,6 +396,27 @@ def condition(workload: Json, kind: str) -> Json:
         ),
         {},
     )
+
+
+def checks_of(workload: Json) -> list[Json]:
+    """Return the admission checks in a Workload's status."""
+    return list((workload.get("status") or {}).get("admissionChecks") or ())
+
+
+def flavor_of(workload: Json) -> str:
+    """Return the flavor of a Workload's quota."""
+    (assignment,) = workload["status"]["admission"]["podSetAssignments"]
+    return str(assignment["flavors"][GPU])
+
+
+def waits_to_requeue(workload: Json) -> bool:
+    """Whether an answer `Retry` keeps a Workload out of the queue now."""
+    at = ((workload.get("status") or {}).get("requeueState") or {}).get("requeueAt") or ""
+    return bool(at) and datetime.fromisoformat(at) > datetime.now(UTC)
+
+
+def _transition() -> Json:
+    return {"lastTransitionTime": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
 
 
 def holds(workload: Json, kind: str) -> bool:

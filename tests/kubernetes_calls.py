@@ -25,6 +25,13 @@ from evenkeel.adapters.cluster import KubernetesCluster
 from evenkeel.adapters.kubernetes import KubernetesApi
 from evenkeel.adapters.object_fields import QUEUE_LABEL
 from evenkeel.adapters.workload_resources import RESOURCES
+from evenkeel.domain.external.burst_check import (
+    CONTROLLER,
+    RENTAL_NODE_LABEL,
+    BurstCheckAnswer,
+    BurstCheckState,
+    CheckedWorkload,
+)
 from evenkeel.domain.external.unmanaged_workloads import UnmanagedPod
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState
 from evenkeel.domain.jobs.spec import JobSpec
@@ -83,8 +90,9 @@ class RecordingServer:
             return 201, self._created(request)
         if request.method == "DELETE":
             return 200, {"kind": "Status", "apiVersion": "v1", "status": "Success"}
-        if request.path in self.objects:
-            return 200, self.objects[request.path]
+        path = request.path.removesuffix("/status") if request.method == "PATCH" else request.path
+        if path in self.objects:
+            return 200, self.objects[path]
         if request.path.endswith("/log"):
             return 200, {}
         if "limit" in request.query or "watch" in request.query:
@@ -319,6 +327,31 @@ def _has_kueue(server: RecordingServer) -> None:
     server.add("/apis/kueue.x-k8s.io/v1beta2/namespaces/research/workloads/job-users", {"metadata": metadata})
 
 
+def _has_burst_check(server: RecordingServer) -> None:
+    server.add("/apis/kueue.x-k8s.io", dict(KUEUE))
+    base = "/apis/kueue.x-k8s.io/v1beta2"
+    check = {"metadata": {"name": "burst", "resourceVersion": "7"}, "spec": {"controllerName": CONTROLLER}}
+    server.add(f"{base}/admissionchecks/burst", check)
+    status = {"admissionChecks": [{"name": "burst", "state": "Pending", "message": "", "lastTransitionTime": NOW}]}
+    metadata = {"name": CHECKED.name, "namespace": CHECKED.namespace, "resourceVersion": "7"}
+    path = f"{base}/namespaces/{CHECKED.namespace}/workloads/{CHECKED.name}"
+    server.add(path, {"metadata": metadata, "spec": {"podSets": [{"name": "main", "count": 2}]}, "status": status})
+
+
+CHECKED: Final = CheckedWorkload(
+    cluster=CLUSTER,
+    namespace=NAMESPACE,
+    name="job-users",
+    resource_version="7",
+    check="burst",
+    state=BurstCheckState.PENDING,
+    pod_sets=("main",),
+)
+READY: Final = BurstCheckAnswer(
+    state=BurstCheckState.READY, message="Ready.", node_selector={RENTAL_NODE_LABEL: "job-1-b1"}
+)
+
+
 def _cordoned(server: RecordingServer) -> None:
     server.add(f"/api/v1/nodes/{NODE}", CORDONED)
 
@@ -411,6 +444,11 @@ CASES: Final = (
     KubernetesCase("live_pods", lambda port: port.live_pods(CLUSTER), _launched(WorkloadKind.JOB)),
     KubernetesCase("pods_on_a_node", lambda port: port.pods(CLUSTER, NODE), _launched(WorkloadKind.JOB)),
     KubernetesCase("kueue_namespaces", lambda port: port.kueue_namespaces(CLUSTER), _has_kueue),
+    KubernetesCase("burst_checks", lambda port: port.burst_checks(CLUSTER), _has_burst_check),
+    KubernetesCase(
+        "mark_check_active", lambda port: port.mark_check_active(CLUSTER, "burst", A_MOMENT), _has_burst_check
+    ),
+    KubernetesCase("answer_check", lambda port: port.answer_check(CHECKED, READY, A_MOMENT), _has_burst_check),
     KubernetesCase("evict", lambda port: port.evict(CLUSTER, UNMANAGED)),
     KubernetesCase("logs", lambda port: port.logs(_attempt(WorkloadKind.JOB), 0, 200), _launched(WorkloadKind.JOB)),
     KubernetesCase(
@@ -427,6 +465,7 @@ CASES: Final = (
         _has_capacity_pods,
     ),
     KubernetesCase("set_pool_limit", lambda port: port.set_pool_limit(CLUSTER, "burst", lambda: (2, 16))),
+    KubernetesCase("label_rented_nodes", lambda port: port.label_rented_nodes(CLUSTER, [NODE], "job-1-b1")),
     KubernetesCase("node_claims", lambda port: port.node_claims(CLUSTER, "burst")),
     KubernetesCase("delete_node_claim", lambda port: port.delete_node_claim(CLUSTER, "burst-1")),
     KubernetesCase("latest_capacity_refusal", lambda port: port.latest_capacity_refusal(CLUSTER, "burst", A_MOMENT)),

@@ -413,7 +413,9 @@ class LocalClusterUnderTest:
         workload = workload_of(job, {})
         workload["metadata"]["name"] = f"job-{spec.attempt.workload_name}-12345"
         workload["spec"] |= more
-        self.admin.create(f"{API}/namespaces/{NAMESPACE}/workloads", workload | {"status": status})
+        path = f"{API}/namespaces/{NAMESPACE}/workloads"
+        self.admin.create(path, workload)
+        self.admin.patch(f"{path}/{workload['metadata']['name']}/status", {"status": status})
 
     def install_kueue(self, *, queue: str = "", labels: bool = False) -> None:
         self.admin.create(DEFINITIONS, local_queues())

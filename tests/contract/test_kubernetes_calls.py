@@ -16,7 +16,8 @@ from tests.kubernetes_calls import CASES, KINDS, RELEASES, KubernetesCase, Kuber
 CUSTOM = {
     *((operated.group, operated.plural) for operated in OPERATED),
     *(("karpenter.sh", plural) for plural in ("nodepools", "nodeclaims")),
-    *(("kueue.x-k8s.io", plural) for plural in ("localqueues", "workloads")),
+    *(("kueue.x-k8s.io", plural) for plural in ("localqueues", "workloads", "admissionchecks")),
+    *(("kueue.x-k8s.io", plural) for plural in ("resourceflavors", "clusterqueues")),
 }
 """Custom resources, for which Kubernetes publishes no schema. tests/contract/test_operator_manifests.py and
 tests/contract/test_kueue.py check them against their own definitions."""

@@ -5,14 +5,15 @@ from collections.abc import Iterator
 import pytest
 
 from evenkeel.adapters.workload_resources import JOB
+from evenkeel.domain.external.burst_check import BurstCheckAnswer, BurstCheckState, CheckedWorkload
 from evenkeel.domain.external.kueue_status import KueueEviction, describe_status, eviction_of
 from evenkeel.domain.jobs.attempt import ObservedWorkload, PodPhase
 from evenkeel.domain.jobs.workload_kind import WorkloadKind
 from evenkeel.domain.recovery.unmanaged_restarts import UnmanagedJob, UnmanagedJobState
-from evenkeel.ports import LaunchSpec
+from evenkeel.ports import Conflict, LaunchSpec, NotFound
 from evenkeel_local.gpu_cluster import ClusterHandle
 from tests.contract.clusters_under_test import CLUSTER, NAMESPACE, LocalClusterUnderTest, a_launch, free_nodes
-from tests.fake_kueue import FakeKueue, holds
+from tests.fake_kueue import BURST_CHECK, BURST_FLAVOR, FakeKueue, holds
 from tests.fakes.system import A_MOMENT
 from tests.waiting import until
 
@@ -143,3 +144,96 @@ def test_a_users_job_is_suspended_and_resumed_by_kueue(bench: LocalClusterUnderT
     )
 
     assert (users_job().uid, users_job().is_queued) == (job.uid, True)
+
+
+# ---------------------------------------------------------------- the admission check evenkeel.io/burst
+
+
+@pytest.fixture
+def renting_kueue(bench: LocalClusterUnderTest) -> Iterator[FakeKueue]:
+    with FakeKueue(bench.admin, NAMESPACE, room=0, burst_room=16) as stand_in:
+        yield stand_in
+    assert stand_in.faults == []
+
+
+def job_with_burst_quota(bench: LocalClusterUnderTest) -> tuple[LaunchSpec, CheckedWorkload]:
+    """Launch a job that Kueue has reserved quota of the burst flavor for."""
+    for name in bench.cluster.burst_checks(CLUSTER).inactive:
+        bench.cluster.mark_check_active(CLUSTER, name, A_MOMENT)
+    spec = a_launch(bench, free_nodes(bench, 2), local_queue="default")
+    bench.cluster.launch(spec)
+    return spec, checked(bench, spec)
+
+
+def checked(bench: LocalClusterUnderTest, spec: LaunchSpec) -> CheckedWorkload:
+    def find() -> CheckedWorkload | None:
+        listed = bench.cluster.burst_checks(CLUSTER).workloads
+        return next((item for item in listed if item.job_name == spec.attempt.workload_name and item.is_waiting), None)
+
+    workload = until(find, "Kueue to ask for the check")
+    assert workload
+    return workload
+
+
+def test_kueue_reserves_burst_quota_only_once_the_check_is_active(
+    bench: LocalClusterUnderTest, renting_kueue: FakeKueue
+) -> None:
+    spec = a_launch(bench, free_nodes(bench, 2), local_queue="default")
+    bench.cluster.launch(spec)
+    until(lambda: "16 more needed" in messages(bench, spec), "Kueue's reason")
+    assert bench.cluster.burst_checks(CLUSTER).inactive == (BURST_CHECK,)
+
+    bench.cluster.mark_check_active(CLUSTER, BURST_CHECK, A_MOMENT)
+
+    assert bench.cluster.burst_checks(CLUSTER).inactive == ()
+    workload = checked(bench, spec)
+    assert (workload.state, workload.has_quota, workload.is_admitted) == (BurstCheckState.PENDING, True, False)
+    assert (workload.pods, workload.pod_sets, workload.open_checks) == (2, ("main",), ())
+    assert workload.flavors == (BURST_FLAVOR,)
+    assert workload.node_labels == {"node.kubernetes.io/instance-type": "p5.48xlarge"}
+    assert not workload.covers_all_flavors
+    assert workload.job_uid == seen(bench, spec).uid
+
+
+def test_ready_check_starts_the_job_with_the_node_selector(
+    bench: LocalClusterUnderTest, renting_kueue: FakeKueue
+) -> None:
+    spec, workload = job_with_burst_quota(bench)
+    selector = {"evenkeel.io/rental": "job-1-b1"}
+    answer = BurstCheckAnswer(state=BurstCheckState.READY, message="Nodes are ready.", node_selector=selector)
+
+    bench.cluster.answer_check(workload, answer, A_MOMENT)
+
+    until(lambda: not seen(bench, spec).is_suspended, "Kueue to start the job")
+    kueue_status = seen(bench, spec).kueue
+    assert kueue_status
+    assert kueue_status.is_sent_to("job-1-b1")
+    job = bench.admin.get(f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs/{spec.attempt.workload_name}")
+    assert job
+    assert job["spec"]["template"]["spec"]["nodeSelector"] == {
+        "node.kubernetes.io/instance-type": "p5.48xlarge",
+        **selector,
+    }
+
+
+def test_answer_to_a_changed_workload_is_a_conflict(bench: LocalClusterUnderTest, renting_kueue: FakeKueue) -> None:
+    _, workload = job_with_burst_quota(bench)
+    answer = BurstCheckAnswer(state=BurstCheckState.PENDING, message="Nodes are starting.")
+    bench.cluster.answer_check(workload, answer, A_MOMENT)
+
+    with pytest.raises(Conflict):
+        bench.cluster.answer_check(workload, answer, A_MOMENT)
+    with pytest.raises(NotFound):
+        bench.cluster.answer_check(workload.replace(name="gone"), answer, A_MOMENT)
+
+
+def test_retry_releases_the_quota_and_counts(bench: LocalClusterUnderTest, renting_kueue: FakeKueue) -> None:
+    spec, workload = job_with_burst_quota(bench)
+    answer = BurstCheckAnswer(state=BurstCheckState.RETRY, message="Too expensive.", requeue_after_seconds=1)
+
+    bench.cluster.answer_check(workload, answer, A_MOMENT)
+
+    until(lambda: (status := seen(bench, spec).kueue) and status.is_pending, "the quota to go")
+    again = checked(bench, spec)
+    assert (again.state, again.retry_count) == (BurstCheckState.PENDING, 1)
+    assert is_stopped_by_kueue(bench, spec) is None

@@ -1,9 +1,10 @@
 """The part of Karpenter that renting uses: pools with limits, capacity pods, and nodes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import Any
 
+from evenkeel.domain.external.burst_check import RENTAL_NODE_LABEL
 from evenkeel.domain.nodes import KubernetesNode
 from evenkeel.ports import CapacitySpec, LimitResult, NodeClaim
 
@@ -36,6 +37,13 @@ class FakeCapacity:
         if self.capacity.pop(name, None) is not None:
             self.calls.append(("delete_capacity_pods", name))
         return True
+
+    def label_rented_nodes(self, cluster: str, names: Iterable[str], rental: str) -> None:
+        for name in names:
+            node = self.by_name.get((cluster, name))
+            if node is not None and node.labels.get(RENTAL_NODE_LABEL) != rental:
+                self.by_name[cluster, name] = node.replace(labels={**node.labels, RENTAL_NODE_LABEL: rental})
+                self.calls.append(("label_rented_node", name, rental))
 
     def set_pool_limit(self, cluster: str, pool: str, rented: Callable[[], tuple[int, int]]) -> LimitResult:
         if (cluster, pool) not in self.limits:

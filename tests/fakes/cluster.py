@@ -31,6 +31,7 @@ from evenkeel.ports import (
     UncordonResult,
     Unreachable,
 )
+from tests.fakes.admission_checks import FakeAdmissionChecks
 from tests.fakes.capacity import FakeCapacity
 from tests.fakes.system import FixedClock
 from tests.fakes.unmanaged_jobs import FakeUnmanagedJobs
@@ -89,11 +90,12 @@ Name = tuple[str, str, int]
 """Namespace, job id, attempt."""
 
 
-class FakeCluster(FakeCapacity, FakeUnmanagedJobs):
+class FakeCluster(FakeAdmissionChecks, FakeCapacity, FakeUnmanagedJobs):
     """All Kubernetes clusters of a fleet. Pods start Pending; a test runs and ends them, or sets `runs_at_once`."""
 
     def __init__(self, clock: FixedClock, *nodes: KubernetesNode, runs_at_once: bool = False) -> None:
-        super().__init__()
+        FakeAdmissionChecks.__init__(self)
+        FakeCapacity.__init__(self)
         FakeUnmanagedJobs.__init__(self)
         self.clock = clock
         self.runs_at_once = runs_at_once

@@ -3,15 +3,26 @@
 These tests do not run the real Kueue: `tests/fake_kueue.py` lists what the stand-in does.
 """
 
+import time
 from collections.abc import Iterator
 
 import pytest
 
 from evenkeel.adapters.kubernetes import KubernetesApi
+from evenkeel.runtime.site_policy import FRESH
 from evenkeel_local.data_centre import NAMESPACE, DataCentre, FleetShape, StackSettings
 from evenkeel_local.drills import TrainingWork
 from evenkeel_local.drills.decision_replay import replay_mismatches
-from tests.fake_kueue import FakeKueue, local_queue
+from tests.fake_kueue import FakeKueue, checks_of, local_queue
+from tests.local.test_burst import (
+    MICROS,
+    SPOT,
+    await_rental_end,
+    bill_of,
+    node_pool,
+    remains_of_rentals,
+    rented_pool,
+)
 from tests.local.training import TrainingJob
 from tests.waiting import until
 
@@ -65,3 +76,56 @@ def test_job_evicted_by_kueue_resumes_with_the_same_weights(centre: DataCentre, 
     story = job.timeline()
     assert any("was saved while attempt 1 was stopped" in line for line in story), story
     assert any(line.startswith("Kueue admitted the job by quota of ml.p5.48xlarge") for line in story), story
+
+
+HOLDS = TrainingWork(nodes=2, steps=3000, checkpoint_every=4, step_seconds=0.15)
+"""Work of a job that keeps the committed nodes until it is cancelled."""
+SHORT = TrainingWork(nodes=1, steps=160, checkpoint_every=4, step_seconds=0.15)
+
+
+@pytest.fixture
+def renting_kueue(centre: DataCentre) -> Iterator[FakeKueue]:
+    """Kueue with quota of a burst flavor, whose admission check Evenkeel answers."""
+    centre.cluster.apply([node_pool(SPOT, "spot")])
+    burst = {
+        "pools": [rented_pool(centre, SPOT, "spot")],
+        "fleetCapMicrosPerHour": 2 * MICROS[SPOT],
+        "otherTeamCapMicrosPerHour": 2 * MICROS[SPOT],
+        "otherDelayMicrosPerHour": 100_000_000,
+        "otherExpectedRunSeconds": 3600,
+    }
+    client = centre.client()
+    client.post(f"/clusters/{client.fleet}/policy", {"changes": {"burst": burst}, "reason": "burst with Kueue"})
+    time.sleep(FRESH.total_seconds())
+    handle = centre.cluster
+    api = KubernetesApi("research-eks", handle.kubernetes_url, handle.ca_pem, lambda _: handle.admin_token)
+    with FakeKueue(api, NAMESPACE, room=16, burst_room=16) as stand_in:
+        centre.cluster.apply([local_queue(NAMESPACE, "default")])
+        yield stand_in
+    assert stand_in.faults == []
+
+
+@pytest.mark.drills
+@pytest.mark.timeout(600)
+def test_job_with_kueues_burst_quota_runs_on_rented_nodes(centre: DataCentre, renting_kueue: FakeKueue) -> None:
+    base = TrainingJob.submit(centre, "base", HOLDS).reach(4)
+    urgent = TrainingJob.submit(centre, "urgent", SHORT)
+
+    urgent.reach(9)
+    ready = checks_of(renting_kueue.workload(f"{urgent.job_id}-a1"))
+    done = urgent.end()
+    rental = await_rental_end(urgent)
+    centre.client().post(f"/jobs/{base.job_id}/cancel", {"reason": "the test is over"})
+    until(lambda: not remains_of_rentals(centre), "everything rented to be given back", 60)
+
+    assert (done["state"], done["currentAttempt"], urgent.digest()) == ("SUCCEEDED", 1, urgent.expected_digest)
+    assert [check["state"] for check in ready] == ["Ready"]
+    assert ready[0]["podSetUpdates"] == [
+        {"name": "main", "nodeSelector": {"evenkeel.io/rental": f"{urgent.job_id}-b1"}}
+    ]
+    assert (urgent.attempt(1)["localQueue"], urgent.attempt(1)["pool"]) == ("default", SPOT)
+    assert rental["costUsd"] == bill_of(rental)
+    story = urgent.timeline()
+    assert any("Kueue asks for nodes: Ready. 1 node of burst-spot is rented for the job" in line for line in story), (
+        story
+    )

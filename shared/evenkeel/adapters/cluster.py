@@ -17,6 +17,7 @@ from evenkeel.adapters import (
     unmanaged_pods,
     workloads,
 )
+from evenkeel.adapters.admission_checks import KubernetesAdmissionChecks
 from evenkeel.adapters.kubernetes import (
     JSON_PATCH,
     AlreadyExists,
@@ -93,7 +94,7 @@ class KubernetesConnections(Protocol):
         ...
 
 
-class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
+class KubernetesCluster(KubernetesAdmissionChecks, KubernetesCapacity, KubernetesUnmanagedJobs):
     """The Kubernetes clusters of a fleet."""
 
     def __init__(self, connections: KubernetesConnections, *, fleet: str) -> None:

@@ -47,7 +47,14 @@ def read_kueue(workload: Mapping[str, Any], position: int | None = None) -> Kueu
             for item in status.get("conditions") or ()
         ),
         checks=tuple(
-            KueueCheck(name=item["name"], state=item["state"], message=(item.get("message") or "")[:MESSAGE_LIMIT])
+            KueueCheck(
+                name=item["name"],
+                state=item["state"],
+                message=(item.get("message") or "")[:MESSAGE_LIMIT],
+                node_selector=next(
+                    (update.get("nodeSelector") or {} for update in item.get("podSetUpdates") or ()), {}
+                ),
+            )
             for item in status.get("admissionChecks") or ()
         ),
         was_admitted=any(status.get(name) is not None for name in past),

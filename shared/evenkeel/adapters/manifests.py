@@ -288,6 +288,9 @@ def access_review(right: KubernetesPermission) -> Json:
     }
 
 
+_NO_RENTAL = {"key": RENTAL_LABEL, "operator": "DoesNotExist"}
+
+
 def capacity_job(spec: CapacitySpec, fleet: str, taints: Iterable[Mapping[str, Any]] = ()) -> Json:
     """Return the Job of a rental's capacity pods. Each pod takes all accelerators of one node and does nothing.
 
@@ -310,7 +313,11 @@ def capacity_job(spec: CapacitySpec, fleet: str, taints: Iterable[Mapping[str, A
         "terminationGracePeriodSeconds": 1,
         "nodeSelector": {KARPENTER_LABEL: spec.pool},
         "tolerations": [{"key": key, "operator": "Exists", "effect": effect} for key, effect in tolerated],
-        "affinity": {"podAntiAffinity": _one_per_node({RENTAL_LABEL: spec.name})},
+        # Nodes with the label belong to a rental. They are empty until the pods of its job start.
+        "affinity": {
+            "nodeAffinity": {_REQUIRED: {"nodeSelectorTerms": [{"matchExpressions": [_NO_RENTAL]}]}},
+            "podAntiAffinity": _one_per_node({RENTAL_LABEL: spec.name}),
+        },
         "securityContext": {
             "runAsNonRoot": True,
             "runAsUser": DEFAULT_ID,

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, TypeAlias
 
+from evenkeel.domain.external.burst_check import RENTAL_NODE_LABEL
 from evenkeel.domain.kueue.quantities import amount
 
 Json: TypeAlias = dict[str, Any]
@@ -19,7 +20,8 @@ Source: Kueue's `pkg/controller/constants`."""
 KUEUE_PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 KUEUE_JOB_LABEL = "kueue.x-k8s.io/job-uid"
 """Label of a Workload: the UID of its Job."""
-RENTAL_LABEL = "evenkeel.io/rental"
+RENTAL_LABEL = RENTAL_NODE_LABEL
+"""Label of capacity pods and their Job, and of nodes that were rented for a job in Kueue's queue."""
 DECISION_NOTE = "evenkeel.io/decision"
 """Annotation: the decision that admitted the attempt. It identifies a Job until the Job's UID is recorded."""
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"

@@ -1,20 +1,22 @@
 """The port RentedCapacity on Kubernetes: capacity pods, limits of Karpenter NodePools, and NodeClaims."""
 
 import contextlib
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
-from evenkeel.adapters.kubernetes import AlreadyExists, KubernetesApi
+from evenkeel.adapters.kubernetes import AlreadyExists, KubernetesApi, retry_on_conflict
 from evenkeel.adapters.manifests import capacity_job
 from evenkeel.adapters.object_fields import FLEET_LABEL, NEURON, NVIDIA, RENTAL_LABEL, Json
 from evenkeel.adapters.workloads import controlling_workload
 from evenkeel.domain.jobs.workload_kind import WorkloadKind
 from evenkeel.domain.nodes import KARPENTER_LABEL
-from evenkeel.ports import CapacitySpec, Conflict, LimitResult, NodeClaim
+from evenkeel.ports import CapacitySpec, Conflict, LimitResult, NodeClaim, NotFound
 
 _POOLS = "/apis/karpenter.sh/v1/nodepools"
 _CLAIMS = "/apis/karpenter.sh/v1/nodeclaims"
+_NODES = "/api/v1/nodes"
 _EVENTS = "/api/v1/namespaces/default/events"
 """Kubernetes stores events about objects without a namespace in the namespace `default`."""
 _LAUNCH_FAILED_REASON = "InsufficientCapacityError"
@@ -58,6 +60,17 @@ class KubernetesCapacity:
                 path = f"/api/v1/namespaces/{namespace}/pods/{pod['metadata']['name']}"
                 api.delete(path, gracePeriodSeconds=1)
         return job is None and not pods
+
+    def label_rented_nodes(self, cluster: str, names: Iterable[str], rental: str) -> None:
+        for name in names:
+            with contextlib.suppress(NotFound):
+                retry_on_conflict(functools.partial(self._label_node, cluster, name, rental))
+
+    def _label_node(self, cluster: str, name: str, rental: str) -> None:
+        node = self._api(cluster).get(f"{_NODES}/{name}")
+        if node is not None and _labels(node).get(RENTAL_LABEL) != rental:
+            metadata = {"resourceVersion": node["metadata"]["resourceVersion"], "labels": {RENTAL_LABEL: rental}}
+            self._api(cluster).patch(f"{_NODES}/{name}", {"metadata": metadata})
 
     def set_pool_limit(self, cluster: str, pool: str, rented: Callable[[], tuple[int, int]]) -> LimitResult:
         for _ in range(_TRIES - 1):

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
+from evenkeel.domain.admission.burst_checks import BurstCheckFacts, decide_burst_check
 from evenkeel.domain.admission.decide_job import AdmissionFacts, decide, recorded_reason
 from evenkeel.domain.admission.queue_without_teams import with_spares
 from evenkeel.domain.admission.resize_facts import ResizeFacts, resize_answer
@@ -187,6 +188,11 @@ def _replay_placement(record: Decision, _policy: Policy) -> Replayed:
     )
 
 
+def _replay_burst_check(record: Decision, _policy: Policy) -> Replayed:
+    decision = decide_burst_check(_read_facts(BurstCheckFacts, record))
+    return Replayed(action=decision.action, reason=decision.reason, alternatives=decision.alternatives)
+
+
 def _replay_displacement(record: Decision, _policy: Policy) -> Replayed:
     displacement = decide_displacement(DisplacementFacts.model_validate(record.facts))
     return Replayed(action=displacement.action, reason=displacement.reason, alternatives=displacement.alternatives)
@@ -223,6 +229,7 @@ _BY_KIND: Mapping[str, Callable[[Decision, Policy], Replayed]] = {
     "ADMISSION": _replay_admission,
     "RESIZE": _replay_resize,
     "PLACEMENT": _replay_placement,
+    "BURST_CHECK": _replay_burst_check,
     "DISPLACEMENT": _replay_displacement,
     "MIGRATION": _replay_migration,
     "TEMPORARY_CAPACITY": _replay_temporary_capacity,

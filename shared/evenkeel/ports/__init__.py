@@ -4,6 +4,7 @@ The error tree is in `evenkeel.ports.errors`. Adapters implement the ports; `tes
 """
 
 from evenkeel.domain.recovery.repair_requests import RepairAnswer
+from evenkeel.ports.admission_checks import BurstChecks
 from evenkeel.ports.checkpoints import CheckpointStore, StoredShard
 from evenkeel.ports.cluster import (
     CheckSpec,
@@ -85,6 +86,7 @@ __all__ = [
     "LONGEST_SK",
     "MAX_WRITES",
     "Add",
+    "BurstChecks",
     "BusEvent",
     "CapacitySpec",
     "Chat",

@@ -15,6 +15,7 @@ from evenkeel.domain.nodes import KubernetesNode
 from evenkeel.domain.recovery.repair_requests import RepairAnswer
 from evenkeel.domain.recovery.validation import CheckResult
 from evenkeel.domain.resources import Resources
+from evenkeel.ports.admission_checks import AdmissionChecks
 from evenkeel.ports.permissions import KubernetesPermission
 from evenkeel.ports.rented_capacity import RentedCapacity
 from evenkeel.ports.unmanaged_jobs import UnmanagedJobs
@@ -162,7 +163,7 @@ class LogTail:
     """Why the log could not be read; empty if it was read."""
 
 
-class Cluster(RentedCapacity, UnmanagedJobs, Protocol):
+class Cluster(AdmissionChecks, RentedCapacity, UnmanagedJobs, Protocol):
     """The Kubernetes clusters of the fleet, by name, with the operations that Evenkeel needs."""
 
     def server_version(self, cluster: str) -> str:

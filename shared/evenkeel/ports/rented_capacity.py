@@ -1,6 +1,6 @@
 """Rented nodes in a Kubernetes cluster: capacity pods, NodePool limits and NodeClaims of Karpenter."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -53,6 +53,13 @@ class RentedCapacity(Protocol):
 
     def delete_capacity_pods(self, cluster: str, namespace: str, name: str) -> bool:
         """Delete the capacity pods of a rental. Return whether none is left. Idempotent: yes, gone is success."""
+        ...
+
+    def label_rented_nodes(self, cluster: str, names: Iterable[str], rental: str) -> None:
+        """Label nodes with the name of their rental, so that a node selector can name them.
+
+        Idempotent: yes, it patches the version that it reads. A node that is gone is skipped.
+        """
         ...
 
     def set_pool_limit(self, cluster: str, pool: str, rented: Callable[[], tuple[int, int]]) -> LimitResult:

@@ -168,7 +168,8 @@ class PermissionBench:
         """Ids of things that were stored once, to be read."""
         self._stop_all_schedules()
         # Requests about Kueue's objects are made only in a cluster with Kueue.
-        centre.cluster.apply([fake_kueue.local_queues(), fake_kueue.workloads()])
+        kinds = (fake_kueue.local_queues(), fake_kueue.workloads(), *fake_kueue.admission_objects())
+        centre.cluster.apply(list(kinds))
         self.nodes = self._machines()
         """The nodes. Probes refer to them by their index in this list."""
         for index in range(len(self.nodes)):
@@ -221,6 +222,18 @@ class PermissionBench:
     def start_cold(self, function: str) -> None:
         """Make the next invocation start in a new process, without the caches of the old container."""
         containers.start_cold(self._lambda, function)
+
+    @contextmanager
+    def where_kueue_admits(self, function: str) -> Iterator[None]:
+        """Run a function with `Admission=kueue` in this context."""
+        name = f"{STACK_NAME}-{function}"
+        before = self._lambda.get_function_configuration(FunctionName=name)["Environment"]["Variables"]
+        kueue = {**before, "EVENKEEL_ADMISSION": "kueue"}
+        self._lambda.update_function_configuration(FunctionName=name, Environment={"Variables": kueue})
+        try:
+            yield
+        finally:
+            self._lambda.update_function_configuration(FunctionName=name, Environment={"Variables": before})
 
     # ------------------------------------------------------------ what a role used
 

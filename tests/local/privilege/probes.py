@@ -18,6 +18,7 @@ from evenkeel.adapters.workload_resources import RESOURCES
 from evenkeel.domain.capacity.pools import Market
 from evenkeel.domain.capacity.shortages import Shortages
 from evenkeel.domain.decisions import Decision
+from evenkeel.domain.external.burst_check import CONTROLLER
 from evenkeel.domain.external.unmanaged_workloads import RESUME_ALLOWED, RESUME_LABEL
 from evenkeel.domain.health.incidents import (
     OPEN_STATES,
@@ -63,6 +64,7 @@ from evenkeel.services.storage import (
 from evenkeel.services.storage.guardrail_registers import RegisterName
 from evenkeel_local import ACCOUNT_ID
 from evenkeel_local.data_centre import CHECKPOINTS_BUCKET, FLEET, NAMESPACE, SERVICE_ACCOUNT
+from tests import fake_kueue
 from tests.contract.example_jobs import EXAMPLES, RESTARTED
 from tests.local.privilege.permission_bench import USERS_NAMESPACE, InvocationResult, PermissionBench
 from tests.template.documents import Json
@@ -1097,6 +1099,16 @@ def marks_a_rental_ready(stage: PermissionBench) -> Json:
     return of_rental(rental, step="HAND_OVER")
 
 
+@probe("rent_capacity", succeeds=answers("HANDED_OVER"))
+def labels_the_nodes_of_a_job_in_kueues_queue(stage: PermissionBench) -> Json:
+    stage.free_machine(0)
+    rental = a_rental(stage, pool=stage.nodes[0].pool)
+    row = stage.ledger.get(job_rows.job_key(rental.job_id))
+    assert row
+    stage.put(job_rows.job_row(Job.model_validate(row.doc).replace(local_queue="default"), 0))
+    return of_rental(rental, step="HAND_OVER")
+
+
 @probe("rent_capacity", succeeds=answers("NOT_YET", "NONE"))
 def withdraws_an_offer(stage: PermissionBench) -> Json:
     a_pool_to_rent(stage, 8)
@@ -1181,6 +1193,31 @@ def rents_nodes(stage: PermissionBench) -> Json:
     stage.clear_workloads()
     job = a_job(stage, JobState.PENDING)
     stage.put(job_rows.job_row(job.replace(spec=job.spec.replace(instance_types=(MARKET[0],))), 0))
+    return {}
+
+
+@contextmanager
+def _kueues_cycle(stage: PermissionBench) -> Iterator[None]:
+    with stage.where_kueue_admits("schedule_jobs"):
+        yield
+
+
+@probe("schedule_jobs", under=_kueues_cycle)
+def answers_kueues_check(stage: PermissionBench) -> Json:
+    """A Workload that no job of Evenkeel controls is answered, too."""
+    stage.settle_everything()
+    name = f"asks-{int(now().timestamp() * 1000)}"
+    base = {"apiVersion": f"{fake_kueue.GROUP}/v1beta2", "metadata": {"name": name}}
+    spec = {"controllerName": CONTROLLER}
+    stage.kubernetes.create(f"{fake_kueue.API}/admissionchecks", {**base, "kind": "AdmissionCheck", "spec": spec})
+    workload = {**base, "kind": "Workload", "spec": {"queueName": "default", "podSets": [{"name": "main", "count": 1}]}}
+    path = f"{fake_kueue.API}/namespaces/{NAMESPACE}/workloads"
+    stage.kubernetes.create(path, workload)
+    at = {"lastTransitionTime": f"{now():%Y-%m-%dT%H:%M:%SZ}"}
+    reserved = {"type": "QuotaReserved", "status": "True", "reason": "QuotaReserved", "message": "", **at}
+    check = {"name": name, "state": "Pending", "message": "", **at}
+    status = {"conditions": [reserved], "admissionChecks": [check]}
+    stage.kubernetes.patch(f"{path}/{name}/status", {"status": status})
     return {}
 
 

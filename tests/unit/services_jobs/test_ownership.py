@@ -24,7 +24,11 @@ DOCUMENT = PROJECT / "docs" / "ownership.md"
 # ---------------------------------------------------------------- what the code says
 
 
-STEPS = {"commit_cycle": "schedule_jobs", "measure_restore": "launch_job"}
+STEPS = {
+    "commit_cycle": "schedule_jobs",
+    "answer_burst_checks": "schedule_jobs",
+    "measure_restore": "launch_job",
+}
 """Modules that are one step of a service: they write on its behalf, and no other service calls them."""
 
 

@@ -301,7 +301,7 @@ def add_unreadable_end(renting: RentalScenario) -> Row:
     return Row(row.key, doc, row.version + 1)
 
 
-def test_unreadable_plan_end_stops_no_cycle_and_hides_no_other_end() -> None:
+def test_unreadable_plan_end_hides_no_other_end() -> None:
     renting = fleet_with_a_plan()
     job = a_job_at_work(renting)
     renting.scenario.sweep()

@@ -16,11 +16,12 @@ from evenkeel.domain.admission.start_size import decide_with_sizes
 from evenkeel.domain.capacity.node_capacity import NodeCapacity
 from evenkeel.domain.capacity.pools import Pool
 from evenkeel.domain.capacity.run_times import run_times_of
-from evenkeel.domain.jobs.attempt import run_seconds
+from evenkeel.domain.jobs.attempt import Attempt, run_seconds
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.jobs.spec import MAX_GRACE_SECONDS
 from evenkeel.domain.policy import Policy
+from evenkeel.domain.quotas.teams import TeamSetup
 from evenkeel.domain.renting.candidates import (
     committed_pools,
 )
@@ -92,6 +93,27 @@ def next_departure(
     return None
 
 
+def next_departure_where_kueue_admits(
+    snapshot: CycleSnapshot, attempts: Iterable[Attempt], policy: Policy, now: datetime
+) -> Departure | None:
+    """Return the first job that leaves its rented nodes where Kueue admits jobs; None if every job stays.
+
+    Kueue decides about quota after the stop, so quotas do not count here. While a job of Evenkeel waits in Kueue's
+    queue, only temporary capacity that is due is returned.
+
+    Args:
+        snapshot: The snapshot of the cycle, with the nodes, rentals and charges.
+        attempts: The current attempts of the jobs that hold a charge.
+        policy: The whole policy.
+        now: The time.
+    """
+    alone = snapshot._replace(setup=TeamSetup(), kueue_namespaces={}, pending={})
+    admission_input = alone.admission_input(policy, now)
+    if any(not attempt.state.has_ended and not attempt.node_names for attempt in attempts):
+        admission_input = admission_input._replace(capacities=())
+    return next_departure(alone, admission_input, (), (), policy, now)
+
+
 def _departure_candidates(snapshot: CycleSnapshot, *, is_free: bool) -> list[Rental]:
     """Return the rentals whose jobs may leave now: all if a committed node is free, else due rentals."""
     candidates = (
@@ -126,6 +148,7 @@ def _may_leave(job: Job, rental: Rental, charges: Iterable[Charge]) -> bool:
         return False
     return any(
         (charge.job_id, charge.attempt) == (job.job_id, job.current_attempt)
+        and charge.node_names
         and set(charge.node_names) <= set(rental.node_names)
         for charge in charges
     )

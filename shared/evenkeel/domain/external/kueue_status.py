@@ -5,8 +5,10 @@ Condition types and reasons follow `apis/kueue/v1beta2/workload_types.go`; v1bet
 gives specific reasons (`WaitingForQuota`) where an older one gives `Pending`.
 """
 
+from collections.abc import Mapping
 from datetime import datetime
 
+from evenkeel.domain.external.burst_check import RENTAL_NODE_LABEL
 from evenkeel.domain.values import Instant, Value
 
 QUOTA_RESERVED, ADMITTED, EVICTED, FINISHED = "QuotaReserved", "Admitted", "Evicted", "Finished"
@@ -29,6 +31,8 @@ class KueueCheck(Value):
     name: str
     state: str
     message: str = ""
+    node_selector: Mapping[str, str] = {}
+    """Node selector that it adds to the pods."""
 
 
 class KueueStatus(Value):
@@ -60,6 +64,15 @@ class KueueStatus(Value):
         """Whether a condition is true."""
         condition = self.condition(kind)
         return condition is not None and condition.is_true
+
+    @property
+    def holds_quota(self) -> bool:
+        """Whether quota is reserved for it. An evicted Workload is about to lose it."""
+        return self.is_true(QUOTA_RESERVED) and not self.is_true(EVICTED) and not self.is_true(FINISHED)
+
+    def is_sent_to(self, rental: str) -> bool:
+        """Whether a check sends its pods to the nodes of a rental."""
+        return any(check.node_selector.get(RENTAL_NODE_LABEL) == rental for check in self.checks)
 
     @property
     def is_pending(self) -> bool:

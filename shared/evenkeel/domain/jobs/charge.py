@@ -89,6 +89,15 @@ class Charge(Value):
             is_elastic=bool(job and job.spec.elastic),
         )
 
+    def on_nodes_of(self, attempt: Attempt) -> "Charge":
+        """Return the charge with the nodes of its attempt, which are known later than the charge if Kueue admits."""
+        return self.replace(
+            node_names=attempt.node_names,
+            instance_type=attempt.instance_type,
+            pool=attempt.pool,
+            is_rented=attempt.is_rented,
+        )
+
 
 def charged_resources(
     charges: Iterable[Charge], started: Container[tuple[str, str, str, int]] = ()

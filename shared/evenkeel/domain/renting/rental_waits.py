@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 from evenkeel.domain.external.adoption_policy import ServingWorkload
+from evenkeel.domain.external.kueue_status import ADMITTED, EVICTED, QUOTA_RESERVED, KueueStatus
 from evenkeel.domain.external.serving import replica_shortfalls, replicas_of
 from evenkeel.domain.external.unmanaged_workloads import UnmanagedPod
-from evenkeel.domain.jobs.attempt import Attempt
+from evenkeel.domain.jobs.attempt import Attempt, AttemptState
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.nodes import KubernetesNode
 from evenkeel.domain.renting.rental import Rental, RentalOffer, RentalState, ServingTarget, nodes_subject
@@ -39,7 +40,12 @@ def is_usable(node: KubernetesNode, offer: RentalOffer) -> bool:
 
 
 def evaluate_rental_ready(
-    rental: Rental, job: Job, nodes: Iterable[KubernetesNode], refusal: str, other_nodes: Iterable[str] = ()
+    rental: Rental,
+    job: Job,
+    nodes: Iterable[KubernetesNode],
+    refusal: str,
+    other_nodes: Iterable[str] = (),
+    kueue: KueueStatus | None = None,
 ) -> WaitAnswer | None:
     """Answer the wait for the nodes of a job's rental; None while they may still join.
 
@@ -49,8 +55,9 @@ def evaluate_rental_ready(
         nodes: Nodes of the cluster.
         refusal: The provider's refusal since the pool was opened; empty if there is none.
         other_nodes: Nodes of other rentals.
+        kueue: Kueue's status of a job in its queue; None if it is unknown.
     """
-    return evaluate_nodes_joined(rental, why_not_needed(rental, job), nodes, refusal, other_nodes)
+    return evaluate_nodes_joined(rental, why_not_needed(rental, job, kueue), nodes, refusal, other_nodes)
 
 
 def evaluate_nodes_joined(
@@ -70,12 +77,24 @@ def evaluate_nodes_joined(
 # ---------------------------------------------------------------- a job
 
 
-def why_not_needed(rental: Rental, job: Job) -> str:
-    """Say why a job no longer waits for its rental; empty if it does."""
-    if job.state is JobState.PENDING and job.rentals == rental.number:
-        return ""
+def why_not_needed(rental: Rental, job: Job, kueue: KueueStatus | None = None) -> str:
+    """Say why a job no longer waits for its rental; empty if it does.
+
+    Args:
+        rental: A rental.
+        job: Its job.
+        kueue: Kueue's status of a job in its queue; None if it is unknown.
+    """
     if job.rentals != rental.number:
         return f"{job.job_id} already has another rental."
+    if job.state is JobState.PENDING:
+        return ""
+    if job.state is JobState.STARTING and job.local_queue:
+        if kueue is None or kueue.is_sent_to(rental.name):
+            return ""
+        if kueue.is_true(ADMITTED):
+            return f"Kueue admitted {job.job_id} on other nodes."
+        return "" if kueue.holds_quota else f"Kueue released the quota of {job.job_id}."
     return f"{job.job_id} no longer waits: it is {job.state}."
 
 
@@ -86,6 +105,7 @@ def evaluate_rental_over(
     nodes: Iterable[KubernetesNode],
     quiet_seconds: int,
     now: datetime,
+    kueue: KueueStatus | None = None,
 ) -> WaitAnswer | None:
     """Answer the wait for the end of a job's rental; None while the job runs on it, or may resume there.
 
@@ -99,13 +119,19 @@ def evaluate_rental_over(
         nodes: Nodes of the cluster.
         quiet_seconds: How long idle nodes are kept for a pending job.
         now: The time.
+        kueue: Kueue's status of a job in its queue; None if it is unknown.
     """
     is_its_last = attempt is not None and rental.hosts(attempt)
     if attempt is not None and is_its_last and not attempt.state.has_ended:
         return None
     if job.state.is_at_rest:
         return WaitAnswer(outcome=OVER, reason=f"{job.job_id} is {job.state}.")
-    if attempt is not None and not attempt.state.has_ended:
+    queued = attempt if attempt is not None and is_queued(attempt) else None
+    if queued and may_use_nodes(rental, queued, kueue):
+        return None
+    if queued and kueue and kueue.is_true(ADMITTED):
+        return WaitAnswer(outcome=OVER, reason=f"Kueue admitted {job.job_id} on other nodes.")
+    if attempt is not None and not attempt.state.has_ended and not queued:
         return WaitAnswer(outcome=OVER, reason=f"{job.job_id} runs on other nodes.")
     if job.rentals != rental.number:
         return WaitAnswer(outcome=OVER, reason=f"{job.job_id} already has another rental.")
@@ -119,10 +145,30 @@ def evaluate_rental_over(
         if job.is_migrating_back:
             return WaitAnswer(outcome=OVER, reason=f"{job.job_id} migrates back to committed capacity.")
         since = max(since, attempt.ended_at or since)
+    if queued:
+        # The job waits in Kueue's queue, or Kueue waits for the check. The next cycle answers it within a minute.
+        reserved = kueue.condition(QUOTA_RESERVED) if kueue else None
+        since = max(since, queued.admitted_at, (reserved.changed_at if reserved else None) or since)
     idle = (now - since).total_seconds()
     if idle >= quiet_seconds:
         return WaitAnswer(outcome=OVER, reason=f"No pod has used these nodes for {round(idle)} s.")
     return None
+
+
+def is_queued(attempt: Attempt) -> bool:
+    """Whether Kueue has an attempt, and its nodes are not known yet."""
+    return bool(attempt.local_queue) and not attempt.state.has_ended and not attempt.node_names
+
+
+def may_use_nodes(rental: Rental, attempt: Attempt, kueue: KueueStatus | None) -> bool:
+    """Whether pods of an attempt in Kueue's queue run, or may start, on the nodes of a rental.
+
+    Its nodes are not known yet. So an attempt that runs counts, unless Kueue sent it to other nodes.
+    """
+    if kueue is None:
+        return attempt.state is AttemptState.RUNNING
+    is_running = attempt.state is AttemptState.RUNNING
+    return kueue.is_sent_to(rental.name) and (is_running or not kueue.is_true(EVICTED))
 
 
 # ---------------------------------------------------------------- replicas of a Deployment

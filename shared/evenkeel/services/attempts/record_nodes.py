@@ -4,11 +4,13 @@ Kueue's flavors and Kubernetes choose its nodes, which are known once its pods r
 of a faulty node by them.
 """
 
-from evenkeel.domain.jobs.attempt import AttemptState
+from evenkeel.domain.jobs.attempt import Attempt, AttemptState
+from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.nodes import join_nodes
+from evenkeel.domain.renting.rental import Rental
 from evenkeel.ports import Conflict, Put
 from evenkeel.services.context import Context
-from evenkeel.services.storage import attempt_record, job_rows, provider_nodes
+from evenkeel.services.storage import attempt_record, job_rows, provider_nodes, rows
 
 
 def run(job_id: str, number: int, context: Context) -> bool:
@@ -41,8 +43,15 @@ def run(job_id: str, number: int, context: Context) -> bool:
         pool=first.pool,
         instance_type=next(iter(types)) if len(types) == 1 else "",
     )
+    if _is_on_rented_nodes(stored.job, with_nodes, context):
+        with_nodes = with_nodes.replace(is_rented=True, usd_per_accelerator_hour=None)  # the rental counts their cost
     try:
         context.ledger.commit(Put(job_rows.attempt_row(with_nodes, stored.attempt_version)))
     except Conflict:
         return False  # the row changed meanwhile; the next evaluation reads it again
     return True
+
+
+def _is_on_rented_nodes(job: Job, attempt: Attempt, context: Context) -> bool:
+    row = context.ledger.get(job_rows.rental_key(job.job_id, job.rentals)) if job.rentals else None
+    return row is not None and rows.decode(row, Rental).hosts(attempt)

@@ -47,6 +47,7 @@ def why_job(job_id: str, reader: Reader, context: Context) -> Json:
     requested = job.live_resize()
     resized = requested.decision_id if requested else ""
     head: Decision | None = None
+    kueue_wait = read_queue.waits_with_kueue(job, context.ledger)
     if job.state is JobState.PENDING:
         if job.live_plan():
             decisions = _put_first(context.ledger, planned, decisions)
@@ -55,14 +56,15 @@ def why_job(job_id: str, reader: Reader, context: Context) -> Json:
     else:
         for named in (admitted, resized, planned) if job.live_plan() else (planned, admitted, resized):
             decisions = _put_first(context.ledger, named, decisions)
+        if kueue_wait is not None and latest is not None:
+            decisions = _burst_check_first(decisions, latest)
         head, decisions = (decisions[0], decisions[1:]) if decisions else (None, [])
     return {
         "subject": job_id,
         "kind": "job",
         "cluster": latest.cluster if latest else job.cluster,
         "state": job.state,
-        "sentence": _job_sentence(job, latest, context.now, read_queue.waits_with_kueue(job, context.ledger))
-        + _deadline_text(job, context.now),
+        "sentence": _job_sentence(job, latest, context.now, kueue_wait) + _deadline_text(job, context.now),
         "decision": _short_decision(head) if head else None,
         "considered": _considered_options(head) if head else [],
         "changes": _smallest_changes(context.ledger, head) if head and job.state is JobState.PENDING else [],
@@ -271,6 +273,17 @@ def _why_pending(decided: list[Decision], planned: str, latest: Attempt | None) 
     ]
     # The reason of the wait also names pools to rent from, and belongs to the same cycle.
     return max(decisions, key=lambda decision: (decision.kind != "PLACEMENT", decision.decided_at), default=None)
+
+
+def _burst_check_first(decisions: list[Decision], latest: Attempt) -> list[Decision]:
+    """Put the newest answer to Kueue's burst check first, if Evenkeel gave one for the latest attempt."""
+    answers = [
+        decision
+        for decision in decisions
+        if decision.kind == "BURST_CHECK" and decision.decided_at >= latest.admitted_at
+    ]
+    newest = max(answers, key=lambda decision: decision.decided_at, default=None)
+    return [newest, *(decision for decision in decisions if decision != newest)] if newest else decisions
 
 
 def _put_first(ledger: Ledger, decision_id: str, decisions: list[Decision]) -> list[Decision]:

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.economics import money
+from evenkeel.domain.external.kueue_status import KueueStatus
 from evenkeel.domain.jobs.attempt import Attempt
-from evenkeel.domain.jobs.job import Job
+from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.renting.book import spend_limits
 from evenkeel.domain.renting.burst_policy import RentedPool
@@ -33,7 +34,14 @@ from evenkeel.domain.renting.rental import (
     with_joined_nodes,
     with_other_rentals_nodes,
 )
-from evenkeel.domain.renting.rental_waits import is_usable, joined_nodes, why_node_not_needed, why_not_needed
+from evenkeel.domain.renting.rental_waits import (
+    is_queued,
+    is_usable,
+    joined_nodes,
+    may_use_nodes,
+    why_node_not_needed,
+    why_not_needed,
+)
 from evenkeel.domain.renting.serving import ServingState, registration_of, replicas_on
 from evenkeel.domain.values import Value
 from evenkeel.domain.words import count_of
@@ -222,7 +230,7 @@ def _why_not_needed(step_input: _StepInput) -> str:
     """Say why the holder no longer waits for the rental; empty if it does."""
     rental, context = step_input.rental, step_input.context
     if step_input.job is not None:
-        return why_not_needed(rental, step_input.job)
+        return why_not_needed(rental, step_input.job, _kueue_status(step_input))
     # Read pods first: a pod bound between the two reads then appears unbound, or bound to a listed node.
     pods, nodes = context.cluster.pods(step_input.cluster_name), context.cluster.nodes(step_input.cluster_name)
     own_rentals = [other for other in rentals.load(context.ledger).rentals if other.job_id == rental.job_id]
@@ -230,11 +238,12 @@ def _why_not_needed(step_input: _StepInput) -> str:
 
 
 def _free_node(step_input: _StepInput) -> None:
-    """Delete the capacity pods on a Deployment's node, so that its replicas can be scheduled there.
+    """Delete the capacity pods on nodes that the Kubernetes scheduler assigns to replicas or a job of Kueue.
 
-    A job's capacity pods are deleted when the job's own pods exist. Idempotent: yes, a pod that is gone is success.
+    Other jobs' capacity pods are deleted when the job's own pods exist. Idempotent: yes, a pod that is gone is success.
     """
-    if step_input.rental.serving_target is not None:
+    job = step_input.job
+    if step_input.rental.serving_target is not None or (job is not None and job.local_queue):
         step_input.context.cluster.delete_capacity_pods(
             step_input.cluster_name, step_input.rental.namespace, step_input.rental.pods_name
         )
@@ -295,6 +304,9 @@ def _hand_over(step_input: _StepInput) -> RentCapacityResult:
             step_input,
             f"{len(usable)} of {count_of(rental.nodes, 'node')} {'is' if len(usable) == 1 else 'are'} ready.",
         )
+    if step_input.job is not None and step_input.job.local_queue:
+        # Kueue sends the job's pods to these nodes by the label. Other rentals' capacity pods avoid it.
+        context.cluster.label_rented_nodes(step_input.cluster_name, usable[: rental.nodes], rental.name)
     change = assign_nodes(rental, usable[: rental.nodes], context.now)
     step_input = step_input._replace(rental=step_input.commit(change))
     _free_node(step_input)
@@ -442,4 +454,17 @@ def _is_in_use(step_input: _StepInput) -> bool:
         return not is_due and any(pod.node_name in names for pod in replicas_on(rental, pods))
     row = context.ledger.get(job_rows.attempt_key(step_input.job.job_id, step_input.job.current_attempt))
     attempt = rows.decode(row, Attempt) if row else None
-    return attempt is not None and not attempt.state.has_ended and rental.hosts(attempt)
+    if attempt is None or attempt.state.has_ended:
+        return False
+    return rental.hosts(attempt) or (
+        is_queued(attempt) and may_use_nodes(rental, attempt, context.cluster.workload(attempt).kueue)
+    )
+
+
+def _kueue_status(step_input: _StepInput) -> KueueStatus | None:
+    """Return Kueue's status of a job in its queue; None if Kueue does not admit it."""
+    job, context = step_input.job, step_input.context
+    if job is None or not job.local_queue or job.state is not JobState.STARTING:
+        return None
+    row = context.ledger.get(job_rows.attempt_key(job.job_id, job.current_attempt))
+    return context.cluster.workload(rows.decode(row, Attempt)).kueue if row else None

@@ -7,6 +7,7 @@ the sweep starts.
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 from evenkeel.domain.admission.serving_demand import ServingRentalPlan
 from evenkeel.domain.capacity.shortages import Shortages
@@ -220,15 +221,17 @@ def delete_capacity_pods_of(job: Job, attempt: Attempt, context: Context) -> Non
 # ---------------------------------------------------------------- begin
 
 
-def begin_for_job(job: Job, version: int, placement: PlacementDecision, tree: QuotaTree, context: Context) -> None:
-    """Begin a rental for a pending job, and start its workflow.
+class JobRentalOpening(NamedTuple):
+    """A rental that is about to begin for a job."""
 
-    Idempotent: yes, the commit is conditional on the versions of the tree and of the job's row.
+    change: RentalChange
+    record: Decision
+    job: Job
+    """The job with the rental."""
 
-    Raises:
-        Conflict: The tree or the job has changed.
-        Refused: The ledger refuses the rental.
-    """
+
+def open_for_job(job: Job, placement: PlacementDecision, context: Context) -> JobRentalOpening:
+    """Return the next rental of a job that waits. Nothing is written."""
     plan = job.live_plan()
     is_temporary = plan is not None and plan.is_faulty_node_committed
     holder = RentalHolder(
@@ -241,15 +244,36 @@ def begin_for_job(job: Job, version: int, placement: PlacementDecision, tree: Qu
     )
     record = record_of(placement, context)
     change = open_rental(holder, placement, record.decision_id, context.policy.burst, context.now)
-    pending = job.replace(
+    opened_job = job.replace(
         reason=change.text,
         rentals=holder.number,
         placement=None,
         avoids_spot=must_avoid_spot(placement.facts),
         is_migrating_back=False,
     )
-    _commit_begun(change, record, Put(job_rows.job_row(pending, version)), tree, context)
-    context.telemetry.info("NodesRented", job_id=job.job_id, rental=change.rental.name, pool=placement.pool)
+    return JobRentalOpening(change, record, opened_job)
+
+
+def begin_for_job(job: Job, version: int, placement: PlacementDecision, tree: QuotaTree, context: Context) -> None:
+    """Begin a rental for a pending job, and start its workflow.
+
+    Idempotent: yes, the commit is conditional on the versions of the tree and of the job's row.
+
+    Raises:
+        Conflict: The tree or the job has changed.
+        Refused: The ledger refuses the rental.
+    """
+    opening = open_for_job(job, placement, context)
+    commit_opening(opening, Put(job_rows.job_row(opening.job, version)), tree, context)
+
+
+def commit_opening(opening: JobRentalOpening, job_write: Write, tree: QuotaTree, context: Context) -> None:
+    """Commit a rental together with the row of its job, and start its workflow. As `begin_for_job`."""
+    change = opening.change
+    _commit_begun(change, opening.record, job_write, tree, context)
+    context.telemetry.info(
+        "NodesRented", job_id=opening.job.job_id, rental=change.rental.name, pool=change.rental.offer.pool
+    )
 
 
 def begin_for_deployments(plans: Sequence[ServingRentalPlan], tree: QuotaTree, context: Context) -> None:

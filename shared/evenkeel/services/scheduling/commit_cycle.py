@@ -17,6 +17,7 @@ from evenkeel.domain.admission.cycle_facts import Json, pointer_to
 from evenkeel.domain.admission.cycle_plan import (
     AdmissionStep,
     CyclePlan,
+    Departure,
     DisplacementStep,
     PendingStep,
     PreemptionStep,
@@ -88,7 +89,8 @@ def run(plan: CyclePlan, loaded: LoadedCycle, admitted: list[str], context: Cont
                 pass  # committed above
     reasons.commit()
     resize_jobs.carry_out(plan, loaded, tree, context)
-    _commit_departure(plan, loaded, tree, context)
+    if plan.departure is not None:
+        commit_departure(plan.departure, loaded, tree, context)
     _commit_reservation_stops(plan, loaded, tree, context)
     _commit_queue_stops(plan, loaded, tree, context)
     return frozenset()
@@ -448,13 +450,15 @@ def _begin_rental(step: RentStep, loaded: LoadedCycle, tree: QuotaTree, context:
 # ---------------------------------------------------------------- jobs that leave their nodes
 
 
-def _commit_departure(plan: CyclePlan, loaded: LoadedCycle, tree: QuotaTree, context: Context) -> None:
-    """Request that a job leaves its rented nodes. Idempotent: yes, a job that already stops gets no second request."""
-    if plan.departure is None:
-        return
-    job_id = plan.departure.job_id
+def commit_departure(departure: Departure, loaded: LoadedCycle, tree: QuotaTree, context: Context) -> None:
+    """Request that a job leaves its rented nodes. Idempotent: yes, a job that already stops gets no second request.
+
+    Raises:
+        Conflict: another writer was first.
+    """
+    job_id = departure.job_id
     job, version = loaded.stored(job_id)
-    writes, token = rentals.departure_writes(job, version, plan.departure.decision, context)
+    writes, token = rentals.departure_writes(job, version, departure.decision, context)
     scheduler_state = _with_stopping(tree.scheduler_state, [job_id], loaded.snapshot.setup)
     try:
         context.ledger.commit(tree.state_put(scheduler_state), *writes, client_token=token)

@@ -116,6 +116,28 @@ def run(context: Context) -> LoadedCycle:
     return _read_quotas(loaded, context)
 
 
+def read_fleet(loaded: LoadedCycle, context: Context) -> LoadedCycle:
+    """Read the facts that only rentals need where Kueue admits: the tree, the rentals, the nodes and the budgets.
+
+    The attempts of the live charges are read, too. Kueue chose their nodes, so their charges lack them.
+    """
+    tree = context.ledger.get(quota_rows.tree_key()) or Row(quota_rows.tree_key(), {})
+    snapshot = loaded.snapshot._replace(scheduler_state=stored_state(tree))
+    rental_book = rentals.load(context.ledger)
+    with ThreadPoolExecutor(max_workers=_READS_AT_ONCE) as readers:
+        lists = _NodeLists.start(readers, context)
+        keys = [job_rows.attempt_key(charge.job_id, charge.attempt) for charge in snapshot.live_charges]
+        stored = get_all(context.ledger, keys).values()
+        attempts = {attempt.job_id: attempt for _, attempt in rows.readable_rows(stored, Attempt)}
+        charges = tuple(
+            charge.on_nodes_of(attempts[charge.job_id]) if charge.job_id in attempts else charge
+            for charge in snapshot.live_charges
+        )
+        snapshot = snapshot._replace(live_charges=charges, attempts=tuple(attempts.values()))
+        loaded = _read_clusters_and_nodes(loaded._replace(tree=tree, snapshot=snapshot), rental_book, lists, context)
+    return _read_quotas(loaded, context)
+
+
 def read_missing(loaded: LoadedCycle, missing: MissingFacts, context: Context) -> LoadedCycle:
     """Read the facts that a plan named as missing."""
     if missing.queues:

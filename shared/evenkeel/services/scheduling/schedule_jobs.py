@@ -1,6 +1,6 @@
 """A scheduling cycle: admit the jobs that fit, and record why the other jobs wait.
 
-    load ─▶ decide_cycle(snapshot) ─▶ commit if the quota tree is unchanged
+    load ─▶ decide_cycle(snapshot) ─▶ commit if the quota tree is unchanged ─▶ answer Kueue's checks
 
 No other service creates attempts. Evenkeel admits no job on a cluster that it cannot read. The jobs of that cluster
 stay pending, and the jobs that run there keep their quota and are not preempted.
@@ -23,7 +23,7 @@ from evenkeel.domain.sources import Source, SourceKind
 from evenkeel.domain.values import Value, rfc3339
 from evenkeel.ports import Conflict, EvenkeelError, Put, Row
 from evenkeel.services.context import Context
-from evenkeel.services.scheduling import commit_cycle, load_cycle
+from evenkeel.services.scheduling import answer_burst_checks, commit_cycle, load_cycle
 from evenkeel.services.scheduling.load_cycle import LoadedCycle
 from evenkeel.services.storage import heartbeats, quota_rows, read_charges
 from evenkeel.services.storage.training_plan_ends import with_training_plan_ends
@@ -110,6 +110,7 @@ def _run_until_committed(
         if refused_now:
             refused |= refused_now
             continue  # other jobs may take the nodes and the quota of the refused jobs
+        answer_burst_checks.run(loaded, results, context)
         read_charges.delete(loaded.outdated, context.ledger)
         _measure_rental_cost(loaded, context)
         if plan.queue_plan.cursors_of_next_cycle is not None and loaded.cursors_row is not None:

@@ -40,6 +40,7 @@ from evenkeel.domain.renting.rental_waits import (
     evaluate_rental_over,
     evaluate_rental_ready,
     evaluate_serving_rental_over,
+    is_queued,
     joined_nodes,
     why_node_not_needed,
 )
@@ -524,26 +525,33 @@ def _judge_rental_wait(wait: Wait, world: Observation) -> WaitAnswer | None:
     if stored is None:
         raise NotFound(f"There is no {wait.subject} for rental {number}.")
     job = rows.decode(stored, Job)
-    if wait.condition.kind is ConditionKind.RENTAL_READY:
-        return _judge_rental_ready(rental, job, nodes, world)
     attempt_row = world.read_row(job_rows.attempt_key(job.job_id, job.current_attempt)) if job.current_attempt else None
     attempt = rows.decode(attempt_row, Attempt) if attempt_row else None
+    kueue = world.workload(attempt).kueue if attempt and is_queued(attempt) else None
+    if wait.condition.kind is ConditionKind.RENTAL_READY:
+        return _judge_rental_ready(rental, job, nodes, kueue, world)
     return evaluate_rental_over(
-        rental, job, attempt, nodes, world.context.policy.burst.quiet_seconds, world.context.now
+        rental, job, attempt, nodes, world.context.policy.burst.quiet_seconds, world.context.now, kueue
     )
 
 
 def _judge_rental_ready(
-    rental: Rental, job: Job, nodes: tuple[KubernetesNode, ...], world: Observation
+    rental: Rental,
+    job: Job,
+    nodes: tuple[KubernetesNode, ...],
+    kueue: kueue_status.KueueStatus | None,
+    world: Observation,
 ) -> WaitAnswer | None:
     """Answer the wait for the nodes of a job's rental. Pods are read only if enough nodes joined."""
     refusal, other_nodes = world.capacity_refusal(rental.offer), frozenset(rental.other_rentals_nodes)
-    answer = evaluate_rental_ready(rental, job, nodes, refusal, other_nodes)
+    answer = evaluate_rental_ready(rental, job, nodes, refusal, other_nodes, kueue)
     if answer is None or answer.outcome != NODES_READY:
         return answer
     joined = [node.name for node in joined_nodes(rental, nodes, other_nodes)]
     in_use = pool_nodes.nodes_in_use(rental.offer.cluster, joined, world.context)
-    return evaluate_rental_ready(rental, job, nodes, refusal, other_nodes | in_use) if in_use else answer
+    if not in_use:
+        return answer
+    return evaluate_rental_ready(rental, job, nodes, refusal, other_nodes | in_use, kueue)
 
 
 def _judge_replicas(wait: Wait, rental: Rental, row: Row, world: Observation) -> WaitAnswer | None:

@@ -1,0 +1,256 @@
+"""Answer Kueue's admission check `evenkeel.io/burst` for one Workload.
+
+Kueue reserves quota of a flavor first, and asks then. Evenkeel weighs as it does for its own queue: rent for this job
+within the caps and the budget, or let it wait.
+
+    no pool can ever run it ── Rejected if the check covers every flavor of the queue, else Retry
+    other checks are open ──── Pending: nothing is rented before they have passed
+    renting does not pay ───── Retry: Kueue may use the quota for another job, and tries again later
+    renting pays ───────────── Pending until all nodes are ready, then Ready with the nodes of the rental
+"""
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+
+from evenkeel.domain.admission.cycle_snapshot import CycleSnapshot
+from evenkeel.domain.decisions import Alternative
+from evenkeel.domain.external.burst_check import RENTAL_NODE_LABEL, BurstCheckAnswer, BurstCheckState, CheckedWorkload
+from evenkeel.domain.jobs.job import Job
+from evenkeel.domain.nodes import KARPENTER_LABEL
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.renting.burst_policy import RentedPool
+from evenkeel.domain.renting.candidates import PlacementContext, environment_in, placement_facts
+from evenkeel.domain.renting.placement import PlacementAction, PlacementDecision, PlacementFacts, choose_pool
+from evenkeel.domain.renting.rental import Rental, RentalState
+from evenkeel.domain.values import Instant, Value
+from evenkeel.domain.words import count_of
+
+_FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 60, 1800
+"""Kueue's own defaults for its ProvisioningRequests: `apis/kueue/v1beta2/provisioningrequestconfig_types.go`."""
+
+
+class RentalOfCheck(Value):
+    """The rental of the job that waits."""
+
+    name: str
+    state: RentalState
+    pool: str
+    nodes: int
+    reason: str
+
+
+class BurstCheckFacts(Value):
+    """All facts of an answer. The recorded decision replays from these facts alone."""
+
+    workload: CheckedWorkload
+    job_id: str = ""
+    """The job whose attempt controls the Workload; empty if Evenkeel has not created it."""
+    nodes: int = 0
+    """Nodes that the job asks for."""
+    rental: RentalOfCheck | None = None
+    placement: PlacementFacts | None = None
+    """Everything that the choice of a pool depends on; None if no choice is needed."""
+    why_not_now: str = ""
+    """Why this cycle begins no rental although renting pays; empty if it does."""
+    now: Instant
+
+
+class BurstCheckAction(StrEnum):
+    """Action for a Workload that waits for the check."""
+
+    WAIT = "WAIT"
+    """The check stays Pending: nodes are starting, or another check comes first."""
+    RENT = "RENT"
+    """Rent nodes. The check stays Pending until they are ready."""
+    ADMIT = "ADMIT"
+    """The nodes are ready. Kueue may admit the job."""
+    RETRY = "RETRY"
+    """Nothing is rented now. Kueue releases the quota and tries again later."""
+    REJECT = "REJECT"
+    """Nothing can ever be rented for it, and its queue has no flavor without this check."""
+
+
+class BurstCheckDecision(Value):
+    """The answer to a check, and the reason. Replays from `facts`."""
+
+    action: BurstCheckAction
+    reason: str
+    alternatives: tuple[Alternative, ...] = ()
+    answer: BurstCheckAnswer
+    facts: BurstCheckFacts
+
+
+def decide_burst_check(facts: BurstCheckFacts) -> BurstCheckDecision:
+    """Decide the answer to the check of a Workload that Kueue has reserved quota for."""
+    workload, rental = facts.workload, facts.rental
+    if not facts.job_id:
+        return _refused(facts, "Evenkeel has not created this job, and rents only for its own: submit it to Evenkeel.")
+    if workload.pods != facts.nodes:
+        reserved = f"Kueue reserved quota for {count_of(workload.pods, 'pod')}, but the job runs on {facts.nodes}"
+        return _refused(facts, f"{reserved}. Evenkeel rents only for a whole job.")
+    if workload.open_checks:
+        checks = ", ".join(workload.open_checks)
+        return _decided(facts, BurstCheckAction.WAIT, f"Evenkeel rents once the other checks have passed: {checks}.")
+    if rental is not None and rental.state is RentalState.READY:
+        subject = count_of(rental.nodes, f"node of {rental.pool} is", f"nodes of {rental.pool} are")
+        return _decided(facts, BurstCheckAction.ADMIT, f"{subject} rented for the job and ready.")
+    if rental is not None and rental.state is RentalState.OPENING:
+        return _decided(facts, BurstCheckAction.WAIT, rental.reason)
+    assert facts.placement is not None  # only jobs that have a rental need no choice
+    placement = choose_pool(facts.placement)
+    if placement.action is PlacementAction.RENT:
+        if facts.why_not_now:
+            return _decided(facts, BurstCheckAction.WAIT, facts.why_not_now, placement.alternatives)
+        return _decided(facts, BurstCheckAction.RENT, placement.reason, placement.alternatives)
+    rented = [candidate for candidate in facts.placement.candidates if candidate.pool.market.is_rented]
+    if all(candidate.differences for candidate in rented):
+        why_nots = " ".join(f"{candidate.pool.name}: {candidate.differences[0]}" for candidate in rented)
+        reason = f"No pool that Evenkeel may rent from can run this job. {why_nots or 'The policy lists no pool.'}"
+        return _refused(facts, reason, placement.alternatives)
+    return _decided(facts, BurstCheckAction.RETRY, placement.reason, placement.alternatives)
+
+
+def _refused(facts: BurstCheckFacts, reason: str, alternatives: Sequence[Alternative] = ()) -> BurstCheckDecision:
+    """Return the answer for a cause that does not pass by itself.
+
+    A rejected Workload stays inactive, so it never gets quota of a flavor that needs no check. It is rejected only if
+    its queue has no such flavor.
+    """
+    action = BurstCheckAction.REJECT if facts.workload.covers_all_flavors else BurstCheckAction.RETRY
+    return _decided(facts, action, reason, alternatives, is_permanent=True)
+
+
+_STATES: Mapping[BurstCheckAction, BurstCheckState] = {
+    BurstCheckAction.WAIT: BurstCheckState.PENDING,
+    BurstCheckAction.RENT: BurstCheckState.PENDING,
+    BurstCheckAction.ADMIT: BurstCheckState.READY,
+    BurstCheckAction.RETRY: BurstCheckState.RETRY,
+    BurstCheckAction.REJECT: BurstCheckState.REJECTED,
+}
+
+
+def _decided(
+    facts: BurstCheckFacts,
+    action: BurstCheckAction,
+    reason: str,
+    alternatives: Sequence[Alternative] = (),
+    *,
+    is_permanent: bool = False,
+) -> BurstCheckDecision:
+    is_admitted = action is BurstCheckAction.ADMIT and facts.rental is not None
+    selector = {RENTAL_NODE_LABEL: facts.rental.name} if is_admitted and facts.rental else {}
+    requeue = None
+    if action is BurstCheckAction.RETRY:
+        doubled = _FIRST_RETRY_SECONDS * 2 ** min(facts.workload.retry_count, 10)
+        requeue = _LONGEST_RETRY_SECONDS if is_permanent else min(_LONGEST_RETRY_SECONDS, doubled)
+    return BurstCheckDecision(
+        action=action,
+        reason=reason,
+        alternatives=tuple(alternatives),
+        answer=BurstCheckAnswer(
+            state=_STATES[action], message=reason, node_selector=selector, requeue_after_seconds=requeue
+        ),
+        facts=facts,
+    )
+
+
+# ---------------------------------------------------------------- facts
+
+
+def burst_check_facts(
+    workload: CheckedWorkload,
+    job: Job | None,
+    rental: Rental | None,
+    context: PlacementContext,
+    policy: Policy,
+    done_seconds: float = 0,
+) -> BurstCheckFacts:
+    """Return the facts that the answer to a check is decided from.
+
+    Args:
+        workload: The Workload. Kueue waits for the check.
+        job: The job whose current attempt controls it; None if there is none.
+        rental: The job's open rental.
+        context: The nodes, charges, rentals and refusals of this moment.
+        policy: Pools, prices and caps.
+        done_seconds: Run time of the job's earlier attempts.
+    """
+    facts = BurstCheckFacts(
+        workload=workload,
+        job_id=job.job_id if job else "",
+        nodes=job.next_node_count if job else 0,
+        rental=_rental_of_check(rental) if rental else None,
+        now=context.now,
+    )
+    if job is None or (rental is not None and rental.state.hosts_holder):
+        return facts
+    placement = placement_facts(job, context, policy, done_seconds)
+    pools = {pool.name: pool for pool in policy.burst.pools}
+    candidates = tuple(
+        candidate.replace(
+            differences=(*_why_flavor_forbids(workload, pools[candidate.pool.name], policy), *candidate.differences)
+        )
+        if candidate.pool.market.is_rented
+        else candidate
+        for candidate in placement.candidates
+    )
+    return facts.replace(placement=placement.replace(candidates=candidates))
+
+
+def _rental_of_check(rental: Rental) -> RentalOfCheck:
+    return RentalOfCheck(
+        name=rental.name,
+        state=rental.state,
+        pool=rental.offer.pool,
+        nodes=rental.nodes,
+        reason=rental.reason,
+    )
+
+
+def _why_flavor_forbids(workload: CheckedWorkload, pool: RentedPool, policy: Policy) -> tuple[str, ...]:
+    """Return why pods with the quota of a flavor could not run in a pool; empty if they could.
+
+    Kueue adds the flavor's labels to the node selector. A pool without such a label has no node for the pods.
+    """
+    if pool.cluster != workload.cluster:
+        return (f"The Workload is in cluster {workload.cluster}.",)
+    known = {
+        KARPENTER_LABEL: pool.name,
+        "karpenter.sh/capacity-type": str(pool.market),
+        "node.kubernetes.io/instance-type": pool.instance_type,
+        "kubernetes.io/arch": environment_in(pool, {}, policy.hardware).architecture,
+        "kubernetes.io/os": "linux",
+        **({"topology.kubernetes.io/zone": pool.zone} if pool.zone else {}),
+        **pool.labels,
+    }
+    for key, value in sorted(workload.node_labels.items()):
+        if known.get(key) != value:
+            flavors = ", ".join(workload.flavors)
+            return (f"Kueue's flavor {flavors} selects nodes with {key}={value}.",)
+    return ()
+
+
+# ---------------------------------------------------------------- which Workloads
+
+
+def job_of_check(workload: CheckedWorkload, snapshot: CycleSnapshot, job_uids: Mapping[str, str]) -> Job | None:
+    """Return the job whose current attempt controls a Workload; None if there is none.
+
+    Args:
+        workload: A Workload with the check.
+        snapshot: The snapshot of the cycle, with the jobs that hold charges.
+        job_uids: Job id → UID of the Kubernetes Job of its current attempt.
+    """
+    for charge in snapshot.live_charges:
+        if f"{charge.job_id}-a{charge.attempt}" == workload.job_name and charge.cluster == workload.cluster:
+            job = snapshot.known_job(charge.job_id)
+            if job and job.current_attempt == charge.attempt and job_uids.get(charge.job_id) == workload.job_uid:
+                return job
+    return None
+
+
+def begins_rental(decision: BurstCheckDecision) -> PlacementDecision | None:
+    """Return the placement that a decision carries out; None if it rents nothing."""
+    if decision.action is not BurstCheckAction.RENT or decision.facts.placement is None:
+        return None
+    return choose_pool(decision.facts.placement)

@@ -1,0 +1,195 @@
+"""Answer Kueue's admission check `evenkeel.io/burst`, as a step of a scheduling cycle where Kueue admits jobs.
+
+The same step moves jobs from rented nodes back to committed ones.
+
+    list the checks ─ read nodes, rentals and budgets ─ decide_burst_check ─ rent ─ record ─ write the answer
+
+A rental is begun, and the decision recorded, before the answer is written. A crash in between leaves a Workload without
+an answer, which the next cycle gives. An answer is written only to the version of the Workload that was read. A
+failed write of an answer is logged, and the cycle continues with the next Workload.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from evenkeel.domain.admission import rent_plan
+from evenkeel.domain.admission.admission_input import AdmissionInput
+from evenkeel.domain.admission.authority import AdmissionAuthority
+from evenkeel.domain.admission.burst_checks import (
+    BurstCheckDecision,
+    begins_rental,
+    burst_check_facts,
+    decide_burst_check,
+    job_of_check,
+)
+from evenkeel.domain.admission.cycle_plan import MissingFacts
+from evenkeel.domain.admission.leave_plan import next_departure_where_kueue_admits
+from evenkeel.domain.external.burst_check import CheckedWorkload
+from evenkeel.domain.jobs.attempt import Attempt, run_seconds
+from evenkeel.domain.jobs.job import Job
+from evenkeel.domain.policy_section import Mode
+from evenkeel.domain.renting.candidates import PlacementContext
+from evenkeel.domain.renting.rental import Rental, RentalState
+from evenkeel.domain.sources import Source, SourceKind
+from evenkeel.domain.timeline import TimelineEntry
+from evenkeel.ports import BurstChecks, Conflict, EvenkeelError, NotFound, Put, Refused
+from evenkeel.services.context import Context
+from evenkeel.services.rentals import rentals
+from evenkeel.services.scheduling import commit_cycle, load_cycle
+from evenkeel.services.scheduling.load_cycle import LoadedCycle
+from evenkeel.services.storage import batches, heartbeats, job_rows, subject_rows
+from evenkeel.services.storage.decision_record import decision_of
+from evenkeel.services.storage.quota_tree import QuotaTree
+
+WRITER = "schedule_jobs"
+
+
+class _JobOfCheck(NamedTuple):
+    """A Workload that waits, with the job that it belongs to."""
+
+    workload: CheckedWorkload
+    job: Job | None
+
+
+def run(loaded: LoadedCycle, results: heartbeats.SourceResults, context: Context) -> None:
+    """Answer every Workload that waits for the check. In any mode but `act`, nothing is written.
+
+    Idempotent: yes. An answer is written once, and only to the version of the Workload that was read. A conditional
+    commit begins each rental.
+
+    Args:
+        loaded: The rows that the cycle read.
+        results: Collects what could not be read.
+        context: Ports, policy, mode and time.
+    """
+    snapshot = loaded.snapshot
+    if snapshot.authority is not AdmissionAuthority.KUEUE or snapshot.automation_hold_reason:
+        return
+    checks = _read_checks(results, context)
+    if context.mode is Mode.ACT:
+        for cluster, name in ((cluster, name) for cluster, listed in checks.items() for name in listed.inactive):
+            _mark_active(cluster, name, context)
+    waiting = [workload for listed in checks.values() for workload in listed.workloads if workload.is_waiting]
+    if not waiting and not rentals.load_allocations(context.ledger):
+        return
+    loaded = load_cycle.read_fleet(loaded, context)
+    for name, error in loaded.errors.items():
+        results.record_failure(Source(kind=SourceKind.KUBERNETES_LIST, target=name), error)
+    attempts = loaded.snapshot.attempts
+    uids = {attempt.job_id: attempt.workload_uid for attempt in attempts}
+    charged = tuple(charge.job_id for charge in loaded.snapshot.live_charges)
+    missing = MissingFacts(jobs=charged, attempts_of=charged, needs_shortages=True, needs_past_jobs=True)
+    loaded = load_cycle.read_missing(loaded, missing, context)
+    tree = QuotaTree(loaded.tree, loaded.snapshot.scheduler_state)
+    readable = (workload for workload in waiting if workload.cluster not in loaded.snapshot.unreadable_clusters)
+    checked_jobs = [_JobOfCheck(workload, job_of_check(workload, loaded.snapshot, uids)) for workload in readable]
+    _answer_each(sorted(checked_jobs, key=_order), loaded, tree, context)
+    _move_back(attempts, loaded, tree, context)
+
+
+def _move_back(attempts: Sequence[Attempt], loaded: LoadedCycle, tree: QuotaTree, context: Context) -> None:
+    """Ask a job to leave its rented nodes, if committed nodes are free for it or its temporary capacity is due."""
+    if context.mode is not Mode.ACT:
+        return
+    departure = next_departure_where_kueue_admits(loaded.snapshot, attempts, context.policy, context.now)
+    if departure is None:
+        return
+    try:
+        commit_cycle.commit_departure(departure, loaded, tree, context)
+    except Conflict as error:  # the next cycle decides again
+        context.telemetry.info("MigrationChanged", job_id=departure.job_id, detail=str(error))
+
+
+def _order(checked_job: _JobOfCheck) -> tuple[int, str, str]:
+    """Return the order in which rentals are begun: the priority of the job, then its age."""
+    job = checked_job.job
+    return (-job.priority, job.submitted_at.isoformat(), job.job_id) if job else (0, "", checked_job.workload.label)
+
+
+def _read_checks(results: heartbeats.SourceResults, context: Context) -> dict[str, BurstChecks]:
+    """Read the checks of each cluster. A cluster that cannot be read is left out."""
+    checks = {}
+    for cluster in context.site.clusters:
+        try:
+            checks[cluster] = context.cluster.burst_checks(cluster)
+        except EvenkeelError as error:
+            results.record_failure(Source(kind=SourceKind.KUEUE, target=cluster), error)
+            context.telemetry.warning("BurstChecksNotRead", cluster=cluster, error=str(error))
+    return checks
+
+
+def _mark_active(cluster: str, name: str, context: Context) -> None:
+    try:
+        context.cluster.mark_check_active(cluster, name, context.now)
+    except EvenkeelError as error:  # the next cycle tries again
+        context.telemetry.warning("BurstCheckNotMarkedActive", cluster=cluster, check=name, error=str(error))
+
+
+def _answer_each(checked_jobs: Sequence[_JobOfCheck], loaded: LoadedCycle, tree: QuotaTree, context: Context) -> None:
+    policy = context.policy
+    admission_input = AdmissionInput(setup=loaded.snapshot.setup, charges=loaded.snapshot.live_charges)
+    shared = rent_plan.placement_context(loaded.snapshot, admission_input, policy, context.now)
+    shared = shared._replace(queue=tuple(job for _, job in checked_jobs if job))
+    ran = run_seconds(loaded.snapshot.attempts)
+    begun = 0
+    for workload, job in checked_jobs:
+        mode = job.launch_mode(context.mode, job.current_attempt) if job else context.mode
+        if mode is not Mode.ACT:
+            continue
+        rental = _usable_rental(job, shared) if job else None
+        facts = burst_check_facts(workload, job, rental, shared, policy, ran.get(job.job_id, 0.0) if job else 0.0)
+        if begun >= policy.burst.rentals_per_cycle:
+            facts = facts.replace(why_not_now="Evenkeel rents nodes for the job in one of the next scheduling cycles.")
+        decision = decide_burst_check(facts)
+        placement = begins_rental(decision)
+        if workload.has_answer(decision.answer) and placement is None:
+            continue
+        try:
+            if job is not None and placement is not None:
+                stored, version = loaded.stored(job.job_id)
+                opening = rentals.open_for_job(stored, placement, context.replace(mode=Mode.ACT))
+                rentals.commit_opening(opening, Put(job_rows.job_row(opening.job, version)), tree, context)
+                begun += 1
+                shared = shared._replace(rented=shared.rented.with_planned([placement], policy.burst.pools))
+            if job is not None:
+                _record(decision, job, context)
+            context.cluster.answer_check(workload, decision.answer, context.now)
+        except (Conflict, NotFound) as error:
+            # The job, the tree or the Workload changed since it was read. The next cycle decides again.
+            context.telemetry.info("BurstCheckChanged", workload=workload.label, detail=str(error))
+            continue
+        except Refused as error:
+            batches.note_refusal(context.telemetry, workload.label, error)
+            continue
+        except EvenkeelError as error:
+            context.telemetry.warning("BurstCheckNotAnswered", workload=workload.label, error=str(error))
+            continue
+        context.telemetry.info(
+            "BurstCheckAnswered", workload=workload.label, state=decision.answer.state, reason=decision.reason
+        )
+
+
+def _usable_rental(job: Job, shared: PlacementContext) -> Rental | None:
+    """Return the rental of a job; None if it has none, or if one of its nodes is out of service.
+
+    The workflow of a rental that lost a node ends it. Until then the job waits.
+    """
+    rental = shared.rented.rental_by_holder.get(job.job_id)
+    if rental is None or rental.state is not RentalState.READY:
+        return rental
+    open_nodes = {capacity.node_name for capacity in shared.capacities if capacity.is_open}
+    lost = [name for name in rental.node_names if name not in open_nodes]
+    if not lost:
+        return rental
+    return rental.replace(state=RentalState.OPENING, reason=f"{lost[0]} of the rental is out of service.")
+
+
+def _record(decision: BurstCheckDecision, job: Job, context: Context) -> None:
+    """Record a decision about a job, with its entry in the timeline."""
+    record = decision_of("BURST_CHECK", job.job_id, decision.action, decision, decision.facts, context)
+    text = f"Kueue asks for nodes: {decision.answer.state}. {decision.reason}"
+    entry = TimelineEntry(at=context.now, kind="burst check", text=text, decision_id=record.decision_id, writer=WRITER)
+    context.ledger.commit(
+        Put(subject_rows.decision_row(record)),
+        Put(subject_rows.timeline_row(job.job_id, entry, f"burst-check-{record.decision_id}")),
+    )
