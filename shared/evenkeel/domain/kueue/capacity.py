@@ -12,16 +12,31 @@ Kueue's concepts of cohort and quota.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from evenkeel.domain.kueue.objects import NO_QUOTA, Cohort, Key, Queue, Quota, ResourceGroup
+
+if TYPE_CHECKING:
+    from evenkeel.domain.kueue.fair_sharing import Share
 
 
 class QuotaCell:
     """Quota and use of one key in one node of the quota tree."""
 
-    __slots__ = ("_potential", "borrow", "chain", "guaranteed", "nominal", "parent_cell", "subtree", "use")
+    __slots__ = (
+        "_potential",
+        "borrow",
+        "chain",
+        "guaranteed",
+        "nominal",
+        "parent_cell",
+        "quota_node",
+        "subtree",
+        "use",
+    )
 
-    def __init__(self, quota: Quota, parent_cell: "QuotaCell | None") -> None:
+    def __init__(self, quota: Quota, parent_cell: "QuotaCell | None", quota_node: "QuotaNode") -> None:
+        self.quota_node = quota_node
         self.nominal = quota.nominal
         self.borrow = quota.borrow
         self.parent_cell = parent_cell
@@ -73,6 +88,7 @@ class QuotaCell:
         while True:
             unused_guaranteed = cell.guaranteed - cell.use
             cell.use += amount
+            cell.quota_node.cached_share = None
             if unused_guaranteed > 0:
                 amount -= unused_guaranteed
             if amount <= 0 or cell.parent_cell is None:
@@ -85,6 +101,7 @@ class QuotaCell:
         while True:
             past = cell.use - cell.guaranteed
             cell.use -= amount
+            cell.quota_node.cached_share = None
             if past <= 0 or amount <= 0 or cell.parent_cell is None:
                 return
             amount = min(amount, past)
@@ -98,6 +115,7 @@ class QuotaNode:
         "_by_resource",
         "_lendable",
         "_queues",
+        "cached_share",
         "cells",
         "children",
         "declared",
@@ -127,6 +145,8 @@ class QuotaNode:
         self.cells: dict[Key, QuotaCell] = {}
         self.declared: tuple[tuple[Key, QuotaCell], ...] = ()
         """The keys for which the subtree declares quota."""
+        self.cached_share: Share | None = None
+        """What `share_of` in fair_sharing.py returned; None after the use changed."""
         self._lendable: dict[str, int] | None = None
         self._queues: tuple[QuotaNode, ...] | None = None
         self._by_resource: tuple[tuple[str, tuple[tuple[Key, QuotaCell], ...]], ...] | None = None
@@ -136,7 +156,7 @@ class QuotaNode:
         cell = self.cells.get(key)
         if cell is None:
             parent_cell = self.parent.at(key) if self.parent else None
-            cell = self.cells[key] = QuotaCell(self.quotas.get(key, NO_QUOTA), parent_cell)
+            cell = self.cells[key] = QuotaCell(self.quotas.get(key, NO_QUOTA), parent_cell, self)
         return cell
 
     @property
@@ -158,7 +178,11 @@ class QuotaNode:
 
     def fits(self, requested: Mapping[Key, int]) -> bool:
         """Whether all of these amounts are available together."""
-        return all(amount <= 0 or amount <= self.at(key).available() for key, amount in requested.items())
+        cells = self.cells
+        for key, amount in requested.items():
+            if amount > 0 and amount > (cells.get(key) or self.at(key)).available():
+                return False
+        return True
 
     def add_all(self, amounts: Mapping[Key, int]) -> None:
         """Add use of several keys."""

@@ -7,10 +7,11 @@ The cycle changes the snapshot while it runs, and restores it at the end. `Sched
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 from evenkeel.domain.kueue import fair_sharing
-from evenkeel.domain.kueue.assignment import Assignment, AssignmentMode, FlavorCursor, Pending
+from evenkeel.domain.kueue.assignment import Assignment, AssignmentMode, FlavorCursor, Pending, new_tuple
 from evenkeel.domain.kueue.capacity import QuotaNode
 from evenkeel.domain.kueue.decisions import NO_EARLIER_HEADS, CycleDecision, EarlierHeads, NodeFit, Result
 from evenkeel.domain.kueue.nomination import Nominator
@@ -261,9 +262,9 @@ class KueueCycle:
 
     def _still_fits(self, entry: Entry, quota_node: QuotaNode, preempted: Mapping[str, Admitted]) -> bool:
         """Whether the head fits after its own victims and all earlier victims of the cycle have stopped."""
-        gone = {**preempted, **{victim.workload_id: victim.admitted for victim in entry.victims}}
-        if not gone:
+        if not preempted and not entry.victims:
             return self._fits_now(entry, quota_node)
+        gone = {**preempted, **{victim.workload_id: victim.admitted for victim in entry.victims}}
         with self._snapshot.without_use_of(gone.values()):
             is_fit = self._fits_now(entry, quota_node)
         if not is_fit or entry.victims or not self._snapshot.rules.never_overcommits:
@@ -329,8 +330,11 @@ class KueueCycle:
         return reserved
 
 
+_NOTHING_BELOW_NOMINAL: Mapping[str, Amounts] = MappingProxyType({})
+
+
 def _shares_victims(entry: Entry, preempted: Mapping[str, Admitted]) -> bool:
-    return any(victim.workload_id in preempted for victim in entry.victims)
+    return bool(preempted and entry.victims) and any(victim.workload_id in preempted for victim in entry.victims)
 
 
 def _decision(
@@ -342,17 +346,22 @@ def _decision(
     reserved: Mapping[Key, int] | None = None,
 ) -> CycleDecision:
     victims = tuple(entry.victims) if result in (Result.PREEMPTING, Result.ADMITTED) else ()
-    return CycleDecision(
-        entry.waiting.workload,
-        result,
-        reason,
-        entry.assignment,
-        victims,
-        pending,
-        reserved or {},
-        entry.was_recomputed,
-        earlier=entry.earlier,
-        scan_start=entry.scan_start,
+    return new_tuple(
+        CycleDecision,
+        (
+            entry.waiting.workload,
+            result,
+            reason,
+            entry.assignment,
+            victims,
+            pending,
+            reserved or {},
+            entry.was_recomputed,
+            False,
+            entry.earlier,
+            entry.scan_start,
+            _NOTHING_BELOW_NOMINAL,
+        ),
     )
 
 

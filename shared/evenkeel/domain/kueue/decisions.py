@@ -5,7 +5,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import NamedTuple
 
-from evenkeel.domain.kueue.assignment import Assignment, FlavorCursor, Pending
+from evenkeel.domain.kueue.assignment import Assignment, FlavorCursor, Pending, new_tuple
 from evenkeel.domain.kueue.objects import Amounts, Key, Workload
 from evenkeel.domain.kueue.preemption import Victim
 
@@ -77,3 +77,10 @@ class CycleDecision(NamedTuple):
 
     The last victim may be larger than what its queue had borrowed.
     """
+
+    def as_parked(self) -> "CycleDecision":
+        """Return the same decision, with the mark that the shape of the workload was parked."""
+        return new_tuple(CycleDecision, (*self[:_PARKED], True, *self[_PARKED + 1 :]))
+
+
+_PARKED = CycleDecision._fields.index("parked")

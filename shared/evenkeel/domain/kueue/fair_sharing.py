@@ -7,9 +7,9 @@ Source: Kueue's fair sharing (KEP-1714), dominant resource fairness over a tree.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 from evenkeel.domain.kueue.capacity import QuotaNode
 from evenkeel.domain.kueue.objects import Admitted, Amounts, Key, PreemptionPolicy, Workload
@@ -28,7 +28,8 @@ from evenkeel.domain.kueue.preemption import (
 from evenkeel.domain.kueue.snapshot import Snapshot, not_using, using
 
 
-class Share(NamedTuple):
+@dataclass(slots=True)
+class Share:
     """The borrowing of a quota node, relative to the quota that other nodes could lend to it."""
 
     ratio: float = 0.0
@@ -37,6 +38,11 @@ class Share(NamedTuple):
     resource: str = ""
     """The resource with the largest ratio."""
     borrowed: tuple[Key, ...] = ()
+    rank: tuple[bool, float] = field(init=False)
+    """Sorts shares. Two infinite shares compare by their ratio before the weight."""
+
+    def __post_init__(self) -> None:
+        self.rank = _rank_of(self.ratio, self.weight)
 
     @property
     def value(self) -> float:
@@ -45,20 +51,20 @@ class Share(NamedTuple):
             return 0.0
         return math.inf if self.weight == 0 else self.ratio / self.weight
 
-    @property
-    def rank(self) -> tuple[bool, float]:
-        """Sorts shares. Two infinite shares compare by their ratio before the weight."""
-        if self.weight:
-            return (False, self.ratio / self.weight)
-        return (self.ratio != 0, self.ratio)
 
-    def borrows_any_of(self, requested: Mapping[Key, int]) -> bool:
-        """Whether the quota node borrows a key of which an amount is requested."""
-        return any(requested.get(key, 0) > 0 for key in self.borrowed)
+def _rank_of(ratio: float, weight: float) -> tuple[bool, float]:
+    return (False, ratio / weight) if weight else (ratio != 0, ratio)
 
 
 def share_of(quota_node: QuotaNode) -> Share:
-    """Return a quota node's share in its tree."""
+    """Return a quota node's share in its tree. It is computed again only after the node's use has changed."""
+    share = quota_node.cached_share
+    if share is None:
+        share = quota_node.cached_share = _compute_share(quota_node)
+    return share
+
+
+def _compute_share(quota_node: QuotaNode) -> Share:
     if quota_node.parent is None:
         return Share(weight=quota_node.weight)
     ratio, resource = 0.0, ""
@@ -80,7 +86,7 @@ def share_of(quota_node: QuotaNode) -> Share:
 # ---------------------------------------------------------------- the order of the heads
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Contestant:
     """A head, and the quota that it needs."""
 
@@ -89,20 +95,24 @@ class Contestant:
     requested: Amounts
 
 
-_Rank = tuple[bool, tuple[bool, float], int, float]
+Rank = tuple[bool, tuple[bool, float], int, float]
+"""The rank of a head at a cohort; the smallest wins."""
 
 
 class Tournament:
     """The order of the heads: each cohort sends up the winner of its child cohorts and its own queues' heads.
 
-    Trees are independent of each other. A cached winner stays valid until a head below it is removed or use changes.
+    Trees are independent of each other. The rank of a head at its own cohort depends only on its own queue, so it is
+    computed once. Above it, a winner stays valid until a head below it is removed or use changes.
     """
 
     def __init__(self, contestants: Mapping[str, Contestant]) -> None:
         """Start with all heads, by queue name."""
         self._contestants = dict(contestants)
-        self._ranks: dict[QuotaNode, tuple[Contestant, _Rank]] = {}
-        """By the child through which a head reached a cohort."""
+        self._heads: dict[QuotaNode, list[tuple[Rank, Contestant]]] = {}
+        """By cohort: the heads of its own queues, the best last."""
+        self._ranks: dict[QuotaNode, tuple[Contestant, Rank]] = {}
+        """By child cohort: its winner, with its rank in the parent."""
         self._winners: dict[QuotaNode, Contestant | None] = {}
         self._roots: dict[QuotaNode, int] = {}
         for contestant in contestants.values():
@@ -121,46 +131,99 @@ class Tournament:
         root = self._waiting[-1]
         winner = self._contestants[root.name] if root.is_queue else self._winner(root)
         assert winner is not None
-        del self._contestants[winner.quota_node.name]
+        quota_node = winner.quota_node
+        del self._contestants[quota_node.name]
         self._roots[root] -= 1
-        for ancestor in winner.quota_node.path:
+        if quota_node.parent is not None:
+            self._remove_head(quota_node.parent)
+        for ancestor in quota_node.path:
             self._winners.pop(ancestor, None)
-        return winner.quota_node.name
+        return quota_node.name
 
     def drop_ranks_of(self, quota_node: QuotaNode) -> None:
-        """Drop the cached ranks that depend on a queue's use: its own rank, and the ranks of the cohorts above it."""
-        self._ranks.pop(quota_node, None)
+        """Drop the cached ranks that depend on a queue's use: the ranks of the cohorts above it."""
         for ancestor in quota_node.path:
             self._ranks.pop(ancestor, None)
             self._winners.pop(ancestor, None)
 
     def _winner(self, cohort: QuotaNode) -> Contestant | None:
-        if cohort in self._winners:
-            return self._winners[cohort]
-        winner: Contestant | None = None
-        best_rank: _Rank | None = None
-        contestants, winners, ranks = self._contestants, self._winners, self._ranks
+        winners = self._winners
+        if cohort in winners:
+            return winners[cohort]
+        heads = self._heads.get(cohort)
+        if heads is None:
+            heads = self._heads[cohort] = self._rank_heads(cohort)
+        best_rank, winner = heads[-1] if heads else (None, None)
+        ranks, best_child = self._ranks, None
         for child in cohort.children:
             if child.is_queue:
-                contestant = contestants.get(child.name)
-            else:
-                contestant = winners[child] if child in winners else self._winner(child)
-            if contestant is not None:
-                cached = ranks.get(child)
-                rank = cached[1] if cached is not None and cached[0] is contestant else self._rank(contestant, child)
-                if best_rank is None or rank < best_rank:
-                    winner, best_rank = contestant, rank
-        self._winners[cohort] = winner
+                break  # the children are cohorts first, then queues
+            contestant = winners[child] if child in winners else self._winner(child)
+            if contestant is None:
+                continue
+            cached = ranks.get(child)
+            if cached is None or cached[0] is not contestant:
+                cached = ranks[child] = (contestant, rank_in(contestant, child))
+            # Of equal ranks, the first child wins.
+            if best_rank is None or cached[1] < best_rank or (best_child is None and cached[1] == best_rank):
+                winner, best_rank, best_child = contestant, cached[1], child
+        winners[cohort] = winner
         return winner
 
-    def _rank(self, contestant: Contestant, through: QuotaNode) -> _Rank:
-        """Return the rank of a head at a cohort: the share, with its request, of the child it came through."""
-        with using(contestant.quota_node, contestant.requested):
-            share = share_of(through)
-        workload = contestant.workload
-        rank = (share.borrows_any_of(contestant.requested), share.rank, -workload.priority, workload.queued_at)
-        self._ranks[through] = (contestant, rank)
-        return rank
+    def _rank_heads(self, cohort: QuotaNode) -> list[tuple[Rank, Contestant]]:
+        """Return the ranked heads of a cohort's own queues, the best last. Of equal ranks, the first queue is last."""
+        contestants = self._contestants
+        heads = [
+            (rank_in(contestant, child), contestant)
+            for child in cohort.children
+            if child.is_queue and (contestant := contestants.get(child.name)) is not None
+        ]
+        heads.sort(key=_first)
+        heads.reverse()
+        return heads
+
+    def _remove_head(self, cohort: QuotaNode) -> None:
+        """Remove the best head of a cohort's own queues: the winner was it."""
+        self._heads[cohort].pop()
+
+
+def _first(head: tuple[Rank, Contestant]) -> Rank:
+    return head[0]
+
+
+def rank_in(contestant: Contestant, through: QuotaNode) -> Rank:
+    """Return the rank of a head at a cohort: the share, with its request, of the child it came through."""
+    assert through.parent is not None
+    requested, lendable = contestant.requested, through.parent.lendable
+    added = requested if through is contestant.quota_node else _use_passed_up(contestant, through)
+    borrows, ratio = False, 0.0
+    for name, cells in through.by_resource:
+        beyond = 0
+        for key, cell in cells:
+            borrowing = cell.use - cell.subtree
+            if key in added:
+                borrowing += added[key]
+            if borrowing > 0:
+                beyond += borrowing
+                borrows = borrows or requested.get(key, 0) > 0
+        if beyond and (most := lendable.get(name, 0)) > 0 and beyond * 1000.0 / most > ratio:
+            ratio = beyond * 1000.0 / most
+    workload = contestant.workload
+    return (borrows, _rank_of(ratio, through.weight), -workload.priority, workload.queued_at)
+
+
+def _use_passed_up(contestant: Contestant, cohort: QuotaNode) -> Amounts:
+    """Return the use that a head would add to an ancestor of its queue: what lies beyond all guaranteed quota below."""
+    added: Amounts = {}
+    for key, requested in contestant.requested.items():
+        cell, amount = contestant.quota_node.at(key), requested
+        while amount > 0 and cell.quota_node is not cohort:
+            amount -= max(0, cell.guaranteed - cell.use)
+            assert cell.parent_cell is not None
+            cell = cell.parent_cell
+        if amount > 0:
+            added[key] = amount
+    return added
 
 
 # ---------------------------------------------------------------- victims
@@ -168,11 +231,7 @@ class Tournament:
 
 def fair_victims(demand: QuotaDemand, snapshot: Snapshot) -> list[Victim]:
     """Return the workloads to preempt; empty if preemption does not help."""
-    workloads = list(_candidates(demand, snapshot))
-    median = compute_median_risk(workloads, snapshot)
-    candidates = sorted(workloads, key=candidate_order(demand.queue.spec.name, snapshot, median))
-    if not candidates:
-        return []
+    candidates = _candidates(demand, snapshot)
     first, *second = snapshot.rules.fair_strategies
     victims: list[Victim] = []
     with using(demand.queue.quota_node, demand.requested):  # the compared shares include the preemptor's use
@@ -187,33 +246,77 @@ def fair_victims(demand: QuotaDemand, snapshot: Snapshot) -> list[Victim]:
     return needed
 
 
-def _candidates(demand: QuotaDemand, snapshot: Snapshot) -> Iterator[Admitted]:
+CandidatesByQueue = dict[str, list[Admitted]]
+"""By queue, in the order of preemption. A queue without candidates has an empty list."""
+
+
+def _candidates(demand: QuotaDemand, snapshot: Snapshot) -> CandidatesByQueue:
+    rules = snapshot.rules
+    if not (rules.spares_work or (rules.evicts_by_use and snapshot.recent_use)):
+        return _LazyCandidates(demand, snapshot)
+    # These rules compare the candidates of all queues.
+    own = demand.queue.quota_node
+    others = (quota_node for quota_node in own.root.queues if quota_node is not own)
+    workloads = [
+        candidate for quota_node in (own, *others) for candidate in _candidates_of(quota_node, demand, snapshot)
+    ]
+    median = compute_median_risk(workloads, snapshot)
+    workloads.sort(key=candidate_order(demand.queue.spec.name, snapshot, median))
+    return group_by_queue(workloads)
+
+
+def group_by_queue(candidates: Iterable[Admitted]) -> CandidatesByQueue:
+    """Return the candidates by queue, in their order."""
+    grouped: CandidatesByQueue = defaultdict(list)
+    for candidate in candidates:
+        grouped[candidate.workload.queue].append(candidate)
+    return grouped
+
+
+def _candidates_of(quota_node: QuotaNode, demand: QuotaDemand, snapshot: Snapshot) -> Iterator[Admitted]:
+    """Yield the workloads of one queue that may be preempted. Another queue only returns what it borrowed."""
     queue, policies = demand.queue, demand.queue.spec.preemption
-    yield from candidates_in(queue, demand, policies.within, snapshot)
-    if queue.quota_node.parent is None or policies.reclaim is PreemptionPolicy.NEVER:
-        return
-    for quota_node in queue.quota_node.root.queues:
-        if quota_node is not queue.quota_node and not quota_node.is_within_quota(demand.keys_needing_preemption):
-            yield from candidates_in(snapshot.queues[quota_node.name], demand, policies.reclaim, snapshot)
+    if quota_node is queue.quota_node:
+        yield from candidates_in(queue, demand, policies.within, snapshot)
+    elif policies.reclaim is not PreemptionPolicy.NEVER and not quota_node.is_within_quota(
+        demand.keys_needing_preemption
+    ):
+        yield from candidates_in(snapshot.queues[quota_node.name], demand, policies.reclaim, snapshot)
+
+
+class _LazyCandidates(CandidatesByQueue):
+    """Candidates that are found and sorted when a queue is first asked for. Most searches ask for a few queues.
+
+    The use of a queue changes only when one of its candidates is removed, so it does not matter when it is first asked.
+    """
+
+    def __init__(self, demand: QuotaDemand, snapshot: Snapshot) -> None:
+        super().__init__()
+        self._demand = demand
+        self._snapshot = snapshot
+        self._key = candidate_order(demand.queue.spec.name, snapshot, None)
+
+    def __missing__(self, name: str) -> list[Admitted]:
+        quota_node = self._snapshot.queues[name].quota_node
+        found = sorted(_candidates_of(quota_node, self._demand, self._snapshot), key=self._key)
+        self[name] = found
+        return found
 
 
 class _VictimQueues:
     """The queues whose workloads may be preempted. The next queue is always in the branch with the highest share."""
 
-    def __init__(self, demand: QuotaDemand, candidates: Iterable[Admitted], now: float) -> None:
+    def __init__(self, demand: QuotaDemand, candidates_by_queue: CandidatesByQueue, now: float) -> None:
         self.quota_node = demand.queue.quota_node
         self.now = now
-        self.candidates_by_queue: dict[str, list[Admitted]] = {}
-        for candidate in candidates:
-            self.candidates_by_queue.setdefault(candidate.workload.queue, []).append(candidate)
+        self.candidates_by_queue = candidates_by_queue
         self.path = set(self.quota_node.path)
         self.dropped: set[QuotaNode] = set()
-        self._shares: dict[QuotaNode, Share] = {}
 
     def __iter__(self) -> Iterator[QuotaNode]:
         """Yield the next queue. The caller takes a candidate from it or drops it."""
         if self.quota_node.parent is None:
-            while self.quota_node not in self.dropped and self.candidates_by_queue.get(self.quota_node.name):
+            while self.quota_node not in self.dropped and self.candidates_by_queue[self.quota_node.name]:
                 yield self.quota_node
             return
         root = self.quota_node.root
@@ -222,19 +325,6 @@ class _VictimQueues:
             if queue is not None:
                 yield queue
 
-    def share(self, quota_node: QuotaNode) -> Share:
-        """Return a quota node's share, cached until a workload below it is removed."""
-        share = self._shares.get(quota_node)
-        if share is None:
-            share = self._shares[quota_node] = share_of(quota_node)
-        return share
-
-    def lost(self, queue: QuotaNode) -> None:
-        """Drop the cached shares that a removed workload changes."""
-        self._shares.pop(queue, None)
-        for ancestor in queue.path:
-            self._shares.pop(ancestor, None)
-
     def _next(self, cohort: QuotaNode) -> QuotaNode | None:
         best_queue: QuotaNode | None = None
         best_cohort: QuotaNode | None = None
@@ -242,11 +332,11 @@ class _VictimQueues:
         for child in cohort.children:
             if child in self.dropped:
                 continue
-            if child.is_queue and not self.candidates_by_queue.get(child.name):
+            share = child.cached_share or share_of(child)
+            if not share.borrowed and child is not self.quota_node and child not in self.path:
                 self.dropped.add(child)
                 continue
-            share = self.share(child)
-            if not share.borrowed and child is not self.quota_node and child not in self.path:
+            if child.is_queue and not self.candidates_by_queue[child.name]:
                 self.dropped.add(child)
                 continue
             rank = share.rank
@@ -296,7 +386,7 @@ def _below(ancestor: QuotaNode, descendant: QuotaNode) -> QuotaNode:
 
 
 def _first_rule(
-    demand: QuotaDemand, snapshot: Snapshot, candidates: list[Admitted], victims: list[Victim], rule: str
+    demand: QuotaDemand, snapshot: Snapshot, candidates: CandidatesByQueue, victims: list[Victim], rule: str
 ) -> tuple[bool, list[Admitted]]:
     """Remove candidates by the first rule; return whether the preemptor fits, and which candidates failed the rule."""
     quota_node = demand.queue.quota_node
@@ -304,20 +394,19 @@ def _first_rule(
     targets = _VictimQueues(demand, candidates, snapshot.now)
     retry: list[Admitted] = []
 
-    def remove(admitted: Admitted, queue: QuotaNode, reason: Reason) -> bool:
+    def remove(admitted: Admitted, reason: Reason) -> bool:
         snapshot.release(admitted)
-        targets.lost(queue)
         victims.append(Victim(admitted, reason))
         return _fits_without_itself(demand)
 
     for queue in targets:
         if queue is quota_node or is_within_nominal:
             reason = Reason.IN_CLUSTER_QUEUE if queue is quota_node else Reason.IN_COHORT_RECLAMATION
-            if remove(targets.take(queue), queue, reason):
+            if remove(targets.take(queue), reason):
                 return True, []
             continue
         preemptor_branch, queue_branch = targets.branches(queue)
-        new, old = targets.share(preemptor_branch).rank, targets.share(queue_branch).rank
+        new, old = share_of(preemptor_branch).rank, share_of(queue_branch).rank
         # Removing a candidate never raises the share of its branch. So if this check fails, it fails for every
         # candidate of the queue: all go to the second pass.
         needs_final_share = rule == "LessThanOrEqualToFinalShare"
@@ -336,7 +425,7 @@ def _first_rule(
                 failed.append(admitted.use)
                 retry.append(admitted)
                 continue
-            if remove(admitted, queue, Reason.IN_COHORT_FAIR_SHARING):
+            if remove(admitted, Reason.IN_COHORT_FAIR_SHARING):
                 return True, []
             break  # another branch may have the highest share now
     return False, retry
@@ -350,13 +439,12 @@ def _rank_without(admitted: Admitted, queue: QuotaNode, branch: QuotaNode) -> tu
 
 def _second_rule(demand: QuotaDemand, snapshot: Snapshot, retry: list[Admitted], victims: list[Victim]) -> bool:
     """Remove at most one more candidate of each queue, if its branch has the higher share before the removal."""
-    targets = _VictimQueues(demand, retry, snapshot.now)
+    targets = _VictimQueues(demand, group_by_queue(retry), snapshot.now)
     for queue in targets:
         preemptor_branch, queue_branch = targets.branches(queue)
         admitted = targets.take(queue)
-        if targets.share(preemptor_branch).rank < targets.share(queue_branch).rank:
+        if share_of(preemptor_branch).rank < share_of(queue_branch).rank:
             snapshot.release(admitted)
-            targets.lost(queue)
             victims.append(Victim(admitted, Reason.IN_COHORT_FAIR_SHARING))
             if _fits_without_itself(demand):
                 return True
@@ -366,5 +454,8 @@ def _second_rule(demand: QuotaDemand, snapshot: Snapshot, retry: list[Admitted],
 
 def _fits_without_itself(demand: QuotaDemand) -> bool:
     """Whether the preemptor fits, without its own simulated use."""
-    with not_using(demand.queue.quota_node, demand.requested):
-        return fits_now(demand, may_borrow=True)
+    quota_node = demand.queue.quota_node
+    quota_node.remove_all(demand.requested)
+    fits = fits_now(demand, may_borrow=True)
+    quota_node.add_all(demand.requested)
+    return fits

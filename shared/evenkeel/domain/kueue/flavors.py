@@ -19,7 +19,9 @@ from evenkeel.domain.kueue.assignment import (
     FlavorMode,
     Inequality,
     Pending,
+    new_tuple,
 )
+from evenkeel.domain.kueue.capacity import QuotaCell
 from evenkeel.domain.kueue.objects import (
     PODS,
     Admitted,
@@ -31,10 +33,9 @@ from evenkeel.domain.kueue.objects import (
     PodSet,
     PreemptionPolicy,
     Preference,
-    ResourceGroup,
     Workload,
 )
-from evenkeel.domain.kueue.snapshot import Snapshot
+from evenkeel.domain.kueue.snapshot import FlavorSearch, Snapshot
 from evenkeel.domain.kueue.topology import NoPlacementError
 from evenkeel.domain.kueue.topology_state import TopologyState
 
@@ -120,7 +121,9 @@ class FlavorAssigner:
                     assignment.verdict = AssignmentMode.NO_FIT
             if assignment.verdict is AssignmentMode.NO_FIT:
                 break
-        assignment.flavor_cursor = FlavorCursor(tuple(tried), self.queue.generation, self.cycle, self.workload.shape)
+        assignment.flavor_cursor = new_tuple(
+            FlavorCursor, (tuple(tried), self.queue.generation, self.cycle, self.workload.shape)
+        )
         if self.snapshot.topology is not None and assignment.verdict is not AssignmentMode.NO_FIT:
             self._place(assignment, self.snapshot.topology)
         if assignment.verdict is AssignmentMode.NO_FIT:
@@ -184,16 +187,17 @@ class FlavorAssigner:
     ) -> dict[str, int]:
         """Add a pod set's flavors to the assignment; return the index of the last flavor examined, by resource."""
         assignment.choices.append(choices)
-        use, tried = assignment.use, dict[str, int]()
-        for resource, choice in choices.items():
-            flavor, mode, level, tried[resource] = choice
+        use, tried, replaced = assignment.use, dict[str, int](), self.replaced
+        for resource, (flavor, mode, level, last) in choices.items():
+            tried[resource] = last
             amount = requests[resource]
-            if self.replaced is not None:
+            if replaced is not None:
                 amount -= self._already_held(index, resource)
-            use[flavor, resource] = use.get((flavor, resource), 0) + amount
+            key = (flavor, resource)
+            use[key] = use[key] + amount if key in use else amount
             assignment.level = max(assignment.level, level)
-            if mode is not FlavorMode.FIT:
-                assignment.verdict = min(assignment.verdict, AssignmentMode.PREEMPT)
+            if mode is not FlavorMode.FIT and assignment.verdict > AssignmentMode.PREEMPT:
+                assignment.verdict = AssignmentMode.PREEMPT
         return tried
 
     def _choose(
@@ -202,42 +206,40 @@ class FlavorAssigner:
         """Choose a flavor for each resource. The third value is whether a resource got none."""
         choices: dict[str, Choice] = {}
         attempts: list[FlavorAttempt] = []
-        for resource in sorted(requested):
-            resources = self.queue.group_by_resource.get(resource)
-            if resources is None and (requested[resource] == 0 or self.snapshot.rules.ignores_undeclared):
-                continue  # no request, or the rules ignore it
-            if resource in choices:
-                continue  # chosen together with another resource of its group
-            if resources is None:
-                reason = f"the queue has no quota of {resource}"
-                return (
-                    {},
-                    (*attempts, FlavorAttempt("", FlavorMode.NO_FIT, pending=Pending.NO_MATCHING_FLAVOR, why=reason)),
-                    True,
+        for search in self.queue.searches(requested):
+            first = search.first
+            if not search.resources:
+                if requested[first] == 0 or self.snapshot.rules.ignores_undeclared:
+                    continue  # no request, or the rules ignore it
+                reason = f"the queue has no quota of {first}"
+                attempts.append(
+                    FlavorAttempt("", FlavorMode.NO_FIT, pending=Pending.NO_MATCHING_FLAVOR, why=reason),
                 )
-            chosen, looked_at = self._search(group, resources, requested, resource, used)
-            attempts += looked_at
+                return {}, tuple(attempts), True
+            chosen = self._search(group, search, requested, used, attempts)
             if not chosen:
                 return {}, tuple(attempts), True
-            choices |= chosen
+            choices = choices | chosen if choices else chosen
         return choices, tuple(attempts), False
 
     def _search(
-        self, group: _Group, resources: ResourceGroup, requests: dict[str, int], first: str, used: Amounts
-    ) -> tuple[dict[str, Choice], list[FlavorAttempt]]:
-        """Examine the flavors of a resource group, from where the last scan stopped."""
+        self,
+        group: _Group,
+        search: FlavorSearch,
+        requested: dict[str, int],
+        used: Amounts,
+        attempts: list[FlavorAttempt],
+    ) -> dict[str, Choice]:
+        """Examine the flavors of a resource group, from where the last scan stopped; add what was tried to attempts."""
         fungibility = self.queue.spec.fungibility
-        requested = {resource: requests[resource] for resource in sorted(requests) if resource in resources.resources}
-        start = self.flavor_cursor.next_index(group.indexes[0], first) if self.flavor_cursor else 0
-        best_choices: dict[str, tuple[str, FlavorMode, int]] = {}
-        best_mode, best_level = FlavorMode.NO_FIT, 0
-        attempts: list[FlavorAttempt] = []
+        start = self.flavor_cursor.next_index(group.indexes[0], search.first) if self.flavor_cursor else 0
+        best: FlavorAttempt | None = None
         last = -1
-        for index in range(start, len(resources.flavors)):
+        for index in range(start, len(search.flavors)):
             last = index
-            flavor = resources.flavors[index].flavor
+            flavor, keys = search.flavors[index]
             if self.only is not None and not any(
-                self.only[index].get(first) == flavor for index in group.indexes if index < len(self.only)
+                self.only[index].get(search.first) == flavor for index in group.indexes if index < len(self.only)
             ):
                 continue
             if flavor in group.unfit:
@@ -246,29 +248,41 @@ class FlavorAssigner:
                     FlavorAttempt(flavor, FlavorMode.NO_FIT, pending=Pending.NO_MATCHING_FLAVOR, why=reason)
                 )
                 continue
-            choices, attempt = self._try_flavor(group, flavor, requested, used, fungibility)
+            attempt = self._try_flavor(group, flavor, keys, requested, used, fungibility)
             attempts.append(attempt)
             if not _continues(attempt.mode, attempt.level, fungibility):
-                best_choices, best_mode = choices, attempt.mode
+                best = attempt
                 break
-            if is_preferred(attempt.mode, attempt.level, best_mode, best_level, fungibility):
-                best_choices, best_mode, best_level = choices, attempt.mode, attempt.level
-        tried = -1 if last == len(resources.flavors) - 1 else last
-        chosen = {
-            resource: Choice(flavor, mode, level, tried) for resource, (flavor, mode, level) in best_choices.items()
+            if attempt.mode is not FlavorMode.NO_FIT and (
+                best is None or is_preferred(attempt.mode, attempt.level, best.mode, best.level, fungibility)
+            ):
+                best = attempt
+        if best is None:
+            return {}
+        tried = -1 if last == len(search.flavors) - 1 else last
+        flavor = best.flavor
+        return {
+            inequality.resource: new_tuple(Choice, (flavor, inequality.mode, inequality.level, tried))
+            for inequality in best.compared
         }
-        return chosen, attempts
 
     def _try_flavor(
-        self, group: _Group, flavor: str, requested: dict[str, int], used: Amounts, fungibility: Fungibility
-    ) -> tuple[dict[str, tuple[str, FlavorMode, int]], FlavorAttempt]:
+        self,
+        group: _Group,
+        flavor: str,
+        keys: tuple[tuple[str, Key], ...],
+        requested: dict[str, int],
+        used: Amounts,
+        fungibility: Fungibility,
+    ) -> FlavorAttempt:
         """Evaluate one flavor for all resources of its group. The resource with the worst mode decides."""
         worst, worst_level, pending = FlavorMode.FIT, 0, Pending.NONE
-        choices: dict[str, tuple[str, FlavorMode, int]] = {}
         compared: list[Inequality] = []
         why_not = ""
-        for resource, total in requested.items():  # in the order of their names
-            key, amount = (flavor, resource), total
+        quota_node = self.queue.quota_node
+        cells = quota_node.cells
+        for resource, key in keys:  # in the order of the resources' names
+            amount = requested[resource]
             if self.replaced is not None:
                 amount -= sum(self._already_held(index, resource) for index in group.indexes)
                 replaced_flavors = {self.replaced.flavors[index].get(resource) for index in group.indexes}
@@ -280,44 +294,46 @@ class FlavorAssigner:
                         FlavorMode.NO_FIT,
                     )
                     break
-            with_earlier = used.get(key, 0) + amount
+            if used:
+                amount += used.get(key, 0)
+            cell = cells.get(key) or quota_node.at(key)
             if worst is FlavorMode.NO_FIT:  # later resources can only change which reason is the most severe
-                if pending is Pending.WAITING_FOR_QUOTA and with_earlier > self.queue.quota_node.at(key).potential:
+                if pending is Pending.WAITING_FOR_QUOTA and amount > cell.potential:
                     pending = Pending.EXCEEDS_MAX_QUOTA
                 continue
-            reason, inequality = self._compare(key, with_earlier)
-            compared.append(inequality)
-            mode, level = inequality.mode, inequality.level
+            available, potential, use = cell.available(), cell.potential, cell.use
+            available = max(available, 0)
+            level = 0
+            if amount > potential:
+                mode, reason = FlavorMode.NO_FIT, Pending.EXCEEDS_MAX_QUOTA
+            elif amount <= available:
+                mode, reason = FlavorMode.FIT, Pending.NONE
+                if use + amount > cell.subtree:
+                    level = quota_node.level(key, amount)[0]
+            else:
+                mode, level, reason = self._mode_beyond_free(cell, key, amount)
+            compared.append(
+                new_tuple(Inequality, (resource, amount, available, potential, cell.nominal, use, mode, level))
+            )
             if reason is not Pending.NONE and reason.severity > pending.severity:
                 pending = reason
-            if (mode, level) != (worst, worst_level) and is_preferred(worst, worst_level, mode, level, fungibility):
+            if (mode is not worst or level != worst_level) and is_preferred(
+                worst, worst_level, mode, level, fungibility
+            ):
                 worst, worst_level = mode, level
-            if worst is not FlavorMode.NO_FIT:
-                choices[resource] = (flavor, mode, level)
-        return choices, FlavorAttempt(flavor, worst, worst_level, pending, why_not, tuple(compared))
+        return new_tuple(FlavorAttempt, (flavor, worst, worst_level, pending, why_not, tuple(compared)))
 
-    def _compare(self, key: Key, requested: int) -> tuple[Pending, Inequality]:
-        """Compare the requested amount of one key with the quota."""
-        quota_node, spec = self.queue.quota_node, self.queue.spec
-        cell = quota_node.cells.get(key) or quota_node.at(key)
-        available, potential, pending = max(0, cell.available()), cell.potential, Pending.NONE
-        if requested > potential:
-            mode, level, pending = FlavorMode.NO_FIT, 0, Pending.EXCEEDS_MAX_QUOTA
-        elif requested <= available:
-            mode, level = (
-                FlavorMode.FIT,
-                0 if cell.use + requested <= cell.subtree else quota_node.level(key, requested)[0],
-            )
-        else:
-            level, is_smaller = quota_node.level(key, requested)
-            may_borrow_and_preempt = spec.preemption.borrow_within is not None or (
-                self.snapshot.rules.fair_sharing and spec.preemption.reclaim is not PreemptionPolicy.NEVER
-            )
-            if cell.nominal >= requested or is_smaller or may_borrow_and_preempt:
-                mode, level = self.simulate(self.workload, key, requested)
-            else:
-                mode, pending = FlavorMode.NO_FIT, Pending.WAITING_FOR_QUOTA
-        return pending, Inequality(key[1], requested, available, potential, cell.nominal, cell.use, mode, level)
+    def _mode_beyond_free(self, cell: QuotaCell, key: Key, amount: int) -> tuple[FlavorMode, int, Pending]:
+        """Return the mode and the borrowing level of an amount that exceeds the free quota."""
+        quota_node, preemption = self.queue.quota_node, self.queue.spec.preemption
+        level, is_smaller = quota_node.level(key, amount)
+        may_borrow_and_preempt = preemption.borrow_within is not None or (
+            self.snapshot.rules.fair_sharing and preemption.reclaim is not PreemptionPolicy.NEVER
+        )
+        if cell.nominal >= amount or is_smaller or may_borrow_and_preempt:
+            mode, level = self.simulate(self.workload, key, amount)
+            return mode, level, Pending.NONE
+        return FlavorMode.NO_FIT, level, Pending.WAITING_FOR_QUOTA
 
     def _why_pending(self, assignment: Assignment) -> Pending:
         """Return one reason: the least severe of a group's flavors, the most severe of all groups and pod sets."""

@@ -13,7 +13,8 @@ recent use goes first.
 
 import heapq
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from evenkeel.domain.kueue.assignment import FlavorCursor
 from evenkeel.domain.kueue.objects import QueueingStrategy, Workload
@@ -22,8 +23,7 @@ _Entry = tuple[int, float, str, str, str, str]
 """A workload's order, shape and sub-queue. It is a flat tuple, because the heaps compare it often."""
 
 
-@dataclass(frozen=True, slots=True)
-class PendingWorkload:
+class PendingWorkload(NamedTuple):
     """A pending workload, and where its scan of the flavors stopped."""
 
     workload: Workload
@@ -270,12 +270,16 @@ class PendingQueue:
 
     def _drop_stale(self, key: tuple[str, str]) -> list[_Entry]:
         """Return a group after removing stale entries from its start."""
-        group = self._same_shape.get(key, [])
+        group = self._same_shape.get(key)
+        if group is None:
+            return []
         while group:
             entry = group[0]
-            workload = self._waiting.get(entry[3])
-            if workload is not None and workload.workload.order == entry[:4] and workload.workload.shape == key[0]:
-                break
+            waiting = self._waiting.get(entry[3])
+            if waiting is not None:
+                workload = waiting.workload
+                if workload.order == entry[:4] and workload.shape == key[0]:
+                    break
             heapq.heappop(group)
         if not group:
             self._same_shape.pop(key, None)
@@ -286,4 +290,4 @@ class PendingQueue:
             _, workload_id = heapq.heappop(self._backoff_ends)
             workload = self._backing_off.pop(workload_id, None)
             if workload is not None:
-                self.push(replace(workload))
+                self.push(workload)

@@ -104,7 +104,9 @@ class Scheduler:
             workload = admitted.workload
             if requeued_at is not None:
                 workload = replace(workload, requeued_at=requeued_at)
-            self.submit(replace(workload, has_reservation=False), not_before=not_before)
+            if workload.has_reservation:
+                workload = replace(workload, has_reservation=False)
+            self.submit(workload, not_before=not_before)
 
     def evict(self, workload_id: str) -> None:
         """Mark a workload as asked to stop. It holds its quota until `requeue_evicted` or `release`."""
@@ -301,7 +303,7 @@ class Scheduler:
         )
         if decision.result is Result.BLOCKED:
             pending.sticky = workload.workload_id  # Kueue's scheduler waits here, so no other workload overtakes it
-        return decision._replace(parked=parked) if parked else decision
+        return decision.as_parked() if parked else decision
 
     def _admit(self, decision: CycleDecision, now: float) -> None:
         workload, assignment = decision.workload, decision.assignment

@@ -1,6 +1,6 @@
 """The state that one Kueue cycle reads: the cohort trees, the flavors, and the workloads that hold quota."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -63,6 +63,17 @@ class SchedulerRules(NamedTuple):
     """
 
 
+class FlavorSearch(NamedTuple):
+    """A search for the flavor of one or more resources that a queue declares in one group."""
+
+    first: str
+    """The first resource by name."""
+    resources: tuple[str, ...]
+    """All requested resources of the group, by name; empty if the queue has no quota of the first resource."""
+    flavors: tuple[tuple[str, tuple[tuple[str, Key], ...]], ...]
+    """Each flavor in the order of the search, with its key for each resource."""
+
+
 @dataclass(slots=True)
 class ClusterQueueSnapshot:
     """A queue in a snapshot: its declaration, its node in the quota tree, and the workloads that hold its quota."""
@@ -73,6 +84,34 @@ class ClusterQueueSnapshot:
     generation: int = 0
     """Increased when an admitted workload changes or leaves, and when quota of the tree changes."""
     group_by_resource: dict[str, ResourceGroup] = field(init=False)
+    _searches: dict[tuple[str, ...], tuple[FlavorSearch, ...]] = field(
+        init=False, default_factory=dict, repr=False, compare=False
+    )
+
+    def searches(self, requested: Iterable[str]) -> tuple[FlavorSearch, ...]:
+        """Return the searches that find flavors for these resources, in order. They depend only on the declaration."""
+        names = tuple(requested)
+        searches = self._searches.get(names)
+        if searches is None:
+            searches = self._searches[names] = tuple(self._plan_searches(sorted(names)))
+        return searches
+
+    def _plan_searches(self, names: list[str]) -> Iterator[FlavorSearch]:
+        found: set[str] = set()
+        for name in names:
+            if name in found:
+                continue  # found together with another resource of its group
+            group = self.group_by_resource.get(name)
+            if group is None:
+                yield FlavorSearch(name, (), ())
+                continue
+            resources = tuple(resource for resource in names if resource in group.resources)
+            found.update(resources)
+            flavors = tuple(
+                (quotas.flavor, tuple((resource, (quotas.flavor, resource)) for resource in resources))
+                for quotas in group.flavors
+            )
+            yield FlavorSearch(name, resources, flavors)
 
     def __post_init__(self) -> None:
         # A resource belongs to one group; if two groups declare it, the first counts.

@@ -13,11 +13,14 @@ from hypothesis import strategies as st
 from evenkeel.domain.kueue import fair_sharing
 from evenkeel.domain.kueue.capacity import QuotaCell, QuotaNode
 from evenkeel.domain.kueue.decisions import CycleDecision
-from evenkeel.domain.kueue.fair_sharing import Contestant, Share, Tournament, _VictimQueues
+from evenkeel.domain.kueue.fair_sharing import Contestant, Rank, Share, Tournament, _candidates_of, group_by_queue
+from evenkeel.domain.kueue.flavors import FlavorAssigner
 from evenkeel.domain.kueue.nomination import Nominator
-from evenkeel.domain.kueue.objects import Key, Workload
-from evenkeel.domain.kueue.snapshot import Snapshot
+from evenkeel.domain.kueue.objects import Admitted, Key, Workload
+from evenkeel.domain.kueue.preemption import QuotaDemand, candidate_order, compute_median_risk
+from evenkeel.domain.kueue.snapshot import Snapshot, using
 from tests.examples import examples
+from tests.unit.scheduling.queues.plain_flavors import plain_choose
 from tests.unit.scheduling.queues.random_queues import RandomQueues
 from tests.unit.scheduling.queues.test_victim_search import CacheThatForgets, plain_first_rule
 
@@ -64,8 +67,28 @@ def plain_winner(tournament: Tournament, cohort: QuotaNode) -> Contestant | None
     for child in cohort.children:
         head = tournament._contestants.get(child.name) if child.is_queue else plain_winner(tournament, child)
         if head is not None:
-            heads.append((tournament._rank(head, child), head))
+            heads.append((plain_rank(head, child), head))
     return min(heads, key=lambda pair: pair[0])[1] if heads else None
+
+
+def plain_rank(head: Contestant, through: QuotaNode) -> Rank:
+    """Return the rank from its definition: add the request to the tree, and compute the share."""
+    with using(head.quota_node, head.requested):
+        share = plain_share(through)
+    is_borrowed = any(head.requested.get(key, 0) > 0 for key in share.borrowed)
+    return (is_borrowed, share.rank, -head.workload.priority, head.workload.queued_at)
+
+
+def plain_candidates(demand: QuotaDemand, snapshot: Snapshot) -> dict[str, list[Admitted]]:
+    """Return the candidates of all queues, sorted together."""
+    own = demand.queue.quota_node
+    candidates = [
+        candidate
+        for quota_node in sorted(own.root.queues, key=lambda quota_node: quota_node is not own)
+        for candidate in _candidates_of(quota_node, demand, snapshot)
+    ]
+    median = compute_median_risk(candidates, snapshot)
+    return group_by_queue(sorted(candidates, key=candidate_order(demand.queue.spec.name, snapshot, median)))
 
 
 def without_caches(patch: pytest.MonkeyPatch) -> None:
@@ -87,8 +110,10 @@ def without_caches(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(QuotaNode, "queues", property(plain_queues))
     patch.setattr(fair_sharing, "share_of", plain_share)
     patch.setattr(fair_sharing, "_first_rule", plain_first_rule)
-    patch.setattr(_VictimQueues, "share", lambda _queues, quota_node: plain_share(quota_node))
+    patch.setattr(fair_sharing, "_candidates", plain_candidates)
     patch.setattr(Tournament, "_winner", plain_winner)
+    patch.setattr(Tournament, "_remove_head", lambda _tournament, _cohort: None)
+    patch.setattr(FlavorAssigner, "_choose", plain_choose)
     patch.setattr(Nominator, "__init__", forget_victims)
     patch.setattr(Snapshot, "cached_groups", compute_groups)
 

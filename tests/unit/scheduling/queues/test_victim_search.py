@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenkeel.domain.kueue import fair_sharing
-from evenkeel.domain.kueue.fair_sharing import _fits_without_itself, _VictimQueues, share_of
+from evenkeel.domain.kueue.fair_sharing import CandidatesByQueue, _fits_without_itself, _VictimQueues, share_of
 from evenkeel.domain.kueue.nomination import Nominator
 from evenkeel.domain.kueue.objects import (
     Admitted,
@@ -29,7 +29,7 @@ from tests.examples import examples
 
 
 def plain_first_rule(
-    demand: QuotaDemand, snapshot: Snapshot, candidates: list[Admitted], victims: list[Victim], rule: str
+    demand: QuotaDemand, snapshot: Snapshot, candidates: CandidatesByQueue, victims: list[Victim], rule: str
 ) -> tuple[bool, list[Admitted]]:
     """Remove candidates by the first rule, and compute the shares for each candidate anew."""
     node = demand.queue.quota_node
@@ -57,7 +57,6 @@ def plain_first_rule(
                 continue
             chosen = victim
         snapshot.release(chosen)
-        targets.lost(queue)
         victims.append(Victim(chosen, reason))
         if _fits_without_itself(demand):
             return True, []
