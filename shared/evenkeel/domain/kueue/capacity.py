@@ -25,6 +25,7 @@ class QuotaCell:
 
     __slots__ = (
         "_potential",
+        "below_root",
         "borrow",
         "chain",
         "guaranteed",
@@ -43,6 +44,7 @@ class QuotaCell:
         """The cell of the same key in the parent."""
         self.chain: tuple[QuotaCell, ...] = (self,) if parent_cell is None else (*parent_cell.chain, self)
         """The cells on the path from the root to this node."""
+        self.below_root = self.chain[1:]
         self.subtree = quota.nominal
         self.guaranteed = 0
         self.use = 0
@@ -67,10 +69,9 @@ class QuotaCell:
 
     def available(self) -> int:
         """Return the quota that is available now; negative if the tree uses more than its quota."""
-        chain = self.chain
-        root = chain[0]
+        root = self.chain[0]
         free = root.subtree - root.use
-        for cell in chain[1:]:
+        for cell in self.below_root:
             beyond = cell.use - cell.guaranteed
             borrow = cell.borrow
             if borrow is not None:
@@ -146,7 +147,7 @@ class QuotaNode:
         self.declared: tuple[tuple[Key, QuotaCell], ...] = ()
         """The keys for which the subtree declares quota."""
         self.cached_share: Share | None = None
-        """What `share_of` in fair_sharing.py returned; None after the use changed."""
+        """The share that `share_of` in fair_sharing.py computed; None after the use changed."""
         self._lendable: dict[str, int] | None = None
         self._queues: tuple[QuotaNode, ...] | None = None
         self._by_resource: tuple[tuple[str, tuple[tuple[Key, QuotaCell], ...]], ...] | None = None

@@ -389,6 +389,6 @@ def _pending_message(assignment: Assignment) -> str:
 
 
 def _admitted_message(assignment: Assignment) -> str:
-    names = sorted({flavor for flavors in assignment.flavors for flavor in flavors.values()})
+    names = sorted({choice.flavor for choices in assignment.choices for choice in choices.values()})
     where = ", ".join(names) or "no flavor"
     return f"Admitted on {where}, borrowing." if assignment.level else f"Admitted on {where} within its own quota."

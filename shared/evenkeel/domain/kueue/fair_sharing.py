@@ -21,7 +21,6 @@ from evenkeel.domain.kueue.preemption import (
     candidates_in,
     compute_median_risk,
     fill_back,
-    fits_now,
     order_key,
     restore,
 )
@@ -164,14 +163,14 @@ class Tournament:
             cached = ranks.get(child)
             if cached is None or cached[0] is not contestant:
                 cached = ranks[child] = (contestant, rank_in(contestant, child))
-            # Of equal ranks, the first child wins.
+            # If two ranks are equal, the first child wins.
             if best_rank is None or cached[1] < best_rank or (best_child is None and cached[1] == best_rank):
                 winner, best_rank, best_child = contestant, cached[1], child
         winners[cohort] = winner
         return winner
 
     def _rank_heads(self, cohort: QuotaNode) -> list[tuple[Rank, Contestant]]:
-        """Return the ranked heads of a cohort's own queues, the best last. Of equal ranks, the first queue is last."""
+        """Return the ranked heads of a cohort's own queues, the best last. If equal, the first queue is last."""
         contestants = self._contestants
         heads = [
             (rank_in(contestant, child), contestant)
@@ -336,16 +335,16 @@ class _VictimQueues:
             if not share.borrowed and child is not self.quota_node and child not in self.path:
                 self.dropped.add(child)
                 continue
-            if child.is_queue and not self.candidates_by_queue[child.name]:
-                self.dropped.add(child)
-                continue
             rank = share.rank
             if not child.is_queue:
                 if rank >= cohort_rank:
                     best_cohort, cohort_rank = child, rank
-            elif rank > queue_rank or (
-                rank == queue_rank and best_queue is not None and self._precedes(child, best_queue)
-            ):
+                continue
+            if rank < queue_rank:
+                continue
+            if not self.candidates_by_queue[child.name]:
+                self.dropped.add(child)
+            elif rank > queue_rank or (best_queue is not None and self._precedes(child, best_queue)):
                 best_queue, queue_rank = child, rank
         if best_queue is None and best_cohort is None:
             self.dropped.add(cohort)
@@ -455,7 +454,11 @@ def _second_rule(demand: QuotaDemand, snapshot: Snapshot, retry: list[Admitted],
 def _fits_without_itself(demand: QuotaDemand) -> bool:
     """Whether the preemptor fits, without its own simulated use."""
     quota_node = demand.queue.quota_node
-    quota_node.remove_all(demand.requested)
-    fits = fits_now(demand, may_borrow=True)
-    quota_node.add_all(demand.requested)
-    return fits
+    for key, amount in demand.requested.items():
+        cell = quota_node.at(key)
+        cell.remove(amount)
+        free = cell.available()
+        cell.add(amount)
+        if amount > max(0, free):
+            return False
+    return demand.has_domains is None or demand.has_domains()

@@ -106,15 +106,20 @@ class FlavorAssigner:
         assignment = Assignment(counts)
         tried: list[Mapping[str, int]] = []
         for group in self.groups:
+            if len(group.indexes) == 1:
+                (index,) = group.indexes
+                requests = self._requests_of(index, counts[index])
+                choices, attempts, failed = self._choose(group, requests, assignment.use)
+                tried.append(self._take(assignment, index, requests, choices))
+                assignment.attempts.append(attempts)
+                if failed and requests:
+                    assignment.verdict = AssignmentMode.NO_FIT
+                    break
+                continue
             requests_by_pod_set = [self._requests_of(index, counts[index]) for index in group.indexes]
             choices, attempts, failed = self._choose(group, _sum_of(requests_by_pod_set), assignment.use)
             for index, requests in zip(group.indexes, requests_by_pod_set, strict=True):
-                if failed:
-                    own_choices: dict[str, Choice] = {}
-                elif len(requests_by_pod_set) == 1:
-                    own_choices = choices
-                else:
-                    own_choices = {request: choices[request] for request in requests if request in choices}
+                own_choices = {request: choices[request] for request in requests if request in choices}
                 tried.append(self._take(assignment, index, requests, own_choices))
                 assignment.attempts.append(attempts)
                 if failed and requests:

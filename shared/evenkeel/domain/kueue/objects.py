@@ -1,10 +1,34 @@
 """The objects of the scheduler: queues, cohorts and flavors (configuration), and workloads."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cached_property
+from typing import Any, Generic, TypeVar, overload
+
+T = TypeVar("T")
+
+
+class computed_once(Generic[T]):  # noqa: N801 - used like a property
+    """`functools.cached_property` without its lock, which Python removed in version 3.12 because it is slow."""
+
+    def __init__(self, compute: Callable[[Any], T]) -> None:
+        self._compute = compute
+        self.__doc__ = compute.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> "computed_once[T]": ...
+    @overload
+    def __get__(self, instance: object, owner: type) -> T: ...
+    def __get__(self, instance: object | None, owner: type) -> "T | computed_once[T]":
+        if instance is None:
+            return self
+        value = instance.__dict__[self._name] = self._compute(instance)
+        return value
+
 
 UNLIMITED = 2**100
 """An amount without limit: larger than any sum or difference of 64-bit amounts."""
@@ -364,7 +388,7 @@ class Workload:
         """
         return self.uid or self.workload_id
 
-    @cached_property
+    @computed_once
     def order(self) -> tuple[int, float, str, str]:
         """Sorts the workloads of a queue: higher priority first, then earlier, then by `tie_break`."""
         return (-self.priority, self.queued_at, self.tie_break, self.workload_id)
@@ -379,7 +403,7 @@ class Workload:
         """Whether it may be admitted with fewer pods (partial admission)."""
         return any(pod_set.min_count is not None and pod_set.min_count < pod_set.count for pod_set in self.pod_sets)
 
-    @cached_property
+    @computed_once
     def flavor_needs(self) -> tuple[object, ...]:
         """Equal for workloads whose pods can run on the same flavors."""
         return tuple(
@@ -393,7 +417,7 @@ class Workload:
             for pod_set in self.pod_sets
         )
 
-    @cached_property
+    @computed_once
     def shape(self) -> str:
         """Equal for workloads that always get the same decision: same priority, pods, requests and counts.
 

@@ -132,9 +132,10 @@ class PendingQueue:
 
     def push(self, waiting: PendingWorkload, *, not_before: float | None = None) -> None:
         """Add a workload, or replace the workload with the same id. If its shape is parked, it is parked too."""
-        self._follow_trigger()
+        if self._seen_count != self._trigger.count:
+            self._follow_trigger()
         workload = waiting.workload
-        if workload.workload_id in self:
+        if workload.workload_id in self._waiting or workload.workload_id in self._backing_off:
             sticky = self.sticky
             self.remove(workload.workload_id)
             self.sticky = sticky  # it stays the head even if its priority or size changed
@@ -179,10 +180,12 @@ class PendingQueue:
 
     def pop(self, now: float = 0.0) -> PendingWorkload | None:
         """Remove and return the head; None if every workload is parked or backing off."""
-        self._follow_trigger()
+        if self._seen_count != self._trigger.count:
+            self._follow_trigger()
         self._pops += 1
-        self._end_backoffs(now)
-        sticky = self._waiting.get(self.sticky)
+        if self._backoff_ends:
+            self._end_backoffs(now)
+        sticky = self._waiting.get(self.sticky) if self.sticky else None
         if sticky is not None and sticky.workload.shape not in self._parked:
             return self._waiting.pop(self.sticky)
         entry = self._head()
@@ -233,7 +236,8 @@ class PendingQueue:
             parks_shape: Whether every workload of its shape would get the same decision.
             is_preempting: Whether it waits for its evictions.
         """
-        self._follow_trigger()
+        if self._seen_count != self._trigger.count:
+            self._follow_trigger()
         workload = waiting.workload
         is_best_effort = self.strategy is QueueingStrategy.BEST_EFFORT
         if is_preempting and is_best_effort:

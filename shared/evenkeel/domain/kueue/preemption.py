@@ -115,9 +115,10 @@ def candidate_order(queue: str, snapshot: Snapshot, median_risk: float | None) -
     If evictions go by recent use, of two candidates of one queue the candidate of the sub-queue with more use is first.
     Source: Kueue's `pkg/scheduler/preemption/common/ordering.go`.
     """
+    now = snapshot.now
 
     def key(candidate: Admitted) -> tuple[bool, bool, int, float, float, str]:
-        return order_key(candidate, queue, snapshot.now, median_risk)
+        return order_key(candidate, queue, now, median_risk)
 
     if not (snapshot.rules.evicts_by_use and snapshot.recent_use):
         return key
@@ -176,7 +177,7 @@ def candidates_in(
             or keys_needing_preemption.isdisjoint(admitted.use)
         ):
             continue
-        if not outranks(workload, admitted.workload, policy):
+        if policy is not PreemptionPolicy.ANY and not outranks(workload, admitted.workload, policy):
             continue
         if not (is_guarded and snapshot.protects(workload, admitted)):
             yield admitted
