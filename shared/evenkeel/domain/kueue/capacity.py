@@ -78,7 +78,7 @@ class QuotaCell:
                 limit = cell.subtree - cell.guaranteed + borrow
                 if beyond > 0:
                     limit -= beyond
-                free = min(free, limit)
+                free = limit if limit < free else free
             if beyond < 0:
                 free -= beyond
         return free
@@ -105,7 +105,7 @@ class QuotaCell:
             cell.quota_node.cached_share = None
             if past <= 0 or amount <= 0 or cell.parent_cell is None:
                 return
-            amount = min(amount, past)
+            amount = past if past < amount else amount
             cell = cell.parent_cell
 
 

@@ -255,9 +255,9 @@ def _candidates(demand: QuotaDemand, snapshot: Snapshot) -> CandidatesByQueue:
         return _LazyCandidates(demand, snapshot)
     # These rules compare the candidates of all queues.
     own = demand.queue.quota_node
-    others = (quota_node for quota_node in own.root.queues if quota_node is not own)
+    other_queues = (quota_node for quota_node in own.root.queues if quota_node is not own)
     workloads = [
-        candidate for quota_node in (own, *others) for candidate in _candidates_of(quota_node, demand, snapshot)
+        candidate for quota_node in (own, *other_queues) for candidate in _candidates_of(quota_node, demand, snapshot)
     ]
     median = compute_median_risk(workloads, snapshot)
     workloads.sort(key=candidate_order(demand.queue.spec.name, snapshot, median))
@@ -297,9 +297,9 @@ class _LazyCandidates(CandidatesByQueue):
 
     def __missing__(self, name: str) -> list[Admitted]:
         quota_node = self._snapshot.queues[name].quota_node
-        found = sorted(_candidates_of(quota_node, self._demand, self._snapshot), key=self._key)
-        self[name] = found
-        return found
+        candidates = sorted(_candidates_of(quota_node, self._demand, self._snapshot), key=self._key)
+        self[name] = candidates
+        return candidates
 
 
 class _VictimQueues:

@@ -200,7 +200,8 @@ class FlavorAssigner:
                 amount -= self._already_held(index, resource)
             key = (flavor, resource)
             use[key] = use[key] + amount if key in use else amount
-            assignment.level = max(assignment.level, level)
+            if level:
+                assignment.level = max(assignment.level, level)
             if mode is not FlavorMode.FIT and assignment.verdict > AssignmentMode.PREEMPT:
                 assignment.verdict = AssignmentMode.PREEMPT
         return tried
@@ -255,7 +256,8 @@ class FlavorAssigner:
                 continue
             attempt = self._try_flavor(group, flavor, keys, requested, used, fungibility)
             attempts.append(attempt)
-            if not _continues(attempt.mode, attempt.level, fungibility):
+            is_free = attempt.mode is FlavorMode.FIT and not attempt.level  # the most frequent case
+            if is_free or not _continues(attempt.mode, attempt.level, fungibility):
                 best = attempt
                 break
             if attempt.mode is not FlavorMode.NO_FIT and (
@@ -271,7 +273,7 @@ class FlavorAssigner:
             for inequality in best.compared
         }
 
-    def _try_flavor(
+    def _try_flavor(  # noqa: C901 - the innermost loop of a cycle: calls are a measurable part of it
         self,
         group: _Group,
         flavor: str,
@@ -290,14 +292,9 @@ class FlavorAssigner:
             amount = requested[resource]
             if self.replaced is not None:
                 amount -= sum(self._already_held(index, resource) for index in group.indexes)
-                replaced_flavors = {self.replaced.flavors[index].get(resource) for index in group.indexes}
-                if replaced_flavors != {flavor}:
-                    replaced_text = ", ".join(sorted(flavor or "none" for flavor in replaced_flavors))
-                    why_not, pending, worst = (
-                        f"the slice it replaces has {replaced_text}",
-                        Pending.NO_MATCHING_FLAVOR,
-                        FlavorMode.NO_FIT,
-                    )
+                why_not = self._why_other_flavor(self.replaced, group, flavor, resource)
+                if why_not:
+                    pending, worst = Pending.NO_MATCHING_FLAVOR, FlavorMode.NO_FIT
                     break
             if used:
                 amount += used.get(key, 0)
@@ -306,8 +303,8 @@ class FlavorAssigner:
                 if pending is Pending.WAITING_FOR_QUOTA and amount > cell.potential:
                     pending = Pending.EXCEEDS_MAX_QUOTA
                 continue
-            available, potential, use = cell.available(), cell.potential, cell.use
-            available = max(available, 0)
+            free, potential, use = cell.available(), cell.potential, cell.use
+            available = free if free > 0 else 0
             level = 0
             if amount > potential:
                 mode, reason = FlavorMode.NO_FIT, Pending.EXCEEDS_MAX_QUOTA
@@ -322,11 +319,18 @@ class FlavorAssigner:
             )
             if reason is not Pending.NONE and reason.severity > pending.severity:
                 pending = reason
-            if (mode is not worst or level != worst_level) and is_preferred(
-                worst, worst_level, mode, level, fungibility
-            ):
+            if mode is worst:
+                if level > worst_level:
+                    worst_level = level
+            elif is_preferred(worst, worst_level, mode, level, fungibility):
                 worst, worst_level = mode, level
         return new_tuple(FlavorAttempt, (flavor, worst, worst_level, pending, why_not, tuple(compared)))
+
+    def _why_other_flavor(self, replaced: Admitted, group: _Group, flavor: str, resource: str) -> str:
+        """Return why a larger slice cannot have a flavor: the slice that it replaces has another. Empty if it can."""
+        flavors = {replaced.flavors[index].get(resource) for index in group.indexes}
+        names = ", ".join(sorted(name or "none" for name in flavors))
+        return "" if flavors == {flavor} else f"the slice it replaces has {names}"
 
     def _mode_beyond_free(self, cell: QuotaCell, key: Key, amount: int) -> tuple[FlavorMode, int, Pending]:
         """Return the mode and the borrowing level of an amount that exceeds the free quota."""

@@ -195,9 +195,11 @@ class PendingQueue:
         heapq.heappop(self._heads[entry[5]])
         heapq.heappop(group)
         workload = self._waiting.pop(entry[3])
-        if self._drop_stale(entry[4:]):
+        if not group:
+            del self._same_shape[entry[4:]]
+        elif self._drop_stale(entry[4:]):
             self._add_head(group[0])
-        elif not self._heads[entry[5]]:
+        if not self._heads[entry[5]]:
             del self._heads[entry[5]]
         return workload
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from functools import cmp_to_key
-from typing import Any
+from typing import Any, NamedTuple
 
 from evenkeel.domain.kueue.assignment import FlavorMode
 from evenkeel.domain.kueue.capacity import QuotaNode
@@ -224,8 +224,7 @@ _REASONS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _Candidate:
+class _Candidate(NamedTuple):
     """An admitted workload that the preemptor may preempt."""
 
     admitted: Admitted

@@ -97,16 +97,16 @@ class ClusterQueueSnapshot:
         return searches
 
     def _plan_searches(self, names: list[str]) -> Iterator[FlavorSearch]:
-        found: set[str] = set()
+        covered: set[str] = set()
         for name in names:
-            if name in found:
+            if name in covered:
                 continue  # found together with another resource of its group
             group = self.group_by_resource.get(name)
             if group is None:
                 yield FlavorSearch(name, (), ())
                 continue
             resources = tuple(resource for resource in names if resource in group.resources)
-            found.update(resources)
+            covered.update(resources)
             flavors = tuple(
                 (quotas.flavor, tuple((resource, (quotas.flavor, resource)) for resource in resources))
                 for quotas in group.flavors
