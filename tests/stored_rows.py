@@ -22,7 +22,7 @@ from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.kept_logs import KeptLog
-from evenkeel.domain.nodes import FleetNode
+from evenkeel.domain.nodes import FleetNode, StoredProviderCluster
 from evenkeel.domain.policy import PolicyChange
 from evenkeel.domain.quotas.setup_history import SetupChange
 from evenkeel.domain.quotas.spending import Spending
@@ -223,6 +223,7 @@ TYPES = (
     RowType(Table.FLEET, f"{_D}LEASE#.+", "META", RepairLease),
     RowType(Table.FLEET, f"{_D}REGISTER#.+", "META", Register),
     RowType(Table.FLEET, "POOLS#sizes", "META", FleetSummary),
+    RowType(Table.FLEET, "HYPERPOD#cluster", "META", StoredProviderCluster),
     RowType(Table.FLEET, f"{_D}CAUSE#.+", "META", SharedCausePage, subject="claimed_at"),
     RowType(Table.FLEET, "CAUSES#ended", "META", EndedCauses),
     RowType(Table.FLEET, "LOCK#.+", "META", LockRow),

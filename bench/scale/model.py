@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.scale.virtual_time import Bucket, Slots, VirtualTime
+from evenkeel.ports import Throttled
 from tests.fakes.metered import ApiCall
 
 SETUP: Final = Path(__file__).parents[1] / "setups" / "scale.json"
@@ -180,6 +181,7 @@ class Model:
             return
         own_seconds, client = invocation.own_seconds() * self.scale, self.costs.seconds(call)
         self.compute(invocation, own_seconds, client, call)
+        self._wait_for_attempts(call)
         waited = self._limited(call)
         if waited:
             invocation.throttled_seconds += waited
@@ -213,6 +215,32 @@ class Model:
         """Wait for a latency of the platform, such as the delivery of an event."""
         self.time.sleep(self.latencies.of(name).sample(self.dice))
 
+    def _wait_for_attempts(self, call: ApiCall) -> None:
+        """Repeat a refused call as the SDK does, with its pauses.
+
+        Raises:
+            Throttled: The service refused every attempt.
+        """
+        limit = self.setup["limits"].get(call.api, {})
+        attempts = limit.get("attempts", 0)
+        if not attempts:
+            return
+        bucket = self._buckets.setdefault(call.api, Bucket(limit["perSecond"], limit["burst"]))
+        began = self.time.seconds
+        for attempt in range(attempts):
+            if bucket.take(self.time.seconds):
+                break
+            # https://github.com/boto/botocore/blob/develop/botocore/retries/standard.py: ExponentialBackoff
+            pause = self.dice.uniform(0, 2**attempt) if attempt + 1 < attempts else 0.0
+            self.time.sleep(self.latencies.of(call.api).sample(self.dice) + pause)
+        else:
+            self.throttled[call.api] += 1
+            self.throttled_seconds[call.api] += self.time.seconds - began
+            raise Throttled(f"{call.api} refused {attempts} attempts.")
+        if self.time.seconds > began:
+            self.throttled[call.api] += 1
+            self.throttled_seconds[call.api] += self.time.seconds - began
+
     def _limited(self, call: ApiCall) -> float:
         """Return the seconds by which the rate limits of an API and of a partition delay a call."""
         waited = 0.0
@@ -224,7 +252,7 @@ class Model:
         return waited
 
     def _limits_of(self, call: ApiCall) -> Iterator[tuple[str, float]]:
-        if call.api in self.setup["limits"]:
+        if call.api in self.setup["limits"] and "attempts" not in self.setup["limits"][call.api]:
             yield call.api, 1
         if call.partition:
             kind = "write" if "Write" in call.api else "read"

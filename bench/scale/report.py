@@ -71,8 +71,8 @@ def _verdicts_of(measured: CaseFigures) -> Iterator[Verdict]:
         yield Verdict("processor of a cycle over long queues", size, spent, PROCESSOR_AIM, "s", cause)
     if measured.case == "storm":
         yield Verdict("event to cordon in a storm, p99", size, measured.seconds_p99, STORM_AIM, "s", cause)
-        late = sum(measured.notes["pastTimeout"].values())
-        yield Verdict("invocations past their timeout in a storm", size, late, 0, "invocations", cause)
+        late = sum(measured.notes["pastThirdOfTimeout"].values())
+        yield Verdict("invocations past a third of their timeout in a storm", size, late, 0, "invocations", cause)
     if measured.case in ("watch", "cycle"):
         yield Verdict(f"one {measured.case}, p99", size, measured.seconds_p99, ROUND_AIM, "s", cause)
     for name, figures in measured.functions.items():

@@ -192,7 +192,8 @@ class Bench:
             "outcomes": dict(storm.outcomes),
             "lastCordonSeconds": max(storm.cordoned_after, default=None),
             "handledSeconds": storm.ended_at,
-            "pastTimeout": dict(deployment.past_timeout),
+            "pastThirdOfTimeout": dict(deployment.past_third),
+            "longestSeconds": {name: round(value, 3) for name, value in deployment.longest.items()},
             "throttled": dict(model.throttled),
             "throttledSeconds": {name: round(value, 3) for name, value in model.throttled_seconds.items()},
         }
@@ -232,7 +233,8 @@ class Bench:
             "settled": len(done),
             "retries": dict(failures),
             "cycleRequests": len(deployment.fleet.cycle_requests.reasons),
-            "pastTimeout": dict(deployment.past_timeout),
+            "pastThirdOfTimeout": dict(deployment.past_third),
+            "longestSeconds": {name: round(value, 3) for name, value in deployment.longest.items()},
             "throttled": dict(model.throttled),
             "throttledSeconds": {name: round(value, 3) for name, value in model.throttled_seconds.items()},
         }
@@ -416,14 +418,16 @@ def _cordon_call(invocations: Sequence[Invocation]) -> ApiCall | None:
 
 
 def _calls_until(invocations: Sequence[Invocation], cordon: ApiCall | None) -> dict[str, int]:
-    """Return the calls before the cordon, by API."""
+    """Return the calls before the cordon, by API. The calls after the start of the workflow do not delay it."""
     counts: Counter[str] = Counter()
+    ends = _ends_on_path(invocations, cordon)
     for invocation in invocations:
+        end = ends.get(invocation.function)
         for step in flatten(invocation.trace):
-            if step.call is cordon and cordon is not None:
-                return dict(counts)
-            if step.call is not None:
+            if step.call is not None and step.call is not cordon:
                 counts[step.call.api] += 1
+            if step.call is not None and step.call is end:
+                break
     return dict(counts)
 
 

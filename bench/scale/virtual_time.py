@@ -140,6 +140,15 @@ class Bucket:
         self.rate, self.burst = rate, burst
         self._tokens, self._at = burst, 0.0
 
+    def take(self, now: float) -> bool:
+        """Take a token if there is one."""
+        self._tokens = min(self.burst, self._tokens + (now - self._at) * self.rate)
+        self._at = now
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True
+
     def wait_for(self, tokens: float, now: float) -> float:
         """Take tokens, and return how long the caller must wait for them."""
         self._tokens = min(self.burst, self._tokens + (now - self._at) * self.rate)

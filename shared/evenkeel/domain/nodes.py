@@ -36,6 +36,10 @@ _PROVIDER_ID = re.compile(
 )
 
 
+_SWEEP_MAX_AGE = timedelta(seconds=150)
+"""Age up to which facts of the last sweep may replace a call: sweeps run each minute, and two of them may fail."""
+
+
 class ProviderId(NamedTuple):
     """The parts of a Kubernetes `spec.providerID`."""
 
@@ -104,6 +108,26 @@ class ProviderCluster(Value):
     """Whether HyperPod's own Karpenter scales the cluster. Then Replace only ends a node, and pods cause new nodes."""
     plan_by_group: dict[str, str] = {}
     """Instance group → ARN of the training plan that reserves its nodes. Groups without a plan are left out."""
+
+
+class StoredProviderCluster(Value):
+    """HyperPod's settings and status as the last sweep read them: the document of the row `HYPERPOD#cluster`.
+
+    A recovery uses them instead of calls that HyperPod throttles when many nodes fail at once.
+    """
+
+    settings: ProviderCluster
+    settings_read_at: Instant
+    nodes_read_at: Instant | None = None
+    """When a sweep last stored HyperPod's list of nodes in the nodes' rows; None if no sweep did."""
+
+    def has_recent_settings(self, now: datetime) -> bool:
+        """Whether a plan may use the settings: they are at most as old as two missed sweeps."""
+        return now - self.settings_read_at <= _SWEEP_MAX_AGE
+
+    def has_recent_nodes(self, now: datetime) -> bool:
+        """Whether a plan may use the status in a node's row."""
+        return self.nodes_read_at is not None and now - self.nodes_read_at <= _SWEEP_MAX_AGE
 
 
 class NodeCondition(Value):

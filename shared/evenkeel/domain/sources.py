@@ -20,6 +20,7 @@ _LONGEST_ERROR = 300
 SWEEP_STEPS = (
     "fleet",
     "kueue",
+    "settings",
     "plans",
     "early",
     "facts",

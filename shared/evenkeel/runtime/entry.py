@@ -34,6 +34,7 @@ StoredChange: TypeAlias = RowChange
 ARCHIVE_NAME = re.compile(r"[A-Za-z0-9-]{1,64}", re.ASCII)
 _SHOWN_BYTES = 200
 """Bytes of a malformed event in a log line. The archive and the dead-letter queue have the whole event."""
+_COPIES_AT_ONCE = 4
 _FIRST_PAUSE, _LAST_PAUSE = 10, 360
 """Seconds until a failed event is delivered again: three times as long each time, up to the last value. The queue
 delivers an event eight times, so an outage of twenty minutes loses no event."""
@@ -120,6 +121,7 @@ class _QueueMessage:
         # Characters that UTF-8 cannot encode stay readable as their escapes.
         self.body = str(record["body"]).encode("utf-8", "backslashreplace")
         self.envelope_id = _envelope_id_of(self.body)
+        self.is_archived = False
 
     @property
     def keys(self) -> Json:
@@ -139,10 +141,11 @@ def event(
 ) -> Callable[[Callable[[Any, Any], Json]], Handler]:
     """Wrap the function behind a queue of events. The handler gets one parsed event at a time, urgent events first.
 
-    Each message is archived unchanged while its event is ingested, and counts as done only after both. A malformed
-    event goes to the dead-letter queue with its code and counts as done, so it costs one invocation. A message goes
-    back to the queue, by itself, if it may succeed later or if a bug stopped it. So does a message for which the
-    invocation has too little time left.
+    Each message is archived unchanged after its event was ingested, and counts as done only after both. The copy does
+    not delay the recovery, and the next event of the batch does not wait for it. A malformed event goes to the
+    dead-letter queue with its code and counts as done, so it costs one invocation. A message goes back to the queue, by
+    itself, if it may succeed later or if a bug stopped it. So does a message for which the invocation has too little
+    time left.
 
     Args:
         parse: Reads the envelope; pure.
@@ -178,19 +181,28 @@ class _EventConsumer:
 
     def run(self, batch: Json, context: Any) -> Json:
         """Ingest each message of a batch by itself. Return the failed messages, which the queue delivers again."""
-        failures = []
+        failed: set[str] = set()
+        copies: list[tuple[_QueueMessage, Future[None]]] = []
         # Powertools' BatchProcessor keeps the same promises, but faster redelivery would still need a subclass.
         # It loads 150 more modules, which adds 15% to the import time of a function on the way to a cordon.
-        for message in sorted(map(_QueueMessage, batch.get("Records", ())), key=self._urgency_of):
-            try:
-                with _log_call("EventDone", context, message.keys) as line:
-                    _require_time(context)
-                    result = self._ingest_message(message, context)
-                    line.update(_select_keys(result, (*_BOUND_KEYS, *_RESULT_KEYS, "code", "bodyStart")))
-            except Exception:  # noqa: BLE001 - logged by _log_call; the other messages of the batch go on
-                failures.append({"itemIdentifier": message.record["messageId"]})
-                _redeliver_soon(message.record)
-        return {"batchItemFailures": failures}
+        with ThreadPoolExecutor(max_workers=_COPIES_AT_ONCE) as archiver:
+            for message in sorted(map(_QueueMessage, batch.get("Records", ())), key=self._urgency_of):
+                try:
+                    with _log_call("EventDone", context, message.keys) as line:
+                        _require_time(context)
+                        try:
+                            result = self._ingest_message(message, context)
+                        finally:  # also an event that fails is archived
+                            copies.append((message, archiver.submit(_archive, message)))
+                        line.update(_select_keys(result, (*_BOUND_KEYS, *_RESULT_KEYS, "code", "bodyStart")))
+                except Exception:  # noqa: BLE001 - logged by _log_call; the other messages of the batch go on
+                    failed.add(message.record["messageId"])
+                    _redeliver_soon(message.record)
+            for message, copy in copies:
+                if not _is_archived(copy, message) and message.record["messageId"] not in failed:
+                    failed.add(message.record["messageId"])
+                    _redeliver_soon(message.record)
+        return {"batchItemFailures": [{"itemIdentifier": name} for name in sorted(failed)]}
 
     def _urgency_of(self, message: _QueueMessage) -> float:
         try:
@@ -203,28 +215,36 @@ class _EventConsumer:
         return isinstance(parsed, (self.malformed, *self.ignored_types))
 
     def _ingest_message(self, message: _QueueMessage, context: Any) -> Json:
-        """Archive a message and ingest its event at the same time. Return the outcome for the log."""
+        """Ingest the event of a message. Return the outcome for the log."""
         world = wiring.world()
-        with _archive(message, world) as archiving:
-            parsed = self.parse(message.body)
-            if self._needs_no_handler(parsed):
-                archiving.result()  # wait for the archive now: nothing else keeps such an event
-            if isinstance(parsed, self.malformed):
-                return _send_to_dead_letters(message.body, parsed, world)
-            if isinstance(parsed, self.ignored_types):
-                return _count_ignored(parsed, world)
-            world.telemetry.count("EventsReceived")
-            result = self.handler(parsed, context)
-            archiving.result()
-            return result
+        parsed = self.parse(message.body)
+        if self._needs_no_handler(parsed):
+            _archive(message)  # first, because nothing else keeps such an event
+        if isinstance(parsed, self.malformed):
+            return _send_to_dead_letters(message.body, parsed, world)
+        if isinstance(parsed, self.ignored_types):
+            return _count_ignored(parsed, world)
+        world.telemetry.count("EventsReceived")
+        return self.handler(parsed, context)
 
 
-@contextmanager
-def _archive(message: _QueueMessage, world: wiring.World) -> Iterator[Future[None]]:
-    """Archive a message unchanged while the caller ingests its event. The caller must ask for the result."""
-    with ThreadPoolExecutor(max_workers=1) as archiver:
-        # In parallel: until the cordon, new pods can start on a faulty node. The client is built in the thread.
-        yield archiver.submit(lambda: world.raw_events.keep(message.envelope_id, message.body))
+def _archive(message: _QueueMessage) -> None:
+    """Archive a message unchanged, unless it is archived already."""
+    if not message.is_archived:
+        wiring.world().raw_events.keep(message.envelope_id, message.body)
+        message.is_archived = True
+
+
+def _is_archived(copy: Future[None], message: _QueueMessage) -> bool:
+    """Wait for the copy of a message. Return whether it is stored."""
+    try:
+        copy.result()
+    except Exception as error:  # noqa: BLE001 - the queue delivers the message again
+        wiring.world().telemetry.warning(
+            "EventNotArchived", error=type(error).__name__, detail=str(error), **message.keys
+        )
+        return False
+    return True
 
 
 def _require_time(context: LambdaContext | None) -> None:

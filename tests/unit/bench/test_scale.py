@@ -1,5 +1,7 @@
 """The scale benchmark counts the same API calls as the adapters, and its modelled time follows from these calls."""
 
+import copy
+import dataclasses
 import functools
 import json
 import random
@@ -15,13 +17,14 @@ from bench.scale.client_costs import ListMemory, MeasuredClients
 from bench.scale.fleet import FleetSize, build_world
 from bench.scale.functions import MEASURED, ColdStart, limits
 from bench.scale.memory import client_peak
-from bench.scale.model import ClientCost, ClientCosts, Latencies, Step, load_setup, seconds_of
+from bench.scale.model import ClientCost, ClientCosts, Invocation, Latencies, Model, Step, load_setup, seconds_of
 from bench.scale.report import judge_results
 from bench.scale.scenarios import Bench
 from bench.scale.virtual_time import Bucket, Slots, VirtualTime
 from evenkeel.adapters import workloads
 from evenkeel.adapters.cluster import KubernetesCluster
 from evenkeel.adapters.kubernetes import KubernetesApi
+from evenkeel.ports import Throttled
 from tests.fakes import FakeWorld
 from tests.fakes.cluster import CLUSTER
 from tests.fakes.metered import ApiCall, CallCounter, MeteredCluster, ObjectSizes
@@ -45,7 +48,7 @@ def test_calls_before_the_cordon_do_not_grow_with_the_fleet(bench: Bench) -> Non
     assert small.notes["isCordoned"]
     assert large.notes["isCordoned"]
     assert small.notes["callsBeforeCordon"] == large.notes["callsBeforeCordon"]
-    assert sum(large.notes["callsBeforeCordon"].values()) == 12
+    assert sum(large.notes["callsBeforeCordon"].values()) == 10
 
 
 def test_scale_benchmark_runs_each_scheduled_function(bench: Bench) -> None:
@@ -63,6 +66,17 @@ def test_failure_storm_ends_with_an_outcome_for_each_node(bench: Bench) -> None:
     outcomes = {name: count for name, count in storm.notes["outcomes"].items() if "retried" not in name and count}
     assert sum(outcomes.values()) == 12
     assert storm.notes["cordoned"] == outcomes["CORDONED"]
+
+
+def test_storm_does_not_wait_for_a_throttled_hyperpod(bench: Bench) -> None:
+    throttled = copy.deepcopy(dict(bench.setup))
+    throttled["limits"]["sagemaker:DescribeClusterNode"] = {"perSecond": 0.001, "burst": 1, "attempts": 3}
+
+    storm = dataclasses.replace(bench, setup=throttled).storm(SIZES[0])
+
+    assert storm.notes["throttled"]["sagemaker:DescribeClusterNode"] == 11
+    assert storm.notes["pastThirdOfTimeout"] == {}
+    assert not any("retried" in outcome for outcome in storm.notes["outcomes"] if "plan_recovery" in outcome)
 
 
 def test_failure_storm_settles_every_job_once(bench: Bench) -> None:
@@ -162,6 +176,28 @@ def test_token_bucket_delays_calls_beyond_its_capacity() -> None:
     bucket = Bucket(rate=10, burst=2)
 
     assert [bucket.wait_for(1, now=0.0) for _ in range(4)] == [0, 0, pytest.approx(0.1), pytest.approx(0.2)]
+
+
+def test_throttled_call_fails_after_the_attempts_of_the_sdk() -> None:
+    setup = load_setup()
+    setup["limits"]["sagemaker:DescribeClusterNode"] = {"perSecond": 0.001, "burst": 1, "attempts": 3}
+    model = Model(setup, ClientCosts({"": ClientCost(0.0)}), seed=1)
+    outcomes: list[str] = []
+
+    def describe() -> None:
+        model.time.current.context = Invocation("plan_recovery", 1.0, model=model)
+        try:
+            model.call(ApiCall("sagemaker:DescribeClusterNode"))
+        except Throttled:
+            outcomes.append(f"refused after at most 4 s: {model.time.seconds < 4}")
+        else:
+            outcomes.append("answered")
+
+    model.time.spawn(describe)
+    model.time.spawn(describe, after=1.0)
+    model.time.run()
+
+    assert outcomes == ["answered", "refused after at most 4 s: True"]
 
 
 def test_peak_memory_includes_lists_that_are_still_referenced() -> None:

@@ -194,6 +194,26 @@ def test_each_event_is_archived_then_handled_and_logged_once(world: FakeWorld) -
     assert [(line.message, line.keys["incidentId"]) for line in world.telemetry.lines] == [("EventDone", "inc-1")] * 2
 
 
+def test_copy_of_an_event_does_not_delay_its_ingestion(world: FakeWorld) -> None:
+    order: list[str] = []
+
+    class RecordingArchive:
+        def keep(self, envelope_id: str, body: bytes) -> None:
+            order.append(f"archive {envelope_id}")
+
+    @entry.event(parse=parse, malformed=Bad, ignored_types=(Ignored,))
+    def handler(fact: Fact, _context: Any) -> entry.Json:
+        order.append(f"ingest {fact.code}")
+        return {"outcome": "OPENED"}
+
+    world.raw_events = RecordingArchive()  # type: ignore[assignment]  # the port is all that matters
+    with wiring.use_world(world.as_world()):
+        handler(a_batch({"id": "e-1", "kind": "xid"}, {"id": "e-2", "kind": "other"}), CONTEXT)
+
+    assert order[0] == "ingest xid"
+    assert sorted(order[1:]) == ["archive e-1", "archive e-2"]
+
+
 def test_malformed_event_is_dead_lettered_and_counts_as_done(world: FakeWorld) -> None:
     handler, facts = event_handler_with()
     body = json.dumps({"id": "e-1", "kind": "bad", "detail": "x" * 500})

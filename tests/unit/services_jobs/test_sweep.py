@@ -78,7 +78,7 @@ def test_sweep_of_a_healthy_fleet_corrects_nothing() -> None:
     assert scenario.world.ledger.get(fleet_rows.heartbeat_key("sweep_fleet"))
 
 
-def test_a_second_sweep_writes_only_lock_heartbeat_and_counts() -> None:
+def test_second_sweep_writes_only_lock_heartbeat_counts_and_settings() -> None:
     scenario = JobScenario()
     scenario.running()
     sweep_later(scenario)
@@ -91,6 +91,7 @@ def test_a_second_sweep_writes_only_lock_heartbeat_and_counts() -> None:
     after = scenario.world.ledger.contents()
     assert {key for key in after if after[key] != before.get(key)} == {
         "FLEET HEARTBEAT#sweep_fleet META",
+        "FLEET HYPERPOD#cluster META",
         "FLEET LOCK#sweep META",
         "FLEET OVERVIEW#fleet META",
     }

@@ -93,7 +93,11 @@ class PlanFacts(Value):
     hyperpod_repairs: bool
     """Whether HyperPod's NodeRecovery is Automatic."""
     cluster_status: str = ""
+    cluster_read_at: Instant | None = None
+    """When a sweep read HyperPod's settings and the status of the cluster; None if they were read for this plan."""
     node_status: str = ""
+    node_read_at: Instant | None = None
+    """When a sweep read the status of the node, if HyperPod refused to answer; None if it was read for this plan."""
     is_manual_cordon: bool
     """Whether a person cordoned the node: neither Evenkeel nor another controller did."""
     controller: ControllerMark | None = None

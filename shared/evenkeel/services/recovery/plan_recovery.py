@@ -2,14 +2,14 @@
 
 from collections.abc import Container, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from pydantic import Field
 
 from evenkeel.domain.health.classification import IncidentFault
 from evenkeel.domain.health.incidents import Incident, IncidentState, NodeBranchResult, StoredRecoveryPlan
-from evenkeel.domain.nodes import KARPENTER_LABEL, KubernetesNode, ProviderCluster
+from evenkeel.domain.nodes import KARPENTER_LABEL, KubernetesNode, ProviderCluster, StoredProviderCluster
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.recovery.approval import is_approved, why_beyond_approval, why_superseded
 from evenkeel.domain.recovery.modes import most_cautious_mode
@@ -23,6 +23,7 @@ from evenkeel.domain.recovery.plan import (
     PlanOutcome,
     RecoveryPlan,
     plan_recovery,
+    provider_busy_reason,
 )
 from evenkeel.domain.values import Value
 from evenkeel.ports import NotFound, Provider, Put, Write
@@ -30,7 +31,7 @@ from evenkeel.services.context import Context
 from evenkeel.services.incidents import recovery_step
 from evenkeel.services.recovery import slot_reader
 from evenkeel.services.recovery.slot_reader import SlotReader
-from evenkeel.services.storage import incident_record, subject_rows
+from evenkeel.services.storage import fleet_rows, incident_record, rows, subject_rows
 from evenkeel.services.storage.decision_record import decision_of
 
 WRITER = "plan_recovery"
@@ -57,11 +58,14 @@ def run(request: recovery_step.RecoveryStepRequest, context: Context) -> PlanRec
 
     Idempotent: yes. The plan of a run is stored with its incident, and returned again.
     """
-    incident, version, _ = incident_record.load_incident_with(request.incident_id, context)
+    incident, version, (settings_row,) = incident_record.load_incident_with(
+        request.incident_id, context, fleet_rows.hyperpod_key()
+    )
     stored = _plan_to_repeat(incident, request)
     if stored and stored.outcome is not PlanOutcome.ASK:
         return stored
-    node_reads = _read_control_planes(incident, context)
+    settings = rows.decode(settings_row, StoredProviderCluster) if settings_row else None
+    node_reads = _read_control_planes(incident, settings, context)
     decision_id = context.ids.new("dec")
 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
@@ -95,6 +99,10 @@ class _NodeReads(NamedTuple):
     slot_state: SlotState
     opted_out_pools: Container[str]
     hyperpod_settings: ProviderCluster | None
+    settings_read_at: datetime | None = None
+    """When a sweep read the settings; None if they were read for this plan."""
+    node_read_at: datetime | None = None
+    """When a sweep read the status of the node; None if it was read for this plan."""
 
 
 class _PlanDecision(NamedTuple):
@@ -105,13 +113,24 @@ class _PlanDecision(NamedTuple):
     mode: Mode
 
 
-def _read_control_planes(incident: Incident, context: Context) -> _NodeReads:
-    slot = SlotReader(incident, context)
-    # Read in parallel: until the cordon, new pods can start on the faulty node.
-    with ThreadPoolExecutor(max_workers=2) as readers:
-        slot_state = readers.submit(slot.read_state_of_original, incident.opened_at)
-        hyperpod_settings = readers.submit(read_hyperpod_settings, context.provider)
-    return _NodeReads(slot_state.result(), slot.opted_out_pools, hyperpod_settings.result())
+def _read_control_planes(incident: Incident, stored: StoredProviderCluster | None, context: Context) -> _NodeReads:
+    """Read the node, and HyperPod's settings unless the last sweep has just read them.
+
+    The settings decide who repairs the node. RepairNode reads them from HyperPod before each repair. If the stored
+    status says that HyperPod changes the cluster, it is read again, because that change may be over.
+    """
+    slot = SlotReader(incident, context, stored)
+    settings = stored.settings if stored and stored.has_recent_settings(context.now) else None
+    if stored is None or settings is None or provider_busy_reason(settings.status, ""):
+        # Read in parallel: until the cordon, new pods can start on the faulty node.
+        with ThreadPoolExecutor(max_workers=2) as readers:
+            slot_state = readers.submit(slot.read_state_of_original, incident.opened_at)
+            read_settings = readers.submit(read_hyperpod_settings, context.provider)
+        return _NodeReads(
+            slot_state.result(), slot.opted_out_pools, read_settings.result(), node_read_at=slot.node_read_at
+        )
+    state = slot.read_state_of_original(incident.opened_at)
+    return _NodeReads(state, slot.opted_out_pools, settings, stored.settings_read_at, slot.node_read_at)
 
 
 def _decide_plan(
@@ -274,7 +293,9 @@ def _read_plan_facts(
         is_karpenter=node is not None and KARPENTER_LABEL in node.labels and slot_state.original.provider_node is None,
         hyperpod_repairs=hyperpod_settings.repairs_by_itself if hyperpod_settings else False,
         cluster_status=hyperpod_settings.status if hyperpod_settings else "",
+        cluster_read_at=node_reads.settings_read_at,
         node_status=slot_state.original.provider_node.status if slot_state.original.provider_node else "",
+        node_read_at=node_reads.node_read_at,
         is_manual_cordon=is_manual_cordon(node),
         controller=controller_mark(node),
         opt_out_reason=opt_out_reason(incident, node, pools=node_reads.opted_out_pools),

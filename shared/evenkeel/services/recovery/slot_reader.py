@@ -12,12 +12,12 @@ from datetime import datetime
 from functools import cached_property
 
 from evenkeel.domain.health.incidents import Incident
-from evenkeel.domain.nodes import FleetNode, KubernetesNode, ProviderNode
+from evenkeel.domain.nodes import FleetNode, KubernetesNode, ProviderNode, StoredProviderCluster
 from evenkeel.domain.recovery.fleet_summary import FleetSummary
 from evenkeel.domain.recovery.node_slot import ObservedNode, SlotState, find_slot_state
 from evenkeel.domain.recovery.opt_out import opt_out_reason
 from evenkeel.domain.recovery.validation import expected_accelerators_of_type
-from evenkeel.ports import Ledger
+from evenkeel.ports import Ledger, TransientError
 from evenkeel.services.context import Context
 from evenkeel.services.storage import fleet_rows, rows
 
@@ -39,9 +39,20 @@ def has_accelerator_pods(node: KubernetesNode, context: Context) -> bool:
 class SlotReader:
     """The node slot of one incident. Each fact is read once, and only if it is needed."""
 
-    def __init__(self, incident: Incident, context: Context) -> None:
+    def __init__(self, incident: Incident, context: Context, stored: StoredProviderCluster | None = None) -> None:
+        """Read nothing yet.
+
+        Args:
+            incident: The incident of the node.
+            context: The ports.
+            stored: HyperPod's settings as the last sweep stored them. They show whether the status in the node's row
+                may replace an answer that HyperPod refuses; None = it may not.
+        """
         self.incident = incident
         self.context = context
+        self.node_read_at: datetime | None = None
+        """When a sweep read the status that replaces HyperPod's answer; None if HyperPod answered."""
+        self._stored = stored
 
     @cached_property
     def node(self) -> KubernetesNode | None:
@@ -110,8 +121,27 @@ class SlotReader:
         return (node,) if node is not None else provider.nodes_launched_after(since)
 
     def _read_original_provider_nodes(self, since: datetime) -> tuple[ProviderNode, ...]:
-        node = self.context.provider.node(self.incident.life.instance_id) if self._is_on_hyperpod else None
+        node = self._read_original_provider_node() if self._is_on_hyperpod else None
         return (node,) if node is not None else self._read_provider_nodes(since)
+
+    def _read_original_provider_node(self) -> ProviderNode | None:
+        """Return HyperPod's record of the own node. If HyperPod refuses to answer, return the record of the last sweep.
+
+        HyperPod throttles when many nodes fail at once. A plan must not wait for that: until the cordon, new pods can
+        start on the faulty node. Before a repair, the status is read from HyperPod again.
+        """
+        life = self.incident.life
+        try:
+            return self.context.provider.node(life.instance_id)
+        except TransientError:
+            if self._stored is None or not self._stored.has_recent_nodes(self.context.now):
+                raise
+            row = self.context.ledger.get(fleet_rows.node_key(life.cluster, life.instance_id))
+            node = rows.decode(row, FleetNode) if row else None
+            if node is None or node.is_gone or node.record is None:
+                raise
+            self.node_read_at = self._stored.nodes_read_at
+            return node.record
 
     @property
     def _is_on_hyperpod(self) -> bool:

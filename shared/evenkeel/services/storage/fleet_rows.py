@@ -77,6 +77,11 @@ def summary_key() -> Key:
     return Key(Table.FLEET, "POOLS#sizes", "META")
 
 
+def hyperpod_key() -> Key:
+    """Return the key `HYPERPOD#cluster / META`: HyperPod's settings as the last sweep read them."""
+    return Key(Table.FLEET, "HYPERPOD#cluster", "META")
+
+
 def cause_key(cause: str, *, is_drill: bool = False) -> Key:
     """Return the key `CAUSE#kind/name / META`: a shared cause about which people were paged."""
     return Key(Table.FLEET, rows.partition_key(f"CAUSE#{cause}", is_drill=is_drill), "META")

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 from evenkeel.domain.capacity.training_plans import PlanEnds, current_plan_ends
 from evenkeel.domain.external.unmanaged_workloads import unmanaged_workloads
-from evenkeel.domain.nodes import FleetNode, Node
+from evenkeel.domain.nodes import FleetNode, Node, StoredProviderCluster
 from evenkeel.domain.recovery.fleet_summary import FleetSummary
 from evenkeel.domain.recovery.other_controllers import describe_controller
 from evenkeel.domain.resources import NONE, sum_by_node
@@ -124,6 +124,25 @@ def refresh_kueue(sweep: SweepRun) -> int:
         if before != doc:
             with contextlib.suppress(Conflict):  # another sweep was first
                 sweep.context.ledger.commit(Put(fleet_rows.kueue_row(cluster, doc, row.version if row else 0)))
+    return 0
+
+
+def refresh_settings(sweep: SweepRun) -> int:
+    """Store HyperPod's settings with their time, so that a recovery need not call HyperPod before its cordon."""
+    context, settings = sweep.context, sweep.hyperpod_settings
+    if settings is None:
+        return 0
+    row = context.ledger.get(fleet_rows.hyperpod_key())
+    earlier = rows.decode(row, StoredProviderCluster) if row else None
+    has_listed = context.site.clusters[0] in _complete_clusters(sweep)
+    stored = StoredProviderCluster(
+        settings=settings,
+        settings_read_at=context.now,
+        nodes_read_at=context.now if has_listed else earlier.nodes_read_at if earlier else None,
+    )
+    doc = (stored.keeping_unknown(earlier) if earlier else stored).to_json()
+    with contextlib.suppress(Conflict):  # another sweep was first
+        context.ledger.commit(Put(Row(fleet_rows.hyperpod_key(), doc, row.version if row else 0)))
     return 0
 
 

@@ -243,6 +243,7 @@ def request_cycle(sweep: SweepRun) -> int:
 STEPS: tuple[tuple[str, Callable[[SweepRun], int]], ...] = (
     ("fleet", inventory.refresh_fleet),
     ("kueue", inventory.refresh_kueue),
+    ("settings", inventory.refresh_settings),
     ("plans", inventory.refresh_plan_ends),
     ("early", signals.ingest_notices_before_listing),
     ("facts", signals.ingest_node_facts),

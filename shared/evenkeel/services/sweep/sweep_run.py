@@ -38,6 +38,7 @@ _LISTS_AT_ONCE = 8
 """Clusters, or kinds of objects, that are listed at a time."""
 _MIN_INTERVAL_SECONDS = {
     "kueue": 50,
+    "settings": 50,
     "stale_pointers": 50,
     "metrics": 50,
     "sources": 50,
