@@ -18,9 +18,9 @@ from typing import Any, Final
 
 from bench.cpu_usage import Usage
 from bench.origin import describe_origin, write_figures
-from bench.scale import bill, client_costs, report
+from bench.scale import bill, client_costs, each_function, report
 from bench.scale.fleet import FleetSize
-from bench.scale.functions import MEASURED, cold_start
+from bench.scale.functions import MEASURED, cold_start, limits
 from bench.scale.model import load_setup, setup_hash
 from bench.scale.scenarios import Bench, CaseFigures
 
@@ -48,11 +48,17 @@ def main(words: Sequence[str] | None = None) -> int:
     say("measuring the clients of AWS and Kubernetes")
     clients = client_costs.measure_clients()
     say("measuring the imports of the functions")
-    starts = {name: cold_start(name) for name in MEASURED}
+    starts = {name: cold_start(name) for name in (limits() if arguments.case == "functions" else MEASURED)}
     bench = Bench(load_setup(), clients, starts, arguments.seed)
     sizes = arguments.size or (QUICK if arguments.quick else FULL)
     results = [*_run(bench, sizes, arguments.case, say)]
     print("\n".join(report.report_lines(results)))
+    used = {}
+    if arguments.case == "functions":
+        for size in sizes:
+            say(f"functions, {size}")
+            used[str(size.nodes)] = each_function.measure_each_function(bench, size)
+            print("\n".join(each_function.report_lines(used[str(size.nodes)])))
     bills = _bills(bench, results) if not arguments.case else {}
     print("\n".join(report.bill_lines(bills)))
     print()
@@ -62,6 +68,7 @@ def main(words: Sequence[str] | None = None) -> int:
     others_share = Usage.now().others_since(before)
     print(f"\nOther programs used {others_share:.0%} of the processors meanwhile.")
     document = _document(arguments, bench, results, others_share) | {"bills": bills}
+    document["functions"] = {nodes: each_function.to_json(use) for nodes, use in used.items()}
     write_figures(arguments.output, document)
     return 0
 
@@ -129,8 +136,10 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--quick", action="store_true", help="100 and 1,000 nodes only")
     parser.add_argument("--size", type=_size, action="append", help="a size, NODES or NODES,JOBS; may be repeated")
-    cases = ("", "event", "watch", "cycle", "sweep", "storm", "settle", "queue")
-    parser.add_argument("--case", default="", choices=cases, help="one case; `queue` runs only if it is named")
+    cases = ("", "event", "watch", "cycle", "sweep", "storm", "settle", "queue", "functions")
+    parser.add_argument(
+        "--case", default="", choices=cases, help="one case; `queue` and `functions` run only if they are named"
+    )
     parser.add_argument("--seed", type=int, default=1, help="seed of the modelled latencies (default 1)")
     parser.add_argument("--all-aims", action="store_true", help="also print the aims that the run meets")
     parser.add_argument("--output", type=Path, help=f"file for the figures as JSON, for example {OUTPUT.name}")

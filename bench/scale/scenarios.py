@@ -116,7 +116,7 @@ class Bench:
         (invocation,) = deployment.invocations
         first = _call_of(deployment.invocations, "states:StartExecution")
         latencies, share = Latencies(self.setup), min(1.0, invocation.share)
-        times = [seconds_of(invocation.trace, latencies, dice, share, first) for dice in self._dice(200)]
+        times = [seconds_of(invocation.trace, latencies, dice, share, first) for dice in self.dice(200)]
         start = self.cold_starts["schedule_jobs"].processor_seconds / share + latencies.of("lambda cold start").p50
         result.notes |= {
             "teams": _TEAMS,
@@ -150,7 +150,7 @@ class Bench:
             for api in _longest_chain(invocation.trace, ends.get(invocation.function))
         ]
         for name, is_cold in (("warm", False), ("cold", True)):
-            times = [self._path_seconds(deployment.invocations, cordon, dice, is_cold) for dice in self._dice()]
+            times = [self._path_seconds(deployment.invocations, cordon, dice, is_cold) for dice in self.dice()]
             result.notes[name] = {"p50": statistics.median(times), "p99": quantile(times, 0.99)}
         result.seconds_p50, result.seconds_p99 = result.notes["warm"]["p50"], result.notes["warm"]["p99"]
         return result
@@ -280,11 +280,12 @@ class Bench:
         latencies = Latencies(self.setup)
         count = max(3, self.setup["samples"] // max(1, len(invocations)))
         return [
-            [seconds_of(invocation.trace, latencies, dice, min(1.0, invocation.share)) for dice in self._dice(count)]
+            [seconds_of(invocation.trace, latencies, dice, min(1.0, invocation.share)) for dice in self.dice(count)]
             for invocation in invocations
         ]
 
-    def _dice(self, count: int | None = None) -> Iterator[random.Random]:
+    def dice(self, count: int | None = None) -> Iterator[random.Random]:
+        """Yield the same source of samples, once for each sample."""
         dice = random.Random(f"samples/{self.seed}")
         for _ in range(count or self.setup["samples"]):
             yield dice

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import urllib3
 
-from bench.scale import sample_objects
+from bench.scale import each_function, sample_objects
 from bench.scale.client_costs import ListMemory, MeasuredClients
 from bench.scale.fleet import FleetSize, build_world
 from bench.scale.functions import MEASURED, ColdStart, limits
@@ -211,6 +211,15 @@ def test_benchmark_uses_the_function_limits_of_the_template() -> None:
     assert MEASURED.keys() <= limits().keys()
     assert (limits()["receive_event"].batch, limits()["receive_event"].concurrency) == (10, 10)
     assert limits()["schedule_jobs"].share == 1.0
+
+
+def test_every_function_of_the_template_is_measured(bench: Bench) -> None:
+    starts = dict.fromkeys(limits(), ColdStart(0.3, 100_000_000))
+
+    used = each_function.measure_each_function(dataclasses.replace(bench, cold_starts=starts), SIZES[0])
+
+    assert used.keys() == limits().keys()
+    assert all(use.memory_bytes > 100_000_000 for use in used.values())
 
 
 def test_missed_targets_come_first_in_the_report(bench: Bench) -> None:

@@ -29,7 +29,7 @@ def recovery_after_sweep(seconds: float) -> RecoveryScenario:
 def refuse_node_reads(recovery: RecoveryScenario, error: EvenkeelError) -> None:
     """Let HyperPod refuse to describe a node."""
 
-    def node(_: str) -> ProviderNode | None:
+    def node(instance_id: str) -> ProviderNode | None:
         raise error
 
     recovery.world.provider.node = node  # type: ignore[method-assign]  # the only call that is refused
