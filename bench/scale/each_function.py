@@ -6,6 +6,7 @@ which would slow the first one.
 
 from __future__ import annotations
 
+import functools
 import json
 import tracemalloc
 from collections import Counter
@@ -45,7 +46,7 @@ class Step:
 
 @dataclass
 class FunctionLimitsUse:
-    """What the largest call of a function used."""
+    """Memory and time of the largest call of a function."""
 
     memory_bytes: int = 0
     seconds_p99: float = 0.0
@@ -55,7 +56,7 @@ class FunctionLimitsUse:
 def measure_each_function(bench: Bench, size: FleetSize) -> dict[str, FunctionLimitsUse]:
     """Return the use of every function at a fleet size."""
     used: dict[str, FunctionLimitsUse] = {}
-    for begin in (lambda: _fleet(bench, size), lambda: _rental(bench)):
+    for begin in (functools.partial(_fleet, bench, size), functools.partial(_rental, bench)):
         deployment, steps = begin()
         for step in _run(deployment, steps):
             invocation = deployment.invocations[-1]

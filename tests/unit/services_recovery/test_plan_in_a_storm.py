@@ -127,7 +127,7 @@ def test_status_of_a_failed_fleet_list_is_not_used() -> None:
         recovery.run_state("PlanRecovery", plan_recovery)
 
 
-def test_node_that_hyperpod_no_longer_lists_is_not_taken_from_the_sweep() -> None:
+def test_node_missing_in_hyperpod_is_gone_despite_the_sweep() -> None:
     recovery = recovery_after_sweep(RECENT)
     del recovery.world.provider.by_id[instance_id(1)]
     recovery.world.cluster.remove_node(f"hyperpod-{instance_id(1)}")
