@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from evenkeel.domain.kueue.node_manifests import NodeManifest, PodManifest, TopologyManifest
+from evenkeel.domain.kueue.pod_limits import LimitRange, RuntimeClass
 from evenkeel.domain.kueue.queue_manifests import (
     API_VERSION,
     ClusterQueue,
@@ -31,6 +32,8 @@ KINDS: dict[str, type[KubernetesManifest]] = {
     "Topology": TopologyManifest,
     "Node": NodeManifest,
     "Pod": PodManifest,
+    "LimitRange": LimitRange,
+    "RuntimeClass": RuntimeClass,
 }
 
 

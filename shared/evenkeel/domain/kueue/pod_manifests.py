@@ -44,7 +44,7 @@ _IGNORED_POD_FIELDS = frozenset(
     | {"dnsPolicy", "serviceAccountName", "serviceAccount", "automountServiceAccountToken", "nodeName", "hostNetwork"}
     | {"hostPID", "hostIPC", "hostUsers", "shareProcessNamespace", "securityContext", "imagePullSecrets", "hostname"}
     | {"subdomain", "schedulerName", "hostAliases", "priority", "priorityClassName", "dnsConfig", "readinessGates"}
-    | {"runtimeClassName", "enableServiceLinks", "preemptionPolicy", "topologySpreadConstraints", "setHostnameAsFQDN"}
+    | {"enableServiceLinks", "preemptionPolicy", "topologySpreadConstraints", "setHostnameAsFQDN"}
     | {"os", "schedulingGates", "resourceClaims"}
 )
 
@@ -91,6 +91,7 @@ class PodSpec(Document):
     containers: tuple[Container, ...] = ()
     init_containers: tuple[Container, ...] = ()
     overhead: dict[str, Quantity] = {}
+    runtime_class_name: str = ""
     resources: ContainerResources | None = None
     node_selector: dict[str, str] = {}
     affinity: Affinity | None = None

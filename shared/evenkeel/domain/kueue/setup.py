@@ -16,6 +16,7 @@ from evenkeel.domain.kueue import (
     hyperpod_cluster_policy,
     manifest_kinds,
     node_manifests,
+    pod_limits,
     queue_manifests,
     short_form,
     workload_manifests,
@@ -90,6 +91,9 @@ class QuotaDocuments:
     topology_by_flavor: dict[str, str] = field(default_factory=dict)
     nodes: dict[str, node_manifests.NodeManifest] = field(default_factory=dict)
     pods: dict[tuple[str, str], node_manifests.PodManifest] = field(default_factory=dict)
+    limit_ranges: dict[tuple[str, str], pod_limits.LimitRange] = field(default_factory=dict)
+    """(namespace, name) → the LimitRange."""
+    runtime_classes: dict[str, pod_limits.RuntimeClass] = field(default_factory=dict)
     instance_groups: list[hyperpod_cluster_policy.InstanceGroup] = field(default_factory=list)
     shares_idle: bool = False
     read_warnings: ReadWarnings = field(default_factory=ReadWarnings)
@@ -192,6 +196,11 @@ class QuotaDocuments:
                 self.nodes[name] = document
             case node_manifests.PodManifest():
                 self.pods[(document.metadata.namespace, name)] = document
+            case pod_limits.LimitRange():
+                namespace = document.metadata.namespace or queue_manifests.DEFAULT_NAMESPACE
+                self.limit_ranges[(namespace, name)] = document
+            case pod_limits.RuntimeClass():
+                self.runtime_classes[name] = document
 
     def _add_hyperpod_answer(self, raw: Mapping[str, Any], where: str) -> None:
         """Add the answer of a HyperPod API call: compute quotas, the scheduler's configuration, or instance groups."""
@@ -395,6 +404,8 @@ class QuotaDocuments:
         meta = raw.get("metadata")
         where = f"{where}: Workload/{meta.get('name', '') if isinstance(meta, dict) else ''}"
         document = self.read_warnings.read(workload_manifests.WorkloadManifest, raw, where)
+        limits = self._limits_of(document.metadata.namespace)
+        document = self._with_pod_defaults(document, limits, where)
         spec, namespace = document.spec, document.metadata.namespace
         self._report_topology(document, where)
         priority = self._priority(document.class_name, where) if spec.priority is None else spec.priority
@@ -420,6 +431,10 @@ class QuotaDocuments:
         elif not spec.active:
             unqueued = "it is not active"
         beyond = sorted({name for pods in spec.pod_sets for name in pods.template.spec.beyond_limits})
+        pods_of_sets = (pods.template.spec for pods in spec.pod_sets)
+        broken = tuple(
+            dict.fromkeys(text for pod_spec in pods_of_sets for text in pod_limits.broken_limits(pod_spec, limits))
+        )
         matches_namespace = queue not in self.cluster_queues or self.cluster_queues[queue].accepts(
             self._labels(namespace)
         )
@@ -430,6 +445,8 @@ class QuotaDocuments:
             inadmissible_reason = f"The job's namespace {namespace or '(none)'} does not match its queue's selector."
         elif beyond:
             inadmissible_reason = f"The job's pods request more than their own limits: {', '.join(beyond)}."
+        elif broken:
+            inadmissible_reason = f"The job's pods break a LimitRange of their namespace: {', '.join(broken)}."
         workload = document.to_workload(
             queue,
             priority,
@@ -446,6 +463,32 @@ class QuotaDocuments:
         ):
             not_before = float("inf")  # no document says when the backoff ends
         return DeclaredJob(workload, None, not_before, unqueued, document.missed)
+
+    def _limits_of(self, namespace: str) -> dict[str, pod_limits.LimitRangeItem]:
+        """Return the limits of the pods of a namespace."""
+        name = namespace or queue_manifests.DEFAULT_NAMESPACE
+        return pod_limits.summarize(
+            limit_range for (inside, _), limit_range in sorted(self.limit_ranges.items()) if inside == name
+        )
+
+    def _with_pod_defaults(
+        self,
+        document: workload_manifests.WorkloadManifest,
+        limits: Mapping[str, pod_limits.LimitRangeItem],
+        where: str,
+    ) -> workload_manifests.WorkloadManifest:
+        """Return a Workload whose pods have the defaults of their namespace and the overhead of their runtime class."""
+        pod_sets = []
+        for pods in document.spec.pod_sets:
+            pod_spec = pods.template.spec
+            name = pod_spec.runtime_class_name
+            if name and not pod_spec.overhead and name not in self.runtime_classes:
+                self.read_warnings.warn(where, f"no file has RuntimeClass {name}, so its overhead does not count")
+            adjusted = pod_limits.with_defaults(pod_spec, limits, self.runtime_classes)
+            template = pods.template.model_copy(update={"spec": adjusted})
+            pod_sets.append(pods.model_copy(update={"template": template}))
+        spec = document.spec.model_copy(update={"pod_sets": tuple(pod_sets)})
+        return document.model_copy(update={"spec": spec})
 
     def _report_topology(self, document: workload_manifests.WorkloadManifest, where: str) -> None:
         """Warn of a topology request or assignment that the plan cannot follow."""
