@@ -8,6 +8,7 @@ Jobs, nodes, markets and bills come from `bench.burst`, so every policy runs on 
 from __future__ import annotations
 
 import argparse
+import functools
 import heapq
 import itertools
 import json
@@ -16,6 +17,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -198,9 +200,7 @@ class CycleSimulation(BurstSimulation):
         elif event_kind == _SAVED and subject[0] in self.live and self.live[subject[0]].token == subject[1]:
             job = self._stop_job(subject[0], now, AttemptState.STOPPED)
             is_displaced = subject[2]
-            self.pending[subject[0]] = (
-                job.replace(displaced_at=instant(now)) if is_displaced else job.replace(is_migrating_back=True)
-            )
+            self.pending[subject[0]] = job if is_displaced else job.replace(is_migrating_back=True)
             self.out.moves += 1
         return 0
 
@@ -251,7 +251,10 @@ class CycleSimulation(BurstSimulation):
     def _ask_to_stop(self, name: str, by: str, now: float, *, is_displaced: bool) -> None:
         job = self.holders[name]
         stop = job.stop_request_now("", by, instant(now))
-        self.holders[name] = job.replace(stop_request=stop, moves=job.moves + 1)
+        displaced_at = instant(now) if is_displaced else None
+        self.holders[name] = job.replace(
+            stop_request=stop, moves=job.moves + 1, displaced_at=displaced_at, queued_at=displaced_at
+        )
         self.schedule(now + SAVE_SECONDS, _SAVED, (name, self.live[name].token, is_displaced))
 
     def _snapshot(self) -> CycleSnapshot:
@@ -329,6 +332,7 @@ class CycleSimulation(BurstSimulation):
             stop_request=None,
             displaced_at=None,
             displacing_since=None,
+            queued_at=None,
         )
         launch = 0.0
         if not is_rented:
@@ -602,6 +606,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--plain", action="store_true", help="without `maxMoves` and `maxWaitSeconds`")
     parser.add_argument("--seeds", type=int, nargs="*", help="seeds, instead of the seeds in the grid file")
     parser.add_argument("--days", type=int, help="a shorter month")
+    parser.add_argument("--processes", type=int, default=1, help="cells that are measured at the same time")
     parser.add_argument("--output", type=Path, help="file for the figures")
     arguments = parser.parse_args(words)
     grid, setup = load_grid(), load_setup()
@@ -617,16 +622,34 @@ def main(words: Sequence[str] | None = None) -> int:
         "days": setup["jobs"]["days"],
         "cells": [],
     }
-    for cell in cells:
-        known_share = 1 / cell["delay"] if arguments.untold else 1.0
-        row = {
-            **cell,
-            **compare_policies(at_cell(setup, **cell), grid, seeds, known_share, {} if arguments.plain else None),
-        }
-        figures["cells"].append(row)
-        print(json.dumps({name: value for name, value in row.items() if name != "policies"}), flush=True)
-        write_figures(arguments.output, figures)
+    compare = functools.partial(
+        _compare_cell,
+        setup=setup,
+        grid=grid,
+        seeds=seeds,
+        is_untold=arguments.untold,
+        site={} if arguments.plain else None,
+    )
+    with ProcessPoolExecutor(arguments.processes) as processes:
+        for row in processes.map(compare, cells):
+            figures["cells"].append(row)
+            print(json.dumps({name: value for name, value in row.items() if name != "policies"}), flush=True)
+            write_figures(arguments.output, figures)
     return 0
+
+
+def _compare_cell(  # noqa: PLR0913 - the arguments of `compare_policies`
+    cell: Mapping[str, float],
+    *,
+    setup: Json,
+    grid: Json,
+    seeds: Sequence[int],
+    is_untold: bool,
+    site: Mapping[str, int] | None,
+) -> Json:
+    """Return the row of one cell."""
+    known_share = 1 / cell["delay"] if is_untold else 1.0
+    return {**cell, **compare_policies(at_cell(setup, **cell), grid, seeds, known_share, site)}
 
 
 if __name__ == "__main__":

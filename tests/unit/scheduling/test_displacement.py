@@ -60,8 +60,8 @@ def test_jobs_are_displaced_if_cheaper_than_renting_for_gang() -> None:
     decision = decide_displacement_of(a_movable("a", "n1"), a_movable("b", "n1"))
 
     assert (decision.action, decision.victims) == (DisplacementAction.DISPLACE, ("a", "b"))
-    # Two moves: $0.10 of standstill and $0.50 of rent each; the gang waits 120 s at $1 an hour.
-    assert decision.parts == round((2 * 0.6 + 120 / 3600) * money.COST_PARTS_PER_USD)
+    # Two moves: $0.10 of standstill each, and $0.50 an hour for 1 h and the 300 s of its start; the gang waits 120 s.
+    assert decision.parts == round((2 * (0.1 + 0.5 * 3900 / 3600) + 120 / 3600) * money.COST_PARTS_PER_USD)
     assert decision.alternatives[0].option == "on-demand"
 
 
@@ -69,7 +69,7 @@ def test_no_job_is_displaced_if_renting_for_gang_is_cheaper() -> None:
     decision = decide_displacement_of(a_movable("a", "n1"), a_movable("b", "n1"), other_parts=money.COST_PARTS_PER_USD)
 
     assert (decision.action, decision.victims) == (DisplacementAction.KEEP, ())
-    assert decision.reason == "Moving 2 jobs to rented nodes would cost $1.23, and on-demand costs $1.00."
+    assert decision.reason == "Moving 2 jobs to rented nodes would cost $1.32, and on-demand costs $1.00."
 
 
 def test_displacement_frees_the_cheapest_node() -> None:
@@ -88,7 +88,7 @@ def test_job_on_two_nodes_frees_both_and_counts_once() -> None:
     decision = decide_displacement_of(a_movable("wide", "n1", "n2", accelerators=8), free={"n1": 0, "n2": 0}, nodes=2)
 
     assert decision.victims == ("wide",)
-    assert decision.parts == round((0.6 + 120 / 3600) * money.COST_PARTS_PER_USD)
+    assert decision.parts == round((0.1 + 0.5 * 3900 / 3600 + 120 / 3600) * money.COST_PARTS_PER_USD)
 
 
 def test_no_job_is_displaced_if_too_few_nodes_become_free() -> None:

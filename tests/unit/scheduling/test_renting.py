@@ -192,6 +192,18 @@ def test_no_node_is_rented_while_a_fitting_node_boots() -> None:
     assert (choose_pool(soon).action, choose_pool(never).action) == (PlacementAction.WAIT, PlacementAction.RENT)
 
 
+def test_wait_of_interrupted_job_begins_with_the_interruption() -> None:
+    job = a_job(submitted_at=START - timedelta(hours=9))
+    booting = [a_committed_node(number, unschedulable_reason="not ready") for number in (1, 2)]
+    conditions = market_conditions(*booting, now=START, queue=(job,))
+
+    interrupted = placement_facts(job, conditions, POLICY, 8 * 3600, waiting_since=START - timedelta(minutes=5))
+    never_ran = placement_facts(job, conditions, POLICY)
+
+    assert interrupted.candidates[0].wait_seconds == max(300, POLICY.jobs.expected_replace_seconds)
+    assert never_ran.candidates[0].wait_seconds == 9 * 3600
+
+
 def test_placement_from_stored_facts_is_the_same() -> None:
     facts = placement_facts(a_job(), market_conditions(a_committed_node(1), a_committed_node(2)), POLICY)
 

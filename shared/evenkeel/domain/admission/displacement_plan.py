@@ -16,11 +16,10 @@ from evenkeel.domain.renting.candidates import (
     PlacementContext,
     QueueForecasts,
     job_demand,
-    rented_candidate,
     risk_limits,
     why_not_tolerated,
 )
-from evenkeel.domain.renting.cost import SpendLimits, cost_of_pool
+from evenkeel.domain.renting.cost import CandidatePool, JobDemand, PoolCost, SpendLimits, cost_of_pool
 from evenkeel.domain.renting.displacement import (
     CommittedNode,
     DisplacementAction,
@@ -97,7 +96,7 @@ def _displacement_facts(  # noqa: PLR0913, PLR0917 - the parts of a snapshot
     if placement.row is None or placement.action not in (PlacementAction.RENT, PlacementAction.WAIT):
         return None
     target = migration_target(placement.facts.candidates)
-    if target is None:
+    if target is None or _costs_more_even_without_moves(placement.row, placement.facts.job, target):
         return None
     kind = (target.pool.cluster, target.pool.name, target.pool.instance_type)
     nodes = {
@@ -137,6 +136,12 @@ def _displacement_facts(  # noqa: PLR0913, PLR0917 - the parts of a snapshot
     )
 
 
+def _costs_more_even_without_moves(row: PoolCost, job: JobDemand, target: CandidatePool) -> bool:
+    """Whether the job's own start on freed nodes already costs as much as its other option."""
+    start_seconds = target.pool.launch.p50_seconds + job.restart_seconds
+    return job.micros_per_hour_of_delay * start_seconds >= row.rent_parts + row.delay_parts
+
+
 def _movable_jobs(
     snapshot: CycleSnapshot,
     admission_input: AdmissionInput,
@@ -166,7 +171,7 @@ def _movable_jobs(
         demand = job_demand(job, context, policy, ran)
         for pool in pools:
             why_nots = (*why_not_tolerated(pool, spec.tolerations), *forecasts.why_not_portable(job, pool))
-            candidate = rented_candidate(pool, context, why_nots)
+            candidate = forecasts.rented_candidate(pool, why_nots)
             cost = cost_of_pool(demand, candidate, _NO_LIMITS, risk_limits(policy), context.now)
             if not cost.why_not:
                 yield MovableJob(

@@ -76,12 +76,14 @@ class RemainingTime(NamedTuple):
 
 def seconds_within(remaining: Iterable[float], horizon_seconds: float) -> float:
     """Return the mean of equally likely values that are cut at a horizon."""
-    return fmean(min(value, horizon_seconds) for value in remaining)
+    values = [min(value, horizon_seconds) for value in remaining]
+    return math.fsum(values) / len(values)
 
 
 def share_beyond(remaining: Iterable[float], horizon_seconds: float) -> float:
     """Return the probability that a run with these equally likely times lasts longer than a horizon."""
-    return fmean(float(value > horizon_seconds) for value in remaining)
+    values = [value > horizon_seconds for value in remaining]
+    return sum(values) / len(values)
 
 
 class RunTimes:

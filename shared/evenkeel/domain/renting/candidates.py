@@ -64,6 +64,7 @@ class QueueForecasts:
     def __init__(self, context: PlacementContext, policy: Policy) -> None:
         self._context, self._policy = context, policy
         self._differences: dict[object, tuple[str, ...]] = {}
+        self._rented: dict[tuple[object, ...], CandidatePool] = {}
         self._starts: dict[tuple[str, str, str], dict[str, float]] = {}
         self.delays: dict[tuple[str, str, str], int] = {}
         """Committed pool → the price of delay of all jobs that wait for it, in micro-dollars an hour."""
@@ -77,6 +78,13 @@ class QueueForecasts:
         if key not in self._differences:
             self._differences[key] = why_not_portable(job, pool, self._policy.storage, self._policy.hardware)
         return self._differences[key]
+
+    def rented_candidate(self, pool: Pool, differences: tuple[str, ...]) -> CandidatePool:
+        """Return a pool to rent from. All jobs with the same differences share it."""
+        key = (*_kind(pool), differences)
+        if key not in self._rented:
+            self._rented[key] = rented_candidate(pool, self._context, differences)
+        return self._rented[key]
 
     def starts_in(self, pool: Pool) -> Mapping[str, float]:
         """Return after how many seconds each waiting job is expected to start in a committed pool."""
@@ -144,13 +152,15 @@ def placement_facts(
     """
     forecasts = forecasts or QueueForecasts(context, policy)
     spec = job.spec
+    # An interrupted job does not wait while it runs.
+    waiting_since = waiting_since or job.queued_at or job.submitted_at
     committed = (
-        _committed_candidate(job, pool, context, forecasts, policy)
+        _committed_candidate(job, pool, waiting_since, context, forecasts, policy)
         for pool in committed_pools(context.capacities, policy)
     )
     rented = (
-        rented_candidate(
-            pool, context, (*why_not_tolerated(pool, spec.tolerations), *forecasts.why_not_portable(job, pool))
+        forecasts.rented_candidate(
+            pool, (*why_not_tolerated(pool, spec.tolerations), *forecasts.why_not_portable(job, pool))
         )
         for pool in policy.pools_for_jobs
     )
@@ -350,12 +360,17 @@ def committed_pools(capacities: Iterable[NodeCapacity], policy: Policy) -> tuple
     )
 
 
-def _committed_candidate(
-    job: Job, pool: Pool, context: PlacementContext, forecasts: QueueForecasts, policy: Policy
+def _committed_candidate(  # noqa: PLR0913, PLR0917 - the job and the facts of a cycle
+    job: Job,
+    pool: Pool,
+    waiting_since: datetime,
+    context: PlacementContext,
+    forecasts: QueueForecasts,
+    policy: Policy,
 ) -> CandidatePool:
     """Return a committed pool. No node there counts as free for the job, because the cycle could not start it there."""
     starts = forecasts.starts_in(pool)
-    waited = (context.now - (job.queued_at or job.submitted_at)).total_seconds()
+    waited = (context.now - waiting_since).total_seconds()
     own_delay = policy.burst.delay_of(job.spec.priority_class) if job.job_id in starts else 0
     wait = expected_wait(starts.get(job.job_id, _LONGEST_WAIT), waited)
     plan = job.live_plan()

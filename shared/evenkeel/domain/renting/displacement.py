@@ -148,7 +148,9 @@ def _build_decision(
 
 def _cost_of_move(job: MovableJob, facts: DisplacementFacts) -> int:
     """Return the cost of moving one job: its standstill, and its rent or its wait, whichever is cheaper."""
-    rent = job.rent_micros_per_hour * seconds_within(job.left_seconds, facts.wait_seconds)
+    launch_seconds = job.standstill_seconds - job.save_seconds
+    trains = seconds_within(job.left_seconds, max(0.0, facts.wait_seconds - job.standstill_seconds))
+    rent = job.rent_micros_per_hour * (launch_seconds + trains)
     wait = job.micros_per_hour_of_delay * facts.wait_seconds
     return round(job.micros_per_hour_of_delay * job.standstill_seconds + min(rent, wait))
 

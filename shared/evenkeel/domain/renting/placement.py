@@ -128,9 +128,7 @@ def choose_pool(facts: PlacementFacts) -> PlacementDecision:
         return _build_decision(
             facts, rows, PlacementAction.RENT, reason + _deadline_text(facts, possible, rented), (rented,)
         )
-    if not chosen.market.is_rented and rented and (waited := _overdue_seconds(facts)):
-        limit_text = duration_text(facts.risk_limits.max_wait_seconds)
-        reason = f"The job has waited {duration_text(waited)}, longer than the policy's limit of {limit_text}."
+    if not chosen.market.is_rented and rented and (reason := _late_start_reason(facts, rented, chosen)):
         return _build_decision(
             facts, rows, PlacementAction.RENT, reason + _deadline_text(facts, possible, rented), (rented,)
         )
@@ -140,11 +138,29 @@ def choose_pool(facts: PlacementFacts) -> PlacementDecision:
     return _build_decision(facts, rows, action, reason + _deadline_text(facts, possible, chosen), in_time)
 
 
-def _overdue_seconds(facts: PlacementFacts) -> float:
-    """Return how long a job has waited if that exceeds the policy's limit; else 0."""
-    max_wait, since = facts.risk_limits.max_wait_seconds, facts.job.waiting_since
-    waited = (facts.now - since).total_seconds() if since else 0.0
-    return waited if max_wait and waited >= max_wait else 0.0
+def _late_start_reason(facts: PlacementFacts, rented: PoolCost, committed: PoolCost) -> str:
+    """Say why nodes are rented for a job that is late, although renting costs more than its wait; empty if they are not.
+
+    A job is late from `max_wait_seconds` of delay. The extra cost may be at most
+
+        price of delay x delay so far x (delay so far / max_wait_seconds)
+
+    So the limit rises with the square of the delay: every late job is rented for at some time, and a job whose delay is
+    cheap waits longer for it. Interruptions and moves count as delay, saved work does not.
+    """
+    job, max_wait = facts.job, facts.risk_limits.max_wait_seconds
+    delay_seconds = (facts.now - job.submitted_at).total_seconds() - job.done_seconds
+    if not max_wait or delay_seconds < max_wait:
+        return ""
+    limit_parts = round(job.micros_per_hour_of_delay * delay_seconds * delay_seconds / max_wait)
+    extra_parts = rented.cost_parts - committed.cost_parts
+    if extra_parts > limit_parts:
+        return ""
+    extra, limit = money.format_usd(extra_parts), money.format_usd(limit_parts)
+    return (
+        f"The job is {duration_text(delay_seconds)} late, longer than the policy's limit of {duration_text(max_wait)}. "
+        f"{rented.pool} costs {extra} more than the wait, within the limit of {limit} for this delay."
+    )
 
 
 def cheapest_rental_in_time(placement: PlacementDecision) -> PoolCost | None:
