@@ -96,10 +96,10 @@ def test_recovery_rents_up_to_the_planned_value() -> None:
     assert choose_pool(dear).action is PlacementAction.WAIT
 
 
-# ---------------------------------------------------------------- late jobs
+# ---------------------------------------------------------------- long delays
 
 
-def late_placement(delay_hours: float, *, max_wait_hours: float = 0.25, **job: Any) -> PlacementFacts:
+def delayed_placement(delay_hours: float, *, max_wait_hours: float = 0.25, **job: Any) -> PlacementFacts:
     """Return a placement in which renting costs $8 more than the wait, at $40 an hour of delay."""
     facts = sample_placement(1.5)
     demand = facts.job.replace(submitted_at=at(-delay_hours * HOUR), **job)
@@ -107,28 +107,28 @@ def late_placement(delay_hours: float, *, max_wait_hours: float = 0.25, **job: A
     return facts.replace(job=demand, risk_limits=limits)
 
 
-def test_late_job_rents_once_the_square_of_its_delay_covers_the_extra_cost() -> None:
+def test_long_delay_pays_for_extra_cost_up_to_a_limit() -> None:
     # $40 an hour x 0.25 h x (0.25 h / 0.25 h) = $10
-    decision = choose_pool(late_placement(0.25))
+    decision = choose_pool(delayed_placement(0.25))
 
     assert (decision.action, decision.pool) == (PlacementAction.RENT, "on-demand")
     assert decision.reason == (
-        "The job is 15 min late, longer than the policy's limit of 15 min. "
+        "The job's delay is 15 min, and the policy's limit is 15 min. "
         "on-demand costs $8.00 more than the wait, within the limit of $10.00 for this delay."
     )
-    assert choose_pool(late_placement(0.24)).action is PlacementAction.WAIT
+    assert choose_pool(delayed_placement(0.24)).action is PlacementAction.WAIT
     # $40 an hour x 0.2 h x (0.2 h / 0.1 h) = $16, but saved work is no delay: 0.1 h give $4
-    assert choose_pool(late_placement(0.2, max_wait_hours=0.1)).action is PlacementAction.RENT
-    assert choose_pool(late_placement(0.2, max_wait_hours=0.1, done_seconds=0.1 * HOUR)).action is PlacementAction.WAIT
-    assert choose_pool(late_placement(0.3, max_wait_hours=0)).action is PlacementAction.WAIT
+    assert choose_pool(delayed_placement(0.2, max_wait_hours=0.1)).action is PlacementAction.RENT
+    assert choose_pool(delayed_placement(0.2, max_wait_hours=0.1, done_seconds=0.1 * HOUR)).action is PlacementAction.WAIT
+    assert choose_pool(delayed_placement(0.3, max_wait_hours=0)).action is PlacementAction.WAIT
 
 
 @given(st.floats(0.1, 48), st.floats(0.1, 4), st.integers(1, 400))
-def test_extra_cost_of_renting_for_late_job_is_bounded_by_its_delay(delay: float, limit: float, value: int) -> None:
+def test_extra_cost_of_renting_is_bounded_by_the_delay(delay: float, limit: float, value: int) -> None:
     """Whatever the prices: the extra cost is at most the cost of the delay so far, times delay / limit."""
     job = {"micros_per_hour_of_delay": value * MICROS_PER_USD}
 
-    decision = choose_pool(late_placement(delay, max_wait_hours=limit, **job))
+    decision = choose_pool(delayed_placement(delay, max_wait_hours=limit, **job))
 
     committed = next(row for row in decision.table if row.market is C)
     if decision.action is PlacementAction.RENT and decision.row is not None:
@@ -138,10 +138,10 @@ def test_extra_cost_of_renting_for_late_job_is_bounded_by_its_delay(delay: float
 
 
 @pytest.mark.parametrize("value", [1, 40, 400])
-def test_every_late_job_is_rented_for_at_some_time(value: int) -> None:
+def test_nodes_are_rented_for_every_job_at_some_time(value: int) -> None:
     job = {"micros_per_hour_of_delay": value * MICROS_PER_USD}
 
-    decision = choose_pool(late_placement(100, **job))
+    decision = choose_pool(delayed_placement(100, **job))
 
     assert decision.action is PlacementAction.RENT
 

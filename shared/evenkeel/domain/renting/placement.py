@@ -4,8 +4,8 @@ Free committed nodes come first. Otherwise nodes are rented for a job exactly wh
 
     price of delay x (wait for committed - start of the rented) > rent - opportunity cost of the committed hours
 
-or where a rented pool meets the deadline and no committed pool does, or where the job has waited longer than the policy
-allows. Nothing is rented for a job that has neither a price of delay nor a deadline that renting meets. A recovery
+or where a rented pool meets the deadline and no committed pool does, or where the job has a long delay and renting costs
+little more than its wait. Nothing is rented for a job that has neither a price of delay nor a deadline that renting meets. A recovery
 compares options by the cost of its job's standstill. If it chose to rent, nodes are rented up to the rent at which that
 option still lost least.
 """
@@ -128,7 +128,7 @@ def choose_pool(facts: PlacementFacts) -> PlacementDecision:
         return _build_decision(
             facts, rows, PlacementAction.RENT, reason + _deadline_text(facts, possible, rented), (rented,)
         )
-    if not chosen.market.is_rented and rented and (reason := _late_start_reason(facts, rented, chosen)):
+    if not chosen.market.is_rented and rented and (reason := _long_delay_reason(facts, rented, chosen)):
         return _build_decision(
             facts, rows, PlacementAction.RENT, reason + _deadline_text(facts, possible, rented), (rented,)
         )
@@ -138,15 +138,15 @@ def choose_pool(facts: PlacementFacts) -> PlacementDecision:
     return _build_decision(facts, rows, action, reason + _deadline_text(facts, possible, chosen), in_time)
 
 
-def _late_start_reason(facts: PlacementFacts, rented: PoolCost, committed: PoolCost) -> str:
-    """Say why nodes are rented for a job that is late, although renting costs more than its wait; empty if they are not.
+def _long_delay_reason(facts: PlacementFacts, rented: PoolCost, committed: PoolCost) -> str:
+    """Say why nodes are rented for a job although that costs more than its wait; empty if they are not.
 
-    A job is late from `max_wait_seconds` of delay. The extra cost may be at most
+    The job's delay so far must be at least `max_wait_seconds`. The extra cost may be at most
 
         price of delay x delay so far x (delay so far / max_wait_seconds)
 
-    So the limit rises with the square of the delay: every late job is rented for at some time, and a job whose delay is
-    cheap waits longer for it. Interruptions and moves count as delay, saved work does not.
+    So the limit rises with the square of the delay. Nodes are rented for every job at some time, and later for a job
+    whose delay is cheap. Interruptions and moves count as delay, saved work does not.
     """
     job, max_wait = facts.job, facts.risk_limits.max_wait_seconds
     delay_seconds = (facts.now - job.submitted_at).total_seconds() - job.done_seconds
@@ -158,7 +158,7 @@ def _late_start_reason(facts: PlacementFacts, rented: PoolCost, committed: PoolC
         return ""
     extra, limit = money.format_usd(extra_parts), money.format_usd(limit_parts)
     return (
-        f"The job is {duration_text(delay_seconds)} late, longer than the policy's limit of {duration_text(max_wait)}. "
+        f"The job's delay is {duration_text(delay_seconds)}, and the policy's limit is {duration_text(max_wait)}. "
         f"{rented.pool} costs {extra} more than the wait, within the limit of {limit} for this delay."
     )
 
