@@ -377,7 +377,7 @@ def burst_rows() -> Iterator[str]:
 
 def frontier_rows() -> Iterator[str]:
     """Yield rent against delay for values of each policy's parameter."""
-    yield from _table("policy", "parameter", "rent", "delay", "mean delay")
+    yield from _table("policy", "parameter", "rent", "delay")
     for point in load("burst")["frontier"]:
         parameter = {
             "evenkeel": f"values delay at {point['valueFactor']:g} ×",
@@ -390,7 +390,6 @@ def frontier_rows() -> Iterator[str]:
             parameter,
             f"${point['rentUsd']:,}",
             f"${point['delayUsd']:,}",
-            f"{point['meanDelayHours']:.2f} h",
         )
 
 
