@@ -494,7 +494,7 @@ def quantiles(delays: list[float]) -> Json:
 # ---------------------------------------------------------------- measuring
 
 
-SITE: dict[str, int] = {"max_moves": 3, "max_wait_seconds": 300}
+SITE: dict[str, int] = {"max_moves": 3, "max_wait_seconds": 1800}
 """Fields of `burst` beside prices and caps. Chosen on tuning seeds."""
 
 

@@ -108,19 +108,20 @@ def delayed_placement(delay_hours: float, *, max_wait_hours: float = 0.25, **job
 
 
 def test_long_delay_pays_for_extra_cost_up_to_a_limit() -> None:
-    # $40 an hour x 0.25 h x (0.25 h / 0.25 h) = $10
+    # $40 an hour x 0.25 h = $10
     decision = choose_pool(delayed_placement(0.25))
 
     assert (decision.action, decision.pool) == (PlacementAction.RENT, "on-demand")
     assert decision.reason == (
-        "The job's delay is 15 min, and the policy's limit is 15 min. "
-        "on-demand costs $8.00 more than the wait, within the limit of $10.00 for this delay."
+        "on-demand costs $8.00 more than the wait for committed. The policy allows up to $10.00, "
+        "because the job's delay is 15 min so far."
     )
-    assert choose_pool(delayed_placement(0.24)).action is PlacementAction.WAIT
-    # $40 an hour x 0.2 h x (0.2 h / 0.1 h) = $16, but saved work is no delay: 0.1 h give $4
-    assert choose_pool(delayed_placement(0.2, max_wait_hours=0.1)).action is PlacementAction.RENT
-    assert choose_pool(delayed_placement(0.2, max_wait_hours=0.1, done_seconds=0.1 * HOUR)).action is PlacementAction.WAIT
-    assert choose_pool(delayed_placement(0.3, max_wait_hours=0)).action is PlacementAction.WAIT
+    assert choose_pool(delayed_placement(0.19)).action is PlacementAction.WAIT
+    # From 0.1 h on the limit also rises with the delay: $40 an hour x 0.19 h x 1.9 = $14.44. Saved work is no delay.
+    assert choose_pool(delayed_placement(0.19, max_wait_hours=0.1)).action is PlacementAction.RENT
+    saved = delayed_placement(0.19, max_wait_hours=0.1, done_seconds=0.09 * HOUR)
+    assert choose_pool(saved).action is PlacementAction.WAIT
+    assert choose_pool(delayed_placement(9, max_wait_hours=0)).action is PlacementAction.WAIT
 
 
 @given(st.floats(0.1, 48), st.floats(0.1, 4), st.integers(1, 400))
@@ -133,7 +134,7 @@ def test_extra_cost_of_renting_is_bounded_by_the_delay(delay: float, limit: floa
     committed = next(row for row in decision.table if row.market is C)
     if decision.action is PlacementAction.RENT and decision.row is not None:
         extra = decision.row.cost_parts - committed.cost_parts
-        bound = value * delay * (delay / (round(limit * HOUR) / HOUR)) * COST_PARTS_PER_USD
+        bound = value * delay * max(1, delay / (round(limit * HOUR) / HOUR)) * COST_PARTS_PER_USD
         assert extra <= max(0, bound * (1 + 1e-6))
 
 

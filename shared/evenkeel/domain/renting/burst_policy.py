@@ -56,8 +56,8 @@ class BurstPolicy(Section):
     other_expected_run_seconds: Deadline = 14_400
     """The run time for every other class."""
     max_wait_seconds: Seconds = 0
-    """Delay after which nodes may be rented for a job although that costs more than its wait; 0 for never. The extra
-    cost is at most the price of the job's delay so far, times that delay divided by this limit."""
+    """If set, nodes may be rented for a job although that costs more than its wait, by at most the cost of its delay so
+    far. After this delay the limit also rises with the ratio of the delay to this time. 0 = never."""
     max_moves: Tries = 0
     """How often a job may be moved between committed and rented nodes to save money. At 0 no job is moved off committed
     nodes for another job, and moves back have no limit."""

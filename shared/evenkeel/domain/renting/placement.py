@@ -141,25 +141,26 @@ def choose_pool(facts: PlacementFacts) -> PlacementDecision:
 def _long_delay_reason(facts: PlacementFacts, rented: PoolCost, committed: PoolCost) -> str:
     """Say why nodes are rented for a job although that costs more than its wait; empty if they are not.
 
-    The job's delay so far must be at least `max_wait_seconds`. The extra cost may be at most
+    The extra cost may be at most the cost of the job's delay so far. From `max_wait_seconds` on, the limit also rises
+    with the ratio of the delay to `max_wait_seconds`:
 
-        price of delay x delay so far x (delay so far / max_wait_seconds)
+        price of delay x delay so far x max(1, delay so far / max_wait_seconds)
 
-    So the limit rises with the square of the delay. Nodes are rented for every job at some time, and later for a job
-    whose delay is cheap. Interruptions and moves count as delay, saved work does not.
+    So nodes are rented for every job at some time, and later for a job whose delay is cheap. Interruptions and moves
+    count as delay, saved work does not.
     """
     job, max_wait = facts.job, facts.risk_limits.max_wait_seconds
-    delay_seconds = (facts.now - job.submitted_at).total_seconds() - job.done_seconds
-    if not max_wait or delay_seconds < max_wait:
+    if not max_wait:
         return ""
-    limit_parts = round(job.micros_per_hour_of_delay * delay_seconds * delay_seconds / max_wait)
+    delay_seconds = max(0.0, (facts.now - job.submitted_at).total_seconds() - job.done_seconds)
+    limit_parts = round(job.micros_per_hour_of_delay * delay_seconds * max(1.0, delay_seconds / max_wait))
     extra_parts = rented.cost_parts - committed.cost_parts
     if extra_parts > limit_parts:
         return ""
     extra, limit = money.format_usd(extra_parts), money.format_usd(limit_parts)
     return (
-        f"The job's delay is {duration_text(delay_seconds)}, and the policy's limit is {duration_text(max_wait)}. "
-        f"{rented.pool} costs {extra} more than the wait, within the limit of {limit} for this delay."
+        f"{rented.pool} costs {extra} more than the wait for {committed.pool}. The policy allows up to {limit}, "
+        f"because the job's delay is {duration_text(delay_seconds)} so far."
     )
 
 
