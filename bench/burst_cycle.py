@@ -638,7 +638,7 @@ def main(words: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _compare_cell(  # noqa: PLR0913 - the arguments of `compare_policies`
+def _compare_cell(
     cell: Mapping[str, float],
     *,
     setup: Json,

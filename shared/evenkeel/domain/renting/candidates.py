@@ -360,7 +360,7 @@ def committed_pools(capacities: Iterable[NodeCapacity], policy: Policy) -> tuple
     )
 
 
-def _committed_candidate(  # noqa: PLR0913, PLR0917 - the job and the facts of a cycle
+def _committed_candidate(
     job: Job,
     pool: Pool,
     waiting_since: datetime,
