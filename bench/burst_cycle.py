@@ -602,6 +602,12 @@ def main(words: Sequence[str] | None = None) -> int:
     """Compare, print, and write the figures as JSON after each cell."""
     parser = argparse.ArgumentParser(prog="python -m bench.burst_cycle", description=__doc__)
     parser.add_argument("--grid", action="store_true", help="all cells of the grid, on the grid's seeds")
+    parser.add_argument(
+        "--cells",
+        nargs="+",
+        metavar="D,S,C",
+        help="only these cells: price of delay x, price of Spot x, committed nodes x",
+    )
     parser.add_argument("--untold", action="store_true", help="the policy keeps the published prices of delay")
     parser.add_argument("--plain", action="store_true", help="without `maxMoves` and `maxWaitSeconds`")
     parser.add_argument("--seeds", type=int, nargs="*", help="seeds, instead of the seeds in the grid file")
@@ -614,6 +620,9 @@ def main(words: Sequence[str] | None = None) -> int:
         setup = {**setup, "jobs": {**setup["jobs"], "days": arguments.days}}
     seeds = arguments.seeds or grid["seeds"]["gridSeeds" if arguments.grid or arguments.untold else "published"]
     cells = cells_of(grid) if arguments.grid or arguments.untold else [grid["cells"]["published"]]
+    if arguments.cells:
+        factors = [map(float, listed.split(",")) for listed in arguments.cells]
+        cells = [dict(zip(("delay", "spot", "committed"), values, strict=True)) for values in factors]
     if arguments.untold:
         cells = [cell for cell in cells if cell["delay"] != 1 and cell["spot"] == cell["committed"] == 1]
     figures: Json = {
