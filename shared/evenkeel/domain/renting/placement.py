@@ -4,7 +4,7 @@ Free committed nodes come first. Otherwise nodes are rented for a job exactly wh
 
     price of delay x (wait for committed - start of the rented) > rent - opportunity cost of the committed hours
 
-or where a rented pool meets the deadline and no committed pool does, or where the extra cost is within the limit for
+or where a rented pool meets the deadline and no committed pool does. Renting may also cost more, within the limit for
 the job's delay so far. Nothing is rented for a job that has neither a price of delay nor a deadline that renting meets.
 A recovery compares options by the cost of its job's standstill. If it chose to rent, nodes are rented up to the rent at
 which that option still lost least.
