@@ -35,7 +35,7 @@ from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.ports import BurstChecks, Conflict, EvenkeelError, NotFound, Put, Refused
 from evenkeel.services.context import Context
 from evenkeel.services.rentals import rentals
-from evenkeel.services.scheduling import commit_cycle, load_cycle
+from evenkeel.services.scheduling import commit_stops, load_cycle
 from evenkeel.services.scheduling.load_cycle import LoadedCycle
 from evenkeel.services.storage import batches, heartbeats, job_rows, subject_rows
 from evenkeel.services.storage.decision_record import decision_of
@@ -95,7 +95,7 @@ def _move_back(attempts: Sequence[Attempt], loaded: LoadedCycle, tree: QuotaTree
     if departure is None:
         return
     try:
-        commit_cycle.commit_departure(departure, loaded, tree, context)
+        commit_stops.request_departure(departure, loaded, tree, context)
     except Conflict as error:  # the next cycle decides again
         context.telemetry.info("MigrationChanged", job_id=departure.job_id, detail=str(error))
 

@@ -7,7 +7,7 @@ from evenkeel.domain.jobs.attempt_end import judge_end, lost_nodes
 from evenkeel.domain.jobs.job import Job
 from evenkeel.ports import ExecutionState, Table, WorkflowName, get_all
 from evenkeel.services.attempts import keep_logs, mark_running, record_nodes, record_pin, settle_attempt
-from evenkeel.services.scheduling import commit_cycle
+from evenkeel.services.scheduling import start_attempt
 from evenkeel.services.storage import attempt_record, job_rows, rows
 from evenkeel.services.sweep.sweep_run import SweepRun
 
@@ -43,7 +43,7 @@ def _record_cluster_facts(sweep: SweepRun, attempt: Attempt) -> None:
 def _resume_attempt(sweep: SweepRun, attempt: Attempt, job: Job) -> bool:
     state = sweep.execution_state(WorkflowName.RUN_JOB, attempt.workload_name)
     if state is ExecutionState.NONE and attempt.state is AttemptState.STARTING:
-        return commit_cycle.start_attempt_workflow(attempt, sweep.context)
+        return start_attempt.run(attempt, sweep.context)
     if attempt.cluster in sweep.context.site.clusters and not sweep.has_listed_cluster(attempt.cluster):
         return False  # the cluster could not be read, so nothing is stopped or settled
     workload = sweep.workload_of(attempt)
