@@ -89,7 +89,8 @@ def test_each_fault_reference_has_a_url() -> None:
 
     used_references = {reference for fault in default_catalogue().values() for reference in fault.facts.references}
 
-    assert used_references == set(reference_by_key)
+    assert used_references - set(reference_by_key) == set(), "add these references to fault_references.csv"
+    assert set(reference_by_key) - used_references == set(), "no fault has these references: delete their rows"
     assert all(row["url"].startswith("https://") or row["key"] == "project" for row in reference_by_key.values())
 
 

@@ -23,6 +23,7 @@ from evenkeel.domain.waiting import ConditionKind
 from evenkeel.ports import Put, Row, Table, WorkflowName
 from evenkeel.services.context import Context
 from evenkeel.services.incidents import approve_recovery, ingest_event, settle_incident
+from evenkeel.services.incidents.record_node_fact import IngestResult
 from evenkeel.services.recovery import check_node, cordon_node, drain_node, plan_recovery, repair_node, return_node
 from evenkeel.services.resume import plan_resume
 from evenkeel.services.storage import fleet_rows, guardrail_registers, incident_rows, rows
@@ -140,7 +141,7 @@ class RecoveryScenario:
         }
         return self.world.context(**{**known, **given})
 
-    def ingest(self, fact: NodeFact) -> ingest_event.IngestResult:
+    def ingest(self, fact: NodeFact) -> IngestResult:
         return self.call_until_done(lambda: ingest_event.ingest_fact(fact, self.context()))
 
     def run_state(self, name: str, service: Any, **parameters: Any) -> Any:

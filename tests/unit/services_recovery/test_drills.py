@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 from evenkeel.domain.health.groups import GroupFact, GroupFactKind
 from evenkeel.domain.health.incidents import FactKind, Incident, IncidentState, NodeFact
 from evenkeel.ports import Table
-from evenkeel.services.incidents import ingest_event, note_group_fact, recovery_step, settle_incident
+from evenkeel.services.incidents import (
+    ingest_event,
+    note_group_fact,
+    recovery_step,
+    settle_incident,
+    unresolved_facts,
+)
 from evenkeel.services.recovery import plan_recovery
 from evenkeel.services.storage import fleet_rows, incident_rows
 from tests.fakes import a_provider_node
@@ -293,7 +299,7 @@ def test_real_notice_is_kept_despite_many_drills_about_its_machine() -> None:
     row = recovery.world.ledger.get(incident_rows.notice_before_listing_key(instance_id(77)))
 
     assert row
-    assert ingest_event.facts_of_unlisted_instance(row) == (notice,)
+    assert unresolved_facts.facts_of_unlisted_instance(row) == (notice,)
 
 
 def fact_about_unknown_node(number: int, **changes: Any) -> NodeFact:
@@ -308,7 +314,7 @@ def test_real_unresolved_fact_is_retried_before_any_drill(*, drills_may_act: boo
     recovery.ingest(fact_about_unknown_node(77))
     recovery.world.provider.by_id[instance_id(77)] = a_provider_node(77)
 
-    outcomes = ingest_event.retry_unresolved(recovery.context())
+    outcomes = unresolved_facts.retry_unresolved(recovery.context())
 
     assert [outcome.outcome for outcome in outcomes] == ["OPEN"]
 
@@ -320,7 +326,7 @@ def test_every_unresolved_fact_is_retried_within_one_call_per_page() -> None:
         recovery.world.clock.advance(1)
     recovery.world.provider.by_id[instance_id(159)] = a_provider_node(159)
 
-    outcomes = [ingest_event.retry_unresolved(recovery.context()) for _ in range(3)]
+    outcomes = [unresolved_facts.retry_unresolved(recovery.context()) for _ in range(3)]
 
     assert [result.outcome for outcome in outcomes for result in outcome] == ["OPEN"]
 
@@ -330,7 +336,7 @@ def test_unresolved_drill_facts_are_retried_too() -> None:
     recovery.ingest(fact_about_unknown_node(78, is_drill=True))
     recovery.world.provider.by_id[instance_id(78)] = a_provider_node(78)
 
-    assert [result.outcome for result in ingest_event.retry_unresolved(recovery.context())] == ["OPEN"]
+    assert [result.outcome for result in unresolved_facts.retry_unresolved(recovery.context())] == ["OPEN"]
 
 
 def test_drill_stands_down_while_a_real_incident_is_open() -> None:

@@ -12,14 +12,15 @@ from evenkeel.domain.health.incidents import Evidence, FactKind, IncidentState, 
 from evenkeel.domain.nodes import FleetNode, Node, NodeLife
 from evenkeel.domain.resources import NONE
 from evenkeel.ports import Key, Put, Row, Table
-from evenkeel.services.incidents import ingest_event
+from evenkeel.services.incidents import ingest_event, unresolved_facts
+from evenkeel.services.incidents.record_node_fact import IngestResult
 from evenkeel.services.storage import fleet_rows, rows
 from tests.fakes import FakeWorld, a_provider_node
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.unit.services_recovery.recovery_scenario import RecoveryScenario, a_fact
 
 
-def ingest_fact(world: FakeWorld, fact: NodeFact) -> ingest_event.IngestResult:
+def ingest_fact(world: FakeWorld, fact: NodeFact) -> IngestResult:
     return ingest_event.ingest_fact(fact, world.context())
 
 
@@ -109,13 +110,13 @@ def test_sweep_opens_the_incident_of_a_late_node() -> None:
     world = FakeWorld()
     ingest_fact(world, a_fact(number=77))
     ingest_fact(world, a_fact(number=77, envelope_id="copy"))
-    assert ingest_event.retry_unresolved(world.context()) == ()
+    assert unresolved_facts.retry_unresolved(world.context()) == ()
 
     world.provider.by_id[instance_id(77)] = a_provider_node(77)
-    outcomes = ingest_event.retry_unresolved(world.context())
+    outcomes = unresolved_facts.retry_unresolved(world.context())
 
     assert [outcome.outcome for outcome in outcomes] == ["OPEN"]
-    assert ingest_event.retry_unresolved(world.context()) == ()
+    assert unresolved_facts.retry_unresolved(world.context()) == ()
     assert len(stored_incidents(world)) == 1
 
 
@@ -124,9 +125,9 @@ def test_unresolved_fact_about_an_unknown_node_expires() -> None:
     ingest_fact(world, a_fact(number=77))
 
     world.clock.advance(timedelta(hours=7).total_seconds())
-    ingest_event.retry_unresolved(world.context())
+    unresolved_facts.retry_unresolved(world.context())
 
-    assert world.ledger.by_state(Table.INCIDENTS, ingest_event.UNRESOLVED).rows == ()
+    assert world.ledger.by_state(Table.INCIDENTS, unresolved_facts.UNRESOLVED).rows == ()
     assert world.telemetry.totals["FactsDropped"] == 1
 
 

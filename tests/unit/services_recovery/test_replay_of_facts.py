@@ -10,7 +10,7 @@ from evenkeel.domain.health.incidents import FactKind, NodeFact
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.shadow.replay_facts import FactReplay, RecordedNodeState
 from evenkeel.domain.shadow.shadow_cases import ShadowDecision, shadow_decision
-from evenkeel.services.incidents.ingest_event import find_affected_node
+from evenkeel.services.incidents.find_affected_node import find_affected_node
 from tests.examples import examples
 from tests.fakes.cluster import instance_id
 from tests.unit.services_recovery.recovery_scenario import RecoveryScenario, a_fact

@@ -404,7 +404,7 @@ def _new_victims(
 
 
 def _with_stops(plan: CyclePlan, snapshot: CycleSnapshot, policy: Policy, now: datetime) -> CyclePlan:
-    """Add the jobs to a plan that leave their nodes for a reason other than preemption or resize."""
+    """Add to a plan the jobs that stop for another reason than preemption, displacement or a resize."""
     admission_input, decisions = plan.queue_plan.admission_input, plan.decisions
     stopping = {job_id for step in plan.steps if isinstance(step, PreemptionStep) for job_id in step.victims}
     stopping |= {

@@ -148,13 +148,13 @@ def _decide_without_open_incident(
             action=IngestAction.IGNORED, reason="Repair progress for a node without an open incident."
         )
     if not classified_fact.is_evidence:
-        reason = f"{classified_fact.fault.name}: this alone does not show a node fault, and no incident is open."
+        reason = f"{classified_fact.fault.name} alone does not prove a node fault, and the node has no open incident."
         return IngestDecision(action=IngestAction.IGNORED, reason=reason)
     occurrence = _repeated_occurrence(classified_fact, returned_at, node_history.histories)
     if occurrence is not None:
         return IngestDecision(
             action=IngestAction.IGNORED,
-            reason=f"{classified_fact.fault.name}: {occurrence.incident_id} already recorded this series.",
+            reason=f"{classified_fact.fault.name}: {occurrence.incident_id} already recorded these repeated reports.",
             histories=_updated_histories(classified_fact, occurrence.incident_id, node_history.histories),
         )
     return IngestDecision(

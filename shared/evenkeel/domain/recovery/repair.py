@@ -217,7 +217,7 @@ def _decide_before_request(facts: RepairFacts, policy: RepairPolicy) -> RepairDe
     if facts.controller is not None:
         return _leave_to_controller(facts.controller)
     if facts.owner is NodeOwner.CONTROLLER:
-        reason = "Another controller has removed its mark from this node: Evenkeel waits until the node is valid."
+        reason = "Another controller removed its mark from this node: Evenkeel waits until the node passes validation."
         return _decision_of(Repair.AWAIT, reason).replace(awaited_owner=WAIT_FOR_CONTROLLER)
     if _has_recovered_by_itself(facts, policy):
         return _decision_of(
@@ -270,13 +270,13 @@ def _decide_after_controller(facts: RepairFacts, last: RepairRequest, policy: Re
     if mark is None and facts.validity.is_valid and not has_failed:
         return _decision_of(Repair.HEALTHY, "The other controller released the node: it only needs validation.")
     if facts.now < request_deadline(last, policy) and (mark is not None or not has_failed):
-        state = f"{mark.controller} repairs this node ({mark.mark})" if mark else "The node is not valid yet"
-        return _decision_of(Repair.AWAIT, f"{state}: Evenkeel waits.")
+        progress = f"{mark.controller} repairs this node ({mark.mark})" if mark else "The node fails its validation"
+        return _decision_of(Repair.AWAIT, f"{progress}: Evenkeel waits.")
     minutes = round(policy.controller_deadline_seconds / 60)
     if mark is not None:
         reason = f"{mark.controller} has not repaired this node within {minutes} min ({mark.mark})."
     else:
-        reason = f"Another controller released this node, but it is not valid: {facts.validity.reason}"
+        reason = f"Another controller released this node, but it fails its validation: {facts.validity.reason}"
     return _decision_of(Repair.ASK_PERSON, reason, ("replace", "two repairs of one node would conflict"))
 
 

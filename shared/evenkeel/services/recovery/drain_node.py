@@ -126,10 +126,12 @@ def drain(incident: Incident, context: Context) -> DrainNodeResult:
     stopped = [affected for affected in leaving if _stop_attempt(incident, affected, context)]
     _record_stops(incident, stopped, context)
     context.telemetry.count("JobsStopped", len(stopped))
-    messages = (
-        [f"Stopped to move to other nodes: {', '.join(affected.job_id for affected in leaving)}."] if leaving else []
-    )
-    messages += [f"These jobs may finish on the node: {', '.join(sorted(finishing))}."] if finishing else []
+    messages = []
+    if leaving:
+        names = ", ".join(affected.job_id for affected in leaving)
+        messages.append(f"Evenkeel asked these jobs to stop and move to other nodes: {names}.")
+    if finishing:
+        messages.append(f"These jobs may finish on the node: {', '.join(sorted(finishing))}.")
     return DrainNodeResult(outcome=DrainOutcome.JOBS_AFFECTED, reason=" ".join(messages), jobs=incident.affected_jobs)
 
 
@@ -372,7 +374,7 @@ def _record_stops(incident: Incident, stopped: list[AffectedJob], context: Conte
         line = incident_record.timeline_put(
             current.incident_id,
             "job",
-            f"Asked to stop and move to other nodes: {names}.",
+            f"Evenkeel asked these jobs to stop and move to other nodes: {names}.",
             at=context.now,
             writer=WRITER,
         )
@@ -481,7 +483,7 @@ def _evict_pods(
     start = int(context.now.timestamp()) % len(pods) if pods else 0
     for pod in (*pods[start:], *pods[:start]):
         if unanswered == _MAX_UNANSWERED:
-            refused[_pod_name(pod)] = "not asked for: the API server did not answer for other pods"
+            refused[_pod_name(pod)] = "eviction not requested, because the API server did not answer for other pods"
             continue
         answer = context.cluster.evict(incident.life.cluster, pod)
         unanswered += answer.result is EvictionStatus.NO_ANSWER

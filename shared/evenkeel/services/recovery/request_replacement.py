@@ -15,7 +15,8 @@ from evenkeel.events import envelope, reported_faults
 from evenkeel.events.outcomes import ParsedEvent
 from evenkeel.ports import Invalid, NotFound, Put
 from evenkeel.services.context import Context
-from evenkeel.services.incidents import ingest_event, recovery_step, report_faults
+from evenkeel.services.incidents import record_node_fact, recovery_step, report_faults
+from evenkeel.services.incidents.find_affected_node import find_affected_node
 from evenkeel.services.recovery import plan_recovery
 from evenkeel.services.storage import incident_record, rows, subject_rows
 from evenkeel.services.storage.dry_run import DryRunLedger, NullTelemetry, NullWorkflows
@@ -57,14 +58,14 @@ def run(request: ReplacementRequest, context: Context) -> tuple[Json, str]:
         answer = report_faults.run(report, context.replace(now=now))
         return {"instanceId": request.instance_id, "envelopeId": answer["envelopeId"]}, "/v1/incidents"
     parsed = envelope.parse(json.dumps(report_faults.check_reports(report, context.replace(now=now)).document).encode())
-    affected = ingest_event.find_affected_node(request.instance_id, context, asks_provider=False)
+    affected = find_affected_node(request.instance_id, context, asks_provider=False)
     if not isinstance(parsed, ParsedEvent) or affected is None:
         raise NotFound(f"{request.instance_id} is not a node of this fleet.")
     dry_run_ledger = DryRunLedger(context.ledger)
     dry_run = context.replace(ledger=dry_run_ledger, telemetry=NullTelemetry(), workflows=NullWorkflows(), now=now)
     for fact in parsed.facts:
         assert isinstance(fact, NodeFact)
-        noted = ingest_event.ingest_fact_of_known_node(
+        noted = record_node_fact.run(
             fact,
             affected,
             dry_run,

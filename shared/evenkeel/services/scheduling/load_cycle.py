@@ -54,7 +54,7 @@ from evenkeel.services.storage import (
 from evenkeel.services.storage.quota_tree import stored_state
 
 _MAX_PAGES = 4
-"""Pages that a cycle reads at once after the head of a parked queue."""
+"""Pages that a cycle reads at once after the first page of a queue, if all jobs of that page are parked."""
 _PAGES_PER_LONG_QUEUE = 1
 """Pages that a cycle reads of each long queue, from the cursor of the last cycle."""
 _READS_AT_ONCE = 8
@@ -75,7 +75,7 @@ class LoadedCycle(NamedTuple):
     outdated: tuple[Row, ...] = ()
     """Rows of released charges that no job needs now."""
     cursors_row: Row | None = None
-    """The row of the queue cursors; None if no queue is longer than its head."""
+    """The row of the queue cursors; None if no queue is longer than its first page."""
     errors: Mapping[str, EvenkeelError] = {}
     """Cluster that could not be read → the error."""
 

@@ -7,7 +7,7 @@ from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.recovery.guardrails import RegisterEntry
 from evenkeel.domain.recovery.settling import next_run_at
 from evenkeel.ports import Conflict, Delete, ExecutionState, Put, Table, WorkflowName, get_all
-from evenkeel.services.incidents import ingest_event, recovery_step
+from evenkeel.services.incidents import record_node_fact, recovery_step
 from evenkeel.services.resume import plan_resume
 from evenkeel.services.storage import guardrail_registers, incident_record, incident_rows, rows
 from evenkeel.services.storage.guardrail_registers import RegisterName
@@ -26,7 +26,7 @@ def _resume_incident(sweep: SweepRun, incident: Incident) -> bool:
     if state is ExecutionState.RUNNING:
         return False
     if state is ExecutionState.NONE:
-        return ingest_event.start_recovery(incident, sweep.context.workflows)
+        return record_node_fact.start_recovery(incident, sweep.context.workflows)
     due = next_run_at(incident, sweep.context.policy.watch)
     if due is not None and sweep.context.now < due:
         return False
@@ -58,7 +58,7 @@ def _start_next_run(sweep: SweepRun, ended: Incident) -> bool:
     after = incident_record.update_incident(sweep.context.ledger, ended.incident_id, change)
     if after.state.is_settled:
         return False
-    return ingest_event.start_recovery(after, sweep.context.workflows)
+    return record_node_fact.start_recovery(after, sweep.context.workflows)
 
 
 def roll_back_jobs(sweep: SweepRun) -> int:

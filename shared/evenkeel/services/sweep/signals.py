@@ -7,7 +7,8 @@ from evenkeel.domain.health.incidents import NodeFact
 from evenkeel.domain.health.ingestion import IngestAction
 from evenkeel.events import kubernetes_node
 from evenkeel.ports import Conflict, Delete, Table, get_all
-from evenkeel.services.incidents import ingest_event, note_group_fact
+from evenkeel.services.incidents import ingest_event, note_group_fact, unresolved_facts
+from evenkeel.services.incidents.record_node_fact import FactOutcome
 from evenkeel.services.storage import fleet_rows
 from evenkeel.services.sweep.sweep_run import SweepRun
 
@@ -36,9 +37,9 @@ def ingest_notices_before_listing(sweep: SweepRun) -> int:
     )
     opened = 0
     for row in sweep.read_present_rows(row for instance_id, row in notice_rows if instance_id in own_instances):
-        outcomes = [_ingest(sweep, fact) for fact in ingest_event.facts_of_unlisted_instance(row)]
+        outcomes = [_ingest(sweep, fact) for fact in unresolved_facts.facts_of_unlisted_instance(row)]
         opened += outcomes.count(IngestAction.OPEN)
-        if ingest_event.FactOutcome.OTHER_FLEET in outcomes:
+        if FactOutcome.OTHER_FLEET in outcomes:
             continue  # this sweep listed the node but could not store it; the next sweep ingests the notices
         with contextlib.suppress(Conflict):  # another notice arrived; the next sweep ingests it
             ledger.commit(Delete(row.key, row.version))
@@ -61,5 +62,5 @@ def _ingest(sweep: SweepRun, fact: NodeFact) -> str:
 
 def retry_unresolved(sweep: SweepRun) -> int:
     """Try again the facts whose node was unknown."""
-    outcomes = ingest_event.retry_unresolved(sweep.context)
+    outcomes = unresolved_facts.retry_unresolved(sweep.context)
     return len(outcomes)

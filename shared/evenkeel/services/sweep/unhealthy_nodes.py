@@ -13,7 +13,7 @@ from evenkeel.domain.recovery.validation import expected_accelerators
 from evenkeel.domain.shadow.shadow_cases import Actor, Aftermath, NodeEvent, NodeEventKind, shadow_decision
 from evenkeel.domain.values import milliseconds
 from evenkeel.ports import Conflict, Delete, Put, Row, Table
-from evenkeel.services.incidents import ingest_event, record_observed_aftermath
+from evenkeel.services.incidents import record_node_fact, record_observed_aftermath
 from evenkeel.services.recovery import manual_cordons, plan_recovery
 from evenkeel.services.storage import incident_record, incident_rows, rows
 from evenkeel.services.sweep.sweep_run import WRITER, SweepRun
@@ -155,5 +155,5 @@ def _continue_incident(sweep: SweepRun, row: Row, node: UnhealthyNode, before: I
         return False  # a signal opened an incident at this moment
     context.telemetry.count("RecoveriesResumed")
     context.telemetry.info("RecoveryResumed", incidentId=after.incident_id, resumes=before.incident_id, reason=reason)
-    ingest_event.start_recovery(after, context.workflows)
+    record_node_fact.start_recovery(after, context.workflows)
     return True
