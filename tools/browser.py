@@ -3,7 +3,7 @@
     .venv/bin/python tools/browser.py     into .tools/browser; immediate if nothing changed
 
 Both are npm packages with everything inside: nothing else is downloaded, and no root is needed. Without npm, or on
-another processor, the tests of the console's pages use the machine's own Chromium, or say that there is none.
+another processor, the tests of the console's pages use the Chromium of the machine. If there is none, they say so.
 """
 
 import base64

@@ -131,7 +131,7 @@ class EksAccess:
     def plan(self, cluster: str) -> ClusterChanges:
         """Return the missing entries of one cluster.
 
-        It only reads. A failure is part of the result, so that the caller can continue with other clusters.
+        This changes nothing. A failure is part of the result, so that the caller can continue with other clusters.
         """
         present: dict[str, PresentEntry] = {}
         problem = _failure_text(lambda: present.update(self._present_entries(cluster)), cluster)

@@ -319,7 +319,7 @@ class DataCentre:
         }
 
     def make_namespace(self, namespace: str) -> None:
-        """Create a team's namespace with the access that functions need, as docs/operate/teams.md says.
+        """Create the namespace of a team, with the access that functions need (docs/operate/teams.md).
 
         Its service account has the name and the permissions of the stack's service account.
         """

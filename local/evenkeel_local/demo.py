@@ -78,7 +78,7 @@ class DemoOutput:
             print(text, flush=True)
 
     def paragraph(self, text: str, *, head: str = "  ") -> None:
-        """Print a text after a head. Further lines are indented by the width of the head."""
+        """Print a text after a head. All lines after the first are indented to the width of its beginning."""
         width = max(40, min(self._width, 120))
         for line in textwrap.wrap(text, width, initial_indent=head, subsequent_indent=" " * len(head)):
             self.line(line)

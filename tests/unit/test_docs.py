@@ -36,9 +36,10 @@ def names_of_tests() -> frozenset[str]:
 
 @cache
 def code_words() -> frozenset[str]:
-    """Return all words of the Python code, without the names that texts quote."""
+    """Return all words of the Python code and of the template, without the names that texts quote."""
     folders = ("shared", "cli", "local", "functions", "bench", "tools", "tests")
     files = [path for folder in folders for path in (PROJECT / folder).rglob("*.py")]
+    files.append(PROJECT / "template.yaml")
     return frozenset(word for path in files for word in re.findall(r"\w+", _CODE.sub("", path.read_text("utf-8"))))
 
 

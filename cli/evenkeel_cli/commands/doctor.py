@@ -39,8 +39,8 @@ def doctor(
 ) -> None:
     """Check everything that Evenkeel needs, and print how to fix problems.
 
-    It only reads. Exit 0: nothing failed. 1: something failed. 2: something could not be checked. With --before it
-    reads samconfig.toml of the current folder, and needs no stack.
+    It only reads. Exit 0: nothing failed. 1: something failed. Exit 2: at least one check could not run. With --before
+    it reads samconfig.toml of the current folder, and needs no stack.
     """
     from evenkeel_cli.doctor import checks, findings
 

@@ -137,7 +137,8 @@ class GpuCluster:
         """Start the controllers and the machines.
 
         Args:
-            is_restored: A snapshot was restored. Otherwise the objects that every cluster begins with are created.
+            is_restored: Whether the cluster was restored from a snapshot. Otherwise the objects that every cluster
+            begins with are created.
         """
         if not is_restored:
             self._create_first_objects()

@@ -116,7 +116,7 @@ async def start_session(
 
 
 def _take_terminal() -> None:
-    """Make standard input the terminal of this session; runs in the child, between fork and exec."""
+    """Make standard input the terminal of this session. The child process calls this between fork and exec."""
     die_with_parent()
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 

@@ -82,7 +82,7 @@ def read_placed_pod(pod: Json) -> tuple[str, Resources] | None:
 
 
 def read_own_pod(pod: Json) -> tuple[Json | None, tuple[str, Resources] | None]:
-    """Return a pod with this fleet's label as `read_workloads` needs it, and its node and requests.
+    """Return a pod with this fleet's label, its node and its requests, in the form that `read_workloads` needs.
 
     The first is None if the pod belongs to no attempt, the second if it is on no node.
     """

@@ -44,7 +44,8 @@ SWEEP_STEPS = (
 )
 """The steps of the sweep, each a source of its own."""
 STEP_INTERVAL_SECONDS = {"days": 3600, "plans": 600}
-"""Seconds between two runs of a step that does not run each minute. Its threshold is longer by them."""
+"""Seconds between two runs of a step that does not run each minute. The threshold of the step is longer by this
+time."""
 
 ErrorText = Annotated[str, StringConstraints(max_length=_LONGEST_ERROR)]
 

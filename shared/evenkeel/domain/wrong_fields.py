@@ -75,7 +75,7 @@ def _field(location: Sequence[int | str], document: Any, *, is_missing: bool) ->
 
 
 _ENUM_MEMBER = re.compile(r"<\w+\.\w+: ('[^']*')>")
-"""How pydantic writes a member of an enum. Only its value is shown."""
+"""How pydantic writes a member of an enum. A message shows only the value of the member."""
 
 
 def _message(fault: Any) -> str:

@@ -1,8 +1,8 @@
 """Node conditions of the EKS node monitoring agent, and the fault that each reason names.
 
-Source: aws/eks-node-monitoring-agent. A condition is True while the node is healthy. Its reason holds the code in its
-name. Its transition time starts anew with a second reason, so each reason is a separate fact and the incident counts
-from the first.
+Source: aws/eks-node-monitoring-agent. A condition is True while the node is healthy. If it is not True, the name of its
+reason holds the fault code. Its transition time starts anew with a second reason, so each reason is a separate fact and
+the incident counts from the first.
 """
 
 import re

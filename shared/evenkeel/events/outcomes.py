@@ -28,7 +28,7 @@ class Urgency(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ParsedEvent:
-    """The facts of one event, at least one. Each is ingested by itself."""
+    """The facts of one event, at least one. Each fact is ingested by itself."""
 
     facts: tuple[Fact, ...]
     smaller_events: tuple[Mapping[str, Any], ...] = ()

@@ -27,7 +27,7 @@ class CheckpointStore(Protocol):
         """Return the objects of one folder with size and time, by their key relative to the URI.
 
         Objects in `checksums_of` also get their stored checksum. The data itself is never read. An object that
-        disappears meanwhile is left out. It needs one listing, and one request per checksum.
+        disappears meanwhile is left out. The call needs one listing, and one request per checksum.
         """
         ...
 

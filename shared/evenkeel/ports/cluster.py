@@ -295,14 +295,14 @@ class Cluster(AdmissionChecks, RentedCapacity, UnmanagedJobs, Protocol):
     def stop(self, attempt: Attempt, grace_seconds: int, nodes_without_grace: Container[str] = ()) -> None:
         """Delete an attempt's own Job and pods, with this grace; pods on `nodes_without_grace` get none.
 
-        Idempotent: yes, gone is success.
+        Idempotent: yes, an object that is already gone is no error.
         """
         ...
 
     def force_delete_pods(self, attempt: Attempt, node_names: Iterable[str]) -> None:
         """Force-delete the attempt's own pods on lost nodes, only once the fence is raised or the node is gone.
 
-        Idempotent: yes, gone is success.
+        Idempotent: yes, an object that is already gone is no error.
         """
         ...
 

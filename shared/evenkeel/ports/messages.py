@@ -59,7 +59,7 @@ class EventBus(Protocol):
         """Publish events. Idempotent: no, because a repeat is a second event; guarded by the id in each event.
 
         Raises:
-            TransientError: The bus did not accept all events. Some may have been published.
+            TransientError: The bus did not accept all events. It may have published some of them.
         """
         ...
 

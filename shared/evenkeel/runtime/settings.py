@@ -17,7 +17,11 @@ class BadSetting(PermanentError):
 
 
 class Settings(BaseModel):
-    """The environment variables of all functions. Each function has only its own, so all are optional; see `need`."""
+    """The environment variables of all functions.
+
+    All variables are optional, because each function has only the variables that it uses. `need` raises an error for a
+    missing one.
+    """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 

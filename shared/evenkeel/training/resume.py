@@ -74,7 +74,7 @@ class Distrust:
     after: datetime | None
     """Checkpoints whose write began after this time are distrusted; None if time does not matter."""
     through_attempt: int | None = None
-    """Last attempt that the fault concerns. Later attempts ran on other nodes. None = all attempts."""
+    """Last attempt that the fault concerns. Later attempts ran on other nodes. None stands for all attempts."""
     requirement: str = CONVENTION
     """Requirement for all other checkpoints of these attempts."""
 

@@ -638,7 +638,7 @@ def attach(environ: Mapping[str, str] | None = None, *, timeout_seconds: float |
     Args:
         environ: The environment variables; None = those of this process.
         timeout_seconds: How long ranks wait for each other in the store: for the resume point, and for all ranks to
-            save. None = as in the environment.
+            save. None stands for the value in the environment.
 
     Raises:
         NotInAnAttemptError: A variable is missing or not valid.

@@ -85,7 +85,10 @@ class Storage(Protocol):
         """Read the fence."""
 
     def raise_fence(self, fence: Fence, over: VersionedFence) -> bool:
-        """Replace the fence `over`, as it was read. Return whether the new fence is now the highest."""
+        """Replace the fence `over`, if the store still has the version that was read.
+
+        Return whether the new fence is now the highest.
+        """
 
 
 def open_storage(uri: str) -> Storage:

@@ -64,7 +64,7 @@ def without_cycle(reason: str) -> Json:
 
 
 def cycle_facts(facts_by_decision: Mapping[str, AdmissionFacts]) -> CycleFacts:
-    """Return the facts of some decisions of one cycle, with each shared part once."""
+    """Return the facts of several decisions of one cycle. Parts that they share are stored once."""
     quotas = _Texts()
     holders = _Texts()
     own_facts: dict[str, Json] = {}

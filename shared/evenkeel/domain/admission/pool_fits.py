@@ -272,7 +272,7 @@ class SharedFits:
     """
 
     def __init__(self, capacities: Iterable[NodeCapacity], policy: SchedulingPolicy) -> None:
-        """Index the nodes before the first admission. They name each job that has reserved nodes."""
+        """Index the nodes before the first admission. The indexed nodes name each job that has reserved nodes."""
         self._capacities = tuple(capacities)
         self._reservation_holders = frozenset(capacity.reserved_for for capacity in self._capacities)
         self._policy = policy

@@ -53,7 +53,7 @@ _MAX_KUEUE_CYCLES = 2000
 
 
 class DecisionTurn(IntEnum):
-    """When a job is decided within a cycle: all jobs of one turn before the next turn."""
+    """The order of decisions within a scheduling cycle. All jobs of one turn are decided before the next turn."""
 
     INTERRUPTED = 0
     """Jobs that had nodes before."""

@@ -52,7 +52,10 @@ def jobs_without_nodes(snapshot: CycleSnapshot, decisions: Iterable[AdmissionDec
 def placement_context(
     snapshot: CycleSnapshot, admission_input: AdmissionInput, policy: Policy, now: datetime
 ) -> PlacementContext:
-    """Return the facts that all placements of one cycle share, before its admissions. Its queue is empty."""
+    """Return the facts that all placements of one cycle share, before its admissions.
+
+    The queue of their admission input is empty.
+    """
     jobs = {charge.job_id: snapshot.known_job(charge.job_id) for charge in admission_input.charges}
     return PlacementContext(
         now=now,

@@ -20,7 +20,7 @@ class ElasticState(Value):
     resizing: tuple[str, ...] = ()
     """Jobs that were asked to stop to change size and have not started again."""
     idle_since: dict[str, Instant] = {}
-    """Key of a `NodeLife` → since when that node is idle. Only nodes that an elastic job could use."""
+    """Key of a `NodeLife` → since when that node is idle. It lists only nodes that an elastic job could use."""
     last_announced: dict[str, str] = {}
     """Job id → the resize last recorded for it in a mode other than `act`."""
 

@@ -146,7 +146,7 @@ class ServingRentalPlan(NamedTuple):
     decisions: tuple[PlacementDecision, ...] = ()
     """A decision for each node to rent, or a single decision with the reason why Evenkeel rents no node."""
     fits_committed: bool = False
-    """Whether committed nodes can run its replicas. Then no rental is decided."""
+    """Whether committed nodes can run its replicas. If they can, Evenkeel rents no node."""
 
     @property
     def to_rent(self) -> tuple[PlacementDecision, ...]:

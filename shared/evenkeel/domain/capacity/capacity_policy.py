@@ -63,5 +63,5 @@ class SiteInstanceType(Section):
 
     @property
     def to_instance_type(self) -> InstanceType:
-        """The entry of the catalogue."""
+        """Return this type as an entry of the catalogue."""
         return InstanceType(**{name: getattr(self, name) for name in type(self).model_fields})

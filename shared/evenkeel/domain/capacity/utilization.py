@@ -50,7 +50,7 @@ class NodeUtilization(Value):
     measured_at: Instant | None = None
     """End of the newest sample, for the measure that was sampled least recently. None: nothing was measured."""
     invalid: tuple[Measure, ...] = ()
-    """Measures with a value that is no percentage. They have no reading."""
+    """Measures with a value that is no percentage. Such measures have no reading."""
 
     @classmethod
     def of(cls, samples: Mapping[Measure, Sequence[Sample]], launched_at: datetime) -> "NodeUtilization":
@@ -98,7 +98,7 @@ class GroupUtilization(Value):
     highest: float | None
     measured_nodes: int
     unknown_nodes: int
-    """Nodes without a reading. They are in none of the figures."""
+    """Nodes without a reading. No figure includes these nodes."""
 
     @classmethod
     def of(cls, readings: Iterable[NodeReading]) -> "GroupUtilization":

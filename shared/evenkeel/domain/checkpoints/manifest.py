@@ -76,7 +76,10 @@ class Manifest(Value):
         return self.is_finite is True or "loss" in self.metrics
 
     def metric_not_finite(self) -> str | None:
-        """Return the name of a metric that is not a finite number; None if all are. Such weights are useless."""
+        """Return the name of a metric that is not a finite number; None if all are.
+
+        Weights with such a metric are useless.
+        """
         for name, value in self.metrics.items():
             if isinstance(value, str) or (isinstance(value, float) and not math.isfinite(value)):
                 return name

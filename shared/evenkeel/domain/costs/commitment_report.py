@@ -60,7 +60,7 @@ class TypeCommitment(Value):
     hours: int
     """Whole hours of the window with a known demand."""
     unknown_hours: int
-    """Whole hours of the window without a record. They are in no figure."""
+    """Whole hours of the window without a record. No figure includes these hours."""
     committed_nodes: int
     """Committed nodes that exist now."""
     peak_nodes: int | None

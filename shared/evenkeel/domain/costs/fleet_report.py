@@ -389,7 +389,8 @@ def _failing_nodes(
 def _is_unlikely(failures: int, hours: float | None, fleet_rate: FailureRate | None, nodes: int) -> bool:
     """Whether so many failures of one node are unlikely in a fleet whose nodes all have the same rate.
 
-    With many nodes, some have several failures by chance. So the chance of one node counts for each node (Bonferroni).
+    With many nodes, some have several failures by chance. So the significance level is divided by the number of nodes
+    (Bonferroni).
     """
     if fleet_rate is None or hours is None:
         return False

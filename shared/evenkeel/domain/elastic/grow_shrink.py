@@ -204,8 +204,8 @@ def plan_shrink(jobs: Sequence[ElasticJob], nodes: int, priority: int) -> Resize
 
 
 _MAX_SETS = 256
-"""Maximum number of compared sets of jobs to stop, first the sets with the smallest single losses. This bounds the
-time."""
+"""Maximum number of compared sets of jobs to stop, first the sets with the smallest single losses. The limit bounds the
+computing time."""
 _MAX_EXHAUSTIVE = 10
 """Up to this many candidates, all sets are compared. With more, jobs are added by loss per node until they free
 enough."""

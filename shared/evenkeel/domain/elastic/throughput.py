@@ -38,8 +38,8 @@ class Throughput(Value):
     def per_second(self, nodes: int) -> float:
         """Estimate the throughput at a size; never negative.
 
-        It is interpolated between two known sizes. Below the smallest, it is proportional to the nodes. Above the
-        largest, it continues as between the two largest.
+        Between two known sizes, the result is interpolated. Below the smallest, it is proportional to the nodes. Above
+        the largest, it continues as between the two largest.
         """
         smallest = self.points[0]
         if nodes <= smallest.nodes:

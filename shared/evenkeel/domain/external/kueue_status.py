@@ -157,7 +157,7 @@ def describe_status(workload: KueueStatus | None, queue: str, now: datetime) -> 
 
 
 def status_step(workload: KueueStatus | None) -> str:
-    """Return a short code for the status of a job in Kueue. It changes only if the status does."""
+    """Return a short code for the status of a job in Kueue. The code changes only if the status changes."""
     if workload is None:
         return ""
     if not workload.is_active:

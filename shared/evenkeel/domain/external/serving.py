@@ -27,7 +27,7 @@ class ReplicaShortfall(NamedTuple):
 
     @property
     def per_replica(self) -> int:
-        """Accelerators of a replica; of the largest if they differ."""
+        """Accelerators of one replica. If replicas differ, those of the largest replica."""
         return max(pod.accelerators for pod in self.waiting)
 
 

@@ -22,7 +22,7 @@ class Consent(StrEnum):
 
 
 def is_allowed(consent: Consent, *, by_policy: bool) -> bool:
-    """Whether Evenkeel may recover an unmanaged workload. Its label counts more than the policy."""
+    """Whether Evenkeel may recover an unmanaged workload. The label of the workload overrides the policy."""
     return consent is Consent.ALLOWED or (consent is Consent.UNSET and by_policy)
 
 

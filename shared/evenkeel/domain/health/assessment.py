@@ -100,7 +100,7 @@ def source_family(source: str) -> str:
     """Return the family of a source. Two sources of one family are not independent of each other.
 
     `hyperpod.node-health` and `hyperpod.node-labels` are one family. Each detector of the site, `site:<caller>`, is a
-    family. So is each operator, `person:<caller> (<session>)`, in all sessions.
+    family. Each operator, `person:<caller> (<session>)`, is one family in all sessions.
     """
     if source.startswith(("site:", "person:")):
         return source.partition(" (")[0]

@@ -35,11 +35,11 @@ class FactKind(StrEnum):
     FAULT = "FAULT"
     RECOVERED = "RECOVERED"
     PROGRESS = "PROGRESS"
-    """The provider reports a step of its repair. It joins an open incident and never opens one."""
+    """The provider reports a step of its repair. Such a fact joins an open incident and never opens one."""
 
 
 class NodeFact(Value):
-    """A parsed statement about a node, from one source. Its node life is found later."""
+    """A parsed statement about a node, from one source. A later step finds the node life."""
 
     kind: FactKind
     source: SourceName

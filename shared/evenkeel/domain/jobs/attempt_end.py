@@ -264,7 +264,8 @@ def _names_text(nodes: list[str]) -> str:
 def judge_abandoned_attempt(workload: ObservedWorkload, job: Job, attempt: Attempt, failure: str) -> AttemptEnd:
     """Decide the end of an attempt that Evenkeel abandons before all its pods have ended, or before they were created.
 
-    Its remaining pods are deleted. The next launch waits for them or fences them out, so the settlement is safe.
+    The service deletes the remaining pods of the attempt. The next launch waits for them or fences them out, so the
+    settlement is safe.
 
     Args:
         workload: Its remaining workload and pods.

@@ -114,8 +114,8 @@ def with_defaults(spec: JobSpec, types: JobTypes) -> JobSpec:
     command.
 
     Args:
-        spec: The job as submitted. Only fields that are set count as given.
-        types: The job types of the policy in force.
+        spec: The job as submitted. Only fields that the submission sets count as given. types: The job types of the
+        policy in force.
     """
     name = spec.job_type or types.default
     job_type = types.types.get(name)

@@ -20,7 +20,7 @@ ATTEMPT_WRITERS: Mapping[str, frozenset[tuple[AttemptState | None, AttemptState]
     "record_nodes": frozenset({(A.RUNNING, A.RUNNING)}),
     "settle_attempt": frozenset((before, after) for before in _LIVE for after in _ENDS),
 }
-"""The allowed changes of an attempt's state, by service. None is an attempt that does not exist yet."""
+"""The allowed changes of an attempt's state, by service. The state None means that the attempt does not exist yet."""
 
 
 JOB_WRITERS: Mapping[str, frozenset[tuple[JobState | None, JobState]]] = {
@@ -54,7 +54,7 @@ JOB_WRITERS: Mapping[str, frozenset[tuple[JobState | None, JobState]]] = {
     "drain_node": frozenset((state, state) for state in J),
     "plan_resume": frozenset((state, state) for state in J),
 }
-"""The allowed changes of a job's state, by service. None is a job that does not exist yet."""
+"""The allowed changes of a job's state, by service. The state None means that the job does not exist yet."""
 
 
 def attempt_writers(from_state: AttemptState | None, to_state: AttemptState) -> tuple[str, ...]:

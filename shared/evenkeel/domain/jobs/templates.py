@@ -12,7 +12,7 @@ MAX_WEIGHT = 100
 """The highest weight of a class in HyperPod."""
 
 CLUSTER_SECTIONS = frozenset({"access", "namespaces", "restartNamespaces", "nodeClasses", "nodePools", "kueue"})
-"""Sections of the chart `charts/evenkeel` that helm applies to a cluster. They describe no job."""
+"""Sections of the chart `charts/evenkeel` that helm applies to a cluster. These sections describe no job."""
 
 
 class ValuesError(ValueError):

@@ -55,7 +55,7 @@ _DEFAULTS: Mapping[Path, Any] = {
     ("priorityClasses", ANY, "preemptionPolicy"): "PreemptLowerPriority",
     ("priorityClasses", "preemptionPolicy"): "PreemptLowerPriority",
 }
-"""Values that Kubernetes has without the setting. They are not lost."""
+"""Values that Kubernetes has without the setting. An import does not lose these settings."""
 
 
 def find_losses(document: Json) -> Iterator[str]:

@@ -375,7 +375,7 @@ class _VictimQueues:
 
 
 def _below(ancestor: QuotaNode, descendant: QuotaNode) -> QuotaNode:
-    """Return the child of an ancestor on the path to a descendant of it."""
+    """Return the child of an ancestor that leads to the given descendant."""
     through = descendant
     for quota_node in descendant.path:
         if quota_node is ancestor:

@@ -356,7 +356,7 @@ class Workload:
     requeued_at: float | None = None
     """When it lost its position in the queue: evicted for its ready timeout, or by an admission check.
 
-    None otherwise. A preempted workload keeps its position.
+    None if it did not lose its position. A preempted workload keeps its position.
     """
     replaces: str = ""
     """The admitted workload slice that this larger slice replaces."""

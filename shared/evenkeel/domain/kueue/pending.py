@@ -49,7 +49,8 @@ class PendingQueue:
         self.recent_use: Callable[[str, float], float] = lambda _, __: 0.0
         """Returns the recent use of a sub-queue, divided by its weight."""
         self.sticky = ""
-        """The workload that waits for its evictions. It stays the head, even before higher priorities."""
+        """The workload that waits for its evictions. It stays the head of the queue, even if a workload of higher
+        priority arrives."""
         self._waiting: dict[str, PendingWorkload] = {}
         """Workloads that are backing off are not included."""
         self._same_shape: dict[tuple[str, str], list[_Entry]] = {}

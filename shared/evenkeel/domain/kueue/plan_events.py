@@ -83,7 +83,8 @@ class Shrink(TimedEvent):
 class Resize(TimedEvent):
     """A job requests other counts.
 
-    A pending job changes in place. A running job shrinks at once, or grows by a new, larger slice.
+    If the job is pending, its priority or size changes in its queue. A running job shrinks at once, or grows by a new,
+    larger slice.
     """
 
     type: Literal["resize"]

@@ -153,7 +153,7 @@ def outranks(workload: Workload, other: Workload, policy: PreemptionPolicy) -> b
 def compute_median_risk(candidates: Iterable[Admitted], snapshot: Snapshot) -> float | None:
     """Return the risk of a candidate without a report: the median of all other candidates.
 
-    None if the rules do not spare work.
+    None if the rules do not consider the work at risk.
     """
     if not snapshot.rules.spares_work:
         return None

@@ -47,7 +47,7 @@ from evenkeel.domain.words import count_of
 _MAX_EVICTING_CYCLES = 10_000
 """Maximum cycles with evictions at one instant. Then a plan stops, even if no state was repeated."""
 _MAX_SETTINGS = 8
-"""Maximum settings that are tried to end an eviction loop. Each needs its own run."""
+"""Maximum settings that are tried to end an eviction loop. Each setting needs a replay of its own."""
 _MAX_TRIAL_CYCLES = 500
 """Maximum cycles within which a setting must end an eviction loop."""
 
@@ -365,7 +365,10 @@ class Replay:
             past_states.add(repr(repeated))
 
     def _note_loop(self, evicting: list[tuple[CycleDecision, ...]], last_cycle: int) -> None:
-        """Record an eviction loop, and the settings that would end it. Each was found by a run."""
+        """Record an eviction loop, and the settings that would end it.
+
+        A replay with each setting showed that the loop ends.
+        """
         evictions = evictions_of(itertools.chain(*evicting))
         settings: dict[tuple[str, str], Setting] = {}
         if not self.is_trial:

@@ -242,7 +242,7 @@ def replay_quota(facts: QuotaFacts, now: float, node_fit: NodeFit) -> CycleDecis
 
 
 def smallest_changes(facts: QuotaFacts, now: float) -> tuple[AdmittingChange, ...]:
-    """Return the smallest changes that would each give the job its quota. Each was tried on these facts."""
+    """Return the smallest changes that would each give the job its quota. Evenkeel tried each change on these facts."""
     scheduler, workload = _rebuild_scheduler(facts, None)
     scheduler.snapshot.now = now
     changes = why(scheduler, workload).changes

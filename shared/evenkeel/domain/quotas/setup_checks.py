@@ -26,7 +26,7 @@ LARGEST_PART = 65_536
 LARGEST_QUOTAS = 1_000_000
 """Bytes of the queues of all teams and the fleet's part together, as JSON."""
 LARGEST_PACKED_QUOTAS = 120_000
-"""Characters of the same queues when packed. Each record of an admission holds them."""
+"""Characters of the same queues when packed. Each record of an admission holds this text."""
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
 _ACCOUNT_NAME = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([a-z0-9.-]*[a-z0-9])?", re.ASCII)

@@ -241,7 +241,8 @@ def _check_group_trouble(action: GuardrailAction, facts: GuardrailFacts, policy:
 def _check_shared_cause(action: GuardrailAction, facts: GuardrailFacts, policy: GuardrailPolicy) -> _Violation | None:
     """Block repairs while enough nodes that share a cause are unhealthy, or until a person ends the cause.
 
-    A node with stale evidence that looks healthy is not blocked: it is validated, not repaired. That may end the cause.
+    A node with stale evidence that looks healthy is not blocked: it is validated, not repaired. The validation may end
+    the shared cause.
     """
     if _check_stale_evidence(action, facts, policy) is not None:
         return None

@@ -27,7 +27,7 @@ _STARTING = (
     "ReplacingRootVolume:Proceed",
     "RootVolumeReplaced",
 )
-"""Lifecycle states that end without help. All other states, such as Standby, need a person."""
+"""Lifecycle states that an instance leaves by itself. All other states, such as Standby, need a person."""
 _REFUSED = (RepairAnswer.NOT_NOW, RepairAnswer.FAILED)
 _NEEDED_PROCESSES = ("Launch", "Terminate")
 """Processes of the group that a replacement needs. A person who suspends one of them stops replacements."""
@@ -178,7 +178,7 @@ def choose_group_repair(facts: GroupRepairFacts, policy: RepairPolicy) -> GroupD
 
 
 def _decide_before_request(member: GroupMember, group: NodeGroup) -> GroupDecision:
-    """Decide while the instance is in its group, before any request."""
+    """Decide what to do while the instance is in its group and nothing is requested."""
     name = member.instance_id
     if member.lifecycle in _ENDING:
         return _decision_of(

@@ -62,7 +62,7 @@ class BurstPolicy(Section):
     """How often a job may be moved between committed and rented nodes to save money. At 0 no job is moved off committed
     nodes for another job, and moves back have no limit."""
     ready_seconds: Deadline = 900
-    """Time for one pool to supply all nodes. Then the next pool is asked."""
+    """Time for one pool to supply all nodes. After that, Evenkeel requests nodes from the next pool."""
     quiet_seconds: Seconds = 300
     """How long idle nodes are kept for their job while it is pending again."""
     temporary_seconds: Deadline = 86_400

@@ -33,7 +33,7 @@ from evenkeel.domain.renting.rental import Rental
 _MAX_PLACED = 20
 """Maximum pending jobs that one cycle places: half are at the head of the queue, half on a later page."""
 _STRIDE = 7
-"""Step between the values of an estimate. It has no common divisor with their number."""
+"""Step between the values of an estimate. The step and the number of values have no common divisor."""
 _MIN_RUNS_TO_SPREAD = 12
 """Minimum number of runs whose ends are spread over the values of an estimate."""
 _LONGEST_WAIT = 30 * 86_400.0
@@ -439,7 +439,7 @@ def forecast_starts(
 def opportunity_cost_of(pool: Pool, delay_micros_per_hour: int, burst: BurstPolicy) -> int:
     """Return the value of an accelerator-hour of a committed pool for the waiting jobs; 0 if no job waits.
 
-    Past demand by the hour is not recorded yet. While a job waits, every hour counts as needed.
+    Past demand by the hour is not recorded yet. While a job waits, its nodes count as needed in every hour.
     """
     prices = [
         rented_pool.micros_per_node_hour // max(1, rented_pool.accelerators_per_node) for rented_pool in burst.pools

@@ -376,7 +376,7 @@ def decide_departure(
 
 
 def has_moved_often(job: Job, policy: Policy) -> bool:
-    """Whether a job was moved as often as the policy allows: each move costs it a restart."""
+    """Whether a job was moved as often as the policy allows. Each move restarts the job."""
     return 0 < policy.burst.max_moves <= job.moves
 
 

@@ -1,4 +1,6 @@
-"""A rental: nodes rented for one job, or one node for replicas of a Deployment. Its states and their transitions.
+"""A rental: nodes rented for one job, or one node for replicas of a Deployment.
+
+This module has the states of a rental and their transitions.
 
     opened ──▶ OPENING ──────── assigned ────────▶ READY
                │  ▲  │                               │
@@ -153,7 +155,7 @@ class Rental(Value):
     idle_since: Instant | None = None
     """Since when no replica of the Deployment has run on the node."""
     expected_parts: int = 0
-    """Expected cost in parts of `economics.money`. This much of the team's budget is reserved."""
+    """Expected cost in parts of `economics.money`. Evenkeel reserves this amount of the team's budget."""
     cost_parts: int = 0
     """Final cost in parts of `economics.money`; 0 before the rental has ended."""
     shown_cost: str = ""
@@ -386,7 +388,7 @@ def next_offer(
 
 
 def release_rental(rental: Rental, reason: str, usable: Collection[str]) -> RentalChange:
-    """Take the nodes from the holder. From then on, no scheduling cycle starts the job there.
+    """Release the nodes from their holder. From then on, no scheduling cycle starts the job there.
 
     Args:
         rental: An open rental.

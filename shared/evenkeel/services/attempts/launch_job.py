@@ -73,7 +73,7 @@ class _NodeDependentFields(NamedTuple):
 
 
 class _EarlierAttempt(NamedTuple):
-    """Remaining parts of an earlier attempt."""
+    """An earlier attempt whose pods or Job still exist."""
 
     attempt: Attempt
     workload: ObservedWorkload

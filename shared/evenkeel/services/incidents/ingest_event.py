@@ -126,7 +126,10 @@ def _outcome_of_unknown_node(fact: NodeFact, context: Context) -> IngestResult:
 
 
 def _without_future_time(fact: NodeFact, now: datetime) -> NodeFact:
-    """Replace a time in the future by now. Otherwise no later fact could supersede this one. Its identity stays."""
+    """Replace a time in the future by now.
+
+    Otherwise no later fact could supersede this one. The identity of the fact stays.
+    """
     if fact.observed_at <= now + _MAX_CLOCK_SKEW:
         return fact
     return fact.replace(observed_at=now, occurrence=fact.occurrence or f"{fact.observed_at:%Y%m%dT%H%M}")

@@ -25,7 +25,7 @@ class NoteGroupFactResult(Value):
 def run(fact: GroupFact, context: Context) -> NoteGroupFactResult:
     """Store the fact.
 
-    Idempotent: yes, by the fact's own row. Copies are recognised in any order.
+    Idempotent: yes, by the fact's own row. A copy of a fact is recognised, whatever the order of arrival.
     """
     row = fleet_rows.group_fact_row(fact, context.clock.now())
     subject = fact.instance_group or "the cluster"

@@ -1,7 +1,7 @@
 """Record what happens to a node after an incident of the mode `observe` has ended, for the shadow report.
 
 In `observe` an incident ends at once. The repairs by HyperPod or by people come later, when no incident is open for
-them to join. These records change no decision.
+them to join. No decision reads these records.
 """
 
 from datetime import datetime

@@ -16,8 +16,8 @@ UnhealthyNodes = dict[tuple[str, str], UnhealthyNode]
 def load_unhealthy_nodes(ledger: Ledger) -> UnhealthyNodes:
     """Return the nodes that incidents left unhealthy, and the nodes that a person declared healthy.
 
-    The index names them, and each row is then read as it is now. So a released node is usable at once. A node that
-    became unhealthy a moment ago may be missed once.
+    The index names them, and each row is then read as it is now. So a node that a person released is usable at once. A
+    node that became unhealthy a moment ago may be missed once.
     """
     listed = every(lambda cursor: ledger.by_state(Table.INCIDENTS, "UNHEALTHY", limit=1000, cursor=cursor))
     stored = get_all(ledger, (row.key for row in listed)).values()

@@ -92,4 +92,4 @@ def derive(change: RowChange, fleet: str) -> tuple[OutboundEvent, ...]:
 
 
 _ON_INCIDENTS = frozenset({"acknowledged", "approved", "declined"})
-"""Kinds of acts on an incident. They do not change the automation."""
+"""Kinds of acts on an incident. An act of these kinds does not change the automation."""

@@ -57,7 +57,7 @@ class Reader(Value):
     requester: Requester = Requester()
     setup: TeamSetup = TeamSetup()
     operators: tuple[str, ...] = ()
-    """ARNs of the operators' roles and users. They see the jobs of every team."""
+    """ARNs of the operators' roles and users. Operators see the jobs of every team."""
 
     @classmethod
     def for_requester(cls, requester: Requester, ledger: Ledger, operators: tuple[str, ...]) -> "Reader":

@@ -29,7 +29,7 @@ class Window(NamedTuple):
 
 
 def window_of(since: datetime | None, until: datetime | None, now: datetime, kept: timedelta) -> Span:
-    """Return the requested window. It ends now at the latest.
+    """Return the requested window. The window ends now at the latest.
 
     Args:
         since: Its begin; None: 30 days before its end.
@@ -92,7 +92,8 @@ def jobs_of(ledger: Ledger, job_ids: Iterable[str]) -> dict[str, Job]:
 def rentals_in(jobs: Iterable[Job], since: datetime, context: Context) -> tuple[Rental, ...]:
     """Return the rentals of jobs, every rental that ended since a time, and every rental that has not ended.
 
-    Rentals that ended before an earlier release was updated have no entry in the index. They are found by their jobs.
+    Rentals that ended before an earlier release was updated have no entry in the index. Evenkeel finds such rentals by
+    their jobs.
     """
     keys = [job_rows.rental_key(job.job_id, number) for job in jobs for number in range(1, job.rentals + 1)]
     stored, _ = pagination.read_partition(context.ledger, Table.JOBS, "RENTAL#OPEN", at_most=MAX_ATTEMPTS)

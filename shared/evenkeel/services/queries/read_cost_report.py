@@ -49,9 +49,8 @@ def show_cost_report(report_window: ReportWindow, reader: Reader, context: Conte
     """Return the cost report of a window. It extends to whole UTC days where their figures are stored.
 
     Args:
-        report_window: The window.
-        reader: The caller. The spending of other teams is withheld; sums over all teams are not.
-        context: The context.
+        report_window: The window. reader: The caller. A caller sees the sums over all teams, but not the spending of
+        another team. context: The context.
 
     Raises:
         Invalid: the window is empty, begins before the oldest figures, or contains no record.

@@ -390,8 +390,7 @@ def open_incidents(ledger: Ledger, *, at_most: int = _MAX_OPEN) -> tuple[list[In
     """Return the open incidents, the newest of each state, and whether there are more.
 
     Args:
-        ledger: Has them.
-        at_most: Number of incidents of one state. It bounds the reads.
+        ledger: Has them. at_most: Number of incidents of one state. This limits the number of reads.
     """
     incidents: dict[str, Incident] = {}
     is_lower_bound = False
@@ -482,7 +481,7 @@ def _find_failed_incidents(
     """Return the settled incidents that may need a person, and whether there may be more.
 
     The newest are listed. An older incident needs a person only if a node has its cordon or a job its resume plan.
-    They are found by these.
+    Evenkeel finds such incidents by these nodes and jobs.
     """
     incidents: list[Incident] = []
     has_older = is_lower_bound = False
@@ -519,7 +518,7 @@ def next_command(incidents: IncidentsByNeed, unhealthy: Sequence[str | None]) ->
 
 
 def shared_cause_documents(working: Iterable[Incident]) -> list[Json]:
-    """Return the shared causes that block repairs, the largest first. Each is one headline."""
+    """Return the shared causes that block repairs, the largest first. The console shows each cause as one headline."""
     blocked_by_cause: dict[str, list[Incident]] = defaultdict(list)
     for incident in sorted(
         working, key=lambda listed_incident: (listed_incident.opened_at, listed_incident.incident_id)

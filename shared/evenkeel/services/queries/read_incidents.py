@@ -37,7 +37,7 @@ _ATTRIBUTION_WINDOW = timedelta(minutes=10)
 """The fault may have caused the end of an attempt this long before the first signal."""
 _MAX_ATTEMPTS = 1000
 MAX_READ = 2_000
-"""Incidents that one report reads, newest first. It leaves out older entries, and says so."""
+"""Incidents that one report reads, newest first. The report leaves out older incidents, and a note says so."""
 _PAGE = 200
 NEEDS_PERSON_STATES = (IncidentState.WAITING_FOR_PERSON, IncidentState.JOB_NOT_RESUMED, IncidentState.FAILED)
 FRESH_FOR = timedelta(days=1)
@@ -358,7 +358,10 @@ def with_jobs(ledger: Ledger, incidents: Iterable[Incident]) -> list[Incident]:
 
 
 def has_found_jobs(incident: Incident) -> bool:
-    """Whether the recovery has searched the jobs on its node. Only then does an empty list mean none."""
+    """Whether the recovery has searched the jobs on its node.
+
+    Before that, an empty list of jobs does not mean that no job ran there.
+    """
     plan = incident.plan
     if plan is None:
         return False
@@ -384,7 +387,7 @@ def needs_person(incident: Incident, jobs: Iterable[Job], holder: FleetNode | No
     """Whether the failed outcome of an incident still needs a person.
 
     It does while an interrupted job has not resumed, or the node that is now in the slot takes no work. If the slot is
-    empty or unknown, it does for a day.
+    empty or unknown, the incident counts as blocked for a day.
     """
     if incident.state not in NEEDS_PERSON_STATES:
         return False

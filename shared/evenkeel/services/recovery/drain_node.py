@@ -51,7 +51,7 @@ from evenkeel.services.storage.retries import until_committed
 WRITER = "drain_node"
 _MAX_UNMANAGED_NAMES = 20
 _MAX_UNANSWERED = 3
-"""Evictions without an answer after which a try ends. Each takes about 15 seconds."""
+"""Evictions without an answer after which a try ends. An eviction without an answer takes about 15 seconds."""
 _MAX_DRAIN_CHECKS = 20
 
 
@@ -103,7 +103,9 @@ def run(request: recovery_step.RecoveryStepRequest, context: Context) -> DrainNo
 
 
 def drain(incident: Incident, context: Context) -> DrainNodeResult:
-    """Stop the work on the incident's node. Right before a repair this runs again, for work that started meanwhile.
+    """Stop the work on the incident's node.
+
+    Evenkeel drains the node again right before a repair, because new work may have started there.
 
     Idempotent: yes, as `run`.
     """

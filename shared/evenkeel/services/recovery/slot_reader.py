@@ -1,9 +1,9 @@
 """Read one node slot, in as many calls in a large fleet as in a small one.
 
 Only the node itself and its replacement are read from the control planes, so they are fresh. The facts about its peers
-come from the last sweep (`FleetSummary`): at most a minute old, and older only while the sweep fails. They never show
-that a node is healthy. A stale summary can delay a return to service, or miss that a whole pool just opted out after
-its node was gone.
+come from the last sweep (`FleetSummary`): at most a minute old, and older only while the sweep fails. These facts never
+show that a node is healthy. A stale summary can delay a return to service, or miss that a whole pool just opted out
+after its node was gone.
 """
 
 from collections.abc import Callable
@@ -99,7 +99,7 @@ class SlotReader:
 
     @property
     def opted_out_pools(self) -> tuple[str, ...]:
-        """The pools that opted out of automation. They matter only if the node is gone."""
+        """The pools that opted out of automation. A recovery reads them only if the node is gone."""
         return self.summary.opted_out if self.node is None else ()
 
     @property

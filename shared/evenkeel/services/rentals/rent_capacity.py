@@ -440,7 +440,7 @@ _STEPS = {
 
 
 def _not_yet(step_input: _StepInput, reason: str) -> RentCapacityResult:
-    """Return the answer for a step that waits for nodes. They take minutes to join or to go."""
+    """Return the answer for a step that waits for nodes. Nodes need minutes to join or to leave a cluster."""
     seconds = 2 * step_input.context.policy.jobs.launch_retry_seconds
     return RentCapacityResult(outcome=RentOutcome.NOT_YET, reason=reason, wait_seconds=seconds)
 

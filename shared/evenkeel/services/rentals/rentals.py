@@ -134,7 +134,7 @@ def record_of(placement: PlacementDecision, context: Context) -> Decision:
 def writes_of(
     change: RentalChange, version: int, context: Context, *, writer: str, record: Decision | None = None
 ) -> tuple[Write, ...]:
-    """Return all writes of one transition. They belong in one commit.
+    """Return all writes of one transition. One commit must hold all of them.
 
     Args:
         change: The transition.
@@ -210,7 +210,7 @@ def start(rental: Rental, context: Context) -> bool:
 def delete_capacity_pods_of(job: Job, attempt: Attempt, context: Context) -> None:
     """Delete the capacity pods on an attempt's rented nodes, so that the attempt's own pods can be scheduled there.
 
-    Idempotent: yes, a pod that is gone is success.
+    Idempotent: yes, a pod that is already gone is no error.
     """
     row = context.ledger.get(job_rows.rental_key(job.job_id, job.rentals)) if job.rentals else None
     rental = rows.decode(row, Rental) if row else None
@@ -277,7 +277,9 @@ def commit_opening(opening: JobRentalOpening, job_write: Write, tree: QuotaTree,
 
 
 def begin_for_deployments(plans: Sequence[ServingRentalPlan], tree: QuotaTree, context: Context) -> None:
-    """Begin the rentals for serving workloads, and record once why others are not begun. Only `act` rents.
+    """Begin the rentals for serving workloads, and record once why others are not begun.
+
+    Only the mode `act` rents nodes.
 
     Idempotent: yes, each commit is conditional on the versions of the tree and of the Deployment's row.
     """

@@ -54,7 +54,7 @@ class InterruptedJob(NamedTuple):
 
     job: Job
     attempt: Attempt
-    """Its attempt. It has ended, or is about to."""
+    """Its attempt. The attempt has ended, or will end soon."""
     faulty_node: str
     """Name of the faulty node; empty if every node is healthy again."""
     avoid: tuple[str, ...]

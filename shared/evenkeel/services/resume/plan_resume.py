@@ -68,7 +68,7 @@ _NO_OFFERS = tuple(
 
 
 class PlannedJob(Value):
-    """A job with its resume plan."""
+    """A job and its resume decision."""
 
     job_id: str
     attempt: int

@@ -44,7 +44,7 @@ def run(plan: CyclePlan, loaded: LoadedCycle, admitted: list[str], context: Cont
         context: Ports, policy, mode and time.
 
     Returns:
-        Jobs whose admission the ledger refused. Then nothing but the other admissions was committed.
+        Jobs whose admission the ledger refused. If there are any, the cycle committed only the other admissions.
 
     Raises:
         Conflict: another writer was first.

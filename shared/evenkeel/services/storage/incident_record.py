@@ -48,7 +48,7 @@ def update_incident(
 ) -> Incident:
     """Change an incident with its further writes in one commit. Decide again if another writer was first.
 
-    `read_incident` is an earlier result of `load_incident`. The first try uses it and saves a read. If it is
+    `read_incident` is an earlier result of `load_incident`. The first try uses this row, which saves a read. If it is
     stale, so is its version, and the commit fails.
 
     Idempotent: yes, if `change` is, which receives the present incident each time.

@@ -32,7 +32,9 @@ def queue_prefix(queue: str) -> str:
 
 
 def queue_order(job: Job) -> str:
-    """Return the sort key of a pending job: `<team>#<inverted priority>#<queued at>#<id>`. Each queue is read alone.
+    """Return the sort key of a pending job: `<team>#<inverted priority>#<queued at>#<id>`.
+
+    So one query reads one queue.
 
     Without teams, first come, first served: `<submitted at>#<id>`. The id makes the order total.
     """
@@ -138,7 +140,7 @@ def rental_row(rental: Rental, version: int) -> Row:
 def serving_key(holder_id: str) -> Key:
     """Return the key `JOB#srv-… / SERVING`: a Deployment with rented nodes.
 
-    Its rentals, waits and timeline are beside it.
+    The partition also holds its rentals, waits and timeline.
     """
     return Key(Table.JOBS, f"JOB#{holder_id}", "SERVING")
 

@@ -1,4 +1,4 @@
-"""Counters of open jobs, for each principal and each queue. They enforce the policy's limits on submissions.
+"""Counters of open jobs, for each principal and each queue. The counters enforce the policy's limits on submissions.
 
 A job is open from its submission until it has ended. Its counters change in the same commit as the job. A submission
 writes each counter at the version that it read. So of two submissions that compete for the last job of a limit, one

@@ -1,4 +1,4 @@
-"""Keys, index entries and lifetimes of published events. They are rows of the incidents table."""
+"""Keys, index entries and lifetimes of published events. The events are rows of the incidents table."""
 
 from collections.abc import Iterator
 from datetime import datetime, timedelta

@@ -78,7 +78,7 @@ def page_newest_first(
     """Merge the partitions by their sort value, newest first.
 
     The partitions are read in the given order. A partition may occur twice: its second read finds the rows that moved
-    to it meanwhile. Each row is returned once.
+    to it meanwhile. The result holds each row once.
 
     The token holds the cursor of the last row. So a row that was added, or that moved to another partition between two
     pages, is not returned twice and hides no other row.

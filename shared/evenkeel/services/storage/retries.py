@@ -12,7 +12,7 @@ MAX_TRIES = 5
 def until_committed(attempt: Callable[[], T], message: str, *, tries: int = MAX_TRIES) -> T:
     """Return the result of `attempt`, which reads, decides and commits. Call it again if its commit conflicts.
 
-    Idempotent: as far as `attempt` is. It has to read anew in each call.
+    Idempotent: as far as `attempt` is. `attempt` must read its rows anew in each call.
 
     Raises:
         Conflict: every try conflicted; says `message`. A subclass of it passes at once.

@@ -94,7 +94,7 @@ def _store_day(day: DayRow, stored: Row | None, sweep: SweepRun, live: LiveDays)
     """Store a day. Figures of records that were not all read never replace stored ones.
 
     The write of the latest day decides which of several sweeps emits its metrics. After a crash between the write and
-    the metrics, this day has no data points. Its row and the reports are complete.
+    the metrics, this day has no data points. The stored row and the reports are complete nevertheless.
     """
     is_latest = day.figures.until == begin_of_day(day_of(day.folded_at))
     if stored is not None:

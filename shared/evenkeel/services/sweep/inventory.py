@@ -22,7 +22,7 @@ from evenkeel.services.sweep.sweep_run import SweepRun
 
 _GONE_KEPT = timedelta(days=30)
 _MAX_UNMANAGED_LISTED = 500
-"""Unmanaged workloads that are stored by name. Each takes about 200 bytes of a row."""
+"""Unmanaged workloads that are stored by name. Each name takes about 200 bytes of a row."""
 
 
 def refresh_fleet(sweep: SweepRun) -> int:

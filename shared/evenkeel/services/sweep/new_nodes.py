@@ -46,7 +46,10 @@ def return_new_nodes(sweep: SweepRun) -> int:
 
 
 def _is_in_repair(sweep: SweepRun, node: Node) -> bool:
-    """Whether an open incident waits for this node. Then that incident validates it. An unreadable one may wait."""
+    """Whether an open incident waits for this node.
+
+    Such an incident validates the node itself. An unreadable one may wait.
+    """
     incidents = sweep.open_incidents
     if sweep.hides_incidents:
         return True

@@ -47,7 +47,7 @@ def ingest_notices_before_listing(sweep: SweepRun) -> int:
 
 
 def _known_instances(sweep: SweepRun, instance_ids: Iterable[str]) -> set[str]:
-    """Return the nodes that an earlier sweep stored without ingesting their notices. They may be gone by now."""
+    """Return the nodes that an earlier sweep stored without ingesting their notices. These nodes may be gone by now."""
     keys = {
         fleet_rows.node_key(cluster, instance_id): instance_id
         for instance_id in instance_ids

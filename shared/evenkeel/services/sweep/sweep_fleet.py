@@ -265,4 +265,4 @@ STEPS: tuple[tuple[str, Callable[[SweepRun], int]], ...] = (
     ("request_cycle", request_cycle),
     ("days", fold_days),
 )
-"""The steps in order. Each returns how many leftovers it repaired."""
+"""The steps in order. Each step returns the number of corrections that it made."""

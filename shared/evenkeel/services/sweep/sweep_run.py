@@ -62,7 +62,8 @@ class SweepRun:
         self.results = SourceResults()
         """The facts that this run learned about its sources."""
         self.unreadable_clusters: dict[str, str] = {}
-        """Cluster → the first of its lists that could not be read, and why. Its contents are unknown, not gone."""
+        """Cluster → the first of its lists that could not be read, and why. The objects of such a list are unknown, not
+        gone."""
         self.hyperpod_error = ""
         """Why HyperPod's list could not be read; empty if it was read."""
         self.failures: list[str] = []
@@ -161,7 +162,10 @@ class SweepRun:
         return {"nodes_of", "workloads_of", "provider_nodes"} <= vars(self).keys()
 
     def has_listed_cluster(self, cluster: str) -> bool:
-        """Whether all lists of a cluster could be read. Only then is a missing object really gone."""
+        """Whether all lists of a cluster could be read.
+
+        Only if all lists were read, an object that they do not contain is gone.
+        """
         return cluster in self.nodes_of and cluster in self.workloads_of
 
     @cached_property

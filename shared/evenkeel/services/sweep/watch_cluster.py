@@ -143,7 +143,7 @@ class _WatchInvocation:
         self.nodes_changed = self.nodes_changed or kind == "node"
 
     def run_round_if_due(self) -> bool:
-        """Run a round if it is due, and return whether the time is up. Called several times a second."""
+        """Run a round if it is due, and return whether the time is up. The watch calls this several times a second."""
         now = self.context.clock.now()
         if self.lock is not None:
             self.lock = locks.renew_lock(self.context.ledger, self.lock, now=now)

@@ -222,7 +222,7 @@ class Observation:
         return incident.incident_id in self._unblocked_incidents
 
     def has_lost_its_node(self, incident: Incident) -> bool:
-        """Whether an incident waits to cordon a node that is gone. It would wait without end."""
+        """Whether an incident waits to cordon a node that is gone. No such wait would ever end."""
         if incident.block is None or incident.block.action != GuardrailAction.CORDON:
             return False
         return self.node_of(incident) is None

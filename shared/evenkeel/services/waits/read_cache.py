@@ -31,7 +31,7 @@ class ReadCache:
         self.now = now
         self._answers: dict[tuple[str, str], _CachedAnswer] = {}
         self._silent: dict[str, EvenkeelError] = {}
-        """Sources that did not answer in this round. They are not called again in it."""
+        """Sources that did not answer in this round. The round does not call them again."""
 
     def begin_round(self, now: datetime) -> None:
         """Forget every read that is too old for a new round."""
