@@ -144,7 +144,7 @@ def write_zip(source: Path, target: Path) -> None:
         for path in _files(source):
             member = zipfile.ZipInfo(path.relative_to(source).as_posix(), _EPOCH)
             member.compress_type = zipfile.ZIP_DEFLATED
-            member.external_attr = (0o100000 | _mode(path)) << 16
+            member.external_attr = (0o100000 | _file_mode(path)) << 16
             archive.writestr(member, path.read_bytes())
 
 
@@ -158,7 +158,7 @@ def write_tar(source: Path, target: Path, under: str) -> None:
     ):
         for path in _files(source):
             member = tarfile.TarInfo(f"{under}/{path.relative_to(source).as_posix()}")
-            member.size, member.mode = path.stat().st_size, _mode(path)
+            member.size, member.mode = path.stat().st_size, _file_mode(path)
             with path.open("rb") as content:
                 archive.addfile(member, content)
 
@@ -167,7 +167,7 @@ def _files(folder: Path) -> Iterable[Path]:
     return sorted((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.as_posix())
 
 
-def _mode(path: Path) -> int:
+def _file_mode(path: Path) -> int:
     return 0o755 if path.stat().st_mode & 0o100 else 0o644
 
 

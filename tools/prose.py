@@ -119,7 +119,7 @@ _CODE_WORDS = 2
 """A text of at most so many words is a name or a code: no retired word of a name may be in it."""
 _SENTENCE_WORDS = 3
 """A text of fewer words is no sentence. In code a text needs two words more."""
-_VAGUE = re.compile(
+_VAGUE_NOUNS = re.compile(
     r"\b(the ones?|ones) (that|who|whose|which|with|without|of)\b|\b(the|all) others\b(?! \w)|\beach other's\b"
     r"|\bwhat (is|are) (left|missing|free|due|known|seen)\b",
     re.IGNORECASE,
@@ -339,7 +339,7 @@ def find_problems(path: str, source: str) -> list[Finding]:
             passive += bool(_PASSIVE.search(sentence))
             if len(sentence.split()) > MAX_WORDS:
                 findings.append(Finding(path, text.line, f"more than {MAX_WORDS} words", sentence))
-            if _NOUN.search(sentence) or _VAGUE.search(sentence) or _SUBJECTLESS.search(sentence):
+            if _NOUN.search(sentence) or _VAGUE_NOUNS.search(sentence) or _SUBJECTLESS.search(sentence):
                 findings.append(Finding(path, text.line, "name the subject", sentence))
     if count >= 10 and passive > count * MAX_PASSIVE:
         findings.append(Finding(path, 1, f"passive in {passive} of {count} sentences", "say who acts"))

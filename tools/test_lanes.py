@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 from tests.examples import ALL_TESTS
 
-_WITH_UNITS = ("tests/local/test_least_privilege.py",)
+_RUN_WITH_UNIT_TESTS = ("tests/local/test_least_privilege.py",)
 _WITH_PORTS = (
     "tests/local/gpu_cluster",
     "tests/local/test_deployment.py",
@@ -32,9 +32,9 @@ _WITH_PORTS = (
 )
 """Local tests without the shared data centre. They run in other lanes, so that all lanes end at about the same time."""
 LANES = {
-    "small": ["tests/unit", "tests/template", "--ignore=tests/template/test_lint.py", *_WITH_UNITS],
+    "small": ["tests/unit", "tests/template", "--ignore=tests/template/test_lint.py", *_RUN_WITH_UNIT_TESTS],
     "ports": ["tests/contract", "tests/workflow", "tests/simulator", "tests/pytorch", *_WITH_PORTS],
-    "whole": ["tests/local", *(f"--ignore={path}" for path in (*_WITH_UNITS, *_WITH_PORTS))],
+    "whole": ["tests/local", *(f"--ignore={path}" for path in (*_RUN_WITH_UNIT_TESTS, *_WITH_PORTS))],
 }
 """Three lanes for two processors, because `whole` often waits. A fourth lane needed more processor time."""
 LINT = ("make", "--no-print-directory", "lint")

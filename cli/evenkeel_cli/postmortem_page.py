@@ -26,7 +26,7 @@ _STAGE_ADVICE = {
 }
 
 
-class Records(NamedTuple):
+class IncidentRecords(NamedTuple):
     """The records of an incident, as the API returns them."""
 
     incident: Json
@@ -38,7 +38,7 @@ class Records(NamedTuple):
     receipt: Json | None
 
 
-def postmortem(records: Records, *, has_names: bool = False) -> str:
+def postmortem(records: IncidentRecords, *, has_names: bool = False) -> str:
     """Return the page. Without `has_names`, each person is `a person`."""
     text = "\n".join(_lines(records)) + "\n"
     return escape_control_characters(text if has_names else _PRINCIPAL.sub("a person", text))
@@ -48,7 +48,7 @@ _PRINCIPAL = re.compile(r"(?:\b\d{12}:)?\b(?:role|user|federated-user)/[\w+=,.@-
 """A caller as records name it: `role/Operator (ana)`."""
 
 
-def _lines(records: Records) -> Iterator[str]:
+def _lines(records: IncidentRecords) -> Iterator[str]:
     incident = records.incident
     node, fault = incident["node"], incident["fault"]
     yield f"# Postmortem: {_markdown_cell(fault['name'])} on {node['instanceId']}"
@@ -69,7 +69,7 @@ def _lines(records: Records) -> Iterator[str]:
         "For the people involved",
         ["- What went well:", "- What was luck:", "- What was unclear at the time:", "- [ ] Action, owner, date:"],
     )
-    yield from _section_lines("Records", _commands(incident, records.decisions))
+    yield from _section_lines("IncidentRecords", _command_lines(incident, records.decisions))
 
 
 def _summary(incident: Json) -> str:
@@ -94,7 +94,7 @@ def _facts(incident: Json) -> Iterator[tuple[str, str]]:
         yield "Continues", f"`{incident['resumes']}`: that recovery did not clear the same fault"
 
 
-def _impact(records: Records) -> Iterator[str]:
+def _impact(records: IncidentRecords) -> Iterator[str]:
     lanes = records.incident["jobLanes"]
     if not lanes:
         yield "No job of Evenkeel ran on the node."
@@ -197,7 +197,7 @@ def _decisions(decisions: Sequence[Json]) -> Iterator[str]:
             )
 
 
-def _improvement_lines(records: Records) -> Iterator[str]:
+def _improvement_lines(records: IncidentRecords) -> Iterator[str]:
     advice = list(dict.fromkeys(_advice(records)))
     if not advice:
         yield "The records show no step that a setting, a spare node or another checkpoint would have shortened."
@@ -205,7 +205,7 @@ def _improvement_lines(records: Records) -> Iterator[str]:
         yield f"- {text}"
 
 
-def _advice(records: Records) -> Iterator[str]:
+def _advice(records: IncidentRecords) -> Iterator[str]:
     """Yield the changes that would have shortened the incident, each from a record."""
     incident = records.incident
     later = incident["took"][1:]
@@ -251,7 +251,7 @@ def _job_advice(job: Json) -> Iterator[str]:
             yield f"Attempt {attempt['attempt']} of `{name}` could not use {checkpoints_text}: `evenkeel why {name}`."
 
 
-def _commands(incident: Json, decisions: Sequence[Json]) -> Iterator[str]:
+def _command_lines(incident: Json, decisions: Sequence[Json]) -> Iterator[str]:
     name = incident["incidentId"]
     yield f"- `evenkeel incidents show {name}`, `evenkeel incidents timeline {name}`"
     for decision in decisions:

@@ -408,8 +408,10 @@ def reject_foreign_hosts() -> None:
         origins = [value for name, value in headers if name == b"origin"]
         status = 0 if all(map(_is_local, origins)) else 403
         # A target such as `GET http://attacker.example/` names a host too, and has precedence over `Host`.
-        is_named_so = len(hosts) == 1 and _AUTHORITY.fullmatch(hosts[0]) is not None and scope["path"].startswith("/")
-        if not is_named_so or not _is_local(f"//{hosts[0]}"):
+        has_valid_host = (
+            len(hosts) == 1 and _AUTHORITY.fullmatch(hosts[0]) is not None and scope["path"].startswith("/")
+        )
+        if not has_valid_host or not _is_local(f"//{hosts[0]}"):
             status = 421
         if not status:
             await serve(scope, receive, send)

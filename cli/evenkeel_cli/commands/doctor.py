@@ -39,8 +39,8 @@ def doctor(
 ) -> None:
     """Check everything that Evenkeel needs, and print how to fix problems.
 
-    It only reads. Exit 0: nothing failed. 1: something failed. Exit 2: at least one check could not run. With --before
-    it reads samconfig.toml of the current folder, and needs no stack.
+    It only reads. Exit 0: nothing failed. Exit 1: something failed. Exit 2: at least one check could not run.
+    With --before it reads samconfig.toml of the current folder, and needs no stack.
     """
     from evenkeel_cli.doctor import checks, findings
 
@@ -88,7 +88,7 @@ def _check_before(environment: str, skip: str, form: OutputFormat) -> NoReturn:
 
     folder = Path.cwd()
     try:
-        skipped = _skipped_checks(skip, predeployment.BEFORE)
+        skipped = _skipped_checks(skip, predeployment.CHECKS_BEFORE_DEPLOYMENT)
         planned = planned_stack.read_planned_stack(folder, environment)
     except CommandFailed as error:
         # Not the exit code of a usage error: doctor also exits with it if a check had no answer, and then `make deploy`
@@ -100,7 +100,7 @@ def _check_before(environment: str, skip: str, form: OutputFormat) -> NoReturn:
     )
     site = predeployment.PlannedSite(BotocoreAws(api_context), planned, planned_stack.read_sam_versions(folder))
     out, fleet = stdout_printer(), planned.parameters["FleetName"]
-    doctor_findings = checks.run(site, out.now(), skipped, predeployment.BEFORE)
+    doctor_findings = checks.run(site, out.now(), skipped, predeployment.CHECKS_BEFORE_DEPLOYMENT)
     next_step = "" if findings.exit_code(doctor_findings) == 1 else f"Deploy: make deploy ENV={environment}"
     if form.is_document:
         as_of = out.now().isoformat()

@@ -243,7 +243,7 @@ def spares(  # noqa: PLR0913, PLR0917 - options, each given by its name
     print_figures(table, output, main="spares")
 
 
-@app.command("repair-shop")
+@app.command("repair-figures")
 def repair_shop(  # noqa: PLR0913, PLR0917 - options, each given by its name
     nodes: NodesOption,
     repair: Annotated[str, typer.Option(metavar="D", help=f"Mean time of one repair: {_DURATION}.")],
@@ -269,8 +269,8 @@ def repair_shop(  # noqa: PLR0913, PLR0917 - options, each given by its name
         "repairers": repairers,
         "fails_while_stopped": fails_while_stopped,
     }
-    shop = offline.repair_shop(_parse_rate(rate, failures, node_hours, confidence), terms, max_spares)
-    print_figures(shop, output, main="fleets")
+    figures = offline.repair_shop(_parse_rate(rate, failures, node_hours, confidence), terms, max_spares)
+    print_figures(figures, output, main="fleets")
 
 
 @app.command("copies")

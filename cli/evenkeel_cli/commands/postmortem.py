@@ -6,7 +6,7 @@ import typer
 
 from evenkeel_cli.commands import lookup
 from evenkeel_cli.commands.incidents import IncidentArgument
-from evenkeel_cli.postmortem_page import Records, postmortem
+from evenkeel_cli.postmortem_page import IncidentRecords, postmortem
 from evenkeel_cli.render import stdout_printer
 from evenkeel_client.client import ApiClient
 from evenkeel_client.errors import CommandFailed, Exit
@@ -26,7 +26,7 @@ def write_postmortem(
     incident_id = lookup.find_incident(client, incident)
     document = client.get(f"/incidents/{incident_id}")
     decisions = sorted(document["decisions"], key=lambda decision: str(decision["decidedAt"]))
-    records = Records(
+    records = IncidentRecords(
         incident=document,
         timeline=client.get(f"/incidents/{incident_id}/timeline")["entries"],
         decisions=[client.get(f"/decisions/{decision['decisionId']}") for decision in decisions],

@@ -207,7 +207,7 @@ def _key(site: PlannedSite, arn: str) -> str:
         return ""
 
 
-BEFORE = (
+CHECKS_BEFORE_DEPLOYMENT = (
     DoctorCheck("credentials", credentials, "your identity in AWS, and whether the HyperPod cluster is in its account"),
     DoctorCheck("names", names, "the length of the names of the stack and the fleet"),
     DoctorCheck("parameters", parameters, "parameters that contradict each other"),

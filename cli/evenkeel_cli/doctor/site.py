@@ -94,9 +94,9 @@ class BotocoreAws:
 
         with self._lock:
             if service not in self._clients:
-                patience = SELF_TEST_SECONDS if service == "lambda" else AWS_SECONDS
+                read_timeout = SELF_TEST_SECONDS if service == "lambda" else AWS_SECONDS
                 options = Config(
-                    connect_timeout=5, read_timeout=patience, retries={"mode": "standard", "total_max_attempts": 2}
+                    connect_timeout=5, read_timeout=read_timeout, retries={"mode": "standard", "total_max_attempts": 2}
                 )
                 endpoint = self.endpoints.get(service) or self._context.aws_endpoint_url or None
                 self._clients[service] = self._session.create_client(

@@ -138,7 +138,7 @@ class GpuCluster:
 
         Args:
             is_restored: Whether the cluster was restored from a snapshot. Otherwise the objects that every cluster
-            begins with are created.
+                begins with are created.
         """
         if not is_restored:
             self._create_first_objects()

@@ -259,8 +259,10 @@ class JobController(Controller):
         """Delete the active pods; return the pods that are then active, and the terminating pods.
 
         Args:
-            job: Their Job. active: The pods to delete. terminating: Pods that already terminate. counted: Whether the
-            Job counts these pods as failed. A smaller or suspended Job does not count these pods.
+            job: Their Job.
+            active: The pods to delete.
+            terminating: Pods that already terminate.
+            counted: Whether the Job counts these pods as failed. A smaller or suspended Job does not count these pods.
         """
         remaining = list(terminating)
         for pod in active:

@@ -139,7 +139,7 @@ def _pod(spec: LaunchSpec, accelerator_resource: str) -> Json:
         "affinity": {
             **_without_empty({"nodeAffinity": required_nodes}),
             # Each node gets a single pod, even if a pod needs less than a whole node.
-            "podAntiAffinity": _one_per_node(own_labels),
+            "podAntiAffinity": _one_pod_per_node(own_labels),
         },
         # The whole pod security standard "restricted". Pods with EFA also need IPC_LOCK, which only "privileged"
         # allows.
@@ -160,7 +160,7 @@ def _without_empty(fields: Json) -> Json:
     return {name: value for name, value in fields.items() if value}
 
 
-def _one_per_node(own_labels: Mapping[str, str]) -> Json:
+def _one_pod_per_node(own_labels: Mapping[str, str]) -> Json:
     """Return the rule that keeps two pods with these labels off one node."""
     return {_REQUIRED: [{"topologyKey": _HOSTNAME, "labelSelector": {"matchLabels": dict(own_labels)}}]}
 
@@ -316,7 +316,7 @@ def capacity_job(spec: CapacitySpec, fleet: str, taints: Iterable[Mapping[str, A
         # Nodes with the label belong to a rental. They are empty until the pods of its job start.
         "affinity": {
             "nodeAffinity": {_REQUIRED: {"nodeSelectorTerms": [{"matchExpressions": [_NO_RENTAL]}]}},
-            "podAntiAffinity": _one_per_node({RENTAL_LABEL: spec.name}),
+            "podAntiAffinity": _one_pod_per_node({RENTAL_LABEL: spec.name}),
         },
         "securityContext": {
             "runAsNonRoot": True,

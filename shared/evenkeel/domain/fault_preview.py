@@ -25,10 +25,10 @@ from evenkeel.domain.recovery.resume import distrust_after, requirement_after
 from evenkeel.domain.recovery.validation import Validity
 from evenkeel.domain.values import Value
 
-_AT = datetime(2026, 1, 1, tzinfo=UTC)
+_EXAMPLE_TIME = datetime(2026, 1, 1, tzinfo=UTC)
 """Any time serves: the preview reports only differences of time."""
-_LIFE = NodeLife(cluster="eks", instance_id="i-00000000000000000", launched_at=_AT)
-_NODE = AffectedNode(life=_LIFE, slot="eks/slot", node_name="node", pool="pool", job_ids=("job",))
+_EXAMPLE_LIFE = NodeLife(cluster="eks", instance_id="i-00000000000000000", launched_at=_EXAMPLE_TIME)
+_EXAMPLE_NODE = AffectedNode(life=_EXAMPLE_LIFE, slot="eks/slot", node_name="node", pool="pool", job_ids=("job",))
 _MAX_STEPS = 8
 
 
@@ -84,10 +84,12 @@ def preview(fault: Fault, policy: Policy) -> Preview:
     with_two_sources = None
     if incident and not fault.acts_alone:
         second = _signal(fault).replace(source="another.witness", envelope_id="another")
-        incident = with_fact(incident, ClassifiedFact(second, _NODE, fault), {}, policy.catalogue)
+        incident = with_fact(incident, ClassifiedFact(second, _EXAMPLE_NODE, fault), {}, policy.catalogue)
         with_two_sources = _plan(incident, policy)
     plan = with_two_sources or alone
-    trust, since = checkpoint_trust_of(incident, policy.catalogue) if incident else (fault.checkpoint_trust, _AT)
+    trust, since = (
+        checkpoint_trust_of(incident, policy.catalogue) if incident else (fault.checkpoint_trust, _EXAMPLE_TIME)
+    )
     distrusted = distrust_after(trust, since, policy.jobs)
     return Preview(
         fault=fault,
@@ -100,7 +102,7 @@ def preview(fault: Fault, policy: Policy) -> Preview:
         steps=_steps(incident, policy) if incident and plan and plan.repairs_node else (),
         repeated=_repeated(fault, policy),
         requirement=requirement_after(trust, fault.fault_class, policy.jobs),
-        distrusted_from_seconds=None if distrusted is None else round((_AT - distrusted).total_seconds()),
+        distrusted_from_seconds=None if distrusted is None else round((_EXAMPLE_TIME - distrusted).total_seconds()),
     )
 
 
@@ -108,20 +110,20 @@ def _signal(fault: Fault) -> NodeFact:
     return NodeFact(
         kind=FactKind.FAULT,
         source="one.witness",
-        instance_id=_LIFE.instance_id,
+        instance_id=_EXAMPLE_LIFE.instance_id,
         fault_key=fault.key,
-        observed_at=_AT,
+        observed_at=_EXAMPLE_TIME,
         envelope_id="one",
     )
 
 
 def _incident(fault: Fault, policy: Policy, history: FaultHistory) -> Incident | None:
     decided = decide_ingestion(
-        ClassifiedFact(_signal(fault), _NODE, fault),
+        ClassifiedFact(_signal(fault), _EXAMPLE_NODE, fault),
         NodeHistory(histories={"slot/eks/slot": history}),
         policy.catalogue,
         new_id="inc-preview",
-        now=_AT,
+        now=_EXAMPLE_TIME,
     )
     return decided.incident if decided.action is IngestAction.OPEN else None
 
@@ -149,21 +151,25 @@ def _plan(incident: Incident, policy: Policy) -> RecoveryPlan:
 
 def _steps(incident: Incident, policy: Policy) -> tuple[RungPreview, ...]:
     record = ProviderNode(
-        instance_id=_LIFE.instance_id, instance_group="pool", instance_type="", launched_at=_AT, status="Running"
+        instance_id=_EXAMPLE_LIFE.instance_id,
+        instance_group="pool",
+        instance_type="",
+        launched_at=_EXAMPLE_TIME,
+        status="Running",
     )
-    node = KubernetesNode(cluster="eks", name="node", instance_id=_LIFE.instance_id, is_ready=True)
+    node = KubernetesNode(cluster="eks", name="node", instance_id=_EXAMPLE_LIFE.instance_id, is_ready=True)
     assessed = IncidentFault.of(incident, policy.catalogue)
     requests: tuple[RepairRequest, ...] = ()
     steps: list[RungPreview] = []
-    now = _AT
+    now = _EXAMPLE_TIME
     while len(steps) < _MAX_STEPS:
         facts = RepairFacts(
             incident_id=incident.incident_id,
-            life=_LIFE,
+            life=_EXAMPLE_LIFE,
             fault_key=incident.fault_key,
             fault=FaultTraits.of(assessed.fault),
             ladder=assessed.node_rungs,
-            opened_at=_AT,
+            opened_at=_EXAMPLE_TIME,
             boot_id_at_opening="",
             owner="EVENKEEL",
             has_recovered=False,
@@ -177,7 +183,7 @@ def _steps(incident: Incident, policy: Policy) -> tuple[RungPreview, ...]:
             now=now,
         )
         decided = choose_repair(facts, policy.repair)
-        after_seconds = round((now - _AT).total_seconds())
+        after_seconds = round((now - _EXAMPLE_TIME).total_seconds())
         rung = decided.action.lower()
         if rung not in facts.ladder:
             if decided.action is Repair.ASK_PERSON:
@@ -189,7 +195,7 @@ def _steps(incident: Incident, policy: Policy) -> tuple[RungPreview, ...]:
             break
         request = RepairRequest(
             rung=rung,
-            life=_LIFE,
+            life=_EXAMPLE_LIFE,
             boot_id="",
             requested_at=now,
             incident_id=incident.incident_id,
@@ -210,8 +216,12 @@ def _repeated(fault: Fault, policy: Policy) -> RecurrencePreview | None:
     history = FaultHistory()
     for number in range(1, fault.recur_count):
         spread = fault.recur_window_hours * 3600 * number / fault.recur_count
-        earlier = _signal(fault).replace(observed_at=datetime.fromtimestamp(_AT.timestamp() - spread, UTC))
-        affected = _NODE.replace(job_ids=(f"job-{number}",)) if fault.recur_key is RecurKey.GPU_ACROSS_JOBS else _NODE
+        earlier = _signal(fault).replace(observed_at=datetime.fromtimestamp(_EXAMPLE_TIME.timestamp() - spread, UTC))
+        affected = (
+            _EXAMPLE_NODE.replace(job_ids=(f"job-{number}",))
+            if fault.recur_key is RecurKey.GPU_ACROSS_JOBS
+            else _EXAMPLE_NODE
+        )
         history = with_occurrence(history, earlier, affected, f"inc-{number}")
     incident = _incident(fault, policy, history)
     recurrences = incident.recurrences if incident else ()

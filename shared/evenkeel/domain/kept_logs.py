@@ -17,7 +17,7 @@ KEPT_RANKS = 64
 """Maximum ranks per attempt: first the ranks that failed first, then by number. So one commit holds all rows."""
 
 _MASK = "[redacted]"
-_EXAMINED = 65_536
+_SEARCHED_CHARACTERS = 65_536
 """Characters at the end of a log that are searched for secrets. A single log line may have megabytes."""
 _LONGEST_SECRET = 4_096
 # Every repetition has a limit: a training script may print any text, and a match must take linear time.
@@ -28,8 +28,8 @@ _PATTERNS = (
     re.compile(r"\b(?:hf|ghp|gho|ghs|glpat|xox[abp]|sk|nvapi|github_pat)[-_][A-Za-z0-9_-]{16,}"),
     re.compile(r"\beyJ[A-Za-z0-9_-]{8,1000}\.[A-Za-z0-9_-]{8,4000}\.[A-Za-z0-9_-]*"),
 )
-_BETWEEN = r"[\w.-]{0,40}[\"']?[ \t]{0,4}[:=][ \t]{0,4}[\"']?"
-_AFTER_NAME = re.compile(rf"(?i)({_SENSITIVE_NAME}{_BETWEEN})(?:(?:bearer|basic)[ \t]{{1,4}})?[^\s\"'&,;]+")
+_NAME_TO_VALUE = r"[\w.-]{0,40}[\"']?[ \t]{0,4}[:=][ \t]{0,4}[\"']?"
+_AFTER_NAME = re.compile(rf"(?i)({_SENSITIVE_NAME}{_NAME_TO_VALUE})(?:(?:bearer|basic)[ \t]{{1,4}})?[^\s\"'&,;]+")
 _BEARER = re.compile(r"(?i)\b((?:bearer|basic)[ \t]{1,4})[A-Za-z0-9._~+/=-]{8,}")
 _USER_INFO = re.compile(r"(://)[^\s/@:]{0,200}:[^\s/@]{1,400}@")
 _SECRET_VARIABLE = re.compile(_SENSITIVE_NAME, re.IGNORECASE)
@@ -93,7 +93,7 @@ def shortened_with_times(stamped: str, secrets: Iterable[str]) -> ShortLog:
         times += [match[1] if match else ""] * len(_with_line_ends(pieces))
     plain = "".join(contents)
     text, is_cut = shortened(plain, secrets)
-    end = plain[-_EXAMINED:]
+    end = plain[-_SEARCHED_CHARACTERS:]
     is_joined = redacted(end, secrets).count("\n") != end.count("\n")
     lines = len(text.splitlines())
     return ShortLog(text, is_cut, () if is_joined or not any(times) else tuple(times[len(times) - lines :]))
@@ -108,7 +108,7 @@ def shortened(text: str, secrets: Iterable[str]) -> tuple[str, bool]:
 
     Secrets are masked before the text is cut, because half a secret matches no pattern.
     """
-    end = text[-_EXAMINED:]
+    end = text[-_SEARCHED_CHARACTERS:]
     masked = redacted(end, secrets)
     if len(end) < len(text):
         # The cut may have halved a secret at the beginning, so the first line is dropped.

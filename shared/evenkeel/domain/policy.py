@@ -244,7 +244,7 @@ def changed(base: Policy, changes: Mapping[str, Any]) -> Policy:
     Raises:
         PolicyError: A field is unknown, or its value is not valid.
     """
-    wrong = [f"{_where(path)}{NOT_A_NUMBER}" for path in booleans_for_numbers(Policy, changes)]
+    wrong = [f"{_field_prefix(path)}{NOT_A_NUMBER}" for path in booleans_for_numbers(Policy, changes)]
     if wrong:
         raise PolicyError("; ".join(wrong))
     try:
@@ -252,7 +252,7 @@ def changed(base: Policy, changes: Mapping[str, Any]) -> Policy:
     except ValidationError as error:
         faults = error.errors(include_url=False, include_input=False, include_context=False)
         raise PolicyError(
-            "; ".join(f"{_where(fault['loc'])}{_error_text(fault)}" for fault in faults[:_MAX_ERRORS_SHOWN])
+            "; ".join(f"{_field_prefix(fault['loc'])}{_error_text(fault)}" for fault in faults[:_MAX_ERRORS_SHOWN])
         ) from error
 
 
@@ -266,7 +266,7 @@ def _merge(base: Any, changes: Any) -> Any:
     return {**base, **{name: _merge(base.get(name), value) for name, value in changes.items()}}
 
 
-def _where(parts: tuple[int | str, ...]) -> str:
+def _field_prefix(parts: tuple[int | str, ...]) -> str:
     return f"{'.'.join(map(str, parts))}: " if parts else ""
 
 

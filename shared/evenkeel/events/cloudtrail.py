@@ -100,13 +100,17 @@ def _texts_in(value: object) -> list[str]:
 def _hyperpod_targets(record: _CloudTrailRecord) -> Iterable[tuple[str, str]]:
     """Return the instance ids and logical ids that HyperPod accepted; the requested ids if no answer is recorded."""
     request, answer = record.request_parameters or {}, record.response_elements or {}
-    source, names = (answer, _ACCEPTED) if any(name in answer for name in _ACCEPTED) else (request, _REQUESTED)
+    source, names = (
+        (answer, _ACCEPTED_ID_FIELDS)
+        if any(name in answer for name in _ACCEPTED_ID_FIELDS)
+        else (request, _REQUESTED_ID_FIELDS)
+    )
     instance_ids, logical_ids = (_texts_in(source.get(name)) for name in names)
     return [*((instance_id, "") for instance_id in instance_ids), *(("", logical_id) for logical_id in logical_ids)]
 
 
-_ACCEPTED = ("successful", "successfulNodeLogicalIds")
-_REQUESTED = ("nodeIds", "nodeLogicalIds")
+_ACCEPTED_ID_FIELDS = ("successful", "successfulNodeLogicalIds")
+_REQUESTED_ID_FIELDS = ("nodeIds", "nodeLogicalIds")
 
 
 def _ec2_targets(record: _CloudTrailRecord) -> Iterable[tuple[str, str]]:

@@ -29,8 +29,8 @@ _MAX_READINGS = 8
 
 _CLEANUP = "45"
 """Channel cleanup after another fault; never evidence, thousands are normal (NVIDIA/NVSentinel#1748)."""
-_VERDICT = "154"
-_VERDICTS = {
+_RECOVERY_ACTION_XID = "154"
+_KEY_BY_RECOVERY_ACTION = {
     "Drain and Reset": "drain_and_reset",
     "Drain P2P": "drain_p2p",
     "GPU Reset Required": "gpu_reset_required",
@@ -72,8 +72,8 @@ def is_cleanup(code: str) -> bool:
 def xid_key(number: str, line_rest: str = "") -> str:
     """Return the catalogue key of an Xid, by its number and the rest of its line."""
     plain_key = f"xid:{int(number)}"
-    if number == _VERDICT:
-        verdict = next((key for phrase, key in _VERDICTS.items() if phrase in line_rest), "")
+    if number == _RECOVERY_ACTION_XID:
+        verdict = next((key for phrase, key in _KEY_BY_RECOVERY_ACTION.items() if phrase in line_rest), "")
         verdict = verdict or ("none" if _WITHDRAWN.search(line_rest) else "")
         # A verdict in an unknown phrase is never guessed.
         return f"{plain_key}/{verdict}" if verdict else "xid:*"

@@ -109,7 +109,7 @@ _BY_DESCRIPTION = (
         _EventMeaning("patching_skipped"),
     ),
 )
-_NOISE = _description_pattern(r"[0-9]{1,6} node\(s\) lost orchestration-ready status")
+_NODE_COUNT_CHANGE = _description_pattern(r"[0-9]{1,6} node\(s\) lost orchestration-ready status")
 """HyperPod sends this with each change of the node count. Its FailureMessage is misleading."""
 
 
@@ -197,7 +197,7 @@ def _find_meaning(details: _EventDetails) -> _EventMeaning | None:
         for beginning, meaning in _BY_MESSAGE.items():
             if details.metadata.failure_message.startswith(beginning):
                 return meaning
-    if _NOISE.match(details.description):
+    if _NODE_COUNT_CHANGE.match(details.description):
         return _EventMeaning()
     return next((meaning for pattern, meaning in _BY_DESCRIPTION if pattern.match(details.description)), None)
 

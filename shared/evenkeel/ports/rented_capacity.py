@@ -68,8 +68,9 @@ class RentedCapacity(Protocol):
         Idempotent: yes, by the pool's resourceVersion: after a concurrent change, the rented nodes are counted again.
 
         Args:
-            cluster: The cluster. pool: Name of the NodePool. rented: Counts the rented nodes and accelerators. The
-            adapter calls it after it has read the pool.
+            cluster: The cluster.
+            pool: Name of the NodePool.
+            rented: Counts the rented nodes and accelerators. The adapter calls it after it has read the pool.
         """
         ...
 

@@ -17,7 +17,7 @@ from evenkeel.runtime.wiring import World
 Json = dict[str, Any]
 _Identifier = Annotated[str, Field(max_length=100, pattern=r"^[a-z0-9./-]*$")]
 _READ_NODE = KubernetesPermission("get", "", "nodes")
-_NO_NODE = "evenkeel-self-test"
+_ABSENT_NODE = "evenkeel-self-test"
 """Name of a node that does not exist. The API server must still read its store to answer."""
 
 
@@ -84,7 +84,7 @@ def _test_cluster(world: World, name: str, rights: list[KubernetesPermission], r
         ]
         if _READ_NODE in rights and _READ_NODE not in missing:
             # The server answers version and access reviews from memory. Only reading an object proves that it works.
-            world.cluster.node(name, _NO_NODE)
+            world.cluster.node(name, _ABSENT_NODE)
     except EvenkeelError as error:
         return answer | {"error": _error_text(error)}
     if request.reads_kueue:

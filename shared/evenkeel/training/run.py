@@ -382,7 +382,7 @@ class Run:
             "startedAt": write_instant(started_at),
             "shards": self._put(checkpoint, parts(checkpoint)),
         }
-        records = self._receipts(checkpoint, record) if gather is None else gather(record)
+        records = self._send_or_collect_receipts(checkpoint, record) if gather is None else gather(record)
         saved = self._remember(checkpoint, is_complete=False)
         if self.rank != 0:
             return saved
@@ -527,7 +527,7 @@ class Run:
             written.append(Shard(key, len(content), sha256).to_json())
         return written
 
-    def _receipts(self, checkpoint: Checkpoint, record: JsonObject) -> Sequence[JsonObject] | None:
+    def _send_or_collect_receipts(self, checkpoint: Checkpoint, record: JsonObject) -> Sequence[JsonObject] | None:
         if self.rank != 0:
             content = json.dumps(record).encode()
             key = checkpoint.receipt_key(self.rank, self.world_size)

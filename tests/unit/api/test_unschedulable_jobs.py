@@ -141,7 +141,7 @@ def why_unschedulable(
     job: Job = a_job()
     job = job.replace(spec=job.spec.replace(nodes=nodes, **more), queue=more.get("team", ""))
     fleet = check_fit.read_configured_fleet(job.cluster, gateway_with_nodes.fakes.ledger)
-    return check_fit.why_never(job, fleet, setup, policy, A_MOMENT)
+    return check_fit.why_never_fits(job, fleet, setup, policy, A_MOMENT)
 
 
 def test_spare_nodes_do_not_count_for_a_submission(gateway_with_nodes: Gateway) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from evenkeel_cli.postmortem_page import Records, postmortem
+from evenkeel_cli.postmortem_page import IncidentRecords, postmortem
 from tests.unit.api.gateway import ApiResponse
 from tests.unit.api.seeds import a_job, affected, ago, an_incident, some_evidence, store, store_timeline_entries
 from tests.unit.cli.conftest import CliFixture
@@ -66,7 +66,7 @@ def test_postmortem_names_a_faster_resume_option_and_its_obstacle() -> None:
         ],
     }
 
-    page = postmortem(Records(EMPTY, [], [decision], [], None))
+    page = postmortem(IncidentRecords(EMPTY, [], [decision], [], None))
 
     assert lines_of_section(page, "What would have helped") == [
         "- *spare* would have taken ~1m00s instead of ~16m00s, but: No spare is configured. (`dec-1`)"
@@ -105,7 +105,7 @@ def test_text_of_a_detector_cannot_break_the_markdown(cli: CliFixture) -> None:
 
 
 def test_postmortem_without_a_receipt_has_unknown_cost() -> None:
-    page = postmortem(Records(EMPTY, [], [], [], None))
+    page = postmortem(IncidentRecords(EMPTY, [], [], [], None))
 
     unknown = "No receipt is available: the cost is unknown."
     assert lines_of_section(page, "Impact") == ["No job of Evenkeel ran on the node.", "", unknown]
@@ -127,7 +127,7 @@ def test_postmortem_shows_known_and_unknown_cost_by_stage() -> None:
         "notes": [],
     }
 
-    page = postmortem(Records(EMPTY, [], [], [], receipt))
+    page = postmortem(IncidentRecords(EMPTY, [], [], [], receipt))
 
     assert lines_of_section(page, "Impact")[2:] == [
         "Cost: at least 0.36 GPU-hours, $2.45.",

@@ -23,7 +23,7 @@ from evenkeel_cli.doctor import site as site_module
 from evenkeel_cli.doctor.checks import CHECKS
 from evenkeel_cli.doctor.evaluate import DEAD_LETTERS
 from evenkeel_cli.doctor.findings import CouldNotCheck, DoctorFinding, Status
-from evenkeel_cli.doctor.predeployment import BEFORE
+from evenkeel_cli.doctor.predeployment import CHECKS_BEFORE_DEPLOYMENT
 from evenkeel_cli.doctor.site import BadCredentials, BotocoreAws, InspectedSite, ResourceNotFound
 from evenkeel_cli.offline import access
 from evenkeel_cli.render import Printer
@@ -988,7 +988,7 @@ def test_doctor_output_as_json_follows_its_schema() -> None:
 
     jsonschema.validate(document, schema)
     assert schema["properties"]["findings"]["items"]["properties"]["check"]["enum"] == list(
-        dict.fromkeys(doctor_check.name for doctor_check in (*CHECKS, *BEFORE))
+        dict.fromkeys(doctor_check.name for doctor_check in (*CHECKS, *CHECKS_BEFORE_DEPLOYMENT))
     )
     assert document["summary"]["warning"] == 1
 

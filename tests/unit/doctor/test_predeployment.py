@@ -12,7 +12,7 @@ import pytest
 
 from evenkeel_cli.doctor import checks, findings, network, planned_stack_checks
 from evenkeel_cli.doctor.findings import CouldNotCheck, DoctorFinding, Status
-from evenkeel_cli.doctor.predeployment import BEFORE, PlannedSite
+from evenkeel_cli.doctor.predeployment import CHECKS_BEFORE_DEPLOYMENT, PlannedSite
 from evenkeel_cli.doctor.site import BadCredentials, ResourceNotFound
 from evenkeel_cli.offline.planned_stack import PlannedStack, read_planned_stack, read_sam_versions
 from tests import aws_shapes
@@ -147,8 +147,8 @@ class FakeAccount:
 
     def run(self, *names: str) -> list[DoctorFinding]:
         site = PlannedSite(self.aws, self.planned(), self.sam)
-        skipped = {check.name for check in BEFORE if names and check.name not in names}
-        return checks.run(site, A_MOMENT, skipped, BEFORE)
+        skipped = {check.name for check in CHECKS_BEFORE_DEPLOYMENT if names and check.name not in names}
+        return checks.run(site, A_MOMENT, skipped, CHECKS_BEFORE_DEPLOYMENT)
 
 
 Plant = Callable[[FakeAccount], None]
@@ -501,7 +501,7 @@ FAULTS = [
 def test_correctly_prepared_account_passes_every_check() -> None:
     doctor_findings = FakeAccount().run()
 
-    assert {finding.check for finding in doctor_findings} == {check.name for check in BEFORE}
+    assert {finding.check for finding in doctor_findings} == {check.name for check in CHECKS_BEFORE_DEPLOYMENT}
     assert [finding for finding in doctor_findings if finding.status is not Status.OK] == []
     assert findings.exit_code(doctor_findings) == 0
 
@@ -522,8 +522,10 @@ def test_predeployment_check_reports_its_planted_fault_and_the_fix(fault: Predep
 
 
 def test_each_check_has_a_planted_fault() -> None:
-    assert {fault.check for fault in FAULTS if fault.status == "failed"} == {check.name for check in BEFORE}
-    reads = {check.name for check in BEFORE} - {"names", "parameters", "sam"}
+    assert {fault.check for fault in FAULTS if fault.status == "failed"} == {
+        check.name for check in CHECKS_BEFORE_DEPLOYMENT
+    }
+    reads = {check.name for check in CHECKS_BEFORE_DEPLOYMENT} - {"names", "parameters", "sam"}
     assert {fault.check for fault in FAULTS if fault.status == "unknown"} == reads
 
 
@@ -609,7 +611,7 @@ def test_doctor_page_describes_every_predeployment_check() -> None:
     section = page.split("## Before a deployment")[1].split("\n## ")[0]
     rows = [line.split("`")[1] for line in section.splitlines() if line.startswith("| `")]
 
-    assert rows == [check.name for check in BEFORE]
+    assert rows == [check.name for check in CHECKS_BEFORE_DEPLOYMENT]
 
 
 def test_predeployment_output_as_json_follows_the_schema_of_doctor() -> None:

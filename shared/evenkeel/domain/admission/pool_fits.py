@@ -256,7 +256,7 @@ def _rank_if_idle(request: AdmissionRequest, capacity: NodeCapacity, policy: Sch
         return None
     if request.instance_types and capacity.instance_type not in request.instance_types:
         return None
-    has_preferences = bool(request.pools) or request.requires != _NOTHING
+    has_preferences = bool(request.pools) or request.requires != _NO_REQUIREMENTS
     rank = _preference_rank(request, capacity) if has_preferences else 0
     if rank is None or (request.requires.fabric and policy.efa_interfaces.get(capacity.pool) == 0):
         return None
@@ -355,7 +355,7 @@ def _reserved_or_shared(request: AdmissionRequest, capacities: Iterable[NodeCapa
     return [capacity for capacity in all_nodes if not capacity.reserved_for]
 
 
-_NOTHING = Requirements()
+_NO_REQUIREMENTS = Requirements()
 _NEUTRAL_FIELDS = {
     *("job_id", "submitter", "team", "submitted_at", "queued_at", "priority", "attempts"),
     *("nodes", "requested_nodes", "sizes"),

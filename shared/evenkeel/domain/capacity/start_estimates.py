@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from evenkeel.domain.values import Value
 
-BASIS = (
+ESTIMATE_METHOD = (
     "Simulates the job's own queue with the run times of its last jobs. "
     "Borrowing and reclaiming by other queues are not included."
 )

@@ -12,7 +12,7 @@ from evenkeel.domain.renting.rental import Rental
 from evenkeel.domain.values import Instant, Value
 
 _COST_PARTS_PER_MICRO = money.COST_PARTS_PER_USD // money.MICROS_PER_USD
-_NEAR = 0.8
+_NEAR_CAP_SHARE = 0.8
 """An hour is near the cap if its cost is at least this share of the cap."""
 
 
@@ -173,6 +173,6 @@ def _peak_and_time_near_cap(rented: list[RentedTime], cap: int) -> tuple[int, da
         rate += changes[at]
         if rate > peak:
             peak, peak_at = rate, at
-        if cap and rate >= _NEAR * cap and index + 1 < len(times):
+        if cap and rate >= _NEAR_CAP_SHARE * cap and index + 1 < len(times):
             near_microseconds += microseconds(times[index + 1] - at)
     return peak, peak_at, near_microseconds

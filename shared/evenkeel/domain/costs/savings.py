@@ -128,11 +128,11 @@ def _estimated_saving(
 
 
 def _no_saving(baseline: RecoveryBaseline, why: str) -> EstimatedSaving:
-    fields = [f"{end}_{name}" for end in ("low", "high") for name in _FIGURES]
+    fields = [f"{end}_{name}" for end in ("low", "high") for name in _SAVED_AMOUNTS]
     return EstimatedSaving(instead_of=baseline, assumptions=(), why_unknown=why, **dict.fromkeys(fields))
 
 
-_FIGURES = ("standstill_seconds", "saved_seconds", "saved_gpu_hours", "saved_usd_micros")
+_SAVED_AMOUNTS = ("standstill_seconds", "saved_seconds", "saved_gpu_hours", "saved_usd_micros")
 
 
 def _published_standstill(baseline: RecoveryBaseline, nodes: int) -> tuple[float, float, float, str]:

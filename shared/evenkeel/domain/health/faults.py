@@ -300,7 +300,7 @@ class FaultCatalogue(Mapping[str, Fault]):
         code_text = code.strip()
         if code_text in self._faults:
             return self._faults[code_text]
-        number_match = _NUMBERED.fullmatch(code_text)
+        number_match = _NUMBERED_CODE.fullmatch(code_text)
         if number_match:
             key = (
                 f"{(number_match['family'] or 'xid').lower()}:{int(number_match['number'])}{number_match['kind'] or ''}"
@@ -350,7 +350,7 @@ class FaultCatalogue(Mapping[str, Fault]):
         return FaultCatalogue(faults, f"{self._text}\n{json.dumps(changed, sort_keys=True)}")
 
 
-_NUMBERED = re.compile(
+_NUMBERED_CODE = re.compile(
     r"(?:(?:nvidia)?(?P<family>s?xid)[ :_-]*)?(?P<number>[0-9]{1,6})(?:error|warning)?(?P<kind>/[a-z0-9_]+)?",
     re.ASCII | re.IGNORECASE,
 )

@@ -20,7 +20,7 @@ PEER_LOST_EXIT = 76
 """The training contract's code for "another rank is gone": a consequence, never the cause."""
 DO_NOT_REQUEUE_EXIT = 93
 """A launcher's exit code for "another attempt would end in the same way". Source: NVIDIA's resiliency extension."""
-_KILLED = (137, 143)
+_KILLED_EXITS = (137, 143)
 """Exit codes after SIGKILL and SIGTERM: another process ended the pod."""
 _LOST_REASONS = frozenset(
     {
@@ -223,7 +223,7 @@ def _end_by_cause(
         reason=reason,
         exit_codes=codes,
         counts_as_failure=True,
-        exit_code=None if cause.exit_code in (*_KILLED, PEER_LOST_EXIT) else cause.exit_code,
+        exit_code=None if cause.exit_code in (*_KILLED_EXITS, PEER_LOST_EXIT) else cause.exit_code,
     )
     return without_blame(ending, attempt, faulty)
 
@@ -254,7 +254,7 @@ def _blame_order(pod: ObservedPod) -> tuple[int, str]:
     """Sort by likelihood of being the cause: a pod that failed itself, a killed pod, a pod that lost its peer."""
     if pod.exit_code == PEER_LOST_EXIT:
         return (2, pod.name)
-    return (1 if pod.exit_code in _KILLED and pod.reason != "OOMKilled" else 0, pod.name)
+    return (1 if pod.exit_code in _KILLED_EXITS and pod.reason != "OOMKilled" else 0, pod.name)
 
 
 def _names_text(nodes: list[str]) -> str:

@@ -102,8 +102,8 @@ def _job_type_errors(spec: JobSpec, types: JobTypes) -> Iterator[SpecError]:
         yield SpecError("jobType", unknown_name("job type", shown, types.types) + hint)
 
 
-_SPECIAL = ("env", "pools", "tolerations", "checkpoint_claim")
-_DEFAULTS = tuple(name for name in JobType.model_fields if name not in _SPECIAL)
+_MERGED_FIELDS = ("env", "pools", "tolerations", "checkpoint_claim")
+_COPIED_FIELDS = tuple(name for name in JobType.model_fields if name not in _MERGED_FIELDS)
 """Fields of a type that a job takes unchanged if it omits them."""
 
 
@@ -114,15 +114,15 @@ def with_defaults(spec: JobSpec, types: JobTypes) -> JobSpec:
     command.
 
     Args:
-        spec: The job as submitted. Only fields that the submission sets count as given. types: The job types of the
-        policy in force.
+        spec: The job as submitted. Only fields that the submission sets count as given.
+        types: The job types of the policy in force.
     """
     name = spec.job_type or types.default
     job_type = types.types.get(name)
     if job_type is None:
         return spec
     given_fields = spec.model_fields_set
-    defaults = {name: getattr(job_type, name) for name in _DEFAULTS if name not in given_fields}
+    defaults = {name: getattr(job_type, name) for name in _COPIED_FIELDS if name not in given_fields}
     if "command" in given_fields:
         defaults.pop("args", None)
     if spec.keeps_checkpoints_in_cluster and not spec.checkpoint_claim:

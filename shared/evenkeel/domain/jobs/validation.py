@@ -27,7 +27,7 @@ A row of the ledger may have 400 kB, and a record of a decision repeats parts of
 """
 
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}", re.ASCII)
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
+_FORBIDDEN_CHARACTERS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 """Characters that no text may contain: control characters except tab and newlines, and unpaired surrogates."""
 _IMAGE = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._:/@-]{0,511}", re.ASCII)
 _S3_URI = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9!_.*'()=-]{1,256}){1,32}/?", re.ASCII)
@@ -219,7 +219,7 @@ def _program_errors(spec: JobSpec) -> Iterator[SpecError]:
     texts = (*spec.command, *spec.args, *spec.env, *spec.env.values())
     if sum(len(text.encode("utf-8", "surrogatepass")) for text in texts) > MAX_TEXT:
         yield SpecError("command", f"Command, arguments and environment may take at most {MAX_TEXT} bytes together.")
-    if any(_CONTROL.search(text) for text in texts):
+    if any(_FORBIDDEN_CHARACTERS.search(text) for text in texts):
         text = "Command, arguments and environment may contain no control characters except tabs and newlines."
         yield SpecError("command", text)
 

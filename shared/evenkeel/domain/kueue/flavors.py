@@ -257,7 +257,7 @@ class FlavorAssigner:
             attempt = self._try_flavor(group, flavor, keys, requested, used, fungibility)
             attempts.append(attempt)
             is_free = attempt.mode is FlavorMode.FIT and not attempt.level  # the most frequent case
-            if is_free or not _continues(attempt.mode, attempt.level, fungibility):
+            if is_free or not _may_try_next_flavor(attempt.mode, attempt.level, fungibility):
                 best = attempt
                 break
             if attempt.mode is not FlavorMode.NO_FIT and (
@@ -406,7 +406,7 @@ def is_preferred(mode: FlavorMode, level: int, other: FlavorMode, other_level: i
     return (mode, -level) > (other, -other_level)
 
 
-def _continues(mode: FlavorMode, level: int, fungibility: Fungibility) -> bool:
+def _may_try_next_flavor(mode: FlavorMode, level: int, fungibility: Fungibility) -> bool:
     """Whether the search continues after this flavor."""
     if mode in (FlavorMode.NO_FIT, FlavorMode.NO_CANDIDATES):
         return True

@@ -9,7 +9,7 @@ from evenkeel.domain.kueue.assignment import Assignment, AssignmentMode, FlavorC
 from evenkeel.domain.kueue.flavors import FlavorAssigner
 from evenkeel.domain.kueue.objects import Amounts, Key, Workload
 from evenkeel.domain.kueue.preemption import QuotaDemand, Victim, classical_victims, simulate
-from evenkeel.domain.kueue.snapshot import Snapshot, positive
+from evenkeel.domain.kueue.snapshot import Snapshot, without_zeros
 from evenkeel.domain.kueue.topology_state import TopologyDemand, TopologyState
 
 
@@ -89,7 +89,7 @@ class Nominator:
         if assignment.verdict is AssignmentMode.FIT:
             return []
         if assignment.verdict is AssignmentMode.PREEMPT:
-            use, keys_needing_preemption = positive(assignment.use), assignment.keys_needing_preemption
+            use, keys_needing_preemption = without_zeros(assignment.use), assignment.keys_needing_preemption
             return self._find_victims(workload, use, keys_needing_preemption, assignment.demands) or None
         return None
 

@@ -11,7 +11,7 @@ from fractions import Fraction
 from evenkeel.domain.kueue.objects import UNLIMITED
 
 CPU = "cpu"
-_MOST = 2**63 - 1
+_LARGEST = 2**63 - 1
 
 _SUFFIXES = {
     "": Fraction(1),
@@ -42,12 +42,12 @@ def amount(resource: str, quantity: str | float | Fraction) -> int:
     if resource == CPU:
         value *= 1000
     units = -(-value.numerator // value.denominator)
-    return UNLIMITED if units >= (_MOST // 1000 * 1000 if resource == CPU else _MOST) else max(units, -_MOST)
+    return UNLIMITED if units >= (_LARGEST // 1000 * 1000 if resource == CPU else _LARGEST) else max(units, -_LARGEST)
 
 
 def text(resource: str, units: int) -> str:
     """Write an amount as a quantity; `unlimited` if it has no limit."""
-    if units >= _MOST:
+    if units >= _LARGEST:
         return "unlimited"
     if resource != CPU:
         return str(units)

@@ -231,6 +231,6 @@ def not_using(quota_node: QuotaNode, amounts: Mapping[Key, int]) -> Any:
         quota_node.add_all(amounts)
 
 
-def positive(amounts: Amounts) -> Amounts:
+def without_zeros(amounts: Amounts) -> Amounts:
     """Return the amounts without zeros."""
     return {key: amount for key, amount in amounts.items() if amount}

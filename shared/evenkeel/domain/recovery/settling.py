@@ -49,7 +49,7 @@ _PLANNED: dict[str, IncidentState] = {
     PlanOutcome.LATER: IncidentState.STOOD_DOWN,
     DECLINED: IncidentState.OBSERVED,
 }
-_GOOD_JOBS = (JOBS_RESUMED, QUEUED, "NO_JOBS")
+_SUCCESSFUL_JOB_OUTCOMES = (JOBS_RESUMED, QUEUED, "NO_JOBS")
 
 
 def choose_incident_end(
@@ -78,7 +78,7 @@ def choose_incident_end(
     both_reasons = f"{node.reason} {jobs.reason}".strip()
     if node.outcome not in tuple(NodeBranchResult):
         return IncidentEnd(state=IncidentState.FAILED, reason=f"The node branch failed: {both_reasons}")
-    if jobs.outcome not in (*_GOOD_JOBS, DEADLINE_PASSED):
+    if jobs.outcome not in (*_SUCCESSFUL_JOB_OUTCOMES, DEADLINE_PASSED):
         return IncidentEnd(
             state=IncidentState.FAILED,
             reason=f"The job branch failed: {jobs.reason} {node.reason}".strip(),

@@ -337,8 +337,10 @@ def choose_next_step(
     """Return the next step of a restart.
 
     Args:
-        restart: The restart. job: The object of that name now; None if there is none. incident_is_over: Whether the
-        incident of the node is settled. If it is settled, Evenkeel suspends no job for it.
+        restart: The restart.
+        job: The object of that name now; None if there is none.
+        incident_is_over: Whether the incident of the node is settled. If it is settled, Evenkeel suspends no job for
+            it.
     """
     if restart.stage is RestartStage.DELETED:
         return _next_step_after_delete(restart, job)

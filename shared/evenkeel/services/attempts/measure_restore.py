@@ -13,8 +13,8 @@ from evenkeel.ports import Conflict, NotFound, PermanentError, Put, TooLarge, Tr
 from evenkeel.services.context import Context
 from evenkeel.services.storage import job_rows, rows
 
-_NEEDED = 2
-_MAX_READ = 4
+_MANIFESTS_NEEDED = 2
+_MAX_FOLDERS_READ = 4
 """Folders that are read. A folder without a manifest was never finished."""
 
 
@@ -53,11 +53,11 @@ def _first_own_manifests(uri: str, attempt: Attempt, resumed_step: int, context:
     refs = (ref for folder in context.checkpoints.folders(uri) if (ref := ref_of_folder(folder)))
     own_refs = [ref for ref in refs if ref.attempt == attempt.attempt and ref.step > resumed_step]
     saved: list[Manifest] = []
-    for ref in sorted(own_refs, key=lambda ref: ref.step)[:_MAX_READ]:
+    for ref in sorted(own_refs, key=lambda ref: ref.step)[:_MAX_FOLDERS_READ]:
         try:
             saved.append(parse_manifest(ref, context.checkpoints.read(uri, ref.manifest_key)))
         except (NotFound, TooLarge, ManifestUnreadableError):
             continue
-        if len(saved) == _NEEDED:
+        if len(saved) == _MANIFESTS_NEEDED:
             break
     return saved

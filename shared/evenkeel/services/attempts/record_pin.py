@@ -12,7 +12,7 @@ from evenkeel.services.context import Context
 from evenkeel.services.storage import attempt_record, job_rows, subject_rows
 
 WRITER = "record_pin"
-_REPORT = "evenkeel resume-point "
+_LINE_PREFIX = "evenkeel resume-point "
 """The beginning of rank 0's line (docs/training-contract.md)."""
 
 
@@ -53,10 +53,10 @@ def run(stored: attempt_record.StoredAttempt, context: Context) -> bool:
 def _reported_pin(text: str, attempt: Attempt) -> ResumeChoice | None:
     """Parse the first line in which rank 0 logs its pin; None if there is no valid one."""
     for line in text.splitlines():
-        if not line.startswith(_REPORT):
+        if not line.startswith(_LINE_PREFIX):
             continue
         try:
-            document = json.loads(line.removeprefix(_REPORT))
+            document = json.loads(line.removeprefix(_LINE_PREFIX))
             choice = ResumeChoice.model_validate(document)
         except (ValueError, ValidationError, RecursionError):
             continue

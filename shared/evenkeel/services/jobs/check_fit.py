@@ -71,7 +71,9 @@ def _capacity_when_idle(node: FleetNode) -> NodeCapacity:
     return idle_capacity(node, offered)
 
 
-def why_never(job: Job, fleet: ConfiguredFleet, setup: TeamSetup, policy: Policy, now: datetime) -> SpecError | None:
+def why_never_fits(
+    job: Job, fleet: ConfiguredFleet, setup: TeamSetup, policy: Policy, now: datetime
+) -> SpecError | None:
     """Return the field that keeps a job from ever starting, with the reason; None if the job may start one day.
 
     Args:
@@ -137,17 +139,17 @@ def _decide_on_configured_fleet(
     admission_request = AdmissionRequest.of(job).replace_unchecked(not_before=None)
     rented = {pool.name for pool in policy.burst.pools}
     committed = tuple(capacity for capacity in fleet.capacities if capacity.pool not in rented)
-    decision = _decide_alone(with_open_amounts(admission_request, shares), committed, setup, policy, now)
+    decision = _decide_on_empty_fleet(with_open_amounts(admission_request, shares), committed, setup, policy, now)
     for pool in policy.burst.pools if decision.action is not AdmissionAction.ADMIT else ():
         capacities = (*committed, *nodes_to_rent(job, pool, now))
         request = with_open_amounts(admission_request.replace_unchecked(cluster=pool.cluster), shares)
-        admission_decision = _decide_alone(request, capacities, setup, policy, now)
+        admission_decision = _decide_on_empty_fleet(request, capacities, setup, policy, now)
         if admission_decision.action is AdmissionAction.ADMIT and job.spec.nodes <= pool.max_nodes:
             return admission_decision
     return decision
 
 
-def _decide_alone(
+def _decide_on_empty_fleet(
     request: AdmissionRequest, capacities: tuple[NodeCapacity, ...], setup: TeamSetup, policy: Policy, now: datetime
 ) -> AdmissionDecision:
     admission_input = AdmissionInput(capacities=capacities, pending=(request,), setup=setup)

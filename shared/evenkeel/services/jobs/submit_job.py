@@ -184,7 +184,7 @@ def check_fits_fleet(job: Job, setup: TeamSetup, context: Context) -> None:
     Raises:
         Invalid: names the field that keeps the job from starting.
     """
-    error = check_fit.why_never(
+    error = check_fit.why_never_fits(
         job, check_fit.read_configured_fleet(job.cluster, context.ledger), setup, context.policy, context.now
     )
     if error is not None:

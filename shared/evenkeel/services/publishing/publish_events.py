@@ -80,7 +80,7 @@ def derive(change: RowChange, fleet: str) -> tuple[OutboundEvent, ...]:
         case Table.FLEET, "HOLD", "CORDONS":
             manual_cordons = rows.decode(before, ManualCordons) if before else ManualCordons()
             return events.events_of_cordons(source, manual_cordons, rows.decode(after, ManualCordons))
-        case Table.FLEET, "HOLD", "EVENT" if before is None and after.doc["kind"] not in _ON_INCIDENTS:
+        case Table.FLEET, "HOLD", "EVENT" if before is None and after.doc["kind"] not in _INCIDENT_ACTS:
             entry = rows.decode(after, TimelineEntry)
             return (events.event_of_entry(source, OutboundKind.AUTOMATION_CHANGED, fleet, entry, entry.writer),)
         case Table.FLEET, "OVERVIEW", "META":
@@ -91,5 +91,5 @@ def derive(change: RowChange, fleet: str) -> tuple[OutboundEvent, ...]:
     return ()
 
 
-_ON_INCIDENTS = frozenset({"acknowledged", "approved", "declined"})
+_INCIDENT_ACTS = frozenset({"acknowledged", "approved", "declined"})
 """Kinds of acts on an incident. An act of these kinds does not change the automation."""

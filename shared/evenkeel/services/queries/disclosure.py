@@ -47,7 +47,7 @@ NODE_KINDS = frozenset({"RECOVERY", "REPAIR", "CHECK", "VALIDATION"})
 QUEUE_KINDS = frozenset({"ADMISSION", "PLACEMENT"})
 """Decisions that say why a job is pending: every caller sees the result and the alternatives, its team the facts."""
 
-_AFTER_A_FAILURE = re.compile(r"(?:(?:Waits|The job waits) to run again|Restart \d+ of \d+ follows)\.\Z", re.ASCII)
+_RESTART_SENTENCE = re.compile(r"(?:(?:Waits|The job waits) to run again|Restart \d+ of \d+ follows)\.\Z", re.ASCII)
 """The end of the reason of a job that is pending again. The text before it may quote the application."""
 
 
@@ -124,7 +124,7 @@ def public_reason(job: Job) -> str:
     """Return why a job is pending, without words of its last attempt; empty if the job is not pending."""
     if job.state is not JobState.PENDING:
         return ""
-    match = _AFTER_A_FAILURE.search(job.reason)
+    match = _RESTART_SENTENCE.search(job.reason)
     return match[0] if match else job.reason
 
 

@@ -23,7 +23,7 @@ from evenkeel.services.storage.facts_of_decisions import with_facts
 
 Json = dict[str, Any]
 
-_MAX_BEFORE = 3
+_MAX_BLOCKING_JOBS = 3
 """Length of the chain of blocking jobs that is followed."""
 
 
@@ -203,7 +203,7 @@ def _incident_sentence(incident: Incident, now: datetime) -> str:
             return f"{begin} {_as_sentence(incident.plan.reason)}"
         case IncidentState.RECOVERING:
             lane = read_incidents.node_lane(incident)
-            doing = _DOING.get(lane["phase"], lane["phase"])
+            doing = _PHASE_TEXT.get(lane["phase"], lane["phase"])
             return f"{begin} Recovery has run for {_duration_since(incident.opened_at, now)}; the node {doing}."
         case IncidentState.BLOCKED:
             why = incident.block.reason if incident.block else ""
@@ -213,7 +213,7 @@ def _incident_sentence(incident: Incident, now: datetime) -> str:
             return f"{begin} {_as_sentence(incident.outcome)}".strip()
 
 
-_DOING = {
+_PHASE_TEXT = {
     "detected": "is waiting for its plan",
     "planned": "is waiting for its cordon",
     "cordoned": "is cordoned",
@@ -295,7 +295,7 @@ def _put_first(ledger: Ledger, decision_id: str, decisions: list[Decision]) -> l
     return [named, *(decision for decision in decisions if decision.decision_id != decision_id)]
 
 
-_CHANGEABLE = (AdmissionAction.NO_QUOTA, AdmissionAction.SAME_SHAPE, AdmissionAction.BLOCKED)
+_ACTIONS_THAT_QUOTA_MAY_CHANGE = (AdmissionAction.NO_QUOTA, AdmissionAction.SAME_SHAPE, AdmissionAction.BLOCKED)
 """Results of an admission that a smallest change may flip."""
 
 
@@ -304,8 +304,8 @@ def _smallest_changes(ledger: Ledger, decision: Decision) -> list[Json]:
 
     None are known if the record has no facts, because they were too large or cannot be read.
     """
-    for _ in range(_MAX_BEFORE):
-        if decision.kind != "ADMISSION" or decision.action not in _CHANGEABLE:
+    for _ in range(_MAX_BLOCKING_JOBS):
+        if decision.kind != "ADMISSION" or decision.action not in _ACTIONS_THAT_QUOTA_MAY_CHANGE:
             break
         (decision,) = with_facts((decision,), ledger)
         if OMITTED in decision.facts:

@@ -23,7 +23,12 @@ from evenkeel.services.storage import past_jobs, rows
 Json = dict[str, Any]
 
 _MAX_RUNNING = 1000
-_NODES_WOULD_HELP = (AdmissionAction.ADMIT, AdmissionAction.WAIT, AdmissionAction.BLOCKED, AdmissionAction.NEVER_FITS)
+_ACTIONS_THAT_NODES_MAY_CHANGE = (
+    AdmissionAction.ADMIT,
+    AdmissionAction.WAIT,
+    AdmissionAction.BLOCKED,
+    AdmissionAction.NEVER_FITS,
+)
 
 
 def compare_pools(
@@ -66,7 +71,7 @@ def with_decision(facts: PlacementFacts, decision: AdmissionDecision) -> Placeme
     """Return the facts with the decision of the next cycle: the free nodes, or why renting would not help."""
     accelerators = facts.job.accelerators
     aside = ""
-    if decision.action not in _NODES_WOULD_HELP:
+    if decision.action not in _ACTIONS_THAT_NODES_MAY_CHANGE:
         aside = f"Rented nodes would not help the job: {decision.reason}"
     candidates = []
     for candidate in facts.candidates:

@@ -34,7 +34,7 @@ from evenkeel.services.storage.training_plan_ends import with_training_plan_ends
 
 Json = dict[str, Any]
 
-_PLANNED = "job-planned"
+_PLANNED_JOB_ID = "job-planned"
 
 
 def run(spec: JobSpec, requester: check_role.Requester, context: Context) -> Json:
@@ -47,7 +47,7 @@ def run(spec: JobSpec, requester: check_role.Requester, context: Context) -> Jso
         NotYourTeam: the caller may not submit for its team.
     """
     setup = team_setup.load_setup(context.ledger).setup
-    job = submit_job.checked_job(spec, requester, setup, context, job_id=_PLANNED)
+    job = submit_job.checked_job(spec, requester, setup, context, job_id=_PLANNED_JOB_ID)
     if context.site.admission is AdmissionAuthority.KUEUE:
         planned_decision = delegate_to_kueue(AdmissionRequest.of(job), setup.local_queue_of(job.spec.team), context.now)
         # Kueue decides where the job starts, so Evenkeel compares no pools.
@@ -82,7 +82,7 @@ def run(spec: JobSpec, requester: check_role.Requester, context: Context) -> Jso
         used=read_usage.run(setup, context),
     )
     decisions = decide_with_sizes(admission_input, context.policy, context.now)
-    planned_decision = next(decision for decision in decisions if decision.job_id == _PLANNED)
+    planned_decision = next(decision for decision in decisions if decision.job_id == _PLANNED_JOB_ID)
     if not capacities:
         unread = "No sweep has read the fleet yet, so Evenkeel does not know where the job could start."
         planned_decision = planned_decision.replace_unchecked(

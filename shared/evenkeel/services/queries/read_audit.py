@@ -18,7 +18,7 @@ from evenkeel.services.storage import fleet_rows, incident_rows, pagination, quo
 
 Json = dict[str, Any]
 
-_PERIOD = timedelta(days=30)
+_DEFAULT_PERIOD = timedelta(days=30)
 """Without a start time, acts of this period are listed."""
 
 
@@ -47,7 +47,7 @@ def list_acts(audit_filter: AuditFilter, page: pagination.PageRequest, context: 
     Raises:
         BadPageToken: this list did not issue the token.
     """
-    since = max(audit_filter.since or context.now - _PERIOD, context.now - rows.KEPT)
+    since = max(audit_filter.since or context.now - _DEFAULT_PERIOD, context.now - rows.KEPT)
     before = _read_token(page.page_token)
     items: list[Json] = []
     last: _Act | None = None

@@ -34,7 +34,7 @@ Json = dict[str, Any]
 
 REFOLDED = timedelta(days=30)
 """How long the ledger keeps all records of a time: the record of a node that is gone goes first."""
-_EXACT = timedelta(days=2)
+_EXACT_BORDERS_UNTIL = timedelta(days=2)
 """A shorter window keeps its exact borders while the records of its time exist."""
 
 
@@ -49,8 +49,9 @@ def show_cost_report(report_window: ReportWindow, reader: Reader, context: Conte
     """Return the cost report of a window. It extends to whole UTC days where their figures are stored.
 
     Args:
-        report_window: The window. reader: The caller. A caller sees the sums over all teams, but not the spending of
-        another team. context: The context.
+        report_window: The window.
+        reader: The caller. A caller sees the sums over all teams, but not the spending of another team.
+        context: The context.
 
     Raises:
         Invalid: the window is empty, begins before the oldest figures, or contains no record.
@@ -82,7 +83,7 @@ def show_cost_report(report_window: ReportWindow, reader: Reader, context: Conte
         cap_micros_per_hour=context.policy.burst.fleet_cap_micros_per_hour,
         notes=(*(live.notes if live else ()), *_report_notes(unknown, recorded, window, is_late=is_late)),
     )
-    report = _visible(fleet_report(facts), reader)
+    report = _without_hidden_spending(fleet_report(facts), reader)
     has_all_days = not unknown and not is_late
     return report.to_json() | {
         "isComplete": has_all_days and (live is None or live.is_complete),
@@ -90,7 +91,7 @@ def show_cost_report(report_window: ReportWindow, reader: Reader, context: Conte
     }
 
 
-def _visible(report: FleetReport, reader: Reader) -> FleetReport:
+def _without_hidden_spending(report: FleetReport, reader: Reader) -> FleetReport:
     """Return a report as the caller may see it."""
     teams = (
         team if reader.may_see_spend_of(team.team) else team.replace(usd_micros=None, rent_usd_micros=None)
@@ -154,7 +155,7 @@ def _stored_days(span: Span, context: Context) -> dict[date, DayRow]:
 def _live_from(stored: Mapping[date, DayRow], requested: Span, now: datetime) -> datetime:
     """Return when the live part begins: with the first recent day without a settled row."""
     oldest = now - REFOLDED
-    if requested.start >= oldest and requested.end - requested.start < _EXACT:
+    if requested.start >= oldest and requested.end - requested.start < _EXACT_BORDERS_UNTIL:
         return requested.start
     for day in day_spans(requested):
         row = stored.get(day_of(day.start))

@@ -390,7 +390,8 @@ def open_incidents(ledger: Ledger, *, at_most: int = _MAX_OPEN) -> tuple[list[In
     """Return the open incidents, the newest of each state, and whether there are more.
 
     Args:
-        ledger: Has them. at_most: Number of incidents of one state. This limits the number of reads.
+        ledger: Has them.
+        at_most: Number of incidents of one state. This limits the number of reads.
     """
     incidents: dict[str, Incident] = {}
     is_lower_bound = False

@@ -334,10 +334,10 @@ def with_jobs(ledger: Ledger, incidents: Iterable[Incident]) -> list[Incident]:
     Attempts that were lost or failed there since about the first signal count, too.
     """
     listed = list(incidents)
-    blind = [incident for incident in listed if not incident.affected_jobs and not has_found_jobs(incident)]
-    if not blind:
+    unsearched = [incident for incident in listed if not incident.affected_jobs and not has_found_jobs(incident)]
+    if not unsearched:
         return listed
-    since = min(incident.first_signal_at for incident in blind) - _ATTRIBUTION_WINDOW
+    since = min(incident.first_signal_at for incident in unsearched) - _ATTRIBUTION_WINDOW
     incident_rows_, _ = pagination.read_partition(ledger, Table.JOBS, "ATTEMPT#LIVE", at_most=_MAX_ATTEMPTS)
     ended, _ = pagination.read_partition(ledger, Table.JOBS, "ATTEMPT#ENDED", at_most=_MAX_ATTEMPTS, newest_first=True)
     attempts = [attempt for _, attempt in rows.readable_rows((*incident_rows_, *ended), Attempt)]
@@ -351,7 +351,7 @@ def with_jobs(ledger: Ledger, incidents: Iterable[Incident]) -> list[Incident]:
                 jobs_by_life[life.key][attempt.job_id] = AffectedJob(job_id=attempt.job_id, attempt=attempt.attempt)
     return [
         incident.replace(affected_jobs=tuple(jobs_by_life[incident.life.key].values()))
-        if incident in blind
+        if incident in unsearched
         else incident
         for incident in listed
     ]

@@ -29,7 +29,7 @@ LARGEST_LOG = 1_000_000
 """Characters of a log in one response: the newest characters. The response of a function is limited to 6 MB."""
 
 
-_NO_TIMES = " The times of these lines are unknown."
+_UNKNOWN_TIMES_NOTE = " The times of these lines are unknown."
 
 
 class JobFilter(NamedTuple):
@@ -216,11 +216,12 @@ def job_logs(
             raise NotFound(_why_no_log(chosen, rank, kept_log, str(error))) from error
         text = kept_log.last_lines(tail, timestamps=timestamps)
         is_cut = kept_log.is_cut or len(kept_log.text.splitlines()) > tail
+        times_note = _UNKNOWN_TIMES_NOTE if timestamps and not kept_log.times else ""
         return document | {
             "text": text,
             "isCut": is_cut,
             "keptAt": rfc3339(kept_log.kept_at),
-            "note": f"{_kept_log_note(chosen, kept_log)}{_NO_TIMES if timestamps and not kept_log.times else ''}",
+            "note": _kept_log_note(chosen, kept_log) + times_note,
         }
     return document | {"text": text[-LARGEST_LOG:], "isCut": len(text) > LARGEST_LOG, "keptAt": None, "note": None}
 
@@ -299,7 +300,7 @@ def _admission_entry(attempt: Attempt) -> TimelineEntry:
     )
 
 
-_AT_WORK = (JobState.STARTING, JobState.RUNNING, JobState.STOPPING)
+_STATES_WITH_PROGRESS = (JobState.STARTING, JobState.RUNNING, JobState.STOPPING)
 
 
 def job_summary(job: Job) -> Json:
@@ -318,7 +319,7 @@ def job_summary(job: Job) -> Json:
         "reason": job.reason,
         "nodes": spec.nodes,
         "elastic": spec.elastic.to_json() if spec.elastic else None,
-        "currentNodes": job.size or None if job.state in _AT_WORK else None,
+        "currentNodes": job.size or None if job.state in _STATES_WITH_PROGRESS else None,
         "gpusPerNode": spec.accelerators_per_node,
         "cluster": job.cluster or None,
         "currentAttempt": job.current_attempt,

@@ -40,7 +40,7 @@ from evenkeel.services.storage import job_rows, pagination, rows, setup_history
 MAX_JOBS = 1_000
 """Interrupted jobs whose attempts one report reads. The losses of further jobs are left out, and the report says so."""
 _MAX_NODES = 20_000
-_BEFORE = timedelta(days=7)
+_LONGEST_OUTAGE = timedelta(days=7)
 """An incident may have opened this long before the attempt ended that it interrupted."""
 
 
@@ -87,11 +87,11 @@ def read_days(asked_span: Span, context: Context, *, max_jobs: int = 0) -> LiveD
     span, notes = window.span, []
     if not window.is_complete:
         notes.append("Too many attempts: the window begins later than requested.")
-    incidents, has_all = read_incidents.incidents_since(context.ledger, span.start - _BEFORE)
+    incidents, has_all = read_incidents.incidents_since(context.ledger, span.start - _LONGEST_OUTAGE)
     whole_from = span.start
     if not has_all:
         notes.append(f"Only the newest {read_incidents.MAX_READ} incidents were read.")
-        whole_from = max(whole_from, incidents[0].opened_at + _BEFORE)
+        whole_from = max(whole_from, incidents[0].opened_at + _LONGEST_OUTAGE)
     interrupted_jobs = _interrupted_job_ids(attempts, span)
     if len(interrupted_jobs) > max_jobs:
         jobs_text = count_of(len(interrupted_jobs), "interrupted job")

@@ -40,7 +40,7 @@ _MAX_SERVING = 20
 _MAX_POOLS = 200
 _MAX_CLASSES = 100
 _MAX_BUDGETS = 300
-_COUNTED = ("nodes", "gpus", "cpu", "memoryGib", "jobs", "teams", "unhealthy")
+_STORED_PARTS = ("nodes", "gpus", "cpu", "memoryGib", "jobs", "teams", "unhealthy")
 """Parts of the status that the row keeps."""
 UNDATED = ("asOf", "sourceAges", "heartbeats")
 """Fields that change with time alone. `sources` and `silent` change with the states that follow from them."""
@@ -51,7 +51,7 @@ STALE_AFTER_SECONDS = 600
 def counts_document(sources: Sequence[SourceAge], context: Context) -> Json:
     """Return the document that the sweep stores: the counts of the status, rent, and the use of each budget."""
     status = read_fleet.show_status(sources, context)
-    counts = {name: status[name] for name in _COUNTED}
+    counts = {name: status[name] for name in _STORED_PARTS}
     pools, classes = counts["nodes"]["pools"], counts["jobs"]["classes"]
     book = rentals.load(context.ledger)
     items = status["incidents"]["items"]

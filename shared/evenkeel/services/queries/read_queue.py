@@ -6,7 +6,7 @@ from typing import Any
 
 from evenkeel.domain.capacity.instance_types import is_accelerator
 from evenkeel.domain.capacity.node_capacity import NodeCapacity, stored_capacity
-from evenkeel.domain.capacity.start_estimates import BASIS, estimate_start
+from evenkeel.domain.capacity.start_estimates import ESTIMATE_METHOD, estimate_start
 from evenkeel.domain.jobs.charge import Charge, charged_resources
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.kueue.capacity import Tree
@@ -77,7 +77,7 @@ def _estimate_start(job: Job, ahead: Sequence[Any], context: Context) -> Json | 
     if len(runs) < context.policy.economy.min_samples:
         return None
     setup, charges = team_setup.load_setup(context.ledger).setup, read_charges.live_charges(context.ledger)
-    if check_fit.why_never(
+    if check_fit.why_never_fits(
         job, check_fit.read_configured_fleet(job.cluster, context.ledger), setup, context.policy, context.now
     ):
         return None
@@ -105,7 +105,7 @@ def _estimate_start(job: Job, ahead: Sequence[Any], context: Context) -> Json | 
         "earliestAt": at(estimate.earliest_seconds),
         "latestAt": at(estimate.latest_seconds),
         "samples": estimate.samples,
-        "basis": BASIS,
+        "basis": ESTIMATE_METHOD,
     }
 
 

@@ -10,23 +10,25 @@ from evenkeel.services.storage import job_rows, rows
 
 Json = dict[str, Any]
 
-_MOST = 100
+_MAX_LISTED = 100
 """Maximum number of listed Deployments and open rentals: far more than a policy can name."""
-_LAST = 8
+_MAX_ENDED_RENTALS = 8
 """Maximum number of listed ended rentals of each."""
 
 
 def list_serving(ledger: Ledger) -> list[Json]:
     """Return each Deployment for which nodes may have been rented, with its open rentals and its last ended rentals."""
-    memories = [rows.decode(row, ServingState) for row in ledger.by_state(Table.JOBS, "SERVING", limit=_MOST).rows]
+    memories = [
+        rows.decode(row, ServingState) for row in ledger.by_state(Table.JOBS, "SERVING", limit=_MAX_LISTED).rows
+    ]
     if not memories:
         return []
-    unsettled = [rows.decode(row, Rental) for row in ledger.by_state(Table.JOBS, "RENTAL#OPEN", limit=_MOST).rows]
+    unsettled = [rows.decode(row, Rental) for row in ledger.by_state(Table.JOBS, "RENTAL#OPEN", limit=_MAX_LISTED).rows]
     return [_deployment_document(memory, _load_rentals(memory, unsettled, ledger)) for memory in memories]
 
 
 def _load_rentals(memory: ServingState, unsettled: list[Rental], ledger: Ledger) -> list[Rental]:
-    last = range(max(1, memory.rentals - _LAST + 1), memory.rentals + 1)
+    last = range(max(1, memory.rentals - _MAX_ENDED_RENTALS + 1), memory.rentals + 1)
     rentals_by_number = {rental.number: rental for rental in unsettled if rental.job_id == memory.holder_id}
     for row in (ledger.get(job_rows.rental_key(memory.holder_id, number)) for number in last):
         if row is not None:

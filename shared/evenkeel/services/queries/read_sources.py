@@ -41,13 +41,13 @@ def with_staleness(document: Json, ages: Sequence[SourceAge]) -> Json:
     for item in items:
         age = of_cluster.get(item.get("cluster") or "")
         if age is not None:
-            is_stale = not age.is_trusted and item.get("state") not in _STANDS_ALONE
+            is_stale = not age.is_trusted and item.get("state") not in _STATES_KNOWN_WITHOUT_SOURCE
             seen_at = age.seen_at if is_stale else None
             item |= {"isStale": is_stale, "lastSeenAt": rfc3339(seen_at) if seen_at else None}
     return document | {"stale": source_warnings(ages)}
 
 
-_STANDS_ALONE = ("PENDING", "SUSPENDED", "SUCCEEDED", "FAILED", "CANCELLED", "GONE")
+_STATES_KNOWN_WITHOUT_SOURCE = ("PENDING", "SUSPENDED", "SUCCEEDED", "FAILED", "CANCELLED", "GONE")
 """States that depend on no cluster."""
 
 

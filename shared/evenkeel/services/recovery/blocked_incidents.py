@@ -24,8 +24,10 @@ def unblocked_incidents(
     """Return the blocked incidents whose action would be allowed now, the worst and oldest first.
 
     Args:
-        waiting: All blocked incidents. fleet: The facts of the guardrails. looks_healthy: Whether an incident's node
-        would pass its validation now. The function calls it only for incidents with old evidence.
+        waiting: All blocked incidents.
+        fleet: The facts of the guardrails.
+        looks_healthy: Whether an incident's node would pass its validation now. The function calls it only for
+            incidents with old evidence.
     """
     return unblocked_actions(
         [_blocked_action(incident, fleet, looks_healthy) for incident in waiting],

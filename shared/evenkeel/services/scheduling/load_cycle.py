@@ -53,7 +53,7 @@ from evenkeel.services.storage import (
 )
 from evenkeel.services.storage.quota_tree import stored_state
 
-_MAX_PAGES = 4
+_PAGES_PER_PARKED_QUEUE = 4
 """Pages that a cycle reads at once after the first page of a queue, if all jobs of that page are parked."""
 _PAGES_PER_LONG_QUEUE = 1
 """Pages that a cycle reads of each long queue, from the cursor of the last cycle."""
@@ -160,7 +160,7 @@ def read_missing(loaded: LoadedCycle, missing: MissingFacts, context: Context) -
 # ---------------------------------------------------------------- queues
 
 
-class _PendingKeys(NamedTuple):
+class _QueuedJobKeys(NamedTuple):
     """Keys of pending jobs. Each job is read by its key afterwards, since the index of pending jobs may lag."""
 
     keys: tuple[Key, ...]
@@ -168,7 +168,7 @@ class _PendingKeys(NamedTuple):
     """Team whose queue is longer than a page → the cursor after that page."""
     cursors_of_next_cycle: QueueCursors | None
     cursors_row: Row | None
-    has_later_pages: bool = False
+    may_read_later_pages: bool = False
     """Whether the cycle can examine jobs of later pages, too."""
 
 
@@ -178,7 +178,7 @@ def _automation_hold_reason(context: Context) -> str:
     return hold.wait_reason if hold else ""
 
 
-def _read_queues(snapshot: CycleSnapshot, context: Context) -> _PendingKeys:
+def _read_queues(snapshot: CycleSnapshot, context: Context) -> _QueuedJobKeys:
     """Read the first page of each queue, and one more page of as many long queues as a cycle can examine."""
     ledger, setup, policy = context.ledger, snapshot.setup, context.policy.scheduling
     page_size = policy.jobs_per_first_page(len(setup.by_name))
@@ -192,15 +192,17 @@ def _read_queues(snapshot: CycleSnapshot, context: Context) -> _PendingKeys:
         if page.cursor:
             cursor_after_first_page[team] = page.cursor
     if not cursor_after_first_page:
-        return _PendingKeys(tuple(keys), {}, None, None)
+        return _QueuedJobKeys(tuple(keys), {}, None, None)
     later_keys, cursors, cursors_row = _read_next_pages(setup, cursor_after_first_page, policy, ledger)
     # A job that waits until its victims stop stays the head of its queue, wherever it is listed.
     first_keys = map(
         job_rows.job_key, (*snapshot.scheduler_state.sticky.values(), *(job_id for job_id, _ in cursors.barriers))
     )
-    has_later_pages = len(keys) + len(later_keys) + policy.jobs_per_page * _MAX_PAGES <= policy.examined_jobs_limit
-    return _PendingKeys(
-        (*first_keys, *keys, *later_keys), cursor_after_first_page, cursors, cursors_row, has_later_pages
+    may_read_later_pages = (
+        len(keys) + len(later_keys) + policy.jobs_per_page * _PAGES_PER_PARKED_QUEUE <= policy.examined_jobs_limit
+    )
+    return _QueuedJobKeys(
+        (*first_keys, *keys, *later_keys), cursor_after_first_page, cursors, cursors_row, may_read_later_pages
     )
 
 
@@ -250,7 +252,7 @@ def _read_next_pages(
 def _read_later_pages(loaded: LoadedCycle, teams: Iterable[str], context: Context) -> LoadedCycle:
     """Read several pages at once after the first pages of these queues, until the cycle has enough jobs to examine."""
     snapshot, policy = loaded.snapshot, context.policy.scheduling
-    limit = policy.jobs_per_page * _MAX_PAGES
+    limit = policy.jobs_per_page * _PAGES_PER_PARKED_QUEUE
     pending, versions = dict(snapshot.pending), dict(loaded.versions)
     cursor_after_read, cursors = dict(snapshot.cursor_after_read), snapshot.cursors_of_next_cycle
     charged_jobs = frozenset(charge.job_id for charge in snapshot.charges())
@@ -289,7 +291,7 @@ def _queue_prefix(team: str) -> str:
 
 
 def _read_jobs_and_charges(
-    loaded: LoadedCycle, queues: _PendingKeys, elastic_state: ElasticState, ledger: Ledger
+    loaded: LoadedCycle, queues: _QueuedJobKeys, elastic_state: ElasticState, ledger: Ledger
 ) -> LoadedCycle:
     """Read the charges, and after them the pending jobs and the elastic jobs.
 
@@ -308,7 +310,7 @@ def _read_jobs_and_charges(
         elastic=_jobs_by_id(elastic),
         live_charges=charges.live,
         released_charges=tuple(charge for charge, _ in charges.released),
-        cursor_after_read=queues.cursor_after_first_page if queues.has_later_pages else {},
+        cursor_after_read=queues.cursor_after_first_page if queues.may_read_later_pages else {},
         cursor_after_first_page=queues.cursor_after_first_page,
         cursors_of_next_cycle=queues.cursors_of_next_cycle,
     )

@@ -184,7 +184,7 @@ def _read_token(token: str, list_name: str) -> tuple[tuple[str, str] | None, dic
     match _decode(token):
         case {"v": 1, "list": str(name), "after": [str(sort), str(pk)], "starts": dict(starts)} if name == list_name:
             return (sort, pk), {str(k): str(v) for k, v in starts.items()}
-    raise BadPageToken(_OTHER_LIST)
+    raise BadPageToken(_OTHER_LIST_MESSAGE)
 
 
 def write_cursor(after: tuple[Any, str], list_name: str) -> str:
@@ -203,10 +203,10 @@ def read_cursor(token: str, list_name: str) -> tuple[Any, str] | None:
     match _decode(token):
         case {"v": 1, "list": str(name), "after": [value, str(item_id)]} if name == list_name:
             return value, item_id
-    raise BadPageToken(_OTHER_LIST)
+    raise BadPageToken(_OTHER_LIST_MESSAGE)
 
 
-_OTHER_LIST = "The page token belongs to another list, or to a filter that has changed since."
+_OTHER_LIST_MESSAGE = "The page token belongs to another list, or to a filter that has changed since."
 
 
 def _encode(document: dict[str, Any]) -> str:

@@ -18,7 +18,7 @@ from evenkeel.services.recovery import manual_cordons, plan_recovery
 from evenkeel.services.storage import incident_record, incident_rows, rows
 from evenkeel.services.sweep.sweep_run import WRITER, SweepRun
 
-_SEEN_BY_SWEEP = "The sweep observed this."
+_SWEEP_NOTE = "The sweep observed this."
 
 
 def resume_work(sweep: SweepRun) -> int:
@@ -94,7 +94,7 @@ def _ending_event(incident: Incident, slot_state: SlotState, sweep: SweepRun) ->
             at = min(at, max(successor.provider_node.launched_at, incident.opened_at))
     elif node is not None and incident.boot_id and node.boot_id and node.boot_id != incident.boot_id:
         kind = NodeEventKind.REBOOTED
-    return NodeEvent(at=at, kind=kind, actor=actor, evidence=_SEEN_BY_SWEEP)
+    return NodeEvent(at=at, kind=kind, actor=actor, evidence=_SWEEP_NOTE)
 
 
 def _record_first_events(sweep: SweepRun, incident: Incident, node: KubernetesNode | None) -> None:
@@ -123,7 +123,7 @@ def _cordon_event(incident: Incident, node: KubernetesNode, sweep: SweepRun) -> 
         text = f"{person.by}: {person.reason}"
         return NodeEvent(at=person.at, kind=NodeEventKind.CORDONED, actor=Actor.PERSON, evidence=text)
     actor = Actor.PERSON if is_manual_cordon(node) else Actor.CONTROLLER
-    return NodeEvent(at=sweep.context.now, kind=NodeEventKind.CORDONED, actor=actor, evidence=_SEEN_BY_SWEEP)
+    return NodeEvent(at=sweep.context.now, kind=NodeEventKind.CORDONED, actor=actor, evidence=_SWEEP_NOTE)
 
 
 def _continue_incident(sweep: SweepRun, row: Row, node: UnhealthyNode, before: Incident, reason: str) -> bool:
