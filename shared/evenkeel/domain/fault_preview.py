@@ -217,12 +217,12 @@ def _repeated(fault: Fault, policy: Policy) -> RecurrencePreview | None:
     for number in range(1, fault.recur_count):
         spread = fault.recur_window_hours * 3600 * number / fault.recur_count
         earlier = _signal(fault).replace(observed_at=datetime.fromtimestamp(_EXAMPLE_TIME.timestamp() - spread, UTC))
-        affected = (
+        affected_node = (
             _EXAMPLE_NODE.replace(job_ids=(f"job-{number}",))
             if fault.recur_key is RecurKey.GPU_ACROSS_JOBS
             else _EXAMPLE_NODE
         )
-        history = with_occurrence(history, earlier, affected, f"inc-{number}")
+        history = with_occurrence(history, earlier, affected_node, f"inc-{number}")
     incident = _incident(fault, policy, history)
     recurrences = incident.recurrences if incident else ()
     if not recurrences:

@@ -13,14 +13,14 @@ class ClassifiedFact(NamedTuple):
     """A fact about a node of the fleet, with the fault that it reports."""
 
     fact: NodeFact
-    affected: AffectedNode
+    affected_node: AffectedNode
     fault: Fault
     """The fault with the site's overrides. Meaningful only if the fact is `FAULT`."""
 
     @classmethod
-    def of(cls, fact: NodeFact, affected: AffectedNode, catalogue: FaultCatalogue) -> Self:
+    def of(cls, fact: NodeFact, affected_node: AffectedNode, catalogue: FaultCatalogue) -> Self:
         """Return a fact with its fault."""
-        return cls(fact, affected, catalogue.look_up(fact.fault_key))
+        return cls(fact, affected_node, catalogue.look_up(fact.fault_key))
 
     @property
     def is_evidence(self) -> bool:

@@ -44,15 +44,15 @@ def open_incident(
     returned_at: datetime | None,
 ) -> Incident:
     """Return a new incident with its first signal, and with recent signals that may still corroborate it."""
-    fact, affected, fault = classified_fact
+    fact, affected_node, fault = classified_fact
     incident = Incident(
         incident_id=incident_id,
-        life=affected.life,
-        slot=affected.slot,
-        node_name=affected.node_name,
-        pool=affected.pool,
-        instance_type=affected.instance_type,
-        boot_id=affected.boot_id,
+        life=affected_node.life,
+        slot=affected_node.slot,
+        node_name=affected_node.node_name,
+        pool=affected_node.pool,
+        instance_type=affected_node.instance_type,
+        boot_id=affected_node.boot_id,
         state=IncidentState.OPEN,
         severity=fault.severity,
         fault_key=fact.fault_key,
@@ -64,20 +64,20 @@ def open_incident(
         stages=StageTimes(detected_at=now),
     )
     signals: tuple[Signal, ...] = ()
-    for signal in _corroborating_signals(fact, affected, returned_at, histories):
+    for signal in _corroborating_signals(fact, affected_node, returned_at, histories):
         signals = merge_signal(signals, signal)
     recurrences = _updated_recurrences((), classified_fact, incident_id, histories)
     return _reassess(incident, merge_signal(signals, _signal_of_fact(fact)), recurrences, catalogue)
 
 
 def _corroborating_signals(
-    fact: NodeFact, affected: AffectedNode, returned_at: datetime | None, histories: Mapping[str, FaultHistory]
+    fact: NodeFact, affected_node: AffectedNode, returned_at: datetime | None, histories: Mapping[str, FaultHistory]
 ) -> list[Signal]:
     """Return the signals of settled incidents of this node life that may still corroborate the fact.
 
     They are within `CORROBORATION` of the fact and newer than the node's last return to service.
     """
-    history = histories.get(slot_history_key(affected.slot), FaultHistory())
+    history = histories.get(slot_history_key(affected_node.slot), FaultHistory())
     return [
         Signal(
             fault_key=occurrence.fault_key,
@@ -89,7 +89,7 @@ def _corroborating_signals(
         )
         for occurrence in history.occurrences
         for source in occurrence.sources
-        if occurrence.life_key == affected.life.key
+        if occurrence.life_key == affected_node.life.key
         and abs(fact.observed_at - occurrence.last_at) <= CORROBORATION
         and (returned_at is None or occurrence.last_at > returned_at)
     ]

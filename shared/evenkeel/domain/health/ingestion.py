@@ -183,20 +183,20 @@ def _repeated_occurrence(
     A source may report a code every minute for hours. These reports are one incident and one occurrence until the
     source pauses, another source reports the code, or three hours have passed.
     """
-    fact, affected, fault = classified_fact
+    fact, affected_node, fault = classified_fact
     if fault.ladder[0] is not Rung.WATCH:
         return None
-    history = histories.get(slot_history_key(affected.slot), FaultHistory())
+    history = histories.get(slot_history_key(affected_node.slot), FaultHistory())
     return next(
         (
             occurrence
             for occurrence in history.occurrences
-            if occurrence.life_key == affected.life.key
+            if occurrence.life_key == affected_node.life.key
             and (occurrence.fault_key, occurrence.gpu, occurrence.link) == (fact.fault_key, fact.gpu, fact.link)
             and fact.source in occurrence.sources
             and occurrence.first_at - SERIES_GAP <= fact.observed_at <= occurrence.last_at + SERIES_GAP
             and fact.observed_at <= occurrence.first_at + _MAX_SERIES
-            and {*affected.job_ids} <= {*occurrence.jobs}
+            and {*affected_node.job_ids} <= {*occurrence.jobs}
             and (returned_at is None or occurrence.last_at > returned_at)
         ),
         None,
@@ -209,7 +209,7 @@ def _updated_histories(
     """Return the fault histories that the fact changes, by history key."""
     if not classified_fact.is_evidence:
         return {}
-    fact, affected, fault = classified_fact
-    before = {key: histories.get(key, FaultHistory()) for key in history_keys(fault, affected)}
-    after = {key: with_occurrence(history, fact, affected, incident_id) for key, history in before.items()}
+    fact, affected_node, fault = classified_fact
+    before = {key: histories.get(key, FaultHistory()) for key in history_keys(fault, affected_node)}
+    after = {key: with_occurrence(history, fact, affected_node, incident_id) for key, history in before.items()}
     return {key: history for key, history in after.items() if history != before[key]}

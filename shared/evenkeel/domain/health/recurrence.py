@@ -50,14 +50,14 @@ _MAX_JOBS = 40
 """Jobs of one node for which a fault is counted. Each job adds a row to the transaction that records a fact."""
 
 
-def history_keys(fault: Fault, affected: AffectedNode) -> tuple[str, ...]:
+def history_keys(fault: Fault, affected_node: AffectedNode) -> tuple[str, ...]:
     """Return the history keys of a fault: always its node slot, and its jobs or group if it is counted on them."""
     extra_keys: tuple[str, ...] = ()
     if fault.recur_key is RecurKey.JOB:
-        extra_keys = tuple(f"job/{job}" for job in affected.job_ids[:_MAX_JOBS])
-    elif fault.recur_key is RecurKey.GROUP and affected.pool:
-        extra_keys = (f"group/{affected.life.cluster}/{affected.pool}",)
-    return (slot_history_key(affected.slot), *extra_keys)
+        extra_keys = tuple(f"job/{job}" for job in affected_node.job_ids[:_MAX_JOBS])
+    elif fault.recur_key is RecurKey.GROUP and affected_node.pool:
+        extra_keys = (f"group/{affected_node.life.cluster}/{affected_node.pool}",)
+    return (slot_history_key(affected_node.slot), *extra_keys)
 
 
 def slot_history_key(slot: str) -> str:
@@ -65,7 +65,9 @@ def slot_history_key(slot: str) -> str:
     return f"slot/{slot}"
 
 
-def with_occurrence(history: FaultHistory, fact: NodeFact, affected: AffectedNode, incident_id: str) -> FaultHistory:
+def with_occurrence(
+    history: FaultHistory, fact: NodeFact, affected_node: AffectedNode, incident_id: str
+) -> FaultHistory:
     """Return a history with one more signal of an incident.
 
     Idempotent: yes, because the same signal merges into the same occurrence.
@@ -73,11 +75,11 @@ def with_occurrence(history: FaultHistory, fact: NodeFact, affected: AffectedNod
     occurrence = FaultOccurrence(
         fault_key=fact.fault_key,
         incident_id=incident_id,
-        life_key=affected.life.key,
+        life_key=affected_node.life.key,
         sources=(fact.source,),
         gpu=fact.gpu,
         link=fact.link,
-        jobs=affected.job_ids,
+        jobs=affected_node.job_ids,
         first_at=fact.observed_at,
         last_at=fact.observed_at,
     )
@@ -138,7 +140,7 @@ def find_recurrence(
         histories: The histories of all keys of the fault.
         incident_id: The incident of the signal. It counts as one occurrence.
     """
-    fact, affected, fault = classified_fact
+    fact, affected_node, fault = classified_fact
     observed_at = fact.observed_at
     if fault.recur_count == 0:
         return None
@@ -150,9 +152,9 @@ def find_recurrence(
         if occurrence.fault_key == fact.fault_key
         and occurrence.incident_id != incident_id
         and since < occurrence.first_at <= observed_at
-        and _counts_as_repetition(fault.recur_key, occurrence, fact, affected)
+        and _counts_as_repetition(fault.recur_key, occurrence, fact, affected_node)
     ]
-    count = len({*affected.job_ids, *(job for occurrence in earlier for job in occurrence.jobs)})
+    count = len({*affected_node.job_ids, *(job for occurrence in earlier for job in occurrence.jobs)})
     if fault.recur_key is not RecurKey.GPU_ACROSS_JOBS:
         count = _count_series(
             [
@@ -192,9 +194,9 @@ _SCOPE_TEXT = {
 }
 
 
-def _counts_as_repetition(key: RecurKey, earlier: FaultOccurrence, fact: NodeFact, affected: AffectedNode) -> bool:
+def _counts_as_repetition(key: RecurKey, earlier: FaultOccurrence, fact: NodeFact, affected_node: AffectedNode) -> bool:
     """Whether an earlier occurrence has the scope of the fact. An unnamed device or link matches every other."""
-    same_life = earlier.life_key == affected.life.key
+    same_life = earlier.life_key == affected_node.life.key
     match key:
         case RecurKey.NONE:
             return False
@@ -205,7 +207,7 @@ def _counts_as_repetition(key: RecurKey, earlier: FaultOccurrence, fact: NodeFac
         case RecurKey.NODE:
             return same_life
         case RecurKey.JOB:
-            return bool({*earlier.jobs} & {*affected.job_ids}) if affected.job_ids else same_life
+            return bool({*earlier.jobs} & {*affected_node.job_ids}) if affected_node.job_ids else same_life
         case RecurKey.SLOT | RecurKey.GROUP:
             return True
         case _:

@@ -91,18 +91,18 @@ def ingest_fact(fact: NodeFact, context: Context) -> IngestResult:
     Idempotent: yes, by the fact's own row. Any number of copies, in any order and at once, make one incident.
     """
     if fact.kind is FactKind.PROGRESS:
-        affected = find_node_in_repair(fact, context)
-        if affected is None:
+        affected_node = find_node_in_repair(fact, context)
+        if affected_node is None:
             node = find_affected_node(fact.instance_id, context, asks_provider=False)
             record_observed_aftermath.record_progress(fact, node.life if node else None, context)
             return IngestResult(outcome=FactOutcome.IGNORED, reason="No repair of this node is in progress.")
     else:
-        affected = find_affected_node(
+        affected_node = find_affected_node(
             fact.instance_id, context, asks_provider=not signal_source(fact.source).is_account_wide
         )
-    if affected is None:
+    if affected_node is None:
         return _outcome_of_unknown_node(fact, context)
-    return record_node_fact.run(_without_future_time(fact, context.clock.now()), affected, context)
+    return record_node_fact.run(_without_future_time(fact, context.clock.now()), affected_node, context)
 
 
 def summarize_outcomes(outcomes: tuple[IngestResult, ...]) -> dict[str, Any]:

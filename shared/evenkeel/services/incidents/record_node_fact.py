@@ -71,7 +71,7 @@ class IngestResult(Value):
     """Whether this call started the recovery."""
 
 
-def run(fact: NodeFact, affected: AffectedNode, context: Context) -> IngestResult:
+def run(fact: NodeFact, affected_node: AffectedNode, context: Context) -> IngestResult:
     """Let a fact about a known node join or open an incident, and ensure that its recovery runs.
 
     Idempotent: yes, by the fact's row and the conditions of the commit.
@@ -81,12 +81,12 @@ def run(fact: NodeFact, affected: AffectedNode, context: Context) -> IngestResul
     """
     for _ in range(incident_record.MAX_TRIES):
         try:
-            decision = _try_to_ingest(fact, affected, context)
+            decision = _try_to_ingest(fact, affected_node, context)
         except Conflict:
             continue
         break
     else:
-        raise Conflict(f"the incident of {affected.life.key} kept changing under fact {fact.fact_key}")
+        raise Conflict(f"the incident of {affected_node.life.key} kept changing under fact {fact.fact_key}")
     incident = decision.incident
     _emit_metrics(decision, fact, context.telemetry)
     has_started = False
@@ -109,17 +109,17 @@ def start_recovery(incident: Incident, workflows: Workflows) -> bool:
     return workflows.start(WorkflowName.RECOVER_NODE, incident.execution_name, document)
 
 
-def _try_to_ingest(fact: NodeFact, affected: AffectedNode, context: Context) -> IngestDecision:
+def _try_to_ingest(fact: NodeFact, affected_node: AffectedNode, context: Context) -> IngestDecision:
     """Load the rows, decide, and commit. Raises Conflict if a row changed since it was read."""
     now = context.clock.now()
     if fact.job_id:
-        affected = affected.replace(job_ids=(fact.job_id,))
-    classified_fact = ClassifiedFact.of(fact, affected, context.policy.catalogue)
-    fact_rows = _read_fact_rows(classified_fact, affected, context.ledger)
+        affected_node = affected_node.replace(job_ids=(fact.job_id,))
+    classified_fact = ClassifiedFact.of(fact, affected_node, context.policy.catalogue)
+    fact_rows = _read_fact_rows(classified_fact, affected_node, context.ledger)
     decision = decide_ingestion(
         classified_fact, fact_rows.to_node_history(), context.policy.catalogue, new_id=context.ids.new("inc"), now=now
     )
-    writes = [*_ingestion_writes(decision, classified_fact, affected, fact_rows, context, now)]
+    writes = [*_ingestion_writes(decision, classified_fact, affected_node, fact_rows, context, now)]
     for key, history in decision.histories.items():
         version = _row_version(fact_rows.histories[key])
         writes.append(Put(incident_rows.history_row(key, history, version, now, is_drill=fact.is_drill)))
@@ -160,15 +160,15 @@ class _FactRows(NamedTuple):
         )
 
 
-def _read_fact_rows(classified_fact: ClassifiedFact, affected: AffectedNode, ledger: Ledger) -> _FactRows:
+def _read_fact_rows(classified_fact: ClassifiedFact, affected_node: AffectedNode, ledger: Ledger) -> _FactRows:
     fact, is_drill = classified_fact.fact, classified_fact.fact.is_drill
-    keys = history_keys(classified_fact.fault, affected) if fact.kind is FactKind.FAULT else ()
+    keys = history_keys(classified_fact.fault, affected_node) if fact.kind is FactKind.FAULT else ()
     fact_row, last, pointer, unresolved, slot, *histories = ledger.batch_get(
         incident_rows.fact_key(fact.fact_key),
-        incident_rows.last_key(affected.life, is_drill=is_drill),
-        incident_rows.open_key(affected.life, is_drill=is_drill),
+        incident_rows.last_key(affected_node.life, is_drill=is_drill),
+        incident_rows.open_key(affected_node.life, is_drill=is_drill),
         incident_rows.unresolved_key(fact.fact_key),
-        incident_rows.slot_key(affected.slot, is_drill=is_drill),
+        incident_rows.slot_key(affected_node.slot, is_drill=is_drill),
         *(incident_rows.history_key(key, is_drill=is_drill) for key in keys),
     )
     incident = ledger.get(incident_rows.incident_key(pointer.doc["incidentId"])) if pointer else None
@@ -178,7 +178,7 @@ def _read_fact_rows(classified_fact: ClassifiedFact, affected: AffectedNode, led
 def _ingestion_writes(
     decision: IngestDecision,
     classified_fact: ClassifiedFact,
-    affected: AffectedNode,
+    affected_node: AffectedNode,
     fact_rows: _FactRows,
     context: Context,
     now: datetime,
@@ -190,7 +190,7 @@ def _ingestion_writes(
                 incident_rows.fact_row(fact.fact_key, decision.incident.incident_id, now, _row_version(fact_rows.fact))
             )
         case IngestAction.IGNORED if fact.kind is FactKind.RECOVERED and not fact.is_drill:
-            yield from _clear_unhealthy_node(fact, affected, context)
+            yield from _clear_unhealthy_node(fact, affected_node, context)
             if fact_rows.last_incident is not None:
                 yield from record_observed_aftermath.aftermath_writes_for_fact(
                     fact, fact_rows.last_incident.doc["incidentId"], context
@@ -203,13 +203,14 @@ def _ingestion_writes(
             yield from _opening_writes(decision.incident, classified_fact, fact_rows, now)
             # The rows are read at different times. An incident settled between two reads would otherwise seem missing.
             yield ConditionCheck(
-                incident_rows.last_key(affected.life, is_drill=fact.is_drill), _row_version(fact_rows.last_incident)
+                incident_rows.last_key(affected_node.life, is_drill=fact.is_drill),
+                _row_version(fact_rows.last_incident),
             )
 
 
-def _clear_unhealthy_node(fact: NodeFact, affected: AffectedNode, context: Context) -> list[Write]:
+def _clear_unhealthy_node(fact: NodeFact, affected_node: AffectedNode, context: Context) -> list[Write]:
     """Record that a fault of an unhealthy node is gone. Delete the node's row once all its faults are gone."""
-    row = context.ledger.get(incident_rows.unhealthy_key(affected.life))
+    row = context.ledger.get(incident_rows.unhealthy_key(affected_node.life))
     if row is None:
         return []
     node = rows.decode(row, UnhealthyNode)

@@ -87,9 +87,9 @@ def retry_unresolved(context: Context) -> tuple[IngestResult, ...]:
     failures: list[EvenkeelError] = []
     for row, fact in rows.readable_rows(_next_unresolved(context), NodeFact, failures.append):
         try:
-            affected = find_affected_node(fact.instance_id, context, asks_provider=True)
-            if affected is not None:
-                outcomes.append(record_node_fact.run(fact, affected, context))
+            affected_node = find_affected_node(fact.instance_id, context, asks_provider=True)
+            if affected_node is not None:
+                outcomes.append(record_node_fact.run(fact, affected_node, context))
                 continue
         except EvenkeelError as error:
             failures.append(error)

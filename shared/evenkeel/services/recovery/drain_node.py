@@ -112,8 +112,8 @@ def drain(incident: Incident, context: Context) -> DrainNodeResult:
     jobs = find_affected_jobs(incident, context)
     incident = _record_affected_jobs(incident, jobs, context.ledger)
     if job_action(incident) in (JobAction.MOVE, JobAction.LEAVE):
-        for affected in incident.affected_jobs:
-            _excuse_failure(incident, affected, context)
+        for affected_job in incident.affected_jobs:
+            _excuse_failure(incident, affected_job, context)
     if not incident.affected_jobs:
         return DrainNodeResult(outcome=DrainOutcome.NO_JOBS, reason="No job ran on the node.")
     verdict = guardrails.check_stop_allowed(incident, context)
@@ -124,13 +124,13 @@ def drain(incident: Incident, context: Context) -> DrainNodeResult:
             jobs=incident.affected_jobs,
         )
     incident, finishing = _allow_finish(incident, context)
-    leaving = [affected for affected in incident.affected_jobs if affected.job_id not in finishing]
-    stopped = [affected for affected in leaving if _stop_attempt(incident, affected, context)]
+    leaving = [affected_job for affected_job in incident.affected_jobs if affected_job.job_id not in finishing]
+    stopped = [affected_job for affected_job in leaving if _stop_attempt(incident, affected_job, context)]
     _record_stops(incident, stopped, context)
     context.telemetry.count("JobsStopped", len(stopped))
     messages = []
     if leaving:
-        names = ", ".join(affected.job_id for affected in leaving)
+        names = ", ".join(affected_job.job_id for affected_job in leaving)
         messages.append(f"Evenkeel asked these jobs to stop and move to other nodes: {names}.")
     if finishing:
         messages.append(f"These jobs may finish on the node: {', '.join(sorted(finishing))}.")
@@ -158,8 +158,8 @@ def find_affected_jobs(incident: Incident, context: Context) -> tuple[AffectedJo
     ):
         if any(life.key == incident.life.key for life in attempt.nodes):
             candidates.add((attempt.job_id, attempt.attempt))
-    affected = [AffectedJob(job_id=job, attempt=number) for job, number in sorted(candidates)]
-    return tuple(job for job in affected if _is_still_affected(job, incident, context))
+    possible_jobs = [AffectedJob(job_id=job, attempt=number) for job, number in sorted(candidates)]
+    return tuple(job for job in possible_jobs if _is_still_affected(job, incident, context))
 
 
 def _live_attempts(ledger: Ledger) -> Iterator[Attempt]:
@@ -176,23 +176,23 @@ def _ended_since(since: datetime, ledger: Ledger) -> Iterator[Attempt]:
         yield attempt
 
 
-def _is_still_affected(affected: AffectedJob, incident: Incident, context: Context) -> bool:
-    loaded = _load_job_and_attempt(affected, context.ledger)
+def _is_still_affected(affected_job: AffectedJob, incident: Incident, context: Context) -> bool:
+    loaded = _load_job_and_attempt(affected_job, context.ledger)
     if loaded is None:
         return False
     job, _, attempt = loaded
     if job.state.has_ended:
         return False
     if attempt.ended_at is None:
-        return job.current_attempt == affected.attempt
+        return job.current_attempt == affected_job.attempt
     return attempt.state in (AttemptState.LOST, AttemptState.FAILED) and attempt.ended_at >= affected_since(
         incident, context.policy
     )
 
 
-def _load_job_and_attempt(affected: AffectedJob, ledger: Ledger) -> tuple[Job, int, Attempt] | None:
-    job = ledger.get(job_rows.job_key(affected.job_id))
-    attempt = ledger.get(job_rows.attempt_key(affected.job_id, affected.attempt))
+def _load_job_and_attempt(affected_job: AffectedJob, ledger: Ledger) -> tuple[Job, int, Attempt] | None:
+    job = ledger.get(job_rows.job_key(affected_job.job_id))
+    attempt = ledger.get(job_rows.attempt_key(affected_job.job_id, affected_job.attempt))
     if job is None or attempt is None:
         return None
     return rows.decode(job, Job), job.version, rows.decode(attempt, Attempt)
@@ -201,40 +201,40 @@ def _load_job_and_attempt(affected: AffectedJob, ledger: Ledger) -> tuple[Job, i
 def _record_affected_jobs(incident: Incident, jobs: tuple[AffectedJob, ...], ledger: Ledger) -> Incident:
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
         # A job is listed once, with its latest affected attempt.
-        before = {affected.job_id: affected for affected in current.affected_jobs}
+        before = {affected_job.job_id: affected_job for affected_job in current.affected_jobs}
         later = [
-            affected
-            for affected in jobs
-            if affected.job_id not in before or before[affected.job_id].attempt < affected.attempt
+            affected_job
+            for affected_job in jobs
+            if affected_job.job_id not in before or before[affected_job.job_id].attempt < affected_job.attempt
         ]
-        merged = before | {affected.job_id: affected for affected in later}
+        merged = before | {affected_job.job_id: affected_job for affected_job in later}
         affected_jobs = tuple(merged.values())
         return None if affected_jobs == current.affected_jobs else (current.replace(affected_jobs=affected_jobs), [])
 
     return incident_record.update_incident(ledger, incident.incident_id, change)
 
 
-def _excuse_failure(incident: Incident, affected: AffectedJob, context: Context) -> None:
+def _excuse_failure(incident: Incident, affected_job: AffectedJob, context: Context) -> None:
     """Take back a failure that was counted against the application before its node was known to be faulty.
 
     The incident records it in the same commit, so that it is taken back once.
     """
     for _ in range(incident_record.MAX_TRIES):
-        loaded = None if affected.is_failure_excused else _load_job_and_attempt(affected, context.ledger)
+        loaded = None if affected_job.is_failure_excused else _load_job_and_attempt(affected_job, context.ledger)
         if loaded is None:
             return
         job, job_version, attempt = loaded
         if attempt.state is not AttemptState.FAILED or job.state.has_ended or job.application_failures == 0:
             return
         current, version = incident_record.load_incident(context.ledger, incident.incident_id)
-        if affected not in current.affected_jobs:
+        if affected_job not in current.affected_jobs:
             return
         noted = tuple(
-            affected_job.replace(is_failure_excused=True) if affected_job == affected else affected_job
-            for affected_job in current.affected_jobs
+            other_job.replace(is_failure_excused=True) if other_job == affected_job else other_job
+            for other_job in current.affected_jobs
         )
         subject = incident.incident_id
-        text = f"The node caused the failure of attempt {affected.attempt}, not the application ({subject})."
+        text = f"The node caused the failure of attempt {affected_job.attempt}, not the application ({subject})."
         try:
             context.ledger.commit(
                 Put(incident_rows.incident_row(current.replace(affected_jobs=noted), version)),
@@ -244,7 +244,7 @@ def _excuse_failure(incident: Incident, affected: AffectedJob, context: Context)
         except Conflict:
             continue
         return
-    raise Conflict(f"{affected.job_id} changed on every try to correct its failure")
+    raise Conflict(f"{affected_job.job_id} changed on every try to correct its failure")
 
 
 def _without_failure(job: Job) -> Job:
@@ -255,14 +255,14 @@ def _allow_finish(incident: Incident, context: Context) -> tuple[Incident, froze
     """Let jobs with `finish` run on beside the cordon. The plan makes the repair wait for them."""
     fault = context.policy.catalogue.look_up(incident.fault_key)
     until: dict[str, datetime] = {}
-    for affected in incident.affected_jobs:
-        loaded = _load_job_and_attempt(affected, context.ledger)
+    for affected_job in incident.affected_jobs:
+        loaded = _load_job_and_attempt(affected_job, context.ledger)
         on_node_fault = loaded[0].spec.on_node_fault if loaded and loaded[2].ended_at is None else OnNodeFault.MOVE
         at = finish_deadline(
             on_node_fault, fault, opened_at=incident.opened_at, deadline_at=incident.deadline_at, policy=context.policy
         )
         if at is not None and at > context.now:
-            until[affected.job_id] = at
+            until[affected_job.job_id] = at
     if not until or incident.plan is None or job_action(incident) is not JobAction.MOVE:
         return incident, frozenset()
     latest = max(until.values())
@@ -296,14 +296,16 @@ def _decide_drain(incident: Incident, fault: Fault, job: Job, policy: Policy, no
     return plan_drain(facts, policy)
 
 
-def _stop_request(incident: Incident, fault: Fault, affected: AffectedJob, drain: Drain, now: datetime) -> StopRequest:
+def _stop_request(
+    incident: Incident, fault: Fault, affected_job: AffectedJob, drain: Drain, now: datetime
+) -> StopRequest:
     """Return the request to stop an attempt."""
     act = job_action(incident)
     where = incident.node_name or incident.life.instance_id
     moves = act in (JobAction.MOVE, JobAction.LEAVE)
     reason = f"{where} is unhealthy: {fault.name}" if moves else f"{fault.name} on {where}"
     return StopRequest(
-        attempt=affected.attempt,
+        attempt=affected_job.attempt,
         reason=f"{reason} ({incident.incident_id}).",
         by=_requester(incident),
         outcome=AttemptState.LOST if moves else AttemptState.FAILED,
@@ -317,11 +319,11 @@ def _stop_request(incident: Incident, fault: Fault, affected: AffectedJob, drain
     )
 
 
-def _stop_attempt(incident: Incident, affected: AffectedJob, context: Context) -> bool:
+def _stop_attempt(incident: Incident, affected_job: AffectedJob, context: Context) -> bool:
     """Request the stop of an attempt and delete its workload. Return False if it ended or has another request."""
-    message = f"{affected.job_id} changed on every try to stop attempt {affected.attempt}"
+    message = f"{affected_job.job_id} changed on every try to stop attempt {affected_job.attempt}"
     requested = until_committed(
-        lambda: _request_stop(incident, affected, context), message, tries=incident_record.MAX_TRIES
+        lambda: _request_stop(incident, affected_job, context), message, tries=incident_record.MAX_TRIES
     )
     if requested is None:
         return False
@@ -330,24 +332,28 @@ def _stop_attempt(incident: Incident, affected: AffectedJob, context: Context) -
         context.cluster.stop(attempt, stop_request.grace_seconds, stop_request.nodes_without_grace)
     except EvenkeelError as error:
         # The request is recorded, so the attempt's own workflow and the sweep carry it out, too.
-        context.telemetry.warning("PodsNotStopped", job_id=affected.job_id, attempt=affected.attempt, detail=str(error))
+        context.telemetry.warning(
+            "PodsNotStopped", job_id=affected_job.job_id, attempt=affected_job.attempt, detail=str(error)
+        )
     return stop_request.by == _requester(incident)
 
 
-def _request_stop(incident: Incident, affected: AffectedJob, context: Context) -> tuple[Attempt, StopRequest] | None:
+def _request_stop(
+    incident: Incident, affected_job: AffectedJob, context: Context
+) -> tuple[Attempt, StopRequest] | None:
     """Record a request to stop an attempt, and keep its logs. Return the request in force; None after its end."""
-    loaded = _load_job_and_attempt(affected, context.ledger)
+    loaded = _load_job_and_attempt(affected_job, context.ledger)
     if loaded is None:
         return None
     job, version, attempt = loaded
-    if attempt.state.has_ended or job.current_attempt != affected.attempt:
+    if attempt.state.has_ended or job.current_attempt != affected_job.attempt:
         return None
-    stop_request = job.stop_of(affected.attempt)
+    stop_request = job.stop_of(affected_job.attempt)
     if stop_request is not None:
         return attempt, stop_request
     fault = context.policy.catalogue.look_up(incident.fault_key)
     drain = _decide_drain(incident, fault, job, context.policy, context.now)
-    stop_request = _stop_request(incident, fault, affected, drain, context.now)
+    stop_request = _stop_request(incident, fault, affected_job, drain, context.now)
     record = decision_of(
         "DRAIN", incident.incident_id, drain.action, drain, drain.facts, context.replace(mode=incident.mode)
     )
@@ -372,7 +378,7 @@ def _record_stops(incident: Incident, stopped: list[AffectedJob], context: Conte
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
         if not stopped or current.stages.jobs_stopped_at is not None:
             return None
-        names = ", ".join(f"{affected.job_id} (attempt {affected.attempt})" for affected in stopped)
+        names = ", ".join(f"{affected_job.job_id} (attempt {affected_job.attempt})" for affected_job in stopped)
         line = incident_record.timeline_put(
             current.incident_id,
             "job",

@@ -58,8 +58,8 @@ def run(request: ReplacementRequest, context: Context) -> tuple[Json, str]:
         answer = report_faults.run(report, context.replace(now=now))
         return {"instanceId": request.instance_id, "envelopeId": answer["envelopeId"]}, "/v1/incidents"
     parsed = envelope.parse(json.dumps(report_faults.check_reports(report, context.replace(now=now)).document).encode())
-    affected = find_affected_node(request.instance_id, context, asks_provider=False)
-    if not isinstance(parsed, ParsedEvent) or affected is None:
+    affected_node = find_affected_node(request.instance_id, context, asks_provider=False)
+    if not isinstance(parsed, ParsedEvent) or affected_node is None:
         raise NotFound(f"{request.instance_id} is not a node of this fleet.")
     dry_run_ledger = DryRunLedger(context.ledger)
     dry_run = context.replace(ledger=dry_run_ledger, telemetry=NullTelemetry(), workflows=NullWorkflows(), now=now)
@@ -67,11 +67,13 @@ def run(request: ReplacementRequest, context: Context) -> tuple[Json, str]:
         assert isinstance(fact, NodeFact)
         noted = record_node_fact.run(
             fact,
-            affected,
+            affected_node,
             dry_run,
         )
     if not noted.incident_id:
-        return _answer(request, affected.job_ids, None, "NOTHING", noted.reason), f"/v1/nodes/{request.instance_id}"
+        return _answer(
+            request, affected_node.job_ids, None, "NOTHING", noted.reason
+        ), f"/v1/nodes/{request.instance_id}"
     incident, _ = incident_record.load_incident(dry_run_ledger, noted.incident_id)
     result = plan_recovery.run(
         recovery_step.RecoveryStepRequest(
@@ -81,10 +83,10 @@ def run(request: ReplacementRequest, context: Context) -> tuple[Json, str]:
     )
     row = dry_run_ledger.get(subject_rows.decision_key(result.decision_id))
     assert row, "a plan is recorded"
-    record = rows.decode(row, Decision).replace(subject=affected.life.key, is_dry_run=True)
+    record = rows.decode(row, Decision).replace(subject=affected_node.life.key, is_dry_run=True)
     context.ledger.commit(Put(subject_rows.decision_row(record)))
     return _answer(
-        request, affected.job_ids, record, result.outcome, result.reason
+        request, affected_node.job_ids, record, result.outcome, result.reason
     ), f"/v1/decisions/{record.decision_id}"
 
 

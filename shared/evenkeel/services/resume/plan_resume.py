@@ -99,8 +99,8 @@ def run(request: recovery_step.RecoveryStepRequest, context: Context) -> PlanRes
     shared_facts = _read_shared_facts(incident, context)
     is_automation_held = guardrails.GuardrailInputs(context).hold_on(incident) is not None
     planned = []
-    for affected in incident.affected_jobs:
-        done = _plan_resume_of_job(incident, affected, shared_facts, context, is_automation_held=is_automation_held)
+    for affected_job in incident.affected_jobs:
+        done = _plan_resume_of_job(incident, affected_job, shared_facts, context, is_automation_held=is_automation_held)
         if done is not None:
             planned.append(done)
     if not planned:
@@ -123,7 +123,9 @@ class _FactsOfInterruptedJobs(NamedTuple):
 
 
 def _read_shared_facts(incident: Incident, context: Context) -> _FactsOfInterruptedJobs:
-    jobs = get_all(context.ledger, (job_rows.job_key(affected.job_id) for affected in incident.affected_jobs)).values()
+    jobs = get_all(
+        context.ledger, (job_rows.job_key(affected_job.job_id) for affected_job in incident.affected_jobs)
+    ).values()
     names = sorted({incident.life.cluster, *(rows.decode(row, Job).cluster for row in jobs)})
     nodes = tuple(node for name in names for node in context.cluster.nodes(name))
     unhealthy = unhealthy_nodes.unhealthy_among(nodes, context)
@@ -141,7 +143,7 @@ def _read_shared_facts(incident: Incident, context: Context) -> _FactsOfInterrup
 
 def _plan_resume_of_job(
     incident: Incident,
-    affected: AffectedJob,
+    affected_job: AffectedJob,
     shared_facts: _FactsOfInterruptedJobs,
     context: Context,
     *,
@@ -158,20 +160,20 @@ def _plan_resume_of_job(
     def attempt_once() -> PlannedJob | None:
         return _try_to_plan(
             incident,
-            affected,
+            affected_job,
             shared_facts,
             context,
             is_automation_held=is_automation_held,
             may_rent_or_preempt=may_rent_or_preempt,
         )
 
-    message = f"{affected.job_id} changed on every try to plan its resume"
+    message = f"{affected_job.job_id} changed on every try to plan its resume"
     return until_committed(attempt_once, message, tries=incident_record.MAX_TRIES)
 
 
 def _try_to_plan(
     incident: Incident,
-    affected: AffectedJob,
+    affected_job: AffectedJob,
     shared_facts: _FactsOfInterruptedJobs,
     context: Context,
     *,
@@ -179,25 +181,25 @@ def _try_to_plan(
     may_rent_or_preempt: bool,
 ) -> PlannedJob | None:
     ledger = context.ledger
-    row = ledger.get(job_rows.job_key(affected.job_id))
-    attempt_row = ledger.get(job_rows.attempt_key(affected.job_id, affected.attempt))
+    row = ledger.get(job_rows.job_key(affected_job.job_id))
+    attempt_row = ledger.get(job_rows.attempt_key(affected_job.job_id, affected_job.attempt))
     if row is None or attempt_row is None:
         return None
     job, attempt = rows.decode(row, Job), rows.decode(attempt_row, Attempt)
     if job.state.has_ended:
         return None
     rollback: RollbackDecision | None = None
-    if job.current_attempt > affected.attempt and not _can_still_distrust(job, affected, ledger):
-        rollback = _judge_rollback(incident, affected, job, context)
+    if job.current_attempt > affected_job.attempt and not _can_still_distrust(job, affected_job, ledger):
+        rollback = _judge_rollback(incident, affected_job, job, context)
     if rollback is None or rollback.action is not Rollback.STOP:
         plan = job.resume_plan
-        if plan and (plan.incident_id, plan.after_attempt) == (incident.incident_id, affected.attempt):
-            return PlannedJob(job_id=job.job_id, attempt=affected.attempt, option=plan.option)
+        if plan and (plan.incident_id, plan.after_attempt) == (incident.incident_id, affected_job.attempt):
+            return PlannedJob(job_id=job.job_id, attempt=affected_job.attempt, option=plan.option)
         if rollback is not None:
-            _record_running_resume(incident, affected, job, attempt, rollback, context)
-            return PlannedJob(job_id=job.job_id, attempt=affected.attempt)
+            _record_running_resume(incident, affected_job, job, attempt, rollback, context)
+            return PlannedJob(job_id=job.job_id, attempt=affected_job.attempt)
     elif is_automation_held:
-        return PlannedJob(job_id=job.job_id, attempt=affected.attempt)
+        return PlannedJob(job_id=job.job_id, attempt=affected_job.attempt)
     else:
         attempt = rows.load(ledger, job_rows.attempt_key(job.job_id, job.current_attempt), Attempt, "such attempt")
     facts = _resume_facts(incident, job, attempt, shared_facts, context, may_rent_or_preempt=may_rent_or_preempt)
@@ -206,7 +208,7 @@ def _try_to_plan(
     writes = _plan_writes(incident, job, row.version, facts, resume_decision, context, is_doubted=is_doubted)
     if rollback is not None:
         record = decision_of("ROLLBACK", incident.incident_id, rollback.action, rollback, rollback.facts, context)
-        writes = _rollback_writes(incident, affected, attempt, record, writes, context)
+        writes = _rollback_writes(incident, affected_job, attempt, record, writes, context)
         context.telemetry.count("JobsRolledBack")
     ledger.commit(*writes)
     return PlannedJob(job_id=job.job_id, attempt=attempt.attempt, option=resume_decision.option)
@@ -214,7 +216,7 @@ def _try_to_plan(
 
 def _record_running_resume(
     incident: Incident,
-    affected: AffectedJob,
+    affected_job: AffectedJob,
     job: Job,
     attempt: Attempt,
     rollback: RollbackDecision,
@@ -222,7 +224,7 @@ def _record_running_resume(
 ) -> None:
     """Record that the job resumed before the plan, and page a person if it may not be rolled back again."""
     if rollback.action is Rollback.LIMIT:
-        _alert_about_suspect_job(incident, affected, job.current_attempt, rollback, context)
+        _alert_about_suspect_job(incident, affected_job, job.current_attempt, rollback, context)
     _note_already_resuming(incident, job, attempt, context.ledger)
 
 
@@ -235,21 +237,21 @@ def _has_open_distrust(job: Job, attempt: Attempt, ledger: Ledger) -> bool:
     )
 
 
-def _judge_rollback(incident: Incident, affected: AffectedJob, job: Job, context: Context) -> RollbackDecision:
+def _judge_rollback(incident: Incident, affected_job: AffectedJob, job: Job, context: Context) -> RollbackDecision:
     """Judge whether the attempt after the interrupted one resumed from a checkpoint that is doubtful now."""
     fault_class = context.policy.catalogue.look_up(incident.fault_key).fault_class
     trust, since = checkpoint_trust_of(incident, context.policy.catalogue)
-    numbers = range(affected.attempt + 1, job.current_attempt + 1)
+    numbers = range(affected_job.attempt + 1, job.current_attempt + 1)
     attempts = (context.ledger.get(job_rows.attempt_key(job.job_id, number)) for number in numbers)
     facts = RollbackFacts(
-        interrupted_attempt=affected.attempt,
+        interrupted_attempt=affected_job.attempt,
         current_attempt=job.current_attempt,
         descent=tuple(rows.decode(row, Attempt) for row in attempts if row),
         distrust_after=distrust_after(trust, since, context.policy.jobs),
         requirement=requirement_after(trust, fault_class, context.policy.jobs),
-        distrust_after_at_launch=job.distrust_after if job.distrust_through_attempt >= affected.attempt else None,
+        distrust_after_at_launch=job.distrust_after if job.distrust_through_attempt >= affected_job.attempt else None,
         requirement_at_launch=job.requirement
-        if job.distrust_through_attempt >= affected.attempt
+        if job.distrust_through_attempt >= affected_job.attempt
         else CheckpointRequirement.CONVENTION,
         rollbacks=job.rollbacks,
     )
@@ -257,7 +259,12 @@ def _judge_rollback(incident: Incident, affected: AffectedJob, job: Job, context
 
 
 def _rollback_writes(
-    incident: Incident, affected: AffectedJob, attempt: Attempt, record: Decision, writes: list[Write], context: Context
+    incident: Incident,
+    affected_job: AffectedJob,
+    attempt: Attempt,
+    record: Decision,
+    writes: list[Write],
+    context: Context,
 ) -> list[Write]:
     """Extend the writes of a plan: stop the attempt, and make it the interrupted one, in the same commit.
 
@@ -278,7 +285,7 @@ def _rollback_writes(
             requested_at=context.now,
         )
     taken = planned.replace(stop_request=stop or planned.stop_request, rollbacks=planned.rollbacks + 1)
-    moved = tuple(job.replace(attempt=attempt.attempt) if job == affected else job for job in current.affected_jobs)
+    moved = tuple(job.replace(attempt=attempt.attempt) if job == affected_job else job for job in current.affected_jobs)
     return [
         Put(job_rows.job_row(taken, put.row.version)),
         Put(incident_rows.incident_row(current.replace(affected_jobs=moved), version)),
@@ -302,18 +309,18 @@ def roll_back_suspect_jobs(incident: Incident, context: Context) -> int:
     if guardrails.GuardrailInputs(context).hold_on(incident) is not None:
         return 0
     taken = 0
-    for affected in incident.affected_jobs:
-        row = context.ledger.get(job_rows.job_key(affected.job_id))
+    for affected_job in incident.affected_jobs:
+        row = context.ledger.get(job_rows.job_key(affected_job.job_id))
         job = rows.decode(row, Job) if row else None
-        if job is None or job.state.has_ended or job.current_attempt <= affected.attempt:
+        if job is None or job.state.has_ended or job.current_attempt <= affected_job.attempt:
             continue
-        rollback = _judge_rollback(incident, affected, job, context)
+        rollback = _judge_rollback(incident, affected_job, job, context)
         if rollback.action is Rollback.LIMIT:
-            _alert_about_suspect_job(incident, affected, job.current_attempt, rollback, context)
+            _alert_about_suspect_job(incident, affected_job, job.current_attempt, rollback, context)
         if rollback.action is not Rollback.STOP:
             continue
         shared_facts = _read_shared_facts(incident, context)
-        _plan_resume_of_job(incident, affected, shared_facts, context, may_rent_or_preempt=False)
+        _plan_resume_of_job(incident, affected_job, shared_facts, context, may_rent_or_preempt=False)
         taken += 1
     return taken
 
@@ -328,25 +335,27 @@ def _note_already_resuming(incident: Incident, job: Job, attempt: Attempt, ledge
 
 
 def _alert_about_suspect_job(
-    incident: Incident, affected: AffectedJob, attempt: int, rollback: RollbackDecision, context: Context
+    incident: Incident, affected_job: AffectedJob, attempt: int, rollback: RollbackDecision, context: Context
 ) -> None:
     """Page a person once: the job was rolled back too often, and continues from a doubtful checkpoint.
 
     After a crash before the record, the alert is sent again.
     """
-    if affected.suspect_attempt == attempt:
+    if affected_job.suspect_attempt == attempt:
         return
     context.telemetry.count("JobsOnSuspectCheckpoints")
     context.telemetry.error(
-        "RollbackLimitReached", job_id=affected.job_id, reason=rollback.reason, runbook="job-in-doubt"
+        "RollbackLimitReached", job_id=affected_job.job_id, reason=rollback.reason, runbook="job-in-doubt"
     )
     record = decision_of("ROLLBACK", incident.incident_id, rollback.action, rollback, rollback.facts, context)
 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
-        if affected not in current.affected_jobs:
+        if affected_job not in current.affected_jobs:
             return None
-        noted = tuple(job.replace(suspect_attempt=attempt) if job == affected else job for job in current.affected_jobs)
-        text = f"{affected.job_id} keeps running. {rollback.reason} A person must check it."
+        noted = tuple(
+            job.replace(suspect_attempt=attempt) if job == affected_job else job for job in current.affected_jobs
+        )
+        text = f"{affected_job.job_id} keeps running. {rollback.reason} A person must check it."
         line = incident_record.timeline_put(
             current.incident_id, "job", text, at=context.now, writer=WRITER, decision_id=record.decision_id
         )
@@ -355,11 +364,11 @@ def _alert_about_suspect_job(
     incident_record.update_incident(context.ledger, incident.incident_id, change)
 
 
-def _can_still_distrust(job: Job, affected: AffectedJob, ledger: Ledger) -> bool:
+def _can_still_distrust(job: Job, affected_job: AffectedJob, ledger: Ledger) -> bool:
     """Whether the next attempt exists without a pinned resume point, so that the distrust still applies."""
     row = ledger.get(job_rows.attempt_key(job.job_id, job.current_attempt))
     return (
-        job.current_attempt == affected.attempt + 1
+        job.current_attempt == affected_job.attempt + 1
         and row is not None
         and rows.decode(row, Attempt).launched_at is None
     )
