@@ -206,26 +206,26 @@ class _EventConsumer:
 
     def _urgency_of(self, message: _QueueMessage) -> float:
         try:
-            parsed = self.parse(message.body)
+            parsed_event = self.parse(message.body)
         except Exception:  # noqa: BLE001 - a bug of the parser; the message fails when its turn comes
             return math.inf
-        return math.inf if self._needs_no_handler(parsed) else self.urgency(parsed)
+        return math.inf if self._needs_no_handler(parsed_event) else self.urgency(parsed_event)
 
-    def _needs_no_handler(self, parsed: object) -> bool:
-        return isinstance(parsed, (self.malformed, *self.ignored_types))
+    def _needs_no_handler(self, parsed_event: object) -> bool:
+        return isinstance(parsed_event, (self.malformed, *self.ignored_types))
 
     def _ingest_message(self, message: _QueueMessage, context: Any) -> Json:
         """Ingest the event of a message. Return the outcome for the log."""
         world = wiring.world()
-        parsed = self.parse(message.body)
-        if self._needs_no_handler(parsed):
+        parsed_event = self.parse(message.body)
+        if self._needs_no_handler(parsed_event):
             _archive(message)  # first, because nothing else keeps such an event
-        if isinstance(parsed, self.malformed):
-            return _send_to_dead_letters(message.body, parsed, world)
-        if isinstance(parsed, self.ignored_types):
-            return _count_ignored(parsed, world)
+        if isinstance(parsed_event, self.malformed):
+            return _send_to_dead_letters(message.body, parsed_event, world)
+        if isinstance(parsed_event, self.ignored_types):
+            return _count_ignored(parsed_event, world)
         world.telemetry.count("EventsReceived")
-        return self.handler(parsed, context)
+        return self.handler(parsed_event, context)
 
 
 def _archive(message: _QueueMessage) -> None:
@@ -253,19 +253,28 @@ def _require_time(context: LambdaContext | None) -> None:
         raise TransientError("The invocation has too little time left for this event.")
 
 
-def _send_to_dead_letters(body: bytes, parsed: MalformedEvent, world: wiring.World) -> Json:
+def _send_to_dead_letters(body: bytes, parsed_event: MalformedEvent, world: wiring.World) -> Json:
     """Put a malformed event on the dead-letter queue, and return its outcome."""
-    world.dead_letters.put(body.decode(), parsed.code, parsed.reason)
-    world.telemetry.count("EventsFailed", code=parsed.code)
+    world.dead_letters.put(body.decode(), parsed_event.code, parsed_event.reason)
+    world.telemetry.count("EventsFailed", code=parsed_event.code)
     first_bytes = body[:_SHOWN_BYTES].decode("utf-8", "replace")
-    return {"outcome": "DEAD_LETTERED", "code": parsed.code, "reason": parsed.reason, "bodyStart": first_bytes}
+    return {
+        "outcome": "DEAD_LETTERED",
+        "code": parsed_event.code,
+        "reason": parsed_event.reason,
+        "bodyStart": first_bytes,
+    }
 
 
-def _count_ignored(parsed: object, world: wiring.World) -> Json:
+def _count_ignored(parsed_event: object, world: wiring.World) -> Json:
     """Count an event that needs no action, and return its outcome."""
-    kind = type(parsed).__name__
+    kind = type(parsed_event).__name__
     world.telemetry.count(_IGNORED_METRICS[kind])
-    return {"outcome": kind.upper(), "code": getattr(parsed, "code", ""), "reason": getattr(parsed, "reason", "")}
+    return {
+        "outcome": kind.upper(),
+        "code": getattr(parsed_event, "code", ""),
+        "reason": getattr(parsed_event, "reason", ""),
+    }
 
 
 def _redeliver_soon(record: Mapping[str, Any]) -> None:

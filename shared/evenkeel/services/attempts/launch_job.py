@@ -89,8 +89,8 @@ def run(request: attempt_record.AttemptRequest, context: Context) -> LaunchJobRe
     Idempotent: yes, by the fence and by the Kubernetes Job's name. A repeated call finds the pin and the Job, and
     records them.
     """
-    stored = attempt_record.load_attempt(context.ledger, request.job_id, request.attempt)
-    job, attempt = stored.job, stored.attempt
+    stored_attempt = attempt_record.load_attempt(context.ledger, request.job_id, request.attempt)
+    job, attempt = stored_attempt.job, stored_attempt.attempt
     if attempt.state.has_ended or job.current_attempt != attempt.attempt:
         return LaunchJobResult(outcome=LaunchOutcome.STALE, reason=f"{attempt.workload_name} has already ended.")
     if attempt.state is not AttemptState.STARTING:
@@ -101,7 +101,7 @@ def run(request: attempt_record.AttemptRequest, context: Context) -> LaunchJobRe
     # A Job whose creation had no reply is recorded first, and then stopped like any other Job. Settling the attempt
     # now would free its nodes while pods run.
     if give_up_reason and not context.cluster.workload(attempt).has_runnable_pods:
-        return _give_up(stored, attempt, give_up_reason, context, is_refused=attempt.is_refused)
+        return _give_up(stored_attempt, attempt, give_up_reason, context, is_refused=attempt.is_refused)
 
     earlier_attempts = _find_earlier_attempts(attempt, context)
     for earlier_attempt in earlier_attempts:
@@ -121,20 +121,20 @@ def run(request: attempt_record.AttemptRequest, context: Context) -> LaunchJobRe
         if attempt.attempt > 1 and isinstance(error, PermanentError):
             raise  # the cluster accepted an earlier attempt, so the job is not the cause
         reason = f"The job's checkpoints cannot be used: {error}"
-        return _give_up(stored, attempt, reason, context, is_refused=True)
+        return _give_up(stored_attempt, attempt, reason, context, is_refused=True)
     if pin.kind is PinOutcome.STALE:
         return LaunchJobResult(outcome=LaunchOutcome.STALE, reason=pin.resume_choice.reason)
-    return _launch_from_pin(stored, earlier_attempts, pin, context)
+    return _launch_from_pin(stored_attempt, earlier_attempts, pin, context)
 
 
 def _launch_from_pin(
-    stored: attempt_record.StoredAttempt,
+    stored_attempt: attempt_record.StoredAttempt,
     earlier_attempts: Iterable[_EarlierAttempt],
     pin: pin_resume_point.PinAnswer,
     context: Context,
 ) -> LaunchJobResult:
     """Launch an attempt whose resume point is decided."""
-    job, attempt, resume_choice = stored.job, stored.attempt, pin.resume_choice
+    job, attempt, resume_choice = stored_attempt.job, stored_attempt.attempt, pin.resume_choice
     pinned_attempt = attempt.replace(
         is_pinned=pin.kind is PinOutcome.PINNED,
         resume_from=resume_choice.resume_from,
@@ -152,7 +152,7 @@ def _launch_from_pin(
             f"{resume_choice.reason} Starting over would discard finished work. "
             "Evenkeel launches the job once a checkpoint is valid."
         )
-        return _give_up(stored, pinned_attempt, reason, context, is_refused=False)
+        return _give_up(stored_attempt, pinned_attempt, reason, context, is_refused=False)
     for earlier_attempt in earlier_attempts:
         if earlier_attempt.out_of_reach:
             context.cluster.force_delete_pods(earlier_attempt.attempt, earlier_attempt.out_of_reach)
@@ -174,16 +174,16 @@ def _launch_from_pin(
         )
     except Refused as error:
         reason = f"The cluster refused the attempt's {attempt.kind}: {error}"
-        return _give_up(stored, pinned_attempt, reason, context, is_refused=True)
+        return _give_up(stored_attempt, pinned_attempt, reason, context, is_refused=True)
     except (NotAllowed, NotFound) as error:
         # A ResourceQuota and most policies answer 403. The answer may change within minutes.
         context.telemetry.count("LaunchesForbidden")
         context.telemetry.warning("LaunchNotAllowed", job_id=job.job_id, attempt=attempt.attempt, detail=str(error))
         reason = f"The cluster does not accept the attempt's Kubernetes Job now: {error}"
-        return _give_up(stored, pinned_attempt, reason, context, is_refused=False)
+        return _give_up(stored_attempt, pinned_attempt, reason, context, is_refused=False)
     rentals.delete_capacity_pods_of(job, attempt, context)
-    launched = pinned_attempt.replace(state=AttemptState.LAUNCHED, workload_uid=uid, launched_at=context.now)
-    _record_launch(stored, launched, pin, node_fields.network, context)
+    launched_attempt = pinned_attempt.replace(state=AttemptState.LAUNCHED, workload_uid=uid, launched_at=context.now)
+    _record_launch(stored_attempt, launched_attempt, pin, node_fields.network, context)
     for earlier_attempt in earlier_attempts:
         measure_restore.run(job, earlier_attempt.attempt.attempt, context)
     context.telemetry.count("AttemptsLaunched")
@@ -280,38 +280,48 @@ def _find_earlier_attempts(attempt: Attempt, context: Context) -> tuple[_Earlier
 
 
 def _record_launch(
-    stored: attempt_record.StoredAttempt,
-    launched: Attempt,
+    stored_attempt: attempt_record.StoredAttempt,
+    launched_attempt: Attempt,
     pin: pin_resume_point.PinAnswer,
     network: efa.EfaRequest,
     context: Context,
 ) -> None:
-    action = "launched" if not launched.local_queue else f"handed to Kueue's LocalQueue {launched.local_queue}"
-    details = f"{_resume_text(pin)}{_drain_text(launched, context.ledger)}{_network_text(launched, network)}"
-    text = f"Attempt {launched.attempt} {action}{details}"
+    action = (
+        "launched"
+        if not launched_attempt.local_queue
+        else f"handed to Kueue's LocalQueue {launched_attempt.local_queue}"
+    )
+    details = (
+        f"{_resume_text(pin)}{_drain_text(launched_attempt, context.ledger)}{_network_text(launched_attempt, network)}"
+    )
+    text = f"Attempt {launched_attempt.attempt} {action}{details}"
     entry = TimelineEntry(at=context.now, kind="launched", text=text, writer=WRITER)
     context.ledger.commit(
-        Put(job_rows.attempt_row(launched, stored.attempt_version)),
-        Put(subject_rows.timeline_row(launched.job_id, entry, f"launched-{launched.attempt}")),
+        Put(job_rows.attempt_row(launched_attempt, stored_attempt.attempt_version)),
+        Put(subject_rows.timeline_row(launched_attempt.job_id, entry, f"launched-{launched_attempt.attempt}")),
     )
 
 
-def _drain_text(launched: Attempt, ledger: Ledger) -> str:
+def _drain_text(launched_attempt: Attempt, ledger: Ledger) -> str:
     """Record whether the earlier attempt saved the resume point of this one while it was stopped."""
-    has_earlier_attempt = launched.is_pinned and launched.attempt > 1
-    row = ledger.get(job_rows.attempt_key(launched.job_id, launched.attempt - 1)) if has_earlier_attempt else None
+    has_earlier_attempt = launched_attempt.is_pinned and launched_attempt.attempt > 1
+    row = (
+        ledger.get(job_rows.attempt_key(launched_attempt.job_id, launched_attempt.attempt - 1))
+        if has_earlier_attempt
+        else None
+    )
     earlier = rows.decode(row, Attempt) if row else None
     if earlier is None or earlier.stop_asked_at is None or earlier.running_at is None:
         return ""
-    point, began = launched.resume_from, launched.resumed_work_from
+    point, began = launched_attempt.resume_from, launched_attempt.resumed_work_from
     if point and point.attempt == earlier.attempt and began and began >= earlier.stop_asked_at:
         return f" Step {point.step} was saved while attempt {earlier.attempt} was stopped."
     return f" No usable checkpoint was saved while attempt {earlier.attempt} was stopped."
 
 
-def _network_text(launched: Attempt, network: efa.EfaRequest) -> str:
+def _network_text(launched_attempt: Attempt, network: efa.EfaRequest) -> str:
     """Return the network that the pods of an attempt use between nodes."""
-    if launched.ranks < 2:
+    if launched_attempt.ranks < 2:
         return ""
     count = network.interfaces
     return f" Each pod requests {count} EFA interface{'s'[: count != 1]}." if count else " The pods request no EFA."
@@ -336,17 +346,21 @@ def _spec_with_priority_class(job: Job, attempt: Attempt, policy: Policy) -> Job
 
 
 def _give_up(
-    stored: attempt_record.StoredAttempt, attempt: Attempt, message: str, context: Context, *, is_refused: bool
+    stored_attempt: attempt_record.StoredAttempt, attempt: Attempt, message: str, context: Context, *, is_refused: bool
 ) -> LaunchJobResult:
     """Record on the attempt why it is not launched. SettleAttempt reads it there.
 
     `attempt` may carry a pin that `stored.attempt` does not have yet.
     """
     reason = message[:1000]
-    if (stored.attempt.reason, stored.attempt.is_refused) != (reason, is_refused):
+    if (stored_attempt.attempt.reason, stored_attempt.attempt.is_refused) != (reason, is_refused):
         entry = TimelineEntry(at=context.now, kind="refused" if is_refused else "given up", text=reason, writer=WRITER)
         context.ledger.commit(
-            Put(job_rows.attempt_row(attempt.replace(reason=reason, is_refused=is_refused), stored.attempt_version)),
+            Put(
+                job_rows.attempt_row(
+                    attempt.replace(reason=reason, is_refused=is_refused), stored_attempt.attempt_version
+                )
+            ),
             Put(subject_rows.timeline_row(attempt.job_id, entry, f"given-up-{attempt.attempt}")),
         )
     return LaunchJobResult(outcome=LaunchOutcome.GIVE_UP, reason=reason)

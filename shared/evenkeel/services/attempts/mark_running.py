@@ -39,23 +39,23 @@ def run(request: attempt_record.AttemptRequest, context: Context) -> MarkRunning
 
 
 def _try_to_mark(request: attempt_record.AttemptRequest, context: Context) -> MarkRunningResult:
-    stored = attempt_record.load_attempt(context.ledger, request.job_id, request.attempt)
-    job, attempt = stored.job, stored.attempt
+    stored_attempt = attempt_record.load_attempt(context.ledger, request.job_id, request.attempt)
+    job, attempt = stored_attempt.job, stored_attempt.attempt
     if attempt.state is AttemptState.RUNNING:
         return MarkRunningResult(outcome=RunningOutcome.RUNNING)
     if attempt.state is not AttemptState.LAUNCHED or job.current_attempt != attempt.attempt:
         return MarkRunningResult(outcome=RunningOutcome.STALE)
     reported = measured_throughput.with_reported_throughput(job, attempt, context.ledger)
-    changed = reported.replace(launch_failures=0, started_at=job.started_at or context.now, is_preempted=False)
+    running_job = reported.replace(launch_failures=0, started_at=job.started_at or context.now, is_preempted=False)
     if job.is_growth_attempt(attempt.attempt):
-        changed = changed.replace(failed_growths=0, growth_failed_at=None)
+        running_job = running_job.replace(failed_growths=0, growth_failed_at=None)
     if job.state is JobState.STARTING:
-        changed = changed.replace(state=JobState.RUNNING, reason=_running_text(attempt))
+        running_job = running_job.replace(state=JobState.RUNNING, reason=_running_text(attempt))
     entry = TimelineEntry(at=context.now, kind="running", text=_timeline_text(attempt), writer=WRITER)
     running = attempt.replace(state=AttemptState.RUNNING, running_at=context.now)
     context.ledger.commit(
-        Put(job_rows.attempt_row(running, stored.attempt_version)),
-        Put(job_rows.job_row(changed, stored.job_version)),
+        Put(job_rows.attempt_row(running, stored_attempt.attempt_version)),
+        Put(job_rows.job_row(running_job, stored_attempt.job_version)),
         Put(subject_rows.timeline_row(job.job_id, entry, f"running-{attempt.attempt}")),
     )
     context.telemetry.count("AttemptsRunning")

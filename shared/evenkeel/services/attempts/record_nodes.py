@@ -18,8 +18,8 @@ def run(job_id: str, number: int, context: Context) -> bool:
 
     Idempotent: yes, recorded nodes stay, because the pods of an attempt never move.
     """
-    stored = attempt_record.load_attempt(context.ledger, job_id, number)
-    attempt = stored.attempt
+    stored_attempt = attempt_record.load_attempt(context.ledger, job_id, number)
+    attempt = stored_attempt.attempt
     if not attempt.local_queue or attempt.nodes or attempt.state is not AttemptState.RUNNING:
         return False
     workload = context.cluster.workload(attempt)
@@ -46,7 +46,7 @@ def run(job_id: str, number: int, context: Context) -> bool:
     if _is_on_rented_nodes(stored.job, with_nodes, context):
         with_nodes = with_nodes.replace(is_rented=True, usd_per_accelerator_hour=None)  # the rental counts their cost
     try:
-        context.ledger.commit(Put(job_rows.attempt_row(with_nodes, stored.attempt_version)))
+        context.ledger.commit(Put(job_rows.attempt_row(with_nodes, stored_attempt.attempt_version)))
     except Conflict:
         return False  # the row changed meanwhile; the next evaluation reads it again
     return True

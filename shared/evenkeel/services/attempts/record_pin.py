@@ -16,12 +16,12 @@ _LINE_PREFIX = "evenkeel resume-point "
 """The beginning of rank 0's line (docs/training-contract.md)."""
 
 
-def run(stored: attempt_record.StoredAttempt, context: Context) -> bool:
+def run(stored_attempt: attempt_record.StoredAttempt, context: Context) -> bool:
     """Record the resume point that rank 0 logged. Return False if it logged none yet, or if none is expected.
 
     Idempotent: yes, a recorded point stays. Any training code can write to the log, so only its first line counts.
     """
-    job, attempt = stored.job, stored.attempt
+    job, attempt = stored_attempt.job, stored_attempt.attempt
     job_id, number = job.job_id, attempt.attempt
     if attempt.is_pinned or attempt.launched_at is None or not job.spec.keeps_checkpoints_in_cluster:
         return False
@@ -32,7 +32,7 @@ def run(stored: attempt_record.StoredAttempt, context: Context) -> bool:
     choice = _reported_pin(text, attempt)
     if choice is None:
         return False
-    pinned = attempt.replace(
+    pinned_attempt = attempt.replace(
         is_pinned=True,
         resume_from=choice.resume_from,
         resumed_work_from=choice.began_at,
@@ -42,7 +42,7 @@ def run(stored: attempt_record.StoredAttempt, context: Context) -> bool:
     entry = TimelineEntry(at=context.now, kind="pinned", text=f"Rank 0 says: {choice.reason}"[:1000], writer=WRITER)
     try:
         context.ledger.commit(
-            Put(job_rows.attempt_row(pinned, stored.attempt_version)),
+            Put(job_rows.attempt_row(pinned_attempt, stored_attempt.attempt_version)),
             Put(subject_rows.timeline_row(job_id, entry, f"pinned-{number}")),
         )
     except Conflict:

@@ -65,10 +65,10 @@ def run(request: SettleAttemptRequest, context: Context) -> SettleAttemptResult:
 
 
 def _try_to_settle(request: SettleAttemptRequest, context: Context) -> SettleAttemptResult:
-    stored = attempt_record.load_attempt(context.ledger, request.job_id, request.attempt)
-    if record_pin.run(stored, context):
-        stored = attempt_record.load_attempt(context.ledger, request.job_id, request.attempt)
-    job, attempt = stored.job, stored.attempt
+    stored_attempt = attempt_record.load_attempt(context.ledger, request.job_id, request.attempt)
+    if record_pin.run(stored_attempt, context):
+        stored_attempt = attempt_record.load_attempt(context.ledger, request.job_id, request.attempt)
+    job, attempt = stored_attempt.job, stored_attempt.attempt
     workload = context.cluster.workload(attempt)
     if attempt.state.has_ended:
         _keep_logs(job, attempt, workload, context)
@@ -79,7 +79,7 @@ def _try_to_settle(request: SettleAttemptRequest, context: Context) -> SettleAtt
     ending = _judge_end(request, job, attempt, workload, context)
     reported = measured_throughput.with_reported_throughput(job, attempt, context.ledger)
     settlement = settle(reported, attempt, ending, context.policy.jobs, context.now)
-    _commit_settlement(stored, settlement, context)
+    _commit_settlement(stored_attempt, settlement, context)
     context.cycle_requests.request(f"{attempt.workload_name} settled")
     _keep_logs(job, settlement.attempt, workload, context)
     _delete_live_objects(job, settlement.attempt, workload, context.cluster)
@@ -139,13 +139,13 @@ def _faulty_nodes(attempt: Attempt, ledger: Ledger) -> set[str]:
     return {name for life, name in slots if ledger.get(incident_rows.open_key(life))}
 
 
-def _commit_settlement(stored: attempt_record.StoredAttempt, settlement: Settlement, context: Context) -> None:
+def _commit_settlement(stored_attempt: attempt_record.StoredAttempt, settlement: Settlement, context: Context) -> None:
     attempt = settlement.attempt
     text = f"Attempt {attempt.attempt} {_STATE_TEXT[attempt.state]}: {attempt.reason}"
     entry = TimelineEntry(at=context.now, kind="settled", text=text, writer=WRITER)
     context.ledger.commit(
-        Put(job_rows.attempt_row(attempt, stored.attempt_version)),
-        Put(job_rows.job_row(settlement.job, stored.job_version)),
+        Put(job_rows.attempt_row(attempt, stored_attempt.attempt_version)),
+        Put(job_rows.job_row(settlement.job, stored_attempt.job_version)),
         *(open_jobs.decrement_writes(settlement.job) if settlement.job.state.has_ended else ()),
         _release_write(settlement, context.now),
         Add(quota_rows.usage_key(attempt.team), {"accelerators": -attempt.accelerators}),

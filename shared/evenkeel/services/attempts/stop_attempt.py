@@ -37,13 +37,13 @@ def run(request: attempt_record.AttemptRequest, context: Context) -> StopAttempt
 
     Idempotent: yes, missing objects are success.
     """
-    stored = attempt_record.load_attempt(context.ledger, request.job_id, request.attempt)
-    if stored.attempt.state.has_ended:
-        return StopAttemptResult(reason=stored.attempt.reason)
-    stop_request = stored.job.stop_of(request.attempt) or _record_deadline(request, context)
+    stored_attempt = attempt_record.load_attempt(context.ledger, request.job_id, request.attempt)
+    if stored_attempt.attempt.state.has_ended:
+        return StopAttemptResult(reason=stored_attempt.attempt.reason)
+    stop_request = stored_attempt.job.stop_of(request.attempt) or _record_deadline(request, context)
     within = keep_logs.BEFORE_STOP_SECONDS
-    keep_logs.run(stored.job, stored.attempt, context, within_seconds=within)
-    context.cluster.stop(stored.attempt, stop_request.grace_seconds, stop_request.nodes_without_grace)
+    keep_logs.run(stored_attempt.job, stored_attempt.attempt, context, within_seconds=within)
+    context.cluster.stop(stored_attempt.attempt, stop_request.grace_seconds, stop_request.nodes_without_grace)
     return StopAttemptResult(reason=stop_request.reason)
 
 
@@ -51,14 +51,14 @@ def _record_deadline(request: attempt_record.AttemptRequest, context: Context) -
     """Record on the job why its attempt is stopped, before the evidence is deleted."""
 
     def commit_once() -> StopRequest:
-        stored = attempt_record.load_attempt(context.ledger, request.job_id, request.attempt)
-        stop_request = stored.job.stop_of(request.attempt)
+        stored_attempt = attempt_record.load_attempt(context.ledger, request.job_id, request.attempt)
+        stop_request = stored_attempt.job.stop_of(request.attempt)
         if stop_request:
             return stop_request
-        stop_request = _stop_request(stored.job, stored.attempt, context)
+        stop_request = _stop_request(stored_attempt.job, stored_attempt.attempt, context)
         entry = TimelineEntry(at=context.now, kind="stopped", text=f"Stopped: {stop_request.reason}", writer=WRITER)
         context.ledger.commit(
-            Put(job_rows.job_row(stored.job.replace(stop_request=stop_request), stored.job_version)),
+            Put(job_rows.job_row(stored_attempt.job.replace(stop_request=stop_request), stored_attempt.job_version)),
             Put(subject_rows.timeline_row(request.job_id, entry, f"stopped-{request.attempt}")),
         )
         return stop_request

@@ -74,8 +74,8 @@ def ingest_facts(facts: Iterable[NodeFact | GroupFact], context: Context) -> tup
                     )
                 )
             elif isinstance(fact, GroupFact):
-                noted = note_group_fact.run(fact, context)
-                outcomes.append(IngestResult(outcome=FactOutcome(noted.outcome), reason=noted.reason))
+                note_result = note_group_fact.run(fact, context)
+                outcomes.append(IngestResult(outcome=FactOutcome(note_result.outcome), reason=note_result.reason))
             else:
                 outcomes.append(ingest_fact(fact, context))
         except EvenkeelError as error:

@@ -217,9 +217,9 @@ def _clear_unhealthy_node(fact: NodeFact, affected_node: AffectedNode, context: 
     if node.trusted_by:
         return []
     incident, _ = incident_record.load_incident(context.ledger, node.incident_id)
-    cleared = ClearedFault(fault_key=fact.fault_key, source=fact.source, at=fact.observed_at)
-    after = with_cleared_fault(node, incident, cleared, context.policy.catalogue)
-    return [Put(incident_rows.unhealthy_row(after, row.version)) if after else Delete(row.key, row.version)]
+    cleared_fault = ClearedFault(fault_key=fact.fault_key, source=fact.source, at=fact.observed_at)
+    node_after = with_cleared_fault(node, incident, cleared_fault, context.policy.catalogue)
+    return [Put(incident_rows.unhealthy_row(node_after, row.version)) if node_after else Delete(row.key, row.version)]
 
 
 def _opening_writes(
@@ -272,9 +272,9 @@ def _timeline_text(classified_fact: ClassifiedFact, *, opens: bool) -> str:
     if fact.kind is FactKind.PROGRESS:
         return f"{fact.instance_id}: {fact.code.replace('_', ' ')}, reported by {source}."
     code = f", {fact.code}" if fact.code and fact.code not in fault.key else ""
-    first = "" if opens else "Also: "
+    prefix = "" if opens else "Also: "
     drill = " This is a drill." if fact.is_drill and opens else ""
-    return f"{first}{fault.name} ({fault.key}{code}), reported by {source}.{drill}"
+    return f"{prefix}{fault.name} ({fault.key}{code}), reported by {source}.{drill}"
 
 
 _FACT_METRICS = {

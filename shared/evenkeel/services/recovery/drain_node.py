@@ -123,17 +123,19 @@ def drain(incident: Incident, context: Context) -> DrainNodeResult:
             reason=f"The jobs keep running. {verdict.reason}",
             jobs=incident.affected_jobs,
         )
-    incident, finishing = _allow_finish(incident, context)
-    leaving = [affected_job for affected_job in incident.affected_jobs if affected_job.job_id not in finishing]
-    stopped = [affected_job for affected_job in leaving if _stop_attempt(incident, affected_job, context)]
-    _record_stops(incident, stopped, context)
-    context.telemetry.count("JobsStopped", len(stopped))
+    incident, finishing_jobs = _allow_finish(incident, context)
+    leaving_jobs = [
+        affected_job for affected_job in incident.affected_jobs if affected_job.job_id not in finishing_jobs
+    ]
+    stopped_jobs = [affected_job for affected_job in leaving_jobs if _stop_attempt(incident, affected_job, context)]
+    _record_stops(incident, stopped_jobs, context)
+    context.telemetry.count("JobsStopped", len(stopped_jobs))
     messages = []
-    if leaving:
-        names = ", ".join(affected_job.job_id for affected_job in leaving)
+    if leaving_jobs:
+        names = ", ".join(affected_job.job_id for affected_job in leaving_jobs)
         messages.append(f"Evenkeel asked these jobs to stop and move to other nodes: {names}.")
-    if finishing:
-        messages.append(f"These jobs may finish on the node: {', '.join(sorted(finishing))}.")
+    if finishing_jobs:
+        messages.append(f"These jobs may finish on the node: {', '.join(sorted(finishing_jobs))}.")
     return DrainNodeResult(outcome=DrainOutcome.JOBS_AFFECTED, reason=" ".join(messages), jobs=incident.affected_jobs)
 
 
@@ -177,10 +179,10 @@ def _ended_since(since: datetime, ledger: Ledger) -> Iterator[Attempt]:
 
 
 def _is_still_affected(affected_job: AffectedJob, incident: Incident, context: Context) -> bool:
-    loaded = _load_job_and_attempt(affected_job, context.ledger)
-    if loaded is None:
+    job_and_attempt = _load_job_and_attempt(affected_job, context.ledger)
+    if job_and_attempt is None:
         return False
-    job, _, attempt = loaded
+    job, _, attempt = job_and_attempt
     if job.state.has_ended:
         return False
     if attempt.ended_at is None:
@@ -201,14 +203,14 @@ def _load_job_and_attempt(affected_job: AffectedJob, ledger: Ledger) -> tuple[Jo
 def _record_affected_jobs(incident: Incident, jobs: tuple[AffectedJob, ...], ledger: Ledger) -> Incident:
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
         # A job is listed once, with its latest affected attempt.
-        before = {affected_job.job_id: affected_job for affected_job in current.affected_jobs}
-        later = [
+        known_jobs = {affected_job.job_id: affected_job for affected_job in current.affected_jobs}
+        newer_jobs = [
             affected_job
             for affected_job in jobs
-            if affected_job.job_id not in before or before[affected_job.job_id].attempt < affected_job.attempt
+            if affected_job.job_id not in known_jobs or known_jobs[affected_job.job_id].attempt < affected_job.attempt
         ]
-        merged = before | {affected_job.job_id: affected_job for affected_job in later}
-        affected_jobs = tuple(merged.values())
+        job_by_id = known_jobs | {affected_job.job_id: affected_job for affected_job in newer_jobs}
+        affected_jobs = tuple(job_by_id.values())
         return None if affected_jobs == current.affected_jobs else (current.replace(affected_jobs=affected_jobs), [])
 
     return incident_record.update_incident(ledger, incident.incident_id, change)
@@ -220,16 +222,18 @@ def _excuse_failure(incident: Incident, affected_job: AffectedJob, context: Cont
     The incident records it in the same commit, so that it is taken back once.
     """
     for _ in range(incident_record.MAX_TRIES):
-        loaded = None if affected_job.is_failure_excused else _load_job_and_attempt(affected_job, context.ledger)
-        if loaded is None:
+        job_and_attempt = (
+            None if affected_job.is_failure_excused else _load_job_and_attempt(affected_job, context.ledger)
+        )
+        if job_and_attempt is None:
             return
-        job, job_version, attempt = loaded
+        job, job_version, attempt = job_and_attempt
         if attempt.state is not AttemptState.FAILED or job.state.has_ended or job.application_failures == 0:
             return
         current, version = incident_record.load_incident(context.ledger, incident.incident_id)
         if affected_job not in current.affected_jobs:
             return
-        noted = tuple(
+        updated_jobs = tuple(
             other_job.replace(is_failure_excused=True) if other_job == affected_job else other_job
             for other_job in current.affected_jobs
         )
@@ -237,7 +241,7 @@ def _excuse_failure(incident: Incident, affected_job: AffectedJob, context: Cont
         text = f"The node caused the failure of attempt {affected_job.attempt}, not the application ({subject})."
         try:
             context.ledger.commit(
-                Put(incident_rows.incident_row(current.replace(affected_jobs=noted), version)),
+                Put(incident_rows.incident_row(current.replace(affected_jobs=updated_jobs), version)),
                 Put(job_rows.job_row(_without_failure(job), job_version)),
                 incident_record.timeline_put(job.job_id, "forgiven", text, at=context.now, writer=WRITER),
             )
@@ -256,8 +260,12 @@ def _allow_finish(incident: Incident, context: Context) -> tuple[Incident, froze
     fault = context.policy.catalogue.look_up(incident.fault_key)
     until: dict[str, datetime] = {}
     for affected_job in incident.affected_jobs:
-        loaded = _load_job_and_attempt(affected_job, context.ledger)
-        on_node_fault = loaded[0].spec.on_node_fault if loaded and loaded[2].ended_at is None else OnNodeFault.MOVE
+        job_and_attempt = _load_job_and_attempt(affected_job, context.ledger)
+        on_node_fault = (
+            job_and_attempt[0].spec.on_node_fault
+            if job_and_attempt and job_and_attempt[2].ended_at is None
+            else OnNodeFault.MOVE
+        )
         at = finish_deadline(
             on_node_fault, fault, opened_at=incident.opened_at, deadline_at=incident.deadline_at, policy=context.policy
         )
@@ -342,10 +350,10 @@ def _request_stop(
     incident: Incident, affected_job: AffectedJob, context: Context
 ) -> tuple[Attempt, StopRequest] | None:
     """Record a request to stop an attempt, and keep its logs. Return the request in force; None after its end."""
-    loaded = _load_job_and_attempt(affected_job, context.ledger)
-    if loaded is None:
+    job_and_attempt = _load_job_and_attempt(affected_job, context.ledger)
+    if job_and_attempt is None:
         return None
-    job, version, attempt = loaded
+    job, version, attempt = job_and_attempt
     if attempt.state.has_ended or job.current_attempt != affected_job.attempt:
         return None
     stop_request = job.stop_of(affected_job.attempt)
@@ -374,11 +382,11 @@ def _requester(incident: Incident) -> str:
     return f"recover_node/{incident.incident_id}"
 
 
-def _record_stops(incident: Incident, stopped: list[AffectedJob], context: Context) -> None:
+def _record_stops(incident: Incident, stopped_jobs: list[AffectedJob], context: Context) -> None:
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
-        if not stopped or current.stages.jobs_stopped_at is not None:
+        if not stopped_jobs or current.stages.jobs_stopped_at is not None:
             return None
-        names = ", ".join(f"{affected_job.job_id} (attempt {affected_job.attempt})" for affected_job in stopped)
+        names = ", ".join(f"{affected_job.job_id} (attempt {affected_job.attempt})" for affected_job in stopped_jobs)
         line = incident_record.timeline_put(
             current.incident_id,
             "job",
@@ -447,7 +455,7 @@ def drain_unmanaged_pods(incident: Incident, context: Context) -> UnmanagedDrain
         if incident.node_name
         else ()
     )
-    leaving: dict[str, UnmanagedPod] = {}
+    leaving_jobs: dict[str, UnmanagedPod] = {}
     messages: dict[str, str] = {}
     waits, question = False, ""
     for pod in pods:
@@ -462,7 +470,7 @@ def drain_unmanaged_pods(incident: Incident, context: Context) -> UnmanagedDrain
         match verdict.action:
             case UnmanagedPodAction.EVICT:
                 waits = True
-                leaving[pod.uid] = pod
+                leaving_jobs[pod.uid] = pod
                 messages[pod.uid] = verdict.reason
             case UnmanagedPodAction.LEAVE:
                 waits = waits or context.now < until
@@ -470,7 +478,7 @@ def drain_unmanaged_pods(incident: Incident, context: Context) -> UnmanagedDrain
                 question = question or f"{verdict.reason}{_eviction_failure(incident, pod)}"
             case _:
                 assert_never(verdict.action)
-    incident, evicted = _evict_pods(incident, list(leaving.values()), context)
+    incident, evicted = _evict_pods(incident, list(leaving_jobs.values()), context)
     if evicted:
         _record_evictions(incident, list({pod.label: messages[pod.uid] for pod in evicted}.values()), context)
     left = math.ceil((until - context.now).total_seconds())

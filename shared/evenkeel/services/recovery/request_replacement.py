@@ -65,16 +65,16 @@ def run(request: ReplacementRequest, context: Context) -> tuple[Json, str]:
     dry_run = context.replace(ledger=dry_run_ledger, telemetry=NullTelemetry(), workflows=NullWorkflows(), now=now)
     for fact in parsed.facts:
         assert isinstance(fact, NodeFact)
-        noted = record_node_fact.run(
+        ingest_result = record_node_fact.run(
             fact,
             affected_node,
             dry_run,
         )
-    if not noted.incident_id:
+    if not ingest_result.incident_id:
         return _answer(
-            request, affected_node.job_ids, None, "NOTHING", noted.reason
+            request, affected_node.job_ids, None, "NOTHING", ingest_result.reason
         ), f"/v1/nodes/{request.instance_id}"
-    incident, _ = incident_record.load_incident(dry_run_ledger, noted.incident_id)
+    incident, _ = incident_record.load_incident(dry_run_ledger, ingest_result.incident_id)
     result = plan_recovery.run(
         recovery_step.RecoveryStepRequest(
             incident_id=incident.incident_id, run=incident.run + (incident.plan is not None)

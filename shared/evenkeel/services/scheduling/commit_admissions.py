@@ -111,7 +111,7 @@ def _admission_group(
     """
     job, version = loaded.snapshot.pending[attempt.job_id], loaded.versions[attempt.job_id]
     number = attempt.attempt
-    started = pending_job_changes.with_current_queue(
+    starting_job = pending_job_changes.with_current_queue(
         job.at_size(attempt.ranks, context.now), loaded.snapshot.setup
     ).replace(
         state=JobState.STARTING,
@@ -128,7 +128,7 @@ def _admission_group(
         displacing_since=None,
         lost_at=None,
     )
-    released = loaded.charges.released_by(job)
+    released_charge = loaded.charges.released_by(job)
     recorded_facts = facts.of(decision, attempt.decision_id)
     record = pending_job_changes.admission_record(
         decision, attempt.decision_id, decision.reason, Mode.ACT, context, recorded_facts
@@ -137,10 +137,10 @@ def _admission_group(
         job.job_id,
         (
             Put(quota_rows.charge_row(attempt, job)),
-            Put(job_rows.job_row(started, version)),
+            Put(job_rows.job_row(starting_job, version)),
             Put(job_rows.attempt_row(attempt, 0)),
             Put(subject_rows.decision_row(record, PACKED_FROM_IF_MANY)),
-            *((Delete(released.key, released.version),) if released else ()),
+            *((Delete(released_charge.key, released_charge.version),) if released_charge else ()),
         ),
     )
 
@@ -148,7 +148,7 @@ def _admission_group(
 def _commit_attempts(
     attempts: Sequence[Attempt],
     write_groups: Sequence[batches.WriteGroup],
-    shared: Sequence[Put],
+    shared_facts: Sequence[Put],
     loaded: LoadedCycle,
     tree: QuotaTree,
     context: Context,
@@ -166,9 +166,9 @@ def _commit_attempts(
         scheduler_state = scheduler_state.replace(
             elastic=scheduler_state.elastic.after_admission(job.job_id, is_elastic=job.spec.elastic is not None)
         )
-    sums = (Add(quota_rows.usage_key(team), {"accelerators": count}) for team, count in usage.items())
+    usage_sums = (Add(quota_rows.usage_key(team), {"accelerators": count}) for team, count in usage.items())
     # The halves of a refused batch hold different writes, so they need different tokens.
     token = f"{attempts[0].decision_id}/{len(attempts)}"
     writes = (write for group in write_groups for write in group.writes)
-    context.ledger.commit(tree.state_put(scheduler_state), *shared, *sums, *writes, client_token=token)
+    context.ledger.commit(tree.state_put(scheduler_state), *shared_facts, *usage_sums, *writes, client_token=token)
     tree.record_commit(scheduler_state)

@@ -224,10 +224,10 @@ def _displacement_writes(
         return ()
     text = f"The job frees its nodes for {for_job} and continues on rented nodes."
     stop = job.stop_request_now(text, displacement_requester(for_job), now)
-    moving = job.replace(stop_request=stop, reason=text, displaced_at=now, queued_at=now, moves=job.moves + 1)
+    moving_job = job.replace(stop_request=stop, reason=text, displaced_at=now, queued_at=now, moves=job.moves + 1)
     entry = TimelineEntry(at=now, kind="displaced", text=text, decision_id=decision_id, writer=WRITER)
     return (
-        Put(job_rows.job_row(moving, version)),
+        Put(job_rows.job_row(moving_job, version)),
         Put(subject_rows.timeline_row(job_id, entry, f"displaced-{job.current_attempt}")),
     )
 

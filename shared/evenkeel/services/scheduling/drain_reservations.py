@@ -44,11 +44,11 @@ def stop_group(decision: MigrationDecision, job: Job, version: int, context: Con
     entry = TimelineEntry(
         at=context.now, kind="draining reservation", text=reason, decision_id=record.decision_id, writer=WRITER
     )
-    stopping = job.replace(stop_request=job.stop_request_now(reason, WRITER, context.now), reason=reason)
+    stopping_job = job.replace(stop_request=job.stop_request_now(reason, WRITER, context.now), reason=reason)
     return WriteGroup(
         job.job_id,
         (
-            Put(job_rows.job_row(stopping, version)),
+            Put(job_rows.job_row(stopping_job, version)),
             Put(subject_rows.decision_row(record)),
             Put(subject_rows.timeline_row(job.job_id, entry, f"leaving-{job.current_attempt}")),
         ),

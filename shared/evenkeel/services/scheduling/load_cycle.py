@@ -142,10 +142,12 @@ def read_missing(loaded: LoadedCycle, missing: MissingFacts, context: Context) -
     """Read the facts that a plan named as missing."""
     if missing.queues:
         return _read_later_pages(loaded, missing.queues, context)
-    stored = _read_jobs(context.ledger, map(job_rows.job_key, missing.jobs))
+    stored_jobs = _read_jobs(context.ledger, map(job_rows.job_key, missing.jobs))
     loaded = loaded._replace(
-        snapshot=loaded.snapshot._replace(jobs_with_charge={**loaded.snapshot.jobs_with_charge, **_jobs_by_id(stored)}),
-        versions={**loaded.versions, **_versions_of(stored)},
+        snapshot=loaded.snapshot._replace(
+            jobs_with_charge={**loaded.snapshot.jobs_with_charge, **_jobs_by_id(stored_jobs)}
+        ),
+        versions={**loaded.versions, **_versions_of(stored_jobs)},
     )
     jobs = (loaded.snapshot.known_job(job_id) for job_id in missing.attempts_of)
     return loaded._replace(
@@ -264,13 +266,13 @@ def _read_later_pages(loaded: LoadedCycle, teams: Iterable[str], context: Contex
         )
         jobs = _read_jobs(context.ledger, (row.key for row in page.rows))
         # A job whose charge this cycle still sees as live was settled since. The next cycle decides about it.
-        waiting = {
+        pending_jobs = {
             job_id: entry
             for job_id, entry in jobs.items()
             if entry[0].state is JobState.PENDING and job_id not in charged_jobs
         }
-        pending |= _jobs_by_id(waiting)
-        versions |= _versions_of(waiting)
+        pending |= _jobs_by_id(pending_jobs)
+        versions |= _versions_of(pending_jobs)
         if cursors is not None and team == ALL_JOBS:
             cursors = cursors._replace(
                 page_jobs=cursors.page_jobs - jobs.keys()
@@ -342,9 +344,9 @@ def _read_quotas(loaded: LoadedCycle, context: Context) -> LoadedCycle:
     setup = snapshot.setup
     if not setup.has_teams:
         return loaded
-    stored = _read_jobs(context.ledger, (job_rows.job_key(charge.job_id) for charge in snapshot.live_charges))
-    running = {job_id: entry for job_id, entry in stored.items() if job_id not in snapshot.pending}
-    jobs_with_charge, rental_book = _jobs_by_id(stored), snapshot.rental_book
+    stored_jobs = _read_jobs(context.ledger, (job_rows.job_key(charge.job_id) for charge in snapshot.live_charges))
+    running = {job_id: entry for job_id, entry in stored_jobs.items() if job_id not in snapshot.pending}
+    jobs_with_charge, rental_book = _jobs_by_id(stored_jobs), snapshot.rental_book
     spent = rentals.spent_by_period(setup, context, rental_book.rentals)
     budgets_left = (
         remaining_by_team(setup, spent, snapshot.live_charges, rental_book.rentals, policy.economy, context.now)
@@ -364,7 +366,7 @@ def _read_quotas(loaded: LoadedCycle, context: Context) -> LoadedCycle:
             else {},
         ),
         # A pending job is committed as it was decided, so its version stays.
-        versions={**_versions_of(stored), **loaded.versions, **_versions_of(running)},
+        versions={**_versions_of(stored_jobs), **loaded.versions, **_versions_of(running)},
     )
 
 
@@ -381,16 +383,16 @@ def _work_at_risk(charges: Iterable[Charge], jobs_with_charge: Mapping[str, Job]
 
 
 def _read_jobs(ledger: Ledger, keys: Iterable[Key]) -> dict[str, tuple[Job, int]]:
-    stored = get_all(ledger, keys).values()
-    return {job.job_id: (job, row.version) for row, job in rows.readable_rows(stored, Job)}
+    found_rows = get_all(ledger, keys).values()
+    return {job.job_id: (job, row.version) for row, job in rows.readable_rows(found_rows, Job)}
 
 
-def _jobs_by_id(stored: StoredJobs) -> dict[str, Job]:
-    return {job_id: job for job_id, (job, _) in stored.items()}
+def _jobs_by_id(stored_jobs: StoredJobs) -> dict[str, Job]:
+    return {job_id: job for job_id, (job, _) in stored_jobs.items()}
 
 
-def _versions_of(stored: StoredJobs) -> dict[str, int]:
-    return {job_id: version for job_id, (_, version) in stored.items()}
+def _versions_of(stored_jobs: StoredJobs) -> dict[str, int]:
+    return {job_id: version for job_id, (_, version) in stored_jobs.items()}
 
 
 # ---------------------------------------------------------------- clusters
@@ -479,14 +481,14 @@ def _read_each_cluster(
         owned = {name: _owned_workloads(name, pods, context) for name, (pods, _, _) in reads.items()}
     for name, (pods, namespaces, serving) in reads.items():
         try:
-            movable, stored = pods.result().movable, lists.last_sweep.result()
+            movable, last_sweep = pods.result().movable, lists.last_sweep.result()
             nodes = lists.nodes_by_cluster[name].result()
             facts[name] = _ClusterFacts(
                 owned[name],
-                stored_nodes.requests_by_node(name, movable, nodes, stored, context),
+                stored_nodes.requests_by_node(name, movable, nodes, last_sweep, context),
                 nodes,
                 namespaces.result(),
-                provider_nodes.load_provider_nodes(nodes, stored, context) if name == names[0] else (),
+                provider_nodes.load_provider_nodes(nodes, last_sweep, context) if name == names[0] else (),
                 serving.result() if serving else (),
             )
         except EvenkeelError as error:

@@ -62,8 +62,8 @@ def defer_after_refusal(job_id: str, refused: Refused, context: Context) -> None
     minutes = _RETRY_AFTER_REFUSAL.seconds // 60
     text = f"The ledger refused to store this job's decision. Evenkeel tries again after {minutes} min."
     entry = TimelineEntry(at=context.now, kind="deferred", text=text, writer=WRITER)
-    deferred = job.replace(reason=text, placement=None, not_before=context.now + _RETRY_AFTER_REFUSAL)
+    deferred_job = job.replace(reason=text, placement=None, not_before=context.now + _RETRY_AFTER_REFUSAL)
     with contextlib.suppress(Conflict, Refused):
         context.ledger.commit(
-            Put(job_rows.job_row(deferred, row.version)), Put(subject_rows.timeline_row(job_id, entry, "deferred"))
+            Put(job_rows.job_row(deferred_job, row.version)), Put(subject_rows.timeline_row(job_id, entry, "deferred"))
         )

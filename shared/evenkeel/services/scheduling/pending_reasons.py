@@ -48,10 +48,12 @@ def _reason_writes(step: PendingStep, loaded: LoadedCycle, context: Context) -> 
         return ()  # the job already records the failure
     reason = recorded_reason(decision, step.mode)
     text = f"{reason} {note.text}" if note else reason
-    updated = pending_job_changes.with_current_queue(job, loaded.snapshot.setup).replace(reason=text, placement=note)
-    if updated == job:
+    updated_job = pending_job_changes.with_current_queue(job, loaded.snapshot.setup).replace(
+        reason=text, placement=note
+    )
+    if updated_job == job:
         return ()
-    writes = (Put(job_rows.job_row(updated, version)), *records)
+    writes = (Put(job_rows.job_row(updated_job, version)), *records)
     if job.queue_reason == reason:
         return writes
     record = pending_job_changes.admission_record(decision, context.ids.new("dec"), reason, step.mode, context)

@@ -40,19 +40,19 @@ def carry_out(plan: CyclePlan, loaded: LoadedCycle, tree: QuotaTree, context: Co
     """
     resizes, pending = plan.resizes, plan.queue_plan.pending.keys()
     # The tree's state already has the jobs that this cycle started; the snapshot still shows them as pending.
-    begun = tree.scheduler_state.elastic
+    elastic_state = tree.scheduler_state.elastic
     elastic = resizes.elastic_state.replace(
-        jobs=tuple(sorted({*resizes.elastic_state.jobs, *(pending & set(begun.jobs))})),
-        resizing=tuple(job_id for job_id in resizes.elastic_state.resizing if job_id in begun.resizing),
+        jobs=tuple(sorted({*resizes.elastic_state.jobs, *(pending & set(elastic_state.jobs))})),
+        resizing=tuple(job_id for job_id in resizes.elastic_state.resizing if job_id in elastic_state.resizing),
         last_announced={} if context.mode is Mode.ACT else resizes.elastic_state.last_announced,
     )
     commit = _ResizeCommit(loaded, frozenset(pending), tree, context)
     scheduler_state = tree.scheduler_state.replace(elastic=elastic)
-    for planned in (*resizes.shrinks_by_waiter.values(), *([(resizes.growth,)] if resizes.growth else [])):
+    for planned_resizes in (*resizes.shrinks_by_waiter.values(), *([(resizes.growth,)] if resizes.growth else [])):
         try:
-            scheduler_state = commit.run(planned, scheduler_state)
+            scheduler_state = commit.run(planned_resizes, scheduler_state)
         except Refused as refused:
-            batches.note_refusal(context.telemetry, ", ".join(resize.job_id for resize in planned[:4]), refused)
+            batches.note_refusal(context.telemetry, ", ".join(resize.job_id for resize in planned_resizes[:4]), refused)
     if scheduler_state != tree.scheduler_state:
         context.ledger.commit(tree.state_put(scheduler_state))
         tree.record_commit(scheduler_state)
@@ -64,23 +64,25 @@ class _ResizeCommit:
     def __init__(self, loaded: LoadedCycle, pending: frozenset[str], tree: QuotaTree, context: Context) -> None:
         self.loaded, self.pending, self.tree, self.context = loaded, pending, tree, context
 
-    def run(self, planned: Sequence[PlannedResize], scheduler_state: SchedulerState) -> SchedulerState:
+    def run(self, planned_resizes: Sequence[PlannedResize], scheduler_state: SchedulerState) -> SchedulerState:
         """Commit all size changes for one waiting job, or none. Return the state after them."""
         if self.context.mode is not Mode.ACT:
-            return self._record_dry_run(planned, scheduler_state)
-        if not all(self._may_stop(resize) for resize in planned):
+            return self._record_dry_run(planned_resizes, scheduler_state)
+        if not all(self._may_stop(resize) for resize in planned_resizes):
             return scheduler_state  # a job has ended or was asked to stop: the next cycle decides again
-        records = {resize.job_id: self._record(resize) for resize in planned}
-        parts = [self._stop_writes(resize, records[resize.job_id]) for resize in planned]
+        records = {resize.job_id: self._record(resize) for resize in planned_resizes}
+        write_groups = [self._stop_writes(resize, records[resize.job_id]) for resize in planned_resizes]
         # The next cycle asks the jobs that do not fit into one commit, and counts on the jobs that already stop.
-        first = next(batches.cut_into_batches(parts, common_writes=(self.tree.state_put(scheduler_state),)))
-        job_ids = {write_group.subject for write_group in first}
-        resizes = [resize for resize in planned if resize.job_id in job_ids]
-        changed = self._state_after(resizes, scheduler_state)
-        writes = (write for write_group in first for write in write_group.writes)
-        token = records[first[0].subject].decision_id
-        self.context.ledger.commit(self.tree.state_put(changed), *writes, client_token=token)
-        self.tree.record_commit(changed)
+        first_batch = next(
+            batches.cut_into_batches(write_groups, common_writes=(self.tree.state_put(scheduler_state),))
+        )
+        job_ids = {write_group.subject for write_group in first_batch}
+        resizes = [resize for resize in planned_resizes if resize.job_id in job_ids]
+        state_after = self._state_after(resizes, scheduler_state)
+        writes = (write for write_group in first_batch for write in write_group.writes)
+        token = records[first_batch[0].subject].decision_id
+        self.context.ledger.commit(self.tree.state_put(state_after), *writes, client_token=token)
+        self.tree.record_commit(state_after)
         for resize in resizes:
             self.context.telemetry.count("JobsResized", action=resize_answer(resize.facts).action)
             self.context.telemetry.info(
@@ -90,83 +92,87 @@ class _ResizeCommit:
                 to_nodes=resize.resize.to_nodes,
                 waiting_id=resize.waiting_id,
             )
-        return changed
+        return state_after
 
-    def _may_stop(self, planned: PlannedResize) -> bool:
-        job = self.loaded.snapshot.known_job(planned.job_id)
-        return job is not None and job.current_attempt == planned.attempt and job.is_stoppable
+    def _may_stop(self, planned_resize: PlannedResize) -> bool:
+        job = self.loaded.snapshot.known_job(planned_resize.job_id)
+        return job is not None and job.current_attempt == planned_resize.attempt and job.is_stoppable
 
-    def _stop_writes(self, planned: PlannedResize, record: Decision) -> batches.WriteGroup:
+    def _stop_writes(self, planned_resize: PlannedResize, record: Decision) -> batches.WriteGroup:
         """Return the writes that ask one job to stop for another size."""
-        job, version = self.loaded.stored(planned.job_id)
+        job, version = self.loaded.stored(planned_resize.job_id)
         now = self.context.now
         entry = TimelineEntry(
             at=now,
             kind=_KIND[record.action],
-            text=_timeline_text(planned, record),
+            text=_timeline_text(planned_resize, record),
             decision_id=record.decision_id,
             writer=WRITER,
         )
         writes: list[Write] = [
-            Put(job_rows.job_row(_with_stop_request(job, planned, record, now), version)),
+            Put(job_rows.job_row(_with_stop_request(job, planned_resize, record, now), version)),
             Put(subject_rows.decision_row(record)),
-            Put(subject_rows.timeline_row(planned.job_id, entry, f"resized-{planned.attempt}")),
+            Put(subject_rows.timeline_row(planned_resize.job_id, entry, f"resized-{planned_resize.attempt}")),
         ]
-        if planned.waiting_id in self.pending:
-            freed = TimelineEntry(
+        if planned_resize.waiting_id in self.pending:
+            entry = TimelineEntry(
                 at=now,
                 kind="nodes freed",
-                text=planned.resize.reason,
+                text=planned_resize.resize.reason,
                 decision_id=record.decision_id,
                 writer=WRITER,
             )
-            writes.append(Put(subject_rows.timeline_row(planned.waiting_id, freed, f"freed-{record.decision_id}")))
-        return batches.WriteGroup(planned.job_id, tuple(writes))
+            writes.append(
+                Put(subject_rows.timeline_row(planned_resize.waiting_id, entry, f"freed-{record.decision_id}"))
+            )
+        return batches.WriteGroup(planned_resize.job_id, tuple(writes))
 
     def _state_after(self, resizes: Sequence[PlannedResize], scheduler_state: SchedulerState) -> SchedulerState:
-        resizing = [resize.job_id for resize in resizes if resize.resize.to_nodes]
-        stopping = {resize.job_id: resize.waiting_id for resize in resizes if resize.waiting_id in self.pending}
+        resizing_ids = [resize.job_id for resize in resizes if resize.resize.to_nodes]
+        waiter_by_job = {resize.job_id: resize.waiting_id for resize in resizes if resize.waiting_id in self.pending}
         return scheduler_state.replace(
             elastic=scheduler_state.elastic.replace(
-                resizing=tuple(dict.fromkeys((*scheduler_state.elastic.resizing, *resizing)))
+                resizing=tuple(dict.fromkeys((*scheduler_state.elastic.resizing, *resizing_ids)))
             ),
-            stopping={**scheduler_state.stopping, **stopping},
+            stopping={**scheduler_state.stopping, **waiter_by_job},
         )
 
-    def _record_dry_run(self, planned: Sequence[PlannedResize], scheduler_state: SchedulerState) -> SchedulerState:
+    def _record_dry_run(
+        self, planned_resizes: Sequence[PlannedResize], scheduler_state: SchedulerState
+    ) -> SchedulerState:
         """Record the planned actions, once for as long as they stay the same."""
         messages = {
             resize.job_id: f"{resize.resize.from_nodes} to {resize.resize.to_nodes} {resize.waiting_id}".strip()
-            for resize in planned
+            for resize in planned_resizes
         }
         if all(scheduler_state.elastic.last_announced.get(job_id) == text for job_id, text in messages.items()):
             return scheduler_state
-        changed = scheduler_state.replace(
+        state_after = scheduler_state.replace(
             elastic=scheduler_state.elastic.replace(
                 last_announced={**scheduler_state.elastic.last_announced, **messages}
             )
         )
-        records = {resize.job_id: self._record(resize) for resize in planned}
-        parts = [
+        records = {resize.job_id: self._record(resize) for resize in planned_resizes}
+        write_groups = [
             batches.WriteGroup(job_id, (Put(subject_rows.decision_row(record)),)) for job_id, record in records.items()
         ]
-        for batch in batches.cut_into_batches(parts, common_writes=(self.tree.state_put(changed),)):
+        for batch in batches.cut_into_batches(write_groups, common_writes=(self.tree.state_put(state_after),)):
             writes = (write for write_group in batch for write in write_group.writes)
             token = records[batch[0].subject].decision_id
-            self.context.ledger.commit(self.tree.state_put(changed), *writes, client_token=token)
-            self.tree.record_commit(changed)
-        return changed
+            self.context.ledger.commit(self.tree.state_put(state_after), *writes, client_token=token)
+            self.tree.record_commit(state_after)
+        return state_after
 
-    def _record(self, planned: PlannedResize) -> Decision:
-        answer = resize_answer(planned.facts)
+    def _record(self, planned_resize: PlannedResize) -> Decision:
+        answer = resize_answer(planned_resize.facts)
         return Decision(
             decision_id=self.context.ids.new("dec"),
             kind="RESIZE",
-            subject=planned.job_id,
+            subject=planned_resize.job_id,
             action=answer.action,
             reason=answer.reason,
             alternatives=answer.alternatives,
-            facts=planned.facts.to_json(),
+            facts=planned_resize.facts.to_json(),
             policy_hash=self.context.policy.hash,
             mode=self.context.mode,
             decided_at=self.context.now,
@@ -176,25 +182,25 @@ class _ResizeCommit:
 _KIND = {"GROW": "resized", "SHRINK": "resized", "END": "preempted"}
 
 
-def _with_stop_request(job: Job, planned: PlannedResize, record: Decision, now: datetime) -> Job:
+def _with_stop_request(job: Job, planned_resize: PlannedResize, record: Decision, now: datetime) -> Job:
     request = StopRequest(
-        attempt=planned.attempt,
-        reason=_timeline_text(planned, record),
-        by=f"{WRITER}/{planned.waiting_id}",
+        attempt=planned_resize.attempt,
+        reason=_timeline_text(planned_resize, record),
+        by=f"{WRITER}/{planned_resize.waiting_id}",
         outcome=AttemptState.STOPPED,
         grace_seconds=job.spec.grace_seconds,
         requested_at=now,
     )
-    if not planned.resize.to_nodes:
+    if not planned_resize.resize.to_nodes:
         return job.replace(stop_request=request, reason=request.reason, is_preempted=True)
     return job.replace(
-        stop_request=request, reason=request.reason, resize=resize_request_of(planned, record.decision_id, now)
+        stop_request=request, reason=request.reason, resize=resize_request_of(planned_resize, record.decision_id, now)
     )
 
 
-def _timeline_text(planned: PlannedResize, record: Decision) -> str:
-    resize = planned.resize
+def _timeline_text(planned_resize: PlannedResize, record: Decision) -> str:
+    resize = planned_resize.resize
     if not resize.to_nodes:
-        return f"The job is stopped to free nodes for {planned.waiting_id}. {record.reason}"
+        return f"The job is stopped to free nodes for {planned_resize.waiting_id}. {record.reason}"
     sizes = f"{resize.to_nodes} instead of {count_of(resize.from_nodes, 'node')}"
     return f"The job saves a checkpoint and stops. It continues with {sizes}. {record.reason}"

@@ -95,20 +95,20 @@ def _run_until_committed(
     """
     context = with_training_plan_ends(context)
     admitted: list[str] = []
-    refused: frozenset[str] = frozenset()
+    refused_jobs: frozenset[str] = frozenset()
     for _ in range(_MAX_ROUNDS):
         try:
             started_at = context.clock.now()
             loaded = load_cycle.run(context)
             for name, error in loaded.errors.items():
                 results.record_failure(Source(kind=SourceKind.KUBERNETES_LIST, target=name), error)
-            loaded = loaded._replace(snapshot=loaded.snapshot.without_jobs(refused))
+            loaded = loaded._replace(snapshot=loaded.snapshot.without_jobs(refused_jobs))
             loaded, plan = _decide(loaded, context)
-            refused_now = commit_cycle.run(plan, loaded, admitted, context)
+            newly_refused = commit_cycle.run(plan, loaded, admitted, context)
         except Conflict:
             continue  # another writer was first
-        if refused_now:
-            refused |= refused_now
+        if newly_refused:
+            refused_jobs |= newly_refused
             continue  # other jobs may take the nodes and the quota of the refused jobs
         answer_burst_checks.run(loaded, results, context)
         read_charges.delete(loaded.outdated, context.ledger)

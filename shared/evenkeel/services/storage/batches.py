@@ -41,17 +41,17 @@ def cut_into_batches(
     """
     base_bytes, base_writes = size_of(common_writes), len(common_writes)
     batch: list[WriteGroup] = []
-    held_bytes, held_writes = base_bytes, base_writes
+    batch_bytes, batch_writes = base_bytes, base_writes
     for write_group in write_groups:
-        part_bytes = size_of(write_group.writes) + extra_writes * _UNKNOWN_BYTES
-        part_writes = len(write_group.writes) + extra_writes
-        is_full = held_bytes + part_bytes > BATCH_BYTES or held_writes + part_writes > MAX_WRITES
+        group_bytes = size_of(write_group.writes) + extra_writes * _UNKNOWN_BYTES
+        group_writes = len(write_group.writes) + extra_writes
+        is_full = batch_bytes + group_bytes > BATCH_BYTES or batch_writes + group_writes > MAX_WRITES
         if batch and is_full:
             yield tuple(batch)
-            batch, held_bytes, held_writes = [], base_bytes, base_writes
+            batch, batch_bytes, batch_writes = [], base_bytes, base_writes
         batch.append(write_group)
-        held_bytes += part_bytes
-        held_writes += part_writes
+        batch_bytes += group_bytes
+        batch_writes += group_writes
     if batch:
         yield tuple(batch)
 
