@@ -54,12 +54,12 @@ from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.domain.nodes import KARPENTER_LABEL, NodeLife
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_section import Mode
-from evenkeel.domain.renting.book import RentalAllocation, RentalBook
 from evenkeel.domain.renting.burst_policy import RentedPool
 from evenkeel.domain.renting.candidates import facts_for_next_offer
 from evenkeel.domain.renting.displacement import displacement_requester
 from evenkeel.domain.renting.placement import PlacementAction, PlacementDecision, choose_pool
 from evenkeel.domain.renting.rental import Rental, RentalHolder, RentalOffer, RentalState, open_rental
+from evenkeel.domain.renting.rental_book import RentalAllocation, RentalBook
 from evenkeel.domain.resources import Resources
 
 _COMMITTED_CLUSTER = "hyperpod"

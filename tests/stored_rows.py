@@ -34,8 +34,8 @@ from evenkeel.domain.recovery.leases import RepairLease
 from evenkeel.domain.recovery.manual_cordons import ManualCordons
 from evenkeel.domain.recovery.unhealthy_nodes import UnhealthyNode
 from evenkeel.domain.recovery.unmanaged_restarts import UnmanagedRestart
-from evenkeel.domain.renting.book import RentalAllocation
 from evenkeel.domain.renting.rental import Rental
+from evenkeel.domain.renting.rental_book import RentalAllocation
 from evenkeel.domain.renting.serving import ServingState
 from evenkeel.domain.shadow.shadow_cases import Aftermath
 from evenkeel.domain.sources import SourceReport

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from evenkeel.domain.economics import (
+    checkpoint_copies,
     checkpoint_interval,
-    copies,
     effective_training_time,
     failure_rates,
     goodput,
@@ -274,7 +274,7 @@ def repair_shop(rate: FailureRate, terms: Mapping[str, Any], max_nodes: int) -> 
 def copy_survival(machines: int, group_size: int, lost_machines: int) -> Json:
     """Return the probability that every checkpoint in memory survives."""
     with name_options(group_size="--group", lost_machines="--lost"):
-        return copies.copy_survival(machines, group_size, lost_machines).to_json()
+        return checkpoint_copies.copy_survival(machines, group_size, lost_machines).to_json()
 
 
 # ---------------------------------------------------------------- goodput and tables

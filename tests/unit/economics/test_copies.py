@@ -4,7 +4,7 @@ from itertools import combinations
 
 import pytest
 
-from evenkeel.domain.economics import copies
+from evenkeel.domain.economics import checkpoint_copies
 from evenkeel.domain.economics.figure_checks import WrongFigure
 
 CASES = [(n, m, k) for n in range(1, 11) for m in range(1, n + 1) if n % m == 0 for k in range(n + 1)]
@@ -21,13 +21,16 @@ def count_harmless_sets(machines: int, size: int, lost: int) -> tuple[int, int]:
 
 @pytest.mark.parametrize(("machines", "size", "lost"), CASES)
 def test_recoverable_sets_match_an_enumeration_of_all_sets(machines: int, size: int, lost: int) -> None:
-    counts = copies.recoverable_sets(machines, size, lost), copies.ring_recoverable_sets(machines, size, lost)
+    counts = (
+        checkpoint_copies.recoverable_sets(machines, size, lost),
+        checkpoint_copies.ring_recoverable_sets(machines, size, lost),
+    )
 
     assert counts == count_harmless_sets(machines, size, lost)
 
 
 def test_survival_probability_of_a_known_case_is_exact() -> None:
-    copy_survival = copies.copy_survival(6, 2, 3)
+    copy_survival = checkpoint_copies.copy_survival(6, 2, 3)
 
     assert (copy_survival.recoverable_sets, copy_survival.all_sets, copy_survival.recoverable_probability) == (
         "8",
@@ -39,7 +42,7 @@ def test_survival_probability_of_a_known_case_is_exact() -> None:
 
 @pytest.mark.parametrize(("machines", "size", "lost"), [(256, 2, 3), (256, 2, 20), (512, 4, 30)])
 def test_ring_placement_of_copies_survives_less_than_group_placement(machines: int, size: int, lost: int) -> None:
-    copy_survival = copies.copy_survival(machines, size, lost)
+    copy_survival = checkpoint_copies.copy_survival(machines, size, lost)
 
     assert copy_survival.ring_recoverable_probability is not None
     assert copy_survival.ring_recoverable_probability < copy_survival.recoverable_probability
@@ -58,6 +61,6 @@ def test_ring_placement_of_copies_survives_less_than_group_placement(machines: i
 )
 def test_impossible_replica_groups_are_refused(machines: int, size: int, lost: int, field: str) -> None:
     with pytest.raises(WrongFigure) as error_info:
-        copies.copy_survival(machines, size, lost)
+        checkpoint_copies.copy_survival(machines, size, lost)
 
     assert error_info.value.field == field

@@ -17,11 +17,11 @@ from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.domain.nodes import KubernetesNode, NodeLife
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.renting.book import RentalAllocation, RentalBook, reserve_rented_nodes
 from evenkeel.domain.renting.burst_policy import BurstPolicy, RentedPool
 from evenkeel.domain.renting.candidates import PlacementContext, placement_facts
 from evenkeel.domain.renting.placement import PlacementAction, choose_pool
 from evenkeel.domain.renting.rental import UNASSIGNED, Rental, RentalOffer, RentalState, end_rental
+from evenkeel.domain.renting.rental_book import RentalAllocation, RentalBook, reserve_rented_nodes
 from evenkeel.domain.renting.rental_waits import (
     NODES_READY,
     NOT_WANTED,

@@ -16,7 +16,6 @@ from evenkeel.domain.policy import Policy
 from evenkeel.domain.quotas.budgets import add_rent, remaining_by_team
 from evenkeel.domain.quotas.spending import Spending
 from evenkeel.domain.quotas.teams import Team, TeamSetup
-from evenkeel.domain.renting.book import RentalAllocation, RentalBook
 from evenkeel.domain.renting.burst_policy import BurstPolicy, RentedPool
 from evenkeel.domain.renting.candidates import PlacementContext, placement_facts
 from evenkeel.domain.renting.migration import (
@@ -28,6 +27,7 @@ from evenkeel.domain.renting.migration import (
 )
 from evenkeel.domain.renting.placement import PlacementAction, place_in_queue_order
 from evenkeel.domain.renting.rental import Rental, RentalOffer, RentalState, end_rental, release_rental
+from evenkeel.domain.renting.rental_book import RentalAllocation, RentalBook
 from tests.examples import examples
 from tests.unit.scheduling.pool_builders import HOUR, NOW, at
 

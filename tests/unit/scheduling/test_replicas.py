@@ -21,11 +21,11 @@ from evenkeel.domain.external.unmanaged_workloads import UnmanagedPod
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.nodes import KubernetesNode, NodeLife
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.renting.book import RentalAllocation, RentalBook
 from evenkeel.domain.renting.burst_policy import BurstPolicy, RentedPool
 from evenkeel.domain.renting.candidates import PlacementContext
 from evenkeel.domain.renting.placement import PlacementAction, PlacementDecision, choose_pool
 from evenkeel.domain.renting.rental import Rental, RentalOffer, RentalState, ServingTarget, with_replicas_observed
+from evenkeel.domain.renting.rental_book import RentalAllocation, RentalBook
 from evenkeel.domain.renting.rental_waits import evaluate_serving_rental_over, why_node_not_needed
 from evenkeel.domain.renting.serving import (
     NO_EXTRA_NODE,

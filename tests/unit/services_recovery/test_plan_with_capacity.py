@@ -17,10 +17,10 @@ from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.quotas.teams import FleetQuotas, Team
 from evenkeel.domain.recovery.resume import ResumeFacts
 from evenkeel.domain.recovery.resume import plan_resume as choose
-from evenkeel.domain.renting.book import RentalAllocation
 from evenkeel.domain.renting.migration import temporary_capacity_of
 from evenkeel.domain.renting.placement import PlacementFacts, choose_pool
 from evenkeel.domain.renting.rental import Rental, RentalState
+from evenkeel.domain.renting.rental_book import RentalAllocation
 from evenkeel.domain.replay import replay
 from evenkeel.ports import Put, Row, Table
 from evenkeel.services.recovery import cordon_node, drain_node, plan_recovery, repair_node

@@ -22,8 +22,8 @@ from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.quotas.spending import Spending
 from evenkeel.domain.quotas.teams import TeamSetup
-from evenkeel.domain.renting.book import RentalBook
 from evenkeel.domain.renting.displacement import displacement_requester
+from evenkeel.domain.renting.rental_book import RentalBook
 from evenkeel.domain.renting.serving import ServingState
 
 

@@ -11,7 +11,7 @@ from collections.abc import Set as AbstractSet
 from datetime import datetime
 from typing import NamedTuple
 
-from evenkeel.domain.admission import displacement_plan, leave_plan, rent_plan
+from evenkeel.domain.admission import departure_plan, displacement_plan, rent_plan
 from evenkeel.domain.admission.admission_input import AdmissionInput
 from evenkeel.domain.admission.authority import AdmissionAuthority
 from evenkeel.domain.admission.cycle_plan import (
@@ -328,11 +328,11 @@ def _missing_facts(
     jobs = set(charged_ids if has_demand else ())
     attempts_of = set(to_place)
     if mode is Mode.ACT:
-        leaving, moving = leave_plan.jobs_that_may_leave(snapshot, admission_input, decisions)
+        leaving, moving = departure_plan.jobs_that_may_leave(snapshot, admission_input, decisions)
         draining = {
             charge.job_id for charge in admission_input.charges if charge.team in draining_teams(snapshot.setup)
         }
-        jobs |= {*leaving, *leave_plan.charges_on_ending_reservations(admission_input, policy, now), *draining}
+        jobs |= {*leaving, *departure_plan.charges_on_ending_reservations(admission_input, policy, now), *draining}
         attempts_of |= set(moving)
     return MissingFacts(
         jobs=tuple(sorted(job_id for job_id in jobs if snapshot.known_job(job_id) is None)),
@@ -411,9 +411,9 @@ def _with_stops(plan: CyclePlan, snapshot: CycleSnapshot, policy: Policy, now: d
         job_id for step in plan.steps if isinstance(step, DisplacementStep) for job_id in step.displacement.victims
     }
     stopping |= {resize.job_id for resize in plan.resizes.planned}
-    departure = leave_plan.next_departure(snapshot, admission_input, decisions, stopping, policy, now)
+    departure = departure_plan.next_departure(snapshot, admission_input, decisions, stopping, policy, now)
     stopping |= {departure.job_id} if departure else set()
-    reservation_stops = leave_plan.reservation_stops(snapshot, admission_input, stopping, policy, now)
+    reservation_stops = departure_plan.reservation_stops(snapshot, admission_input, stopping, policy, now)
     stopping |= {stop.facts.candidate.job_id for stop in reservation_stops}
     queue_stops = tuple(_jobs_of_drained_queues(snapshot, admission_input, {*stopping, *plan.scheduler_state.stopping}))
     return plan._replace(departure=departure, reservation_stops=reservation_stops, queue_stops=queue_stops)

@@ -11,7 +11,6 @@ from evenkeel.domain.admission.rent_plan import capacities_after_admissions, pla
 from evenkeel.domain.capacity.node_capacity import NodeCapacity
 from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.renting.book import spend_limits
 from evenkeel.domain.renting.candidates import (
     PlacementContext,
     QueueForecasts,
@@ -36,6 +35,7 @@ from evenkeel.domain.renting.placement import (
     PlacementDecision,
     migration_target,
 )
+from evenkeel.domain.renting.rental_book import spend_limits
 
 _WAITING_FOR_NODES_OF_OTHERS = (AdmissionAction.WAIT, AdmissionAction.BLOCKED)
 

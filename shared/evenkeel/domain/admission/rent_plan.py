@@ -20,7 +20,6 @@ from evenkeel.domain.capacity.shortages import Shortages
 from evenkeel.domain.jobs.attempt import Attempt, run_seconds
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.renting.book import RentalBook
 from evenkeel.domain.renting.burst_policy import RentedPool
 from evenkeel.domain.renting.candidates import (
     PlacementContext,
@@ -34,6 +33,7 @@ from evenkeel.domain.renting.placement import (
     PlacementAction,
     place_in_queue_order,
 )
+from evenkeel.domain.renting.rental_book import RentalBook
 
 _RENTABLE_ACTIONS = (AdmissionAction.WAIT, AdmissionAction.BLOCKED, AdmissionAction.NEVER_FITS)
 """Decisions about jobs that wait for nodes. A job that waits for quota would wait on rented nodes, too."""

@@ -18,10 +18,10 @@ from evenkeel.domain.external.adoption_policy import ServingWorkload
 from evenkeel.domain.external.serving import ReplicaShortfall, holder_id, replicas_of
 from evenkeel.domain.external.unmanaged_workloads import UnmanagedPod
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.renting.book import RentalBook
 from evenkeel.domain.renting.candidates import PlacementContext
 from evenkeel.domain.renting.placement import PlacementAction, PlacementDecision
 from evenkeel.domain.renting.rental import UNASSIGNED
+from evenkeel.domain.renting.rental_book import RentalBook
 from evenkeel.domain.renting.serving import ServingState, decide_serving_rentals, free_replica_slots
 
 # ---------------------------------------------------------------- committed nodes

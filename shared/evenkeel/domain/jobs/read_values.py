@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from evenkeel.domain.capacity.instance_types import GPU, shipped_instance_types
+from evenkeel.domain.jobs.lost_settings import find_losses
 from evenkeel.domain.jobs.template_findings import find_traps, hides_gpus
 from evenkeel.domain.jobs.templates import (
     MAX_WEIGHT,
@@ -19,7 +20,6 @@ from evenkeel.domain.jobs.templates import (
     ValuesError,
     object_at,
 )
-from evenkeel.domain.jobs.unkept_settings import find_losses
 from evenkeel.domain.kueue import quantities
 
 _GIB = 2**30

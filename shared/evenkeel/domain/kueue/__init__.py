@@ -7,7 +7,7 @@ The scheduler:
     flavors.py       the flavors of each pod set, and whether they need preemption
     preemption.py    the victims, in the classical order
     fair_sharing.py  the victims and the order of the heads, by shares
-    pending.py       the pending workloads of a queue: its head, parked and sticky workloads
+    pending_queue.py the pending workloads of a queue: its head, parked and sticky workloads
     recent_use.py    recent use of sub-queues
     snapshot.py      the state that a Kueue cycle reads
     nomination.py    flavors and victims for one head

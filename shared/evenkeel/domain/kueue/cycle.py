@@ -16,7 +16,7 @@ from evenkeel.domain.kueue.capacity import QuotaNode
 from evenkeel.domain.kueue.decisions import NO_EARLIER_HEADS, CycleDecision, EarlierHeads, NodeFit, Result
 from evenkeel.domain.kueue.nomination import Nominator
 from evenkeel.domain.kueue.objects import Admitted, Amounts, Key, PreemptionPolicy, QueueingStrategy
-from evenkeel.domain.kueue.pending import PendingWorkload
+from evenkeel.domain.kueue.pending_queue import PendingWorkload
 from evenkeel.domain.kueue.preemption import Victim
 from evenkeel.domain.kueue.snapshot import Snapshot
 from evenkeel.domain.kueue.topology_state import DomainUse, domain_use

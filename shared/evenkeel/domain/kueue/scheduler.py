@@ -8,7 +8,7 @@ from evenkeel.domain.kueue.capacity import QuotaNode, Tree
 from evenkeel.domain.kueue.cycle import Entry, KueueCycle
 from evenkeel.domain.kueue.decisions import NO_EARLIER_HEADS, CycleDecision, EarlierHeads, NodeFit, Result
 from evenkeel.domain.kueue.objects import Admitted, Cohort, Flavor, Queue, QueueingStrategy, Workload
-from evenkeel.domain.kueue.pending import PendingQueue, PendingWorkload, RequeueTrigger
+from evenkeel.domain.kueue.pending_queue import PendingQueue, PendingWorkload, RequeueTrigger
 from evenkeel.domain.kueue.recent_use import DecayedUse
 from evenkeel.domain.kueue.snapshot import SchedulerRules, Snapshot
 

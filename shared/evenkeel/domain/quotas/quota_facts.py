@@ -27,7 +27,7 @@ from evenkeel.domain.kueue.objects import (
     Queue,
     Workload,
 )
-from evenkeel.domain.kueue.pending import PendingWorkload
+from evenkeel.domain.kueue.pending_queue import PendingWorkload
 from evenkeel.domain.kueue.preemption import outranks
 from evenkeel.domain.kueue.scheduler import Scheduler
 from evenkeel.domain.kueue.setup import Profile, QuotaDocuments

@@ -24,11 +24,11 @@ from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.nodes import KARPENTER_LABEL, NodeLife
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.renting.book import RentalAllocation, RentalBook, spend_limits, unrented_accelerators
 from evenkeel.domain.renting.burst_policy import BurstPolicy, RentedPool
 from evenkeel.domain.renting.cost import CandidatePool, JobDemand, RiskLimits, opportunity_cost
 from evenkeel.domain.renting.placement import PlacementFacts
 from evenkeel.domain.renting.rental import Rental
+from evenkeel.domain.renting.rental_book import RentalAllocation, RentalBook, spend_limits, unrented_accelerators
 
 _MAX_PLACED = 20
 """Maximum pending jobs that one cycle places: half are at the head of the queue, half on a later page."""

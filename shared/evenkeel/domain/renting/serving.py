@@ -19,7 +19,6 @@ from evenkeel.domain.external.unmanaged_workloads import UnmanagedPod
 from evenkeel.domain.jobs.job import PlacementNote
 from evenkeel.domain.nodes import KARPENTER_LABEL
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.renting.book import spend_limits
 from evenkeel.domain.renting.burst_policy import RentedPool
 from evenkeel.domain.renting.candidates import (
     PlacementContext,
@@ -32,6 +31,7 @@ from evenkeel.domain.renting.candidates import (
 from evenkeel.domain.renting.cost import CandidatePool, JobDemand
 from evenkeel.domain.renting.placement import PlacementAction, PlacementDecision, PlacementFacts, choose_pool
 from evenkeel.domain.renting.rental import Rental, RentalHolder, ServingTarget
+from evenkeel.domain.renting.rental_book import spend_limits
 from evenkeel.domain.values import Instant, Value
 
 NO_EXTRA_NODE = "the end of the spike"

@@ -10,10 +10,10 @@ from evenkeel.domain.capacity.run_times import run_times_of
 from evenkeel.domain.economics import money
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.jobs.job import Job, JobState
-from evenkeel.domain.renting.book import RentalBook
 from evenkeel.domain.renting.candidates import PlacementContext, placement_facts
 from evenkeel.domain.renting.cost import PoolCost
 from evenkeel.domain.renting.placement import PlacementDecision, PlacementFacts, choose_pool
+from evenkeel.domain.renting.rental_book import RentalBook
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Ledger, Table
 from evenkeel.services.context import Context

@@ -15,7 +15,7 @@ from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.domain.kueue.preemption import reason_text
 from evenkeel.domain.quotas.budgets import remaining_by_team
 from evenkeel.domain.quotas.teams import TeamSetup
-from evenkeel.domain.renting.book import reserve_rented_nodes
+from evenkeel.domain.renting.rental_book import reserve_rented_nodes
 from evenkeel.ports import Ledger, Table
 from evenkeel.services.context import Context
 from evenkeel.services.jobs import check_role, submit_job

@@ -14,7 +14,7 @@ from evenkeel.domain.health.incidents import AffectedJob, Incident
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.quotas.spending import Spending, budget_used
 from evenkeel.domain.recovery.approval import awaits_approval
-from evenkeel.domain.renting.book import RentalBook
+from evenkeel.domain.renting.rental_book import RentalBook
 from evenkeel.domain.sources import SourceAge
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Table, get_all

@@ -12,7 +12,7 @@ from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.kueue.capacity import Tree
 from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.quotas.teams import TeamSetup
-from evenkeel.domain.renting.book import reserve_rented_nodes
+from evenkeel.domain.renting.rental_book import reserve_rented_nodes
 from evenkeel.domain.values import rfc3339
 from evenkeel.domain.waiting import ConditionKind, Wait, WaitState, wait_name
 from evenkeel.ports import Ledger, Row, Table

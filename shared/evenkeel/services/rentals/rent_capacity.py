@@ -17,7 +17,6 @@ from evenkeel.domain.external.kueue_status import KueueStatus
 from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.policy_section import Mode
-from evenkeel.domain.renting.book import spend_limits
 from evenkeel.domain.renting.burst_policy import RentedPool
 from evenkeel.domain.renting.candidates import facts_for_next_offer, offered_pool
 from evenkeel.domain.renting.placement import PlacementAction, PlacementFacts, choose_pool
@@ -34,6 +33,7 @@ from evenkeel.domain.renting.rental import (
     with_joined_nodes,
     with_other_rentals_nodes,
 )
+from evenkeel.domain.renting.rental_book import spend_limits
 from evenkeel.domain.renting.rental_waits import (
     is_queued,
     is_usable,

@@ -20,10 +20,10 @@ from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.quotas.budgets import add_rent, remaining_by_team, rent_by_period
 from evenkeel.domain.quotas.spending import Spending
 from evenkeel.domain.quotas.teams import TeamSetup
-from evenkeel.domain.renting.book import RentalAllocation, RentalBook
 from evenkeel.domain.renting.migration import DepartureDecision
 from evenkeel.domain.renting.placement import NotPlaced, PlacementDecision, must_avoid_spot
 from evenkeel.domain.renting.rental import CapacityAnswer, Rental, RentalChange, RentalHolder, RentalState, open_rental
+from evenkeel.domain.renting.rental_book import RentalAllocation, RentalBook
 from evenkeel.domain.renting.serving import ServingState
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.ports import Add, Delete, Ledger, Put, Refused, TransientError, WorkflowName, Write, get_all

@@ -25,10 +25,10 @@ from evenkeel.domain.policy import Policy
 from evenkeel.domain.quotas.budgets import remaining_by_team
 from evenkeel.domain.quotas.teams import TeamSetup
 from evenkeel.domain.recovery.resume import PreemptionCandidate, RentOption, ResumeOffer, charge_lost_work
-from evenkeel.domain.renting.book import RentalBook
 from evenkeel.domain.renting.candidates import PlacementContext, nodes_to_rent, placement_facts
 from evenkeel.domain.renting.placement import PlacementAction, cheapest_rental_in_time, choose_pool
 from evenkeel.domain.renting.rental import RentalState
+from evenkeel.domain.renting.rental_book import RentalBook
 from evenkeel.domain.resources import NONE, Resources
 from evenkeel.ports import Table, get_all
 from evenkeel.services.context import Context

@@ -17,7 +17,7 @@ from evenkeel.domain.admission.authority import AdmissionAuthority
 from evenkeel.domain.admission.cycle_plan import MissingFacts
 from evenkeel.domain.admission.cycle_snapshot import CycleSnapshot
 from evenkeel.domain.admission.decide_cycle import draining_teams, is_strict
-from evenkeel.domain.admission.leave_plan import ending_reservations
+from evenkeel.domain.admission.departure_plan import ending_reservations
 from evenkeel.domain.admission.queue_cursors import ALL_JOBS, QueueCursors, queues_to_read
 from evenkeel.domain.admission.request_facts import with_reservation_ends
 from evenkeel.domain.admission.scheduler_state import ElasticState
@@ -32,7 +32,7 @@ from evenkeel.domain.quotas.budgets import remaining_by_team
 from evenkeel.domain.quotas.teams import TeamSetup
 from evenkeel.domain.recovery.holds import Holds
 from evenkeel.domain.recovery.resume import charge_lost_work
-from evenkeel.domain.renting.book import RentalBook
+from evenkeel.domain.renting.rental_book import RentalBook
 from evenkeel.domain.resources import Resources
 from evenkeel.ports import EvenkeelError, Key, Ledger, Page, PodsInUse, Row, Table, get_all
 from evenkeel.services.context import Context

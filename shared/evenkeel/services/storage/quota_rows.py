@@ -8,8 +8,8 @@ from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.quotas.teams import FleetQuotas, Team
-from evenkeel.domain.renting.book import RentalAllocation
 from evenkeel.domain.renting.rental import Rental
+from evenkeel.domain.renting.rental_book import RentalAllocation
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Key, Row, Table

@@ -32,7 +32,7 @@ from evenkeel.domain.kueue.objects import (
     Taint,
     Workload,
 )
-from evenkeel.domain.kueue.pending import PendingQueue, PendingWorkload
+from evenkeel.domain.kueue.pending_queue import PendingQueue, PendingWorkload
 from evenkeel.domain.kueue.preemption import order_key
 from evenkeel.domain.kueue.scheduler import Scheduler
 from tests import kueue_checker
