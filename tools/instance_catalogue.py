@@ -37,7 +37,7 @@ def hyperpod_types() -> tuple[str, ...]:
 def updated_catalogue(
     catalogue: Mapping[str, Json], answers: Mapping[str, Json], wanted: tuple[str, ...]
 ) -> dict[str, Json]:
-    """Return the catalogue with the facts of the answers.
+    """Return the catalogue with the facts from AWS's answers.
 
     Args:
         catalogue: The present types, by name.

@@ -104,7 +104,7 @@ class Pace:
         """Return the seconds until the last step at the pace so far; None if unknown.
 
         Args:
-            attempt: The attempt. Another attempt has a pace of its own.
+            attempt: The attempt. The pace of an earlier attempt says nothing about this attempt.
             progress: The progress that its log states now.
             now: Seconds of a monotonic clock.
         """

@@ -67,7 +67,7 @@ class ApiClient:
 
     @cached_property
     def fleet(self) -> str:
-        """The fleet's name, as paths spell it."""
+        """The fleet's name in the form that URL paths use."""
         return self.context.name or str(self.get("/overview")["fleet"])
 
     def get(self, path: str, **query: str | int | None) -> Json:

@@ -25,7 +25,7 @@ def resource_definition(
         plural: Name in paths.
         kind: Name of the kind.
         version: The only version, which is served and stored.
-        scope: Whether its objects are in namespaces.
+        scope: `Namespaced` or `Cluster`: where its objects are.
         short: Short names for kubectl.
         columns: Title and JSON path of each column that kubectl prints.
     """

@@ -268,7 +268,7 @@ def track_write(rt: ResourceType, new: Obj, old: Obj | None, manager: str, subre
 
 
 def record_ownership(rt: ResourceType, obj: Obj, config: Obj, manager: str, subresource: str) -> None:
-    """Record in a new object that a manager applied all of it."""
+    """Record in a new object that one manager applied all its fields."""
     obj.setdefault("metadata", {}).pop("managedFields", None)
     _write_managers(
         obj, {Writer(manager, "Apply", subresource, rt.api_version): (fields_of(rt, config), _current_timestamp())}

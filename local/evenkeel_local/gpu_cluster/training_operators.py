@@ -84,24 +84,24 @@ class TrainingOperator(Controller):
 
     @abstractmethod
     def _advance(self, obj: Obj, status: Obj, objects_by_name: dict[str, Obj]) -> None:
-        """Create missing objects_by_name, and set the conditions of the status."""
+        """Create the missing objects, and set the conditions of the status."""
 
-    def _clean_up(self, obj: Obj, objects_by_name: Iterable[Obj]) -> None:
-        """Delete objects_by_name after the end, as the object's policy says."""
+    def _clean_up(self, obj: Obj, owned_objects: Iterable[Obj]) -> None:
+        """Delete the pods after the end, as the policy of the object says."""
         policy = (obj["spec"].get("runPolicy") or {}).get("cleanPodPolicy") or "None"
-        for document in objects_by_name:
+        for document in owned_objects:
             if policy == "All" or (policy == "Running" and not has_ended(document)):
                 self._delete(document)
 
-    def _delete(self, part: Obj) -> None:
-        if not is_deleting(part):
-            self._registry.remove(part)
+    def _delete(self, document: Obj) -> None:
+        if not is_deleting(document):
+            self._registry.remove(document)
 
-    def _restart(self, obj: Obj, status: Obj, objects_by_name: Iterable[Obj]) -> None:
-        """Delete all objects_by_name for another try."""
+    def _restart(self, obj: Obj, status: Obj, owned_objects: Iterable[Obj]) -> None:
+        """Delete all objects for another try."""
         status["restarts"] = int(status.get("restarts") or 0) + 1
         self._registry.record(obj, "Restarting", f"Restart {status['restarts']}", source=self.kind.kind)
-        for document in objects_by_name:
+        for document in owned_objects:
             self._delete(document)
 
     def _create_service(self, obj: Obj, name: str, selector: dict[str, str]) -> None:
@@ -203,14 +203,14 @@ class JobSetOperator(TrainingOperator):
                     "spec": template["spec"],
                 }
 
-    def _clean_up(self, obj: Obj, parts: Iterable[Obj]) -> None:
-        for document in parts:
+    def _clean_up(self, obj: Obj, owned_objects: Iterable[Obj]) -> None:
+        for document in owned_objects:
             if document["kind"] == "Job" and not (is_true(document, "Failed") or is_true(document, "Complete")):
                 self._delete(document)
 
-    def _delete(self, part: Obj) -> None:
-        if not is_deleting(part):
-            self._registry.remove(part, {"propagationPolicy": "Foreground"})
+    def _delete(self, document: Obj) -> None:
+        if not is_deleting(document):
+            self._registry.remove(document, {"propagationPolicy": "Foreground"})
 
 
 class PodOperator(TrainingOperator):
@@ -352,7 +352,10 @@ def _replicas(spec: Obj) -> int:
 
 
 def _failed_finally(pod: Obj, policy: str) -> bool:
-    """Whether a pod's end fails its PyTorchJob. Under the policies `Always` and `OnFailure` no end does."""
+    """Whether a pod's end fails its PyTorchJob.
+
+    Under the policies `Always` and `OnFailure`, an ended pod does not end the job.
+    """
     if pod["status"].get("phase") != "Failed" or policy in ("Always", "OnFailure"):
         return False
     if policy == "Never":

@@ -68,7 +68,8 @@ def why_too_small(wanted: Resources, free: Resources, offered: Resources) -> str
     Args:
         wanted: The amounts that the pod requests.
         free: The free amounts of the node.
-        offered: The allocatable amounts of the node. CPU or memory of 0 is not stated, and limits no pod.
+        offered: The allocatable amounts of the node. An amount of CPU or memory of 0 means that it is not stated, so it
+            limits no pod.
     """
     if free.accelerators < wanted.accelerators:
         return "in use"

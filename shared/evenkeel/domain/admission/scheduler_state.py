@@ -73,7 +73,7 @@ class SchedulerState(Value):
     def to_row(self) -> dict[str, Any] | None:
         """Return the JSON form for the row of the quota tree, packed if it is long; None if there is no state.
 
-        The state grows with the jobs whose stop Evenkeel requested. A state that is too large even when packed is
+        The state grows with the jobs whose stop Evenkeel requested. If the state is too large even when packed, it is
         dropped. Jobs keep their own stop requests, and a lost flap guard costs at most one preemption.
         """
         return packed(self.to_json()) if self != SchedulerState() else None

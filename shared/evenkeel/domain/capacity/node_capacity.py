@@ -135,7 +135,7 @@ def taken_resources(
     Args:
         in_use: Requests of live pods, unmanaged pods included.
         charged: Charges of all attempts.
-        not_started: The part of `charged` whose pods are not there yet.
+        not_started: The part of `charged` whose pods do not exist yet.
     """
     starting = not_started or {}
     return {

@@ -14,8 +14,8 @@ every attempt between m and n was pinned at or after it:
 
     pin.attempt >= m and pin.step >= s
 
-An attempt starts at its own pin and writes steps in rising order. So every checkpoint that it writes after a later
-fence fails this rule.
+An attempt starts at its own pin and writes steps in rising order. So this rule rejects every checkpoint that an attempt
+writes after a later attempt raised the fence.
 """
 
 from enum import StrEnum

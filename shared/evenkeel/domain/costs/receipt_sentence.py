@@ -1,4 +1,7 @@
-"""A receipt in one sentence, for a timeline. It names unknown stages, so that its sum is never read as the whole."""
+"""A receipt in one sentence, for a timeline.
+
+The sentence names unknown stages, so that nobody takes its sum for the whole loss.
+"""
 
 from evenkeel.domain.costs.incident_receipt import IncidentReceipt
 from evenkeel.domain.costs.receipt import InterruptionReceipt, ReceiptTotal, Stage

@@ -63,7 +63,7 @@ class CellCheck(StrEnum):
 
 
 class Cell(Value):
-    """A cell as printed, as correct, and derived a second time."""
+    """A cell of a table: the printed value, the correct value, and the value of a second derivation."""
 
     table: str
     row: str

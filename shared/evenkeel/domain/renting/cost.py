@@ -1,4 +1,4 @@
-"""The cost model: seconds and dollars of running one job in one pool. Every decision about renting uses it.
+"""The cost model: seconds and dollars of running one job in one pool. Every decision about renting uses this cost.
 
     start  = wait + launch + restart
     finish = start + run x stretch

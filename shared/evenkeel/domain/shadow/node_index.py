@@ -120,7 +120,7 @@ class NodeIndex:
     # ------------------------------------------------------------ first reading: identities
 
     def learn_names(self, record: ExportedRecord) -> None:
-        """Learn the names of the nodes."""
+        """Record the names of the nodes."""
         self.last_at, content = record.at, record.content
         match content:
             case NodeSnapshot():

@@ -149,7 +149,10 @@ class _CaseTimeline:
         return named.replace(at=action.at)
 
     def healthy_since(self, since: datetime) -> tuple[datetime, str]:
-        """Return from when the node showed no fault, with the evidence: after its last fault within the window."""
+        """Return the time from which the node showed no fault, with the evidence.
+
+        It is after the last fault within the window.
+        """
         faults = [event for event in self.events if event.kind is NodeEventKind.FAULT and event.at <= self.closes_at]
         last = max([since, self.decision.last_signal_at, *(fault.at for fault in faults)])
         recoveries = [event for event in self.events if event.kind is NodeEventKind.RECOVERED]

@@ -92,8 +92,8 @@ def alert_about_shared_cause(
 
     While one of the nodes that were faulty at the alert still is, the cause stays the same. The row is written, then
     the alert is sent, then the row records that. After a failure in between, a retry of the same recovery sends the
-    alert at once, and another recovery after `_ALERT_TIMEOUT`. Two alerts are better than none.
-    Idempotent: yes, by the row.
+    alert at once, and another recovery after `_ALERT_TIMEOUT`. Two alerts are better than none. Idempotent: yes, by the
+    row of the cause.
     """
     is_drill = incident.is_drill
     key = fleet_rows.cause_key(verdict.cause, is_drill=is_drill)

@@ -23,12 +23,12 @@ from evenkeel.domain.sources import Source, SourceKind
 from evenkeel.domain.values import Value, rfc3339
 from evenkeel.ports import Conflict, EvenkeelError, Put, Row
 from evenkeel.services.context import Context
-from evenkeel.services.scheduling import answer_burst_checks, commit_cycle, load_cycle
+from evenkeel.services.scheduling import answer_burst_checks, commit_cycle, load_cycle, pending_job_changes
 from evenkeel.services.scheduling.load_cycle import LoadedCycle
-from evenkeel.services.scheduling.pending_job_changes import WRITER
 from evenkeel.services.storage import heartbeats, quota_rows, read_charges
 from evenkeel.services.storage.training_plan_ends import with_training_plan_ends
 
+WRITER = pending_job_changes.WRITER
 _MAX_ROUNDS = 3
 """Rounds of load, decide and commit of one invocation. After that the next invocation continues."""
 

@@ -102,7 +102,10 @@ def checkpoints_key(folder: str) -> Key:
 
 
 def checkpoints_row(job: Job, version: int = 0) -> Row:
-    """Record the owner of a checkpoint folder. `byState` lists it under `CHECKPOINTS` by path, for inner folders."""
+    """Record the owner of a checkpoint folder.
+
+    The index `byState` lists it under `CHECKPOINTS` by path, so that the folders inside another folder can be found.
+    """
     folder = checkpoint_folder(job)
     return Row(checkpoints_key(folder), {"jobId": job.job_id}, version, checkpoints_entry(folder))
 

@@ -281,5 +281,5 @@ class SweepRun:
         return self.context.workflows.state(workflow, name)
 
     def is_fresh(self, at: datetime) -> bool:
-        """Whether an object is so new that the service that works on it may still do so."""
+        """Whether an object is so new that its service may still be working on it."""
         return self.context.now - at < timedelta(seconds=self.context.policy.watch.execution_grace_seconds)
