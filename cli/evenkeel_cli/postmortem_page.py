@@ -152,11 +152,11 @@ def _stages(incident: Json) -> Iterator[str]:
     if not steps:
         yield "No stage was recorded."
         return
-    rows = ((step["stage"], whole_seconds(step["at"]), _after(step, steps)) for step in steps)
+    rows = ((step["stage"], whole_seconds(step["at"]), _time_after_previous(step, steps)) for step in steps)
     yield from _table_lines(("Reached", "At (UTC)", "After"), rows)
 
 
-def _after(step: Json, steps: Sequence[Json]) -> str:
+def _time_after_previous(step: Json, steps: Sequence[Json]) -> str:
     return "" if step is steps[0] else f"+{duration(step['seconds'])}"
 
 

@@ -186,8 +186,8 @@ class ApiClient:
         if failed.code in ("BAD_SIGNATURE", "HTTP_403"):
             late = _clock_delay_seconds(answer.headers)
             if late is not None and abs(late) > _MAX_CLOCK_SECONDS:
-                side = "behind" if late > 0 else "ahead of"
-                minutes = f"{abs(late) / 60:.0f} min {side}"
+                direction = "behind" if late > 0 else "ahead of"
+                minutes = f"{abs(late) / 60:.0f} min {direction}"
                 failed.text = f"This machine's clock is {minutes} the API's, so AWS refuses its signatures."
                 failed.code, failed.hint = "CLOCK_SKEW", "Set the clock, for example: sudo timedatectl set-ntp true"
         elif failed.code == "EXPIRED_CREDENTIALS":

@@ -353,8 +353,8 @@ class DataCentre:
 
 def subscribe_queue(deployer: Credentials, url: str, arn: str, topic: str) -> str:
     """Subscribe a queue to a topic; return the ARN of the subscription."""
-    allow = {"Effect": "Allow", "Principal": {"Service": "sns.amazonaws.com"}, "Action": "sqs:SendMessage"}
-    policy = json.dumps({"Version": "2012-10-17", "Statement": [{**allow, "Resource": arn}]})
+    statement = {"Effect": "Allow", "Principal": {"Service": "sns.amazonaws.com"}, "Action": "sqs:SendMessage"}
+    policy = json.dumps({"Version": "2012-10-17", "Statement": [{**statement, "Resource": arn}]})
     deployer.client("sqs").set_queue_attributes(QueueUrl=url, Attributes={"Policy": policy})
     sns = deployer.client("sns")
     answer = sns.subscribe(TopicArn=topic, Protocol="sqs", Endpoint=arn, ReturnSubscriptionArn=True)

@@ -312,8 +312,12 @@ def _print_durations(output: DemoOutput, injected_at: datetime, job: dict[str, A
 
 
 def _resumed_from(attempt: dict[str, Any]) -> str:
-    point = attempt.get("resumeFrom")
-    return f"from step {point['step']} of attempt {point['attempt']}, checksums verified" if point else "from step 0"
+    resume_point = attempt.get("resumeFrom")
+    return (
+        f"from step {resume_point['step']} of attempt {resume_point['attempt']}, checksums verified"
+        if resume_point
+        else "from step 0"
+    )
 
 
 def _print_shortened_timings(output: DemoOutput) -> None:

@@ -106,7 +106,7 @@ def _slowest_schedule_text(overview: Json, up_since: str) -> str:
     for beat in overview["heartbeats"]:
         age = (now - datetime.fromisoformat(beat["at"] or up_since)).total_seconds()
         if age > SILENT_SECONDS:
-            did = "last finished" if beat["at"] else "started but never finished; first started"
-            raise RuntimeError(f"{beat['function']} {did} {age:.0f} s ago")
+            run_text = "last finished" if beat["at"] else "started but never finished; first started"
+            raise RuntimeError(f"{beat['function']} {run_text} {age:.0f} s ago")
         oldest = max(oldest, age)
     return f"every scheduled function ran or started within the last {oldest:.0f} s"

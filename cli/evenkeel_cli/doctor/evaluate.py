@@ -64,8 +64,8 @@ def judge_stack(status: str, is_of_context: bool, url: str) -> list[DoctorFindin
 def judge_api_log_role(setting: str, role: str) -> list[DoctorFinding]:
     """Judge the access log of the API. `setting` is the parameter `ApiLogRole`; `role` is the account's log role."""
     if role:
-        can = "could write an access log" if setting == "off" else "writes its access log"
-        return [ok(f"API Gateway {can} as {role} (ApiLogRole={setting}).")]
+        log_text = "could write an access log" if setting == "off" else "writes its access log"
+        return [ok(f"API Gateway {log_text} as {role} (ApiLogRole={setting}).")]
     text = "API Gateway has no role for its logs in this account and region."
     match setting:
         case "off":
@@ -133,13 +133,13 @@ def _format_pairs(pairs: Mapping[str, str]) -> str:
 
 
 def judge_kubernetes(
-    states: Mapping[str, str], tests: Mapping[str, Json], problems: Mapping[str, tuple[str, str]]
+    states: Mapping[str, str], self_tests: Mapping[str, Json], problems: Mapping[str, tuple[str, str]]
 ) -> list[DoctorFinding]:
     """Judge which clusters answer.
 
     Args:
         states: EKS's own state of each cluster; `NOT_FOUND` if EKS has no such cluster, empty if it could not be asked.
-        tests: Each function's self-test, by function.
+        self_tests: Each function's self-test, by function.
         problems: (reason, fix) of the functions that gave no self-test.
     """
     if not states:
@@ -150,7 +150,9 @@ def judge_kubernetes(
             text = f"EKS has no cluster {cluster} in this account and region."
             findings.append(failed(text, "Deploy with the right names in KubernetesClusters.", cluster))
             continue
-        answers = {function: answer for function, test in tests.items() if (answer := _find_cluster(test, cluster))}
+        answers = {
+            function: answer for function, test in self_tests.items() if (answer := _find_cluster(test, cluster))
+        }
         unreachable = {
             name: answer for name, answer in answers.items() if answer["error"] and not _is_access_denied(answer)
         }
@@ -195,17 +197,17 @@ def _is_access_denied(answer: Json) -> bool:
 
 
 def judge_access(
-    tests: Mapping[str, Json], roles: Mapping[str, str], groups: Mapping[str, Sequence[str]]
+    self_tests: Mapping[str, Json], roles: Mapping[str, str], groups: Mapping[str, Sequence[str]]
 ) -> list[DoctorFinding]:
     """Judge which verbs each function's role lacks.
 
     Args:
-        tests: Each function's self-test, by function.
+        self_tests: Each function's self-test, by function.
         roles: The ARN of each function's role.
         groups: The Kubernetes groups that its access entry must name.
     """
     findings = []
-    for function, test in tests.items():
+    for function, test in self_tests.items():
         for answer in test["clusters"]:
             cluster, entry = answer["cluster"], f"--principal-arn {roles[function]}"
             group_option = f"--kubernetes-groups {' '.join(groups[function])}"
@@ -223,7 +225,7 @@ def judge_access(
                     f"then aws eks update-access-entry --cluster-name {cluster} {entry} {group_option}"
                 )
                 findings.append(failed(text, fix, function))
-    tested = [name for name, test in tests.items() if any(not answer["error"] for answer in test["clusters"])]
+    tested = [name for name, test in self_tests.items() if any(not answer["error"] for answer in test["clusters"])]
     if tested and not findings:
         findings.append(ok(f"The roles of {len(tested)} functions have all verbs that they need."))
     return findings
@@ -495,13 +497,13 @@ def judge_policy(policy: Json) -> list[DoctorFinding]:
     return [ok(text)]
 
 
-def judge_versions(command: str, tests: Mapping[str, Json]) -> list[DoctorFinding]:
+def judge_versions(command: str, self_tests: Mapping[str, Json]) -> list[DoctorFinding]:
     """Judge the versions of the command, of the functions with their layer, and of the API servers."""
-    versions = sorted({test["version"] for test in tests.values()})
+    versions = sorted({test["version"] for test in self_tests.values()})
     servers = sorted(
         {
             f"{answer['cluster']} {answer['serverVersion']}"
-            for test in tests.values()
+            for test in self_tests.values()
             for answer in test["clusters"]
             if answer["serverVersion"]
         }
@@ -516,7 +518,10 @@ def judge_versions(command: str, tests: Mapping[str, Json]) -> list[DoctorFindin
             warning(text, "Deploy the stack or update the command; both must have the same version.", "functions"),
             *findings,
         ]
-    return [ok(f"The command, {len(tests)} functions and their layer have version {command}.", "functions"), *findings]
+    return [
+        ok(f"The command, {len(self_tests)} functions and their layer have version {command}.", "functions"),
+        *findings,
+    ]
 
 
 def judge_untested(problems: Mapping[str, tuple[str, str]]) -> list[DoctorFinding]:

@@ -196,7 +196,7 @@ def draw_backtest(out: Printer, document: Json, *, is_wide: bool) -> None:
     )
     if document["firstAt"]:
         out.line(f"from {document['firstAt'][:19]}Z to {document['lastAt'][:19]}Z")
-    _draw_unused(out, document, is_wide=is_wide)
+    _draw_unused_records(out, document, is_wide=is_wide)
     out.line()
     draw_summary(out, document["summary"])
     if is_wide:
@@ -204,7 +204,7 @@ def draw_backtest(out: Printer, document: Json, *, is_wide: bool) -> None:
     draw_cases(out, document["cases"], is_wide=is_wide)
 
 
-def _draw_unused(out: Printer, document: Json, *, is_wide: bool) -> None:
+def _draw_unused_records(out: Printer, document: Json, *, is_wide: bool) -> None:
     counts = document["input"]
     if counts["malformed"]:
         out.line(out.with_glyph("warn", count_of(counts["malformed"], "malformed document")))

@@ -151,8 +151,12 @@ def _outcome_text(preview: Preview) -> str:
 
 
 def _two_fault_note(preview: Preview) -> str:
-    alone, with_second = preview.plan, preview.with_second_source
-    return with_second.reason if alone and with_second and with_second.reason != alone.reason else ""
+    alone, plan_with_second_source = preview.plan, preview.with_second_source
+    return (
+        plan_with_second_source.reason
+        if alone and plan_with_second_source and plan_with_second_source.reason != alone.reason
+        else ""
+    )
 
 
 def _drain_text(fault: Fault) -> str:

@@ -188,7 +188,7 @@ class _ResizePlanner:
             in (AdmissionAction.WAIT, AdmissionAction.PREEMPT, AdmissionAction.NO_QUOTA, AdmissionAction.BLOCKED)
         ]
         tried_shapes: set[tuple[object, ...]] = set()
-        helped = 0
+        helped_jobs = 0
         # Jobs that would preempt come first: other jobs shrink before any is preempted.
         for decision in sorted(waiting, key=lambda decision: decision.action is not AdmissionAction.PREEMPT):
             request = requests[decision.job_id]
@@ -202,7 +202,7 @@ class _ResizePlanner:
             # If shrinking does not help one job, it does not help another with the same request.
             size = (request.nodes, request.accelerators_per_node, request.instance_types)
             shape = (request.team, request.priority, request.cluster, *size)
-            if shape in tried_shapes or len(tried_shapes) == _MAX_TRIED or helped == _MAX_HELPED:
+            if shape in tried_shapes or len(tried_shapes) == _MAX_TRIED or helped_jobs == _MAX_HELPED:
                 continue
             candidates = self._shrink_candidates(request, new_victims, running_jobs)
             if not any(candidate.sizes for candidate in candidates.values()):
@@ -211,7 +211,7 @@ class _ResizePlanner:
             # Jobs that shrinking cannot help do not count against the limit; otherwise they would starve the rest.
             if not self._would_help(request, candidates):
                 continue
-            helped += 1
+            helped_jobs += 1
             planned = self._shrinks_for_job(request, candidates, {victim.job_id for victim in decision.victims})
             if planned:
                 shrinks_by_job[request.job_id] = planned

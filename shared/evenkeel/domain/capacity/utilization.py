@@ -103,10 +103,10 @@ class GroupUtilization(Value):
     @classmethod
     def of(cls, readings: Iterable[NodeReading]) -> "GroupUtilization":
         """Return the figures of a group. Nodes without the hardware do not count. An unmeasured node is not idle."""
-        able = [reading for reading in readings if reading.amount != 0]
+        readings_with_amount = [reading for reading in readings if reading.amount != 0]
         measured = sorted(
             (reading.percent, reading.instance_id, reading.amount or 0)
-            for reading in able
+            for reading in readings_with_amount
             if reading.percent is not None
         )
         weight = sum(amount for _, _, amount in measured)
@@ -116,7 +116,7 @@ class GroupUtilization(Value):
             lowest_node=measured[0][1] if measured else None,
             highest=rounded(measured[-1][0]) if measured else None,
             measured_nodes=len(measured),
-            unknown_nodes=len(able) - len(measured),
+            unknown_nodes=len(readings_with_amount) - len(measured),
         )
 
 

@@ -61,8 +61,8 @@ def quota_times(held: Iterable[HeldQuota], periods: Iterable[SetupPeriod], day: 
         periods: The setups of the day, oldest first. Other time has unknown quotas.
         day: The day or its part.
     """
-    in_day = [(entry, span) for entry in held if (span := _overlap(entry.span, day))]
-    unknown = [span for entry, span in in_day if not entry.is_use_known]
+    quotas_of_day = [(entry, span) for entry in held if (span := _overlap(entry.span, day))]
+    unknown = [span for entry, span in quotas_of_day if not entry.is_use_known]
     totals = _Totals()
     known = 0
     for period in periods:
@@ -70,12 +70,12 @@ def quota_times(held: Iterable[HeldQuota], periods: Iterable[SetupPeriod], day: 
         for span in _gaps(unknown, in_period) if in_period else ():
             known += microseconds(span.end - span.start)
             _add_known_time(
-                [(entry.charge, part) for entry, whole in in_day if (part := _overlap(whole, span))],
+                [(entry.charge, part) for entry, whole in quotas_of_day if (part := _overlap(whole, span))],
                 period,
                 span,
                 totals,
             )
-    for entry, span in in_day:
+    for entry, span in quotas_of_day:
         totals.held[entry.charge.team] += entry.charge.accelerators * microseconds(span.end - span.start)
     return DayOfQuotas(totals.by_team(), known)
 

@@ -118,9 +118,9 @@ class KueueCycle:
         )
         while tournament:
             name = tournament.pop()
-            taken_before = len(self._taken)
+            taken_earlier = len(self._taken)
             yield entries[name]
-            if len(self._taken) > taken_before:
+            if len(self._taken) > taken_earlier:
                 tournament.drop_ranks_of(queues[name].quota_node)
 
     # ------------------------------------------------------------ one head
@@ -217,10 +217,10 @@ class KueueCycle:
         """Count quota and domains as used until the end of the cycle."""
         if amounts or domains:
             taken = _TakenQuota(quota_node, amounts, is_fit, domains)
-            self._take_again(taken)
+            self._take_quota_again(taken)
             self._taken.append(taken)
 
-    def _take_again(self, taken: _TakenQuota) -> None:
+    def _take_quota_again(self, taken: _TakenQuota) -> None:
         taken.quota_node.add_all(taken.amounts)
         if self._snapshot.topology is not None:
             self._snapshot.topology.add(taken.domain_use)
@@ -275,7 +275,7 @@ class KueueCycle:
             self._give_back(taken_quota)
         is_fit = self._fits_now(entry, quota_node)
         for taken_quota in waiting:
-            self._take_again(taken_quota)
+            self._take_quota_again(taken_quota)
         return is_fit
 
     def _fits_now(self, entry: Entry, quota_node: QuotaNode) -> bool:

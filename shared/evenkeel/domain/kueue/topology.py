@@ -352,7 +352,7 @@ class _Choice:
 
     # ------------------------------------------------------------ order
 
-    def _by_capacity(self, domain: Domain) -> tuple[int, int, tuple[str, ...]]:
+    def _capacity_order(self, domain: Domain) -> tuple[int, int, tuple[str, ...]]:
         capacity = self.capacities[domain]
         return (capacity.slices if self.request.smallest_first else -capacity.slices, capacity.pods, domain.values)
 
@@ -422,7 +422,7 @@ class _Choice:
             slices -= self.capacities[domain].slices_with_leader
         if leaders > 0:
             raise NoPlacementError(self._why_not(level, want.leaders - leaders))
-        domains = sorted(domains, key=self._by_capacity)
+        domains = sorted(domains, key=self._capacity_order)
         for position, first in enumerate(domains):
             if slices <= 0:
                 break
@@ -444,13 +444,13 @@ class _Choice:
         chosen = self._spread(domains, want.count, want.leaders, slice_unit)
         for depth in range(level, last):
             if depth < want.slice_level:
-                below = sorted((child for domain in chosen for child in domain.children), key=self._by_capacity)
+                below = sorted((child for domain in chosen for child in domain.children), key=self._capacity_order)
                 chosen = self._spread(below, want.count, want.leaders, slice_unit)
                 continue
             size = want.inner_sizes.get(depth + 1, 1)
             lower: list[Domain] = []
             for domain in chosen:
-                below = sorted(domain.children, key=self._by_capacity)
+                below = sorted(domain.children, key=self._capacity_order)
                 if size > 1:
                     self._cut_slices(below, size)
                 capacity = self.capacities[domain]

@@ -18,10 +18,10 @@ def is_opted_out(labels: Mapping[str, str]) -> bool:
 def opted_out_pools(nodes: Iterable[tuple[str, Mapping[str, str]]]) -> frozenset[str]:
     """Return the pools of which every node is opted out. Each node is given by its pool and its labels."""
     opted_out: set[str] = set()
-    automated: set[str] = set()
+    automated_pools: set[str] = set()
     for pool, labels in nodes:
-        (opted_out if is_opted_out(labels) else automated).add(pool)
-    return frozenset(opted_out - automated)
+        (opted_out if is_opted_out(labels) else automated_pools).add(pool)
+    return frozenset(opted_out - automated_pools)
 
 
 def opt_out_reason(

@@ -151,14 +151,14 @@ def provider_busy_reason(cluster_status: str, node_status: str) -> str:
 
 def plan_recovery(facts: PlanFacts, policy: RepairPolicy) -> RecoveryPlan:
     """Plan the recovery of an incident. The mode is applied last, so that every mode records the same intent."""
-    intended = _intended_plan(facts, policy)
-    outcome = outcome_in_mode(intended.intent, facts)
+    intended_plan = _intended_plan(facts, policy)
+    outcome = outcome_in_mode(intended_plan.intent, facts)
     if outcome is PlanOutcome.ASK:
-        return intended.replace(outcome=outcome, reason=f"Waits for approval. Plan: {intended.reason}")
+        return intended_plan.replace(outcome=outcome, reason=f"Waits for approval. Plan: {intended_plan.reason}")
     if outcome is PlanOutcome.OBSERVE:
         why_not = why_not_allowed(facts.mode, is_drill=facts.is_drill, drills_may_act=facts.drills_may_act)
-        return intended.replace(outcome=outcome, reason=f"{why_not} Plan: {intended.reason}")
-    return intended
+        return intended_plan.replace(outcome=outcome, reason=f"{why_not} Plan: {intended_plan.reason}")
+    return intended_plan
 
 
 def outcome_in_mode(intent: PlanOutcome, facts: PlanFacts) -> PlanOutcome:

@@ -196,8 +196,10 @@ def _placement_facts(
     """
     registered, per_replica = shortfall.registered, shortfall.per_replica
     pools = policy.pools_for(registered)
-    fewest = min((_replicas_per_node(pool.accelerators_per_node, per_replica) for pool in pools), default=1)
-    together = min(waiting, fewest)
+    fewest_replicas_per_node = min(
+        (_replicas_per_node(pool.accelerators_per_node, per_replica) for pool in pools), default=1
+    )
+    together = min(waiting, fewest_replicas_per_node)
     since = min((pod.created_at for pod in waiting_pods if pod.created_at), default=context.now)
     demand = JobDemand(
         job_id=holder_id(registered),

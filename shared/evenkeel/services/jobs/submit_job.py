@@ -207,11 +207,11 @@ def checkpoint_folder_claim(
         return ()
     folder = job_rows.checkpoint_folder(job)
     key = job_rows.checkpoints_key(folder)
-    same_folder = ledger.get(key)
+    claim_row = ledger.get(key)
     parent_claims = (ledger.get(job_rows.checkpoints_key(parent)) for parent in _parent_folders(folder))
     state, prefix = job_rows.checkpoints_entry(folder)
     nested_claims = every(lambda cursor: ledger.by_state(Table.JOBS, state, prefix=prefix, cursor=cursor))
-    for claim in (same_folder, *parent_claims, *itertools.islice(nested_claims, _MAX_NESTED_CLAIMS)):
+    for claim in (claim_row, *parent_claims, *itertools.islice(nested_claims, _MAX_NESTED_CLAIMS)):
         if claim is not None and _is_claim_in_force(claim, ledger):
             owner_id = str(claim.doc["jobId"])
             row = ledger.get(job_rows.job_key(owner_id))
@@ -222,7 +222,7 @@ def checkpoint_folder_claim(
             owner = owner_id if is_visible else "another job"
             error = f"{relation} the checkpoints of {owner}. Give each job its own path."
             raise Invalid(f"The job was refused. {error}", (("checkpoint.uri", error),))
-    return (Put(job_rows.checkpoints_row(job, same_folder.version if same_folder else 0)),)
+    return (Put(job_rows.checkpoints_row(job, claim_row.version if claim_row else 0)),)
 
 
 def _parent_folders(folder: str) -> Iterator[str]:

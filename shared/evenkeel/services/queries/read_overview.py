@@ -250,5 +250,5 @@ def _budget_documents(book: RentalBook, context: Context) -> list[Json]:
 
 
 def _limited_amounts(used: Spending, gpu_hours: float | None, usd: float | None) -> list[tuple[str, float, float]]:
-    both = (("gpuHours", used.accelerator_seconds / 3600, gpu_hours), ("usd", used.usd_micros / 1_000_000, usd))
-    return [(name, round(amount, 2), limit) for name, amount, limit in both if limit is not None]
+    amounts = (("gpuHours", used.accelerator_seconds / 3600, gpu_hours), ("usd", used.usd_micros / 1_000_000, usd))
+    return [(name, round(amount, 2), limit) for name, amount, limit in amounts if limit is not None]

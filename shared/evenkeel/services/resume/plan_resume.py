@@ -526,7 +526,7 @@ def _pool_capacities(
     allowed_types = job.spec.instance_types
     rented = {(pool.cluster, pool.name) for pool in policy.burst.pools}
     keeps_rented = _stays_in_service(incident) or incident.node_name not in attempt.node_names
-    usable: dict[str, list[KubernetesNode]] = {}
+    nodes_by_pool: dict[str, list[KubernetesNode]] = {}
     for node in shared_facts.nodes:
         is_sick = node.name == incident.node_name and not _stays_in_service(incident)
         if is_sick or not node.is_schedulable:
@@ -541,13 +541,13 @@ def _pool_capacities(
         own, by_pool = job.spec.accelerators_per_node, policy.scheduling.efa_interfaces
         has_efa = node.efa >= efa.interfaces_per_pod(efa.EfaNode.of(node), attempt.ranks, own, by_pool)
         if not why_too_small(attempt.per_node, free, node.allocatable) and has_efa:
-            usable.setdefault(node.pool, []).append(node)
+            nodes_by_pool.setdefault(node.pool, []).append(node)
     level = job.spec.network_needs.required
     spares = policy.scheduling.spare_nodes
     # The pool of the last attempt first: the job's data and peers are near.
-    order = sorted(usable, key=lambda pool: (pool != attempt.pool, pool))
+    order = sorted(nodes_by_pool, key=lambda pool: (pool != attempt.pool, pool))
     return tuple(
-        PoolCapacity(pool=pool, usable=_count_in_largest_domain(usable[pool], level), spares=spares.get(pool, 0))
+        PoolCapacity(pool=pool, usable=_count_in_largest_domain(nodes_by_pool[pool], level), spares=spares.get(pool, 0))
         for pool in order
     )
 
