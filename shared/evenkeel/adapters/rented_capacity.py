@@ -67,10 +67,10 @@ class KubernetesCapacity:
                 retry_on_conflict(functools.partial(self._label_node, cluster, name, rental))
 
     def _label_node(self, cluster: str, name: str, rental: str) -> None:
-        node = self._api(cluster).get(f"{_NODES}/{name}")
+        node = self._api_of(cluster).get(f"{_NODES}/{name}")
         if node is not None and _labels(node).get(RENTAL_LABEL) != rental:
             metadata = {"resourceVersion": node["metadata"]["resourceVersion"], "labels": {RENTAL_LABEL: rental}}
-            self._api(cluster).patch(f"{_NODES}/{name}", {"metadata": metadata})
+            self._api_of(cluster).patch(f"{_NODES}/{name}", {"metadata": metadata})
 
     def set_pool_limit(self, cluster: str, pool: str, rented: Callable[[], tuple[int, int]]) -> LimitResult:
         for _ in range(_TRIES - 1):

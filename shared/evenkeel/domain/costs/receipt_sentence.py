@@ -1,6 +1,6 @@
 """A receipt in one sentence, for a timeline.
 
-The sentence names unknown stages, so that nobody takes its sum for the whole loss.
+The sentence names unknown stages, so that its sum does not look like the whole loss.
 """
 
 from evenkeel.domain.costs.incident_receipt import IncidentReceipt

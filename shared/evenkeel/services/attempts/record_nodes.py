@@ -43,7 +43,7 @@ def run(job_id: str, number: int, context: Context) -> bool:
         pool=first.pool,
         instance_type=next(iter(types)) if len(types) == 1 else "",
     )
-    if _is_on_rented_nodes(stored.job, with_nodes, context):
+    if _is_on_rented_nodes(stored_attempt.job, with_nodes, context):
         with_nodes = with_nodes.replace(is_rented=True, usd_per_accelerator_hour=None)  # the rental counts their cost
     try:
         context.ledger.commit(Put(job_rows.attempt_row(with_nodes, stored_attempt.attempt_version)))

@@ -23,7 +23,7 @@ from evenkeel.domain.admission.burst_checks import (
     job_of_check,
 )
 from evenkeel.domain.admission.cycle_plan import MissingFacts
-from evenkeel.domain.admission.leave_plan import next_departure_where_kueue_admits
+from evenkeel.domain.admission.departure_plan import next_departure_where_kueue_admits
 from evenkeel.domain.external.burst_check import CheckedWorkload
 from evenkeel.domain.jobs.attempt import Attempt, run_seconds
 from evenkeel.domain.jobs.job import Job
