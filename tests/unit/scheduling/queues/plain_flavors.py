@@ -1,7 +1,7 @@
 """The search for flavors without shortcuts: each step looks up its declaration and its cell."""
 
 from evenkeel.domain.kueue.assignment import Choice, FlavorAttempt, FlavorMode, Inequality, Pending
-from evenkeel.domain.kueue.flavors import FlavorAssigner, _continues, _Group, is_preferred
+from evenkeel.domain.kueue.flavors import FlavorAssigner, _Group, _may_try_next_flavor, is_preferred
 from evenkeel.domain.kueue.objects import Amounts, Fungibility, Key, PreemptionPolicy, ResourceGroup
 
 
@@ -56,7 +56,7 @@ def _search(
             continue
         choices, attempt = _try_flavor(self, group, flavor, requested, used, fungibility)
         attempts.append(attempt)
-        if not _continues(attempt.mode, attempt.level, fungibility):
+        if not _may_try_next_flavor(attempt.mode, attempt.level, fungibility):
             best_choices, best_mode = choices, attempt.mode
             break
         if is_preferred(attempt.mode, attempt.level, best_mode, best_level, fungibility):
