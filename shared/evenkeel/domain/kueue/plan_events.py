@@ -83,7 +83,7 @@ class Shrink(TimedEvent):
 class Resize(TimedEvent):
     """A job requests other counts.
 
-    If the job is pending, its priority or size changes in its queue. A running job shrinks at once, or grows by a new,
+    If the job is pending, its counts change in its queue. A running job shrinks at once, or grows by a new,
     larger slice.
     """
 
