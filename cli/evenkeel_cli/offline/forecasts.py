@@ -85,10 +85,9 @@ def fleet_rates(history: fleet_history.History, by: str, confidence: float) -> J
 def read_demand(file: Path) -> commitment.HourlyDemand:
     """Read demand by the hour.
 
-    A file is a list of numbers, a CSV with a header, or JSON or YAML with rows. A row has a figure: one of `_UNITS`, or
-    its only other field. A row may have an instant or the number of an hour: one of `_INSTANTS`. An instant without a
-    time zone is UTC.
-    `aws cloudwatch get-metric-statistics` writes such a file (`Datapoints`).
+    A file is a list of numbers, a CSV with a header, or JSON or YAML with rows. The figure of a row is its field in
+    `_UNITS`, or else its only other field. A row may have an instant or the number of an hour: one of `_INSTANTS`. An
+    instant without a time zone is UTC. `aws cloudwatch get-metric-statistics` writes such a file (`Datapoints`).
 
     Raises:
         CommandFailed: the file has no hour, or a row is wrong; names the row.

@@ -31,7 +31,7 @@ Node = Machine | Instance
 REBALANCE = "EC2 Instance Rebalance Recommendation"
 RESERVATION_ENDS = "EC2 Capacity Reservation Instance Interruption Warning"
 HEALTH = "AWS Health Event"
-CHOOSING = ("node", "job", "instanceGroup", "zone")
+NODE_OPTIONS = ("node", "job", "instanceGroup", "zone")
 NodeKind = Literal["hyperpod", "burst", "group"]
 OWNERS: dict[NodeKind, str] = {"hyperpod": "HyperPod's", "burst": "Karpenter's", "group": "a group's"}
 
@@ -155,9 +155,9 @@ class FaultInjector:
         row = ROWS.get(name)
         if row is None:
             raise InvalidFault(f"unknown fault {name!r}; known faults: {', '.join(ROWS)}")
-        if unknown := sorted(set(options) - {"fault", *CHOOSING, *row.options}):
+        if unknown := sorted(set(options) - {"fault", *NODE_OPTIONS, *row.options}):
             raise InvalidFault(
-                f"{name} has no option {', '.join(unknown)}; it has {', '.join((*CHOOSING, *row.options))}"
+                f"{name} has no option {', '.join(unknown)}; it has {', '.join((*NODE_OPTIONS, *row.options))}"
             )
         node = self._choose_node(row, options)
         injected = InjectedFault(

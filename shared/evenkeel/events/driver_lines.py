@@ -71,14 +71,14 @@ def is_cleanup(code: str) -> bool:
 
 def xid_key(number: str, line_rest: str = "") -> str:
     """Return the catalogue key of an Xid, by its number and the rest of its line."""
-    plain_key = f"xid:{int(number)}"
+    key_of_number = f"xid:{int(number)}"
     if number == _RECOVERY_ACTION_XID:
         verdict = next((key for phrase, key in _KEY_BY_RECOVERY_ACTION.items() if phrase in line_rest), "")
         verdict = verdict or ("none" if _WITHDRAWN.search(line_rest) else "")
         # A verdict in an unknown phrase is never guessed.
-        return f"{plain_key}/{verdict}" if verdict else "xid:*"
-    variant = f"{plain_key}/{_severity_code(line_rest)}"
-    return next((key for key in (variant, plain_key) if key in default_catalogue()), "xid:*")
+        return f"{key_of_number}/{verdict}" if verdict else "xid:*"
+    variant = f"{key_of_number}/{_severity_code(line_rest)}"
+    return next((key for key in (variant, key_of_number) if key in default_catalogue()), "xid:*")
 
 
 def _named_fault(match: re.Match[str], line_rest: str) -> NamedFault | None:

@@ -28,7 +28,7 @@ from evenkeel.domain.renting.serving import ServingState
 
 
 class CycleSnapshot(NamedTuple):
-    """Everything that one scheduling cycle read. Versions of rows are not part of it."""
+    """Everything that one scheduling cycle read. The versions of the rows are in `LoadedCycle`."""
 
     authority: AdmissionAuthority = AdmissionAuthority.EVENKEEL
     setup: TeamSetup = TeamSetup()

@@ -337,7 +337,7 @@ class Job(Value):
         return self.resume_plan is not None and self.resume_plan.after_attempt == attempt - 1
 
     def with_plan(self, plan: ResumePlan, *, is_doubted: bool) -> "Job":
-        """Return this job with a plan and its distrust of checkpoints.
+        """Return this job with a resume plan, and with the limits on checkpoints that the plan sets.
 
         An earlier distrust still counts if no attempt was pinned since. The pin of a later attempt already respected
         it, and the fence excludes the checkpoints that this attempt skipped. An attempt that was admitted but not

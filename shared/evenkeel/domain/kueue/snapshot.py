@@ -223,7 +223,7 @@ def using(quota_node: QuotaNode, amounts: Mapping[Key, int]) -> Any:
 
 @contextmanager
 def not_using(quota_node: QuotaNode, amounts: Mapping[Key, int]) -> Any:
-    """Remove use from a queue until the context closes."""
+    """Remove use from a queue inside a `with` block, and restore it at the end of the block."""
     quota_node.remove_all(amounts)
     try:
         yield

@@ -1,4 +1,7 @@
-"""Approvals: a person's answer to one recovery plan. It names the plan's decision and holds for no other plan."""
+"""Approvals: a person's answer to one recovery plan.
+
+An approval names the decision of one plan and is valid for no other plan.
+"""
 
 from collections.abc import Iterable
 

@@ -392,9 +392,9 @@ class BlockedAction(Value):
 def unblocked_actions(waiting: Iterable[BlockedAction], policy: GuardrailPolicy) -> frozenset[str]:
     """Return the ids of the blocked incidents that may act now, together.
 
-    The order is severity, then age; drills come last. Each unblocked action counts as under way for the next
-    actions, so a guardrail that clears unblocks only as many actions as its limit allows. An action with stale evidence
-    is unblocked too, because Evenkeel then validates the node instead of repairing it.
+    The order is severity, then age; drills come last. Each unblocked action counts as under way for the next one. So a
+    guardrail unblocks only as many actions as its limit allows. An action with stale evidence is unblocked too, because
+    Evenkeel then validates the node instead of repairing it.
     """
     unblocked: set[str] = set()
     entered: dict[GuardrailAction, list[RegisterEntry]] = {

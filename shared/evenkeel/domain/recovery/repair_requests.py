@@ -60,7 +60,7 @@ def request_deadline(
     Args:
         request: The request, or the entry that records since when Evenkeel waits for another node owner.
         policy: The deadlines.
-        slot_state: The node slot now; used only for another owner.
+        slot_state: The node slot now. Only the repair by another owner reads it.
         progress: Repair steps that the provider reported, oldest first.
     """
     if request.rung == WAIT_FOR_KARPENTER:

@@ -14,8 +14,8 @@ from evenkeel.domain.recovery.plan import NodeOwner, PlanOutcome, RecoveryPlan
 from evenkeel.domain.recovery.validation import judge_node
 from evenkeel.domain.values import Instant, Sentence, Value
 
-_FIRST_PAUSE = timedelta(minutes=5)
-_LONGEST_PAUSE = timedelta(hours=1)
+_FIRST_PAUSE_BEFORE_REPAIR = timedelta(minutes=5)
+_LONGEST_PAUSE_BEFORE_REPAIR = timedelta(hours=1)
 
 
 class UnhealthyNode(Value):
@@ -127,7 +127,7 @@ def why_resume(incident: Incident, plan: RecoveryPlan, *, now: datetime) -> str:
         return f"{approval.by} approved the plan."
     if incident.state is IncidentState.STOOD_DOWN and (before.outcome == PlanOutcome.ACT or is_approved(incident)):
         # The recovery stood down midway, for a reason that a new plan may not show. So each retry waits longer.
-        pause = min(_FIRST_PAUSE * 2**incident.resumed, _LONGEST_PAUSE)
+        pause = min(_FIRST_PAUSE_BEFORE_REPAIR * 2**incident.resumed, _LONGEST_PAUSE_BEFORE_REPAIR)
         return "Another repair is allowed." if now - settled_at >= pause else ""
     if plan.outcome is PlanOutcome.ACT:
         return f"A repair is now allowed: {plan.reason}"

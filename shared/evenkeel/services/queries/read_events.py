@@ -40,8 +40,8 @@ def list_events(event_filter: EventFilter, page: pagination.PageRequest, reader:
 
     Events about budgets are listed for members of their team and for operators.
 
-    That time only grows, however late a change was published. So a caller that asks again since its newest record
-    misses none, and the token of a page stays valid while new events arrive.
+    The time of the record only grows, however late a change was published. So a caller that asks for all events since
+    the newest event that it has misses none. The token of a page stays valid while new events arrive.
 
     Raises:
         BadPageToken: this list did not issue the token.

@@ -125,13 +125,13 @@ class _ChargedTimes:
             if span.start >= span.end:
                 continue
             pool_and_type = (attempt.pool, attempt.instance_type)
-            key, is_seen = self._showback_key(attempt.job_id, attempt.team, pool_and_type, ShowbackKind.USE)
+            key, is_job_visible = self._showback_key(attempt.job_id, attempt.team, pool_and_type, ShowbackKind.USE)
             gpu_microseconds = attempt.accelerators * microseconds(span.end - span.start)
             yield ChargedTime(
                 key,
                 attempt.job_id,
                 gpu_microseconds,
-                self._cost_of_attempt(attempt, gpu_microseconds) if is_seen else None,
+                self._cost_of_attempt(attempt, gpu_microseconds) if is_job_visible else None,
             )
 
     def _cost_of_attempt(self, attempt: Attempt, gpu_microseconds: int) -> int | None:
@@ -145,16 +145,16 @@ class _ChargedTimes:
         for rental in rentals:
             for hired in rented_times(rental, self._span):
                 pool_and_type = (hired.pool, hired.instance_type)
-                key, is_seen = self._showback_key(rental.job_id, rental.team, pool_and_type, ShowbackKind.RENT)
-                yield ChargedTime(key, rental.job_id, 0, hired.usd_micros if is_seen else None)
+                key, is_job_visible = self._showback_key(rental.job_id, rental.team, pool_and_type, ShowbackKind.RENT)
+                yield ChargedTime(key, rental.job_id, 0, hired.usd_micros if is_job_visible else None)
 
     def _showback_key(
         self, job_id: str, team: str, pool_and_type: tuple[str, str], kind: ShowbackKind
     ) -> tuple[ShowbackKey, bool]:
         job = self._jobs.get(job_id)
         pool, instance_type = pool_and_type
-        is_seen = self._reader.may_see_job(job) if job else self._reader.may_see_every_team
-        if not is_seen:
+        is_job_visible = self._reader.may_see_job(job) if job else self._reader.may_see_every_team
+        if not is_job_visible:
             return ShowbackKey(team, None, None, pool, instance_type, kind), False
         user = (job.submitter or job.submitted_by) if job else ""
         project = job.spec.labels.get(self._label, "") if job else ""

@@ -41,5 +41,5 @@ def facts_rows(facts: Mapping[str, AdmissionFacts], now: datetime) -> Iterator[t
         yield digest, Row(facts_key(digest), doc, 0, None, now + _FACTS_KEPT), names
     elif len(names) > 1:
         middle = len(names) // 2
-        for half in (names[:middle], names[middle:]):
-            yield from facts_rows({name: facts[name] for name in half}, now)
+        for half_of_names in (names[:middle], names[middle:]):
+            yield from facts_rows({name: facts[name] for name in half_of_names}, now)
