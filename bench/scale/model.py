@@ -6,19 +6,20 @@ All numbers are in `bench/setups/scale.json`, each with its source or marked as 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import random
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-from bench.scale.virtual_time import Bucket, Slots, VirtualTime
+from bench.scale.virtual_time import Bucket, Slots, VirtualTime, executor_of
 from evenkeel.ports import Throttled
 from tests.fakes.metered import ApiCall
 
@@ -189,6 +190,34 @@ class Model:
             self.throttled_seconds[call.api] += waited
         self._serve(call, waited + self.latencies.of(call.api).sample(self.dice, call.received))
         invocation.mark = time.thread_time()
+
+    def pages(self, calls: Sequence[ApiCall]) -> None:
+        """Record the pages of a list. Each page is received while the client processes the page before it."""
+        invocation = self.time.context
+        if len(calls) == 1 or not isinstance(invocation, Invocation):
+            for call in calls:
+                self.call(call)
+            return
+        own_seconds = invocation.own_seconds() * self.scale
+        with executor_of(self.time)(max_workers=1) as reader:
+            page = reader.submit(self._receive, calls[0])
+            self.compute(invocation, own_seconds, 0.0)
+            for call, next_call in itertools.zip_longest(calls, calls[1:]):
+                invocation.mark = time.thread_time()
+                page.result()
+                page = reader.submit(self._receive, next_call) if next_call else page
+                self.compute(invocation, 0.0, self.costs.seconds(call))
+            invocation.mark = time.thread_time()
+        invocation.mark = time.thread_time()
+
+    def _receive(self, call: ApiCall) -> None:
+        """Receive a page in a branch. The client's processor time belongs to the main trace."""
+        self.total[call.api] += 1
+        branch = self.time.context
+        assert isinstance(branch, Invocation)
+        branch.trace.append(Step(0.0, 0.0, call))
+        self._serve(call, self._limited(call) + self.latencies.of(call.api).sample(self.dice, call.received))
+        branch.mark = time.thread_time()
 
     @contextmanager
     def outside(self) -> Iterator[None]:

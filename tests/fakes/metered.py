@@ -5,9 +5,10 @@ tables below say which calls an adapter makes for a method. `tests/unit/bench/te
 adapters themselves.
 """
 
+import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -60,6 +61,10 @@ class Meter(Protocol):
         """Record a call; a model of time also waits for it."""
         ...
 
+    def pages(self, calls: Sequence[ApiCall]) -> None:
+        """Record the pages of a list. Each page is received while the client processes the page before it."""
+        ...
+
     def outside(self) -> AbstractContextManager[None]:
         """Return a context whose processor time belongs to the cloud, not to the function."""
         ...
@@ -73,6 +78,9 @@ class CallCounter:
 
     def call(self, call: ApiCall) -> None:
         self.calls.append(call)
+
+    def pages(self, calls: Sequence[ApiCall]) -> None:
+        self.calls.extend(calls)
 
     @contextmanager
     def outside(self) -> Iterator[None]:
@@ -189,8 +197,12 @@ class MeteredPort:
         def metered(*given: Any, **named: Any) -> Any:
             with self._meter.outside():
                 answer = method(*given, **named)
-            for call in self._calls_of(name, given, answer):
-                self._meter.call(call)
+            for api, calls in itertools.groupby(self._calls_of(name, given, answer), key=lambda call: call.api):
+                if "kubernetes:LIST" in api:
+                    self._meter.pages(tuple(calls))
+                else:
+                    for call in calls:
+                        self._meter.call(call)
             return answer
 
         return metered

@@ -1,17 +1,21 @@
 """An upgrade and a rollback during jobs and recoveries: each execution ends on the release on which it began.
 
-The next release is made from this tree by two changes: a field of a job's row, and a state of each workflow. An earlier
-release would need its commit, which a shallow clone lacks.
+The next release is made from this tree by two changes: a field of a job's row, and a state of each workflow. The
+upgrade begins on this tree, and once more on the commit `PREVIOUS`. A shallow clone lacks that commit, and skips the
+second case.
 """
 
 import json
 import re
 import shutil
+import subprocess
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from samtranslator.yaml_helper import yaml_parse
 
 from evenkeel.adapters.dynamo_ledger import document_of
 from evenkeel_local import PROJECT
@@ -29,9 +33,11 @@ LONG = TrainingWork(nodes=1, steps=4000, checkpoint_every=10, step_seconds=0.2)
 """Never ends by itself within the test."""
 SECONDS = 90.0
 NEXT = "noteOfTheNextRelease"
+PREVIOUS = "4257693647bf"
+"""The earlier release: the last commit that renamed fields of rows. Every later release must read its rows."""
 PARTS = ("functions", "shared", "statemachines", "template.yaml", "samconfig.toml")
 
-pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(autouse=True)
@@ -39,14 +45,45 @@ def _all_nodes_in_service(data_centre: DataCentre) -> Iterator[None]:
     yield from with_all_nodes_in_service(data_centre)
 
 
-@pytest.fixture
-def next_release() -> Path:
-    """Template of the next release: jobs have one more field, and each workflow begins with one more state. Its folder
-    is always the same, because a cached build contains the name of its source folder.
-    """
-    folder = PROJECT / ".evenkeel" / "next-release"
+def _empty_folder(name: str) -> Path:
+    """Return an empty folder. Its name is always the same, because a cached build contains the name of its sources."""
+    folder = PROJECT / ".evenkeel" / name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
+    return folder
+
+
+@pytest.fixture(params=["this tree", PREVIOUS])
+def first_release(request: pytest.FixtureRequest, data_centre: DataCentre) -> Iterator[str]:
+    """Deploy the release before the upgrade. Afterwards, deploy this tree again for the other tests."""
+    if request.param == "this tree":
+        yield request.param
+        return
+    upgrade(data_centre, _release_of_commit(request.param))
+    yield request.param
+    upgrade(data_centre, PROJECT / "template.yaml")
+
+
+def _release_of_commit(commit: str) -> Path:
+    """Return the template of a commit, in a folder with all its files.
+
+    Skip the test if the clone lacks the commit: tests do not use the network.
+    """
+    git = ["git", "-C", str(PROJECT)]
+    if subprocess.run([*git, "cat-file", "-e", f"{commit}^{{commit}}"], capture_output=True, check=False).returncode:
+        pytest.skip(f"This clone lacks {commit}. Run: git fetch --depth 1 origin {commit}")
+    folder = _empty_folder("previous-release")
+    archive = folder.with_suffix(".tar")
+    subprocess.run([*git, "archive", "--output", str(archive), commit], capture_output=True, check=True)
+    with tarfile.open(archive) as files:
+        files.extractall(folder, filter="data")
+    return folder / "template.yaml"
+
+
+@pytest.fixture
+def next_release() -> Path:
+    """Template of the next release: jobs have one more field, and each workflow begins with one more state."""
+    folder = _empty_folder("next-release")
     for part in PARTS:
         source = PROJECT / part
         if source.is_dir():
@@ -104,7 +141,12 @@ def row_of(centre: DataCentre, job: TrainingJob) -> Json:
 def upgrade(centre: DataCentre, template: Path) -> None:
     """Deploy another release with the same parameters."""
     [stack] = centre.deployer.client("cloudformation").describe_stacks(StackName=STACK_NAME)["Stacks"]
-    parameters = {parameter["ParameterKey"]: parameter["ParameterValue"] for parameter in stack["Parameters"]}
+    known = yaml_parse(template.read_text(encoding="utf-8"))["Parameters"]
+    parameters = {
+        parameter["ParameterKey"]: parameter["ParameterValue"]
+        for parameter in stack["Parameters"]
+        if parameter["ParameterKey"] in known
+    }
     deploy(centre.engine, centre.deployer, parameters, template, centre.run_dir)
 
 
@@ -137,7 +179,9 @@ def await_settled(centre: DataCentre, incident_id: str) -> Json:
     )
 
 
-def test_jobs_and_recoveries_continue_during_upgrade_and_rollback(data_centre: DataCentre, next_release: Path) -> None:
+def test_jobs_and_recoveries_continue_during_upgrade_and_rollback(
+    data_centre: DataCentre, first_release: str, next_release: Path
+) -> None:
     client, executions = data_centre.client(), Executions(data_centre)
     automation = f"/clusters/{client.fleet}/automation"
     first = TrainingJob.submit(data_centre, "before", LONG).reach(3)

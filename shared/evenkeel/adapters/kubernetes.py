@@ -9,6 +9,7 @@ import functools
 import json
 import ssl
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
@@ -35,6 +36,8 @@ MERGE_PATCH = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
 _TIMEOUT = urllib3.Timeout(connect=3, read=15)
 _PAGE_SIZE = 500
+_METADATA_BYTES = 8192
+"""Bytes of a list that surely contain its metadata: a token has a few hundred."""
 _TRIES = 5
 
 T = TypeVar("T")
@@ -118,20 +121,31 @@ class KubernetesApi:
             return None
 
     def items(self, path: str, **query: str) -> Iterator[Json]:
-        """Yield the objects of a list, page by page.
+        """Yield the objects of a list, page by page. The next page is received while this page is parsed and used.
 
         Raises:
             Expired: The list changed too much during a slow read. List the objects again.
         """
-        token = ""
-        while True:
-            page = self._json(
+
+        def receive(token: str) -> bytes:
+            return self._request(
                 "GET", path, {**query, "limit": str(_PAGE_SIZE), **({"continue": token} if token else {})}
             )
-            token = page.get("metadata", {}).get("continue", "")
-            yield from page.pop("items", None) or ()
-            if not token:
-                return
+
+        content = receive("")
+        with contextlib.ExitStack() as threads:
+            reader: ThreadPoolExecutor | None = None
+            while True:
+                token = _page_token(content)
+                if token and reader is None:  # most lists have one page and need no thread
+                    reader = threads.enter_context(ThreadPoolExecutor(max_workers=1))
+                next_page = reader.submit(receive, token) if token and reader else None
+                page = self._parse(content, f"GET {path}")
+                yield from page.pop("items", None) or ()
+                token = page.get("metadata", {}).get("continue", "")
+                if not token:
+                    return
+                content = next_page.result() if next_page else receive(token)
 
     def version(self, path: str, **query: str) -> str:
         """Return the current resourceVersion of a list, from which a watch can start."""
@@ -179,13 +193,16 @@ class KubernetesApi:
         body: Any = None,
         content_type: str = "application/json",
     ) -> Json:
-        content = self._request(method, path, query, body, content_type) or b"{}"
+        return self._parse(self._request(method, path, query, body, content_type) or b"{}", f"{method} {path}")
+
+    def _parse(self, content: bytes, call: str) -> Json:
+        """Return the JSON object of an answer."""
         try:
             answer = from_json(content)  # faster than `json`, and pages of nodes have 9 MB
         except ValueError:
             answer = None
         if not isinstance(answer, dict):
-            raise Unreachable(f"{method} {path} of {self.name}: the answer is not a JSON object: {content[:100]!r}")
+            raise Unreachable(f"{call} of {self.name}: the answer is not a JSON object: {content[:100]!r}")
         return answer
 
     def _request(
@@ -293,6 +310,21 @@ class Watch:
         """End the stream. This has no effect if the stream has already ended."""
         with contextlib.suppress(RuntimeError, ValueError, OSError):
             self._response.shutdown()
+
+
+def _page_token(content: bytes) -> str:
+    """Return the token of the next page without parsing the page; empty if it does not begin with its metadata.
+
+    The API server writes the metadata of a list before its items.
+    """
+    start, separator, _ = content[:_METADATA_BYTES].partition(b'"items":[')
+    if not separator:
+        return ""
+    try:
+        token = from_json(start + b'"items":[]}').get("metadata", {}).get("continue", "")
+    except ValueError:
+        return ""
+    return token if isinstance(token, str) else ""
 
 
 def _error_of_status(call: str, code: int, status: Mapping[str, Any]) -> EvenkeelError:
