@@ -187,7 +187,6 @@ def preload(layer: Path) -> None:
     All sessions of a worker share the models, but each worker creates its own sessions and clients.
     """
     sys.path[:0] = [str(layer), str(layer / "python")]
-    import boto3  # noqa: F401 - only to load it
     import botocore.client
     import botocore.session
     from botocore.loaders import create_loader

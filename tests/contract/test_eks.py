@@ -58,7 +58,7 @@ def caller(deployer: Credentials) -> Credentials:
 def connections(guarded: ClusterHandle, caller: Credentials, monkeypatch: pytest.MonkeyPatch) -> EksConnections:
     monkeypatch.setenv("AWS_ENDPOINT_URL_STS", caller.endpoint_url)
     session = caller.session()
-    return EksConnections("us-west-2", session.client("eks", endpoint_url=guarded.eks_url), session)
+    return EksConnections("us-west-2", session.client("eks", endpoint_url=guarded.eks_url), session._session)
 
 
 def create_access_entry(guarded: ClusterHandle, caller: Credentials, *groups: str) -> None:
@@ -76,7 +76,7 @@ def test_identity_without_an_access_entry_is_refused(
 
 def test_wrong_secret_is_refused(guarded: ClusterHandle, caller: Credentials, connections: EksConnections) -> None:
     create_access_entry(guarded, caller, "evenkeel:readers")
-    forger = boto3.session.Session(caller.access_key_id, "wrong", region_name="us-west-2")
+    forger = boto3.session.Session(caller.access_key_id, "wrong", region_name="us-west-2")._session
     api = KubernetesApi(CLUSTER, guarded.kubernetes_url, guarded.ca_pem, EksToken(CLUSTER, "us-west-2", forger))
 
     with pytest.raises(NotAllowed):
@@ -87,7 +87,7 @@ def test_token_for_another_cluster_is_refused(
     guarded: ClusterHandle, caller: Credentials, connections: EksConnections
 ) -> None:
     create_access_entry(guarded, caller, "evenkeel:readers")
-    token = EksToken("another-eks", "us-west-2", caller.session())
+    token = EksToken("another-eks", "us-west-2", caller.session()._session)
 
     with pytest.raises(NotAllowed):
         KubernetesApi(CLUSTER, guarded.kubernetes_url, guarded.ca_pem, token).get("/api/v1/nodes/any")
@@ -188,7 +188,7 @@ def decode_token(token: str) -> Any:
 
 
 def test_token_is_a_presigned_sts_call_for_the_cluster() -> None:
-    token = EksToken("research-eks", "us-west-2", boto3.session.Session("AKIA", "secret"))(False)
+    token = EksToken("research-eks", "us-west-2", boto3.session.Session("AKIA", "secret")._session)(False)
 
     url = decode_token(token)
     query = parse_qs(url.query)
@@ -201,7 +201,7 @@ def test_token_is_a_presigned_sts_call_for_the_cluster() -> None:
 
 def test_token_is_cached_for_ten_minutes() -> None:
     now = [0.0]
-    eks_token = EksToken("research-eks", "us-west-2", boto3.session.Session("AKIA", "secret"), lambda: now[0])
+    eks_token = EksToken("research-eks", "us-west-2", boto3.session.Session("AKIA", "secret")._session, lambda: now[0])
     first = eks_token(False)
 
     now[0] = 599.0

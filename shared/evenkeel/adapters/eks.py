@@ -66,7 +66,7 @@ class EksToken:
 
     def _presigned(self) -> str:
         session = self._session or aws.session()
-        endpoint = session.client("sts", region_name=self._region).meta.endpoint_url.rstrip("/")
+        endpoint = session.create_client("sts", region_name=self._region).meta.endpoint_url.rstrip("/")
         url = f"{endpoint}/?Action=GetCallerIdentity&Version=2011-06-15"
         request = AWSRequest("GET", url, headers={"x-k8s-aws-id": self._cluster})
         credentials = session.get_credentials()
