@@ -630,8 +630,9 @@ def unhealthy_is_not_free(world: "Simulation") -> Iterator[str]:
     if not left_unhealthy:
         return
     world.seen["status with an unhealthy node"] += 1
-    ages = read_sources.read_source_ages(world.observer_context())
-    status = read_fleet.show_status(ages, world.observer_context())
+    with world.outside_function():  # a paused function does not make the reads of this check
+        ages = read_sources.read_source_ages(world.observer_context())
+        status = read_fleet.show_status(ages, world.observer_context())
     nodes = [rows.decode(row, FleetNode) for row in world.ledger.of("META", "NODE#")]
     usable = [
         node for node in nodes if node.life.instance_id not in left_unhealthy and not (node.is_gone or node.is_cordoned)
