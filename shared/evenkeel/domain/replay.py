@@ -33,6 +33,7 @@ from evenkeel.domain.renting.migration import (
     decide_temporary_capacity,
 )
 from evenkeel.domain.renting.placement import PlacementFacts, choose_pool
+from evenkeel.domain.renting.serving_return import ServingReturnFacts, decide_serving_return
 from evenkeel.domain.values import Sentence, Value
 
 F = TypeVar("F", bound=Value)
@@ -193,6 +194,11 @@ def _replay_burst_check(record: Decision, _policy: Policy) -> Replayed:
     return Replayed(action=decision.action, reason=decision.reason, alternatives=decision.alternatives)
 
 
+def _replay_serving_return(record: Decision, _policy: Policy) -> Replayed:
+    decision = decide_serving_return(_read_facts(ServingReturnFacts, record))
+    return Replayed(action=decision.action, reason=decision.reason, alternatives=decision.alternatives)
+
+
 def _replay_displacement(record: Decision, _policy: Policy) -> Replayed:
     displacement = decide_displacement(DisplacementFacts.model_validate(record.facts))
     return Replayed(action=displacement.action, reason=displacement.reason, alternatives=displacement.alternatives)
@@ -230,6 +236,7 @@ _BY_KIND: Mapping[str, Callable[[Decision, Policy], Replayed]] = {
     "RESIZE": _replay_resize,
     "PLACEMENT": _replay_placement,
     "BURST_CHECK": _replay_burst_check,
+    "SERVING_RETURN": _replay_serving_return,
     "DISPLACEMENT": _replay_displacement,
     "MIGRATION": _replay_migration,
     "TEMPORARY_CAPACITY": _replay_temporary_capacity,

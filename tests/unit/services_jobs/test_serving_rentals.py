@@ -701,3 +701,111 @@ def test_pool_belongs_to_one_deployment() -> None:
 
     with pytest.raises(ValueError, match=f"{DEARER} is a pool of serving/chat and of serving/search"):
         Policy.model_validate(document)
+
+
+# ---------------------------------------------------------------- replicas that move back
+
+
+def recreate_replicas(renting: ServingSpike) -> None:
+    """Create again each replica whose node is gone, as its ReplicaSet does."""
+    cluster = renting.world.cluster
+    names = {node.name for node in cluster.nodes(CLUSTER)}
+    for index, pod in enumerate(cluster.unmanaged):
+        if pod.node_name and pod.node_name not in names:
+            cluster.unmanaged[index] = pod.replace(node_name="", created_at=renting.world.clock.now())
+
+
+def end_first_job(renting: ServingSpike) -> None:
+    renting.world.cluster.finish_pods(renting.first_job_id, 1)
+    renting.scenario.settle(renting.first_job_id, 1)
+
+
+def run_until_moved(renting: ServingSpike, cycles: int = 8) -> list[int]:
+    """Run cycles; return how many rentals were open after each."""
+    open_rentals = []
+    for _ in range(cycles):
+        renting.advance_one_cycle(61)
+        recreate_replicas(renting)
+        open_rentals.append(renting.allocation_count())
+    return open_rentals
+
+
+def test_replicas_move_to_free_committed_nodes_while_they_serve() -> None:
+    renting = ServingSpike()
+    renting.start_spike(replicas=2)
+    renting.advance_cycles(3)
+    before = {rental.state for rental in renting.rentals()}
+
+    end_first_job(renting)
+    open_rentals = run_until_moved(renting, cycles=12)
+
+    assert before == {RentalState.READY}
+    assert open_rentals == sorted(open_rentals, reverse=True)
+    assert {rental.state for rental in renting.rentals()} == {RentalState.ENDED}
+    assert [name.startswith("hyperpod-") for name in renting.nodes_of_pods()] == [True, True]
+    record, *_ = renting.decision_records("SERVING_RETURN")
+    assert record.reason == "p5-workers has room for the 1 replica on the rented node, which costs $40.00 an hour."
+    assert replay(record, renting.policy).differs_from(record) == ""
+
+
+def test_deployment_returns_one_node_at_a_time() -> None:
+    renting = ServingSpike()
+    renting.start_spike(replicas=2)
+    renting.advance_cycles(3)
+
+    end_first_job(renting)
+    renting.world.clock.advance(61)
+    renting.scenario.run_scheduling_cycle()
+    renting.scenario.run_scheduling_cycle()
+
+    assert sorted(rental.is_returning for rental in renting.rentals()) == [False, True]
+
+
+def test_only_replica_stays_so_that_the_service_goes_on() -> None:
+    renting = ServingSpike()
+    renting.start_spike(replicas=1)
+    renting.advance_cycles(3)
+
+    end_first_job(renting)
+    run_until_moved(renting, cycles=3)
+
+    assert [rental.is_returning for rental in renting.rentals()] == [False]
+
+
+def test_replicas_stay_while_a_job_waits_for_the_nodes() -> None:
+    renting = ServingSpike()
+    renting.start_spike(replicas=2)
+    renting.advance_cycles(3)
+    first = renting.first_job_id
+    renting.scenario.submit("large", nodes=2, checkpoint_uri="")
+    renting.world.cluster.finish_pods(first, 1)
+    renting.scenario.settle(first, 1)
+    renting.world.cluster.foreign_accelerators[renting.world.cluster.nodes(CLUSTER)[0].name] = 1
+
+    run_until_moved(renting, cycles=3)
+
+    assert {rental.is_returning for rental in renting.rentals()} == {False}
+
+
+def test_replicas_that_do_not_fit_on_committed_nodes_stay() -> None:
+    renting = ServingSpike()
+    renting.start_spike(replicas=1)
+    renting.advance_cycles(3)
+
+    run_until_moved(renting, cycles=4)
+
+    assert [(rental.state, rental.is_returning) for rental in renting.rentals()] == [(RentalState.READY, False)]
+
+
+def test_spares_stay_free_when_replicas_could_move() -> None:
+    policy = a_serving_policy()
+    scheduling = policy.scheduling.replace(spare_nodes={"p5-workers": 2})
+    renting = ServingSpike()
+    renting.start_spike(replicas=2)
+    renting.advance_cycles(3)
+    renting.policy = renting.scenario.policy = policy.replace(scheduling=scheduling)
+
+    end_first_job(renting)
+    run_until_moved(renting, cycles=3)
+
+    assert {rental.is_returning for rental in renting.rentals()} == {False}

@@ -8,7 +8,7 @@ from evenkeel.domain.admission.decide_job import AdmissionAction, AdmissionDecis
 from evenkeel.domain.admission.queue_cursors import QueueCursors
 from evenkeel.domain.admission.resize_facts import ResizePlan
 from evenkeel.domain.admission.scheduler_state import SchedulerState
-from evenkeel.domain.admission.serving_demand import ServingDemand, ServingRentalPlan
+from evenkeel.domain.admission.serving_demand import ServingDemand, ServingRentalPlan, ServingReturn
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.renting.displacement import DisplacementDecision
@@ -109,6 +109,8 @@ class CyclePlan(NamedTuple):
     """A step for each pending job, in the order of commits. A job whose rented nodes are starting has none."""
     serving_rentals: tuple[ServingRentalPlan, ...] = ()
     """Nodes to rent for serving replicas, and the reasons why none are rented."""
+    serving_return: ServingReturn | None = None
+    """A rented node whose replicas move to committed nodes: at most one in each cycle."""
     departure: Departure | None = None
     """A job that leaves its rented nodes: at most one in each cycle."""
     reservation_stops: tuple[MigrationDecision, ...] = ()

@@ -45,6 +45,7 @@ from evenkeel.domain.admission.resize_plan import plan_resizes
 from evenkeel.domain.admission.serving_demand import (
     ServingDemand,
     ServingRentalPlan,
+    next_serving_return,
     plan_serving_rentals,
     replica_requests,
     reserve_for_replicas,
@@ -416,7 +417,20 @@ def _with_stops(plan: CyclePlan, snapshot: CycleSnapshot, policy: Policy, now: d
     reservation_stops = departure_plan.reservation_stops(snapshot, admission_input, stopping, policy, now)
     stopping |= {stop.facts.candidate.job_id for stop in reservation_stops}
     queue_stops = tuple(_jobs_of_drained_queues(snapshot, admission_input, {*stopping, *plan.scheduler_state.stopping}))
+    serving_return = None
+    if departure is None and not _jobs_want_nodes(decisions) and not plan.queue_plan.demand.shortfalls:
+        capacities = rent_plan.capacities_after_admissions(admission_input.capacities, decisions)
+        serving_return = next_serving_return(
+            snapshot.rental_book.rentals, snapshot.serving_pods, capacities, policy, now
+        )
+    plan = plan._replace(serving_return=serving_return)
     return plan._replace(departure=departure, reservation_stops=reservation_stops, queue_stops=queue_stops)
+
+
+def _jobs_want_nodes(decisions: Iterable[AdmissionDecision]) -> bool:
+    """Whether a pending job waits for nodes: free committed nodes are for this job."""
+    waiting = (AdmissionAction.WAIT, AdmissionAction.BLOCKED, AdmissionAction.PREEMPT)
+    return any(decision.action in waiting for decision in decisions)
 
 
 def _jobs_of_drained_queues(

@@ -20,9 +20,16 @@ from evenkeel.domain.external.unmanaged_workloads import UnmanagedPod
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.renting.candidates import PlacementContext
 from evenkeel.domain.renting.placement import PlacementAction, PlacementDecision
-from evenkeel.domain.renting.rental import UNASSIGNED
+from evenkeel.domain.renting.rental import UNASSIGNED, Rental, RentalState
 from evenkeel.domain.renting.rental_book import RentalBook
-from evenkeel.domain.renting.serving import ServingState, decide_serving_rentals, free_replica_slots
+from evenkeel.domain.renting.serving import ServingState, decide_serving_rentals, free_replica_slots, replicas_on
+from evenkeel.domain.renting.serving_return import (
+    CommittedSlots,
+    ServingReturnAction,
+    ServingReturnDecision,
+    ServingReturnFacts,
+    decide_serving_return,
+)
 
 # ---------------------------------------------------------------- committed nodes
 
@@ -152,6 +159,109 @@ class ServingRentalPlan(NamedTuple):
     def to_rent(self) -> tuple[PlacementDecision, ...]:
         """The decisions to rent."""
         return tuple(decision for decision in self.decisions if decision.action is PlacementAction.RENT)
+
+
+class ServingReturn(NamedTuple):
+    """A rented node whose replicas move to committed nodes."""
+
+    rental: Rental
+    decision: ServingReturnDecision
+
+
+def next_serving_return(
+    rentals: Sequence[Rental],
+    pods: Mapping[str, Sequence[UnmanagedPod]],
+    capacities: Sequence[NodeCapacity],
+    policy: Policy,
+    now: datetime,
+) -> ServingReturn | None:
+    """Return the most expensive rented node whose replicas committed nodes can run; None if there is none.
+
+    Each Deployment returns one node at a time: not while another of its nodes starts or ends.
+
+    Args:
+        rentals: All open rentals.
+        pods: By readable cluster, all pods.
+        capacities: The nodes, less the amounts that waiting replicas and this cycle's admissions take.
+        policy: Registered Deployments, spares and the quiet period.
+        now: The time.
+    """
+    registered = {holder_id(workload): workload for workload in policy.scheduling.serving}
+    changing = {rental.job_id for rental in rentals if rental.state is not RentalState.READY or rental.is_returning}
+    candidates = [
+        rental
+        for rental in rentals
+        if rental.serving_target is not None
+        and rental.state is RentalState.READY
+        and rental.job_id in registered
+        and rental.job_id not in changing
+        and rental.offer.cluster in pods
+    ]
+    for rental in sorted(candidates, key=lambda rental: (-rental.offer.micros_per_node_hour, rental.name)):
+        replicas = replicas_on(rental, pods[rental.offer.cluster])
+        if not replicas:
+            continue
+        facts = ServingReturnFacts(
+            rental=rental.name,
+            pool=rental.offer.pool,
+            micros_per_node_hour=rental.offer.micros_per_node_hour,
+            replicas=len(replicas),
+            replicas_elsewhere=_replicas_elsewhere(rental, registered[rental.job_id], pods[rental.offer.cluster]),
+            slots=_committed_slots(registered[rental.job_id], replicas, capacities, policy.scheduling, now),
+            ready_since=rental.handed_over_at or rental.begun_at,
+            min_seconds=policy.burst.quiet_seconds,
+            now=now,
+        )
+        decision = decide_serving_return(facts)
+        if decision.action is ServingReturnAction.RETURN:
+            return ServingReturn(rental, decision)
+    return None
+
+
+def _replicas_elsewhere(rental: Rental, registered: ServingWorkload, pods: Sequence[UnmanagedPod]) -> int:
+    """Return how many replicas of a Deployment have a node that is not one of a rental."""
+    replicas = replicas_of(registered.namespace, registered.name, pods)
+    return sum(bool(pod.node_name) and pod.node_name not in rental.node_names for pod in replicas)
+
+
+def _committed_slots(
+    registered: ServingWorkload,
+    replicas: Sequence[UnmanagedPod],
+    capacities: Sequence[NodeCapacity],
+    policy: SchedulingPolicy,
+    now: datetime,
+) -> tuple[CommittedSlots, ...]:
+    """Return the committed nodes that can run a replica. Spares stay free."""
+    per_replica = max(1, *(pod.accelerators for pod in replicas))
+    request = AdmissionRequest(
+        job_id=registered.label,
+        submitted_at=now,
+        cluster=registered.cluster,
+        nodes=1,
+        accelerators_per_node=per_replica,
+        is_serving=True,
+        tolerations=replicas[0].tolerations,
+    )
+    usable = [
+        capacity
+        for capacity in capacities
+        if not capacity.reserved_for
+        and capacity.cluster == registered.cluster
+        and is_schedulable_for(request, capacity)
+        and not capacity.why_too_small(request.per_node)
+        and replicas[0].selector.items() <= capacity.labels.items()
+    ]
+    spares: set[str] = set()
+    for pool, count in policy.spare_nodes.items():
+        idle = sorted(capacity.node_name for capacity in usable if capacity.pool == pool and capacity.is_unused)
+        spares |= {*idle[:count]}
+    return tuple(
+        CommittedSlots(
+            node_name=capacity.node_name, pool=capacity.pool, replicas=capacity.free.accelerators // per_replica
+        )
+        for capacity in usable
+        if capacity.node_name not in spares
+    )
 
 
 def plan_serving_rentals(

@@ -150,6 +150,8 @@ class Rental(Value):
     """Latest return of its nodes, for temporary capacity or a Deployment with a time limit; None without a limit."""
     other_rentals_nodes: tuple[str, ...] = ()
     """Nodes of the same pool that belong to other rentals, as last seen. They are not this rental's nodes."""
+    is_returning: bool = False
+    """Whether the replicas of the Deployment move to committed nodes. `due_at` is then the time of the decision."""
     was_used: bool = False
     """Whether a replica of the Deployment ever ran on the node."""
     idle_since: Instant | None = None
@@ -385,6 +387,13 @@ def next_offer(
     event = f"offer-{rental.number}-{len(opening.offers)}"
     text = f"Evenkeel asks {pool.name} next. {reason}"
     return RentalChange(opening, "rented", text, event, has_new_offer=True, changes_capacity=True)
+
+
+def return_replicas(rental: Rental, reason: str, now: datetime) -> RentalChange:
+    """End a Deployment's rental now, although replicas run on its node: they move to committed nodes."""
+    text = f"The replicas move to committed nodes. {reason}"
+    returning = _in_state(rental, rental.state, is_returning=True, due_at=now, reason=text)
+    return RentalChange(returning, "migrates back", text, f"returning-{rental.number}", changes_capacity=True)
 
 
 def release_rental(rental: Rental, reason: str, usable: Collection[str]) -> RentalChange:

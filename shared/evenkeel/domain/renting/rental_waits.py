@@ -235,6 +235,8 @@ def evaluate_serving_rental_over(
         quiet_seconds: How long an idle node is kept.
         now: The time.
     """
+    if rental.is_returning:
+        return WaitAnswer(outcome=OVER, reason=rental.reason)
     if rental.due_at is not None and now >= rental.due_at:
         return WaitAnswer(outcome=OVER, reason=f"The rental's time limit is {rental.due_at:%d %b %H:%M} UTC.")
     nodes_by_name = {node.name: node for node in nodes if node.cluster == rental.offer.cluster}

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from evenkeel.domain.admission.serving_demand import ServingRentalPlan
+from evenkeel.domain.admission.serving_demand import ServingRentalPlan, ServingReturn
 from evenkeel.domain.capacity.shortages import Shortages
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.external.adoption_policy import ServingWorkload
@@ -22,7 +22,15 @@ from evenkeel.domain.quotas.spending import Spending
 from evenkeel.domain.quotas.teams import TeamSetup
 from evenkeel.domain.renting.migration import DepartureDecision
 from evenkeel.domain.renting.placement import NotPlaced, PlacementDecision, must_avoid_spot
-from evenkeel.domain.renting.rental import CapacityAnswer, Rental, RentalChange, RentalHolder, RentalState, open_rental
+from evenkeel.domain.renting.rental import (
+    CapacityAnswer,
+    Rental,
+    RentalChange,
+    RentalHolder,
+    RentalState,
+    open_rental,
+    return_replicas,
+)
 from evenkeel.domain.renting.rental_book import RentalAllocation, RentalBook
 from evenkeel.domain.renting.serving import ServingState
 from evenkeel.domain.timeline import TimelineEntry
@@ -310,6 +318,27 @@ def _begin_for_deployment(
         "DeploymentNodeRented", job_id=plan.registered.label, rental=change.rental.name, pool=placement.pool
     )
     return plan._replace(state=new_state, version=plan.version + 1)
+
+
+def return_replicas_to_committed(planned: ServingReturn, tree: QuotaTree, context: Context) -> None:
+    """End a Deployment's rental, so that its replicas move to committed nodes. Its workflow drains and releases it.
+
+    Idempotent: yes, the commit is conditional on the versions of the tree and of the rental's row.
+
+    Raises:
+        Conflict: The tree or the rental has changed.
+    """
+    row = context.ledger.get(job_rows.rental_key(planned.rental.job_id, planned.rental.number))
+    rental = rows.decode(row, Rental) if row else None
+    if row is None or rental is None or rental.state is not RentalState.READY or rental.is_returning:
+        return
+    decision = planned.decision
+    record = decision_of("SERVING_RETURN", rental.job_id, decision.action, decision, decision.facts, context)
+    change = return_replicas(rental, decision.reason, context.now)
+    writes = writes_of(change, row.version, context, writer=SERVING_WRITER, record=record)
+    context.ledger.commit(tree.state_put(tree.scheduler_state), *writes, client_token=record.decision_id)
+    tree.record_commit(tree.scheduler_state)
+    context.telemetry.info("ReplicasReturned", rental=rental.name, reason=decision.reason)
 
 
 def _commit_begun(

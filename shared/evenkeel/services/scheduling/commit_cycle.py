@@ -71,6 +71,8 @@ def run(plan: CyclePlan, loaded: LoadedCycle, admitted: list[str], context: Cont
     resize_jobs.carry_out(plan, loaded, tree, context)
     if plan.departure is not None:
         commit_stops.request_departure(plan.departure, loaded, tree, context)
+    if plan.serving_return is not None:
+        rentals.return_replicas_to_committed(plan.serving_return, tree, context)
     commit_stops.request_reservation_stops(plan, loaded, tree, context)
     commit_stops.request_queue_stops(plan, loaded, tree, context)
     return frozenset()
