@@ -77,8 +77,16 @@ def run(loaded: LoadedCycle, results: heartbeats.SourceResults, context: Context
         results.record_failure(Source(kind=SourceKind.KUBERNETES_LIST, target=name), error)
     attempts = loaded.snapshot.attempts
     uids = {attempt.job_id: attempt.workload_uid for attempt in attempts}
-    charged = tuple(charge.job_id for charge in loaded.snapshot.live_charges)
-    missing = MissingFacts(jobs=charged, attempts_of=charged, needs_shortages=True, needs_past_jobs=True)
+    charges = loaded.snapshot.live_charges
+    names = {workload.job_name for workload in waiting}
+    examined = {charge.job_id for charge in charges if f"{charge.job_id}-a{charge.attempt}" in names}
+    examined |= loaded.snapshot.rental_book.rental_by_holder.keys() & {charge.job_id for charge in charges}
+    missing = MissingFacts(
+        jobs=tuple(charge.job_id for charge in charges),
+        attempts_of=tuple(sorted(examined)),
+        needs_shortages=True,
+        needs_past_jobs=True,
+    )
     loaded = load_cycle.read_missing(loaded, missing, context)
     tree = QuotaTree(loaded.tree, loaded.snapshot.scheduler_state)
     readable = (workload for workload in waiting if workload.cluster not in loaded.snapshot.unreadable_clusters)
