@@ -58,7 +58,7 @@ from evenkeel.domain.renting.burst_policy import RentedPool
 from evenkeel.domain.renting.candidates import facts_for_next_offer
 from evenkeel.domain.renting.displacement import displacement_requester
 from evenkeel.domain.renting.placement import PlacementAction, PlacementDecision, choose_pool
-from evenkeel.domain.renting.rental import Rental, RentalHolder, RentalOffer, RentalState, open_rental
+from evenkeel.domain.renting.rental import Rental, RentalHolder, RentalOffer, RentalState, RentalTerms, open_rental
 from evenkeel.domain.renting.rental_book import RentalAllocation, RentalBook
 from evenkeel.domain.resources import Resources
 
@@ -383,7 +383,9 @@ class CycleSimulation(BurstSimulation):
         job = self.pending[name]
         self.pending[name] = job = job.replace(rentals=job.rentals + 1, is_migrating_back=False)
         holder = RentalHolder(name, job.rentals, job.spec.team, "jobs")
-        rental = open_rental(holder, step.placement, f"dec-{name}", self.site.burst, instant(now)).rental
+        rental = open_rental(
+            holder, RentalTerms.of(step.placement), f"dec-{name}", self.site.burst, instant(now)
+        ).rental
         self._request_nodes(rental, step.placement, now)
 
     def _request_nodes(self, rental: Rental, placement: PlacementDecision, now: float) -> None:

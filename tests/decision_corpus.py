@@ -78,7 +78,16 @@ from evenkeel.domain.recovery import (
     validation,
 )
 from evenkeel.domain.recovery.node_slot import ObservedNode
-from evenkeel.domain.renting import candidates, cost, displacement, migration, placement, rental_waits, serving_return
+from evenkeel.domain.renting import (
+    candidates,
+    cost,
+    displacement,
+    migration,
+    mixed,
+    placement,
+    rental_waits,
+    serving_return,
+)
 from evenkeel.domain.resources import Resources
 from evenkeel.domain.values import Value, rfc3339
 from evenkeel.events import envelope, kubernetes_node
@@ -111,13 +120,14 @@ FACTS: Mapping[str, type[Value]] = {
     "PLACEMENT": placement.PlacementFacts,
     "BURST_CHECK": burst_checks.BurstCheckFacts,
     "SERVING_RETURN": serving_return.ServingReturnFacts,
+    "MIXED_GROWTH": mixed.MixedFacts,
     "MIGRATION": migration.MigrationFacts,
     "DISPLACEMENT": displacement.DisplacementFacts,
     "TEMPORARY_CAPACITY": migration.TemporaryCapacityFacts,
     "VALIDATION": ValidationFacts,
 }
 """The model that reads the facts of each kind of decision."""
-ADDED_LATER = frozenset({"RESTART", "DISPLACEMENT", "BURST_CHECK", "SERVING_RETURN"})
+ADDED_LATER = frozenset({"RESTART", "DISPLACEMENT", "BURST_CHECK", "SERVING_RETURN", "MIXED_GROWTH"})
 """Kinds of decisions that did not exist when the corpus was recorded."""
 
 

@@ -877,7 +877,8 @@ def cycle_decisions(world: "Simulation") -> Iterator[Any]:
         # A rented node belongs to its job, and a job with a rental is not blocked by other jobs.
         rented = rentals.load(world.ledger)
         capacities = rented.reserve_nodes(capacities, _jobs(world), world.renting.pools)
-        pending = [request for request in pending if request.job_id not in rented.rental_by_holder]
+        # Nodes that join a base are not waited for.
+        pending = [request for request in pending if request.job_id not in rented.sole_rental_by_holder]
     setup = world.sharing.setup if world.sharing else TeamSetup()
     # No job waits for a spare any more, so each may start at any of its sizes.
     requests = tuple(request.model_copy(update={"shrinks_at": None}) for request in pending)

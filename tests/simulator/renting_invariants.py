@@ -226,7 +226,7 @@ def no_orphan_nodes(world: Simulation) -> Iterator[str]:
 
 @invariant_check(
     "one-rental-per-job",
-    "A job has one rental at a time, begun while it waits; a pool gets one request for each open rental.",
+    "A job has one rental at a time, begun while it waits or runs on its base; a pool gets one request for each.",
     CheckTrigger.COMMIT,
 )
 def rented_once(world: Simulation, changes: Changes) -> Iterator[str]:
@@ -241,10 +241,44 @@ def rented_once(world: Simulation, changes: Changes) -> Iterator[str]:
         if before is not None:
             continue
         job: Job = rows.decode(world.ledger.rows[job_rows.job_key(doc["jobId"])], Job)
-        if job.state is not JobState.PENDING or doc["nodes"] != job.spec.nodes:
+        if doc["joinsBase"]:
+            world.seen["renting nodes that join a base"] += 1
+            yield from _why_may_not_join(world, doc, job)
+        elif job.state is not JobState.PENDING or doc["nodes"] != job.spec.nodes:
             yield f"{_name(doc)} of {doc['nodes']} nodes begins, but its job of {job.spec.nodes} nodes is {job.state}"
         if doc["number"] != 1 + len(documents):
             yield f"{_name(doc)} is rental {1 + len(documents)} of its job, more than allowed"
+
+
+def _why_may_not_join(world: Simulation, doc: Json, job: Job) -> Iterator[str]:
+    """Yield a violation if nodes are rented to join a job that does not run on its committed nodes alone."""
+    elastic, pool = job.spec.elastic, doc["offers"][-1]["pool"]
+    charge = next((charge for charge in held_charges(world) if charge.job_id == job.job_id), None)
+    if elastic is None or pool not in elastic.mixed_pools:
+        yield f"{_name(doc)} rents from {pool}, which its job does not name"
+    if job.state is not JobState.RUNNING or charge is None or charge.is_rented or charge.rented_part:
+        yield f"{_name(doc)} is to join its job, which is {job.state} and does not run on committed nodes alone"
+
+
+@invariant_check(
+    "mixed-base-is-committed",
+    "A mixed attempt has committed nodes, and all nodes of one rental that is ready, at a size that its job allows.",
+    CheckTrigger.COMMIT,
+)
+def both_parts_are_whole(world: Simulation, changes: Changes) -> Iterator[str]:
+    if world.renting is None or not isinstance(world.cluster, RentingCluster):
+        return
+    for key, was, row in changes:
+        if was or not row or not key.sk.startswith("CHARGE#") or not row.doc.get("rentedPart"):
+            continue
+        world.seen["renting a mixed attempt"] += 1
+        doc, part = row.doc, row.doc["rentedPart"]
+        job: Job = rows.decode(world.ledger.rows[job_rows.job_key(doc["jobId"])], Job)
+        base = [name for name in doc["nodeNames"] if name not in part["nodeNames"]]
+        if not base or any(_machine(world.cluster, name) for name in base):
+            yield f"{doc['jobId']} has the base {base}, which is empty or not committed"
+        if job.spec.sizes is None or len(doc["nodeNames"]) not in job.spec.sizes.legal:
+            yield f"{doc['jobId']} runs on {len(doc['nodeNames'])} nodes, which its submission does not allow"
 
 
 @invariant_check("pool-limit-matches-rentals", "", CheckTrigger.RENT)
@@ -303,7 +337,9 @@ def gang_gets_all_nodes_at_once(world: Simulation, changes: Changes) -> Iterator
             )
     for key, was, row in changes:
         if key.sk.startswith("CHARGE#") and row and not was:
-            yield from _nodes_of_other_jobs(world, world.cluster, row.doc["jobId"], row.doc["nodeNames"])
+            part = row.doc.get("rentedPart")
+            names = part["nodeNames"] if part else row.doc["nodeNames"]
+            yield from _nodes_of_other_jobs(world, world.cluster, row.doc["jobId"], names)
 
 
 @invariant_check("all-nodes-or-none", "", CheckTrigger.LAUNCH)
@@ -312,7 +348,8 @@ def gang_starts_on_all_nodes(world: Simulation, spec: LaunchSpec) -> Iterator[st
     row = world.ledger.rows.get(job_rows.attempt_key(attempt.job_id, attempt.attempt))
     is_over = row is not None and AttemptState(row.doc["state"]).has_ended
     if isinstance(world.cluster, RentingCluster) and not is_over:
-        yield from _nodes_of_other_jobs(world, world.cluster, attempt.job_id, attempt.node_names)
+        names = attempt.rented_part.node_names if attempt.rented_part else attempt.node_names
+        yield from _nodes_of_other_jobs(world, world.cluster, attempt.job_id, names)
 
 
 def _nodes_of_other_jobs(

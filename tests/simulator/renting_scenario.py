@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from evenkeel.domain.capacity.compatibility import PoolEnvironment
 from evenkeel.domain.capacity.pools import LaunchDelay, Market
+from evenkeel.domain.elastic.sizes import ElasticPolicy
 from evenkeel.domain.jobs.attempt import PodPhase
+from evenkeel.domain.jobs.spec import ElasticSpec, JobSpec
 from evenkeel.domain.nodes import KARPENTER_LABEL, KubernetesNode
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.renting.burst_policy import BurstPolicy, RentedPool
@@ -30,6 +32,8 @@ EVERY, _OFFSET = 10, 3
 """Every tenth seed, from the third on, rents nodes and has no teams."""
 _WITH_TEAMS, _SHARED = 120, 30
 """One seed in so many rents nodes for a fleet that teams share."""
+_MIXED, _FIRST_MIXED = 40, 27
+"""One seed in so many has a job whose committed nodes rented nodes may join."""
 ON_DEMAND, OTHER_ZONE, SPOT = "burst-on-demand", "burst-other-zone", "burst-spot"
 _MICROS = {ON_DEMAND: 50_000_000, OTHER_ZONE: 60_000_000, SPOT: 20_000_000}
 _TYPE = "p5.48xlarge"
@@ -38,6 +42,7 @@ _CLASSES = {"burst": 500_000_000, "patient": 0, "high": 500_000_000, "critical":
 _FIRST = 40
 """Name prefix of the jobs that arrive at a full fleet."""
 _SECOND = 50
+_MIXED_JOB = 55
 _LOOKS_EVERY, _PASSES_EVERY = 30.0, 60.0
 _DRY_SECONDS = 900.0
 """Seconds for which a pool may have no capacity: longer than the faults last."""
@@ -52,6 +57,8 @@ NODE_FAULTS = (
 OUTCOMES = (
     "PLACEMENT RENT",
     "PLACEMENT WAIT",
+    "MIXED_GROWTH RENT",
+    "MIXED_GROWTH KEEP",
     "MIGRATION MIGRATE",
     "TEMPORARY_CAPACITY END",
     "TEMPORARY_CAPACITY RETURN",
@@ -63,7 +70,12 @@ KINDS = ("a pool without a limit", "a pool that is not there", "a pool that runs
 
 def has_rentals(seed: int) -> bool:
     """Return whether nodes may be rented in this seed."""
-    return seed % EVERY == _OFFSET or seed % _WITH_TEAMS == _SHARED
+    return seed % EVERY == _OFFSET or seed % _WITH_TEAMS == _SHARED or has_mixed_job(seed)
+
+
+def has_mixed_job(seed: int) -> bool:
+    """Return whether a seed has a job that may run on committed and rented nodes."""
+    return seed % _MIXED == _FIRST_MIXED
 
 
 @dataclass
@@ -146,7 +158,20 @@ class RentingScenario:
         )
         self.policies.append((0.0, burst))
         jobs = policy.jobs.replace(expected_resume_seconds=60)
-        return policy.replace(burst=burst, jobs=jobs)
+        policy = policy.replace(burst=burst, jobs=jobs)
+        if not has_mixed_job(self.world.seed):
+            return policy
+        terms = ElasticPolicy(resize_seconds=3, snooze_seconds=10, backoff_seconds=20, spare_wait_seconds=10)
+        burst = burst.replace(ready_seconds=60, quiet_seconds=20)
+        self.policies[-1] = (0.0, burst)
+        return policy.replace(burst=burst, scheduling=policy.scheduling.replace(elastic=terms))
+
+    def with_mixed_pools(self, number: int, spec: JobSpec) -> JobSpec:
+        """Return the fields of a job; the mixed job names every pool that its committed nodes may be joined by."""
+        if number != _MIXED_JOB:
+            return spec
+        names = tuple(pool.name for pool in self.pools)
+        return spec.replace(elastic=ElasticSpec(min_nodes=1, max_nodes=spec.nodes + 2, mixed_pools=names))
 
     # ------------------------------------------------------------ jobs
 
@@ -163,7 +188,13 @@ class RentingScenario:
             world.loop.after(rng.uniform(5, chaos_seconds + 60), change)
         world.every(_LOOKS_EVERY, lambda: world.checks.looked(world))
         world.every(_PASSES_EVERY, self._run_scheduling_cycle)
-        if rng.random() < 0.75:
+        if has_mixed_job(world.seed):
+            nodes = max(1, world.size - rng.choice((0, 0, 1)))
+            submit = functools.partial(
+                world.submit, _MIXED_JOB, nodes, 900.0, keeps=True, finishes=False, priority_class="burst"
+            )
+            world.loop.after(0.2, submit)
+        elif rng.random() < 0.75:
             # A second job takes the nodes of the first, loses one to a fault and gets rented nodes.
             left, length = rng.choice((0, 1, 1, 2)), rng.choice((100.0, 200.0, 400.0))
             self._submit_after(0.3, _FIRST, world.size - left, length, "patient")

@@ -73,7 +73,7 @@ from tests.simulator.data_centre import (
 from tests.simulator.elastic_scenario import ElasticScenario, has_elastic_jobs
 from tests.simulator.event_loop import VirtualTimeLoop
 from tests.simulator.privileges import TableRequest, request_of_write
-from tests.simulator.renting_scenario import RentingCluster, RentingScenario, has_rentals
+from tests.simulator.renting_scenario import RentingCluster, RentingScenario, has_mixed_job, has_rentals
 from tests.simulator.team_scenario import EVERY, PEOPLE, TeamScenario
 
 FUNCTIONS = Path(__file__).resolve().parents[2] / "functions"
@@ -477,6 +477,8 @@ class Simulation:
             self.ledger.lag = _INDEX_LAG
         self.ledger.seconds = lambda: loop.seconds
         nodes = initial_nodes(self.size, self.spot, rng)
+        if has_mixed_job(self.seed):
+            nodes = [node.replace(zone="us-west-2a") for node in nodes]  # both parts of a job are in one zone
         self.cluster = (
             RentingCluster(self, self.renting, *nodes) if self.renting else SimulatedCluster(loop, rng, *nodes)
         )
@@ -781,6 +783,7 @@ class Simulation:
             requester = self.sharing.submitter()
             team_text = f", {spec.priority_class or 'no class'} of team {spec.team}"
         spec = self.elastic.with_sizes(number, spec) if self.elastic else spec
+        spec = self.renting.with_mixed_pools(number, spec) if self.renting else spec
         request = submit_job.SubmitJobRequest(spec=spec, requester=requester, idempotency_key=name)
         world = self.world
         self.person(

@@ -71,6 +71,7 @@ def draw_job(out: Printer, job: Json) -> None:
             ("deadline", out.time_text(job["deadline"], ago=False) if job.get("deadline") else ""),
             ("ended", out.time_text(job["endedAt"]) if job["endedAt"] else ""),
             ("queue", queue_position(out, job["queue"])),
+            ("rented nodes", _mixed_text(job)),
             ("stop requested", job["stopRequest"]["reason"] if job.get("stopRequest") else ""),
             ("withheld", withheld if is_redacted else ""),
         ],
@@ -152,6 +153,14 @@ def draw_plan(out: Printer, job_plan: Json, arguments: str) -> None:
         out.table(_pool_columns(out), placement["pools"], indent="  ")
     if placement:
         out.paragraph(placement["reason"], indent="  ")
+    mixed = placement.get("mixed") if placement else None
+    if mixed:
+        out.line()
+        base_text = count_of(mixed["baseNodes"], "committed node")
+        out.line(f"  Rented nodes that could join {base_text} of {mixed['basePool']}:")
+        if mixed["options"]:
+            out.table(_mixed_columns(out), mixed["options"], indent="  ")
+        out.paragraph(mixed["reason"], indent="  ")
     out.next_command(f"evenkeel jobs submit {arguments}")
 
 
@@ -184,12 +193,44 @@ def _pool_columns(out: Printer) -> list[Column]:
     ]
 
 
+def _mixed_columns(out: Printer) -> list[Column]:
+    """Return the columns of the rented nodes that could join a job, with their price and their gain."""
+
+    def pool(option: Json) -> str:
+        return out.with_glyph("ok" if option["isChosen"] else "failed" if option["whyNot"] else "idle", option["pool"])
+
+    return [
+        Column("POOL", pool),
+        Column("MARKET", "market"),
+        Column("NODES", lambda option: f"{option['nodes']} ({option['rentedNodes']} rented)", is_right=True),
+        Column("ENDS SOONER", lambda option: duration(max(0, option["savedSeconds"])), is_right=True),
+        Column("RENT", lambda option: f"${option['usd']['rent']:,.2f}", is_right=True),
+        Column("GAIN", lambda option: f"${option['usd']['gain']:,.2f}", is_right=True),
+        Column("CUTS", lambda option: f"{option['interruptions']:g}", is_right=True),
+        Column(
+            "WHY NOT",
+            lambda option: option["whyNot"] or ("chosen" if option["isChosen"] else "gains less"),
+            goes_below=True,
+        ),
+    ]
+
+
 def _amounts_text(job: Json) -> str:
     """Return the CPU and memory of the newest attempt; empty if it states none."""
     newest_attempt = job["attempts"][0] if job["attempts"] else {}
     amounts = [(newest_attempt.get("cpu"), "vCPU"), (newest_attempt.get("memoryGib"), "GiB of memory")]
     stated = " and ".join(f"{amount:g} {unit}" for amount, unit in amounts if amount is not None)
     return f"{stated} in attempt {newest_attempt['attempt']}, over all its nodes" if stated else ""
+
+
+def _mixed_text(job: Json) -> str:
+    """Return the rented part of the current attempt, or why no rented nodes join the job."""
+    newest_attempt = job["attempts"][0] if job["attempts"] else {}
+    part = newest_attempt.get("rentedPart")
+    if part and not newest_attempt["endedAt"]:
+        nodes = count_of(len(part["nodes"]), "node")
+        return f"{nodes} of {part['pool']} in attempt {newest_attempt['attempt']}, by rental {part['rental']}"
+    return str(job["mixedGrowth"]["reason"]) if job.get("mixedGrowth") and not job["endedAt"] else ""
 
 
 def _attempt_columns(out: Printer) -> list[Column]:

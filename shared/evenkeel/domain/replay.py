@@ -32,6 +32,7 @@ from evenkeel.domain.renting.migration import (
     decide_migration,
     decide_temporary_capacity,
 )
+from evenkeel.domain.renting.mixed import MixedFacts, decide_mixed
 from evenkeel.domain.renting.placement import PlacementFacts, choose_pool
 from evenkeel.domain.renting.serving_return import ServingReturnFacts, decide_serving_return
 from evenkeel.domain.values import Sentence, Value
@@ -199,6 +200,15 @@ def _replay_serving_return(record: Decision, _policy: Policy) -> Replayed:
     return Replayed(action=decision.action, reason=decision.reason, alternatives=decision.alternatives)
 
 
+def _replay_mixed_growth(record: Decision, _policy: Policy) -> Replayed:
+    decision = decide_mixed(_read_facts(MixedFacts, record))
+    return Replayed(
+        action=decision.action,
+        reason=decision.recorded_reason(Mode(record.mode)),
+        alternatives=decision.alternatives,
+    )
+
+
 def _replay_displacement(record: Decision, _policy: Policy) -> Replayed:
     displacement = decide_displacement(DisplacementFacts.model_validate(record.facts))
     return Replayed(action=displacement.action, reason=displacement.reason, alternatives=displacement.alternatives)
@@ -237,6 +247,7 @@ _BY_KIND: Mapping[str, Callable[[Decision, Policy], Replayed]] = {
     "PLACEMENT": _replay_placement,
     "BURST_CHECK": _replay_burst_check,
     "SERVING_RETURN": _replay_serving_return,
+    "MIXED_GROWTH": _replay_mixed_growth,
     "DISPLACEMENT": _replay_displacement,
     "MIGRATION": _replay_migration,
     "TEMPORARY_CAPACITY": _replay_temporary_capacity,

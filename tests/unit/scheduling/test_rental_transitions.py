@@ -15,6 +15,7 @@ from evenkeel.domain.renting.rental import (
     RentalHolder,
     RentalOffer,
     RentalState,
+    RentalTerms,
     ServingTarget,
     assign_nodes,
     end_rental,
@@ -85,7 +86,7 @@ def test_rental_opens_with_the_terms_of_its_decision() -> None:
     placement = a_placement(nodes=3)
     holder = RentalHolder("job-a", 4, "vision", "jobs", due_at=LATER, incident_id="inc-1")
 
-    change = open_rental(holder, placement, "dec-7", POLICY.burst, START)
+    change = open_rental(holder, RentalTerms.of(placement), "dec-7", POLICY.burst, START)
 
     rental = change.rental
     assert (rental.name, rental.state, rental.nodes, rental.decision_id) == (
@@ -112,7 +113,7 @@ def test_node_of_a_deployment_is_no_temporary_capacity() -> None:
     target = ServingTarget(namespace="serving", name="chat", accelerators_per_replica=8)
     holder = RentalHolder("srv-chat", 1, "chat", "jobs", target, LATER)
 
-    change = open_rental(holder, a_placement(nodes=1), "dec-7", POLICY.burst, START)
+    change = open_rental(holder, RentalTerms.of(a_placement(nodes=1)), "dec-7", POLICY.burst, START)
 
     assert change.rental.due_at == LATER
     assert change.text.startswith("1 node of burst is rented for the Deployment.")

@@ -13,6 +13,7 @@ from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.renting.displacement import DisplacementDecision
 from evenkeel.domain.renting.migration import DepartureDecision, MigrationDecision
+from evenkeel.domain.renting.mixed import MixedDecision
 from evenkeel.domain.renting.placement import NotPlaced, PlacementDecision
 
 Placement = PlacementDecision | NotPlaced
@@ -57,6 +58,13 @@ class PendingStep(NamedTuple):
 
 
 JobStep = AdmissionStep | PreemptionStep | RentStep | DisplacementStep | PendingStep
+
+
+class MixedStep(NamedTuple):
+    """The decision about rented nodes for one running job."""
+
+    job_id: str
+    decision: MixedDecision
 
 
 class Departure(NamedTuple):
@@ -115,6 +123,8 @@ class CyclePlan(NamedTuple):
     """A job that leaves its rented nodes: at most one in each cycle."""
     reservation_stops: tuple[MigrationDecision, ...] = ()
     """Jobs that must leave nodes whose reservation ends."""
+    mixed_steps: tuple[MixedStep, ...] = ()
+    """Running jobs for which rented nodes were compared, to join their committed nodes."""
     queue_stops: tuple[str, ...] = ()
     """Jobs that must stop because the queue of their team is drained."""
 

@@ -11,7 +11,7 @@ from collections.abc import Set as AbstractSet
 from datetime import datetime
 from typing import NamedTuple
 
-from evenkeel.domain.admission import departure_plan, displacement_plan, rent_plan
+from evenkeel.domain.admission import departure_plan, displacement_plan, mixed_plan, rent_plan
 from evenkeel.domain.admission.admission_input import AdmissionInput
 from evenkeel.domain.admission.authority import AdmissionAuthority
 from evenkeel.domain.admission.cycle_plan import (
@@ -115,6 +115,9 @@ def decide_cycle(
             snapshot, admission_input, decisions, placements, policy, now
         )
     has_teams = snapshot.setup.has_teams
+    planned_rents = [
+        placement for placement in placements.values() if isinstance(placement, PlacementDecision) and placement.is_rent
+    ]
     plan = CyclePlan(
         queue_plan=queue_plan,
         scheduler_state=snapshot.scheduler_state.pruned(admission_input.charges, snapshot.setup, now)
@@ -123,7 +126,27 @@ def decide_cycle(
         steps=tuple(_steps(snapshot, queue_plan, placements, displacement, mode)),
         serving_rentals=serving_rentals,
     )
-    return _with_stops(plan, snapshot, policy, now) if mode is Mode.ACT else plan
+    if mode is Mode.ACT:
+        plan = _with_stops(plan, snapshot, policy, now)
+    if snapshot.authority is AdmissionAuthority.KUEUE:
+        return plan
+    rental_book = rental_book.with_planned(planned_rents, policy.burst.pools)
+    mixed_steps = mixed_plan.plan_mixed(
+        snapshot, admission_input, decisions, _stopping_jobs(plan), rental_book, policy, now
+    )
+    return plan._replace(mixed_steps=mixed_steps)
+
+
+def _stopping_jobs(plan: CyclePlan) -> frozenset[str]:
+    """Return the jobs that a plan asks to stop."""
+    victims = {job_id for step in plan.steps if isinstance(step, PreemptionStep) for job_id in step.victims}
+    victims |= {
+        job_id for step in plan.steps if isinstance(step, DisplacementStep) for job_id in step.displacement.victims
+    }
+    resized = {resize.job_id for resize in plan.resizes.planned}
+    leaving = {stop.facts.candidate.job_id for stop in plan.reservation_stops} | set(plan.queue_stops)
+    departing = {plan.departure.job_id} if plan.departure else set()
+    return frozenset(victims | resized | leaving | departing)
 
 
 def _plan_during_hold(snapshot: CycleSnapshot, mode: Mode, now: datetime) -> CyclePlan:
@@ -171,12 +194,15 @@ def _plan_queue(
         elif ALL_JOBS in snapshot.cursor_after_first_page:
             cursors = cursors.with_barriers(decided.decisions, snapshot.cursor_after_first_page[ALL_JOBS])
     decisions = fit_sizes(
-        decided.input_after_serving, decided.decisions, policy, now, snapshot.rental_book.rental_by_holder
+        decided.input_after_serving, decided.decisions, policy, now, snapshot.rental_book.sole_rental_by_holder
     )
+    decisions = mixed_plan.with_rented_parts(decisions, snapshot, policy)
     decisions = (*_decide_excluded_jobs(snapshot, now), *decisions)
     resizes = plan_resizes(
         decided.admission_input, decisions, snapshot.resizable_jobs(), demand.replica_requests, policy, now
     )
+    if not resizes.planned:
+        resizes = resizes.replace(growth=mixed_plan.plan_join(snapshot, policy))
     return QueuePlan(
         admission_input=decided.input_after_serving,
         pending=snapshot.pending,
@@ -335,6 +361,9 @@ def _missing_facts(
         }
         jobs |= {*leaving, *departure_plan.charges_on_ending_reservations(admission_input, policy, now), *draining}
         attempts_of |= set(moving)
+    mixed_jobs = {job.job_id for job in mixed_plan.jobs_to_examine(snapshot, policy, now)}
+    attempts_of |= mixed_jobs
+    has_demand = has_demand or bool(mixed_jobs)
     return MissingFacts(
         jobs=tuple(sorted(job_id for job_id in jobs if snapshot.known_job(job_id) is None)),
         attempts_of=tuple(sorted(job_id for job_id in attempts_of if _may_have_attempts(snapshot.known_job(job_id)))),
@@ -364,7 +393,7 @@ def _steps(
 ) -> Iterator[JobStep]:
     """Yield the step for each pending job."""
     shrinks = queue_plan.resizes.shrinks_by_waiter
-    rental_by_holder = snapshot.rental_book.rental_by_holder
+    rental_by_holder = snapshot.rental_book.sole_rental_by_holder
     for decision in queue_plan.decisions:
         job = snapshot.pending[decision.job_id]
         launch_mode = job.launch_mode(mode, job.current_attempt + 1)

@@ -17,7 +17,7 @@ from evenkeel.domain.admission.pool_fits import (
 )
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.decisions import Alternative
-from evenkeel.domain.jobs.attempt import Attempt, AttemptState
+from evenkeel.domain.jobs.attempt import Attempt, AttemptState, RentedPart
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.kueue import quantities
@@ -79,6 +79,8 @@ class AdmissionFacts(Value):
     have stopped."""
     preemption_plan: PreemptionPlan | None = None
     """How other jobs free nodes for the job, if it has quota but no nodes."""
+    rented_part: RentedPart | None = None
+    """Rented nodes that are ready and join the nodes that the rules find. The decision does not depend on them."""
     now: Instant
 
 
@@ -101,6 +103,16 @@ class AdmissionDecision(Value):
     """Jobs that must stop for this job, including jobs that were already asked."""
 
     @property
+    def rented_part(self) -> RentedPart | None:
+        """The rented nodes that join its nodes; None if none do."""
+        return self.facts.rented_part if self.action is AdmissionAction.ADMIT else None
+
+    @property
+    def size(self) -> int:
+        """Nodes of the attempt that it admits, with the rented part."""
+        return self.facts.request.nodes + (len(self.rented_part.node_names) if self.rented_part else 0)
+
+    @property
     def blocks_queue(self) -> bool:
         """Whether the job blocks later jobs: it waits for existing nodes that other jobs could take, too."""
         return self.action is AdmissionAction.WAIT and bool(pool_instance_types(self.facts.fits))
@@ -112,7 +124,7 @@ class AdmissionDecision(Value):
             job: The job, as it waits.
             decision_id: Id of the record of this decision.
         """
-        request = self.facts.request
+        request, part = self.facts.request, self.rented_part
         return Attempt(
             job_id=job.job_id,
             attempt=job.current_attempt + 1,
@@ -123,12 +135,13 @@ class AdmissionDecision(Value):
             local_queue=self.facts.local_queue,
             pool=self.pool,
             instance_type=self.instance_type,
-            nodes=self.nodes,
-            node_names=self.node_names,
-            size=request.nodes,
-            accelerators=request.nodes * job.spec.accelerators_per_node,
-            cpu_millis=request.nodes * request.cpu_millis_per_node,
-            memory_mib=request.nodes * request.memory_mib_per_node,
+            nodes=(*self.nodes, *(part.nodes if part else ())),
+            node_names=(*self.node_names, *(part.node_names if part else ())),
+            rented_part=part,
+            size=self.size,
+            accelerators=self.size * job.spec.accelerators_per_node,
+            cpu_millis=self.size * request.cpu_millis_per_node,
+            memory_mib=self.size * request.memory_mib_per_node,
             team=job.spec.team,
             quota_use=self.use,
             admitted_at=self.facts.now,
@@ -137,16 +150,17 @@ class AdmissionDecision(Value):
 
     def to_charge(self) -> Charge:
         """Return the charge that an admitted job holds from now on."""
-        request = self.facts.request
+        request, part = self.facts.request, self.rented_part
         return Charge(
             job_id=self.job_id,
             attempt=request.attempts + 1,
             team=request.team,
             cluster=request.cluster,
-            node_names=self.node_names,
-            accelerators=request.nodes * request.accelerators_per_node,
-            cpu_millis=request.nodes * request.cpu_millis_per_node,
-            memory_mib=request.nodes * request.memory_mib_per_node,
+            node_names=(*self.node_names, *(part.node_names if part else ())),
+            rented_part=part,
+            accelerators=self.size * request.accelerators_per_node,
+            cpu_millis=self.size * request.cpu_millis_per_node,
+            memory_mib=self.size * request.memory_mib_per_node,
             instance_type=self.instance_type,
             pool=self.pool,
             admitted_at=self.facts.now,
@@ -160,6 +174,19 @@ class AdmissionDecision(Value):
 
 def decide(facts: AdmissionFacts) -> AdmissionDecision:
     """Decide about one pending job. A record replays through this function alone."""
+    decision = _decide_without_rented_part(facts)
+    return with_rented_part(decision, facts.rented_part) if facts.rented_part else decision
+
+
+def with_rented_part(decision: AdmissionDecision, part: RentedPart) -> AdmissionDecision:
+    """Return an admission whose nodes are joined by rented nodes."""
+    verb = "joins" if len(part.node_names) == 1 else "join"
+    text = f" {count_of(len(part.node_names), 'rented node')} of {part.pool} {verb} them."
+    facts = decision.facts.replace_unchecked(rented_part=part)
+    return decision.replace_unchecked(reason=f"{decision.reason}{text}", facts=facts)
+
+
+def _decide_without_rented_part(facts: AdmissionFacts) -> AdmissionDecision:
     request, fits = facts.request, facts.fits
     if request.not_before and facts.now < request.not_before:
         reason = f"The job failed and waits until {request.not_before:%H:%M:%S} UTC before it restarts."

@@ -60,7 +60,7 @@ def placement_context(
     return PlacementContext(
         now=now,
         capacities=snapshot.capacities,
-        charges=admission_input.charges,
+        charges=tuple(charge.without_rented_part() for charge in admission_input.charges),
         classes={job_id: job.spec.priority_class for job_id, job in jobs.items() if job},
         rented=snapshot.rental_book,
         shortages=snapshot.shortages or Shortages(),

@@ -32,6 +32,7 @@ class AdmissionRequest(Value):
     submitted_at: Instant
     cluster: str
     nodes: int
+    """Nodes that the rules must find. The rented part of a mixed attempt is not among them."""
     accelerators_per_node: int
     cpu_millis_per_node: int = 0
     """CPU that each pod requests, in thousandths of a vCPU."""
@@ -91,7 +92,7 @@ class AdmissionRequest(Value):
         plan, resize = job.live_plan(), job.live_resize()
         # A preempted job keeps its old position in the queue. If it went first, it would take its nodes back at once.
         comes_back = plan is not None and not job.is_preempted
-        nodes = resize.nodes if resize else job.next_node_count
+        nodes = resize.nodes - resize.rented_nodes if resize else job.next_node_count
         return cls(
             job_id=job.job_id,
             submitted_at=job.submitted_at,
@@ -100,7 +101,7 @@ class AdmissionRequest(Value):
             requested_nodes=job.spec.nodes if job.spec.sizes else 0,
             sizes=tuple(size for size in job.spec.sizes.legal if size < nodes) if job.spec.sizes else (),
             shrinks_at=plan.shrinks_at if plan else None,
-            last_nodes=job.size if job.spec.sizes else 0,
+            last_nodes=job.committed_size if job.spec.sizes else 0,
             resumes_by_preemption=comes_back and plan is not None and plan.option is ResumeOption.PREEMPT,
             is_resize=resize is not None and not plan,
             has_displaced=job.displacing_since is not None,

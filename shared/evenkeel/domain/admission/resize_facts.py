@@ -8,6 +8,7 @@ from evenkeel.domain.elastic.grow_shrink import GrowFacts, ResizeDecision, SizeC
 from evenkeel.domain.elastic.sizes import ElasticJob
 from evenkeel.domain.jobs.job import ResizeRequest
 from evenkeel.domain.values import Value
+from evenkeel.domain.words import count_of
 
 MAY_SHRINK, NEEDS_IT = 0, 1
 """Priorities for `plan_shrink`: jobs that it may shrink, and jobs that need nodes, as the queue rules say."""
@@ -24,12 +25,40 @@ class ShrinkFacts(Value):
     """The job or the Deployment that waits for the nodes."""
 
 
+class JoinFacts(Value):
+    """Facts of the decision that ready rented nodes join the base of a job."""
+
+    job_id: str
+    base_nodes: int
+    rented_nodes: int
+    pool: str
+    rental: int
+    """Number of the job's rental."""
+    accelerators_per_node: int
+    resize_seconds: float
+
+    @property
+    def reason(self) -> str:
+        """Why the job changes its size."""
+        verb = "is" if self.rented_nodes == 1 else "are"
+        return (
+            f"{count_of(self.rented_nodes, 'rented node')} of {self.pool} {verb} ready to join "
+            f"{count_of(self.base_nodes, 'committed node')}."
+        )
+
+    @property
+    def lost_gpu_seconds(self) -> float:
+        """Accelerator-seconds that the resize costs."""
+        return self.resize_seconds * (self.base_nodes + self.rented_nodes) * self.accelerators_per_node
+
+
 class ResizeFacts(Value):
     """Facts of the decision about one job's size. The decision replays from them."""
 
     job_id: str
     growth: GrowFacts | None = None
     shrink: ShrinkFacts | None = None
+    join: JoinFacts | None = None
 
 
 class ResizeAnswer(Value):
@@ -44,6 +73,9 @@ class ResizeAnswer(Value):
 
 def resize_answer(facts: ResizeFacts) -> ResizeAnswer:
     """Decide about one job's size. A record replays through this function alone."""
+    if facts.join is not None:
+        size = facts.join.base_nodes + facts.join.rented_nodes
+        return ResizeAnswer(action="GROW", nodes=size, reason=facts.join.reason)
     decision = _resize_decision(facts)
     own_resize = next((resize for resize in decision.resizes if resize.job_id == facts.job_id), None)
     if own_resize is None:
@@ -106,6 +138,7 @@ def resize_request_of(planned: PlannedResize, decision_id: str, now: datetime) -
         after_attempt=planned.attempt,
         from_nodes=planned.resize.from_nodes,
         nodes=planned.resize.to_nodes,
+        rented_nodes=planned.facts.join.rented_nodes if planned.facts.join else 0,
         reason=resize_answer(planned.facts).reason,
         for_job=planned.waiting_id,
         decision_id=decision_id,

@@ -85,6 +85,14 @@ class _ResizePlanner:
         policy: Policy,
         now: datetime,
     ) -> None:
+        # No size change frees or takes the rented part of a mixed job.
+        charges = tuple(charge.without_rented_part() for charge in admission_input.charges)
+        self.rented_nodes = {
+            charge.job_id: len(charge.rented_part.node_names)
+            for charge in admission_input.charges
+            if charge.rented_part
+        }
+        admission_input = admission_input._replace(charges=charges)
         self.admission_input, self.decisions, self.jobs, self.demands = admission_input, decisions, jobs, demands
         self.policy, self.now = policy, now
         self.scheduling = policy.scheduling
@@ -140,14 +148,17 @@ class _ResizePlanner:
         return (charge.cluster, charge.pool, charge.instance_type)
 
     def _elastic_job(self, job: Job) -> ElasticJob:
-        charge = self.charges[job.job_id]
+        charge, sizes = self.charges[job.job_id], job.spec.sizes
+        rented_nodes = self.rented_nodes.get(job.job_id, 0)
+        if sizes is not None and rented_nodes:
+            sizes = _base_sizes(sizes, len(charge.node_names), rented_nodes)
         return ElasticJob(
             job_id=job.job_id,
             team=job.spec.team,
             priority=job.priority,
             nodes=len(charge.node_names),
             accelerators_per_node=job.spec.accelerators_per_node,
-            sizes=job.spec.sizes,
+            sizes=sizes,
             throughput=job.throughput,
             resize_seconds=self.scheduling.elastic.resize_seconds,
             resized_at=job.resized_at,
@@ -497,6 +508,19 @@ class _ResizePlanner:
             )
             for decision in self.decisions
         ) or any(demand.cluster == kind[0] for demand in self.demands)
+
+
+def _base_sizes(sizes: Sizes, base_nodes: int, rented_nodes: int) -> Sizes:
+    """Return the sizes that the base of a mixed job may have.
+
+    A larger base keeps the rented part if their sum is allowed. Otherwise it must replace all rented nodes.
+    """
+    legal = tuple(
+        size
+        for size in sizes.legal
+        if size <= base_nodes or size >= base_nodes + rented_nodes or size + rented_nodes in sizes.legal
+    )
+    return Sizes(least=legal[0], most=legal[-1], discrete=legal)
 
 
 def _after_admissions(admission_input: AdmissionInput, decisions: Iterable[AdmissionDecision]) -> AdmissionInput:

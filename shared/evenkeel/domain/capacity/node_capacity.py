@@ -39,6 +39,8 @@ class NodeCapacity(Value):
     """Labels of its node object. Flavors select nodes by them."""
     taints: tuple[str, ...] = ()
     """`key=value:Effect` of the taints that block pods without a toleration."""
+    zone: str = ""
+    """Availability zone; empty if unknown."""
     network_layers: tuple[str, ...] = ()
     """Ids of the network nodes above it, from layer 1 down; empty if unknown."""
     ultra_server: str = ""
@@ -120,6 +122,7 @@ def idle_capacity(node: FleetNode, offered: Resources) -> NodeCapacity:
         offered=offered,
         free=offered,
         labels=node.labels,
+        zone=node.zone,
         network_layers=node.network_layers,
         ultra_server=node.ultra_server,
     )
@@ -182,6 +185,7 @@ def _capacity_of(node: Node, used: Mapping[NodeKey, Resources], unhealthy: Colle
             kubernetes, kubernetes.blocking_taints if kubernetes else (), node_key in unhealthy
         ),
         labels=kubernetes.labels if kubernetes else {},
+        zone=kubernetes.zone if kubernetes else "",
         taints=kubernetes.blocking_taints if kubernetes else (),
         network_layers=kubernetes.network_layers if kubernetes else (),
         ultra_server=node.ultra_server,

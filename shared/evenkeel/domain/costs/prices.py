@@ -30,6 +30,23 @@ def _attempt_price(attempt: Attempt, rentals: tuple[Rental, ...], economy: Econo
     if attempt.is_rented:
         rental = next((rental for rental in reversed(rentals) if rental.hosts(attempt)), None)
         return None if rental is None else _rent_price(rental)
+    base_price = _base_price(attempt, economy)
+    if attempt.rented_part is None:
+        return base_price
+    rental = next((rental for rental in reversed(rentals) if rental.hosts(attempt)), None)
+    return None if rental is None or base_price is None else _mixed_price(attempt, base_price, _rent_price(rental))
+
+
+def _mixed_price(attempt: Attempt, base: GpuPrice, rented: GpuPrice) -> GpuPrice:
+    """Return the mean price of a GPU-hour over both parts of a mixed attempt."""
+    gpus, base_gpus = attempt.accelerators, attempt.priced_accelerators
+    micros = base_gpus * base.usd_micros_per_gpu_hour + (gpus - base_gpus) * rented.usd_micros_per_gpu_hour
+    origin = f"{base_gpus} GPUs: {base.origin}; {gpus - base_gpus} GPUs: {rented.origin}"
+    return GpuPrice(usd_micros_per_gpu_hour=round(micros / max(1, gpus)), origin=origin)
+
+
+def _base_price(attempt: Attempt, economy: EconomyPolicy) -> GpuPrice | None:
+    """Return the price of the committed nodes of an attempt."""
     gpu_price = price_at(attempt.instance_type, attempt.admitted_at, attempt.pool, economy)
     if attempt.usd_per_accelerator_hour is None:
         return gpu_price
@@ -44,6 +61,14 @@ def _rent_price(rental: Rental) -> GpuPrice:
     gpus = max(1, offer.accelerators_per_node)
     origin = f"rent of {offer.pool} ({offer.market}) from {offer.opened_at:%Y-%m-%d}"
     return GpuPrice(usd_micros_per_gpu_hour=round(offer.micros_per_node_hour / gpus), origin=origin)
+
+
+def base_price_of(attempt: Attempt, economy: EconomyPolicy) -> GpuPrice | None:
+    """Return the price of the committed GPUs of an attempt, without a rented part; None if it has none.
+
+    The cost of rented nodes is the bill of their rental.
+    """
+    return None if attempt.is_rented else _base_price(attempt, economy)
 
 
 def node_price(incident: Incident, economy: EconomyPolicy) -> GpuPrice | None:

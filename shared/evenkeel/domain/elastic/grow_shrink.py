@@ -148,8 +148,13 @@ def _throughput_text(job: ElasticJob, size: int) -> str:
 def growth_backoff_until(job: ElasticJob, policy: ElasticPolicy) -> datetime:
     """Return when a job whose growth failed may grow again."""
     assert job.growth_failed_at is not None  # callers check this
-    pause = min(policy.max_backoff_seconds, policy.backoff_seconds * 2 ** max(0, job.failed_growths - 1))
-    return job.growth_failed_at + timedelta(seconds=pause)
+    return backoff_until(job.growth_failed_at, job.failed_growths, policy)
+
+
+def backoff_until(failed_at: datetime, failed_growths: int, policy: ElasticPolicy) -> datetime:
+    """Return when a job may grow again, from its last failed growth and the number of failed growths in a row."""
+    pause = min(policy.max_backoff_seconds, policy.backoff_seconds * 2 ** max(0, failed_growths - 1))
+    return failed_at + timedelta(seconds=pause)
 
 
 def plan_shrink(jobs: Sequence[ElasticJob], nodes: int, priority: int) -> ResizeDecision:

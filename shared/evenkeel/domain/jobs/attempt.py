@@ -47,6 +47,17 @@ class ResumePoint(Value):
     """Key relative to the job's checkpoint URI."""
 
 
+class RentedPart(Value):
+    """The rented nodes of an attempt whose other nodes, its base, are committed."""
+
+    rental: int
+    """Number of the job's rental that these nodes belong to. Its bill has their cost."""
+    pool: str
+    instance_type: str
+    nodes: tuple[NodeLife, ...]
+    node_names: tuple[str, ...]
+
+
 class Attempt(Value):
     """A run of a job on one set of nodes."""
 
@@ -74,7 +85,9 @@ class Attempt(Value):
     instance_type: str = ""
     """Instance type of all its nodes."""
     is_rented: bool = False
-    """Whether its nodes are rented. Their cost is then counted in the rental."""
+    """Whether all its nodes are rented. Their cost is then counted in the rental."""
+    rented_part: RentedPart | None = None
+    """The rented nodes of a mixed attempt. They are the last of `nodes`; pool, type and price describe the base."""
     usd_per_accelerator_hour: float | None = None
     """Price at its admission, which it keeps; None if its nodes had no price, or are rented."""
     team: str = DEFAULT_TEAM
@@ -146,6 +159,16 @@ class Attempt(Value):
             cpu_millis=self.cpu_millis // ranks,
             memory_mib=self.memory_mib // ranks,
         )
+
+    @property
+    def rented_ranks(self) -> int:
+        """Pods of its gang on the rented nodes of a mixed attempt."""
+        return len(self.rented_part.node_names) if self.rented_part else 0
+
+    @property
+    def priced_accelerators(self) -> int:
+        """The accelerators whose cost its price counts: those of the base in a mixed attempt."""
+        return self.accelerators - self.rented_ranks * self.per_node.accelerators
 
     @property
     def workload_name(self) -> str:

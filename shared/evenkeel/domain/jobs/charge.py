@@ -5,7 +5,7 @@ from collections.abc import Container, Iterable, Mapping
 from pydantic import Field
 
 from evenkeel.domain.capacity.node_capacity import NodeKey, taken_resources
-from evenkeel.domain.jobs.attempt import Attempt, ObservedWorkload
+from evenkeel.domain.jobs.attempt import Attempt, ObservedWorkload, RentedPart
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.resources import Resources, sum_by_node
 from evenkeel.domain.values import Instant, Value
@@ -41,7 +41,9 @@ class Charge(Value):
     use: dict[str, dict[str, int]] = {}
     """The quota that the job uses: flavor → resource → amount."""
     is_rented: bool = False
-    """Whether its nodes are rented for it. The rental then counts their cost."""
+    """Whether all its nodes are rented for it. The rental then counts their cost."""
+    rented_part: RentedPart | None = None
+    """The rented nodes of a mixed attempt, which are the last of `node_names`. The rental counts their cost."""
     usd_per_accelerator_hour: float | None = None
     """Price at the attempt's admission; None if there was none."""
     is_elastic: bool = False
@@ -62,6 +64,29 @@ class Charge(Value):
             accelerators=self.accelerators // nodes,
             cpu_millis=self.cpu_millis // nodes,
             memory_mib=self.memory_mib // nodes,
+        )
+
+    @property
+    def base_node_names(self) -> tuple[str, ...]:
+        """Its nodes without the rented nodes of a mixed attempt."""
+        return self.node_names[: -len(self.rented_part.node_names)] if self.rented_part else self.node_names
+
+    @property
+    def priced_accelerators(self) -> int:
+        """The accelerators whose cost its price counts: those of the base in a mixed attempt."""
+        return self.per_node.accelerators * len(self.base_node_names) if self.rented_part else self.accelerators
+
+    def without_rented_part(self) -> "Charge":
+        """Return the charge of the base alone, for decisions about committed nodes."""
+        if self.rented_part is None:
+            return self
+        names, per_node = self.base_node_names, self.per_node
+        return self.replace_unchecked(
+            node_names=names,
+            accelerators=per_node.accelerators * len(names),
+            cpu_millis=per_node.cpu_millis * len(names),
+            memory_mib=per_node.memory_mib * len(names),
+            rented_part=None,
         )
 
     @classmethod
@@ -85,6 +110,7 @@ class Charge(Value):
             queued_at=(job.queued_at or job.submitted_at) if job else None,
             use=attempt.quota_use or {},
             is_rented=attempt.is_rented,
+            rented_part=attempt.rented_part,
             usd_per_accelerator_hour=attempt.usd_per_accelerator_hour,
             is_elastic=bool(job and job.spec.elastic),
         )

@@ -141,6 +141,8 @@ class ResizeRequest(Value):
     """The attempt that stops. The request is void once a later attempt exists."""
     from_nodes: int
     nodes: int
+    rented_nodes: int = 0
+    """How many of the new nodes are rented nodes that are ready. The job does not wait for them."""
     reason: Sentence
     for_job: str = ""
     """The job that gets the nodes; empty if the job grows, or if unmanaged pods get them."""
@@ -206,6 +208,8 @@ class Job(Value):
     stop_request: StopRequest | None = None
     size: int = 0
     """Nodes of the current attempt; 0 before the first."""
+    rented_nodes: int = 0
+    """How many nodes of the current attempt are its rented part. 0 if all are committed, or all are rented."""
     resize: ResizeRequest | None = None
     resized_at: Instant | None = None
     """When an attempt was last admitted at another size than the attempt before."""
@@ -226,6 +230,8 @@ class Job(Value):
     """Checkpoints that an attempt was pinned to and could not read. Later attempts avoid them."""
     rentals: int = 0
     """Number of rentals so far. The last one counts."""
+    mixed_note: PlacementNote | None = None
+    """The last message about rented nodes that could join its committed nodes."""
     placement: PlacementNote | None = None
     """While it is pending: where it could run, and why nothing is rented for it. Its text ends the reason."""
     avoids_spot: bool = False
@@ -291,9 +297,14 @@ class Job(Value):
         return plan if plan and plan.after_attempt >= self.current_attempt else None
 
     @property
+    def committed_size(self) -> int:
+        """Nodes of the current attempt without its rented part."""
+        return self.size - self.rented_nodes
+
+    @property
     def next_node_count(self) -> int:
         """The number of nodes for its next attempt: as requested, or its grown size after a fault."""
-        last_size = self.size if self.spec.elastic and self.live_plan() else 0
+        last_size = self.committed_size if self.spec.elastic and self.live_plan() else 0
         return max(self.spec.nodes, last_size)
 
     def live_resize(self) -> ResizeRequest | None:
@@ -301,12 +312,13 @@ class Job(Value):
         resize = self.resize
         return resize if resize and resize.after_attempt >= self.current_attempt else None
 
-    def at_size(self, nodes: int, now: datetime) -> "Job":
-        """Return this job with its next attempt admitted to this many nodes."""
+    def at_size(self, nodes: int, now: datetime, rented_nodes: int = 0) -> "Job":
+        """Return this job with its next attempt admitted to this many nodes, of which some are its rented part."""
         resize = self.live_resize()
         has_failed = resize is not None and resize.from_nodes < resize.nodes > nodes
         return self.replace(
             size=nodes,
+            rented_nodes=rented_nodes,
             resized_at=now if resize or self.size not in (0, nodes) else self.resized_at,
             failed_growths=self.failed_growths + has_failed,
             growth_failed_at=now if has_failed else self.growth_failed_at,

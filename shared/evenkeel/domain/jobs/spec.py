@@ -34,6 +34,7 @@ MAX_INSTANCE_TYPES = 20
 MAX_LABELS = 32
 MAX_SIZES = 64
 MAX_PULL_SECRETS = 8
+MAX_MIXED_POOLS = 8
 DNS_LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 _DNS_ADVICE = "Use 1 to 63 lower-case letters, digits and dashes, without a dash at either end."
 
@@ -69,6 +70,18 @@ class ElasticSpec(Value):
     """The allowed node counts, instead of a step."""
     throughput: Annotated[tuple[SizeThroughput, ...], Submitted(max_items=MAX_POINTS, unit="sizes")] = ()
     """Throughput at two or more sizes. Evenkeel grows the job only where it rises. Empty: each node adds the same."""
+    mixed_pools: Annotated[
+        tuple[str, ...],
+        Submitted(
+            max_length=63,
+            max_items=MAX_MIXED_POOLS,
+            unit="pools",
+            pattern=r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?",
+            advice="Name a pool of the policy's burst section.",
+        ),
+    ] = ()
+    """Pools of the policy's burst section whose nodes may join the job's committed nodes. Empty: the nodes of an
+    attempt are all committed, or all rented."""
 
 
 class JobSpec(Value):

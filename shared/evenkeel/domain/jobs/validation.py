@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from evenkeel.domain.elastic.throughput import MAX_PER_SECOND, MIN_PER_SECOND, MIN_POINTS, SizeThroughput
 from evenkeel.domain.jobs.pod_rules import OBJECT_NAME
-from evenkeel.domain.jobs.spec import MAX_NODES, MAX_SIZES, MAX_TEXT, MAX_URI, JobSpec
+from evenkeel.domain.jobs.spec import MAX_MIXED_POOLS, MAX_NODES, MAX_SIZES, MAX_TEXT, MAX_URI, JobSpec
 from evenkeel.domain.jobs.volumes import (
     ScratchFolder,
     Volume,
@@ -17,6 +17,7 @@ from evenkeel.domain.jobs.volumes import (
     why_not_mountable,
     why_not_sub_path,
 )
+from evenkeel.domain.jobs.workload_kind import WorkloadKind
 from evenkeel.domain.submitted import submitted_fields
 from evenkeel.domain.values import Value
 
@@ -183,8 +184,21 @@ def _elastic_errors(spec: JobSpec) -> Iterator[SpecError]:
         shown = ", ".join(map(str, legal[:8])) + (", …" if len(legal) > 8 else "")
         yield SpecError("nodes", f"Choose one of the sizes that elastic allows: {shown}.")
     yield from _throughput_errors(elastic.throughput)
+    yield from _mixed_errors(spec)
     if not spec.checkpoint_uri:
         yield SpecError("elastic", "An elastic job resumes from checkpoints: set checkpoint.uri.")
+
+
+def _mixed_errors(spec: JobSpec) -> Iterator[SpecError]:
+    pools = spec.elastic.mixed_pools if spec.elastic else ()
+    if not pools:
+        return
+    if len(pools) > MAX_MIXED_POOLS or len({*pools}) < len(pools):
+        yield SpecError("elastic.mixedPools", f"Name at most {MAX_MIXED_POOLS} pools, each once.")
+    if spec.kind is not WorkloadKind.JOB:
+        yield SpecError("elastic.mixedPools", f"Rented nodes join jobs of kind Job only, and this is a {spec.kind}.")
+    if spec.elastic and spec.elastic.min_nodes == spec.elastic.max_nodes:
+        yield SpecError("elastic.mixedPools", "Rented nodes join a job as it grows: set maxNodes above minNodes.")
 
 
 def _network_errors(spec: JobSpec) -> Iterator[SpecError]:

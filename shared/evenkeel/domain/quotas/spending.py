@@ -112,7 +112,7 @@ def usage_by_period(attempt: Attempt, ended_at: datetime, economy: EconomyPolicy
         return ()
     price = _price_of(attempt, attempt.admitted_at, economy)
     return tuple(
-        PeriodUsage(key, _spent_by_attempt(attempt.accelerators, start, end, price))
+        PeriodUsage(key, _spent_by_attempt(attempt, start, end, price))
         for period in Period
         for key, start, end in split_by_period(period, attempt.charged_since, ended_at)[-_MAX_PERIODS:]
     )
@@ -168,7 +168,7 @@ def budget_used(
     key = budget.period.key_at(now)
     settled = spent.get(key, Spending())
     running = [
-        _spent_by_attempt(charge.accelerators, start, end, _price_of(charge, charge.admitted_at, economy))
+        _spent_by_attempt(charge, start, end, _price_of(charge, charge.admitted_at, economy))
         for charge in charges
         if charge.admitted_at is not None
         for of, start, end in split_by_period(budget.period, charge.admitted_at, now)[-1:]
@@ -227,11 +227,13 @@ def _budget_limits(
     return limits
 
 
-def _spent_by_attempt(accelerators: int, start: datetime, end: datetime, usd_per_hour: float | None) -> Spending:
-    seconds = accelerators * max(0, round((end - start).total_seconds()))
+def _spent_by_attempt(use: Attempt | Charge, start: datetime, end: datetime, usd_per_hour: float | None) -> Spending:
+    """Return the use of an attempt. The cost of a rented part is in the bill of its rental."""
+    duration = max(0, round((end - start).total_seconds()))
+    seconds, priced = use.accelerators * duration, use.priced_accelerators * duration
     if usd_per_hour is None:
-        return Spending(accelerator_seconds=seconds, unpriced_seconds=seconds)
-    return Spending(accelerator_seconds=seconds, usd_micros=round(seconds * usd_per_hour / 3600 * 1e6))
+        return Spending(accelerator_seconds=seconds, unpriced_seconds=priced)
+    return Spending(accelerator_seconds=seconds, usd_micros=round(priced * usd_per_hour / 3600 * 1e6))
 
 
 def split_by_period(period: Period, start: datetime, end: datetime) -> list[tuple[str, datetime, datetime]]:

@@ -82,6 +82,11 @@ class PlacementDecision(Value):
     facts: PlacementFacts
 
     @property
+    def is_rent(self) -> bool:
+        """Whether nodes are rented."""
+        return self.action is PlacementAction.RENT
+
+    @property
     def note_key(self) -> str:
         """Key that two decisions about a job share if they differ only in their figures."""
         why_nots = {row.pool: row.why_not for row in self.table}

@@ -126,6 +126,8 @@ class Rental(Value):
     """Counts the holder's rentals; the first is 1."""
     serving_target: ServingTarget | None = None
     """The Deployment; None if the holder is a job."""
+    joins_base: bool = False
+    """Whether its nodes become the rented part of a job that runs on committed nodes."""
     team: str
     namespace: str
     """Namespace of its capacity pods. A job's capacity pods run beside the job."""
@@ -183,12 +185,9 @@ class Rental(Value):
         return self.offers[-1]
 
     def hosts(self, attempt: Attempt) -> bool:
-        """Whether an attempt was admitted to the nodes of this rental."""
-        return (
-            bool(attempt.node_names)
-            and attempt.cluster == self.offer.cluster
-            and set(attempt.node_names) <= set(self.node_names)
-        )
+        """Whether an attempt was admitted to the nodes of this rental, or has them as its rented part."""
+        node_names = attempt.rented_part.node_names if attempt.rented_part else attempt.node_names
+        return bool(node_names) and attempt.cluster == self.offer.cluster and set(node_names) <= set(self.node_names)
 
     def with_offer(self, **changes: object) -> "Rental":
         """Return the rental with its current offer changed."""
@@ -263,40 +262,57 @@ class RentalHolder(NamedTuple):
     serving_target: ServingTarget | None = None
     due_at: datetime | None = None
     incident_id: str = ""
+    joins_base: bool = False
+
+
+class RentalTerms(NamedTuple):
+    """The nodes that a decision rents."""
+
+    pool: str
+    nodes: int
+    reason: str
+    expected_parts: int
+
+    @classmethod
+    def of(cls, placement: PlacementDecision) -> "RentalTerms":
+        """Return the terms of a placement that says RENT."""
+        rent_parts = placement.row.rent_parts if placement.row else 0
+        return cls(placement.pool, placement.facts.job.nodes, placement.reason, rent_parts)
 
 
 def open_rental(
-    holder: RentalHolder, placement: PlacementDecision, decision_id: str, burst: BurstPolicy, now: datetime
+    holder: RentalHolder, terms: RentalTerms, decision_id: str, burst: BurstPolicy, now: datetime
 ) -> RentalChange:
     """Open a rental by a decision to rent.
 
     Args:
         holder: The job or Deployment.
-        placement: The decision. It says RENT.
-        decision_id: Id of its record.
+        terms: The nodes, and why they are rented.
+        decision_id: Id of the decision's record.
         burst: Pools and time limits.
         now: The time.
     """
-    pool = _chosen_pool(placement, burst)
+    pool = next(pool for pool in burst.pools if pool.name == terms.pool)
     rental = Rental(
         job_id=holder.holder_id,
         number=holder.number,
         serving_target=holder.serving_target,
+        joins_base=holder.joins_base,
         team=holder.team,
         namespace=holder.namespace,
         state=RentalState.OPENING,
-        reason=placement.reason,
-        nodes=placement.facts.job.nodes,
+        reason=terms.reason,
+        nodes=terms.nodes,
         offers=(RentalOffer.of(pool, now),),
         begun_at=now,
         ready_by=now + timedelta(seconds=burst.ready_seconds),
         decision_id=decision_id,
         incident_id=holder.incident_id,
         due_at=holder.due_at,
-        expected_parts=placement.row.rent_parts if placement.row else 0,
+        expected_parts=terms.expected_parts,
     )
     holder_noun = "Deployment" if holder.serving_target else "job"
-    text = f"{nodes_subject(rental.nodes, pool.name)} rented for the {holder_noun}. {placement.reason}"
+    text = f"{nodes_subject(rental.nodes, pool.name)} rented for the {holder_noun}. {terms.reason}"
     if holder.due_at and not holder.serving_target:
         until = f"until {holder.due_at:%d %b %H:%M} UTC at the latest"
         text = f"{text} The nodes are temporary capacity for {holder.incident_id}, {until}."

@@ -54,6 +54,11 @@ class RentalBook(NamedTuple):
         """Job or Deployment → the rental whose nodes it has or will get."""
         return {rental.job_id: rental for rental in self.rentals if rental.state.hosts_holder}
 
+    @property
+    def sole_rental_by_holder(self) -> Mapping[str, Rental]:
+        """The same without rentals that join the committed nodes of a job. No job waits for those."""
+        return {holder: rental for holder, rental in self.rental_by_holder.items() if not rental.joins_base}
+
     def in_rented_cluster(self, job: Job) -> Job:
         """Return a job in the cluster of its rented nodes, if it has received any."""
         rental = self.rental_by_holder.get(job.job_id)
@@ -105,7 +110,8 @@ def reserve_rented_nodes(
     if not rented:
         return tuple(capacities)
     job_id_by_node = {
-        (rental.offer.cluster, name): rental.job_id
+        # The base of a mixed attempt is committed, so its job alone must not be placed on the rented nodes.
+        (rental.offer.cluster, name): rental.name if rental.joins_base else rental.job_id
         for rental in all_rentals
         if rental.state is RentalState.READY and rental.job_id not in leaving
         for name in rental.node_names

@@ -95,6 +95,8 @@ def why_not_needed(rental: Rental, job: Job, kueue: KueueStatus | None = None) -
         if kueue.is_true(ADMITTED):
             return f"Kueue admitted {job.job_id} on other nodes."
         return "" if kueue.holds_quota else f"Kueue released the quota of {job.job_id}."
+    if rental.joins_base and job.state in (JobState.STARTING, JobState.RUNNING):
+        return ""
     return f"{job.job_id} no longer waits: it is {job.state}."
 
 
@@ -129,18 +131,19 @@ def evaluate_rental_over(
     queued = attempt if attempt is not None and is_queued(attempt) else None
     if queued and may_use_nodes(rental, queued, kueue):
         return None
-    if queued and kueue and kueue.is_true(ADMITTED):
-        return WaitAnswer(outcome=OVER, reason=f"Kueue admitted {job.job_id} on other nodes.")
-    if attempt is not None and not attempt.state.has_ended and not queued:
-        return WaitAnswer(outcome=OVER, reason=f"{job.job_id} runs on other nodes.")
-    if job.rentals != rental.number:
-        return WaitAnswer(outcome=OVER, reason=f"{job.job_id} already has another rental.")
+    other_use = _why_used_by_no_attempt(rental, job, attempt, kueue)
+    if other_use:
+        return WaitAnswer(outcome=OVER, reason=other_use)
     offer = rental.offer
     names = {node.name for node in nodes if node.cluster == offer.cluster and is_usable(node, offer)}
     lost = [name for name in rental.node_names if name not in names]
     if lost:
         return WaitAnswer(outcome=OVER, reason=f"{lost[0]} is out of service or was reclaimed.", facts={"lost": lost})
     since = rental.handed_over_at or rental.begun_at
+    if attempt is not None and _is_base(rental, attempt):
+        if _is_stopping_to_join(job, attempt):
+            return None
+        since = max(since, attempt.ended_at or since)
     if attempt is not None and is_its_last:
         if job.is_migrating_back:
             return WaitAnswer(outcome=OVER, reason=f"{job.job_id} migrates back to committed capacity.")
@@ -153,6 +156,27 @@ def evaluate_rental_over(
     if idle >= quiet_seconds:
         return WaitAnswer(outcome=OVER, reason=f"No pod has used these nodes for {round(idle)} s.")
     return None
+
+
+def _why_used_by_no_attempt(rental: Rental, job: Job, attempt: Attempt | None, kueue: KueueStatus | None) -> str:
+    """Say why no attempt of a job will use its rental, whose nodes it does not use now; empty if one may."""
+    queued = attempt if attempt is not None and is_queued(attempt) else None
+    if queued and kueue and kueue.is_true(ADMITTED):
+        return f"Kueue admitted {job.job_id} on other nodes."
+    if attempt is not None and not attempt.state.has_ended and not queued and not _is_base(rental, attempt):
+        return f"{job.job_id} runs on other nodes."
+    return f"{job.job_id} already has another rental." if job.rentals != rental.number else ""
+
+
+def _is_base(rental: Rental, attempt: Attempt) -> bool:
+    """Whether an attempt was admitted to its base before the nodes that join it were ready."""
+    return rental.joins_base and attempt.admitted_at <= (rental.handed_over_at or rental.begun_at)
+
+
+def _is_stopping_to_join(job: Job, attempt: Attempt) -> bool:
+    """Whether an attempt on committed nodes saves and stops, so that rented nodes join the next one."""
+    resize = job.live_resize()
+    return not attempt.state.has_ended and resize is not None and resize.rented_nodes > 0
 
 
 def is_queued(attempt: Attempt) -> bool:

@@ -196,7 +196,7 @@ def _outcome_of_launch(attempt: Attempt) -> LaunchOutcome:
 
 
 def _node_dependent_fields_of_assigned_nodes(job: Job, attempt: Attempt, context: Context) -> _NodeDependentFields:
-    """Return the fields of pods on assigned nodes. All nodes have one type and pool, so the first is read."""
+    """Return the fields of pods on assigned nodes. All nodes of a part have one type and pool, so its first is read."""
     node = context.cluster.node(attempt.cluster, attempt.node_names[0]) if attempt.node_names else None
     if node is None:
         interfaces, huge_pages_mib = efa.EfaNode(attempt.pool, attempt.instance_type), 0
@@ -207,6 +207,15 @@ def _node_dependent_fields_of_assigned_nodes(job: Job, attempt: Attempt, context
     accelerator_resource = listed_resource or accelerator_resource_of(attempt.instance_type)
     accelerators, by_pool = job.spec.accelerators_per_node, context.policy.scheduling.efa_interfaces
     network = efa.efa_request(interfaces, attempt.ranks, accelerators, by_pool, huge_pages_mib)
+    part = attempt.rented_part
+    if part is not None:
+        # All pods of a gang are alike, so each requests what a node of either part offers.
+        rented = context.cluster.node(attempt.cluster, part.node_names[0])
+        efa_node = efa.EfaNode.of(rented) if rented else efa.EfaNode(part.pool, part.instance_type)
+        huge_pages_mib = min(huge_pages_mib, rented.huge_pages_mib if rented else 0)
+        least = efa.min_interfaces((interfaces, efa_node), attempt.ranks, accelerators, by_pool)
+        if least < network.interfaces or huge_pages_mib < network.huge_pages_mib:
+            network = efa.EfaRequest(least)
     return _NodeDependentFields(network, accelerator_resource)
 
 

@@ -14,6 +14,7 @@ from evenkeel.domain.jobs.spec import DEFAULT_TEAM, JobSpec
 from evenkeel.domain.jobs.validation import SpecError, check_deadline, check_spec
 from evenkeel.domain.quotas.permissions import check_permitted, may_read, team_of
 from evenkeel.domain.quotas.teams import TeamSetup
+from evenkeel.domain.renting.mixed import mixed_pool_errors
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import Value
 from evenkeel.ports import Conflict, Invalid, KeyReused, Ledger, Put, Row, Table, Throttled, every
@@ -131,6 +132,9 @@ def checked_job(
         # Checked before the team's settings, because an error would disclose its images and folders.
         check_role.to_submit(requester, spec.team, setup)
     _raise_if_any((*check_spec(spec.replace(team=spec.team or DEFAULT_TEAM)), *check_deadline(spec, context.now)))
+    is_kueue = context.site.admission is AdmissionAuthority.KUEUE
+    pools = context.policy.pools_for_jobs
+    _raise_if_any(mixed_pool_errors(spec, context.site.default_cluster, pools, is_kueue=is_kueue))
     _raise_if_any(check_permitted(spec, setup, context.policy.priority_classes, context.policy.jobs.allowed))
     # Checked again, because the first check skips a team that does not exist.
     check_role.to_submit(requester, spec.team, setup)

@@ -140,7 +140,7 @@ def _job_sentence(job: Job, latest_attempt: Attempt | None, now: datetime, kueue
         case JobState.RUNNING:
             point = latest_attempt.resume_from if latest_attempt else None
             resumed = f", resumed from step {point.step} of attempt {point.attempt}" if point else ""
-            return f"The job runs, {where}{resumed}. {reason}".strip()
+            return f"The job runs, {where}{resumed}. {reason} {_mixed_text(job)}".strip()
         case JobState.STOPPING:
             return f"The job is stopping and will be cancelled. {reason}".strip()
         case JobState.SUSPENDED:
@@ -151,6 +151,14 @@ def _job_sentence(job: Job, latest_attempt: Attempt | None, now: datetime, kueue
             return f"The job failed in {where}. {reason}".strip()
         case JobState.CANCELLED:
             return f"The job was cancelled. {reason}".strip()
+
+
+def _mixed_text(job: Job) -> str:
+    """Return the nodes of a mixed job, or why no rented nodes join its base; empty for any other job."""
+    if job.rented_nodes:
+        committed = count_of(job.committed_size, "committed node")
+        return f"It runs on {committed} and {count_of(job.rented_nodes, 'rented node')}."
+    return _as_sentence(job.mixed_note.text) if job.mixed_note else ""
 
 
 def _stop_request(job: Job) -> StopRequest | None:

@@ -5,13 +5,16 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from evenkeel.domain.admission.decide_job import AdmissionAction, AdmissionDecision
+from evenkeel.domain.admission.mixed_plan import base_on, mixed_facts
 from evenkeel.domain.capacity.node_capacity import NodeCapacity
 from evenkeel.domain.capacity.run_times import run_times_of
 from evenkeel.domain.economics import money
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.jobs.job import Job, JobState
-from evenkeel.domain.renting.candidates import PlacementContext, placement_facts
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.renting.candidates import PlacementContext, committed_pools, placement_facts, why_not_portable
 from evenkeel.domain.renting.cost import PoolCost
+from evenkeel.domain.renting.mixed import Base, MixedDecision, MixedOption, decide_mixed
 from evenkeel.domain.renting.placement import PlacementDecision, PlacementFacts, choose_pool
 from evenkeel.domain.renting.rental_book import RentalBook
 from evenkeel.domain.values import rfc3339
@@ -62,9 +65,75 @@ def compare_pools(
         run_times=run_times_of(past_jobs.load_past_jobs(context.ledger), context.policy.economy.min_samples),
         jobs_with_charge=holders,
     )
-    return placement_document(
+    document = placement_document(
         choose_pool(with_decision(placement_facts(job, placement, context.policy), decision)), context.now
     )
+    return document | {"mixed": _compare_mixed_options(job, decision, placement, context.policy)}
+
+
+def _compare_mixed_options(
+    job: Job, decision: AdmissionDecision, placement: PlacementContext, policy: Policy
+) -> Json | None:
+    """Compare the rented nodes that could join a job once it runs on its base; None if it names no pools for them.
+
+    The base is the nodes that the job would start on now, or its smallest size in the first committed pool that can run
+    it.
+    """
+    base = _expected_base(job, decision, placement, policy)
+    if base is None or job.spec.elastic is None or not job.spec.elastic.mixed_pools:
+        return None
+    mixed = decide_mixed(mixed_facts(job, base, placement, policy, 0.0))
+    return {
+        "action": mixed.action,
+        "reason": mixed.reason,
+        "basePool": base.pool,
+        "baseNodes": base.nodes,
+        "options": [_option_document(option, mixed) for option in mixed.options],
+    }
+
+
+def _expected_base(job: Job, decision: AdmissionDecision, placement: PlacementContext, policy: Policy) -> Base | None:
+    if job.spec.sizes is None:
+        return None
+    committed = [pool for pool in committed_pools(placement.capacities, policy) if pool.cluster == job.cluster]
+    names, nodes = set(decision.node_names), len(decision.node_names)
+    if decision.action is AdmissionAction.ADMIT and nodes:
+        committed = [pool for pool in committed if pool.name == decision.pool]
+    else:
+        nodes = job.spec.sizes.legal[0]
+        committed = [
+            pool
+            for pool in committed
+            if pool.max_nodes >= nodes and not why_not_portable(job, pool, policy.storage, policy.hardware)
+        ]
+    if not committed:
+        return None
+    pool = committed[0]
+    own = [
+        capacity
+        for capacity in placement.capacities
+        if (capacity.cluster, capacity.pool, capacity.instance_type) == (pool.cluster, pool.name, pool.instance_type)
+        and (not names or capacity.node_name in names)
+    ]
+    return base_on(pool.cluster, pool.name, pool.instance_type, nodes, own)
+
+
+def _option_document(option: MixedOption, decision: MixedDecision) -> Json:
+    return {
+        "pool": option.pool,
+        "market": option.market,
+        "nodes": option.nodes,
+        "rentedNodes": option.rented_nodes,
+        "isChosen": option is decision.chosen,
+        "whyNot": option.why_not or None,
+        "savedSeconds": round(option.saved_seconds),
+        "interruptions": round(option.interruptions, 3),
+        "usd": {
+            "rent": _dollars(option.rent_parts),
+            "gain": _dollars(option.gain_parts),
+            "profit": _dollars(option.profit_parts),
+        },
+    }
 
 
 def with_decision(facts: PlacementFacts, decision: AdmissionDecision) -> PlacementFacts:

@@ -167,6 +167,7 @@ def show_job(job_id: str, reader: Reader, context: Context) -> Json:
         "distrustAfter": _instant_text(job.distrust_after),
         "resumePlan": job.resume_plan.to_json() if job.resume_plan else None,
         "stopRequest": job.stop_request.to_json() if job.stop_request else None,
+        "mixedGrowth": _mixed_growth_document(job),
         "attempts": [_attempt_document(attempt) for attempt in reversed(attempts)],
         "rentals": [shown_rental(rental) for rental in reversed(load_rentals(context.ledger, job_id))],
         "result": job.result,
@@ -294,10 +295,17 @@ def _admission_entry(attempt: Attempt) -> TimelineEntry:
         kind="admitted",
         text=f"Attempt {attempt.attempt} goes to Kueue's LocalQueue {attempt.local_queue}."
         if attempt.local_queue
-        else f"Attempt {attempt.attempt} admitted to {attempt.pool}: {where}.",
+        else f"Attempt {attempt.attempt} admitted to {_pools_text(attempt)}: {where}.",
         decision_id=attempt.decision_id,
         writer="schedule_jobs",
     )
+
+
+def _pools_text(attempt: Attempt) -> str:
+    part = attempt.rented_part
+    if part is None:
+        return attempt.pool
+    return f"{attempt.ranks - attempt.rented_ranks} nodes of {attempt.pool} and {attempt.rented_ranks} of {part.pool}"
 
 
 _STATES_WITH_PROGRESS = (JobState.STARTING, JobState.RUNNING, JobState.STOPPING)
@@ -353,8 +361,19 @@ def public_attempt(attempt: Attempt) -> Json:
     }
 
 
+def _mixed_growth_document(job: Job) -> Json | None:
+    note = job.mixed_note
+    return {"reason": note.text, "decisionId": note.decision_id} if note else None
+
+
+def _rented_part_document(attempt: Attempt) -> Json | None:
+    part = attempt.rented_part
+    return {"rental": part.rental, "pool": part.pool, "nodes": list(part.node_names)} if part else None
+
+
 def _attempt_document(attempt: Attempt) -> Json:
     return public_attempt(attempt) | {
+        "rentedPart": _rented_part_document(attempt),
         "reason": attempt.reason,
         "execution": attempt.workload_name,
         "resumeFrom": attempt.resume_from.to_json() if attempt.resume_from else None,
@@ -373,6 +392,7 @@ def shown_rental(rental: Rental) -> Json:
         "state": rental.state,
         "reason": rental.reason,
         "nodes": rental.nodes,
+        "joinsBase": rental.joins_base,
         "nodeNames": list(rental.node_names),
         "offers": [
             {

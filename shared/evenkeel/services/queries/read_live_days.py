@@ -20,7 +20,7 @@ from evenkeel.domain.costs.day_figures import (
 from evenkeel.domain.costs.demand import DayDemand, DemandSpan, hourly_demand
 from evenkeel.domain.costs.interruptions import LostTime, Span, interruptions
 from evenkeel.domain.costs.node_time import HeldGpus, NodeSpan, NodeUse, node_time
-from evenkeel.domain.costs.prices import price_at, price_changes, prices_of
+from evenkeel.domain.costs.prices import base_price_of, price_at, price_changes, prices_of
 from evenkeel.domain.costs.quota_time import HeldQuota, QuotaTime, quota_times
 from evenkeel.domain.costs.receipt import GpuPrice, cost_usd_micros, microseconds
 from evenkeel.domain.costs.rent_report import rent_report
@@ -97,7 +97,7 @@ def read_days(asked_span: Span, context: Context, *, max_jobs: int = 0) -> LiveD
         jobs_text = count_of(len(interrupted_jobs), "interrupted job")
         notes.append(f"Only {max_jobs} of {jobs_text} were read. The losses are too low.")
     chosen = interrupted_jobs[:max_jobs]
-    rented = {attempt.job_id for attempt in attempts if attempt.is_rented}
+    rented = {attempt.job_id for attempt in attempts if attempt.is_rented or attempt.rented_part}
     first = [attempt.job_id for attempt in attempts if attempt.attempt == 1]
     jobs = read_cost_records.jobs_of(context.ledger, dict.fromkeys([*chosen, *sorted(rented), *first[:max_jobs]]))
     missing = sum(name not in jobs for name in chosen)
@@ -248,12 +248,13 @@ class _Demand:
                 self._add_span(attempt, Span(since, held.start), is_waiting=True)
 
     def _add_span(self, attempt: Attempt, span: Span, *, is_waiting: bool) -> None:
-        if span.start < span.end:
-            self._spans.append(
-                DemandSpan(
-                    attempt.pool, attempt.instance_type, attempt.is_rented, attempt.accelerators, span, is_waiting
-                )
-            )
+        if span.start >= span.end:
+            return
+        kind, base_gpus, part = (attempt.pool, attempt.instance_type), attempt.priced_accelerators, attempt.rented_part
+        self._spans.append(DemandSpan(*kind, attempt.is_rented, base_gpus, span, is_waiting))
+        if part is not None and not is_waiting:
+            rented_gpus = attempt.accelerators - base_gpus
+            self._spans.append(DemandSpan(part.pool, part.instance_type, True, rented_gpus, span, is_waiting))
 
     def demand_of(self, day: Span) -> DayDemand | None:
         """Return the demand of a day, or of a part of it; None if there is no record of that time."""
@@ -356,8 +357,9 @@ def _team_times(
         times[attempt.team] = times.get(attempt.team, 0) + gpu_microseconds
         if attempt.is_rented or not gpu_microseconds:
             continue
-        price = prices_of([attempt], (), context.policy.economy)[attempt.attempt]
-        cost, before = cost_usd_micros(gpu_microseconds, price), costs[attempt.team]
+        priced = attempt.priced_accelerators * max(0, microseconds(span.end - span.start))
+        price = base_price_of(attempt, context.policy.economy)
+        cost, before = cost_usd_micros(priced, price), costs[attempt.team]
         costs[attempt.team] = None if cost is None or before is None else before + cost
     for team, amount in sorted(times.items()):
         yield TeamTime(team=team, gpu_microseconds=amount, usd_micros=costs[team], quota=quotas.get(team, QuotaTime()))

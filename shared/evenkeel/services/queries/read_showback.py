@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from evenkeel.domain.costs.interruptions import Span
-from evenkeel.domain.costs.prices import prices_of
+from evenkeel.domain.costs.prices import base_price_of
 from evenkeel.domain.costs.receipt import cost_usd_micros, microseconds
 from evenkeel.domain.costs.rent_report import rented_times
 from evenkeel.domain.costs.showback import (
@@ -131,15 +131,14 @@ class _ChargedTimes:
                 key,
                 attempt.job_id,
                 gpu_microseconds,
-                self._cost_of_attempt(attempt, gpu_microseconds) if is_job_visible else None,
+                self._cost_of_attempt(attempt, microseconds(span.end - span.start)) if is_job_visible else None,
             )
 
-    def _cost_of_attempt(self, attempt: Attempt, gpu_microseconds: int) -> int | None:
+    def _cost_of_attempt(self, attempt: Attempt, duration: int) -> int | None:
         if attempt.is_rented:
             return 0
-        return cost_usd_micros(
-            gpu_microseconds, prices_of([attempt], (), self._context.policy.economy)[attempt.attempt]
-        )
+        price = base_price_of(attempt, self._context.policy.economy)
+        return cost_usd_micros(attempt.priced_accelerators * duration, price)
 
     def of_rentals(self, rentals: Iterable[Rental]) -> Iterator[ChargedTime]:
         for rental in rentals:

@@ -331,7 +331,8 @@ def _next_offer(step_input: _StepInput) -> RentCapacityResult:
         return _not_yet(step_input, offer)
     step_input = _load_step_input(step_input.request, context)
     rental, burst = step_input.rental, context.policy.burst
-    unwanted = _why_not_needed(step_input)
+    # A later cycle compares the pools again for a job that runs on its base meanwhile.
+    unwanted = rental.reason if rental.joins_base else _why_not_needed(step_input)
     if unwanted:
         return RentCapacityResult(outcome=RentOutcome.NONE, reason=unwanted)
     if len(rental.offers) >= burst.max_offers:

@@ -21,6 +21,7 @@ from evenkeel.domain.quotas.budgets import add_rent, remaining_by_team, rent_by_
 from evenkeel.domain.quotas.spending import Spending
 from evenkeel.domain.quotas.teams import TeamSetup
 from evenkeel.domain.renting.migration import DepartureDecision
+from evenkeel.domain.renting.mixed import MixedAction, MixedDecision
 from evenkeel.domain.renting.placement import NotPlaced, PlacementDecision, must_avoid_spot
 from evenkeel.domain.renting.rental import (
     CapacityAnswer,
@@ -28,6 +29,7 @@ from evenkeel.domain.renting.rental import (
     RentalChange,
     RentalHolder,
     RentalState,
+    RentalTerms,
     open_rental,
     return_replicas,
 )
@@ -251,7 +253,7 @@ def open_for_job(job: Job, placement: PlacementDecision, context: Context) -> Jo
         incident_id=plan.incident_id if plan and is_temporary else "",
     )
     record = record_of(placement, context)
-    change = open_rental(holder, placement, record.decision_id, context.policy.burst, context.now)
+    change = open_rental(holder, RentalTerms.of(placement), record.decision_id, context.policy.burst, context.now)
     opened_job = job.replace(
         reason=change.text,
         rentals=holder.number,
@@ -284,6 +286,67 @@ def commit_opening(opening: JobRentalOpening, job_write: Write, tree: QuotaTree,
     )
 
 
+def begin_for_bases(decided: Iterable[tuple[MixedDecision, Job, int]], tree: QuotaTree, context: Context) -> None:
+    """Begin rentals that join running jobs, and record once why none are begun for the other jobs.
+
+    Idempotent: yes, each commit is conditional on the versions of the tree and of the job's row.
+
+    Args:
+        decided: The decision about each job, with the job and the version of its row.
+        tree: The quota tree as this cycle last wrote it.
+        context: Ports, policy, mode and time.
+    """
+    for decision, job, version in decided:
+        try:
+            if decision.action is MixedAction.RENT and context.mode is Mode.ACT:
+                _begin_for_base(job, version, decision, tree, context)
+            else:
+                _record_mixed_note(job, version, decision, context)
+        except Refused as refused:
+            batches.note_refusal(context.telemetry, job.job_id, refused)
+
+
+def _begin_for_base(job: Job, version: int, decision: MixedDecision, tree: QuotaTree, context: Context) -> None:
+    """Begin a rental whose nodes join the committed nodes of a running job, and start its workflow.
+
+    Idempotent: yes, the commit is conditional on the versions of the tree and of the job's row.
+
+    Raises:
+        Conflict: The tree or the job has changed.
+        Refused: The ledger refuses the rental.
+    """
+    chosen = decision.chosen
+    assert chosen is not None  # a decision that rents has an option
+    holder = RentalHolder(job.job_id, job.rentals + 1, job.spec.team, job.namespace, joins_base=True)
+    record = _mixed_record(decision, context)
+    terms = RentalTerms(chosen.pool, chosen.rented_nodes, decision.reason, chosen.rent_parts)
+    change = open_rental(holder, terms, record.decision_id, context.policy.burst, context.now)
+    note = PlacementNote(key=decision.note_key, text=decision.reason, decision_id=record.decision_id)
+    held = job.replace(rentals=holder.number, mixed_note=note)
+    _commit_begun(change, record, Put(job_rows.job_row(held, version)), tree, context)
+    context.telemetry.info("NodesRented", job_id=job.job_id, rental=change.rental.name, pool=chosen.pool)
+
+
+def _record_mixed_note(job: Job, version: int, decision: MixedDecision, context: Context) -> None:
+    """Record why no rented nodes join a running job, once for as long as the answer stays the same.
+
+    Idempotent: yes, the commit is conditional on the version of the job's row.
+    """
+    key = decision.note_key if context.mode is Mode.ACT else f"{decision.note_key}/{context.mode}"
+    if job.mixed_note is not None and job.mixed_note.key == key:
+        return
+    record = _mixed_record(decision, context)
+    note = PlacementNote(key=key, text=record.reason, decision_id=record.decision_id)
+    context.ledger.commit(
+        Put(job_rows.job_row(job.replace(mixed_note=note), version)), Put(subject_rows.decision_row(record))
+    )
+
+
+def _mixed_record(decision: MixedDecision, context: Context) -> Decision:
+    recorded = decision.replace_unchecked(reason=decision.recorded_reason(context.mode))
+    return decision_of("MIXED_GROWTH", decision.job_id, decision.action, recorded, decision.facts, context)
+
+
 def begin_for_deployments(plans: Sequence[ServingRentalPlan], tree: QuotaTree, context: Context) -> None:
     """Begin the rentals for serving workloads, and record once why others are not begun.
 
@@ -310,7 +373,7 @@ def _begin_for_deployment(
     burst, state = context.policy.burst, plan.state
     holder = state.next_holder(plan.registered, plan.per_replica, burst.capacity_pod_namespace, context.now)
     record = record_of(placement, context)
-    change = open_rental(holder, placement, record.decision_id, burst, context.now)
+    change = open_rental(holder, RentalTerms.of(placement), record.decision_id, burst, context.now)
     note = PlacementNote(key=placement.note_key, text=change.text, decision_id=record.decision_id)
     new_state = state.replace(rentals=holder.number, last_note=note)
     _commit_begun(change, record, Put(job_rows.serving_row(new_state, plan.version)), tree, context)

@@ -409,7 +409,10 @@ def _resume_delays(
 
 
 def _requested_nodes(job: Job) -> int:
-    return max(job.spec.nodes, job.size) if job.spec.elastic else job.spec.nodes
+    if job.spec.elastic is None:
+        return job.spec.nodes
+    # A mixed job resumes on its base. Rented nodes that are still usable join it, but it never waits for them.
+    return job.committed_size if job.rented_nodes else max(job.spec.nodes, job.size)
 
 
 def _interrupted_job(
@@ -486,7 +489,7 @@ def _node_loss_facts(
     """Return the nodes that an elastic job lost and kept; None if it runs at one size only."""
     if job.spec.sizes is None:
         return None
-    nodes = max(job.spec.nodes, job.size)
+    nodes = _requested_nodes(job)
     # The pods of a gang run in one pool.
     usable_nodes = max((pool.usable for pool in pools), default=0)
     lost = max(1, nodes - usable_nodes)

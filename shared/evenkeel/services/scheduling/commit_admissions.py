@@ -64,7 +64,7 @@ def _new_attempt(decision: AdmissionDecision, loaded: LoadedCycle, context: Cont
     """Return the attempt of an admission, with its price if its nodes are not rented."""
     attempt = decision.to_attempt(loaded.snapshot.pending[decision.job_id], context.ids.new("dec"))
     rental = loaded.snapshot.rental_book.rental_by_holder.get(decision.job_id)
-    is_rented = rental is not None and rental.hosts(attempt)
+    is_rented = rental is not None and attempt.rented_part is None and rental.hosts(attempt)
     price = context.policy.economy.price_of(attempt.instance_type, attempt.admitted_at, attempt.pool)
     return attempt.replace(is_rented=is_rented, usd_per_accelerator_hour=price.usd if price and not is_rented else None)
 
@@ -112,7 +112,7 @@ def _admission_group(
     job, version = loaded.snapshot.pending[attempt.job_id], loaded.versions[attempt.job_id]
     number = attempt.attempt
     starting_job = pending_job_changes.with_current_queue(
-        job.at_size(attempt.ranks, context.now), loaded.snapshot.setup
+        job.at_size(attempt.ranks, context.now, attempt.rented_ranks), loaded.snapshot.setup
     ).replace(
         state=JobState.STARTING,
         reason=decision.reason,

@@ -5,7 +5,8 @@
     3  for each waiting job: preemption, rental,       commit_stops, services/rentals,
        displacement or the reason why it waits         pending_reasons
     4  size changes                                    resize_jobs
-    5  stops: departures, reservations, queues         commit_stops
+    5  rented nodes that join running jobs             services/rentals
+    6  stops: departures, reservations, queues         commit_stops
 
 Each commit that changes quota also writes the next version of the tree, so it fails if another cycle changed the tree
 in between. Admissions come first, because the other decisions depend on them.
@@ -69,6 +70,7 @@ def run(plan: CyclePlan, loaded: LoadedCycle, admitted: list[str], context: Cont
                 pass  # committed above
     reasons.commit()
     resize_jobs.carry_out(plan, loaded, tree, context)
+    rentals.begin_for_bases([(step.decision, *loaded.stored(step.job_id)) for step in plan.mixed_steps], tree, context)
     if plan.departure is not None:
         commit_stops.request_departure(plan.departure, loaded, tree, context)
     if plan.serving_return is not None:

@@ -105,7 +105,7 @@ class _ResizeCommit:
         entry = TimelineEntry(
             at=now,
             kind=_KIND[record.action],
-            text=_timeline_text(planned_resize, record),
+            text=_timeline_text(planned_resize, record, job),
             decision_id=record.decision_id,
             writer=WRITER,
         )
@@ -185,7 +185,7 @@ _KIND = {"GROW": "resized", "SHRINK": "resized", "END": "preempted"}
 def _with_stop_request(job: Job, planned_resize: PlannedResize, record: Decision, now: datetime) -> Job:
     request = StopRequest(
         attempt=planned_resize.attempt,
-        reason=_timeline_text(planned_resize, record),
+        reason=_timeline_text(planned_resize, record, job),
         by=f"{WRITER}/{planned_resize.waiting_id}",
         outcome=AttemptState.STOPPED,
         grace_seconds=job.spec.grace_seconds,
@@ -198,9 +198,11 @@ def _with_stop_request(job: Job, planned_resize: PlannedResize, record: Decision
     )
 
 
-def _timeline_text(planned_resize: PlannedResize, record: Decision) -> str:
+def _timeline_text(planned_resize: PlannedResize, record: Decision, job: Job) -> str:
     resize = planned_resize.resize
     if not resize.to_nodes:
         return f"The job is stopped to free nodes for {planned_resize.waiting_id}. {record.reason}"
     sizes = f"{resize.to_nodes} instead of {count_of(resize.from_nodes, 'node')}"
+    if job.rented_nodes:
+        sizes = f"{resize.to_nodes} instead of {count_of(resize.from_nodes, 'committed node')}"
     return f"The job saves a checkpoint and stops. It continues with {sizes}. {record.reason}"

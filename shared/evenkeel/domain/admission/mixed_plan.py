@@ -1,0 +1,317 @@
+"""Jobs whose committed nodes are joined by rented nodes in a scheduling cycle.
+
+    a job runs on its base  ──▶ would rented nodes gain more than they cost? ──▶ rent them; the job keeps running
+    the nodes are ready     ──▶ the job saves and stops                      ──▶ its next attempt has both parts
+    the base is admitted    ──▶ are all rented nodes usable?                 ──▶ they join it; otherwise it starts alone
+
+The rules of the queue decide about the base alone, so it never waits for a rented node.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+
+from evenkeel.domain.admission.admission_input import AdmissionInput
+from evenkeel.domain.admission.cycle_plan import MixedStep
+from evenkeel.domain.admission.cycle_snapshot import CycleSnapshot
+from evenkeel.domain.admission.decide_job import AdmissionAction, AdmissionDecision, with_rented_part
+from evenkeel.domain.admission.pool_fits import is_schedulable_for, missing_efa
+from evenkeel.domain.admission.rent_plan import capacities_after_admissions, placement_context
+from evenkeel.domain.admission.request import AdmissionRequest
+from evenkeel.domain.admission.resize_facts import JoinFacts, PlannedResize, ResizeFacts
+from evenkeel.domain.capacity.node_capacity import NodeCapacity
+from evenkeel.domain.elastic.grow_shrink import SizeChange, backoff_until
+from evenkeel.domain.jobs.attempt import RentedPart, run_seconds
+from evenkeel.domain.jobs.charge import Charge
+from evenkeel.domain.jobs.job import Job, JobState
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.quotas.spending import usage_limits
+from evenkeel.domain.renting.candidates import PlacementContext, job_demand, rented_candidate, risk_limits
+from evenkeel.domain.renting.mixed import Base, MixedAction, MixedFacts, decide_mixed, why_not_joinable
+from evenkeel.domain.renting.rental import Rental, RentalState
+from evenkeel.domain.renting.rental_book import RentalBook, spend_limits
+
+_MAX_EXAMINED = 8
+"""Maximum jobs for which one cycle compares mixed options."""
+_WAITS_FOR_NODES = (AdmissionAction.WAIT, AdmissionAction.BLOCKED, AdmissionAction.PREEMPT)
+
+
+# ---------------------------------------------------------------- rent
+
+
+def jobs_to_examine(snapshot: CycleSnapshot, policy: Policy, now: datetime) -> tuple[Job, ...]:
+    """Return the running jobs that may get a rented part now, in the order of their ids."""
+    if not policy.burst.pools:
+        return ()
+    charges = {charge.job_id: charge for charge in snapshot.live_charges}
+    jobs = (job for _, job in sorted(snapshot.elastic.items()))
+    return tuple(job for job in jobs if _may_get_rented_part(job, charges, snapshot, policy, now))[:_MAX_EXAMINED]
+
+
+def _may_get_rented_part(
+    job: Job, charges: Mapping[str, Charge], snapshot: CycleSnapshot, policy: Policy, now: datetime
+) -> bool:
+    charge, elastic = charges.get(job.job_id), policy.scheduling.elastic
+    if job.spec.elastic is None or not job.spec.elastic.mixed_pools or charge is None:
+        return False
+    if job.job_id in snapshot.rental_book.rental_by_holder or charge.cluster in snapshot.unreadable_clusters:
+        return False
+    if not _runs_on_base_alone(job, charge):
+        return False
+    if job.resized_at and now < job.resized_at + timedelta(seconds=elastic.snooze_seconds):
+        return False
+    return job.growth_failed_at is None or now >= backoff_until(job.growth_failed_at, job.failed_growths, elastic)
+
+
+def _runs_on_base_alone(job: Job, charge: Charge) -> bool:
+    return (
+        job.state is JobState.RUNNING
+        and job.is_stoppable
+        and charge.attempt == job.current_attempt
+        and bool(charge.node_names)
+        and not charge.is_rented
+        and charge.rented_part is None
+    )
+
+
+def plan_mixed(
+    snapshot: CycleSnapshot,
+    admission_input: AdmissionInput,
+    decisions: Sequence[AdmissionDecision],
+    changing: Iterable[str],
+    rental_book: RentalBook,
+    policy: Policy,
+    now: datetime,
+) -> tuple[MixedStep, ...]:
+    """Decide whether nodes are rented to join the base of running jobs. At most one rental begins in a cycle.
+
+    Args:
+        snapshot: The snapshot of the cycle.
+        admission_input: The input of the decisions.
+        decisions: Decisions about the pending jobs.
+        changing: Jobs that this cycle asks to stop.
+        rental_book: All open rentals, and the rentals that this cycle plans for other holders.
+        policy: The whole policy.
+        now: The time.
+    """
+    stopping = frozenset(changing)
+    jobs = [job for job in jobs_to_examine(snapshot, policy, now) if job.job_id not in stopping]
+    if not jobs:
+        return ()
+    capacities = capacities_after_admissions(admission_input.capacities, decisions)
+    context = placement_context(snapshot, admission_input, policy, now)._replace(
+        capacities=capacities, rented=rental_book
+    )
+    ran = run_seconds(snapshot.attempts, now)
+    is_contended = any(decision.action in _WAITS_FOR_NODES for decision in decisions)
+    steps: list[MixedStep] = []
+    begun = len(rental_book.allocations) - len(snapshot.rental_book.allocations)
+    allowed = min(begun + 1, policy.burst.rentals_per_cycle)
+    for job in jobs:
+        charge = next(charge for charge in snapshot.live_charges if charge.job_id == job.job_id)
+        base = base_of(charge, capacities)
+        free_nodes = 0 if is_contended else _free_nodes(base, capacities, policy)
+        facts = mixed_facts(job, base, context, policy, ran.get(job.job_id, 0.0), free_committed_nodes=free_nodes)
+        facts = _with_limit(facts, job, admission_input, policy, now)
+        decision = decide_mixed(facts)
+        if decision.action is MixedAction.RENT:
+            begun += 1
+            if begun > allowed:
+                continue  # the next cycle decides with the caps and limits that the first rental leaves
+        steps.append(MixedStep(job.job_id, decision))
+    return tuple(steps)
+
+
+def base_of(charge: Charge, capacities: Iterable[NodeCapacity]) -> Base:
+    """Return the committed nodes of a charge."""
+    names = set(charge.base_node_names)
+    nodes = [capacity for capacity in capacities if capacity.cluster == charge.cluster and capacity.node_name in names]
+    return base_on(charge.cluster, charge.pool, charge.instance_type, len(charge.base_node_names), nodes)
+
+
+def base_on(cluster: str, pool: str, instance_type: str, count: int, nodes: Sequence[NodeCapacity]) -> Base:
+    """Return a base of some nodes of a pool. `nodes` are these nodes, or the nodes from which they will be taken."""
+    return Base(
+        cluster=cluster,
+        pool=pool,
+        instance_type=instance_type,
+        nodes=count,
+        zones=tuple(sorted({capacity.zone for capacity in nodes})),
+        ultra_servers=tuple(sorted({capacity.ultra_server for capacity in nodes} - {""})),
+    )
+
+
+def mixed_facts(
+    job: Job,
+    base: Base,
+    context: PlacementContext,
+    policy: Policy,
+    ran_seconds: float,
+    *,
+    free_committed_nodes: int = 0,
+) -> MixedFacts:
+    """Return the facts that the rented part of one job is decided from.
+
+    Args:
+        job: The job, as it runs on its base.
+        base: Its committed nodes.
+        context: The shared facts of the cycle.
+        policy: Prices, caps and estimates.
+        ran_seconds: Run time of all its attempts.
+        free_committed_nodes: Free nodes of the base's pool that no job waits for.
+    """
+    elastic, sizes = job.spec.elastic, job.spec.sizes
+    assert elastic is not None  # the caller checks this
+    assert sizes is not None
+    named = set(elastic.mixed_pools)
+    candidates = tuple(
+        rented_candidate(pool, context, why_not_joinable(job, base, pool, policy.storage, policy.hardware))
+        for pool in policy.pools_for_jobs
+        if pool.name in named
+    )
+    return MixedFacts(
+        job=job_demand(job, context, policy, ran_seconds).replace(nodes=base.nodes),
+        base=base,
+        sizes=tuple(size for size in sizes.legal if size > base.nodes),
+        throughput=job.throughput,
+        resize_seconds=policy.scheduling.elastic.resize_seconds,
+        candidates=candidates,
+        free_committed_nodes=free_committed_nodes,
+        spending=spend_limits(
+            job.spec.team, context.rented.allocations, policy.burst, context.rented.budgets_left.get(job.spec.team)
+        ),
+        risk_limits=risk_limits(policy),
+        now=context.now,
+    )
+
+
+def _free_nodes(base: Base, capacities: Iterable[NodeCapacity], policy: Policy) -> int:
+    kind = (base.cluster, base.pool, base.instance_type)
+    unused = sum(
+        capacity.is_unused and bool(capacity.accelerators) and not capacity.reserved_for
+        for capacity in capacities
+        if (capacity.cluster, capacity.pool, capacity.instance_type) == kind
+    )
+    return max(0, unused - policy.scheduling.spare_nodes.get(base.pool, 0))
+
+
+def _with_limit(
+    facts: MixedFacts, job: Job, admission_input: AdmissionInput, policy: Policy, now: datetime
+) -> MixedFacts:
+    """Return the facts with the tightest limit of the job's team. A rented node counts in it as in a pure rental."""
+    team = admission_input.setup.by_name.get(job.spec.team)
+    if team is None:
+        return facts
+    charges = [charge for charge in admission_input.charges if charge.team == team.name]
+    spent = {period: amount for (name, period), amount in admission_input.spent.items() if name == team.name}
+    per_node = job.spec.accelerators_per_node
+    for limit in usage_limits(team, job.submitter, per_node, charges, spent, policy.economy, now):
+        most = int((limit.limit - limit.used) // per_node) if limit.requested and per_node else None
+        if most is None:
+            most = 0 if limit.is_reached else None
+        if most is not None and (facts.max_rented_nodes is None or most < facts.max_rented_nodes):
+            facts = facts.replace(max_rented_nodes=max(0, most), limit_text=limit.text)
+    return facts
+
+
+# ---------------------------------------------------------------- join
+
+
+def plan_join(snapshot: CycleSnapshot, policy: Policy) -> PlannedResize | None:
+    """Return the size change of a job whose rented nodes are ready; None if there is none. One job in each cycle."""
+    charges = {charge.job_id: charge for charge in snapshot.live_charges}
+    for rental in sorted(_joining_rentals(snapshot), key=lambda rental: rental.name):
+        job, charge = snapshot.elastic.get(rental.job_id), charges.get(rental.job_id)
+        if job is None or charge is None or not _runs_on_base_alone(job, charge) or job.rentals != rental.number:
+            continue
+        request = AdmissionRequest.of(job).with_nodes(len(charge.node_names)).with_per_node(charge.per_node)
+        if _part_for(request, job, rental, snapshot, policy) is None:
+            continue
+        base_nodes, size = len(charge.node_names), len(charge.node_names) + rental.nodes
+        seconds = policy.scheduling.elastic.resize_seconds
+        facts = JoinFacts(
+            job_id=job.job_id,
+            base_nodes=base_nodes,
+            rented_nodes=rental.nodes,
+            pool=rental.offer.pool,
+            rental=rental.number,
+            accelerators_per_node=job.spec.accelerators_per_node,
+            resize_seconds=seconds,
+        )
+        change = SizeChange(
+            job_id=job.job_id,
+            from_nodes=base_nodes,
+            to_nodes=size,
+            reason=facts.reason,
+            lost_gpu_seconds=facts.lost_gpu_seconds,
+        )
+        return PlannedResize(facts=ResizeFacts(job_id=job.job_id, join=facts), resize=change, attempt=charge.attempt)
+    return None
+
+
+def with_rented_parts(
+    decisions: Iterable[AdmissionDecision], snapshot: CycleSnapshot, policy: Policy
+) -> tuple[AdmissionDecision, ...]:
+    """Return the decisions; each admitted base is joined by its rented nodes if all of them are ready and usable."""
+    rentals = {rental.job_id: rental for rental in _joining_rentals(snapshot)}
+    if not rentals:
+        return tuple(decisions)
+    return tuple(_with_part(decision, rentals.get(decision.job_id), snapshot, policy) for decision in decisions)
+
+
+def _with_part(
+    decision: AdmissionDecision, rental: Rental | None, snapshot: CycleSnapshot, policy: Policy
+) -> AdmissionDecision:
+    if rental is None or decision.action is not AdmissionAction.ADMIT or not decision.nodes:
+        return decision
+    job, request = snapshot.pending[decision.job_id], decision.facts.request
+    if job.rentals != rental.number or job.is_preempted:
+        return decision
+    added = rental.nodes * request.accelerators_per_node
+    limits = (limit for limit in decision.facts.limits if limit.requested)
+    if any(limit.replace(requested=limit.requested + added).is_reached for limit in limits):
+        return decision
+    part = _part_for(request, job, rental, snapshot, policy)
+    return with_rented_part(decision, part) if part else decision
+
+
+def _joining_rentals(snapshot: CycleSnapshot) -> Iterable[Rental]:
+    return (
+        rental
+        for rental in snapshot.rental_book.rentals
+        if rental.joins_base
+        and rental.state is RentalState.READY
+        and rental.offer.cluster not in snapshot.unreadable_clusters
+    )
+
+
+def _part_for(
+    request: AdmissionRequest, job: Job, rental: Rental, snapshot: CycleSnapshot, policy: Policy
+) -> RentedPart | None:
+    """Return the rented nodes of a job as a part of its next attempt; None if they cannot join its base.
+
+    All nodes of the rental join, or none: a rental with a lost node is released.
+    """
+    size = request.nodes + rental.nodes
+    if job.spec.sizes is None or size not in job.spec.sizes.legal or rental.offer.cluster != request.cluster:
+        return None
+    names = set(rental.node_names)
+    whole = request.with_nodes(size)
+    usable = [
+        capacity
+        for capacity in snapshot.capacities
+        if capacity.cluster == rental.offer.cluster
+        and capacity.node_name in names
+        and is_schedulable_for(whole, capacity)
+        and capacity.life.key not in whole.avoid
+        and not capacity.why_too_small(whole.per_node)
+        and not missing_efa(whole, capacity, policy.scheduling)
+    ]
+    if len(usable) < rental.nodes:
+        return None
+    return RentedPart(
+        rental=rental.number,
+        pool=rental.offer.pool,
+        instance_type=rental.offer.instance_type,
+        nodes=tuple(capacity.life for capacity in usable),
+        node_names=tuple(capacity.node_name for capacity in usable),
+    )
