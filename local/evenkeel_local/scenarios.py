@@ -671,6 +671,38 @@ def spot_reclaimed(run: ScenarioRun) -> None:
     run.check("Evenkeel rented for urgent exactly twice", len(urgent.read()["rentals"]) == 2, urgent.read()["rentals"])
 
 
+def mixed_spot(run: ScenarioRun) -> None:
+    """A job on a committed node grows onto two spot nodes; one gets its notice, and the job shrinks to its base."""
+    _add_node_pools(run)
+    sizes = {"minNodes": 1, "maxNodes": 3, "sizes": [1, 3], "mixedPools": ["burst-spot"]}
+    work = TrainingWork(nodes=1, steps=600, checkpoint_every=4, step_seconds=0.15)
+    job = run.submit("mixed", work, elastic=sizes, graceSeconds=20).wait_for_step(4)
+    base = job.node(0)
+    job.wait_for_size(3)
+    part = job.attempt(2)["rentedPart"]
+    nodes = [node["name"] for node in job.attempt(2)["nodes"]]
+    run.check("the attempt has its base and two spot nodes", nodes == [base, *part["nodes"]], nodes)
+    run.check("the rented part names its pool", (part["pool"], part["rental"]) == ("burst-spot", 1), part)
+    run.check("why names both parts", "1 committed node and 2 rented nodes" in job.why()["sentence"], job.why())
+    job.wait_for_step(job.step() + 5)
+    notice_step = job.step()
+    run.centre.cluster.inject("spot-reclaim", node=part["nodes"][0])
+    run.note("world", f"A spot node of mixed gets its interruption notice at step {notice_step}.")
+    job.wait_until(
+        "to run on its base", lambda document: (document["currentAttempt"], document["state"]) == (3, "RUNNING")
+    )
+    after = job.attempt(3)
+    run.check(
+        "the job continues on its base alone", [node["name"] for node in after["nodes"]] == [base], after["nodes"]
+    )
+    run.check("the job saved a checkpoint within the notice", after["resumeFrom"]["step"] >= notice_step, after)
+    ended = job.check_good_end(attempts=3)
+    sizes_run = [attempt["gpus"] // 8 for attempt in reversed(ended["attempts"])]
+    run.check("the job ran on 1, 3 and 1 nodes", sizes_run == [1, 3, 1], sizes_run)
+    rentals = ended["rentals"]
+    run.check("Evenkeel rented two nodes once", [rental["nodes"] for rental in rentals] == [2], rentals)
+
+
 def no_capacity_anywhere(run: ScenarioRun) -> None:
     """No pool has capacity: the job waits, shows why, costs nothing, and starts on free committed capacity."""
     _add_node_pools(run)
@@ -757,6 +789,7 @@ SCENARIOS: Final = {
         Scenario("shared-node", shared_node, FleetShape(nodes=1)),
         Scenario("burst-home", return_to_committed, FleetShape(nodes=1)),
         Scenario("spot-reclaimed", spot_reclaimed, FleetShape(nodes=1)),
+        Scenario("mixed-spot", mixed_spot, FleetShape(nodes=1)),
         Scenario("nowhere", no_capacity_anywhere, FleetShape(nodes=1)),
         Scenario("elastic", elastic, FleetShape(nodes=3)),
         Scenario("inference-spike", inference_spike, FleetShape(nodes=3)),

@@ -386,6 +386,8 @@ def test_job_document_and_why_name_both_parts() -> None:
     why = explain.why_job(job.job_id, reader, context)
 
     rental = mixed.rental(job.job_id)
+    timeline = " ".join(str(entry["text"]) for entry in read_jobs.job_timeline(mixed.world.ledger, job.job_id))
+    assert "Attempt 2 admitted to 2 nodes of p5-workers and 2 of burst-spot: " in timeline
     assert document["attempts"][0]["rentedPart"] == {"rental": 1, "pool": SPOT, "nodes": list(rental.node_names)}
     assert document["attempts"][1]["rentedPart"] is None
     assert document["rentals"][0]["joinsBase"] is True

@@ -305,7 +305,8 @@ def _pools_text(attempt: Attempt) -> str:
     part = attempt.rented_part
     if part is None:
         return attempt.pool
-    return f"{attempt.ranks - attempt.rented_ranks} nodes of {attempt.pool} and {attempt.rented_ranks} of {part.pool}"
+    base_text = count_of(attempt.ranks - attempt.rented_ranks, "node")
+    return f"{base_text} of {attempt.pool} and {attempt.rented_ranks} of {part.pool}"
 
 
 _STATES_WITH_PROGRESS = (JobState.STARTING, JobState.RUNNING, JobState.STOPPING)
