@@ -10,6 +10,7 @@ from evenkeel.domain.economics.economy_policy import EconomyPolicy
 from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.renting.rental import Rental
+from evenkeel.domain.words import count_of
 
 
 def prices_of(
@@ -41,7 +42,8 @@ def _mixed_price(attempt: Attempt, base: GpuPrice, rented: GpuPrice) -> GpuPrice
     """Return the mean price of a GPU-hour over both parts of a mixed attempt."""
     gpus, base_gpus = attempt.accelerators, attempt.priced_accelerators
     micros = base_gpus * base.usd_micros_per_gpu_hour + (gpus - base_gpus) * rented.usd_micros_per_gpu_hour
-    origin = f"{base_gpus} GPUs: {base.origin}; {gpus - base_gpus} GPUs: {rented.origin}"
+    base_text, rented_text = count_of(base_gpus, "GPU"), count_of(gpus - base_gpus, "GPU")
+    origin = f"{base_text}: {base.origin}; {rented_text}: {rented.origin}"
     return GpuPrice(usd_micros_per_gpu_hour=round(micros / max(1, gpus)), origin=origin)
 
 
