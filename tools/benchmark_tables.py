@@ -302,8 +302,21 @@ def admission_rows() -> Iterator[str]:
 
 
 def grid_rows() -> Iterator[str]:
-    """Yield each setting: costs against the best baseline, and delays."""
+    """Yield each setting of the grid: costs against the best baseline, and delays."""
     grid = load("burst-cycle-grid")
+    yield from _cell_rows(grid["cells"])
+    yield ""
+    yield from _grid_verdict(grid["cells"])
+    yield from origin_lines("burst-cycle-grid")
+
+
+def cell_rows() -> Iterator[str]:
+    """Yield the settings that were measured with the present limit for long delays."""
+    yield from _cell_rows(load("burst-cycle-cells")["cells"])
+    yield from origin_lines("burst-cycle-cells")
+
+
+def _cell_rows(cells: Iterable[Json]) -> Iterator[str]:
     yield from _table(
         "price of delay ×",
         "price of Spot ×",
@@ -315,7 +328,7 @@ def grid_rows() -> Iterator[str]:
         "the baseline's",
         "greedy's longest",
     )
-    for cell in grid["cells"]:
+    for cell in cells:
         own_hours, best_hours = (cell["policies"][name]["delayHours"] for name in ("evenkeel", cell["best"]))
         yield _row(
             f"{cell['delay']:g}",
@@ -330,9 +343,6 @@ def grid_rows() -> Iterator[str]:
             ),
             f"{cell['longestHoursOfGreedy']:.2f}",
         )
-    yield ""
-    yield from _grid_verdict(grid["cells"])
-    yield from origin_lines("burst-cycle-grid")
 
 
 def _grid_verdict(cells: Sequence[Json]) -> Iterator[str]:
@@ -429,6 +439,7 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "philly": philly_rows,
     "admissions": admission_rows,
     "burst grid": grid_rows,
+    "burst cells": cell_rows,
     "burst": burst_rows,
     "burst frontier": frontier_rows,
     "elastic": elastic_rows,
