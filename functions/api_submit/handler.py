@@ -1,9 +1,10 @@
 """Routes of researchers: submit, cancel, suspend and change the priority of jobs."""
 
+from evenkeel.domain.jobs.change_effects import JobChange
 from evenkeel.runtime import api, api_types, entry, wiring
 from evenkeel.services.jobs import cancel_job, set_priority, submit_job, suspend_job
 from evenkeel.services.jobs.check_role import Requester
-from evenkeel.services.queries import plan_unsubmitted_job, read_jobs
+from evenkeel.services.queries import plan_job_change, plan_unsubmitted_job, read_jobs
 
 app = api.Resolver(lambda: wiring.world().telemetry)
 
@@ -31,9 +32,10 @@ def plan() -> api.Reply:
 def cancel(job_id: str) -> api.Reply:
     context = wiring.context()
     app.idempotency_key()  # every change requires a key, although the job's state already makes a repeat harmless
-    request = cancel_job.CancelJobRequest(
-        job_id=job_id, requester=_requester(), reason=app.parse_body(api_types.ReasonBody).reason
-    )
+    body = app.parse_body(api_types.ReasonBody)
+    if body.dry_run:
+        return _plan_reply(JobChange.CANCEL, job_id)
+    request = cancel_job.CancelJobRequest(job_id=job_id, requester=_requester(), reason=body.reason)
     result = cancel_job.run(request, context)
     app.require(result.outcome != cancel_job.CancelOutcome.ALREADY_ENDED, "JOB_ENDED", result.job.reason)
     return app.accepted_reply(read_jobs.job_summary(result.job), f"/v1/jobs/{job_id}")
@@ -43,9 +45,10 @@ def cancel(job_id: str) -> api.Reply:
 def suspend(job_id: str) -> api.Reply:
     context = wiring.context()
     app.idempotency_key()  # required, although a repeat is harmless
-    request = suspend_job.JobChangeRequest(
-        job_id=job_id, requester=_requester(), reason=app.parse_body(api_types.ReasonBody).reason
-    )
+    body = app.parse_body(api_types.ReasonBody)
+    if body.dry_run:
+        return _plan_reply(JobChange.SUSPEND, job_id)
+    request = suspend_job.JobChangeRequest(job_id=job_id, requester=_requester(), reason=body.reason)
     job = suspend_job.suspend(request, context)
     return app.accepted_reply(read_jobs.job_summary(job), f"/v1/jobs/{job_id}")
 
@@ -54,9 +57,10 @@ def suspend(job_id: str) -> api.Reply:
 def resume(job_id: str) -> api.Reply:
     context = wiring.context()
     app.idempotency_key()  # required, although a repeat is harmless
-    request = suspend_job.JobChangeRequest(
-        job_id=job_id, requester=_requester(), reason=app.parse_body(api_types.ReasonBody).reason
-    )
+    body = app.parse_body(api_types.ReasonBody)
+    if body.dry_run:
+        return _plan_reply(JobChange.RESUME, job_id)
+    request = suspend_job.JobChangeRequest(job_id=job_id, requester=_requester(), reason=body.reason)
     job = suspend_job.resume(request, context)
     return app.accepted_reply(read_jobs.job_summary(job), f"/v1/jobs/{job_id}")
 
@@ -65,6 +69,8 @@ def resume(job_id: str) -> api.Reply:
 def change_priority(job_id: str) -> api.Reply:
     context = wiring.context()
     body = app.parse_body(api_types.PriorityBody)
+    if body.dry_run:
+        return _plan_reply(JobChange.PRIORITY, job_id, body.priority_class)
     request = set_priority.SetPriorityRequest(
         job_id=job_id,
         priority_class=body.priority_class,
@@ -74,6 +80,14 @@ def change_priority(job_id: str) -> api.Reply:
     )
     job = set_priority.run(request, context)
     return app.change_reply(read_jobs.job_summary(job))
+
+
+def _plan_reply(change: JobChange, job_id: str, priority_class: str = "") -> api.Reply:
+    """Answer with the plan of a change."""
+    request = plan_job_change.PlanJobChangeRequest(
+        change=change, job_id=job_id, requester=_requester(), priority_class=priority_class
+    )
+    return app.change_reply(plan_job_change.run(request, wiring.context()))
 
 
 def _requester() -> Requester:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from evenkeel_cli.commands import lookup
+from evenkeel_cli.commands import job_changes, lookup
 from evenkeel_cli.commands.following import (
     LogQuery,
     ProgressReading,
@@ -16,6 +16,7 @@ from evenkeel_cli.commands.following import (
     watch_job,
     with_prefix,
 )
+from evenkeel_cli.commands.job_changes import JobArgument
 from evenkeel_cli.commands.job_pages import (
     draw_job,
     draw_plan,
@@ -26,7 +27,6 @@ from evenkeel_cli.commands.job_pages import (
 )
 from evenkeel_cli.commands.output import (
     draw_timeline,
-    print_change,
     print_list,
     print_object,
     print_or_watch,
@@ -60,8 +60,6 @@ _UNMANAGED_FIELDS = (
 )
 
 app = lookup.command_group("Submit, list, show, follow, suspend and cancel training jobs.")
-
-JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Id, unique prefix of an id, name, or @latest.")]
 
 
 @app.command("init")
@@ -289,75 +287,4 @@ def wait(
         raise typer.Exit(Exit.UNSUCCESSFUL_END)
 
 
-@app.command("cancel")
-def cancel(
-    job: JobArgument,
-    reason: lookup.ReasonOption = "",
-    key: lookup.KeyOption = None,
-    output: lookup.OutputOption = OutputFormat.TABLE,
-) -> None:
-    """Cancel a job. Its pods get their grace period for a last checkpoint."""
-    response = _change_job(job, "cancel", reason, key)
-    next_command = "" if response["state"] in lookup.ENDED else f"jobs wait {response['jobId']}"
-    _print_job_change(response, output, plain(response["state"]), next_command)
-
-
-@app.command("suspend")
-def suspend(
-    job: JobArgument,
-    reason: lookup.ReasonOption = "",
-    key: lookup.KeyOption = None,
-    output: lookup.OutputOption = OutputFormat.TABLE,
-) -> None:
-    """Suspend a job. If it runs, its pods get their grace period for a last checkpoint."""
-    _print_suspension(_change_job(job, "suspend", reason, key), output, "resume")
-
-
-@app.command("resume")
-def resume(
-    job: JobArgument,
-    reason: lookup.ReasonOption = "",
-    key: lookup.KeyOption = None,
-    output: lookup.OutputOption = OutputFormat.TABLE,
-) -> None:
-    """Queue a suspended job again, at its old position."""
-    _print_suspension(_change_job(job, "resume", reason, key), output, "wait")
-
-
-@app.command("priority")
-def priority(
-    job: JobArgument,
-    priority_class: Annotated[str, typer.Argument(metavar="CLASS", help='Priority class; "" for none.')],
-    reason: lookup.ReasonOption = "",
-    output: lookup.OutputOption = OutputFormat.TABLE,
-) -> None:
-    """Change the priority class of a job. It decides the queue position, and which jobs the job may preempt."""
-    client = lookup.current_client()
-    job_id = lookup.find_job(client, job, is_to_change=True)
-    body = {"priorityClass": priority_class} | ({"reason": reason} if reason else {})
-    for tries_left in (2, 1, 0):
-        version = client.get(f"/jobs/{job_id}")["version"]
-        try:
-            response = client.change("PATCH", f"/jobs/{job_id}", body, version=version)
-            break
-        except CommandFailed as failed:
-            # Scheduling cycles change a job's version often. The request still applies: try again with the new version.
-            if failed.code != "STALE_VERSION" or not tries_left:
-                raise
-    _print_job_change(response, output, f"class {response['priorityClass'] or '(unset)'}", f"why {job_id}")
-
-
-def _change_job(job: str, verb: str, reason: str, key: str | None) -> Json:
-    client = lookup.current_client()
-    job_id = lookup.find_job(client, job, is_to_change=True)
-    return client.post(f"/jobs/{job_id}/{verb}", {"reason": reason} if reason else {}, key=key)
-
-
-def _print_job_change(job: Json, output: OutputFormat, text: str, then: str) -> None:
-    print_change(job, output, f"{job['jobId']}  {text}", status=JOB[job["state"]], then=then)
-
-
-def _print_suspension(job: Json, output: OutputFormat, verb: str) -> None:
-    is_stopping = job["isSuspended"] and job["state"] != "SUSPENDED"
-    text = "stopping; suspended as soon as it has stopped" if is_stopping else plain(job["state"])
-    _print_job_change(job, output, text, f"jobs {verb} {job['jobId']}")
+job_changes.register(app)

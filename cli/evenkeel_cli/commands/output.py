@@ -190,8 +190,12 @@ def _cell(value: Any) -> str:
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\n", "＝", "＋", "－", "＠")
 
 
-def confirm(verb: str, *notes: str) -> None:
+def confirm(verb: str, *notes: str | Callable[[], Sequence[str]]) -> None:
     """Print what will happen, and ask for confirmation.
+
+    Args:
+        verb: The verb of the question.
+        notes: Lines of the plan. A function is called only if there is a terminal.
 
     Raises:
         CommandFailed: there is no terminal to ask on.
@@ -200,8 +204,9 @@ def confirm(verb: str, *notes: str) -> None:
         raise CommandFailed(
             Exit.USAGE, f"Standard input is not a terminal: add --yes to {verb} without confirmation.", code="USAGE"
         )
-    for text in notes:
-        note(text)
+    for given in notes:
+        for text in (given,) if isinstance(given, str) else given():
+            note(text)
     typer.confirm(f"{verb.capitalize()}?", abort=True, err=True)
 
 

@@ -65,6 +65,8 @@ class ReasonBody(Body):
     """`POST /v1/jobs/{id}/cancel`, `…/suspend` and `…/resume`."""
 
     reason: Annotated[str, StringConstraints(max_length=300), AfterValidator(_one_line)] = ""
+    dry_run: bool = False
+    """Return the plan of the change, and change nothing."""
 
 
 class PriorityBody(Body):
@@ -73,6 +75,8 @@ class PriorityBody(Body):
     priority_class: Label
     """Empty: none, which is the lowest."""
     reason: Annotated[str, StringConstraints(max_length=300), AfterValidator(_one_line)] = ""
+    dry_run: bool = False
+    """Return the plan of the change, and change nothing. It needs no If-Match."""
 
 
 class TeamBody(Body):

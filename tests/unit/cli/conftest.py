@@ -88,13 +88,16 @@ class CliFixture:
         self._server.server_close()
         self._thread.join(5)
 
-    def run(self, *words: str, terminal: bool = False, stdin: str = "") -> CliResult:
-        """Run the command as a person (on a terminal, without colour) or as a program (in a pipe)."""
+    def run(self, *words: str, terminal: bool = False, stdin: str = "", answer: str = "") -> CliResult:
+        """Run the command as a person (on a terminal, without colour) or as a program (in a pipe).
+
+        `answer` is what the person types when the command asks.
+        """
         out, err = (_Terminal(), _Terminal()) if terminal else (_Pipe(), _Pipe())
         with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             if terminal:
                 patch.setenv("NO_COLOR", "1")
-            patch.setattr("sys.stdin", io.StringIO(stdin))
+            patch.setattr("sys.stdin", _Terminal(f"{answer}\n") if answer else io.StringIO(stdin))
             code = main(words)
         return CliResult(code, out.getvalue(), err.getvalue())
 

@@ -277,16 +277,52 @@ def test_wait_past_the_timeout_exits_124(cli: CliFixture) -> None:
 def test_a_job_is_cancelled_with_a_reason(cli: CliFixture) -> None:
     store(cli.gateway.fakes.ledger, a_job(1))
 
-    result = cli.run("jobs", "cancel", "llama-1", "--reason", "not needed")
+    result = cli.run("jobs", "cancel", "llama-1", "--reason", "not needed", "--yes")
 
     assert (result.exit_code, submitted_job(cli)["state"]) == (0, "CANCELLED")
     assert "not needed" in submitted_job(cli)["reason"]
 
 
+@pytest.mark.parametrize("change", [("cancel",), ("suspend",), ("priority", "high")], ids=" ".join)
+def test_job_change_in_a_pipe_needs_yes_and_changes_nothing(cli: CliFixture, change: tuple[str, ...]) -> None:
+    store(cli.gateway.fakes.ledger, a_job(1))
+    before = dict(cli.gateway.fakes.ledger.rows)
+
+    result = cli.run("jobs", change[0], "llama-1", *change[1:])
+
+    assert (result.exit_code, "--yes" in result.err) == (2, True)
+    assert cli.gateway.fakes.ledger.rows == before
+
+
+@pytest.mark.parametrize(("answer", "state"), [("y", "STOPPING"), ("n", "RUNNING")])
+def test_person_sees_the_plan_of_a_cancel_and_decides(cli: CliFixture, answer: str, state: str) -> None:
+    job = a_job(1, state="RUNNING", current_attempt=1)
+    store(cli.gateway.fakes.ledger, job, an_attempt(job))
+
+    result = cli.run("jobs", "cancel", "llama-1", "--reason", "not needed", terminal=True, answer=answer)
+
+    assert "Attempt 1 stops: 2 nodes" in result.err
+    assert "Cancel the job?" in result.err
+    assert submitted_job(cli)["state"] == state
+
+
+def test_dry_run_of_a_job_change_changes_nothing(cli: CliFixture) -> None:
+    store(cli.gateway.fakes.ledger, a_job(1), a_job(2))
+    before = dict(cli.gateway.fakes.ledger.rows)
+
+    drawn = cli.run("jobs", "suspend", "llama-1", "--dry-run")
+    document = json.loads(cli.run("jobs", "resume", "llama-1", "--dry-run", "-o", "json").out)
+
+    assert drawn.out.startswith("○ job-0000000001  suspend: pending, then suspended, in a dry run\n")
+    assert "Queue position: 1 now, none after the change." in drawn.out
+    assert document["effects"] == ["Nothing changes: the job is not suspended."]
+    assert cli.gateway.fakes.ledger.rows == before
+
+
 def test_cancel_of_an_ended_job_exits_5(cli: CliFixture) -> None:
     store(cli.gateway.fakes.ledger, a_job(1, state="FAILED"))
 
-    result = cli.run("jobs", "cancel", "llama-1")
+    result = cli.run("jobs", "cancel", "llama-1", "--yes")
 
     assert (result.exit_code, "[JOB_ENDED]" in result.err) == (5, True)
 

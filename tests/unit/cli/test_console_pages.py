@@ -36,6 +36,7 @@ from tests.unit.api.seeds import (
     a_job,
     affected,
     ago,
+    an_attempt,
     an_incident,
     store,
     store_fleet_counts,
@@ -65,6 +66,7 @@ REPEATED_ON_CHANGE = (
 LONG_NAME = "averylongname" * 4 + "abcdefghijk"
 """As long as Kubernetes allows."""
 SCREEN_WIDTHS = (360, 1280, 3840)
+JOB, NODE, AUTOMATION = "jobs/job-0000000001", f"nodes/{instance_id(1)}", f"clusters/{FLEET}/automation"
 A_CHANGE = "the fans of this rack are loud"
 PAGES = (
     *("", "incidents", "incidents/inc-0000000001", "nodes", f"nodes/{instance_id(1)}"),
@@ -316,6 +318,44 @@ def test_replacement_dialog_shows_the_plan_before_it_starts(cli: CliFixture, pag
     assert all('"dryRun": true' in body.replace('":true', '": true') for body in changes)
     dialog.get_by_role("button", name="Replace the node").click()
     expect(dialog.get_by_role("status")).to_contain_text("The recovery starts.")
+
+
+def test_cancel_dialog_names_what_stops_before_the_cancel(cli: CliFixture, page: Page) -> None:
+    job = a_job(1, state="RUNNING", current_attempt=1)
+    store(cli.gateway.fakes.ledger, job, an_attempt(job))
+    open_page(page, JOB)
+
+    page.get_by_role("button", name="Cancel…").click()
+
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("The job is running, then stopping.")
+    expect(dialog).to_contain_text(
+        f"Attempt 1 stops: 2 nodes, {instance_id(1)}, {instance_id(2)}. 16 GPUs become free."
+    )
+
+
+def test_console_of_a_newer_build_cancels_without_a_plan(
+    cli: CliFixture, page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store(cli.gateway.fakes.ledger, a_job(1))
+    answer = cli.answer
+
+    def old_answer(method: str, path: str, body: str, *rest: Any) -> ApiResponse:
+        if "dryRun" in body:
+            problem = {"code": "INVALID", "detail": "dryRun: there is no such field", "status": 400}
+            return ApiResponse(400, {"Content-Type": "application/problem+json"}, json.dumps(problem))
+        return answer(method, path, body, *rest)
+
+    monkeypatch.setattr(cli, "answer", old_answer)
+    open_page(page, JOB)
+
+    page.get_by_role("button", name="Cancel…").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("older than the console")
+    dialog.get_by_label("Reason").fill(A_CHANGE)
+    dialog.get_by_role("button", name="Cancel the job").click()
+
+    expect(dialog.get_by_role("status")).to_contain_text("The job is cancelled")
 
 
 def test_refused_change_shows_the_reason_in_the_console(cli: CliFixture, page: Page) -> None:
@@ -958,7 +998,6 @@ class Click:
     fields: tuple[tuple[str, str], ...] = ()
 
 
-JOB, NODE, AUTOMATION = "jobs/job-0000000001", f"nodes/{instance_id(1)}", f"clusters/{FLEET}/automation"
 FIRST = {"reason": "an earlier change"}
 CLICKS = {
     "decline": Click("incidents/inc-0000000002", "Decline…", "Decline", "incidents/inc-0000000002/timeline"),
@@ -985,6 +1024,7 @@ def test_clicked_act_is_recorded_with_its_person(cli: CliFixture, page: Page, cl
     for number, (path, body) in enumerate(click.before):
         done = api.post(f"/v1/{path}", body, key=f"before-{number}")
         assert done.status < 300, done.text
+    before = api.get(f"/v1/{JOB}").document
     page.reload()
     open_page(page, click.words)
 
@@ -993,6 +1033,11 @@ def test_clicked_act_is_recorded_with_its_person(cli: CliFixture, page: Page, cl
     for label, value in click.fields:
         dialog.get_by_label(label).fill(value)
     dialog.get_by_label("Reason", exact=True).fill(A_CHANGE)
+    if click.words == JOB:
+        if click.fields:
+            dialog.get_by_role("button", name="Show the plan").click()
+        expect(dialog.get_by_role("heading", name="Plan")).to_be_visible()
+        assert api.get(f"/v1/{JOB}").document == before, "a plan changes nothing"
     dialog.get_by_role("button", name=click.verb, exact=True).click()
     expect(dialog.get_by_role("status")).to_be_visible()
     dialog.get_by_role("button", name="Close").click()

@@ -23,9 +23,9 @@ NODE = instance_id(1)
 KEY_OPTION = "--idempotency-key k"
 CHANGE_COMMANDS = {
     "submit": f"jobs submit {KEY_OPTION} --name a --image r/a:1 -- train",
-    "cancel": f"jobs cancel job-0000000009 {KEY_OPTION}",
-    "suspend": f"jobs suspend job-0000000009 {KEY_OPTION}",
-    "priority": "jobs priority job-0000000009 high",
+    "cancel": f"jobs cancel job-0000000009 --yes {KEY_OPTION}",
+    "suspend": f"jobs suspend job-0000000009 --yes {KEY_OPTION}",
+    "priority": "jobs priority job-0000000009 high --yes",
     "hold": f"automation hold --reason x {KEY_OPTION}",
     "release": f"automation release {KEY_OPTION}",
     "approve": f"incidents approve inc-0000000001 --yes {KEY_OPTION}",
@@ -136,9 +136,9 @@ def test_lost_answer_to_a_versioned_change_is_no_failure(
         return ApiResponse(502, {}, "") if method == "PATCH" else done
 
     monkeypatch.setattr(fleet_cli, "answer", lose)
-    lost = fleet_cli.run("jobs", "priority", "job-0000000009", "high")
+    lost = fleet_cli.run("jobs", "priority", "job-0000000009", "high", "--yes")
     monkeypatch.setattr(fleet_cli, "answer", answer)
-    again = fleet_cli.run("jobs", "priority", "job-0000000009", "high")
+    again = fleet_cli.run("jobs", "priority", "job-0000000009", "high", "--yes")
 
     assert lost.exit_code == 8
     assert "The change may have been made: check the current state before you repeat the command." in lost.err

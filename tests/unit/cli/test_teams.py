@@ -156,10 +156,10 @@ def test_job_is_suspended_resumed_and_reprioritised(cli: CliFixture) -> None:
     job_options = ["--name", "x", "--image", "i:1", "--", "train"]
     job_id = cli.run("jobs", "submit", "-o", "name", *job_options).out.strip()
 
-    suspended = cli.run("jobs", "suspend", job_id, "--reason", "a look", terminal=True)
+    suspended = cli.run("jobs", "suspend", job_id, "--reason", "a look", "--yes", terminal=True)
     shown_result = cli.run("jobs", "ls", terminal=True)
     resumed = cli.run("jobs", "resume", "x", terminal=True)
-    ranked = cli.run("jobs", "priority", "x", "high", terminal=True)
+    ranked = cli.run("jobs", "priority", "x", "high", "--yes", terminal=True)
 
     assert suspended.out == f"· {job_id}  suspended\nnext  evenkeel jobs resume {job_id}\n"
     assert "suspended" in shown_result.out

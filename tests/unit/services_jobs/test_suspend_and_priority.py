@@ -5,12 +5,14 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.jobs.attempt import AttemptState
+from evenkeel.domain.jobs.change_effects import JobChange
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.quotas.teams import FleetQuotas
 from evenkeel.ports import Invalid, StaleVersion
 from evenkeel.services.admin import set_quotas
 from evenkeel.services.jobs import cancel_job, set_priority, submit_job, suspend_job
 from evenkeel.services.jobs.check_role import NotYourTeam, Requester
+from evenkeel.services.queries import plan_job_change, read_queue
 from evenkeel.services.storage import job_rows
 from tests.unit.scheduling.test_governance import ANA, OTHER, member
 from tests.unit.scheduling.test_teams import a_team
@@ -204,3 +206,37 @@ def test_priority_change_needs_the_version_that_was_read() -> None:
         change_priority(scenario, job, "hihg")
 
     assert scenario.job(job.job_id).priority == -1
+
+
+def test_priority_plan_shows_the_position_that_the_change_gives() -> None:
+    scenario = JobScenario()
+    set_up_team(scenario)
+    submit(scenario, name="first")
+    second = submit_job.run(
+        submit_job.SubmitJobRequest(
+            spec=a_spec(team="", name="second", checkpoint_uri=""), requester=ASKER, idempotency_key="key-2"
+        ),
+        scenario.world.context(clusters=("research-eks",), job_namespace="shared"),
+    ).job
+    request = plan_job_change.PlanJobChangeRequest(
+        change=JobChange.PRIORITY, job_id=second.job_id, requester=ASKER, priority_class="high"
+    )
+
+    plan = plan_job_change.run(request, scenario.world.context())
+    change_priority(scenario, second, "high")
+
+    assert plan["queue"] == {"position": 2, "positionAfter": 1}
+    assert plan["effects"][0] == "The class (unset) (priority -1) becomes high (priority 100)."
+    position = read_queue.queue_position(scenario.job(second.job_id), scenario.world.context())
+    assert position is not None
+    assert position["position"] == plan["queue"]["positionAfter"]
+
+
+def test_stranger_gets_no_plan_of_a_change() -> None:
+    scenario = JobScenario()
+    set_up_team(scenario)
+    job = submit(scenario)
+    request = plan_job_change.PlanJobChangeRequest(change=JobChange.CANCEL, job_id=job.job_id, requester=STRANGER)
+
+    with pytest.raises(NotYourTeam):
+        plan_job_change.run(request, scenario.world.context())

@@ -89,9 +89,17 @@ function automationActs(found, fleet) {
   const reason = { name: "reason", label: "Reason" };
   const whole = automation.holds.find((hold) => !hold.pool && !hold.instanceId);
   if (whole) return [releaseAct(fleet, whole)];
-  return [{ label: "Hold automation…", title: "Hold automation", verb: "Hold", effects: ["No repair and no job stop starts while automation is held. Operations that AWS has begun continue. A hold never blocks uncordon."],
+  return [{ label: "Hold automation…", title: "Hold automation", verb: "Hold", effects: ["No repair and no job stop starts while automation is held. Operations that AWS has begun continue. A hold never blocks uncordon.", `At work now: ${atWork(found)}.`],
     fields: [{ name: "forSeconds", label: "For", value: "3600", options: [["900", "15 minutes"], ["3600", "1 hour"], ["14400", "4 hours"], ["86400", "1 day"]] }, reason],
     send: async (values) => (await change("POST", `${path}/hold`, { reason: values.reason, forSeconds: Number(values.forSeconds) }), "Automation is held.") }];
+}
+
+// The recoveries that a hold would delay at their next step.
+function atWork(found) {
+  const { items, open, isLowerBound } = found.incidents;
+  const shown = items.map((each) => `${each.incidentId} (${each.nodeLane.phase})`);
+  const more = open > shown.length ? [`${open - shown.length}${isLowerBound ? " or more" : ""} others`] : [];
+  return [...shown, ...more].join(", ") || "no recovery";
 }
 
 function switchTheme() {

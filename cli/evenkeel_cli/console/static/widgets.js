@@ -147,13 +147,17 @@ export function Bar({ parts, total, label }) {
 }
 
 // A dialog that shows what an action does, asks for the reason, and shows the answer or why the API refused the action.
+//
+// act.plan: reads the plan from the API. act.plansAtOnce: the plan needs no values of the fields.
 export function Act({ act, onClose }) {
   const dialog = useRef(null);
   const [state, set] = useState({ plan: null, problem: null, isBusy: false, done: "" });
   const [values, setValues] = useState(Object.fromEntries((act.fields || []).map((field) => [field.name, field.value || ""])));
   useEffect(() => {
     dialog.current.showModal();
+    if (act.plansAtOnce) run(readPlan);
   }, []);
+  const readPlan = async () => ({ plan: await act.plan(values) });
   const run = async (what) => {
     set((old) => ({ ...old, isBusy: true, problem: null }));
     try {
@@ -166,7 +170,7 @@ export function Act({ act, onClose }) {
   };
   const submit = (event) => {
     event.preventDefault();
-    if (act.plan && !state.plan) run(async () => ({ plan: await act.plan(values) }));
+    if (act.plan && !state.plan) run(readPlan);
     else run(async () => ({ done: (await act.send(values)) || "Done." }));
   };
   const needsPlan = act.plan && !state.plan;
@@ -174,13 +178,14 @@ export function Act({ act, onClose }) {
     <form onSubmit=${submit}>
       <h2>${act.title}</h2>
       ${act.effects.map((text) => html`<p>${text}</p>`)}
+      ${act.plansAtOnce ? html`<${Plan} plan=${state.plan} isBusy=${state.isBusy} />` : null}
       ${(act.fields || []).map((field) => html`<label>${field.label}
         ${field.options
           ? html`<select name=${field.name} value=${values[field.name]} onChange=${(event) => setValues({ ...values, [field.name]: event.target.value })}>
               ${field.options.map(([value, text]) => html`<option value=${value}>${text}</option>`)}</select>`
-          : html`<input name=${field.name} required=${!field.optional} maxlength="300" value=${values[field.name]} disabled=${Boolean(state.plan || state.done)}
+          : html`<input name=${field.name} required=${!field.optional} maxlength="300" value=${values[field.name]} disabled=${Boolean((state.plan && !act.plansAtOnce) || state.done)}
               onInput=${(event) => setValues({ ...values, [field.name]: event.target.value })} />`}</label>`)}
-      ${state.plan ? html`<div class="plan"><h3>Plan</h3>${state.plan.map((text) => html`<p>${text}</p>`)}</div>` : null}
+      ${act.plansAtOnce ? null : html`<${Plan} plan=${state.plan} />`}
       ${state.problem
         ? html`<p class="problem" role="alert">${state.problem.message} <code>${state.problem.code}</code>
             ${state.problem.hint ? html`<br />${state.problem.hint}` : null}</p>`
@@ -191,6 +196,11 @@ export function Act({ act, onClose }) {
         ${state.done ? null : html`<button type="submit" class="main" disabled=${state.isBusy}>${needsPlan ? "Show the plan" : act.verb}</button>`}
       </div>
     </form></dialog>`;
+}
+
+function Plan({ plan, isBusy }) {
+  if (!plan) return isBusy ? html`<p class="loading">Reading the plan…</p>` : null;
+  return html`<div class="plan"><h3>Plan</h3>${plan.map((text) => html`<p>${text}</p>`)}</div>`;
 }
 
 // Buttons of actions. Each opens its dialog, which stays open after the action. A read-only console shows no buttons.

@@ -1,6 +1,7 @@
 """The decision about a job that is not submitted, as if it were submitted now."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from evenkeel.domain.admission import request_facts
 from evenkeel.domain.admission.admission_input import AdmissionInput
@@ -9,7 +10,9 @@ from evenkeel.domain.admission.decide_job import AdmissionAction, AdmissionDecis
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.admission.scheduler_state import SchedulerState
 from evenkeel.domain.admission.start_size import decide_with_sizes
+from evenkeel.domain.capacity.node_capacity import NodeCapacity
 from evenkeel.domain.capacity.pod_shares import NodeShares
+from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.domain.kueue.preemption import reason_text
@@ -54,6 +57,31 @@ def run(spec: JobSpec, requester: check_role.Requester, context: Context) -> Jso
         return _plan_document(job, position=1, decision=planned_decision, placement=None)
     submit_job.check_not_in_kueue_namespace(job, context.ledger)
     submit_job.check_fits_fleet(job, setup, context)
+    cycle = preview_cycle(job, setup, context)
+    placement = (
+        plan_placement.compare_pools(
+            job, cycle.decision, cycle.capacities, cycle.charges, cycle.ahead, cycle.budgets_left, context
+        )
+        if cycle.capacities
+        else None
+    )
+    position = sum(other.queue == job.queue for other in cycle.ahead) + 1
+    return _plan_document(job, position=position, decision=cycle.decision, placement=placement)
+
+
+class CyclePreview(NamedTuple):
+    """The decision of the next scheduling cycle about one job, and the facts of that decision."""
+
+    decision: AdmissionDecision
+    capacities: tuple[NodeCapacity, ...]
+    charges: tuple[Charge, ...]
+    ahead: tuple[Job, ...]
+    """Pending jobs before it."""
+    budgets_left: Mapping[str, int]
+
+
+def preview_cycle(job: Job, setup: TeamSetup, context: Context) -> CyclePreview:
+    """Decide as the next scheduling cycle would if the job were pending as given. Records nothing."""
     context = with_training_plan_ends(context)
     charges = read_charges.live_charges(context.ledger)
     # Rented nodes stay reserved for their jobs.
@@ -61,7 +89,8 @@ def run(spec: JobSpec, requester: check_role.Requester, context: Context) -> Jso
     capacities = request_facts.with_reservation_ends(
         reserve_rented_nodes(stored_capacities, (), context.policy.burst.pools), context.policy
     )
-    jobs = _queue_heads(context.ledger, setup, context.policy.scheduling.jobs_per_page)
+    heads = _queue_heads(context.ledger, setup, context.policy.scheduling.jobs_per_page)
+    jobs = [other for other in heads if other.job_id != job.job_id]
     shares = NodeShares(capacities, context.policy.burst.pools)
     pending = tuple(
         request_facts.admission_request(other, shares, context.policy, context.now) for other in (*jobs, job)
@@ -82,22 +111,14 @@ def run(spec: JobSpec, requester: check_role.Requester, context: Context) -> Jso
         used=read_usage.run(setup, context),
     )
     decisions = decide_with_sizes(admission_input, context.policy, context.now)
-    planned_decision = next(decision for decision in decisions if decision.job_id == _PLANNED_JOB_ID)
+    decision = next(decision for decision in decisions if decision.job_id == job.job_id)
     if not capacities:
         unread = "No sweep has read the fleet yet, so Evenkeel does not know where the job could start."
-        planned_decision = planned_decision.replace_unchecked(
-            action=AdmissionAction.WAIT, reason=unread, alternatives=()
-        )
+        decision = decision.replace_unchecked(action=AdmissionAction.WAIT, reason=unread, alternatives=())
     ahead = sorted(
         (other for other in jobs if job_rows.queue_order(other) < job_rows.queue_order(job)), key=job_rows.queue_order
     )
-    position = sum(other.queue == job.queue for other in ahead) + 1
-    placement = (
-        plan_placement.compare_pools(job, planned_decision, capacities, charges, ahead, left, context)
-        if capacities
-        else None
-    )
-    return _plan_document(job, position=position, decision=planned_decision, placement=placement)
+    return CyclePreview(decision, capacities, tuple(charges), tuple(ahead), left)
 
 
 def _scheduler_state(setup: TeamSetup, ledger: Ledger) -> SchedulerState:
@@ -112,12 +133,13 @@ def _plan_document(job: Job, *, position: int, decision: AdmissionDecision, plac
         "jobType": job.spec.job_type or None,
         "namespace": job.namespace,
         "position": position,
-        "decision": _decision_document(decision),
+        "decision": decision_document(decision),
         "placement": placement,
     }
 
 
-def _decision_document(decision: AdmissionDecision) -> Json:
+def decision_document(decision: AdmissionDecision) -> Json:
+    """Return a decision of a scheduling cycle as the API shows it."""
     return {
         "action": decision.action,
         "reason": decision.reason,

@@ -83,6 +83,13 @@ class NullWorkflows:
         return frozenset()
 
 
+class NullCycleRequests:
+    """Requests for scheduling cycles that request nothing."""
+
+    def request(self, reason: str) -> None:
+        del reason
+
+
 class NullTelemetry:
     """Telemetry that emits nothing."""
 

@@ -1,7 +1,7 @@
 // The list of jobs, the queue in order, and one job: its attempts, its reason, and the actions on it.
 import { html } from "../vendor/htm-preact-standalone-3.1.1.js";
-import { change, useLive } from "../api.js";
-import { ENDED_JOBS, amount, href, id, secondsSince, duration, shortNode } from "../format.js";
+import { change, read, useLive } from "../api.js";
+import { ENDED_JOBS, amount, href, id, plain, secondsSince, duration, shortNode } from "../format.js";
 import { Acts, Facts, Link, Panel, State, Table, Time, Timeline, Why, isMissing } from "../widgets.js";
 import { Filter, Pages, emptyText, listPath } from "./lists.js";
 import { JobReceipt } from "./receipts.js";
@@ -85,18 +85,38 @@ export function Job({ words, shell }) {
 function acts(job, path) {
   if (ENDED_JOBS.includes(job.state)) return [];
   const reason = { name: "reason", label: "Reason" };
-  const post = (verb) => async (values) => {
-    const found = await change("POST", `${path}/${verb}`, { reason: values.reason });
-    return `The job is ${String(found.state || "changed").toLowerCase()}. ${found.reason || ""}`;
-  };
-  const grace = `Its pods get ${job.graceSeconds} s to save a checkpoint.`;
+  const act = (verb, label, sentVerb) => ({
+    label: `${label}…`, title: `${label} ${job.name}`, verb: sentVerb || label, fields: [reason], effects: [], plansAtOnce: true,
+    plan: () => planOf("POST", `${path}/${verb}`, {}),
+    send: async (values) => {
+      const found = await change("POST", `${path}/${verb}`, { reason: values.reason });
+      return `The job is ${String(found.state || "changed").toLowerCase()}. ${found.reason || ""}`;
+    },
+  });
   return [
-    job.isSuspended
-      ? { label: "Resume…", title: `Resume ${job.name}`, verb: "Resume", fields: [reason], effects: ["The job is queued again, at its old position."], send: post("resume") }
-      : { label: "Suspend…", title: `Suspend ${job.name}`, verb: "Suspend", fields: [reason], effects: [job.state === "PENDING" ? "The job leaves the queue until it is resumed." : `The job stops. ${grace}`], send: post("suspend") },
-    { label: "Priority…", title: `Change the priority class of ${job.name}`, verb: "Change", fields: [{ name: "priorityClass", label: "Priority class (empty: the lowest)", value: job.priorityClass || "", optional: true }, reason],
-      effects: ["A higher class can preempt jobs of lower classes in the next scheduling cycle."],
-      send: async (values) => `The class is ${(await change("PATCH", path, values, { version: job.version })).priorityClass || "unset"}.` },
-    { label: "Cancel…", title: `Cancel ${job.name}`, verb: "Cancel the job", fields: [reason], effects: ["The job ends and does not start again.", ...(job.state === "PENDING" ? [] : [grace])], send: post("cancel") },
+    job.isSuspended ? act("resume", "Resume") : act("suspend", "Suspend"),
+    { label: "Priority…", title: `Change the priority class of ${job.name}`, verb: "Change", fields: [{ name: "priorityClass", label: "Priority class (empty: the lowest)", value: job.priorityClass || "", optional: true }, reason], effects: [],
+      plan: ({ priorityClass }) => planOf("PATCH", path, { priorityClass }),
+      send: async (values) => `The class is ${(await change("PATCH", path, values, { version: (await read(path)).version })).priorityClass || "unset"}.` },
+    act("cancel", "Cancel", "Cancel the job"),
+  ];
+}
+
+// The plan of a change, in sentences. A stack that is older than this console cannot plan it.
+async function planOf(method, path, body) {
+  let plan;
+  try {
+    plan = await change(method, path, { ...body, dryRun: true });
+  } catch (problem) {
+    if (problem.status !== 400 || !problem.message.includes("dryRun")) throw problem;
+    return ["This stack is older than the console and cannot show a plan."];
+  }
+  const { queue, decision } = plan;
+  const victims = (decision?.victims || []).map((each) => each.jobId).join(", ");
+  return [
+    plan.state === plan.nextState ? `The job stays ${plain(plan.state)}.` : `The job is ${plain(plan.state)}, then ${plain(plan.nextState)}.`,
+    ...plan.effects,
+    ...(queue ? [`Queue position: ${queue.position ?? "none"} now, ${queue.positionAfter ?? "none"} after the change.`] : []),
+    ...(decision ? [`The next scheduling cycle: ${decision.reason}${victims ? ` It preempts ${victims}.` : ""}`] : []),
   ];
 }
