@@ -7,6 +7,7 @@ from evenkeel.services.queries import (
     explain,
     read_audit,
     read_cost_report,
+    read_decisions,
     read_events,
     read_execution,
     read_fleet,
@@ -185,6 +186,14 @@ def why_incident(incident_id: str) -> api.Reply:
 def incident_receipt(incident_id: str) -> api.Reply:
     app.parse_query(api_types.NoQuery)
     return app.read_reply(read_receipts.show_incident(incident_id, _reader(), wiring.context()))
+
+
+@app.get("/v1/decisions")
+def list_decisions() -> api.Reply:
+    query = app.parse_query(api_types.DecisionsQuery)
+    page = pagination.PageRequest(query.page_size, query.next_page_token)
+    decision_filter = read_decisions.DecisionFilter(subject=query.subject, kinds=query.kind)
+    return app.read_reply(read_decisions.list_decisions(decision_filter, page, _reader(), wiring.context()))
 
 
 @app.get("/v1/decisions/<decision_id>")

@@ -1,6 +1,5 @@
 """Routes of researchers: submit, cancel, suspend and change the priority of jobs."""
 
-from evenkeel.domain.jobs.change_effects import JobChange
 from evenkeel.runtime import api, api_types, entry, wiring
 from evenkeel.services.jobs import cancel_job, set_priority, submit_job, suspend_job
 from evenkeel.services.jobs.check_role import Requester
@@ -34,7 +33,7 @@ def cancel(job_id: str) -> api.Reply:
     app.idempotency_key()  # every change requires a key, although the job's state already makes a repeat harmless
     body = app.parse_body(api_types.ReasonBody)
     if body.dry_run:
-        return _plan_reply(JobChange.CANCEL, job_id)
+        return _plan_reply("cancel", job_id)
     request = cancel_job.CancelJobRequest(job_id=job_id, requester=_requester(), reason=body.reason)
     result = cancel_job.run(request, context)
     app.require(result.outcome != cancel_job.CancelOutcome.ALREADY_ENDED, "JOB_ENDED", result.job.reason)
@@ -47,7 +46,7 @@ def suspend(job_id: str) -> api.Reply:
     app.idempotency_key()  # required, although a repeat is harmless
     body = app.parse_body(api_types.ReasonBody)
     if body.dry_run:
-        return _plan_reply(JobChange.SUSPEND, job_id)
+        return _plan_reply("suspend", job_id)
     request = suspend_job.JobChangeRequest(job_id=job_id, requester=_requester(), reason=body.reason)
     job = suspend_job.suspend(request, context)
     return app.accepted_reply(read_jobs.job_summary(job), f"/v1/jobs/{job_id}")
@@ -59,7 +58,7 @@ def resume(job_id: str) -> api.Reply:
     app.idempotency_key()  # required, although a repeat is harmless
     body = app.parse_body(api_types.ReasonBody)
     if body.dry_run:
-        return _plan_reply(JobChange.RESUME, job_id)
+        return _plan_reply("resume", job_id)
     request = suspend_job.JobChangeRequest(job_id=job_id, requester=_requester(), reason=body.reason)
     job = suspend_job.resume(request, context)
     return app.accepted_reply(read_jobs.job_summary(job), f"/v1/jobs/{job_id}")
@@ -70,7 +69,7 @@ def change_priority(job_id: str) -> api.Reply:
     context = wiring.context()
     body = app.parse_body(api_types.PriorityBody)
     if body.dry_run:
-        return _plan_reply(JobChange.PRIORITY, job_id, body.priority_class)
+        return _plan_reply("priority", job_id, body.priority_class)
     request = set_priority.SetPriorityRequest(
         job_id=job_id,
         priority_class=body.priority_class,
@@ -82,10 +81,10 @@ def change_priority(job_id: str) -> api.Reply:
     return app.change_reply(read_jobs.job_summary(job))
 
 
-def _plan_reply(change: JobChange, job_id: str, priority_class: str = "") -> api.Reply:
+def _plan_reply(change: str, job_id: str, priority_class: str = "") -> api.Reply:
     """Answer with the plan of a change."""
-    request = plan_job_change.PlanJobChangeRequest(
-        change=change, job_id=job_id, requester=_requester(), priority_class=priority_class
+    request = plan_job_change.PlanJobChangeRequest.model_validate(
+        {"change": change, "job_id": job_id, "requester": _requester(), "priority_class": priority_class}
     )
     return app.change_reply(plan_job_change.run(request, wiring.context()))
 

@@ -263,6 +263,10 @@ class RemovalQuery(Body):
     reason: Reason
 
 
+DecisionKind = Annotated[str, StringConstraints(max_length=40, pattern=r"^[A-Z_]+$")]
+"""Kind of a decision: `RECOVERY`, `REPAIR`, `DRAIN`, `RESUME`, `ADMISSION`, …"""
+
+
 class PageQuery(Body):
     """The page of a list."""
 
@@ -346,6 +350,14 @@ class IncidentsQuery(PageQuery):
     """`GET /v1/incidents`."""
 
     state: Annotated[tuple[IncidentState, ...], BeforeValidator(_split)] = ()
+
+
+class DecisionsQuery(PageQuery):
+    """`GET /v1/decisions`."""
+
+    subject: Annotated[str, StringConstraints(max_length=80, pattern=r"^(job|inc)-[A-Za-z0-9-]+$")]
+    """Id of the job or incident that the decisions are about."""
+    kind: Annotated[tuple[DecisionKind, ...], BeforeValidator(_split)] = ()
 
 
 class EventsQuery(PageQuery):

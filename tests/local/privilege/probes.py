@@ -1541,6 +1541,11 @@ for _path in (
     probe("api_read", succeeds=has_answered)(_reading(_path))
 
 
+@probe("api_read", succeeds=has_answered)
+def decisions(stage: PermissionBench) -> Json:
+    return a_request("GET", "/v1/decisions", subject=ids_to_read(stage)["job"])
+
+
 def has_compared(result: InvocationResult) -> bool:
     return has_answered(result) and bool(json.loads(str((result.answer or {})["body"]))["items"])
 

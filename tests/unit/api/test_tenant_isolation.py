@@ -100,6 +100,7 @@ ROWS: Mapping[str, AccessCase] = {
     "/v1/incidents/{incidentId}/receipt": AccessCase(
         "/v1/incidents/inc-0000000001/receipt", shows=("WAIT_FOR_NODES", '"isRedacted": true')
     ),
+    "/v1/decisions": AccessCase("/v1/decisions?subject=job-0000000001", shows=("ADMIT", '"isRedacted": true')),
     "/v1/decisions/{decisionId}": AccessCase("/v1/decisions/dec-0000000003", shows=("ADMIT", '"isRedacted": true')),
     "/v1/nodes": AccessCase("/v1/nodes", shows=("p5-workers",), is_private=False),
     "/v1/nodes/{nodeId}": AccessCase("/v1/nodes/i-00000000000000001", shows=("p5-workers",), is_private=False),

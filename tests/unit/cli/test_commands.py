@@ -33,6 +33,7 @@ from tests.fakes.system import A_MOMENT
 from tests.unit.api.gateway import ROOT, ApiResponse, Gateway
 from tests.unit.api.seeds import (
     PLAN_AWAITING_APPROVAL,
+    a_decision,
     a_fleet_node,
     a_job,
     ago,
@@ -317,6 +318,24 @@ def test_dry_run_of_a_job_change_changes_nothing(cli: CliFixture) -> None:
     assert "Queue position: 1 now, none after the change." in drawn.out
     assert document["effects"] == ["Nothing changes: the job is not suspended."]
     assert cli.gateway.fakes.ledger.rows == before
+
+
+def test_decisions_about_a_job_are_listed_newest_first(cli: CliFixture) -> None:
+    store(cli.gateway.fakes.ledger, a_job(1))
+    for number, kind in ((1, "ADMISSION"), (2, "RESUME")):
+        store(
+            cli.gateway.fakes.ledger,
+            a_decision(number, "job-0000000001", kind=kind, decided_at=ago(minutes=9 - number)),
+        )
+
+    names = cli.run("decisions", "ls", "llama-1", "-o", "name")
+    admissions = cli.run("decisions", "ls", "llama-1", "--kind", "admission", "-o", "csv")
+    drawn = cli.run("decisions", "ls", "llama-1", terminal=True)
+
+    assert names.out.split() == ["dec-0000000002", "dec-0000000001"]
+    assert [line.split(",")[0] for line in admissions.out.splitlines()] == ["decisionId", "dec-0000000001"]
+    assert drawn.exit_code == 0, drawn.err
+    assert "dec-0000000002" in drawn.out
 
 
 def test_cancel_of_an_ended_job_exits_5(cli: CliFixture) -> None:

@@ -20,7 +20,7 @@ from evenkeel.domain.policy import Policy
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import ExecutionState, ExecutionTrace, Put, Row, RowChange, StateVisit, Table, WorkflowName
 from evenkeel.services.publishing import publish_events
-from evenkeel.services.storage import fleet_rows, incident_rows, job_rows
+from evenkeel.services.storage import fleet_rows, incident_rows, job_rows, subject_rows
 from evenkeel_cli.commands import lookup
 from evenkeel_cli.console.server import ConsoleServer
 from tests import browser
@@ -56,13 +56,14 @@ SHOWN_WITHIN_MILLISECONDS = 5_000
 """A change shows on its page this soon after its record. The change may follow immediately on a read."""
 STEP_MILLISECONDS = 500
 REPEATED_ON_CHANGE = (
+    "/decisions/",
     "/receipt",
     "/v1/cost-report?",
     "/v1/showback?",
     "/v1/nodes?pageSize=200",
     "/v1/events?pageSize=6",
 )
-"""Reads that another read causes when it shows a change, or that sum up whole days."""
+"""Reads that another read causes when it shows a change, that sum up whole days, or that never change."""
 LONG_NAME = "averylongname" * 4 + "abcdefghijk"
 """As long as Kubernetes allows."""
 SCREEN_WIDTHS = (360, 1280, 3840)
@@ -71,6 +72,7 @@ A_CHANGE = "the fans of this rack are loud"
 PAGES = (
     *("", "incidents", "incidents/inc-0000000001", "nodes", f"nodes/{instance_id(1)}"),
     *("jobs", "jobs/job-0000000001", "queue", "teams", "teams/default", "costs", "policy", "events", "nowhere"),
+    *("decisions?subject=job-0000000001", "decisions/dec-0000000001"),
 )
 
 
@@ -366,7 +368,7 @@ def test_refused_change_shows_the_reason_in_the_console(cli: CliFixture, page: P
     dialog.get_by_label("Priority class").fill("unknown-class")
     dialog.get_by_label("Reason", exact=True).fill("a test")
 
-    dialog.get_by_role("button", name="Change").click()
+    dialog.get_by_role("button", name="Show the plan").click()
 
     expect(dialog.get_by_role("alert")).to_contain_text("unknown-class")
 
@@ -937,6 +939,28 @@ def test_page_repeats_every_read_within_five_seconds(cli: CliFixture, page: Page
         if gap + STEP_MILLISECONDS > SHOWN_WITHIN_MILLISECONDS and not any(part in path for part in REPEATED_ON_CHANGE)
     }
     assert slow == {}
+
+
+def test_ten_thousand_decisions_page_from_the_api(cli: CliFixture, page: Page) -> None:
+    store(cli.gateway.fakes.ledger, a_job(1))
+    for number in range(1, 10_001):
+        decision = a_decision(number, "job-0000000001", kind="ADMISSION", decided_at=ago(minutes=10_001 - number))
+        cli.gateway.fakes.ledger.commit(Put(subject_rows.decision_row(decision)))
+    open_page(page, "jobs/job-0000000001")
+
+    page.get_by_role("link", name="all decisions").click()
+    links = page.get_by_role("region", name="Decisions", exact=True).last.locator("tbody tr a")
+    expect(links).to_have_count(50)
+    expect(links.first).to_have_text("dec-0000010000")
+    page.get_by_role("link", name="next page").click()
+    expect(links.first).to_have_text("dec-0000009950")
+    expect(links).to_have_count(50)
+
+    links.first.click()
+    expect(page.get_by_role("heading", name="dec-0000009950")).to_be_visible()
+    expect(page.get_by_role("region", name="Alternatives")).to_be_visible()
+    lists = [path for _, path, _ in cli.requests if path.startswith("/v1/decisions?")]
+    assert all("pageSize=50" in path for path in lists), lists
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import { Team, Teams } from "./pages/teams.js";
 import { Policy } from "./pages/policy.js";
 import { Costs } from "./pages/costs.js";
 import { Events } from "./pages/events.js";
+import { Decision, Decisions } from "./pages/decisions.js";
 
 const PAGES = [
   ["", "Overview", "o", Overview],
@@ -22,6 +23,7 @@ const PAGES = [
   ["costs", "Costs", "c", Costs],
   ["events", "What changed", "e", Events],
   ["policy", "Policy", "p", Policy],
+  ["decisions", "Decisions", null, Decisions, Decision], // without a key: a link of a job or an incident leads to it
 ];
 
 // Problems that the operator solves on this machine. A strip at the top explains how.
@@ -79,7 +81,7 @@ function TopBar({ status, shell, current, onHelp }) {
     ${status.problem && FOR_THE_OPERATOR.includes(status.problem.code)
       ? html`<p class="strip" role="alert">${status.problem.message} ${status.problem.hint}</p>`
       : null}
-    <nav aria-label="Pages">${PAGES.map(([name, title]) => html`<a href="#/${name}" aria-current=${name === current ? "page" : null}>${title}</a>`)}</nav>
+    <nav aria-label="Pages">${PAGES.filter(([, , letter]) => letter).map(([name, title]) => html`<a href="#/${name}" aria-current=${name === current ? "page" : null}>${title}</a>`)}</nav>
   </header>`;
 }
 

@@ -103,7 +103,7 @@ export function Why({ why }) {
   </div>`;
 }
 
-function Alternatives({ options, label }) {
+export function Alternatives({ options, label }) {
   return html`<${Table} label=${label} rows=${options} empty="" columns=${[
     { title: "Option", cell: (each) => html`${each.chosen ? html`<b>✔ ${plain(each.option)}</b>` : plain(each.option)}` },
     { title: "Expected", right: true, cell: (each) => duration(each.expectedSeconds) },
@@ -113,9 +113,13 @@ function Alternatives({ options, label }) {
   ]} />`;
 }
 
+export function DecisionLink({ decisionId }) {
+  return html`<${Link} to=${["decisions", decisionId]}><code>${decisionId}</code><//>`;
+}
+
 function Decision({ decision }) {
   return html`<p class="dim">${decision.reason}</p>
-    <p class="dim line"><span>Decision <code>${decision.decisionId}</code></span><span>${plain(decision.kind)}: ${plain(decision.action)}</span>
+    <p class="dim line"><span>Decision <${DecisionLink} decisionId=${decision.decisionId} /></span><span>${plain(decision.kind)}: ${plain(decision.action)}</span>
     <${Time} at=${decision.decidedAt} /><span>mode ${decision.mode}</span><span>policy <code>${decision.policyHash}</code></span></p>`;
 }
 
@@ -137,7 +141,7 @@ export function Timeline({ entries }) {
   return html`<ol class="timeline">${entries.map((entry) => html`<li>
     <time datetime=${entry.at} title=${fullTime(entry.at)}>${clockTime(entry.at)}</time>
     <b>${entry.kind}</b><span>${entry.text || html`<i class="dim">not shown to your team</i>`}
-    ${entry.decisionId ? html` <code>${entry.decisionId}</code>` : null}</span></li>`)}</ol>`;
+    ${entry.decisionId ? html` <${DecisionLink} decisionId=${entry.decisionId} />` : null}</span></li>`)}</ol>`;
 }
 
 export function Bar({ parts, total, label }) {

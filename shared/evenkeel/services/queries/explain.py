@@ -65,10 +65,10 @@ def why_job(job_id: str, reader: Reader, context: Context) -> Json:
         "cluster": latest.cluster if latest else job.cluster,
         "state": job.state,
         "sentence": _job_sentence(job, latest, context.now, kueue_wait) + _deadline_text(job, context.now),
-        "decision": _short_decision(head) if head else None,
+        "decision": short_decision(head) if head else None,
         "considered": _considered_options(head) if head else [],
         "changes": _smallest_changes(context.ledger, head) if head and job.state is JobState.PENDING else [],
-        "earlier": [_short_decision(decision) for decision in decisions],
+        "earlier": [short_decision(decision) for decision in decisions],
         "next": _next_command_for_job(job) if may_see_all else None,
         "isRedacted": not may_see_all,
         "evidence": {
@@ -99,11 +99,11 @@ def why_incident(incident_id: str, reader: Reader, context: Context) -> Json:
         "kind": "incident",
         "state": incident.state,
         "sentence": _incident_sentence(incident, context.now),
-        "decision": _short_decision(decisions[0]) if decisions else None,
+        "decision": short_decision(decisions[0]) if decisions else None,
         "considered": _considered_options(decisions[0]) if decisions else [],
         "guardrails": read_guardrails.show_readings(incident, decisions, context),
         "earlier": [
-            _short_decision(decision) | {"considered": _considered_options(decision)} for decision in decisions[1:]
+            short_decision(decision) | {"considered": _considered_options(decision)} for decision in decisions[1:]
         ],
         "next": _next_command_for_incident(
             incident, needs=read_incidents.needs_person(incident, jobs.values(), None, context.now)
@@ -329,7 +329,8 @@ def _smallest_changes(ledger: Ledger, decision: Decision) -> list[Json]:
     return []
 
 
-def _short_decision(decision: Decision) -> Json:
+def short_decision(decision: Decision) -> Json:
+    """Return a decision as a list shows it: without alternatives and facts."""
     return {
         "decisionId": decision.decision_id,
         "kind": decision.kind,

@@ -2,7 +2,7 @@
 import { html } from "../vendor/htm-preact-standalone-3.1.1.js";
 import { change, now, useLive } from "../api.js";
 import { duration, href, id, plain, shortNode } from "../format.js";
-import { Acts, Facts, IncidentState, Lane, Lanes, Link, NextStep, Panel, Table, Time, Timeline, Why, isMissing } from "../widgets.js";
+import { Acts, DecisionLink, Facts, IncidentState, Lane, Lanes, Link, NextStep, Panel, Table, Time, Timeline, Why, isMissing } from "../widgets.js";
 import { Execution } from "./execution.js";
 import { Filter, Pages, emptyText, listPath } from "./lists.js";
 import { IncidentReceipt } from "./receipts.js";
@@ -37,7 +37,7 @@ export function Incident({ words, shell }) {
         ? html`<p><${IncidentState} incident=${found} /> ${found.isDrill ? html`<b>drill</b> ` : ""}${found.outcome}</p>
           <${Facts} rows=${[
             ["Waits", found.block ? html`<b>${found.block.guardrail}</b>: ${found.block.reason}` : null],
-            ["Plan", found.pendingApproval ? html`${found.pendingApproval.reason} <code>${found.pendingApproval.decisionId}</code>` : null],
+            ["Plan", found.pendingApproval ? html`${found.pendingApproval.reason} <${DecisionLink} decisionId=${found.pendingApproval.decisionId} />` : null],
             ["If unanswered", found.pendingApproval?.ifUnanswered],
             ["Approval", found.approval ? `${found.approval.by} ${found.approval.approves ? "approved" : "declined"} it` : null],
             ["Node", html`<${Link} to=${["nodes", found.node.instanceId]}>${found.node.instanceId}<//>, ${found.node.instanceType}, pool <${Link} to=${["nodes"]} filters=${{ pool: found.node.pool }}>${found.node.pool}<//>`],
@@ -54,7 +54,7 @@ export function Incident({ words, shell }) {
           ${found.jobLanes.map((job) => html`<li><b>job</b> <${Lane} status=${job.status}><${Link} to=${["jobs", job.jobId]}>${job.name || job.jobId}<//> ${job.phase}${job.attempt ? `, attempt ${job.attempt}` : ""}<//></li>`)}
           ${found.jobLanes.length ? null : html`<li><b>job</b> <span class="dim">no job is known to have run on this node</span></li>`}</ul>`
         : null}<//>
-    <${Panel} title="Why" live=${why} wide=${true}>${why.data ? html`<${Why} why=${why.data} />` : null}<//>
+    <${Panel} title="Why" live=${why} wide=${true} more=${html`<${Link} to=${["decisions"]} filters=${{ subject: words[1] }}>all decisions<//>`}>${why.data ? html`<${Why} why=${why.data} />` : null}<//>
     <${IncidentReceipt} path=${path} signal=${found ? JSON.stringify([found.state, found.stages, found.jobLanes]) : ""} />
     <${Execution} path=${path} />
     <${Panel} title="Timeline" live=${timeline}>${timeline.data ? html`<${Timeline} entries=${timeline.data.entries} />` : null}<//>

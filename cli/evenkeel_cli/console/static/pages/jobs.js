@@ -67,7 +67,7 @@ export function Job({ words, shell }) {
           ["Resumes", job.resumePlan ? html`for <${Link} to=${["incidents", job.resumePlan.incidentId]}>${job.resumePlan.incidentId}<//>` : null],
         ]} />`
       : null}<//>
-    <${Panel} title="Why" live=${why}>${why.data ? html`<${Why} why=${why.data} />` : null}<//>
+    <${Panel} title="Why" live=${why} more=${html`<${Link} to=${["decisions"]} filters=${{ subject: words[1] }}>all decisions<//>`}>${why.data ? html`<${Why} why=${why.data} />` : null}<//>
     <${Panel} title="Attempts" live=${live}>${job ? html`<${Table} label="Attempts" rows=${job.attempts || []} empty="The job never started." columns=${[
       { title: "Attempt", right: true, cell: (each) => each.attempt },
       { title: "State", cell: (each) => html`<${State} kind="attempt" state=${each.state} />` },

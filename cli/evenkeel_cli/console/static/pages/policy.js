@@ -2,7 +2,7 @@
 import { html, useState } from "../vendor/htm-preact-standalone-3.1.1.js";
 import { Problem, change, useLive } from "../api.js";
 import { id, plain } from "../format.js";
-import { Acts, Facts, Link, Panel, Table, Time } from "../widgets.js";
+import { Acts, DecisionLink, Facts, Link, Panel, Table, Time } from "../widgets.js";
 
 export function Policy({ shell }) {
   const path = shell.fleet ? `/clusters/${encodeURIComponent(shell.fleet)}/policy` : null;
@@ -96,7 +96,7 @@ function Tested({ tested }) {
       ${tested.isLowerBound ? " Only the newest incidents and jobs were examined." : ""}
       ${tested.cannot ? ` ${tested.cannot} cannot be replayed: another release made them.` : ""}</p>
     <${Table} label="Decisions that would differ" empty="No recorded decision would differ." rows=${tested.changed} columns=${[
-      { title: "Decision", cell: (each) => html`<code>${each.decisionId}</code>` },
+      { title: "Decision", cell: (each) => html`<${DecisionLink} decisionId=${each.decisionId} />` },
       { title: "Kind", cell: (each) => plain(each.kind) },
       { title: "About", cell: (each) => html`<${Link} to=${page(each.subject)}>${each.subject}<//>` },
       { title: "Recorded", cell: (each) => answer(each.before) },

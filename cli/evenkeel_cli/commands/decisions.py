@@ -1,0 +1,61 @@
+"""`evenkeel decisions`."""
+
+from typing import Annotated, Any
+
+import typer
+
+from evenkeel_cli.commands import lookup
+from evenkeel_cli.commands.output import print_list, print_or_watch
+from evenkeel_cli.render import Column, OutputFormat, Printer
+from evenkeel_cli.state_signs import plain
+
+Json = dict[str, Any]
+
+_FIELDS = ("decisionId", "kind", "action", "reason", "decidedAt", "mode", "isDryRun", "policyHash")
+
+app = lookup.command_group("List every decision about a job or an incident. `why` explains one of them.")
+
+
+@app.command("ls")
+def list_decisions(
+    subject: Annotated[
+        str, typer.Argument(metavar="JOB|INCIDENT", help="Id, unique prefix of an id, job name, or @latest (incident).")
+    ],
+    kind: Annotated[
+        str | None, typer.Option("--kind", help="Only these kinds, comma-separated: repair,resume.", metavar="KIND,…")
+    ] = None,
+    limit: lookup.LimitOption = 50,
+    watch: lookup.WatchOption = False,
+    output: lookup.OutputOption = OutputFormat.TABLE,
+) -> None:
+    """List the decisions about a job or an incident, newest first."""
+    client = lookup.current_client()
+    is_incident = subject.startswith("inc-") or subject == "@latest"
+    subject_id = lookup.find_incident(client, subject) if is_incident else lookup.find_job(client, subject)
+    kinds = kind and kind.upper().replace("-", "_")
+
+    def draw(listed: tuple[list[Json], str | None]) -> None:
+        decisions, token = listed
+        nothing = f"No decision about {subject_id} matches." if kind else f"No decision about {subject_id} is recorded."
+        print_list(decisions, output, _columns, fields=_FIELDS, nothing=nothing, page_token=token, ends_after=limit)
+
+    print_or_watch(
+        lambda: lookup.list_items_and_token(client, "/decisions", limit, subject=subject_id, kind=kinds),
+        draw,
+        output,
+        watch=watch,
+    )
+
+
+def _columns(out: Printer) -> list[Column]:
+    return [
+        Column(
+            out.age_title("DECIDED"), lambda decision: out.time_text(decision["decidedAt"], ago=False), is_right=True
+        ),
+        Column("DECISION", "decisionId"),
+        Column("KIND", lambda decision: plain(decision["kind"])),
+        Column("ACTION", lambda decision: plain(decision["action"]) + (" (dry run)" if decision["isDryRun"] else "")),
+        Column("MODE", "mode", is_wide=True),
+        Column("POLICY", "policyHash", is_wide=True),
+        Column("REASON", "reason", goes_below=True),
+    ]
