@@ -444,7 +444,6 @@ def require_format(output: OutputFormat, formats: Iterable[OutputFormat]) -> Out
         CommandFailed: this command does not support it.
     """
     if output not in formats and not (output is OutputFormat.YAML and OutputFormat.JSON in formats):
-        raise CommandFailed(
-            Exit.USAGE, f"-o {output} works only for lists. This command shows one item.", code="BAD_OUTPUT"
-        )
+        text = f"-o {output} works only for commands that read. This command prints the result of a change."
+        raise CommandFailed(Exit.USAGE, text, code="BAD_OUTPUT")
     return output

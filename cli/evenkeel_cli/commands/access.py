@@ -31,7 +31,7 @@ def apply(
     clusters: ClustersOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the changes; change nothing.")] = False,
     yes: lookup.YesOption = False,
-    output: lookup.OutputOption = OutputFormat.TABLE,
+    output: lookup.ResultOption = OutputFormat.TABLE,
 ) -> None:
     """Show the changes to each cluster's access entries, and apply them.
 

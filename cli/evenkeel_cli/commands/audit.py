@@ -39,6 +39,7 @@ def list_acts(
             nothing=f"No person changed the fleet since {since_text}.",
             page_token=token,
             ends_after=limit,
+            watch=watch,
         )
 
     def fetch() -> tuple[list[Json], str | None]:

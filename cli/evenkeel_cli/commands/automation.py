@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from evenkeel_cli.commands import lookup
-from evenkeel_cli.commands.output import print_change, print_object
+from evenkeel_cli.commands.output import print_change, print_object, print_read
 from evenkeel_cli.render import OutputFormat, Printer
 from evenkeel_cli.state_signs import count_of, mode_text
 from evenkeel_client.client import ApiClient
@@ -24,11 +24,10 @@ _DURATION = re.compile(r"(\d{1,6})([smhd])", re.ASCII)
 
 
 @app.command("show")
-def show(output: lookup.OutputOption = OutputFormat.TABLE) -> None:
+def show(watch: lookup.WatchOption = False, output: lookup.OutputOption = OutputFormat.TABLE) -> None:
     """Show the mode of automation and active holds."""
     client = lookup.current_client()
-    document = client.get(f"/clusters/{client.fleet}/automation")
-    print_object(document, output, lambda out: _draw_automation(out, document))
+    print_read(lambda: client.get(f"/clusters/{client.fleet}/automation"), output, _draw_automation, watch=watch)
 
 
 @app.command("hold")
@@ -41,7 +40,7 @@ def hold(
         bool, typer.Option("--allow-unknown", help="Also hold a pool or a node that does not exist yet.")
     ] = False,
     key: lookup.KeyOption = None,
-    output: lookup.OutputOption = OutputFormat.TABLE,
+    output: lookup.ResultOption = OutputFormat.TABLE,
 ) -> None:
     """Hold repairs and job stops for a time. Steps that have started still finish. `stop` holds everything."""
     client = lookup.current_client()
@@ -58,7 +57,7 @@ def stop(
     reason: Annotated[str, typer.Option(help="Reason; recorded and shown.")],
     duration_text: Annotated[str, typer.Option("--for", help="Duration: 30m, 2h or 1d.", metavar="TIME")] = "1h",
     key: lookup.KeyOption = None,
-    output: lookup.OutputOption = OutputFormat.TABLE,
+    output: lookup.ResultOption = OutputFormat.TABLE,
 ) -> None:
     """Hold repairs, job stops, scheduling and rentals for a time.
 
@@ -115,7 +114,7 @@ def release(
     node: NodeOption = None,
     cause: Annotated[str, typer.Option(help="Shared cause to clear, such as zone/use1-az1.")] = "",
     key: lookup.KeyOption = None,
-    output: lookup.OutputOption = OutputFormat.TABLE,
+    output: lookup.ResultOption = OutputFormat.TABLE,
 ) -> None:
     """End a hold, or clear a shared cause. Name the hold by its --pool or --node. Blocked recoveries continue."""
     client = lookup.current_client()

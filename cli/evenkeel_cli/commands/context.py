@@ -40,7 +40,7 @@ def add(
     stack: Annotated[str, typer.Option("--stack", help="The CloudFormation stack of the fleet.", metavar="NAME")],
     region: Annotated[str, typer.Option("--region", help="Region of the stack; default: AWS_REGION.")] = "",
     profile: Annotated[str, typer.Option("--profile", help="Profile of the AWS CLI for this fleet.")] = "",
-    output: lookup.OutputOption = OutputFormat.TABLE,
+    output: lookup.ResultOption = OutputFormat.TABLE,
 ) -> None:
     """Add or replace the context of a fleet. The stack gives the API's address."""
     from evenkeel_cli.doctor.findings import CouldNotCheck
@@ -69,7 +69,7 @@ def add(
 
 
 @app.command("use")
-def use(name: NameArgument, output: lookup.OutputOption = OutputFormat.TABLE) -> None:
+def use(name: NameArgument, output: lookup.ResultOption = OutputFormat.TABLE) -> None:
     """Make a context the default for this user."""
     file, default = _context_file(name), context.default_file(os.environ)
     if not file.is_file():

@@ -37,7 +37,16 @@ def list_decisions(
     def draw(listed: tuple[list[Json], str | None]) -> None:
         decisions, token = listed
         nothing = f"No decision about {subject_id} matches." if kind else f"No decision about {subject_id} is recorded."
-        print_list(decisions, output, _columns, fields=_FIELDS, nothing=nothing, page_token=token, ends_after=limit)
+        print_list(
+            decisions,
+            output,
+            _columns,
+            fields=_FIELDS,
+            nothing=nothing,
+            page_token=token,
+            ends_after=limit,
+            watch=watch,
+        )
 
     print_or_watch(
         lambda: lookup.list_items_and_token(client, "/decisions", limit, subject=subject_id, kind=kinds),

@@ -85,7 +85,7 @@ def inject(
         typer.Option("--node", help="Instance id, node name or node slot; if omitted, a random node that runs a job."),
     ] = None,
     job: Annotated[str | None, typer.Option("--job", help="Inject the fault into a node of this job.")] = None,
-    output: lookup.OutputOption = OutputFormat.TABLE,
+    output: lookup.ResultOption = OutputFormat.TABLE,
 ) -> None:
     """Inject a fault into the running data centre."""
     control = _control_client()
@@ -107,7 +107,7 @@ def clear(
     fault_id: Annotated[
         str, typer.Argument(metavar="FAULT-ID", help="Id of the fault; `drill inject` and `drill faults` print it.")
     ],
-    output: lookup.OutputOption = OutputFormat.TABLE,
+    output: lookup.ResultOption = OutputFormat.TABLE,
 ) -> None:
     """Clear a fault."""
     document = _control_client().call("DELETE", f"/control/faults/{fault_id}")

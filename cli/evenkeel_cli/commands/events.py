@@ -45,7 +45,9 @@ def list_events(
     def draw(listed: tuple[list[Json], str | None]) -> None:
         events, token = listed
         nothing = f"Nothing changed since {since_text}." if not (kind or subject or team) else "No event matches."
-        print_list(events, output, _columns, fields=_FIELDS, nothing=nothing, page_token=token, ends_after=limit)
+        print_list(
+            events, output, _columns, fields=_FIELDS, nothing=nothing, page_token=token, ends_after=limit, watch=watch
+        )
 
     print_or_watch(fetch, draw, output, watch=watch)
 

@@ -43,7 +43,7 @@ def list_faults(
 def explain(
     code: Annotated[str, typer.Argument(metavar="CODE", help="xid:79, 79, NvidiaErrorReboot, DCGMError, …")],
     policy: PolicyOption = None,
-    output: lookup.OutputOption = OutputFormat.TABLE,
+    output: lookup.ResultOption = OutputFormat.TABLE,
 ) -> None:
     """Show a fault and the recovery plan that it leads to. Needs no fleet."""
     from evenkeel_cli.offline import faults, policies
@@ -63,7 +63,7 @@ def report(  # noqa: PLR0913, PLR0917 - options, each given by its name
         str, typer.Option(help="Time of the observation, such as 2026-11-03T10:15:00Z; now if omitted.")
     ] = "",
     key: lookup.KeyOption = None,
-    output: lookup.OutputOption = OutputFormat.TABLE,
+    output: lookup.ResultOption = OutputFormat.TABLE,
 ) -> None:
     """Report a fault of a node, as your own detectors do. Needs only the permission to report."""
     fault = {

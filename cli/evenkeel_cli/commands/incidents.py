@@ -5,7 +5,14 @@ from typing import Annotated, Any
 import typer
 
 from evenkeel_cli.commands import lookup
-from evenkeel_cli.commands.output import confirm, draw_timeline, print_change, print_list, print_object, print_or_watch
+from evenkeel_cli.commands.output import (
+    confirm,
+    draw_timeline_document,
+    print_change,
+    print_list,
+    print_or_watch,
+    print_read,
+)
 from evenkeel_cli.receipt_page import draw_incident_receipt
 from evenkeel_cli.render import Column, OutputFormat, Printer, duration
 from evenkeel_cli.state_signs import INCIDENT, plain
@@ -56,6 +63,7 @@ def list_incidents(
             nothing=nothing,
             page_token=token,
             ends_after=limit,
+            watch=watch,
         )
 
     print_or_watch(
@@ -67,28 +75,33 @@ def list_incidents(
 
 
 @app.command("show")
-def show_incident(incident: IncidentArgument, output: lookup.OutputOption = OutputFormat.TABLE) -> None:
+def show_incident(
+    incident: IncidentArgument, watch: lookup.WatchOption = False, output: lookup.OutputOption = OutputFormat.TABLE
+) -> None:
     """Show an incident: evidence, node and job recovery, durations."""
     client = lookup.current_client()
-    document = client.get(f"/incidents/{lookup.find_incident(client, incident)}")
-    print_object(document, output, lambda out: _print_incident(out, document), has_wide=True)
+    incident_id = lookup.find_incident(client, incident)
+    print_read(lambda: client.get(f"/incidents/{incident_id}"), output, _print_incident, watch=watch)
 
 
 @app.command("timeline")
-def timeline(incident: IncidentArgument, output: lookup.OutputOption = OutputFormat.TABLE) -> None:
+def timeline(
+    incident: IncidentArgument, watch: lookup.WatchOption = False, output: lookup.OutputOption = OutputFormat.TABLE
+) -> None:
     """Show the timeline of an incident."""
     client = lookup.current_client()
-    incident_id = lookup.find_incident(client, incident)
-    document = client.get(f"/incidents/{incident_id}/timeline")
-    print_object(document, output, lambda out: draw_timeline(out, document["entries"]), has_wide=True)
+    path = f"/incidents/{lookup.find_incident(client, incident)}/timeline"
+    print_read(lambda: client.get(path), output, draw_timeline_document, watch=watch, items="entries")
 
 
 @app.command("receipt")
-def receipt(incident: IncidentArgument, output: lookup.OutputOption = OutputFormat.TABLE) -> None:
+def receipt(
+    incident: IncidentArgument, watch: lookup.WatchOption = False, output: lookup.OutputOption = OutputFormat.TABLE
+) -> None:
     """Show the cost of an incident by stage, and estimated savings."""
     client = lookup.current_client()
-    document = client.get(f"/incidents/{lookup.find_incident(client, incident)}/receipt")
-    print_object(document, output, lambda out: draw_incident_receipt(out, document), has_wide=True)
+    path = f"/incidents/{lookup.find_incident(client, incident)}/receipt"
+    print_read(lambda: client.get(path), output, draw_incident_receipt, watch=watch)
 
 
 @app.command("ack")
@@ -96,7 +109,7 @@ def acknowledge(
     incident: IncidentArgument,
     reason: lookup.ReasonOption = "",
     key: lookup.KeyOption = None,
-    output: lookup.OutputOption = OutputFormat.TABLE,
+    output: lookup.ResultOption = OutputFormat.TABLE,
 ) -> None:
     """Acknowledge an incident: other people see that you work on it. The recovery continues as before."""
     client = lookup.current_client()
@@ -117,7 +130,7 @@ def approve(
     reason: lookup.ReasonOption = "",
     is_sure: lookup.YesOption = False,
     key: lookup.KeyOption = None,
-    output: lookup.OutputOption = OutputFormat.TABLE,
+    output: lookup.ResultOption = OutputFormat.TABLE,
 ) -> None:
     """Approve the plan that awaits approval. It starts immediately, within the guardrails."""
     _answer_plan(incident, "approve", reason, is_sure, key, output)
@@ -129,7 +142,7 @@ def decline(
     reason: lookup.ReasonOption = "",
     is_sure: lookup.YesOption = False,
     key: lookup.KeyOption = None,
-    output: lookup.OutputOption = OutputFormat.TABLE,
+    output: lookup.ResultOption = OutputFormat.TABLE,
 ) -> None:
     """Decline the plan that awaits approval. Nothing is changed, and the incident is settled."""
     _answer_plan(incident, "decline", reason, is_sure, key, output)

@@ -29,7 +29,7 @@ def _cancel(
     is_dry_run: DryRunOption = False,
     is_sure: lookup.YesOption = False,
     key: lookup.KeyOption = None,
-    output: lookup.OutputOption = OutputFormat.TABLE,
+    output: lookup.ResultOption = OutputFormat.TABLE,
 ) -> None:
     """Show what a cancel stops, ask, and cancel the job. Its pods get their grace period for a last checkpoint."""
     client, job_id = _find(job)
@@ -48,7 +48,7 @@ def _suspend(
     is_dry_run: DryRunOption = False,
     is_sure: lookup.YesOption = False,
     key: lookup.KeyOption = None,
-    output: lookup.OutputOption = OutputFormat.TABLE,
+    output: lookup.ResultOption = OutputFormat.TABLE,
 ) -> None:
     """Show what stops, ask, and suspend the job. If it runs, its pods get their grace period for a last checkpoint."""
     client, job_id = _find(job)
@@ -64,7 +64,7 @@ def _resume(
     reason: lookup.ReasonOption = "",
     is_dry_run: DryRunOption = False,
     key: lookup.KeyOption = None,
-    output: lookup.OutputOption = OutputFormat.TABLE,
+    output: lookup.ResultOption = OutputFormat.TABLE,
 ) -> None:
     """Queue a suspended job again, at its old position."""
     client, job_id = _find(job)
@@ -79,7 +79,7 @@ def _priority(
     reason: lookup.ReasonOption = "",
     is_dry_run: DryRunOption = False,
     is_sure: lookup.YesOption = False,
-    output: lookup.OutputOption = OutputFormat.TABLE,
+    output: lookup.ResultOption = OutputFormat.TABLE,
 ) -> None:
     """Show the new queue position, ask, and change the priority class. It decides which jobs the job may preempt."""
     client, job_id = _find(job)

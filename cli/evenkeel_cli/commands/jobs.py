@@ -27,9 +27,11 @@ from evenkeel_cli.commands.job_pages import (
 )
 from evenkeel_cli.commands.output import (
     draw_timeline,
+    draw_timeline_document,
     print_list,
     print_object,
     print_or_watch,
+    print_read,
     write_template,
 )
 from evenkeel_cli.commands.submission import explain_missing_fields, takes_a_job
@@ -95,7 +97,7 @@ def submit(body: Json, key: lookup.KeyOption = None, output: lookup.OutputOption
 
 @app.command("plan")
 @takes_a_job
-def plan(body: Json, arguments: str, output: lookup.OutputOption = OutputFormat.TABLE) -> None:
+def plan(body: Json, arguments: str, output: lookup.ResultOption = OutputFormat.TABLE) -> None:
     """Preview the next scheduling cycle's decision about a job.
 
     The job is not submitted. Takes the options of `submit`.
@@ -134,6 +136,7 @@ def list_jobs(  # noqa: PLR0913, PLR0917 - options, each given by its name
             lambda _: unmanaged_columns(is_wide=output is OutputFormat.WIDE),
             fields=_UNMANAGED_FIELDS,
             nothing="No GPUs are used by workloads outside Evenkeel.",
+            watch=watch,
         )
 
     if unmanaged:
@@ -147,33 +150,41 @@ def list_jobs(  # noqa: PLR0913, PLR0917 - options, each given by its name
 
     def draw(listed: tuple[list[Json], str | None]) -> None:
         jobs, token = listed
-        print_list(jobs, output, list_columns, fields=_FIELDS, nothing=nothing, page_token=token, ends_after=limit)
+        print_list(
+            jobs, output, list_columns, fields=_FIELDS, nothing=nothing, page_token=token, ends_after=limit, watch=watch
+        )
 
     print_or_watch(lambda: lookup.list_items_and_token(client, path, limit, **document), draw, output, watch=watch)
 
 
 @app.command("show")
-def show_job(job: JobArgument, output: lookup.OutputOption = OutputFormat.TABLE) -> None:
+def show_job(
+    job: JobArgument, watch: lookup.WatchOption = False, output: lookup.OutputOption = OutputFormat.TABLE
+) -> None:
     """Show a job and its attempts."""
     client = lookup.current_client()
-    document = client.get(f"/jobs/{lookup.find_job(client, job)}")
-    print_object(document, output, lambda out: draw_job(out, document), has_wide=True)
+    job_id = lookup.find_job(client, job)
+    print_read(lambda: client.get(f"/jobs/{job_id}"), output, draw_job, watch=watch)
 
 
 @app.command("receipt")
-def receipt(job: JobArgument, output: lookup.OutputOption = OutputFormat.TABLE) -> None:
+def receipt(
+    job: JobArgument, watch: lookup.WatchOption = False, output: lookup.OutputOption = OutputFormat.TABLE
+) -> None:
     """Show where a job's time went, and what interruptions cost."""
     client = lookup.current_client()
-    document = client.get(f"/jobs/{lookup.find_job(client, job)}/receipt")
-    print_object(document, output, lambda out: draw_job_receipt(out, document), has_wide=True)
+    job_id = lookup.find_job(client, job)
+    print_read(lambda: client.get(f"/jobs/{job_id}/receipt"), output, draw_job_receipt, watch=watch)
 
 
 @app.command("timeline")
-def timeline(job: JobArgument, output: lookup.OutputOption = OutputFormat.TABLE) -> None:
+def timeline(
+    job: JobArgument, watch: lookup.WatchOption = False, output: lookup.OutputOption = OutputFormat.TABLE
+) -> None:
     """Show the timeline of a job."""
     client = lookup.current_client()
-    document = client.get(f"/jobs/{lookup.find_job(client, job)}/timeline")
-    print_object(document, output, lambda out: draw_timeline(out, document["entries"]), has_wide=True)
+    path = f"/jobs/{lookup.find_job(client, job)}/timeline"
+    print_read(lambda: client.get(path), output, draw_timeline_document, watch=watch, items="entries")
 
 
 @app.command("logs")

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from evenkeel_cli.render import OutputFormat, stdout_printer, warn
+from evenkeel_cli.render import OutputFormat, require_format, stdout_printer, warn
 from evenkeel_cli.state_signs import JOB
 from evenkeel_client import context
 from evenkeel_client.client import ApiClient
@@ -19,6 +19,19 @@ Json = dict[str, Any]
 MAX_LISTED = 1000
 
 OutputOption = Annotated[OutputFormat, typer.Option("-o", "--output", help="Output format.")]
+
+
+def _check_result_format(output: OutputFormat) -> OutputFormat:
+    """Refuse a format that a change cannot print, before the change happens."""
+    return require_format(output, (OutputFormat.TABLE, OutputFormat.JSON))
+
+
+ResultOption = Annotated[
+    OutputFormat,
+    typer.Option(
+        "-o", "--output", help="Output format of the result: table, json or yaml.", callback=_check_result_format
+    ),
+]
 KeyOption = Annotated[
     str | None,
     typer.Option("--idempotency-key", help="Idempotency key; reuse it to retry the same change.", metavar="KEY"),

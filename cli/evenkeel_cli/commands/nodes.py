@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from evenkeel_cli.commands import lookup
-from evenkeel_cli.commands.output import confirm, print_change, print_list, print_object, print_or_watch
+from evenkeel_cli.commands.output import confirm, print_change, print_list, print_object, print_or_watch, print_read
 from evenkeel_cli.render import Column, OutputFormat, Printer
 from evenkeel_cli.state_signs import NODE, plain
 
@@ -55,17 +55,20 @@ def list_nodes(
             nothing=nothing,
             page_token=token,
             ends_after=limit,
+            watch=watch,
         )
 
     print_or_watch(lambda: lookup.list_items_and_token(client, "/nodes", limit, sort=sort), draw, output, watch=watch)
 
 
 @app.command("show")
-def show_node(node: NodeArgument, output: lookup.OutputOption = OutputFormat.TABLE) -> None:
+def show_node(
+    node: NodeArgument, watch: lookup.WatchOption = False, output: lookup.OutputOption = OutputFormat.TABLE
+) -> None:
     """Show one node."""
     client = lookup.current_client()
-    document = client.get(f"/nodes/{lookup.find_node(client, node)}")
-    print_object(document, output, lambda out: _draw_node(out, document), has_wide=True)
+    node_id = lookup.find_node(client, node)
+    print_read(lambda: client.get(f"/nodes/{node_id}"), output, _draw_node, watch=watch)
 
 
 @app.command("cordon")
@@ -73,7 +76,7 @@ def cordon(
     node: NodeArgument,
     reason: lookup.ReasonOption = "",
     key: lookup.KeyOption = None,
-    output: lookup.OutputOption = OutputFormat.TABLE,
+    output: lookup.ResultOption = OutputFormat.TABLE,
 ) -> None:
     """Cordon a node. No recovery removes this cordon."""
     _cordon_or_uncordon(node, "cordon", reason, key, output)
@@ -84,7 +87,7 @@ def uncordon(
     node: NodeArgument,
     reason: lookup.ReasonOption = "",
     key: lookup.KeyOption = None,
-    output: lookup.OutputOption = OutputFormat.TABLE,
+    output: lookup.ResultOption = OutputFormat.TABLE,
 ) -> None:
     """Remove a cordon, even during a hold. Evenkeel or one of its users must have set it. The node's recovery ends."""
     _cordon_or_uncordon(node, "uncordon", reason, key, output)
@@ -98,7 +101,7 @@ def replace(
     is_dry_run: Annotated[bool, typer.Option("--dry-run", help="Show and record the plan; change nothing.")] = False,
     is_sure: lookup.YesOption = False,
     key: lookup.KeyOption = None,
-    output: lookup.OutputOption = OutputFormat.TABLE,
+    output: lookup.ResultOption = OutputFormat.TABLE,
 ) -> None:
     """Replace a node. Its jobs are moved first, and every guardrail applies."""
     client = lookup.current_client()

@@ -35,6 +35,46 @@ def print_object(
         draw(printer)
 
 
+_IDS = ("jobId", "incidentId", "instanceId", "decisionId", "subject", "team", "hash", "fleet", "mode")
+"""Fields that identify an object, for `-o name`. The first field that an object has counts."""
+
+
+def print_read(
+    fetch: Callable[[], Json],
+    output: OutputFormat,
+    draw: Callable[[Printer, Json], None],
+    *,
+    watch: bool = False,
+    items: str = "",
+) -> None:
+    """Read one object and print it in any format; with `watch`, repeat until Ctrl-C.
+
+    `-o csv` prints a line for each item, or one line for the whole object. `-o name` prints the id of the object.
+
+    Args:
+        fetch: Reads the object.
+        output: The chosen format.
+        draw: Prints the page for a person.
+        watch: Whether to repeat.
+        items: Field with the items, such as the entries of a timeline.
+    """
+    printer = stdout_printer()
+
+    def show(document: Json) -> None:
+        match output:
+            case OutputFormat.JSON | OutputFormat.YAML:
+                printer.document(document, output, is_part=watch)
+            case OutputFormat.CSV:
+                objects = document[items] if items else [document]
+                write_csv(printer, objects, list(dict.fromkeys(name for item in objects for name in item)))
+            case OutputFormat.NAME:
+                printer.line(str(next((document[name] for name in _IDS if document.get(name)), "")))
+            case _:
+                draw(printer, document)
+
+    print_or_watch(fetch, show, output, watch=watch)
+
+
 def write_template(name: str, file: Path, *, then: str, force: bool) -> None:
     """Write an example file for a person to edit.
 
@@ -112,7 +152,7 @@ def print_or_watch(
         raise CommandFailed(Exit.INTERRUPTED, "Stopped watching. Nothing was changed.") from None
 
 
-def print_list(
+def print_list(  # noqa: PLR0913 - options, each given by its name
     items: list[Json],
     output: OutputFormat,
     columns: Callable[[Printer], Sequence[Column]],
@@ -121,6 +161,7 @@ def print_list(
     nothing: str,
     page_token: str | None = None,
     ends_after: int | None = None,
+    watch: bool = False,
 ) -> None:
     """Print a list in the chosen format.
 
@@ -132,11 +173,13 @@ def print_list(
         nothing: Text to print if the list is empty.
         page_token: Token of the next page.
         ends_after: Number of items requested; None = the list has no pages.
+        watch: Whether the list is one of many; then its JSON stands on one line.
     """
     printer = stdout_printer()
     match output:
         case OutputFormat.JSON | OutputFormat.YAML:
-            printer.document({"items": items} | ({} if ends_after is None else {"nextPageToken": page_token}), output)
+            document = {"items": items} | ({} if ends_after is None else {"nextPageToken": page_token})
+            printer.document(document, output, is_part=watch)
         case OutputFormat.CSV:
             write_csv(printer, items, fields)
         case OutputFormat.NAME:
@@ -224,6 +267,11 @@ def draw_timeline(out: Printer, entries: list[Json]) -> None:
     out.table([Column("", 0), Column("", 1, wraps=True)], rows)
     if not entries:
         note("Nothing has happened yet.")
+
+
+def draw_timeline_document(out: Printer, document: Json) -> None:
+    """Print the timeline of a job or an incident."""
+    draw_timeline(out, document["entries"])
 
 
 _KINDS = {"fault": "warn", "failed": "failed", "paged": "failed", "held": "warn", "lost": "warn", "planned": "next"}

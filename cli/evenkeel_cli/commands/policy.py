@@ -2,13 +2,21 @@
 
 import json
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from evenkeel_cli.commands import lookup
-from evenkeel_cli.commands.output import print_change, print_list, print_object, write_template
+from evenkeel_cli.commands.output import (
+    print_change,
+    print_list,
+    print_object,
+    print_or_watch,
+    print_read,
+    write_template,
+)
 from evenkeel_cli.render import Column, OutputFormat, Printer, note, stdout_printer
 from evenkeel_cli.state_signs import count_of
 from evenkeel_client.errors import Exit
@@ -34,7 +42,7 @@ def init(
 
 @app.command("check")
 def check(
-    file: FileArgument, base: BaseOption = "production", output: lookup.OutputOption = OutputFormat.TABLE
+    file: FileArgument, base: BaseOption = "production", output: lookup.ResultOption = OutputFormat.TABLE
 ) -> None:
     """Check a policy file without a fleet. Exit 2 if the service would refuse it. Warns of improbable values."""
     from evenkeel_cli.offline import policies
@@ -56,7 +64,7 @@ ValuesArgument = Annotated[
 
 
 @app.command("lint")
-def lint(values: ValuesArgument = Path("values.yaml"), output: lookup.OutputOption = OutputFormat.TABLE) -> None:
+def lint(values: ValuesArgument = Path("values.yaml"), output: lookup.ResultOption = OutputFormat.TABLE) -> None:
     """Check a values file without a fleet. Exit 1 if a value cannot work."""
     from evenkeel_cli.offline import values_files
 
@@ -74,7 +82,7 @@ def import_(
         Path | None, typer.Option("--onto", metavar="FILE", help="The site's policy file; its other fields are kept.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
-    output: lookup.OutputOption = OutputFormat.TABLE,
+    output: lookup.ResultOption = OutputFormat.TABLE,
 ) -> None:
     """Convert a values file to a policy, teams and Kubernetes classes.
 
@@ -107,28 +115,37 @@ def import_(
 
 
 @app.command("show")
-def show(output: lookup.OutputOption = OutputFormat.TABLE) -> None:
+def show(watch: lookup.WatchOption = False, output: lookup.OutputOption = OutputFormat.TABLE) -> None:
     """Show the active policy and its last change."""
     client = lookup.current_client()
-    document = client.get(f"/clusters/{client.fleet}/policy")
-    print_object(document, output, lambda out: _draw_policy(out, document))
+    print_read(lambda: client.get(f"/clusters/{client.fleet}/policy"), output, _draw_policy, watch=watch)
 
 
 @app.command("history")
-def history(limit: lookup.LimitOption = 1000, output: lookup.OutputOption = OutputFormat.TABLE) -> None:
+def history(
+    limit: lookup.LimitOption = 1000,
+    watch: lookup.WatchOption = False,
+    output: lookup.OutputOption = OutputFormat.TABLE,
+) -> None:
     """List all policy changes, newest first."""
     client = lookup.current_client()
-    changes, token = lookup.list_items_and_token(client, f"/clusters/{client.fleet}/policy", limit, within="history")
-    nothing = "The policy is as shipped: it has no changes."
-    print_list(
-        changes,
-        output,
-        _columns,
-        fields=("number", "at", "by", "reason", "changes"),
-        nothing=nothing,
-        page_token=token,
-        ends_after=limit,
-    )
+    path = f"/clusters/{client.fleet}/policy"
+
+    def draw(listed: tuple[list[Json], str | None]) -> None:
+        changes, token = listed
+        print_list(
+            changes,
+            output,
+            _columns,
+            fields=("number", "at", "by", "reason", "changes"),
+            nothing="The policy is as shipped: it has no changes.",
+            page_token=token,
+            ends_after=limit,
+            watch=watch,
+        )
+
+    fetch = partial(lookup.list_items_and_token, client, path, limit, within="history")
+    print_or_watch(fetch, draw, output, watch=watch)
 
 
 def _columns(out: Printer) -> list[Column]:
@@ -153,7 +170,7 @@ def apply(
         str, typer.Option("--based-on", metavar="HASH", help="Refuse unless the active policy has this hash.")
     ] = "",
     key: lookup.KeyOption = None,
-    output: lookup.OutputOption = OutputFormat.TABLE,
+    output: lookup.ResultOption = OutputFormat.TABLE,
 ) -> None:
     """Activate a policy file instead of the current policy. Run `policy check` first."""
     from evenkeel_cli.offline import policies
@@ -173,7 +190,7 @@ def try_(
         str | None,
         typer.Option("--since", metavar="INSTANT", help="Start time in RFC 3339; seven days ago if omitted."),
     ] = None,
-    output: lookup.OutputOption = OutputFormat.TABLE,
+    output: lookup.ResultOption = OutputFormat.TABLE,
 ) -> None:
     """Replay recorded decisions under a policy file. Shows the decisions that would differ."""
     from evenkeel_cli.offline import policies

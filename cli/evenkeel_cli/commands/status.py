@@ -9,7 +9,7 @@ import typer
 from evenkeel_cli.commands import lookup
 from evenkeel_cli.commands.automation import scope_options
 from evenkeel_cli.commands.incidents import RUNBOOK, acknowledged_by, print_recovery_branches
-from evenkeel_cli.commands.output import print_or_watch
+from evenkeel_cli.commands.output import print_read
 from evenkeel_cli.render import (
     Column,
     OutputFormat,
@@ -38,20 +38,15 @@ def status(
 ) -> None:
     """Show health, open incidents, the fleet and jobs on one screen."""
     client = lookup.current_client()
-    form = require_format(output, (OutputFormat.TABLE, OutputFormat.WIDE, OutputFormat.JSON))
-    printer = stdout_printer()
 
-    def draw(fleet: Json) -> None:
-        if form.is_document:
-            printer.document(fleet, form, is_part=watch)
-        else:
-            draw_status(printer, fleet, is_wide=form is OutputFormat.WIDE)
+    def draw(out: Printer, fleet: Json) -> None:
+        draw_status(out, fleet, is_wide=output is OutputFormat.WIDE)
 
     if check:
         fleet = client.get("/overview")
-        _print_check(printer, fleet, form)
+        _print_check(stdout_printer(), fleet, require_format(output, (OutputFormat.TABLE, OutputFormat.JSON)))
         raise typer.Exit({"OK": Exit.DONE, "DEGRADED": Exit.DEGRADED}.get(fleet["health"], Exit.CRITICAL))
-    print_or_watch(lambda: client.get("/overview"), draw, form, watch=watch)
+    print_read(lambda: client.get("/overview"), output, draw, watch=watch)
 
 
 def _print_check(out: Printer, status: Json, form: OutputFormat) -> None:

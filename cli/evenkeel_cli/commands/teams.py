@@ -9,7 +9,15 @@ import typer
 
 from evenkeel_cli import spend_page
 from evenkeel_cli.commands import lookup
-from evenkeel_cli.commands.output import print_change, print_list, print_object, write_csv, write_template
+from evenkeel_cli.commands.output import (
+    print_change,
+    print_list,
+    print_object,
+    print_or_watch,
+    print_read,
+    write_csv,
+    write_template,
+)
 from evenkeel_cli.render import Column, OutputFormat, Printer, note, stdout_printer
 from evenkeel_cli.spend_page import SpendGroupBy
 from evenkeel_cli.state_signs import count_of
@@ -39,28 +47,42 @@ def init(
 
 
 @app.command("ls")
-def list_teams(output: lookup.OutputOption = OutputFormat.TABLE) -> None:
+def list_teams(watch: lookup.WatchOption = False, output: lookup.OutputOption = OutputFormat.TABLE) -> None:
     """List teams: accelerators allocated, used, borrowed and lent."""
-    teams = lookup.current_client().get("/teams")["items"]
-    nothing = "There are no teams and no running jobs."
-    print_list(teams, output, lambda _: _COLUMNS, fields=_FIELDS, nothing=nothing)
+    client = lookup.current_client()
+
+    def draw(teams: list[Json]) -> None:
+        nothing = "There are no teams and no running jobs."
+        print_list(teams, output, lambda _: _COLUMNS, fields=_FIELDS, nothing=nothing, watch=watch)
+
+    print_or_watch(lambda: client.get("/teams")["items"], draw, output, watch=watch)
 
 
 @app.command("show")
-def show_team(team: TeamArgument, output: lookup.OutputOption = OutputFormat.TABLE) -> None:
+def show_team(
+    team: TeamArgument, watch: lookup.WatchOption = False, output: lookup.OutputOption = OutputFormat.TABLE
+) -> None:
     """Show the configuration of a team. `teams apply` accepts the output of `-o json`."""
-    document = lookup.current_client().get(f"/teams/{team}/quota")
-    print_object(document, output, lambda out: _draw_team(out, document))
+    client = lookup.current_client()
+    print_read(lambda: client.get(f"/teams/{team}/quota"), output, _draw_team, watch=watch)
 
 
 @app.command("quota")
-def quota(team: TeamArgument, output: lookup.OutputOption = OutputFormat.TABLE) -> None:
+def quota(
+    team: TeamArgument, watch: lookup.WatchOption = False, output: lookup.OutputOption = OutputFormat.TABLE
+) -> None:
     """Show a team's quota by flavor and resource. Also shows what the team uses, borrows and lends."""
-    row = next((item for item in lookup.current_client().get("/teams")["items"] if item["team"] == team), None)
-    if row is None:
-        raise CommandFailed(Exit.NOT_FOUND, f"There is no team {team!r}.", code="NOT_FOUND", hint="evenkeel teams ls")
-    team_row = row
-    print_object(team_row, output, lambda out: _draw_resources(out, team_row))
+    client = lookup.current_client()
+
+    def read_team() -> Json:
+        rows = [item for item in client.get("/teams")["items"] if item["team"] == team]
+        if not rows:
+            text = f"There is no team {team!r}."
+            raise CommandFailed(Exit.NOT_FOUND, text, code="NOT_FOUND", hint="evenkeel teams ls")
+        row: Json = rows[0]
+        return row
+
+    print_read(read_team, output, _draw_resources, watch=watch)
 
 
 @app.command("spend")
@@ -104,7 +126,7 @@ def apply(
     ],
     reason: Annotated[str, typer.Option(help="Reason; recorded.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the changes; change nothing.")] = False,
-    output: lookup.OutputOption = OutputFormat.TABLE,
+    output: lookup.ResultOption = OutputFormat.TABLE,
 ) -> None:
     """Create or change teams from files. Other teams do not change.
 
@@ -144,7 +166,7 @@ def apply(
 def remove(
     team: TeamArgument,
     reason: Annotated[str, typer.Option(help="Reason; recorded.")],
-    output: lookup.OutputOption = OutputFormat.TABLE,
+    output: lookup.ResultOption = OutputFormat.TABLE,
 ) -> None:
     """Remove a team that has no jobs, holds no nodes and lends no quota."""
     client = lookup.current_client()

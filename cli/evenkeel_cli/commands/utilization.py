@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from evenkeel_cli.commands import lookup
-from evenkeel_cli.commands.output import write_csv
+from evenkeel_cli.commands.output import print_or_watch, write_csv
 from evenkeel_cli.render import Column, OutputFormat, Printer, note, stdout_printer, warn
 from evenkeel_cli.state_signs import NODE, count_of, plain
 
@@ -48,21 +48,34 @@ def list_utilization(
     ] = UtilizationSubject.POOL,
     cluster: Annotated[str, typer.Option(help="Only nodes of this Kubernetes cluster.")] = "",
     pool: Annotated[str, typer.Option(help="Only nodes of this instance group or NodePool.")] = "",
+    watch: lookup.WatchOption = False,
     output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
     """List allocation and utilization over the last 15 minutes."""
-    document = lookup.current_client().get("/utilization", by=by.value, cluster=cluster, pool=pool)
+    client = lookup.current_client()
+    is_filtered = bool(cluster or pool)
+    print_or_watch(
+        lambda: client.get("/utilization", by=by.value, cluster=cluster, pool=pool),
+        lambda document: _print_utilization(document, by, output, is_filtered=is_filtered, watch=watch),
+        output,
+        watch=watch,
+    )
+
+
+def _print_utilization(
+    document: Json, by: UtilizationSubject, output: OutputFormat, *, is_filtered: bool, watch: bool
+) -> None:
     printer = stdout_printer()
     match output:
         case OutputFormat.JSON | OutputFormat.YAML:
-            printer.document(document, output)
+            printer.document(document, output, is_part=watch)
         case OutputFormat.CSV:
             write_csv(printer, document["items"], _FIELDS[by])
         case OutputFormat.NAME:
             for item in document["items"]:
                 printer.line(item[_FIELDS[by][0]])
         case _ if not document["items"]:
-            note("No nodes match." if cluster or pool else "No nodes are known yet. The first sweep adds them.")
+            note("No nodes match." if is_filtered else "No nodes are known yet. The first sweep adds them.")
         case form:
             _draw(printer, document, by, is_wide=form is OutputFormat.WIDE)
     for source in document["sources"]:

@@ -6,7 +6,8 @@ import typer
 
 from evenkeel_cli.commands import lookup
 from evenkeel_cli.commands.nodes import cordon_text
-from evenkeel_cli.render import Column, OutputFormat, Printer, duration, require_format, stdout_printer
+from evenkeel_cli.commands.output import print_read
+from evenkeel_cli.render import Column, OutputFormat, Printer, duration
 from evenkeel_cli.state_signs import INCIDENT, JOB, NODE, plain
 from evenkeel_client.client import ApiClient
 from evenkeel_client.errors import CommandFailed, Exit
@@ -24,26 +25,25 @@ def why(
             metavar="JOB|INCIDENT|NODE|DECISION", help="Id or unique prefix, job or node name, or @latest (incident)."
         ),
     ],
+    watch: lookup.WatchOption = False,
     output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Explain a decision: the reason, the alternatives and the next step."""
     client = lookup.current_client()
-    printer = stdout_printer()
-    form = require_format(output, (OutputFormat.TABLE, OutputFormat.WIDE, OutputFormat.JSON))
-    if subject.startswith("dec-"):
-        decision = client.get(f"/decisions/{subject}")
-        if form.is_document:
-            printer.document(decision, form)
+
+    def draw(out: Printer, response: Json) -> None:
+        if response.get("decisionId"):
+            _print_decision(out, response)
+        elif response.get("cordon") or response.get("repairedBy"):
+            _print_node(out, response)
         else:
-            _print_decision(printer, decision)
-        return
-    response = _read_explanation(client, subject)
-    if form.is_document:
-        printer.document(response, form)
-    elif response.get("cordon") or response.get("repairedBy"):
-        _print_node(printer, response)
-    else:
-        _print_answer(printer, response)
+            _print_answer(out, response)
+
+    def fetch() -> Json:
+        is_decision = subject.startswith("dec-")
+        return client.get(f"/decisions/{subject}") if is_decision else _read_explanation(client, subject)
+
+    print_read(fetch, output, draw, watch=watch)
 
 
 def _read_explanation(client: ApiClient, subject: str) -> Json:

@@ -9,7 +9,6 @@ import pytest
 
 from evenkeel_cli.commands.output import write_csv
 from evenkeel_cli.render import Printer
-from tests.unit.api.gateway import FLEET
 from tests.unit.api.seeds import a_fleet_node, a_job, ago, store
 from tests.unit.cli.conftest import CliFixture
 from tests.unit.cli.recovery_fixture import store_running_recovery
@@ -146,9 +145,10 @@ def test_truncated_csv_list_is_reported_on_standard_error(cli: CliFixture) -> No
     assert "Listed the first 1 items." in result.err
 
 
-def test_command_that_shows_one_item_refuses_csv(cli: CliFixture) -> None:
-    result = cli.run("status", "-o", "csv")
+def test_command_that_changes_an_item_refuses_csv(cli: CliFixture) -> None:
+    store(cli.gateway.fakes.ledger, a_job(1))
+    result = cli.run("jobs", "cancel", "llama-1", "--yes", "-o", "csv")
 
     assert result.exit_code == 2
-    assert "works only for lists" in result.err
-    assert FLEET not in result.out
+    assert "works only for commands that read" in result.err
+    assert cli.gateway.get("/v1/jobs/job-0000000001").document["state"] == "PENDING"
