@@ -28,9 +28,7 @@ def _check_result_format(output: OutputFormat) -> OutputFormat:
 
 ResultOption = Annotated[
     OutputFormat,
-    typer.Option(
-        "-o", "--output", help="Output format of the result: table, json or yaml.", callback=_check_result_format
-    ),
+    typer.Option("-o", "--output", help="Output format.", metavar="table|json|yaml", callback=_check_result_format),
 ]
 KeyOption = Annotated[
     str | None,

@@ -78,8 +78,10 @@ PAGES = (
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
+    expect.set_options(timeout=20_000)  # a busy machine is slow, and a page reads again after four seconds
     with browser.running() as started:
         yield started
+    expect.set_options(timeout=5_000)
 
 
 @pytest.fixture
@@ -98,7 +100,7 @@ def page(chromium: Browser, console: ConsoleServer) -> Iterator[Page]:
     """A signed-in page. The test fails after a script error or a request to another address."""
     context = chromium.new_context(viewport={"width": 1280, "height": 800})
     opened = context.new_page()
-    opened.set_default_timeout(10_000)
+    opened.set_default_timeout(20_000)
     browser_errors: list[str] = []
     console_url = f"http://127.0.0.1:{console.server_port}/"
     opened.on("pageerror", lambda error: browser_errors.append(str(error)))
