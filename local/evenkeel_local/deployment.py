@@ -88,7 +88,7 @@ def deploy(
     package = built.parent / _PACKAGE
     if package.exists() and not _stack_exists(credentials, stack_name):
         _create_stack(package, credentials, stack_name, chosen)
-        return stack_outputs(credentials, stack_name)
+        return _outputs_with_gateway_responses(built, credentials, stack_name)
     # Use only flags: sam would look for samconfig.toml relative to the build.
     command: list[str | Path] = [
         *(SAM, "deploy", "--template-file", built, "--stack-name", stack_name, "--region", credentials.region),
@@ -98,7 +98,34 @@ def deploy(
     ]
     _run_sam(command, logs / "sam-deploy.log", built.parent, credentials.environment())
     _keep_package(package, credentials, stack_name, _prefix_of(built))
-    return stack_outputs(credentials, stack_name)
+    return _outputs_with_gateway_responses(built, credentials, stack_name)
+
+
+def _outputs_with_gateway_responses(built: Path, credentials: Credentials, stack_name: str) -> Outputs:
+    """Return the stack's outputs. Give the API the template's answers to refused requests, as AWS does.
+
+    The engine ignores the gateway responses in the API's definition.
+
+    Idempotent: yes; the same responses are put again.
+    """
+    outputs = stack_outputs(credentials, stack_name)
+    resources = json.loads(built.read_text(encoding="utf-8"))["Resources"]
+    responses = resources.get("Api", {}).get("Properties", {}).get("GatewayResponses", {})
+    if not responses or not {"ApiId", "ApiStage"} <= outputs.keys():
+        return outputs
+    gateway = credentials.client("apigateway")
+    for response_type, response in responses.items():
+        status = {"statusCode": str(response["StatusCode"])} if "StatusCode" in response else {}
+        headers = response["ResponseParameters"]["Headers"]
+        gateway.put_gateway_response(
+            restApiId=outputs["ApiId"],
+            responseType=response_type,
+            responseParameters={f"gatewayresponse.header.{name}": value for name, value in headers.items()},
+            responseTemplates=response["ResponseTemplates"],
+            **status,
+        )
+    gateway.create_deployment(restApiId=outputs["ApiId"], stageName=outputs["ApiStage"])
+    return outputs
 
 
 def _deployment_id(built: Path, parameters: Mapping[str, str]) -> str:

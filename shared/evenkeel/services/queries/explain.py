@@ -4,11 +4,13 @@ from datetime import datetime
 from typing import Any
 
 from evenkeel.domain.admission.decide_job import AdmissionAction, AdmissionFacts
+from evenkeel.domain.admission.starting_changes import starting_changes
 from evenkeel.domain.decisions import OMITTED, Alternative, Decision
 from evenkeel.domain.health.faults import default_catalogue
 from evenkeel.domain.health.incidents import Incident, IncidentState
 from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import Job, JobState, StopRequest
+from evenkeel.domain.kueue.why import AdmittingChange
 from evenkeel.domain.quotas.quota_facts import smallest_changes
 from evenkeel.domain.recovery.approval import awaits_approval
 from evenkeel.domain.values import rfc3339
@@ -304,7 +306,7 @@ def _put_first(ledger: Ledger, decision_id: str, decisions: list[Decision]) -> l
 
 
 _ACTIONS_THAT_QUOTA_MAY_CHANGE = (AdmissionAction.NO_QUOTA, AdmissionAction.SAME_SHAPE, AdmissionAction.BLOCKED)
-"""Results of an admission that a smallest change may flip."""
+"""Results of an admission that a change of quota or of an earlier job flips."""
 
 
 def _smallest_changes(ledger: Ledger, decision: Decision) -> list[Json]:
@@ -313,20 +315,26 @@ def _smallest_changes(ledger: Ledger, decision: Decision) -> list[Json]:
     None are known if the record has no facts, because they were too large or cannot be read.
     """
     for _ in range(_MAX_BLOCKING_JOBS):
-        if decision.kind != "ADMISSION" or decision.action not in _ACTIONS_THAT_QUOTA_MAY_CHANGE:
-            break
+        if decision.kind != "ADMISSION" or decision.action not in tuple(AdmissionAction):
+            break  # another release may have recorded the action
         (decision,) = with_facts((decision,), ledger)
-        if OMITTED in decision.facts:
+        if OMITTED in decision.facts or "request" not in decision.facts:
             break
         facts = AdmissionFacts.model_validate(decision.facts, extra="allow")
+        if decision.action not in _ACTIONS_THAT_QUOTA_MAY_CHANGE:
+            return [_change_document(change) for change in starting_changes(AdmissionAction(decision.action), facts)]
         if facts.quota is not None:
             changes = smallest_changes(facts.quota, facts.now.timestamp())
-            return [change.model_dump(mode="json", by_alias=True, exclude_defaults=True) for change in changes]
+            return [_change_document(change) for change in changes]
         decisions = _latest_decisions(ledger, facts.blocked_by) if facts.blocked_by else []
         if not decisions:
             break
         decision = decisions[0]
     return []
+
+
+def _change_document(change: AdmittingChange) -> Json:
+    return change.model_dump(mode="json", by_alias=True, exclude_defaults=True)
 
 
 def short_decision(decision: Decision) -> Json:

@@ -16,6 +16,7 @@ from evenkeel.services.jobs import cancel_job, check_role, set_priority, suspend
 from evenkeel.services.queries import plan_unsubmitted_job
 from evenkeel.services.storage import job_rows, rows, team_setup
 from evenkeel.services.storage.dry_run import DryRunLedger, NullCycleRequests, NullTelemetry
+from evenkeel.services.storage.training_plan_ends import with_training_plan_ends
 
 Json = dict[str, Any]
 
@@ -123,5 +124,5 @@ def _next_decision(after: Job, context: Context) -> Json | None:
     if after.state is not JobState.PENDING or context.site.admission is AdmissionAuthority.KUEUE:
         return None
     setup = team_setup.load_setup(context.ledger).setup
-    cycle = plan_unsubmitted_job.preview_cycle(after, setup, context)
+    cycle = plan_unsubmitted_job.preview_cycle(after, setup, with_training_plan_ends(context))
     return plan_unsubmitted_job.decision_document(cycle.decision)

@@ -57,6 +57,7 @@ def run(spec: JobSpec, requester: check_role.Requester, context: Context) -> Jso
         return _plan_document(job, position=1, decision=planned_decision, placement=None)
     submit_job.check_not_in_kueue_namespace(job, context.ledger)
     submit_job.check_fits_fleet(job, setup, context)
+    context = with_training_plan_ends(context)
     cycle = preview_cycle(job, setup, context)
     placement = (
         plan_placement.compare_pools(
@@ -81,8 +82,10 @@ class CyclePreview(NamedTuple):
 
 
 def preview_cycle(job: Job, setup: TeamSetup, context: Context) -> CyclePreview:
-    """Decide as the next scheduling cycle would if the job were pending as given. Records nothing."""
-    context = with_training_plan_ends(context)
+    """Decide as the next scheduling cycle would if the job were pending as given. Records nothing.
+
+    The policy of `context` has the ends of training plans.
+    """
     charges = read_charges.live_charges(context.ledger)
     # Rented nodes stay reserved for their jobs.
     stored_capacities = read_queue.stored_node_capacity(context.ledger, charges)

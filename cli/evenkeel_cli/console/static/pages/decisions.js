@@ -26,7 +26,6 @@ export function Decisions({ filters }) {
       { title: "Decision", whole: true, cell: (each) => html`<${DecisionLink} decisionId=${each.decisionId} />` },
       { title: "Kind", cell: (each) => plain(each.kind) },
       { title: "Action", cell: (each) => html`<b>${plain(each.action)}</b>${each.isDryRun ? " (dry run)" : ""}` },
-      { title: "Mode", cell: (each) => each.mode },
       { title: "Reason", grow: true, cell: (each) => each.reason },
     ]} />
     <${Pages} live=${live} page=${page} filters=${filters} />

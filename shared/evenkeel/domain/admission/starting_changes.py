@@ -1,0 +1,57 @@
+"""The smallest changes that would each start a job that has quota, or that no quota keeps waiting."""
+
+from evenkeel.domain.admission.decide_job import AdmissionAction, AdmissionFacts
+from evenkeel.domain.admission.pool_fits import PoolFit
+from evenkeel.domain.kueue.why import AdmittingChange
+from evenkeel.domain.quotas.spending import UsageLimit
+from evenkeel.domain.words import count_of
+
+_MAX_POOLS = 3
+
+
+def starting_changes(action: AdmissionAction, facts: AdmissionFacts) -> tuple[AdmittingChange, ...]:
+    """Return the smallest changes, smallest first; none if the action is not a wait for nodes, a limit or a time."""
+    match action:
+        case AdmissionAction.WAIT | AdmissionAction.NEVER_FITS:
+            return _changes_of_nodes(facts)
+        case AdmissionAction.LIMIT_REACHED:
+            reached = [limit for limit in facts.limits if limit.is_reached]
+            return tuple(AdmittingChange(kind="limit", message=_limit_text(limit)) for limit in reached)
+        case AdmissionAction.BACK_OFF if facts.request.not_before:
+            text = f"The end of the pause, at {facts.request.not_before:%Y-%m-%dT%H:%M:%SZ}."
+            return (AdmittingChange(kind="time", message=text),)
+        case AdmissionAction.EXCLUDED if facts.exclusion_reason:
+            return (AdmittingChange(kind="exclusion", message=f"The end of this state: {facts.exclusion_reason}"),)
+        case AdmissionAction.PREEMPT if facts.preemption_plan:
+            jobs = tuple(victim.job_id for victim in facts.preemption_plan.victims)
+            return (AdmittingChange(kind="wait", message=f"The end of {', '.join(jobs)}.", jobs=jobs),)
+        case _:
+            return ()
+
+
+def _limit_text(limit: UsageLimit) -> str:
+    if limit.requested:
+        return f"A limit of {limit.used + limit.requested:g} {limit.quantity} instead of {limit.limit:g}."
+    return f"A limit above {limit.used:g} {limit.quantity} instead of {limit.limit:g}."
+
+
+def _changes_of_nodes(facts: AdmissionFacts) -> tuple[AdmittingChange, ...]:
+    nodes = facts.request.nodes
+    by_missing = sorted(facts.fits, key=lambda fit: (nodes - fit.most_nodes, fit.preference_rank, fit.pool))
+    changes = [_change_of_pool(fit, nodes) for fit in by_missing[:_MAX_POOLS]]
+    most = max((fit.most_nodes for fit in facts.fits if not fit.uses_reserved_spares), default=0)
+    if 0 < most < nodes:
+        text = f"A smaller size: {count_of(most, 'node')} instead of {nodes}."
+        changes.append(AdmittingChange(kind="size", message=text, counts=(most,)))
+    return tuple(changes)
+
+
+def _change_of_pool(fit: PoolFit, nodes: int) -> AdmittingChange:
+    pool = f"{fit.pool} ({fit.instance_type})"
+    if fit.best:
+        return AdmittingChange(
+            kind="spares", message=f"Fewer spares in {pool}: it keeps {count_of(fit.reserved_spares, 'free node')}."
+        )
+    missing = nodes - fit.most_nodes
+    where = "in one network domain of" if fit.largest_domain is not None else "in"
+    return AdmittingChange(kind="nodes", message=f"{count_of(missing, 'more free node')} {where} {pool}.")
