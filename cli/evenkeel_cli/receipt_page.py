@@ -154,7 +154,7 @@ def _draw_options(out: Printer, options: list[Json]) -> None:
             Column("FORECAST", lambda option: seconds_text(option["expectedSeconds"]), is_right=True),
             Column(
                 "ACTUAL",
-                lambda option: seconds_text(option["actualSeconds"]) if option["isChosen"] else "–",
+                _actual_text,
                 is_right=True,
             ),
             Column("JOB", "jobId", is_wide=len({option["jobId"] for option in options}) == 1),
@@ -163,6 +163,14 @@ def _draw_options(out: Printer, options: list[Json]) -> None:
         options,
         indent="  ",
     )
+
+
+def _actual_text(option: Json) -> str:
+    """Return the actual time of the chosen option; of another option the time in hindsight, marked with `~`."""
+    if option["isChosen"]:
+        return seconds_text(option["actualSeconds"])
+    hindsight = option.get("hindsightSeconds")
+    return "–" if hindsight is None else f"~{seconds_text(hindsight)}"
 
 
 def _draw_savings(out: Printer, savings: list[Json]) -> None:

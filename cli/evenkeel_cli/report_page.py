@@ -1,6 +1,6 @@
 """The cost report as sections: the same figures for a terminal, Markdown and CSV."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from html import escape
 from typing import Any, NamedTuple
 
@@ -11,13 +11,23 @@ from evenkeel_cli.state_signs import count_of, plain
 Json = dict[str, Any]
 
 _PER_THOUSAND_NODE_DAYS = "failuresPerThousandNodeDays"
-_USES = ("PRODUCTIVE", "LOST", "INTERRUPTED", "STARTING", "IN_REPAIR", "NO_JOB")
+_HELD_USES = {
+    "PRODUCTIVE": "USED",
+    "CHECKPOINTING": "SAVE",
+    "RESTORING": "RESTORE",
+    "LOST": "LOST",
+    "INTERRUPTED": "STOPPED",
+    "STARTING": "START",
+    "UNKNOWN": "UNKNOWN",
+}
+"""Uses by jobs, with their titles."""
+_FREE_USES = {"IN_REPAIR": "REPAIR", "WAITING": "JOBS WAIT", "NO_JOB": "NO JOB"}
+"""Uses without a job."""
 _SHOWN_SHARE = 0.0005
 """A smaller share is left out, because it would be shown as 0.0 %."""
 NO_COMMITMENTS = (
     "How many nodes to commit is unknown: the stack is older than this command and reports no demand by the hour."
 )
-_USE_TITLES = ("USED", "LOST", "STOPPED", "START", "REPAIR", "NO JOB")
 
 
 class ReportSection(NamedTuple):
@@ -56,14 +66,15 @@ def summary(report: Json) -> list[tuple[str, str]]:
     failures, recovery, rent = report["failures"], report["recovery"], report["rent"]
     nodes, lost, effective = report["allNodes"], report["lost"], report["effective"]
     saved = next(saving for saving in report["saved"] if saving["insteadOf"] == "HYPERPOD_UNCHANGED")
-    shares = {use["use"]: use["share"] for use in nodes["uses"]}
     return [
         ("window", f"{report['since'][:16]}Z to {report['until'][:16]}Z"),
         ("GPU time", f"{gpu_hours(nodes['gpuHours'])} GPU-hours of {count_of(nodes['nodes'], 'node')}"),
         (
             "",
             ", ".join(
-                f"{plain(use)} {percent_text(shares[use])}" for use in _USES if (shares[use] or 0) >= _SHOWN_SHARE
+                f"{plain(use['use'])} {percent_text(use['share'])}"
+                for use in nodes["uses"]
+                if (use["share"] or 0) >= _SHOWN_SHARE
             ),
         ),
         ("failures", f"{failures['count']}; {rate_text(failures['rate'])} per 1,000 node-days"),
@@ -76,7 +87,8 @@ def summary(report: Json) -> list[tuple[str, str]]:
         ),
         ("ETTR", _ettr_text(effective["ratio"])),
         ("idle", _idle_text(report)),
-        ("rented", _rent_text(rent)),
+        ("rented", _rent_text(rent) + _idle_rented_text(report)),
+        ("lemons", _lemons_text(report.get("lemons"))),
         ("saved", _saved_text(saved)),
     ]
 
@@ -93,17 +105,24 @@ def sections(report: Json) -> Iterator[ReportSection]:
         yield _losses_section(title, report[name])
     if report["requested"]["interruptions"]:
         yield _losses_section("Stopped on request (no failures)", [report["requested"]])
-    for title, name in (
-        ("Failures by class", "byClass"),
-        ("Failures by pool", "byPool"),
-        ("Failures by instance type", "byInstanceType"),
-    ):
-        yield _failures_section(title, report["failures"][name])
+    yield _reliability_section(report.get("reliability", []))
+    yield _failures_section("Failures by instance type", report["failures"]["byInstanceType"])
     yield _nodes_section(report["failures"]["nodes"])
     yield ReportSection(
-        "GPU time by pool",
-        ("POOL", "GPU-HOURS", *_USE_TITLES, "IDLE COST"),
-        [_pool_cells(pool) for pool in report["pools"]],
+        "GPU time of jobs by pool",
+        ("POOL", "GPU-HOURS", *_HELD_USES.values()),
+        [
+            (pool["pool"] or UNKNOWN, gpu_hours(pool["gpuHours"]), *_shares(pool, _HELD_USES))
+            for pool in report["pools"]
+        ],
+    )
+    yield ReportSection(
+        "GPU time without a job by pool",
+        ("POOL", "GPU-HOURS", *_FREE_USES.values(), "IDLE COST"),
+        [
+            (pool["pool"] or UNKNOWN, gpu_hours(pool["gpuHours"]), *_shares(pool, _FREE_USES), _idle_cost(pool))
+            for pool in report["pools"]
+        ],
     )
     yield _rented_section(report["rent"]["pools"])
     yield _commitments_section(report.get("commitments", []))
@@ -143,6 +162,26 @@ def _stages_section(stages: list[Json]) -> ReportSection:
 def _losses_section(title: str, groups: list[Json]) -> ReportSection:
     titles = ("GROUP", "TIMES", "OPEN", "GPU-HOURS", "COST", "UNKNOWN WORK")
     return ReportSection(title, titles, [_loss_cells(group) for group in groups])
+
+
+def _reliability_section(groups: list[Json]) -> ReportSection:
+    titles = ("POOL / CLASS", "FAILURES", "NODE MTBF", "95% INTERVAL", "NODE MTTR", "JOB MTTR")
+    return ReportSection("MTBF and MTTR by pool and fault class", titles, [_reliability_cells(row) for row in groups])
+
+
+def _reliability_cells(row: Json) -> tuple[str, ...]:
+    low, high = (_hours_text(row[f"{end}MtbfHours"]) for end in ("low", "high"))
+    return (
+        row["group"],
+        str(row["failures"]),
+        _hours_text(row["mtbfHours"]),
+        UNKNOWN if row["lowMtbfHours"] is None else f"{low} to {high}" if row["highMtbfHours"] else f"{low} or more",
+        *(seconds_text(row[name]["meanSeconds"]) for name in ("nodeRepair", "jobRecovery")),
+    )
+
+
+def _hours_text(hours: float | None) -> str:
+    return UNKNOWN if hours is None else f"{hours / 24:,.0f} d" if hours >= 240 else f"{hours:,.1f} h"
 
 
 def _failures_section(title: str, groups: list[Json]) -> ReportSection:
@@ -286,7 +325,18 @@ _STYLE = (
     "text-align:right;vertical-align:top}.text{text-align:left}dt{float:left;clear:left;width:7rem;color:#56606b}"
     "dd{margin-left:7.5rem;min-height:1.5em}svg{display:block;max-width:100%}ul{color:#56606b}"
 )
-_COLOURS = ("#17693a", "#b3201f", "#8a5300", "#0a5c78", "#6b4fa0", "#c6ccd3")
+_COLOURS = {
+    "PRODUCTIVE": "#17693a",
+    "CHECKPOINTING": "#5c9a3b",
+    "RESTORING": "#b0741a",
+    "LOST": "#b3201f",
+    "INTERRUPTED": "#8a5300",
+    "STARTING": "#0a5c78",
+    "UNKNOWN": "#16191d",
+    "IN_REPAIR": "#6b4fa0",
+    "WAITING": "#d08a8a",
+    "NO_JOB": "#c6ccd3",
+}
 
 
 def _html_section(section: ReportSection, report: Json) -> str:
@@ -306,7 +356,8 @@ def _html_table(section: ReportSection) -> str:
 def _time_chart(uses: Sequence[Json]) -> str:
     """Draw where the GPU time went: one bar, with its legend below."""
     parts, legend, offset = [], [], 0.0
-    for colour, use in zip(_COLOURS, uses, strict=True):
+    for use in uses:
+        colour = _COLOURS.get(use["use"], "#16191d")
         width = 800 * (use["share"] or 0)
         parts.append(f'<rect x="{offset:.2f}" y="0" width="{width:.2f}" height="24" fill="{colour}"/>')
         text = escape(f"{plain(use['use'])} {percent_text(use['share'])}")
@@ -425,15 +476,29 @@ def _loss_cells(loss: Json) -> tuple[str, ...]:
     )
 
 
-def _pool_cells(pool: Json) -> tuple[str, ...]:
-    shares = {use["use"]: use for use in pool["uses"]}
-    idle = "rented" if pool["isRented"] else dollars(shares["NO_JOB"]["usdMicros"])
-    return (
-        pool["pool"] or UNKNOWN,
-        gpu_hours(pool["gpuHours"]),
-        *(percent_text(shares[use]["share"]) for use in _USES),
-        idle,
-    )
+def _shares(pool: Json, uses: Iterable[str]) -> Iterator[str]:
+    shares = {use["use"]: use["share"] for use in pool["uses"]}
+    return (percent_text(shares.get(use)) for use in uses)
+
+
+def _idle_cost(pool: Json) -> str:
+    costs = [use["usdMicros"] for use in pool["uses"] if use["use"] in ("WAITING", "NO_JOB")]
+    return "rented" if pool["isRented"] else dollars(None if None in costs else sum(costs))
+
+
+def _idle_rented_text(report: Json) -> str:
+    hours = report.get("idleRentedGpuHours")
+    return f"; idle {hours_and_cost(hours, report['idleRentedUsdMicros'])}" if hours else ""
+
+
+def _lemons_text(lemons: Json | None) -> str:
+    if lemons is None:
+        return UNKNOWN
+    unjudged = f"; {count_of(lemons['unjudgedNodes'], 'node')} not judged" if lemons["unjudgedNodes"] else ""
+    if not lemons["nodes"]:
+        return f"no node fails more often than the fleet{unjudged}"
+    cost = hours_and_cost(lemons["gpuHours"], lemons["usdMicros"])
+    return f"{count_of(len(lemons['nodes']), 'node')} above the rate of the fleet: {cost} lost{unjudged}"
 
 
 def _idle_text(report: Json) -> str:

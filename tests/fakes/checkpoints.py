@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Collection, Mapping
+from datetime import datetime, timedelta
 from typing import Any
 
 from evenkeel.ports import Conflict, NotFound, Refused, StoredShard
@@ -65,7 +66,7 @@ class InMemoryCheckpoints:
     def put(self, uri: str, key: str, body: bytes) -> None:
         self.objects.setdefault(_plain(uri), {})[key] = body
 
-    def save(
+    def save(  # noqa: PLR0913 - the fields of a manifest that tests vary
         self,
         uri: str,
         job_id: str,
@@ -75,6 +76,7 @@ class InMemoryCheckpoints:
         *,
         shards: int = 2,
         metrics: Mapping[str, float] | None = None,
+        save_seconds: float = 0,
     ) -> str:
         """Store a complete checkpoint, as training code does. Return the key of its manifest."""
         folder = f"attempt={attempt}/step={step:09d}"
@@ -89,7 +91,7 @@ class InMemoryCheckpoints:
             "attempt": attempt,
             "step": step,
             "startedAt": started_at,
-            "createdAt": started_at,
+            "createdAt": (datetime.fromisoformat(started_at) + timedelta(seconds=save_seconds)).isoformat(),
             "worldSize": shards,
             "shards": records,
             "metrics": {"loss": 0.5, **(metrics or {})},

@@ -120,6 +120,7 @@ METRICS = {
         Metric("JobsRolledBack", _COUNT, (), "A job was stopped to resume from an older checkpoint."),
         Metric("JobsOnSuspectCheckpoints", _COUNT, (), "A job keeps running from a suspect checkpoint."),
         Metric("WritesRejected", _COUNT, (), "The ledger refused a write."),
+        Metric("BudgetsRunningOut", _COUNT, (), "Budgets that are newly expected to end before their period."),
         Metric("JobsMigratedBack", _COUNT, (), "A job was asked to migrate back to committed capacity."),
         Metric("JobsDisplaced", _COUNT, (), "Jobs asked to move to rented nodes to free nodes for another job."),
         Metric("JobsDrainedFromReservations", _COUNT, (), "Jobs asked to leave a pool whose reservation ends."),

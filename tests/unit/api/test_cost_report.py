@@ -1,5 +1,6 @@
 """`GET /v1/cost-report`: the costs of a window, from the records of attempts, incidents, nodes and rentals."""
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -32,17 +33,90 @@ def test_kinds_of_use_sum_to_the_windows_node_time(gateway: Gateway) -> None:
 
     document = read_report(gateway, f"?since={rfc3339(ago(hours=3))}")
 
-    # Attempt 1 lost 12 of 62 minutes; attempt 2 started for two minutes and has run for 52 minutes.
+    # Attempt 1 lost 12 of 62 minutes; attempt 2 started for two minutes and has run for 52 minutes. No record says when
+    # it trained again, so the use of its first 1,400 seconds is unknown. The job waited for 60 minutes, and for 4.
+    unknown = 1400 / 60
     assert gpu_hours_by_use(document) == {
-        "PRODUCTIVE": round(16 * (50 + 52) / 60, 6),
+        "PRODUCTIVE": round(16 * (50 + 52 - unknown) / 60, 6),
+        "UNKNOWN": round(16 * unknown / 60, 6),
         "LOST": round(16 * (12 + 2) / 60, 6),
         "IN_REPAIR": round(8 * (18 / 60), 6),
-        "NO_JOB": round(5 * 8 * 3 - 16 * 116 / 60 - 8 * 18 / 60, 6),
+        "WAITING": round(16 * 64 / 60, 6),
+        "NO_JOB": round(5 * 8 * 3 - 16 * (116 + 64) / 60 - 8 * 18 / 60, 6),
     }
     assert document["allNodes"]["gpuHours"] == 5 * 8 * 3
-    assert document["idleCommittedGpuHours"] == pytest.approx(gpu_hours_by_use(document)["NO_JOB"])
-    assert document["idleCommittedUsdMicros"] == pytest.approx(gpu_hours_by_use(document)["NO_JOB"] * 6.88e6, abs=100)
+    idle = gpu_hours_by_use(document)["NO_JOB"] + gpu_hours_by_use(document)["WAITING"]
+    assert document["idleCommittedGpuHours"] == pytest.approx(idle)
+    assert document["idleCommittedUsdMicros"] == pytest.approx(idle * 6.88e6, abs=100)
+    assert (document["idleRentedGpuHours"], document["idleRentedUsdMicros"]) == (0, 0)
     assert (document["isComplete"], document["isNodeTimeComplete"]) == (True, True)
+
+
+ONE_RECOVERY = {
+    "count": 1,
+    "unknown": 0,
+    "p50Seconds": 480,
+    "p99Seconds": 480,
+    "maxSeconds": 480,
+    "meanSeconds": 480,
+}
+
+
+def test_measured_restore_and_saves_have_their_own_uses(gateway: Gateway) -> None:
+    job, lost_attempt, resumed_attempt = a_lost_job()
+    assert resumed_attempt.running_at
+    measured = {"save_seconds": 30.0, "save_interval_seconds": 300.0}
+    trained_at = resumed_attempt.running_at + timedelta(minutes=12)
+    attempts = (lost_attempt.replace(**measured), resumed_attempt.replace(trained_at=trained_at, **measured))
+    store(gateway.fakes.ledger, job, *attempts, an_incident_of(job), *(a_fleet_node(number) for number in range(1, 6)))
+
+    document = read_report(gateway, f"?since={rfc3339(ago(hours=3))}")
+
+    uses = gpu_hours_by_use(document)
+    assert "UNKNOWN" not in uses
+    assert uses["RESTORING"] == 16 * 12 / 60
+    assert uses["CHECKPOINTING"] == pytest.approx(16 * (50 + 40) / 60 / 10)
+    assert uses["PRODUCTIVE"] == pytest.approx(9 * uses["CHECKPOINTING"])
+    assert sum(uses.values()) == pytest.approx(document["allNodes"]["gpuHours"])
+    assert document["allNodes"]["unmeasuredSavesGpuHours"] == 0
+    effective = document["effective"]
+    parts = [effective[f"{name}GpuHours"] for name in ("productive", "checkpointing", "unknown", "lost")]
+    assert effective["ratio"] == pytest.approx(parts[0] / sum(parts))
+
+
+def test_report_has_mtbf_and_mttr_by_pool_and_fault_class(gateway: Gateway) -> None:
+    store_fleet(gateway)
+    store(gateway.fakes.ledger, a_fleet_node(7, pool="other"))
+
+    rows = {(row["pool"], row["faultClass"]): row for row in read_report(gateway)["reliability"]}
+
+    assert rows.keys() == {
+        (None, None),
+        ("p5-workers", None),
+        ("other", None),
+        (None, "hardware"),
+        ("p5-workers", "hardware"),
+    }
+    of_class = rows["p5-workers", "hardware"]
+    assert (of_class["failures"], of_class["nodeHours"], of_class["mtbfHours"]) == (1, 5 * 72, 360)
+    # One failure: the exact interval of its count is 0.0253 to 5.57.
+    assert of_class["lowMtbfHours"] == pytest.approx(360 / 5.5716, rel=1e-4)
+    assert of_class["highMtbfHours"] == pytest.approx(360 / 0.025318, rel=1e-4)
+    assert of_class["jobRecovery"] == ONE_RECOVERY
+    assert of_class["nodeRepair"]["meanSeconds"] == of_class["nodeRepair"]["maxSeconds"] == 20 * 60
+    assert rows[None, None]["mtbfHours"] == 6 * 72
+    without_failure = rows["other", None]
+    assert (without_failure["mtbfHours"], without_failure["highMtbfHours"]) == (None, None)
+    assert without_failure["lowMtbfHours"] == pytest.approx(72 / 3.6889, rel=1e-4)
+    assert without_failure["nodeRepair"]["meanSeconds"] is None
+
+
+def test_node_that_is_not_back_has_an_unknown_repair_time(gateway: Gateway) -> None:
+    store(gateway.fakes.ledger, a_fleet_node(1), an_incident(1))
+
+    (row, *_) = read_report(gateway)["reliability"]
+
+    assert (row["nodeRepair"]["count"], row["nodeRepair"]["unknown"], row["nodeRepair"]["meanSeconds"]) == (0, 1, None)
 
 
 def test_report_shows_intervals_of_failure_rates_and_causes_of_losses(gateway: Gateway) -> None:
@@ -55,7 +129,7 @@ def test_report_shows_intervals_of_failure_rates_and_causes_of_losses(gateway: G
     assert rate["lowFailuresPerNodeHour"] < rate["failuresPerNodeHour"] < rate["highFailuresPerNodeHour"]
     assert [(row["group"], row["interruptions"]) for row in document["byCause"]] == [("hardware", 1)]
     assert document["lost"]["gpuHours"] == pytest.approx(4.8)
-    assert document["recovery"] == {"count": 1, "unknown": 0, "p50Seconds": 480, "p99Seconds": 480, "maxSeconds": 480}
+    assert document["recovery"] == ONE_RECOVERY
     stages = {row["stage"]: row for row in document["stages"]}
     assert stages["WAIT_FOR_NODES"]["time"]["maxSeconds"] == 240
     assert (stages["RESTORE"]["time"]["unknown"], stages["RESTORE"]["time"]["p50Seconds"]) == (1, None)
@@ -193,8 +267,10 @@ def test_only_a_node_with_unusually_many_failures_is_marked(gateway: Gateway) ->
         *(an_incident(8, **{**_settled_incident(2), "incident_id": f"inc-{n:010d}"}) for n in (7, 8)),
     )
 
-    document = {row["node"]: row["isAboveFleet"] for row in read_report(gateway)["failures"]["nodes"]}
+    report = read_report(gateway)
 
+    document = {row["node"]: row["isAboveFleet"] for row in report["failures"]["nodes"]}
+    assert (report["lemons"]["nodes"], report["lemons"]["failures"]) == (["i-00000000000000001"], 4)
     assert document == {"i-00000000000000001": True, "i-00000000000000002": False}
 
 

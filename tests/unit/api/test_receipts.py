@@ -83,7 +83,12 @@ def an_incident_of(job: Job, number: int = 1, **changes: Any) -> Incident:
 
 
 def store_resume_plan(
-    gateway: Gateway, job: Job, incident: Incident, number: int = 7, at: datetime | None = None
+    gateway: Gateway,
+    job: Job,
+    incident: Incident,
+    number: int = 7,
+    at: datetime | None = None,
+    other: str = "RENT",
 ) -> None:
     """Store the decision of a recovery about a job, and the job's timeline entry that names it."""
     decision = a_decision(
@@ -93,7 +98,7 @@ def store_resume_plan(
         action="FREE_NODE",
         facts={"jobId": job.job_id, "attempt": 1},
         chosen={"option": "FREE_NODE", "whyNot": "", "expectedSeconds": 900},
-        alternatives=[{"option": "RENT", "whyNot": "costs more", "expectedSeconds": 1200, "usd": 12.5}],
+        alternatives=[{"option": other, "whyNot": "costs more", "expectedSeconds": 1200, "usd": 12.5}],
         decided_at=at or ago(minutes=59),
     )
     store(gateway.fakes.ledger, decision)
@@ -213,6 +218,32 @@ def test_receipt_shows_the_forecast_and_the_actual_resume_time(gateway: Gateway)
         False,
         None,
     )
+    assert (rejected_option["hindsightSeconds"], rejected_option["whyUnknown"]) == (
+        None,
+        "It was not carried out, so no record shows its time.",
+    )
+
+
+@pytest.mark.parametrize(
+    ("returned_at", "seconds", "why"),
+    [
+        # The decision was 59 minutes ago. The node was back 19 minutes later; 120 s to start the pods, 600 s repeated.
+        (ago(minutes=40), 19 * 60 + 120 + 600, ""),
+        (None, None, "No record says when the node was back."),
+    ],
+)
+def test_receipt_shows_waiting_for_the_repair_in_hindsight(
+    gateway: Gateway, returned_at: datetime | None, seconds: float | None, why: str
+) -> None:
+    job, lost_attempt, resumed_attempt = a_lost_job()
+    incident = an_incident_of(job)
+    incident = incident.replace(stages=incident.stages.replace(returned_at=returned_at))
+    store(gateway.fakes.ledger, job, lost_attempt, resumed_attempt, incident)
+    store_resume_plan(gateway, job, incident, other="WAIT_FOR_REPAIR")
+
+    _, rejected_option = read_receipt(gateway, "incidents/inc-0000000001")["options"]
+
+    assert (rejected_option["hindsightSeconds"], rejected_option["whyUnknown"]) == (seconds, why)
 
 
 def test_loss_of_two_incidents_is_counted_in_the_first(gateway: Gateway) -> None:
@@ -260,7 +291,10 @@ def test_time_buckets_of_a_job_sum_to_its_elapsed_time(gateway: Gateway) -> None
     document = read_receipt(gateway, f"jobs/{job.job_id}")
 
     assert {bucket["bucket"]: bucket["seconds"] for bucket in document["buckets"]} == {
-        "PRODUCTIVE": (50 + 52) * 60,
+        "PRODUCTIVE": (50 + 52) * 60 - 1400,
+        "CHECKPOINTING": 0,
+        "RESTORING": 0,
+        "UNKNOWN": 1400,
         "LOST": 18 * 60,
         "INTERRUPTED": 0,
         "STARTING": 0,
@@ -268,6 +302,20 @@ def test_time_buckets_of_a_job_sum_to_its_elapsed_time(gateway: Gateway) -> None
     }
     assert document["elapsedSeconds"] == 3 * 3600
     assert document["interruptions"][0]["incidentIds"] == ["inc-0000000001"]
+
+
+def test_measured_restore_and_saves_have_their_own_buckets(gateway: Gateway) -> None:
+    job, lost_attempt, resumed_attempt = a_lost_job()
+    saves = {"save_seconds": 60.0, "save_interval_seconds": 600.0}
+    attempts = (lost_attempt.replace(**saves), resumed_attempt.replace(trained_at=ago(minutes=42), **saves))
+    store(gateway.fakes.ledger, job, *attempts, an_incident_of(job))
+
+    document = read_receipt(gateway, f"jobs/{job.job_id}")
+
+    seconds = {bucket["bucket"]: bucket["seconds"] for bucket in document["buckets"]}
+    assert (seconds["RESTORING"], seconds["UNKNOWN"]) == (600, 0)
+    assert (seconds["CHECKPOINTING"], seconds["PRODUCTIVE"]) == ((50 + 42) * 6, (50 + 42) * 54)
+    assert sum(seconds.values()) == document["elapsedSeconds"]
 
 
 def test_timeline_of_job_and_incident_ends_with_the_receipt(gateway: Gateway) -> None:

@@ -54,6 +54,10 @@ def test_report_without_nodes_has_no_idle_time(gateway: Gateway) -> None:
     document = gateway.get("/v1/cost-report").document
 
     assert (document["idleCommittedGpuHours"], document["idleCommittedUsdMicros"]) == (None, None)
+    assert (document["idleRentedGpuHours"], document["idleRentedUsdMicros"], document["lemons"]) == (None, None, None)
+    (all_nodes,) = document["reliability"]
+    assert (all_nodes["mtbfHours"], all_nodes["lowMtbfHours"], all_nodes["highMtbfHours"]) == (None, None, None)
+    assert all_nodes["nodeRepair"]["meanSeconds"] is all_nodes["jobRecovery"]["meanSeconds"] is None
     assert "No node is recorded in this window, so its losses and its idle time are unknown." in document["notes"]
 
 

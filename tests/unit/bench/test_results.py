@@ -57,6 +57,76 @@ def test_benchmark_page_has_the_generated_tables() -> None:
     assert [line for line in page_without_tables.splitlines() if line.startswith("|") and MEASURED.search(line)] == []
 
 
+FIGURE = re.compile(r"(?<![\w.,/`-])\$?\d[\d,]*(?:\.\d+)?(?: ?(?:%|×|ms|s|MB|kB|GB|h)(?!\w))?(?![\w/])")
+STATED = {
+    "95 %": "confidence of the intervals",
+    "10 %": "margin of bench.check",
+    "150 ms": "pause of the engine, a constant of its source",
+    "30 s": "how long a function keeps the policy, a constant",
+    "1,769 MB": "AWS's documentation: memory of a whole vCPU",
+    "18 kB": "size of the sample node",
+    "2 s": "assumed limit of HyperPod's API and three attempts of the SDK",
+    "0.58": "memory of the watch in template.yaml over that of a whole vCPU",
+    "1.5 s": "aim",
+    "$0.001": "aim",
+    "200 kB": "aim",
+    "1.2": "aim",
+    "20,000": "aim",
+    "30,000": "aim",
+    "0.85": "aim",
+    "85 %": "load of the replay, a setting",
+    "0.8": "sigma, a setting of bench/setups/burst.json",
+    "150 s": "standstill of a resize, a setting of bench/setups/burst.json",
+    "2.7 MB": "fixed bare loop of bench/fixed_admissions.py",
+    "15,264": "jobs of the trace, bench/traces/README.md",
+    "1,000": "size of a run",
+    "1,800": "size of a run",
+    "2,000": "size of a run, and draws",
+    "10,000": "size of a run",
+    "100,000": "size of a run",
+    "1,000,000": "size of a run",
+}
+"""Figures of the prose that are settings, sizes or aims, and no measurements."""
+
+
+def test_prose_has_no_measured_figure_without_a_file() -> None:
+    prose = re.sub(r"<!-- table: .*?<!-- end -->|```.*?```|`[^`\n]*`|\(\S*\)", "", PAGE, flags=re.DOTALL)
+    lines = [line for line in prose.splitlines() if not line.startswith("|")]
+    figures = {
+        figure for line in lines for figure in FIGURE.findall(line) if MEASURED.search(figure) or figure[-1:].isalpha()
+    }
+
+    assert figures - STATED.keys() - figures_from_files().keys() == set(), (
+        "Move a measured figure into a table of tools/benchmark_tables.py, or read it in figures_from_files."
+    )
+    assert STATED.keys() | figures_from_files().keys() <= figures, "remove the figures that the page no longer has"
+
+
+def figures_from_files() -> dict[str, str]:
+    """Return the measured figures of the prose, as their files give them, with the file."""
+    reads = figures_in_file("scale-queue.json")["results"][0]
+    return {f"{reads['bytesRead'] / 1e6:.0f} MB": "scale-queue.json"}
+
+
+def test_counts_of_the_prose_are_those_of_their_files() -> None:
+    (watch,) = figures_in_file("scale-10000-watch.json")["results"]
+    reads = figures_in_file("scale-queue.json")["results"][0]
+    prose = " ".join(PAGE.split())
+
+    assert f"at 10,000 jobs, {watch['calls']['dynamodb:BatchGetItem']} reads of up to 100 rows" in prose
+    assert f"Another {reads['calls']['dynamodb:BatchGetItem']} reads are batches" in prose
+    assert f"the other {reads['reads'] - 100} reads would remain" in prose
+    assert f"decision records of {reads['examined'] - reads['admitted']} waiting jobs" in prose
+
+
+def test_vcpu_of_the_watch_follows_from_its_memory() -> None:
+    template = (PROJECT / "template.yaml").read_text("utf-8")
+    memory = re.search(r"  WatchCluster:\n(?:    .*\n)*?      MemorySize: (\d+)", template)
+
+    assert memory
+    assert f"has {int(memory[1]) / 1769:.2f} of a vCPU" in PAGE
+
+
 def test_changed_figure_makes_the_page_stale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for path in FILES:
         text = path.read_text("utf-8")

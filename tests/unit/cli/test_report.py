@@ -23,18 +23,19 @@ def fleet(cli: CliFixture) -> CliFixture:
 def test_report_begins_with_the_figures_of_the_month(fleet: CliFixture) -> None:
     lines = fleet.run("report").out.splitlines()
 
-    assert lines[:9] == [
+    assert lines[:10] == [
         "window    2026-10-04T10:15Z to 2026-11-03T10:15Z",
         "GPU time  2,880 GPU-hours of 5 nodes",
-        "          productive 0.9%, lost 0.1%, in repair 0.1%, no job 98.8%",
+        "          productive 0.7%, lost 0.1%, unknown 0.2%, in repair 0.1%, waiting 0.6%, no job 98.2%",
         "failures  1; 66.67 (1.69 to 371.44) per 1,000 node-days",
         "recovery  p50 8m00s, p99 8m00s, longest 8m00s (1 known)",
         "lost      at least 4.8 GPU-hours, $33.02, by failures",
         "ETTR      at most 85.0% of job time was productive",
         "idle      at most 2,847 GPU-hours, $19,585, on committed nodes",
         "rented    nothing; the policy rents nothing",
+        "lemons    no node fails more often than the fleet",
     ]
-    assert lines[9].startswith("saved     estimate against HyperPod unchanged: -0.8 to 2.3 GPU-hours")
+    assert lines[10].startswith("saved     estimate against HyperPod unchanged: -0.8 to 2.3 GPU-hours")
 
 
 def test_cost_report_shows_every_group_within_80_columns(fleet: CliFixture) -> None:
@@ -42,7 +43,8 @@ def test_cost_report_shows_every_group_within_80_columns(fleet: CliFixture) -> N
 
     plain_output = result.out.replace("\x1b[1m", "").replace("\x1b[0m", "").replace("\x1b[2m", "")
     assert max(map(len, plain_output.splitlines())) <= 80
-    assert plain_output.count("p5-work") == 4  # lost, failures, nodes, GPU time
+    assert plain_output.count("p5-work") == 6  # lost, MTBF twice, nodes, GPU time twice
+    assert re.search(r"p5-workers / hardw… +1 +15 d +64\.6 h to 592 d +20m00s +8m00s", plain_output)
     assert "  1. Fill or return idle committed nodes" in plain_output
 
 
@@ -53,6 +55,7 @@ def test_report_of_an_empty_fleet_shows_unknown_figures(cli: CliFixture) -> None
     assert "recovery  unknown: no interruption with a known end" in out
     assert "ETTR      at most unknown of job time" not in out
     assert "saved     unknown: no interruption allows an estimate" in out
+    assert "lemons    unknown" in out
 
 
 def test_report_as_csv_has_one_line_per_figure(fleet: CliFixture) -> None:
@@ -62,7 +65,7 @@ def test_report_as_csv_has_one_line_per_figure(fleet: CliFixture) -> None:
     assert values["stages.time", "DRAIN", "p50Seconds"] == "80.0"
     assert values["stages.time", "RESTORE", "p50Seconds"] == ""
     assert values["failures.nodes", "i-00000000000000001", "failures"] == "1"
-    assert values["pools.uses", "p5-workers / NO_JOB", "gpuHours"].startswith("2846.6")
+    assert values["pools.uses", "p5-workers / NO_JOB", "gpuHours"].startswith("2829.6")
     assert len(values) == len(rows)
 
 
@@ -111,7 +114,7 @@ def test_commitment_advice_appears_in_every_report_format(fleet: CliFixture) -> 
 
 @pytest.mark.parametrize("form", ["table", "md", "html", "csv", "json"])
 def test_report_of_an_older_stack_lacks_only_the_commitments(fleet: CliFixture, form: str) -> None:
-    leave_out(fleet, "/v1/cost-report", "hours", "commitments")
+    leave_out(fleet, "/v1/cost-report", "hours", "commitments", "reliability", "lemons", "idleRentedGpuHours")
 
     result = fleet.run("report", "-o", form)
 

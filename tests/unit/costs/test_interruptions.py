@@ -128,6 +128,8 @@ def draw_job_history(draw: st.DrawFn) -> Life:
                 is_pinned=is_pinned,
                 resume_from=point,
                 resumed_work_from=at(draw(SECONDS) * 3) if point and draw(st.booleans()) else None,
+                trained_at=at(running + draw(SECONDS)) if did_run and point and draw(st.booleans()) else None,
+                **draw(st.sampled_from([{}, {"save_seconds": 20.0, "save_interval_seconds": 60.0}])),
             )
         )
         prices[number] = draw(st.sampled_from([None, PRICE]))
@@ -178,19 +180,18 @@ def test_stages_of_an_interruption_follow_each_other_without_a_gap(life: Life) -
         assert [part.stage for part in interruption.receipt.parts][-1] is Stage.RESTORE
 
 
-@given(draw_job_history())
-def test_time_buckets_sum_to_the_elapsed_time(life: Life) -> None:
+@given(draw_job_history(), st.sampled_from([0.0, 30.0, 1400.0]))
+def test_time_buckets_sum_to_the_elapsed_time(life: Life, restore_seconds: float) -> None:
     job, *_, now = life
-    receipt = job_receipt(*life)
+    receipt = job_receipt(*life, restore_seconds)
 
     assert sum(bucket.seconds for bucket in receipt.buckets) == receipt.elapsed_seconds
     assert all(bucket.seconds >= 0 for bucket in receipt.buckets)
     assert receipt.until >= (job.ended_at or now)
-    lost_buckets = [
-        bucket for bucket in receipt.buckets if bucket.bucket in (JobTimeBucket.LOST, JobTimeBucket.INTERRUPTED)
-    ]
-    assert sum(bucket_time.seconds for bucket_time in lost_buckets) == sum(
-        interruption.total.seconds for interruption in receipt.interruptions
+    interrupted = (JobTimeBucket.LOST, JobTimeBucket.INTERRUPTED, JobTimeBucket.RESTORING)
+    lost_buckets = [bucket for bucket in receipt.buckets if bucket.bucket in interrupted]
+    assert sum(bucket_time.seconds for bucket_time in lost_buckets) == pytest.approx(
+        sum(interruption.total.seconds for interruption in receipt.interruptions)
     )
 
 

@@ -1,11 +1,20 @@
 """Expected durations are measured if there are enough cases; otherwise they come from the policy."""
 
+import math
+import random
 from datetime import timedelta
+from statistics import median
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from evenkeel.domain.economics.expected_durations import (
     ExpectedDuration,
+    MeasuredDurations,
     expected_duration,
     launch_durations,
+    median_interval,
     repair_durations,
 )
 from evenkeel.domain.health.incidents import Incident, StageTimes
@@ -20,9 +29,53 @@ def a_past_repair(seconds: float | None, **changes: object) -> Incident:
 
 
 def test_median_of_enough_past_durations_replaces_the_policy_figure() -> None:
-    assert ExpectedDuration(seconds=960) == expected_duration([10, 20], 960, min_samples=3)
-    assert ExpectedDuration(seconds=20, samples=3) == expected_duration([20, 86_400, 10], 960, min_samples=3)
+    measured = ExpectedDuration(seconds=20, samples=3, origin="pool p5")
+
+    assert ExpectedDuration(seconds=960) == expect(10, 20)
+    assert measured == expect(20, 86_400, 10)
     assert ExpectedDuration(seconds=960) == expected_duration([], 960, min_samples=0)
+    assert measured.text == "20 s (3 cases of pool p5, too few for an interval)"
+
+
+def expect(*seconds: float) -> ExpectedDuration:
+    return expected_duration(seconds, 960, min_samples=3, origin="pool p5")
+
+
+def test_cases_of_the_job_come_before_cases_of_its_pool() -> None:
+    pool = MeasuredDurations("pool p5", range(100, 120))
+
+    few, enough = (expected_duration([5, 6], 960, min_samples=least, otherwise=pool) for least in (3, 2))
+
+    assert (enough.seconds, enough.origin) == (5.5, "this job")
+    assert (few.seconds, few.samples, few.low_seconds, few.high_seconds) == (109.5, 20, 105, 114)
+    assert few.text == "109.5 s (20 cases of pool p5, 95 % interval 105 to 114 s)"
+
+
+@pytest.mark.parametrize(
+    # Ranks of the exact interval of 95 % for a median, as tables of nonparametric statistics print them.
+    ("cases", "ranks"),
+    [(5, None), (6, (1, 6)), (8, (1, 8)), (9, (2, 8)), (10, (2, 9)), (20, (6, 15)), (30, (10, 21)), (100, (40, 61))],
+)
+def test_interval_of_a_median_has_the_ranks_of_the_tables(cases: int, ranks: tuple[int, int] | None) -> None:
+    assert median_interval(range(1, cases + 1)) == ranks
+
+
+@pytest.mark.parametrize("sigma", [0.1, 2.0])
+def test_interval_contains_the_true_median_in_95_percent_of_samples(sigma: float) -> None:
+    source = random.Random(11)
+    intervals = [median_interval([source.lognormvariate(5, sigma) for _ in range(12)]) for _ in range(3000)]
+
+    hits = sum(low <= math.exp(5) <= high for low, high in filter(None, intervals))
+
+    assert hits / len(intervals) == pytest.approx(0.9614, abs=0.01)  # 1 - 2 P(Bin(12, 1/2) < 3)
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=6, max_size=60))
+def test_median_lies_within_its_interval(cases: list[float]) -> None:
+    interval = median_interval(cases)
+
+    assert interval
+    assert min(cases) <= interval[0] <= median(cases) <= interval[1] <= max(cases)
 
 
 def test_repair_forecast_uses_only_repairs_of_equal_rung_and_pool() -> None:

@@ -461,3 +461,16 @@ def test_chosen_option_loses_least_within_the_caps(
     assert all(decision.usd <= alternative.usd for alternative in decision.alternatives if alternative.usd is not None)
     if decision.option is ResumeOption.RENT:
         assert micros * 16 <= cap
+
+
+def test_reason_names_measured_times_and_earlier_records_replay() -> None:
+    measured = ExpectedDuration(seconds=320, samples=12, low_seconds=280, high_seconds=400, origin="pool p5")
+    of_earlier_release = ExpectedDuration(seconds=320, samples=12)
+
+    with_origin, without = (
+        decide_resume(1, delays=delay_prices().replace(launch=launch)).reason
+        for launch in (measured, of_earlier_release)
+    )
+
+    assert "launch 320 s (12 cases of pool p5, 95 % interval 280 to 400 s); restore" in with_origin
+    assert "Expected times" not in without

@@ -169,11 +169,19 @@ class JobScenario:
             stored = self.world.ledger.get(row.key)
             self.world.ledger.commit(Put(replace(row, version=stored.version if stored else 0)))
 
-    def save_checkpoint(self, job_id: str, attempt: int, step: int, seconds: float = 0, **metrics: float) -> str:
+    def save_checkpoint(
+        self, job_id: str, attempt: int, step: int, seconds: float = 0, save_seconds: float = 0, **metrics: float
+    ) -> str:
         """Store a checkpoint whose write began some seconds from now."""
         began = self.world.clock.now() + timedelta(seconds=seconds)
         return self.world.checkpoints.save(
-            self.job(job_id).spec.checkpoint_uri, job_id, attempt, step, began.isoformat(), metrics=metrics
+            self.job(job_id).spec.checkpoint_uri,
+            job_id,
+            attempt,
+            step,
+            began.isoformat(),
+            metrics=metrics,
+            save_seconds=save_seconds,
         )
 
     def timeline(self, job_id: str) -> list[str]:

@@ -889,6 +889,21 @@ def test_restore_is_unknown_or_bounded_without_checkpoint_facts(saved: dict[int,
     assert scenario.attempt(job_id, 3).launched_at
 
 
+def test_saves_are_measured_from_two_checkpoints_also_without_a_restore() -> None:
+    scenario = JobScenario()
+    job = scenario.running()
+    for step, seconds in ((10, 100.0), (20, 400.0)):
+        scenario.save_checkpoint(job.job_id, 1, step, seconds, save_seconds=60.0)
+    lose_attempt(scenario, job)
+    scenario.run_attempt(job.job_id, 2)
+
+    first = scenario.attempt(job.job_id, 1)
+
+    assert (first.save_seconds, first.save_interval_seconds, first.saving_share) == (60, 300, 0.2)
+    assert first.trained_at is None
+    assert scenario.attempt(job.job_id, 2).saving_share is None
+
+
 def test_store_that_fails_does_not_fail_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     scenario = JobScenario()
     job = scenario.running()

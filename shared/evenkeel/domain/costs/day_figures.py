@@ -73,6 +73,16 @@ class StageDurations(Value):
     usd_micros: int | None = None
 
 
+class FailureDurations(Value):
+    """Durations after the failures of one fault class in one pool."""
+
+    fault_class: str
+    pool: str
+    seconds: tuple[float, ...]
+    unknown: int
+    """Failures whose duration is unknown or not over."""
+
+
 class TeamTime(Value):
     """The GPU time that the attempts of a team held."""
 
@@ -96,6 +106,11 @@ class DayFigures(Value):
     """Duration of each standstill of a job that an incident caused and that is over."""
     unknown_recoveries: int
     """Standstills that are not over, so their duration is unknown."""
+    recoveries: tuple[FailureDurations, ...] | None = None
+    """The same standstills by fault class and pool of the incident; null in rows of earlier releases."""
+    repairs: tuple[FailureDurations, ...] | None = None
+    """Time from the first signal until the node or its replacement was in service again, for failures of this day. Null
+    in rows of earlier releases."""
     saved: tuple[SavedSum, ...]
     pools: tuple[PoolUse, ...]
     rent: RentReport
@@ -204,6 +219,14 @@ def compute_day_figures(facts: DayFacts) -> DayFigures:
             )
         ),
         unknown_recoveries=sum(not interruption.receipt.is_over for interruption in by_incident),
+        recoveries=_failure_durations(
+            (interruption.incident, _standstill_seconds(interruption.receipt))
+            for interruption in by_incident
+            if interruption.incident
+        ),
+        repairs=_failure_durations(
+            (incident, _repair_seconds(incident)) for incident in facts.incidents if is_node_failure(incident)
+        ),
         saved=tuple(sum_savings(estimates, baseline) for baseline in RecoveryBaseline) if estimates else (),
         pools=facts.pools,
         rent=facts.rent,
@@ -220,6 +243,31 @@ def is_node_failure(incident: Incident) -> bool:
 
 def _fault_class(incident: Incident) -> FaultClass:
     return default_catalogue().look_up(incident.fault_key).fault_class
+
+
+def _standstill_seconds(receipt: InterruptionReceipt) -> float | None:
+    return receipt.standstill_seconds if receipt.is_over else None
+
+
+def _repair_seconds(incident: Incident) -> float | None:
+    """Return how long a node was out of service; None if it is not back, or no record says when it was."""
+    back = incident.stages.returned_at
+    return None if back is None else max(0.0, (back - incident.first_signal_at).total_seconds())
+
+
+def _failure_durations(durations: Iterable[tuple[Incident, float | None]]) -> tuple[FailureDurations, ...]:
+    groups: dict[tuple[str, str], list[float | None]] = defaultdict(list)
+    for incident, seconds in durations:
+        groups[str(_fault_class(incident)), incident.pool].append(seconds)
+    return tuple(
+        FailureDurations(
+            fault_class=fault_class,
+            pool=pool,
+            seconds=tuple(sorted(value for value in values if value is not None)),
+            unknown=values.count(None),
+        )
+        for (fault_class, pool), values in sorted(groups.items())
+    )
 
 
 def _is_failure(interruption: AttributedInterruption) -> bool:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from evenkeel.domain.costs.day_figures import DayFigures
 from evenkeel.domain.costs.fleet_report import effective_time
-from evenkeel.domain.costs.node_time import NodeUse, PoolUse, pool_times
+from evenkeel.domain.costs.node_time import GpuUse, PoolUse, pool_times
 
 
 class DaySummary(NamedTuple):
@@ -18,7 +18,7 @@ class DaySummary(NamedTuple):
     """Mean time that an incident that is over stopped a job (MTTR)."""
     seconds_between_failures: float | None
     """Node time per failure (MTBF of a node); None without a failure."""
-    node_seconds: Mapping[NodeUse, float]
+    node_seconds: Mapping[GpuUse, float]
     """Empty without a node."""
     lost_usd: float | None
     """By failures; None without a node, or if a part has no price or no known length."""
@@ -34,15 +34,16 @@ def summarise_day(day: DayFigures) -> DaySummary:
         training_time_ratio=effective_time(all_nodes, math.fsum(group.gpu_hours for group in failed)).ratio,
         recovery_seconds=math.fsum(recoveries) / len(recoveries) if recoveries else None,
         seconds_between_failures=3600 * all_nodes.node_hours / failures if failures and day.pools else None,
-        node_seconds={use: math.fsum(_node_seconds(pool, use) for pool in day.pools) for use in NodeUse}
+        node_seconds={use: math.fsum(_node_seconds(pool, use) for pool in day.pools) for use in GpuUse}
         if day.pools
         else {},
         lost_usd=None if is_unknown else sum(group.usd_micros or 0 for group in failed) / 1e6,
     )
 
 
-def _node_seconds(pool: PoolUse, use: NodeUse) -> float:
+def _node_seconds(pool: PoolUse, use: GpuUse) -> float:
     """Return the node time of a use: a node of which half of the GPUs are in this use counts half."""
-    total = sum(pool.gpu_microseconds.values())
+    times = pool.use_times()
+    total = sum(amount for amount, _ in times.values())
     nodes = sum(pool.node_microseconds.values())
-    return nodes / 1e6 * pool.gpu_microseconds[use] / total if total else 0.0
+    return nodes / 1e6 * times[use][0] / total if total else 0.0

@@ -13,6 +13,7 @@ from evenkeel.domain.costs.commitment_report import NodeType, TypeCommitment, ty
 from evenkeel.domain.costs.day_figures import (
     CountedFailure,
     DayFigures,
+    FailureDurations,
     LossGroup,
     StageDurations,
     TeamTime,
@@ -20,7 +21,7 @@ from evenkeel.domain.costs.day_figures import (
 )
 from evenkeel.domain.costs.demand import HourOfUse, use_by_hour
 from evenkeel.domain.costs.interruptions import Span
-from evenkeel.domain.costs.node_time import NodeUse, PoolTime, pool_times
+from evenkeel.domain.costs.node_time import GpuUse, PoolTime, pool_times
 from evenkeel.domain.costs.quota_time import QuotaTime
 from evenkeel.domain.costs.receipt import MICROSECONDS_PER_HOUR, Stage, microseconds
 from evenkeel.domain.costs.rent_report import RentReport, sum_rents
@@ -41,11 +42,13 @@ from evenkeel.domain.words import count_of
 
 _SIGNIFICANCE = 0.05
 _MAX_NODES = 20
-"""Nodes that the report names."""
+"""Nodes with losses that the report names."""
+_MAX_LEMONS = 100
+"""Lemons that the report names. Its sums count all."""
 
 
 class DurationPercentiles(Value):
-    """Percentiles of some durations. The mean is left out: one repair of a day would hide the usual repairs."""
+    """Percentiles of some durations, and their mean. One repair of a day raises the mean, but not the median."""
 
     count: int
     unknown: int
@@ -54,6 +57,46 @@ class DurationPercentiles(Value):
     p99_seconds: float | None
     """With fewer than 100 cases, the longest case."""
     max_seconds: float | None
+    mean_seconds: float | None = None
+    """The mean of repairs is the mean time to repair (MTTR)."""
+
+
+class GroupReliability(Value):
+    """Mean time between failures (MTBF) and mean times to repair (MTTR) of one group of failures."""
+
+    group: str
+    """`all`, or the pool, the fault class, or both: `p5 / hardware`."""
+    pool: str | None
+    """Null: all pools."""
+    fault_class: str | None
+    """Null: all fault classes."""
+    failures: int
+    node_hours: float
+    """Node-hours of the pool. Every node can have every fault class, so each class counts all of them."""
+    mtbf_hours: float | None
+    """Node-hours per failure; null without a failure or without node-hours."""
+    low_mtbf_hours: float | None
+    """Low end of the exact Poisson interval of 95 %; null without node-hours."""
+    high_mtbf_hours: float | None
+    """Null without a failure: no failure gives no upper bound."""
+    node_repair: DurationPercentiles
+    """From the first signal until the node, or its replacement, was in service again."""
+    job_recovery: DurationPercentiles
+    """Standstill of each interrupted job, until every pod ran."""
+
+
+class LemonCost(Value):
+    """The nodes that fail more often than the fleet, and their loss."""
+
+    nodes: tuple[str, ...]
+    """Instance ids."""
+    failures: int
+    gpu_hours: float
+    """Lost by jobs, in incidents of these nodes."""
+    usd_micros: int | None
+    """Null: a part has no price."""
+    unjudged_nodes: int
+    """Nodes with failures whose record is gone, so they cannot be compared with the fleet."""
 
 
 class StageLoss(Value):
@@ -90,7 +133,7 @@ class NodeFailures(Value):
     """Null: the record of the node is gone."""
     rate: FailureRate | None
     is_above_fleet: bool
-    """Whether fewer than one fleet in 20 of this size would show such a node by chance, at the rate of the fleet."""
+    """Whether it is a lemon. At the rate of the fleet, fewer than one such fleet in 20 has such a node by chance."""
     gpu_hours: float
     """Loss by the incidents that the pool or node owns."""
     usd_micros: int | None
@@ -115,8 +158,13 @@ class EffectiveTrainingTime(Value):
     productive_gpu_hours: float
     lost_gpu_hours: float
     """By failures, on all GPUs of the jobs, standstill included. A lower bound."""
+    checkpointing_gpu_hours: float
+    """Saves, where they were measured."""
+    unknown_gpu_hours: float
+    """Resumed attempts that either restored or trained. The ratio counts this time as productive."""
     ratio: float | None
-    """Productive over both; null if no job ran. An upper bound, because unknown losses are left out."""
+    """Productive and unknown time over all four; null if no job ran. An upper bound, because unknown losses and saves
+    are left out."""
 
 
 class Improvement(Value):
@@ -158,6 +206,10 @@ class FleetReport(Value):
     failures: FleetFailures
     recovery: DurationPercentiles
     """Standstill of jobs by incidents, from the first signal until every pod ran."""
+    reliability: tuple[GroupReliability, ...]
+    """All failures, then each pool, each fault class, and each fault class of each pool."""
+    lemons: LemonCost | None
+    """Null: no node is recorded in the window."""
     stages: tuple[StageLoss, ...]
     by_cause: tuple[GroupLoss, ...]
     """Fault classes of incidents, and the other causes."""
@@ -174,6 +226,11 @@ class FleetReport(Value):
     """Null: no node is recorded in the window."""
     idle_committed_usd_micros: int | None
     """Null: a part has no price, or no node is recorded."""
+    idle_rented_gpu_hours: float | None
+    """Rented GPUs that no job held. Null: no node is recorded in the window."""
+    idle_rented_usd_micros: int | None
+    """Part of the bills, by the share of the idle GPU time of each rented pool. Null: a pool with bills has no recorded
+    GPU time."""
     rent: RentReport
     commitments: tuple[TypeCommitment, ...]
     """How many nodes of each instance type to commit, from the demand by the hour."""
@@ -210,8 +267,10 @@ _CHARTED_HOURS = 7 * 24
 
 NOTES = (
     "GPU-hours lost count on all GPUs of the interrupted job, even if other jobs used them during the standstill.",
-    "Saving checkpoints is not recorded, so it is in no loss. Restoring is known only of measured attempts.",
-    "NO_JOB is idle at most: use by workloads outside Evenkeel is not recorded.",
+    "CHECKPOINTING is at most the time of saves, because a script may train meanwhile.",
+    "Saves and restores are known only of attempts whose checkpoints a function reads, once a later attempt starts.",
+    "NO_JOB and WAITING are idle at most, because use by workloads outside Evenkeel is not recorded.",
+    "Jobs that never started are in no waiting time.",
     "Drills, continued incidents and faults of the classes application and info do not count as failures of nodes.",
 )
 
@@ -222,9 +281,11 @@ def fleet_report(facts: ReportFacts) -> FleetReport:
     groups = [group for day in days for group in day.losses]
     failed = [group for group in groups if group.is_failure]
     pools, all_nodes = pool_times(day.pools for day in days)
-    committed = [pool.time_of(NodeUse.NO_JOB) for pool in pools if not pool.is_rented]
+    committed = [pool.time_of(use) for pool in pools if not pool.is_rented for use in IDLE_USES]
     idle_usd = [use.usd_micros for use in committed]
     failures = _fleet_failures(facts, failed, all_nodes)
+    counted = [failure for day in days for failure in day.failures]
+    lemons = _lemon_cost(facts, counted, failed, failures.rate, all_nodes.nodes)
     stages = tuple(_stage_losses(days))
     idle_hours = sum(use.gpu_hours for use in committed)
     idle = None if None in idle_usd else sum(amount or 0 for amount in idle_usd)
@@ -240,6 +301,8 @@ def fleet_report(facts: ReportFacts) -> FleetReport:
         recovery=_percentiles_of(
             [value for day in days for value in day.recovery_seconds], sum(day.unknown_recoveries for day in days)
         ),
+        reliability=tuple(_reliability(days, counted, pools)),
+        lemons=lemons if all_nodes.nodes else None,
         stages=stages,
         by_cause=_group_losses(failed, lambda group: group.cause),
         by_pool=_group_losses(failed, lambda group: group.pool or "unknown"),
@@ -251,17 +314,20 @@ def fleet_report(facts: ReportFacts) -> FleetReport:
         all_nodes=all_nodes,
         idle_committed_gpu_hours=idle_hours if all_nodes.nodes else None,
         idle_committed_usd_micros=idle if all_nodes.nodes else None,
+        idle_rented_gpu_hours=_idle_rented_gpu_hours(pools) if all_nodes.nodes else None,
+        idle_rented_usd_micros=_idle_rented_usd_micros(pools, rent) if all_nodes.nodes else None,
         rent=rent,
         commitments=type_commitments(demands, facts.window, facts.node_types),
         hours=use_by_hour(demands, facts.window, _CHARTED_HOURS),
         teams=tuple(_team_uses(days, rent, has_quotas=known_quota > 0)),
         known_quota_hours=known_quota / MICROSECONDS_PER_HOUR,
         saved=tuple(add_savings((day.saved for day in days), baseline) for baseline in RecoveryBaseline),
-        improvements=improvements(stages, failures, on_request, idle_hours, idle),
+        improvements=improvements(stages, lemons, on_request, idle_hours, idle),
         unknown_days=tuple(map(str, facts.unknown_days)),
         notes=(
             *NOTES,
             *_no_node_notes(all_nodes),
+            *_use_notes(days, all_nodes),
             *_quota_notes(facts.window, known_quota),
             *_demand_notes(days),
             *facts.notes,
@@ -272,6 +338,40 @@ def fleet_report(facts: ReportFacts) -> FleetReport:
 def _no_node_notes(all_nodes: PoolTime) -> Iterable[str]:
     if not all_nodes.nodes:
         yield "No node is recorded in this window, so its losses and its idle time are unknown."
+
+
+def _use_notes(days: Sequence[DayFigures], all_nodes: PoolTime) -> Iterable[str]:
+    if earlier := sum(day.repairs is None for day in days):
+        yield (
+            f"{count_of(earlier, 'stored day is', 'stored days are')} of an earlier release. There, other uses include "
+            "saves, restores and waiting. Times to repair by pool and class are unknown there."
+        )
+    if all_nodes.unmeasured_saves_gpu_hours:
+        yield (
+            f"The saves of attempts with {all_nodes.unmeasured_saves_gpu_hours:,.1f} productive GPU-hours were not "
+            "measured, so PRODUCTIVE includes them."
+        )
+
+
+IDLE_USES = (GpuUse.WAITING, GpuUse.NO_JOB)
+"""Uses in which no job held a GPU that was in service."""
+
+
+def _idle_rented_gpu_hours(pools: Iterable[PoolTime]) -> float:
+    return math.fsum(pool.time_of(use).gpu_hours for pool in pools if pool.is_rented for use in IDLE_USES)
+
+
+def _idle_rented_usd_micros(pools: Iterable[PoolTime], rent: RentReport) -> int | None:
+    rented = {pool.pool: pool for pool in pools if pool.is_rented and pool.gpu_hours}
+    total = 0
+    for bill in rent.pools:
+        pool = rented.get(bill.name)
+        if pool is None:
+            if bill.usd_micros:
+                return None
+            continue
+        total += round(bill.usd_micros * math.fsum(pool.time_of(use).gpu_hours for use in IDLE_USES) / pool.gpu_hours)
+    return total
 
 
 def _demand_notes(days: Iterable[DayFigures]) -> Iterable[str]:
@@ -349,8 +449,58 @@ def _fleet_failures(facts: ReportFacts, failed: Iterable[LossGroup], all_nodes: 
         by_class=rates_by(observations, GroupedBy.FAULT_CLASS),
         by_pool=rates_by(observations, GroupedBy.POOL),
         by_instance_type=rates_by(observations, GroupedBy.INSTANCE_TYPE),
-        nodes=tuple(_failing_nodes(facts, counted, failed, rate, all_nodes.nodes)),
+        nodes=tuple(_failing_nodes(facts, counted, failed, rate, all_nodes.nodes)[:_MAX_NODES]),
     )
+
+
+def _reliability(
+    days: Sequence[DayFigures], failures: Sequence[CountedFailure], pools: Iterable[PoolTime]
+) -> Iterator[GroupReliability]:
+    """Yield the reliability of all nodes, of each pool, of each fault class, and of both together."""
+    hours: dict[str, float] = defaultdict(float)
+    for pool_time in pools:
+        hours[pool_time.pool] += pool_time.node_hours
+    counts = Counter((failure.pool, failure.fault_class) for failure in failures)
+    recoveries = [durations for day in days for durations in day.recoveries or ()]
+    repairs = [durations for day in days for durations in day.repairs or ()]
+    both = {*counts, *((durations.pool, durations.fault_class) for durations in (*recoveries, *repairs))}
+    pool_names = sorted({*hours, *(pool for pool, _ in both)})
+    keys: list[tuple[str | None, str | None]] = [(None, None), *((pool, None) for pool in pool_names)]
+    keys += [(None, fault_class) for fault_class in sorted({fault_class for _, fault_class in both})]
+    keys += sorted(both)
+    for pool, fault_class in keys:
+        count = sum(amount for key, amount in counts.items() if _is_in_group(*key, pool, fault_class))
+        node_hours = math.fsum(hours.values()) if pool is None else hours.get(pool, 0.0)
+        rate = failure_rate(count, node_hours) if node_hours else None
+        yield GroupReliability(
+            group=" / ".join(name or "unknown" for name in (pool, fault_class) if name is not None) or "all",
+            pool=pool,
+            fault_class=fault_class,
+            failures=count,
+            node_hours=node_hours,
+            mtbf_hours=_hours_between(rate.failures_per_node_hour if rate else None),
+            low_mtbf_hours=_hours_between(rate.high_failures_per_node_hour if rate else None),
+            high_mtbf_hours=_hours_between(rate.low_failures_per_node_hour if rate else None),
+            node_repair=_percentiles_of_group(repairs, pool, fault_class),
+            job_recovery=_percentiles_of_group(recoveries, pool, fault_class),
+        )
+
+
+def _is_in_group(of_pool: str, of_class: str, pool: str | None, fault_class: str | None) -> bool:
+    return pool in (None, of_pool) and fault_class in (None, of_class)
+
+
+def _percentiles_of_group(
+    groups: Iterable[FailureDurations], pool: str | None, fault_class: str | None
+) -> DurationPercentiles:
+    members = [group for group in groups if _is_in_group(group.pool, group.fault_class, pool, fault_class)]
+    return _percentiles_of(
+        [value for group in members for value in group.seconds], sum(group.unknown for group in members)
+    )
+
+
+def _hours_between(per_hour: float | None) -> float | None:
+    return 1 / per_hour if per_hour else None
 
 
 def _failing_nodes(
@@ -359,7 +509,7 @@ def _failing_nodes(
     failed: Iterable[LossGroup],
     fleet_rate: FailureRate | None,
     fleet_nodes: int,
-) -> Iterable[NodeFailures]:
+) -> list[NodeFailures]:
     failures: dict[str, list[CountedFailure]] = defaultdict(list)
     for failure in counted:
         failures[failure.node].append(failure)
@@ -383,7 +533,26 @@ def _failing_nodes(
                 usd_micros=lost.usd_micros,
             )
         )
-    return sorted(report_rows, key=lambda row: (-row.gpu_hours, -row.failures, row.node))[:_MAX_NODES]
+    return sorted(report_rows, key=lambda row: (-row.gpu_hours, -row.failures, row.node))
+
+
+def _lemon_cost(
+    facts: ReportFacts,
+    counted: Iterable[CountedFailure],
+    failed: Iterable[LossGroup],
+    fleet_rate: FailureRate | None,
+    fleet_nodes: int,
+) -> LemonCost:
+    failing = _failing_nodes(facts, counted, failed, fleet_rate, fleet_nodes)
+    lemons = [node for node in failing if node.is_above_fleet]
+    costs = [node.usd_micros for node in lemons]
+    return LemonCost(
+        nodes=tuple(node.node for node in lemons[:_MAX_LEMONS]),
+        failures=sum(node.failures for node in lemons),
+        gpu_hours=math.fsum(node.gpu_hours for node in lemons),
+        usd_micros=None if None in costs else sum(cost or 0 for cost in costs),
+        unjudged_nodes=sum(node.rate is None for node in failing),
+    )
 
 
 def _is_unlikely(failures: int, hours: float | None, fleet_rate: FailureRate | None, nodes: int) -> bool:
@@ -427,6 +596,7 @@ def _percentiles_of(seconds: Iterable[float], unknown: int) -> DurationPercentil
         p50_seconds=_percentile(known_values, 0.5),
         p99_seconds=_percentile(known_values, 0.99),
         max_seconds=known_values[-1] if known_values else None,
+        mean_seconds=math.fsum(known_values) / len(known_values) if known_values else None,
     )
 
 
@@ -463,10 +633,16 @@ def _known_sum(amounts: Iterable[int | None]) -> int | None:
 
 def effective_time(all_nodes: PoolTime, lost: float) -> EffectiveTrainingTime:
     """Return the effective training time of a window, from its node time and the GPU-hours that failures lost."""
-    productive = all_nodes.time_of(NodeUse.PRODUCTIVE).gpu_hours
-    total = productive + lost
+    productive, saving, unknown = (
+        all_nodes.time_of(use).gpu_hours for use in (GpuUse.PRODUCTIVE, GpuUse.CHECKPOINTING, GpuUse.UNKNOWN)
+    )
+    total = productive + saving + unknown + lost
     return EffectiveTrainingTime(
-        productive_gpu_hours=productive, lost_gpu_hours=lost, ratio=productive / total if total else None
+        productive_gpu_hours=productive,
+        lost_gpu_hours=lost,
+        checkpointing_gpu_hours=saving,
+        unknown_gpu_hours=unknown,
+        ratio=(productive + unknown) / total if total else None,
     )
 
 
@@ -524,7 +700,7 @@ _LEVERS = (
 
 def improvements(
     stages: Sequence[StageLoss],
-    failures: FleetFailures,
+    lemons: LemonCost,
     requested: GroupLoss,
     idle_gpu_hours: float,
     idle_usd_micros: int | None,
@@ -545,15 +721,13 @@ def improvements(
                 method=lever.method,
             )
         )
-    lemons = [node for node in failures.nodes if node.is_above_fleet]
-    if lemons:
-        names = ", ".join(node.node for node in lemons)
-        prices = [node.usd_micros for node in lemons]
+    if lemons.nodes:
+        names = ", ".join(lemons.nodes)
         improvements_found.append(
             Improvement(
                 change=f"Replace the nodes that fail more often than the fleet: {names}.",
-                worth_gpu_hours=sum(node.gpu_hours for node in lemons),
-                worth_usd_micros=None if None in prices else sum(price or 0 for price in prices),
+                worth_gpu_hours=lemons.gpu_hours,
+                worth_usd_micros=lemons.usd_micros,
                 method="The loss by these nodes. Fewer than one fleet in 20 would show such a node by chance.",
             )
         )

@@ -17,6 +17,7 @@ from evenkeel.domain.costs.receipt import (
 from evenkeel.domain.costs.savings import EstimatedSaving, savings
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.incidents import Incident
+from evenkeel.domain.jobs.job import ResumeOption
 from evenkeel.domain.values import Instant, Value
 
 
@@ -50,6 +51,10 @@ class WeighedOption(Value):
     expected_seconds: float | None
     actual_seconds: float | None
     """Time of the chosen option: from the decision until every pod ran, plus the repeated work; null if unknown."""
+    hindsight_seconds: float | None = None
+    """The time that an option would have taken at least, if it was not chosen and the records show it; else null."""
+    why_unknown: str = ""
+    """Why there is neither an actual time nor one in hindsight; empty if there is one."""
     expected_gpu_hours: float | None
     expected_usd: float | None
     why_not: str
@@ -131,7 +136,7 @@ def incident_receipt(
         is_lower_bound=total.is_lower_bound
         or bool(node.why_unknown)
         or (node.usd_micros is None and bool(node.seconds)),
-        options=tuple(_weighed_options(decisions, [lost_time.receipt for lost_time in naming_losses])),
+        options=tuple(_weighed_options(incident, decisions, [lost_time.receipt for lost_time in naming_losses])),
         savings=tuple(
             saving for lost_time in owned_losses for saving in savings(lost_time.receipt, incident, restore_seconds)
         ),
@@ -195,7 +200,7 @@ def _no_outage(start: datetime | None, *, is_over: bool, gpus: int | None, why: 
 
 
 def _weighed_options(
-    decisions: Iterable[Decision], interruptions: Sequence[InterruptionReceipt]
+    incident: Incident, decisions: Iterable[Decision], interruptions: Sequence[InterruptionReceipt]
 ) -> Iterable[WeighedOption]:
     """Yield every option of each decision about a resume, the chosen one first."""
     for decision in sorted(decisions, key=lambda earlier: (earlier.decided_at, earlier.decision_id)):
@@ -213,13 +218,19 @@ def _weighed_options(
         chosen = decision.chosen
         for option in (*([chosen] if chosen else []), *decision.alternatives):
             is_chosen = option is chosen
+            actual = _actual_seconds(receipt, decision.decided_at) if is_chosen else None
+            hindsight = None if is_chosen else _hindsight_seconds(option.option, incident, receipt, decision.decided_at)
             yield WeighedOption(
                 job_id=job_id,
                 decision_id=decision.decision_id,
                 option=option.option,
                 is_chosen=is_chosen,
                 expected_seconds=option.expected_seconds,
-                actual_seconds=_actual_seconds(receipt, decision.decided_at) if is_chosen else None,
+                actual_seconds=actual,
+                hindsight_seconds=hindsight,
+                why_unknown=_why_unknown(option.option, receipt, is_chosen=is_chosen)
+                if actual is None and hindsight is None
+                else "",
                 expected_gpu_hours=option.gpu_hours_lost,
                 expected_usd=option.usd,
                 why_not=option.why_not,
@@ -235,3 +246,32 @@ def _actual_seconds(receipt: InterruptionReceipt | None, decided_at: datetime) -
     if repeated is None or running_at is None:
         return None
     return max(0.0, microseconds(running_at - decided_at) / 1e6) + repeated
+
+
+def _hindsight_seconds(
+    option: str, incident: Incident, receipt: InterruptionReceipt | None, decided_at: datetime
+) -> float | None:
+    """Return the seconds that waiting for the repair would have taken, by the time at which the node was back.
+
+    The start of the pods and the repeated work are those of the resume that took place. All other options need nodes
+    that were never requested, so no record shows their time.
+    """
+    back = incident.stages.returned_at
+    if option != ResumeOption.WAIT_FOR_REPAIR or back is None or receipt is None:
+        return None
+    parts = [receipt.seconds_of(stage) for stage in (Stage.REPEATED_WORK, Stage.LAUNCH, Stage.RESTART)]
+    if receipt.resumed_by_attempt is None or None in parts:
+        return None
+    return max(0.0, microseconds(back - decided_at) / 1e6) + sum(part or 0.0 for part in parts)
+
+
+def _why_unknown(option: str, receipt: InterruptionReceipt | None, *, is_chosen: bool) -> str:
+    if receipt is None:
+        return "No record shows this interruption."
+    if receipt.resumed_by_attempt is None:
+        return "The job has not resumed."
+    if is_chosen:
+        return "The repeated work is unknown."
+    if option == ResumeOption.WAIT_FOR_REPAIR:
+        return "No record says when the node was back."
+    return "It was not carried out, so no record shows its time."

@@ -1,7 +1,7 @@
 """The receipt of a job: where the time of its whole life went. The buckets sum to the time since its submission."""
 
 from collections.abc import Iterable, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 
 from evenkeel.domain.costs.interruptions import LostTime, PriceOf, Span, interruptions, job_end_or_now, subtract_spans
@@ -10,6 +10,7 @@ from evenkeel.domain.costs.receipt import (
     GpuPrice,
     InterruptionReceipt,
     ReceiptTotal,
+    Stage,
     cost_usd_micros,
     microseconds,
     total_of,
@@ -24,7 +25,13 @@ class JobTimeBucket(StrEnum):
     """Use of a job's time. Every second is in exactly one bucket."""
 
     PRODUCTIVE = "PRODUCTIVE"
-    """Running, and the work was kept. Saving and restoring checkpoints is in it, because nothing records them."""
+    """Running, and the work was kept. It includes saves that were not measured."""
+    CHECKPOINTING = "CHECKPOINTING"
+    """Saving checkpoints, by the saves of an attempt's first two checkpoints."""
+    RESTORING = "RESTORING"
+    """Restoring a checkpoint after an interruption, if that was measured."""
+    UNKNOWN = "UNKNOWN"
+    """The begin of an attempt that resumed, if its restore was not measured."""
     LOST = "LOST"
     """Lost by failures."""
     INTERRUPTED = "INTERRUPTED"
@@ -64,7 +71,12 @@ class JobReceipt(Value):
 
 
 def job_receipt(
-    job: Job, attempts: Iterable[Attempt], incidents: Iterable[tuple[int, Incident]], price_of: PriceOf, now: datetime
+    job: Job,
+    attempts: Iterable[Attempt],
+    incidents: Iterable[tuple[int, Incident]],
+    price_of: PriceOf,
+    now: datetime,
+    restore_seconds: float = 0.0,
 ) -> JobReceipt:
     """Return the receipt of a job's whole life so far.
 
@@ -76,6 +88,8 @@ def job_receipt(
         incidents: Incidents that name one of its attempts, with the number of that attempt.
         price_of: By attempt, its price.
         now: The time of the receipt.
+        restore_seconds: Expected time of a restore. For so long, the use of an attempt is unknown if its restore was
+            not measured.
     """
     ordered = sorted(attempts, key=lambda row: row.attempt)
     lost_times = interruptions(job, ordered, incidents, price_of, now)
@@ -86,7 +100,7 @@ def job_receipt(
         until=until,
         is_over=job.state.has_ended,
         elapsed_seconds=microseconds(until - job.submitted_at) / 1e6,
-        buckets=_bucket_times(job, ordered, lost_times, price_of, until),
+        buckets=_bucket_times(job, ordered, lost_times, price_of, until, timedelta(seconds=restore_seconds)),
         interruptions=tuple(lost_time.receipt for lost_time in lost_times),
         lost=total_of(
             receipt_part
@@ -99,7 +113,7 @@ def job_receipt(
 
 
 NOTES = (
-    "The bucket PRODUCTIVE contains the time in which attempts restore and save checkpoints.",
+    "PRODUCTIVE includes saves of attempts whose saves were not measured. CHECKPOINTING is at most the time of saves.",
     "While a job stands still, all its GPUs count as lost, even if other jobs use them.",
 )
 
@@ -120,15 +134,20 @@ class _BucketTotals:
 
 
 def _bucket_times(
-    job: Job, attempts: Sequence[Attempt], losses: Sequence[LostTime], price_of: PriceOf, until: datetime
+    job: Job,
+    attempts: Sequence[Attempt],
+    losses: Sequence[LostTime],
+    price_of: PriceOf,
+    until: datetime,
+    restore_limit: timedelta,
 ) -> tuple[BucketTime, ...]:
     sums = {bucket: _BucketTotals() for bucket in JobTimeBucket}
     counted_spans = [span for lost_time in losses for _, span in lost_time.spans]
     for lost_time in losses:
-        bucket = JobTimeBucket.LOST if lost_time.receipt.cause.is_failure else JobTimeBucket.INTERRUPTED
+        lost = JobTimeBucket.LOST if lost_time.receipt.cause.is_failure else JobTimeBucket.INTERRUPTED
         for part in lost_time.receipt.parts:
             if part.seconds is not None:
-                bucket_sum = sums[bucket]
+                bucket_sum = sums[JobTimeBucket.RESTORING if part.stage is Stage.RESTORE else lost]
                 bucket_sum.time += round(part.seconds * 1e6)
                 bucket_sum.gpu += part.gpus * round(part.seconds * 1e6)
                 if part.seconds and part.gpus:
@@ -138,12 +157,21 @@ def _bucket_times(
     for attempt in attempts:
         ended = attempt.ended_at or until
         running = attempt.running_at or ended
-        spans = ((JobTimeBucket.STARTING, attempt.admitted_at, running), (JobTimeBucket.PRODUCTIVE, running, ended))
+        is_unmeasured = attempt.is_pinned and attempt.resume_from is not None and attempt.trained_at is None
+        known_from = max(running, min(running + restore_limit, ended)) if is_unmeasured else running
+        spans = (
+            (JobTimeBucket.STARTING, attempt.admitted_at, running),
+            (JobTimeBucket.UNKNOWN, running, known_from),
+            (JobTimeBucket.PRODUCTIVE, known_from, ended),
+        )
         for bucket, start, end in spans:
             own_spans = subtract_spans(Span(start, max(start, end)), counted_spans)
             counted_spans += own_spans
             spent = sum(microseconds(span.end - span.start) for span in own_spans)
-            sums[bucket].add(spent, attempt.accelerators, price_of.get(attempt.attempt))
+            price = price_of.get(attempt.attempt)
+            saving = int(spent * (attempt.saving_share or 0.0)) if bucket is JobTimeBucket.PRODUCTIVE else 0
+            sums[JobTimeBucket.CHECKPOINTING].add(saving, attempt.accelerators, price)
+            sums[bucket].add(spent - saving, attempt.accelerators, price)
     elapsed = microseconds(until - job.submitted_at)
     sums[JobTimeBucket.QUEUED].time = elapsed - sum(bucket_totals.time for bucket_totals in sums.values())
     return tuple(

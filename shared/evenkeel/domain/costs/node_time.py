@@ -1,7 +1,8 @@
 """Where the GPU time of the nodes went. Every GPU-second of a node is in exactly one use.
 
 The time of a node is cut at every border of an attempt, a repair or a price. In each piece, attempts take the GPUs that
-they hold. The rest of the node is in repair, or has no job of Evenkeel.
+they hold. The rest of the node is in repair, or free. Free GPUs of a pool count as waiting, up to the number of GPUs
+for which jobs waited at that time.
 """
 
 from collections import Counter, defaultdict, deque
@@ -16,21 +17,49 @@ from evenkeel.domain.costs.receipt import MICROSECONDS_PER_HOUR, GpuPrice, cost_
 from evenkeel.domain.values import Value
 
 
-class NodeUse(StrEnum):
+class GpuUse(StrEnum):
     """Use of a GPU of a node."""
 
     PRODUCTIVE = "PRODUCTIVE"
     """A job ran, and its work was kept."""
+    CHECKPOINTING = "CHECKPOINTING"
+    """A job saved checkpoints, by the saves of its first two checkpoints."""
+    RESTORING = "RESTORING"
+    """All pods ran, and the job restored its checkpoint."""
     LOST = "LOST"
     """A job ran, and a failure made it lose this work; or it drained or started after a failure."""
     INTERRUPTED = "INTERRUPTED"
     """A job lost this work after a request: preempted, resized, moved, drained or suspended."""
     STARTING = "STARTING"
     """An attempt was admitted and its pods did not all run yet."""
+    UNKNOWN = "UNKNOWN"
+    """The begin of an attempt that resumed, if no record says whether it still restored or already trained."""
     IN_REPAIR = "IN_REPAIR"
     """Evenkeel had cordoned the node for an incident."""
+    WAITING = "WAITING"
+    """No job held it while a job waited for GPUs of this pool: too few free nodes together, quota, or a limit."""
     NO_JOB = "NO_JOB"
-    """No job of Evenkeel held it. Use by other workloads is not recorded, so it is idle at most."""
+    """No job of Evenkeel held it or waited for it. Use by other workloads is not recorded, so it is idle at most."""
+
+
+class NodeUse(StrEnum):
+    """Use in a stored row. The previous release reads these values only, so `PoolUse` stores the other uses apart."""
+
+    PRODUCTIVE = "PRODUCTIVE"
+    LOST = "LOST"
+    INTERRUPTED = "INTERRUPTED"
+    STARTING = "STARTING"
+    IN_REPAIR = "IN_REPAIR"
+    NO_JOB = "NO_JOB"
+
+
+_STORED_IN = {
+    GpuUse.CHECKPOINTING: NodeUse.PRODUCTIVE,
+    GpuUse.UNKNOWN: NodeUse.PRODUCTIVE,
+    GpuUse.RESTORING: NodeUse.LOST,
+    GpuUse.WAITING: NodeUse.NO_JOB,
+}
+"""The stored use that includes a use without a value of its own."""
 
 
 class NodeSpan(NamedTuple):
@@ -51,9 +80,26 @@ class HeldGpus(NamedTuple):
     """GPUs of one node that an attempt held for a time."""
 
     node: str
-    use: NodeUse
+    use: GpuUse
     gpus: int
     span: Span
+    saving_share: float | None = 0.0
+    """Share of its productive time in which the attempt saved checkpoints; None if no save was measured."""
+
+
+class WaitingGpus(NamedTuple):
+    """GPUs of a pool that a job waited for in a time span."""
+
+    gpus: int
+    span: Span
+
+
+class _FreeGpus(NamedTuple):
+    """GPUs of one node that no attempt held for a time."""
+
+    gpus: int
+    span: Span
+    price: GpuPrice | None
 
 
 PriceAt = Callable[[str, datetime, str], GpuPrice | None]
@@ -63,7 +109,7 @@ PriceAt = Callable[[str, datetime, str], GpuPrice | None]
 class UseTime(Value):
     """The GPU time of one use."""
 
-    use: NodeUse
+    use: GpuUse
     gpu_hours: float
     share: float | None
     """Share of all GPU time; null if there is no GPU time."""
@@ -81,9 +127,12 @@ class PoolTime(Value):
     """Nodes that existed in the window, with replaced nodes."""
     node_hours: float
     gpu_hours: float
+    unmeasured_saves_gpu_hours: float | None
+    """Productive GPU-hours of attempts whose saves were not measured, so this time includes their saves. Null: a stored
+    day of an earlier release measured no saves."""
     uses: tuple[UseTime, ...]
 
-    def time_of(self, use: NodeUse) -> UseTime:
+    def time_of(self, use: GpuUse) -> UseTime:
         """Return the time of one use."""
         return next(time for time in self.uses if time.use is use)
 
@@ -100,38 +149,77 @@ class PoolUse(Value):
     node_microseconds: dict[str, int]
     """By instance type."""
     gpu_microseconds: dict[NodeUse, int]
-    """GPUs times microseconds, by use."""
+    """GPUs times microseconds, by stored use."""
     usd_micros: dict[NodeUse, int | None]
     """Null: part of it has no price."""
+    included_gpu_microseconds: dict[str, int] | None = None
+    """The part of the stored uses that belongs to another `GpuUse`; null in rows of earlier releases."""
+    included_usd_micros: dict[str, int | None] = {}
+    unmeasured_saves_gpu_microseconds: int | None = None
+    """Productive time of attempts whose saves were not measured; null in rows of earlier releases."""
+
+    def use_times(self) -> dict[GpuUse, tuple[int, int | None]]:
+        """Return the GPU time and the cost of each use."""
+        included_times = self.included_gpu_microseconds or {}
+        times: dict[GpuUse, tuple[int, int | None]] = {}
+        for use in GpuUse:
+            if use in _STORED_IN:
+                times[use] = (included_times.get(use, 0), self.included_usd_micros.get(use, 0))
+        for stored in NodeUse:
+            amount, cost = self.gpu_microseconds[stored], self.usd_micros[stored]
+            for use in (use for use, within in _STORED_IN.items() if within is stored):
+                included_cost = times[use][1]
+                amount -= times[use][0]
+                cost = None if cost is None or included_cost is None else cost - included_cost
+            times[GpuUse(stored)] = (amount, cost if amount else 0)
+        return times
 
 
 class _UseTotals:
     """GPU time and cost of a group of nodes, by use."""
 
     def __init__(self) -> None:
-        self.gpu: dict[NodeUse, int] = dict.fromkeys(NodeUse, 0)
-        self.usd: dict[NodeUse, int | None] = dict.fromkeys(NodeUse, 0)
+        self.gpu: dict[GpuUse, int] = dict.fromkeys(GpuUse, 0)
+        self.usd: dict[GpuUse, int | None] = dict.fromkeys(GpuUse, 0)
         self.node_microseconds: Counter[str] = Counter()
         self.nodes_before = self.nodes_new = 0
+        self.unmeasured_saves: int | None = 0
+        self.free: list[_FreeGpus] = []
 
     def add_node(self, node: NodeSpan) -> None:
         self.node_microseconds[node.instance_type] += microseconds(node.span.end - node.span.start)
         self.nodes_new += node.is_new
         self.nodes_before += not node.is_new
 
-    def add(self, use: NodeUse, gpu_microseconds: int, price: GpuPrice | None) -> None:
+    def add(self, use: GpuUse, gpu_microseconds: int, price: GpuPrice | None) -> None:
         if not gpu_microseconds:
             return
         self.gpu[use] += gpu_microseconds
-        self.usd[use] = _sum_usd(self.usd[use], cost_usd_micros(gpu_microseconds, price))
+        self.usd[use] = _sum_known(self.usd[use], cost_usd_micros(gpu_microseconds, price))
 
     def add_day(self, day: PoolUse) -> None:
         self.node_microseconds.update(day.node_microseconds)
         self.nodes_before = max(self.nodes_before + self.nodes_new, day.nodes_before)
         self.nodes_new = day.nodes_new
-        for use, amount in day.gpu_microseconds.items():
+        for use, (amount, cost) in day.use_times().items():
             self.gpu[use] += amount
-            self.usd[use] = _sum_usd(self.usd[use], day.usd_micros[use])
+            self.usd[use] = _sum_known(self.usd[use], cost)
+        self.unmeasured_saves = _sum_known(self.unmeasured_saves, day.unmeasured_saves_gpu_microseconds)
+
+    def add_held(self, holding: HeldGpus, gpus: int, span_microseconds: int, price: GpuPrice | None) -> None:
+        gpu_microseconds = gpus * span_microseconds
+        if holding.use is not GpuUse.PRODUCTIVE:
+            self.add(holding.use, gpu_microseconds, price)
+            return
+        saving = int(gpu_microseconds * (holding.saving_share or 0.0))
+        self.add(GpuUse.CHECKPOINTING, saving, price)
+        self.add(GpuUse.PRODUCTIVE, gpu_microseconds - saving, price)
+        if holding.saving_share is None:
+            self.unmeasured_saves = _sum_known(self.unmeasured_saves, gpu_microseconds)
+
+    def add_free(self, waiting: Iterable[WaitingGpus]) -> None:
+        for (use, price), amount in _free_uses(self.free, waiting).items():
+            self.add(use, amount, price)
 
     def add_pool(self, pool: "_UseTotals") -> None:
         self.node_microseconds.update(pool.node_microseconds)
@@ -139,17 +227,28 @@ class _UseTotals:
         self.nodes_new += pool.nodes_new
         for use, amount in pool.gpu.items():
             self.gpu[use] += amount
-            self.usd[use] = _sum_usd(self.usd[use], pool.usd[use])
+            self.usd[use] = _sum_known(self.usd[use], pool.usd[use])
+        self.unmeasured_saves = _sum_known(self.unmeasured_saves, pool.unmeasured_saves)
 
     def pool_use(self, pool: str, *, is_rented: bool) -> PoolUse:
+        gpu: dict[NodeUse, int] = dict.fromkeys(NodeUse, 0)
+        usd: dict[NodeUse, int | None] = dict.fromkeys(NodeUse, 0)
+        for use, amount in self.gpu.items():
+            stored = _STORED_IN.get(use) or NodeUse(use)
+            gpu[stored] += amount
+            usd[stored] = _sum_known(usd[stored], self.usd[use])
+        included = [use for use in _STORED_IN if self.gpu[use]]
         return PoolUse(
             pool=pool,
             is_rented=is_rented,
             nodes_before=self.nodes_before,
             nodes_new=self.nodes_new,
             node_microseconds=dict(sorted(self.node_microseconds.items())),
-            gpu_microseconds=self.gpu,
-            usd_micros=self.usd,
+            gpu_microseconds=gpu,
+            usd_micros=usd,
+            included_gpu_microseconds={use.value: self.gpu[use] for use in included},
+            included_usd_micros={use.value: self.usd[use] for use in included},
+            unmeasured_saves_gpu_microseconds=self.unmeasured_saves,
         )
 
     def pool_time(self, pool: str, *, is_rented: bool) -> PoolTime:
@@ -161,6 +260,9 @@ class _UseTotals:
             nodes=self.nodes_before + self.nodes_new,
             node_hours=self.node_microseconds.total() / MICROSECONDS_PER_HOUR,
             gpu_hours=total / MICROSECONDS_PER_HOUR,
+            unmeasured_saves_gpu_hours=None
+            if self.unmeasured_saves is None
+            else self.unmeasured_saves / MICROSECONDS_PER_HOUR,
             uses=tuple(
                 UseTime(
                     use=use,
@@ -173,7 +275,7 @@ class _UseTotals:
         )
 
 
-def _sum_usd(before: int | None, added: int | None) -> int | None:
+def _sum_known(before: int | None, added: int | None) -> int | None:
     return None if before is None or added is None else before + added
 
 
@@ -199,6 +301,7 @@ def node_time(
     repairs: Mapping[str, Sequence[Span]],
     price_at: PriceAt,
     price_changes: Sequence[datetime] = (),
+    waiting: Mapping[tuple[str, bool], Sequence[WaitingGpus]] | None = None,
 ) -> tuple[PoolUse, ...]:
     """Return the GPU time of each pool in a day, or in a part of it.
 
@@ -208,12 +311,15 @@ def node_time(
         repairs: By node, times in which it was out of service.
         price_at: Prices of GPUs that are not rented.
         price_changes: Times at which a price may change.
+        waiting: By pool and whether it is rented, GPUs that jobs waited for before they started there.
     """
     pools: dict[tuple[str, bool], _UseTotals] = defaultdict(_UseTotals)
     for node in nodes:
         totals = pools[node.pool, node.is_rented]
         totals.add_node(node)
         _add_node_time(totals, node, held.get(node.node, ()), repairs.get(node.node, ()), price_at, price_changes)
+    for key, totals in pools.items():
+        totals.add_free((waiting or {}).get(key, ()))
     return tuple(pools[key].pool_use(key[0], is_rented=key[1]) for key in sorted(pools))
 
 
@@ -239,17 +345,49 @@ def _add_node_time(
         present = [holding for holding in present if holding.span.end > begin]
         span_microseconds = microseconds(until - begin)
         price = None if node.is_rented else price_at(node.instance_type, begin, node.pool)
-        is_out = any(span.start <= begin < span.end for span in repairs)
-        for use, gpus in _gpus_by_use(node.gpus, present, is_out=is_out).items():
-            totals.add(use, gpus * span_microseconds, price)
+        free_gpus = node.gpus
+        for holding in present:
+            used_gpus = min(free_gpus, holding.gpus)
+            totals.add_held(holding, used_gpus, span_microseconds, price)
+            free_gpus -= used_gpus
+        if any(span.start <= begin < span.end for span in repairs):
+            totals.add(GpuUse.IN_REPAIR, free_gpus * span_microseconds, price)
+        elif free_gpus:
+            totals.free.append(_FreeGpus(free_gpus, Span(begin, until), price))
 
 
-def _gpus_by_use(gpus: int, present: Iterable[HeldGpus], *, is_out: bool) -> Mapping[NodeUse, int]:
-    """Return the use of each GPU of a node. No more GPUs are in use than the node has."""
-    free_gpus, uses = gpus, dict.fromkeys(NodeUse, 0)
-    for holding in present:
-        used_gpus = min(free_gpus, holding.gpus)
-        uses[holding.use] += used_gpus
-        free_gpus -= used_gpus
-    uses[NodeUse.IN_REPAIR if is_out else NodeUse.NO_JOB] += free_gpus
+def _free_uses(
+    free: Iterable[_FreeGpus], waiting: Iterable[WaitingGpus]
+) -> Mapping[tuple[GpuUse, GpuPrice | None], int]:
+    """Return the GPU time of free GPUs by use and price. At each time, as many GPUs wait as jobs waited for.
+
+    If the free GPUs have several prices, the cheapest GPUs wait first.
+    """
+    changes: dict[datetime, list[tuple[GpuPrice | None, int]]] = defaultdict(list)
+    wait_changes: Counter[datetime] = Counter()
+    for piece in free:
+        changes[piece.span.start].append((piece.price, piece.gpus))
+        changes[piece.span.end].append((piece.price, -piece.gpus))
+    for demand in waiting:
+        if demand.span.start < demand.span.end:
+            wait_changes[demand.span.start] += demand.gpus
+            wait_changes[demand.span.end] -= demand.gpus
+    present: Counter[GpuPrice | None] = Counter()
+    uses: Counter[tuple[GpuUse, GpuPrice | None]] = Counter()
+    waiting_gpus = 0
+    times = sorted({*changes, *wait_changes})
+    for begin, until in pairwise([*times, times[-1]] if times else []):
+        for price, gpus in changes.get(begin, ()):
+            present[price] += gpus
+        waiting_gpus += wait_changes[begin]
+        unmet, span_microseconds = waiting_gpus, microseconds(until - begin)
+        for price in sorted(present, key=_price_order):
+            met = min(present[price], unmet)
+            unmet -= met
+            uses[GpuUse.WAITING, price] += met * span_microseconds
+            uses[GpuUse.NO_JOB, price] += (present[price] - met) * span_microseconds
     return uses
+
+
+def _price_order(price: GpuPrice | None) -> tuple[bool, int, str]:
+    return (price is None, price.usd_micros_per_gpu_hour if price else 0, price.origin if price else "")

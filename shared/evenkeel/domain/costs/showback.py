@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from evenkeel.domain.costs.receipt import MICROSECONDS_PER_HOUR
-from evenkeel.domain.quotas.spending import Spending, begin_of, split_by_period
+from evenkeel.domain.quotas.spending import Spending, begin_of, end_of
 from evenkeel.domain.quotas.teams import Budget
 from evenkeel.domain.values import Instant, Value
 
@@ -103,6 +103,9 @@ class BudgetForecast(Value):
 
 _MIN_SHARE = 0.02
 """Share of a period that must have passed before its use so far predicts the rest."""
+_MIN_WARNING_SHARE = 0.1
+"""Share of a period that must have passed before its use so far pages a person. One large job of the first hour says
+nothing about the rest."""
 
 
 def showback_rows(charged: Iterable[ChargedTime]) -> tuple[tuple[ShowbackRow, ...], ShowbackTotal]:
@@ -149,7 +152,7 @@ def budget_forecasts(team: str, budget: Budget, used: Spending, now: datetime) -
         now: The time.
     """
     start = begin_of(budget.period, now)
-    end = _period_end(budget, now)
+    end = end_of(budget.period, now)
     limits = (
         ("gpuHours", budget.gpu_hours, used.accelerator_seconds / 3600, False),
         ("usd", budget.usd, used.usd_micros / 1e6, used.unpriced_seconds > 0),
@@ -159,11 +162,6 @@ def budget_forecasts(team: str, budget: Budget, used: Spending, now: datetime) -
         for quantity, limit, amount, is_lower_bound in limits
         if limit is not None
     )
-
-
-def _period_end(budget: Budget, now: datetime) -> datetime:
-    pieces = split_by_period(budget.period, now, now.replace(year=now.year + 1, day=1))
-    return pieces[0][2]
 
 
 def _limit_forecast(
@@ -194,3 +192,12 @@ def _limit_forecast(
         reached_at=reached_at,
         ends_at=end,
     )
+
+
+def runs_out_early(forecast: BudgetForecast, period_start: datetime, now: datetime) -> bool:
+    """Whether a person must know that a budget is expected to end before its period does.
+
+    A budget that is already spent has its own event.
+    """
+    passed = (now - period_start) / (forecast.ends_at - period_start)
+    return forecast.used < forecast.limit and forecast.reached_at is not None and passed >= _MIN_WARNING_SHARE

@@ -113,6 +113,10 @@ class Attempt(Value):
     running_at: Instant | None = None
     trained_at: Instant | None = None
     """When it trained again past its resume point, by its checkpoints; None if that was not measured."""
+    save_seconds: float | None = None
+    """Time of one save, by its first two checkpoints; None if that was not measured."""
+    save_interval_seconds: float | None = None
+    """Time from the beginning of its first save to that of its second."""
     ended_at: Instant | None = None
     reason: Sentence = ""
     exit_codes: dict[str, int] = {}
@@ -122,6 +126,13 @@ class Attempt(Value):
     def charged_since(self) -> datetime | None:
         """Start of its charged use; None if Kueue admits and its pods were not seen running."""
         return self.running_at if self.local_queue else self.admitted_at
+
+    @property
+    def saving_share(self) -> float | None:
+        """Share of its productive time in which it saved checkpoints; None if that was not measured."""
+        if self.save_seconds is None or not self.save_interval_seconds:
+            return None
+        return min(1.0, max(0.0, self.save_seconds / self.save_interval_seconds))
 
     def nodes_in(self, workload: "ObservedWorkload") -> tuple[str, ...]:
         """Return its nodes: from its admission, else from its pods."""

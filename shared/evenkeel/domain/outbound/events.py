@@ -23,7 +23,7 @@ from evenkeel.domain.values import Instant, Sentence, Value
 
 SOURCE = "evenkeel"
 """EventBridge's `source` of every event."""
-SCHEMA_VERSION = "1.0"
+SCHEMA_VERSION = "1.1"
 """Version of every event's data. A new field raises the minor version; a breaking change is a new kind."""
 _MAX_JOBS = 100
 """Jobs that an event about an incident names. EventBridge accepts 256 KB for an event."""
@@ -47,6 +47,8 @@ class OutboundKind(StrEnum):
     JOB_ENDED = "Job Ended"
     BUDGET_NEAR_END = "Budget Near End"
     """A team used 80 % of a budget, or all of it."""
+    BUDGET_RUNS_OUT = "Budget Runs Out"
+    """At the present rate, a budget ends before its period does."""
     AUTOMATION_CHANGED = "Automation Changed"
     """A person held or released automation, or ended a shared cause."""
     NODE_JOINED = "Node Joined"
@@ -144,6 +146,21 @@ class BudgetData(Value):
     """80 or 100."""
 
 
+class BudgetForecastData(Value):
+    """Data of `Budget Runs Out`."""
+
+    period: str
+    """The day, week or month of the budget, as `evenkeel teams show` writes it."""
+    quantity: str
+    """`gpuHours` or `usd`."""
+    used: float
+    limit: float
+    expected_at_end: float
+    """Use at the end of the period, if it goes on at the present rate."""
+    expected_gone_at: Instant
+    """When the limit is reached at this rate."""
+
+
 class NodeData(Value):
     """Data of the kinds about nodes."""
 
@@ -172,7 +189,10 @@ _DATA: Mapping[str, type[Value]] = {
     **dict.fromkeys(("Automation", "Policy", "Quota"), ChangeData),
 }
 """The data of the kinds that begin with a word."""
-DATA_OF: Mapping[OutboundKind, type[Value]] = {kind: _DATA[kind.split()[0]] for kind in OutboundKind}
+DATA_OF: Mapping[OutboundKind, type[Value]] = {
+    **{kind: _DATA[kind.split()[0]] for kind in OutboundKind},
+    OutboundKind.BUDGET_RUNS_OUT: BudgetForecastData,
+}
 """The data of each kind."""
 
 
@@ -378,7 +398,7 @@ def event_of_entry(
 def events_of_budgets(
     change: RowTransition, before: Iterable[Mapping[str, Any]], after: Iterable[Mapping[str, Any]]
 ) -> tuple[OutboundEvent, ...]:
-    """Return an event for each budget that reached a threshold: 80 % or 100 % of its limit.
+    """Return an event for each budget that reached a threshold, 80 % or 100 % of its limit, or is expected to run out.
 
     The id of the event follows from the team, the period and the threshold. So if a count falls and rises again, the
     event is repeated with the same id.
@@ -388,9 +408,13 @@ def events_of_budgets(
         before: The use of the budgets before, as the sweep counts it.
         after: The use after the change.
     """
-    reached = {_budget_key(budget): _percent(budget) for budget in before}
+    earlier_budgets = list(before)
+    reached = {_budget_key(budget): _percent(budget) for budget in earlier_budgets}
+    warned = {_budget_key(budget) for budget in earlier_budgets if budget.get("warnedAt")}
     events = []
     for budget in after:
+        if budget.get("warnedAt") and _budget_key(budget) not in warned:
+            events.append(_budget_warning(change, budget))
         percent, earlier = _percent(budget), reached.get(_budget_key(budget), 0.0)
         threshold = max(
             (percentage for percentage in BUDGET_THRESHOLDS if earlier < percentage <= percent), default=None
@@ -417,6 +441,25 @@ def events_of_budgets(
             threshold_change.event(OutboundKind.BUDGET_NEAR_END, budget["team"], text, data, team=budget["team"])
         )
     return tuple(events)
+
+
+def _budget_warning(change: RowTransition, budget: Mapping[str, Any]) -> OutboundEvent:
+    data = BudgetForecastData(
+        period=budget["period"],
+        quantity=budget["quantity"],
+        used=budget["used"],
+        limit=budget["limit"],
+        expected_at_end=budget["expectedAtEnd"],
+        expected_gone_at=budget["expectedGoneAt"],
+    )
+    unit = "GPU-hours" if budget["quantity"] == "gpuHours" else "US dollars"
+    text = (
+        f"Team {budget['team']} is expected to spend its budget of {budget['limit']:g} {unit} in {budget['period']} by "
+        f"{data.expected_gone_at:%Y-%m-%d %H:%M}Z. It has used {budget['used']:g}; at this rate it uses "
+        f"{budget['expectedAtEnd']:g} by the end. A team without budget starts no further job."
+    )
+    warning = RowTransition(f"{'|'.join(_budget_key(budget))}|forecast", 0, change.at)
+    return warning.event(OutboundKind.BUDGET_RUNS_OUT, budget["team"], text, data, team=budget["team"])
 
 
 BUDGET_THRESHOLDS = (80, 100)

@@ -20,6 +20,7 @@ CHAT_KINDS = frozenset(
         OutboundKind.INCIDENT_NEEDS_PERSON,
         OutboundKind.INCIDENT_SETTLED,
         OutboundKind.BUDGET_NEAR_END,
+        OutboundKind.BUDGET_RUNS_OUT,
         OutboundKind.AUTOMATION_CHANGED,
     }
 )
@@ -145,12 +146,13 @@ def chat_message(event: OutboundEvent, fleet: str, notice: Notice | None = None)
 _TITLE_SIGNS = {
     OutboundKind.INCIDENT_NEEDS_PERSON: ":rotating_light: ",
     OutboundKind.BUDGET_NEAR_END: ":warning: ",
+    OutboundKind.BUDGET_RUNS_OUT: ":warning: ",
 }
 
 
 def _next_steps(event: OutboundEvent) -> list[str]:
     if event.subject.startswith("inc-"):
         return [f"Run `evenkeel incidents show {event.subject}`"]
-    if event.kind is OutboundKind.BUDGET_NEAR_END:
+    if event.kind in (OutboundKind.BUDGET_NEAR_END, OutboundKind.BUDGET_RUNS_OUT):
         return [f"Run `evenkeel teams show {event.team}`"]
     return ["Run `evenkeel automation show`"]

@@ -259,3 +259,15 @@ def begin_of(period: Period, instant: datetime) -> datetime:
             return day - timedelta(days=day.weekday())
         case Period.MONTH:
             return day.replace(day=1)
+
+
+def end_of(period: Period, instant: datetime) -> datetime:
+    """Return the end of the period of an instant, in UTC: the start of the next one."""
+    start = begin_of(period, instant)
+    match period:
+        case Period.DAY:
+            return start + timedelta(days=1)
+        case Period.WEEK:
+            return start + timedelta(days=7)
+        case Period.MONTH:
+            return begin_of(period, start + timedelta(days=31))

@@ -205,7 +205,7 @@ def plan_resume(facts: ResumeFacts, policy: JobPolicy) -> ResumeDecision:
         max_rent_parts = chosen.rent_parts + round((next_best - chosen.usd) * money.COST_PARTS_PER_USD)
     return ResumeDecision(
         option=chosen.option,
-        reason=f"{chosen.why} {_trust_text(facts.trust, distrust)}".strip(),
+        reason=" ".join(filter(None, (chosen.why, _trust_text(facts.trust, distrust), _durations_text(facts.delays)))),
         pool=chosen.pool,
         nodes=chosen.nodes or facts.nodes,
         shrinks_at=chosen.shrinks_at or _shrinks_at(facts, chosen),
@@ -470,6 +470,17 @@ def requirement_after(trust: CheckpointTrust, fault_class: str, policy: JobPolic
     if trust is CheckpointTrust.NONE:
         return CheckpointRequirement.EVIDENCE
     return CheckpointRequirement.CONVENTION if policy.accepts_convention(fault_class) else CheckpointRequirement.PROOF
+
+
+def _durations_text(delays: ResumeDelays) -> str:
+    """Return the measured times that the forecast uses; empty if all of them come from the policy.
+
+    Records of earlier releases name no origin. They replay without this text.
+    """
+    named = (("repair", delays.repair), ("launch", delays.launch), ("restore", delays.restore))
+    if not any(duration.origin for _, duration in named):
+        return ""
+    return f"Expected times: {'; '.join(f'{name} {duration.text}' for name, duration in named)}."
 
 
 def _trust_text(trust: CheckpointTrust, distrust: datetime | None) -> str:

@@ -67,9 +67,12 @@ def list_events(event_filter: EventFilter, page: pagination.PageRequest, reader:
     }
 
 
+_ABOUT_BUDGETS = (OutboundKind.BUDGET_NEAR_END, OutboundKind.BUDGET_RUNS_OUT)
+
+
 def _is_visible(row: Row, reader: Reader) -> bool:
     event = row.doc["event"]
-    return event["kind"] != OutboundKind.BUDGET_NEAR_END or reader.may_see_spend_of(event["team"])
+    return event["kind"] not in _ABOUT_BUDGETS or reader.may_see_spend_of(event["team"])
 
 
 def newest_recorded_at(context: Context) -> str | None:

@@ -19,10 +19,10 @@ from evenkeel.domain.costs.day_figures import (
 )
 from evenkeel.domain.costs.demand import DayDemand, DemandSpan, hourly_demand
 from evenkeel.domain.costs.interruptions import LostTime, Span, interruptions
-from evenkeel.domain.costs.node_time import HeldGpus, NodeSpan, NodeUse, node_time
+from evenkeel.domain.costs.node_time import GpuUse, HeldGpus, NodeSpan, WaitingGpus, node_time
 from evenkeel.domain.costs.prices import base_price_of, price_at, price_changes, prices_of
 from evenkeel.domain.costs.quota_time import HeldQuota, QuotaTime, quota_times
-from evenkeel.domain.costs.receipt import GpuPrice, cost_usd_micros, microseconds
+from evenkeel.domain.costs.receipt import GpuPrice, Stage, cost_usd_micros, microseconds
 from evenkeel.domain.costs.rent_report import rent_report
 from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState
@@ -148,12 +148,15 @@ class _Records:
         self._held: dict[Span, dict[str, list[HeldGpus]]] = defaultdict(lambda: defaultdict(list))
         self._repairs: dict[Span, dict[str, list[Span]]] = defaultdict(lambda: defaultdict(list))
         incident_by_id = {incident.incident_id: incident for incident in incidents}
-        losses: dict[str, list[tuple[Span, bool]]] = defaultdict(list)
+        losses: dict[str, list[tuple[Span, GpuUse]]] = defaultdict(list)
         for incident in incident_by_id.values():
             self._add_incident(incident)
         for lost_time in lost:
             receipt = lost_time.receipt
-            losses[receipt.job_id] += [(span, receipt.cause.is_failure) for _, span in lost_time.spans]
+            use = GpuUse.LOST if receipt.cause.is_failure else GpuUse.INTERRUPTED
+            losses[receipt.job_id] += [
+                (span, GpuUse.RESTORING if stage is Stage.RESTORE else use) for stage, span in lost_time.spans
+            ]
             self._add_interruption(AttributedInterruption(receipt, incident_by_id.get(receipt.incident_id)))
         for attempt in attempts:
             self._add_attempt(attempt, losses[attempt.job_id])
@@ -174,14 +177,15 @@ class _Records:
             if not receipt.is_over:
                 self.open_since.add(day.start)
 
-    def _add_attempt(self, attempt: Attempt, losses: Sequence[tuple[Span, bool]]) -> None:
-        now = self._context.now
+    def _add_attempt(self, attempt: Attempt, losses: Sequence[tuple[Span, GpuUse]]) -> None:
+        now, saving_share = self._context.now, attempt.saving_share
+        restore_limit = timedelta(seconds=self._context.policy.jobs.expected_resume_seconds)
         for day in self._days_of(Span(attempt.charged_since or now, attempt.ended_at or now)):
             self._attempts[day].append(attempt)
-        for use, span in _uses_of(attempt, losses, now):
+        for use, span in _uses_of(attempt, losses, restore_limit, now):
             for day in self._days_of(span):
                 for life in attempt.nodes:
-                    holding = HeldGpus(life.key, use, attempt.per_node.accelerators, span)
+                    holding = HeldGpus(life.key, use, attempt.per_node.accelerators, span, saving_share)
                     self._held[day][life.key].append(holding)
 
     def _days_of(self, span: Span) -> Iterator[Span]:
@@ -208,6 +212,7 @@ class _Records:
                     self._repairs[day],
                     lambda kind, at, pool: price_at(kind, at, pool, economy),
                     price_changes(economy, *day),
+                    demand.waiting_in(day) if demand else None,
                 ),
                 rent=rent_report(rentals, day, context.policy.burst.fleet_cap_micros_per_hour),
                 teams=tuple(_team_times(self._attempts[day], day, quotas.teams, context)),
@@ -255,6 +260,14 @@ class _Demand:
         if part is not None and not is_waiting:
             rented_gpus = attempt.accelerators - base_gpus
             self._spans.append(DemandSpan(part.pool, part.instance_type, True, rented_gpus, span, is_waiting))
+
+    def waiting_in(self, day: Span) -> dict[tuple[str, bool], list[WaitingGpus]]:
+        """Return the GPUs that jobs waited for in a day, by pool and whether it is rented."""
+        waiting: dict[tuple[str, bool], list[WaitingGpus]] = defaultdict(list)
+        for demand in self._spans:
+            if demand.is_waiting and demand.span.start < day.end and day.start < demand.span.end:
+                waiting[demand.pool, demand.is_rented].append(WaitingGpus(demand.gpus, demand.span))
+        return waiting
 
     def demand_of(self, day: Span) -> DayDemand | None:
         """Return the demand of a day, or of a part of it; None if there is no record of that time."""
@@ -365,23 +378,27 @@ def _team_times(
         yield TeamTime(team=team, gpu_microseconds=amount, usd_micros=costs[team], quota=quotas.get(team, QuotaTime()))
 
 
-def _uses_of(attempt: Attempt, losses: Iterable[tuple[Span, bool]], now: datetime) -> Iterator[tuple[NodeUse, Span]]:
-    """Yield the use of an attempt's time in disjoint spans."""
+def _uses_of(
+    attempt: Attempt, losses: Iterable[tuple[Span, GpuUse]], restore_limit: timedelta, now: datetime
+) -> Iterator[tuple[GpuUse, Span]]:
+    """Yield the use of an attempt's time in disjoint spans.
+
+    If it resumed and its restore was not measured, the use of its first `restore_limit` is unknown.
+    """
     start, end = attempt.charged_since or now, attempt.ended_at or now
     running = min(max(attempt.running_at or end, start), end)
-    borders = {start, running, end}
-    own = [(Span(max(span.start, start), min(span.end, end)), failed) for span, failed in losses]
-    own = [(span, failed) for span, failed in own if span.start < span.end]
+    is_unmeasured = attempt.is_pinned and attempt.resume_from is not None and attempt.trained_at is None
+    known_from = min(running + restore_limit, end) if is_unmeasured else running
+    borders = {start, running, known_from, end}
+    own = [(Span(max(span.start, start), min(span.end, end)), use) for span, use in losses]
+    own = [(span, use) for span, use in own if span.start < span.end]
     for span, _ in own:
         borders |= {span.start, span.end}
     cuts = sorted(border for border in borders if start <= border <= end)
     for begin, until in pairwise(cuts):
-        failed = next((failed for span, failed in own if span.start <= begin < span.end), None)
-        if failed is not None:
-            use = NodeUse.LOST if failed else NodeUse.INTERRUPTED
-        else:
-            use = NodeUse.STARTING if begin < running else NodeUse.PRODUCTIVE
-        yield use, Span(begin, until)
+        lost = next((use for span, use in own if span.start <= begin < span.end), None)
+        use = GpuUse.UNKNOWN if begin < known_from else GpuUse.PRODUCTIVE
+        yield lost or (GpuUse.STARTING if begin < running else use), Span(begin, until)
 
 
 def _time_out_of_service(incident: Incident, now: datetime) -> Span | None:

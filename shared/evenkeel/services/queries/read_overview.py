@@ -5,14 +5,15 @@ current lists: open incidents with their jobs, holds, cordons of people and hear
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
+from evenkeel.domain.costs.showback import budget_forecasts, runs_out_early
 from evenkeel.domain.economics import money
 from evenkeel.domain.health.incidents import AffectedJob, Incident
 from evenkeel.domain.jobs.job import Job
-from evenkeel.domain.quotas.spending import Spending, budget_used
+from evenkeel.domain.quotas.spending import begin_of, budget_used
 from evenkeel.domain.recovery.approval import awaits_approval
 from evenkeel.domain.renting.rental_book import RentalBook
 from evenkeel.domain.sources import SourceAge
@@ -48,8 +49,14 @@ STALE_AFTER_SECONDS = 600
 """The sweep writes the counts each minute. Older counts are marked as stale."""
 
 
-def counts_document(sources: Sequence[SourceAge], context: Context) -> Json:
-    """Return the document that the sweep stores: the counts of the status, rent, and the use of each budget."""
+def counts_document(sources: Sequence[SourceAge], context: Context, before: Json | None = None) -> Json:
+    """Return the document that the sweep stores: the counts of the status, rent, and the use of each budget.
+
+    Args:
+        sources: The ages of the sources.
+        context: The context.
+        before: The document that is stored now. A budget keeps the time of its warning until its period ends.
+    """
     status = read_fleet.show_status(sources, context)
     counts = {name: status[name] for name in _STORED_PARTS}
     pools, classes = counts["nodes"]["pools"], counts["jobs"]["classes"]
@@ -59,7 +66,7 @@ def counts_document(sources: Sequence[SourceAge], context: Context) -> Json:
         "at": rfc3339(context.now),
         "nodes": counts["nodes"] | {"pools": pools[:_MAX_POOLS], "isCut": len(pools) > _MAX_POOLS},
         "jobs": counts["jobs"] | {"classes": classes[:_MAX_CLASSES], "isCut": len(classes) > _MAX_CLASSES},
-        "budgets": _budget_documents(book, context)[:_MAX_BUDGETS],
+        "budgets": _budget_documents(book, context, (before or {}).get("budgets", ()))[:_MAX_BUDGETS],
         "rent": {
             "nodes": sum(allocation.nodes for allocation in book.allocations),
             "usdPerHour": round(
@@ -223,11 +230,18 @@ def _incident_brief(incident: Incident, context: Context) -> Json:
     }
 
 
-def _budget_documents(book: RentalBook, context: Context) -> list[Json]:
-    """Return the use of each budget in its present period, by team."""
+def budget_key(budget: Json) -> tuple[str, str, str]:
+    """Return the identity of a limit of a budget in one period."""
+    return budget["team"], budget["period"], budget["quantity"]
+
+
+def _budget_documents(book: RentalBook, context: Context, before: Iterable[Json]) -> list[Json]:
+    """Return the use and the forecast of each budget in its present period, by team."""
     setup = team_setup.load_setup(context.ledger).setup
     if not any(team.budgets for team in setup.teams):
         return []
+    now = context.now
+    warned = {budget_key(budget): budget.get("warnedAt") for budget in before}
     spent = rentals.spent_by_period(setup, context, book.rentals)
     held = read_charges.live_charges(context.ledger)
     budgets = []
@@ -235,20 +249,19 @@ def _budget_documents(book: RentalBook, context: Context) -> list[Json]:
         charges = [charge for charge in held if charge.team == team.name]
         of_team = {period: amount for (name, period), amount in spent.items() if name == team.name}
         for budget in team.budgets:
-            used = budget_used(budget, charges, of_team, context.policy.economy, context.now)
-            budgets += [
-                {
+            used = budget_used(budget, charges, of_team, context.policy.economy, now)
+            for forecast in budget_forecasts(team.name, budget, used, now):
+                document: Json = {
                     "team": team.name,
-                    "period": budget.period.key_at(context.now),
-                    "quantity": quantity,
-                    "used": amount,
-                    "limit": limit,
+                    "period": forecast.key,
+                    "quantity": forecast.quantity,
+                    "used": round(forecast.used, 2),
+                    "limit": forecast.limit,
+                    "expectedAtEnd": None if forecast.expected_at_end is None else round(forecast.expected_at_end, 2),
+                    "expectedGoneAt": rfc3339(forecast.reached_at) if forecast.reached_at else None,
                 }
-                for quantity, amount, limit in _limited_amounts(used, budget.gpu_hours, budget.usd)
-            ]
+                warned_at = warned.get(budget_key(document))
+                if warned_at is None and runs_out_early(forecast, begin_of(budget.period, now), now):
+                    warned_at = rfc3339(now)
+                budgets.append(document | {"warnedAt": warned_at})
     return budgets
-
-
-def _limited_amounts(used: Spending, gpu_hours: float | None, usd: float | None) -> list[tuple[str, float, float]]:
-    amounts = (("gpuHours", used.accelerator_seconds / 3600, gpu_hours), ("usd", used.usd_micros / 1_000_000, usd))
-    return [(name, round(amount, 2), limit) for name, amount, limit in amounts if limit is not None]

@@ -37,7 +37,14 @@ def show_job(job_id: str, reader: Reader, context: Context) -> Json:
 def visible_job_receipt(job: Job, reader: Reader, context: Context) -> JobReceipt:
     """Return the receipt of a job as the caller may see it."""
     attempts, prices = _visible_attempts(job, read_jobs.load_attempts(context.ledger, job.job_id), context, reader)
-    return job_receipt(reader.view_of_job(job), attempts, _incidents_of(job, context.ledger), prices, context.now)
+    return job_receipt(
+        reader.view_of_job(job),
+        attempts,
+        _incidents_of(job, context.ledger),
+        prices,
+        context.now,
+        context.policy.jobs.expected_resume_seconds,
+    )
 
 
 def show_incident(incident_id: str, reader: Reader, context: Context) -> Json:

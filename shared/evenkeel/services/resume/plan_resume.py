@@ -14,6 +14,7 @@ from evenkeel.domain.capacity import efa
 from evenkeel.domain.capacity.network_topology import NetworkLevel
 from evenkeel.domain.decisions import Alternative, Decision
 from evenkeel.domain.economics.expected_durations import (
+    MeasuredDurations,
     expected_duration,
     launch_durations,
     repair_durations,
@@ -57,6 +58,8 @@ WRITER = "plan_resume"
 _MAX_INCIDENT_SAMPLES = 50
 _MAX_INCIDENTS_READ = 200
 _MAX_ATTEMPT_SAMPLES = 5
+_MAX_ATTEMPTS_READ = 200
+"""The newest ended attempts of all jobs, whose launches and restores predict those of their pools."""
 _KEEPS_ITS_SIZE = ResumeOffer(option=ResumeOption.SHRINK, why_not="not available: the job is not elastic")
 
 
@@ -120,6 +123,8 @@ class _FactsOfInterruptedJobs(NamedTuple):
     in_use: Mapping[str, Resources]
     past: tuple[Incident, ...]
     """Past recoveries that succeeded."""
+    ended_attempts: tuple[Attempt, ...]
+    """The newest ended attempts of all jobs."""
 
 
 def _read_shared_facts(incident: Incident, context: Context) -> _FactsOfInterruptedJobs:
@@ -138,6 +143,7 @@ def _read_shared_facts(incident: Incident, context: Context) -> _FactsOfInterrup
         ),
         {node: amounts for name in names for node, amounts in context.cluster.resources_in_use(name).items()},
         _past_incidents(context.ledger, is_drill=incident.is_drill),
+        _ended_attempts(context.ledger),
     )
 
 
@@ -386,6 +392,12 @@ def _past_incidents(ledger: Ledger, *, is_drill: bool) -> tuple[Incident, ...]:
     return tuple(itertools.islice(of_its_kind, _MAX_INCIDENT_SAMPLES))
 
 
+def _ended_attempts(ledger: Ledger) -> tuple[Attempt, ...]:
+    """Return the newest ended attempts of all jobs. One read."""
+    page = ledger.by_state(Table.JOBS, "ATTEMPT#ENDED", limit=_MAX_ATTEMPTS_READ, newest_first=True)
+    return tuple(attempt for _, attempt in rows.readable_rows(page.rows, Attempt))
+
+
 def _past_attempts(attempt: Attempt, ledger: Ledger) -> tuple[Attempt, ...]:
     """Return the interrupted attempt and the few attempts before it."""
     numbers = range(max(1, attempt.attempt - _MAX_ATTEMPT_SAMPLES), attempt.attempt)
@@ -394,17 +406,37 @@ def _past_attempts(attempt: Attempt, ledger: Ledger) -> tuple[Attempt, ...]:
 
 
 def _resume_delays(
-    incident: Incident, past: tuple[Incident, ...], attempts: tuple[Attempt, ...], policy: Policy
+    incident: Incident, shared_facts: _FactsOfInterruptedJobs, attempts: tuple[Attempt, ...], policy: Policy
 ) -> ResumeDelays:
+    """Return the expected durations: of the job itself, else of its pool, else of the policy."""
+    *_, interrupted = attempts
+    pool = (interrupted.cluster, interrupted.pool)
+    pool_attempts = [attempt for attempt in shared_facts.ended_attempts if (attempt.cluster, attempt.pool) == pool]
+    pool_origin = f"pool {interrupted.pool}"
     economy, jobs = policy.economy, policy.jobs
     rung = next(iter(IncidentFault.of(incident, policy.catalogue).node_rungs), "")
     repair_seconds = jobs.expected_replace_seconds if rung == REPLACE else economy.expected_reboot_seconds
     least = economy.min_samples
     return ResumeDelays(
-        repair=expected_duration(repair_durations(past, incident.pool, rung), repair_seconds, min_samples=least),
+        repair=expected_duration(
+            repair_durations(shared_facts.past, incident.pool, rung),
+            repair_seconds,
+            min_samples=least,
+            origin=f"pool {incident.pool}",
+        ),
         capacity=expected_duration((), economy.expected_capacity_seconds, min_samples=least),
-        launch=expected_duration(launch_durations(attempts), economy.expected_launch_seconds, min_samples=least),
-        restore=expected_duration(restore_durations(attempts), jobs.expected_resume_seconds, min_samples=least),
+        launch=expected_duration(
+            launch_durations(attempts),
+            economy.expected_launch_seconds,
+            min_samples=least,
+            otherwise=MeasuredDurations(pool_origin, launch_durations(pool_attempts)),
+        ),
+        restore=expected_duration(
+            restore_durations(attempts),
+            jobs.expected_resume_seconds,
+            min_samples=least,
+            otherwise=MeasuredDurations(pool_origin, restore_durations(pool_attempts)),
+        ),
     )
 
 
@@ -440,7 +472,7 @@ def _resume_facts(
     may_rent_or_preempt: bool,
 ) -> ResumeFacts:
     pools = _pool_capacities(incident, job, attempt, shared_facts, context.policy)
-    delays = _resume_delays(incident, shared_facts.past, _past_attempts(attempt, context.ledger), context.policy)
+    delays = _resume_delays(incident, shared_facts, _past_attempts(attempt, context.ledger), context.policy)
     is_repaired = bool(incident.plan and incident.plan.repairs_node)
     wait = capacity_wait(delays, pools, _requested_nodes(job), is_repaired=is_repaired)
     offers = find_resume_options.ResumeOffers(refused=_NO_OFFERS)

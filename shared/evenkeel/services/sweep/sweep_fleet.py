@@ -225,11 +225,15 @@ def count_fleet(sweep: SweepRun) -> int:
     context = sweep.context
     key = fleet_rows.overview_key()
     row = context.ledger.get(key)
-    counts = read_overview.counts_document(read_sources.read_source_ages(context), context)
+    counts = read_overview.counts_document(read_sources.read_source_ages(context), context, row.doc if row else None)
     try:
         context.ledger.commit(Put(Row(key, counts, row.version if row else 0)))
     except Conflict:
         return 0  # a newer sweep was first
+    new_warnings = [budget for budget in counts["budgets"] if budget["warnedAt"] == counts["at"]]
+    context.telemetry.count("BudgetsRunningOut", len(new_warnings))
+    for budget in new_warnings:
+        context.telemetry.error("BudgetRunsOut", runbook="budget-runs-out", **budget)
     return 0
 
 

@@ -43,7 +43,7 @@ export function Costs({ filters }) {
       { title: "Pool", cell: (each) => html`<${Link} to=${["nodes"]} filters=${{ pool: each.pool }}>${each.pool || "unknown"}<//>` },
       { title: "GPU-hours", right: true, cell: (each) => hours(each.gpuHours) },
       ...(found.allNodes.uses.map((use) => ({ title: plain(use.use), right: true, cell: (each) => share(each.uses.find((own) => own.use === use.use).share) }))),
-      { title: "No job cost", right: true, cell: (each) => (each.isRented ? "rented" : usd(each.uses.find((own) => own.use === "NO_JOB").usdMicros)) },
+      { title: "No job cost", right: true, cell: (each) => (each.isRented ? "rented" : usd(idleCost(each.uses))) },
     ]} />` : null}<//>
     <${Panel} title="Nodes with the largest losses" live=${live}>${found ? html`<${Table} label="Nodes" rows=${found.failures.nodes} empty="No node failed." columns=${[
       { title: "Node", cell: (each) => html`<${Link} to=${["nodes", each.node]}>${each.node}<//>` },
@@ -52,14 +52,27 @@ export function Costs({ filters }) {
       { title: "GPU-hours", right: true, cell: (each) => hours(each.gpuHours) },
       { title: "Cost", right: true, cell: (each) => usd(each.usdMicros) },
     ]} />` : null}<//>
-    <${Panel} title="Failures by class" live=${live}>${found ? html`<${Table} label="Failures" rows=${found.failures.byClass} empty="No node failed." columns=${[
-      { title: "Class", cell: (each) => each.group },
+    <${Panel} title="MTBF and MTTR by pool and fault class" live=${live}>${found ? html`<${Table} label="Reliability" rows=${found.reliability || []} empty="No node is recorded." columns=${[
+      { title: "Pool / class", cell: (each) => each.group },
       { title: "Failures", right: true, cell: (each) => each.failures },
-      { title: "Per 1,000 node-days", right: true, cell: (each) => rate(each.rate) },
+      { title: "Node MTBF", right: true, cell: (each) => between(each.mtbfHours) },
+      { title: "95 % interval", right: true, cell: (each) => (each.lowMtbfHours === null ? "unknown" : `${between(each.lowMtbfHours)} to ${each.highMtbfHours === null ? "∞" : between(each.highMtbfHours)}`) },
+      { title: "Node MTTR", right: true, cell: (each) => time(each.nodeRepair.meanSeconds) },
+      { title: "Job MTTR", right: true, cell: (each) => time(each.jobRecovery.meanSeconds) },
     ]} />` : null}<//>
     <${Panel} title="Use and cost by team" live=${spent} wide=${true}>${spent.data ? html`<${Showback} spent=${spent.data} />` : null}<//>
     <${Panel} title="Limits of the figures" live=${live} wide=${true}>${found ? html`<${Notes} notes=${[...found.notes, ...found.saved[0].assumptions]} />` : null}<//>
   </div>`;
+}
+
+// The cost of GPUs that no job held; null if a part is unknown.
+function idleCost(uses) {
+  const costs = uses.filter((each) => ["WAITING", "NO_JOB"].includes(each.use)).map((each) => each.usdMicros);
+  return costs.includes(null) ? null : costs.reduce((total, cost) => total + cost, 0);
+}
+
+function between(value) {
+  return value === null ? "unknown" : value < 240 ? `${value.toFixed(1)} h` : `${(value / 24).toFixed(0)} d`;
 }
 
 function rate(found) {
@@ -81,6 +94,7 @@ function Summary({ report }) {
       ["ETTR at most", share(effective.ratio)],
       ["Idle at most", `${hours(report.idleCommittedGpuHours)} GPU-hours, ${usd(report.idleCommittedUsdMicros)}`],
       ["Rented", `${usd(rent.usdMicros)}; peak ${usd(rent.peakUsdMicrosPerHour)} an hour, cap ${rent.capUsdMicrosPerHour ? usd(rent.capUsdMicrosPerHour) : "none"}`],
+      ["Lemons", report.lemons ? (report.lemons.nodes.length ? `${report.lemons.nodes.join(", ")}: ${hours(report.lemons.gpuHours)} GPU-hours, ${usd(report.lemons.usdMicros)} lost` : "no node fails more often than the fleet") : "unknown"],
       ["Saved, an estimate", saved.claimed ? `${range(saved.lowSavedGpuHours, saved.highSavedGpuHours, hours)} GPU-hours, ${range(saved.lowSavedUsdMicros, saved.highSavedUsdMicros, usd)} against HyperPod unchanged (${counted(saved.claimed, "interruption")}; ${saved.notClaimed} not claimed)` : "unknown: no interruption allows an estimate"],
     ]} />`;
 }

@@ -5,11 +5,11 @@ import { fullTime, href } from "../format.js";
 import { Link, Panel, Table, Time } from "../widgets.js";
 import { Filter, Pages, emptyText, listPath } from "./lists.js";
 
-const KINDS = ["Incident Opened", "Incident Needs Person", "Incident Settled", "Job Submitted", "Job Started", "Job Interrupted", "Job Moved", "Job Suspended", "Job Ended", "Budget Near End", "Automation Changed", "Node Joined", "Node Left", "Node Cordoned", "Policy Changed", "Quota Changed"];
+const KINDS = ["Incident Opened", "Incident Needs Person", "Incident Settled", "Job Submitted", "Job Started", "Job Interrupted", "Job Moved", "Job Suspended", "Job Ended", "Budget Near End", "Budget Runs Out", "Automation Changed", "Node Joined", "Node Left", "Node Cordoned", "Policy Changed", "Quota Changed"];
 
 // The page of a subject: an incident, a job, a node or a team.
 export function pageOf(event) {
-  if (event.kind === "Budget Near End") return ["teams", event.subject];
+  if (event.kind.startsWith("Budget ")) return ["teams", event.subject];
   const words = { "inc-": ["incidents", event.subject], "job-": ["jobs", event.subject], "i-": ["nodes", event.subject] };
   const prefix = Object.keys(words).find((each) => event.subject.startsWith(each));
   return prefix ? words[prefix] : null;

@@ -46,7 +46,7 @@ export function IncidentReceipt({ path, signal }) {
       ${found.options.length ? html`<h3>Forecast and actual time</h3><${Table} label="Options" rows=${found.options} empty="" columns=${[
         { title: "Option", cell: (each) => (each.isChosen ? html`<b>✔ ${plain(each.option)}</b>` : plain(each.option)) },
         { title: "Forecast", right: true, cell: (each) => time(each.expectedSeconds) },
-        { title: "Actual", right: true, cell: (each) => (each.isChosen ? time(each.actualSeconds) : "–") },
+        { title: "Actual", right: true, cell: (each) => (each.isChosen ? time(each.actualSeconds) : each.hindsightSeconds ? `~${time(each.hindsightSeconds)}` : html`<span title=${each.whyUnknown}>–</span>`) },
         { title: "Why not", grow: true, cell: (each) => (each.isChosen ? html`<b>chosen</b>` : each.whyNot) },
       ]} />` : null}
       <${Estimates} savings=${found.savings} /><${Notes} notes=${found.notes} />`
