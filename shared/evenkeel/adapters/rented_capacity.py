@@ -29,7 +29,7 @@ class KubernetesCapacity:
 
     _fleet: str
 
-    def _api_of(self, cluster: str) -> KubernetesApi:
+    def _api(self, cluster: str) -> KubernetesApi:
         raise NotImplementedError
 
     def _list_objects(self, cluster: str, path: str, **query: str) -> list[Json]:
@@ -37,14 +37,14 @@ class KubernetesCapacity:
 
     def create_capacity_pods(self, spec: CapacitySpec) -> None:
         path = f"/apis/batch/v1/namespaces/{spec.namespace}/jobs"
-        pool = self._api_of(spec.cluster).get(f"{_POOLS}/{spec.pool}") or {}
+        pool = self._api(spec.cluster).get(f"{_POOLS}/{spec.pool}") or {}
         nodes = ((pool.get("spec") or {}).get("template") or {}).get("spec") or {}
         taints = (*(nodes.get("taints") or ()), *(nodes.get("startupTaints") or ()))
         with contextlib.suppress(AlreadyExists):
-            self._api_of(spec.cluster).create(path, capacity_job(spec, self._fleet, taints))
+            self._api(spec.cluster).create(path, capacity_job(spec, self._fleet, taints))
 
     def delete_capacity_pods(self, cluster: str, namespace: str, name: str) -> bool:
-        api = self._api_of(cluster)
+        api = self._api(cluster)
         path = f"/apis/batch/v1/namespaces/{namespace}/jobs/{name}"
         job = api.get(path)
         if job is not None and _labels(job).get(RENTAL_LABEL) != name:
@@ -67,10 +67,10 @@ class KubernetesCapacity:
                 retry_on_conflict(functools.partial(self._label_node, cluster, name, rental))
 
     def _label_node(self, cluster: str, name: str, rental: str) -> None:
-        node = self._api_of(cluster).get(f"{_NODES}/{name}")
+        node = self._api(cluster).get(f"{_NODES}/{name}")
         if node is not None and _labels(node).get(RENTAL_LABEL) != rental:
             metadata = {"resourceVersion": node["metadata"]["resourceVersion"], "labels": {RENTAL_LABEL: rental}}
-            self._api_of(cluster).patch(f"{_NODES}/{name}", {"metadata": metadata})
+            self._api(cluster).patch(f"{_NODES}/{name}", {"metadata": metadata})
 
     def set_pool_limit(self, cluster: str, pool: str, rented: Callable[[], tuple[int, int]]) -> LimitResult:
         for _ in range(_TRIES - 1):
@@ -79,7 +79,7 @@ class KubernetesCapacity:
         return self._try_limit(cluster, pool, rented)
 
     def _try_limit(self, cluster: str, pool: str, rented: Callable[[], tuple[int, int]]) -> LimitResult:
-        pool_object = self._api_of(cluster).get(f"{_POOLS}/{pool}")
+        pool_object = self._api(cluster).get(f"{_POOLS}/{pool}")
         if pool_object is None:
             return LimitResult.GONE
         limits = (pool_object.get("spec") or {}).get("limits") or {}
@@ -93,7 +93,7 @@ class KubernetesCapacity:
         if all(str(limits[name]) == value for name, value in limit.items()):
             return LimitResult.UNCHANGED
         metadata = {"resourceVersion": pool_object["metadata"]["resourceVersion"]}
-        self._api_of(cluster).patch(f"{_POOLS}/{pool}", {"metadata": metadata, "spec": {"limits": limit}})
+        self._api(cluster).patch(f"{_POOLS}/{pool}", {"metadata": metadata, "spec": {"limits": limit}})
         return LimitResult.SET
 
     def node_claims(self, cluster: str, pool: str) -> tuple[NodeClaim, ...]:
@@ -104,7 +104,7 @@ class KubernetesCapacity:
         )
 
     def delete_node_claim(self, cluster: str, name: str) -> None:
-        self._api_of(cluster).delete(f"{_CLAIMS}/{name}")
+        self._api(cluster).delete(f"{_CLAIMS}/{name}")
 
     def latest_capacity_refusal(self, cluster: str, pool: str, since: datetime) -> str:
         events = self._list_objects(
