@@ -4,6 +4,7 @@ Kueue's own controllers write a check in the same way: `pkg/controller/admission
 `pkg/workload/patching`. The patch replaces the whole list of checks, in the version that was read.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
@@ -19,14 +20,14 @@ _MAX_MESSAGE = 4_000
 """Kueue allows 32,768 characters, but repeats the message in events and conditions."""
 
 
-class KubernetesAdmissionChecks:
+class KubernetesAdmissionChecks(ABC):
     """The operations of a controller of AdmissionChecks. `KubernetesCluster` includes them."""
 
-    def _api(self, cluster: str) -> KubernetesApi:
-        raise NotImplementedError
+    @abstractmethod
+    def _api(self, cluster: str) -> KubernetesApi: ...
 
-    def _list_objects(self, cluster: str, path: str, **query: str) -> list[Json]:
-        raise NotImplementedError
+    @abstractmethod
+    def _list_objects(self, cluster: str, path: str, **query: str) -> list[Json]: ...
 
     def burst_checks(self, cluster: str) -> BurstChecks:
         base = self._kueue_path(cluster)

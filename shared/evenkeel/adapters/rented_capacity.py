@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any
@@ -24,16 +25,16 @@ _LAUNCH_FAILED_REASON = "InsufficientCapacityError"
 _TRIES = 5
 
 
-class KubernetesCapacity:
+class KubernetesCapacity(ABC):
     """The operations of renting. `KubernetesCluster` includes them."""
 
     _fleet: str
 
-    def _api(self, cluster: str) -> KubernetesApi:
-        raise NotImplementedError
+    @abstractmethod
+    def _api(self, cluster: str) -> KubernetesApi: ...
 
-    def _list_objects(self, cluster: str, path: str, **query: str) -> list[Json]:
-        raise NotImplementedError
+    @abstractmethod
+    def _list_objects(self, cluster: str, path: str, **query: str) -> list[Json]: ...
 
     def create_capacity_pods(self, spec: CapacitySpec) -> None:
         path = f"/apis/batch/v1/namespaces/{spec.namespace}/jobs"

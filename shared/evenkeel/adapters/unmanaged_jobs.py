@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
@@ -54,15 +55,16 @@ _MANAGED_LABELS = (JOB_LABEL, RENTAL_LABEL, CHECK_LABEL)
 _RESTART_VERBS = ("patch", "delete", "create")
 
 
-class KubernetesUnmanagedJobs:
+class KubernetesUnmanagedJobs(ABC):
     """The operations on users' jobs. `KubernetesCluster` includes them."""
 
-    def _api(self, cluster: str) -> KubernetesApi:
-        raise NotImplementedError
+    @abstractmethod
+    def _api(self, cluster: str) -> KubernetesApi: ...
 
-    def _list_objects(self, cluster: str, path: str, **query: str) -> list[Json]:
-        raise NotImplementedError
+    @abstractmethod
+    def _list_objects(self, cluster: str, path: str, **query: str) -> list[Json]: ...
 
+    @abstractmethod
     def _list_kind(
         self,
         cluster: str,
@@ -70,11 +72,12 @@ class KubernetesUnmanagedJobs:
         namespace: str = "",
         trim: Callable[[Json], Json] = ...,
         **query: str,
-    ) -> list[Json]:
-        raise NotImplementedError
+    ) -> list[Json]: ...
 
-    def missing_rights(self, cluster: str, rights: Iterable[KubernetesPermission]) -> tuple[KubernetesPermission, ...]:
-        raise NotImplementedError
+    @abstractmethod
+    def missing_rights(
+        self, cluster: str, rights: Iterable[KubernetesPermission]
+    ) -> tuple[KubernetesPermission, ...]: ...
 
     def unmanaged_jobs(self, cluster: str, node_name: str) -> tuple[UnmanagedJob, ...]:
         pods = self._list_objects(cluster, "/api/v1/pods", fieldSelector=f"spec.nodeName={node_name}")
