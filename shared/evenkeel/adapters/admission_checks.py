@@ -5,7 +5,7 @@ Kueue's own controllers write a check in the same way: `pkg/controller/admission
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -47,7 +47,7 @@ class KubernetesAdmissionChecks(ABC):
         flavors = {item["metadata"]["name"]: item for item in self._list_objects(cluster, f"{base}/resourceflavors")}
         queues = {item["metadata"]["name"]: item for item in self._list_objects(cluster, f"{base}/clusterqueues")}
         read = (
-            read_checked_workload(cluster, item, check, flavors, queues) for item, check in _pairs(workloads, names)
+            read_checked_workload(cluster, item, check, names, flavors, queues) for item, check in _pairs(workloads, names)
         )
         return BurstChecks(_inactive(checks), tuple(sorted(read, key=lambda workload: workload.label)))
 
@@ -96,6 +96,7 @@ def read_checked_workload(
     cluster: str,
     item: Mapping[str, Any],
     check: Mapping[str, Any],
+    own_names: Container[str],
     flavors: Mapping[str, Json],
     queues: Mapping[str, Json],
 ) -> CheckedWorkload:
@@ -105,6 +106,7 @@ def read_checked_workload(
         cluster: Its cluster.
         item: The Workload.
         check: The check in its status.
+        own_names: Evenkeel's checks. None of them waits for another of them.
         flavors: ResourceFlavors by name.
         queues: ClusterQueues by name.
     """
@@ -146,7 +148,7 @@ def read_checked_workload(
         open_checks=tuple(
             other["name"]
             for other in status["admissionChecks"]
-            if other["name"] != check["name"] and other["state"] != BurstCheckState.READY
+            if other["name"] not in own_names and other["state"] != BurstCheckState.READY
         ),
         covers_all_flavors=_covers_all_flavors(queue_spec, check["name"]),
     )

@@ -7,17 +7,19 @@ from typing import Any
 
 import pytest
 
+from evenkeel.adapters.admission_checks import read_checked_workload
 from evenkeel.domain.admission.authority import AdmissionAuthority
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.external.burst_check import RENTAL_NODE_LABEL, BurstCheckAnswer, BurstCheckState, CheckedWorkload
 from evenkeel.domain.external.kueue_status import KueueCheck, KueueCondition
-from evenkeel.domain.jobs.attempt import AttemptState
+from evenkeel.domain.jobs.attempt import Attempt, AttemptState
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.renting.rental import RentalState
 from evenkeel.domain.replay import replay
-from evenkeel.ports import Conflict
+from evenkeel.ports import BurstChecks, Conflict, Put, Row
 from evenkeel.services.attempts import record_nodes
+from evenkeel.services.storage import job_rows, rows
 from tests.fakes.cluster import CLUSTER
 from tests.fakes.crashes import Crash, CrashPlan, CrashTiming
 from tests.unit.services_jobs.job_scenario import NAMESPACE, JobScenario
@@ -205,6 +207,18 @@ def test_flavor_without_pool_is_rejected_only_without_other_flavors(covers_all: 
     assert "Kueue's flavor burst-p5 selects nodes with node.kubernetes.io/instance-type=p4d" in workload.message
 
 
+def test_two_checks_of_evenkeel_do_not_wait_for_each_other() -> None:
+    checks = [{"name": name, "state": "Pending", "message": ""} for name in ("burst-a", "burst-b", "budget")]
+    item = {
+        "metadata": {"namespace": NAMESPACE, "name": "job-1", "resourceVersion": "1"},
+        "status": {"admissionChecks": checks},
+    }
+
+    workload = read_checked_workload(CLUSTER, item, checks[0], {"burst-a", "burst-b"}, {}, {})
+
+    assert workload.open_checks == ("budget",)
+
+
 def test_nothing_is_rented_before_the_other_checks_have_passed() -> None:
     burst = BurstCheckScenario()
     job = burst.submit_and_reserve(open_checks=("budget",))
@@ -235,6 +249,33 @@ def test_forged_job_name_without_its_uid_gets_no_nodes() -> None:
     burst.scenario.run_scheduling_cycle()
 
     assert burst.scenario.job(job.job_id).rentals == 0
+
+
+@pytest.mark.parametrize("recorded_uid", [None, ""], ids=["launched", "launch not recorded"])
+def test_job_newer_than_the_cycle_is_not_rejected(monkeypatch: pytest.MonkeyPatch, recorded_uid: str | None) -> None:
+    burst = BurstCheckScenario()
+    started: list[Job] = []
+    listed = burst.cluster.burst_checks
+
+    def start_during_the_cycle(cluster: str) -> BurstChecks:
+        if not started:
+            started.append(burst.scenario.submit())
+            nested = burst.scenario.run_scheduling_cycle()
+            assert nested.admitted
+            burst.scenario.launch(started[0].job_id)
+            burst.reserve(started[0].job_id, 1, covers_all_flavors=True)
+            if recorded_uid is not None:
+                key = job_rows.attempt_key(started[0].job_id, 1)
+                row = burst.world.ledger.get(key)
+                assert row
+                attempt = rows.decode(row, Attempt).replace(workload_uid=recorded_uid)
+                burst.world.ledger.commit(Put(Row(key, attempt.to_json(), row.version)))
+        return listed(cluster)
+
+    monkeypatch.setattr(burst.cluster, "burst_checks", start_during_the_cycle)
+    burst.scenario.run_scheduling_cycle()
+
+    assert burst.answers() == []
 
 
 def test_workload_changed_since_its_read_is_answered_later(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -207,6 +207,7 @@ def next_serving_return(
             micros_per_node_hour=rental.offer.micros_per_node_hour,
             replicas=len(replicas),
             replicas_elsewhere=_replicas_elsewhere(rental, registered[rental.job_id], pods[rental.offer.cluster]),
+            slots_promised=_slots_promised(rental, replicas, rentals, pods[rental.offer.cluster]),
             slots=_committed_slots(registered[rental.job_id], replicas, capacities, policy.scheduling, now),
             ready_since=rental.handed_over_at or rental.begun_at,
             min_seconds=policy.burst.quiet_seconds,
@@ -216,6 +217,22 @@ def next_serving_return(
         if decision.action is ServingReturnAction.RETURN:
             return ServingReturn(rental, decision)
     return None
+
+
+def _slots_promised(
+    rental: Rental, replicas: Sequence[UnmanagedPod], rentals: Iterable[Rental], pods: Sequence[UnmanagedPod]
+) -> int:
+    """Return how many slots the replicas need that still leave other rented nodes of the cluster.
+
+    The slots count replicas of this rental's size, so a larger replica needs several of them.
+    """
+    per_replica = max(1, *(pod.accelerators for pod in replicas))
+    return sum(
+        max(1, -(-pod.accelerators // per_replica))
+        for other in rentals
+        if other.is_returning and other.offer.cluster == rental.offer.cluster
+        for pod in replicas_on(other, pods)
+    )
 
 
 def _replicas_elsewhere(rental: Rental, registered: ServingWorkload, pods: Sequence[UnmanagedPod]) -> int:

@@ -61,7 +61,7 @@ class CheckedWorkload(Value):
     node_labels: Mapping[str, str] = {}
     """Node labels of these flavors: Kueue adds them to the pods' node selector."""
     open_checks: tuple[str, ...] = ()
-    """Names of its other admission checks that are not `Ready`."""
+    """Names of the checks of other controllers that are not `Ready`."""
     covers_all_flavors: bool = False
     """Whether its ClusterQueue asks for this check with every flavor."""
 

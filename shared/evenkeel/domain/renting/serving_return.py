@@ -34,6 +34,8 @@ class ServingReturnFacts(Value):
     """Replicas of the Deployment on other nodes. They serve while these replicas move."""
     slots: tuple[CommittedSlots, ...]
     """Committed nodes that can run a replica now."""
+    slots_promised: int = 0
+    """Of these slots, how many the replicas need that still leave other rented nodes."""
     ready_since: Instant
     min_seconds: int
     """The node stays at least this long, so that a short gap in the use of committed nodes moves no replica."""
@@ -59,7 +61,7 @@ class ServingReturnDecision(Value):
 
 def decide_serving_return(facts: ServingReturnFacts) -> ServingReturnDecision:
     """Move the replicas if committed nodes can run all of them now, other replicas serve, and the node is not new."""
-    free = sum(slots.replicas for slots in facts.slots)
+    free = max(0, sum(slots.replicas for slots in facts.slots) - facts.slots_promised)
     shown = count_of(facts.replicas, "replica")
     if not facts.replicas_elsewhere:
         reason = "All replicas run on the rented node, so a move would interrupt the service."

@@ -32,12 +32,12 @@ from evenkeel.domain.renting.candidates import PlacementContext
 from evenkeel.domain.renting.rental import Rental, RentalState
 from evenkeel.domain.sources import Source, SourceKind
 from evenkeel.domain.timeline import TimelineEntry
-from evenkeel.ports import BurstChecks, Conflict, EvenkeelError, NotFound, Put, Refused
+from evenkeel.ports import BurstChecks, Conflict, EvenkeelError, Key, NotFound, Put, Refused, get_all
 from evenkeel.services.context import Context
 from evenkeel.services.rentals import rentals
 from evenkeel.services.scheduling import commit_stops, load_cycle
 from evenkeel.services.scheduling.load_cycle import LoadedCycle
-from evenkeel.services.storage import batches, heartbeats, job_rows, subject_rows
+from evenkeel.services.storage import batches, heartbeats, job_rows, rows, subject_rows
 from evenkeel.services.storage.decision_record import decision_of
 from evenkeel.services.storage.quota_tree import QuotaTree
 
@@ -91,8 +91,37 @@ def run(loaded: LoadedCycle, results: heartbeats.SourceResults, context: Context
     tree = QuotaTree(loaded.tree, loaded.snapshot.scheduler_state)
     readable = (workload for workload in waiting if workload.cluster not in loaded.snapshot.unreadable_clusters)
     checked_jobs = [_JobOfCheck(workload, job_of_check(workload, loaded.snapshot, uids)) for workload in readable]
-    _answer_each(sorted(checked_jobs, key=_order), loaded, tree, context)
+    starting = _just_started([workload for workload, job in checked_jobs if job is None], context)
+    answered = [checked_job for checked_job in checked_jobs if checked_job.workload not in starting]
+    _answer_each(sorted(answered, key=_order), loaded, tree, context)
     _move_back(attempts, loaded, tree, context)
+
+
+def _just_started(unknown: Sequence[CheckedWorkload], context: Context) -> list[CheckedWorkload]:
+    """Return the Workloads whose attempt was admitted or launched after the cycle read its rows.
+
+    An answer for an unknown job would take their quota for half an hour, or make them inactive for good.
+
+    Args:
+        unknown: Workloads without a job in the snapshot.
+        context: Gives the ledger, which is read again.
+    """
+    keys: dict[str, Key] = {}
+    for workload in unknown:
+        job_id, _, number = workload.job_name.rpartition("-a")
+        if job_id and number.isascii() and number.isdigit():
+            keys[workload.job_name] = job_rows.attempt_key(job_id, int(number))
+    stored = get_all(context.ledger, keys.values())
+    attempts = {row.key: attempt for row, attempt in rows.readable_rows(stored.values(), Attempt)}
+    return [
+        workload
+        for workload in unknown
+        if (key := keys.get(workload.job_name))
+        and (attempt := attempts.get(key))
+        and not attempt.state.has_ended
+        and (attempt.cluster, attempt.namespace) == (workload.cluster, workload.namespace)
+        and attempt.workload_uid in ("", workload.job_uid)
+    ]
 
 
 def _move_back(attempts: Sequence[Attempt], loaded: LoadedCycle, tree: QuotaTree, context: Context) -> None:
