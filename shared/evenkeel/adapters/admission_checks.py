@@ -47,7 +47,8 @@ class KubernetesAdmissionChecks(ABC):
         flavors = {item["metadata"]["name"]: item for item in self._list_objects(cluster, f"{base}/resourceflavors")}
         queues = {item["metadata"]["name"]: item for item in self._list_objects(cluster, f"{base}/clusterqueues")}
         read = (
-            read_checked_workload(cluster, item, check, names, flavors, queues) for item, check in _pairs(workloads, names)
+            read_checked_workload(cluster, item, check, names, flavors, queues)
+            for item, check in _pairs(workloads, names)
         )
         return BurstChecks(_inactive(checks), tuple(sorted(read, key=lambda workload: workload.label)))
 

@@ -11,7 +11,9 @@ from evenkeel.adapters.object_fields import (
     RENTAL_LABEL,
     Json,
     accelerators_in,
+    condition_of,
     controller_of,
+    has_condition,
     parse_instant,
     parse_quantity,
 )
@@ -65,13 +67,24 @@ def trim_unmanaged_pod(pod: Json) -> Json | None:
     if not is_movable_kind(pod):
         return None
     source_metadata, spec = pod["metadata"], pod.get("spec") or {}
-    metadata = ("namespace", "name", "uid", "labels", "annotations", "ownerReferences", "creationTimestamp")
+    metadata = (
+        "namespace",
+        "name",
+        "uid",
+        "labels",
+        "annotations",
+        "ownerReferences",
+        "creationTimestamp",
+        "deletionTimestamp",
+    )
+    ready = condition_of(pod.get("status") or {}, "Ready", "True")
     return {
         "metadata": {name: source_metadata[name] for name in metadata if name in source_metadata},
         "spec": {
             **{name: spec[name] for name in ("nodeName", "tolerations", "nodeSelector") if name in spec},
             **_pod_requests(spec),
         },
+        **({"status": {"conditions": [{"type": "Ready", "status": "True"}]}} if ready else {}),
     }
 
 
@@ -144,6 +157,7 @@ def read_unmanaged_pod(pod: Mapping[str, Any], controllers: Controllers, fleet: 
         tolerations=_tolerations((pod.get("spec") or {}).get("tolerations") or ()),
         selector=(pod.get("spec") or {}).get("nodeSelector") or {},
         claim=labelled_owner_of(pod, controllers, fleet),
+        is_unready="deletionTimestamp" in metadata or not has_condition(pod, "Ready"),
     )
 
 

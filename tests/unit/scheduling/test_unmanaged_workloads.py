@@ -150,3 +150,20 @@ def test_only_a_job_controls_the_pods_of_a_rental(kind: str, group: str, control
 
     assert claim is not None
     assert (claim.name, claim.controller) == ("j-r1", controller)
+
+
+@pytest.mark.parametrize(
+    ("status", "deleted", "is_unready"),
+    [("True", {}, False), ("False", {}, True), (None, {}, True), ("True", {"deletionTimestamp": "2026-01-01"}, True)],
+    ids=["ready", "not ready", "no status", "being deleted"],
+)
+def test_pod_is_ready_only_if_its_status_says_so(status: str | None, deleted: dict[str, str], is_unready: bool) -> None:
+    pod = {
+        "metadata": {"namespace": "serving", "name": "chat-1", "uid": "uid-1", **deleted},
+        "spec": {"nodeName": "n-1"},
+        "status": {"conditions": [{"type": "Ready", "status": status}] if status else []},
+    }
+    trimmed = unmanaged_pods.trim_unmanaged_pod(pod)
+
+    assert trimmed
+    assert unmanaged_pods.read_unmanaged_pod(trimmed, Controllers([]), "research").is_unready is is_unready

@@ -2,11 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
+from evenkeel.domain.admission.serving_demand import ServingReturn, next_serving_return
+from evenkeel.domain.capacity.node_capacity import NodeCapacity
 from evenkeel.domain.capacity.pool_choices import Toleration, all_tolerated
 from evenkeel.domain.capacity.pools import Market
 from evenkeel.domain.capacity.shortages import Shortages
@@ -14,12 +17,14 @@ from evenkeel.domain.external.adoption_policy import ServingWorkload
 from evenkeel.domain.external.serving import holder_id
 from evenkeel.domain.external.unmanaged_workloads import UnmanagedPod
 from evenkeel.domain.jobs.job import JobState
+from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.renting.burst_policy import RentedPool
 from evenkeel.domain.renting.rental import Rental, RentalState
 from evenkeel.domain.renting.serving import ServingState
 from evenkeel.domain.replay import replay
+from evenkeel.domain.resources import Resources
 from evenkeel.domain.waiting import ConditionKind, wait_name
 from evenkeel.ports import ExecutionState, Table, WorkflowName
 from evenkeel.services.rentals import rent_capacity
@@ -770,6 +775,57 @@ def test_only_replica_stays_so_that_the_service_goes_on() -> None:
     run_until_moved(renting, cycles=3)
 
     assert [rental.is_returning for rental in renting.rentals()] == [False]
+
+
+def test_replica_stays_while_no_other_replica_is_ready() -> None:
+    renting = ServingSpike()
+    renting.start_spike(replicas=2)
+    renting.advance_cycles(3)
+    cluster = renting.world.cluster
+    cluster.unmanaged[:] = [pod.replace(is_unready=True) for pod in cluster.unmanaged]
+
+    end_first_job(renting)
+    run_until_moved(renting, cycles=3)
+
+    assert {rental.is_returning for rental in renting.rentals()} == {False}
+
+
+def test_slots_of_replicas_that_move_are_not_promised_again() -> None:
+    renting = ServingSpike()
+    renting.start_spike(replicas=2)
+    renting.advance_cycles(3)
+    moving, staying = renting.rentals()
+    node = renting.world.cluster.nodes(CLUSTER)[0]
+    search = CHAT.replace(name="search", rents_from=(DEARER,))
+    pods = [
+        pod.replace(workload="search-5c4d") if pod.node_name in moving.node_names else pod
+        for pod in renting.world.cluster.unmanaged
+    ]
+    elsewhere = pods[0].replace(name="elsewhere", workload="chat-7d9f", node_name="hyperpod-other", accelerators=8)
+    assert moving.serving_target
+    target = moving.serving_target.replace(name="search")
+    moving = moving.replace(job_id=holder_id(search), serving_target=target, is_returning=True)
+    size = Resources(accelerators=8, cpu_millis=100_000, memory_mib=1_000_000)
+    free = NodeCapacity(
+        life=NodeLife(cluster=CLUSTER, instance_id="i-1", launched_at=renting.world.clock.now()),
+        node_name=node.name,
+        cluster=CLUSTER,
+        pool="p5-workers",
+        instance_type="p5.48xlarge",
+        offered=size,
+        free=size,
+    )
+    later = renting.world.clock.now() + timedelta(seconds=600)
+    chat = CHAT.replace(rents_from=(SERVING,))
+    policy = renting.policy.replace(scheduling=SchedulingPolicy(serving=(chat, search)))
+
+    def next_return(rentals: list[Rental]) -> ServingReturn | None:
+        return next_serving_return(rentals, {CLUSTER: [*pods, elsewhere]}, [free], policy, later)
+
+    alone = next_return([staying])
+    assert alone
+    assert alone.rental.name == staying.name
+    assert next_return([moving, staying]) is None
 
 
 def test_replicas_stay_while_a_job_waits_for_the_nodes() -> None:

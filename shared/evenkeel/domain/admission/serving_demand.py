@@ -236,9 +236,11 @@ def _slots_promised(
 
 
 def _replicas_elsewhere(rental: Rental, registered: ServingWorkload, pods: Sequence[UnmanagedPod]) -> int:
-    """Return how many replicas of a Deployment have a node that is not one of a rental."""
+    """Return how many ready replicas of a Deployment run on other nodes than those of a rental."""
     replicas = replicas_of(registered.namespace, registered.name, pods)
-    return sum(bool(pod.node_name) and pod.node_name not in rental.node_names for pod in replicas)
+    return sum(
+        bool(pod.node_name) and not pod.is_unready and pod.node_name not in rental.node_names for pod in replicas
+    )
 
 
 def _committed_slots(

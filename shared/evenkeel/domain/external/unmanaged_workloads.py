@@ -82,6 +82,8 @@ class UnmanagedPod(Value):
     """Labels that its node must have (`nodeSelector`)."""
     claim: LabelledOwner | None = None
     """The attempt, rental or check that its labels name; None for a pod without Evenkeel's labels."""
+    is_unready: bool = False
+    """Whether its status does not show it as ready, or it is being deleted."""
 
     @property
     def label(self) -> str:

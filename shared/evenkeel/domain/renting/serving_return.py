@@ -31,7 +31,7 @@ class ServingReturnFacts(Value):
     replicas: int
     """Replicas on the rented node."""
     replicas_elsewhere: int
-    """Replicas of the Deployment on other nodes. They serve while these replicas move."""
+    """Ready replicas of the Deployment on other nodes. They serve while these replicas move."""
     slots: tuple[CommittedSlots, ...]
     """Committed nodes that can run a replica now."""
     slots_promised: int = 0
@@ -64,7 +64,7 @@ def decide_serving_return(facts: ServingReturnFacts) -> ServingReturnDecision:
     free = max(0, sum(slots.replicas for slots in facts.slots) - facts.slots_promised)
     shown = count_of(facts.replicas, "replica")
     if not facts.replicas_elsewhere:
-        reason = "All replicas run on the rented node, so a move would interrupt the service."
+        reason = "No replica is ready on another node, so a move would interrupt the service."
         return ServingReturnDecision(action=ServingReturnAction.KEEP, reason=reason, facts=facts)
     if free < facts.replicas:
         reason = f"Committed nodes can run {free} of the {shown} on the rented node."
