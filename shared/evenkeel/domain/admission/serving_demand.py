@@ -222,7 +222,7 @@ def next_serving_return(
 def _slots_promised(
     rental: Rental, replicas: Sequence[UnmanagedPod], rentals: Iterable[Rental], pods: Sequence[UnmanagedPod]
 ) -> int:
-    """Return how many slots the replicas need that still leave other rented nodes of the cluster.
+    """Return the number of slots for the replicas that still leave other rented nodes of the cluster.
 
     The slots count replicas of this rental's size, so a larger replica needs several of them.
     """

@@ -35,7 +35,7 @@ class ServingReturnFacts(Value):
     slots: tuple[CommittedSlots, ...]
     """Committed nodes that can run a replica now."""
     slots_promised: int = 0
-    """Of these slots, how many the replicas need that still leave other rented nodes."""
+    """Slots for the replicas that still leave other rented nodes."""
     ready_since: Instant
     min_seconds: int
     """The node stays at least this long, so that a short gap in the use of committed nodes moves no replica."""
