@@ -206,6 +206,7 @@ def test_rented_part_always_gains_more_than_it_costs(price: int, delay: int, lef
             "The architecture differs: p5-workers has amd64, and the pool has unknown",
         ),
         ({"ultra_servers": ("us-1",)}, {}, "The base is in UltraServer us-1, which rented nodes cannot join."),
+        ({}, {"accelerators_per_node": 4}, "Each node of burst-spot has 4 accelerators, and the job asks for 8."),
         ({}, {"taints": ("team=red:NoSchedule",)}, "Its pods do not tolerate team=red:NoSchedule."),
     ],
 )
@@ -225,3 +226,12 @@ def test_pool_with_another_network_is_refused() -> None:
 
 def test_pool_of_the_same_kind_and_zone_is_joinable() -> None:
     assert why_not_joinable(a_job(), a_base(), a_pool(), {}, shipped_instance_types()) == ()
+
+
+def test_pool_with_too_little_memory_is_refused() -> None:
+    job = a_job()
+    job = job.replace(spec=job.spec.replace(memory_gib_per_node=100_000))
+
+    reasons = why_not_joinable(job, a_base(), a_pool(), {}, shipped_instance_types())
+
+    assert reasons == ("Each node of the pool is short of memory for the job.",)

@@ -7,7 +7,11 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.admission.authority import AdmissionAuthority
+from evenkeel.domain.admission.cycle_snapshot import CycleSnapshot
+from evenkeel.domain.admission.mixed_plan import jobs_to_examine, mixed_facts
 from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
+from evenkeel.domain.capacity.run_times import run_times_of
+from evenkeel.domain.capacity.shortages import Shortages
 from evenkeel.domain.costs.prices import base_price_of, prices_of
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.elastic.sizes import ElasticPolicy
@@ -18,7 +22,10 @@ from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.quotas.spending import usage_by_period
 from evenkeel.domain.quotas.teams import TeamSetup
+from evenkeel.domain.renting.candidates import PlacementContext
+from evenkeel.domain.renting.mixed import Base
 from evenkeel.domain.renting.rental import RentalState
+from evenkeel.domain.renting.rental_book import RentalBook
 from evenkeel.domain.replay import replay
 from evenkeel.ports import Invalid
 from evenkeel.services.jobs.check_role import Requester
@@ -27,6 +34,7 @@ from evenkeel.services.queries.disclosure import Reader
 from evenkeel.services.storage import read_charges
 from tests.crash_points import SIDES_AND_STEPS
 from tests.fakes import Crash, CrashPlan, a_node, a_provider_node
+from tests.fakes.cluster import CLUSTER
 from tests.unit.services_jobs.job_scenario import JobScenario, a_spec
 from tests.unit.services_jobs.test_rentals import ON_DEMAND, SPOT, RentalScenario, a_policy
 
@@ -293,6 +301,79 @@ def test_free_committed_nodes_come_before_rented_nodes() -> None:
     assert note is not None
     assert "2 committed nodes are free, and the job grows onto committed nodes first." in note.text
     assert mixed.executions() == {}
+
+
+def test_growth_pauses_after_rented_nodes_that_cannot_join() -> None:
+    mixed = MixedScenario()
+    job = mixed.run_base()
+    mixed.let_nodes_join()
+    cluster = mixed.world.cluster
+    for name in mixed.rental(job.job_id).node_names:
+        cluster.by_name[CLUSTER, name] = cluster.by_name[CLUSTER, name].replace(efa=1)
+
+    for _ in range(3):  # less than the pause after a failed growth
+        mixed.world.clock.advance(mixed.policy.burst.quiet_seconds // 3)
+        mixed.let_nodes_join()
+
+    after = mixed.scenario.job(job.job_id)
+    assert mixed.rental(job.job_id).state in (RentalState.ENDING, RentalState.ENDED)
+    assert (after.state, after.current_attempt, after.rentals, after.failed_growths) == (JobState.RUNNING, 1, 1, 1)
+    assert after.mixed_note is not None
+    assert after.mixed_note.text.startswith("Rental 1 was released: No pod has used these nodes for")
+
+
+def test_lost_rented_part_is_no_longer_shown_as_joining() -> None:
+    mixed = MixedScenario()
+    job = mixed.run_mixed()
+
+    mixed.world.cluster.stop(mixed.scenario.attempt(job.job_id, 2), 1)
+    mixed.lose_nodes(*mixed.rental(job.job_id).node_names)
+    mixed.scenario.settle(job.job_id, 2)
+    mixed.start_next_attempt(job.job_id)
+    mixed.advance_executions()
+
+    note = mixed.scenario.job(job.job_id).mixed_note
+    assert note is not None
+    assert note.text.startswith("Rental 1 was released: ")
+    assert mixed.scenario.job(job.job_id).failed_growths == 0  # the nodes had joined
+
+
+def test_jobs_of_later_pages_are_examined_too() -> None:
+    mixed = MixedScenario()
+    job = mixed.run_base()
+    [charge] = read_charges.live_charges(mixed.world.ledger)
+    jobs = {f"job-{number:02d}": job.replace(job_id=f"job-{number:02d}") for number in range(20)}
+    snapshot = CycleSnapshot(
+        elastic=jobs, live_charges=tuple(charge.replace(job_id=job_id) for job_id in jobs), pending={}
+    )
+    now = mixed.world.clock.now()
+
+    pages = [jobs_to_examine(snapshot, mixed.policy, now + timedelta(minutes=minute)) for minute in range(3)]
+
+    assert {job.job_id for page in pages for job in page} == set(jobs)
+    assert max(map(len, pages)) == 8
+
+
+def test_decision_compares_few_sizes_that_a_pool_can_supply() -> None:
+    mixed = MixedScenario()
+    pool = mixed.policy.burst.pools[0].replace(max_nodes=100)
+    policy = mixed.policy.replace(burst=mixed.policy.burst.replace(pools=(pool,)))
+    job = mixed.run_base(elastic={"min_nodes": 1, "max_nodes": 1024, "mixed_pools": [SPOT]})
+    base = Base(cluster=CLUSTER, pool="p5-workers", instance_type="ml.p5.48xlarge", nodes=2)
+    context = PlacementContext(
+        now=mixed.world.clock.now(),
+        capacities=(),
+        charges=(),
+        classes={},
+        rented=RentalBook(),
+        shortages=Shortages(),
+        run_times=run_times_of((), 1),
+        jobs_with_charge={},
+    )
+
+    sizes = mixed_facts(job, base, context, policy, 0.0).sizes
+
+    assert (len(sizes), sizes[0], sizes[-1]) == (16, 3, 102)
 
 
 def test_recommend_mode_rents_nothing_and_says_so_once() -> None:

@@ -26,12 +26,15 @@ from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.quotas.spending import usage_limits
 from evenkeel.domain.renting.candidates import PlacementContext, job_demand, rented_candidate, risk_limits
+from evenkeel.domain.renting.cost import CandidatePool
 from evenkeel.domain.renting.mixed import Base, MixedAction, MixedFacts, decide_mixed, why_not_joinable
 from evenkeel.domain.renting.rental import Rental, RentalState
 from evenkeel.domain.renting.rental_book import RentalBook, spend_limits
 
 _MAX_EXAMINED = 8
 """Maximum jobs for which one cycle compares mixed options."""
+_MAX_SIZES = 16
+"""Maximum sizes that one decision compares for each pool."""
 _WAITS_FOR_NODES = (AdmissionAction.WAIT, AdmissionAction.BLOCKED, AdmissionAction.PREEMPT)
 
 
@@ -39,12 +42,18 @@ _WAITS_FOR_NODES = (AdmissionAction.WAIT, AdmissionAction.BLOCKED, AdmissionActi
 
 
 def jobs_to_examine(snapshot: CycleSnapshot, policy: Policy, now: datetime) -> tuple[Job, ...]:
-    """Return the running jobs that may get a rented part now, in the order of their ids."""
+    """Return the running jobs that may get a rented part now, by id: one page of them, and another each minute.
+
+    Without the pages, the first jobs that stay on their base would keep all later jobs from rented nodes.
+    """
     if not policy.burst.pools:
         return ()
     charges = {charge.job_id: charge for charge in snapshot.live_charges}
-    jobs = (job for _, job in sorted(snapshot.elastic.items()))
-    return tuple(job for job in jobs if _may_get_rented_part(job, charges, snapshot, policy, now))[:_MAX_EXAMINED]
+    by_id = (job for _, job in sorted(snapshot.elastic.items()))
+    jobs = tuple(job for job in by_id if _may_get_rented_part(job, charges, snapshot, policy, now))
+    pages = max(1, -(-len(jobs) // _MAX_EXAMINED))
+    start = int(now.timestamp()) // 60 % pages * _MAX_EXAMINED
+    return jobs[start : start + _MAX_EXAMINED]
 
 
 def _may_get_rented_part(
@@ -171,7 +180,7 @@ def mixed_facts(
     return MixedFacts(
         job=job_demand(job, context, policy, ran_seconds).replace(nodes=base.nodes),
         base=base,
-        sizes=tuple(size for size in sizes.legal if size > base.nodes),
+        sizes=_sizes_to_compare([size for size in sizes.legal if size > base.nodes], base, candidates),
         throughput=job.throughput,
         resize_seconds=policy.scheduling.elastic.resize_seconds,
         candidates=candidates,
@@ -182,6 +191,16 @@ def mixed_facts(
         risk_limits=risk_limits(policy),
         now=context.now,
     )
+
+
+def _sizes_to_compare(larger: Sequence[int], base: Base, candidates: Iterable[CandidatePool]) -> tuple[int, ...]:
+    """Return the larger sizes that a pool may supply, evenly spread if they are many; at least the smallest size."""
+    most = base.nodes + max((candidate.pool.max_nodes for candidate in candidates), default=0)
+    sizes = [size for size in larger if size <= most] or list(larger[:1])
+    last = len(sizes) - 1
+    if last < _MAX_SIZES:
+        return tuple(sizes)
+    return tuple(sizes[index * last // (_MAX_SIZES - 1)] for index in range(_MAX_SIZES))
 
 
 def _free_nodes(base: Base, capacities: Iterable[NodeCapacity], policy: Policy) -> int:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from evenkeel.domain.capacity import compatibility
 from evenkeel.domain.capacity.compatibility import PoolEnvironment, Storage
 from evenkeel.domain.capacity.instance_types import InstanceTypes
+from evenkeel.domain.capacity.pod_shares import expected_offer
 from evenkeel.domain.capacity.pools import Market
 from evenkeel.domain.decisions import Alternative
 from evenkeel.domain.economics import money
@@ -34,6 +35,7 @@ from evenkeel.domain.renting.cost import (
     cost_of_pool,
     duration_text,
 )
+from evenkeel.domain.resources import why_too_small
 from evenkeel.domain.values import Instant, Value
 from evenkeel.domain.words import count_of
 
@@ -301,8 +303,7 @@ def _why_never_mixed(name: str, pool: RentedPool | None, spec: JobSpec, cluster:
     if pool.cluster != cluster:
         return f"{name} is in cluster {pool.cluster}, and the job runs in {cluster}."
     if pool.accelerators_per_node < spec.accelerators_per_node:
-        accelerators = count_of(pool.accelerators_per_node, "accelerator")
-        return f"Each node of {name} has {accelerators}, and the job asks for {spec.accelerators_per_node}."
+        return _too_few_accelerators(pool, spec)
     return next(iter(why_not_tolerated(pool, spec.tolerations)), "")
 
 
@@ -324,9 +325,23 @@ def why_not_joinable(
         return (f"The pool is in cluster {pool.cluster}, and the job runs in {base.cluster}.",)
     return (
         *why_not_tolerated(pool, job.spec.tolerations),
+        *_too_small(job.spec, pool),
         *_differences_from_base(base, pool, environment_in(pool, storage, hardware), hardware),
         *why_not_portable(job, pool, storage, hardware),
     )
+
+
+def _too_small(spec: JobSpec, pool: RentedPool) -> Iterator[str]:
+    offered = expected_offer(pool.instance_type, pool.accelerators_per_node)
+    if offered.accelerators < spec.accelerators_per_node:
+        yield _too_few_accelerators(pool, spec)
+    elif short := why_too_small(spec.per_node, offered, offered):
+        yield f"Each node of the pool is {short} for the job."
+
+
+def _too_few_accelerators(pool: RentedPool, spec: JobSpec) -> str:
+    accelerators = count_of(pool.accelerators_per_node, "accelerator")
+    return f"Each node of {pool.name} has {accelerators}, and the job asks for {spec.accelerators_per_node}."
 
 
 def _differences_from_base(

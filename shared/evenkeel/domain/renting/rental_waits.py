@@ -140,7 +140,7 @@ def evaluate_rental_over(
     if lost:
         return WaitAnswer(outcome=OVER, reason=f"{lost[0]} is out of service or was reclaimed.", facts={"lost": lost})
     since = rental.handed_over_at or rental.begun_at
-    if attempt is not None and _is_base(rental, attempt):
+    if attempt is not None and is_base(rental, attempt):
         if _is_stopping_to_join(job, attempt):
             return None
         since = max(since, attempt.ended_at or since)
@@ -163,12 +163,12 @@ def _why_used_by_no_attempt(rental: Rental, job: Job, attempt: Attempt | None, k
     queued = attempt if attempt is not None and is_queued(attempt) else None
     if queued and kueue and kueue.is_true(ADMITTED):
         return f"Kueue admitted {job.job_id} on other nodes."
-    if attempt is not None and not attempt.state.has_ended and not queued and not _is_base(rental, attempt):
+    if attempt is not None and not attempt.state.has_ended and not queued and not is_base(rental, attempt):
         return f"{job.job_id} runs on other nodes."
     return f"{job.job_id} already has another rental." if job.rentals != rental.number else ""
 
 
-def _is_base(rental: Rental, attempt: Attempt) -> bool:
+def is_base(rental: Rental, attempt: Attempt) -> bool:
     """Whether an attempt was admitted to its base before the nodes that join it were ready."""
     return rental.joins_base and attempt.admitted_at <= (rental.handed_over_at or rental.begun_at)
 

@@ -15,7 +15,7 @@ from evenkeel.domain.decisions import Decision
 from evenkeel.domain.economics import money
 from evenkeel.domain.external.kueue_status import KueueStatus
 from evenkeel.domain.jobs.attempt import Attempt
-from evenkeel.domain.jobs.job import Job, JobState
+from evenkeel.domain.jobs.job import Job, JobState, PlacementNote
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.renting.burst_policy import RentedPool
 from evenkeel.domain.renting.candidates import facts_for_next_offer, offered_pool
@@ -35,6 +35,7 @@ from evenkeel.domain.renting.rental import (
 )
 from evenkeel.domain.renting.rental_book import spend_limits
 from evenkeel.domain.renting.rental_waits import (
+    is_base,
     is_queued,
     is_usable,
     joined_nodes,
@@ -129,6 +130,7 @@ class _StepInput(NamedTuple):
     version: int
     job: Job | None
     """The holder; None if the holder is a Deployment."""
+    job_version: int
     tree: Row
 
     @property
@@ -178,7 +180,8 @@ def _load_step_input(request: RentCapacityRequest, context: Context) -> _StepInp
     rental = rows.decode(row, Rental) if row else None
     if row is None or rental is None or (job is None and rental.serving_target is None):
         raise NotFound(f"There is no rental {request.rental} of {request.job_id}.")
-    return _StepInput(request, context, rental, row.version, rows.decode(job, Job) if job else None, tree)
+    holder, holder_version = (rows.decode(job, Job), job.version) if job else (None, 0)
+    return _StepInput(request, context, rental, row.version, holder, holder_version, tree)
 
 
 # ---------------------------------------------------------------- the steps
@@ -380,9 +383,9 @@ def _release_pool(step_input: _StepInput) -> RentCapacityResult:
             return RentCapacityResult(outcome=RentOutcome.IN_USE, reason=f"{users} on these nodes.")
         nodes = context.cluster.nodes(step_input.cluster_name)
         usable = [node.name for node in nodes if is_usable(node, rental.offer)]
-        ending = step_input.commit(
-            release_rental(rental, step_input.request.why, usable), *_serving_state_writes(step_input)
-        )
+        change = release_rental(rental, step_input.request.why, usable)
+        writes = (*_serving_state_writes(step_input), *_base_writes(step_input, change.rental.reason))
+        ending = step_input.commit(change, *writes)
         context.cycle_requests.request(f"{rental.name} is released")
         step_input = step_input._replace(rental=ending)
     offer = pool_nodes.release_offer(step_input.rental, context)
@@ -409,6 +412,26 @@ def _settle_rental(step_input: _StepInput) -> RentCapacityResult:
     context.telemetry.count("RentalCostUsd", ended.cost_parts / money.COST_PARTS_PER_USD)
     context.telemetry.info("RentalEnded", job_id=rental.job_id, rental=rental.name, cost=ended.shown_cost)
     return RentCapacityResult(outcome=RentOutcome.SETTLED, reason=change.text)
+
+
+def _base_writes(step_input: _StepInput, reason: str) -> tuple[Write, ...]:
+    """Return the write that tells a job why rented nodes no longer join its base.
+
+    If its base runs and never got these nodes, its growth has failed: the job may grow again after a pause. Otherwise
+    nodes that cannot join would be rented again and again.
+    """
+    rental, job = step_input.rental, step_input.job
+    if not rental.joins_base or job is None or job.state.is_at_rest or job.rentals != rental.number:
+        return ()
+    note = PlacementNote(key=f"RELEASED/{rental.name}", text=f"Rental {rental.number} was released: {reason}")
+    changed_job = job.replace(mixed_note=note)
+    if rental.state is RentalState.READY and job.state is JobState.RUNNING and job.live_resize() is None:
+        row = step_input.context.ledger.get(job_rows.attempt_key(job.job_id, job.current_attempt))
+        if row is not None and is_base(rental, rows.decode(row, Attempt)):
+            changed_job = changed_job.replace(
+                failed_growths=job.failed_growths + 1, growth_failed_at=step_input.context.now
+            )
+    return (Put(job_rows.job_row(changed_job, step_input.job_version)),)
 
 
 def _serving_state_writes(step_input: _StepInput) -> tuple[Write, ...]:
