@@ -56,16 +56,18 @@ NOT_RUN = {
     "evenkeel context add": "The profile and the stacks of other environments do not exist here.",
     "aws cloudformation deploy --template-file forwarding": "An administrator of other accounts deploys it.",
     "aws ssm get-parameters-by-path": "The operator reads one stack; an administrator of the account lists all.",
+    "kubectl get admissionchecks": "The cluster of this test has no Kueue.",
     "evenkeel policy": "Needs a site's policy file; tests/unit/cli/test_policy.py has some.",
 }
 """Beginnings of commands that cannot run locally, with the reason."""
 _RUN_ALL_THE_SAME = ("evenkeel policy show",)
 _FRAGMENT = re.compile(
-    r"\b(FILE|FILES|NODE|TEAM|JOB|DECISION)\b|drill (run|inject)|<(fault|key|incident)>|\[--"
+    r"\b(FILE|FILES|NODE|TEAM|JOB|DECISION|CODE)\b|drill (run|inject)|<(fault|key|incident|team)>|\[--"
     r"|jobs (plan|submit|show)$|nodes cordon$|incidents timeline$|why$|quota (import|export)|evenkeel plan|automation$"
     r"|faults report|ours\.json|incidents approve|mail -s|teams apply|decision\.json|\| jq"
 )
 """Commands without arguments, or with files: `test_documented_commands` checks them."""
+_ASKS_FIRST = re.compile(r"evenkeel jobs (cancel|suspend|resume|priority) ")
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,8 @@ class RunbookShell:
         (function,) = re.findall(r"^output\(\) \{.*?\}$", page, re.DOTALL | re.MULTILINE)
         for name, value in self.names.items():
             command = command.replace(name, value)
+        if _ASKS_FIRST.match(command):
+            command += " --yes"  # the terminal of an operator asks; this shell has none
         script = f"{function}\n{command}"
         return subprocess.run(
             ["bash", "-euo", "pipefail", "-c", script],

@@ -185,6 +185,7 @@ def test_elastic_job_shows_its_allowed_sizes(cli: CliFixture) -> None:
         "step": None,
         "sizes": [],
         "throughput": [],
+        "mixedPools": [],
     }
     for verb in ("submit", "plan"):
         refusal = cli.run("jobs", verb, "--min-nodes", "3", *words[:2], "-", stdin=json.dumps(A_JOB))
