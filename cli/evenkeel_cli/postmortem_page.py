@@ -69,7 +69,7 @@ def _lines(records: IncidentRecords) -> Iterator[str]:
         "For the people involved",
         ["- What went well:", "- What was luck:", "- What was unclear at the time:", "- [ ] Action, owner, date:"],
     )
-    yield from _section_lines("IncidentRecords", _command_lines(incident, records.decisions))
+    yield from _section_lines("Records", _command_lines(incident, records.decisions))
 
 
 def _summary(incident: Json) -> str:

@@ -243,7 +243,7 @@ def spares(  # noqa: PLR0913, PLR0917 - options, each given by its name
     print_figures(table, output, main="spares")
 
 
-@app.command("repair-figures")
+@app.command("repair-shop")
 def repair_shop(  # noqa: PLR0913, PLR0917 - options, each given by its name
     nodes: NodesOption,
     repair: Annotated[str, typer.Option(metavar="D", help=f"Mean time of one repair: {_DURATION}.")],

@@ -736,7 +736,7 @@ def improvements(
             change="Interrupt fewer jobs on request: preemption, resizes and moves.",
             worth_gpu_hours=requested.gpu_hours,
             worth_usd_micros=requested.usd_micros,
-            method="All loss by requests. A request also gave its nodes to another job.",
+            method="All time lost to requested stops. The gain of the jobs that got the nodes is not subtracted.",
         )
     )
     improvements_found.append(

@@ -68,7 +68,7 @@ class ResumeOption(StrEnum):
     RENT = "RENT"
     """Run on rented nodes."""
     PREEMPT = "PREEMPT"
-    """Preempt a job of lower priority."""
+    """Preempt other jobs, as the policies of the queue allow."""
 
 
 class CheckpointRequirement(StrEnum):

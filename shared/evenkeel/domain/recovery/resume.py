@@ -262,7 +262,7 @@ def _all_options(facts: ResumeFacts) -> Iterator[_Option]:
 _OFFER_REASONS = {
     ResumeOption.SHRINK: "The job continues on fewer nodes.",
     ResumeOption.RENT: "Rented nodes run the job.",
-    ResumeOption.PREEMPT: "Evenkeel preempts a job of lower priority.",
+    ResumeOption.PREEMPT: "Evenkeel preempts other jobs, as the policies of the queue allow.",
 }
 
 

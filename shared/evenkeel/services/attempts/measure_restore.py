@@ -23,7 +23,7 @@ _MAX_FOLDERS_READ = 4
 
 
 def run(job: Job, number: int, context: Context) -> None:
-    """Measure one earlier attempt and record it, if its checkpoints tell.
+    """Measure one earlier attempt and record it, if its checkpoints show the times.
 
     Repeats are safe: the same checkpoints give the same times. A store or a row that does not answer changes nothing.
     """

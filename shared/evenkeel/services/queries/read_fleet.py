@@ -416,7 +416,7 @@ def _why_unhealthy(node: UnhealthyNode | None) -> Json:
         return {
             "incidentId": None,
             "since": None,
-            "reason": "The node is marked as broken. It has no incident yet.",
+            "reason": "The node is marked as unhealthy and has no incident yet. The next sweep opens one.",
         }
     return {"incidentId": node.incident_id, "since": rfc3339(node.since), "reason": node.reason}
 

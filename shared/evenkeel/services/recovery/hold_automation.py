@@ -161,8 +161,8 @@ def _end_cause(request: ReleaseRequest, context: Context) -> Json:
             context.ledger.get(fleet_rows.cause_key(request.cause, is_drill=is_drill)) for is_drill in (False, True)
         )
         if not any(cause_rows):
-            fault = "no such cause was paged; evenkeel incidents ls --state BLOCKED lists causes that block repairs"
-            raise Invalid(f"no shared cause {request.cause}", (("cause", fault),))
+            message = "there is no such shared cause; list the causes: evenkeel incidents ls --state BLOCKED"
+            raise Invalid(f"no shared cause {request.cause}", (("cause", message),))
         answer: Json = {"cause": request.cause, "endedAt": rfc3339(context.now)}
         row = context.ledger.get(fleet_rows.ended_causes_key())
         other_causes = {key: end for key, end in (row.doc["causes"] if row else {}).items() if key != request.cause}

@@ -306,7 +306,7 @@ def _rollback_writes(
 def roll_back_suspect_jobs(incident: Incident, context: Context) -> int:
     """Roll back jobs that resumed from a checkpoint that is doubtful now. Return the number of jobs.
 
-    A hold delays it.
+    During a hold, nothing is rolled back; the sweep repeats the call.
 
     Idempotent: yes, a rolled-back attempt becomes the interrupted one in the same commit.
     """
