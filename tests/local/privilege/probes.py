@@ -578,6 +578,7 @@ def has_an_event_delivered_again(stage: PermissionBench) -> Json:
 
 @probe("plan_recovery")
 def plans_a_recovery(stage: PermissionBench) -> Json:
+    stage.forget(fleet_rows.hyperpod_key())  # so that the plan reads HyperPod's settings itself
     return of_incident(an_incident(stage, IncidentState.OPEN))
 
 
@@ -1637,6 +1638,7 @@ def removes_its_cordon(stage: PermissionBench) -> Json:
 
 @probe("api_operate", succeeds=has_answered)
 def plans_a_replacement(stage: PermissionBench) -> Json:
+    stage.forget(fleet_rows.hyperpod_key())  # so that the plan reads HyperPod's settings itself
     stage.free_machine(1)
     machine = stage.nodes[1]
     node = FleetNode.seen(machine, NONE, now())

@@ -12,7 +12,7 @@ from tests.unit.cli.recovery_fixture import store_running_recovery
 STATUS = """\
 fleet laptop                                                mode: act  10:15:02Z
 ▲ DEGRADED  1 incident working, 0 need you
-SOURCES 29 current ●
+SOURCES 30 current ●
 NODES   p5-workers  4 nodes: 3 in service ●  1 repairing ◐
 GPUs    32 in the fleet  16 in use 50%  8 free in service
 JOBS    class    run  pend  preempted  avg run  max run  avg wait  max wait
@@ -253,7 +253,7 @@ def test_empty_fleet_has_a_message(cli: CliFixture) -> None:
           nothing has been observed yet
           no heartbeat yet from schedule_jobs, sweep_fleet, watch_cluster
           no sweep has counted the fleet yet
-        SOURCES 29 unknown ▲
+        SOURCES 30 unknown ▲
         """)
     outputs = [
         cli.run(*words.split(), terminal=True).err.splitlines() for words in ("jobs ls", "incidents ls", "nodes ls")

@@ -137,9 +137,9 @@ def _interruption_times(
             stage_ends.append(_StageEnd(Stage.LAUNCH, later.launched_at, f"{name} launched", later))
             stage_ends.append(_StageEnd(Stage.RESTART, later.running_at, f"every pod of {name} runs", later))
             if later.trained_at:
-                stage_ends.append(
-                    _StageEnd(Stage.RESTORE, later.trained_at, f"{name} trains, by its checkpoints", later)
-                )
+                # The clock that dates the checkpoints may run ahead of the clock that dates the end.
+                trained_at = min(later.trained_at, later.ended_at or until)
+                stage_ends.append(_StageEnd(Stage.RESTORE, trained_at, f"{name} trains, by its checkpoints", later))
         elif later.ended_at:
             stage_ends.append(_StageEnd(Stage.FAILED_START, later.ended_at, f"{name} ended without a run", later))
         elif later.launched_at:
