@@ -119,6 +119,8 @@ def test_long_delay_pays_for_extra_cost_up_to_a_limit() -> None:
     assert choose_pool(delayed_placement(0.19)).action is PlacementAction.WAIT
     # From 0.1 h on the limit also rises with the delay: $40 an hour x 0.19 h x 1.9 = $14.44. Saved work is no delay.
     assert choose_pool(delayed_placement(0.19, max_wait_hours=0.1)).action is PlacementAction.RENT
+    rested = delayed_placement(0.19, max_wait_hours=0.1, suspended_seconds=0.09 * HOUR)
+    assert choose_pool(rested).action is PlacementAction.WAIT
     saved = delayed_placement(0.19, max_wait_hours=0.1, done_seconds=0.09 * HOUR)
     assert choose_pool(saved).action is PlacementAction.WAIT
     assert choose_pool(delayed_placement(9, max_wait_hours=0)).action is PlacementAction.WAIT

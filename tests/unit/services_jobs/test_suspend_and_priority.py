@@ -87,6 +87,21 @@ def test_resumed_job_keeps_its_queue_position() -> None:
     assert after.state == before.state
 
 
+def test_time_of_each_suspension_is_summed() -> None:
+    scenario = JobScenario()
+    job = scenario.submit()
+
+    for hours in (2, 3):
+        suspend(scenario, job)
+        scenario.world.clock.advance(hours * 3600)
+        suspend(scenario, job)  # a repeat does not begin again
+        resume(scenario, job)
+        scenario.world.clock.advance(3600)
+
+    rested = scenario.job(job.job_id)
+    assert (rested.suspended_seconds, rested.suspended_at) == (5 * 3600, None)
+
+
 def test_running_job_is_stopped_with_grace_and_suspended() -> None:
     scenario = JobScenario()
     job = scenario.running()

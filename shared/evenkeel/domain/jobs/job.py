@@ -187,6 +187,10 @@ class Job(Value):
     """Whether it was preempted and has not started again since."""
     is_suspended: bool = False
     """Whether a person suspended it. After the end of its attempt it does not wait for capacity."""
+    suspended_at: Instant | None = None
+    """Since when it is suspended; None if it is not, or if an earlier release suspended it."""
+    suspended_seconds: float = 0
+    """How long it was suspended before. This time is no delay of the job."""
     queue: str = ""
     """The queue of its team; empty without teams: there is one queue for all jobs."""
     priority: int = 0

@@ -205,6 +205,7 @@ def job_demand(
         submitted_at=job.submitted_at,
         deadline_at=spec.deadline_at,
         done_seconds=done_seconds,
+        suspended_seconds=job.suspended_seconds,
         returns_when_free=bool(plan and plan.is_faulty_node_committed),
         avoids_spot=job.avoids_spot,
         max_rent_parts=plan.max_rent_parts if plan else None,

@@ -67,6 +67,8 @@ class JobDemand(Value):
     deadline_at: Instant | None = None
     done_seconds: float = 0
     """Run time whose work is saved."""
+    suspended_seconds: float = 0
+    """How long a person had suspended it. This time is no delay."""
     returns_when_free: bool = False
     """Whether rented nodes would be temporary capacity. The job leaves them once committed nodes are free for it."""
     avoids_spot: bool = False

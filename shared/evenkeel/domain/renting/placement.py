@@ -152,12 +152,13 @@ def _long_delay_reason(facts: PlacementFacts, rented: PoolCost, committed: PoolC
         price of delay x delay so far x max(1, delay so far / max_wait_seconds)
 
     So nodes are rented for every job at some time, and later for a job whose delay is cheap. Interruptions and moves
-    count as delay, saved work does not.
+    count as delay, saved work and time in which a person had suspended the job do not.
     """
     job, max_wait = facts.job, facts.risk_limits.max_wait_seconds
     if not max_wait:
         return ""
-    delay_seconds = max(0.0, (facts.now - job.submitted_at).total_seconds() - job.done_seconds)
+    spared_seconds = job.done_seconds + job.suspended_seconds
+    delay_seconds = max(0.0, (facts.now - job.submitted_at).total_seconds() - spared_seconds)
     limit_parts = round(job.micros_per_hour_of_delay * delay_seconds * max(1.0, delay_seconds / max_wait))
     extra_parts = rented.cost_parts - committed.cost_parts
     if extra_parts > limit_parts:

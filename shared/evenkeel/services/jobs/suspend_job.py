@@ -52,9 +52,11 @@ def suspend(request: JobChangeRequest, context: Context) -> Job:
             return None
         reason = f"Suspended by {_requester_text(request)}."
         if job.state is JobState.PENDING:
-            return job.replace(state=JobState.SUSPENDED, is_suspended=True, reason=reason)
+            return job.replace(
+                state=JobState.SUSPENDED, is_suspended=True, suspended_at=context.now, reason=reason
+            )
         stopping = job.stop_request_now(reason, f"suspend/{request.requester.actor}", context.now)
-        return job.replace(is_suspended=True, stop_request=stopping)
+        return job.replace(is_suspended=True, suspended_at=context.now, stop_request=stopping)
 
     return _commit_change(request, "suspended", changed, context)
 
@@ -74,9 +76,13 @@ def resume(request: JobChangeRequest, context: Context) -> Job:
     def changed(job: Job) -> Job | None:
         if not job.is_suspended:
             return None
+        paused = (context.now - job.suspended_at).total_seconds() if job.suspended_at else 0.0
+        resumed = job.replace(
+            is_suspended=False, suspended_at=None, suspended_seconds=job.suspended_seconds + max(0.0, paused)
+        )
         if job.state is not JobState.SUSPENDED:
-            return job.replace(is_suspended=False)
-        return job.replace(state=JobState.PENDING, is_suspended=False, reason=f"Resumed by {request.requester.actor}.")
+            return resumed
+        return resumed.replace(state=JobState.PENDING, reason=f"Resumed by {request.requester.actor}.")
 
     return _commit_change(request, "resumed", changed, context)
 
