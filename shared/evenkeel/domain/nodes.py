@@ -123,11 +123,16 @@ class StoredProviderCluster(Value):
 
     def has_recent_settings(self, now: datetime) -> bool:
         """Whether a plan may use the settings: they are at most as old as two missed sweeps."""
-        return now - self.settings_read_at <= _SWEEP_MAX_AGE
+        return _is_recent(self.settings_read_at, now)
 
     def has_recent_nodes(self, now: datetime) -> bool:
         """Whether a plan may use the status in a node's row."""
-        return self.nodes_read_at is not None and now - self.nodes_read_at <= _SWEEP_MAX_AGE
+        return self.nodes_read_at is not None and _is_recent(self.nodes_read_at, now)
+
+
+def _is_recent(read_at: datetime, now: datetime) -> bool:
+    """Whether a time is near now. A time far ahead proves only that a clock is wrong."""
+    return abs(now - read_at) <= _SWEEP_MAX_AGE
 
 
 class NodeCondition(Value):

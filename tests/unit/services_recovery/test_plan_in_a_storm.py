@@ -6,10 +6,10 @@ import pytest
 
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.nodes import ProviderNode
-from evenkeel.ports import EvenkeelError, NotAllowed, Throttled, Unreachable
+from evenkeel.ports import EvenkeelError, NotAllowed, Put, Row, Throttled, Unreachable
 from evenkeel.services.recovery import cordon_node, plan_recovery, repair_node
 from evenkeel.services.recovery.plan_recovery import PlanRecoveryResult
-from evenkeel.services.storage import rows, subject_rows
+from evenkeel.services.storage import fleet_rows, rows, subject_rows
 from tests.fakes.cluster import instance_id
 from tests.fakes.counting import CountedCalls
 from tests.unit.services_recovery.recovery_scenario import RecoveryScenario
@@ -135,3 +135,34 @@ def test_node_missing_in_hyperpod_is_gone_despite_the_sweep() -> None:
     plan = recovery.run_state("PlanRecovery", plan_recovery)
 
     assert facts_of_decision(recovery, plan)["isNodeGone"]
+
+
+@pytest.mark.parametrize("change", [{"settings": {"name": 7}}, {"settingsReadAt": "2999-01-01T00:00:00.000000Z"}])
+def test_settings_that_prove_nothing_are_read_from_hyperpod_and_replaced(change: dict[str, Any]) -> None:
+    recovery = recovery_after_sweep(30)
+    key, ledger = fleet_rows.hyperpod_key(), recovery.world.ledger
+    stored = ledger.get(key)
+    assert stored is not None
+    ledger.commit(Put(Row(key, stored.doc | change, stored.version)))
+
+    plan = recovery.run_state("PlanRecovery", plan_recovery)
+    recovery.world.clock.advance(60)
+    recovery.scenario.sweep()
+
+    assert (plan.outcome, facts_of_decision(recovery, plan)["clusterReadAt"]) == ("ACT", None)
+    replaced = ledger.get(key)
+    assert replaced is not None
+    assert replaced.doc.keys() == stored.doc.keys()
+    assert replaced.doc["settings"] == stored.doc["settings"]
+
+
+def test_status_of_a_sweep_in_the_future_is_not_used() -> None:
+    recovery = recovery_after_sweep(30)
+    key, ledger = fleet_rows.hyperpod_key(), recovery.world.ledger
+    stored = ledger.get(key)
+    assert stored is not None
+    ledger.commit(Put(Row(key, stored.doc | {"nodesReadAt": "2999-01-01T00:00:00.000000Z"}, stored.version)))
+    refuse_node_reads(recovery, Throttled("rate exceeded"))
+
+    with pytest.raises(Throttled):
+        recovery.run_state("PlanRecovery", plan_recovery)

@@ -64,7 +64,9 @@ def run(request: recovery_step.RecoveryStepRequest, context: Context) -> PlanRec
     stored = _plan_to_repeat(incident, request)
     if stored and stored.outcome is not PlanOutcome.ASK:
         return stored
-    settings = rows.decode(settings_row, StoredProviderCluster) if settings_row else None
+    # If this release cannot read the row, HyperPod is asked.
+    stored_settings = rows.readable_rows((settings_row,) if settings_row else (), StoredProviderCluster)
+    settings = next((settings for _, settings in stored_settings), None)
     node_reads = _read_control_planes(incident, settings, context)
     decision_id = context.ids.new("dec")
 

@@ -133,7 +133,8 @@ def refresh_settings(sweep: SweepRun) -> int:
     if settings is None:
         return 0
     row = context.ledger.get(fleet_rows.hyperpod_key())
-    earlier = rows.decode(row, StoredProviderCluster) if row else None
+    # A row that this release cannot read is replaced.
+    earlier = next((stored for _, stored in rows.readable_rows((row,) if row else (), StoredProviderCluster)), None)
     has_listed = context.site.clusters[0] in _complete_clusters(sweep)
     stored = StoredProviderCluster(
         settings=settings,
