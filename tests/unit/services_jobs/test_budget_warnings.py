@@ -128,6 +128,28 @@ def test_warning_is_published_once_with_the_expected_time() -> None:
     assert len(world.chat.messages) == 1
 
 
+def test_changed_limit_is_warned_of_again() -> None:
+    market = market_with_budgets({"period": "day", "gpuHours": 240})
+    world = market.scenario.world
+    store_use(world, DAY_BEGIN)
+    counted_budgets(world, DAY_BEGIN + 5 * HOUR)
+    row = world.ledger.get(fleet_rows.overview_key())
+    assert row
+    (warned,) = row.doc["budgets"]
+    world.ledger.commit(Put(Row(row.key, row.doc | {"budgets": [warned | {"limit": 100}]}, row.version)))
+
+    (budget,) = counted_budgets(world, DAY_BEGIN + 6 * HOUR)
+
+    assert (budget["limit"], budget["warnedAt"]) == (240, "2026-11-03T06:00:00.000000Z")
+    smaller = warned | {"limit": 100}
+    events = [publish_events.derive(counts_change(before, budget), "fleet") for before in (None, smaller, warned)]
+    (first,), (again,), repeated = events
+    assert first.kind is again.kind is OutboundKind.BUDGET_RUNS_OUT
+    assert repeated == ()
+    (other,) = publish_events.derive(counts_change(None, budget | {"limit": 239}), "fleet")
+    assert other.event_id != first.event_id
+
+
 def test_counts_of_an_earlier_release_give_no_warning() -> None:
     old = {"team": "red", "period": "2026-11-03", "quantity": "usd", "used": 1, "limit": 240}
 

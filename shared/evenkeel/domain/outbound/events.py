@@ -410,10 +410,10 @@ def events_of_budgets(
     """
     earlier_budgets = list(before)
     reached = {_budget_key(budget): _percent(budget) for budget in earlier_budgets}
-    warned = {_budget_key(budget) for budget in earlier_budgets if budget.get("warnedAt")}
+    warned = {(_budget_key(budget), budget["limit"]) for budget in earlier_budgets if budget.get("warnedAt")}
     events = []
     for budget in after:
-        if budget.get("warnedAt") and _budget_key(budget) not in warned:
+        if budget.get("warnedAt") and (_budget_key(budget), budget["limit"]) not in warned:
             events.append(_budget_warning(change, budget))
         percent, earlier = _percent(budget), reached.get(_budget_key(budget), 0.0)
         threshold = max(
@@ -458,7 +458,7 @@ def _budget_warning(change: RowTransition, budget: Mapping[str, Any]) -> Outboun
         f"{data.expected_gone_at:%Y-%m-%d %H:%M}Z. It has used {budget['used']:g}; at this rate it uses "
         f"{budget['expectedAtEnd']:g} by the end. A team without budget starts no further job."
     )
-    warning = RowTransition(f"{'|'.join(_budget_key(budget))}|forecast", 0, change.at)
+    warning = RowTransition(f"{'|'.join(_budget_key(budget))}|forecast|{budget['limit']:g}", 0, change.at)
     return warning.event(OutboundKind.BUDGET_RUNS_OUT, budget["team"], text, data, team=budget["team"])
 
 

@@ -241,7 +241,8 @@ def _budget_documents(book: RentalBook, context: Context, before: Iterable[Json]
     if not any(team.budgets for team in setup.teams):
         return []
     now = context.now
-    warned = {budget_key(budget): budget.get("warnedAt") for budget in before}
+    # A changed limit is warned of again.
+    warned = {(budget_key(budget), budget["limit"]): budget.get("warnedAt") for budget in before}
     spent = rentals.spent_by_period(setup, context, book.rentals)
     held = read_charges.live_charges(context.ledger)
     budgets = []
@@ -260,7 +261,7 @@ def _budget_documents(book: RentalBook, context: Context, before: Iterable[Json]
                     "expectedAtEnd": None if forecast.expected_at_end is None else round(forecast.expected_at_end, 2),
                     "expectedGoneAt": rfc3339(forecast.reached_at) if forecast.reached_at else None,
                 }
-                warned_at = warned.get(budget_key(document))
+                warned_at = warned.get((budget_key(document), forecast.limit))
                 if warned_at is None and runs_out_early(forecast, begin_of(budget.period, now), now):
                     warned_at = rfc3339(now)
                 budgets.append(document | {"warnedAt": warned_at})
