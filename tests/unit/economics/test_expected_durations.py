@@ -15,6 +15,7 @@ from evenkeel.domain.economics.expected_durations import (
     expected_duration,
     launch_durations,
     median_interval,
+    newest_of_each_job,
     repair_durations,
 )
 from evenkeel.domain.health.incidents import Incident, StageTimes
@@ -95,3 +96,12 @@ def test_attempt_that_never_ran_does_not_count_as_launch_time() -> None:
     ran = an_attempt(job, 1, admitted_at=ago(minutes=10), running_at=ago(minutes=8))
 
     assert launch_durations([ran, an_attempt(job, 2, running_at=None)]) == (120,)
+
+
+def test_job_that_restarts_often_gives_a_few_cases() -> None:
+    often, once = a_job(1), a_job(2)
+    newest_first = [*(an_attempt(often, number) for number in range(9, 0, -1)), an_attempt(once, 1)]
+
+    kept = [(attempt.job_id, attempt.attempt) for attempt in newest_of_each_job(newest_first, 2)]
+
+    assert kept == [(often.job_id, 9), (often.job_id, 8), (once.job_id, 1)]

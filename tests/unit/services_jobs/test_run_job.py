@@ -841,7 +841,7 @@ def test_timeline_shows_the_whole_life_of_a_job() -> None:
 # ---------------------------------------------------------------- the restore of an earlier attempt
 
 
-def launch_third_attempt(saved: dict[int, float]) -> tuple[JobScenario, str]:
+def launch_third_attempt(saved: dict[int, float], ran_seconds: float = 2000) -> tuple[JobScenario, str]:
     """Run attempt 2 from step 10, save these steps some seconds after its pods started, and launch attempt 3."""
     scenario = JobScenario()
     job = scenario.running()
@@ -850,6 +850,7 @@ def launch_third_attempt(saved: dict[int, float]) -> tuple[JobScenario, str]:
     scenario.run_attempt(job.job_id, 2)
     for step, seconds in saved.items():
         scenario.save_checkpoint(job.job_id, 2, step, seconds)
+    scenario.world.clock.advance(ran_seconds)
     lose_attempt(scenario, job, 2)
     scenario.launch(job.job_id, 3)
     return scenario, job.job_id
@@ -887,6 +888,12 @@ def test_restore_is_unknown_or_bounded_without_checkpoint_facts(saved: dict[int,
     measured = attempt.trained_at and attempt.running_at and (attempt.trained_at - attempt.running_at).total_seconds()
     assert measured == seconds
     assert scenario.attempt(job_id, 3).launched_at
+
+
+def test_checkpoint_newer_than_its_attempt_measures_no_restore() -> None:
+    scenario, job_id = launch_third_attempt({110: 1e8, 210: 2e8})
+
+    assert scenario.attempt(job_id, 2).trained_at is None
 
 
 def test_saves_are_measured_from_two_checkpoints_also_without_a_restore() -> None:

@@ -14,13 +14,17 @@ from typing import NamedTuple
 from evenkeel.domain.checkpoints.manifest import Manifest
 
 
-def trained_at(saved: Sequence[Manifest], resumed_step: int, running_at: datetime) -> datetime | None:
+def trained_at(
+    saved: Sequence[Manifest], resumed_step: int, running_at: datetime, ended_at: datetime | None = None
+) -> datetime | None:
     """Return when an attempt trained again; None if fewer than two checkpoints show it.
 
     Args:
         saved: The first checkpoints of the attempt, in any order.
         resumed_step: The step of its resume point.
         running_at: When every pod of it ran. The result is not before.
+        ended_at: When the attempt ended; None if it runs. Checkpoints that began later show nothing: any program can
+            write their times.
     """
     past = sorted(
         (checkpoint for checkpoint in saved if checkpoint.step > resumed_step), key=lambda checkpoint: checkpoint.step
@@ -30,6 +34,8 @@ def trained_at(saved: Sequence[Manifest], resumed_step: int, running_at: datetim
     first, second = past[:2]
     if second.started_at <= first.started_at or first.started_at <= running_at:
         return None  # the clocks of the ranks disagree with each other or with the service
+    if ended_at is not None and second.started_at > ended_at:
+        return None
     step = (second.started_at - first.started_at) / (second.step - first.step)
     return max(running_at, first.started_at - (first.step - resumed_step) * step)
 

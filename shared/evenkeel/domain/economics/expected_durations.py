@@ -1,7 +1,8 @@
 """Expected durations: the median of past measurements, with its interval, or the policy's figure."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
 from typing import NamedTuple
 
@@ -106,6 +107,15 @@ def repair_durations(past: Iterable[Incident], pool: str, rung: str) -> tuple[fl
         and incident.stages.repair_requested_at
         and incident.stages.node_back_at
     )
+
+
+def newest_of_each_job(newest_first: Iterable[Attempt], limit: int) -> Iterator[Attempt]:
+    """Yield at most this many attempts of each job, so one job that restarts often does not decide alone."""
+    attempts_by_job: Counter[str] = Counter()
+    for attempt in newest_first:
+        attempts_by_job[attempt.job_id] += 1
+        if attempts_by_job[attempt.job_id] <= limit:
+            yield attempt
 
 
 def restore_durations(past: Iterable[Attempt]) -> tuple[float, ...]:

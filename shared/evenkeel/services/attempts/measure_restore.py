@@ -40,7 +40,7 @@ def run(job: Job, number: int, context: Context) -> None:
     measured = attempt
     if attempt.resume_from and attempt.running_at:
         measured = measured.replace(
-            trained_at=attempt.trained_at or trained_at(saved, resumed_step, attempt.running_at)
+            trained_at=attempt.trained_at or trained_at(saved, resumed_step, attempt.running_at, attempt.ended_at)
         )
     if saves := save_times(saved):
         measured = measured.replace(save_seconds=saves.save_seconds, save_interval_seconds=saves.interval_seconds)

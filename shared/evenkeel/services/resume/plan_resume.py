@@ -17,6 +17,7 @@ from evenkeel.domain.economics.expected_durations import (
     MeasuredDurations,
     expected_duration,
     launch_durations,
+    newest_of_each_job,
     repair_durations,
     restore_durations,
 )
@@ -393,9 +394,10 @@ def _past_incidents(ledger: Ledger, *, is_drill: bool) -> tuple[Incident, ...]:
 
 
 def _ended_attempts(ledger: Ledger) -> tuple[Attempt, ...]:
-    """Return the newest ended attempts of all jobs. One read."""
+    """Return the newest ended attempts of all jobs, a few of each job."""
     page = ledger.by_state(Table.JOBS, "ATTEMPT#ENDED", limit=_MAX_ATTEMPTS_READ, newest_first=True)
-    return tuple(attempt for _, attempt in rows.readable_rows(page.rows, Attempt))
+    ended = (attempt for _, attempt in rows.readable_rows(page.rows, Attempt))
+    return tuple(newest_of_each_job(ended, _MAX_ATTEMPT_SAMPLES))
 
 
 def _past_attempts(attempt: Attempt, ledger: Ledger) -> tuple[Attempt, ...]:
