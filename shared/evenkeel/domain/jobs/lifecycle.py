@@ -39,8 +39,6 @@ JOB_WRITERS: Mapping[str, frozenset[tuple[JobState | None, JobState]]] = {
     ),
     # A waiting job gets a rental; a job on rented nodes migrates back to committed capacity.
     "rentals": frozenset({(J.PENDING, J.PENDING), (J.RUNNING, J.RUNNING)}),
-    # A released rental tells the job why its nodes no longer join. The state of the job stays.
-    "rent_capacity": frozenset({(state, state) for state in (J.PENDING, J.STARTING, J.RUNNING, J.STOPPING)}),
     # A job that changes size, or leaves expiring nodes, is only asked to stop.
     "resize_jobs": frozenset({(J.STARTING, J.STARTING), (J.RUNNING, J.RUNNING)}),
     "drain_reservations": frozenset({(J.STARTING, J.STARTING), (J.RUNNING, J.RUNNING)}),
