@@ -431,7 +431,7 @@ def _base_writes(step_input: _StepInput, reason: str) -> tuple[Write, ...]:
             changed_job = changed_job.replace(
                 failed_growths=job.failed_growths + 1, growth_failed_at=step_input.context.now
             )
-    return (Put(job_rows.job_row(changed_job, step_input.job_version)),)
+    return (rentals.note_write(changed_job, step_input.job_version),)
 
 
 def _serving_state_writes(step_input: _StepInput) -> tuple[Write, ...]:

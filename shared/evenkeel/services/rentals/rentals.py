@@ -479,3 +479,8 @@ def departure_writes(
         Put(subject_rows.timeline_row(job.job_id, entry, f"home-{job.current_attempt}")),
     )
     return writes, record.decision_id
+
+
+def note_write(job: Job, version: int) -> Write:
+    """Return the write of a job's changed note about a rental. The state of the job stays."""
+    return Put(job_rows.job_row(job, version))
