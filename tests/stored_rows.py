@@ -201,6 +201,7 @@ TYPES = (
     RowType(Table.INCIDENTS, "UNHEALTHY#.+", "META", UnhealthyNode, subject="incident_id"),
     RowType(Table.INCIDENTS, "RETRIED", "META", Free),
     RowType(Table.INCIDENTS, "DEC#.+", "META", Decision),
+    RowType(Table.INCIDENTS, "DECIDED#.+", "META", Decision),
     RowType(Table.INCIDENTS, "FACTS#.+", "META", CycleFacts),
     RowType(Table.INCIDENTS, "RESTART#.+", "META", UnmanagedRestart, subject="begun_at"),
     RowType(Table.INCIDENTS, "POLICY#site", "META", PolicyChange, subject="number"),

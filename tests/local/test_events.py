@@ -73,6 +73,19 @@ def test_hold_is_published_to_event_rule_and_chat(data_centre: DataCentre, recei
     assert held["detail"]["metadata"]["id"] in {event["id"] for event in listed}
 
 
+def test_decision_about_a_job_joins_the_list_of_the_fleet(data_centre: DataCentre) -> None:
+    client = data_centre.client()
+    body = {"name": "listed", "image": "registry/trainer:1", "command": ["true"], "nodes": 1}
+    job_id = client.post("/jobs", body)["jobId"]
+
+    def listed() -> list[Json]:
+        return [item for item in client.get("/decisions", kind="ADMISSION")["items"] if item["subject"] == job_id]
+
+    until(listed, "the decision in the list of the fleet", SECONDS)
+    about_job = client.get("/decisions", subject=job_id)["items"]
+    assert listed()[0] == next(item for item in about_job if item["decisionId"] == listed()[0]["decisionId"])
+
+
 def test_event_waits_in_the_stream_while_the_bus_refuses_it(data_centre: DataCentre, receiver: Receiver) -> None:
     """The function fails after the write and before the bus as long as its role lacks the permission."""
     iam = data_centre.deployer.client("iam")

@@ -412,8 +412,8 @@ def test_streams_keep_each_change_until_it_is_published() -> None:
         for filter_document in source["Properties"]["FilterCriteria"]["Filters"]:
             pattern = json.loads(filter_document["Pattern"])
             assert "REMOVE" not in pattern["eventName"]
-            # The list of published events is in a streamed table, too. It must not publish itself.
-            assert "EVT#" not in filter_document["Pattern"]
+            # The lists of events and of decisions are in a streamed table, too. They must not publish themselves.
+            assert not any(prefix in filter_document["Pattern"] for prefix in ("EVT#", "DECIDED#"))
             assert pattern["dynamodb"]["Keys"]["pk"]
 
 

@@ -8,19 +8,24 @@ from evenkeel_cli.commands import lookup
 from evenkeel_cli.commands.output import print_list, print_or_watch
 from evenkeel_cli.render import Column, OutputFormat, Printer
 from evenkeel_cli.state_signs import plain
+from evenkeel_client.client import ApiClient
 
 Json = dict[str, Any]
 
-_FIELDS = ("decisionId", "kind", "action", "reason", "decidedAt", "mode", "isDryRun", "policyHash")
+_FIELDS = ("decisionId", "kind", "subject", "action", "reason", "decidedAt", "mode", "isDryRun", "policyHash")
 
-app = lookup.command_group("List every decision about a job or an incident. `why` explains one of them.")
+app = lookup.command_group("List the decisions about the fleet, a job or an incident. `why` explains one of them.")
 
 
 @app.command("ls")
 def list_decisions(
     subject: Annotated[
-        str, typer.Argument(metavar="JOB|INCIDENT", help="Id, unique prefix of an id, job name, or @latest (incident).")
-    ],
+        str | None,
+        typer.Argument(
+            metavar="[JOB|INCIDENT]",
+            help="Id, unique prefix of an id, job name, or @latest (incident). Default: the whole fleet.",
+        ),
+    ] = None,
     kind: Annotated[
         str | None, typer.Option("--kind", help="Only these kinds, comma-separated: repair,resume.", metavar="KIND,…")
     ] = None,
@@ -28,19 +33,19 @@ def list_decisions(
     watch: lookup.WatchOption = False,
     output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """List the decisions about a job or an incident, newest first."""
+    """List the decisions about the fleet, a job or an incident, newest first."""
     client = lookup.current_client()
-    is_incident = subject.startswith("inc-") or subject == "@latest"
-    subject_id = lookup.find_incident(client, subject) if is_incident else lookup.find_job(client, subject)
+    subject_id = None if subject is None else _find_subject(client, subject)
     kinds = kind and kind.upper().replace("-", "_")
+    about = f" about {subject_id}" if subject_id else ""
 
     def draw(listed: tuple[list[Json], str | None]) -> None:
         decisions, token = listed
-        nothing = f"No decision about {subject_id} matches." if kind else f"No decision about {subject_id} is recorded."
+        nothing = f"No decision{about} matches." if kind else f"No decision{about} is recorded."
         print_list(
             decisions,
             output,
-            _columns,
+            lambda out: _columns(out, with_subject=not subject_id),
             fields=_FIELDS,
             nothing=nothing,
             page_token=token,
@@ -56,12 +61,18 @@ def list_decisions(
     )
 
 
-def _columns(out: Printer) -> list[Column]:
+def _find_subject(client: ApiClient, typed: str) -> str:
+    is_incident = typed.startswith("inc-") or typed == "@latest"
+    return lookup.find_incident(client, typed) if is_incident else lookup.find_job(client, typed)
+
+
+def _columns(out: Printer, *, with_subject: bool) -> list[Column]:
     return [
         Column(
             out.age_title("DECIDED"), lambda decision: out.time_text(decision["decidedAt"], ago=False), is_right=True
         ),
         Column("DECISION", "decisionId"),
+        *([Column("ABOUT", "subject")] if with_subject else ()),
         Column("KIND", lambda decision: plain(decision["kind"])),
         Column("ACTION", lambda decision: plain(decision["action"]) + (" (dry run)" if decision["isDryRun"] else "")),
         Column("MODE", "mode", is_wide=True),

@@ -355,8 +355,8 @@ class IncidentsQuery(PageQuery):
 class DecisionsQuery(PageQuery):
     """`GET /v1/decisions`."""
 
-    subject: Annotated[str, StringConstraints(max_length=80, pattern=r"^(job|inc)-[A-Za-z0-9-]+$")]
-    """Id of the job or incident that the decisions are about."""
+    subject: Annotated[str, StringConstraints(max_length=80, pattern=r"^((job|inc)-[A-Za-z0-9-]+)?$")] = ""
+    """Id of the job or incident that the decisions are about; empty: the whole fleet."""
     kind: Annotated[tuple[DecisionKind, ...], BeforeValidator(_split)] = ()
 
 

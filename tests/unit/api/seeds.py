@@ -187,6 +187,11 @@ def store_heartbeats(ledger: InMemoryLedger, at: datetime = A_MOMENT, **errors: 
         ledger.commit(Put(Row(fleet_rows.heartbeat_key(function), doc)))
 
 
+def list_decision(ledger: InMemoryLedger, decision: Decision) -> None:
+    """Add a decision to the list of the fleet, as the table's stream does."""
+    ledger.commit(Put(subject_rows.listed_decision_row(decision)))
+
+
 def _row(value: object) -> Row:
     match value:
         case Job():

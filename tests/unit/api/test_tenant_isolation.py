@@ -28,6 +28,7 @@ from tests.unit.api.seeds import (
     ago,
     an_attempt,
     an_incident,
+    list_decision,
     some_evidence,
     store,
     store_heartbeats,
@@ -204,6 +205,9 @@ def store_secret_rows(gateway: Gateway) -> None:
         a_decision(3, job.job_id, kind="ADMISSION", action="ADMIT", reason="It fits.", facts={"request": SECRET}),
         a_decision(4, job.job_id, kind="ATTRIBUTION", reason=SECRET, facts={"request": SECRET}),
     )
+    for number, subject, kind in ((2, incident.incident_id, "RESUME"), (4, job.job_id, "ATTRIBUTION")):
+        list_decision(ledger, a_decision(number, subject, kind=kind, reason=SECRET))
+    list_decision(ledger, a_decision(3, job.job_id, kind="ADMISSION", action="ADMIT", reason="It fits."))
     store_timeline_entries(
         ledger,
         job.job_id,
@@ -281,6 +285,28 @@ def test_decisions_about_jobs_hide_reasons_and_facts_from_other_teams(gateway_wi
         answer = gateway_with_teams.get(f"/v1/decisions/dec-{number:010d}", caller=session_arn("Vision"))
 
         assert (answer.status, SECRET in answer.text, answer.document["isRedacted"]) == (200, False, True)
+
+
+def test_fleet_list_hides_reasons_of_other_teams(gateway_with_teams: Gateway) -> None:
+    ledger = gateway_with_teams.fakes.ledger
+    lost = a_decision(9, "job-0000009999", kind="ATTRIBUTION", reason=SECRET)
+    dry_run = a_decision(10, "life/of/a/node", kind="REPAIR", reason="The dry run of a person.")
+    list_decision(ledger, lost)
+    list_decision(ledger, dry_run)
+
+    other_team = gateway_with_teams.get("/v1/decisions", caller=session_arn("Vision"))
+    team = gateway_with_teams.get("/v1/decisions", caller=session_arn("Nlp")).document
+
+    shown = {item["decisionId"]: item["reason"] for item in other_team.document["items"]}
+    assert shown == {
+        "dec-0000000002": "",
+        "dec-0000000003": "It fits.",
+        "dec-0000000004": "",
+        "dec-0000000009": "",
+        "dec-0000000010": "The dry run of a person.",
+    }
+    assert other_team.document["isRedacted"]
+    assert [item["decisionId"] for item in team["items"] if not item["reason"]] == ["dec-0000000009"]
 
 
 def test_decision_about_a_job_without_a_row_is_withheld(gateway_with_teams: Gateway) -> None:

@@ -2,13 +2,13 @@
 
 from datetime import datetime
 
-from evenkeel.domain.decisions import Alternative
+from evenkeel.domain.decisions import Alternative, Decision
 from evenkeel.domain.health.incidents import Incident, IncidentState, StageTimes, StoredRecoveryPlan
 from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.ports import Put, RowChange
 from evenkeel.services.publishing import publish_events
-from evenkeel.services.storage import incident_rows, job_rows, quota_rows
+from evenkeel.services.storage import incident_rows, job_rows, quota_rows, rows
 from tests.fakes.world import a_context
 from tests.unit.api.gateway import FLEET, Gateway
 from tests.unit.api.seeds import (
@@ -20,6 +20,7 @@ from tests.unit.api.seeds import (
     ago,
     an_attempt,
     an_incident,
+    list_decision,
     some_evidence,
     store,
     store_fleet_counts,
@@ -61,6 +62,9 @@ def store_busy_fleet(gateway: Gateway) -> None:
     )
     _store_hold_and_changes(gateway)
     store_fleet_counts(gateway.fakes)
+    for key, row in tuple(ledger.rows.items()):
+        if key.pk.startswith("DEC#"):
+            list_decision(ledger, rows.decode(row, Decision))
 
 
 def _store_hold_and_changes(gateway: Gateway) -> None:

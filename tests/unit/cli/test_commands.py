@@ -39,6 +39,7 @@ from tests.unit.api.seeds import (
     ago,
     an_attempt,
     an_incident,
+    list_decision,
     store,
     store_fleet_counts,
 )
@@ -337,6 +338,19 @@ def test_decisions_about_a_job_are_listed_newest_first(cli: CliFixture) -> None:
     assert [line.split(",")[0] for line in admissions.out.splitlines()] == ["decisionId", "dec-0000000001"]
     assert drawn.exit_code == 0, drawn.err
     assert "dec-0000000002" in drawn.out
+
+
+def test_decisions_of_the_fleet_name_their_subject(cli: CliFixture) -> None:
+    for number, subject in ((1, "job-0000000001"), (2, "inc-0000000001")):
+        list_decision(cli.gateway.fakes.ledger, a_decision(number, subject, decided_at=ago(minutes=9 - number)))
+
+    names = cli.run("decisions", "ls", "-o", "name")
+    drawn = cli.run("decisions", "ls", terminal=True)
+    none = cli.run("decisions", "ls", "--kind", "resize")
+
+    assert names.out.split() == ["dec-0000000002", "dec-0000000001"]
+    assert [word in drawn.out for word in ("ABOUT", "inc-0000000001", "job-0000000001")] == [True] * 3
+    assert "No decision matches." in none.err + none.out
 
 
 def test_cancel_of_an_ended_job_exits_5(cli: CliFixture) -> None:

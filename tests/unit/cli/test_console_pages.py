@@ -20,7 +20,7 @@ from evenkeel.domain.policy import Policy
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import ExecutionState, ExecutionTrace, Put, Row, RowChange, StateVisit, Table, WorkflowName
 from evenkeel.services.publishing import publish_events
-from evenkeel.services.storage import fleet_rows, incident_rows, job_rows, subject_rows
+from evenkeel.services.storage import fleet_rows, incident_rows, job_rows
 from evenkeel_cli.commands import lookup
 from evenkeel_cli.console.server import ConsoleServer
 from tests import browser
@@ -38,6 +38,7 @@ from tests.unit.api.seeds import (
     ago,
     an_attempt,
     an_incident,
+    list_decision,
     store,
     store_fleet_counts,
 )
@@ -72,7 +73,7 @@ A_CHANGE = "the fans of this rack are loud"
 PAGES = (
     *("", "incidents", "incidents/inc-0000000001", "nodes", f"nodes/{instance_id(1)}"),
     *("jobs", "jobs/job-0000000001", "queue", "teams", "teams/default", "costs", "policy", "events", "nowhere"),
-    *("decisions?subject=job-0000000001", "decisions/dec-0000000001"),
+    *("decisions", "decisions?subject=job-0000000001", "decisions/dec-0000000001"),
 )
 
 
@@ -943,15 +944,21 @@ def test_page_repeats_every_read_within_five_seconds(cli: CliFixture, page: Page
     assert slow == {}
 
 
-def test_ten_thousand_decisions_page_from_the_api(cli: CliFixture, page: Page) -> None:
+@pytest.mark.parametrize("subject", ["job-0000000001", ""], ids=["of-a-job", "of-the-fleet"])
+def test_ten_thousand_decisions_page_from_the_api(cli: CliFixture, page: Page, subject: str) -> None:
     store(cli.gateway.fakes.ledger, a_job(1))
     for number in range(1, 10_001):
         decision = a_decision(number, "job-0000000001", kind="ADMISSION", decided_at=ago(minutes=10_001 - number))
-        cli.gateway.fakes.ledger.commit(Put(subject_rows.decision_row(decision)))
-    open_page(page, "jobs/job-0000000001")
+        store(cli.gateway.fakes.ledger, decision)
+        list_decision(cli.gateway.fakes.ledger, decision)
+    open_page(page, f"jobs/{subject}")
 
-    page.get_by_role("link", name="all decisions").click()
-    links = page.get_by_role("region", name="Decisions", exact=True).last.locator("tbody tr a")
+    if subject:
+        page.get_by_role("link", name="all decisions").click()
+    else:
+        page.keyboard.press("g")
+        page.keyboard.press("d")
+    links = page.get_by_role("region", name="Decisions", exact=True).last.locator("tbody tr a[href*=dec-]")
     expect(links).to_have_count(50)
     expect(links.first).to_have_text("dec-0000010000")
     page.get_by_role("link", name="next page").click()

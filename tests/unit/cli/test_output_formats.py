@@ -15,7 +15,7 @@ from tests.unit.cli.conftest import CliFixture
 JOB, INCIDENT = "job-0000000001", "inc-0000000001"
 READS = (
     *("status", f"why {JOB}", f"why {INCIDENT}", "why dec-0000000001", "jobs ls", f"jobs show {JOB}"),
-    *(f"jobs timeline {JOB}", f"jobs receipt {JOB}", f"decisions ls {JOB}", "incidents ls"),
+    *(f"jobs timeline {JOB}", f"jobs receipt {JOB}", "decisions ls", f"decisions ls {JOB}", "incidents ls"),
     *(f"incidents show {INCIDENT}", f"incidents timeline {INCIDENT}", f"incidents receipt {INCIDENT}"),
     *("nodes ls", f"nodes show {instance_id(1)}", "teams ls", "teams show nlp", "teams quota nlp"),
     *("automation show", "policy show", "policy history", "events ls", "audit ls", "utilization ls"),

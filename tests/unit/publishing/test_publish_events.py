@@ -167,6 +167,7 @@ def test_change_of_an_internal_row_publishes_nothing() -> None:
         Key(Table.JOBS, "JOB#job-1", "ATTEMPT#00001"),
         Key(Table.JOBS, "JOB#srv-1", "SERVING"),
         Key(Table.INCIDENTS, "EVT#evt-1", "META"),
+        Key(Table.INCIDENTS, "DECIDED#dec-1", "META"),
         Key(Table.FLEET, "HOLD#fleet", "META"),
         Key(Table.QUOTAS, "TREE#fleet", "META"),
     ):

@@ -22,8 +22,8 @@ const PAGES = [
   ["teams", "Teams", "t", Teams, Team],
   ["costs", "Costs", "c", Costs],
   ["events", "What changed", "e", Events],
+  ["decisions", "Decisions", "d", Decisions, Decision],
   ["policy", "Policy", "p", Policy],
-  ["decisions", "Decisions", null, Decisions, Decision], // without a key: a link of a job or an incident leads to it
 ];
 
 // Problems that the operator solves on this machine. A strip at the top explains how.
@@ -81,7 +81,7 @@ function TopBar({ status, shell, current, onHelp }) {
     ${status.problem && FOR_THE_OPERATOR.includes(status.problem.code)
       ? html`<p class="strip" role="alert">${status.problem.message} ${status.problem.hint}</p>`
       : null}
-    <nav aria-label="Pages">${PAGES.filter(([, , letter]) => letter).map(([name, title]) => html`<a href="#/${name}" aria-current=${name === current ? "page" : null}>${title}</a>`)}</nav>
+    <nav aria-label="Pages">${PAGES.map(([name, title]) => html`<a href="#/${name}" aria-current=${name === current ? "page" : null}>${title}</a>`)}</nav>
   </header>`;
 }
 
@@ -144,7 +144,7 @@ function move(by) {
 }
 
 function Help({ onClose }) {
-  const keys = [["g and o i n j q t c e p", "overview, incidents, nodes, jobs, queue, teams, costs, what changed, policy"], ["j, k, Enter", "next row, previous row, open it"], ["/", "filter"], ["?", "this list"], ["Esc", "close"]];
+  const keys = [["g and o i n j q t c e d p", "overview, incidents, nodes, jobs, queue, teams, costs, what changed, decisions, policy"], ["j, k, Enter", "next row, previous row, open it"], ["/", "filter"], ["?", "this list"], ["Esc", "close"]];
   return html`<dialog ref=${(dialog) => dialog && !dialog.open && dialog.showModal()} onClose=${onClose} aria-label="Keys"><h2>Keys</h2>
     <dl class="facts">${keys.map(([key, text]) => html`<div><dt><kbd>${key}</kbd></dt><dd>${text}</dd></div>`)}</dl>
     <form method="dialog"><button>Close</button></form></dialog>`;

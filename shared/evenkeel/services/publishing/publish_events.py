@@ -7,8 +7,14 @@ The change is stored first, and the table's stream delivers it until this servic
                    └── delivered again after a failure or a crash
 
 So no event is lost while the stream keeps the change (a day), and each may be published more than once, with one id.
+
+A new decision is no event. It is added to the list of the fleet's decisions
+(docs/decisions/0048-the-stream-lists-the-fleets-decisions.md).
 """
 
+import contextlib
+
+from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.nodes import FleetNode
@@ -21,7 +27,7 @@ from evenkeel.domain.values import Value
 from evenkeel.ports import BusEvent, Conflict, Put, RowChange, Table
 from evenkeel.services.context import Context
 from evenkeel.services.queries import disclosure
-from evenkeel.services.storage import outbound_rows, rows
+from evenkeel.services.storage import outbound_rows, rows, subject_rows
 
 
 class PublishEventsResult(Value):
@@ -39,6 +45,10 @@ def run(change: RowChange, context: Context) -> PublishEventsResult:
     Raises:
         TransientError: an event was not recorded or not published. The whole change may be repeated.
     """
+    if (decision := _new_decision(change)) is not None:
+        with contextlib.suppress(Conflict):  # listed by an earlier delivery
+            context.ledger.commit(Put(subject_rows.listed_decision_row(decision)))
+        return PublishEventsResult(events=0)
     outbound_events = derive(change, context.site.fleet)
     for event in outbound_events:
         try:
@@ -57,6 +67,14 @@ def run(change: RowChange, context: Context) -> PublishEventsResult:
                 notice = notices.incident_notice(rows.decode(change.after, Incident))
             context.chat.send(notices.chat_message(event, context.site.fleet, notice))
     return PublishEventsResult(events=len(outbound_events))
+
+
+def _new_decision(change: RowChange) -> Decision | None:
+    """Return the decision that a change recorded, without its facts; None if it recorded none."""
+    key = change.after.key
+    if change.before is not None or key.table is not Table.INCIDENTS or not key.pk.startswith("DEC#"):
+        return None
+    return rows.parse(key, Decision, {**change.after.doc, "facts": {}, "alternatives": (), "chosen": None})
 
 
 def derive(change: RowChange, fleet: str) -> tuple[OutboundEvent, ...]:

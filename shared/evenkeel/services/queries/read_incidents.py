@@ -133,8 +133,13 @@ def incidents_since(ledger: Ledger, start: datetime) -> tuple[list[Incident], bo
 
 def load_affected_jobs(ledger: Ledger, *incidents: Incident) -> dict[str, Job]:
     """Read the existing jobs that incidents interrupted, in one batch."""
-    keys = (job_rows.job_key(affected.job_id) for incident in incidents for affected in incident.affected_jobs)
-    return {job.job_id: job for _, job in rows.readable_rows(get_all(ledger, keys).values(), Job)}
+    return load_jobs(ledger, (affected.job_id for incident in incidents for affected in incident.affected_jobs))
+
+
+def load_jobs(ledger: Ledger, job_ids: Iterable[str]) -> dict[str, Job]:
+    """Read the existing jobs of some ids, by hundreds."""
+    stored = get_all(ledger, map(job_rows.job_key, job_ids)).values()
+    return {job.job_id: job for _, job in rows.readable_rows(stored, Job)}
 
 
 def decisions_about(ledger: Ledger, subject: str, may_see_all: bool, *, at_most: int = 20) -> list[Json]:

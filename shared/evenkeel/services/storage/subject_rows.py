@@ -1,11 +1,17 @@
 """Keys, index entries and lifetimes of timelines, waits and decisions: of incidents and of jobs alike."""
 
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+
 from evenkeel.domain.decisions import MAX_ALTERNATIVES, PACKED_FROM, Decision, packed
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import rfc3339
 from evenkeel.domain.waiting import Wait
 from evenkeel.ports import Key, Row, Table
 from evenkeel.services.storage import rows
+
+DECISIONS_LISTED = timedelta(days=90)
+"""How long the list of the fleet's decisions goes back. The records themselves are kept longer."""
 
 
 def subject_partition(subject: str) -> tuple[Table, str]:
@@ -59,3 +65,25 @@ def decision_row(decision: Decision, packed_from: int = PACKED_FROM) -> Row:
         (f"DEC#{decision.subject}", rfc3339(decision.decided_at)),
         decision.decided_at + rows.KEPT,
     )
+
+
+def listed_decision_row(decision: Decision) -> Row:
+    """Return the row `DECIDED#id / META`; `byState` lists it under `DECIDED#<month>` by the time of the decision.
+
+    It has no facts and no alternatives, so a page of the fleet's decisions is small. `publish_events` writes it.
+    """
+    return Row(
+        Key(Table.INCIDENTS, f"DECIDED#{decision.decision_id}", "META"),
+        decision.replace(facts={}, alternatives=(), chosen=None).to_json(),
+        0,
+        (f"DECIDED#{decision.decided_at:%Y-%m}", f"{rfc3339(decision.decided_at)}#{decision.decision_id}"),
+        decision.decided_at + DECISIONS_LISTED,
+    )
+
+
+def listed_decision_months(now: datetime) -> Iterator[str]:
+    """Yield the index partitions of `listed_decision_row` that a list may need, the newest first."""
+    first_day, oldest = now.replace(day=1), now - DECISIONS_LISTED
+    while (first_day.year, first_day.month) >= (oldest.year, oldest.month):
+        yield f"DECIDED#{first_day:%Y-%m}"
+        first_day = (first_day - timedelta(days=1)).replace(day=1)

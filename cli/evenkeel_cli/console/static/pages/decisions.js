@@ -1,11 +1,11 @@
-// The decisions about one job or incident, page by page, and one decision with its alternatives and facts.
+// The decisions about the fleet, or about one job or incident, page by page, and one decision with its alternatives and facts.
 import { html } from "../vendor/htm-preact-standalone-3.1.1.js";
 import { useLive } from "../api.js";
 import { href, id, plain } from "../format.js";
 import { Alternatives, DecisionLink, Facts, Link, Panel, Table, Time, isMissing } from "../widgets.js";
 import { Filter, Pages, emptyText, listPath } from "./lists.js";
 
-const KINDS = ["RECOVERY", "REPAIR", "DRAIN", "RESUME", "CHECK", "VALIDATION", "ADMISSION", "PLACEMENT", "RESIZE"];
+const KINDS = ["RECOVERY", "REPAIR", "DRAIN", "RESUME", "CHECK", "VALIDATION", "RESTART", "ROLLBACK", "ATTRIBUTION", "ADMISSION", "RESIZE", "PLACEMENT", "BURST_CHECK", "MIXED_GROWTH", "MIGRATION", "DISPLACEMENT", "TEMPORARY_CAPACITY", "SERVING_RETURN"];
 
 // The page of a job or an incident. A dry run of a replacement is about a node.
 export function subjectPage(subject) {
@@ -15,21 +15,22 @@ export function subjectPage(subject) {
 
 export function Decisions({ filters }) {
   const page = ["decisions"];
-  const live = useLive(filters.subject ? listPath("/decisions", filters, ["subject", "kind"]) : null);
-  if (!filters.subject) {
-    return html`<${Panel} title="Decisions" wide=${true}><p class="empty">Open a <a href="#/jobs">job</a> or an <a href="#/incidents">incident</a>: its page leads to its decisions.</p><//>`;
-  }
-  return html`<${Panel} title="Decisions about ${filters.subject}" live=${live} wide=${true} more=${html`<${Link} to=${subjectPage(filters.subject)}>${filters.subject}<//>
-      <${Filter} page=${page} filters=${filters} name="kind" label="Kind" options=${KINDS} />`}>
+  const { subject } = filters;
+  const live = useLive(listPath("/decisions", filters, ["subject", "kind"]));
+  return html`<${Panel} title=${subject ? `Decisions about ${subject}` : "Decisions"} live=${live} wide=${true} more=${html`${subject
+    ? html`<${Link} to=${subjectPage(subject)}>${subject}<//><a class="chip" href=${href(page, { ...filters, subject: "", page: "" })}>subject: ${subject} ✕</a>`
+    : null}<${Filter} page=${page} filters=${filters} name="kind" label="Kind" options=${KINDS} />`}>
     <${Table} label="Decisions" empty=${emptyText(live, { kind: filters.kind }, "No decision is recorded.", "No decision matches.")} rows=${live.data?.items || []} rowHref=${(each) => href(["decisions", each.decisionId])} columns=${[
       { title: "When", cell: (each) => html`<${Time} at=${each.decidedAt} />` },
       { title: "Decision", whole: true, cell: (each) => html`<${DecisionLink} decisionId=${each.decisionId} />` },
+      ...(subject ? [] : [{ title: "About", whole: true, cell: (each) => html`<${Link} to=${subjectPage(each.subject)}>${each.subject}<//>` }]),
       { title: "Kind", cell: (each) => plain(each.kind) },
       { title: "Action", cell: (each) => html`<b>${plain(each.action)}</b>${each.isDryRun ? " (dry run)" : ""}` },
       { title: "Reason", grow: true, cell: (each) => each.reason },
     ]} />
     <${Pages} live=${live} page=${page} filters=${filters} />
-    ${live.data?.isRedacted ? html`<p class="dim">Facts of another team are left out.</p>` : null}<//>`;
+    ${live.data?.keptDays ? html`<p class="dim">Decisions of the last ${live.data.keptDays} days. The page of a job or an incident lists all decisions about it.</p>` : null}
+    ${live.data?.isRedacted ? html`<p class="dim">What is private to another team is left out.</p>` : null}<//>`;
 }
 
 export function Decision({ words }) {
