@@ -25,7 +25,7 @@ from bench.cpu_usage import Usage
 from bench.figures import Ratio, ratio
 from bench.lanes import IN_PROCESS, LANES, ON_ENGINE, Samples
 from bench.origin import describe_origin
-from evenkeel.domain.words import count_of
+from evenkeel.domain.plurals import count_of
 from evenkeel_local.processes import interruptible
 
 BASELINE: Final = Path(__file__).parent / "baselines" / "check.json"

@@ -22,14 +22,14 @@ from pydantic import BaseModel, TypeAdapter
 from pydantic.alias_generators import to_camel
 
 from evenkeel.domain.admission import (
+    build_request,
     burst_checks,
     decide_job,
     queue_with_teams,
     queue_without_teams,
-    request_facts,
     resize_facts,
 )
-from evenkeel.domain.admission.request import AdmissionRequest
+from evenkeel.domain.admission.admission_request import AdmissionRequest
 from evenkeel.domain.capacity import compatibility, instance_types, start_estimates
 from evenkeel.domain.capacity.compatibility import Storage
 from evenkeel.domain.capacity.pod_shares import NodeShares
@@ -165,7 +165,7 @@ class _NamedAmounts(NodeShares):
 
 
 def _admission_request(job: Job, policy: Policy, now: datetime) -> AdmissionRequest:
-    return request_facts.admission_request(job, _NamedAmounts(()), policy, now)
+    return build_request.build_request(job, _NamedAmounts(()), policy, now)
 
 
 def join_or_open(  # noqa: PLR0913 - the arguments that the corpus recorded
@@ -217,7 +217,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "admission.admit": queue_without_teams.decide_in_queue_order,
     "admission.decide": decide_job.decide,
     "admission.request_of": _admission_request,
-    "admission.with_ends": request_facts.with_reservation_ends,
+    "admission.with_ends": build_request.with_reservation_ends,
     "approval.answer": approval.evaluate_approval,
     "approval.beyond": approval.why_beyond_approval,
     "approval.why_superseded": approval.why_superseded,

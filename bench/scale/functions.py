@@ -140,7 +140,7 @@ def measure_start(function: str, adapters: Iterable[str], clients: Iterable[str]
 class _PolicyPerFunction:
     """The site's policy: each function reads it for itself, as each environment does."""
 
-    def __init__(self, fleet: FakeWorld, world: wiring.World, model: Model) -> None:
+    def __init__(self, fleet: FakeWorld, world: wiring.Ports, model: Model) -> None:
         self._of = defaultdict[str, SitePolicy](lambda: SitePolicy(fleet.policy, Table.INCIDENTS, world))
         self._model = model
 
@@ -159,7 +159,7 @@ class Deployment:
         fleet.clock = fleet.cluster.clock = fleet.provider.clock = clock
         ports = {name: port for name, port in vars(fleet).items() if name not in ("size", "runs_at_once", "policy")}
         ports |= metered_ports(fleet, model, sizes)
-        self.world = wiring.World(Settings.from_environment(_ENVIRONMENT), policy=fleet.policy, **ports)
+        self.world = wiring.Ports(Settings.from_environment(_ENVIRONMENT), policy=fleet.policy, **ports)
         self.world.__dict__["policies"] = _PolicyPerFunction(fleet, self.world, model)
         self.invocations: list[Invocation] = []
         self._environments = {name: Slots(model.time, limit.concurrency) for name, limit in limits().items()}
@@ -210,7 +210,7 @@ class Deployment:
         """Let handlers find this deployment, and run their threads in modelled time."""
         for name in limits():
             handler(name)
-        with wiring.use_world(self.world), ExitStack() as changes:
+        with wiring.use_ports(self.world), ExitStack() as changes:
             for module in _modules():
                 if hasattr(module, "ThreadPoolExecutor"):
                     changes.enter_context(mock.patch.object(module, "ThreadPoolExecutor", executor_of(self.model.time)))

@@ -5,7 +5,7 @@ from evenkeel.services.admin import change_policy, remove_team, set_quotas, try_
 from evenkeel.services.queries import read_policy
 from evenkeel.services.storage import pagination, team_setup
 
-app = api.Resolver(lambda: wiring.world().telemetry)
+app = api.Resolver(lambda: wiring.ports().telemetry)
 
 
 @app.get("/v1/clusters/<cluster>/policy")
@@ -16,7 +16,7 @@ def show_policy(cluster: str) -> api.Reply:
     page = pagination.PageRequest(query.page_size, query.next_page_token)
     policy = context.policy
     shown = read_policy.show_policy(
-        policy, wiring.world().policies.base, wiring.world().policies.change, ledger=context.ledger, page=page
+        policy, wiring.ports().policies.base, wiring.ports().policies.change, ledger=context.ledger, page=page
     )
     return app.read_reply(shown)
 
@@ -34,7 +34,7 @@ def give_policy(cluster: str) -> api.Reply:
         request_id=app.request_id(),
         fingerprint=app.fingerprint(),
     )
-    base = wiring.world().policies.base
+    base = wiring.ports().policies.base
     change = change_policy.run(request, ledger=context.ledger, base=base, now=context.now)
     return app.change_reply(change.to_json())
 
@@ -44,7 +44,7 @@ def try_policy_out(cluster: str) -> api.Reply:
     context = wiring.context()
     app.require_fleet(cluster, context.site.fleet)
     body = app.parse_body(api_types.PolicyTestBody)
-    base, now = wiring.world().policies.base, context.now
+    base, now = wiring.ports().policies.base, context.now
     comparison = try_policy.run(
         body.changes,
         ledger=context.ledger,

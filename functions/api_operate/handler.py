@@ -7,7 +7,7 @@ from evenkeel.services.incidents import acknowledge_incident, approve_recovery, 
 from evenkeel.services.queries import read_incidents
 from evenkeel.services.recovery import hold_automation, request_replacement, set_manual_cordon
 
-app = api.Resolver(lambda: wiring.world().telemetry)
+app = api.Resolver(lambda: wiring.ports().telemetry)
 
 
 @app.post("/v1/clusters/<cluster>/automation/hold")

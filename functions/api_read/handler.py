@@ -26,7 +26,7 @@ from evenkeel.services.queries import (
 from evenkeel.services.recovery import hold_automation
 from evenkeel.services.storage import pagination, team_setup
 
-app = api.Resolver(lambda: wiring.world().telemetry)
+app = api.Resolver(lambda: wiring.ports().telemetry)
 
 
 def _reader() -> disclosure.Reader:

@@ -5,7 +5,7 @@ from evenkeel.services.jobs import cancel_job, set_priority, submit_job, suspend
 from evenkeel.services.jobs.check_role import Requester
 from evenkeel.services.queries import plan_job_change, plan_unsubmitted_job, read_jobs
 
-app = api.Resolver(lambda: wiring.world().telemetry)
+app = api.Resolver(lambda: wiring.ports().telemetry)
 
 
 @app.post("/v1/jobs")

@@ -244,7 +244,7 @@ def test_lost_node_shows_since_when_it_is_not_ready(bench: ClusterUnderTest) -> 
     assert not node.is_schedulable
 
 
-def test_an_attempt_runs_a_pod_on_each_of_its_nodes(bench: ClusterUnderTest) -> None:
+def test_attempt_runs_pod_on_each_of_its_nodes(bench: ClusterUnderTest) -> None:
     nodes = free_nodes(bench, 2)
     spec = a_launch(bench, nodes)
 
@@ -282,7 +282,7 @@ def test_pods_request_cpu_and_memory(bench: ClusterUnderTest) -> None:
     assert in_use == Resources(accelerators=8, cpu_millis=16_000, memory_mib=64 * 1024)
 
 
-def test_an_attempt_launched_twice_is_one_workload(bench: ClusterUnderTest) -> None:
+def test_attempt_launched_twice_is_one_workload(bench: ClusterUnderTest) -> None:
     spec = a_launch(bench, free_nodes(bench))
     first = bench.cluster.launch(spec)
 
@@ -422,7 +422,7 @@ def test_failed_attempt_shows_its_exit_code(bench: ClusterUnderTest) -> None:
     assert seen(bench, spec).has_completed is False
 
 
-def test_the_last_lines_of_a_ranks_log_are_read(bench: ClusterUnderTest) -> None:
+def test_last_lines_of_ranks_log_are_read(bench: ClusterUnderTest) -> None:
     nodes = free_nodes(bench, 2)
     spec = a_launch(bench, nodes, 'echo one; echo two; echo "rank $JOB_COMPLETION_INDEX"')
     bench.cluster.launch(spec)
@@ -509,7 +509,7 @@ def test_only_pods_on_the_named_nodes_are_force_deleted(bench: ClusterUnderTest)
     assert seen(bench, spec).uid
 
 
-def test_a_pod_whose_node_is_cordoned_waits_unschedulable(bench: ClusterUnderTest) -> None:
+def test_pod_whose_node_is_cordoned_waits_unschedulable(bench: ClusterUnderTest) -> None:
     node = free_nodes(bench)[0]
     bench.cluster.cordon(CLUSTER, node.name, "inc-1")
     spec = a_launch(bench, [node])
@@ -692,7 +692,7 @@ def test_recreated_pod_of_the_same_name_is_not_evicted(bench: ClusterUnderTest) 
     assert bench.cluster.pods(CLUSTER)
 
 
-def test_a_disruption_budget_is_respected(bench: ClusterUnderTest) -> None:
+def test_disruption_budget_is_respected(bench: ClusterUnderTest) -> None:
     node = free_nodes(bench)[0]
     bench.create_unmanaged_pod("kubeflow-0", node.name, owner="PyTorchJob", allows_eviction=False)
     (pod,) = bench.eventually(lambda: bench.cluster.pods(CLUSTER), "a pod")
@@ -726,7 +726,7 @@ def test_pod_of_a_terminating_namespace_is_not_evicted_now(bench: ClusterUnderTe
     assert (eviction.result, "being terminated" in eviction.why) == (EvictionStatus.NOT_NOW, True)
 
 
-def test_a_watch_reports_changes_of_nodes_pods_and_jobs(bench: ClusterUnderTest) -> None:
+def test_watch_reports_changes_of_nodes_pods_and_jobs(bench: ClusterUnderTest) -> None:
     node = free_nodes(bench)[0]
     spec = a_launch(bench, [node])
     kinds: set[str] = set()

@@ -174,7 +174,7 @@ def test_server_version_is_read_by_every_function(
     assert KubernetesCluster(connections, fleet=FLEET).server_version(CLUSTER).startswith("v1.")
 
 
-def test_a_cluster_that_does_not_exist_is_not_found(connections: EksConnections) -> None:
+def test_cluster_that_does_not_exist_is_not_found(connections: EksConnections) -> None:
     with pytest.raises(NotFound):
         connections.api("no-such-eks")
 

@@ -103,7 +103,7 @@ def test_completed_job_is_finished_for_kueue(bench: LocalClusterUnderTest, kueue
     assert is_stopped_by_kueue(bench, spec) is None
 
 
-def test_a_users_job_is_suspended_and_resumed_by_kueue(bench: LocalClusterUnderTest, kueue: FakeKueue) -> None:
+def test_users_job_is_suspended_and_resumed_by_kueue(bench: LocalClusterUnderTest, kueue: FakeKueue) -> None:
     kueue.room = 16
     container = {
         "name": "main",

@@ -129,7 +129,7 @@ def test_invalid_utf8_text_is_stored_as_its_escape(ledger: Ledger) -> None:
     assert stored_row(ledger, JOB).doc == {"detail": "a\\ud800b \u202e \x00 ok", "\\udfff": 1}
 
 
-def test_a_missing_row_is_none(ledger: Ledger) -> None:
+def test_missing_row_is_none(ledger: Ledger) -> None:
     assert ledger.get(JOB) is None
 
 
@@ -171,7 +171,7 @@ def test_first_put_conflicts_with_an_existing_row(ledger: Ledger) -> None:
     assert stored_row(ledger, JOB).doc == {"by": "first"}
 
 
-def test_a_put_needs_the_version_that_it_read(ledger: Ledger) -> None:
+def test_put_needs_version_that_it_read(ledger: Ledger) -> None:
     ledger.commit(Put(Row(JOB, {"n": 1})))
     read = stored_row(ledger, JOB)
     ledger.commit(Put(replace(read, doc={"n": 2})))
@@ -188,7 +188,7 @@ def test_put_at_a_version_conflicts_with_a_deleted_row(ledger: Ledger) -> None:
         ledger.commit(Put(Row(JOB, {}, 3)))
 
 
-def test_a_delete_needs_the_version_that_it_read(ledger: Ledger) -> None:
+def test_delete_needs_version_that_it_read(ledger: Ledger) -> None:
     ledger.commit(Put(Row(JOB, {})))
 
     with pytest.raises(Conflict):
@@ -275,7 +275,7 @@ def test_more_than_a_hundred_writes_are_refused(ledger: Ledger) -> None:
         ledger.commit(*(Put(Row(Key(Table.JOBS, "JOB#job-1", f"EVENT#{n}"), {})) for n in range(101)))
 
 
-def test_a_hundred_writes_over_all_tables_are_one_commit(ledger: Ledger) -> None:
+def test_hundred_writes_over_all_tables_are_one_commit(ledger: Ledger) -> None:
     tables = list(Table)
 
     ledger.commit(*(Put(Row(Key(tables[n % 4], f"P#{n % 4}", f"EVENT#{n:03d}"), {"n": n})) for n in range(100)))
@@ -322,7 +322,7 @@ def test_commit_may_contain_at_most_four_megabytes(ledger: Ledger) -> None:
         ("", "META", None),
     ],
 )
-def test_a_key_beyond_its_length_is_refused(ledger: Ledger, pk: str, sk: str, state: tuple[str, str] | None) -> None:
+def test_key_beyond_its_length_is_refused(ledger: Ledger, pk: str, sk: str, state: tuple[str, str] | None) -> None:
     with pytest.raises(Refused):
         ledger.commit(Put(Row(Key(Table.JOBS, pk, sk), {}, 0, state)))
 
@@ -351,7 +351,7 @@ def test_empty_commit_writes_nothing(ledger: Ledger) -> None:
     ledger.commit()
 
 
-def test_a_document_that_is_not_json_is_refused(ledger: Ledger) -> None:
+def test_document_that_is_not_json_is_refused(ledger: Ledger) -> None:
     for doc in ({"at": datetime.now(UTC)}, {"n": float("nan")}, {"n": float("inf")}):
         with pytest.raises(Refused):
             ledger.commit(Put(Row(JOB, doc)))
@@ -446,7 +446,7 @@ def test_invalid_cursor_is_refused(ledger: Ledger) -> None:
 # moto does not remember client tokens.
 @pytest.mark.parametrize("ledger", ["memory", "engine"], indirect=True)
 @pytest.mark.parametrize("length", [20, 60])
-def test_a_commit_repeated_under_its_token_has_no_second_effect(ledger: Ledger, unique: str, length: int) -> None:
+def test_commit_repeated_under_its_token_has_no_second_effect(ledger: Ledger, unique: str, length: int) -> None:
     token = unique.ljust(length, "/")
     writes = (Put(Row(JOB, {"n": 1})), Add(USAGE, {"gpus": 8}))
     ledger.commit(*writes, client_token=token)
@@ -458,7 +458,7 @@ def test_a_commit_repeated_under_its_token_has_no_second_effect(ledger: Ledger, 
 
 
 @pytest.mark.parametrize("ledger", ["memory", "engine"], indirect=True)
-def test_a_token_used_for_other_writes_is_refused(ledger: Ledger, unique: str) -> None:
+def test_token_used_for_other_writes_is_refused(ledger: Ledger, unique: str) -> None:
     ledger.commit(Put(Row(JOB, {"n": 1})), client_token=unique)
 
     with pytest.raises(Refused):
@@ -531,7 +531,7 @@ def test_unprocessed_keys_are_read_again() -> None:
     assert len(pauses) == 2
 
 
-def test_a_table_that_stays_busy_throttles_a_read() -> None:
+def test_table_that_stays_busy_throttles_read() -> None:
     keys = [Key(Table.JOBS, f"JOB#job-{number}", "META") for number in range(5)]
 
     with pytest.raises(Throttled, match="did not return all"):

@@ -52,7 +52,7 @@ def pod_of(job: Any) -> Any:
 
 
 @pytest.mark.parametrize("changes", [{}, {"accelerators_per_node": 0, "args": (), "priority_class": "", "labels": {}}])
-def test_the_manifests_are_valid_for_the_real_api(changes: dict[str, Any]) -> None:
+def test_manifests_are_valid_for_real_api(changes: dict[str, Any]) -> None:
     for manifest in (
         manifests.job(a_spec(**changes), "research", "nvidia.com/gpu"),
         manifests.service(a_spec(**changes), "research"),
@@ -291,7 +291,7 @@ def test_node_labels_give_its_network_location(labels: dict[str, str], layers: t
     item = {"metadata": {"name": "n", "labels": {f"topology.k8s.aws/{key}": value for key, value in labels.items()}}}
     node = Node(life=NodeLife.from_key("c/i-00000001/0"), kubernetes=node_objects.read_node("c", item))
 
-    stored = FleetNode.seen(node, NONE, A_MOMENT)
+    stored = FleetNode.from_node(node, NONE, A_MOMENT)
 
     assert (stored.network_layers, stored.ultra_server) == (layers, server)
     bare = node_objects.read_node("c", {"metadata": {"name": "n"}})

@@ -269,7 +269,7 @@ def test_alert_of_any_length_fits_the_topic(character: str) -> None:
 
 
 @pytest.mark.parametrize("character", ["x", "\u20ac", "\U0001f600", "\x00"])
-def test_a_dead_letter_of_any_length_fits_the_queue(character: str) -> None:
+def test_dead_letter_of_any_length_fits_queue(character: str) -> None:
     client = RecordingClient()
 
     SqsDeadLetters("url", client).put(character * 300_000, "EVENT_TOO_LARGE", "\U0001f600" * 1_000)

@@ -171,7 +171,7 @@ def test_gang_has_one_pod_per_rank_on_attempt_nodes(kind: WorkloadKind) -> None:
 
 
 @each_kind
-def test_the_operator_never_restarts_a_pod(kind: WorkloadKind) -> None:
+def test_operator_never_restarts_pod(kind: WorkloadKind) -> None:
     manifest = rendered_manifest(kind)
 
     assert {template["spec"]["restartPolicy"] for template in templates_of(manifest)} == {"Never"}

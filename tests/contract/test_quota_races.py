@@ -11,7 +11,7 @@ import pytest
 
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.ports import Ledger, Table
-from evenkeel.services.storage import job_rows, read_charges
+from evenkeel.services.storage import charge_rows, job_rows
 from tests.contract.test_ledger import ledger as three_beds
 from tests.fakes import InMemoryLedger
 from tests.interleaving import InterleavedLedger, at_every_point
@@ -109,7 +109,7 @@ def test_interrupted_job_keeps_quota_from_younger_job(
             JobState.STARTING,
             JobState.PENDING,
         ), f"settled before call {at}: {scenario.job(alpha.job_id).reason}"
-        charges = read_charges.run(scenario.world.ledger)
+        charges = charge_rows.load_charges(scenario.world.ledger)
         assert [charge.job_id for charge in charges.live] == [alpha.job_id]
         assert not charges.released
         return calls
@@ -144,7 +144,7 @@ def test_cycle_deletes_released_charge_of_cancelled_job() -> None:
 
     scenario.run_scheduling_cycle()
 
-    charges = read_charges.run(scenario.world.ledger)
+    charges = charge_rows.load_charges(scenario.world.ledger)
     assert [charge.job_id for charge in charges.live] == [beta.job_id]
     assert not charges.released
 

@@ -60,7 +60,7 @@ def workflows(request: pytest.FixtureRequest) -> Iterator[Workflows]:
         client.stop_execution(executionArn=execution["executionArn"])
 
 
-def test_an_execution_is_started_once_under_its_name(workflows: Workflows, unique: str) -> None:
+def test_execution_is_started_once_under_its_name(workflows: Workflows, unique: str) -> None:
     assert workflows.state(WorkflowName.RUN_JOB, unique) is ExecutionState.NONE
 
     first = workflows.start(WorkflowName.RUN_JOB, unique, {"ends": "not yet"})

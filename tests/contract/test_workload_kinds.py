@@ -62,7 +62,7 @@ def services_of(bench: LocalClusterUnderTest, spec: LaunchSpec) -> list[str]:
 
 
 @each_kind
-def test_an_attempt_runs_a_pod_on_each_of_its_nodes(bench: LocalClusterUnderTest, kind: WorkloadKind) -> None:
+def test_attempt_runs_pod_on_each_of_its_nodes(bench: LocalClusterUnderTest, kind: WorkloadKind) -> None:
     spec = launch_and_run(bench, kind)
 
     workload = seen(bench, spec)
@@ -111,7 +111,7 @@ def test_success_and_failure_of_an_attempt_are_read(
 
 
 @each_kind
-def test_an_attempt_fails_if_any_rank_fails(bench: LocalClusterUnderTest, kind: WorkloadKind) -> None:
+def test_attempt_fails_if_any_rank_fails(bench: LocalClusterUnderTest, kind: WorkloadKind) -> None:
     """Rank 0 succeeds first, and rank 1 fails later."""
     spec = launch_workload(bench, kind, '[ "${JOB_COMPLETION_INDEX:-$RANK}" = 0 ] || { sleep 0.5; exit 5; }')
 
@@ -173,7 +173,7 @@ def test_pods_of_a_lost_node_are_removed(bench: LocalClusterUnderTest, kind: Wor
 
 
 @each_kind
-def test_a_workload_with_a_copied_name_is_not_the_attempt(bench: LocalClusterUnderTest, kind: WorkloadKind) -> None:
+def test_workload_with_copied_name_is_not_attempt(bench: LocalClusterUnderTest, kind: WorkloadKind) -> None:
     spec = a_launch(bench, free_nodes(bench), kind=kind)
     labels = {
         "evenkeel.io/job": spec.attempt.job_id,

@@ -7,7 +7,7 @@ from typing import Any
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_section import Mode
 from evenkeel.runtime.settings import Settings
-from evenkeel.runtime.wiring import World
+from evenkeel.runtime.wiring import Ports
 from evenkeel.services.context import Context, Site
 from tests.fakes.checkpoints import InMemoryCheckpoints
 from tests.fakes.cluster import CLUSTER, FakeCluster, a_node
@@ -88,8 +88,8 @@ class FakeWorld:
         """Return a context of these ports, with this policy, at this moment. `given` replaces ports, policy or site."""
         return a_context(self, **{"policy": self.policy, "now": self.clock.now(), **given})
 
-    def as_world(self, environment: Mapping[str, str] | None = None) -> World:
-        """Return the ports for handlers, made of these fakes: `with wiring.using(fake.as_world()): handler(…)`."""
+    def as_ports(self, environment: Mapping[str, str] | None = None) -> Ports:
+        """Return the ports for handlers, made of these fakes: `with wiring.use_ports(fake.as_ports()): handler(…)`."""
         variables = {
             "EVENKEEL_FLEET": "research",
             "KUBERNETES_CLUSTERS": CLUSTER,
@@ -97,4 +97,4 @@ class FakeWorld:
             "EVENKEEL_MODE": "act",
         }
         ports = {name: port for name, port in vars(self).items() if name not in ("size", "runs_at_once")}
-        return World(Settings.from_environment({**variables, **(environment or {})}), **ports)
+        return Ports(Settings.from_environment({**variables, **(environment or {})}), **ports)

@@ -203,7 +203,8 @@ from evenkeel.adapters import aws
 from evenkeel.runtime import wiring
 import boto3
 sockets = [each for each in Path("/proc/self/fd").iterdir() if each.exists() and "socket" in str(each.readlink())]
-print(threading.active_count(), sockets, read, wiring._worlds, aws.session.cache_info().currsize, boto3.DEFAULT_SESSION)
+clients = aws.session.cache_info().currsize
+print(threading.active_count(), sockets, read, wiring._container_ports, clients, boto3.DEFAULT_SESSION)
 """
 
 

@@ -11,15 +11,15 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from evenkeel.domain.admission.admission_input import AdmissionInput
+from evenkeel.domain.admission.admission_request import AdmissionRequest
 from evenkeel.domain.admission.decide_job import AdmissionAction, recorded_reason
-from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.admission.start_size import decide_with_sizes
 from evenkeel.domain.capacity.node_capacity import node_capacity
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.faults import NODE_RUNGS
 from evenkeel.domain.health.incidents import Incident, IncidentState, NodeFact
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState
-from evenkeel.domain.jobs.charge import Charge, resources_taken
+from evenkeel.domain.jobs.charge import Charge, resources_in_use_or_charged
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.nodes import FleetNode, is_lost, join_nodes
 from evenkeel.domain.policy_section import Mode
@@ -733,7 +733,7 @@ def distrusted_is_never_read(world: "Simulation", spec: LaunchSpec) -> Iterator[
             continue
         decided = (datetime.fromisoformat(doc["decidedAt"]) - A_MOMENT).total_seconds()
         if decided > world.watched.launches[attempt.workload_name]:
-            # its pin may exist already: the sweep rolls the job back (`plan_resume.roll_back_suspect_jobs`).
+            # its pin may exist already: the sweep rolls the job back (`plan_resume.roll_back_jobs`).
             continue
         first = (datetime.fromisoformat(facts["firstSignalAt"]) - A_MOMENT).total_seconds()
         # The pin of the next attempt respects the distrust; later attempts continue from that pin.
@@ -872,7 +872,7 @@ def cycle_decisions(world: "Simulation") -> Iterator[Any]:
     workloads = [(CLUSTER, workload) for workload in world.cluster.workloads(CLUSTER)]
     now = world.loop.now()
     unhealthy = unhealthy_nodes.unhealthy_among(world.cluster.nodes(CLUSTER), world.observer_context())
-    capacities = node_capacity(nodes, resources_taken(in_use, charges, workloads), unhealthy)
+    capacities = node_capacity(nodes, resources_in_use_or_charged(in_use, charges, workloads), unhealthy)
     if world.renting:
         # A rented node belongs to its job, and a job with a rental is not blocked by other jobs.
         rented = rentals.load(world.ledger)

@@ -523,7 +523,7 @@ class Simulation:
             }
         )
         self.telemetry = QuietTelemetry(self.log)
-        self.world = wiring.World(
+        self.world = wiring.Ports(
             settings,
             policy=self.policy,
             clock=LoopClock(loop),
@@ -1000,7 +1000,7 @@ class Simulation:
         """Run the faults, then wait without faults until all work has ended."""
         from tests.simulator.fault_schedule import schedule_events
 
-        with wiring.use_world(self.world), _simulated(self):
+        with wiring.use_ports(self.world), _simulated(self):
             self.loop.after(0.2, self._sweep)
             self.every(SWEEPS_EVERY, self._sweep)
             self.every(WATCHES_EVERY, self._watch)

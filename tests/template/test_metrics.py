@@ -15,9 +15,9 @@ from pydantic.alias_generators import to_pascal
 from evenkeel.domain.metrics import FLEET_DIMENSION, METRICS, NAMESPACE
 from evenkeel.domain.sources import SourceKind
 from evenkeel.runtime.settings import Settings
-from evenkeel.runtime.wiring import World
+from evenkeel.runtime.wiring import Ports
 from evenkeel.services.scheduling import schedule_jobs
-from evenkeel.services.sweep import sweep_run as sweep_round
+from evenkeel.services.sweep import sweep_run as sweep_writer
 from evenkeel.services.sweep import watch_cluster
 from tests.template.documents import ROOT, Json, resources, template
 
@@ -32,7 +32,7 @@ PARAMETERS = {"FleetName": "research", "KubernetesClusters": ["research-eks", "b
 LAMBDA = {"AWS_REGION": "us-west-2", "AWS_LAMBDA_FUNCTION_NAME": "evenkeel-main-x", "_X_AMZN_TRACE_ID": "Root=1"}
 """Environment variables that Lambda sets."""
 VALUES = {
-    ("Heartbeat", "function"): (schedule_jobs.WRITER, watch_cluster.WRITER, sweep_round.WRITER),
+    ("Heartbeat", "function"): (schedule_jobs.WRITER, watch_cluster.WRITER, sweep_writer.WRITER),
     ("SourcesStale", "source"): tuple(SourceKind),
 }
 """Possible values of the dimensions for which an alarm chooses one value."""
@@ -112,7 +112,7 @@ def emitted_series(
         monkeypatch.delenv(name)
     for name, value in environment_of(function).items():
         monkeypatch.setenv(name, value)
-    telemetry = World(Settings.from_environment(os.environ)).telemetry
+    telemetry = Ports(Settings.from_environment(os.environ)).telemetry
     capsys.readouterr()
     for metric in METRICS.values():
         emit = getattr(telemetry, METHODS[metric.unit])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from evenkeel.domain.words import count_of
+from evenkeel.domain.plurals import count_of
 
 PROJECT = Path(__file__).resolve().parents[2]
 FOLDERS = ("shared", "functions", "cli")

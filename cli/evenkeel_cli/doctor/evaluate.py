@@ -362,9 +362,9 @@ def judge_sources(sources: Sequence[Json]) -> list[DoctorFinding]:
     """Judge when each source of facts last answered. The API reports these times."""
     findings = [_judge_source(source) for source in sources]
     bad = [finding for finding in findings if finding.status is not Status.OK]
-    good = len(findings) - len(bad)
+    current_count = len(findings) - len(bad)
     return [
-        *([ok(f"{good} of {len(findings)} sources of facts are current.")] if good else []),
+        *([ok(f"{current_count} of {len(findings)} sources of facts are current.")] if current_count else []),
         *merge_equal_findings(bad),
     ]
 

@@ -109,11 +109,11 @@ def judge_cluster_rules(
     groups: Sequence[str], clusters: Mapping[str, Json], rules: Sequence[Json]
 ) -> list[DoctorFinding]:
     """Judge whether each cluster security group allows HTTPS from the functions' groups."""
-    by_id = {rule["GroupId"]: rule["IpPermissions"] for rule in rules}
+    rules_by_group = {rule["GroupId"]: rule["IpPermissions"] for rule in rules}
     findings = []
     for name, config in clusters.items():
         guard = config.get("clusterSecurityGroupId", "")
-        if guard in groups or any(_allows_https(rule, groups) for rule in by_id.get(guard, ())):
+        if guard in groups or any(_allows_https(rule, groups) for rule in rules_by_group.get(guard, ())):
             continue
         fix = (
             f"aws ec2 authorize-security-group-ingress --group-id {guard} --protocol tcp --port {_HTTPS} "

@@ -30,10 +30,10 @@ def judge_account(account: str, region: str, hyperpod_arn: str) -> list[DoctorFi
     """Judge whether the HyperPod cluster is in the account and region of the deployment."""
     if not hyperpod_arn:
         return []
-    _, _, _, its_region, its_account, *_ = hyperpod_arn.split(":")
-    if (its_region, its_account) == (region, account):
+    _, _, _, cluster_region, cluster_account, *_ = hyperpod_arn.split(":")
+    if (cluster_region, cluster_account) == (region, account):
         return [ok(f"The HyperPod cluster is in account {account} and region {region}.", "account")]
-    text = f"The HyperPod cluster is in {its_account}, {its_region}. You deploy to {account}, {region}."
+    text = f"The HyperPod cluster is in {cluster_account}, {cluster_region}. You deploy to {account}, {region}."
     return [failed(text, f"Sign in to the cluster's account, or set region in {_SAMCONFIG}.", "account")]
 
 

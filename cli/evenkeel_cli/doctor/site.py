@@ -315,11 +315,11 @@ class InspectedSite:
         silent = CouldNotCheck(f"No answer in {SELF_TEST_SECONDS:g} s.", "docs/operate/doctor.md#no-answer")
         answered = answers_within(SELF_TEST_SECONDS, calls, _MAX_PARALLEL)
         answers = {name: answer or silent for name, answer in zip(names, answered, strict=True)}
-        good = {name: answer for name, answer in answers.items() if isinstance(answer, dict)}
-        bad = {
+        readable_answers = {name: answer for name, answer in answers.items() if isinstance(answer, dict)}
+        reasons_and_fixes = {
             name: (answer.reason, answer.fix) for name, answer in answers.items() if isinstance(answer, CouldNotCheck)
         }
-        return good, bad
+        return readable_answers, reasons_and_fixes
 
     def _run_self_test(self, function: str, namespaces: tuple[str, ...]) -> Json | CouldNotCheck:
         rights = self.rights.rights_of(function, namespaces)

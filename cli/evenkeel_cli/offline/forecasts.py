@@ -11,7 +11,7 @@ from evenkeel.domain.economics import commitment
 from evenkeel.domain.economics.figure_checks import WrongFigure
 from evenkeel.domain.economics.fleet_forecast import forecast_fleet
 from evenkeel.domain.economics.fleet_request import FleetRequest
-from evenkeel.domain.words import count_of
+from evenkeel.domain.plurals import count_of
 from evenkeel_cli import yaml_files
 from evenkeel_cli.offline import fleet_history
 from evenkeel_cli.offline.economics import name_options, rates_of_document

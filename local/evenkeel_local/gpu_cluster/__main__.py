@@ -15,7 +15,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from evenkeel_local.gpu_cluster import config
-from evenkeel_local.gpu_cluster.host import ClusterOptions, ClusterProcess, Ports
+from evenkeel_local.gpu_cluster.host import ClusterOptions, ClusterProcess, TcpPorts
 from evenkeel_local.gpu_cluster.snapshots import SnapshotRefused
 
 CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     with contextlib.ExitStack() as stack:
         run_dir = arguments.run_dir or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpu-cluster-")))
-        ports = Ports(arguments.aws_port, arguments.kubernetes_port, arguments.control_port)
+        ports = TcpPorts(arguments.aws_port, arguments.kubernetes_port, arguments.control_port)
         options = ClusterOptions(
             settings,
             run_dir.resolve(),

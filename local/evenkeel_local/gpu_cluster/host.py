@@ -33,7 +33,7 @@ SAVE_SECONDS = 1.0
 
 
 @dataclass
-class Ports:
+class TcpPorts:
     """The ports of the three listeners; 0 means any free port."""
 
     aws: int = 0
@@ -47,7 +47,7 @@ class ClusterOptions:
 
     config: ClusterConfig
     run_dir: Path
-    ports: Ports = field(default_factory=Ports)
+    ports: TcpPorts = field(default_factory=TcpPorts)
     engine_endpoint: str | None = None
     credentials: Mapping[str, str] = field(default_factory=dict)
     state_file: Path | None = None

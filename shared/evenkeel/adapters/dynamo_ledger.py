@@ -27,7 +27,7 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from evenkeel.adapters import aws
-from evenkeel.domain.words import count_of
+from evenkeel.domain.plurals import count_of
 from evenkeel.ports import (
     LARGEST_COMMIT,
     LARGEST_ROW,

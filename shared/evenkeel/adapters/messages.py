@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from evenkeel.adapters import aws
-from evenkeel.domain.words import count_of
+from evenkeel.domain.plurals import count_of
 from evenkeel.ports import BusEvent, EvenkeelError, NotFound, Refused, Throttled, Unreachable
 
 _ERRORS_BY_CODE: Mapping[str, type[EvenkeelError]] = {

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, TypeAdapter
 
+from evenkeel.domain.plurals import count_of
 from evenkeel.domain.values import Instant, Sentence, Value
-from evenkeel.domain.words import count_of
 
 ENGINE_VERSION = "2"
 """Increased when a rule changes its answer for the same facts and policy. A record replays only with its version."""

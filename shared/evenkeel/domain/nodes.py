@@ -372,7 +372,7 @@ class FleetNode(Value):
     """Time of the last change of this row. The sweep's heartbeat shows the age of the whole list."""
 
     @classmethod
-    def seen(
+    def from_node(
         cls,
         node: Node,
         in_use: Resources,

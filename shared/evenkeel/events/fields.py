@@ -21,7 +21,7 @@ from pydantic import (
 
 from evenkeel.domain.health.incidents import FactArn
 from evenkeel.domain.nodes import INSTANCE_ID
-from evenkeel.domain.words import count_of
+from evenkeel.domain.plurals import count_of
 from evenkeel.events.outcomes import Malformed
 
 DRILL_SOURCE = "evenkeel.drill"

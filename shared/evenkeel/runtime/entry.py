@@ -74,7 +74,7 @@ def _with_self_test(handler: Handler) -> Handler:
         if event.keys() == {_SELF_TEST}:
             from evenkeel.runtime import self_test
 
-            return self_test.run(event[_SELF_TEST], wiring.world())
+            return self_test.run(event[_SELF_TEST], wiring.ports())
         return handler(event, context)
 
     return wrapped
@@ -216,22 +216,22 @@ class _EventConsumer:
 
     def _ingest_message(self, message: _QueueMessage, context: Any) -> Json:
         """Ingest the event of a message. Return the outcome for the log."""
-        world = wiring.world()
+        ports = wiring.ports()
         parsed_event = self.parse(message.body)
         if self._needs_no_handler(parsed_event):
             _archive(message)  # first, because nothing else keeps such an event
         if isinstance(parsed_event, self.malformed):
-            return _send_to_dead_letters(message.body, parsed_event, world)
+            return _send_to_dead_letters(message.body, parsed_event, ports)
         if isinstance(parsed_event, self.ignored_types):
-            return _count_ignored(parsed_event, world)
-        world.telemetry.count("EventsReceived")
+            return _count_ignored(parsed_event, ports)
+        ports.telemetry.count("EventsReceived")
         return self.handler(parsed_event, context)
 
 
 def _archive(message: _QueueMessage) -> None:
     """Archive a message unchanged, unless it is archived already."""
     if not message.is_archived:
-        wiring.world().raw_events.keep(message.envelope_id, message.body)
+        wiring.ports().raw_events.keep(message.envelope_id, message.body)
         message.is_archived = True
 
 
@@ -240,7 +240,7 @@ def _is_archived(copy: Future[None], message: _QueueMessage) -> bool:
     try:
         copy.result()
     except Exception as error:  # noqa: BLE001 - the queue delivers the message again
-        wiring.world().telemetry.warning(
+        wiring.ports().telemetry.warning(
             "EventNotArchived", error=type(error).__name__, detail=str(error), **message.keys
         )
         return False
@@ -253,10 +253,10 @@ def _require_time(context: LambdaContext | None) -> None:
         raise TransientError("The invocation has too little time left for this event.")
 
 
-def _send_to_dead_letters(body: bytes, parsed_event: MalformedEvent, world: wiring.World) -> Json:
+def _send_to_dead_letters(body: bytes, parsed_event: MalformedEvent, ports: wiring.Ports) -> Json:
     """Put a malformed event on the dead-letter queue, and return its outcome."""
-    world.dead_letters.put(body.decode(), parsed_event.code, parsed_event.reason)
-    world.telemetry.count("EventsFailed", code=parsed_event.code)
+    ports.dead_letters.put(body.decode(), parsed_event.code, parsed_event.reason)
+    ports.telemetry.count("EventsFailed", code=parsed_event.code)
     first_bytes = body[:_SHOWN_BYTES].decode("utf-8", "replace")
     return {
         "outcome": "DEAD_LETTERED",
@@ -266,10 +266,10 @@ def _send_to_dead_letters(body: bytes, parsed_event: MalformedEvent, world: wiri
     }
 
 
-def _count_ignored(parsed_event: object, world: wiring.World) -> Json:
+def _count_ignored(parsed_event: object, ports: wiring.Ports) -> Json:
     """Count an event that needs no action, and return its outcome."""
     kind = type(parsed_event).__name__
-    world.telemetry.count(_IGNORED_METRICS[kind])
+    ports.telemetry.count(_IGNORED_METRICS[kind])
     return {
         "outcome": kind.upper(),
         "code": getattr(parsed_event, "code", ""),
@@ -286,11 +286,11 @@ def _redeliver_soon(record: Mapping[str, Any]) -> None:
     if not receipt:
         return
     tries = int(attributes.get("ApproximateReceiveCount") or 1)
-    world = wiring.world()
+    ports = wiring.ports()
     try:
-        world.inbox.delay_redelivery(receipt, min(_LAST_PAUSE, _FIRST_PAUSE * 3 ** (tries - 1)))
+        ports.inbox.delay_redelivery(receipt, min(_LAST_PAUSE, _FIRST_PAUSE * 3 ** (tries - 1)))
     except Exception as error:  # noqa: BLE001 - then the queue delivers it after its own timeout
-        world.telemetry.warning("EventDeliveredLate", error=type(error).__name__, detail=str(error))
+        ports.telemetry.warning("EventDeliveredLate", error=type(error).__name__, detail=str(error))
 
 
 def scheduled(handler: Handler) -> Handler:
@@ -313,7 +313,7 @@ def scheduled(handler: Handler) -> Handler:
                 return answer
         except EvenkeelError as error:
             if not records:
-                wiring.world().telemetry.count("ScheduledRunsDeferred")
+                wiring.ports().telemetry.count("ScheduledRunsDeferred")
                 return {"outcome": "DEFERRED", "reason": f"{type(error).__name__}: {error}"}
             if not isinstance(error, TransientError):
                 return {"batchItemFailures": []}
@@ -339,20 +339,20 @@ def stream(handler: Callable[[StoredChange], Json]) -> Handler:
         from evenkeel.adapters.dynamo_ledger import stream_change
 
         records = batch.get("Records", ())
-        world = wiring.world()
+        ports = wiring.ports()
         handled = 0
         with _log_call("ChangesDone", context, {"changes": len(records)}) as line:
             for record in records:
                 try:
-                    change = stream_change(record, world.table_names)
+                    change = stream_change(record, ports.table_names)
                     if change is not None:
                         handled += handler(change).get("events", 0)
                 except Exception as error:
                     if isinstance(error, EvenkeelError) and not isinstance(error, (Refused, Unreadable)):
                         raise
                     keys = (record.get("dynamodb") or {}).get("Keys")
-                    world.telemetry.exception("ChangeNotPublished", error, row=keys, runbook="events-unpublished")
-                    world.telemetry.count("ChangesNotPublished")
+                    ports.telemetry.exception("ChangeNotPublished", error, row=keys, runbook="events-unpublished")
+                    ports.telemetry.count("ChangesNotPublished")
             line["events"] = handled
         return {}
 
@@ -408,9 +408,9 @@ def _report_failure(token: str | None) -> Iterator[None]:
 
 def _fail_token(token: str, failure: Exception) -> None:
     try:
-        wiring.world().task_tokens.fail(token, type(failure).__name__, str(failure))
+        wiring.ports().task_tokens.fail(token, type(failure).__name__, str(failure))
     except Exception as error:  # noqa: BLE001 - must not hide the failure, which is raised next
-        wiring.world().telemetry.warning("WorkflowNotNotified", error=type(error).__name__, detail=str(error))
+        wiring.ports().telemetry.warning("WorkflowNotNotified", error=type(error).__name__, detail=str(error))
 
 
 def _as_port_error(error: Exception) -> Exception:
@@ -424,7 +424,7 @@ def _as_port_error(error: Exception) -> Exception:
 def _log_call(message: str, context: Any, keys: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Bind the keys to every log line, and write one line at the end of the call, after success or failure."""
     started = time.perf_counter()
-    telemetry = wiring.world().telemetry
+    telemetry = wiring.ports().telemetry
     bound = {name: value for name, value in keys.items() if value not in (None, "")}
     if context is not None:
         bound |= {"function": context.function_name, "functionRequestId": context.aws_request_id}

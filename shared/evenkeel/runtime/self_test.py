@@ -9,10 +9,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 from evenkeel import __version__
+from evenkeel.domain.plurals import count_of
 from evenkeel.domain.policy import resolve_policy
-from evenkeel.domain.words import count_of
 from evenkeel.ports import EvenkeelError, KubernetesPermission
-from evenkeel.runtime.wiring import World
+from evenkeel.runtime.wiring import Ports
 
 Json = dict[str, Any]
 _Identifier = Annotated[str, Field(max_length=100, pattern=r"^[a-z0-9./-]*$")]
@@ -46,7 +46,7 @@ class SelfTestRequest(_Model):
     reads_policy: bool = False
 
 
-def run(document: Any, world: World) -> Json:
+def run(document: Any, ports: Ports) -> Json:
     """Return the running version, and for each cluster the missing rights, or why the cluster could not be tested.
 
     Idempotent: yes, because it changes nothing.
@@ -60,19 +60,19 @@ def run(document: Any, world: World) -> Json:
     ]
     return {
         "version": __version__,
-        "mode": world.settings.mode.value,
-        "admission": world.settings.admission.value,
-        "policy": _policy_document(world) if request.reads_policy else None,
-        "clusters": [_test_cluster(world, name, rights, request) for name in world.settings.kubernetes_clusters],
+        "mode": ports.settings.mode.value,
+        "admission": ports.settings.admission.value,
+        "policy": _policy_document(ports) if request.reads_policy else None,
+        "clusters": [_test_cluster(ports, name, rights, request) for name in ports.settings.kubernetes_clusters],
     }
 
 
-def _test_cluster(world: World, name: str, rights: list[KubernetesPermission], request: SelfTestRequest) -> Json:
+def _test_cluster(ports: Ports, name: str, rights: list[KubernetesPermission], request: SelfTestRequest) -> Json:
     answer: Json = {"cluster": name, "serverVersion": "", "missing": [], "error": ""}
     answer |= {"kueueNamespaces": None, "kueueError": ""}
     try:
-        answer["serverVersion"] = world.cluster.server_version(name)
-        missing = world.cluster.missing_rights(name, rights)
+        answer["serverVersion"] = ports.cluster.server_version(name)
+        missing = ports.cluster.missing_rights(name, rights)
         answer["missing"] = [
             {
                 "verb": permission.verb,
@@ -84,12 +84,12 @@ def _test_cluster(world: World, name: str, rights: list[KubernetesPermission], r
         ]
         if _READ_NODE in rights and _READ_NODE not in missing:
             # The server answers version and access reviews from memory. Only reading an object proves that it works.
-            world.cluster.node(name, _ABSENT_NODE)
+            ports.cluster.node(name, _ABSENT_NODE)
     except EvenkeelError as error:
         return answer | {"error": _error_text(error)}
     if request.reads_kueue:
         try:
-            answer["kueueNamespaces"] = dict(world.cluster.kueue_namespaces(name))
+            answer["kueueNamespaces"] = dict(ports.cluster.kueue_namespaces(name))
         except EvenkeelError as error:
             answer["kueueError"] = _error_text(error)
     return answer
@@ -99,14 +99,14 @@ def _error_text(error: EvenkeelError) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _policy_document(world: World) -> Json:
+def _policy_document(ports: Ports) -> Json:
     try:
-        policy, change = world.policy, world.policies.change
-        resolved = resolve_policy(world.policies.base, change)
+        policy, change = ports.policy, ports.policies.change
+        resolved = resolve_policy(ports.policies.base, change)
     except EvenkeelError as error:
         return {"error": _error_text(error)}
     return {
-        "name": world.settings.policy_name,
+        "name": ports.settings.policy_name,
         "hash": policy.hash,
         "refused": resolved.refused or "",
         "inForce": resolved.number,

@@ -24,12 +24,12 @@ class PolicyPorts(Protocol):
 class SitePolicy:
     """The shipped policy and the site's changes to it."""
 
-    def __init__(self, base: Policy, table: Table | None, world: PolicyPorts) -> None:
+    def __init__(self, base: Policy, table: Table | None, ports: PolicyPorts) -> None:
         self.base = base
         self.change: PolicyChange | None = None
         """The site's last change at the last read; None if there is none."""
         self._table = table
-        self._world = world
+        self._ports = ports
         self._known: Policy | None = base if table is None else None
         self._fresh_until: datetime | None = None
 
@@ -48,13 +48,13 @@ class SitePolicy:
         if key is None:
             assert self._known is not None
             return self._known
-        now = self._world.clock.now()
+        now = self._ports.clock.now()
         try:
-            row = self._world.ledger.get(key)
+            row = self._ports.ledger.get(key)
         except TransientError as error:
             if self._known is None:
                 raise
-            self._world.telemetry.warning("SitePolicyNotRead", error=str(error))
+            self._ports.telemetry.warning("SitePolicyNotRead", error=str(error))
             return self._known
         return self.use_row(row, now)
 
@@ -62,7 +62,7 @@ class SitePolicy:
         """Return the key of the row that must be read before the next decision; None if the known policy is fresh."""
         if self._table is None:
             return None
-        if self._fresh_until is not None and self._world.clock.now() < self._fresh_until:
+        if self._fresh_until is not None and self._ports.clock.now() < self._fresh_until:
             return None
         return site_policy_key(self._table)
 
@@ -77,6 +77,6 @@ class SitePolicy:
         self._known, problem = in_force(self.base, self.change)
         self._fresh_until = read_at + FRESH
         if problem:
-            self._world.telemetry.count("PolicyInvalid")
-            self._world.telemetry.error("SitePolicyInvalid", reason=problem, runbook="policy-refused")
+            self._ports.telemetry.count("PolicyInvalid")
+            self._ports.telemetry.error("SitePolicyInvalid", reason=problem, runbook="policy-refused")
         return self._known

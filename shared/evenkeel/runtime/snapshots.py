@@ -1,7 +1,7 @@
 """The state of a function in a SnapStart snapshot (the parameter `SnapStart`).
 
 Lambda starts many environments from one snapshot of an initialised function. So nothing that must be unique, fresh or
-connected may exist before the snapshot. The world, its clients and its credentials are built by the first call, after
+connected may exist before the snapshot. The ports, their clients and the credentials are built by the first call, after
 it. Ids and tokens come from the operating system's randomness, which differs in each environment.
 
 Sources: https://docs.aws.amazon.com/lambda/latest/dg/snapstart-uniqueness.html

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 _ALLOCATIONS_PER_COLLECTION = 50_000
 
 
-class World:
+class Ports:
     """All ports of a function. Each is built on first use and kept as long as the container lives.
 
     A port that is given by keyword replaces its adapter. Tests and offline tools use this.
@@ -54,7 +54,7 @@ class World:
             ports["policies"] = SitePolicy(ports.pop("policy"), None, self)
         unknown = [name for name in ports if not isinstance(getattr(type(self), name, None), cached_property)]
         if unknown:
-            raise TypeError(f"the world has no {', '.join(unknown)}")
+            raise TypeError(f"there is no port {', '.join(unknown)}")
         self.__dict__.update(ports)
 
     def context(self, **given: Any) -> Context:
@@ -221,15 +221,15 @@ def load_policy(name: str) -> Policy:
     return Policy.model_validate_json(file.read_bytes())
 
 
-_worlds: list[World] = []
+_container_ports: list[Ports] = []
 
 
-def world() -> World:
-    """Return the world of this container."""
-    if not _worlds:
+def ports() -> Ports:
+    """Return the ports of this container."""
+    if not _container_ports:
         collect_less_garbage()
-        _worlds.append(World(Settings.from_environment(os.environ)))
-    return _worlds[-1]
+        _container_ports.append(Ports(Settings.from_environment(os.environ)))
+    return _container_ports[-1]
 
 
 def collect_less_garbage() -> None:
@@ -244,14 +244,14 @@ def collect_less_garbage() -> None:
 
 def context() -> Context:
     """Return the context for one call of a service, with the current time."""
-    return world().context()
+    return ports().context()
 
 
 @contextlib.contextmanager
-def use_world(another: World) -> Iterator[World]:
-    """Make `world()` return another world inside the `with` block."""
-    _worlds.append(another)
+def use_ports(another: Ports) -> Iterator[Ports]:
+    """Make `ports()` return other ports inside the `with` block."""
+    _container_ports.append(another)
     try:
         yield another
     finally:
-        _worlds.remove(another)
+        _container_ports.remove(another)

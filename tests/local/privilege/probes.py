@@ -1479,7 +1479,7 @@ def ids_to_read(stage: PermissionBench) -> dict[str, str]:
     job, attempt = a_run(stage, AttemptState.RUNNING, launched=True)
     incident = incident_with_plan(stage, affected_jobs=(AffectedJob(job_id=job.job_id, attempt=attempt.attempt),))
     machine = stage.nodes[1]
-    node = FleetNode.seen(machine, Resources(accelerators=8), now())
+    node = FleetNode.from_node(machine, Resources(accelerators=8), now())
     decision = Decision(
         decision_id=stage.ids.new("dec"),
         kind="RECOVERY",
@@ -1581,7 +1581,7 @@ def submits_a_job(_stage: PermissionBench) -> Json:
 @probe("api_submit", succeeds=has_answered)
 def plans_a_job(stage: PermissionBench) -> Json:
     healthy = stage.nodes[1]
-    node = FleetNode.seen(healthy, Resources(accelerators=8), now())
+    node = FleetNode.from_node(healthy, Resources(accelerators=8), now())
     stage.put(
         fleet_rows.node_row(healthy.life.cluster, healthy.life.instance_id, node.to_json(), 0, None),
         incident_rows.unhealthy_row(store_unhealthy_node(stage), 0),
@@ -1631,7 +1631,7 @@ def removes_its_cordon(stage: PermissionBench) -> Json:
     incident = incident_with_plan(stage)
     stage.cordon(1, incident.incident_id)
     machine = stage.nodes[1]
-    node = FleetNode.seen(machine, NONE, now())
+    node = FleetNode.from_node(machine, NONE, now())
     stage.put(fleet_rows.node_row(machine.life.cluster, machine.life.instance_id, node.to_json(), 0, None))
     return a_request("POST", f"/v1/nodes/{machine.life.instance_id}/uncordon", {"reason": "A probe."})
 
@@ -1641,7 +1641,7 @@ def plans_a_replacement(stage: PermissionBench) -> Json:
     stage.forget(fleet_rows.hyperpod_key())  # so that the plan reads HyperPod's settings itself
     stage.free_machine(1)
     machine = stage.nodes[1]
-    node = FleetNode.seen(machine, NONE, now())
+    node = FleetNode.from_node(machine, NONE, now())
     stage.put(fleet_rows.node_row(machine.life.cluster, machine.life.instance_id, node.to_json(), 0, None))
     # For a fault that can wait, the plan looks for jobs on the node.
     body = {"reason": "A probe.", "code": "health:instance_retirement", "dryRun": True}
@@ -1651,7 +1651,7 @@ def plans_a_replacement(stage: PermissionBench) -> Json:
 @probe("api_operate", succeeds=has_answered)
 def plans_a_replacement_of_a_node_that_is_gone(stage: PermissionBench) -> Json:
     node_without_a_slot = a_node_without_a_slot(stage)
-    node = FleetNode.seen(stage.nodes[1], NONE, now()).replace(**node_without_a_slot)
+    node = FleetNode.from_node(stage.nodes[1], NONE, now()).replace(**node_without_a_slot)
     stage.put(fleet_rows.node_row(node.life.cluster, node.life.instance_id, node.to_json(), 0, None))
     body = {"reason": "A probe.", "dryRun": True}
     return a_request("POST", f"/v1/nodes/{node.life.instance_id}/replace", body)
@@ -1661,7 +1661,7 @@ def plans_a_replacement_of_a_node_that_is_gone(stage: PermissionBench) -> Json:
 def reports_a_fault_of_a_node_by_its_name(stage: PermissionBench) -> Json:
     machine = stage.nodes[0]
     name = stage.ids.new("node")
-    node = FleetNode.seen(machine, NONE, now()).replace(node_name=name)
+    node = FleetNode.from_node(machine, NONE, now()).replace(node_name=name)
     stage.put(fleet_rows.node_row(machine.life.cluster, machine.life.instance_id, node.to_json(), 0, None))
     fault = {"nodeName": name, "code": "79", "observedAt": rfc3339(now())}
     return a_request("POST", "/v1/faults", {"faults": [fault]})

@@ -121,7 +121,7 @@ class Gateway:
             "telemetry": fakes.telemetry,
             "policy": fakes.policy,
         }
-        self.world = wiring.World(self.settings, **{**ports, **changes})
+        self.world = wiring.Ports(self.settings, **{**ports, **changes})
 
     def call(
         self,
@@ -167,7 +167,7 @@ class Gateway:
         }
         handler = importlib.import_module(f"functions.{route.function}.handler").handler
         context = SimpleNamespace(function_name=route.function, aws_request_id="invocation-1")
-        with wiring.use_world(self.world):
+        with wiring.use_ports(self.world):
             answer = handler(event, context)
         response_headers = {name: ",".join(values) for name, values in (answer.get("multiValueHeaders") or {}).items()}
         response_headers |= answer.get("headers") or {}

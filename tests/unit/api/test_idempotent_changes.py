@@ -24,7 +24,7 @@ HOLD = "/v1/clusters/laptop/automation/hold"
 RELEASE = "/v1/clusters/laptop/automation/release"
 
 
-def test_a_submitted_job_is_accepted_with_its_location(gateway: Gateway) -> None:
+def test_submitted_job_is_accepted_with_its_location(gateway: Gateway) -> None:
     answer = gateway.post("/v1/jobs", A_JOB)
 
     job = answer.document
@@ -77,7 +77,7 @@ def test_repeated_cancel_of_a_pending_job_gets_the_same_answer(gateway: Gateway)
     assert "not needed" in answers[0].document["reason"]
 
 
-def test_a_job_that_has_ended_cannot_be_cancelled(gateway: Gateway) -> None:
+def test_job_that_has_ended_cannot_be_cancelled(gateway: Gateway) -> None:
     store(gateway.fakes.ledger, a_job(1, state="SUCCEEDED", reason="Done."))
 
     answer = gateway.post("/v1/jobs/job-0000000001/cancel")
@@ -104,7 +104,7 @@ def test_hold_of_automation_is_shown_until_it_ends(gateway: Gateway) -> None:
     assert (after_hold["isHeld"], after_hold["hold"]) == (False, None)
 
 
-def test_a_repeated_hold_keeps_its_first_end(gateway: Gateway) -> None:
+def test_repeated_hold_keeps_its_first_end(gateway: Gateway) -> None:
     first = gateway.post(HOLD, {"reason": "x", "forSeconds": 600})
     gateway.fakes.clock.advance(60)
     second = gateway.post(HOLD, {"reason": "x", "forSeconds": 600})
@@ -159,7 +159,7 @@ def test_hold_of_automation_needs_a_reason_and_one_end(gateway: Gateway, body: d
     assert (answer.status, answer.document["code"]) == (400, "VALIDATION_FAILED")
 
 
-def test_a_hold_for_another_fleet_is_refused(gateway: Gateway) -> None:
+def test_hold_for_another_fleet_is_refused(gateway: Gateway) -> None:
     assert gateway.post("/v1/clusters/other/automation/hold", {"reason": "x", "forSeconds": 60}).status == 404
 
 

@@ -11,7 +11,7 @@ from tests.unit.api.gateway import Gateway
 A_JOB: dict[str, Any] = {"name": "llama", "image": "registry/trainer:1", "command": ["python", "train.py"]}
 
 
-def test_an_unknown_job_is_a_404_problem(gateway: Gateway) -> None:
+def test_unknown_job_is_404_problem(gateway: Gateway) -> None:
     answer = gateway.get("/v1/jobs/job-0000000404")
 
     assert answer.status == 404
@@ -45,7 +45,7 @@ def test_every_read_of_an_unknown_id_is_a_404(gateway: Gateway, target: str) -> 
     assert (answer.status, answer.document["code"]) == (404, "NOT_FOUND")
 
 
-def test_an_unknown_route_is_a_404_problem(gateway: Gateway) -> None:
+def test_unknown_route_is_404_problem(gateway: Gateway) -> None:
     answer = gateway.get("/v1/nonsense")
 
     assert (answer.status, answer.document["code"]) == (404, "NO_SUCH_ROUTE")
@@ -114,7 +114,7 @@ def test_forged_page_token_is_refused(gateway: Gateway, path: str, token: str) -
         ({"command": ["a\u0000b"]}, "command[0]"),
     ],
 )
-def test_a_malformed_job_is_refused_and_the_field_named(gateway: Gateway, change: dict[str, Any], field: str) -> None:
+def test_malformed_job_is_refused_and_field_named(gateway: Gateway, change: dict[str, Any], field: str) -> None:
     answer = gateway.post("/v1/jobs", {**A_JOB, **change})
 
     assert (answer.status, answer.document["code"]) == (400, "VALIDATION_FAILED")
@@ -141,7 +141,7 @@ def test_unknown_field_names_similar_fields(gateway: Gateway, change: dict[str, 
 
 
 @pytest.mark.parametrize("body", ["{", "[]", '"text"', "nul", "x" * 70_000])
-def test_a_body_that_is_no_json_object_is_refused(gateway: Gateway, body: str) -> None:
+def test_body_that_is_no_json_object_is_refused(gateway: Gateway, body: str) -> None:
     answer = gateway.post("/v1/jobs", body)
 
     assert (answer.status, answer.document["code"]) == (400, "NOT_JSON")
@@ -157,7 +157,7 @@ def test_a_body_that_is_no_json_object_is_refused(gateway: Gateway, body: str) -
         "/v1/clusters/laptop/automation/release",
     ],
 )
-def test_a_change_without_an_idempotency_key_is_refused(gateway: Gateway, target: str, key: str | None) -> None:
+def test_change_without_idempotency_key_is_refused(gateway: Gateway, target: str, key: str | None) -> None:
     body = {"/v1/jobs": A_JOB, "/v1/clusters/laptop/automation/hold": {"reason": "x", "forSeconds": 60}}
     answer = gateway.post(target, body.get(target, {}), key=key)
 
@@ -165,7 +165,7 @@ def test_a_change_without_an_idempotency_key_is_refused(gateway: Gateway, target
     assert gateway.fakes.ledger.commits == []
 
 
-def test_a_request_without_an_identity_changes_nothing(gateway: Gateway) -> None:
+def test_request_without_identity_changes_nothing(gateway: Gateway) -> None:
     answer = gateway.post("/v1/jobs", A_JOB, caller="")
 
     assert (answer.status, answer.document["code"]) == (403, "NOT_ALLOWED")
@@ -198,7 +198,7 @@ class FailingLedger:
 def test_text_of_an_internal_error_is_not_returned(gateway: Gateway, error: Exception, status: int, code: str) -> None:
     ledger: Ledger = FailingLedger(error)  # type: ignore[assignment]  # reads only, and they all fail
     fakes = gateway.fakes
-    gateway.world = wiring.World(gateway.settings, ledger=ledger, clock=fakes.clock, telemetry=fakes.telemetry)
+    gateway.world = wiring.Ports(gateway.settings, ledger=ledger, clock=fakes.clock, telemetry=fakes.telemetry)
 
     answer = gateway.get("/v1/jobs/job-0000000001")
 

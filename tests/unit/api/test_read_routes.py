@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from evenkeel.domain.admission.admission_request import AdmissionRequest
 from evenkeel.domain.admission.decide_job import AdmissionFacts
-from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.decisions import Alternative, Decision
 from evenkeel.domain.external.unmanaged_workloads import Consent, PodRecreation, UnmanagedWorkload
 from evenkeel.domain.health.incidents import Block, IncidentState, StageTimes, StoredRecoveryPlan
@@ -120,7 +120,7 @@ def test_page_token_of_another_list_is_refused(gateway: Gateway) -> None:
     assert gateway.get(f"/v1/jobs?state=PENDING&nextPageToken={token}").document["code"] == "BAD_PAGE_TOKEN"
 
 
-def test_a_job_is_shown_with_its_attempts_newest_first(gateway: Gateway) -> None:
+def test_job_is_shown_with_its_attempts_newest_first(gateway: Gateway) -> None:
     job = a_job(1, state="RUNNING", current_attempt=2)
     point = ResumePoint(attempt=1, step=12, manifest="attempt=1/step=000000012/manifest.json")
     lost_attempt = an_attempt(job, 1, state="LOST", reason="Its node failed.")
@@ -173,7 +173,7 @@ def test_cpu_total_is_unknown_if_every_node_omits_it(gateway: Gateway) -> None:
     assert document == {"total": None, "inUse": None, "free": None, "unknownNodes": 1}
 
 
-def test_a_read_is_answered_304_while_nothing_changed(gateway: Gateway) -> None:
+def test_read_is_answered_304_while_nothing_changed(gateway: Gateway) -> None:
     store(gateway.fakes.ledger, a_job(1))
     first = gateway.get("/v1/jobs/job-0000000001")
     second_answer = gateway.get("/v1/jobs/job-0000000001", headers={"If-None-Match": first.headers["ETag"]})
@@ -555,7 +555,7 @@ def test_node_health_follows_its_observations(gateway: Gateway, changes: dict[st
     assert [node["state"] for node in listed_nodes] == [state]
 
 
-def test_a_node_with_an_open_incident_is_in_repair(gateway: Gateway) -> None:
+def test_node_with_open_incident_is_in_repair(gateway: Gateway) -> None:
     store(gateway.fakes.ledger, a_fleet_node(1, is_cordoned=True), an_incident(1))
 
     items = gateway.get("/v1/nodes").document["items"]
@@ -795,7 +795,7 @@ def test_status_shows_a_hold_of_the_fleet(gateway: Gateway) -> None:
     assert (status["health"], status["reasons"]) == ("DEGRADED", ["automation is held"])
 
 
-def test_the_policy_in_force_is_shown_with_its_hash(gateway: Gateway) -> None:
+def test_policy_in_force_is_shown_with_its_hash(gateway: Gateway) -> None:
     document = gateway.get("/v1/clusters/laptop/policy").document
 
     assert (document["hash"], document["policy"]["name"]) == (gateway.fakes.policy.hash, "production")

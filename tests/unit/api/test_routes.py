@@ -45,7 +45,7 @@ def test_openapi_description_matches_the_functions() -> None:
     assert openapi.TARGET.read_text(encoding="utf-8") == openapi.text(), "run `make generate`"
 
 
-def test_the_openapi_description_has_the_routes_of_the_template() -> None:
+def test_openapi_description_has_routes_of_template() -> None:
     described = {
         (method.upper(), path) for path, operations in openapi.document()["paths"].items() for method in operations
     }

@@ -56,7 +56,7 @@ def submit_job(
     return gateway_with_team.post("/v1/jobs", A_JOB | changes, caller=caller, key=key)
 
 
-def test_a_team_is_set_up_and_read_with_its_version(gateway: Gateway) -> None:
+def test_team_is_set_up_and_read_with_its_version(gateway: Gateway) -> None:
     put = gateway.call("PUT", TEAM, a_team(), headers=IF_NEW)
     read = gateway.get(TEAM)
 
@@ -183,7 +183,7 @@ def test_only_submitter_or_lead_may_change_a_job(
     assert answer.status == status
 
 
-def test_a_job_is_suspended_and_resumed(gateway_with_team: Gateway) -> None:
+def test_job_is_suspended_and_resumed(gateway_with_team: Gateway) -> None:
     job_id = submit_job(gateway_with_team).document["jobId"]
 
     states = [
@@ -435,7 +435,7 @@ def test_removal_of_a_team_needs_an_etag_and_a_reason(
 
 
 @pytest.mark.parametrize("state", ["waits", "is held back"])
-def test_a_team_with_jobs_is_not_removed(gateway_with_team: Gateway, state: str) -> None:
+def test_team_with_jobs_is_not_removed(gateway_with_team: Gateway, state: str) -> None:
     job_id = submit_job(gateway_with_team).document["jobId"]
     if state == "is held back":
         gateway_with_team.post(f"/v1/jobs/{job_id}/suspend", {"reason": "x"}, caller=session_arn("Nlp"), key="k2")

@@ -59,7 +59,7 @@ def submitted_job(cli: CliFixture) -> dict[str, Any]:
 # ---------------------------------------------------------------- submit
 
 
-def test_a_job_is_submitted_from_a_file(cli: CliFixture) -> None:
+def test_job_is_submitted_from_file(cli: CliFixture) -> None:
     (cli.folder / "job.json").write_text(json.dumps(A_JOB), encoding="utf-8")
 
     result = cli.run("jobs", "submit", "job.json", terminal=True)
@@ -244,7 +244,7 @@ def test_every_submission_has_a_fresh_key_unless_one_is_given(cli: CliFixture) -
         (["--name", "x", "--", "train"], "VALIDATION_FAILED"),
     ],
 )
-def test_a_job_that_cannot_be_submitted_exits_2(cli: CliFixture, words: list[str], code: str) -> None:
+def test_job_that_cannot_be_submitted_exits_2(cli: CliFixture, words: list[str], code: str) -> None:
     (cli.folder / "broken.json").write_text("{", encoding="utf-8")
     (cli.folder / "list.json").write_text("[]", encoding="utf-8")
 
@@ -277,7 +277,7 @@ def test_wait_past_the_timeout_exits_124(cli: CliFixture) -> None:
     assert "still pending" in result.err
 
 
-def test_a_job_is_cancelled_with_a_reason(cli: CliFixture) -> None:
+def test_job_is_cancelled_with_reason(cli: CliFixture) -> None:
     store(cli.gateway.fakes.ledger, a_job(1))
 
     result = cli.run("jobs", "cancel", "llama-1", "--reason", "not needed", "--yes")

@@ -17,7 +17,7 @@ def policy_cli(cli: CliFixture) -> CliFixture:
     return cli
 
 
-def test_a_policy_file_is_put_in_force_and_shown(policy_cli: CliFixture) -> None:
+def test_policy_file_is_put_in_force_and_shown(policy_cli: CliFixture) -> None:
     applied = policy_cli.run("policy", "apply", "ours.json", "--reason", "Ours.", terminal=True)
     policy_cli.gateway.fakes.clock.advance(31)
     shown_result = policy_cli.run("policy", "show", terminal=True)

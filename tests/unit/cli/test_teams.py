@@ -54,7 +54,7 @@ def apply_files(cli: CliFixture, *files: str, more: tuple[str, ...] = ()) -> lis
     return items
 
 
-def test_a_team_is_set_up_once_and_shown(cli: CliFixture) -> None:
+def test_team_is_set_up_once_and_shown(cli: CliFixture) -> None:
     file = write_file(cli, TEAM)
 
     first, repeated_result = apply_files(cli, file), apply_files(cli, file)
@@ -124,7 +124,7 @@ def test_invalid_team_file_exits_2(cli: CliFixture, text: str) -> None:
     assert result.exit_code == 2
 
 
-def test_a_team_is_removed_with_a_reason(cli: CliFixture) -> None:
+def test_team_is_removed_with_reason(cli: CliFixture) -> None:
     apply_files(cli, write_file(cli, QUOTAS, "quotas.yaml"))
     result = cli.run("teams", "remove", "vision", "--reason", "merged & gone", terminal=True)
     repeated_result = cli.run("teams", "remove", "vision", "--reason", "x")

@@ -188,7 +188,7 @@ def test_each_malformed_event_has_its_error_code(changes: dict[str, Any], code: 
 
 
 @pytest.mark.parametrize("kind", ["SageMaker HyperPod Cluster Event", "SageMaker HyperPod Cluster State Change"])
-def test_a_cluster_event_without_its_fields_is_malformed(kind: str) -> None:
+def test_cluster_event_without_its_fields_is_malformed(kind: str) -> None:
     assert getattr(parsed(an_event(**{"detail-type": kind, "detail": {}})), "code", None) == "EVENT_BAD_TYPE"
 
 

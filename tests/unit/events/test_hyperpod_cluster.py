@@ -187,5 +187,5 @@ def test_cluster_in_service_has_no_fault(status: str) -> None:
         ({"ClusterStatus": None}, "EVENT_BAD_TYPE"),
     ],
 )
-def test_a_broken_state_change_is_malformed(changes: Json, code: str) -> None:
+def test_broken_state_change_is_malformed(changes: Json, code: str) -> None:
     assert parse_event(sample_event(STATE, **changes)).code == code

@@ -98,7 +98,7 @@ def test_some_codes_of_the_health_agent_blame_the_application() -> None:
 
 
 @pytest.mark.parametrize(("number", "keys"), [(79, ["xid:79"]), (45, []), (-1, []), (True, []), ("79", [])])
-def test_a_dcgm_violation_gives_the_code_as_a_number(number: Any, keys: list[str]) -> None:
+def test_dcgm_violation_gives_code_as_number(number: Any, keys: list[str]) -> None:
     line = a_log_line(reason="", message="DCGM policy violation", **{"condition: ": "XID Error", "ErrNum": number})
 
     assert [reading.fault_key for reading in agent_log.named_faults(line)] == keys
@@ -141,7 +141,7 @@ def test_health_agent_line_without_detection_gives_no_fault(line: str) -> None:
         ("", "hp:unknown_fault_type"),
     ],
 )
-def test_a_reason_of_the_eks_agent_names_its_fault(reason: str, key: str) -> None:
+def test_reason_of_eks_agent_names_its_fault(reason: str, key: str) -> None:
     reading = eks_conditions.named_fault(reason)
 
     assert reading

@@ -70,7 +70,7 @@ def test_first_signal_opens_an_incident_with_its_evidence() -> None:
     assert decision.incident.stages.detected_at == A_MOMENT + timedelta(seconds=1)
 
 
-def test_a_second_signal_joins_the_open_incident() -> None:
+def test_second_signal_joins_open_incident() -> None:
     decision = decide(a_fact(source="kubernetes.node", fault_key="node:not_ready"), open_incident=an_incident())
 
     assert decision.action is IngestAction.JOIN

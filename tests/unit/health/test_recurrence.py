@@ -97,7 +97,7 @@ def test_faults_before_the_window_do_not_count() -> None:
     assert recurrence_of(a_fact(721), a_history(0)) is None
 
 
-def test_the_signals_of_one_incident_count_once() -> None:
+def test_signals_of_one_incident_count_once() -> None:
     history = a_history(0)
     for minute in range(60):
         history = with_occurrence(history, a_fact(minute / 60), AFFECTED, "inc-0")

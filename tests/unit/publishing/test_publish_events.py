@@ -324,7 +324,7 @@ def world_with_stream(world: FakeWorld) -> Iterator[FakeWorld]:
         }
     )
     ports = {name: getattr(world, name) for name in ("ledger", "event_bus", "chat", "telemetry", "clock")}
-    with wiring.use_world(wiring.World(settings, **ports)):
+    with wiring.use_ports(wiring.Ports(settings, **ports)):
         yield world
 
 
@@ -375,7 +375,7 @@ def test_transient_failure_returns_the_batch_to_the_stream(world_with_stream: Fa
     ports = {name: getattr(world_with_stream, name) for name in ("ledger", "chat", "telemetry", "clock")}
 
     with (
-        wiring.use_world(wiring.World(wiring.world().settings, **ports, event_bus=BusyBus())),
+        wiring.use_ports(wiring.Ports(wiring.ports().settings, **ports, event_bus=BusyBus())),
         pytest.raises(Throttled),
     ):
         publish_batch([stream_record(job_change(job, job.replace(state="RUNNING")))])
@@ -391,7 +391,7 @@ def test_denied_publication_is_tried_again(world_with_stream: FakeWorld) -> None
             raise NotAllowed("no policy allows events:PutEvents")
 
     with (
-        wiring.use_world(wiring.World(wiring.world().settings, **ports, event_bus=Denied())),
+        wiring.use_ports(wiring.Ports(wiring.ports().settings, **ports, event_bus=Denied())),
         pytest.raises(NotAllowed),
     ):
         publish_batch([stream_record(job_change(job, job.replace(state="RUNNING")))])

@@ -371,7 +371,7 @@ def test_lower_of_count_and_share_limits_repairs_of_a_pool(
 
 
 @pytest.mark.parametrize("act", ["repair", "cordon"])
-def test_a_policy_that_bounds_neither_count_nor_share_is_refused(act: str) -> None:
+def test_policy_that_bounds_neither_count_nor_share_is_refused(act: str) -> None:
     with pytest.raises(ValidationError, match=f"the {act}s of a pool have no limit"):
         GuardrailPolicy.model_validate({f"pool_{act}s": None, f"pool_{act}_share": None})
 
@@ -526,7 +526,7 @@ def test_incidents_released_together_stay_within_the_limits(crowd: list[tuple[Se
 # ---------------------------------------------------------------- holds
 
 
-def test_a_hold_covers_the_fleet_a_pool_or_a_machine() -> None:
+def test_hold_covers_fleet_pool_or_machine() -> None:
     of_pool, of_machine = HOLD.replace(pool="p5"), HOLD.replace(instance_id="i-1")
     holds = Holds(holds=(of_machine, of_pool))
 

@@ -18,13 +18,13 @@ from evenkeel.domain.jobs.job import ResumeOption
 from evenkeel.domain.jobs.job_policy import JobPolicy
 from evenkeel.domain.recovery.resume import (
     OPTION_ORDER,
+    OptionCost,
     PoolCapacity,
     PreemptionCandidate,
     RentOption,
     ResumeDecision,
     ResumeDelays,
     ResumeFacts,
-    ResumeOffer,
     lost_work_seconds,
     plan_resume,
 )
@@ -34,7 +34,7 @@ from tests.unit.recovery.facts import LIFE, at
 
 POLICY = JobPolicy(distrust_guard_seconds=300)
 UNAVAILABLE_OPTIONS = tuple(
-    ResumeOffer(option=option, why_not="not available here")
+    OptionCost(option=option, why_not="not available here")
     for option in (ResumeOption.SHRINK, ResumeOption.PREEMPT, ResumeOption.RENT)
 )
 
@@ -112,7 +112,7 @@ def test_resume_reason_states_that_one_repaired_node_is_insufficient() -> None:
 
 def test_preemption_counts_the_work_that_its_victims_lose() -> None:
     def option_with_preemption(gpu_hours_taken: float) -> ResumeOption:
-        preemption_victims = ResumeOffer(option=ResumeOption.PREEMPT, gpu_hours_taken=gpu_hours_taken)
+        preemption_victims = OptionCost(option=ResumeOption.PREEMPT, gpu_hours_taken=gpu_hours_taken)
         return decide_resume(1, offers=(preemption_victims,)).option
 
     assert option_with_preemption(3.9) is ResumeOption.PREEMPT  # 900 s of 16 accelerators are 4 GPU-hours
@@ -121,14 +121,14 @@ def test_preemption_counts_the_work_that_its_victims_lose() -> None:
 
 def test_rent_is_paid_only_if_waiting_costs_more() -> None:
     def option_with_rent(usd: float) -> ResumeOption:
-        return decide_resume(1, offers=(ResumeOffer(option=ResumeOption.RENT, wait_seconds=300, usd=usd),)).option
+        return decide_resume(1, offers=(OptionCost(option=ResumeOption.RENT, wait_seconds=300, usd=usd),)).option
 
     assert option_with_rent(13) is ResumeOption.RENT  # waiting costs 4 GPU-hours, renting 1 1/3: a difference of $13.33
     assert option_with_rent(14) is ResumeOption.WAIT_FOR_REPAIR
 
 
 def test_cheaper_resume_option_wins_over_a_faster_one() -> None:
-    shrinks = ResumeOffer(option=ResumeOption.SHRINK, wait_seconds=60)
+    shrinks = OptionCost(option=ResumeOption.SHRINK, wait_seconds=60)
 
     assert decide_resume(1, offers=(shrinks,)).option is ResumeOption.SHRINK
 
@@ -138,7 +138,7 @@ def test_cheaper_resume_option_wins_over_a_faster_one() -> None:
     spares=st.integers(0, 4),
     offers=st.lists(
         st.builds(
-            ResumeOffer,
+            OptionCost,
             option=st.sampled_from([ResumeOption.SHRINK, ResumeOption.PREEMPT, ResumeOption.RENT]),
             why_not=st.sampled_from(["", "not here"]),
             wait_seconds=st.integers(0, 2000),
@@ -151,7 +151,7 @@ def test_cheaper_resume_option_wins_over_a_faster_one() -> None:
     is_repaired=st.booleans(),
 )
 def test_chosen_option_loses_least_and_ties_follow_option_order(
-    usable: int, spares: int, offers: list[ResumeOffer], *, is_repaired: bool
+    usable: int, spares: int, offers: list[OptionCost], *, is_repaired: bool
 ) -> None:
     decision = decide_resume(usable, min(spares, usable), offers=tuple(offers), is_repaired=is_repaired)
 

@@ -37,7 +37,7 @@ CONTEXT = StubLambdaContext()
 @pytest.fixture
 def world() -> Iterator[FakeWorld]:
     fake = FakeWorld()
-    with wiring.use_world(fake.as_world()):
+    with wiring.use_ports(fake.as_ports()):
         yield fake
 
 
@@ -118,7 +118,7 @@ def test_unreachable_workflow_does_not_hide_the_failure(world: FakeWorld) -> Non
             raise Throttled("states")
 
     world.task_tokens = UnreachableTaskTokens()  # type: ignore[assignment]  # the port is all that matters
-    with wiring.use_world(world.as_world()), pytest.raises(ZeroDivisionError, match="the bug"):
+    with wiring.use_ports(world.as_ports()), pytest.raises(ZeroDivisionError, match="the bug"):
         entry.task(failing_handler(ZeroDivisionError("the bug")))({"token": "t-1"}, CONTEXT)
 
     assert world.telemetry.lines[-1].message == "WorkflowNotNotified"
@@ -207,7 +207,7 @@ def test_copy_of_an_event_does_not_delay_its_ingestion(world: FakeWorld) -> None
         return {"outcome": "OPENED"}
 
     world.raw_events = RecordingArchive()  # type: ignore[assignment]  # the port is all that matters
-    with wiring.use_world(world.as_world()):
+    with wiring.use_ports(world.as_ports()):
         handler(a_batch({"id": "e-1", "kind": "xid"}, {"id": "e-2", "kind": "other"}), CONTEXT)
 
     assert order[0] == "ingest xid"
@@ -271,7 +271,7 @@ def test_failed_delay_request_does_not_fail_the_batch(world: FakeWorld) -> None:
     handler, facts = event_handler_with(Throttled("slow"))
     batch = a_batch({"id": "e-1", "kind": "xid"}, {"id": "e-2", "kind": "ecc"})
     batch["Records"][0]["receiptHandle"] = "r-0"
-    with wiring.use_world(world.as_world()):
+    with wiring.use_ports(world.as_ports()):
         answer = handler(batch, CONTEXT)
 
     assert answer == {"batchItemFailures": [{"itemIdentifier": "m-0"}]}
@@ -287,7 +287,7 @@ def test_event_without_archive_copy_is_delivered_again(world: FakeWorld, kind: s
 
     world.raw_events = FailingArchive()  # type: ignore[assignment]  # the port is all that matters
     handler, facts = event_handler_with()
-    with wiring.use_world(world.as_world()):
+    with wiring.use_ports(world.as_ports()):
         answer = handler(a_batch({"id": "e-1", "kind": kind}), CONTEXT)
 
     assert answer == {"batchItemFailures": [{"itemIdentifier": "m-0"}]}

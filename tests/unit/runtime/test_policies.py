@@ -57,7 +57,7 @@ def test_policy_is_read_once_together_with_the_first_rows() -> None:
             reads.append(keys)
             return fake.ledger.batch_get(*keys)
 
-    ports = fake.as_world()
+    ports = fake.as_ports()
     ports.__dict__ |= {"ledger": CountingLedger(), "policies": a_site_policy(fake)}
     key = Key(Table.INCIDENTS, "INC#inc-1", "META")
 

@@ -18,12 +18,12 @@ PATCH = {"verb": "patch", "group": "", "resource": "nodes", "namespace": ""}
 @pytest.fixture
 def world() -> Iterator[FakeWorld]:
     fake = FakeWorld()
-    with wiring.use_world(fake.as_world()):
+    with wiring.use_ports(fake.as_ports()):
         yield fake
 
 
 def run_self_test(world: FakeWorld, **request: Any) -> Any:
-    return self_test.run(request, world.as_world())
+    return self_test.run(request, world.as_ports())
 
 
 @pytest.mark.parametrize("wrapper", [entry.task, entry.scheduled, entry.api], ids=lambda wrapper: wrapper.__name__)
@@ -118,4 +118,4 @@ def test_self_test_returns_policy_in_force_on_request(world: FakeWorld) -> None:
 
 @pytest.mark.parametrize("request_", [{"rights": [{"verb": "x"}]}, {"rights": [PATCH] * 501}, {"other": 1}, [], "x"])
 def test_invalid_self_test_calls_nothing(world: FakeWorld, request_: Any) -> None:
-    assert "not a self-test" in self_test.run(request_, world.as_world())["error"]
+    assert "not a self-test" in self_test.run(request_, world.as_ports())["error"]

@@ -26,7 +26,7 @@ for hook in snapshot_restore_py.before:
 from evenkeel.adapters import aws
 from evenkeel.runtime import wiring
 print(json.dumps({
-    "worlds": len(wiring._worlds),
+    "ports": len(wiring._container_ports),
     "sessions": aws.session.cache_info().currsize,
     "sockets": [str(path) for path in Path("/proc/self/fd").iterdir() if path.is_socket()],
     "after": [hook.__name__ for hook in snapshot_restore_py.after],
@@ -49,7 +49,7 @@ def test_snapshot_holds_no_client_credential_or_connection(function: str, tmp_pa
 
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {
-        "worlds": 0,
+        "ports": 0,
         "sessions": 0,
         "sockets": [],
         "after": ["seed_again"],

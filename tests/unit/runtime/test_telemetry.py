@@ -79,7 +79,7 @@ def test_hostile_text_is_escaped_on_one_line(
     assert json.loads(out)["detail"] == hostile
 
 
-def test_a_bug_is_logged_with_its_stack(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bug_is_logged_with_its_stack(capsys: pytest.CaptureFixture[str]) -> None:
     telemetry = new_telemetry()
     telemetry.exception("CallFailed", ZeroDivisionError("a bug"), milliseconds=3)
 

@@ -17,7 +17,7 @@ from evenkeel.domain.policy import Policy
 from evenkeel.ports import NotFound, RepairAnswer
 from evenkeel.runtime import wiring
 from evenkeel.runtime.settings import BadSetting, Settings
-from evenkeel.runtime.wiring import World, load_policy
+from evenkeel.runtime.wiring import Ports, load_policy
 from tests.fakes import FakeWorld
 
 ALL = {
@@ -36,11 +36,11 @@ ALL = {
     "CHAT_TOPIC_ARN": "arn:chat",
     "EVENT_BUS_NAME": "evenkeel",
 }
-PORTS = [name for name, member in vars(World).items() if isinstance(member, cached_property)]
+PORTS = [name for name, member in vars(Ports).items() if isinstance(member, cached_property)]
 
 
-def test_a_world_builds_every_port_once() -> None:
-    world = World(Settings.from_environment(ALL))
+def test_each_port_is_built_once() -> None:
+    world = Ports(Settings.from_environment(ALL))
 
     first = [getattr(world, name) for name in PORTS]
 
@@ -51,8 +51,8 @@ def test_a_world_builds_every_port_once() -> None:
     assert isinstance(world.provider, HyperPodProvider)
 
 
-def test_a_world_builds_nothing_before_it_is_used() -> None:
-    world = World(Settings.from_environment({}))
+def test_no_port_is_built_before_its_first_use() -> None:
+    world = Ports(Settings.from_environment({}))
 
     assert set(vars(world)) == {"settings"}
     for name in ("wait_answers", "cycle_requests", "inbox", "on_call", "raw_events", "dead_letters"):
@@ -61,7 +61,7 @@ def test_a_world_builds_nothing_before_it_is_used() -> None:
 
 
 def test_fleet_without_hyperpod_has_no_repairable_nodes() -> None:
-    provider = World(Settings.from_environment({})).provider
+    provider = Ports(Settings.from_environment({})).provider
 
     assert isinstance(provider, NullProvider)
     assert (provider.nodes(), provider.node("i-0123456789abcdef0")) == ((), None)
@@ -70,19 +70,19 @@ def test_fleet_without_hyperpod_has_no_repairable_nodes() -> None:
         provider.cluster()
 
 
-def test_world_uses_given_port_and_refuses_unknown_port_name() -> None:
+def test_ports_use_given_port_and_refuses_unknown_port_name() -> None:
     fake = FakeWorld()
 
-    assert World(Settings.from_environment({}), ledger=fake.ledger).ledger is fake.ledger
+    assert Ports(Settings.from_environment({}), ledger=fake.ledger).ledger is fake.ledger
     with pytest.raises(TypeError, match="ledgre"):
-        World(Settings.from_environment({}), ledgre=fake.ledger)
+        Ports(Settings.from_environment({}), ledgre=fake.ledger)
 
 
-def test_use_world_sets_the_active_world() -> None:
-    world = FakeWorld().as_world()
+def test_use_ports_sets_the_ports_of_handlers() -> None:
+    world = FakeWorld().as_ports()
 
-    with wiring.use_world(world):
-        assert wiring.world() is world
+    with wiring.use_ports(world):
+        assert wiring.ports() is world
 
 
 def test_id_has_its_kind_and_ten_unambiguous_characters() -> None:

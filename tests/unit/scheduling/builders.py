@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from evenkeel.domain.admission.request import AdmissionRequest
+from evenkeel.domain.admission.admission_request import AdmissionRequest
 from evenkeel.domain.capacity.node_capacity import NodeCapacity
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState, ObservedPod, ObservedWorkload, PodPhase
 from evenkeel.domain.jobs.job import Job, JobState

@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenkeel.domain.admission.admission_input import AdmissionInput
+from evenkeel.domain.admission.admission_request import AdmissionRequest
 from evenkeel.domain.admission.decide_job import AdmissionAction, AdmissionDecision, AdmissionFacts, decide
 from evenkeel.domain.admission.queue_without_teams import decide_in_queue_order
-from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
 from evenkeel.domain.capacity.node_capacity import NodeCapacity, node_capacity
 from evenkeel.domain.jobs.attempt import PodPhase
-from evenkeel.domain.jobs.charge import Charge, resources_taken
+from evenkeel.domain.jobs.charge import Charge, resources_in_use_or_charged
 from evenkeel.domain.jobs.job import ResumeOption, ResumePlan
 from evenkeel.domain.nodes import KubernetesNode, Node, ProviderNode, join_nodes
 from evenkeel.domain.resources import Resources
@@ -220,7 +220,7 @@ def free_by_node(*, in_use: dict[tuple[str, str], Resources], charges: list[Char
     workloads = [(CLUSTER, workload)] if pods else []
     return [
         capacity.free.accelerators
-        for capacity in node_capacity([a_node(1), a_node(2)], resources_taken(in_use, charges, workloads))
+        for capacity in node_capacity([a_node(1), a_node(2)], resources_in_use_or_charged(in_use, charges, workloads))
     ]
 
 
@@ -239,7 +239,7 @@ def test_ended_attempt_keeps_its_nodes_until_settled() -> None:
     ended = a_workload(a_pod(0, PodPhase.FAILED, 1), a_pod(1, PodPhase.FAILED, 1))
 
     capacities = node_capacity(
-        [a_node(1), a_node(2)], resources_taken({}, [Charge.of(an_attempt())], [(CLUSTER, ended)])
+        [a_node(1), a_node(2)], resources_in_use_or_charged({}, [Charge.of(an_attempt())], [(CLUSTER, ended)])
     )
 
     assert [capacity.free.accelerators for capacity in capacities] == [0, 0]

@@ -384,25 +384,31 @@ def a_plan(after_attempt: int, distrust_seconds: int | None) -> ResumePlan:
 
 
 def test_strictest_suspicion_of_an_attempt_counts() -> None:
-    job = a_job().with_plan(a_plan(1, 50), is_doubted=False).with_plan(a_plan(1, 90), is_doubted=True)
+    job = a_job().with_plan(a_plan(1, 50), is_still_distrusted=False).with_plan(a_plan(1, 90), is_still_distrusted=True)
 
     assert (job.distrust_after, job.distrust_through_attempt) == (at(50), 1)
 
 
 def test_later_plan_keeps_the_suspicion_of_the_same_attempt() -> None:
-    job = a_job().with_plan(a_plan(1, 50), is_doubted=False).with_plan(a_plan(1, None), is_doubted=True)
+    job = (
+        a_job().with_plan(a_plan(1, 50), is_still_distrusted=False).with_plan(a_plan(1, None), is_still_distrusted=True)
+    )
 
     assert (job.distrust_after, job.distrust_through_attempt) == (at(50), 1)
 
 
 def test_suspicion_that_a_pin_respected_affects_no_later_attempt() -> None:
-    job = a_job().with_plan(a_plan(1, 50), is_doubted=False).with_plan(a_plan(2, None), is_doubted=False)
+    job = (
+        a_job()
+        .with_plan(a_plan(1, 50), is_still_distrusted=False)
+        .with_plan(a_plan(2, None), is_still_distrusted=False)
+    )
 
     assert (job.distrust_after, job.distrust_through_attempt) == (None, 0)
 
 
 def test_suspicion_that_no_pin_respected_affects_later_attempts() -> None:
-    job = a_job().with_plan(a_plan(1, 50), is_doubted=False).with_plan(a_plan(2, 90), is_doubted=True)
+    job = a_job().with_plan(a_plan(1, 50), is_still_distrusted=False).with_plan(a_plan(2, 90), is_still_distrusted=True)
 
     assert (job.distrust_after, job.distrust_through_attempt) == (at(50), 2)
 

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.admission.admission_input import AdmissionInput
+from evenkeel.domain.admission.admission_request import AdmissionRequest
+from evenkeel.domain.admission.build_request import build_request
 from evenkeel.domain.admission.decide_job import AdmissionAction
 from evenkeel.domain.admission.pool_fits import SharedFits, pool_fits
 from evenkeel.domain.admission.queue_without_teams import decide_in_queue_order
-from evenkeel.domain.admission.request import AdmissionRequest
-from evenkeel.domain.admission.request_facts import admission_request
 from evenkeel.domain.capacity.compatibility import Requirements
 from evenkeel.domain.capacity.pod_shares import NodeShares
 from evenkeel.domain.capacity.pool_choices import PoolChoice, Toleration
@@ -210,7 +210,7 @@ def test_nodes_of_a_type_that_the_policy_describes_are_offered() -> None:
 
     def fitting_types(gib: int, policy: Policy) -> list[str]:
         job = a_job(spec=a_spec(requires=Requirements(accelerator_memory_gib=gib)))
-        request = admission_request(job, NodeShares(nodes, ()), policy, NOW)
+        request = build_request(job, NodeShares(nodes, ()), policy, NOW)
         return [fit.instance_type for fit in pool_fits(request, nodes, policy.scheduling)]
 
     assert fitting_types(80, policy) == ["ml.x9.large"]

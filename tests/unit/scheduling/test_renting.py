@@ -6,8 +6,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evenkeel.domain.admission.admission_request import AdmissionRequest
 from evenkeel.domain.admission.pool_fits import pool_fits
-from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.capacity.compatibility import PoolEnvironment
 from evenkeel.domain.capacity.node_capacity import NodeCapacity
 from evenkeel.domain.capacity.pools import LaunchDelay, Market

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evenkeel.domain.admission.admission_request import AdmissionRequest
 from evenkeel.domain.admission.pool_fits import pool_fits
-from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
 from evenkeel.domain.admission.serving_demand import replica_requests, reserve_for_replicas
 from evenkeel.domain.capacity.compatibility import PoolEnvironment

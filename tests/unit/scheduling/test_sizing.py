@@ -1,8 +1,8 @@
 """The size at which a pending elastic job starts, with one queue for all jobs."""
 
 from evenkeel.domain.admission.admission_input import AdmissionInput
+from evenkeel.domain.admission.admission_request import AdmissionRequest
 from evenkeel.domain.admission.decide_job import AdmissionAction, AdmissionDecision
-from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
 from evenkeel.domain.admission.start_size import decide_with_sizes
 from evenkeel.domain.capacity.node_capacity import NodeCapacity

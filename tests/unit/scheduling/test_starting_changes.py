@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from evenkeel.domain.admission.admission_request import AdmissionRequest
 from evenkeel.domain.admission.decide_job import AdmissionAction, AdmissionFacts, decide
 from evenkeel.domain.admission.pool_fits import JobToPreempt, PoolFit, PreemptionPlan
-from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.admission.starting_changes import starting_changes
 from evenkeel.domain.quotas.spending import UsageLimit
 from tests.fakes.system import A_MOMENT

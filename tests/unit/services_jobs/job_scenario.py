@@ -17,7 +17,7 @@ from evenkeel.services.jobs import cancel_job, submit_job
 from evenkeel.services.jobs.check_role import Requester
 from evenkeel.services.queries import read_jobs
 from evenkeel.services.scheduling import schedule_jobs
-from evenkeel.services.storage import attempt_record, job_rows, quota_rows, read_charges, rows
+from evenkeel.services.storage import attempt_record, charge_rows, job_rows, quota_rows, rows
 from evenkeel.services.sweep import sweep_fleet, watch_cluster
 from tests.fakes import CrashPlan, FakeWorld, crashing
 from tests.fakes.cluster import CLUSTER
@@ -157,7 +157,7 @@ class JobScenario:
         return int(row.doc["accelerators"]) if row else 0
 
     def charges(self) -> list[str]:
-        return [f"CHARGE#{charge.job_id}-a{charge.attempt}" for charge in read_charges.live_charges(self.world.ledger)]
+        return [f"CHARGE#{charge.job_id}-a{charge.attempt}" for charge in charge_rows.live_charges(self.world.ledger)]
 
     def set_job(self, job: Job) -> None:
         """Store a job, as another service would."""

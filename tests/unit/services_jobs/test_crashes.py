@@ -206,7 +206,7 @@ def lose_node(scenario: JobScenario, job_id: str, attempt: int) -> None:
         avoid=(affected.nodes[0].key,),
         planned_at=now,
     )
-    scenario.set_job(scenario.job(job_id).replace(stop_request=request).with_plan(plan, is_doubted=False))
+    scenario.set_job(scenario.job(job_id).replace(stop_request=request).with_plan(plan, is_still_distrusted=False))
 
 
 JOB_EVENTS = {"succeeds": succeeds, "fails_once": fail_once, "is_cancelled": cancel_job, "loses_its_node": lose_node}

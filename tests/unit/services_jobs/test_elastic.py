@@ -520,7 +520,7 @@ def lose_node(scenario: JobScenario, job_id: str, waits_seconds: float) -> None:
     scenario.set_job(
         scenario.job(job_id)
         .replace(stop_request=stop.replace(outcome=AttemptState.LOST))
-        .with_plan(plan, is_doubted=False)
+        .with_plan(plan, is_still_distrusted=False)
     )
     stop_and_readmit(scenario, job_id)
 

@@ -9,7 +9,7 @@ from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.quotas.teams import FleetQuotas, Team
 from evenkeel.ports import Put, Write
 from evenkeel.services.jobs.check_role import Requester
-from evenkeel.services.storage import read_charges, rows
+from evenkeel.services.storage import charge_rows, rows
 from tests.fakes.cluster import GPUS
 from tests.interleaving import InterleavedLedger, at_every_point
 from tests.unit.scheduling.test_sharing import a_team
@@ -192,7 +192,7 @@ def found_faults(fleet: InterleavingFixture) -> Iterator[str]:
     alpha, beta = fleet.job(fleet.alpha), fleet.job(fleet.beta)
     if alpha.state is JobState.PENDING and beta.current_attempt:
         yield f"alpha waits behind beta: {alpha.reason}"
-    held = {charge.job_id for charge in read_charges.live_charges(scenario.world.ledger)}
+    held = {charge.job_id for charge in charge_rows.live_charges(scenario.world.ledger)}
     for job in (alpha, beta, fleet.job(fleet.low), fleet.job(fleet.high)):
         if (job.job_id in held) != job.state.has_live_attempt:
             yield f"{job.job_id} is {job.state}, and its charge is {'held' if job.job_id in held else 'not held'}"

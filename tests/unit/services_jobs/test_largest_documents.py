@@ -130,7 +130,7 @@ def test_cycle_plan_and_settlement_handle_the_largest_jobs(character: str, has_t
     assert scenario.world.telemetry.totals["WritesRejected"] == 0
 
 
-def test_an_attempt_on_a_thousand_nodes_fits_its_row() -> None:
+def test_attempt_on_thousand_nodes_fits_its_row() -> None:
     names = tuple(f"{n:04d}{'n' * 59}" for n in range(1024))
     attempt = Attempt(
         job_id=f"job-{'j' * 40}",

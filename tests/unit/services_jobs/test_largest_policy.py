@@ -125,7 +125,7 @@ def largest_changes(build: Build) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", SECTIONS)
-def test_the_largest_policy_lets_jobs_run_and_recover(name: str) -> None:
+def test_largest_policy_lets_jobs_run_and_recover(name: str) -> None:
     changes = largest_changes(SECTIONS[name])
     policy = changed(QUICK, changes)
     scenario = JobScenario(size=4, policy=policy)

@@ -120,7 +120,7 @@ def test_pending_reason_of_identical_jobs_is_not_rewritten() -> None:
     assert scenario.world.ledger.get(job_rows.job_key(jobs[2].job_id)) == before
 
 
-def test_a_strict_queue_is_not_read_past_its_head() -> None:
+def test_strict_queue_is_not_read_past_its_head() -> None:
     scenario, small = crowded_queue(60, strategy="StrictFIFO")
 
     for _ in range(20):

@@ -31,7 +31,7 @@ from evenkeel.ports import Invalid
 from evenkeel.services.jobs.check_role import Requester
 from evenkeel.services.queries import explain, plan_unsubmitted_job, read_jobs
 from evenkeel.services.queries.disclosure import Reader
-from evenkeel.services.storage import read_charges
+from evenkeel.services.storage import charge_rows
 from tests.crash_points import SIDES_AND_STEPS
 from tests.fakes import Crash, CrashPlan, a_node, a_provider_node
 from tests.fakes.cluster import CLUSTER
@@ -263,7 +263,7 @@ def test_charge_prices_the_base_and_names_the_rented_part() -> None:
     mixed = MixedScenario()
     job = mixed.run_mixed()
 
-    [charge] = read_charges.live_charges(mixed.world.ledger)
+    [charge] = charge_rows.live_charges(mixed.world.ledger)
 
     assert charge.base_node_names == mixed.scenario.attempt(job.job_id, 1).node_names
     assert (charge.accelerators, charge.priced_accelerators) == (32, 16)
@@ -341,7 +341,7 @@ def test_lost_rented_part_is_no_longer_shown_as_joining() -> None:
 def test_jobs_of_later_pages_are_examined_too() -> None:
     mixed = MixedScenario()
     job = mixed.run_base()
-    [charge] = read_charges.live_charges(mixed.world.ledger)
+    [charge] = charge_rows.live_charges(mixed.world.ledger)
     jobs = {f"job-{number:02d}": job.replace(job_id=f"job-{number:02d}") for number in range(20)}
     snapshot = CycleSnapshot(
         elastic=jobs, live_charges=tuple(charge.replace(job_id=job_id) for job_id in jobs), pending={}

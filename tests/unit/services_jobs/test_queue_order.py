@@ -20,7 +20,7 @@ def listed_job_ids(*jobs: Job, queue: str) -> list[str]:
     return [row.doc["jobId"] for row in page.rows]
 
 
-def test_a_queue_is_listed_by_priority_then_time_then_id() -> None:
+def test_queue_is_listed_by_priority_then_time_then_id() -> None:
     later = NOW + timedelta(seconds=1)
     jobs = (
         a_queued_job(1, queue="red", submitted_at=later),

@@ -602,7 +602,7 @@ def test_caps_count_a_rental_until_its_last_node_ends() -> None:
     assert (before, renting.allocation_count()) == (1, 0)
 
 
-def test_a_pool_without_limits_is_refused() -> None:
+def test_pool_without_limits_is_refused() -> None:
     renting = RentalScenario(policy=a_policy(pools=(a_pool(ON_DEMAND, Market.ON_DEMAND),)))
     renting.world.cluster.limits[CLUSTER, ON_DEMAND] = None
     _, second = renting.fill_fleet()
@@ -636,7 +636,7 @@ def test_reclaimed_spot_node_is_replaced_on_demand() -> None:
     assert renting.scenario.attempt(second.job_id, 2).pool == ON_DEMAND
 
 
-def test_a_cancelled_job_leaves_no_rental() -> None:
+def test_cancelled_job_leaves_no_rental() -> None:
     renting = RentalScenario()
     _, second = renting.fill_fleet()
     renting.scenario.run_scheduling_cycle()

@@ -43,7 +43,7 @@ def lose_attempt(scenario: JobScenario, job: Job, number: int = 1) -> str:
 # ---------------------------------------------------------------- launch
 
 
-def test_the_first_launch_raises_the_fence_and_creates_the_job() -> None:
+def test_first_launch_raises_fence_and_creates_job() -> None:
     scenario = JobScenario()
     job = scenario.started()
 
@@ -316,7 +316,7 @@ def test_resume_plan_decides_whether_checkpoint_without_manifest_is_used(
         requirement=requirement,
         planned_at=scenario.world.clock.now(),
     )
-    scenario.set_job(scenario.job(job.job_id).with_plan(plan, is_doubted=False))
+    scenario.set_job(scenario.job(job.job_id).with_plan(plan, is_still_distrusted=False))
     lose_attempt(scenario, job)
 
     scenario.launch(job.job_id, 2)
@@ -338,7 +338,7 @@ def test_each_rejected_checkpoint_is_recorded_with_its_reason() -> None:
         requirement=CheckpointRequirement.EVIDENCE,
         planned_at=scenario.world.clock.now(),
     )
-    scenario.set_job(scenario.job(job.job_id).with_plan(plan, is_doubted=False))
+    scenario.set_job(scenario.job(job.job_id).with_plan(plan, is_still_distrusted=False))
     lose_attempt(scenario, job)
 
     scenario.launch(job.job_id, 2)
@@ -380,7 +380,7 @@ def test_rank_0_chooses_checkpoints_that_functions_cannot_read() -> None:
         distrust_after=scenario.world.clock.now(),
         planned_at=scenario.world.clock.now(),
     )
-    scenario.set_job(scenario.job(job.job_id).with_plan(plan, is_doubted=False))
+    scenario.set_job(scenario.job(job.job_id).with_plan(plan, is_still_distrusted=False))
     lose_attempt(scenario, job)
 
     result = scenario.launch(job.job_id, 2)
@@ -443,7 +443,7 @@ def test_distrusted_checkpoint_is_rejected() -> None:
         distrust_after=scenario.world.clock.now().replace(second=0),
         planned_at=scenario.world.clock.now(),
     )
-    scenario.set_job(scenario.job(job.job_id).with_plan(plan, is_doubted=False))
+    scenario.set_job(scenario.job(job.job_id).with_plan(plan, is_still_distrusted=False))
     lose_attempt(scenario, job)
 
     scenario.launch(job.job_id, 2)
@@ -546,7 +546,7 @@ def test_attempt_with_a_number_below_the_fence_is_stale() -> None:
     assert not scenario.world.cluster.calls
 
 
-def test_a_settled_attempt_is_stale() -> None:
+def test_settled_attempt_is_stale() -> None:
     scenario = JobScenario()
     job = scenario.running()
     scenario.world.cluster.finish_pods(job.job_id, 1)
@@ -597,7 +597,7 @@ def test_job_created_by_a_lost_reply_is_stopped_before_settlement(*, is_late: bo
     assert scenario.world.cluster.workload(scenario.attempt(job.job_id)).has_runnable_pods
 
 
-def test_a_cancelled_job_is_not_launched() -> None:
+def test_cancelled_job_is_not_launched() -> None:
     scenario = JobScenario()
     job = scenario.started()
     scenario.cancel(job.job_id)
@@ -651,7 +651,7 @@ def test_launch_into_a_new_kueue_namespace_fails_the_job() -> None:
     assert not scenario.charges()
 
 
-def test_a_bucket_that_was_never_reachable_fails_the_job() -> None:
+def test_bucket_that_was_never_reachable_fails_job() -> None:
     scenario = JobScenario()
     job = scenario.started()
 
@@ -686,7 +686,7 @@ def test_job_without_checkpoints_restarts_from_the_beginning() -> None:
 # ---------------------------------------------------------------- running, stopping
 
 
-def test_a_running_attempt_is_marked_once() -> None:
+def test_running_attempt_is_marked_once() -> None:
     scenario = JobScenario()
     job = scenario.running()
     before = scenario.world.ledger.contents()
@@ -706,7 +706,7 @@ def test_job_cancelled_while_it_starts_stays_stopping() -> None:
     assert scenario.job(job.job_id).state is JobState.STOPPING
 
 
-def test_a_stop_uses_the_grace_of_the_request() -> None:
+def test_stop_uses_grace_of_request() -> None:
     scenario = JobScenario()
     job = scenario.running(grace_seconds=90)
     scenario.cancel(job.job_id)

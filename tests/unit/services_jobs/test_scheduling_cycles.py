@@ -43,7 +43,7 @@ def test_cycle_without_a_readable_cluster_fails_and_is_reported() -> None:
     assert cycle_report(scenario).seen_at is None
 
 
-def test_an_admission_is_one_commit_and_one_execution() -> None:
+def test_admission_is_one_commit_and_one_execution() -> None:
     scenario = JobScenario()
     job = scenario.submit()
     commits = len(scenario.world.ledger.commits)
@@ -165,7 +165,7 @@ def test_interrupted_job_takes_the_spare_before_other_jobs() -> None:
     )
     scenario.world.cluster.stop(scenario.attempt(affected.job_id), 0)
     scenario.settle(affected.job_id)
-    scenario.set_job(scenario.job(affected.job_id).with_plan(plan, is_doubted=False))
+    scenario.set_job(scenario.job(affected.job_id).with_plan(plan, is_still_distrusted=False))
 
     outcome = scenario.run_scheduling_cycle()
 
@@ -286,7 +286,7 @@ def test_only_jobs_of_an_approved_recovery_resume_in_recommend_mode(mode: Mode, 
     )
     scenario.world.cluster.stop(scenario.attempt(affected.job_id), 0)
     scenario.settle(affected.job_id)
-    scenario.set_job(scenario.job(affected.job_id).with_plan(plan, is_doubted=False))
+    scenario.set_job(scenario.job(affected.job_id).with_plan(plan, is_still_distrusted=False))
     scenario.mode = mode
 
     outcome = scenario.run_scheduling_cycle()

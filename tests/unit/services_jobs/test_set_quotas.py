@@ -56,7 +56,7 @@ def test_every_change_raises_the_tree_version_and_requests_a_cycle() -> None:
     assert len(world.cycle_requests.reasons) == 2
 
 
-def test_the_same_change_twice_is_made_once() -> None:
+def test_same_change_twice_is_made_once() -> None:
     world = FakeWorld()
     first = set_quotas_part(world, a_team())
     version = tree_version(world)

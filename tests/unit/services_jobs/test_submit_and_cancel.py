@@ -67,7 +67,7 @@ def test_invalid_job_leaves_no_rows() -> None:
     assert not scenario.world.ledger.rows
 
 
-def test_a_pending_job_is_cancelled_at_once() -> None:
+def test_pending_job_is_cancelled_at_once() -> None:
     scenario = JobScenario()
     job = scenario.submit()
 
@@ -113,7 +113,7 @@ def test_second_cancel_changes_nothing() -> None:
     assert scenario.world.ledger.contents() == before
 
 
-def test_a_job_that_ended_cannot_be_cancelled() -> None:
+def test_job_that_ended_cannot_be_cancelled() -> None:
     scenario = JobScenario()
     job = scenario.running()
     scenario.world.cluster.finish_pods(job.job_id, 1)

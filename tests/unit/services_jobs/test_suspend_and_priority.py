@@ -179,7 +179,7 @@ def test_caller_outside_the_team_cannot_change_its_job() -> None:
     assert len(scenario.world.ledger.commits) == before
 
 
-def test_a_job_of_an_unknown_team_is_refused_by_field() -> None:
+def test_job_of_unknown_team_is_refused_by_field() -> None:
     scenario = JobScenario()
     set_up_team(scenario)
 

@@ -313,7 +313,7 @@ def test_repeatedly_failed_recovery_alerts_a_person() -> None:
     assert [line.level for line in scenario.world.telemetry.lines] == ["ERROR"]
 
 
-def test_a_settled_incident_is_left_alone() -> None:
+def test_settled_incident_is_left_alone() -> None:
     scenario = JobScenario()
     an_incident(scenario, state=IncidentState.RECOVERED)
     sweep_later(scenario)
@@ -349,7 +349,7 @@ def test_unfinished_stop_of_an_attempt_is_repeated() -> None:
     assert scenario.job(job.job_id).state is JobState.STOPPING  # its workflow settles it
 
 
-def test_an_attempt_without_its_workflow_is_settled_once_it_ended() -> None:
+def test_attempt_without_its_workflow_is_settled_once_it_ended() -> None:
     scenario = JobScenario()
     job = scenario.running()
     scenario.world.workflows.finish(WorkflowName.RUN_JOB, f"{job.job_id}-a1", ExecutionState.FAILED)
@@ -363,7 +363,7 @@ def test_an_attempt_without_its_workflow_is_settled_once_it_ended() -> None:
     assert (scenario.job(job.job_id).state, scenario.usage()) == (JobState.SUCCEEDED, 0)
 
 
-def test_an_attempt_without_its_workflow_is_marked_running() -> None:
+def test_attempt_without_its_workflow_is_marked_running() -> None:
     scenario = JobScenario()
     job = scenario.started()
     scenario.launch(job.job_id)

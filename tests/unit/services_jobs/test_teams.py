@@ -199,7 +199,7 @@ def test_job_waits_if_its_namespace_belongs_to_another_team() -> None:
     assert replay(decision_records(scenario, job.job_id)[-1], scenario.policy).action == "EXCLUDED"
 
 
-def test_a_team_keeps_its_namespace_while_it_has_jobs() -> None:
+def test_team_keeps_its_namespace_while_it_has_jobs() -> None:
     scenario = shared_fleet()
     waiting = scenario.submit(team="red")
     moved = setup_of(scenario).by_name["red"].replace(namespace="rouge")
@@ -231,7 +231,7 @@ def test_preempted_job_gets_one_stop_request() -> None:
     assert scenario.timeline(low.job_id).count("preempted") == 1
 
 
-def test_a_preemption_is_one_commit() -> None:
+def test_preemption_is_one_commit() -> None:
     scenario = shared_fleet(size=2, red=16, blue=0)
     low = scenario.running(team="red", priority_class="low")
     high = scenario.submit("high", team="red", priority_class="high")

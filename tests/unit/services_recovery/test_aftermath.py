@@ -13,7 +13,7 @@ from evenkeel.domain.values import rfc3339
 from evenkeel.services.queries import read_shadow_report
 from evenkeel.services.recovery import manual_cordons
 from evenkeel.services.storage import fleet_rows, incident_rows, pagination, rows
-from evenkeel.services.sweep import inventory, unhealthy_nodes
+from evenkeel.services.sweep import inventory_steps, unhealthy_node_steps
 from evenkeel.services.sweep.sweep_run import SweepRun
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.fakes.crashes import CrashTiming
@@ -32,8 +32,8 @@ def recovery_in_observe_mode(mode: Mode = Mode.OBSERVE, **facts: Any) -> Recover
 
 def sweep(recovery: RecoveryScenario) -> None:
     sweep_run = SweepRun(recovery.world.context(policy=recovery.policy, mode=recovery.mode), {})
-    inventory.refresh_fleet(sweep_run)
-    unhealthy_nodes.resume_work(sweep_run)
+    inventory_steps.refresh_fleet(sweep_run)
+    unhealthy_node_steps.resume_work(sweep_run)
     recovery.scenario.sweep()
 
 

@@ -92,7 +92,7 @@ class ThrottledProvider(NullProvider):
         raise Throttled("list nodes: rate exceeded")
 
 
-def test_a_failed_list_is_not_repeated_for_each_wait() -> None:
+def test_failed_list_is_not_repeated_for_each_wait() -> None:
     recovery = RecoveryScenario(size=6, with_job=False)
     for number in (1, 2, 3):
         recovery.report_fault(number)
@@ -114,7 +114,7 @@ def test_watch_lists_hyperpod_once_for_many_rounds() -> None:
     ticks = recovery.policy.watch.tick_seconds
 
     for _ in range(evaluate_waits.RECORDS_MAX_TICKS):
-        reads.begin_round(recovery.now)
+        reads.begin_tick(recovery.now)
         evaluate_waits.run(recovery.context(**counted.ports), reads=reads)
         recovery.world.clock.advance(ticks)
 
@@ -122,7 +122,7 @@ def test_watch_lists_hyperpod_once_for_many_rounds() -> None:
         1,
         evaluate_waits.RECORDS_MAX_TICKS,
     )
-    reads.begin_round(recovery.now)
+    reads.begin_tick(recovery.now)
     evaluate_waits.run(recovery.context(**counted.ports), reads=reads)
     assert counted.calls["provider.nodes"] == 2
 
@@ -139,10 +139,10 @@ def test_wait_is_not_answered_from_an_older_list() -> None:
     recovery.open_wait(ConditionKind.NODE_BACK)
     recovery.world.cluster.set_node(f"hyperpod-{instance_id(2)}", boot_id="another boot")
 
-    reads.begin_round(recovery.now)
+    reads.begin_tick(recovery.now)
     old = evaluate_waits.run(recovery.context(), reads=reads)
     recovery.world.clock.advance(evaluate_waits.RECORDS_MAX_TICKS * recovery.policy.watch.tick_seconds)
-    reads.begin_round(recovery.now)
+    reads.begin_tick(recovery.now)
     fresh = evaluate_waits.run(recovery.context(), reads=reads)
 
     answered = f"{recovery.incident_id}/node-back: NODE_BACK"

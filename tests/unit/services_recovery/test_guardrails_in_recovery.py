@@ -59,7 +59,7 @@ def record_node(recovery: RecoveryScenario, number: int, **changes: Any) -> None
     kubernetes_node = next(node for node in recovery.world.cluster.by_name.values() if node.instance_id == machine)
     record = recovery.world.provider.by_id[machine]
     life = NodeLife(cluster=CLUSTER, instance_id=machine, launched_at=record.launched_at)
-    fleet_node = FleetNode.seen(
+    fleet_node = FleetNode.from_node(
         Node(life=life, kubernetes=kubernetes_node, provider=record), NONE, recovery.now
     ).replace(**changes)
     row = recovery.world.ledger.get(fleet_rows.node_key(CLUSTER, machine))

@@ -41,7 +41,7 @@ def fake() -> Iterator[FakeWorld]:
     scenario = JobScenario(size=3, policy=QUICK)
     scenario.running(nodes=2, checkpoint_uri="")
     scenario.world.workflows.executions.clear()
-    with wiring.use_world(scenario.world.as_world({"EVENKEEL_DRILLS_MAY_ACT": "true"})):
+    with wiring.use_ports(scenario.world.as_ports({"EVENKEEL_DRILLS_MAY_ACT": "true"})):
         yield scenario.world
 
 
@@ -151,7 +151,7 @@ def test_unknown_incident_is_a_permanent_error(fake: FakeWorld, name: str) -> No
     assert type(raised.value) is PermanentError
 
 
-def test_a_wait_that_cannot_be_opened_fails_its_task(fake: FakeWorld) -> None:
+def test_wait_that_cannot_be_opened_fails_its_task(fake: FakeWorld) -> None:
     with pytest.raises(PermanentError):
         call_handler("open_wait", kind="NODE_BACK", token="token-1", incidentId="inc-nobody", run=1)
 

@@ -148,7 +148,7 @@ def test_node_is_looked_up_in_fleet_table_before_provider() -> None:
 # ---------------------------------------------------------------- after the end
 
 
-def test_a_late_copy_does_not_reopen_a_settled_incident() -> None:
+def test_late_copy_does_not_reopen_settled_incident() -> None:
     recovery = RecoveryScenario()
     recovery.report_fault()
     recovery.recover()
@@ -242,7 +242,7 @@ def test_fault_on_a_node_with_hundreds_of_jobs_is_ingested() -> None:
         life=NodeLife(cluster=CLUSTER, instance_id=fact.instance_id, launched_at=world.clock.now()),
         provider=a_provider_node(1),
     )
-    fleet_node = FleetNode.seen(node, NONE, world.clock.now()).replace(
+    fleet_node = FleetNode.from_node(node, NONE, world.clock.now()).replace(
         job_ids=tuple(f"job-{n:03d}" for n in range(250))
     )
     row = fleet_rows.node_row(CLUSTER, fact.instance_id, fleet_node.to_json(), 0, None)

@@ -112,7 +112,7 @@ def test_largest_event_of_each_kind_is_ingested(name: str, character: str) -> No
 
 
 @pytest.mark.parametrize("field", ["gpu", "link", "code", "jobId"])
-def test_a_text_beyond_its_limit_makes_an_event_malformed(field: str) -> None:
+def test_text_beyond_its_limit_makes_event_malformed(field: str) -> None:
     document = json.loads(json.dumps(REPORT))
     document["detail"]["faults"][0][field] = "x" * 5_000
 
@@ -157,7 +157,7 @@ def test_answers_about_most_jobs_of_node_fit_workflow() -> None:
     reason = ", ".join(f"{job.job_id} ({job.option})" for job in back)
 
     stopped = drain_node.DrainNodeResult(outcome="JOBS_AFFECTED", reason=reason, jobs=affected)
-    planned = plan_resume.PlanResumeResult(outcome="PLANNED", reason=reason, jobs=back)
+    planned = plan_resume.PlanResumeResult(outcome=plan_resume.ResumeOutcome.PLANNED, reason=reason, jobs=back)
 
     assert len(json.dumps(stopped.to_json())) < 200_000
     assert len(json.dumps(planned.to_json())) < 200_000

@@ -41,7 +41,7 @@ class GroupScenario(RecoveryScenario):
             name = a_node(number).name
             node = self.world.cluster.set_node(name, hyperpod_cluster_id=None, created_at=born)
             life = NodeLife(cluster=CLUSTER, instance_id=instance_id(number), launched_at=born)
-            stored = FleetNode.seen(Node(life=life, kubernetes=node), Resources(accelerators=8), born)
+            stored = FleetNode.from_node(Node(life=life, kubernetes=node), Resources(accelerators=8), born)
             self.world.ledger.commit(Put(fleet_rows.node_row(CLUSTER, instance_id(number), stored.to_json(), 0, None)))
             if group:
                 self.groups.put(GroupMember(instance_id=instance_id(number), group=group, lifecycle="InService"))

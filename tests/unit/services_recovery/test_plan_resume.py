@@ -171,8 +171,8 @@ def test_elastic_job_that_lost_a_node_is_planned_smaller() -> None:
     facts = ResumeFacts.model_validate(record.facts)
 
     assert record.action == "SHRINK"
-    assert facts.fault
-    assert (facts.nodes, facts.fault.lost_nodes, facts.fault.spares) == (2, 1, 0)
+    assert facts.node_loss
+    assert (facts.nodes, facts.node_loss.lost_nodes, facts.node_loss.spares) == (2, 1, 0)
     assert replay(record, recovery.policy).differs_from(record) == ""
     assert plan
     assert plan.shrinks_at == recovery.incident.opened_at + timedelta(

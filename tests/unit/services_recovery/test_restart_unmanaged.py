@@ -22,7 +22,7 @@ from evenkeel.domain.replay import replay
 from evenkeel.ports import NotAllowed, Put, Table, Unreachable
 from evenkeel.services.recovery import cordon_node, drain_node, plan_recovery, restart_unmanaged
 from evenkeel.services.storage import fleet_rows, incident_rows, rows, unmanaged_restart_rows
-from evenkeel.services.sweep import unmanaged_restarts
+from evenkeel.services.sweep import unmanaged_restart_steps
 from evenkeel.services.sweep.sweep_run import SweepRun
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.fakes.unmanaged_jobs import FREE_NODE
@@ -372,8 +372,8 @@ def test_sweeper_finds_a_job_that_failed_after_the_drain() -> None:
     recovery = recovery_with_unmanaged_jobs(a_job(recreation=PodRecreation.BY_OWNER))
     recovery.world.cluster.submit(CLUSTER, a_failed_job())
 
-    unmanaged_restarts.continue_restarts(run_sweep(recovery))
-    unmanaged_restarts.continue_restarts(run_sweep(recovery))
+    unmanaged_restart_steps.continue_restarts(run_sweep(recovery))
+    unmanaged_restart_steps.continue_restarts(run_sweep(recovery))
 
     assert restart_steps(recovery) == [("delete_job", LABEL), ("create_job", LABEL)]
 

@@ -41,7 +41,7 @@ def report_corrupting_fault(recovery: RecoveryScenario) -> None:
 
 
 def sweep(recovery: RecoveryScenario) -> None:
-    recovery.call_until_done(lambda: plan_resume.roll_back_suspect_jobs(recovery.incident, recovery.context()))
+    recovery.call_until_done(lambda: plan_resume.roll_back_jobs(recovery.incident, recovery.context()))
 
 
 def resumed_step(recovery: RecoveryScenario) -> int | None:

@@ -607,7 +607,7 @@ def test_karpenter_node_is_drained_and_terminated_once() -> None:
     born = recovery.now
     node = recovery.world.cluster.set_node(NODE, labels=labels, hyperpod_cluster_id=None, created_at=born)
     life = NodeLife(cluster=CLUSTER, instance_id=instance_id(1), launched_at=born)
-    stored = FleetNode.seen(Node(life=life, kubernetes=node), Resources(accelerators=8), born)
+    stored = FleetNode.from_node(Node(life=life, kubernetes=node), Resources(accelerators=8), born)
     recovery.world.ledger.commit(Put(fleet_rows.node_row(CLUSTER, instance_id(1), stored.to_json(), 0, None)))
     recovery.report_fault(source="kubernetes.node", fault_key="node:not_ready", observed_at=recovery.now)
     recovery.set_fault_label(instance_id(1), "NvidiaErrorReboot")

@@ -14,7 +14,7 @@ from evenkeel.ports import Refused
 from evenkeel.services.queries import read_fleet, read_incidents
 from evenkeel.services.recovery import plan_recovery, set_manual_cordon
 from evenkeel.services.storage import incident_rows, rows
-from evenkeel.services.sweep import inventory, unhealthy_nodes
+from evenkeel.services.sweep import inventory_steps, unhealthy_node_steps
 from evenkeel.services.sweep.sweep_run import SweepRun
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.unit.services_recovery.recovery_scenario import QUICK, RecoveryScenario, a_fact, answer_plan
@@ -32,8 +32,8 @@ def a_sweep_run(recovery: RecoveryScenario) -> SweepRun:
 def sweep(recovery: RecoveryScenario) -> int:
     """Look at the fleet as the sweep does; return how many recoveries were resumed."""
     sweep_run = a_sweep_run(recovery)
-    inventory.refresh_fleet(sweep_run)
-    return unhealthy_nodes.resume_work(sweep_run)
+    inventory_steps.refresh_fleet(sweep_run)
+    return unhealthy_node_steps.resume_work(sweep_run)
 
 
 def newest_incident(recovery: RecoveryScenario) -> Incident:

@@ -59,7 +59,7 @@ def world() -> Iterator[FakeWorld]:
         life = NodeLife(cluster=CLUSTER, instance_id=instance_id(number), launched_at=A_MOMENT)
         node = FleetNode(life=life, slot=life.key, node_name=f"node-{number}", changed_at=A_MOMENT)
         fake.ledger.commit(Put(fleet_rows.node_row(CLUSTER, instance_id(number), node.to_json(), 0, None)))
-    with wiring.use_world(fake.as_world()):
+    with wiring.use_ports(fake.as_ports()):
         yield fake
 
 
@@ -95,7 +95,7 @@ def test_spot_notice_behind_nine_health_events_opens_first(world: FakeWorld) -> 
 
     world.workflows.start = noting_start  # type: ignore[assignment, method-assign]  # notes when each recovery starts
     vars(world).update(counted.ports)
-    with wiring.use_world(world.as_world()):
+    with wiring.use_ports(world.as_ports()):
         assert deliver_batch(event_storm()) == []
 
     assert incidents_in_order(world)[0].life.instance_id == instance_id(SPOT_MACHINE)

@@ -252,7 +252,7 @@ def test_pods_on_a_lost_node_are_not_awaited(waits: Waits) -> None:
     assert waits.evaluate_waits() == ["STOPPED"]
 
 
-def test_a_settled_attempt_ends_its_waits(waits: Waits) -> None:
+def test_settled_attempt_ends_its_waits(waits: Waits) -> None:
     waits.open_wait()
     waits.world.cluster.finish_pods(waits.job_id, 1)
     waits.scenario.settle(waits.job_id)

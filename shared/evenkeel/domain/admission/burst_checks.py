@@ -17,13 +17,13 @@ from evenkeel.domain.decisions import Alternative
 from evenkeel.domain.external.burst_check import RENTAL_NODE_LABEL, BurstCheckAnswer, BurstCheckState, CheckedWorkload
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.nodes import KARPENTER_LABEL
+from evenkeel.domain.plurals import count_of
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.renting.burst_policy import RentedPool
 from evenkeel.domain.renting.candidates import PlacementContext, environment_in, placement_facts
 from evenkeel.domain.renting.placement import PlacementAction, PlacementDecision, PlacementFacts, choose_pool
 from evenkeel.domain.renting.rental import Rental, RentalState
 from evenkeel.domain.values import Instant, Value
-from evenkeel.domain.words import count_of
 
 _FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 60, 1800
 """Kueue's own defaults for its ProvisioningRequests: `apis/kueue/v1beta2/provisioningrequestconfig_types.go`."""

@@ -5,10 +5,10 @@ from datetime import datetime
 from typing import NamedTuple
 
 from evenkeel.domain.admission.admission_input import AdmissionInput
+from evenkeel.domain.admission.admission_request import AdmissionRequest
 from evenkeel.domain.admission.authority import AdmissionAuthority
+from evenkeel.domain.admission.build_request import build_request
 from evenkeel.domain.admission.queue_cursors import QueueCursors
-from evenkeel.domain.admission.request import AdmissionRequest
-from evenkeel.domain.admission.request_facts import admission_request
 from evenkeel.domain.admission.scheduler_state import SchedulerState
 from evenkeel.domain.admission.start_size import delay_smaller_start
 from evenkeel.domain.capacity.node_capacity import NodeCapacity
@@ -125,7 +125,7 @@ class CycleSnapshot(NamedTuple):
         shares = NodeShares(self.capacities, policy.burst.pools)
         return tuple(
             delay_smaller_start(
-                admission_request(self.rental_book.in_rented_cluster(job), shares, policy, now),
+                build_request(self.rental_book.in_rented_cluster(job), shares, policy, now),
                 job.lost_at,
                 policy.scheduling.elastic,
             )

@@ -13,7 +13,9 @@ from typing import NamedTuple
 
 from evenkeel.domain.admission import departure_plan, displacement_plan, mixed_plan, rent_plan
 from evenkeel.domain.admission.admission_input import AdmissionInput
+from evenkeel.domain.admission.admission_request import AdmissionRequest
 from evenkeel.domain.admission.authority import AdmissionAuthority
+from evenkeel.domain.admission.build_request import with_default_amounts
 from evenkeel.domain.admission.cycle_plan import (
     AdmissionStep,
     CyclePlan,
@@ -38,8 +40,6 @@ from evenkeel.domain.admission.decide_job import (
 )
 from evenkeel.domain.admission.decide_queue import decide_queue
 from evenkeel.domain.admission.queue_cursors import ALL_JOBS
-from evenkeel.domain.admission.request import AdmissionRequest
-from evenkeel.domain.admission.request_facts import with_open_amounts
 from evenkeel.domain.admission.resize_facts import ResizePlan
 from evenkeel.domain.admission.resize_plan import plan_resizes
 from evenkeel.domain.admission.serving_demand import (
@@ -235,7 +235,7 @@ def _decide_pending_jobs(
 def _hand_over_to_kueue(snapshot: CycleSnapshot, now: datetime) -> QueuePlan:
     """Hand each job over to the LocalQueue of its team, where Kueue alone admits jobs."""
     shares = NodeShares(())
-    admission_requests = (with_open_amounts(AdmissionRequest.of(job), shares) for job in snapshot.eligible_jobs())
+    admission_requests = (with_default_amounts(AdmissionRequest.of(job), shares) for job in snapshot.eligible_jobs())
     requests = sorted(admission_requests, key=lambda request: request.queue_order_key)
     delegated = (delegate_to_kueue(request, snapshot.setup.local_queue_of(request.team), now) for request in requests)
     return QueuePlan(

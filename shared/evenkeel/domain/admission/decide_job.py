@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from pydantic import Field
 
+from evenkeel.domain.admission.admission_request import AdmissionRequest
 from evenkeel.domain.admission.pool_fits import (
     JobToPreempt,
     PoolFit,
@@ -15,7 +16,6 @@ from evenkeel.domain.admission.pool_fits import (
     pool_instance_types,
     why_no_fit,
 )
-from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.decisions import Alternative
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState, RentedPart
 from evenkeel.domain.jobs.charge import Charge
@@ -24,11 +24,11 @@ from evenkeel.domain.kueue import quantities
 from evenkeel.domain.kueue.assignment import FlavorMode
 from evenkeel.domain.kueue.decisions import CycleDecision, Result
 from evenkeel.domain.nodes import NodeLife
+from evenkeel.domain.plurals import count_of
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.quotas.quota_facts import QuotaFacts, replay_quota
 from evenkeel.domain.quotas.spending import UsageLimit
 from evenkeel.domain.values import Instant, Sentence, Value
-from evenkeel.domain.words import count_of
 
 
 class AdmissionAction(StrEnum):

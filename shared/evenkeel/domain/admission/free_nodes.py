@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from evenkeel.domain.admission.admission_input import AdmissionInput
+from evenkeel.domain.admission.admission_request import AdmissionRequest
 from evenkeel.domain.admission.pool_fits import (
     PoolFit,
     SharedFits,
@@ -10,7 +11,6 @@ from evenkeel.domain.admission.pool_fits import (
     pool_fits,
     stays_long_enough,
 )
-from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
 from evenkeel.domain.capacity import network_topology
 from evenkeel.domain.capacity.node_capacity import NodeCapacity, with_freed

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from evenkeel.domain.admission.admission_input import AdmissionInput
+from evenkeel.domain.admission.admission_request import AdmissionRequest
 from evenkeel.domain.admission.cycle_plan import MixedStep
 from evenkeel.domain.admission.cycle_snapshot import CycleSnapshot
 from evenkeel.domain.admission.decide_job import AdmissionAction, AdmissionDecision, with_rented_part
 from evenkeel.domain.admission.pool_fits import is_schedulable_for, missing_efa
 from evenkeel.domain.admission.rent_plan import capacities_after_admissions, placement_context
-from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.admission.resize_facts import JoinFacts, PlannedResize, ResizeFacts
 from evenkeel.domain.capacity.node_capacity import NodeCapacity
 from evenkeel.domain.elastic.grow_shrink import SizeChange, backoff_until
@@ -49,8 +49,8 @@ def jobs_to_examine(snapshot: CycleSnapshot, policy: Policy, now: datetime) -> t
     if not policy.burst.pools:
         return ()
     charges = {charge.job_id: charge for charge in snapshot.live_charges}
-    by_id = (job for _, job in sorted(snapshot.elastic.items()))
-    jobs = tuple(job for job in by_id if _may_get_rented_part(job, charges, snapshot, policy, now))
+    jobs_by_id = (job for _, job in sorted(snapshot.elastic.items()))
+    jobs = tuple(job for job in jobs_by_id if _may_get_rented_part(job, charges, snapshot, policy, now))
     pages = max(1, -(-len(jobs) // _MAX_EXAMINED))
     start = int(now.timestamp()) // 60 % pages * _MAX_EXAMINED
     return jobs[start : start + _MAX_EXAMINED]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from pydantic import Field
 
-from evenkeel.domain.admission.request import AdmissionRequest
+from evenkeel.domain.admission.admission_request import AdmissionRequest
 from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
 from evenkeel.domain.capacity import compatibility, efa, instance_types, network_topology
 from evenkeel.domain.capacity.compatibility import Requirements, differences
@@ -16,9 +16,9 @@ from evenkeel.domain.capacity.network_topology import NetworkLevel
 from evenkeel.domain.capacity.node_capacity import TAINTED, NodeCapacity
 from evenkeel.domain.capacity.pool_choices import all_tolerated, preference_rank
 from evenkeel.domain.nodes import NodeLife
+from evenkeel.domain.plurals import count_of
 from evenkeel.domain.resources import Resources
 from evenkeel.domain.values import Value
-from evenkeel.domain.words import count_of
 
 
 class PoolFit(Value):

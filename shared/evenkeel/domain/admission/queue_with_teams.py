@@ -17,6 +17,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from evenkeel.domain.admission.admission_input import AdmissionInput
+from evenkeel.domain.admission.admission_request import AdmissionRequest
 from evenkeel.domain.admission.decide_job import (
     AdmissionAction,
     AdmissionDecision,
@@ -34,7 +35,6 @@ from evenkeel.domain.admission.pool_fits import (
     why_no_fit,
 )
 from evenkeel.domain.admission.queue_without_teams import FifoBarrier
-from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
 from evenkeel.domain.admission.team_queues import TeamQueues
 from evenkeel.domain.economics.economy_policy import EconomyPolicy
@@ -49,11 +49,11 @@ from evenkeel.domain.quotas.quota_facts import KueueCycleState, quota_facts_of
 from evenkeel.domain.quotas.spending import UsageLimit
 
 _MAX_KUEUE_CYCLES = 2000
-"""Maximum Kueue cycles for the jobs of one turn. Then the decisions so far are final."""
+"""Maximum Kueue cycles for the jobs of one phase. Then the decisions so far are final."""
 
 
-class DecisionTurn(IntEnum):
-    """The order of decisions within a scheduling cycle. All jobs of one turn are decided before the next turn."""
+class AdmissionPhase(IntEnum):
+    """The order of decisions within a scheduling cycle. All jobs of one phase are decided before the next phase."""
 
     INTERRUPTED = 0
     """Jobs that had nodes before."""
@@ -129,7 +129,7 @@ class _TeamAdmission:
             declarations.rules,
             self._assign_nodes,
         )
-        self.queues.load_use(self.scheduler)
+        self.queues.load_usage(self.scheduler)
         self.queued_jobs: dict[str, _QueuedJob] = {}
         """Jobs that take part in the Kueue cycles, by id."""
         self.documents = DocumentCache()
@@ -150,19 +150,19 @@ class _TeamAdmission:
     # ------------------------------------------------------------ the order of decisions
 
     def run(self) -> tuple[AdmissionDecision, ...]:
-        """Decide about the jobs of each turn in order. Within a turn, run Kueue cycles until nothing changes."""
+        """Decide about the jobs of each phase in order. Within a phase, run Kueue cycles until nothing changes."""
         waiting = sorted(self.admission_input.pending, key=lambda request: request.queue_order_key)
         for request in waiting:
             if decision := self._decision_without_quota(request):
                 self.final_decisions[request.job_id] = decision
             else:
                 self.queued_jobs[request.job_id] = _QueuedJob(request, self.queues.to_kueue(request))
-        for turn in DecisionTurn:
+        for phase in AdmissionPhase:
             job_ids = []
             for job_id, job in self.queued_jobs.items():
-                if self._turn_of(job.request) is not turn:
+                if self._phase_of(job.request) is not phase:
                     continue
-                # Admissions of an earlier turn count towards the limits of this one.
+                # Admissions of an earlier phase count towards the limits of this one.
                 if decision := self._decision_over_limit(job.request):
                     self.final_decisions[job_id] = decision
                 else:
@@ -176,10 +176,10 @@ class _TeamAdmission:
                 self.final_decisions[request.job_id] = self._decide_waiting(request)
         return tuple(self.final_decisions.values())
 
-    def _turn_of(self, request: AdmissionRequest) -> DecisionTurn:
+    def _phase_of(self, request: AdmissionRequest) -> AdmissionPhase:
         if request.job_id in self.decided_last:
-            return DecisionTurn.LAST
-        return DecisionTurn.INTERRUPTED if request.has_prior_grant else DecisionTurn.NEW
+            return AdmissionPhase.LAST
+        return AdmissionPhase.INTERRUPTED if request.has_prior_grant else AdmissionPhase.NEW
 
     def _decision_without_quota(self, request: AdmissionRequest) -> AdmissionDecision | None:
         """Return the decision about a job that needs no quota: it backs off, is excluded, or can never start here."""

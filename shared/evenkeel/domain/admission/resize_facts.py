@@ -7,8 +7,8 @@ from evenkeel.domain.decisions import Alternative
 from evenkeel.domain.elastic.grow_shrink import GrowFacts, ResizeDecision, SizeChange, plan_growth, plan_shrink
 from evenkeel.domain.elastic.sizes import ElasticJob
 from evenkeel.domain.jobs.job import ResizeRequest
+from evenkeel.domain.plurals import count_of
 from evenkeel.domain.values import Value
-from evenkeel.domain.words import count_of
 
 MAY_SHRINK, NEEDS_IT = 0, 1
 """Priorities for `plan_shrink`: jobs that it may shrink, and jobs that need nodes, as the queue rules say."""

@@ -14,11 +14,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime
 
 from evenkeel.domain.admission.admission_input import AdmissionInput
+from evenkeel.domain.admission.admission_request import AdmissionRequest
+from evenkeel.domain.admission.build_request import build_request
 from evenkeel.domain.admission.decide_job import AdmissionAction, AdmissionDecision
 from evenkeel.domain.admission.decide_queue import decide_queue
 from evenkeel.domain.admission.pool_fits import pool_fits, subtract_all_assigned
-from evenkeel.domain.admission.request import AdmissionRequest
-from evenkeel.domain.admission.request_facts import admission_request
 from evenkeel.domain.admission.resize_facts import (
     MAY_SHRINK,
     NEEDS_IT,
@@ -486,7 +486,7 @@ class _ResizePlanner:
     def _would_start_at(self, job: Job, nodes: int) -> bool:
         """Whether the rules would start a running job at another size if it waited instead."""
         fleet = self._fleet_after_shrinks({job.job_id: 0})
-        request = admission_request(job, self.shares, self.policy, self.now).replace_unchecked(
+        request = build_request(job, self.shares, self.policy, self.now).replace_unchecked(
             nodes=nodes, requested_nodes=0, sizes=(), is_resize=True, queued_at=job.queued_at
         )
         decisions = self._decide_queue(fleet._replace(pending=(request,)))

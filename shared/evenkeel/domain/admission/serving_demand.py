@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
+from evenkeel.domain.admission.admission_request import AdmissionRequest
 from evenkeel.domain.admission.pool_fits import is_schedulable_for, pool_fits, subtract_assigned
-from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
 from evenkeel.domain.capacity.node_capacity import NodeCapacity
 from evenkeel.domain.capacity.pool_choices import PoolChoice

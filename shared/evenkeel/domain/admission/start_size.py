@@ -11,9 +11,9 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from evenkeel.domain.admission.admission_input import AdmissionInput
+from evenkeel.domain.admission.admission_request import AdmissionRequest
 from evenkeel.domain.admission.decide_job import AdmissionAction, AdmissionDecision
 from evenkeel.domain.admission.decide_queue import decide_queue
-from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.elastic.sizes import ElasticPolicy
 from evenkeel.domain.policy import Policy
 

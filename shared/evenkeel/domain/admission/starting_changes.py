@@ -3,8 +3,8 @@
 from evenkeel.domain.admission.decide_job import AdmissionAction, AdmissionFacts
 from evenkeel.domain.admission.pool_fits import PoolFit
 from evenkeel.domain.kueue.why import AdmittingChange
+from evenkeel.domain.plurals import count_of
 from evenkeel.domain.quotas.spending import UsageLimit
-from evenkeel.domain.words import count_of
 
 _MAX_POOLS = 3
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from evenkeel.domain.admission.admission_input import AdmissionInput
-from evenkeel.domain.admission.request import AdmissionRequest
+from evenkeel.domain.admission.admission_request import AdmissionRequest
 from evenkeel.domain.capacity import instance_types
 from evenkeel.domain.economics.economy_policy import EconomyPolicy
 from evenkeel.domain.jobs.charge import Charge
@@ -31,7 +31,7 @@ class TeamQueues:
         self._documents = QuotaDocuments(Profile.EVENKEEL, setup.rules)
         self._documents.queues = dict(self.by_name)
 
-    def load_use(self, scheduler: Scheduler) -> None:
+    def load_usage(self, scheduler: Scheduler) -> None:
         """Pass the time, the past use, the admitted jobs and the recent evictions to Kueue's scheduler."""
         scheduler.snapshot.now = self._now.timestamp()
         for team, submitters in self._admission_input.used.items():

@@ -107,7 +107,7 @@ def stored_capacity(
         unhealthy: Nodes that need a repair and get none.
     """
     listed = sorted(nodes, key=lambda node: node.life.key)
-    resources_used = taken_resources({_node_key(node): node.in_use for node in listed}, charged)
+    resources_used = resources_not_free({_node_key(node): node.in_use for node in listed}, charged)
     return tuple(_stored_capacity_of(node, resources_used, unhealthy) for node in listed)
 
 
@@ -128,7 +128,7 @@ def idle_capacity(node: FleetNode, offered: Resources) -> NodeCapacity:
     )
 
 
-def taken_resources(
+def resources_not_free(
     in_use: Mapping[NodeKey, Resources],
     charged: Mapping[NodeKey, Resources],
     not_started: Mapping[NodeKey, Resources] | None = None,

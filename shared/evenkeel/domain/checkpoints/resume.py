@@ -15,8 +15,8 @@ from evenkeel.domain.checkpoints.layout import CheckpointRef
 from evenkeel.domain.checkpoints.manifest import Manifest
 from evenkeel.domain.checkpoints.proof import CheckpointContents, Distrust, Proof, readable_manifest, verify
 from evenkeel.domain.jobs.job import CheckpointRequirement
+from evenkeel.domain.plurals import count_of
 from evenkeel.domain.values import Value
-from evenkeel.domain.words import count_of
 
 
 class ContentsNeeded(Value):

@@ -104,7 +104,7 @@ def type_commitments(
     )
 
 
-def plain_type(instance_type: str) -> str:
+def ec2_type(instance_type: str) -> str:
     """Return EC2's name of an instance type."""
     return instance_type.removeprefix(HYPERPOD_PREFIX)
 
@@ -113,8 +113,8 @@ def _by_type(pools: Iterable[PoolDemand], hour: int) -> dict[str, tuple[int, int
     """Return the GPU-seconds held and waited for in one hour, by instance type, without types that have neither."""
     amounts: dict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
     for pool in pools:
-        held_gpu_seconds, waiting = amounts[plain_type(pool.instance_type)]
-        amounts[plain_type(pool.instance_type)] = (
+        held_gpu_seconds, waiting = amounts[ec2_type(pool.instance_type)]
+        amounts[ec2_type(pool.instance_type)] = (
             held_gpu_seconds + pool.held_gpu_seconds[hour],
             waiting + pool.waiting_gpu_seconds[hour],
         )

@@ -37,8 +37,8 @@ from evenkeel.domain.economics.failure_rates import (
     failure_rate,
     rates_by,
 )
+from evenkeel.domain.plurals import count_of
 from evenkeel.domain.values import Instant, Value
-from evenkeel.domain.words import count_of
 
 _SIGNIFICANCE = 0.05
 _MAX_NODES = 20

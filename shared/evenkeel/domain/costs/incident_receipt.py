@@ -170,17 +170,17 @@ def node_outage(
         return _no_outage(start, is_over=True, gpus=gpus, why="No record says when the node took work again.")
     end = max(start, back or now)
     spans = subtract_spans(Span(start, end), with_jobs)
-    uncounted = sum(microseconds(span.end - span.start) for span in spans)
+    microseconds_without_jobs = sum(microseconds(span.end - span.start) for span in spans)
     total = microseconds(end - start)
     return NodeOutage(
         started_at=start,
         ended_at=end,
         is_over=is_over,
         seconds=total / 1e6,
-        counted_with_jobs_seconds=(total - uncounted) / 1e6,
+        counted_with_jobs_seconds=(total - microseconds_without_jobs) / 1e6,
         gpus=gpus,
-        gpu_hours=None if gpus is None else gpus * uncounted / MICROSECONDS_PER_HOUR,
-        usd_micros=None if gpus is None else cost_usd_micros(gpus * uncounted, price),
+        gpu_hours=None if gpus is None else gpus * microseconds_without_jobs / MICROSECONDS_PER_HOUR,
+        usd_micros=None if gpus is None else cost_usd_micros(gpus * microseconds_without_jobs, price),
         why_unknown="" if gpus is not None else "The type of the node is unknown.",
     )
 

@@ -202,7 +202,7 @@ def _priced_loss(
         spans += [(receipt_part.stage, span) for span in part_spans]
     resumed = times.resumed
     if resumed is None or resumed.trained_at is None:
-        parts.append(_unknown_part(Stage.RESTORE, resumed or attempt, "not recorded"))
+        parts.append(_part_without_times(Stage.RESTORE, resumed or attempt, "not recorded"))
     standstill_microseconds = [
         round(receipt_part.seconds * 1e6)
         for receipt_part in parts
@@ -249,7 +249,7 @@ def _priced_parts(
     last = times.stage_ends[-1].at
     stage_ends, at, record = times.stage_ends, times.start, times.start_record
     if at is None:
-        yield _unknown_part(Stage.REPEATED_WORK, attempt, "resume point not recorded"), []
+        yield _part_without_times(Stage.REPEATED_WORK, attempt, "resume point not recorded"), []
         first, stage_ends = times.stage_ends[0], times.stage_ends[1:]
         at, record = first.at, first.record
         at = min(filter(None, (at, attempt.ended_at)))
@@ -297,7 +297,7 @@ def _priced_part(
     )
 
 
-def _unknown_part(stage: Stage, attempt: Attempt, why: str) -> ReceiptPart:
+def _part_without_times(stage: Stage, attempt: Attempt, why: str) -> ReceiptPart:
     return ReceiptPart(
         stage=stage,
         seconds=None,

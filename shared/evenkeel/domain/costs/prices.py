@@ -9,8 +9,8 @@ from evenkeel.domain.economics import money
 from evenkeel.domain.economics.economy_policy import EconomyPolicy
 from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.jobs.attempt import Attempt
+from evenkeel.domain.plurals import count_of
 from evenkeel.domain.renting.rental import Rental
-from evenkeel.domain.words import count_of
 
 
 def prices_of(

@@ -13,8 +13,8 @@ from fractions import Fraction
 from math import comb
 
 from evenkeel.domain.economics.figure_checks import WrongFigure, whole_number
+from evenkeel.domain.plurals import count_of
 from evenkeel.domain.values import Value
-from evenkeel.domain.words import count_of
 
 _MAX_MACHINES = 10_240
 """The exact counts of more machines take long, and have more digits than Python prints."""

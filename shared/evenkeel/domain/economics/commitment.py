@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from pydantic import Field
 
 from evenkeel.domain.economics.figure_checks import FigureDocument, WrongFigure, at_least, more_than, whole_number
+from evenkeel.domain.plurals import count_of
 from evenkeel.domain.values import Instant, Value
-from evenkeel.domain.words import count_of
 
 _MAX_HOURS = 200_000
 _MAX_UNITS = 100_000

@@ -20,8 +20,8 @@ from evenkeel.domain.economics.failure_rates import FailureRate
 from evenkeel.domain.economics.figure_checks import WrongFigure
 from evenkeel.domain.economics.fleet_request import FleetRequest, ForecastGroup, RecoveryTimes
 from evenkeel.domain.economics.published_tables import TABLE_2, TABLE_3
+from evenkeel.domain.plurals import count_of
 from evenkeel.domain.values import Value
-from evenkeel.domain.words import count_of
 
 ENDS = ("low", "estimate", "high")
 POSSIBLE_DETECT_SECONDS = 10.0

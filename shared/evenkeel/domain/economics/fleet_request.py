@@ -8,7 +8,7 @@ from evenkeel.domain.capacity.pools import Market
 from evenkeel.domain.economics.effective_training_time import DowntimeModel
 from evenkeel.domain.economics.failure_rates import FailureRate, failure_rate, stated_rate
 from evenkeel.domain.economics.figure_checks import FigureDocument, Name
-from evenkeel.domain.words import count_of
+from evenkeel.domain.plurals import count_of
 
 MIN_NODE_HOURS = 1.0
 """A shorter observation gives no useful rate."""

@@ -10,8 +10,8 @@ from evenkeel.domain.capacity.pools import Pool
 from evenkeel.domain.economics import money
 from evenkeel.domain.economics.economy_policy import NEW_TYPE, EconomyPolicy, SitePrice, list_accelerator_price
 from evenkeel.domain.names import unknown_name
+from evenkeel.domain.plurals import count_of
 from evenkeel.domain.values import Value
-from evenkeel.domain.words import count_of
 
 _MAX_LIST_DIFFERENCE = 0.5
 """Largest plausible difference from the list price, as a share: a discount is rarely larger."""

@@ -16,8 +16,8 @@ from statistics import median
 
 from evenkeel.domain.decisions import Alternative
 from evenkeel.domain.elastic.sizes import ElasticJob, ElasticPolicy
+from evenkeel.domain.plurals import count_of
 from evenkeel.domain.values import Instant, Value
-from evenkeel.domain.words import count_of
 
 
 class SizeChange(Value):
@@ -177,7 +177,7 @@ def plan_shrink(jobs: Sequence[ElasticJob], nodes: int, priority: int) -> Resize
         job.job_id: job.nodes - job.sizes.legal[0] for job in victims if job.sizes and job.nodes > job.sizes.legal[0]
     }
     if sum(gives.values()) >= nodes:
-        shrunk = _cheapest_set([job for job in victims if job.job_id in gives], gives, nodes, usual, is_killed=False)
+        shrunk = _cheapest_set([job for job in victims if job.job_id in gives], gives, nodes, usual, is_stopped=False)
         return _shrink_decision(shrunk, nodes, usual, jobs, priority)
     max_freed = sum(job.nodes if job.is_preemptable else gives.get(job.job_id, 0) for job in victims)
     if max_freed < nodes:
@@ -189,7 +189,7 @@ def plan_shrink(jobs: Sequence[ElasticJob], nodes: int, priority: int) -> Resize
             short=short,
         )
     # As few jobs as possible are stopped, first the jobs that lose least. All other jobs that can shrink do so.
-    victims.sort(key=lambda job: (job.lost_gpu_seconds(usual, is_killed=True), job.job_id))
+    victims.sort(key=lambda job: (job.lost_gpu_seconds(usual, is_stopped=True), job.job_id))
     preemptable_jobs = [job for job in victims if job.is_preemptable]
     for count in range(1, len(preemptable_jobs) + 1):
         options = []
@@ -199,8 +199,8 @@ def plan_shrink(jobs: Sequence[ElasticJob], nodes: int, priority: int) -> Resize
             freed = sum(job.nodes for job in stopped)
             if freed + sum(gives[job.job_id] for job in elastic_jobs) < nodes:
                 continue
-            shrunk = _cheapest_set(elastic_jobs, gives, nodes - freed, usual, is_killed=False) if nodes > freed else []
-            lost = sum(job.lost_gpu_seconds(usual, is_killed=True) for job in stopped)
+            shrunk = _cheapest_set(elastic_jobs, gives, nodes - freed, usual, is_stopped=False) if nodes > freed else []
+            lost = sum(job.lost_gpu_seconds(usual, is_stopped=True) for job in stopped)
             lost += sum(job.lost_gpu_seconds(usual) for job, _ in shrunk)
             options.append((lost, sorted(stopped_ids), [*((job, job.nodes) for job in stopped), *shrunk]))
         if options:
@@ -217,12 +217,12 @@ enough."""
 
 
 def _cheapest_set(
-    candidates: Sequence[ElasticJob], gives: dict[str, int], nodes: int, usual: float, *, is_killed: bool
+    candidates: Sequence[ElasticJob], gives: dict[str, int], nodes: int, usual: float, *, is_stopped: bool
 ) -> list[tuple[ElasticJob, int]]:
     """Return jobs with the number of nodes that each frees: enough nodes, at the least loss."""
 
     def lost(job: ElasticJob) -> float:
-        return job.lost_gpu_seconds(usual, is_killed=is_killed)
+        return job.lost_gpu_seconds(usual, is_stopped=is_stopped)
 
     chosen: Sequence[ElasticJob]
     if len(candidates) <= _MAX_EXHAUSTIVE:
@@ -258,7 +258,7 @@ def _shrink_decision(
     resizes = []
     for job, nodes_freed in freed:
         to_nodes = job.nodes - nodes_freed
-        lost = job.lost_gpu_seconds(usual, is_killed=not to_nodes)
+        lost = job.lost_gpu_seconds(usual, is_stopped=not to_nodes)
         change_text = f"shrinks from {job.nodes} to {count_of(to_nodes, 'node')}" if to_nodes else "is stopped"
         reason = f"{job.job_id} {change_text} and loses {lost:.0f} GPU-seconds."
         resizes.append(

@@ -72,10 +72,10 @@ class ElasticJob(Value):
         """Return the work of the job at a size, as the number of nodes that would do it without scaling loss."""
         return self.throughput.equivalent_nodes(nodes) if self.throughput else float(nodes)
 
-    def lost_gpu_seconds(self, usual_seconds: float, *, is_killed: bool = False) -> float:
+    def lost_gpu_seconds(self, usual_seconds: float, *, is_stopped: bool = False) -> float:
         """Return the accelerator-seconds that the job loses by a resize, or by its stop."""
         since = usual_seconds if self.since_checkpoint_seconds is None else self.since_checkpoint_seconds
-        lost = self.resize_seconds + (since if is_killed or not self.can_save else 0.0)
+        lost = self.resize_seconds + (since if is_stopped or not self.can_save else 0.0)
         return lost * self.nodes * self.accelerators_per_node
 
 

@@ -36,7 +36,7 @@ class SourcePolicy(Section):
     kubernetes_list_seconds: Seconds = 180
     """A complete list of the nodes, pods and Jobs of one cluster."""
     kubernetes_watch_seconds: Seconds = 180
-    """A round of the watch over one cluster."""
+    """A tick of the watch over one cluster."""
     kueue_seconds: Seconds = 600
     """The Kueue objects of one cluster."""
     hyperpod_seconds: Seconds = 300

@@ -13,8 +13,8 @@ from pydantic import Field
 from evenkeel.domain.health.classification import ClassifiedFact
 from evenkeel.domain.health.faults import Fault, RecurKey, Rung, Severity
 from evenkeel.domain.health.incidents import AffectedNode, NodeFact, Recurrence
+from evenkeel.domain.plurals import count_of
 from evenkeel.domain.values import Instant, Value
-from evenkeel.domain.words import count_of
 
 HISTORY_WINDOW = timedelta(days=30)
 """How long occurrences are kept: the longest window of the catalogue."""

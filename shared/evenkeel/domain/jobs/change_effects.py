@@ -5,7 +5,7 @@ from typing import assert_never
 
 from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import Job, JobState
-from evenkeel.domain.words import count_of
+from evenkeel.domain.plurals import count_of
 
 _MAX_NODES_NAMED = 8
 

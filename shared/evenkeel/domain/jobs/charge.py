@@ -4,7 +4,7 @@ from collections.abc import Container, Iterable, Mapping
 
 from pydantic import Field
 
-from evenkeel.domain.capacity.node_capacity import NodeKey, taken_resources
+from evenkeel.domain.capacity.node_capacity import NodeKey, resources_not_free
 from evenkeel.domain.jobs.attempt import Attempt, ObservedWorkload, RentedPart
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.resources import Resources, sum_by_node
@@ -142,7 +142,7 @@ def charged_resources(
     )
 
 
-def resources_taken(
+def resources_in_use_or_charged(
     in_use: Mapping[NodeKey, Resources], charges: Iterable[Charge], workloads: Iterable[tuple[str, ObservedWorkload]]
 ) -> dict[NodeKey, Resources]:
     """Return the amounts of each node that are not free, including attempts whose pods do not exist yet.
@@ -159,4 +159,4 @@ def resources_taken(
         for pod in workload.pods
         if pod.node_name and not pod.has_ended
     }
-    return taken_resources(in_use, charged_resources(all_charges), charged_resources(all_charges, started))
+    return resources_not_free(in_use, charged_resources(all_charges), charged_resources(all_charges, started))

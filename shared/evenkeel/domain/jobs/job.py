@@ -352,7 +352,7 @@ class Job(Value):
         """Whether this attempt follows the plan of a recovery."""
         return self.resume_plan is not None and self.resume_plan.after_attempt == attempt - 1
 
-    def with_plan(self, plan: ResumePlan, *, is_doubted: bool) -> "Job":
+    def with_plan(self, plan: ResumePlan, *, is_still_distrusted: bool) -> "Job":
         """Return this job with a resume plan, and with the limits on checkpoints that the plan sets.
 
         An earlier distrust still counts if no attempt was pinned since. The pin of a later attempt already respected
@@ -361,10 +361,10 @@ class Job(Value):
 
         Args:
             plan: The plan after the interrupted attempt.
-            is_doubted: Whether no attempt was pinned after the attempts of the earlier distrust.
+            is_still_distrusted: Whether no attempt was pinned after the attempts of the earlier distrust.
         """
         distrust_after, requirement = plan.distrust_after, plan.requirement
-        if is_doubted:
+        if is_still_distrusted:
             distrust_after = min((at for at in (self.distrust_after, distrust_after) if at), default=None)
             requirement = max(
                 self.requirement, requirement, key=lambda checkpoint_requirement: checkpoint_requirement.strictness

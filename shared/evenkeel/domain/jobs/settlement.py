@@ -8,8 +8,8 @@ from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.attempt_end import A, AttemptEnd, J
 from evenkeel.domain.jobs.job import Job, RepeatedFailure
 from evenkeel.domain.jobs.job_policy import JobPolicy
+from evenkeel.domain.plurals import count_of
 from evenkeel.domain.values import Value
-from evenkeel.domain.words import count_of
 
 
 class SettleOutcome(StrEnum):

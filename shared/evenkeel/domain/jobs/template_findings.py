@@ -13,7 +13,7 @@ from evenkeel.domain.jobs.templates import (
     TemplateFinding,
     object_at,
 )
-from evenkeel.domain.words import count_of
+from evenkeel.domain.plurals import count_of
 
 MIN_NOTICE_SECONDS = 120
 _GIB = 2**30

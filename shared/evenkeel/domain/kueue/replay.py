@@ -42,7 +42,7 @@ from evenkeel.domain.kueue.plan_report import (
 from evenkeel.domain.kueue.queue_manifests import DEFAULT_NAMESPACE
 from evenkeel.domain.kueue.scheduler import Scheduler
 from evenkeel.domain.kueue.setup import QuotaDocuments
-from evenkeel.domain.words import count_of
+from evenkeel.domain.plurals import count_of
 
 _MAX_EVICTING_CYCLES = 10_000
 """Maximum cycles with evictions at one instant. Then a plan stops, even if no state was repeated."""

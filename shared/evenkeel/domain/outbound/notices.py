@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 from evenkeel.domain.health.faults import default_catalogue
 from evenkeel.domain.health.incidents import Incident, IncidentState
 from evenkeel.domain.outbound.events import OutboundEvent, OutboundKind
+from evenkeel.domain.plurals import count_of
 from evenkeel.domain.recovery.settling import ALERTING_STATES
-from evenkeel.domain.words import count_of
 
 MAX_ALERT_CHARACTERS = 500
 """Maximum characters of an alert: three text messages, or the preview of a locked telephone."""
@@ -34,7 +34,7 @@ class Notice(NamedTuple):
     """What happened, and where?"""
     affects: str
     """Which jobs does the incident affect?"""
-    doing: str
+    actions: str
     """The actions of Evenkeel so far, and the present action."""
     until: str
     """When is it over, or what does it wait for?"""
@@ -86,7 +86,7 @@ def incident_notice(incident: Incident) -> Notice:
         return Notice(
             what=f"{node_text} ({incident.pool}): {fault.name} ({incident.fault_key}); {_END_TEXTS[incident.state]}.",
             affects=_jobs_text(jobs),
-            doing=f"{repairs} {incident.outcome}",
+            actions=f"{repairs} {incident.outcome}",
             until=until,
             command=f"evenkeel incidents show {incident.incident_id}",
             runbook="incident-needs-person",
@@ -95,7 +95,7 @@ def incident_notice(incident: Incident) -> Notice:
     return Notice(
         what=f"{node_text} ({incident.pool}): {fault.name} ({incident.fault_key}).",
         affects=_jobs_text(jobs),
-        doing=f"waits for your approval: {plan.reason if plan else incident.outcome}",
+        actions=f"waits for your approval: {plan.reason if plan else incident.outcome}",
         until=answer_by,
         command=f"evenkeel incidents approve {incident.incident_id}",
         runbook="incident-needs-person",

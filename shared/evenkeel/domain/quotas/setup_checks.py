@@ -11,8 +11,8 @@ from evenkeel.domain.jobs.validation import is_bucket_alias
 from evenkeel.domain.kueue.documents import unknown_fields
 from evenkeel.domain.kueue.webhook_rules import refusals
 from evenkeel.domain.names import unknown_name
+from evenkeel.domain.plurals import count_of
 from evenkeel.domain.quotas.teams import PRINCIPAL, Budget, FleetQuotas, Member, Team, TeamSetup
-from evenkeel.domain.words import count_of
 
 MAX_TEAMS = 500
 MAX_MEMBERS = 100

@@ -21,10 +21,10 @@ from pydantic import Field
 from evenkeel.domain.health.faults import Severity
 from evenkeel.domain.health.groups import GroupFact, GroupFactKind
 from evenkeel.domain.nodes import FleetNode
+from evenkeel.domain.plurals import count_of
 from evenkeel.domain.recovery.holds import Hold
 from evenkeel.domain.recovery.repair_policy import GuardrailPolicy
 from evenkeel.domain.values import Instant, Value
-from evenkeel.domain.words import count_of
 
 _AN_HOUR = timedelta(hours=1)
 

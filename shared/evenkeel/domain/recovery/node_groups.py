@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from datetime import timedelta
 from enum import StrEnum
 
+from evenkeel.domain.plurals import count_of
 from evenkeel.domain.recovery.leases import RepairRequest
 from evenkeel.domain.recovery.repair_policy import RepairPolicy
 from evenkeel.domain.recovery.repair_requests import ACCEPTED_ANSWERS, REPLACE, WAIT_FOR_NODE_GROUP, RepairAnswer
 from evenkeel.domain.values import Instant, Value
-from evenkeel.domain.words import count_of
 
 IN_SERVICE = "InService"
 _ENDING = ("Terminating", "Terminating:Wait", "Terminating:Proceed", "Terminated")

@@ -17,6 +17,7 @@ from evenkeel.domain.decisions import Alternative
 from evenkeel.domain.health.faults import default_catalogue
 from evenkeel.domain.health.incidents import RepairProgress
 from evenkeel.domain.nodes import NodeLife
+from evenkeel.domain.plurals import count_of
 from evenkeel.domain.recovery.guardrails import (
     ALLOWED,
     REPAIRS,
@@ -53,7 +54,6 @@ from evenkeel.domain.recovery.repair_requests import (
 )
 from evenkeel.domain.recovery.validation import Validity
 from evenkeel.domain.values import Instant, Value
-from evenkeel.domain.words import count_of
 
 _MAX_REFUSALS = 10
 

@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
 
+from pydantic import Field
+
 from evenkeel.domain.decisions import Alternative
 from evenkeel.domain.economics import money
 from evenkeel.domain.economics.expected_durations import ExpectedDuration
@@ -11,11 +13,11 @@ from evenkeel.domain.health.faults import CheckpointTrust
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.jobs.job import CheckpointRequirement, Job, ResumeOption
 from evenkeel.domain.jobs.job_policy import JobPolicy
+from evenkeel.domain.plurals import count_of
 from evenkeel.domain.renting.cost import cheapest_committed
 from evenkeel.domain.renting.placement import PlacementFacts, cheapest_rental_in_time, choose_pool
 from evenkeel.domain.renting.rental import nodes_subject
 from evenkeel.domain.values import Instant, Value
-from evenkeel.domain.words import count_of
 
 OPTION_ORDER = (
     ResumeOption.FREE_NODE,
@@ -38,8 +40,8 @@ class PoolCapacity(Value):
     """Usable nodes that are reserved for recoveries."""
 
 
-class ResumeOffer(Value):
-    """A resume option beyond free nodes: shrink, rent or preempt."""
+class OptionCost(Value):
+    """The cost of a resume option beyond free nodes, or the reason why it is not available: shrink, rent or preempt."""
 
     option: ResumeOption
     why_not: str = ""
@@ -110,14 +112,14 @@ class ResumeFacts(Value):
     nodes: int
     accelerators_per_node: int
     pools: tuple[PoolCapacity, ...]
-    offers: tuple[ResumeOffer, ...]
+    offers: tuple[OptionCost, ...]
     renting: RentOption | None = None
     """None if there is no pool to rent from; then `offers` says why."""
     preemption_victims: tuple[PreemptionCandidate, ...] = ()
     """Jobs that a scheduling cycle would preempt; if there are none, `offers` says why."""
     usd_per_hour_of_delay: float = 0
     """Cost of one hour of delay for the job's owner, in addition to the time of its accelerators."""
-    fault: NodeLossFacts | None = None
+    node_loss: NodeLossFacts | None = Field(default=None, alias="fault")
     """Nodes that an elastic job lost and still has; None if the job has a fixed size."""
     delays: ResumeDelays
     lost_work_seconds: float
@@ -244,22 +246,20 @@ def _all_options(facts: ResumeFacts) -> Iterator[_Option]:
         why = f"A spare node in {spare.pool} can run the job now; no other node is free."
         yield _priced_option(facts, ResumeOption.SPARE, why, pool=spare.pool)
     yield _wait_option(facts, shortage, max_usable)
-    if facts.fault is not None:
-        yield _shrink_option(facts, facts.fault)
+    if facts.node_loss is not None:
+        yield _shrink_option(facts, facts.node_loss)
     if facts.preemption_victims:
         yield _preempt_option(facts, _wait_seconds(facts))
     if facts.renting is not None:
         yield _rent_option(facts, facts.renting)
-    for offer in facts.offers:
-        if offer.why_not:
-            yield _Option(option=offer.option, why_not=offer.why_not)
+    for cost in facts.offers:
+        if cost.why_not:
+            yield _Option(option=cost.option, why_not=cost.why_not)
         else:
-            yield _priced_option(
-                facts, offer.option, _OFFER_REASONS[offer.option], wait=offer.wait_seconds, offer=offer
-            )
+            yield _priced_option(facts, cost.option, _OPTION_REASONS[cost.option], wait=cost.wait_seconds, cost=cost)
 
 
-_OFFER_REASONS = {
+_OPTION_REASONS = {
     ResumeOption.SHRINK: "The job continues on fewer nodes.",
     ResumeOption.RENT: "Rented nodes run the job.",
     ResumeOption.PREEMPT: "Evenkeel preempts other jobs, as the policies of the queue allow.",
@@ -298,8 +298,8 @@ def _rent_option(facts: ResumeFacts, renting: RentOption) -> _Option:
     wait = row.ends_after_seconds - requirement.run_seconds - requirement.restart_seconds
     rent = f"{money.format_usd(row.rent_parts)} for the expected run time"
     why = f"{nodes_subject(requirement.nodes, row.pool)} rented for it, {rent}."
-    offer = ResumeOffer(option=ResumeOption.RENT, pool=row.pool, usd=premium / money.COST_PARTS_PER_USD)
-    return _priced_option(facts, ResumeOption.RENT, why, wait=max(0.0, wait), offer=offer).replace(
+    cost = OptionCost(option=ResumeOption.RENT, pool=row.pool, usd=premium / money.COST_PARTS_PER_USD)
+    return _priced_option(facts, ResumeOption.RENT, why, wait=max(0.0, wait), cost=cost).replace(
         rent_parts=row.rent_parts
     )
 
@@ -317,51 +317,51 @@ def _preempt_option(facts: ResumeFacts, wait: float) -> _Option:
         hours += delay_seconds * victim.accelerators / 3600
         usd += delay_seconds * victim.usd_per_hour_of_delay / 3600
     names = ", ".join(f"{victim.job_id} of team {victim.team}" for victim in facts.preemption_victims)
-    offer = ResumeOffer(option=ResumeOption.PREEMPT, gpu_hours_taken=hours, usd=usd)
+    cost = OptionCost(option=ResumeOption.PREEMPT, gpu_hours_taken=hours, usd=usd)
     return _priced_option(
-        facts, ResumeOption.PREEMPT, f"Evenkeel preempts {names} to run the job.", wait=save_seconds, offer=offer
+        facts, ResumeOption.PREEMPT, f"Evenkeel preempts {names} to run the job.", wait=save_seconds, cost=cost
     )
 
 
-def _shrink_option(facts: ResumeFacts, fault: NodeLossFacts) -> _Option:
+def _shrink_option(facts: ResumeFacts, node_loss: NodeLossFacts) -> _Option:
     """Return the option to continue on fewer nodes.
 
     It costs the time of the missing nodes until they are back, and the resize back to the full size.
     """
-    decision = decide_after_node_loss(fault)
-    begins_at = decision.recheck_at or fault.now
+    decision = decide_after_node_loss(node_loss)
+    begins_at = decision.recheck_at or node_loss.now
     if decision.action is NodeLossAction.WAIT:
-        decision = decide_after_node_loss(fault.replace(now=begins_at))
+        decision = decide_after_node_loss(node_loss.replace(now=begins_at))
     if decision.action is not NodeLossAction.SHRINK:
         return _Option(option=ResumeOption.SHRINK, why_not=decision.reason.rstrip("."))
-    delays, elastic_policy = facts.delays, fault.policy
+    delays, elastic_policy = facts.delays, node_loss.policy
     missing_seconds = (delays.repair if facts.is_repaired else delays.capacity).seconds
     node_seconds = (facts.nodes - decision.nodes) * missing_seconds + facts.nodes * elastic_policy.resize_seconds
-    offer = ResumeOffer(
+    cost = OptionCost(
         option=ResumeOption.SHRINK,
         pool=facts.pools[0].pool if facts.pools else "",
         gpu_hours_taken=node_seconds * facts.accelerators_per_node / 3600,
         # On fewer nodes the job finishes later.
         usd=node_seconds / facts.nodes * facts.usd_per_hour_of_delay / 3600,
     )
-    wait = (begins_at - fault.now).total_seconds()
+    wait = (begins_at - node_loss.now).total_seconds()
     when = f" from {begins_at:%H:%M:%S} UTC, unless a spare node becomes free earlier" if wait else ""
     size = f"{decision.nodes} of {count_of(facts.nodes, 'node')}"
     why = f"The job continues on {size}{when}, and grows back when nodes are free."
-    return _priced_option(facts, ResumeOption.SHRINK, why, wait=wait, offer=offer).replace(
+    return _priced_option(facts, ResumeOption.SHRINK, why, wait=wait, cost=cost).replace(
         nodes=decision.nodes, shrinks_at=begins_at
     )
 
 
 def _shrinks_at(facts: ResumeFacts, chosen: _Option) -> datetime | None:
     """Return the time from which an elastic job no longer waits for all its nodes; None for a fixed size."""
-    fault = facts.fault
-    if fault is None:
+    node_loss = facts.node_loss
+    if node_loss is None:
         return None
-    spare_wait = timedelta(seconds=fault.policy.spare_wait_seconds)
+    spare_wait = timedelta(seconds=node_loss.policy.spare_wait_seconds)
     if chosen.option is ResumeOption.WAIT_FOR_REPAIR:
-        return fault.now + max(spare_wait, timedelta(seconds=chosen.seconds))
-    return fault.now + spare_wait
+        return node_loss.now + max(spare_wait, timedelta(seconds=chosen.seconds))
+    return node_loss.now + spare_wait
 
 
 def _priced_option(
@@ -371,16 +371,16 @@ def _priced_option(
     *,
     wait: float = 0,
     pool: str = "",
-    offer: ResumeOffer | None = None,
+    cost: OptionCost | None = None,
 ) -> _Option:
     seconds = wait + facts.delays.launch.seconds + facts.delays.restore.seconds + facts.lost_work_seconds
-    gpu_hours = seconds * facts.nodes * facts.accelerators_per_node / 3600 + (offer.gpu_hours_taken if offer else 0)
+    gpu_hours = seconds * facts.nodes * facts.accelerators_per_node / 3600 + (cost.gpu_hours_taken if cost else 0)
     delayed = seconds * facts.usd_per_hour_of_delay / 3600
-    usd = gpu_hours * (facts.usd_per_accelerator_hour or 0) + delayed + (offer.usd if offer else 0)
+    usd = gpu_hours * (facts.usd_per_accelerator_hour or 0) + delayed + (cost.usd if cost else 0)
     return _Option(
         option=option,
         why=why,
-        pool=pool or (offer.pool if offer else ""),
+        pool=pool or (cost.pool if cost else ""),
         seconds=round(seconds, 3),
         gpu_hours=round(gpu_hours, 3),
         usd=round(usd, 2),

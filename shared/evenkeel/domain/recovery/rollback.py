@@ -18,8 +18,8 @@ from evenkeel.domain.decisions import Alternative
 from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import CheckpointRequirement
 from evenkeel.domain.jobs.job_policy import JobPolicy
+from evenkeel.domain.plurals import count_of
 from evenkeel.domain.values import Instant, Value
-from evenkeel.domain.words import count_of
 
 
 class Rollback(StrEnum):

@@ -19,8 +19,8 @@ from evenkeel.domain.external.unmanaged_workloads import (
     is_allowed,
 )
 from evenkeel.domain.jobs.workload_kind import WorkloadKind
+from evenkeel.domain.plurals import count_of
 from evenkeel.domain.values import Instant, Value
-from evenkeel.domain.words import count_of
 
 COUNTED_FOR = timedelta(hours=24)
 """How long a restart counts towards `maxRestarts`."""

@@ -6,10 +6,10 @@ from enum import StrEnum
 
 from evenkeel.domain.decisions import Alternative
 from evenkeel.domain.nodes import KubernetesNode
+from evenkeel.domain.plurals import count_of
 from evenkeel.domain.recovery.node_slot import ObservedNode
 from evenkeel.domain.recovery.repair_policy import RepairPolicy
 from evenkeel.domain.values import Value
-from evenkeel.domain.words import count_of
 
 _PREFIX = "sagemaker.amazonaws.com/"
 HEALTH_STATUS = f"{_PREFIX}node-health-status"

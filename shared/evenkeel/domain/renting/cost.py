@@ -28,8 +28,8 @@ from typing import NamedTuple
 from evenkeel.domain.capacity.pools import Market, Pool, Reservation
 from evenkeel.domain.capacity.run_times import seconds_within, share_beyond
 from evenkeel.domain.economics import money
+from evenkeel.domain.plurals import count_of
 from evenkeel.domain.values import Instant, Value
-from evenkeel.domain.words import count_of
 
 SPOT_NOTICE_SECONDS = 120
 """https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html"""

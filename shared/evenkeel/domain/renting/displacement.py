@@ -193,10 +193,10 @@ def _node_options(facts: DisplacementFacts, costs: dict[str, int]) -> Iterator[t
                 break
             free += job.nodes[node.name]
             victims.append(job.job_id)
-        by_id = {job.job_id: job for job in on_node}
+        jobs_by_id = {job.job_id: job for job in on_node}
         for job_id in sorted(victims, key=lambda job_id: -costs[job_id]):
-            if free - by_id[job_id].nodes[node.name] >= facts.accelerators_per_node:
-                free -= by_id[job_id].nodes[node.name]
+            if free - jobs_by_id[job_id].nodes[node.name] >= facts.accelerators_per_node:
+                free -= jobs_by_id[job_id].nodes[node.name]
                 victims.remove(job_id)
         if free >= facts.accelerators_per_node:
             yield sum(costs[job_id] for job_id in victims), node.name, tuple(victims)

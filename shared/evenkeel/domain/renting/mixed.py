@@ -23,6 +23,7 @@ from evenkeel.domain.elastic.throughput import Throughput
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.domain.jobs.validation import SpecError
+from evenkeel.domain.plurals import count_of
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.renting.burst_policy import RentedPool
 from evenkeel.domain.renting.candidates import environment_in, why_not_portable, why_not_tolerated
@@ -37,7 +38,6 @@ from evenkeel.domain.renting.cost import (
 )
 from evenkeel.domain.resources import why_too_small
 from evenkeel.domain.values import Instant, Value
-from evenkeel.domain.words import count_of
 
 
 class Base(Value):

@@ -25,10 +25,10 @@ from pydantic import Field
 from evenkeel.domain.capacity.pools import Market
 from evenkeel.domain.economics import money
 from evenkeel.domain.jobs.attempt import Attempt
+from evenkeel.domain.plurals import count_of
 from evenkeel.domain.renting.burst_policy import BurstPolicy, RentedPool
 from evenkeel.domain.renting.placement import PlacementDecision
 from evenkeel.domain.values import Instant, Sentence, Value
-from evenkeel.domain.words import count_of
 
 UNASSIGNED = "-"
 """Used instead of a job's id: no job may start on this node of a rented pool."""

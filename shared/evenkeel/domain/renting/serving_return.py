@@ -9,8 +9,8 @@ from enum import StrEnum
 
 from evenkeel.domain.decisions import Alternative
 from evenkeel.domain.economics import money
+from evenkeel.domain.plurals import count_of
 from evenkeel.domain.values import Instant, Value
-from evenkeel.domain.words import count_of
 
 
 class CommittedSlots(Value):

@@ -10,7 +10,7 @@ from evenkeel.domain.values import Value
 from evenkeel.ports import Delete, Ledger, Put, Refused, Row, StaleVersion, Table, every
 from evenkeel.services.context import Context
 from evenkeel.services.queries import read_teams
-from evenkeel.services.storage import job_rows, quota_rows, read_charges, team_setup
+from evenkeel.services.storage import charge_rows, job_rows, quota_rows, team_setup
 from evenkeel.services.storage.retries import until_committed
 
 WRITER = "remove_team"
@@ -95,7 +95,7 @@ def _why_in_use(team: str, setup: TeamSetup, ledger: Ledger) -> str:
     """Return the jobs, charges or lent quota that keep the team; empty if none."""
     if jobs := jobs_of(team, ledger):
         return jobs
-    charges = read_charges.run(ledger)
+    charges = charge_rows.load_charges(ledger)
     lent = next(
         (line for entry in read_teams.team_lines(setup, charges.live, {}) for line in _lent_amounts(entry, team)), ""
     )
@@ -104,7 +104,7 @@ def _why_in_use(team: str, setup: TeamSetup, ledger: Ledger) -> str:
 
 def jobs_of(team: str, ledger: Ledger) -> str:
     """Return which jobs of a team have not ended; empty if all have."""
-    charges = read_charges.run(ledger)
+    charges = charge_rows.load_charges(ledger)
     team_charges = [charge for charge in charges.live if team in (charge.team, charge.queue)]
     if team_charges:
         return f"{_first_and_count([charge.job_id for charge in team_charges])} still holds quota"

@@ -21,7 +21,7 @@ from evenkeel.domain.health.incidents import (
     NodeFact,
 )
 from evenkeel.domain.health.signal_sources import signal_source
-from evenkeel.domain.words import count_of
+from evenkeel.domain.plurals import count_of
 from evenkeel.events.outcomes import ParsedEvent
 from evenkeel.ports import (
     EvenkeelError,

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Mapping
+from enum import StrEnum
 
 from evenkeel.domain.capacity.pools import Market
 from evenkeel.domain.capacity.shortages import Shortages
@@ -14,11 +15,18 @@ from evenkeel.services.storage import fleet_rows, rows
 _NO_CAPACITY, _PROVISIONED = GroupFactKind.NO_CAPACITY, GroupFactKind.PROVISIONED
 
 
+class GroupFactOutcome(StrEnum):
+    """Whether the fact was new."""
+
+    NOTED = "NOTED"
+    DUPLICATE = "DUPLICATE"
+    """A copy of a recorded fact."""
+
+
 class NoteGroupFactResult(Value):
     """The outcome for a fact about a group."""
 
-    outcome: str
-    """`NOTED`, or `DUPLICATE` for a copy."""
+    outcome: GroupFactOutcome
     reason: str
 
 
@@ -29,7 +37,9 @@ def run(fact: GroupFact, context: Context) -> NoteGroupFactResult:
     """
     row = fleet_rows.group_fact_row(fact, context.clock.now())
     subject = fact.instance_group or "the cluster"
-    result = NoteGroupFactResult(outcome="DUPLICATE", reason=f"Already recorded for {subject}: {fact.kind}.")
+    result = NoteGroupFactResult(
+        outcome=GroupFactOutcome.DUPLICATE, reason=f"Already recorded for {subject}: {fact.kind}."
+    )
     if context.ledger.get(row.key) is not None:
         return result
     try:
@@ -43,7 +53,7 @@ def run(fact: GroupFact, context: Context) -> NoteGroupFactResult:
         context.telemetry.warning("InstanceGroupUnhealthy", **keys, fault=fact.fault_key, detail=fact.detail)
     else:
         context.telemetry.info("InstanceGroupChanged", **keys)
-    return NoteGroupFactResult(outcome="NOTED", reason=f"Recorded for {subject}: {fact.kind}.")
+    return NoteGroupFactResult(outcome=GroupFactOutcome.NOTED, reason=f"Recorded for {subject}: {fact.kind}.")
 
 
 def _record_shortage(fact: GroupFact, ledger: Ledger) -> None:

@@ -26,7 +26,6 @@ from evenkeel.domain.values import Value, milliseconds
 from evenkeel.events import driver_lines
 from evenkeel.ports import (
     ConditionCheck,
-    Conflict,
     Delete,
     Ledger,
     Put,
@@ -39,6 +38,7 @@ from evenkeel.ports import (
 from evenkeel.services.context import Context
 from evenkeel.services.incidents import record_observed_aftermath
 from evenkeel.services.storage import incident_record, incident_rows, rows
+from evenkeel.services.storage.retries import until_committed
 
 WRITER = "receive_event"
 
@@ -79,14 +79,11 @@ def run(fact: NodeFact, affected_node: AffectedNode, context: Context) -> Ingest
     Raises:
         Conflict: other writers were first too often. The same call may soon succeed.
     """
-    for _ in range(incident_record.MAX_TRIES):
-        try:
-            decision = _try_to_ingest(fact, affected_node, context)
-        except Conflict:
-            continue
-        break
-    else:
-        raise Conflict(f"the incident of {affected_node.life.key} kept changing under fact {fact.fact_key}")
+    decision = until_committed(
+        lambda: _try_to_ingest(fact, affected_node, context),
+        f"the incident of {affected_node.life.key} kept changing under fact {fact.fact_key}",
+        tries=incident_record.MAX_TRIES,
+    )
     incident = decision.incident
     _emit_metrics(decision, fact, context.telemetry)
     has_started = False

@@ -47,7 +47,7 @@ class SettleIncidentRequest(recovery_step.RecoveryStepRequest):
 class SettleIncidentResult(Value):
     """The outcome of the incident."""
 
-    outcome: str
+    outcome: IncidentState
     reason: str
 
 

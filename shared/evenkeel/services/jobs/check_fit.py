@@ -10,9 +10,9 @@ from datetime import datetime
 from typing import NamedTuple
 
 from evenkeel.domain.admission.admission_input import AdmissionInput
+from evenkeel.domain.admission.admission_request import AdmissionRequest
+from evenkeel.domain.admission.build_request import with_default_amounts
 from evenkeel.domain.admission.decide_job import AdmissionAction, AdmissionDecision
-from evenkeel.domain.admission.request import AdmissionRequest
-from evenkeel.domain.admission.request_facts import with_open_amounts
 from evenkeel.domain.admission.start_size import decide_with_sizes
 from evenkeel.domain.capacity.compatibility import Requirements
 from evenkeel.domain.capacity.network_topology import has_position
@@ -139,10 +139,10 @@ def _decide_on_configured_fleet(
     admission_request = AdmissionRequest.of(job).replace_unchecked(not_before=None)
     rented = {pool.name for pool in policy.burst.pools}
     committed = tuple(capacity for capacity in fleet.capacities if capacity.pool not in rented)
-    decision = _decide_on_empty_fleet(with_open_amounts(admission_request, shares), committed, setup, policy, now)
+    decision = _decide_on_empty_fleet(with_default_amounts(admission_request, shares), committed, setup, policy, now)
     for pool in policy.burst.pools if decision.action is not AdmissionAction.ADMIT else ():
         capacities = (*committed, *nodes_to_rent(job, pool, now))
-        request = with_open_amounts(admission_request.replace_unchecked(cluster=pool.cluster), shares)
+        request = with_default_amounts(admission_request.replace_unchecked(cluster=pool.cluster), shares)
         admission_decision = _decide_on_empty_fleet(request, capacities, setup, policy, now)
         if admission_decision.action is AdmissionAction.ADMIT and job.spec.nodes <= pool.max_nodes:
             return admission_decision

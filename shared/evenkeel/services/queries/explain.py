@@ -11,11 +11,11 @@ from evenkeel.domain.health.incidents import Incident, IncidentState
 from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import Job, JobState, StopRequest
 from evenkeel.domain.kueue.why import AdmittingChange
+from evenkeel.domain.plurals import count_of
 from evenkeel.domain.quotas.quota_facts import smallest_changes
 from evenkeel.domain.recovery.approval import awaits_approval
 from evenkeel.domain.values import rfc3339
 from evenkeel.domain.waiting import Wait
-from evenkeel.domain.words import count_of
 from evenkeel.ports import Ledger, Table
 from evenkeel.services.context import Context
 from evenkeel.services.queries import disclosure, read_guardrails, read_incidents, read_jobs, read_queue
@@ -213,8 +213,8 @@ def _incident_sentence(incident: Incident, now: datetime) -> str:
             return f"{begin} {_as_sentence(incident.plan.reason)}"
         case IncidentState.RECOVERING:
             lane = read_incidents.node_lane(incident)
-            doing = _PHASE_TEXT.get(lane["phase"], lane["phase"])
-            return f"{begin} Recovery has run for {_duration_since(incident.opened_at, now)}; the node {doing}."
+            phase = _PHASE_TEXT.get(lane["phase"], lane["phase"])
+            return f"{begin} Recovery has run for {_duration_since(incident.opened_at, now)}; the node {phase}."
         case IncidentState.BLOCKED:
             why = incident.block.reason if incident.block else ""
             act = f"the {incident.block.action}" if incident.block and incident.block.action else "the next step"

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from evenkeel.domain.admission import request_facts
+from evenkeel.domain.admission import build_request
 from evenkeel.domain.admission.admission_input import AdmissionInput
+from evenkeel.domain.admission.admission_request import AdmissionRequest
 from evenkeel.domain.admission.authority import AdmissionAuthority
 from evenkeel.domain.admission.decide_job import AdmissionAction, AdmissionDecision, delegate_to_kueue
-from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.admission.scheduler_state import SchedulerState
 from evenkeel.domain.admission.start_size import decide_with_sizes
 from evenkeel.domain.capacity.node_capacity import NodeCapacity
@@ -26,9 +26,9 @@ from evenkeel.services.queries import plan_placement, read_queue
 from evenkeel.services.rentals import rentals
 from evenkeel.services.scheduling import read_usage
 from evenkeel.services.storage import (
+    charge_rows,
     job_rows,
     quota_rows,
-    read_charges,
     rows,
     team_setup,
 )
@@ -86,18 +86,16 @@ def preview_cycle(job: Job, setup: TeamSetup, context: Context) -> CyclePreview:
 
     The policy of `context` has the ends of training plans.
     """
-    charges = read_charges.live_charges(context.ledger)
+    charges = charge_rows.live_charges(context.ledger)
     # Rented nodes stay reserved for their jobs.
     stored_capacities = read_queue.stored_node_capacity(context.ledger, charges)
-    capacities = request_facts.with_reservation_ends(
+    capacities = build_request.with_reservation_ends(
         reserve_rented_nodes(stored_capacities, (), context.policy.burst.pools), context.policy
     )
     heads = _queue_heads(context.ledger, setup, context.policy.scheduling.jobs_per_page)
     jobs = [other for other in heads if other.job_id != job.job_id]
     shares = NodeShares(capacities, context.policy.burst.pools)
-    pending = tuple(
-        request_facts.admission_request(other, shares, context.policy, context.now) for other in (*jobs, job)
-    )
+    pending = tuple(build_request.build_request(other, shares, context.policy, context.now) for other in (*jobs, job))
     scheduler_state = _scheduler_state(setup, context.ledger)
     own = setup.replace(teams=tuple(team for team in setup.teams if team.name == job.spec.team and team.budgets))
     rented = rentals.load(context.ledger).rentals if own.teams else ()

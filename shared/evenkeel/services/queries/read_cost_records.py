@@ -7,8 +7,8 @@ from typing import NamedTuple, TypeVar
 from evenkeel.domain.costs.interruptions import Span
 from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import Job
+from evenkeel.domain.plurals import count_of
 from evenkeel.domain.renting.rental import Rental
-from evenkeel.domain.words import count_of
 from evenkeel.ports import Invalid, Key, Ledger, Row, Table, get_all
 from evenkeel.services.context import Context
 from evenkeel.services.storage import job_rows, pagination, rows

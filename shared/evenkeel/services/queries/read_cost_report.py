@@ -13,16 +13,16 @@ from datetime import date, datetime, timedelta
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from evenkeel.domain.costs.commitment_report import NodeHourPrice, NodeType, plain_type
+from evenkeel.domain.costs.commitment_report import NodeHourPrice, NodeType, ec2_type
 from evenkeel.domain.costs.day_figures import DayFigures, DayRow, day_of, day_spans
 from evenkeel.domain.costs.fleet_report import FleetReport, ReportFacts, fleet_report
 from evenkeel.domain.costs.interruptions import Span
 from evenkeel.domain.costs.receipt import MICROSECONDS_PER_HOUR, microseconds
 from evenkeel.domain.economics.economy_policy import list_accelerator_price
 from evenkeel.domain.economics.money import MICROS_PER_USD
+from evenkeel.domain.plurals import count_of
 from evenkeel.domain.renting.burst_policy import RentedPool
 from evenkeel.domain.values import rfc3339
-from evenkeel.domain.words import count_of
 from evenkeel.ports import Invalid, get_all
 from evenkeel.services.context import Context
 from evenkeel.services.queries import read_cost_records, read_live_days
@@ -104,16 +104,16 @@ def _without_hidden_spending(report: FleetReport, reader: Reader) -> FleetReport
 def _node_types(nodes: Iterable[NodeLifetime], days: Iterable[DayFigures], context: Context) -> dict[str, NodeType]:
     """Return the instance types of nodes and of demand, with their prices now."""
     existing = [lifetime.node for lifetime in nodes if not lifetime.is_rented and lifetime.ended_at is None]
-    committed = Counter(plain_type(node.instance_type) for node in existing)
+    committed = Counter(ec2_type(node.instance_type) for node in existing)
     pools = {(node.instance_type, node.pool) for node in existing}
     demands = [pool for day in days if day.demand for pool in day.demand.pools]
     pools |= {(pool.instance_type, pool.pool) for pool in demands if not pool.is_rented}
     economy, rented = context.policy.economy, context.policy.burst.pools
     types = {}
-    for name in {*committed, *(plain_type(pool.instance_type) for pool in demands)}:
+    for name in {*committed, *(ec2_type(pool.instance_type) for pool in demands)}:
         known_type = economy.types.find(name)
         gpus = known_type.accelerators if known_type else 0
-        own = sorted(pool for pool in pools if plain_type(pool[0]) == name)
+        own = sorted(pool for pool in pools if ec2_type(pool[0]) == name)
         types[name] = NodeType(
             gpus_per_node=gpus,
             committed_nodes=committed[name],
@@ -138,7 +138,7 @@ def _on_demand_price(name: str, pools: Iterable[RentedPool], gpus: int, now: dat
     offers = [
         NodeHourPrice(usd_per_hour=pool.micros_per_node_hour / MICROS_PER_USD, origin=f"rent of {pool.name}")
         for pool in pools
-        if plain_type(pool.instance_type) == name and pool.market.is_rented_firmly
+        if ec2_type(pool.instance_type) == name and pool.market.is_rented_firmly
     ]
     listed = list_accelerator_price(name, now)
     if not offers and listed and gpus:

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple, TypedDict
 from evenkeel.domain.health.incidents import LIST_ORDER, Incident
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.nodes import FleetNode, NodeLife, NodeState
+from evenkeel.domain.plurals import count_of
 from evenkeel.domain.recovery.approval import awaits_approval
 from evenkeel.domain.recovery.manual_cordons import ManualCordon
 from evenkeel.domain.recovery.unhealthy_nodes import UnhealthyNode, is_unhealthy
 from evenkeel.domain.resources import NONE, Resources
 from evenkeel.domain.sources import FACTS, Source, SourceAge, SourceKind, SourceState, complaints
 from evenkeel.domain.values import rfc3339
-from evenkeel.domain.words import count_of
 from evenkeel.ports import Ledger, Row, Table
 from evenkeel.services.context import Context
 from evenkeel.services.incidents import unhealthy_nodes

@@ -10,12 +10,12 @@ from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import LIST_ORDER, Job, JobState
 from evenkeel.domain.kept_logs import KeptLog
 from evenkeel.domain.names import unknown_name
+from evenkeel.domain.plurals import count_of
 from evenkeel.domain.recovery.unmanaged_restarts import describe_fault_consequence
 from evenkeel.domain.renting.rental import Rental
 from evenkeel.domain.submitted import shown_fields
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import rfc3339
-from evenkeel.domain.words import count_of
 from evenkeel.ports import Invalid, Ledger, NotFound, Refused, Row, Table, TransientError
 from evenkeel.services.context import Context
 from evenkeel.services.queries import disclosure, read_queue, sorted_list

@@ -29,9 +29,9 @@ from evenkeel.domain.jobs.attempt import Attempt, AttemptState
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.nodes import FleetNode
+from evenkeel.domain.plurals import count_of
 from evenkeel.domain.quotas.setup_history import SetupPeriod
 from evenkeel.domain.renting.rental import Rental
-from evenkeel.domain.words import count_of
 from evenkeel.ports import Table, get_all
 from evenkeel.services.context import Context
 from evenkeel.services.queries import read_cost_records, read_incidents

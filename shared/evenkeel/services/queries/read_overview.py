@@ -25,7 +25,7 @@ from evenkeel.services.queries.disclosure import Reader
 from evenkeel.services.queries.read_fleet import Health, IncidentsByNeed
 from evenkeel.services.recovery import hold_automation
 from evenkeel.services.rentals import rentals
-from evenkeel.services.storage import fleet_counts, fleet_rows, incident_rows, job_rows, read_charges, rows, team_setup
+from evenkeel.services.storage import charge_rows, fleet_counts, fleet_rows, incident_rows, job_rows, rows, team_setup
 
 Json = dict[str, Any]
 
@@ -244,7 +244,7 @@ def _budget_documents(book: RentalBook, context: Context, before: Iterable[Json]
     # A changed limit is warned of again.
     warned = {(budget_key(budget), budget["limit"]): budget.get("warnedAt") for budget in before}
     spent = rentals.spent_by_period(setup, context, book.rentals)
-    held = read_charges.live_charges(context.ledger)
+    held = charge_rows.live_charges(context.ledger)
     budgets = []
     for team in setup.teams:
         charges = [charge for charge in held if charge.team == team.name]

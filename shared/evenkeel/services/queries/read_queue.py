@@ -21,10 +21,10 @@ from evenkeel.services.incidents import unhealthy_nodes
 from evenkeel.services.jobs import check_fit
 from evenkeel.services.queries import read_teams
 from evenkeel.services.storage import (
+    charge_rows,
     job_rows,
     pagination,
     past_jobs,
-    read_charges,
     rows,
     subject_rows,
     team_setup,
@@ -76,7 +76,7 @@ def _estimate_start(job: Job, ahead: Sequence[Any], context: Context) -> Json | 
     runs = [run.seconds for run in past_jobs.load_past_jobs(context.ledger) if run.team == job.spec.team]
     if len(runs) < context.policy.economy.min_samples:
         return None
-    setup, charges = team_setup.load_setup(context.ledger).setup, read_charges.live_charges(context.ledger)
+    setup, charges = team_setup.load_setup(context.ledger).setup, charge_rows.live_charges(context.ledger)
     if check_fit.why_never_fits(
         job, check_fit.read_configured_fleet(job.cluster, context.ledger), setup, context.policy, context.now
     ):

@@ -31,7 +31,7 @@ from evenkeel.services.context import Context
 from evenkeel.services.queries import read_cost_records, read_live_days
 from evenkeel.services.queries.disclosure import Reader
 from evenkeel.services.rentals import rentals
-from evenkeel.services.storage import pagination, read_charges, rows
+from evenkeel.services.storage import charge_rows, pagination, rows
 
 Json = dict[str, Any]
 
@@ -171,7 +171,7 @@ def _budget_forecasts(context: Context, reader: Reader, team: str | None) -> Ite
     if not teams:
         return
     only = setup.replace(teams=tuple(teams))
-    held = read_charges.live_charges(context.ledger)
+    held = charge_rows.live_charges(context.ledger)
     spent = rentals.spent_by_period(only, context, rentals.load(context.ledger).rentals)
     for budget_team in teams:
         charges = [charge for charge in held if charge.team == budget_team.name]

@@ -15,7 +15,7 @@ from evenkeel.domain.quotas.usage_report import QuotaUsageRow, usage_rows
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Table
 from evenkeel.services.context import Context
-from evenkeel.services.storage import fleet_counts, pagination, read_charges, team_setup
+from evenkeel.services.storage import charge_rows, fleet_counts, pagination, team_setup
 
 Json = dict[str, Any]
 
@@ -26,7 +26,7 @@ _MAX_WAITING = 2000
 def list_teams(context: Context) -> Json:
     """Return the table of teams. Without teams: the use of accelerators by team name, without quotas."""
     setup = team_setup.load_setup(context.ledger).setup
-    charges = read_charges.live_charges(context.ledger)
+    charges = charge_rows.live_charges(context.ledger)
     waiting, is_cut = pagination.read_partition(
         context.ledger, Table.JOBS, f"JOB#{JobState.PENDING}", at_most=_MAX_WAITING
     )
@@ -88,16 +88,16 @@ def use_by_team(setup: TeamSetup, charges: Iterable[Charge]) -> Mapping[str, Amo
 def _team_document(line: QuotaUsageRow) -> Json:
     flavor, resource = line.key
 
-    def said(amount: int) -> str:
+    def format_amount(amount: int) -> str:
         return quantities.text(resource, amount)
 
     return {
         "flavor": flavor,
         "resource": resource,
-        "allocated": said(line.allocated),
-        "used": said(line.used),
-        "borrowed": said(line.borrowed),
-        "lent": said(line.lent),
+        "allocated": format_amount(line.allocated),
+        "used": format_amount(line.used),
+        "borrowed": format_amount(line.borrowed),
+        "lent": format_amount(line.lent),
         "utilization": _used_percent(line.used, line.allocated),
     }
 

@@ -15,8 +15,8 @@ from evenkeel.domain.capacity.utilization import (
     rounded,
 )
 from evenkeel.domain.nodes import FleetNode, NodeState
+from evenkeel.domain.plurals import count_of
 from evenkeel.domain.values import rfc3339
-from evenkeel.domain.words import count_of
 from evenkeel.ports import EvenkeelError, NotAllowed
 from evenkeel.services.context import Context
 from evenkeel.services.queries import read_fleet

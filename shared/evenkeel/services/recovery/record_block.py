@@ -125,7 +125,7 @@ def alert_about_shared_cause(
     notice = notices.Notice(
         what=verdict.reason,
         affects="the jobs on these nodes.",
-        doing=f"repairs of these nodes wait. Look at the {kind}.",
+        actions=f"repairs of these nodes wait. Look at the {kind}.",
         until=f"{verdict.clears_at:%H:%M}Z at the earliest." if verdict.clears_at else "the cause is over.",
         command="evenkeel incidents ls --state BLOCKED",
         runbook="shared-cause",

@@ -15,7 +15,7 @@ WRITER = "return_node"
 class ReturnNodeResult(Value):
     """The outcome for the node."""
 
-    outcome: str
+    outcome: NodeBranchResult
     reason: str
 
 

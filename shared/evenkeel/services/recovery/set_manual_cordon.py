@@ -7,6 +7,7 @@ and completes the records.
 import contextlib
 from dataclasses import replace
 from datetime import datetime
+from enum import StrEnum
 from typing import NamedTuple
 
 from evenkeel.domain.health.incidents import Incident
@@ -46,11 +47,18 @@ class BegunRequest(NamedTuple):
     """Incident whose cordon that was; empty if none."""
 
 
+class ManualCordonOutcome(StrEnum):
+    """The state of the node after the request."""
+
+    CORDONED = "CORDONED"
+    RELEASED = "RELEASED"
+    ALREADY_FREE = "ALREADY_FREE"
+
+
 class SetManualCordonResult(Value):
     """The outcome for the node."""
 
-    outcome: str
-    """CORDONED, RELEASED or ALREADY_FREE."""
+    outcome: ManualCordonOutcome
     instance_id: str
     node_name: str
     incident_id: str = ""
@@ -109,7 +117,9 @@ def cordon_as_person(request: SetManualCordonRequest, context: Context) -> SetMa
         raise NotFound(f"{node.node_name} is gone from {node.life.cluster}.")
     if result is ClusterCordonResult.CORDONED or (begun.is_repeat and not begun.was_cordoned):
         _record_act(request, f"{request.by} cordoned {node.node_name}", "cordoned", begun.at, context)
-    return SetManualCordonResult(outcome="CORDONED", instance_id=request.instance_id, node_name=node.node_name)
+    return SetManualCordonResult(
+        outcome=ManualCordonOutcome.CORDONED, instance_id=request.instance_id, node_name=node.node_name
+    )
 
 
 def uncordon_as_person(request: SetManualCordonRequest, context: Context) -> SetManualCordonResult:
@@ -144,7 +154,10 @@ def uncordon_as_person(request: SetManualCordonRequest, context: Context) -> Set
     _record_on_incident(request, node, incident_id, begun.at, context)
     _record_trust(node, request.by, incident_id, context)
     return SetManualCordonResult(
-        outcome=result, instance_id=request.instance_id, node_name=node.node_name, incident_id=incident_id
+        outcome=ManualCordonOutcome(result),
+        instance_id=request.instance_id,
+        node_name=node.node_name,
+        incident_id=incident_id,
     )
 
 

@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from evenkeel.domain.capacity import efa
 from evenkeel.domain.external.unmanaged_workloads import ManagedKind
 from evenkeel.domain.nodes import accelerator_resource_of
+from evenkeel.domain.plurals import count_of
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.renting.rental import Rental, RentalState, with_joined_nodes
-from evenkeel.domain.words import count_of
 from evenkeel.ports import CapacitySpec, LimitResult, NodeClaim, Put
 from evenkeel.services.context import Context
 from evenkeel.services.rentals import rentals

@@ -16,6 +16,7 @@ from evenkeel.domain.economics import money
 from evenkeel.domain.external.kueue_status import KueueStatus
 from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import Job, JobState, PlacementNote
+from evenkeel.domain.plurals import count_of
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.renting.burst_policy import RentedPool
 from evenkeel.domain.renting.candidates import facts_for_next_offer, offered_pool
@@ -45,7 +46,6 @@ from evenkeel.domain.renting.rental_waits import (
 )
 from evenkeel.domain.renting.serving import ServingState, registration_of, replicas_on
 from evenkeel.domain.values import Value
-from evenkeel.domain.words import count_of
 from evenkeel.ports import LimitResult, NotFound, Put, Row, Write
 from evenkeel.services.context import Context
 from evenkeel.services.rentals import pool_nodes, rentals

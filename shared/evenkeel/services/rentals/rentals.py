@@ -40,10 +40,10 @@ from evenkeel.ports import Add, Delete, Ledger, Put, Refused, TransientError, Wo
 from evenkeel.services.context import Context
 from evenkeel.services.storage import (
     batches,
+    charge_rows,
     fleet_rows,
     job_rows,
     quota_rows,
-    read_charges,
     rows,
     subject_rows,
     team_setup,
@@ -125,7 +125,7 @@ def budget_left_beside(rental: Rental, context: Context) -> int | None:
         return None
     only = setup.replace(teams=(team,))
     rented = load(context.ledger).rentals
-    charges = read_charges.live_charges(context.ledger)
+    charges = charge_rows.live_charges(context.ledger)
     rentals = [other for other in rented if other.name != rental.name]
     return remaining_by_team(
         only, spent_by_period(only, context, rented), charges, rentals, context.policy.economy, context.now

@@ -9,12 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from evenkeel.domain.admission import request_facts
+from evenkeel.domain.admission import build_request
 from evenkeel.domain.admission.admission_input import AdmissionInput
 from evenkeel.domain.admission.decide_job import AdmissionAction, AdmissionDecision
 from evenkeel.domain.admission.rent_plan import why_rental_would_not_help
 from evenkeel.domain.admission.start_size import decide_with_sizes
-from evenkeel.domain.capacity.node_capacity import NodeCapacity, node_capacity, taken_resources
+from evenkeel.domain.capacity.node_capacity import NodeCapacity, node_capacity, resources_not_free
 from evenkeel.domain.capacity.pod_shares import NodeShares
 from evenkeel.domain.capacity.run_times import run_times_of
 from evenkeel.domain.jobs.attempt import Attempt, run_seconds
@@ -24,7 +24,7 @@ from evenkeel.domain.nodes import KubernetesNode, Node, NodeLife
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.quotas.budgets import remaining_by_team
 from evenkeel.domain.quotas.teams import TeamSetup
-from evenkeel.domain.recovery.resume import PreemptionCandidate, RentOption, ResumeOffer, charge_lost_work
+from evenkeel.domain.recovery.resume import OptionCost, PreemptionCandidate, RentOption, charge_lost_work
 from evenkeel.domain.renting.candidates import PlacementContext, nodes_to_rent, placement_facts
 from evenkeel.domain.renting.placement import PlacementAction, cheapest_rental_in_time, choose_pool
 from evenkeel.domain.renting.rental import RentalState
@@ -34,19 +34,19 @@ from evenkeel.ports import Table, get_all
 from evenkeel.services.context import Context
 from evenkeel.services.rentals import rentals
 from evenkeel.services.scheduling import read_usage
-from evenkeel.services.storage import job_rows, past_jobs, quota_rows, read_charges, rows, team_setup
+from evenkeel.services.storage import charge_rows, job_rows, past_jobs, quota_rows, rows, team_setup
 from evenkeel.services.storage.quota_tree import stored_state
 from evenkeel.services.storage.training_plan_ends import with_training_plan_ends
 
 _KUEUE = "Kueue admits jobs here, so Evenkeel neither rents nodes nor preempts"
 
 
-class ResumeOffers(NamedTuple):
+class ResumeOptions(NamedTuple):
     """The available options, and the reason against each other option."""
 
     renting: RentOption | None = None
     preemption_victims: tuple[PreemptionCandidate, ...] = ()
-    refused: tuple[ResumeOffer, ...] = ()
+    unavailable: tuple[OptionCost, ...] = ()
 
 
 class InterruptedJob(NamedTuple):
@@ -66,7 +66,7 @@ class InterruptedJob(NamedTuple):
 
 def run(
     interrupted: InterruptedJob, nodes: Iterable[KubernetesNode], in_use: Mapping[str, Resources], context: Context
-) -> ResumeOffers:
+) -> ResumeOptions:
     """Apply the admission rules to find the effect of renting or preempting for an interrupted job.
 
     Args:
@@ -76,22 +76,22 @@ def run(
         context: The context.
     """
     if interrupted.job.local_queue:
-        return ResumeOffers(
-            refused=(_unavailable_offer(ResumeOption.PREEMPT, _KUEUE), _unavailable_offer(ResumeOption.RENT, _KUEUE))
+        return ResumeOptions(
+            unavailable=(_unavailable(ResumeOption.PREEMPT, _KUEUE), _unavailable(ResumeOption.RENT, _KUEUE))
         )
     setup = team_setup.load_setup(context.ledger).setup
     if not setup.has_teams and not context.policy.burst.pools:
-        return ResumeOffers(
-            refused=(
-                _unavailable_offer(ResumeOption.PREEMPT, _NO_TEAMS),
-                _unavailable_offer(ResumeOption.RENT, _NO_POOLS),
+        return ResumeOptions(
+            unavailable=(
+                _unavailable(ResumeOption.PREEMPT, _NO_TEAMS),
+                _unavailable(ResumeOption.RENT, _NO_POOLS),
             )
         )
     context = with_training_plan_ends(context)
     fleet = _load_fleet(interrupted, nodes, in_use, setup, context)
     preemption_victims, no_preemption = _find_preemption_victims(interrupted, fleet, context.policy, context.now)
     renting, no_rent = _find_rental(interrupted, fleet, context)
-    return ResumeOffers(renting, preemption_victims, tuple(offer for offer in (no_preemption, no_rent) if offer))
+    return ResumeOptions(renting, preemption_victims, tuple(option for option in (no_preemption, no_rent) if option))
 
 
 _NO_TEAMS = "not available here: no teams are set up, so there is no preemption"
@@ -99,8 +99,8 @@ _NO_POOLS = "not available here: the policy names no pool to rent from"
 _NO_PRICE = "the policy sets no price on the delay of its class"
 
 
-def _unavailable_offer(option: ResumeOption, why_not: str) -> ResumeOffer:
-    return ResumeOffer(option=option, why_not=why_not.rstrip("."))
+def _unavailable(option: ResumeOption, why_not: str) -> OptionCost:
+    return OptionCost(option=option, why_not=why_not.rstrip("."))
 
 
 # ---------------------------------------------------------------- load
@@ -123,7 +123,7 @@ def _decide_as_cycle(
 ) -> tuple[AdmissionDecision, ...]:
     """Decide about these pending jobs as a scheduling cycle does."""
     shares = NodeShares(admission_input.capacities, policy.burst.pools)
-    pending = tuple(request_facts.admission_request(job, shares, policy, now) for job in jobs)
+    pending = tuple(build_request.build_request(job, shares, policy, now) for job in jobs)
     return decide_with_sizes(admission_input._replace(pending=pending), policy, now)
 
 
@@ -135,7 +135,7 @@ def _load_fleet(
     context: Context,
 ) -> _Fleet:
     tree = quota_rows.tree_key()
-    all_charges = read_charges.run(context.ledger)
+    all_charges = charge_rows.load_charges(context.ledger)
     live_charges = all_charges.live
     charges = tuple(charge for charge in live_charges if charge.job_id != interrupted.job.job_id)
     jobs = get_all(context.ledger, (job_rows.job_key(charge.job_id) for charge in charges)).values()
@@ -166,7 +166,7 @@ def _load_fleet(
         context.policy.burst.pools,
     )
     admission_input = AdmissionInput(
-        capacities=request_facts.with_reservation_ends(capacities, context.policy),
+        capacities=build_request.with_reservation_ends(capacities, context.policy),
         setup=setup,
         charges=charges,
         stopping=frozenset(scheduler_state.stopping) & {charge.job_id for charge in charges},
@@ -211,7 +211,7 @@ def _node_capacity(
     }
     capacities = node_capacity(
         (Node(life=_placeholder_life(node, now), kubernetes=node) for node in kubernetes_nodes),
-        taken_resources(others_in_use, charged_resources(charges)),
+        resources_not_free(others_in_use, charged_resources(charges)),
     )
     return tuple(
         capacity.replace(unschedulable_reason="unhealthy", free=NONE)
@@ -259,18 +259,18 @@ def _as_pending(interrupted: InterruptedJob, option: ResumeOption, now: datetime
 
 def _find_preemption_victims(
     interrupted: InterruptedJob, fleet: _Fleet, policy: Policy, now: datetime
-) -> tuple[tuple[PreemptionCandidate, ...], ResumeOffer | None]:
+) -> tuple[tuple[PreemptionCandidate, ...], OptionCost | None]:
     if not fleet.admission_input.setup.has_teams:
-        return (), _unavailable_offer(ResumeOption.PREEMPT, _NO_TEAMS)
+        return (), _unavailable(ResumeOption.PREEMPT, _NO_TEAMS)
     job = _as_pending(interrupted, ResumeOption.PREEMPT, now)
     decisions = _decide_as_cycle((*fleet.waiting, job), fleet.admission_input, policy, now)
     decided = next(decision for decision in decisions if decision.job_id == interrupted.job.job_id)
     if decided.action is AdmissionAction.ADMIT:
-        return (), _unavailable_offer(ResumeOption.PREEMPT, f"no job must stop for it: {decided.reason}")
+        return (), _unavailable(ResumeOption.PREEMPT, f"no job must stop for it: {decided.reason}")
     charges = {charge.job_id: charge for charge in fleet.admission_input.charges}
     victims = [(charges[victim.job_id], fleet.jobs_with_charge.get(victim.job_id)) for victim in decided.victims]
     if not victims:
-        return (), _unavailable_offer(ResumeOption.PREEMPT, f"no job may be preempted for it: {decided.reason}")
+        return (), _unavailable(ResumeOption.PREEMPT, f"no job may be preempted for it: {decided.reason}")
     return tuple(_preemption_candidate(charge, job, policy, now) for charge, job in victims), None
 
 
@@ -291,17 +291,17 @@ def _preemption_candidate(charge: Charge, job: Job | None, policy: Policy, now: 
 
 def _find_rental(
     interrupted: InterruptedJob, fleet: _Fleet, context: Context
-) -> tuple[RentOption | None, ResumeOffer | None]:
+) -> tuple[RentOption | None, OptionCost | None]:
     option, job_id = ResumeOption.RENT, interrupted.job.job_id
     if not context.policy.burst.pools:
-        return None, _unavailable_offer(option, _NO_POOLS)
+        return None, _unavailable(option, _NO_POOLS)
     price = context.policy.burst.delay_of(interrupted.job.spec.priority_class)
     if not price and interrupted.job.spec.deadline_at is None:
-        return None, _unavailable_offer(option, f"{_NO_PRICE}, so Evenkeel rents no nodes for the job")
+        return None, _unavailable(option, f"{_NO_PRICE}, so Evenkeel rents no nodes for the job")
     rental = fleet.rented.rental_by_holder.get(job_id)
     if rental is not None:
         what = "still serve it" if rental.state is RentalState.READY else "are starting"
-        return None, _unavailable_offer(option, f"nodes rented for the job {what}")
+        return None, _unavailable(option, f"nodes rented for the job {what}")
     job = _as_pending(interrupted, option, context.now)
     rental_context = PlacementContext(
         now=context.now,
@@ -324,7 +324,7 @@ def _find_rental(
     if row is None:
         return RentOption(placement=facts), None
     if not price and placement.action is not PlacementAction.RENT:
-        return None, _unavailable_offer(option, f"{_NO_PRICE}, and the job meets its deadline without renting")
+        return None, _unavailable(option, f"{_NO_PRICE}, and the job meets its deadline without renting")
     pool = next(rented_pool for rented_pool in context.policy.burst.pools if rented_pool.name == row.pool)
     with_rented = (*fleet.admission_input.capacities, *nodes_to_rent(job, pool, context.now))
     jobs = (*fleet.waiting, job.replace(cluster=pool.cluster))

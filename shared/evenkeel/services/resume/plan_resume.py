@@ -8,6 +8,7 @@ import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from enum import StrEnum
 from typing import NamedTuple
 
 from evenkeel.domain.capacity import efa
@@ -32,11 +33,11 @@ from evenkeel.domain.nodes import KubernetesNode
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.recovery.repair_requests import REPLACE
 from evenkeel.domain.recovery.resume import (
+    OptionCost,
     PoolCapacity,
     ResumeDecision,
     ResumeDelays,
     ResumeFacts,
-    ResumeOffer,
     capacity_wait,
     distrust_after,
     lost_work_seconds,
@@ -61,11 +62,9 @@ _MAX_INCIDENTS_READ = 200
 _MAX_ATTEMPT_SAMPLES = 5
 _MAX_ATTEMPTS_READ = 200
 """The newest ended attempts of all jobs, whose launches and restores predict those of their pools."""
-_KEEPS_ITS_SIZE = ResumeOffer(option=ResumeOption.SHRINK, why_not="not available: the job is not elastic")
-
-
-_NO_OFFERS = tuple(
-    ResumeOffer(option=option, why_not="not checked: existing nodes can run the job now")
+_NOT_ELASTIC = OptionCost(option=ResumeOption.SHRINK, why_not="not available: the job is not elastic")
+_NOT_CHECKED = tuple(
+    OptionCost(option=option, why_not="not checked: existing nodes can run the job now")
     for option in (ResumeOption.PREEMPT, ResumeOption.RENT)
 )
 """Used if existing nodes can run the job, so renting and preempting were not checked."""
@@ -80,11 +79,17 @@ class PlannedJob(Value):
     """None if the job resumes already: a later attempt existed before the plan."""
 
 
+class ResumeOutcome(StrEnum):
+    """Whether any interrupted job resumes."""
+
+    PLANNED = "PLANNED"
+    NO_JOBS = "NO_JOBS"
+
+
 class PlanResumeResult(Value):
     """The jobs that resume, with their plans."""
 
-    outcome: str
-    """PLANNED or NO_JOBS."""
+    outcome: ResumeOutcome
     reason: str
     jobs: tuple[PlannedJob, ...] = ()
 
@@ -97,26 +102,28 @@ def run(request: recovery_step.RecoveryStepRequest, context: Context) -> PlanRes
     incident, _ = incident_record.load_incident(context.ledger, request.incident_id)
     reason_not_allowed = recovery_step.why_may_not_act(incident, context)
     if reason_not_allowed or incident.state.is_settled:
-        return PlanResumeResult(outcome="NO_JOBS", reason=reason_not_allowed or "The incident is settled.")
+        return PlanResumeResult(outcome=ResumeOutcome.NO_JOBS, reason=reason_not_allowed or "The incident is settled.")
     if not incident.affected_jobs:
-        return PlanResumeResult(outcome="NO_JOBS", reason="No job ran on the node.")
+        return PlanResumeResult(outcome=ResumeOutcome.NO_JOBS, reason="No job ran on the node.")
     shared_facts = _read_shared_facts(incident, context)
     is_automation_held = guardrails.GuardrailInputs(context).hold_on(incident) is not None
     planned = []
     for affected_job in incident.affected_jobs:
-        done = _plan_resume_of_job(incident, affected_job, shared_facts, context, is_automation_held=is_automation_held)
-        if done is not None:
-            planned.append(done)
+        planned_job = _plan_resume_of_job(
+            incident, affected_job, shared_facts, context, is_automation_held=is_automation_held
+        )
+        if planned_job is not None:
+            planned.append(planned_job)
     if not planned:
-        return PlanResumeResult(outcome="NO_JOBS", reason="Every interrupted job has ended.")
+        return PlanResumeResult(outcome=ResumeOutcome.NO_JOBS, reason="Every interrupted job has ended.")
     context.cycle_requests.request(f"{incident.incident_id} planned the resume")
     for job in planned:
         context.telemetry.count("ResumesPlanned", option=job.option or "ON_ITS_WAY")
     summary = ", ".join(f"{job.job_id} ({job.option or 'already resuming'})" for job in planned)
-    return PlanResumeResult(outcome="PLANNED", reason=f"Planned to resume: {summary}.", jobs=tuple(planned))
+    return PlanResumeResult(outcome=ResumeOutcome.PLANNED, reason=f"Planned to resume: {summary}.", jobs=tuple(planned))
 
 
-class _FactsOfInterruptedJobs(NamedTuple):
+class _SharedFacts(NamedTuple):
     """The facts that the plans of all interrupted jobs of an incident share."""
 
     nodes: tuple[KubernetesNode, ...]
@@ -128,14 +135,14 @@ class _FactsOfInterruptedJobs(NamedTuple):
     """The newest ended attempts of all jobs."""
 
 
-def _read_shared_facts(incident: Incident, context: Context) -> _FactsOfInterruptedJobs:
+def _read_shared_facts(incident: Incident, context: Context) -> _SharedFacts:
     jobs = get_all(
         context.ledger, (job_rows.job_key(affected_job.job_id) for affected_job in incident.affected_jobs)
     ).values()
     names = sorted({incident.life.cluster, *(rows.decode(row, Job).cluster for row in jobs)})
     nodes = tuple(node for name in names for node in context.cluster.nodes(name))
     unhealthy = unhealthy_nodes.unhealthy_among(nodes, context)
-    return _FactsOfInterruptedJobs(
+    return _SharedFacts(
         # The plan itself decides about the incident's own node.
         tuple(
             node
@@ -151,7 +158,7 @@ def _read_shared_facts(incident: Incident, context: Context) -> _FactsOfInterrup
 def _plan_resume_of_job(
     incident: Incident,
     affected_job: AffectedJob,
-    shared_facts: _FactsOfInterruptedJobs,
+    shared_facts: _SharedFacts,
     context: Context,
     *,
     is_automation_held: bool = False,
@@ -181,7 +188,7 @@ def _plan_resume_of_job(
 def _try_to_plan(
     incident: Incident,
     affected_job: AffectedJob,
-    shared_facts: _FactsOfInterruptedJobs,
+    shared_facts: _SharedFacts,
     context: Context,
     *,
     is_automation_held: bool,
@@ -211,8 +218,10 @@ def _try_to_plan(
         attempt = rows.load(ledger, job_rows.attempt_key(job.job_id, job.current_attempt), Attempt, "such attempt")
     facts = _resume_facts(incident, job, attempt, shared_facts, context, may_rent_or_preempt=may_rent_or_preempt)
     resume_decision = plan_resume(facts, context.policy.jobs)
-    is_doubted = _has_open_distrust(job, attempt, ledger)
-    writes = _plan_writes(incident, job, row.version, facts, resume_decision, context, is_doubted=is_doubted)
+    is_still_distrusted = _has_open_distrust(job, attempt, ledger)
+    writes = _plan_writes(
+        incident, job, row.version, facts, resume_decision, context, is_still_distrusted=is_still_distrusted
+    )
     if rollback is not None:
         record = decision_of("ROLLBACK", incident.incident_id, rollback.action, rollback, rollback.facts, context)
         writes = _rollback_writes(incident, affected_job, attempt, record, writes, context)
@@ -231,7 +240,7 @@ def _record_running_resume(
 ) -> None:
     """Record that the job resumed before the plan, and page a person if it may not be rolled back again."""
     if rollback.action is Rollback.LIMIT:
-        _alert_about_suspect_job(incident, affected_job, job.current_attempt, rollback, context)
+        _alert_about_distrusted_checkpoint(incident, affected_job, job.current_attempt, rollback, context)
     _note_already_resuming(incident, job, attempt, context.ledger)
 
 
@@ -245,7 +254,7 @@ def _has_open_distrust(job: Job, attempt: Attempt, ledger: Ledger) -> bool:
 
 
 def _judge_rollback(incident: Incident, affected_job: AffectedJob, job: Job, context: Context) -> RollbackDecision:
-    """Judge whether the attempt after the interrupted one resumed from a checkpoint that is doubtful now."""
+    """Judge whether the attempt after the interrupted one resumed from a checkpoint that is distrusted now."""
     fault_class = context.policy.catalogue.look_up(incident.fault_key).fault_class
     trust, since = checkpoint_trust_of(incident, context.policy.catalogue)
     numbers = range(affected_job.attempt + 1, job.current_attempt + 1)
@@ -275,7 +284,7 @@ def _rollback_writes(
 ) -> list[Write]:
     """Extend the writes of a plan: stop the attempt, and make it the interrupted one, in the same commit.
 
-    Its checkpoints descend from the doubtful one, so it gets no grace period to save more.
+    Its checkpoints descend from the distrusted checkpoint, so it gets no grace period to save more.
     """
     current, version = incident_record.load_incident(context.ledger, incident.incident_id)
     put, *further_writes = writes
@@ -291,11 +300,13 @@ def _rollback_writes(
             grace_seconds=0,
             requested_at=context.now,
         )
-    taken = planned.replace(stop_request=stop or planned.stop_request, rollbacks=planned.rollbacks + 1)
-    moved = tuple(job.replace(attempt=attempt.attempt) if job == affected_job else job for job in current.affected_jobs)
+    stopped = planned.replace(stop_request=stop or planned.stop_request, rollbacks=planned.rollbacks + 1)
+    affected_jobs = tuple(
+        job.replace(attempt=attempt.attempt) if job == affected_job else job for job in current.affected_jobs
+    )
     return [
-        Put(job_rows.job_row(taken, put.row.version)),
-        Put(incident_rows.incident_row(current.replace(affected_jobs=moved), version)),
+        Put(job_rows.job_row(stopped, put.row.version)),
+        Put(incident_rows.incident_row(current.replace(affected_jobs=affected_jobs), version)),
         Put(subject_rows.decision_row(record)),
         incident_record.timeline_put(
             attempt.job_id, "rolled back", record.reason, at=context.now, writer=WRITER, decision_id=record.decision_id
@@ -304,8 +315,8 @@ def _rollback_writes(
     ]
 
 
-def roll_back_suspect_jobs(incident: Incident, context: Context) -> int:
-    """Roll back jobs that resumed from a checkpoint that is doubtful now. Return the number of jobs.
+def roll_back_jobs(incident: Incident, context: Context) -> int:
+    """Roll back jobs that resumed from a checkpoint that is distrusted now. Return the number of jobs.
 
     During a hold, nothing is rolled back; the sweep repeats the call.
 
@@ -315,7 +326,7 @@ def roll_back_suspect_jobs(incident: Incident, context: Context) -> int:
         return 0
     if guardrails.GuardrailInputs(context).hold_on(incident) is not None:
         return 0
-    taken = 0
+    rolled_back_count = 0
     for affected_job in incident.affected_jobs:
         row = context.ledger.get(job_rows.job_key(affected_job.job_id))
         job = rows.decode(row, Job) if row else None
@@ -323,13 +334,13 @@ def roll_back_suspect_jobs(incident: Incident, context: Context) -> int:
             continue
         rollback = _judge_rollback(incident, affected_job, job, context)
         if rollback.action is Rollback.LIMIT:
-            _alert_about_suspect_job(incident, affected_job, job.current_attempt, rollback, context)
+            _alert_about_distrusted_checkpoint(incident, affected_job, job.current_attempt, rollback, context)
         if rollback.action is not Rollback.STOP:
             continue
         shared_facts = _read_shared_facts(incident, context)
         _plan_resume_of_job(incident, affected_job, shared_facts, context, may_rent_or_preempt=False)
-        taken += 1
-    return taken
+        rolled_back_count += 1
+    return rolled_back_count
 
 
 def _note_already_resuming(incident: Incident, job: Job, attempt: Attempt, ledger: Ledger) -> None:
@@ -341,10 +352,10 @@ def _note_already_resuming(incident: Incident, job: Job, attempt: Attempt, ledge
         ledger.commit(incident_record.timeline_put(incident.incident_id, "job", text, at=at, writer=writer))
 
 
-def _alert_about_suspect_job(
+def _alert_about_distrusted_checkpoint(
     incident: Incident, affected_job: AffectedJob, attempt: int, rollback: RollbackDecision, context: Context
 ) -> None:
-    """Page a person once: the job was rolled back too often, and continues from a doubtful checkpoint.
+    """Page a person once: the job was rolled back too often, and continues from a distrusted checkpoint.
 
     After a crash before the record, the alert is sent again.
     """
@@ -359,14 +370,14 @@ def _alert_about_suspect_job(
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
         if affected_job not in current.affected_jobs:
             return None
-        noted = tuple(
+        affected_jobs = tuple(
             job.replace(suspect_attempt=attempt) if job == affected_job else job for job in current.affected_jobs
         )
         text = f"{affected_job.job_id} keeps running. {rollback.reason} A person must check it."
         line = incident_record.timeline_put(
             current.incident_id, "job", text, at=context.now, writer=WRITER, decision_id=record.decision_id
         )
-        return current.replace(affected_jobs=noted), [Put(subject_rows.decision_row(record)), line]
+        return current.replace(affected_jobs=affected_jobs), [Put(subject_rows.decision_row(record)), line]
 
     incident_record.update_incident(context.ledger, incident.incident_id, change)
 
@@ -408,7 +419,7 @@ def _past_attempts(attempt: Attempt, ledger: Ledger) -> tuple[Attempt, ...]:
 
 
 def _resume_delays(
-    incident: Incident, shared_facts: _FactsOfInterruptedJobs, attempts: tuple[Attempt, ...], policy: Policy
+    incident: Incident, shared_facts: _SharedFacts, attempts: tuple[Attempt, ...], policy: Policy
 ) -> ResumeDelays:
     """Return the expected durations: of the job itself, else of its pool, else of the policy."""
     *_, interrupted = attempts
@@ -468,7 +479,7 @@ def _resume_facts(
     incident: Incident,
     job: Job,
     attempt: Attempt,
-    shared_facts: _FactsOfInterruptedJobs,
+    shared_facts: _SharedFacts,
     context: Context,
     *,
     may_rent_or_preempt: bool,
@@ -477,15 +488,15 @@ def _resume_facts(
     delays = _resume_delays(incident, shared_facts, _past_attempts(attempt, context.ledger), context.policy)
     is_repaired = bool(incident.plan and incident.plan.repairs_node)
     wait = capacity_wait(delays, pools, _requested_nodes(job), is_repaired=is_repaired)
-    offers = find_resume_options.ResumeOffers(refused=_NO_OFFERS)
+    options = find_resume_options.ResumeOptions(unavailable=_NOT_CHECKED)
     if may_rent_or_preempt and not any(pool.usable >= _requested_nodes(job) for pool in pools):
         interrupted = _interrupted_job(incident, job, attempt, wait, context.policy)
-        offers = find_resume_options.run(interrupted, shared_facts.nodes, shared_facts.in_use, context)
+        options = find_resume_options.run(interrupted, shared_facts.nodes, shared_facts.in_use, context)
     policy, now = context.policy, context.now
     fault = IncidentFault.of(incident, policy.catalogue)
     trust, since = checkpoint_trust_of(incident, policy.catalogue)
     ended_at = attempt.ended_at or now
-    poisoned_from = distrust_after(trust, since, policy.jobs) or ended_at
+    distrusted_from = distrust_after(trust, since, policy.jobs) or ended_at
     price = policy.economy.price_of(incident.instance_type, now, attempt.pool)
     return ResumeFacts(
         job_id=job.job_id,
@@ -493,16 +504,16 @@ def _resume_facts(
         nodes=_requested_nodes(job),
         accelerators_per_node=job.spec.accelerators_per_node,
         pools=pools,
-        offers=offers.refused if job.spec.elastic else (_KEEPS_ITS_SIZE, *offers.refused),
-        renting=offers.renting,
-        preemption_victims=offers.preemption_victims,
+        offers=options.unavailable if job.spec.elastic else (_NOT_ELASTIC, *options.unavailable),
+        renting=options.renting,
+        preemption_victims=options.preemption_victims,
         usd_per_hour_of_delay=policy.burst.usd_of_delay(job.spec.priority_class),
-        fault=_node_loss_facts(incident, job, attempt, pools, policy, now),
+        node_loss=_node_loss_facts(incident, job, attempt, pools, policy, now),
         delays=delays,
         lost_work_seconds=lost_work_seconds(
             ran_seconds=(ended_at - (attempt.running_at or ended_at)).total_seconds(),
             keeps_checkpoints=bool(job.spec.checkpoint_uri),
-            distrusted_seconds=max(0.0, (ended_at - poisoned_from).total_seconds()),
+            distrusted_seconds=max(0.0, (ended_at - distrusted_from).total_seconds()),
             expected_checkpoint_seconds=policy.economy.expected_checkpoint_seconds,
         ),
         usd_per_accelerator_hour=price.usd if price else None,
@@ -552,7 +563,7 @@ def _pool_capacities(
     incident: Incident,
     job: Job,
     attempt: Attempt,
-    shared_facts: _FactsOfInterruptedJobs,
+    shared_facts: _SharedFacts,
     policy: Policy,
 ) -> tuple[PoolCapacity, ...]:
     """Count, by pool, the nodes that are free now, or will be once the interrupted attempt has ended.
@@ -565,8 +576,8 @@ def _pool_capacities(
     keeps_rented = _stays_in_service(incident) or incident.node_name not in attempt.node_names
     nodes_by_pool: dict[str, list[KubernetesNode]] = {}
     for node in shared_facts.nodes:
-        is_sick = node.name == incident.node_name and not _stays_in_service(incident)
-        if is_sick or not node.is_schedulable:
+        is_faulty_node = node.name == incident.node_name and not _stays_in_service(incident)
+        if is_faulty_node or not node.is_schedulable:
             continue
         if allowed_types and node.instance_type not in allowed_types:
             continue
@@ -607,7 +618,7 @@ def _plan_writes(
     resume_decision: ResumeDecision,
     context: Context,
     *,
-    is_doubted: bool,
+    is_still_distrusted: bool,
 ) -> list[Write]:
     record = decision_of("RESUME", incident.incident_id, resume_decision.option, resume_decision, facts, context)
     decision = record.replace(
@@ -630,7 +641,7 @@ def _plan_writes(
         decision_id=decision.decision_id,
     )
     return [
-        Put(job_rows.job_row(job.with_plan(plan, is_doubted=is_doubted), version)),
+        Put(job_rows.job_row(job.with_plan(plan, is_still_distrusted=is_still_distrusted), version)),
         Put(subject_rows.decision_row(decision)),
         Put(line),
         incident_record.timeline_put(

@@ -4,7 +4,7 @@ A crash after the commit of an attempt leaves it without its workflow, which the
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from evenkeel.domain.admission.cycle_facts import Json, pointer_to
 from evenkeel.domain.admission.cycle_plan import AdmissionStep
@@ -25,9 +25,16 @@ _MAX_USAGE_ROWS = 10
 
 
 def run(
-    admissions: Sequence[AdmissionStep], loaded: LoadedCycle, tree: QuotaTree, admitted: list[str], context: Context
+    admissions: Sequence[AdmissionStep],
+    loaded: LoadedCycle,
+    tree: QuotaTree,
+    on_admitted: Callable[[str], None],
+    context: Context,
 ) -> frozenset[str]:
-    """Create the attempts of a plan and start their workflows. Return the jobs whose admission the ledger refused."""
+    """Create the attempts of a plan and start their workflows. Return the jobs whose admission the ledger refused.
+
+    `on_admitted` receives the name of each workflow, once its attempt is committed.
+    """
     attempts = {step.decision.job_id: _new_attempt(step.decision, loaded, context) for step in admissions}
     facts = _FactsOfAdmissions(context)
     refused_jobs: set[str] = set()
@@ -36,7 +43,7 @@ def run(
         _commit_attempts([attempts[group.subject] for group in batch], batch, facts.unwritten, loaded, tree, context)
         facts.unwritten = ()
         for attempt in (attempts[group.subject] for group in batch):
-            admitted.append(attempt.workload_name)
+            on_admitted(attempt.workload_name)
             context.telemetry.count("JobsAdmitted")
             context.telemetry.info("JobAdmitted", job_id=attempt.job_id, attempt=attempt.attempt, pool=attempt.pool)
             start_attempt.run(attempt, context)

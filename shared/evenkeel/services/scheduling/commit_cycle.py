@@ -13,6 +13,7 @@ in between. Admissions come first, because the other decisions depend on them.
 """
 
 import contextlib
+from collections.abc import Callable
 
 from evenkeel.domain.admission.cycle_plan import (
     AdmissionStep,
@@ -33,15 +34,16 @@ from evenkeel.services.scheduling.pending_reasons import PendingReasons
 from evenkeel.services.storage.quota_tree import QuotaTree
 
 
-def run(plan: CyclePlan, loaded: LoadedCycle, admitted: list[str], context: Context) -> frozenset[str]:
-    """Commit a plan, and add each admitted workflow to `admitted`.
+def run(plan: CyclePlan, loaded: LoadedCycle, on_admitted: Callable[[str], None], context: Context) -> frozenset[str]:
+    """Commit a plan, and call `on_admitted` after each admission.
 
     Idempotent: yes, every commit is conditional on the versions that the cycle read.
 
     Args:
         plan: A complete plan.
         loaded: The snapshot of the cycle, with rows and versions.
-        admitted: Collects the names of the workflows of admitted attempts. A later commit that fails removes none.
+        on_admitted: Receives the name of the workflow of each admitted attempt, right after the commit of the attempt.
+            So the caller knows them even if a later commit fails.
         context: Ports, policy, mode and time.
 
     Returns:
@@ -51,7 +53,7 @@ def run(plan: CyclePlan, loaded: LoadedCycle, admitted: list[str], context: Cont
         Conflict: another writer was first.
     """
     tree = QuotaTree(loaded.tree, plan.scheduler_state)
-    refused_jobs = commit_admissions.run(plan.admissions, loaded, tree, admitted, context)
+    refused_jobs = commit_admissions.run(plan.admissions, loaded, tree, on_admitted, context)
     if refused_jobs:
         return refused_jobs
     rentals.begin_for_deployments(plan.serving_rentals, tree, context)

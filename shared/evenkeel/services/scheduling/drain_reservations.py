@@ -2,7 +2,7 @@
 
     attempt n is asked to stop and to save ── run_job settles it ── the next cycle finds other nodes for it
 
-By then no job starts on these nodes (`domain/admission/request_facts.py`). So the job continues on committed
+By then no job starts on these nodes (`domain/admission/build_request.py`). So the job continues on committed
 or rented nodes, or it returns to the queue with a reason.
 """
 

@@ -14,18 +14,18 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 from evenkeel.domain.admission.authority import AdmissionAuthority
+from evenkeel.domain.admission.build_request import with_reservation_ends
 from evenkeel.domain.admission.cycle_plan import MissingFacts
 from evenkeel.domain.admission.cycle_snapshot import CycleSnapshot
 from evenkeel.domain.admission.decide_cycle import draining_teams, is_strict
 from evenkeel.domain.admission.departure_plan import ending_reservations
 from evenkeel.domain.admission.queue_cursors import ALL_JOBS, QueueCursors, queues_to_read
-from evenkeel.domain.admission.request_facts import with_reservation_ends
 from evenkeel.domain.admission.scheduler_state import ElasticState
 from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
 from evenkeel.domain.capacity.node_capacity import node_capacity
 from evenkeel.domain.external.unmanaged_workloads import UnmanagedPod
 from evenkeel.domain.jobs.attempt import Attempt, ObservedWorkload
-from evenkeel.domain.jobs.charge import Charge, resources_taken
+from evenkeel.domain.jobs.charge import Charge, resources_in_use_or_charged
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.nodes import FleetNode, KubernetesNode, ProviderNode, join_nodes
 from evenkeel.domain.quotas.budgets import remaining_by_team
@@ -41,12 +41,12 @@ from evenkeel.services.rentals import rentals
 from evenkeel.services.scheduling import read_usage
 from evenkeel.services.storage import (
     attempt_record,
+    charge_rows,
     fleet_rows,
     job_rows,
     past_jobs,
     provider_nodes,
     quota_rows,
-    read_charges,
     rows,
     stored_nodes,
     team_setup,
@@ -71,7 +71,7 @@ class LoadedCycle(NamedTuple):
     snapshot: CycleSnapshot
     versions: Mapping[str, int] = {}
     """Job id → version of its row."""
-    charges: read_charges.Charges = read_charges.Charges()
+    charges: charge_rows.Charges = charge_rows.Charges()
     outdated: tuple[Row, ...] = ()
     """Rows of released charges that no job needs now."""
     cursors_row: Row | None = None
@@ -302,7 +302,7 @@ def _read_jobs_and_charges(
     Raises:
         Conflict: an attempt is being settled at this instant.
     """
-    charges = read_charges.run(ledger)
+    charges = charge_rows.load_charges(ledger)
     elastic_ids = {*(charge.job_id for charge in charges.live if charge.is_elastic), *elastic_state.resizing}
     elastic = _read_jobs(ledger, map(job_rows.job_key, sorted(elastic_ids)))
     jobs = {**_read_jobs(ledger, (*map(job_rows.job_key, charges.released_job_ids), *queues.keys)), **elastic}
@@ -435,7 +435,7 @@ def _read_clusters_and_nodes(
     nodes = [node for name in names if name in clusters for node in clusters[name].nodes]
     provider_nodes = clusters[names[0]].provider_nodes if names[0] in clusters else ()
     unhealthy = unhealthy_nodes.unhealthy_among(nodes, context)
-    used = resources_taken(in_use, snapshot.live_charges, workloads)
+    used = resources_in_use_or_charged(in_use, snapshot.live_charges, workloads)
     capacities = node_capacity(join_nodes(nodes, provider_nodes, names[0]), used, unhealthy)
     capacities = rental_book.reserve_nodes(capacities, snapshot.pending.values(), policy.burst.pools)
     return loaded._replace(

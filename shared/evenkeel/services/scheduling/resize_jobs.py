@@ -15,9 +15,9 @@ from evenkeel.domain.admission.scheduler_state import SchedulerState
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.jobs.attempt import AttemptState
 from evenkeel.domain.jobs.job import Job, StopRequest
+from evenkeel.domain.plurals import count_of
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.timeline import TimelineEntry
-from evenkeel.domain.words import count_of
 from evenkeel.ports import Put, Refused, Write
 from evenkeel.services.context import Context
 from evenkeel.services.scheduling.load_cycle import LoadedCycle

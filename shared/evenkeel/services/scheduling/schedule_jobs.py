@@ -14,6 +14,7 @@ cycle sees freed quota only with the job that freed it (docs/decisions/0023).
 
 import contextlib
 from datetime import datetime
+from typing import NamedTuple
 
 from evenkeel.domain.admission.cycle_plan import CyclePlan
 from evenkeel.domain.admission.cycle_requests import is_answered
@@ -25,12 +26,12 @@ from evenkeel.ports import Conflict, EvenkeelError, Put, Row
 from evenkeel.services.context import Context
 from evenkeel.services.scheduling import answer_burst_checks, commit_cycle, load_cycle, pending_job_changes
 from evenkeel.services.scheduling.load_cycle import LoadedCycle
-from evenkeel.services.storage import heartbeats, quota_rows, read_charges
+from evenkeel.services.storage import charge_rows, heartbeats, quota_rows
 from evenkeel.services.storage.training_plan_ends import with_training_plan_ends
 
 WRITER = pending_job_changes.WRITER
-_MAX_ROUNDS = 3
-"""Rounds of load, decide and commit of one invocation. After that the next invocation continues."""
+_MAX_TRIES = 3
+"""Tries of one invocation to load, decide and commit. After that the next invocation continues."""
 
 
 class ScheduleJobsResult(Value):
@@ -41,7 +42,7 @@ class ScheduleJobsResult(Value):
     waiting: int = 0
     """Pending jobs that were examined and stay pending."""
     is_complete: bool = True
-    """False if the last round did not finish the queue: other writers changed it, the ledger refused jobs, or more jobs
+    """False if the last try did not finish the queue: other writers changed it, the ledger refused jobs, or more jobs
     may start. The next cycle continues."""
     was_skipped: bool = False
     """An earlier cycle began after the newest request, so none ran."""
@@ -63,7 +64,7 @@ def run(context: Context, *, requested_at: datetime | None = None) -> ScheduleJo
     cycle = Source(kind=SourceKind.SCHEDULING_CYCLE)
     results = heartbeats.SourceResults()
     try:
-        outcome, started_at = _run_until_committed(results, context)
+        outcome, started_at = _CycleTries(results, context).run_until_committed()
     except EvenkeelError as error:
         results.record_failure(cycle, error)
         heartbeats.record_heartbeat(WRITER, context, results)
@@ -73,7 +74,7 @@ def run(context: Context, *, requested_at: datetime | None = None) -> ScheduleJo
         if requested_at and started_at:
             _record_finished(started_at, finished, context)
     else:
-        results.record_failure(cycle, f"The queue was not finished in {_MAX_ROUNDS} rounds.")
+        results.record_failure(cycle, f"The queue was not finished in {_MAX_TRIES} tries.")
     heartbeats.record_heartbeat(WRITER, context, results)
     return outcome
 
@@ -86,44 +87,68 @@ def _record_finished(started_at: datetime, earlier_row: Row | None, context: Con
         context.ledger.commit(Put(row))
 
 
-def _run_until_committed(
-    results: heartbeats.SourceResults, context: Context
-) -> tuple[ScheduleJobsResult, datetime | None]:
-    """Return the outcome, and when the cycle began to read the facts of its last decisions.
+class _CommittedCycle(NamedTuple):
+    """The result of a cycle, and when it began to read the facts of its decisions."""
 
-    The time is None if a cluster could not be read: such a cycle answers only its own requests.
-    """
-    context = with_training_plan_ends(context)
-    admitted: list[str] = []
-    refused_jobs: frozenset[str] = frozenset()
-    for _ in range(_MAX_ROUNDS):
+    result: ScheduleJobsResult
+    started_at: datetime | None
+    """None if a cluster could not be read: such a cycle answers only its own requests."""
+
+
+class _CycleTries:
+    """The tries of one invocation. Admissions of a try stay, even if a later commit of that try fails."""
+
+    def __init__(self, results: heartbeats.SourceResults, context: Context) -> None:
+        self._results, self._context = results, with_training_plan_ends(context)
+        self._admitted: list[str] = []
+        self._refused_jobs: frozenset[str] = frozenset()
+        """Jobs whose admission the ledger refused. Later tries decide without them."""
+
+    def run_until_committed(self) -> _CommittedCycle:
+        """Try whole cycles until one is committed and has examined the queue."""
+        for _ in range(_MAX_TRIES):
+            committed_cycle = self._try_cycle()
+            if committed_cycle is not None:
+                return committed_cycle
+        self._context.telemetry.warning("CycleEndedEarly", tries=_MAX_TRIES)
+        return _CommittedCycle(ScheduleJobsResult(admitted=tuple(self._admitted), is_complete=False), None)
+
+    def _try_cycle(self) -> _CommittedCycle | None:
+        """Load, decide and commit once. Return None if a further try may start jobs, or if another writer was first."""
+        context = self._context
+        started_at = context.clock.now()
         try:
-            started_at = context.clock.now()
-            loaded = load_cycle.run(context)
-            for name, error in loaded.errors.items():
-                results.record_failure(Source(kind=SourceKind.KUBERNETES_LIST, target=name), error)
-            loaded = loaded._replace(snapshot=loaded.snapshot.without_jobs(refused_jobs))
-            loaded, plan = _decide(loaded, context)
-            newly_refused = commit_cycle.run(plan, loaded, admitted, context)
+            loaded, plan = _decide(self._load(), context)
+            refused_jobs = commit_cycle.run(plan, loaded, self._admitted.append, context)
         except Conflict:
-            continue  # another writer was first
-        if newly_refused:
-            refused_jobs |= newly_refused
-            continue  # other jobs may take the nodes and the quota of the refused jobs
-        answer_burst_checks.run(loaded, results, context)
-        read_charges.delete(loaded.outdated, context.ledger)
-        _measure_rental_cost(loaded, context)
-        if plan.queue_plan.cursors_of_next_cycle is not None and loaded.cursors_row is not None:
-            commit_cycle.store_cursors(plan.queue_plan.cursors_of_next_cycle, loaded.cursors_row, context)
+            return None  # another writer was first
+        if refused_jobs:
+            self._refused_jobs |= refused_jobs
+            return None  # other jobs may take the nodes and the quota of the refused jobs
+        self._complete(plan, loaded)
         if not plan.pending_count and len(plan.decisions) >= context.policy.scheduling.jobs_per_page:
-            continue  # all jobs of the first pages started, so jobs after them may start, too
+            return None  # all jobs of the first pages started, so jobs after them may start, too
         if loaded.errors.keys() >= set(context.site.clusters):
             # The reasons of the jobs are recorded. The error repeats the request for this cycle.
             raise loaded.errors[context.site.clusters[0]]
-        result = ScheduleJobsResult(admitted=tuple(admitted), waiting=plan.pending_count)
-        return result, None if loaded.errors else started_at
-    context.telemetry.warning("CycleEndedEarly", tries=_MAX_ROUNDS)
-    return ScheduleJobsResult(admitted=tuple(admitted), is_complete=False), None
+        result = ScheduleJobsResult(admitted=tuple(self._admitted), waiting=plan.pending_count)
+        return _CommittedCycle(result, None if loaded.errors else started_at)
+
+    def _load(self) -> LoadedCycle:
+        """Load the facts of a cycle, without the refused jobs, and record the clusters that could not be read."""
+        loaded = load_cycle.run(self._context)
+        for name, error in loaded.errors.items():
+            self._results.record_failure(Source(kind=SourceKind.KUBERNETES_LIST, target=name), error)
+        return loaded._replace(snapshot=loaded.snapshot.without_jobs(self._refused_jobs))
+
+    def _complete(self, plan: CyclePlan, loaded: LoadedCycle) -> None:
+        """Do the work that follows the commits: answer Kueue's checks, and store the cursors of the next cycle."""
+        context = self._context
+        answer_burst_checks.run(loaded, self._results, context)
+        charge_rows.delete(loaded.outdated, context.ledger)
+        _measure_rental_cost(loaded, context)
+        if plan.queue_plan.cursors_of_next_cycle is not None and loaded.cursors_row is not None:
+            commit_cycle.store_cursors(plan.queue_plan.cursors_of_next_cycle, loaded.cursors_row, context)
 
 
 def _measure_rental_cost(loaded: LoadedCycle, context: Context) -> None:

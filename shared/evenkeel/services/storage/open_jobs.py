@@ -7,7 +7,7 @@ is refused.
 
 from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
 from evenkeel.domain.jobs.job import Job
-from evenkeel.domain.words import count_of
+from evenkeel.domain.plurals import count_of
 from evenkeel.ports import Add, Ledger, Put, Refused, Row
 from evenkeel.services.storage import job_rows
 

@@ -5,26 +5,27 @@ Each step stands alone. A failed step is reported and runs again in the next swe
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from enum import StrEnum
 
 from evenkeel.domain.health.incidents import IncidentState
 from evenkeel.domain.jobs.job import Job, JobState
+from evenkeel.domain.plurals import count_of
 from evenkeel.domain.sources import Source, SourceAge, SourceKind, SourceState
 from evenkeel.domain.values import Value
-from evenkeel.domain.words import count_of
 from evenkeel.events import kubernetes_node
 from evenkeel.ports import Conflict, EvenkeelError, Put, Row, Table, Telemetry
 from evenkeel.services.context import Context
 from evenkeel.services.queries import read_overview, read_sources
 from evenkeel.services.storage import fleet_rows, heartbeats, locks, rows
 from evenkeel.services.sweep import (
-    attempts,
-    incidents,
-    inventory,
-    new_nodes,
-    rentals,
-    signals,
-    unhealthy_nodes,
-    unmanaged_restarts,
+    attempt_steps,
+    incident_steps,
+    inventory_steps,
+    new_node_steps,
+    rental_steps,
+    signal_steps,
+    unhealthy_node_steps,
+    unmanaged_restart_steps,
     watch_cluster,
 )
 from evenkeel.services.sweep.fold_days import fold_days
@@ -39,11 +40,18 @@ _MAX_COUNTED = 1000
 """Maximum number of rows that a gauge counts. Beyond it the figure is a lower bound."""
 
 
+class SweepOutcome(StrEnum):
+    """Whether the sweep ran."""
+
+    SWEPT = "SWEPT"
+    LOCKED = "LOCKED"
+    """Another sweep runs."""
+
+
 class SweepFleetResult(Value):
     """The result of one sweep."""
 
-    outcome: str
-    """`SWEPT`, or `LOCKED`."""
+    outcome: SweepOutcome
     corrections: dict[str, int] = {}
     """Step → number of repaired leftovers: the failures of all services above the sweep."""
     failed: tuple[str, ...] = ()
@@ -58,7 +66,7 @@ def run(context: Context) -> SweepFleetResult:
     now = context.now
     lock = locks.take_lock(context.ledger, LOCK, context.ids.new("op"), seconds=_LOCK_SECONDS, now=now)
     if lock is None:
-        return SweepFleetResult(outcome="LOCKED")
+        return SweepFleetResult(outcome=SweepOutcome.LOCKED)
     sweep = SweepRun(context, lock.notes)
     corrections: dict[str, int] = {}
     failed: list[str] = []
@@ -100,7 +108,7 @@ def run(context: Context) -> SweepFleetResult:
     if measures:
         ages = read_sources.read_source_ages(ended)
         _measure_sources(ages, context.telemetry)
-    return SweepFleetResult(outcome="SWEPT", corrections=corrections, failed=tuple(failed))
+    return SweepFleetResult(outcome=SweepOutcome.SWEPT, corrections=corrections, failed=tuple(failed))
 
 
 def _note_lists(sweep: SweepRun) -> None:
@@ -245,25 +253,25 @@ def request_cycle(sweep: SweepRun) -> int:
 
 
 STEPS: tuple[tuple[str, Callable[[SweepRun], int]], ...] = (
-    ("fleet", inventory.refresh_fleet),
-    ("kueue", inventory.refresh_kueue),
-    ("settings", inventory.refresh_settings),
-    ("plans", inventory.refresh_plan_ends),
-    ("early", signals.ingest_notices_before_listing),
-    ("facts", signals.ingest_node_facts),
-    ("unresolved", signals.retry_unresolved),
+    ("fleet", inventory_steps.refresh_fleet),
+    ("kueue", inventory_steps.refresh_kueue),
+    ("settings", inventory_steps.refresh_settings),
+    ("plans", inventory_steps.refresh_plan_ends),
+    ("early", signal_steps.ingest_notices_before_listing),
+    ("facts", signal_steps.ingest_node_facts),
+    ("unresolved", signal_steps.retry_unresolved),
     ("events", read_event_queue),
-    ("unhealthy", unhealthy_nodes.resume_work),
-    ("incidents", incidents.resume_incidents),
-    ("rollbacks", incidents.roll_back_jobs),
-    ("stale_pointers", incidents.delete_stale_pointers),
-    ("registers", incidents.reconcile_registers),
-    ("attempts", attempts.resume_attempts),
-    ("workloads", attempts.clear_workloads),
-    ("rentals", rentals.resume_rentals),
-    ("restarts", unmanaged_restarts.continue_restarts),
+    ("unhealthy", unhealthy_node_steps.resume_work),
+    ("incidents", incident_steps.resume_incidents),
+    ("rollbacks", incident_steps.roll_back_jobs),
+    ("stale_pointers", incident_steps.delete_stale_pointers),
+    ("registers", incident_steps.reconcile_registers),
+    ("attempts", attempt_steps.resume_attempts),
+    ("workloads", attempt_steps.clear_workloads),
+    ("rentals", rental_steps.resume_rentals),
+    ("restarts", unmanaged_restart_steps.continue_restarts),
     ("waits", answer_waits),
-    ("new_nodes", new_nodes.return_new_nodes),
+    ("new_nodes", new_node_steps.return_new_nodes),
     ("metrics", emit_gauges),
     ("overview", count_fleet),
     ("request_cycle", request_cycle),

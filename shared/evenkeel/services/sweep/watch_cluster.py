@@ -1,11 +1,12 @@
 """Watch the cluster: answer the waits that a change satisfies, and report faulty nodes.
 
-A schedule invokes it each minute, and a lock allows one at a time. Each round reads the present state, so a later round
-sees the changes that a broken watch missed. Some conditions become true by time alone, so a round runs every few
-seconds even without a change. The fleet's first cluster is watched; every round reads all other clusters.
+A schedule invokes it each minute, and a lock allows one at a time. Each tick reads the present state, so a later tick
+sees the changes that a broken watch missed. Some conditions become true by time alone, so a tick runs every few
+seconds even without a change. The fleet's first cluster is watched; every tick reads all other clusters.
 """
 
 from datetime import datetime, timedelta
+from enum import StrEnum
 
 from evenkeel.domain.nodes import KubernetesNode
 from evenkeel.domain.policy import Policy
@@ -26,18 +27,25 @@ from evenkeel.services.waits.throttled_answers import ThrottledWaitAnswerRequest
 WRITER = "watch_cluster"
 LOCK = "watch"
 DEBOUNCE = timedelta(milliseconds=200)
-"""Changes come in bunches, so a round starts this long after the first change."""
+"""Changes come in bunches, so a tick starts this long after the first change."""
 MAX_REST = timedelta(seconds=5)
-"""After a round, the watch rests as long as the round took, and at most this long."""
+"""After a tick, the watch rests as long as the tick took, and at most this long."""
 _MAX_LOST_WATCHES = 3
 """How often one invocation restarts a failed watch. After that, the next invocation does."""
+
+
+class WatchOutcome(StrEnum):
+    """Whether the watch ran."""
+
+    WATCHED = "WATCHED"
+    LOCKED = "LOCKED"
+    """Another watch runs."""
 
 
 class WatchClusterResult(Value):
     """The result of one invocation."""
 
-    outcome: str
-    """`WATCHED`, or `LOCKED`."""
+    outcome: WatchOutcome
     snapshots: int = 0
     answered: int = 0
     """Requested answers."""
@@ -49,13 +57,13 @@ class WatchClusterResult(Value):
 def run(context: Context) -> WatchClusterResult:
     """Watch until the time is up.
 
-    Idempotent: yes. A round only requests answers and ingests facts, and repeats of both are recognised.
+    Idempotent: yes. A tick only requests answers and ingests facts, and repeats of both are recognised.
     """
     lock = locks.take_lock(
         context.ledger, LOCK, context.ids.new("op"), seconds=_lock_seconds(context.policy), now=context.now
     )
     if lock is None:
-        return WatchClusterResult(outcome="LOCKED")
+        return WatchClusterResult(outcome=WatchOutcome.LOCKED)
     watch = _WatchInvocation(context, lock)
     try:
         watch.until_time_is_up()
@@ -65,7 +73,7 @@ def run(context: Context) -> WatchClusterResult:
     ended = context.replace(now=context.clock.now())
     heartbeats.record_heartbeat(WRITER, ended, watch.source_results())
     return WatchClusterResult(
-        outcome="WATCHED",
+        outcome=WatchOutcome.WATCHED,
         snapshots=watch.snapshots,
         answered=watch.answers.requests,
         facts=len(watch.ingested_facts),
@@ -78,7 +86,7 @@ def _lock_seconds(policy: Policy) -> float:
 
 
 class _WatchInvocation:
-    """One invocation of watch_cluster: what it observed, and when its next round is due."""
+    """One invocation of watch_cluster: what it observed, and when its next tick is due."""
 
     def __init__(self, context: Context, lock: locks.Lock) -> None:
         self.context = context
@@ -95,7 +103,7 @@ class _WatchInvocation:
         """Kind of object → why its watch is broken; empty if it works."""
         self.reads = ReadCache(context.clock.now())
         self.waits_failure = ""
-        """Why not every wait could be evaluated in the last round; empty if all were."""
+        """Why not every wait could be evaluated in the last tick; empty if all were."""
 
     def source_results(self) -> heartbeats.SourceResults:
         """Return the facts that this invocation learned about its sources."""
@@ -120,7 +128,7 @@ class _WatchInvocation:
                 self.context.cluster.watch(
                     self.context.site.clusters[0],
                     self.note_change,
-                    until=self.run_round_if_due,
+                    until=self.run_tick_if_due,
                     on_state=self.note_state,
                 )
             except EvenkeelError as error:
@@ -128,7 +136,7 @@ class _WatchInvocation:
                 is_lost_for_good = not isinstance(error, TransientError)
                 self.context.telemetry.count("WatchesLost")
                 self.context.telemetry.warning("WatchLost", error=type(error).__name__, detail=str(error))
-            if self.run_round_if_due() or is_lost_for_good:
+            if self.run_tick_if_due() or is_lost_for_good:
                 return
 
     def note_state(self, kind: str, error: str) -> None:
@@ -142,8 +150,8 @@ class _WatchInvocation:
         self.changed_at = self.changed_at or self.context.clock.now()
         self.nodes_changed = self.nodes_changed or kind == "node"
 
-    def run_round_if_due(self) -> bool:
-        """Run a round if it is due, and return whether the time is up. The watch calls this several times a second."""
+    def run_tick_if_due(self) -> bool:
+        """Run a tick if it is due, and return whether the time is up. The watch calls this several times a second."""
         now = self.context.clock.now()
         if self.lock is not None:
             self.lock = locks.renew_lock(self.context.ledger, self.lock, now=now)
@@ -154,20 +162,20 @@ class _WatchInvocation:
         has_settled = self.changed_at is not None and now - self.changed_at >= DEBOUNCE
         tick = timedelta(seconds=self.context.policy.watch.tick_seconds)
         if has_settled or self.snapshot_at is None or now - self.snapshot_at >= tick:
-            self.run_round(now)
+            self.run_tick(now)
         return False
 
-    def run_round(self, now: datetime) -> None:
-        """Run one round. A part that fails leaves the other parts alone and runs again in the next round."""
+    def run_tick(self, now: datetime) -> None:
+        """Run one tick. A part that fails leaves the other parts alone and runs again in the next tick."""
         self.changed_at, self.snapshot_at = None, now
         self.snapshots += 1
-        self.reads.begin_round(now)
+        self.reads.begin_tick(now)
         failures = [error for error in (self.answer_waits(now), *self.ingest_node_facts(now)) if error]
         if failures:
             self.failed_snapshots += 1
             self.context.telemetry.count("WatchSnapshotsFailed")
             self.context.telemetry.warning("WatchSnapshotFailed", detail="; ".join(failures))
-        # In a storm every round is long and follows a change. The recoveries need the tables, too.
+        # In a storm every tick is long and follows a change. The recoveries need the tables, too.
         ended_at = self.context.clock.now()
         self.rests_until = ended_at + min(ended_at - now, MAX_REST)
 

@@ -18,6 +18,7 @@ from evenkeel.domain.jobs.attempt_end import lost_nodes
 from evenkeel.domain.jobs.attempt_waits import blames_application, evaluate_attempt_wait
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.nodes import KubernetesNode, NodeLife, ProviderCluster, ProviderNode
+from evenkeel.domain.plurals import count_of
 from evenkeel.domain.recovery import approval, recovery_waits
 from evenkeel.domain.recovery.guardrails import GuardrailAction
 from evenkeel.domain.recovery.leases import RepairLease
@@ -48,7 +49,6 @@ from evenkeel.domain.renting.serving import replicas_on
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import Value
 from evenkeel.domain.waiting import DEADLINE_PASSED, ConditionKind, Wait, WaitAnswer, WaitCondition, WaitState
-from evenkeel.domain.words import count_of
 from evenkeel.ports import (
     Conflict,
     EvenkeelError,
@@ -343,7 +343,7 @@ class Observation:
 
 
 def list_nodes(cluster: str, context: Context, reads: ReadCache) -> tuple[KubernetesNode, ...]:
-    """Return the node objects of a cluster, listed once in a round."""
+    """Return the node objects of a cluster, listed once in a tick."""
     return reads.read(cluster, "nodes", lambda: context.cluster.nodes(cluster))
 
 
@@ -364,16 +364,16 @@ def run(
     Idempotent: yes, answers are only requested.
     """
     wait_rows = _read_wait_rows(context.ledger, subject, repeat_answered=repeat_answered)
-    world = Observation(context, reads_all=len(wait_rows) > 1, reads=reads)
+    observation = Observation(context, reads_all=len(wait_rows) > 1, reads=reads)
     answered: list[str] = []
     failed: list[str] = []
     waits = list(rows.readable_rows(wait_rows, Wait, lambda error: failed.append(str(error))))
     if len(waits) > 1:
-        world.read_ahead(wait for _, wait in waits if wait.state is WaitState.OPEN)
-    world.list_ahead(nodes_of)
+        observation.read_ahead(wait for _, wait in waits if wait.state is WaitState.OPEN)
+    observation.list_ahead(nodes_of)
     for row, wait in waits:
         try:
-            outcome = _evaluate_wait(wait, row, world, context.wait_answers)
+            outcome = _evaluate_wait(wait, row, observation, context.wait_answers)
         except EvenkeelError as error:
             failed.append(f"{wait.subject}/{wait.name}: {type(error).__name__}: {error}")
             context.telemetry.warning("WaitNotEvaluated", subject=wait.subject, wait=wait.name, detail=str(error))
@@ -385,8 +385,8 @@ def run(
 
 def evaluate_one(wait: Wait, row: Row, context: Context) -> str:
     """Evaluate a wait that was just opened. Return the requested outcome; None if there is none."""
-    world = Observation(context, reads_all=False)
-    return _evaluate_wait(wait, row, world, context.wait_answers)
+    observation = Observation(context, reads_all=False)
+    return _evaluate_wait(wait, row, observation, context.wait_answers)
 
 
 def _read_wait_rows(ledger: Ledger, subject: str, *, repeat_answered: bool) -> list[Row]:
@@ -403,16 +403,20 @@ def _read_wait_rows(ledger: Ledger, subject: str, *, repeat_answered: bool) -> l
     ]
 
 
-def _evaluate_wait(wait: Wait, row: Row, world: Observation, wait_answers: WaitAnswerRequests) -> str:
+def _evaluate_wait(wait: Wait, row: Row, observation: Observation, wait_answers: WaitAnswerRequests) -> str:
     if wait.state is WaitState.ANSWERED and wait.answer:
         wait_answers.request(wait.subject, wait.name, wait.generation, wait.answer.to_json())
         return wait.answer.outcome
     if wait.condition.kind is ConditionKind.ATTEMPT_ADMITTED:
-        wait, row = _record_kueue_status(wait, row, world)
-    answer = judge_wait(wait, world)
-    if answer is not None and blames_application(answer) and not _is_debounced(wait, row, world):
+        wait, row = _record_kueue_status(wait, row, observation)
+    answer = judge_wait(wait, observation)
+    if answer is not None and blames_application(answer) and not _is_debounced(wait, row, observation):
         answer = None
-    if answer is None and world.context.now >= wait.deadline_at and world.context.now >= _overdue_at(wait, world):
+    if (
+        answer is None
+        and observation.context.now >= wait.deadline_at
+        and observation.context.now >= _overdue_at(wait, observation)
+    ):
         answer = WaitAnswer(outcome=DEADLINE_PASSED, reason=f"{UNMET_TEXT[wait.condition.kind]} The deadline passed.")
     if answer is None:
         return ""
@@ -420,14 +424,14 @@ def _evaluate_wait(wait: Wait, row: Row, world: Observation, wait_answers: WaitA
     return answer.outcome
 
 
-def _overdue_at(wait: Wait, world: Observation) -> datetime:
+def _overdue_at(wait: Wait, observation: Observation) -> datetime:
     """Return when a wait times out: at its deadline, or later for jobs that kept running for a while."""
     if wait.condition.kind is not ConditionKind.JOBS_RESUMED:
         return wait.deadline_at
-    incident = world.read_incident(wait.subject)
-    affected = _affected_job_states(incident, world)
+    incident = observation.read_incident(wait.subject)
+    affected = _affected_job_states(incident, observation)
     return recovery_waits.overdue_at(
-        affected, incident, world.context.policy, deadline_at=wait.deadline_at, now=world.context.now
+        affected, incident, observation.context.policy, deadline_at=wait.deadline_at, now=observation.context.now
     )
 
 
@@ -448,45 +452,50 @@ UNMET_TEXT = {
 """Return the message for a wait that timed out."""
 
 
-def _is_debounced(wait: Wait, row: Row, world: Observation) -> bool:
+def _is_debounced(wait: Wait, row: Row, observation: Observation) -> bool:
     """Whether a doubtful answer was first seen long enough ago. Records when it is seen first."""
     if wait.seen_since is not None:
-        return world.context.now - wait.seen_since >= timedelta(
-            seconds=world.context.policy.jobs.attribution_delay_seconds
+        return observation.context.now - wait.seen_since >= timedelta(
+            seconds=observation.context.policy.jobs.attribution_delay_seconds
         )
-    if world.context.policy.jobs.attribution_delay_seconds <= 0:
+    if observation.context.policy.jobs.attribution_delay_seconds <= 0:
         return True
     with contextlib.suppress(Conflict):  # the wait changed meanwhile; the next evaluation reads it
-        world.context.ledger.commit(Put(subject_rows.wait_row(wait.replace(seen_since=world.context.now), row.version)))
+        observation.context.ledger.commit(
+            Put(subject_rows.wait_row(wait.replace(seen_since=observation.context.now), row.version))
+        )
     return False
 
 
-def judge_wait(wait: Wait, world: Observation) -> WaitAnswer | None:
+def judge_wait(wait: Wait, observation: Observation) -> WaitAnswer | None:
     """Return the answer of a wait whose condition holds; None while it does not."""
     kind, facts = wait.condition.kind, wait.condition.facts
     if kind in _ATTEMPT_KINDS:
-        return _judge_attempt_wait(wait, world)
+        return _judge_attempt_wait(wait, observation)
     if kind in _RENTAL_KINDS:
-        return _judge_rental_wait(wait, world)
-    incident = world.read_incident(wait.subject)
+        return _judge_rental_wait(wait, observation)
+    incident = observation.read_incident(wait.subject)
     if kind is ConditionKind.JOBS_RESUMED:
         return recovery_waits.evaluate_jobs_resumed(
-            _affected_job_states(incident, world), incident, world.context.policy, now=world.context.now
+            _affected_job_states(incident, observation),
+            incident,
+            observation.context.policy,
+            now=observation.context.now,
         )
-    forbidden = _opt_out_answer(incident, world)
+    forbidden = _opt_out_answer(incident, observation)
     if forbidden is not None:
         return forbidden
     if kind is ConditionKind.RELEASED:
         return recovery_waits.evaluate_guardrails_cleared(
-            is_allowed=world.has_lost_its_node(incident) or world.is_unblocked(incident)
+            is_allowed=observation.has_lost_its_node(incident) or observation.is_unblocked(incident)
         )
     if kind is ConditionKind.APPROVED:
-        return approval.evaluate_approval(incident, world.node_of(incident))
-    if not world.is_listed_since(wait.opened_at):
+        return approval.evaluate_approval(incident, observation.node_of(incident))
+    if not observation.is_listed_since(wait.opened_at):
         return None
-    slot_state = world.slot_state(incident, facts)
+    slot_state = observation.slot_state(incident, facts)
     if kind is ConditionKind.REPAIR_POSSIBLE:
-        return _judge_repair_possible(incident, slot_state, world)
+        return _judge_repair_possible(incident, slot_state, observation)
     if kind is ConditionKind.NODE_BACK:
         return recovery_waits.evaluate_node_back(
             slot_state,
@@ -500,38 +509,40 @@ def judge_wait(wait: Wait, world: Observation) -> WaitAnswer | None:
         observed = slot_state.replacement or slot_state.original
         return recovery_waits.evaluate_node_valid(
             observed,
-            judge_node(observed, expected=world.expected_accelerators(incident, observed)),
+            judge_node(observed, expected=observation.expected_accelerators(incident, observed)),
             opened_at=wait.opened_at,
             # Facts that join an incident are about its own node life. A late fact about the old node does not concern
             # the new one.
             last_signal_at=None if slot_state.replacement else incident.last_signal_at,
-            margin=margin_seconds(world.count_returns(incident), world.context.policy.repair),
-            now=world.context.now,
-            check=_check_result_of(incident, observed, world),
+            margin=margin_seconds(observation.count_returns(incident), observation.context.policy.repair),
+            now=observation.context.now,
+            check=_check_result_of(incident, observed, observation),
         )
     return None
 
 
-def _judge_rental_wait(wait: Wait, world: Observation) -> WaitAnswer | None:
+def _judge_rental_wait(wait: Wait, observation: Observation) -> WaitAnswer | None:
     number = int(wait.condition.facts["rental"])
-    row = world.read_row(job_rows.rental_key(wait.subject, number))
+    row = observation.read_row(job_rows.rental_key(wait.subject, number))
     if row is None:
         raise NotFound(f"{wait.subject} has no rental {number}.")
     rental = rows.decode(row, Rental)
     if rental.serving_target is not None:
-        return _judge_replicas(wait, rental, row, world)
-    nodes = world.nodes(rental.offer.cluster)
-    stored = world.read_row(job_rows.job_key(wait.subject))
+        return _judge_replicas(wait, rental, row, observation)
+    nodes = observation.nodes(rental.offer.cluster)
+    stored = observation.read_row(job_rows.job_key(wait.subject))
     if stored is None:
         raise NotFound(f"There is no {wait.subject} for rental {number}.")
     job = rows.decode(stored, Job)
-    attempt_row = world.read_row(job_rows.attempt_key(job.job_id, job.current_attempt)) if job.current_attempt else None
+    attempt_row = (
+        observation.read_row(job_rows.attempt_key(job.job_id, job.current_attempt)) if job.current_attempt else None
+    )
     attempt = rows.decode(attempt_row, Attempt) if attempt_row else None
-    kueue = world.workload(attempt).kueue if attempt and is_queued(attempt) else None
+    kueue = observation.workload(attempt).kueue if attempt and is_queued(attempt) else None
     if wait.condition.kind is ConditionKind.RENTAL_READY:
-        return _judge_rental_ready(rental, job, nodes, kueue, world)
+        return _judge_rental_ready(rental, job, nodes, kueue, observation)
     return evaluate_rental_over(
-        rental, job, attempt, nodes, world.context.policy.burst.quiet_seconds, world.context.now, kueue
+        rental, job, attempt, nodes, observation.context.policy.burst.quiet_seconds, observation.context.now, kueue
     )
 
 
@@ -540,128 +551,135 @@ def _judge_rental_ready(
     job: Job,
     nodes: tuple[KubernetesNode, ...],
     kueue: kueue_status.KueueStatus | None,
-    world: Observation,
+    observation: Observation,
 ) -> WaitAnswer | None:
     """Answer the wait for the nodes of a job's rental. Pods are read only if enough nodes joined."""
-    refusal, other_nodes = world.capacity_refusal(rental.offer), frozenset(rental.other_rentals_nodes)
+    refusal, other_nodes = observation.capacity_refusal(rental.offer), frozenset(rental.other_rentals_nodes)
     answer = evaluate_rental_ready(rental, job, nodes, refusal, other_nodes, kueue)
     if answer is None or answer.outcome != NODES_READY:
         return answer
     joined = [node.name for node in joined_nodes(rental, nodes, other_nodes)]
-    in_use = pool_nodes.nodes_in_use(rental.offer.cluster, joined, world.context)
+    in_use = pool_nodes.nodes_in_use(rental.offer.cluster, joined, observation.context)
     if not in_use:
         return answer
     return evaluate_rental_ready(rental, job, nodes, refusal, other_nodes | in_use, kueue)
 
 
-def _judge_replicas(wait: Wait, rental: Rental, row: Row, world: Observation) -> WaitAnswer | None:
+def _judge_replicas(wait: Wait, rental: Rental, row: Row, observation: Observation) -> WaitAnswer | None:
     """Answer the waits of a Deployment's rental, and record whether replicas use its node."""
-    policy = world.context.policy
+    policy = observation.context.policy
     if wait.condition.kind is ConditionKind.RENTAL_READY:
-        pods, nodes = world.arriving_pods_and_nodes(rental)
+        pods, nodes = observation.arriving_pods_and_nodes(rental)
         # The other rentals of the Deployment are not read here. The steps of the workflow read them.
         unwanted = why_node_not_needed(rental, (), policy.scheduling.serving, pods, nodes)
         return evaluate_nodes_joined(
-            rental, unwanted, nodes, world.capacity_refusal(rental.offer), rental.other_rentals_nodes
+            rental, unwanted, nodes, observation.capacity_refusal(rental.offer), rental.other_rentals_nodes
         )
-    pods = world.pods_on(rental.offer.cluster, rental.node_names)
+    pods = observation.pods_on(rental.offer.cluster, rental.node_names)
     stored = rental
     if rental.state is RentalState.READY:
-        stored = with_replicas_observed(rental, has_replicas=bool(replicas_on(rental, pods)), now=world.context.now)
+        stored = with_replicas_observed(
+            rental, has_replicas=bool(replicas_on(rental, pods)), now=observation.context.now
+        )
     if stored != rental:
         with contextlib.suppress(Conflict):  # the rental was released, or another evaluation recorded it
-            world.context.ledger.commit(Put(job_rows.rental_row(stored, row.version)))
+            observation.context.ledger.commit(Put(job_rows.rental_row(stored, row.version)))
     return evaluate_serving_rental_over(
-        stored, pods, world.nodes(rental.offer.cluster), policy.burst.quiet_seconds, world.context.now
+        stored, pods, observation.nodes(rental.offer.cluster), policy.burst.quiet_seconds, observation.context.now
     )
 
 
-def _check_result_of(incident: Incident, observed: ObservedNode, world: Observation) -> CheckResult:
+def _check_result_of(incident: Incident, observed: ObservedNode, observation: Observation) -> CheckResult:
     """Return the state of the node's check; passed if no check was started for it."""
     check = incident.check
     if check is None or observed.node is None or check.instance_id != observed.instance_id:
         return CheckResult.PASSED
     match check.kind:
         case CheckKind.DEEP:
-            min_seconds = world.context.policy.repair.deep_check_min_seconds
+            min_seconds = observation.context.policy.repair.deep_check_min_seconds
             return judge_deep_check(
-                observed.node, started_at=check.started_at, min_seconds=min_seconds, now=world.context.now
+                observed.node, started_at=check.started_at, min_seconds=min_seconds, now=observation.context.now
             )
         case CheckKind.TEST_JOB:
-            return world.check_result(observed.node.cluster, check)
+            return observation.check_result(observed.node.cluster, check)
         case _:
             return CheckResult.PASSED
 
 
-def _opt_out_answer(incident: Incident, world: Observation) -> WaitAnswer | None:
+def _opt_out_answer(incident: Incident, observation: Observation) -> WaitAnswer | None:
     """Return an answer if a person forbids the action that follows this wait."""
-    reason = world.opt_out_reason(incident)
+    reason = observation.opt_out_reason(incident)
     return WaitAnswer(outcome=recovery_waits.OPTED_OUT, reason=reason) if reason else None
 
 
-def _judge_repair_possible(incident: Incident, slot_state: SlotState, world: Observation) -> WaitAnswer | None:
+def _judge_repair_possible(incident: Incident, slot_state: SlotState, observation: Observation) -> WaitAnswer | None:
     record, node = slot_state.original.provider_node, slot_state.original.node
     until = incident.plan.work_may_run_until if incident.plan else None
     return recovery_waits.evaluate_repair_possible(
         provider_busy_reason(
-            world.hyperpod_settings.status if world.hyperpod_settings else "", record.status if record else ""
+            observation.hyperpod_settings.status if observation.hyperpod_settings else "",
+            record.status if record else "",
         ),
-        has_work=until is not None and node is not None and world.has_accelerator_pods(node),
+        has_work=until is not None and node is not None and observation.has_accelerator_pods(node),
         work_may_run_until=until,
-        now=world.context.now,
+        now=observation.context.now,
     )
 
 
-def _judge_attempt_wait(wait: Wait, world: Observation) -> WaitAnswer | None:
+def _judge_attempt_wait(wait: Wait, observation: Observation) -> WaitAnswer | None:
     number = int(wait.condition.facts["attempt"])
-    job_row = world.read_row(job_rows.job_key(wait.subject))
-    attempt_row = world.read_row(job_rows.attempt_key(wait.subject, number))
+    job_row = observation.read_row(job_rows.job_key(wait.subject))
+    attempt_row = observation.read_row(job_rows.attempt_key(wait.subject, number))
     if job_row is None or attempt_row is None:
         return None
     job, attempt = rows.decode(job_row, Job), rows.decode(attempt_row, Attempt)
-    workload = world.workload(attempt)
+    workload = observation.workload(attempt)
     names = attempt.nodes_in(workload)
-    nodes = world.nodes_by_name(attempt.cluster) if attempt.node_names else world.nodes_of_pods(attempt.cluster, names)
-    lost = lost_nodes(nodes, names, world.context.now, world.context.policy.jobs.lost_node_seconds)
+    nodes = (
+        observation.nodes_by_name(attempt.cluster)
+        if attempt.node_names
+        else observation.nodes_of_pods(attempt.cluster, names)
+    )
+    lost = lost_nodes(nodes, names, observation.context.now, observation.context.policy.jobs.lost_node_seconds)
     faulty = frozenset(name for name in names if name in nodes and shows_fault(nodes[name]))
     return evaluate_attempt_wait(wait.condition.kind, workload, job, attempt, lost, faulty)
 
 
-def _record_kueue_status(wait: Wait, row: Row, world: Observation) -> tuple[Wait, Row]:
+def _record_kueue_status(wait: Wait, row: Row, observation: Observation) -> tuple[Wait, Row]:
     """Record the state of a job in Kueue if it changed, so that readers need no access to the cluster.
 
     The job's timeline has each step. Details that change with every Kueue cycle are only on the wait.
     """
     number = int(wait.condition.facts["attempt"])
-    attempt_row = world.read_row(job_rows.attempt_key(wait.subject, number))
+    attempt_row = observation.read_row(job_rows.attempt_key(wait.subject, number))
     if attempt_row is None:
         return wait, row
     attempt = rows.decode(attempt_row, Attempt)
-    status = world.workload(attempt).kueue
+    status = observation.workload(attempt).kueue
     changed = wait.replace(
-        kueue_status=kueue_status.describe_status(status, attempt.local_queue, world.context.now),
+        kueue_status=kueue_status.describe_status(status, attempt.local_queue, observation.context.now),
         kueue_step=kueue_status.status_step(status),
         kueue_position=status.position if status else None,
     )
     if changed == wait:
         return wait, row
-    entry = TimelineEntry(at=world.context.now, kind="kueue", text=changed.kueue_status, writer=WRITER)
+    entry = TimelineEntry(at=observation.context.now, kind="kueue", text=changed.kueue_status, writer=WRITER)
     timeline = (
         [Put(subject_rows.timeline_row(wait.subject, entry, f"kueue-{number}-{changed.kueue_step}"))]
         if changed.kueue_step != wait.kueue_step
         else []
     )
     try:
-        world.context.ledger.commit(Put(subject_rows.wait_row(changed, row.version)), *timeline)
+        observation.context.ledger.commit(Put(subject_rows.wait_row(changed, row.version)), *timeline)
     except Conflict:  # the wait changed meanwhile; the next evaluation reads it
         return wait, row
     return changed, subject_rows.wait_row(changed, row.version + 1)
 
 
-def _affected_job_states(incident: Incident, world: Observation) -> list[recovery_waits.AffectedJobState]:
+def _affected_job_states(incident: Incident, observation: Observation) -> list[recovery_waits.AffectedJobState]:
     jobs = []
     for affected in incident.affected_jobs:
-        job, attempt = map(world.read_row, _job_and_attempt_keys(affected))
+        job, attempt = map(observation.read_row, _job_and_attempt_keys(affected))
         jobs.append(
             recovery_waits.AffectedJobState(
                 affected=affected,

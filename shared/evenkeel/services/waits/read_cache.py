@@ -25,26 +25,26 @@ class _CachedAnswer(NamedTuple):
 
 
 class ReadCache:
-    """The reads of one round, and reads of earlier rounds that are still fresh enough."""
+    """The reads of one tick, and reads of earlier ticks that are still fresh enough."""
 
     def __init__(self, now: datetime) -> None:
         self.now = now
         self._answers: dict[tuple[str, str], _CachedAnswer] = {}
         self._silent: dict[str, EvenkeelError] = {}
-        """Sources that did not answer in this round. The round does not call them again."""
+        """Sources that did not answer in this tick. The tick does not call them again."""
 
-    def begin_round(self, now: datetime) -> None:
-        """Forget every read that is too old for a new round."""
+    def begin_tick(self, now: datetime) -> None:
+        """Forget every read that is too old for a new tick."""
         self.now = now
         self._silent.clear()
         self._answers = {name: cached for name, cached in self._answers.items() if now < cached.until}
 
     def store(self, source: str, what: str, answer: object) -> None:
-        """Keep an answer that the caller read in this round."""
+        """Keep an answer that the caller read in this tick."""
         self._answers[source, what] = _CachedAnswer(answer, None, self.now, self.now)
 
     def read_ahead(self, reads: Iterable[tuple[str, str, Callable[[], object]]]) -> None:
-        """Make several reads of this round side by side, each given by source, part and call. Keep every answer."""
+        """Make several reads of this tick side by side, each given by source, part and call. Keep every answer."""
         missing = [(source, what, call) for source, what, call in reads if (source, what) not in self._answers]
         if not missing:
             return
@@ -60,7 +60,7 @@ class ReadCache:
             source: The control plane.
             what: The part of it that the call reads.
             call: The read.
-            seconds: How long later rounds may use the answer, or must not repeat the failure.
+            seconds: How long later ticks may use the answer, or must not repeat the failure.
         """
         return self.read_with_time(source, what, call, seconds=seconds)[0]
 

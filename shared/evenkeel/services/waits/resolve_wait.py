@@ -7,6 +7,7 @@ written by open_wait ─▶ OPEN ─▶ ANSWERED ─▶ SendTaskSuccess ─▶ d
 import contextlib
 from collections.abc import Sequence
 from datetime import datetime
+from enum import StrEnum
 
 from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.values import Value
@@ -27,11 +28,20 @@ class ResolveWaitRequest(Value):
     answer: WaitAnswer
 
 
+class ResolveOutcome(StrEnum):
+    """Whether the answer was sent."""
+
+    ANSWERED = "ANSWERED"
+    STALE = "STALE"
+    """The wait was already answered, or opened again since."""
+    OVER = "OVER"
+    """The task had already ended."""
+
+
 class ResolveWaitResult(Value):
     """The outcome for the answer."""
 
-    outcome: str
-    """ANSWERED, STALE (no such generation) or OVER (the task had ended already)."""
+    outcome: ResolveOutcome
     reason: str
 
 
@@ -44,7 +54,7 @@ def run(request: ResolveWaitRequest, context: Context) -> ResolveWaitResult:
         row = context.ledger.get(subject_rows.wait_key(request.subject, request.name))
         wait = rows.decode(row, Wait) if row else None
         if row is None or wait is None or wait.generation != request.generation:
-            return ResolveWaitResult(outcome="STALE", reason="That wait was already answered or reopened.")
+            return ResolveWaitResult(outcome=ResolveOutcome.STALE, reason="That wait was already answered or reopened.")
         if wait.state is WaitState.OPEN:
             wait = wait.replace(state=WaitState.ANSWERED, answer=request.answer)
             try:
@@ -67,8 +77,8 @@ def _send_answer(wait: Wait, row: Row, context: Context) -> ResolveWaitResult:
     with contextlib.suppress(Conflict):  # opened again, or deleted by another answer
         context.ledger.commit(Delete(row.key, row.version))
     if is_accepted:
-        return ResolveWaitResult(outcome="ANSWERED", reason=f"{wait.answer.outcome}: {wait.answer.reason}")
-    return ResolveWaitResult(outcome="OVER", reason="The task had already ended.")
+        return ResolveWaitResult(outcome=ResolveOutcome.ANSWERED, reason=f"{wait.answer.outcome}: {wait.answer.reason}")
+    return ResolveWaitResult(outcome=ResolveOutcome.OVER, reason="The task had already ended.")
 
 
 def _incident_writes(wait: Wait, answer: WaitAnswer, context: Context) -> Sequence[Write]:

@@ -1,4 +1,4 @@
-"""Request each answer once, then allow it time. A request in every round would start many functions for one answer."""
+"""Request each answer once, then allow it time. A request in every tick would start many functions for one answer."""
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
@@ -17,7 +17,7 @@ class ThrottledWaitAnswerRequests:
     Args:
         answers: Receives the requests.
         clock: The clock.
-        requested: Earlier requests and their times, from the `requested` of an earlier round.
+        requested: Earlier requests and their times, from the `requested` of an earlier tick.
         defers_to_watch: Whether the watch runs. Then an answer that becomes due is recorded and left to the
             watch, and requested only if it is still due later.
     """

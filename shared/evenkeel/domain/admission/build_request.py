@@ -1,4 +1,6 @@
-"""Requests for nodes that AWS takes back at a known time. A job starts there only if it can save before that time.
+"""Build the admission request of a job from the facts of the fleet: default amounts, reserved nodes, reservation ends.
+
+A reservation is capacity that AWS takes back at a known time. A job starts there only if it can save before that time:
 
     ...... work runs ......|-- restart, first checkpoint --|-- save --|- margin -|... AWS takes the nodes ......|
                            └ no job starts any more        └ jobs must save      └ usable until                └ end
@@ -9,7 +11,7 @@ A training plan and a capacity block end, whatever runs on them. The policy name
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 
-from evenkeel.domain.admission.request import AdmissionRequest
+from evenkeel.domain.admission.admission_request import AdmissionRequest
 from evenkeel.domain.capacity import compatibility
 from evenkeel.domain.capacity.compatibility import Requirements
 from evenkeel.domain.capacity.instance_types import HYPERPOD_PREFIX
@@ -36,18 +38,18 @@ def with_reservation_ends(capacities: Iterable[NodeCapacity], policy: Policy) ->
     )
 
 
-def with_open_amounts(request: AdmissionRequest, shares: NodeShares) -> AdmissionRequest:
+def with_default_amounts(request: AdmissionRequest, shares: NodeShares) -> AdmissionRequest:
     """Return the request with the CPU and the memory that its job does not state."""
     return request.with_per_node(shares.request_of(request.per_node, request.cluster, request.instance_types))
 
 
-def admission_request(job: Job, shares: NodeShares, policy: Policy, now: datetime) -> AdmissionRequest:
+def build_request(job: Job, shares: NodeShares, policy: Policy, now: datetime) -> AdmissionRequest:
     """Return the request of a job, with the facts that depend on the fleet and on the time.
 
     These are the CPU and memory that the job leaves open, and whether nodes are reserved for the job. If reservations
     end, they include how long a node must stay to be of use. The estimate comes from `renting/placement.py`.
     """
-    request = with_open_amounts(AdmissionRequest.of(job), shares)
+    request = with_default_amounts(AdmissionRequest.of(job), shares)
     if job.lost_at is not None and not job.is_preempted:
         replaced_by = job.lost_at + timedelta(seconds=policy.repair.replace_deadline_seconds)
         request = request.replace_unchecked(is_interrupted=now < replaced_by)

@@ -38,7 +38,7 @@ def refresh_fleet(sweep: SweepRun) -> int:
     unmanaged_by_node, jobs = _record_unmanaged_workloads(sweep), _jobs_on_nodes(sweep)
     read = _complete_clusters(sweep)
     stored_nodes = {
-        (node.life.cluster, node.life.instance_id): FleetNode.seen(
+        (node.life.cluster, node.life.instance_id): FleetNode.from_node(
             node,
             in_use.get((node.life.cluster, node.kubernetes.name), NONE) if node.kubernetes else NONE,
             sweep.context.now,

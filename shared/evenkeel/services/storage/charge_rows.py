@@ -1,4 +1,4 @@
-"""Read the charges of the quota tree: of live attempts, or released by jobs that wait to run again.
+"""Read the charges of the quota tree: of live attempts, or released by jobs that wait to load_charges again.
 
 A charge row is put when an attempt is admitted. When the attempt is settled and its job waits again, the row is not
 deleted but marked as released, in the same write. So one strongly consistent read of one row shows either that the
@@ -51,7 +51,7 @@ class Charges(NamedTuple):
         return self._replace(live=tuple(charge for charge in self.live if waiting.get(charge.job_id) != charge.attempt))
 
     def unneeded_rows(self, jobs: Mapping[str, tuple[Job, int]]) -> tuple[Row, ...]:
-        """Return the released rows of jobs that no longer wait, or have run again since."""
+        """Return the released rows of jobs that no longer wait, or have load_charges again since."""
         return tuple(
             row
             for charge, row in self.released
@@ -61,7 +61,7 @@ class Charges(NamedTuple):
         )
 
 
-def run(ledger: Ledger) -> Charges:
+def load_charges(ledger: Ledger) -> Charges:
     """Read all charges in one query of the tree's partition, strongly consistent."""
     tree = quota_rows.tree_key()
     charges = [(rows.decode(row, Charge), row) for row in ledger.partition(tree.table, tree.pk, "CHARGE#")]
@@ -73,7 +73,7 @@ def run(ledger: Ledger) -> Charges:
 
 def live_charges(ledger: Ledger) -> tuple[Charge, ...]:
     """Return the charges of live attempts."""
-    return run(ledger).live
+    return load_charges(ledger).live
 
 
 def delete(outdated: Iterable[Row], ledger: Ledger) -> None:

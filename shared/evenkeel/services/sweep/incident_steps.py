@@ -62,23 +62,23 @@ def _start_next_run(sweep: SweepRun, ended: Incident) -> bool:
 
 
 def roll_back_jobs(sweep: SweepRun) -> int:
-    """Roll back jobs that resumed from a checkpoint which a later signal of an open incident makes doubtful."""
+    """Roll back jobs that resumed from a checkpoint which a later signal of an open incident distrusts."""
     context = sweep.context
     acting = (
         listed_incident
         for listed_incident in sweep.open_incidents
         if listed_incident.affected_jobs and _may_act_on(sweep, listed_incident)
     )
-    taken = 0
+    rolled_back_count = 0
     for incident in acting:
         with sweep.isolate_item(incident.incident_id):
-            taken += plan_resume.roll_back_suspect_jobs(
+            rolled_back_count += plan_resume.roll_back_jobs(
                 incident,
                 context,
             )
-    if taken:
+    if rolled_back_count:
         context.cycle_requests.request("jobs were rolled back")
-    return taken
+    return rolled_back_count
 
 
 def _may_act_on(sweep: SweepRun, incident: Incident) -> bool:
