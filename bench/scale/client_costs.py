@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import functools
 import gc
+import gzip
 import json
 import time
 import tracemalloc
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any, Final
 
-import boto3
 import urllib3
 from botocore.awsrequest import AWSResponse
 
 from bench.scale import sample_objects
 from bench.scale.model import ClientCost, ClientCosts
+from evenkeel.adapters import aws
 from evenkeel.adapters.cluster import KubernetesCluster
 from evenkeel.adapters.dynamo_ledger import DynamoLedger
 from evenkeel.adapters.hyperpod import HyperPodProvider
@@ -36,6 +37,9 @@ _OBJECTS: Final = 500
 _PAGES: Final = (2, 4)
 """Pages of two lists: their difference is the memory for each object. From two pages on, a client holds two at once."""
 _REPEATS: Final = 2
+_GZIP_LEVEL: Final = 1
+"""The level of API servers: https://github.com/kubernetes/kubernetes/pull/112299."""
+_EMPTY_LIST: Final = b'{"metadata":{},"items":[]}'
 _DOCUMENT: Final = {"jobId": "job-1", "reason": "Waits for 4 free nodes.", "facts": {f"f{i}": i for i in range(60)}}
 REFERENCE_SECONDS: Final = 0.0187
 """Seconds of `reference_loop` on an idle processor of the machine on which this page's figures were made."""
@@ -95,6 +99,7 @@ def measure_clients() -> MeasuredClients:
         node=len(nodes) // _OBJECTS,
         pod=len(pods) // _OBJECTS,
         workload=len(jobs) // _OBJECTS,
+        compressed_share=max(len(_compress(page)) / len(page) for page in (nodes, pods, jobs)),
     )
     bodies = {"nodes": nodes, "pods": pods, "jobs": jobs}
     cluster, short, long = (
@@ -120,7 +125,8 @@ def measure_clients() -> MeasuredClients:
     costs["kubernetes:LIST fleet pods"] = ClientCost(call, in_use)
     memory["kubernetes:LIST fleet pods"] = half
     costs["kubernetes:LIST pods of a node"] = costs["kubernetes:LIST all pods"]
-    seconds = _seconds_per_run(lambda: _Connections({"nodes": nodes}).api("c").get("/api/v1/nodes"), _REPEATS) * scale
+    whole = _Connections({"nodes": nodes}).api("c")
+    seconds = _seconds_per_run(lambda: whole.get("/api/v1/nodes"), _REPEATS) * scale
     costs["kubernetes:GET nodes"] = ClientCost(call, 0.0, seconds / len(nodes))
     costs |= _aws_costs(scale)
     return MeasuredClients(ClientCosts(costs), memory, sizes)
@@ -133,26 +139,39 @@ class _Connections:
     """API servers that answer each list with the same page, several times."""
 
     def __init__(self, bodies: Mapping[str, bytes], pages: int = 1) -> None:
-        self._api = _PageApi(bodies, pages)
+        self._api = _PageApi({kind: _pages_of(body, pages) for kind, body in bodies.items()})
 
     def api(self, _cluster: str) -> KubernetesApi:
         return self._api
 
 
 class _PageApi(KubernetesApi):
-    """An API server that answers each list from memory, page by page."""
+    """An API server that answers each list from memory, page by page and compressed."""
 
-    def __init__(self, bodies: Mapping[str, bytes], pages: int) -> None:
-        self.name, self._bodies, self._pages = "measured", bodies, pages
+    def __init__(self, pages: Mapping[str, Sequence[bytes]]) -> None:
+        self.name, self._pages = "measured", pages
+        self._compressed = {kind: [*map(_compress, bodies)] for kind, bodies in pages.items()}
 
     def _open(self, method: str, path: str, query: Any = None, *_: Any, **__: Any) -> urllib3.BaseHTTPResponse:  # noqa: ARG002 - the client's signature
         is_of_others = "!=" in (query or {}).get("labelSelector", "")
         kind = "" if is_of_others else path.rpartition("/")[2]
-        body = self._bodies.get(kind, b'{"metadata":{},"items":[]}')
-        number = int((query or {}).get("continue") or 1)
-        if number < self._pages and query:
-            body = body.replace(b'"metadata":{', b'"metadata":{"continue":"%d",' % (number + 1), 1)
-        return urllib3.HTTPResponse(BytesIO(body), status=200, preload_content=False)
+        if kind not in self._pages:
+            return urllib3.HTTPResponse(BytesIO(_EMPTY_LIST), status=200, preload_content=False)
+        number = int((query or {}).get("continue") or 0)
+        is_list = "limit" in (query or {})
+        body = (self._compressed if is_list else self._pages)[kind][number]
+        headers = {"Content-Encoding": "gzip"} if is_list else {}
+        return urllib3.HTTPResponse(BytesIO(body), headers, status=200, preload_content=False)
+
+
+def _pages_of(body: bytes, pages: int) -> list[bytes]:
+    """Return this page several times, each time with the token of the next one."""
+    tokens = [b'"continue":"%d",' % number for number in range(1, pages)]
+    return [body.replace(b'"metadata":{', b'"metadata":{' + token, 1) for token in (*tokens, b"")]
+
+
+def _compress(body: bytes) -> bytes:
+    return gzip.compress(body, compresslevel=_GZIP_LEVEL, mtime=0)
 
 
 # ---------------------------------------------------------------- AWS without a network
@@ -168,8 +187,8 @@ class _RawAnswer(BytesIO):
 
 def _client(service: str, answer: Mapping[str, Any]) -> Any:
     """Return an SDK client that gets the same answer to every request, after it signed and wrote the request."""
-    session: Any = boto3.Session("measured", "measured", region_name="us-west-2")
-    client = session.client(service, endpoint_url="http://127.0.0.1:9")
+    keys = {"aws_access_key_id": "measured", "aws_secret_access_key": "measured"}
+    client = aws.session().create_client(service, "us-west-2", endpoint_url="http://127.0.0.1:9", **keys)
     body = json.dumps(answer).encode()
     headers: Any = {"content-type": "application/x-amz-json-1.0", "x-amz-crc32": str(zlib.crc32(body))}
 

@@ -48,11 +48,20 @@ class Latency:
     p50: float
     p99: float
     bytes_per_second: float = math.inf
+    """Bytes on the network."""
+    compresses_per_second: float = math.inf
+    """Bytes that the server encodes and compresses, before compression."""
 
-    def sample(self, dice: random.Random, received: int = 0) -> float:
+    def sample(self, dice: random.Random, call: ApiCall | None = None) -> float:
         """Return seconds."""
         spread = math.log(self.p99 / self.p50) / _Z99
-        return self.p50 * math.exp(spread * dice.gauss(0, 1)) + received / self.bytes_per_second
+        seconds = self.p50 * math.exp(spread * dice.gauss(0, 1))
+        if call is None:
+            return seconds
+        if call.compressed:
+            # As if the network waited for the server. In fact, the server sends while it compresses.
+            return seconds + call.received / self.compresses_per_second + call.compressed / self.bytes_per_second
+        return seconds + call.received / self.bytes_per_second
 
 
 class Latencies:
@@ -60,7 +69,12 @@ class Latencies:
 
     def __init__(self, setup: Mapping[str, Any]) -> None:
         self._known = {
-            name: Latency(latency["p50Ms"] / 1000, latency["p99Ms"] / 1000, latency.get("bytesPerSecond", math.inf))
+            name: Latency(
+                latency["p50Ms"] / 1000,
+                latency["p99Ms"] / 1000,
+                latency.get("bytesPerSecond", math.inf),
+                latency.get("compressesPerSecond", math.inf),
+            )
             for name, latency in setup["latencies"].items()
         }
         self._found: dict[str, Latency] = {}
@@ -188,7 +202,7 @@ class Model:
             invocation.throttled_seconds += waited
             self.throttled[call.api] += 1
             self.throttled_seconds[call.api] += waited
-        self._serve(call, waited + self.latencies.of(call.api).sample(self.dice, call.received))
+        self._serve(call, waited + self.latencies.of(call.api).sample(self.dice, call))
         invocation.mark = time.thread_time()
 
     def pages(self, calls: Sequence[ApiCall]) -> None:
@@ -216,7 +230,7 @@ class Model:
         branch = self.time.context
         assert isinstance(branch, Invocation)
         branch.trace.append(Step(0.0, 0.0, call))
-        self._serve(call, self._limited(call) + self.latencies.of(call.api).sample(self.dice, call.received))
+        self._serve(call, self._limited(call) + self.latencies.of(call.api).sample(self.dice, call))
         branch.mark = time.thread_time()
 
     @contextmanager
@@ -354,7 +368,7 @@ def seconds_of(
             total = max(total, end, began + own_since[began])
         total += step.processor / share
         if step.call is not None:
-            total += latencies.of(step.call.api).sample(dice, step.call.received)
+            total += latencies.of(step.call.api).sample(dice, step.call)
             if step.call is until:
                 return total
     return max([total, *(end for _, end, _ in open_branches.values())])

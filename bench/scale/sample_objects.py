@@ -6,6 +6,7 @@ images (the kubelet's `nodeStatusMaxImages`). Objects have managed fields, becau
 
 from __future__ import annotations
 
+import hashlib
 import json
 from typing import Any
 
@@ -51,10 +52,10 @@ def node(number: int) -> Json:
         | {"message": f"kubelet reports {kind}", "lastHeartbeatTime": _AT, "lastTransitionTime": _AT}
         for kind in ("Ready", "MemoryPressure", "DiskPressure", "PIDPressure", "AcceleratedHardwareReady")
     ]
-    digest = "a" * 64
     repository = "111122223333.dkr.ecr.us-west-2.amazonaws.com/training"
     images = [
-        {"names": [f"{repository}-{index}@sha256:{digest}", f"{repository}-{index}:1.0.{index}"], "sizeBytes": 10**9}
+        {"names": [f"{repository}-{index}@sha256:{_digest(number, index)}", f"{repository}-{index}:1.0.{index}"]}
+        | {"sizeBytes": 10**9}
         for index in range(_IMAGES)
     ]
     return {
@@ -77,6 +78,11 @@ def node(number: int) -> Json:
             "nodeInfo": {"bootID": f"boot-{number}", "kernelVersion": "6.1.0", "kubeletVersion": "v1.33.0"},
         },
     }
+
+
+def _digest(number: int, index: int) -> str:
+    """Return a digest that no other node and image has, so that a list compresses no better than a real one."""
+    return hashlib.sha256(f"{number}/{index}".encode()).hexdigest()
 
 
 def pod(number: int) -> Json:

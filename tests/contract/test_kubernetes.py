@@ -1,6 +1,7 @@
 """The Kubernetes client against a server with scripted answers, over real TLS."""
 
 import contextlib
+import gzip
 import json
 import queue
 import socket
@@ -54,6 +55,8 @@ from tests.waiting import until
 
 Answer = tuple[int, Any]
 NODES = "/api/v1/nodes"
+COMPRESSED_FROM = 128 * 1024
+"""Bytes from which an API server compresses an answer, if the client allows it."""
 TERMINATING = {"causes": [{"reason": "NamespaceTerminating", "message": "namespace a is being terminated"}]}
 
 
@@ -64,6 +67,9 @@ class ScriptedServer:
         self.answers: dict[tuple[str, str], list[Answer]] = {}
         self.asked: list[tuple[str, str, Any, str]] = []
         """Method, path with query, body, authorization."""
+        self.compressed = 0
+        """Number of compressed answers."""
+        self.damages_answers = False
         self.lock = threading.Lock()
 
     def on(self, method: str, path: str, *answers: Answer) -> None:
@@ -114,6 +120,10 @@ def serving(script: ScriptedServer, context: ssl.SSLContext, authority: str) -> 
                 return
             payload = content if isinstance(content, bytes) else json.dumps(content).encode()
             self.send_response(code)
+            if len(payload) > COMPRESSED_FROM and self.headers["Accept-Encoding"] == "gzip":
+                payload = b"no gzip" if script.damages_answers else gzip.compress(payload, compresslevel=1)
+                self.send_header("Content-Encoding", "gzip")
+                script.compressed += 1
             self.send_header("Content-Length", str(len(payload)))
             self.end_headers()
             self.wfile.write(payload)
@@ -299,6 +309,23 @@ def test_lists_are_read_page_by_page(script: ScriptedServer, api: KubernetesApi)
         f"{NODES}?labelSelector=a%3Db&limit=500",
         f"{NODES}?labelSelector=a%3Db&limit=500&continue=next",
     ]
+
+
+def test_long_pages_of_a_list_are_received_compressed(script: ScriptedServer, api: KubernetesApi) -> None:
+    long = {"metadata": {"continue": "next"}, "items": [{"n": 1, "note": "x" * COMPRESSED_FROM}]}
+    script.on("GET", NODES, (200, long), (200, {"metadata": {}, "items": [{"n": 2}]}))
+
+    assert [item["n"] for item in api.items(NODES)] == [1, 2]
+
+    assert script.compressed == 1
+
+
+def test_damaged_compressed_page_is_unreachable(script: ScriptedServer, api: KubernetesApi) -> None:
+    script.damages_answers = True
+    script.on("GET", NODES, (200, {"items": [{"note": "x" * COMPRESSED_FROM}]}))
+
+    with pytest.raises(Unreachable, match=f"GET {NODES} of research-eks"):
+        list(api.items(NODES))
 
 
 def test_list_with_an_expired_continuation_restarts(script: ScriptedServer, api: KubernetesApi) -> None:

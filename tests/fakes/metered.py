@@ -35,6 +35,8 @@ WORKFLOWS_PAGE = 1000
 _QUERY_PAGE_BYTES = 1_000_000
 _BATCH_PAGE_BYTES = 16_000_000
 _READ_UNIT, _WRITE_UNIT = 4096, 1024
+_COMPRESSED_FROM = 128 * 1024
+"""Bytes above which an API server compresses a list."""
 
 
 class ApiCall(NamedTuple):
@@ -52,6 +54,8 @@ class ApiCall(NamedTuple):
     """Capacity units of DynamoDB: read units of a read, write units of a write."""
     partition: str = ""
     """Partition that the call reads or writes, where the service limits a partition."""
+    compressed: int = 0
+    """Bytes of the answer on the network; 0 if it is not compressed."""
 
 
 class Meter(Protocol):
@@ -103,6 +107,8 @@ class ObjectSizes:
     pod: int = 7_000
     workload: int = 5_000
     provider_node: int = 700
+    compressed_share: float = 0.2
+    """Bytes of a compressed list on the network, for each byte of its JSON."""
     system_pods_per_node: int = 8
 
 
@@ -315,7 +321,9 @@ class MeteredCluster(MeteredPort):
             yield self._list(kind, items, items, size)
 
     def _list(self, kind: str, items: int, count: int, size: int) -> ApiCall:
-        return ApiCall(f"kubernetes:LIST {kind}", 200 + count * size, 0, items)
+        received = 200 + count * size
+        compressed = int(received * self._sizes.compressed_share) if received > _COMPRESSED_FROM else 0
+        return ApiCall(f"kubernetes:LIST {kind}", received, 0, items, compressed=compressed)
 
     def _get(self, kind: str, size: int) -> ApiCall:
         return ApiCall(f"kubernetes:GET {kind}", size)

@@ -8,6 +8,7 @@ import contextlib
 import functools
 import json
 import ssl
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -36,6 +37,8 @@ MERGE_PATCH = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
 _TIMEOUT = urllib3.Timeout(connect=3, read=15)
 _PAGE_SIZE = 500
+_MAX_BUFFER = 64_000_000
+"""Maximum bytes that are reserved for a page before it is decompressed. A page of 500 nodes has 9 MB."""
 _METADATA_BYTES = 8192
 """Bytes of a list that surely contain its metadata: a token has a few hundred."""
 _TRIES = 5
@@ -218,9 +221,10 @@ class KubernetesApi:
             response = self._open(method, path, query, body, content_type, accept)
             try:
                 self._raise_for_status(method, path, response)
-                return response.read()
+                content = response.read(decode_content=False)
             finally:
                 response.release_conn()
+            return _decompress(content) if response.headers.get("Content-Encoding") == "gzip" else content
 
     def _open(
         self,
@@ -235,6 +239,9 @@ class KubernetesApi:
         url = f"{self._endpoint}{path}{'?' + urlencode(query) if query else ''}"
         payload = None if body is None else json.dumps(body).encode()
         headers = {"Accept": accept, **({"Content-Type": content_type} if body is not None else {})}
+        if query and "limit" in query:
+            # The server compresses lists above 128 KiB: https://www.kubernetes.dev/resources/keps/2338/
+            headers["Accept-Encoding"] = "gzip"
         timeout = _TIMEOUT if read_seconds is None else urllib3.Timeout(connect=3, read=read_seconds)
         with _translate_network_errors(f"{method} {path} of {self.name}"):
             for is_second_try in (False, True):
@@ -310,6 +317,21 @@ class Watch:
         """End the stream. This has no effect if the stream has already ended."""
         with contextlib.suppress(RuntimeError, ValueError, OSError):
             self._response.shutdown()
+
+
+def _decompress(content: bytes) -> bytes:
+    """Return the content of a gzip body. With its size, this takes half of the processor time of urllib3's decoder.
+
+    The last four bytes are the size: https://www.rfc-editor.org/rfc/rfc1952#section-2.3.1
+
+    Raises:
+        DecodeError: It is no complete gzip body.
+    """
+    size = int.from_bytes(content[-4:], "little")
+    try:
+        return zlib.decompress(content, wbits=zlib.MAX_WBITS | 16, bufsize=max(1, min(size, _MAX_BUFFER)))
+    except zlib.error as error:
+        raise urllib3.exceptions.DecodeError(f"the gzip body cannot be read: {error}") from error
 
 
 def _page_token(content: bytes) -> str:

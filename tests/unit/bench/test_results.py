@@ -66,7 +66,7 @@ STATED = {
     "1,769 MB": "AWS's documentation: memory of a whole vCPU",
     "18 kB": "size of the sample node",
     "2 s": "assumed limit of HyperPod's API and three attempts of the SDK",
-    "0.58": "memory of the watch in template.yaml over that of a whole vCPU",
+    "0.72": "memory of the watch in template.yaml over that of a whole vCPU",
     "1.5 s": "aim",
     "$0.001": "aim",
     "200 kB": "aim",

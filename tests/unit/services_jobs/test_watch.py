@@ -298,3 +298,30 @@ def test_watch_round_lists_nodes_and_workloads_concurrently(monkeypatch: pytest.
 
     assert watched.snapshots > 1
     assert watched.failed_snapshots == 0
+
+
+def test_watch_tick_lists_nodes_while_rows_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    scenario = JobScenario(size=3, policy=LOCAL)
+    for _ in range(2):
+        a_wait(scenario, scenario.running(nodes=1).job_id, ConditionKind.ATTEMPT_ENDED)
+    require_concurrent_first_calls(monkeypatch, (scenario.world.cluster, "nodes"), (scenario.world.ledger, "batch_get"))
+
+    assert scenario.watch().failed_snapshots == 0
+
+
+def test_node_that_joins_after_its_list_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    scenario = JobScenario(size=3, policy=LOCAL)
+    for _ in range(2):
+        a_wait(scenario, scenario.running(nodes=1).job_id, ConditionKind.ATTEMPT_ENDED)
+    cluster, nodes = scenario.world.cluster, scenario.world.cluster.nodes
+    lists: list[int] = []
+
+    def list_nodes(name: str) -> tuple[KubernetesNode, ...]:
+        lists.append(len(lists))
+        return nodes(name) if lists[-1] else ()  # every node joins after the first list
+
+    monkeypatch.setattr(cluster, "nodes", list_nodes)
+
+    result = evaluate_waits.run(scenario.world.context(), nodes_of=["research-eks"])
+
+    assert (result.answered, result.failed, len(lists)) == ((), (), 2)

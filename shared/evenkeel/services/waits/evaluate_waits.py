@@ -6,6 +6,7 @@ its condition may hold already. Repeated requests are harmless: `resolve_wait` a
 
 import contextlib
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from functools import cached_property, partial
 from typing import Any
@@ -111,16 +112,36 @@ class Observation:
         self._reads_all = reads_all
         """Whether workloads are listed all at once, or read one by one."""
         self._found: dict[Key, Row] = {}
-        self._lists_ahead: set[tuple[str, str]] = set()
-        """(cluster, kind of objects) that the waits surely need."""
+        self._nodes_listed_ahead: frozenset[str] = frozenset()
+        """Clusters whose nodes were listed before the rows of the waits were read."""
         self._unblocked_incidents: frozenset[str] | None = None
         self._workloads: dict[str, dict[tuple[str, int], list[ObservedWorkload]]] = {}
         self._slots: dict[str, SlotReader] = {}
         self._nodes_by_name: dict[str, Mapping[str, KubernetesNode]] = {}
         self._nodes_after_pods: dict[str, Mapping[str, KubernetesNode]] = {}
 
-    def read_ahead(self, waits: Iterable[Wait]) -> None:
-        """Read the rows of these waits in a few calls: there may be one wait for each node of a fleet."""
+    def read_ahead(self, waits: Iterable[Wait], nodes_of: Iterable[str]) -> None:
+        """Read what these waits need and the nodes of these clusters, side by side.
+
+        The nodes are listed after the waits were read: each wait sees its node as it is after the wait was opened. The
+        workloads are listed after the rows: a workload that was created in between would look lost.
+        """
+        cluster = self.context.cluster
+        node_lists = [(name, "nodes", partial(cluster.nodes, name)) for name in sorted(set(nodes_of))]
+        self._nodes_listed_ahead = frozenset(name for name, _, _ in node_lists)
+        with ThreadPoolExecutor(max_workers=1) as reader:
+            listing = reader.submit(self._reads.read_ahead, node_lists) if node_lists else None
+            clusters = self._read_rows(waits)
+            self._reads.read_ahead((name, "workloads", partial(cluster.workloads, name)) for name in sorted(clusters))
+        if listing is not None:
+            listing.result()
+
+    def _read_rows(self, waits: Iterable[Wait]) -> set[str]:
+        """Read the rows of these waits in a few calls: there may be one wait for each node of a fleet.
+
+        Returns:
+            The clusters of the attempts.
+        """
         conditions = [(wait.subject, wait.condition) for wait in waits]
         keys = [key for subject, condition in conditions for key in _keys_of_wait(subject, condition)]
         self._found = get_all(self.context.ledger, keys)
@@ -142,14 +163,7 @@ class Observation:
             for subject, condition in conditions
             if condition.kind in _ATTEMPT_KINDS
         )
-        self._lists_ahead |= {(str(row.doc["cluster"]), "workloads") for row in attempts if row}
-
-    def list_ahead(self, nodes_of: Iterable[str]) -> None:
-        """List side by side what the waits need, and the nodes of these clusters."""
-        cluster = self.context.cluster
-        calls = {"nodes": cluster.nodes, "workloads": cluster.workloads}
-        lists = sorted({*self._lists_ahead, *((name, "nodes") for name in nodes_of)})
-        self._reads.read_ahead((name, what, partial(calls[what], name)) for name, what in lists)
+        return {str(row.doc["cluster"]) for row in attempts if row}
 
     def read_row(self, key: Key) -> Row | None:
         """Return a row, as it was when it was first read."""
@@ -174,14 +188,16 @@ class Observation:
             self._nodes_by_name[cluster] = {node.name: node for node in self.nodes(cluster)}
         return self._nodes_by_name[cluster]
 
-    def nodes_of_pods(self, cluster: str, names: Iterable[str]) -> Mapping[str, KubernetesNode]:
-        """Return the node objects of a cluster, with each of these nodes that exists.
+    def nodes_of_attempt(self, attempt: Attempt, names: Iterable[str]) -> Mapping[str, KubernetesNode]:
+        """Return the node objects of an attempt's cluster, with each of these nodes that exists.
 
-        Pods show these names, and the nodes may have been listed before the pods. A node that joined in between is no
-        lost node, so the nodes are listed once more.
+        The attempt's row or its pods show these names, and the nodes may have been listed before. A node that joined in
+        between is no lost node, so the nodes are listed once more.
         """
+        cluster = attempt.cluster
         nodes = self.nodes_by_name(cluster)
-        if nodes.keys() >= set(names):
+        are_newer = bool(attempt.node_names) and cluster not in self._nodes_listed_ahead
+        if are_newer or nodes.keys() >= set(names):
             return nodes
         if cluster not in self._nodes_after_pods:
             self._nodes_after_pods[cluster] = {node.name: node for node in self.context.cluster.nodes(cluster)}
@@ -368,9 +384,8 @@ def run(
     answered: list[str] = []
     failed: list[str] = []
     waits = list(rows.readable_rows(wait_rows, Wait, lambda error: failed.append(str(error))))
-    if len(waits) > 1:
-        observation.read_ahead(wait for _, wait in waits if wait.state is WaitState.OPEN)
-    observation.list_ahead(nodes_of)
+    waits_to_read = waits if len(waits) > 1 else ()
+    observation.read_ahead((wait for _, wait in waits_to_read if wait.state is WaitState.OPEN), nodes_of)
     for row, wait in waits:
         try:
             outcome = _evaluate_wait(wait, row, observation, context.wait_answers)
@@ -635,11 +650,7 @@ def _judge_attempt_wait(wait: Wait, observation: Observation) -> WaitAnswer | No
     job, attempt = rows.decode(job_row, Job), rows.decode(attempt_row, Attempt)
     workload = observation.workload(attempt)
     names = attempt.nodes_in(workload)
-    nodes = (
-        observation.nodes_by_name(attempt.cluster)
-        if attempt.node_names
-        else observation.nodes_of_pods(attempt.cluster, names)
-    )
+    nodes = observation.nodes_of_attempt(attempt, names)
     lost = lost_nodes(nodes, names, observation.context.now, observation.context.policy.jobs.lost_node_seconds)
     faulty = frozenset(name for name in names if name in nodes and shows_fault(nodes[name]))
     return evaluate_attempt_wait(wait.condition.kind, workload, job, attempt, lost, faulty)
