@@ -16,8 +16,6 @@ from evenkeel.domain.external.burst_check import CONTROLLER, BurstCheckAnswer, B
 from evenkeel.ports import BurstChecks, Conflict, NotFound
 
 _KUEUE = "/apis/kueue.x-k8s.io"
-_MAX_MESSAGE = 4_000
-"""Kueue allows 32,768 characters, but repeats the message in events and conditions."""
 
 
 class KubernetesAdmissionChecks(ABC):
@@ -182,7 +180,7 @@ def _answered(check: Mapping[str, Any], workload: CheckedWorkload, answer: Burst
     answered: Json = {
         "name": check["name"],
         "state": str(answer.state),
-        "message": answer.message[:_MAX_MESSAGE],
+        "message": answer.message,
         "lastTransitionTime": check.get("lastTransitionTime") if is_same_state else _time_text(at),
     }
     if answer.node_selector:

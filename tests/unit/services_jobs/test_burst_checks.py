@@ -17,8 +17,9 @@ from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.renting.rental import RentalState
 from evenkeel.domain.replay import replay
-from evenkeel.ports import BurstChecks, Conflict, Put, Row
+from evenkeel.ports import BurstChecks, Conflict, PermanentError, Put, Row
 from evenkeel.services.attempts import record_nodes
+from evenkeel.services.queries import read_jobs
 from evenkeel.services.storage import job_rows, rows
 from tests.fakes.cluster import CLUSTER
 from tests.fakes.crashes import Crash, CrashPlan, CrashTiming
@@ -194,8 +195,8 @@ def test_rent_that_is_not_allowed_is_retried_later(changes: dict[str, Any], expe
     assert record.action == "RETRY"
 
 
-@pytest.mark.parametrize(("covers_all", "state"), [(True, BurstCheckState.REJECTED), (False, BurstCheckState.RETRY)])
-def test_flavor_without_pool_is_rejected_only_without_other_flavors(covers_all: bool, state: BurstCheckState) -> None:
+@pytest.mark.parametrize("covers_all", [True, False])
+def test_flavor_without_pool_is_retried_as_kueue_may_reserve_another(covers_all: bool) -> None:
     burst = BurstCheckScenario()
     labels = {"node.kubernetes.io/instance-type": "p4d.24xlarge"}
     job = burst.submit_and_reserve(node_labels=labels, covers_all_flavors=covers_all)
@@ -203,8 +204,108 @@ def test_flavor_without_pool_is_rejected_only_without_other_flavors(covers_all: 
     burst.scenario.run_scheduling_cycle()
 
     workload = burst.checked(job.job_id)
-    assert workload.state is state
+    assert workload.state is BurstCheckState.RETRY
     assert "Kueue's flavor burst-p5 selects nodes with node.kubernetes.io/instance-type=p4d" in workload.message
+
+
+@pytest.mark.parametrize(("covers_all", "state"), [(True, BurstCheckState.REJECTED), (False, BurstCheckState.RETRY)])
+def test_job_that_no_pool_can_run_is_rejected_only_without_other_flavors(
+    covers_all: bool, state: BurstCheckState
+) -> None:
+    policy = a_policy()
+    tainted = tuple(pool.replace(taints=("team=red:NoSchedule",)) for pool in policy.burst.pools)
+    burst = BurstCheckScenario(policy=policy.replace(burst=policy.burst.replace(pools=tainted)))
+    job = burst.submit_and_reserve(covers_all_flavors=covers_all)
+
+    burst.scenario.run_scheduling_cycle()
+
+    assert burst.checked(job.job_id).state is state
+
+
+def test_policy_without_pools_is_retried() -> None:
+    policy = a_policy()
+    burst = BurstCheckScenario(policy=policy.replace(burst=policy.burst.replace(pools=())))
+    job = burst.submit_and_reserve(covers_all_flavors=True)
+
+    burst.scenario.run_scheduling_cycle()
+
+    workload = burst.checked(job.job_id)
+    assert (workload.state, "The policy lists no pool." in workload.message) == (BurstCheckState.RETRY, True)
+
+
+def test_quota_for_fewer_pods_is_retried_and_rents_nothing() -> None:
+    burst = BurstCheckScenario()
+    job = burst.submit_and_reserve(pods=1, covers_all_flavors=True)
+
+    burst.scenario.run_scheduling_cycle()
+
+    workload = burst.checked(job.job_id)
+    assert (workload.state, burst.scenario.job(job.job_id).rentals) == (BurstCheckState.RETRY, 0)
+    assert "Kueue reserved quota for 1 pod, but the job runs on 2" in workload.message
+
+
+def test_rental_with_too_few_nodes_is_never_ready() -> None:
+    burst = BurstCheckScenario()
+    job = burst.submit_and_reserve()
+    burst.scenario.run_scheduling_cycle()
+    burst.provide_nodes()
+    key = job_rows.rental_key(job.job_id, 1)
+    row = burst.world.ledger.get(key)
+    assert row
+    burst.world.ledger.commit(Put(Row(key, {**row.doc, "nodes": 1}, row.version)))
+
+    burst.scenario.run_scheduling_cycle()
+
+    workload = burst.checked(job.job_id)
+    assert workload.state is BurstCheckState.RETRY
+    assert "1 node of burst-spot is rented, but the job runs on 2." in workload.message
+
+
+@pytest.mark.parametrize("state", ["ready", "retried"])
+def test_answer_that_cannot_be_written_is_recorded_once(monkeypatch: pytest.MonkeyPatch, state: str) -> None:
+    changes = {} if state == "ready" else {"other_delay_micros_per_hour": 0}
+    burst = BurstCheckScenario(policy=a_policy(**changes))
+    job = burst.submit_and_reserve()
+    if state == "ready":
+        burst.scenario.run_scheduling_cycle()
+        burst.provide_nodes()
+
+    def refuse(workload: CheckedWorkload, given: BurstCheckAnswer, at: datetime) -> None:
+        raise PermanentError("workloads/status: 403 Forbidden")
+
+    monkeypatch.setattr(burst.cluster, "answer_check", refuse)
+    before = len(burst.burst_records())
+    for _ in range(5):
+        burst.world.clock.advance(60)
+        burst.scenario.run_scheduling_cycle()
+
+    entries = [
+        entry for entry in read_jobs.job_timeline(burst.world.ledger, job.job_id) if entry["kind"] == "burst check"
+    ]
+    assert len(burst.burst_records()) == before + 1
+    assert len(entries) == before + 1
+
+
+def test_long_answer_is_written_once() -> None:
+    burst = BurstCheckScenario()
+    names = tuple(f"check-{number:04d}" for number in range(600))
+    burst.submit_and_reserve(open_checks=names)
+
+    for _ in range(3):
+        burst.scenario.run_scheduling_cycle()
+
+    assert burst.answers() == ["Pending"]
+
+
+def test_workload_of_an_ended_attempt_gets_no_answer() -> None:
+    burst = BurstCheckScenario()
+    job = burst.submit_and_reserve(covers_all_flavors=True)
+    burst.cluster.finish_pods(job.job_id, 1)
+    burst.scenario.settle(job.job_id, 1)
+
+    burst.scenario.run_scheduling_cycle()
+
+    assert burst.answers() == []
 
 
 def test_two_checks_of_evenkeel_do_not_wait_for_each_other() -> None:

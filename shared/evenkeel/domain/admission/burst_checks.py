@@ -4,6 +4,7 @@ Kueue reserves quota of a flavor first, and asks then. Evenkeel weighs as it doe
 within the caps and the budget, or let it wait.
 
     no pool can ever run it ── Rejected if the check covers every flavor of the queue, else Retry
+    its cause may pass ─────── Retry: another flavor, another count of pods, or no pool in the policy
     other checks are open ──── Pending: nothing is rented before they have passed
     renting does not pay ───── Retry: Kueue may use the quota for another job, and tries again later
     renting pays ───────────── Pending until all nodes are ready, then Ready with the nodes of the rental
@@ -14,19 +15,27 @@ from enum import StrEnum
 
 from evenkeel.domain.admission.cycle_snapshot import CycleSnapshot
 from evenkeel.domain.decisions import Alternative
-from evenkeel.domain.external.burst_check import RENTAL_NODE_LABEL, BurstCheckAnswer, BurstCheckState, CheckedWorkload
+from evenkeel.domain.external.burst_check import (
+    MAX_MESSAGE,
+    RENTAL_NODE_LABEL,
+    BurstCheckAnswer,
+    BurstCheckState,
+    CheckedWorkload,
+)
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.nodes import KARPENTER_LABEL
 from evenkeel.domain.plurals import count_of
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.renting.burst_policy import RentedPool
 from evenkeel.domain.renting.candidates import PlacementContext, environment_in, placement_facts
+from evenkeel.domain.renting.cost import CandidatePool
 from evenkeel.domain.renting.placement import PlacementAction, PlacementDecision, PlacementFacts, choose_pool
 from evenkeel.domain.renting.rental import Rental, RentalState
 from evenkeel.domain.values import Instant, Value
 
 _FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 60, 1800
 """Kueue's own defaults for its ProvisioningRequests: `apis/kueue/v1beta2/provisioningrequestconfig_types.go`."""
+_MAX_NOTE_KEY = 500
 
 
 class RentalOfCheck(Value):
@@ -50,6 +59,8 @@ class BurstCheckFacts(Value):
     rental: RentalOfCheck | None = None
     placement: PlacementFacts | None = None
     """Everything that the choice of a pool depends on; None if no choice is needed."""
+    pools_outside_flavor: tuple[str, ...] | None = None
+    """Pools whose nodes lack a label of the reserved flavor; None in older records. Another flavor may select them."""
     why_not_now: str = ""
     """Why this cycle begins no rental although renting pays; empty if it does."""
     now: Instant
@@ -78,6 +89,15 @@ class BurstCheckDecision(Value):
     alternatives: tuple[Alternative, ...] = ()
     answer: BurstCheckAnswer
     facts: BurstCheckFacts
+    placement_key: str = ""
+    """Key that two choices of a pool share if they differ only in their figures; empty if no pool was chosen."""
+
+    @property
+    def note_key(self) -> str:
+        """Key that two answers to one reservation of quota share if they differ only in their figures."""
+        waited = self.facts.workload
+        subject = f"{waited.job_name}/{waited.check}/{waited.retry_count}/{self.action}"
+        return f"{subject}/{self.placement_key or self.reason}"[:_MAX_NOTE_KEY]
 
 
 def decide_burst_check(facts: BurstCheckFacts) -> BurstCheckDecision:
@@ -87,10 +107,14 @@ def decide_burst_check(facts: BurstCheckFacts) -> BurstCheckDecision:
         return _refused(facts, "Evenkeel has not created this job, and rents only for its own: submit it to Evenkeel.")
     if workload.pods != facts.nodes:
         reserved = f"Kueue reserved quota for {count_of(workload.pods, 'pod')}, but the job runs on {facts.nodes}"
-        return _refused(facts, f"{reserved}. Evenkeel rents only for a whole job.")
+        return _decided(facts, BurstCheckAction.RETRY, f"{reserved}. Evenkeel rents only for a whole job.")
     if workload.open_checks:
         checks = ", ".join(workload.open_checks)
         return _decided(facts, BurstCheckAction.WAIT, f"Evenkeel rents once the other checks have passed: {checks}.")
+    if rental is not None and rental.state.hosts_holder and rental.nodes < workload.pods:
+        rented = count_of(rental.nodes, f"node of {rental.pool} is", f"nodes of {rental.pool} are")
+        reason = f"{rented} rented, but the job runs on {workload.pods}. Evenkeel rents again once they are gone."
+        return _decided(facts, BurstCheckAction.RETRY, reason)
     if rental is not None and rental.state is RentalState.READY:
         subject = count_of(rental.nodes, f"node of {rental.pool} is", f"nodes of {rental.pool} are")
         return _decided(facts, BurstCheckAction.ADMIT, f"{subject} rented for the job and ready.")
@@ -101,13 +125,25 @@ def decide_burst_check(facts: BurstCheckFacts) -> BurstCheckDecision:
     if placement.action is PlacementAction.RENT:
         if facts.why_not_now:
             return _decided(facts, BurstCheckAction.WAIT, facts.why_not_now, placement.alternatives)
-        return _decided(facts, BurstCheckAction.RENT, placement.reason, placement.alternatives)
-    rented = [candidate for candidate in facts.placement.candidates if candidate.pool.market.is_rented]
-    if all(candidate.differences for candidate in rented):
-        why_nots = " ".join(f"{candidate.pool.name}: {candidate.differences[0]}" for candidate in rented)
+        return _decided(facts, BurstCheckAction.RENT, placement.reason, placement.alternatives, placement.note_key)
+    rented_pools = [candidate for candidate in facts.placement.candidates if candidate.pool.market.is_rented]
+    if all(candidate.differences for candidate in rented_pools):
+        why_nots = " ".join(f"{candidate.pool.name}: {candidate.differences[0]}" for candidate in rented_pools)
         reason = f"No pool that Evenkeel may rent from can run this job. {why_nots or 'The policy lists no pool.'}"
+        if _may_pass(facts, rented_pools):
+            return _decided(facts, BurstCheckAction.RETRY, reason, placement.alternatives, placement.note_key)
         return _refused(facts, reason, placement.alternatives)
-    return _decided(facts, BurstCheckAction.RETRY, placement.reason, placement.alternatives)
+    return _decided(facts, BurstCheckAction.RETRY, placement.reason, placement.alternatives, placement.note_key)
+
+
+def _may_pass(facts: BurstCheckFacts, rented_pools: Sequence[CandidatePool]) -> bool:
+    """Whether a pool may run the job later: Kueue may reserve another flavor, and the policy may list another pool."""
+    if facts.pools_outside_flavor is None:
+        return False
+    outside = set(facts.pools_outside_flavor)
+    return not rented_pools or any(
+        candidate.pool.name in outside and len(candidate.differences) == 1 for candidate in rented_pools
+    )
 
 
 def _refused(facts: BurstCheckFacts, reason: str, alternatives: Sequence[Alternative] = ()) -> BurstCheckDecision:
@@ -134,6 +170,7 @@ def _decided(
     action: BurstCheckAction,
     reason: str,
     alternatives: Sequence[Alternative] = (),
+    placement_key: str = "",
     *,
     is_permanent: bool = False,
 ) -> BurstCheckDecision:
@@ -148,9 +185,13 @@ def _decided(
         reason=reason,
         alternatives=tuple(alternatives),
         answer=BurstCheckAnswer(
-            state=_STATES[action], message=reason, node_selector=selector, requeue_after_seconds=requeue
+            state=_STATES[action],
+            message=reason[:MAX_MESSAGE],
+            node_selector=selector,
+            requeue_after_seconds=requeue,
         ),
         facts=facts,
+        placement_key=placement_key,
     )
 
 
@@ -185,16 +226,18 @@ def burst_check_facts(
     if job is None or (rental is not None and rental.state.hosts_holder):
         return facts
     placement = placement_facts(job, context, policy, done_seconds)
-    pools = {pool.name: pool for pool in policy.burst.pools}
+    outside_flavor = {
+        pool.name: why_not for pool in policy.burst.pools if (why_not := _why_flavor_forbids(workload, pool, policy))
+    }
     candidates = tuple(
-        candidate.replace(
-            differences=(*_why_flavor_forbids(workload, pools[candidate.pool.name], policy), *candidate.differences)
-        )
-        if candidate.pool.market.is_rented
+        candidate.replace(differences=(*outside_flavor[candidate.pool.name], *candidate.differences))
+        if candidate.pool.name in outside_flavor and candidate.pool.market.is_rented
         else candidate
         for candidate in placement.candidates
     )
-    return facts.replace(placement=placement.replace(candidates=candidates))
+    return facts.replace(
+        placement=placement.replace(candidates=candidates), pools_outside_flavor=tuple(sorted(outside_flavor))
+    )
 
 
 def _rental_of_check(rental: Rental) -> RentalOfCheck:

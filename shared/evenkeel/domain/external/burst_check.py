@@ -10,10 +10,14 @@ Sources: `apis/kueue/v1beta2/workload_types.go` and `admissioncheck_types.go`; v
 from collections.abc import Mapping
 from enum import StrEnum
 
+from pydantic import Field
+
 from evenkeel.domain.values import Value
 
 CONTROLLER = "evenkeel.io/burst"
 """`spec.controllerName` of the AdmissionChecks that Evenkeel answers."""
+MAX_MESSAGE = 4_000
+"""Kueue allows 32,768 characters, but repeats the message in events and conditions."""
 RENTAL_NODE_LABEL = "evenkeel.io/rental"
 """Label of the nodes that were rented for a job in Kueue's queue: the name of their rental."""
 
@@ -88,7 +92,7 @@ class BurstCheckAnswer(Value):
     """The answer to a check of one Workload."""
 
     state: BurstCheckState
-    message: str
+    message: str = Field(max_length=MAX_MESSAGE)
     node_selector: Mapping[str, str] = {}
     """The node selector of all its pod sets, with `Ready`."""
     requeue_after_seconds: int | None = None

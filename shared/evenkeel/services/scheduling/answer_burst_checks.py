@@ -6,7 +6,8 @@ The same step moves jobs from rented nodes back to committed ones.
 
 A rental is begun, and the decision recorded, before the answer is written. A crash in between leaves a Workload without
 an answer, which the next cycle gives. An answer is written only to the version of the Workload that was read. A
-failed write of an answer is logged, and the cycle continues with the next Workload.
+failed write of an answer is logged, and the cycle continues with the next Workload. The job keeps the key of its last
+record, so that an answer that cannot be written is recorded once.
 """
 
 from collections.abc import Sequence
@@ -26,7 +27,7 @@ from evenkeel.domain.admission.cycle_plan import MissingFacts
 from evenkeel.domain.admission.departure_plan import next_departure_where_kueue_admits
 from evenkeel.domain.external.burst_check import CheckedWorkload
 from evenkeel.domain.jobs.attempt import Attempt, run_seconds
-from evenkeel.domain.jobs.job import Job
+from evenkeel.domain.jobs.job import Job, PlacementNote
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.renting.candidates import PlacementContext
 from evenkeel.domain.renting.rental import Rental, RentalState
@@ -91,16 +92,17 @@ def run(loaded: LoadedCycle, results: heartbeats.SourceResults, context: Context
     tree = QuotaTree(loaded.tree, loaded.snapshot.scheduler_state)
     readable = (workload for workload in waiting if workload.cluster not in loaded.snapshot.unreadable_clusters)
     checked_jobs = [_JobOfCheck(workload, job_of_check(workload, loaded.snapshot, uids)) for workload in readable]
-    starting = _just_started([workload for workload, job in checked_jobs if job is None], context)
-    answered = [checked_job for checked_job in checked_jobs if checked_job.workload not in starting]
-    _answer_each(sorted(answered, key=_order), loaded, tree, context)
+    of_other_attempts = _of_other_attempts([workload for workload, job in checked_jobs if job is None], context)
+    answered = [checked_job for checked_job in checked_jobs if checked_job.workload not in of_other_attempts]
+    _answer_each(sorted(answered, key=_order), loaded, tree, results, context)
     _move_back(attempts, loaded, tree, context)
 
 
-def _just_started(unknown: Sequence[CheckedWorkload], context: Context) -> list[CheckedWorkload]:
-    """Return the Workloads whose attempt was admitted or launched after the cycle read its rows.
+def _of_other_attempts(unknown: Sequence[CheckedWorkload], context: Context) -> list[CheckedWorkload]:
+    """Return the Workloads of attempts that the cycle has not read: they have just started, or have ended.
 
-    An answer for an unknown job would take their quota for half an hour, or make them inactive for good.
+    An answer for an unknown job would take their quota for half an hour, or make them inactive for good. The Workload
+    of an ended attempt goes with its Job.
 
     Args:
         unknown: Workloads without a job in the snapshot.
@@ -118,7 +120,6 @@ def _just_started(unknown: Sequence[CheckedWorkload], context: Context) -> list[
         for workload in unknown
         if (key := keys.get(workload.job_name))
         and (attempt := attempts.get(key))
-        and not attempt.state.has_ended
         and (attempt.cluster, attempt.namespace) == (workload.cluster, workload.namespace)
         and attempt.workload_uid in ("", workload.job_uid)
     ]
@@ -162,7 +163,13 @@ def _mark_active(cluster: str, name: str, context: Context) -> None:
         context.telemetry.warning("BurstCheckNotMarkedActive", cluster=cluster, check=name, error=str(error))
 
 
-def _answer_each(checked_jobs: Sequence[_JobOfCheck], loaded: LoadedCycle, tree: QuotaTree, context: Context) -> None:
+def _answer_each(
+    checked_jobs: Sequence[_JobOfCheck],
+    loaded: LoadedCycle,
+    tree: QuotaTree,
+    results: heartbeats.SourceResults,
+    context: Context,
+) -> None:
     policy = context.policy
     admission_input = AdmissionInput(setup=loaded.snapshot.setup, charges=loaded.snapshot.live_charges)
     shared = rent_plan.placement_context(loaded.snapshot, admission_input, policy, context.now)
@@ -182,14 +189,15 @@ def _answer_each(checked_jobs: Sequence[_JobOfCheck], loaded: LoadedCycle, tree:
         if workload.has_answer(decision.answer) and placement is None:
             continue
         try:
-            if job is not None and placement is not None:
-                stored, version = loaded.stored(job.job_id)
-                opening = rentals.open_for_job(stored, placement, context.replace(mode=Mode.ACT))
-                rentals.commit_opening(opening, Put(job_rows.job_row(opening.job, version)), tree, context)
-                begun += 1
-                shared = shared._replace(rented=shared.rented.with_planned([placement], policy.burst.pools))
             if job is not None:
-                _record(decision, job, context)
+                stored, version = loaded.stored(job.job_id)
+                if placement is not None:
+                    opening = rentals.open_for_job(stored, placement, context.replace(mode=Mode.ACT))
+                    rentals.commit_opening(opening, Put(job_rows.job_row(opening.job, version)), tree, context)
+                    begun += 1
+                    shared = shared._replace(rented=shared.rented.with_planned([placement], policy.burst.pools))
+                    stored, version = opening.job, version + 1
+                _record(decision, stored, version, context)
             context.cluster.answer_check(workload, decision.answer, context.now)
         except (Conflict, NotFound) as error:
             # The job, the tree or the Workload changed since it was read. The next cycle decides again.
@@ -199,6 +207,7 @@ def _answer_each(checked_jobs: Sequence[_JobOfCheck], loaded: LoadedCycle, tree:
             batches.note_refusal(context.telemetry, workload.label, error)
             continue
         except EvenkeelError as error:
+            results.record_failure(Source(kind=SourceKind.KUEUE, target=workload.cluster), error)
             context.telemetry.warning("BurstCheckNotAnswered", workload=workload.label, error=str(error))
             continue
         context.telemetry.info(
@@ -221,12 +230,19 @@ def _usable_rental(job: Job, shared: PlacementContext) -> Rental | None:
     return rental.replace(state=RentalState.OPENING, reason=f"{lost[0]} of the rental is out of service.")
 
 
-def _record(decision: BurstCheckDecision, job: Job, context: Context) -> None:
-    """Record a decision about a job, with its entry in the timeline."""
+def _record(decision: BurstCheckDecision, job: Job, version: int, context: Context) -> None:
+    """Record a decision about a job, with its entry in the timeline, once for as long as the answer stays the same.
+
+    Idempotent: yes, the commit is conditional on the version of the job's row, which names the last record.
+    """
+    if job.placement is not None and job.placement.key == decision.note_key:
+        return
     record = decision_of("BURST_CHECK", job.job_id, decision.action, decision, decision.facts, context)
     text = f"Kueue asks for nodes: {decision.answer.state}. {decision.reason}"
     entry = TimelineEntry(at=context.now, kind="burst check", text=text, decision_id=record.decision_id, writer=WRITER)
+    note = PlacementNote(key=decision.note_key, text=decision.reason, decision_id=record.decision_id)
     context.ledger.commit(
+        Put(job_rows.job_row(job.replace(placement=note), version)),
         Put(subject_rows.decision_row(record)),
         Put(subject_rows.timeline_row(job.job_id, entry, f"burst-check-{record.decision_id}")),
     )
