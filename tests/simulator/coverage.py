@@ -13,7 +13,7 @@ from tests.simulator.elastic_scenario import KINDS as KINDS_OF_SIZES
 from tests.simulator.elastic_scenario import OUTCOMES as OUTCOMES_OF_SIZES
 from tests.simulator.fault_schedule import FAULTS, INJECTED_FAULTS, OUTAGES, PERSON_ACTIONS, UNREACHABLE_PORTS
 from tests.simulator.renting_scenario import KINDS as KINDS_OF_POOLS
-from tests.simulator.renting_scenario import NODE_FAULTS
+from tests.simulator.renting_scenario import NODE_FAULTS, PART_FAULTS
 from tests.simulator.renting_scenario import OUTCOMES as OUTCOMES_OF_RENTING
 from tests.simulator.renting_scenario import PERSON_ACTIONS as RENTING_ACTIONS
 from tests.simulator.team_scenario import KINDS, OUTCOMES
@@ -35,7 +35,7 @@ def all_events() -> Iterator[str]:
     yield from (
         f"outage {kind}" for kind in (*OUTAGES, *UNREACHABLE_PORTS, "no capacity", "cluster updating", "of a function")
     )
-    yield from (f"renting {kind}" for kind in (*NODE_FAULTS, *KINDS_OF_POOLS, "on loan"))
+    yield from (f"renting {kind}" for kind in (*NODE_FAULTS, *KINDS_OF_POOLS, *PART_FAULTS, "on loan"))
     yield from (f"action {kind}" for kind in RENTING_ACTIONS)
     yield from (f"decision {outcome}" for outcome in (*OUTCOMES_OF_RENTING, *OUTCOMES_OF_SIZES))
     yield from (f"elastic {kind}" for kind in (*KINDS_OF_SIZES, "a spike"))

@@ -16,12 +16,14 @@ from evenkeel.domain.capacity.compatibility import PoolEnvironment
 from evenkeel.domain.capacity.pools import LaunchDelay, Market
 from evenkeel.domain.elastic.sizes import ElasticPolicy
 from evenkeel.domain.jobs.attempt import PodPhase
+from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.jobs.spec import ElasticSpec, JobSpec
 from evenkeel.domain.nodes import KARPENTER_LABEL, KubernetesNode
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.renting.burst_policy import BurstPolicy, RentedPool
 from evenkeel.domain.resources import Resources, sum_by_node
 from evenkeel.ports import CapacitySpec, LaunchResult, LaunchSpec, LimitResult, NodeClaim, RepairAnswer
+from evenkeel.services.storage import quota_rows, rows
 from tests.fakes.cluster import CLUSTER, GPUS, FakeCluster, a_node
 from tests.simulator.data_centre import SimulatedCluster
 
@@ -54,6 +56,11 @@ NODE_FAULTS = (
     "slow controller",
 )
 """Faults of Karpenter's nodes between launch and end."""
+PART_FAULTS = (
+    *("notice for the part", "rebalance of the part", "rebalance before a notice"),
+    *("loss of half the part", "loss of the whole part", "part above the caps"),
+)
+"""Faults of the rented part of a mixed job."""
 OUTCOMES = (
     "PLACEMENT RENT",
     "PLACEMENT WAIT",
@@ -122,6 +129,8 @@ class RentingScenario:
         """Earlier policies, by the hash that decisions name."""
         self.refused_since: dict[tuple[str, int], float] = {}
         """Time since which a valid offer exists after a refusal, for checks."""
+        self.above_caps_since: dict[str, float] = {}
+        """Time since which a job has a rented part above a cap, for checks."""
         self.home_free_since: dict[str, float] = {}
         """Time since which a rented job's nodes fit on committed capacity, for checks."""
 
@@ -194,6 +203,9 @@ class RentingScenario:
                 world.submit, _MIXED_JOB, nodes, 900.0, keeps=True, finishes=False, priority_class="burst"
             )
             world.loop.after(0.2, submit)
+            for _ in range(rng.choice((1, 1, 2))):
+                disturb = functools.partial(self._disturb_rented_part, until=chaos_seconds + 60)
+                world.loop.after(rng.uniform(20, 60), disturb)
         elif rng.random() < 0.75:
             # A second job takes the nodes of the first, loses one to a fault and gets rented nodes.
             left, length = rng.choice((0, 1, 1, 2)), rng.choice((100.0, 200.0, 400.0))
@@ -215,6 +227,34 @@ class RentingScenario:
         if rng.random() < 0.3:
             cancel = functools.partial(world.cancel, _FIRST)
             world.loop.after(rng.uniform(10, chaos_seconds + 60), world.counting("action", PERSON_ACTIONS[1], cancel))
+
+    def _disturb_rented_part(self, until: float) -> None:
+        """Take nodes of a rented part back, or lower the caps below its rent, once a job has both parts."""
+        world = self.world
+        stored = (rows.decode(row, Charge) for row in world.ledger.of("CHARGE", f"TREE#{quota_rows.ROOT_TREE}"))
+        names = next((charge.rented_part.node_names for charge in stored if charge.is_live and charge.rented_part), ())
+        if not names:
+            if world.loop.seconds + 5 < until:
+                world.loop.after(5, functools.partial(self._disturb_rented_part, until))
+            return
+        kind = self.rng.choice(PART_FAULTS)
+        world.seen[f"renting {kind}"] += 1
+        world.log(f"the rented part of {', '.join(names)}: {kind}")
+        if kind == "part above the caps":
+            burst = self.policies[-1][1]
+            self._change_policy(kind, burst.replace(fleet_cap_micros_per_hour=1, other_team_cap_micros_per_hour=1))
+            return
+        for name in names if kind == "loss of the whole part" else names[:1]:
+            node = world.cluster.node(CLUSTER, name)
+            if node is None or node.instance_id is None:
+                continue
+            if kind in ("rebalance of the part", "rebalance before a notice"):
+                world.warn_of_rebalance(node.instance_id)
+            if kind in ("notice for the part", "rebalance before a notice"):
+                delay = 0.0 if kind == "notice for the part" else self.rng.uniform(5, 120)
+                world.loop.after(delay, functools.partial(world.warn_of_reclaim, node.instance_id))
+            if kind.startswith("loss"):
+                world.cluster.remove_node(name)
 
     def _remove_pool_limit(self) -> None:
         """Remove the limit of a pool, or the pool, before a node of it is rented."""

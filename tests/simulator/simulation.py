@@ -893,6 +893,14 @@ class Simulation:
 
         self.loop.after(_SPOT_NOTICE, reclaim)
 
+    def warn_of_rebalance(self, instance_id: str) -> None:
+        """Let EC2 recommend to rebalance a Spot node. It may reclaim the node later, or never."""
+        self.seen["shows a rebalance recommendation"] += 1
+        self.log(f"{instance_id} gets a rebalance recommendation")
+        if not self.drops_events:
+            detail = {"instance-id": instance_id}
+            self.deliver(self._envelope("EC2 Instance Rebalance Recommendation", "aws.ec2", detail), 1.0)
+
     def _fault_replacements(self, instance_id: str) -> None:
         """Let some new replacements fail."""
         if not self.is_calm and self.rng.random() < 0.3:

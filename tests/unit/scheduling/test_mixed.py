@@ -15,7 +15,15 @@ from evenkeel.domain.elastic.throughput import SizeThroughput, Throughput
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.renting.burst_policy import RentedPool
 from evenkeel.domain.renting.cost import CandidatePool, JobDemand, SpendLimits
-from evenkeel.domain.renting.mixed import Base, MixedAction, MixedFacts, decide_mixed, why_not_joinable
+from evenkeel.domain.renting.mixed import (
+    Base,
+    DropFacts,
+    MixedAction,
+    MixedFacts,
+    decide_drop,
+    decide_mixed,
+    why_not_joinable,
+)
 from tests.examples import examples
 from tests.unit.services_jobs.job_scenario import a_spec
 
@@ -235,3 +243,98 @@ def test_pool_with_too_little_memory_is_refused() -> None:
     reasons = why_not_joinable(job, a_base(), a_pool(), {}, shipped_instance_types())
 
     assert reasons == ("Each node of the pool is short of memory for the job.",)
+
+
+def drop_facts(**changes: Any) -> DropFacts:
+    facts = mixed_facts()
+    cap = 400_000_000
+    known: dict[str, Any] = {
+        "job": facts.job,
+        "base_nodes": 2,
+        "rented_nodes": 2,
+        "pool": "burst-spot",
+        "rental": 1,
+        "micros_per_node_hour": 20_000_000,
+        "resize_seconds": 150,
+        "spending": SpendLimits(
+            team_micros_per_hour=40_000_000,
+            fleet_micros_per_hour=40_000_000,
+            team_cap_micros_per_hour=cap,
+            fleet_cap_micros_per_hour=cap,
+        ),
+    }
+    return DropFacts(**{**known, **changes})
+
+
+def test_rented_part_that_pays_is_kept() -> None:
+    decision = decide_drop(drop_facts())
+
+    assert not decision.is_dropped
+    assert "of rent and cost" in decision.alternatives[0].why_not
+
+
+def test_rented_part_without_measured_gain_is_dropped() -> None:
+    flat = Throughput(
+        points=(SizeThroughput(nodes=2, per_second=100), SizeThroughput(nodes=4, per_second=101)), is_measured=True
+    )
+
+    decision = decide_drop(drop_facts(throughput=flat))
+
+    assert decision.is_dropped
+    assert decision.reason.startswith("The 2 rented nodes no longer pay: the rent for the rest is $39")
+
+
+@pytest.mark.parametrize(
+    ("field", "expected"),
+    [
+        ("team_cap_micros_per_hour", "The rents of team nlp are $40.00 per hour, and its cap is $10.00 per hour."),
+        ("fleet_cap_micros_per_hour", "The rents of the fleet are $40.00 per hour, and its cap is $10.00 per hour."),
+    ],
+)
+def test_lowered_cap_drops_a_part_that_pays(field: str, expected: str) -> None:
+    facts = drop_facts(may_stop_to_save=False)
+
+    decision = decide_drop(facts.replace(spending=facts.spending.replace(**{field: 10_000_000})))
+
+    assert decision.is_dropped
+    assert decision.reason == f"{expected} The 2 rented nodes go first."
+
+
+def test_budget_that_does_not_cover_rentals_drops_the_part() -> None:
+    facts = drop_facts(rented_nodes=1)
+
+    decision = decide_drop(facts.replace(spending=facts.spending.replace(team_budget_left_parts=-1)))
+
+    assert decision.is_dropped
+    assert decision.reason.endswith("The 1 rented node goes first.")
+
+
+def test_job_near_its_end_keeps_its_rented_part() -> None:
+    facts = drop_facts()
+
+    assert not decide_drop(
+        facts.replace(job=facts.job.replace(run_seconds=300.0, micros_per_hour_of_delay=0))
+    ).is_dropped
+
+
+@settings(max_examples=examples(30))
+@given(
+    price=st.integers(1_000_000, 500_000_000),
+    delay=st.integers(1, 500_000_000),
+    left=st.floats(1, 1e6),
+    gain=st.floats(1.0, 2.0),
+)
+def test_next_cycle_keeps_part_that_was_just_rented(price: int, delay: int, left: float, gain: float) -> None:
+    throughput = Throughput(
+        points=(SizeThroughput(nodes=2, per_second=100), SizeThroughput(nodes=4, per_second=100 * gain)),
+        is_measured=True,
+    )
+    facts = mixed_facts(a_pool(micros_per_node_hour=price), sizes=(4,), throughput=throughput)
+    facts = facts.replace(job=facts.job.replace(micros_per_hour_of_delay=delay, run_seconds=left))
+    rented = decide_mixed(facts)
+
+    dropped = decide_drop(
+        drop_facts(job=facts.job, throughput=throughput, micros_per_node_hour=price, spending=facts.spending)
+    )
+
+    assert not (rented.action is MixedAction.RENT and dropped.is_dropped)

@@ -209,9 +209,7 @@ def test_flavor_without_pool_is_retried_as_kueue_may_reserve_another(covers_all:
 
 
 @pytest.mark.parametrize(("covers_all", "state"), [(True, BurstCheckState.REJECTED), (False, BurstCheckState.RETRY)])
-def test_job_that_no_pool_can_run_is_rejected_only_without_other_flavors(
-    covers_all: bool, state: BurstCheckState
-) -> None:
+def test_impossible_job_is_rejected_only_without_other_flavors(covers_all: bool, state: BurstCheckState) -> None:
     policy = a_policy()
     tainted = tuple(pool.replace(taints=("team=red:NoSchedule",)) for pool in policy.burst.pools)
     burst = BurstCheckScenario(policy=policy.replace(burst=policy.burst.replace(pools=tainted)))

@@ -15,6 +15,7 @@ from evenkeel.domain.capacity.shortages import Shortages
 from evenkeel.domain.costs.prices import base_price_of, prices_of
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.elastic.sizes import ElasticPolicy
+from evenkeel.domain.elastic.throughput import SizeThroughput
 from evenkeel.domain.jobs.attempt import AttemptState
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.jobs.workload_kind import WorkloadKind
@@ -27,16 +28,18 @@ from evenkeel.domain.renting.mixed import Base
 from evenkeel.domain.renting.rental import RentalState
 from evenkeel.domain.renting.rental_book import RentalBook
 from evenkeel.domain.replay import replay
-from evenkeel.ports import Invalid
+from evenkeel.ports import Invalid, Put
 from evenkeel.services.jobs.check_role import Requester
 from evenkeel.services.queries import explain, plan_unsubmitted_job, read_jobs
 from evenkeel.services.queries.disclosure import Reader
-from evenkeel.services.storage import charge_rows
+from evenkeel.services.storage import charge_rows, job_rows
 from tests.crash_points import SIDES_AND_STEPS
 from tests.fakes import Crash, CrashPlan, a_node, a_provider_node
 from tests.fakes.cluster import CLUSTER
+from tests.unit.scheduling.test_sharing import a_team
 from tests.unit.services_jobs.job_scenario import JobScenario, a_spec
 from tests.unit.services_jobs.test_rentals import ON_DEMAND, SPOT, RentalScenario, a_policy
+from tests.unit.services_jobs.test_teams import MEMBERS, set_up_teams
 
 TERMS = ElasticPolicy(resize_seconds=10, snooze_seconds=30, backoff_seconds=60)
 POLICY = a_policy().replace(scheduling=SchedulingPolicy(elastic=TERMS))
@@ -529,6 +532,131 @@ def test_waiting_job_takes_committed_nodes_and_the_rented_part_stays() -> None:
     assert (after.size, after.rented_nodes) == (3, 2)
     assert mixed.scenario.job(other.job_id).state is JobState.STARTING
     assert mixed.scenario.attempt(other.job_id, 1).pool == "p5-workers"
+
+
+def test_lowered_cap_drops_the_rented_part_alone() -> None:
+    mixed = MixedScenario()
+    job = mixed.run_mixed()
+    base = mixed.scenario.attempt(job.job_id, 1).node_names
+    burst = mixed.policy.burst.replace(fleet_cap_micros_per_hour=1_000_000)
+    mixed.policy = mixed.scenario.policy = mixed.policy.replace(burst=burst)
+
+    mixed.scenario.run_scheduling_cycle()
+    stopping = mixed.scenario.job(job.job_id)
+    mixed.stop_attempt(job.job_id, 20)
+    after = mixed.start_next_attempt(job.job_id)
+    for _ in range(3):
+        mixed.advance_executions()
+    mixed.scenario.run_scheduling_cycle()
+
+    assert stopping.stop_request is not None
+    assert "It continues on its 2 committed nodes alone. The rents of" in stopping.stop_request.reason
+    assert (after.state, after.size, after.rented_nodes, after.is_migrating_back) == (JobState.RUNNING, 2, 0, False)
+    assert mixed.scenario.attempt(job.job_id, 3).node_names == base
+    assert mixed.rental(job.job_id).state is RentalState.ENDED
+    assert mixed.scenario.job(job.job_id).rentals == 1
+    record = mixed.recorded("RESIZE")[-1]
+    assert record.action == "SHRINK"
+    assert not replay(record, mixed.policy).differs_from(record)
+
+
+def test_rented_part_without_measured_gain_is_released_once() -> None:
+    mixed = MixedScenario()
+    job = mixed.run_mixed()
+    mixed.world.clock.advance(60)
+    key = job_rows.job_key(job.job_id)
+    row = mixed.world.ledger.get(key)
+    assert row
+    points = (SizeThroughput(nodes=2, per_second=100), SizeThroughput(nodes=4, per_second=100))
+    flat = mixed.scenario.job(job.job_id).replace(measured_throughput=points)
+    mixed.world.ledger.commit(Put(job_rows.job_row(flat, row.version)))
+
+    mixed.scenario.run_scheduling_cycle()
+    mixed.scenario.run_scheduling_cycle()
+    stops = [record for record in mixed.recorded("RESIZE") if record.action == "SHRINK"]
+    mixed.stop_attempt(job.job_id, 20)
+    after = mixed.start_next_attempt(job.job_id)
+    for _ in range(3):
+        mixed.advance_executions()
+        mixed.scenario.run_scheduling_cycle()
+
+    assert len(stops) == 1
+    assert (after.size, after.rented_nodes, mixed.scenario.job(job.job_id).rentals) == (2, 0, 1)
+
+
+def test_recommend_mode_drops_no_rented_part_and_records_it_once() -> None:
+    mixed = MixedScenario()
+    job = mixed.run_mixed()
+    burst = mixed.policy.burst.replace(fleet_cap_micros_per_hour=1_000_000)
+    mixed.policy = mixed.scenario.policy = mixed.policy.replace(burst=burst)
+    mixed.mode = mixed.scenario.mode = Mode.RECOMMEND
+    before = len(mixed.recorded("RESIZE"))
+
+    mixed.scenario.run_scheduling_cycle()
+    mixed.scenario.run_scheduling_cycle()
+
+    assert mixed.scenario.job(job.job_id).stop_request is None
+    assert len(mixed.recorded("RESIZE")) == before + 1
+
+
+def two_jobs_of_one_user(limit: int) -> tuple[MixedScenario, list[str]]:
+    """Return two jobs of one user, each on one committed node, that may each grow by one rented node."""
+    mixed = MixedScenario()
+    set_user_limit(mixed, limit)
+    jobs = [
+        mixed.scenario.submit(
+            pool, team="red", nodes=1, elastic={"min_nodes": 1, "max_nodes": 2, "mixed_pools": [pool]}
+        ).job_id
+        for pool in (SPOT, ON_DEMAND)
+    ]
+    mixed.scenario.run_scheduling_cycle()
+    for job_id in jobs:
+        mixed.run_attempt(job_id, 1)
+    mixed.world.clock.advance(60)
+    return mixed, jobs
+
+
+def set_user_limit(mixed: MixedScenario, limit: int) -> None:
+    set_up_teams(mixed.scenario, a_team("red", 16, members=MEMBERS, max_accelerators_per_user=limit))
+
+
+def test_single_rented_node_asks_for_efa_and_joins() -> None:
+    mixed = MixedScenario()
+
+    job = mixed.run_mixed(nodes=2, elastic={"min_nodes": 2, "max_nodes": 3, "mixed_pools": [SPOT]})
+
+    assert (job.size, job.rented_nodes) == (3, 1)
+
+
+def test_open_rental_counts_in_the_limit_of_its_user() -> None:
+    mixed, jobs = two_jobs_of_one_user(limit=24)
+
+    for _ in range(3):
+        mixed.scenario.run_scheduling_cycle()
+
+    rentals = [mixed.scenario.job(job_id).rentals for job_id in jobs]
+    notes = [note.text for job_id in jobs if (note := mixed.scenario.job(job_id).mixed_note)]
+    assert sorted(rentals) == [0, 1]
+    assert any("A limit is reached: 24 of 24 accelerators" in text for text in notes), notes
+
+
+def test_rented_parts_of_one_cycle_stay_within_user_limit() -> None:
+    mixed, jobs = two_jobs_of_one_user(limit=32)
+    for _ in range(2):
+        mixed.let_nodes_join()
+    for _ in range(2):
+        mixed.world.clock.advance(1)
+        mixed.scenario.run_scheduling_cycle()
+    for job_id in jobs:
+        mixed.stop_attempt(job_id)
+    set_user_limit(mixed, 24)
+
+    mixed.world.clock.advance(1)
+    mixed.scenario.run_scheduling_cycle()
+
+    attempts = [mixed.scenario.attempt(job_id, 2) for job_id in jobs]
+    assert [mixed.rental(job_id).state for job_id in jobs] == [RentalState.READY] * 2
+    assert sorted(attempt.accelerators for attempt in attempts) == [8, 16]
 
 
 @pytest.mark.parametrize(("when", "step"), SIDES_AND_STEPS)

@@ -126,6 +126,7 @@ def decide_cycle(
         steps=tuple(_steps(snapshot, queue_plan, placements, displacement, mode)),
         serving_rentals=serving_rentals,
     )
+    plan = _with_drop(plan, snapshot, policy, now)
     if mode is Mode.ACT:
         plan = _with_stops(plan, snapshot, policy, now)
     if snapshot.authority is AdmissionAuthority.KUEUE:
@@ -135,6 +136,16 @@ def decide_cycle(
         snapshot, admission_input, decisions, _stopping_jobs(plan), rental_book, policy, now
     )
     return plan._replace(mixed_steps=mixed_steps)
+
+
+def _with_drop(plan: CyclePlan, snapshot: CycleSnapshot, policy: Policy, now: datetime) -> CyclePlan:
+    """Add to a plan the job that releases its rented part, if no other job changes its size or is asked to stop."""
+    if plan.resizes.planned or _stopping_jobs(plan) or snapshot.authority is AdmissionAuthority.KUEUE:
+        return plan
+    drop = mixed_plan.plan_drop(snapshot, plan.queue_plan.admission_input, policy, now)
+    if drop is None:
+        return plan
+    return plan._replace(queue_plan=plan.queue_plan._replace(resizes=plan.resizes.replace(growth=drop)))
 
 
 def _stopping_jobs(plan: CyclePlan) -> frozenset[str]:
@@ -196,7 +207,7 @@ def _plan_queue(
     decisions = fit_sizes(
         decided.input_after_serving, decided.decisions, policy, now, snapshot.rental_book.sole_rental_by_holder
     )
-    decisions = mixed_plan.with_rented_parts(decisions, snapshot, policy)
+    decisions = mixed_plan.with_rented_parts(decisions, snapshot, decided.admission_input, policy, now)
     decisions = (*_decide_excluded_jobs(snapshot, now), *decisions)
     resizes = plan_resizes(
         decided.admission_input, decisions, snapshot.resizable_jobs(), demand.replica_requests, policy, now
@@ -362,6 +373,7 @@ def _missing_facts(
         jobs |= {*leaving, *departure_plan.charges_on_ending_reservations(admission_input, policy, now), *draining}
         attempts_of |= set(moving)
     mixed_jobs = {job.job_id for job in mixed_plan.jobs_to_examine(snapshot, policy, now)}
+    mixed_jobs |= {job.job_id for job in mixed_plan.jobs_with_rented_part(snapshot, now)}
     attempts_of |= mixed_jobs
     has_demand = has_demand or bool(mixed_jobs)
     return MissingFacts(

@@ -3,6 +3,7 @@
     a job runs on its base  ──▶ would rented nodes gain more than they cost? ──▶ rent them; the job keeps running
     the nodes are ready     ──▶ the job saves and stops                      ──▶ its next attempt has both parts
     the base is admitted    ──▶ are all rented nodes usable?                 ──▶ they join it; otherwise it starts alone
+    a job has both parts    ──▶ do the caps hold, and does its rent pay?     ──▶ otherwise it continues on its base
 
 The rules of the queue decide about the base alone, so it never waits for a rented node.
 """
@@ -27,9 +28,17 @@ from evenkeel.domain.policy import Policy
 from evenkeel.domain.quotas.spending import usage_limits
 from evenkeel.domain.renting.candidates import PlacementContext, job_demand, rented_candidate, risk_limits
 from evenkeel.domain.renting.cost import CandidatePool
-from evenkeel.domain.renting.mixed import Base, MixedAction, MixedFacts, decide_mixed, why_not_joinable
+from evenkeel.domain.renting.mixed import (
+    Base,
+    DropFacts,
+    MixedAction,
+    MixedFacts,
+    decide_drop,
+    decide_mixed,
+    why_not_joinable,
+)
 from evenkeel.domain.renting.rental import Rental, RentalState
-from evenkeel.domain.renting.rental_book import RentalBook, spend_limits
+from evenkeel.domain.renting.rental_book import RentalAllocation, RentalBook, spend_limits
 
 _MAX_EXAMINED = 8
 """Maximum jobs for which one cycle compares mixed options."""
@@ -120,7 +129,7 @@ def plan_mixed(
         base = base_of(charge, capacities)
         free_nodes = 0 if is_contended else _free_nodes(base, capacities, policy)
         facts = mixed_facts(job, base, context, policy, ran.get(job.job_id, 0.0), free_committed_nodes=free_nodes)
-        facts = _with_limit(facts, job, admission_input, policy, now)
+        facts = _with_limit(facts, job, snapshot, admission_input, policy, now)
         decision = decide_mixed(facts)
         if decision.action is MixedAction.RENT:
             begun += 1
@@ -214,22 +223,48 @@ def _free_nodes(base: Base, capacities: Iterable[NodeCapacity], policy: Policy) 
 
 
 def _with_limit(
-    facts: MixedFacts, job: Job, admission_input: AdmissionInput, policy: Policy, now: datetime
+    facts: MixedFacts,
+    job: Job,
+    snapshot: CycleSnapshot,
+    admission_input: AdmissionInput,
+    policy: Policy,
+    now: datetime,
 ) -> MixedFacts:
-    """Return the facts with the tightest limit of the job's team. A rented node counts in it as in a pure rental."""
+    """Return the facts with the tightest limit of the job's team. A rented node counts in it as in a pure rental.
+
+    Nodes that are rented for other jobs of the submitter, and have not joined them yet, count too.
+    """
     team = admission_input.setup.by_name.get(job.spec.team)
     if team is None:
         return facts
     charges = [charge for charge in admission_input.charges if charge.team == team.name]
     spent = {period: amount for (name, period), amount in admission_input.spent.items() if name == team.name}
     per_node = job.spec.accelerators_per_node
+    joining = _joining_accelerators(job, snapshot)
     for limit in usage_limits(team, job.submitter, per_node, charges, spent, policy.economy, now):
+        if limit.requested:
+            limit = limit.replace(used=limit.used + joining)  # noqa: PLW2901 - the same limit, with open rentals
         most = int((limit.limit - limit.used) // per_node) if limit.requested and per_node else None
         if most is None:
             most = 0 if limit.is_reached else None
         if most is not None and (facts.max_rented_nodes is None or most < facts.max_rented_nodes):
             facts = facts.replace(max_rented_nodes=max(0, most), limit_text=limit.text)
     return facts
+
+
+def _joining_accelerators(job: Job, snapshot: CycleSnapshot) -> int:
+    """Return the accelerators of open rentals that will join other jobs of a submitter and are in no charge yet."""
+    joined = {charge.job_id: charge.rented_part.rental for charge in snapshot.live_charges if charge.rented_part}
+    return sum(
+        rental.nodes * other.spec.accelerators_per_node
+        for rental in snapshot.rental_book.rentals
+        if rental.joins_base
+        and rental.state.hosts_holder
+        and rental.job_id != job.job_id
+        and joined.get(rental.job_id) != rental.number
+        and (other := snapshot.known_job(rental.job_id)) is not None
+        and (other.spec.team, other.submitter) == (job.spec.team, job.submitter)
+    )
 
 
 # ---------------------------------------------------------------- join
@@ -268,29 +303,59 @@ def plan_join(snapshot: CycleSnapshot, policy: Policy) -> PlannedResize | None:
 
 
 def with_rented_parts(
-    decisions: Iterable[AdmissionDecision], snapshot: CycleSnapshot, policy: Policy
+    decisions: Iterable[AdmissionDecision],
+    snapshot: CycleSnapshot,
+    admission_input: AdmissionInput,
+    policy: Policy,
+    now: datetime,
 ) -> tuple[AdmissionDecision, ...]:
-    """Return the decisions; each admitted base is joined by its rented nodes if all of them are ready and usable."""
-    rentals = {rental.job_id: rental for rental in _joining_rentals(snapshot)}
+    """Return the decisions; each admitted base is joined by its rented nodes if all of them are ready and usable.
+
+    The limit of a submitter holds with all rented parts of the cycle: each part that joins counts for the next one.
+    """
+    rentals, all_decisions = {rental.job_id: rental for rental in _joining_rentals(snapshot)}, list(decisions)
     if not rentals:
-        return tuple(decisions)
-    return tuple(_with_part(decision, rentals.get(decision.job_id), snapshot, policy) for decision in decisions)
+        return tuple(all_decisions)
+    for index, decision in enumerate(all_decisions):
+        rental = rentals.get(decision.job_id)
+        if rental is None or decision.action is not AdmissionAction.ADMIT or not decision.nodes:
+            continue
+        if not _is_within_user_limit(decision, rental, all_decisions, admission_input, policy, now):
+            continue
+        part = _part_of_decision(decision, rental, snapshot, policy)
+        if part is not None:
+            all_decisions[index] = with_rented_part(decision, part)
+    return tuple(all_decisions)
 
 
-def _with_part(
-    decision: AdmissionDecision, rental: Rental | None, snapshot: CycleSnapshot, policy: Policy
-) -> AdmissionDecision:
-    if rental is None or decision.action is not AdmissionAction.ADMIT or not decision.nodes:
-        return decision
-    job, request = snapshot.pending[decision.job_id], decision.facts.request
-    if job.rentals != rental.number or job.is_preempted:
-        return decision
+def _is_within_user_limit(
+    decision: AdmissionDecision,
+    rental: Rental,
+    decisions: Iterable[AdmissionDecision],
+    admission_input: AdmissionInput,
+    policy: Policy,
+    now: datetime,
+) -> bool:
+    """Whether the submitter of an admitted base may hold its rented nodes, beside all admissions of this cycle."""
+    request = decision.facts.request
+    team = admission_input.setup.by_name.get(request.team)
+    if team is None:
+        return True
+    started = [other for other in decisions if other.action is AdmissionAction.ADMIT and other.nodes]
+    charges = [*admission_input.charges, *(other.to_charge() for other in started)]
+    held = [charge for charge in charges if charge.team == team.name]
     added = rental.nodes * request.accelerators_per_node
-    limits = (limit for limit in decision.facts.limits if limit.requested)
-    if any(limit.replace(requested=limit.requested + added).is_reached for limit in limits):
-        return decision
-    part = _part_for(request, job, rental, snapshot, policy)
-    return with_rented_part(decision, part) if part else decision
+    limits = usage_limits(team, request.submitter, added, held, {}, policy.economy, now)
+    return not any(limit.is_reached for limit in limits if limit.requested)
+
+
+def _part_of_decision(
+    decision: AdmissionDecision, rental: Rental, snapshot: CycleSnapshot, policy: Policy
+) -> RentedPart | None:
+    job = snapshot.pending[decision.job_id]
+    if job.rentals != rental.number or job.is_preempted or job.is_migrating_back:
+        return None
+    return _part_for(decision.facts.request, job, rental, snapshot, policy)
 
 
 def _joining_rentals(snapshot: CycleSnapshot) -> Iterable[Rental]:
@@ -333,4 +398,121 @@ def _part_for(
         instance_type=rental.offer.instance_type,
         nodes=tuple(capacity.life for capacity in usable),
         node_names=tuple(capacity.node_name for capacity in usable),
+    )
+
+
+# ---------------------------------------------------------------- drop
+
+
+def jobs_with_rented_part(snapshot: CycleSnapshot, now: datetime) -> tuple[Job, ...]:
+    """Return the running jobs that may release their rented part now: one page of them, another each minute."""
+    charges = {charge.job_id: charge for charge in snapshot.live_charges if charge.rented_part}
+    jobs = tuple(
+        job
+        for job_id, job in sorted(snapshot.elastic.items())
+        if (charge := charges.get(job_id)) is not None
+        and _joined_rental(job, charge, snapshot) is not None
+        and charge.cluster not in snapshot.unreadable_clusters
+        and job.state is JobState.RUNNING
+        and job.is_stoppable
+    )
+    pages = max(1, -(-len(jobs) // _MAX_EXAMINED))
+    start = int(now.timestamp()) // 60 % pages * _MAX_EXAMINED
+    return jobs[start : start + _MAX_EXAMINED]
+
+
+def _joined_rental(job: Job, charge: Charge, snapshot: CycleSnapshot) -> Rental | None:
+    rental = snapshot.rental_book.rental_by_holder.get(job.job_id)
+    if rental is None or charge.rented_part is None or charge.attempt != job.current_attempt:
+        return None
+    return rental if rental.number == charge.rented_part.rental else None
+
+
+def plan_drop(
+    snapshot: CycleSnapshot, admission_input: AdmissionInput, policy: Policy, now: datetime
+) -> PlannedResize | None:
+    """Return the size change of the first job that releases its rented part; None if every job keeps it.
+
+    The most expensive rental comes first. One job releases its part in each cycle: rents that end do not count, so
+    the next cycle sees whether the caps hold.
+
+    Args:
+        snapshot: The snapshot of the cycle.
+        admission_input: The input of the decisions.
+        policy: Prices, caps and estimates.
+        now: The time.
+    """
+    jobs = jobs_with_rented_part(snapshot, now)
+    if not jobs:
+        return None
+    context = placement_context(snapshot, admission_input, policy, now)
+    charges = {charge.job_id: charge for charge in snapshot.live_charges}
+    ran = run_seconds(snapshot.attempts, now)
+    rentals = {job.job_id: snapshot.rental_book.rental_by_holder[job.job_id] for job in jobs}
+
+    def by_price(job: Job) -> tuple[int, str]:
+        rental = rentals[job.job_id]
+        return -rental.offer.micros_per_node_hour * rental.nodes, job.job_id
+
+    elastic = policy.scheduling.elastic
+    for job in sorted(jobs, key=by_price):
+        rental, charge = rentals[job.job_id], charges[job.job_id]
+        base_nodes = len(charge.base_node_names)
+        drop = DropFacts(
+            job=job_demand(job, context, policy, ran.get(job.job_id, 0.0)).replace(nodes=base_nodes),
+            base_nodes=base_nodes,
+            rented_nodes=rental.nodes,
+            pool=rental.offer.pool,
+            rental=rental.number,
+            micros_per_node_hour=rental.offer.micros_per_node_hour,
+            throughput=job.throughput,
+            resize_seconds=elastic.resize_seconds,
+            closed_nodes=_closed_nodes(rental, snapshot),
+            may_stop_to_save=not (job.resized_at and now < job.resized_at + timedelta(seconds=elastic.snooze_seconds)),
+            spending=spend_limits(
+                job.spec.team,
+                _staying_allocations(snapshot),
+                policy.burst,
+                snapshot.rental_book.budgets_left.get(job.spec.team),
+            ),
+        )
+        decision = decide_drop(drop)
+        if decision.is_dropped:
+            change = SizeChange(
+                job_id=job.job_id,
+                from_nodes=base_nodes + rental.nodes,
+                to_nodes=base_nodes,
+                reason=decision.reason,
+                lost_gpu_seconds=drop.lost_gpu_seconds,
+            )
+            return PlannedResize(facts=ResizeFacts(job_id=job.job_id, drop=drop), resize=change, attempt=charge.attempt)
+    return None
+
+
+def _closed_nodes(rental: Rental, snapshot: CycleSnapshot) -> tuple[str, ...]:
+    """Return the nodes of a rental that AWS may reclaim and on which no pod may start."""
+    if not rental.offer.market.can_be_reclaimed:
+        return ()
+    names = set(rental.node_names)
+    return tuple(
+        sorted(
+            capacity.node_name
+            for capacity in snapshot.capacities
+            if capacity.cluster == rental.offer.cluster and capacity.node_name in names and not capacity.is_open
+        )
+    )
+
+
+def _staying_allocations(snapshot: CycleSnapshot) -> tuple[RentalAllocation, ...]:
+    """Return the shares of caps of the rentals that no job releases yet."""
+    leaving = {job_id for job_id, job in snapshot.elastic.items() if job.is_migrating_back}
+    staying = {
+        rental.name
+        for rental in snapshot.rental_book.rentals
+        if rental.state.hosts_holder and rental.job_id not in leaving
+    }
+    return tuple(
+        allocation
+        for allocation in snapshot.rental_book.allocations
+        if f"{allocation.job_id}-b{allocation.number}" in staying
     )

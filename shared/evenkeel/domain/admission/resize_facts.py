@@ -8,6 +8,7 @@ from evenkeel.domain.elastic.grow_shrink import GrowFacts, ResizeDecision, SizeC
 from evenkeel.domain.elastic.sizes import ElasticJob
 from evenkeel.domain.jobs.job import ResizeRequest
 from evenkeel.domain.plurals import count_of
+from evenkeel.domain.renting.mixed import DropFacts, decide_drop
 from evenkeel.domain.values import Value
 
 MAY_SHRINK, NEEDS_IT = 0, 1
@@ -59,6 +60,8 @@ class ResizeFacts(Value):
     growth: GrowFacts | None = None
     shrink: ShrinkFacts | None = None
     join: JoinFacts | None = None
+    drop: DropFacts | None = None
+    """Facts of the decision that a job releases its rented part and continues on its base."""
 
 
 class ResizeAnswer(Value):
@@ -76,6 +79,10 @@ def resize_answer(facts: ResizeFacts) -> ResizeAnswer:
     if facts.join is not None:
         size = facts.join.base_nodes + facts.join.rented_nodes
         return ResizeAnswer(action="GROW", nodes=size, reason=facts.join.reason)
+    if facts.drop is not None:
+        drop = decide_drop(facts.drop)
+        action, nodes = ("SHRINK", facts.drop.base_nodes) if drop.is_dropped else ("KEEP", 0)
+        return ResizeAnswer(action=action, nodes=nodes, reason=drop.reason, alternatives=drop.alternatives)
     decision = _resize_decision(facts)
     own_resize = next((resize for resize in decision.resizes if resize.job_id == facts.job_id), None)
     if own_resize is None:

@@ -177,8 +177,9 @@ def _reason(facts: MixedFacts, options: list[MixedOption], chosen: MixedOption |
     base_text = f"{count_of(facts.base.nodes, 'committed node')} of {facts.base.pool}"
     if chosen is not None:
         rented_text = count_of(chosen.rented_nodes, f"{chosen.market} node")
+        verb = "joins" if chosen.rented_nodes == 1 else "join"
         return (
-            f"{rented_text} of {chosen.pool} join the job's {base_text}. The job ends about "
+            f"{rented_text} of {chosen.pool} {verb} the job's {base_text}. The job ends about "
             f"{duration_text(chosen.saved_seconds)} sooner. That is worth {money.format_usd(chosen.gain_parts)}, and "
             f"the rent is {money.format_usd(chosen.rent_parts)}."
         )
@@ -189,6 +190,113 @@ def _reason(facts: MixedFacts, options: list[MixedOption], chosen: MixedOption |
     if not facts.candidates:
         why_nots = "The policy no longer lists a pool that the job names in mixedPools."
     return f"The job stays on its {base_text}. {why_nots or 'No larger size is allowed.'}"
+
+
+# ---------------------------------------------------------------- release the rented part
+
+
+class DropFacts(Value):
+    """All facts of a decision whether a running job releases its rented part. The record replays from them."""
+
+    job: JobDemand
+    """The job on its base. Its run time is the expected time that is left at this size."""
+    base_nodes: int
+    rented_nodes: int
+    pool: str
+    rental: int
+    """Number of the job's rental."""
+    micros_per_node_hour: int
+    """Price of its bill."""
+    throughput: Throughput | None = None
+    """None if unknown. Then each node counts the same."""
+    resize_seconds: float
+    may_stop_to_save: bool = True
+    """Whether the job may stop again to save money. A cap or a budget ends the rented part in any case."""
+    closed_nodes: tuple[str, ...] = ()
+    """Reclaimable rented nodes that are cordoned or out of service, for example after a rebalance recommendation."""
+    spending: SpendLimits
+    """Caps, and the rents of the rentals that no job releases yet. This rental is one of them."""
+
+    @property
+    def large_seconds(self) -> float:
+        """Expected time that is left with the rented part."""
+        return self.job.run_seconds / speed_at(self.throughput, self.base_nodes, self.base_nodes + self.rented_nodes)
+
+    @property
+    def lost_gpu_seconds(self) -> float:
+        """Accelerator-seconds that the resize costs."""
+        return self.resize_seconds * (self.base_nodes + self.rented_nodes) * self.job.accelerators_per_node
+
+
+class DropDecision(Value):
+    """Whether a job continues on its base alone, with the reason."""
+
+    is_dropped: bool
+    reason: str
+    alternatives: tuple[Alternative, ...] = ()
+
+
+def decide_drop(facts: DropFacts) -> DropDecision:
+    """Decide whether a running job releases its rented part.
+
+    The rented part ends if the rents exceed a cap, or the team's budget does not cover its rentals. It also ends if a
+    node is out of service and the job saves for longer than a Spot notice lasts. It then saves before the notice.
+    Otherwise:
+
+        saving = rent of the time left with the rented part, less the rent while the job saves
+        cost   = price of delay x (time left on the base + resize - time left with the rented part)
+
+    It ends if the saving exceeds the cost plus the price of one more resize. So a slightly wrong estimate does not let
+    a job release nodes and rent them again.
+    """
+    part = count_of(facts.rented_nodes, "rented node")
+    over = next(facts.spending.exceeded_caps(facts.job.team), None)
+    if over is not None:
+        scope, rate, cap = over
+        rents, limit = _dollars_per_hour(rate), _dollars_per_hour(cap)
+        return _dropped(facts, f"The rents of {scope} are {rents}, and its cap is {limit}. The {part} go first.")
+    left = facts.spending.team_budget_left_parts
+    if left is not None and left < 0:
+        return _dropped(facts, f"The budget of team {facts.job.team} does not cover its rentals. The {part} go first.")
+    if facts.closed_nodes and facts.job.save_seconds > SPOT_NOTICE_SECONDS:
+        saves = f"the job needs {facts.job.save_seconds:g} s to save, and a Spot notice gives {SPOT_NOTICE_SECONDS} s"
+        return _dropped(facts, f"{facts.closed_nodes[0]} is out of service and may be reclaimed: {saves}.")
+    large, rate = facts.large_seconds, facts.micros_per_node_hour * facts.rented_nodes
+    saving = round(rate * max(0.0, large - facts.job.save_seconds))
+    delay = facts.job.micros_per_hour_of_delay
+    cost = round(delay * (facts.job.run_seconds + facts.resize_seconds - large))
+    rent_text, cost_text = money.format_usd(saving), money.format_usd(cost)
+    why_not = ""
+    if not facts.may_stop_to_save:
+        why_not = "The job changed its size a short time ago."
+    elif large <= facts.job.save_seconds + facts.resize_seconds:
+        why_not = "The job is expected to end before the resize."
+    elif saving <= cost + round(delay * facts.resize_seconds):
+        why_not = f"It would save {rent_text} of rent and cost {cost_text} of delay."
+    if why_not:
+        kept = f"The job keeps its {part} of {facts.pool}."
+        return DropDecision(
+            is_dropped=False, reason=kept, alternatives=(Alternative(option=_BASE_ALONE, why_not=why_not),)
+        )
+    return _dropped(
+        facts, f"The {part} no longer pay: the rent for the rest is {rent_text}, and they save {cost_text} of delay."
+    )
+
+
+_BASE_ALONE, _BOTH_PARTS = "base alone", "both parts"
+
+
+def _dropped(facts: DropFacts, reason: str) -> DropDecision:
+    if facts.rented_nodes == 1:
+        reason = reason.replace("node go first", "node goes first").replace("no longer pay:", "no longer pays:")
+        reason = reason.replace("and they save", "and it saves")
+    rent = round(facts.micros_per_node_hour * facts.rented_nodes * facts.large_seconds)
+    kept = Alternative(option=_BOTH_PARTS, why_not=reason, usd=round(rent / money.COST_PARTS_PER_USD, 2))
+    return DropDecision(is_dropped=True, reason=reason, alternatives=(kept,))
+
+
+def _dollars_per_hour(micros: int) -> str:
+    return f"${micros / money.MICROS_PER_USD:,.2f} per hour"
 
 
 # ---------------------------------------------------------------- one option
@@ -258,17 +366,20 @@ def _forecast(facts: MixedFacts, candidate: CandidatePool, size: int) -> _Foreca
     stops = reclaims + faults
     risk = (job.checkpoint_seconds or 0.0) / 2
     lost = faults * risk + (reclaims * risk if job.save_seconds > SPOT_NOTICE_SECONDS else 0.0)
-    large = work / (_speed(facts, size) + stops * launch)
+    large = work / (speed_at(facts.throughput, facts.base.nodes, size) + stops * launch)
     end = launch + facts.resize_seconds + large * (1 + stops * (2 * facts.resize_seconds + launch) + lost)
     return _Forecast(large, job.run_seconds - end, stops * large)
 
 
-def _speed(facts: MixedFacts, size: int) -> float:
-    """Return the work of the job at a size, as a multiple of the work of its base."""
-    if facts.throughput is None:
-        return size / facts.base.nodes
-    base_rate = facts.throughput.per_second(facts.base.nodes)
-    return max(1e-9, facts.throughput.per_second(size) / base_rate) if base_rate else 1e-9
+def speed_at(throughput: Throughput | None, base_nodes: int, size: int) -> float:
+    """Return the work of a job at a size, as a multiple of the work of its base.
+
+    Without a known throughput, each node counts the same.
+    """
+    if throughput is None:
+        return size / base_nodes
+    base_rate = throughput.per_second(base_nodes)
+    return max(1e-9, throughput.per_second(size) / base_rate) if base_rate else 1e-9
 
 
 # ---------------------------------------------------------------- compatibility

@@ -146,7 +146,8 @@ def evaluate_rental_over(
         since = max(since, attempt.ended_at or since)
     if attempt is not None and is_its_last:
         if job.is_migrating_back:
-            return WaitAnswer(outcome=OVER, reason=f"{job.job_id} migrates back to committed capacity.")
+            text = "continues on its committed nodes" if rental.joins_base else "migrates back to committed capacity"
+            return WaitAnswer(outcome=OVER, reason=f"{job.job_id} {text}.")
         since = max(since, attempt.ended_at or since)
     if queued:
         # The job waits in Kueue's queue, or Kueue waits for the check. The next cycle answers it within a minute.
@@ -164,7 +165,8 @@ def _why_used_by_no_attempt(rental: Rental, job: Job, attempt: Attempt | None, k
     if queued and kueue and kueue.is_true(ADMITTED):
         return f"Kueue admitted {job.job_id} on other nodes."
     if attempt is not None and not attempt.state.has_ended and not queued and not is_base(rental, attempt):
-        return f"{job.job_id} runs on other nodes."
+        where = "its committed nodes alone" if rental.joins_base else "other nodes"
+        return f"{job.job_id} runs on {where}."
     return f"{job.job_id} already has another rental." if job.rentals != rental.number else ""
 
 

@@ -29,10 +29,11 @@ def _in_pool(rental: Rental, context: Context) -> tuple[Rental, ...]:
 def capacity_pods(rental: Rental, policy: Policy) -> CapacitySpec:
     """Return the capacity pods of the current offer, one for each node: they make Karpenter launch the nodes.
 
-    A job with several nodes uses EFA, so each pod asks for all EFA interfaces of its node.
+    A job with several nodes uses EFA, so each pod asks for all EFA interfaces of its node. A single node that joins
+    committed nodes is one of several, too.
     """
     offer, count = rental.offer, 0
-    if rental.nodes > 1 and not rental.serving_target:
+    if (rental.nodes > 1 or rental.joins_base) and not rental.serving_target:
         node = efa.EfaNode(offer.pool, offer.instance_type)
         count = efa.expected_interfaces(node, policy.scheduling.efa_interfaces)
     return CapacitySpec(

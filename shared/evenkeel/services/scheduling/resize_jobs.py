@@ -194,7 +194,11 @@ def _with_stop_request(job: Job, planned_resize: PlannedResize, record: Decision
     if not planned_resize.resize.to_nodes:
         return job.replace(stop_request=request, reason=request.reason, is_preempted=True)
     return job.replace(
-        stop_request=request, reason=request.reason, resize=resize_request_of(planned_resize, record.decision_id, now)
+        stop_request=request,
+        reason=request.reason,
+        resize=resize_request_of(planned_resize, record.decision_id, now),
+        # Its next attempt must not get the rented nodes again.
+        is_migrating_back=planned_resize.facts.drop is not None,
     )
 
 
@@ -203,6 +207,9 @@ def _timeline_text(planned_resize: PlannedResize, record: Decision, job: Job) ->
     if not resize.to_nodes:
         return f"The job is stopped to free nodes for {planned_resize.waiting_id}. {record.reason}"
     sizes = f"{resize.to_nodes} instead of {count_of(resize.from_nodes, 'node')}"
+    if planned_resize.facts.drop is not None:
+        base = count_of(resize.to_nodes, "committed node")
+        return f"The job saves a checkpoint and stops. It continues on its {base} alone. {record.reason}"
     if job.rented_nodes:
         sizes = f"{resize.to_nodes} instead of {count_of(resize.from_nodes, 'committed node')}"
     return f"The job saves a checkpoint and stops. It continues with {sizes}. {record.reason}"
