@@ -27,6 +27,8 @@ def hold(cluster: str) -> api.Reply:
         request_id=app.request_id(),
         fingerprint=app.fingerprint(),
     )
+    if body.dry_run:
+        return app.change_reply(hold_automation.plan_hold(request, context))
     held = hold_automation.set_hold(request, context)
     return app.change_reply(held.to_json())
 
@@ -78,7 +80,9 @@ def acknowledge(incident_id: str) -> api.Reply:
 
 @app.post("/v1/nodes/<node_id>/cordon")
 def cordon(node_id: str) -> api.Reply:
-    body, key = app.parse_body(api_types.RemarkBody), app.request_id()
+    body, key = app.parse_body(api_types.NodeBody), app.request_id()
+    if body.dry_run:
+        return app.change_reply(set_manual_cordon.plan_cordon(node_id, wiring.context()))
     request = _mark(node_id, body, key, fingerprint=app.fingerprint())
     context = wiring.context()
     outcome = set_manual_cordon.cordon_as_person(request, context)
@@ -87,7 +91,9 @@ def cordon(node_id: str) -> api.Reply:
 
 @app.post("/v1/nodes/<node_id>/uncordon")
 def uncordon(node_id: str) -> api.Reply:
-    body, key = app.parse_body(api_types.RemarkBody), app.request_id()
+    body, key = app.parse_body(api_types.NodeBody), app.request_id()
+    if body.dry_run:
+        return app.change_reply(set_manual_cordon.plan_uncordon(node_id, wiring.context()))
     request = _mark(node_id, body, key, fingerprint=app.fingerprint())
     context = wiring.context()
     outcome = set_manual_cordon.uncordon_as_person(request, context)
@@ -112,7 +118,7 @@ def replace(node_id: str) -> api.Reply:
 
 
 def _mark(
-    node_id: str, body: api_types.RemarkBody, request_id: str, *, fingerprint: str
+    node_id: str, body: api_types.NodeBody, request_id: str, *, fingerprint: str
 ) -> set_manual_cordon.SetManualCordonRequest:
     return set_manual_cordon.SetManualCordonRequest(
         instance_id=node_id,

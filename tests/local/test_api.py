@@ -308,7 +308,7 @@ def test_fleet_without_metrics_shows_its_utilization_as_unknown(people: People) 
         (["status", "-o", "json"], 0),
         (["jobs", "show", "job-0000000404"], 4),
         (["jobs", "submit", "--name", "x", "--image", "i:1", "--", "true"], 6),
-        (["automation", "hold", "--reason", "x"], 6),
+        (["automation", "hold", "--yes", "--reason", "x"], 6),
     ],
 )
 def test_each_command_of_a_viewer_has_the_expected_exit_code(

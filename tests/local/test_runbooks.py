@@ -67,7 +67,7 @@ _FRAGMENT = re.compile(
     r"|faults report|ours\.json|incidents approve|mail -s|teams apply|decision\.json|\| jq"
 )
 """Commands without arguments, or with files: `test_documented_commands` checks them."""
-_ASKS_FIRST = re.compile(r"evenkeel jobs (cancel|suspend|resume|priority) ")
+_ASKS_FIRST = re.compile(r"evenkeel (jobs (cancel|suspend|resume|priority)|nodes (cordon|uncordon)|automation hold) ")
 
 
 @dataclass(frozen=True)

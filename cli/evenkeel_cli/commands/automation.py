@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from evenkeel_cli.commands import lookup
+from evenkeel_cli.commands.change_plans import is_only_plan
 from evenkeel_cli.commands.output import print_change, print_object, print_read
 from evenkeel_cli.render import OutputFormat, Printer
 from evenkeel_cli.state_signs import count_of, mode_text
@@ -31,7 +32,7 @@ def show(watch: lookup.WatchOption = False, output: lookup.OutputOption = Output
 
 
 @app.command("hold")
-def hold(
+def hold(  # noqa: PLR0913, PLR0917 - options, each given by its name
     reason: Annotated[str, typer.Option(help="Reason; recorded and shown.")],
     duration_text: Annotated[str, typer.Option("--for", help="Duration: 30m, 2h or 1d.", metavar="TIME")] = "1h",
     pool: PoolOption = None,
@@ -39,14 +40,30 @@ def hold(
     allow_unknown: Annotated[
         bool, typer.Option("--allow-unknown", help="Also hold a pool or a node that does not exist yet.")
     ] = False,
+    is_dry_run: lookup.DryRunOption = False,
+    is_sure: lookup.YesOption = False,
     key: lookup.KeyOption = None,
     output: lookup.ResultOption = OutputFormat.TABLE,
 ) -> None:
-    """Hold repairs and job stops for a time. Steps that have started still finish. `stop` holds everything."""
+    """Show what a hold stops, ask, and hold repairs and job stops for a time.
+
+    Steps that have started still finish. `stop` holds everything, and asks nothing.
+    """
     client = lookup.current_client()
     body = {"reason": reason, "forSeconds": parse_duration(duration_text), **_scope_fields(client, pool, node)}
     body |= {"allowUnknown": True} if allow_unknown else {}
-    response = client.post(f"/clusters/{client.fleet}/automation/hold", body, key=key)
+    path = f"/clusters/{client.fleet}/automation/hold"
+    if is_only_plan(
+        lambda: client.post_read_only(path, {**body, "dryRun": True}),
+        title=lambda plan: f"{plan['instanceId'] or plan['pool'] or 'the whole fleet'}  hold",
+        texts=lambda plan: [*plan["effects"], f"Recoveries at work: {_recoveries_text(client.get('/overview'))}."],
+        verb="hold automation",
+        output=output,
+        is_dry_run=is_dry_run,
+        is_sure=is_sure,
+    ):
+        return
+    response = client.post(path, body, key=key)
 
     text = f"held{_scope_text(response)}, until {response['until'][:19]}Z: {response['reason']}"
     print_change(response, output, text, status="warn", then=f"automation release{scope_options(response)}")
@@ -82,11 +99,6 @@ def still_running(client: ApiClient) -> list[tuple[str, str]]:
     """Return the names and texts of the actions that continue during a hold on everything."""
     overview = client.get("/overview")
     changing_jobs = lookup.list_items(client, "/jobs", 1000, state="STARTING,STOPPING")
-    recoveries = [
-        f"{incident['incidentId']}: {incident['nodeLane']['phase']}" for incident in overview["incidents"]["items"]
-    ]
-    if overview["incidents"]["isLowerBound"]:
-        recoveries.append("and more: evenkeel incidents list")
     counts = overview["counts"]
     running = rented = "an unknown number"
     if counts:
@@ -99,12 +111,20 @@ def still_running(client: ApiClient) -> list[tuple[str, str]]:
             "changing",
             ", ".join(f"{job['jobId']} {job['state'].lower()}" for job in changing_jobs) or "no job starts or stops",
         ),
-        ("recoveries", "; ".join(recoveries) or "none; a step that has started still finishes"),
+        ("recoveries", f"{_recoveries_text(overview)}; a step that has started still finishes"),
         ("rented nodes", f"{rented}; AWS bills them until they are released"),
         ("scheduling", "a running cycle commits its plan; the next cycle starts nothing"),
         ("not held", "cordons of faulty nodes, uncordons, and all records"),
         ("others", "HyperPod, EC2, Karpenter and Kueue still act; after an AWS notice, AWS still ends the node"),
     ]
+
+
+def _recoveries_text(overview: Json) -> str:
+    incidents = overview["incidents"]
+    recoveries = [f"{incident['incidentId']}: {incident['nodeLane']['phase']}" for incident in incidents["items"]]
+    if incidents["isLowerBound"] or len(recoveries) < incidents["open"]:
+        recoveries.append("and more: evenkeel incidents ls")
+    return "; ".join(recoveries) or "none"
 
 
 @app.command("release")

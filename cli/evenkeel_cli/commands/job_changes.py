@@ -5,16 +5,16 @@ from typing import Annotated, Any
 import typer
 
 from evenkeel_cli.commands import lookup
-from evenkeel_cli.commands.output import confirm, print_change, print_object
-from evenkeel_cli.render import OutputFormat, Printer
+from evenkeel_cli.commands.change_plans import is_only_plan
+from evenkeel_cli.commands.output import print_change
+from evenkeel_cli.render import OutputFormat
 from evenkeel_cli.state_signs import JOB, plain
 from evenkeel_client.client import ApiClient
-from evenkeel_client.errors import CommandFailed, Exit
+from evenkeel_client.errors import CommandFailed
 
 Json = dict[str, Any]
 
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Id, unique prefix of an id, name, or @latest.")]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show the plan; change nothing.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -26,17 +26,15 @@ def register(app: typer.Typer) -> None:
 def _cancel(
     job: JobArgument,
     reason: lookup.ReasonOption = "",
-    is_dry_run: DryRunOption = False,
+    is_dry_run: lookup.DryRunOption = False,
     is_sure: lookup.YesOption = False,
     key: lookup.KeyOption = None,
     output: lookup.ResultOption = OutputFormat.TABLE,
 ) -> None:
     """Show what a cancel stops, ask, and cancel the job. Its pods get their grace period for a last checkpoint."""
     client, job_id = _find(job)
-    if _print_dry_run(client, job_id, "cancel", {}, output, is_asked=is_dry_run):
+    if _is_only_plan(client, job_id, "cancel", {}, output, is_dry_run=is_dry_run, is_sure=is_sure):
         return
-    if not is_sure:
-        _confirm(client, job_id, "cancel", {})
     response = client.post(f"/jobs/{job_id}/cancel", _body(reason), key=key)
     next_command = "" if response["state"] in lookup.ENDED else f"jobs wait {response['jobId']}"
     _print_job_change(response, output, plain(response["state"]), next_command)
@@ -45,30 +43,28 @@ def _cancel(
 def _suspend(
     job: JobArgument,
     reason: lookup.ReasonOption = "",
-    is_dry_run: DryRunOption = False,
+    is_dry_run: lookup.DryRunOption = False,
     is_sure: lookup.YesOption = False,
     key: lookup.KeyOption = None,
     output: lookup.ResultOption = OutputFormat.TABLE,
 ) -> None:
     """Show what stops, ask, and suspend the job. If it runs, its pods get their grace period for a last checkpoint."""
     client, job_id = _find(job)
-    if _print_dry_run(client, job_id, "suspend", {}, output, is_asked=is_dry_run):
+    if _is_only_plan(client, job_id, "suspend", {}, output, is_dry_run=is_dry_run, is_sure=is_sure):
         return
-    if not is_sure:
-        _confirm(client, job_id, "suspend", {})
     _print_suspension(client.post(f"/jobs/{job_id}/suspend", _body(reason), key=key), output, "resume")
 
 
 def _resume(
     job: JobArgument,
     reason: lookup.ReasonOption = "",
-    is_dry_run: DryRunOption = False,
+    is_dry_run: lookup.DryRunOption = False,
     key: lookup.KeyOption = None,
     output: lookup.ResultOption = OutputFormat.TABLE,
 ) -> None:
     """Queue a suspended job again, at its old position."""
     client, job_id = _find(job)
-    if _print_dry_run(client, job_id, "resume", {}, output, is_asked=is_dry_run):
+    if _is_only_plan(client, job_id, "resume", {}, output, is_dry_run=is_dry_run, is_sure=True):
         return
     _print_suspension(client.post(f"/jobs/{job_id}/resume", _body(reason), key=key), output, "wait")
 
@@ -77,17 +73,15 @@ def _priority(
     job: JobArgument,
     priority_class: Annotated[str, typer.Argument(metavar="CLASS", help='Priority class; "" for none.')],
     reason: lookup.ReasonOption = "",
-    is_dry_run: DryRunOption = False,
+    is_dry_run: lookup.DryRunOption = False,
     is_sure: lookup.YesOption = False,
     output: lookup.ResultOption = OutputFormat.TABLE,
 ) -> None:
     """Show the new queue position, ask, and change the priority class. It decides which jobs the job may preempt."""
     client, job_id = _find(job)
     class_field = {"priorityClass": priority_class}
-    if _print_dry_run(client, job_id, "priority", class_field, output, is_asked=is_dry_run):
+    if _is_only_plan(client, job_id, "priority", class_field, output, is_dry_run=is_dry_run, is_sure=is_sure):
         return
-    if not is_sure:
-        _confirm(client, job_id, "priority", class_field)
     for tries_left in (2, 1, 0):
         version = client.get(f"/jobs/{job_id}")["version"]
         try:
@@ -116,31 +110,21 @@ def _read_plan(client: ApiClient, job_id: str, change: str, fields: Json) -> Jso
     return client.post_read_only(f"/jobs/{job_id}/{change}", body)
 
 
-def _print_dry_run(
-    client: ApiClient, job_id: str, change: str, fields: Json, output: OutputFormat, *, is_asked: bool
+def _is_only_plan(
+    client: ApiClient, job_id: str, change: str, fields: Json, output: OutputFormat, *, is_dry_run: bool, is_sure: bool
 ) -> bool:
-    """If asked for, print the plan of a change. Return whether it was asked for."""
-    if is_asked:
-        plan = _read_plan(client, job_id, change, fields)
-        print_object(plan, output, lambda out: _draw_plan(out, plan))
-    return is_asked
-
-
-def _confirm(client: ApiClient, job_id: str, change: str, fields: Json) -> None:
-    """Print the plan of a change, and ask. Without a terminal, the command ends before it reads the plan."""
-    verb = "change the priority class" if change == "priority" else f"{change} the job"
-    confirm(verb, lambda: _plan_notes(client, job_id, change, fields))
-
-
-def _plan_notes(client: ApiClient, job_id: str, change: str, fields: Json) -> list[str]:
-    try:
-        plan = _read_plan(client, job_id, change, fields)
-    except CommandFailed as failed:
-        if failed.exit_code is not Exit.USAGE or "dryRun" not in failed.text:
-            raise
-        return [f"{job_id}: this stack is older than the command and cannot show a plan."]
-    position, decision = _queue_text(plan["queue"]), _decision_text(plan["decision"])
-    return [f"{job_id}: {_states_text(plan)}.", *plan["effects"], *filter(None, (position, decision))]
+    return is_only_plan(
+        lambda: _read_plan(client, job_id, change, fields),
+        title=lambda plan: f"{plan['jobId']}  {change}: {_states_text(plan)}",
+        texts=lambda plan: [
+            *plan["effects"],
+            *filter(None, (_queue_text(plan["queue"]), _decision_text(plan["decision"]))),
+        ],
+        verb="change the priority class" if change == "priority" else f"{change} the job",
+        output=output,
+        is_dry_run=is_dry_run,
+        is_sure=is_sure,
+    )
 
 
 def _states_text(plan: Json) -> str:
@@ -160,13 +144,6 @@ def _decision_text(decision: Json | None) -> str:
         return ""
     victims = ", ".join(victim["jobId"] for victim in decision["victims"])
     return f"The next scheduling cycle: {decision['reason']}" + (f" It preempts {victims}." if victims else "")
-
-
-def _draw_plan(out: Printer, plan: Json) -> None:
-    out.line(f"{out.with_glyph('next', plan['jobId'])}  {plan['change']}: {_states_text(plan)}, in a dry run")
-    for text in (*plan["effects"], _queue_text(plan["queue"]), _decision_text(plan["decision"])):
-        if text:
-            out.paragraph(text, indent="  ")
 
 
 def _print_job_change(job: Json, output: OutputFormat, text: str, then: str) -> None:

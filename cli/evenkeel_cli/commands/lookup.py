@@ -35,6 +35,7 @@ KeyOption = Annotated[
     typer.Option("--idempotency-key", help="Idempotency key; reuse it to retry the same change.", metavar="KEY"),
 ]
 ReasonOption = Annotated[str, typer.Option(help="Reason; recorded.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show the plan; change nothing.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 StateOption = Annotated[
     str | None, typer.Option("--state", help="Only these states, comma-separated.", metavar="STATE,…")

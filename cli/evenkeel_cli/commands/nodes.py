@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from evenkeel_cli.commands import lookup
+from evenkeel_cli.commands.change_plans import is_only_plan
 from evenkeel_cli.commands.output import confirm, print_change, print_list, print_object, print_or_watch, print_read
 from evenkeel_cli.render import Column, OutputFormat, Printer
 from evenkeel_cli.state_signs import NODE, plain
@@ -75,22 +76,29 @@ def show_node(
 def cordon(
     node: NodeArgument,
     reason: lookup.ReasonOption = "",
+    is_dry_run: lookup.DryRunOption = False,
+    is_sure: lookup.YesOption = False,
     key: lookup.KeyOption = None,
     output: lookup.ResultOption = OutputFormat.TABLE,
 ) -> None:
-    """Cordon a node. No recovery removes this cordon."""
-    _cordon_or_uncordon(node, "cordon", reason, key, output)
+    """Show what a cordon does, ask, and cordon the node. No recovery removes this cordon."""
+    _cordon_or_uncordon(node, "cordon", reason, key, output, is_dry_run=is_dry_run, is_sure=is_sure)
 
 
 @app.command("uncordon")
 def uncordon(
     node: NodeArgument,
     reason: lookup.ReasonOption = "",
+    is_dry_run: lookup.DryRunOption = False,
+    is_sure: lookup.YesOption = False,
     key: lookup.KeyOption = None,
     output: lookup.ResultOption = OutputFormat.TABLE,
 ) -> None:
-    """Remove a cordon, even during a hold. Evenkeel or one of its users must have set it. The node's recovery ends."""
-    _cordon_or_uncordon(node, "uncordon", reason, key, output)
+    """Show whose cordon it is, ask, and remove it, even during a hold. The node's recovery ends.
+
+    Evenkeel or one of its users must have set the cordon.
+    """
+    _cordon_or_uncordon(node, "uncordon", reason, key, output, is_dry_run=is_dry_run, is_sure=is_sure)
 
 
 @app.command("replace")
@@ -132,11 +140,22 @@ def _print_plan(out: Printer, planned: Json) -> None:
         out.next_command(f"evenkeel why {planned['decisionId']}")
 
 
-def _cordon_or_uncordon(typed: str, verb: str, reason: str, key: str | None, output: OutputFormat) -> None:
+def _cordon_or_uncordon(
+    typed: str, verb: str, reason: str, key: str | None, output: OutputFormat, *, is_dry_run: bool, is_sure: bool
+) -> None:
     client = lookup.current_client()
-    node_id = lookup.find_node(client, typed)
-    response = client.post(f"/nodes/{node_id}/{verb}", {"reason": reason} if reason else {}, key=key)
-
+    path = f"/nodes/{lookup.find_node(client, typed)}/{verb}"
+    if is_only_plan(
+        lambda: client.post_read_only(path, {"dryRun": True}),
+        title=lambda plan: f"{plan['instanceId']}  {verb}",
+        texts=lambda plan: plan["effects"],
+        verb=f"{verb} the node",
+        output=output,
+        is_dry_run=is_dry_run,
+        is_sure=is_sure,
+    ):
+        return
+    response = client.post(path, {"reason": reason} if reason else {}, key=key)
     is_cordoned = response["outcome"] == "CORDONED"
     next_command = f"nodes {'uncordon' if is_cordoned else 'show'} {response['instanceId']}"
     print_change(response, output, f"{response['instanceId']}  {plain(response['outcome'])}", then=next_command)

@@ -114,6 +114,8 @@ class HoldBody(Body):
     """Allow a pool or node that the fleet does not know yet."""
     stops_scheduling: bool = False
     """Whether to hold admissions, preemptions, resizes, migrations and rentals, too, on the whole fleet."""
+    dry_run: bool = False
+    """Return the plan of the hold, and hold nothing."""
 
     @model_validator(mode="after")
     def _check_end(self) -> Self:
@@ -156,9 +158,16 @@ class ReleaseBody(Body):
 
 
 class RemarkBody(Body):
-    """`POST /v1/nodes/{id}/cordon` and `…/uncordon`, and `POST /v1/incidents/{id}/acknowledge`."""
+    """`POST /v1/incidents/{id}/acknowledge`."""
 
     reason: Annotated[str, StringConstraints(max_length=300), AfterValidator(_one_line)] = ""
+
+
+class NodeBody(RemarkBody):
+    """`POST /v1/nodes/{id}/cordon` and `…/uncordon`."""
+
+    dry_run: bool = False
+    """Return the plan of the change, and change nothing."""
 
 
 class ReplaceBody(Body):

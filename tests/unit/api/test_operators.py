@@ -221,6 +221,85 @@ def test_cordon_or_uncordon_of_an_unknown_node_is_not_found(gateway: Gateway, ve
     assert gateway.post(f"/v1/nodes/{NODE}/{verb}", {}).status == 404
 
 
+# ---------------------------------------------------------------- plans
+
+
+def plan_of(gateway: Gateway, path: str, **body: Any) -> Any:
+    """Return the answer to a dry run, after a check that it changed nothing."""
+    rows, nodes = dict(gateway.fakes.ledger.rows), gateway.fakes.cluster.nodes(CLUSTER)
+    answer = gateway.post(f"/v1/{path}", {"dryRun": True, **body}, key="plan")
+    assert gateway.fakes.ledger.rows == rows
+    assert gateway.fakes.cluster.nodes(CLUSTER) == nodes
+    return answer
+
+
+def test_cordon_plan_names_the_work_that_stays(gateway: Gateway) -> None:
+    store(gateway.fakes.ledger, a_fleet_node(1, accelerators_in_use=8, job_ids=("job-0000000001",)))
+
+    document = plan_of(gateway, f"nodes/{NODE}/cordon", reason="fans").document
+
+    assert (document["instanceId"], document["dryRun"], document["change"]) == (NODE, True, "cordon")
+    assert document["effects"] == [
+        "The node gets no new pods.",
+        "Running pods stay: 8 of 8 GPUs are in use: job-0000000001.",
+        "No recovery removes this cordon.",
+    ]
+
+
+def test_uncordon_plan_names_the_author_of_the_cordon(gateway: Gateway) -> None:
+    store(gateway.fakes.ledger, a_fleet_node(1))
+    free = plan_of(gateway, f"nodes/{NODE}/uncordon").document["effects"]
+    gateway.post(f"/v1/nodes/{NODE}/cordon", {"reason": "loud fans"}, key="k1")
+
+    cordoned = plan_of(gateway, f"nodes/{NODE}/uncordon").document["effects"]
+    again = plan_of(gateway, f"nodes/{NODE}/cordon").document["effects"]
+
+    assert free == ["Nothing changes: the node is not cordoned."]
+    assert cordoned[1] == "role/Researcher (ana) cordoned it: loud fans"
+    assert again == ["Nothing changes: a person has cordoned the node already."]
+
+
+def test_uncordon_plan_says_that_the_recovery_ends(gateway: Gateway) -> None:
+    store(gateway.fakes.ledger, an_incident(1), a_fleet_node(1, marks=("xid:79",)))
+    gateway.fakes.cluster.cordon(CLUSTER, f"hyperpod-{NODE}", "inc-0000000001")
+
+    effects = plan_of(gateway, f"nodes/{NODE}/uncordon").document["effects"]
+    refusal = plan_of(gateway, f"nodes/{NODE}/cordon")
+
+    assert effects[1:] == [
+        "The recovery inc-0000000001 of this node ends.",
+        "Evenkeel records that you report the node as healthy. Its marks: xid:79.",
+    ]
+    assert (refusal.status, refusal.document["code"]) == (409, "CORDONED_BY_RECOVERY")
+
+
+def test_uncordon_plan_is_refused_for_a_cordon_from_outside_evenkeel(gateway: Gateway) -> None:
+    store(gateway.fakes.ledger, a_fleet_node(1))
+    gateway.fakes.cluster.cordon(CLUSTER, f"hyperpod-{NODE}", None)
+
+    answer = plan_of(gateway, f"nodes/{NODE}/uncordon")
+
+    assert (answer.status, answer.document["code"]) == (409, "CORDONED_BY_PERSON")
+
+
+def test_hold_plan_names_its_end_and_the_replaced_hold(gateway: Gateway) -> None:
+    store(gateway.fakes.ledger, a_fleet_node(1))
+    hold, body = "clusters/laptop/automation/hold", {"reason": "x", "forSeconds": 1800}
+    gateway.post(f"/v1/{hold}", body, key="k1")
+
+    fleet = plan_of(gateway, hold, **body).document
+    pool = plan_of(gateway, hold, **body, pool="p5-workers").document
+    everything = plan_of(gateway, hold, **body, stopsScheduling=True).document
+    unknown = plan_of(gateway, hold, **body, pool="p5-worker")
+
+    assert fleet["effects"][0] == "No repair and no job stop starts until 2026-11-03 10:45Z."
+    assert fleet["effects"][-1].startswith("It replaces the hold of role/Researcher (ana) until 2026-11-03 10:45Z")
+    assert pool["effects"][0] == "No repair and no job stop starts on p5-workers until 2026-11-03 10:45Z."
+    assert len(pool["effects"]) == 2
+    assert "rental starts" in everything["effects"][0]
+    assert (unknown.status, unknown.document["code"]) == (400, "VALIDATION_FAILED")
+
+
 # ---------------------------------------------------------------- holds of a pool or a node
 
 

@@ -38,7 +38,7 @@ def test_incident_that_needs_a_person_names_its_runbook(cli: CliFixture) -> None
 
 
 def test_audit_lists_actions_newest_first_in_every_output_format(cli: CliFixture) -> None:
-    cli.run("automation", "hold", "--reason", "network work")
+    cli.run("automation", "hold", "--yes", "--reason", "network work")
     cli.gateway.fakes.clock.advance(60)
     cli.run("automation", "release")
 
@@ -84,7 +84,7 @@ def test_automation_stop_marks_old_counts_and_cut_list(cli: CliFixture) -> None:
     shown = " ".join(cli.run("automation", "stop", "--reason", "network work").out.split())
 
     assert "counted at 2026-11-03T10:15:02Z, which is long ago; a hold stops none of them" in shown
-    assert "and more: evenkeel incidents list" in shown
+    assert "and more: evenkeel incidents ls" in shown
 
 
 def test_automation_stop_does_not_count_every_node_and_job(cli: CliFixture) -> None:

@@ -695,7 +695,7 @@ def test_command_for_a_missing_object_exits_4(cli: CliFixture, words: str) -> No
 
 
 def test_automation_is_held_and_released(cli: CliFixture) -> None:
-    held = cli.run("automation", "hold", "--reason", "network work", "--for", "30m")
+    held = cli.run("automation", "hold", "--yes", "--reason", "network work", "--for", "30m")
     shown_result = cli.run("automation", "show")
     released = cli.run("automation", "release")
 
@@ -706,8 +706,8 @@ def test_automation_is_held_and_released(cli: CliFixture) -> None:
 
 def test_hold_of_a_pool_shows_how_to_release_it(cli: CliFixture) -> None:
     store(cli.gateway.fakes.ledger, a_fleet_node(1))
-    unknown = cli.run("automation", "hold", "--reason", "x", "--pool", "p5-worker")
-    held = cli.run("automation", "hold", "--reason", "new switch", "--pool", "p5-workers")
+    unknown = cli.run("automation", "hold", "--yes", "--reason", "x", "--pool", "p5-worker")
+    held = cli.run("automation", "hold", "--yes", "--reason", "new switch", "--pool", "p5-workers")
     shown_result, status = cli.run("automation", "show"), cli.run("status")
     released = cli.run("automation", "release", "--pool", "p5-workers")
 
@@ -759,12 +759,47 @@ def test_node_is_cordoned_and_uncordoned(cli: CliFixture) -> None:
     store(cli.gateway.fakes.ledger, a_fleet_node(1), a_fleet_node(2), an_incident(2))
     cli.gateway.fakes.cluster.cordon(CLUSTER, a_fleet_node(2).node_name, "inc-0000000002")
 
-    cordoned = cli.run("nodes", "cordon", a_fleet_node(1).life.instance_id, "--reason", "mine")
-    uncordoned = cli.run("nodes", "uncordon", a_fleet_node(2).life.instance_id)
+    cordoned = cli.run("nodes", "cordon", "--yes", a_fleet_node(1).life.instance_id, "--reason", "mine")
+    uncordoned = cli.run("nodes", "uncordon", "--yes", a_fleet_node(2).life.instance_id)
 
     assert cordoned.out.startswith(f"● {a_fleet_node(1).life.instance_id}  cordoned\n")
     assert f"evenkeel nodes uncordon {a_fleet_node(1).life.instance_id}" in cordoned.out
     assert uncordoned.out.startswith(f"● {a_fleet_node(2).life.instance_id}  released\n")
+
+
+ACTS_OF_OPERATORS = {
+    "cordon": ("nodes cordon {node} --reason fans", "The node gets no new pods."),
+    "uncordon": ("nodes uncordon {node}", "Nothing changes: the node is not cordoned."),
+    "hold": ("automation hold --reason x", "No repair and no job stop starts until "),
+}
+
+
+@pytest.mark.parametrize(("words", "effect"), ACTS_OF_OPERATORS.values(), ids=ACTS_OF_OPERATORS)
+def test_operator_act_shows_its_plan_and_asks(cli: CliFixture, words: str, effect: str) -> None:
+    store(cli.gateway.fakes.ledger, a_fleet_node(1), an_incident(2))
+    command = words.format(node=a_fleet_node(1).life.instance_id).split()
+    before = dict(cli.gateway.fakes.ledger.rows)
+
+    piped = cli.run(*command)
+    dry_run = cli.run(*command, "--dry-run", "-o", "json")
+    declined = cli.run(*command, answer="n")
+    unchanged = cli.gateway.fakes.ledger.rows == before
+    agreed = cli.run(*command, answer="y")
+
+    assert (piped.exit_code, "add --yes" in piped.err) == (2, True)
+    assert json.loads(dry_run.out)["effects"][0].startswith(effect)
+    assert [effect in " ".join(result.err.split()) for result in (declined, agreed)] == [True, True]
+    assert (unchanged, declined.exit_code, agreed.exit_code) == (True, 130, 0), agreed.err
+
+
+def test_stack_without_plans_still_asks(cli: CliFixture) -> None:
+    store(cli.gateway.fakes.ledger, a_fleet_node(1))
+    fault = {"title": "Invalid", "detail": "dryRun: is not a field", "code": "VALIDATION_FAILED"}
+    cli.next_answers = [ApiResponse(400, {}, json.dumps(fault))]
+
+    result = cli.run("nodes", "cordon", a_fleet_node(1).life.instance_id, answer="y")
+
+    assert (result.exit_code, "older than the command" in " ".join(result.err.split())) == (0, True), result.err
 
 
 def test_node_replacement_needs_a_dry_run_or_yes(cli: CliFixture) -> None:
@@ -871,7 +906,8 @@ def test_long_throttling_exits_8(cli: CliFixture) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "status"), [("jobs submit --name x --image i:1 -- train", 503), ("nodes cordon i-00000000000000001", 500)]
+    ("words", "status"),
+    [("jobs submit --name x --image i:1 -- train", 503), ("nodes cordon --yes i-00000000000000001", 500)],
 )
 def test_lost_answer_to_a_change_shows_the_key_for_repeating(cli: CliFixture, words: str, status: int) -> None:
     store(cli.gateway.fakes.ledger, a_fleet_node(1))
@@ -1271,12 +1307,12 @@ def test_wide_status_lists_every_source(cli: CliFixture) -> None:
 def test_cordon_shows_its_author_and_reason(cli: CliFixture) -> None:
     node = a_fleet_node(1).life.instance_id
     store(cli.gateway.fakes.ledger, a_fleet_node(1))
-    cli.run("nodes", "cordon", node, "--reason", "fan noise")
+    cli.run("nodes", "cordon", "--yes", node, "--reason", "fan noise")
 
     answers = {
         words: cli.run(*words) for words in (("nodes", "ls"), ("nodes", "show", node), ("status",), ("why", node))
     }
-    uncordoned = cli.run("nodes", "uncordon", node)
+    uncordoned = cli.run("nodes", "uncordon", "--yes", node)
 
     assert [
         words for words, answer in answers.items() if "fan noise" not in answer.out or "(ana)" not in answer.out

@@ -26,12 +26,12 @@ CHANGE_COMMANDS = {
     "cancel": f"jobs cancel job-0000000009 --yes {KEY_OPTION}",
     "suspend": f"jobs suspend job-0000000009 --yes {KEY_OPTION}",
     "priority": "jobs priority job-0000000009 high --yes",
-    "hold": f"automation hold --reason x {KEY_OPTION}",
+    "hold": f"automation hold --reason x --yes {KEY_OPTION}",
     "release": f"automation release {KEY_OPTION}",
     "approve": f"incidents approve inc-0000000001 --yes {KEY_OPTION}",
     "decline": f"incidents decline inc-0000000001 --yes {KEY_OPTION}",
-    "cordon": f"nodes cordon {NODE} --reason x {KEY_OPTION}",
-    "uncordon": f"nodes uncordon {NODE} {KEY_OPTION}",
+    "cordon": f"nodes cordon {NODE} --reason x --yes {KEY_OPTION}",
+    "uncordon": f"nodes uncordon {NODE} --yes {KEY_OPTION}",
     "replace": f"nodes replace {NODE} --reason x --yes {KEY_OPTION}",
     "policy": f"policy apply policy.json --reason x {KEY_OPTION}",
     "teams": "teams apply -f teams.yaml --reason x",
@@ -114,8 +114,8 @@ def test_broken_connection_shows_the_key_for_repeating_the_change(
     monkeypatch.setattr("time.sleep", lambda _seconds: None)
     fleet_cli.cut_after = [cut] * 3
 
-    result = fleet_cli.run("automation", "hold", "--reason", "x", "--idempotency-key", "k1")
-    repeated_result = fleet_cli.run("automation", "hold", "--reason", "x", "--idempotency-key", "k1")
+    result = fleet_cli.run("automation", "hold", "--yes", "--reason", "x", "--idempotency-key", "k1")
+    repeated_result = fleet_cli.run("automation", "hold", "--yes", "--reason", "x", "--idempotency-key", "k1")
 
     assert result.exit_code == 8
     assert "was cut before the answer was complete. [UNREACHABLE]" in result.err
@@ -185,7 +185,7 @@ def test_error_for_expired_credentials_says_how_to_sign_in(fleet_cli: CliFixture
     fleet_cli.write_context({**fleet_cli.context, "profile": profile})
     fleet_cli.next_answers = [gateway_refusal("EXPIRED_CREDENTIALS")]
 
-    result = fleet_cli.run("automation", "hold", "--reason", "x")
+    result = fleet_cli.run("automation", "hold", "--yes", "--reason", "x")
 
     assert result.exit_code == 6
     assert result.err.splitlines() == [

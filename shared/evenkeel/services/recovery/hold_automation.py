@@ -3,6 +3,7 @@
 from datetime import datetime, timedelta
 from typing import Any
 
+from evenkeel.domain.recovery import operator_effects
 from evenkeel.domain.recovery.holds import Hold, Holds
 from evenkeel.domain.recovery.modes import most_cautious_mode
 from evenkeel.domain.timeline import TimelineEntry
@@ -10,6 +11,7 @@ from evenkeel.domain.values import Value, milliseconds, rfc3339
 from evenkeel.ports import Conflict, Delete, Invalid, KeyReused, Ledger, Put, Row, Write
 from evenkeel.services.context import Context
 from evenkeel.services.storage import fleet_rows, known_names, rows
+from evenkeel.services.storage.dry_run import DryRunLedger
 
 Json = dict[str, Any]
 
@@ -109,6 +111,26 @@ def set_hold(request: HoldRequest, context: Context) -> Hold:
             requested_hold,
         )
     )
+
+
+def plan_hold(request: HoldRequest, context: Context) -> Json:
+    """Return the plan of a hold. It is refused where the hold would be refused. Changes and records nothing.
+
+    Raises:
+        Invalid: as for `set_hold`.
+        KeyReused: the request id was used for another request.
+    """
+    row = context.ledger.get(fleet_rows.hold_key())
+    in_force = rows.decode(row, Holds).in_force(context.now) if row else ()
+    hold = set_hold(request, context.replace(ledger=DryRunLedger(context.ledger)))
+    return {
+        "dryRun": True,
+        "change": "hold",
+        "pool": hold.pool,
+        "instanceId": hold.instance_id,
+        "until": rfc3339(hold.until),
+        "effects": list(operator_effects.hold_effects(hold, in_force)),
+    }
 
 
 def _check_scope(request: HoldRequest | ReleaseRequest, context: Context) -> None:

@@ -8,10 +8,11 @@ import contextlib
 from dataclasses import replace
 from datetime import datetime
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from evenkeel.domain.health.incidents import Incident
-from evenkeel.domain.nodes import FleetNode
+from evenkeel.domain.nodes import FleetNode, KubernetesNode
+from evenkeel.domain.recovery import operator_effects
 from evenkeel.domain.recovery.manual_cordons import ManualCordon
 from evenkeel.domain.recovery.unhealthy_nodes import UnhealthyNode
 from evenkeel.domain.timeline import TimelineEntry
@@ -22,6 +23,8 @@ from evenkeel.services.recovery import manual_cordons
 from evenkeel.services.storage import fleet_rows, guardrail_registers, incident_record, incident_rows, known_names, rows
 from evenkeel.services.storage.guardrail_registers import RegisterName
 from evenkeel.services.storage.retries import until_committed
+
+Json = dict[str, Any]
 
 
 class SetManualCordonRequest(Value):
@@ -107,14 +110,9 @@ def cordon_as_person(request: SetManualCordonRequest, context: Context) -> SetMa
         )
     if result in (ClusterCordonResult.BY_OTHER_INCIDENT, ClusterCordonResult.ALREADY_CORDONED):
         kubernetes = context.cluster.node(node.life.cluster, node.node_name)
-        whose = (kubernetes.incident_id if kubernetes else None) or "a recovery"
-        raise CordonedByRecovery(
-            f"{node.node_name} has the cordon of {whose}. That recovery removes it at its end. "
-            f"To set your own cordon: evenkeel nodes uncordon {request.instance_id}, which ends that recovery, "
-            f"then evenkeel nodes cordon {request.instance_id}."
-        )
+        raise _cordoned_by_recovery(node, (kubernetes.incident_id if kubernetes else None) or "a recovery")
     if result is ClusterCordonResult.GONE:
-        raise NotFound(f"{node.node_name} is gone from {node.life.cluster}.")
+        raise _node_gone(node)
     if result is ClusterCordonResult.CORDONED or (begun.is_repeat and not begun.was_cordoned):
         _record_act(request, f"{request.by} cordoned {node.node_name}", "cordoned", begun.at, context)
     return SetManualCordonResult(
@@ -137,7 +135,7 @@ def uncordon_as_person(request: SetManualCordonRequest, context: Context) -> Set
     incident_id = begun.incident_id
     result = context.cluster.return_to_service(node.life.cluster, node.node_name, incident_id or None)
     if result is UncordonResult.GONE:
-        raise NotFound(f"{node.node_name} is gone from {node.life.cluster}.")
+        raise _node_gone(node)
     if result is UncordonResult.CORDONED_BY_OTHER and node.life.key in manual_cordons.load_manual_cordons(
         context.ledger
     ):
@@ -145,10 +143,7 @@ def uncordon_as_person(request: SetManualCordonRequest, context: Context) -> Set
     if result in (UncordonResult.RELEASED, UncordonResult.ALREADY_FREE):
         manual_cordons.delete_record(context.ledger, node.life.key)
     if result is UncordonResult.CORDONED_BY_OTHER:
-        raise CordonedOutsideEvenkeel(
-            f"{node.node_name} was cordoned by a person or another program, not through Evenkeel. "
-            f"To remove that cordon: kubectl uncordon {node.node_name}."
-        )
+        raise _cordoned_outside(node)
     if result is UncordonResult.RELEASED or (begun.is_repeat and begun.was_cordoned):
         _record_act(request, f"{request.by} uncordoned {node.node_name}", "uncordoned", begun.at, context)
     _record_on_incident(request, node, incident_id, begun.at, context)
@@ -158,6 +153,77 @@ def uncordon_as_person(request: SetManualCordonRequest, context: Context) -> Set
         instance_id=request.instance_id,
         node_name=node.node_name,
         incident_id=incident_id,
+    )
+
+
+def plan_cordon(instance_id: str, context: Context) -> Json:
+    """Return the plan of `cordon_as_person`. It is refused where the cordon would be refused. Changes nothing.
+
+    Raises:
+        NotFound: the fleet does not know the node, or the node has not joined its cluster.
+        CordonedByRecovery: a recovery cordoned the node, and would remove the cordon.
+    """
+    node, kubernetes = _read_present_node(instance_id, context)
+    if kubernetes.is_cordoned and kubernetes.incident_id:
+        raise _cordoned_by_recovery(node, kubernetes.incident_id)
+    return _plan_document("cordon", node, operator_effects.cordon_effects(node, is_cordoned=kubernetes.is_cordoned))
+
+
+def plan_uncordon(instance_id: str, context: Context) -> Json:
+    """Return the plan of `uncordon_as_person`. It is refused where the uncordon would be refused. Changes nothing.
+
+    Raises:
+        NotFound: the fleet does not know the node, or the node has not joined its cluster.
+        CordonedOutsideEvenkeel: a person cordoned the node outside Evenkeel.
+    """
+    node, kubernetes = _read_present_node(instance_id, context)
+    manual_cordon = manual_cordons.load_manual_cordons(context.ledger).get(node.life.key)
+    if kubernetes.is_cordoned and not kubernetes.incident_id and manual_cordon is None:
+        raise _cordoned_outside(node)
+    effects = operator_effects.uncordon_effects(
+        node,
+        is_cordoned=kubernetes.is_cordoned,
+        incident_id=kubernetes.incident_id or "",
+        manual_cordon=manual_cordon,
+    )
+    return _plan_document("uncordon", node, effects)
+
+
+def _read_present_node(instance_id: str, context: Context) -> tuple[FleetNode, KubernetesNode]:
+    node = _find_node(instance_id, context)
+    kubernetes = context.cluster.node(node.life.cluster, node.node_name)
+    if kubernetes is None:
+        raise _node_gone(node)
+    return node, kubernetes
+
+
+def _plan_document(change: str, node: FleetNode, effects: tuple[str, ...]) -> Json:
+    return {
+        "instanceId": node.life.instance_id,
+        "dryRun": True,
+        "change": change,
+        "nodeName": node.node_name,
+        "effects": list(effects),
+    }
+
+
+def _node_gone(node: FleetNode) -> NotFound:
+    return NotFound(f"{node.node_name} is gone from {node.life.cluster}.")
+
+
+def _cordoned_by_recovery(node: FleetNode, whose: str) -> CordonedByRecovery:
+    instance_id = node.life.instance_id
+    return CordonedByRecovery(
+        f"{node.node_name} has the cordon of {whose}. That recovery removes it at its end. "
+        f"To set your own cordon: evenkeel nodes uncordon {instance_id}, which ends that recovery, "
+        f"then evenkeel nodes cordon {instance_id}."
+    )
+
+
+def _cordoned_outside(node: FleetNode) -> CordonedOutsideEvenkeel:
+    return CordonedOutsideEvenkeel(
+        f"{node.node_name} was cordoned by a person or another program, not through Evenkeel. "
+        f"To remove that cordon: kubectl uncordon {node.node_name}."
     )
 
 

@@ -143,10 +143,13 @@ function acts(node, path) {
   const reason = { name: "reason", label: "Reason" };
   const name = shortNode(node.instanceId);
   if (node.state === "GONE") return [];
+  const mark = (verb, label, done) => ({
+    label: `${label}…`, title: `${label} ${name}`, verb: label, fields: [reason], effects: [], plansAtOnce: true,
+    plan: async () => (await change("POST", `${path}/${verb}`, { dryRun: true })).effects,
+    send: async (values) => (await change("POST", `${path}/${verb}`, values)).reason || done,
+  });
   return [
-    node.isCordoned
-      ? { label: "Uncordon…", title: `Uncordon ${name}`, verb: "Uncordon", fields: [reason], effects: ["The node gets new pods again. No hold and no guardrail blocks this.", ...(node.cordon ? [`${node.cordon.by} cordoned it${node.cordon.reason ? `: ${node.cordon.reason}` : ""}.`] : []), ...(node.incidentId ? [`The recovery ${node.incidentId} ends.`] : [])], send: async (values) => (await change("POST", `${path}/uncordon`, values)).reason || "The node is uncordoned." }
-      : { label: "Cordon…", title: `Cordon ${name}`, verb: "Cordon", fields: [reason], effects: [`The node gets no new pods. Running pods stay: ${node.gpusInUse} of ${amount(node.gpus)} GPUs are in use.`, "No recovery removes this cordon.", ...(node.incidentId ? [`The recovery ${node.incidentId} works on this node.`] : [])], send: async (values) => (await change("POST", `${path}/cordon`, values)).reason || "The node is cordoned." },
+    node.isCordoned ? mark("uncordon", "Uncordon", "The node is uncordoned.") : mark("cordon", "Cordon", "The node is cordoned."),
     { label: "Replace…", title: `Replace ${name}`, verb: "Replace the node", fields: [reason], effects: ["Evenkeel reports a fault and runs a normal recovery, within every guardrail."],
       plan: async (values) => {
         const plan = await change("POST", `${path}/replace`, { ...values, dryRun: true });
