@@ -20,6 +20,7 @@ from typing import Any
 from samtranslator.yaml_helper import yaml_parse
 
 from evenkeel.domain.jobs.lifecycle import JOB_WRITERS
+from tools.generated_tables import fill_tables
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "architecture.md"
@@ -177,6 +178,22 @@ def job_picture() -> Iterator[str]:
 PICTURES = {"packages": packages_picture, "event": event_picture, "job": job_picture}
 
 
+def package_table(layer: str) -> Iterator[str]:
+    """Yield a table of the packages of a layer: the first sentence of each docstring."""
+    yield from ("", "| package | contents |", "|---|---|")
+    for path in sorted((ROOT / "shared" / "evenkeel" / layer).glob("*/__init__.py")):
+        docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        contents = " ".join(docstring.partition("\n\n")[0].split()).removesuffix(".")
+        yield f"| `{path.parent.name}` | {contents} |"
+    yield ""
+
+
+TABLES = {
+    "domain-packages": functools.partial(package_table, "domain"),
+    "service-packages": functools.partial(package_table, "services"),
+}
+
+
 def page_with_pictures(page: str, pictures: Mapping[str, Iterable[str]]) -> str:
     """Return the page with each picture between its markers.
 
@@ -193,10 +210,9 @@ def page_with_pictures(page: str, pictures: Mapping[str, Iterable[str]]) -> str:
 
 
 def files() -> dict[Path, str]:
-    """Return the page with its pictures."""
-    return {
-        PAGE: page_with_pictures(PAGE.read_text(encoding="utf-8"), {name: draw() for name, draw in PICTURES.items()})
-    }
+    """Return the page with its pictures and tables."""
+    pictures = {name: draw() for name, draw in PICTURES.items()}
+    return {PAGE: fill_tables(page_with_pictures(PAGE.read_text(encoding="utf-8"), pictures), TABLES, PAGE.name)}
 
 
 def main() -> int:

@@ -8,7 +8,6 @@ from tools import (
     benchmark_tables,
     chart,
     cli_page,
-    dashboard,
     economics_page,
     fault_columns,
     fault_pages,
@@ -22,6 +21,7 @@ from tools import (
     schemas,
     terraform,
     vpc_endpoints,
+    workflow_wiring,
 )
 
 
@@ -43,7 +43,7 @@ def files() -> dict[Path, str]:
         fault_pages,
         metric_tables,
         proofs,
-        dashboard,
+        workflow_wiring,
         terraform,
         vpc_endpoints,
     )

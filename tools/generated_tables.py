@@ -11,10 +11,18 @@ def with_tables(page: Path, tables: Mapping[str, Callable[[], Iterable[str]]]) -
     Raises:
         ValueError: the page has not exactly one place for a table.
     """
-    text = page.read_text(encoding="utf-8")
+    return fill_tables(page.read_text(encoding="utf-8"), tables, page.name)
+
+
+def fill_tables(text: str, tables: Mapping[str, Callable[[], Iterable[str]]], page_name: str) -> str:
+    """Return the text of a page with the present lines of each table.
+
+    Raises:
+        ValueError: the page has not exactly one place for a table.
+    """
     for name, rows in tables.items():
         blocks = re.findall(rf"<!-- table: {name} -->\n.*?<!-- end -->", text, flags=re.DOTALL)
         if len(blocks) != 1:
-            raise ValueError(f"{page.name} needs one place for the table {name}, it has {len(blocks)}")
+            raise ValueError(f"{page_name} needs one place for the table {name}, it has {len(blocks)}")
         text = text.replace(blocks[0], "\n".join([f"<!-- table: {name} -->", *rows(), "<!-- end -->"]))
     return text

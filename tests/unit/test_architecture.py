@@ -1,4 +1,4 @@
-"""The pictures of docs/architecture.md are generated from the code."""
+"""The pictures and tables of docs/architecture.md are generated from the code."""
 
 import pytest
 
@@ -20,3 +20,11 @@ def test_package_picture_omits_transitive_edges() -> None:
 def test_page_without_markers_for_a_picture_is_refused() -> None:
     with pytest.raises(ValueError, match="one place for the picture job"):
         architecture.page_with_pictures("no markers", {"job": ["stateDiagram-v2"]})
+
+
+@pytest.mark.parametrize("layer", ["domain", "services"])
+def test_table_of_packages_describes_each_package(layer: str) -> None:
+    rows = [row for row in architecture.package_table(layer) if row.startswith("| `")]
+
+    assert len(rows) == len(list((architecture.ROOT / "shared" / "evenkeel" / layer).glob("*/__init__.py"))) > 10
+    assert [row for row in rows if row.endswith("|  |")] == []

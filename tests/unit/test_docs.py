@@ -204,3 +204,12 @@ def test_changelog_has_each_heading_once() -> None:
     headings = [line for line in (PROJECT / "CHANGELOG.md").read_text().splitlines() if line.startswith("### ")]
 
     assert headings == ["### Changed", "### Added", "### Fixed"]
+
+
+def test_every_page_of_the_console_is_named_in_its_document() -> None:
+    main = (PROJECT / "cli" / "evenkeel_cli" / "console" / "static" / "main.js").read_text("utf-8")
+    pages = re.findall(r'^  \["(\w*)", "([^"]+)", "(\w)", ', main, re.MULTILINE)
+    documented = {row[0].partition(",")[0]: row[1] for row in table_of("operate/console.md") if len(row) == 3}
+
+    assert len(pages) > 5
+    assert {title: f"`g {key}`" for _, title, key in pages} == documented

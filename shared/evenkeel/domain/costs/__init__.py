@@ -1,1 +1,1 @@
-"""Costs of failures and of use: receipts of incidents and jobs, the fleet report, and showback."""
+"""Costs that the records show: receipts of incidents and jobs, the fleet report, showback and savings."""

@@ -1,1 +1,1 @@
-"""Costs of nodes and of lost time, and expected durations."""
+"""Formulas and forecasts: money, failure rates, checkpoint intervals, spares, commitments and expected durations."""

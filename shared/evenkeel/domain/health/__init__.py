@@ -1,1 +1,1 @@
-"""Faults, the catalogue of their recoveries, and the incidents that they open."""
+"""The fault catalogue, the facts that report faults, and the incidents that they open."""

@@ -1,1 +1,1 @@
-"""Jobs and their attempts: specification, states, validation, endings."""
+"""Jobs and their attempts: specification, validation, states, charges, and how an attempt ends."""

@@ -1,1 +1,1 @@
-"""Guardrails, the repair ladder and the resume plan."""
+"""Decisions of a recovery: plan, drain, guardrails, repair ladder, validation, and how an interrupted job resumes."""

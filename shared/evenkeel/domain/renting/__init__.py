@@ -1,1 +1,1 @@
-"""When and where to rent burst capacity, and when to release it."""
+"""Whether and where to rent burst capacity, the state of each rental, and when to release it."""
