@@ -443,7 +443,10 @@ def require_format(output: OutputFormat, formats: Iterable[OutputFormat]) -> Out
     Raises:
         CommandFailed: this command does not support it.
     """
-    if output not in formats and not (output is OutputFormat.YAML and OutputFormat.JSON in formats):
-        text = f"-o {output} works only for commands that read. This command prints the result of a change."
+    accepted = dict.fromkeys(formats)
+    if OutputFormat.JSON in accepted:
+        accepted[OutputFormat.YAML] = None
+    if output not in accepted:
+        text = f"This command prints {', '.join(accepted)}, not {output}."
         raise CommandFailed(Exit.USAGE, text, code="BAD_OUTPUT")
     return output

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from evenkeel_cli.commands import lookup
-from evenkeel_cli.commands.output import print_change, print_list, print_object
+from evenkeel_cli.commands.output import print_change, print_list, print_read
 from evenkeel_cli.render import OutputFormat
 from evenkeel_client.errors import CommandFailed, Exit
 
@@ -32,7 +32,7 @@ def list_faults(
     policy: PolicyOption = None,
     output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """List known faults. Needs no fleet."""
+    """List known faults. Needs no fleet. The catalogue belongs to the release, so there is no `--watch`."""
     from evenkeel_cli.offline import faults, policies
 
     documents = faults.list_faults(policies.load_policy(policy).catalogue, family)
@@ -43,13 +43,14 @@ def list_faults(
 def explain(
     code: Annotated[str, typer.Argument(metavar="CODE", help="xid:79, 79, NvidiaErrorReboot, DCGMError, …")],
     policy: PolicyOption = None,
-    output: lookup.ResultOption = OutputFormat.TABLE,
+    output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Show a fault and the recovery plan that it leads to. Needs no fleet."""
+    """Show a fault and the recovery plan that it leads to. Needs no fleet, so there is no `--watch`."""
     from evenkeel_cli.offline import faults, policies
 
     preview = faults.explain_fault(code, policies.load_policy(policy))
-    print_object(faults.preview_document(preview), output, lambda out: faults.draw_fault(out, preview))
+    document = faults.preview_document(preview)
+    print_read(lambda: document, output, lambda out, _: faults.draw_fault(out, preview))
 
 
 @app.command("report")

@@ -35,7 +35,7 @@ def print_object(
         draw(printer)
 
 
-_IDS = ("jobId", "incidentId", "instanceId", "decisionId", "subject", "team", "hash", "fleet", "mode")
+_IDS = ("jobId", "incidentId", "instanceId", "decisionId", "subject", "team", "hash", "fleet", "mode", "fault.key")
 """Fields that identify an object, for `-o name`. The first field that an object has counts."""
 
 
@@ -46,6 +46,7 @@ def print_read(
     *,
     watch: bool = False,
     items: str = "",
+    fields: Sequence[str] = (),
 ) -> None:
     """Read one object and print it in any format; with `watch`, repeat until Ctrl-C.
 
@@ -57,6 +58,8 @@ def print_read(
         draw: Prints the page for a person.
         watch: Whether to repeat.
         items: Field with the items, such as the entries of a timeline.
+        fields: The columns of `-o csv`, as for `write_csv`; by default every field. `-o name` then prints the first
+            field of each item.
     """
     printer = stdout_printer()
 
@@ -66,9 +69,12 @@ def print_read(
                 printer.document(document, output, is_part=watch)
             case OutputFormat.CSV:
                 objects = document[items] if items else [document]
-                write_csv(printer, objects, list(dict.fromkeys(name for item in objects for name in item)))
+                write_csv(printer, objects, fields or list(dict.fromkeys(name for item in objects for name in item)))
+            case OutputFormat.NAME if fields:
+                for item in document[items]:
+                    printer.line(_cell(_field(item, fields[0])))
             case OutputFormat.NAME:
-                printer.line(str(next((document[name] for name in _IDS if document.get(name)), "")))
+                printer.line(str(next(filter(None, (_field(document, name) for name in _IDS)), "")))
             case _:
                 draw(printer, document)
 

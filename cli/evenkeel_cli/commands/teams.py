@@ -96,7 +96,8 @@ def spend(
 ) -> None:
     """Show use, cost and budgets of teams, users and projects.
 
-    `-o csv` writes a line for each team, user, project, pool and instance type, in the columns of FOCUS.
+    `-o csv` writes a line for each team, user, project, pool and instance type, in the columns of FOCUS. It has no
+    `-o name`, because a line has no id, and no `--watch`, because it adds up whole attempts.
     """
     if "" in (team, label):  # an unset shell variable: without the option, the answer is another one
         raise CommandFailed(Exit.USAGE, f"--{'team' if team == '' else 'label'} is empty.", code="USAGE")

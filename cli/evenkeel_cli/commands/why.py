@@ -144,6 +144,9 @@ def _print_answer(out: Printer, answer: Json) -> None:
         if not number:
             out.line()
         out.pairs([("would start if" if not number else "or if", change["said"])], indent="  ")
+    if answer.get("changesUnknown"):
+        out.line()
+        out.pairs([("would start if", f"unknown: {answer['changesUnknown']}")], indent="  ")
     earlier = answer.get("earlier") or []
     if earlier:
         out.line()

@@ -488,6 +488,7 @@ def test_why_of_a_pending_job_omits_decisions_of_earlier_attempts(gateway: Gatew
     document = why_after_a_lost_attempt(gateway, an_admission_record(1, "NO_ROOM", minutes=25))
 
     assert (document["decision"], document["considered"], document["changes"]) == (None, [], [])
+    assert document["changesUnknown"] == "No scheduling cycle has decided about the job yet."
     assert [decision["action"] for decision in document["earlier"]] == ["ADMIT", "NO_ROOM"]
     assert "waits for capacity to resume" in document["sentence"]
 

@@ -1,8 +1,10 @@
 """Costs in the command line: wrong options are named, unknown figures are no zeros, and quotas split the use."""
 
+import json
 from typing import Any
 
 import pytest
+import yaml
 
 from evenkeel.domain.quotas.teams import Team
 from evenkeel.services.admin import set_quotas
@@ -82,3 +84,10 @@ def test_losses_of_a_window_without_nodes_are_unknown(cli: CliFixture) -> None:
 
     assert "lost      unknown: no node is recorded" in out
     assert "idle      unknown: no node is recorded" in out
+
+
+def test_report_in_yaml_equals_the_json(cli: CliFixture) -> None:
+    yaml_out, json_out = (cli.run("report", "-o", form).out for form in ("yaml", "json"))
+
+    assert yaml.safe_load(yaml_out) == json.loads(json_out)
+    assert cli.run("report", "-o", "wide").out.startswith(cli.run("report").out.splitlines()[0])

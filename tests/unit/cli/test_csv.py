@@ -150,5 +150,5 @@ def test_command_that_changes_an_item_refuses_csv(cli: CliFixture) -> None:
     result = cli.run("jobs", "cancel", "llama-1", "--yes", "-o", "csv")
 
     assert result.exit_code == 2
-    assert "works only for commands that read" in result.err
+    assert "This command prints table, json, yaml, not csv." in result.err
     assert cli.gateway.get("/v1/jobs/job-0000000001").document["state"] == "PENDING"

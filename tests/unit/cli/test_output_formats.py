@@ -19,6 +19,7 @@ READS = (
     *(f"incidents show {INCIDENT}", f"incidents timeline {INCIDENT}", f"incidents receipt {INCIDENT}"),
     *("nodes ls", f"nodes show {instance_id(1)}", "teams ls", "teams show nlp", "teams quota nlp"),
     *("automation show", "policy show", "policy history", "events ls", "audit ls", "utilization ls"),
+    "shadow report",
 )
 """Commands that read the state of the fleet."""
 WITHOUT_STATE = {
@@ -27,7 +28,6 @@ WITHOUT_STATE = {
     "report": "has forms of its own: Markdown and HTML",
     "faults": "needs no fleet",
     "plan": "needs no fleet",
-    "shadow": "reports a window of days",
     "backtest": "needs no fleet",
     "quota": "converts files",
     "context": "reads files of this machine",

@@ -193,9 +193,10 @@ def test_job_waits_for_kueue_without_a_deadline() -> None:
     assert scenario.world.wait_answers.requests == []
     now = scenario.world.clock.now()
     reason = f"The job waits in Kueue's queue default, 2nd of its LocalQueue. No quota is free for the job: {message}."
-    assert explain.why_job(job.job_id, Reader(), scenario.world.context(now=now))["sentence"] == (
-        f"The job waits for Kueue to admit it, attempt 1. {reason}"
-    )
+    explained = explain.why_job(job.job_id, Reader(), scenario.world.context(now=now))
+    assert explained["sentence"] == f"The job waits for Kueue to admit it, attempt 1. {reason}"
+    assert explained["changes"] == []
+    assert explained["changesUnknown"].startswith("Kueue decides, and Evenkeel does not read the quotas of its queues.")
     shown = read_jobs.show_job(job.job_id, Reader(), scenario.world.context(now=now))
     assert (shown["reason"], shown["queue"]) == (reason, {"position": 2, "estimate": None})
 

@@ -95,6 +95,7 @@ export function Why({ why }) {
     ${why.changes?.length
       ? html`<h3>What would change it</h3><ul>${why.changes.map((each) => html`<li>${each.said}</li>`)}</ul>`
       : null}
+    ${why.changesUnknown ? html`<h3>What would change it</h3><p>Unknown: ${why.changesUnknown}</p>` : null}
     ${decision ? html`<${Decision} decision=${decision} />` : null}
     ${(why.earlier || []).filter((each) => each.considered?.length > 1).map((each) => html`<h3>Earlier decision: ${plain(each.kind)}</h3>
       <${Alternatives} label="Alternatives of ${each.decisionId}" options=${each.considered} /><${Decision} decision=${each} />`)}

@@ -61,6 +61,7 @@ def why_job(job_id: str, reader: Reader, context: Context) -> Json:
         if kueue_wait is not None and latest is not None:
             decisions = _burst_check_first(decisions, latest)
         head, decisions = (decisions[0], decisions[1:]) if decisions else (None, [])
+    changes = _smallest_changes(context.ledger, head) if head and job.state is JobState.PENDING else []
     return {
         "subject": job_id,
         "kind": "job",
@@ -69,7 +70,8 @@ def why_job(job_id: str, reader: Reader, context: Context) -> Json:
         "sentence": _job_sentence(job, latest, context.now, kueue_wait) + _deadline_text(job, context.now),
         "decision": short_decision(head) if head else None,
         "considered": _considered_options(head) if head else [],
-        "changes": _smallest_changes(context.ledger, head) if head and job.state is JobState.PENDING else [],
+        "changes": changes,
+        "changesUnknown": None if changes else _why_changes_unknown(job, head, kueue_wait),
         "earlier": [short_decision(decision) for decision in decisions],
         "next": _next_command_for_job(job) if may_see_all else None,
         "isRedacted": not may_see_all,
@@ -331,6 +333,20 @@ def _smallest_changes(ledger: Ledger, decision: Decision) -> list[Json]:
             break
         decision = decisions[0]
     return []
+
+
+def _why_changes_unknown(job: Job, decision: Decision | None, kueue_wait: Wait | None) -> str | None:
+    """Return why it is unknown which change would start a waiting job; None if the job does not wait."""
+    if kueue_wait is not None:
+        return (
+            "Kueue decides, and Evenkeel does not read the quotas of its queues. `evenkeel plan --why` computes the "
+            "smallest change from Kueue's own objects (docs/operate/plan.md)."
+        )
+    if job.state is not JobState.PENDING:
+        return None
+    if decision is None:
+        return "No scheduling cycle has decided about the job yet."
+    return f"The record of {decision.decision_id} compares no such changes."
 
 
 def _change_document(change: AdmittingChange) -> Json:
