@@ -5,6 +5,9 @@ import hashlib
 import json
 import os
 import re
+import shutil
+import subprocess
+import sys
 import tarfile
 import zipfile
 from pathlib import Path
@@ -185,6 +188,76 @@ def test_release_workflow_writes_only_where_it_publishes() -> None:
     assert not any("make" in command for command in commands), (
         "the job with rights to write runs no code of the project"
     )
+
+
+def commands_of(job: str) -> list[str]:
+    """Return the commands of a job of the release workflow."""
+    return [step["run"] for step in WORKFLOW["jobs"][job]["steps"] if "run" in step]
+
+
+def run_command(command: str, folder: Path, **variables: str) -> int:
+    """Run a command as a runner of GitHub does, and return its exit code."""
+    words = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", command]
+    environment = {"PATH": os.environ["PATH"], **variables}
+    return subprocess.run(words, cwd=folder, env=environment, capture_output=True, check=False).returncode
+
+
+def published_patterns() -> list[str]:
+    """Return the patterns of the files that the workflow signs or publishes."""
+    signed = [
+        step["with"]["subject-path"]
+        for step in WORKFLOW["jobs"]["publish"]["steps"]
+        if "subject-path" in step.get("with", {})
+    ]
+    (publish,) = commands_of("publish")
+    return re.findall(r"dist/\S+", " ".join([*signed, publish]))
+
+
+def test_release_workflow_makes_only_targets_of_the_makefile() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    made_targets = re.findall(r"^make (\S+)$", "\n".join(commands_of("build")), re.MULTILINE)
+
+    assert made_targets == ["test-all", "package"]
+    assert set(made_targets) <= targets
+
+
+@pytest.mark.parametrize(("tag", "exit_code"), [(f"v{package.version()}", 0), ("v99.0.0", 1)])
+def test_release_workflow_compares_tag_with_version(tag: str, exit_code: int) -> None:
+    (command,) = (command for command in commands_of("build") if "GITHUB_REF_NAME" in command)
+    folder = str(Path(sys.executable).parent)
+
+    assert run_command(command, ROOT, GITHUB_REF_NAME=tag, PATH=f"{folder}:{os.environ['PATH']}") == exit_code
+
+
+def test_release_workflow_checks_the_checksums(tmp_path: Path, release: Path) -> None:
+    (command,) = (command for command in commands_of("build") if "sha256sum" in command)
+    shutil.copytree(release, tmp_path / "dist" / f"evenkeel-{package.version()}")
+
+    assert run_command(command, tmp_path) == 0
+    (tmp_path / "dist" / f"evenkeel-{package.version()}" / "template.yaml").write_text("changed")
+    assert run_command(command, tmp_path) == 1
+
+
+@pytest.mark.exhaustive
+def test_package_has_every_file_that_the_workflow_publishes(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tools.package", "prod", "--dist", str(tmp_path / "dist")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+    (command,) = (command for command in commands_of("build") if "sha256sum" in command)
+    assert run_command(command, tmp_path) == 0
+    assert published_patterns()
+    assert [pattern for pattern in published_patterns() if not [*tmp_path.glob(pattern)]] == []
+    # actions/upload-artifact leaves hidden files off.
+    assert [*tmp_path.rglob(".*")] == []
+    folder = tmp_path / "dist" / f"evenkeel-{package.version()}"
+    folders = {"artifacts", "charts", "deploy", "forwarding", "sbom", "terraform", "wheels"}
+    assert {path.name for path in folder.iterdir()} == {"LICENSE", package.CHECKSUMS, "template.yaml", *folders}
 
 
 def test_chart_and_local_distribution_have_the_projects_version() -> None:
