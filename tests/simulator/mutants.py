@@ -21,7 +21,8 @@ from tests.simulator.fuzz import run_seed
 ROOT = Path(__file__).resolve().parents[2]
 PATCHES = ROOT / "tests" / "mutants"
 SEEDS = 1500
-"""Most mutants are found within 100; one needs a refusal of capacity between two rentals of one pool."""
+"""Most mutants are found within 100 seeds. A dropped event needs 320; one mutant needs a refusal of capacity between
+two rentals of one pool."""
 _COPIED = (
     "shared",
     "functions",
