@@ -12,6 +12,7 @@ from evenkeel.services.recovery import cordon_node, drain_node, plan_recovery
 from evenkeel.services.resume import plan_resume
 from evenkeel.services.storage import job_rows, rows
 from tests.fakes import CrashPlan
+from tests.fakes.counting import CountedCalls
 from tests.unit.services_recovery.recovery_scenario import QUICK, RecoveryScenario, a_fact
 
 CORRUPTS = "xid:48"
@@ -70,7 +71,19 @@ def test_job_from_a_distrusted_checkpoint_resumes_from_an_earlier_one() -> None:
     assert replay(record, QUICK).differs_from(record) == ""
 
 
-def test_signal_that_casts_no_doubt_rolls_no_job_back() -> None:
+def test_rollbacks_of_one_incident_read_the_fleet_once() -> None:
+    recovery = recovery_of_moved_job()
+    report_corrupting_fault(recovery)
+    incident = recovery.incident
+    counted = CountedCalls(recovery.world)
+    vars(recovery).update(counted.ports)
+
+    count = plan_resume.roll_back_jobs(incident.replace(affected_jobs=incident.affected_jobs * 2), recovery.context())
+
+    assert (count, counted.calls["cluster.nodes"]) == (2, 1)
+
+
+def test_trusted_signal_rolls_no_job_back() -> None:
     recovery = recovery_of_moved_job()
 
     sweep(recovery)

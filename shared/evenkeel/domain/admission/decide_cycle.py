@@ -63,6 +63,7 @@ from evenkeel.domain.quotas.teams import TeamSetup
 from evenkeel.domain.renting.candidates import jobs_to_place
 from evenkeel.domain.renting.displacement import DisplacementDecision
 from evenkeel.domain.renting.placement import PlacementAction, PlacementDecision
+from evenkeel.domain.renting.rental_book import RentalBook
 
 _PROGRESS_ACTIONS = frozenset({AdmissionAction.ADMIT, AdmissionAction.PREEMPT})
 _PARKED_ACTIONS = frozenset(
@@ -93,17 +94,39 @@ def decide_cycle(
     """
     if snapshot.automation_hold_reason:
         return _plan_during_hold(snapshot, mode, now)
-    if incomplete_plan is None or incomplete_plan.missing.queues:
-        planned_queue = _plan_queue(snapshot, policy, now, may_read_further=incomplete_plan is None)
-        if isinstance(planned_queue, MissingFacts):
-            return CyclePlan(missing=planned_queue)
-        queue_plan = planned_queue
-        plan = CyclePlan(queue_plan=queue_plan, missing=_missing_facts(snapshot, queue_plan, policy, mode, now))
-        if plan.is_incomplete:
-            return plan
-    else:
-        queue_plan = incomplete_plan.queue_plan
-    snapshot = snapshot._replace(pending=queue_plan.pending)
+    plan = _plan_with_queue(snapshot, policy, mode, now, incomplete_plan)
+    if plan.is_incomplete:
+        return plan
+    snapshot = snapshot._replace(pending=plan.queue_plan.pending)
+    plan, rental_book = _with_rentals(plan, snapshot, policy, mode, now)
+    plan = _with_drop(plan, snapshot, policy, now)
+    if mode is Mode.ACT:
+        plan = _with_stops(plan, snapshot, policy, now)
+    if snapshot.authority is AdmissionAuthority.KUEUE:
+        return plan
+    mixed_steps = mixed_plan.plan_mixed(
+        snapshot, plan.queue_plan.admission_input, plan.decisions, _stopping_jobs(plan), rental_book, policy, now
+    )
+    return plan._replace(mixed_steps=mixed_steps)
+
+
+def _plan_with_queue(
+    snapshot: CycleSnapshot, policy: Policy, mode: Mode, now: datetime, incomplete_plan: CyclePlan | None
+) -> CyclePlan:
+    """Return a plan with the decisions about the queue, or with the facts that are missing for the next decisions."""
+    if incomplete_plan is not None and not incomplete_plan.missing.queues:
+        return CyclePlan(queue_plan=incomplete_plan.queue_plan)
+    queue_plan = _plan_queue(snapshot, policy, now, may_read_further=incomplete_plan is None)
+    if isinstance(queue_plan, MissingFacts):
+        return CyclePlan(missing=queue_plan)
+    return CyclePlan(queue_plan=queue_plan, missing=_missing_facts(snapshot, queue_plan, policy, mode, now))
+
+
+def _with_rentals(
+    plan: CyclePlan, snapshot: CycleSnapshot, policy: Policy, mode: Mode, now: datetime
+) -> tuple[CyclePlan, RentalBook]:
+    """Add the rentals, the displacement and the step of each pending job. Return also the rentals with the new ones."""
+    queue_plan = plan.queue_plan
     admission_input, decisions = queue_plan.admission_input, queue_plan.decisions
     serving_rentals = _plan_serving_rentals(snapshot, queue_plan, policy, now)
     nodes_for_replicas = (decision for rental_plan in serving_rentals for decision in rental_plan.to_rent)
@@ -114,28 +137,18 @@ def decide_cycle(
         displacement = displacement_plan.plan_displacement(
             snapshot, admission_input, decisions, placements, policy, now
         )
-    has_teams = snapshot.setup.has_teams
-    planned_rents = [
-        placement for placement in placements.values() if isinstance(placement, PlacementDecision) and placement.is_rent
-    ]
-    plan = CyclePlan(
-        queue_plan=queue_plan,
-        scheduler_state=snapshot.scheduler_state.pruned(admission_input.charges, snapshot.setup, now)
-        if has_teams
-        else snapshot.scheduler_state,
+    scheduler_state = snapshot.scheduler_state
+    if snapshot.setup.has_teams:
+        scheduler_state = scheduler_state.pruned(admission_input.charges, snapshot.setup, now)
+    plan = plan._replace(
+        scheduler_state=scheduler_state,
         steps=tuple(_steps(snapshot, queue_plan, placements, displacement, mode)),
         serving_rentals=serving_rentals,
     )
-    plan = _with_drop(plan, snapshot, policy, now)
-    if mode is Mode.ACT:
-        plan = _with_stops(plan, snapshot, policy, now)
-    if snapshot.authority is AdmissionAuthority.KUEUE:
-        return plan
-    rental_book = rental_book.with_planned(planned_rents, policy.burst.pools)
-    mixed_steps = mixed_plan.plan_mixed(
-        snapshot, admission_input, decisions, _stopping_jobs(plan), rental_book, policy, now
-    )
-    return plan._replace(mixed_steps=mixed_steps)
+    planned_rents = [
+        placement for placement in placements.values() if isinstance(placement, PlacementDecision) and placement.is_rent
+    ]
+    return plan, rental_book.with_planned(planned_rents, policy.burst.pools)
 
 
 def _with_drop(plan: CyclePlan, snapshot: CycleSnapshot, policy: Policy, now: datetime) -> CyclePlan:
@@ -448,24 +461,19 @@ def _new_victims(
 def _with_stops(plan: CyclePlan, snapshot: CycleSnapshot, policy: Policy, now: datetime) -> CyclePlan:
     """Add to a plan the jobs that stop for another reason than preemption, displacement or a resize."""
     admission_input, decisions = plan.queue_plan.admission_input, plan.decisions
-    stopping = {job_id for step in plan.steps if isinstance(step, PreemptionStep) for job_id in step.victims}
-    stopping |= {
-        job_id for step in plan.steps if isinstance(step, DisplacementStep) for job_id in step.displacement.victims
-    }
-    stopping |= {resize.job_id for resize in plan.resizes.planned}
-    departure = departure_plan.next_departure(snapshot, admission_input, decisions, stopping, policy, now)
-    stopping |= {departure.job_id} if departure else set()
-    reservation_stops = departure_plan.reservation_stops(snapshot, admission_input, stopping, policy, now)
-    stopping |= {stop.facts.candidate.job_id for stop in reservation_stops}
-    queue_stops = tuple(_jobs_of_drained_queues(snapshot, admission_input, {*stopping, *plan.scheduler_state.stopping}))
+    departure = departure_plan.next_departure(snapshot, admission_input, decisions, _stopping_jobs(plan), policy, now)
+    plan = plan._replace(departure=departure)
+    reservation_stops = departure_plan.reservation_stops(snapshot, admission_input, _stopping_jobs(plan), policy, now)
+    plan = plan._replace(reservation_stops=reservation_stops)
+    stopping = _stopping_jobs(plan) | frozenset(plan.scheduler_state.stopping)
+    plan = plan._replace(queue_stops=tuple(_jobs_of_drained_queues(snapshot, admission_input, stopping)))
     serving_return = None
     if departure is None and not _jobs_want_nodes(decisions) and not plan.queue_plan.demand.shortfalls:
         capacities = rent_plan.capacities_after_admissions(admission_input.capacities, decisions)
         serving_return = next_serving_return(
             snapshot.rental_book.rentals, snapshot.serving_pods, capacities, policy, now
         )
-    plan = plan._replace(serving_return=serving_return)
-    return plan._replace(departure=departure, reservation_stops=reservation_stops, queue_stops=queue_stops)
+    return plan._replace(serving_return=serving_return)
 
 
 def _jobs_want_nodes(decisions: Iterable[AdmissionDecision]) -> bool:

@@ -8,7 +8,7 @@ import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from enum import StrEnum
+from enum import Enum, StrEnum, auto
 from typing import NamedTuple
 
 from evenkeel.domain.capacity import efa
@@ -194,6 +194,11 @@ def _try_to_plan(
     is_automation_held: bool,
     may_rent_or_preempt: bool,
 ) -> PlannedJob | None:
+    """Load a job, decide how it resumes, and commit. Return None if it needs no plan.
+
+    Raises:
+        Conflict: a row changed since it was read.
+    """
     ledger = context.ledger
     row = ledger.get(job_rows.job_key(affected_job.job_id))
     attempt_row = ledger.get(job_rows.attempt_key(affected_job.job_id, affected_job.attempt))
@@ -205,17 +210,20 @@ def _try_to_plan(
     rollback: RollbackDecision | None = None
     if job.current_attempt > affected_job.attempt and not _can_still_distrust(job, affected_job, ledger):
         rollback = _judge_rollback(incident, affected_job, job, context)
-    if rollback is None or rollback.action is not Rollback.STOP:
-        plan = job.resume_plan
-        if plan and (plan.incident_id, plan.after_attempt) == (incident.incident_id, affected_job.attempt):
-            return PlannedJob(job_id=job.job_id, attempt=affected_job.attempt, option=plan.option)
-        if rollback is not None:
+    unplanned = PlannedJob(job_id=job.job_id, attempt=affected_job.attempt)
+    match _situation_of(incident, affected_job, job, rollback, is_automation_held=is_automation_held):
+        case _Situation.HAS_PLAN:
+            return unplanned.replace(option=job.resume_plan.option if job.resume_plan else None)
+        case _Situation.ALREADY_RESUMED:
+            assert rollback
             _record_running_resume(incident, affected_job, job, attempt, rollback, context)
-            return PlannedJob(job_id=job.job_id, attempt=affected_job.attempt)
-    elif is_automation_held:
-        return PlannedJob(job_id=job.job_id, attempt=affected_job.attempt)
-    else:
-        attempt = rows.load(ledger, job_rows.attempt_key(job.job_id, job.current_attempt), Attempt, "such attempt")
+            return unplanned
+        case _Situation.ROLLBACK_ON_HOLD:
+            return unplanned
+        case _Situation.NEEDS_ROLLBACK:
+            attempt = rows.load(ledger, job_rows.attempt_key(job.job_id, job.current_attempt), Attempt, "such attempt")
+        case _Situation.NEEDS_PLAN:
+            pass
     facts = _resume_facts(incident, job, attempt, shared_facts, context, may_rent_or_preempt=may_rent_or_preempt)
     resume_decision = plan_resume(facts, context.policy.jobs)
     is_still_distrusted = _has_open_distrust(job, attempt, ledger)
@@ -228,6 +236,37 @@ def _try_to_plan(
         context.telemetry.count("JobsRolledBack")
     ledger.commit(*writes)
     return PlannedJob(job_id=job.job_id, attempt=attempt.attempt, option=resume_decision.option)
+
+
+class _Situation(Enum):
+    """The situation of an interrupted job: it needs a plan, a rollback, or nothing more."""
+
+    NEEDS_PLAN = auto()
+    HAS_PLAN = auto()
+    """An earlier call planned the resume after this attempt."""
+    ALREADY_RESUMED = auto()
+    """A later attempt runs, and keeps running."""
+    NEEDS_ROLLBACK = auto()
+    """A later attempt resumed from a checkpoint that is distrusted now."""
+    ROLLBACK_ON_HOLD = auto()
+    """The same, but a person holds automation."""
+
+
+def _situation_of(
+    incident: Incident,
+    affected_job: AffectedJob,
+    job: Job,
+    rollback: RollbackDecision | None,
+    *,
+    is_automation_held: bool,
+) -> _Situation:
+    """Return what a job needs. `rollback` is the decision about its later attempt; None if there is none."""
+    if rollback is not None and rollback.action is Rollback.STOP:
+        return _Situation.ROLLBACK_ON_HOLD if is_automation_held else _Situation.NEEDS_ROLLBACK
+    plan = job.resume_plan
+    if plan and (plan.incident_id, plan.after_attempt) == (incident.incident_id, affected_job.attempt):
+        return _Situation.HAS_PLAN
+    return _Situation.NEEDS_PLAN if rollback is None else _Situation.ALREADY_RESUMED
 
 
 def _record_running_resume(
@@ -326,7 +365,7 @@ def roll_back_jobs(incident: Incident, context: Context) -> int:
         return 0
     if guardrails.GuardrailInputs(context).hold_on(incident) is not None:
         return 0
-    rolled_back_count = 0
+    rolled_back_count, shared_facts = 0, None
     for affected_job in incident.affected_jobs:
         row = context.ledger.get(job_rows.job_key(affected_job.job_id))
         job = rows.decode(row, Job) if row else None
@@ -337,7 +376,7 @@ def roll_back_jobs(incident: Incident, context: Context) -> int:
             _alert_about_distrusted_checkpoint(incident, affected_job, job.current_attempt, rollback, context)
         if rollback.action is not Rollback.STOP:
             continue
-        shared_facts = _read_shared_facts(incident, context)
+        shared_facts = shared_facts or _read_shared_facts(incident, context)
         _plan_resume_of_job(incident, affected_job, shared_facts, context, may_rent_or_preempt=False)
         rolled_back_count += 1
     return rolled_back_count
