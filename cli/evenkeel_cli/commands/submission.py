@@ -137,6 +137,9 @@ def request_body(words: Sequence[str], chosen: Mapping[JobOption, Any]) -> Json:
         group, *inner = option.path
         if option.kind == "assignments":
             body[group] = _object_field(body, group) | dict(map(_parse_assignment, value))
+        elif option.kind in _ITEMS and inner:
+            items = [*_list_field(_object_field(body, group), inner[0]), *(_ITEMS[option.kind](text) for text in value)]
+            body[group] = _object_field(body, group) | {inner[0]: items}
         elif option.kind in _ITEMS:
             body[group] = [*_list_field(body, group), *(_ITEMS[option.kind](text) for text in value)]
         elif inner:

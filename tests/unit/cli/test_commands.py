@@ -97,6 +97,18 @@ def test_submit_options_add_folders_and_secrets_to_the_job_file(cli: CliFixture)
     assert sent["securityContext"] == {"runAsUser": 2000}
 
 
+def test_plan_options_name_the_pools_of_mixed_capacity(cli: CliFixture) -> None:
+    body = json.dumps({**A_JOB, "nodes": 2, "elastic": {"minNodes": 2, "maxNodes": 4, "mixedPools": ["burst-a"]}})
+
+    cli.run("jobs", "plan", "--mixed-pool", "burst-b", "--mixed-pool", "burst-c", "-", stdin=body)
+
+    assert json.loads(cli.bodies[-1])["elastic"] == {
+        "minNodes": 2,
+        "maxNodes": 4,
+        "mixedPools": ["burst-a", "burst-b", "burst-c"],
+    }
+
+
 @pytest.mark.parametrize("words", ["--volume data", "--volume data:/data:rx", "--volume :/data", "--scratch /a:big"])
 def test_folder_option_that_cannot_be_read_is_a_usage_error(cli: CliFixture, words: str) -> None:
     result = cli.run("jobs", "submit", *words.split(), "-", stdin=json.dumps(A_JOB))

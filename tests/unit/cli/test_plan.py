@@ -468,15 +468,66 @@ def test_admission_with_another_number_of_pod_sets_is_refused(files: PlanFiles, 
 def test_only_unknown_fields_are_warned_about(files: PlanFiles) -> None:
     workload_with_unknown_fields = workload("a", {"colour": "blue"}, schedulerName="x", nodeSelektor={})
     code, _, error = files.run(
-        workload_with_unknown_fields, quota=QUEUE.replace("cohort: fleet", "cohort: fleet\n  admissionChecks: []")
+        workload_with_unknown_fields, quota=QUEUE.replace("cohort: fleet", "cohort: fleet\n  paint: []")
     )
 
     assert code == 0
     assert [line.rpartition(": ")[2].split()[0] for line in error.splitlines()] == [
-        "spec.admissionChecks",
+        "spec.paint",
         "spec.colour",
         "spec.podSets[0].template.spec.nodeSelektor",
     ]
+
+
+CHECK = "{apiVersion: kueue.x-k8s.io/v1beta1, kind: AdmissionCheck, metadata: {name: burst}"
+CONTROLLED = ", spec: {controllerName: evenkeel.io/burst}"
+INACTIVE = ", status: {conditions: [{type: Active, status: 'False'}]}"
+
+
+def queue_with(checks: str, *documents: str) -> str:
+    """Return the quota file with admission checks in its ClusterQueue."""
+    quota = QUEUE.replace("cohort: fleet", f"cohort: fleet\n  {checks}")
+    return "\n---\n".join((quota, *documents))
+
+
+@pytest.mark.parametrize(
+    ("checks", "expected"),
+    [
+        ("admissionChecks: [burst]", ["burst"]),
+        ("admissionChecksStrategy: {admissionChecks: [{name: burst}]}", ["burst"]),
+        ("admissionChecksStrategy: {admissionChecks: [{name: burst, onFlavors: [p5]}]}", ["burst"]),
+        ("admissionChecksStrategy: {admissionChecks: [{name: burst, onFlavors: [other]}]}", []),
+    ],
+    ids=["v1beta1", "every flavor", "its flavor", "another flavor"],
+)
+def test_decision_names_the_admission_checks_of_its_flavors(files: PlanFiles, checks: str, expected: list[str]) -> None:
+    plan = files.plan(workload("a"), quota=queue_with(checks, f"{CHECK}{CONTROLLED}}}"))
+
+    [decision] = plan["cycles"][0]["decisions"]
+    assert (decision["result"], decision["checks"]) == ("Admitted", expected)
+    assert ("It starts once its admission checks have passed: burst." in decision["reason"]) == bool(expected)
+
+
+@pytest.mark.parametrize(
+    ("documents", "expected"),
+    [
+        (
+            ("{apiVersion: kueue.x-k8s.io/v1beta1, kind: AdmissionCheck, metadata: {name: other}}",),
+            "there is no AdmissionCheck burst",
+        ),
+        ((f"{CHECK}{CONTROLLED}{INACTIVE}}}",), "its AdmissionCheck burst is not active"),
+    ],
+    ids=["missing", "inactive"],
+)
+def test_queue_with_an_unusable_admission_check_admits_no_job(
+    files: PlanFiles, documents: tuple[str, ...], expected: str
+) -> None:
+    plan = files.plan(workload("a"), quota=queue_with("admissionChecks: [burst]", *documents))
+
+    assert not [
+        decision for cycle in plan["cycles"] for decision in cycle["decisions"] if decision["result"] == "Admitted"
+    ]
+    assert any(f"{expected}, so it admits no job" in warning for warning in plan["warnings"])
 
 
 def quota_amount(name: str = "cpu", nominal: str = "4", **limits: str) -> Json:

@@ -73,6 +73,7 @@ class ElasticSpec(Value):
     mixed_pools: Annotated[
         tuple[str, ...],
         Submitted(
+            option="--mixed-pool",
             max_length=63,
             max_items=MAX_MIXED_POOLS,
             unit="pools",

@@ -7,6 +7,7 @@ from evenkeel.domain.kueue.node_manifests import NodeManifest, PodManifest, Topo
 from evenkeel.domain.kueue.pod_limits import LimitRange, RuntimeClass
 from evenkeel.domain.kueue.queue_manifests import (
     API_VERSION,
+    AdmissionCheckManifest,
     ClusterQueue,
     CohortManifest,
     KubernetesManifest,
@@ -17,7 +18,7 @@ from evenkeel.domain.kueue.queue_manifests import (
 )
 from evenkeel.domain.kueue.workload_manifests import WorkloadManifest
 
-OTHER_KINDS = frozenset({"AdmissionCheck", "MultiKueueCluster", "MultiKueueConfig", "ProvisioningRequestConfig"})
+OTHER_KINDS = frozenset({"MultiKueueCluster", "MultiKueueConfig", "ProvisioningRequestConfig"})
 """Kueue's kinds that a plan does not use."""
 
 KINDS: dict[str, type[KubernetesManifest]] = {
@@ -32,6 +33,7 @@ KINDS: dict[str, type[KubernetesManifest]] = {
     "Topology": TopologyManifest,
     "Node": NodeManifest,
     "Pod": PodManifest,
+    "AdmissionCheck": AdmissionCheckManifest,
     "LimitRange": LimitRange,
     "RuntimeClass": RuntimeClass,
 }

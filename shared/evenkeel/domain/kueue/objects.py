@@ -1,7 +1,7 @@
 """The objects of the scheduler: queues, cohorts and flavors (configuration), and workloads."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Generic, TypeVar, overload
@@ -145,6 +145,19 @@ class Fungibility:
 
 
 @dataclass(frozen=True, slots=True)
+class QueueCheck:
+    """An admission check of a queue: a job with quota starts only after it has passed."""
+
+    name: str
+    flavors: frozenset[str] = frozenset()
+    """The flavors that need it; empty if every flavor does."""
+
+    def concerns(self, flavors: Iterable[str]) -> bool:
+        """Whether a job with quota of these flavors needs the check."""
+        return not self.flavors or not self.flavors.isdisjoint(flavors)
+
+
+@dataclass(frozen=True, slots=True)
 class Queue:
     """A team's queue (a Kueue ClusterQueue)."""
 
@@ -161,6 +174,8 @@ class Queue:
     """Whether the sub-queue with the least recent use goes first, before priority."""
     inactive: str = ""
     """Why it admits no workload although its stop policy allows it, for example a missing flavor; empty if it does."""
+    checks: tuple[QueueCheck, ...] = ()
+    """Its admission checks. They delay the start of a job; they do not change which job gets quota."""
 
     @property
     def is_active(self) -> bool:

@@ -138,6 +138,8 @@ class DecisionAnswer(Output):
     recomputed: bool
     """Whether another job already preempted its victims or took its domains, so that the cycle decided again."""
     considered: tuple[ConsideredFlavor, ...]
+    checks: tuple[str, ...] = ()
+    """Admission checks that the job must pass before it starts. It holds its quota meanwhile. Empty: it starts."""
     requeue: str
     """none (admitted), active, parked (until a wake-up) or sticky (stays the head)."""
 

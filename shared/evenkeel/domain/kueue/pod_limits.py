@@ -66,7 +66,7 @@ def summarize(ranges: Iterable[LimitRange]) -> dict[str, LimitRangeItem]:
         ranges: The LimitRanges of one namespace, by name.
     """
     summary: dict[str, LimitRangeItem] = {}
-    for item in (item for limit_range in ranges for item in limit_range.spec.limits):
+    for item in (_with_api_defaults(item) for limit_range in ranges for item in limit_range.spec.limits):
         known = summary.get(item.type, LimitRangeItem(type=item.type))
         summary[item.type] = LimitRangeItem(
             type=item.type,
@@ -76,6 +76,18 @@ def summarize(ranges: Iterable[LimitRange]) -> dict[str, LimitRangeItem]:
             default_request=item.default_request | known.default_request,
         )
     return summary
+
+
+def _with_api_defaults(item: LimitRangeItem) -> LimitRangeItem:
+    """Return an item with the defaults that the Kubernetes API adds when it stores a LimitRange.
+
+    A file from a cluster has them already. Source: `SetDefaults_LimitRangeItem` in `pkg/apis/core/v1/defaults.go` of
+    Kubernetes.
+    """
+    if item.type != _CONTAINER:
+        return item
+    default = item.max | item.default
+    return item.model_copy(update={"default": default, "default_request": item.min | default | item.default_request})
 
 
 def with_defaults(

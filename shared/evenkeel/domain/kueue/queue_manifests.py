@@ -23,6 +23,7 @@ from evenkeel.domain.kueue.objects import (
     PreemptionRules,
     Preference,
     Queue,
+    QueueCheck,
     QueueingStrategy,
     Quota,
     Requirement,
@@ -181,6 +182,59 @@ class AdmissionScope(Document):
     admission_mode: Literal["UsageBasedAdmissionFairSharing", "NoAdmissionFairSharing", ""] = ""
 
 
+class CheckRule(Document):
+    """`ClusterQueue.spec.admissionChecksStrategy.admissionChecks[]`."""
+
+    name: str
+    on_flavors: tuple[str, ...] = ()
+    """The flavors that need the check. Empty: every flavor."""
+
+
+class ChecksStrategy(Document):
+    """`ClusterQueue.spec.admissionChecksStrategy`."""
+
+    admission_checks: tuple[CheckRule, ...] = ()
+
+
+class AdmissionCheckSpec(Document):
+    """`AdmissionCheck.spec`."""
+
+    ignored_fields: ClassVar[frozenset[str]] = frozenset({"parameters", "retryDelayMinutes"})
+    controller_name: str = ""
+
+
+class CheckCondition(Document):
+    """`AdmissionCheck.status.conditions[]`."""
+
+    ignored_fields: ClassVar[frozenset[str]] = frozenset(
+        {"lastTransitionTime", "message", "observedGeneration", "reason"}
+    )
+    type: str
+    status: str
+
+
+class AdmissionCheckStatus(Document):
+    """`AdmissionCheck.status`."""
+
+    conditions: tuple[CheckCondition, ...] = ()
+
+
+class AdmissionCheckManifest(KubernetesManifest):
+    """An AdmissionCheck. Its controller answers it for each job with quota."""
+
+    ignored_fields: ClassVar[frozenset[str]] = frozenset()
+    kind: Literal["AdmissionCheck"] = "AdmissionCheck"
+    spec: AdmissionCheckSpec = Field(default_factory=AdmissionCheckSpec)
+    status: AdmissionCheckStatus | None = None
+
+    @property
+    def is_inactive(self) -> bool:
+        """Whether its status says that its controller does not serve it. A file without a status says nothing."""
+        if self.status is None:
+            return False
+        return not any(item.type == "Active" and item.status == "True" for item in self.status.conditions)
+
+
 class ClusterQueueSpec(Document):
     """`ClusterQueue.spec`."""
 
@@ -197,6 +251,16 @@ class ClusterQueueSpec(Document):
     stop_policy: Literal["None", "Hold", "HoldAndDrain", ""] | None = None
     fair_sharing: FairSharing | None = None
     admission_scope: AdmissionScope = Field(default_factory=AdmissionScope)
+    admission_checks: tuple[str, ...] = ()
+    """Names of checks for every flavor, in v1beta1."""
+    admission_checks_strategy: ChecksStrategy | None = None
+
+    def to_checks(self) -> tuple[QueueCheck, ...]:
+        """Return the admission checks by name: `NewAdmissionChecks` in `pkg/util/admissioncheck/admissioncheck.go`."""
+        rules = self.admission_checks_strategy.admission_checks if self.admission_checks_strategy else ()
+        by_name = {rule.name: QueueCheck(rule.name, frozenset(rule.on_flavors)) for rule in rules}
+        by_name |= {name: QueueCheck(name) for name in self.admission_checks}
+        return tuple(by_name[name] for name in sorted(by_name))
 
 
 class ClusterQueue(KubernetesManifest):
@@ -218,6 +282,7 @@ class ClusterQueue(KubernetesManifest):
             QueueingStrategy(spec.queueing_strategy or "BestEffortFIFO"),
             StopPolicy(spec.stop_policy or "None"),
             spec.admission_scope.admission_mode == "UsageBasedAdmissionFairSharing",
+            checks=spec.to_checks(),
         )
 
     def accepts(self, labels: Mapping[str, str]) -> bool:

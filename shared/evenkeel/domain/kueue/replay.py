@@ -326,6 +326,18 @@ class Replay:
     def _reconfigure(self) -> None:
         self.scheduler.reconfigure(*self.declared.everything())
 
+    def _with_checks(self, answer: DecisionAnswer) -> DecisionAnswer:
+        """Return the decision with the admission checks that a job with quota must pass: those of its flavors."""
+        queue = self.declared.queues.get(answer.queue)
+        if queue is None or answer.result != str(Result.ADMITTED):
+            return answer
+        flavors = {choice.flavor for pod_set in answer.pod_sets for choice in pod_set.flavors.values()}
+        checks = tuple(check.name for check in queue.checks if check.concerns(flavors))
+        if not checks:
+            return answer
+        reason = f"{answer.reason} It starts once its admission checks have passed: {', '.join(checks)}."
+        return answer.model_copy(update={"checks": checks, "reason": reason})
+
     # ------------------------------------------------------------ cycles
 
     def _run_until_stable(self) -> None:
@@ -418,7 +430,8 @@ class Replay:
             return decisions, False
         pending = self.scheduler.pending
         answers: list[DecisionAnswer] = [
-            decision_of(decision, evicted, pending[decision.workload.queue].sticky) for decision in decisions
+            self._with_checks(decision_of(decision, evicted, pending[decision.workload.queue].sticky))
+            for decision in decisions
         ]
         self.cycles.append(CycleAnswer(number=self.scheduler.cycles, at=self.at, decisions=tuple(answers)))
         self.decisions += decisions

@@ -94,6 +94,7 @@ class QuotaDocuments:
     limit_ranges: dict[tuple[str, str], pod_limits.LimitRange] = field(default_factory=dict)
     """(namespace, name) → the LimitRange."""
     runtime_classes: dict[str, pod_limits.RuntimeClass] = field(default_factory=dict)
+    admission_checks: dict[str, queue_manifests.AdmissionCheckManifest] = field(default_factory=dict)
     instance_groups: list[hyperpod_cluster_policy.InstanceGroup] = field(default_factory=list)
     shares_idle: bool = False
     read_warnings: ReadWarnings = field(default_factory=ReadWarnings)
@@ -182,6 +183,8 @@ class QuotaDocuments:
                 self.local_queues[(document.metadata.namespace, name)] = document
             case queue_manifests.WorkloadPriorityClass():
                 self.priorities[name] = document.value
+            case queue_manifests.AdmissionCheckManifest():
+                self.admission_checks[name] = document
             case queue_manifests.Namespace():
                 self.namespaces[name] = document.labels
             case _:
@@ -269,6 +272,8 @@ class QuotaDocuments:
             queues = [self._with_flavors(queue, flavors) for queue in queues]
         else:
             flavors = {name: Flavor(name) for name in sorted(used_flavors)} | flavors
+        if self.admission_checks:
+            queues = [self._with_checks(queue) for queue in queues]
         if self.follows_topology:
             queues = [self._with_topologies(queue) for queue in queues]
             flavors |= self._flavors_with_topology(flavors)
@@ -313,6 +318,21 @@ class QuotaDocuments:
                         f"ResourceFlavor/{name}", f"no ready Node has its labels and each level of {topology}"
                     )
         return with_topology
+
+    def _with_checks(self, queue: Queue) -> Queue:
+        """Return a queue that admits no job if one of its admission checks is missing or inactive, as in Kueue."""
+        missing = [check.name for check in queue.checks if check.name not in self.admission_checks]
+        inactive = [check.name for check in queue.checks if check.name not in missing]
+        inactive = [name for name in inactive if self.admission_checks[name].is_inactive]
+        reason = ""
+        if missing:
+            reason = f"there is no AdmissionCheck {', '.join(missing)}"
+        elif inactive:
+            reason = f"its AdmissionCheck {', '.join(inactive)} is not active"
+        if not reason:
+            return queue
+        self.read_warnings.warn(f"ClusterQueue/{queue.name}", f"{reason}, so it admits no job")
+        return replace(queue, inactive=queue.inactive or reason)
 
     def _with_flavors(self, queue: Queue, flavors: Mapping[str, Flavor]) -> Queue:
         missing = [flavor.flavor for group in queue.groups for flavor in group.flavors if flavor.flavor not in flavors]

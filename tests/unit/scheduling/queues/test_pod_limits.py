@@ -55,6 +55,26 @@ def test_limit_range_default_request_counts_for_silent_containers() -> None:
     assert requests_of(a_workload(), limits) == {"cpu": 2000, "memory": 2**30}
 
 
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({"max": {"cpu": "4"}}, {"cpu": 4000}),
+        ({"min": {"cpu": "1"}}, {"cpu": 1000}),
+        ({"min": {"cpu": "1"}, "max": {"cpu": "4"}}, {"cpu": 4000}),
+        ({"max": {"cpu": "4"}, "default": {"cpu": "3"}}, {"cpu": 3000}),
+        ({"max": {"cpu": "4"}, "defaultRequest": {"cpu": "2"}}, {"cpu": 2000}),
+    ],
+)
+def test_limit_range_has_the_defaults_of_the_api(limits: Json, expected: dict[str, int]) -> None:
+    assert requests_of(a_workload(), a_limit_range(**limits)) == expected
+
+
+def test_limits_of_pods_get_no_defaults_of_the_api() -> None:
+    assert requests_of(a_workload({"requests": {"cpu": "1"}}), a_limit_range("Pod", max={"memory": "1Gi"})) == {
+        "cpu": 1000
+    }
+
+
 def test_stated_request_wins_over_the_default() -> None:
     limits = a_limit_range(defaultRequest={"cpu": "2"})
 
@@ -105,7 +125,7 @@ def test_missing_runtime_class_is_reported() -> None:
     ],
 )
 def test_pod_outside_its_limit_range_is_inadmissible(limits: Json, expected: str) -> None:
-    job, _ = read_job(a_workload({"requests": {"cpu": "8"}}), limits)
+    job, _ = read_job(a_workload({"requests": {"cpu": "8"}, "limits": {"cpu": "8"}}), limits)
 
     reason = job.workload.inadmissible_reason
     assert reason == (f"The job's pods break a LimitRange of their namespace: {expected}." if expected else "")
@@ -114,6 +134,6 @@ def test_pod_outside_its_limit_range_is_inadmissible(limits: Json, expected: str
 def test_lowest_maximum_of_several_limit_ranges_counts() -> None:
     ranges = (a_limit_range(name="a", max={"cpu": "4"}), a_limit_range(name="b", max={"cpu": "16"}))
 
-    job, _ = read_job(a_workload({"requests": {"cpu": "8"}}), *ranges)
+    job, _ = read_job(a_workload({"requests": {"cpu": "8"}, "limits": {"cpu": "8"}}), *ranges)
 
     assert "above the maximum 4" in job.workload.inadmissible_reason
