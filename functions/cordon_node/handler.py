@@ -1,4 +1,4 @@
-"""State CordonNode of recover_node: keep new pods off a suspect node."""
+"""State CordonNode of recover_node: keep new pods off a faulty node."""
 
 from evenkeel.runtime import entry, wiring
 from evenkeel.services.incidents import recovery_step

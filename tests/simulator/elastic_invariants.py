@@ -303,7 +303,7 @@ def resize_keeps_work(world: "Simulation", spec: LaunchSpec) -> Iterator[str]:
     resize = job.resize
     if resize is None or resize.after_attempt != attempt.attempt - 1:
         return
-    if job.damaged_checkpoints or _was_doubted(world, job.job_id) or not _was_undisturbed(world):
+    if job.damaged_checkpoints or _was_distrusted(world, job.job_id) or not _was_undisturbed(world):
         return
     newest = max((step for number, step in _saved(world, job.job_id) if number < attempt.attempt), default=0)
     point = attempt.resume_from
@@ -311,8 +311,8 @@ def resize_keeps_work(world: "Simulation", spec: LaunchSpec) -> Iterator[str]:
         yield f"{attempt.workload_name} resumes from step {point.step if point else 0}, but step {newest} was saved"
 
 
-def _was_doubted(world: "Simulation", job_id: str) -> bool:
-    """Return whether a checkpoint of the job was in doubt. Rejected checkpoints stay behind the fence."""
+def _was_distrusted(world: "Simulation", job_id: str) -> bool:
+    """Return whether a checkpoint of the job was distrusted. Rejected checkpoints stay behind the fence."""
     return any(
         key.pk.startswith("DEC#")
         and row.doc["kind"] == "RESUME"

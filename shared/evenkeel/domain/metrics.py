@@ -118,7 +118,7 @@ METRICS = {
         Metric("JobsResized", _COUNT, ("action",), "A job was asked to change its size."),
         Metric("JobsStopped", _COUNT, (), "Jobs that were stopped before a repair of their node."),
         Metric("JobsRolledBack", _COUNT, (), "A job was stopped to resume from an older checkpoint."),
-        Metric("JobsOnSuspectCheckpoints", _COUNT, (), "A job keeps running from a suspect checkpoint."),
+        Metric("JobsOnDistrustedCheckpoints", _COUNT, (), "A job keeps running from a distrusted checkpoint."),
         Metric("WritesRejected", _COUNT, (), "The ledger refused a write."),
         Metric("BudgetsRunningOut", _COUNT, (), "Budgets that are newly expected to end before their period."),
         Metric("JobsMigratedBack", _COUNT, (), "A job was asked to migrate back to committed capacity."),

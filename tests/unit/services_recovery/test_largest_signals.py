@@ -149,7 +149,7 @@ def test_node_with_the_most_signals_recovers() -> None:
 def test_answers_about_most_jobs_of_node_fit_workflow() -> None:
     names = [f"job-{n:026d}" for n in range(MAX_JOBS_OF_A_NODE)]
     affected = tuple(
-        AffectedJob(job_id=name, attempt=99_999, is_failure_excused=True, suspect_attempt=99_999) for name in names
+        AffectedJob(job_id=name, attempt=99_999, is_failure_excused=True, distrusted_attempt=99_999) for name in names
     )
     back = tuple(
         plan_resume.PlannedJob(job_id=name, attempt=99_999, option=max(ResumeOption, key=len)) for name in names

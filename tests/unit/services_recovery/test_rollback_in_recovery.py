@@ -102,7 +102,7 @@ def test_job_rolled_back_too_often_waits_for_a_person() -> None:
 
     assert recovery.job.stop_request is None
     assert recovery.job.current_attempt == 2
-    assert recovery.world.telemetry.totals["JobsOnSuspectCheckpoints"] == 1
+    assert recovery.world.telemetry.totals["JobsOnDistrustedCheckpoints"] == 1
     (record,) = rollbacks(recovery)
     assert (record.action, replay(record, recovery.policy).differs_from(record)) == ("LIMIT", "")
     scenario = recovery.world.ledger.partition(Table.INCIDENTS, f"INC#{recovery.incident_id}", "EVENT#")
@@ -162,8 +162,8 @@ def test_hold_delays_a_rollback() -> None:
 @pytest.mark.parametrize(("is_pinned", "through"), [(True, 0), (False, 2)])
 def test_suspicion_counts_until_a_pin_respects_it(is_pinned: bool, through: int) -> None:
     recovery = recovery_of_moved_job()
-    scenario, doubted_from = recovery.scenario, recovery.now - timedelta(hours=1)
-    scenario.set_job(recovery.job.replace(distrust_after=doubted_from, distrust_through_attempt=1))
+    scenario, distrusted_from = recovery.scenario, recovery.now - timedelta(hours=1)
+    scenario.set_job(recovery.job.replace(distrust_after=distrusted_from, distrust_through_attempt=1))
     attempt = scenario.attempt(recovery.job_id, 2)
     scenario.store_row(job_rows.attempt_row(attempt.replace(is_pinned=is_pinned), 0))
 
@@ -172,4 +172,4 @@ def test_suspicion_counts_until_a_pin_respects_it(is_pinned: bool, through: int)
         recovery.run_state("", service)
 
     assert recovery.job.distrust_through_attempt == through
-    assert recovery.job.distrust_after == (None if is_pinned else doubted_from)
+    assert recovery.job.distrust_after == (None if is_pinned else distrusted_from)

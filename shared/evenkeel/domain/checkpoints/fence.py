@@ -91,7 +91,7 @@ UNPROVEN = frozenset(
     }
 )
 """Rejections of finished checkpoints that a person may still restore. The other codes are final: such a checkpoint was
-never finished, a later attempt fenced it, or a fault makes it suspect."""
+never finished, a later attempt fenced it, or a fault makes it distrusted."""
 
 
 class Rejection(Value):

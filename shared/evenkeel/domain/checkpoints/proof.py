@@ -144,7 +144,7 @@ def _prove_by_convention(ref: CheckpointRef, evidence: CheckpointContents) -> Pr
     empty = sorted(key for key in (ref.convention_key, *shards) if files[key].size_bytes == 0)
     if empty:
         return reject(ref, RejectionCode.SHARD_SIZE, f"{empty[0].rpartition('/')[2]} is empty.")
-    # The write began before its first file was in the store. `began_at` may be too late but not too early. So in doubt
+    # The write began before its first file was in the store. `began_at` may be too late but not too early. So if unsure
     # the checkpoint is distrusted.
     times = [files[key].modified_at for key in shards]
     known_times = [time for time in times if time is not None]
@@ -158,9 +158,9 @@ def _prove_by_convention(ref: CheckpointRef, evidence: CheckpointContents) -> Pr
 
 
 def _distrust_reason(ref: CheckpointRef, began_at: datetime | None, distrust: tuple[Distrust, ...]) -> Rejection | None:
-    for doubt in distrust:
-        if doubt.after and doubt.covers(ref.attempt, began_at):
+    for rule in distrust:
+        if rule.after and rule.covers(ref.attempt, began_at):
             began = "at an unknown time" if began_at is None else f"at {began_at:%H:%M:%S} UTC"
-            detail = f"It was begun {began}; the fault makes checkpoints after {doubt.after:%H:%M:%S} UTC suspect."
+            detail = f"It was begun {began}; checkpoints after {rule.after:%H:%M:%S} UTC are distrusted."
             return reject(ref, RejectionCode.DISTRUSTED, detail)
     return None

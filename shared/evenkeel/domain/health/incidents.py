@@ -148,8 +148,8 @@ class AffectedJob(Value):
     attempt: int
     is_failure_excused: bool = False
     """Whether Evenkeel corrected a failure of that attempt that was first blamed on the application."""
-    suspect_attempt: int = 0
-    """Later attempt that keeps running from a suspect checkpoint, because rollbacks are used up; 0 = none."""
+    distrusted_attempt: int = Field(default=0, alias="suspectAttempt")
+    """Later attempt that keeps running from a distrusted checkpoint, because rollbacks are used up; 0 = none."""
 
 
 class RepairProgress(Value):

@@ -117,7 +117,7 @@ def finish_deadline(
     """Return the time until which a job may keep running on a cordoned node; None if it may not.
 
     The job must request it, and the node must still be trusted. After a fault that requires the job to leave at once,
-    or that puts checkpoints in doubt, no job may finish on the node.
+    or that makes checkpoints distrusted, no job may finish on the node.
     """
     is_trusted = fault.drain_seconds != 0 and fault.checkpoint_trust is CheckpointTrust.TRUSTED
     if requested is not OnNodeFault.FINISH or not is_trusted:

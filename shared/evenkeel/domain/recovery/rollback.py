@@ -1,12 +1,12 @@
-"""Decide whether to roll back a job that already resumed: its checkpoint may have become suspect since.
+"""Decide whether to roll back a job that already resumed: its checkpoint may be distrusted since.
 
     attempt 1 saves steps 10, 20 and 30       its node is faulty; that the fault corrupts data is not known yet
     attempt 2 resumes from step 30            the checkpoint is trusted at this time
-    a corrupting fault is reported            step 30 was begun after the fault, so it is suspect
+    a corrupting fault is reported            step 30 was begun after the fault, so it is distrusted
     attempt 2 is stopped                      attempt 3 resumes from a checkpoint begun before the fault
 
-Every attempt that descends from a suspect checkpoint is suspect. So Evenkeel follows the current attempt back to the
-interrupted attempt, from resume point to resume point.
+Every attempt that descends from a distrusted checkpoint is distrusted. So Evenkeel follows the current attempt back to
+the interrupted attempt, from resume point to resume point.
 """
 
 from datetime import datetime
@@ -57,7 +57,7 @@ class RollbackDecision(Value):
 
 
 def decide_rollback(facts: RollbackFacts, policy: JobPolicy) -> RollbackDecision:
-    """Decide whether an attempt after the interrupted one resumed from a suspect checkpoint."""
+    """Decide whether an attempt after the interrupted one resumed from a distrusted checkpoint."""
 
     def decision_of(action: Rollback, reason: str) -> RollbackDecision:
         why_not = "it would continue from a checkpoint that may be corrupt"
@@ -72,19 +72,19 @@ def decide_rollback(facts: RollbackFacts, policy: JobPolicy) -> RollbackDecision
             Rollback.LEAVE,
             f"Attempt {facts.current_attempt} did not resume from a checkpoint of the interrupted attempt.",
         )
-    suspect = _suspect_reason(resumed_attempt, facts, facts.distrust_after)
-    if not suspect:
+    distrust_reason = _distrust_reason(resumed_attempt, facts, facts.distrust_after)
+    if not distrust_reason:
         reason = f"Attempt {facts.current_attempt} descends from a checkpoint begun before the fault."
         return decision_of(Rollback.LEAVE, reason)
     if facts.rollbacks >= policy.max_rollbacks:
         rollbacks = count_of(facts.rollbacks, "time")
-        reason = f"{suspect[0].upper()}{suspect[1:]}, but the job was already rolled back {rollbacks}."
+        reason = f"{distrust_reason[0].upper()}{distrust_reason[1:]}, but the job was already rolled back {rollbacks}."
         return decision_of(Rollback.LIMIT, reason)
-    return decision_of(Rollback.STOP, f"Evenkeel rolls back attempt {facts.current_attempt}: {suspect}.")
+    return decision_of(Rollback.STOP, f"Evenkeel rolls back attempt {facts.current_attempt}: {distrust_reason}.")
 
 
-def _suspect_reason(resumed_attempt: Attempt, facts: RollbackFacts, distrust_after: datetime) -> str:
-    """Return why the checkpoint that an attempt resumed from is suspect, as a clause; empty if it is not."""
+def _distrust_reason(resumed_attempt: Attempt, facts: RollbackFacts, distrust_after: datetime) -> str:
+    """Return why the checkpoint that an attempt resumed from is distrusted, as a clause; empty if it is not."""
     needs_evidence = (
         facts.requirement is CheckpointRequirement.EVIDENCE
         and facts.requirement_at_launch is not CheckpointRequirement.EVIDENCE

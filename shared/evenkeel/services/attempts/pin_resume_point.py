@@ -113,24 +113,24 @@ def _raise_fence_once(job: Job, attempt: Attempt, checkpoints: CheckpointStore, 
 
 
 def distrusts(job: Job) -> tuple[Distrust, ...]:
-    """Return the doubts that recoveries recorded about a job's checkpoints."""
-    doubts = []
+    """Return which checkpoints of a job its recoveries distrust."""
+    job_distrusts = []
     if job.distrust_through_attempt:
-        doubts.append(
+        job_distrusts.append(
             Distrust(
                 after=job.distrust_after, through_attempt=job.distrust_through_attempt, requirement=job.requirement
             )
         )
     plan = job.resume_plan
     if plan and (plan.distrust_after or plan.requirement is not CheckpointRequirement.CONVENTION):
-        doubts.append(
+        job_distrusts.append(
             Distrust(after=plan.distrust_after, through_attempt=plan.after_attempt, requirement=plan.requirement)
         )
-    return tuple(dict.fromkeys(doubts))
+    return tuple(dict.fromkeys(job_distrusts))
 
 
 def _accepts_convention(job: Job, attempt: Attempt, policy: JobPolicy) -> bool:
-    """Whether completeness by convention is enough, unless a doubt requires more.
+    """Whether completeness by convention is enough, unless a distrust requires more.
 
     After a fault, the fault's class decides this when the resume plan is made.
     """
@@ -142,15 +142,20 @@ def _from_the_beginning(reason: str) -> ResumeChoice:
 
 
 def _proof_rules(job: Job, attempt: Attempt, policy: JobPolicy) -> ProofRules:
-    """Return the conditions for rank 0. It receives one doubt: the strictest, for everything that any covers."""
-    doubts = distrusts(job)
+    """Return the conditions for rank 0.
+
+    Rank 0 receives one distrust. It covers every checkpoint that any distrust covers, with the strictest requirement.
+    """
+    job_distrusts = distrusts(job)
     strictest = (
         Distrust(
-            after=min((doubt.after for doubt in doubts if doubt.after), default=None),
-            through_attempt=max(doubt.through_attempt for doubt in doubts),
-            requirement=max((doubt.requirement for doubt in doubts), key=lambda requirement: requirement.strictness),
+            after=min((distrust.after for distrust in job_distrusts if distrust.after), default=None),
+            through_attempt=max(distrust.through_attempt for distrust in job_distrusts),
+            requirement=max(
+                (distrust.requirement for distrust in job_distrusts), key=lambda requirement: requirement.strictness
+            ),
         )
-        if doubts
+        if job_distrusts
         else None
     )
     return ProofRules(
@@ -180,7 +185,7 @@ def _choose_resume_point(
 
 
 def _examine_checkpoint(
-    uri: str, ref: CheckpointRef, checkpoints: CheckpointStore, doubts: tuple[Distrust, ...]
+    uri: str, ref: CheckpointRef, checkpoints: CheckpointStore, job_distrusts: tuple[Distrust, ...]
 ) -> CheckpointContents:
     """Read the facts of one checkpoint: its manifest and, if that decides nothing, its files."""
     named: set[str] = set()
@@ -192,7 +197,7 @@ def _examine_checkpoint(
         manifest = b""  # no valid manifest is this large: treat it as unreadable
     if manifest is not None:
         alone = CheckpointContents(manifest=manifest, objects={})
-        verdict = verify(ref, alone, doubts)
+        verdict = verify(ref, alone, job_distrusts)
         if isinstance(verdict, Rejection) and verdict.code in _SETTLED_BY_MANIFEST:
             return alone
         # Only files in the manifest have a checksum to compare with, and each check is a call of its own.

@@ -1,4 +1,4 @@
-"""State CordonNode of recover_node: keep new pods off a suspect node.
+"""State CordonNode of recover_node: keep new pods off a faulty node.
 
 The order of the writes, and the effect of a crash:
 

@@ -398,11 +398,11 @@ def _alert_about_distrusted_checkpoint(
 
     After a crash before the record, the alert is sent again.
     """
-    if affected_job.suspect_attempt == attempt:
+    if affected_job.distrusted_attempt == attempt:
         return
-    context.telemetry.count("JobsOnSuspectCheckpoints")
+    context.telemetry.count("JobsOnDistrustedCheckpoints")
     context.telemetry.error(
-        "RollbackLimitReached", job_id=affected_job.job_id, reason=rollback.reason, runbook="job-in-doubt"
+        "RollbackLimitReached", job_id=affected_job.job_id, reason=rollback.reason, runbook="job-distrusted"
     )
     record = decision_of("ROLLBACK", incident.incident_id, rollback.action, rollback, rollback.facts, context)
 
@@ -410,7 +410,7 @@ def _alert_about_distrusted_checkpoint(
         if affected_job not in current.affected_jobs:
             return None
         affected_jobs = tuple(
-            job.replace(suspect_attempt=attempt) if job == affected_job else job for job in current.affected_jobs
+            job.replace(distrusted_attempt=attempt) if job == affected_job else job for job in current.affected_jobs
         )
         text = f"{affected_job.job_id} keeps running. {rollback.reason} A person must check it."
         line = incident_record.timeline_put(

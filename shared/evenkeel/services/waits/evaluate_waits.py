@@ -468,7 +468,7 @@ UNMET_TEXT = {
 
 
 def _is_debounced(wait: Wait, row: Row, observation: Observation) -> bool:
-    """Whether a doubtful answer was first seen long enough ago. Records when it is seen first."""
+    """Whether an answer that blames the application was first seen long enough ago. Records when it is seen first."""
     if wait.seen_since is not None:
         return observation.context.now - wait.seen_since >= timedelta(
             seconds=observation.context.policy.jobs.attribution_delay_seconds
