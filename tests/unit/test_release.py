@@ -239,6 +239,7 @@ def test_release_workflow_checks_the_checksums(tmp_path: Path, release: Path) ->
 
 
 @pytest.mark.exhaustive
+@pytest.mark.timeout(1800)
 def test_package_has_every_file_that_the_workflow_publishes(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tools.package", "prod", "--dist", str(tmp_path / "dist")],
