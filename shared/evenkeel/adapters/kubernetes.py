@@ -20,6 +20,7 @@ import urllib3
 from pydantic_core import from_json
 
 from evenkeel.adapters.connection_errors import describe_connection_error
+from evenkeel.adapters.node_images import NODES_PATH, remove_images
 from evenkeel.ports import (
     Conflict,
     EvenkeelError,
@@ -126,6 +127,8 @@ class KubernetesApi:
     def items(self, path: str, **query: str) -> Iterator[Json]:
         """Yield the objects of a list, page by page. The next page is received while this page is parsed and used.
 
+        Nodes have no images (`remove_images`).
+
         Raises:
             Expired: The list changed too much during a slow read. List the objects again.
         """
@@ -143,7 +146,7 @@ class KubernetesApi:
                 if token and reader is None:  # most lists have one page and need no thread
                     reader = threads.enter_context(ThreadPoolExecutor(max_workers=1))
                 next_page = reader.submit(receive, token) if token and reader else None
-                page = self._parse(content, f"GET {path}")
+                page = self._parse_page(content, path)
                 yield from page.pop("items", None) or ()
                 token = page.get("metadata", {}).get("continue", "")
                 if not token:
@@ -197,6 +200,13 @@ class KubernetesApi:
         content_type: str = "application/json",
     ) -> Json:
         return self._parse(self._request(method, path, query, body, content_type) or b"{}", f"{method} {path}")
+
+    def _parse_page(self, content: bytes, path: str) -> Json:
+        """Return a page of a list."""
+        if path == NODES_PATH:
+            with contextlib.suppress(Unreachable):  # without the images it may be no JSON
+                return self._parse(remove_images(content), f"GET {path}")
+        return self._parse(content, f"GET {path}")
 
     def _parse(self, content: bytes, call: str) -> Json:
         """Return the JSON object of an answer."""

@@ -31,6 +31,16 @@ class PagedApi(KubernetesApi):
         return urllib3.HTTPResponse(BytesIO(body), status=200, preload_content=False)
 
 
+class OnePageApi(KubernetesApi):
+    """Answers a list with one page of these bytes."""
+
+    def __init__(self, page: bytes) -> None:
+        self.name, self.page = "one-page", page
+
+    def _open(self, *_: Any, **__: Any) -> urllib3.BaseHTTPResponse:
+        return urllib3.HTTPResponse(BytesIO(self.page), status=200, preload_content=False)
+
+
 @pytest.mark.parametrize("metadata_first", [True, False])
 @pytest.mark.parametrize("pages", [1, 2, 5])
 def test_list_yields_the_objects_of_all_pages_in_order(pages: int, metadata_first: bool) -> None:
