@@ -70,7 +70,12 @@ THIS = BaselinePolicy("evenkeel", "service")
 
 
 def site_policy(
-    setup: Json, pools: Mapping[str, tuple[Any, ...]], *, delay_factor: float = 1.0, **burst: Any
+    setup: Json,
+    pools: Mapping[str, tuple[Any, ...]],
+    *,
+    delay_factor: float = 1.0,
+    backfill_seconds: int = 0,
+    **burst: Any,
 ) -> Policy:
     """Return the policy that a site with this setup writes: pools, caps, prices of delay, and known durations.
 
@@ -78,6 +83,7 @@ def site_policy(
         setup: The setup with its true prices.
         pools: Pools to rent from, by instance type.
         delay_factor: The price of delay in the policy, as a share of the true one.
+        backfill_seconds: The field of the section `scheduling`.
         burst: Further fields of the section `burst`.
     """
     rented = [
@@ -101,6 +107,7 @@ def site_policy(
             expected_checkpoint_seconds=jobs["checkpointSeconds"],
             expected_launch_seconds=setup["committed"]["launchSeconds"],
         ),
+        scheduling=policy.scheduling.replace(backfill_seconds=backfill_seconds),
         jobs=policy.jobs.replace(expected_resume_seconds=jobs["restartSeconds"]),
     )
 
@@ -496,8 +503,8 @@ def quantiles(delays: list[float]) -> Json:
 # ---------------------------------------------------------------- measuring
 
 
-SITE: dict[str, int] = {"max_moves": 3, "max_wait_seconds": 1800}
-"""Fields of `burst` beside prices and caps. Chosen on tuning seeds."""
+SITE: dict[str, int] = {"max_moves": 3, "max_wait_seconds": 1800, "backfill_seconds": 1800}
+"""Fields of `burst` beside prices and caps, and `backfillSeconds`. Chosen on tuning seeds."""
 
 
 def load_grid() -> Json:
@@ -611,7 +618,7 @@ def main(words: Sequence[str] | None = None) -> int:
         help="only these cells: price of delay x, price of Spot x, committed nodes x",
     )
     parser.add_argument("--untold", action="store_true", help="the policy keeps the published prices of delay")
-    parser.add_argument("--plain", action="store_true", help="without `maxMoves` and `maxWaitSeconds`")
+    parser.add_argument("--plain", action="store_true", help="without the settings of `SITE`")
     parser.add_argument("--seeds", type=int, nargs="*", help="seeds, instead of the seeds in the grid file")
     parser.add_argument("--days", type=int, help="a shorter month")
     parser.add_argument("--processes", type=int, default=1, help="cells that are measured at the same time")

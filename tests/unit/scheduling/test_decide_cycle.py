@@ -70,6 +70,63 @@ def test_jobs_that_fit_start_and_the_next_one_waits() -> None:
     assert plan.pending_count == 1
 
 
+def with_backfill(seconds: int) -> Policy:
+    policy = Policy()
+    return policy.replace(
+        scheduling=policy.scheduling.replace(backfill_seconds=seconds),
+        burst=policy.burst.replace(delay_micros_per_hour={"high": 20_000_000, "low": 1_000_000}),
+    )
+
+
+def a_classed_job(number: int, priority_class: str, nodes: int = 1, **changes: Any) -> Job:
+    return a_waiting_job(number, spec={"priority_class": priority_class, "nodes": nodes}, **changes)
+
+
+def test_backfill_starts_later_jobs_in_order_of_their_price_of_delay() -> None:
+    jobs = (a_classed_job(1, "low", nodes=3), a_classed_job(2, "low"), a_classed_job(3, "high"))
+
+    assert steps_by_job(decide_snapshot(a_snapshot(*jobs, nodes=1))) == {
+        "job-1": "PendingStep NEVER_FITS",
+        "job-2": "AdmissionStep ADMIT",
+        "job-3": "PendingStep WAIT",
+    }
+    assert steps_by_job(decide_snapshot(a_snapshot(*jobs, nodes=1), with_backfill(1000))) == {
+        "job-3": "AdmissionStep ADMIT",
+        "job-1": "PendingStep NEVER_FITS",
+        "job-2": "PendingStep WAIT",
+    }
+
+
+def test_job_older_than_the_backfill_limit_blocks_younger_jobs() -> None:
+    # Both jobs could use the one free node. The older job needs a second one.
+    taken = a_node_capacity(2).replace(free=a_node_capacity(2).free.minus(a_node_capacity(2).free))
+    jobs = (a_classed_job(1, "low", nodes=2), a_classed_job(990, "high"))
+    snapshot = a_snapshot(*jobs)._replace(capacities=(a_node_capacity(1), taken))
+
+    younger = steps_by_job(decide_snapshot(snapshot, with_backfill(1000)))
+    older = steps_by_job(decide_snapshot(snapshot, with_backfill(999)))
+
+    assert younger == {"job-990": "AdmissionStep ADMIT", "job-1": "PendingStep WAIT"}
+    assert older == {"job-1": "PendingStep WAIT", "job-990": "PendingStep BLOCKED"}
+
+
+def test_displaced_job_waits_behind_younger_jobs_only_for_the_backfill_limit() -> None:
+    displaced = a_classed_job(1, "low", displaced_at=at(100), queued_at=at(100), current_attempt=1)
+    snapshot = a_snapshot(displaced, a_classed_job(950, "high"), nodes=1)
+
+    assert steps_by_job(decide_snapshot(snapshot, with_backfill(901)))["job-950"] == "AdmissionStep ADMIT"
+    assert steps_by_job(decide_snapshot(snapshot, with_backfill(900)))["job-1"] == "AdmissionStep ADMIT"
+
+
+def test_backfill_does_not_apply_to_jobs_of_teams() -> None:
+    jobs = (a_classed_job(1, "low"), a_classed_job(2, "high"))
+    snapshot = a_snapshot(*jobs, nodes=1)._replace(setup=a_setup(a_team("red", 8)))
+
+    requests = snapshot.requests(with_backfill(1000), NOW)
+
+    assert [request.may_be_overtaken for request in requests] == [False, False]
+
+
 @pytest.mark.parametrize("mode", [Mode.OBSERVE, Mode.RECOMMEND])
 def test_no_job_starts_unless_the_mode_is_act(mode: Mode) -> None:
     plan = decide_snapshot(a_snapshot(a_waiting_job(1)), mode=mode)

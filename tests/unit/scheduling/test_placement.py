@@ -108,7 +108,7 @@ def delayed_placement(delay_hours: float, *, max_wait_hours: float = 0.25, **job
 
 
 def test_long_delay_pays_for_extra_cost_up_to_a_limit() -> None:
-    # $40 an hour x 0.25 h = $10
+    # $40 an hour x 0.25 h x (0.25 h / 0.25 h) = $10
     decision = choose_pool(delayed_placement(0.25))
 
     assert (decision.action, decision.pool) == (PlacementAction.RENT, "on-demand")
@@ -117,7 +117,7 @@ def test_long_delay_pays_for_extra_cost_up_to_a_limit() -> None:
         "because the job's delay is 15 min so far."
     )
     assert choose_pool(delayed_placement(0.19)).action is PlacementAction.WAIT
-    # From 0.1 h on the limit also rises with the delay: $40 an hour x 0.19 h x 1.9 = $14.44. Saved work is no delay.
+    # A shorter `maxWaitSeconds` raises the limit: $40 an hour x 0.19 h x 1.9 = $14.44. Saved work is no delay.
     assert choose_pool(delayed_placement(0.19, max_wait_hours=0.1)).action is PlacementAction.RENT
     rested = delayed_placement(0.19, max_wait_hours=0.1, suspended_seconds=0.09 * HOUR)
     assert choose_pool(rested).action is PlacementAction.WAIT
@@ -136,7 +136,7 @@ def test_extra_cost_of_renting_is_bounded_by_the_delay(delay: float, limit: floa
     committed = next(row for row in decision.table if row.market is C)
     if decision.action is PlacementAction.RENT and decision.row is not None:
         extra = decision.row.cost_parts - committed.cost_parts
-        bound = value * delay * max(1, delay / (round(limit * HOUR) / HOUR)) * COST_PARTS_PER_USD
+        bound = value * delay * delay / (round(limit * HOUR) / HOUR) * COST_PARTS_PER_USD
         assert extra <= max(0, bound * (1 + 1e-6))
 
 

@@ -58,6 +58,48 @@ def test_run_beyond_all_past_runs_takes_half_as_long_again() -> None:
     assert RunTimes(past_jobs(*[600.0] * 20)).remaining(a_run(), 7200).seconds == (3600.0,)
 
 
+def running_jobs(*seconds: float) -> list[PastJob]:
+    return [PastJob("red", "ana", "", run, is_running=True) for run in seconds]
+
+
+def test_runs_that_have_not_ended_raise_the_estimate() -> None:
+    # Kaplan-Meier: at 100 s 10 of 20 runs end. The others run since 1000 s, so the mean is 0.5 x 100 + 0.5 x 1500.
+    learned = RunTimes([*past_jobs(*[100.0] * 10), *running_jobs(*[1000.0] * 10)])
+
+    assert learned.remaining(a_run(), 0).mean == pytest.approx(800)
+
+
+def test_young_running_jobs_do_not_lower_the_estimate() -> None:
+    ended = past_jobs(100, 200, 300, 400, 500, 600)
+
+    learned = RunTimes([*ended, *running_jobs(*[50.0] * 40)])
+
+    assert learned.remaining(a_run(), 0).mean == pytest.approx(350)
+
+
+def test_share_of_an_unfinished_run_goes_to_longer_runs() -> None:
+    # Textbook case: ends at 1, 3 and 5, censored at 2 and 4. Shares: 1/5, then 4/5 x 1/3 = 4/15, and 8/15 at 5.
+    learned = RunTimes([*past_jobs(100, 300, 500), *running_jobs(200, 400)], min_samples=1)
+
+    assert learned.remaining(a_run(), 0).mean == pytest.approx(100 / 5 + 300 * 4 / 15 + 500 * 8 / 15)
+
+
+def test_running_jobs_alone_are_no_sample() -> None:
+    assert RunTimes(running_jobs(*[60.0] * 50)).remaining(a_run(), 0).mean == 4 * HOUR
+
+
+@given(st.lists(st.tuples(st.floats(1, 1e5), st.booleans()), min_size=5, max_size=80))
+def test_estimate_with_running_jobs_is_never_below_mean_of_ended_runs(runs: list[tuple[float, bool]]) -> None:
+    past = [PastJob("red", "ana", "", seconds, is_running) for seconds, is_running in runs]
+    ended = [seconds for seconds, is_running in runs if not is_running]
+
+    left = RunTimes(past, min_samples=1).remaining(a_run(), 0)
+
+    if ended:
+        assert list(left.seconds) == sorted(left.seconds)
+        assert left.mean >= sum(ended) / len(ended) * (1 - 1e-6) - 0.2
+
+
 def test_stated_run_time_precedes_past_runs() -> None:
     left = RunTimes(past_jobs(*[60.0] * 20)).remaining(a_run(stated=3600), 0)
 

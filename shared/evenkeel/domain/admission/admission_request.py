@@ -75,6 +75,10 @@ class AdmissionRequest(Value):
     """Whether other jobs were displaced for it. It then goes before jobs that wait for nodes of their own."""
     is_displaced: bool = False
     """Whether it was stopped to free nodes for another job, which therefore goes first."""
+    may_be_overtaken: bool = False
+    """Whether later jobs may start before it. Such jobs wait in order of their price of delay."""
+    delay_micros_per_hour: int = 0
+    """Price of delay of its class, if that decides its order; else 0."""
     is_serving: bool = False
     """Whether these are replicas of a Deployment. Their pods ask for no EFA."""
     pools: tuple[PoolChoice, ...] = ()
@@ -143,12 +147,14 @@ class AdmissionRequest(Value):
         )
 
     @property
-    def queue_order_key(self) -> tuple[int, datetime, str]:
+    def queue_order_key(self) -> tuple[int, bool, int, datetime, str]:
         """Order in the queue: recoveries, jobs that displaced others, other jobs, displaced jobs; by submission.
 
-        Priority plays no part. With teams, the queue engine orders the jobs of each queue again, by priority.
+        Among the other jobs, jobs that may be overtaken come last, by their price of delay. Priority plays no part.
+        With teams, the queue engine orders the jobs of each queue again, by priority.
         """
-        return (self._queue_rank, self.submitted_at, self.job_id)
+        rank, price = self._queue_rank, self.delay_micros_per_hour
+        return (rank, self.may_be_overtaken, -price, self.submitted_at, self.job_id)
 
     @property
     def _queue_rank(self) -> "QueueRank":

@@ -43,16 +43,42 @@ def with_default_amounts(request: AdmissionRequest, shares: NodeShares) -> Admis
     return request.with_per_node(shares.request_of(request.per_node, request.cluster, request.instance_types))
 
 
-def build_request(job: Job, shares: NodeShares, policy: Policy, now: datetime) -> AdmissionRequest:
+def _with_backfill(request: AdmissionRequest, job: Job, policy: Policy, now: datetime) -> AdmissionRequest:
+    """Return the request with its order among jobs that later jobs may overtake, as `backfillSeconds` sets it.
+
+    A job that was displaced goes behind other jobs only for that time, too. So no job waits behind younger jobs for
+    ever.
+    """
+    limit = policy.scheduling.backfill_seconds
+    if not limit or request.has_prior_grant or request.has_displaced:
+        return request
+    if now - (job.queued_at or job.submitted_at) >= timedelta(seconds=limit):
+        return request.replace_unchecked(is_displaced=False)
+    price = policy.burst.delay_of(job.spec.priority_class)
+    return request.replace_unchecked(may_be_overtaken=True, delay_micros_per_hour=price)
+
+
+def build_request(
+    job: Job, shares: NodeShares, policy: Policy, now: datetime, *, may_backfill: bool = False
+) -> AdmissionRequest:
     """Return the request of a job, with the facts that depend on the fleet and on the time.
 
     These are the CPU and memory that the job leaves open, and whether nodes are reserved for the job. If reservations
     end, they include how long a node must stay to be of use. The estimate comes from `renting/placement.py`.
+
+    Args:
+        job: The job.
+        shares: The CPU and memory of the nodes for each accelerator.
+        policy: The whole policy.
+        now: The time.
+        may_backfill: Whether `backfillSeconds` counts: there are no teams.
     """
     request = with_default_amounts(AdmissionRequest.of(job), shares)
     if job.lost_at is not None and not job.is_preempted:
         replaced_by = job.lost_at + timedelta(seconds=policy.repair.replace_deadline_seconds)
         request = request.replace_unchecked(is_interrupted=now < replaced_by)
+    if may_backfill:
+        request = _with_backfill(request, job, policy, now)
     if policy.instance_types and job.spec.requires != Requirements():
         needs = compatibility.needs_of(job.spec.requires, "", "", {})
         request = request.replace_unchecked(

@@ -123,9 +123,10 @@ class CycleSnapshot(NamedTuple):
     def requests(self, policy: Policy, now: datetime) -> tuple[AdmissionRequest, ...]:
         """Return the requests of the pending jobs that the admission rules decide about."""
         shares = NodeShares(self.capacities, policy.burst.pools)
+        may_backfill = not self.setup.has_teams
         return tuple(
             delay_smaller_start(
-                build_request(self.rental_book.in_rented_cluster(job), shares, policy, now),
+                build_request(self.rental_book.in_rented_cluster(job), shares, policy, now, may_backfill=may_backfill),
                 job.lost_at,
                 policy.scheduling.elastic,
             )

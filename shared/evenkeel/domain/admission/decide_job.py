@@ -115,7 +115,8 @@ class AdmissionDecision(Value):
     @property
     def blocks_queue(self) -> bool:
         """Whether the job blocks later jobs: it waits for existing nodes that other jobs could take, too."""
-        return self.action is AdmissionAction.WAIT and bool(pool_instance_types(self.facts.fits))
+        may_block = self.action is AdmissionAction.WAIT and not self.facts.request.may_be_overtaken
+        return may_block and bool(pool_instance_types(self.facts.fits))
 
     def to_attempt(self, job: Job, decision_id: str) -> Attempt:
         """Return the attempt that starts an admitted job.

@@ -24,6 +24,7 @@ from evenkeel.domain.policy import Policy
 from evenkeel.domain.quotas.teams import TeamSetup
 from evenkeel.domain.renting.candidates import (
     committed_pools,
+    runs_so_far,
 )
 from evenkeel.domain.renting.migration import (
     MigrationAction,
@@ -77,7 +78,9 @@ def next_departure(
     node_capacities = _free_committed_nodes(admission_input.capacities, decisions)
     is_free = _has_free_node(node_capacities)
     ran = run_seconds(snapshot.attempts, now)
-    run_times = run_times_of(snapshot.past_jobs, policy.economy.min_samples)
+    running = {charge.job_id: job for charge in admission_input.charges if (job := snapshot.known_job(charge.job_id))}
+    past = (*snapshot.past_jobs, *runs_so_far(admission_input.charges, running, now))
+    run_times = run_times_of(past, policy.economy.min_samples)
     for rental in _departure_candidates(snapshot, is_free=is_free):
         job = snapshot.known_job(rental.job_id)
         if job is None or job.job_id in asked_to_stop or not _may_leave(job, rental, admission_input.charges):

@@ -358,7 +358,7 @@ def _reserved_or_shared(request: AdmissionRequest, capacities: Iterable[NodeCapa
 _NO_REQUIREMENTS = Requirements()
 _NEUTRAL_FIELDS = {
     *("job_id", "submitter", "team", "submitted_at", "queued_at", "priority", "attempts"),
-    *("nodes", "requested_nodes", "sizes"),
+    *("nodes", "requested_nodes", "sizes", "may_be_overtaken", "delay_micros_per_hour", "is_displaced"),
 }
 """Fields in which two requests may differ while their pods fit on the same nodes."""
 

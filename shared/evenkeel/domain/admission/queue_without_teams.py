@@ -1,7 +1,8 @@
 """Admit jobs in queue order, without quotas: first come, first served on free nodes.
 
 A job is admitted if its gang fits on one instance type of one pool. The first job that does not fit blocks later jobs
-that could take the same nodes, so small jobs never starve a large one. A job that resumes after a recovery comes first:
+that could take the same nodes, so small jobs never starve a large one. With `backfillSeconds` it does so only after it
+has waited that long. A job that resumes after a recovery comes first:
 its capacity was granted before. With teams, `queue_with_teams.py` decides the order.
 """
 
@@ -26,7 +27,7 @@ def decide_in_queue_order(
         fits = shared_fits.fits_of(request, capacities)
         facts = AdmissionFacts(request=request, fits=fits, blocked_by=barrier.blocker_of(fits), now=now)
         decision = decide(facts)
-        if decision.action is AdmissionAction.WAIT:
+        if decision.action is AdmissionAction.WAIT and not request.may_be_overtaken:
             barrier.add(request.job_id, fits)
         if decision.action is AdmissionAction.ADMIT:
             capacities = shared_fits.subtract(capacities, request, decision.nodes)

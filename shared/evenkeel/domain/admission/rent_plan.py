@@ -27,6 +27,7 @@ from evenkeel.domain.renting.candidates import (
     jobs_to_place,
     nodes_to_rent,
     placement_facts,
+    runs_so_far,
 )
 from evenkeel.domain.renting.placement import (
     NotPlaced,
@@ -56,16 +57,18 @@ def placement_context(
 
     The queue of their admission input is empty.
     """
-    jobs = {charge.job_id: snapshot.known_job(charge.job_id) for charge in admission_input.charges}
+    known = {charge.job_id: snapshot.known_job(charge.job_id) for charge in admission_input.charges}
+    jobs = {job_id: job for job_id, job in known.items() if job}
+    past = (*snapshot.past_jobs, *runs_so_far(admission_input.charges, jobs, now))
     return PlacementContext(
         now=now,
         capacities=snapshot.capacities,
         charges=tuple(charge.without_rented_part() for charge in admission_input.charges),
-        classes={job_id: job.spec.priority_class for job_id, job in jobs.items() if job},
+        classes={job_id: job.spec.priority_class for job_id, job in jobs.items()},
         rented=snapshot.rental_book,
         shortages=snapshot.shortages or Shortages(),
-        run_times=run_times_of(snapshot.past_jobs, policy.economy.min_samples),
-        jobs_with_charge={job_id: job for job_id, job in jobs.items() if job},
+        run_times=run_times_of(past, policy.economy.min_samples),
+        jobs_with_charge=jobs,
     )
 
 

@@ -8,7 +8,7 @@ from evenkeel.domain.capacity.capacity_policy import ReservedPool
 from evenkeel.domain.capacity.pools import Reservation
 from evenkeel.domain.elastic.sizes import ElasticPolicy
 from evenkeel.domain.external.adoption_policy import ServingWorkload
-from evenkeel.domain.policy_section import Count, Section
+from evenkeel.domain.policy_section import Count, Seconds, Section
 from evenkeel.domain.values import Word
 
 
@@ -24,6 +24,10 @@ class SchedulingPolicy(Section):
     max_jobs_per_cycle: int = Field(default=500, ge=1, le=100_000)
     """Maximum pending jobs that one scheduling cycle examines in all queues together. Half of them are at the heads, at
     least one in each queue. The others are behind the heads of long queues, which take turns."""
+    backfill_seconds: Seconds = 0
+    """Without teams: how long later jobs may start before a job that waits for nodes. Until then jobs wait in order of
+    the price of delay of their class. After that the job goes before all younger jobs and blocks them. 0 = first come,
+    first served."""
     max_open_jobs_per_principal: int = Field(default=500, ge=1, le=100_000)
     """Maximum number of jobs of one submitter that have not ended. Further submissions are refused."""
     max_open_jobs_per_team: int = Field(default=2000, ge=1, le=100_000)

@@ -11,14 +11,18 @@ first of these sources that exists is used:
 
 Only past runs count that lasted longer than this run so far. If too few did, the run is expected to take
 half as long again.
+
+Runs that have not ended count as well. After a burst of submissions only the short runs have ended, so a mean of the
+ended runs alone is far too low. The shares come from the Kaplan-Meier estimate: the share of a run that has not ended
+is spread over the runs that last longer. If the longest run has not ended, it is expected to take half as long again.
 """
 
 import functools
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from statistics import NormalDist, fmean
 from typing import NamedTuple
 
@@ -33,12 +37,14 @@ _STATED_SIGMA = 0.8
 
 
 class PastJob(NamedTuple):
-    """The run time of a job that ended, and who submitted the job."""
+    """The run time of a job, and who submitted the job."""
 
     team: str
     submitter: str
     job_type: str
     seconds: float
+    is_running: bool = False
+    """Whether the job still runs. Then its whole run takes at least `seconds`."""
 
 
 class RunOrigin(NamedTuple):
@@ -93,16 +99,18 @@ class RunTimes:
         """Group the past runs.
 
         Args:
-            past: The latest runs that ended by themselves.
-            min_samples: Runs of a group from which they are used.
+            past: The latest runs that ended by themselves, and runs that have not ended.
+            min_samples: Ended runs of a group from which they are used.
         """
-        groups: dict[tuple[str, ...], list[float]] = defaultdict(list)
+        groups: dict[tuple[str, ...], list[PastJob]] = defaultdict(list)
         for run in past:
             for group in _run_groups(run.team, run.submitter, run.job_type):
-                groups[group].append(run.seconds)
+                groups[group].append(run)
         self._min_samples = min_samples
-        self._run_groups: Mapping[tuple[str, ...], list[float]] = {
-            group: sorted(runs) for group, runs in groups.items() if len(runs) >= min_samples
+        self._run_groups: Mapping[tuple[str, ...], _RunTimeShares] = {
+            group: _RunTimeShares.of(runs)
+            for group, runs in groups.items()
+            if sum(not run.is_running for run in runs) >= min_samples
         }
 
     def remaining(self, run: RunOrigin, ran_seconds: float) -> RemainingTime:
@@ -113,12 +121,11 @@ class RunTimes:
             ran_seconds: How long it has run.
         """
         if run.stated_seconds:
-            return _remaining_after(
-                _lognormal_quantiles(run.stated_seconds, _STATED_SIGMA), ran_seconds, run.stated_seconds, 1
-            )
+            stated = _RunTimeShares.equal(_lognormal_quantiles(run.stated_seconds, _STATED_SIGMA))
+            return stated.remaining_after(ran_seconds, run.stated_seconds, 1)
         for group in _run_groups(run.team, run.submitter, run.job_type):
             if past := self._run_groups.get(group):
-                return _remaining_after(past, ran_seconds, run.policy_seconds, self._min_samples)
+                return past.remaining_after(ran_seconds, run.policy_seconds, self._min_samples)
         return RemainingTime((remaining_seconds(run.policy_seconds, ran_seconds),))
 
 
@@ -140,14 +147,60 @@ def _lognormal_quantiles(median: float, sigma: float) -> list[float]:
     return [median * math.exp(sigma * deviate) for deviate in _DEVIATES]
 
 
-def _remaining_after(ordered: list[float], ran_seconds: float, usual_seconds: float, min_samples: int) -> RemainingTime:
-    """Return the remaining time of runs that lasted longer than a time."""
-    first = bisect_right(ordered, ran_seconds)
-    longer = len(ordered) - first
-    if longer < min_samples:
-        return RemainingTime((remaining_seconds(min(usual_seconds, ran_seconds), ran_seconds),))
-    count = min(longer, _VALUES)
-    cuts = [first + number * longer // count for number in range(count + 1)]
-    # Each part is replaced by its mean, so the mean of all runs stays the same.
-    parts = (fmean(ordered[start:end]) for start, end in pairwise(cuts))
-    return RemainingTime(tuple(round(value - ran_seconds, 1) for value in parts))
+class _RunTimeShares(NamedTuple):
+    """Run times and the share of the runs that each stands for."""
+
+    seconds: list[float]
+    """Ascending."""
+    shares: list[float]
+    """Cumulative: before the first, after the first, and so on."""
+    products: list[float]
+    """Cumulative: share x seconds."""
+    ended: int
+    """Number of runs that ended. Only the last of `seconds` may be of a run that has not."""
+
+    @classmethod
+    def of(cls, runs: Iterable[PastJob]) -> "_RunTimeShares":
+        """Return the Kaplan-Meier estimate from ended and running jobs."""
+        ordered = sorted((run.seconds, run.is_running) for run in runs)
+        seconds, shares, left = list[float](), list[float](), 1.0
+        for position, (value, is_running) in enumerate(ordered):
+            if not is_running:
+                seconds.append(value)
+                shares.append(left / (len(ordered) - position))
+                left -= shares[-1]
+        ended, (longest, is_running) = len(seconds), ordered[-1]
+        if is_running:
+            seconds.append(longest + remaining_seconds(longest, longest))
+            shares.append(left)
+        return cls._with_shares(seconds, shares, ended)
+
+    @classmethod
+    def equal(cls, seconds: list[float]) -> "_RunTimeShares":
+        """Return equally likely run times."""
+        return cls._with_shares(seconds, [1 / len(seconds)] * len(seconds), len(seconds))
+
+    @classmethod
+    def _with_shares(cls, seconds: list[float], shares: list[float], ended: int) -> "_RunTimeShares":
+        products = [share * value for share, value in zip(shares, seconds, strict=True)]
+        return cls(seconds, list(accumulate(shares, initial=0.0)), list(accumulate(products, initial=0.0)), ended)
+
+    def remaining_after(self, ran_seconds: float, usual_seconds: float, min_samples: int) -> RemainingTime:
+        """Return the remaining time of runs that lasted longer than a time."""
+        first = bisect_right(self.seconds, ran_seconds)
+        longer = self.ended - first
+        if longer < min_samples:
+            return RemainingTime((remaining_seconds(min(usual_seconds, ran_seconds), ran_seconds),))
+        count = min(longer, _VALUES)
+        low, high = self.shares[first], self.shares[-1]
+        cuts = [low + number * (high - low) / count for number in range(count + 1)]
+        # Each part is replaced by its mean, so the mean of all runs stays the same.
+        products = [self._product_until(cut, first) for cut in cuts]
+        width, longest = (high - low) / count, self.seconds[-1]
+        values = [round(min((end - start) / width, longest) - ran_seconds, 1) for start, end in pairwise(products)]
+        return RemainingTime(tuple(accumulate((max(0.0, value) for value in values), max)))
+
+    def _product_until(self, share: float, first: int) -> float:
+        """Return the sum of share x seconds over the runs up to a cumulative share."""
+        position = min(max(bisect_left(self.shares, share) - 1, first), len(self.seconds) - 1)
+        return self.products[position] + (share - self.shares[position]) * self.seconds[position]

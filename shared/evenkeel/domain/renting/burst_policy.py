@@ -57,7 +57,7 @@ class BurstPolicy(Section):
     """The run time for every other class."""
     max_wait_seconds: Seconds = 0
     """If set, renting for a job may cost more than its wait. The extra cost is at most the cost of the job's delay so
-    far. After this delay the limit also rises with the ratio of the delay to this time. 0 = no extra cost."""
+    far, times the ratio of the delay to this time. 0 = no extra cost."""
     max_moves: Tries = 0
     """How often a job may be moved between committed and rented nodes to save money. At 0 no job is moved off committed
     nodes for another job, and moves back have no limit."""

@@ -11,7 +11,7 @@ from evenkeel.domain.capacity.node_capacity import TAINTED, NodeCapacity
 from evenkeel.domain.capacity.pod_shares import expected_offer
 from evenkeel.domain.capacity.pool_choices import Toleration, all_tolerated
 from evenkeel.domain.capacity.pools import LaunchDelay, Market, Pool
-from evenkeel.domain.capacity.run_times import NO_PAST_RUNS, RemainingTime, RunOrigin, RunTimes
+from evenkeel.domain.capacity.run_times import NO_PAST_RUNS, PastJob, RemainingTime, RunOrigin, RunTimes
 from evenkeel.domain.capacity.shortages import Shortages
 from evenkeel.domain.capacity.start_estimates import (
     RunningUse,
@@ -111,6 +111,21 @@ class QueueForecasts:
 
 def _kind(pool: Pool) -> tuple[str, str, str]:
     return (pool.cluster, pool.name, pool.instance_type)
+
+
+def runs_so_far(charges: Iterable[Charge], jobs: Mapping[str, Job], now: datetime) -> tuple[PastJob, ...]:
+    """Return how long the running jobs have run, for the estimates of run times.
+
+    Args:
+        charges: Charges of all attempts that are not settled.
+        jobs: The jobs that hold a charge. A job that is missing is left out, because its type is not known.
+        now: The time.
+    """
+    return tuple(
+        PastJob(charge.team, charge.submitter, jobs[charge.job_id].spec.job_type, seconds, is_running=True)
+        for charge in charges
+        if charge.job_id in jobs and charge.admitted_at and (seconds := (now - charge.admitted_at).total_seconds()) > 0
+    )
 
 
 def origin_of(job: Job, policy: Policy) -> RunOrigin:

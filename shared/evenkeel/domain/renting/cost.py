@@ -130,7 +130,7 @@ class RiskLimits(Value):
     spot_checkpoint_share: float = 0.1
     """On spot nodes, the longest time between checkpoints as a share of the mean time between interruptions."""
     max_wait_seconds: int = 0
-    """Delay after which the limit on the extra cost of renting rises faster; 0 = no extra cost."""
+    """Delay at which the extra cost of renting may equal the cost of that delay; 0 = no extra cost."""
     grace_seconds: float = 60
     """Margin before the end of a reservation, besides the time for the last checkpoint."""
 

@@ -146,20 +146,21 @@ def choose_pool(facts: PlacementFacts) -> PlacementDecision:
 def _long_delay_reason(facts: PlacementFacts, rented: PoolCost, committed: PoolCost) -> str:
     """Say why nodes are rented for a job although that costs more than its wait; empty if they are not.
 
-    The extra cost may be at most the cost of the job's delay so far. From `max_wait_seconds` on, the limit also rises
-    with the ratio of the delay to `max_wait_seconds`:
+    The extra cost may be at most the cost of the job's delay so far, times the ratio of the delay to
+    `max_wait_seconds`:
 
-        price of delay x delay so far x max(1, delay so far / max_wait_seconds)
+        price of delay x delay so far x (delay so far / max_wait_seconds)
 
-    So nodes are rented for every job at some time, and later for a job whose delay is cheap. Interruptions and moves
-    count as delay, saved work and time in which a person had suspended the job do not.
+    A short delay allows little, because most short waits end by themselves. After `max_wait_seconds` the limit exceeds
+    the cost of the delay. So nodes are rented for every job at some time, and later for a job whose delay is cheap.
+    Interruptions and moves count as delay, saved work and time in which a person had suspended the job do not.
     """
     job, max_wait = facts.job, facts.risk_limits.max_wait_seconds
     if not max_wait:
         return ""
     spared_seconds = job.done_seconds + job.suspended_seconds
     delay_seconds = max(0.0, (facts.now - job.submitted_at).total_seconds() - spared_seconds)
-    limit_parts = round(job.micros_per_hour_of_delay * delay_seconds * max(1.0, delay_seconds / max_wait))
+    limit_parts = round(job.micros_per_hour_of_delay * delay_seconds * delay_seconds / max_wait)
     extra_parts = rented.cost_parts - committed.cost_parts
     if extra_parts > limit_parts:
         return ""

@@ -12,7 +12,13 @@ from evenkeel.domain.economics import money
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.renting.candidates import PlacementContext, committed_pools, placement_facts, why_not_portable
+from evenkeel.domain.renting.candidates import (
+    PlacementContext,
+    committed_pools,
+    placement_facts,
+    runs_so_far,
+    why_not_portable,
+)
 from evenkeel.domain.renting.cost import PoolCost
 from evenkeel.domain.renting.mixed import Base, MixedDecision, MixedOption, decide_mixed
 from evenkeel.domain.renting.placement import PlacementDecision, PlacementFacts, choose_pool
@@ -54,6 +60,7 @@ def compare_pools(
         budgets_left: Team with a budget in dollars → its remaining amount.
     """
     holders = _holders(context.ledger)
+    past = (*past_jobs.load_past_jobs(context.ledger), *runs_so_far(charges, holders, context.now))
     placement = PlacementContext(
         now=context.now,
         capacities=capacities,
@@ -62,7 +69,7 @@ def compare_pools(
         queue=(*ahead, job),
         rented=RentalBook(allocations=rentals.load_allocations(context.ledger), budgets_left=budgets_left),
         shortages=rentals.read_shortages(context.ledger)[0],
-        run_times=run_times_of(past_jobs.load_past_jobs(context.ledger), context.policy.economy.min_samples),
+        run_times=run_times_of(past, context.policy.economy.min_samples),
         jobs_with_charge=holders,
     )
     document = placement_document(

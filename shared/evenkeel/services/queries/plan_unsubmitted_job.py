@@ -95,7 +95,10 @@ def preview_cycle(job: Job, setup: TeamSetup, context: Context) -> CyclePreview:
     heads = _queue_heads(context.ledger, setup, context.policy.scheduling.jobs_per_page)
     jobs = [other for other in heads if other.job_id != job.job_id]
     shares = NodeShares(capacities, context.policy.burst.pools)
-    pending = tuple(build_request.build_request(other, shares, context.policy, context.now) for other in (*jobs, job))
+    pending = tuple(
+        build_request.build_request(other, shares, context.policy, context.now, may_backfill=not setup.has_teams)
+        for other in (*jobs, job)
+    )
     scheduler_state = _scheduler_state(setup, context.ledger)
     own = setup.replace(teams=tuple(team for team in setup.teams if team.name == job.spec.team and team.budgets))
     rented = rentals.load(context.ledger).rentals if own.teams else ()

@@ -25,7 +25,7 @@ from evenkeel.domain.policy import Policy
 from evenkeel.domain.quotas.budgets import remaining_by_team
 from evenkeel.domain.quotas.teams import TeamSetup
 from evenkeel.domain.recovery.resume import OptionCost, PreemptionCandidate, RentOption, charge_lost_work
-from evenkeel.domain.renting.candidates import PlacementContext, nodes_to_rent, placement_facts
+from evenkeel.domain.renting.candidates import PlacementContext, nodes_to_rent, placement_facts, runs_so_far
 from evenkeel.domain.renting.placement import PlacementAction, cheapest_rental_in_time, choose_pool
 from evenkeel.domain.renting.rental import RentalState
 from evenkeel.domain.renting.rental_book import RentalBook
@@ -123,7 +123,8 @@ def _decide_as_cycle(
 ) -> tuple[AdmissionDecision, ...]:
     """Decide about these pending jobs as a scheduling cycle does."""
     shares = NodeShares(admission_input.capacities, policy.burst.pools)
-    pending = tuple(build_request.build_request(job, shares, policy, now) for job in jobs)
+    may_backfill = not admission_input.setup.has_teams
+    pending = tuple(build_request.build_request(job, shares, policy, now, may_backfill=may_backfill) for job in jobs)
     return decide_with_sizes(admission_input._replace(pending=pending), policy, now)
 
 
@@ -303,6 +304,8 @@ def _find_rental(
         what = "still serve it" if rental.state is RentalState.READY else "are starting"
         return None, _unavailable(option, f"nodes rented for the job {what}")
     job = _as_pending(interrupted, option, context.now)
+    running = runs_so_far(fleet.admission_input.charges, fleet.jobs_with_charge, context.now)
+    past = (*past_jobs.load_past_jobs(context.ledger), *running)
     rental_context = PlacementContext(
         now=context.now,
         capacities=fleet.admission_input.capacities,
@@ -313,7 +316,7 @@ def _find_rental(
         queue=(job, *fleet.waiting),  # a recovery goes first
         rented=fleet.rented,
         shortages=rentals.read_shortages(context.ledger)[0],
-        run_times=run_times_of(past_jobs.load_past_jobs(context.ledger), context.policy.economy.min_samples),
+        run_times=run_times_of(past, context.policy.economy.min_samples),
         jobs_with_charge=fleet.jobs_with_charge,
     )
     ran = run_seconds(rentals.read_attempts(context.ledger, [job]), context.now)
