@@ -27,7 +27,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench.origin import describe_origin, write_figures
 from evenkeel.domain.capacity.compatibility import PoolEnvironment
@@ -112,10 +112,22 @@ def _trace() -> tuple[dict[str, list[tuple[float, int]]], list[float]]:
     return arrivals, lengths
 
 
-def jobs_of(setup: Json, seed: int, sigma: float) -> list[TraceJob]:
-    """Draw one month of jobs, in order of arrival."""
-    rng = random.Random(f"{seed}/jobs")
-    law = setup["jobs"]
+class _DrawnJob(NamedTuple):
+    """A job as it is drawn, before its class has a price of delay."""
+
+    vc: str
+    kind: str
+    at: float
+    gpus: int
+    run: float
+    wrong: float
+    saves: bool
+
+
+@functools.lru_cache(maxsize=16)
+def _drawn_jobs(law_without_prices: str, seed: int, sigma: float) -> tuple[_DrawnJob, ...]:
+    """Draw one month of jobs, in order of arrival. The policies of a seed share the draw."""
+    rng, law = random.Random(f"{seed}/jobs"), json.loads(law_without_prices)
     arrivals, lengths = _trace()
     window = law["days"] * 86_400
     kinds = list(law["classes"])
@@ -135,18 +147,25 @@ def jobs_of(setup: Json, seed: int, sigma: float) -> list[TraceJob]:
             kind = rng.choices(kinds, weights)[0]
             wrong = math.exp(rng.gauss(0, 1) * sigma)
             saves = rng.random() < law["classes"][kind]["checkpoints"]
-            if moment >= window:
-                continue
-            nodes = max(1, -(-gpus // 8))
-            value = round(law["classes"][kind]["usdPerHourOfDelay"] * money.MICROS_PER_USD)
-            jobs.append(
-                TraceJob(
-                    "", vc, kind, moment, nodes, gpus if nodes == 1 else 8, run, max(60.0, run * wrong), saves, value
-                )
-            )
-    jobs.sort(key=lambda job: job.at)
-    for number, job in enumerate(jobs):
-        job.name = f"job-{number:05}"
+            if moment < window:
+                jobs.append(_DrawnJob(vc, kind, moment, gpus, run, wrong, saves))
+    return tuple(sorted(jobs, key=lambda job: job.at))
+
+
+def jobs_of(setup: Json, seed: int, sigma: float) -> list[TraceJob]:
+    """Return one month of jobs, in order of arrival."""
+    law = setup["jobs"]
+    classes = {name: {key: kind[key] for key in ("share", "checkpoints")} for name, kind in law["classes"].items()}
+    drawn = {"days": law["days"], "maxRunSeconds": law["maxRunSeconds"], "classes": classes}
+    jobs = []
+    for number, job in enumerate(_drawn_jobs(json.dumps(drawn), seed, sigma)):
+        nodes = max(1, -(-job.gpus // 8))
+        value = round(law["classes"][job.kind]["usdPerHourOfDelay"] * money.MICROS_PER_USD)
+        per_node = job.gpus if nodes == 1 else 8
+        estimate = max(60.0, job.run * job.wrong)
+        jobs.append(
+            TraceJob(f"job-{number:05}", job.vc, job.kind, job.at, nodes, per_node, job.run, estimate, job.saves, value)
+        )
     return jobs
 
 

@@ -56,8 +56,8 @@ class BurstPolicy(Section):
     other_expected_run_seconds: Deadline = 14_400
     """The run time for every other class."""
     max_wait_seconds: Seconds = 0
-    """If set, renting for a job may cost more than its wait. The extra cost is at most the cost of the job's delay so
-    far, times the ratio of the delay to this time. 0 = no extra cost."""
+    """If set, renting for a job may cost more than its wait. The limit on the extra cost rises with the
+    square of the job's delay so far. After this delay it equals the cost of the delay. 0 = no extra cost."""
     max_moves: Tries = 0
     """How often a job may be moved between committed and rented nodes to save money. At 0 no job is moved off committed
     nodes for another job, and moves back have no limit."""
