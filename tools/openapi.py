@@ -438,7 +438,14 @@ _ANSWERS: dict[str, Json] = {
                             *("at", "isStale", "nodes", "gpus", "cpu", "memoryGib", "jobs", "teams", "unhealthy"),
                             *("rent", "budgets", "serving"),
                         ],
-                        "properties": {"at": {"type": "string", "format": "date-time"}, "isStale": {"type": "boolean"}},
+                        "properties": {
+                            "at": {"type": "string", "format": "date-time"},
+                            "isStale": {"type": "boolean"},
+                            "budgetsLeftOut": {
+                                "type": "integer",
+                                "description": "Budgets beyond the 1,000 most urgent ones, which are not counted.",
+                            },
+                        },
                     },
                     {"type": "null"},
                 ],

@@ -82,7 +82,7 @@ def a_classed_job(number: int, priority_class: str, nodes: int = 1, **changes: A
     return a_waiting_job(number, spec={"priority_class": priority_class, "nodes": nodes}, **changes)
 
 
-def test_backfill_starts_later_jobs_in_order_of_their_price_of_delay() -> None:
+def test_backfill_starts_later_jobs_by_price_of_delay() -> None:
     jobs = (a_classed_job(1, "low", nodes=3), a_classed_job(2, "low"), a_classed_job(3, "high"))
 
     assert steps_by_job(decide_snapshot(a_snapshot(*jobs, nodes=1))) == {
@@ -110,7 +110,7 @@ def test_job_older_than_the_backfill_limit_blocks_younger_jobs() -> None:
     assert older == {"job-1": "PendingStep WAIT", "job-990": "PendingStep BLOCKED"}
 
 
-def test_displaced_job_waits_behind_younger_jobs_only_for_the_backfill_limit() -> None:
+def test_displaced_job_is_overtaken_only_until_the_backfill_limit() -> None:
     displaced = a_classed_job(1, "low", displaced_at=at(100), queued_at=at(100), current_attempt=1)
     snapshot = a_snapshot(displaced, a_classed_job(950, "high"), nodes=1)
 

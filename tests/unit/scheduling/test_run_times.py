@@ -89,7 +89,7 @@ def test_running_jobs_alone_are_no_sample() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(1, 1e5), st.booleans()), min_size=5, max_size=80))
-def test_estimate_with_running_jobs_is_never_below_mean_of_ended_runs(runs: list[tuple[float, bool]]) -> None:
+def test_running_jobs_never_lower_the_mean_of_ended_runs(runs: list[tuple[float, bool]]) -> None:
     past = [PastJob("red", "ana", "", seconds, is_running) for seconds, is_running in runs]
     ended = [seconds for seconds, is_running in runs if not is_running]
 

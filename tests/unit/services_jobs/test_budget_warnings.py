@@ -14,6 +14,7 @@ from evenkeel.domain.quotas.spending import Spending, begin_of, end_of
 from evenkeel.domain.quotas.teams import Budget, Period
 from evenkeel.ports import Put, Row, RowChange
 from evenkeel.services.publishing import publish_events
+from evenkeel.services.queries import read_overview
 from evenkeel.services.storage import fleet_rows, quota_rows
 from evenkeel.services.sweep import sweep_fleet
 from evenkeel.services.sweep.sweep_run import SweepRun
@@ -98,6 +99,48 @@ def test_sweep_warns_once_before_the_budget_is_gone() -> None:
     assert counts == {1: (16, None, 0), 5: (80, warned_at, 1), 6: (96, warned_at, 1), 20: (320, warned_at, 1)}
     (tomorrow,) = counted_budgets(world, DAY_BEGIN + 25 * HOUR)
     assert (tomorrow["period"], tomorrow["warnedAt"]) == ("2026-11-04", None)
+
+
+def test_warning_survives_a_crash_before_its_row_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = market_with_budgets({"period": "day", "gpuHours": 240}).scenario.world
+    store_use(world, DAY_BEGIN)
+    counted_budgets(world, DAY_BEGIN + HOUR)
+
+    def die(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(world.ledger, "commit", die)
+        with pytest.raises(KeyboardInterrupt):
+            sweep_fleet.count_fleet(SweepRun(a_context(world, now=DAY_BEGIN + 5 * HOUR), {}))
+
+    assert world.telemetry.totals["BudgetsRunningOut"] == 1
+    (budget,) = counted_budgets(world, DAY_BEGIN + 5 * HOUR + timedelta(minutes=1))
+    assert budget["warnedAt"] == "2026-11-03T05:01:00.000000Z"
+
+
+def test_most_urgent_budgets_are_kept_in_order_of_teams() -> None:
+    budgets = [{"team": f"team-{number:04}", "used": number, "limit": 1000, "warnedAt": None} for number in range(1100)]
+    budgets[3] |= {"warnedAt": "2026-11-03T05:00:00.000000Z"}
+    budgets[5] |= {"limit": 0}
+
+    kept = read_overview.most_urgent_budgets(budgets, read_overview.MAX_BUDGETS)
+
+    assert kept == [budgets[3], *budgets[101:]]
+    assert read_overview.most_urgent_budgets(budgets[:300], read_overview.MAX_BUDGETS) == budgets[:300]
+
+
+def test_counts_name_the_number_of_budgets_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read_overview, "MAX_BUDGETS", 1)
+    budgets = ({"period": "day", "gpuHours": 240}, {"period": "month", "gpuHours": 24000})
+    world = market_with_budgets(*budgets).scenario.world
+    store_use(world, DAY_BEGIN)
+
+    (budget,) = counted_budgets(world, DAY_BEGIN + HOUR)
+
+    row = world.ledger.get(fleet_rows.overview_key())
+    assert row
+    assert (budget["period"], row.doc["budgetsLeftOut"]) == ("2026-11-03", 1)
 
 
 def test_warning_is_published_once_with_the_expected_time() -> None:

@@ -40,7 +40,8 @@ _MAX_JUST_FAILED = 20
 _MAX_SERVING = 20
 _MAX_POOLS = 200
 _MAX_CLASSES = 100
-_MAX_BUDGETS = 300
+MAX_BUDGETS = 1000
+"""Budgets that the row keeps: about 250 bytes each, in an item of at most 400 kB."""
 _STORED_PARTS = ("nodes", "gpus", "cpu", "memoryGib", "jobs", "teams", "unhealthy")
 """Parts of the status that the row keeps."""
 UNDATED = ("asOf", "sourceAges", "heartbeats")
@@ -61,12 +62,14 @@ def counts_document(sources: Sequence[SourceAge], context: Context, before: Json
     counts = {name: status[name] for name in _STORED_PARTS}
     pools, classes = counts["nodes"]["pools"], counts["jobs"]["classes"]
     book = rentals.load(context.ledger)
+    budgets = _budget_documents(book, context, (before or {}).get("budgets", ()))
     items = status["incidents"]["items"]
     return counts | {
         "at": rfc3339(context.now),
         "nodes": counts["nodes"] | {"pools": pools[:_MAX_POOLS], "isCut": len(pools) > _MAX_POOLS},
         "jobs": counts["jobs"] | {"classes": classes[:_MAX_CLASSES], "isCut": len(classes) > _MAX_CLASSES},
-        "budgets": _budget_documents(book, context, (before or {}).get("budgets", ()))[:_MAX_BUDGETS],
+        "budgets": most_urgent_budgets(budgets, MAX_BUDGETS),
+        "budgetsLeftOut": max(0, len(budgets) - MAX_BUDGETS),
         "rent": {
             "nodes": sum(allocation.nodes for allocation in book.allocations),
             "usdPerHour": round(
@@ -233,6 +236,22 @@ def _incident_brief(incident: Incident, context: Context) -> Json:
 def budget_key(budget: Json) -> tuple[str, str, str]:
     """Return the identity of a limit of a budget in one period."""
     return budget["team"], budget["period"], budget["quantity"]
+
+
+def most_urgent_budgets(budgets: Sequence[Json], count: int) -> list[Json]:
+    """Return as many budgets as the row keeps, by team: first those with a warning, then those with the highest use.
+
+    A budget that the row does not keep is never warned of. So it must not be one that is nearly gone.
+    """
+    ranked = sorted(
+        range(len(budgets)),
+        key=lambda index: (
+            budgets[index]["warnedAt"] is None,
+            -budgets[index]["used"] / budgets[index]["limit"] if budgets[index]["limit"] else 0.0,
+            index,
+        ),
+    )
+    return [budgets[index] for index in sorted(ranked[:count])]
 
 
 def _budget_documents(book: RentalBook, context: Context, before: Iterable[Json]) -> list[Json]:

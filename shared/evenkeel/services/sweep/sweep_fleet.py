@@ -3,6 +3,7 @@
 Each step stands alone. A failed step is reported and runs again in the next sweep; the other steps go on.
 """
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from enum import StrEnum
@@ -229,19 +230,21 @@ def _read_state(sweep: SweepRun, table: Table, state: str) -> tuple[list[Row], b
 
 
 def count_fleet(sweep: SweepRun) -> int:
-    """Store the counts of nodes, jobs, teams and budgets, so that the overview needs a constant number of reads."""
+    """Store the counts of nodes, jobs, teams and budgets, so that the overview needs a constant number of reads.
+
+    A new warning of a budget is counted before the row says that it was given. If the sweep dies in between, the next
+    one warns again: a second alarm is better than none.
+    """
     context = sweep.context
     key = fleet_rows.overview_key()
     row = context.ledger.get(key)
     counts = read_overview.counts_document(read_sources.read_source_ages(context), context, row.doc if row else None)
-    try:
-        context.ledger.commit(Put(Row(key, counts, row.version if row else 0)))
-    except Conflict:
-        return 0  # a newer sweep was first
     new_warnings = [budget for budget in counts["budgets"] if budget["warnedAt"] == counts["at"]]
     context.telemetry.count("BudgetsRunningOut", len(new_warnings))
     for budget in new_warnings:
         context.telemetry.error("BudgetRunsOut", runbook="budget-runs-out", **budget)
+    with contextlib.suppress(Conflict):  # a newer sweep was first
+        context.ledger.commit(Put(Row(key, counts, row.version if row else 0)))
     return 0
 
 
