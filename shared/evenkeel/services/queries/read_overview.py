@@ -241,7 +241,7 @@ def budget_key(budget: Json) -> tuple[str, str, str]:
 def most_urgent_budgets(budgets: Sequence[Json], count: int) -> list[Json]:
     """Return as many budgets as the row keeps, by team: first those with a warning, then those with the highest use.
 
-    A budget that the row does not keep is never warned of. So it must not be one that is nearly gone.
+    The sweep never warns of a budget that the row does not keep, so the row keeps every budget that is nearly gone.
     """
     ranked = sorted(
         range(len(budgets)),
