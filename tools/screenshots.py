@@ -11,15 +11,21 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.renting.burst_policy import BurstPolicy
 from evenkeel_cli.commands import lookup
 from evenkeel_cli.console.server import ConsoleServer
 from tests import browser
-from tests.unit.api.gateway import Gateway
+from tests.fakes import FakeWorld
+from tests.fakes.cluster import CLUSTER
+from tests.unit.api.gateway import ACCOUNT, Gateway
 from tests.unit.api.seeds import store_heartbeats
 from tests.unit.cli.busy_fleet import store_busy_fleet
 from tests.unit.cli.conftest import CliFixture
+from tests.unit.scheduling.test_renting import POOL
 
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
+RENTED_POOL = POOL.replace(name="p5-on-demand", cluster=CLUSTER)
 SIZES = {"wide": (1280, 900), "large": (1920, 1080), "phone": (390, 844)}
 PICTURES = (
     ("overview", "", "wide", "light"),
@@ -33,7 +39,9 @@ PICTURES = (
 
 def main() -> int:
     """Write every picture, and print its path."""
-    gateway = Gateway()
+    operator = f"arn:aws:iam::{ACCOUNT}:role/Researcher"  # otherwise decisions about the jobs of teams are withheld
+    burst = BurstPolicy(pools=(RENTED_POOL,), fleet_cap_micros_per_hour=900_000_000)
+    gateway = Gateway(FakeWorld(policy=Policy(burst=burst)), {"OPERATOR_PRINCIPALS": operator})
     store_heartbeats(gateway.fakes.ledger)
     store_busy_fleet(gateway)
     IMAGES.mkdir(exist_ok=True)

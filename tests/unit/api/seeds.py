@@ -18,7 +18,7 @@ from evenkeel.services.storage import fleet_rows, incident_rows, job_rows, subje
 from tests.fakes import InMemoryLedger
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.fakes.system import A_MOMENT
-from tests.fakes.world import FakeWorld, a_context
+from tests.fakes.world import FakeWorld
 
 POOL = "p5-workers"
 PLAN_AWAITING_APPROVAL = StoredRecoveryPlan(
@@ -167,7 +167,7 @@ def store(ledger: InMemoryLedger, *values: object) -> None:
 
 def store_fleet_counts(fakes: FakeWorld, *, minutes_ago: float = 0) -> dict[str, Any]:
     """Store the counts of the overview, as the sweep does."""
-    context = a_context(fakes, now=ago(minutes=minutes_ago))
+    context = fakes.context(now=ago(minutes=minutes_ago))
     counts = read_overview.counts_document(read_sources.read_source_ages(context), context)
     row = fakes.ledger.get(fleet_rows.overview_key())
     fakes.ledger.commit(Put(Row(fleet_rows.overview_key(), counts, row.version if row else 0)))

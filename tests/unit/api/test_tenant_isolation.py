@@ -97,7 +97,9 @@ ROWS: Mapping[str, AccessCase] = {
     "/v1/incidents/{incidentId}/timeline": AccessCase(
         "/v1/incidents/inc-0000000001/timeline", shows=("Fell off the bus.",)
     ),
-    "/v1/incidents/{incidentId}/why": AccessCase("/v1/incidents/inc-0000000001/why", shows=("xid:79",)),
+    "/v1/incidents/{incidentId}/why": AccessCase(
+        "/v1/incidents/inc-0000000001/why", shows=("xid:79", '"isRedacted": true')
+    ),
     "/v1/incidents/{incidentId}/receipt": AccessCase(
         "/v1/incidents/inc-0000000001/receipt", shows=("WAIT_FOR_NODES", '"isRedacted": true')
     ),

@@ -108,6 +108,8 @@ def _store_jobs(gateway: Gateway, team: str, number: int) -> None:
         running = state == JobState.RUNNING
         job = job.replace(
             spec=spec,
+            queue=team,
+            priority=_CLASSES[spec.priority_class],
             reason="All 2 pods are running." if running else _WAIT.format(team),
             started_at=ago(hours=2 + index) if running else None,
             current_attempt=1 if running else 0,

@@ -92,11 +92,8 @@ def why_incident(incident_id: str, reader: Reader, context: Context) -> Json:
     """
     incident = read_incidents.load_incident(context.ledger, incident_id)
     may_see_all = reader.may_see_all_of(incident, context.ledger)
-    decisions = [
-        decision
-        for decision in _latest_decisions(context.ledger, incident_id)
-        if may_see_all or decision.kind in disclosure.NODE_KINDS
-    ]
+    every_decision = _latest_decisions(context.ledger, incident_id)
+    decisions = [decision for decision in every_decision if may_see_all or decision.kind in disclosure.NODE_KINDS]
     jobs = read_incidents.load_affected_jobs(context.ledger, incident)
     return {
         "subject": incident_id,
@@ -112,6 +109,7 @@ def why_incident(incident_id: str, reader: Reader, context: Context) -> Json:
         "next": _next_command_for_incident(
             incident, needs=read_incidents.needs_person(incident, jobs.values(), None, context.now)
         ),
+        "isRedacted": len(decisions) < len(every_decision),
         "evidence": {
             "execution": incident.execution_name,
             "signals": incident.evidence_count,
