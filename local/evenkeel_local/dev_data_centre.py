@@ -113,7 +113,9 @@ def run_supervised(root: Path) -> int:
             command = (
                 "evenkeel" if shutil.which("evenkeel") else os.path.relpath(Path(sys.executable).with_name("evenkeel"))
             )
-            say(f"ready. Try: {command} status · {command} drill faults. Stop with Ctrl-C or {command} dev down")
+            for text in ("ready. Try:", f"{command} status", f"{command} console", f"{command} drill faults"):
+                say(text)
+            say(f"Stop with Ctrl-C or {command} dev down")
             Supervisor(kept.parts, say=say, restarted=kept.publish).run(_UntilInterrupted())
         except KeyboardInterrupt:
             say("stopping all processes")

@@ -66,16 +66,22 @@ def _find_subject(client: ApiClient, typed: str) -> str:
     return lookup.find_incident(client, typed) if is_incident else lookup.find_job(client, typed)
 
 
+def _about(decision: Json) -> str:
+    """Return the job, the incident or the node. A decision about a node names its cluster and its launch, too."""
+    subject: str = decision["subject"]
+    return next((part for part in subject.split("/") if part.startswith("i-")), subject)
+
+
 def _columns(out: Printer, *, with_subject: bool) -> list[Column]:
     return [
         Column(
             out.age_title("DECIDED"), lambda decision: out.time_text(decision["decidedAt"], ago=False), is_right=True
         ),
-        Column("DECISION", "decisionId"),
-        *([Column("ABOUT", "subject")] if with_subject else ()),
+        *([Column("ABOUT", _about)] if with_subject else ()),
         Column("KIND", lambda decision: plain(decision["kind"])),
         Column("ACTION", lambda decision: plain(decision["action"]) + (" (dry run)" if decision["isDryRun"] else "")),
         Column("MODE", "mode", is_wide=True),
         Column("POLICY", "policyHash", is_wide=True),
+        Column("DECISION", "decisionId", may_shrink=True),
         Column("REASON", "reason", goes_below=True),
     ]

@@ -28,7 +28,7 @@ from evenkeel_cli.commands.following import new_log_text
 from evenkeel_cli.main import NOUNS
 from evenkeel_cli.render import age_text, duration
 from evenkeel_client.errors import CommandFailed, Exit, exit_for
-from tests.fakes.cluster import CLUSTER
+from tests.fakes.cluster import CLUSTER, instance_id
 from tests.fakes.system import A_MOMENT
 from tests.unit.api.gateway import ROOT, ApiResponse, Gateway
 from tests.unit.api.seeds import (
@@ -353,15 +353,20 @@ def test_decisions_about_a_job_are_listed_newest_first(cli: CliFixture) -> None:
 
 
 def test_decisions_of_the_fleet_name_their_subject(cli: CliFixture) -> None:
+    long_id = f"dec-{instance_id(1)}-4239d591-bc2f-41cc-82e0-017a084e9236-act"
+    about_node = a_decision(3, f"research-eks/{instance_id(1)}/1795641101", decision_id=long_id)
     for number, subject in ((1, "job-0000000001"), (2, "inc-0000000001")):
         list_decision(cli.gateway.fakes.ledger, a_decision(number, subject, decided_at=ago(minutes=9 - number)))
+    list_decision(cli.gateway.fakes.ledger, about_node)
 
     names = cli.run("decisions", "ls", "-o", "name")
     drawn = cli.run("decisions", "ls", terminal=True)
     none = cli.run("decisions", "ls", "--kind", "resize")
 
-    assert names.out.split() == ["dec-0000000002", "dec-0000000001"]
-    assert [word in drawn.out for word in ("ABOUT", "inc-0000000001", "job-0000000001")] == [True] * 3
+    assert names.out.split() == ["dec-0000000002", "dec-0000000001", long_id]
+    words = ("ABOUT", "inc-0000000001", "job-0000000001", instance_id(1))
+    assert [f" {word} " in drawn.out for word in words] == [True] * 4
+    assert max(map(len, drawn.out.splitlines())) <= 80
     assert "No decision matches." in none.err + none.out
 
 

@@ -257,6 +257,7 @@ def test_change_repeated_after_a_lost_answer_keeps_its_key(
     open_page(page, f"nodes/{instance_id(1)}")
     page.get_by_role("button", name="Cordon…").click()
     dialog = page.get_by_role("dialog")
+    expect(dialog.get_by_role("heading", name="Plan")).to_be_visible()
     dialog.get_by_label("Reason").fill("fans are loud")
     keys: list[str] = []
     answer_request = cli.answer

@@ -114,8 +114,10 @@ export function Alternatives({ options, label }) {
   ]} />`;
 }
 
+// The id of a decision about a new node is long: a list shows its beginning.
 export function DecisionLink({ decisionId }) {
-  return html`<${Link} to=${["decisions", decisionId]}><code>${decisionId}</code><//>`;
+  const shown = decisionId.length > 24 ? `${decisionId.slice(0, 23)}…` : decisionId;
+  return html`<${Link} to=${["decisions", decisionId]} title=${decisionId}><code>${shown}</code><//>`;
 }
 
 function Decision({ decision }) {
