@@ -25,7 +25,7 @@ from evenkeel.ports import Delete, ExecutionState, Table, WorkflowName
 from evenkeel.services.rentals import rent_capacity
 from evenkeel.services.rentals.rent_capacity import RentalStep, RentOutcome
 from evenkeel.services.storage import fleet_rows, job_rows, quota_rows, rows, subject_rows
-from evenkeel.services.waits import evaluate_waits, open_wait
+from evenkeel.services.waits import judge_wait, open_wait, wait_observation
 from tests.crash_points import SIDES_AND_STEPS
 from tests.fakes import Crash, CrashPlan, a_node
 from tests.fakes.cluster import CLUSTER
@@ -127,12 +127,12 @@ class RentalScenario:
             open_wait.run(request, context)
             row = self.world.ledger.get(subject_rows.wait_key(rental.job_id, name))
             assert row is not None
-        observed = evaluate_waits.Observation(
+        observed = wait_observation.Observation(
             context,
             reads_all=False,
         )
         wait = rows.decode(row, Wait)
-        answer = evaluate_waits.judge_wait(wait, observed)
+        answer = judge_wait.judge_wait(wait, observed)
         late = self.world.clock.now() >= wait.deadline_at
         outcome = answer.outcome if answer else DEADLINE_PASSED if late else None
         if outcome:

@@ -15,7 +15,7 @@ from evenkeel.services.recovery import (
     repair_node,
     return_node,
 )
-from evenkeel.services.waits import evaluate_waits
+from evenkeel.services.waits import evaluate_waits, wait_observation
 from evenkeel.services.waits.read_cache import ReadCache
 from tests.fakes.cluster import instance_id
 from tests.fakes.counting import CountedCalls
@@ -113,14 +113,14 @@ def test_watch_lists_hyperpod_once_for_many_rounds() -> None:
     reads = ReadCache(recovery.now)
     ticks = recovery.policy.watch.tick_seconds
 
-    for _ in range(evaluate_waits.RECORDS_MAX_TICKS):
+    for _ in range(wait_observation.RECORDS_MAX_TICKS):
         reads.begin_tick(recovery.now)
         evaluate_waits.run(recovery.context(**counted.ports), reads=reads)
         recovery.world.clock.advance(ticks)
 
     assert (counted.calls["provider.nodes"], counted.calls["cluster.nodes"]) == (
         1,
-        evaluate_waits.RECORDS_MAX_TICKS,
+        wait_observation.RECORDS_MAX_TICKS,
     )
     reads.begin_tick(recovery.now)
     evaluate_waits.run(recovery.context(**counted.ports), reads=reads)
@@ -141,7 +141,7 @@ def test_wait_is_not_answered_from_an_older_list() -> None:
 
     reads.begin_tick(recovery.now)
     old = evaluate_waits.run(recovery.context(), reads=reads)
-    recovery.world.clock.advance(evaluate_waits.RECORDS_MAX_TICKS * recovery.policy.watch.tick_seconds)
+    recovery.world.clock.advance(wait_observation.RECORDS_MAX_TICKS * recovery.policy.watch.tick_seconds)
     reads.begin_tick(recovery.now)
     fresh = evaluate_waits.run(recovery.context(), reads=reads)
 

@@ -31,7 +31,7 @@ from evenkeel.services.sweep import (
 )
 from evenkeel.services.sweep.fold_days import fold_days
 from evenkeel.services.sweep.sweep_run import WRITER, SweepRun
-from evenkeel.services.waits import evaluate_waits
+from evenkeel.services.waits import evaluate_waits, wait_observation
 from evenkeel.services.waits.read_cache import ReadCache
 from evenkeel.services.waits.throttled_answers import ThrottledWaitAnswerRequests
 
@@ -170,7 +170,7 @@ def answer_waits(sweep: SweepRun) -> int:
     reads = ReadCache(context.now)
     if sweep.provider_nodes is not None:
         # Node objects are listed again: an incident that is newer than the list may have cordoned its node since.
-        reads.store(evaluate_waits.HYPERPOD, "nodes", sweep.provider_nodes)
+        reads.store(wait_observation.HYPERPOD, "nodes", sweep.provider_nodes)
     judged = evaluate_waits.run(context.replace(wait_answers=answers), repeat_answered=True, reads=reads)
     sweep.notes["requested"] = answers.requested
     source = Source(kind=SourceKind.WAITS)

@@ -20,7 +20,7 @@ from evenkeel.ports import (
 from evenkeel.services.context import Context
 from evenkeel.services.incidents import ingest_event
 from evenkeel.services.storage import heartbeats, locks
-from evenkeel.services.waits import evaluate_waits
+from evenkeel.services.waits import evaluate_waits, wait_observation
 from evenkeel.services.waits.read_cache import ReadCache
 from evenkeel.services.waits.throttled_answers import ThrottledWaitAnswerRequests
 
@@ -203,7 +203,7 @@ class _WatchInvocation:
         nodes: list[KubernetesNode] = []
         for cluster in self.context.site.clusters:
             try:
-                nodes += evaluate_waits.list_nodes(cluster, self.context, self.reads)
+                nodes += wait_observation.list_nodes(cluster, self.context, self.reads)
             except EvenkeelError as error:
                 failures.append(f"nodes of {cluster}: {type(error).__name__}: {error}")
         for node in nodes:
