@@ -13,6 +13,7 @@ from evenkeel.services.queries import (
     read_fleet,
     read_incidents,
     read_jobs,
+    read_nodes,
     read_overview,
     read_receipts,
     read_shadow_report,
@@ -206,9 +207,9 @@ def show_decision(decision_id: str) -> api.Reply:
 def list_nodes() -> api.Reply:
     query = app.parse_query(api_types.NodesQuery)
     page = pagination.PageRequest(query.page_size, query.next_page_token)
-    node_filter = read_fleet.NodeFilter(pool=query.pool, states=query.state, with_gone=bool(query.gone))
+    node_filter = read_nodes.NodeFilter(pool=query.pool, states=query.state, with_gone=bool(query.gone))
     sort = sorted_list.Sort.parse(query.sort)
-    return app.read_reply(_seen(read_fleet.list_nodes(wiring.context().ledger, page, node_filter, sort=sort)))
+    return app.read_reply(_seen(read_nodes.list_nodes(wiring.context().ledger, page, node_filter, sort=sort)))
 
 
 @app.get("/v1/events")
@@ -263,7 +264,7 @@ def show_utilization() -> api.Reply:
 def show_node(node_id: str) -> api.Reply:
     app.parse_query(api_types.NoQuery)
     context = wiring.context()
-    return app.read_reply(_seen(read_fleet.show_node(node_id, context)))
+    return app.read_reply(_seen(read_nodes.show_node(node_id, context)))
 
 
 @entry.api

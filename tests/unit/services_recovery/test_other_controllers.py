@@ -7,7 +7,7 @@ import pytest
 
 from evenkeel.domain.health.incidents import IncidentState
 from evenkeel.domain.jobs.job import JobState
-from evenkeel.services.queries import read_fleet
+from evenkeel.services.queries import read_nodes
 from evenkeel.services.recovery import plan_recovery
 from tests.fakes.cluster import a_node, instance_id
 from tests.unit.services_recovery.recovery_scenario import RecoveryScenario
@@ -148,7 +148,7 @@ def test_sweep_records_the_controller_until_it_releases_the_node() -> None:
 
     def shown() -> str | None:
         recovery.scenario.sweep()
-        node = read_fleet.show_node(instance_id(1), recovery.context())
+        node = read_nodes.show_node(instance_id(1), recovery.context())
         return str(node["repairedBy"]) if node["repairedBy"] else None
 
     assert shown() == f"NVSentinel ({STATE}=quarantined)"

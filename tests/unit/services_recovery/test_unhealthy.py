@@ -11,7 +11,7 @@ from evenkeel.domain.policy_section import Mode, ModeRule
 from evenkeel.domain.recovery.opt_out import AUTOMATION_LABEL
 from evenkeel.domain.recovery.unhealthy_nodes import UnhealthyNode
 from evenkeel.ports import Refused
-from evenkeel.services.queries import read_fleet, read_incidents
+from evenkeel.services.queries import read_fleet, read_incidents, read_nodes
 from evenkeel.services.recovery import plan_recovery, set_manual_cordon
 from evenkeel.services.storage import incident_rows, rows
 from evenkeel.services.sweep import inventory_steps, unhealthy_node_steps
@@ -97,7 +97,7 @@ def test_unrepaired_node_is_unhealthy_and_its_gpus_are_not_free(end: Callable[[]
     recovery = end()
     sweep(recovery)
     overview = read_status(recovery)
-    node = read_fleet.show_node(instance_id(1), recovery.world.context())
+    node = read_nodes.show_node(instance_id(1), recovery.world.context())
 
     assert overview["nodes"]["pools"][0]["states"] == {"IN_SERVICE": 2, "UNHEALTHY": 1}
     assert overview["gpus"]["free"] == overview["gpus"]["inService"] == 16

@@ -20,9 +20,17 @@ from evenkeel.domain.sources import SourceAge
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Table, get_all
 from evenkeel.services.context import Context
-from evenkeel.services.queries import read_events, read_fleet, read_incidents, read_sources
+from evenkeel.services.queries import (
+    incidents_by_need,
+    read_events,
+    read_fleet,
+    read_incidents,
+    read_nodes,
+    read_sources,
+)
 from evenkeel.services.queries.disclosure import Reader
-from evenkeel.services.queries.read_fleet import Health, IncidentsByNeed
+from evenkeel.services.queries.incidents_by_need import IncidentsByNeed
+from evenkeel.services.queries.read_fleet import Health
 from evenkeel.services.recovery import hold_automation
 from evenkeel.services.rentals import rentals
 from evenkeel.services.storage import charge_rows, fleet_counts, fleet_rows, incident_rows, job_rows, rows, team_setup
@@ -99,7 +107,7 @@ def show_overview(sources: Sequence[SourceAge], reader: Reader, context: Context
     counts = fleet_counts.load_counts(ledger)
     if counts and "jobsOnNode" not in counts:
         counts = None  # a row of an earlier build: the next sweep replaces it
-    listed, is_cut = read_fleet.open_incidents(ledger, at_most=MAX_SHOWN)
+    listed, is_cut = incidents_by_need.open_incidents(ledger, at_most=MAX_SHOWN)
     left = _left_for_person(counts, context)
     failed = {incident.incident_id for incident in left}  # it may have failed since the open incidents were read
     listed = [incident for incident in listed if incident.incident_id not in failed]
@@ -133,10 +141,10 @@ def show_overview(sources: Sequence[SourceAge], reader: Reader, context: Context
         "automation": automation,
         "heartbeats": beats,
         "silent": [beat["function"] for beat in beats if beat["isSilent"]],
-        "outages": read_fleet.shared_cause_documents(working),
+        "outages": incidents_by_need.shared_cause_documents(working),
         "changedAt": read_events.newest_recorded_at(context),
         "nodesChangedAt": nodes_changed.doc["at"] if nodes_changed else None,
-        "next": read_fleet.next_command(incidents, [node["incidentId"] for node in unhealthy]),
+        "next": incidents_by_need.next_command(incidents, [node["incidentId"] for node in unhealthy]),
         "incidents": {
             "open": len(listed),
             "working": len(working),
@@ -145,8 +153,8 @@ def show_overview(sources: Sequence[SourceAge], reader: Reader, context: Context
             "items": _shown_incidents(incidents, counts["jobsOnNode"] if counts else {}, context),
         },
         "cordons": [
-            {"instanceId": instance_id, **read_fleet.cordon_document(cordon)}
-            for instance_id, cordon in read_fleet.newest_cordons(ledger)[:MAX_SHOWN]
+            {"instanceId": instance_id, **read_nodes.cordon_document(cordon)}
+            for instance_id, cordon in read_nodes.newest_cordons(ledger)[:MAX_SHOWN]
         ],
         "counts": _public_counts(counts, reader) | {"isStale": is_stale} if counts else None,
     }

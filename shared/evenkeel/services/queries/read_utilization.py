@@ -19,7 +19,7 @@ from evenkeel.domain.plurals import count_of
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import EvenkeelError, NotAllowed
 from evenkeel.services.context import Context
-from evenkeel.services.queries import read_fleet
+from evenkeel.services.queries import read_nodes
 
 Json = dict[str, Any]
 
@@ -89,9 +89,9 @@ _AMOUNTS: Mapping[Measure, Callable[[_Machine], float | None]] = {
 
 def show_utilization(by: GroupBy, context: Context, *, cluster: str = "", pool: str = "") -> Json:
     """Return an item for each pool or node, and the totals. An empty cluster or pool selects all."""
-    present, has_more_nodes = read_fleet.present_nodes(context.ledger)
+    present, has_more_nodes = read_nodes.present_nodes(context.ledger)
     nodes = [node for node in present if cluster in ("", node.life.cluster) and pool in ("", node.pool)]
-    states, has_more_incidents = read_fleet.states_of(context.ledger, nodes)
+    states, has_more_incidents = read_nodes.states_of(context.ledger, nodes)
     metrics = context.utilization_metrics.read(nodes, context.now)
     catalogue = context.policy.hardware
     machines = [

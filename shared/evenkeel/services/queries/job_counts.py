@@ -1,0 +1,111 @@
+"""Count the jobs of the fleet by state, by class and by team, with the longest and the mean wait."""
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, TypedDict
+
+from evenkeel.domain.jobs.job import JobState
+from evenkeel.ports import Ledger, Row, Table
+from evenkeel.services.context import Context
+from evenkeel.services.queries import (
+    read_jobs,
+)
+from evenkeel.services.storage import (
+    pagination,
+    team_setup,
+)
+
+Json = dict[str, Any]
+_MAX_JOBS = 2000
+"""Jobs of one state that the overview counts. Beyond it, the count is marked as a lower bound."""
+
+
+class JobCounts(TypedDict):
+    """Jobs of one state, and whether more exist than were read."""
+
+    rows: Sequence[Row]
+    is_lower_bound: bool
+
+
+def count_jobs_by_state(ledger: Ledger) -> dict[JobState, JobCounts]:
+    counts: dict[JobState, JobCounts] = {}
+    for state in (state for state in JobState if not state.has_ended):
+        listed, more = pagination.read_partition(ledger, Table.JOBS, f"JOB#{state}", at_most=_MAX_JOBS)
+        counts[state] = JobCounts(rows=listed, is_lower_bound=more)
+    return counts
+
+
+def job_counts_document(counts: Mapping[JobState, JobCounts], context: Context) -> Json:
+    classes: dict[str, dict[JobState, list[Json]]] = defaultdict(lambda: defaultdict(list))
+    for state, work in counts.items():
+        for row in work["rows"]:
+            # Read without parsing: thousands of rows are counted, and only three fields of each matter.
+            classes[row.doc["spec"].get("priorityClass") or ""][state].append(row.doc)
+    values = team_setup.load_setup(context.ledger).setup.fleet.priority_classes
+
+    def rank(name: str) -> tuple[bool, int, str]:
+        """Highest priority first; classes without a value by name; jobs without a class last."""
+        return name == "", -values.get(name, 0), name
+
+    return {
+        "counts": {state: len(work["rows"]) for state, work in counts.items()},
+        "isLowerBound": any(work["is_lower_bound"] for work in counts.values()),
+        "classes": [class_counts(name, classes[name], context.now) for name in sorted(classes, key=rank)],
+        "unmanaged": unmanaged_summary(context),
+    }
+
+
+def unmanaged_summary(context: Context) -> Json:
+    """Count the workloads with accelerators that Evenkeel did not start, as the last sweep saw them."""
+    workloads = read_jobs.list_unmanaged(context)["items"]
+    return {
+        "workloads": len(workloads),
+        "pods": sum(workload["pods"] for workload in workloads),
+        "gpus": sum(workload["accelerators"] for workload in workloads),
+    }
+
+
+def class_counts(name: str, states: Mapping[JobState, list[Json]], now: datetime) -> Json:
+    """Return the counts of a priority class. A preempted job counts only as preempted until it starts again."""
+    preempted = [doc for docs in states.values() for doc in docs if doc.get("isPreempted")]
+    continuing = {state: [doc for doc in docs if not doc.get("isPreempted")] for state, docs in states.items()}
+    running = [*continuing.get(JobState.RUNNING, ()), *continuing.get(JobState.STOPPING, ())]
+    waiting = [*continuing.get(JobState.PENDING, ()), *continuing.get(JobState.STARTING, ())]
+    run = [_age_seconds(doc.get("startedAt") or doc["submittedAt"], now) for doc in running]
+    wait = [_age_seconds(doc["submittedAt"], now) for doc in waiting if not doc.get("startedAt")]
+    return {
+        "priorityClass": name or None,
+        "running": len(running),
+        "pending": len(waiting),
+        "preempted": len(preempted),
+        "suspended": len(continuing.get(JobState.SUSPENDED, ())),
+        "averageRunSeconds": _mean_or_none(run),
+        "longestRunSeconds": max(run, default=None),
+        "averageWaitSeconds": _mean_or_none(wait),
+        "longestWaitSeconds": max(wait, default=None),
+    }
+
+
+def waits_by_team(counts: Mapping[JobState, JobCounts], now: datetime) -> dict[str, int]:
+    """Return the 90th percentile of the waits of each team's open jobs, by nearest rank.
+
+    The wait of a job is the time from its submission to its first start; of a job that never started, until now.
+    """
+    waits: dict[str, list[int]] = defaultdict(list)
+    for state, work in counts.items():
+        for row in work["rows"]:
+            started = row.doc.get("startedAt")
+            if started or state in (JobState.PENDING, JobState.STARTING):
+                until = datetime.fromisoformat(started) if started else now
+                waits[row.doc["spec"]["team"]].append(_age_seconds(row.doc["submittedAt"], until))
+    return {team: sorted(seconds)[math.ceil(0.9 * len(seconds)) - 1] for team, seconds in waits.items()}
+
+
+def _age_seconds(instant: str, now: datetime) -> int:
+    return max(0, round((now - datetime.fromisoformat(instant)).total_seconds()))
+
+
+def _mean_or_none(values: Sequence[int]) -> int | None:
+    return round(sum(values) / len(values)) if values else None
