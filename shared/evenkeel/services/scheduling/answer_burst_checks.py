@@ -37,7 +37,7 @@ from evenkeel.ports import BurstChecks, Conflict, EvenkeelError, Key, NotFound, 
 from evenkeel.services.context import Context
 from evenkeel.services.rentals import rentals
 from evenkeel.services.scheduling import commit_stops, load_cycle
-from evenkeel.services.scheduling.load_cycle import LoadedCycle
+from evenkeel.services.scheduling.loaded_cycle import LoadedCycle
 from evenkeel.services.storage import batches, heartbeats, job_rows, rows, subject_rows
 from evenkeel.services.storage.decision_record import decision_of
 from evenkeel.services.storage.quota_tree import QuotaTree

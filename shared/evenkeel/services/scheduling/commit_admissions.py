@@ -16,7 +16,7 @@ from evenkeel.domain.policy_section import Mode
 from evenkeel.ports import Add, Delete, Put, Refused, Write
 from evenkeel.services.context import Context
 from evenkeel.services.scheduling import pending_job_changes, start_attempt
-from evenkeel.services.scheduling.load_cycle import LoadedCycle
+from evenkeel.services.scheduling.loaded_cycle import LoadedCycle
 from evenkeel.services.storage import batches, cycle_facts_rows, job_rows, quota_rows, subject_rows
 from evenkeel.services.storage.quota_tree import QuotaTree
 

@@ -29,7 +29,7 @@ from evenkeel.ports import Conflict, Put, Refused, Row
 from evenkeel.services.context import Context
 from evenkeel.services.rentals import rentals
 from evenkeel.services.scheduling import commit_admissions, commit_stops, pending_job_changes, resize_jobs
-from evenkeel.services.scheduling.load_cycle import LoadedCycle
+from evenkeel.services.scheduling.loaded_cycle import LoadedCycle
 from evenkeel.services.scheduling.pending_reasons import PendingReasons
 from evenkeel.services.storage.quota_tree import QuotaTree
 

@@ -20,7 +20,7 @@ from evenkeel.ports import Put, Refused, Write
 from evenkeel.services.context import Context
 from evenkeel.services.rentals import rentals
 from evenkeel.services.scheduling import drain_reservations, pending_job_changes
-from evenkeel.services.scheduling.load_cycle import LoadedCycle
+from evenkeel.services.scheduling.loaded_cycle import LoadedCycle
 from evenkeel.services.scheduling.pending_job_changes import WRITER
 from evenkeel.services.storage import batches, job_rows, subject_rows
 from evenkeel.services.storage.decision_record import decision_of

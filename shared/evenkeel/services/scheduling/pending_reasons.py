@@ -6,7 +6,7 @@ from evenkeel.ports import Put, Write
 from evenkeel.services.context import Context
 from evenkeel.services.rentals import rentals
 from evenkeel.services.scheduling import pending_job_changes
-from evenkeel.services.scheduling.load_cycle import LoadedCycle
+from evenkeel.services.scheduling.loaded_cycle import LoadedCycle
 from evenkeel.services.storage import batches, job_rows, subject_rows
 
 _MAX_REASONS = 12

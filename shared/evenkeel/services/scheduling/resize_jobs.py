@@ -20,7 +20,7 @@ from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.ports import Put, Refused, Write
 from evenkeel.services.context import Context
-from evenkeel.services.scheduling.load_cycle import LoadedCycle
+from evenkeel.services.scheduling.loaded_cycle import LoadedCycle
 from evenkeel.services.storage import batches, job_rows, subject_rows
 from evenkeel.services.storage.quota_tree import QuotaTree
 

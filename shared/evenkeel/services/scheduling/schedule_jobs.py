@@ -25,7 +25,7 @@ from evenkeel.domain.values import Value, rfc3339
 from evenkeel.ports import Conflict, EvenkeelError, Put, Row
 from evenkeel.services.context import Context
 from evenkeel.services.scheduling import answer_burst_checks, commit_cycle, load_cycle, pending_job_changes
-from evenkeel.services.scheduling.load_cycle import LoadedCycle
+from evenkeel.services.scheduling.loaded_cycle import LoadedCycle
 from evenkeel.services.storage import charge_rows, heartbeats, quota_rows
 from evenkeel.services.storage.training_plan_ends import with_training_plan_ends
 

@@ -1,0 +1,52 @@
+"""Everything that a scheduling cycle read, and the reads of jobs that its steps share."""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from evenkeel.domain.admission.cycle_snapshot import CycleSnapshot
+from evenkeel.domain.jobs.job import Job
+from evenkeel.ports import EvenkeelError, Key, Ledger, Row, get_all
+from evenkeel.services.storage import (
+    charge_rows,
+    rows,
+)
+
+READS_AT_ONCE = 8
+
+StoredJobs = Mapping[str, tuple[Job, int]]
+"""Job id → the job and the version of its row."""
+
+
+class LoadedCycle(NamedTuple):
+    """Everything that a cycle read, with the rows and versions that its commits depend on."""
+
+    tree: Row
+    snapshot: CycleSnapshot
+    versions: Mapping[str, int] = {}
+    """Job id → version of its row."""
+    charges: charge_rows.Charges = charge_rows.Charges()
+    outdated: tuple[Row, ...] = ()
+    """Rows of released charges that no job needs now."""
+    cursors_row: Row | None = None
+    """The row of the queue cursors; None if no queue is longer than its first page."""
+    errors: Mapping[str, EvenkeelError] = {}
+    """Cluster that could not be read → the error."""
+
+    def stored(self, job_id: str) -> tuple[Job, int]:
+        """Return a job that the cycle read, with the version of its row."""
+        job = self.snapshot.known_job(job_id)
+        assert job is not None, f"the plan names {job_id}, which was not read"
+        return job, self.versions[job_id]
+
+
+def read_jobs(ledger: Ledger, keys: Iterable[Key]) -> dict[str, tuple[Job, int]]:
+    found_rows = get_all(ledger, keys).values()
+    return {job.job_id: (job, row.version) for row, job in rows.readable_rows(found_rows, Job)}
+
+
+def jobs_by_id(stored_jobs: StoredJobs) -> dict[str, Job]:
+    return {job_id: job for job_id, (job, _) in stored_jobs.items()}
+
+
+def versions_of(stored_jobs: StoredJobs) -> dict[str, int]:
+    return {job_id: version for job_id, (_, version) in stored_jobs.items()}
