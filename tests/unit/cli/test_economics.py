@@ -235,6 +235,32 @@ def test_invalid_economics_input_names_the_option(line: str, message: str) -> No
     assert message in err
 
 
+@pytest.mark.parametrize("wrong", ["-1", "-0.5", "nan", "inf", "1e400", "abc"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "rate --failures 1 --node-hours 100",
+        "mtbf --nodes 4 --rate 1% --downtime 1h",
+        "ettr --nodes 4 --rate 1% --downtime 1h --instead-of 2h --gpu-hours 1000 --usd-per-gpu-hour 5",
+        "interval --write 1 --mtbf 9 --restart 1 --interval 5",
+        "shrink --nodes 4 --detect 1 --reconfigure 1 --lead 5 --rate 1%",
+        "spares --nodes 4 --rate 1% --lead 9 --wait 9 --detect 1 --resume 1 --run-cost-usd 10 --max-spares 3",
+        "repair-shop --nodes 4 --repair 1h --rate 1% --repairers 2 --max-spares 3",
+        "copies --machines 6 --group 2 --lost 3",
+        "goodput --elapsed 10 --productive 5",
+    ],
+)
+def test_no_number_option_accepts_impossible_figures(line: str, wrong: str) -> None:
+    words = words_of_line(line)
+    assert run(*words)[0] == 0
+
+    for place in range(2, len(words), 2):
+        code, out, err = run(*words[:place], wrong, *words[place + 1 :])
+
+        assert (code, out) == (2, "")
+        assert words[place - 1] in err
+
+
 @pytest.mark.parametrize(
     "line",
     [
