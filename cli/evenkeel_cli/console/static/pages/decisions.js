@@ -22,10 +22,9 @@ export function Decisions({ filters }) {
     : null}<${Filter} page=${page} filters=${filters} name="kind" label="Kind" options=${KINDS} />`}>
     <${Table} label="Decisions" empty=${emptyText(live, { kind: filters.kind }, "No decision is recorded.", "No decision matches.")} rows=${live.data?.items || []} rowHref=${(each) => href(["decisions", each.decisionId])} columns=${[
       { title: "When", cell: (each) => html`<${Time} at=${each.decidedAt} />` },
+      { title: "What", cell: (each) => html`${plain(each.kind)}: <b>${plain(each.action)}</b>${each.isDryRun ? " (dry run)" : ""}` },
       { title: "Decision", whole: true, cell: (each) => html`<${DecisionLink} decisionId=${each.decisionId} />` },
       ...(subject ? [] : [{ title: "About", whole: true, cell: (each) => html`<${Link} to=${subjectPage(each.subject)}>${subjectPage(each.subject)[1]}<//>` }]),
-      { title: "Kind", cell: (each) => plain(each.kind) },
-      { title: "Action", cell: (each) => html`<b>${plain(each.action)}</b>${each.isDryRun ? " (dry run)" : ""}` },
       { title: "Reason", grow: true, cell: (each) => each.reason },
     ]} />
     <${Pages} live=${live} page=${page} filters=${filters} />
