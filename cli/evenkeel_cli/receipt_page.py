@@ -72,6 +72,18 @@ def draw_job_receipt(out: Printer, receipt: Json) -> None:
         receipt["buckets"],
         indent="  ",
     )
+    if receipt.get("parts"):
+        out.line()
+        out.table(
+            [
+                Column("NODES", lambda part: plain(part["part"])),
+                Column("POOLS", lambda part: ", ".join(part["pools"])),
+                Column("GPU-HOURS", lambda part: hours_text(part["gpuHours"]), is_right=True),
+                Column("COST", lambda part: usd_text(part["usdMicros"]), is_right=True),
+            ],
+            receipt["parts"],
+            indent="  ",
+        )
     out.pairs([("withheld", _withheld_text(receipt))], indent="  ")
     for interruption in receipt["interruptions"]:
         out.line()

@@ -111,32 +111,6 @@ def machines_are_within_caps(world: Simulation) -> Iterator[str]:
 
 
 @invariant_check(
-    "rented-part-goes-first",
-    "If the rents exceed a lowered cap, a running job releases its rented part.",
-    CheckTrigger.LOOK,
-)
-def part_above_the_caps_ends(world: Simulation) -> Iterator[str]:
-    if world.renting is None or not world.is_calm:
-        return
-    burst, now = world.renting.policies[-1][1], world.loop.seconds
-    open_rentals = [doc for doc in _rentals(world) if _serves(doc)]
-    rents: Counter[str] = Counter()
-    for doc in open_rentals:
-        rents[doc["team"]] += doc["nodes"] * doc["offers"][-1]["microsPerNodeHour"]
-    for charge in held_charges(world):
-        job: Job = rows.decode(world.ledger.rows[job_rows.job_key(charge.job_id)], Job)
-        is_above = rents.total() > burst.fleet_cap_micros_per_hour or rents[charge.team] > burst.team_cap_of(
-            charge.team
-        )
-        if not charge.rented_part or not is_above or job.state is not JobState.RUNNING or job.stop_request:
-            world.renting.above_caps_since.pop(charge.job_id, None)
-            continue
-        late = now - world.renting.above_caps_since.setdefault(charge.job_id, now)
-        if late > _A_WHILE:
-            yield f"{charge.job_id} keeps its rented part {late:.0f} s after the rents exceeded a cap"
-
-
-@invariant_check(
     "pool-limit-matches-rentals",
     "A pool's limit equals what its rentals request, and never exceeds the policy's limit.",
     CheckTrigger.LIMIT,

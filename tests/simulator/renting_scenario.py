@@ -129,8 +129,6 @@ class RentingScenario:
         """Earlier policies, by the hash that decisions name."""
         self.refused_since: dict[tuple[str, int], float] = {}
         """Time since which a valid offer exists after a refusal, for checks."""
-        self.above_caps_since: dict[str, float] = {}
-        """Time since which a job has a rented part above a cap, for checks."""
         self.home_free_since: dict[str, float] = {}
         """Time since which a rented job's nodes fit on committed capacity, for checks."""
 

@@ -223,6 +223,12 @@ def _print_jobs(out: Printer, jobs: Json) -> None:
     suspended = sum(entry["suspended"] for entry in jobs["classes"])
     if suspended:
         out.line(f"        {count_of(suspended, 'job')} suspended")
+    mixed = jobs.get("mixed") or {"jobs": 0}
+    if mixed["jobs"]:
+        parts = f"{mixed['committedNodes']} committed and {count_of(mixed['rentedNodes'], 'rented node')}"
+        out.line(f"        {count_of(mixed['jobs'], 'job')} on {parts} together")
+    if jobs.get("waitingForCheck"):
+        out.line(f"        {count_of(jobs['waitingForCheck'], 'job')} with Kueue's quota, waiting for rented nodes")
     if jobs.get("isStale") and any(entry["running"] for entry in jobs["classes"]):
         out.line(f"        running{out.last_seen_text(jobs)}")
     if jobs["isLowerBound"]:

@@ -19,7 +19,7 @@ from evenkeel.domain.renting.rental import RentalState
 from evenkeel.domain.replay import replay
 from evenkeel.ports import BurstChecks, Conflict, PermanentError, Put, Row
 from evenkeel.services.attempts import record_nodes
-from evenkeel.services.queries import read_jobs
+from evenkeel.services.queries import read_fleet, read_jobs
 from evenkeel.services.storage import job_rows, rows
 from tests.fakes.cluster import CLUSTER
 from tests.fakes.crashes import Crash, CrashPlan, CrashTiming
@@ -282,6 +282,19 @@ def test_answer_that_cannot_be_written_is_recorded_once(monkeypatch: pytest.Monk
     ]
     assert len(burst.burst_records()) == before + 1
     assert len(entries) == before + 1
+
+
+def test_status_counts_the_jobs_that_wait_for_the_check() -> None:
+    burst = BurstCheckScenario()
+    burst.submit_and_reserve()
+    burst.scenario.run_scheduling_cycle()
+
+    waiting = read_fleet.show_status((), burst.scenario.context())["jobs"]["waitingForCheck"]
+    burst.provide_nodes()
+    burst.scenario.run_scheduling_cycle()
+    ready = read_fleet.show_status((), burst.scenario.context())["jobs"]["waitingForCheck"]
+
+    assert (waiting, ready) == (1, 0)
 
 
 def test_long_answer_is_written_once() -> None:

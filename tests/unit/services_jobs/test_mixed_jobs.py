@@ -30,7 +30,7 @@ from evenkeel.domain.renting.rental_book import RentalBook
 from evenkeel.domain.replay import replay
 from evenkeel.ports import Invalid, Put
 from evenkeel.services.jobs.check_role import Requester
-from evenkeel.services.queries import explain, plan_unsubmitted_job, read_jobs
+from evenkeel.services.queries import explain, plan_unsubmitted_job, read_fleet, read_jobs, read_receipts
 from evenkeel.services.queries.disclosure import Reader
 from evenkeel.services.storage import charge_rows, job_rows
 from tests.crash_points import SIDES_AND_STEPS
@@ -491,6 +491,37 @@ def test_receipt_prices_each_part_of_an_attempt() -> None:
     assert mean is not None
     assert mean.usd_micros_per_gpu_hour == pytest.approx((base.usd_micros_per_gpu_hour + 2_500_000) / 2, abs=1)
     assert "16 GPUs: rent of burst-spot (spot)" in mean.origin
+
+
+def test_receipt_has_a_line_for_each_part() -> None:
+    mixed = MixedScenario()
+    job = mixed.run_mixed()
+    mixed.world.clock.advance(3600)
+    reader = Reader(requester=Requester(principal="role/ana"), setup=TeamSetup(), operators=())
+
+    committed, rented = read_receipts.show_job(job.job_id, reader, mixed.scenario.context())["parts"]
+
+    assert (committed["part"], committed["pools"]) == ("COMMITTED", ["p5-workers"])
+    assert (rented["part"], rented["pools"]) == ("RENTED", [SPOT])
+    assert committed["gpuHours"] > rented["gpuHours"] >= 16
+    assert rented["usdMicros"] == pytest.approx(rented["gpuHours"] * 2_500_000, abs=2)
+
+
+def test_receipt_without_rented_part_has_no_parts() -> None:
+    mixed = MixedScenario()
+    job = mixed.run_base()
+    reader = Reader(requester=Requester(principal="role/ana"), setup=TeamSetup(), operators=())
+
+    assert read_receipts.show_job(job.job_id, reader, mixed.scenario.context())["parts"] == []
+
+
+def test_status_counts_both_parts_of_mixed_jobs() -> None:
+    mixed = MixedScenario()
+    mixed.run_mixed()
+
+    status = read_fleet.show_status((), mixed.scenario.context())
+
+    assert status["jobs"]["mixed"] == {"jobs": 1, "committedNodes": 2, "rentedNodes": 2}
 
 
 def test_budget_prices_the_base_and_leaves_rent_to_its_bill() -> None:

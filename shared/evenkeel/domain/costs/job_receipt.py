@@ -1,8 +1,9 @@
 """The receipt of a job: where the time of its whole life went. The buckets sum to the time since its submission."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
+from types import MappingProxyType
 
 from evenkeel.domain.costs.interruptions import LostTime, PriceOf, Span, interruptions, job_end_or_now, subtract_spans
 from evenkeel.domain.costs.receipt import (
@@ -53,6 +54,28 @@ class BucketTime(Value):
     usd_micros: int | None
 
 
+class CapacityPart(StrEnum):
+    """A part of a job's capacity."""
+
+    COMMITTED = "COMMITTED"
+    RENTED = "RENTED"
+
+
+class PartCost(Value):
+    """The use and cost of one part of a job's capacity, over all its attempts."""
+
+    part: CapacityPart
+    pools: tuple[str, ...]
+    gpu_hours: float
+    """Held by its attempts, from admission to end. Rented nodes that wait for the job are in the bill of the rental."""
+    usd_micros: int | None
+    """At the price of each attempt; null if a price is unknown."""
+
+
+PartPrices = Mapping[int, tuple[GpuPrice | None, GpuPrice | None]]
+"""By attempt: the price of its committed and of its rented part."""
+
+
 class JobReceipt(Value):
     """The time and cost of a job's whole life, and the losses by its interruptions."""
 
@@ -64,6 +87,8 @@ class JobReceipt(Value):
     elapsed_seconds: float
     """Since its submission. The buckets sum to it."""
     buckets: tuple[BucketTime, ...]
+    parts: tuple[PartCost, ...] = ()
+    """Its committed and its rented nodes; empty if it never held both together."""
     interruptions: tuple[InterruptionReceipt, ...]
     lost: ReceiptTotal
     """Sum of the interruptions by failures. Interruptions by request are not included."""
@@ -77,6 +102,7 @@ def job_receipt(
     price_of: PriceOf,
     now: datetime,
     restore_seconds: float = 0.0,
+    part_prices: PartPrices = MappingProxyType({}),
 ) -> JobReceipt:
     """Return the receipt of a job's whole life so far.
 
@@ -90,6 +116,7 @@ def job_receipt(
         now: The time of the receipt.
         restore_seconds: Expected time of a restore. For so long, the use of an attempt is unknown if its restore was
             not measured.
+        part_prices: The prices of both parts of each attempt.
     """
     ordered = sorted(attempts, key=lambda row: row.attempt)
     lost_times = interruptions(job, ordered, incidents, price_of, now)
@@ -101,6 +128,7 @@ def job_receipt(
         is_over=job.state.has_ended,
         elapsed_seconds=microseconds(until - job.submitted_at) / 1e6,
         buckets=_bucket_times(job, ordered, lost_times, price_of, until, timedelta(seconds=restore_seconds)),
+        parts=_part_costs(ordered, part_prices, until),
         interruptions=tuple(lost_time.receipt for lost_time in lost_times),
         lost=total_of(
             receipt_part
@@ -116,6 +144,33 @@ NOTES = (
     "PRODUCTIVE includes saves of attempts whose saves were not measured. CHECKPOINTING is at most the time of saves.",
     "While a job stands still, all its GPUs count as lost, even if other jobs use them.",
 )
+
+
+def _part_costs(attempts: Sequence[Attempt], prices: PartPrices, until: datetime) -> tuple[PartCost, ...]:
+    """Return the use and cost of the committed and of the rented nodes; empty without a mixed attempt or prices."""
+    if not prices or not any(attempt.rented_part for attempt in attempts):
+        return ()
+    sums = {part: _BucketTotals() for part in CapacityPart}
+    pools: dict[CapacityPart, set[str]] = {part: set() for part in CapacityPart}
+    for attempt in attempts:
+        committed_price, rented_price = prices.get(attempt.attempt, (None, None))
+        held = microseconds(max(attempt.ended_at or until, attempt.admitted_at) - attempt.admitted_at)
+        committed = 0 if attempt.is_rented else attempt.priced_accelerators
+        rented = attempt.accelerators - committed
+        sums[CapacityPart.COMMITTED].add(held, committed, committed_price)
+        sums[CapacityPart.RENTED].add(held, rented, rented_price)
+        if attempt.rented_part:
+            pools[CapacityPart.RENTED].add(attempt.rented_part.pool)
+        pools[CapacityPart.RENTED if attempt.is_rented else CapacityPart.COMMITTED].add(attempt.pool)
+    return tuple(
+        PartCost(
+            part=part,
+            pools=tuple(sorted(pools[part])),
+            gpu_hours=sums[part].gpu / MICROSECONDS_PER_HOUR,
+            usd_micros=sums[part].usd,
+        )
+        for part in CapacityPart
+    )
 
 
 class _BucketTotals:

@@ -27,6 +27,25 @@ def prices_of(
     return {attempt.attempt: _attempt_price(attempt, rented, economy) for attempt in attempts}
 
 
+def part_prices_of(
+    attempts: Iterable[Attempt], rentals: Iterable[Rental], economy: EconomyPolicy
+) -> dict[int, tuple[GpuPrice | None, GpuPrice | None]]:
+    """Return the prices of the committed and of the rented nodes of each attempt of a job.
+
+    Args:
+        attempts: Attempts of one job.
+        rentals: All rentals of the job.
+        economy: Prices.
+    """
+    newest_first = tuple(rentals)[::-1]
+    prices: dict[int, tuple[GpuPrice | None, GpuPrice | None]] = {}
+    for attempt in attempts:
+        rental = next((rental for rental in newest_first if rental.hosts(attempt)), None)
+        committed = None if attempt.is_rented else _base_price(attempt, economy)
+        prices[attempt.attempt] = (committed, _rent_price(rental) if rental else None)
+    return prices
+
+
 def _attempt_price(attempt: Attempt, rentals: tuple[Rental, ...], economy: EconomyPolicy) -> GpuPrice | None:
     if attempt.is_rented:
         rental = next((rental for rental in reversed(rentals) if rental.hosts(attempt)), None)

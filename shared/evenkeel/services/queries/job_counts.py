@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypedDict
 
+from evenkeel.domain.admission.burst_checks import BurstCheckAction
 from evenkeel.domain.jobs.job import JobState
 from evenkeel.ports import Ledger, Row, Table
 from evenkeel.services.context import Context
@@ -53,8 +54,28 @@ def job_counts_document(counts: Mapping[JobState, JobCounts], context: Context) 
         "counts": {state: len(work["rows"]) for state, work in counts.items()},
         "isLowerBound": any(work["is_lower_bound"] for work in counts.values()),
         "classes": [class_counts(name, classes[name], context.now) for name in sorted(classes, key=rank)],
+        "mixed": _mixed_counts(counts),
+        "waitingForCheck": _waiting_for_check(counts),
         "unmanaged": unmanaged_summary(context),
     }
+
+
+def _mixed_counts(counts: Mapping[JobState, JobCounts]) -> Json:
+    """Count the jobs that hold committed and rented nodes together, and the nodes of each part."""
+    states = (JobState.STARTING, JobState.RUNNING, JobState.STOPPING)
+    mixed = [row.doc for state in states for row in counts[state]["rows"] if row.doc.get("rentedNodes")]
+    rented = sum(doc["rentedNodes"] for doc in mixed)
+    return {
+        "jobs": len(mixed),
+        "committedNodes": sum(doc["size"] for doc in mixed) - rented,
+        "rentedNodes": rented,
+    }
+
+
+def _waiting_for_check(counts: Mapping[JobState, JobCounts]) -> int:
+    """Count the jobs in Kueue's queue whose last answer to the check `evenkeel.io/burst` was not `Ready`."""
+    answers = (row.doc.get("placement") for row in counts[JobState.STARTING]["rows"] if row.doc.get("localQueue"))
+    return sum(answer is not None and f"/{BurstCheckAction.ADMIT}/" not in answer["key"] for answer in answers)
 
 
 def unmanaged_summary(context: Context) -> Json:

@@ -6,7 +6,7 @@ from typing import Any
 from evenkeel.domain.costs.incident_receipt import IncidentReceipt, incident_receipt
 from evenkeel.domain.costs.interruptions import LostTime, interruptions
 from evenkeel.domain.costs.job_receipt import JobReceipt, job_receipt
-from evenkeel.domain.costs.prices import node_price, prices_of
+from evenkeel.domain.costs.prices import node_price, part_prices_of, prices_of
 from evenkeel.domain.costs.receipt import GpuPrice
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.incidents import Incident
@@ -36,7 +36,12 @@ def show_job(job_id: str, reader: Reader, context: Context) -> Json:
 
 def visible_job_receipt(job: Job, reader: Reader, context: Context) -> JobReceipt:
     """Return the receipt of a job as the caller may see it."""
-    attempts, prices = _visible_attempts(job, read_jobs.load_attempts(context.ledger, job.job_id), context, reader)
+    stored = read_jobs.load_attempts(context.ledger, job.job_id)
+    attempts, prices = _visible_attempts(job, stored, context, reader)
+    part_prices = {}
+    if reader.may_see_job(job) and any(attempt.rented_part for attempt in attempts):
+        rentals = read_jobs.load_rentals(context.ledger, job.job_id)
+        part_prices = part_prices_of(attempts, rentals, context.policy.economy)
     return job_receipt(
         reader.view_of_job(job),
         attempts,
@@ -44,6 +49,7 @@ def visible_job_receipt(job: Job, reader: Reader, context: Context) -> JobReceip
         prices,
         context.now,
         context.policy.jobs.expected_resume_seconds,
+        part_prices,
     )
 
 
