@@ -85,7 +85,7 @@ def cordon_rows() -> Iterator[str]:
 # ---------------------------------------------------------------- scale
 
 
-SCALE_FILES = ("scale", "scale-10000-cycle", "scale-10000-watch")
+SCALE_FILES = ("scale", "scale-10000-event", "scale-10000-cycle", "scale-10000-watch")
 
 
 def scale_results() -> list[Json]:
@@ -119,7 +119,7 @@ def scale_rows() -> Iterator[str]:
 
 def aim_rows() -> Iterator[str]:
     """Yield each aim of the scale benchmark with its figure at the largest size that was run."""
-    results = scale_results()
+    results, functions = scale_results(), load("scale-functions")["functions"]
 
     def largest(case: str) -> Json:
         return max((result for result in results if result["case"] == case), key=lambda result: result["nodes"])
@@ -141,6 +141,35 @@ def aim_rows() -> Iterator[str]:
             verdict = f"{verdict} here; **not run** at 10,000"
         shown = f"{value:.2f}{unit}" if unit else value
         yield _row(text, f"{result['nodes']:,}", shown, verdict)
+    for nodes, figures in functions.items():
+        outside = sum(not figure["isWithin"] for figure in figures)
+        text = "functions beyond half of their memory or a third of their timeout: none"
+        yield _row(text, f"{int(nodes):,}", outside, "**missed**" if outside else "met")
+
+
+def function_rows() -> Iterator[str]:
+    """Yield memory and time of each function at each size, against half of its memory and a third of its timeout."""
+    by_size = load("scale-functions")["functions"]
+    sizes = [f"{int(nodes):,}" for nodes in by_size]
+    yield from _table(
+        "function",
+        "memory MB",
+        *(f"peak MB, {size} nodes" for size in sizes),
+        "timeout s",
+        *(f"p99 s, {size} nodes" for size in sizes),
+        *(f"within, {size} nodes" for size in sizes),
+    )
+    for figures in zip(*by_size.values(), strict=True):
+        (name,) = {figure["function"] for figure in figures}
+        yield _row(
+            f"`{name}`",
+            figures[0]["memoryMB"],
+            *(f"{figure['peakMemoryMB']:.0f}" for figure in figures),
+            f"{figures[0]['timeoutSeconds']:.0f}",
+            *(f"{figure['p99Seconds']:.2f}" for figure in figures),
+            *("yes" if figure["isWithin"] else "**no**" for figure in figures),
+        )
+    yield from origin_lines("scale-functions")
 
 
 def queue_cycle_rows() -> Iterator[str]:
@@ -430,6 +459,7 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "event_to_cordon": cordon_rows,
     "scale": scale_rows,
     "scale aims": aim_rows,
+    "functions": function_rows,
     "scale-queue": queue_cycle_rows,
     "bills": bill_rows,
     "plan": plan_rows,
