@@ -148,6 +148,9 @@ METRICS = {
         ),
         Metric("DayNodeSeconds", _SECONDS, ("use",), "Node time of the last whole day, by use."),
         Metric("DayLostUsd", _NONE, (), "Cost of the failures of the last whole day; missing without a price."),
+        Metric("DayPoolTrainingTimeRatio", _NONE, ("pool",), "ETTR of the last whole day, for the 20 largest pools."),
+        Metric("DayPoolRecoverySeconds", _SECONDS, ("pool",), "MTTR of the last whole day, for the same pools."),
+        Metric("DayPoolSecondsBetweenFailures", _SECONDS, ("pool",), "MTBF of a node of the last whole day, likewise."),
         # Rented capacity
         Metric("RentalsStarted", _COUNT, (), "A rental began."),
         Metric("RentalsReady", _COUNT, (), "All nodes of a rental are ready."),

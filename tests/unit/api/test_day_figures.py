@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenkeel.domain.costs.day_figures import DayRow, StageDurations, begin_of_day, day_of
+from evenkeel.domain.costs.day_figures import DayRow, FailureDurations, StageDurations, begin_of_day, day_of
+from evenkeel.domain.costs.day_summary import PoolSummary, summarise_pools
 from evenkeel.domain.costs.interruptions import Span
 from evenkeel.domain.costs.node_time import NodeUse
 from evenkeel.domain.costs.receipt import Stage
@@ -299,6 +300,56 @@ def test_metrics_of_yesterday_are_emitted_once() -> None:
     lost_gpu_hours = sum(group.gpu_hours for group in figures.losses if group.is_failure)
     assert productive > 0 < lost_gpu_hours
     assert first["DayTrainingTimeRatio", None] == pytest.approx(productive / (productive + lost_gpu_hours))
+
+
+def test_metrics_of_the_only_pool_equal_those_of_the_fleet() -> None:
+    fakes = store_random_history(5)
+    fold(fakes)
+    values = {(metric.name, metric.dimensions.get("pool")): metric.value for metric in fakes.telemetry.metrics}
+
+    for name in ("TrainingTimeRatio", "SecondsBetweenFailures"):
+        assert values[f"DayPool{name}", "p5-workers"] == pytest.approx(values[f"Day{name}", None])
+
+
+def test_figures_of_a_pool_exclude_other_pools() -> None:
+    fakes = store_random_history(5)
+    fold(fakes)
+    figures = stored_days(fakes)[f"DAY#{day_of(TODAY - DAY)}"].figures
+    (alone,) = summarise_pools(figures)
+    (pool, *_) = figures.pools
+    idle = pool.replace(
+        pool="idle",
+        gpu_microseconds=dict.fromkeys(pool.gpu_microseconds, 0) | {NodeUse.NO_JOB: 1},
+        included_gpu_microseconds={},
+    )
+    failure = figures.failures[0].replace(pool="idle")
+
+    recovery = FailureDurations(fault_class="hardware", pool="idle", seconds=(60.0, 120.0), unknown=0)
+    with_idle = figures.replace(
+        pools=(*figures.pools, idle),
+        failures=(*figures.failures, failure),
+        recoveries=(*(figures.recoveries or ()), recovery),
+    )
+
+    node_seconds = sum(idle.node_microseconds.values()) / 1e6
+    of_idle, of_other = summarise_pools(with_idle)
+    assert of_idle == PoolSummary("idle", None, 90, of_idle.seconds_between_failures)
+    assert of_idle.seconds_between_failures == pytest.approx(node_seconds)
+    assert of_other == alone
+
+
+def test_only_the_largest_pools_have_metrics() -> None:
+    fakes = store_random_history(5)
+    fold(fakes)
+    figures = stored_days(fakes)[f"DAY#{day_of(TODAY - DAY)}"].figures
+    (first, *_) = figures.pools
+    many = tuple(
+        first.replace(pool=f"pool-{number:02}", node_microseconds={"p5.48xlarge": number + 1}) for number in range(30)
+    )
+
+    summaries = summarise_pools(figures.replace(pools=many))
+
+    assert [summary.pool for summary in summaries] == [f"pool-{number:02}" for number in range(10, 30)]
 
 
 def test_day_with_thousands_of_interruptions_is_stored() -> None:

@@ -41,6 +41,41 @@ def summarise_day(day: DayFigures) -> DaySummary:
     )
 
 
+class PoolSummary(NamedTuple):
+    """Figures of a pool in a day; None: unknown."""
+
+    pool: str
+    training_time_ratio: float | None
+    recovery_seconds: float | None
+    seconds_between_failures: float | None
+
+
+MAX_POOLS = 20
+"""Pools with metrics of their own: those with the most node time. Each metric of a pool has its price."""
+
+
+def summarise_pools(day: DayFigures) -> tuple[PoolSummary, ...]:
+    """Return the figures of the largest pools of a day, by name. Committed and rented nodes of a name are one pool."""
+    nodes: dict[str, int] = {}
+    for pool in day.pools:
+        nodes[pool.pool] = nodes.get(pool.pool, 0) + sum(pool.node_microseconds.values())
+    largest = sorted(nodes, key=lambda name: (-nodes[name], name))[:MAX_POOLS]
+    return tuple(_summarise_pool(name, day) for name in sorted(largest))
+
+
+def _summarise_pool(name: str, day: DayFigures) -> PoolSummary:
+    _, all_nodes = pool_times([[pool for pool in day.pools if pool.pool == name]])
+    lost = math.fsum(group.gpu_hours for group in day.losses if group.is_failure and group.pool == name)
+    recoveries = [seconds for group in day.recoveries or () if group.pool == name for seconds in group.seconds]
+    failures = sum(failure.pool == name for failure in day.failures)
+    return PoolSummary(
+        pool=name,
+        training_time_ratio=effective_time(all_nodes, lost).ratio,
+        recovery_seconds=math.fsum(recoveries) / len(recoveries) if recoveries else None,
+        seconds_between_failures=3600 * all_nodes.node_hours / failures if failures else None,
+    )
+
+
 def _node_seconds(pool: PoolUse, use: GpuUse) -> float:
     """Return the node time of a use: a node of which half of the GPUs are in this use counts half."""
     times = pool.use_times()

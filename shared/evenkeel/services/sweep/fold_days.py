@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
 from evenkeel.domain.costs.day_figures import DAY, DayFigures, DayRow, begin_of_day, day_of
-from evenkeel.domain.costs.day_summary import summarise_day
+from evenkeel.domain.costs.day_summary import summarise_day, summarise_pools
 from evenkeel.domain.costs.interruptions import Span
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Conflict, Put, Row, Telemetry, get_all
@@ -123,3 +123,10 @@ def _emit_day_metrics(figures: DayFigures, telemetry: Telemetry) -> None:
         telemetry.seconds("DayNodeSeconds", seconds, use=use)
     if summary.lost_usd is not None:
         telemetry.gauge("DayLostUsd", summary.lost_usd)
+    for pool in summarise_pools(figures):
+        if pool.training_time_ratio is not None:
+            telemetry.gauge("DayPoolTrainingTimeRatio", pool.training_time_ratio, pool=pool.pool)
+        if pool.recovery_seconds is not None:
+            telemetry.seconds("DayPoolRecoverySeconds", pool.recovery_seconds, pool=pool.pool)
+        if pool.seconds_between_failures is not None:
+            telemetry.seconds("DayPoolSecondsBetweenFailures", pool.seconds_between_failures, pool=pool.pool)
