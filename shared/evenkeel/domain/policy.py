@@ -61,8 +61,8 @@ class Policy(Section):
     @property
     def pools_for_jobs(self) -> tuple[RentedPool, ...]:
         """The pools in which Evenkeel may rent nodes for jobs: all pools that no serving Deployment uses."""
-        taken = {name for workload in self.scheduling.serving for name in workload.rents_from}
-        return tuple(pool for pool in self.burst.pools if pool.name not in taken)
+        serving_pools = {name for workload in self.scheduling.serving for name in workload.rents_from}
+        return tuple(pool for pool in self.burst.pools if pool.name not in serving_pools)
 
     def pools_for(self, serving: ServingWorkload) -> tuple[RentedPool, ...]:
         """Return the pools of a serving Deployment. Pools of equal cost are tried in this order."""

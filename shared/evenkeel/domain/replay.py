@@ -5,7 +5,7 @@ answer differs from the recorded one, the record does not hold all facts of the 
 """
 
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from pydantic import ValidationError
 
@@ -42,6 +42,17 @@ F = TypeVar("F", bound=Value)
 
 class CannotReplayError(ValueError):
     """The record cannot be replayed: it needs another engine, policy or catalogue, or its kind is unknown."""
+
+
+class _DecisionResult(Protocol):
+    """The parts of a result that a replay compares."""
+
+    @property
+    def action(self) -> str: ...
+    @property
+    def reason(self) -> str: ...
+    @property
+    def alternatives(self) -> tuple[Alternative, ...]: ...
 
 
 class Replayed(Value):
@@ -162,6 +173,10 @@ def _replay_restart(record: Decision, _policy: Policy) -> Replayed:
     return Replayed(action=decision.action, reason=decision.reason, alternatives=decision.alternatives)
 
 
+def _replayed(result: _DecisionResult) -> Replayed:
+    return Replayed(action=result.action, reason=result.reason, alternatives=result.alternatives)
+
+
 def _replay_attribution(record: Decision, _policy: Policy) -> Replayed:
     attribution = attribute_fault(_read_facts(AttributionFacts, record))
     if attribution is None:
@@ -177,8 +192,7 @@ def _replay_admission(record: Decision, policy: Policy) -> Replayed:
 
 
 def _replay_resize(record: Decision, _policy: Policy) -> Replayed:
-    answer = resize_answer(_read_facts(ResizeFacts, record))
-    return Replayed(action=answer.action, reason=answer.reason, alternatives=answer.alternatives)
+    return _replayed(resize_answer(_read_facts(ResizeFacts, record)))
 
 
 def _replay_placement(record: Decision, _policy: Policy) -> Replayed:
@@ -191,13 +205,11 @@ def _replay_placement(record: Decision, _policy: Policy) -> Replayed:
 
 
 def _replay_burst_check(record: Decision, _policy: Policy) -> Replayed:
-    decision = decide_burst_check(_read_facts(BurstCheckFacts, record))
-    return Replayed(action=decision.action, reason=decision.reason, alternatives=decision.alternatives)
+    return _replayed(decide_burst_check(_read_facts(BurstCheckFacts, record)))
 
 
 def _replay_serving_return(record: Decision, _policy: Policy) -> Replayed:
-    decision = decide_serving_return(_read_facts(ServingReturnFacts, record))
-    return Replayed(action=decision.action, reason=decision.reason, alternatives=decision.alternatives)
+    return _replayed(decide_serving_return(_read_facts(ServingReturnFacts, record)))
 
 
 def _replay_mixed_growth(record: Decision, _policy: Policy) -> Replayed:
@@ -210,13 +222,11 @@ def _replay_mixed_growth(record: Decision, _policy: Policy) -> Replayed:
 
 
 def _replay_displacement(record: Decision, _policy: Policy) -> Replayed:
-    displacement = decide_displacement(DisplacementFacts.model_validate(record.facts))
-    return Replayed(action=displacement.action, reason=displacement.reason, alternatives=displacement.alternatives)
+    return _replayed(decide_displacement(DisplacementFacts.model_validate(record.facts)))
 
 
 def _replay_migration(record: Decision, _policy: Policy) -> Replayed:
-    judged = decide_migration(_read_facts(MigrationFacts, record))
-    return Replayed(action=judged.action, reason=judged.reason, alternatives=judged.alternatives)
+    return _replayed(decide_migration(_read_facts(MigrationFacts, record)))
 
 
 def _replay_temporary_capacity(record: Decision, _policy: Policy) -> Replayed:

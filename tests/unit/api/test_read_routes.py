@@ -392,9 +392,12 @@ def a_stop_request(by: str, reason: str, **more: Any) -> StopRequest:
             "resume",
         ),
         (
-            {"is_preempted": True, "stop_request": a_stop_request("schedule_jobs/job-7", "It gives way to job-7")},
+            {
+                "is_preempted": True,
+                "stop_request": a_stop_request("schedule_jobs/job-7", "job-7 of a higher priority needs its nodes"),
+            },
             (
-                "It gives way to job-7. Requested 40s ago by Evenkeel (schedule jobs). "
+                "job-7 of a higher priority needs its nodes. Requested 40s ago by Evenkeel (schedule jobs). "
                 "After the stop it waits for capacity and resumes from its last checkpoint."
             ),
             "wait",

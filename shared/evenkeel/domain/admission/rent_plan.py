@@ -139,10 +139,10 @@ def _decisions_on_rental(
     job: Job, pool: RentedPool, snapshot: CycleSnapshot, admission_input: AdmissionInput, policy: Policy, now: datetime
 ) -> tuple[AdmissionDecision, ...]:
     """Return the decisions about the pending jobs if nodes of a pool were rented for one of them."""
-    moved = {**snapshot.pending, job.job_id: job.replace(cluster=pool.cluster)}
+    pending_jobs = {**snapshot.pending, job.job_id: job.replace(cluster=pool.cluster)}
     with_rented = admission_input._replace(
         capacities=(*admission_input.capacities, *nodes_to_rent(job, pool, now)),
-        pending=requests_of(moved, snapshot, policy, now),
+        pending=requests_of(pending_jobs, snapshot, policy, now),
     )
     return decide_with_sizes(with_rented, policy, now)
 

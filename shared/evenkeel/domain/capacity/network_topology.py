@@ -131,16 +131,16 @@ def _nodes_from_few_domains(
         return tuple(nodes[:count])
     level, *narrower = levels
     domains = [(name, members) for name, members in _nodes_by_domain(nodes, level) if name]
-    taken: list[NodeCapacity] = []
+    chosen_nodes: list[NodeCapacity] = []
     domains.sort(key=lambda domain: (-len(domain[1]), domain[0]))
-    while domains and len(taken) < count:
-        missing = count - len(taken)
+    while domains and len(chosen_nodes) < count:
+        missing = count - len(chosen_nodes)
         enough = [domain for domain in domains if len(domain[1]) >= missing]
         domain = enough[-1] if enough else domains[0]
         domains.remove(domain)
-        taken.extend(_nodes_from_few_domains(domain[1], missing, narrower))
+        chosen_nodes.extend(_nodes_from_few_domains(domain[1], missing, narrower))
     without_position = [node for node, domain in zip(nodes, _domain_ids(nodes, level), strict=True) if not domain]
-    return (*taken, *_nodes_from_few_domains(without_position, count - len(taken), narrower))
+    return (*chosen_nodes, *_nodes_from_few_domains(without_position, count - len(chosen_nodes), narrower))
 
 
 def _domain_ids(capacities: Iterable[NodeCapacity], level: NetworkLevel) -> list[str]:

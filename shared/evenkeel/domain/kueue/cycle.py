@@ -216,19 +216,19 @@ class KueueCycle:
     ) -> None:
         """Count quota and domains as used until the end of the cycle."""
         if amounts or domains:
-            taken = _TakenQuota(quota_node, amounts, is_fit, domains)
-            self._take_quota_again(taken)
-            self._taken.append(taken)
+            taken_quota = _TakenQuota(quota_node, amounts, is_fit, domains)
+            self._take_quota_again(taken_quota)
+            self._taken.append(taken_quota)
 
-    def _take_quota_again(self, taken: _TakenQuota) -> None:
-        taken.quota_node.add_all(taken.amounts)
+    def _take_quota_again(self, taken_quota: _TakenQuota) -> None:
+        taken_quota.quota_node.add_all(taken_quota.amounts)
         if self._snapshot.topology is not None:
-            self._snapshot.topology.add(taken.domain_use)
+            self._snapshot.topology.add(taken_quota.domain_use)
 
-    def _give_back(self, taken: _TakenQuota) -> None:
-        taken.quota_node.remove_all(taken.amounts)
+    def _give_back(self, taken_quota: _TakenQuota) -> None:
+        taken_quota.quota_node.remove_all(taken_quota.amounts)
         if self._snapshot.topology is not None:
-            self._snapshot.topology.remove(taken.domain_use)
+            self._snapshot.topology.remove(taken_quota.domain_use)
 
     def _must_wait_for_pods(self, entry: Entry) -> bool:
         """Whether pods of an admitted workload are not ready, and the rules make the head wait for them.

@@ -479,13 +479,13 @@ class _Choice:
                 capacity = self.capacities[domain]
             chosen.append(domain)
             is_last = getattr(capacity, amount) >= remaining and capacity.leaders >= leaders
-            taken = min(remaining, getattr(capacity, amount))
+            amount_taken = min(remaining, getattr(capacity, amount))
             capacity.leaders = min(capacity.leaders, leaders)
-            capacity.pods = taken * unit.size
-            setattr(capacity, unit.amount, taken)
+            capacity.pods = amount_taken * unit.size
+            setattr(capacity, unit.amount, amount_taken)
             if is_last:
                 return chosen
-            remaining, leaders = remaining - taken, leaders - capacity.leaders
+            remaining, leaders = remaining - amount_taken, leaders - capacity.leaders
         raise NoPlacementError(self._why_not(self.request.level, count // unit.size - remaining))
 
     # ------------------------------------------------------------ reasons

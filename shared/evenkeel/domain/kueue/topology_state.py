@@ -116,8 +116,8 @@ class TopologyState:
                 leaf = tree.leaves.get(key)
                 if leaf is None or times_in(use.needs, self._free(tree, leaf, use.needs, assumed))[0] < use.pods:
                     return False
-                taken = assumed.setdefault(key, Counter())
-                taken.update({name: amount * use.pods for name, amount in use.needs.items()})
+                assumed_use = assumed.setdefault(key, Counter())
+                assumed_use.update({name: amount * use.pods for name, amount in use.needs.items()})
         return True
 
     def _free(
@@ -130,8 +130,8 @@ class TopologyState:
         ignores_workloads: bool = False,
     ) -> dict[str, int]:
         key, nothing = tree.key(leaf.values), Counter[str]()
-        used, taken = nothing if ignores_workloads else self._used.get(key, nothing), assumed.get(key, nothing)
-        return {name: leaf.allocatable[name] - used[name] - taken[name] for name in resources}
+        used, assumed_use = nothing if ignores_workloads else self._used.get(key, nothing), assumed.get(key, nothing)
+        return {name: leaf.allocatable[name] - used[name] - assumed_use[name] for name in resources}
 
     # ------------------------------------------------------------ demands
 
@@ -217,8 +217,8 @@ class TopologyState:
                 if demand is not None and assignment is not None:
                     assignments[demand.index] = assignment
                     for use in domain_use((demand.pod_set,), (assignment,)):
-                        taken = assumed.setdefault(tree.key(use.values), Counter())
-                        taken.update({name: amount * use.pods for name, amount in use.needs.items()})
+                        assumed_use = assumed.setdefault(tree.key(use.values), Counter())
+                        assumed_use.update({name: amount * use.pods for name, amount in use.needs.items()})
         return PlacementResult(assignments)
 
 

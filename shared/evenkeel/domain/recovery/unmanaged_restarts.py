@@ -140,8 +140,8 @@ def decide_restart(facts: RestartFacts) -> RestartDecision:
         return decision_of(RestartAction.LEAVE, f"is left alone: {leave_reason}", RESTART=_capitalise(leave_reason))
     if job.state is UnmanagedJobState.RUNNING and job.recreation is PodRecreation.BY_OWNER:
         why_no_restart = "Its operator starts evicted pods on other nodes."
-        moved = "is moved: its operator starts evicted pods on other nodes."
-        return decision_of(RestartAction.MOVE, moved, RESTART=why_no_restart)
+        move_text = "is moved: its operator starts evicted pods on other nodes."
+        return decision_of(RestartAction.MOVE, move_text, RESTART=why_no_restart)
     if refusal := _why_not_restarted(facts):
         return decision_of(RestartAction.LEAVE, f"is not restarted: {refusal}", RESTART=_capitalise(refusal))
     why_no_move = "Its operator would not start evicted pods again."

@@ -176,10 +176,10 @@ def _cheapest_nodes(facts: DisplacementFacts) -> set[str] | None:
     options = sorted(_node_options(facts, costs), key=lambda option: (option[0], option[1]))
     if len(options) < facts.nodes:
         return None
-    moved: set[str] = set()
+    moved_jobs: set[str] = set()
     for _, _, victims in options[: facts.nodes]:
-        moved.update(victims)
-    return moved
+        moved_jobs.update(victims)
+    return moved_jobs
 
 
 def _node_options(facts: DisplacementFacts, costs: dict[str, int]) -> Iterator[tuple[int, str, tuple[str, ...]]]:

@@ -30,8 +30,8 @@ def run(request: AcknowledgeIncidentRequest, context: Context) -> Incident:
         before = current.acknowledgement
         if before is not None and before.by == request.by:
             return None
-        taken = f"{request.by} acknowledged {current.incident_id}"
-        text = taken + (f", taken over from {before.by}" if before else "")
+        text_start = f"{request.by} acknowledged {current.incident_id}"
+        text = text_start + (f", taken over from {before.by}" if before else "")
         text += f": {request.reason}" if request.reason else "."
         entry = TimelineEntry(at=context.now, kind="acknowledged", text=text, writer=request.by)
         line = incident_record.timeline_put(

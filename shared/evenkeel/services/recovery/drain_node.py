@@ -88,8 +88,8 @@ def run(request: recovery_step.RecoveryStepRequest, context: Context) -> DrainNo
         return DrainNodeResult(outcome=DrainOutcome.NO_JOBS, reason="The jobs on the node keep running.")
     if incident.plan is not None and incident.plan.repairs_node:
         verdict = guardrails.check_stop_allowed(incident, context)
-        incident, moved = evict_movable_pods(incident, context, may_stop=verdict.is_allowed)
-        context.telemetry.count("UnmanagedPodsMoved", moved)
+        incident, moved_count = evict_movable_pods(incident, context, may_stop=verdict.is_allowed)
+        context.telemetry.count("UnmanagedPodsMoved", moved_count)
     drained = drain(incident, context)
     if incident.plan is None or incident.plan.repairs_node or not drained.jobs:
         return drained
@@ -422,10 +422,10 @@ def evict_movable_pods(incident: Incident, context: Context, *, may_stop: bool) 
     incident = _record_unmanaged_workloads(incident, pods, context)
     moved_jobs = restart_unmanaged.run(incident, context, may_stop=may_stop)
     movable = [pod for pod in pods if (pod.is_movable or pod.label in moved_jobs) and may_stop]
-    incident, moved = _evict_pods(incident, movable, context)
-    if moved:
-        _record_evictions(incident, [f"{pod.label} is evicted, as its label allows" for pod in moved], context)
-    return incident, len(moved)
+    incident, moved_pods = _evict_pods(incident, movable, context)
+    if moved_pods:
+        _record_evictions(incident, [f"{pod.label} is evicted, as its label allows" for pod in moved_pods], context)
+    return incident, len(moved_pods)
 
 
 def _record_unmanaged_workloads(incident: Incident, pods_here: Sequence[UnmanagedPod], context: Context) -> Incident:

@@ -62,17 +62,17 @@ def run(incident: Incident, context: Context, *, may_stop: bool) -> frozenset[st
     for label, action in incident.unmanaged_jobs.items():
         if action == RestartAction.RESTART and (row := context.ledger.get(_restart_key(incident, label))):
             _advance_safely(rows.decode(row, UnmanagedRestart), context)
-    moved = set()
+    moved_labels = set()
     node = _stored_node(incident, context)
     for job in _jobs_on_node(incident, node, context):
         if why_not_concerned(job, incident.node_name, by_policy=_is_adopted(job, context)):
             continue
         try:
             if _handle_job(incident, job, node, context) is RestartAction.MOVE:
-                moved.add(job.label)
+                moved_labels.add(job.label)
         except EvenkeelError as error:
             context.telemetry.warning("UnmanagedJobNotHandled", job=job.label, detail=str(error))
-    return frozenset(moved)
+    return frozenset(moved_labels)
 
 
 def run_if_allowed(incident: Incident, context: Context) -> frozenset[str]:

@@ -3,6 +3,11 @@
     the job as it will wait ── its charge released, its nodes free, the faulty one out ─▶ admission rules ─▶ options
 
 Nothing is requested here. A scheduling cycle rents and preempts for the chosen option, by the same rules.
+
+`load_cycle` of a scheduling cycle does not load these facts. It reads all clusters and the fleet as it is now, in order
+to commit. A recovery needs the fleet as it will be once the interrupted attempt has ended, and nothing to commit. Its
+caller has read the nodes and pods already, only of the clusters where the job may run. In a storm, a read of all
+clusters for each interrupted job could throttle the calls of all recoveries.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

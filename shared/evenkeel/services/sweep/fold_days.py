@@ -68,7 +68,7 @@ def _fold(stored: Mapping[datetime, Row | None], today: datetime, sweep: SweepRu
         today: Begin of the present day.
         sweep: The run.
     """
-    context, done = sweep.context, 0
+    context, folded_days = sweep.context, 0
     live = read_live_days.read_days(Span(min(stored), context.now), context, max_jobs=read_cost_records.MAX_ATTEMPTS)
     if not live.is_node_time_complete:
         sweep.failures.append("Too many nodes to read, so no figures of days are stored.")
@@ -80,10 +80,10 @@ def _fold(stored: Mapping[datetime, Row | None], today: datetime, sweep: SweepRu
         day = DayRow(day=str(day_of(figures.since)), folded_at=context.now, is_settled=is_settled, figures=figures)
         with sweep.isolate_item(f"day {day.day}"):
             _store_day(day, stored[figures.since], sweep, live)
-            done += 1
+            folded_days += 1
     if today - DAY in stored and live.whole_from > today - DAY:
         sweep.failures.append("Yesterday has more records than one run reads, so its figures are not stored.")
-    return done
+    return folded_days
 
 
 def _days_between(begin: datetime, end: datetime) -> list[datetime]:

@@ -79,11 +79,11 @@ class SweepRun:
         pace = _MIN_INTERVAL_SECONDS.get(name)
         if pace is None:
             return True
-        done: dict[str, str] = self.notes.get("doneAt", {})
-        last = done.get(name)
+        done_at: dict[str, str] = self.notes.get("doneAt", {})
+        last = done_at.get(name)
         if last is not None and self.context.now - datetime.fromisoformat(last) < timedelta(seconds=pace):
             return False
-        self.notes["doneAt"] = {**done, name: rfc3339(self.context.now)}
+        self.notes["doneAt"] = {**done_at, name: rfc3339(self.context.now)}
         return True
 
     def read_each_cluster(self, source: str, read: Callable[[str], T]) -> dict[str, T]:

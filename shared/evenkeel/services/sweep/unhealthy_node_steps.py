@@ -77,9 +77,9 @@ def _check_node(sweep: SweepRun, row: Row) -> bool:
 def _delete_record(sweep: SweepRun, row: Row, incident: Incident, reason: str, event: NodeEvent) -> None:
     context = sweep.context
     line = partial(incident_record.timeline_put, incident.incident_id, at=context.now, writer=WRITER)
-    noted = record_observed_aftermath.aftermath_writes(incident, [event], context.ledger, context.now)
+    writes = record_observed_aftermath.aftermath_writes(incident, [event], context.ledger, context.now)
     with contextlib.suppress(Conflict):  # the next sweep checks again
-        context.ledger.commit(Delete(row.key, row.version), line("node", f"No longer unhealthy. {reason}"), *noted)
+        context.ledger.commit(Delete(row.key, row.version), line("node", f"No longer unhealthy. {reason}"), *writes)
 
 
 def _ending_event(incident: Incident, slot_state: SlotState, sweep: SweepRun) -> NodeEvent:
@@ -110,10 +110,10 @@ def _record_first_events(sweep: SweepRun, incident: Incident, node: KubernetesNo
     has_rebooted = bool(incident.boot_id and node.boot_id and node.boot_id != incident.boot_id)
     if has_rebooted and NodeEventKind.REBOOTED not in node_event_kinds:
         events.append(NodeEvent(at=context.now, kind=NodeEventKind.REBOOTED, evidence=f"Boot id {node.boot_id}."))
-    noted = record_observed_aftermath.aftermath_writes(incident, events, context.ledger, context.now) if events else []
-    if noted:
+    writes = record_observed_aftermath.aftermath_writes(incident, events, context.ledger, context.now) if events else []
+    if writes:
         with contextlib.suppress(Conflict):  # the next sweep records it
-            context.ledger.commit(*noted)
+            context.ledger.commit(*writes)
 
 
 def _cordon_event(incident: Incident, node: KubernetesNode, sweep: SweepRun) -> NodeEvent:
