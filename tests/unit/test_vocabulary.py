@@ -59,6 +59,7 @@ DEBT = Path(__file__).with_name("vague_names_debt.json")
 """The number of vague variables that each file still has. It only goes down."""
 
 MAX_TEST_WORDS = 10
+ARTICLES = frozenset(("a", "an", "the"))
 
 
 def names_of(tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -118,6 +119,16 @@ def long_test_names(path: str, source: str) -> list[str]:
     ]
 
 
+def names_with_article(path: str, source: str) -> list[str]:
+    """Return a line for each test of a file whose name begins with an article."""
+    return [
+        f"{path}:{node.lineno}: {node.name}: begin the name with its subject, without an article"
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        if node.name.startswith("test_") and node.name.split("_")[1] in ARTICLES
+    ]
+
+
 def retired_names(path: str, source: str) -> list[str]:
     """Return a line for each name of a file with a retired word: where it is, and what to say instead."""
     return [
@@ -159,6 +170,18 @@ def test_names_of_tests_are_short(sources: dict[str, str]) -> None:
     problems = [line for path, source in sources.items() for line in long_test_names(path, source)]
 
     assert not problems, "\n".join(problems)
+
+
+def test_names_of_tests_begin_with_their_subject(sources: dict[str, str]) -> None:
+    problems = [line for path, source in sources.items() for line in names_with_article(path, source)]
+
+    assert not problems, "\n".join(problems)
+
+
+def test_article_at_the_beginning_of_a_test_name_is_reported() -> None:
+    source = "def test_a_row(): ...\ndef test_the_row(): ...\ndef test_row_of_a_job(): ...\n"
+
+    assert len(names_with_article("x.py", source)) == 2
 
 
 def test_retired_word_in_a_name_is_reported() -> None:
