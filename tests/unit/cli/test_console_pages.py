@@ -15,6 +15,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from evenkeel.domain.decisions import Alternative
 from evenkeel.domain.health.incidents import IncidentState
+from evenkeel.domain.jobs.attempt import RentedPart
 from evenkeel.domain.jobs.job_policy import JobPolicy
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.values import rfc3339
@@ -222,6 +223,23 @@ def test_page_of_a_pending_job_shows_what_would_start_it(cli: CliFixture, page: 
 
     expect(page.get_by_role("heading", name="What would change it")).to_be_visible()
     expect(page.get_by_role("listitem").filter(has_text="16 more of nvidia.com/gpu on")).to_contain_text("for red.")
+
+
+def test_job_page_shows_the_rented_part(cli: CliFixture, page: Page) -> None:
+    job = a_job(state="RUNNING", current_attempt=1, size=3, rented_nodes=1, rentals=1)
+    whole = an_attempt(job, nodes=(1, 2, 3))
+    part = RentedPart(
+        rental=1,
+        pool="burst-spot",
+        instance_type="p5.48xlarge",
+        nodes=whole.nodes[2:],
+        node_names=whole.node_names[2:],
+    )
+    store(cli.gateway.fakes.ledger, job, whole.replace(rented_part=part))
+
+    open_page(page, f"jobs/{job.job_id}")
+
+    expect(page.get_by_text("1 of burst-spot beside 2 committed, by rental 1")).to_be_visible()
 
 
 def test_overview_draws_jobs_in_progress_until_they_run(cli: CliFixture, page: Page) -> None:

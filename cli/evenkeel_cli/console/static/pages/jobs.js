@@ -58,6 +58,7 @@ export function Job({ words, shell }) {
           ["Team", job.team ? html`<${Link} to=${["teams", job.team]}>${job.team}<//>` : null],
           ["Priority class", job.priorityClass || "(unset)"],
           ["Size", `${job.currentNodes ?? job.nodes} × ${job.gpusPerNode} GPUs${job.elastic ? `, elastic ${job.elastic.minNodes}–${job.elastic.maxNodes}` : ""}`],
+          ["Rented nodes", rentedNodes(job)],
           ["Queue position", queue ? `${queue.position ?? "unknown"}${queue.startsAt ? `; starts about ${queue.startsAt.slice(0, 16)}Z` : ""}` : null],
           ["Submitted", html`<${Time} at=${job.submittedAt} /> by ${job.submittedBy}`],
           ["Started", job.startedAt ? html`<${Time} at=${job.startedAt} />` : null],
@@ -80,6 +81,14 @@ export function Job({ words, shell }) {
     <${JobReceipt} path=${path} signal=${job ? JSON.stringify([job.state, job.attempts]) : ""} />
     <${Panel} title="Timeline" live=${timeline} wide=${true}>${timeline.data ? html`<${Timeline} entries=${timeline.data.entries} />` : null}<//>
   </div>`;
+}
+
+/** Return the rented part of the current attempt, or why no rented nodes join the job; null without either. */
+function rentedNodes(job) {
+  const newest = (job.attempts || [])[0];
+  const part = newest && !newest.endedAt ? newest.rentedPart : null;
+  if (part) return `${part.nodes.length} of ${part.pool} beside ${newest.nodes.length - part.nodes.length} committed, by rental ${part.rental}`;
+  return job.mixedGrowth && !job.endedAt ? job.mixedGrowth.reason : null;
 }
 
 function acts(job, path) {
