@@ -8,14 +8,14 @@ The holders of a fleet are thousands, and each admission of a cycle was decided 
 the records of one cycle grow with the product of the two.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pydantic import model_validator
 
 from evenkeel.domain.admission.decide_job import AdmissionFacts
 from evenkeel.domain.decisions import OMITTED, PACKED, unpacked
-from evenkeel.domain.quotas.quota_documents import serialize
+from evenkeel.domain.quotas.quota_documents import SerializedDocuments, serialize
 from evenkeel.domain.quotas.quota_holders import is_sum
 from evenkeel.domain.values import Value
 
@@ -68,17 +68,26 @@ def cycle_facts(facts_by_decision: Mapping[str, AdmissionFacts]) -> CycleFacts:
     quotas = _Texts()
     holders = _Texts()
     own_facts: dict[str, Json] = {}
-    indexes: dict[str, list[int]] = {}
+    lists: dict[str, Sequence[Json]] = {}
+    indexes: dict[int, list[int]] = {}
     for decision_id, facts in facts_by_decision.items():
         own_facts[decision_id] = facts.model_dump(mode="json", by_alias=True, exclude={"quota": {"quotas", "jobs"}})
-        if facts.quota is not None:
-            own_facts[decision_id]["quota"]["quotas"] = quotas.index_of(facts.quota.quotas)
-            indexes[decision_id] = [holders.index_of(document) for document in facts.quota.jobs]
+        if facts.quota is None:
+            continue
+        own_facts[decision_id]["quota"]["quotas"] = quotas.index_of(facts.quota.quotas)
+        lists[decision_id] = facts.quota.jobs
+        for documents in _parts_of(facts.quota.jobs):
+            if id(documents) not in indexes:
+                indexes[id(documents)] = [holders.index_of(document) for document in documents]
     # All records list the holders of a queue in the same order, so sorting by queue gives the longest runs.
     order = sorted(range(len(holders.texts)), key=holders.group_of)
     positions = {index: position for position, index in enumerate(order)}
-    for decision_id, indexes_of_record in indexes.items():
-        own_facts[decision_id]["quota"]["jobs"] = _runs(positions[index] for index in indexes_of_record)
+    runs = {part: _runs((positions[index], 1) for index in found) for part, found in indexes.items()}
+    runs_of_list: dict[int, list[list[int]]] = {}
+    for decision_id, jobs in lists.items():
+        if id(jobs) not in runs_of_list:
+            runs_of_list[id(jobs)] = _runs(run for part in _parts_of(jobs) for run in runs[id(part)])
+        own_facts[decision_id]["quota"]["jobs"] = runs_of_list[id(jobs)]
     return CycleFacts.model_construct(
         quotas=tuple(quotas.texts), holders=tuple(holders.texts[index] for index in order), facts=own_facts
     )
@@ -111,12 +120,17 @@ class _Texts:
         return is_sum(document["name"]), document["queue"]
 
 
-def _runs(indexes: Iterable[int]) -> list[list[int]]:
-    """Return indexes as runs: `[first, count]` for each sequence without a gap."""
+def _parts_of(documents: Sequence[Json]) -> Iterable[Sequence[Json]]:
+    """Return the parts of a list that other lists may share; the whole list if it was read from a record."""
+    return [part.documents for part in documents.parts] if isinstance(documents, SerializedDocuments) else [documents]
+
+
+def _runs(parts: Iterable[Sequence[int]]) -> list[list[int]]:
+    """Return runs `(first, count)` of indexes, joined where there is no gap."""
     runs: list[list[int]] = []
-    for index in indexes:
-        if runs and index == sum(runs[-1]):
-            runs[-1][1] += 1
+    for first, count in parts:
+        if runs and first == sum(runs[-1]):
+            runs[-1][1] += count
         else:
-            runs.append([index, 1])
+            runs.append([first, count])
     return runs

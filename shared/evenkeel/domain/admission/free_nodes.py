@@ -1,5 +1,7 @@
 """The nodes that are free during the scheduling cycle of a fleet with teams."""
 
+import functools
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from evenkeel.domain.admission.admission_input import AdmissionInput
@@ -13,12 +15,13 @@ from evenkeel.domain.admission.pool_fits import (
 )
 from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
 from evenkeel.domain.capacity import network_topology
-from evenkeel.domain.capacity.node_capacity import NodeCapacity, with_freed
-from evenkeel.domain.jobs.charge import charged_resources
+from evenkeel.domain.capacity.node_capacity import NodeCapacity, NodeKey, with_freed
+from evenkeel.domain.jobs.charge import Charge, charged_resources
 from evenkeel.domain.kueue.assignment import Assignment
 from evenkeel.domain.kueue.objects import Flavor
 from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.quotas import flavor_matching
+from evenkeel.domain.resources import Resources
 
 
 class FreeNodes:
@@ -45,16 +48,33 @@ class FreeNodes:
         self, request: AdmissionRequest, assignment: Assignment, capacities: Sequence[NodeCapacity] | None = None
     ) -> tuple[PoolFit, ...]:
         """Return the fits of a request on the nodes of its assigned flavors. By default, these are the free nodes."""
-        names = frozenset(name for flavors in assignment.flavors for name in flavors.values())
-        test = self._flavor_test(names)
+        test = self._flavor_test(_flavors_of(assignment))
         if capacities is None and test is None:
             return self.fits(request)
         return pool_fits(request, self.capacities if capacities is None else capacities, self._policy, test)
 
+    def fits_without(
+        self, request: AdmissionRequest, assignment: Assignment, stopped: Collection[str]
+    ) -> tuple[PoolFit, ...]:
+        """Return the fits of a request on the nodes of its assigned flavors after some jobs have stopped."""
+        test = self._flavor_test(_flavors_of(assignment))
+        if test is None:
+            return self._shared_fits.fits_with_freed(request, self.capacities, self._freed_by(stopped))
+        return pool_fits(request, self.capacities_without(stopped), self._policy, test)
+
     def capacities_without(self, stopped: Collection[str]) -> tuple[NodeCapacity, ...]:
         """Return the node capacities after some jobs have stopped."""
-        charges = (charge for charge in self._admission_input.charges if charge.job_id in stopped)
-        return with_freed(self.capacities, charged_resources(charges))
+        return with_freed(self.capacities, self._freed_by(stopped))
+
+    def _freed_by(self, stopped: Collection[str]) -> dict[NodeKey, Resources]:
+        return charged_resources(charge for job_id in stopped for charge in self._charges_by_job.get(job_id, ()))
+
+    @functools.cached_property
+    def _charges_by_job(self) -> dict[str, list[Charge]]:
+        charges: dict[str, list[Charge]] = defaultdict(list)
+        for charge in self._admission_input.charges:
+            charges[charge.job_id].append(charge)
+        return charges
 
     def assign(self, request: AdmissionRequest, lives: Sequence[NodeLife]) -> None:
         """Take nodes for a job that starts."""
@@ -98,3 +118,7 @@ class FreeNodes:
                 None if is_all else lambda capacity: (capacity.cluster, capacity.node_name) in node_keys
             )
         return self._tests[names]
+
+
+def _flavors_of(assignment: Assignment) -> frozenset[str]:
+    return frozenset(name for flavors in assignment.flavors for name in flavors.values())

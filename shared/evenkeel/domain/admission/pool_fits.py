@@ -3,7 +3,7 @@
 import bisect
 import functools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from pydantic import Field
@@ -13,7 +13,7 @@ from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
 from evenkeel.domain.capacity import compatibility, efa, instance_types, network_topology
 from evenkeel.domain.capacity.compatibility import Requirements, differences
 from evenkeel.domain.capacity.network_topology import NetworkLevel
-from evenkeel.domain.capacity.node_capacity import TAINTED, NodeCapacity
+from evenkeel.domain.capacity.node_capacity import TAINTED, NodeCapacity, NodeKey, with_freed
 from evenkeel.domain.capacity.pool_choices import all_tolerated, preference_rank
 from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.plurals import count_of
@@ -284,6 +284,32 @@ class SharedFits:
 
     def fits_of(self, request: AdmissionRequest, capacities: tuple[NodeCapacity, ...]) -> tuple[PoolFit, ...]:
         """Return the fits of a request. Nodes that `subtract` did not return start a new search."""
+        return tuple(nodes.fit(request) for nodes in self._search(request, capacities)[1])
+
+    def fits_with_freed(
+        self, request: AdmissionRequest, capacities: tuple[NodeCapacity, ...], freed: Mapping[NodeKey, Resources]
+    ) -> tuple[PoolFit, ...]:
+        """Return the fits of a request once these amounts are free. Only the nodes with these amounts are examined."""
+        if not self._reservation_holders <= {""}:  # whether a job takes its reserved nodes depends on all of them
+            return pool_fits(request, with_freed(capacities, freed), self._policy)
+        first_request, pool_nodes = self._search(request, capacities)
+        nodes = [capacities[index] for node_key in freed for index in self._positions_by_node.get(node_key, ())]
+        changes = zip(nodes, with_freed(nodes, freed), strict=True)
+        return tuple(
+            changed.fit(request) for changed in self._pool_nodes_with_changes(first_request, pool_nodes, changes)
+        )
+
+    @functools.cached_property
+    def _positions_by_node(self) -> dict[NodeKey, list[int]]:
+        positions: dict[NodeKey, list[int]] = defaultdict(list)
+        for index, capacity in enumerate(self._capacities):
+            positions[capacity.node_key].append(index)
+        return positions
+
+    def _search(
+        self, request: AdmissionRequest, capacities: tuple[NodeCapacity, ...]
+    ) -> tuple[AdmissionRequest, tuple[_PoolNodes, ...]]:
+        """Return the usable nodes for the pods of a request, and the first request with such pods."""
         if self._capacities is not capacities:
             self._capacities, self._searches = capacities, {}
         has_reserved_nodes = request.job_id in self._reservation_holders
@@ -291,7 +317,7 @@ class SharedFits:
         pod_key = (request.model_dump_json(exclude=None if has_reserved_nodes else _NEUTRAL_FIELDS), request.nodes > 1)
         if pod_key not in self._searches:
             self._searches[pod_key] = (request, _pool_nodes(request, capacities, self._policy))
-        return tuple(nodes.fit(request) for nodes in self._searches[pod_key][1])
+        return self._searches[pod_key]
 
     def subtract(
         self, capacities: tuple[NodeCapacity, ...], request: AdmissionRequest, lives: Iterable[NodeLife]

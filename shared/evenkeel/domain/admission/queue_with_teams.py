@@ -95,13 +95,15 @@ def decide_with_teams(
         A decision for each job, in the order of commits: each decision takes the earlier decisions into account.
     """
     decided_last: frozenset[str] = frozenset()
+    queues = TeamQueues(admission_input, economy, now)
     while True:
-        decisions = _TeamAdmission(admission_input, policy, economy, now, decided_last).run()
+        admission = _TeamAdmission(admission_input, policy, queues, now, decided_last)
+        decisions = admission.run()
         started = {decision.job_id for decision in decisions if decision.action is AdmissionAction.ADMIT}
         # A job that would start and be preempted in the same scheduling cycle is decided last, on the remaining nodes.
         preempted_at_once = started & {victim.job_id for decision in decisions for victim in decision.victims}
         if preempted_at_once <= decided_last:
-            return decisions
+            return tuple(map(admission.with_quota_facts, decisions))
         decided_last |= preempted_at_once
 
 
@@ -112,14 +114,15 @@ class _TeamAdmission:
         self,
         admission_input: AdmissionInput,
         policy: SchedulingPolicy,
-        economy: EconomyPolicy,
+        queues: TeamQueues,
         now: datetime,
         decided_last: frozenset[str] = frozenset(),
     ) -> None:
         self.admission_input, self.now = admission_input, now
         self.decided_last = decided_last
         """Jobs that are decided after all other jobs."""
-        self.queues = TeamQueues(admission_input, economy, now)
+        self.queues = queues
+        self.queues.started = {}
         self.nodes = FreeNodes(admission_input, policy, self.queues.flavors)
         declarations = admission_input.setup.scheduler_declarations
         self.scheduler = Scheduler(
@@ -133,6 +136,10 @@ class _TeamAdmission:
         self.queued_jobs: dict[str, _QueuedJob] = {}
         """Jobs that take part in the Kueue cycles, by id."""
         self.documents = DocumentCache()
+        self.recorded: dict[str, tuple[AdmissionDecision, _QuotaDecision]] = {}
+        """Job → its decision by quota, whose record has quota facts unless another decision replaces it."""
+        self.last_state: KueueCycleState | None = None
+        """The state before the last Kueue cycle."""
         self.first_head = ""
         """The first job that was decided by quota; empty if there is none."""
         self.fits: dict[str, tuple[PoolFit, ...]] = {}
@@ -231,9 +238,11 @@ class _TeamAdmission:
     def _assign_nodes(self, workload: Workload, assignment: Assignment, victims: tuple[Victim, ...]) -> str:
         """Return why no nodes fit; empty if some do. Assigns the nodes unless victims must stop first."""
         request = self.queued_jobs[workload.workload_id].request
-        victim_ids = {victim.workload_id for victim in victims}
-        capacities = self.nodes.capacities_without(victim_ids | self.admission_input.stopping) if victims else None
-        fits = self.nodes.fits_in_flavors(request, assignment, capacities)
+        if victims:
+            stopped = {victim.workload_id for victim in victims} | self.admission_input.stopping
+            fits = self.nodes.fits_without(request, assignment, stopped)
+        else:
+            fits = self.nodes.fits_in_flavors(request, assignment)
         self.fits[request.job_id] = fits
         shortage = why_no_fit(request, fits)
         if not shortage and not victims:
@@ -248,7 +257,8 @@ class _TeamAdmission:
         """Run Kueue cycles until one more could change nothing."""
         seen_fingerprints: set[str] = set()
         for _ in range(_MAX_KUEUE_CYCLES):
-            state_before = KueueCycleState.of(self.scheduler, self.reserved_quota.values())
+            state_before = KueueCycleState.of(self.scheduler, self.reserved_quota.values(), self.last_state)
+            self.last_state = state_before
             self.fits = {}
             decisions = self.scheduler.cycle(self.now.timestamp())
             if not decisions:
@@ -374,10 +384,18 @@ class _TeamAdmission:
         )
         if not is_done and self.admission_input.last_reasons.get(request.job_id) == decision.reason:
             return decision
-        kueue_job = self.queued_jobs[request.job_id].kueue_job
+        self.recorded[request.job_id] = (decision, latest)
+        return decision
+
+    def with_quota_facts(self, decision: AdmissionDecision) -> AdmissionDecision:
+        """Return a decision with its quota facts, if it was decided by quota and its reason is new."""
+        recorded, latest = self.recorded.get(decision.job_id, (None, None))
+        if recorded is not decision or latest is None:
+            return decision
+        kueue_job = self.queued_jobs[decision.job_id].kueue_job
         document = kueue_job.model_dump(mode="json", by_alias=True, exclude_defaults=True)
         quota = quota_facts_of(document, latest.decision, latest.before, self.scheduler, self.documents)
-        return decision.replace_unchecked(facts=facts.replace_unchecked(quota=quota))
+        return decision.replace_unchecked(facts=decision.facts.replace_unchecked(quota=quota))
 
     def _plan_preemption(self, request: AdmissionRequest, decision: CycleDecision) -> PreemptionPlan | None:
         """Choose the fewest victims, in the order of the queue's policies, that free nodes for a job that has quota.

@@ -1,5 +1,7 @@
 """The queues of the teams during one scheduling cycle: their use, their limits, and the quota that jobs request."""
 
+import copy
+import functools
 from collections.abc import Iterator
 from datetime import datetime
 
@@ -11,9 +13,8 @@ from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.kueue import short_form
 from evenkeel.domain.kueue.objects import Admitted, QueueingStrategy
 from evenkeel.domain.kueue.scheduler import Scheduler
-from evenkeel.domain.kueue.setup import Profile, QuotaDocuments
 from evenkeel.domain.quotas import flavor_matching
-from evenkeel.domain.quotas.quota_holders import QuotaHolder, holder_document
+from evenkeel.domain.quotas.quota_holders import QuotaHolder, admitted_holder
 from evenkeel.domain.quotas.spending import UsageLimit, usage_limits
 
 
@@ -28,8 +29,7 @@ class TeamQueues:
         """Team → the charges of jobs that this cycle admitted."""
         self._admission_input, self._economy, self._now = admission_input, economy, now
         self._catalogue = instance_types.shipped_instance_types()
-        self._documents = QuotaDocuments(Profile.EVENKEEL, setup.rules)
-        self._documents.queues = dict(self.by_name)
+        self._kueue_jobs: dict[str, short_form.ShortJob] = {}
 
     def load_usage(self, scheduler: Scheduler) -> None:
         """Pass the time, the past use, the admitted jobs and the recent evictions to Kueue's scheduler."""
@@ -38,13 +38,18 @@ class TeamQueues:
             resource = flavor_matching.resource_of((), self.by_name[team], self._catalogue)
             for submitter, past_use in submitters.items():
                 scheduler.add_past_use(team, submitter, {resource: past_use})
-        for holder in self._holders():
+        # The scheduler marks a holder that must stop, so it gets copies.
+        for holder in map(copy.copy, self._holders):
             scheduler.restore(holder)
         for eviction in self._admission_input.scheduler_state.evictions:
             scheduler.snapshot.evicted_at[frozenset((eviction.preemptor, eviction.victim))] = eviction.at.timestamp()
 
-    def _holders(self) -> Iterator[Admitted]:
-        """Yield the jobs that hold quota, in the order of their admission."""
+    @functools.cached_property
+    def _holders(self) -> tuple[Admitted, ...]:
+        """The jobs that hold quota, in the order of their admission."""
+        return tuple(self._read_holders())
+
+    def _read_holders(self) -> Iterator[Admitted]:
         for charge in sorted(
             self._admission_input.charges,
             key=lambda held_charge: (held_charge.admitted_at or self._now, held_charge.job_id),
@@ -53,7 +58,7 @@ class TeamQueues:
             use = flavor_matching.quota_use(charge, queue, self.flavors, self._catalogue) if queue else {}
             if queue is None or not use:
                 continue
-            document = holder_document(
+            yield admitted_holder(
                 QuotaHolder(
                     charge.job_id,
                     queue.name,
@@ -68,9 +73,6 @@ class TeamQueues:
                     is_pinned=charge.cluster in self._admission_input.unreadable_clusters,
                 )
             )
-            holder = self._documents.job(document, charge.job_id).admitted
-            assert holder is not None
-            yield holder
 
     def is_strict(self, name: str) -> bool:
         """Whether the first job of a queue blocks the queue while it waits."""
@@ -78,6 +80,11 @@ class TeamQueues:
 
     def to_kueue(self, request: AdmissionRequest) -> short_form.ShortJob:
         """Return a request as Kueue reads it."""
+        if request.job_id not in self._kueue_jobs:
+            self._kueue_jobs[request.job_id] = self._kueue_job(request)
+        return self._kueue_jobs[request.job_id]
+
+    def _kueue_job(self, request: AdmissionRequest) -> short_form.ShortJob:
         queue = self.by_name[request.team]
         resource = flavor_matching.resource_of(request.instance_types, queue, self._catalogue)
         pods = short_form.ShortPodSet(

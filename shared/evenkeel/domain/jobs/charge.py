@@ -48,6 +48,9 @@ class Charge(Value):
     """Price at the attempt's admission; None if there was none."""
     is_elastic: bool = False
     """Whether its job can run at other sizes."""
+    namespace: str = ""
+    decision_id: str = ""
+    """Id of the record of its admission; empty in rows of an earlier release."""
     released_at: Instant | None = None
     """When its attempt was settled and its job queued again; None while the attempt is live."""
 
@@ -113,7 +116,18 @@ class Charge(Value):
             rented_part=attempt.rented_part,
             usd_per_accelerator_hour=attempt.usd_per_accelerator_hour,
             is_elastic=bool(job and job.spec.elastic),
+            namespace=attempt.namespace,
+            decision_id=attempt.decision_id,
         )
+
+    def is_named_by(self, workload: ObservedWorkload) -> bool:
+        """Whether a Kubernetes Job names this charge's attempt and admission. No forged Job can free charged resources.
+
+        A Job that a user creates with the same names only makes the attempt look started. Then
+        `resources_in_use_or_charged` still counts at least the charge on each of its nodes.
+        """
+        names = (self.namespace, self.job_id, self.attempt, self.decision_id)
+        return (workload.namespace, workload.job_id, workload.attempt, workload.decision_id) == names
 
     def on_nodes_of(self, attempt: Attempt) -> "Charge":
         """Return the charge with the nodes of its attempt, which are known later than the charge if Kueue admits."""

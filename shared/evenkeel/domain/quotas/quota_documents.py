@@ -2,8 +2,8 @@
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic import TypeAdapter
 
@@ -11,6 +11,7 @@ from evenkeel.domain.decisions import packed_size
 from evenkeel.domain.kueue.objects import Admitted, Amounts
 from evenkeel.domain.quotas.quota_holders import admitted_document
 
+T = TypeVar("T")
 Json = dict[str, Any]
 Holder = tuple[Admitted, bool]
 """A workload that holds quota, and whether it had been asked to stop before the cycle."""
@@ -31,17 +32,31 @@ class SerializedDocument(dict[str, Any]):
         return instance
 
 
+class DocumentPart(NamedTuple):
+    """Consecutive documents that several lists share."""
+
+    documents: tuple[Json, ...]
+    text: str
+    """Their texts, joined with commas."""
+
+
 class SerializedDocuments(tuple[Json, ...]):
     """Documents with their text as a compact JSON list. They must not change."""
 
-    text: str
+    parts: tuple[DocumentPart, ...]
 
     @classmethod
-    def of(cls, documents: Iterable[Json], texts: Iterable[str]) -> "SerializedDocuments":
-        """Return documents with their text. A text holds one document, or several separated by commas."""
-        instance = cls(documents)
-        instance.text = f"[{','.join(texts)}]"
+    def of(cls, parts: Iterable[DocumentPart]) -> "SerializedDocuments":
+        """Return the documents of these parts."""
+        listed = tuple(parts)
+        instance = cls(itertools.chain.from_iterable(part.documents for part in listed))
+        instance.parts = listed
         return instance
+
+    @property
+    def text(self) -> str:
+        """The documents as a list. Facts that many records share never need it."""
+        return f"[{','.join(part.text for part in self.parts)}]"
 
 
 def serialize(document: Any) -> str:
@@ -101,7 +116,8 @@ class DocumentCache:
         self._quotas: dict[tuple[str, ...], SerializedDocument] = {}
         self._holders: dict[tuple[str, float | None, bool], SerializedDocument] = {}
         self._runs: dict[tuple[int, tuple[str, ...]], tuple[tuple[Holder, ...], tuple[HolderRun, ...]]] = {}
-        self._documents: dict[HolderRun, tuple[tuple[Json, ...], str]] = {}
+        self._documents: dict[HolderRun, DocumentPart] = {}
+        self._lists: dict[Hashable, Any] = {}
         self._measured: dict[tuple[str, ...], tuple[frozenset[int], int]] = {}
 
     def quotas(self, tree: tuple[str, ...], make: Callable[[], Json]) -> SerializedDocument:
@@ -119,12 +135,20 @@ class DocumentCache:
             self._runs[cache_key] = (holders, runs)  # this reference keeps the holders alive, so their id stays unique
         return self._runs[cache_key][1]
 
-    def documents(self, run: HolderRun) -> tuple[tuple[Json, ...], str]:
-        """Return the holders of a run in the short form, and their texts joined with commas."""
+    def documents(self, run: HolderRun) -> DocumentPart:
+        """Return the holders of a run in the short form."""
         if run not in self._documents:
             holder_documents = tuple(self.holder(*holder) for holder in run.holders)
-            self._documents[run] = (holder_documents, ",".join(document.text for document in holder_documents))
+            text = ",".join(document.text for document in holder_documents)
+            self._documents[run] = DocumentPart(holder_documents, text)
         return self._documents[run]
+
+    def remembered(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Return the value of a key, which is made once."""
+        if key not in self._lists:
+            self._lists[key] = make()
+        found: T = self._lists[key]
+        return found
 
     def holder(self, admitted: Admitted, was_evicted: bool) -> SerializedDocument:
         """Return a holder of quota in the short form."""
@@ -144,13 +168,14 @@ class DocumentCache:
         Args:
             tree: Names of the queues of the tree.
             documents: The documents.
-            runs: All holders of the tree, to be packed together if the documents have others than were packed before.
+            runs: All holders of the tree, to be packed together the first time. Later documents count unpacked.
             max_size: The limit.
         """
-        measured, size = self._measured.get(tree, (frozenset[int](), 0))
-        if not measured.issuperset(map(id, documents)):
-            everything = [document for run in runs for document in self.documents(run)[0]]
+        if tree not in self._measured:
+            everything = [document for run in runs for document in self.documents(run).documents]
             size = packed_size([self._quotas[tree], *everything])
-            measured = frozenset(map(id, everything))
-            self._measured[tree] = (measured, size)
-        return size * 5 <= max_size * 4 and measured.issuperset(map(id, documents))
+            self._measured[tree] = (frozenset(map(id, everything)), size)
+        measured, size = self._measured[tree]
+        # A holder that started or was asked to stop since then has a new document.
+        new = (document for document in documents if id(document) not in measured)
+        return (size + sum(len(serialize(document)) for document in new)) * 5 <= max_size * 4

@@ -35,6 +35,7 @@ from evenkeel.domain.kueue.snapshot import SchedulerRules
 from evenkeel.domain.kueue.why import AdmittingChange, why
 from evenkeel.domain.quotas.quota_documents import (
     DocumentCache,
+    DocumentPart,
     HolderRun,
     SerializedDocument,
     SerializedDocuments,
@@ -110,19 +111,25 @@ class KueueCycleState(NamedTuple):
     """(queue, amounts) reserved for jobs that wait only for nodes."""
 
     @classmethod
-    def of(cls, scheduler: Scheduler, reserved: Iterable[tuple[str, Amounts]] = ()) -> "KueueCycleState":
-        """Return the present state of a scheduler."""
+    def of(
+        cls,
+        scheduler: Scheduler,
+        reserved: Iterable[tuple[str, Amounts]] = (),
+        last: "KueueCycleState | None" = None,
+    ) -> "KueueCycleState":
+        """Return the present state of a scheduler. If no holder changed since `last`, both states share the holders."""
         snapshot = scheduler.snapshot
+        holders = tuple(
+            (workload, workload.is_evicted)
+            for queue in snapshot.queues.values()
+            for workload in queue.admitted.values()
+        )
         return cls(
             {name: queue.spec for name, queue in snapshot.queues.items()},
             scheduler.cohorts,
             snapshot.flavors,
             scheduler.rules,
-            tuple(
-                (workload, workload.is_evicted)
-                for queue in snapshot.queues.values()
-                for workload in queue.admitted.values()
-            ),
+            last.holders if last is not None and last.holders == holders else holders,
             dict(snapshot.evicted_at),
             tuple(reserved),
         )
@@ -147,12 +154,23 @@ def quota_facts_of(
     queues = {name: state.queues[name] for name in tree}
     quota_document = cache.quotas(tree, lambda: _quota_document(queues, state))
     runs = cache.runs(tree, state.holders)
-    single, summed = _split_holders(workload, runs, queues[workload.queue], frozenset(decision.earlier.victims))
-    jobs, single_count = _within_max_bytes(
-        quota_document, single, summed, lambda documents: cache.fits_packed(tree, documents, runs, MAX_BYTES), cache
-    )
-    holder_count = sum(len(run.holders) for run in single)
     earlier = decision.earlier
+    queue = queues[workload.queue]
+
+    def list_holders() -> _ListedHolders:
+        single, summed = _split_holders(workload, runs, queue, frozenset(earlier.victims))
+        documents, single_count = _within_max_bytes(
+            quota_document, single, summed, lambda listed: cache.fits_packed(tree, listed, runs, MAX_BYTES), cache
+        )
+        holder_count = sum(len(run.holders) for run in single)
+        summed_count = sum(len(run.holders) for run in summed)
+        return _ListedHolders(documents, summed_count + holder_count - single_count, single_count < holder_count)
+
+    # Jobs of one queue with one priority that request the same resources see the same holders.
+    alike = (id(runs), workload.queue, workload.priority, _requested_resources(workload), earlier.victims)
+    policies = (queue.preemption.within, queue.preemption.reclaim)
+    is_by_time = PreemptionPolicy.LOWER_OR_NEWER_EQUAL_PRIORITY in policies
+    listed = list_holders() if is_by_time else cache.remembered(alike, list_holders)
     facts = QuotaFacts(
         quotas={},
         jobs=(),
@@ -181,11 +199,25 @@ def quota_facts_of(
             for other in pair - {workload.workload_id}
         },
         scan_start=tuple(dict(indexes) for indexes in decision.scan_start.tried) if decision.scan_start else (),
-        summed_holders=sum(len(run.holders) for run in summed) + holder_count - single_count,
-        is_cut=single_count < holder_count,
+        summed_holders=listed.summed_count,
+        is_cut=listed.is_cut,
     )
     # Validation would copy each of these documents.
-    return facts.replace_unchecked(quotas=quota_document, jobs=jobs)
+    return facts.replace_unchecked(quotas=quota_document, jobs=listed.documents)
+
+
+class _ListedHolders(NamedTuple):
+    """The holders of quota, as a record lists them."""
+
+    documents: SerializedDocuments
+    summed_count: int
+    """Holders that are only in a sum."""
+    is_cut: bool
+    """Whether a sum contains holders that could be preempted."""
+
+
+def _requested_resources(workload: Workload) -> frozenset[str]:
+    return frozenset(resource for pods in workload.pod_sets for resource in pods.requests)
 
 
 def _within_max_bytes(
@@ -200,18 +232,17 @@ def _within_max_bytes(
     If the documents exceed `MAX_BYTES`, the last single holders are summed as well.
     """
     parts = [cache.documents(run) for run in single]
-    documents, texts = [document for part, _ in parts for document in part], [text for _, text in parts]
+    documents = [document for part in parts for document in part.documents]
     use = [(run.queue, run.use) for run in summed]
-    size = len(quota_document.text) + sum(map(len, texts))
+    size = len(quota_document.text) + sum(len(part.text) for part in parts)
     is_small_enough = size <= MAX_BYTES or (size <= _MAX_PLAIN_BYTES and fits_packed(documents))
     single_count = len(documents) if is_small_enough else _max_single_holders(quota_document, documents)
     if single_count < len(documents):
         holders = [admitted for run in single for admitted, _ in run.holders]
         use += [(admitted.workload.queue, admitted.use) for admitted in holders[single_count:]]
-        documents = documents[:single_count]
-        texts = [serialize(document) for document in documents]
-    sums = [*sum_documents(use)]
-    return SerializedDocuments.of((*documents, *sums), (*texts, *map(serialize, sums))), single_count
+        parts = [DocumentPart((document,), serialize(document)) for document in documents[:single_count]]
+    sums = (DocumentPart((document,), serialize(document)) for document in sum_documents(use))
+    return SerializedDocuments.of((*parts, *sums)), single_count
 
 
 def _max_single_holders(quota_document: Json, documents: Sequence[Json]) -> int:

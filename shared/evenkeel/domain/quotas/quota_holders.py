@@ -30,6 +30,17 @@ class QuotaHolder(NamedTuple):
 
 
 def holder_document(holder: QuotaHolder) -> Json:
+    """Return a holder of quota in the short form, as a document."""
+    return holder_job(holder).model_dump(mode="json", by_alias=True, exclude_defaults=True)
+
+
+def admitted_holder(holder: QuotaHolder) -> Admitted:
+    """Return a holder of quota as Kueue's scheduler reads it."""
+    job = holder_job(holder)
+    return job.to_admitted(job.to_workload(holder.priority))
+
+
+def holder_job(holder: QuotaHolder) -> short_form.ShortJob:
     """Return a holder of quota in the short form, with a pod set for each flavor."""
     pod_sets: list[short_form.ShortPodSet] = []
     flavors: list[dict[str, str]] = []
@@ -46,7 +57,7 @@ def holder_document(holder: QuotaHolder) -> Json:
                     short_form.ShortPodSet(name=f"{flavor}-{len(pod_sets)}", count=count, requests=requests)
                 )
                 flavors.append(dict.fromkeys(resources, flavor))
-    job = short_form.ShortJob(
+    return short_form.ShortJob(
         name=holder.name,
         queue=holder.queue,
         priority=holder.priority,
@@ -61,7 +72,6 @@ def holder_document(holder: QuotaHolder) -> Json:
             pinned=holder.is_pinned,
         ),
     )
-    return job.model_dump(mode="json", by_alias=True, exclude_defaults=True)
 
 
 def admitted_document(admitted: Admitted, *, was_evicted: bool) -> Json:

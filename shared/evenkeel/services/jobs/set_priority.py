@@ -9,7 +9,7 @@ from evenkeel.ports import Conflict, Invalid, NotFound, Put, StaleVersion
 from evenkeel.services.context import Context
 from evenkeel.services.jobs import check_role
 from evenkeel.services.jobs.suspend_job import JobEnded
-from evenkeel.services.storage import job_rows, rows, subject_rows, team_setup
+from evenkeel.services.storage import job_rows, open_jobs, rows, subject_rows, team_setup
 
 WRITER = "set_priority"
 
@@ -68,6 +68,7 @@ def run(request: SetPriorityRequest, context: Context) -> Job:
         context.ledger.commit(
             Put(job_rows.job_row(changed_job, row.version)),
             Put(subject_rows.timeline_row(job.job_id, entry, f"ranked-{row.version}")),
+            *open_jobs.queue_mark_writes(changed_job),
         )
     except Conflict as error:
         raise StaleVersion(f"{request.job_id} changed during this request. Read it again and retry.") from error

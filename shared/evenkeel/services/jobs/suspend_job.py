@@ -12,7 +12,7 @@ from evenkeel.domain.values import Value
 from evenkeel.ports import NotFound, Put, Refused
 from evenkeel.services.context import Context
 from evenkeel.services.jobs import check_role
-from evenkeel.services.storage import job_rows, rows, subject_rows, team_setup
+from evenkeel.services.storage import job_rows, open_jobs, rows, subject_rows, team_setup
 from evenkeel.services.storage.retries import until_committed
 
 WRITER = "suspend_job"
@@ -109,6 +109,7 @@ def _commit_change(request: JobChangeRequest, kind: str, changed: Callable[[Job]
         context.ledger.commit(
             Put(job_rows.job_row(changed_job, row.version)),
             Put(subject_rows.timeline_row(job.job_id, entry, f"{kind}-{row.version}")),
+            *open_jobs.queue_mark_writes(changed_job),
         )
         return changed_job, True
 

@@ -4,11 +4,10 @@ A crash after the commit of an attempt leaves it without its workflow, which the
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
-from evenkeel.domain.admission.cycle_facts import Json, pointer_to
 from evenkeel.domain.admission.cycle_plan import AdmissionStep
-from evenkeel.domain.admission.decide_job import AdmissionDecision, AdmissionFacts
+from evenkeel.domain.admission.decide_job import AdmissionDecision
 from evenkeel.domain.decisions import PACKED_FROM_IF_MANY
 from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import JobState
@@ -17,7 +16,8 @@ from evenkeel.ports import Add, Delete, Put, Refused, Write
 from evenkeel.services.context import Context
 from evenkeel.services.scheduling import pending_job_changes, start_attempt
 from evenkeel.services.scheduling.loaded_cycle import LoadedCycle
-from evenkeel.services.storage import batches, cycle_facts_rows, job_rows, quota_rows, subject_rows
+from evenkeel.services.scheduling.shared_facts import SharedFacts
+from evenkeel.services.storage import batches, job_rows, quota_rows, subject_rows
 from evenkeel.services.storage.quota_tree import QuotaTree
 
 _MAX_USAGE_ROWS = 10
@@ -36,7 +36,7 @@ def run(
     `on_admitted` receives the name of each workflow, once its attempt is committed.
     """
     attempts = {step.decision.job_id: _new_attempt(step.decision, loaded, context) for step in admissions}
-    facts = _FactsOfAdmissions(context)
+    facts = SharedFacts(context)
     refused_jobs: set[str] = set()
 
     def commit(batch: Sequence[batches.WriteGroup]) -> None:
@@ -76,41 +76,8 @@ def _new_attempt(decision: AdmissionDecision, loaded: LoadedCycle, context: Cont
     return attempt.replace(is_rented=is_rented, usd_per_accelerator_hour=price.usd if price and not is_rented else None)
 
 
-class _FactsOfAdmissions:
-    """The facts of a cycle's admissions. They are stored once, with the first admissions that are committed."""
-
-    def __init__(self, context: Context) -> None:
-        self._context = context
-        self._digests: dict[str, str] = {}
-        """Decision → digest of the row with its facts."""
-        self.unwritten: tuple[Put, ...] = ()
-        """The row to be written with the next records."""
-
-    def share(self, facts: Mapping[str, AdmissionFacts]) -> None:
-        """Put the facts of several decisions into shared rows. A single row waits for the first commit.
-
-        Several rows are written at once, before the records. If the cycle then commits nothing, no record names these
-        rows, and they expire.
-        """
-        if len(facts) < 2:
-            return
-        groups = list(cycle_facts_rows.facts_rows(facts, self._context.now))
-        self._digests = {name: digest for digest, _, names in groups for name in names}
-        writes = tuple(Put(row) for _, row, _ in groups)
-        if len(writes) == 1:
-            self.unwritten = writes
-            return
-        for write in writes:
-            self._context.ledger.commit(write)
-
-    def of(self, decision: AdmissionDecision, decision_id: str) -> Json:
-        """Return the facts that the record of a decision keeps, or a pointer to the row that holds them."""
-        digest = self._digests.get(decision_id)
-        return pointer_to(digest) if digest else decision.facts.to_json()
-
-
 def _admission_group(
-    decision: AdmissionDecision, attempt: Attempt, facts: _FactsOfAdmissions, loaded: LoadedCycle, context: Context
+    decision: AdmissionDecision, attempt: Attempt, facts: SharedFacts, loaded: LoadedCycle, context: Context
 ) -> batches.WriteGroup:
     """Return the writes that admit one job: its attempt with its charge, and the record.
 

@@ -24,6 +24,7 @@ from evenkeel.domain.admission.cycle_plan import (
     RentStep,
 )
 from evenkeel.domain.admission.queue_cursors import QueueCursors
+from evenkeel.domain.decisions import PACKED_FROM_IF_MANY, packed
 from evenkeel.domain.policy_section import Mode
 from evenkeel.ports import Conflict, Put, Refused, Row
 from evenkeel.services.context import Context
@@ -103,3 +104,20 @@ def store_cursors(cursors: QueueCursors, row: Row, context: Context) -> None:
     if stored_doc != doc:
         with contextlib.suppress(Conflict):
             context.ledger.commit(Put(Row(row.key, doc, row.version)))
+
+
+def store_heads(plan: CyclePlan, loaded: LoadedCycle, context: Context) -> None:
+    """Store the heads of many queues for the next cycle. Idempotent: yes; if another cycle was first, its heads stay.
+
+    A head whose jobs left the queue, or that another job may have joined, is read again by the next cycle.
+    """
+    if loaded.heads is None:
+        return
+    heads, row = loaded.heads
+    pending, setup = loaded.snapshot.pending, loaded.snapshot.setup
+    admitted = {step.decision.job_id for step in plan.admissions}
+    gone = {job_id for head in heads.by_team.values() for job_id in head.jobs if job_id not in pending}
+    moved = {job.spec.team for job in pending.values() if job.queue != job.spec.team and job.spec.team in setup.by_name}
+    doc = packed(heads.without_jobs(gone | admitted).outdated(moved).to_json(), PACKED_FROM_IF_MANY)
+    with contextlib.suppress(Conflict):
+        context.ledger.commit(Put(Row(row.key, doc, row.version)))

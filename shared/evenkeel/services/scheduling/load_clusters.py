@@ -1,14 +1,14 @@
 """Read the nodes, pods and Jobs of each cluster of a scheduling cycle. A failed read leaves its cluster out."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 from evenkeel.domain.admission.build_request import with_reservation_ends
 from evenkeel.domain.capacity.node_capacity import node_capacity
 from evenkeel.domain.external.unmanaged_workloads import UnmanagedPod
-from evenkeel.domain.jobs.attempt import Attempt, ObservedWorkload
-from evenkeel.domain.jobs.charge import resources_in_use_or_charged
+from evenkeel.domain.jobs.attempt import ObservedWorkload
+from evenkeel.domain.jobs.charge import Charge, resources_in_use_or_charged
 from evenkeel.domain.nodes import FleetNode, KubernetesNode, ProviderNode, join_nodes
 from evenkeel.domain.renting.rental_book import RentalBook
 from evenkeel.domain.resources import Resources
@@ -27,7 +27,8 @@ from evenkeel.services.storage import (
 class _ClusterFacts(NamedTuple):
     """The facts that were read of one cluster."""
 
-    workloads: Sequence[tuple[Attempt, ObservedWorkload]]
+    workloads: Sequence[ObservedWorkload]
+    """Workloads of charged attempts."""
     in_use: Mapping[str, Resources]
     nodes: tuple[KubernetesNode, ...]
     kueue_namespaces: Mapping[str, str]
@@ -55,8 +56,8 @@ def read_clusters_and_nodes(
     """Read the nodes, pods and Jobs of each cluster, and the state of the serving workloads."""
     snapshot, policy, names = loaded.snapshot, context.policy, context.site.clusters
     serving_clusters = frozenset(workload.cluster for workload in policy.scheduling.serving)
-    clusters, errors = _read_each_cluster(serving_clusters, lists, context)
-    workloads = [(name, workload) for name, facts in clusters.items() for _, workload in facts.workloads]
+    clusters, errors = _read_each_cluster(snapshot.live_charges, serving_clusters, lists, context)
+    workloads = [(name, workload) for name, facts in clusters.items() for workload in facts.workloads]
     in_use = {(name, node): amounts for name, facts in clusters.items() for node, amounts in facts.in_use.items()}
     nodes = [node for name in names if name in clusters for node in clusters[name].nodes]
     provider_nodes = clusters[names[0]].provider_nodes if names[0] in clusters else ()
@@ -82,11 +83,12 @@ def read_clusters_and_nodes(
 
 
 def _read_each_cluster(
-    serving_clusters: frozenset[str], lists: NodeLists, context: Context
+    charges: Sequence[Charge], serving_clusters: frozenset[str], lists: NodeLists, context: Context
 ) -> tuple[dict[str, _ClusterFacts], dict[str, EvenkeelError]]:
     """Read each cluster by itself, and HyperPod's records with the first cluster. A failed read leaves its cluster out.
 
     Args:
+        charges: Charges of live attempts.
         serving_clusters: Clusters with serving workloads: their pods are read, too.
         lists: The nodes, whose reads have started.
         context: Names the clusters.
@@ -104,7 +106,7 @@ def _read_each_cluster(
             for name in names
         }
         # The attempts of one cluster are read while the lists of other clusters load.
-        owned = {name: _owned_workloads(name, pods, context) for name, (pods, _, _) in reads.items()}
+        owned = {name: _charged_workloads(name, charges, pods, context) for name, (pods, _, _) in reads.items()}
     for name, (pods, namespaces, serving) in reads.items():
         try:
             movable, last_sweep = pods.result().movable, lists.last_sweep.result()
@@ -122,12 +124,25 @@ def _read_each_cluster(
     return facts, errors
 
 
-def _owned_workloads(
-    name: str, read: Future[PodsInUse], context: Context
-) -> Sequence[tuple[Attempt, ObservedWorkload]]:
-    """Return the workloads of a cluster that belong to attempts; none if the cluster could not be read."""
+def _charged_workloads(
+    name: str, charges: Iterable[Charge], read: Future[PodsInUse], context: Context
+) -> list[ObservedWorkload]:
+    """Return the workloads of a cluster that belong to charged attempts; none if the cluster could not be read.
+
+    The charge names the admission of its attempt, so no attempt is read, unless an earlier release wrote the charge.
+    """
     try:
         listed = read.result().attempts
     except EvenkeelError:
-        return ()  # `_read_each_cluster` reports the error
-    return attempt_record.owned_workloads(context.ledger, ((name, workload) for workload in listed))
+        return []  # `_read_each_cluster` reports the error
+    by_attempt = {(charge.job_id, charge.attempt): charge for charge in charges if charge.cluster == name}
+    charged, unnamed = [], []
+    for workload in listed:
+        charge = by_attempt.get((workload.job_id, workload.attempt))
+        if charge is None:
+            continue
+        if not charge.decision_id:
+            unnamed.append((name, workload))
+        elif charge.is_named_by(workload):
+            charged.append(workload)
+    return charged + [workload for _, workload in attempt_record.owned_workloads(context.ledger, unnamed)]

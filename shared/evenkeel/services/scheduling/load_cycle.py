@@ -1,6 +1,6 @@
 """Load step of a scheduling cycle: read the quota tree, queues, charges, jobs and clusters into one snapshot.
 
-    tree ─ set-up ─ queues ─ rentals ─┬─ charges ─ jobs ─ Jobs and pods ─ attempts ─┬─ spending   (the order matters)
+    tree ─ set-up ─ queues ─ rentals ─┬─ charges ─ jobs ─ Jobs and pods ────────────┬─ spending   (the order matters)
                                       ├─ nodes of each cluster ─────────────────────┤
                                       └─ rows of nodes ─────────────────────────────┘
 
@@ -9,7 +9,7 @@ after the charges, so it sees freed quota only together with the job that releas
 the nodes after the rentals, so a node whose rental ends never looks free.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from evenkeel.domain.admission.authority import AdmissionAuthority
@@ -25,7 +25,7 @@ from evenkeel.domain.quotas.budgets import remaining_by_team
 from evenkeel.domain.recovery.holds import Holds
 from evenkeel.domain.recovery.resume import charge_lost_work
 from evenkeel.domain.renting.rental_book import RentalBook
-from evenkeel.ports import Ledger, Row, get_all
+from evenkeel.ports import Ledger, Row, Table, every, get_all
 from evenkeel.services.context import Context
 from evenkeel.services.rentals import rentals
 from evenkeel.services.scheduling import read_usage
@@ -42,6 +42,10 @@ from evenkeel.services.storage import (
     team_setup,
 )
 from evenkeel.services.storage.quota_tree import stored_state
+
+_CHARGES_READ_BY_KEY = 400
+"""Charges whose jobs are read by their keys, by hundreds. The jobs of more charges are listed by their state."""
+_STATES_WITH_CHARGE = (JobState.STARTING, JobState.RUNNING, JobState.STOPPING)
 
 
 def run(context: Context) -> LoadedCycle:
@@ -156,6 +160,7 @@ def _read_jobs_and_charges(
         charges=charges,
         outdated=charges.unneeded_rows(jobs),
         cursors_row=queues.cursors_row,
+        heads=queues.heads,
     )
 
 
@@ -178,7 +183,7 @@ def _read_quotas(loaded: LoadedCycle, context: Context) -> LoadedCycle:
     setup = snapshot.setup
     if not setup.has_teams:
         return loaded
-    stored_jobs = read_jobs(context.ledger, (job_rows.job_key(charge.job_id) for charge in snapshot.live_charges))
+    stored_jobs = _read_charged_jobs(snapshot.live_charges, context.ledger)
     running = {job_id: entry for job_id, entry in stored_jobs.items() if job_id not in snapshot.pending}
     jobs_with_charge, rental_book = jobs_by_id(stored_jobs), snapshot.rental_book
     spent = rentals.spent_by_period(setup, context, rental_book.rentals)
@@ -214,3 +219,26 @@ def _work_at_risk(charges: Iterable[Charge], jobs_with_charge: Mapping[str, Job]
         for charge in charges
         if charge.admitted_at and charge.job_id in jobs_with_charge
     }
+
+
+def _read_charged_jobs(charges: Sequence[Charge], ledger: Ledger) -> dict[str, tuple[Job, int]]:
+    """Read the jobs that hold charges: a few by their keys, and many from the index, which needs fewer reads.
+
+    The index may lag. A stop request or a priority is then seen by the next cycle, and the commit of a decision about
+    an older version fails. A job that the index does not list with its charged attempt is read by its key.
+    """
+    found: dict[str, tuple[Job, int]] = {}
+    if len(charges) > _CHARGES_READ_BY_KEY:
+        attempts = {charge.job_id: charge.attempt for charge in charges}
+        with ThreadPoolExecutor(max_workers=READS_AT_ONCE) as readers:
+            lists = [readers.submit(_list_jobs, state, ledger) for state in _STATES_WITH_CHARGE]
+        for row, job in rows.readable_rows((row for listed in lists for row in listed.result()), Job):
+            if job.current_attempt == attempts.get(job.job_id):
+                found[job.job_id] = (job, row.version)
+    return found | read_jobs(
+        ledger, (job_rows.job_key(charge.job_id) for charge in charges if charge.job_id not in found)
+    )
+
+
+def _list_jobs(state: JobState, ledger: Ledger) -> tuple[Row, ...]:
+    return tuple(every(lambda cursor: ledger.by_state(Table.JOBS, f"JOB#{state}", limit=10_000, cursor=cursor)))

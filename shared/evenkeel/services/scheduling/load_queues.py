@@ -1,20 +1,30 @@
 """Read the queues of a scheduling cycle: the first page of each, and further pages of long queues."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from evenkeel.domain.admission.cycle_snapshot import CycleSnapshot
 from evenkeel.domain.admission.decide_cycle import is_strict
 from evenkeel.domain.admission.queue_cursors import ALL_JOBS, QueueCursors, queues_to_read
+from evenkeel.domain.admission.queue_heads import HEADS_PER_CYCLE, QueueHead, QueueHeads
 from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
+from evenkeel.domain.decisions import unpacked
 from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.quotas.teams import TeamSetup
-from evenkeel.ports import Key, Ledger, Page, Row, Table
+from evenkeel.ports import Key, Ledger, Page, Row, Table, get_all
 from evenkeel.services.context import Context
-from evenkeel.services.scheduling.loaded_cycle import READS_AT_ONCE, LoadedCycle, jobs_by_id, read_jobs, versions_of
+from evenkeel.services.scheduling.loaded_cycle import (
+    READS_AT_ONCE,
+    LoadedCycle,
+    StoredHeads,
+    jobs_by_id,
+    read_jobs,
+    versions_of,
+)
 from evenkeel.services.storage import (
     job_rows,
+    open_jobs,
     quota_rows,
 )
 
@@ -35,6 +45,7 @@ class QueuedJobKeys(NamedTuple):
     cursors_row: Row | None
     may_read_later_pages: bool = False
     """Whether the cycle can examine jobs of later pages, too."""
+    heads: StoredHeads | None = None
 
 
 def read_queues(snapshot: CycleSnapshot, context: Context) -> QueuedJobKeys:
@@ -46,12 +57,19 @@ def read_queues(snapshot: CycleSnapshot, context: Context) -> QueuedJobKeys:
     keys = [row.key for row in first_page.rows]
     cursor_after_first_page: dict[str, str] = {ALL_JOBS: first_page.cursor} if first_page.cursor else {}
     teams = tuple(setup.by_name) if first_page.cursor else ()
-    for team, page in _read_pages([(team, page_size, None) for team in teams], ledger):
-        keys += [row.key for row in page.rows]
-        if page.cursor:
-            cursor_after_first_page[team] = page.cursor
+    stored_heads = None
+    heads: Mapping[str, QueueHead]
+    if len(teams) <= HEADS_PER_CYCLE:
+        heads = _read_heads(teams, page_size, {}, context)
+    else:
+        stored_heads = _read_many_heads(teams, page_size, context)
+        heads = stored_heads.heads.by_team
+    for team, head in heads.items():
+        keys += map(job_rows.job_key, head.jobs)
+        if head.cursor:
+            cursor_after_first_page[team] = head.cursor
     if not cursor_after_first_page:
-        return QueuedJobKeys(tuple(keys), {}, None, None)
+        return QueuedJobKeys(tuple(keys), {}, None, None, heads=stored_heads)
     later_keys, cursors, cursors_row = _read_next_pages(setup, cursor_after_first_page, policy, ledger)
     # A job that waits until its victims stop stays the head of its queue, wherever it is listed.
     first_keys = map(
@@ -61,8 +79,45 @@ def read_queues(snapshot: CycleSnapshot, context: Context) -> QueuedJobKeys:
         len(keys) + len(later_keys) + policy.jobs_per_page * _PAGES_PER_PARKED_QUEUE <= policy.examined_jobs_limit
     )
     return QueuedJobKeys(
-        (*first_keys, *keys, *later_keys), cursor_after_first_page, cursors, cursors_row, may_read_later_pages
+        (*first_keys, *keys, *later_keys),
+        cursor_after_first_page,
+        cursors,
+        cursors_row,
+        may_read_later_pages,
+        stored_heads,
     )
+
+
+def _read_many_heads(teams: Sequence[str], page_size: int, context: Context) -> StoredHeads:
+    """Return the heads of all queues. Only heads that may have changed are read again, and a few others."""
+    ledger = context.ledger
+    row = ledger.get(quota_rows.queue_heads_key()) or Row(quota_rows.queue_heads_key(), {})
+    known = _known_heads(row, page_size)
+    # A mark is read before its queue. So a change between the two reads makes the head outdated.
+    keys = {team: open_jobs.queue_mark_key(team) for team in teams}
+    marks = get_all(ledger, keys.values())
+    versions = {team: marks[key].version if key in marks else 0 for team, key in keys.items()}
+    read = _read_heads(known.to_read(teams, versions), page_size, versions, context)
+    return StoredHeads(known.after_read(teams, read), row)
+
+
+def _known_heads(row: Row, page_size: int) -> QueueHeads:
+    """Return the heads in a row. No head is known if the row cannot be read, so the cycle reads all of them."""
+    try:
+        return QueueHeads.from_json(unpacked(row.doc), page_size)
+    except (KeyError, TypeError, ValueError):
+        return QueueHeads(page_size)
+
+
+def _read_heads(
+    teams: Iterable[str], page_size: int, marks: Mapping[str, int], context: Context
+) -> dict[str, QueueHead]:
+    """Read the first pages of some queues from the index."""
+    now = context.now
+    return {
+        team: QueueHead(tuple(str(row.doc["jobId"]) for row in page.rows), page.cursor, marks.get(team, 0), now, now)
+        for team, page in _read_pages([(team, page_size, None) for team in teams], context.ledger)
+    }
 
 
 def _read_pages(queries: Iterable[tuple[str, int, str | None]], ledger: Ledger) -> list[tuple[str, Page]]:

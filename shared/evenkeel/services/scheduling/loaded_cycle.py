@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from evenkeel.domain.admission.cycle_snapshot import CycleSnapshot
+from evenkeel.domain.admission.queue_heads import QueueHeads
 from evenkeel.domain.jobs.job import Job
 from evenkeel.ports import EvenkeelError, Key, Ledger, Row, get_all
 from evenkeel.services.storage import (
@@ -15,6 +16,13 @@ READS_AT_ONCE = 8
 
 StoredJobs = Mapping[str, tuple[Job, int]]
 """Job id → the job and the version of its row."""
+
+
+class StoredHeads(NamedTuple):
+    """The heads of many queues as of this cycle, with the row in which the next cycle finds them."""
+
+    heads: QueueHeads
+    row: Row
 
 
 class LoadedCycle(NamedTuple):
@@ -29,6 +37,8 @@ class LoadedCycle(NamedTuple):
     """Rows of released charges that no job needs now."""
     cursors_row: Row | None = None
     """The row of the queue cursors; None if no queue is longer than its first page."""
+    heads: StoredHeads | None = None
+    """The heads of the queues; None if there are few queues, so that each cycle reads all of them."""
     errors: Mapping[str, EvenkeelError] = {}
     """Cluster that could not be read → the error."""
 

@@ -1,5 +1,8 @@
 """Commit the reasons why the remaining jobs of a scheduling cycle wait."""
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 from evenkeel.domain.admission.cycle_plan import PendingStep
 from evenkeel.domain.admission.decide_job import AdmissionAction, recorded_reason
 from evenkeel.ports import Put, Write
@@ -7,10 +10,22 @@ from evenkeel.services.context import Context
 from evenkeel.services.rentals import rentals
 from evenkeel.services.scheduling import pending_job_changes
 from evenkeel.services.scheduling.loaded_cycle import LoadedCycle
+from evenkeel.services.scheduling.shared_facts import SharedFacts
 from evenkeel.services.storage import batches, job_rows, subject_rows
 
 _MAX_REASONS = 12
 """Jobs whose reasons are in one commit, if `batches.cut_into_batches` allows as many."""
+_SHARED_FROM = 12
+"""Records from which their facts are stored once. Fewer records keep their own facts: a reader needs one row less."""
+
+
+class _Reason(NamedTuple):
+    """The new reason of a job."""
+
+    step: PendingStep
+    writes: tuple[Write, ...]
+    decision_id: str
+    """Id of its record; empty if the reason was recorded before."""
 
 
 class PendingReasons:
@@ -18,43 +33,62 @@ class PendingReasons:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._groups: list[batches.WriteGroup] = []
+        self._reasons: list[_Reason] = []
 
     def add(self, step: PendingStep, loaded: LoadedCycle) -> None:
-        """Add the reason of one job, unless the job records it already. Commit the batch once it is full."""
-        if writes := _reason_writes(step, loaded, self._context):
-            self._groups.append(batches.WriteGroup(step.decision.job_id, writes))
-        if len(self._groups) == _MAX_REASONS:
-            self.commit()
+        """Add the reason of one job, unless the job records it already."""
+        reason = _new_reason(step, loaded, self._context)
+        if reason is not None:
+            self._reasons.append(reason)
 
     def commit(self) -> None:
         """Commit the reasons that were added. A reason that the ledger refuses is counted and left out."""
-        ledger, telemetry = self._context.ledger, self._context.telemetry
-        for batch in batches.cut_into_batches(self._groups):
-            batches.commit_each(
-                batch,
-                lambda groups: ledger.commit(*(write for group in groups for write in group.writes)),
-                lambda group, refused: batches.note_refusal(telemetry, group.subject, refused),
+        telemetry = self._context.telemetry
+        facts = SharedFacts(self._context)
+        recorded = {reason.decision_id: reason.step.decision.facts for reason in self._reasons if reason.decision_id}
+        if len(recorded) >= _SHARED_FROM:
+            facts.share(recorded)
+
+        def commit(groups: Sequence[batches.WriteGroup]) -> None:
+            self._context.ledger.commit(*facts.unwritten, *(write for group in groups for write in group.writes))
+            facts.unwritten = ()
+
+        for start in range(0, len(self._reasons), _MAX_REASONS):
+            groups = [self._write_group(reason, facts) for reason in self._reasons[start : start + _MAX_REASONS]]
+            for batch in batches.cut_into_batches(groups, common_writes=facts.unwritten):
+                batches.commit_each(
+                    batch, commit, lambda group, refused: batches.note_refusal(telemetry, group.subject, refused)
+                )
+        self._reasons.clear()
+
+    def _write_group(self, reason: _Reason, facts: SharedFacts) -> batches.WriteGroup:
+        step, writes = reason.step, reason.writes
+        if reason.decision_id:
+            record = pending_job_changes.admission_record(
+                step.decision,
+                reason.decision_id,
+                recorded_reason(step.decision, step.mode),
+                step.mode,
+                self._context,
+                facts.of(step.decision, reason.decision_id),
             )
-        self._groups.clear()
+            writes = (*writes, Put(subject_rows.decision_row(record)))
+        return batches.WriteGroup(step.decision.job_id, writes)
 
 
-def _reason_writes(step: PendingStep, loaded: LoadedCycle, context: Context) -> tuple[Write, ...]:
-    """Return the writes that record why a job waits; none if the job records it already."""
+def _new_reason(step: PendingStep, loaded: LoadedCycle, context: Context) -> _Reason | None:
+    """Return why a job waits, with the writes besides its record; None if the job records it already."""
     decision = step.decision
     job, version = loaded.snapshot.pending[decision.job_id], loaded.versions[decision.job_id]
     note, records = rentals.placement_note(job, step.placement, context.replace(mode=step.mode))
     if decision.action is AdmissionAction.BACK_OFF:
-        return ()  # the job already records the failure
+        return None  # the job already records the failure
     reason = recorded_reason(decision, step.mode)
     text = f"{reason} {note.text}" if note else reason
     updated_job = pending_job_changes.with_current_queue(job, loaded.snapshot.setup).replace(
         reason=text, placement=note
     )
     if updated_job == job:
-        return ()
+        return None
     writes = (Put(job_rows.job_row(updated_job, version)), *records)
-    if job.queue_reason == reason:
-        return writes
-    record = pending_job_changes.admission_record(decision, context.ids.new("dec"), reason, step.mode, context)
-    return (*writes, Put(subject_rows.decision_row(record)))
+    return _Reason(step, writes, "" if job.queue_reason == reason else context.ids.new("dec"))

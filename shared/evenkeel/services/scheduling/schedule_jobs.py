@@ -142,13 +142,14 @@ class _CycleTries:
         return loaded._replace(snapshot=loaded.snapshot.without_jobs(self._refused_jobs))
 
     def _complete(self, plan: CyclePlan, loaded: LoadedCycle) -> None:
-        """Do the work that follows the commits: answer Kueue's checks, and store the cursors of the next cycle."""
+        """Do the work that follows the commits: answer Kueue, and store the cursors and heads for the next cycle."""
         context = self._context
         answer_burst_checks.run(loaded, self._results, context)
         charge_rows.delete(loaded.outdated, context.ledger)
         _measure_rental_cost(loaded, context)
         if plan.queue_plan.cursors_of_next_cycle is not None and loaded.cursors_row is not None:
             commit_cycle.store_cursors(plan.queue_plan.cursors_of_next_cycle, loaded.cursors_row, context)
+        commit_cycle.store_heads(plan, loaded, context)
 
 
 def _measure_rental_cost(loaded: LoadedCycle, context: Context) -> None:

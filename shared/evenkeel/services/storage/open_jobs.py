@@ -6,9 +6,9 @@ is refused.
 """
 
 from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
-from evenkeel.domain.jobs.job import Job
+from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.plurals import count_of
-from evenkeel.ports import Add, Ledger, Put, Refused, Row
+from evenkeel.ports import Add, Key, Ledger, Put, Refused, Row
 from evenkeel.services.storage import job_rows
 
 
@@ -47,6 +47,16 @@ def _increment_put(name: str, whose: str, limit_jobs: int, limit: str, ledger: L
             f"(scheduling.maxOpenJobs{limit}). Cancel jobs that are not needed, or submit again when some have ended."
         )
     return Put(Row(key, {**row.doc, "jobs": count + 1}, row.version))
+
+
+def queue_mark_key(queue: str) -> Key:
+    """Return the key of a queue's counter. Its version is the mark of the queue (`domain/admission/queue_heads.py`)."""
+    return job_rows.open_jobs_key(f"queue#{queue}")
+
+
+def queue_mark_writes(job: Job) -> tuple[Add, ...]:
+    """Return the write that marks the queue of a pending job as changed, for the commit that changes its position."""
+    return (Add(queue_mark_key(job.queue), {}),) if job.state is JobState.PENDING else ()
 
 
 def decrement_writes(job: Job) -> tuple[Add, ...]:

@@ -32,6 +32,11 @@ def queue_cursors_key() -> Key:
     return Key(Table.QUOTAS, f"TREE#{ROOT_TREE}", "TURN")
 
 
+def queue_heads_key() -> Key:
+    """Return the key `TREE#root / HEADS`: the heads of many queues, as the last cycle read them."""
+    return Key(Table.QUOTAS, f"TREE#{ROOT_TREE}", "HEADS")
+
+
 def finished_cycle_key() -> Key:
     """Return the key `CYCLE#finished / META`: when the last cycle that finished for a request began to read."""
     return Key(Table.QUOTAS, "CYCLE#finished", "META")
