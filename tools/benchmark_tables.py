@@ -327,6 +327,20 @@ def admission_rows() -> Iterator[str]:
     yield from origin_lines("admissions")
 
 
+def cold_start_rows() -> Iterator[str]:
+    """Yield the processor seconds of each function before its first event, the slowest first."""
+    yield from _table("function", "services", "processor seconds: median (lowest to highest)", "aim")
+    for start in sorted(load("cold-starts")["functions"], key=lambda start: -float(start["median"])):
+        verdict = "met" if start["median"] <= start["aim"] else "**missed**"
+        yield _row(
+            f"`{start['function']}`",
+            len(start["clients"]),
+            f"{start['median']:.2f} ({start['low']:.2f} to {start['high']:.2f})",
+            f"≤ {start['aim']}: {verdict}",
+        )
+    yield from origin_lines("cold-starts")
+
+
 # ---------------------------------------------------------------- burst
 
 
@@ -468,6 +482,7 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "generators": generator_rows,
     "philly": philly_rows,
     "admissions": admission_rows,
+    "cold starts": cold_start_rows,
     "burst grid": grid_rows,
     "burst cells": cell_rows,
     "burst": burst_rows,
