@@ -3,6 +3,7 @@
 import contextlib
 import math
 from collections import Counter
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -207,7 +208,7 @@ def test_job_that_the_index_lists_late_starts(hidden_cycles: int) -> None:
         for number in range(2):
             scenario.submit(f"{name}-{number}", team=name, nodes=2 + number, accelerators_per_node=8)
     run_cycles(scenario, 2 * TEAMS)
-    index = LaggingIndex(scenario.world.ledger)
+    index: Any = LaggingIndex(scenario.world.ledger)
     scenario.ledger = index
     small = scenario.submit("small", team=names[7], nodes=1, accelerators_per_node=8)
     index.hidden = {small.job_id}
@@ -290,7 +291,7 @@ class CallLog:
     def call(self, call: ApiCall) -> None:
         self.calls[call.api] += 1
 
-    def pages(self, calls: tuple[ApiCall, ...]) -> None:
+    def pages(self, calls: Sequence[ApiCall]) -> None:
         for call in calls:
             self.call(call)
 
