@@ -2,8 +2,10 @@
 
     cycle   schedule_jobs.run until every job is admitted: it reads, decides, and commits each admission with its record
     bare    TransactWriteItems alone: the same jobs, with the transactions of an earlier build (`fixed_admissions.py`)
+    rows    TransactWriteItems alone: the transactions that a cycle of this build sends, recorded before
 
 The work of the bare loop is fixed. So smaller rows of a cycle make the ratio better, and not the bare loop faster.
+The lane `rows` reads nothing and decides nothing. So it bounds the ratio of every cycle that stores these rows.
 
 The tables are in DynamoDB on the local engine, with IAM; nodes and workflows are in-memory fakes. Each writer is a
 process of its own. Every commit of both lanes requires the current version of the quota-tree row. If that version
@@ -53,7 +55,9 @@ AIMS: Final = {1: 0.65, 4: 0.5}
 TEAMS: Final = ("red", "blue", "green")
 GPUS: Final = 8
 WRITERS: Final = tuple(AIMS)
-LANES: Final = ("cycle", "bare")
+LANES: Final = ("cycle", "bare", "rows")
+COMPARED: Final = ("cycle", "bare")
+"""The lanes of the ratio, without its bound."""
 _START_TIMEOUT_SECONDS: Final = 120.0
 
 
@@ -92,7 +96,21 @@ class AdmissionReport(Value):
             "ratio": round(lane_ratio.p50, 3),
             "low": round(lane_ratio.p50_low, 3),
             "high": round(lane_ratio.p50_high, 3),
-            "perSecond": {lane: round(self.per_second(lane), 1) for lane in LANES},
+            "perSecond": {lane: round(self.per_second(lane), 1) for lane in self.seconds},
+            **self._bound(),
+        }
+
+    def _bound(self) -> dict[str, Any]:
+        """Return the ratio of a writer that only sends the transactions of a cycle; nothing if it was not measured."""
+        if "rows" not in self.seconds:
+            return {}
+        bound = ratio(self.seconds["bare"], self.seconds["rows"])
+        milliseconds = {
+            lane: round(1000 * statistics.median(self.seconds[lane]) / self.admissions, 3) for lane in self.seconds
+        }
+        return {
+            "bound": {"ratio": round(bound.p50, 3), "low": round(bound.p50_low, 3), "high": round(bound.p50_high, 3)},
+            "millisecondsPerAdmission": milliseconds,
         }
 
 
@@ -216,6 +234,18 @@ def held_to(transaction: Sequence[dict[str, Any]], version: int) -> list[dict[st
     return writes
 
 
+def on_tables(transactions: Sequence[list[dict[str, Any]]], prefix: str) -> list[list[dict[str, Any]]]:
+    """Return recorded transactions for the tables of another round. All rounds have the same jobs."""
+    return [
+        [
+            {action: {**request, "TableName": f"{prefix}-{request['TableName'].rpartition('-')[2]}"}}
+            for item in transaction
+            for action, request in item.items()
+        ]
+        for transaction in transactions
+    ]
+
+
 # ---------------------------------------------------------------- rounds
 
 
@@ -282,7 +312,11 @@ class _AdmissionBench:
             ran = list(self.pools[writers].map(_run_cycles, tasks))
             self.recorded = self.recorded or [documents for _, _, task_documents in ran for documents in task_documents]
         else:
-            transactions = fixed_admissions.transactions(self._pending(prefix), prefix)
+            transactions = (
+                on_tables(self.recorded, prefix)
+                if lane == "rows"
+                else fixed_admissions.transactions(self._pending(prefix), prefix)
+            )
             tasks = [_Task(self.credentials, prefix, 0, transactions[first::writers]) for first in range(writers)]
             ran = list(self.pools[writers].map(_run_bare_loop, tasks))
         self._check(prefix)
@@ -325,12 +359,12 @@ def _pools() -> Iterator[dict[int, ProcessPoolExecutor]]:
             pool.shutdown(cancel_futures=True)
 
 
-def run(rounds: int, writers: Sequence[int] = WRITERS) -> list[AdmissionReport]:
-    """Measure each lane with each number of writers, alternately."""
+def run(rounds: int, writers: Sequence[int] = WRITERS, lanes: Sequence[str] = COMPARED) -> list[AdmissionReport]:
+    """Measure each lane with each number of writers, alternately. The first lane records the transactions."""
     with tempfile.TemporaryDirectory() as folder, Engine.start(Path(folder)) as engine, _pools() as pools:
         statement = {"Effect": "Allow", "Action": "dynamodb:*", "Resource": "*"}
         bench = _AdmissionBench(make_user(create_deployer(engine), "bench", [statement]), pools)
-        runs = [(lane, number) for number in writers for lane in LANES]
+        runs = [(lane, number) for number in writers for lane in lanes]
         for lane_run in runs:  # starts the processes, warms the code and records the transactions
             bench.time_round(*lane_run)
         seconds: dict[tuple[str, int], list[float]] = {lane_run: [] for lane_run in runs}
@@ -347,7 +381,7 @@ def run(rounds: int, writers: Sequence[int] = WRITERS) -> list[AdmissionReport]:
             transactions=len(bench.recorded),
             items=sum(map(len, bench.recorded)),
             bytes=sum(_item_bytes(item) for transaction in bench.recorded for item in transaction),
-            seconds={lane: tuple(seconds[lane, number]) for lane in LANES},
+            seconds={lane: tuple(seconds[lane, number]) for lane in lanes},
             others=round(others_share, 2),
         )
         for number in writers
@@ -372,7 +406,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=8, help="measured rounds of every lane (default 8)")
     parser.add_argument("--output", type=Path, help="file to write the figures to, as JSON")
     arguments = parser.parse_args(words)
-    reports = run(arguments.rounds)
+    reports = run(arguments.rounds, lanes=LANES)
     figures = [report.figures() for report in reports]
     print("\n".join(report_lines(figures)))
     print(f"\nOther programs used {reports[0].others:.0%} of the processors meanwhile.")
@@ -409,6 +443,14 @@ def report_lines(figures: Sequence[dict[str, Any]]) -> list[str]:
             f"  {figure['writers']:>7}{figure['ratio']:>13.2f}{interval:>17}"
             f"{figure['perSecond']['cycle']:>9.1f}{figure['perSecond']['bare']:>9.1f}{met:>8}"
         )
+    for figure in figures:
+        if "bound" in figure:
+            bound = figure["bound"]
+            lines.insert(
+                -len(figures),
+                f"  {figure['writers']:>7}{bound['ratio']:>13.2f}{bound['low']:>9.2f} – {bound['high']:.2f}"
+                f"{figure['perSecond']['rows']:>9.1f}  the same rows without reading and deciding",
+            )
     return lines
 
 

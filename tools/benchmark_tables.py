@@ -309,20 +309,33 @@ def philly_rows() -> Iterator[str]:
     yield from origin_lines("queues-replays")
 
 
+LANES_SHOWN = ("cycle", "bare", "rows")
+
+
 def admission_rows() -> Iterator[str]:
     """Yield a cycle's admissions against the fixed bare loop."""
     admissions = load("admissions")
-    yield from _table("writers", "cycle / bare", "95 % interval", "aim", "cycle: admissions/s", "bare: admissions/s")
+    yield from _table(
+        "writers",
+        "cycle / bare",
+        "95 % interval",
+        "aim",
+        "same rows / bare",
+        "cycle: admissions/s",
+        "bare",
+        "same rows",
+    )
     for lane in admissions["lanes"]:
         aim = admissions["aims"][str(lane["writers"])]
         verdict = "met" if lane["ratio"] >= aim else "**missed**"
+        bound = lane.get("bound")
         yield _row(
             lane["writers"],
             f"{lane['ratio']:.2f}",
             f"{lane['low']:.2f} to {lane['high']:.2f}",
             f"≥ {aim}: {verdict}",
-            f"{lane['perSecond']['cycle']:.0f}",
-            f"{lane['perSecond']['bare']:.0f}",
+            f"{bound['ratio']:.2f} ({bound['low']:.2f} to {bound['high']:.2f})" if bound else "",
+            *(f"{lane['perSecond'][name]:.0f}" if name in lane["perSecond"] else "" for name in LANES_SHOWN),
         )
     yield from origin_lines("admissions")
 

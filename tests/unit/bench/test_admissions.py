@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from bench.admissions import AdmissionReport, held_to, report_lines
+from bench.admissions import AdmissionReport, held_to, on_tables, report_lines
 from bench.fixed_admissions import ADMISSIONS, transactions
 from evenkeel.adapters.dynamo_ledger import DynamoLedger
 from evenkeel.ports import Put, Row, Table
@@ -41,6 +41,22 @@ def test_cycle_twice_as_slow_as_the_baseline_has_ratio_half() -> None:
 
 def test_cycle_as_fast_as_the_baseline_has_ratio_one() -> None:
     assert a_report(cycle=(1.5, 2.5), bare=(1.5, 2.5)).figures()["ratio"] == 1.0
+
+
+def test_bound_is_the_ratio_of_the_same_rows_without_decisions() -> None:
+    figures = a_report(cycle=(4.0, 4.0), bare=(1.0, 1.0), rows=(2.0, 2.0)).figures()
+
+    assert (figures["ratio"], figures["bound"]["ratio"]) == (0.25, 0.5)
+    assert report_lines([figures])[-1].endswith("MISSED")
+
+
+def test_recorded_transactions_are_sent_to_the_tables_of_their_round() -> None:
+    recorded = a_transaction(4)
+
+    (sent,) = on_tables([recorded], "round9")
+
+    assert [item["Put"]["TableName"] for item in sent] == ["round9-quotas", "round9-jobs"]
+    assert [item["Put"]["Item"] for item in sent] == [item["Put"]["Item"] for item in recorded]
 
 
 @pytest.mark.parametrize(("seconds", "shown"), [(1.5, "met"), (1.6, "MISSED")])
