@@ -44,7 +44,7 @@ from evenkeel.services.storage import (
 from evenkeel.services.storage.quota_tree import stored_state
 
 _CHARGES_READ_BY_KEY = 400
-"""Charges whose jobs are read by their keys, by hundreds. The jobs of more charges are listed by their state."""
+"""A cycle reads the jobs of so many charges by their keys, by hundreds. It lists the jobs of more charges by state."""
 _STATES_WITH_CHARGE = (JobState.STARTING, JobState.RUNNING, JobState.STOPPING)
 
 
@@ -224,8 +224,8 @@ def _work_at_risk(charges: Iterable[Charge], jobs_with_charge: Mapping[str, Job]
 def _read_charged_jobs(charges: Sequence[Charge], ledger: Ledger) -> dict[str, tuple[Job, int]]:
     """Read the jobs that hold charges: a few by their keys, and many from the index, which needs fewer reads.
 
-    The index may lag. A stop request or a priority is then seen by the next cycle, and the commit of a decision about
-    an older version fails. A job that the index does not list with its charged attempt is read by its key.
+    The index may lag. Then the next cycle sees a stop request or a priority, and the commit of a decision about an
+    older version fails. If the index does not list a job with its charged attempt, the cycle reads the job by its key.
     """
     found: dict[str, tuple[Job, int]] = {}
     if len(charges) > _CHARGES_READ_BY_KEY:
