@@ -82,7 +82,7 @@ def cycle_facts(facts_by_decision: Mapping[str, AdmissionFacts]) -> CycleFacts:
     # All records list the holders of a queue in the same order, so sorting by queue gives the longest runs.
     order = sorted(range(len(holders.texts)), key=holders.group_of)
     positions = {index: position for position, index in enumerate(order)}
-    runs = {part: _runs((positions[index], 1) for index in found) for part, found in indexes.items()}
+    runs = {part: _runs((positions[index], 1) for index in part_indexes) for part, part_indexes in indexes.items()}
     runs_of_list: dict[int, list[list[int]]] = {}
     for decision_id, jobs in lists.items():
         if id(jobs) not in runs_of_list:

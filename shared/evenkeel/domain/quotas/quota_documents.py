@@ -147,8 +147,8 @@ class DocumentCache:
         """Return the value of a key, which is made once."""
         if key not in self._lists:
             self._lists[key] = make()
-        found: T = self._lists[key]
-        return found
+        value: T = self._lists[key]
+        return value
 
     def holder(self, admitted: Admitted, was_evicted: bool) -> SerializedDocument:
         """Return a holder of quota in the short form."""

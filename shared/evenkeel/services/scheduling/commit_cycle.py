@@ -117,7 +117,9 @@ def store_heads(plan: CyclePlan, loaded: LoadedCycle, context: Context) -> None:
     pending, setup = loaded.snapshot.pending, loaded.snapshot.setup
     admitted = {step.decision.job_id for step in plan.admissions}
     gone = {job_id for head in heads.by_team.values() for job_id in head.jobs if job_id not in pending}
-    moved = {job.spec.team for job in pending.values() if job.queue != job.spec.team and job.spec.team in setup.by_name}
-    doc = packed(heads.without_jobs(gone | admitted).outdated(moved).to_json(), PACKED_FROM_IF_MANY)
+    changed_teams = {
+        job.spec.team for job in pending.values() if job.queue != job.spec.team and job.spec.team in setup.by_name
+    }
+    doc = packed(heads.without_jobs(gone | admitted).outdated(changed_teams).to_json(), PACKED_FROM_IF_MANY)
     with contextlib.suppress(Conflict):
         context.ledger.commit(Put(Row(row.key, doc, row.version)))

@@ -227,16 +227,16 @@ def _read_charged_jobs(charges: Sequence[Charge], ledger: Ledger) -> dict[str, t
     The index may lag. Then the next cycle sees a stop request or a priority, and the commit of a decision about an
     older version fails. If the index does not list a job with its charged attempt, the cycle reads the job by its key.
     """
-    found: dict[str, tuple[Job, int]] = {}
+    listed_jobs: dict[str, tuple[Job, int]] = {}
     if len(charges) > _CHARGES_READ_BY_KEY:
         attempts = {charge.job_id: charge.attempt for charge in charges}
         with ThreadPoolExecutor(max_workers=READS_AT_ONCE) as readers:
             lists = [readers.submit(_list_jobs, state, ledger) for state in _STATES_WITH_CHARGE]
         for row, job in rows.readable_rows((row for listed in lists for row in listed.result()), Job):
             if job.current_attempt == attempts.get(job.job_id):
-                found[job.job_id] = (job, row.version)
-    return found | read_jobs(
-        ledger, (job_rows.job_key(charge.job_id) for charge in charges if charge.job_id not in found)
+                listed_jobs[job.job_id] = (job, row.version)
+    return listed_jobs | read_jobs(
+        ledger, (job_rows.job_key(charge.job_id) for charge in charges if charge.job_id not in listed_jobs)
     )
 
 
