@@ -1,8 +1,10 @@
 """The wrappers around all functions: names of failures, task tokens, dead letters, batches, and log lines."""
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -91,6 +93,19 @@ def test_task_error_is_raised_under_name_that_workflow_matches(
     (line,) = world.telemetry.lines
     assert line.level == level
     assert world.task_tokens.failures == {}
+
+
+@pytest.mark.parametrize("page", ["function-errors", "failed-cycles", "unhandled-events"])
+@pytest.mark.parametrize("error", [Throttled("slow down"), NotFound("inc-1"), ZeroDivisionError("a bug")])
+def test_command_of_the_runbook_finds_every_failed_call(world: FakeWorld, error: Exception, page: str) -> None:
+    text = (Path(__file__).parents[3] / "docs" / "runbooks" / f"{page}.md").read_text("utf-8")
+    (pattern,) = re.findall(r"--filter-pattern '?([^'\n]+)", text)
+
+    with pytest.raises(Exception):  # noqa: B017, PT011 - only the log line is looked at
+        entry.task(failing_handler(error))({"jobId": "job-1"}, CONTEXT)
+
+    (line,) = world.telemetry.lines
+    assert {term.strip("?") for term in pattern.split()} & {line.level, line.message}
 
 
 @pytest.mark.parametrize(
