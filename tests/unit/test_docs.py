@@ -134,6 +134,16 @@ def test_every_code_name_of_the_extension_guide_exists() -> None:
     assert {name for name in named if not set(name.strip(".").split(".")) <= code_words()} == set()
 
 
+def test_every_call_that_the_extension_guide_shows_names_real_values() -> None:
+    guide = (DOCS / "extend.md").read_text("utf-8")
+    sources = "\n".join(path.read_text("utf-8") for path in (PROJECT / "shared").rglob("*.py"))
+    calls = re.findall(r"`([a-z_.]+\([^`\n]+\))`", guide)
+
+    assert calls
+    parts = {part for call in calls for part in re.findall(r'"\w+"|\w+=[\w.]+', call)}
+    assert {part for part in parts if not re.search(rf"(?<!\w){re.escape(part)}(?!\w)", sources)} == set()
+
+
 def test_every_function_that_a_docstring_names_exists() -> None:
     missing = [
         (str(path.relative_to(PROJECT)), name)
