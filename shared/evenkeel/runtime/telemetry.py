@@ -34,7 +34,7 @@ class LambdaTelemetry:
     """The port Telemetry on Powertools' logger and EMF. Every line has the keys of the last `bind`.
 
     Each data point has the dimension `Fleet` (the fleet's name) and exactly the dimensions that its metric declares:
-    `count("Heartbeat", function="sweep_fleet")` has `Cluster` and `Function`.
+    `count("Heartbeat", function="sweep_fleet")` has `Fleet` and `Function`.
     """
 
     def __init__(self, settings: Settings) -> None:

@@ -31,7 +31,7 @@ from evenkeel.domain.renting.rental import Rental
 from evenkeel.domain.renting.rental_book import RentalAllocation, RentalBook, spend_limits, unrented_accelerators
 
 _MAX_PLACED = 20
-"""Maximum pending jobs that one cycle places: half are at the head of the queue, half on a later page."""
+"""Maximum pending jobs that one cycle places: half are first in the queue, half are on a later page."""
 _STRIDE = 7
 """Step between the values of an estimate. The step and the number of values have no common divisor."""
 _MIN_RUNS_TO_SPREAD = 12
@@ -236,7 +236,7 @@ def risk_limits(policy: Policy) -> RiskLimits:
 def jobs_to_place(pending: Iterable[Job], policy: Policy, now: datetime) -> list[Job]:
     """Return the jobs that one cycle places: the first jobs of the queue, and one later page that changes each minute.
 
-    Without the pages, jobs at the head that no pool can run would keep all later jobs from rented nodes. A job with a
+    Without the pages, first jobs that no pool can run would keep all later jobs from rented nodes. A job with a
     deadline is always placed, so that its user learns whether any pool meets its deadline.
 
     Args:
@@ -247,10 +247,10 @@ def jobs_to_place(pending: Iterable[Job], policy: Policy, now: datetime) -> list
     burst = policy.burst
     jobs = [job for job in pending if job.spec.deadline_at or (burst.pools and burst.delay_of(job.spec.priority_class))]
     size = _MAX_PLACED // 2
-    head, later_jobs = jobs[:size], jobs[size:]
+    first_jobs, later_jobs = jobs[:size], jobs[size:]
     pages = max(1, -(-len(later_jobs) // size))
     start = int(now.timestamp()) // 60 % pages * size
-    return head + later_jobs[start : start + size]
+    return first_jobs + later_jobs[start : start + size]
 
 
 # ---------------------------------------------------------------- rented pools
