@@ -345,8 +345,6 @@ def test_viewer_can_read_but_change_nothing_in_the_console(people: People) -> No
         expect(page.locator(".square").first).to_be_visible(timeout=30_000)
         page.get_by_role("button", name="Hold automation…").click()
         dialog = page.get_by_role("dialog")
-        dialog.get_by_label("Reason").fill("a test")
-        dialog.get_by_role("button", name="Hold", exact=True).click()
 
         expect(dialog.get_by_role("alert")).to_contain_text("NOT_ALLOWED", timeout=30_000)
     server.shutdown()

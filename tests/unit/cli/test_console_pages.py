@@ -6,6 +6,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -342,6 +343,26 @@ def test_replacement_dialog_shows_the_plan_before_it_starts(cli: CliFixture, pag
     assert all('"dryRun": true' in body.replace('":true', '": true') for body in changes)
     dialog.get_by_role("button", name="Replace the node").click()
     expect(dialog.get_by_role("status")).to_contain_text("The recovery starts.")
+
+
+def test_hold_dialog_shows_the_plan_of_the_chosen_duration(cli: CliFixture, page: Page) -> None:
+    earlier = {"reason": "an earlier hold", "forSeconds": 600, "instanceId": instance_id(1)}
+    store(cli.gateway.fakes.ledger, a_fleet_node(1), an_incident(2))
+    assert cli.gateway.post(f"/v1/{AUTOMATION}/hold", earlier, key="earlier").status == 200
+    open_page(page, "")
+
+    page.get_by_role("button", name="Hold automation…").click()
+    dialog = page.get_by_role("dialog")
+    until_one_hour = f"{A_MOMENT + timedelta(hours=1):%Y-%m-%d %H:%M}Z"
+    expect(dialog).to_contain_text(f"No repair and no job stop starts until {until_one_hour}.")
+    expect(dialog).to_contain_text("a hold never blocks an uncordon")
+    expect(dialog).to_contain_text("Recoveries at work: inc-0000000002")
+    dialog.get_by_label("For").select_option("4 hours")
+
+    expect(dialog).to_contain_text(f"until {A_MOMENT + timedelta(hours=4):%Y-%m-%d %H:%M}Z.")
+    expect(dialog).not_to_contain_text(until_one_hour)
+    holds = cli.gateway.get(f"/v1/{AUTOMATION}").document["holds"]
+    assert [hold["reason"] for hold in holds] == ["an earlier hold"], "a plan changes nothing"
 
 
 def test_cancel_dialog_names_what_stops_before_the_cancel(cli: CliFixture, page: Page) -> None:
@@ -1088,7 +1109,7 @@ def test_clicked_act_is_recorded_with_its_person(cli: CliFixture, page: Page, cl
     for label, value in click.fields:
         dialog.get_by_label(label).fill(value)
     dialog.get_by_label("Reason", exact=True).fill(A_CHANGE)
-    if click.words in {JOB, NODE}:
+    if click.words in {JOB, NODE} or click.verb == "Hold":
         if click.fields:
             dialog.get_by_role("button", name="Show the plan").click()
         expect(dialog.get_by_role("heading", name="Plan")).to_be_visible()

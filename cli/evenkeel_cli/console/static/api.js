@@ -89,6 +89,16 @@ export async function change(method, path, body, { version } = {}) {
   return document;
 }
 
+// The plan of a change. A stack that is older than this console cannot plan it.
+export async function planOf(method, path, body) {
+  try {
+    return await change(method, path, { ...body, dryRun: true });
+  } catch (problem) {
+    if (problem.status !== 400 || !problem.message.includes("dryRun")) throw problem;
+    return { effects: ["This stack is older than the console and cannot show a plan."] };
+  }
+}
+
 // {data, problem, since, readAt}: the last answer, when it was read, and why there is no newer answer. A new value of
 // `signal` causes a read immediately. A change shows within five seconds of its record: four, and the time of the answer.
 export function useLive(path, seconds = 4, signal = "") {

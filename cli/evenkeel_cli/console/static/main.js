@@ -1,6 +1,6 @@
 // The shell: routes, the top bar, the keyboard, the theme.
 import { html, render, useEffect, useLayoutEffect, useState } from "./vendor/htm-preact-standalone-3.1.1.js";
-import { Problem, change, session, useLive } from "./api.js";
+import { Problem, change, planOf, read, session, useLive } from "./api.js";
 import { clockTime, counted, route } from "./format.js";
 import { Acts, State } from "./widgets.js";
 import { Overview, releaseAct } from "./pages/overview.js";
@@ -91,9 +91,14 @@ function automationActs(found, fleet) {
   const reason = { name: "reason", label: "Reason" };
   const whole = automation.holds.find((hold) => !hold.pool && !hold.instanceId);
   if (whole) return [releaseAct(fleet, whole)];
-  return [{ label: "Hold automation…", title: "Hold automation", verb: "Hold", effects: ["No repair and no job stop starts while automation is held. Operations that AWS has begun continue. A hold never blocks uncordon.", `At work now: ${atWork(found)}.`],
+  const hold = ({ reason, forSeconds }) => ({ reason, forSeconds: Number(forSeconds) });
+  return [{ label: "Hold automation…", title: "Hold automation", verb: "Hold", effects: [], plansAtOnce: true,
     fields: [{ name: "forSeconds", label: "For", value: "3600", options: [["900", "15 minutes"], ["3600", "1 hour"], ["14400", "4 hours"], ["86400", "1 day"]] }, reason],
-    send: async (values) => (await change("POST", `${path}/hold`, { reason: values.reason, forSeconds: Number(values.forSeconds) }), "Automation is held.") }];
+    plan: async (values) => {
+      const { effects } = await planOf("POST", `${path}/hold`, { ...hold(values), reason: values.reason || "plan" }); // the API needs a reason
+      return [...effects, `Recoveries at work: ${atWork(await read("/overview"))}.`];
+    },
+    send: async (values) => (await change("POST", `${path}/hold`, hold(values)), "Automation is held.") }];
 }
 
 // The recoveries that a hold would delay at their next step.
@@ -101,7 +106,7 @@ function atWork(found) {
   const { items, open, isLowerBound } = found.incidents;
   const shown = items.map((each) => `${each.incidentId} (${each.nodeLane.phase})`);
   const more = open > shown.length ? [`${open - shown.length}${isLowerBound ? " or more" : ""} others`] : [];
-  return [...shown, ...more].join(", ") || "no recovery";
+  return [...shown, ...more].join(", ") || "none";
 }
 
 function switchTheme() {

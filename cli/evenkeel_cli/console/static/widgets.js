@@ -165,6 +165,13 @@ export function Act({ act, onClose }) {
     if (act.plansAtOnce) run(readPlan);
   }, []);
   const readPlan = async () => ({ plan: await act.plan(values) });
+  const choose = (name, value) => {
+    const chosen = { ...values, [name]: value };
+    setValues(chosen);
+    if (!act.plan || state.done) return;
+    set((old) => ({ ...old, plan: null }));
+    if (act.plansAtOnce) run(async () => ({ plan: await act.plan(chosen) }));
+  };
   const run = async (what) => {
     set((old) => ({ ...old, isBusy: true, problem: null }));
     try {
@@ -188,7 +195,7 @@ export function Act({ act, onClose }) {
       ${act.plansAtOnce ? html`<${Plan} plan=${state.plan} isBusy=${state.isBusy} />` : null}
       ${(act.fields || []).map((field) => html`<label>${field.label}
         ${field.options
-          ? html`<select name=${field.name} value=${values[field.name]} onChange=${(event) => setValues({ ...values, [field.name]: event.target.value })}>
+          ? html`<select name=${field.name} value=${values[field.name]} disabled=${state.isBusy || Boolean(state.done)} onChange=${(event) => choose(field.name, event.target.value)}>
               ${field.options.map(([value, text]) => html`<option value=${value}>${text}</option>`)}</select>`
           : html`<input name=${field.name} required=${!field.optional} maxlength="300" value=${values[field.name]} disabled=${Boolean((state.plan && !act.plansAtOnce) || state.done)}
               onInput=${(event) => setValues({ ...values, [field.name]: event.target.value })} />`}</label>`)}

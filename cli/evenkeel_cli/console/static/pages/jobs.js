@@ -1,6 +1,6 @@
 // The list of jobs, the queue in order, and one job: its attempts, its reason, and the actions on it.
 import { html } from "../vendor/htm-preact-standalone-3.1.1.js";
-import { change, read, useLive } from "../api.js";
+import { change, planOf, read, useLive } from "../api.js";
 import { ENDED_JOBS, amount, href, id, plain, secondsSince, duration, shortNode } from "../format.js";
 import { Acts, Facts, Link, Panel, State, Table, Time, Timeline, Why, isMissing } from "../widgets.js";
 import { Filter, Pages, emptyText, listPath } from "./lists.js";
@@ -96,7 +96,7 @@ function acts(job, path) {
   const reason = { name: "reason", label: "Reason" };
   const act = (verb, label, sentVerb) => ({
     label: `${label}…`, title: `${label} ${job.name}`, verb: sentVerb || label, fields: [reason], effects: [], plansAtOnce: true,
-    plan: () => planOf("POST", `${path}/${verb}`, {}),
+    plan: () => sentencesOf("POST", `${path}/${verb}`, {}),
     send: async (values) => {
       const found = await change("POST", `${path}/${verb}`, { reason: values.reason });
       return `The job is ${String(found.state || "changed").toLowerCase()}. ${found.reason || ""}`;
@@ -105,21 +105,16 @@ function acts(job, path) {
   return [
     job.isSuspended ? act("resume", "Resume") : act("suspend", "Suspend"),
     { label: "Priority…", title: `Change the priority class of ${job.name}`, verb: "Change", fields: [{ name: "priorityClass", label: "Priority class (empty: the lowest)", value: job.priorityClass || "", optional: true }, reason], effects: [],
-      plan: ({ priorityClass }) => planOf("PATCH", path, { priorityClass }),
+      plan: ({ priorityClass }) => sentencesOf("PATCH", path, { priorityClass }),
       send: async (values) => `The class is ${(await change("PATCH", path, values, { version: (await read(path)).version })).priorityClass || "unset"}.` },
     act("cancel", "Cancel", "Cancel the job"),
   ];
 }
 
-// The plan of a change, in sentences. A stack that is older than this console cannot plan it.
-async function planOf(method, path, body) {
-  let plan;
-  try {
-    plan = await change(method, path, { ...body, dryRun: true });
-  } catch (problem) {
-    if (problem.status !== 400 || !problem.message.includes("dryRun")) throw problem;
-    return ["This stack is older than the console and cannot show a plan."];
-  }
+// The plan of a change of a job, in sentences.
+async function sentencesOf(method, path, body) {
+  const plan = await planOf(method, path, body);
+  if (!plan.state) return plan.effects;
   const { queue, decision } = plan;
   const victims = (decision?.victims || []).map((each) => each.jobId).join(", ");
   return [

@@ -1,6 +1,6 @@
 // The grid of all nodes, the list of nodes, and one node with the actions on it.
 import { html, useEffect, useRef, useState } from "../vendor/htm-preact-standalone-3.1.1.js";
-import { Problem, change, read, useLive } from "../api.js";
+import { Problem, change, planOf, read, useLive } from "../api.js";
 import { SIGNS, amount, counted, href, id, plain, shortNode, signOf } from "../format.js";
 import { Acts, Facts, Link, Panel, State, Table, Time, Why } from "../widgets.js";
 import { Filter, Pages, emptyText, listPath } from "./lists.js";
@@ -145,7 +145,7 @@ function acts(node, path) {
   if (node.state === "GONE") return [];
   const mark = (verb, label, done) => ({
     label: `${label}…`, title: `${label} ${name}`, verb: label, fields: [reason], effects: [], plansAtOnce: true,
-    plan: async () => (await change("POST", `${path}/${verb}`, { dryRun: true })).effects,
+    plan: async () => (await planOf("POST", `${path}/${verb}`, {})).effects,
     send: async (values) => (await change("POST", `${path}/${verb}`, values)).reason || done,
   });
   return [
