@@ -22,7 +22,15 @@ from evenkeel.domain.waiting import ConditionKind, Wait, WaitAnswer, WaitConditi
 from evenkeel.ports import ExecutionState, Put, Table, Throttled, Unreachable, WorkflowName
 from evenkeel.services.incidents import ingest_event, note_group_fact
 from evenkeel.services.queries import read_jobs, read_sources
-from evenkeel.services.storage import fleet_rows, guardrail_registers, incident_rows, locks, rows, subject_rows
+from evenkeel.services.storage import (
+    fleet_counts,
+    fleet_rows,
+    guardrail_registers,
+    incident_rows,
+    locks,
+    rows,
+    subject_rows,
+)
 from evenkeel.services.storage.guardrail_registers import RegisterName
 from tests.fakes import a_provider_node
 from tests.fakes.cluster import CLUSTER, TAINT_TEXT, a_node, instance_id
@@ -806,6 +814,22 @@ def test_sweep_reports_every_source_it_read() -> None:
     source_states = states_of_sources(scenario)
     read = {name for name, state in source_states.items() if state is SourceState.CURRENT}
     assert read == set(source_states) - {f"kubernetes-watch/{CLUSTER}", "scheduling-cycle"}
+
+
+@pytest.mark.parametrize("is_readable", [True, False])
+def test_first_sweep_counts_its_own_answers_as_current(*, is_readable: bool) -> None:
+    scenario = JobScenario()
+    scenario.world.cluster.blind[CLUSTER] = set() if is_readable else {"*"}
+
+    scenario.sweep()
+
+    counts = fleet_counts.load_counts(scenario.world.ledger)
+    assert counts is not None
+    parts = [counts["gpus"], counts["jobs"], *counts["nodes"]["pools"]]
+    assert {part["isStale"] for part in parts} == {not is_readable}
+    assert {part["lastSeenAt"] for part in parts} == {None}
+    has_number = counts["gpus"]["total"] is not None
+    assert has_number == is_readable
 
 
 @pytest.mark.parametrize("lists", ["*", "nodes", "workloads", "resources_in_use", "pods"])

@@ -8,7 +8,7 @@ from typing import Any
 
 from evenkeel.domain.nodes import FleetNode, NodeState
 from evenkeel.domain.resources import NONE, Resources
-from evenkeel.domain.sources import FACTS, Source, SourceAge, SourceKind, SourceState, complaints
+from evenkeel.domain.sources import Source, SourceAge, SourceKind, SourceState, complaints
 from evenkeel.domain.values import rfc3339
 from evenkeel.services.context import Context
 from evenkeel.services.incidents import unhealthy_nodes
@@ -153,8 +153,9 @@ def _staleness_of_all(sources: Iterable[SourceAge]) -> Json:
 
 
 def _has_seen_nodes(sources: Iterable[SourceAge]) -> bool:
-    """Whether any list of nodes was ever read. Before that the number of nodes is unknown, and not 0."""
-    return any(age.seen_at for age in sources if age.source.kind in FACTS)
+    """Whether every cluster was listed once. Before that, the number of nodes is unknown, and not 0."""
+    listed = [age.seen_at for age in sources if age.source.kind is SourceKind.KUBERNETES_LIST]
+    return bool(listed) and all(listed)
 
 
 def _gpu_document(nodes: Sequence[FleetNode], states: Mapping[str, NodeState], sources: Iterable[SourceAge]) -> Json:

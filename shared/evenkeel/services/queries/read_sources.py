@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from evenkeel.domain.sources import FACTS, SourceAge, SourceKind, SourceState, expected_sources, judge
+from evenkeel.domain.sources import FACTS, SourceAge, SourceKind, SourceReport, SourceState, expected_sources, judge
 from evenkeel.domain.values import rfc3339
 from evenkeel.services.context import Context
 from evenkeel.services.storage import heartbeats
@@ -18,12 +18,20 @@ NOT_RUNNING = (
 )
 
 
-def read_source_ages(context: Context) -> Ages:
-    """Return the age of every source that the fleet should have, by the reports of all functions."""
+def read_source_ages(context: Context, results: heartbeats.SourceResults | None = None) -> Ages:
+    """Return the age of every source that the fleet should have, by the reports of all functions.
+
+    Args:
+        context: The context.
+        results: The results of the present run, which are not recorded yet.
+    """
     expected = expected_sources(context.site.clusters, has_hyperpod=context.site.has_hyperpod)
+    reports = heartbeats.load_source_reports(context.ledger)
+    for name, error in (results.errors if results else {}).items():
+        reports[name] = SourceReport.after(reports.get(name), error, context.now)
     return judge(
         expected,
-        heartbeats.load_source_reports(context.ledger),
+        reports,
         context.policy.sources,
         context.now,
         is_running=context.site.schedules_are_on,

@@ -238,7 +238,9 @@ def count_fleet(sweep: SweepRun) -> int:
     context = sweep.context
     key = fleet_rows.overview_key()
     row = context.ledger.get(key)
-    counts = read_overview.counts_document(read_sources.read_source_ages(context), context, row.doc if row else None)
+    _note_lists(sweep)
+    ages = read_sources.read_source_ages(context, sweep.results)
+    counts = read_overview.counts_document(ages, context, row.doc if row else None)
     new_warnings = [budget for budget in counts["budgets"] if budget["warnedAt"] == counts["at"]]
     context.telemetry.count("BudgetsRunningOut", len(new_warnings))
     for budget in new_warnings:
