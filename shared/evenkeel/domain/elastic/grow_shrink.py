@@ -284,7 +284,7 @@ def _why_not_resized(job: ElasticJob, priority: int) -> str:
     if job.is_resizing:
         return "The job is already changing size."
     if job.sizes is None or job.nodes <= job.sizes.legal[0]:
-        return "The job could only be stopped. Shrinking other jobs was enough or lost less."
+        return "The job cannot shrink further, and stopping it was not needed or lost more."
     return "Other jobs lose less."
 
 

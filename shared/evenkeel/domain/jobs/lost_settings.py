@@ -33,7 +33,10 @@ REASONS: Mapping[Path, str] = {
     ("nameOverride",): "Evenkeel names the objects of an attempt after the job",
     ("fullnameOverride",): "Evenkeel names the objects of an attempt after the job",
     ("modelType",): "a value of the chart's own templates; give the job an argument or a variable",
-    ("image", "pullPolicy"): "pods have Kubernetes' default: a node pulls an image that it does not have",
+    (
+        "image",
+        "pullPolicy",
+    ): "the image pull policy is Kubernetes' default: a node pulls an image that it does not have",
     (
         "serviceAccount",
         "create",

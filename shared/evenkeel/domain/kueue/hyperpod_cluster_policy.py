@@ -376,7 +376,7 @@ def _resources(quotas: FlavorQuotas, instance: InstanceType, amount: Any, note_l
         )
     partition = Partition(type=min(partitions), count=partitions[min(partitions)]) if partitions else None
     if any(units >= UNLIMITED for units in amounts.values()):
-        note_loss(f"{quotas.flavor}: HyperPod has no unlimited amounts")
+        note_loss(f"{quotas.flavor}: HyperPod cannot express an unlimited quota")
     cpu, memory = min(amounts.get("cpu", 0), 10**12), min(amounts.get("memory", 0), 2**60)
     return QuotaResources(
         instance_type=quotas.flavor,

@@ -109,7 +109,7 @@ class RepairFacts(Value):
     """Every repair request for this node life, oldest first, including earlier incidents."""
     slot_state: SlotState
     group: GroupRepairFacts | None = None
-    """Auto Scaling group of the node; None unless the owner is WAIT_FOR_NODE_GROUP."""
+    """Auto Scaling group of the node; None unless the owner is NODE_GROUP."""
     validity: Validity
     """Validity of the node in the slot."""
     invalid_at: Instant | None = None
@@ -431,7 +431,7 @@ def _decide_after_owner(facts: RepairFacts, last: RepairRequest, policy: RepairP
 
     Source: docs/ownership.md, "Who repairs a node".
     """
-    owner = _OWNER_NAMES.get(facts.owner, "HyperPod")
+    owner = _AWAITED_OWNERS[last.rung]
     if not facts.slot_state.original.is_listed and (facts.owner is NodeOwner.KARPENTER or facts.has_karpenter):
         return _decision_of(Repair.NOT_NEEDED, "The node is gone; Karpenter launches another if pods need it.")
     if facts.validity.is_valid and (_has_rebooted(facts, last) or facts.has_recovered):
@@ -597,7 +597,7 @@ def _find_first_open_rung(
     for rung in facts.ladder:
         if rung == DIAGNOSE and facts.invalid_at is not None and facts.invalid_at >= facts.opened_at:
             skipped.append((DIAGNOSE, "the node already failed validation"))
-        elif rung == REBOOT and facts.owner in _OWNER_NAMES:
+        elif rung == REBOOT and facts.owner in _OWNERS_OUTSIDE_HYPERPOD:
             skipped.append((REBOOT, "Evenkeel reboots only HyperPod nodes"))
         elif rung == REBOOT and facts.returns >= policy.lemon_returns:
             skipped.append(
@@ -698,8 +698,9 @@ def _leave_to_group(facts: RepairFacts, group: GroupRepairFacts, policy: RepairP
     )
 
 
-_OWNER_NAMES = {NodeOwner.KARPENTER: "Karpenter", NodeOwner.NODE_GROUP: "EKS"}
-"""Owners of nodes outside HyperPod."""
+_AWAITED_OWNERS = {WAIT_FOR_HYPERPOD: "HyperPod", WAIT_FOR_KARPENTER: "Karpenter", WAIT_FOR_NODE_GROUP: "EKS"}
+"""The name of the owner that repairs the node while Evenkeel waits, by rung."""
+_OWNERS_OUTSIDE_HYPERPOD = frozenset({NodeOwner.KARPENTER, NodeOwner.NODE_GROUP})
 
 
 def _decision_of(action: Repair, reason: str, *rejected: tuple[str, str]) -> RepairDecision:

@@ -117,14 +117,16 @@ def run(request: recovery_step.RecoveryStepRequest, context: Context) -> RepairN
     """
     incident, _ = incident_record.load_incident(context.ledger, request.incident_id)
     if incident.state.is_settled or request.run < incident.run:
-        return RepairNodeResult(outcome="STAND_DOWN", reason="The incident is settled, or a later run took over.")
+        return RepairNodeResult(
+            outcome=RepairOutcome.STAND_DOWN, reason="The incident is settled, or a later run took over."
+        )
     lease_row = context.ledger.get(fleet_rows.lease_key(incident.slot, is_drill=incident.is_drill))
     lease = rows.decode(lease_row, RepairLease) if lease_row else None
     facts, decision, guardrail_state = _decide_step(incident, lease, context)
     if _needs_cordon(incident, facts, decision):
         cordon_result = cordon_node.cordon(incident, context)
-        if cordon_result.outcome == "BLOCKED":
-            return RepairNodeResult(outcome=cordon_result.outcome, reason=cordon_result.reason)
+        if cordon_result.outcome is cordon_node.CordonOutcome.BLOCKED:
+            return RepairNodeResult(outcome=RepairOutcome.BLOCKED, reason=cordon_result.reason)
         incident, _ = incident_record.load_incident(context.ledger, request.incident_id)
         if incident.plan is None or incident.plan.jobs is not JobAction.LEAVE:
             drain_node.drain(incident, context)
@@ -171,11 +173,11 @@ def _drain_first(
     if decision.rung:
         unmanaged = drain_node.drain_unmanaged_pods(incident, context)
         if unmanaged.question:
-            return RepairNodeResult(outcome="ASK_PERSON", reason=unmanaged.question)
+            return RepairNodeResult(outcome=RepairOutcome.ASK_PERSON, reason=unmanaged.question)
         wait = max(wait, unmanaged.wait_seconds)
     if wait and decision.action not in _BRANCH_ENDS:
         reason = f"{decision.reason} Its pods first get {wait} s to save."
-        return RepairNodeResult(outcome="RETRY", wait_seconds=wait, reason=reason)
+        return RepairNodeResult(outcome=RepairOutcome.RETRY, wait_seconds=wait, reason=reason)
     return None
 
 
@@ -381,7 +383,10 @@ def _call_provider(step: _Step, context: Context) -> RepairNodeResult:
     if answer in (RepairAnswer.NOT_NOW, RepairAnswer.FAILED):
         reason = f"{decision.reason} The provider answered {answer}."
         return RepairNodeResult(
-            outcome="RETRY", rung=request.rung, wait_seconds=context.policy.repair.retry_seconds, reason=reason
+            outcome=RepairOutcome.RETRY,
+            rung=request.rung,
+            wait_seconds=context.policy.repair.retry_seconds,
+            reason=reason,
         )
     return RepairNodeResult(outcome=RepairOutcome.REQUESTED, rung=request.rung, reason=decision.reason)
 
