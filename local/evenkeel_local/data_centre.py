@@ -24,7 +24,7 @@ from typing import Any, Final, Self
 
 import yaml
 
-from evenkeel_client.client import ApiClient
+from evenkeel_client.client import ApiClient, warn_on_stderr
 from evenkeel_client.context import ApiContext, StaticKey
 from evenkeel_local import ACCOUNT_ID, PROJECT, REGION, gpu_cluster
 from evenkeel_local.deployment import STACK_NAME, Outputs, deploy
@@ -296,11 +296,12 @@ class DataCentre:
             "outputs": self.outputs,
         }
 
-    def client(self) -> ApiClient:
-        """Return an API client with the operator's key."""
+    def client(self, *, warn: Callable[[str], None] = warn_on_stderr) -> ApiClient:
+        """Return an API client with the operator's key. `warn` gets one text for each source of stale facts."""
         key = StaticKey(self.operator.access_key_id, self.operator.secret_access_key)
         url = self.cluster.control_url
-        return ApiClient(ApiContext(FLEET, self.api_url, REGION, key=key, control_url=url, source="the data centre"))
+        context = ApiContext(FLEET, self.api_url, REGION, key=key, control_url=url, source="the data centre")
+        return ApiClient(context, warn=warn)
 
     def context(self) -> dict[str, Any]:
         """Return the context of the command line: the API's address and the operator's key."""

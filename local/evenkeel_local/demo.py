@@ -80,11 +80,19 @@ class DemoOutput:
     def paragraph(self, text: str, *, head: str = "  ") -> None:
         """Print a text after a head. All lines after the first are indented to the width of its beginning."""
         width = max(40, min(self._width, 120))
-        for line in textwrap.wrap(text, width, initial_indent=head, subsequent_indent=" " * len(head)):
+        lines = textwrap.wrap(
+            text,
+            width,
+            initial_indent=head,
+            subsequent_indent=" " * len(head),
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        for line in lines:
             self.line(line)
 
     def step(self, text: str) -> None:
-        self.line(f"  {time.monotonic() - self._began:6.1f}s  {text}")
+        self.paragraph(text, head=f"  {time.monotonic() - self._began:6.1f}s  ")
 
     def show_progress_line(self, text: str) -> None:
         """Replace the progress line on a terminal; print nothing in a pipe."""
@@ -183,7 +191,7 @@ def _run_demo(output: DemoOutput) -> int:
         with contextlib.ExitStack() as running:
             with output.progress(SETUP_STEPS) as step:
                 centre = running.enter_context(DataCentre.start(run_dir, fleet=FleetShape(nodes=5), say=step))
-                client = centre.client()
+                client = centre.client(warn=output.step)
                 step("waiting until every node is validated")
                 await_all_nodes_ready(client, centre)
             output.step(f"{centre.node_count} nodes are validated and in service")
@@ -228,7 +236,9 @@ def _recover(
     output.print_chapter(f"Step {fault_step}: break a GPU of {node}")
     timelines.injected_at = datetime.now(UTC)
     centre.cluster.control("POST", "faults", {"fault": "gpu-xid79", "node": node})
-    output.line(f"  {0:+7.2f}s  node ✖ fault     Xid 79: a GPU has fallen off the bus; the rank on it died")
+    output.paragraph(
+        "Xid 79: a GPU has fallen off the bus; the rank on it died", head=f"  {0:+7.2f}s  node ✖ fault     "
+    )
     incident: dict[str, Any] = {}
 
     def print_entries(until: datetime) -> None:

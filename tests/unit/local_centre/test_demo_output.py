@@ -68,6 +68,17 @@ def test_shortened_timings_are_counted_and_listed_on_demand(
             assert float(local_value) != float(production_value), line
 
 
+def test_step_breaks_no_word_at_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    text = "submitted job-56bjjmxa5s, which saves checkpoints to s3://evenkeel-checkpoints/demo"
+
+    DemoOutput().step(text)
+
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert " ".join(lines).split()[1:] == text.split()
+
+
 def test_next_commands_name_what_exists(capsys: pytest.CaptureFixture[str]) -> None:
     demo._print_next_commands(DemoOutput())
 
