@@ -14,14 +14,16 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 import evenkeel_cli.console
 from evenkeel_cli.commands import lookup
 from evenkeel_cli.console.server import MAX_BODY_BYTES, ConsoleServer
+from tests.fakes.cluster import instance_id
 from tests.unit.api.gateway import FLEET, ApiResponse
+from tests.unit.api.seeds import PLAN_AWAITING_APPROVAL, a_fleet_node, a_job, an_incident, store
 from tests.unit.cli.conftest import CliFixture
 from tests.unit.cli.recovery_fixture import store_running_recovery
 
@@ -326,10 +328,25 @@ def test_change_interrupted_by_a_proxy_takes_effect_once(page_client: ConsolePag
     assert len(cli.gateway.get(f"/v1/clusters/{FLEET}/automation").document["holds"]) == 1
 
 
-def test_console_killed_during_a_change_loses_no_change(cli: CliFixture) -> None:
-    """The API completes the change without the console, and the next console shows it."""
-    hold = {"reason": "a test", "forSeconds": 3600}
-    path = f"/v1/clusters/{FLEET}/automation/hold"
+JOB, NODE, INCIDENT = "jobs/job-0000000001", f"nodes/{instance_id(1)}", "incidents/inc-0000000002"
+KILLED_ACTS = {
+    "hold": (f"clusters/{FLEET}/automation/hold", {"forSeconds": 3600}, "audit"),
+    "cordon": (f"{NODE}/cordon", {}, "audit"),
+    "suspend": (f"{JOB}/suspend", {}, f"{JOB}/timeline"),
+    "cancel": (f"{JOB}/cancel", {}, f"{JOB}/timeline"),
+    "approve": (f"{INCIDENT}/approve", {"decisionId": PLAN_AWAITING_APPROVAL.decision_id}, f"{INCIDENT}/timeline"),
+    "acknowledge": (f"{INCIDENT}/acknowledge", {}, f"{INCIDENT}/timeline"),
+}
+"""Path, fields and record of each act."""
+
+
+@pytest.mark.parametrize(("path", "fields", "record"), KILLED_ACTS.values(), ids=KILLED_ACTS)
+def test_console_killed_during_a_change_loses_no_change(
+    cli: CliFixture, path: str, fields: dict[str, Any], record: str
+) -> None:
+    """The API completes the change without the console. The next console repeats it, and shows it once."""
+    store(cli.gateway.fakes.ledger, a_job(1), a_fleet_node(1), an_incident(2, plan=PLAN_AWAITING_APPROVAL))
+    change = (f"/v1/{path}", {"reason": "a test of kills", **fields})
     arrived, killed = threading.Event(), threading.Event()
     answer_request = cli.answer
 
@@ -345,7 +362,7 @@ def test_console_killed_during_a_change_loses_no_change(cli: CliFixture) -> None
 
         def send() -> None:
             try:
-                first.change(path, hold)
+                first.change(*change)
             except (OSError, http.client.HTTPException) as error:
                 connection_errors.append(error)
 
@@ -359,11 +376,12 @@ def test_console_killed_during_a_change_loses_no_change(cli: CliFixture) -> None
     assert connection_errors, "the page learns that no answer came"
 
     with a_console_process() as (_, second):
-        reply = second.change(path, hold)
-        automation = json.loads(second.send("GET", f"/v1/clusters/{FLEET}/automation").text)
+        reply = second.change(*change)
+        document = json.loads(second.send("GET", f"/v1/{record}").text)
 
-    assert reply.status == 200
-    assert len(automation["holds"]) == 1
+    assert reply.status in {200, 202}, reply.text
+    entries = [entry for entry in document.get("items") or document["entries"] if "a test of kills" in entry["text"]]
+    assert len(entries) == 1, entries
 
 
 @contextlib.contextmanager

@@ -189,6 +189,18 @@ def test_incident_page_shows_the_next_step_and_its_time(cli: CliFixture, page: P
     expect(page.get_by_text(NEXT_STEP).first).to_be_visible()
 
 
+@pytest.mark.parametrize("state", [IncidentState.FAILED, IncidentState.RECOVERED])
+def test_incident_page_names_the_runbook_if_a_person_is_needed(
+    cli: CliFixture, page: Page, state: IncidentState
+) -> None:
+    store(cli.gateway.fakes.ledger, an_incident(2, state=state))
+    open_page(page, "incidents/inc-0000000002")
+
+    expect(page.get_by_text("Opened", exact=True)).to_be_visible()
+    runbook = page.get_by_text("docs/runbooks/incident-needs-person.md")
+    expect(runbook).to_have_count(1 if state is IncidentState.FAILED else 0)
+
+
 def test_incident_page_shows_the_alternatives_of_its_resume_decision(cli: CliFixture, page: Page) -> None:
     store_running_recovery(cli.gateway)
     recovery = a_decision(

@@ -7,6 +7,8 @@ import { Execution } from "./execution.js";
 import { Filter, Pages, emptyText, listPath } from "./lists.js";
 import { IncidentReceipt } from "./receipts.js";
 
+const NEEDS_PERSON = ["WAITING_FOR_PERSON", "JOB_NOT_RESUMED", "FAILED"];
+
 export const INCIDENT_STATES = ["OPEN", "RECOVERING", "BLOCKED", "WAITING_FOR_PERSON", "JOB_NOT_RESUMED", "FAILED", "RECOVERED", "OBSERVED", "STOOD_DOWN"];
 
 export function Incidents({ filters }) {
@@ -45,6 +47,7 @@ export function Incident({ words, shell }) {
             ["Fault", `${found.fault.key}, ${found.severity}`],
             ["Opened", html`<${Time} at=${found.openedAt} />`],
             ["Acknowledged", found.acknowledgement ? html`${found.acknowledgement.by}, <${Time} at=${found.acknowledgement.at} />${found.acknowledgement.reason ? `: ${found.acknowledgement.reason}` : ""}` : found.settledAt ? null : "by nobody yet"],
+            ["Runbook", NEEDS_PERSON.includes(found.state) ? html`<code>docs/runbooks/incident-needs-person.md</code>` : null],
             ["Mode", found.mode],
             ["Execution", html`<code>${found.execution}</code>`],
           ]} />
