@@ -58,6 +58,20 @@ def test_ten_thousand_decisions_of_the_fleet_page_over_months(gateway: Gateway) 
     assert largest_answer < 100_000
 
 
+def test_page_token_of_fleet_survives_the_end_of_a_month(gateway: Gateway) -> None:
+    ledger, clock = gateway.fakes.ledger, gateway.fakes.clock
+    for number in range(1, 4):
+        list_decision(ledger, a_decision(number, JOB, decided_at=A_MOMENT - timedelta(days=10 * (4 - number))))
+    first = gateway.get("/v1/decisions?pageSize=1").document
+    clock.advance(timedelta(days=28).total_seconds())
+    list_decision(ledger, a_decision(4, JOB, decided_at=clock.now()))
+
+    answer = gateway.get(f"/v1/decisions?pageSize=9&nextPageToken={first['nextPageToken']}")
+
+    assert answer.status == 200, answer.text
+    assert [item["decisionId"] for item in answer.document["items"]] == ["dec-0000000002", "dec-0000000001"]
+
+
 def test_fleet_list_shows_each_recorded_decision_once(gateway: Gateway) -> None:
     about_job = a_decision(1, JOB, kind="ADMISSION", facts={"request": "x" * 100_000})
     about_incident = a_decision(2, "inc-0000000001", kind="REPAIR", action="REPLACE")

@@ -74,6 +74,18 @@ def test_page_token_survives_new_events(gateway: Gateway) -> None:
     assert listed_jobs == [f"job-{number:010d}" for number in (5, 4, 3, 2, 1)]
 
 
+def test_page_token_survives_the_end_of_a_month(gateway: Gateway) -> None:
+    for number in range(1, 4):
+        publish_submission(gateway, number, recorded_at=A_MOMENT - timedelta(minutes=10 - number))
+    first = gateway.get("/v1/events?pageSize=1").document
+    gateway.fakes.clock.advance(timedelta(days=28).total_seconds())
+
+    answer = gateway.get(f"/v1/events?nextPageToken={first['nextPageToken']}")
+
+    assert answer.status == 200, answer.text
+    assert [event["subject"] for event in answer.document["items"]] == ["job-0000000002", "job-0000000001"]
+
+
 FILTERS = [
     ("&team=nlp", ["job-0000000002"]),
     ("&subject=job-0000000001", ["job-0000000001"]),

@@ -48,7 +48,7 @@ def list_decisions(filters: DecisionFilter, page: pagination.PageRequest, reader
 
 def _list_fleet(filters: DecisionFilter, page: pagination.PageRequest, reader: Reader, context: Context) -> Json:
     months = tuple(subject_rows.listed_decision_months(context.now))
-    decisions, token = _read_page(months, filters, page, context)
+    decisions, token = _read_page(months, filters, page, context, list_name="DECIDED")
     hidden = _hidden_subjects({decision.subject for decision in decisions}, reader, context.ledger)
     shown = [read_incidents.disclosed_decision(decision, decision.subject not in hidden) for decision in decisions]
     return _list_document(shown, token, is_redacted=shown != decisions) | {
@@ -58,10 +58,15 @@ def _list_fleet(filters: DecisionFilter, page: pagination.PageRequest, reader: R
 
 
 def _read_page(
-    partitions: Sequence[str], filters: DecisionFilter, page: pagination.PageRequest, context: Context
+    partitions: Sequence[str],
+    filters: DecisionFilter,
+    page: pagination.PageRequest,
+    context: Context,
+    *,
+    list_name: str = "",
 ) -> tuple[list[Decision], str]:
     keep = filters.is_match if filters.kinds else None
-    answer = pagination.page_newest_first(context.ledger, Table.INCIDENTS, partitions, page, keep)
+    answer = pagination.page_newest_first(context.ledger, Table.INCIDENTS, partitions, page, keep, list_name=list_name)
     return [decision for _, decision in rows.readable_rows(answer.rows, Decision)], answer.next_token
 
 

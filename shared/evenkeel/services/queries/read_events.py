@@ -56,6 +56,7 @@ def list_events(event_filter: EventFilter, page: pagination.PageRequest, reader:
         page,
         # An older row passes the filter, so that it ends the list and not the rows after it.
         lambda row: row.doc["recordedAt"] < oldest_text or (event_filter.is_match(row) and _is_visible(row, reader)),
+        list_name="EVENT",
     )
     listed = [row for row in answer.rows if row.doc["recordedAt"] >= oldest_text]
     has_ended = len(listed) < len(answer.rows)

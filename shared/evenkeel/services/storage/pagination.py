@@ -74,6 +74,8 @@ def page_newest_first(
     partitions: Sequence[str],
     request: PageRequest,
     keep: Callable[[Row], bool] | None = None,
+    *,
+    list_name: str = "",
 ) -> PageAnswer:
     """Merge the partitions by their sort value, newest first.
 
@@ -83,10 +85,19 @@ def page_newest_first(
     The token holds the cursor of the last row. So a row that was added, or that moved to another partition between two
     pages, is not returned twice and hides no other row.
 
+    Args:
+        ledger: The ledger.
+        table: The table of the partitions.
+        partitions: The partitions.
+        request: The requested page.
+        keep: Selects rows; None = all.
+        list_name: Name of a list whose partitions change with the time. A token is then valid with other partitions.
+
     Raises:
         BadPageToken: this list did not issue the token.
     """
-    return _merge_partitions(ledger, table, partitions, request, keep, is_newest_first=True, prefix="")
+    name = list_name or _name_of(partitions)
+    return _merge_partitions(ledger, table, partitions, request, keep, is_newest_first=True, list_name=name)
 
 
 def page_in_order(
@@ -103,7 +114,14 @@ def page_in_order(
     Raises:
         BadPageToken: this list did not issue the token.
     """
-    return _merge_partitions(ledger, table, [partition], request, keep, is_newest_first=False, prefix=prefix)
+    name = _name_of([partition]) + (prefix and f":{prefix}")
+    return _merge_partitions(
+        ledger, table, [partition], request, keep, is_newest_first=False, list_name=name, prefix=prefix
+    )
+
+
+def _name_of(partitions: Sequence[str]) -> str:
+    return ",".join(sorted(set(partitions)))
 
 
 def _merge_partitions(
@@ -114,10 +132,11 @@ def _merge_partitions(
     keep: Callable[[Row], bool] | None,
     *,
     is_newest_first: bool,
-    prefix: str,
+    list_name: str,
+    prefix: str = "",
 ) -> PageAnswer:
-    list_name = f"{table}:{','.join(sorted(set(partitions)))}{prefix and f':{prefix}'}"
-    after, starts = _read_token(request.page_token, list_name)
+    token_name = f"{table}:{list_name}"
+    after, starts = _read_token(request.page_token, token_name)
     # A filter drops many rows, so small pages would need many calls.
     size = request.size + 1 if keep is None else max(200, request.size + 1)
     streams = [_Stream(ledger, table, name, size, starts.get(name), is_newest_first, prefix) for name in partitions]
@@ -133,7 +152,7 @@ def _merge_partitions(
             continue
         keys.add(row.key)
         if len(rows) == request.size or examined == _MAX_EXAMINED:
-            return PageAnswer(tuple(rows), _write_token(list_name, last, {s.partition: s.page_start for s in streams}))
+            return PageAnswer(tuple(rows), _write_token(token_name, last, {s.partition: s.page_start for s in streams}))
         examined, last = examined + 1, cursor
         if keep is None or keep(row):
             rows.append(row)
