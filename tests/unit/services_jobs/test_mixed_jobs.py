@@ -8,7 +8,7 @@ import pytest
 
 from evenkeel.domain.admission.authority import AdmissionAuthority
 from evenkeel.domain.admission.cycle_snapshot import CycleSnapshot
-from evenkeel.domain.admission.mixed_plan import jobs_to_examine, mixed_facts
+from evenkeel.domain.admission.mixed_plan import jobs_to_examine, mixed_facts, spending_without_leaving
 from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
 from evenkeel.domain.capacity.run_times import run_times_of
 from evenkeel.domain.capacity.shortages import Shortages
@@ -21,6 +21,7 @@ from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.jobs.workload_kind import WorkloadKind
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_section import Mode
+from evenkeel.domain.quotas.budgets import expected_remaining_cost
 from evenkeel.domain.quotas.spending import usage_by_period
 from evenkeel.domain.quotas.teams import TeamSetup
 from evenkeel.domain.renting.candidates import PlacementContext
@@ -104,6 +105,10 @@ class MixedScenario(RentalScenario):
         cluster.claimed = {name: claim for name, claim in cluster.claimed.items() if claim[1].node_name not in names}
         for name in names:
             cluster.remove_node(name)
+
+    def set_fleet_cap(self, micros_per_hour: int) -> None:
+        burst = self.policy.burst.replace(fleet_cap_micros_per_hour=micros_per_hour)
+        self.policy = self.scenario.policy = self.policy.replace(burst=burst)
 
     def add_committed_node(self, number: int) -> None:
         """Add an idle committed node."""
@@ -569,8 +574,7 @@ def test_lowered_cap_drops_the_rented_part_alone() -> None:
     mixed = MixedScenario()
     job = mixed.run_mixed()
     base = mixed.scenario.attempt(job.job_id, 1).node_names
-    burst = mixed.policy.burst.replace(fleet_cap_micros_per_hour=1_000_000)
-    mixed.policy = mixed.scenario.policy = mixed.policy.replace(burst=burst)
+    mixed.set_fleet_cap(1_000_000)
 
     mixed.scenario.run_scheduling_cycle()
     stopping = mixed.scenario.job(job.job_id)
@@ -589,6 +593,72 @@ def test_lowered_cap_drops_the_rented_part_alone() -> None:
     record = mixed.recorded("RESIZE")[-1]
     assert record.action == "SHRINK"
     assert not replay(record, mixed.policy).differs_from(record)
+
+
+def test_dropped_part_does_not_join_again_before_its_late_release() -> None:
+    mixed = MixedScenario()
+    job = mixed.run_mixed()
+    mixed.set_fleet_cap(1_000_000)
+    mixed.scenario.run_scheduling_cycle()
+    mixed.stop_attempt(job.job_id, 20)
+    mixed.start_next_attempt(job.job_id)
+    mixed.world.clock.advance(3600)
+
+    mixed.scenario.run_scheduling_cycle()
+
+    assert mixed.rental(job.job_id).state is RentalState.READY
+    assert mixed.scenario.job(job.job_id).stop_request is None
+
+
+def test_late_release_of_one_part_drops_no_second_part() -> None:
+    mixed, dropped, kept = drop_one_of_two_parts()
+
+    mixed.scenario.run_scheduling_cycle()
+
+    assert mixed.rental(dropped).state is RentalState.READY
+    assert [mixed.scenario.job(job_id).rented_nodes for job_id in (dropped, kept)] == [0, 1]
+    assert mixed.scenario.job(kept).stop_request is None
+
+
+def test_late_release_of_a_part_leaves_the_budget_covered() -> None:
+    mixed, dropped, kept = drop_one_of_two_parts()
+    jobs = {job_id: mixed.scenario.job(job_id) for job_id in (dropped, kept)}
+    rentals = {job_id: mixed.rental(job_id) for job_id in (dropped, kept)}
+    snapshot = CycleSnapshot(
+        pending={},
+        elastic=jobs,
+        live_charges=charge_rows.load_charges(mixed.world.ledger).live,
+        rental_book=RentalBook(rentals=tuple(rentals.values()), budgets_left={"red": -1}),
+    )
+    now = mixed.world.clock.now()
+
+    limits = spending_without_leaving(jobs[kept], snapshot, mixed.policy, now)
+
+    to_pay = expected_remaining_cost(rentals[dropped], now)
+    assert to_pay > 0
+    assert limits.team_budget_left_parts == to_pay - 1
+
+
+def drop_one_of_two_parts() -> tuple[MixedScenario, str, str]:
+    """Return two jobs after a cap fell: one on its base with unreleased rented nodes, and one with both parts."""
+    mixed, jobs = two_jobs_of_one_user(limit=32)
+    for _ in range(2):
+        mixed.let_nodes_join()
+    for _ in range(2):
+        mixed.world.clock.advance(1)
+        mixed.scenario.run_scheduling_cycle()
+    for job_id in jobs:
+        mixed.stop_attempt(job_id)
+    for job_id in jobs:
+        mixed.start_next_attempt(job_id)
+    rates = {job_id: mixed.rental(job_id).offer.micros_per_node_hour for job_id in jobs}
+    dropped, kept = sorted(jobs, key=lambda job_id: -rates[job_id])
+    mixed.set_fleet_cap(rates[kept])
+    mixed.scenario.run_scheduling_cycle()
+    mixed.stop_attempt(dropped, 20)
+    mixed.start_next_attempt(dropped)
+    mixed.world.clock.advance(60)
+    return mixed, dropped, kept
 
 
 def test_rented_part_without_measured_gain_is_released_once() -> None:
@@ -618,8 +688,7 @@ def test_rented_part_without_measured_gain_is_released_once() -> None:
 def test_recommend_mode_drops_no_rented_part_and_records_it_once() -> None:
     mixed = MixedScenario()
     job = mixed.run_mixed()
-    burst = mixed.policy.burst.replace(fleet_cap_micros_per_hour=1_000_000)
-    mixed.policy = mixed.scenario.policy = mixed.policy.replace(burst=burst)
+    mixed.set_fleet_cap(1_000_000)
     mixed.mode = mixed.scenario.mode = Mode.RECOMMEND
     before = len(mixed.recorded("RESIZE"))
 

@@ -25,9 +25,10 @@ from evenkeel.domain.jobs.attempt import RentedPart, run_seconds
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.policy import Policy
+from evenkeel.domain.quotas.budgets import expected_remaining_cost
 from evenkeel.domain.quotas.spending import usage_limits
 from evenkeel.domain.renting.candidates import PlacementContext, job_demand, rented_candidate, risk_limits
-from evenkeel.domain.renting.cost import CandidatePool
+from evenkeel.domain.renting.cost import CandidatePool, SpendLimits
 from evenkeel.domain.renting.mixed import (
     Base,
     DropFacts,
@@ -38,7 +39,7 @@ from evenkeel.domain.renting.mixed import (
     why_not_joinable,
 )
 from evenkeel.domain.renting.rental import Rental, RentalState
-from evenkeel.domain.renting.rental_book import RentalAllocation, RentalBook, spend_limits
+from evenkeel.domain.renting.rental_book import RentalBook, spend_limits
 
 _MAX_EXAMINED = 8
 """Maximum jobs for which one cycle compares mixed options."""
@@ -277,6 +278,8 @@ def plan_join(snapshot: CycleSnapshot, policy: Policy) -> PlannedResize | None:
         job, charge = snapshot.elastic.get(rental.job_id), charges.get(rental.job_id)
         if job is None or charge is None or not _runs_on_base_alone(job, charge) or job.rentals != rental.number:
             continue
+        if not rental.joins_attempt_of(charge.admitted_at):
+            continue  # the job released these nodes
         request = AdmissionRequest.of(job).with_nodes(len(charge.node_names)).with_per_node(charge.per_node)
         if _part_for(request, job, rental, snapshot, policy) is None:
             continue
@@ -469,12 +472,7 @@ def plan_drop(
             resize_seconds=elastic.resize_seconds,
             closed_nodes=_closed_nodes(rental, snapshot),
             may_stop_to_save=not (job.resized_at and now < job.resized_at + timedelta(seconds=elastic.snooze_seconds)),
-            spending=spend_limits(
-                job.spec.team,
-                _staying_allocations(snapshot),
-                policy.burst,
-                snapshot.rental_book.budgets_left.get(job.spec.team),
-            ),
+            spending=spending_without_leaving(job, snapshot, policy, now),
         )
         decision = decide_drop(drop)
         if decision.is_dropped:
@@ -503,16 +501,28 @@ def _closed_nodes(rental: Rental, snapshot: CycleSnapshot) -> tuple[str, ...]:
     )
 
 
-def _staying_allocations(snapshot: CycleSnapshot) -> tuple[RentalAllocation, ...]:
-    """Return the shares of caps of the rentals that no job releases yet."""
-    leaving = {job_id for job_id, job in snapshot.elastic.items() if job.is_migrating_back}
-    staying = {
-        rental.name
-        for rental in snapshot.rental_book.rentals
-        if rental.state.hosts_holder and rental.job_id not in leaving
-    }
-    return tuple(
+def spending_without_leaving(job: Job, snapshot: CycleSnapshot, policy: Policy, now: datetime) -> SpendLimits:
+    """Return the caps and the budget of a job's team, with the rents of the rentals that no job releases yet."""
+    leaving = {rental.name: rental for rental in snapshot.rental_book.rentals if _is_leaving(rental, snapshot)}
+    staying = {rental.name for rental in snapshot.rental_book.rentals if rental.state.hosts_holder} - leaving.keys()
+    allocations = [
         allocation
         for allocation in snapshot.rental_book.allocations
         if f"{allocation.job_id}-b{allocation.number}" in staying
-    )
+    ]
+    team = job.spec.team
+    budget_left = snapshot.rental_book.budgets_left.get(team)
+    if budget_left is not None:
+        budget_left += sum(expected_remaining_cost(rental, now) for rental in leaving.values() if rental.team == team)
+    return spend_limits(team, allocations, policy.burst, budget_left)
+
+
+def _is_leaving(rental: Rental, snapshot: CycleSnapshot) -> bool:
+    """Whether the job of a rental releases it: it is asked to stop for that, or its next attempt runs without it."""
+    job = snapshot.known_job(rental.job_id)
+    if job is not None and job.is_migrating_back:
+        return True
+    if not rental.joins_base:
+        return False
+    charge = next((charge for charge in snapshot.live_charges if charge.job_id == rental.job_id), None)
+    return charge is not None and charge.rented_part is None and not rental.joins_attempt_of(charge.admitted_at)

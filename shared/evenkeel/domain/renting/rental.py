@@ -189,6 +189,13 @@ class Rental(Value):
         node_names = attempt.rented_part.node_names if attempt.rented_part else attempt.node_names
         return bool(node_names) and attempt.cluster == self.offer.cluster and set(node_names) <= set(self.node_names)
 
+    def joins_attempt_of(self, admitted_at: datetime | None) -> bool:
+        """Whether an attempt was admitted to its base before the nodes that join it were ready.
+
+        A later attempt on the base alone has released them.
+        """
+        return self.joins_base and (admitted_at is None or admitted_at <= (self.handed_over_at or self.begun_at))
+
     def with_offer(self, **changes: object) -> "Rental":
         """Return the rental with its current offer changed."""
         return self.replace(offers=(*self.offers[:-1], self.offer.replace(**changes)))

@@ -172,7 +172,7 @@ def _why_used_by_no_attempt(rental: Rental, job: Job, attempt: Attempt | None, k
 
 def is_base(rental: Rental, attempt: Attempt) -> bool:
     """Whether an attempt was admitted to its base before the nodes that join it were ready."""
-    return rental.joins_base and attempt.admitted_at <= (rental.handed_over_at or rental.begun_at)
+    return rental.joins_attempt_of(attempt.admitted_at)
 
 
 def _is_stopping_to_join(job: Job, attempt: Attempt) -> bool:

@@ -124,7 +124,7 @@ def _name_of(partitions: Sequence[str]) -> str:
     return ",".join(sorted(set(partitions)))
 
 
-def _merge_partitions(
+def _merge_partitions(  # noqa: PLR0913 - what to read, in which order, and under which name
     ledger: Ledger,
     table: Table,
     partitions: Sequence[str],
