@@ -282,6 +282,18 @@ def test_uncordon_plan_is_refused_for_a_cordon_from_outside_evenkeel(gateway: Ga
     assert (answer.status, answer.document["code"]) == (409, "CORDONED_BY_PERSON")
 
 
+def test_hold_plan_warns_that_scheduling_starts_again(gateway: Gateway) -> None:
+    hold, body = "clusters/laptop/automation/hold", {"reason": "x", "forSeconds": 1800}
+    gateway.post(f"/v1/{hold}", {**body, "stopsScheduling": True}, key="k1")
+
+    narrower = plan_of(gateway, hold, **body).document
+    same = plan_of(gateway, hold, **body, stopsScheduling=True).document
+
+    warning = "Scheduling starts again, because this hold replaces a hold on scheduling."
+    assert warning in narrower["effects"]
+    assert warning not in same["effects"]
+
+
 def test_hold_plan_names_its_end_and_the_replaced_hold(gateway: Gateway) -> None:
     store(gateway.fakes.ledger, a_fleet_node(1))
     hold, body = "clusters/laptop/automation/hold", {"reason": "x", "forSeconds": 1800}

@@ -61,8 +61,10 @@ def hold_effects(hold: Hold, in_force: Sequence[Hold]) -> tuple[str, ...]:
     if hold.stops_scheduling:
         what = "No repair, job stop, admission, preemption, resize or rental starts"
     replaced = next((other for other in in_force if other.scope == hold.scope), None)
+    restarts = replaced is not None and replaced.stops_scheduling and not hold.stops_scheduling
     return (
         f"{what}{hold.scope_text} until {hold.until:%Y-%m-%d %H:%M}Z.",
+        *(["Scheduling starts again, because this hold replaces a hold on scheduling."] if restarts else ()),
         "Steps that have begun still finish. Cordons of faulty nodes continue, and a hold never blocks an uncordon.",
         *([f"It replaces the hold of {replaced.by} until {replaced.until:%Y-%m-%d %H:%M}Z."] if replaced else ()),
     )
