@@ -236,6 +236,14 @@ def test_every_alarm_and_widget_reads_an_emitted_metric(
         assert how.get("Unit", units[series]) == units[series], name
 
 
+def test_no_two_alarms_watch_the_same_metric() -> None:
+    assert {name for name, alarm in ALARMS.items() if not alarm.keys() & {"MetricName", "Metrics"}} == set()
+    single = [alarm for alarm in ALARMS.values() if "Metrics" not in alarm]
+    watched = Counter((alarm["Namespace"], alarm["MetricName"], repr(alarm.get("Dimensions"))) for alarm in single)
+
+    assert [series for series, count in watched.items() if count > 1] == []
+
+
 @pytest.mark.parametrize("function", sorted(FUNCTIONS))
 def test_every_metric_has_exactly_its_declared_dimensions(
     function: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
