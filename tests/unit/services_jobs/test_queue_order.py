@@ -1,12 +1,18 @@
 from datetime import timedelta
+from itertools import product
 from typing import Any
 
+from evenkeel.domain.admission.admission_input import AdmissionInput
+from evenkeel.domain.admission.admission_request import AdmissionRequest
+from evenkeel.domain.admission.team_queues import TeamQueues
+from evenkeel.domain.economics.economy_policy import EconomyPolicy
 from evenkeel.domain.jobs.job import Job, JobState
+from evenkeel.domain.quotas.teams import Team, TeamSetup
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Put, Table
 from evenkeel.services.storage import job_rows
 from tests.fakes.ledger import InMemoryLedger
-from tests.unit.scheduling.builders import NOW, a_job
+from tests.unit.scheduling.builders import NOW, a_job, a_spec
 
 
 def a_queued_job(number: int, **changes: Any) -> Job:
@@ -50,3 +56,32 @@ def test_started_job_leaves_its_queue() -> None:
     row = job_rows.job_row(a_queued_job(1, queue="red", priority=3).replace(state=JobState.RUNNING), 0)
 
     assert row.state == ("JOB#RUNNING", f"{rfc3339(NOW)}#job-1")
+
+
+def jobs_of_every_order(**changes: Any) -> list[Job]:
+    """Return jobs with all combinations of priority and times, and with ids in another order."""
+    times = (NOW, NOW + timedelta(microseconds=1), NOW + timedelta(seconds=1))
+    orders = product((-(2**31), -1, 0, 9, 10, 2**31 - 1), times, (None, *times), (False, True))
+    return [
+        a_queued_job(number * 37 % 144, priority=priority, submitted_at=submitted_at, queued_at=queued_at, **changes)
+        for number, (priority, submitted_at, queued_at, _) in enumerate(orders)
+    ]
+
+
+def test_stored_queue_has_the_order_of_the_queue_engine() -> None:
+    groups = [{"ml.p5.48xlarge": {"nvidia.com/gpu": 16}}]
+    team = Team.model_validate({"name": "red", "namespace": "red", "queue": {"cohort": "fleet", "groups": groups}})
+    queues = TeamQueues(AdmissionInput(setup=TeamSetup(teams=(team,))), EconomyPolicy(), NOW)
+    jobs = jobs_of_every_order(queue="red", spec=a_spec(team="red"))
+
+    def engine_order(job: Job) -> tuple[int, float, str, str]:
+        return queues.to_kueue(AdmissionRequest.of(job)).to_workload(job.priority).order
+
+    assert sorted(jobs, key=job_rows.queue_order) == sorted(jobs, key=engine_order)
+
+
+def test_stored_queue_without_teams_has_the_order_of_admission() -> None:
+    jobs = jobs_of_every_order()
+
+    by_admission = sorted(jobs, key=lambda job: AdmissionRequest.of(job).queue_order_key)
+    assert sorted(jobs, key=job_rows.queue_order) == by_admission
