@@ -167,6 +167,19 @@ def test_extension_guide_names_every_file_that_names_a_market() -> None:
     assert [name for name in files_with_market if f"`{name}`" not in guide] == []
 
 
+def test_extension_guide_lists_every_file_that_names_node_owner() -> None:
+    guide = (DOCS / "extend.md").read_text("utf-8")
+    section = guide.partition("### Add a node provider")[2].partition("\n### ")[0]
+    step = section.partition("**Owner.**")[2].partition("**Call.**")[0]
+    files_with_owner = {
+        str(path.relative_to(PROJECT))
+        for path in (PROJECT / "shared").rglob("*.py")
+        if re.search(r"\bNodeOwner\b", path.read_text("utf-8"))
+    }
+
+    assert {name for name in _CODE.findall(step) if "/" in name} == files_with_owner
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(PROJECT)))
 def test_every_link_target_exists(page: Path) -> None:
     links = _LINK.findall(page.read_text("utf-8"))
