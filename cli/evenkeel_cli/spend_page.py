@@ -51,7 +51,7 @@ def draw_spend(out: Printer, document: Json, by: SpendGroupBy) -> None:
     out.line()
     rows = [*_group_sums(document["items"], by), ("all", "", document["total"])]
     columns = [
-        Column("TEAM", 0),
+        Column("TEAM", 0, may_shrink=True),
         *([] if by is SpendGroupBy.TEAM else [Column(by.upper(), 1, may_shrink=True)]),
         Column("JOBS", lambda row: UNKNOWN if row[2]["jobs"] is None else row[2]["jobs"], is_right=True),
         Column("GPU-HOURS", lambda row: gpu_hours(row[2]["gpuHours"]), is_right=True),

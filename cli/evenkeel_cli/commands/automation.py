@@ -188,7 +188,7 @@ def _draw_automation(out: Printer, automation: Json) -> None:
         scope = " ".join(filter(None, (rule["faultClass"], f"in pool {rule['pool']}" if rule["pool"] else "")))
         out.line(f"      at most {rule['mode']} for {scope}")
     for hold in automation["holds"]:
-        out.line(out.with_glyph("warn", f"held{_scope_text(hold)} by {hold['by']}, until {hold['until'][:19]}Z"))
+        out.paragraph(out.with_glyph("warn", f"held{_scope_text(hold)} by {hold['by']}, until {hold['until'][:19]}Z"))
         out.paragraph(hold["reason"], indent="  ")
         out.next_command(f"evenkeel automation release{scope_options(hold)}")
     if not automation["holds"]:

@@ -91,10 +91,10 @@ def draw_status(out: Printer, status: Json, *, is_wide: bool = False) -> None:
     for hold in automation["holds"]:
         where = hold["instanceId"] or hold["pool"]
         scope = f"{where} by" if where else "everything, by" if hold.get("stopsScheduling") else "by"
-        out.line(f"{out.bold('HELD')}    {scope} {hold['by']}, until {hold['until'][:19]}Z: {hold['reason']}")
+        _print_titled(out, "HELD", f"{scope} {hold['by']}, until {hold['until'][:19]}Z: {hold['reason']}")
     for cordon in status["cordons"]:
         why = f": {cordon['reason']}" if cordon["reason"] else ""
-        out.line(f"{out.bold('CORDONED')} {cordon['instanceId']} by {cordon['by']}, {out.time_text(cordon['at'])}{why}")
+        _print_titled(out, "CORDONED", f"{cordon['instanceId']} by {cordon['by']}, {out.time_text(cordon['at'])}{why}")
     _print_next_steps(out, status)
 
 
@@ -171,11 +171,20 @@ def _print_nodes(out: Printer, nodes: Json) -> None:
     _print_section(out, "NODES", rows)
 
 
+def _print_titled(out: Printer, title: str, text: str) -> None:
+    """Print a title and a text, which continues below its beginning if the line is too long."""
+    out.table([Column("", 0), Column("", 1, wraps=True)], [[f"{out.bold(title)}{' ' * (6 - len(title))}", text]])
+
+
 def _print_section(out: Printer, title: str, rows: Sequence[Sequence[str]]) -> None:
     """Print rows beside the title of their section."""
     titles = [f"{out.bold(title)}{' ' * (6 - len(title))}", *[""] * (len(rows) - 1)]
-    columns = [Column("", index, is_right=index > 1 and len(rows[0]) > 2) for index in range(len(rows[0]) + 1)]
-    out.table(columns, [(head, *row) for head, row in zip(titles, rows, strict=True)], is_wide=True)
+    is_name_and_text = len(rows[0]) == 2
+    columns = [
+        Column("", index, is_right=index > 1 and not is_name_and_text, wraps=index == 2 and is_name_and_text)
+        for index in range(len(rows[0]) + 1)
+    ]
+    out.table(columns, [(head, *row) for head, row in zip(titles, rows, strict=True)], is_wide=not is_name_and_text)
 
 
 def _print_gpus(out: Printer, gpus: Json) -> None:

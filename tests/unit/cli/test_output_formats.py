@@ -9,6 +9,7 @@ import yaml
 
 from evenkeel_cli.main import NOUNS
 from tests.fakes.cluster import instance_id
+from tests.unit.api.gateway import FLEET
 from tests.unit.cli.busy_fleet import store_busy_fleet
 from tests.unit.cli.conftest import CliFixture
 
@@ -79,3 +80,16 @@ def test_watched_read_prints_a_json_object_on_each_line(
 
     assert (result.exit_code, "Stopped watching." in result.err) == (130, True)
     assert len([json.loads(line) for line in result.out.splitlines()]) == 2
+
+
+@pytest.mark.parametrize(
+    "command", ["status", "automation show", "teams ls", "teams spend", "audit ls", "incidents ls"]
+)
+def test_pages_of_a_busy_fleet_fit_80_columns(cli: CliFixture, command: str) -> None:
+    store_busy_fleet(cli.gateway)
+    hold = {"reason": "Too many repairs in this rack.", "forSeconds": 3600, "stopsScheduling": True}
+    assert cli.gateway.post(f"/v1/clusters/{FLEET}/automation/hold", hold, key="stop").status == 200
+
+    shown = cli.run(*command.split(), terminal=True).out
+
+    assert [line for line in shown.splitlines() if len(line) > 80] == []
