@@ -33,6 +33,7 @@ The engine's own interpreter runs it, so it cannot import this project. The corr
   code only. Here it ends those of every version; a write that changes a setting does not.
 * The SAM transform did not get the parameters of the stack, so no new id published a version of a function. On AWS it
   gets them.
+* An update with another description made another REST API, with another URL. On AWS the API keeps its id. Here, too.
 * No caller could put events of AWS's own sources. On AWS the services can. Here an IAM user whose name starts with
   `SERVICE_PREFIX` can; other callers are refused, as on AWS.
 """
@@ -354,6 +355,23 @@ def transform_with_parameters() -> None:
     transform.transform = translate_with_parameters
 
 
+def keep_api_ids() -> None:
+    """Import a changed description into the REST API that exists. The engine made another API and deleted the first."""
+    apis, handlers = provisioners._apigw_v1, provisioners._RESOURCE_HANDLERS["AWS::ApiGateway::RestApi"]
+    update = handlers["update"]
+
+    def update_in_place(api_id: str, old: Document, new: Document, stack: str, logical_id: str = "") -> Any:
+        if new.get("Body") == old.get("Body"):
+            return update(api_id, old, new, stack, logical_id)
+        imported_id, _ = handlers["create"](logical_id or api_id, new, stack)
+        apis._rest_apis[api_id] = {**apis._rest_apis.pop(imported_id), "id": api_id}
+        for table in (apis._resources, apis._authorizers_v1, apis._models):
+            table[api_id] = table.pop(imported_id, {})
+        return api_id, provisioners._apigw_rest_api_attrs(api_id)
+
+    handlers["update"] = update_in_place
+
+
 def _create_version(_logical_id: str, properties: Document, _stack: str) -> tuple[str, Document]:
     document = {"stateMachineArn": properties["StateMachineArn"], "description": properties.get("Description", "")}
     arn = _answer_body(stepfunctions._publish_state_machine_version(document))["stateMachineVersionArn"]
@@ -565,6 +583,7 @@ if __name__ == "__main__":
     share_layers()
     version_workflows()
     transform_with_parameters()
+    keep_api_ids()
     end_processes_of_every_version()
     if os.environ.pop(PLAIN_WORKERS, None) is None:
         fork_workers()

@@ -331,3 +331,27 @@ def test_handler_error_keeps_its_name_and_the_process(deployer: Credentials, mak
     )
     assert "Odd: as it was said" in base64.b64decode(failed["LogResult"]).decode()
     assert after == before
+
+
+def test_updated_api_keeps_its_id_and_answers_new_paths(deployer: Credentials) -> None:
+    client, name = deployer.client("cloudformation"), "updated-api"
+
+    def template(*paths: str) -> str:
+        answer = {"x-amazon-apigateway-integration": {"type": "MOCK"}}
+        body = {"info": {"title": name}, "paths": {path: {"get": answer} for path in paths}}
+        properties = {"Name": name, "Body": body}
+        api = {"Type": "AWS::ApiGateway::RestApi", "Properties": properties}
+        return json.dumps({"Resources": {"Api": api}, "Outputs": {"Id": {"Value": {"Ref": "Api"}}}})
+
+    def api_id() -> str:
+        return str(client.describe_stacks(StackName=name)["Stacks"][0]["Outputs"][0]["OutputValue"])
+
+    client.create_stack(StackName=name, TemplateBody=template("/jobs"))
+    client.get_waiter("stack_create_complete").wait(StackName=name, WaiterConfig={"Delay": 1})
+    before = api_id()
+    client.update_stack(StackName=name, TemplateBody=template("/jobs", "/nodes"))
+    client.get_waiter("stack_update_complete").wait(StackName=name, WaiterConfig={"Delay": 1})
+
+    resources = deployer.client("apigateway").get_resources(restApiId=before)["items"]
+    assert api_id() == before
+    assert {resource["path"] for resource in resources} >= {"/jobs", "/nodes"}
