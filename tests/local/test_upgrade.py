@@ -6,9 +6,11 @@ second case.
 """
 
 import json
+import os
 import re
 import shutil
 import subprocess
+import sys
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +25,7 @@ from evenkeel_local.data_centre import DataCentre
 from evenkeel_local.deployment import STACK_NAME, deploy
 from evenkeel_local.drills import SETTLED, TrainingWork
 from tests.local import signals
+from tests.local.conftest import EARLIER_POLICIES
 from tests.local.training import TrainingJob, with_all_nodes_in_service
 from tests.waiting import until
 from tools import rollback
@@ -59,7 +62,9 @@ def first_release(request: pytest.FixtureRequest, data_centre: DataCentre) -> It
     if request.param == "this tree":
         yield request.param
         return
-    upgrade(data_centre, _release_of_commit(request.param))
+    release = _release_of_commit(request.param)
+    EARLIER_POLICIES.add(_policy_hash(release.parent))
+    upgrade(data_centre, release)
     yield request.param
     upgrade(data_centre, PROJECT / "template.yaml")
 
@@ -78,6 +83,16 @@ def _release_of_commit(commit: str) -> Path:
     with tarfile.open(archive) as files:
         files.extractall(folder, filter="data")
     return folder / "template.yaml"
+
+
+def _policy_hash(release: Path) -> str:
+    """Return the hash of the data centre's policy, as the code of a release computes it."""
+    program = "from evenkeel.runtime.wiring import load_policy; print(load_policy('local').hash)"
+    environment = {"PYTHONPATH": str(release / "shared"), "PATH": os.environ["PATH"]}
+    ended = subprocess.run(
+        [sys.executable, "-c", program], cwd=release, env=environment, capture_output=True, check=True, text=True
+    )
+    return ended.stdout.strip()
 
 
 @pytest.fixture

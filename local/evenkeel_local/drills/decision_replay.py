@@ -1,6 +1,6 @@
 """Replay every decision that the data centre recorded."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from evenkeel.adapters.dynamo_ledger import DynamoLedger, document_of
@@ -13,13 +13,21 @@ from evenkeel.services.storage.facts_of_decisions import with_facts
 from evenkeel_local.data_centre import DataCentre
 
 
-def replay_mismatches(centre: DataCentre) -> list[str]:
-    """Return the decisions that do not replay to their recorded answer, with the difference."""
+def replay_mismatches(centre: DataCentre, earlier_policies: Collection[str] = ()) -> list[str]:
+    """Return the decisions that do not replay to their recorded answer, with the difference.
+
+    Args:
+        centre: The data centre.
+        earlier_policies: Hashes of the policies of earlier releases. Only the code of these releases can load them, so
+            their decisions are left out.
+    """
     base = load_policy("local")
     changes_made = [doc["change"]["changes"] for _, doc in incident_rows(centre, "POLICY#") if "change" in doc]
     policies = {policy.hash: policy for policy in (base, *(changed(base, changes) for changes in changes_made))}
     mismatches = []
     for key, record in recorded_decisions(centre):
+        if record.policy_hash in earlier_policies:
+            continue
         try:
             differs = replay(record, policies.get(record.policy_hash, base)).differs_from(record)
         except CannotReplayError as error:
