@@ -45,7 +45,7 @@ def hold(  # noqa: PLR0913, PLR0917 - options, each given by its name
     key: lookup.KeyOption = None,
     output: lookup.ResultOption = OutputFormat.TABLE,
 ) -> None:
-    """Show what a hold stops, ask, and hold repairs and job stops for a time.
+    """Show the plan, ask, and hold repairs and job stops for a time.
 
     Steps that have started still finish. `stop` holds everything, and asks nothing.
     """

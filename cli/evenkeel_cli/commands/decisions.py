@@ -33,7 +33,7 @@ def list_decisions(
     watch: lookup.WatchOption = False,
     output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """List the decisions about the fleet, a job or an incident, newest first."""
+    """List decisions about the fleet, a job or an incident, newest first."""
     client = lookup.current_client()
     subject_id = None if subject is None else _find_subject(client, subject)
     kinds = kind and kind.upper().replace("-", "_")
