@@ -4,6 +4,7 @@ import functools
 import importlib
 import json
 import re
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +26,8 @@ ANA = f"arn:aws:sts::{ACCOUNT}:assumed-role/Researcher/ana"
 FLEET = "laptop"
 
 Json = dict[str, Any]
+
+_ONE_EVENT_AT_A_TIME = threading.RLock()
 
 
 class _Template(yaml.SafeLoader):
@@ -167,7 +170,9 @@ class Gateway:
         }
         handler = importlib.import_module(f"functions.{route.function}.handler").handler
         context = SimpleNamespace(function_name=route.function, aws_request_id="invocation-1")
-        with wiring.use_ports(self.world):
+        # An execution environment of Lambda gets one event at a time. The resolver of a function keeps the current
+        # event, so two threads would exchange their answers.
+        with _ONE_EVENT_AT_A_TIME, wiring.use_ports(self.world):
             answer = handler(event, context)
         response_headers = {name: ",".join(values) for name, values in (answer.get("multiValueHeaders") or {}).items()}
         response_headers |= answer.get("headers") or {}

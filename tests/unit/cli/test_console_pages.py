@@ -99,12 +99,17 @@ def console(cli: CliFixture) -> Iterator[ConsoleServer]:
 
 
 @pytest.fixture
-def page(chromium: Browser, console: ConsoleServer) -> Iterator[Page]:
+def browser_errors() -> list[str]:
+    """Errors of scripts, and requests to other addresses. A test that expects an error clears the list."""
+    return []
+
+
+@pytest.fixture
+def page(chromium: Browser, console: ConsoleServer, browser_errors: list[str]) -> Iterator[Page]:
     """A signed-in page. The test fails after a script error or a request to another address."""
     context = chromium.new_context(viewport={"width": 1280, "height": 800})
     opened = context.new_page()
     opened.set_default_timeout(20_000)
-    browser_errors: list[str] = []
     console_url = f"http://127.0.0.1:{console.server_port}/"
     opened.on("pageerror", lambda error: browser_errors.append(str(error)))
     opened.on(
@@ -472,6 +477,28 @@ def test_costs_page_of_an_older_stack_shows_the_rest(cli: CliFixture, page: Page
         expect(chart).to_contain_text("the stack is older than this console")
     else:
         expect(chart.get_by_role("img")).to_be_visible()
+
+
+def test_unexpected_answer_stops_only_its_own_panel(
+    cli: CliFixture, page: Page, browser_errors: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store_busy_fleet(cli.gateway)
+    usual, empty = cli.answer, ApiResponse(200, {"Content-Type": "application/json"}, "{}")
+    monkeypatch.setattr(
+        cli, "answer", lambda *request: empty if request[1].startswith("/v1/incidents") else usual(*request)
+    )
+
+    open_page(page, "nodes")
+    page.evaluate("location.hash = '#/'")
+
+    incidents = page.get_by_role("region", name="Incidents", exact=True)
+    expect(incidents.get_by_role("alert")).to_contain_text("cannot show this answer")
+    expect(page.get_by_role("region", name="Capacity")).to_contain_text("GPUs")
+    monkeypatch.setattr(cli, "answer", usual)
+    expect(incidents.get_by_role("alert")).to_have_count(0)
+    expect(incidents.get_by_role("listitem").first).to_be_visible()
+    assert set(browser_errors) == {"Cannot read properties of undefined (reading 'length')"}
+    browser_errors.clear()
 
 
 def test_panels_are_marked_stale_while_the_api_fails(

@@ -2,7 +2,7 @@
 import { html, render, useEffect, useLayoutEffect, useState } from "./vendor/htm-preact-standalone-3.1.1.js";
 import { Problem, change, planOf, read, session, useLive } from "./api.js";
 import { clockTime, counted, route } from "./format.js";
-import { Acts, State } from "./widgets.js";
+import { Acts, Guard, State } from "./widgets.js";
 import { Overview, releaseAct } from "./pages/overview.js";
 import { Incident, Incidents } from "./pages/incidents.js";
 import { Job, Jobs, Queue } from "./pages/jobs.js";
@@ -55,9 +55,9 @@ function Console({ shell }) {
     document.title = `${words.at(-1) || "Overview"} · ${fleet || "Evenkeel"}`;
   });
   return html`<a class="skip" href="#main" onClick=${(event) => { event.preventDefault(); document.getElementById("main").focus(); }}>Skip to the content</a>
-    <${TopBar} status=${status} shell=${{ ...shell, fleet }} current=${words[0] || ""} onHelp=${() => setHelp(true)} />
+    <${Guard}><${TopBar} status=${status} shell=${{ ...shell, fleet }} current=${words[0] || ""} onHelp=${() => setHelp(true)} /><//>
     <main id="main" tabindex="-1">${View
-      ? html`<${View} key=${words.join("/")} words=${words} filters=${filters} status=${status} shell=${{ ...shell, fleet }} />`
+      ? html`<${Guard} key=${words.join("/")}><${View} words=${words} filters=${filters} status=${status} shell=${{ ...shell, fleet }} /><//>`
       : html`<p class="empty">There is no page ${words.join("/")}. <a href="#/">Overview</a></p>`}</main>
     ${isHelp ? html`<${Help} onClose=${() => setHelp(false)} />` : null}`;
 }

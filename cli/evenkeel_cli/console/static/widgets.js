@@ -1,5 +1,5 @@
 // Parts that several pages share.
-import { html, useEffect, useRef, useState } from "./vendor/htm-preact-standalone-3.1.1.js";
+import { html, useEffect, useErrorBoundary, useRef, useState } from "./vendor/htm-preact-standalone-3.1.1.js";
 import { Problem } from "./api.js";
 import { SIGNS, ago, clockTime, dollars, duration, fullTime, href, plain, signOf } from "./format.js";
 
@@ -34,8 +34,23 @@ export function Panel({ title, live, more, children, id, wide }) {
   return html`<section class="panel ${wide ? "wide" : ""} ${failed ? "stale" : ""}" id=${id} aria-label=${title}>
     <header><h2>${title}</h2>${more ? html`<div class="more">${more}</div>` : null}</header>
     ${failed ? html`<${Failed} problem=${failed} since=${live.since} hasData=${live.data !== undefined} />` : null}
-    ${live && live.data === undefined ? (failed ? null : html`<p class="loading">Loading…</p>`) : children}
+    ${live && live.data === undefined ? (failed ? null : html`<p class="loading">Loading…</p>`) : html`<${Guard}>${children}<//>`}
   </section>`;
+}
+
+const GUARD_RETRY_MS = 5000;
+
+// Shows the error of its children in their place, and tries again later. Without it, one unexpected answer would stop
+// the updates of every panel, and the page would show old facts as current.
+export function Guard({ children }) {
+  const [error, reset] = useErrorBoundary((found) => window.reportError(found));
+  useEffect(() => {
+    if (!error) return undefined;
+    const timer = setTimeout(reset, GUARD_RETRY_MS);
+    return () => clearTimeout(timer);
+  }, [error]);
+  if (!error) return children;
+  return html`<p class="problem" role="alert">The console cannot show this answer: ${error.message}. It tries again. Check that the console is as new as the stack: <code>evenkeel --version</code></p>`;
 }
 
 // Returns whether the API says that the item of a page does not exist. Then the other panels would only repeat it.
