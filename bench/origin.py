@@ -18,7 +18,7 @@ def describe_origin(module: str, words: Sequence[str] | None, seeds: Sequence[in
 
     Args:
         module: The module of the benchmark, as `python -m` takes it.
-        words: Arguments of the command; None = the credentials of this process.
+        words: Arguments of the command; None = the arguments of this process.
         seeds: Seeds of its random draws; empty if it draws nothing.
     """
     return {

@@ -26,6 +26,8 @@ from bench.scale.scenarios import Bench, CaseFigures
 
 OUTPUT: Final = Path(__file__).parents[1] / "results" / "scale.json"
 QUICK: Final = (FleetSize(100, 100), FleetSize(1_000, 1_000))
+STARTS: Final = 5
+"""Number of measured starts of each function."""
 FULL: Final = (
     FleetSize(100, 10),
     FleetSize(100, 100),
@@ -48,7 +50,8 @@ def main(words: Sequence[str] | None = None) -> int:
     say("measuring the clients of AWS and Kubernetes")
     clients = client_costs.measure_clients()
     say("measuring the imports of the functions")
-    starts = {name: cold_start(name) for name in (limits() if arguments.case == "functions" else MEASURED)}
+    functions = limits() if arguments.case == "functions" else MEASURED
+    starts = {name: cold_start(name, STARTS) for name in functions}
     bench = Bench(load_setup(), clients, starts, arguments.seed)
     sizes = arguments.size or (QUICK if arguments.quick else FULL)
     results = [*_run(bench, sizes, arguments.case, say)]

@@ -3,11 +3,12 @@
 import json
 import re
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 
 from tests.template import iam_reference, policy_sizes, statements
-from tests.template.documents import ROOT, resources, template
+from tests.template.documents import ROOT, Json, resources, template
 from tests.template.statements import Permission, Statement
 from tests.template.waivers import WAIVERS
 
@@ -209,6 +210,12 @@ https://github.com/aws/aws-cdk/pull/8486
 """
 
 
+WITHOUT_RESOURCE = ON_MACHINES | {"dynamodb:ListStreams"}
+"""The policy of AWS for a function that reads a stream allows `ListStreams` on the stream:
+https://docs.aws.amazon.com/amazondynamodb/latest/developerguide/iam-policy-example-lamda-process-dynamodb-streams.html
+"""
+
+
 def test_every_action_is_in_the_reference_with_its_link() -> None:
     recorded = json.loads(iam_reference.FILE.read_text(encoding="utf-8"))
 
@@ -220,8 +227,42 @@ def test_every_action_supports_the_resource_on_which_it_is_granted(statement: St
     for action in statement.actions:
         patterns = iam_reference.arn_patterns(action)
         for arn in iam_reference.arns(statement):
-            if arn != "*" and action not in ON_MACHINES:
+            if arn != "*" and action not in WITHOUT_RESOURCE:
                 assert any(re.fullmatch(pattern, arn) for pattern in patterns), f"{action} cannot be granted on {arn}"
+
+
+NEEDED_BY_SOURCES = {
+    # https://docs.aws.amazon.com/lambda/latest/dg/services-sqs-configure.html
+    "SQS": ("Queue", {"sqs:ReceiveMessage", "sqs:DeleteMessage", "sqs:GetQueueAttributes"}),
+    # https://docs.aws.amazon.com/lambda/latest/dg/services-dynamodb-eventsourcemapping.html
+    "DynamoDB": (
+        "Stream",
+        {"dynamodb:DescribeStream", "dynamodb:GetRecords", "dynamodb:GetShardIterator", "dynamodb:ListStreams"},
+    ),
+}
+"""For each kind of event source, the property with its ARN, and the actions that the function's role must allow."""
+
+
+def event_sources() -> Iterator[tuple[str, set[str], Json]]:
+    """Yield each function with a polled source, the actions that Lambda needs, and the ARN of the source."""
+    for name, function in FUNCTIONS.items():
+        for source in function.get("Events", {}).values():
+            if source["Type"] in NEEDED_BY_SOURCES:
+                field, actions = NEEDED_BY_SOURCES[source["Type"]]
+                yield name, actions, source["Properties"][field]
+
+
+@pytest.mark.parametrize(("name", "actions", "arn"), [*event_sources()])
+def test_role_may_read_each_event_source(name: str, actions: set[str], arn: Json) -> None:
+    role = FUNCTIONS[name]["Role"]["Fn::GetAtt"][0]
+    granted = {
+        action
+        for statement in statements.of_roles()
+        if statement.owner == role and arn in statement.resources
+        for action in statement.actions
+    }
+
+    assert actions - granted == set(), "Lambda would refuse to create the event source mapping"
 
 
 POLICIES_OF_PEOPLE = sorted(resources("AWS::IAM::ManagedPolicy"))
