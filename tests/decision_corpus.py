@@ -205,7 +205,7 @@ def ladder_of(incident: Incident, catalogue: FaultCatalogue | None = None) -> tu
 
 def _why_healthy(incident: Incident, observed: ObservedNode, expected: int) -> str:
     """Call `why_healthy` with the shipped faults: a recorded call names no catalogue."""
-    return unhealthy_nodes.why_healthy(incident, observed, default_catalogue(), expected=expected)
+    return unhealthy_nodes.why_healthy(incident, observed, default_catalogue(), expected_accelerators=expected)
 
 
 def _why_not_portable(job: Job, pool: Pool, storage: Storage) -> tuple[str, ...]:

@@ -32,10 +32,10 @@ class KubernetesAdmissionChecks(ABC):
         if not base:
             return BurstChecks()
         try:
-            listed = self._list_objects(cluster, f"{base}/admissionchecks")
+            admission_checks = self._list_objects(cluster, f"{base}/admissionchecks")
         except NotFound:  # this definition of Kueue may not be installed yet
             return BurstChecks()
-        checks = [check for check in listed if (check.get("spec") or {}).get("controllerName") == CONTROLLER]
+        checks = [check for check in admission_checks if (check.get("spec") or {}).get("controllerName") == CONTROLLER]
         if not checks:
             return BurstChecks()
         names = frozenset(str(check["metadata"]["name"]) for check in checks)
@@ -44,11 +44,11 @@ class KubernetesAdmissionChecks(ABC):
             return BurstChecks(_inactive(checks))
         flavors = {item["metadata"]["name"]: item for item in self._list_objects(cluster, f"{base}/resourceflavors")}
         queues = {item["metadata"]["name"]: item for item in self._list_objects(cluster, f"{base}/clusterqueues")}
-        read = (
+        checked_workloads = (
             read_checked_workload(cluster, item, check, names, flavors, queues)
             for item, check in _pairs(workloads, names)
         )
-        return BurstChecks(_inactive(checks), tuple(sorted(read, key=lambda workload: workload.label)))
+        return BurstChecks(_inactive(checks), tuple(sorted(checked_workloads, key=lambda workload: workload.label)))
 
     def mark_check_active(self, cluster: str, name: str, at: datetime) -> None:
         path = f"{self._kueue_path(cluster)}/admissionchecks/{name}"
@@ -112,10 +112,12 @@ def read_checked_workload(
     spec, status = item.get("spec") or {}, item["status"]
     admission = status.get("admission") or {}
     counts = {pod_set["name"]: int(pod_set.get("count", 1)) for pod_set in spec.get("podSets") or ()}
-    assigned = {assignment["name"]: assignment for assignment in admission.get("podSetAssignments") or ()}
+    assignments_by_pod_set = {assignment["name"]: assignment for assignment in admission.get("podSetAssignments") or ()}
     names = tuple(
         dict.fromkeys(
-            str(flavor) for assignment in assigned.values() for flavor in (assignment.get("flavors") or {}).values()
+            str(flavor)
+            for assignment in assignments_by_pod_set.values()
+            for flavor in (assignment.get("flavors") or {}).values()
         )
     )
     owner = controlling_workload(item)
@@ -137,7 +139,7 @@ def read_checked_workload(
         is_admitted=has_condition(item, "Admitted"),
         is_over=spec.get("active", True) is False or has_condition(item, "Finished", "Evicted"),
         pod_sets=tuple(counts),
-        pods=sum(int(assigned.get(name, {}).get("count", count)) for name, count in counts.items()),
+        pods=sum(int(assignments_by_pod_set.get(name, {}).get("count", count)) for name, count in counts.items()),
         flavors=names,
         node_labels={
             key: str(value)
@@ -145,9 +147,9 @@ def read_checked_workload(
             for key, value in (flavors.get(name, {}).get("spec", {}).get("nodeLabels") or {}).items()
         },
         open_checks=tuple(
-            other["name"]
-            for other in status["admissionChecks"]
-            if other["name"] not in own_names and other["state"] != BurstCheckState.READY
+            other_check["name"]
+            for other_check in status["admissionChecks"]
+            if other_check["name"] not in own_names and other_check["state"] != BurstCheckState.READY
         ),
         covers_all_flavors=_covers_all_flavors(queue_spec, check["name"]),
     )
@@ -177,7 +179,7 @@ def _covers_all_flavors(queue_spec: Mapping[str, Any], check: str) -> bool:
 def _answered(check: Mapping[str, Any], workload: CheckedWorkload, answer: BurstCheckAnswer, at: datetime) -> Json:
     """Return the check in a Workload's status with Evenkeel's answer."""
     is_same_state = check.get("state") == answer.state
-    answered: Json = {
+    check_document: Json = {
         "name": check["name"],
         "state": str(answer.state),
         "message": answer.message,
@@ -185,10 +187,10 @@ def _answered(check: Mapping[str, Any], workload: CheckedWorkload, answer: Burst
     }
     if answer.node_selector:
         selector = dict(answer.node_selector)
-        answered["podSetUpdates"] = [{"name": name, "nodeSelector": selector} for name in workload.pod_sets]
+        check_document["podSetUpdates"] = [{"name": name, "nodeSelector": selector} for name in workload.pod_sets]
     if answer.requeue_after_seconds is not None:
-        answered["requeueAfterSeconds"] = answer.requeue_after_seconds
-    return {**answered, **({"retryCount": check["retryCount"]} if check.get("retryCount") is not None else {})}
+        check_document["requeueAfterSeconds"] = answer.requeue_after_seconds
+    return {**check_document, **({"retryCount": check["retryCount"]} if check.get("retryCount") is not None else {})}
 
 
 def _inactive(checks: Iterable[Json]) -> tuple[str, ...]:

@@ -28,37 +28,39 @@ class AutoScalingNodeGroups:
         _check_instance_id(instance_id)
         with aws.translate_errors(f"describe Auto Scaling instance {instance_id}", _NOT_NOW):
             answer = self._reader.describe_auto_scaling_instances(InstanceIds=[instance_id])
-        listed = next(
+        instance_document = next(
             (instance for instance in answer.get("AutoScalingInstances", ()) if instance["InstanceId"] == instance_id),
             None,
         )
-        group = self.group(listed["AutoScalingGroupName"]) if listed else None
-        if listed is None or group is None:
+        group = self.group(instance_document["AutoScalingGroupName"]) if instance_document else None
+        if instance_document is None or group is None:
             return None
         return GroupMember(
             instance_id=instance_id,
             group=group,
-            lifecycle=listed["LifecycleState"],
-            is_protected=listed["ProtectedFromScaleIn"],
+            lifecycle=instance_document["LifecycleState"],
+            is_protected=instance_document["ProtectedFromScaleIn"],
         )
 
     def group(self, name: str) -> NodeGroup | None:
         with aws.translate_errors(f"describe Auto Scaling group {name}", _NOT_NOW):
             answer = self._reader.describe_auto_scaling_groups(AutoScalingGroupNames=[name])
-        described = next(
+        group_document = next(
             (group for group in answer.get("AutoScalingGroups", ()) if group["AutoScalingGroupName"] == name), None
         )
-        if described is None:
+        if group_document is None:
             return None
-        tags = {tag["Key"]: tag.get("Value", "") for tag in described.get("Tags", ())}
+        tags = {tag["Key"]: tag.get("Value", "") for tag in group_document.get("Tags", ())}
         cluster, nodegroup = _cluster_of(tags), tags.get(_NODEGROUP_TAG, "")
         return NodeGroup(
             name=name,
             cluster=cluster,
             nodegroup=nodegroup,
-            desired=described["DesiredCapacity"],
-            in_service=sum(instance["LifecycleState"] == IN_SERVICE for instance in described.get("Instances", ())),
-            suspended=tuple(sorted(process["ProcessName"] for process in described.get("SuspendedProcesses", ()))),
+            desired=group_document["DesiredCapacity"],
+            in_service=sum(
+                instance["LifecycleState"] == IN_SERVICE for instance in group_document.get("Instances", ())
+            ),
+            suspended=tuple(sorted(process["ProcessName"] for process in group_document.get("SuspendedProcesses", ()))),
             has_auto_repair=bool(nodegroup) and self._has_auto_repair(cluster, nodegroup),
         )
 

@@ -118,9 +118,9 @@ def session() -> Any:
 
     It is botocore's. boto3 adds resources and file transfers, which take a tenth of a cold start and are not used here.
     """
-    created = botocore.session.get_session()
-    created.register_component("response_parser_factory", _ParserFactory())
-    return created
+    new_session = botocore.session.get_session()
+    new_session.register_component("response_parser_factory", _ParserFactory())
+    return new_session
 
 
 def client(service: str, config: Config = READS_AND_IDEMPOTENT_WRITES) -> Any:

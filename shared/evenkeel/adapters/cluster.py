@@ -109,10 +109,10 @@ class KubernetesCluster(KubernetesAdmissionChecks, KubernetesCapacity, Kubernete
         return str((self._api(cluster).get("/version") or {}).get("gitVersion", ""))
 
     def missing_rights(self, cluster: str, rights: Iterable[KubernetesPermission]) -> tuple[KubernetesPermission, ...]:
-        return tuple(right for right in rights if not self._has_right(cluster, right))
+        return tuple(permission for permission in rights if not self._has_right(cluster, permission))
 
-    def _has_right(self, cluster: str, right: KubernetesPermission) -> bool:
-        answer = self._api(cluster).create(_ACCESS_REVIEWS, manifests.access_review(right))
+    def _has_right(self, cluster: str, permission: KubernetesPermission) -> bool:
+        answer = self._api(cluster).create(_ACCESS_REVIEWS, manifests.access_review(permission))
         return (answer.get("status") or {}).get("allowed") is True
 
     # ------------------------------------------------------------ nodes
@@ -196,8 +196,8 @@ class KubernetesCluster(KubernetesAdmissionChecks, KubernetesCapacity, Kubernete
 
     def resources_in_use(self, cluster: str, pods: PodGroup = PodGroup.ALL) -> Mapping[str, Resources]:
         query = {"fieldSelector": _LIVE_PODS_SELECTOR, **({"labelSelector": str(pods)} if pods else {})}
-        listed = filter(None, self._read_list(cluster, _PODS, unmanaged_pods.read_placed_pod, query))
-        return sum_by_node(listed)
+        placed_pods = filter(None, self._read_list(cluster, _PODS, unmanaged_pods.read_placed_pod, query))
+        return sum_by_node(placed_pods)
 
     def delete_node(self, cluster: str, name: str, instance_id: str) -> RepairAnswer:
         api = self._api(cluster)
@@ -269,14 +269,14 @@ class KubernetesCluster(KubernetesAdmissionChecks, KubernetesCapacity, Kubernete
 
     def workloads(self, cluster: str) -> tuple[ObservedWorkload, ...]:
         selector = {"labelSelector": self._attempt_selector}
-        listed = [
+        controllers = [
             item
             for kind in (JOB, *self._list_operated_kinds(cluster))
             for item in self._list_kind(cluster, kind, trim=workloads.trim_object, **selector)
         ]
         pods = self._list_trimmed(cluster, _PODS, workloads.trim_object, selector)
-        kueue = self._kueue_workloads(cluster) if any(map(kueue_workloads.is_queued_in_kueue, listed)) else {}
-        return workloads.read_workloads(listed, pods, kueue)
+        kueue = self._kueue_workloads(cluster) if any(map(kueue_workloads.is_queued_in_kueue, controllers)) else {}
+        return workloads.read_workloads(controllers, pods, kueue)
 
     def pods_in_use(self, cluster: str) -> PodsInUse:
         # The owner reference of a pod names its workload. Only a JobSet has Jobs between itself and its pods.
@@ -287,10 +287,10 @@ class KubernetesCluster(KubernetesAdmissionChecks, KubernetesCapacity, Kubernete
             {"fieldSelector": _LIVE_PODS_SELECTOR, "labelSelector": f"{PodGroup.MOVABLE},{FLEET_LABEL}{labels}"}
             for labels in (f"={self._fleet}", f"!={self._fleet}")
         )
-        own = self._read_list(cluster, _PODS, unmanaged_pods.read_own_pod, own_query)
-        unmanaged = self._read_list(cluster, _PODS, unmanaged_pods.read_placed_pod, others_query)
-        pods = sorted((pod for pod, _ in own if pod is not None), key=_namespaced_name)
-        in_use = sum_by_node(filter(None, itertools.chain((placed for _, placed in own), unmanaged)))
+        own_pods = self._read_list(cluster, _PODS, unmanaged_pods.read_own_pod, own_query)
+        placed_pods = self._read_list(cluster, _PODS, unmanaged_pods.read_placed_pod, others_query)
+        pods = sorted((pod for pod, _ in own_pods if pod is not None), key=_namespaced_name)
+        in_use = sum_by_node(filter(None, itertools.chain((placed_pod for _, placed_pod in own_pods), placed_pods)))
         return PodsInUse(workloads.read_workloads(jobs, pods, {}), in_use)
 
     @property
@@ -301,16 +301,18 @@ class KubernetesCluster(KubernetesAdmissionChecks, KubernetesCapacity, Kubernete
         """Return the kinds whose operators a cluster has. An operator can be installed at any time."""
         kinds = self._known_kinds.get(cluster, frozenset())
         if len(kinds) < len(OPERATED):
-            served = {group["name"] for group in (self._api(cluster).get(_GROUPS) or {}).get("groups") or ()}
-            missing = (resource for resource in OPERATED if resource.kind not in kinds and resource.group in served)
-            kinds |= {resource.kind for resource in missing if self._is_served(cluster, resource)}
+            served_groups = {group["name"] for group in (self._api(cluster).get(_GROUPS) or {}).get("groups") or ()}
+            missing_kinds = (
+                resource for resource in OPERATED if resource.kind not in kinds and resource.group in served_groups
+            )
+            kinds |= {resource.kind for resource in missing_kinds if self._is_served(cluster, resource)}
             self._known_kinds[cluster] = kinds
         return [resource for resource in OPERATED if resource.kind in kinds]
 
     def _is_served(self, cluster: str, kind: WorkloadResource) -> bool:
         """Whether a cluster has a kind. Its API group can exist without it."""
-        served = self._api(cluster).get(f"/apis/{kind.api_version}") or {}
-        return any(resource["name"] == kind.plural for resource in served.get("resources") or ())
+        resource_list = self._api(cluster).get(f"/apis/{kind.api_version}") or {}
+        return any(resource["name"] == kind.plural for resource in resource_list.get("resources") or ())
 
     def _list_kind(
         self,
@@ -352,12 +354,14 @@ class KubernetesCluster(KubernetesAdmissionChecks, KubernetesCapacity, Kubernete
         return tuple(unmanaged_pods.read_unmanaged_pod(pod, controllers, self._fleet) for pod in pods)
 
     def live_pods(self, cluster: str) -> LivePods:
-        read = self._read_list(cluster, _PODS, unmanaged_pods.read_live_pod, {"fieldSelector": _LIVE_PODS_SELECTOR})
-        pods = sorted((pod.unmanaged for pod in read if pod.unmanaged is not None), key=_namespaced_name)
+        pods_read = self._read_list(
+            cluster, _PODS, unmanaged_pods.read_live_pod, {"fieldSelector": _LIVE_PODS_SELECTOR}
+        )
+        pods = sorted((pod.unmanaged for pod in pods_read if pod.unmanaged is not None), key=_namespaced_name)
         controllers = self._controllers(cluster, pods)
         return LivePods(
-            movable=sum_by_node(pod.node_requests for pod in read if pod.node_requests and not pod.is_bound),
-            bound=sum_by_node(pod.node_requests for pod in read if pod.node_requests and pod.is_bound),
+            movable=sum_by_node(pod.node_requests for pod in pods_read if pod.node_requests and not pod.is_bound),
+            bound=sum_by_node(pod.node_requests for pod in pods_read if pod.node_requests and pod.is_bound),
             pods=tuple(unmanaged_pods.read_unmanaged_pod(pod, controllers, self._fleet) for pod in pods),
         )
 
@@ -370,8 +374,10 @@ class KubernetesCluster(KubernetesAdmissionChecks, KubernetesCapacity, Kubernete
         if group is None:
             return {}
         path = f"{_KUEUE}/{group['preferredVersion']['version']}/localqueues"
-        labelled = self._list_objects(cluster, _NAMESPACES, labelSelector=_KUEUE_NAMESPACE_SELECTOR)
-        namespaces = {namespace["metadata"]["name"]: f"its label {_KUEUE_NAMESPACE_SELECTOR}" for namespace in labelled}
+        labelled_namespaces = self._list_objects(cluster, _NAMESPACES, labelSelector=_KUEUE_NAMESPACE_SELECTOR)
+        namespaces = {
+            namespace["metadata"]["name"]: f"its label {_KUEUE_NAMESPACE_SELECTOR}" for namespace in labelled_namespaces
+        }
         with contextlib.suppress(NotFound):  # this definition of Kueue may not be installed yet
             queues = map(_namespaced_name, self._list_objects(cluster, path))
             namespaces |= {namespace: f"its LocalQueue {name}" for namespace, name in queues}
@@ -415,12 +421,12 @@ class KubernetesCluster(KubernetesAdmissionChecks, KubernetesCapacity, Kubernete
         names = set(node_names)
         api = self._api(attempt.cluster)
         objects = self._list_attempt_objects(attempt)
-        lost = [pod for pod in objects.pods if (pod.get("spec") or {}).get("nodeName") in names]
-        if not lost:
+        lost_pods = [pod for pod in objects.pods if (pod.get("spec") or {}).get("nodeName") in names]
+        if not lost_pods:
             return
         # Delete the workload first: while a Job exists, the Job controller's finalizer keeps its pods.
         self._delete_objects(api, attempt, objects.item)
-        for pod in lost:
+        for pod in lost_pods:
             _delete_pod(api, pod, gracePeriodSeconds=0)
 
     def logs(self, attempt: Attempt, rank: int, tail_lines: int | None, *, timestamps: bool = False) -> str:
@@ -442,10 +448,10 @@ class KubernetesCluster(KubernetesAdmissionChecks, KubernetesCapacity, Kubernete
         pool = ThreadPoolExecutor(_LOG_READERS, thread_name_prefix="tails")
         reads = {rank: pool.submit(self._read_log_tail, attempt, by_rank[rank], lines) for rank in ranks[:max_pods]}
         wait(reads.values(), within_seconds)
-        late = f"The log was not read within {within_seconds:g} s."
+        late_text = f"The log was not read within {within_seconds:g} s."
         tails = {
-            rank: read.result() if read.done() else workloads.log_tail(by_rank[rank], why=late)
-            for rank, read in reads.items()
+            rank: log_read.result() if log_read.done() else workloads.log_tail(by_rank[rank], why=late_text)
+            for rank, log_read in reads.items()
         }
         pool.shutdown(wait=False, cancel_futures=True)
         left_out = f"Evenkeel keeps at most {max_pods} logs of an attempt."

@@ -37,12 +37,12 @@ def describe_connection_error(error: BaseException) -> str:
 
 def _causes(error: BaseException) -> list[BaseException]:
     """Return the errors that this one wraps, outermost first."""
-    wrapped = [argument for argument in error.args if isinstance(argument, BaseException)]
+    wrapped_errors = [argument for argument in error.args if isinstance(argument, BaseException)]
     if isinstance(error, BotoCoreError) and isinstance(inner := error.kwargs.get("error"), BaseException):
-        wrapped.append(inner)
+        wrapped_errors.append(inner)
     if error.__cause__ is not None:
-        wrapped.append(error.__cause__)
-    return [inner for cause in wrapped for inner in (cause, *_causes(cause))]
+        wrapped_errors.append(error.__cause__)
+    return [inner for cause in wrapped_errors for inner in (cause, *_causes(cause))]
 
 
 def _with_reason(words: str, error: BaseException) -> str:

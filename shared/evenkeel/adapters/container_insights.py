@@ -47,15 +47,15 @@ class ContainerInsights:
         end = now.replace(second=0, microsecond=0)  # CloudWatch may still change the current minute
         pool = ThreadPoolExecutor(_CALLS_AT_ONCE, thread_name_prefix="utilization")
         reads = [(batch, pool.submit(self._read, batch, end)) for batch in _batches(nodes)]
-        wait([read for _, read in reads], self._seconds)
+        wait([batch_read for _, batch_read in reads], self._seconds)
         pool.shutdown(wait=False, cancel_futures=True)
         samples: dict[str, Mapping[Measure, Sequence[Sample]]] = {}
         errors: dict[str, EvenkeelError] = {}
-        for batch, read in reads:
+        for batch, batch_read in reads:
             try:
-                if not read.done() or read.cancelled():
+                if not batch_read.done() or batch_read.cancelled():
                     raise Unreachable(f"{_describe_read(batch)}: not finished within {self._seconds:g} s")
-                answer = read.result()
+                answer = batch_read.result()
             except EvenkeelError as error:
                 errors |= {node.life.key: error for node in batch}
             else:
@@ -92,8 +92,8 @@ class ContainerInsights:
 
 def _batches(nodes: Sequence[FleetNode]) -> Iterator[Sequence[FleetNode]]:
     """Yield the nodes of each call, all of one cluster. A node without a node object publishes nothing."""
-    joined = sorted((node for node in nodes if node.node_name), key=lambda node: node.life.cluster)
-    for _, members in groupby(joined, key=lambda node: node.life.cluster):
+    sorted_nodes = sorted((node for node in nodes if node.node_name), key=lambda node: node.life.cluster)
+    for _, members in groupby(sorted_nodes, key=lambda node: node.life.cluster):
         batch = list(members)
         yield from (batch[start : start + _NODES_PER_CALL] for start in range(0, len(batch), _NODES_PER_CALL))
 

@@ -96,9 +96,9 @@ class DynamoLedger:
     def batch_get(self, *keys: Key) -> tuple[Row | None, ...]:
         if len(keys) > _MAX_BATCH_READS:
             raise Refused(f"read {count_of(len(keys), 'row')}: at most {_MAX_BATCH_READS} are allowed")
-        remaining: dict[str, Any] = {}
+        remaining_requests: dict[str, Any] = {}
         for key in dict.fromkeys(keys):
-            table = remaining.setdefault(self._table_name(key.table), {"Keys": [], "ConsistentRead": True})
+            table = remaining_requests.setdefault(self._table_name(key.table), {"Keys": [], "ConsistentRead": True})
             table["Keys"].append(_key_attributes(key))
         tables = {self._table_name(key.table): key.table for key in keys}
         rows: dict[tuple[Table, str, str], Row] = {}
@@ -106,19 +106,19 @@ class DynamoLedger:
             f"read {', '.join(f'{key.table} {key.pk} {key.sk}' for key in keys)}", _ERRORS_BY_CODE
         ):
             for tries_left in reversed(range(_CONFLICT_TRIES)):
-                if not remaining:
+                if not remaining_requests:
                     break
-                answer = self._client.batch_get_item(RequestItems=remaining)
+                answer = self._client.batch_get_item(RequestItems=remaining_requests)
                 for name, items in answer["Responses"].items():
                     for item in items:
                         rows[tables[name], item["pk"]["S"], item["sk"]["S"]] = _read_row(tables[name], item)
                 # A busy table returns the keys that it did not read. Repeat the request for them.
-                remaining = answer.get("UnprocessedKeys") or {}
-                if remaining and not tries_left:
+                remaining_requests = answer.get("UnprocessedKeys") or {}
+                if remaining_requests and not tries_left:
                     raise Throttled(
-                        f"read {count_of(len(keys), 'row')}: {', '.join(remaining)} did not return all of them"
+                        f"read {count_of(len(keys), 'row')}: {', '.join(remaining_requests)} did not return all of them"
                     )
-                if remaining:
+                if remaining_requests:
                     self._pause(random.uniform(0.02, 0.1) * (_CONFLICT_TRIES - tries_left))  # noqa: S311 - jitter
         return tuple(
             rows.get((key.table, aws.escape_surrogates(key.pk), aws.escape_surrogates(key.sk))) for key in keys
@@ -190,13 +190,13 @@ class DynamoLedger:
                 return
 
     def _send(self, request: Mapping[str, Any], keys: list[Key]) -> None:
-        named = ", ".join(f"{key.table} {key.pk} {key.sk}" for key in keys)
-        with aws.translate_errors(f"write {named}", _ERRORS_BY_CODE):
+        keys_text = ", ".join(f"{key.table} {key.pk} {key.sk}" for key in keys)
+        with aws.translate_errors(f"write {keys_text}", _ERRORS_BY_CODE):
             try:
                 self._client.transact_write_items(**request)
             except ClientError as error:
                 if aws.code_of(error) == "TransactionCanceledException":
-                    raise _cancellation_error(error, named) from error
+                    raise _cancellation_error(error, keys_text) from error
                 raise
 
     def _query_items(self, query: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -261,13 +261,13 @@ class _TransactionConflict(Throttled):
     """The commit failed only because other transactions write the same items at this moment."""
 
 
-def _cancellation_error(error: ClientError, named: str) -> EvenkeelError:
+def _cancellation_error(error: ClientError, keys_text: str) -> EvenkeelError:
     codes = [str(reason.get("Code", "None")) for reason in error.response.get("CancellationReasons", ())]
-    failed = tuple(index for index, code in enumerate(codes) if code == "ConditionalCheckFailed")
-    if failed:
-        return Conflict(f"write {named}: the conditions of {list(failed)} do not hold", failed)
+    failed_indexes = tuple(index for index, code in enumerate(codes) if code == "ConditionalCheckFailed")
+    if failed_indexes:
+        return Conflict(f"write {keys_text}: the conditions of {list(failed_indexes)} do not hold", failed_indexes)
     other_codes = {code for code in codes if code != "None"}
-    message = f"write {named}: cancelled: {', '.join(sorted(other_codes)) or 'no reason given'}"
+    message = f"write {keys_text}: cancelled: {', '.join(sorted(other_codes)) or 'no reason given'}"
     if other_codes == {"TransactionConflict"}:
         return _TransactionConflict(message)
     kinds = {_ERRORS_BY_CANCELLATION_REASON.get(code, Unreachable) for code in other_codes} or {Unreachable}
@@ -283,14 +283,14 @@ def _check_sizes(items: list[dict[str, Any]], keys: list[Key]) -> None:
     total = 0
     for item, key in zip(items, keys, strict=True):
         ((action, request),) = item.items()
-        stored = request["Item"] if action == "Put" else request["Key"]
-        for name, longest in _LONGEST_KEYS.items():
-            size = utf8_bytes(stored[name]["S"]) if name in stored else 1
-            if not 1 <= size <= longest:
+        sized_item = request["Item"] if action == "Put" else request["Key"]
+        for name, max_bytes in _LONGEST_KEYS.items():
+            size = utf8_bytes(sized_item[name]["S"]) if name in sized_item else 1
+            if not 1 <= size <= max_bytes:
                 raise Refused(
-                    f"write {key.table} {key.pk[:80]} {key.sk[:80]}: {name} has {size} bytes, not 1 to {longest}"
+                    f"write {key.table} {key.pk[:80]} {key.sk[:80]}: {name} has {size} bytes, not 1 to {max_bytes}"
                 )
-        size = sum(len(name) + _value_bytes(value) for name, value in stored.items())
+        size = sum(len(name) + _value_bytes(value) for name, value in sized_item.items())
         if size > LARGEST_ROW:
             raise Refused(f"write {key.table} {key.pk} {key.sk}: the row has {size} bytes, at most {LARGEST_ROW} fit")
         total += size
@@ -350,22 +350,22 @@ def _read_row(table: Table, item: Mapping[str, Any]) -> Row:
     )
 
 
-def stream_change(record: Mapping[str, Any], tables: Mapping[str, Table]) -> RowChange | None:
+def stream_change(stream_record: Mapping[str, Any], tables: Mapping[str, Table]) -> RowChange | None:
     """Return the change that a record of a table's stream reports; None if the row was deleted.
 
     Source: https://docs.aws.amazon.com/amazondynamodb/latest/APIReference/API_streams_Record.html
 
     Args:
-        record: The record, as Lambda delivers it.
+        stream_record: The record, as Lambda delivers it.
         tables: The tables by name.
     """
-    change = record["dynamodb"]
-    if record["eventName"] == "REMOVE":
+    change = stream_record["dynamodb"]
+    if stream_record["eventName"] == "REMOVE":
         return None
-    table = tables[record["eventSourceARN"].split(":table/")[1].split("/")[0]]
-    before = change.get("OldImage")
+    table = tables[stream_record["eventSourceARN"].split(":table/")[1].split("/")[0]]
+    old_image = change.get("OldImage")
     return RowChange(
-        before=_read_row(table, before) if before else None,
+        before=_read_row(table, old_image) if old_image else None,
         after=_read_row(table, change["NewImage"]),
         at=datetime.fromtimestamp(int(change["ApproximateCreationDateTime"]), UTC),
     )

@@ -43,13 +43,13 @@ class HyperPodProvider:
     def cluster(self) -> ProviderCluster:
         with aws.translate_errors(f"describe cluster {self._arn}"):
             answer = self._reader.describe_cluster(ClusterName=self._arn)
-        scaling = answer.get("AutoScaling") or {}
+        auto_scaling = answer.get("AutoScaling") or {}
         return ProviderCluster(
             name=answer.get("ClusterName", ""),
             arn=answer["ClusterArn"],
             status=answer["ClusterStatus"],
             repairs_by_itself=answer.get("NodeRecovery") == "Automatic",
-            has_karpenter=(scaling.get("Mode"), scaling.get("AutoScalerType")) == ("Enable", "Karpenter"),
+            has_karpenter=(auto_scaling.get("Mode"), auto_scaling.get("AutoScalerType")) == ("Enable", "Karpenter"),
             plan_by_group={
                 group["InstanceGroupName"]: group["TrainingPlanArn"]
                 for group in (*answer.get("InstanceGroups", ()), *answer.get("RestrictedInstanceGroups", ()))
@@ -86,8 +86,8 @@ class HyperPodProvider:
 
     def nodes_launched_after(self, at: datetime) -> tuple[ProviderNode, ...]:
         with aws.translate_errors(f"list new nodes of {self._arn}"):
-            created = self._list_nodes(CreationTimeAfter=at - _LONGEST_LAUNCH)
-        return tuple(node for node in created if node.launched_at > at)
+            recent_nodes = self._list_nodes(CreationTimeAfter=at - _LONGEST_LAUNCH)
+        return tuple(node for node in recent_nodes if node.launched_at > at)
 
     def reboot(self, instance_id: str) -> RepairAnswer:
         return self._request_repair("reboot", instance_id, self._repairer.batch_reboot_cluster_nodes)
@@ -159,23 +159,23 @@ def _periods(plan: Mapping[str, Any]) -> Iterator[Reservation]:
     period. If the plan ends after all its capacities, the last one ends with the plan
     (https://docs.aws.amazon.com/sagemaker/latest/dg/training-plan-extension.html).
     """
-    listed = plan.get("ReservedCapacitySummaries") or ()
-    capacities = [*filter(_has_times, listed)] or [*filter(_has_times, (plan,))]
+    summaries = plan.get("ReservedCapacitySummaries") or ()
+    capacities = [*filter(_has_times, summaries)] or [*filter(_has_times, (plan,))]
     last_end = max((capacity["EndTime"] for capacity in capacities), default=None)
     usable = [capacity for capacity in capacities if capacity.get("Status") != "Failed"]
-    merged: list[dict[str, Any]] = []
-    for capacity in sorted(usable, key=lambda part: (part.get("AvailabilityZone", ""), part["StartTime"])):
-        if merged and _continues(merged[-1], capacity):
-            merged[-1]["EndTime"] = capacity["EndTime"]
+    merged_periods: list[dict[str, Any]] = []
+    for capacity in sorted(usable, key=lambda summary: (summary.get("AvailabilityZone", ""), summary["StartTime"])):
+        if merged_periods and _continues(merged_periods[-1], capacity):
+            merged_periods[-1]["EndTime"] = capacity["EndTime"]
         else:
-            merged.append({**capacity})
-    for capacity in merged:
+            merged_periods.append({**capacity})
+    for capacity in merged_periods:
         ends_at = capacity["EndTime"]
         if ends_at == last_end and _has_times(plan):
             ends_at = max(ends_at, plan["EndTime"])
         is_ultra_server = capacity.get("ReservedCapacityType") == "UltraServer"
-        closing = {"closing_seconds": _ULTRA_SERVER_CLOSING_SECONDS} if is_ultra_server else {}
-        yield Reservation(starts_at=capacity["StartTime"], ends_at=ends_at, **closing)
+        closing_field = {"closing_seconds": _ULTRA_SERVER_CLOSING_SECONDS} if is_ultra_server else {}
+        yield Reservation(starts_at=capacity["StartTime"], ends_at=ends_at, **closing_field)
 
 
 def _has_times(capacity: Mapping[str, Any]) -> bool:
@@ -184,8 +184,10 @@ def _has_times(capacity: Mapping[str, Any]) -> bool:
 
 def _continues(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> bool:
     """Whether a reserved capacity keeps the nodes of an earlier one: as many, in the same zone, without a gap."""
-    same = ("AvailabilityZone", "InstanceType", "TotalInstanceCount")
-    return bool(earlier["EndTime"] == later["StartTime"]) and all(earlier.get(name) == later.get(name) for name in same)
+    same_fields = ("AvailabilityZone", "InstanceType", "TotalInstanceCount")
+    return bool(earlier["EndTime"] == later["StartTime"]) and all(
+        earlier.get(name) == later.get(name) for name in same_fields
+    )
 
 
 def _check_instance_id(instance_id: str) -> None:

@@ -27,8 +27,8 @@ def read_kueue(workload: Mapping[str, Any], position: int | None = None) -> Kueu
     """
     spec, status = workload.get("spec") or {}, workload.get("status") or {}
     admission = status.get("admission") or {}
-    assigned = admission.get("podSetAssignments") or ()
-    flavors = (str(flavor) for assignment in assigned for flavor in (assignment.get("flavors") or {}).values())
+    assignments = admission.get("podSetAssignments") or ()
+    flavors = (str(flavor) for assignment in assignments for flavor in (assignment.get("flavors") or {}).values())
     past = ("accumulatedPastExecutionTimeSeconds", "accumulatedPastExexcutionTimeSeconds")
     return KueueStatus(
         name=workload["metadata"]["name"],
@@ -81,8 +81,13 @@ def read_queue(listed: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], Kue
 def _queue_order(workload: Mapping[str, Any], kueue: KueueStatus) -> tuple[int, str, str]:
     """Return the sort key of Kueue's queues: priority, then age. Some evictions count as a new start of the age."""
     priority = int((workload.get("spec") or {}).get("priority") or 0)
-    evicted = kueue.condition("Evicted")
+    eviction = kueue.condition("Evicted")
     since = str(workload["metadata"].get("creationTimestamp") or "")
-    if evicted and evicted.is_true and evicted.reason in ("PodsReadyTimeout", "AdmissionCheck") and evicted.changed_at:
-        since = rfc3339(evicted.changed_at)
+    if (
+        eviction
+        and eviction.is_true
+        and eviction.reason in ("PodsReadyTimeout", "AdmissionCheck")
+        and eviction.changed_at
+    ):
+        since = rfc3339(eviction.changed_at)
     return (-priority, since, str(workload["metadata"]["name"]))

@@ -227,8 +227,8 @@ def _node_affinity_terms(spec: LaunchSpec) -> list[Json]:
     if not spec.attempt.local_queue:
         return [{"key": _HOSTNAME, "operator": "In", "values": list(spec.attempt.node_names)}]
     types = {"key": _TYPE_LABEL, "operator": "In", "values": list(spec.job_spec.instance_types)}
-    avoided = {"key": _HOSTNAME, "operator": "NotIn", "values": list(spec.avoid)}
-    return [*([types] if spec.job_spec.instance_types else []), *([avoided] if spec.avoid else [])]
+    avoid_term = {"key": _HOSTNAME, "operator": "NotIn", "values": list(spec.avoid)}
+    return [*([types] if spec.job_spec.instance_types else []), *([avoid_term] if spec.avoid else [])]
 
 
 def check_job(spec: CheckSpec, fleet: str) -> Json:
@@ -277,10 +277,15 @@ def check_job(spec: CheckSpec, fleet: str) -> Json:
     }
 
 
-def access_review(right: KubernetesPermission) -> Json:
+def access_review(permission: KubernetesPermission) -> Json:
     """Return a SelfSubjectAccessReview of one right of the caller. The API server answers it and does not store it."""
-    resource, _, subresource = right.resource.partition("/")
-    attributes = {"verb": right.verb, "group": right.group, "resource": resource, "namespace": right.namespace}
+    resource, _, subresource = permission.resource.partition("/")
+    attributes = {
+        "verb": permission.verb,
+        "group": permission.group,
+        "resource": resource,
+        "namespace": permission.namespace,
+    }
     return {
         "apiVersion": "authorization.k8s.io/v1",
         "kind": "SelfSubjectAccessReview",
@@ -302,7 +307,7 @@ def capacity_job(spec: CapacitySpec, fleet: str, taints: Iterable[Mapping[str, A
         taints: Taints of the pool's nodes. The pods tolerate no further taints. Otherwise a capacity pod could start on
             cordoned nodes, or on nodes of another rental that ends, and Karpenter would launch no new node.
     """
-    tolerated = dict.fromkeys(
+    toleration_keys = dict.fromkeys(
         [(AWAITING_VALIDATION_TAINT, "NoSchedule"), *((taint["key"], taint["effect"]) for taint in taints)]
     )
     own_labels = {"app.kubernetes.io/managed-by": "evenkeel", FLEET_LABEL: fleet, RENTAL_LABEL: spec.name}
@@ -312,7 +317,7 @@ def capacity_job(spec: CapacitySpec, fleet: str, taints: Iterable[Mapping[str, A
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": 1,
         "nodeSelector": {KARPENTER_LABEL: spec.pool},
-        "tolerations": [{"key": key, "operator": "Exists", "effect": effect} for key, effect in tolerated],
+        "tolerations": [{"key": key, "operator": "Exists", "effect": effect} for key, effect in toleration_keys],
         # Nodes with the label belong to a rental. They are empty until the pods of its job start.
         "affinity": {
             "nodeAffinity": {_REQUIRED: {"nodeSelectorTerms": [{"matchExpressions": [_NO_RENTAL]}]}},
@@ -358,9 +363,9 @@ def _volumes(job: JobSpec) -> list[Json]:
     """Return the volumes of a pod: shared memory, the checkpoint claim, one volume for each claim, scratch folders."""
     # Collectives and data loaders share memory between processes. The default of 64 MiB is too small.
     shared_gib = job.shared_memory_gib
-    shared = {"medium": "Memory", **({"sizeLimit": f"{shared_gib}Gi"} if shared_gib else {})}
+    shared_memory = {"medium": "Memory", **({"sizeLimit": f"{shared_gib}Gi"} if shared_gib else {})}
     return [
-        {"name": "shared-memory", "emptyDir": shared},
+        {"name": "shared-memory", "emptyDir": shared_memory},
         *({"name": name, "persistentVolumeClaim": {"claimName": claim}} for claim, name in _claim_volumes(job).items()),
         *(
             {"name": f"scratch-{index}", "emptyDir": {"sizeLimit": f"{folder.size_gib}Gi"}}
@@ -408,9 +413,9 @@ def _environment_variables(spec: LaunchSpec) -> list[Json]:
         "MASTER_ADDR": f"{name}-0.{name}",
         "MASTER_PORT": str(RENDEZVOUS_PORT),
     }
-    submitted = {key: value for key, value in spec.job_spec.env.items() if key not in RESERVED_ENV}
+    submitted_env = {key: value for key, value in spec.job_spec.env.items() if key not in RESERVED_ENV}
     return [
-        *({"name": key, "value": value} for key, value in {**submitted, **environment}.items()),
+        *({"name": key, "value": value} for key, value in {**submitted_env, **environment}.items()),
         *(
             {"name": name, "valueFrom": {"secretKeyRef": {"name": source.secret, "key": source.key}}}
             for name, source in spec.job_spec.secret_env.items()
@@ -425,7 +430,7 @@ def _resume_variables(spec: LaunchSpec) -> dict[str, str]:
     rules = spec.proof_rules
     if rules is None:
         return {"EVENKEEL_RESUME_FROM": spec.resume_from}
-    distrust, damaged = rules.distrust, ",".join(f"{point.attempt}/{point.step}" for point in rules.damaged)
+    distrust, damaged_text = rules.distrust, ",".join(f"{point.attempt}/{point.step}" for point in rules.damaged)
     return {
         **({"EVENKEEL_DISTRUST_AFTER": rfc3339(distrust.after)} if distrust and distrust.after else {}),
         **({"EVENKEEL_DISTRUST_THROUGH": str(distrust.through_attempt)} if distrust else {}),
@@ -436,5 +441,5 @@ def _resume_variables(spec: LaunchSpec) -> dict[str, str]:
         ),
         **({"EVENKEEL_ACCEPT_CONVENTION": "1"} if rules.accepts_convention else {}),
         **({"EVENKEEL_START_OVER": "1"} if rules.may_start_over else {}),
-        **({"EVENKEEL_DAMAGED_CHECKPOINTS": damaged} if damaged else {}),
+        **({"EVENKEEL_DAMAGED_CHECKPOINTS": damaged_text} if damaged_text else {}),
     }

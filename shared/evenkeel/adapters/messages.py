@@ -240,5 +240,5 @@ class LambdaWaitAnswerRequests:
 
 def _sns_subject(text: str) -> str:
     """Return a subject that SNS accepts: at most 100 printable ASCII characters that do not begin with a space."""
-    plain = "".join(char if 32 <= ord(char) < 127 else "?" for char in " ".join(text.split())).strip()
-    return plain[:_LONGEST_SUBJECT] or "Evenkeel"
+    ascii_text = "".join(char if 32 <= ord(char) < 127 else "?" for char in " ".join(text.split())).strip()
+    return ascii_text[:_LONGEST_SUBJECT] or "Evenkeel"

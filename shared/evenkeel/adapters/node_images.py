@@ -17,12 +17,12 @@ def remove_images(page: bytes) -> bytes:
 
     If the name of an image contains the end of a list, the result is no JSON. The caller then parses the whole page.
     """
-    view, kept, position = memoryview(page), list[memoryview](), 0
+    view, kept_slices, position = memoryview(page), list[memoryview](), 0
     while (list_start := page.find(_OPENING, position)) >= 0:
         start = list_start + len(_OPENING) - 1
         end = page.find(_CLOSING, start)
         if end < 0:
             break
-        kept.append(view[position:start])
+        kept_slices.append(view[position:start])
         position = end + 1
-    return b"".join([*kept, view[position:]]) if kept else page
+    return b"".join([*kept_slices, view[position:]]) if kept_slices else page

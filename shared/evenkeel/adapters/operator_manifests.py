@@ -86,8 +86,10 @@ def _pytorch_job(spec: LaunchSpec, job: Json) -> Json:
 def _hyperpod_pytorch_job(spec: LaunchSpec, job: Json) -> Json:
     """Return a HyperPodPyTorchJob. The operator needs a container that starts with `hyperpodrun`."""
     template = _template(job, manifests.TRAINER_CONTAINER)
-    first = template["spec"]["containers"][0]
-    first["env"] = [variable for variable in first["env"] if variable["name"] not in _SET_BY_HYPERPOD]
+    first_container = template["spec"]["containers"][0]
+    first_container["env"] = [
+        variable for variable in first_container["env"] if variable["name"] not in _SET_BY_HYPERPOD
+    ]
     return _object(
         job,
         WorkloadKind.HYPERPOD_PYTORCH_JOB,

@@ -53,9 +53,9 @@ class KubernetesCapacity(ABC):
         if job is not None and "deletionTimestamp" not in job["metadata"]:
             api.delete(path, propagationPolicy="Background", preconditions={"uid": job["metadata"]["uid"]})
         selector = f"{RENTAL_LABEL}={name},{FLEET_LABEL}={self._fleet}"
-        listed = self._list_objects(cluster, f"/api/v1/namespaces/{namespace}/pods", labelSelector=selector)
+        listed_pods = self._list_objects(cluster, f"/api/v1/namespaces/{namespace}/pods", labelSelector=selector)
         # Any pod may have these labels. Only pods that the rental's Job controls belong to the rental.
-        pods = [pod for pod in listed if controlling_workload(pod)[:2] == (WorkloadKind.JOB, name)]
+        pods = [pod for pod in listed_pods if controlling_workload(pod)[:2] == (WorkloadKind.JOB, name)]
         for pod in pods:
             if "deletionTimestamp" not in pod["metadata"]:
                 path = f"/api/v1/namespaces/{namespace}/pods/{pod['metadata']['name']}"
@@ -111,10 +111,14 @@ class KubernetesCapacity(ABC):
         events = self._list_objects(
             cluster, _EVENTS, fieldSelector=f"involvedObject.kind=NodeClaim,reason={_LAUNCH_FAILED_REASON}"
         )
-        matching = [
+        matching_claims = [
             event for event in events if _is_of_pool(event, pool) and _event_time(event) >= since.replace(microsecond=0)
         ]
-        return str(max(matching, key=_event_time).get("message") or _LAUNCH_FAILED_REASON)[:300] if matching else ""
+        return (
+            str(max(matching_claims, key=_event_time).get("message") or _LAUNCH_FAILED_REASON)[:300]
+            if matching_claims
+            else ""
+        )
 
 
 def _labels(item: Mapping[str, Any]) -> Mapping[str, str]:

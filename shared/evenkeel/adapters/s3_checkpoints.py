@@ -65,7 +65,9 @@ class S3Checkpoints:
         keys = [key for key in shards if key in checksums_of]
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             answers = dict(zip(keys, pool.map(read_checksum, keys), strict=True))
-        return {key: stored for key, listed in shards.items() if (stored := answers.get(key, listed)) is not None}
+        return {
+            key: shard for key, listed_shard in shards.items() if (shard := answers.get(key, listed_shard)) is not None
+        }
 
     def read(self, uri: str, key: str) -> bytes:
         bucket, prefix = _bucket_and_prefix(uri)

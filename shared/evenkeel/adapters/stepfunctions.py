@@ -137,13 +137,13 @@ def _visits(newest_first: Sequence[Mapping[str, Any]]) -> tuple[StateVisit, ...]
     """Pair the events that enter and leave a state. Names are unique in a workflow, also in its branches."""
     visits: list[StateVisit] = []
     open_by_name: dict[str, list[int]] = {}
-    for event in sorted(newest_first, key=lambda visited: visited["id"]):
+    for event in sorted(newest_first, key=lambda execution_history: execution_history["id"]):
         at = event["timestamp"].astimezone(UTC)
-        if entered := event.get("stateEnteredEventDetails"):
-            open_by_name.setdefault(entered["name"], []).append(len(visits))
-            visits.append(StateVisit(entered["name"], at, None))
-        elif (exited := event.get("stateExitedEventDetails")) and open_by_name.get(exited["name"]):
-            index = open_by_name[exited["name"]].pop(0)
+        if entered_details := event.get("stateEnteredEventDetails"):
+            open_by_name.setdefault(entered_details["name"], []).append(len(visits))
+            visits.append(StateVisit(entered_details["name"], at, None))
+        elif (exited_details := event.get("stateExitedEventDetails")) and open_by_name.get(exited_details["name"]):
+            index = open_by_name[exited_details["name"]].pop(0)
             visits[index] = visits[index]._replace(exited_at=at)
     return tuple(visits)
 

@@ -97,12 +97,12 @@ class KubernetesUnmanagedJobs(ABC):
     def _controllers(self, cluster: str, pods: Iterable[Json], namespace: str = "") -> Controllers:
         """Return the workloads above some pods. Only the kinds that occur there are listed."""
         kinds = {controlling_workload(pod).kind for pod in pods}
-        listed = self._list_kind(cluster, JOB, namespace) if JOB.kind in kinds else []
-        kinds |= {controlling_workload(job).kind for job in listed}
+        controllers = self._list_kind(cluster, JOB, namespace) if JOB.kind in kinds else []
+        kinds |= {controlling_workload(job).kind for job in controllers}
         for kind in OPERATED:
             if kind.kind in kinds:
-                listed += self._list_kind(cluster, kind, namespace)
-        return Controllers(listed)
+                controllers += self._list_kind(cluster, kind, namespace)
+        return Controllers(controllers)
 
     def suspend(self, cluster: str, job: UnmanagedJob, *, is_suspended: bool) -> None:
         retry_on_conflict(lambda: self._try_suspend(cluster, job, is_suspended=is_suspended))
@@ -126,9 +126,9 @@ class KubernetesUnmanagedJobs(ABC):
         version = group["preferredVersion"]["version"] if group else ""
         path = f"{_KUEUE}/{version}/namespaces/{job.namespace}/workloads"
         owner = (job.namespace, job.uid)
-        listed = self._list_objects(cluster, path) if group else []
+        pods = self._list_objects(cluster, path) if group else []
         kueue_workload = next(
-            (workload for workload in listed if kueue_workloads.controller_of_workload(workload) == owner), None
+            (workload for workload in pods if kueue_workloads.controller_of_workload(workload) == owner), None
         )
         if kueue_workload is None:
             raise Conflict(f"{job.label} has no Workload of Kueue")
@@ -301,10 +301,10 @@ def _location_in_options(container: Mapping[str, Any]) -> str:
     words = [str(word) for word in (*(container.get("command") or ()), *(container.get("args") or ()))]
     words = [fragment for word in words for fragment in word.split()]
     named_values: dict[str, tuple[str, str]] = {}
-    for word, after in itertools.pairwise([*words, ""]):
+    for word, next_word in itertools.pairwise([*words, ""]):
         option, equals, value = word.partition("=")
         name = option.lstrip("-").replace("_", "-")
         if name in _CHECKPOINT_OPTIONS and (equals or option.startswith("--")):
-            named_values.setdefault(name, (option, value if equals else after))
+            named_values.setdefault(name, (option, value if equals else next_word))
     values = (named_values[name] for name in _CHECKPOINT_OPTIONS if name in named_values)
     return next((f"{value} (option {option})" for option, value in values if value), "")

@@ -183,17 +183,17 @@ def resources_requested(pod: Mapping[str, Any]) -> Resources:
     Containers and sidecars run side by side; other init containers run alone, one after the other, before them.
     """
     spec = pod.get("spec") or {}
-    sidecars, largest = NONE, NONE
+    sidecars, largest_request = NONE, NONE
     for container in spec.get("initContainers") or ():
-        amounts = _amounts_requested(container)
+        resources = _amounts_requested(container)
         if container.get("restartPolicy") == "Always":
-            sidecars += amounts
+            sidecars += resources
         else:
-            largest = largest.at_least(sidecars + amounts)
+            largest_request = largest_request.at_least(sidecars + resources)
     total = sidecars
     for container in spec.get("containers") or ():
         total += _amounts_requested(container)
-    return total.at_least(largest) + _amounts(spec.get("overhead") or {})
+    return total.at_least(largest_request) + _amounts(spec.get("overhead") or {})
 
 
 def _amounts_requested(container: Mapping[str, Any]) -> Resources:

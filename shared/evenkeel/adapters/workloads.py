@@ -27,8 +27,8 @@ _LONGEST_CHAIN = 2
 def is_launched_by(item: Mapping[str, Any], attempt: Attempt, fleet: str) -> bool:
     """Whether the attempt's launch created an object with the attempt's namespace and name."""
     labels = item["metadata"].get("labels") or {}
-    expected = (attempt.job_id, str(attempt.attempt), fleet)
-    has_labels = (labels.get(JOB_LABEL), labels.get(ATTEMPT_LABEL), labels.get(FLEET_LABEL)) == expected
+    expected_labels = (attempt.job_id, str(attempt.attempt), fleet)
+    has_labels = (labels.get(JOB_LABEL), labels.get(ATTEMPT_LABEL), labels.get(FLEET_LABEL)) == expected_labels
     return has_labels and bool(attempt.decision_id) and decision_of(item) == attempt.decision_id
 
 
@@ -67,19 +67,19 @@ class Controllers:
     def controller_of(self, item: Mapping[str, Any]) -> ControllerRef:
         """Return the last workload above an object."""
         owner = controlling_workload(item)
-        listed = self._items.get(owner.uid)
-        above = controlling_workload(listed) if listed else ControllerRef()
+        controller = self._items.get(owner.uid)
+        above = controlling_workload(controller) if controller else ControllerRef()
         return above if above.uid else owner
 
     def controllers_above(self, item: Mapping[str, Any]) -> tuple[Json, ...]:
         """Return the listed workloads above an object, the nearest first."""
         parents = []
         for _ in range(_LONGEST_CHAIN):
-            listed = self._items.get(controlling_workload(item).uid)
-            if listed is None:
+            controller = self._items.get(controlling_workload(item).uid)
+            if controller is None:
                 break
-            parents.append(listed)
-            item = listed
+            parents.append(controller)
+            item = controller
         return tuple(parents)
 
 
@@ -94,7 +94,7 @@ def trim_object(item: Json) -> Json:
 
 
 def read_workloads(
-    listed: Iterable[Json], pods: Iterable[Json], kueue: Mapping[tuple[str, str], KueueStatus]
+    items: Iterable[Json], pods: Iterable[Json], kueue: Mapping[tuple[str, str], KueueStatus]
 ) -> tuple[ObservedWorkload, ...]:
     """Group workloads and pods by the workload that controls them. The labels of a group name its attempt.
 
@@ -102,11 +102,11 @@ def read_workloads(
     controls it.
 
     Args:
-        listed: The workloads, and the Jobs that belong to JobSets.
+        items: The workloads, and the Jobs that belong to JobSets.
         pods: The pods.
         kueue: Kueue's status by namespace and UID of the workload.
     """
-    workloads = list(listed)
+    workloads = list(items)
     controllers = Controllers(workloads)
     groups: dict[_Group, Json] = {}
     jobs: dict[_Group, list[Json]] = {}
@@ -214,23 +214,23 @@ def read_pod(pod: Mapping[str, Any]) -> ObservedPod:
     """Parse a pod."""
     status = pod.get("status") or {}
     states = [container.get("state") or {} for container in status.get("containerStatuses") or ()]
-    ended = next((state["terminated"] for state in states if "terminated" in state), None)
-    waiting = next((state["waiting"] for state in states if "waiting" in state), None)
+    terminated_state = next((state["terminated"] for state in states if "terminated" in state), None)
+    waiting_state = next((state["waiting"] for state in states if "waiting" in state), None)
     disruption = condition_of(status, "DisruptionTarget", "True")
-    unscheduled = condition_of(status, "PodScheduled", "False")
+    unscheduled_condition = condition_of(status, "PodScheduled", "False")
     # Most informative first: why Kubernetes ended the pod, how its process ended, why it waits.
     reasons = (
         (disruption or {}).get("reason"),
         status.get("reason"),
-        (ended or {}).get("reason"),
-        (waiting or {}).get("reason"),
-        (unscheduled or {}).get("reason"),
+        (terminated_state or {}).get("reason"),
+        (waiting_state or {}).get("reason"),
+        (unscheduled_condition or {}).get("reason"),
     )
     return ObservedPod(
         name=pod["metadata"]["name"],
         node_name=(pod.get("spec") or {}).get("nodeName") or "",
         phase=PodPhase(status.get("phase") or PodPhase.PENDING),
         is_terminating="deletionTimestamp" in pod["metadata"],
-        exit_code=ended.get("exitCode") if ended else None,
+        exit_code=terminated_state.get("exitCode") if terminated_state else None,
         reason=next((reason for reason in reasons if reason), ""),
     )

@@ -36,10 +36,10 @@ def packed(facts: Mapping[str, Any], packed_from: int = PACKED_FROM) -> dict[str
     text = _WRITER.dump_json(facts)
     if len(text) < packed_from:
         return dict(facts)
-    compressed = _compressed(text)
-    if len(compressed) > LARGEST_PACKED:
-        return {OMITTED: f"{count_of(len(compressed), 'character')} compressed, and the limit is {LARGEST_PACKED}"}
-    return {PACKED: compressed}
+    compressed_text = _compressed(text)
+    if len(compressed_text) > LARGEST_PACKED:
+        return {OMITTED: f"{count_of(len(compressed_text), 'character')} compressed, and the limit is {LARGEST_PACKED}"}
+    return {PACKED: compressed_text}
 
 
 def packed_size(facts: Any) -> int:

@@ -90,7 +90,7 @@ def preview(fault: Fault, policy: Policy) -> Preview:
     trust, since = (
         checkpoint_trust_of(incident, policy.catalogue) if incident else (fault.checkpoint_trust, _EXAMPLE_TIME)
     )
-    distrusted = distrust_after(trust, since, policy.jobs)
+    distrust_at = distrust_after(trust, since, policy.jobs)
     return Preview(
         fault=fault,
         is_changed=fault != default_catalogue().get(fault.key),
@@ -102,7 +102,7 @@ def preview(fault: Fault, policy: Policy) -> Preview:
         steps=_steps(incident, policy) if incident and plan and plan.repairs_node else (),
         repeated=_repeated(fault, policy),
         requirement=requirement_after(trust, fault.fault_class, policy.jobs),
-        distrusted_from_seconds=None if distrusted is None else round((_EXAMPLE_TIME - distrusted).total_seconds()),
+        distrusted_from_seconds=None if distrust_at is None else round((_EXAMPLE_TIME - distrust_at).total_seconds()),
     )
 
 
@@ -118,23 +118,23 @@ def _signal(fault: Fault) -> NodeFact:
 
 
 def _incident(fault: Fault, policy: Policy, history: FaultHistory) -> Incident | None:
-    decided = decide_ingestion(
+    ingest_decision = decide_ingestion(
         ClassifiedFact(_signal(fault), _EXAMPLE_NODE, fault),
         NodeHistory(histories={"slot/eks/slot": history}),
         policy.catalogue,
         new_id="inc-preview",
         now=_EXAMPLE_TIME,
     )
-    return decided.incident if decided.action is IngestAction.OPEN else None
+    return ingest_decision.incident if ingest_decision.action is IngestAction.OPEN else None
 
 
 def _plan(incident: Incident, policy: Policy) -> RecoveryPlan:
-    assessed = IncidentFault.of(incident, policy.catalogue)
+    incident_fault = IncidentFault.of(incident, policy.catalogue)
     facts = PlanFacts(
         fault_key=incident.fault_key,
-        fault=FaultTraits.of(assessed.fault),
-        ladder=assessed.node_rungs,
-        rungs=assessed.rungs,
+        fault=FaultTraits.of(incident_fault.fault),
+        ladder=incident_fault.node_rungs,
+        rungs=incident_fault.rungs,
         min_rung_reason=incident.min_rung_reason,
         sources=incident.independent_sources or incident.sources,
         has_recovered=False,
@@ -150,7 +150,7 @@ def _plan(incident: Incident, policy: Policy) -> RecoveryPlan:
 
 
 def _steps(incident: Incident, policy: Policy) -> tuple[RungPreview, ...]:
-    record = ProviderNode(
+    provider_node = ProviderNode(
         instance_id=_EXAMPLE_LIFE.instance_id,
         instance_group="pool",
         instance_type="",
@@ -158,7 +158,7 @@ def _steps(incident: Incident, policy: Policy) -> tuple[RungPreview, ...]:
         status="Running",
     )
     node = KubernetesNode(cluster="eks", name="node", instance_id=_EXAMPLE_LIFE.instance_id, is_ready=True)
-    assessed = IncidentFault.of(incident, policy.catalogue)
+    incident_fault = IncidentFault.of(incident, policy.catalogue)
     requests: tuple[RepairRequest, ...] = ()
     steps: list[RungPreview] = []
     now = _EXAMPLE_TIME
@@ -167,8 +167,8 @@ def _steps(incident: Incident, policy: Policy) -> tuple[RungPreview, ...]:
             incident_id=incident.incident_id,
             life=_EXAMPLE_LIFE,
             fault_key=incident.fault_key,
-            fault=FaultTraits.of(assessed.fault),
-            ladder=assessed.node_rungs,
+            fault=FaultTraits.of(incident_fault.fault),
+            ladder=incident_fault.node_rungs,
             opened_at=_EXAMPLE_TIME,
             boot_id_at_opening="",
             owner="EVENKEEL",
@@ -177,19 +177,22 @@ def _steps(incident: Incident, policy: Policy) -> tuple[RungPreview, ...]:
             is_manual_cordon=False,
             lease_holder="",
             requests=requests,
-            slot_state=SlotState(original=ObservedNode(provider_node=record, node=node)),
+            slot_state=SlotState(original=ObservedNode(provider_node=provider_node, node=node)),
             validity=Validity(is_valid=False, reason="The fault is still there."),
             hold=None,
             now=now,
         )
-        decided = choose_repair(facts, policy.repair)
+        repair_decision = choose_repair(facts, policy.repair)
         after_seconds = round((now - _EXAMPLE_TIME).total_seconds())
-        rung = decided.action.lower()
+        rung = repair_decision.action.lower()
         if rung not in facts.ladder:
-            if decided.action is Repair.ASK_PERSON:
+            if repair_decision.action is Repair.ASK_PERSON:
                 steps.append(
                     RungPreview(
-                        rung="ask_person", after_seconds=after_seconds, deadline_seconds=0, reason=decided.reason
+                        rung="ask_person",
+                        after_seconds=after_seconds,
+                        deadline_seconds=0,
+                        reason=repair_decision.reason,
                     )
                 )
             break
@@ -204,7 +207,9 @@ def _steps(incident: Incident, policy: Policy) -> tuple[RungPreview, ...]:
         requests, now = (*requests, request), request_deadline(request, policy.repair)
         waited_seconds = round((now - request.requested_at).total_seconds())
         steps.append(
-            RungPreview(rung=rung, after_seconds=after_seconds, deadline_seconds=waited_seconds, reason=decided.reason)
+            RungPreview(
+                rung=rung, after_seconds=after_seconds, deadline_seconds=waited_seconds, reason=repair_decision.reason
+            )
         )
     return tuple(steps)
 

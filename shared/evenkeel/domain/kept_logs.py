@@ -80,20 +80,20 @@ def secrets_of(env: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(value for value in secrets if len(value) >= _MIN_SECRET)
 
 
-def shortened_with_times(stamped: str, secrets: Iterable[str]) -> ShortLog:
+def shortened_with_times(stamped_text: str, secrets: Iterable[str]) -> ShortLog:
     """Shorten a log whose lines begin with their times. A secret may span lines, so it is masked without the times."""
     times: list[str] = []
     contents: list[str] = []
-    for line in _with_line_ends(stamped.replace("\r\n", "\n")):
+    for line in _with_line_ends(stamped_text.replace("\r\n", "\n")):
         match = _TIME.match(line)
         content = line[match.end() :] if match else line
         # The pieces of a progress bar have the time of their line.
         pieces = content.replace("\r", "\n")
         contents.append(pieces)
         times += [match[1] if match else ""] * len(_with_line_ends(pieces))
-    plain = "".join(contents)
-    text, is_cut = shortened(plain, secrets)
-    end = plain[-_SEARCHED_CHARACTERS:]
+    plain_text = "".join(contents)
+    text, is_cut = shortened(plain_text, secrets)
+    end = plain_text[-_SEARCHED_CHARACTERS:]
     is_joined = redacted(end, secrets).count("\n") != end.count("\n")
     lines = len(text.splitlines())
     return ShortLog(text, is_cut, () if is_joined or not any(times) else tuple(times[len(times) - lines :]))
@@ -109,20 +109,20 @@ def shortened(text: str, secrets: Iterable[str]) -> tuple[str, bool]:
     Secrets are masked before the text is cut, because half a secret matches no pattern.
     """
     end = text[-_SEARCHED_CHARACTERS:]
-    masked = redacted(end, secrets)
+    masked_text = redacted(end, secrets)
     if len(end) < len(text):
         # The cut may have halved a secret at the beginning, so the first line is dropped.
-        head, newline, rest = masked.partition("\n")
-        masked = rest if newline and len(head) < _LONGEST_SECRET else masked[_LONGEST_SECRET:]
-    lines = escaped(masked).splitlines(keepends=True)
-    last = "".join(lines[-KEPT_LINES:])
-    raw = last.encode()
+        head, newline, text_after_newline = masked_text.partition("\n")
+        masked_text = text_after_newline if newline and len(head) < _LONGEST_SECRET else masked_text[_LONGEST_SECRET:]
+    lines = escaped(masked_text).splitlines(keepends=True)
+    last_lines = "".join(lines[-KEPT_LINES:])
+    raw = last_lines.encode()
     if len(raw) > KEPT_BYTES:
-        cut = raw[-KEPT_BYTES:].decode(errors="ignore")
-        _, newline, rest = cut.partition("\n")
-        last = rest if newline and rest else cut
-        return last, True
-    return last, len(end) < len(text) or len(lines) >= KEPT_LINES
+        cut_text = raw[-KEPT_BYTES:].decode(errors="ignore")
+        _, newline, text_after_newline = cut_text.partition("\n")
+        last_lines = text_after_newline if newline and text_after_newline else cut_text
+        return last_lines, True
+    return last_lines, len(end) < len(text) or len(lines) >= KEPT_LINES
 
 
 def redacted(text: str, secrets: Iterable[str] = ()) -> str:

@@ -177,5 +177,5 @@ def check_declared(name: str, unit: str, dimensions: Collection[str]) -> None:
     if unit != metric.unit:
         raise UndeclaredMetric(f"metric {name} is declared in {metric.unit}, not in {unit}")
     if set(dimensions) != set(metric.dimensions):
-        given, declared = ", ".join(sorted(dimensions)), ", ".join(metric.dimensions)
-        raise UndeclaredMetric(f"metric {name} has the dimensions ({declared}), not ({given})")
+        given_names, declared_names = ", ".join(sorted(dimensions)), ", ".join(metric.dimensions)
+        raise UndeclaredMetric(f"metric {name} has the dimensions ({declared_names}), not ({given_names})")

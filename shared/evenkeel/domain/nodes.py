@@ -73,9 +73,13 @@ class NodeLife(Value):
     @classmethod
     def from_key(cls, key: str) -> "NodeLife":
         """Parse a node life from its key."""
-        cluster, instance_id, launched = key.rsplit("/", 2)
+        cluster, instance_id, launched_text = key.rsplit("/", 2)
         return cls.model_validate(
-            {"cluster": cluster, "instance_id": instance_id, "launched_at": datetime.fromtimestamp(int(launched), UTC)}
+            {
+                "cluster": cluster,
+                "instance_id": instance_id,
+                "launched_at": datetime.fromtimestamp(int(launched_text), UTC),
+            }
         )
 
 
@@ -240,8 +244,8 @@ class Node(Value):
     @property
     def ultra_server(self) -> str:
         """Id of the UltraServer that the node belongs to; empty if none is known."""
-        labelled = self.kubernetes.labels.get(ULTRA_SERVER_LABEL, "") if self.kubernetes else ""
-        return (self.provider.ultra_server if self.provider else "") or labelled
+        label = self.kubernetes.labels.get(ULTRA_SERVER_LABEL, "") if self.kubernetes else ""
+        return (self.provider.ultra_server if self.provider else "") or label
 
     @property
     def slot(self) -> str:
@@ -264,25 +268,29 @@ def join_nodes(
         provider: HyperPod's list of nodes.
         provider_cluster: Name of the Kubernetes cluster that HyperPod's nodes join.
     """
-    records = {record.instance_id: record for record in provider}
-    joined: dict[str, Node] = {}
+    provider_nodes = {provider_node.instance_id: provider_node for provider_node in provider}
+    nodes_by_key: dict[str, Node] = {}
     for node_object in kubernetes:
-        record = records.get(node_object.instance_id or "") if node_object.cluster == provider_cluster else None
-        launched_at = record.launched_at if record else node_object.created_at
+        provider_node = (
+            provider_nodes.get(node_object.instance_id or "") if node_object.cluster == provider_cluster else None
+        )
+        launched_at = provider_node.launched_at if provider_node else node_object.created_at
         if (
             node_object.instance_id is None
             or launched_at is None
-            or (node_object.hyperpod_cluster_id and record is None)
+            or (node_object.hyperpod_cluster_id and provider_node is None)
         ):
             continue
         life = NodeLife(cluster=node_object.cluster, instance_id=node_object.instance_id, launched_at=launched_at)
-        joined[life.key] = Node(life=life, kubernetes=node_object, provider=record)
-    listed = {node.life.instance_id for node in joined.values() if node.provider}
-    for record in records.values():
-        if record.instance_id not in listed:
-            life = NodeLife(cluster=provider_cluster, instance_id=record.instance_id, launched_at=record.launched_at)
-            joined[life.key] = Node(life=life, provider=record)
-    return tuple(joined[key] for key in sorted(joined))
+        nodes_by_key[life.key] = Node(life=life, kubernetes=node_object, provider=provider_node)
+    listed_ids = {node.life.instance_id for node in nodes_by_key.values() if node.provider}
+    for provider_node in provider_nodes.values():
+        if provider_node.instance_id not in listed_ids:
+            life = NodeLife(
+                cluster=provider_cluster, instance_id=provider_node.instance_id, launched_at=provider_node.launched_at
+            )
+            nodes_by_key[life.key] = Node(life=life, provider=provider_node)
+    return tuple(nodes_by_key[key] for key in sorted(nodes_by_key))
 
 
 _IN_MAINTENANCE = ("SystemUpdating", "DeepHealthCheckInProgress", "ShuttingDown")
@@ -420,17 +428,17 @@ class FleetNode(Value):
             changed_at=now,
         )
 
-    def with_history_of(self, stored: "FleetNode | None") -> "FleetNode":
+    def with_history_of(self, stored_node: "FleetNode | None") -> "FleetNode":
         """Return this row with two values of its earlier row: workloads that have left, and unknown fields."""
-        if stored is None:
+        if stored_node is None:
             return self
-        departures = dict.fromkeys(stored.unmanaged_workloads, self.changed_at) | stored.left_workloads
+        departures = dict.fromkeys(stored_node.unmanaged_workloads, self.changed_at) | stored_node.left_workloads
         recent_departures = {
             label: at
             for label, at in sorted(departures.items())
             if label not in self.unmanaged_workloads and at > self.changed_at - LEFT_WORKLOADS_KEPT
         }
-        return self.replace(left_workloads=recent_departures).keeping_unknown(stored)
+        return self.replace(left_workloads=recent_departures).keeping_unknown(stored_node)
 
     @property
     def record(self) -> ProviderNode | None:
@@ -478,10 +486,10 @@ class FleetNode(Value):
             return False
         return self.is_ready or now - self.life.launched_at >= timedelta(seconds=boot_seconds)
 
-    def is_same_as(self, other: "FleetNode") -> bool:
+    def is_same_as(self, other_node: "FleetNode") -> bool:
         """Whether the rows are equal except for `changed_at`."""
         return all(
-            getattr(self, name) == getattr(other, name) for name in type(self).model_fields if name != "changed_at"
+            getattr(self, name) == getattr(other_node, name) for name in type(self).model_fields if name != "changed_at"
         )
 
 

@@ -104,15 +104,15 @@ class Policy(Section):
     @model_validator(mode="after")
     def _is_bounded(self) -> Self:
         """Check the numbers in shared types, which have no upper limit of their own."""
-        for where, part in (
+        for where, section in (
             ("scheduling.elastic", self.scheduling.elastic),
             ("scheduling.reservations", self.scheduling.reservations),
             ("burst.pools", self.burst.pools),
             ("jobTypes", self.job_types),
             ("faults", self.faults),
         ):
-            for field, most in _beyond(where, part):
-                raise ValueError(f"{field}: must lie between 0 and {most}")
+            for field, maximum in _beyond(where, section):
+                raise ValueError(f"{field}: must lie between 0 and {maximum}")
         return self
 
     @model_validator(mode="after")
@@ -121,9 +121,9 @@ class Policy(Section):
             default_catalogue().with_overrides(self.faults)
         except CatalogueError as error:
             raise ValueError(f"faults: {error}") from error
-        named = [rule.fault_class for rule in self.modes if rule.fault_class]
-        fault_classes = {fault.fault_class for fault in self.catalogue.values()} if named else set()
-        for fault_class in named:
+        named_classes = [rule.fault_class for rule in self.modes if rule.fault_class]
+        fault_classes = {fault.fault_class for fault in self.catalogue.values()} if named_classes else set()
+        for fault_class in named_classes:
             if fault_class not in fault_classes:
                 raise ValueError(
                     f"modes: there is no fault class {fault_class}; omit faultClass for all, or use one of "
@@ -154,32 +154,34 @@ class Policy(Section):
         The hash stays that of the policy that was set: the facts of a decision hold the times that it used.
         """
         reservations = with_training_plan_ends(self.scheduling.reservations, ends)
-        extended = self.replace_unchecked(scheduling=self.scheduling.replace_unchecked(reservations=reservations))
-        extended.__dict__["hash"] = self.hash
-        return extended
+        extended_policy = self.replace_unchecked(
+            scheduling=self.scheduling.replace_unchecked(reservations=reservations)
+        )
+        extended_policy.__dict__["hash"] = self.hash
+        return extended_policy
 
 
 _MOST = {"Seconds": LONGEST_SECONDS, "Hours": LONGEST_SECONDS // 3600}
 """Upper limits, by the unit at the end of a field's name."""
 
 
-def _beyond(where: str, part: object) -> Iterator[tuple[str, int]]:
+def _beyond(where: str, section: object) -> Iterator[tuple[str, int]]:
     """Yield the path of each number that is below 0 or too large, with its upper limit."""
-    match part:
+    match section:
         case Value():
-            fields = type(part).model_fields
+            fields = type(section).model_fields
             for name, field in fields.items():
-                yield from _beyond(f"{where}.{field.alias or name}", getattr(part, name))
+                yield from _beyond(f"{where}.{field.alias or name}", getattr(section, name))
         case Mapping():
-            for name, value in part.items():
+            for name, value in section.items():
                 yield from _beyond(f"{where}.{name}", value)
         case tuple():
-            for index, value in enumerate(part):
+            for index, value in enumerate(section):
                 yield from _beyond(f"{where}[{index}]", value)
         case int() | float():
-            most = next((most for unit, most in _MOST.items() if where.endswith(unit)), LARGEST)
-            if not 0 <= part <= most:
-                yield where, most
+            maximum = next((maximum for unit, maximum in _MOST.items() if where.endswith(unit)), LARGEST)
+            if not 0 <= section <= maximum:
+                yield where, maximum
 
 
 class PolicyError(ValueError):
@@ -230,8 +232,8 @@ def resolve_policy(base: Policy, change: PolicyChange | None) -> PolicyInForce:
 
 def in_force(base: Policy, change: PolicyChange | None) -> tuple[Policy, str]:
     """Return the policy in force, and why the last change is not in force; empty if it is."""
-    resolved = resolve_policy(base, change)
-    return resolved.policy, resolved.refused
+    policy_in_force = resolve_policy(base, change)
+    return policy_in_force.policy, policy_in_force.refused
 
 
 def changed(base: Policy, changes: Mapping[str, Any]) -> Policy:

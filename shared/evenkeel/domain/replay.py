@@ -62,10 +62,10 @@ class Replayed(Value):
     reason: Sentence
     alternatives: tuple[Alternative, ...] = ()
 
-    def differs_from(self, record: Decision) -> str:
+    def differs_from(self, decision_record: Decision) -> str:
         """Return how this answer differs from the recorded one, as a clause; empty if it is the same."""
         for name in ("action", "reason", "alternatives"):
-            now, then = getattr(self, name), getattr(record, name)
+            now, then = getattr(self, name), getattr(decision_record, name)
             if name == "alternatives":
                 now, then = now[:MAX_ALTERNATIVES], then[:MAX_ALTERNATIVES]
             if now != then:
@@ -73,103 +73,109 @@ class Replayed(Value):
         return ""
 
 
-def replay(record: Decision, policy: Policy, catalogue_hash: str = "") -> Replayed:
+def replay(decision_record: Decision, policy: Policy, catalogue_hash: str = "") -> Replayed:
     """Replay a decision record.
 
     Args:
-        record: The decision record.
+        decision_record: The decision record.
         policy: The policy with the hash in the record.
         catalogue_hash: Hash of the fault catalogue in force here.
 
     Raises:
         CannotReplayError: The record needs another engine, policy or catalogue, or its kind is unknown.
     """
-    if record.policy_hash != policy.hash:
-        raise CannotReplayError(f"{record.decision_id} needs policy {record.policy_hash}, and this is {policy.hash}")
-    if record.catalogue_hash and catalogue_hash and record.catalogue_hash != catalogue_hash:
-        raise CannotReplayError(f"{record.decision_id} needs catalogue {record.catalogue_hash}")
-    return decide_again(record, policy)
+    if decision_record.policy_hash != policy.hash:
+        raise CannotReplayError(
+            f"{decision_record.decision_id} needs policy {decision_record.policy_hash}, and this is {policy.hash}"
+        )
+    if decision_record.catalogue_hash and catalogue_hash and decision_record.catalogue_hash != catalogue_hash:
+        raise CannotReplayError(f"{decision_record.decision_id} needs catalogue {decision_record.catalogue_hash}")
+    return decide_again(decision_record, policy)
 
 
-def decide_again(record: Decision, policy: Policy) -> Replayed:
+def decide_again(decision_record: Decision, policy: Policy) -> Replayed:
     """Decide the facts of a record under another policy. The recorded facts stay, including the terms of the fault.
 
     Raises:
         CannotReplayError: The record needs another engine, or its kind is unknown.
     """
-    if record.engine_version != ENGINE_VERSION:
+    if decision_record.engine_version != ENGINE_VERSION:
         raise CannotReplayError(
-            f"{record.decision_id} needs engine {record.engine_version}, and this is {ENGINE_VERSION}"
+            f"{decision_record.decision_id} needs engine {decision_record.engine_version}, and this is {ENGINE_VERSION}"
         )
-    if OMITTED in record.facts:
-        raise CannotReplayError(f"{record.decision_id} has no facts: {record.facts[OMITTED]}")
-    decide_kind = _BY_KIND.get(record.kind)
+    if OMITTED in decision_record.facts:
+        raise CannotReplayError(f"{decision_record.decision_id} has no facts: {decision_record.facts[OMITTED]}")
+    decide_kind = _BY_KIND.get(decision_record.kind)
     if decide_kind is None:
-        raise CannotReplayError(f"{record.decision_id} has the unknown kind {record.kind}")
+        raise CannotReplayError(f"{decision_record.decision_id} has the unknown kind {decision_record.kind}")
     try:
-        return decide_kind(record, policy)
+        return decide_kind(decision_record, policy)
     except ValidationError as error:
-        raise CannotReplayError(f"{record.decision_id} has facts that do not fit its kind {record.kind}") from error
+        raise CannotReplayError(
+            f"{decision_record.decision_id} has facts that do not fit its kind {decision_record.kind}"
+        ) from error
 
 
-def _read_facts(kind: type[F], record: Decision) -> F:
+def _read_facts(kind: type[F], decision_record: Decision) -> F:
     """Read the facts of a record. A newer release may have recorded more of them."""
-    return kind.model_validate(record.facts, extra="allow")
+    return kind.model_validate(decision_record.facts, extra="allow")
 
 
-def record_in_mode(record: Decision, mode: Mode) -> Decision:
+def record_in_mode(decision_record: Decision, mode: Mode) -> Decision:
     """Return a record as if its incident had another mode. A kind that does not depend on the mode stays unchanged."""
-    if record.kind == "RECOVERY":
-        facts: Value = _read_facts(PlanFacts, record).replace(mode=mode)
-    elif record.kind == "REPAIR":
+    if decision_record.kind == "RECOVERY":
+        facts: Value = _read_facts(PlanFacts, decision_record).replace(mode=mode)
+    elif decision_record.kind == "REPAIR":
         # Keep the reason if it does not come from the mode, for example that drills may not act.
-        recorded = _read_facts(RepairFacts, record)
+        recorded_facts = _read_facts(RepairFacts, decision_record)
         by_mode = why_not_allowed(mode, is_drill=False, drills_may_act=True)
-        facts = recorded.replace(not_allowed=by_mode if recorded.not_allowed in _BY_MODE else recorded.not_allowed)
+        facts = recorded_facts.replace(
+            not_allowed=by_mode if recorded_facts.not_allowed in _BY_MODE else recorded_facts.not_allowed
+        )
     else:
-        return record
-    return record.replace(facts=facts.to_json(), mode=mode)
+        return decision_record
+    return decision_record.replace(facts=facts.to_json(), mode=mode)
 
 
-def effect_of(record: Decision, intent: str) -> str:
+def effect_of(decision_record: Decision, intent: str) -> str:
     """Return the outcome of an answer in the mode of its record. For a plan: whether Evenkeel carries it out."""
-    if record.kind != "RECOVERY":
+    if decision_record.kind != "RECOVERY":
         return intent
-    return outcome_in_mode(PlanOutcome(intent), _read_facts(PlanFacts, record))
+    return outcome_in_mode(PlanOutcome(intent), _read_facts(PlanFacts, decision_record))
 
 
-def _replay_recovery(record: Decision, policy: Policy) -> Replayed:
-    plan = plan_recovery(_read_facts(PlanFacts, record), policy.repair)
+def _replay_recovery(decision_record: Decision, policy: Policy) -> Replayed:
+    plan = plan_recovery(_read_facts(PlanFacts, decision_record), policy.repair)
     return Replayed(action=plan.intent, reason=plan.reason, alternatives=plan.alternatives)
 
 
-def _replay_repair(record: Decision, policy: Policy) -> Replayed:
-    decision = choose_repair(_read_facts(RepairFacts, record), policy.repair)
+def _replay_repair(decision_record: Decision, policy: Policy) -> Replayed:
+    decision = choose_repair(_read_facts(RepairFacts, decision_record), policy.repair)
     return Replayed(action=decision.action, reason=decision.reason, alternatives=decision.alternatives)
 
 
-def _replay_check(record: Decision, policy: Policy) -> Replayed:
-    decision = choose_check(_read_facts(CheckFacts, record), policy.repair)
+def _replay_check(decision_record: Decision, policy: Policy) -> Replayed:
+    decision = choose_check(_read_facts(CheckFacts, decision_record), policy.repair)
     return Replayed(action=decision.kind, reason=decision.reason, alternatives=decision.alternatives)
 
 
-def _replay_resume(record: Decision, policy: Policy) -> Replayed:
-    decision = plan_resume(_read_facts(ResumeFacts, record), policy.jobs)
+def _replay_resume(decision_record: Decision, policy: Policy) -> Replayed:
+    decision = plan_resume(_read_facts(ResumeFacts, decision_record), policy.jobs)
     return Replayed(action=decision.option, reason=decision.reason, alternatives=decision.alternatives)
 
 
-def _replay_rollback(record: Decision, policy: Policy) -> Replayed:
-    decision = decide_rollback(_read_facts(RollbackFacts, record), policy.jobs)
+def _replay_rollback(decision_record: Decision, policy: Policy) -> Replayed:
+    decision = decide_rollback(_read_facts(RollbackFacts, decision_record), policy.jobs)
     return Replayed(action=decision.action, reason=decision.reason, alternatives=decision.alternatives)
 
 
-def _replay_drain(record: Decision, policy: Policy) -> Replayed:
-    decision = plan_drain(_read_facts(DrainFacts, record), policy)
+def _replay_drain(decision_record: Decision, policy: Policy) -> Replayed:
+    decision = plan_drain(_read_facts(DrainFacts, decision_record), policy)
     return Replayed(action=decision.action, reason=decision.reason, alternatives=decision.alternatives)
 
 
-def _replay_restart(record: Decision, _policy: Policy) -> Replayed:
-    decision = decide_restart(_read_facts(RestartFacts, record))
+def _replay_restart(decision_record: Decision, _policy: Policy) -> Replayed:
+    decision = decide_restart(_read_facts(RestartFacts, decision_record))
     return Replayed(action=decision.action, reason=decision.reason, alternatives=decision.alternatives)
 
 
@@ -177,66 +183,69 @@ def _replayed(result: _DecisionResult) -> Replayed:
     return Replayed(action=result.action, reason=result.reason, alternatives=result.alternatives)
 
 
-def _replay_attribution(record: Decision, _policy: Policy) -> Replayed:
-    attribution = attribute_fault(_read_facts(AttributionFacts, record))
+def _replay_attribution(decision_record: Decision, _policy: Policy) -> Replayed:
+    attribution = attribute_fault(_read_facts(AttributionFacts, decision_record))
     if attribution is None:
         return Replayed(action="", reason="The attempt has no such rank.")
     return Replayed(action=attribution.instance_id, reason=attribution.reason, alternatives=attribution.alternatives)
 
 
-def _replay_admission(record: Decision, policy: Policy) -> Replayed:
-    decision = decide(with_spares(_read_facts(AdmissionFacts, record), policy.scheduling))
-    return Replayed(
-        action=decision.action, reason=recorded_reason(decision, Mode(record.mode)), alternatives=decision.alternatives
-    )
-
-
-def _replay_resize(record: Decision, _policy: Policy) -> Replayed:
-    return _replayed(resize_answer(_read_facts(ResizeFacts, record)))
-
-
-def _replay_placement(record: Decision, _policy: Policy) -> Replayed:
-    placement = choose_pool(_read_facts(PlacementFacts, record))
-    return Replayed(
-        action=placement.action,
-        reason=placement.recorded_reason(Mode(record.mode)),
-        alternatives=placement.alternatives,
-    )
-
-
-def _replay_burst_check(record: Decision, _policy: Policy) -> Replayed:
-    return _replayed(decide_burst_check(_read_facts(BurstCheckFacts, record)))
-
-
-def _replay_serving_return(record: Decision, _policy: Policy) -> Replayed:
-    return _replayed(decide_serving_return(_read_facts(ServingReturnFacts, record)))
-
-
-def _replay_mixed_growth(record: Decision, _policy: Policy) -> Replayed:
-    decision = decide_mixed(_read_facts(MixedFacts, record))
+def _replay_admission(decision_record: Decision, policy: Policy) -> Replayed:
+    decision = decide(with_spares(_read_facts(AdmissionFacts, decision_record), policy.scheduling))
     return Replayed(
         action=decision.action,
-        reason=decision.recorded_reason(Mode(record.mode)),
+        reason=recorded_reason(decision, Mode(decision_record.mode)),
         alternatives=decision.alternatives,
     )
 
 
-def _replay_displacement(record: Decision, _policy: Policy) -> Replayed:
-    return _replayed(decide_displacement(DisplacementFacts.model_validate(record.facts)))
+def _replay_resize(decision_record: Decision, _policy: Policy) -> Replayed:
+    return _replayed(resize_answer(_read_facts(ResizeFacts, decision_record)))
 
 
-def _replay_migration(record: Decision, _policy: Policy) -> Replayed:
-    return _replayed(decide_migration(_read_facts(MigrationFacts, record)))
+def _replay_placement(decision_record: Decision, _policy: Policy) -> Replayed:
+    placement = choose_pool(_read_facts(PlacementFacts, decision_record))
+    return Replayed(
+        action=placement.action,
+        reason=placement.recorded_reason(Mode(decision_record.mode)),
+        alternatives=placement.alternatives,
+    )
 
 
-def _replay_temporary_capacity(record: Decision, _policy: Policy) -> Replayed:
-    judged = decide_temporary_capacity(_read_facts(TemporaryCapacityFacts, record))
-    return Replayed(action=judged.state, reason=judged.reason)
+def _replay_burst_check(decision_record: Decision, _policy: Policy) -> Replayed:
+    return _replayed(decide_burst_check(_read_facts(BurstCheckFacts, decision_record)))
 
 
-def _replay_validation(record: Decision, _policy: Policy) -> Replayed:
+def _replay_serving_return(decision_record: Decision, _policy: Policy) -> Replayed:
+    return _replayed(decide_serving_return(_read_facts(ServingReturnFacts, decision_record)))
+
+
+def _replay_mixed_growth(decision_record: Decision, _policy: Policy) -> Replayed:
+    decision = decide_mixed(_read_facts(MixedFacts, decision_record))
+    return Replayed(
+        action=decision.action,
+        reason=decision.recorded_reason(Mode(decision_record.mode)),
+        alternatives=decision.alternatives,
+    )
+
+
+def _replay_displacement(decision_record: Decision, _policy: Policy) -> Replayed:
+    return _replayed(decide_displacement(DisplacementFacts.model_validate(decision_record.facts)))
+
+
+def _replay_migration(decision_record: Decision, _policy: Policy) -> Replayed:
+    return _replayed(decide_migration(_read_facts(MigrationFacts, decision_record)))
+
+
+def _replay_temporary_capacity(decision_record: Decision, _policy: Policy) -> Replayed:
+    decision = decide_temporary_capacity(_read_facts(TemporaryCapacityFacts, decision_record))
+    return Replayed(action=decision.state, reason=decision.reason)
+
+
+def _replay_validation(decision_record: Decision, _policy: Policy) -> Replayed:
     verdict = judge_node(
-        ObservedNode.model_validate(record.facts["observed"], extra="allow"), expected=int(record.facts["expected"])
+        ObservedNode.model_validate(decision_record.facts["observed"], extra="allow"),
+        expected_count=int(decision_record.facts["expected"]),
     )
     return Replayed(action="RELEASE" if verdict.is_valid else "KEEP", reason=verdict.reason)
 

@@ -83,6 +83,6 @@ def why_too_small(wanted: Resources, free: Resources, offered: Resources) -> str
 def sum_by_node(parts: Iterable[tuple[_NodeKey, Resources]]) -> dict[_NodeKey, Resources]:
     """Return the sum of the amounts on each node."""
     totals: dict[_NodeKey, Resources] = {}
-    for node, amounts in parts:
-        totals[node] = totals[node] + amounts if node in totals else amounts
+    for node, resources in parts:
+        totals[node] = totals[node] + resources if node in totals else resources
     return totals

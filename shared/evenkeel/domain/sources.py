@@ -128,30 +128,34 @@ class SourceReport(Value):
     """The last error; empty if the last attempt succeeded."""
 
     @classmethod
-    def after(cls, before: Self | None, error: str, now: datetime) -> Self:
+    def after(cls, earlier_report: Self | None, error: str, now: datetime) -> Self:
         """Return the report after an attempt that failed with `error`, or succeeded if `error` is empty."""
         if not error:
             return cls(tried_at=now, seen_at=now)
-        known = before if before is not None and before.tried_at <= now + CLOCK_SKEW else None
+        usable_report = (
+            earlier_report if earlier_report is not None and earlier_report.tried_at <= now + CLOCK_SKEW else None
+        )
         return cls(
             tried_at=now,
-            seen_at=known.seen_at if known else None,
-            failing_since=(known.failing_since if known else None) or now,
+            seen_at=usable_report.seen_at if usable_report else None,
+            failing_since=(usable_report.failing_since if usable_report else None) or now,
             error=error[:_LONGEST_ERROR],
         )
 
-    def joined(self, other: Self) -> Self:
+    def joined(self, other_report: Self) -> Self:
         """Return the joint report of two functions: the newest answer, and the failures after it."""
-        answers = [state.seen_at for state in (self, other) if state.seen_at]
+        answers = [state.seen_at for state in (self, other_report) if state.seen_at]
         seen_at = max(answers, default=None)
-        failed = [state for state in (self, other) if state.error and (seen_at is None or state.tried_at > seen_at)]
-        last = max(failed, key=lambda state: state.tried_at, default=None)
-        first = min((state.failing_since or state.tried_at for state in failed), default=None)
+        failed_reports = [
+            state for state in (self, other_report) if state.error and (seen_at is None or state.tried_at > seen_at)
+        ]
+        last_failure = max(failed_reports, key=lambda state: state.tried_at, default=None)
+        failing_since = min((state.failing_since or state.tried_at for state in failed_reports), default=None)
         return type(self)(
-            tried_at=max(self.tried_at, other.tried_at),
+            tried_at=max(self.tried_at, other_report.tried_at),
             seen_at=seen_at,
-            failing_since=max(first, seen_at) if first and seen_at else first,
-            error=last.error if last else "",
+            failing_since=max(failing_since, seen_at) if failing_since and seen_at else failing_since,
+            error=last_failure.error if last_failure else "",
         )
 
 
@@ -209,7 +213,7 @@ FACTS = (SourceKind.KUBERNETES_LIST, SourceKind.HYPERPOD)
 
 
 def judge(
-    expected: Iterable[Source],
+    expected_sources: Iterable[Source],
     reports: Mapping[str, SourceReport],
     policy: SourcePolicy,
     now: datetime,
@@ -221,14 +225,14 @@ def judge(
     A scheduling cycle without waiting jobs reads no cluster. So a completed cycle does not show that a cluster answers.
 
     Args:
-        expected: The sources of the fleet.
+        expected_sources: The sources of the fleet.
         reports: The joint report of each source, by its name.
         policy: The thresholds.
         now: The current time.
         is_running: Whether the schedules are on.
     """
     ages = tuple(
-        _judge_one(source, reports.get(source.name), policy, now, is_running=is_running) for source in expected
+        _judge_one(source, reports.get(source.name), policy, now, is_running=is_running) for source in expected_sources
     )
     stale = [age.source.target for age in ages if age.source.kind is SourceKind.KUBERNETES_LIST and _is_stale(age)]
     return tuple(_with_stale_clusters(age, stale) for age in ages) if stale else ages
@@ -253,22 +257,22 @@ def complaints(ages: Iterable[SourceAge]) -> tuple[list[str], list[str]]:
     if ages and all(age.state is SourceState.UNKNOWN and age.seen_at is None and not age.error for age in ages):
         return [], ["nothing has been observed yet"]
     stale = [age for age in ages if age.state is SourceState.STALE]
-    failing = [age for age in stale if age.error]
+    failing_ages = [age for age in stale if age.error]
     silent = [age.source for age in stale if not age.error]
     # A scheduling cycle is also UNKNOWN while a cluster is stale. That cluster is already in the list.
-    unknown = [age.source for age in ages if age.state is SourceState.UNKNOWN and not (stale and _has_run(age))]
-    failing_clusters = {age.source.target for age in failing if age.source.kind is SourceKind.KUBERNETES_LIST}
+    unknown_sources = [age.source for age in ages if age.state is SourceState.UNKNOWN and not (stale and _has_run(age))]
+    failing_clusters = {age.source.target for age in failing_ages if age.source.kind is SourceKind.KUBERNETES_LIST}
     # If a cluster does not answer, its watch and its Kueue fail too. Name the cluster only once.
-    listed = [
+    shown_ages = [
         age
-        for age in failing
+        for age in failing_ages
         if age.source.kind not in (SourceKind.KUBERNETES_WATCH, SourceKind.KUEUE)
         or age.source.target not in failing_clusters
     ]
-    reasons = [age.reason.removesuffix(".") for age in listed]
+    reasons = [age.reason.removesuffix(".") for age in shown_ages]
     if silent:
         reasons.append(f"nothing has read {_listed(silent)} for too long")
-    return reasons, [f"nothing is known yet about {_listed(unknown)}"] if unknown else []
+    return reasons, [f"nothing is known yet about {_listed(unknown_sources)}"] if unknown_sources else []
 
 
 def _has_run(age: SourceAge) -> bool:
@@ -307,28 +311,28 @@ def _judge_one(
 def _state(
     source: Source, report: SourceReport | None, threshold: int, now: datetime, *, is_running: bool
 ) -> tuple[SourceState, str]:
-    words = source.words
+    source_text = source.words
     if not is_running:
-        return SourceState.OFF, f"Nothing reads {words}: the schedules are off."
+        return SourceState.OFF, f"Nothing reads {source_text}: the schedules are off."
     if report is None:
-        return SourceState.UNKNOWN, f"Nothing has read {words} yet."
+        return SourceState.UNKNOWN, f"Nothing has read {source_text} yet."
     if report.tried_at > now + CLOCK_SKEW:
         ahead = span((report.tried_at - now).total_seconds())
-        return SourceState.UNKNOWN, f"The last report on {words} is {ahead} in the future: a clock is wrong."
+        return SourceState.UNKNOWN, f"The last report on {source_text} is {ahead} in the future: a clock is wrong."
     limit = timedelta(seconds=threshold)
     failure = f" since {_clock(report.failing_since)}: {report.error}" if report.failing_since else ""
     if report.seen_at is None:
         since = report.failing_since or report.tried_at
         state = SourceState.STALE if now - since > limit else SourceState.UNKNOWN
-        return state, f"{_capital(words)} has never answered{failure}."
+        return state, f"{_capital(source_text)} has never answered{failure}."
     ago = f"last answer {span((now - report.seen_at).total_seconds())} ago"
     if now - report.seen_at > limit:
         if failure:
-            return SourceState.STALE, f"{_capital(words)} {source.verb}{failure} ({ago})."
-        return SourceState.STALE, f"Nothing has read {words} lately ({ago})."
+            return SourceState.STALE, f"{_capital(source_text)} {source.verb}{failure} ({ago})."
+        return SourceState.STALE, f"Nothing has read {source_text} lately ({ago})."
     if report.error:
-        return SourceState.FAILING, f"The last attempt to read {words} failed ({ago}): {report.error}"
-    return SourceState.CURRENT, f"{_capital(words)} answered ({ago})."
+        return SourceState.FAILING, f"The last attempt to read {source_text} failed ({ago}): {report.error}"
+    return SourceState.CURRENT, f"{_capital(source_text)} answered ({ago})."
 
 
 def span(seconds: float) -> str:

@@ -95,12 +95,12 @@ def from_request(kind: type[BaseModel], document: Mapping[str, Any]) -> dict[str
     """
     values: dict[str, Any] = {}
     for field in submitted_fields(kind):
-        *groups, own = field.path
+        *groups, own_name = field.path
         group_document: Mapping[str, Any] = document
         for group in groups:
             group_document = group_document.get(group) or {}
-        if own in group_document:
-            value, model = group_document[own], field.model
+        if own_name in group_document:
+            value, model = group_document[own_name], field.model
             values[field.name] = value if model is None or value is None else from_request(model, value)
     return values
 
@@ -117,10 +117,10 @@ def shown_fields(value: Value, *, only_public: bool = False) -> dict[str, Any]:
     for field in submitted_fields(type(value)):
         if field.rules.is_withheld or (only_public and not field.rules.is_public):
             continue
-        *groups, own = field.path
+        *groups, own_name = field.path
         shown_group = shown
         for group in groups:
             shown_group = shown_group.setdefault(group, {})
         inner = getattr(value, field.name)
-        shown_group[own] = shown_fields(inner) if isinstance(inner, Value) else document[to_camel(field.name)]
+        shown_group[own_name] = shown_fields(inner) if isinstance(inner, Value) else document[to_camel(field.name)]
     return shown

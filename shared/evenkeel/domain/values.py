@@ -120,8 +120,8 @@ class Value(BaseModel):
         return self.model_copy(update=changes)
 
     def _check_names(self, changes: Mapping[str, Any]) -> None:
-        if unknown := changes.keys() - type(self).model_fields.keys():
-            raise TypeError(f"{type(self).__name__} has no field {', '.join(sorted(unknown))}")
+        if unknown_names := changes.keys() - type(self).model_fields.keys():
+            raise TypeError(f"{type(self).__name__} has no field {', '.join(sorted(unknown_names))}")
 
     def keeping_unknown(self, earlier: Self) -> Self:
         """Return this value with the unknown keys of its earlier version, also in fields that are values themselves."""
@@ -131,8 +131,8 @@ class Value(BaseModel):
             if isinstance(own_value := getattr(self, name), Value)
             and type(own_value) is type(earlier_value := getattr(earlier, name))
         }
-        known = {name: getattr(self, name) for name in type(self).model_fields}
-        return type(self).model_validate({**(earlier.__pydantic_extra__ or {}), **known, **inner}, extra="allow")
+        known_values = {name: getattr(self, name) for name in type(self).model_fields}
+        return type(self).model_validate({**(earlier.__pydantic_extra__ or {}), **known_values, **inner}, extra="allow")
 
 
 class StrictValue(Value):
@@ -170,13 +170,13 @@ def booleans_for_numbers(kind: Any, document: Any, path: FieldPath = ()) -> Iter
         path: Path of the document inside a larger one.
     """
     if isinstance(document, bool):
-        parts = {kind, *alternatives(kind)}
-        if parts & {int, float} and bool not in parts:
+        kinds = {kind, *alternatives(kind)}
+        if kinds & {int, float} and bool not in kinds:
             yield path
     elif isinstance(document, Mapping):
         yield from _in_mapping(kind, document, path)
     elif isinstance(document, list | tuple):
-        inner = next((get_args(part)[0] for part in alternatives(kind) if get_origin(part) in _LISTS), None)
+        inner = next((get_args(one_kind)[0] for one_kind in alternatives(kind) if get_origin(one_kind) in _LISTS), None)
         for index, item in enumerate(document):
             yield from booleans_for_numbers(inner, item, (*path, index))
 
@@ -201,5 +201,5 @@ def alternatives(kind: Any) -> tuple[Any, ...]:
     if get_origin(kind) is Annotated:
         return alternatives(get_args(kind)[0])
     if get_origin(kind) in (Union, UnionType):
-        return tuple(part for argument in get_args(kind) for part in alternatives(argument))
+        return tuple(alternative for argument in get_args(kind) for alternative in alternatives(argument))
     return (kind,)

@@ -67,11 +67,13 @@ def graph_of(definition: Definition, visits: Iterable[Visit], *, is_running: boo
 def _with_progress(state: GraphState, visits: list[Visit], *, is_running: bool) -> GraphState:
     if not visits:
         return state
-    last = visits[-1]
+    last_visit = visits[-1]
     progress = StateProgress.DONE
-    if last.exited_at is None:
+    if last_visit.exited_at is None:
         progress = StateProgress.CURRENT if is_running else StateProgress.FAILED
-    return state.replace(progress=progress, entered_at=last.entered_at, exited_at=last.exited_at, visits=len(visits))
+    return state.replace(
+        progress=progress, entered_at=last_visit.entered_at, exited_at=last_visit.exited_at, visits=len(visits)
+    )
 
 
 def _states(definition: Definition, inside: str, branch: int) -> Iterator[GraphState]:
@@ -105,8 +107,8 @@ def _depths(definition: Definition) -> dict[str, int]:
     depths, ahead = {definition["StartAt"]: 0}, [definition["StartAt"]]
     while ahead:
         name = ahead.pop(0)
-        for following in _next(states[name]):
-            if following not in depths:
-                depths[following] = depths[name] + 1
-                ahead.append(following)
+        for next_state in _next(states[name]):
+            if next_state not in depths:
+                depths[next_state] = depths[name] + 1
+                ahead.append(next_state)
     return {name: depths.get(name, len(states)) for name in states}

@@ -99,23 +99,27 @@ def _message(fault: Any) -> str:
             return f"must be {words} {text}, not {_shown(fault['input'])}"
     if kind == "finite_number":
         return f"must be a finite number, not {_shown(fault['input'])}"
-    expected = _EXPECTED.get(kind.partition("_")[0])
-    if expected and kind.rpartition("_")[2] in ("type", "parsing", "float", "size"):
-        return f"must be {expected}, not {_shown(fault['input'])}"
+    expected_kind = _EXPECTED.get(kind.partition("_")[0])
+    if expected_kind and kind.rpartition("_")[2] in ("type", "parsing", "float", "size"):
+        return f"must be {expected_kind}, not {_shown(fault['input'])}"
     return str(fault["msg"])
 
 
 def _together(messages: Sequence[str]) -> str:
     """Join the messages of a union type into one: `must be a whole number, a number or text, not a list`."""
     distinct = list(dict.fromkeys(messages))
-    given = {message.rpartition(", not ")[2] for message in distinct}
-    if len(distinct) == 1 or len(given) > 1 or not all(text.startswith("must be ") for text in distinct):
+    given_values = {message.rpartition(", not ")[2] for message in distinct}
+    if len(distinct) == 1 or len(given_values) > 1 or not all(text.startswith("must be ") for text in distinct):
         # A message of Evenkeel's own validator is the most precise one.
         return next((text for text in distinct if not text.startswith("must be ")), distinct[0])
-    expected = [text.rpartition(", not ")[0].removeprefix("must be ") for text in distinct]
-    expected = [text for text in expected if not (text == "a whole number" and "a number" in expected)]
-    listed = f"{', '.join(expected[:-1])} or {expected[-1]}" if len(expected) > 1 else expected[0]
-    return f"must be {listed}, not {given.pop()}"
+    expected_texts = [text.rpartition(", not ")[0].removeprefix("must be ") for text in distinct]
+    expected_texts = [
+        text for text in expected_texts if not (text == "a whole number" and "a number" in expected_texts)
+    ]
+    choices_text = (
+        f"{', '.join(expected_texts[:-1])} or {expected_texts[-1]}" if len(expected_texts) > 1 else expected_texts[0]
+    )
+    return f"must be {choices_text}, not {given_values.pop()}"
 
 
 def _shown(value: Any) -> str:

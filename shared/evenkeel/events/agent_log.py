@@ -55,15 +55,15 @@ def named_faults(line: str) -> tuple[NamedFault, ...]:
         details = _AgentLogLine.model_validate(document).details
     except ValidationError:
         return ()
-    named = driver_lines.named_faults(details.message or "")
-    if not named and details.condition == "XID Error" and details.err_num:
+    faults = driver_lines.named_faults(details.message or "")
+    if not faults and details.condition == "XID Error" and details.err_num:
         number = str(details.err_num)
-        named = () if driver_lines.is_cleanup(number) else (NamedFault(driver_lines.xid_key(number), number),)
+        faults = () if driver_lines.is_cleanup(number) else (NamedFault(driver_lines.xid_key(number), number),)
     # The agent's own verdict is kept beside the code: it attributes some Xids to the application.
     reason = details.reason or ""
     if _NAME.fullmatch(reason) and f"hp:{reason}" in default_catalogue():
-        return (*named, NamedFault(fault_key(reason), reason))
-    return named
+        return (*faults, NamedFault(fault_key(reason), reason))
+    return faults
 
 
 def _document(line: str) -> dict[str, Any] | None:

@@ -97,9 +97,9 @@ def _texts_in(value: object) -> list[str]:
     return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
 
 
-def _hyperpod_targets(record: _CloudTrailRecord) -> Iterable[tuple[str, str]]:
+def _hyperpod_targets(api_call: _CloudTrailRecord) -> Iterable[tuple[str, str]]:
     """Return the instance ids and logical ids that HyperPod accepted; the requested ids if no answer is recorded."""
-    request, answer = record.request_parameters or {}, record.response_elements or {}
+    request, answer = api_call.request_parameters or {}, api_call.response_elements or {}
     source, names = (
         (answer, _ACCEPTED_ID_FIELDS)
         if any(name in answer for name in _ACCEPTED_ID_FIELDS)
@@ -113,15 +113,15 @@ _ACCEPTED_ID_FIELDS = ("successful", "successfulNodeLogicalIds")
 _REQUESTED_ID_FIELDS = ("nodeIds", "nodeLogicalIds")
 
 
-def _ec2_targets(record: _CloudTrailRecord) -> Iterable[tuple[str, str]]:
-    instances = (record.request_parameters or {}).get("instancesSet")
+def _ec2_targets(api_call: _CloudTrailRecord) -> Iterable[tuple[str, str]]:
+    instances = (api_call.request_parameters or {}).get("instancesSet")
     entries = instances.get("items") if isinstance(instances, dict) else None
     ids = [entry.get("instanceId") for entry in entries or () if isinstance(entry, dict)]
     return [(instance_id, "") for instance_id in ids if isinstance(instance_id, str)]
 
 
-def _group_targets(record: _CloudTrailRecord) -> Iterable[tuple[str, str]]:
-    return [(text, "") for text in _texts_in([(record.request_parameters or {}).get("instanceId")])]
+def _group_targets(api_call: _CloudTrailRecord) -> Iterable[tuple[str, str]]:
+    return [(text, "") for text in _texts_in([(api_call.request_parameters or {}).get("instanceId")])]
 
 
 _Targets = Callable[[_CloudTrailRecord], Iterable[tuple[str, str]]]
@@ -151,18 +151,20 @@ def parse(document: Json) -> tuple[NodeAction, ...] | Ignored | Unknown | Malfor
     if call not in _CALLS:
         return Unknown(f"no rule for the call {fields.one_line(str(call[1]))[:80]}")
     try:
-        record = _CloudTrailRecord.model_validate(document)
+        api_call = _CloudTrailRecord.model_validate(document)
     except ValidationError as error:
         return fields.malformed_event(error)
-    if record.error_code:
+    if api_call.error_code:
         return Ignored("the call failed")
-    kind, read_targets = _CALLS[record.event_source, record.event_name]
-    distinct_targets = dict.fromkeys(read_targets(record))
+    kind, read_targets = _CALLS[api_call.event_source, api_call.event_name]
+    distinct_targets = dict.fromkeys(read_targets(api_call))
     event = NodeEvent(
-        at=record.event_time,
+        at=api_call.event_time,
         kind=kind,
-        actor=record.user_identity.actor,
-        evidence=fields.one_line(f"CloudTrail {record.event_id}: {record.event_name} by {record.user_identity.name}"),
+        actor=api_call.user_identity.actor,
+        evidence=fields.one_line(
+            f"CloudTrail {api_call.event_id}: {api_call.event_name} by {api_call.user_identity.name}"
+        ),
     )
     actions = tuple(
         NodeAction(event=event, instance_id=instance_id, logical_id=logical_id)

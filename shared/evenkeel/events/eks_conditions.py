@@ -31,9 +31,9 @@ def named_fault(reason: str, message: str = "") -> NamedFault | None:
         )
         return next(exact, NamedFault(driver_lines.xid_key(number, message), number))
     code = reason if _REASON.fullmatch(reason) else "unreadable"
-    numbered = _NUMBERED.fullmatch(reason)
-    if numbered:
-        return NamedFault(_numbered_key(numbered["name"], numbered["number"]), code)
+    xid_match = _NUMBERED.fullmatch(reason)
+    if xid_match:
+        return NamedFault(_numbered_key(xid_match["name"], xid_match["number"]), code)
     name = "RepeatedRestart" if reason.endswith("RepeatedRestart") else code
     return NamedFault(f"eks:{name}" if f"eks:{name}" in default_catalogue() else UNKNOWN_FAULT, code)
 

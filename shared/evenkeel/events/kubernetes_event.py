@@ -82,8 +82,8 @@ class _Event(EventModel):
     def times(self) -> tuple[datetime, ...]:
         """The first and the last time of a repeated event. Kubernetes does not keep the times between them."""
         stamps = (self.first or self.event_time, self.last)
-        known = tuple(dict.fromkeys(at for at in stamps if at))
-        return known or tuple(at for at in (self.metadata.creation_timestamp,) if at)
+        known_times = tuple(dict.fromkeys(at for at in stamps if at))
+        return known_times or tuple(at for at in (self.metadata.creation_timestamp,) if at)
 
 
 def is_event(document: Json) -> bool:
@@ -112,6 +112,6 @@ def _node_change(event: _Event, at: datetime) -> NodeAction | ReadinessChange:
         return ReadinessChange(node_name=name, is_ready=_READINESS[event.reason], evidence=evidence)
     kind = _ACTIONS.get(event.reason, NodeEventKind.REMOVED)
     actor = Actor.KARPENTER if event.reason == _DISRUPTED else Actor.UNKNOWN
-    planned = event.reason == _DISRUPTED and _PLANNED.match(event.message) is not None
+    is_planned = event.reason == _DISRUPTED and _PLANNED.match(event.message) is not None
     node_event = NodeEvent(at=at, kind=kind, actor=actor, evidence=evidence)
-    return NodeAction(event=node_event, node_name=name, is_planned=planned)
+    return NodeAction(event=node_event, node_name=name, is_planned=is_planned)

@@ -83,7 +83,7 @@ class _FaultDetails(RootModel[list[OnErrorOmit[_FaultDetail]]]):
 
 
 def node_facts(
-    node: KubernetesNode, policy: WatchPolicy, now: datetime, ending: Mapping[str, GroupFact] | None = None
+    node: KubernetesNode, policy: WatchPolicy, now: datetime, ending_reservations: Mapping[str, GroupFact] | None = None
 ) -> tuple[NodeFact, ...]:
     """Return the facts that a node object shows now. The same fact has the same key each time, so repeats are harmless.
 
@@ -91,7 +91,7 @@ def node_facts(
         node: The node object.
         policy: How long a state must last before it is a fact.
         now: The time.
-        ending: Notices of capacity reservations that are about to end, by reservation id.
+        ending_reservations: Notices of capacity reservations that are about to end, by reservation id.
     """
     if node.instance_id is None:
         return ()
@@ -100,7 +100,7 @@ def node_facts(
         *_hyperpod_facts(node, policy, now),
         *_eks_facts(node, policy, now),
         *_nvsentinel_facts(node, policy, now),
-        *_reservation_facts(node, ending or {}, now),
+        *_reservation_facts(node, ending_reservations or {}, now),
     )
 
 
@@ -109,7 +109,7 @@ def fault_evidence(
 ) -> tuple[str, ...]:
     """Return the labels, taints and conditions that mark a node as faulty; none if no fault needs a repair."""
     sources = (_hyperpod_facts, _eks_facts, _nvsentinel_facts) if node.instance_id else ()
-    facts = [fact for read in sources for fact in read(node, policy, now)]
+    facts = [fact for read_facts in sources for fact in read_facts(node, policy, now)]
     faults = (catalogue.look_up(fact.fault_key) for fact in facts if fact.kind is FactKind.FAULT)
     if not any(fault.repairs_node for fault in faults):
         return ()
@@ -245,9 +245,11 @@ def _recovery_facts(
     yield healthy_fact.replace(kind=FactKind.RECOVERED)
 
 
-def _reservation_facts(node: KubernetesNode, ending: Mapping[str, GroupFact], now: datetime) -> Iterator[NodeFact]:
+def _reservation_facts(
+    node: KubernetesNode, ending_reservations: Mapping[str, GroupFact], now: datetime
+) -> Iterator[NodeFact]:
     reservation = node.labels.get(_RESERVATION, "")
-    notice = ending.get(reservation)
+    notice = ending_reservations.get(reservation)
     terminates_at = notice.deadline_at if notice else None
     if notice is None or terminates_at is None:
         return
@@ -277,11 +279,13 @@ def _label_facts(node: KubernetesNode, now: datetime) -> tuple[NodeFact, ...]:
             facts[fact.fact_key] = fact
     # A label without a time counts once per boot: only the boot id distinguishes its occurrences.
     boot = f"boot-{node.boot_id}"
-    untimed = [NamedFault(fault_key(name), name) for name in types if name not in seen_keys]
+    untimed_faults = [NamedFault(fault_key(name), name) for name in types if name not in seen_keys]
     if not facts and not types:
-        untimed += [NamedFault(pending_repair, pending_repair.partition(":")[2])] if pending_repair else []
-        untimed += [NamedFault("hp:deep_health_check_failed", "deep_health_check_failed")] if failed_check else []
-    for named_fault in untimed:
+        untimed_faults += [NamedFault(pending_repair, pending_repair.partition(":")[2])] if pending_repair else []
+        untimed_faults += (
+            [NamedFault("hp:deep_health_check_failed", "deep_health_check_failed")] if failed_check else []
+        )
+    for named_fault in untimed_faults:
         text = f"Node {node.name} has the mark {named_fault.code}."
         fact = _node_fact(node, SOURCE_AGENT, named_fault, now, occurrence=boot, detail=text)
         facts[fact.fact_key] = fact

@@ -33,13 +33,13 @@ def named_faults(code: str, line: str) -> tuple[NamedFault, ...]:
 
     A code is a key of the catalogue (`xid:79`), the number of an Xid, or the name that HyperPod or the EKS agent uses.
     """
-    named = agent_log.named_faults(line) if line else ()
+    faults = agent_log.named_faults(line) if line else ()
     if not code:
-        return named
+        return faults
     key = fault_key(code)
     if not key:
         return ()
-    with_device = next((fault for fault in named if fault.gpu), NamedFault(key, code))
+    with_device = next((fault for fault in faults if fault.gpu), NamedFault(key, code))
     return (NamedFault(key, code, with_device.gpu, with_device.link),)
 
 
@@ -50,8 +50,8 @@ def fault_key(code: str) -> str:
         return fault.key
     if _DIGITS.fullmatch(code):
         return driver_lines.xid_key(code.lstrip("0") or "0")
-    named = eks_conditions.named_fault(code)
-    return named.fault_key if named and named.fault_key.startswith(("xid:", "eks:", "gpu:")) else ""
+    named_fault = eks_conditions.named_fault(code)
+    return named_fault.fault_key if named_fault and named_fault.fault_key.startswith(("xid:", "eks:", "gpu:")) else ""
 
 
 def report_detail(caller: str, reporter_role: ReporterRole, facts: list[dict[str, str]]) -> dict[str, object]:

@@ -414,8 +414,8 @@ def _refusal_code(error: Refused) -> str:
 
 def read_caller(arn: str, *, own_account: str) -> ApiCaller:
     """Parse a caller's ARN. All sessions of a role are the same principal."""
-    parts = arn.split(":", 5)
-    account, resource = (parts[4], parts[5]) if len(parts) == 6 else ("", arn)
+    segments = arn.split(":", 5)
+    account, resource = (segments[4], segments[5]) if len(segments) == 6 else ("", arn)
     kind, _, rest = resource.partition("/")
     session = ""
     if kind == "assumed-role":
@@ -438,9 +438,11 @@ def _validate(model: type[B], document: Json) -> B:
             FieldError(_field_path(fault["loc"]), _field_message(fault, model))
             for fault in error.errors(include_input=False, include_url=False)[:20]
         )
-        first = errors[0]
-        more = f" ({len(errors) - 1} more)" if len(errors) > 1 else ""
-        raise ApiProblem("VALIDATION_FAILED", f"{first.field}: {first.message}{more}", errors) from error
+        first_error = errors[0]
+        more_text = f" ({len(errors) - 1} more)" if len(errors) > 1 else ""
+        raise ApiProblem(
+            "VALIDATION_FAILED", f"{first_error.field}: {first_error.message}{more_text}", errors
+        ) from error
 
 
 def _parse_finite_float(text: str) -> float:
@@ -461,8 +463,8 @@ def _field_path(location: tuple[int | str, ...]) -> str:
 def _field_message(fault: Any, model: type[BaseModel]) -> str:
     if fault["type"] == "extra_forbidden":
         *path, name = fault["loc"]
-        near = similar_names(str(name), _field_names(model, path))
-        return f"is not a known field; did you mean {near}?" if near else "is not a known field"
+        nearest_names = similar_names(str(name), _field_names(model, path))
+        return f"is not a known field; did you mean {nearest_names}?" if nearest_names else "is not a known field"
     text = str(fault["msg"]).removeprefix("Value error, ").replace("Field required", "is required")
     return text[:1].lower() + text[1:]
 

@@ -81,8 +81,8 @@ def create_body_class(
     fields: dict[str, Any] = {}
     members: dict[str, list[SubmittedField]] = {}
     for field in submitted_fields(declared_in):
-        *group, own = field.path
-        fields[group[0] if group else own] = None if group else _field(field)
+        *group, own_name = field.path
+        fields[group[0] if group else own_name] = None if group else _field(field)
         if group:
             members.setdefault(group[0], []).append(field)
     for group_name, inner in members.items():
@@ -117,12 +117,12 @@ def _field(field: SubmittedField) -> tuple[Any, Any]:
 
 def _request_type(kind: Any, rules: Submitted, *, may_be_empty: bool = False) -> Any:
     """Return the type of a field in a request: the domain's type, with the limits of a request."""
-    parts = alternatives(kind)
-    if len(parts) > 1:
-        first, *further_types = (_request_type(part, rules) for part in parts if part is not NoneType)
+    kinds = alternatives(kind)
+    if len(kinds) > 1:
+        first_kind, *further_types = (_request_type(part, rules) for part in kinds if part is not NoneType)
         assert not further_types, f"a request cannot express {kind}"
-        return first | None
-    kind = parts[0]
+        return first_kind | None
+    kind = kinds[0]
     origin, arguments = get_origin(kind), get_args(kind)
     assert rules.max_items or origin is None, f"a submitted {kind} needs max_items"
     assert rules.max_length or kind is not str, "a submitted text needs max_length"
@@ -144,10 +144,10 @@ def _request_type(kind: Any, rules: Submitted, *, may_be_empty: bool = False) ->
         return Timestamp
     if kind is bool:
         return StrictBool
-    lowest, highest = rules.limits or (None, None)
+    minimum, maximum = rules.limits or (None, None)
     if kind is float:
-        return Annotated[float, Field(ge=lowest, le=highest, allow_inf_nan=False)]
-    return Annotated[int, _Described({"minimum": lowest, "maximum": highest} if rules.limits else {})]
+        return Annotated[float, Field(ge=minimum, le=maximum, allow_inf_nan=False)]
+    return Annotated[int, _Described({"minimum": minimum, "maximum": maximum} if rules.limits else {})]
 
 
 def _text_keywords(rules: Submitted, *, may_be_empty: bool) -> Mapping[str, Any]:

@@ -56,7 +56,8 @@ def run(document: Any, ports: Ports) -> Json:
     except ValidationError as error:
         return {"error": f"not a self-test: {count_of(error.error_count(), 'field is', 'fields are')} not valid"}
     rights = [
-        KubernetesPermission(right.verb, right.group, right.resource, right.namespace) for right in request.rights
+        KubernetesPermission(permission.verb, permission.group, permission.resource, permission.namespace)
+        for permission in request.rights
     ]
     return {
         "version": __version__,
@@ -72,7 +73,7 @@ def _test_cluster(ports: Ports, name: str, rights: list[KubernetesPermission], r
     answer |= {"kueueNamespaces": None, "kueueError": ""}
     try:
         answer["serverVersion"] = ports.cluster.server_version(name)
-        missing = ports.cluster.missing_rights(name, rights)
+        missing_permissions = ports.cluster.missing_rights(name, rights)
         answer["missing"] = [
             {
                 "verb": permission.verb,
@@ -80,9 +81,9 @@ def _test_cluster(ports: Ports, name: str, rights: list[KubernetesPermission], r
                 "resource": permission.resource,
                 "namespace": permission.namespace,
             }
-            for permission in missing
+            for permission in missing_permissions
         ]
-        if _READ_NODE in rights and _READ_NODE not in missing:
+        if _READ_NODE in rights and _READ_NODE not in missing_permissions:
             # The server answers version and access reviews from memory. Only reading an object proves that it works.
             ports.cluster.node(name, _ABSENT_NODE)
     except EvenkeelError as error:
@@ -102,12 +103,12 @@ def _error_text(error: EvenkeelError) -> str:
 def _policy_document(ports: Ports) -> Json:
     try:
         policy, change = ports.policy, ports.policies.change
-        resolved = resolve_policy(ports.policies.base, change)
+        policy_in_force = resolve_policy(ports.policies.base, change)
     except EvenkeelError as error:
         return {"error": _error_text(error)}
     return {
         "name": ports.settings.policy_name,
         "hash": policy.hash,
-        "refused": resolved.refused or "",
-        "inForce": resolved.number,
+        "refused": policy_in_force.refused or "",
+        "inForce": policy_in_force.number,
     }

@@ -82,5 +82,5 @@ class LambdaTelemetry:
 
 
 def _log_keys(keys: Mapping[str, Any]) -> dict[str, Any]:
-    named = ((to_camel(name), value) for name, value in keys.items() if value is not None)
-    return {f"{name}_" if name in _RESERVED else name: value for name, value in named if name not in SECRET_KEYS}
+    named_values = ((to_camel(name), value) for name, value in keys.items() if value is not None)
+    return {f"{name}_" if name in _RESERVED else name: value for name, value in named_values if name not in SECRET_KEYS}

@@ -57,10 +57,10 @@ class Ports:
             raise TypeError(f"there is no port {', '.join(unknown)}")
         self.__dict__.update(ports)
 
-    def context(self, **given: Any) -> Context:
-        """Return a context with these ports and the current time. `given` replaces attributes."""
+    def context(self, **values: Any) -> Context:
+        """Return a context with these ports and the current time. `values` replaces attributes."""
         settings = self.settings
-        return Context(self, **{"site": settings.site, "mode": settings.mode, "now": self.clock.now(), **given})
+        return Context(self, **{"site": settings.site, "mode": settings.mode, "now": self.clock.now(), **values})
 
     @property
     def policy(self) -> Policy:

@@ -98,17 +98,17 @@ class Context:
     ids: Ids
     telemetry: Telemetry
 
-    def __init__(self, ports: Any, **given: Any) -> None:
-        """Take each attribute from `given`, else from the attribute of `ports` with the same name.
+    def __init__(self, ports: Any, **values: Any) -> None:
+        """Take each attribute from `values`, else from the attribute of `ports` with the same name.
 
         Raises:
-            TypeError: `given` names an attribute that a context does not have.
+            TypeError: `values` names an attribute that a context does not have.
         """
-        unknown = given.keys() - type(self).__annotations__.keys()
-        if unknown:
-            raise TypeError(f"a context has no {', '.join(sorted(unknown))}")
+        unknown_names = values.keys() - type(self).__annotations__.keys()
+        if unknown_names:
+            raise TypeError(f"a context has no {', '.join(sorted(unknown_names))}")
         self._ports = ports
-        self.__dict__.update(given)
+        self.__dict__.update(values)
 
     if not TYPE_CHECKING:
 
@@ -123,15 +123,15 @@ class Context:
         """Return the rows of some keys, and read the site's policy in the same round trip if it is due."""
         if "policy" in self.__dict__:
             return self.ledger.batch_get(*keys)
-        due = self._ports.policies.due_key()
-        if due is None:
+        policy_key = self._ports.policies.due_key()
+        if policy_key is None:
             return self.ledger.batch_get(*keys)
         read_at = self.clock.now()
-        *answers, policy = self.ledger.batch_get(*keys, due)
+        *answers, policy = self.ledger.batch_get(*keys, policy_key)
         self._ports.policies.use_row(policy, read_at)
         return tuple(answers)
 
     def replace(self, **changes: Any) -> Self:
         """Return a copy with these attributes replaced. Ports that are not built yet stay so."""
-        known = {name: value for name, value in vars(self).items() if name != "_ports"}
-        return type(self)(self._ports, **{**known, **changes})
+        values = {name: value for name, value in vars(self).items() if name != "_ports"}
+        return type(self)(self._ports, **{**values, **changes})

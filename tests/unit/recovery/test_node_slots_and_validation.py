@@ -37,7 +37,7 @@ PREFIX = "sagemaker.amazonaws.com/"
 
 
 def slot_state_of(*records: Any, slot: str = SLOT, nodes: Any = ()) -> SlotState:
-    return find_slot_state(LIFE, slot, "p5-workers", records=records, nodes=nodes, since=at(0))
+    return find_slot_state(LIFE, slot, "p5-workers", provider_nodes=records, nodes=nodes, since=at(0))
 
 
 # ---------------------------------------------------------------- node slots
@@ -97,7 +97,7 @@ def test_no_node_takes_the_slot_of_a_listed_node() -> None:
     ],
 )
 def test_node_is_valid_by_its_readiness_devices_and_faults(machine: ObservedNode, is_valid: bool, word: str) -> None:
-    verdict = judge_node(machine, expected=8)
+    verdict = judge_node(machine, expected_count=8)
 
     assert verdict.is_valid is is_valid
     assert word in verdict.reason

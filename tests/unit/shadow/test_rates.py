@@ -80,7 +80,7 @@ def test_thousands_of_trials_give_a_narrow_interval() -> None:
 
 
 def test_rate_without_a_verdict_is_unknown_not_zero() -> None:
-    rate = Rate.of_counts(0, 0, unknown=4)
+    rate = Rate.of_counts(0, 0, unknown_count=4)
 
     assert (rate.share, rate.low, rate.high, rate.unknown) == (None, 0.0, 1.0, 4)
 

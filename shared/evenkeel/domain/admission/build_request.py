@@ -90,9 +90,9 @@ def build_request(
         )
     if not policy.scheduling.reservations:
         return request
-    run = policy.burst.run_seconds_of(job.spec.priority_class)
+    run_seconds = policy.burst.run_seconds_of(job.spec.priority_class)
     keeps = bool(job.spec.checkpoint_uri)
-    works = min(run, policy.economy.expected_checkpoint_seconds) if keeps else 2 * run
+    works = min(run_seconds, policy.economy.expected_checkpoint_seconds) if keeps else 2 * run_seconds
     starts = policy.economy.expected_launch_seconds + policy.jobs.expected_resume_seconds
     seconds = starts + works + job.spec.grace_seconds + RiskLimits().grace_seconds
     return request.replace_unchecked(needs_node_until=now + timedelta(seconds=seconds))

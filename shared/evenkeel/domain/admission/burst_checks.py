@@ -95,8 +95,8 @@ class BurstCheckDecision(Value):
     @property
     def note_key(self) -> str:
         """Key that two answers to one reservation of quota share if they differ only in their figures."""
-        waited = self.facts.workload
-        subject = f"{waited.job_name}/{waited.check}/{waited.retry_count}/{self.action}"
+        workload = self.facts.workload
+        subject = f"{workload.job_name}/{workload.check}/{workload.retry_count}/{self.action}"
         return f"{subject}/{self.placement_key or self.reason}"[:_MAX_NOTE_KEY]
 
 
@@ -106,14 +106,14 @@ def decide_burst_check(facts: BurstCheckFacts) -> BurstCheckDecision:
     if not facts.job_id:
         return _refused(facts, "Evenkeel has not created this job, and rents only for its own: submit it to Evenkeel.")
     if workload.pods != facts.nodes:
-        reserved = f"Kueue reserved quota for {count_of(workload.pods, 'pod')}, but the job runs on {facts.nodes}"
-        return _decided(facts, BurstCheckAction.RETRY, f"{reserved}. Evenkeel rents only for a whole job.")
+        reserved_text = f"Kueue reserved quota for {count_of(workload.pods, 'pod')}, but the job runs on {facts.nodes}"
+        return _decided(facts, BurstCheckAction.RETRY, f"{reserved_text}. Evenkeel rents only for a whole job.")
     if workload.open_checks:
         checks = ", ".join(workload.open_checks)
         return _decided(facts, BurstCheckAction.WAIT, f"Evenkeel rents once the other checks have passed: {checks}.")
     if rental is not None and rental.state.hosts_holder and rental.nodes < workload.pods:
-        rented = count_of(rental.nodes, f"node of {rental.pool} is", f"nodes of {rental.pool} are")
-        reason = f"{rented} rented, but the job runs on {workload.pods}. Evenkeel rents again once they are gone."
+        rented_text = count_of(rental.nodes, f"node of {rental.pool} is", f"nodes of {rental.pool} are")
+        reason = f"{rented_text} rented, but the job runs on {workload.pods}. Evenkeel rents again once they are gone."
         return _decided(facts, BurstCheckAction.RETRY, reason)
     if rental is not None and rental.state is RentalState.READY:
         subject = count_of(rental.nodes, f"node of {rental.pool} is", f"nodes of {rental.pool} are")
@@ -178,8 +178,8 @@ def _decided(
     selector = {RENTAL_NODE_LABEL: facts.rental.name} if is_admitted and facts.rental else {}
     requeue = None
     if action is BurstCheckAction.RETRY:
-        doubled = _FIRST_RETRY_SECONDS * 2 ** min(facts.workload.retry_count, 10)
-        requeue = _LONGEST_RETRY_SECONDS if is_permanent else min(_LONGEST_RETRY_SECONDS, doubled)
+        doubled_seconds = _FIRST_RETRY_SECONDS * 2 ** min(facts.workload.retry_count, 10)
+        requeue = _LONGEST_RETRY_SECONDS if is_permanent else min(_LONGEST_RETRY_SECONDS, doubled_seconds)
     return BurstCheckDecision(
         action=action,
         reason=reason,
@@ -257,7 +257,7 @@ def _why_flavor_forbids(workload: CheckedWorkload, pool: RentedPool, policy: Pol
     """
     if pool.cluster != workload.cluster:
         return (f"The Workload is in cluster {workload.cluster}.",)
-    known = {
+    known_labels = {
         KARPENTER_LABEL: pool.name,
         "karpenter.sh/capacity-type": str(pool.market),
         "node.kubernetes.io/instance-type": pool.instance_type,
@@ -267,7 +267,7 @@ def _why_flavor_forbids(workload: CheckedWorkload, pool: RentedPool, policy: Pol
         **pool.labels,
     }
     for key, value in sorted(workload.node_labels.items()):
-        if known.get(key) != value:
+        if known_labels.get(key) != value:
             flavors = ", ".join(workload.flavors)
             return (f"Kueue's flavor {flavors} selects nodes with {key}={value}.",)
     return ()

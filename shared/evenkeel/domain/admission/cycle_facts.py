@@ -36,11 +36,11 @@ class CycleFacts(Value):
 
     @model_validator(mode="before")
     @classmethod
-    def _unpack(cls, stored: Any) -> Any:
-        if not isinstance(stored, Mapping) or PACKED not in stored:
-            return stored
-        remaining = {name: value for name, value in stored.items() if name != PACKED}
-        return {**unpacked({PACKED: stored[PACKED]}), **remaining}
+    def _unpack(cls, document: Any) -> Any:
+        if not isinstance(document, Mapping) or PACKED not in document:
+            return document
+        unpacked_fields = {name: value for name, value in document.items() if name != PACKED}
+        return {**unpacked({PACKED: document[PACKED]}), **unpacked_fields}
 
     def facts_of(self, decision_id: str) -> Json | None:
         """Return the facts of a decision, as its own record would hold them; None if they are not here."""
@@ -48,7 +48,9 @@ class CycleFacts(Value):
         if own_facts is None or own_facts.get("quota") is None:
             return own_facts
         quota = own_facts["quota"]
-        holders = (text for first, count in quota["jobs"] for text in self.holders[first : first + count])
+        holders = (
+            text for first_index, count in quota["jobs"] for text in self.holders[first_index : first_index + count]
+        )
         jobs = f"[{','.join(holders)}]"
         return {**own_facts, "quota": {**quota, "quotas": self.quotas[quota["quotas"]], "jobs": jobs}}
 
@@ -82,11 +84,13 @@ def cycle_facts(facts_by_decision: Mapping[str, AdmissionFacts]) -> CycleFacts:
     # All records list the holders of a queue in the same order, so sorting by queue gives the longest runs.
     order = sorted(range(len(holders.texts)), key=holders.group_of)
     positions = {index: position for position, index in enumerate(order)}
-    runs = {part: _runs((positions[index], 1) for index in part_indexes) for part, part_indexes in indexes.items()}
+    runs = {
+        part_id: _runs((positions[index], 1) for index in part_indexes) for part_id, part_indexes in indexes.items()
+    }
     runs_of_list: dict[int, list[list[int]]] = {}
     for decision_id, jobs in lists.items():
         if id(jobs) not in runs_of_list:
-            runs_of_list[id(jobs)] = _runs(run for part in _parts_of(jobs) for run in runs[id(part)])
+            runs_of_list[id(jobs)] = _runs(run for part_id in _parts_of(jobs) for run in runs[id(part_id)])
         own_facts[decision_id]["quota"]["jobs"] = runs_of_list[id(jobs)]
     return CycleFacts.model_construct(
         quotas=tuple(quotas.texts), holders=tuple(holders.texts[index] for index in order), facts=own_facts
@@ -122,15 +126,19 @@ class _Texts:
 
 def _parts_of(documents: Sequence[Json]) -> Iterable[Sequence[Json]]:
     """Return the parts of a list that other lists may share; the whole list if it was read from a record."""
-    return [part.documents for part in documents.parts] if isinstance(documents, SerializedDocuments) else [documents]
+    return (
+        [document_part.documents for document_part in documents.parts]
+        if isinstance(documents, SerializedDocuments)
+        else [documents]
+    )
 
 
-def _runs(parts: Iterable[Sequence[int]]) -> list[list[int]]:
+def _runs(number_runs: Iterable[Sequence[int]]) -> list[list[int]]:
     """Return runs `(first, count)` of indexes, joined where there is no gap."""
     runs: list[list[int]] = []
-    for first, count in parts:
-        if runs and first == sum(runs[-1]):
+    for run_start, count in number_runs:
+        if runs and run_start == sum(runs[-1]):
             runs[-1][1] += count
         else:
-            runs.append([first, count])
+            runs.append([run_start, count])
     return runs

@@ -184,7 +184,7 @@ class CycleSnapshot(NamedTuple):
         """Return the jobs that hold a charge although they were asked to stop."""
         if not self.setup.has_teams:
             return frozenset()
-        stopping = {job_id for job_id, job in self.jobs_with_charge.items() if job.stop_of(job.current_attempt)}
+        stopping_job_ids = {job_id for job_id, job in self.jobs_with_charge.items() if job.stop_of(job.current_attempt)}
         return frozenset(
-            (stopping | self.scheduler_state.stopping.keys()) & {charge.job_id for charge in self.live_charges}
+            (stopping_job_ids | self.scheduler_state.stopping.keys()) & {charge.job_id for charge in self.live_charges}
         )

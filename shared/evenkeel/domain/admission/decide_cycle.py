@@ -167,10 +167,10 @@ def _stopping_jobs(plan: CyclePlan) -> frozenset[str]:
     victims |= {
         job_id for step in plan.steps if isinstance(step, DisplacementStep) for job_id in step.displacement.victims
     }
-    resized = {resize.job_id for resize in plan.resizes.planned}
-    leaving = {stop.facts.candidate.job_id for stop in plan.reservation_stops} | set(plan.queue_stops)
-    departing = {plan.departure.job_id} if plan.departure else set()
-    return frozenset(victims | resized | leaving | departing)
+    resized_job_ids = {resize.job_id for resize in plan.resizes.planned}
+    leaving_job_ids = {stop.facts.candidate.job_id for stop in plan.reservation_stops} | set(plan.queue_stops)
+    departing_job_ids = {plan.departure.job_id} if plan.departure else set()
+    return frozenset(victims | resized_job_ids | leaving_job_ids | departing_job_ids)
 
 
 def _plan_during_hold(snapshot: CycleSnapshot, mode: Mode, now: datetime) -> CyclePlan:
@@ -201,34 +201,38 @@ def _plan_queue(
     if snapshot.authority is AdmissionAuthority.KUEUE:
         return _hand_over_to_kueue(snapshot, now)
     demand, capacities_left = _serving_demand(snapshot, _without_unreadable_serving(policy, snapshot), now)
-    decided = _decide_pending_jobs(snapshot, capacities_left, policy, now)
-    queues_to_read = _queues_to_read_further(snapshot, decided.decisions) if may_read_further else ()
+    queue_decisions = _decide_pending_jobs(snapshot, capacities_left, policy, now)
+    queues_to_read = _queues_to_read_further(snapshot, queue_decisions.decisions) if may_read_further else ()
     if queues_to_read:
         return MissingFacts(queues=queues_to_read)
     cursors = snapshot.cursors_of_next_cycle
     if cursors is not None and not snapshot.setup.has_teams:
-        rewound = cursors.rewound_to_barrier(decided.decisions)
+        rewound = cursors.rewound_to_barrier(queue_decisions.decisions)
         if rewound is not None:
             # A barrier waits no more, so the jobs behind it come first. Decide again without the jobs of this page.
             cursors = rewound
             snapshot = snapshot._replace(
                 pending={job_id: job for job_id, job in snapshot.pending.items() if job_id not in rewound.page_jobs}
             )
-            decided = _decide_pending_jobs(snapshot, capacities_left, policy, now)
+            queue_decisions = _decide_pending_jobs(snapshot, capacities_left, policy, now)
         elif ALL_JOBS in snapshot.cursor_after_first_page:
-            cursors = cursors.with_barriers(decided.decisions, snapshot.cursor_after_first_page[ALL_JOBS])
+            cursors = cursors.with_barriers(queue_decisions.decisions, snapshot.cursor_after_first_page[ALL_JOBS])
     decisions = fit_sizes(
-        decided.input_after_serving, decided.decisions, policy, now, snapshot.rental_book.sole_rental_by_holder
+        queue_decisions.input_after_serving,
+        queue_decisions.decisions,
+        policy,
+        now,
+        snapshot.rental_book.sole_rental_by_holder,
     )
-    decisions = mixed_plan.with_rented_parts(decisions, snapshot, decided.admission_input, policy, now)
+    decisions = mixed_plan.with_rented_parts(decisions, snapshot, queue_decisions.admission_input, policy, now)
     decisions = (*_decide_excluded_jobs(snapshot, now), *decisions)
     resizes = plan_resizes(
-        decided.admission_input, decisions, snapshot.resizable_jobs(), demand.replica_requests, policy, now
+        queue_decisions.admission_input, decisions, snapshot.resizable_jobs(), demand.replica_requests, policy, now
     )
     if not resizes.planned:
         resizes = resizes.replace(growth=mixed_plan.plan_join(snapshot, policy))
     return QueuePlan(
-        admission_input=decided.input_after_serving,
+        admission_input=queue_decisions.input_after_serving,
         pending=snapshot.pending,
         decisions=decisions,
         resizes=resizes,
@@ -261,13 +265,13 @@ def _hand_over_to_kueue(snapshot: CycleSnapshot, now: datetime) -> QueuePlan:
     shares = NodeShares(())
     admission_requests = (with_default_amounts(AdmissionRequest.of(job), shares) for job in snapshot.eligible_jobs())
     requests = sorted(admission_requests, key=lambda request: request.queue_order_key)
-    delegated = (delegate_to_kueue(request, snapshot.setup.local_queue_of(request.team), now) for request in requests)
+    delegations = (delegate_to_kueue(request, snapshot.setup.local_queue_of(request.team), now) for request in requests)
     return QueuePlan(
         admission_input=AdmissionInput(
             setup=snapshot.setup, charges=snapshot.live_charges, scheduler_state=snapshot.scheduler_state
         ),
         pending=snapshot.pending,
-        decisions=(*_decide_jobs_in_other_teams_namespaces(snapshot, now), *delegated),
+        decisions=(*_decide_jobs_in_other_teams_namespaces(snapshot, now), *delegations),
         cursors_of_next_cycle=snapshot.cursors_of_next_cycle,
     )
 
@@ -379,12 +383,16 @@ def _missing_facts(
     jobs = set(charged_ids if has_demand else ())
     attempts_of = set(to_place)
     if mode is Mode.ACT:
-        leaving, moving = departure_plan.jobs_that_may_leave(snapshot, admission_input, decisions)
-        draining = {
+        leaving_job_ids, migrating_job_ids = departure_plan.jobs_that_may_leave(snapshot, admission_input, decisions)
+        draining_job_ids = {
             charge.job_id for charge in admission_input.charges if charge.team in draining_teams(snapshot.setup)
         }
-        jobs |= {*leaving, *departure_plan.charges_on_ending_reservations(admission_input, policy, now), *draining}
-        attempts_of |= set(moving)
+        jobs |= {
+            *leaving_job_ids,
+            *departure_plan.charges_on_ending_reservations(admission_input, policy, now),
+            *draining_job_ids,
+        }
+        attempts_of |= set(migrating_job_ids)
     mixed_jobs = {job.job_id for job in mixed_plan.jobs_to_examine(snapshot, policy, now)}
     mixed_jobs |= {job.job_id for job in mixed_plan.jobs_with_rented_part(snapshot, now)}
     attempts_of |= mixed_jobs
@@ -465,8 +473,8 @@ def _with_stops(plan: CyclePlan, snapshot: CycleSnapshot, policy: Policy, now: d
     plan = plan._replace(departure=departure)
     reservation_stops = departure_plan.reservation_stops(snapshot, admission_input, _stopping_jobs(plan), policy, now)
     plan = plan._replace(reservation_stops=reservation_stops)
-    stopping = _stopping_jobs(plan) | frozenset(plan.scheduler_state.stopping)
-    plan = plan._replace(queue_stops=tuple(_jobs_of_drained_queues(snapshot, admission_input, stopping)))
+    stopping_job_ids = _stopping_jobs(plan) | frozenset(plan.scheduler_state.stopping)
+    plan = plan._replace(queue_stops=tuple(_jobs_of_drained_queues(snapshot, admission_input, stopping_job_ids)))
     serving_return = None
     if departure is None and not _jobs_want_nodes(decisions) and not plan.queue_plan.demand.shortfalls:
         capacities = rent_plan.capacities_after_admissions(admission_input.capacities, decisions)
@@ -478,17 +486,17 @@ def _with_stops(plan: CyclePlan, snapshot: CycleSnapshot, policy: Policy, now: d
 
 def _jobs_want_nodes(decisions: Iterable[AdmissionDecision]) -> bool:
     """Whether a pending job waits for nodes: free committed nodes are for this job."""
-    waiting = (AdmissionAction.WAIT, AdmissionAction.BLOCKED, AdmissionAction.PREEMPT)
-    return any(decision.action in waiting for decision in decisions)
+    waiting_actions = (AdmissionAction.WAIT, AdmissionAction.BLOCKED, AdmissionAction.PREEMPT)
+    return any(decision.action in waiting_actions for decision in decisions)
 
 
 def _jobs_of_drained_queues(
-    snapshot: CycleSnapshot, admission_input: AdmissionInput, stopping: Container[str]
+    snapshot: CycleSnapshot, admission_input: AdmissionInput, stopping_job_ids: Container[str]
 ) -> Iterator[str]:
     """Yield the jobs that must stop because the queue of their team is drained, and that were not asked yet."""
     teams = draining_teams(snapshot.setup)
     for charge in admission_input.charges:
-        if charge.team not in teams or charge.job_id in stopping:
+        if charge.team not in teams or charge.job_id in stopping_job_ids:
             continue
         job = snapshot.known_job(charge.job_id)
         if job is not None and job.current_attempt == charge.attempt and job.is_stoppable:

@@ -125,7 +125,7 @@ class AdmissionDecision(Value):
             job: The job, as it waits.
             decision_id: Id of the record of this decision.
         """
-        request, part = self.facts.request, self.rented_part
+        request, rented_part = self.facts.request, self.rented_part
         return Attempt(
             job_id=job.job_id,
             attempt=job.current_attempt + 1,
@@ -136,9 +136,9 @@ class AdmissionDecision(Value):
             local_queue=self.facts.local_queue,
             pool=self.pool,
             instance_type=self.instance_type,
-            nodes=(*self.nodes, *(part.nodes if part else ())),
-            node_names=(*self.node_names, *(part.node_names if part else ())),
-            rented_part=part,
+            nodes=(*self.nodes, *(rented_part.nodes if rented_part else ())),
+            node_names=(*self.node_names, *(rented_part.node_names if rented_part else ())),
+            rented_part=rented_part,
             size=self.size,
             accelerators=self.size * job.spec.accelerators_per_node,
             cpu_millis=self.size * request.cpu_millis_per_node,
@@ -151,14 +151,14 @@ class AdmissionDecision(Value):
 
     def to_charge(self) -> Charge:
         """Return the charge that an admitted job holds from now on."""
-        request, part = self.facts.request, self.rented_part
+        request, rented_part = self.facts.request, self.rented_part
         return Charge(
             job_id=self.job_id,
             attempt=request.attempts + 1,
             team=request.team,
             cluster=request.cluster,
-            node_names=(*self.node_names, *(part.node_names if part else ())),
-            rented_part=part,
+            node_names=(*self.node_names, *(rented_part.node_names if rented_part else ())),
+            rented_part=rented_part,
             accelerators=self.size * request.accelerators_per_node,
             cpu_millis=self.size * request.cpu_millis_per_node,
             memory_mib=self.size * request.memory_mib_per_node,
@@ -179,11 +179,11 @@ def decide(facts: AdmissionFacts) -> AdmissionDecision:
     return with_rented_part(decision, facts.rented_part) if facts.rented_part else decision
 
 
-def with_rented_part(decision: AdmissionDecision, part: RentedPart) -> AdmissionDecision:
+def with_rented_part(decision: AdmissionDecision, rented_part: RentedPart) -> AdmissionDecision:
     """Return an admission whose nodes are joined by rented nodes."""
-    verb = "joins" if len(part.node_names) == 1 else "join"
-    text = f" {count_of(len(part.node_names), 'rented node')} of {part.pool} {verb} them."
-    facts = decision.facts.replace_unchecked(rented_part=part)
+    verb = "joins" if len(rented_part.node_names) == 1 else "join"
+    text = f" {count_of(len(rented_part.node_names), 'rented node')} of {rented_part.pool} {verb} them."
+    facts = decision.facts.replace_unchecked(rented_part=rented_part)
     return decision.replace_unchecked(reason=f"{decision.reason}{text}", facts=facts)
 
 
@@ -216,10 +216,10 @@ def _decide_without_rented_part(facts: AdmissionFacts) -> AdmissionDecision:
         )
         return with_preemption(decision)
     if all(fit.total_nodes < request.nodes for fit in fits) and request.attempts == 0:
-        largest = max((fit.total_nodes for fit in fits), default=0)
+        most_nodes = max((fit.total_nodes for fit in fits), default=0)
         reason = (
             f"The job can never start here: it asks for {describe_request(request)}, "
-            f"and the largest matching pool has {count_of(largest, 'node')}."
+            f"and the largest matching pool has {count_of(most_nodes, 'node')}."
         )
         return _build_decision(facts, AdmissionAction.NEVER_FITS, reason)
     if facts.blocked_by:
@@ -266,56 +266,63 @@ def exclude_in_other_teams_namespace(
     return exclude(request, reason, now)
 
 
-def _admit(facts: AdmissionFacts, prefix: str, use: dict[str, dict[str, int]]) -> AdmissionDecision:
-    request, chosen = facts.request, best_fit(facts.fits)
+def _admit(facts: AdmissionFacts, prefix: str, quota_use: dict[str, dict[str, int]]) -> AdmissionDecision:
+    request, chosen_fit = facts.request, best_fit(facts.fits)
     if request.requested_nodes > request.nodes:
         prefix = f"The job starts with {request.nodes} of {count_of(request.requested_nodes, 'node')}. {prefix}"
     return AdmissionDecision(
         job_id=request.job_id,
         action=AdmissionAction.ADMIT,
-        reason=f"{prefix}{chosen.pool} has {describe_request(request)}.{_closeness_text(request, chosen)}",
-        alternatives=_rejected_fits(facts, chosen),
+        reason=f"{prefix}{chosen_fit.pool} has {describe_request(request)}.{_closeness_text(request, chosen_fit)}",
+        alternatives=_rejected_fits(facts, chosen_fit),
         facts=facts,
-        pool=chosen.pool,
-        instance_type=chosen.instance_type,
-        nodes=chosen.best,
-        node_names=chosen.names,
-        use=use,
+        pool=chosen_fit.pool,
+        instance_type=chosen_fit.instance_type,
+        nodes=chosen_fit.best,
+        node_names=chosen_fit.names,
+        use=quota_use,
     )
 
 
-def _closeness_text(request: AdmissionRequest, chosen: PoolFit) -> str:
+def _closeness_text(request: AdmissionRequest, chosen_fit: PoolFit) -> str:
     """Return how close the nodes are to each other; empty if their position in the network is unknown."""
-    if chosen.level is None:
+    if chosen_fit.level is None:
         return ""
-    preferred = request.network_needs.preferred
-    wider = f" No {preferred} domain has {request.nodes} of them." if preferred and chosen.level != preferred else ""
-    return f" They share {chosen.level} domain {chosen.domain}.{wider}"
+    preferred_level = request.network_needs.preferred
+    wider = (
+        f" No {preferred_level} domain has {request.nodes} of them."
+        if preferred_level and chosen_fit.level != preferred_level
+        else ""
+    )
+    return f" They share {chosen_fit.level} domain {chosen_fit.domain}.{wider}"
 
 
 def from_quota_decision(facts: AdmissionFacts, kueue_decision: CycleDecision) -> AdmissionDecision:
     """Translate the result of a Kueue cycle into the decision for a job."""
-    considered = tuple(_rejected_flavors(kueue_decision))
+    alternatives = tuple(_rejected_flavors(kueue_decision))
     match kueue_decision.result:
         case Result.ADMITTED:
-            use: dict[str, dict[str, int]] = {}
+            quota_use: dict[str, dict[str, int]] = {}
             for (flavor, resource), amount in kueue_decision.assignment.use.items():
-                use.setdefault(flavor, {})[resource] = amount
-            admitted = _admit(facts, f"{kueue_decision.reason} ", use)
-            return admitted.replace_unchecked(alternatives=(*admitted.alternatives, *considered))
+                quota_use.setdefault(flavor, {})[resource] = amount
+            admission = _admit(facts, f"{kueue_decision.reason} ", quota_use)
+            return admission.replace_unchecked(alternatives=(*admission.alternatives, *alternatives))
         case Result.PREEMPTING:
             victims = tuple(
                 JobToPreempt(job_id=victim.workload_id, reason=victim.reason) for victim in kueue_decision.victims
             )
-            return _build_decision(facts, AdmissionAction.PREEMPT, kueue_decision.reason, considered).replace_unchecked(
-                victims=victims
-            )
+            return _build_decision(
+                facts, AdmissionAction.PREEMPT, kueue_decision.reason, alternatives
+            ).replace_unchecked(victims=victims)
         case Result.NO_NODES:
             reason = f"The job's quota is available. {kueue_decision.reason}"
-            return _build_decision(facts, AdmissionAction.WAIT, reason, (*_rejected_fits(facts, None), *considered))
+            return _build_decision(facts, AdmissionAction.WAIT, reason, (*_rejected_fits(facts, None), *alternatives))
         case _:
             return _build_decision(
-                facts, AdmissionAction.NO_QUOTA, f"{kueue_decision.reason}{_shortage_text(kueue_decision)}", considered
+                facts,
+                AdmissionAction.NO_QUOTA,
+                f"{kueue_decision.reason}{_shortage_text(kueue_decision)}",
+                alternatives,
             )
 
 
@@ -343,8 +350,10 @@ def _shortage_text(kueue_decision: CycleDecision) -> str:
                         quantities.text(inequality.resource, max(0, amount))
                         for amount in (inequality.wanted, inequality.available, inequality.potential)
                     )
-                    amounts = f"{requested} {inequality.resource} of {attempt.flavor}: {free} free, {potential} at most"
-                    return f" The job asks for {amounts}."
+                    comparison = (
+                        f"{requested} {inequality.resource} of {attempt.flavor}: {free} free, {potential} at most"
+                    )
+                    return f" The job asks for {comparison}."
             if attempt.why:
                 sentence = f"{attempt.why[:1].upper()}{attempt.why[1:]}."
                 return f" {attempt.flavor}: {attempt.why}" if attempt.flavor else f" {sentence}"
@@ -388,17 +397,17 @@ def _build_decision(
     )
 
 
-def _rejected_fits(facts: AdmissionFacts, chosen: PoolFit | None) -> tuple[Alternative, ...]:
+def _rejected_fits(facts: AdmissionFacts, chosen_fit: PoolFit | None) -> tuple[Alternative, ...]:
     return tuple(
-        Alternative(option=f"{fit.pool} ({fit.instance_type})", why_not=_why_not_chosen(fit, chosen, facts.request))
+        Alternative(option=f"{fit.pool} ({fit.instance_type})", why_not=_why_not_chosen(fit, chosen_fit, facts.request))
         for fit in facts.fits
-        if fit is not chosen
+        if fit is not chosen_fit
     )
 
 
-def _why_not_chosen(fit: PoolFit, chosen: PoolFit | None, request: AdmissionRequest) -> str:
+def _why_not_chosen(fit: PoolFit, chosen_fit: PoolFit | None, request: AdmissionRequest) -> str:
     if not fit.fits_now:
         return f"{fit.why_not(request)}."
-    if chosen and fit.preference_rank > chosen.preference_rank:
+    if chosen_fit and fit.preference_rank > chosen_fit.preference_rank:
         return "The job prefers another pool."
     return "The pool has more free nodes, which a larger job may need."

@@ -78,8 +78,10 @@ def next_departure(
     node_capacities = _free_committed_nodes(admission_input.capacities, decisions)
     is_free = _has_free_node(node_capacities)
     ran = run_seconds(snapshot.attempts, now)
-    running = {charge.job_id: job for charge in admission_input.charges if (job := snapshot.known_job(charge.job_id))}
-    past = (*snapshot.past_jobs, *runs_so_far(admission_input.charges, running, now))
+    running_jobs = {
+        charge.job_id: job for charge in admission_input.charges if (job := snapshot.known_job(charge.job_id))
+    }
+    past = (*snapshot.past_jobs, *runs_so_far(admission_input.charges, running_jobs, now))
     run_times = run_times_of(past, policy.economy.min_samples)
     for rental in _departure_candidates(snapshot, is_free=is_free):
         job = snapshot.known_job(rental.job_id)
@@ -194,8 +196,8 @@ def ending_reservations(policy: Policy, now: datetime) -> frozenset[tuple[str, s
 
 def charges_on_ending_reservations(admission_input: AdmissionInput, policy: Policy, now: datetime) -> dict[str, Charge]:
     """Return the charges on reservations that end soon, by job."""
-    ending = ending_reservations(policy, now)
-    ending_pools = {(capacity.cluster, capacity.pool) for capacity in admission_input.capacities} & ending
+    reserved_pools = ending_reservations(policy, now)
+    ending_pools = {(capacity.cluster, capacity.pool) for capacity in admission_input.capacities} & reserved_pools
     charges_by_job = {
         charge.job_id: charge
         for charge in admission_input.charges

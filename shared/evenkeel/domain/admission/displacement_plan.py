@@ -126,7 +126,9 @@ def _displacement_facts(  # noqa: PLR0913, PLR0917 - the parts of a snapshot
         wait_seconds=target.wait_seconds,
         other_option=row.pool,
         other_parts=row.rent_parts + row.delay_parts,
-        committed=tuple(CommittedNode(name=name, free=free) for name, free in sorted(nodes.items())),
+        committed=tuple(
+            CommittedNode(name=name, free=free_accelerators) for name, free_accelerators in sorted(nodes.items())
+        ),
         movable=movable,
         team_left_micros={
             team: limit.team_cap_micros_per_hour - limit.team_micros_per_hour for team, limit in limits.items()

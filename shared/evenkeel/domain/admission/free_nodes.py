@@ -54,20 +54,22 @@ class FreeNodes:
         return pool_fits(request, self.capacities if capacities is None else capacities, self._policy, test)
 
     def fits_without(
-        self, request: AdmissionRequest, assignment: Assignment, stopped: Collection[str]
+        self, request: AdmissionRequest, assignment: Assignment, stopped_job_ids: Collection[str]
     ) -> tuple[PoolFit, ...]:
         """Return the fits of a request on the nodes of its assigned flavors after some jobs have stopped."""
         test = self._flavor_test(_flavors_of(assignment))
         if test is None:
-            return self._shared_fits.fits_with_freed(request, self.capacities, self._freed_by(stopped))
-        return pool_fits(request, self.capacities_without(stopped), self._policy, test)
+            return self._shared_fits.fits_with_freed(request, self.capacities, self._freed_by(stopped_job_ids))
+        return pool_fits(request, self.capacities_without(stopped_job_ids), self._policy, test)
 
-    def capacities_without(self, stopped: Collection[str]) -> tuple[NodeCapacity, ...]:
+    def capacities_without(self, stopped_job_ids: Collection[str]) -> tuple[NodeCapacity, ...]:
         """Return the node capacities after some jobs have stopped."""
-        return with_freed(self.capacities, self._freed_by(stopped))
+        return with_freed(self.capacities, self._freed_by(stopped_job_ids))
 
-    def _freed_by(self, stopped: Collection[str]) -> dict[NodeKey, Resources]:
-        return charged_resources(charge for job_id in stopped for charge in self._charges_by_job.get(job_id, ()))
+    def _freed_by(self, stopped_job_ids: Collection[str]) -> dict[NodeKey, Resources]:
+        return charged_resources(
+            charge for job_id in stopped_job_ids for charge in self._charges_by_job.get(job_id, ())
+        )
 
     @functools.cached_property
     def _charges_by_job(self) -> dict[str, list[Charge]]:
@@ -97,8 +99,10 @@ class FreeNodes:
             and capacity.life.key not in request.avoid
             and not missing_efa(request, capacity, self._policy)
         ]
-        reserved = network_topology.nodes_to_reserve(nodes_that_fit, pool_nodes, request.nodes, request.network_needs)
-        self.reserved[request.job_id] = tuple(capacity.life for capacity in reserved)
+        reserved_nodes = network_topology.nodes_to_reserve(
+            nodes_that_fit, pool_nodes, request.nodes, request.network_needs
+        )
+        self.reserved[request.job_id] = tuple(capacity.life for capacity in reserved_nodes)
         self.assign(request, self.reserved[request.job_id])
 
     def _flavor_test(self, names: frozenset[str]) -> Callable[[NodeCapacity], bool] | None:

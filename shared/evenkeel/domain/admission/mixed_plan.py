@@ -96,7 +96,7 @@ def plan_mixed(
     snapshot: CycleSnapshot,
     admission_input: AdmissionInput,
     decisions: Sequence[AdmissionDecision],
-    changing: Iterable[str],
+    changing_job_ids: Iterable[str],
     rental_book: RentalBook,
     policy: Policy,
     now: datetime,
@@ -107,13 +107,13 @@ def plan_mixed(
         snapshot: The snapshot of the cycle.
         admission_input: The input of the decisions.
         decisions: Decisions about the pending jobs.
-        changing: Jobs that this cycle asks to stop.
+        changing_job_ids: Jobs that this cycle asks to stop.
         rental_book: All open rentals, and the rentals that this cycle plans for other holders.
         policy: The whole policy.
         now: The time.
     """
-    stopping = frozenset(changing)
-    jobs = [job for job in jobs_to_examine(snapshot, policy, now) if job.job_id not in stopping]
+    changing_ids = frozenset(changing_job_ids)
+    jobs = [job for job in jobs_to_examine(snapshot, policy, now) if job.job_id not in changing_ids]
     if not jobs:
         return ()
     capacities = capacities_after_admissions(admission_input.capacities, decisions)
@@ -124,7 +124,7 @@ def plan_mixed(
     is_contended = any(decision.action in _WAITS_FOR_NODES for decision in decisions)
     steps: list[MixedStep] = []
     begun = len(rental_book.allocations) - len(snapshot.rental_book.allocations)
-    allowed = min(begun + 1, policy.burst.rentals_per_cycle)
+    max_rentals = min(begun + 1, policy.burst.rentals_per_cycle)
     for job in jobs:
         charge = next(charge for charge in snapshot.live_charges if charge.job_id == job.job_id)
         base = base_of(charge, capacities)
@@ -134,7 +134,7 @@ def plan_mixed(
         decision = decide_mixed(facts)
         if decision.action is MixedAction.RENT:
             begun += 1
-            if begun > allowed:
+            if begun > max_rentals:
                 continue  # the next cycle decides with the caps and limits that the first rental leaves
         steps.append(MixedStep(job.job_id, decision))
     return tuple(steps)
@@ -181,11 +181,11 @@ def mixed_facts(
     elastic, sizes = job.spec.elastic, job.spec.sizes
     assert elastic is not None  # the caller checks this
     assert sizes is not None
-    named = set(elastic.mixed_pools)
+    mixed_pools = set(elastic.mixed_pools)
     candidates = tuple(
         rented_candidate(pool, context, why_not_joinable(job, base, pool, policy.storage, policy.hardware))
         for pool in policy.pools_for_jobs
-        if pool.name in named
+        if pool.name in mixed_pools
     )
     return MixedFacts(
         job=job_demand(job, context, policy, ran_seconds).replace(nodes=base.nodes),
@@ -205,22 +205,22 @@ def mixed_facts(
 
 def _sizes_to_compare(larger: Sequence[int], base: Base, candidates: Iterable[CandidatePool]) -> tuple[int, ...]:
     """Return the larger sizes that a pool may supply, evenly spread if they are many; at least the smallest size."""
-    most = base.nodes + max((candidate.pool.max_nodes for candidate in candidates), default=0)
-    sizes = [size for size in larger if size <= most] or list(larger[:1])
-    last = len(sizes) - 1
-    if last < _MAX_SIZES:
+    max_size = base.nodes + max((candidate.pool.max_nodes for candidate in candidates), default=0)
+    sizes = [size for size in larger if size <= max_size] or list(larger[:1])
+    last_index = len(sizes) - 1
+    if last_index < _MAX_SIZES:
         return tuple(sizes)
-    return tuple(sizes[index * last // (_MAX_SIZES - 1)] for index in range(_MAX_SIZES))
+    return tuple(sizes[index * last_index // (_MAX_SIZES - 1)] for index in range(_MAX_SIZES))
 
 
 def _free_nodes(base: Base, capacities: Iterable[NodeCapacity], policy: Policy) -> int:
     kind = (base.cluster, base.pool, base.instance_type)
-    unused = sum(
+    unused_accelerators = sum(
         capacity.is_unused and bool(capacity.accelerators) and not capacity.reserved_for
         for capacity in capacities
         if (capacity.cluster, capacity.pool, capacity.instance_type) == kind
     )
-    return max(0, unused - policy.scheduling.spare_nodes.get(base.pool, 0))
+    return max(0, unused_accelerators - policy.scheduling.spare_nodes.get(base.pool, 0))
 
 
 def _with_limit(
@@ -241,30 +241,32 @@ def _with_limit(
     charges = [charge for charge in admission_input.charges if charge.team == team.name]
     spent = {period: amount for (name, period), amount in admission_input.spent.items() if name == team.name}
     per_node = job.spec.accelerators_per_node
-    joining = _joining_accelerators(job, snapshot)
+    joining_accelerators = _joining_accelerators(job, snapshot)
     for limit in usage_limits(team, job.submitter, per_node, charges, spent, policy.economy, now):
         if limit.requested:
-            limit = limit.replace(used=limit.used + joining)  # noqa: PLW2901 - the same limit, with open rentals
-        most = int((limit.limit - limit.used) // per_node) if limit.requested and per_node else None
-        if most is None:
-            most = 0 if limit.is_reached else None
-        if most is not None and (facts.max_rented_nodes is None or most < facts.max_rented_nodes):
-            facts = facts.replace(max_rented_nodes=max(0, most), limit_text=limit.text)
+            limit = limit.replace(used=limit.used + joining_accelerators)  # noqa: PLW2901 - the same limit, with open rentals
+        max_nodes = int((limit.limit - limit.used) // per_node) if limit.requested and per_node else None
+        if max_nodes is None:
+            max_nodes = 0 if limit.is_reached else None
+        if max_nodes is not None and (facts.max_rented_nodes is None or max_nodes < facts.max_rented_nodes):
+            facts = facts.replace(max_rented_nodes=max(0, max_nodes), limit_text=limit.text)
     return facts
 
 
 def _joining_accelerators(job: Job, snapshot: CycleSnapshot) -> int:
     """Return the accelerators of open rentals that will join other jobs of a submitter and are in no charge yet."""
-    joined = {charge.job_id: charge.rented_part.rental for charge in snapshot.live_charges if charge.rented_part}
+    rental_number_by_job = {
+        charge.job_id: charge.rented_part.rental for charge in snapshot.live_charges if charge.rented_part
+    }
     return sum(
-        rental.nodes * other.spec.accelerators_per_node
+        rental.nodes * other_job.spec.accelerators_per_node
         for rental in snapshot.rental_book.rentals
         if rental.joins_base
         and rental.state.hosts_holder
         and rental.job_id != job.job_id
-        and joined.get(rental.job_id) != rental.number
-        and (other := snapshot.known_job(rental.job_id)) is not None
-        and (other.spec.team, other.submitter) == (job.spec.team, job.submitter)
+        and rental_number_by_job.get(rental.job_id) != rental.number
+        and (other_job := snapshot.known_job(rental.job_id)) is not None
+        and (other_job.spec.team, other_job.submitter) == (job.spec.team, job.submitter)
     )
 
 
@@ -325,9 +327,9 @@ def with_rented_parts(
             continue
         if not _is_within_user_limit(decision, rental, all_decisions, admission_input, policy, now):
             continue
-        part = _part_of_decision(decision, rental, snapshot, policy)
-        if part is not None:
-            all_decisions[index] = with_rented_part(decision, part)
+        rented_part = _part_of_decision(decision, rental, snapshot, policy)
+        if rented_part is not None:
+            all_decisions[index] = with_rented_part(decision, rented_part)
     return tuple(all_decisions)
 
 
@@ -344,11 +346,11 @@ def _is_within_user_limit(
     team = admission_input.setup.by_name.get(request.team)
     if team is None:
         return True
-    started = [other for other in decisions if other.action is AdmissionAction.ADMIT and other.nodes]
-    charges = [*admission_input.charges, *(other.to_charge() for other in started)]
-    held = [charge for charge in charges if charge.team == team.name]
-    added = rental.nodes * request.accelerators_per_node
-    limits = usage_limits(team, request.submitter, added, held, {}, policy.economy, now)
+    started_decisions = [other for other in decisions if other.action is AdmissionAction.ADMIT and other.nodes]
+    charges = [*admission_input.charges, *(other.to_charge() for other in started_decisions)]
+    team_charges = [charge for charge in charges if charge.team == team.name]
+    added_accelerators = rental.nodes * request.accelerators_per_node
+    limits = usage_limits(team, request.submitter, added_accelerators, team_charges, {}, policy.economy, now)
     return not any(limit.is_reached for limit in limits if limit.requested)
 
 
@@ -382,16 +384,16 @@ def _part_for(
     if job.spec.sizes is None or size not in job.spec.sizes.legal or rental.offer.cluster != request.cluster:
         return None
     names = set(rental.node_names)
-    whole = request.with_nodes(size)
+    full_request = request.with_nodes(size)
     usable = [
         capacity
         for capacity in snapshot.capacities
         if capacity.cluster == rental.offer.cluster
         and capacity.node_name in names
-        and is_schedulable_for(whole, capacity)
-        and capacity.life.key not in whole.avoid
-        and not capacity.why_too_small(whole.per_node)
-        and not missing_efa(whole, capacity, policy.scheduling)
+        and is_schedulable_for(full_request, capacity)
+        and capacity.life.key not in full_request.avoid
+        and not capacity.why_too_small(full_request.per_node)
+        and not missing_efa(full_request, capacity, policy.scheduling)
     ]
     if len(usable) < rental.nodes:
         return None
@@ -503,17 +505,21 @@ def _closed_nodes(rental: Rental, snapshot: CycleSnapshot) -> tuple[str, ...]:
 
 def spending_without_leaving(job: Job, snapshot: CycleSnapshot, policy: Policy, now: datetime) -> SpendLimits:
     """Return the caps and the budget of a job's team, with the rents of the rentals that no job releases yet."""
-    leaving = {rental.name: rental for rental in snapshot.rental_book.rentals if _is_leaving(rental, snapshot)}
-    staying = {rental.name for rental in snapshot.rental_book.rentals if rental.state.hosts_holder} - leaving.keys()
+    leaving_rentals = {rental.name: rental for rental in snapshot.rental_book.rentals if _is_leaving(rental, snapshot)}
+    staying_names = {
+        rental.name for rental in snapshot.rental_book.rentals if rental.state.hosts_holder
+    } - leaving_rentals.keys()
     allocations = [
         allocation
         for allocation in snapshot.rental_book.allocations
-        if f"{allocation.job_id}-b{allocation.number}" in staying
+        if f"{allocation.job_id}-b{allocation.number}" in staying_names
     ]
     team = job.spec.team
     budget_left = snapshot.rental_book.budgets_left.get(team)
     if budget_left is not None:
-        budget_left += sum(expected_remaining_cost(rental, now) for rental in leaving.values() if rental.team == team)
+        budget_left += sum(
+            expected_remaining_cost(rental, now) for rental in leaving_rentals.values() if rental.team == team
+        )
     return spend_limits(team, allocations, policy.burst, budget_left)
 
 

@@ -110,20 +110,20 @@ def subtract_assigned(
 
 
 def subtract_all_assigned(
-    capacities: Iterable[NodeCapacity], assigned: Iterable[tuple[AdmissionRequest, Iterable[NodeLife]]]
+    capacities: Iterable[NodeCapacity], assignments: Iterable[tuple[AdmissionRequest, Iterable[NodeLife]]]
 ) -> tuple[NodeCapacity, ...]:
     """Return the node capacities after several jobs, each with its request, have taken their nodes."""
     assigned_by_instance: dict[str, list[tuple[NodeLife, Resources]]] = defaultdict(list)
-    for request, lives in assigned:
+    for request, lives in assignments:
         for instance_id, life in {life.instance_id: life for life in lives}.items():
             assigned_by_instance[instance_id].append((life, request.per_node))
-    remaining = []
+    remaining_capacities = []
     for capacity in capacities:
         for life, amount in assigned_by_instance.get(capacity.life.instance_id, ()):
             if life == capacity.life:
                 capacity = capacity.with_free(capacity.free.minus(amount))  # noqa: PLW2901 - one job after the other
-        remaining.append(capacity)
-    return tuple(remaining)
+        remaining_capacities.append(capacity)
+    return tuple(remaining_capacities)
 
 
 def why_no_fit(request: AdmissionRequest, fits: Iterable[PoolFit]) -> str:
@@ -140,8 +140,8 @@ def best_fit(fits: Iterable[PoolFit]) -> PoolFit:
 
     So large free pools stay large.
     """
-    fitting = (fit for fit in fits if fit.fits_now)
-    return min(fitting, key=lambda fit: (fit.preference_rank, fit.fitting, fit.pool, fit.instance_type))
+    fits_now = (fit for fit in fits if fit.fits_now)
+    return min(fits_now, key=lambda fit: (fit.preference_rank, fit.fitting, fit.pool, fit.instance_type))
 
 
 def pool_fits(
@@ -182,42 +182,42 @@ class _PoolNodes(NamedTuple):
             changes: Nodes before and after.
             policy: Names the spares of each pool.
         """
-        closed, empty = Counter(self.counts.closed), self.counts.empty
+        closed_counts, empty_count = Counter(self.counts.closed), self.counts.empty
         usable = list(self.usable)
         for before, now in changes:
             if _rank_if_idle(request, before, policy) is None:
                 continue
             reason = _why_unusable(request, request.per_node, before, policy)
             if reason:
-                closed[reason] -= 1
+                closed_counts[reason] -= 1
             else:
                 del usable[bisect.bisect_left(usable, _packing_order(before), key=_packing_order)]
             reason = _why_unusable(request, request.per_node, now, policy)
             if reason:
-                closed[reason] += 1
+                closed_counts[reason] += 1
             else:
                 bisect.insort(usable, now, key=_packing_order)
-            empty += now.is_unused - before.is_unused
-        counts = self.counts.replace_unchecked(fitting=len(usable), empty=empty, closed=dict(+closed))
+            empty_count += now.is_unused - before.is_unused
+        counts = self.counts.replace_unchecked(fitting=len(usable), empty=empty_count, closed=dict(+closed_counts))
         return self._replace(counts=counts, usable=tuple(usable))
 
     def fit(self, request: AdmissionRequest) -> PoolFit:
         """Return the fit of a gang of these pods."""
-        required = request.network_needs.required if request.nodes > 1 else None
+        required_level = request.network_needs.required if request.nodes > 1 else None
         counts = self.counts
-        if required:
-            largest = network_topology.largest_domain(self.usable, required)
-            counts = counts.replace_unchecked(largest_domain=largest)
+        if required_level:
+            largest_domain = network_topology.largest_domain(self.usable, required_level)
+            counts = counts.replace_unchecked(largest_domain=largest_domain)
         if len(self.usable) < request.nodes:
             return counts
-        best, level, domain = network_topology.closest_nodes(self.usable, request.nodes, request.network_needs)
+        closest_nodes, level, domain = network_topology.closest_nodes(self.usable, request.nodes, request.network_needs)
         return counts.model_copy(
             update={
                 "level": level,
                 "domain": domain,
-                "best": tuple(capacity.life for capacity in best),
-                "names": tuple(capacity.node_name for capacity in best),
-                "empty_nodes_used": sum(capacity.is_unused for capacity in best),
+                "best": tuple(capacity.life for capacity in closest_nodes),
+                "names": tuple(capacity.node_name for capacity in closest_nodes),
+                "empty_nodes_used": sum(capacity.is_unused for capacity in closest_nodes),
             }
         )
 
@@ -287,16 +287,22 @@ class SharedFits:
         return tuple(nodes.fit(request) for nodes in self._search(request, capacities)[1])
 
     def fits_with_freed(
-        self, request: AdmissionRequest, capacities: tuple[NodeCapacity, ...], freed: Mapping[NodeKey, Resources]
+        self,
+        request: AdmissionRequest,
+        capacities: tuple[NodeCapacity, ...],
+        freed_resources: Mapping[NodeKey, Resources],
     ) -> tuple[PoolFit, ...]:
         """Return the fits of a request once these amounts are free. Only the nodes with these amounts are examined."""
         if not self._reservation_holders <= {""}:  # whether a job takes its reserved nodes depends on all of them
-            return pool_fits(request, with_freed(capacities, freed), self._policy)
+            return pool_fits(request, with_freed(capacities, freed_resources), self._policy)
         first_request, pool_nodes = self._search(request, capacities)
-        nodes = [capacities[index] for node_key in freed for index in self._positions_by_node.get(node_key, ())]
-        changes = zip(nodes, with_freed(nodes, freed), strict=True)
+        nodes = [
+            capacities[index] for node_key in freed_resources for index in self._positions_by_node.get(node_key, ())
+        ]
+        changes = zip(nodes, with_freed(nodes, freed_resources), strict=True)
         return tuple(
-            changed.fit(request) for changed in self._pool_nodes_with_changes(first_request, pool_nodes, changes)
+            changed_pool.fit(request)
+            for changed_pool in self._pool_nodes_with_changes(first_request, pool_nodes, changes)
         )
 
     @functools.cached_property
@@ -329,15 +335,15 @@ class SharedFits:
             request: The request of the job.
             lives: Its nodes.
         """
-        remaining = list(capacities)
+        capacities_left = list(capacities)
         changes: list[tuple[NodeCapacity, NodeCapacity]] = []
         for life in {life.instance_id: life for life in lives}.values():
             for index in self._positions[life.instance_id]:
                 before = capacities[index]
                 if before.life == life:
-                    remaining[index] = before.with_free(before.free.minus(request.per_node))
-                    changes.append((before, remaining[index]))
-        remaining_capacities = tuple(remaining)
+                    capacities_left[index] = before.with_free(before.free.minus(request.per_node))
+                    changes.append((before, capacities_left[index]))
+        remaining_capacities = tuple(capacities_left)
         # Whether a job takes its reserved nodes depends on all of them.
         if self._capacities is capacities and self._reservation_holders <= {""}:
             self._searches = {
@@ -365,18 +371,18 @@ class SharedFits:
 def _reserved_or_shared(request: AdmissionRequest, capacities: Iterable[NodeCapacity]) -> Iterable[NodeCapacity]:
     """Return the nodes that a job may take: its rented nodes, if they are enough; else the unreserved nodes."""
     all_nodes = tuple(capacities)
-    reserved = [capacity for capacity in all_nodes if capacity.reserved_for]
-    if not reserved:
+    reserved_nodes = [capacity for capacity in all_nodes if capacity.reserved_for]
+    if not reserved_nodes:
         return all_nodes
-    reserved_for_job = [capacity for capacity in reserved if capacity.reserved_for == request.job_id]
-    fitting = [
+    reserved_for_job = [capacity for capacity in reserved_nodes if capacity.reserved_for == request.job_id]
+    fitting_nodes = [
         capacity
         for capacity in reserved_for_job
         if is_schedulable_for(request, capacity)
         and not capacity.why_too_small(request.per_node)
         and capacity.life.key not in request.avoid
     ]
-    if reserved_for_job and len(fitting) >= request.nodes:
+    if reserved_for_job and len(fitting_nodes) >= request.nodes:
         return reserved_for_job
     return [capacity for capacity in all_nodes if not capacity.reserved_for]
 
@@ -430,8 +436,12 @@ def missing_efa(request: AdmissionRequest, capacity: NodeCapacity, policy: Sched
     if capacity.efa is None or request.nodes < 2 or request.is_serving:
         return ""
     node = efa.EfaNode(capacity.pool, capacity.instance_type, capacity.accelerators, capacity.efa)
-    required = efa.interfaces_per_pod(node, request.nodes, request.accelerators_per_node, policy.efa_interfaces)
-    return f"offering {capacity.efa} of {required} EFA interfaces" if capacity.efa < required else ""
+    required_interfaces = efa.interfaces_per_pod(
+        node, request.nodes, request.accelerators_per_node, policy.efa_interfaces
+    )
+    return (
+        f"offering {capacity.efa} of {required_interfaces} EFA interfaces" if capacity.efa < required_interfaces else ""
+    )
 
 
 def _free_nodes_for(
@@ -442,12 +452,12 @@ def _free_nodes_for(
     policy: SchedulingPolicy,
     rank: int,
 ) -> _PoolNodes:
-    closed: Counter[str] = Counter()
+    closed_counts: Counter[str] = Counter()
     usable: list[NodeCapacity] = []
     resources = request.per_node
     for capacity in capacities:
         if reason := _why_unusable(request, resources, capacity, policy):
-            closed[reason] += 1
+            closed_counts[reason] += 1
         else:
             usable.append(capacity)
     usable.sort(key=_packing_order)
@@ -459,7 +469,7 @@ def _free_nodes_for(
         fitting=len(usable),
         empty=sum(capacity.is_unused for capacity in capacities),
         reserved_spares=0 if request.is_recovery else policy.spare_nodes.get(pool, 0),
-        closed=dict(closed),
+        closed=dict(closed_counts),
         preference_rank=rank,
     )
     return _PoolNodes(counts, tuple(usable))
@@ -478,7 +488,7 @@ def _is_usable_long_enough(request: AdmissionRequest, capacity: NodeCapacity) ->
 
 
 def _why_unusable(
-    request: AdmissionRequest, requested: Resources, capacity: NodeCapacity, policy: SchedulingPolicy
+    request: AdmissionRequest, requested_resources: Resources, capacity: NodeCapacity, policy: SchedulingPolicy
 ) -> str:
     """Return in a few words why a pod of a job cannot use a node now; empty if it can."""
     if capacity.unschedulable_reason and not is_schedulable_for(request, capacity):
@@ -487,7 +497,7 @@ def _why_unusable(
         return f"usable only until {capacity.usable_until:%d %b %H:%M} UTC"
     if request.avoid and capacity.life.key in request.avoid:
         return "excluded by the resume plan"
-    return capacity.why_too_small(requested) or missing_efa(request, capacity, policy)
+    return capacity.why_too_small(requested_resources) or missing_efa(request, capacity, policy)
 
 
 def describe_request(request: AdmissionRequest) -> str:
@@ -500,5 +510,9 @@ def describe_request(request: AdmissionRequest) -> str:
         requirements.append(f"{request.memory_mib_per_node / 1024:g} GiB")
     if not requirements:
         return nodes
-    *front, last = requirements
-    return f"{nodes} with {', '.join(front)} and {last} each" if front else f"{nodes} with {last} each"
+    *front, last_requirement = requirements
+    return (
+        f"{nodes} with {', '.join(front)} and {last_requirement} each"
+        if front
+        else f"{nodes} with {last_requirement} each"
+    )

@@ -60,11 +60,11 @@ class QueueCursors(NamedTuple):
             return self._replace(barriers=())
         barriers = {job_id for job_id, _ in self.barriers}
         waits = [decision.job_id for decision in decisions if decision.blocks_queue and decision.job_id not in barriers]
-        waiting = sorted((job_id in self.page_jobs, job_id) for job_id in waits)
-        added = tuple(
-            (job_id, self.page_start if is_behind else cursor_after_first_page) for is_behind, job_id in waiting
+        waiting_jobs = sorted((job_id in self.page_jobs, job_id) for job_id in waits)
+        added_barriers = tuple(
+            (job_id, self.page_start if is_behind else cursor_after_first_page) for is_behind, job_id in waiting_jobs
         )
-        return self._replace(barriers=(*self.barriers, *added))
+        return self._replace(barriers=(*self.barriers, *added_barriers))
 
     def rewound_to_barrier(self, decisions: Iterable[AdmissionDecision]) -> "QueueCursors | None":
         """Return the cursors at the first barrier that no longer waits; None if all barriers still wait.

@@ -55,36 +55,36 @@ class QueueHeads(NamedTuple):
         if not self.by_team:
             return tuple(teams)
         longest_unread = sorted(teams, key=self._last_read)
-        outdated = (
+        outdated_teams = (
             team for team in longest_unread if team not in self.by_team or self.by_team[team].is_outdated(marks[team])
         )
-        return tuple(dict.fromkeys([*longest_unread[:HEADS_IN_TURN], *outdated]))[:HEADS_PER_CYCLE]
+        return tuple(dict.fromkeys([*longest_unread[:HEADS_IN_TURN], *outdated_teams]))[:HEADS_PER_CYCLE]
 
     def _last_read(self, team: str) -> tuple[str, str]:
         head = self.by_team.get(team)
         return (rfc3339(head.read_at) if head else "", team)
 
-    def after_read(self, teams: Collection[str], read: Mapping[str, QueueHead]) -> "QueueHeads":
+    def after_read(self, teams: Collection[str], new_heads: Mapping[str, QueueHead]) -> "QueueHeads":
         """Return the heads with those that were read now, without the heads of removed teams."""
-        known = {**self.by_team, **read}
+        known_heads = {**self.by_team, **new_heads}
         return self._replace(
-            by_team={team: _since(self.by_team.get(team), known[team]) for team in teams if team in known}
+            by_team={team: _since(self.by_team.get(team), known_heads[team]) for team in teams if team in known_heads}
         )
 
     def without_jobs(self, job_ids: Collection[str]) -> "QueueHeads":
         """Return the heads after jobs have left their queues. The next cycle reads these heads."""
-        gone = frozenset(job_ids)
+        gone_job_ids = frozenset(job_ids)
         return self._replace(
             by_team={
-                team: head if gone.isdisjoint(head.jobs) else head._replace(mark=_NO_MARK)
+                team: head if gone_job_ids.isdisjoint(head.jobs) else head._replace(mark=_NO_MARK)
                 for team, head in self.by_team.items()
             }
         )
 
     def outdated(self, teams: Iterable[str]) -> "QueueHeads":
         """Return the heads after jobs have joined the queues of some teams."""
-        changed = {team: self.by_team[team]._replace(mark=_NO_MARK) for team in teams if team in self.by_team}
-        return self._replace(by_team={**self.by_team, **changed})
+        changed_heads = {team: self.by_team[team]._replace(mark=_NO_MARK) for team in teams if team in self.by_team}
+        return self._replace(by_team={**self.by_team, **changed_heads})
 
     def to_json(self) -> dict[str, Any]:
         """Return the heads as a document."""
@@ -108,9 +108,9 @@ class QueueHeads(NamedTuple):
         return cls(page_size, heads)
 
 
-def _since(before: QueueHead | None, head: QueueHead) -> QueueHead:
+def _since(earlier_head: QueueHead | None, head: QueueHead) -> QueueHead:
     """Return a head with the time at which its mark was first seen."""
-    return head._replace(marked_at=before.marked_at) if before and before.mark == head.mark else head
+    return head._replace(marked_at=earlier_head.marked_at) if earlier_head and earlier_head.mark == head.mark else head
 
 
 def _instant(text: str) -> datetime:

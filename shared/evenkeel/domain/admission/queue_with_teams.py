@@ -99,9 +99,9 @@ def decide_with_teams(
     while True:
         admission = _TeamAdmission(admission_input, policy, queues, now, decided_last)
         decisions = admission.run()
-        started = {decision.job_id for decision in decisions if decision.action is AdmissionAction.ADMIT}
+        admitted_job_ids = {decision.job_id for decision in decisions if decision.action is AdmissionAction.ADMIT}
         # A job that would start and be preempted in the same scheduling cycle is decided last, on the remaining nodes.
-        preempted_at_once = started & {victim.job_id for decision in decisions for victim in decision.victims}
+        preempted_at_once = admitted_job_ids & {victim.job_id for decision in decisions for victim in decision.victims}
         if preempted_at_once <= decided_last:
             return tuple(map(admission.with_quota_facts, decisions))
         decided_last |= preempted_at_once
@@ -158,8 +158,8 @@ class _TeamAdmission:
 
     def run(self) -> tuple[AdmissionDecision, ...]:
         """Decide about the jobs of each phase in order. Within a phase, run Kueue cycles until nothing changes."""
-        waiting = sorted(self.admission_input.pending, key=lambda request: request.queue_order_key)
-        for request in waiting:
+        pending_requests = sorted(self.admission_input.pending, key=lambda request: request.queue_order_key)
+        for request in pending_requests:
             if decision := self._decision_without_quota(request):
                 self.final_decisions[request.job_id] = decision
             else:
@@ -178,7 +178,7 @@ class _TeamAdmission:
                 self.scheduler.submit(job.kueue_job.to_workload(job.request.priority))
             self._keep_waiting_preemptors_at_head(job_ids)
             self._run_until_stable()
-        for request in waiting:
+        for request in pending_requests:
             if request.job_id not in self.final_decisions:
                 self.final_decisions[request.job_id] = self._decide_waiting(request)
         return tuple(self.final_decisions.values())
@@ -239,8 +239,8 @@ class _TeamAdmission:
         """Return why no nodes fit; empty if some do. Assigns the nodes unless victims must stop first."""
         request = self.queued_jobs[workload.workload_id].request
         if victims:
-            stopped = {victim.workload_id for victim in victims} | self.admission_input.stopping
-            fits = self.nodes.fits_without(request, assignment, stopped)
+            stopped_job_ids = {victim.workload_id for victim in victims} | self.admission_input.stopping
+            fits = self.nodes.fits_without(request, assignment, stopped_job_ids)
         else:
             fits = self.nodes.fits_in_flavors(request, assignment)
         self.fits[request.job_id] = fits
@@ -321,11 +321,11 @@ class _TeamAdmission:
         self.final_decisions[request.job_id] = decision
         team = self.admission_input.setup.by_name[request.team]
         self.queues.started.setdefault(team.name, []).append(decision.to_charge())
-        for waiting in self._waiting_requests(request.team):
-            limits = self.queues.limits(waiting)
+        for other_request in self._waiting_requests(request.team):
+            limits = self.queues.limits(other_request)
             if any(limit.is_reached for limit in limits):
-                self._withdraw(waiting)
-                self.final_decisions[waiting.job_id] = self._decide(waiting, limits=limits)
+                self._withdraw(other_request)
+                self.final_decisions[other_request.job_id] = self._decide(other_request, limits=limits)
 
     def _reserve(self, request: AdmissionRequest, workload: Workload, assignment: Assignment) -> None:
         """Reserve quota and free nodes for a job that waits for nodes, so that no other job takes them."""
@@ -344,14 +344,17 @@ class _TeamAdmission:
         """Let a job that waits for nodes block the jobs of its queue that could take the same nodes."""
         barrier = self.barriers.setdefault(request.team, FifoBarrier())
         barrier.add(request.job_id, self.nodes.fits(request))
-        for waiting in self._waiting_requests(request.team):
-            blocker = barrier.blocker_of(self.nodes.fits(waiting))
+        for other_request in self._waiting_requests(request.team):
+            blocker = barrier.blocker_of(self.nodes.fits(other_request))
             if blocker:
-                self._withdraw(waiting)
-                self.final_decisions[waiting.job_id] = self._decide_blocked(waiting, blocker, "free nodes")
+                self._withdraw(other_request)
+                self.final_decisions[other_request.job_id] = self._decide_blocked(other_request, blocker, "free nodes")
 
     def _waiting_requests(self, team: str) -> list[AdmissionRequest]:
-        return [self.queued_jobs[queued.workload.workload_id].request for queued in self.scheduler.pending[team].all()]
+        return [
+            self.queued_jobs[pending_workload.workload.workload_id].request
+            for pending_workload in self.scheduler.pending[team].all()
+        ]
 
     def _withdraw(self, request: AdmissionRequest) -> None:
         self.scheduler.pending[request.team].remove(request.job_id)
@@ -364,17 +367,17 @@ class _TeamAdmission:
 
     def _latest(self, job_id: str) -> _QuotaDecision:
         """Return the latest decision by quota about a job that was the head of its queue."""
-        latest = self.queued_jobs[job_id].latest
-        assert latest is not None, f"{job_id} was not the head of its queue"
-        return latest
+        latest_decision = self.queued_jobs[job_id].latest
+        assert latest_decision is not None, f"{job_id} was not the head of its queue"
+        return latest_decision
 
     def _decide_by_quota(self, request: AdmissionRequest) -> AdmissionDecision:
-        latest = self._latest(request.job_id)
-        facts = AdmissionFacts(request=request, fits=latest.fits, now=self.now)
-        decision = from_quota_decision(facts, latest.decision)
+        latest_decision = self._latest(request.job_id)
+        facts = AdmissionFacts(request=request, fits=latest_decision.fits, now=self.now)
+        decision = from_quota_decision(facts, latest_decision.decision)
         if request.resumes_by_preemption and decision.action is AdmissionAction.WAIT:
             if request.job_id not in self.preemption_plans:
-                self.preemption_plans[request.job_id] = self._plan_preemption(request, latest.decision)
+                self.preemption_plans[request.job_id] = self._plan_preemption(request, latest_decision.decision)
             facts = facts.replace_unchecked(preemption_plan=self.preemption_plans[request.job_id])
             decision = with_preemption(decision.replace_unchecked(facts=facts))
         # An admission or a preemption is always recorded, even if its reason is the last one.
@@ -384,17 +387,19 @@ class _TeamAdmission:
         )
         if not is_done and self.admission_input.last_reasons.get(request.job_id) == decision.reason:
             return decision
-        self.recorded[request.job_id] = (decision, latest)
+        self.recorded[request.job_id] = (decision, latest_decision)
         return decision
 
     def with_quota_facts(self, decision: AdmissionDecision) -> AdmissionDecision:
         """Return a decision with its quota facts, if it was decided by quota and its reason is new."""
-        recorded, latest = self.recorded.get(decision.job_id, (None, None))
-        if recorded is not decision or latest is None:
+        recorded_decision, latest_decision = self.recorded.get(decision.job_id, (None, None))
+        if recorded_decision is not decision or latest_decision is None:
             return decision
         kueue_job = self.queued_jobs[decision.job_id].kueue_job
         document = kueue_job.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-        quota = quota_facts_of(document, latest.decision, latest.before, self.scheduler, self.documents)
+        quota = quota_facts_of(
+            document, latest_decision.decision, latest_decision.before, self.scheduler, self.documents
+        )
         return decision.replace_unchecked(facts=decision.facts.replace_unchecked(quota=quota))
 
     def _plan_preemption(self, request: AdmissionRequest, decision: CycleDecision) -> PreemptionPlan | None:
@@ -403,24 +408,30 @@ class _TeamAdmission:
         Returns None if the jobs that already stop free enough, or if no choice of victims does.
         """
         preemptors = self.admission_input.scheduler_state.stopping
-        stopping = {job_id for job_id in self.admission_input.stopping if preemptors.get(job_id) != request.job_id}
-        stops_for_others = {job_id for job_id in stopping if preemptors.get(job_id)}
+        stopping_job_ids = {
+            job_id for job_id in self.admission_input.stopping if preemptors.get(job_id) != request.job_id
+        }
+        stops_for_others = {job_id for job_id in stopping_job_ids if preemptors.get(job_id)}
         stops_for_others |= {
             victim.job_id for plan in self.preemption_plans.values() if plan for victim in plan.victims
         }
         latest_decisions = (job.latest.decision for job in self.queued_jobs.values() if job.latest)
-        stops_for_others |= {victim.workload_id for latest in latest_decisions for victim in latest.victims}
-        reserved = frozenset(life.key for life in self.nodes.reserved.get(request.job_id, ()))
+        stops_for_others |= {
+            victim.workload_id for kueue_decision in latest_decisions for victim in kueue_decision.victims
+        }
+        reserved_life_keys = frozenset(life.key for life in self.nodes.reserved.get(request.job_id, ()))
 
-        def fits_without(stopped: Iterable[str]) -> tuple[PoolFit, ...]:
+        def fits_without(stopped_job_ids: Iterable[str]) -> tuple[PoolFit, ...]:
             capacities = tuple(
-                capacity.with_free(capacity.free + request.per_node) if capacity.life.key in reserved else capacity
-                for capacity in self.nodes.capacities_without({*stopped, *stopping})
+                capacity.with_free(capacity.free + request.per_node)
+                if capacity.life.key in reserved_life_keys
+                else capacity
+                for capacity in self.nodes.capacities_without({*stopped_job_ids, *stopping_job_ids})
             )
             return self.nodes.fits_in_flavors(request, decision.assignment, capacities)
 
-        def is_enough(stopped: Iterable[str]) -> bool:
-            return not why_no_fit(request, fits_without(stopped))
+        def is_enough(stopped_job_ids: Iterable[str]) -> bool:
+            return not why_no_fit(request, fits_without(stopped_job_ids))
 
         if is_enough(()):
             return None
@@ -442,45 +453,53 @@ class _TeamAdmission:
     def _preemption_candidates(self, request: AdmissionRequest, decision: CycleDecision) -> list[Victim]:
         """Return the jobs that may be preempted for a job, in order. Its reserved quota does not count as used."""
         queue = self.scheduler.snapshot.queue_of(decision.workload)
-        requested = {key: amount for key, amount in decision.assignment.use.items() if amount > 0}
-        _, reserved = self.reserved_quota.get(request.job_id, ("", {}))
-        queue.quota_node.remove_all(reserved)
-        demand = QuotaDemand(decision.workload, queue, requested, frozenset(requested))
+        requested_amounts = {key: amount for key, amount in decision.assignment.use.items() if amount > 0}
+        _, reserved_amounts = self.reserved_quota.get(request.job_id, ("", {}))
+        queue.quota_node.remove_all(reserved_amounts)
+        demand = QuotaDemand(decision.workload, queue, requested_amounts, frozenset(requested_amounts))
         victims = preemptable_victims(demand, self.scheduler.snapshot, may_borrow=decision.assignment.level > 0)
-        queue.quota_node.add_all(reserved)
-        started = {charge.job_id for charges in self.queues.started.values() for charge in charges}
-        return [victim for victim in victims if victim.workload_id not in started]
+        queue.quota_node.add_all(reserved_amounts)
+        started_job_ids = {charge.job_id for charges in self.queues.started.values() for charge in charges}
+        return [victim for victim in victims if victim.workload_id not in started_job_ids]
 
     def _decide_waiting(self, request: AdmissionRequest) -> AdmissionDecision:
         if self._is_decided_by_quota(request.job_id):
             return self._cached_decision_by_quota(request)
-        queued = self.scheduler.pending[request.team].get(request.job_id)
+        pending_workload = self.scheduler.pending[request.team].get(request.job_id)
         head_id, first_by_shape = self._heads_of(request.team)
-        if queued is not None and queued.workload.shape in first_by_shape:
-            return self._decide_same_shape(request, first_by_shape[queued.workload.shape])
+        if pending_workload is not None and pending_workload.workload.shape in first_by_shape:
+            return self._decide_same_shape(request, first_by_shape[pending_workload.workload.shape])
         blocker = head_id or self.first_head
-        latest = self._latest(blocker) if blocker else None
+        blocker_decision = self._latest(blocker) if blocker else None
         waits_for = {
             Result.PREEMPTING: "preempted jobs to stop",
             Result.DEFERRED: "preempted jobs to stop",
             Result.NO_NODES: "free nodes",
         }
         return self._decide_blocked(
-            request, blocker, waits_for.get(latest.decision.result, "quota") if latest else "a later scheduling cycle"
+            request,
+            blocker,
+            waits_for.get(blocker_decision.decision.result, "quota")
+            if blocker_decision
+            else "a later scheduling cycle",
         )
 
     def _heads_of(self, team: str) -> tuple[str, Mapping[str, str]]:
         if team not in self.queue_heads:
-            pending = self.scheduler.pending[team]
-            evaluated = [
-                queued.workload for queued in pending.all() if self._is_decided_by_quota(queued.workload.workload_id)
+            pending_queue = self.scheduler.pending[team]
+            evaluated_workloads = [
+                pending_workload.workload
+                for pending_workload in pending_queue.all()
+                if self._is_decided_by_quota(pending_workload.workload.workload_id)
             ]
-            parked = pending.parked_shapes
+            parked = pending_queue.parked_shapes
             # The last value of a key stays, so the jobs are read backwards to keep the first job of each shape.
             first_by_shape = {
-                workload.shape: workload.workload_id for workload in reversed(evaluated) if workload.shape in parked
+                workload.shape: workload.workload_id
+                for workload in reversed(evaluated_workloads)
+                if workload.shape in parked
             }
-            self.queue_heads[team] = (evaluated[0].workload_id if evaluated else "", first_by_shape)
+            self.queue_heads[team] = (evaluated_workloads[0].workload_id if evaluated_workloads else "", first_by_shape)
         return self.queue_heads[team]
 
     def _cached_decision_by_quota(self, request: AdmissionRequest) -> AdmissionDecision:

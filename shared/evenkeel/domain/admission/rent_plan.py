@@ -90,20 +90,20 @@ def plan_placements(
         policy: The whole policy.
         now: The time.
     """
-    waiting = jobs_without_nodes(snapshot, decisions)
-    jobs = [job for job in jobs_to_place(waiting, policy, now) if not snapshot.jobs_being_displaced(job.job_id)]
+    waiting_jobs = jobs_without_nodes(snapshot, decisions)
+    jobs = [job for job in jobs_to_place(waiting_jobs, policy, now) if not snapshot.jobs_being_displaced(job.job_id)]
     if not jobs:
         return {}
     node_capacities = capacities_after_admissions(admission_input.capacities, decisions)
     context = placement_context(snapshot, admission_input, policy, now)._replace(
-        capacities=node_capacities, queue=waiting, rented=rental_book
+        capacities=node_capacities, queue=waiting_jobs, rented=rental_book
     )
     ran = run_seconds(snapshot.attempts)
-    ended = _last_ends(snapshot.attempts)
+    last_ends = _last_ends(snapshot.attempts)
     forecasts = QueueForecasts(context, policy)
     placement_decisions = place_in_queue_order(
         [
-            placement_facts(job, context, policy, ran.get(job.job_id, 0.0), forecasts, ended.get(job.job_id))
+            placement_facts(job, context, policy, ran.get(job.job_id, 0.0), forecasts, last_ends.get(job.job_id))
             for job in jobs
         ]
     )
@@ -128,11 +128,13 @@ def plan_placements(
 
 def _last_ends(attempts: Iterable[Attempt]) -> dict[str, datetime]:
     """Return when the last attempt of each job ended."""
-    ended: dict[str, datetime] = {}
+    ended_at_by_job: dict[str, datetime] = {}
     for attempt in attempts:
         if attempt.ended_at:
-            ended[attempt.job_id] = max(attempt.ended_at, ended.get(attempt.job_id, attempt.ended_at))
-    return ended
+            ended_at_by_job[attempt.job_id] = max(
+                attempt.ended_at, ended_at_by_job.get(attempt.job_id, attempt.ended_at)
+            )
+    return ended_at_by_job
 
 
 def _decisions_on_rental(
@@ -148,23 +150,23 @@ def _decisions_on_rental(
 
 
 def requests_of(
-    pending: Mapping[str, Job], snapshot: CycleSnapshot, policy: Policy, now: datetime
+    pending_jobs: Mapping[str, Job], snapshot: CycleSnapshot, policy: Policy, now: datetime
 ) -> tuple[AdmissionRequest, ...]:
     """Return the requests of other pending jobs, each in its own cluster, even if nodes elsewhere are rented for it."""
-    return snapshot._replace(pending=pending, rental_book=RentalBook()).requests(policy, now)
+    return snapshot._replace(pending=pending_jobs, rental_book=RentalBook()).requests(policy, now)
 
 
 def capacities_after_admissions(
     capacities: Iterable[NodeCapacity], decisions: Iterable[AdmissionDecision]
 ) -> tuple[NodeCapacity, ...]:
     """Return the capacities without the amounts that the admitted jobs take."""
-    assigned = {
+    resources_by_node = {
         life.key: decision.facts.request.per_node
         for decision in decisions
         if decision.action is AdmissionAction.ADMIT
         for life in decision.nodes
     }
-    return with_assigned(capacities, assigned)
+    return with_assigned(capacities, resources_by_node)
 
 
 def why_rental_would_not_help(job_id: str, pool: Pool, decisions: Iterable[AdmissionDecision]) -> str:

@@ -135,19 +135,19 @@ class ResizePlan(Value):
     @property
     def planned(self) -> tuple[PlannedResize, ...]:
         """All planned size changes."""
-        shrinks = (resize for planned in self.shrinks_by_waiter.values() for resize in planned)
+        shrinks = (resize for resizes in self.shrinks_by_waiter.values() for resize in resizes)
         return (*shrinks, *((self.growth,) if self.growth else ()))
 
 
-def resize_request_of(planned: PlannedResize, decision_id: str, now: datetime) -> ResizeRequest:
+def resize_request_of(planned_resize: PlannedResize, decision_id: str, now: datetime) -> ResizeRequest:
     """Return the request that the stopped job keeps, so that its next attempt starts at the new size."""
     return ResizeRequest(
-        after_attempt=planned.attempt,
-        from_nodes=planned.resize.from_nodes,
-        nodes=planned.resize.to_nodes,
-        rented_nodes=planned.facts.join.rented_nodes if planned.facts.join else 0,
-        reason=resize_answer(planned.facts).reason,
-        for_job=planned.waiting_id,
+        after_attempt=planned_resize.attempt,
+        from_nodes=planned_resize.resize.from_nodes,
+        nodes=planned_resize.resize.to_nodes,
+        rented_nodes=planned_resize.facts.join.rented_nodes if planned_resize.facts.join else 0,
+        reason=resize_answer(planned_resize.facts).reason,
+        for_job=planned_resize.waiting_id,
         decision_id=decision_id,
         asked_at=now,
     )

@@ -109,13 +109,13 @@ class _ResizePlanner:
         """Kinds of which a job already frees nodes."""
 
     def plan(self) -> ResizePlan:
-        idle = self._idle_since()
+        idle_since = self._idle_since()
         shrinks_by_waiter = self._plan_shrinks()
-        growth = None if shrinks_by_waiter else self._plan_growth(idle)
+        growth = None if shrinks_by_waiter else self._plan_growth(idle_since)
         elastic_state = ElasticState(
             jobs=tuple(sorted(charge.job_id for charge in self.admission_input.charges if charge.is_elastic)),
             resizing=self._resizing_jobs(),
-            idle_since=idle,
+            idle_since=idle_since,
             last_announced=self.admission_input.scheduler_state.elastic.last_announced,
         )
         return ResizePlan(
@@ -188,11 +188,11 @@ class _ResizePlanner:
         if not running_jobs:
             return shrinks_by_job
         for demand in self.demands:
-            planned = self._shrinks_for_replicas(demand, running_jobs)
-            if planned:
-                shrinks_by_job[demand.job_id] = planned
+            planned_resizes = self._shrinks_for_replicas(demand, running_jobs)
+            if planned_resizes:
+                shrinks_by_job[demand.job_id] = planned_resizes
         requests = {request.job_id: request for request in self.admission_input.pending}
-        waiting = [
+        waiting_decisions = [
             decision
             for decision in self.decisions
             if decision.action
@@ -201,7 +201,7 @@ class _ResizePlanner:
         tried_shapes: set[tuple[object, ...]] = set()
         helped_jobs = 0
         # Jobs that would preempt come first: other jobs shrink before any is preempted.
-        for decision in sorted(waiting, key=lambda decision: decision.action is not AdmissionAction.PREEMPT):
+        for decision in sorted(waiting_decisions, key=lambda decision: decision.action is not AdmissionAction.PREEMPT):
             request = requests[decision.job_id]
             new_victims = {victim.job_id for victim in decision.victims} - self.admission_input.stopping
             if (
@@ -223,9 +223,9 @@ class _ResizePlanner:
             if not self._would_help(request, candidates):
                 continue
             helped_jobs += 1
-            planned = self._shrinks_for_job(request, candidates, {victim.job_id for victim in decision.victims})
-            if planned:
-                shrinks_by_job[request.job_id] = planned
+            planned_resizes = self._shrinks_for_job(request, candidates, {victim.job_id for victim in decision.victims})
+            if planned_resizes:
+                shrinks_by_job[request.job_id] = planned_resizes
         return shrinks_by_job
 
     def _would_help(self, request: AdmissionRequest, candidates: Mapping[str, ElasticJob]) -> bool:
@@ -249,15 +249,17 @@ class _ResizePlanner:
             {job_id: job for job_id, job in candidates.items() if job_id in victims},
             *({job_id: job for job_id, job in candidates.items() if job.team == team} for team in teams),
         ]
-        tried = [group for index, group in enumerate(groups) if group and group not in groups[:index]]
+        groups_to_try = [group for index, group in enumerate(groups) if group and group not in groups[:index]]
         for size in _acceptable_sizes(request):
-            resized = request.with_nodes(size)
-            if self._would_start(resized, {}):
+            resized_request = request.with_nodes(size)
+            if self._would_start(resized_request, {}):
                 return ()  # the jobs that already stop free enough nodes
-            for group in tried:
-                planned = self._fewest_nodes(resized, group, functools.partial(self._would_start, resized))
-                if planned:
-                    return planned
+            for group in groups_to_try:
+                planned_resizes = self._fewest_nodes(
+                    resized_request, group, functools.partial(self._would_start, resized_request)
+                )
+                if planned_resizes:
+                    return planned_resizes
         return ()
 
     def _shrinks_for_replicas(self, demand: AdmissionRequest, running_jobs: list[Job]) -> tuple[PlannedResize, ...]:
@@ -275,12 +277,12 @@ class _ResizePlanner:
     def _satisfied_demands(self) -> dict[str, int]:
         """Return how many nodes each demand of replicas finds, now or after the planned stops. Urgent demands first."""
         capacities = self._fleet_after_shrinks({}).capacities
-        satisfied: dict[str, int] = {}
+        satisfied_by_demand: dict[str, int] = {}
         for demand in self.demands:
-            fitting = sum(fit.fitting for fit in pool_fits(demand, capacities, self.scheduling))
-            satisfied[f"{demand.cluster}/{demand.job_id}"] = min(demand.nodes, fitting)
+            fitting_nodes = sum(fit.fitting for fit in pool_fits(demand, capacities, self.scheduling))
+            satisfied_by_demand[f"{demand.cluster}/{demand.job_id}"] = min(demand.nodes, fitting_nodes)
             capacities = reserve_for_replicas((demand,), capacities, self.scheduling)
-        return satisfied
+        return satisfied_by_demand
 
     def _fewest_nodes(
         self,
@@ -289,30 +291,30 @@ class _ResizePlanner:
         starts: Callable[[Mapping[str, int]], bool],
     ) -> tuple[PlannedResize, ...]:
         """Free as few nodes as are enough, of the kind of node where the jobs lose least."""
-        cheapest: tuple[float, tuple[PlannedResize, ...]] | None = None
+        cheapest_shrinks: tuple[float, tuple[PlannedResize, ...]] | None = None
         for fit in pool_fits(request, self._fleet_after_shrinks({}).capacities, self.scheduling):
             kind = (request.cluster, fit.pool, fit.instance_type)
             jobs = tuple(job for job_id, job in sorted(candidates.items()) if self._kind_of(job_id) == kind)
             useless = sum(len(self._unschedulable_nodes(self.charges[job.job_id])) for job in jobs)
             max_freed = min(sum(_max_nodes_freed(job) for job in jobs), request.nodes + fit.reserved_spares + useless)
-            tried = range(max(1, request.nodes - fit.fitting), max_freed + 1)
-            planned: dict[int, tuple[PlannedResize, ...]] = {}
+            node_counts = range(max(1, request.nodes - fit.fitting), max_freed + 1)
+            resizes_by_count: dict[int, tuple[PlannedResize, ...]] = {}
 
-            def is_enough(nodes: int, jobs=jobs, planned=planned) -> bool:  # type: ignore[no-untyped-def]
-                planned[nodes] = self._planned_shrinks(jobs, nodes, request.job_id)
-                return starts({change.job_id: change.resize.to_nodes for change in planned[nodes]})
+            def is_enough(nodes: int, jobs=jobs, resizes_by_count=resizes_by_count) -> bool:  # type: ignore[no-untyped-def]
+                resizes_by_count[nodes] = self._planned_shrinks(jobs, nodes, request.job_id)
+                return starts({change.job_id: change.resize.to_nodes for change in resizes_by_count[nodes]})
 
-            index = bisect_left(tried, True, key=is_enough)
-            if index == len(tried):
+            index = bisect_left(node_counts, True, key=is_enough)
+            if index == len(node_counts):
                 continue
-            resizes = planned[tried[index]]
-            lost = sum(resize.resize.lost_gpu_seconds for resize in resizes)
-            if cheapest is None or lost < cheapest[0]:
-                cheapest = (lost, resizes)
-        if cheapest is None or not any(resize.resize.to_nodes for resize in cheapest[1]):
+            resizes = resizes_by_count[node_counts[index]]
+            lost_gpu_seconds = sum(resize.resize.lost_gpu_seconds for resize in resizes)
+            if cheapest_shrinks is None or lost_gpu_seconds < cheapest_shrinks[0]:
+                cheapest_shrinks = (lost_gpu_seconds, resizes)
+        if cheapest_shrinks is None or not any(resize.resize.to_nodes for resize in cheapest_shrinks[1]):
             return ()  # no job would shrink, so the queue rules choose the victims
-        self.nodes_kept |= {resize.job_id: resize.resize.to_nodes for resize in cheapest[1]}
-        return cheapest[1]
+        self.nodes_kept |= {resize.job_id: resize.resize.to_nodes for resize in cheapest_shrinks[1]}
+        return cheapest_shrinks[1]
 
     def _planned_shrinks(self, jobs: tuple[ElasticJob, ...], nodes: int, waiting_id: str) -> tuple[PlannedResize, ...]:
         facts = ShrinkFacts(jobs=jobs, nodes=nodes, waiting_id=waiting_id)
@@ -384,12 +386,12 @@ class _ResizePlanner:
             nodes_kept: Job → the number of nodes that it keeps.
         """
         fleet = self._fleet_after_shrinks(nodes_kept)
-        pending = tuple(
+        requests = tuple(
             request if pending_request.job_id == request.job_id else pending_request
             for pending_request in fleet.pending
         )
         capacities = reserve_for_replicas(self.demands, fleet.capacities, self.scheduling)
-        decisions = self._decide_queue(fleet._replace(capacities=capacities, pending=pending))
+        decisions = self._decide_queue(fleet._replace(capacities=capacities, pending=requests))
         return any(
             decision.job_id == request.job_id and decision.action is AdmissionAction.ADMIT for decision in decisions
         )
@@ -400,15 +402,15 @@ class _ResizePlanner:
     def _fleet_after_shrinks(self, nodes_kept: Mapping[str, int]) -> AdmissionInput:
         """Return the fleet after all jobs freed the nodes that they do not keep."""
         keeps, fleet = {**self.nodes_kept, **nodes_kept}, self.fleet
-        freed: list[tuple[NodeKey, Resources]] = []
+        freed_resources: list[tuple[NodeKey, Resources]] = []
         charges: list[Charge] = []
         for charge in fleet.charges:
             count = keeps.get(charge.job_id, len(charge.node_names))
-            ordered = self._schedulable_first(charge) if count < len(charge.node_names) else charge
-            freed += [((charge.cluster, name), charge.per_node) for name in ordered.node_names[count:]]
+            ordered_charge = self._schedulable_first(charge) if count < len(charge.node_names) else charge
+            freed_resources += [((charge.cluster, name), charge.per_node) for name in ordered_charge.node_names[count:]]
             if count or not charge.node_names:
-                charges.append(shrunk_charge(ordered, count))
-        capacities = with_freed(fleet.capacities, sum_by_node(freed))
+                charges.append(shrunk_charge(ordered_charge, count))
+        capacities = with_freed(fleet.capacities, sum_by_node(freed_resources))
         return fleet._replace(capacities=capacities, charges=tuple(charges), stopping=fleet.stopping - keeps.keys())
 
     def _unschedulable_nodes(self, charge: Charge) -> set[str]:
@@ -417,8 +419,10 @@ class _ResizePlanner:
 
     def _schedulable_first(self, charge: Charge) -> Charge:
         """Return a charge with its unschedulable nodes last. The job frees these first: it cannot start there again."""
-        closed = self._unschedulable_nodes(charge)
-        return charge.replace_unchecked(node_names=tuple(sorted(charge.node_names, key=closed.__contains__)))
+        unschedulable_names = self._unschedulable_nodes(charge)
+        return charge.replace_unchecked(
+            node_names=tuple(sorted(charge.node_names, key=unschedulable_names.__contains__))
+        )
 
     # ------------------------------------------------------------ growing
 
@@ -435,7 +439,7 @@ class _ResizePlanner:
         }
         return dict(sorted(idle_since.items(), key=lambda gain: (gain[1], gain[0]))[:_MAX_IDLE_NODES])
 
-    def _plan_growth(self, idle: Mapping[str, datetime]) -> PlannedResize | None:
+    def _plan_growth(self, idle_since: Mapping[str, datetime]) -> PlannedResize | None:
         by_kind: dict[NodeKind, list[Job]] = {}
         for job in self._running_jobs():
             if job.state is JobState.RUNNING:
@@ -443,33 +447,35 @@ class _ResizePlanner:
         for kind, jobs in sorted(by_kind.items()):
             if kind in self.changing_kinds or self._has_waiting_jobs(kind):
                 continue
-            planned = self._plan_growth_on(kind, jobs, idle)
-            if planned is not None:
-                return planned
+            planned_resize = self._plan_growth_on(kind, jobs, idle_since)
+            if planned_resize is not None:
+                return planned_resize
         return None
 
-    def _plan_growth_on(self, kind: NodeKind, jobs: list[Job], idle: Mapping[str, datetime]) -> PlannedResize | None:
+    def _plan_growth_on(
+        self, kind: NodeKind, jobs: list[Job], idle_since: Mapping[str, datetime]
+    ) -> PlannedResize | None:
         now, policy = self.now, self.scheduling
         keys = {
             capacity.life.key
             for capacity in self.admission_input.capacities
             if (capacity.cluster, capacity.pool, capacity.instance_type) == kind
         }
-        since = sorted(at for key, at in idle.items() if key in keys)
+        since = sorted(at for key, at in idle_since.items() if key in keys)
         # The nodes that became idle last are the spares: they stay free for recoveries.
         usable = since[: max(0, len(since) - policy.spare_nodes.get(kind[1], 0))]
         if not usable:
             return None
         idle_nodes = IdleNodes(nodes=len(usable), idle_node_seconds=sum((now - at).total_seconds() for at in usable))
-        running = {job.job_id: job for job in jobs}
-        elastic_jobs = {job_id: self._elastic_job(job) for job_id, job in running.items()}
+        running_jobs = {job.job_id: job for job in jobs}
+        elastic_jobs = {job_id: self._elastic_job(job) for job_id, job in running_jobs.items()}
         for _ in range(_MAX_SIZES_TRIED):
             growth = GrowFacts(jobs=tuple(elastic_jobs.values()), idle=idle_nodes, policy=policy.elastic, now=now)
             decision = plan_growth(growth)
             if not decision.resizes:
                 return None
             resize = decision.resizes[0]
-            if self._would_start_at(running[resize.job_id], resize.to_nodes):
+            if self._would_start_at(running_jobs[resize.job_id], resize.to_nodes):
                 charge = self.charges[resize.job_id]
                 facts = ResizeFacts(job_id=resize.job_id, growth=growth)
                 return PlannedResize(facts=facts, resize=resize, attempt=charge.attempt)
@@ -525,16 +531,16 @@ def _base_sizes(sizes: Sizes, base_nodes: int, rented_nodes: int) -> Sizes:
 
 def _after_admissions(admission_input: AdmissionInput, decisions: Iterable[AdmissionDecision]) -> AdmissionInput:
     """Return the queue after this cycle's admissions: those jobs hold their nodes and no longer wait."""
-    started = {
+    admissions = {
         decision.job_id: decision
         for decision in decisions
         if decision.action is AdmissionAction.ADMIT and decision.nodes
     }
-    assigned = ((decision.facts.request, decision.nodes) for decision in started.values())
+    assignments = ((decision.facts.request, decision.nodes) for decision in admissions.values())
     return admission_input._replace(
-        capacities=subtract_all_assigned(admission_input.capacities, assigned),
-        charges=(*admission_input.charges, *(decision.to_charge() for decision in started.values())),
-        pending=tuple(request for request in admission_input.pending if request.job_id not in started),
+        capacities=subtract_all_assigned(admission_input.capacities, assignments),
+        charges=(*admission_input.charges, *(decision.to_charge() for decision in admissions.values())),
+        pending=tuple(request for request in admission_input.pending if request.job_id not in admissions),
     )
 
 

@@ -66,8 +66,8 @@ class SchedulerState(Value):
 
     @model_validator(mode="before")
     @classmethod
-    def _unpack(cls, stored: Any) -> Any:
-        state = unpacked(stored)
+    def _unpack(cls, document: Any) -> Any:
+        state = unpacked(document)
         return {} if isinstance(state, dict) and OMITTED in state else state
 
     def to_row(self) -> dict[str, Any] | None:
@@ -89,14 +89,14 @@ class SchedulerState(Value):
 
     def after_preemption(self, queue: str, job_id: str, victims: Iterable[str], now: datetime) -> "SchedulerState":
         """Return the state after victims were asked to stop for a job."""
-        stopping = tuple(victims)
+        victim_ids = tuple(victims)
         evictions = (
             *self.evictions,
-            *(PreemptionRecord(preemptor=job_id, victim=victim, at=now) for victim in stopping),
+            *(PreemptionRecord(preemptor=job_id, victim=victim, at=now) for victim in victim_ids),
         )
         return self.replace(
             sticky={**self.sticky, queue: job_id},
-            stopping={**self.stopping, **dict.fromkeys(stopping, job_id)},
+            stopping={**self.stopping, **dict.fromkeys(victim_ids, job_id)},
             evictions=evictions[-MAX_PAIRS:],
         )
 

@@ -51,25 +51,26 @@ def replica_requests(
         satisfied_replicas: Id of the Deployment → number of its replicas for which nodes are already rented.
     """
     requests = []
-    for registered, _, waiting in shortfalls:
-        pods = waiting[(satisfied_replicas or {}).get(holder_id(registered), 0) :]
+    for serving_workload, _, waiting_pods in shortfalls:
+        pods = waiting_pods[(satisfied_replicas or {}).get(holder_id(serving_workload), 0) :]
         if not pods:
             continue
         per_replica = max(pod.accelerators for pod in pods)
-        largest = max(
-            (capacity.accelerators for capacity in capacities if capacity.cluster == registered.cluster), default=0
+        largest_node = max(
+            (capacity.accelerators for capacity in capacities if capacity.cluster == serving_workload.cluster),
+            default=0,
         )
-        shared = max(1, min(len(pods), largest // per_replica))
+        replicas_per_node = max(1, min(len(pods), largest_node // per_replica))
         selector = pods[0].selector
         requests.append(
             AdmissionRequest(
-                job_id=registered.label,
+                job_id=serving_workload.label,
                 submitted_at=now,
-                cluster=registered.cluster,
-                nodes=-(-len(pods) // shared),
-                accelerators_per_node=per_replica * shared,
+                cluster=serving_workload.cluster,
+                nodes=-(-len(pods) // replicas_per_node),
+                accelerators_per_node=per_replica * replicas_per_node,
                 is_serving=True,
-                priority=priorities.get(registered.priority_class, registered.priority),
+                priority=priorities.get(serving_workload.priority_class, serving_workload.priority),
                 tolerations=pods[0].tolerations,
                 pools=(PoolChoice(name="", labels=selector),) if selector else (),
             )
@@ -102,7 +103,7 @@ def reserve_for_replicas(
 
 
 def satisfied_replicas(
-    registered: Iterable[ServingWorkload],
+    serving_workloads: Iterable[ServingWorkload],
     rental_book: RentalBook,
     pods: Mapping[str, Sequence[UnmanagedPod]],
     capacities: Iterable[NodeCapacity],
@@ -113,8 +114,8 @@ def satisfied_replicas(
         for capacity in capacities
         if capacity.reserved_for == UNASSIGNED
     }
-    satisfied = {}
-    for workload in registered:
+    satisfied_by_holder = {}
+    for workload in serving_workloads:
         if workload.rents_from:
             holder, cluster_pods = holder_id(workload), pods.get(workload.cluster, ())
             free_slots = free_replica_slots(
@@ -125,8 +126,8 @@ def satisfied_replicas(
                 pool_of_unassigned_node.get((workload.cluster, pod.node_name)) in workload.rents_from
                 for pod in replicas_of(workload.namespace, workload.name, cluster_pods)
             )
-            satisfied[holder] = max(0, free_slots - replicas_on_unassigned_nodes)
-    return satisfied
+            satisfied_by_holder[holder] = max(0, free_slots - replicas_on_unassigned_nodes)
+    return satisfied_by_holder
 
 
 class ServingDemand(NamedTuple):
@@ -186,15 +187,17 @@ def next_serving_return(
         policy: Registered Deployments, spares and the quiet period.
         now: The time.
     """
-    registered = {holder_id(workload): workload for workload in policy.scheduling.serving}
-    changing = {rental.job_id for rental in rentals if rental.state is not RentalState.READY or rental.is_returning}
+    serving_by_holder = {holder_id(workload): workload for workload in policy.scheduling.serving}
+    changing_holders = {
+        rental.job_id for rental in rentals if rental.state is not RentalState.READY or rental.is_returning
+    }
     candidates = [
         rental
         for rental in rentals
         if rental.serving_target is not None
         and rental.state is RentalState.READY
-        and rental.job_id in registered
-        and rental.job_id not in changing
+        and rental.job_id in serving_by_holder
+        and rental.job_id not in changing_holders
         and rental.offer.cluster in pods
     ]
     for rental in sorted(candidates, key=lambda rental: (-rental.offer.micros_per_node_hour, rental.name)):
@@ -206,9 +209,11 @@ def next_serving_return(
             pool=rental.offer.pool,
             micros_per_node_hour=rental.offer.micros_per_node_hour,
             replicas=len(replicas),
-            replicas_elsewhere=_replicas_elsewhere(rental, registered[rental.job_id], pods[rental.offer.cluster]),
+            replicas_elsewhere=_replicas_elsewhere(
+                rental, serving_by_holder[rental.job_id], pods[rental.offer.cluster]
+            ),
             slots_promised=_slots_promised(rental, replicas, rentals, pods[rental.offer.cluster]),
-            slots=_committed_slots(registered[rental.job_id], replicas, capacities, policy.scheduling, now),
+            slots=_committed_slots(serving_by_holder[rental.job_id], replicas, capacities, policy.scheduling, now),
             ready_since=rental.handed_over_at or rental.begun_at,
             min_seconds=policy.burst.quiet_seconds,
             now=now,
@@ -229,22 +234,22 @@ def _slots_promised(
     per_replica = max(1, *(pod.accelerators for pod in replicas))
     return sum(
         max(1, -(-pod.accelerators // per_replica))
-        for other in rentals
-        if other.is_returning and other.offer.cluster == rental.offer.cluster
-        for pod in replicas_on(other, pods)
+        for other_rental in rentals
+        if other_rental.is_returning and other_rental.offer.cluster == rental.offer.cluster
+        for pod in replicas_on(other_rental, pods)
     )
 
 
-def _replicas_elsewhere(rental: Rental, registered: ServingWorkload, pods: Sequence[UnmanagedPod]) -> int:
+def _replicas_elsewhere(rental: Rental, serving_workload: ServingWorkload, pods: Sequence[UnmanagedPod]) -> int:
     """Return how many ready replicas of a Deployment run on other nodes than those of a rental."""
-    replicas = replicas_of(registered.namespace, registered.name, pods)
+    replicas = replicas_of(serving_workload.namespace, serving_workload.name, pods)
     return sum(
         bool(pod.node_name) and not pod.is_unready and pod.node_name not in rental.node_names for pod in replicas
     )
 
 
 def _committed_slots(
-    registered: ServingWorkload,
+    serving_workload: ServingWorkload,
     replicas: Sequence[UnmanagedPod],
     capacities: Sequence[NodeCapacity],
     policy: SchedulingPolicy,
@@ -253,9 +258,9 @@ def _committed_slots(
     """Return the committed nodes that can run a replica. Spares stay free."""
     per_replica = max(1, *(pod.accelerators for pod in replicas))
     request = AdmissionRequest(
-        job_id=registered.label,
+        job_id=serving_workload.label,
         submitted_at=now,
-        cluster=registered.cluster,
+        cluster=serving_workload.cluster,
         nodes=1,
         accelerators_per_node=per_replica,
         is_serving=True,
@@ -265,15 +270,17 @@ def _committed_slots(
         capacity
         for capacity in capacities
         if not capacity.reserved_for
-        and capacity.cluster == registered.cluster
+        and capacity.cluster == serving_workload.cluster
         and is_schedulable_for(request, capacity)
         and not capacity.why_too_small(request.per_node)
         and replicas[0].selector.items() <= capacity.labels.items()
     ]
     spares: set[str] = set()
     for pool, count in policy.spare_nodes.items():
-        idle = sorted(capacity.node_name for capacity in usable if capacity.pool == pool and capacity.is_unused)
-        spares |= {*idle[:count]}
+        idle_node_names = sorted(
+            capacity.node_name for capacity in usable if capacity.pool == pool and capacity.is_unused
+        )
+        spares |= {*idle_node_names[:count]}
     return tuple(
         CommittedSlots(
             node_name=capacity.node_name, pool=capacity.pool, replicas=capacity.free.accelerators // per_replica
@@ -294,25 +301,31 @@ def plan_serving_rentals(
         context: The snapshot of the cycle. Its queue does not count: replicas take free nodes before any job.
         policy: Prices and caps.
     """
-    registered = {holder_id(workload): workload for workload in policy.scheduling.serving if workload.rents_from}
+    serving_by_holder = {holder_id(workload): workload for workload in policy.scheduling.serving if workload.rents_from}
     shortfalls = {holder_id(shortfall.registered): shortfall for shortfall in demand.shortfalls}
     demand_indexes = {
         f"{request.cluster}/{request.job_id}": index for index, request in enumerate(demand.replica_requests)
     }
-    labels = {name: f"{workload.cluster}/{workload.label}" for name, workload in registered.items()}
+    labels = {name: f"{workload.cluster}/{workload.label}" for name, workload in serving_by_holder.items()}
     context, rentals_left, plans = context._replace(queue=()), policy.burst.rentals_per_cycle, []
     for name in sorted(
-        registered,
+        serving_by_holder,
         key=lambda registered_name: (demand_indexes.get(labels[registered_name], len(demand_indexes)), registered_name),
     ):
-        plan = ServingRentalPlan(registered[name], *states.get(name, (ServingState.of(registered[name]), 0)))
-        waiting = len(shortfalls[name].waiting) - demand.satisfied_replicas.get(name, 0) if name in shortfalls else 0
-        if waiting > 0:
+        plan = ServingRentalPlan(
+            serving_by_holder[name], *states.get(name, (ServingState.of(serving_by_holder[name]), 0))
+        )
+        waiting_replicas = (
+            len(shortfalls[name].waiting) - demand.satisfied_replicas.get(name, 0) if name in shortfalls else 0
+        )
+        if waiting_replicas > 0:
             per_node = demand.replica_requests[demand_indexes[labels[name]]].accelerators_per_node
-            waiting -= max(1, per_node // shortfalls[name].per_replica) * demand.satisfied_demands.get(labels[name], 0)
-        if waiting > 0:
+            waiting_replicas -= max(1, per_node // shortfalls[name].per_replica) * demand.satisfied_demands.get(
+                labels[name], 0
+            )
+        if waiting_replicas > 0:
             decisions = decide_serving_rentals(
-                shortfalls[name], waiting, context, plan.state, policy, max_rentals=rentals_left
+                shortfalls[name], waiting_replicas, context, plan.state, policy, max_rentals=rentals_left
             )
             plan = plan._replace(decisions=decisions, per_replica=shortfalls[name].per_replica)
             rentals_left -= len(plan.to_rent)

@@ -59,29 +59,29 @@ def fit_sizes(
         now: The time.
         full_size_only: Jobs that wait for all their nodes, since those nodes were rented and are starting.
     """
-    fitting = {decision.job_id: decision for decision in decisions}
-    waiting = [
+    decision_by_job = {decision.job_id: decision for decision in decisions}
+    waiting_requests = [
         request.replace_unchecked(sizes=smaller)
         for request in admission_input.pending
         if request.job_id not in full_size_only
         and (smaller := _smaller_sizes(request, now))
-        and _needs_smaller_size(request, fitting[request.job_id].action)
+        and _needs_smaller_size(request, decision_by_job[request.job_id].action)
     ]
-    tried = sorted(waiting, key=lambda admission_request: admission_request.queue_order_key)
+    requests_to_try = sorted(waiting_requests, key=lambda admission_request: admission_request.queue_order_key)
     search = _SizeSearch(admission_input, policy, now)
-    sizes = {request.job_id: request.sizes[0] for request in tried}
-    decisions_by_job = fitting
+    sizes = {request.job_id: request.sizes[0] for request in requests_to_try}
+    decisions_by_job = decision_by_job
     while sizes:
         decisions_by_job = search.decide_at(sizes)
-        starting = {
+        sizes_by_job = {
             job_id: size for job_id, size in sizes.items() if decisions_by_job[job_id].action is AdmissionAction.ADMIT
         }
-        if len(starting) == len(sizes):
+        if len(sizes_by_job) == len(sizes):
             break
-        sizes = starting  # the other jobs ask for their full size again, so other sizes may fit
+        sizes = sizes_by_job  # the other jobs ask for their full size again, so other sizes may fit
     if not sizes:
         return decisions
-    for request in [admission_request for admission_request in tried if admission_request.job_id in sizes][
+    for request in [admission_request for admission_request in requests_to_try if admission_request.job_id in sizes][
         :_MAX_ENLARGED
     ]:
         decisions_by_job = search.enlarge(request, sizes, decisions_by_job)
@@ -112,11 +112,11 @@ class _SizeSearch(NamedTuple):
 
     def decide_at(self, sizes: Mapping[str, int]) -> dict[str, AdmissionDecision]:
         """Return the decision about each pending job if these jobs ask for these sizes."""
-        pending = tuple(
+        requests = tuple(
             request.with_nodes(sizes[request.job_id]) if request.job_id in sizes else request
             for request in self.admission_input.pending
         )
-        decisions = decide_queue(self.admission_input._replace(pending=pending), self.policy, self.now)
+        decisions = decide_queue(self.admission_input._replace(pending=requests), self.policy, self.now)
         return {decision.job_id: decision for decision in decisions}
 
     def enlarge(
@@ -124,14 +124,16 @@ class _SizeSearch(NamedTuple):
     ) -> dict[str, AdmissionDecision]:
         """Raise one job to its largest size at which all jobs that start still start. Sets that size in `sizes`."""
         larger = request.sizes[1:]
-        started = [job_id for job_id, decision in decisions.items() if decision.action is AdmissionAction.ADMIT]
+        admitted_job_ids = [
+            job_id for job_id, decision in decisions.items() if decision.action is AdmissionAction.ADMIT
+        ]
         decisions_by_count = {0: decisions}
 
         def is_too_large(size: int) -> bool:
-            resized = self.decide_at({**sizes, request.job_id: size})
-            if any(resized[job_id].action is not AdmissionAction.ADMIT for job_id in started):
+            resized_decisions = self.decide_at({**sizes, request.job_id: size})
+            if any(resized_decisions[job_id].action is not AdmissionAction.ADMIT for job_id in admitted_job_ids):
                 return True
-            decisions_by_count[size] = resized
+            decisions_by_count[size] = resized_decisions
             return False
 
         count = bisect_left(larger, True, key=is_too_large)

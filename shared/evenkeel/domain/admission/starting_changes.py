@@ -15,8 +15,8 @@ def starting_changes(action: AdmissionAction, facts: AdmissionFacts) -> tuple[Ad
         case AdmissionAction.WAIT | AdmissionAction.NEVER_FITS:
             return _changes_of_nodes(facts)
         case AdmissionAction.LIMIT_REACHED:
-            reached = [limit for limit in facts.limits if limit.is_reached]
-            return tuple(AdmittingChange(kind="limit", message=_limit_text(limit)) for limit in reached)
+            reached_limits = [limit for limit in facts.limits if limit.is_reached]
+            return tuple(AdmittingChange(kind="limit", message=_limit_text(limit)) for limit in reached_limits)
         case AdmissionAction.BACK_OFF if facts.request.not_before:
             text = f"The end of the pause, at {facts.request.not_before:%Y-%m-%dT%H:%M:%SZ}."
             return (AdmittingChange(kind="time", message=text),)
@@ -39,10 +39,10 @@ def _changes_of_nodes(facts: AdmissionFacts) -> tuple[AdmittingChange, ...]:
     nodes = facts.request.nodes
     by_missing = sorted(facts.fits, key=lambda fit: (nodes - fit.most_nodes, fit.preference_rank, fit.pool))
     changes = [_change_of_pool(fit, nodes) for fit in by_missing[:_MAX_POOLS]]
-    most = max((fit.most_nodes for fit in facts.fits if not fit.uses_reserved_spares), default=0)
-    if 0 < most < nodes:
-        text = f"A smaller size: {count_of(most, 'node')} instead of {nodes}."
-        changes.append(AdmittingChange(kind="size", message=text, counts=(most,)))
+    most_nodes = max((fit.most_nodes for fit in facts.fits if not fit.uses_reserved_spares), default=0)
+    if 0 < most_nodes < nodes:
+        text = f"A smaller size: {count_of(most_nodes, 'node')} instead of {nodes}."
+        changes.append(AdmittingChange(kind="size", message=text, counts=(most_nodes,)))
     return tuple(changes)
 
 
@@ -52,6 +52,6 @@ def _change_of_pool(fit: PoolFit, nodes: int) -> AdmittingChange:
         return AdmittingChange(
             kind="spares", message=f"Fewer spares in {pool}: it keeps {count_of(fit.reserved_spares, 'free node')}."
         )
-    missing = nodes - fit.most_nodes
+    missing_nodes = nodes - fit.most_nodes
     where = "in one network domain of" if fit.largest_domain is not None else "in"
-    return AdmittingChange(kind="nodes", message=f"{count_of(missing, 'more free node')} {where} {pool}.")
+    return AdmittingChange(kind="nodes", message=f"{count_of(missing_nodes, 'more free node')} {where} {pool}.")

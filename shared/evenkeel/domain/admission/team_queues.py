@@ -55,14 +55,14 @@ class TeamQueues:
             key=lambda held_charge: (held_charge.admitted_at or self._now, held_charge.job_id),
         ):
             queue = self.by_name.get(charge.queue or charge.team)
-            use = flavor_matching.quota_use(charge, queue, self.flavors, self._catalogue) if queue else {}
-            if queue is None or not use:
+            quota_use = flavor_matching.quota_use(charge, queue, self.flavors, self._catalogue) if queue else {}
+            if queue is None or not quota_use:
                 continue
             yield admitted_holder(
                 QuotaHolder(
                     charge.job_id,
                     queue.name,
-                    use,
+                    quota_use,
                     max(1, len(charge.node_names)),
                     charge.priority,
                     (charge.admitted_at or self._now).timestamp(),

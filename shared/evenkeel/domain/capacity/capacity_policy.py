@@ -54,8 +54,8 @@ class SiteInstanceType(Section):
     def _has_one_kind_of_accelerators(self) -> Self:
         if self.gpus and self.neuron:
             raise ValueError("state either gpus or neuron")
-        described = bool(self.model), bool(self.accelerator_memory_mib)
-        if any(described) and not (self.gpus or self.neuron):
+        has_fields = bool(self.model), bool(self.accelerator_memory_mib)
+        if any(has_fields) and not (self.gpus or self.neuron):
             raise ValueError("model and acceleratorMemoryMib describe accelerators: state gpus or neuron")
         if self.architecture not in ("amd64", "arm64"):
             raise ValueError("architecture must be amd64 or arm64")

@@ -107,11 +107,14 @@ def _differences(needs: EnvironmentNeeds, environment: PoolEnvironment) -> Itera
     if needs.accelerators and environment.accelerator not in needs.accelerators:
         model = environment.accelerator or "an unknown model"
         yield f"The job runs on {' or '.join(needs.accelerators)}, but the nodes have {model}."
-    needed, offered = needs.accelerator_memory_gib, environment.accelerator_memory_gib
-    if needed and not offered:
-        yield f"The job needs {needed:g} GiB on each accelerator, but the memory of the nodes' accelerators is unknown."
-    elif needed > offered:
-        yield f"The job needs {needed:g} GiB on each accelerator, but the nodes have {round(offered, 2):g}."
+    needed_gib, available_gib = needs.accelerator_memory_gib, environment.accelerator_memory_gib
+    if needed_gib and not available_gib:
+        yield (
+            f"The job needs {needed_gib:g} GiB on each accelerator, "
+            "but the memory of the nodes' accelerators is unknown."
+        )
+    elif needed_gib > available_gib:
+        yield f"The job needs {needed_gib:g} GiB on each accelerator, but the nodes have {round(available_gib, 2):g}."
     if needs.fabric and environment.fabric != needs.fabric:
         network = environment.fabric or "an ordinary network"
         yield f"The job needs the network {needs.fabric}, but the nodes have {network}."

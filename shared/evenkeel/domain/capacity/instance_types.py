@@ -70,18 +70,18 @@ class InstanceTypes(Value):
 
     def with_types(self, types: Mapping[str, InstanceType]) -> "InstanceTypes":
         """Return a catalogue with further types. If both have a type, the further catalogue's entry wins."""
-        plain = {name.removeprefix(HYPERPOD_PREFIX) for name in types}
-        unchanged = {
+        ec2_names = {name.removeprefix(HYPERPOD_PREFIX) for name in types}
+        shipped_types = {
             name: instance_type
             for name, instance_type in self.types.items()
-            if name.removeprefix(HYPERPOD_PREFIX) not in plain
+            if name.removeprefix(HYPERPOD_PREFIX) not in ec2_names
         }
-        return InstanceTypes(source=self.source, types={**unchanged, **types})
+        return InstanceTypes(source=self.source, types={**shipped_types, **types})
 
     def find(self, name: str) -> InstanceType | None:
         """Return an instance type by its name, with or without `ml.`."""
-        plain = name.removeprefix(HYPERPOD_PREFIX)
-        return self.types.get(f"{HYPERPOD_PREFIX}{plain}") or self.types.get(plain)
+        ec2_name = name.removeprefix(HYPERPOD_PREFIX)
+        return self.types.get(f"{HYPERPOD_PREFIX}{ec2_name}") or self.types.get(ec2_name)
 
 
 @functools.cache

@@ -56,11 +56,11 @@ class ListPrices(Value):
 
         A HyperPod node (`ml.`) without a HyperPod price has EC2's price of the same hardware. The origin says so.
         """
-        plain = instance_type.removeprefix(HYPERPOD_PREFIX)
-        if instance_type != plain and (price := price_in_force(self.hyperpod.get(plain, ()), at.date())):
-            return self._with_origin("HyperPod", plain, price)
-        price = price_in_force(self.ec2.get(plain, ()), at.date())
-        return self._with_origin("EC2", plain, price) if price else None
+        ec2_name = instance_type.removeprefix(HYPERPOD_PREFIX)
+        if instance_type != ec2_name and (price := price_in_force(self.hyperpod.get(ec2_name, ()), at.date())):
+            return self._with_origin("HyperPod", ec2_name, price)
+        price = price_in_force(self.ec2.get(ec2_name, ()), at.date())
+        return self._with_origin("EC2", ec2_name, price) if price else None
 
     @property
     def days(self) -> set[date]:
@@ -70,18 +70,21 @@ class ListPrices(Value):
 
     def has_price_of(self, instance_type: str) -> bool:
         """Whether an instance type has a list price on any day."""
-        plain = instance_type.removeprefix(HYPERPOD_PREFIX)
-        return plain in self.ec2 or (instance_type != plain and plain in self.hyperpod)
+        ec2_name = instance_type.removeprefix(HYPERPOD_PREFIX)
+        return ec2_name in self.ec2 or (instance_type != ec2_name and ec2_name in self.hyperpod)
 
-    def _with_origin(self, column: str, plain: str, price: DatedPrice) -> ListPrice:
-        origin = f"{column} list price of {plain} in {self.region} from {price.starts_on}"
+    def _with_origin(self, column: str, ec2_name: str, price: DatedPrice) -> ListPrice:
+        origin = f"{column} list price of {ec2_name} in {self.region} from {price.starts_on}"
         return ListPrice(price.micros_per_node_hour, origin)
 
 
 def price_in_force(prices: Iterable[DatedPrice], day: date) -> DatedPrice | None:
     """Return the price of a day: the latest that had started, else the earliest."""
-    ordered = sorted(prices, key=lambda price: price.starts_on)
-    return next((price for price in reversed(ordered) if price.starts_on <= day), ordered[0] if ordered else None)
+    prices_by_date = sorted(prices, key=lambda price: price.starts_on)
+    return next(
+        (price for price in reversed(prices_by_date) if price.starts_on <= day),
+        prices_by_date[0] if prices_by_date else None,
+    )
 
 
 @functools.cache

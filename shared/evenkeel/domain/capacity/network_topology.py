@@ -88,7 +88,7 @@ def closest_nodes(usable: Sequence[NodeCapacity], count: int, needs: NetworkNeed
         sizes = [(size, domain) for domain, size in Counter(ids).items() if domain and size >= count]
         if sizes:
             _, domain = min(sizes)
-            nodes = [capacity for capacity, own in zip(usable, ids, strict=True) if own == domain]
+            nodes = [capacity for capacity, own_domain in zip(usable, ids, strict=True) if own_domain == domain]
             return ClosestNodes(_nodes_from_few_domains(nodes, count, _narrower_than(level)), level, domain)
     return ClosestNodes() if needs.required else ClosestNodes(_nodes_from_few_domains(usable, count, LEVELS))
 
@@ -106,13 +106,13 @@ def nodes_to_reserve(
         count: Nodes of the gang.
         needs: The levels that the gang requires or prefers.
     """
-    chosen = closest_nodes(usable, count, needs).nodes if len(usable) >= count else ()
-    if chosen or needs.required is None or count == 1:
-        return chosen or tuple(usable[:count])
+    closest = closest_nodes(usable, count, needs).nodes if len(usable) >= count else ()
+    if closest or needs.required is None or count == 1:
+        return closest or tuple(usable[:count])
     sizes = Counter(_domain_ids(pool_nodes, needs.required))
     domains = [nodes for name, nodes in _nodes_by_domain(usable, needs.required) if name and sizes[name] >= count]
-    largest: list[NodeCapacity] = max(domains, key=len, default=[])
-    return tuple(largest)
+    largest_group: list[NodeCapacity] = max(domains, key=len, default=[])
+    return tuple(largest_group)
 
 
 def largest_domain(capacities: Iterable[NodeCapacity], level: NetworkLevel) -> int:
@@ -134,11 +134,11 @@ def _nodes_from_few_domains(
     chosen_nodes: list[NodeCapacity] = []
     domains.sort(key=lambda domain: (-len(domain[1]), domain[0]))
     while domains and len(chosen_nodes) < count:
-        missing = count - len(chosen_nodes)
-        enough = [domain for domain in domains if len(domain[1]) >= missing]
+        missing_count = count - len(chosen_nodes)
+        enough = [domain for domain in domains if len(domain[1]) >= missing_count]
         domain = enough[-1] if enough else domains[0]
         domains.remove(domain)
-        chosen_nodes.extend(_nodes_from_few_domains(domain[1], missing, narrower))
+        chosen_nodes.extend(_nodes_from_few_domains(domain[1], missing_count, narrower))
     without_position = [node for node, domain in zip(nodes, _domain_ids(nodes, level), strict=True) if not domain]
     return (*chosen_nodes, *_nodes_from_few_domains(without_position, count - len(chosen_nodes), narrower))
 

@@ -61,13 +61,13 @@ class NodeCapacity(Value):
     def node_key(self) -> NodeKey:
         return (self.cluster, self.node_name)
 
-    def why_too_small(self, requested: Resources) -> str:
+    def why_too_small(self, requested_resources: Resources) -> str:
         """Return in a few words the resource that a pod lacks now; empty if the pod fits."""
-        return why_too_small(requested, self.free, self.offered)
+        return why_too_small(requested_resources, self.free, self.offered)
 
-    def is_large_enough(self, requested: Resources) -> bool:
+    def is_large_enough(self, requested_resources: Resources) -> bool:
         """Whether a pod would fit if the node were unused."""
-        return not why_too_small(requested, self.offered, self.offered)
+        return not why_too_small(requested_resources, self.offered, self.offered)
 
     def with_free(self, free: Resources) -> "NodeCapacity":
         return self.replace_unchecked(free=free)
@@ -84,34 +84,36 @@ class NodeCapacity(Value):
 
 
 def node_capacity(
-    nodes: Iterable[Node], used: Mapping[NodeKey, Resources], unhealthy: Collection[NodeKey] = ()
+    nodes: Iterable[Node], resources_used: Mapping[NodeKey, Resources], unhealthy: Collection[NodeKey] = ()
 ) -> tuple[NodeCapacity, ...]:
     """Return the capacity of the nodes as the control planes show them, ordered by node life.
 
     Args:
         nodes: All nodes of the fleet.
-        used: Amounts that are not free, by node.
+        resources_used: Amounts that are not free, by node.
         unhealthy: Nodes that need a repair and get none.
     """
-    return tuple(_capacity_of(node, used, unhealthy) for node in sorted(nodes, key=lambda node: node.life.key))
+    return tuple(
+        _capacity_of(node, resources_used, unhealthy) for node in sorted(nodes, key=lambda node: node.life.key)
+    )
 
 
 def stored_capacity(
-    nodes: Iterable[FleetNode], charged: Mapping[NodeKey, Resources], unhealthy: Collection[NodeKey] = ()
+    nodes: Iterable[FleetNode], resources_charged: Mapping[NodeKey, Resources], unhealthy: Collection[NodeKey] = ()
 ) -> tuple[NodeCapacity, ...]:
     """Return the capacity of the nodes as the last sweep stored them, ordered by node life.
 
     Args:
         nodes: All nodes of the fleet.
-        charged: Amounts that attempts are charged for, by node.
+        resources_charged: Amounts that attempts are charged for, by node.
         unhealthy: Nodes that need a repair and get none.
     """
-    listed = sorted(nodes, key=lambda node: node.life.key)
-    resources_used = resources_not_free({_node_key(node): node.in_use for node in listed}, charged)
-    return tuple(_stored_capacity_of(node, resources_used, unhealthy) for node in listed)
+    sorted_nodes = sorted(nodes, key=lambda node: node.life.key)
+    resources_used = resources_not_free({_node_key(node): node.in_use for node in sorted_nodes}, resources_charged)
+    return tuple(_stored_capacity_of(node, resources_used, unhealthy) for node in sorted_nodes)
 
 
-def idle_capacity(node: FleetNode, offered: Resources) -> NodeCapacity:
+def idle_capacity(node: FleetNode, allocatable: Resources) -> NodeCapacity:
     """Return the capacity of a stored node as if it were in service and unused."""
     return NodeCapacity(
         life=node.life,
@@ -119,8 +121,8 @@ def idle_capacity(node: FleetNode, offered: Resources) -> NodeCapacity:
         cluster=node.life.cluster,
         pool=node.pool,
         instance_type=node.instance_type,
-        offered=offered,
-        free=offered,
+        offered=allocatable,
+        free=allocatable,
         labels=node.labels,
         zone=node.zone,
         network_layers=node.network_layers,
@@ -130,46 +132,56 @@ def idle_capacity(node: FleetNode, offered: Resources) -> NodeCapacity:
 
 def resources_not_free(
     in_use: Mapping[NodeKey, Resources],
-    charged: Mapping[NodeKey, Resources],
+    resources_charged: Mapping[NodeKey, Resources],
     not_started: Mapping[NodeKey, Resources] | None = None,
 ) -> dict[NodeKey, Resources]:
     """Return the amounts of each node that are not free.
 
     Args:
         in_use: Requests of live pods, unmanaged pods included.
-        charged: Charges of all attempts.
-        not_started: The part of `charged` whose pods do not exist yet.
+        resources_charged: Charges of all attempts.
+        not_started: The part of `resources_charged` whose pods do not exist yet.
     """
-    starting = not_started or {}
+    starting_requests = not_started or {}
     return {
-        node_key: (in_use.get(node_key, NONE) + starting.get(node_key, NONE)).at_least(charged.get(node_key, NONE))
-        for node_key in {*in_use, *charged, *starting}
+        node_key: (in_use.get(node_key, NONE) + starting_requests.get(node_key, NONE)).at_least(
+            resources_charged.get(node_key, NONE)
+        )
+        for node_key in {*in_use, *resources_charged, *starting_requests}
     }
 
 
-def with_freed(capacities: Iterable[NodeCapacity], freed: Mapping[NodeKey, Resources]) -> tuple[NodeCapacity, ...]:
+def with_freed(
+    capacities: Iterable[NodeCapacity], freed_resources: Mapping[NodeKey, Resources]
+) -> tuple[NodeCapacity, ...]:
     """Return the capacities once these amounts are free."""
     return tuple(
         capacity.with_free((capacity.free + amount).at_most(capacity.offered))
-        if (amount := freed.get(capacity.node_key))
+        if (amount := freed_resources.get(capacity.node_key))
         else capacity
         for capacity in capacities
     )
 
 
-def with_assigned(capacities: Iterable[NodeCapacity], assigned: Mapping[str, Resources]) -> tuple[NodeCapacity, ...]:
+def with_assigned(
+    capacities: Iterable[NodeCapacity], assigned_resources: Mapping[str, Resources]
+) -> tuple[NodeCapacity, ...]:
     """Return the capacities once these amounts are taken, by the key of the node life."""
     return tuple(
-        capacity.with_free(capacity.free.minus(amount)) if (amount := assigned.get(capacity.life.key)) else capacity
+        capacity.with_free(capacity.free.minus(amount))
+        if (amount := assigned_resources.get(capacity.life.key))
+        else capacity
         for capacity in capacities
     )
 
 
-def _capacity_of(node: Node, used: Mapping[NodeKey, Resources], unhealthy: Collection[NodeKey]) -> NodeCapacity:
+def _capacity_of(
+    node: Node, resources_used: Mapping[NodeKey, Resources], unhealthy: Collection[NodeKey]
+) -> NodeCapacity:
     kubernetes = node.kubernetes
     name = kubernetes.name if kubernetes else ""
     node_key = (node.life.cluster, name)
-    offered = kubernetes.allocatable if kubernetes else NONE
+    allocatable = kubernetes.allocatable if kubernetes else NONE
     return NodeCapacity(
         life=node.life,
         node_name=name,
@@ -178,8 +190,8 @@ def _capacity_of(node: Node, used: Mapping[NodeKey, Resources], unhealthy: Colle
         instance_type=node.provider.instance_type
         if node.provider
         else (kubernetes.instance_type if kubernetes else ""),
-        offered=offered,
-        free=offered.minus(used.get(node_key, NONE)),
+        offered=allocatable,
+        free=allocatable.minus(resources_used.get(node_key, NONE)),
         efa=kubernetes.efa if kubernetes else None,
         unschedulable_reason=_why_unschedulable(
             kubernetes, kubernetes.blocking_taints if kubernetes else (), node_key in unhealthy
@@ -193,13 +205,13 @@ def _capacity_of(node: Node, used: Mapping[NodeKey, Resources], unhealthy: Colle
 
 
 def _stored_capacity_of(
-    node: FleetNode, used: Mapping[NodeKey, Resources], unhealthy: Collection[NodeKey]
+    node: FleetNode, resources_used: Mapping[NodeKey, Resources], unhealthy: Collection[NodeKey]
 ) -> NodeCapacity:
     node_key = _node_key(node)
     reason = _why_unschedulable(node if node.node_name else None, node.taints, node_key in unhealthy)
     return idle_capacity(node, node.allocatable).replace_unchecked(
         node_name=node.node_name,
-        free=node.allocatable.minus(used.get(node_key, NONE)),
+        free=node.allocatable.minus(resources_used.get(node_key, NONE)),
         unschedulable_reason=reason,
         taints=node.taints,
     )

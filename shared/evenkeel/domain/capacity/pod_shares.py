@@ -105,10 +105,10 @@ def smallest_request(requested: Resources, nodes: Iterable[tuple[Resources, Reso
     ]
     if not requests:
         return requested
-    smallest = requests[0]
+    smallest_resources = requests[0]
     for resources in requests[1:]:
-        smallest = smallest.at_most(resources)
-    return smallest
+        smallest_resources = smallest_resources.at_most(resources)
+    return smallest_resources
 
 
 def _is_large_enough(node: Resources, requested: Resources) -> bool:
@@ -163,8 +163,8 @@ class NodeShares:
                 if node_cluster == cluster and (not instance_types or instance_type in instance_types)
             ]
             # A job may name types of which the fleet shows no node yet, for example where Kueue admits.
-            named = nodes or [(amounts_of(instance_type, NONE), NONE) for instance_type in instance_types]
-            self._found[key] = smallest_request(requested, named)
+            node_resources = nodes or [(amounts_of(instance_type, NONE), NONE) for instance_type in instance_types]
+            self._found[key] = smallest_request(requested, node_resources)
         return self._found[key]
 
 

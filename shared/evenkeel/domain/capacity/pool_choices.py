@@ -29,10 +29,10 @@ def preference_rank(choices: Iterable[PoolChoice], pool: str, labels: Mapping[st
 
     A job without choices prefers no node over another.
     """
-    listed = tuple(choices)
-    if not listed:
+    ordered_choices = tuple(choices)
+    if not ordered_choices:
         return 0
-    return next((index for index, choice in enumerate(listed) if choice.matches(pool, labels)), None)
+    return next((index for index, choice in enumerate(ordered_choices) if choice.matches(pool, labels)), None)
 
 
 class Operator(StrEnum):

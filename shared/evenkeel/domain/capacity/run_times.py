@@ -80,15 +80,15 @@ class RemainingTime(NamedTuple):
         return seconds_within(self.seconds, horizon_seconds)
 
 
-def seconds_within(remaining: Iterable[float], horizon_seconds: float) -> float:
+def seconds_within(remaining_seconds: Iterable[float], horizon_seconds: float) -> float:
     """Return the mean of equally likely values that are cut at a horizon."""
-    values = [min(value, horizon_seconds) for value in remaining]
+    values = [min(value, horizon_seconds) for value in remaining_seconds]
     return math.fsum(values) / len(values)
 
 
-def share_beyond(remaining: Iterable[float], horizon_seconds: float) -> float:
+def share_beyond(remaining_seconds: Iterable[float], horizon_seconds: float) -> float:
     """Return the probability that a run with these equally likely times lasts longer than a horizon."""
-    values = [value > horizon_seconds for value in remaining]
+    values = [value > horizon_seconds for value in remaining_seconds]
     return sum(values) / len(values)
 
 
@@ -103,30 +103,30 @@ class RunTimes:
             min_samples: Ended runs of a group from which they are used.
         """
         groups: dict[tuple[str, ...], list[PastJob]] = defaultdict(list)
-        for run in past:
-            for group in _run_groups(run.team, run.submitter, run.job_type):
-                groups[group].append(run)
+        for past_job in past:
+            for group in _run_groups(past_job.team, past_job.submitter, past_job.job_type):
+                groups[group].append(past_job)
         self._min_samples = min_samples
         self._run_groups: Mapping[tuple[str, ...], _RunTimeShares] = {
             group: _RunTimeShares.of(runs)
             for group, runs in groups.items()
-            if sum(not run.is_running for run in runs) >= min_samples
+            if sum(not past_job.is_running for past_job in runs) >= min_samples
         }
 
-    def remaining(self, run: RunOrigin, ran_seconds: float) -> RemainingTime:
+    def remaining(self, job_run: RunOrigin, ran_seconds: float) -> RemainingTime:
         """Return how much longer a run is expected to take.
 
         Args:
-            run: The run.
+            job_run: The run.
             ran_seconds: How long it has run.
         """
-        if run.stated_seconds:
-            stated = _RunTimeShares.equal(_lognormal_quantiles(run.stated_seconds, _STATED_SIGMA))
-            return stated.remaining_after(ran_seconds, run.stated_seconds, 1)
-        for group in _run_groups(run.team, run.submitter, run.job_type):
+        if job_run.stated_seconds:
+            stated_shares = _RunTimeShares.equal(_lognormal_quantiles(job_run.stated_seconds, _STATED_SIGMA))
+            return stated_shares.remaining_after(ran_seconds, job_run.stated_seconds, 1)
+        for group in _run_groups(job_run.team, job_run.submitter, job_run.job_type):
             if past := self._run_groups.get(group):
-                return past.remaining_after(ran_seconds, run.policy_seconds, self._min_samples)
-        return RemainingTime((remaining_seconds(run.policy_seconds, ran_seconds),))
+                return past.remaining_after(ran_seconds, job_run.policy_seconds, self._min_samples)
+        return RemainingTime((remaining_seconds(job_run.policy_seconds, ran_seconds),))
 
 
 NO_PAST_RUNS = RunTimes()
@@ -162,18 +162,18 @@ class _RunTimeShares(NamedTuple):
     @classmethod
     def of(cls, runs: Iterable[PastJob]) -> "_RunTimeShares":
         """Return the Kaplan-Meier estimate from ended and running jobs."""
-        ordered = sorted((run.seconds, run.is_running) for run in runs)
-        seconds, shares, left = list[float](), list[float](), 1.0
-        for position, (value, is_running) in enumerate(ordered):
+        sorted_runs = sorted((past_job.seconds, past_job.is_running) for past_job in runs)
+        seconds, shares, share_left = list[float](), list[float](), 1.0
+        for position, (value, is_running) in enumerate(sorted_runs):
             if not is_running:
                 seconds.append(value)
-                shares.append(left / (len(ordered) - position))
-                left -= shares[-1]
-        ended, (longest, is_running) = len(seconds), ordered[-1]
+                shares.append(share_left / (len(sorted_runs) - position))
+                share_left -= shares[-1]
+        ended_count, (longest_seconds, is_running) = len(seconds), sorted_runs[-1]
         if is_running:
-            seconds.append(longest + remaining_seconds(longest, longest))
-            shares.append(left)
-        return cls._with_shares(seconds, shares, ended)
+            seconds.append(longest_seconds + remaining_seconds(longest_seconds, longest_seconds))
+            shares.append(share_left)
+        return cls._with_shares(seconds, shares, ended_count)
 
     @classmethod
     def equal(cls, seconds: list[float]) -> "_RunTimeShares":
@@ -181,26 +181,28 @@ class _RunTimeShares(NamedTuple):
         return cls._with_shares(seconds, [1 / len(seconds)] * len(seconds), len(seconds))
 
     @classmethod
-    def _with_shares(cls, seconds: list[float], shares: list[float], ended: int) -> "_RunTimeShares":
+    def _with_shares(cls, seconds: list[float], shares: list[float], ended_count: int) -> "_RunTimeShares":
         products = [share * value for share, value in zip(shares, seconds, strict=True)]
-        return cls(seconds, list(accumulate(shares, initial=0.0)), list(accumulate(products, initial=0.0)), ended)
+        return cls(seconds, list(accumulate(shares, initial=0.0)), list(accumulate(products, initial=0.0)), ended_count)
 
     def remaining_after(self, ran_seconds: float, usual_seconds: float, min_samples: int) -> RemainingTime:
         """Return the remaining time of runs that lasted longer than a time."""
-        first = bisect_right(self.seconds, ran_seconds)
-        longer = self.ended - first
+        first_index = bisect_right(self.seconds, ran_seconds)
+        longer = self.ended - first_index
         if longer < min_samples:
             return RemainingTime((remaining_seconds(min(usual_seconds, ran_seconds), ran_seconds),))
         count = min(longer, _VALUES)
-        low, high = self.shares[first], self.shares[-1]
+        low, high = self.shares[first_index], self.shares[-1]
         cuts = [low + number * (high - low) / count for number in range(count + 1)]
         # Each part is replaced by its mean, so the mean of all runs stays the same.
-        products = [self._product_until(cut, first) for cut in cuts]
-        width, longest = (high - low) / count, self.seconds[-1]
-        values = [round(min((end - start) / width, longest) - ran_seconds, 1) for start, end in pairwise(products)]
+        products = [self._product_until(cut, first_index) for cut in cuts]
+        width, longest_seconds = (high - low) / count, self.seconds[-1]
+        values = [
+            round(min((end - start) / width, longest_seconds) - ran_seconds, 1) for start, end in pairwise(products)
+        ]
         return RemainingTime(tuple(accumulate((max(0.0, value) for value in values), max)))
 
-    def _product_until(self, share: float, first: int) -> float:
+    def _product_until(self, share: float, first_index: int) -> float:
         """Return the sum of share x seconds over the runs up to a cumulative share."""
-        position = min(max(bisect_left(self.shares, share) - 1, first), len(self.seconds) - 1)
+        position = min(max(bisect_left(self.shares, share) - 1, first_index), len(self.seconds) - 1)
         return self.products[position] + (share - self.shares[position]) * self.seconds[position]

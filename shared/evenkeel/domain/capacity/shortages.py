@@ -61,10 +61,10 @@ class Shortages(Value):
             return self
         weight = 1.0 + (shortage.weight_at(now) if shortage else 0.0)
         entry = Shortage(instance_type=instance_type, zone=zone, market=market, refused_at=now, weight=weight)
-        remembered = (
+        recent_shortages = (
             shortage for shortage in self.entries if shortage.key != key and shortage.weight_at(now) >= MIN_WEIGHT
         )
-        return self.replace(entries=tuple(sorted((*remembered, entry), key=lambda shortage: shortage.key)))
+        return self.replace(entries=tuple(sorted((*recent_shortages, entry), key=lambda shortage: shortage.key)))
 
     def with_success(self, instance_type: str, zone: str, market: Market) -> "Shortages":
         """Return the shortages after a node was launched: earlier refusals no longer count."""

@@ -29,25 +29,29 @@ class WaitingUse(NamedTuple):
     """Nodes that it needs for itself; 0 if it may share a node with other jobs."""
 
 
-def expected_starts(free: int, running: Iterable[RunningUse], queue: Sequence[WaitingUse]) -> tuple[float, ...]:
+def expected_starts(
+    free_accelerators: int, running_uses: Iterable[RunningUse], queue: Sequence[WaitingUse]
+) -> tuple[float, ...]:
     """Return after how many seconds each job of a queue is expected to get its accelerators.
 
     Each job starts as soon as enough are free, and not before a job ahead of it. Nodes are not told apart: a job that
     needs whole nodes may wait longer. Infinite if even the empty pool is too small.
     """
-    ends = [(use.seconds_left, use.accelerators) for use in running if use.accelerators]
+    ends = [
+        (running_use.seconds_left, running_use.accelerators) for running_use in running_uses if running_use.accelerators
+    ]
     heapq.heapify(ends)
-    total = free + sum(accelerators for _, accelerators in ends)
+    total = free_accelerators + sum(accelerators for _, accelerators in ends)
     now, starts = 0.0, []
     for demand in queue:
         if demand.accelerators > total:
             starts.append(float("inf"))
             continue
-        while free < demand.accelerators:
+        while free_accelerators < demand.accelerators:
             # The next end is never before `now`, because a job that starts ends later.
             now, accelerators = heapq.heappop(ends)
-            free += accelerators
-        free -= demand.accelerators
+            free_accelerators += accelerators
+        free_accelerators -= demand.accelerators
         starts.append(now)
         heapq.heappush(ends, (now + demand.seconds, demand.accelerators))
     return tuple(starts)
@@ -65,11 +69,11 @@ def after_whole_nodes(
         queue: The queue.
         empty_after: For each node, after how many seconds its last job is expected to end; 0 if it is empty.
     """
-    ordered, nodes_used, later = sorted(empty_after), 0, []
+    seconds_until_empty, nodes_used, later = sorted(empty_after), 0, []
     for start, demand in zip(starts, queue, strict=True):
         nodes_used += demand.whole_nodes
         if demand.whole_nodes:
-            later.append(max([start, *ordered[min(nodes_used, len(ordered)) - 1 :][:1]]))
+            later.append(max([start, *seconds_until_empty[min(nodes_used, len(seconds_until_empty)) - 1 :][:1]]))
         else:
             later.append(start)
     return tuple(later)
@@ -106,23 +110,27 @@ class StartEstimate(Value):
 
 
 def estimate_start(
-    free: int, running: Sequence[tuple[int, float]], ahead: Sequence[int], demand: int, runs: Sequence[float]
+    free_accelerators: int,
+    running_uses: Sequence[tuple[int, float]],
+    ahead: Sequence[int],
+    demand: int,
+    runs: Sequence[float],
 ) -> StartEstimate:
     """Estimate a job's start from past run times: by the median, and by the shortest and longest tenth.
 
     Args:
-        free: Accelerators that its queue could use now.
-        running: Running jobs of its queue: accelerators, and for how many seconds they have run.
+        free_accelerators: Accelerators that its queue could use now.
+        running_uses: Running jobs of its queue: accelerators, and for how many seconds they have run.
         ahead: Accelerators of each job before it.
         demand: Accelerators of the job itself.
         runs: Run times of past jobs of its queue in seconds, at least one.
     """
-    ordered = sorted(runs)
+    sorted_runs = sorted(runs)
     estimates = []
     for share in (_EARLY, _LIKELY, _LATE):
-        long = ordered[min(len(ordered) - 1, int(share * len(ordered)))]
-        uses = [RunningUse(accelerators, remaining_seconds(long, ran)) for accelerators, ran in running]
-        starts = expected_starts(free, uses, [WaitingUse(nodes, long) for nodes in (*ahead, demand)])
+        long_run = sorted_runs[min(len(sorted_runs) - 1, int(share * len(sorted_runs)))]
+        uses = [RunningUse(accelerators, remaining_seconds(long_run, ran)) for accelerators, ran in running_uses]
+        starts = expected_starts(free_accelerators, uses, [WaitingUse(nodes, long_run) for nodes in (*ahead, demand)])
         estimates.append(None if starts[-1] == float("inf") else round(starts[-1], 1))
     # A longer run time does not always mean a later start, so the range covers all three estimates.
     known_estimates = [estimate for estimate in estimates if estimate is not None]

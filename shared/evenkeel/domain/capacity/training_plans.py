@@ -94,5 +94,5 @@ def with_training_plan_ends(reservations: Iterable[ReservedPool], ends: PlanEnds
 
     Where SageMaker tells the end of a plan, its time replaces the time in the policy.
     """
-    known = {(pool.cluster, pool.pool): pool for pool in (*reservations, *ends.pools)}
-    return tuple(known.values())
+    reserved_pools = {(pool.cluster, pool.pool): pool for pool in (*reservations, *ends.pools)}
+    return tuple(reserved_pools.values())

@@ -59,9 +59,9 @@ class NodeUtilization(Value):
             measure: [sample for sample in samples if sample.start >= launched_at]
             for measure, samples in samples.items()
         }
-        read = {measure: samples for measure, samples in own_samples.items() if samples}
-        invalid = tuple(measure for measure, samples in read.items() if not all(map(_is_percentage, samples)))
-        valid = {measure: samples for measure, samples in read.items() if measure not in invalid}
+        samples_read = {measure: samples for measure, samples in own_samples.items() if samples}
+        invalid = tuple(measure for measure, samples in samples_read.items() if not all(map(_is_percentage, samples)))
+        valid = {measure: samples for measure, samples in samples_read.items() if measure not in invalid}
         return cls(
             percent={
                 measure: sum(min(sample.percent, 100) for sample in samples) / len(samples)
@@ -104,19 +104,19 @@ class GroupUtilization(Value):
     def of(cls, readings: Iterable[NodeReading]) -> "GroupUtilization":
         """Return the figures of a group. Nodes without the hardware do not count. An unmeasured node is not idle."""
         readings_with_amount = [reading for reading in readings if reading.amount != 0]
-        measured = sorted(
+        node_values = sorted(
             (reading.percent, reading.instance_id, reading.amount or 0)
             for reading in readings_with_amount
             if reading.percent is not None
         )
-        weight = sum(amount for _, _, amount in measured)
+        weight = sum(amount for _, _, amount in node_values)
         return cls(
-            average=rounded(sum(percent * amount for percent, _, amount in measured) / weight) if weight else None,
-            lowest=rounded(measured[0][0]) if measured else None,
-            lowest_node=measured[0][1] if measured else None,
-            highest=rounded(measured[-1][0]) if measured else None,
-            measured_nodes=len(measured),
-            unknown_nodes=len(readings_with_amount) - len(measured),
+            average=rounded(sum(percent * amount for percent, _, amount in node_values) / weight) if weight else None,
+            lowest=rounded(node_values[0][0]) if node_values else None,
+            lowest_node=node_values[0][1] if node_values else None,
+            highest=rounded(node_values[-1][0]) if node_values else None,
+            measured_nodes=len(node_values),
+            unknown_nodes=len(readings_with_amount) - len(node_values),
         )
 
 

@@ -123,7 +123,7 @@ class ResumeChoice(Value):
     @property
     def would_discard_checkpoints(self) -> bool:
         """Whether a start at step 0 would discard finished checkpoints, because none of them is valid."""
-        return self.resume_from is None and any(refused.code in UNPROVEN for refused in self.rejected)
+        return self.resume_from is None and any(rejection.code in UNPROVEN for rejection in self.rejected)
 
 
 class Pin(Value):

@@ -103,9 +103,9 @@ def parse_manifest(ref: CheckpointRef, content: bytes) -> Manifest:
     try:
         manifest = Manifest.model_validate(document, by_alias=True, by_name=False)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        field = ".".join(str(field) for field in first["loc"])
-        raise ManifestUnreadableError(f"{field}: {first['msg']}") from error
+        first_error = error.errors(include_url=False, include_input=False)[0]
+        field = ".".join(str(field) for field in first_error["loc"])
+        raise ManifestUnreadableError(f"{field}: {first_error['msg']}") from error
     _require_consistent(ref, manifest)
     return manifest
 
@@ -123,8 +123,10 @@ def _require_consistent(ref: CheckpointRef, manifest: Manifest) -> None:
         folder, _, name = shard.key.rpartition("/")
         if folder != ref.folder or not is_file_name(name):
             raise ManifestUnreadableError(f"{shard.key!r} is not a file of the checkpoint's folder")
-        parsed = rank_and_world(name)
-        if parsed is not None and (parsed[1] != manifest.world_size or parsed[0] >= manifest.world_size):
+        rank_of_name = rank_and_world(name)
+        if rank_of_name is not None and (
+            rank_of_name[1] != manifest.world_size or rank_of_name[0] >= manifest.world_size
+        ):
             raise ManifestUnreadableError(f"{name} does not match the world size {manifest.world_size}")
 
 
@@ -134,7 +136,7 @@ def rank_without_shard(manifest: Manifest) -> int | None:
     None if every rank has a shard, or if no file name contains a rank.
     """
     parsed_names = [rank_and_world(shard.key.rpartition("/")[2]) for shard in manifest.shards]
-    ranks = {parsed[0] for parsed in parsed_names if parsed is not None}
+    ranks = {rank_of_name[0] for rank_of_name in parsed_names if rank_of_name is not None}
     if not ranks:
         return None
     return next((rank for rank in range(manifest.world_size) if rank not in ranks), None)

@@ -77,15 +77,15 @@ def prove(manifest: Manifest, listing: Mapping[str, StoredObject]) -> Proof | Re
         detail = f"The manifest lists no shard of rank {rank} of {manifest.world_size}."
         return reject(ref, RejectionCode.SHARD_MISSING, detail)
     for shard in manifest.shards:
-        stored = listing.get(shard.key)
+        stored_object = listing.get(shard.key)
         name = shard.key.rpartition("/")[2]
-        if stored is None:
+        if stored_object is None:
             return reject(ref, RejectionCode.SHARD_MISSING, f"{name} is not in the store.")
-        if stored.size_bytes != shard.size_bytes:
-            detail = f"{name} has {stored.size_bytes} bytes; the manifest says {shard.size_bytes}."
+        if stored_object.size_bytes != shard.size_bytes:
+            detail = f"{name} has {stored_object.size_bytes} bytes; the manifest says {shard.size_bytes}."
             return reject(ref, RejectionCode.SHARD_SIZE, detail)
-        if stored.sha256 is not None and stored.sha256 != shard.sha256:
-            detail = f"{name} has checksum {stored.sha256[:12]}…; the manifest says {shard.sha256[:12]}…."
+        if stored_object.sha256 is not None and stored_object.sha256 != shard.sha256:
+            detail = f"{name} has checksum {stored_object.sha256[:12]}…; the manifest says {shard.sha256[:12]}…."
             return reject(ref, RejectionCode.SHARD_CHECKSUM, detail)
     if manifest.is_finite is False:
         detail = "The training script found numbers in it that are not finite."
@@ -124,9 +124,9 @@ def verify(ref: CheckpointRef, evidence: CheckpointContents, distrust: tuple[Dis
             manifest = parse_manifest(ref, evidence.manifest)
         except ManifestUnreadableError as error:
             return reject(ref, RejectionCode.MANIFEST_UNREADABLE, f"The manifest cannot be used: {error}.")
-        distrusted = _distrust_reason(ref, manifest.started_at, distrust)
-        if distrusted is not None:
-            return distrusted
+        distrust_rejection = _distrust_reason(ref, manifest.started_at, distrust)
+        if distrust_rejection is not None:
+            return distrust_rejection
         return prove(manifest, evidence.objects)
     if isinstance(proof, Rejection):
         return proof
@@ -134,16 +134,16 @@ def verify(ref: CheckpointRef, evidence: CheckpointContents, distrust: tuple[Dis
 
 
 def _prove_by_convention(ref: CheckpointRef, evidence: CheckpointContents) -> Proof | Rejection:
-    files = {key: stored for key, stored in evidence.objects.items() if key.startswith(f"{ref.folder}/")}
+    files = {key: stored_object for key, stored_object in evidence.objects.items() if key.startswith(f"{ref.folder}/")}
     shards = [key for key in files if key.endswith(CONVENTION_SUFFIX)]
     if ref.convention_key not in files:
         return reject(ref, RejectionCode.MANIFEST_MISSING, "The checkpoint was never finished: it has no manifest.")
     if not shards:
         detail = f"It has {CONVENTION_NAME}, but no *{CONVENTION_SUFFIX} file."
         return reject(ref, RejectionCode.SHARD_MISSING, detail)
-    empty = sorted(key for key in (ref.convention_key, *shards) if files[key].size_bytes == 0)
-    if empty:
-        return reject(ref, RejectionCode.SHARD_SIZE, f"{empty[0].rpartition('/')[2]} is empty.")
+    empty_keys = sorted(key for key in (ref.convention_key, *shards) if files[key].size_bytes == 0)
+    if empty_keys:
+        return reject(ref, RejectionCode.SHARD_SIZE, f"{empty_keys[0].rpartition('/')[2]} is empty.")
     # The write began before its first file was in the store. `began_at` may be too late but not too early. So if unsure
     # the checkpoint is distrusted.
     times = [files[key].modified_at for key in shards]

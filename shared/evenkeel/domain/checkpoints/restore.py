@@ -15,29 +15,30 @@ from evenkeel.domain.checkpoints.manifest import Manifest
 
 
 def trained_at(
-    saved: Sequence[Manifest], resumed_step: int, running_at: datetime, ended_at: datetime | None = None
+    own_manifests: Sequence[Manifest], resumed_step: int, running_at: datetime, ended_at: datetime | None = None
 ) -> datetime | None:
     """Return when an attempt trained again; None if fewer than two checkpoints show it.
 
     Args:
-        saved: The first checkpoints of the attempt, in any order.
+        own_manifests: The first checkpoints of the attempt, in any order.
         resumed_step: The step of its resume point.
         running_at: When every pod of it ran. The result is not before.
         ended_at: When the attempt ended; None if it runs. Checkpoints that began later show nothing: any program can
             write their times.
     """
     past = sorted(
-        (checkpoint for checkpoint in saved if checkpoint.step > resumed_step), key=lambda checkpoint: checkpoint.step
+        (checkpoint for checkpoint in own_manifests if checkpoint.step > resumed_step),
+        key=lambda checkpoint: checkpoint.step,
     )
     if len(past) < 2:
         return None
-    first, second = past[:2]
-    if second.started_at <= first.started_at or first.started_at <= running_at:
+    first_manifest, second_manifest = past[:2]
+    if second_manifest.started_at <= first_manifest.started_at or first_manifest.started_at <= running_at:
         return None  # the clocks of the ranks disagree with each other or with the service
-    if ended_at is not None and second.started_at > ended_at:
+    if ended_at is not None and second_manifest.started_at > ended_at:
         return None
-    step = (second.started_at - first.started_at) / (second.step - first.step)
-    return max(running_at, first.started_at - (first.step - resumed_step) * step)
+    step = (second_manifest.started_at - first_manifest.started_at) / (second_manifest.step - first_manifest.step)
+    return max(running_at, first_manifest.started_at - (first_manifest.step - resumed_step) * step)
 
 
 class SaveTimes(NamedTuple):
@@ -49,17 +50,20 @@ class SaveTimes(NamedTuple):
     """From the beginning of a save to that of the next one."""
 
 
-def save_times(saved: Sequence[Manifest]) -> SaveTimes | None:
+def save_times(own_manifests: Sequence[Manifest]) -> SaveTimes | None:
     """Return the times of an attempt's first two saves; None if fewer than two checkpoints show them.
 
     Args:
-        saved: The first checkpoints of the attempt, in any order.
+        own_manifests: The first checkpoints of the attempt, in any order.
     """
-    if len(saved) < 2:
+    if len(own_manifests) < 2:
         return None
-    first, second = sorted(saved, key=lambda checkpoint: checkpoint.step)[:2]
-    interval = (second.started_at - first.started_at).total_seconds()
-    durations = [(checkpoint.created_at - checkpoint.started_at).total_seconds() for checkpoint in (first, second)]
+    first_manifest, second_manifest = sorted(own_manifests, key=lambda checkpoint: checkpoint.step)[:2]
+    interval = (second_manifest.started_at - first_manifest.started_at).total_seconds()
+    durations = [
+        (checkpoint.created_at - checkpoint.started_at).total_seconds()
+        for checkpoint in (first_manifest, second_manifest)
+    ]
     if interval <= 0 or min(durations) < 0 or durations[0] > interval:
         return None  # the clocks of the ranks disagree
     return SaveTimes(sum(durations) / 2, interval)

@@ -37,9 +37,9 @@ class CheckpointRules(Value):
 
     def requirement_of(self, ref: CheckpointRef) -> CheckpointRequirement:
         """Return the strictest requirement that concerns a checkpoint."""
-        least = CheckpointRequirement.CONVENTION if self.accepts_convention else CheckpointRequirement.PROOF
+        min_requirement = CheckpointRequirement.CONVENTION if self.accepts_convention else CheckpointRequirement.PROOF
         requirements = (distrust.requirement for distrust in self.distrust if ref.attempt <= distrust.through_attempt)
-        return max((least, *requirements), key=lambda requirement: requirement.strictness)
+        return max((min_requirement, *requirements), key=lambda requirement: requirement.strictness)
 
 
 def choose_resume_point(
@@ -65,38 +65,38 @@ def choose_resume_point(
         max_reads: Maximum number of checkpoints to read. The next one is `NOT_EXAMINED`, and none is chosen.
     """
     rules = rules or CheckpointRules()
-    rejected: list[Rejection] = []
+    rejections: list[Rejection] = []
     for ref in sorted(checkpoints, key=lambda ref: (ref.step, ref.attempt), reverse=True):
-        refused = fence_rejection(fence, attempt, ref)
-        if refused is not None:
-            rejected.append(refused)
+        rejection = fence_rejection(fence, attempt, ref)
+        if rejection is not None:
+            rejections.append(rejection)
             continue
         if ref in rules.damaged:
             detail = "An earlier attempt could not resume from it: its bytes differ from its manifest."
-            rejected.append(reject(ref, RejectionCode.DAMAGED, detail))
+            rejections.append(reject(ref, RejectionCode.DAMAGED, detail))
             continue
         if ref not in evidence:
             if len(evidence) == max_reads:
                 detail = f"Evenkeel examined {max_reads} newer checkpoints, which is the limit, and none was valid."
-                rejected.append(reject(ref, RejectionCode.NOT_EXAMINED, detail))
+                rejections.append(reject(ref, RejectionCode.NOT_EXAMINED, detail))
                 break
             return ContentsNeeded(ref=ref)
         verdict = verify(ref, evidence[ref], rules.distrust)
         if isinstance(verdict, Proof):
             verdict = _missing_evidence(rules.requirement_of(ref), ref, verdict, evidence) or verdict
         if isinstance(verdict, Rejection):
-            rejected.append(verdict)
+            rejections.append(verdict)
         else:
             return ResumeChoice(
                 resume_from=ref.to_resume_point(verdict.key),
                 grade=verdict.grade,
                 began_at=verdict.began_at,
                 throughput=verdict.throughput,
-                rejected=tuple(rejected),
-                reason=_reason_to_resume(ref, verdict, rejected),
+                rejected=tuple(rejections),
+                reason=_reason_to_resume(ref, verdict, rejections),
             )
     return ResumeChoice(
-        resume_from=None, grade=Grade.NONE, rejected=tuple(rejected), reason=_reason_to_start_over(rejected)
+        resume_from=None, grade=Grade.NONE, rejected=tuple(rejections), reason=_reason_to_start_over(rejections)
     )
 
 
@@ -116,12 +116,12 @@ def _missing_evidence(
     if manifest is None or not manifest.claims_healthy:
         detail = "The fault may have corrupted this checkpoint: its manifest has neither a finite loss nor isFinite."
         return reject(ref, RejectionCode.NO_EVIDENCE, detail)
-    after = _next_after(ref, evidence)
-    if after is None or not after.claims_healthy:
+    next_manifest = _next_after(ref, evidence)
+    if next_manifest is None or not next_manifest.claims_healthy:
         why = (
             "its attempt saved no readable checkpoint afterwards"
-            if after is None
-            else f"the next checkpoint, step {after.step}, does not show healthy numbers"
+            if next_manifest is None
+            else f"the next checkpoint, step {next_manifest.step}, does not show healthy numbers"
         )
         return reject(ref, RejectionCode.NO_CLEAN_RUN, f"The fault may have corrupted this checkpoint: {why}.")
     return None
@@ -133,27 +133,29 @@ def _next_after(ref: CheckpointRef, evidence: Mapping[CheckpointRef, CheckpointC
     That checkpoint may itself be distrusted. Its healthy numbers still show that training continued normally.
     """
     later = sorted(
-        (other for other in evidence if other.attempt == ref.attempt and other.step > ref.step),
-        key=lambda other: other.step,
+        (later_ref for later_ref in evidence if later_ref.attempt == ref.attempt and later_ref.step > ref.step),
+        key=lambda later_ref: later_ref.step,
     )
-    manifests = (readable_manifest(other, evidence[other]) for other in later)
+    manifests = (readable_manifest(later_ref, evidence[later_ref]) for later_ref in later)
     return next((manifest for manifest in manifests if manifest is not None), None)
 
 
-def _reason_to_resume(ref: CheckpointRef, proof: Proof, rejected: list[Rejection]) -> str:
+def _reason_to_resume(ref: CheckpointRef, proof: Proof, rejections: list[Rejection]) -> str:
     files = count_of(proof.files, "file")
-    how = "every size and checksum matches" if proof.grade is Grade.PROVED else "complete, without checksums"
-    text = f"Step {ref.step} of attempt {ref.attempt} is valid: {files}, {proof.size_bytes} bytes, {how}."
-    return f"{text} Rejected: {_summary(rejected)}." if rejected else text
+    evidence_text = "every size and checksum matches" if proof.grade is Grade.PROVED else "complete, without checksums"
+    text = f"Step {ref.step} of attempt {ref.attempt} is valid: {files}, {proof.size_bytes} bytes, {evidence_text}."
+    return f"{text} Rejected: {_summary(rejections)}." if rejections else text
 
 
-def _reason_to_start_over(rejected: list[Rejection]) -> str:
-    if not rejected:
+def _reason_to_start_over(rejections: list[Rejection]) -> str:
+    if not rejections:
         return "The job has no checkpoint yet, so training starts at step 0."
-    return f"No checkpoint is valid. Rejected: {_summary(rejected)}."
+    return f"No checkpoint is valid. Rejected: {_summary(rejections)}."
 
 
-def _summary(rejected: list[Rejection]) -> str:
-    named = [f"step {refused.step} of attempt {refused.attempt} ({refused.code.value})" for refused in rejected[:3]]
-    more = len(rejected) - len(named)
-    return ", ".join(named) + (f" and {more} more" if more else "")
+def _summary(rejections: list[Rejection]) -> str:
+    rejection_texts = [
+        f"step {rejection.step} of attempt {rejection.attempt} ({rejection.code.value})" for rejection in rejections[:3]
+    ]
+    more_count = len(rejections) - len(rejection_texts)
+    return ", ".join(rejection_texts) + (f" and {more_count} more" if more_count else "")

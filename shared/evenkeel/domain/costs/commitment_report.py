@@ -95,12 +95,12 @@ def type_commitments(
         types: By EC2's name.
     """
     hours = {at: _by_type(pools, at.hour) for at, pools in known_hours(days).items()}
-    unknown = len(whole_hours(window)) - len(hours)
-    named = {name for amounts in hours.values() for name in amounts}
-    committed = {name for name, node_type in types.items() if node_type.committed_nodes}
+    unknown_hours = len(whole_hours(window)) - len(hours)
+    type_names = {name for demand_by_type in hours.values() for name in demand_by_type}
+    committed_types = {name for name, node_type in types.items() if node_type.committed_nodes}
     return tuple(
-        _type_commitment(name, types.get(name, NodeType(0, 0, None, None)), hours.values(), unknown)
-        for name in sorted(named | committed)
+        _type_commitment(name, types.get(name, NodeType(0, 0, None, None)), hours.values(), unknown_hours)
+        for name in sorted(type_names | committed_types)
     )
 
 
@@ -111,23 +111,25 @@ def ec2_type(instance_type: str) -> str:
 
 def _by_type(pools: Iterable[PoolDemand], hour: int) -> dict[str, tuple[int, int]]:
     """Return the GPU-seconds held and waited for in one hour, by instance type, without types that have neither."""
-    amounts: dict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
+    demand_by_type: dict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
     for pool in pools:
-        held_gpu_seconds, waiting = amounts[ec2_type(pool.instance_type)]
-        amounts[ec2_type(pool.instance_type)] = (
+        held_gpu_seconds, waiting_gpu_seconds = demand_by_type[ec2_type(pool.instance_type)]
+        demand_by_type[ec2_type(pool.instance_type)] = (
             held_gpu_seconds + pool.held_gpu_seconds[hour],
-            waiting + pool.waiting_gpu_seconds[hour],
+            waiting_gpu_seconds + pool.waiting_gpu_seconds[hour],
         )
-    return amounts
+    return demand_by_type
 
 
 def _type_commitment(
-    name: str, node_type: NodeType, hours: Iterable[Mapping[str, tuple[int, int]]], unknown: int
+    name: str, node_type: NodeType, hours: Iterable[Mapping[str, tuple[int, int]]], unknown_hours: int
 ) -> TypeCommitment:
-    amounts = [by_type.get(name, (0, 0)) for by_type in hours]
-    held_nodes = [_demand_in_nodes(gpu_seconds, node_type.gpus_per_node) for gpu_seconds, _ in amounts]
-    demanded_nodes = [_demand_in_nodes(sum(held_and_waiting), node_type.gpus_per_node) for held_and_waiting in amounts]
-    why = _why_unknown(name, node_type, len(amounts))
+    demand_by_hour = [by_type.get(name, (0, 0)) for by_type in hours]
+    held_nodes = [_demand_in_nodes(gpu_seconds, node_type.gpus_per_node) for gpu_seconds, _ in demand_by_hour]
+    demanded_nodes = [
+        _demand_in_nodes(sum(held_and_waiting), node_type.gpus_per_node) for held_and_waiting in demand_by_hour
+    ]
+    why = _why_unknown(name, node_type, len(demand_by_hour))
     advice = advice_with_waiting = None
     if not why and node_type.reserved and node_type.on_demand:
         prices = CommitmentPrices(
@@ -136,12 +138,12 @@ def _type_commitment(
         )
         advice = _advise_type(held_nodes, prices, node_type.committed_nodes)
         advice_with_waiting = _advise_type(demanded_nodes, prices, node_type.committed_nodes)
-    is_counted = bool(node_type.gpus_per_node and amounts)
+    is_counted = bool(node_type.gpus_per_node and demand_by_hour)
     return TypeCommitment(
         instance_type=name,
         gpus_per_node=node_type.gpus_per_node or None,
-        hours=len(amounts),
-        unknown_hours=unknown,
+        hours=len(demand_by_hour),
+        unknown_hours=unknown_hours,
         committed_nodes=node_type.committed_nodes,
         peak_nodes=max(held_nodes) if is_counted else None,
         demand=_hours_at_demand(held_nodes) if is_counted else (),

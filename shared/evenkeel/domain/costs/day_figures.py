@@ -187,12 +187,14 @@ def day_spans(span: Span) -> Iterator[Span]:
 
 def compute_day_figures(facts: DayFacts) -> DayFigures:
     """Return the figures of a day. Equal facts give equal figures, in any order."""
-    interrupted = sorted(
+    interruptions = sorted(
         facts.interrupted, key=lambda interruption: (interruption.receipt.job_id, interruption.receipt.attempt)
     )
-    failed = [interruption for interruption in interrupted if _is_failure(interruption)]
-    requested = [interruption for interruption in interrupted if not interruption.receipt.cause.is_failure]
-    by_incident = [interruption for interruption in failed if interruption.incident]
+    failures = [interruption for interruption in interruptions if _is_failure(interruption)]
+    requested_interruptions = [
+        interruption for interruption in interruptions if not interruption.receipt.cause.is_failure
+    ]
+    by_incident = [interruption for interruption in failures if interruption.incident]
     estimates = [
         saving
         for interruption in by_incident
@@ -211,8 +213,8 @@ def compute_day_figures(facts: DayFacts) -> DayFigures:
             for incident in sorted(facts.incidents, key=lambda incident: (incident.opened_at, incident.incident_id))
             if is_node_failure(incident)
         ),
-        losses=tuple(_loss_groups([*failed, *requested])),
-        stages=tuple(_stage_durations(failed)),
+        losses=tuple(_loss_groups([*failures, *requested_interruptions])),
+        stages=tuple(_stage_durations(failures)),
         recovery_seconds=tuple(
             sorted(
                 interruption.receipt.standstill_seconds for interruption in by_incident if interruption.receipt.is_over
@@ -251,8 +253,8 @@ def _standstill_seconds(receipt: InterruptionReceipt) -> float | None:
 
 def _repair_seconds(incident: Incident) -> float | None:
     """Return how long a node was out of service; None if it is not back, or no record says when it was."""
-    back = incident.stages.returned_at
-    return None if back is None else max(0.0, (back - incident.first_signal_at).total_seconds())
+    returned_at = incident.stages.returned_at
+    return None if returned_at is None else max(0.0, (returned_at - incident.first_signal_at).total_seconds())
 
 
 def _failure_durations(durations: Iterable[tuple[Incident, float | None]]) -> tuple[FailureDurations, ...]:
@@ -274,16 +276,16 @@ def _is_failure(interruption: AttributedInterruption) -> bool:
     return interruption.receipt.cause.is_failure and not (interruption.incident and interruption.incident.is_drill)
 
 
-def _loss_groups(interrupted: Iterable[AttributedInterruption]) -> Iterator[LossGroup]:
+def _loss_groups(interruptions: Iterable[AttributedInterruption]) -> Iterator[LossGroup]:
     groups: dict[tuple[str, str, str, str, bool], list[InterruptionReceipt]] = defaultdict(list)
-    for interruption in interrupted:
+    for interruption in interruptions:
         receipt = interruption.receipt
         node = interruption.incident.life.instance_id if interruption.incident else ""
         groups[_cause_text(interruption), receipt.pool, receipt.instance_type, node, receipt.cause.is_failure].append(
             receipt
         )
     for (cause, pool, instance_type, node, is_failure), receipts in sorted(groups.items()):
-        total = total_of(part for receipt in receipts for part in receipt.parts)
+        total = total_of(receipt_part for receipt in receipts for receipt_part in receipt.parts)
         yield LossGroup(
             cause=cause,
             pool=pool,
@@ -309,16 +311,16 @@ def _cause_text(interruption: AttributedInterruption) -> str:
     return other_causes.get(interruption.receipt.cause, "unknown")
 
 
-def _stage_durations(failed: Iterable[AttributedInterruption]) -> Iterator[StageDurations]:
-    parts: dict[Stage, list[ReceiptPart]] = defaultdict(list)
-    for interruption in failed:
-        for part in interruption.receipt.parts:
-            parts[part.stage].append(part)
+def _stage_durations(failures: Iterable[AttributedInterruption]) -> Iterator[StageDurations]:
+    parts_by_stage: dict[Stage, list[ReceiptPart]] = defaultdict(list)
+    for interruption in failures:
+        for receipt_part in interruption.receipt.parts:
+            parts_by_stage[receipt_part.stage].append(receipt_part)
     for stage in Stage:
-        if not (stage_parts := parts[stage]):
+        if not (stage_parts := parts_by_stage[stage]):
             continue
         total = total_of(stage_parts)
-        seconds = sorted(part.seconds for part in stage_parts if part.seconds is not None)
+        seconds = sorted(receipt_part.seconds for receipt_part in stage_parts if receipt_part.seconds is not None)
         yield StageDurations(
             stage=stage,
             seconds=tuple(seconds),
@@ -330,26 +332,30 @@ def _stage_durations(failed: Iterable[AttributedInterruption]) -> Iterator[Stage
 
 def add_savings(days: Iterable[Iterable[SavedSum]], baseline: RecoveryBaseline) -> SavedSum:
     """Return the sum of several days' savings against one baseline. Without an estimate it is unknown, not zero."""
-    sums = [saved for day in days for saved in day if saved.instead_of is baseline]
-    claimed = [saved for saved in sums if saved.claimed]
+    sums = [saved_sum for day in days for saved_sum in day if saved_sum.instead_of is baseline]
+    sums_with_claims = [saved_sum for saved_sum in sums if saved_sum.claimed]
     reasons: dict[str, int] = {}
-    for saved in sums:
-        for why, count in saved.reasons.items():
+    for saved_sum in sums:
+        for why, count in saved_sum.reasons.items():
             reasons[why] = reasons.get(why, 0) + count
     return SavedSum(
         instead_of=baseline,
-        claimed=sum(saved.claimed for saved in claimed),
-        not_claimed=sum(saved.not_claimed for saved in sums),
-        low_saved_gpu_hours=math.fsum(saved.low_saved_gpu_hours or 0 for saved in claimed) if claimed else None,
-        high_saved_gpu_hours=math.fsum(saved.high_saved_gpu_hours or 0 for saved in claimed) if claimed else None,
-        low_saved_usd_micros=_sum_if_all_known([saved.low_saved_usd_micros for saved in claimed]),
-        high_saved_usd_micros=_sum_if_all_known([saved.high_saved_usd_micros for saved in claimed]),
-        assumptions=tuple(dict.fromkeys(text for saved in claimed for text in saved.assumptions)),
+        claimed=sum(saved_sum.claimed for saved_sum in sums_with_claims),
+        not_claimed=sum(saved_sum.not_claimed for saved_sum in sums),
+        low_saved_gpu_hours=math.fsum(saved_sum.low_saved_gpu_hours or 0 for saved_sum in sums_with_claims)
+        if sums_with_claims
+        else None,
+        high_saved_gpu_hours=math.fsum(saved_sum.high_saved_gpu_hours or 0 for saved_sum in sums_with_claims)
+        if sums_with_claims
+        else None,
+        low_saved_usd_micros=_sum_if_all_known([saved_sum.low_saved_usd_micros for saved_sum in sums_with_claims]),
+        high_saved_usd_micros=_sum_if_all_known([saved_sum.high_saved_usd_micros for saved_sum in sums_with_claims]),
+        assumptions=tuple(dict.fromkeys(text for saved_sum in sums_with_claims for text in saved_sum.assumptions)),
         reasons=reasons,
     )
 
 
 def _sum_if_all_known(amounts: Sequence[int | None]) -> int | None:
     """Return the sum; None if there is no amount, or an unknown one."""
-    known = [amount for amount in amounts if amount is not None]
-    return sum(known) if known and len(known) == len(amounts) else None
+    known_amounts = [amount for amount in amounts if amount is not None]
+    return sum(known_amounts) if known_amounts and len(known_amounts) == len(amounts) else None

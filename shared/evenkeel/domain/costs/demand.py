@@ -71,7 +71,7 @@ def hourly_demand(spans: Iterable[DemandSpan], day: Span) -> tuple[PoolDemand, .
         spans: Demand. Its parts outside the day do not count.
         day: The day or its part.
     """
-    first = _begin_of_day(day.start)
+    first_hour = _begin_of_day(day.start)
     totals: dict[tuple[str, str, bool], tuple[list[int], list[int]]] = {}
     for demand in spans:
         if not demand.gpus or demand.span.start >= day.end or demand.span.end <= day.start:
@@ -80,8 +80,8 @@ def hourly_demand(spans: Iterable[DemandSpan], day: Span) -> tuple[PoolDemand, .
         hours = totals.setdefault(key, ([0] * HOURS, [0] * HOURS))[demand.is_waiting]
         start, end = max(demand.span.start, day.start), min(demand.span.end, day.end)
         while start < end:
-            hour = (start - first) // _HOUR
-            until = min(first + (hour + 1) * _HOUR, end)
+            hour = (start - first_hour) // _HOUR
+            until = min(first_hour + (hour + 1) * _HOUR, end)
             hours[hour] += demand.gpus * microseconds(until - start)
             start = until
     pools = [
@@ -89,21 +89,23 @@ def hourly_demand(spans: Iterable[DemandSpan], day: Span) -> tuple[PoolDemand, .
             pool=pool,
             instance_type=instance_type,
             is_rented=is_rented,
-            held_gpu_seconds=tuple(round(amount / 1e6) for amount in held),
-            waiting_gpu_seconds=tuple(round(amount / 1e6) for amount in waiting),
+            held_gpu_seconds=tuple(round(amount / 1e6) for amount in held_by_hour),
+            waiting_gpu_seconds=tuple(round(amount / 1e6) for amount in waiting_by_hour),
         )
-        for (pool, instance_type, is_rented), (held, waiting) in sorted(totals.items())
+        for (pool, instance_type, is_rented), (held_by_hour, waiting_by_hour) in sorted(totals.items())
     ]
     return tuple(_largest_pools(pools))
 
 
 def _largest_pools(pools: Sequence[PoolDemand]) -> Iterator[PoolDemand]:
     """Yield the pools with the most demand. The other pools of one instance type are added up."""
-    ranked = sorted(pools, key=lambda pool: (-sum(pool.held_gpu_seconds) - sum(pool.waiting_gpu_seconds), pool.pool))
-    chosen = {id(pool) for pool in ranked[:_MAX_POOLS]}
-    yield from (pool for pool in pools if id(pool) in chosen)
+    ranked_pools = sorted(
+        pools, key=lambda pool: (-sum(pool.held_gpu_seconds) - sum(pool.waiting_gpu_seconds), pool.pool)
+    )
+    chosen_ids = {id(pool) for pool in ranked_pools[:_MAX_POOLS]}
+    yield from (pool for pool in pools if id(pool) in chosen_ids)
     small_pools: dict[tuple[str, bool], list[PoolDemand]] = defaultdict(list)
-    for pool in ranked[_MAX_POOLS:]:
+    for pool in ranked_pools[_MAX_POOLS:]:
         small_pools[pool.instance_type, pool.is_rented].append(pool)
     for (instance_type, is_rented), members in sorted(small_pools.items()):
         yield PoolDemand(
@@ -125,12 +127,12 @@ def known_hours(days: Iterable[tuple[Span, DayDemand | None]]) -> dict[datetime,
     Args:
         days: Days or parts of days with their demand; None: unknown.
     """
-    known: dict[datetime, tuple[PoolDemand, ...]] = {}
+    demand_by_hour: dict[datetime, tuple[PoolDemand, ...]] = {}
     for span, demand in days:
         if demand is not None:
-            recorded = Span(max(demand.since, span.start), span.end)
-            known |= dict.fromkeys(whole_hours(recorded), demand.pools)
-    return known
+            recorded_span = Span(max(demand.since, span.start), span.end)
+            demand_by_hour |= dict.fromkeys(whole_hours(recorded_span), demand.pools)
+    return demand_by_hour
 
 
 def use_by_hour(days: Iterable[tuple[Span, DayDemand | None]], window: Span, max_hours: int) -> tuple[HourOfUse, ...]:
@@ -141,8 +143,8 @@ def use_by_hour(days: Iterable[tuple[Span, DayDemand | None]], window: Span, max
         window: The window.
         max_hours: The number of hours, at most.
     """
-    known = known_hours(days)
-    return tuple(_hour_of_use(at, known.get(at)) for at in whole_hours(window)[-max_hours:])
+    demand_by_hour = known_hours(days)
+    return tuple(_hour_of_use(at, demand_by_hour.get(at)) for at in whole_hours(window)[-max_hours:])
 
 
 def _hour_of_use(at: datetime, pools: Sequence[PoolDemand] | None) -> HourOfUse:

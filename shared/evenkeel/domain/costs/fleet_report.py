@@ -279,17 +279,17 @@ def fleet_report(facts: ReportFacts) -> FleetReport:
     """Return the report of a window, from the figures of its days."""
     days = facts.days
     groups = [group for day in days for group in day.losses]
-    failed = [group for group in groups if group.is_failure]
+    failure_losses = [group for group in groups if group.is_failure]
     pools, all_nodes = pool_times(day.pools for day in days)
-    committed = [pool.time_of(use) for pool in pools if not pool.is_rented for use in IDLE_USES]
-    idle_usd = [use.usd_micros for use in committed]
-    failures = _fleet_failures(facts, failed, all_nodes)
-    counted = [failure for day in days for failure in day.failures]
-    lemons = _lemon_cost(facts, counted, failed, failures.rate, all_nodes.nodes)
+    idle_committed_times = [pool.time_of(use_time) for pool in pools if not pool.is_rented for use_time in IDLE_USES]
+    idle_usd = [use_time.usd_micros for use_time in idle_committed_times]
+    failures = _fleet_failures(facts, failure_losses, all_nodes)
+    counted_failures = [failure for day in days for failure in day.failures]
+    lemons = _lemon_cost(facts, counted_failures, failure_losses, failures.rate, all_nodes.nodes)
     stages = tuple(_stage_losses(days))
-    idle_hours = sum(use.gpu_hours for use in committed)
-    idle = None if None in idle_usd else sum(amount or 0 for amount in idle_usd)
-    lost = _summed_loss("failures", failed)
+    idle_hours = sum(use_time.gpu_hours for use_time in idle_committed_times)
+    idle_cost = None if None in idle_usd else sum(amount or 0 for amount in idle_usd)
+    lost_total = _summed_loss("failures", failure_losses)
     on_request = _summed_loss("requests", [group for group in groups if not group.is_failure])
     rent = sum_rents((day.rent for day in days), facts.cap_micros_per_hour)
     demands = [(Span(day.since, day.until), day.demand) for day in days]
@@ -301,19 +301,19 @@ def fleet_report(facts: ReportFacts) -> FleetReport:
         recovery=_percentiles_of(
             [value for day in days for value in day.recovery_seconds], sum(day.unknown_recoveries for day in days)
         ),
-        reliability=tuple(_reliability(days, counted, pools)),
+        reliability=tuple(_reliability(days, counted_failures, pools)),
         lemons=lemons if all_nodes.nodes else None,
         stages=stages,
-        by_cause=_group_losses(failed, lambda group: group.cause),
-        by_pool=_group_losses(failed, lambda group: group.pool or "unknown"),
-        by_instance_type=_group_losses(failed, lambda group: group.instance_type or "unknown"),
-        lost=lost,
+        by_cause=_group_losses(failure_losses, lambda group: group.cause),
+        by_pool=_group_losses(failure_losses, lambda group: group.pool or "unknown"),
+        by_instance_type=_group_losses(failure_losses, lambda group: group.instance_type or "unknown"),
+        lost=lost_total,
         requested=on_request,
-        effective=effective_time(all_nodes, lost.gpu_hours),
+        effective=effective_time(all_nodes, lost_total.gpu_hours),
         pools=pools,
         all_nodes=all_nodes,
         idle_committed_gpu_hours=idle_hours if all_nodes.nodes else None,
-        idle_committed_usd_micros=idle if all_nodes.nodes else None,
+        idle_committed_usd_micros=idle_cost if all_nodes.nodes else None,
         idle_rented_gpu_hours=_idle_rented_gpu_hours(pools) if all_nodes.nodes else None,
         idle_rented_usd_micros=_idle_rented_usd_micros(pools, rent) if all_nodes.nodes else None,
         rent=rent,
@@ -322,7 +322,7 @@ def fleet_report(facts: ReportFacts) -> FleetReport:
         teams=tuple(_team_uses(days, rent, has_quotas=known_quota > 0)),
         known_quota_hours=known_quota / MICROSECONDS_PER_HOUR,
         saved=tuple(add_savings((day.saved for day in days), baseline) for baseline in RecoveryBaseline),
-        improvements=improvements(stages, lemons, on_request, idle_hours, idle),
+        improvements=improvements(stages, lemons, on_request, idle_hours, idle_cost),
         unknown_days=tuple(map(str, facts.unknown_days)),
         notes=(
             *NOTES,
@@ -358,19 +358,21 @@ IDLE_USES = (GpuUse.WAITING, GpuUse.NO_JOB)
 
 
 def _idle_rented_gpu_hours(pools: Iterable[PoolTime]) -> float:
-    return math.fsum(pool.time_of(use).gpu_hours for pool in pools if pool.is_rented for use in IDLE_USES)
+    return math.fsum(pool.time_of(gpu_use).gpu_hours for pool in pools if pool.is_rented for gpu_use in IDLE_USES)
 
 
 def _idle_rented_usd_micros(pools: Iterable[PoolTime], rent: RentReport) -> int | None:
-    rented = {pool.pool: pool for pool in pools if pool.is_rented and pool.gpu_hours}
+    rented_pools = {pool.pool: pool for pool in pools if pool.is_rented and pool.gpu_hours}
     total = 0
     for bill in rent.pools:
-        pool = rented.get(bill.name)
+        pool = rented_pools.get(bill.name)
         if pool is None:
             if bill.usd_micros:
                 return None
             continue
-        total += round(bill.usd_micros * math.fsum(pool.time_of(use).gpu_hours for use in IDLE_USES) / pool.gpu_hours)
+        total += round(
+            bill.usd_micros * math.fsum(pool.time_of(gpu_use).gpu_hours for gpu_use in IDLE_USES) / pool.gpu_hours
+        )
     return total
 
 
@@ -424,8 +426,8 @@ def _quota_notes(window: Span, known_microseconds: int) -> Iterable[str]:
 # ---------------------------------------------------------------- failures
 
 
-def _fleet_failures(facts: ReportFacts, failed: Iterable[LossGroup], all_nodes: PoolTime) -> FleetFailures:
-    counted = [failure for day in facts.days for failure in day.failures]
+def _fleet_failures(facts: ReportFacts, failure_losses: Iterable[LossGroup], all_nodes: PoolTime) -> FleetFailures:
+    counted_failures = [failure for day in facts.days for failure in day.failures]
     node_microseconds: Counter[tuple[str, str]] = Counter()
     for day in facts.days:
         for pool in day.pools:
@@ -434,7 +436,7 @@ def _fleet_failures(facts: ReportFacts, failed: Iterable[LossGroup], all_nodes: 
     observations = Observations(
         failures=tuple(
             ObservedFailures(fault_class=failure.fault_class, pool=failure.pool, instance_type=failure.instance_type)
-            for failure in counted
+            for failure in counted_failures
         ),
         node_hours=tuple(
             ObservedNodeHours(pool=pool, instance_type=type_name, node_hours=amount / MICROSECONDS_PER_HOUR)
@@ -442,14 +444,14 @@ def _fleet_failures(facts: ReportFacts, failed: Iterable[LossGroup], all_nodes: 
         ),
     )
     hours = all_nodes.node_hours
-    rate = failure_rate(len(counted), hours) if hours else None
+    rate = failure_rate(len(counted_failures), hours) if hours else None
     return FleetFailures(
-        count=len(counted),
+        count=len(counted_failures),
         rate=rate,
         by_class=rates_by(observations, GroupedBy.FAULT_CLASS),
         by_pool=rates_by(observations, GroupedBy.POOL),
         by_instance_type=rates_by(observations, GroupedBy.INSTANCE_TYPE),
-        nodes=tuple(_failing_nodes(facts, counted, failed, rate, all_nodes.nodes)[:_MAX_NODES]),
+        nodes=tuple(_failing_nodes(facts, counted_failures, failure_losses, rate, all_nodes.nodes)[:_MAX_NODES]),
     )
 
 
@@ -463,11 +465,11 @@ def _reliability(
     counts = Counter((failure.pool, failure.fault_class) for failure in failures)
     recoveries = [durations for day in days for durations in day.recoveries or ()]
     repairs = [durations for day in days for durations in day.repairs or ()]
-    both = {*counts, *((durations.pool, durations.fault_class) for durations in (*recoveries, *repairs))}
-    pool_names = sorted({*hours, *(pool for pool, _ in both)})
+    pools_and_classes = {*counts, *((durations.pool, durations.fault_class) for durations in (*recoveries, *repairs))}
+    pool_names = sorted({*hours, *(pool for pool, _ in pools_and_classes)})
     keys: list[tuple[str | None, str | None]] = [(None, None), *((pool, None) for pool in pool_names)]
-    keys += [(None, fault_class) for fault_class in sorted({fault_class for _, fault_class in both})]
-    keys += sorted(both)
+    keys += [(None, fault_class) for fault_class in sorted({fault_class for _, fault_class in pools_and_classes})]
+    keys += sorted(pools_and_classes)
     for pool, fault_class in keys:
         count = sum(amount for key, amount in counts.items() if _is_in_group(*key, pool, fault_class))
         node_hours = math.fsum(hours.values()) if pool is None else hours.get(pool, 0.0)
@@ -505,22 +507,22 @@ def _hours_between(per_hour: float | None) -> float | None:
 
 def _failing_nodes(
     facts: ReportFacts,
-    counted: Iterable[CountedFailure],
-    failed: Iterable[LossGroup],
+    counted_failures: Iterable[CountedFailure],
+    failure_losses: Iterable[LossGroup],
     fleet_rate: FailureRate | None,
     fleet_nodes: int,
 ) -> list[NodeFailures]:
     failures: dict[str, list[CountedFailure]] = defaultdict(list)
-    for failure in counted:
+    for failure in counted_failures:
         failures[failure.node].append(failure)
     groups: dict[str, list[LossGroup]] = defaultdict(list)
-    for group in failed:
+    for group in failure_losses:
         groups[group.node].append(group)
     report_rows = []
     for node, node_failures in failures.items():
         hours = facts.node_hours.get(node) or None
         rate = failure_rate(len(node_failures), hours) if hours else None
-        lost = _summed_loss(node, groups[node])
+        node_loss = _summed_loss(node, groups[node])
         report_rows.append(
             NodeFailures(
                 node=node,
@@ -529,8 +531,8 @@ def _failing_nodes(
                 node_hours=hours,
                 rate=rate,
                 is_above_fleet=_is_unlikely(len(node_failures), hours, fleet_rate, fleet_nodes),
-                gpu_hours=lost.gpu_hours,
-                usd_micros=lost.usd_micros,
+                gpu_hours=node_loss.gpu_hours,
+                usd_micros=node_loss.usd_micros,
             )
         )
     return sorted(report_rows, key=lambda row: (-row.gpu_hours, -row.failures, row.node))
@@ -538,20 +540,20 @@ def _failing_nodes(
 
 def _lemon_cost(
     facts: ReportFacts,
-    counted: Iterable[CountedFailure],
-    failed: Iterable[LossGroup],
+    counted_failures: Iterable[CountedFailure],
+    failure_losses: Iterable[LossGroup],
     fleet_rate: FailureRate | None,
     fleet_nodes: int,
 ) -> LemonCost:
-    failing = _failing_nodes(facts, counted, failed, fleet_rate, fleet_nodes)
-    lemons = [node for node in failing if node.is_above_fleet]
+    failing_nodes = _failing_nodes(facts, counted_failures, failure_losses, fleet_rate, fleet_nodes)
+    lemons = [node for node in failing_nodes if node.is_above_fleet]
     costs = [node.usd_micros for node in lemons]
     return LemonCost(
         nodes=tuple(node.node for node in lemons[:_MAX_LEMONS]),
         failures=sum(node.failures for node in lemons),
         gpu_hours=math.fsum(node.gpu_hours for node in lemons),
         usd_micros=None if None in costs else sum(cost or 0 for cost in costs),
-        unjudged_nodes=sum(node.rate is None for node in failing),
+        unjudged_nodes=sum(node.rate is None for node in failing_nodes),
     )
 
 
@@ -588,11 +590,11 @@ def _stage_losses(days: Iterable[DayFigures]) -> Iterable[StageLoss]:
         )
 
 
-def _percentiles_of(seconds: Iterable[float], unknown: int) -> DurationPercentiles:
+def _percentiles_of(seconds: Iterable[float], unknown_count: int) -> DurationPercentiles:
     known_values = sorted(seconds)
     return DurationPercentiles(
         count=len(known_values),
-        unknown=unknown,
+        unknown=unknown_count,
         p50_seconds=_percentile(known_values, 0.5),
         p99_seconds=_percentile(known_values, 0.99),
         max_seconds=known_values[-1] if known_values else None,
@@ -600,14 +602,14 @@ def _percentiles_of(seconds: Iterable[float], unknown: int) -> DurationPercentil
     )
 
 
-def _percentile(ordered: Sequence[float], share: float) -> float | None:
+def _percentile(sorted_values: Sequence[float], share: float) -> float | None:
     """Return the nearest rank: the smallest value that at least this share of the values does not exceed."""
-    return ordered[max(0, -(-len(ordered) * round(share * 100) // 100) - 1)] if ordered else None
+    return sorted_values[max(0, -(-len(sorted_values) * round(share * 100) // 100) - 1)] if sorted_values else None
 
 
-def _group_losses(failed: Iterable[LossGroup], group_of: Callable[[LossGroup], str]) -> tuple[GroupLoss, ...]:
+def _group_losses(failure_losses: Iterable[LossGroup], group_of: Callable[[LossGroup], str]) -> tuple[GroupLoss, ...]:
     groups: dict[str, list[LossGroup]] = defaultdict(list)
-    for group in failed:
+    for group in failure_losses:
         groups[group_of(group)].append(group)
     losses = [_summed_loss(name, members) for name, members in groups.items()]
     return tuple(sorted(losses, key=lambda loss: (-loss.gpu_hours, loss.group)))
@@ -627,22 +629,22 @@ def _summed_loss(name: str, groups: Sequence[LossGroup]) -> GroupLoss:
 
 def _known_sum(amounts: Iterable[int | None]) -> int | None:
     """Return the sum of the known amounts; None if none is known."""
-    known = [amount for amount in amounts if amount is not None]
-    return sum(known) if known else None
+    known_amounts = [amount for amount in amounts if amount is not None]
+    return sum(known_amounts) if known_amounts else None
 
 
 def effective_time(all_nodes: PoolTime, lost: float) -> EffectiveTrainingTime:
     """Return the effective training time of a window, from its node time and the GPU-hours that failures lost."""
-    productive, saving, unknown = (
+    productive_hours, saving_hours, unknown_hours = (
         all_nodes.time_of(use).gpu_hours for use in (GpuUse.PRODUCTIVE, GpuUse.CHECKPOINTING, GpuUse.UNKNOWN)
     )
-    total = productive + saving + unknown + lost
+    total = productive_hours + saving_hours + unknown_hours + lost
     return EffectiveTrainingTime(
-        productive_gpu_hours=productive,
+        productive_gpu_hours=productive_hours,
         lost_gpu_hours=lost,
-        checkpointing_gpu_hours=saving,
-        unknown_gpu_hours=unknown,
-        ratio=(productive + unknown) / total if total else None,
+        checkpointing_gpu_hours=saving_hours,
+        unknown_gpu_hours=unknown_hours,
+        ratio=(productive_hours + unknown_hours) / total if total else None,
     )
 
 

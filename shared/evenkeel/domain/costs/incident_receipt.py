@@ -91,7 +91,7 @@ class IncidentReceipt(Value):
 
 def incident_receipt(
     incident: Incident,
-    lost: Iterable[LostTime],
+    lost_times: Iterable[LostTime],
     decisions: Iterable[Decision],
     node_gpus: int | None,
     node_price: GpuPrice | None,
@@ -102,21 +102,21 @@ def incident_receipt(
 
     Args:
         incident: The incident.
-        lost: The interruptions of its jobs that name it, and others of these jobs.
+        lost_times: The interruptions of its jobs that name it, and others of these jobs.
         decisions: The records about it.
         node_gpus: GPUs of its node; None if unknown.
         node_price: Price of a GPU-hour of its node; None if unknown.
         restore_seconds: Expected time from running pods until a job trains.
         now: The time of the receipt.
     """
-    naming_losses = [lost_time for lost_time in lost if incident.incident_id in lost_time.receipt.incident_ids]
+    naming_losses = [lost_time for lost_time in lost_times if incident.incident_id in lost_time.receipt.incident_ids]
     owned_losses = [lost_time for lost_time in naming_losses if lost_time.receipt.incident_id == incident.incident_id]
     node = node_outage(
         incident, [span for lost_time in owned_losses for _, span in lost_time.spans], node_gpus, node_price, now
     )
     total = total_of(receipt_part for lost_time in owned_losses for receipt_part in lost_time.receipt.parts)
     interrupted_jobs = {lost_time.receipt.job_id for lost_time in naming_losses}
-    running = tuple(job.job_id for job in incident.affected_jobs if job.job_id not in interrupted_jobs)
+    uninterrupted_job_ids = tuple(job.job_id for job in incident.affected_jobs if job.job_id not in interrupted_jobs)
     prices = [price for price in (total.usd_micros, node.usd_micros) if price is not None]
     return IncidentReceipt(
         incident_id=incident.incident_id,
@@ -128,7 +128,7 @@ def incident_receipt(
         mode=incident.mode,
         jobs=tuple(lost_time.receipt for lost_time in owned_losses),
         shared=tuple(lost_time.receipt for lost_time in naming_losses if lost_time not in owned_losses),
-        running=running,
+        running=uninterrupted_job_ids,
         node=node,
         lost=total,
         total_gpu_hours=total.gpu_hours + (node.gpu_hours or 0.0),
@@ -164,11 +164,11 @@ def node_outage(
     start = stages.cordoned_at
     if start is None:
         return _no_outage(None, is_over=incident.state.is_settled, gpus=gpus, why="")
-    back = stages.returned_at
-    is_over = back is not None or incident.state.is_settled
-    if back is None and incident.state.is_settled:
+    returned_at = stages.returned_at
+    is_over = returned_at is not None or incident.state.is_settled
+    if returned_at is None and incident.state.is_settled:
         return _no_outage(start, is_over=True, gpus=gpus, why="No record says when the node took work again.")
-    end = max(start, back or now)
+    end = max(start, returned_at or now)
     spans = subtract_spans(Span(start, end), with_jobs)
     microseconds_without_jobs = sum(microseconds(span.end - span.start) for span in spans)
     total = microseconds(end - start)
@@ -215,9 +215,9 @@ def _weighed_options(
             ),
             None,
         )
-        chosen = decision.chosen
-        for option in (*([chosen] if chosen else []), *decision.alternatives):
-            is_chosen = option is chosen
+        chosen_option = decision.chosen
+        for option in (*([chosen_option] if chosen_option else []), *decision.alternatives):
+            is_chosen = option is chosen_option
             actual = _actual_seconds(receipt, decision.decided_at) if is_chosen else None
             hindsight = None if is_chosen else _hindsight_seconds(option.option, incident, receipt, decision.decided_at)
             yield WeighedOption(
@@ -241,11 +241,11 @@ def _actual_seconds(receipt: InterruptionReceipt | None, decided_at: datetime) -
     """Return the actual seconds of the chosen option: until every pod ran, plus repeated work; None if unknown."""
     if receipt is None or receipt.resumed_by_attempt is None:
         return None
-    repeated = receipt.seconds_of(Stage.REPEATED_WORK)
+    repeated_work_seconds = receipt.seconds_of(Stage.REPEATED_WORK)
     running_at = receipt.ended_at
-    if repeated is None or running_at is None:
+    if repeated_work_seconds is None or running_at is None:
         return None
-    return max(0.0, microseconds(running_at - decided_at) / 1e6) + repeated
+    return max(0.0, microseconds(running_at - decided_at) / 1e6) + repeated_work_seconds
 
 
 def _hindsight_seconds(
@@ -256,13 +256,13 @@ def _hindsight_seconds(
     The start of the pods and the repeated work are those of the resume that took place. All other options need nodes
     that were never requested, so no record shows their time.
     """
-    back = incident.stages.returned_at
-    if option != ResumeOption.WAIT_FOR_REPAIR or back is None or receipt is None:
+    returned_at = incident.stages.returned_at
+    if option != ResumeOption.WAIT_FOR_REPAIR or returned_at is None or receipt is None:
         return None
-    parts = [receipt.seconds_of(stage) for stage in (Stage.REPEATED_WORK, Stage.LAUNCH, Stage.RESTART)]
-    if receipt.resumed_by_attempt is None or None in parts:
+    stage_seconds = [receipt.seconds_of(stage) for stage in (Stage.REPEATED_WORK, Stage.LAUNCH, Stage.RESTART)]
+    if receipt.resumed_by_attempt is None or None in stage_seconds:
         return None
-    return max(0.0, microseconds(back - decided_at) / 1e6) + sum(part or 0.0 for part in parts)
+    return max(0.0, microseconds(returned_at - decided_at) / 1e6) + sum(seconds or 0.0 for seconds in stage_seconds)
 
 
 def _why_unknown(option: str, receipt: InterruptionReceipt | None, *, is_chosen: bool) -> str:

@@ -69,21 +69,21 @@ def interruptions(
     job: Job, attempts: Iterable[Attempt], incidents: Iterable[tuple[int, Incident]], price_of: PriceOf, now: datetime
 ) -> list[LostTime]:
     """Return each interruption of a job, oldest first. The arguments are described in `job_receipt`."""
-    ordered = sorted(attempts, key=lambda row: row.attempt)
-    until = job_end_or_now(job, ordered, now)
+    sorted_attempts = sorted(attempts, key=lambda row: row.attempt)
+    until = job_end_or_now(job, sorted_attempts, now)
     incidents_by_attempt: dict[int, dict[str, Incident]] = {}
     for number, incident in incidents:
         incidents_by_attempt.setdefault(number, {})[incident.incident_id] = incident
     spans_taken: list[Span] = []
     losses = []
-    for index, attempt in enumerate(ordered):
-        if not _was_interrupted(job, attempt, ordered[index + 1 :]):
+    for index, attempt in enumerate(sorted_attempts):
+        if not _was_interrupted(job, attempt, sorted_attempts[index + 1 :]):
             continue
         attempt_incidents = sorted(
             incidents_by_attempt.get(attempt.attempt, {}).values(),
             key=lambda incident: (incident.first_signal_at, incident.incident_id),
         )
-        times = _interruption_times(job, ordered, index, attempt_incidents, until)
+        times = _interruption_times(job, sorted_attempts, index, attempt_incidents, until)
         lost_time = _priced_loss(job, attempt, attempt_incidents, times, spans_taken, price_of)
         spans_taken += [span for _, span in lost_time.spans]
         losses.append(lost_time)
@@ -125,15 +125,15 @@ class _InterruptionTimes(NamedTuple):
 def _interruption_times(
     job: Job, attempts: Sequence[Attempt], index: int, attempt_incidents: Sequence[Incident], until: datetime
 ) -> _InterruptionTimes:
-    attempt, following = attempts[index], attempts[index + 1 :]
-    resumed = next((attempt for attempt in following if attempt.running_at), None)
-    start, start_record = _work_kept_until(attempts, attempt, resumed)
+    attempt, later_attempts = attempts[index], attempts[index + 1 :]
+    resumed_attempt = next((attempt for attempt in later_attempts if attempt.running_at), None)
+    start, start_record = _work_kept_until(attempts, attempt, resumed_attempt)
     stage_ends = list(_stage_ends_before_drain(attempt, attempt_incidents))
     stage_ends.append(_StageEnd(Stage.DRAIN, attempt.ended_at, f"attempt {attempt.attempt} ended", attempt))
-    for later in following[: following.index(resumed) + 1 if resumed else None]:
+    for later in later_attempts[: later_attempts.index(resumed_attempt) + 1 if resumed_attempt else None]:
         name = f"attempt {later.attempt}"
         stage_ends.append(_StageEnd(Stage.WAIT_FOR_NODES, later.admitted_at, f"{name} admitted", attempt))
-        if later is resumed:
+        if later is resumed_attempt:
             stage_ends.append(_StageEnd(Stage.LAUNCH, later.launched_at, f"{name} launched", later))
             stage_ends.append(_StageEnd(Stage.RESTART, later.running_at, f"every pod of {name} runs", later))
             if later.trained_at:
@@ -144,16 +144,21 @@ def _interruption_times(
             stage_ends.append(_StageEnd(Stage.FAILED_START, later.ended_at, f"{name} ended without a run", later))
         elif later.launched_at:
             stage_ends.append(_StageEnd(Stage.LAUNCH, later.launched_at, f"{name} launched", later))
-    if resumed is None:
-        last = following[-1] if following else None
-        starting = last if last and last.ended_at is None else None
+    if resumed_attempt is None:
+        last_attempt = later_attempts[-1] if later_attempts else None
+        starting_attempt = last_attempt if last_attempt and last_attempt.ended_at is None else None
         stage = Stage.WAIT_FOR_NODES
-        if starting:
-            stage = Stage.RESTART if starting.launched_at else Stage.LAUNCH
-        record = "job ended" if job.ended_at else "now"
-        stage_ends.append(_StageEnd(stage, until, record, starting or attempt))
+        if starting_attempt:
+            stage = Stage.RESTART if starting_attempt.launched_at else Stage.LAUNCH
+        time_source = "job ended" if job.ended_at else "now"
+        stage_ends.append(_StageEnd(stage, until, time_source, starting_attempt or attempt))
     return _InterruptionTimes(
-        start, start_record, tuple(stage_ends), resumed, until, resumed is not None or job.ended_at is not None
+        start,
+        start_record,
+        tuple(stage_ends),
+        resumed_attempt,
+        until,
+        resumed_attempt is not None or job.ended_at is not None,
     )
 
 
@@ -161,31 +166,31 @@ def _stage_ends_before_drain(attempt: Attempt, attempt_incidents: Sequence[Incid
     """Yield the ends of the stages before the drain."""
     if not attempt_incidents:
         stop_requested_at = attempt.stop_asked_at
-        record = "stop requested" if stop_requested_at else f"attempt {attempt.attempt} ended"
-        yield _StageEnd(Stage.REPEATED_WORK, stop_requested_at or attempt.ended_at, record, attempt)
+        time_source = "stop requested" if stop_requested_at else f"attempt {attempt.attempt} ended"
+        yield _StageEnd(Stage.REPEATED_WORK, stop_requested_at or attempt.ended_at, time_source, attempt)
         return
-    first = attempt_incidents[0]
-    approval = first.approval
-    yield _StageEnd(Stage.REPEATED_WORK, first.first_signal_at, "first signal", attempt)
-    yield _StageEnd(Stage.DETECTION, first.opened_at, "incident opened", attempt)
-    yield _StageEnd(Stage.DECISION, first.stages.planned_at, "recovery planned", attempt)
+    first_incident = attempt_incidents[0]
+    approval = first_incident.approval
+    yield _StageEnd(Stage.REPEATED_WORK, first_incident.first_signal_at, "first signal", attempt)
+    yield _StageEnd(Stage.DETECTION, first_incident.opened_at, "incident opened", attempt)
+    yield _StageEnd(Stage.DECISION, first_incident.stages.planned_at, "recovery planned", attempt)
     if approval is not None and approval.approves:
         yield _StageEnd(Stage.APPROVAL, approval.at, f"approved by {approval.by}", attempt)
 
 
 def _work_kept_until(
-    attempts: Sequence[Attempt], ended: Attempt, resumed: Attempt | None
+    attempts: Sequence[Attempt], ended_attempt: Attempt, resumed_attempt: Attempt | None
 ) -> tuple[datetime | None, str]:
     """Return until when the work of a job was kept, None if unknown, and the record that shows it."""
-    if resumed is None or not resumed.is_pinned:
+    if resumed_attempt is None or not resumed_attempt.is_pinned:
         return None, ""
     first_run_at = min(attempt.running_at for attempt in attempts if attempt.running_at)
-    if resumed.resume_from is None:
-        return first_run_at, f"first run: attempt {resumed.attempt} resumed from no checkpoint"
-    if resumed.resumed_work_from is None or ended.ended_at is None:
+    if resumed_attempt.resume_from is None:
+        return first_run_at, f"first run: attempt {resumed_attempt.attempt} resumed from no checkpoint"
+    if resumed_attempt.resumed_work_from is None or ended_attempt.ended_at is None:
         return None, ""
-    kept_until = max(first_run_at, min(resumed.resumed_work_from, ended.ended_at))
-    return kept_until, f"checkpoint of step {resumed.resume_from.step} began"
+    kept_until = max(first_run_at, min(resumed_attempt.resumed_work_from, ended_attempt.ended_at))
+    return kept_until, f"checkpoint of step {resumed_attempt.resume_from.step} began"
 
 
 def _priced_loss(
@@ -196,23 +201,23 @@ def _priced_loss(
     spans_taken: Sequence[Span],
     price_of: PriceOf,
 ) -> LostTime:
-    parts, spans = [], []
+    receipt_parts, spans = [], []
     for receipt_part, part_spans in _priced_parts(times, attempt, spans_taken, price_of):
-        parts.append(receipt_part)
+        receipt_parts.append(receipt_part)
         spans += [(receipt_part.stage, span) for span in part_spans]
-    resumed = times.resumed
-    if resumed is None or resumed.trained_at is None:
-        parts.append(_part_without_times(Stage.RESTORE, resumed or attempt, "not recorded"))
+    resumed_attempt = times.resumed
+    if resumed_attempt is None or resumed_attempt.trained_at is None:
+        receipt_parts.append(_part_without_times(Stage.RESTORE, resumed_attempt or attempt, "not recorded"))
     standstill_microseconds = [
         round(receipt_part.seconds * 1e6)
-        for receipt_part in parts
+        for receipt_part in receipt_parts
         if receipt_part.seconds and receipt_part.stage is not Stage.REPEATED_WORK
     ]
-    resume_point = resumed.resume_from if resumed and resumed.is_pinned else None
+    resume_point = resumed_attempt.resume_from if resumed_attempt and resumed_attempt.is_pinned else None
     receipt = InterruptionReceipt(
         job_id=job.job_id,
         attempt=attempt.attempt,
-        resumed_by_attempt=resumed.attempt if resumed else None,
+        resumed_by_attempt=resumed_attempt.attempt if resumed_attempt else None,
         cause=_interruption_cause(attempt, attempt_incidents),
         incident_ids=tuple(incident.incident_id for incident in attempt_incidents),
         reason=attempt.reason,
@@ -222,8 +227,8 @@ def _priced_loss(
         instance_type=attempt.instance_type,
         price=price_of.get(attempt.attempt),
         resumed_step=resume_point.step if resume_point else None,
-        parts=tuple(parts),
-        total=total_of(parts),
+        parts=tuple(receipt_parts),
+        total=total_of(receipt_parts),
         standstill_seconds=sum(standstill_microseconds) / 1e6,
     )
     return LostTime(receipt, tuple(spans))
@@ -246,12 +251,12 @@ def _priced_parts(
 ) -> Iterator[tuple[ReceiptPart, list[Span]]]:
     """Yield the stages with their spans. Two stages never overlap, and together they leave no gap."""
     # The last border is known: every pod runs, the job ended, or the receipt is written.
-    last = times.stage_ends[-1].at
-    stage_ends, at, record = times.stage_ends, times.start, times.start_record
+    last_at = times.stage_ends[-1].at
+    stage_ends, at, time_source = times.stage_ends, times.start, times.start_record
     if at is None:
         yield _part_without_times(Stage.REPEATED_WORK, attempt, "resume point not recorded"), []
-        first, stage_ends = times.stage_ends[0], times.stage_ends[1:]
-        at, record = first.at, first.record
+        first_stage_end, stage_ends = times.stage_ends[0], times.stage_ends[1:]
+        at, time_source = first_stage_end.at, first_stage_end.record
         at = min(filter(None, (at, attempt.ended_at)))
     unrecorded_stages: list[Stage] = []
     for stage_end in stage_ends:
@@ -261,20 +266,20 @@ def _priced_parts(
         limit = min(
             filter(
                 None,
-                (last or stage_end.at, attempt.ended_at if stage_end.stage in _STAGES_BEFORE_ATTEMPT_END else None),
+                (last_at or stage_end.at, attempt.ended_at if stage_end.stage in _STAGES_BEFORE_ATTEMPT_END else None),
             )
         )
         span = Span(at, max(at, min(stage_end.at, limit)))
         spans = subtract_spans(span, spans_taken)
-        yield _priced_part(stage_end, span, spans, record, tuple(unrecorded_stages), price_of), spans
-        at, record, unrecorded_stages = span.end, stage_end.record, []
+        yield _priced_part(stage_end, span, spans, time_source, tuple(unrecorded_stages), price_of), spans
+        at, time_source, unrecorded_stages = span.end, stage_end.record, []
 
 
 def _priced_part(
     stage_end: _StageEnd,
     span: Span,
     lost_spans: Sequence[Span],
-    record: str,
+    time_source: str,
     unrecorded_stages: tuple[Stage, ...],
     price_of: PriceOf,
 ) -> ReceiptPart:
@@ -285,7 +290,7 @@ def _priced_part(
         seconds=lost_microseconds / 1e6,
         started_at=span.start,
         ended_at=span.end,
-        from_record=record,
+        from_record=time_source,
         to_record=stage_end.record,
         covers=unrecorded_stages,
         already_counted_seconds=(microseconds(span.end - span.start) - lost_microseconds) / 1e6,

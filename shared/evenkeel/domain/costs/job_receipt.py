@@ -118,17 +118,17 @@ def job_receipt(
             not measured.
         part_prices: The prices of both parts of each attempt.
     """
-    ordered = sorted(attempts, key=lambda row: row.attempt)
-    lost_times = interruptions(job, ordered, incidents, price_of, now)
-    until = job_end_or_now(job, ordered, now)
+    sorted_attempts = sorted(attempts, key=lambda row: row.attempt)
+    lost_times = interruptions(job, sorted_attempts, incidents, price_of, now)
+    until = job_end_or_now(job, sorted_attempts, now)
     return JobReceipt(
         job_id=job.job_id,
         submitted_at=job.submitted_at,
         until=until,
         is_over=job.state.has_ended,
         elapsed_seconds=microseconds(until - job.submitted_at) / 1e6,
-        buckets=_bucket_times(job, ordered, lost_times, price_of, until, timedelta(seconds=restore_seconds)),
-        parts=_part_costs(ordered, part_prices, until),
+        buckets=_bucket_times(job, sorted_attempts, lost_times, price_of, until, timedelta(seconds=restore_seconds)),
+        parts=_part_costs(sorted_attempts, part_prices, until),
         interruptions=tuple(lost_time.receipt for lost_time in lost_times),
         lost=total_of(
             receipt_part
@@ -150,26 +150,26 @@ def _part_costs(attempts: Sequence[Attempt], prices: PartPrices, until: datetime
     """Return the use and cost of the committed and of the rented nodes; empty without a mixed attempt or prices."""
     if not prices or not any(attempt.rented_part for attempt in attempts):
         return ()
-    sums = {part: _BucketTotals() for part in CapacityPart}
-    pools: dict[CapacityPart, set[str]] = {part: set() for part in CapacityPart}
+    sums = {capacity_part: _BucketTotals() for capacity_part in CapacityPart}
+    pools: dict[CapacityPart, set[str]] = {capacity_part: set() for capacity_part in CapacityPart}
     for attempt in attempts:
         committed_price, rented_price = prices.get(attempt.attempt, (None, None))
-        held = microseconds(max(attempt.ended_at or until, attempt.admitted_at) - attempt.admitted_at)
-        committed = 0 if attempt.is_rented else attempt.priced_accelerators
-        rented = attempt.accelerators - committed
-        sums[CapacityPart.COMMITTED].add(held, committed, committed_price)
-        sums[CapacityPart.RENTED].add(held, rented, rented_price)
+        held_microseconds = microseconds(max(attempt.ended_at or until, attempt.admitted_at) - attempt.admitted_at)
+        committed_accelerators = 0 if attempt.is_rented else attempt.priced_accelerators
+        rented_accelerators = attempt.accelerators - committed_accelerators
+        sums[CapacityPart.COMMITTED].add(held_microseconds, committed_accelerators, committed_price)
+        sums[CapacityPart.RENTED].add(held_microseconds, rented_accelerators, rented_price)
         if attempt.rented_part:
             pools[CapacityPart.RENTED].add(attempt.rented_part.pool)
         pools[CapacityPart.RENTED if attempt.is_rented else CapacityPart.COMMITTED].add(attempt.pool)
     return tuple(
         PartCost(
-            part=part,
-            pools=tuple(sorted(pools[part])),
-            gpu_hours=sums[part].gpu / MICROSECONDS_PER_HOUR,
-            usd_micros=sums[part].usd,
+            part=capacity_part,
+            pools=tuple(sorted(pools[capacity_part])),
+            gpu_hours=sums[capacity_part].gpu / MICROSECONDS_PER_HOUR,
+            usd_micros=sums[capacity_part].usd,
         )
-        for part in CapacityPart
+        for capacity_part in CapacityPart
     )
 
 
@@ -199,25 +199,27 @@ def _bucket_times(
     sums = {bucket: _BucketTotals() for bucket in JobTimeBucket}
     counted_spans = [span for lost_time in losses for _, span in lost_time.spans]
     for lost_time in losses:
-        lost = JobTimeBucket.LOST if lost_time.receipt.cause.is_failure else JobTimeBucket.INTERRUPTED
-        for part in lost_time.receipt.parts:
-            if part.seconds is not None:
-                bucket_sum = sums[JobTimeBucket.RESTORING if part.stage is Stage.RESTORE else lost]
-                bucket_sum.time += round(part.seconds * 1e6)
-                bucket_sum.gpu += part.gpus * round(part.seconds * 1e6)
-                if part.seconds and part.gpus:
+        lost_bucket = JobTimeBucket.LOST if lost_time.receipt.cause.is_failure else JobTimeBucket.INTERRUPTED
+        for receipt_part in lost_time.receipt.parts:
+            if receipt_part.seconds is not None:
+                bucket_sum = sums[JobTimeBucket.RESTORING if receipt_part.stage is Stage.RESTORE else lost_bucket]
+                bucket_sum.time += round(receipt_part.seconds * 1e6)
+                bucket_sum.gpu += receipt_part.gpus * round(receipt_part.seconds * 1e6)
+                if receipt_part.seconds and receipt_part.gpus:
                     bucket_sum.usd = (
-                        None if part.usd_micros is None or bucket_sum.usd is None else bucket_sum.usd + part.usd_micros
+                        None
+                        if receipt_part.usd_micros is None or bucket_sum.usd is None
+                        else bucket_sum.usd + receipt_part.usd_micros
                     )
     for attempt in attempts:
-        ended = attempt.ended_at or until
-        running = attempt.running_at or ended
+        ended_at = attempt.ended_at or until
+        running_at = attempt.running_at or ended_at
         is_unmeasured = attempt.is_pinned and attempt.resume_from is not None and attempt.trained_at is None
-        known_from = max(running, min(running + restore_limit, ended)) if is_unmeasured else running
+        known_from = max(running_at, min(running_at + restore_limit, ended_at)) if is_unmeasured else running_at
         spans = (
-            (JobTimeBucket.STARTING, attempt.admitted_at, running),
-            (JobTimeBucket.UNKNOWN, running, known_from),
-            (JobTimeBucket.PRODUCTIVE, known_from, ended),
+            (JobTimeBucket.STARTING, attempt.admitted_at, running_at),
+            (JobTimeBucket.UNKNOWN, running_at, known_from),
+            (JobTimeBucket.PRODUCTIVE, known_from, ended_at),
         )
         for bucket, start, end in spans:
             own_spans = subtract_spans(Span(start, max(start, end)), counted_spans)
@@ -227,13 +229,13 @@ def _bucket_times(
             saving = int(spent * (attempt.saving_share or 0.0)) if bucket is JobTimeBucket.PRODUCTIVE else 0
             sums[JobTimeBucket.CHECKPOINTING].add(saving, attempt.accelerators, price)
             sums[bucket].add(spent - saving, attempt.accelerators, price)
-    elapsed = microseconds(until - job.submitted_at)
-    sums[JobTimeBucket.QUEUED].time = elapsed - sum(bucket_totals.time for bucket_totals in sums.values())
+    elapsed_microseconds = microseconds(until - job.submitted_at)
+    sums[JobTimeBucket.QUEUED].time = elapsed_microseconds - sum(bucket_totals.time for bucket_totals in sums.values())
     return tuple(
         BucketTime(
             bucket=bucket,
             seconds=bucket_sum.time / 1e6,
-            share=bucket_sum.time / elapsed if elapsed else None,
+            share=bucket_sum.time / elapsed_microseconds if elapsed_microseconds else None,
             gpu_hours=bucket_sum.gpu / MICROSECONDS_PER_HOUR,
             usd_micros=bucket_sum.usd,
         )

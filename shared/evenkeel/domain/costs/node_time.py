@@ -132,9 +132,9 @@ class PoolTime(Value):
     day of an earlier release measured no saves."""
     uses: tuple[UseTime, ...]
 
-    def time_of(self, use: GpuUse) -> UseTime:
+    def time_of(self, gpu_use: GpuUse) -> UseTime:
         """Return the time of one use."""
-        return next(time for time in self.uses if time.use is use)
+        return next(time for time in self.uses if time.use is gpu_use)
 
 
 class PoolUse(Value):
@@ -162,16 +162,16 @@ class PoolUse(Value):
         """Return the GPU time and the cost of each use."""
         included_times = self.included_gpu_microseconds or {}
         times: dict[GpuUse, tuple[int, int | None]] = {}
-        for use in GpuUse:
-            if use in _STORED_IN:
-                times[use] = (included_times.get(use, 0), self.included_usd_micros.get(use, 0))
-        for stored in NodeUse:
-            amount, cost = self.gpu_microseconds[stored], self.usd_micros[stored]
-            for use in (use for use, within in _STORED_IN.items() if within is stored):
-                included_cost = times[use][1]
-                amount -= times[use][0]
+        for gpu_use in GpuUse:
+            if gpu_use in _STORED_IN:
+                times[gpu_use] = (included_times.get(gpu_use, 0), self.included_usd_micros.get(gpu_use, 0))
+        for node_use in NodeUse:
+            amount, cost = self.gpu_microseconds[node_use], self.usd_micros[node_use]
+            for gpu_use in (gpu_use for gpu_use, within in _STORED_IN.items() if within is node_use):
+                included_cost = times[gpu_use][1]
+                amount -= times[gpu_use][0]
                 cost = None if cost is None or included_cost is None else cost - included_cost
-            times[GpuUse(stored)] = (amount, cost if amount else 0)
+            times[GpuUse(node_use)] = (amount, cost if amount else 0)
         return times
 
 
@@ -191,53 +191,53 @@ class _UseTotals:
         self.nodes_new += node.is_new
         self.nodes_before += not node.is_new
 
-    def add(self, use: GpuUse, gpu_microseconds: int, price: GpuPrice | None) -> None:
+    def add(self, gpu_use: GpuUse, gpu_microseconds: int, price: GpuPrice | None) -> None:
         if not gpu_microseconds:
             return
-        self.gpu[use] += gpu_microseconds
-        self.usd[use] = _sum_known(self.usd[use], cost_usd_micros(gpu_microseconds, price))
+        self.gpu[gpu_use] += gpu_microseconds
+        self.usd[gpu_use] = _sum_known(self.usd[gpu_use], cost_usd_micros(gpu_microseconds, price))
 
     def add_day(self, day: PoolUse) -> None:
         self.node_microseconds.update(day.node_microseconds)
         self.nodes_before = max(self.nodes_before + self.nodes_new, day.nodes_before)
         self.nodes_new = day.nodes_new
-        for use, (amount, cost) in day.use_times().items():
-            self.gpu[use] += amount
-            self.usd[use] = _sum_known(self.usd[use], cost)
+        for gpu_use, (amount, cost) in day.use_times().items():
+            self.gpu[gpu_use] += amount
+            self.usd[gpu_use] = _sum_known(self.usd[gpu_use], cost)
         self.unmeasured_saves = _sum_known(self.unmeasured_saves, day.unmeasured_saves_gpu_microseconds)
 
-    def add_held(self, holding: HeldGpus, gpus: int, span_microseconds: int, price: GpuPrice | None) -> None:
+    def add_held(self, held_gpus: HeldGpus, gpus: int, span_microseconds: int, price: GpuPrice | None) -> None:
         gpu_microseconds = gpus * span_microseconds
-        if holding.use is not GpuUse.PRODUCTIVE:
-            self.add(holding.use, gpu_microseconds, price)
+        if held_gpus.use is not GpuUse.PRODUCTIVE:
+            self.add(held_gpus.use, gpu_microseconds, price)
             return
-        saving = int(gpu_microseconds * (holding.saving_share or 0.0))
+        saving = int(gpu_microseconds * (held_gpus.saving_share or 0.0))
         self.add(GpuUse.CHECKPOINTING, saving, price)
         self.add(GpuUse.PRODUCTIVE, gpu_microseconds - saving, price)
-        if holding.saving_share is None:
+        if held_gpus.saving_share is None:
             self.unmeasured_saves = _sum_known(self.unmeasured_saves, gpu_microseconds)
 
-    def add_free(self, waiting: Iterable[WaitingGpus]) -> None:
-        for (use, price), amount in _free_uses(self.free, waiting).items():
-            self.add(use, amount, price)
+    def add_free(self, waiting_gpus: Iterable[WaitingGpus]) -> None:
+        for (gpu_use, price), amount in _free_uses(self.free, waiting_gpus).items():
+            self.add(gpu_use, amount, price)
 
     def add_pool(self, pool: "_UseTotals") -> None:
         self.node_microseconds.update(pool.node_microseconds)
         self.nodes_before += pool.nodes_before
         self.nodes_new += pool.nodes_new
-        for use, amount in pool.gpu.items():
-            self.gpu[use] += amount
-            self.usd[use] = _sum_known(self.usd[use], pool.usd[use])
+        for gpu_use, amount in pool.gpu.items():
+            self.gpu[gpu_use] += amount
+            self.usd[gpu_use] = _sum_known(self.usd[gpu_use], pool.usd[gpu_use])
         self.unmeasured_saves = _sum_known(self.unmeasured_saves, pool.unmeasured_saves)
 
     def pool_use(self, pool: str, *, is_rented: bool) -> PoolUse:
         gpu: dict[NodeUse, int] = dict.fromkeys(NodeUse, 0)
         usd: dict[NodeUse, int | None] = dict.fromkeys(NodeUse, 0)
-        for use, amount in self.gpu.items():
-            stored = _STORED_IN.get(use) or NodeUse(use)
-            gpu[stored] += amount
-            usd[stored] = _sum_known(usd[stored], self.usd[use])
-        included = [use for use in _STORED_IN if self.gpu[use]]
+        for gpu_use, amount in self.gpu.items():
+            node_use = _STORED_IN.get(gpu_use) or NodeUse(gpu_use)
+            gpu[node_use] += amount
+            usd[node_use] = _sum_known(usd[node_use], self.usd[gpu_use])
+        included_uses = [gpu_use for gpu_use in _STORED_IN if self.gpu[gpu_use]]
         return PoolUse(
             pool=pool,
             is_rented=is_rented,
@@ -246,8 +246,8 @@ class _UseTotals:
             node_microseconds=dict(sorted(self.node_microseconds.items())),
             gpu_microseconds=gpu,
             usd_micros=usd,
-            included_gpu_microseconds={use.value: self.gpu[use] for use in included},
-            included_usd_micros={use.value: self.usd[use] for use in included},
+            included_gpu_microseconds={gpu_use.value: self.gpu[gpu_use] for gpu_use in included_uses},
+            included_usd_micros={gpu_use.value: self.usd[gpu_use] for gpu_use in included_uses},
             unmeasured_saves_gpu_microseconds=self.unmeasured_saves,
         )
 
@@ -265,18 +265,18 @@ class _UseTotals:
             else self.unmeasured_saves / MICROSECONDS_PER_HOUR,
             uses=tuple(
                 UseTime(
-                    use=use,
+                    use=gpu_use,
                     gpu_hours=amount / MICROSECONDS_PER_HOUR,
                     share=amount / total if total else None,
-                    usd_micros=self.usd[use],
+                    usd_micros=self.usd[gpu_use],
                 )
-                for use, amount in self.gpu.items()
+                for gpu_use, amount in self.gpu.items()
             ),
         )
 
 
-def _sum_known(before: int | None, added: int | None) -> int | None:
-    return None if before is None or added is None else before + added
+def _sum_known(earlier_sum: int | None, added_amount: int | None) -> int | None:
+    return None if earlier_sum is None or added_amount is None else earlier_sum + added_amount
 
 
 def pool_times(days: Iterable[Iterable[PoolUse]]) -> tuple[tuple[PoolTime, ...], PoolTime]:
@@ -333,22 +333,24 @@ def _add_node_time(
 ) -> None:
     start, end = node.span
     borders = {start, end, *price_changes}
-    for span in (*(holding.span for holding in held), *repairs):
+    for span in (*(held_gpus.span for held_gpus in held), *repairs):
         borders |= {span.start, span.end}
     cuts = sorted(border for border in borders if start <= border <= end)
-    overlapping = (holding for holding in held if holding.span.end > start and holding.span.start < end)
-    waiting = deque(sorted(overlapping, key=lambda holding: (holding.span.start, holding.use, holding.gpus)))
+    overlapping_holds = (held_gpus for held_gpus in held if held_gpus.span.end > start and held_gpus.span.start < end)
+    waiting_holds = deque(
+        sorted(overlapping_holds, key=lambda held_gpus: (held_gpus.span.start, held_gpus.use, held_gpus.gpus))
+    )
     present: list[HeldGpus] = []
     for begin, until in pairwise(cuts):
-        while waiting and waiting[0].span.start <= begin:
-            present.append(waiting.popleft())
-        present = [holding for holding in present if holding.span.end > begin]
+        while waiting_holds and waiting_holds[0].span.start <= begin:
+            present.append(waiting_holds.popleft())
+        present = [held_gpus for held_gpus in present if held_gpus.span.end > begin]
         span_microseconds = microseconds(until - begin)
         price = None if node.is_rented else price_at(node.instance_type, begin, node.pool)
         free_gpus = node.gpus
-        for holding in present:
-            used_gpus = min(free_gpus, holding.gpus)
-            totals.add_held(holding, used_gpus, span_microseconds, price)
+        for held_gpus in present:
+            used_gpus = min(free_gpus, held_gpus.gpus)
+            totals.add_held(held_gpus, used_gpus, span_microseconds, price)
             free_gpus -= used_gpus
         if any(span.start <= begin < span.end for span in repairs):
             totals.add(GpuUse.IN_REPAIR, free_gpus * span_microseconds, price)

@@ -23,8 +23,8 @@ def prices_of(
         rentals: All rentals of the job.
         economy: Prices.
     """
-    rented = tuple(rentals)
-    return {attempt.attempt: _attempt_price(attempt, rented, economy) for attempt in attempts}
+    all_rentals = tuple(rentals)
+    return {attempt.attempt: _attempt_price(attempt, all_rentals, economy) for attempt in attempts}
 
 
 def part_prices_of(
@@ -41,8 +41,8 @@ def part_prices_of(
     prices: dict[int, tuple[GpuPrice | None, GpuPrice | None]] = {}
     for attempt in attempts:
         rental = next((rental for rental in newest_first if rental.hosts(attempt)), None)
-        committed = None if attempt.is_rented else _base_price(attempt, economy)
-        prices[attempt.attempt] = (committed, _rent_price(rental) if rental else None)
+        committed_price = None if attempt.is_rented else _base_price(attempt, economy)
+        prices[attempt.attempt] = (committed_price, _rent_price(rental) if rental else None)
     return prices
 
 
@@ -57,12 +57,12 @@ def _attempt_price(attempt: Attempt, rentals: tuple[Rental, ...], economy: Econo
     return None if rental is None or base_price is None else _mixed_price(attempt, base_price, _rent_price(rental))
 
 
-def _mixed_price(attempt: Attempt, base: GpuPrice, rented: GpuPrice) -> GpuPrice:
+def _mixed_price(attempt: Attempt, base: GpuPrice, rented_price: GpuPrice) -> GpuPrice:
     """Return the mean price of a GPU-hour over both parts of a mixed attempt."""
     gpus, base_gpus = attempt.accelerators, attempt.priced_accelerators
-    micros = base_gpus * base.usd_micros_per_gpu_hour + (gpus - base_gpus) * rented.usd_micros_per_gpu_hour
+    micros = base_gpus * base.usd_micros_per_gpu_hour + (gpus - base_gpus) * rented_price.usd_micros_per_gpu_hour
     base_text, rented_text = count_of(base_gpus, "GPU"), count_of(gpus - base_gpus, "GPU")
-    origin = f"{base_text}: {base.origin}; {rented_text}: {rented.origin}"
+    origin = f"{base_text}: {base.origin}; {rented_text}: {rented_price.origin}"
     return GpuPrice(usd_micros_per_gpu_hour=round(micros / max(1, gpus)), origin=origin)
 
 

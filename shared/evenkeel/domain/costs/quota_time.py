@@ -53,31 +53,35 @@ class DayOfQuotas(NamedTuple):
     """Duration in which all quotas and their use are known."""
 
 
-def quota_times(held: Iterable[HeldQuota], periods: Iterable[SetupPeriod], day: Span) -> DayOfQuotas:
+def quota_times(held_quotas: Iterable[HeldQuota], periods: Iterable[SetupPeriod], day: Span) -> DayOfQuotas:
     """Return the quota time of each team in a day, or in a part of it. Equal facts give equal figures, in any order.
 
     Args:
-        held: Accelerators that attempts held. Time outside the day does not count.
+        held_quotas: Accelerators that attempts held. Time outside the day does not count.
         periods: The setups of the day, oldest first. Other time has unknown quotas.
         day: The day or its part.
     """
-    quotas_of_day = [(entry, span) for entry in held if (span := _overlap(entry.span, day))]
-    unknown = [span for entry, span in quotas_of_day if not entry.is_use_known]
+    quotas_of_day = [(entry, span) for entry in held_quotas if (span := _overlap(entry.span, day))]
+    unknown_spans = [span for entry, span in quotas_of_day if not entry.is_use_known]
     totals = _Totals()
-    known = 0
+    known_microseconds = 0
     for period in periods:
         in_period = _overlap(Span(period.since, period.until), day)
-        for span in _gaps(unknown, in_period) if in_period else ():
-            known += microseconds(span.end - span.start)
+        for span in _gaps(unknown_spans, in_period) if in_period else ():
+            known_microseconds += microseconds(span.end - span.start)
             _add_known_time(
-                [(entry.charge, part) for entry, whole in quotas_of_day if (part := _overlap(whole, span))],
+                [
+                    (entry.charge, span_part)
+                    for entry, held_span in quotas_of_day
+                    if (span_part := _overlap(held_span, span))
+                ],
                 period,
                 span,
                 totals,
             )
     for entry, span in quotas_of_day:
         totals.held[entry.charge.team] += entry.charge.accelerators * microseconds(span.end - span.start)
-    return DayOfQuotas(totals.by_team(), known)
+    return DayOfQuotas(totals.by_team(), known_microseconds)
 
 
 class _Totals:
@@ -104,20 +108,22 @@ class _Totals:
         }
 
 
-def _add_known_time(held: Sequence[tuple[Charge, Span]], period: SetupPeriod, span: Span, totals: _Totals) -> None:
+def _add_known_time(
+    charges_and_spans: Sequence[tuple[Charge, Span]], period: SetupPeriod, span: Span, totals: _Totals
+) -> None:
     """Add the time of a span with constant quotas, in which each use is known.
 
     Only the figures of the flavors that an attempt uses change with it, so each change computes these alone.
     """
-    declared = period.setup.scheduler_declarations
-    tree = Tree(declared.queues, declared.cohorts)
+    declarations = period.setup.scheduler_declarations
+    tree = Tree(declarations.queues, declarations.cohorts)
     changed_at: dict[Key, datetime] = defaultdict(lambda: span.start)
     changes: list[tuple[datetime, int, str, Amounts]] = []
-    uses = amounts_by_queue((charge for charge, _ in held), declared)
-    for (charge, part), (queue, amounts) in zip(held, uses, strict=True):
-        totals.known_held[charge.team] += charge.accelerators * microseconds(part.end - part.start)
+    uses = amounts_by_queue((charge for charge, _ in charges_and_spans), declarations)
+    for (charge, span_part), (queue, amounts) in zip(charges_and_spans, uses, strict=True):
+        totals.known_held[charge.team] += charge.accelerators * microseconds(span_part.end - span_part.start)
         gpus = {key: amount for key, amount in amounts.items() if is_accelerator(key[1])}
-        changes += [(part.start, 1, queue, gpus), (part.end, -1, queue, gpus)]
+        changes += [(span_part.start, 1, queue, gpus), (span_part.end, -1, queue, gpus)]
 
     def add_until(at: datetime, key: Key) -> None:
         duration = microseconds(at - changed_at[key])
@@ -130,12 +136,12 @@ def _add_known_time(held: Sequence[tuple[Charge, Span]], period: SetupPeriod, sp
     for at, sign, queue, gpus in sorted(changes, key=lambda change: change[:3]):
         for key, amount in gpus.items():
             add_until(at, key)
-            slot = tree.queues[queue].at(key)
-            slot.add(amount) if sign > 0 else slot.remove(amount)
+            quota_cell = tree.queues[queue].at(key)
+            quota_cell.add(amount) if sign > 0 else quota_cell.remove(amount)
 
 
-def _overlap(span: Span, other: Span) -> Span | None:
-    start, end = max(span.start, other.start), min(span.end, other.end)
+def _overlap(span: Span, other_span: Span) -> Span | None:
+    start, end = max(span.start, other_span.start), min(span.end, other_span.end)
     return Span(start, end) if start < end else None
 
 

@@ -144,11 +144,11 @@ class InterruptionReceipt(Value):
     @property
     def ended_at(self) -> datetime | None:
         """When every pod ran again, or the job ended; of an interruption that lasts, the time of the receipt."""
-        return max((part.ended_at for part in self.parts if part.ended_at), default=None)
+        return max((receipt_part.ended_at for receipt_part in self.parts if receipt_part.ended_at), default=None)
 
     def seconds_of(self, stage: Stage) -> float | None:
         """Return the lost seconds of a stage; None if they are unknown, or recorded together with another stage."""
-        return next((part.seconds for part in self.parts if part.stage is stage), None)
+        return next((receipt_part.seconds for receipt_part in self.parts if receipt_part.stage is stage), None)
 
 
 def microseconds(span: timedelta) -> int:
@@ -168,28 +168,28 @@ def cost_usd_micros(gpu_microseconds: int, price: GpuPrice | None) -> int | None
     return (2 * gpu_microseconds * price.usd_micros_per_gpu_hour + MICROSECONDS_PER_HOUR) // (2 * MICROSECONDS_PER_HOUR)
 
 
-def total_of(parts: Iterable[ReceiptPart]) -> ReceiptTotal:
+def total_of(receipt_parts: Iterable[ReceiptPart]) -> ReceiptTotal:
     """Return the sum of parts. Whole microseconds and micro-dollars are added, so the sum is exact."""
-    seconds = gpu_microseconds = node_microseconds = usd = unpriced = 0
-    has_price, unknown = False, dict[Stage, None]()
-    for part in parts:
-        if part.seconds is None:
-            unknown[part.stage] = None
+    seconds = gpu_microseconds = node_microseconds = usd = unpriced_microseconds = 0
+    has_price, unknown_stages = False, dict[Stage, None]()
+    for receipt_part in receipt_parts:
+        if receipt_part.seconds is None:
+            unknown_stages[receipt_part.stage] = None
             continue
-        part_microseconds = round(part.seconds * 1e6)
+        part_microseconds = round(receipt_part.seconds * 1e6)
         seconds += part_microseconds
-        gpu_microseconds += part.gpus * part_microseconds
-        node_microseconds += part.nodes * part_microseconds
-        if part.usd_micros is None:
-            unpriced += part.gpus * part_microseconds
+        gpu_microseconds += receipt_part.gpus * part_microseconds
+        node_microseconds += receipt_part.nodes * part_microseconds
+        if receipt_part.usd_micros is None:
+            unpriced_microseconds += receipt_part.gpus * part_microseconds
         else:
             has_price = True
-            usd += part.usd_micros
+            usd += receipt_part.usd_micros
     return ReceiptTotal(
         seconds=seconds / 1e6,
         gpu_hours=gpu_microseconds / MICROSECONDS_PER_HOUR,
         node_hours=node_microseconds / MICROSECONDS_PER_HOUR,
         usd_micros=usd if has_price else None,
-        unpriced_gpu_hours=unpriced / MICROSECONDS_PER_HOUR,
-        unknown_stages=tuple(unknown),
+        unpriced_gpu_hours=unpriced_microseconds / MICROSECONDS_PER_HOUR,
+        unknown_stages=tuple(unknown_stages),
     )

@@ -57,17 +57,17 @@ class RentedTime(NamedTuple):
 
 def rent_report(rentals: Iterable[Rental], window: Span, cap_micros_per_hour: int) -> RentReport:
     """Return the rent of a window. A bill that crosses a border is split there, and its parts add up to the bill."""
-    rented = [offer for rental in rentals for offer in rented_times(rental, window)]
-    peak, peak_at, near = _peak_and_time_near_cap(rented, cap_micros_per_hour)
+    all_rented_times = [rented_time for rental in rentals for rented_time in rented_times(rental, window)]
+    peak, peak_at, hours_near_cap = _peak_and_time_near_cap(all_rented_times, cap_micros_per_hour)
     return RentReport(
-        usd_micros=sum(offer.usd_micros for offer in rented),
-        node_hours=_node_hours(rented),
-        pools=_sums_by_group(rented, "pool", window.start),
-        teams=_sums_by_group(rented, "team", window.start),
+        usd_micros=sum(rented_time.usd_micros for rented_time in all_rented_times),
+        node_hours=_node_hours(all_rented_times),
+        pools=_sums_by_group(all_rented_times, "pool", window.start),
+        teams=_sums_by_group(all_rented_times, "team", window.start),
         cap_usd_micros_per_hour=cap_micros_per_hour,
         peak_usd_micros_per_hour=peak,
         peak_at=peak_at,
-        hours_near_cap=near / MICROSECONDS_PER_HOUR if cap_micros_per_hour else None,
+        hours_near_cap=hours_near_cap / MICROSECONDS_PER_HOUR if cap_micros_per_hour else None,
     )
 
 
@@ -75,7 +75,7 @@ def sum_rents(days: Iterable[RentReport], cap_micros_per_hour: int) -> RentRepor
     """Return the rent of days in the order of time. A rental that lasts over midnight counts once."""
     reports = list(days)
     peak_day = max(reports, key=lambda day: day.peak_usd_micros_per_hour, default=None)
-    near = [day.hours_near_cap for day in reports if day.hours_near_cap is not None]
+    hours_near_cap = [day.hours_near_cap for day in reports if day.hours_near_cap is not None]
     return RentReport(
         usd_micros=sum(day.usd_micros for day in reports),
         node_hours=math.fsum(day.node_hours for day in reports),
@@ -84,24 +84,24 @@ def sum_rents(days: Iterable[RentReport], cap_micros_per_hour: int) -> RentRepor
         cap_usd_micros_per_hour=cap_micros_per_hour,
         peak_usd_micros_per_hour=peak_day.peak_usd_micros_per_hour if peak_day else 0,
         peak_at=peak_day.peak_at if peak_day else None,
-        hours_near_cap=math.fsum(near) if near else None,
+        hours_near_cap=math.fsum(hours_near_cap) if hours_near_cap else None,
     )
 
 
 def _merge_sums(days: Iterable[Iterable[RentedSum]]) -> tuple[RentedSum, ...]:
     sums: dict[str, RentedSum] = {}
     for day in days:
-        for added in day:
-            earlier_sum = sums.get(added.name)
-            sums[added.name] = (
-                added
+        for added_sum in day:
+            earlier_sum = sums.get(added_sum.name)
+            sums[added_sum.name] = (
+                added_sum
                 if earlier_sum is None
                 else RentedSum(
-                    name=added.name,
-                    rentals=max(earlier_sum.rentals, added.rentals - added.begun) + added.begun,
-                    begun=earlier_sum.begun + added.begun,
-                    node_hours=earlier_sum.node_hours + added.node_hours,
-                    usd_micros=earlier_sum.usd_micros + added.usd_micros,
+                    name=added_sum.name,
+                    rentals=max(earlier_sum.rentals, added_sum.rentals - added_sum.begun) + added_sum.begun,
+                    begun=earlier_sum.begun + added_sum.begun,
+                    node_hours=earlier_sum.node_hours + added_sum.node_hours,
+                    usd_micros=earlier_sum.usd_micros + added_sum.usd_micros,
                 )
             )
     return tuple(sums[name] for name in sorted(sums))
@@ -134,39 +134,49 @@ def _parts_until(bill: money.BillableRental, at: datetime) -> int:
     return bill.replace(ended_at=at, min_billed_seconds=0).cost_parts(at)
 
 
-def _sums_by_group(rented: Iterable[RentedTime], by: str, since: datetime) -> tuple[RentedSum, ...]:
+def _sums_by_group(rented_times: Iterable[RentedTime], by: str, since: datetime) -> tuple[RentedSum, ...]:
     groups: dict[str, list[RentedTime]] = {}
-    for offer in rented:
-        groups.setdefault(offer.pool if by == "pool" else offer.rental.team, []).append(offer)
+    for rented_time in rented_times:
+        groups.setdefault(rented_time.pool if by == "pool" else rented_time.rental.team, []).append(rented_time)
     return tuple(
         RentedSum(
             name=name,
-            rentals=len({offer.rental.name for offer in offers}),
-            begun=len({offer.rental.name for offer in offers if _first_billed_at(offer, by) >= since}),
-            node_hours=_node_hours(offers),
-            usd_micros=sum(offer.usd_micros for offer in offers),
+            rentals=len({rented_time.rental.name for rented_time in rented_times_of_group}),
+            begun=len(
+                {
+                    rented_time.rental.name
+                    for rented_time in rented_times_of_group
+                    if _first_billed_at(rented_time, by) >= since
+                }
+            ),
+            node_hours=_node_hours(rented_times_of_group),
+            usd_micros=sum(rented_time.usd_micros for rented_time in rented_times_of_group),
         )
-        for name, offers in sorted(groups.items())
+        for name, rented_times_of_group in sorted(groups.items())
     )
 
 
-def _first_billed_at(offer: RentedTime, by: str) -> datetime:
+def _first_billed_at(rented_time: RentedTime, by: str) -> datetime:
     """Return when the first bill of a rental began; by pool, its first bill in that pool."""
-    return min(bill.started_at for bill in offer.rental.bills() if by != "pool" or bill.pool == offer.pool)
+    return min(bill.started_at for bill in rented_time.rental.bills() if by != "pool" or bill.pool == rented_time.pool)
 
 
-def _node_hours(rented: Iterable[RentedTime]) -> float:
+def _node_hours(rented_times: Iterable[RentedTime]) -> float:
     return (
-        sum(offer.nodes * microseconds(offer.span.end - offer.span.start) for offer in rented) / MICROSECONDS_PER_HOUR
+        sum(
+            rented_time.nodes * microseconds(rented_time.span.end - rented_time.span.start)
+            for rented_time in rented_times
+        )
+        / MICROSECONDS_PER_HOUR
     )
 
 
-def _peak_and_time_near_cap(rented: list[RentedTime], cap: int) -> tuple[int, datetime | None, int]:
+def _peak_and_time_near_cap(rented_times: list[RentedTime], cap: int) -> tuple[int, datetime | None, int]:
     """Return the highest hourly cost, when it began, and the microseconds near the cap."""
     changes: dict[datetime, int] = {}
-    for offer in rented:
-        changes[offer.span.start] = changes.get(offer.span.start, 0) + offer.micros_per_hour
-        changes[offer.span.end] = changes.get(offer.span.end, 0) - offer.micros_per_hour
+    for rented_time in rented_times:
+        changes[rented_time.span.start] = changes.get(rented_time.span.start, 0) + rented_time.micros_per_hour
+        changes[rented_time.span.end] = changes.get(rented_time.span.end, 0) - rented_time.micros_per_hour
     times = sorted(changes)
     rate, peak, peak_at, near_microseconds = 0, 0, None, 0
     for index, at in enumerate(times):

@@ -68,18 +68,20 @@ def has_acted(incident: Incident) -> bool:
     return plan is not None and (plan.outcome == "ACT" or is_approved(incident))
 
 
-def savings(lost: InterruptionReceipt, owner: Incident | None, restore_seconds: float) -> tuple[EstimatedSaving, ...]:
+def savings(
+    interruption: InterruptionReceipt, owner: Incident | None, restore_seconds: float
+) -> tuple[EstimatedSaving, ...]:
     """Return the estimated savings against each baseline. Nothing is claimed if the standstill or its cause is unknown.
 
     Args:
-        lost: An interruption.
+        interruption: An interruption.
         owner: The incident that owns its loss; None if there is none.
         restore_seconds: Expected time from running pods until the job trains. The published times include it.
     """
     results = []
     for baseline in RecoveryBaseline:
-        why = _why_unknown(baseline, lost, owner)
-        results.append(_no_saving(baseline, why) if why else _estimated_saving(baseline, lost, restore_seconds))
+        why = _why_unknown(baseline, interruption, owner)
+        results.append(_no_saving(baseline, why) if why else _estimated_saving(baseline, interruption, restore_seconds))
     return tuple(results)
 
 
@@ -100,27 +102,29 @@ def _why_unknown(baseline: RecoveryBaseline, interruption: InterruptionReceipt, 
 def _estimated_saving(
     baseline: RecoveryBaseline, interruption: InterruptionReceipt, restore_seconds: float
 ) -> EstimatedSaving:
-    nodes = max((part.nodes for part in interruption.parts), default=0)
+    nodes = max((receipt_part.nodes for receipt_part in interruption.parts), default=0)
     low, high, resume, text = _published_standstill(baseline, max(1, nodes))
-    is_measured = any(part.stage is Stage.RESTORE and part.seconds is not None for part in interruption.parts)
+    is_measured = any(
+        receipt_part.stage is Stage.RESTORE and receipt_part.seconds is not None for receipt_part in interruption.parts
+    )
     restore = 0.0 if is_measured else min(restore_seconds, resume)
-    assumed = f"No record says when this job trained again: {restore:g} s after the start of its pods is assumed."
+    assumption = f"No record says when this job trained again: {restore:g} s after the start of its pods is assumed."
     assumptions = (
         "An estimate, not a measurement. Without Evenkeel, the work since the last checkpoint is lost, too.",
-        "Its checkpoints tell when this job trained again." if is_measured else assumed,
+        "Its checkpoints tell when this job trained again." if is_measured else assumption,
         text,
     )
-    gpus = next((part.gpus for part in interruption.parts), 0)
-    saved = [round((bound - interruption.standstill_seconds - restore) * 1e6) for bound in (low, high)]
-    usd = [cost_usd_micros(gpus * saved_seconds, interruption.price) for saved_seconds in saved]
+    gpus = next((receipt_part.gpus for receipt_part in interruption.parts), 0)
+    saved_microseconds = [round((bound - interruption.standstill_seconds - restore) * 1e6) for bound in (low, high)]
+    usd = [cost_usd_micros(gpus * saved_seconds, interruption.price) for saved_seconds in saved_microseconds]
     return EstimatedSaving(
         instead_of=baseline,
         low_standstill_seconds=low,
         high_standstill_seconds=high,
-        low_saved_seconds=saved[0] / 1e6,
-        high_saved_seconds=saved[1] / 1e6,
-        low_saved_gpu_hours=gpus * saved[0] / MICROSECONDS_PER_HOUR,
-        high_saved_gpu_hours=gpus * saved[1] / MICROSECONDS_PER_HOUR,
+        low_saved_seconds=saved_microseconds[0] / 1e6,
+        high_saved_seconds=saved_microseconds[1] / 1e6,
+        low_saved_gpu_hours=gpus * saved_microseconds[0] / MICROSECONDS_PER_HOUR,
+        high_saved_gpu_hours=gpus * saved_microseconds[1] / MICROSECONDS_PER_HOUR,
         low_saved_usd_micros=usd[0],
         high_saved_usd_micros=usd[1],
         assumptions=assumptions,
@@ -173,20 +177,20 @@ class SavedSum(Value):
 def sum_savings(estimates: Iterable[EstimatedSaving], baseline: RecoveryBaseline) -> SavedSum:
     """Return the sum of the estimated savings against one baseline. Without an estimate it is unknown, not zero."""
     estimates_of_baseline = [estimate for estimate in estimates if estimate.instead_of is baseline]
-    claimed = [estimate for estimate in estimates_of_baseline if not estimate.why_unknown]
+    claimed_estimates = [estimate for estimate in estimates_of_baseline if not estimate.why_unknown]
     reasons: dict[str, int] = {}
     for estimate in estimates_of_baseline:
         if estimate.why_unknown:
             reasons[estimate.why_unknown] = reasons.get(estimate.why_unknown, 0) + 1
     return SavedSum(
         instead_of=baseline,
-        claimed=len(claimed),
-        not_claimed=len(estimates_of_baseline) - len(claimed),
-        low_saved_gpu_hours=_sum_if_all_known([estimate.low_saved_gpu_hours for estimate in claimed]),
-        high_saved_gpu_hours=_sum_if_all_known([estimate.high_saved_gpu_hours for estimate in claimed]),
-        low_saved_usd_micros=_whole_sum([estimate.low_saved_usd_micros for estimate in claimed]),
-        high_saved_usd_micros=_whole_sum([estimate.high_saved_usd_micros for estimate in claimed]),
-        assumptions=tuple(dict.fromkeys(text for estimate in claimed for text in estimate.assumptions)),
+        claimed=len(claimed_estimates),
+        not_claimed=len(estimates_of_baseline) - len(claimed_estimates),
+        low_saved_gpu_hours=_sum_if_all_known([estimate.low_saved_gpu_hours for estimate in claimed_estimates]),
+        high_saved_gpu_hours=_sum_if_all_known([estimate.high_saved_gpu_hours for estimate in claimed_estimates]),
+        low_saved_usd_micros=_whole_sum([estimate.low_saved_usd_micros for estimate in claimed_estimates]),
+        high_saved_usd_micros=_whole_sum([estimate.high_saved_usd_micros for estimate in claimed_estimates]),
+        assumptions=tuple(dict.fromkeys(text for estimate in claimed_estimates for text in estimate.assumptions)),
         reasons=reasons,
     )
 

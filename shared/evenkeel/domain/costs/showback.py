@@ -108,13 +108,13 @@ _MIN_WARNING_SHARE = 0.1
 nothing about the rest."""
 
 
-def showback_rows(charged: Iterable[ChargedTime]) -> tuple[tuple[ShowbackRow, ...], ShowbackTotal]:
+def showback_rows(charged_times: Iterable[ChargedTime]) -> tuple[tuple[ShowbackRow, ...], ShowbackTotal]:
     """Return a row for each group, by team, and the sum. The rows add up to it."""
     groups: dict[ShowbackKey, list[ChargedTime]] = defaultdict(list)
-    everything = []
-    for item in charged:
+    all_times = []
+    for item in charged_times:
         groups[item.key].append(item)
-        everything.append(item)
+        all_times.append(item)
     rows = [
         ShowbackRow(
             kind=key.kind,
@@ -127,35 +127,35 @@ def showback_rows(charged: Iterable[ChargedTime]) -> tuple[tuple[ShowbackRow, ..
         )
         for key, items in groups.items()
     ]
-    return tuple(sorted(rows, key=lambda row: row.sort_key)), ShowbackTotal(**_summed_fields(everything))
+    return tuple(sorted(rows, key=lambda row: row.sort_key)), ShowbackTotal(**_summed_fields(all_times))
 
 
 def _summed_fields(items: Iterable[ChargedTime]) -> dict[str, int | float | None]:
-    listed = list(items)
-    priced = [item.usd_micros for item in listed if item.usd_micros is not None]
+    times = list(items)
+    known_costs = [item.usd_micros for item in times if item.usd_micros is not None]
     return {
-        "jobs": len({item.job_id for item in listed}),
-        "gpu_hours": sum(item.gpu_microseconds for item in listed) / MICROSECONDS_PER_HOUR,
-        "usd_micros": sum(priced) if priced or not listed else None,
-        "unpriced_gpu_hours": sum(item.gpu_microseconds for item in listed if item.usd_micros is None)
+        "jobs": len({item.job_id for item in times}),
+        "gpu_hours": sum(item.gpu_microseconds for item in times) / MICROSECONDS_PER_HOUR,
+        "usd_micros": sum(known_costs) if known_costs or not times else None,
+        "unpriced_gpu_hours": sum(item.gpu_microseconds for item in times if item.usd_micros is None)
         / MICROSECONDS_PER_HOUR,
     }
 
 
-def budget_forecasts(team: str, budget: Budget, used: Spending, now: datetime) -> tuple[BudgetForecast, ...]:
+def budget_forecasts(team: str, budget: Budget, spending: Spending, now: datetime) -> tuple[BudgetForecast, ...]:
     """Return the forecast of each limit of a budget.
 
     Args:
         team: The team.
         budget: Its budget.
-        used: The use that counts against it in the present period.
+        spending: The use that counts against it in the present period.
         now: The time.
     """
     start = begin_of(budget.period, now)
     end = end_of(budget.period, now)
     limits = (
-        ("gpuHours", budget.gpu_hours, used.accelerator_seconds / 3600, False),
-        ("usd", budget.usd, used.usd_micros / 1e6, used.unpriced_seconds > 0),
+        ("gpuHours", budget.gpu_hours, spending.accelerator_seconds / 3600, False),
+        ("usd", budget.usd, spending.usd_micros / 1e6, spending.unpriced_seconds > 0),
     )
     return tuple(
         _limit_forecast(team, budget, quantity, limit, amount, (start, end, now), is_lower_bound=is_lower_bound)
@@ -169,26 +169,26 @@ def _limit_forecast(
     budget: Budget,
     quantity: str,
     limit: float,
-    used: float,
+    used_amount: float,
     times: tuple[datetime, datetime, datetime],
     *,
     is_lower_bound: bool,
 ) -> BudgetForecast:
     start, end, now = times
-    passed = (now - start) / (end - start)
-    expected = used / passed if passed >= _MIN_SHARE else None
-    reached_at = now if used >= limit else None
-    if reached_at is None and expected is not None and expected > limit:
-        reached_at = start + (now - start) * (limit / used)
+    share_passed = (now - start) / (end - start)
+    expected_amount = used_amount / share_passed if share_passed >= _MIN_SHARE else None
+    reached_at = now if used_amount >= limit else None
+    if reached_at is None and expected_amount is not None and expected_amount > limit:
+        reached_at = start + (now - start) * (limit / used_amount)
     return BudgetForecast(
         team=team,
         period=budget.period,
         key=budget.period.key_at(now),
         quantity=quantity,
         limit=limit,
-        used=used,
+        used=used_amount,
         is_lower_bound=is_lower_bound,
-        expected_at_end=expected,
+        expected_at_end=expected_amount,
         reached_at=reached_at,
         ends_at=end,
     )
@@ -199,5 +199,5 @@ def runs_out_early(forecast: BudgetForecast, period_start: datetime, now: dateti
 
     A budget that is already spent has its own event.
     """
-    passed = (now - period_start) / (forecast.ends_at - period_start)
-    return forecast.used < forecast.limit and forecast.reached_at is not None and passed >= _MIN_WARNING_SHARE
+    share_passed = (now - period_start) / (forecast.ends_at - period_start)
+    return forecast.used < forecast.limit and forecast.reached_at is not None and share_passed >= _MIN_WARNING_SHARE

@@ -69,8 +69,10 @@ def recoverable_sets(machines: int, group_size: int, lost_machines: int) -> int:
     """Count the sets of lost machines that leave a copy in every group."""
     groups = machines // group_size
     return sum(
-        (-1) ** lost * comb(groups, lost) * comb(machines - lost * group_size, lost_machines - lost * group_size)
-        for lost in range(min(groups, lost_machines // group_size) + 1)
+        (-1) ** lost_groups
+        * comb(groups, lost_groups)
+        * comb(machines - lost_groups * group_size, lost_machines - lost_groups * group_size)
+        for lost_groups in range(min(groups, lost_machines // group_size) + 1)
     )
 
 

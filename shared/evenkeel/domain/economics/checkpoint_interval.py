@@ -45,8 +45,8 @@ def daly_seconds(write_seconds: float, mtbf_seconds: float) -> float:
 def availability_cycle_seconds(write_seconds: float, restart_seconds: float, mtbf_seconds: float) -> float:
     """Return the cycle of interval and save that maximises the first-order availability."""
     more_than("write_seconds", write_seconds)
-    up = more_than("mtbf_seconds", mtbf_seconds) + at_least("restart_seconds", restart_seconds)
-    return write_seconds + math.sqrt(2 * up * write_seconds + write_seconds**2)
+    up_seconds = more_than("mtbf_seconds", mtbf_seconds) + at_least("restart_seconds", restart_seconds)
+    return write_seconds + math.sqrt(2 * up_seconds * write_seconds + write_seconds**2)
 
 
 def best_seconds(write_seconds: float, mtbf_seconds: float) -> float:
@@ -92,8 +92,8 @@ def first_order_ettr(
     interval_seconds: float, write_seconds: float, restart_seconds: float, mtbf_seconds: float
 ) -> float | None:
     """Return the first-order ETTR; None if a failure costs more than the MTBF, because the approximation then fails."""
-    lost = at_least("restart_seconds", restart_seconds) + more_than("interval_seconds", interval_seconds) / 2
-    share = 1 - lost / more_than("mtbf_seconds", mtbf_seconds)
+    lost_seconds = at_least("restart_seconds", restart_seconds) + more_than("interval_seconds", interval_seconds) / 2
+    share = 1 - lost_seconds / more_than("mtbf_seconds", mtbf_seconds)
     return share / (1 + at_least("write_seconds", write_seconds) / interval_seconds) if share > 0 else None
 
 
@@ -161,17 +161,17 @@ def advise_interval(
         mtbf_seconds: Mean time between failures of the job.
         interval_seconds: The present interval, to compare; None if unknown.
     """
-    best = best_seconds(write_seconds, mtbf_seconds)
+    best_interval = best_seconds(write_seconds, mtbf_seconds)
     cycle = availability_cycle_seconds(write_seconds, restart_seconds, mtbf_seconds)
     intervals = {
-        "exact": best,
+        "exact": best_interval,
         "young": young_seconds(write_seconds, mtbf_seconds),
         "daly": daly_seconds(write_seconds, mtbf_seconds),
         "availability": cycle - write_seconds,
     }
     if interval_seconds is not None:
         intervals["present"] = more_than("interval_seconds", interval_seconds)
-    top = exact_ettr(best, write_seconds, restart_seconds, mtbf_seconds)
+    best_ettr = exact_ettr(best_interval, write_seconds, restart_seconds, mtbf_seconds)
     choices = []
     for method, interval in intervals.items():
         terms = (interval, write_seconds, restart_seconds, mtbf_seconds)
@@ -183,7 +183,7 @@ def advise_interval(
                 ettr=exact,
                 ettr_if_restart_can_fail=exact_ettr(*terms, restart_can_fail=True),
                 first_order_ettr=first_order_ettr(*terms),
-                lost_ettr_points=max(0.0, 100 * (top - exact)),
+                lost_ettr_points=max(0.0, 100 * (best_ettr - exact)),
             )
         )
     young, daly = (
@@ -194,29 +194,31 @@ def advise_interval(
         restart_seconds=restart_seconds,
         mtbf_seconds=mtbf_seconds,
         choices=tuple(choices),
-        best_interval_seconds=best,
-        best_ettr=top,
-        lost_work_seconds_per_failure=lost_work_seconds(best, write_seconds, mtbf_seconds),
-        lost_work_seconds_first_order=best / 2,
+        best_interval_seconds=best_interval,
+        best_ettr=best_ettr,
+        lost_work_seconds_per_failure=lost_work_seconds(best_interval, write_seconds, mtbf_seconds),
+        lost_work_seconds_first_order=best_interval / 2,
         overhead_first_order=math.sqrt(2 * write_seconds / mtbf_seconds),
         young_parts_at_write_seconds=young,
-        note=_NO_PROGRESS if top < 1e-6 else _compare_methods(choices[:3], young, daly),
+        note=_NO_PROGRESS if best_ettr < 1e-6 else _compare_methods(choices[:3], young, daly),
     )
 
 
 def _compare_methods(choices: Sequence[IntervalChoice], young: float | None, daly: float | None) -> str:
     """Return sentences that say how much the methods differ, and from which write times that matters."""
-    worst = max(choice.lost_ettr_points for choice in choices)
+    worst_loss = max(choice.lost_ettr_points for choice in choices)
     advice = (
-        "The choice does not matter; the times to write and to restart do." if worst < 0.1 else "Use the exact optimum."
+        "The choice does not matter; the times to write and to restart do."
+        if worst_loss < 0.1
+        else "Use the exact optimum."
     )
-    parts = ", ".join(
+    losses_text = ", ".join(
         f"{name} from a write time of {at:.4g} s" if at else f"{name} never"
         for name, at in (("Young", young), ("Daly", daly))
     )
     return (
-        f"Young, Daly and the exact optimum differ by {worst:.2g} points of ETTR. {advice}"
-        f" At this MTBF they cost more than 0.1 points: {parts}."
+        f"Young, Daly and the exact optimum differ by {worst_loss:.2g} points of ETTR. {advice}"
+        f" At this MTBF they cost more than 0.1 points: {losses_text}."
     )
 
 
@@ -227,8 +229,10 @@ def _costly_write_seconds(
 
     def loses(write: float) -> bool:
         terms = (write, restart_seconds, mtbf_seconds)
-        lost = exact_ettr(best_seconds(write, mtbf_seconds), *terms) - exact_ettr(method(write, mtbf_seconds), *terms)
-        return lost * 100 > points
+        lost_ettr = exact_ettr(best_seconds(write, mtbf_seconds), *terms) - exact_ettr(
+            method(write, mtbf_seconds), *terms
+        )
+        return lost_ettr * 100 > points
 
     low, high = 0.0, mtbf_seconds * 1e-6
     while not loses(high):

@@ -40,8 +40,8 @@ class CommitmentPrices(FigureDocument):
         for field in ("reserved_availability", "on_demand_availability"):
             if not 0 < getattr(self, field) <= 1:
                 raise WrongFigure(field, f"must be above 0 and at most 1, not {getattr(self, field):g}")
-        reserved = self.reserved_usd_per_hour / self.reserved_availability
-        return reserved / (self.on_demand_usd_per_hour / self.on_demand_availability)
+        reserved_usd = self.reserved_usd_per_hour / self.reserved_availability
+        return reserved_usd / (self.on_demand_usd_per_hour / self.on_demand_availability)
 
 
 class DemandHour(FigureDocument):
@@ -73,10 +73,14 @@ def hourly_demand(rows: Iterable[DemandHour]) -> HourlyDemand:
             raise WrongFigure("demand", f"has two figures for the hour of {row.at.isoformat()}")
     if not units_by_hour:
         raise WrongFigure("demand", "has no hour")
-    unknown = max(units_by_hour) - min(units_by_hour) + 1 - len(units_by_hour)
-    note = f"{count_of(unknown, 'hour has', 'hours have')} no figure: left out, not counted as 0." if unknown else ""
+    unknown_hours = max(units_by_hour) - min(units_by_hour) + 1 - len(units_by_hour)
+    note = (
+        f"{count_of(unknown_hours, 'hour has', 'hours have')} no figure: left out, not counted as 0."
+        if unknown_hours
+        else ""
+    )
     return HourlyDemand(
-        hours=tuple(units_by_hour[hour] for hour in sorted(units_by_hour)), unknown_hours=unknown, note=note
+        hours=tuple(units_by_hour[hour] for hour in sorted(units_by_hour)), unknown_hours=unknown_hours, note=note
     )
 
 
@@ -192,18 +196,18 @@ def _used_hours(demand_units: Sequence[int], peak: int) -> list[int]:
     return count[1 : peak + 1]
 
 
-def _unit_advice(number: int, used: int, hours: int, prices: CommitmentPrices) -> UnitAdvice:
-    work_hours = used * prices.reserved_availability
+def _unit_advice(number: int, hours_used: int, hours: int, prices: CommitmentPrices) -> UnitAdvice:
+    work_hours = hours_used * prices.reserved_availability
     rented_usd = work_hours / prices.on_demand_availability * prices.on_demand_usd_per_hour
     return UnitAdvice(
         unit=number,
-        demand_share=used / hours,
-        used_hours=used,
-        idle_hours=hours - used,
+        demand_share=hours_used / hours,
+        used_hours=hours_used,
+        idle_hours=hours - hours_used,
         on_demand_cost_usd=rented_usd,
         saved_usd=rented_usd - hours * prices.reserved_usd_per_hour,
-        idle_usd=(hours - used) * prices.reserved_usd_per_hour,
-        reserve=used / hours > prices.break_even_share,
+        idle_usd=(hours - hours_used) * prices.reserved_usd_per_hour,
+        reserve=hours_used / hours > prices.break_even_share,
     )
 
 
@@ -211,16 +215,16 @@ def commitment_cost(demand_units: Sequence[int], prices: CommitmentPrices, units
     """Return the cost of the whole demand, hour by hour, with a number of committed units."""
     rented_price = prices.on_demand_usd_per_hour / prices.on_demand_availability
     committed_hours = [min(hour_units, units) for hour_units in demand_units]
-    work = math.fsum(demand_units)
-    rented_hours = work - prices.reserved_availability * math.fsum(committed_hours)
-    idle = sum(units - committed_hour for committed_hour in committed_hours)
-    reserved = units * len(demand_units) * prices.reserved_usd_per_hour
+    demand_hours = math.fsum(demand_units)
+    rented_hours = demand_hours - prices.reserved_availability * math.fsum(committed_hours)
+    idle_hours = sum(units - committed_hour for committed_hour in committed_hours)
+    reserved_usd = units * len(demand_units) * prices.reserved_usd_per_hour
     return CommitmentCost(
         units=units,
-        total_usd=reserved + rented_hours * rented_price,
-        reserved_usd=reserved,
+        total_usd=reserved_usd + rented_hours * rented_price,
+        reserved_usd=reserved_usd,
         on_demand_usd=rented_hours * rented_price,
-        idle_reserved_usd=idle * prices.reserved_usd_per_hour,
-        idle_reserved_hours=idle,
-        saved_usd=work * rented_price - reserved - rented_hours * rented_price,
+        idle_reserved_usd=idle_hours * prices.reserved_usd_per_hour,
+        idle_reserved_hours=idle_hours,
+        saved_usd=demand_hours * rented_price - reserved_usd - rented_hours * rented_price,
     )

@@ -121,8 +121,8 @@ class EconomyPolicy(Section):
         """
         dated_prices = [price for price in self.prices if price.applies_to(instance_type, pool, at.date())]
         if dated_prices:
-            chosen = max(dated_prices, key=lambda price: (bool(price.pool), price.starts_on))
-            return _site_accelerator_price(instance_type, at, chosen, self.types)
+            site_price = max(dated_prices, key=lambda price: (bool(price.pool), price.starts_on))
+            return _site_accelerator_price(instance_type, at, site_price, self.types)
         usd = self.usd_per_accelerator_hour.get(instance_type, self.other_usd_per_accelerator_hour)
         if usd is not None:
             return AcceleratorPrice(usd, "price in the site's policy")
@@ -138,35 +138,37 @@ def _why_unknown_type(name: str, types: InstanceTypes) -> str:
     if instance_type is not None and instance_type.accelerators:
         return ""
     prefix = HYPERPOD_PREFIX if name.startswith(HYPERPOD_PREFIX) else ""
-    known = (
+    known_types = (
         prefix + shipped_name.removeprefix(HYPERPOD_PREFIX)
-        for shipped_name, described in types.types.items()
-        if described.accelerators
+        for shipped_name, instance_type_row in types.types.items()
+        if instance_type_row.accelerators
     )
-    return f"{unknown_name('instance type with accelerators', name, known)} {NEW_TYPE}"
+    return f"{unknown_name('instance type with accelerators', name, known_types)} {NEW_TYPE}"
 
 
 def list_accelerator_price(instance_type: str, at: datetime) -> AcceleratorPrice | None:
     """Return the list price of an accelerator-hour; None if there is none."""
-    price, described = shipped_prices().price_of(instance_type, at), shipped_instance_types().find(instance_type)
-    if price is None or described is None or not described.accelerators:
+    price, type_row = shipped_prices().price_of(instance_type, at), shipped_instance_types().find(instance_type)
+    if price is None or type_row is None or not type_row.accelerators:
         return None
-    return AcceleratorPrice(price.usd_per_node_hour / described.accelerators, price.origin)
+    return AcceleratorPrice(price.usd_per_node_hour / type_row.accelerators, price.origin)
 
 
 def _site_accelerator_price(
     instance_type: str, at: datetime, price: SitePrice, types: InstanceTypes
 ) -> AcceleratorPrice | None:
-    described = types.find(instance_type)
+    type_row = types.find(instance_type)
     text = f"{price.basis} of the site from {price.starts_on}"
     if price.usd_per_node_hour is not None:
         return (
-            AcceleratorPrice(price.usd_per_node_hour / described.accelerators, text)
-            if described and described.accelerators
+            AcceleratorPrice(price.usd_per_node_hour / type_row.accelerators, text)
+            if type_row and type_row.accelerators
             else None
         )
-    listed = list_accelerator_price(instance_type, at)
-    if listed is None or price.percent_off_list is None:
+    list_price = list_accelerator_price(instance_type, at)
+    if list_price is None or price.percent_off_list is None:
         return None
     share = 1 - price.percent_off_list / 100
-    return AcceleratorPrice(listed.usd * share, f"{text}, {price.percent_off_list:g} % below the {listed.origin}")
+    return AcceleratorPrice(
+        list_price.usd * share, f"{text}, {price.percent_off_list:g} % below the {list_price.origin}"
+    )

@@ -117,7 +117,7 @@ def run_time(
     hours = more_than("failure_free_hours", failure_free_hours)
     factor = time_factor(per_hour, at_least("downtime_seconds", downtime_seconds) / 3600, model)
     ends = math.isfinite(factor)
-    exposed = hours if model is DowntimeModel.RENEWAL else hours * factor
+    exposed_hours = hours if model is DowntimeModel.RENEWAL else hours * factor
     return RunTime(
         model=model,
         ends=ends,
@@ -125,5 +125,5 @@ def run_time(
         time_factor=factor if ends else None,
         days=hours * factor / 24 if ends else None,
         lost_days=hours * (factor - 1) / 24 if ends else None,
-        expected_failures=per_hour * exposed if ends else None,
+        expected_failures=per_hour * exposed_hours if ends else None,
     )

@@ -46,7 +46,7 @@ class MeasuredDurations(NamedTuple):
 
 
 def expected_duration(
-    measured: Iterable[float],
+    measured_seconds: Iterable[float],
     policy_seconds: float,
     *,
     min_samples: int,
@@ -58,13 +58,13 @@ def expected_duration(
     A median is used, because one repair that took a day does not predict the next one.
 
     Args:
-        measured: Measured seconds.
+        measured_seconds: Measured seconds.
         policy_seconds: The policy's figure.
         min_samples: Cases that a median needs.
         origin: Source of the measured seconds.
         otherwise: Measurements of a wider origin, used if there are too few of the first.
     """
-    for candidate in filter(None, (MeasuredDurations(origin, measured), otherwise)):
+    for candidate in filter(None, (MeasuredDurations(origin, measured_seconds), otherwise)):
         cases = sorted(candidate.seconds)
         if len(cases) >= max(1, min_samples):
             low, high = median_interval(cases) or (None, None)
@@ -87,14 +87,14 @@ def median_interval(cases: Sequence[float], confidence: float = _CONFIDENCE) -> 
 
     Source: https://en.wikipedia.org/wiki/Order_statistic#Confidence_intervals_for_quantiles
     """
-    ordered, count = sorted(cases), len(cases)
+    sorted_cases, count = sorted(cases), len(cases)
     rank, below = 0, 0
     for number in range(count // 2 + 1):
         below += math.comb(count, number)
         if 2 * below > (1 - confidence) * 2**count:
             break
         rank = number + 1
-    return (ordered[rank - 1], ordered[count - rank]) if rank else None
+    return (sorted_cases[rank - 1], sorted_cases[count - rank]) if rank else None
 
 
 def repair_durations(past: Iterable[Incident], pool: str, rung: str) -> tuple[float, ...]:

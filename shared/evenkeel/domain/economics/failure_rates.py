@@ -174,8 +174,8 @@ def rates_by(observations: Observations, by: GroupedBy, confidence: float = 0.95
     if by is GroupedBy.FAULT_CLASS:
         hours.update(dict.fromkeys(failures, total))
     else:
-        for observed in observations.node_hours:
-            hours[_group_name(observed, by)] += observed.node_hours
+        for observed_hours in observations.node_hours:
+            hours[_group_name(observed_hours, by)] += observed_hours.node_hours
     return tuple(
         GroupRate(
             group=group,
@@ -188,29 +188,29 @@ def rates_by(observations: Observations, by: GroupedBy, confidence: float = 0.95
     )
 
 
-def _group_name(observed: ObservedFailures | ObservedNodeHours, by: GroupedBy) -> str:
+def _group_name(observation: ObservedFailures | ObservedNodeHours, by: GroupedBy) -> str:
     match by:
         case GroupedBy.FAULT_CLASS:
-            return (observed.fault_class if isinstance(observed, ObservedFailures) else "") or "unknown"
+            return (observation.fault_class if isinstance(observation, ObservedFailures) else "") or "unknown"
         case GroupedBy.POOL:
-            return observed.pool or "unknown"
+            return observation.pool or "unknown"
         case GroupedBy.INSTANCE_TYPE:
-            return observed.instance_type or "unknown"
+            return observation.instance_type or "unknown"
         case GroupedBy.JOB_SIZE:
-            return size_class(observed.job_nodes)
+            return size_class(observation.job_nodes)
 
 
 def size_class(nodes: int) -> str:
     """Return the class of a job size: powers of two, such as `4-7`."""
     if nodes < 2:
         return str(nodes) if nodes else "unknown"
-    low = 1 << (nodes.bit_length() - 1)
-    return f"{low}-{2 * low - 1}"
+    smallest_size = 1 << (nodes.bit_length() - 1)
+    return f"{smallest_size}-{2 * smallest_size - 1}"
 
 
 def _group_order(group: str) -> tuple[int, str]:
-    first = group.partition("-")[0]
-    return (int(first), group) if first.isdigit() else (0, group)
+    first_word = group.partition("-")[0]
+    return (int(first_word), group) if first_word.isdigit() else (0, group)
 
 
 # ---------------------------------------------------------------- jobs

@@ -40,8 +40,8 @@ class FigureDocument(Value):
                 raise WrongFigure(".".join(map(str, path)), "must be a number, not a boolean")
             return cls.model_validate(document)
         except ValidationError as error:
-            first = wrong_fields(error, document)[0]
-            raise WrongFigure(first.field or "the document", first.message) from error
+            first_fault = wrong_fields(error, document)[0]
+            raise WrongFigure(first_fault.field or "the document", first_fault.message) from error
         except RecursionError as error:
             raise WrongFigure("the document", "contains itself, or is too deep") from error
 

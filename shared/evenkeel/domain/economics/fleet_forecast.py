@@ -154,22 +154,24 @@ def _present_interval(request: FleetRequest) -> float | None:
 
 def _with_stated_times(strategy: RecoveryStrategy, times: RecoveryTimes, group: ForecastGroup) -> RecoveryStrategy:
     """Return a strategy with the stated stages. The replacement time of the group itself takes precedence."""
-    stated = {
+    stated_times = {
         name: value
         for name in ("detect_seconds", "replace_seconds", "resume_seconds", "lead_seconds")
         if (value := getattr(times, name)) is not None
     }
     if group.replace_seconds is not None:
-        stated["replace_seconds"] = group.replace_seconds
-    if "replace_seconds" in stated:
-        stated.setdefault("lead_seconds", stated["replace_seconds"])
-    return strategy._replace(**stated)
+        stated_times["replace_seconds"] = group.replace_seconds
+    if "replace_seconds" in stated_times:
+        stated_times.setdefault("lead_seconds", stated_times["replace_seconds"])
+    return strategy._replace(**stated_times)
 
 
 def _with_faster_detection(request: FleetRequest, group: ForecastGroup, rate: float) -> RecoveryStrategy:
-    strategy, stated = _configured_strategy(request, group, rate), request.possible.detect_seconds
-    fastest = min(strategy.detect_seconds, POSSIBLE_DETECT_SECONDS) if stated is None else stated
-    return strategy._replace(detect_seconds=fastest)
+    strategy, stated_seconds = _configured_strategy(request, group, rate), request.possible.detect_seconds
+    fastest_seconds = (
+        min(strategy.detect_seconds, POSSIBLE_DETECT_SECONDS) if stated_seconds is None else stated_seconds
+    )
+    return strategy._replace(detect_seconds=fastest_seconds)
 
 
 def _with_best_interval(
@@ -322,27 +324,36 @@ def _fleet_total(name: str, rows: list[GroupForecast]) -> FleetTotal:
 
 def _values_of_changes(request: FleetRequest, strategies: dict[str, list[GroupForecast]]) -> Iterator[ChangeValue]:
     """Yield each change of the configured strategy alone, then all together."""
-    configured, hyperpod = strategies["evenkeel-configured"], strategies["hyperpod-unchanged"]
+    configured_forecasts, hyperpod = strategies["evenkeel-configured"], strategies["hyperpod-unchanged"]
     for text, strategy_of in _CHANGES.items():
-        yield _value_of_change(text, configured, _strategy_months(request, strategy_of))
-    yield _value_of_change("all of evenkeel-possible", configured, strategies["evenkeel-possible"])
-    yield _value_of_change("evenkeel-configured instead of hyperpod-unchanged", hyperpod, configured)
+        yield _value_of_change(text, configured_forecasts, _strategy_months(request, strategy_of))
+    yield _value_of_change("all of evenkeel-possible", configured_forecasts, strategies["evenkeel-possible"])
+    yield _value_of_change("evenkeel-configured instead of hyperpod-unchanged", hyperpod, configured_forecasts)
 
 
-def _value_of_change(text: str, before: list[GroupForecast], after: list[GroupForecast]) -> ChangeValue:
-    usd = [_saved_amount(before, after, end, "usd_per_month") for end in ENDS]
+def _value_of_change(
+    text: str, forecasts_before: list[GroupForecast], forecasts_after: list[GroupForecast]
+) -> ChangeValue:
+    usd = [_saved_amount(forecasts_before, forecasts_after, end, "usd_per_month") for end in ENDS]
     return ChangeValue(
         change=text,
         low_saved_usd_per_month=usd[0],
         saved_usd_per_month=usd[1],
         high_saved_usd_per_month=usd[2],
-        saved_gpu_hours_per_month=_saved_amount(before, after, "estimate", "lost_gpu_hours_per_month"),
+        saved_gpu_hours_per_month=_saved_amount(
+            forecasts_before, forecasts_after, "estimate", "lost_gpu_hours_per_month"
+        ),
     )
 
 
-def _saved_amount(before: list[GroupForecast], after: list[GroupForecast], end: str, field: str) -> float | None:
-    first, second = _sum_over_groups(before, end, field), _sum_over_groups(after, end, field)
-    return None if first is None or second is None else first - second
+def _saved_amount(
+    forecasts_before: list[GroupForecast], forecasts_after: list[GroupForecast], end: str, field: str
+) -> float | None:
+    sum_before, sum_after = (
+        _sum_over_groups(forecasts_before, end, field),
+        _sum_over_groups(forecasts_after, end, field),
+    )
+    return None if sum_before is None or sum_after is None else sum_before - sum_after
 
 
 def _with_one_more_spare(request: FleetRequest, group: ForecastGroup, rate: float) -> RecoveryStrategy:
@@ -384,8 +395,8 @@ def _list_assumptions(request: FleetRequest) -> Iterator[str]:
     yield "manual: 600 s to find the cause, 14,400 s to replace, 1,800 s to resume (AWS article); no spares."
     yield "hyperpod-unchanged: the sum of the article's P90 stages of the nearest size; no spares. P90s are not means."
     yield "evenkeel-configured: the spares of each group and the stages that the file states, otherwise HyperPod's."
-    stated = request.possible.detect_seconds
-    detection = f"{POSSIBLE_DETECT_SECONDS:g} s at most" if stated is None else f"{stated:g} s"
+    stated_seconds = request.possible.detect_seconds
+    detection = f"{POSSIBLE_DETECT_SECONDS:g} s at most" if stated_seconds is None else f"{stated_seconds:g} s"
     yield (
         f"evenkeel-possible: detection in {detection}, the best checkpoint interval and the cheapest number of spares."
         " The resume stays as configured unless the file states another."

@@ -81,27 +81,35 @@ def goodput(spent: TimeSpent) -> Goodput:
     Raises:
         WrongFigure: a time is negative, or the times do not sum to the elapsed time.
     """
-    elapsed = more_than("elapsed_seconds", spent.elapsed_seconds)
+    elapsed_seconds = more_than("elapsed_seconds", spent.elapsed_seconds)
     productive = at_least("productive_seconds", spent.productive_seconds)
     seconds = {bucket: at_least(f"buckets.{bucket}", value) for bucket, value in spent.buckets.items()}
-    added = math.fsum([productive, *(value for bucket, value in seconds.items() if bucket not in OVERLAPPING)])
-    unassigned, allowed = elapsed - added, _TOLERANCE_SECONDS * elapsed
-    if unassigned < -allowed:
-        raise WrongFigure("buckets", f"and productive_seconds sum to {added:g} s, {-unassigned:g} s more than elapsed")
+    assigned_seconds = math.fsum(
+        [productive, *(value for bucket, value in seconds.items() if bucket not in OVERLAPPING)]
+    )
+    unassigned_seconds, tolerance_seconds = elapsed_seconds - assigned_seconds, _TOLERANCE_SECONDS * elapsed_seconds
+    if unassigned_seconds < -tolerance_seconds:
+        raise WrongFigure(
+            "buckets",
+            f"and productive_seconds sum to {assigned_seconds:g} s, {-unassigned_seconds:g} s more than elapsed",
+        )
     if Bucket.OTHER not in seconds:
-        seconds[Bucket.OTHER] = max(0.0, unassigned)
-    elif unassigned > allowed:
-        raise WrongFigure("buckets", f"and productive_seconds sum to {added:g} s, {unassigned:g} s less than elapsed")
+        seconds[Bucket.OTHER] = max(0.0, unassigned_seconds)
+    elif unassigned_seconds > tolerance_seconds:
+        raise WrongFigure(
+            "buckets",
+            f"and productive_seconds sum to {assigned_seconds:g} s, {unassigned_seconds:g} s less than elapsed",
+        )
     return Goodput(
-        elapsed_seconds=elapsed,
+        elapsed_seconds=elapsed_seconds,
         productive_seconds=productive,
-        goodput=productive / elapsed,
-        badput=1 - productive / elapsed,
+        goodput=productive / elapsed_seconds,
+        badput=1 - productive / elapsed_seconds,
         buckets=tuple(
             BucketShare(
                 bucket=bucket,
                 seconds=seconds[bucket],
-                share=seconds[bucket] / elapsed,
+                share=seconds[bucket] / elapsed_seconds,
                 is_added=bucket not in OVERLAPPING,
             )
             for bucket in Bucket

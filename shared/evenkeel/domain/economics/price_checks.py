@@ -51,14 +51,14 @@ def type_warnings(
         at: The time of the prices.
     """
     problems = []
-    for name, stated in types.items():
-        field, listed = f"instanceTypes.{name}", shipped_instance_types().find(name)
-        if listed == stated.to_instance_type:
+    for name, site_type in types.items():
+        field, shipped_type = f"instanceTypes.{name}", shipped_instance_types().find(name)
+        if shipped_type == site_type.to_instance_type:
             problems.append((field, "the shipped catalogue has this type now; remove it"))
-        elif listed is not None:
-            differs = _differing_fields(stated.to_instance_type, listed)
+        elif shipped_type is not None:
+            differs = _differing_fields(site_type.to_instance_type, shipped_type)
             problems.append((field, f"replaces the type of the shipped catalogue, which differs in {differs}"))
-        if stated.to_instance_type.accelerators and economy.price_of(name, at) is None:
+        if site_type.to_instance_type.accelerators and economy.price_of(name, at) is None:
             problems.append((field, "has no list price, so its time has no price; state one in economy.prices"))
     for index, pool in enumerate(pools):
         if economy.types.find(pool.instance_type) is None:
@@ -67,8 +67,8 @@ def type_warnings(
     return tuple(PolicyWarning(field=field, message=message) for field, message in problems)
 
 
-def _differing_fields(first: InstanceType, other: InstanceType) -> str:
-    first_fields, other_fields = first.to_json(), other.to_json()
+def _differing_fields(one_type: InstanceType, other_type: InstanceType) -> str:
+    first_fields, other_fields = one_type.to_json(), other_type.to_json()
     return ", ".join(
         sorted(
             name
@@ -102,9 +102,10 @@ def _check_pool_prices(economy: EconomyPolicy, pools: Iterable[Pool], at: dateti
             text = f"{name} has {count_of(instance_type.accelerators, 'accelerator')}, not {pool.accelerators_per_node}"
             yield f"{field}.acceleratorsPerNode", text
         if pool.market.is_discounted:
-            listed = shipped_prices().price_of(name, at)
-            if listed and usd > listed.usd_per_node_hour:
-                text = f"${usd:,.2f} for {pool.market} is above the {listed.origin}, ${listed.usd_per_node_hour:,.2f}"
+            list_price = shipped_prices().price_of(name, at)
+            if list_price and usd > list_price.usd_per_node_hour:
+                list_usd = list_price.usd_per_node_hour
+                text = f"${usd:,.2f} for {pool.market} is above the {list_price.origin}, ${list_usd:,.2f}"
                 yield f"{field}.microsPerNodeHour", text
             continue
         yield from _check_node_price(f"{field}.microsPerNodeHour", usd, name, at)
@@ -121,22 +122,22 @@ def _check_pool_prices(economy: EconomyPolicy, pools: Iterable[Pool], at: dateti
 
 
 def _check_node_price(field: str, usd_per_node: float, instance_type: str, at: datetime) -> Iterator[tuple[str, str]]:
-    listed = shipped_prices().price_of(instance_type, at)
-    if listed:
-        yield from _compare_with_list(field, usd_per_node, listed.usd_per_node_hour, listed.origin)
+    list_price = shipped_prices().price_of(instance_type, at)
+    if list_price:
+        yield from _compare_with_list(field, usd_per_node, list_price.usd_per_node_hour, list_price.origin)
 
 
 def _check_accelerator_price(field: str, usd: float, instance_type: str, at: datetime) -> Iterator[tuple[str, str]]:
-    listed = list_accelerator_price(instance_type, at)
-    if listed:
-        yield from _compare_with_list(field, usd, listed.usd, f"{listed.origin} for each accelerator")
+    list_price = list_accelerator_price(instance_type, at)
+    if list_price:
+        yield from _compare_with_list(field, usd, list_price.usd, f"{list_price.origin} for each accelerator")
 
 
-def _compare_with_list(field: str, usd: float, listed: float, origin: str) -> Iterator[tuple[str, str]]:
-    difference = usd / listed - 1
+def _compare_with_list(field: str, usd: float, list_usd: float, origin: str) -> Iterator[tuple[str, str]]:
+    difference = usd / list_usd - 1
     if abs(difference) > _MAX_LIST_DIFFERENCE:
         side = "above" if difference > 0 else "below"
-        yield field, f"${usd:,.2f} is {100 * abs(difference):.0f} % {side} the {origin}, ${listed:,.2f}"
+        yield field, f"${usd:,.2f} is {100 * abs(difference):.0f} % {side} the {origin}, ${list_usd:,.2f}"
 
 
 def _first_instant(price: SitePrice) -> datetime:

@@ -28,28 +28,30 @@ def time_factors(
     """
     batches = []
     size = max(1, failures // _BATCHES)
-    worked, elapsed = [0.0] * len(downtime_hours), [0.0] * len(downtime_hours)
+    worked_hours_of, elapsed_hours = [0.0] * len(downtime_hours), [0.0] * len(downtime_hours)
     for _ in range(_BATCHES):
         gaps = [-math.log(1 - uniform()) / failures_per_hour for _ in range(size)]
         pairs = [_simulate_batch(gaps, downtime_hour, model) for downtime_hour in downtime_hours]
         batches.append(tuple(all_hours / worked_hours for worked_hours, all_hours in pairs))
         for index, (worked_hours, all_hours) in enumerate(pairs):
-            worked[index] += worked_hours
-            elapsed[index] += all_hours
-    return batches, tuple(all_hours / worked_hours for worked_hours, all_hours in zip(worked, elapsed, strict=True))
+            worked_hours_of[index] += worked_hours
+            elapsed_hours[index] += all_hours
+    return batches, tuple(
+        all_hours / worked_hours for worked_hours, all_hours in zip(worked_hours_of, elapsed_hours, strict=True)
+    )
 
 
 def _simulate_batch(gaps: list[float], downtime: float, model: DowntimeModel) -> tuple[float, float]:
     """Return the working hours and all hours of a run in which failures follow each other after these gaps."""
-    now = down_until = worked = 0.0
+    now = down_until = worked_hours = 0.0
     for gap in gaps:
         if model is DowntimeModel.RENEWAL:
             now = max(now, down_until)  # a job that does not run cannot fail
         now += gap
-        worked += max(0.0, now - max(now - gap, down_until))
+        worked_hours += max(0.0, now - max(now - gap, down_until))
         # Repairs side by side: the newest ends last. A restarted recovery ends at the same time.
         down_until = (max(down_until, now) if model is DowntimeModel.SERIAL else now) + downtime
-    return worked, max(now, down_until)
+    return worked_hours, max(now, down_until)
 
 
 def simulated_time_factor(

@@ -26,10 +26,10 @@ def no_spare_probability(spares: int, failures_per_hour: float, lead_hours: floa
 
 def erlang_loss(servers: int, load: float) -> float:
     """Return Erlang's loss formula: the probability that all servers are busy."""
-    blocked = 1.0
+    blocked_share = 1.0
     for server_count in range(1, whole_number("servers", servers) + 1):
-        blocked = at_least("load", load) * blocked / (server_count + load * blocked)
-    return blocked
+        blocked_share = at_least("load", load) * blocked_share / (server_count + load * blocked_share)
+    return blocked_share
 
 
 # ---------------------------------------------------------------- stock

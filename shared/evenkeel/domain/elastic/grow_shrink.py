@@ -67,17 +67,17 @@ def plan_growth(facts: GrowFacts) -> ResizeDecision:
     """
     if facts.is_contended:
         return ResizeDecision(resizes=(), reason="A job waits for nodes, so no job grows.")
-    growing, passed = [], []
+    growths, rejections = [], []
     for job in facts.jobs:
         size, why_not = _largest_growth(job, facts)
         if why_not:
-            passed.append(Alternative(option=job.job_id, why_not=why_not))
+            rejections.append(Alternative(option=job.job_id, why_not=why_not))
         else:
-            growing.append((job, size))
-    if not growing:
-        return ResizeDecision(resizes=(), reason="No job can grow now.", alternatives=tuple(passed))
+            growths.append((job, size))
+    if not growths:
+        return ResizeDecision(resizes=(), reason="No job can grow now.", alternatives=tuple(rejections))
     # Higher priority first, then more work gained, then less loss. The id makes the order total.
-    growing.sort(
+    growths.sort(
         key=lambda pair: (
             -pair[0].priority,
             -_gained_nodes(*pair) * pair[0].accelerators_per_node,
@@ -85,20 +85,22 @@ def plan_growth(facts: GrowFacts) -> ResizeDecision:
             pair[0].job_id,
         )
     )
-    job, size = growing[0]
-    lost = job.resize_seconds * size * job.accelerators_per_node
-    idle = count_of(facts.idle.nodes, "idle node has", "idle nodes have")
+    job, size = growths[0]
+    lost_gpu_seconds = job.resize_seconds * size * job.accelerators_per_node
+    idle_text = count_of(facts.idle.nodes, "idle node has", "idle nodes have")
     reason = (
-        f"{idle} lost {facts.idle.idle_node_seconds * job.accelerators_per_node:.0f} "
+        f"{idle_text} lost {facts.idle.idle_node_seconds * job.accelerators_per_node:.0f} "
         f"GPU-seconds so far, at least as much as a resize to {count_of(size, 'node')} costs."
         f"{_throughput_text(job, size)}"
     )
-    passed += [
+    rejections += [
         Alternative(option=other_job.job_id, why_not=f"{job.job_id} makes better use of the idle nodes.")
-        for other_job, _ in growing[1:]
+        for other_job, _ in growths[1:]
     ]
-    resize = SizeChange(job_id=job.job_id, from_nodes=job.nodes, to_nodes=size, reason=reason, lost_gpu_seconds=lost)
-    return ResizeDecision(resizes=(resize,), reason=reason, alternatives=tuple(passed))
+    resize = SizeChange(
+        job_id=job.job_id, from_nodes=job.nodes, to_nodes=size, reason=reason, lost_gpu_seconds=lost_gpu_seconds
+    )
+    return ResizeDecision(resizes=(resize,), reason=reason, alternatives=tuple(rejections))
 
 
 def _largest_growth(job: ElasticJob, facts: GrowFacts) -> tuple[int, str]:
@@ -115,12 +117,15 @@ def _largest_growth(job: ElasticJob, facts: GrowFacts) -> tuple[int, str]:
     if job.growth_failed_at and now < growth_backoff_until(job, policy):
         return 0, f"The job's last growth failed; no retry before {growth_backoff_until(job, policy):%H:%M:%S} UTC."
     size = max(larger, key=lambda size: (job.effective_nodes(size), -size))
-    gained = _gained_nodes(job, size)
-    if gained <= 0:
+    gained_nodes = _gained_nodes(job, size)
+    if gained_nodes <= 0:
         return 0, f"The job's throughput does not rise above {count_of(job.nodes, 'node')}."
     # Only the nodes that the job would use pay for the resize. Nodes that stay idle anyway do not count.
     lost_by_now = facts.idle.idle_node_seconds * (size - job.nodes) / facts.idle.nodes
-    idle_loss, resize_cost = lost_by_now * (gained / (size - job.nodes)), job.resize_seconds * job.effective_nodes(size)
+    idle_loss, resize_cost = (
+        lost_by_now * (gained_nodes / (size - job.nodes)),
+        job.resize_seconds * job.effective_nodes(size),
+    )
     if idle_loss < resize_cost:
         return (
             0,
@@ -181,28 +186,34 @@ def plan_shrink(jobs: Sequence[ElasticJob], nodes: int, priority: int) -> Resize
         return _shrink_decision(shrunk, nodes, usual, jobs, priority)
     max_freed = sum(job.nodes if job.is_preemptable else gives.get(job.job_id, 0) for job in victims)
     if max_freed < nodes:
-        short = nodes - max_freed
+        missing_nodes = nodes - max_freed
         return ResizeDecision(
             resizes=(),
             reason=f"{count_of(nodes, 'node is', 'nodes are')} needed, "
-            f"but jobs of lower priority hold {nodes - short}. No job is stopped.",
-            short=short,
+            f"but jobs of lower priority hold {nodes - missing_nodes}. No job is stopped.",
+            short=missing_nodes,
         )
     # As few jobs as possible are stopped, first the jobs that lose least. All other jobs that can shrink do so.
     victims.sort(key=lambda job: (job.lost_gpu_seconds(usual, is_stopped=True), job.job_id))
     preemptable_jobs = [job for job in victims if job.is_preemptable]
     for count in range(1, len(preemptable_jobs) + 1):
         options = []
-        for stopped in itertools.islice(itertools.combinations(preemptable_jobs, count), _MAX_SETS):
-            stopped_ids = {job.job_id for job in stopped}
+        for stopped_jobs in itertools.islice(itertools.combinations(preemptable_jobs, count), _MAX_SETS):
+            stopped_ids = {job.job_id for job in stopped_jobs}
             elastic_jobs = [job for job in victims if job.job_id in gives and job.job_id not in stopped_ids]
-            freed = sum(job.nodes for job in stopped)
-            if freed + sum(gives[job.job_id] for job in elastic_jobs) < nodes:
+            freed_nodes = sum(job.nodes for job in stopped_jobs)
+            if freed_nodes + sum(gives[job.job_id] for job in elastic_jobs) < nodes:
                 continue
-            shrunk = _cheapest_set(elastic_jobs, gives, nodes - freed, usual, is_stopped=False) if nodes > freed else []
-            lost = sum(job.lost_gpu_seconds(usual, is_stopped=True) for job in stopped)
-            lost += sum(job.lost_gpu_seconds(usual) for job, _ in shrunk)
-            options.append((lost, sorted(stopped_ids), [*((job, job.nodes) for job in stopped), *shrunk]))
+            shrunk = (
+                _cheapest_set(elastic_jobs, gives, nodes - freed_nodes, usual, is_stopped=False)
+                if nodes > freed_nodes
+                else []
+            )
+            lost_gpu_seconds = sum(job.lost_gpu_seconds(usual, is_stopped=True) for job in stopped_jobs)
+            lost_gpu_seconds += sum(job.lost_gpu_seconds(usual) for job, _ in shrunk)
+            options.append(
+                (lost_gpu_seconds, sorted(stopped_ids), [*((job, job.nodes) for job in stopped_jobs), *shrunk])
+            )
         if options:
             return _shrink_decision(min(options, key=lambda option: option[:2])[2], nodes, usual, jobs, priority)
     raise AssertionError("all victims together were enough")
@@ -224,13 +235,13 @@ def _cheapest_set(
     def lost(job: ElasticJob) -> float:
         return job.lost_gpu_seconds(usual, is_stopped=is_stopped)
 
-    chosen: Sequence[ElasticJob]
+    chosen_jobs: Sequence[ElasticJob]
     if len(candidates) <= _MAX_EXHAUSTIVE:
         sets = itertools.chain.from_iterable(
             itertools.combinations(candidates, count) for count in range(1, len(candidates) + 1)
         )
         enough = (group for group in sets if sum(gives[job.job_id] for job in group) >= nodes)
-        chosen = min(enough, key=lambda group: (sum(map(lost, group)), [job.job_id for job in group]))
+        chosen_jobs = min(enough, key=lambda group: (sum(map(lost, group)), [job.job_id for job in group]))
     else:
         jobs: list[ElasticJob] = []
         for job in sorted(candidates, key=lambda job: (lost(job) / gives[job.job_id], job.job_id)):
@@ -240,31 +251,41 @@ def _cheapest_set(
         for job in sorted(jobs, key=lambda job: (-lost(job), job.job_id)):
             if sum(gives[elastic_job.job_id] for elastic_job in jobs if elastic_job is not job) >= nodes:
                 jobs.remove(job)
-        chosen = jobs
-    shrinks, missing = [], nodes
-    for job in sorted(chosen, key=lambda job: (-gives[job.job_id], job.job_id)):
-        if missing <= 0:
+        chosen_jobs = jobs
+    shrinks, missing_nodes = [], nodes
+    for job in sorted(chosen_jobs, key=lambda job: (-gives[job.job_id], job.job_id)):
+        if missing_nodes <= 0:
             break
         assert job.sizes is not None  # a job without sizes frees no nodes
-        size = job.sizes.largest_up_to(job.nodes - missing) or job.sizes.legal[0]
+        size = job.sizes.largest_up_to(job.nodes - missing_nodes) or job.sizes.legal[0]
         shrinks.append((job, job.nodes - size))
-        missing -= job.nodes - size
+        missing_nodes -= job.nodes - size
     return shrinks
 
 
 def _shrink_decision(
-    freed: Iterable[tuple[ElasticJob, int]], nodes: int, usual: float, jobs: Sequence[ElasticJob], priority: int
+    freed_nodes_by_job: Iterable[tuple[ElasticJob, int]],
+    nodes: int,
+    usual: float,
+    jobs: Sequence[ElasticJob],
+    priority: int,
 ) -> ResizeDecision:
     resizes = []
-    for job, nodes_freed in freed:
+    for job, nodes_freed in freed_nodes_by_job:
         to_nodes = job.nodes - nodes_freed
-        lost = job.lost_gpu_seconds(usual, is_stopped=not to_nodes)
+        lost_gpu_seconds = job.lost_gpu_seconds(usual, is_stopped=not to_nodes)
         change_text = f"shrinks from {job.nodes} to {count_of(to_nodes, 'node')}" if to_nodes else "is stopped"
-        reason = f"{job.job_id} {change_text} and loses {lost:.0f} GPU-seconds."
+        reason = f"{job.job_id} {change_text} and loses {lost_gpu_seconds:.0f} GPU-seconds."
         resizes.append(
-            SizeChange(job_id=job.job_id, from_nodes=job.nodes, to_nodes=to_nodes, reason=reason, lost_gpu_seconds=lost)
+            SizeChange(
+                job_id=job.job_id,
+                from_nodes=job.nodes,
+                to_nodes=to_nodes,
+                reason=reason,
+                lost_gpu_seconds=lost_gpu_seconds,
+            )
         )
-    touched = {resize.job_id for resize in resizes}
+    resized_job_ids = {resize.job_id for resize in resizes}
     lost_in_all = sum(resize.lost_gpu_seconds for resize in resizes)
     return ResizeDecision(
         resizes=tuple(resizes),
@@ -273,7 +294,7 @@ def _shrink_decision(
         alternatives=tuple(
             Alternative(option=job.job_id, why_not=_why_not_resized(job, priority))
             for job in jobs
-            if job.job_id not in touched
+            if job.job_id not in resized_job_ids
         ),
     )
 
@@ -326,20 +347,19 @@ class NodeLossDecision(Value):
 
 def decide_after_node_loss(facts: NodeLossFacts) -> NodeLossDecision:
     """Decide how a job continues after it lost nodes: on spares, later with fewer nodes, or in the queue."""
-    job, lost = facts.job, facts.lost_nodes
-    if facts.spares >= lost:
+    job, lost_nodes = facts.job, facts.lost_nodes
+    if facts.spares >= lost_nodes:
         reason = f"{count_of(facts.spares, 'node')} kept as spares: the job continues at its size."
         return NodeLossDecision(action=NodeLossAction.REPLACE, nodes=job.nodes, reason=reason, facts=facts)
     until = facts.lost_at + timedelta(seconds=facts.policy.spare_wait_seconds)
-    size = job.sizes.largest_up_to(job.nodes - lost + facts.spares) if job.sizes else None
+    size = job.sizes.largest_up_to(job.nodes - lost_nodes + facts.spares) if job.sizes else None
     if facts.now < until:
         reason = f"The job waits for a spare until {until:%H:%M:%S} UTC."
         return NodeLossDecision(action=NodeLossAction.WAIT, nodes=0, reason=reason, recheck_at=until, facts=facts)
     if size is None:
-        reason = (
-            f"No legal size fits {count_of(job.nodes - lost + facts.spares, 'node')}: the job returns to the queue."
-        )
+        node_count = count_of(job.nodes - lost_nodes + facts.spares, "node")
+        reason = f"No legal size fits {node_count}: the job returns to the queue."
         return NodeLossDecision(action=NodeLossAction.QUEUE, nodes=0, reason=reason, facts=facts)
-    waited = f"{facts.policy.spare_wait_seconds:.0f} s"
-    reason = f"No spare came within {waited}: the job continues with {count_of(size, 'node')}."
+    waited_text = f"{facts.policy.spare_wait_seconds:.0f} s"
+    reason = f"No spare came within {waited_text}: the job continues with {count_of(size, 'node')}."
     return NodeLossDecision(action=NodeLossAction.SHRINK, nodes=size, reason=reason, facts=facts)

@@ -75,8 +75,8 @@ class ElasticJob(Value):
     def lost_gpu_seconds(self, usual_seconds: float, *, is_stopped: bool = False) -> float:
         """Return the accelerator-seconds that the job loses by a resize, or by its stop."""
         since = usual_seconds if self.since_checkpoint_seconds is None else self.since_checkpoint_seconds
-        lost = self.resize_seconds + (since if is_stopped or not self.can_save else 0.0)
-        return lost * self.nodes * self.accelerators_per_node
+        lost_seconds = self.resize_seconds + (since if is_stopped or not self.can_save else 0.0)
+        return lost_seconds * self.nodes * self.accelerators_per_node
 
 
 class ElasticPolicy(StrictValue):

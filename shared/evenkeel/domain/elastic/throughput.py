@@ -41,27 +41,29 @@ class Throughput(Value):
         Between two known sizes, the result is interpolated. Below the smallest, it is proportional to the nodes. Above
         the largest, it continues as between the two largest.
         """
-        smallest = self.points[0]
-        if nodes <= smallest.nodes:
-            return smallest.per_second * nodes / smallest.nodes
+        smallest_size = self.points[0]
+        if nodes <= smallest_size.nodes:
+            return smallest_size.per_second * nodes / smallest_size.nodes
         low, high = next((pair for pair in pairwise(self.points) if nodes <= pair[1].nodes), self.points[-2:])
         slope = (high.per_second - low.per_second) / (high.nodes - low.nodes)
         return max(0.0, low.per_second + slope * (nodes - low.nodes))
 
     def equivalent_nodes(self, nodes: int) -> float:
         """Estimate the throughput at a size, as the number of nodes that do this work at the smallest known size."""
-        smallest = self.points[0]
-        return self.per_second(nodes) * smallest.nodes / smallest.per_second
+        smallest_size = self.points[0]
+        return self.per_second(nodes) * smallest_size.nodes / smallest_size.per_second
 
 
-def known_throughput(declared: Sequence[SizeThroughput], measured: Iterable[SizeThroughput]) -> Throughput | None:
+def known_throughput(
+    declared_sizes: Sequence[SizeThroughput], measured_sizes: Iterable[SizeThroughput]
+) -> Throughput | None:
     """Return the throughput to plan with: measured if two sizes are, else declared; None if neither is known.
 
     Both are never mixed, because their units may differ.
     """
-    throughputs = sorted(measured, key=lambda point: point.nodes)
+    throughputs = sorted(measured_sizes, key=lambda point: point.nodes)
     if len(throughputs) >= MIN_POINTS:
         return Throughput(points=tuple(throughputs), is_measured=True)
-    if len(declared) >= MIN_POINTS:
-        return Throughput(points=tuple(sorted(declared, key=lambda point: point.nodes)), is_measured=False)
+    if len(declared_sizes) >= MIN_POINTS:
+        return Throughput(points=tuple(sorted(declared_sizes, key=lambda point: point.nodes)), is_measured=False)
     return None

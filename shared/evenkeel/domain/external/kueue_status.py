@@ -97,18 +97,18 @@ def eviction_of(workload: KueueStatus) -> KueueEviction | None:
     attempt that was admitted and evicted is therefore over, even if Kueue has admitted the Job again. A Workload that
     was evicted before its checks passed has started nothing: it stays in the queue.
     """
-    evicted = workload.condition(EVICTED)
-    is_evicted = evicted is not None and evicted.is_true
+    eviction_condition = workload.condition(EVICTED)
+    is_evicted = eviction_condition is not None and eviction_condition.is_true
     if not workload.was_admitted and not (is_evicted and workload.is_true(ADMITTED)):
         return None
-    if evicted is None or not is_evicted:
+    if eviction_condition is None or not is_evicted:
         return KueueEviction(reason="Kueue evicted the job, then admitted it again.", at=None)
-    reason = _WHY_EVICTED.get(evicted.reason, f"Kueue evicted the job ({evicted.reason})")
-    message = _as_sentence(evicted.message)
+    reason = _WHY_EVICTED.get(eviction_condition.reason, f"Kueue evicted the job ({eviction_condition.reason})")
+    message = _as_sentence(eviction_condition.message)
     return KueueEviction(
         reason=f"{reason}: {message}" if message else f"{reason}.",
-        at=evicted.changed_at,
-        was_preempted=evicted.reason == PREEMPTED,
+        at=eviction_condition.changed_at,
+        was_preempted=eviction_condition.reason == PREEMPTED,
     )
 
 
@@ -144,14 +144,16 @@ def describe_status(workload: KueueStatus | None, queue: str, now: datetime) -> 
     if workload.requeue_at is not None and workload.requeue_at > now:
         requeue_text = f"Kueue tries again after {workload.requeue_at:%H:%M:%S} UTC"
         return f"The job waits in Kueue's queue {workload.queue}{position_text}: {requeue_text}."
-    evicted = workload.condition(EVICTED)
+    eviction_condition = workload.condition(EVICTED)
     if condition is None:
         return f"The job waits in Kueue's queue {workload.queue}{position_text}: Kueue has not evaluated the job yet."
     reason = _WHY_PENDING.get(condition.reason, "")
     message = _as_sentence(condition.message)
-    text = ": ".join(part for part in (reason, message) if part) or "Kueue gives no reason."
+    text = ": ".join(text_part for text_part in (reason, message) if text_part) or "Kueue gives no reason."
     eviction_text = (
-        f" Kueue evicted the job before ({evicted.reason})." if evicted is not None and evicted.is_true else ""
+        f" Kueue evicted the job before ({eviction_condition.reason})."
+        if eviction_condition is not None and eviction_condition.is_true
+        else ""
     )
     return f"The job waits in Kueue's queue {workload.queue}{position_text}. {text[0].upper()}{text[1:]}{eviction_text}"
 
@@ -165,9 +167,9 @@ def status_step(workload: KueueStatus | None) -> str:
     for kind in (ADMITTED, QUOTA_RESERVED):
         if workload.is_true(kind):
             return kind
-    evicted, condition = workload.condition(EVICTED), workload.condition(QUOTA_RESERVED)
-    if evicted is not None and evicted.is_true:
-        return f"Evicted/{evicted.reason}"
+    eviction_condition, condition = workload.condition(EVICTED), workload.condition(QUOTA_RESERVED)
+    if eviction_condition is not None and eviction_condition.is_true:
+        return f"Evicted/{eviction_condition.reason}"
     return f"Pending/{condition.reason}" if condition is not None and condition.reason else "Pending"
 
 
@@ -192,12 +194,12 @@ def _quota_text(workload: KueueStatus) -> str:
 
 
 def _open_checks(workload: KueueStatus) -> str:
-    waiting = [check for check in workload.checks if check.state != "Ready"]
-    if not waiting:
+    open_checks = [check for check in workload.checks if check.state != "Ready"]
+    if not open_checks:
         return "its admission"
     check_texts = ", ".join(
         f"{check.name} ({check.state}{': ' + _as_sentence(check.message).rstrip('.') if check.message else ''})"
-        for check in waiting
+        for check in open_checks
     )
     return f"its admission checks: {check_texts}"
 
@@ -212,5 +214,5 @@ def _as_sentence(message: str) -> str:
 
 
 def _ordinal(number: int) -> str:
-    ending = "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-    return f"{number}{ending}"
+    suffix = "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{suffix}"

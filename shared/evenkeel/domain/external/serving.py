@@ -31,10 +31,10 @@ class ReplicaShortfall(NamedTuple):
         return max(pod.accelerators for pod in self.waiting)
 
 
-def holder_id(registered: ServingWorkload) -> str:
+def holder_id(serving_workload: ServingWorkload) -> str:
     """Return the id under which nodes are rented for a Deployment: `srv-chat-0123abcd`."""
-    full_name = f"{registered.cluster}/{registered.namespace}/{registered.name}"
-    short_name = re.sub("[^a-z0-9]+", "-", registered.name.lower())[:_MAX_NAME].strip("-")
+    full_name = f"{serving_workload.cluster}/{serving_workload.namespace}/{serving_workload.name}"
+    short_name = re.sub("[^a-z0-9]+", "-", serving_workload.name.lower())[:_MAX_NAME].strip("-")
     return f"srv-{short_name}-{hashlib.sha256(full_name.encode()).hexdigest()[:8]}"
 
 
@@ -48,23 +48,23 @@ def replicas_of(namespace: str, name: str, pods: Iterable[UnmanagedPod]) -> tupl
 
 
 def replica_shortfalls(
-    registered: Iterable[ServingWorkload], pods: Mapping[str, Sequence[UnmanagedPod]]
+    serving_workloads: Iterable[ServingWorkload], pods: Mapping[str, Sequence[UnmanagedPod]]
 ) -> tuple[ReplicaShortfall, ...]:
     """Return the Deployments with replicas that wait for a node.
 
     Args:
-        registered: All registered Deployments.
+        serving_workloads: All registered Deployments.
         pods: By cluster, all pods.
     """
     shortfalls = []
-    for workload in registered:
+    for workload in serving_workloads:
         replicas = replicas_of(workload.namespace, workload.name, pods.get(workload.cluster, ()))
-        placed = sum(bool(pod.node_name) for pod in replicas)
+        placed_count = sum(bool(pod.node_name) for pod in replicas)
         without_node = (pod for pod in replicas if not pod.node_name and pod.accelerators)
         # Replicas beyond the agreed number are ignored, although the owner scaled the Deployment to them.
-        waiting = sorted(without_node, key=lambda pod: pod.created_at or LONG_AGO)[
-            : max(0, workload.max_replicas - placed)
+        waiting_pods = sorted(without_node, key=lambda pod: pod.created_at or LONG_AGO)[
+            : max(0, workload.max_replicas - placed_count)
         ]
-        if waiting:
-            shortfalls.append(ReplicaShortfall(workload, replicas, tuple(waiting)))
+        if waiting_pods:
+            shortfalls.append(ReplicaShortfall(workload, replicas, tuple(waiting_pods)))
     return tuple(shortfalls)

@@ -36,26 +36,30 @@ class Assessment(Value):
 # ---------------------------------------------------------------- signals and series
 
 
-def merge_signal(signals: Iterable[Signal], new: Signal) -> tuple[Signal, ...]:
+def merge_signal(signals: Iterable[Signal], new_signal: Signal) -> tuple[Signal, ...]:
     """Return the signals with a new one added.
 
     Signals of one fault, source, device and link within one series are merged into one. The order of merging does not
     matter. At most 60 signals are kept.
     """
-    same_series = [signal for signal in signals if _has_same_subject(signal, new) and _is_same_series(signal, new)]
+    same_series = [
+        signal for signal in signals if _has_same_subject(signal, new_signal) and _is_same_series(signal, new_signal)
+    ]
     other_signals = [signal for signal in signals if signal not in same_series]
-    merged = new.replace(
-        first_at=min(signal.first_at for signal in (new, *same_series)),
-        last_at=max(signal.last_at for signal in (new, *same_series)),
+    merged_signal = new_signal.replace(
+        first_at=min(signal.first_at for signal in (new_signal, *same_series)),
+        last_at=max(signal.last_at for signal in (new_signal, *same_series)),
     )
-    ordered = sorted((*other_signals, merged), key=_sort_key)
+    sorted_signals = sorted((*other_signals, merged_signal), key=_sort_key)
     occurrence = {
-        id(signal): sum(other.fault_key == signal.fault_key for other in ordered[:at])
-        for at, signal in enumerate(ordered)
+        id(signal): sum(other.fault_key == signal.fault_key for other in sorted_signals[:at])
+        for at, signal in enumerate(sorted_signals)
     }
     # If there are too many, prefer the first signals of each fault: they carry the most information.
-    kept_ids = {id(signal) for signal in sorted(ordered, key=lambda signal: occurrence[id(signal)])[:_MAX_SIGNALS]}
-    return tuple(signal for signal in ordered if id(signal) in kept_ids)
+    kept_ids = {
+        id(signal) for signal in sorted(sorted_signals, key=lambda signal: occurrence[id(signal)])[:_MAX_SIGNALS]
+    }
+    return tuple(signal for signal in sorted_signals if id(signal) in kept_ids)
 
 
 def signals_of(incident: Incident) -> tuple[Signal, ...]:
@@ -69,12 +73,12 @@ def signals_of(incident: Incident) -> tuple[Signal, ...]:
     )
 
 
-def _has_same_subject(first: Signal, other: Signal) -> bool:
-    return all(getattr(first, name) == getattr(other, name) for name in ("fault_key", "source", "gpu", "link"))
+def _has_same_subject(signal: Signal, other_signal: Signal) -> bool:
+    return all(getattr(signal, name) == getattr(other_signal, name) for name in ("fault_key", "source", "gpu", "link"))
 
 
-def _is_same_series(first: Signal, other: Signal) -> bool:
-    return first.first_at - SERIES_GAP <= other.last_at and other.first_at <= first.last_at + SERIES_GAP
+def _is_same_series(signal: Signal, other_signal: Signal) -> bool:
+    return signal.first_at - SERIES_GAP <= other_signal.last_at and other_signal.first_at <= signal.last_at + SERIES_GAP
 
 
 def _sort_key(signal: Signal) -> tuple[datetime, str, str, str, str]:
@@ -138,11 +142,11 @@ def assess(signals: Sequence[Signal], recurrences: Sequence[Recurrence], catalog
     independent_sources = independent_sources_of(signals, faults)
     deciding_faults = [row for row in faults.values() if row.acts_alone or len(independent_sources) > 1]
     fault = max(_most_specific(deciding_faults or tuple(faults.values())), key=_severity_key)
-    required = [
+    required_rungs = [
         (row.ladder[0].strength, row.ladder[0], f"{row.name} requires at least {row.ladder[0]}.")
         for row in deciding_faults
     ]
-    required += [
+    required_rungs += [
         (
             _ASK_PERSON_STRENGTH if recurrence.rung is Rung.ASK_PERSON else recurrence.rung.strength,
             recurrence.rung,
@@ -151,10 +155,10 @@ def assess(signals: Sequence[Signal], recurrences: Sequence[Recurrence], catalog
         for recurrence in recurrences
         if recurrence.rung is not Rung.ASK_PERSON or recurrence.fault_key == fault.key
     ]
-    strength, rung, reason = max(required, default=(0, fault.ladder[0], ""))
+    strength, rung, reason = max(required_rungs, default=(0, fault.ladder[0], ""))
     is_stronger = strength > fault.ladder[0].strength
     # A fault that is only watched at first is confirmed by its repetition, so repetition counts as a source.
-    repeated = {
+    repeated_keys = {
         recurrence.fault_key for recurrence in recurrences if fault_by_key[recurrence.fault_key].ladder[0] is Rung.WATCH
     }
     return Assessment(
@@ -163,7 +167,7 @@ def assess(signals: Sequence[Signal], recurrences: Sequence[Recurrence], catalog
         min_rung=rung if is_stronger else "",
         min_rung_reason=reason if is_stronger else "",
         sources=tuple(dict.fromkeys(signal.source for signal in sorted(signals, key=_sort_key))),
-        independent_sources=(*independent_sources, *(["repetition"] if repeated else [])),
+        independent_sources=(*independent_sources, *(["repetition"] if repeated_keys else [])),
         first_signal_at=min(signal.first_at for signal in signals),
     )
 
@@ -208,7 +212,8 @@ def _refines(exact: Fault, vague: Fault) -> bool:
     A GPU that fell off the bus (Xid 79) explains a wrong GPU count.
     """
     if exact.key == vague.key or not any(
-        vague.key.startswith(before) and _is_specific_key(exact.key, after) for before, after in _REFINEMENTS
+        vague.key.startswith(prefix) and _is_specific_key(exact.key, specific_suffixes)
+        for prefix, specific_suffixes in _REFINEMENTS
     ):
         return False
     return exact.severity.rank >= vague.severity.rank or exact.repairs_node
@@ -242,16 +247,16 @@ def checkpoint_trust(signals: Sequence[Signal], catalogue: FaultCatalogue) -> tu
     """
     fault_by_key = _look_up_faults(signals, catalogue)
     exact_keys = {row.key for row in _most_specific(tuple(fault_by_key[signal.fault_key] for signal in signals))}
-    strictest, since = CheckpointTrust.TRUSTED, min(signal.first_at for signal in signals)
+    strictest_trust, since = CheckpointTrust.TRUSTED, min(signal.first_at for signal in signals)
     for series in reversed(series_of(signals)):
         faults = [row for row in (fault_by_key[signal.fault_key] for signal in series) if row.key in exact_keys]
         series_trust = max(
-            (row.checkpoint_trust for row in faults), key=lambda trust: trust.strictness, default=strictest
+            (row.checkpoint_trust for row in faults), key=lambda trust: trust.strictness, default=strictest_trust
         )
         if series_trust is not CheckpointTrust.TRUSTED:
             since = min(signal.first_at for signal in series)
-        strictest = max(strictest, series_trust, key=lambda trust: trust.strictness)
-    return strictest, since
+        strictest_trust = max(strictest_trust, series_trust, key=lambda trust: trust.strictness)
+    return strictest_trust, since
 
 
 def checkpoint_trust_of(incident: Incident, catalogue: FaultCatalogue) -> tuple[CheckpointTrust, datetime]:
@@ -262,12 +267,14 @@ def checkpoint_trust_of(incident: Incident, catalogue: FaultCatalogue) -> tuple[
 # ---------------------------------------------------------------- cleared faults
 
 
-def add_cleared_fault(cleared_faults: Iterable[ClearedFault], new: ClearedFault) -> tuple[ClearedFault, ...]:
+def add_cleared_fault(cleared_faults: Iterable[ClearedFault], new_fault: ClearedFault) -> tuple[ClearedFault, ...]:
     """Return the cleared faults with a new one added. Keep the later of two reports of one fault by one source."""
-    same_source = [fault for fault in cleared_faults if (fault.fault_key, fault.source) == (new.fault_key, new.source)]
+    same_source = [
+        fault for fault in cleared_faults if (fault.fault_key, fault.source) == (new_fault.fault_key, new_fault.source)
+    ]
     other_faults = (fault for fault in cleared_faults if fault not in same_source)
-    last = max((new, *same_source), key=lambda fault: fault.at)
-    return tuple(sorted((*other_faults, last), key=lambda other: (other.fault_key, other.source)))
+    last_cleared = max((new_fault, *same_source), key=lambda fault: fault.at)
+    return tuple(sorted((*other_faults, last_cleared), key=lambda other: (other.fault_key, other.source)))
 
 
 def signals_to_clear(signals: Sequence[Signal], catalogue: FaultCatalogue) -> tuple[Signal, ...]:
@@ -298,7 +305,7 @@ def cleared_at(signals: Sequence[Signal], cleared_faults: Sequence[ClearedFault]
     return max(ends, default=None)
 
 
-def _clears_signal(cleared: ClearedFault, signal: Signal) -> bool:
-    if cleared.fault_key:
-        return cleared.fault_key == signal.fault_key
-    return source_family(cleared.source) == source_family(signal.source) or signal.fault_key == "node:not_ready"
+def _clears_signal(cleared_fault: ClearedFault, signal: Signal) -> bool:
+    if cleared_fault.fault_key:
+        return cleared_fault.fault_key == signal.fault_key
+    return source_family(cleared_fault.source) == source_family(signal.source) or signal.fault_key == "node:not_ready"

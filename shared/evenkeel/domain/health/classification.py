@@ -51,8 +51,8 @@ class IncidentFault(NamedTuple):
 def _rungs_from(min_rung: str, ladder: tuple[Rung, ...]) -> tuple[Rung, ...]:
     if not min_rung:
         return ladder
-    first = Rung(min_rung)
-    if first is Rung.ASK_PERSON:
-        return (first,)
-    stronger = tuple(rung for rung in ladder if rung.strength > first.strength)
-    return ladder[ladder.index(first) :] if first in ladder else (first, *stronger)
+    first_rung = Rung(min_rung)
+    if first_rung is Rung.ASK_PERSON:
+        return (first_rung,)
+    stronger = tuple(rung for rung in ladder if rung.strength > first_rung.strength)
+    return ladder[ladder.index(first_rung) :] if first_rung in ladder else (first_rung, *stronger)

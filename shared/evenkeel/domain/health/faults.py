@@ -238,7 +238,7 @@ class Fault(Value):
     @property
     def drain_class(self) -> str:
         """The class of the drain: `none`, `now`, `notice`, `short`, `standard`, `long` or `job_end`."""
-        return next(name for name, longest in DRAIN_CLASSES.items() if self.drain_seconds <= longest)
+        return next(name for name, max_seconds in DRAIN_CLASSES.items() if self.drain_seconds <= max_seconds)
 
 
 class FaultOverride(StrictValue):
@@ -319,11 +319,11 @@ class FaultCatalogue(Mapping[str, Fault]):
         key_by_name = {_normalise_code(key): key for key in self._faults} | {
             _normalise_code(key.partition(":")[2]): key for key in self._faults
         }
-        containing = [key for name, key in key_by_name.items() if normalised_code and normalised_code in name]
+        matching_keys = [key for name, key in key_by_name.items() if normalised_code and normalised_code in name]
         similar = [
             key_by_name[name] for name in difflib.get_close_matches(normalised_code, key_by_name, n=at_most, cutoff=0.5)
         ]
-        return tuple(dict.fromkeys((*similar, *containing)))[:at_most]
+        return tuple(dict.fromkeys((*similar, *matching_keys)))[:at_most]
 
     def with_overrides(self, overrides: Mapping[str, FaultOverride]) -> "FaultCatalogue":
         """Return this catalogue with a site's changes. A change to a fault also changes its aliases.
@@ -346,8 +346,8 @@ class FaultCatalogue(Mapping[str, Fault]):
                     faults[alias] = self._faults[alias].replace(**changes)
                 except ValidationError as error:
                     raise CatalogueError(f"{key}: {_first_error(error)}") from error
-        changed = {key: overrides[key].model_dump(mode="json", exclude_none=True) for key in sorted(overrides)}
-        return FaultCatalogue(faults, f"{self._text}\n{json.dumps(changed, sort_keys=True)}")
+        override_fields = {key: overrides[key].model_dump(mode="json", exclude_none=True) for key in sorted(overrides)}
+        return FaultCatalogue(faults, f"{self._text}\n{json.dumps(override_fields, sort_keys=True)}")
 
 
 _NUMBERED_CODE = re.compile(
@@ -411,9 +411,9 @@ def read_catalogue(text: str) -> FaultCatalogue:
     """
     reader = csv.DictReader(text.splitlines(), strict=True)
     columns = set(reader.fieldnames or ())
-    mismatched = columns ^ {*FAULT_COLUMNS, *REFERENCE_COLUMNS, DRAIN_CLASS_COLUMN}
-    if mismatched:
-        raise CatalogueError(f"line 1: columns missing or unknown: {', '.join(sorted(mismatched))}")
+    mismatched_columns = columns ^ {*FAULT_COLUMNS, *REFERENCE_COLUMNS, DRAIN_CLASS_COLUMN}
+    if mismatched_columns:
+        raise CatalogueError(f"line 1: columns missing or unknown: {', '.join(sorted(mismatched_columns))}")
     faults: dict[str, Fault] = {}
     for row in reader:
         row_label = f"line {reader.line_num} ({row['key']})"
@@ -452,9 +452,9 @@ def _read_fault(row: dict[str, str], row_label: str) -> Fault:
 
 def _check_fallbacks_and_aliases(faults: Mapping[str, Fault]) -> None:
     """Check that the fallback rows exist, and that each alias exists and has the values of its fault."""
-    missing = [key for key in _REQUIRED_KEYS if key not in faults]
-    if missing:
-        raise CatalogueError(f"the fallback rows {', '.join(missing)} are missing")
+    missing_keys = [key for key in _REQUIRED_KEYS if key not in faults]
+    if missing_keys:
+        raise CatalogueError(f"the fallback rows {', '.join(missing_keys)} are missing")
     own_fields = {"key", "family", "code", "name", "alias_of", "facts", "note"}
     for fault in faults.values():
         if not fault.alias_of:
@@ -462,13 +462,13 @@ def _check_fallbacks_and_aliases(faults: Mapping[str, Fault]) -> None:
         target = faults.get(fault.alias_of)
         if target is None or target.alias_of:
             raise CatalogueError(f"{fault.key}, column alias_of: {fault.alias_of} does not exist or is itself an alias")
-        differing = [
+        differing_keys = [
             name
             for name in Fault.model_fields
             if name not in own_fields and getattr(fault, name) != getattr(target, name)
         ]
-        if differing:
-            columns = ", ".join(_COLUMN_OF[name] for name in differing)
+        if differing_keys:
+            columns = ", ".join(_COLUMN_OF[name] for name in differing_keys)
             raise CatalogueError(f"{fault.key}, column {columns}: differs from {target.key}, although it is its alias")
 
 
@@ -477,10 +477,10 @@ def _first_error(error: ValidationError) -> str:
     first_problem = error.errors(include_url=False)[0]
     message = first_problem["msg"].removeprefix("Value error, ")
     field_path = ".".join(str(part) for part in first_problem["loc"])
-    received = (
+    received_value = (
         f", not {first_problem['input']!r}" if field_path and isinstance(first_problem["input"], str | int) else ""
     )
-    return f"{field_path}: {message}{received}" if field_path else message
+    return f"{field_path}: {message}{received_value}" if field_path else message
 
 
 @functools.cache

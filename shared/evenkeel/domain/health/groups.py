@@ -66,5 +66,5 @@ class GroupFact(Value):
     @property
     def fact_key(self) -> str:
         """Identity of the fact, however often it is delivered: drill or not, minute, kind, code and node."""
-        when = f"{DRILL_PREFIX if self.is_drill else ''}{self.observed_at:%Y%m%dT%H%M}"
-        return f"{when}/{self.kind}/{self.code}/{self.instance_id}"
+        time_text = f"{DRILL_PREFIX if self.is_drill else ''}{self.observed_at:%Y%m%dT%H%M}"
+        return f"{time_text}/{self.kind}/{self.code}/{self.instance_id}"

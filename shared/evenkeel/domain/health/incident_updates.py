@@ -108,27 +108,31 @@ def with_fact(
     fact = classified_fact.fact
     if fact.is_drill is not incident.is_drill:
         return incident
-    updated = incident.replace(evidence_count=incident.evidence_count + 1)
+    updated_incident = incident.replace(evidence_count=incident.evidence_count + 1)
     if fact.kind is FactKind.PROGRESS:
-        latest = RepairProgress(code=fact.code, at=fact.observed_at, instance_id=fact.instance_id, message=fact.detail)
-        return updated.replace(
-            progress=sorted((*incident.progress, latest), key=lambda progress: progress.at)[-_MAX_PROGRESS:]
+        latest_progress = RepairProgress(
+            code=fact.code, at=fact.observed_at, instance_id=fact.instance_id, message=fact.detail
+        )
+        return updated_incident.replace(
+            progress=sorted((*incident.progress, latest_progress), key=lambda progress: progress.at)[-_MAX_PROGRESS:]
         )
     if fact.kind is FactKind.RECOVERED:
-        cleared = add_cleared_fault(
+        cleared_faults = add_cleared_fault(
             incident.cleared_faults, ClearedFault(fault_key=fact.fault_key, source=fact.source, at=fact.observed_at)
         )
         signals = signals_to_clear(signals_of(incident), catalogue)
-        return updated.replace(cleared_faults=cleared, recovered_at=cleared_at(signals, cleared))
+        return updated_incident.replace(cleared_faults=cleared_faults, recovered_at=cleared_at(signals, cleared_faults))
     if not classified_fact.is_evidence:
-        return updated
+        return updated_incident
     recurrences = _updated_recurrences(incident.recurrences, classified_fact, incident.incident_id, histories)
     deadlines = [at for at in (incident.deadline_at, fact.deadline_at) if at]
-    updated = updated.replace(
+    updated_incident = updated_incident.replace(
         deadline_at=min(deadlines, default=None),
         last_signal_at=max(incident.last_signal_at or fact.observed_at, fact.observed_at),
     )
-    return _reassess(updated, merge_signal(signals_of(incident), _signal_of_fact(fact)), recurrences, catalogue)
+    return _reassess(
+        updated_incident, merge_signal(signals_of(incident), _signal_of_fact(fact)), recurrences, catalogue
+    )
 
 
 def _reassess(
@@ -150,21 +154,21 @@ def _reassess(
 
 
 def _updated_recurrences(
-    before: Sequence[Recurrence],
+    earlier_recurrences: Sequence[Recurrence],
     classified_fact: ClassifiedFact,
     incident_id: str,
     histories: Mapping[str, FaultHistory],
 ) -> tuple[Recurrence, ...]:
     """Return the known recurrences and the recurrence of this fact. For each fault, keep the highest count."""
-    ordered = [history for history_key, history in sorted(histories.items())]
-    new_recurrence = find_recurrence(classified_fact, ordered, incident_id=incident_id)
+    sorted_histories = [history for history_key, history in sorted(histories.items())]
+    new_recurrence = find_recurrence(classified_fact, sorted_histories, incident_id=incident_id)
     if new_recurrence is None:
-        return tuple(before)
-    highest = {
+        return tuple(earlier_recurrences)
+    highest_by_key = {
         recurrence.fault_key: recurrence
-        for recurrence in sorted((*before, new_recurrence), key=lambda recurrence: recurrence.count)
+        for recurrence in sorted((*earlier_recurrences, new_recurrence), key=lambda recurrence: recurrence.count)
     }
-    return tuple(highest[key] for key in sorted(highest))
+    return tuple(highest_by_key[key] for key in sorted(highest_by_key))
 
 
 def _signal_of_fact(fact: NodeFact) -> Signal:

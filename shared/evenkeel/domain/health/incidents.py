@@ -82,11 +82,11 @@ class NodeFact(Value):
         The key of a drill's fact never equals the key of a real fact. Otherwise a caller who may send events could make
         the real fact look like a duplicate.
         """
-        when = self.occurrence or self.observed_at.strftime("%Y%m%dT%H%M")
+        time_text = self.occurrence or self.observed_at.strftime("%Y%m%dT%H%M")
         content = self.fault_key or (self.code if self.kind is FactKind.PROGRESS else "")
         where = "".join(f"@{part}" for part in (self.gpu, self.link) if part)
         drill = DRILL_PREFIX if self.is_drill else ""
-        return f"{drill}{self.source}/{self.instance_id}/{self.kind}/{content}{where}/{when}"
+        return f"{drill}{self.source}/{self.instance_id}/{self.kind}/{content}{where}/{time_text}"
 
 
 class NodeBranchResult(StrEnum):

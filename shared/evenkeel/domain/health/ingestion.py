@@ -210,6 +210,8 @@ def _updated_histories(
     if not classified_fact.is_evidence:
         return {}
     fact, affected_node, fault = classified_fact
-    before = {key: histories.get(key, FaultHistory()) for key in history_keys(fault, affected_node)}
-    after = {key: with_occurrence(history, fact, affected_node, incident_id) for key, history in before.items()}
-    return {key: history for key, history in after.items() if history != before[key]}
+    stored_histories = {key: histories.get(key, FaultHistory()) for key in history_keys(fault, affected_node)}
+    new_histories = {
+        key: with_occurrence(history, fact, affected_node, incident_id) for key, history in stored_histories.items()
+    }
+    return {key: history for key, history in new_histories.items() if history != stored_histories[key]}

@@ -60,9 +60,9 @@ def history_keys(fault: Fault, affected_node: AffectedNode) -> tuple[str, ...]:
     return (slot_history_key(affected_node.slot), *extra_keys)
 
 
-def slot_history_key(slot: str) -> str:
+def slot_history_key(slot_id: str) -> str:
     """Return the history key of a node slot. Stored rows use this prefix."""
-    return f"slot/{slot}"
+    return f"slot/{slot_id}"
 
 
 def with_occurrence(
@@ -88,7 +88,7 @@ def with_occurrence(
         for fault_occurrence in history.occurrences
         if _is_same_occurrence(fault_occurrence, occurrence)
     ]
-    merged = occurrence.replace(
+    merged_occurrence = occurrence.replace(
         sources=tuple(
             sorted(
                 {
@@ -108,8 +108,10 @@ def with_occurrence(
         for fault_occurrence in history.occurrences
         if not _is_same_occurrence(fault_occurrence, occurrence)
     )
-    recent = (other for other in (*fault_occurrences, merged) if other.last_at > fact.observed_at - HISTORY_WINDOW)
-    newest = sorted(
+    recent = (
+        other for other in (*fault_occurrences, merged_occurrence) if other.last_at > fact.observed_at - HISTORY_WINDOW
+    )
+    newest_occurrences = sorted(
         recent,
         key=lambda fault_occurrence: (
             fault_occurrence.first_at,
@@ -119,11 +121,14 @@ def with_occurrence(
             fault_occurrence.link,
         ),
     )
-    return history.replace(occurrences=tuple(newest[-_MAX_OCCURRENCES:]))
+    return history.replace(occurrences=tuple(newest_occurrences[-_MAX_OCCURRENCES:]))
 
 
-def _is_same_occurrence(first: FaultOccurrence, other: FaultOccurrence) -> bool:
-    return all(getattr(first, name) == getattr(other, name) for name in ("fault_key", "incident_id", "gpu", "link"))
+def _is_same_occurrence(occurrence: FaultOccurrence, other_occurrence: FaultOccurrence) -> bool:
+    return all(
+        getattr(occurrence, name) == getattr(other_occurrence, name)
+        for name in ("fault_key", "incident_id", "gpu", "link")
+    )
 
 
 def find_recurrence(
@@ -214,8 +219,8 @@ def _counts_as_repetition(key: RecurKey, earlier: FaultOccurrence, fact: NodeFac
             assert_never(key)
 
 
-def _may_be_same_part(first: str, other: str) -> bool:
-    return not first or not other or first == other
+def _may_be_same_part(part_id: str, other_part_id: str) -> bool:
+    return not part_id or not other_part_id or part_id == other_part_id
 
 
 def _count_series(spans: Sequence[tuple[datetime, datetime, str]]) -> int:

@@ -151,10 +151,10 @@ class Attempt(Value):
             return workload.job_uid == self.workload_uid
         return bool(self.decision_id) and workload.decision_id == self.decision_id
 
-    def own_workload(self, listed: Iterable["ObservedWorkload"]) -> "ObservedWorkload":
+    def own_workload(self, workloads: Iterable["ObservedWorkload"]) -> "ObservedWorkload":
         """Return the Kubernetes Job and pods of this attempt; an empty workload if there are none."""
-        missing = ObservedWorkload(job_id=self.job_id, attempt=self.attempt, namespace=self.namespace)
-        return next(filter(self.owns, listed), missing)
+        missing_workload = ObservedWorkload(job_id=self.job_id, attempt=self.attempt, namespace=self.namespace)
+        return next(filter(self.owns, workloads), missing_workload)
 
     @property
     def requested(self) -> Resources:

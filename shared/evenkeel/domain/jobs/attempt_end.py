@@ -102,19 +102,19 @@ def judge_end(
     """
     codes = {pod.name: pod.exit_code for pod in workload.pods if pod.exit_code is not None}
     # A terminating pod may report success, and so may a pod of a suspended Job. Neither is a success of the attempt.
-    succeeded = [pod for pod in workload.pods if pod.phase is PodPhase.SUCCEEDED and not pod.is_terminating]
-    has_succeeded = workload.has_completed or (len(succeeded) == attempt.ranks and not workload.is_suspended)
+    succeeded_pods = [pod for pod in workload.pods if pod.phase is PodPhase.SUCCEEDED and not pod.is_terminating]
+    has_succeeded = workload.has_completed or (len(succeeded_pods) == attempt.ranks and not workload.is_suspended)
     if has_succeeded and not workload.live_pods():
         return AttemptEnd(state=A.SUCCEEDED, reason="All ranks exited with code 0.", exit_codes=codes)
     if workload.live_pods(lost_nodes):
         return None
-    evicted = _end_by_eviction(workload, job, attempt, codes)
-    if evicted is not None:
-        return evicted
+    eviction_end = _end_by_eviction(workload, job, attempt, codes)
+    if eviction_end is not None:
+        return eviction_end
     fenced_out = [pod for pod in workload.pods if not pod.has_ended]
-    failed = [pod for pod in workload.pods if pod.phase is PodPhase.FAILED]
+    failed_pods = [pod for pod in workload.pods if pod.phase is PodPhase.FAILED]
     is_gone = not workload.uid or workload.is_deleting
-    if not (fenced_out or failed or workload.has_failed or is_gone):
+    if not (fenced_out or failed_pods or workload.has_failed or is_gone):
         return None  # the Kubernetes Job exists, but has created no pods yet
     request = job.stop_of(attempt.attempt)
     if request:
@@ -123,25 +123,27 @@ def judge_end(
         return None  # not launched yet
     if workload.was_disrupted and not fenced_out:
         return AttemptEnd(state=A.LOST, reason="A pod was evicted, or its node was removed.", exit_codes=codes)
-    return _end_by_cause(failed, fenced_out, attempt, lost_nodes, faulty_nodes, codes)
+    return _end_by_cause(failed_pods, fenced_out, attempt, lost_nodes, faulty_nodes, codes)
 
 
-def end_despite_live_pods(reported: AttemptEnd, workload: ObservedWorkload) -> AttemptEnd | None:
+def end_despite_live_pods(reported_end: AttemptEnd, workload: ObservedWorkload) -> AttemptEnd | None:
     """Return the end of an attempt that was reported to have ended, but has live pods; None if it has none.
 
     A success would end the job while it runs, and a failure would blame it. The job is queued again instead: the next
     launch waits for the pods or fences them out.
 
     Args:
-        reported: The end of the attempt, as reported before.
+        reported_end: The end of the attempt, as reported before.
         workload: The Kubernetes Job and pods now.
     """
     alive = workload.live_pods()
-    if reported.state not in (A.SUCCEEDED, A.FAILED) or not alive:
+    if reported_end.state not in (A.SUCCEEDED, A.FAILED) or not alive:
         return None
     names = ", ".join(pod.name for pod in alive[:3])
-    reason = f"The attempt was reported as {reported.state}, but its pods still run: {names}. The job is queued again."
-    return AttemptEnd(state=A.LOST, reason=reason, exit_codes=reported.exit_codes)
+    reason = (
+        f"The attempt was reported as {reported_end.state}, but its pods still run: {names}. The job is queued again."
+    )
+    return AttemptEnd(state=A.LOST, reason=reason, exit_codes=reported_end.exit_codes)
 
 
 def _end_by_eviction(
@@ -152,19 +154,19 @@ def _end_by_eviction(
     An attempt that never ran completely loses no work. Its job pauses before it is handed to Kueue again, because
     Kueue's own count of tries is deleted with the Workload.
     """
-    evicted = eviction_of(workload.kueue) if workload.kueue and not workload.has_failed else None
-    if evicted is None:
+    eviction = eviction_of(workload.kueue) if workload.kueue and not workload.has_failed else None
+    if eviction is None:
         return None
     request = job.stop_of(attempt.attempt)
     if request:
         return _end_as_requested(request, codes)
-    has_run = attempt.state is A.RUNNING or evicted.was_preempted
+    has_run = attempt.state is A.RUNNING or eviction.was_preempted
     return AttemptEnd(
         state=A.STOPPED if has_run else A.NEVER_RAN,
-        reason=evicted.reason,
+        reason=eviction.reason,
         exit_codes=codes,
-        was_preempted=evicted.was_preempted,
-        asked_at=evicted.at,
+        was_preempted=eviction.was_preempted,
+        asked_at=eviction.at,
     )
 
 
@@ -179,53 +181,55 @@ def _end_as_requested(request: StopRequest, codes: dict[str, int]) -> AttemptEnd
 
 
 def _end_by_cause(
-    failed: list[ObservedPod],
+    failed_pods: list[ObservedPod],
     fenced_out: list[ObservedPod],
     attempt: Attempt,
-    lost: frozenset[str],
+    lost_node_names: frozenset[str],
     faulty: frozenset[str],
     codes: dict[str, int],
 ) -> AttemptEnd:
-    lost_contact = sorted({pod.node_name for pod in fenced_out} | (lost & set(attempt.node_names)))
+    lost_contact = sorted({pod.node_name for pod in fenced_out} | (lost_node_names & set(attempt.node_names)))
     if lost_contact:
         return AttemptEnd(
             state=A.LOST, reason=f"The attempt lost contact with {_names_text(lost_contact)}.", exit_codes=codes
         )
-    removed = next((pod for pod in failed if pod.reason in _LOST_REASONS), None)
-    if removed:
+    removed_pod = next((pod for pod in failed_pods if pod.reason in _LOST_REASONS), None)
+    if removed_pod:
         return AttemptEnd(
-            state=A.LOST, reason=f"Pod {removed.name} was removed with its node ({removed.reason}).", exit_codes=codes
+            state=A.LOST,
+            reason=f"Pod {removed_pod.name} was removed with its node ({removed_pod.reason}).",
+            exit_codes=codes,
         )
-    if any(pod.exit_code == FENCED_EXIT for pod in failed):
+    if any(pod.exit_code == FENCED_EXIT for pod in failed_pods):
         return AttemptEnd(state=A.LOST, reason="A later attempt has raised the fence.", exit_codes=codes)
     point = attempt.resume_from
-    if point and any(pod.exit_code == DAMAGED_EXIT for pod in failed):
+    if point and any(pod.exit_code == DAMAGED_EXIT for pod in failed_pods):
         reason = f"The checkpoint it resumed from (step {point.step} of attempt {point.attempt}) is damaged."
         return AttemptEnd(state=A.LOST, reason=reason, exit_codes=codes, is_checkpoint_damaged=True)
-    if any(pod.exit_code == UNPROVEN_EXIT for pod in failed):
+    if any(pod.exit_code == UNPROVEN_EXIT for pod in failed_pods):
         reason = "Rank 0 found finished checkpoints but could verify none. Starting over would discard that work."
         return AttemptEnd(state=A.FAILED, reason=reason, exit_codes=codes, counts_as_failure=True)
-    if not failed:
+    if not failed_pods:
         return AttemptEnd(state=A.LOST, reason="Its Kubernetes Job was deleted outside Evenkeel.", exit_codes=codes)
-    do_not_requeue = next((pod for pod in failed if pod.exit_code == DO_NOT_REQUEUE_EXIT), None)
+    do_not_requeue = next((pod for pod in failed_pods if pod.exit_code == DO_NOT_REQUEUE_EXIT), None)
     if do_not_requeue:
         reason = f"Pod {do_not_requeue.name} asked not to be restarted (exit code {DO_NOT_REQUEUE_EXIT})."
         return AttemptEnd(state=A.FAILED, reason=reason, exit_codes=codes, counts_as_failure=True, is_final=True)
-    refused = next((pod for pod in failed if pod.exit_code is None), None)
-    if refused:
+    refused_pod = next((pod for pod in failed_pods if pod.exit_code is None), None)
+    if refused_pod:
         state = A.LOST if attempt.state is A.RUNNING else A.NEVER_RAN
-        reason = f"The node did not run pod {refused.name} ({refused.reason or 'no reason given'})."
+        reason = f"The node did not run pod {refused_pod.name} ({refused_pod.reason or 'no reason given'})."
         return AttemptEnd(state=state, reason=reason, exit_codes=codes)
-    cause = min(failed, key=_blame_order)
+    cause = min(failed_pods, key=_blame_order)
     reason = f"Pod {cause.name} failed ({_exit_text(cause)})."
-    ending = AttemptEnd(
+    attempt_end = AttemptEnd(
         state=A.FAILED,
         reason=reason,
         exit_codes=codes,
         counts_as_failure=True,
         exit_code=None if cause.exit_code in (*_KILLED_EXITS, PEER_LOST_EXIT) else cause.exit_code,
     )
-    return without_blame(ending, attempt, faulty)
+    return without_blame(attempt_end, attempt, faulty)
 
 
 def _exit_text(pod: ObservedPod) -> str:
@@ -236,18 +240,18 @@ def _exit_text(pod: ObservedPod) -> str:
     return f"exit code {pod.exit_code}: {meaning}" if meaning else f"exit code {pod.exit_code}"
 
 
-def without_blame(ending: AttemptEnd, attempt: Attempt, faulty_nodes: frozenset[str]) -> AttemptEnd:
+def without_blame(attempt_end: AttemptEnd, attempt: Attempt, faulty_nodes: frozenset[str]) -> AttemptEnd:
     """Return the end without blame for the job if one of its nodes is lost or faulty, because the whole gang then ends.
 
     An attempt that never ran for this reason counts as LOST, so its job keeps its position in the queue and does not
     pause.
     """
     faulty_used = sorted(faulty_nodes & set(attempt.node_names))
-    if ending.state not in (A.FAILED, A.NEVER_RAN) or not faulty_used or ending.is_final:
-        return ending
-    failure_text = "The attempt failed" if ending.state is A.FAILED else "The attempt did not start"
-    reason = f"{failure_text} on {_names_text(faulty_used)}, which is lost or faulty: {ending.reason}"
-    return ending.replace(state=A.LOST, reason=reason, counts_as_failure=False)
+    if attempt_end.state not in (A.FAILED, A.NEVER_RAN) or not faulty_used or attempt_end.is_final:
+        return attempt_end
+    failure_text = "The attempt failed" if attempt_end.state is A.FAILED else "The attempt did not start"
+    reason = f"{failure_text} on {_names_text(faulty_used)}, which is lost or faulty: {attempt_end.reason}"
+    return attempt_end.replace(state=A.LOST, reason=reason, counts_as_failure=False)
 
 
 def _blame_order(pod: ObservedPod) -> tuple[int, str]:
@@ -277,9 +281,9 @@ def judge_abandoned_attempt(workload: ObservedWorkload, job: Job, attempt: Attem
     request = job.stop_of(attempt.attempt)
     if request:
         return _end_as_requested(request, codes)
-    evicted = _end_by_eviction(workload, job, attempt, codes)
-    if evicted is not None and not failure:
-        return evicted
+    eviction_end = _end_by_eviction(workload, job, attempt, codes)
+    if eviction_end is not None and not failure:
+        return eviction_end
     if attempt.is_refused:
         return AttemptEnd(state=A.NEVER_RAN, reason=attempt.reason, is_final=True)
     if failure:
@@ -289,8 +293,8 @@ def judge_abandoned_attempt(workload: ObservedWorkload, job: Job, attempt: Attem
         return AttemptEnd(state=A.LOST, reason="The attempt ran past its deadline.", exit_codes=codes, is_final=True)
     if attempt.state is A.STARTING:
         return AttemptEnd(state=A.NEVER_RAN, reason=attempt.reason or "The attempt could not be launched in time.")
-    waiting = [pod for pod in workload.pods if not pod.node_name]
-    if waiting or not workload.pods:
+    pods_without_node = [pod for pod in workload.pods if not pod.node_name]
+    if pods_without_node or not workload.pods:
         return AttemptEnd(state=A.NEVER_RAN, reason="Its pods were not scheduled in time.", exit_codes=codes)
     pending_pod = next((pod for pod in workload.pods if pod.phase is PodPhase.PENDING), workload.pods[0])
     pod_reason = f" ({pending_pod.reason})" if pending_pod.reason else ""

@@ -15,7 +15,7 @@ def evaluate_attempt_wait(
     workload: ObservedWorkload,
     job: Job,
     attempt: Attempt,
-    lost: frozenset[str],
+    lost_node_names: frozenset[str],
     faulty: frozenset[str] = frozenset(),
 ) -> WaitAnswer | None:
     """Answer a wait of `run_job`; None while the attempt has not reached the awaited state.
@@ -27,26 +27,26 @@ def evaluate_attempt_wait(
         workload: The Kubernetes Job and the pods of the attempt.
         job: The job of the attempt.
         attempt: The attempt.
-        lost: Nodes that are gone or NotReady past the limit.
+        lost_node_names: Nodes that are gone or NotReady past the limit.
         faulty: Nodes with a fault: they take the blame for pods that failed on them.
     """
     if attempt.state.has_ended:
         return WaitAnswer(outcome=ENDED, reason=attempt.reason, facts=_facts(_end_of_settled_attempt(attempt)))
-    ending = judge_end(workload, job, attempt, lost, faulty)
+    attempt_end = judge_end(workload, job, attempt, lost_node_names, faulty)
     if kind is ConditionKind.ATTEMPT_STOPPED:
-        if workload.live_pods(lost):
+        if workload.live_pods(lost_node_names):
             return None
         reason = "Every pod is deleted, has ended, or is on a lost node."
-        return WaitAnswer(outcome=STOPPED, reason=reason, facts=_facts(ending) if ending else {})
-    if ending is not None:
-        return WaitAnswer(outcome=ENDED, reason=ending.reason, facts=_facts(ending))
+        return WaitAnswer(outcome=STOPPED, reason=reason, facts=_facts(attempt_end) if attempt_end else {})
+    if attempt_end is not None:
+        return WaitAnswer(outcome=ENDED, reason=attempt_end.reason, facts=_facts(attempt_end))
     request = job.stop_of(attempt.attempt)
     if request is not None:
         return WaitAnswer(outcome=STOP_REQUESTED, reason=request.reason)
-    evicted = eviction_of(workload.kueue) if workload.kueue else None
-    if evicted is not None and not workload.is_suspended:
+    eviction = eviction_of(workload.kueue) if workload.kueue else None
+    if eviction is not None and not workload.is_suspended:
         # Kueue admitted the same Kubernetes Job again: its pods would start with the arguments of the old attempt.
-        return WaitAnswer(outcome=STOP_REQUESTED, reason=evicted.reason)
+        return WaitAnswer(outcome=STOP_REQUESTED, reason=eviction.reason)
     if kind is ConditionKind.ATTEMPT_ADMITTED and workload.uid and not workload.is_suspended:
         return WaitAnswer(outcome=ADMITTED, reason="Kueue admitted the job.")
     if kind is ConditionKind.ATTEMPT_RUNNING and _all_run(workload, attempt):
@@ -61,13 +61,13 @@ def blames_application(answer: WaitAnswer) -> bool:
 
 
 def _all_run(workload: ObservedWorkload, attempt: Attempt) -> bool:
-    running = [pod for pod in workload.pods if pod.phase is PodPhase.RUNNING and not pod.is_terminating]
-    return len(running) >= attempt.ranks
+    running_pods = [pod for pod in workload.pods if pod.phase is PodPhase.RUNNING and not pod.is_terminating]
+    return len(running_pods) >= attempt.ranks
 
 
 def _end_of_settled_attempt(attempt: Attempt) -> AttemptEnd:
     return AttemptEnd(state=attempt.state, reason=attempt.reason, exit_codes=attempt.exit_codes)
 
 
-def _facts(ending: AttemptEnd) -> dict[str, object]:
-    return ending.to_json()
+def _facts(attempt_end: AttemptEnd) -> dict[str, object]:
+    return attempt_end.to_json()

@@ -140,19 +140,19 @@ class Charge(Value):
 
 
 def charged_resources(
-    charges: Iterable[Charge], started: Container[tuple[str, str, str, int]] = ()
+    charges: Iterable[Charge], started_pods: Container[tuple[str, str, str, int]] = ()
 ) -> dict[NodeKey, Resources]:
     """Return the amounts of each node that attempts are charged for.
 
     Args:
         charges: Charges of the attempts.
-        started: Pods to leave out, by cluster, node name, job and attempt.
+        started_pods: Pods to leave out, by cluster, node name, job and attempt.
     """
     return sum_by_node(
         ((charge.cluster, name), charge.per_node)
         for charge in charges
         for name in charge.node_names
-        if (charge.cluster, name, charge.job_id, charge.attempt) not in started
+        if (charge.cluster, name, charge.job_id, charge.attempt) not in started_pods
     )
 
 
@@ -167,10 +167,10 @@ def resources_in_use_or_charged(
         workloads: Pods of attempts, with the name of their cluster.
     """
     all_charges = tuple(charges)
-    started = {
+    started_pods = {
         (cluster, pod.node_name, workload.job_id, workload.attempt)
         for cluster, workload in workloads
         for pod in workload.pods
         if pod.node_name and not pod.has_ended
     }
-    return resources_not_free(in_use, charged_resources(all_charges), charged_resources(all_charges, started))
+    return resources_not_free(in_use, charged_resources(all_charges), charged_resources(all_charges, started_pods))

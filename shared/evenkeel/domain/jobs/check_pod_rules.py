@@ -86,5 +86,5 @@ def _unlisted_text(verb: str, noun: str, claims: Iterable[AllowedClaim], subject
 
 
 def _comma_list(names: Iterable[str]) -> str:
-    listed = list(names)
-    return ", ".join(listed[:_SHOWN]) + (", …" if len(listed) > _SHOWN else "")
+    all_names = list(names)
+    return ", ".join(all_names[:_SHOWN]) + (", …" if len(all_names) > _SHOWN else "")

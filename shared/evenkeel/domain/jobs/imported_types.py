@@ -28,22 +28,22 @@ class ImportedTypes(Value):
     """Properties that the documents add."""
 
 
-def import_values(read: JobTemplates) -> ImportedTypes:
+def import_values(job_templates: JobTemplates) -> ImportedTypes:
     """Return the documents of a values file.
 
     Raises:
         ValuesError: A template would run nowhere, or has a property that job types do not have; names the field.
     """
-    for template in read.templates:
+    for template in job_templates.templates:
         if not template.pools:
             raise ValuesError(
                 f"jobTemplates.{template.name}.nodeSelector: every pool that it could use is switched off"
             )
-    enabled = [pool for pool in read.pools if pool.is_enabled]
+    enabled_pools = [pool for pool in job_templates.pools if pool.is_enabled]
     document = {
-        "default": read.default,
-        "types": {template.name: _job_type_fields(template, read) for template in read.templates},
-        "pools": {pool.name: {"labels": pool.labels, "market": market_of(pool)} for pool in enabled},
+        "default": job_templates.default,
+        "types": {template.name: _job_type_fields(template, job_templates) for template in job_templates.templates},
+        "pools": {pool.name: {"labels": pool.labels, "market": market_of(pool)} for pool in enabled_pools},
     }
     try:
         types = JobTypes.model_validate(document)
@@ -52,11 +52,11 @@ def import_values(read: JobTemplates) -> ImportedTypes:
     return ImportedTypes(
         policy={
             "jobTypes": types.model_dump(mode="json", by_alias=True, exclude_defaults=True),
-            **({"jobs": {"allowed": pod_rules}} if (pod_rules := _pod_rule_fields(read)) else {}),
+            **({"jobs": {"allowed": pod_rules}} if (pod_rules := _pod_rule_fields(job_templates)) else {}),
         },
         quotas={
-            "priorityClasses": {priority_class.name: priority_class.value for priority_class in read.classes},
-            "flavors": [{"name": pool.name, "labels": pool.labels} for pool in enabled],
+            "priorityClasses": {priority_class.name: priority_class.value for priority_class in job_templates.classes},
+            "flavors": [{"name": pool.name, "labels": pool.labels} for pool in enabled_pools],
         },
         priority_classes={
             "apiVersion": "v1",
@@ -69,11 +69,11 @@ def import_values(read: JobTemplates) -> ImportedTypes:
                     "value": priority_class.value,
                     "description": priority_class.description,
                 }
-                for priority_class in read.classes
+                for priority_class in job_templates.classes
             ],
         },
-        losses=tuple(_loss_texts(read)),
-        additions=tuple(_addition_texts(read)),
+        losses=tuple(_loss_texts(job_templates)),
+        additions=tuple(_addition_texts(job_templates)),
     )
 
 
@@ -85,35 +85,40 @@ def market_of(pool: TemplatePool) -> Market:
     return Market.ON_DEMAND if "demand" in label_text or label_text.startswith("eks") else Market.COMMITTED
 
 
-def _job_type_fields(template: JobTemplate, read: JobTemplates) -> dict[str, Any]:
+def _job_type_fields(template: JobTemplate, job_templates: JobTemplates) -> dict[str, Any]:
     return {
         "priorityClass": template.priority_class,
-        "image": read.image,
-        "command": read.command,
-        "args": read.args,
-        "env": read.env,
+        "image": job_templates.image,
+        "command": job_templates.command,
+        "args": job_templates.args,
+        "env": job_templates.env,
         "acceleratorsPerNode": template.accelerators,
         "cpuPerNode": -(-template.cpu_millis // 1000) or None,
         "memoryGibPerNode": -(-template.memory_bytes // _GIB) or None,
-        "maxRestarts": read.retries,
-        "graceSeconds": read.grace_seconds,
-        "imagePullSecrets": read.image_pull_secrets,
-        "volumes": [{"claim": claim, "mountPath": DATA_PATH} for claim in _data_claims(read)],
-        "checkpointClaim": read.claims.get("checkpoints", ""),
+        "maxRestarts": job_templates.retries,
+        "graceSeconds": job_templates.grace_seconds,
+        "imagePullSecrets": job_templates.image_pull_secrets,
+        "volumes": [{"claim": claim, "mountPath": DATA_PATH} for claim in _data_claims(job_templates)],
+        "checkpointClaim": job_templates.claims.get("checkpoints", ""),
         "pools": template.pools,
-        "tolerations": [*map(_toleration_fields, template.tolerations), *_tolerations_of_later_pools(template, read)],
+        "tolerations": [
+            *map(_toleration_fields, template.tolerations),
+            *_tolerations_of_later_pools(template, job_templates),
+        ],
     }
 
 
-def _data_claims(read: JobTemplates) -> list[str]:
-    return [claim for use, claim in read.claims.items() if use == "data"]
+def _data_claims(job_templates: JobTemplates) -> list[str]:
+    return [claim for purpose, claim in job_templates.claims.items() if purpose == "data"]
 
 
-def _pod_rule_fields(read: JobTemplates) -> dict[str, Any]:
+def _pod_rule_fields(job_templates: JobTemplates) -> dict[str, Any]:
     """Return the entries that the types need in `jobs.allowed`, or in `allowed` of each team."""
-    modes = [(claim, "read-write" if use == "checkpoints" else "") for use, claim in read.claims.items()]
+    modes = [
+        (claim, "read-write" if purpose == "checkpoints" else "") for purpose, claim in job_templates.claims.items()
+    ]
     claims = [{"name": claim, **({"maxMode": mode} if mode else {})} for claim, mode in modes]
-    secrets = list(read.image_pull_secrets)
+    secrets = list(job_templates.image_pull_secrets)
     return {**({"claims": claims} if claims else {}), **({"imagePullSecrets": secrets} if secrets else {})}
 
 
@@ -121,12 +126,12 @@ def _toleration_fields(toleration: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in toleration.items() if name in ("key", "operator", "value", "effect")}
 
 
-def _tolerations_of_later_pools(template: JobTemplate, read: JobTemplates) -> list[dict[str, str]]:
+def _tolerations_of_later_pools(template: JobTemplate, job_templates: JobTemplates) -> list[dict[str, str]]:
     """Return the tolerations for a template's later pools, from the templates that prefer these pools."""
     templates = (
         job_template
         for name in template.pools[1:]
-        for job_template in read.templates
+        for job_template in job_templates.templates
         if job_template.pools[:1] == (name,)
     )
     tolerations = [_toleration_fields(toleration) for other in templates for toleration in other.tolerations]
@@ -138,22 +143,22 @@ def _tolerations_of_later_pools(template: JobTemplate, read: JobTemplates) -> li
     ]
 
 
-def _addition_texts(read: JobTemplates) -> Iterator[str]:
+def _addition_texts(job_templates: JobTemplates) -> Iterator[str]:
     """Yield what the imported job types have beyond the file, one sentence for each addition."""
-    for claim in _data_claims(read):
+    for claim in _data_claims(job_templates):
         yield f"{claim} is mounted read-only at {DATA_PATH}: the file names no path"
-    if "checkpoints" in read.claims:
-        yield f"{read.claims['checkpoints']} keeps the checkpoints of jobs whose checkpoint.uri is a folder"
-    if _pod_rule_fields(read):
+    if "checkpoints" in job_templates.claims:
+        yield f"{job_templates.claims['checkpoints']} keeps the checkpoints of jobs whose checkpoint.uri is a folder"
+    if _pod_rule_fields(job_templates):
         yield "jobs.allowed lists the claims and Secrets; with teams, copy it to `allowed` of each team"
-    for template in read.templates:
-        for toleration in _tolerations_of_later_pools(template, read):
+    for template in job_templates.templates:
+        for toleration in _tolerations_of_later_pools(template, job_templates):
             taint = f"{toleration.get('key', '')}={toleration.get('value', '')}"
             yield f"{template.name} tolerates {taint}: without it, the job could not use its later pools"
 
 
-def _loss_texts(read: JobTemplates) -> Iterator[str]:
-    for template in read.templates:
+def _loss_texts(job_templates: JobTemplates) -> Iterator[str]:
+    for template in job_templates.templates:
         if template.cpu_millis % 1000 or template.memory_bytes % _GIB:
             yield f"jobTemplates.{template.name}.resources: CPU and memory are rounded up to whole vCPU and GiB"
-    yield from read.losses
+    yield from job_templates.losses

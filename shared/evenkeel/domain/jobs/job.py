@@ -331,8 +331,8 @@ class Job(Value):
     @property
     def throughput(self) -> Throughput | None:
         """Its throughput by size, measured or declared; None if unknown."""
-        declared = self.spec.elastic.throughput if self.spec.elastic else ()
-        return known_throughput(declared, self.measured_throughput)
+        declared_sizes = self.spec.elastic.throughput if self.spec.elastic else ()
+        return known_throughput(declared_sizes, self.measured_throughput)
 
     def with_throughput(self, nodes: int, per_second: float) -> "Job":
         """Return this job with the throughput that it reported at a size. The last `MAX_POINTS` sizes are kept."""

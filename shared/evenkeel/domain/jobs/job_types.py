@@ -86,8 +86,8 @@ class JobTypes(StrictValue):
 
     def choices_of(self, job_type: JobType) -> tuple[PoolChoice, ...]:
         """Return the pool choices of a type, with the labels and markets of its pool names."""
-        named = ((name, self.pools.get(name, PoolAlias())) for name in job_type.pools)
-        return tuple(PoolChoice(name=name, labels=alias.labels, market=alias.market) for name, alias in named)
+        aliases = ((name, self.pools.get(name, PoolAlias())) for name in job_type.pools)
+        return tuple(PoolChoice(name=name, labels=alias.labels, market=alias.market) for name, alias in aliases)
 
 
 def check_type(spec: JobSpec, types: JobTypes) -> tuple[SpecError, ...]:

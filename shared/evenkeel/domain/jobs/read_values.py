@@ -43,7 +43,7 @@ def read_values(document: Any) -> JobTemplates:
     templates = tuple(_read_job_templates(object_at(document, "jobTemplates"), pools, classes))
     image = object_at(document, "image")
     env = {str(name): str(value) for name, value in object_at(document, "env", {}).items()}
-    read = JobTemplates(
+    job_templates = JobTemplates(
         default=str(document.get("jobType") or "development"),
         image=f"{_text_at(image, 'repository', 'image')}:{_text_at(image, 'tag', 'image')}",
         command=tuple(map(str, document.get("command") or ())),
@@ -53,8 +53,8 @@ def read_values(document: Any) -> JobTemplates:
         keep_seconds=_number_at(document, "ttlSecondsAfterFinished", 0),
         checkpoint_seconds=_number_at(document, "checkpointSeconds", 0) or None,
         claims={
-            use: str(document[key])
-            for use, key in (("data", "dataPvcName"), ("checkpoints", "checkpointPvcName"))
+            purpose: str(document[key])
+            for purpose, key in (("data", "dataPvcName"), ("checkpoints", "checkpointPvcName"))
             if document.get(key)
         },
         pools=pools,
@@ -65,9 +65,9 @@ def read_values(document: Any) -> JobTemplates:
         grace_seconds=_number_at(document, "graceSeconds", 0) or None,
         losses=tuple(find_losses(document)),
     )
-    if read.template_of() is None:
-        raise ValuesError(f"jobType: there is no template {read.default!r}")
-    return read.replace(findings=tuple(find_traps(document, read)))
+    if job_templates.template_of() is None:
+        raise ValuesError(f"jobType: there is no template {job_templates.default!r}")
+    return job_templates.replace(findings=tuple(find_traps(document, job_templates)))
 
 
 def _pull_secrets(document: Json) -> Iterator[str]:
@@ -97,14 +97,14 @@ def _read_priority_classes(values: Json) -> tuple[TemplatePriorityClass, ...]:
             continue
         rows[str(name)] = (_number_at(row, "value", None, f"priorityClasses.{name}."), str(row.get("description", "")))
     ranks = sorted({value for value, _ in rows.values()})
-    highest = max(ranks, default=0)
+    highest_rank = max(ranks, default=0)
     return tuple(
         TemplatePriorityClass(
             name=name,
             value=value,
             weight=round(MAX_WEIGHT * (ranks.index(value) + 1) / len(ranks)),
             description=description,
-            is_interruptible=value < highest,
+            is_interruptible=value < highest_rank,
         )
         for name, (value, description) in rows.items()
     )
@@ -124,11 +124,11 @@ def _read_job_templates(
             raise ValuesError(f"{path}priorityClassName: there is no class {priority!r}")
         resources = object_at(row, "resources", {}, path)
         limits, requests = (object_at(resources, key, {}, f"{path}resources.") for key in ("limits", "requests"))
-        requested = {**limits, **requests}
-        gpus = _amount_at(requested, GPU, path)
+        requested_resources = {**limits, **requests}
+        gpus = _amount_at(requested_resources, GPU, path)
         if GPU in limits and _amount_at(limits, GPU, path) != gpus:
             raise ValuesError(f"{path}resources: the limit of {GPU} must equal its request, as Kubernetes demands")
-        cpu, memory = _amount_at(requested, "cpu", path), _amount_at(requested, "memory", path)
+        cpu, memory = _amount_at(requested_resources, "cpu", path), _amount_at(requested_resources, "memory", path)
         share_cpu, share_memory = (
             gpus * node.vcpu * 1000 // node.gpus,
             int(gpus * node.memory_gib * _GIB // node.gpus),
@@ -151,12 +151,12 @@ def _read_job_templates(
 
 def _pools_in_order(row: Json, pools: tuple[TemplatePool, ...], path: str) -> tuple[str, ...]:
     selector = {str(key): str(value) for key, value in object_at(row, "nodeSelector", {}, path).items()}
-    first = [pool for pool in pools if selector and selector.items() <= pool.labels.items()]
-    if selector and not first:
+    selected_pools = [pool for pool in pools if selector and selector.items() <= pool.labels.items()]
+    if selector and not selected_pools:
         raise ValuesError(f"{path}nodeSelector: no pool has the labels {selector}")
     # Committed pools before rented pools, as the file lists them. Spot pools only for templates that select them.
-    template_pools = [pool for pool in pools if pool not in first and not pool.is_spot]
-    return tuple(pool.name for pool in (*first, *template_pools) if pool.is_enabled)
+    template_pools = [pool for pool in pools if pool not in selected_pools and not pool.is_spot]
+    return tuple(pool.name for pool in (*selected_pools, *template_pools) if pool.is_enabled)
 
 
 def _text_at(parent: Json, key: str, path: str) -> str:

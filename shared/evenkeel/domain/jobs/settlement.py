@@ -30,69 +30,73 @@ class Settlement(Value):
     job: Job
 
 
-def settle(job: Job, attempt: Attempt, ending: AttemptEnd, policy: JobPolicy, now: datetime) -> Settlement:
+def settle(job: Job, attempt: Attempt, attempt_end: AttemptEnd, policy: JobPolicy, now: datetime) -> Settlement:
     """Decide the next state of a job after the end of an attempt.
 
     Only failures of the application use up restarts. An attempt that infrastructure ended is always repeated.
     """
     request = job.stop_of(attempt.attempt)
-    ended = attempt.replace(
-        state=ending.state,
-        reason=ending.reason,
-        exit_codes=ending.exit_codes,
-        stop_asked_at=request.requested_at if request else ending.asked_at,
+    ended_attempt = attempt.replace(
+        state=attempt_end.state,
+        reason=attempt_end.reason,
+        exit_codes=attempt_end.exit_codes,
+        stop_asked_at=request.requested_at if request else attempt_end.asked_at,
         ended_at=now,
         charge_held=False,
     )
-    damaged = {attempt.resume_from} if ending.is_checkpoint_damaged and attempt.resume_from else set()
-    if damaged & {*job.damaged_checkpoints}:
+    damaged_points = {attempt.resume_from} if attempt_end.is_checkpoint_damaged and attempt.resume_from else set()
+    if damaged_points & {*job.damaged_checkpoints}:
         # An older training library ignores the list of damaged checkpoints. Without this count it would retry for ever.
-        reason = f"{ending.reason} Evenkeel knew of the damage, but the attempt resumed from this checkpoint again."
-        ending = ending.replace(state=A.FAILED, counts_as_failure=True, reason=reason)
-        ended = ended.replace(state=ending.state, reason=reason)
+        reason = (
+            f"{attempt_end.reason} Evenkeel knew of the damage, but the attempt resumed from this checkpoint again."
+        )
+        attempt_end = attempt_end.replace(state=A.FAILED, counts_as_failure=True, reason=reason)
+        ended_attempt = ended_attempt.replace(state=attempt_end.state, reason=reason)
     job = job.replace(
         stop_request=None if request else job.stop_request,
-        damaged_checkpoints=tuple(dict.fromkeys((*job.damaged_checkpoints, *damaged))),
-        is_preempted=job.is_preempted or ending.was_preempted,
+        damaged_checkpoints=tuple(dict.fromkeys((*job.damaged_checkpoints, *damaged_points))),
+        is_preempted=job.is_preempted or attempt_end.was_preempted,
     )
-    if ending.state is A.SUCCEEDED:
-        return _settled_job(SettleOutcome.JOB_SUCCEEDED, job, ended, ending.reason, now)
+    if attempt_end.state is A.SUCCEEDED:
+        return _settled_job(SettleOutcome.JOB_SUCCEEDED, job, ended_attempt, attempt_end.reason, now)
     if job.state is J.STOPPING:
-        return _settled_job(SettleOutcome.JOB_CANCELLED, job, ended, ending.reason, now)
-    if ending.is_final:
-        return _settled_job(SettleOutcome.JOB_FAILED, job, ended, ending.reason, now)
-    if not ending.counts_as_failure:
-        return _after_infrastructure(job, ended, ending, policy, now)
-    return _after_application_failure(job, ended, ending, policy, now)
+        return _settled_job(SettleOutcome.JOB_CANCELLED, job, ended_attempt, attempt_end.reason, now)
+    if attempt_end.is_final:
+        return _settled_job(SettleOutcome.JOB_FAILED, job, ended_attempt, attempt_end.reason, now)
+    if not attempt_end.counts_as_failure:
+        return _after_infrastructure(job, ended_attempt, attempt_end, policy, now)
+    return _after_application_failure(job, ended_attempt, attempt_end, policy, now)
 
 
-def _after_infrastructure(job: Job, ended: Attempt, ending: AttemptEnd, policy: JobPolicy, now: datetime) -> Settlement:
+def _after_infrastructure(
+    job: Job, ended_attempt: Attempt, attempt_end: AttemptEnd, policy: JobPolicy, now: datetime
+) -> Settlement:
     """Repeat an attempt that infrastructure ended. If it never ran, the job pauses, longer each time."""
-    never_ran = job.launch_failures + 1 if ending.state is A.NEVER_RAN else 0
+    never_ran = job.launch_failures + 1 if attempt_end.state is A.NEVER_RAN else 0
     not_before = now + _pause_after_failures(never_ran, policy) if never_ran else None
-    if never_ran and job.is_growth_attempt(ended.attempt):
+    if never_ran and job.is_growth_attempt(ended_attempt.attempt):
         job = job.replace(failed_growths=job.failed_growths + 1, growth_failed_at=now)
-    requeued = job.replace(
-        reason=f"{ending.reason} The job waits to run again.",
+    requeued_job = job.replace(
+        reason=f"{attempt_end.reason} The job waits to run again.",
         not_before=not_before,
         launch_failures=never_ran,
-        lost_at=now if ending.state is A.LOST else job.lost_at,
+        lost_at=now if attempt_end.state is A.LOST else job.lost_at,
         # A job that was not ready in time moves behind the pending jobs of its priority. No other end moves it.
         queued_at=now if never_ran and job.queue else job.queued_at,
     )
-    return _return_to_queue(requeued, ended, ending)
+    return _return_to_queue(requeued_job, ended_attempt, attempt_end)
 
 
 def _after_application_failure(
-    job: Job, ended: Attempt, ending: AttemptEnd, policy: JobPolicy, now: datetime
+    job: Job, ended_attempt: Attempt, attempt_end: AttemptEnd, policy: JobPolicy, now: datetime
 ) -> Settlement:
     """Restart the application, unless its restarts are used up or it fails in the same way each time."""
-    repeated = _repeated_failure(job, ended, ending, policy, now)
-    job = job.replace(last_failure=repeated)
-    if repeated is not None and policy.same_failures and repeated.times >= policy.same_failures:
-        count_text = f"It failed {count_of(repeated.times, 'time')} in the same way from the same checkpoint"
+    repeated_failure = _repeated_failure(job, ended_attempt, attempt_end, policy, now)
+    job = job.replace(last_failure=repeated_failure)
+    if repeated_failure is not None and policy.same_failures and repeated_failure.times >= policy.same_failures:
+        count_text = f"It failed {count_of(repeated_failure.times, 'time')} in the same way from the same checkpoint"
         message = f" {count_text}, so Evenkeel does not retry."
-        return _settled_job(SettleOutcome.JOB_FAILED, job, ended, ending.reason + message, now)
+        return _settled_job(SettleOutcome.JOB_FAILED, job, ended_attempt, attempt_end.reason + message, now)
     failures = job.application_failures + 1
     max_restarts = policy.application_restarts if job.spec.max_restarts is None else job.spec.max_restarts
     job = job.replace(application_failures=failures)
@@ -102,43 +106,48 @@ def _after_application_failure(
             if max_restarts
             else " The job allows no restarts."
         )
-        return _settled_job(SettleOutcome.JOB_FAILED, job, ended, ending.reason + limit_text, now)
-    reason = f"{ending.reason} Restart {failures} of {max_restarts} follows."
+        return _settled_job(SettleOutcome.JOB_FAILED, job, ended_attempt, attempt_end.reason + limit_text, now)
+    reason = f"{attempt_end.reason} Restart {failures} of {max_restarts} follows."
     return _return_to_queue(
-        job.replace(reason=reason, not_before=now + _pause_after_failures(failures, policy)), ended, ending
+        job.replace(reason=reason, not_before=now + _pause_after_failures(failures, policy)), ended_attempt, attempt_end
     )
 
 
-def _return_to_queue(job: Job, ended: Attempt, ending: AttemptEnd) -> Settlement:
+def _return_to_queue(job: Job, ended_attempt: Attempt, attempt_end: AttemptEnd) -> Settlement:
     """Return the job to the queue, or suspend it if a person suspended it."""
     if job.is_suspended:
-        requeued = job.replace(state=J.SUSPENDED, reason=ending.reason, not_before=None, resize=None)
+        suspended_job = job.replace(state=J.SUSPENDED, reason=attempt_end.reason, not_before=None, resize=None)
     else:
-        requeued = job.replace(state=J.PENDING)
-    return Settlement(outcome=SettleOutcome.JOB_REQUEUED, attempt=ended, job=requeued)
+        suspended_job = job.replace(state=J.PENDING)
+    return Settlement(outcome=SettleOutcome.JOB_REQUEUED, attempt=ended_attempt, job=suspended_job)
 
 
 def _repeated_failure(
-    job: Job, attempt: Attempt, ending: AttemptEnd, policy: JobPolicy, now: datetime
+    job: Job, attempt: Attempt, attempt_end: AttemptEnd, policy: JobPolicy, now: datetime
 ) -> RepeatedFailure | None:
     """Count equal failures: same exit code, soon after the start, and from the same checkpoint.
 
     None if a failure cannot be compared: much can happen in a long run, and a killed process gives no reason.
     """
     ran = (now - (attempt.running_at or attempt.admitted_at)).total_seconds()
-    if ending.exit_code is None or ran > policy.same_failure_seconds:
+    if attempt_end.exit_code is None or ran > policy.same_failure_seconds:
         return None
-    point, last = attempt.resume_from, job.last_failure
-    is_same = last is not None and (last.exit_code, last.resume_from) == (ending.exit_code, point)
+    point, last_failure = attempt.resume_from, job.last_failure
+    is_same = last_failure is not None and (last_failure.exit_code, last_failure.resume_from) == (
+        attempt_end.exit_code,
+        point,
+    )
     return RepeatedFailure(
-        exit_code=ending.exit_code, resume_from=point, times=last.times + 1 if last and is_same else 1
+        exit_code=attempt_end.exit_code,
+        resume_from=point,
+        times=last_failure.times + 1 if last_failure and is_same else 1,
     )
 
 
 def _pause_after_failures(failures: int, policy: JobPolicy) -> timedelta:
     """Return the pause: it doubles with each failure, up to a limit."""
-    doubled = policy.restart_backoff_seconds * (1 << min(failures - 1, 30))
-    return timedelta(seconds=min(doubled, policy.restart_backoff_max_seconds))
+    pause_seconds = policy.restart_backoff_seconds * (1 << min(failures - 1, 30))
+    return timedelta(seconds=min(pause_seconds, policy.restart_backoff_max_seconds))
 
 
 def settled_outcome(job: Job) -> SettleOutcome:
@@ -156,7 +165,7 @@ def settled_outcome(job: Job) -> SettleOutcome:
             assert_never(job.state)
 
 
-def _settled_job(outcome: SettleOutcome, job: Job, ended: Attempt, reason: str, now: datetime) -> Settlement:
+def _settled_job(outcome: SettleOutcome, job: Job, ended_attempt: Attempt, reason: str, now: datetime) -> Settlement:
     states = {
         SettleOutcome.JOB_SUCCEEDED: J.SUCCEEDED,
         SettleOutcome.JOB_CANCELLED: J.CANCELLED,
@@ -166,6 +175,6 @@ def _settled_job(outcome: SettleOutcome, job: Job, ended: Attempt, reason: str, 
     text = job.reason if outcome is SettleOutcome.JOB_CANCELLED else reason
     return Settlement(
         outcome=outcome,
-        attempt=ended,
+        attempt=ended_attempt,
         job=job.replace(state=states[outcome], reason=text, ended_at=now, not_before=None),
     )

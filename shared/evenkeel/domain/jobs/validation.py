@@ -256,7 +256,10 @@ def _secret_errors(spec: JobSpec) -> Iterator[SpecError]:
 def _label_errors(spec: JobSpec) -> Iterator[SpecError]:
     for key, value in spec.labels.items():
         domain = key.rpartition("/")[0]
-        if any(domain == reserved or domain.endswith(f".{reserved}") for reserved in RESERVED_LABEL_DOMAINS):
+        if any(
+            domain == reserved_domain or domain.endswith(f".{reserved_domain}")
+            for reserved_domain in RESERVED_LABEL_DOMAINS
+        ):
             yield SpecError(f"labels.{key[:80]}", "Jobs may not set labels with this prefix.")
         elif not _LABEL_KEY.fullmatch(key) or not _LABEL_VALUE.fullmatch(value):
             shown = key[:80].encode("unicode_escape").decode()
@@ -280,7 +283,7 @@ def _checkpoint_errors(spec: JobSpec) -> Iterator[SpecError]:
 
 def _is_checkpoint_uri(uri: str) -> bool:
     is_known = _S3_URI.fullmatch(uri) or _FILE_URI.fullmatch(uri)
-    parts = uri.partition("://")[2].rstrip("/").split("/")
+    segments = uri.partition("://")[2].rstrip("/").split("/")
     # In such a folder, a job would write into the checkpoints of another job.
-    is_layout_folder = any(_LAYOUT_NAME.fullmatch(part) for part in parts[1:])
-    return len(uri) <= MAX_URI and is_known is not None and not {".", ".."} & set(parts) and not is_layout_folder
+    is_layout_folder = any(_LAYOUT_NAME.fullmatch(segment) for segment in segments[1:])
+    return len(uri) <= MAX_URI and is_known is not None and not {".", ".."} & set(segments) and not is_layout_folder

@@ -80,7 +80,9 @@ def overlaps(mounts: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
     for field, path in mounts:
         if not path:
             continue
-        outer = next((other for other in earlier if _is_inside(path, other) or _is_inside(other, path)), "")
+        outer = next(
+            (other_path for other_path in earlier if _is_inside(path, other_path) or _is_inside(other_path, path)), ""
+        )
         if outer:
             yield field, f"{path} and {outer} overlap, so one mount would hide the other. Give each mount its own path."
         earlier.append(path)

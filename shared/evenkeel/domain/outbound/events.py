@@ -238,7 +238,7 @@ class RowTransition(NamedTuple):
     at: datetime
     """When the ledger stored it."""
 
-    def event(self, kind: OutboundKind, subject: str, text: str, data: Value, **more: Any) -> OutboundEvent:
+    def event(self, kind: OutboundKind, subject: str, text: str, data: Value, **more_fields: Any) -> OutboundEvent:
         """Return the event of this kind that follows from the change."""
         digest = hashlib.sha256(f"{self.row}|{self.version}|{kind}|{subject}".encode()).hexdigest()
         return OutboundEvent(
@@ -248,20 +248,24 @@ class RowTransition(NamedTuple):
             subject=subject,
             text=text,
             data=data.to_json(),
-            **more,
+            **more_fields,
         )
 
 
-def events_of_incident(change: RowTransition, before: Incident | None, after: Incident) -> tuple[OutboundEvent, ...]:
+def events_of_incident(
+    change: RowTransition, incident_before: Incident | None, incident_after: Incident
+) -> tuple[OutboundEvent, ...]:
     """Return the events of a change of an incident: opened, needs a person, settled."""
     kinds = []
-    if before is None:
+    if incident_before is None:
         kinds.append(OutboundKind.INCIDENT_OPENED)
-    if open_question_of(after) and (before is None or open_question_of(before) != open_question_of(after)):
+    if open_question_of(incident_after) and (
+        incident_before is None or open_question_of(incident_before) != open_question_of(incident_after)
+    ):
         kinds.append(OutboundKind.INCIDENT_NEEDS_PERSON)
-    if after.state.is_settled and (before is None or not before.state.is_settled):
+    if incident_after.state.is_settled and (incident_before is None or not incident_before.state.is_settled):
         kinds.append(OutboundKind.INCIDENT_SETTLED)
-    return tuple(_incident_event(change, kind, after) for kind in kinds)
+    return tuple(_incident_event(change, kind, incident_after) for kind in kinds)
 
 
 def open_question_of(incident: Incident) -> str:
@@ -292,7 +296,7 @@ def _incident_event(change: RowTransition, kind: OutboundKind, incident: Inciden
         node_name=incident.node_name or None,
         pool=incident.pool,
         instance_type=incident.instance_type,
-        job_ids=tuple(affected.job_id for affected in incident.affected_jobs[:_MAX_JOBS]),
+        job_ids=tuple(affected_job.job_id for affected_job in incident.affected_jobs[:_MAX_JOBS]),
         mode=incident.mode or None,
         execution=incident.execution_name,
         repairs=incident.repairs,
@@ -305,81 +309,87 @@ def _incident_event(change: RowTransition, kind: OutboundKind, incident: Inciden
     return change.event(kind, incident.incident_id, text, data, is_drill=incident.is_drill)
 
 
-def events_of_job(change: RowTransition, before: Job | None, after: Job) -> tuple[OutboundEvent, ...]:
+def events_of_job(change: RowTransition, job_before: Job | None, job_after: Job) -> tuple[OutboundEvent, ...]:
     """Return the event of a change of a job's state. Both values must hold public fields only."""
-    kind = _job_kind(before, after)
+    kind = _job_kind(job_before, job_after)
     if kind is None:
         return ()
-    name = after.spec.name or after.job_id
+    name = job_after.spec.name or job_after.job_id
     texts = {
         OutboundKind.JOB_SUBMITTED: f"{name} was submitted.",
-        OutboundKind.JOB_STARTED: f"{name} runs: attempt {after.current_attempt}.",
-        OutboundKind.JOB_MOVED: f"{name} runs again: attempt {after.current_attempt}.",
-        OutboundKind.JOB_INTERRUPTED: f"{name} was {'preempted' if after.is_preempted else 'interrupted'}. "
-        f"{after.reason}".rstrip(),
+        OutboundKind.JOB_STARTED: f"{name} runs: attempt {job_after.current_attempt}.",
+        OutboundKind.JOB_MOVED: f"{name} runs again: attempt {job_after.current_attempt}.",
+        OutboundKind.JOB_INTERRUPTED: f"{name} was {'preempted' if job_after.is_preempted else 'interrupted'}. "
+        f"{job_after.reason}".rstrip(),
         OutboundKind.JOB_SUSPENDED: f"{name} is suspended.",
-        OutboundKind.JOB_ENDED: f"{name} has ended: {after.state.lower()}.",
+        OutboundKind.JOB_ENDED: f"{name} has ended: {job_after.state.lower()}.",
     }
     data = JobData(
-        job_id=after.job_id,
-        name=after.spec.name or None,
-        priority_class=after.spec.priority_class or None,
-        state=after.state,
-        attempt=after.current_attempt,
-        nodes=after.size or after.spec.nodes,
-        cluster=after.cluster or None,
-        is_preempted=after.is_preempted,
-        submitted_at=after.submitted_at,
-        started_at=after.started_at,
-        ended_at=after.ended_at,
+        job_id=job_after.job_id,
+        name=job_after.spec.name or None,
+        priority_class=job_after.spec.priority_class or None,
+        state=job_after.state,
+        attempt=job_after.current_attempt,
+        nodes=job_after.size or job_after.spec.nodes,
+        cluster=job_after.cluster or None,
+        is_preempted=job_after.is_preempted,
+        submitted_at=job_after.submitted_at,
+        started_at=job_after.started_at,
+        ended_at=job_after.ended_at,
     )
-    by = after.submitted_by if kind is OutboundKind.JOB_SUBMITTED else ""
-    return (change.event(kind, after.job_id, texts[kind], data, team=after.spec.team, by=by),)
+    by = job_after.submitted_by if kind is OutboundKind.JOB_SUBMITTED else ""
+    return (change.event(kind, job_after.job_id, texts[kind], data, team=job_after.spec.team, by=by),)
 
 
-def _job_kind(before: Job | None, after: Job) -> OutboundKind | None:
-    if before is None:
+def _job_kind(job_before: Job | None, job_after: Job) -> OutboundKind | None:
+    if job_before is None:
         return OutboundKind.JOB_SUBMITTED
-    if before.state is after.state:
+    if job_before.state is job_after.state:
         return None
-    if after.state.has_ended:
+    if job_after.state.has_ended:
         return OutboundKind.JOB_ENDED
-    if after.state is JobState.SUSPENDED:
+    if job_after.state is JobState.SUSPENDED:
         return OutboundKind.JOB_SUSPENDED
-    if after.state is JobState.RUNNING:
-        return OutboundKind.JOB_STARTED if after.current_attempt <= 1 else OutboundKind.JOB_MOVED
-    if after.state is JobState.PENDING and before.state.has_live_attempt:
+    if job_after.state is JobState.RUNNING:
+        return OutboundKind.JOB_STARTED if job_after.current_attempt <= 1 else OutboundKind.JOB_MOVED
+    if job_after.state is JobState.PENDING and job_before.state.has_live_attempt:
         return OutboundKind.JOB_INTERRUPTED
     return None
 
 
-def events_of_node(change: RowTransition, before: FleetNode | None, after: FleetNode) -> tuple[OutboundEvent, ...]:
+def events_of_node(
+    change: RowTransition, node_before: FleetNode | None, node_after: FleetNode
+) -> tuple[OutboundEvent, ...]:
     """Return the event of a node that joined or left the fleet."""
-    if before is None and not after.is_gone:
+    if node_before is None and not node_after.is_gone:
         kind, verb = OutboundKind.NODE_JOINED, "joined"
-    elif after.is_gone and before is not None and not before.is_gone:
+    elif node_after.is_gone and node_before is not None and not node_before.is_gone:
         kind, verb = OutboundKind.NODE_LEFT, "left"
     else:
         return ()
-    node_text = after.node_name or after.life.instance_id
+    node_text = node_after.node_name or node_after.life.instance_id
     data = NodeData(
-        instance_id=after.life.instance_id,
-        node_name=after.node_name or None,
-        cluster=after.life.cluster,
-        pool=after.pool or None,
-        instance_type=after.instance_type or None,
-        gpus=after.accelerators,
+        instance_id=node_after.life.instance_id,
+        node_name=node_after.node_name or None,
+        cluster=node_after.life.cluster,
+        pool=node_after.pool or None,
+        instance_type=node_after.instance_type or None,
+        gpus=node_after.accelerators,
     )
     return (
-        change.event(kind, after.life.instance_id, f"{node_text} {verb} the pool {after.pool or 'unknown'}.", data),
+        change.event(
+            kind, node_after.life.instance_id, f"{node_text} {verb} the pool {node_after.pool or 'unknown'}.", data
+        ),
     )
 
 
-def events_of_cordons(change: RowTransition, before: ManualCordons, after: ManualCordons) -> tuple[OutboundEvent, ...]:
+def events_of_cordons(
+    change: RowTransition, cordons_before: ManualCordons, cordons_after: ManualCordons
+) -> tuple[OutboundEvent, ...]:
     """Return an event for each cordon that a person added. Removals are not recorded with a person."""
     events = []
-    for life, cordon in after.by_life.items():
-        if before.by_life.get(life) == cordon:
+    for life, cordon in cordons_after.by_life.items():
+        if cordons_before.by_life.get(life) == cordon:
             continue
         node = NodeLife.from_key(life)
         text = f"Cordoned by {cordon.by}{': ' if cordon.reason else '.'}{cordon.reason}"
@@ -396,7 +406,7 @@ def event_of_entry(
 
 
 def events_of_budgets(
-    change: RowTransition, before: Iterable[Mapping[str, Any]], after: Iterable[Mapping[str, Any]]
+    change: RowTransition, budgets_before: Iterable[Mapping[str, Any]], budgets_after: Iterable[Mapping[str, Any]]
 ) -> tuple[OutboundEvent, ...]:
     """Return an event for each budget that reached a threshold, 80 % or 100 % of its limit, or is expected to run out.
 
@@ -405,17 +415,17 @@ def events_of_budgets(
 
     Args:
         change: The change of the counts.
-        before: The use of the budgets before, as the sweep counts it.
-        after: The use after the change.
+        budgets_before: The use of the budgets before, as the sweep counts it.
+        budgets_after: The use after the change.
     """
-    earlier_budgets = list(before)
-    reached = {_budget_key(budget): _percent(budget) for budget in earlier_budgets}
-    warned = {(_budget_key(budget), budget["limit"]) for budget in earlier_budgets if budget.get("warnedAt")}
+    earlier_budgets = list(budgets_before)
+    percent_by_budget = {_budget_key(budget): _percent(budget) for budget in earlier_budgets}
+    warned_budgets = {(_budget_key(budget), budget["limit"]) for budget in earlier_budgets if budget.get("warnedAt")}
     events = []
-    for budget in after:
-        if budget.get("warnedAt") and (_budget_key(budget), budget["limit"]) not in warned:
+    for budget in budgets_after:
+        if budget.get("warnedAt") and (_budget_key(budget), budget["limit"]) not in warned_budgets:
             events.append(_budget_warning(change, budget))
-        percent, earlier = _percent(budget), reached.get(_budget_key(budget), 0.0)
+        percent, earlier = _percent(budget), percent_by_budget.get(_budget_key(budget), 0.0)
         threshold = max(
             (percentage for percentage in BUDGET_THRESHOLDS if earlier < percentage <= percent), default=None
         )
@@ -475,8 +485,8 @@ def _percent(budget: Mapping[str, Any]) -> float:
     return 100 * budget["used"] / budget["limit"] if budget["limit"] else 100.0
 
 
-def event_of_policy(change: RowTransition, fleet: str, after: PolicyChange) -> OutboundEvent:
+def event_of_policy(change: RowTransition, fleet: str, policy_change: PolicyChange) -> OutboundEvent:
     """Return the event of a change of the site policy. Only administrators read its reason and its values."""
-    data = ChangeData(change="policy", number=after.number)
-    text = f"Policy change {after.number} by {after.by}."
-    return change.event(OutboundKind.POLICY_CHANGED, fleet, text, data, by=after.by)
+    data = ChangeData(change="policy", number=policy_change.number)
+    text = f"Policy change {policy_change.number} by {policy_change.by}."
+    return change.event(OutboundKind.POLICY_CHANGED, fleet, text, data, by=policy_change.by)

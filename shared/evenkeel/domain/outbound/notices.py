@@ -50,9 +50,9 @@ def alert_text(notice: Notice) -> str:
     The longest answers are cut first, so no other answer is lost.
     """
     answers = [" ".join(text.split()) for text in notice[:4]]
-    last = f"Next: {notice.command} (runbook {notice.runbook})"
+    last_line = f"Next: {notice.command} (runbook {notice.runbook})"
     labels = ("What", "Affects", "Doing", "Until")
-    available = MAX_ALERT_CHARACTERS - len(last) - sum(len(f"{label}: \n") for label in labels)
+    available = MAX_ALERT_CHARACTERS - len(last_line) - sum(len(f"{label}: \n") for label in labels)
     while sum(map(len, answers)) > available:
         index = max(range(len(answers)), key=lambda position: len(answers[position]))
         excess = sum(map(len, answers)) - available
@@ -62,7 +62,7 @@ def alert_text(notice: Notice) -> str:
             break
         answers[index] = f"{answers[index][: length - 1].rstrip()}…"
     lines = [f"{label}: {text}" for label, text in zip(labels, answers, strict=True)]
-    return "\n".join([*lines, last])
+    return "\n".join([*lines, last_line])
 
 
 _END_TEXTS: Mapping[IncidentState, str] = {
@@ -76,7 +76,7 @@ def incident_notice(incident: Incident) -> Notice:
     """Return the notice about an incident that needs a person."""
     fault = default_catalogue().look_up(incident.fault_key)
     node_text = incident.node_name or incident.life.instance_id
-    jobs = [affected.job_id for affected in incident.affected_jobs]
+    jobs = [affected_job.job_id for affected_job in incident.affected_jobs]
     plan = incident.plan
     repairs = f"tried: {', '.join(incident.repairs)}." if incident.repairs else "no repair was requested."
     if incident.state in ALERTING_STATES:

@@ -31,10 +31,11 @@ def rent_by_period(rental: Rental, now: datetime) -> tuple[PeriodUsage, ...]:
     result: Counter[str] = Counter()
     for bill in rental.bills():
         for period in Period:
-            for key, parts in _split_by_period(bill, period, now):
-                result[key] += parts
+            for key, cost_parts in _split_by_period(bill, period, now):
+                result[key] += cost_parts
     return tuple(
-        PeriodUsage(key, Spending(usd_micros=round(parts / _COST_PARTS_PER_MICRO))) for key, parts in result.items()
+        PeriodUsage(key, Spending(usd_micros=round(cost_parts / _COST_PARTS_PER_MICRO)))
+        for key, cost_parts in result.items()
     )
 
 
@@ -76,12 +77,12 @@ def remaining_by_team(
         economy: Prices of nodes that are not rented.
         now: The time.
     """
-    all_charges, rented = tuple(charges), tuple(rentals)
+    all_charges, all_rentals = tuple(charges), tuple(rentals)
     result = {}
     for team in setup.teams:
         budget = _tightest_budget(team, spent, all_charges, economy, now)
         if budget is not None:
-            to_pay = sum(expected_remaining_cost(rental, now) for rental in rented if rental.team == team.name)
+            to_pay = sum(expected_remaining_cost(rental, now) for rental in all_rentals if rental.team == team.name)
             result[team.name] = budget - to_pay
     return result
 
@@ -95,8 +96,8 @@ def expected_remaining_cost(rental: Rental, now: datetime) -> int:
     if not rental.state.hosts_holder:
         return 0
     so_far = money.bill(rental.bills(), now).cost_parts
-    remaining = rental.expected_parts - so_far
-    return remaining if remaining > 0 else so_far // 2
+    remaining_parts = rental.expected_parts - so_far
+    return remaining_parts if remaining_parts > 0 else so_far // 2
 
 
 def _tightest_budget(

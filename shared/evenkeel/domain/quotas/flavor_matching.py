@@ -80,11 +80,11 @@ def requests_of(per_node: Resources, accelerator: str, queue: Queue) -> dict[str
         accelerator: Name of the resource of its accelerators.
         queue: The queue of the job.
     """
-    covered = {resource for group in queue.groups for resource in group.resources}
+    covered_resources = {resource for group in queue.groups for resource in group.resources}
     return {
         **({accelerator: per_node.accelerators} if per_node.accelerators else {}),
-        **({"cpu": f"{per_node.cpu_millis}m"} if "cpu" in covered and per_node.cpu_millis else {}),
-        **({"memory": f"{per_node.memory_mib}Mi"} if "memory" in covered and per_node.memory_mib else {}),
+        **({"cpu": f"{per_node.cpu_millis}m"} if "cpu" in covered_resources and per_node.cpu_millis else {}),
+        **({"memory": f"{per_node.memory_mib}Mi"} if "memory" in covered_resources and per_node.memory_mib else {}),
     }
 
 
@@ -94,8 +94,8 @@ def resource_of(instance_types: Iterable[str], queue: Queue, catalogue: Instance
         instance_type = catalogue.find(name)
         if instance_type is not None and instance_type.accelerator:
             return instance_type.accelerator
-    covered = [resource for group in queue.groups for resource in group.resources]
-    return next((resource for resource in covered if resource in (GPU, NEURON)), GPU)
+    covered_resources = [resource for group in queue.groups for resource in group.resources]
+    return next((resource for resource in covered_resources if resource in (GPU, NEURON)), GPU)
 
 
 def quota_use(
@@ -118,14 +118,18 @@ def quota_use(
     return {}
 
 
-def amounts_by_queue(charges: Iterable[Charge], declared: SchedulerDeclarations) -> Iterator[tuple[str, Amounts]]:
+def amounts_by_queue(charges: Iterable[Charge], declarations: SchedulerDeclarations) -> Iterator[tuple[str, Amounts]]:
     """Yield for each charge the queue whose quota it uses, and the amounts. Without such a queue, there are none."""
-    queues = {queue.name: queue for queue in declared.queues}
-    flavors = {flavor.name: with_labels(flavor) for flavor in declared.flavors}
+    queues = {queue.name: queue for queue in declarations.queues}
+    flavors = {flavor.name: with_labels(flavor) for flavor in declarations.flavors}
     for charge in charges:
         queue = queues.get(charge.queue or charge.team)
-        use = quota_use(charge, queue, flavors, shipped_instance_types()) if queue else {}
+        use_of_charge = quota_use(charge, queue, flavors, shipped_instance_types()) if queue else {}
         yield (
             queue.name if queue else "",
-            {(flavor, resource): amount for flavor, amounts in use.items() for resource, amount in amounts.items()},
+            {
+                (flavor, resource): amount
+                for flavor, amounts in use_of_charge.items()
+                for resource, amount in amounts.items()
+            },
         )

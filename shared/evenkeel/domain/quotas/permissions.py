@@ -48,8 +48,8 @@ def _errors_with_teams(spec: JobSpec, setup: TeamSetup) -> Iterator[SpecError]:
     if team is None:
         team_names = ", ".join(list(setup.by_name)[:10])
         ellipsis = " and more" if len(setup.teams) > 10 else ""
-        missing = f"Name the job's team. The teams are {team_names}{ellipsis}."
-        yield SpecError("team", unknown_name("team", spec.team, setup.by_name) if spec.team else missing)
+        missing_team_text = f"Name the job's team. The teams are {team_names}{ellipsis}."
+        yield SpecError("team", unknown_name("team", spec.team, setup.by_name) if spec.team else missing_team_text)
     else:
         yield from _team_errors(spec, team, setup)
     classes = setup.fleet.priority_classes

@@ -46,17 +46,17 @@ class SerializedDocuments(tuple[Json, ...]):
     parts: tuple[DocumentPart, ...]
 
     @classmethod
-    def of(cls, parts: Iterable[DocumentPart]) -> "SerializedDocuments":
+    def of(cls, document_parts: Iterable[DocumentPart]) -> "SerializedDocuments":
         """Return the documents of these parts."""
-        listed = tuple(parts)
-        instance = cls(itertools.chain.from_iterable(part.documents for part in listed))
-        instance.parts = listed
+        all_parts = tuple(document_parts)
+        instance = cls(itertools.chain.from_iterable(document_part.documents for document_part in all_parts))
+        instance.parts = all_parts
         return instance
 
     @property
     def text(self) -> str:
         """The documents as a list. Facts that many records share never need it."""
-        return f"[{','.join(part.text for part in self.parts)}]"
+        return f"[{','.join(document_part.text for document_part in self.parts)}]"
 
 
 def serialize(document: Any) -> str:
@@ -135,13 +135,13 @@ class DocumentCache:
             self._runs[cache_key] = (holders, runs)  # this reference keeps the holders alive, so their id stays unique
         return self._runs[cache_key][1]
 
-    def documents(self, run: HolderRun) -> DocumentPart:
+    def documents(self, holder_run: HolderRun) -> DocumentPart:
         """Return the holders of a run in the short form."""
-        if run not in self._documents:
-            holder_documents = tuple(self.holder(*holder) for holder in run.holders)
+        if holder_run not in self._documents:
+            holder_documents = tuple(self.holder(*holder) for holder in holder_run.holders)
             text = ",".join(document.text for document in holder_documents)
-            self._documents[run] = DocumentPart(holder_documents, text)
-        return self._documents[run]
+            self._documents[holder_run] = DocumentPart(holder_documents, text)
+        return self._documents[holder_run]
 
     def remembered(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return the value of a key, which is made once."""
@@ -172,10 +172,10 @@ class DocumentCache:
             max_size: The limit.
         """
         if tree not in self._measured:
-            everything = [document for run in runs for document in self.documents(run).documents]
-            size = packed_size([self._quotas[tree], *everything])
-            self._measured[tree] = (frozenset(map(id, everything)), size)
-        measured, size = self._measured[tree]
+            all_documents = [document for holder_run in runs for document in self.documents(holder_run).documents]
+            size = packed_size([self._quotas[tree], *all_documents])
+            self._measured[tree] = (frozenset(map(id, all_documents)), size)
+        measured_ids, size = self._measured[tree]
         # A holder that started or was asked to stop since then has a new document.
-        new = (document for document in documents if id(document) not in measured)
-        return (size + sum(len(serialize(document)) for document in new)) * 5 <= max_size * 4
+        new_documents = (document for document in documents if id(document) not in measured_ids)
+        return (size + sum(len(serialize(document)) for document in new_documents)) * 5 <= max_size * 4

@@ -114,10 +114,10 @@ class KueueCycleState(NamedTuple):
     def of(
         cls,
         scheduler: Scheduler,
-        reserved: Iterable[tuple[str, Amounts]] = (),
-        last: "KueueCycleState | None" = None,
+        reserved_amounts: Iterable[tuple[str, Amounts]] = (),
+        last_state: "KueueCycleState | None" = None,
     ) -> "KueueCycleState":
-        """Return the present state of a scheduler. If no holder changed since `last`, both states share the holders."""
+        """Return the present state of a scheduler. Both states share the holders if no holder changed."""
         snapshot = scheduler.snapshot
         holders = tuple(
             (workload, workload.is_evicted)
@@ -129,9 +129,9 @@ class KueueCycleState(NamedTuple):
             scheduler.cohorts,
             snapshot.flavors,
             scheduler.rules,
-            last.holders if last is not None and last.holders == holders else holders,
+            last_state.holders if last_state is not None and last_state.holders == holders else holders,
             dict(snapshot.evicted_at),
-            tuple(reserved),
+            tuple(reserved_amounts),
         )
 
 
@@ -158,19 +158,23 @@ def quota_facts_of(
     queue = queues[workload.queue]
 
     def list_holders() -> _ListedHolders:
-        single, summed = _split_holders(workload, runs, queue, frozenset(earlier.victims))
+        single_runs, summed_runs = _split_holders(workload, runs, queue, frozenset(earlier.victims))
         documents, single_count = _within_max_bytes(
-            quota_document, single, summed, lambda listed: cache.fits_packed(tree, listed, runs, MAX_BYTES), cache
+            quota_document,
+            single_runs,
+            summed_runs,
+            lambda documents: cache.fits_packed(tree, documents, runs, MAX_BYTES),
+            cache,
         )
-        holder_count = sum(len(run.holders) for run in single)
-        summed_count = sum(len(run.holders) for run in summed)
+        holder_count = sum(len(holder_run.holders) for holder_run in single_runs)
+        summed_count = sum(len(holder_run.holders) for holder_run in summed_runs)
         return _ListedHolders(documents, summed_count + holder_count - single_count, single_count < holder_count)
 
     # Jobs of one queue with one priority that request the same resources see the same holders.
     alike = (id(runs), workload.queue, workload.priority, _requested_resources(workload), earlier.victims)
     policies = (queue.preemption.within, queue.preemption.reclaim)
     is_by_time = PreemptionPolicy.LOWER_OR_NEWER_EQUAL_PRIORITY in policies
-    listed = list_holders() if is_by_time else cache.remembered(alike, list_holders)
+    listed_holders = list_holders() if is_by_time else cache.remembered(alike, list_holders)
     facts = QuotaFacts(
         quotas={},
         jobs=(),
@@ -193,17 +197,17 @@ def quota_facts_of(
         ),
         earlier_victims=earlier.victims,
         evicted_at={
-            other: at
+            other_id: at
             for pair, at in state.evicted_at.items()
             if workload.workload_id in pair
-            for other in pair - {workload.workload_id}
+            for other_id in pair - {workload.workload_id}
         },
         scan_start=tuple(dict(indexes) for indexes in decision.scan_start.tried) if decision.scan_start else (),
-        summed_holders=listed.summed_count,
-        is_cut=listed.is_cut,
+        summed_holders=listed_holders.summed_count,
+        is_cut=listed_holders.is_cut,
     )
     # Validation would copy each of these documents.
-    return facts.replace_unchecked(quotas=quota_document, jobs=listed.documents)
+    return facts.replace_unchecked(quotas=quota_document, jobs=listed_holders.documents)
 
 
 class _ListedHolders(NamedTuple):
@@ -222,8 +226,8 @@ def _requested_resources(workload: Workload) -> frozenset[str]:
 
 def _within_max_bytes(
     quota_document: SerializedDocument,
-    single: Sequence[HolderRun],
-    summed: Sequence[HolderRun],
+    single_runs: Sequence[HolderRun],
+    summed_runs: Sequence[HolderRun],
     fits_packed: Callable[[Sequence[Json]], bool],
     cache: DocumentCache,
 ) -> tuple[SerializedDocuments, int]:
@@ -231,18 +235,18 @@ def _within_max_bytes(
 
     If the documents exceed `MAX_BYTES`, the last single holders are summed as well.
     """
-    parts = [cache.documents(run) for run in single]
-    documents = [document for part in parts for document in part.documents]
-    use = [(run.queue, run.use) for run in summed]
-    size = len(quota_document.text) + sum(len(part.text) for part in parts)
+    document_parts = [cache.documents(holder_run) for holder_run in single_runs]
+    documents = [document for document_part in document_parts for document in document_part.documents]
+    use_by_queue = [(holder_run.queue, holder_run.use) for holder_run in summed_runs]
+    size = len(quota_document.text) + sum(len(document_part.text) for document_part in document_parts)
     is_small_enough = size <= MAX_BYTES or (size <= _MAX_PLAIN_BYTES and fits_packed(documents))
     single_count = len(documents) if is_small_enough else _max_single_holders(quota_document, documents)
     if single_count < len(documents):
-        holders = [admitted for run in single for admitted, _ in run.holders]
-        use += [(admitted.workload.queue, admitted.use) for admitted in holders[single_count:]]
-        parts = [DocumentPart((document,), serialize(document)) for document in documents[:single_count]]
-    sums = (DocumentPart((document,), serialize(document)) for document in sum_documents(use))
-    return SerializedDocuments.of((*parts, *sums)), single_count
+        holders = [admitted for holder_run in single_runs for admitted, _ in holder_run.holders]
+        use_by_queue += [(admitted.workload.queue, admitted.use) for admitted in holders[single_count:]]
+        document_parts = [DocumentPart((document,), serialize(document)) for document in documents[:single_count]]
+    sums = (DocumentPart((document,), serialize(document)) for document in sum_documents(use_by_queue))
+    return SerializedDocuments.of((*document_parts, *sums)), single_count
 
 
 def _max_single_holders(quota_document: Json, documents: Sequence[Json]) -> int:
@@ -284,21 +288,21 @@ def smallest_changes(facts: QuotaFacts, now: float) -> tuple[AdmittingChange, ..
 
 
 def _rebuild_scheduler(facts: QuotaFacts, node_fit: NodeFit | None) -> tuple[Scheduler, Workload]:
-    declared = QuotaDocuments(
+    declarations = QuotaDocuments(
         Profile.EVENKEEL, SchedulerRules(**{**facts.rules, "fair_strategies": tuple(facts.rules["fair_strategies"])})
     )
-    declared.add(facts.quotas, "quotas")
-    queues, cohorts, flavors = declared.everything()
-    scheduler = Scheduler(queues, cohorts, flavors, declared.rules, node_fit)
+    declarations.add(facts.quotas, "quotas")
+    queues, cohorts, flavors = declarations.everything()
+    scheduler = Scheduler(queues, cohorts, flavors, declarations.rules, node_fit)
     for document in facts.jobs:
-        holder = declared.job(document, "jobs").admitted
+        holder = declarations.job(document, "jobs").admitted
         assert holder is not None
         scheduler.restore(holder)
     for quota in facts.reserved:
         scheduler.snapshot.queues[quota.queue].quota_node.add_all(by_key(quota.amounts))
-    workload = declared.job(facts.job, "job").workload
-    for other, at in facts.evicted_at.items():
-        scheduler.snapshot.evicted_at[frozenset((workload.workload_id, other))] = at
+    workload = declarations.job(facts.job, "job").workload
+    for other_id, at in facts.evicted_at.items():
+        scheduler.snapshot.evicted_at[frozenset((workload.workload_id, other_id))] = at
     scan_start = FlavorCursor(facts.scan_start, 0, 0, workload.shape) if facts.scan_start else None
     scheduler.pending[workload.queue].push(PendingWorkload(workload, scan_start))
     return scheduler, workload
@@ -310,24 +314,24 @@ def _rebuild_scheduler(facts: QuotaFacts, node_fit: NodeFit | None) -> tuple[Sch
 def _related_cohorts(queues: Iterable[Queue], cohorts: tuple[Cohort, ...]) -> list[Cohort]:
     """Return all cohorts of the trees that these queues belong to."""
     by_name = {cohort.name: cohort for cohort in cohorts}
-    related: dict[str, Cohort] = {}
+    related_cohorts: dict[str, Cohort] = {}
     for queue in queues:
         name = queue.cohort
-        while name in by_name and name not in related:
-            related[name] = by_name[name]
+        while name in by_name and name not in related_cohorts:
+            related_cohorts[name] = by_name[name]
             name = by_name[name].parent
     # Add the rest of each tree: cohorts outside the path from queue to root also lend quota.
     has_added = True
     while has_added:
-        names = {name for cohort in related.values() for name in (cohort.name, cohort.parent) if name}
+        names = {name for cohort in related_cohorts.values() for name in (cohort.name, cohort.parent) if name}
         relatives = [
             cohort
             for cohort in cohorts
-            if cohort.name not in related and (cohort.parent in names or cohort.name in names)
+            if cohort.name not in related_cohorts and (cohort.parent in names or cohort.name in names)
         ]
-        related |= {cohort.name: cohort for cohort in relatives}
+        related_cohorts |= {cohort.name: cohort for cohort in relatives}
         has_added = bool(relatives)
-    return [cohort for cohort in cohorts if cohort.name in related]
+    return [cohort for cohort in cohorts if cohort.name in related_cohorts]
 
 
 def _quota_document(queues: Mapping[str, Queue], state: KueueCycleState) -> Json:
@@ -357,23 +361,25 @@ def _split_holders(
         for resource in group.resources
         if resource == PODS or any(resource in pods.requests for pods in workload.pod_sets)
     }
-    single: list[HolderRun] = []
-    summed: list[HolderRun] = []
-    for run in runs:
+    single_runs: list[HolderRun] = []
+    summed_runs: list[HolderRun] = []
+    for holder_run in runs:
         # Only the policy of the preemptor's queue counts, not the policy of the victim's queue.
-        policy = queue.preemption.within if run.queue == workload.queue else queue.preemption.reclaim
-        may_preempt = policy is not PreemptionPolicy.NEVER and not keys.isdisjoint(run.keys)
+        policy = queue.preemption.within if holder_run.queue == workload.queue else queue.preemption.reclaim
+        may_preempt = policy is not PreemptionPolicy.NEVER and not keys.isdisjoint(holder_run.keys)
 
         def is_single(admitted: Admitted, policy: PreemptionPolicy = policy, may_preempt: bool = may_preempt) -> bool:
             is_victim = admitted.workload.workload_id in victims
             return is_victim or (may_preempt and outranks(workload, admitted.workload, policy))
 
         # Holders of one priority differ only by the time of their submission.
-        depends_on_time = run.priority == workload.priority and policy is PreemptionPolicy.LOWER_OR_NEWER_EQUAL_PRIORITY
-        if depends_on_time or not run.names.isdisjoint(victims):
-            parts = run.split(is_single)
+        depends_on_time = (
+            holder_run.priority == workload.priority and policy is PreemptionPolicy.LOWER_OR_NEWER_EQUAL_PRIORITY
+        )
+        if depends_on_time or not holder_run.names.isdisjoint(victims):
+            split_runs = holder_run.split(is_single)
         else:
-            parts = iter([(is_single(run.holders[0][0]), run)])
-        for may_be_victim, part in parts:
-            (single if may_be_victim else summed).append(part)
-    return single, summed
+            split_runs = iter([(is_single(holder_run.holders[0][0]), holder_run)])
+        for may_be_victim, split_run in split_runs:
+            (single_runs if may_be_victim else summed_runs).append(split_run)
+    return single_runs, summed_runs

@@ -118,14 +118,14 @@ def sum_documents(uses: Iterable[tuple[str, Amounts]]) -> Iterator[Json]:
         uses: (queue, use) of holders.
     """
     by_queue: dict[str, Amounts] = {}
-    for queue, use in uses:
+    for queue, amounts in uses:
         total = by_queue.setdefault(queue, {})
-        for key, amount in use.items():
+        for key, amount in amounts.items():
             total[key] = total.get(key, 0) + amount
-    for queue, use in sorted(by_queue.items()):
-        if any(use.values()):
+    for queue, amounts in sorted(by_queue.items()):
+        if any(amounts.values()):
             name = f"{_SUM_PREFIX}{queue}"
-            yield holder_document(QuotaHolder(name, queue, by_flavor_and_resource(use), 1, _NEVER_PREEMPTED, 0.0))
+            yield holder_document(QuotaHolder(name, queue, by_flavor_and_resource(amounts), 1, _NEVER_PREEMPTED, 0.0))
 
 
 def is_sum(name: str) -> bool:

@@ -74,16 +74,18 @@ def check_setup(setup: TeamSetup) -> tuple[SetupError, ...]:
     return tuple(_setup_errors(setup))
 
 
-def check_change(old: TeamSetup, new: TeamSetup, team: str = "") -> tuple[SetupError, ...]:
+def check_change(old_setup: TeamSetup, new_setup: TeamSetup, team: str = "") -> tuple[SetupError, ...]:
     """Return the conflicts that a change adds, and the remaining conflicts of the changed team.
 
     A set-up of an older release may have conflicts. They can be repaired team by team: the conflicts of other teams do
     not block the change.
     """
-    earlier_errors = set(check_setup(old))
+    earlier_errors = set(check_setup(old_setup))
     own_prefix = f"Team {team} "
     return tuple(
-        error for error in check_setup(new) if error not in earlier_errors or (team and own_prefix in error.message)
+        error
+        for error in check_setup(new_setup)
+        if error not in earlier_errors or (team and own_prefix in error.message)
     )
 
 
@@ -146,9 +148,9 @@ def _image_errors(images: tuple[str, ...]) -> Iterator[SetupError]:
     if len(images) > MAX_IMAGES:
         yield SetupError("images", f"Name at most {MAX_IMAGES} images.")
     for index, pattern in enumerate(images):
-        parts = set(pattern.removesuffix("*").removesuffix("/").split("/"))
+        segments = set(pattern.removesuffix("*").removesuffix("/").split("/"))
         pattern_rule = _IMAGE_PREFIXES if pattern.endswith("*") else _IMAGES
-        if not pattern_rule.fullmatch(pattern) or {"", ".", ".."} & parts:
+        if not pattern_rule.fullmatch(pattern) or {"", ".", ".."} & segments:
             text = "Name an image. A `*` is allowed only at the end, after a registry and a slash: my.registry/nlp/*."
             yield SetupError(f"images.{index}", text)
 
@@ -157,8 +159,8 @@ def _checkpoint_errors(folders: tuple[str, ...]) -> Iterator[SetupError]:
     if len(folders) > MAX_CHECKPOINTS:
         yield SetupError("checkpoints", f"Name at most {MAX_CHECKPOINTS} folders.")
     for index, folder in enumerate(folders):
-        parts = folder.partition("://")[2].split("/")
-        if len(folder) > 1024 or not _CHECKPOINTS.fullmatch(folder) or {".", ".."} & set(parts):
+        segments = folder.partition("://")[2].split("/")
+        if len(folder) > 1024 or not _CHECKPOINTS.fullmatch(folder) or {".", ".."} & set(segments):
             yield SetupError(f"checkpoints.{index}", "Name a folder: s3://bucket/prefix or file:///folder/path.")
         elif is_bucket_alias(folder):
             yield SetupError(f"checkpoints.{index}", "Name the bucket itself, not an access point alias.")
@@ -252,15 +254,15 @@ def _folder_conflicts(setup: TeamSetup) -> Iterator[SetupError]:
     folders = sorted(
         (f"{checkpoint.rstrip('/')}/", team.name) for team in setup.teams for checkpoint in team.checkpoints
     )
-    enclosing: list[tuple[str, str]] = []
+    enclosing_folders: list[tuple[str, str]] = []
     for folder, name in folders:
-        while enclosing and not folder.startswith(enclosing[-1][0]):
-            enclosing.pop()
+        while enclosing_folders and not folder.startswith(enclosing_folders[-1][0]):
+            enclosing_folders.pop()
         # Checkpoints on a claim are in the team's own namespace, whatever their path.
-        for outer, outer_team in enclosing if folder.startswith("s3://") else ():
+        for outer, outer_team in enclosing_folders if folder.startswith("s3://") else ():
             if outer_team != name:
                 yield SetupError("checkpoints", f"{folder} of team {name} is inside {outer} of team {outer_team}.")
-        enclosing.append((folder, name))
+        enclosing_folders.append((folder, name))
 
 
 def _total_size_errors(setup: TeamSetup) -> Iterator[SetupError]:

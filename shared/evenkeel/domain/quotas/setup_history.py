@@ -33,8 +33,12 @@ class SetupChange(TimelineEntry):
             part: The changed team; empty for the quotas of the fleet.
             setup: The setup before the change.
         """
-        before: Team | FleetQuotas | None = setup.by_name.get(part) if part else setup.fleet
-        text = before.model_dump_json(include=_QUOTA_FIELDS[type(before)], by_alias=True) if before else None
+        part_before: Team | FleetQuotas | None = setup.by_name.get(part) if part else setup.fleet
+        text = (
+            part_before.model_dump_json(include=_QUOTA_FIELDS[type(part_before)], by_alias=True)
+            if part_before
+            else None
+        )
         return cls(**dict(entry), part=part, before=text)
 
     def undo(self, setup: TeamSetup) -> TeamSetup:

@@ -166,8 +166,8 @@ def budget_used(
         now: The time.
     """
     key = budget.period.key_at(now)
-    settled = spent.get(key, Spending())
-    running = [
+    settled_spending = spent.get(key, Spending())
+    running_spending = [
         _spent_by_attempt(charge, start, end, _price_of(charge, charge.admitted_at, economy))
         for charge in charges
         if charge.admitted_at is not None
@@ -175,9 +175,10 @@ def budget_used(
         if of == key
     ]
     return Spending(
-        accelerator_seconds=settled.accelerator_seconds + sum(spent.accelerator_seconds for spent in running),
-        usd_micros=settled.usd_micros + sum(spent.usd_micros for spent in running),
-        unpriced_seconds=settled.unpriced_seconds + sum(spent.unpriced_seconds for spent in running),
+        accelerator_seconds=settled_spending.accelerator_seconds
+        + sum(spent.accelerator_seconds for spent in running_spending),
+        usd_micros=settled_spending.usd_micros + sum(spent.usd_micros for spent in running_spending),
+        unpriced_seconds=settled_spending.unpriced_seconds + sum(spent.unpriced_seconds for spent in running_spending),
     )
 
 
@@ -197,13 +198,13 @@ def _limits_on_unpriced_use(team: Team, charges: tuple[Charge, ...], economy: Ec
     ]
 
 
-def _price_of(use: Attempt | Charge, since: datetime, economy: EconomyPolicy) -> float | None:
+def _price_of(holder: Attempt | Charge, since: datetime, economy: EconomyPolicy) -> float | None:
     """Return the price that an attempt keeps from its admission; if it had none, the policy's price of that day."""
-    if use.is_rented:
+    if holder.is_rented:
         return 0.0
-    if use.usd_per_accelerator_hour is not None:
-        return use.usd_per_accelerator_hour
-    price = economy.price_of(use.instance_type, since, use.pool)
+    if holder.usd_per_accelerator_hour is not None:
+        return holder.usd_per_accelerator_hour
+    price = economy.price_of(holder.instance_type, since, holder.pool)
     return price.usd if price else None
 
 
@@ -215,25 +216,27 @@ def _budget_limits(
     economy: EconomyPolicy,
     now: datetime,
 ) -> list[UsageLimit]:
-    use = budget_used(budget, charges, spent, economy, now)
+    spending = budget_used(budget, charges, spent, economy, now)
     suffix = f"of team {team.name} in {budget.period.key_at(now)}"
     limits = []
     if budget.gpu_hours is not None:
-        hours = round(use.accelerator_seconds / 3600, 2)
+        hours = round(spending.accelerator_seconds / 3600, 2)
         limits.append(UsageLimit(quantity=f"accelerator-hours {suffix}", used=hours, limit=budget.gpu_hours))
     if budget.usd is not None:
-        limits.append(UsageLimit(quantity=f"dollars {suffix}", used=round(use.usd_micros / 1e6, 2), limit=budget.usd))
+        limits.append(
+            UsageLimit(quantity=f"dollars {suffix}", used=round(spending.usd_micros / 1e6, 2), limit=budget.usd)
+        )
         limits += _limits_on_unpriced_use(team, charges, economy)
     return limits
 
 
-def _spent_by_attempt(use: Attempt | Charge, start: datetime, end: datetime, usd_per_hour: float | None) -> Spending:
+def _spent_by_attempt(holder: Attempt | Charge, start: datetime, end: datetime, usd_per_hour: float | None) -> Spending:
     """Return the use of an attempt. The cost of a rented part is in the bill of its rental."""
     duration = max(0, round((end - start).total_seconds()))
-    seconds, priced = use.accelerators * duration, use.priced_accelerators * duration
+    seconds, priced_seconds = holder.accelerators * duration, holder.priced_accelerators * duration
     if usd_per_hour is None:
-        return Spending(accelerator_seconds=seconds, unpriced_seconds=priced)
-    return Spending(accelerator_seconds=seconds, usd_micros=round(priced * usd_per_hour / 3600 * 1e6))
+        return Spending(accelerator_seconds=seconds, unpriced_seconds=priced_seconds)
+    return Spending(accelerator_seconds=seconds, usd_micros=round(priced_seconds * usd_per_hour / 3600 * 1e6))
 
 
 def split_by_period(period: Period, start: datetime, end: datetime) -> list[tuple[str, datetime, datetime]]:

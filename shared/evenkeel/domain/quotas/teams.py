@@ -51,10 +51,10 @@ class Role(StrEnum):
     LEAD = "lead"
     """Changes any job of the team."""
 
-    def includes(self, needed: "Role") -> bool:
+    def includes(self, required_role: "Role") -> bool:
         """Whether this role includes all rights of the needed role."""
         roles = list(Role)
-        return roles.index(self) >= roles.index(needed)
+        return roles.index(self) >= roles.index(required_role)
 
 
 def identity_of(arn: str) -> str:
@@ -252,12 +252,12 @@ class TeamSetup(Value):
     @cached_property
     def scheduler_declarations(self) -> SchedulerDeclarations:
         """The declarations from which a scheduler is built; no queue without a team."""
-        declared = QuotaDocuments(Profile.EVENKEEL, self.fleet.rules)
-        declared.queues = {team.name: team.to_queue() for team in self.teams}
-        declared.cohorts = {cohort.name: cohort.to_cohort() for cohort in self.fleet.cohorts}
-        declared.flavors = {flavor.name: flavor.to_flavor() for flavor in self.fleet.flavors}
-        queues, cohorts, flavors = declared.everything()
-        return SchedulerDeclarations(tuple(queues), tuple(cohorts), tuple(flavors), declared.rules)
+        declarations = QuotaDocuments(Profile.EVENKEEL, self.fleet.rules)
+        declarations.queues = {team.name: team.to_queue() for team in self.teams}
+        declarations.cohorts = {cohort.name: cohort.to_cohort() for cohort in self.fleet.cohorts}
+        declarations.flavors = {flavor.name: flavor.to_flavor() for flavor in self.fleet.flavors}
+        queues, cohorts, flavors = declarations.everything()
+        return SchedulerDeclarations(tuple(queues), tuple(cohorts), tuple(flavors), declarations.rules)
 
     def priority_of(self, priority_class: str) -> int:
         """Return the priority of a class.

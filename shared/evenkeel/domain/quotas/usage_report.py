@@ -27,23 +27,25 @@ class QuotaUsageRow(NamedTuple):
 
 
 def usage_rows(
-    queues: Sequence[Queue], cohorts: Sequence[Cohort], use: Mapping[str, Amounts]
+    queues: Sequence[Queue], cohorts: Sequence[Cohort], amounts_by_team: Mapping[str, Amounts]
 ) -> Mapping[str, tuple[QuotaUsageRow, ...]]:
     """Return the rows of every queue, by name.
 
     Args:
         queues: All queues.
         cohorts: All cohorts.
-        use: Use by each queue's jobs.
+        amounts_by_team: Use by each queue's jobs.
     """
     tree = Tree(queues, cohorts)
-    for name, amounts in use.items():
+    for name, amounts in amounts_by_team.items():
         tree.queues[name].add_all(amounts)
     rows: dict[str, list[QuotaUsageRow]] = {name: [] for name in tree.queues}
     groups = [group for queue in queues for group in queue.groups]
     groups += [group for cohort in cohorts for group in cohort.groups]
-    declared = {(flavor.flavor, resource) for group in groups for flavor in group.flavors for resource in flavor.quotas}
-    keys = sorted(declared | {key for amounts in use.values() for key in amounts})
+    declared_keys = {
+        (flavor.flavor, resource) for group in groups for flavor in group.flavors for resource in flavor.quotas
+    }
+    keys = sorted(declared_keys | {key for amounts in amounts_by_team.values() for key in amounts})
     for key in keys:
         for name, row in usage_of_key(tree, key).items():
             rows[name].append(row)
@@ -88,11 +90,13 @@ def _distribute_borrowing(quota_node: QuotaNode, key: Key, lent: dict[str, int])
     for name, amount in borrowed_by_team.items():
         lent[name] = lent.get(name, 0) + amount
         lendable_by_team[name] -= amount
-    remaining = {name: amount for name, amount in lendable_by_team.items() if amount}
+    amounts_left = {name: amount for name, amount in lendable_by_team.items() if amount}
     if cell.nominal > from_cohort:
-        remaining[_COHORT_QUOTA] = cell.nominal - from_cohort
+        amounts_left[_COHORT_QUOTA] = cell.nominal - from_cohort
     # A cohort's lending limit may be smaller.
-    return to_borrow - sum(borrowed_by_team.values()), _split_amount(min(lendable, sum(remaining.values())), remaining)
+    return to_borrow - sum(borrowed_by_team.values()), _split_amount(
+        min(lendable, sum(amounts_left.values())), amounts_left
+    )
 
 
 def _split_amount(amount: int, lendable_by_team: Mapping[str, int]) -> dict[str, int]:
@@ -100,8 +104,8 @@ def _split_amount(amount: int, lendable_by_team: Mapping[str, int]) -> dict[str,
     total = sum(lendable_by_team.values())
     if not total:
         return {}
-    parts = {name: amount * lendable // total for name, lendable in lendable_by_team.items()}
-    odd = amount - sum(parts.values())
+    amount_by_team = {name: amount * lendable // total for name, lendable in lendable_by_team.items()}
+    odd = amount - sum(amount_by_team.values())
     for name in sorted(lendable_by_team, key=lambda team: (-(amount * lendable_by_team[team] % total), team))[:odd]:
-        parts[name] += 1
-    return {name: share for name, share in parts.items() if share}
+        amount_by_team[name] += 1
+    return {name: share for name, share in amount_by_team.items() if share}

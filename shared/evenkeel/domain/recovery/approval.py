@@ -40,9 +40,9 @@ def why_beyond_approval(incident: Incident, rungs: Iterable[str]) -> str:
     if plan is None or plan.outcome != ASK or not plan.rungs:
         return ""
     unapproved_rungs = [rung for rung in rungs if rung in NODE_RUNGS and rung not in plan.rungs]
-    approved = " then ".join(plan.rungs)
+    approved_text = " then ".join(plan.rungs)
     return (
-        f"A person approved {approved}, but {incident.fault_key} now needs {' then '.join(unapproved_rungs)}."
+        f"A person approved {approved_text}, but {incident.fault_key} now needs {' then '.join(unapproved_rungs)}."
         if unapproved_rungs
         else ""
     )

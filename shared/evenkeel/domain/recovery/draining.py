@@ -107,12 +107,14 @@ def affected_since(incident: Incident, policy: Policy) -> datetime:
     The fault began before its first signal. If it can corrupt data, the window of distrusted checkpoints counts too:
     an attempt that ended in it also saved in it.
     """
-    blamed = incident.first_signal_at - timedelta(seconds=policy.jobs.attribution_delay_seconds)
-    return min(blamed, distrust_after(*checkpoint_trust_of(incident, policy.catalogue), policy.jobs) or blamed)
+    blamed_since = incident.first_signal_at - timedelta(seconds=policy.jobs.attribution_delay_seconds)
+    return min(
+        blamed_since, distrust_after(*checkpoint_trust_of(incident, policy.catalogue), policy.jobs) or blamed_since
+    )
 
 
 def finish_deadline(
-    requested: OnNodeFault, fault: Fault, *, opened_at: datetime, deadline_at: datetime | None, policy: Policy
+    on_node_fault: OnNodeFault, fault: Fault, *, opened_at: datetime, deadline_at: datetime | None, policy: Policy
 ) -> datetime | None:
     """Return the time until which a job may keep running on a cordoned node; None if it may not.
 
@@ -120,7 +122,7 @@ def finish_deadline(
     or that makes checkpoints distrusted, no job may finish on the node.
     """
     is_trusted = fault.drain_seconds != 0 and fault.checkpoint_trust is CheckpointTrust.TRUSTED
-    if requested is not OnNodeFault.FINISH or not is_trusted:
+    if on_node_fault is not OnNodeFault.FINISH or not is_trusted:
         return None
     until = opened_at + timedelta(seconds=policy.jobs.finish_seconds)
     if deadline_at is not None:

@@ -25,9 +25,11 @@ class FleetSummary(Value):
         """Summarise the present nodes. A node younger than `boot_seconds` that is not Ready yet counts as booting."""
         nodes = tuple(nodes)
         sizes = Counter(node.pool for node in nodes if node.can_be_acted_on(now, boot_seconds=boot_seconds))
-        offers = ((node.instance_type, node.accelerators) for node in nodes if node.is_ready and node.accelerators)
+        types_and_accelerators = (
+            (node.instance_type, node.accelerators) for node in nodes if node.is_ready and node.accelerators
+        )
         return cls(
             nodes=dict(sorted(sizes.items())),
             opted_out=tuple(sorted(opted_out_pools((node.pool, node.labels) for node in nodes))),
-            accelerators=dict(sorted(most_accelerators(offers).items())),
+            accelerators=dict(sorted(most_accelerators(types_and_accelerators).items())),
         )

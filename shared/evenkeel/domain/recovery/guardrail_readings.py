@@ -78,7 +78,8 @@ def _shared_cause(facts: GuardrailFacts, policy: GuardrailPolicy) -> _Amount:
     def amount_of(cause: SharedCause) -> _Amount:
         recent_count = sum(facts.now - at < window for at in cause.faulted_at)
         open_count_in_window = max(  # open incidents count if they began within one window, however long ago
-            (sum(timedelta() <= at - first < window for at in cause.open_at) for first in cause.open_at), default=0
+            (sum(timedelta() <= at - first_at < window for at in cause.open_at) for first_at in cause.open_at),
+            default=0,
         )
         limit = max(policy.shared_cause_count, math.ceil(policy.shared_cause_share * cause.nodes))
         return _Amount(max(recent_count, open_count_in_window), limit, f"unhealthy nodes of {cause.kind} {cause.name}")

@@ -91,11 +91,11 @@ class Register(Value):
         requested_at = (*self.requested_at, entry.since) if is_request else self.requested_at
         return self.replace(entries=(*other_entries, entry), requested_at=requested_at)
 
-    def merged_with(self, other: "Register") -> "Register":
+    def merged_with(self, other_register: "Register") -> "Register":
         """Return the union of both registers."""
         return Register(
-            entries=(*self.entries, *other.entries),
-            requested_at=tuple(sorted((*self.requested_at, *other.requested_at))),
+            entries=(*self.entries, *other_register.entries),
+            requested_at=tuple(sorted((*self.requested_at, *other_register.requested_at))),
         )
 
     def without_nodes(self, *lives: str) -> "Register":
@@ -248,31 +248,31 @@ def _check_shared_cause(action: GuardrailAction, facts: GuardrailFacts, policy: 
         return None
     window = timedelta(seconds=policy.shared_cause_window_seconds)
     for cause in facts.causes:
-        needed = max(policy.shared_cause_count, math.ceil(policy.shared_cause_share * cause.nodes))
+        needed_count = max(policy.shared_cause_count, math.ceil(policy.shared_cause_share * cause.nodes))
         faulty = [at for at in cause.faulted_at if facts.now - at < window]
         open_at = cause.open_at
-        if _occurred_within_window(open_at, needed, window):
+        if _occurred_within_window(open_at, needed_count, window):
             count = max(len(faulty), len(open_at))
             share = f"{count} of {count_of(max(cause.nodes, count), 'node')} of {cause.kind} {cause.name}"
             reason = (
-                f"{share} {'is' if count == 1 else 'are'} unhealthy; {needed} or more failed within "
+                f"{share} {'is' if count == 1 else 'are'} unhealthy; {needed_count} or more failed within "
                 f"{_format_duration(window)}. "
                 "A shared cause is likely, so repairs stop: find it. Repairs continue when fewer nodes are "
                 f"unhealthy, or after evenkeel automation release --cause {cause.key!r}."
             )
             return _Violation(reason, None, cause.key, open_at[0])
-        if len(faulty) >= needed:
+        if len(faulty) >= needed_count:
             reason = (
                 f"{len(faulty)} of {count_of(max(cause.nodes, len(faulty)), 'node')} of {cause.kind} {cause.name} "
                 f"failed in {_format_duration(window)}. A shared cause is likely, so repairs stop: find it."
             )
-            return _Violation(reason, faulty[-needed] + window, cause.key, faulty[0])
+            return _Violation(reason, faulty[-needed_count] + window, cause.key, faulty[0])
     return None
 
 
-def _occurred_within_window(times: Sequence[datetime], needed: int, window: timedelta) -> bool:
-    """Whether any period as long as the window contains at least `needed` of the times."""
-    return any(last - first < window for first, last in zip(times, times[needed - 1 :], strict=False))
+def _occurred_within_window(times: Sequence[datetime], needed_count: int, window: timedelta) -> bool:
+    """Whether any period as long as the window contains at least `needed_count` of the times."""
+    return any(last_at - first_at < window for first_at, last_at in zip(times, times[needed_count - 1 :], strict=False))
 
 
 def _check_stale_evidence(
@@ -389,47 +389,54 @@ class BlockedAction(Value):
     is_drill: bool = False
 
 
-def unblocked_actions(waiting: Iterable[BlockedAction], policy: GuardrailPolicy) -> frozenset[str]:
+def unblocked_actions(blocked_actions: Iterable[BlockedAction], policy: GuardrailPolicy) -> frozenset[str]:
     """Return the ids of the blocked incidents that may act now, together.
 
     The order is severity, then age; drills come last. Each unblocked action counts as under way for the next one. So a
     guardrail unblocks only as many actions as its limit allows. An action with stale evidence is unblocked too, because
     Evenkeel then validates the node instead of repairing it.
     """
-    unblocked: set[str] = set()
-    entered: dict[GuardrailAction, list[RegisterEntry]] = {
+    unblocked_ids: set[str] = set()
+    entries_by_action: dict[GuardrailAction, list[RegisterEntry]] = {
         GuardrailAction.CORDON: [],
         GuardrailAction.REPLACE: [],
         GuardrailAction.STOP: [],
     }
-    for blocked in sorted(waiting, key=_unblock_order):
-        earlier = entered[GuardrailAction.REPLACE if blocked.action in REPAIRS else blocked.action]
-        under_way = blocked.facts.under_way
+    for blocked_action in sorted(blocked_actions, key=_unblock_order):
+        earlier = entries_by_action[
+            GuardrailAction.REPLACE if blocked_action.action in REPAIRS else blocked_action.action
+        ]
+        under_way = blocked_action.facts.under_way
         for entry in earlier:
-            under_way = under_way.with_entry(entry, is_request=blocked.action in REPAIRS)
-        verdict = check_guardrails(blocked.action, blocked.facts.replace(under_way=under_way), policy)
+            under_way = under_way.with_entry(entry, is_request=blocked_action.action in REPAIRS)
+        verdict = check_guardrails(blocked_action.action, blocked_action.facts.replace(under_way=under_way), policy)
         if verdict.is_allowed:
-            facts = blocked.facts
+            facts = blocked_action.facts
             earlier.append(
                 RegisterEntry(
-                    life_key=facts.life_key, incident_id=blocked.incident_id, pool=facts.pool, since=facts.now
+                    life_key=facts.life_key, incident_id=blocked_action.incident_id, pool=facts.pool, since=facts.now
                 )
             )
         is_stale = verdict.guardrail == GuardrailName.STALE_EVIDENCE or (
             # A node that waits to be cordoned and looks healthy by now needs no cordon.
-            blocked.action is GuardrailAction.CORDON
-            and _check_stale_evidence(blocked.action, blocked.facts, policy) is not None
+            blocked_action.action is GuardrailAction.CORDON
+            and _check_stale_evidence(blocked_action.action, blocked_action.facts, policy) is not None
         )
         # The recorded block may not name the shared cause yet, for example after a hold. The recovery must run once
         # to record the cause and to page a person.
-        is_new_cause = verdict.cause not in ("", blocked.cause)
+        is_new_cause = verdict.cause not in ("", blocked_action.cause)
         if verdict.is_allowed or is_stale or is_new_cause:
-            unblocked.add(blocked.incident_id)
-    return frozenset(unblocked)
+            unblocked_ids.add(blocked_action.incident_id)
+    return frozenset(unblocked_ids)
 
 
-def _unblock_order(blocked: BlockedAction) -> tuple[bool, int, datetime, str]:
-    return (blocked.is_drill, -blocked.severity.rank, blocked.opened_at, blocked.incident_id)
+def _unblock_order(blocked_action: BlockedAction) -> tuple[bool, int, datetime, str]:
+    return (
+        blocked_action.is_drill,
+        -blocked_action.severity.rank,
+        blocked_action.opened_at,
+        blocked_action.incident_id,
+    )
 
 
 # ---------------------------------------------------------------- shared causes
@@ -453,7 +460,7 @@ def shared_causes(
     *,
     now: datetime,
     boot_seconds: int,
-    ended: Mapping[str, datetime] = MappingProxyType({}),
+    ended_at_by_incident: Mapping[str, datetime] = MappingProxyType({}),
 ) -> tuple[SharedCause, ...]:
     """Return the possible shared causes of a node's fault: its zone, UltraServer and image, with their faulty nodes.
 
@@ -467,8 +474,8 @@ def shared_causes(
         faulty: The nodes that failed recently or have an open incident.
         now: The current time.
         boot_seconds: See `FleetNode.can_be_acted_on`.
-        ended: Time at which a person ended a cause, by the key of the cause. A node that failed before that time and
-            has that cause counts for no cause.
+        ended_at_by_incident: Time at which a person ended a cause, by the key of the cause. A node that failed before
+            that time and has that cause counts for no cause.
     """
     node_by_life = {node.life.key: node for node in fleet}
     failed_at: dict[str, datetime] = {}
@@ -476,7 +483,7 @@ def shared_causes(
     for failure in sorted(faulty, key=lambda node_failure: node_failure.at, reverse=True):
         node = node_by_life.get(failure.life_key)
         keys = (f"{kind}/{name}" for kind, name in _possible_causes(node, node.pool if node else failure.pool))
-        if any(key in ended and failure.at <= ended[key] for key in keys):
+        if any(key in ended_at_by_incident and failure.at <= ended_at_by_incident[key] for key in keys):
             continue
         if node is None or node.is_gone or not node.is_maintained:
             failed_at[failure.life_key] = failure.at
@@ -495,10 +502,12 @@ def shared_causes(
             if (kind, name) in _possible_causes(node_by_life.get(key), pools.get(key, ""))
             and (key in failed_at or node_by_life[key].can_be_acted_on(now, boot_seconds=boot_seconds))
         }
-        failed = sorted(failed_at[key] for key in members if key in failed_at)
+        failure_times = sorted(failed_at[key] for key in members if key in failed_at)
         open_since = sorted(open_at[key] for key in members if key in open_at)
         causes.append(
-            SharedCause(kind=kind, name=name, nodes=len(members), faulted_at=tuple(failed), open_at=tuple(open_since))
+            SharedCause(
+                kind=kind, name=name, nodes=len(members), faulted_at=tuple(failure_times), open_at=tuple(open_since)
+            )
         )
     return tuple(causes)
 

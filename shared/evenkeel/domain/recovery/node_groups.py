@@ -101,7 +101,7 @@ def group_repair_facts(
         now: The current time.
     """
     is_serving = member is not None and member.lifecycle == IN_SERVICE
-    requested = [
+    request_times = [
         request.requested_at
         for request in requests
         if (
@@ -110,7 +110,7 @@ def group_repair_facts(
         )
         or (request.rung == WAIT_FOR_NODE_GROUP and request.status_before in _ENDING)
     ]
-    watched = [
+    watched_times = [
         request.requested_at
         for request in requests
         if request.rung == WAIT_FOR_NODE_GROUP and request.status_before not in _ENDING
@@ -120,8 +120,8 @@ def group_repair_facts(
         cluster=cluster,
         member=member,
         group=group,
-        requested_at=requested[0] if requested else None,
-        watched_at=watched[0] if watched else None,
+        requested_at=request_times[0] if request_times else None,
+        watched_at=watched_times[0] if watched_times else None,
         now=now,
     )
 
@@ -192,9 +192,9 @@ def _decide_before_request(member: GroupMember, group: NodeGroup) -> GroupDecisi
     if member.is_protected:
         reason = f"{name} is protected from scale-in. Remove the protection to let Evenkeel terminate the node."
         return _decision_of(GroupAction.REFUSE, reason)
-    suspended = [process for process in _NEEDED_PROCESSES if process in group.suspended]
-    if suspended:
-        names = " and ".join(suspended)
+    suspended_processes = [process for process in _NEEDED_PROCESSES if process in group.suspended]
+    if suspended_processes:
+        names = " and ".join(suspended_processes)
         reason = (
             f"Auto Scaling group {group.name} has suspended {names}. Resume {names} to let Evenkeel replace {name}."
         )

@@ -50,10 +50,10 @@ class SlotState(Value):
 
 def find_slot_state(
     life: NodeLife,
-    slot: str,
+    slot_id: str,
     group: str,
     *,
-    records: Iterable[ProviderNode],
+    provider_nodes: Iterable[ProviderNode],
     nodes: Iterable[KubernetesNode],
     since: datetime,
 ) -> SlotState:
@@ -64,16 +64,18 @@ def find_slot_state(
 
     Args:
         life: The node life of the incident.
-        slot: Its node slot, as in `Node.slot`.
+        slot_id: Its node slot, as in `Node.slot`.
         group: Its instance group.
-        records: HyperPod's list of nodes.
+        provider_nodes: HyperPod's list of nodes.
         nodes: Node objects of the same Kubernetes cluster.
         since: Time of the repair request, or the time at which the incident opened.
     """
-    records = tuple(records)
+    provider_nodes = tuple(provider_nodes)
     by_instance_id = {node.instance_id: node for node in nodes if node.instance_id}
-    original = next((record for record in records if record.instance_id == life.instance_id), None)
-    replacement = _find_replacement(life, slot, group, records, since)
+    original = next(
+        (provider_node for provider_node in provider_nodes if provider_node.instance_id == life.instance_id), None
+    )
+    replacement = _find_replacement(life, slot_id, group, provider_nodes, since)
     return SlotState(
         original=ObservedNode(provider_node=original, node=by_instance_id.get(life.instance_id)),
         replacement=ObservedNode(provider_node=replacement, node=by_instance_id.get(replacement.instance_id))
@@ -83,14 +85,14 @@ def find_slot_state(
 
 
 def _find_replacement(
-    life: NodeLife, slot: str, group: str, records: tuple[ProviderNode, ...], since: datetime
+    life: NodeLife, slot_id: str, group: str, provider_nodes: tuple[ProviderNode, ...], since: datetime
 ) -> ProviderNode | None:
-    nodes = [record for record in records if record.instance_id != life.instance_id]
+    nodes = [provider_node for provider_node in provider_nodes if provider_node.instance_id != life.instance_id]
     prefix = f"{life.cluster}/"
-    if slot != life.key and slot.startswith(prefix):
-        logical_id = slot.removeprefix(prefix)
+    if slot_id != life.key and slot_id.startswith(prefix):
+        logical_id = slot_id.removeprefix(prefix)
         candidates = [other for other in nodes if other.logical_id == logical_id]
-    elif any(record.instance_id == life.instance_id for record in records):
+    elif any(provider_node.instance_id == life.instance_id for provider_node in provider_nodes):
         return None
     else:
         candidates = [other for other in nodes if other.instance_group == group and other.launched_at > since]

@@ -57,24 +57,28 @@ def hold_effects(hold: Hold, in_force: Sequence[Hold]) -> tuple[str, ...]:
         hold: The requested hold.
         in_force: The holds in force now.
     """
-    what = "No repair and no job stop starts"
+    held_acts = "No repair and no job stop starts"
     if hold.stops_scheduling:
-        what = "No repair, job stop, admission, preemption, resize or rental starts"
-    replaced = next((other for other in in_force if other.scope == hold.scope), None)
-    restarts = replaced is not None and replaced.stops_scheduling and not hold.stops_scheduling
+        held_acts = "No repair, job stop, admission, preemption, resize or rental starts"
+    replaced_hold = next((other for other in in_force if other.scope == hold.scope), None)
+    restarts = replaced_hold is not None and replaced_hold.stops_scheduling and not hold.stops_scheduling
     return (
-        f"{what}{hold.scope_text} until {hold.until:%Y-%m-%d %H:%M}Z.",
+        f"{held_acts}{hold.scope_text} until {hold.until:%Y-%m-%d %H:%M}Z.",
         *(["Scheduling starts again, because this hold replaces a hold on scheduling."] if restarts else ()),
         "Steps that have begun still finish. Cordons of faulty nodes continue, and a hold never blocks an uncordon.",
-        *([f"It replaces the hold of {replaced.by} until {replaced.until:%Y-%m-%d %H:%M}Z."] if replaced else ()),
+        *(
+            [f"It replaces the hold of {replaced_hold.by} until {replaced_hold.until:%Y-%m-%d %H:%M}Z."]
+            if replaced_hold
+            else ()
+        ),
     )
 
 
 def _work_text(node: FleetNode) -> str:
     if not node.accelerators_in_use and not node.job_ids:
         return "No GPU of it is in use."
-    named = ", ".join(node.job_ids[:_MAX_JOBS_NAMED])
-    more = f" and {len(node.job_ids) - _MAX_JOBS_NAMED} more" if len(node.job_ids) > _MAX_JOBS_NAMED else ""
-    jobs = f": {named}{more}" if named else ""
+    jobs_text = ", ".join(node.job_ids[:_MAX_JOBS_NAMED])
+    more_text = f" and {len(node.job_ids) - _MAX_JOBS_NAMED} more" if len(node.job_ids) > _MAX_JOBS_NAMED else ""
+    jobs = f": {jobs_text}{more_text}" if jobs_text else ""
     gpus = count_of(node.accelerators, "GPU is", "GPUs are")
     return f"Running pods stay: {node.accelerators_in_use} of {gpus} in use{jobs}."

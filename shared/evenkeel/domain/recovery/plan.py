@@ -208,8 +208,8 @@ class _DraftPlan(NamedTuple):
 
 def _intended_plan(facts: PlanFacts, policy: RepairPolicy) -> RecoveryPlan:
     """Return the plan of the first rule in `_PLAN_RULES` that applies, as if every action were allowed."""
-    first_rung, skipped = _first_available_rung(facts)
-    plan_input = _PlanInput(facts, policy, first_rung, skipped)
+    first_rung, skipped_rungs = _first_available_rung(facts)
+    plan_input = _PlanInput(facts, policy, first_rung, skipped_rungs)
     draft = next(answer for rule in _PLAN_RULES if (answer := rule(plan_input)) is not None)
     acts = draft.intent is PlanOutcome.ACT
     return RecoveryPlan(
@@ -222,15 +222,18 @@ def _intended_plan(facts: PlanFacts, policy: RepairPolicy) -> RecoveryPlan:
         jobs=draft.jobs if acts else JobAction.LEAVE,
         work_may_run_until=draft.work_may_run_until,
         reason=draft.reason,
-        alternatives=(*skipped, *(Alternative(option=option, why_not=why_not) for option, why_not in draft.rejected)),
+        alternatives=(
+            *skipped_rungs,
+            *(Alternative(option=option, why_not=why_not) for option, why_not in draft.rejected),
+        ),
     )
 
 
 def _plan_if_opted_out(plan_input: _PlanInput) -> _DraftPlan | None:
     if not plan_input.facts.opt_out_reason:
         return None
-    rejected = (("recover", "a person opted this node out of automation"),)
-    return _DraftPlan(PlanOutcome.STAND_DOWN, NodeOwner.PERSON, plan_input.facts.opt_out_reason, rejected)
+    rejections = (("recover", "a person opted this node out of automation"),)
+    return _DraftPlan(PlanOutcome.STAND_DOWN, NodeOwner.PERSON, plan_input.facts.opt_out_reason, rejections)
 
 
 def _plan_if_node_gone(plan_input: _PlanInput) -> _DraftPlan | None:
@@ -262,16 +265,16 @@ def _plan_if_single_source(plan_input: _PlanInput) -> _DraftPlan | None:
     if plan_input.fault.acts_alone or len(plan_input.facts.sources) >= _MIN_SOURCES:
         return None
     reason = f"{plan_input.fault.name}: Evenkeel waits for a second, independent source."
-    rejected = ((plan_input.repair or plan_input.first_rung, "one source is not enough for this fault"),)
-    return _DraftPlan(PlanOutcome.NOTHING, NodeOwner.NONE, reason, rejected)
+    rejections = ((plan_input.repair or plan_input.first_rung, "one source is not enough for this fault"),)
+    return _DraftPlan(PlanOutcome.NOTHING, NodeOwner.NONE, reason, rejections)
 
 
 def _plan_if_provider_busy(plan_input: _PlanInput) -> _DraftPlan | None:
-    busy = provider_busy_reason(plan_input.facts.cluster_status, plan_input.facts.node_status)
-    if not busy:
+    busy_reason = provider_busy_reason(plan_input.facts.cluster_status, plan_input.facts.node_status)
+    if not busy_reason:
         return None
-    rejected = ((plan_input.repair or plan_input.first_rung, "two repairs of one node would conflict"),)
-    return _DraftPlan(PlanOutcome.LATER, NodeOwner.HYPERPOD, busy, rejected)
+    rejections = ((plan_input.repair or plan_input.first_rung, "two repairs of one node would conflict"),)
+    return _DraftPlan(PlanOutcome.LATER, NodeOwner.HYPERPOD, busy_reason, rejections)
 
 
 def _plan_for_jobs_alone(plan_input: _PlanInput) -> _DraftPlan | None:
@@ -280,28 +283,28 @@ def _plan_for_jobs_alone(plan_input: _PlanInput) -> _DraftPlan | None:
         return None
     jobs, explanation = _JOB_RUNGS[plan_input.first_rung]
     reason = f"{plan_input.fault.name}: {explanation}."
-    rejected = ((plan_input.repair or "repair", "the job action comes first"),)
-    return _DraftPlan(PlanOutcome.ACT, NodeOwner.NONE, reason, rejected, jobs=jobs, repairs_node=False)
+    rejections = ((plan_input.repair or "repair", "the job action comes first"),)
+    return _DraftPlan(PlanOutcome.ACT, NodeOwner.NONE, reason, rejections, jobs=jobs, repairs_node=False)
 
 
 def _plan_if_controller_repairs(plan_input: _PlanInput) -> _DraftPlan | None:
     mark = plan_input.facts.controller
     if mark is None:
         return None
-    rejected = ((plan_input.repair or plan_input.first_rung, "two repairs of one node would conflict"),)
+    rejections = ((plan_input.repair or plan_input.first_rung, "two repairs of one node would conflict"),)
     if mark.has_given_up:
         reason = f"{mark.controller} gave up its repair of this node ({mark.mark}). Evenkeel moves its jobs."
     else:
         reason = f"{mark.controller} repairs this node ({mark.mark}). Evenkeel moves its jobs and waits."
-    return _DraftPlan(PlanOutcome.ACT, NodeOwner.CONTROLLER, reason, rejected, jobs=_job_action(plan_input))
+    return _DraftPlan(PlanOutcome.ACT, NodeOwner.CONTROLLER, reason, rejections, jobs=_job_action(plan_input))
 
 
 def _plan_if_person_cordoned(plan_input: _PlanInput) -> _DraftPlan | None:
     if not plan_input.facts.is_manual_cordon:
         return None
     reason = "A person cordoned this node, so Evenkeel leaves it to that person and moves its jobs."
-    rejected = ((plan_input.repair or plan_input.first_rung, "a person has taken over the node"),)
-    return _DraftPlan(PlanOutcome.ACT, NodeOwner.PERSON, reason, rejected, jobs=_job_action(plan_input))
+    rejections = ((plan_input.repair or plan_input.first_rung, "a person has taken over the node"),)
+    return _DraftPlan(PlanOutcome.ACT, NodeOwner.PERSON, reason, rejections, jobs=_job_action(plan_input))
 
 
 def _plan_repair(plan_input: _PlanInput) -> _DraftPlan:
@@ -310,8 +313,8 @@ def _plan_repair(plan_input: _PlanInput) -> _DraftPlan:
     if until is not None:
         reason = f"{reason} The node still works, so its jobs may end first, until {until:%Y-%m-%dT%H:%M:%SZ}."
     jobs = JobAction.LEAVE if until is not None or plan_input.first_rung == "cordon" else _job_action(plan_input)
-    rejected = (("repair", "only one owner may repair a node"),) if owner is NodeOwner.HYPERPOD else ()
-    return _DraftPlan(PlanOutcome.ACT, owner, reason, rejected, jobs=jobs, work_may_run_until=until)
+    rejections = (("repair", "only one owner may repair a node"),) if owner is NodeOwner.HYPERPOD else ()
+    return _DraftPlan(PlanOutcome.ACT, owner, reason, rejections, jobs=jobs, work_may_run_until=until)
 
 
 def _job_action(plan_input: _PlanInput) -> JobAction:
@@ -352,8 +355,10 @@ def _owner_with_reason(facts: PlanFacts, name: str, first_rung: str) -> tuple[No
 def _first_available_rung(facts: PlanFacts) -> tuple[str, tuple[Alternative, ...]]:
     """Return the first available rung, and each skipped rung with its reason."""
     rungs = facts.rungs or facts.fault_traits.ladder
-    skipped = [Alternative(option=rung, why_not=_UNAVAILABLE_RUNGS[rung]) for rung in takewhile(_is_unavailable, rungs)]
-    return next(iter(rungs[len(skipped) :]), Rung.ASK_PERSON), tuple(skipped)
+    skipped_rungs = [
+        Alternative(option=rung, why_not=_UNAVAILABLE_RUNGS[rung]) for rung in takewhile(_is_unavailable, rungs)
+    ]
+    return next(iter(rungs[len(skipped_rungs) :]), Rung.ASK_PERSON), tuple(skipped_rungs)
 
 
 def _is_unavailable(rung: str) -> bool:

@@ -98,14 +98,18 @@ def _evaluate_controller_release(slot_state: SlotState) -> WaitAnswer | None:
     return _node_back_answer(slot_state.original, "The other controller released the node, which is Ready.")
 
 
-def _node_back_answer(observed: ObservedNode, reason: str) -> WaitAnswer:
-    assert observed.node
-    facts = {"instanceId": observed.instance_id, "nodeName": observed.node.name, "bootId": observed.node.boot_id}
+def _node_back_answer(observed_node: ObservedNode, reason: str) -> WaitAnswer:
+    assert observed_node.node
+    facts = {
+        "instanceId": observed_node.instance_id,
+        "nodeName": observed_node.node.name,
+        "bootId": observed_node.node.boot_id,
+    }
     return WaitAnswer(outcome=NODE_BACK, reason=reason, facts=facts)
 
 
 def evaluate_node_valid(
-    observed: ObservedNode,
+    observed_node: ObservedNode,
     validity: Validity,
     *,
     opened_at: datetime,
@@ -117,7 +121,7 @@ def evaluate_node_valid(
     """Return the answer once the node has been valid for the margin, or has failed again; None until then.
 
     Args:
-        observed: The node in the slot.
+        observed_node: The node in the slot.
         validity: Whether the node may take work now.
         opened_at: Start of the validation.
         last_signal_at: Latest fault signal of this node.
@@ -131,9 +135,9 @@ def evaluate_node_valid(
         return WaitAnswer(outcome=INVALID, reason="The node failed again during validation.")
     if check is CheckResult.PENDING or not validity.is_valid or now - opened_at < timedelta(seconds=margin):
         return None
-    name = observed.node.name if observed.node else ""
+    name = observed_node.node.name if observed_node.node else ""
     return WaitAnswer(
-        outcome=VALID, reason=validity.reason, facts={"instanceId": observed.instance_id, "nodeName": name}
+        outcome=VALID, reason=validity.reason, facts={"instanceId": observed_node.instance_id, "nodeName": name}
     )
 
 
@@ -146,30 +150,30 @@ class AffectedJobState(Value):
 
 
 def evaluate_jobs_resumed(
-    affected: Iterable[AffectedJobState], incident: Incident, policy: Policy, *, now: datetime
+    job_states: Iterable[AffectedJobState], incident: Incident, policy: Policy, *, now: datetime
 ) -> WaitAnswer | None:
     """Return the answer once each interrupted job runs again, has ended, or waits in the queue; None until then.
 
     A pending job counts as queued only after a grace, and only if the node branch yields no node. Until then the node
     branch may still return the capacity of the job.
     """
-    waiting: list[str] = []
-    for job in affected:
+    waiting_job_ids: list[str] = []
+    for job in job_states:
         if job.job is None or _has_resumed_or_ended(job.job, job.affected) or _was_never_interrupted(job, incident):
             continue
         if not _is_queued(job, incident, policy, now):
             return None
-        waiting.append(job.affected.job_id)
-    if waiting:
-        names = ", ".join(waiting)
+        waiting_job_ids.append(job.affected.job_id)
+    if waiting_job_ids:
+        names = ", ".join(waiting_job_ids)
         return WaitAnswer(
-            outcome=QUEUED, reason=f"Waiting in the queue for capacity: {names}.", facts={"jobs": waiting}
+            outcome=QUEUED, reason=f"Waiting in the queue for capacity: {names}.", facts={"jobs": waiting_job_ids}
         )
     return WaitAnswer(outcome=JOBS_RESUMED, reason="Every interrupted job runs again or has ended.")
 
 
-def _has_resumed_or_ended(job: Job, affected: AffectedJob) -> bool:
-    return job.state.is_at_rest or (job.current_attempt > affected.attempt and job.state is JobState.RUNNING)
+def _has_resumed_or_ended(job: Job, affected_job: AffectedJob) -> bool:
+    return job.state.is_at_rest or (job.current_attempt > affected_job.attempt and job.state is JobState.RUNNING)
 
 
 def _was_never_interrupted(affected_job: AffectedJobState, incident: Incident) -> bool:
@@ -181,19 +185,19 @@ def _was_never_interrupted(affected_job: AffectedJobState, incident: Incident) -
 
 
 def overdue_at(
-    affected: Iterable[AffectedJobState], incident: Incident, policy: Policy, *, deadline_at: datetime, now: datetime
+    job_states: Iterable[AffectedJobState], incident: Incident, policy: Policy, *, deadline_at: datetime, now: datetime
 ) -> datetime:
     """Return when interrupted jobs that do not run yet are overdue: `deadline_at`, or later if a job stopped later.
 
     A hold keeps a job running on its node. The job cannot be overdue before the node branch stops it.
     """
-    stopped = [
+    stop_times = [
         _stop_time(job, incident, now)
-        for job in affected
+        for job in job_states
         if job.job and not _has_resumed_or_ended(job.job, job.affected)
     ]
     deadline = timedelta(seconds=policy.jobs.resume_deadline_seconds)
-    return max([deadline_at, *(at + deadline for at in stopped if at is not None)])
+    return max([deadline_at, *(at + deadline for at in stop_times if at is not None)])
 
 
 def _stop_time(affected_job: AffectedJobState, incident: Incident, now: datetime) -> datetime | None:

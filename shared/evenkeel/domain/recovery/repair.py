@@ -173,17 +173,17 @@ def choose_repair(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision:
 
 
 def _choose_action(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision:
-    refused = _decide_to_stand_down(facts)
-    if refused is not None:
-        return refused
-    last = facts.requests[-1] if facts.requests and facts.requests[-1].requested_at >= facts.opened_at else None
+    stand_down = _decide_to_stand_down(facts)
+    if stand_down is not None:
+        return stand_down
+    last_request = facts.requests[-1] if facts.requests and facts.requests[-1].requested_at >= facts.opened_at else None
     if facts.slot_state.replacement is not None:
-        return _decide_with_replacement(facts, last, policy)
+        return _decide_with_replacement(facts, last_request, policy)
     failed_at = facts.deep_check_failed_at
-    if failed_at is not None and (last is None or last.requested_at < failed_at):
+    if failed_at is not None and (last_request is None or last_request.requested_at < failed_at):
         return _decide_after_deep_check(facts, policy)
-    if last is not None:
-        return _decide_after_request(facts, last, policy)
+    if last_request is not None:
+        return _decide_after_request(facts, last_request, policy)
     if not facts.slot_state.original.is_listed:
         return _decide_without_node(facts, facts.opened_at, policy)
     return _decide_before_request(facts, policy)
@@ -206,11 +206,11 @@ def _decide_to_stand_down(facts: RepairFacts) -> RepairDecision | None:
 
 def _decide_before_request(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision:
     """Decide while the node is there and this incident has made no request."""
-    pending = _find_pending_request(facts, policy)
-    if pending is not None:
-        remaining_seconds = max(1, round((request_deadline(pending, policy) - facts.now).total_seconds()))
-        requester = pending.incident_id or "an earlier incident"
-        reason = f"The {pending.rung} that {requester} requested may still take effect."
+    pending_request = _find_pending_request(facts, policy)
+    if pending_request is not None:
+        remaining_seconds = max(1, round((request_deadline(pending_request, policy) - facts.now).total_seconds()))
+        requester = pending_request.incident_id or "an earlier incident"
+        reason = f"The {pending_request.rung} that {requester} requested may still take effect."
         return RepairDecision(
             action=Repair.PAUSE, reason=reason, wait_seconds=min(remaining_seconds, policy.retry_seconds)
         )
@@ -223,9 +223,9 @@ def _decide_before_request(facts: RepairFacts, policy: RepairPolicy) -> RepairDe
         return _decision_of(
             Repair.HEALTHY, "The node is Ready again and shows no other fault: it only needs validation."
         )
-    awaited = _leave_to_owner(facts, policy)
-    if awaited is not None:
-        return awaited
+    owner_decision = _leave_to_owner(facts, policy)
+    if owner_decision is not None:
+        return owner_decision
     if facts.has_work and facts.work_may_run_until is not None and facts.now < facts.work_may_run_until:
         return _decision_of(Repair.LATER, f"Its jobs may run until {facts.work_may_run_until:%Y-%m-%dT%H:%M:%SZ}.")
     booted_at = _find_boot_after_fault(facts)
@@ -259,17 +259,17 @@ def _leave_to_controller(mark: ControllerMark) -> RepairDecision:
     return _decision_of(Repair.AWAIT, reason).replace(awaited_owner=WAIT_FOR_CONTROLLER)
 
 
-def _decide_after_controller(facts: RepairFacts, last: RepairRequest, policy: RepairPolicy) -> RepairDecision:
+def _decide_after_controller(facts: RepairFacts, last_request: RepairRequest, policy: RepairPolicy) -> RepairDecision:
     """Decide while another controller repairs, or has removed its mark."""
     mark = facts.controller
     if mark is not None and mark.has_given_up:
         return _leave_to_controller(mark)
     if not facts.slot_state.original.is_listed:
-        return _decide_without_node(facts, last.requested_at, policy)
-    has_failed = facts.invalid_at is not None and facts.invalid_at >= last.requested_at
+        return _decide_without_node(facts, last_request.requested_at, policy)
+    has_failed = facts.invalid_at is not None and facts.invalid_at >= last_request.requested_at
     if mark is None and facts.validity.is_valid and not has_failed:
         return _decision_of(Repair.HEALTHY, "The other controller released the node: it only needs validation.")
-    if facts.now < request_deadline(last, policy) and (mark is not None or not has_failed):
+    if facts.now < request_deadline(last_request, policy) and (mark is not None or not has_failed):
         progress = f"{mark.controller} repairs this node ({mark.mark})" if mark else "The node fails its validation"
         return _decision_of(Repair.AWAIT, f"{progress}: Evenkeel waits.")
     minutes = round(policy.controller_deadline_seconds / 60)
@@ -280,11 +280,13 @@ def _decide_after_controller(facts: RepairFacts, last: RepairRequest, policy: Re
     return _decision_of(Repair.ASK_PERSON, reason, ("replace", "two repairs of one node would conflict"))
 
 
-def _decide_with_replacement(facts: RepairFacts, last: RepairRequest | None, policy: RepairPolicy) -> RepairDecision:
+def _decide_with_replacement(
+    facts: RepairFacts, last_request: RepairRequest | None, policy: RepairPolicy
+) -> RepairDecision:
     """Decide when the slot already has a replacement node."""
     assert facts.slot_state.replacement
     name = facts.slot_state.replacement.instance_id
-    requested_at = last.requested_at if last else facts.opened_at
+    requested_at = last_request.requested_at if last_request else facts.opened_at
     launched_at = (
         facts.slot_state.replacement.provider_node.launched_at
         if facts.slot_state.replacement.provider_node
@@ -298,44 +300,46 @@ def _decide_with_replacement(facts: RepairFacts, last: RepairRequest | None, pol
     if facts.validity.is_valid:
         return _decision_of(Repair.HEALTHY, f"The replacement node {name} is Ready.")
     deadline = max(requested_at, launched_at) + timedelta(seconds=policy.replace_deadline_seconds)
-    if last and last.rung == WAIT_FOR_HYPERPOD:
-        deadline = max(deadline, request_deadline(last, policy, facts.slot_state, facts.progress))
+    if last_request and last_request.rung == WAIT_FOR_HYPERPOD:
+        deadline = max(deadline, request_deadline(last_request, policy, facts.slot_state, facts.progress))
     if facts.now < deadline:
         return _decision_of(Repair.AWAIT, f"The replacement node {name} is starting.")
     reason = f"The replacement node {name} does not become Ready: {facts.validity.reason}"
     return _decision_of(Repair.ASK_PERSON, reason, ("replace", "a replacement that also fails points to another cause"))
 
 
-def _decide_after_request(facts: RepairFacts, last: RepairRequest, policy: RepairPolicy) -> RepairDecision:
+def _decide_after_request(facts: RepairFacts, last_request: RepairRequest, policy: RepairPolicy) -> RepairDecision:
     """Decide after the last request of this incident."""
-    if last.rung == WAIT_FOR_CONTROLLER:
-        return _decide_after_controller(facts, last, policy)
-    if last.rung in WAIT_RUNGS:
-        return _decide_after_owner(facts, last, policy)
-    failure = find_failure_since(facts.progress, last.requested_at)
+    if last_request.rung == WAIT_FOR_CONTROLLER:
+        return _decide_after_controller(facts, last_request, policy)
+    if last_request.rung in WAIT_RUNGS:
+        return _decide_after_owner(facts, last_request, policy)
+    failure = find_failure_since(facts.progress, last_request.requested_at)
     if failure is not None:
         return _decide_after_failure(facts, failure, policy)
     if not facts.slot_state.original.is_listed and (facts.owner is NodeOwner.KARPENTER or facts.has_karpenter):
         return _decision_of(Repair.NOT_NEEDED, "The node is gone; Karpenter launches another if pods need it.")
     if facts.group is not None and facts.group.requested_at is not None:
         return _leave_to_group(facts, facts.group, policy) or _decision_of(
-            Repair.AWAIT, f"The {last.rung} is in progress."
+            Repair.AWAIT, f"The {last_request.rung} is in progress."
         )
-    if last.rung == REBOOT and _has_rebooted(facts, last):
-        return _decide_after_reboot(facts, last.requested_at, policy)
-    if last.answer in ("", RepairAnswer.UNKNOWN):
-        return _decide_without_reply(facts, last, policy)
-    if last.answer in ACCEPTED_ANSWERS:
-        if facts.now < request_deadline(last, policy):
-            return _decision_of(Repair.AWAIT, f"The {last.rung} is in progress.")
+    if last_request.rung == REBOOT and _has_rebooted(facts, last_request):
+        return _decide_after_reboot(facts, last_request.requested_at, policy)
+    if last_request.answer in ("", RepairAnswer.UNKNOWN):
+        return _decide_without_reply(facts, last_request, policy)
+    if last_request.answer in ACCEPTED_ANSWERS:
+        if facts.now < request_deadline(last_request, policy):
+            return _decision_of(Repair.AWAIT, f"The {last_request.rung} is in progress.")
         return _choose_next_rung(
-            facts, policy, why_failed=f"The provider accepted the {last.rung}, but the node did not come back."
+            facts, policy, why_failed=f"The provider accepted the {last_request.rung}, but the node did not come back."
         )
-    if last.answer == RepairAnswer.NOT_NOW:
+    if last_request.answer == RepairAnswer.NOT_NOW:
         return _choose_next_rung(
-            facts, policy, why_failed="The provider was not ready for the request.", refused_request=last
+            facts, policy, why_failed="The provider was not ready for the request.", refused_request=last_request
         )
-    return _choose_next_rung(facts, policy, why_failed="The request failed at the provider.", refused_request=last)
+    return _choose_next_rung(
+        facts, policy, why_failed="The request failed at the provider.", refused_request=last_request
+    )
 
 
 def _decide_after_reboot(facts: RepairFacts, rebooted_at: datetime, policy: RepairPolicy) -> RepairDecision:
@@ -355,20 +359,24 @@ def _decide_after_reboot(facts: RepairFacts, rebooted_at: datetime, policy: Repa
     return _choose_next_rung(facts, policy, why_failed=f"The reboot did not clear the fault: {facts.validity.reason}")
 
 
-def _decide_without_reply(facts: RepairFacts, last: RepairRequest, policy: RepairPolicy) -> RepairDecision:
+def _decide_without_reply(facts: RepairFacts, last_request: RepairRequest, policy: RepairPolicy) -> RepairDecision:
     """Decide after a request without a reply: wait for its effect, and then as long as for an accepted request."""
-    evidence = evidence_of_effect(last, facts.slot_state, facts.progress)
+    evidence = evidence_of_effect(last_request, facts.slot_state, facts.progress)
     if evidence:
-        accepted = last.replace(answer=RepairAnswer.ACCEPTED)
-        if facts.now < request_deadline(accepted, policy):
-            return _decision_of(Repair.AWAIT, f"The {last.rung} request got no reply but took effect: {evidence}.")
+        accepted_request = last_request.replace(answer=RepairAnswer.ACCEPTED)
+        if facts.now < request_deadline(accepted_request, policy):
+            return _decision_of(
+                Repair.AWAIT, f"The {last_request.rung} request got no reply but took effect: {evidence}."
+            )
         return _choose_next_rung(
-            facts, policy, why_failed=f"The {last.rung} request got no reply; the node is not back."
+            facts, policy, why_failed=f"The {last_request.rung} request got no reply; the node is not back."
         )
-    if facts.now < request_deadline(last, policy):
-        return _decision_of(Repair.AWAIT, f"The {last.rung} request got no reply: Evenkeel waits for evidence first.")
+    if facts.now < request_deadline(last_request, policy):
+        return _decision_of(
+            Repair.AWAIT, f"The {last_request.rung} request got no reply: Evenkeel waits for evidence first."
+        )
     return _choose_next_rung(
-        facts, policy, why_failed=f"The {last.rung} request got no reply and had no visible effect."
+        facts, policy, why_failed=f"The {last_request.rung} request got no reply and had no visible effect."
     )
 
 
@@ -379,21 +387,27 @@ def _find_pending_request(facts: RepairFacts, policy: RepairPolicy) -> RepairReq
         for request in facts.requests
         if request.rung not in WAIT_RUNGS and request.answer in (*ACCEPTED_ANSWERS, RepairAnswer.UNKNOWN, "")
     ]
-    last = requests[-1] if requests else None
-    if last is None or facts.now >= request_deadline(last, policy) or _has_rebooted(facts, last):
+    last_request = requests[-1] if requests else None
+    if (
+        last_request is None
+        or facts.now >= request_deadline(last_request, policy)
+        or _has_rebooted(facts, last_request)
+    ):
         return None
-    return last
+    return last_request
 
 
-def _has_rebooted(facts: RepairFacts, last: RepairRequest) -> bool:
+def _has_rebooted(facts: RepairFacts, last_request: RepairRequest) -> bool:
     node = facts.slot_state.original.node
-    return node is not None and bool(last.boot_id) and bool(node.boot_id) and node.boot_id != last.boot_id
+    return (
+        node is not None and bool(last_request.boot_id) and bool(node.boot_id) and node.boot_id != last_request.boot_id
+    )
 
 
 def _has_rebooted_since_opening(facts: RepairFacts) -> bool:
     """Whether the node rebooted between the start of the incident and Evenkeel's first decision."""
-    node, before = facts.slot_state.original.node, facts.boot_id_at_opening
-    return node is not None and bool(before) and bool(node.boot_id) and node.boot_id != before
+    node, boot_id_before = facts.slot_state.original.node, facts.boot_id_at_opening
+    return node is not None and bool(boot_id_before) and bool(node.boot_id) and node.boot_id != boot_id_before
 
 
 def _find_boot_after_fault(facts: RepairFacts) -> datetime | None:
@@ -426,20 +440,20 @@ def _decide_after_deep_check(facts: RepairFacts, policy: RepairPolicy) -> Repair
     )
 
 
-def _decide_after_owner(facts: RepairFacts, last: RepairRequest, policy: RepairPolicy) -> RepairDecision:
+def _decide_after_owner(facts: RepairFacts, last_request: RepairRequest, policy: RepairPolicy) -> RepairDecision:
     """Decide while another owner repairs. Evenkeel takes over only after that owner has made no attempt for long.
 
     Source: docs/ownership.md, "Who repairs a node".
     """
-    owner = _AWAITED_OWNERS[last.rung]
+    owner = _AWAITED_OWNERS[last_request.rung]
     if not facts.slot_state.original.is_listed and (facts.owner is NodeOwner.KARPENTER or facts.has_karpenter):
         return _decision_of(Repair.NOT_NEEDED, "The node is gone; Karpenter launches another if pods need it.")
-    if facts.validity.is_valid and (_has_rebooted(facts, last) or facts.has_recovered):
+    if facts.validity.is_valid and (_has_rebooted(facts, last_request) or facts.has_recovered):
         return _decision_of(Repair.HEALTHY, f"{owner} repaired the node.")
     by_group = _leave_to_group(facts, facts.group, policy) if facts.group is not None else None
     if by_group is not None:
         return by_group
-    deadline = request_deadline(last, policy, facts.slot_state, facts.progress)
+    deadline = request_deadline(last_request, policy, facts.slot_state, facts.progress)
     if facts.now < deadline:
         return _decision_of(Repair.AWAIT, f"{owner} repairs this node itself: Evenkeel waits.")
     if facts.owner is not NodeOwner.KARPENTER and is_repair_under_way(facts.slot_state, facts.progress):
@@ -450,8 +464,12 @@ def _decide_after_owner(facts: RepairFacts, last: RepairRequest, policy: RepairP
     failure = facts.progress[-1] if facts.progress and facts.progress[-1].code in FAILURES else None
     if failure is not None and failure.code == NO_CAPACITY:
         return _decide_after_failure(facts, failure, policy)
-    minutes = round((deadline - (facts.progress[-1].at if facts.progress else last.requested_at)).total_seconds() / 60)
-    inaction = "did nothing" if not has_owner_acted(last, facts.slot_state, facts.progress) else "made no new attempt"
+    minutes = round(
+        (deadline - (facts.progress[-1].at if facts.progress else last_request.requested_at)).total_seconds() / 60
+    )
+    inaction = (
+        "did nothing" if not has_owner_acted(last_request, facts.slot_state, facts.progress) else "made no new attempt"
+    )
     return _choose_next_rung(
         facts, policy, why_failed=f"{owner} {inaction} for {minutes} min, so Evenkeel takes over the repair."
     )
@@ -512,16 +530,16 @@ def _choose_next_rung(
     if facts.owner is NodeOwner.CONTROLLER:
         reason = f"{prefix}Another controller has repaired this node: Evenkeel requests nothing."
         return _decision_of(Repair.ASK_PERSON, reason, (REPLACE, "two repairs of one node would conflict"))
-    exhausted = _decide_end_of_ladder(facts, policy, prefix)
-    if exhausted is not None:
-        return exhausted
+    end_of_ladder = _decide_end_of_ladder(facts, policy, prefix)
+    if end_of_ladder is not None:
+        return end_of_ladder
     by_group = _leave_to_group(facts, facts.group, policy) if facts.group is not None else None
     if by_group is not None:
         return by_group.replace(reason=f"{prefix}{by_group.reason}")
-    rung, skipped = _find_first_open_rung(facts, policy, allows_reboot=_find_boot_after_fault(facts) is None)
+    rung, skipped_rungs = _find_first_open_rung(facts, policy, allows_reboot=_find_boot_after_fault(facts) is None)
     if not rung:
         return _decision_of(
-            Repair.ASK_PERSON, f"{prefix}No repair step is left for {facts.fault_traits.name}.", *skipped
+            Repair.ASK_PERSON, f"{prefix}No repair step is left for {facts.fault_traits.name}.", *skipped_rungs
         )
     if refused_request is not None and rung == refused_request.rung:
         ready_at = refused_request.requested_at + timedelta(seconds=policy.retry_seconds)
@@ -532,10 +550,12 @@ def _choose_next_rung(
                 reason=f"{prefix}Evenkeel asks again in {pause_seconds} s.",
                 wait_seconds=pause_seconds,
             )
-    blocked = _decide_blocked_rung(facts, policy, rung, prefix)
-    if blocked is not None:
-        return blocked
-    return _decision_of(Repair(rung.upper()), f"{prefix}{_explain_rung(facts, rung)}", *skipped).replace(drains=True)
+    blocked_decision = _decide_blocked_rung(facts, policy, rung, prefix)
+    if blocked_decision is not None:
+        return blocked_decision
+    return _decision_of(Repair(rung.upper()), f"{prefix}{_explain_rung(facts, rung)}", *skipped_rungs).replace(
+        drains=True
+    )
 
 
 def _decide_end_of_ladder(facts: RepairFacts, policy: RepairPolicy, prefix: str) -> RepairDecision | None:
@@ -593,26 +613,26 @@ def _find_first_open_rung(
     facts: RepairFacts, policy: RepairPolicy, *, allows_reboot: bool
 ) -> tuple[str, list[tuple[str, str]]]:
     """Return the next rung, empty if none is left, and why each other rung is not chosen."""
-    skipped: list[tuple[str, str]] = []
+    skipped_rungs: list[tuple[str, str]] = []
     for rung in facts.ladder:
         if rung == DIAGNOSE and facts.invalid_at is not None and facts.invalid_at >= facts.opened_at:
-            skipped.append((DIAGNOSE, "the node already failed validation"))
+            skipped_rungs.append((DIAGNOSE, "the node already failed validation"))
         elif rung == REBOOT and facts.owner in _OWNERS_OUTSIDE_HYPERPOD:
-            skipped.append((REBOOT, "Evenkeel reboots only HyperPod nodes"))
+            skipped_rungs.append((REBOOT, "Evenkeel reboots only HyperPod nodes"))
         elif rung == REBOOT and facts.returns >= policy.lemon_returns:
-            skipped.append(
+            skipped_rungs.append(
                 (REBOOT, f"the node recently returned to service {count_of(facts.returns, 'time')} and failed again")
             )
         elif rung == REBOOT and _are_reboots_used_up(facts):
-            skipped.append((REBOOT, "a reboot was already tried"))
+            skipped_rungs.append((REBOOT, "a reboot was already tried"))
         elif rung == REBOOT and not allows_reboot:
-            skipped.append((REBOOT, "the node has already rebooted since its latest fault signal"))
+            skipped_rungs.append((REBOOT, "the node has already rebooted since its latest fault signal"))
         elif not _is_rung_used_up(facts, rung):
             later = facts.ladder[facts.ladder.index(rung) + 1 :]
-            return rung, [*skipped, *((later_rung, f"{rung} comes first and is quicker") for later_rung in later)]
+            return rung, [*skipped_rungs, *((later_rung, f"{rung} comes first and is quicker") for later_rung in later)]
         else:
-            skipped.append((rung, "already tried"))
-    return "", skipped
+            skipped_rungs.append((rung, "already tried"))
+    return "", skipped_rungs
 
 
 def _is_rung_used_up(facts: RepairFacts, rung: str) -> bool:
@@ -703,6 +723,6 @@ _AWAITED_OWNERS = {WAIT_FOR_HYPERPOD: "HyperPod", WAIT_FOR_KARPENTER: "Karpenter
 _OWNERS_OUTSIDE_HYPERPOD = frozenset({NodeOwner.KARPENTER, NodeOwner.NODE_GROUP})
 
 
-def _decision_of(action: Repair, reason: str, *rejected: tuple[str, str]) -> RepairDecision:
-    options = tuple(Alternative(option=option, why_not=why_not) for option, why_not in rejected)
+def _decision_of(action: Repair, reason: str, *rejections: tuple[str, str]) -> RepairDecision:
+    options = tuple(Alternative(option=option, why_not=why_not) for option, why_not in rejections)
     return RepairDecision(action=action, reason=reason, alternatives=options)

@@ -121,8 +121,8 @@ class RepairPolicy(Section):
 
     @model_validator(mode="after")
     def _margin_ends(self) -> Self:
-        longest = self.return_margin_seconds * self.flap_margin_factor**self.lemon_returns
-        if longest > LONGEST_SECONDS:
+        longest_seconds = self.return_margin_seconds * self.flap_margin_factor**self.lemon_returns
+        if longest_seconds > LONGEST_SECONDS:
             raise ValueError(
                 "returnMarginSeconds x flapMarginFactor ** lemonReturns must be at most 31,536,000 seconds (a year)"
             )

@@ -84,11 +84,11 @@ def evidence_of_effect(request: RepairRequest, slot_state: SlotState, progress: 
     """Return the evidence that a request took effect, as a clause; empty if there is none."""
     if slot_state.replacement is not None:
         return "another node holds the slot"
-    node, record = slot_state.original.node, slot_state.original.provider_node
+    node, provider_node = slot_state.original.node, slot_state.original.provider_node
     if node and request.boot_id and node.boot_id and node.boot_id != request.boot_id:
         return "the node rebooted since"
-    if record and record.status not in (RUNNING_STATUS, request.status_before):
-        return f"HyperPod reports {record.status}"
+    if provider_node and provider_node.status not in (RUNNING_STATUS, request.status_before):
+        return f"HyperPod reports {provider_node.status}"
     if not slot_state.original.is_listed:
         return "no control plane lists the node any more"
     evidence = next(
@@ -119,6 +119,6 @@ def has_owner_acted(request: RepairRequest, slot_state: SlotState, progress: tup
 
 def is_repair_under_way(slot_state: SlotState, progress: tuple[RepairProgress, ...]) -> bool:
     """Whether HyperPod repairs the node now, as its status or its latest report shows."""
-    record = slot_state.original.provider_node
-    is_changing = record is not None and record.status not in _IDLE_STATUSES
+    provider_node = slot_state.original.provider_node
+    is_changing = provider_node is not None and provider_node.status not in _IDLE_STATUSES
     return is_changing or (bool(progress) and progress[-1].code in _PROGRESS_CODES)

@@ -196,32 +196,36 @@ def plan_resume(facts: ResumeFacts, policy: JobPolicy) -> ResumeDecision:
     possible = [option for option in options if not option.why_not]
     # Waiting is always possible, so there is always a best option.
     is_priced = facts.usd_per_accelerator_hour is not None
-    chosen = min(
+    chosen_option = min(
         possible,
         key=lambda option: (option.usd, 0 if is_priced else option.gpu_hours, OPTION_ORDER.index(option.option)),
     )
     distrust = distrust_after(facts.trust, facts.first_signal_at, policy)
     max_rent_parts = None
-    if chosen.option is ResumeOption.RENT and facts.renting is not None:
-        next_best = min(option.usd for option in possible if option is not chosen)
-        max_rent_parts = chosen.rent_parts + round((next_best - chosen.usd) * money.COST_PARTS_PER_USD)
+    if chosen_option.option is ResumeOption.RENT and facts.renting is not None:
+        next_best = min(option.usd for option in possible if option is not chosen_option)
+        max_rent_parts = chosen_option.rent_parts + round((next_best - chosen_option.usd) * money.COST_PARTS_PER_USD)
     return ResumeDecision(
-        option=chosen.option,
-        reason=" ".join(filter(None, (chosen.why, _trust_text(facts.trust, distrust), _durations_text(facts.delays)))),
-        pool=chosen.pool,
-        nodes=chosen.nodes or facts.nodes,
-        shrinks_at=chosen.shrinks_at or _shrinks_at(facts, chosen),
+        option=chosen_option.option,
+        reason=" ".join(
+            filter(None, (chosen_option.why, _trust_text(facts.trust, distrust), _durations_text(facts.delays)))
+        ),
+        pool=chosen_option.pool,
+        nodes=chosen_option.nodes or facts.nodes,
+        shrinks_at=chosen_option.shrinks_at or _shrinks_at(facts, chosen_option),
         # Only a node that will be replaced is avoided. A rebooted node returns, and may be the only free node.
         avoid=(facts.faulty_life,) if facts.will_be_replaced else (),
         distrust_after=distrust,
         requirement=requirement_after(facts.trust, facts.fault_class, policy),
-        expected_seconds=chosen.seconds,
-        gpu_hours_lost=chosen.gpu_hours,
-        usd=chosen.usd if is_priced else None,
+        expected_seconds=chosen_option.seconds,
+        gpu_hours_lost=chosen_option.gpu_hours,
+        usd=chosen_option.usd if is_priced else None,
         max_rent_parts=max_rent_parts,
         capacity_seconds=_wait_seconds(facts),
         alternatives=tuple(
-            _rejected_alternative(option, chosen, is_priced=is_priced) for option in options if option is not chosen
+            _rejected_alternative(option, chosen_option, is_priced=is_priced)
+            for option in options
+            if option is not chosen_option
         ),
     )
 
@@ -230,21 +234,21 @@ def _all_options(facts: ResumeFacts) -> Iterator[_Option]:
     max_usable = max((pool.usable for pool in facts.pools), default=0)
     need = count_of(facts.nodes, "node is", "nodes are")
     shortage = f"{need} needed and {max_usable} {'is' if max_usable == 1 else 'are'} free"
-    free = next((pool for pool in facts.pools if pool.usable - pool.spares >= facts.nodes), None)
-    spare = next((pool for pool in facts.pools if pool.usable >= facts.nodes and pool.spares), None)
-    if free is None:
-        why_not = f"{shortage} without the spares" if spare else shortage
+    free_pool = next((pool for pool in facts.pools if pool.usable - pool.spares >= facts.nodes), None)
+    spare_pool = next((pool for pool in facts.pools if pool.usable >= facts.nodes and pool.spares), None)
+    if free_pool is None:
+        why_not = f"{shortage} without the spares" if spare_pool else shortage
         yield _Option(option=ResumeOption.FREE_NODE, why_not=why_not)
     else:
         yield _priced_option(
-            facts, ResumeOption.FREE_NODE, f"Free nodes in {free.pool} can run the job now.", pool=free.pool
+            facts, ResumeOption.FREE_NODE, f"Free nodes in {free_pool.pool} can run the job now.", pool=free_pool.pool
         )
-    if spare is None:
+    if spare_pool is None:
         why_not = "the pool has no spare node" if max_usable >= facts.nodes else shortage
         yield _Option(option=ResumeOption.SPARE, why_not=why_not)
     else:
-        why = f"A spare node in {spare.pool} can run the job now; no other node is free."
-        yield _priced_option(facts, ResumeOption.SPARE, why, pool=spare.pool)
+        why = f"A spare node in {spare_pool.pool} can run the job now; no other node is free."
+        yield _priced_option(facts, ResumeOption.SPARE, why, pool=spare_pool.pool)
     yield _wait_option(facts, shortage, max_usable)
     if facts.node_loss is not None:
         yield _shrink_option(facts, facts.node_loss)
@@ -280,19 +284,19 @@ def _wait_seconds(facts: ResumeFacts) -> float:
     return capacity_wait(facts.delays, facts.pools, facts.nodes, is_repaired=facts.is_repaired)
 
 
-def _rent_option(facts: ResumeFacts, renting: RentOption) -> _Option:
+def _rent_option(facts: ResumeFacts, rent_option: RentOption) -> _Option:
     """Return the option to rent nodes, priced as a scheduling cycle prices it.
 
     The price is the rent, less the value of the committed nodes that the job then leaves free.
     """
-    requirement = renting.placement.job
-    placement = choose_pool(renting.placement)
+    requirement = rent_option.placement.job
+    placement = choose_pool(rent_option.placement)
     table, row = placement.table, cheapest_rental_in_time(placement)
     if row is None:
         why = " ".join(f"{cost.pool}: {cost.why_not}" for cost in table if cost.market.is_rented)
         return _Option(option=ResumeOption.RENT, why_not=(why or "no pool to rent from is configured").rstrip("."))
-    if renting.barred:
-        return _Option(option=ResumeOption.RENT, why_not=renting.barred.rstrip("."))
+    if rent_option.barred:
+        return _Option(option=ResumeOption.RENT, why_not=rent_option.barred.rstrip("."))
     premium = row.premium_over(cheapest_committed(table))
     # The wait covers the launch and the expected interruptions. The restore is left out: every option includes it.
     wait = row.ends_after_seconds - requirement.run_seconds - requirement.restart_seconds
@@ -345,22 +349,22 @@ def _shrink_option(facts: ResumeFacts, node_loss: NodeLossFacts) -> _Option:
         usd=node_seconds / facts.nodes * facts.usd_per_hour_of_delay / 3600,
     )
     wait = (begins_at - node_loss.now).total_seconds()
-    when = f" from {begins_at:%H:%M:%S} UTC, unless a spare node becomes free earlier" if wait else ""
+    time_text = f" from {begins_at:%H:%M:%S} UTC, unless a spare node becomes free earlier" if wait else ""
     size = f"{decision.nodes} of {count_of(facts.nodes, 'node')}"
-    why = f"The job continues on {size}{when}, and grows back when nodes are free."
+    why = f"The job continues on {size}{time_text}, and grows back when nodes are free."
     return _priced_option(facts, ResumeOption.SHRINK, why, wait=wait, cost=cost).replace(
         nodes=decision.nodes, shrinks_at=begins_at
     )
 
 
-def _shrinks_at(facts: ResumeFacts, chosen: _Option) -> datetime | None:
+def _shrinks_at(facts: ResumeFacts, chosen_option: _Option) -> datetime | None:
     """Return the time from which an elastic job no longer waits for all its nodes; None for a fixed size."""
     node_loss = facts.node_loss
     if node_loss is None:
         return None
     spare_wait = timedelta(seconds=node_loss.policy.spare_wait_seconds)
-    if chosen.option is ResumeOption.WAIT_FOR_REPAIR:
-        return node_loss.now + max(spare_wait, timedelta(seconds=chosen.seconds))
+    if chosen_option.option is ResumeOption.WAIT_FOR_REPAIR:
+        return node_loss.now + max(spare_wait, timedelta(seconds=chosen_option.seconds))
     return node_loss.now + spare_wait
 
 
@@ -375,8 +379,8 @@ def _priced_option(
 ) -> _Option:
     seconds = wait + facts.delays.launch.seconds + facts.delays.restore.seconds + facts.lost_work_seconds
     gpu_hours = seconds * facts.nodes * facts.accelerators_per_node / 3600 + (cost.gpu_hours_taken if cost else 0)
-    delayed = seconds * facts.usd_per_hour_of_delay / 3600
-    usd = gpu_hours * (facts.usd_per_accelerator_hour or 0) + delayed + (cost.usd if cost else 0)
+    delay_usd = seconds * facts.usd_per_hour_of_delay / 3600
+    usd = gpu_hours * (facts.usd_per_accelerator_hour or 0) + delay_usd + (cost.usd if cost else 0)
     return _Option(
         option=option,
         why=why,
@@ -387,30 +391,35 @@ def _priced_option(
     )
 
 
-def _rejected_alternative(rejected: _Option, chosen: _Option, *, is_priced: bool) -> Alternative:
-    if rejected.why_not:
-        return Alternative(option=rejected.option, why_not=rejected.why_not)
-    if not is_priced and rejected.gpu_hours > chosen.gpu_hours:
+def _rejected_alternative(rejected_option: _Option, chosen_option: _Option, *, is_priced: bool) -> Alternative:
+    if rejected_option.why_not:
+        return Alternative(option=rejected_option.option, why_not=rejected_option.why_not)
+    if not is_priced and rejected_option.gpu_hours > chosen_option.gpu_hours:
+        more_hours = rejected_option.gpu_hours - chosen_option.gpu_hours
         return Alternative(
-            option=rejected.option,
-            why_not=f"it would lose {rejected.gpu_hours - chosen.gpu_hours:,.1f} GPU-hours more; they have no price",
-            expected_seconds=rejected.seconds,
-            gpu_hours_lost=rejected.gpu_hours,
+            option=rejected_option.option,
+            why_not=f"it would lose {more_hours:,.1f} GPU-hours more; they have no price",
+            expected_seconds=rejected_option.seconds,
+            gpu_hours_lost=rejected_option.gpu_hours,
         )
-    extra_usd = rejected.usd - chosen.usd
+    extra_usd = rejected_option.usd - chosen_option.usd
     why_not = (
         f"it would lose ${extra_usd:,.2f} more"
         if extra_usd > 0
-        else f"as quick, but {chosen.option} costs other jobs less"
+        else f"as quick, but {chosen_option.option} costs other jobs less"
     )
-    if extra_usd <= 0 and chosen.option is ResumeOption.FREE_NODE and rejected.option is ResumeOption.SPARE:
+    if (
+        extra_usd <= 0
+        and chosen_option.option is ResumeOption.FREE_NODE
+        and rejected_option.option is ResumeOption.SPARE
+    ):
         why_not = "a free node is as quick and keeps the spare"
     return Alternative(
-        option=rejected.option,
+        option=rejected_option.option,
         why_not=why_not,
-        expected_seconds=rejected.seconds,
-        gpu_hours_lost=rejected.gpu_hours,
-        usd=rejected.usd if is_priced else None,
+        expected_seconds=rejected_option.seconds,
+        gpu_hours_lost=rejected_option.gpu_hours,
+        usd=rejected_option.usd if is_priced else None,
     )
 
 
@@ -477,19 +486,19 @@ def _durations_text(delays: ResumeDelays) -> str:
 
     Records of earlier releases name no origin. They replay without this text.
     """
-    named = (("repair", delays.repair), ("launch", delays.launch), ("restore", delays.restore))
-    if not any(duration.origin for _, duration in named):
+    named_durations = (("repair", delays.repair), ("launch", delays.launch), ("restore", delays.restore))
+    if not any(duration.origin for _, duration in named_durations):
         return ""
-    return f"Expected times: {'; '.join(f'{name} {duration.text}' for name, duration in named)}."
+    return f"Expected times: {'; '.join(f'{name} {duration.text}' for name, duration in named_durations)}."
 
 
 def _trust_text(trust: CheckpointTrust, distrust: datetime | None) -> str:
     if distrust is None:
         return ""
-    when = distrust.strftime("%H:%M:%SZ")
+    time_text = distrust.strftime("%H:%M:%SZ")
     if trust is CheckpointTrust.NONE:
         return (
-            f"The job does not use checkpoints begun after {when}. An earlier checkpoint needs its own evidence "
+            f"The job does not use checkpoints begun after {time_text}. An earlier checkpoint needs its own evidence "
             "that it is intact."
         )
-    return f"The job does not use checkpoints begun after {when}."
+    return f"The job does not use checkpoints begun after {time_text}."

@@ -38,14 +38,14 @@ class UnhealthyNode(Value):
     """Time of that person's report."""
 
 
-def is_unhealthy(marks: Iterable[str], stored: UnhealthyNode | None) -> bool:
+def is_unhealthy(marks: Iterable[str], unhealthy_node: UnhealthyNode | None) -> bool:
     """Whether a Ready node must not take work. A person's report overrides the marks until the next incident opens.
 
     Args:
         marks: Labels, taints and conditions that mark the node as faulty now.
-        stored: The record of the node if its last incident left it unhealthy; None if there is none.
+        unhealthy_node: The record of the node if its last incident left it unhealthy; None if there is none.
     """
-    return not stored.trusted_by if stored else any(marks)
+    return not unhealthy_node.trusted_by if unhealthy_node else any(marks)
 
 
 def unhealthy_after(incident: Incident, ladder: Iterable[str]) -> UnhealthyNode | None:
@@ -77,15 +77,17 @@ _NOTHING_DONE = (IncidentState.OBSERVED, IncidentState.STOOD_DOWN)
 
 
 def with_cleared_fault(
-    node: UnhealthyNode, incident: Incident, new: ClearedFault, catalogue: FaultCatalogue
+    node: UnhealthyNode, incident: Incident, new_fault: ClearedFault, catalogue: FaultCatalogue
 ) -> UnhealthyNode | None:
     """Return an unhealthy node with one more cleared fault; None once every fault that needs a repair is gone."""
-    cleared = add_cleared_fault((*node.cleared_faults, *incident.cleared_faults), new)
+    cleared_faults = add_cleared_fault((*node.cleared_faults, *incident.cleared_faults), new_fault)
     signals = signals_to_clear(signals_of(incident), catalogue)
-    return None if cleared_at(signals, cleared) else node.replace(cleared_faults=cleared)
+    return None if cleared_at(signals, cleared_faults) else node.replace(cleared_faults=cleared_faults)
 
 
-def why_healthy(incident: Incident, observed: ObservedNode, catalogue: FaultCatalogue, *, expected: int) -> str:
+def why_healthy(
+    incident: Incident, observed_node: ObservedNode, catalogue: FaultCatalogue, *, expected_accelerators: int
+) -> str:
     """Return why a node is healthy again, as one sentence; empty if it is still unhealthy.
 
     A fault that the node object shows is over once the object no longer shows it. After any other fault the node may
@@ -93,16 +95,16 @@ def why_healthy(incident: Incident, observed: ObservedNode, catalogue: FaultCata
 
     Args:
         incident: The incident that left the node unhealthy.
-        observed: The node as both control planes show it now.
+        observed_node: The node as both control planes show it now.
         catalogue: The faults.
-        expected: Number of accelerators that the node should offer.
+        expected_accelerators: Number of accelerators that the node should offer.
     """
-    node = observed.node
+    node = observed_node.node
     if node is None:
         return ""
     if incident.cordon_marked_at is not None and not node.is_cordoned:
         return "A person removed its cordon."
-    if node.is_cordoned or not judge_node(observed, expected=expected).is_valid:
+    if node.is_cordoned or not judge_node(observed_node, expected_count=expected_accelerators).is_valid:
         return ""
     if incident.boot_id and node.boot_id and node.boot_id != incident.boot_id:
         return "The node rebooted and shows no fault."
@@ -119,19 +121,21 @@ def why_resume(incident: Incident, plan: RecoveryPlan, *, now: datetime) -> str:
         plan: The plan that Evenkeel would make now.
         now: The current time.
     """
-    before, approval = incident.plan, incident.approval
-    if before is None or plan.owner is NodeOwner.PERSON or plan.outcome not in (PlanOutcome.ACT, PlanOutcome.ASK):
+    earlier_plan, approval = incident.plan, incident.approval
+    if earlier_plan is None or plan.owner is NodeOwner.PERSON or plan.outcome not in (PlanOutcome.ACT, PlanOutcome.ASK):
         return ""
     settled_at = incident.stages.settled_at or incident.opened_at
-    if before.outcome == ASK and is_approved(incident) and approval and approval.at >= settled_at:
+    if earlier_plan.outcome == ASK and is_approved(incident) and approval and approval.at >= settled_at:
         return f"{approval.by} approved the plan."
-    if incident.state is IncidentState.STOOD_DOWN and (before.outcome == PlanOutcome.ACT or is_approved(incident)):
+    if incident.state is IncidentState.STOOD_DOWN and (
+        earlier_plan.outcome == PlanOutcome.ACT or is_approved(incident)
+    ):
         # The recovery stood down midway, for a reason that a new plan may not show. So each retry waits longer.
         pause = min(_FIRST_PAUSE_BEFORE_REPAIR * 2**incident.resumed, _LONGEST_PAUSE_BEFORE_REPAIR)
         return "Another repair is allowed." if now - settled_at >= pause else ""
     if plan.outcome is PlanOutcome.ACT:
         return f"A repair is now allowed: {plan.reason}"
-    if before.outcome != ASK:
+    if earlier_plan.outcome != ASK:
         return f"A person can now approve the repair: {plan.reason}"
     return ""
 

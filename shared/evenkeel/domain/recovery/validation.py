@@ -69,25 +69,25 @@ class CheckDecision(Value):
 
 def choose_check(facts: CheckFacts, policy: RepairPolicy) -> CheckDecision:
     """Choose the strongest check that the fault requires and the site allows."""
-    rejected: list[Alternative] = []
+    rejections: list[Alternative] = []
     if facts.asks_for == "deep":
         why_not = "" if facts.is_hyperpod else "HyperPod does not manage the node"
         if not why_not and facts.fault_class not in policy.deep_checks_after:
             why_not = f"the policy excludes it after a fault of class {facts.fault_class}"
         if not why_not:
             return CheckDecision(kind=CheckKind.DEEP, reason="HyperPod's deep health check must pass.")
-        rejected.append(Alternative(option=CheckKind.DEEP, why_not=why_not))
+        rejections.append(Alternative(option=CheckKind.DEEP, why_not=why_not))
     if facts.asks_for != "none":
         why_not = "" if policy.test_job_image else "the policy names no test job image"
         if not why_not and facts.fault_class not in policy.test_jobs_after:
             why_not = f"the policy excludes it after a fault of class {facts.fault_class}"
         if not why_not:
             return CheckDecision(
-                kind=CheckKind.TEST_JOB, reason="A test job on the node must succeed.", alternatives=tuple(rejected)
+                kind=CheckKind.TEST_JOB, reason="A test job on the node must succeed.", alternatives=tuple(rejections)
             )
-        rejected.append(Alternative(option=CheckKind.TEST_JOB, why_not=why_not))
+        rejections.append(Alternative(option=CheckKind.TEST_JOB, why_not=why_not))
     reason = "The status in both control planes is enough."
-    return CheckDecision(kind=CheckKind.BASIC, reason=reason, alternatives=tuple(rejected))
+    return CheckDecision(kind=CheckKind.BASIC, reason=reason, alternatives=tuple(rejections))
 
 
 class CheckResult(StrEnum):
@@ -120,21 +120,21 @@ def expected_accelerators(instance_type: str, peers: Iterable[KubernetesNode]) -
         instance_type: The instance type.
         peers: Other nodes of the fleet. The node itself must not be among them.
     """
-    offers = ((peer.instance_type, peer.accelerators) for peer in peers if peer.is_ready)
-    return expected_accelerators_of_type(instance_type, most_accelerators(offers))
+    types_and_accelerators = ((peer.instance_type, peer.accelerators) for peer in peers if peer.is_ready)
+    return expected_accelerators_of_type(instance_type, most_accelerators(types_and_accelerators))
 
 
-def most_accelerators(offers: Iterable[tuple[str, int]]) -> dict[str, int]:
+def most_accelerators(types_and_accelerators: Iterable[tuple[str, int]]) -> dict[str, int]:
     """Return instance type → the most accelerators of all offers of that type."""
     max_by_type: dict[str, int] = {}
-    for instance_type, accelerators in offers:
+    for instance_type, accelerators in types_and_accelerators:
         max_by_type[instance_type] = max(accelerators, max_by_type.get(instance_type, 0))
     return max_by_type
 
 
-def expected_accelerators_of_type(instance_type: str, offered: Mapping[str, int]) -> int:
+def expected_accelerators_of_type(instance_type: str, accelerators_by_type: Mapping[str, int]) -> int:
     """Return how many accelerators a node of this type should offer: the most that is offered, else by the table."""
-    return offered.get(instance_type, 0) or ACCELERATORS.get(instance_type.removeprefix("ml."), 0)
+    return accelerators_by_type.get(instance_type, 0) or ACCELERATORS.get(instance_type.removeprefix("ml."), 0)
 
 
 def fault_marks(node: KubernetesNode) -> tuple[str, ...]:
@@ -164,26 +164,26 @@ def margin_seconds(returns: int, policy: RepairPolicy) -> int:
     return policy.return_margin_seconds * factor
 
 
-def judge_node(observed: ObservedNode, *, expected: int) -> Validity:
+def judge_node(observed_node: ObservedNode, *, expected_count: int) -> Validity:
     """Return whether a node may take work: Running, Ready, with all its accelerators and without a fault mark.
 
     Args:
-        observed: The node as both control planes show it.
-        expected: Number of accelerators that the node should offer (`expected_accelerators`).
+        observed_node: The node as both control planes show it.
+        expected_count: Number of accelerators that the node should offer (`expected_accelerators`).
     """
-    node = observed.node
+    node = observed_node.node
     if node is None:
         return Validity(is_valid=False, reason="The node has not joined its cluster.")
-    if observed.provider_node and not observed.is_running:
-        return Validity(is_valid=False, reason=f"HyperPod reports {observed.provider_node.status}.")
+    if observed_node.provider_node and not observed_node.is_running:
+        return Validity(is_valid=False, reason=f"HyperPod reports {observed_node.provider_node.status}.")
     if not node.is_ready:
         return Validity(is_valid=False, reason="The node is not Ready.")
     marks = fault_marks(node)
     if marks:
         return Validity(is_valid=False, reason=f"The node still has fault labels: {', '.join(marks)}.")
-    if node.accelerators < expected:
+    if node.accelerators < expected_count:
         return Validity(
-            is_valid=False, reason=f"The node offers {node.accelerators} of {count_of(expected, 'accelerator')}."
+            is_valid=False, reason=f"The node offers {node.accelerators} of {count_of(expected_count, 'accelerator')}."
         )
-    offers = f" and offers {count_of(expected, 'accelerator')}" if expected else ""
-    return Validity(is_valid=True, reason=f"The node is Running and Ready, has no fault label{offers}.")
+    accelerators_text = f" and offers {count_of(expected_count, 'accelerator')}" if expected_count else ""
+    return Validity(is_valid=True, reason=f"The node is Running and Ready, has no fault label{accelerators_text}.")

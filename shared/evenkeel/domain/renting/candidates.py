@@ -92,19 +92,19 @@ class QueueForecasts:
         if kind not in self._starts:
             burst = self._policy.burst
             ahead = [job for job in self._context.queue if not self.why_not_portable(job, pool)]
-            waiting = [self._use_of(job, pool, position, len(ahead)) for position, job in enumerate(ahead)]
-            starts = forecast_starts(pool, waiting, self._context, self._policy)
+            waiting_uses = [self._use_of(job, pool, position, len(ahead)) for position, job in enumerate(ahead)]
+            starts = forecast_starts(pool, waiting_uses, self._context, self._policy)
             self._starts[kind] = {job.job_id: start for job, start in zip(ahead, starts, strict=True)}
             self.delays[kind] = sum(burst.delay_of(job.spec.priority_class) for job in ahead)
         return self._starts[kind]
 
     def _use_of(self, job: Job, pool: Pool, position: int, count: int) -> WaitingUse:
         spec = job.spec
-        remaining = self._context.run_times.remaining(origin_of(job, self._policy), 0.0)
+        remaining_time = self._context.run_times.remaining(origin_of(job, self._policy), 0.0)
         is_whole = spec.nodes > 1 or spec.accelerators_per_node >= pool.accelerators_per_node
         return WaitingUse(
             spec.nodes * spec.accelerators_per_node,
-            _expected_seconds(remaining, position, count),
+            _expected_seconds(remaining_time, position, count),
             spec.nodes * is_whole,
         )
 
@@ -135,15 +135,15 @@ def origin_of(job: Job, policy: Policy) -> RunOrigin:
     return RunOrigin(spec.team, job.submitter, spec.job_type, spec.expected_seconds, seconds)
 
 
-def _expected_seconds(remaining: RemainingTime, position: int, count: int) -> float:
+def _expected_seconds(remaining_time: RemainingTime, position: int, count: int) -> float:
     """Return the expected time of one of several runs; of many runs, one of the equally likely times.
 
     So the runs of a forecast end at different times, as they will.
     """
     return (
-        remaining.seconds[position * _STRIDE % len(remaining.seconds)]
+        remaining_time.seconds[position * _STRIDE % len(remaining_time.seconds)]
         if count >= _MIN_RUNS_TO_SPREAD
-        else remaining.mean
+        else remaining_time.mean
     )
 
 
@@ -169,11 +169,11 @@ def placement_facts(
     spec = job.spec
     # An interrupted job does not wait while it runs.
     waiting_since = waiting_since or job.queued_at or job.submitted_at
-    committed = (
+    committed_candidates = (
         _committed_candidate(job, pool, waiting_since, context, forecasts, policy)
         for pool in committed_pools(context.capacities, policy)
     )
-    rented = (
+    rented_candidates = (
         forecasts.rented_candidate(
             pool, (*why_not_tolerated(pool, spec.tolerations), *forecasts.why_not_portable(job, pool))
         )
@@ -181,7 +181,7 @@ def placement_facts(
     )
     return PlacementFacts(
         job=job_demand(job, context, policy, done_seconds, waiting_since),
-        candidates=(*committed, *rented),
+        candidates=(*committed_candidates, *rented_candidates),
         spending=spend_limits(
             spec.team, context.rented.allocations, policy.burst, context.rented.budgets_left.get(spec.team)
         ),
@@ -201,7 +201,7 @@ def job_demand(
     burst, spec = policy.burst, job.spec
     keeps = bool(spec.checkpoint_uri)
     done_seconds = done_seconds if keeps else 0.0
-    remaining, plan = context.run_times.remaining(origin_of(job, policy), done_seconds), job.live_plan()
+    remaining_time, plan = context.run_times.remaining(origin_of(job, policy), done_seconds), job.live_plan()
     return JobDemand(
         job_id=job.job_id,
         team=spec.team,
@@ -209,9 +209,9 @@ def job_demand(
         nodes=spec.nodes,
         accelerators_per_node=spec.accelerators_per_node,
         micros_per_hour_of_delay=burst.delay_of(spec.priority_class),
-        run_seconds=round(remaining.mean, 1),
-        p90_run_seconds=remaining.p90,
-        left_seconds=remaining.seconds,
+        run_seconds=round(remaining_time.mean, 1),
+        p90_run_seconds=remaining_time.p90,
+        left_seconds=remaining_time.seconds,
         waiting_since=waiting_since or job.queued_at or job.submitted_at,
         checkpoint_seconds=policy.economy.expected_checkpoint_seconds if keeps else None,
         save_seconds=spec.grace_seconds,
@@ -233,19 +233,21 @@ def risk_limits(policy: Policy) -> RiskLimits:
     return RiskLimits(spot_checkpoint_share=burst.spot_checkpoint_share, max_wait_seconds=burst.max_wait_seconds)
 
 
-def jobs_to_place(pending: Iterable[Job], policy: Policy, now: datetime) -> list[Job]:
+def jobs_to_place(pending_jobs: Iterable[Job], policy: Policy, now: datetime) -> list[Job]:
     """Return the jobs that one cycle places: the first jobs of the queue, and one later page that changes each minute.
 
     Without the pages, first jobs that no pool can run would keep all later jobs from rented nodes. A job with a
     deadline is always placed, so that its user learns whether any pool meets its deadline.
 
     Args:
-        pending: Jobs that cannot start now and have no rental, in queue order.
+        pending_jobs: Jobs that cannot start now and have no rental, in queue order.
         policy: Pools to rent from, and prices of delay.
         now: The time.
     """
     burst = policy.burst
-    jobs = [job for job in pending if job.spec.deadline_at or (burst.pools and burst.delay_of(job.spec.priority_class))]
+    jobs = [
+        job for job in pending_jobs if job.spec.deadline_at or (burst.pools and burst.delay_of(job.spec.priority_class))
+    ]
     size = _MAX_PLACED // 2
     first_jobs, later_jobs = jobs[:size], jobs[size:]
     pages = max(1, -(-len(later_jobs) // size))
@@ -258,7 +260,7 @@ def jobs_to_place(pending: Iterable[Job], policy: Policy, now: datetime) -> list
 
 def nodes_to_rent(job: Job, pool: RentedPool, now: datetime) -> tuple[NodeCapacity, ...]:
     """Return the nodes that a rental from a pool would add for a job."""
-    offered = expected_offer(pool.instance_type, pool.accelerators_per_node)
+    node_resources = expected_offer(pool.instance_type, pool.accelerators_per_node)
     return tuple(
         NodeCapacity(
             life=NodeLife(cluster=pool.cluster, instance_id=f"to-be-rented-{number}", launched_at=now),
@@ -266,8 +268,8 @@ def nodes_to_rent(job: Job, pool: RentedPool, now: datetime) -> tuple[NodeCapaci
             cluster=pool.cluster,
             pool=pool.name,
             instance_type=pool.instance_type,
-            offered=offered,
-            free=offered,
+            offered=node_resources,
+            free=node_resources,
             labels={KARPENTER_LABEL: pool.name, "karpenter.sh/capacity-type": str(pool.market)},
             unschedulable_reason=TAINTED if pool.taints else "",
             taints=pool.taints,
@@ -328,26 +330,28 @@ def facts_for_next_offer(
         for allocation in allocations
         if (allocation.job_id, allocation.number) != (rental.job_id, rental.number)
     ]
-    tried = {offer.pool for offer in rental.offers}
-    waited = (now - facts.now).total_seconds()
-    committed = tuple(
-        candidate.replace(wait_seconds=max(0.0, candidate.wait_seconds - waited))
+    tried_pools = {offer.pool for offer in rental.offers}
+    waited_seconds = (now - facts.now).total_seconds()
+    committed_candidates = tuple(
+        candidate.replace(wait_seconds=max(0.0, candidate.wait_seconds - waited_seconds))
         for candidate in facts.candidates
         if not candidate.pool.market.is_rented
     )
     differences_by_pool = {candidate.pool.name: candidate.differences for candidate in facts.candidates}
-    rented = tuple(
+    rented_candidates = tuple(
         _candidate_to_rent(
             pool,
             rental_allocations,
             shortages,
-            ("Evenkeel already asked this pool.",) if pool.name in tried else differences_by_pool.get(pool.name, ()),
+            ("Evenkeel already asked this pool.",)
+            if pool.name in tried_pools
+            else differences_by_pool.get(pool.name, ()),
             now,
         )
         for pool in burst.pools
     )
     spending = spend_limits(facts.job.team, rental_allocations, burst, budget_left_parts)
-    return facts.replace(candidates=(*committed, *rented), spending=spending, now=now)
+    return facts.replace(candidates=(*committed_candidates, *rented_candidates), spending=spending, now=now)
 
 
 # ---------------------------------------------------------------- committed pools
@@ -386,9 +390,9 @@ def _committed_candidate(
 ) -> CandidatePool:
     """Return a committed pool. No node there counts as free for the job, because the cycle could not start it there."""
     starts = forecasts.starts_in(pool)
-    waited = (context.now - waiting_since).total_seconds()
+    waited_seconds = (context.now - waiting_since).total_seconds()
     own_delay = policy.burst.delay_of(job.spec.priority_class) if job.job_id in starts else 0
-    wait = expected_wait(starts.get(job.job_id, _LONGEST_WAIT), waited)
+    wait = expected_wait(starts.get(job.job_id, _LONGEST_WAIT), waited_seconds)
     plan = job.live_plan()
     if plan and plan.capacity_at and plan.capacity_at > context.now and job.job_id in starts:
         wait = (plan.capacity_at - context.now).total_seconds()  # the forecast on which the recovery decided
@@ -422,7 +426,7 @@ def forecast_starts(
         for capacity in context.capacities
         if (capacity.cluster, capacity.pool, capacity.instance_type) == pool_key and not capacity.reserved_for
     ]
-    running, busy_until = [], dict[str, float]()
+    running_uses, busy_until = [], dict[str, float]()
     charges = [charge for charge in context.charges if (charge.cluster, charge.pool, charge.instance_type) == pool_key]
     for position, charge in enumerate(sorted(charges, key=lambda charge: charge.job_id)):
         job = context.jobs_with_charge.get(charge.job_id)
@@ -430,23 +434,23 @@ def forecast_starts(
         origin = origin_of(job, policy) if job else RunOrigin(charge.team, charge.submitter, "", None, usual)
         ran = (context.now - charge.admitted_at).total_seconds() if charge.admitted_at else 0.0
         seconds_left = _expected_seconds(context.run_times.remaining(origin, ran), position, len(charges))
-        running.append(RunningUse(charge.accelerators, seconds_left))
+        running_uses.append(RunningUse(charge.accelerators, seconds_left))
         busy_until |= {name: max(seconds_left, busy_until.get(name, 0.0)) for name in charge.node_names}
     # A node that is out of service usually comes back, so a booting node is no reason to rent. It is one if HyperPod
     # has just reported that it has no capacity for the group.
     if context.shortages.unavailable_until(pool.name, "", Market.COMMITTED, context.now) is None:
-        running += [
+        running_uses += [
             RunningUse(capacity.accelerators or pool.accelerators_per_node, policy.jobs.expected_replace_seconds)
             for capacity in node_capacities
             if not capacity.is_open
         ]
-    free = sum(
+    free_accelerators = sum(
         capacity.free.accelerators
         for capacity in node_capacities
         if capacity.is_open and capacity.free.accelerators >= min_free
     )
     return after_whole_nodes(
-        expected_starts(free, running, queue),
+        expected_starts(free_accelerators, running_uses, queue),
         queue,
         [busy_until.get(capacity.node_name, 0.0) for capacity in node_capacities if capacity.is_open],
     )

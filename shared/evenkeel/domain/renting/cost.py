@@ -162,9 +162,9 @@ class PoolCost(Value):
         """Total cost."""
         return self.rent_parts + self.delay_parts + self.opportunity_parts
 
-    def premium_over(self, committed: "PoolCost | None") -> int:
+    def premium_over(self, committed_cost: "PoolCost | None") -> int:
         """Return the rent, less the value of the committed hours that other jobs then get."""
-        return self.rent_parts + self.opportunity_parts - (committed.opportunity_parts if committed else 0)
+        return self.rent_parts + self.opportunity_parts - (committed_cost.opportunity_parts if committed_cost else 0)
 
 
 def cheapest_rented(rows: Iterable[PoolCost]) -> PoolCost | None:
@@ -214,16 +214,18 @@ def cost_of_pool(
     reclaims, faults = (
         rate * job.nodes / 3600 for rate in (pool.interruptions_per_node_hour, job.failures_per_node_hour)
     )
-    again = launch + job.restart_seconds
-    lost = reclaims * (again + _loss_per_reclaim(job)) + faults * (again + _loss_per_fault(job))
-    run = job.run_seconds * (1 + lost)
+    restart_seconds = launch + job.restart_seconds
+    lost_share = reclaims * (restart_seconds + _loss_per_reclaim(job)) + faults * (
+        restart_seconds + _loss_per_fault(job)
+    )
+    run_seconds = job.run_seconds * (1 + lost_share)
     if pool.market.is_rented:
-        time = _rental_cost(job, pool, target, start, 1 + lost, now)
+        time = _rental_cost(job, pool, target, start, 1 + lost_share, now)
         rent, moved_seconds, opportunity = time.rent_parts, time.moved_seconds, time.opportunity_parts
     else:
         rent, moved_seconds = 0, 0.0
-        opportunity = round(candidate.opportunity_micros_per_accelerator_hour * job.accelerators * run)
-    end = round(start + run + moved_seconds, 3)
+        opportunity = round(candidate.opportunity_micros_per_accelerator_hour * job.accelerators * run_seconds)
+    end = round(start + run_seconds + moved_seconds, 3)
     evaluation = _PoolEvaluation(job, candidate, spending, risk_limits, now, start, end, rent, changeover_seconds)
     why_not = next(_rejections(evaluation), "")
     return PoolCost(
@@ -233,7 +235,7 @@ def cost_of_pool(
         starts_after_seconds=round(start, 3),
         ends_after_seconds=end,
         rent_parts=rent,
-        delay_parts=round(job.micros_per_hour_of_delay * (start + run + moved_seconds - job.run_seconds)),
+        delay_parts=round(job.micros_per_hour_of_delay * (start + run_seconds + moved_seconds - job.run_seconds)),
         opportunity_parts=opportunity,
         interruptions=round((reclaims + faults) * job.run_seconds, 4),
         is_available_now=is_available_now and not why_not,
@@ -263,19 +265,19 @@ def _rental_cost(
         stretch: Run time with interruptions, as a multiple of the run time without.
         now: The time.
     """
-    run = stretch * job.run_seconds
+    run_seconds = stretch * job.run_seconds
 
     def rent(seconds: float) -> int:
         return pool.micros_per_node_hour * job.nodes * max(pool.min_billed_seconds, math.ceil(start + seconds))
 
-    stay = _RentalCost(rent(run), 0.0, 0)
+    cost_of_staying = _RentalCost(rent(run_seconds), 0.0, 0)
     if target is None or not job.left_seconds or job.checkpoint_seconds is None:
-        return stay
+        return cost_of_staying
     trains_until_free = max(0.0, target.wait_seconds - start)
     moves = share_beyond([stretch * value for value in job.left_seconds], trains_until_free)
     rented_run = seconds_within([stretch * value for value in job.left_seconds], trains_until_free)
     standstill = job.save_seconds + target.pool.launch.p50_seconds + job.restart_seconds
-    committed_run = max(0.0, run - rented_run) * job.accelerators
+    committed_run = max(0.0, run_seconds - rented_run) * job.accelerators
     move = _RentalCost(
         rent(rented_run + moves * job.save_seconds),
         moves * standstill,
@@ -283,14 +285,14 @@ def _rental_cost(
     )
     if job.returns_when_free:
         return move
-    ends_at = now + timedelta(seconds=start + run)
+    ends_at = now + timedelta(seconds=start + run_seconds)
     if job.deadline_at and ends_at <= job.deadline_at < ends_at + timedelta(seconds=move.moved_seconds):
-        return stay
+        return cost_of_staying
 
     def cost(time: _RentalCost) -> float:
         return time.rent_parts + time.opportunity_parts + job.micros_per_hour_of_delay * time.moved_seconds
 
-    return min(stay, move, key=cost)
+    return min(cost_of_staying, move, key=cost)
 
 
 def _loss_per_reclaim(job: JobDemand) -> float:
@@ -354,9 +356,9 @@ def _rejections_without_delay_price(evaluation: _PoolEvaluation) -> Iterator[str
     if job.deadline_at is None:
         yield "The policy sets no price on the delay of the job's class, so Evenkeel rents nothing for it."
         return
-    late = evaluation.end_seconds - (job.deadline_at - evaluation.now).total_seconds()
-    if late > 0:
-        delay = duration_text(late)
+    late_seconds = evaluation.end_seconds - (job.deadline_at - evaluation.now).total_seconds()
+    if late_seconds > 0:
+        delay = duration_text(late_seconds)
         yield f"The job would end {delay} after its deadline, and the policy sets no price on the delay of its class."
 
 

@@ -99,39 +99,43 @@ class DisplacementDecision(Value):
 
 def decide_displacement(facts: DisplacementFacts) -> DisplacementDecision:
     """Choose the jobs that move to free nodes for a job; none if another option costs less, or if too few can move."""
-    chosen = _cheapest_nodes(facts)
-    if chosen is None:
+    chosen_nodes = _cheapest_nodes(facts)
+    if chosen_nodes is None:
         return _build_decision(
             facts, DisplacementAction.KEEP, "Too few nodes would become free if all movable jobs moved."
         )
-    victims = [job for job in facts.movable if job.job_id in chosen]
+    victims = [job for job in facts.movable if job.job_id in chosen_nodes]
     if not victims:
         return _build_decision(facts, DisplacementAction.KEEP, "Enough nodes are free without moving a job.")
     if why_not := _why_above_caps(facts, victims):
         return _build_decision(facts, DisplacementAction.KEEP, why_not)
-    parts = round(facts.micros_per_hour_of_delay * facts.start_seconds) + sum(
+    cost_parts = round(facts.micros_per_hour_of_delay * facts.start_seconds) + sum(
         _cost_of_move(job, facts) for job in victims
     )
-    price, other_price = money.format_usd(parts), money.format_usd(facts.other_parts)
+    price, other_price = money.format_usd(cost_parts), money.format_usd(facts.other_parts)
     job_count = f"{len(victims)} job{'' if len(victims) == 1 else 's'}"
-    if parts >= facts.other_parts:
+    if cost_parts >= facts.other_parts:
         reason = f"Moving {job_count} to rented nodes would cost {price}, and {facts.other_option} costs {other_price}."
-        return _build_decision(facts, DisplacementAction.KEEP, reason, parts=parts)
+        return _build_decision(facts, DisplacementAction.KEEP, reason, cost_parts=cost_parts)
     return _build_decision(
         facts,
         DisplacementAction.DISPLACE,
         f"{job_count} {'moves' if len(victims) == 1 else 'move'} to rented nodes, so that the job starts in "
         f"{duration_text(facts.start_seconds)}. That costs {price}, and {facts.other_option} costs {other_price}.",
         tuple(sorted(job.job_id for job in victims)),
-        parts,
+        cost_parts,
     )
 
 
 def _build_decision(
-    facts: DisplacementFacts, action: DisplacementAction, reason: str, victims: tuple[str, ...] = (), parts: int = 0
+    facts: DisplacementFacts,
+    action: DisplacementAction,
+    reason: str,
+    victims: tuple[str, ...] = (),
+    cost_parts: int = 0,
 ) -> DisplacementDecision:
     usd = round(facts.other_parts / money.COST_PARTS_PER_USD, 2)
-    extra_cost = money.format_usd(facts.other_parts - parts)
+    extra_cost = money.format_usd(facts.other_parts - cost_parts)
     alternatives = (
         (Alternative(option=facts.other_option, why_not=f"It costs {extra_cost} more.", usd=usd),) if victims else ()
     )
@@ -140,7 +144,7 @@ def _build_decision(
         action=action,
         reason=reason,
         victims=victims,
-        parts=parts,
+        parts=cost_parts,
         alternatives=alternatives,
         facts=facts,
     )
@@ -185,18 +189,18 @@ def _cheapest_nodes(facts: DisplacementFacts) -> set[str] | None:
 def _node_options(facts: DisplacementFacts, costs: dict[str, int]) -> Iterator[tuple[int, str, tuple[str, ...]]]:
     """Yield each node that can become free: the cost, its name, and the jobs to move."""
     for node in facts.committed:
-        free, victims = node.free, list[str]()
+        free_accelerators, victims = node.free, list[str]()
         on_node = [job for job in facts.movable if node.name in job.nodes]
         # The cheapest accelerators come first. A job stays if the remaining moves make its move unnecessary.
         for job in sorted(on_node, key=lambda job: (costs[job.job_id] / job.nodes[node.name], job.job_id)):
-            if free >= facts.accelerators_per_node:
+            if free_accelerators >= facts.accelerators_per_node:
                 break
-            free += job.nodes[node.name]
+            free_accelerators += job.nodes[node.name]
             victims.append(job.job_id)
         jobs_by_id = {job.job_id: job for job in on_node}
         for job_id in sorted(victims, key=lambda job_id: -costs[job_id]):
-            if free - jobs_by_id[job_id].nodes[node.name] >= facts.accelerators_per_node:
-                free -= jobs_by_id[job_id].nodes[node.name]
+            if free_accelerators - jobs_by_id[job_id].nodes[node.name] >= facts.accelerators_per_node:
+                free_accelerators -= jobs_by_id[job_id].nodes[node.name]
                 victims.remove(job_id)
-        if free >= facts.accelerators_per_node:
+        if free_accelerators >= facts.accelerators_per_node:
             yield sum(costs[job_id] for job_id in victims), node.name, tuple(victims)

@@ -164,8 +164,8 @@ def _must_leave_at(facts: MigrationFacts) -> tuple[datetime, str] | None:
         seconds = facts.budget_left_parts // facts.team_micros_per_hour - math.ceil(candidate.save_seconds)
         until = facts.now + timedelta(seconds=max(0, seconds))
         ends.append((until, f"The budget of team {candidate.team} is used up except for a last checkpoint."))
-    soonest = min(ends, default=None)
-    return soonest if soonest and soonest[0] < done_at else None
+    soonest_end = min(ends, default=None)
+    return soonest_end if soonest_end and soonest_end[0] < done_at else None
 
 
 def _why_not_migrate(facts: MigrationFacts, saving: int, cost: int) -> str:
@@ -182,8 +182,8 @@ def _why_not_migrate(facts: MigrationFacts, saving: int, cost: int) -> str:
     first_save = timedelta(seconds=facts.standstill_seconds + candidate.checkpoint_seconds)
     if target.usable_until and facts.now + first_save > target.usable_until:
         return f"The reservation of {target.pool} ends before the job could save a checkpoint there."
-    delayed = done_at + timedelta(seconds=facts.standstill_seconds)
-    if candidate.deadline_at and done_at <= candidate.deadline_at < delayed:
+    delayed_end_at = done_at + timedelta(seconds=facts.standstill_seconds)
+    if candidate.deadline_at and done_at <= candidate.deadline_at < delayed_end_at:
         return "The migration would make the job miss its deadline."
     min_saving = cost + round(candidate.micros_per_hour_of_delay * candidate.restart_seconds)
     if saving <= min_saving:
@@ -414,14 +414,16 @@ def _migrate_back(
     pool = offered_pool(rental, policy.burst.pools)
     if target is None or pool is None or has_moved_often(job, policy):
         return None
-    committed = MigrationTarget(
+    committed_target = MigrationTarget(
         pool=target.name,
         opportunity_micros_per_accelerator_hour=opportunity_cost_of(target, 0, policy.burst),
         launch_seconds=target.launch.p50_seconds,
         usable_until=target.reservation.usable_until if target.reservation else None,
     )
     decision = decide_migration(
-        migration_facts(job, rental.nodes, pool, committed, policy, now, ran_seconds=ran_seconds, run_times=run_times)
+        migration_facts(
+            job, rental.nodes, pool, committed_target, policy, now, ran_seconds=ran_seconds, run_times=run_times
+        )
     )
     if decision.action is not MigrationAction.MIGRATE:
         return None

@@ -130,9 +130,9 @@ class MixedDecision(Value):
     @property
     def note_key(self) -> str:
         """Key that two decisions about a job share if they differ only in their figures."""
-        chosen = f"{self.chosen.pool}/{self.chosen.nodes}" if self.chosen else ""
+        chosen_text = f"{self.chosen.pool}/{self.chosen.nodes}" if self.chosen else ""
         possible = ",".join(option.label for option in self.options if not option.why_not)
-        return f"{self.action}/{chosen}/{possible}"
+        return f"{self.action}/{chosen_text}/{possible}"
 
     def recorded_reason(self, mode: Mode) -> str:
         """Return the reason as it is recorded. In any mode but `act` it says that nothing is rented."""
@@ -148,40 +148,41 @@ def decide_mixed(facts: MixedFacts) -> MixedDecision:
         (_option(facts, candidate, size) for candidate in facts.candidates for size in facts.sizes),
         key=lambda option: (bool(option.why_not), -option.profit_parts, option.nodes, order[option.pool]),
     )
-    chosen = next((option for option in options if not option.why_not), None)
+    chosen_option = next((option for option in options if not option.why_not), None)
     alternatives = tuple(
         Alternative(
             option=option.label,
-            why_not=option.why_not or f"It gains {money.format_usd(_profit_difference(chosen, option))} less.",
+            why_not=option.why_not or f"It gains {money.format_usd(_profit_difference(chosen_option, option))} less.",
             usd=round(option.rent_parts / money.COST_PARTS_PER_USD, 2),
         )
         for option in options
-        if option is not chosen
+        if option is not chosen_option
     )
     return MixedDecision(
         job_id=facts.job.job_id,
-        action=MixedAction.RENT if chosen else MixedAction.KEEP,
-        reason=_reason(facts, options, chosen),
-        chosen=chosen,
+        action=MixedAction.RENT if chosen_option else MixedAction.KEEP,
+        reason=_reason(facts, options, chosen_option),
+        chosen=chosen_option,
         options=tuple(options),
         alternatives=alternatives,
         facts=facts,
     )
 
 
-def _profit_difference(chosen: MixedOption | None, option: MixedOption) -> int:
-    return chosen.profit_parts - option.profit_parts if chosen else 0
+def _profit_difference(chosen_option: MixedOption | None, option: MixedOption) -> int:
+    return chosen_option.profit_parts - option.profit_parts if chosen_option else 0
 
 
-def _reason(facts: MixedFacts, options: list[MixedOption], chosen: MixedOption | None) -> str:
+def _reason(facts: MixedFacts, options: list[MixedOption], chosen_option: MixedOption | None) -> str:
     base_text = f"{count_of(facts.base.nodes, 'committed node')} of {facts.base.pool}"
-    if chosen is not None:
-        rented_text = count_of(chosen.rented_nodes, f"{chosen.market} node")
-        verb = "joins" if chosen.rented_nodes == 1 else "join"
+    if chosen_option is not None:
+        rented_text = count_of(chosen_option.rented_nodes, f"{chosen_option.market} node")
+        verb = "joins" if chosen_option.rented_nodes == 1 else "join"
         return (
-            f"{rented_text} of {chosen.pool} {verb} the job's {base_text}. The job ends about "
-            f"{duration_text(chosen.saved_seconds)} sooner. That is worth {money.format_usd(chosen.gain_parts)}, and "
-            f"the rent is {money.format_usd(chosen.rent_parts)}."
+            f"{rented_text} of {chosen_option.pool} {verb} the job's {base_text}. The job ends about "
+            f"{duration_text(chosen_option.saved_seconds)} sooner. "
+            f"That is worth {money.format_usd(chosen_option.gain_parts)}, and "
+            f"the rent is {money.format_usd(chosen_option.rent_parts)}."
         )
     best_by_pool: dict[str, MixedOption] = {}
     for option in options:
@@ -249,15 +250,17 @@ def decide_drop(facts: DropFacts) -> DropDecision:
     It ends if the saving exceeds the cost plus the price of one more resize. So a slightly wrong estimate does not let
     a job release nodes and rent them again.
     """
-    part = count_of(facts.rented_nodes, "rented node")
+    part_text = count_of(facts.rented_nodes, "rented node")
     over = next(facts.spending.exceeded_caps(facts.job.team), None)
     if over is not None:
         scope, rate, cap = over
         rents, limit = _dollars_per_hour(rate), _dollars_per_hour(cap)
-        return _dropped(facts, f"The rents of {scope} are {rents}, and its cap is {limit}. The {part} go first.")
-    left = facts.spending.team_budget_left_parts
-    if left is not None and left < 0:
-        return _dropped(facts, f"The budget of team {facts.job.team} does not cover its rentals. The {part} go first.")
+        return _dropped(facts, f"The rents of {scope} are {rents}, and its cap is {limit}. The {part_text} go first.")
+    budget_left_parts = facts.spending.team_budget_left_parts
+    if budget_left_parts is not None and budget_left_parts < 0:
+        return _dropped(
+            facts, f"The budget of team {facts.job.team} does not cover its rentals. The {part_text} go first."
+        )
     if facts.closed_nodes and facts.job.save_seconds > SPOT_NOTICE_SECONDS:
         saves = f"the job needs {facts.job.save_seconds:g} s to save, and a Spot notice gives {SPOT_NOTICE_SECONDS} s"
         return _dropped(facts, f"{facts.closed_nodes[0]} is out of service and may be reclaimed: {saves}.")
@@ -274,12 +277,13 @@ def decide_drop(facts: DropFacts) -> DropDecision:
     elif saving <= cost + round(delay * facts.resize_seconds):
         why_not = f"It would save {rent_text} of rent and cost {cost_text} of delay."
     if why_not:
-        kept = f"The job keeps its {part} of {facts.pool}."
+        kept_text = f"The job keeps its {part_text} of {facts.pool}."
         return DropDecision(
-            is_dropped=False, reason=kept, alternatives=(Alternative(option=_BASE_ALONE, why_not=why_not),)
+            is_dropped=False, reason=kept_text, alternatives=(Alternative(option=_BASE_ALONE, why_not=why_not),)
         )
     return _dropped(
-        facts, f"The {part} no longer pay: the rent for the rest is {rent_text}, and they save {cost_text} of delay."
+        facts,
+        f"The {part_text} no longer pay: the rent for the rest is {rent_text}, and they save {cost_text} of delay.",
     )
 
 
@@ -291,8 +295,8 @@ def _dropped(facts: DropFacts, reason: str) -> DropDecision:
         reason = reason.replace("node go first", "node goes first").replace("no longer pay:", "no longer pays:")
         reason = reason.replace("and they save", "and it saves")
     rent = round(facts.micros_per_node_hour * facts.rented_nodes * facts.large_seconds)
-    kept = Alternative(option=_BOTH_PARTS, why_not=reason, usd=round(rent / money.COST_PARTS_PER_USD, 2))
-    return DropDecision(is_dropped=True, reason=reason, alternatives=(kept,))
+    keep_alternative = Alternative(option=_BOTH_PARTS, why_not=reason, usd=round(rent / money.COST_PARTS_PER_USD, 2))
+    return DropDecision(is_dropped=True, reason=reason, alternatives=(keep_alternative,))
 
 
 def _dollars_per_hour(micros: int) -> str:
@@ -358,16 +362,16 @@ def _forecast(facts: MixedFacts, candidate: CandidatePool, size: int) -> _Foreca
     """
     job, pool, rented_nodes = facts.job, candidate.pool, size - facts.base.nodes
     launch = pool.launch.gang_seconds(rented_nodes)
-    work = job.run_seconds - launch
-    if work <= 0:
+    work_seconds = job.run_seconds - launch
+    if work_seconds <= 0:
         return _Forecast(0.0, 0.0, 0.0)
     reclaims = pool.interruptions_per_node_hour * rented_nodes / 3600
     faults = job.failures_per_node_hour * rented_nodes / 3600
     stops = reclaims + faults
     risk = (job.checkpoint_seconds or 0.0) / 2
-    lost = faults * risk + (reclaims * risk if job.save_seconds > SPOT_NOTICE_SECONDS else 0.0)
-    large = work / (speed_at(facts.throughput, facts.base.nodes, size) + stops * launch)
-    end = launch + facts.resize_seconds + large * (1 + stops * (2 * facts.resize_seconds + launch) + lost)
+    lost_share = faults * risk + (reclaims * risk if job.save_seconds > SPOT_NOTICE_SECONDS else 0.0)
+    large = work_seconds / (speed_at(facts.throughput, facts.base.nodes, size) + stops * launch)
+    end = launch + facts.resize_seconds + large * (1 + stops * (2 * facts.resize_seconds + launch) + lost_share)
     return _Forecast(large, job.run_seconds - end, stops * large)
 
 
@@ -396,14 +400,14 @@ def mixed_pool_errors(
         pools: Pools that the policy rents from for jobs.
         is_kueue: Whether Kueue admits the jobs.
     """
-    named = spec.elastic.mixed_pools if spec.elastic else ()
+    mixed_pools = spec.elastic.mixed_pools if spec.elastic else ()
     field = "elastic.mixedPools"
-    if named and is_kueue:
+    if mixed_pools and is_kueue:
         return (SpecError(field, "Kueue admits the jobs of this stack, so no rented nodes can join them."),)
     by_name = {pool.name: pool for pool in pools}
     return tuple(
         SpecError(f"{field}.{index}", why_not)
-        for index, name in enumerate(named)
+        for index, name in enumerate(mixed_pools)
         if (why_not := _why_never_mixed(name, by_name.get(name), spec, cluster))
     )
 
@@ -443,11 +447,11 @@ def why_not_joinable(
 
 
 def _too_small(spec: JobSpec, pool: RentedPool) -> Iterator[str]:
-    offered = expected_offer(pool.instance_type, pool.accelerators_per_node)
-    if offered.accelerators < spec.accelerators_per_node:
+    node_resources = expected_offer(pool.instance_type, pool.accelerators_per_node)
+    if node_resources.accelerators < spec.accelerators_per_node:
         yield _too_few_accelerators(pool, spec)
-    elif short := why_too_small(spec.per_node, offered, offered):
-        yield f"Each node of the pool is {short} for the job."
+    elif shortage := why_too_small(spec.per_node, node_resources, node_resources):
+        yield f"Each node of the pool is {shortage} for the job."
 
 
 def _too_few_accelerators(pool: RentedPool, spec: JobSpec) -> str:
@@ -456,17 +460,22 @@ def _too_few_accelerators(pool: RentedPool, spec: JobSpec) -> str:
 
 
 def _differences_from_base(
-    base: Base, pool: RentedPool, rented: PoolEnvironment, hardware: InstanceTypes
+    base: Base, pool: RentedPool, rented_environment: PoolEnvironment, hardware: InstanceTypes
 ) -> Iterator[str]:
-    committed = compatibility.environment_on(base.instance_type, hardware)
-    for noun, own, other in (
-        ("architecture", committed.architecture, rented.architecture),
-        ("accelerator", committed.accelerator, rented.accelerator),
+    base_environment = compatibility.environment_on(base.instance_type, hardware)
+    for noun, own_value, other_value in (
+        ("architecture", base_environment.architecture, rented_environment.architecture),
+        ("accelerator", base_environment.accelerator, rented_environment.accelerator),
     ):
-        if not own or not other or own != other:
-            yield _difference(noun, base, own, other)
-    if committed.fabric != rented.fabric:
-        yield _difference("network", base, committed.fabric or "an ordinary one", rented.fabric or "an ordinary one")
+        if not own_value or not other_value or own_value != other_value:
+            yield _difference(noun, base, own_value, other_value)
+    if base_environment.fabric != rented_environment.fabric:
+        yield _difference(
+            "network",
+            base,
+            base_environment.fabric or "an ordinary one",
+            rented_environment.fabric or "an ordinary one",
+        )
     if base.ultra_servers:
         yield f"The base is in UltraServer {base.ultra_servers[0]}, which rented nodes cannot join."
     if base.zones != (pool.zone,) or not pool.zone:
@@ -475,6 +484,6 @@ def _differences_from_base(
         yield f"The nodes of the job must be in one zone: the base is in {own_zones}, the pool in {pool_zone}."
 
 
-def _difference(noun: str, base: Base, own: str, other: str) -> str:
+def _difference(noun: str, base: Base, own_value: str, other_value: str) -> str:
     unknown = "unknown"
-    return f"The {noun} differs: {base.pool} has {own or unknown}, and the pool has {other or unknown}."
+    return f"The {noun} differs: {base.pool} has {own_value or unknown}, and the pool has {other_value or unknown}."

@@ -90,8 +90,8 @@ class PlacementDecision(Value):
     def note_key(self) -> str:
         """Key that two decisions about a job share if they differ only in their figures."""
         why_nots = {row.pool: row.why_not for row in self.table}
-        excluded = ",".join(sorted(name for name, why_not in why_nots.items() if why_not))
-        return f"{self.action}/{self.pool}/{excluded}{'' if self.late_seconds is None else '/late'}"
+        excluded_pools = ",".join(sorted(name for name, why_not in why_nots.items() if why_not))
+        return f"{self.action}/{self.pool}/{excluded_pools}{'' if self.late_seconds is None else '/late'}"
 
     def recorded_reason(self, mode: Mode) -> str:
         """Return the reason as it is recorded. In any mode but `act` it says that nothing is rented."""
@@ -119,31 +119,31 @@ def choose_pool(facts: PlacementFacts) -> PlacementDecision:
         reasons = " ".join(f"{row.pool}: {row.why_not}" for row in rows) or "No pools are configured."
         return _build_decision(facts, rows, PlacementAction.NO_POOL, f"No pool can run the job now. {reasons}", ())
     in_time = _meeting_deadline(facts, possible)
-    chosen = in_time[0]
-    if chosen.is_available_now:
-        reason = f"{chosen.pool} is already paid for and has free nodes."
+    best_cost = in_time[0]
+    if best_cost.is_available_now:
+        reason = f"{best_cost.pool} is already paid for and has free nodes."
         return _build_decision(
-            facts, rows, PlacementAction.START, reason + _deadline_text(facts, possible, chosen), in_time
+            facts, rows, PlacementAction.START, reason + _deadline_text(facts, possible, best_cost), in_time
         )
-    rented = cheapest_rented(in_time)
+    best_rented = cheapest_rented(in_time)
     worth = facts.job.max_rent_parts
-    if not chosen.market.is_rented and rented and worth is not None and rented.rent_parts <= worth:
-        price, limit_text = money.format_usd(rented.rent_parts), money.format_usd(worth)
-        reason = f"The job's recovery chose to rent: {rented.pool} costs {price}, below the limit of {limit_text}."
+    if not best_cost.market.is_rented and best_rented and worth is not None and best_rented.rent_parts <= worth:
+        price, limit_text = money.format_usd(best_rented.rent_parts), money.format_usd(worth)
+        reason = f"The job's recovery chose to rent: {best_rented.pool} costs {price}, below the limit of {limit_text}."
         return _build_decision(
-            facts, rows, PlacementAction.RENT, reason + _deadline_text(facts, possible, rented), (rented,)
+            facts, rows, PlacementAction.RENT, reason + _deadline_text(facts, possible, best_rented), (best_rented,)
         )
-    if not chosen.market.is_rented and rented and (reason := _long_delay_reason(facts, rented, chosen)):
+    if not best_cost.market.is_rented and best_rented and (reason := _long_delay_reason(facts, best_rented, best_cost)):
         return _build_decision(
-            facts, rows, PlacementAction.RENT, reason + _deadline_text(facts, possible, rented), (rented,)
+            facts, rows, PlacementAction.RENT, reason + _deadline_text(facts, possible, best_rented), (best_rented,)
         )
-    is_rent = chosen.market.is_rented
-    reason = _rent_reason(possible, chosen) if is_rent else _wait_reason(rows, chosen)
+    is_rent = best_cost.market.is_rented
+    reason = _rent_reason(possible, best_cost) if is_rent else _wait_reason(rows, best_cost)
     action = PlacementAction.RENT if is_rent else PlacementAction.WAIT
-    return _build_decision(facts, rows, action, reason + _deadline_text(facts, possible, chosen), in_time)
+    return _build_decision(facts, rows, action, reason + _deadline_text(facts, possible, best_cost), in_time)
 
 
-def _long_delay_reason(facts: PlacementFacts, rented: PoolCost, committed: PoolCost) -> str:
+def _long_delay_reason(facts: PlacementFacts, rented_cost: PoolCost, committed_cost: PoolCost) -> str:
     """Say why nodes are rented for a job although that costs more than its wait; empty if they are not.
 
     The extra cost may be at most the cost of the job's delay so far, times the ratio of the delay to
@@ -161,13 +161,13 @@ def _long_delay_reason(facts: PlacementFacts, rented: PoolCost, committed: PoolC
     spared_seconds = job.done_seconds + job.suspended_seconds
     delay_seconds = max(0.0, (facts.now - job.submitted_at).total_seconds() - spared_seconds)
     limit_parts = round(job.micros_per_hour_of_delay * delay_seconds * delay_seconds / max_wait)
-    extra_parts = rented.cost_parts - committed.cost_parts
+    extra_parts = rented_cost.cost_parts - committed_cost.cost_parts
     if extra_parts > limit_parts:
         return ""
-    extra, limit = money.format_usd(extra_parts), money.format_usd(limit_parts)
+    extra_usd, limit_usd = money.format_usd(extra_parts), money.format_usd(limit_parts)
     return (
-        f"{rented.pool} costs {extra} more than the wait for {committed.pool}. The policy allows up to {limit}, "
-        f"because the job's delay is {duration_text(delay_seconds)} so far."
+        f"{rented_cost.pool} costs {extra_usd} more than the wait for {committed_cost.pool}. "
+        f"The policy allows up to {limit_usd}, because the job's delay is {duration_text(delay_seconds)} so far."
     )
 
 
@@ -241,10 +241,10 @@ def _pool_costs(facts: PlacementFacts) -> Iterator[PoolCost]:
 
 def migration_target(candidates: Iterable[CandidatePool]) -> CandidatePool | None:
     """Return the committed pool with the shortest wait, to which a job on rented nodes would move."""
-    committed = (
+    committed_candidates = (
         candidate for candidate in candidates if not candidate.pool.market.is_rented and not candidate.differences
     )
-    return min(committed, key=lambda candidate: candidate.wait_seconds, default=None)
+    return min(committed_candidates, key=lambda candidate: candidate.wait_seconds, default=None)
 
 
 def _meeting_deadline(facts: PlacementFacts, possible: Sequence[PoolCost]) -> Sequence[PoolCost]:
@@ -255,85 +255,87 @@ def _meeting_deadline(facts: PlacementFacts, possible: Sequence[PoolCost]) -> Se
 def _late_seconds(facts: PlacementFacts, row: PoolCost) -> float | None:
     if facts.job.deadline_at is None:
         return None
-    late = row.ends_after_seconds - (facts.job.deadline_at - facts.now).total_seconds()
-    return round(late, 3) if late > 0 else None
+    late_seconds = row.ends_after_seconds - (facts.job.deadline_at - facts.now).total_seconds()
+    return round(late_seconds, 3) if late_seconds > 0 else None
 
 
 # ---------------------------------------------------------------- reasons
 
 
-def _deadline_text(facts: PlacementFacts, possible: Sequence[PoolCost], chosen: PoolCost) -> str:
-    late = _late_seconds(facts, chosen)
-    if late is not None:
-        return f" No usable pool meets the job's deadline. On this pool it would end {duration_text(late)} late."
+def _deadline_text(facts: PlacementFacts, possible: Sequence[PoolCost], chosen_cost: PoolCost) -> str:
+    late_seconds = _late_seconds(facts, chosen_cost)
+    if late_seconds is not None:
+        return (
+            f" No usable pool meets the job's deadline. On this pool it would end {duration_text(late_seconds)} late."
+        )
     if _late_seconds(facts, possible[0]) is not None:
         return f" {possible[0].pool} would be cheaper but would miss the job's deadline."
     return ""
 
 
-def _rent_reason(possible: Iterable[PoolCost], chosen: PoolCost) -> str:
-    committed = cheapest_committed(possible)
-    if committed is None:
-        price = money.format_usd(chosen.rent_parts)
-        return f"No pool that is already paid for can run the job. {chosen.pool} costs {price}."
-    sooner = duration_text(committed.starts_after_seconds - chosen.starts_after_seconds)
-    gain, premium = committed.delay_parts - chosen.delay_parts, chosen.premium_over(committed)
+def _rent_reason(possible: Iterable[PoolCost], chosen_cost: PoolCost) -> str:
+    committed_cost = cheapest_committed(possible)
+    if committed_cost is None:
+        price = money.format_usd(chosen_cost.rent_parts)
+        return f"No pool that is already paid for can run the job. {chosen_cost.pool} costs {price}."
+    sooner = duration_text(committed_cost.starts_after_seconds - chosen_cost.starts_after_seconds)
+    gain, premium = committed_cost.delay_parts - chosen_cost.delay_parts, chosen_cost.premium_over(committed_cost)
     return (
-        f"{chosen.pool} starts the workload {sooner} sooner than {committed.pool}. "
+        f"{chosen_cost.pool} starts the workload {sooner} sooner than {committed_cost.pool}. "
         f"That is worth {money.format_usd(gain)}, and renting costs {money.format_usd(premium)} more."
     )
 
 
-def _wait_reason(rows: Sequence[PoolCost], chosen: PoolCost) -> str:
-    rented = cheapest_rented(rows)
-    waits = f"The job waits about {duration_text(chosen.starts_after_seconds)} for {chosen.pool}"
-    if rented is None:
+def _wait_reason(rows: Sequence[PoolCost], chosen_cost: PoolCost) -> str:
+    rented_cost = cheapest_rented(rows)
+    waits = f"The job waits about {duration_text(chosen_cost.starts_after_seconds)} for {chosen_cost.pool}"
+    if rented_cost is None:
         why_nots = "".join(f" {row.pool}: {row.why_not}" for row in rows if row.market.is_rented)
         return f"{waits}. No pool can be rented for it.{why_nots}"
-    gain, premium = chosen.delay_parts - rented.delay_parts, rented.premium_over(chosen)
+    gain, premium = chosen_cost.delay_parts - rented_cost.delay_parts, rented_cost.premium_over(chosen_cost)
     saving = f"save {money.format_usd(gain)} of delay and cost {money.format_usd(premium)} more"
-    return f"{waits}: {rented.pool} would {saving}."
+    return f"{waits}: {rented_cost.pool} would {saving}."
 
 
 def _build_decision(
     facts: PlacementFacts, rows: Sequence[PoolCost], action: PlacementAction, reason: str, in_time: Sequence[PoolCost]
 ) -> PlacementDecision:
     """Return the decision for the first of the pools that meet the deadline, or for none if no pool can run the job."""
-    chosen = in_time[0] if in_time else None
+    chosen_cost = in_time[0] if in_time else None
     return PlacementDecision(
         job_id=facts.job.job_id,
         action=action,
-        pool=chosen.pool if chosen else "",
+        pool=chosen_cost.pool if chosen_cost else "",
         reason=reason,
-        row=chosen,
+        row=chosen_cost,
         table=tuple(rows),
-        alternatives=tuple(_rejected_pool(row, chosen) for row in rows if row is not chosen),
+        alternatives=tuple(_rejected_pool(row, chosen_cost) for row in rows if row is not chosen_cost),
         rent_threshold_seconds=_rent_threshold(facts, in_time) if action is PlacementAction.WAIT else None,
-        late_seconds=_late_seconds(facts, chosen) if chosen else None,
+        late_seconds=_late_seconds(facts, chosen_cost) if chosen_cost else None,
         facts=facts,
     )
 
 
 def _rent_threshold(facts: PlacementFacts, in_time: Sequence[PoolCost]) -> float | None:
     """Return the wait from which delay costs more than renting, or from which only renting meets the deadline."""
-    job, chosen = facts.job, in_time[0]
-    rented = cheapest_rented(in_time)
-    if rented is None:
+    job, chosen_cost = facts.job, in_time[0]
+    rented_cost = cheapest_rented(in_time)
+    if rented_cost is None:
         return None
-    wait = next(candidate.wait_seconds for candidate in facts.candidates if candidate.pool.name == chosen.pool)
+    wait = next(candidate.wait_seconds for candidate in facts.candidates if candidate.pool.name == chosen_cost.pool)
     thresholds = []
     if job.micros_per_hour_of_delay:
-        thresholds.append(wait + (rented.cost_parts - chosen.cost_parts) / job.micros_per_hour_of_delay)
-    if job.deadline_at and _late_seconds(facts, chosen) is None:
-        thresholds.append(wait + (job.deadline_at - facts.now).total_seconds() - chosen.ends_after_seconds)
+        thresholds.append(wait + (rented_cost.cost_parts - chosen_cost.cost_parts) / job.micros_per_hour_of_delay)
+    if job.deadline_at and _late_seconds(facts, chosen_cost) is None:
+        thresholds.append(wait + (job.deadline_at - facts.now).total_seconds() - chosen_cost.ends_after_seconds)
     return round(min(thresholds), 3) if thresholds else None
 
 
-def _rejected_pool(row: PoolCost, chosen: PoolCost | None) -> Alternative:
+def _rejected_pool(row: PoolCost, chosen_cost: PoolCost | None) -> Alternative:
     usd = round(row.cost_parts / money.COST_PARTS_PER_USD, 2)
     why_not = row.why_not
-    if not why_not and chosen is not None:
-        extra_parts = row.cost_parts - chosen.cost_parts
+    if not why_not and chosen_cost is not None:
+        extra_parts = row.cost_parts - chosen_cost.cost_parts
         why_not = (
             f"It costs {money.format_usd(extra_parts)} more."
             if extra_parts > 0

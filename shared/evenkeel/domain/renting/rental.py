@@ -328,10 +328,10 @@ def open_rental(
 
 def with_joined_nodes(rental: Rental, names: Iterable[str]) -> Rental:
     """Return a rental with nodes of its current offer that were seen."""
-    joined = tuple(sorted({*rental.offer.joined_node_names, *names}))
-    if joined == rental.offer.joined_node_names:
+    joined_names = tuple(sorted({*rental.offer.joined_node_names, *names}))
+    if joined_names == rental.offer.joined_node_names:
         return rental
-    return _in_state(rental, rental.state).with_offer(joined_node_names=joined)
+    return _in_state(rental, rental.state).with_offer(joined_node_names=joined_names)
 
 
 def with_other_rentals_nodes(rental: Rental, rentals: Iterable[Rental]) -> Rental:
@@ -339,7 +339,7 @@ def with_other_rentals_nodes(rental: Rental, rentals: Iterable[Rental]) -> Renta
 
     The wait for its own nodes reads the row of this rental alone.
     """
-    names = tuple(sorted({name for other in rentals for name in other.node_names}))
+    names = tuple(sorted({name for other_rental in rentals for name in other_rental.node_names}))
     return _in_state(rental, rental.state, other_rentals_nodes=names)
 
 
@@ -354,19 +354,19 @@ def with_replicas_observed(rental: Rental, *, has_replicas: bool, now: datetime)
 
 def assign_nodes(rental: Rental, names: Collection[str], now: datetime) -> RentalChange:
     """Assign all nodes to the holder. The next scheduling cycle starts the job on them."""
-    listed = tuple(names)
-    shown = f"{', '.join(listed[:4])}{' and more' if listed[4:] else ''}"
-    text = f"{nodes_subject(len(listed), rental.offer.pool)} ready for the job: {shown}."
-    ready = _in_state(
+    node_names = tuple(names)
+    shown = f"{', '.join(node_names[:4])}{' and more' if node_names[4:] else ''}"
+    text = f"{nodes_subject(len(node_names), rental.offer.pool)} ready for the job: {shown}."
+    ready_rental = _in_state(
         rental,
         RentalState.READY,
-        node_names=listed,
+        node_names=node_names,
         handed_over_at=now,
         idle_since=now if rental.serving_target else None,
         reason=text,
     )
     return RentalChange(
-        with_joined_nodes(ready, listed),
+        with_joined_nodes(ready_rental, node_names),
         "handed over",
         text,
         f"handed-over-{rental.number}",
@@ -378,9 +378,9 @@ def assign_nodes(rental: Rental, names: Collection[str], now: datetime) -> Renta
 def refuse_offer(rental: Rental, reason: str) -> RentalChange:
     """Give up the current offer."""
     reason = reason or f"{rental.offer.pool} did not provide {count_of(rental.nodes, 'node')} in time."
-    reopened = _in_state(rental, RentalState.OPENING, reason=reason).with_offer(refused=reason)
+    reopened_rental = _in_state(rental, RentalState.OPENING, reason=reason).with_offer(refused=reason)
     event = f"offer-refused-{rental.number}-{len(rental.offers)}"
-    return RentalChange(reopened, "refused", reason, event, capacity_answer=CapacityAnswer.REFUSED)
+    return RentalChange(reopened_rental, "refused", reason, event, capacity_answer=CapacityAnswer.REFUSED)
 
 
 def next_offer(
@@ -397,26 +397,26 @@ def next_offer(
         now: The time.
     """
     pool = _chosen_pool(placement, burst)
-    closed = rental.with_offer(closed_at=now)
-    opening = _in_state(
+    closed_rental = rental.with_offer(closed_at=now)
+    opening_rental = _in_state(
         rental,
         RentalState.OPENING,
         reason=reason,
-        offers=(*closed.offers, RentalOffer.of(pool, now)),
+        offers=(*closed_rental.offers, RentalOffer.of(pool, now)),
         ready_by=now + timedelta(seconds=burst.ready_seconds),
         decision_id=decision_id,
         expected_parts=placement.row.rent_parts if placement.row else 0,
     )
-    event = f"offer-{rental.number}-{len(opening.offers)}"
+    event = f"offer-{rental.number}-{len(opening_rental.offers)}"
     text = f"Evenkeel asks {pool.name} next. {reason}"
-    return RentalChange(opening, "rented", text, event, has_new_offer=True, changes_capacity=True)
+    return RentalChange(opening_rental, "rented", text, event, has_new_offer=True, changes_capacity=True)
 
 
 def return_replicas(rental: Rental, reason: str, now: datetime) -> RentalChange:
     """End a Deployment's rental now, although replicas run on its node: they move to committed nodes."""
     text = f"The replicas move to committed nodes. {reason}"
-    returning = _in_state(rental, rental.state, is_returning=True, due_at=now, reason=text)
-    return RentalChange(returning, "migrates back", text, f"returning-{rental.number}", changes_capacity=True)
+    returning_rental = _in_state(rental, rental.state, is_returning=True, due_at=now, reason=text)
+    return RentalChange(returning_rental, "migrates back", text, f"returning-{rental.number}", changes_capacity=True)
 
 
 def release_rental(rental: Rental, reason: str, usable: Collection[str]) -> RentalChange:
@@ -427,19 +427,23 @@ def release_rental(rental: Rental, reason: str, usable: Collection[str]) -> Rent
         reason: The reason; empty to keep the recorded one.
         usable: Nodes of its cluster that are in service. A spot market that took nodes back will do so again.
     """
-    ending = _in_state(rental, RentalState.ENDING, reason=(reason or rental.reason)[:1000])
+    ending_rental = _in_state(rental, RentalState.ENDING, reason=(reason or rental.reason)[:1000])
     is_reclaimed = rental.offer.market.can_be_reclaimed and not set(rental.node_names) <= set(usable)
-    return RentalChange(ending, changes_capacity=True, capacity_answer=CapacityAnswer.REFUSED if is_reclaimed else None)
+    return RentalChange(
+        ending_rental, changes_capacity=True, capacity_answer=CapacityAnswer.REFUSED if is_reclaimed else None
+    )
 
 
 def end_rental(rental: Rental, now: datetime) -> RentalChange:
     """End a rental whose nodes are all gone, and compute its final bill."""
-    closed = rental.with_offer(closed_at=now)
-    parts = money.bill(closed.bills(), now).cost_parts
-    ended = _in_state(closed, RentalState.ENDED, ended_at=now, cost_parts=parts, shown_cost=money.format_usd(parts))
-    cost = f"{ended.shown_cost} ({parts / money.COST_PARTS_PER_USD:.6f} dollars)"
+    closed_rental = rental.with_offer(closed_at=now)
+    cost_parts = money.bill(closed_rental.bills(), now).cost_parts
+    ended_rental = _in_state(
+        closed_rental, RentalState.ENDED, ended_at=now, cost_parts=cost_parts, shown_cost=money.format_usd(cost_parts)
+    )
+    cost = f"{ended_rental.shown_cost} ({cost_parts / money.COST_PARTS_PER_USD:.6f} dollars)"
     text = f"Rental {rental.number} has ended and all of its nodes are gone. It cost {cost}."
-    return RentalChange(ended, "rental ended", text, f"rental-ended-{rental.number}")
+    return RentalChange(ended_rental, "rental ended", text, f"rental-ended-{rental.number}")
 
 
 def with_next_execution(rental: Rental) -> Rental:

@@ -76,8 +76,8 @@ class RentalBook(NamedTuple):
             jobs: The pending jobs.
             pools: Pools that the policy rents from.
         """
-        migrating = {job.job_id for job in jobs if job.is_migrating_back}
-        return reserve_rented_nodes(capacities, self.rentals, pools, migrating)
+        migrating_job_ids = {job.job_id for job in jobs if job.is_migrating_back}
+        return reserve_rented_nodes(capacities, self.rentals, pools, migrating_job_ids)
 
     def with_planned(self, decisions: Iterable[PlacementDecision], pools: Iterable[Pool]) -> "RentalBook":
         """Return the book with the rentals that are decided but not opened yet."""
@@ -92,7 +92,10 @@ class RentalBook(NamedTuple):
 
 
 def reserve_rented_nodes(
-    capacities: Iterable[NodeCapacity], rentals: Iterable[Rental], pools: Iterable[Pool], migrating: Iterable[str] = ()
+    capacities: Iterable[NodeCapacity],
+    rentals: Iterable[Rental],
+    pools: Iterable[Pool],
+    migrating_job_ids: Iterable[str] = (),
 ) -> tuple[NodeCapacity, ...]:
     """Return the capacities with each node of a rented pool reserved: for the job that received it, or for no job.
 
@@ -102,23 +105,23 @@ def reserve_rented_nodes(
         capacities: Node capacities of the fleet.
         rentals: The open rentals.
         pools: Pools that the policy rents from.
-        migrating: Jobs that move to committed nodes: rented nodes are not reserved for them.
+        migrating_job_ids: Jobs that move to committed nodes: rented nodes are not reserved for them.
     """
-    all_rentals, leaving = tuple(rentals), frozenset(migrating)
-    rented = {(pool.cluster, pool.name) for pool in pools if pool.market.is_rented}
-    rented |= {(offer.cluster, offer.pool) for rental in all_rentals for offer in rental.offers}
-    if not rented:
+    all_rentals, leaving_job_ids = tuple(rentals), frozenset(migrating_job_ids)
+    rented_pools = {(pool.cluster, pool.name) for pool in pools if pool.market.is_rented}
+    rented_pools |= {(offer.cluster, offer.pool) for rental in all_rentals for offer in rental.offers}
+    if not rented_pools:
         return tuple(capacities)
     job_id_by_node = {
         # The base of a mixed attempt is committed, so its job alone must not be placed on the rented nodes.
         (rental.offer.cluster, name): rental.name if rental.joins_base else rental.job_id
         for rental in all_rentals
-        if rental.state is RentalState.READY and rental.job_id not in leaving
+        if rental.state is RentalState.READY and rental.job_id not in leaving_job_ids
         for name in rental.node_names
     }
 
     def reserved(capacity: NodeCapacity) -> NodeCapacity:
-        if (capacity.cluster, capacity.pool) not in rented:
+        if (capacity.cluster, capacity.pool) not in rented_pools:
             return capacity
         job_id = job_id_by_node.get((capacity.cluster, capacity.node_name), UNASSIGNED)
         free = capacity.free if job_id == UNASSIGNED else capacity.offered
@@ -131,10 +134,12 @@ def spend_limits(
     team: str, allocations: Iterable[RentalAllocation], burst: BurstPolicy, budget_left_parts: int | None = None
 ) -> SpendLimits:
     """Return the current rents of a team and of the fleet, with their caps."""
-    listed = tuple(allocations)
+    all_allocations = tuple(allocations)
     return SpendLimits(
-        team_micros_per_hour=sum(allocation.micros_per_hour for allocation in listed if allocation.team == team),
-        fleet_micros_per_hour=sum(allocation.micros_per_hour for allocation in listed),
+        team_micros_per_hour=sum(
+            allocation.micros_per_hour for allocation in all_allocations if allocation.team == team
+        ),
+        fleet_micros_per_hour=sum(allocation.micros_per_hour for allocation in all_allocations),
         team_cap_micros_per_hour=burst.team_cap_of(team),
         fleet_cap_micros_per_hour=burst.fleet_cap_micros_per_hour,
         team_budget_left_parts=budget_left_parts,
@@ -143,12 +148,12 @@ def spend_limits(
 
 def unrented_accelerators(pool: Pool, allocations: Iterable[RentalAllocation]) -> int:
     """Return the accelerators that the limit of a pool leaves for new rentals."""
-    rented = sum(
+    rented_accelerators = sum(
         allocation.nodes
         for allocation in allocations
         if (allocation.cluster, allocation.pool) == (pool.cluster, pool.name)
     )
-    return max(0, pool.max_nodes - rented) * pool.accelerators_per_node
+    return max(0, pool.max_nodes - rented_accelerators) * pool.accelerators_per_node
 
 
 def _planned_allocation(holder_id: str, team: str, nodes: int, pool: Pool) -> RentalAllocation:

@@ -61,11 +61,11 @@ def evaluate_rental_ready(
 
 
 def evaluate_nodes_joined(
-    rental: Rental, unwanted: str, nodes: Iterable[KubernetesNode], refusal: str, other_nodes: Iterable[str] = ()
+    rental: Rental, why_unwanted: str, nodes: Iterable[KubernetesNode], refusal: str, other_nodes: Iterable[str] = ()
 ) -> WaitAnswer | None:
-    """Answer the wait for a rental's nodes. `unwanted` says why the holder no longer needs them."""
-    if unwanted:
-        return WaitAnswer(outcome=NOT_WANTED, reason=unwanted)
+    """Answer the wait for a rental's nodes. `why_unwanted` says why the holder no longer needs them."""
+    if why_unwanted:
+        return WaitAnswer(outcome=NOT_WANTED, reason=why_unwanted)
     usable = [node for node in joined_nodes(rental, nodes, other_nodes) if is_usable(node, rental.offer)]
     if len(usable) >= rental.nodes:
         return WaitAnswer(outcome=NODES_READY, reason=f"{nodes_subject(rental.nodes, rental.offer.pool)} ready.")
@@ -128,17 +128,21 @@ def evaluate_rental_over(
         return None
     if job.state.is_at_rest:
         return WaitAnswer(outcome=OVER, reason=f"{job.job_id} is {job.state}.")
-    queued = attempt if attempt is not None and is_queued(attempt) else None
-    if queued and may_use_nodes(rental, queued, kueue):
+    queued_attempt = attempt if attempt is not None and is_queued(attempt) else None
+    if queued_attempt and may_use_nodes(rental, queued_attempt, kueue):
         return None
     other_use = _why_used_by_no_attempt(rental, job, attempt, kueue)
     if other_use:
         return WaitAnswer(outcome=OVER, reason=other_use)
     offer = rental.offer
     names = {node.name for node in nodes if node.cluster == offer.cluster and is_usable(node, offer)}
-    lost = [name for name in rental.node_names if name not in names]
-    if lost:
-        return WaitAnswer(outcome=OVER, reason=f"{lost[0]} is out of service or was reclaimed.", facts={"lost": lost})
+    lost_node_names = [name for name in rental.node_names if name not in names]
+    if lost_node_names:
+        return WaitAnswer(
+            outcome=OVER,
+            reason=f"{lost_node_names[0]} is out of service or was reclaimed.",
+            facts={"lost": lost_node_names},
+        )
     since = rental.handed_over_at or rental.begun_at
     if attempt is not None and is_base(rental, attempt):
         if _is_stopping_to_join(job, attempt):
@@ -149,22 +153,24 @@ def evaluate_rental_over(
             text = "continues on its committed nodes" if rental.joins_base else "migrates back to committed capacity"
             return WaitAnswer(outcome=OVER, reason=f"{job.job_id} {text}.")
         since = max(since, attempt.ended_at or since)
-    if queued:
+    if queued_attempt:
         # The job waits in Kueue's queue, or Kueue waits for the check. The next cycle answers it within a minute.
-        reserved = kueue.condition(QUOTA_RESERVED) if kueue else None
-        since = max(since, queued.admitted_at, (reserved.changed_at if reserved else None) or since)
-    idle = (now - since).total_seconds()
-    if idle >= quiet_seconds:
-        return WaitAnswer(outcome=OVER, reason=f"No pod has used these nodes for {round(idle)} s.")
+        quota_condition = kueue.condition(QUOTA_RESERVED) if kueue else None
+        since = max(
+            since, queued_attempt.admitted_at, (quota_condition.changed_at if quota_condition else None) or since
+        )
+    idle_seconds = (now - since).total_seconds()
+    if idle_seconds >= quiet_seconds:
+        return WaitAnswer(outcome=OVER, reason=f"No pod has used these nodes for {round(idle_seconds)} s.")
     return None
 
 
 def _why_used_by_no_attempt(rental: Rental, job: Job, attempt: Attempt | None, kueue: KueueStatus | None) -> str:
     """Say why no attempt of a job will use its rental, whose nodes it does not use now; empty if one may."""
-    queued = attempt if attempt is not None and is_queued(attempt) else None
-    if queued and kueue and kueue.is_true(ADMITTED):
+    queued_attempt = attempt if attempt is not None and is_queued(attempt) else None
+    if queued_attempt and kueue and kueue.is_true(ADMITTED):
         return f"Kueue admitted {job.job_id} on other nodes."
-    if attempt is not None and not attempt.state.has_ended and not queued and not is_base(rental, attempt):
+    if attempt is not None and not attempt.state.has_ended and not queued_attempt and not is_base(rental, attempt):
         where = "its committed nodes alone" if rental.joins_base else "other nodes"
         return f"{job.job_id} runs on {where}."
     return f"{job.job_id} already has another rental." if job.rentals != rental.number else ""
@@ -203,7 +209,7 @@ def may_use_nodes(rental: Rental, attempt: Attempt, kueue: KueueStatus | None) -
 def why_node_not_needed(
     rental: Rental,
     other_rentals: Iterable[Rental],
-    registered: Iterable[ServingWorkload],
+    serving_workloads: Iterable[ServingWorkload],
     pods: Sequence[UnmanagedPod],
     nodes: Iterable[KubernetesNode],
 ) -> str:
@@ -212,24 +218,26 @@ def why_node_not_needed(
     Args:
         rental: An OPENING rental.
         other_rentals: Rentals of the same Deployment. Without them, the answer may come late.
-        registered: The Deployments in the policy.
+        serving_workloads: The Deployments in the policy.
         pods: Pods without a node, and pods on the nodes of the rental's pool.
         nodes: Nodes of the cluster.
     """
     label = _target_of(rental).label
-    registration = registration_of(rental, registered)
+    registration = registration_of(rental, serving_workloads)
     beside = [other for other in other_rentals if other.name != rental.name]
     rentals_before = [other for other in beside if other.state is RentalState.READY or other.number < rental.number]
-    landed = len(_replicas_on_new_nodes(rental, beside, pods, nodes))
-    alike = [other for other in rentals_before if not other.node_names and other.offer.pool == rental.offer.pool]
-    if landed > free_replica_slots(alike, pods):
+    landed_replicas = len(_replicas_on_new_nodes(rental, beside, pods, nodes))
+    rentals_of_pool = [
+        other for other in rentals_before if not other.node_names and other.offer.pool == rental.offer.pool
+    ]
+    if landed_replicas > free_replica_slots(rentals_of_pool, pods):
         return ""  # no earlier rental could be assigned the node on which they run
     if registration is None or rental.offer.pool not in registration.rents_from:
         return f"The policy no longer rents from {rental.offer.pool} for {label}."
-    waiting = sum(
+    waiting_replicas = sum(
         len(shortfall.waiting) for shortfall in replica_shortfalls((registration,), {registration.cluster: pods})
     )
-    if waiting + landed <= free_replica_slots(rentals_before, pods):
+    if waiting_replicas + landed_replicas <= free_replica_slots(rentals_before, pods):
         return f"The replicas of {label} have nodes, or are no longer needed."
     return ""
 
@@ -244,9 +252,9 @@ def _replicas_on_new_nodes(
 ) -> tuple[UnmanagedPod, ...]:
     """Return the replicas on nodes of a rental's pool that belong to no rental yet."""
     assigned_nodes = {*rental.other_rentals_nodes, *(name for other in other_rentals for name in other.node_names)}
-    joined = {node.name for node in joined_nodes(rental, nodes, assigned_nodes)}
+    joined_names = {node.name for node in joined_nodes(rental, nodes, assigned_nodes)}
     target = _target_of(rental)
-    return tuple(pod for pod in replicas_of(target.namespace, target.name, pods) if pod.node_name in joined)
+    return tuple(pod for pod in replicas_of(target.namespace, target.name, pods) if pod.node_name in joined_names)
 
 
 def evaluate_serving_rental_over(
@@ -271,12 +279,14 @@ def evaluate_serving_rental_over(
         return WaitAnswer(outcome=OVER, reason=f"{node_names[0]} was reclaimed.", facts={"lost": node_names})
     if replicas_on(rental, pods):
         return None
-    lost = [name for name in rental.node_names if not is_usable(nodes_by_name[name], rental.offer)]
-    if lost:
-        return WaitAnswer(outcome=OVER, reason=f"{lost[0]} is out of service.", facts={"lost": lost})
-    idle = (now - (rental.idle_since or now)).total_seconds()
-    if idle < quiet_seconds:
+    lost_node_names = [name for name in rental.node_names if not is_usable(nodes_by_name[name], rental.offer)]
+    if lost_node_names:
+        return WaitAnswer(
+            outcome=OVER, reason=f"{lost_node_names[0]} is out of service.", facts={"lost": lost_node_names}
+        )
+    idle_seconds = (now - (rental.idle_since or now)).total_seconds()
+    if idle_seconds < quiet_seconds:
         return None
     idle_text = "has run on the node for" if rental.was_used else "used the node within"
     label = _target_of(rental).label
-    return WaitAnswer(outcome=OVER, reason=f"No replica of {label} {idle_text} {round(idle)} s.")
+    return WaitAnswer(outcome=OVER, reason=f"No replica of {label} {idle_text} {round(idle_seconds)} s.")

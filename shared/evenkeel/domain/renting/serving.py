@@ -58,13 +58,13 @@ class ServingState(Value):
     """No node is rented before this time, because no replica used the last one."""
 
     @classmethod
-    def of(cls, registered: ServingWorkload) -> "ServingState":
+    def of(cls, serving_workload: ServingWorkload) -> "ServingState":
         """Return the state of a Deployment without any rental."""
         return cls(
-            holder_id=holder_id(registered),
-            cluster=registered.cluster,
-            namespace=registered.namespace,
-            name=registered.name,
+            holder_id=holder_id(serving_workload),
+            cluster=serving_workload.cluster,
+            namespace=serving_workload.namespace,
+            name=serving_workload.name,
         )
 
     def after_return(self, *, was_used: bool, now: datetime) -> "ServingState":
@@ -75,25 +75,27 @@ class ServingState(Value):
         return self.replace(unused_rentals=self.unused_rentals + 1, not_before=now + timedelta(seconds=seconds))
 
     def next_holder(
-        self, registered: ServingWorkload, per_replica: int, capacity_pod_namespace: str, now: datetime
+        self, serving_workload: ServingWorkload, per_replica: int, capacity_pod_namespace: str, now: datetime
     ) -> RentalHolder:
         """Return the Deployment as the holder of its next rental."""
         return RentalHolder(
             self.holder_id,
             self.rentals + 1,
-            registered.team,
+            serving_workload.team,
             capacity_pod_namespace,
-            ServingTarget(namespace=registered.namespace, name=registered.name, accelerators_per_replica=per_replica),
-            now + timedelta(seconds=registered.rented_seconds) if registered.rented_seconds else None,
+            ServingTarget(
+                namespace=serving_workload.namespace, name=serving_workload.name, accelerators_per_replica=per_replica
+            ),
+            now + timedelta(seconds=serving_workload.rented_seconds) if serving_workload.rented_seconds else None,
         )
 
 
 # ---------------------------------------------------------------- replicas on rented nodes
 
 
-def registration_of(rental: Rental, registered: Iterable[ServingWorkload]) -> ServingWorkload | None:
+def registration_of(rental: Rental, serving_workloads: Iterable[ServingWorkload]) -> ServingWorkload | None:
     """Return the Deployment of a rental as the policy has it now; None if the policy no longer has it."""
-    return next((workload for workload in registered if holder_id(workload) == rental.job_id), None)
+    return next((workload for workload in serving_workloads if holder_id(workload) == rental.job_id), None)
 
 
 def replicas_on(rental: Rental, pods: Iterable[UnmanagedPod]) -> tuple[UnmanagedPod, ...]:
@@ -126,7 +128,7 @@ def why_not_schedulable(pod: UnmanagedPod, pool: RentedPool) -> str:
     """Say why a replica could not start on a node of a pool; empty if it could, as far as the policy describes it."""
     for taint_reason in why_not_tolerated(pool, pod.tolerations):
         return taint_reason
-    known = {
+    node_labels = {
         KARPENTER_LABEL: pool.name,
         "karpenter.sh/capacity-type": str(pool.market),
         "node.kubernetes.io/instance-type": pool.instance_type,
@@ -134,9 +136,9 @@ def why_not_schedulable(pod: UnmanagedPod, pool: RentedPool) -> str:
         "kubernetes.io/os": "linux",
         **pool.labels,
     }
-    unknown = [f"{key}={value}" for key, value in sorted(pod.selector.items()) if known.get(key) != value]
-    if unknown:
-        return f"Its pods select {unknown[0]}, and the policy does not give nodes of {pool.name} that label."
+    unmet_terms = [f"{key}={value}" for key, value in sorted(pod.selector.items()) if node_labels.get(key) != value]
+    if unmet_terms:
+        return f"Its pods select {unmet_terms[0]}, and the policy does not give nodes of {pool.name} that label."
     return ""
 
 
@@ -145,7 +147,7 @@ def why_not_schedulable(pod: UnmanagedPod, pool: RentedPool) -> str:
 
 def decide_serving_rentals(
     shortfall: ReplicaShortfall,
-    waiting: int,
+    waiting_replicas: int,
     context: PlacementContext,
     state: ServingState,
     policy: Policy,
@@ -156,7 +158,7 @@ def decide_serving_rentals(
 
     Args:
         shortfall: The Deployment with its waiting replicas.
-        waiting: Number of replicas that fit on neither committed nor rented nodes.
+        waiting_replicas: Number of replicas that fit on neither committed nor rented nodes.
         context: The snapshot of the cycle, without its queue.
         state: The stored state of the Deployment.
         policy: Prices and caps.
@@ -169,7 +171,7 @@ def decide_serving_rentals(
     waiting_pods = [
         pod for pod in shortfall.waiting if pod.created_at is None or context.now - pod.created_at >= patience
     ]
-    still_waiting = min(waiting, len(waiting_pods))
+    still_waiting = min(waiting_replicas, len(waiting_pods))
     pools = {pool.name: pool for pool in policy.burst.pools}
     decisions: list[PlacementDecision] = []
     while still_waiting > 0 and len(decisions) < max_rentals:
@@ -185,7 +187,7 @@ def decide_serving_rentals(
 def _placement_facts(
     shortfall: ReplicaShortfall,
     waiting_pods: Sequence[UnmanagedPod],
-    waiting: int,
+    waiting_replicas: int,
     context: PlacementContext,
     state: ServingState,
     policy: Policy,
@@ -194,40 +196,42 @@ def _placement_facts(
 
     A replica whose node is reclaimed loses only the time until the next node, like a job that saves continuously.
     """
-    registered, per_replica = shortfall.registered, shortfall.per_replica
-    pools = policy.pools_for(registered)
+    serving_workload, per_replica = shortfall.registered, shortfall.per_replica
+    pools = policy.pools_for(serving_workload)
     fewest_replicas_per_node = min(
         (_replicas_per_node(pool.accelerators_per_node, per_replica) for pool in pools), default=1
     )
-    together = min(waiting, fewest_replicas_per_node)
+    together = min(waiting_replicas, fewest_replicas_per_node)
     since = min((pod.created_at for pod in waiting_pods if pod.created_at), default=context.now)
     demand = JobDemand(
-        job_id=holder_id(registered),
-        team=registered.team,
-        job_class=registered.priority_class,
+        job_id=holder_id(serving_workload),
+        team=serving_workload.team,
+        job_class=serving_workload.priority_class,
         nodes=1,
         accelerators_per_node=per_replica,
-        micros_per_hour_of_delay=together * policy.burst.delay_of(registered.priority_class),
-        run_seconds=registered.spike_seconds,
-        p90_run_seconds=2 * registered.spike_seconds,
+        micros_per_hour_of_delay=together * policy.burst.delay_of(serving_workload.priority_class),
+        run_seconds=serving_workload.spike_seconds,
+        p90_run_seconds=2 * serving_workload.spike_seconds,
         checkpoint_seconds=0,
         save_seconds=0,
         submitted_at=since,
     )
-    waited = (context.now - since).total_seconds()
-    committed = (
-        _committed_candidate(shortfall, pool, together, waited, context, policy)
+    waited_seconds = (context.now - since).total_seconds()
+    committed_candidates = (
+        _committed_candidate(shortfall, pool, together, waited_seconds, context, policy)
         for pool in committed_pools(context.capacities, policy)
-        if pool.cluster == registered.cluster
+        if pool.cluster == serving_workload.cluster
     )
-    rented = (
+    rented_candidates = (
         rented_candidate(pool, context, _differences_of(waiting_pods, pool, state, context.now)) for pool in pools
     )
     book = context.rented
     return PlacementFacts(
         job=demand,
-        candidates=(*committed, _no_extra_node(shortfall), *rented),
-        spending=spend_limits(registered.team, book.allocations, policy.burst, book.budgets_left.get(registered.team)),
+        candidates=(*committed_candidates, _no_extra_node(shortfall), *rented_candidates),
+        spending=spend_limits(
+            serving_workload.team, book.allocations, policy.burst, book.budgets_left.get(serving_workload.team)
+        ),
         now=context.now,
     )
 

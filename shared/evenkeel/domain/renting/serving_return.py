@@ -61,13 +61,13 @@ class ServingReturnDecision(Value):
 
 def decide_serving_return(facts: ServingReturnFacts) -> ServingReturnDecision:
     """Move the replicas if committed nodes can run all of them now, other replicas serve, and the node is not new."""
-    free = max(0, sum(slots.replicas for slots in facts.slots) - facts.slots_promised)
+    free_slots = max(0, sum(slots.replicas for slots in facts.slots) - facts.slots_promised)
     shown = count_of(facts.replicas, "replica")
     if not facts.replicas_elsewhere:
         reason = "No replica is ready on another node, so a move would interrupt the service."
         return ServingReturnDecision(action=ServingReturnAction.KEEP, reason=reason, facts=facts)
-    if free < facts.replicas:
-        reason = f"Committed nodes can run {free} of the {shown} on the rented node."
+    if free_slots < facts.replicas:
+        reason = f"Committed nodes can run {free_slots} of the {shown} on the rented node."
         return ServingReturnDecision(action=ServingReturnAction.KEEP, reason=reason, facts=facts)
     until = facts.ready_since + timedelta(seconds=facts.min_seconds)
     if facts.now < until:
@@ -75,7 +75,7 @@ def decide_serving_return(facts: ServingReturnFacts) -> ServingReturnDecision:
         return ServingReturnDecision(action=ServingReturnAction.KEEP, reason=reason, facts=facts)
     pools = ", ".join(sorted({slots.pool for slots in facts.slots}))
     rate = money.format_usd(facts.micros_per_node_hour * 3600)
-    stay = Alternative(
+    stay_alternative = Alternative(
         option="stay on the rented node",
         why_not=f"The node costs {rate} an hour, and committed nodes are free.",
         usd=round(facts.micros_per_node_hour / money.MICROS_PER_USD, 2),
@@ -83,6 +83,6 @@ def decide_serving_return(facts: ServingReturnFacts) -> ServingReturnDecision:
     return ServingReturnDecision(
         action=ServingReturnAction.RETURN,
         reason=f"{pools} has room for the {shown} on the rented node, which costs {rate} an hour.",
-        alternatives=(stay,),
+        alternatives=(stay_alternative,),
         facts=facts,
     )

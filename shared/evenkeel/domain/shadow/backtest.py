@@ -57,16 +57,16 @@ def run_backtest(
     """
     index = NodeIndex(policy.watch.not_ready_seconds, repairs_by_itself)
     first_at: datetime | None = None
-    for record in read_records():
-        first_at = first_at or record.at
-        index.learn_names(record)
+    for exported_record in read_records():
+        first_at = first_at or exported_record.at
+        index.learn_names(exported_record)
     not_ready_facts = sorted(index.not_ready_facts(), key=itemgetter(0))
     for _, fact in not_ready_facts:
         index.instances[fact.instance_id].add_known_event(node_event_of(fact, is_evidence=_is_evidence(fact, policy)))
     facts = heapq.merge(_follow_records(index, read_records(), policy), not_ready_facts, key=itemgetter(0))
     incidents = FactReplay(policy, index.node_at).decide_incidents(facts)
     decisions = [decision for incident in incidents if (decision := shadow_decision(incident)) is not None]
-    judged = tuple(
+    judged_cases = tuple(
         judge_case(_shadow_case(case, decisions, index), times)
         for case, decisions in group_into_cases(decisions, times.window)
     )
@@ -75,20 +75,20 @@ def run_backtest(
         last_at=index.last_at,
         nodes=len(index.instances),
         unmatched=index.unmatched,
-        summary=summarise_cases(judged, times),
-        cases=judged,
+        summary=summarise_cases(judged_cases, times),
+        cases=judged_cases,
     )
 
 
 def _follow_records(
-    index: NodeIndex, records: Iterable[ExportedRecord], policy: Policy
+    index: NodeIndex, exported_records: Iterable[ExportedRecord], policy: Policy
 ) -> Iterator[tuple[datetime, NodeFact]]:
     """Yield the facts of all records, after their nodes have their events."""
-    for record in records:
-        content = record.content
-        index.add_events(record, is_evidence=isinstance(content, NodeFact) and _is_evidence(content, policy))
+    for exported_record in exported_records:
+        content = exported_record.content
+        index.add_events(exported_record, is_evidence=isinstance(content, NodeFact) and _is_evidence(content, policy))
         if isinstance(content, NodeFact):
-            yield record.at, content
+            yield exported_record.at, content
 
 
 def _is_evidence(fact: NodeFact, policy: Policy) -> bool:
@@ -101,7 +101,7 @@ def _shadow_case(decision: ShadowDecision, decisions: tuple[ShadowDecision, ...]
     known_until, end_reason = instance.planned_end or (index.last_at, "")
     return ShadowCase(
         decision=decision,
-        incident_ids=tuple(recorded.incident_id for recorded in decisions),
+        incident_ids=tuple(shadow_decision.incident_id for shadow_decision in decisions),
         events=instance.events,
         known_until=known_until,
         end_reason=end_reason,

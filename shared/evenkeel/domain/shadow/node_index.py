@@ -92,8 +92,8 @@ class ExportedInstance:
         """Whether a person's cordon was in force at a time."""
         kinds = (NodeEventKind.CORDONED, NodeEventKind.UNCORDONED)
         cordons = [event for event in self.events if event.kind in kinds and event.at <= at]
-        last = max(cordons, key=lambda event: event.at, default=None)
-        return last is not None and (last.kind, last.actor) == (NodeEventKind.CORDONED, Actor.PERSON)
+        last_event = max(cordons, key=lambda event: event.at, default=None)
+        return last_event is not None and (last_event.kind, last_event.actor) == (NodeEventKind.CORDONED, Actor.PERSON)
 
 
 class NodeIndex:
@@ -119,24 +119,24 @@ class NodeIndex:
 
     # ------------------------------------------------------------ first reading: identities
 
-    def learn_names(self, record: ExportedRecord) -> None:
+    def learn_names(self, exported_record: ExportedRecord) -> None:
         """Record the names of the nodes."""
-        self.last_at, content = record.at, record.content
+        self.last_at, content = exported_record.at, exported_record.content
         match content:
             case NodeSnapshot():
-                self._learn_node(content, record.at)
+                self._learn_node(content, exported_record.at)
             case NodeFact():
-                exported = self._instance_of_id(content.instance_id, record.at)
-                exported.is_hyperpod |= content.source.startswith("hyperpod.")
-                self._learn_slot(content.logical_id, exported, record.at)
+                exported_instance = self._instance_of_id(content.instance_id, exported_record.at)
+                exported_instance.is_hyperpod |= content.source.startswith("hyperpod.")
+                self._learn_slot(content.logical_id, exported_instance, exported_record.at)
             case GroupFact() if content.kind is GroupFactKind.NODE_RECOVERY:
                 self._recovery.append((content.observed_at, content.code == "Automatic"))
             case GroupFact() if content.instance_id:
-                self._instance_of_id(content.instance_id, record.at).pool = content.instance_group
+                self._instance_of_id(content.instance_id, exported_record.at).pool = content.instance_group
             case ReadinessChange():
-                self._readiness[content.node_name][record.at] = (content.is_ready, content.evidence)
+                self._readiness[content.node_name][exported_record.at] = (content.is_ready, content.evidence)
             case NodeAction() if content.instance_id:
-                self._instance_of_id(content.instance_id, record.at)
+                self._instance_of_id(content.instance_id, exported_record.at)
             case _:
                 pass
 
@@ -144,9 +144,9 @@ class NodeIndex:
         return self.instances.setdefault(instance_id, ExportedInstance(instance_id, at))
 
     def _learn_node(self, observation: NodeSnapshot, at: datetime) -> None:
-        exported = self._instance_of_id(observation.instance_id, at)
-        exported.seen = observation
-        exported.is_hyperpod |= observation.is_hyperpod
+        exported_instance = self._instance_of_id(observation.instance_id, at)
+        exported_instance.seen = observation
+        exported_instance.is_hyperpod |= observation.is_hyperpod
         names, readiness = self._names[observation.node_name], self._readiness[observation.node_name]
         if observation.instance_id not in (instance for _, instance in names):
             names.append((observation.created_at or at, observation.instance_id))
@@ -158,28 +158,28 @@ class NodeIndex:
                 observation.not_ready_since, (False, f"node object {observation.node_name}: not Ready")
             )
 
-    def _learn_slot(self, logical_id: str, exported: ExportedInstance, at: datetime) -> None:
-        if logical_id and not exported.logical_id:
-            exported.logical_id = logical_id
-            self._slots[logical_id].append((at, exported.instance_id))
+    def _learn_slot(self, logical_id: str, exported_instance: ExportedInstance, at: datetime) -> None:
+        if logical_id and not exported_instance.logical_id:
+            exported_instance.logical_id = logical_id
+            self._slots[logical_id].append((at, exported_instance.instance_id))
 
     # ------------------------------------------------------------ second reading: events
 
-    def add_events(self, record: ExportedRecord, *, is_evidence: bool) -> None:
+    def add_events(self, exported_record: ExportedRecord, *, is_evidence: bool) -> None:
         """Add the events of a record to its node.
 
         Args:
-            record: The record.
+            exported_record: The record.
             is_evidence: Whether its fault says something about the node by itself.
         """
-        content = record.content
+        content = exported_record.content
         match content:
             case NodeSnapshot():
-                self.instances[content.instance_id].add_observation(content, record.at)
+                self.instances[content.instance_id].add_observation(content, exported_record.at)
             case NodeFact():
                 event = node_event_of(content, is_evidence=is_evidence)
-                for exported in self._instances_of_fact(content):
-                    exported.add_known_event(event)
+                for exported_instance in self._instances_of_fact(content):
+                    exported_instance.add_known_event(event)
             case NodeAction():
                 self._follow_action(content)
             case _:
@@ -187,41 +187,43 @@ class NodeIndex:
 
     def _instances_of_fact(self, fact: NodeFact) -> list[ExportedInstance]:
         """Return the instance that a fact is about. A replacement may name the new instance of the slot."""
-        exported = self.instances[fact.instance_id]
+        exported_instance = self.instances[fact.instance_id]
         if fact.kind is not FactKind.PROGRESS or fact.code not in _STARTED:
-            return [exported]
-        before = [
+            return [exported_instance]
+        earlier_instances = [
             instance
-            for at, instance in self._slots.get(exported.logical_id, ())
-            if instance != fact.instance_id and self.instances[instance].first_at < exported.first_at
+            for at, instance in self._slots.get(exported_instance.logical_id, ())
+            if instance != fact.instance_id and self.instances[instance].first_at < exported_instance.first_at
         ]
-        if before:
-            return [self.instances[before[-1]]]
+        if earlier_instances:
+            return [self.instances[earlier_instances[-1]]]
         # Without a predecessor, an instance that was known before the replacement began is the old one.
-        return [exported] if exported.first_at < fact.observed_at else []
+        return [exported_instance] if exported_instance.first_at < fact.observed_at else []
 
     def _follow_action(self, action: NodeAction) -> None:
         instance_id = (
             action.instance_id or self._instance_of_slot(action) or self.instance_of(action.node_name, action.event.at)
         )
-        exported = self.instances.get(instance_id)
-        if exported is None:
+        exported_instance = self.instances.get(instance_id)
+        if exported_instance is None:
             self.unmatched += 1
         elif action.is_planned:
-            exported.planned_end = (action.event.at, f"The node ended as planned. {action.event.evidence}")
+            exported_instance.planned_end = (action.event.at, f"The node ended as planned. {action.event.evidence}")
         else:
-            exported.add(action.event)
+            exported_instance.add(action.event)
 
     def _instance_of_slot(self, action: NodeAction) -> str:
-        held = [instance for at, instance in self._slots.get(action.logical_id, ()) if at <= action.event.at]
-        return held[-1] if held else ""
+        slot_instances = [instance for at, instance in self._slots.get(action.logical_id, ()) if at <= action.event.at]
+        return slot_instances[-1] if slot_instances else ""
 
     def instance_of(self, node_name: str, at: datetime) -> str:
         """Return the instance that had a node name at a time; empty if no record shows it."""
-        named = self._names.get(node_name, [])
-        held = [instance for since, instance in named if since <= at] or [instance for _, instance in named[:1]]
+        instances_of_name = self._names.get(node_name, [])
+        instances = [instance for since, instance in instances_of_name if since <= at] or [
+            instance for _, instance in instances_of_name[:1]
+        ]
         match = _IN_NAME.search(node_name)
-        return held[-1] if held else match[1] if match else ""
+        return instances[-1] if instances else match[1] if match else ""
 
     def not_ready_facts(self) -> Iterator[tuple[datetime, NodeFact]]:
         """Yield a fact for each node that was NotReady too long, with the time from which it counts.
@@ -231,23 +233,23 @@ class NodeIndex:
         for name, changes in sorted(self._readiness.items()):
             since: datetime | None = None
             for at, (is_ready, evidence) in sorted(changes.items()):
-                exported = self.instances.get(self.instance_of(name, at))
-                if exported is None:
+                exported_instance = self.instances.get(self.instance_of(name, at))
+                if exported_instance is None:
                     self.unmatched += 1
                 elif not is_ready:
                     since = since or at
                 elif since is not None:
-                    exported.add(NodeEvent(at=at, kind=NodeEventKind.RECOVERED, evidence=evidence))
-                    yield from self._not_ready_fact(exported, name, since, at)
+                    exported_instance.add(NodeEvent(at=at, kind=NodeEventKind.RECOVERED, evidence=evidence))
+                    yield from self._not_ready_fact(exported_instance, name, since, at)
                     since = None
-            exported = self.instances.get(self.instance_of(name, since)) if since else None
-            if since is not None and exported is not None and self.last_at is not None:
-                yield from self._not_ready_fact(exported, name, since, self.last_at)
+            exported_instance = self.instances.get(self.instance_of(name, since)) if since else None
+            if since is not None and exported_instance is not None and self.last_at is not None:
+                yield from self._not_ready_fact(exported_instance, name, since, self.last_at)
 
     def _not_ready_fact(
-        self, exported: ExportedInstance, name: str, since: datetime, until: datetime
+        self, exported_instance: ExportedInstance, name: str, since: datetime, until: datetime
     ) -> Iterator[tuple[datetime, NodeFact]]:
-        created_at = exported.seen.created_at if exported.seen else None
+        created_at = exported_instance.seen.created_at if exported_instance.seen else None
         is_first_boot = created_at is not None and since - created_at <= _FIRST_BOOT
         if until - since < self._not_ready or is_first_boot:
             return
@@ -256,7 +258,7 @@ class NodeIndex:
             NodeFact(
                 kind=FactKind.FAULT,
                 source=KUBELET,
-                instance_id=exported.instance_id,
+                instance_id=exported_instance.instance_id,
                 fault_key=NOT_READY,
                 code="NotReady",
                 observed_at=since,
@@ -270,18 +272,18 @@ class NodeIndex:
 
     def node_at(self, instance_id: str, at: datetime) -> RecordedNodeState:
         """Return the recorded state of an instance at a time."""
-        exported = self.instances[instance_id]
+        exported_instance = self.instances[instance_id]
         return RecordedNodeState(
-            affected=exported.to_affected_node(),
-            is_hyperpod=exported.is_hyperpod,
-            is_karpenter=exported.seen is not None and exported.seen.is_karpenter,
-            is_gone=exported.is_gone(at),
-            is_manual_cordon=exported.has_manual_cordon(at),
+            affected=exported_instance.to_affected_node(),
+            is_hyperpod=exported_instance.is_hyperpod,
+            is_karpenter=exported_instance.seen is not None and exported_instance.seen.is_karpenter,
+            is_gone=exported_instance.is_gone(at),
+            is_manual_cordon=exported_instance.has_manual_cordon(at),
             hyperpod_repairs=self._hyperpod_repairs(at),
         )
 
     def _hyperpod_repairs(self, at: datetime) -> bool:
         if self._repairs_by_itself is not None:
             return self._repairs_by_itself
-        known = [is_automatic for since, is_automatic in self._recovery if since <= at]
-        return known[-1] if known else any(is_automatic for _, is_automatic in self._recovery[:1])
+        earlier_settings = [is_automatic for since, is_automatic in self._recovery if since <= at]
+        return earlier_settings[-1] if earlier_settings else any(is_automatic for _, is_automatic in self._recovery[:1])

@@ -29,10 +29,10 @@ class Rate(Value):
     confidence: float = CONFIDENCE
 
     @classmethod
-    def of_counts(cls, count: int, of: int, unknown: int) -> "Rate":
+    def of_counts(cls, count: int, of: int, unknown_count: int) -> "Rate":
         """Return the rate of `count` wrong decisions in `of` judged ones."""
         low, high = clopper_pearson(count, of)
-        return cls(count=count, of=of, unknown=unknown, share=count / of if of else None, low=low, high=high)
+        return cls(count=count, of=of, unknown=unknown_count, share=count / of if of else None, low=low, high=high)
 
 
 def clopper_pearson(count: int, of: int, confidence: float = CONFIDENCE) -> tuple[float, float]:

@@ -79,9 +79,9 @@ class FactReplay:
         classified_fact = ClassifiedFact.of(fact, node.affected, catalogue)
         keys = history_keys(classified_fact.fault, node.affected) if fact.kind is FactKind.FAULT else ()
         known_open = self._open.get(life)
-        known = self._known.get(fact.fact_key)
+        known_fact = self._known.get(fact.fact_key)
         node_history = NodeHistory(
-            known_incident_id=known[0] if known and now - known[1] <= _FACT_KEPT else "",
+            known_incident_id=known_fact[0] if known_fact and now - known_fact[1] <= _FACT_KEPT else "",
             last_incident=self._last.get(life),
             open_incident=known_open.incident if known_open else None,
             histories={key: self._histories[key] for key in keys if key in self._histories},
@@ -98,24 +98,25 @@ class FactReplay:
 
     def _plan_due_incidents(self, now: datetime | None) -> Iterator[Incident]:
         """Plan each incident that has waited long enough for further facts; with None, plan all incidents."""
-        due = [
+        due_lives = [
             life
             for life, open_incident in self._open.items()
             if now is None or now > open_incident.opened_at + PLAN_DELAY
         ]
-        for life in due:
-            opened = self._open.pop(life)
-            yield self._plan_incident(opened)
-            before = self._last.get(life)
+        for life in due_lives:
+            due_incident = self._open.pop(life)
+            yield self._plan_incident(due_incident)
+            last_incident = self._last.get(life)
             self._last[life] = LastIncident(
-                incident_id=opened.incident.incident_id, returned_at=before.returned_at if before else None
+                incident_id=due_incident.incident.incident_id,
+                returned_at=last_incident.returned_at if last_incident else None,
             )
 
-    def _plan_incident(self, opened: _OpenIncident) -> Incident:
-        incident, decided_at = opened
+    def _plan_incident(self, open_incident: _OpenIncident) -> Incident:
+        incident, decided_at = open_incident
         facts = self._plan_facts(incident, decided_at)
         plan = plan_recovery(facts, self._policy.repair)
-        stored = StoredRecoveryPlan(
+        stored_plan = StoredRecoveryPlan(
             run=1,
             outcome=plan.outcome,
             repairs_node=plan.repairs_node,
@@ -128,7 +129,7 @@ class FactReplay:
             fault_key=incident.fault_key,
             rungs=facts.rungs,
         )
-        return incident.replace(plan=stored, mode=Mode.OBSERVE).with_stage_time("planned_at", decided_at)
+        return incident.replace(plan=stored_plan, mode=Mode.OBSERVE).with_stage_time("planned_at", decided_at)
 
     def _plan_facts(self, incident: Incident, now: datetime) -> PlanFacts:
         node = self._node_at(incident.life.instance_id, now)

@@ -97,8 +97,8 @@ def _count_verdicts(judgements: Iterable[Judgement]) -> dict[Verdict, int]:
 def _false_rate(judgements: Sequence[Judgement]) -> Rate:
     """Return the share of wrong decisions among the decisions that are known to be right or wrong."""
     wrong = sum(judgement.verdict is Verdict.WOULD_HAVE_BEEN_WRONG for judgement in judgements)
-    right = sum(judgement.verdict in RIGHT for judgement in judgements)
-    return Rate.of_counts(wrong, wrong + right, unknown=len(judgements) - wrong - right)
+    right_count = sum(judgement.verdict in RIGHT for judgement in judgements)
+    return Rate.of_counts(wrong, wrong + right_count, unknown_count=len(judgements) - wrong - right_count)
 
 
 def _lead_times(judgements: Iterable[Judgement]) -> LeadTimes:

@@ -180,7 +180,7 @@ def group_into_cases(
     A case begins with a decision about a node, and ends one window after the decision that is judged.
     """
     by_node: dict[str, list[ShadowDecision]] = {}
-    for decision in sorted(decisions, key=lambda ordered: (ordered.decided_at, ordered.incident_id)):
+    for decision in sorted(decisions, key=lambda decision: (decision.decided_at, decision.incident_id)):
         by_node.setdefault(decision.node, []).append(decision)
     cases = [case for group in by_node.values() for case in _cases_of_node(group, window)]
     return tuple(sorted(cases, key=lambda case: (case[0].decided_at, case[0].incident_id)))
@@ -192,12 +192,15 @@ def _cases_of_node(
     cases: list[tuple[ShadowDecision, list[ShadowDecision]]] = []
     for decision in decisions:
         if cases and decision.decided_at <= cases[-1][0].decided_at + window:
-            judged, later_decisions = cases[-1]
+            first_decision, later_decisions = cases[-1]
             # Until a decision acts, the node is as it would be with Evenkeel.
-            cases[-1] = (judged if judged.acts else decision if decision.acts else judged, [*later_decisions, decision])
+            cases[-1] = (
+                first_decision if first_decision.acts else decision if decision.acts else first_decision,
+                [*later_decisions, decision],
+            )
         else:
             cases.append((decision, [decision]))
-    return [(judged, tuple(group)) for judged, group in cases]
+    return [(first_decision, tuple(group)) for first_decision, group in cases]
 
 
 _EVENT_OF_STEP = {

@@ -145,8 +145,8 @@ class _CaseTimeline:
             return action
         until = action.at + timedelta(seconds=self.times.same_seconds)
         copies = [event for event in self.events if event.kind is action.kind and action.at <= event.at <= until]
-        named = next((copy for copy in copies if copy.actor is not Actor.UNKNOWN), action)
-        return named.replace(at=action.at)
+        named_action = next((copy for copy in copies if copy.actor is not Actor.UNKNOWN), action)
+        return named_action.replace(at=action.at)
 
     def healthy_since(self, since: datetime) -> tuple[datetime, str]:
         """Return the time from which the node showed no fault, with the evidence.
@@ -154,10 +154,10 @@ class _CaseTimeline:
         It is after the last fault within the window.
         """
         faults = [event for event in self.events if event.kind is NodeEventKind.FAULT and event.at <= self.closes_at]
-        last = max([since, self.decision.last_signal_at, *(fault.at for fault in faults)])
+        last_fault_at = max([since, self.decision.last_signal_at, *(fault.at for fault in faults)])
         recoveries = [event for event in self.events if event.kind is NodeEventKind.RECOVERED]
-        recovery = next((event for event in recoveries if last <= event.at <= self.closes_at), None)
-        return (recovery.at, recovery.evidence) if recovery else (last, "")
+        recovery = next((event for event in recoveries if last_fault_at <= event.at <= self.closes_at), None)
+        return (recovery.at, recovery.evidence) if recovery else (last_fault_at, "")
 
     def judge_unmatched_action(self, action: str, since: datetime, excuse: str = "") -> Judgement:
         """Judge an action that no owner took: did the node work for a whole window without it?
@@ -170,28 +170,28 @@ class _CaseTimeline:
         healthy_at, evidence = self.healthy_since(since)
         until = healthy_at + self.times.window
         prefix = f"{excuse} " if excuse else ""
-        after = [event for event in self.events if healthy_at < event.at <= until]
-        fault = next((event for event in after if event.kind is NodeEventKind.FAULT), None)
+        later_events = [event for event in self.events if healthy_at < event.at <= until]
+        fault = next((event for event in later_events if event.kind is NodeEventKind.FAULT), None)
         if fault is not None:
             reason = (
                 f"{prefix}A fault of the node came again at {_format_time(fault.at)}, and no owner had acted on it."
             )
             return _unknown_judgement(Cause.FAULT_RECURRED, reason, fault.evidence)
-        owner_action = next((event for event in after if event.kind in _OUT_OF_SERVICE), None)
+        owner_action = next((event for event in later_events if event.kind in _OUT_OF_SERVICE), None)
         if owner_action is not None:
             acted_at = _format_time(owner_action.at)
             reason = f"{prefix}{owner_action.clause} at {acted_at}, before it had worked for a whole window."
             return _unknown_judgement(Cause.ACTED_TOO_SOON, reason, owner_action.evidence)
-        recovered = next(
+        recovery_event = next(
             (event for event in self.events if event.kind is NodeEventKind.IN_SERVICE and event.at >= until), None
         )
-        if recovered is not None:
+        if recovery_event is not None:
             hours, since_text = self.times.window_hours, _format_time(healthy_at)
             reason = f"{prefix}The node worked for {hours} h without a fault from {since_text}, without {action}."
             return Judgement(
                 verdict=Verdict.WOULD_HAVE_BEEN_WRONG,
                 reason=reason,
-                evidence=_nonempty_texts(evidence, recovered.evidence),
+                evidence=_nonempty_texts(evidence, recovery_event.evidence),
             )
         return self._judge_unseen(until, prefix)
 
@@ -212,15 +212,15 @@ class _CaseTimeline:
         if owner_action is not None:
             reason = f"Evenkeel would not have acted. {owner_action.clause} at {_format_time(owner_action.at)}."
             return _judgement_of_action(Verdict.MISSED, reason, owner_action)
-        recovered = [
+        recovery_events = [
             event for event in self.events if event.kind is NodeEventKind.IN_SERVICE and event.at >= self.closes_at
         ]
-        if not recovered:
+        if not recovery_events:
             return self._judge_unseen(self.closes_at)
         return Judgement(
             verdict=Verdict.SAME,
             reason="Neither Evenkeel nor an owner acted.",
-            evidence=_nonempty_texts(recovered[0].evidence),
+            evidence=_nonempty_texts(recovery_events[0].evidence),
         )
 
     def _judge_unseen(self, until: datetime, prefix: str = "") -> Judgement:
@@ -256,11 +256,11 @@ def _judge_repair(timeline: _CaseTimeline) -> Judgement:
         )
     if action is None:
         return timeline.judge_unmatched_action(_REPAIR_NAMES[decision.repair], timeline.decided_at)
-    replaced = timeline.first_action(_REPLACEMENTS)
+    replacement_event = timeline.first_action(_REPLACEMENTS)
     if decision.repair in (REBOOT, DIAGNOSE):
         return _judge_gentler_repair(timeline, action)
-    if replaced is not None:
-        return timeline.compare_with_owner(replaced)
+    if replacement_event is not None:
+        return timeline.compare_with_owner(replacement_event)
     excuse = f"{action.clause} at {_format_time(action.at)}."
     return timeline.judge_unmatched_action("a replacement", max(action.at, timeline.decided_at), excuse)
 

@@ -48,19 +48,19 @@ def run(request: ChangePolicyRequest, *, ledger: Ledger, base: Policy, now: date
                 raise KeyReused("This idempotency key was used for a different request. Use a new key.")
             return rows.parse(request_row.key, PolicyChange, request_row.doc["change"])
         row = ledger.get(site_policy_key(Table.INCIDENTS))
-        before = rows.decode(row, PolicyChange) if row else None
-        current, _ = in_force(base, before)
+        previous_change = rows.decode(row, PolicyChange) if row else None
+        current, _ = in_force(base, previous_change)
         if request.based_on and request.based_on != current.hash:
             raise Conflict(f"The policy in force is {current.hash}, not {request.based_on}.")
         change = PolicyChange(
-            number=before.number + 1 if before else 1,
+            number=previous_change.number + 1 if previous_change else 1,
             changes=request.changes,
-            before=before.changes if before else None,
+            before=previous_change.changes if previous_change else None,
             by=request.by,
             reason=request.reason,
             at=now,
         )
-        record = {"fingerprint": request.fingerprint, "change": change.to_json()}
+        answer_document = {"fingerprint": request.fingerprint, "change": change.to_json()}
         version = row.version if row else 0
         try:
             ledger.commit(
@@ -69,7 +69,7 @@ def run(request: ChangePolicyRequest, *, ledger: Ledger, base: Policy, now: date
                 Put(
                     Row(
                         _request_key(request.request_id),
-                        record,
+                        answer_document,
                         0,
                         (incident_rows.POLICY_CHANGES, f"{change.number:09d}"),
                         now + rows.KEPT,

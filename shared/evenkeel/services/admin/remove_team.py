@@ -66,22 +66,22 @@ def _remove(request: RemoveTeamRequest, context: Context) -> bool:
     """Remove the team in one commit. Return whether there was one."""
     name = request.team
     tree = _quota_tree_row(context.ledger)
-    stored = team_setup.load_setup(context.ledger)
-    if name not in stored.setup.by_name:
+    stored_setup = team_setup.load_setup(context.ledger)
+    if name not in stored_setup.setup.by_name:
         return False
-    if stored.version_of(name) != request.expected:
-        raise StaleVersion(f"Team {name} is at version {stored.version_of(name)}, not {request.expected}.")
-    why = _why_in_use(name, stored.setup, context.ledger)
+    if stored_setup.version_of(name) != request.expected:
+        raise StaleVersion(f"Team {name} is at version {stored_setup.version_of(name)}, not {request.expected}.")
+    why = _why_in_use(name, stored_setup.setup, context.ledger)
     if why:
         raise TeamInUse(f"Team {name} cannot be removed: {why}.")
     text = f"Team {name} removed by {request.by}: {request.reason}"
     entry = TimelineEntry(at=context.now, kind="setup", text=text, writer=request.by)
-    raised = {**tree.doc, "setUps": int(tree.doc.get("setUps", 0)) + 1}
+    tree_document = {**tree.doc, "setUps": int(tree.doc.get("setUps", 0)) + 1}
     context.ledger.commit(
         Delete(quota_rows.team_key(name), request.expected),
-        Put(Row(quota_rows.setup_key(), {}, stored.version)),
-        Put(Row(tree.key, raised, tree.version)),
-        Put(quota_rows.setup_event_row(SetupChange.of(entry, name, stored.setup), stored.version + 1)),
+        Put(Row(quota_rows.setup_key(), {}, stored_setup.version)),
+        Put(Row(tree.key, tree_document, tree.version)),
+        Put(quota_rows.setup_event_row(SetupChange.of(entry, name, stored_setup.setup), stored_setup.version + 1)),
     )
     return True
 
@@ -109,18 +109,18 @@ def jobs_of(team: str, ledger: Ledger) -> str:
     if team_charges:
         return f"{_first_and_count([charge.job_id for charge in team_charges])} still holds quota"
     # The index may not list an interrupted job yet.
-    returning = next((charge.job_id for charge, _ in charges.released if charge.team == team), "")
-    waiting = returning or _find_waiting_job(team, ledger)
-    return f"its job {waiting} is queued: cancel it first" if waiting else ""
+    job_with_charge = next((charge.job_id for charge, _ in charges.released if charge.team == team), "")
+    waiting_job = job_with_charge or _find_waiting_job(team, ledger)
+    return f"its job {waiting_job} is queued: cancel it first" if waiting_job else ""
 
 
 def _find_waiting_job(team: str, ledger: Ledger) -> str:
     """Return a pending or suspended job of the team; empty if there is none."""
-    pending = f"JOB#{JobState.PENDING}"
-    queued = ledger.by_state(Table.JOBS, pending, prefix=job_rows.queue_prefix(team), limit=1).rows
-    before = _jobs_in_state(team, ledger, pending, _BEFORE_TEAMS)
+    pending_state = f"JOB#{JobState.PENDING}"
+    queued_rows = ledger.by_state(Table.JOBS, pending_state, prefix=job_rows.queue_prefix(team), limit=1).rows
+    rows_before_teams = _jobs_in_state(team, ledger, pending_state, _BEFORE_TEAMS)
     held_back = _jobs_in_state(team, ledger, f"JOB#{JobState.SUSPENDED}")
-    row = next(iter(queued), None) or next(before, None) or next(held_back, None)
+    row = next(iter(queued_rows), None) or next(rows_before_teams, None) or next(held_back, None)
     return str(row.doc["jobId"]) if row else ""
 
 

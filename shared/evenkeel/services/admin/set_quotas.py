@@ -71,38 +71,38 @@ def _store_part(request: SetQuotasRequest, context: Context) -> None:
     part = request.part
     name = part.name if isinstance(part, Team) else team_setup.FLEET
     field = "team" if isinstance(part, Team) else "quotas"
-    stored = team_setup.load_setup(context.ledger)
-    version = stored.version_of(name)
-    if version == request.expected + 1 and _stored_document(stored.setup, name) == part.to_json():
+    stored_setup = team_setup.load_setup(context.ledger)
+    version = stored_setup.version_of(name)
+    if version == request.expected + 1 and _stored_document(stored_setup.setup, name) == part.to_json():
         return
     if version != request.expected:
         raise StaleVersion(f"{_part_text(name)} is at version {version}, not {request.expected}.")
-    _refuse(check_change(stored.setup, _with_part(stored.setup, part), name), field)
-    _refuse_while_in_use(part, stored.setup, context.ledger)
+    _refuse(check_change(stored_setup.setup, _with_part(stored_setup.setup, part), name), field)
+    _refuse_while_in_use(part, stored_setup.setup, context.ledger)
     text = f"{_part_text(name)} set by {request.by}: {request.reason}"
     entry = TimelineEntry(at=context.now, kind="setup", text=text, writer=request.by)
     context.ledger.commit(
         Put(quota_rows.setup_row(_part_key(name), part, version)),
-        Put(Row(quota_rows.setup_key(), {}, stored.version)),
+        Put(Row(quota_rows.setup_key(), {}, stored_setup.version)),
         Add(quota_rows.tree_key(), {"setUps": 1}),
-        Put(quota_rows.setup_event_row(SetupChange.of(entry, name, stored.setup), stored.version + 1)),
+        Put(quota_rows.setup_event_row(SetupChange.of(entry, name, stored_setup.setup), stored_setup.version + 1)),
     )
 
 
 def _refuse_while_in_use(part: SetupPart, setup: TeamSetup, ledger: Ledger) -> None:
     """Keep a team in its namespace as long as it has jobs there. Otherwise another team could get the namespace."""
-    before = setup.by_name.get(part.name) if isinstance(part, Team) else None
-    if before is None or not isinstance(part, Team) or before.namespace in ("", part.namespace):
+    stored_team = setup.by_name.get(part.name) if isinstance(part, Team) else None
+    if stored_team is None or not isinstance(part, Team) or stored_team.namespace in ("", part.namespace):
         return
     why = remove_team.jobs_of(part.name, ledger)
     if why:
-        raise remove_team.TeamInUse(f"Team {part.name} cannot leave namespace {before.namespace}: {why}.")
+        raise remove_team.TeamInUse(f"Team {part.name} cannot leave namespace {stored_team.namespace}: {why}.")
 
 
 def _refuse(faults: tuple[SetupError, ...], field: str) -> None:
     if faults:
-        named = tuple((f"{field}.{fault.field}".rstrip("."), fault.message) for fault in faults)
-        raise Invalid("The setup is not valid.", named)
+        named_faults = tuple((f"{field}.{fault.field}".rstrip("."), fault.message) for fault in faults)
+        raise Invalid("The setup is not valid.", named_faults)
 
 
 def _part_key(name: str) -> Key:

@@ -66,26 +66,33 @@ def run(
     }
     subjects = [incident.incident_id for incident in incidents[:_MAX_INCIDENTS]]
     subjects += [str(row.doc["jobId"]) for row in jobs.rows]
-    examined, unreadable, differing = 0, 0, []
-    records = (record for subject in subjects for record in _decisions_since(ledger, subject, since))
-    for record in with_facts(records, ledger):
-        examined += 1
-        other_mode = modes.get(record.subject)
+    examined_count, unreadable_count, changed_decisions = 0, 0, []
+    decision_records = (
+        decision_record for subject in subjects for decision_record in _decisions_since(ledger, subject, since)
+    )
+    for decision_record in with_facts(decision_records, ledger):
+        examined_count += 1
+        other_mode = modes.get(decision_record.subject)
         try:
-            decision = replay.record_in_mode(record, other_mode) if other_mode else record
-            again = replay.decide_again(decision, policy)
-            before, after = replay.effect_of(record, record.action), replay.effect_of(decision, again.action)
+            decision = replay.record_in_mode(decision_record, other_mode) if other_mode else decision_record
+            replayed = replay.decide_again(decision, policy)
+            effect_before, effect_after = (
+                replay.effect_of(decision_record, decision_record.action),
+                replay.effect_of(decision, replayed.action),
+            )
         except ValueError:  # this release cannot read the record
-            unreadable += 1
+            unreadable_count += 1
             continue
-        if (again.action, after) != (record.action, before):
-            differing.append(_changed_decision(record, decision, again, before, after))
+        if (replayed.action, effect_after) != (decision_record.action, effect_before):
+            changed_decisions.append(
+                _changed_decision(decision_record, decision, replayed, effect_before, effect_after)
+            )
     return {
         "policyHash": policy.hash,
         "since": rfc3339(since),
-        "examined": examined,
-        "cannot": unreadable,
-        "changed": differing,
+        "examined": examined_count,
+        "cannot": unreadable_count,
+        "changed": changed_decisions,
         "isLowerBound": len(incidents) > _MAX_INCIDENTS or bool(jobs.next_token),
         "asRecorded": AS_RECORDED,
     }
@@ -120,13 +127,13 @@ def _mode_of_incident(incident: Incident, policy: Policy, stack_mode: Mode) -> M
 
 
 def _changed_decision(
-    record: Decision, tested_record: Decision, again: replay.Replayed, before: str, after: str
+    decision_record: Decision, tested_record: Decision, replayed: replay.Replayed, effect_before: str, effect_after: str
 ) -> Json:
     return {
-        "decisionId": record.decision_id,
-        "kind": record.kind,
-        "subject": record.subject,
-        "decidedAt": rfc3339(record.decided_at),
-        "before": {"action": before, "reason": record.reason, "mode": record.mode or None},
-        "after": {"action": after, "reason": again.reason, "mode": tested_record.mode or None},
+        "decisionId": decision_record.decision_id,
+        "kind": decision_record.kind,
+        "subject": decision_record.subject,
+        "decidedAt": rfc3339(decision_record.decided_at),
+        "before": {"action": effect_before, "reason": decision_record.reason, "mode": decision_record.mode or None},
+        "after": {"action": effect_after, "reason": replayed.reason, "mode": tested_record.mode or None},
     }

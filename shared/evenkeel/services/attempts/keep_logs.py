@@ -60,8 +60,8 @@ def _kept_log(job: Job, attempt: Attempt, rank: int, tail: LogTail, now: datetim
 
 
 def _store_logs(logs: list[KeptLog], context: Context) -> None:
-    first = logs[0]
-    if context.ledger.get(job_rows.kept_log_key(first.job_id, first.attempt, first.rank)) is None:
+    first_log = logs[0]
+    if context.ledger.get(job_rows.kept_log_key(first_log.job_id, first_log.attempt, first_log.rank)) is None:
         with contextlib.suppress(Conflict):  # another call keeps them at this moment
             context.ledger.commit(*(Put(job_rows.kept_log_row(log, 0, context.now + KEPT_FOR)) for log in logs))
             return

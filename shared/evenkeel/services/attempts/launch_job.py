@@ -207,15 +207,17 @@ def _node_dependent_fields_of_assigned_nodes(job: Job, attempt: Attempt, context
     accelerator_resource = listed_resource or accelerator_resource_of(attempt.instance_type)
     accelerators, by_pool = job.spec.accelerators_per_node, context.policy.scheduling.efa_interfaces
     network = efa.efa_request(interfaces, attempt.ranks, accelerators, by_pool, huge_pages_mib)
-    part = attempt.rented_part
-    if part is not None:
+    rented_part = attempt.rented_part
+    if rented_part is not None:
         # All pods of a gang are alike, so each requests what a node of either part offers.
-        rented = context.cluster.node(attempt.cluster, part.node_names[0])
-        efa_node = efa.EfaNode.of(rented) if rented else efa.EfaNode(part.pool, part.instance_type)
-        huge_pages_mib = min(huge_pages_mib, rented.huge_pages_mib if rented else 0)
-        least = efa.min_interfaces((interfaces, efa_node), attempt.ranks, accelerators, by_pool)
-        if least < network.interfaces or huge_pages_mib < network.huge_pages_mib:
-            network = efa.EfaRequest(least)
+        rented_node = context.cluster.node(attempt.cluster, rented_part.node_names[0])
+        efa_node = (
+            efa.EfaNode.of(rented_node) if rented_node else efa.EfaNode(rented_part.pool, rented_part.instance_type)
+        )
+        huge_pages_mib = min(huge_pages_mib, rented_node.huge_pages_mib if rented_node else 0)
+        min_interfaces = efa.min_interfaces((interfaces, efa_node), attempt.ranks, accelerators, by_pool)
+        if min_interfaces < network.interfaces or huge_pages_mib < network.huge_pages_mib:
+            network = efa.EfaRequest(min_interfaces)
     return _NodeDependentFields(network, accelerator_resource)
 
 
@@ -232,10 +234,10 @@ def _node_dependent_fields_for_kueue(job: Job, attempt: Attempt, context: Contex
         node for node in nodes if not job.spec.instance_types or node.instance_type in job.spec.instance_types
     ]
     accelerators, by_pool = job.spec.accelerators_per_node, context.policy.scheduling.efa_interfaces
-    fitting = [efa.EfaNode.of(node) for node in listed_nodes if node.accelerators >= accelerators]
-    instance_types = {capacity.instance_type for capacity in fitting}
+    fitting_nodes = [efa.EfaNode.of(node) for node in listed_nodes if node.accelerators >= accelerators]
+    instance_types = {capacity.instance_type for capacity in fitting_nodes}
     nodes_of_types = [efa.EfaNode("", name) for name in job.spec.instance_types if name not in instance_types]
-    interfaces = efa.min_interfaces((*fitting, *nodes_of_types), attempt.ranks, accelerators, by_pool)
+    interfaces = efa.min_interfaces((*fitting_nodes, *nodes_of_types), attempt.ranks, accelerators, by_pool)
     listed_resources = (node.accelerator_resource for node in listed_nodes if node.accelerator_resource)
     resources_by_name = map(accelerator_resource_of, job.spec.instance_types)
     accelerator_resource = next(itertools.chain(listed_resources, resources_by_name), "")
@@ -273,11 +275,14 @@ def _find_earlier_attempts(attempt: Attempt, context: Context) -> tuple[_Earlier
         if live_pods and nodes is None:
             nodes = {node.name: node for node in context.cluster.nodes(attempt.cluster)}
         names = tuple(sorted({pod.node_name for pod in live_pods if pod.node_name}))
-        lost = lost_nodes(nodes or {}, names, context.now, context.policy.jobs.lost_node_seconds)
-        blocking_pods = tuple(pod.name for pod in workload.live_pods(lost))
+        lost_node_names = lost_nodes(nodes or {}, names, context.now, context.policy.jobs.lost_node_seconds)
+        blocking_pods = tuple(pod.name for pod in workload.live_pods(lost_node_names))
         attempts.append(
             _EarlierAttempt(
-                attempt=earlier, workload=workload, blocking_pods=blocking_pods, out_of_reach=tuple(sorted(lost))
+                attempt=earlier,
+                workload=workload,
+                blocking_pods=blocking_pods,
+                out_of_reach=tuple(sorted(lost_node_names)),
             )
         )
         if earlier.launched_at is not None:

@@ -45,16 +45,18 @@ def _try_to_mark(request: attempt_record.AttemptRequest, context: Context) -> Ma
         return MarkRunningResult(outcome=RunningOutcome.RUNNING)
     if attempt.state is not AttemptState.LAUNCHED or job.current_attempt != attempt.attempt:
         return MarkRunningResult(outcome=RunningOutcome.STALE)
-    reported = measured_throughput.with_reported_throughput(job, attempt, context.ledger)
-    running_job = reported.replace(launch_failures=0, started_at=job.started_at or context.now, is_preempted=False)
+    job_with_throughput = measured_throughput.with_reported_throughput(job, attempt, context.ledger)
+    running_job = job_with_throughput.replace(
+        launch_failures=0, started_at=job.started_at or context.now, is_preempted=False
+    )
     if job.is_growth_attempt(attempt.attempt):
         running_job = running_job.replace(failed_growths=0, growth_failed_at=None)
     if job.state is JobState.STARTING:
         running_job = running_job.replace(state=JobState.RUNNING, reason=_running_text(attempt))
     entry = TimelineEntry(at=context.now, kind="running", text=_timeline_text(attempt), writer=WRITER)
-    running = attempt.replace(state=AttemptState.RUNNING, running_at=context.now)
+    running_attempt = attempt.replace(state=AttemptState.RUNNING, running_at=context.now)
     context.ledger.commit(
-        Put(job_rows.attempt_row(running, stored_attempt.attempt_version)),
+        Put(job_rows.attempt_row(running_attempt, stored_attempt.attempt_version)),
         Put(job_rows.job_row(running_job, stored_attempt.job_version)),
         Put(subject_rows.timeline_row(job.job_id, entry, f"running-{attempt.attempt}")),
     )

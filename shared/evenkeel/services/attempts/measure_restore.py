@@ -33,21 +33,24 @@ def run(job: Job, number: int, context: Context) -> None:
         return
     resumed_step = attempt.resume_from.step if attempt.resume_from else _BEFORE_FIRST_STEP
     try:
-        saved = _first_own_manifests(job.spec.checkpoint_uri, attempt, resumed_step, context)
+        own_manifests = _first_own_manifests(job.spec.checkpoint_uri, attempt, resumed_step, context)
     except (PermanentError, TransientError) as error:
         context.telemetry.info("RestoreNotMeasured", job_id=job.job_id, attempt=number, reason=str(error))
         return
-    measured = attempt
+    measured_attempt = attempt
     if attempt.resume_from and attempt.running_at:
-        measured = measured.replace(
-            trained_at=attempt.trained_at or trained_at(saved, resumed_step, attempt.running_at, attempt.ended_at)
+        measured_attempt = measured_attempt.replace(
+            trained_at=attempt.trained_at
+            or trained_at(own_manifests, resumed_step, attempt.running_at, attempt.ended_at)
         )
-    if saves := save_times(saved):
-        measured = measured.replace(save_seconds=saves.save_seconds, save_interval_seconds=saves.interval_seconds)
-    if measured == attempt:
+    if saves := save_times(own_manifests):
+        measured_attempt = measured_attempt.replace(
+            save_seconds=saves.save_seconds, save_interval_seconds=saves.interval_seconds
+        )
+    if measured_attempt == attempt:
         return
     try:
-        context.ledger.commit(Put(job_rows.attempt_row(measured, row.version)))
+        context.ledger.commit(Put(job_rows.attempt_row(measured_attempt, row.version)))
     except Conflict:
         context.telemetry.info("RestoreNotMeasured", job_id=job.job_id, attempt=number, reason="the attempt changed")
 
@@ -61,12 +64,12 @@ def _can_be_measured(job: Job, attempt: Attempt) -> bool:
 def _first_own_manifests(uri: str, attempt: Attempt, resumed_step: int, context: Context) -> list[Manifest]:
     refs = (ref for folder in context.checkpoints.folders(uri) if (ref := ref_of_folder(folder)))
     own_refs = [ref for ref in refs if ref.attempt == attempt.attempt and ref.step > resumed_step]
-    saved: list[Manifest] = []
+    manifests: list[Manifest] = []
     for ref in sorted(own_refs, key=lambda ref: ref.step)[:_MAX_FOLDERS_READ]:
         try:
-            saved.append(parse_manifest(ref, context.checkpoints.read(uri, ref.manifest_key)))
+            manifests.append(parse_manifest(ref, context.checkpoints.read(uri, ref.manifest_key)))
         except (NotFound, TooLarge, ManifestUnreadableError):
             continue
-        if len(saved) == _MANIFESTS_NEEDED:
+        if len(manifests) == _MANIFESTS_NEEDED:
             break
-    return saved
+    return manifests

@@ -147,7 +147,7 @@ def _proof_rules(job: Job, attempt: Attempt, policy: JobPolicy) -> ProofRules:
     Rank 0 receives one distrust. It covers every checkpoint that any distrust covers, with the strictest requirement.
     """
     job_distrusts = distrusts(job)
-    strictest = (
+    strictest_distrust = (
         Distrust(
             after=min((distrust.after for distrust in job_distrusts if distrust.after), default=None),
             through_attempt=max(distrust.through_attempt for distrust in job_distrusts),
@@ -159,7 +159,7 @@ def _proof_rules(job: Job, attempt: Attempt, policy: JobPolicy) -> ProofRules:
         else None
     )
     return ProofRules(
-        distrust=strictest,
+        distrust=strictest_distrust,
         accepts_convention=_accepts_convention(job, attempt, policy),
         may_start_over=policy.start_over_when_unproven,
         damaged=job.damaged_checkpoints,
@@ -188,7 +188,7 @@ def _examine_checkpoint(
     uri: str, ref: CheckpointRef, checkpoints: CheckpointStore, job_distrusts: tuple[Distrust, ...]
 ) -> CheckpointContents:
     """Read the facts of one checkpoint: its manifest and, if that decides nothing, its files."""
-    named: set[str] = set()
+    listed_names: set[str] = set()
     try:
         manifest: bytes | None = checkpoints.read(uri, ref.manifest_key)
     except NotFound:
@@ -201,9 +201,9 @@ def _examine_checkpoint(
         if isinstance(verdict, Rejection) and verdict.code in _SETTLED_BY_MANIFEST:
             return alone
         # Only files in the manifest have a checksum to compare with, and each check is a call of its own.
-        named = {shard.key for shard in parse_manifest(ref, manifest).shards}
+        listed_names = {shard.key for shard in parse_manifest(ref, manifest).shards}
     objects = {
         key: StoredObject(size_bytes=shard.size_bytes, sha256=shard.sha256, modified_at=shard.modified_at)
-        for key, shard in checkpoints.contents(uri, ref.folder, checksums_of=named).items()
+        for key, shard in checkpoints.contents(uri, ref.folder, checksums_of=listed_names).items()
     }
     return CheckpointContents(manifest=manifest, objects=objects)

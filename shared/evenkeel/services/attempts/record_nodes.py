@@ -25,13 +25,15 @@ def run(job_id: str, number: int, context: Context) -> bool:
     workload = context.cluster.workload(attempt)
     names = attempt.nodes_in(workload)
     kubernetes_nodes = [node for node in context.cluster.nodes(attempt.cluster) if node.name in names]
-    records = (provider_nodes.load_provider_node(node, context) for node in kubernetes_nodes)
-    joined = join_nodes(kubernetes_nodes, (record for record in records if record), attempt.cluster)
-    by_name = {node.kubernetes.name: node for node in joined if node.kubernetes}
+    loaded_nodes = (provider_nodes.load_provider_node(node, context) for node in kubernetes_nodes)
+    joined_nodes = join_nodes(
+        kubernetes_nodes, (provider_node for provider_node in loaded_nodes if provider_node), attempt.cluster
+    )
+    by_name = {node.kubernetes.name: node for node in joined_nodes if node.kubernetes}
     if len(names) < attempt.ranks or any(name not in by_name for name in names):
         return False
     nodes = [by_name[name] for name in names]
-    first = nodes[0]
+    first_node = nodes[0]
     types = {
         node.provider.instance_type if node.provider else node.kubernetes.instance_type
         for node in nodes
@@ -40,7 +42,7 @@ def run(job_id: str, number: int, context: Context) -> bool:
     with_nodes = attempt.replace(
         nodes=tuple(node.life for node in nodes),
         node_names=names,
-        pool=first.pool,
+        pool=first_node.pool,
         instance_type=next(iter(types)) if len(types) == 1 else "",
     )
     if _is_on_rented_nodes(stored_attempt.job, with_nodes, context):

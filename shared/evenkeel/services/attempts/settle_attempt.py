@@ -76,9 +76,9 @@ def _try_to_settle(request: SettleAttemptRequest, context: Context) -> SettleAtt
         context.cycle_requests.request(f"{attempt.workload_name} settled")
         reason = f"{attempt.workload_name} was settled before: {settled_outcome(job)}."
         return SettleAttemptResult(outcome=SettleOutcome.ALREADY_SETTLED, reason=reason)
-    ending = _judge_end(request, job, attempt, workload, context)
-    reported = measured_throughput.with_reported_throughput(job, attempt, context.ledger)
-    settlement = settle(reported, attempt, ending, context.policy.jobs, context.now)
+    attempt_end = _judge_end(request, job, attempt, workload, context)
+    job_with_throughput = measured_throughput.with_reported_throughput(job, attempt, context.ledger)
+    settlement = settle(job_with_throughput, attempt, attempt_end, context.policy.jobs, context.now)
     _commit_settlement(stored_attempt, settlement, context)
     context.cycle_requests.request(f"{attempt.workload_name} settled")
     _keep_logs(job, settlement.attempt, workload, context)
@@ -93,18 +93,18 @@ def _judge_end(
 ) -> AttemptEnd:
     """Judge the end by the existing objects, else by the last wait; without either, the attempt is given up."""
     nodes = _nodes_of(attempt, workload, context.cluster)
-    lost = lost_nodes(nodes, attempt.nodes_in(workload), context.now, context.policy.jobs.lost_node_seconds)
-    ending = judge_end(workload, job, attempt, lost)
-    reported = _reported_end(request.ended)
-    if reported and (ending is None or not workload.pods):
-        ending = end_despite_live_pods(reported, workload) or reported
-    if ending is None:
-        ending = judge_abandoned_attempt(workload, job, attempt, _failure_text(request.failure))
+    lost_node_names = lost_nodes(nodes, attempt.nodes_in(workload), context.now, context.policy.jobs.lost_node_seconds)
+    attempt_end = judge_end(workload, job, attempt, lost_node_names)
+    reported_end = _reported_end(request.ended)
+    if reported_end and (attempt_end is None or not workload.pods):
+        attempt_end = end_despite_live_pods(reported_end, workload) or reported_end
+    if attempt_end is None:
+        attempt_end = judge_abandoned_attempt(workload, job, attempt, _failure_text(request.failure))
     if job.stop_of(attempt.attempt) is None:
-        gone = lost_nodes(nodes, attempt.node_names, context.now, context.policy.jobs.lost_node_seconds)
+        gone_node_names = lost_nodes(nodes, attempt.node_names, context.now, context.policy.jobs.lost_node_seconds)
         faulty = _faulty_nodes(attempt, context.ledger) | {name for name, node in nodes.items() if shows_fault(node)}
-        return without_blame(ending, attempt, gone | faulty)
-    return ending
+        return without_blame(attempt_end, attempt, gone_node_names | faulty)
+    return attempt_end
 
 
 def _nodes_of(attempt: Attempt, workload: ObservedWorkload, cluster: Cluster) -> dict[str, KubernetesNode]:
@@ -116,15 +116,17 @@ def _nodes_of(attempt: Attempt, workload: ObservedWorkload, cluster: Cluster) ->
     return {node.name: node for node in nodes if node is not None}
 
 
-def _reported_end(ended: Mapping[str, Any] | None) -> AttemptEnd | None:
+def _reported_end(workflow_end: Mapping[str, Any] | None) -> AttemptEnd | None:
     """Return the end that the last wait saw; None if it ended for another reason."""
-    facts = (ended or {}).get("facts")
+    facts = (workflow_end or {}).get("facts")
     if not isinstance(facts, Mapping) or "state" not in facts:
         return None
-    ending = AttemptEnd.model_validate(facts)
-    if not ending.state.has_ended:
+    attempt_end = AttemptEnd.model_validate(facts)
+    if not attempt_end.state.has_ended:
         return None
-    return ending.replace(counts_as_failure=ending.counts_as_failure or ending.state is AttemptState.FAILED)
+    return attempt_end.replace(
+        counts_as_failure=attempt_end.counts_as_failure or attempt_end.state is AttemptState.FAILED
+    )
 
 
 def _failure_text(failure: Mapping[str, Any] | None) -> str:

@@ -68,14 +68,14 @@ def _record_deadline(request: attempt_record.AttemptRequest, context: Context) -
 
 
 def _stop_request(job: Job, attempt: Attempt, context: Context) -> StopRequest:
-    ending = judge_abandoned_attempt(context.cluster.workload(attempt), job, attempt, failure="")
+    attempt_end = judge_abandoned_attempt(context.cluster.workload(attempt), job, attempt, failure="")
     return StopRequest(
         attempt=attempt.attempt,
-        reason=ending.reason,
+        reason=attempt_end.reason,
         by=f"run_job/{attempt.workload_name}",
-        outcome=ending.state,
+        outcome=attempt_end.state,
         grace_seconds=job.spec.grace_seconds,
         requested_at=context.now,
-        counts_as_failure=ending.counts_as_failure,
-        is_final=ending.is_final,
+        counts_as_failure=attempt_end.counts_as_failure,
+        is_final=attempt_end.is_final,
     )

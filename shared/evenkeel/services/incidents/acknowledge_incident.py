@@ -27,18 +27,18 @@ def run(request: AcknowledgeIncidentRequest, context: Context) -> Incident:
     """
 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
-        before = current.acknowledgement
-        if before is not None and before.by == request.by:
+        earlier_acknowledgement = current.acknowledgement
+        if earlier_acknowledgement is not None and earlier_acknowledgement.by == request.by:
             return None
         text_start = f"{request.by} acknowledged {current.incident_id}"
-        text = text_start + (f", taken over from {before.by}" if before else "")
+        text = text_start + (f", taken over from {earlier_acknowledgement.by}" if earlier_acknowledgement else "")
         text += f": {request.reason}" if request.reason else "."
         entry = TimelineEntry(at=context.now, kind="acknowledged", text=text, writer=request.by)
         line = incident_record.timeline_put(
             current.incident_id, "acknowledged", text, at=context.now, writer=request.by
         )
         acknowledgement = Acknowledgement(by=request.by, reason=request.reason, at=context.now)
-        audited = Put(fleet_rows.automation_event_row(entry, request.request_id))
-        return current.replace(acknowledgement=acknowledgement), [line, audited]
+        audit_put = Put(fleet_rows.automation_event_row(entry, request.request_id))
+        return current.replace(acknowledgement=acknowledgement), [line, audit_put]
 
     return incident_record.update_incident(context.ledger, request.incident_id, change)

@@ -80,12 +80,12 @@ def run(request: ApproveRecoveryRequest, context: Context) -> Incident:
             decision_id=request.decision_id,
             writer=request.by,
         )
-        audited = Put(fleet_rows.automation_event_row(entry, f"{request.by}#{request.decision_id}"))
-        return current.replace(approval=answer), [line, audited]
+        audit_put = Put(fleet_rows.automation_event_row(entry, f"{request.by}#{request.decision_id}"))
+        return current.replace(approval=answer), [line, audit_put]
 
-    after = incident_record.update_incident(context.ledger, request.incident_id, change)
+    approved_incident = incident_record.update_incident(context.ledger, request.incident_id, change)
     context.telemetry.count("PlansAnswered", answer="approved" if request.approves else "declined")
-    return after
+    return approved_incident
 
 
 def _why_not_answerable(incident: Incident, request: ApproveRecoveryRequest, ledger: Ledger) -> str:

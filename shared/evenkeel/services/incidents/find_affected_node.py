@@ -47,8 +47,8 @@ def find_node_in_repair(fact: NodeFact, context: Context) -> AffectedNode | None
     node = find_affected_node(fact.instance_id, context, asks_provider=False)
     if node is not None and context.ledger.get(incident_rows.open_key(node.life, is_drill=fact.is_drill)) is not None:
         return node
-    slot = f"{context.site.clusters[0]}/{fact.logical_id}" if context.site.clusters and fact.logical_id else ""
-    pointer = context.ledger.get(incident_rows.slot_key(slot, is_drill=fact.is_drill)) if slot else None
+    slot_id = f"{context.site.clusters[0]}/{fact.logical_id}" if context.site.clusters and fact.logical_id else ""
+    pointer = context.ledger.get(incident_rows.slot_key(slot_id, is_drill=fact.is_drill)) if slot_id else None
     row = context.ledger.get(incident_rows.incident_key(pointer.doc["incidentId"])) if pointer else None
     incident = rows.decode(row, Incident) if row else None
     if incident is None or incident.state.is_settled:

@@ -65,14 +65,14 @@ def _record_shortage(fact: GroupFact, ledger: Ledger) -> None:
         return
     row = ledger.get(fleet_rows.shortages_key())
     shortages = rows.decode(row, Shortages) if row else Shortages()
-    after = (
+    shortages_after = (
         shortages.with_refusal(fact.instance_group, "", Market.COMMITTED, fact.observed_at)
         if fact.kind is _NO_CAPACITY
         else shortages.with_success(fact.instance_group, "", Market.COMMITTED)
     )
-    if after != shortages:
+    if shortages_after != shortages:
         with contextlib.suppress(Conflict):  # another writer was first; HyperPod repeats the event
-            ledger.commit(Put(fleet_rows.shortages_row(after, row.version if row else 0)))
+            ledger.commit(Put(fleet_rows.shortages_row(shortages_after, row.version if row else 0)))
 
 
 def recent_facts(pool: str, context: Context) -> tuple[GroupFact, ...]:

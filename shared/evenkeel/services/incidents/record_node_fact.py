@@ -160,7 +160,7 @@ class _FactRows(NamedTuple):
 def _read_fact_rows(classified_fact: ClassifiedFact, affected_node: AffectedNode, ledger: Ledger) -> _FactRows:
     fact, is_drill = classified_fact.fact, classified_fact.fact.is_drill
     keys = history_keys(classified_fact.fault, affected_node) if fact.kind is FactKind.FAULT else ()
-    fact_row, last, pointer, unresolved, slot, *histories = ledger.batch_get(
+    fact_row, last_row, pointer, unresolved_row, slot_row, *histories = ledger.batch_get(
         incident_rows.fact_key(fact.fact_key),
         incident_rows.last_key(affected_node.life, is_drill=is_drill),
         incident_rows.open_key(affected_node.life, is_drill=is_drill),
@@ -169,7 +169,9 @@ def _read_fact_rows(classified_fact: ClassifiedFact, affected_node: AffectedNode
         *(incident_rows.history_key(key, is_drill=is_drill) for key in keys),
     )
     incident = ledger.get(incident_rows.incident_key(pointer.doc["incidentId"])) if pointer else None
-    return _FactRows(fact_row, last, pointer, unresolved, slot, incident, dict(zip(keys, histories, strict=True)))
+    return _FactRows(
+        fact_row, last_row, pointer, unresolved_row, slot_row, incident, dict(zip(keys, histories, strict=True))
+    )
 
 
 def _ingestion_writes(

@@ -24,9 +24,13 @@ def aftermath_writes(incident: Incident, events: list[NodeEvent], ledger: Ledger
     if decision is None or not incident.state.is_settled or now - decision.decided_at > AFTERMATH_PERIOD:
         return []
     row = ledger.get(incident_rows.aftermath_key(incident.incident_id))
-    before = rows.decode(row, Aftermath) if row else Aftermath()
-    after = before.with_events(events)
-    return [Put(incident_rows.aftermath_row(incident, after, row.version if row else 0))] if after != before else []
+    stored_aftermath = rows.decode(row, Aftermath) if row else Aftermath()
+    aftermath = stored_aftermath.with_events(events)
+    return (
+        [Put(incident_rows.aftermath_row(incident, aftermath, row.version if row else 0))]
+        if aftermath != stored_aftermath
+        else []
+    )
 
 
 def aftermath_writes_for_fact(fact: NodeFact, incident_id: str, context: Context) -> list[Put]:
@@ -69,9 +73,9 @@ def record_progress(fact: NodeFact, life: NodeLife | None, context: Context) -> 
 
 def _last_incident_id(fact: NodeFact, life: NodeLife | None, context: Context) -> str:
     """Return the last incident of the node, else of its node slot; empty if there is none."""
-    last = context.ledger.get(incident_rows.last_key(life)) if life else None
-    if last is not None:
-        return str(last.doc["incidentId"])
-    slot = f"{context.site.clusters[0]}/{fact.logical_id}" if context.site.clusters and fact.logical_id else ""
-    pointer: Row | None = context.ledger.get(incident_rows.slot_key(slot)) if slot else None
+    last_row = context.ledger.get(incident_rows.last_key(life)) if life else None
+    if last_row is not None:
+        return str(last_row.doc["incidentId"])
+    slot_id = f"{context.site.clusters[0]}/{fact.logical_id}" if context.site.clusters and fact.logical_id else ""
+    pointer: Row | None = context.ledger.get(incident_rows.slot_key(slot_id)) if slot_id else None
     return str(pointer.doc["incidentId"]) if pointer else ""

@@ -74,16 +74,16 @@ def run(request: ReportFaultsRequest, context: Context) -> Json:
     is_in_force = row is not None and (row.expires_at is None or row.expires_at > context.now)
     if row is not None and is_in_force:
         return _earlier_answer(row, request)
-    checked = check_reports(request, context)
-    for job_id, facts, attribution in checked.attributions:
-        record = decision_of(
+    checked_reports = check_reports(request, context)
+    for job_id, facts, attribution in checked_reports.attributions:
+        decision_record = decision_of(
             "ATTRIBUTION", job_id, attribution.instance_id, attribution, facts, context.replace(mode="")
         )
-        context.ledger.commit(Put(subject_rows.decision_row(record)))
-    if checked.count:
-        context.inbox.put(checked.document)
-    answer: Json = {"accepted": checked.count, "ignored": checked.ignored_lines}
-    answer["envelopeId"] = checked.document["id"] if checked.count else None
+        context.ledger.commit(Put(subject_rows.decision_row(decision_record)))
+    if checked_reports.count:
+        context.inbox.put(checked_reports.document)
+    answer: Json = {"accepted": checked_reports.count, "ignored": checked_reports.ignored_lines}
+    answer["envelopeId"] = checked_reports.document["id"] if checked_reports.count else None
     request_row = fleet_rows.automation_request_row(
         request.request_id, {"fingerprint": request.fingerprint, "answer": answer}, context.now
     )
@@ -92,8 +92,8 @@ def run(request: ReportFaultsRequest, context: Context) -> Json:
             Put(Row(request_row.key, request_row.doc, row.version if row else 0, None, request_row.expires_at))
         )
     except Conflict:
-        first = context.ledger.get(request_row.key)
-        return _earlier_answer(first, request) if first else answer
+        first_row = context.ledger.get(request_row.key)
+        return _earlier_answer(first_row, request) if first_row else answer
     return answer
 
 
@@ -153,11 +153,11 @@ def _named_faults(request: ReportFaultsRequest, now: datetime) -> list[tuple[Nam
     for index, report in enumerate(request.reports):
         field = f"faults[{index}]"
         named_faults = reported_faults.named_faults(report.code, report.line)
-        allowed = tuple(fault for fault in named_faults if request.reporter_role.may_report(fault.fault_key))
-        faults_by_report.append(allowed)
+        allowed_faults = tuple(fault for fault in named_faults if request.reporter_role.may_report(fault.fault_key))
+        faults_by_report.append(allowed_faults)
         if report.code and not named_faults:
             errors.append((f"{field}.{report.code_field}", unknown_code(report.code)))
-        elif named_faults and not allowed:
+        elif named_faults and not allowed_faults:
             code_field = report.code_field if report.code else "line"
             errors.append((f"{field}.{code_field}", _reserved_key_error(named_faults[0].fault_key)))
         if report.observed_at > now + _MAX_CLOCK_SKEW:
@@ -177,10 +177,10 @@ def unknown_code(code: str) -> str:
 
 
 def _reserved_key_error(fault_key: str) -> str:
-    allowed = ", ".join(f"{family}:" for family in DETECTOR_FAMILIES)
+    allowed_prefixes = ", ".join(f"{family}:" for family in DETECTOR_FAMILIES)
     return (
         f"names {fault_key}, which a detector may not report. "
-        f"Report a fault whose key begins with {allowed}; operators use evenkeel nodes replace"
+        f"Report a fault whose key begins with {allowed_prefixes}; operators use evenkeel nodes replace"
     )
 
 

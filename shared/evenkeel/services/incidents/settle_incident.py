@@ -74,20 +74,20 @@ def run(request: SettleIncidentRequest, context: Context) -> SettleIncidentResul
             if request.failure or incident.run >= context.policy.watch.max_runs
             else why_new_plan(incident, rungs, workflow_outcome)
         )
-        settled = incident.replace(state=incident_end.state, outcome=incident_end.reason, block=None).with_stage_time(
-            "settled_at", context.now
-        )
+        settled_incident = incident.replace(
+            state=incident_end.state, outcome=incident_end.reason, block=None
+        ).with_stage_time("settled_at", context.now)
         try:
             if next_run_reason:
                 return _hand_over_to_next_run(incident, version, next_run_reason, context)
             if has_next_run(incident_end, incident, context.policy.watch):
                 return _leave_open(incident, version, incident_end, context)
-            further_writes = _settlement_writes(settled, request, incident_end, context)
-            context.ledger.commit(Put(incident_rows.incident_row(settled, version)), *further_writes)
+            further_writes = _settlement_writes(settled_incident, request, incident_end, context)
+            context.ledger.commit(Put(incident_rows.incident_row(settled_incident, version)), *further_writes)
         except Conflict:
             continue
-        incident = settled
-        _count_settled(settled, context)
+        incident = settled_incident
+        _count_settled(settled_incident, context)
         break
     else:
         raise Conflict(f"incident {request.incident_id} changed on every try to settle it")
@@ -104,8 +104,8 @@ def _hand_over_to_next_run(
     entry = incident_record.timeline_put(
         incident.incident_id, f"resumed-{run_number}", reason, at=context.now, writer=WRITER
     )
-    after = incident.replace(state=IncidentState.OPEN, run=run_number, outcome=reason, block=None)
-    context.ledger.commit(Put(incident_rows.incident_row(after, version)), entry)
+    reopened_incident = incident.replace(state=IncidentState.OPEN, run=run_number, outcome=reason, block=None)
+    context.ledger.commit(Put(incident_rows.incident_row(reopened_incident, version)), entry)
     context.telemetry.count("RecoveriesReplanned")
     context.telemetry.info("RecoveryReplanned", run=run_number, reason=reason)
     return SettleIncidentResult(outcome=IncidentState.STOOD_DOWN, reason=reason)
@@ -116,8 +116,8 @@ def _leave_open(incident: Incident, version: int, incident_end: IncidentEnd, con
     reason = f"{incident_end.reason} Run {incident.run + 1} starts later."
     entry = incident_record.timeline_put(incident.incident_id, "failed", reason, at=context.now, writer=WRITER)
     # The run no longer waits for a guardrail, so its entry must not block later incidents.
-    after = incident.without_block().replace(failed_at=context.now, outcome=reason)
-    context.ledger.commit(Put(incident_rows.incident_row(after, version)), entry)
+    open_incident = incident.without_block().replace(failed_at=context.now, outcome=reason)
+    context.ledger.commit(Put(incident_rows.incident_row(open_incident, version)), entry)
     context.telemetry.count("RecoveryRunsFailed")
     context.telemetry.warning("RecoveryRunFailed", run=incident.run, reason=incident_end.reason)
     return SettleIncidentResult(outcome=IncidentState.FAILED, reason=reason)
@@ -156,7 +156,7 @@ def _settlement_writes(
         else RepairLease(slot=incident.slot, incident_id="", taken_at=context.now)
     )
     if lease.incident_id in ("", subject) and (lease_row is not None or was_returned):
-        released = freed_lease(
+        released_lease = freed_lease(
             lease,
             incident.life,
             context.policy.repair,
@@ -164,21 +164,25 @@ def _settlement_writes(
             is_over=bool(incident.replacement_instance_id),
             now=context.now,
         )
-        writes.append(Put(fleet_rows.lease_row(released, lease_row.version if lease_row else 0, is_drill=is_drill)))
+        writes.append(
+            Put(fleet_rows.lease_row(released_lease, lease_row.version if lease_row else 0, is_drill=is_drill))
+        )
     last_row = context.ledger.get(incident_rows.last_key(incident.life, is_drill=is_drill))
-    before = rows.decode(last_row, LastIncident) if last_row else None
-    replaced = bool(incident.replacement_instance_id)
-    last = LastIncident(
+    earlier_end = rows.decode(last_row, LastIncident) if last_row else None
+    is_replaced = bool(incident.replacement_instance_id)
+    last_incident = LastIncident(
         incident_id=subject,
         returned_at=(incident.stages.validated_at or incident.stages.returned_at) if was_returned else None,
-        is_replaced=replaced,
+        is_replaced=is_replaced,
     )
-    if last.returned_at is None and before is not None:
-        last = last.replace(returned_at=before.returned_at, returned_by=before.returned_by or before.incident_id)
+    if last_incident.returned_at is None and earlier_end is not None:
+        last_incident = last_incident.replace(
+            returned_at=earlier_end.returned_at, returned_by=earlier_end.returned_by or earlier_end.incident_id
+        )
     version = last_row.version if last_row else 0
-    writes.append(Put(incident_rows.last_row(incident.life, last, version, context.now, is_drill=is_drill)))
+    writes.append(Put(incident_rows.last_row(incident.life, last_incident, version, context.now, is_drill=is_drill)))
     if not is_drill:
-        writes += _unhealthy_node_writes(incident, context, is_well=was_returned or replaced)
+        writes += _unhealthy_node_writes(incident, context, is_well=was_returned or is_replaced)
     return writes
 
 
@@ -187,8 +191,8 @@ def _unhealthy_node_writes(incident: Incident, context: Context, *, is_well: boo
     row = context.ledger.get(incident_rows.unhealthy_key(incident.life))
     node = unhealthy_after(incident, IncidentFault.of(incident, context.policy.catalogue).node_rungs)
     if node is not None:
-        before = rows.decode(row, UnhealthyNode) if row else None
-        if before and before.trusted_at and before.trusted_at >= incident.opened_at:
+        stored_node = rows.decode(row, UnhealthyNode) if row else None
+        if stored_node and stored_node.trusted_at and stored_node.trusted_at >= incident.opened_at:
             return []  # a person took the node from this very incident
         return [Put(incident_rows.unhealthy_row(node, row.version if row else 0))]
     return [Delete(row.key, row.version)] if row and is_well else []

@@ -19,9 +19,9 @@ def load_unhealthy_nodes(ledger: Ledger) -> UnhealthyNodes:
     The index names them, and each row is then read as it is now. So a node that a person released is usable at once. A
     node that became unhealthy a moment ago may be missed once.
     """
-    listed = every(lambda cursor: ledger.by_state(Table.INCIDENTS, "UNHEALTHY", limit=1000, cursor=cursor))
-    stored = get_all(ledger, (row.key for row in listed)).values()
-    nodes = (rows.decode(row, UnhealthyNode) for row in stored)
+    index_entries = every(lambda cursor: ledger.by_state(Table.INCIDENTS, "UNHEALTHY", limit=1000, cursor=cursor))
+    stored_rows = get_all(ledger, (row.key for row in index_entries)).values()
+    nodes = (rows.decode(row, UnhealthyNode) for row in stored_rows)
     return {(node.life.cluster, node.life.instance_id): node for node in nodes}
 
 

@@ -116,9 +116,9 @@ def _next_unresolved(context: Context) -> list[Row]:
             facts += page.rows
             cursors[state] = page.cursor or ""
     if cursors != (dict(row.doc) if row else {}):
-        after = Row(incident_rows.retry_cursors_key(), cursors, row.version if row else 0)
+        cursor_row = Row(incident_rows.retry_cursors_key(), cursors, row.version if row else 0)
         with contextlib.suppress(Conflict):  # another sweep stored its own position
-            context.ledger.commit(Put(after))
+            context.ledger.commit(Put(cursor_row))
     return facts
 
 

@@ -75,15 +75,17 @@ def _cancel(request: CancelJobRequest, setup: TeamSetup, context: Context) -> tu
         return CancelJobResult(outcome=CancelOutcome.STOPPING, job=job), False
     actor = request.requester.actor
     reason = f"Cancelled by {actor}{f': {request.reason}' if request.reason else ''}."
-    changed = _cancelled_job(job, actor, reason, context.now)
+    changed_job = _cancelled_job(job, actor, reason, context.now)
     entry = TimelineEntry(at=context.now, kind="cancelled", text=reason, writer=WRITER)
     context.ledger.commit(
-        Put(job_rows.job_row(changed, row.version)),
+        Put(job_rows.job_row(changed_job, row.version)),
         Put(subject_rows.timeline_row(job.job_id, entry, f"cancelled-{row.version}")),
-        *(open_jobs.decrement_writes(changed) if changed.state.has_ended else ()),
+        *(open_jobs.decrement_writes(changed_job) if changed_job.state.has_ended else ()),
     )
-    is_over = changed.state is JobState.CANCELLED
-    return CancelJobResult(outcome=CancelOutcome.CANCELLED if is_over else CancelOutcome.STOPPING, job=changed), True
+    is_over = changed_job.state is JobState.CANCELLED
+    return CancelJobResult(
+        outcome=CancelOutcome.CANCELLED if is_over else CancelOutcome.STOPPING, job=changed_job
+    ), True
 
 
 def _cancelled_job(job: Job, actor: str, reason: str, now: datetime) -> Job:

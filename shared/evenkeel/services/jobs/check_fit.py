@@ -65,10 +65,10 @@ def _has_unread_source(cluster: str, ledger: Ledger) -> bool:
 def _capacity_when_idle(node: FleetNode) -> NodeCapacity:
     amounts = amounts_of(node.instance_type, node.allocatable)
     # A node without a node object may offer whatever its instance type has.
-    offered = node.allocatable.at_least(amounts.replace(cpu_millis=0, memory_mib=0))
+    allocatable = node.allocatable.at_least(amounts.replace(cpu_millis=0, memory_mib=0))
     if amounts == NONE:
-        offered = Resources(accelerators=_UNKNOWN_ACCELERATORS)
-    return idle_capacity(node, offered)
+        allocatable = Resources(accelerators=_UNKNOWN_ACCELERATORS)
+    return idle_capacity(node, allocatable)
 
 
 def why_never_fits(
@@ -137,11 +137,13 @@ def _decide_on_configured_fleet(
 ) -> AdmissionDecision:
     shares = NodeShares(fleet.capacities, policy.burst.pools)
     admission_request = AdmissionRequest.of(job).replace_unchecked(not_before=None)
-    rented = {pool.name for pool in policy.burst.pools}
-    committed = tuple(capacity for capacity in fleet.capacities if capacity.pool not in rented)
-    decision = _decide_on_empty_fleet(with_default_amounts(admission_request, shares), committed, setup, policy, now)
+    rented_pools = {pool.name for pool in policy.burst.pools}
+    committed_capacities = tuple(capacity for capacity in fleet.capacities if capacity.pool not in rented_pools)
+    decision = _decide_on_empty_fleet(
+        with_default_amounts(admission_request, shares), committed_capacities, setup, policy, now
+    )
     for pool in policy.burst.pools if decision.action is not AdmissionAction.ADMIT else ():
-        capacities = (*committed, *nodes_to_rent(job, pool, now))
+        capacities = (*committed_capacities, *nodes_to_rent(job, pool, now))
         request = with_default_amounts(admission_request.replace_unchecked(cluster=pool.cluster), shares)
         admission_decision = _decide_on_empty_fleet(request, capacities, setup, policy, now)
         if admission_decision.action is AdmissionAction.ADMIT and job.spec.nodes <= pool.max_nodes:

@@ -43,5 +43,5 @@ def to_change(requester: Requester, job: Job, setup: TeamSetup) -> None:
         NotYourTeam: the caller may not change this job.
     """
     if not may_change(setup, job, requester.identity, requester.principal):
-        needed = f"its submitter, or a lead of team {job.spec.team}"
-        raise NotYourTeam(f"{requester.principal} may not change {job.job_id}. Allowed: {needed}.")
+        required_role = f"its submitter, or a lead of team {job.spec.team}"
+        raise NotYourTeam(f"{requester.principal} may not change {job.job_id}. Allowed: {required_role}.")

@@ -100,9 +100,9 @@ def run(request: SubmitJobRequest, context: Context) -> SubmitJobResult:
                 *open_jobs.increment_writes(job, context.ledger, context.policy.scheduling),
             )
         except (Conflict, Invalid, open_jobs.TooManyOpenJobs) as error:
-            first = context.ledger.get(idempotency_row.key)
-            if first is not None and not _has_expired(first, context.now):
-                return _repeated_outcome(first, fingerprint, context)
+            first_row = context.ledger.get(idempotency_row.key)
+            if first_row is not None and not _has_expired(first_row, context.now):
+                return _repeated_outcome(first_row, fingerprint, context)
             if isinstance(error, Conflict):
                 continue  # another job was submitted or ended first, or claimed this folder
             raise
@@ -232,10 +232,10 @@ def checkpoint_folder_claim(
 def _parent_folders(folder: str) -> Iterator[str]:
     """Yield the parent folders of a folder, the closest first."""
     root, separator, path = folder.partition("://")
-    parts = path.lstrip("/").split("/")
+    segments = path.lstrip("/").split("/")
     lead = "/" if path.startswith("/") else ""
-    for count in range(len(parts) - 1, 0, -1):
-        yield f"{root}{separator}{lead}{'/'.join(parts[:count])}"
+    for count in range(len(segments) - 1, 0, -1):
+        yield f"{root}{separator}{lead}{'/'.join(segments[:count])}"
 
 
 def _is_claim_in_force(claim: Row, ledger: Ledger) -> bool:
@@ -248,8 +248,8 @@ def _is_claim_in_force(claim: Row, ledger: Ledger) -> bool:
         return True
     if job.current_attempt == 0:
         return False
-    first = ledger.get(job_rows.attempt_key(job.job_id, 1))
-    return first is not None and rows.decode(first, Attempt).launched_at is not None
+    first_attempt_row = ledger.get(job_rows.attempt_key(job.job_id, 1))
+    return first_attempt_row is not None and rows.decode(first_attempt_row, Attempt).launched_at is not None
 
 
 def _repeated_outcome(earlier: Row, fingerprint: str, context: Context) -> SubmitJobResult:

@@ -53,8 +53,8 @@ def suspend(request: JobChangeRequest, context: Context) -> Job:
         reason = f"Suspended by {_requester_text(request)}."
         if job.state is JobState.PENDING:
             return job.replace(state=JobState.SUSPENDED, is_suspended=True, suspended_at=context.now, reason=reason)
-        stopping = job.stop_request_now(reason, f"suspend/{request.requester.actor}", context.now)
-        return job.replace(is_suspended=True, suspended_at=context.now, stop_request=stopping)
+        stop_request = job.stop_request_now(reason, f"suspend/{request.requester.actor}", context.now)
+        return job.replace(is_suspended=True, suspended_at=context.now, stop_request=stop_request)
 
     return _commit_change(request, "suspended", changed, context)
 
@@ -74,13 +74,13 @@ def resume(request: JobChangeRequest, context: Context) -> Job:
     def changed(job: Job) -> Job | None:
         if not job.is_suspended:
             return None
-        paused = (context.now - job.suspended_at).total_seconds() if job.suspended_at else 0.0
-        resumed = job.replace(
-            is_suspended=False, suspended_at=None, suspended_seconds=job.suspended_seconds + max(0.0, paused)
+        suspended_seconds = (context.now - job.suspended_at).total_seconds() if job.suspended_at else 0.0
+        resumed_job = job.replace(
+            is_suspended=False, suspended_at=None, suspended_seconds=job.suspended_seconds + max(0.0, suspended_seconds)
         )
         if job.state is not JobState.SUSPENDED:
-            return resumed
-        return resumed.replace(state=JobState.PENDING, reason=f"Resumed by {request.requester.actor}.")
+            return resumed_job
+        return resumed_job.replace(state=JobState.PENDING, reason=f"Resumed by {request.requester.actor}.")
 
     return _commit_change(request, "resumed", changed, context)
 
@@ -89,7 +89,7 @@ def _requester_text(request: JobChangeRequest) -> str:
     return f"{request.requester.actor}{f': {request.reason}' if request.reason else ''}"
 
 
-def _commit_change(request: JobChangeRequest, kind: str, changed: Callable[[Job], Job | None], context: Context) -> Job:
+def _commit_change(request: JobChangeRequest, kind: str, change: Callable[[Job], Job | None], context: Context) -> Job:
     setup = team_setup.load_setup(context.ledger).setup
 
     def commit_once() -> tuple[Job, bool]:
@@ -100,7 +100,7 @@ def _commit_change(request: JobChangeRequest, kind: str, changed: Callable[[Job]
         check_role.to_change(request.requester, job, setup)
         if job.state.has_ended or job.state is JobState.STOPPING:
             raise JobEnded(job.reason or f"{job.job_id} has ended.")
-        changed_job = changed(job)
+        changed_job = change(job)
         if changed_job is None:
             return job, False
         entry = TimelineEntry(

@@ -79,32 +79,34 @@ def _new_decision(change: RowChange) -> Decision | None:
 
 def derive(change: RowChange, fleet: str) -> tuple[OutboundEvent, ...]:
     """Return the events that follow from a change. They have public fields only, because every reader gets the same."""
-    key, before, after = change.after.key, change.before, change.after
-    source = RowTransition("|".join(key), after.version, change.at)
+    key, row_before, row_after = change.after.key, change.before, change.after
+    source = RowTransition("|".join(key), row_after.version, change.at)
     match key.table, key.pk.split("#")[0], key.sk.split("#")[0]:
         case Table.JOBS, "JOB", "META":
-            job_before = disclosure.public_job(rows.decode(before, Job)) if before else None
-            return events.events_of_job(source, job_before, disclosure.public_job(rows.decode(after, Job)))
+            job_before = disclosure.public_job(rows.decode(row_before, Job)) if row_before else None
+            return events.events_of_job(source, job_before, disclosure.public_job(rows.decode(row_after, Job)))
         case Table.INCIDENTS, "INC", "META":
             return events.events_of_incident(
-                source, rows.decode(before, Incident) if before else None, rows.decode(after, Incident)
+                source, rows.decode(row_before, Incident) if row_before else None, rows.decode(row_after, Incident)
             )
-        case Table.INCIDENTS, "POLICY", "REQUEST" if before is None:
-            return (events.event_of_policy(source, fleet, PolicyChange.model_validate(after.doc["change"])),)
+        case Table.INCIDENTS, "POLICY", "REQUEST" if row_before is None:
+            return (events.event_of_policy(source, fleet, PolicyChange.model_validate(row_after.doc["change"])),)
         case Table.FLEET, "NODE", "META":
             return events.events_of_node(
-                source, rows.decode(before, FleetNode) if before else None, rows.decode(after, FleetNode)
+                source, rows.decode(row_before, FleetNode) if row_before else None, rows.decode(row_after, FleetNode)
             )
         case Table.FLEET, "HOLD", "CORDONS":
-            manual_cordons = rows.decode(before, ManualCordons) if before else ManualCordons()
-            return events.events_of_cordons(source, manual_cordons, rows.decode(after, ManualCordons))
-        case Table.FLEET, "HOLD", "EVENT" if before is None and after.doc["kind"] not in _INCIDENT_ACTS:
-            entry = rows.decode(after, TimelineEntry)
+            manual_cordons = rows.decode(row_before, ManualCordons) if row_before else ManualCordons()
+            return events.events_of_cordons(source, manual_cordons, rows.decode(row_after, ManualCordons))
+        case Table.FLEET, "HOLD", "EVENT" if row_before is None and row_after.doc["kind"] not in _INCIDENT_ACTS:
+            entry = rows.decode(row_after, TimelineEntry)
             return (events.event_of_entry(source, OutboundKind.AUTOMATION_CHANGED, fleet, entry, entry.writer),)
         case Table.FLEET, "OVERVIEW", "META":
-            return events.events_of_budgets(source, before.doc["budgets"] if before else (), after.doc["budgets"])
-        case Table.QUOTAS, "SETUP-EVENTS", "EVENT" if before is None:
-            entry = rows.decode(after, TimelineEntry)
+            return events.events_of_budgets(
+                source, row_before.doc["budgets"] if row_before else (), row_after.doc["budgets"]
+            )
+        case Table.QUOTAS, "SETUP-EVENTS", "EVENT" if row_before is None:
+            entry = rows.decode(row_after, TimelineEntry)
             return (events.event_of_entry(source, OutboundKind.QUOTA_CHANGED, fleet, entry, entry.writer),)
     return ()
 

@@ -80,8 +80,8 @@ class Reader(Value):
 
     def may_see_spend_of(self, team: str) -> bool:
         """Whether the caller may read the spending of a team. If the team is not set up, only operators may."""
-        known = self.setup.by_name.get(team)
-        return self.may_see_every_team or (known is not None and self.may_see_team(known))
+        declared_team = self.setup.by_name.get(team)
+        return self.may_see_every_team or (declared_team is not None and self.may_see_team(declared_team))
 
     def may_see_job_by_id(self, job_id: str, ledger: Ledger) -> bool:
         """Whether the caller may read everything about a job, by its id. A job that is gone has no team."""
@@ -92,7 +92,7 @@ class Reader(Value):
 
     def may_see_all_of(self, incident: Incident, ledger: Ledger) -> bool:
         """Whether the caller may read everything about every job that an incident interrupted."""
-        return all(self.may_see_job_by_id(affected.job_id, ledger) for affected in incident.affected_jobs)
+        return all(self.may_see_job_by_id(affected_job.job_id, ledger) for affected_job in incident.affected_jobs)
 
     def view_of_job(self, job: Job) -> Job:
         """Return a job as the caller may see it."""
@@ -105,8 +105,10 @@ class Reader(Value):
             NotYourTeam: the caller is neither in the job's team nor an operator.
         """
         if not self.may_see_job(job):
-            needed = f"a member of team {job.spec.team}, a lead of every team, or an operator"
-            raise NotYourTeam(f"{self.requester.principal} may not read the logs of {job.job_id}. Allowed: {needed}.")
+            required_role = f"a member of team {job.spec.team}, a lead of every team, or an operator"
+            raise NotYourTeam(
+                f"{self.requester.principal} may not read the logs of {job.job_id}. Allowed: {required_role}."
+            )
 
 
 def public_job(job: Job) -> Job:
@@ -148,8 +150,8 @@ def incident_timeline(entries: Iterable[Json]) -> list[Json]:
 
 
 def _without_text(entry: Json) -> Json:
-    read = TimelineEntry.model_validate(entry)
-    return read.replace(text="").to_json()
+    timeline_entry = TimelineEntry.model_validate(entry)
+    return timeline_entry.replace(text="").to_json()
 
 
 def _fields_named(value: Value, names: Iterable[str]) -> Mapping[str, Any]:

@@ -39,35 +39,39 @@ def why_job(job_id: str, reader: Reader, context: Context) -> Json:
     may_see_all = reader.may_see_job(stored_job)
     job = reader.view_of_job(stored_job)
     attempts = read_jobs.load_attempts(context.ledger, job_id)
-    latest = attempts[-1] if attempts and may_see_all else None
+    latest_attempt = attempts[-1] if attempts and may_see_all else None
     decisions = _latest_decisions(context.ledger, job_id)
     if not may_see_all:
         decisions = [decision for decision in decisions if decision.kind in disclosure.QUEUE_KINDS]
     # The decision that the job itself names comes first: its resume plan, then its admission.
-    planned = job.resume_plan.decision_id if job.resume_plan else ""
-    admitted = latest.decision_id if latest else ""
-    requested = job.live_resize()
-    resized = requested.decision_id if requested else ""
+    plan_decision_id = job.resume_plan.decision_id if job.resume_plan else ""
+    admission_decision_id = latest_attempt.decision_id if latest_attempt else ""
+    resize_request = job.live_resize()
+    resize_decision_id = resize_request.decision_id if resize_request else ""
     head: Decision | None = None
     kueue_wait = read_queue.waits_with_kueue(job, context.ledger)
     if job.state is JobState.PENDING:
         if job.live_plan():
-            decisions = _put_first(context.ledger, planned, decisions)
-        head = _why_pending(decisions, planned, attempts[-1] if attempts else None)
+            decisions = _put_first(context.ledger, plan_decision_id, decisions)
+        head = _why_pending(decisions, plan_decision_id, attempts[-1] if attempts else None)
         decisions = [decision for decision in decisions if decision != head]
     else:
-        for named in (admitted, resized, planned) if job.live_plan() else (planned, admitted, resized):
-            decisions = _put_first(context.ledger, named, decisions)
-        if kueue_wait is not None and latest is not None:
-            decisions = _burst_check_first(decisions, latest)
+        for named_decisions in (
+            (admission_decision_id, resize_decision_id, plan_decision_id)
+            if job.live_plan()
+            else (plan_decision_id, admission_decision_id, resize_decision_id)
+        ):
+            decisions = _put_first(context.ledger, named_decisions, decisions)
+        if kueue_wait is not None and latest_attempt is not None:
+            decisions = _burst_check_first(decisions, latest_attempt)
         head, decisions = (decisions[0], decisions[1:]) if decisions else (None, [])
     changes = _smallest_changes(context.ledger, head) if head and job.state is JobState.PENDING else []
     return {
         "subject": job_id,
         "kind": "job",
-        "cluster": latest.cluster if latest else job.cluster,
+        "cluster": latest_attempt.cluster if latest_attempt else job.cluster,
         "state": job.state,
-        "sentence": _job_sentence(job, latest, context.now, kueue_wait) + _deadline_text(job, context.now),
+        "sentence": _job_sentence(job, latest_attempt, context.now, kueue_wait) + _deadline_text(job, context.now),
         "decision": short_decision(head) if head else None,
         "considered": _considered_options(head) if head else [],
         "changes": changes,
@@ -76,9 +80,11 @@ def why_job(job_id: str, reader: Reader, context: Context) -> Json:
         "next": _next_command_for_job(job) if may_see_all else None,
         "isRedacted": not may_see_all,
         "evidence": {
-            "execution": latest.workload_name if latest else None,
-            "resumedFrom": latest.resume_from.to_json() if latest and latest.resume_from else None,
-            "rejectedCheckpoints": list(latest.rejected_checkpoints) if latest else [],
+            "execution": latest_attempt.workload_name if latest_attempt else None,
+            "resumedFrom": latest_attempt.resume_from.to_json()
+            if latest_attempt and latest_attempt.resume_from
+            else None,
+            "rejectedCheckpoints": list(latest_attempt.rejected_checkpoints) if latest_attempt else [],
             "incident": job.resume_plan.incident_id if job.resume_plan else None,
         },
     }
@@ -133,16 +139,16 @@ def _job_sentence(job: Job, latest_attempt: Attempt | None, now: datetime, kueue
             )
             return f"{begin} {reason or 'No scheduling cycle has examined it yet.'}"
         case JobState.STARTING | JobState.RUNNING if stop is not None:
-            requested = f"Requested {_duration_since(stop.requested_at, now)} ago by {_requester_text(stop)}."
-            return f"The job is stopping, {where}. {_as_sentence(stop.reason)} {requested} {_after_stop(job, stop)}"
+            request_text = f"Requested {_duration_since(stop.requested_at, now)} ago by {_requester_text(stop)}."
+            return f"The job is stopping, {where}. {_as_sentence(stop.reason)} {request_text} {_after_stop(job, stop)}"
         case JobState.STARTING if kueue_wait is not None:
             return f"The job waits for Kueue to admit it, {where}. {_as_sentence(kueue_wait.kueue_status)}"
         case JobState.STARTING:
             return f"The job is starting, {where}. {reason}".strip()
         case JobState.RUNNING:
             point = latest_attempt.resume_from if latest_attempt else None
-            resumed = f", resumed from step {point.step} of attempt {point.attempt}" if point else ""
-            return f"The job runs, {where}{resumed}. {reason} {_mixed_text(job)}".strip()
+            resume_text = f", resumed from step {point.step} of attempt {point.attempt}" if point else ""
+            return f"The job runs, {where}{resume_text}. {reason} {_mixed_text(job)}".strip()
         case JobState.STOPPING:
             return f"The job is stopping and will be cancelled. {reason}".strip()
         case JobState.SUSPENDED:
@@ -158,8 +164,8 @@ def _job_sentence(job: Job, latest_attempt: Attempt | None, now: datetime, kueue
 def _mixed_text(job: Job) -> str:
     """Return the nodes of a mixed job, or why no rented nodes join its base; empty for any other job."""
     if job.rented_nodes:
-        committed = count_of(job.committed_size, "committed node")
-        return f"It runs on {committed} and {count_of(job.rented_nodes, 'rented node')}."
+        committed_text = count_of(job.committed_size, "committed node")
+        return f"It runs on {committed_text} and {count_of(job.rented_nodes, 'rented node')}."
     return _as_sentence(job.mixed_note.text) if job.mixed_note else ""
 
 
@@ -183,14 +189,14 @@ def _after_stop(job: Job, stop: StopRequest) -> str:
         return f"{begin} it stays suspended until a person resumes it."
     if stop.is_final:
         return f"{begin} it is FAILED, because another attempt would fail too."
-    requested = job.live_resize()
+    resize_request = job.live_resize()
     point = (
         "resumes from its last checkpoint"
         if job.spec.checkpoint_uri
         else "starts from the beginning, because it has no checkpoint"
     )
-    if requested is not None and requested.after_attempt == stop.attempt:
-        return f"{begin} it starts on {count_of(requested.nodes, 'node')} and {point}."
+    if resize_request is not None and resize_request.after_attempt == stop.attempt:
+        return f"{begin} it starts on {count_of(resize_request.nodes, 'node')} and {point}."
     if stop.counts_as_failure:
         return f"{begin} it uses one restart; if one is left, it waits for capacity and {point}."
     return f"{begin} it waits for capacity and {point}."
@@ -266,34 +272,40 @@ def _latest_decisions(ledger: Ledger, subject: str) -> list[Decision]:
     return sorted((rows.decode(row, Decision) for row in page.rows), key=lambda decision: decision.kind == "DRAIN")
 
 
-def _why_pending(decided: list[Decision], planned: str, latest: Attempt | None) -> Decision | None:
+def _why_pending(
+    decision_records: list[Decision], plan_decision_id: str, latest_attempt: Attempt | None
+) -> Decision | None:
     """Return the newest decision that says why a job is pending now; None if there is none since then.
 
     An admission belongs to the attempt that it started, and so does every decision before it.
     """
     decisions = [
         decision
-        for decision in decided
-        if decision.decision_id == planned
+        for decision in decision_records
+        if decision.decision_id == plan_decision_id
         or (
             decision.kind in ("ADMISSION", "PLACEMENT", "RESIZE")
             and decision.action != AdmissionAction.ADMIT
-            and (latest is None or decision.decided_at > latest.admitted_at)
+            and (latest_attempt is None or decision.decided_at > latest_attempt.admitted_at)
         )
     ]
     # The reason of the wait also names pools to rent from, and belongs to the same cycle.
     return max(decisions, key=lambda decision: (decision.kind != "PLACEMENT", decision.decided_at), default=None)
 
 
-def _burst_check_first(decisions: list[Decision], latest: Attempt) -> list[Decision]:
+def _burst_check_first(decisions: list[Decision], latest_attempt: Attempt) -> list[Decision]:
     """Put the newest answer to Kueue's burst check first, if Evenkeel gave one for the latest attempt."""
     answers = [
         decision
         for decision in decisions
-        if decision.kind == "BURST_CHECK" and decision.decided_at >= latest.admitted_at
+        if decision.kind == "BURST_CHECK" and decision.decided_at >= latest_attempt.admitted_at
     ]
-    newest = max(answers, key=lambda decision: decision.decided_at, default=None)
-    return [newest, *(decision for decision in decisions if decision != newest)] if newest else decisions
+    newest_answer = max(answers, key=lambda decision: decision.decided_at, default=None)
+    return (
+        [newest_answer, *(decision for decision in decisions if decision != newest_answer)]
+        if newest_answer
+        else decisions
+    )
 
 
 def _put_first(ledger: Ledger, decision_id: str, decisions: list[Decision]) -> list[Decision]:
@@ -301,8 +313,8 @@ def _put_first(ledger: Ledger, decision_id: str, decisions: list[Decision]) -> l
     row = ledger.get(subject_rows.decision_key(decision_id)) if decision_id else None
     if row is None:
         return decisions
-    named = rows.decode(row, Decision)
-    return [named, *(decision for decision in decisions if decision.decision_id != decision_id)]
+    named_decision = rows.decode(row, Decision)
+    return [named_decision, *(decision for decision in decisions if decision.decision_id != decision_id)]
 
 
 _ACTIONS_THAT_QUOTA_MAY_CHANGE = (AdmissionAction.NO_QUOTA, AdmissionAction.SAME_SHAPE, AdmissionAction.BLOCKED)
@@ -369,7 +381,7 @@ def _considered_options(decision: Decision) -> list[Json]:
     chosen = decision.chosen or Alternative(option=decision.action, why_not="")
     return [
         _option_document(chosen, chosen=True),
-        *(_option_document(other, chosen=False) for other in decision.alternatives),
+        *(_option_document(alternative, chosen=False) for alternative in decision.alternatives),
     ]
 
 
@@ -391,10 +403,10 @@ def _as_sentence(text: str) -> str:
 
 def _duration_since(since: datetime, now: datetime) -> str:
     """Write a duration in its two largest units: `18m 20s`, `3h 5m`, `2d`."""
-    left = max(0, int((now - since).total_seconds()))
+    seconds_left = max(0, int((now - since).total_seconds()))
     parts: list[str] = []
     for size, unit in ((86_400, "d"), (3_600, "h"), (60, "m"), (1, "s")):
-        count, left = divmod(left, size)
+        count, seconds_left = divmod(seconds_left, size)
         if count:
             parts.append(f"{count}{unit}")
         elif parts:

@@ -44,8 +44,8 @@ def acts_on_its_node(incident: Incident) -> bool:
 
 def by_node(incidents: Iterable[Incident]) -> dict[str, Incident]:
     """Node → its open incident that acts. Real incidents come last, so that a drill hides none."""
-    working = sorted(filter(acts_on_its_node, incidents), key=lambda incident: not incident.is_drill)
-    return {incident.life.key: incident for incident in working}
+    acting_incidents = sorted(filter(acts_on_its_node, incidents), key=lambda incident: not incident.is_drill)
+    return {incident.life.key: incident for incident in acting_incidents}
 
 
 class IncidentsByNeed(NamedTuple):
@@ -82,46 +82,50 @@ def open_incidents(ledger: Ledger, *, at_most: int = MAX_OPEN) -> tuple[list[Inc
     for state in LIST_ORDER:
         if state.is_settled:
             break
-        opened, more = pagination.read_partition(
+        rows_read, more = pagination.read_partition(
             ledger, Table.INCIDENTS, f"INC#{state}", at_most=at_most, newest_first=True
         )
-        incidents |= {incident.incident_id: incident for _, incident in rows.readable_rows(opened, Incident)}
+        incidents |= {incident.incident_id: incident for _, incident in rows.readable_rows(rows_read, Incident)}
         is_lower_bound |= more
     return list(incidents.values()), is_lower_bound
 
 
-def group_by_need(nodes: Iterable[FleetNode], work: Mapping[JobState, JobCounts], context: Context) -> IncidentsByNeed:
+def group_by_need(
+    nodes: Iterable[FleetNode], job_counts: Mapping[JobState, JobCounts], context: Context
+) -> IncidentsByNeed:
     incidents, is_cut = open_incidents(context.ledger)
-    asking = [incident for incident in incidents if awaits_approval(incident)]
-    working = [incident for incident in incidents if not awaits_approval(incident)]
-    ended, may_be_more = _find_failed_incidents(nodes, work, incidents, context)
-    alive = _JobCache(context.ledger, work)
+    awaiting_approval = [incident for incident in incidents if awaits_approval(incident)]
+    not_awaiting = [incident for incident in incidents if not awaits_approval(incident)]
+    failed_incidents, may_be_more = _find_failed_incidents(nodes, job_counts, incidents, context)
+    alive = _JobCache(context.ledger, job_counts)
     holders = {node.slot: node for node in nodes}
-    needing = [
+    need_person = [
         incident
-        for incident in ended
+        for incident in failed_incidents
         if read_incidents.needs_person(
             incident, alive.jobs_of_incident(incident), holders.get(incident.slot), context.now
         )
     ]
-    return IncidentsByNeed([*asking, *needing], working, asking, is_cut or may_be_more or alive.is_cut)
+    return IncidentsByNeed(
+        [*awaiting_approval, *need_person], not_awaiting, awaiting_approval, is_cut or may_be_more or alive.is_cut
+    )
 
 
 class _JobCache:
     """The live jobs, read once. An interrupted job that is not live needs nothing more."""
 
-    def __init__(self, ledger: Ledger, work: Mapping[JobState, JobCounts]) -> None:
+    def __init__(self, ledger: Ledger, job_counts: Mapping[JobState, JobCounts]) -> None:
         self._ledger = ledger
         self._known: dict[str, Row | None] = {
-            row.doc["jobId"]: row for lookup in work.values() for row in lookup["rows"]
+            row.doc["jobId"]: row for lookup in job_counts.values() for row in lookup["rows"]
         }
-        self._lookups = _MAX_INTERRUPTED if any(lookup["is_lower_bound"] for lookup in work.values()) else 0
+        self._lookups = _MAX_INTERRUPTED if any(lookup["is_lower_bound"] for lookup in job_counts.values()) else 0
         self._is_whole = not self._lookups
         self.is_cut = False
 
     def jobs_of_incident(self, incident: Incident) -> list[Job]:
         """Return the jobs that an incident interrupted."""
-        jobs = (self._job_row(affected.job_id) for affected in incident.affected_jobs)
+        jobs = (self._job_row(affected_job.job_id) for affected_job in incident.affected_jobs)
         return [job for _, job in rows.readable_rows((row for row in jobs if row is not None), Job)]
 
     def _job_row(self, job_id: str) -> Row | None:
@@ -136,7 +140,7 @@ class _JobCache:
 
 def _find_failed_incidents(
     nodes: Iterable[FleetNode],
-    work: Mapping[JobState, JobCounts],
+    job_counts: Mapping[JobState, JobCounts],
     other_incidents: Iterable[Incident],
     context: Context,
 ) -> tuple[list[Incident], bool]:
@@ -149,20 +153,24 @@ def _find_failed_incidents(
     has_older = is_lower_bound = False
     for state in read_incidents.NEEDS_PERSON_STATES:
         partition = f"INC#{state}"
-        listed, more = pagination.read_partition(
+        newest_rows, more = pagination.read_partition(
             context.ledger, Table.INCIDENTS, partition, at_most=_MAX_UNRESOLVED, newest_first=True
         )
-        newest = [incident for _, incident in rows.readable_rows(listed, Incident)]
-        incidents += newest
+        newest_incidents = [incident for _, incident in rows.readable_rows(newest_rows, Incident)]
+        incidents += newest_incidents
         has_older |= more
         # The newest are a sample of a day, so some of the rest may still need a person.
-        is_lower_bound |= more and bool(newest) and context.now - newest[-1].opened_at < read_incidents.FRESH_FOR
+        is_lower_bound |= (
+            more and bool(newest_incidents) and context.now - newest_incidents[-1].opened_at < read_incidents.FRESH_FOR
+        )
     if not has_older:
         return incidents, is_lower_bound
-    docs = (row.doc for lookup in work.values() for row in lookup["rows"])
-    named = {node.incident_id for node in nodes} | {(doc.get("resumePlan") or {}).get("incidentId") for doc in docs}
+    docs = (row.doc for lookup in job_counts.values() for row in lookup["rows"])
+    named_incident_ids = {node.incident_id for node in nodes} | {
+        (doc.get("resumePlan") or {}).get("incidentId") for doc in docs
+    }
     incident_ids = {incident.incident_id for incident in (*incidents, *other_incidents)}
-    older = sorted({name for name in named if name} - incident_ids, reverse=True)
+    older = sorted({name for name in named_incident_ids if name} - incident_ids, reverse=True)
     older_rows = map(context.ledger.get, map(incident_rows.incident_key, older[:_MAX_LEFT]))
     incidents += [
         incident for _, incident in rows.readable_rows((row for row in older_rows if row is not None), Incident)
@@ -179,11 +187,11 @@ def next_command(incidents: IncidentsByNeed, unhealthy: Sequence[str | None]) ->
     return f"evenkeel incidents show {shown[0]}" if shown else None
 
 
-def shared_cause_documents(working: Iterable[Incident]) -> list[Json]:
+def shared_cause_documents(incidents: Iterable[Incident]) -> list[Json]:
     """Return the shared causes that block repairs, the largest first. The console shows each cause as one headline."""
     blocked_by_cause: dict[str, list[Incident]] = defaultdict(list)
     for incident in sorted(
-        working, key=lambda listed_incident: (listed_incident.opened_at, listed_incident.incident_id)
+        incidents, key=lambda listed_incident: (listed_incident.opened_at, listed_incident.incident_id)
     ):
         if incident.block and incident.block.cause and not incident.is_drill:
             blocked_by_cause[incident.block.cause].append(incident)
@@ -210,15 +218,15 @@ def _shared_cause_document(cause: str, members: Sequence[Incident]) -> Json:
 
 
 def incident_documents(incidents: IncidentsByNeed, context: Context) -> list[Json]:
-    needing = read_incidents.with_jobs(context.ledger, incidents.needing[:MAX_SHOWN])
-    working = read_incidents.with_jobs(context.ledger, incidents.working[:MAX_SHOWN])
-    jobs = read_incidents.load_affected_jobs(context.ledger, *needing, *working)
+    need_person = read_incidents.with_jobs(context.ledger, incidents.needing[:MAX_SHOWN])
+    in_progress = read_incidents.with_jobs(context.ledger, incidents.working[:MAX_SHOWN])
+    jobs = read_incidents.load_affected_jobs(context.ledger, *need_person, *in_progress)
     return [
         read_incidents.incident_summary(incident, context.now)
         | {
-            "needsYou": position < len(needing),
+            "needsYou": position < len(need_person),
             "nodeLane": read_incidents.node_progress(incident, context.policy.repair),
             "jobLanes": read_incidents.job_lanes(incident, jobs),
         }
-        for position, incident in enumerate([*needing, *working])
+        for position, incident in enumerate([*need_person, *in_progress])
     ]

@@ -33,15 +33,15 @@ class JobCounts(TypedDict):
 def count_jobs_by_state(ledger: Ledger) -> dict[JobState, JobCounts]:
     counts: dict[JobState, JobCounts] = {}
     for state in (state for state in JobState if not state.has_ended):
-        listed, more = pagination.read_partition(ledger, Table.JOBS, f"JOB#{state}", at_most=_MAX_JOBS)
-        counts[state] = JobCounts(rows=listed, is_lower_bound=more)
+        state_rows, more = pagination.read_partition(ledger, Table.JOBS, f"JOB#{state}", at_most=_MAX_JOBS)
+        counts[state] = JobCounts(rows=state_rows, is_lower_bound=more)
     return counts
 
 
 def job_counts_document(counts: Mapping[JobState, JobCounts], context: Context) -> Json:
     classes: dict[str, dict[JobState, list[Json]]] = defaultdict(lambda: defaultdict(list))
-    for state, work in counts.items():
-        for row in work["rows"]:
+    for state, job_count in counts.items():
+        for row in job_count["rows"]:
             # Read without parsing: thousands of rows are counted, and only three fields of each matter.
             classes[row.doc["spec"].get("priorityClass") or ""][state].append(row.doc)
     values = team_setup.load_setup(context.ledger).setup.fleet.priority_classes
@@ -51,8 +51,8 @@ def job_counts_document(counts: Mapping[JobState, JobCounts], context: Context) 
         return name == "", -values.get(name, 0), name
 
     return {
-        "counts": {state: len(work["rows"]) for state, work in counts.items()},
-        "isLowerBound": any(work["is_lower_bound"] for work in counts.values()),
+        "counts": {state: len(job_count["rows"]) for state, job_count in counts.items()},
+        "isLowerBound": any(job_count["is_lower_bound"] for job_count in counts.values()),
         "classes": [class_counts(name, classes[name], context.now) for name in sorted(classes, key=rank)],
         "mixed": _mixed_counts(counts),
         "waitingForCheck": _waiting_for_check(counts),
@@ -63,12 +63,12 @@ def job_counts_document(counts: Mapping[JobState, JobCounts], context: Context) 
 def _mixed_counts(counts: Mapping[JobState, JobCounts]) -> Json:
     """Count the jobs that hold committed and rented nodes together, and the nodes of each part."""
     states = (JobState.STARTING, JobState.RUNNING, JobState.STOPPING)
-    mixed = [row.doc for state in states for row in counts[state]["rows"] if row.doc.get("rentedNodes")]
-    rented = sum(doc["rentedNodes"] for doc in mixed)
+    mixed_docs = [row.doc for state in states for row in counts[state]["rows"] if row.doc.get("rentedNodes")]
+    rented_nodes = sum(doc["rentedNodes"] for doc in mixed_docs)
     return {
-        "jobs": len(mixed),
-        "committedNodes": sum(doc["size"] for doc in mixed) - rented,
-        "rentedNodes": rented,
+        "jobs": len(mixed_docs),
+        "committedNodes": sum(doc["size"] for doc in mixed_docs) - rented_nodes,
+        "rentedNodes": rented_nodes,
     }
 
 
@@ -90,20 +90,20 @@ def unmanaged_summary(context: Context) -> Json:
 
 def class_counts(name: str, states: Mapping[JobState, list[Json]], now: datetime) -> Json:
     """Return the counts of a priority class. A preempted job counts only as preempted until it starts again."""
-    preempted = [doc for docs in states.values() for doc in docs if doc.get("isPreempted")]
-    continuing = {state: [doc for doc in docs if not doc.get("isPreempted")] for state, docs in states.items()}
-    running = [*continuing.get(JobState.RUNNING, ()), *continuing.get(JobState.STOPPING, ())]
-    waiting = [*continuing.get(JobState.PENDING, ()), *continuing.get(JobState.STARTING, ())]
-    run = [_age_seconds(doc.get("startedAt") or doc["submittedAt"], now) for doc in running]
-    wait = [_age_seconds(doc["submittedAt"], now) for doc in waiting if not doc.get("startedAt")]
+    preempted_docs = [doc for docs in states.values() for doc in docs if doc.get("isPreempted")]
+    other_docs = {state: [doc for doc in docs if not doc.get("isPreempted")] for state, docs in states.items()}
+    running_docs = [*other_docs.get(JobState.RUNNING, ()), *other_docs.get(JobState.STOPPING, ())]
+    waiting_docs = [*other_docs.get(JobState.PENDING, ()), *other_docs.get(JobState.STARTING, ())]
+    run_seconds = [_age_seconds(doc.get("startedAt") or doc["submittedAt"], now) for doc in running_docs]
+    wait = [_age_seconds(doc["submittedAt"], now) for doc in waiting_docs if not doc.get("startedAt")]
     return {
         "priorityClass": name or None,
-        "running": len(running),
-        "pending": len(waiting),
-        "preempted": len(preempted),
-        "suspended": len(continuing.get(JobState.SUSPENDED, ())),
-        "averageRunSeconds": _mean_or_none(run),
-        "longestRunSeconds": max(run, default=None),
+        "running": len(running_docs),
+        "pending": len(waiting_docs),
+        "preempted": len(preempted_docs),
+        "suspended": len(other_docs.get(JobState.SUSPENDED, ())),
+        "averageRunSeconds": _mean_or_none(run_seconds),
+        "longestRunSeconds": max(run_seconds, default=None),
         "averageWaitSeconds": _mean_or_none(wait),
         "longestWaitSeconds": max(wait, default=None),
     }
@@ -115,11 +115,11 @@ def waits_by_team(counts: Mapping[JobState, JobCounts], now: datetime) -> dict[s
     The wait of a job is the time from its submission to its first start; of a job that never started, until now.
     """
     waits: dict[str, list[int]] = defaultdict(list)
-    for state, work in counts.items():
-        for row in work["rows"]:
-            started = row.doc.get("startedAt")
-            if started or state in (JobState.PENDING, JobState.STARTING):
-                until = datetime.fromisoformat(started) if started else now
+    for state, job_count in counts.items():
+        for row in job_count["rows"]:
+            started_at = row.doc.get("startedAt")
+            if started_at or state in (JobState.PENDING, JobState.STARTING):
+                until = datetime.fromisoformat(started_at) if started_at else now
                 waits[row.doc["spec"]["team"]].append(_age_seconds(row.doc["submittedAt"], until))
     return {team: sorted(seconds)[math.ceil(0.9 * len(seconds)) - 1] for team, seconds in waits.items()}
 

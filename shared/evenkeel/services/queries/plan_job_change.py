@@ -45,20 +45,20 @@ def run(request: PlanJobChangeRequest, context: Context) -> Json:
     row = context.ledger.get(job_rows.job_key(request.job_id))
     if row is None:
         raise NotFound(f"There is no job {request.job_id}.")
-    before = rows.decode(row, Job)
-    after = _changed_job(request, row.version, context)
-    attempt = _latest_attempt(before, context.ledger)
-    stops = attempt if after.stop_request is not None and after != before else None
+    job_before = rows.decode(row, Job)
+    job_after = _changed_job(request, row.version, context)
+    attempt = _latest_attempt(job_before, context.ledger)
+    stops = attempt if job_after.stop_request is not None and job_after != job_before else None
     return {
-        "jobId": before.job_id,
+        "jobId": job_before.job_id,
         "dryRun": True,
         "change": request.change,
-        "state": before.state,
-        "nextState": after.state,
-        "effects": list(change_effects(request.change, before, after, attempt)),
-        "stops": None if stops is None or stops.state.has_ended else _stop_document(stops, after),
-        "queue": _queue_document(before, after, context.ledger),
-        "decision": _next_decision(after, context),
+        "state": job_before.state,
+        "nextState": job_after.state,
+        "effects": list(change_effects(request.change, job_before, job_after, attempt)),
+        "stops": None if stops is None or stops.state.has_ended else _stop_document(stops, job_after),
+        "queue": _queue_document(job_before, job_after, context.ledger),
+        "decision": _next_decision(job_after, context),
     }
 
 
@@ -92,23 +92,23 @@ def _latest_attempt(job: Job, ledger: Ledger) -> Attempt | None:
     return rows.decode(row, Attempt) if row else None
 
 
-def _stop_document(attempt: Attempt, after: Job) -> Json:
+def _stop_document(attempt: Attempt, job_after: Job) -> Json:
     return {
         "attempt": attempt.attempt,
         "nodes": [life.instance_id for life in attempt.nodes],
         "gpus": attempt.accelerators,
-        "graceSeconds": after.stop_request.grace_seconds if after.stop_request else None,
+        "graceSeconds": job_after.stop_request.grace_seconds if job_after.stop_request else None,
     }
 
 
-def _queue_document(before: Job, after: Job, ledger: Ledger) -> Json | None:
+def _queue_document(job_before: Job, job_after: Job, ledger: Ledger) -> Json | None:
     """Return the queue position before and after the change; None if the job is in no queue."""
-    waiting = [job for job in (before, after) if job.state is JobState.PENDING]
-    if not waiting:
+    pending_jobs = [job for job in (job_before, job_after) if job.state is JobState.PENDING]
+    if not pending_jobs:
         return None
-    prefix = job_rows.queue_prefix(waiting[0].queue) if waiting[0].queue else ""
+    prefix = job_rows.queue_prefix(pending_jobs[0].queue) if pending_jobs[0].queue else ""
     page = ledger.by_state(Table.JOBS, f"JOB#{JobState.PENDING}", prefix=prefix, limit=_MAX_AHEAD)
-    sort_keys = [row.state[1] for row in page.rows if row.state and row.key != job_rows.job_key(before.job_id)]
+    sort_keys = [row.state[1] for row in page.rows if row.state and row.key != job_rows.job_key(job_before.job_id)]
 
     def position(job: Job) -> int | None:
         if job.state is not JobState.PENDING:
@@ -116,13 +116,13 @@ def _queue_document(before: Job, after: Job, ledger: Ledger) -> Json | None:
         ahead = sum(order < job_rows.queue_order(job) for order in sort_keys)
         return None if page.cursor is not None and ahead == len(sort_keys) else ahead + 1
 
-    return {"position": position(before), "positionAfter": position(after)}
+    return {"position": position(job_before), "positionAfter": position(job_after)}
 
 
-def _next_decision(after: Job, context: Context) -> Json | None:
+def _next_decision(job_after: Job, context: Context) -> Json | None:
     """Return what the next scheduling cycle would decide about the changed job; None if it would not be asked."""
-    if after.state is not JobState.PENDING or context.site.admission is AdmissionAuthority.KUEUE:
+    if job_after.state is not JobState.PENDING or context.site.admission is AdmissionAuthority.KUEUE:
         return None
     setup = team_setup.load_setup(context.ledger).setup
-    cycle = plan_unsubmitted_job.preview_cycle(after, setup, with_training_plan_ends(context))
+    cycle = plan_unsubmitted_job.preview_cycle(job_after, setup, with_training_plan_ends(context))
     return plan_unsubmitted_job.decision_document(cycle.decision)

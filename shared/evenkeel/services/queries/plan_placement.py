@@ -89,40 +89,40 @@ def _compare_mixed_options(
     base = _expected_base(job, decision, placement, policy)
     if base is None or job.spec.elastic is None or not job.spec.elastic.mixed_pools:
         return None
-    mixed = decide_mixed(mixed_facts(job, base, placement, policy, 0.0))
+    mixed_decision = decide_mixed(mixed_facts(job, base, placement, policy, 0.0))
     return {
-        "action": mixed.action,
-        "reason": mixed.reason,
+        "action": mixed_decision.action,
+        "reason": mixed_decision.reason,
         "basePool": base.pool,
         "baseNodes": base.nodes,
-        "options": [_option_document(option, mixed) for option in mixed.options],
+        "options": [_option_document(option, mixed_decision) for option in mixed_decision.options],
     }
 
 
 def _expected_base(job: Job, decision: AdmissionDecision, placement: PlacementContext, policy: Policy) -> Base | None:
     if job.spec.sizes is None:
         return None
-    committed = [pool for pool in committed_pools(placement.capacities, policy) if pool.cluster == job.cluster]
+    pools = [pool for pool in committed_pools(placement.capacities, policy) if pool.cluster == job.cluster]
     names, nodes = set(decision.node_names), len(decision.node_names)
     if decision.action is AdmissionAction.ADMIT and nodes:
-        committed = [pool for pool in committed if pool.name == decision.pool]
+        pools = [pool for pool in pools if pool.name == decision.pool]
     else:
         nodes = job.spec.sizes.legal[0]
-        committed = [
+        pools = [
             pool
-            for pool in committed
+            for pool in pools
             if pool.max_nodes >= nodes and not why_not_portable(job, pool, policy.storage, policy.hardware)
         ]
-    if not committed:
+    if not pools:
         return None
-    pool = committed[0]
-    own = [
+    pool = pools[0]
+    own_capacities = [
         capacity
         for capacity in placement.capacities
         if (capacity.cluster, capacity.pool, capacity.instance_type) == (pool.cluster, pool.name, pool.instance_type)
         and (not names or capacity.node_name in names)
     ]
-    return base_on(pool.cluster, pool.name, pool.instance_type, nodes, own)
+    return base_on(pool.cluster, pool.name, pool.instance_type, nodes, own_capacities)
 
 
 def _option_document(option: MixedOption, decision: MixedDecision) -> Json:
@@ -202,8 +202,8 @@ def _row_document(row: PoolCost, placement: PlacementDecision, now: datetime) ->
     }
 
 
-def _dollars(parts: int) -> float:
-    return round(parts / money.COST_PARTS_PER_USD, 2)
+def _dollars(cost_parts: int) -> float:
+    return round(cost_parts / money.COST_PARTS_PER_USD, 2)
 
 
 def _holders(ledger: Ledger) -> dict[str, Job]:

@@ -95,18 +95,18 @@ def preview_cycle(job: Job, setup: TeamSetup, context: Context) -> CyclePreview:
     heads = _queue_heads(context.ledger, setup, context.policy.scheduling.jobs_per_page)
     jobs = [other for other in heads if other.job_id != job.job_id]
     shares = NodeShares(capacities, context.policy.burst.pools)
-    pending = tuple(
+    requests = tuple(
         build_request.build_request(other, shares, context.policy, context.now, may_backfill=not setup.has_teams)
         for other in (*jobs, job)
     )
     scheduler_state = _scheduler_state(setup, context.ledger)
-    own = setup.replace(teams=tuple(team for team in setup.teams if team.name == job.spec.team and team.budgets))
-    rented = rentals.load(context.ledger).rentals if own.teams else ()
-    spent = rentals.spent_by_period(own, context, rented)
-    left = remaining_by_team(own, spent, charges, rented, context.policy.economy, context.now)
+    own_setup = setup.replace(teams=tuple(team for team in setup.teams if team.name == job.spec.team and team.budgets))
+    open_rentals = rentals.load(context.ledger).rentals if own_setup.teams else ()
+    spent = rentals.spent_by_period(own_setup, context, open_rentals)
+    budget_left = remaining_by_team(own_setup, spent, charges, open_rentals, context.policy.economy, context.now)
     admission_input = AdmissionInput(
         capacities=capacities,
-        pending=pending,
+        pending=requests,
         setup=setup,
         charges=tuple(charges),
         stopping=frozenset(scheduler_state.stopping) & {charge.job_id for charge in charges},
@@ -122,7 +122,7 @@ def preview_cycle(job: Job, setup: TeamSetup, context: Context) -> CyclePreview:
     ahead = sorted(
         (other for other in jobs if job_rows.queue_order(other) < job_rows.queue_order(job)), key=job_rows.queue_order
     )
-    return CyclePreview(decision, capacities, tuple(charges), tuple(ahead), left)
+    return CyclePreview(decision, capacities, tuple(charges), tuple(ahead), budget_left)
 
 
 def _scheduler_state(setup: TeamSetup, ledger: Ledger) -> SchedulerState:

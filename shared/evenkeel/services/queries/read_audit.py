@@ -48,18 +48,18 @@ def list_acts(audit_filter: AuditFilter, page: pagination.PageRequest, context: 
         BadPageToken: this list did not issue the token.
     """
     since = max(audit_filter.since or context.now - _DEFAULT_PERIOD, context.now - rows.KEPT)
-    before = _read_token(page.page_token)
+    act_of_token = _read_token(page.page_token)
     items: list[Json] = []
-    last: _Act | None = None
+    last_act: _Act | None = None
     for act in _acts_of_all_sources(context.ledger, since, context.now):
         if act.at < rfc3339(since):
             break
-        if (before is not None and act >= before) or audit_filter.by not in act.by:
+        if (act_of_token is not None and act >= act_of_token) or audit_filter.by not in act.by:
             continue
-        if len(items) == page.size and last is not None:
-            return {"since": rfc3339(since), "items": items, "nextPageToken": _write_token(last)}
+        if len(items) == page.size and last_act is not None:
+            return {"since": rfc3339(since), "items": items, "nextPageToken": _write_token(last_act)}
         items.append(act._asdict())
-        last = act
+        last_act = act
     return {"since": rfc3339(since), "items": items, "nextPageToken": None}
 
 
@@ -74,10 +74,10 @@ def _acts_by_month(ledger: Ledger, table: Table, partition: str, since: datetime
     """Yield the acts of a partition, newest first. Each month is one read."""
     month = f"{until:%Y-%m}"
     while month >= f"{since:%Y-%m}":
-        stored = ledger.partition(table, partition, f"EVENT#{month}")
-        yield from sorted((_act_of_entry(rows.decode(row, TimelineEntry)) for row in stored), reverse=True)
-        first = datetime.fromisoformat(f"{month}-01")
-        month = f"{first - timedelta(days=1):%Y-%m}"
+        stored_rows = ledger.partition(table, partition, f"EVENT#{month}")
+        yield from sorted((_act_of_entry(rows.decode(row, TimelineEntry)) for row in stored_rows), reverse=True)
+        first_day = datetime.fromisoformat(f"{month}-01")
+        month = f"{first_day - timedelta(days=1):%Y-%m}"
 
 
 def _act_of_entry(entry: TimelineEntry) -> _Act:
@@ -107,7 +107,7 @@ def _read_token(token: str) -> _Act | None:
     if not token:
         return None
     try:
-        parts = base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)).decode().split("\n", 3)
-        return _Act(*parts)
+        fields = base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)).decode().split("\n", 3)
+        return _Act(*fields)
     except (ValueError, TypeError) as error:
         raise pagination.BadPageToken("The page token cannot be read.") from error

@@ -28,25 +28,25 @@ class Window(NamedTuple):
     """Whether all attempts that have not ended were read."""
 
 
-def window_of(since: datetime | None, until: datetime | None, now: datetime, kept: timedelta) -> Span:
+def window_of(since: datetime | None, until: datetime | None, now: datetime, kept_for: timedelta) -> Span:
     """Return the requested window. The window ends now at the latest.
 
     Args:
         since: Its begin; None: 30 days before its end.
         until: Its end; None: now.
         now: The time.
-        kept: How long the records of the window are kept.
+        kept_for: How long the records of the window are kept.
 
     Raises:
         Invalid: it is empty, or begins before the oldest records; names the field.
     """
-    oldest = now - kept
+    oldest_kept = now - kept_for
     for name, at in (("since", since), ("until", until)):
-        if at and at < oldest:
-            why = f"must be at most {count_of(kept.days, 'day')} ago, because older figures are not kept"
+        if at and at < oldest_kept:
+            why = f"must be at most {count_of(kept_for.days, 'day')} ago, because older figures are not kept"
             raise Invalid("The window is too long ago.", ((name, why),))
     end = min(until or now, now)
-    start = since or max(end - DEFAULT_WINDOW, oldest)
+    start = since or max(end - DEFAULT_WINDOW, oldest_kept)
     if start >= end:
         wrong = ("since", f"must be before {'until' if until and until < now else 'now'}")
         raise Invalid("The window is empty.", (wrong,))
@@ -57,11 +57,15 @@ def attempts_in(ledger: Ledger, span: Span) -> tuple[list[Attempt], Window]:
     """Return the attempts that overlap a window, and the part of the window that they cover completely."""
     live, is_cut = pagination.read_partition(ledger, Table.JOBS, "ATTEMPT#LIVE", at_most=MAX_ATTEMPTS)
     # Ended attempts are read last. So an attempt that ends between the two reads is found twice, and never missed.
-    ended, oldest = _ended_since(ledger, "ATTEMPT#ENDED", Attempt, span.start)
-    window = Window(span) if oldest is None else Window(Span(min(max(span.start, oldest), span.end), span.end), False)
+    ended_attempts, oldest_read = _ended_since(ledger, "ATTEMPT#ENDED", Attempt, span.start)
+    window = (
+        Window(span)
+        if oldest_read is None
+        else Window(Span(min(max(span.start, oldest_read), span.end), span.end), False)
+    )
     if is_cut:
         window = window._replace(is_complete=False, has_all_live=False)
-    attempts = [*(rows.decode(row, Attempt) for row in live), *ended]
+    attempts = [*(rows.decode(row, Attempt) for row in live), *ended_attempts]
     unique_attempts = {(attempt.job_id, attempt.attempt): attempt for attempt in attempts}
     return [attempt for attempt in unique_attempts.values() if attempt.admitted_at < window.span.end], window
 
@@ -72,10 +76,10 @@ def _ended_since(ledger: Ledger, state: str, kind: type[E], start: datetime) -> 
     cursor: str | None = None
     while True:
         page = ledger.by_state(Table.JOBS, state, limit=1000, cursor=cursor, newest_first=True)
-        listed = [rows.decode(row, kind) for row in page.rows]
-        recent = [item for item in listed if item.ended_at and item.ended_at >= start]
+        values_of_page = [rows.decode(row, kind) for row in page.rows]
+        recent = [item for item in values_of_page if item.ended_at and item.ended_at >= start]
         since_start += recent
-        if page.cursor is None or len(recent) < len(listed):
+        if page.cursor is None or len(recent) < len(values_of_page):
             return since_start, None
         if len(since_start) >= MAX_ATTEMPTS:
             return since_start, since_start[-1].ended_at
@@ -96,9 +100,9 @@ def rentals_in(jobs: Iterable[Job], since: datetime, context: Context) -> tuple[
     their jobs.
     """
     keys = [job_rows.rental_key(job.job_id, number) for job in jobs for number in range(1, job.rentals + 1)]
-    stored, _ = pagination.read_partition(context.ledger, Table.JOBS, "RENTAL#OPEN", at_most=MAX_ATTEMPTS)
+    open_rows, _ = pagination.read_partition(context.ledger, Table.JOBS, "RENTAL#OPEN", at_most=MAX_ATTEMPTS)
     of_jobs = get_all(context.ledger, keys).values()
     # Ended rentals are read last, as ended attempts are.
-    ended, _ = _ended_since(context.ledger, "RENTAL#ENDED", Rental, since)
-    rentals = [*(rows.decode(row, Rental) for row in (*stored, *of_jobs)), *ended]
+    ended_rentals, _ = _ended_since(context.ledger, "RENTAL#ENDED", Rental, since)
+    rentals = [*(rows.decode(row, Rental) for row in (*open_rows, *of_jobs)), *ended_rentals]
     return tuple({(rental.job_id, rental.number): rental for rental in rentals}.values())

@@ -56,35 +56,43 @@ def show_cost_report(report_window: ReportWindow, reader: Reader, context: Conte
     Raises:
         Invalid: the window is empty, begins before the oldest figures, or contains no record.
     """
-    requested = read_cost_records.window_of(report_window.since, report_window.until, context.now, day_rows.DAY_KEPT)
-    stored = _stored_days(requested, context)
-    live_from = _live_from(stored, requested, context.now)
-    live = read_live_days.read_days(Span(live_from, requested.end), context) if live_from < requested.end else None
+    requested_window = read_cost_records.window_of(
+        report_window.since, report_window.until, context.now, day_rows.DAY_KEPT
+    )
+    stored_days = _stored_days(requested_window, context)
+    live_from = _live_from(stored_days, requested_window, context.now)
+    live = (
+        read_live_days.read_days(Span(live_from, requested_window.end), context)
+        if live_from < requested_window.end
+        else None
+    )
     if live and live.span.start > live_from:
         live_from = live.span.start
-        if row := stored.get(day_of(live_from)):  # the whole stored day, instead of its last part
+        if row := stored_days.get(day_of(live_from)):  # the whole stored day, instead of its last part
             live_from = row.figures.until
-    recorded = [stored[day].figures for day in sorted(stored) if stored[day].figures.until <= live_from]
-    days = [*recorded, *(day for day in (live.days if live else ()) if day.since >= live_from)]
+    recorded_days = [
+        stored_days[day].figures for day in sorted(stored_days) if stored_days[day].figures.until <= live_from
+    ]
+    days = [*recorded_days, *(day for day in (live.days if live else ()) if day.since >= live_from)]
     if not days:
-        why = f"nothing is recorded from {requested.start:%d %b %Y} to {requested.end:%d %b %Y}"
+        why = f"nothing is recorded from {requested_window.start:%d %b %Y} to {requested_window.end:%d %b %Y}"
         field = "since" if report_window.since or report_window.until is None else "until"
         raise Invalid("The window has no data.", ((field, why),))
-    window = Span(days[0].since, max(requested.end, days[-1].until))
-    unknown = _days_without_figures(days)
+    window = Span(days[0].since, max(requested_window.end, days[-1].until))
+    unknown_days = _days_without_figures(days)
     nodes = live.nodes if live else read_live_days.nodes_of(context)[0]
-    is_late = window.start > requested.start
+    is_late = window.start > requested_window.start
     facts = ReportFacts(
         window=window,
         days=days,
         node_hours=_node_hours(nodes, days, context.now),
         node_types=_node_types(nodes, days, context),
-        unknown_days=unknown,
+        unknown_days=unknown_days,
         cap_micros_per_hour=context.policy.burst.fleet_cap_micros_per_hour,
-        notes=(*(live.notes if live else ()), *_report_notes(unknown, recorded, window, is_late=is_late)),
+        notes=(*(live.notes if live else ()), *_report_notes(unknown_days, recorded_days, window, is_late=is_late)),
     )
     report = _without_hidden_spending(fleet_report(facts), reader)
-    has_all_days = not unknown and not is_late
+    has_all_days = not unknown_days and not is_late
     return report.to_json() | {
         "isComplete": has_all_days and (live is None or live.is_complete),
         "isNodeTimeComplete": has_all_days and (live is None or live.is_node_time_complete),
@@ -103,22 +111,22 @@ def _without_hidden_spending(report: FleetReport, reader: Reader) -> FleetReport
 
 def _node_types(nodes: Iterable[NodeLifetime], days: Iterable[DayFigures], context: Context) -> dict[str, NodeType]:
     """Return the instance types of nodes and of demand, with their prices now."""
-    existing = [lifetime.node for lifetime in nodes if not lifetime.is_rented and lifetime.ended_at is None]
-    committed = Counter(ec2_type(node.instance_type) for node in existing)
-    pools = {(node.instance_type, node.pool) for node in existing}
+    present_nodes = [lifetime.node for lifetime in nodes if not lifetime.is_rented and lifetime.ended_at is None]
+    committed_counts = Counter(ec2_type(node.instance_type) for node in present_nodes)
+    pools = {(node.instance_type, node.pool) for node in present_nodes}
     demands = [pool for day in days if day.demand for pool in day.demand.pools]
     pools |= {(pool.instance_type, pool.pool) for pool in demands if not pool.is_rented}
-    economy, rented = context.policy.economy, context.policy.burst.pools
+    economy, rented_pools = context.policy.economy, context.policy.burst.pools
     types = {}
-    for name in {*committed, *(ec2_type(pool.instance_type) for pool in demands)}:
+    for name in {*committed_counts, *(ec2_type(pool.instance_type) for pool in demands)}:
         known_type = economy.types.find(name)
         gpus = known_type.accelerators if known_type else 0
-        own = sorted(pool for pool in pools if ec2_type(pool[0]) == name)
+        pools_of_type = sorted(pool for pool in pools if ec2_type(pool[0]) == name)
         types[name] = NodeType(
             gpus_per_node=gpus,
-            committed_nodes=committed[name],
-            reserved=_site_price(own, gpus, context),
-            on_demand=_on_demand_price(name, rented, gpus, context.now),
+            committed_nodes=committed_counts[name],
+            reserved=_site_price(pools_of_type, gpus, context),
+            on_demand=_on_demand_price(name, rented_pools, gpus, context.now),
         )
     return types
 
@@ -135,55 +143,59 @@ def _site_price(pools: Iterable[tuple[str, str]], gpus: int, context: Context) -
 
 def _on_demand_price(name: str, pools: Iterable[RentedPool], gpus: int, now: datetime) -> NodeHourPrice | None:
     """Return the lowest price at which the policy rents this type on demand; without such a pool, the list price."""
-    offers = [
+    pool_prices = [
         NodeHourPrice(usd_per_hour=pool.micros_per_node_hour / MICROS_PER_USD, origin=f"rent of {pool.name}")
         for pool in pools
         if ec2_type(pool.instance_type) == name and pool.market.is_rented_firmly
     ]
-    listed = list_accelerator_price(name, now)
-    if not offers and listed and gpus:
-        return NodeHourPrice(usd_per_hour=listed.usd * gpus, origin=listed.origin)
-    return min(offers, key=lambda price: price.usd_per_hour, default=None)
+    list_price = list_accelerator_price(name, now)
+    if not pool_prices and list_price and gpus:
+        return NodeHourPrice(usd_per_hour=list_price.usd * gpus, origin=list_price.origin)
+    return min(pool_prices, key=lambda price: price.usd_per_hour, default=None)
 
 
 def _stored_days(span: Span, context: Context) -> dict[date, DayRow]:
     days = [day_of(day.start) for day in day_spans(span)]
-    stored = get_all(context.ledger, map(day_rows.day_key, days))
-    return {day_of(row.figures.since): row for _, row in rows.readable_rows(stored.values(), DayRow)}
+    stored_rows = get_all(context.ledger, map(day_rows.day_key, days))
+    return {day_of(row.figures.since): row for _, row in rows.readable_rows(stored_rows.values(), DayRow)}
 
 
-def _live_from(stored: Mapping[date, DayRow], requested: Span, now: datetime) -> datetime:
+def _live_from(stored_days: Mapping[date, DayRow], requested_window: Span, now: datetime) -> datetime:
     """Return when the live part begins: with the first recent day without a settled row."""
-    oldest = now - REFOLDED
-    if requested.start >= oldest and requested.end - requested.start < _EXACT_BORDERS_UNTIL:
-        return requested.start
-    for day in day_spans(requested):
-        row = stored.get(day_of(day.start))
-        if day.start >= oldest and not (row and row.is_settled):
+    oldest_refolded = now - REFOLDED
+    if (
+        requested_window.start >= oldest_refolded
+        and requested_window.end - requested_window.start < _EXACT_BORDERS_UNTIL
+    ):
+        return requested_window.start
+    for day in day_spans(requested_window):
+        row = stored_days.get(day_of(day.start))
+        if day.start >= oldest_refolded and not (row and row.is_settled):
             return day.start
-    return requested.end
+    return requested_window.end
 
 
 def _days_without_figures(days: Sequence[DayFigures]) -> list[date]:
     """Return the days without figures between the first and the last one."""
     return [
-        day_of(missing.start)
-        for before, after in pairwise(days)
-        if before.until < after.since
-        for missing in day_spans(Span(before.until, after.since))
+        day_of(missing_span.start)
+        for earlier_day, later_day in pairwise(days)
+        if earlier_day.until < later_day.since
+        for missing_span in day_spans(Span(earlier_day.until, later_day.since))
     ]
 
 
 def _report_notes(
-    unknown: Sequence[date], recorded: Sequence[DayFigures], window: Span, *, is_late: bool
+    unknown_days: Sequence[date], recorded_days: Sequence[DayFigures], window: Span, *, is_late: bool
 ) -> Iterator[str]:
-    if recorded:
-        yield f"Days until {day_of(recorded[-1].since)} are whole UTC days with the figures that were stored for them."
+    if recorded_days:
+        last_day = day_of(recorded_days[-1].since)
+        yield f"Days until {last_day} are whole UTC days with the figures that were stored for them."
     if is_late:
         yield f"Not all before {rfc3339(window.start)} is recorded, so the window begins later than requested."
-    if unknown:
-        days = f"{unknown[0]} to {unknown[-1]}" if len(unknown) > 1 else str(unknown[0])
-        count_text = count_of(len(unknown), "day of the window has", "days of the window have")
+    if unknown_days:
+        days = f"{unknown_days[0]} to {unknown_days[-1]}" if len(unknown_days) > 1 else str(unknown_days[0])
+        count_text = count_of(len(unknown_days), "day of the window has", "days of the window have")
         yield f"{count_text} no record ({days}), so no figure includes this time."
 
 

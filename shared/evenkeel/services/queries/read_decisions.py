@@ -49,8 +49,10 @@ def list_decisions(filters: DecisionFilter, page: pagination.PageRequest, reader
 def _list_fleet(filters: DecisionFilter, page: pagination.PageRequest, reader: Reader, context: Context) -> Json:
     months = tuple(subject_rows.listed_decision_months(context.now))
     decisions, token = _read_page(months, filters, page, context, list_name="DECIDED")
-    hidden = _hidden_subjects({decision.subject for decision in decisions}, reader, context.ledger)
-    shown = [read_incidents.disclosed_decision(decision, decision.subject not in hidden) for decision in decisions]
+    hidden_subjects = _hidden_subjects({decision.subject for decision in decisions}, reader, context.ledger)
+    shown = [
+        read_incidents.disclosed_decision(decision, decision.subject not in hidden_subjects) for decision in decisions
+    ]
     return _list_document(shown, token, is_redacted=shown != decisions) | {
         "subject": None,
         "keptDays": subject_rows.DECISIONS_LISTED.days,
@@ -86,12 +88,12 @@ def _hidden_subjects(subjects: set[str], reader: Reader, ledger: Ledger) -> set[
     if reader.may_see_every_team:
         return set()
     about_incidents = {subject for subject in subjects if subject.startswith("inc-")}
-    stored = get_all(ledger, map(incident_rows.incident_key, about_incidents)).values()
-    incidents = {incident.incident_id: incident for _, incident in rows.readable_rows(stored, Incident)}
+    stored_rows = get_all(ledger, map(incident_rows.incident_key, about_incidents)).values()
+    incidents = {incident.incident_id: incident for _, incident in rows.readable_rows(stored_rows, Incident)}
     jobs = read_incidents.load_jobs(
         ledger,
         (subjects - about_incidents)
-        | {affected.job_id for incident in incidents.values() for affected in incident.affected_jobs},
+        | {affected_job.job_id for incident in incidents.values() for affected_job in incident.affected_jobs},
     )
 
     def may_see_job(job_id: str) -> bool:
@@ -101,6 +103,6 @@ def _hidden_subjects(subjects: set[str], reader: Reader, ledger: Ledger) -> set[
         if subject not in about_incidents:
             return may_see_job(subject)
         incident = incidents.get(subject)
-        return incident is not None and all(may_see_job(affected.job_id) for affected in incident.affected_jobs)
+        return incident is not None and all(may_see_job(affected_job.job_id) for affected_job in incident.affected_jobs)
 
     return {subject for subject in subjects if not may_see(subject)}

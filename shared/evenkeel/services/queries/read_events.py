@@ -47,23 +47,23 @@ def list_events(event_filter: EventFilter, page: pagination.PageRequest, reader:
         BadPageToken: this list did not issue the token.
     """
     kept_since = context.now - outbound_rows.EVENTS_KEPT
-    oldest = max(event_filter.since or kept_since, kept_since)
-    oldest_text = rfc3339(oldest)
+    oldest_at = max(event_filter.since or kept_since, kept_since)
+    oldest_text = rfc3339(oldest_at)
     answer = pagination.page_newest_first(
         context.ledger,
         Table.INCIDENTS,
-        tuple(reversed(tuple(outbound_rows.months_between(oldest, context.now)))),
+        tuple(reversed(tuple(outbound_rows.months_between(oldest_at, context.now)))),
         page,
         # An older row passes the filter, so that it ends the list and not the rows after it.
         lambda row: row.doc["recordedAt"] < oldest_text or (event_filter.is_match(row) and _is_visible(row, reader)),
         list_name="EVENT",
     )
-    listed = [row for row in answer.rows if row.doc["recordedAt"] >= oldest_text]
-    has_ended = len(listed) < len(answer.rows)
+    recent_rows = [row for row in answer.rows if row.doc["recordedAt"] >= oldest_text]
+    has_ended = len(recent_rows) < len(answer.rows)
     return {
         "asOf": rfc3339(context.now),
         "keptDays": outbound_rows.EVENTS_KEPT.days,
-        "items": [_event_document(row) for row in listed],
+        "items": [_event_document(row) for row in recent_rows],
         "nextPageToken": None if has_ended else answer.next_token or None,
     }
 

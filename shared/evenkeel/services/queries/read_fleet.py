@@ -61,17 +61,17 @@ class Health(StrEnum):
 def show_status(sources: Sequence[SourceAge], context: Context) -> Json:
     """Return the overview: problems with their handling, and the state of the fleet and the jobs."""
     nodes, has_more_nodes = present_nodes(context.ledger)
-    work = count_jobs_by_state(context.ledger)
-    incidents = group_by_need(nodes, work, context)
+    job_counts = count_jobs_by_state(context.ledger)
+    incidents = group_by_need(nodes, job_counts, context)
     automation = hold_automation.show_automation(context)
     beats = load_heartbeats(context)
     recorded_unhealthy = unhealthy_nodes.load_unhealthy_nodes(context.ledger)
     unhealthy = left_unhealthy(recorded_unhealthy)
     states = node_states(nodes, incidents.in_work, recorded_unhealthy)
     health, reasons = judge_health(incidents, automation, beats, Counter(states.values()), sources)
-    blocked = shared_cause_documents(incidents.working)
-    waits = waits_by_team(work, context.now)
-    reasons = [*(outage["headline"] for outage in blocked), *reasons]
+    shared_causes = shared_cause_documents(incidents.working)
+    waits = waits_by_team(job_counts, context.now)
+    reasons = [*(outage["headline"] for outage in shared_causes), *reasons]
     return {
         "asOf": rfc3339(context.now),
         "fleet": context.site.fleet,
@@ -84,7 +84,7 @@ def show_status(sources: Sequence[SourceAge], context: Context) -> Json:
             "isLowerBound": incidents.is_lower_bound,
             "items": incident_documents(incidents, context),
         },
-        "outages": blocked,
+        "outages": shared_causes,
         "next": next_command(incidents, [node.incident_id for node in unhealthy.values()]),
         "nodes": _pool_documents(nodes, states, sources, context.policy.burst.rented_pools)
         | {"isLowerBound": has_more_nodes},
@@ -95,10 +95,10 @@ def show_status(sources: Sequence[SourceAge], context: Context) -> Json:
             if states[node.life.key] is NodeState.UNHEALTHY
         ][:MAX_SHOWN],
         "gpus": _gpu_document(nodes, states, sources),
-        "cpu": _stated_amounts(nodes, states, lambda amounts: amounts.cpu),
-        "memoryGib": _stated_amounts(nodes, states, lambda amounts: amounts.memory_gib),
+        "cpu": _stated_amounts(nodes, states, lambda resources: resources.cpu),
+        "memoryGib": _stated_amounts(nodes, states, lambda resources: resources.memory_gib),
         "cordons": cordon_documents(context.ledger, nodes),
-        "jobs": job_counts_document(work, context) | _staleness_of_all(sources),
+        "jobs": job_counts_document(job_counts, context) | _staleness_of_all(sources),
         "teams": [
             {name: value for name, value in team.items() if name != "resources"}
             | {"p90WaitSeconds": waits.get(team["team"])}
@@ -154,8 +154,8 @@ def _staleness_of_all(sources: Iterable[SourceAge]) -> Json:
 
 def _has_seen_nodes(sources: Iterable[SourceAge]) -> bool:
     """Whether every cluster was listed once. Before that, the number of nodes is unknown, and not 0."""
-    listed = [age.seen_at for age in sources if age.source.kind is SourceKind.KUBERNETES_LIST]
-    return bool(listed) and all(listed)
+    list_times = [age.seen_at for age in sources if age.source.kind is SourceKind.KUBERNETES_LIST]
+    return bool(list_times) and all(list_times)
 
 
 def _gpu_document(nodes: Sequence[FleetNode], states: Mapping[str, NodeState], sources: Iterable[SourceAge]) -> Json:
@@ -178,16 +178,16 @@ def _stated_amounts(
 
     `unknownNodes` counts the nodes that do not state it, for example nodes that have not joined their cluster.
     """
-    stated = [node for node in nodes if amount(node.allocatable) is not None]
-    unknown = {"unknownNodes": len(nodes) - len(stated)}
-    if not stated:
-        return {"total": None, "inUse": None, "free": None, **unknown}
-    serving = [node for node in stated if states[node.life.key] is NodeState.IN_SERVICE]
+    nodes_with_amount = [node for node in nodes if amount(node.allocatable) is not None]
+    unknown_count = {"unknownNodes": len(nodes) - len(nodes_with_amount)}
+    if not nodes_with_amount:
+        return {"total": None, "inUse": None, "free": None, **unknown_count}
+    serving = [node for node in nodes_with_amount if states[node.life.key] is NodeState.IN_SERVICE]
     return {
-        "total": amount(sum((node.allocatable for node in stated), NONE)),
-        "inUse": amount(sum((node.in_use for node in stated), NONE)) or 0,
+        "total": amount(sum((node.allocatable for node in nodes_with_amount), NONE)),
+        "inUse": amount(sum((node.in_use for node in nodes_with_amount), NONE)) or 0,
         "free": amount(sum((node.allocatable.minus(node.in_use) for node in serving), NONE)) or 0,
-        **unknown,
+        **unknown_count,
     }
 
 
@@ -224,27 +224,27 @@ def judge_health(
         sources: The age of every source of facts.
     """
     schedules_are_off = is_off(sources)
-    stale, unknown = complaints(sources)
+    stale_sources, unknown_sources = complaints(sources)
     silent = [] if schedules_are_off else [beat["function"] for beat in beats if beat["isSilent"]]
     critical = []
     if incidents.needing:
         critical.append(incidents.count_text(incidents.needing, ("needs a person", "need a person")))
     if silent:
         critical.append(f"no heartbeat from {', '.join(silent)} for 10 minutes")
-    critical += stale
+    critical += stale_sources
     never_ran = [] if schedules_are_off else [beat["function"] for beat in beats if beat["at"] is None]
-    degraded = list(unknown)
+    problems = list(unknown_sources)
     if never_ran:
-        degraded.append(f"no heartbeat yet from {', '.join(never_ran)}")
+        problems.append(f"no heartbeat yet from {', '.join(never_ran)}")
     if incidents.working:
-        degraded.append(incidents.count_text(incidents.working, ("working", "working")))
+        problems.append(incidents.count_text(incidents.working, ("working", "working")))
     if states.get(NodeState.NOT_READY):
-        degraded.append(f"{states.get(NodeState.NOT_READY)} not ready without an incident")
+        problems.append(f"{states.get(NodeState.NOT_READY)} not ready without an incident")
     if states.get(NodeState.UNHEALTHY):
-        degraded.append(f"{states.get(NodeState.UNHEALTHY)} unhealthy, without a running recovery")
+        problems.append(f"{states.get(NodeState.UNHEALTHY)} unhealthy, without a running recovery")
     if automation["isHeld"]:
-        degraded.append("automation is held")
+        problems.append("automation is held")
     if schedules_are_off:
-        return Health.NOT_RUNNING, [read_sources.NOT_RUNNING, *critical, *degraded]
-    health = Health.CRITICAL if critical else Health.DEGRADED if degraded else Health.OK
-    return health, critical + degraded
+        return Health.NOT_RUNNING, [read_sources.NOT_RUNNING, *critical, *problems]
+    health = Health.CRITICAL if critical else Health.DEGRADED if problems else Health.OK
+    return health, critical + problems

@@ -27,13 +27,15 @@ def show_readings(incident: Incident, decisions: Iterable[Decision], context: Co
         decisions: The decisions about it, newest first.
         context: The ledger, the policy and the time.
     """
-    recorded, is_same_policy = _recorded_readings(decisions, context)
+    recorded_readings, is_same_policy = _recorded_readings(decisions, context)
     if incident.state.is_settled:
         readings = (
-            recorded if is_same_policy else [reading.replace(limit=None, is_blocking=None) for reading in recorded]
+            recorded_readings
+            if is_same_policy
+            else [reading.replace(limit=None, is_blocking=None) for reading in recorded_readings]
         )
     else:
-        readings = _current_readings(incident, recorded, context)
+        readings = _current_readings(incident, recorded_readings, context)
     return [reading.to_json() for reading in readings]
 
 
@@ -50,7 +52,9 @@ def _recorded_readings(decisions: Iterable[Decision], context: Context) -> tuple
     return [], True
 
 
-def _current_readings(incident: Incident, recorded: list[GuardrailReading], context: Context) -> list[GuardrailReading]:
+def _current_readings(
+    incident: Incident, recorded_readings: list[GuardrailReading], context: Context
+) -> list[GuardrailReading]:
     inputs = GuardrailInputs(context)
     policy = context.policy.repair.guardrails
     is_cordoned = incident.stages.cordoned_at is not None
@@ -63,8 +67,10 @@ def _current_readings(incident: Incident, recorded: list[GuardrailReading], cont
             action, inputs.read_counts(action, incident).facts.replace(pool_nodes=pool_nodes), policy
         )
     ]
-    shared = next((reading for reading in recorded if reading.guardrail is GuardrailName.SHARED_CAUSE), None)
-    return [_without_unread(reading, shared) for reading in readings]
+    shared_cause = next(
+        (reading for reading in recorded_readings if reading.guardrail is GuardrailName.SHARED_CAUSE), None
+    )
+    return [_without_unread(reading, shared_cause) for reading in readings]
 
 
 def _without_unread(reading: GuardrailReading, recorded_cause: GuardrailReading | None) -> GuardrailReading:

@@ -60,12 +60,12 @@ def show_incident(incident_id: str, reader: Reader, context: Context) -> Json:
     """
     incident = load_incident(context.ledger, incident_id)
     # An incident that continues an earlier one has its evidence, too.
-    stored = [
+    stored_rows = [
         row
         for subject in filter(None, (incident.resumes, incident_id))
         for row in context.ledger.partition(Table.INCIDENTS, incident_rows.incident_key(subject).pk, "EVIDENCE#")
     ]
-    evidence = [_visible_evidence(rows.decode(row, Evidence), reader, context.ledger) for row in stored]
+    evidence = [_visible_evidence(rows.decode(row, Evidence), reader, context.ledger) for row in stored_rows]
     return incident_summary(incident, context.now) | {
         "nodeLane": node_progress(incident, context.policy.repair),
         "jobLanes": job_lanes(job := with_jobs(context.ledger, [incident])[0], load_affected_jobs(context.ledger, job)),
@@ -122,10 +122,10 @@ def incidents_since(ledger: Ledger, start: datetime) -> tuple[list[Incident], bo
     request = pagination.PageRequest(_PAGE)
     while True:
         answer = pagination.page_newest_first(ledger, Table.INCIDENTS, partitions, request)
-        listed = [rows.decode(row, Incident) for row in answer.rows]
-        recent = [incident for incident in listed if incident.opened_at >= start]
+        recent_incidents = [rows.decode(row, Incident) for row in answer.rows]
+        recent = [incident for incident in recent_incidents if incident.opened_at >= start]
         incidents += recent
-        is_complete = len(recent) < len(listed) or not answer.next_token
+        is_complete = len(recent) < len(recent_incidents) or not answer.next_token
         if is_complete or len(incidents) >= MAX_READ:
             return sorted(incidents, key=lambda incident: (incident.opened_at, incident.incident_id)), is_complete
         request = pagination.PageRequest(_PAGE, answer.next_token)
@@ -133,13 +133,13 @@ def incidents_since(ledger: Ledger, start: datetime) -> tuple[list[Incident], bo
 
 def load_affected_jobs(ledger: Ledger, *incidents: Incident) -> dict[str, Job]:
     """Read the existing jobs that incidents interrupted, in one batch."""
-    return load_jobs(ledger, (affected.job_id for incident in incidents for affected in incident.affected_jobs))
+    return load_jobs(ledger, (affected_job.job_id for incident in incidents for affected_job in incident.affected_jobs))
 
 
 def load_jobs(ledger: Ledger, job_ids: Iterable[str]) -> dict[str, Job]:
     """Read the existing jobs of some ids, by hundreds."""
-    stored = get_all(ledger, map(job_rows.job_key, job_ids)).values()
-    return {job.job_id: job for _, job in rows.readable_rows(stored, Job)}
+    stored_rows = get_all(ledger, map(job_rows.job_key, job_ids)).values()
+    return {job.job_id: job for _, job in rows.readable_rows(stored_rows, Job)}
 
 
 def decisions_about(ledger: Ledger, subject: str, may_see_all: bool, *, at_most: int = 20) -> list[Json]:
@@ -185,7 +185,7 @@ def incident_summary(incident: Incident, now: datetime) -> Json:
         "acknowledgement": incident.acknowledgement.to_json() if incident.acknowledgement else None,
         "replacementInstanceId": incident.replacement_instance_id or None,
         "repairs": list(incident.repairs),
-        "affectedJobs": [affected.to_json() for affected in incident.affected_jobs],
+        "affectedJobs": [affected_job.to_json() for affected_job in incident.affected_jobs],
         "unmanagedWorkloads": list(incident.unmanaged_workloads),
         "evidenceCount": incident.evidence_count,
         "firstSignalAt": rfc3339(incident.first_signal_at),
@@ -278,11 +278,11 @@ def node_lane(incident: Incident) -> Json:
         (stages.planned_at, "planned"),
         (incident.opened_at, "detected"),
     )
-    reached = max((step for step in ladder if step[0] is not None), key=lambda step: (step[0], -ladder.index(step)))
+    last_step = max((step for step in ladder if step[0] is not None), key=lambda step: (step[0], -ladder.index(step)))
     status = "ok" if stages.returned_at else "working"
     if incident.state.is_settled and not stages.returned_at:
         status = "failed" if incident.state in NEEDS_PERSON_STATES else "idle"
-    return {"phase": reached[1], "status": status, "since": _instant_text(reached[0]), "rung": rung or None}
+    return {"phase": last_step[1], "status": status, "since": _instant_text(last_step[0]), "rung": rung or None}
 
 
 _NEXT_STEPS = {
@@ -338,14 +338,18 @@ def with_jobs(ledger: Ledger, incidents: Iterable[Incident]) -> list[Incident]:
 
     Attempts that were lost or failed there since about the first signal count, too.
     """
-    listed = list(incidents)
-    unsearched = [incident for incident in listed if not incident.affected_jobs and not has_found_jobs(incident)]
-    if not unsearched:
-        return listed
-    since = min(incident.first_signal_at for incident in unsearched) - _ATTRIBUTION_WINDOW
+    all_incidents = list(incidents)
+    incidents_to_search = [
+        incident for incident in all_incidents if not incident.affected_jobs and not has_found_jobs(incident)
+    ]
+    if not incidents_to_search:
+        return all_incidents
+    since = min(incident.first_signal_at for incident in incidents_to_search) - _ATTRIBUTION_WINDOW
     incident_rows_, _ = pagination.read_partition(ledger, Table.JOBS, "ATTEMPT#LIVE", at_most=_MAX_ATTEMPTS)
-    ended, _ = pagination.read_partition(ledger, Table.JOBS, "ATTEMPT#ENDED", at_most=_MAX_ATTEMPTS, newest_first=True)
-    attempts = [attempt for _, attempt in rows.readable_rows((*incident_rows_, *ended), Attempt)]
+    ended_rows, _ = pagination.read_partition(
+        ledger, Table.JOBS, "ATTEMPT#ENDED", at_most=_MAX_ATTEMPTS, newest_first=True
+    )
+    attempts = [attempt for _, attempt in rows.readable_rows((*incident_rows_, *ended_rows), Attempt)]
     jobs_by_life: dict[str, dict[str, AffectedJob]] = defaultdict(dict)
     for attempt in sorted(attempts, key=lambda earlier: earlier.attempt):
         was_interrupted = (
@@ -356,9 +360,9 @@ def with_jobs(ledger: Ledger, incidents: Iterable[Incident]) -> list[Incident]:
                 jobs_by_life[life.key][attempt.job_id] = AffectedJob(job_id=attempt.job_id, attempt=attempt.attempt)
     return [
         incident.replace(affected_jobs=tuple(jobs_by_life[incident.life.key].values()))
-        if incident in unsearched
+        if incident in incidents_to_search
         else incident
-        for incident in listed
+        for incident in all_incidents
     ]
 
 
@@ -378,8 +382,8 @@ def job_lanes(incident: Incident, jobs: dict[str, Job]) -> list[Json]:
     """Return the progress of each interrupted job."""
     is_stopped = incident.plan is not None and (incident.plan.outcome == "ACT" or is_approved(incident))
     return [
-        _job_lane(affected.job_id, affected.attempt, jobs.get(affected.job_id), is_stopped=is_stopped)
-        for affected in incident.affected_jobs
+        _job_lane(affected_job.job_id, affected_job.attempt, jobs.get(affected_job.job_id), is_stopped=is_stopped)
+        for affected_job in incident.affected_jobs
     ]
 
 
@@ -396,8 +400,8 @@ def needs_person(incident: Incident, jobs: Iterable[Job], holder: FleetNode | No
     """
     if incident.state not in NEEDS_PERSON_STATES:
         return False
-    affected = {item.job_id: item.attempt for item in incident.affected_jobs}
-    if any(not is_job_back(job, affected[job.job_id]) for job in jobs if job.job_id in affected):
+    attempts_by_job = {item.job_id: item.attempt for item in incident.affected_jobs}
+    if any(not is_job_back(job, attempts_by_job[job.job_id]) for job in jobs if job.job_id in attempts_by_job):
         return True
     if holder is None:
         return now - (incident.stages.settled_at or incident.opened_at) < FRESH_FOR
@@ -406,11 +410,11 @@ def needs_person(incident: Incident, jobs: Iterable[Job], holder: FleetNode | No
 
 def stage_seconds(stages: StageTimes) -> list[Json]:
     """Return the reached stages in order of time, each with the seconds since the one before."""
-    reached = sorted((at, name) for name, at in stages if isinstance(at, datetime))
-    first = [{"stage": _stage_name(name), "at": rfc3339(at), "seconds": 0.0} for at, name in reached[:1]]
-    return first + [
-        {"stage": _stage_name(name), "at": rfc3339(at), "seconds": round((at - before).total_seconds(), 3)}
-        for (before, _), (at, name) in pairwise(reached)
+    reached_stages = sorted((at, name) for name, at in stages if isinstance(at, datetime))
+    first_stage = [{"stage": _stage_name(name), "at": rfc3339(at), "seconds": 0.0} for at, name in reached_stages[:1]]
+    return first_stage + [
+        {"stage": _stage_name(name), "at": rfc3339(at), "seconds": round((at - earlier_at).total_seconds(), 3)}
+        for (earlier_at, _), (at, name) in pairwise(reached_stages)
     ]
 
 

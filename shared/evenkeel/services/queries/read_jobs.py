@@ -114,13 +114,16 @@ def _check_names(filters: JobFilter, reader: Reader, classes: Collection[str]) -
 
 def list_unmanaged(context: Context) -> Json:
     """Return the workloads with accelerators that Evenkeel did not start, as the last sweep saw them."""
-    stored = (context.ledger.get(fleet_rows.unmanaged_workloads_key(cluster)) for cluster in context.site.clusters)
-    listed = [UnmanagedWorkload.model_validate(workload) for row in stored if row for workload in row.doc["workloads"]]
-    adopted = context.policy.adoption.namespaces
+    stored_rows = (context.ledger.get(fleet_rows.unmanaged_workloads_key(cluster)) for cluster in context.site.clusters)
+    workloads = [
+        UnmanagedWorkload.model_validate(workload) for row in stored_rows if row for workload in row.doc["workloads"]
+    ]
+    adopted_namespaces = context.policy.adoption.namespaces
     consequences = (
-        describe_fault_consequence(workload, by_policy=workload.namespace in adopted) for workload in listed
+        describe_fault_consequence(workload, by_policy=workload.namespace in adopted_namespaces)
+        for workload in workloads
     )
-    items = [workload.to_json() | {"says": text} for workload, text in zip(listed, consequences, strict=True)]
+    items = [workload.to_json() | {"says": text} for workload, text in zip(workloads, consequences, strict=True)]
     return {"items": items, "nextPageToken": None}
 
 
@@ -139,13 +142,13 @@ def show_job(job_id: str, reader: Reader, context: Context) -> Json:
     is_redacted = not reader.may_see_job(stored_job)
     job = reader.view_of_job(stored_job)
     spec = job.spec
-    submitted = shown_fields(spec, only_public=is_redacted)
+    submitted_fields = shown_fields(spec, only_public=is_redacted)
     waits = read_queue.waits_with_kueue(job, context.ledger)
     attempts = load_attempts(context.ledger, job_id)
-    listed = job_summary(job if waits is None else job.replace(reason=waits.kueue_status))
+    summary = job_summary(job if waits is None else job.replace(reason=waits.kueue_status))
     public = (
-        listed
-        | {name: value for name, value in submitted.items() if name not in listed}
+        summary
+        | {name: value for name, value in submitted_fields.items() if name not in summary}
         | {
             "version": row.version,
             "isRedacted": is_redacted,
@@ -161,7 +164,7 @@ def show_job(job_id: str, reader: Reader, context: Context) -> Json:
         "envNames": sorted(spec.env),
         "pools": [choice.to_json() for choice in spec.pools],
         "tolerations": [toleration.to_pod() for toleration in spec.tolerations],
-        "checkpoint": submitted["checkpoint"] | {"claim": spec.checkpoint_claim or None},
+        "checkpoint": submitted_fields["checkpoint"] | {"claim": spec.checkpoint_claim or None},
         "namespace": job.namespace,
         "serviceAccount": job.service_account or None,
         "distrustAfter": _instant_text(job.distrust_after),
@@ -200,21 +203,22 @@ def job_logs(
     row = context.ledger.get(job_rows.attempt_key(job_id, number))
     if row is None:
         raise NotFound(f"{job_id} has no attempt {number}; its latest is {job.current_attempt}.")
-    chosen = rows.decode(row, Attempt)
-    if rank >= chosen.ranks:
+    chosen_attempt = rows.decode(row, Attempt)
+    if rank >= chosen_attempt.ranks:
         raise Refused(
-            f"Attempt {number} of {job_id} has {count_of(chosen.ranks, 'pod')}; the highest rank is {chosen.ranks - 1}."
+            f"Attempt {number} of {job_id} has {count_of(chosen_attempt.ranks, 'pod')}; "
+            f"the highest rank is {chosen_attempt.ranks - 1}."
         )
     document: Json = {"jobId": job_id, "attempt": number, "rank": rank}
     try:
-        text = context.cluster.logs(chosen, rank, tail, timestamps=timestamps)
+        text = context.cluster.logs(chosen_attempt, rank, tail, timestamps=timestamps)
     except (NotFound, Refused, TransientError) as error:
-        stored = context.ledger.get(job_rows.kept_log_key(job_id, number, rank))
-        kept_log = rows.decode(stored, KeptLog) if stored else None
+        kept_row = context.ledger.get(job_rows.kept_log_key(job_id, number, rank))
+        kept_log = rows.decode(kept_row, KeptLog) if kept_row else None
         if kept_log is None or not kept_log.text:
-            if not isinstance(error, NotFound) and chosen.ended_at is None:
+            if not isinstance(error, NotFound) and chosen_attempt.ended_at is None:
                 raise
-            raise NotFound(_why_no_log(chosen, rank, kept_log, str(error))) from error
+            raise NotFound(_why_no_log(chosen_attempt, rank, kept_log, str(error))) from error
         text = kept_log.last_lines(tail, timestamps=timestamps)
         is_cut = kept_log.is_cut or len(kept_log.text.splitlines()) > tail
         times_note = _UNKNOWN_TIMES_NOTE if timestamps and not kept_log.times else ""
@@ -222,7 +226,7 @@ def job_logs(
             "text": text,
             "isCut": is_cut,
             "keptAt": rfc3339(kept_log.kept_at),
-            "note": _kept_log_note(chosen, kept_log) + times_note,
+            "note": _kept_log_note(chosen_attempt, kept_log) + times_note,
         }
     return document | {"text": text[-LARGEST_LOG:], "isCut": len(text) > LARGEST_LOG, "keptAt": None, "note": None}
 
@@ -232,14 +236,14 @@ def _why_no_log(attempt: Attempt, rank: int, kept_log: KeptLog | None, error: st
         why = f"It could not be read at {rfc3339(kept_log.kept_at)}: {kept_log.why or 'it was empty'}"
         pod = f"Rank {rank} of {attempt.workload_name}"
         return f"{pod} has no kept log. {why.rstrip('.')}. {_rest_of_log_text(attempt, kept_log)}"
-    how = f"The attempt ended: {attempt.reason}" if attempt.ended_at else f"Its pod cannot be read: {error}"
-    return f"Rank {rank} of {attempt.workload_name} has no pod and no kept log. {how}"
+    cause = f"The attempt ended: {attempt.reason}" if attempt.ended_at else f"Its pod cannot be read: {error}"
+    return f"Rank {rank} of {attempt.workload_name} has no pod and no kept log. {cause}"
 
 
 def _kept_log_note(attempt: Attempt, kept_log: KeptLog) -> str:
     extent = "The last lines" if kept_log.is_cut else "The whole log"
-    rest = _rest_of_log_text(attempt, kept_log)
-    return f"{extent} of pod {kept_log.pod_name}, kept at {rfc3339(kept_log.kept_at)}. {rest}"
+    rest_text = _rest_of_log_text(attempt, kept_log)
+    return f"{extent} of pod {kept_log.pod_name}, kept at {rfc3339(kept_log.kept_at)}. {rest_text}"
 
 
 def _rest_of_log_text(attempt: Attempt, kept_log: KeptLog) -> str:
@@ -259,14 +263,14 @@ def load_job(ledger: Ledger, job_id: str) -> Job:
 
 def load_attempts(ledger: Ledger, job_id: str) -> tuple[Attempt, ...]:
     """Read all attempts of a job, oldest first."""
-    stored = ledger.partition(Table.JOBS, job_rows.job_key(job_id).pk, "ATTEMPT#")
-    return tuple(rows.decode(row, Attempt) for row in stored)
+    stored_rows = ledger.partition(Table.JOBS, job_rows.job_key(job_id).pk, "ATTEMPT#")
+    return tuple(rows.decode(row, Attempt) for row in stored_rows)
 
 
 def load_rentals(ledger: Ledger, job_id: str) -> tuple[Rental, ...]:
     """Read all rentals of a job, oldest first."""
-    stored = ledger.partition(Table.JOBS, job_rows.job_key(job_id).pk, "RENTAL#")
-    return tuple(rows.decode(row, Rental) for row in stored)
+    stored_rows = ledger.partition(Table.JOBS, job_rows.job_key(job_id).pk, "RENTAL#")
+    return tuple(rows.decode(row, Rental) for row in stored_rows)
 
 
 def stored_timeline(ledger: Ledger, subject: str) -> list[Json]:
@@ -277,15 +281,15 @@ def stored_timeline(ledger: Ledger, subject: str) -> list[Json]:
 
 def job_timeline(ledger: Ledger, job_id: str) -> list[Json]:
     """Return the timeline of a job, oldest first. The entry of an admission follows from its attempt."""
-    stored = stored_timeline(ledger, job_id)
+    stored_entries = stored_timeline(ledger, job_id)
     # Earlier releases stored the entry.
-    known = {entry.get("decisionId") for entry in stored if entry["kind"] == "admitted"}
-    admitted = [
+    known_decision_ids = {entry.get("decisionId") for entry in stored_entries if entry["kind"] == "admitted"}
+    admission_entries = [
         _admission_entry(attempt).to_json()
         for attempt in load_attempts(ledger, job_id)
-        if attempt.decision_id not in known
+        if attempt.decision_id not in known_decision_ids
     ]
-    return sorted([*admitted, *stored], key=lambda entry: str(entry["at"]))
+    return sorted([*admission_entries, *stored_entries], key=lambda entry: str(entry["at"]))
 
 
 def _admission_entry(attempt: Attempt) -> TimelineEntry:
@@ -302,11 +306,11 @@ def _admission_entry(attempt: Attempt) -> TimelineEntry:
 
 
 def _pools_text(attempt: Attempt) -> str:
-    part = attempt.rented_part
-    if part is None:
+    rented_part = attempt.rented_part
+    if rented_part is None:
         return attempt.pool
     base_text = count_of(attempt.ranks - attempt.rented_ranks, "node")
-    return f"{base_text} of {attempt.pool} and {attempt.rented_ranks} of {part.pool}"
+    return f"{base_text} of {attempt.pool} and {attempt.rented_ranks} of {rented_part.pool}"
 
 
 _STATES_WITH_PROGRESS = (JobState.STARTING, JobState.RUNNING, JobState.STOPPING)
@@ -368,8 +372,12 @@ def _mixed_growth_document(job: Job) -> Json | None:
 
 
 def _rented_part_document(attempt: Attempt) -> Json | None:
-    part = attempt.rented_part
-    return {"rental": part.rental, "pool": part.pool, "nodes": list(part.node_names)} if part else None
+    rented_part = attempt.rented_part
+    return (
+        {"rental": rented_part.rental, "pool": rented_part.pool, "nodes": list(rented_part.node_names)}
+        if rented_part
+        else None
+    )
 
 
 def _attempt_document(attempt: Attempt) -> Json:

@@ -96,32 +96,41 @@ def read_days(asked_span: Span, context: Context, *, max_jobs: int = 0) -> LiveD
     if len(interrupted_jobs) > max_jobs:
         jobs_text = count_of(len(interrupted_jobs), "interrupted job")
         notes.append(f"Only {max_jobs} of {jobs_text} were read. The losses are too low.")
-    chosen = interrupted_jobs[:max_jobs]
-    rented = {attempt.job_id for attempt in attempts if attempt.is_rented or attempt.rented_part}
-    first = [attempt.job_id for attempt in attempts if attempt.attempt == 1]
-    jobs = read_cost_records.jobs_of(context.ledger, dict.fromkeys([*chosen, *sorted(rented), *first[:max_jobs]]))
-    missing = sum(name not in jobs for name in chosen)
-    if missing:
+    chosen_job_ids = interrupted_jobs[:max_jobs]
+    jobs_on_rented_nodes = {attempt.job_id for attempt in attempts if attempt.is_rented or attempt.rented_part}
+    jobs_that_began = [attempt.job_id for attempt in attempts if attempt.attempt == 1]
+    jobs = read_cost_records.jobs_of(
+        context.ledger, dict.fromkeys([*chosen_job_ids, *sorted(jobs_on_rented_nodes), *jobs_that_began[:max_jobs]])
+    )
+    missing_count = sum(name not in jobs for name in chosen_job_ids)
+    if missing_count:
         notes.append(
-            f"{count_of(missing, 'interrupted job is', 'interrupted jobs are')} no longer stored: losses unknown."
+            f"{count_of(missing_count, 'interrupted job is', 'interrupted jobs are')} no longer stored: losses unknown."
         )
-    with_rentals = [jobs[name] for name in dict.fromkeys([*chosen, *sorted(rented)]) if name in jobs]
+    with_rentals = [
+        jobs[name] for name in dict.fromkeys([*chosen_job_ids, *sorted(jobs_on_rented_nodes)]) if name in jobs
+    ]
     rentals = read_cost_records.rentals_in(with_rentals, span.start, context)
-    lost = _lost_time([jobs[name] for name in chosen if name in jobs], attempts, incidents, rentals, context)
+    lost_times = _lost_time(
+        [jobs[name] for name in chosen_job_ids if name in jobs], attempts, incidents, rentals, context
+    )
     nodes, is_cut = nodes_of(context)
     if is_cut:
         notes.append(f"Only {_MAX_NODES} nodes were read. Node time and rates are wrong.")
     spans = tuple(day_spans(span))
     demand = _Demand(attempts, jobs, nodes, span.start, context.now) if window.has_all_live else None
     setups = setup_history.read_periods(context.ledger, span.start, context.now) if window.has_all_live else ()
-    by_day = _Records(spans, attempts, incidents, lost, setups, context)
+    by_day = _Records(spans, attempts, incidents, lost_times, setups, context)
     return LiveDays(
         span=span,
         days=tuple(by_day.compute_day(day, nodes, rentals, demand) for day in spans),
         whole_from=whole_from,
         open_since=frozenset(by_day.open_since),
         nodes=nodes,
-        is_complete=window.is_complete and has_all and len(chosen) == len(interrupted_jobs) and not missing,
+        is_complete=window.is_complete
+        and has_all
+        and len(chosen_job_ids) == len(interrupted_jobs)
+        and not missing_count,
         is_node_time_complete=not is_cut,
         notes=tuple(notes),
     )
@@ -135,7 +144,7 @@ class _Records:
         spans: Sequence[Span],
         attempts: Iterable[Attempt],
         incidents: Iterable[Incident],
-        lost: Sequence[LostTime],
+        lost_times: Sequence[LostTime],
         setups: Sequence[SetupPeriod],
         context: Context,
     ) -> None:
@@ -151,11 +160,11 @@ class _Records:
         losses: dict[str, list[tuple[Span, GpuUse]]] = defaultdict(list)
         for incident in incident_by_id.values():
             self._add_incident(incident)
-        for lost_time in lost:
+        for lost_time in lost_times:
             receipt = lost_time.receipt
-            use = GpuUse.LOST if receipt.cause.is_failure else GpuUse.INTERRUPTED
+            gpu_use = GpuUse.LOST if receipt.cause.is_failure else GpuUse.INTERRUPTED
             losses[receipt.job_id] += [
-                (span, GpuUse.RESTORING if stage is Stage.RESTORE else use) for stage, span in lost_time.spans
+                (span, GpuUse.RESTORING if stage is Stage.RESTORE else gpu_use) for stage, span in lost_time.spans
             ]
             self._add_interruption(AttributedInterruption(receipt, incident_by_id.get(receipt.incident_id)))
         for attempt in attempts:
@@ -170,10 +179,10 @@ class _Records:
             for day in self._days_of(outage):
                 self._repairs[day][incident.life.key].append(outage)
 
-    def _add_interruption(self, interrupted: AttributedInterruption) -> None:
-        receipt = interrupted.receipt
+    def _add_interruption(self, interruption: AttributedInterruption) -> None:
+        receipt = interruption.receipt
         for day in self._days_of(Span(receipt.interrupted_at, receipt.interrupted_at)):
-            self._interrupted[day].append(interrupted)
+            self._interrupted[day].append(interruption)
             if not receipt.is_over:
                 self.open_since.add(day.start)
 
@@ -182,11 +191,11 @@ class _Records:
         restore_limit = timedelta(seconds=self._context.policy.jobs.expected_resume_seconds)
         for day in self._days_of(Span(attempt.charged_since or now, attempt.ended_at or now)):
             self._attempts[day].append(attempt)
-        for use, span in _uses_of(attempt, losses, restore_limit, now):
+        for gpu_use, span in _uses_of(attempt, losses, restore_limit, now):
             for day in self._days_of(span):
                 for life in attempt.nodes:
-                    holding = HeldGpus(life.key, use, attempt.per_node.accelerators, span, saving_share)
-                    self._held[day][life.key].append(holding)
+                    held_gpus = HeldGpus(life.key, gpu_use, attempt.per_node.accelerators, span, saving_share)
+                    self._held[day][life.key].append(held_gpus)
 
     def _days_of(self, span: Span) -> Iterator[Span]:
         """Yield the days that a span touches; that of its start if it is empty."""
@@ -199,7 +208,7 @@ class _Records:
     ) -> DayFigures:
         context = self._context
         economy = context.policy.economy
-        held_quota = [held for attempt in self._attempts[day] if (held := _held_quota(attempt, context.now))]
+        held_quota = [quota for attempt in self._attempts[day] if (quota := _held_quota(attempt, context.now))]
         quotas = quota_times(held_quota, self._setups, day)
         return compute_day_figures(
             DayFacts(
@@ -234,14 +243,14 @@ class _Demand:
         start: datetime,
         now: datetime,
     ) -> None:
-        records = [*(node.launched_at for node in nodes), *(attempt.admitted_at for attempt in attempts)]
-        self._first_record = min(records, default=None)
+        known_times = [*(node.launched_at for node in nodes), *(attempt.admitted_at for attempt in attempts)]
+        self._first_record = min(known_times, default=None)
         self._spans: list[DemandSpan] = []
         self._unknown_waits: list[datetime] = []
         ends = {(attempt.job_id, attempt.attempt): attempt.ended_at for attempt in attempts}
         for attempt in attempts:
-            held = Span(attempt.charged_since or attempt.ended_at or now, attempt.ended_at or now)
-            self._add_span(attempt, held, is_waiting=False)
+            held_span = Span(attempt.charged_since or attempt.ended_at or now, attempt.ended_at or now)
+            self._add_span(attempt, held_span, is_waiting=False)
             if attempt.attempt > 1:  # an attempt before it that was not read ended before the window
                 since = ends.get((attempt.job_id, attempt.attempt - 1), start)
             else:
@@ -250,24 +259,30 @@ class _Demand:
             if since is None:
                 self._unknown_waits.append(attempt.admitted_at)
             else:
-                self._add_span(attempt, Span(since, held.start), is_waiting=True)
+                self._add_span(attempt, Span(since, held_span.start), is_waiting=True)
 
     def _add_span(self, attempt: Attempt, span: Span, *, is_waiting: bool) -> None:
         if span.start >= span.end:
             return
-        kind, base_gpus, part = (attempt.pool, attempt.instance_type), attempt.priced_accelerators, attempt.rented_part
+        kind, base_gpus, rented_part = (
+            (attempt.pool, attempt.instance_type),
+            attempt.priced_accelerators,
+            attempt.rented_part,
+        )
         self._spans.append(DemandSpan(*kind, attempt.is_rented, base_gpus, span, is_waiting))
-        if part is not None and not is_waiting:
+        if rented_part is not None and not is_waiting:
             rented_gpus = attempt.accelerators - base_gpus
-            self._spans.append(DemandSpan(part.pool, part.instance_type, True, rented_gpus, span, is_waiting))
+            self._spans.append(
+                DemandSpan(rented_part.pool, rented_part.instance_type, True, rented_gpus, span, is_waiting)
+            )
 
     def waiting_in(self, day: Span) -> dict[tuple[str, bool], list[WaitingGpus]]:
         """Return the GPUs that jobs waited for in a day, by pool and whether it is rented."""
-        waiting: dict[tuple[str, bool], list[WaitingGpus]] = defaultdict(list)
+        waiting_gpus: dict[tuple[str, bool], list[WaitingGpus]] = defaultdict(list)
         for demand in self._spans:
             if demand.is_waiting and demand.span.start < day.end and day.start < demand.span.end:
-                waiting[demand.pool, demand.is_rented].append(WaitingGpus(demand.gpus, demand.span))
-        return waiting
+                waiting_gpus[demand.pool, demand.is_rented].append(WaitingGpus(demand.gpus, demand.span))
+        return waiting_gpus
 
     def demand_of(self, day: Span) -> DayDemand | None:
         """Return the demand of a day, or of a part of it; None if there is no record of that time."""
@@ -285,46 +300,46 @@ def _interrupted_job_ids(attempts: Iterable[Attempt], span: Span) -> list[str]:
 
     An attempt that ended after the window may have lost time in it.
     """
-    ended = [
+    ends = [
         (attempt.ended_at, attempt.job_id)
         for attempt in attempts
         if attempt.ended_at and attempt.state is not AttemptState.SUCCEEDED and span.start <= attempt.ended_at
     ]
-    return list(dict.fromkeys(job_id for _, job_id in sorted(ended, reverse=True)))
+    return list(dict.fromkeys(job_id for _, job_id in sorted(ends, reverse=True)))
 
 
 def _lost_time(
     jobs: Iterable[Job],
-    known: Iterable[Attempt],
+    known_attempts: Iterable[Attempt],
     incidents: Iterable[Incident],
     rentals: Iterable[Rental],
     context: Context,
 ) -> list[LostTime]:
     """Return the interruptions of jobs. A job whose attempts are all known costs no further read."""
     attempts_of: dict[str, list[Attempt]] = defaultdict(list)
-    for attempt in known:
+    for attempt in known_attempts:
         attempts_of[attempt.job_id].append(attempt)
-    named: dict[str, list[tuple[int, Incident]]] = defaultdict(list)
+    incidents_by_job: dict[str, list[tuple[int, Incident]]] = defaultdict(list)
     for incident in incidents:
-        for affected in incident.affected_jobs:
-            named[affected.job_id].append((affected.attempt, incident))
-    rented: dict[str, list[Rental]] = defaultdict(list)
+        for affected_job in incident.affected_jobs:
+            incidents_by_job[affected_job.job_id].append((affected_job.attempt, incident))
+    rentals_by_job: dict[str, list[Rental]] = defaultdict(list)
     for rental in rentals:
-        rented[rental.job_id].append(rental)
+        rentals_by_job[rental.job_id].append(rental)
     losses: list[LostTime] = []
     for job in jobs:
         attempts: Sequence[Attempt] = attempts_of[job.job_id]
         if len(attempts) < job.current_attempt:
             keys = [job_rows.attempt_key(job.job_id, number) for number in range(1, job.current_attempt + 1)]
             attempts = [rows.decode(row, Attempt) for row in get_all(context.ledger, keys).values()]
-        prices: Mapping[int, GpuPrice | None] = prices_of(attempts, rented[job.job_id], context.policy.economy)
-        losses += interruptions(job, attempts, named[job.job_id], prices, context.now)
+        prices: Mapping[int, GpuPrice | None] = prices_of(attempts, rentals_by_job[job.job_id], context.policy.economy)
+        losses += interruptions(job, attempts, incidents_by_job[job.job_id], prices, context.now)
     return losses
 
 
 def nodes_of(context: Context) -> tuple[tuple[NodeLifetime, ...], bool]:
     """Return the nodes with GPUs whose records are kept, and whether there are more of them than were read."""
-    stored, is_cut = pagination.read_partition(context.ledger, Table.FLEET, "NODE", at_most=_MAX_NODES)
+    stored_rows, is_cut = pagination.read_partition(context.ledger, Table.FLEET, "NODE", at_most=_MAX_NODES)
     return tuple(
         NodeLifetime(
             node,
@@ -332,7 +347,7 @@ def nodes_of(context: Context) -> tuple[tuple[NodeLifetime, ...], bool]:
             node.life.launched_at,
             node.changed_at if node.is_gone else None,
         )
-        for node in (rows.decode(row, FleetNode) for row in stored)
+        for node in (rows.decode(row, FleetNode) for row in stored_rows)
         if node.accelerators
     ), is_cut
 
@@ -340,11 +355,11 @@ def nodes_of(context: Context) -> tuple[tuple[NodeLifetime, ...], bool]:
 def _spans_of(nodes: Iterable[NodeLifetime], day: Span, now: datetime) -> Iterator[NodeSpan]:
     """Yield the part of a day in which each node existed."""
     for lifetime in nodes:
-        own = lifetime.part_within(day, now)
-        if own.start < own.end:
+        own_span = lifetime.part_within(day, now)
+        if own_span.start < own_span.end:
             node, is_new = lifetime.node, lifetime.launched_at >= day.start
             yield NodeSpan(
-                node.life.key, node.pool, node.instance_type, node.accelerators, lifetime.is_rented, own, is_new
+                node.life.key, node.pool, node.instance_type, node.accelerators, lifetime.is_rented, own_span, is_new
             )
 
 
@@ -370,10 +385,10 @@ def _team_times(
         times[attempt.team] = times.get(attempt.team, 0) + gpu_microseconds
         if attempt.is_rented or not gpu_microseconds:
             continue
-        priced = attempt.priced_accelerators * max(0, microseconds(span.end - span.start))
+        priced_microseconds = attempt.priced_accelerators * max(0, microseconds(span.end - span.start))
         price = base_price_of(attempt, context.policy.economy)
-        cost, before = cost_usd_micros(priced, price), costs[attempt.team]
-        costs[attempt.team] = None if cost is None or before is None else before + cost
+        cost, earlier_cost = cost_usd_micros(priced_microseconds, price), costs[attempt.team]
+        costs[attempt.team] = None if cost is None or earlier_cost is None else earlier_cost + cost
     for team, amount in sorted(times.items()):
         yield TeamTime(team=team, gpu_microseconds=amount, usd_micros=costs[team], quota=quotas.get(team, QuotaTime()))
 
@@ -386,19 +401,19 @@ def _uses_of(
     If it resumed and its restore was not measured, the use of its first `restore_limit` is unknown.
     """
     start, end = attempt.charged_since or now, attempt.ended_at or now
-    running = min(max(attempt.running_at or end, start), end)
+    running_at = min(max(attempt.running_at or end, start), end)
     is_unmeasured = attempt.is_pinned and attempt.resume_from is not None and attempt.trained_at is None
-    known_from = min(running + restore_limit, end) if is_unmeasured else running
-    borders = {start, running, known_from, end}
-    own = [(Span(max(span.start, start), min(span.end, end)), use) for span, use in losses]
-    own = [(span, use) for span, use in own if span.start < span.end]
-    for span, _ in own:
+    known_from = min(running_at + restore_limit, end) if is_unmeasured else running_at
+    borders = {start, running_at, known_from, end}
+    own_losses = [(Span(max(span.start, start), min(span.end, end)), gpu_use) for span, gpu_use in losses]
+    own_losses = [(span, gpu_use) for span, gpu_use in own_losses if span.start < span.end]
+    for span, _ in own_losses:
         borders |= {span.start, span.end}
     cuts = sorted(border for border in borders if start <= border <= end)
     for begin, until in pairwise(cuts):
-        lost = next((use for span, use in own if span.start <= begin < span.end), None)
-        use = GpuUse.UNKNOWN if begin < known_from else GpuUse.PRODUCTIVE
-        yield lost or (GpuUse.STARTING if begin < running else use), Span(begin, until)
+        lost_use = next((gpu_use for span, gpu_use in own_losses if span.start <= begin < span.end), None)
+        gpu_use = GpuUse.UNKNOWN if begin < known_from else GpuUse.PRODUCTIVE
+        yield lost_use or (GpuUse.STARTING if begin < running_at else gpu_use), Span(begin, until)
 
 
 def _time_out_of_service(incident: Incident, now: datetime) -> Span | None:

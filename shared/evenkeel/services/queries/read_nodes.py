@@ -167,7 +167,7 @@ def _node_document(
     is_open = incident is not None and not incident.state.is_settled
     block = incident.block if incident and is_open else None
     state = node_state(node, incident if is_open else None, is_unhealthy=is_unhealthy)
-    last = unhealthy.incident_id if unhealthy and state is NodeState.UNHEALTHY else node.incident_id
+    incident_id = unhealthy.incident_id if unhealthy and state is NodeState.UNHEALTHY else node.incident_id
     return {
         "instanceId": node.life.instance_id,
         "name": node.node_name or None,
@@ -177,7 +177,7 @@ def _node_document(
         "zone": node.zone,
         "slot": node.slot,
         "state": state,
-        "incidentId": incident.incident_id if incident and is_open else last,
+        "incidentId": incident.incident_id if incident and is_open else incident_id,
         "marks": list(node.marks),
         "repairedBy": node.repaired_by or None,
         "unhealthy": why_unhealthy(unhealthy) if state is NodeState.UNHEALTHY else None,
@@ -215,12 +215,12 @@ def newest_cordons(ledger: Ledger) -> list[tuple[str, ManualCordon]]:
 def cordon_documents(ledger: Ledger, nodes: Iterable[FleetNode]) -> list[Json]:
     """Return the cordons of nodes that are still there."""
     present = {node.life.key: node for node in nodes}
-    cordoned = [
+    cordoned_nodes = [
         (present[cordon.life_key], cordon) for _, cordon in newest_cordons(ledger) if cordon.life_key in present
     ]
     return [
         {"instanceId": node.life.instance_id, "name": node.node_name, "pool": node.pool, **cordon_document(cordon)}
-        for node, cordon in cordoned[:MAX_SHOWN]
+        for node, cordon in cordoned_nodes[:MAX_SHOWN]
     ]
 
 
@@ -265,6 +265,6 @@ def why_unhealthy(node: UnhealthyNode | None) -> Json:
 
 
 def _incident_of(ledger: Ledger, node: FleetNode) -> Incident | None:
-    opened = ledger.get(incident_rows.open_key(node.life))
-    incident = ledger.get(incident_rows.incident_key(str(opened.doc["incidentId"]))) if opened else None
+    pointer = ledger.get(incident_rows.open_key(node.life))
+    incident = ledger.get(incident_rows.incident_key(str(pointer.doc["incidentId"]))) if pointer else None
     return rows.decode(incident, Incident) if incident else None

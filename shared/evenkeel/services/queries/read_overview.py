@@ -58,19 +58,19 @@ STALE_AFTER_SECONDS = 600
 """The sweep writes the counts each minute. Older counts are marked as stale."""
 
 
-def counts_document(sources: Sequence[SourceAge], context: Context, before: Json | None = None) -> Json:
+def counts_document(sources: Sequence[SourceAge], context: Context, earlier_counts: Json | None = None) -> Json:
     """Return the document that the sweep stores: the counts of the status, rent, and the use of each budget.
 
     Args:
         sources: The ages of the sources.
         context: The context.
-        before: The document that is stored now. A budget keeps the time of its warning until its period ends.
+        earlier_counts: The document that is stored now. A budget keeps the time of its warning until its period ends.
     """
     status = read_fleet.show_status(sources, context)
     counts = {name: status[name] for name in _STORED_PARTS}
     pools, classes = counts["nodes"]["pools"], counts["jobs"]["classes"]
     book = rentals.load(context.ledger)
-    budgets = _budget_documents(book, context, (before or {}).get("budgets", ()))
+    budgets = _budget_documents(book, context, (earlier_counts or {}).get("budgets", ()))
     items = status["incidents"]["items"]
     return counts | {
         "at": rfc3339(context.now),
@@ -107,13 +107,15 @@ def show_overview(sources: Sequence[SourceAge], reader: Reader, context: Context
     counts = fleet_counts.load_counts(ledger)
     if counts and "jobsOnNode" not in counts:
         counts = None  # a row of an earlier build: the next sweep replaces it
-    listed, is_cut = incidents_by_need.open_incidents(ledger, at_most=MAX_SHOWN)
-    left = _left_for_person(counts, context)
-    failed = {incident.incident_id for incident in left}  # it may have failed since the open incidents were read
-    listed = [incident for incident in listed if incident.incident_id not in failed]
-    asking = [incident for incident in listed if awaits_approval(incident)]
-    working = [incident for incident in listed if not awaits_approval(incident)]
-    incidents = IncidentsByNeed([*asking, *left], working, asking, is_cut)
+    open_incidents, is_cut = incidents_by_need.open_incidents(ledger, at_most=MAX_SHOWN)
+    left_incidents = _left_for_person(counts, context)
+    failed_ids = {
+        incident.incident_id for incident in left_incidents
+    }  # it may have failed since the open incidents were read
+    open_incidents = [incident for incident in open_incidents if incident.incident_id not in failed_ids]
+    awaiting_approval = [incident for incident in open_incidents if awaits_approval(incident)]
+    not_awaiting = [incident for incident in open_incidents if not awaits_approval(incident)]
+    incidents = IncidentsByNeed([*awaiting_approval, *left_incidents], not_awaiting, awaiting_approval, is_cut)
     automation = hold_automation.show_automation(context)
     beats = read_fleet.load_heartbeats(context)
     health, reasons = read_fleet.judge_health(
@@ -141,13 +143,13 @@ def show_overview(sources: Sequence[SourceAge], reader: Reader, context: Context
         "automation": automation,
         "heartbeats": beats,
         "silent": [beat["function"] for beat in beats if beat["isSilent"]],
-        "outages": incidents_by_need.shared_cause_documents(working),
+        "outages": incidents_by_need.shared_cause_documents(not_awaiting),
         "changedAt": read_events.newest_recorded_at(context),
         "nodesChangedAt": nodes_changed.doc["at"] if nodes_changed else None,
         "next": incidents_by_need.next_command(incidents, [node["incidentId"] for node in unhealthy]),
         "incidents": {
-            "open": len(listed),
-            "working": len(working),
+            "open": len(open_incidents),
+            "working": len(not_awaiting),
             "needYou": len(incidents.needing),
             "isLowerBound": is_cut,
             "items": _shown_incidents(incidents, counts["jobsOnNode"] if counts else {}, context),
@@ -168,49 +170,49 @@ def _public_counts(counts: Json, reader: Reader) -> Json:
 def _left_for_person(counts: Json | None, context: Context) -> list[Incident]:
     """Return the failed incidents that need a person: those that the sweep found, and those that failed since then."""
     since = datetime.fromisoformat(counts["at"]) if counts else context.now - read_incidents.FRESH_FOR
-    failed: dict[str, Incident] = {}
+    failed_by_id: dict[str, Incident] = {}
     for state in read_incidents.NEEDS_PERSON_STATES:
         page = context.ledger.by_state(Table.INCIDENTS, f"INC#{state}", limit=_MAX_JUST_FAILED, newest_first=True)
-        failed |= {
+        failed_by_id |= {
             incident.incident_id: incident
             for _, incident in rows.readable_rows(page.rows, Incident)
             if (incident.stages.settled_at or incident.opened_at) >= since
         }
-    known = counts["leftForPerson"] if counts else []
-    stored = get_all(context.ledger, map(incident_rows.incident_key, known)).values()
-    failed |= {
+    known_ids = counts["leftForPerson"] if counts else []
+    stored_rows = get_all(context.ledger, map(incident_rows.incident_key, known_ids)).values()
+    failed_by_id |= {
         incident.incident_id: incident
-        for _, incident in rows.readable_rows(stored, Incident)
+        for _, incident in rows.readable_rows(stored_rows, Incident)
         if incident.state in read_incidents.NEEDS_PERSON_STATES
     }
-    return sorted(failed.values(), key=lambda incident: incident.incident_id, reverse=True)
+    return sorted(failed_by_id.values(), key=lambda incident: incident.incident_id, reverse=True)
 
 
 def _shown_incidents(incidents: IncidentsByNeed, jobs_on_node: Json, context: Context) -> list[Json]:
     """Return the incidents that are shown, with the progress of their node and of their first jobs."""
-    listed = [*incidents.needing, *incidents.working][:MAX_SHOWN]
-    listed = [
+    shown_incidents = [*incidents.needing, *incidents.working][:MAX_SHOWN]
+    shown_incidents = [
         incident
         if incident.affected_jobs
         else incident.replace(
             affected_jobs=tuple(map(AffectedJob.model_validate, jobs_on_node.get(incident.incident_id, ())))
         )
-        for incident in listed
+        for incident in shown_incidents
     ]
     keys = [
-        job_rows.job_key(affected.job_id)
-        for incident in listed
-        for affected in incident.affected_jobs[:_MAX_JOBS_SHOWN]
+        job_rows.job_key(affected_job.job_id)
+        for incident in shown_incidents
+        for affected_job in incident.affected_jobs[:_MAX_JOBS_SHOWN]
     ]
     jobs = {job.job_id: job for _, job in rows.readable_rows(get_all(context.ledger, keys).values(), Job)}
-    needing = {incident.incident_id for incident in incidents.needing}
+    ids_needing_person = {incident.incident_id for incident in incidents.needing}
     return [
         _incident_brief(incident, context)
         | {
-            "needsYou": incident.incident_id in needing,
+            "needsYou": incident.incident_id in ids_needing_person,
             "jobLanes": _job_lanes(incident, jobs, is_searched=incident.incident_id in jobs_on_node),
         }
-        for incident in listed
+        for incident in shown_incidents
     ]
 
 
@@ -251,7 +253,7 @@ def most_urgent_budgets(budgets: Sequence[Json], count: int) -> list[Json]:
 
     The sweep never warns of a budget that the row does not keep, so the row keeps every budget that is nearly gone.
     """
-    ranked = sorted(
+    ranked_indexes = sorted(
         range(len(budgets)),
         key=lambda index: (
             budgets[index]["warnedAt"] is None,
@@ -259,26 +261,26 @@ def most_urgent_budgets(budgets: Sequence[Json], count: int) -> list[Json]:
             index,
         ),
     )
-    return [budgets[index] for index in sorted(ranked[:count])]
+    return [budgets[index] for index in sorted(ranked_indexes[:count])]
 
 
-def _budget_documents(book: RentalBook, context: Context, before: Iterable[Json]) -> list[Json]:
+def _budget_documents(book: RentalBook, context: Context, earlier_budgets: Iterable[Json]) -> list[Json]:
     """Return the use and the forecast of each budget in its present period, by team."""
     setup = team_setup.load_setup(context.ledger).setup
     if not any(team.budgets for team in setup.teams):
         return []
     now = context.now
     # A changed limit is warned of again.
-    warned = {(budget_key(budget), budget["limit"]): budget.get("warnedAt") for budget in before}
+    warned_at_by_budget = {(budget_key(budget), budget["limit"]): budget.get("warnedAt") for budget in earlier_budgets}
     spent = rentals.spent_by_period(setup, context, book.rentals)
-    held = charge_rows.live_charges(context.ledger)
+    live_charges = charge_rows.live_charges(context.ledger)
     budgets = []
     for team in setup.teams:
-        charges = [charge for charge in held if charge.team == team.name]
+        charges = [charge for charge in live_charges if charge.team == team.name]
         of_team = {period: amount for (name, period), amount in spent.items() if name == team.name}
         for budget in team.budgets:
-            used = budget_used(budget, charges, of_team, context.policy.economy, now)
-            for forecast in budget_forecasts(team.name, budget, used, now):
+            spending = budget_used(budget, charges, of_team, context.policy.economy, now)
+            for forecast in budget_forecasts(team.name, budget, spending, now):
                 document: Json = {
                     "team": team.name,
                     "period": forecast.key,
@@ -288,7 +290,7 @@ def _budget_documents(book: RentalBook, context: Context, before: Iterable[Json]
                     "expectedAtEnd": None if forecast.expected_at_end is None else round(forecast.expected_at_end, 2),
                     "expectedGoneAt": rfc3339(forecast.reached_at) if forecast.reached_at else None,
                 }
-                warned_at = warned.get((budget_key(document), forecast.limit))
+                warned_at = warned_at_by_budget.get((budget_key(document), forecast.limit))
                 if warned_at is None and runs_out_early(forecast, begin_of(budget.period, now), now):
                     warned_at = rfc3339(now)
                 budgets.append(document | {"warnedAt": warned_at})

@@ -19,15 +19,15 @@ def show_policy(
     Raises:
         BadPageToken: this list did not issue the token.
     """
-    resolved = resolve_policy(base, change)
+    policy_in_force = resolve_policy(base, change)
     changes = pagination.page_newest_first(ledger, Table.INCIDENTS, [incident_rows.POLICY_CHANGES], page)
     return {
         "hash": policy.hash,
         "catalogueHash": policy.catalogue.hash,
         "policy": policy.to_json(),
         "change": change.to_json() if change else None,
-        "refused": resolved.refused or None,
-        "inForce": resolved.number,
+        "refused": policy_in_force.refused or None,
+        "inForce": policy_in_force.number,
         "history": {
             "items": [rows.parse(row.key, PolicyChange, row.doc["change"]).to_json() for row in changes.rows],
             "nextPageToken": changes.next_token or None,

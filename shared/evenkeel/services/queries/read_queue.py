@@ -73,7 +73,7 @@ def _position_with_kueue(job: Job, ledger: Ledger) -> Json | None:
 
 
 def _estimate_start(job: Job, ahead: Sequence[Any], context: Context) -> Json | None:
-    runs = [run.seconds for run in past_jobs.load_past_jobs(context.ledger) if run.team == job.spec.team]
+    runs = [past_job.seconds for past_job in past_jobs.load_past_jobs(context.ledger) if past_job.team == job.spec.team]
     if len(runs) < context.policy.economy.min_samples:
         return None
     setup, charges = team_setup.load_setup(context.ledger).setup, charge_rows.live_charges(context.ledger)
@@ -82,12 +82,14 @@ def _estimate_start(job: Job, ahead: Sequence[Any], context: Context) -> Json | 
     ):
         return None
     capacities = reserve_rented_nodes(stored_node_capacity(context.ledger, charges), (), context.policy.burst.pools)
-    free = sum(capacity.free.accelerators for capacity in capacities if capacity.is_open and not capacity.reserved_for)
+    free_accelerators = sum(
+        capacity.free.accelerators for capacity in capacities if capacity.is_open and not capacity.reserved_for
+    )
     if job.queue in setup.by_name:
-        free = min(free, _free_quota(job.queue, setup, charges))
+        free_accelerators = min(free_accelerators, _free_quota(job.queue, setup, charges))
         charges = tuple(charge for charge in charges if (charge.queue or charge.team) == job.queue)
     estimate = estimate_start(
-        free,
+        free_accelerators,
         [
             (charge.accelerators, (context.now - (charge.admitted_at or context.now)).total_seconds())
             for charge in charges
@@ -129,8 +131,12 @@ def stored_node_capacity(ledger: Ledger, charges: Iterable[Charge]) -> tuple[Nod
     """Return the capacity of the nodes as the last sweep stored them. Charges count before their pods exist."""
     node_rows, _ = pagination.read_partition(ledger, Table.FLEET, "NODE", at_most=_MAX_NODES, keep=is_present)
     nodes = [node for _, node in rows.readable_rows(node_rows, FleetNode)]
-    left = unhealthy_nodes.load_unhealthy_nodes(ledger)
-    unhealthy = {(node.life.cluster, node.node_name) for node in nodes if unhealthy_nodes.is_unhealthy_node(node, left)}
+    unhealthy_by_node = unhealthy_nodes.load_unhealthy_nodes(ledger)
+    unhealthy = {
+        (node.life.cluster, node.node_name)
+        for node in nodes
+        if unhealthy_nodes.is_unhealthy_node(node, unhealthy_by_node)
+    }
     return stored_capacity(nodes, charged_resources(charges), unhealthy)
 
 

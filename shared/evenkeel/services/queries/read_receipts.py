@@ -36,8 +36,8 @@ def show_job(job_id: str, reader: Reader, context: Context) -> Json:
 
 def visible_job_receipt(job: Job, reader: Reader, context: Context) -> JobReceipt:
     """Return the receipt of a job as the caller may see it."""
-    stored = read_jobs.load_attempts(context.ledger, job.job_id)
-    attempts, prices = _visible_attempts(job, stored, context, reader)
+    all_attempts = read_jobs.load_attempts(context.ledger, job.job_id)
+    attempts, prices = _visible_attempts(job, all_attempts, context, reader)
     part_prices = {}
     if reader.may_see_job(job) and any(attempt.rented_part for attempt in attempts):
         rentals = read_jobs.load_rentals(context.ledger, job.job_id)
@@ -69,16 +69,16 @@ def visible_incident_receipt(
     incident: Incident, reader: Reader, context: Context, *, may_see_all: bool
 ) -> IncidentReceipt:
     """Return the receipt of an incident as the caller may see it."""
-    lost: list[LostTime] = []
+    lost_times: list[LostTime] = []
     for job in read_incidents.load_affected_jobs(context.ledger, incident).values():
         attempts, prices = _visible_attempts(job, read_jobs.load_attempts(context.ledger, job.job_id), context, reader)
-        named = [*_incidents_of(job, context.ledger), *_named_by(incident, job.job_id)]
-        lost += interruptions(reader.view_of_job(job), attempts, named, prices, context.now)
+        attempt_incidents = [*_incidents_of(job, context.ledger), *_named_by(incident, job.job_id)]
+        lost_times += interruptions(reader.view_of_job(job), attempts, attempt_incidents, prices, context.now)
     known_type = context.policy.hardware.find(incident.instance_type)
     decisions = _decisions_about(incident.incident_id, context.ledger) if may_see_all else ()
     return incident_receipt(
         incident,
-        lost,
+        lost_times,
         decisions,
         known_type.accelerators if known_type else None,
         node_price(incident, context.policy.economy) if may_see_all else None,
@@ -103,16 +103,16 @@ def _named_by(incident: Incident, job_id: str) -> Iterable[tuple[int, Incident]]
 
 def _incidents_of(job: Job, ledger: Ledger) -> list[tuple[int, Incident]]:
     """Return the incidents after which recoveries planned how a job resumes, with the interrupted attempts."""
-    planned = (str(entry.get("decisionId", "")) for entry in read_jobs.stored_timeline(ledger, job.job_id))
-    keys = [subject_rows.decision_key(decision_id) for decision_id in planned if decision_id]
+    decision_ids = (str(entry.get("decisionId", "")) for entry in read_jobs.stored_timeline(ledger, job.job_id))
+    keys = [subject_rows.decision_key(decision_id) for decision_id in decision_ids if decision_id]
     decisions = [rows.decode(row, Decision) for row in get_all(ledger, keys).values()]
     resumes = [
         decision for decision in decisions if decision.kind == "RESUME" and decision.facts.get("jobId") == job.job_id
     ]
-    stored = get_all(ledger, [incident_rows.incident_key(decision.subject) for decision in resumes])
+    stored_rows = get_all(ledger, [incident_rows.incident_key(decision.subject) for decision in resumes])
     pairs = []
     for resume in resumes:
-        row, attempt = stored.get(incident_rows.incident_key(resume.subject)), resume.facts.get("attempt")
+        row, attempt = stored_rows.get(incident_rows.incident_key(resume.subject)), resume.facts.get("attempt")
         if row is not None and isinstance(attempt, int):
             pairs.append((attempt, rows.decode(row, Incident)))
     return pairs

@@ -23,14 +23,16 @@ def list_serving(ledger: Ledger) -> list[Json]:
     ]
     if not memories:
         return []
-    unsettled = [rows.decode(row, Rental) for row in ledger.by_state(Table.JOBS, "RENTAL#OPEN", limit=_MAX_LISTED).rows]
-    return [_deployment_document(memory, _load_rentals(memory, unsettled, ledger)) for memory in memories]
+    open_rentals = [
+        rows.decode(row, Rental) for row in ledger.by_state(Table.JOBS, "RENTAL#OPEN", limit=_MAX_LISTED).rows
+    ]
+    return [_deployment_document(memory, _load_rentals(memory, open_rentals, ledger)) for memory in memories]
 
 
-def _load_rentals(memory: ServingState, unsettled: list[Rental], ledger: Ledger) -> list[Rental]:
-    last = range(max(1, memory.rentals - _MAX_ENDED_RENTALS + 1), memory.rentals + 1)
-    rentals_by_number = {rental.number: rental for rental in unsettled if rental.job_id == memory.holder_id}
-    for row in (ledger.get(job_rows.rental_key(memory.holder_id, number)) for number in last):
+def _load_rentals(memory: ServingState, open_rentals: list[Rental], ledger: Ledger) -> list[Rental]:
+    last_numbers = range(max(1, memory.rentals - _MAX_ENDED_RENTALS + 1), memory.rentals + 1)
+    rentals_by_number = {rental.number: rental for rental in open_rentals if rental.job_id == memory.holder_id}
+    for row in (ledger.get(job_rows.rental_key(memory.holder_id, number)) for number in last_numbers):
         if row is not None:
             rental = rows.decode(row, Rental)
             rentals_by_number[rental.number] = rental  # the index may lag behind

@@ -62,15 +62,15 @@ def show_shadow_report(filters: ShadowFilter, page: pagination.PageRequest, cont
     """
     since = filters.since or context.now - DEFAULT_SINCE
     incidents, is_complete = read_incidents.incidents_since(context.ledger, since)
-    judged = _judge_cases(incidents, filters, context)
-    items, token = _page_of(judged, page)
-    oldest = min((incident.opened_at for incident in incidents), default=None)
+    judged_cases = _judge_cases(incidents, filters, context)
+    items, token = _page_of(judged_cases, page)
+    oldest_at = min((incident.opened_at for incident in incidents), default=None)
     return {
-        "since": rfc3339(since if is_complete or oldest is None else oldest),
+        "since": rfc3339(since if is_complete or oldest_at is None else oldest_at),
         "until": rfc3339(context.now),
         "pool": filters.pool or None,
         "isComplete": is_complete,
-        "summary": summarise_cases(judged, filters.shadow_times).to_json(),
+        "summary": summarise_cases(judged_cases, filters.shadow_times).to_json(),
         "items": [item.to_json() for item in items],
         "nextPageToken": token or None,
     }
@@ -123,16 +123,16 @@ def _load_nodes(
         name: fleet_rows.node_key(incidents[0].life.cluster, incidents[0].life.instance_id)
         for name, incidents in records_by_node.items()
     }
-    stored: dict[Key, Row] = get_all(context.ledger, [*keys, *fleet.values()])
+    stored_rows: dict[Key, Row] = get_all(context.ledger, [*keys, *fleet.values()])
     aftermaths: dict[str, list[Aftermath]] = defaultdict(list)
     for key, name in keys.items():
-        if key in stored:
-            aftermaths[name].append(rows.decode(stored[key], Aftermath))
+        if key in stored_rows:
+            aftermaths[name].append(rows.decode(stored_rows[key], Aftermath))
     reports = heartbeats.load_source_reports(context.ledger)
     answer = {}
     for name, incidents in records_by_node.items():
         source = Source(kind=SourceKind.KUBERNETES_LIST, target=incidents[0].life.cluster)
-        report, row = reports.get(source.name), stored.get(fleet[name])
+        report, row = reports.get(source.name), stored_rows.get(fleet[name])
         node = rows.decode(row, FleetNode) if row else None
         listed_at = report.seen_at if report else None
         answer[name] = _NodeRecords(incidents, aftermaths[name], node, listed_at, context.now)
@@ -140,16 +140,18 @@ def _load_nodes(
 
 
 def _shadow_case(decision: ShadowDecision, decisions: Sequence[ShadowDecision], node: _NodeRecords) -> ShadowCase:
-    acted = next(
+    acting_incident = next(
         (incident for incident in node.incidents if _has_acted(incident) and incident.opened_at >= decision.decided_at),
         None,
     )
-    end_reason = f"Evenkeel itself has acted on the node since {acted.incident_id}." if acted else ""
+    end_reason = (
+        f"Evenkeel itself has acted on the node since {acting_incident.incident_id}." if acting_incident else ""
+    )
     return ShadowCase(
         decision=decision,
         incident_ids=tuple(decision.incident_id for decision in decisions),
         events=_node_events(decision, node),
-        known_until=acted.opened_at if acted else node.now,
+        known_until=acting_incident.opened_at if acting_incident else node.now,
         end_reason=end_reason,
     )
 
@@ -181,12 +183,12 @@ def _events_of_incident(incident: Incident) -> list[NodeEvent]:
     return [*faults, NodeEvent(at=incident.recovered_at, kind=NodeEventKind.RECOVERED, evidence=text)]
 
 
-def _events_of_row(decision: ShadowDecision, node: _NodeRecords, known: Iterable[NodeEvent]) -> list[NodeEvent]:
+def _events_of_row(decision: ShadowDecision, node: _NodeRecords, known_events: Iterable[NodeEvent]) -> list[NodeEvent]:
     """Return the state in the node's row: its end, or its service at the last complete list."""
     fleet = node.fleet
     if fleet is None:
         return []
-    kinds = {event.kind for event in known}
+    kinds = {event.kind for event in known_events}
     boots = {incident.boot_id for incident in node.incidents if incident.boot_id}
     # Without a known reboot, another boot id hides a repair at an unknown time.
     is_same_boot = NodeEventKind.REBOOTED in kinds or not fleet.boot_id or boots <= {fleet.boot_id}
@@ -195,8 +197,10 @@ def _events_of_row(decision: ShadowDecision, node: _NodeRecords, known: Iterable
         actor = Actor.KARPENTER if decision.owner == NodeOwner.KARPENTER else Actor.UNKNOWN
         text = "The sweep no longer found the node."
         end = NodeEvent(at=fleet.changed_at, kind=NodeEventKind.REMOVED, actor=actor, evidence=text)
-        last = NodeEvent(at=fleet.changed_at, kind=NodeEventKind.IN_SERVICE, evidence="The sweep listed it until then.")
-        return [end, last] if takes_work else [end]
+        last_event = NodeEvent(
+            at=fleet.changed_at, kind=NodeEventKind.IN_SERVICE, evidence="The sweep listed it until then."
+        )
+        return [end, last_event] if takes_work else [end]
     if node.listed_at is None or not takes_work or not fleet.is_ready or fleet.provider_status not in ("", "Running"):
         return []
     text = "The sweep lists it Ready, schedulable and without a fault mark."
@@ -206,10 +210,10 @@ def _events_of_row(decision: ShadowDecision, node: _NodeRecords, known: Iterable
 # ---------------------------------------------------------------- pages of cases
 
 
-def _page_of(judged: Iterable[JudgedCase], page: pagination.PageRequest) -> tuple[list[JudgedCase], str]:
-    ordered = sorted(judged, key=_cursor_of, reverse=True)
-    after = _read_token(page.page_token)
-    cases = [case for case in ordered if after is None or _cursor_of(case) < after]
+def _page_of(judged_cases: Iterable[JudgedCase], page: pagination.PageRequest) -> tuple[list[JudgedCase], str]:
+    newest_cases = sorted(judged_cases, key=_cursor_of, reverse=True)
+    cursor = _read_token(page.page_token)
+    cases = [case for case in newest_cases if cursor is None or _cursor_of(case) < cursor]
     shown = cases[: page.size]
     return shown, _write_token(_cursor_of(shown[-1])) if len(cases) > len(shown) else ""
 

@@ -74,9 +74,9 @@ def read_showback(
     _refuse_unknown_team(showback_filter.team, active_teams, reader)
     jobs |= read_cost_records.jobs_of(context.ledger, {rental.job_id for rental in rentals} - jobs.keys())
     charges = _ChargedTimes(context, jobs, reader, showback_filter.label, window.span)
-    charged, total = showback_rows([*charges.of_attempts(attempts_of_team), *charges.of_rentals(rentals)])
-    is_recorded = bool(charged) or _is_recorded(attempts, requested_span, context)
-    rows_of_page, token = _page_of(charged, page)
+    team_rows, total = showback_rows([*charges.of_attempts(attempts_of_team), *charges.of_rentals(rentals)])
+    is_recorded = bool(team_rows) or _is_recorded(attempts, requested_span, context)
+    rows_of_page, token = _page_of(team_rows, page)
     return {
         "since": rfc3339(window.span.start),
         "until": rfc3339(window.span.end),
@@ -142,10 +142,10 @@ class _ChargedTimes:
 
     def of_rentals(self, rentals: Iterable[Rental]) -> Iterator[ChargedTime]:
         for rental in rentals:
-            for hired in rented_times(rental, self._span):
-                pool_and_type = (hired.pool, hired.instance_type)
+            for rented_time in rented_times(rental, self._span):
+                pool_and_type = (rented_time.pool, rented_time.instance_type)
                 key, is_job_visible = self._showback_key(rental.job_id, rental.team, pool_and_type, ShowbackKind.RENT)
-                yield ChargedTime(key, rental.job_id, 0, hired.usd_micros if is_job_visible else None)
+                yield ChargedTime(key, rental.job_id, 0, rented_time.usd_micros if is_job_visible else None)
 
     def _showback_key(
         self, job_id: str, team: str, pool_and_type: tuple[str, str], kind: ShowbackKind
@@ -170,25 +170,25 @@ def _budget_forecasts(context: Context, reader: Reader, team: str | None) -> Ite
     ]
     if not teams:
         return
-    only = setup.replace(teams=tuple(teams))
-    held = charge_rows.live_charges(context.ledger)
-    spent = rentals.spent_by_period(only, context, rentals.load(context.ledger).rentals)
+    own_setup = setup.replace(teams=tuple(teams))
+    live_charges = charge_rows.live_charges(context.ledger)
+    spent = rentals.spent_by_period(own_setup, context, rentals.load(context.ledger).rentals)
     for budget_team in teams:
-        charges = [charge for charge in held if charge.team == budget_team.name]
+        charges = [charge for charge in live_charges if charge.team == budget_team.name]
         periods: dict[str, Spending] = {
             key: amount for (name, key), amount in spent.items() if name == budget_team.name
         }
         for budget in budget_team.budgets:
-            used = budget_used(budget, charges, periods, context.policy.economy, context.now)
-            yield from budget_forecasts(budget_team.name, budget, used, context.now)
+            spending = budget_used(budget, charges, periods, context.policy.economy, context.now)
+            yield from budget_forecasts(budget_team.name, budget, spending, context.now)
 
 
 # ---------------------------------------------------------------- pages of rows
 
 
 def _page_of(rows: Iterable[ShowbackRow], page: pagination.PageRequest) -> tuple[list[ShowbackRow], str]:
-    after = _read_token(page.page_token)
-    remaining_rows = [row for row in rows if after is None or row.sort_key > after]
+    cursor = _read_token(page.page_token)
+    remaining_rows = [row for row in rows if cursor is None or row.sort_key > cursor]
     shown = remaining_rows[: page.size]
     return shown, _write_token(shown[-1].sort_key) if len(remaining_rows) > len(shown) else ""
 
@@ -204,6 +204,6 @@ def _read_token(token: str) -> tuple[str, ...] | None:
         cursor = json.loads(base64.urlsafe_b64decode(token))
     except (ValueError, RecursionError) as error:
         raise pagination.BadPageToken("The page token cannot be read.") from error
-    if isinstance(cursor, list) and len(cursor) == 6 and all(isinstance(part, str) for part in cursor):
+    if isinstance(cursor, list) and len(cursor) == 6 and all(isinstance(field, str) for field in cursor):
         return tuple(cursor)
     raise pagination.BadPageToken("The page token belongs to another list.")

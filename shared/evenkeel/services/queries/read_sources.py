@@ -25,12 +25,12 @@ def read_source_ages(context: Context, results: heartbeats.SourceResults | None 
         context: The context.
         results: The results of the present run, which are not recorded yet.
     """
-    expected = expected_sources(context.site.clusters, has_hyperpod=context.site.has_hyperpod)
+    sources = expected_sources(context.site.clusters, has_hyperpod=context.site.has_hyperpod)
     reports = heartbeats.load_source_reports(context.ledger)
     for name, error in (results.errors if results else {}).items():
         reports[name] = SourceReport.after(reports.get(name), error, context.now)
     return judge(
-        expected,
+        sources,
         reports,
         context.policy.sources,
         context.now,

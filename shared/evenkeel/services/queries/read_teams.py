@@ -27,50 +27,52 @@ def list_teams(context: Context) -> Json:
     """Return the table of teams. Without teams: the use of accelerators by team name, without quotas."""
     setup = team_setup.load_setup(context.ledger).setup
     charges = charge_rows.live_charges(context.ledger)
-    waiting, is_cut = pagination.read_partition(
+    pending_rows, is_cut = pagination.read_partition(
         context.ledger, Table.JOBS, f"JOB#{JobState.PENDING}", at_most=_MAX_WAITING
     )
-    pending = Counter(str(row.doc["spec"]["team"]) for row in waiting)
+    pending_counts = Counter(str(row.doc["spec"]["team"]) for row in pending_rows)
     counts = fleet_counts.load_counts(context.ledger)
     waits = {team["team"]: team["p90WaitSeconds"] for team in counts["teams"]} if counts else {}
     return {
         "asOf": rfc3339(context.now),
-        "items": [team | {"p90WaitSeconds": waits.get(team["team"])} for team in team_lines(setup, charges, pending)],
+        "items": [
+            team | {"p90WaitSeconds": waits.get(team["team"])} for team in team_lines(setup, charges, pending_counts)
+        ],
         "waitsAt": counts["at"] if counts else None,
         "isLowerBound": is_cut,
     }
 
 
-def team_lines(setup: TeamSetup, charges: Sequence[Charge], pending: Mapping[str, int]) -> list[Json]:
+def team_lines(setup: TeamSetup, charges: Sequence[Charge], pending_counts: Mapping[str, int]) -> list[Json]:
     """Return a line for each team, by name: teams of the setup, and team names that only jobs use."""
-    running = Counter(charge.team for charge in charges)
-    running_gpus = Counter(dict.fromkeys(running, 0))
+    running_counts = Counter(charge.team for charge in charges)
+    running_gpus = Counter(dict.fromkeys(running_counts, 0))
     for charge in charges:
         running_gpus[charge.team] += charge.accelerators
     lines = usage_rows(*setup.scheduler_declarations[:2], use_by_team(setup, charges))
     items = []
-    for name in sorted({*setup.by_name, *running, *pending}):
+    for name in sorted({*setup.by_name, *running_counts, *pending_counts}):
         team = setup.by_name.get(name)
         of_accelerators = [line for line in lines.get(name, ()) if is_accelerator(line.key[1])]
-        used = sum(line.used for line in of_accelerators) if team else running_gpus[name]
-        allocated = sum(line.allocated for line in of_accelerators) if team else None
+        used_gpus = sum(line.used for line in of_accelerators) if team else running_gpus[name]
+        allocated_gpus = sum(line.allocated for line in of_accelerators) if team else None
         items.append(
             {
                 "team": name,
                 "cohort": (team.queue.cohort or None) if team else None,
                 "weight": team.queue.weight if team else None,
                 "accelerators": {
-                    "allocated": allocated,
-                    "used": used,
+                    "allocated": allocated_gpus,
+                    "used": used_gpus,
                     # Its nodes match no flavor of its queue: they are in use, but no quota is.
-                    "usedByUnmanaged": running_gpus[name] - used,
+                    "usedByUnmanaged": running_gpus[name] - used_gpus,
                     "borrowed": sum(line.borrowed for line in of_accelerators) if team else None,
                     "lent": sum(line.lent for line in of_accelerators) if team else None,
-                    "utilization": _used_percent(used, allocated),
+                    "utilization": _used_percent(used_gpus, allocated_gpus),
                 },
                 "resources": [_team_document(line) for line in lines.get(name, ())],
-                "running": running[name],
-                "pending": pending.get(name, 0),
+                "running": running_counts[name],
+                "pending": pending_counts.get(name, 0),
             }
         )
     return items
@@ -78,11 +80,11 @@ def team_lines(setup: TeamSetup, charges: Sequence[Charge], pending: Mapping[str
 
 def use_by_team(setup: TeamSetup, charges: Iterable[Charge]) -> Mapping[str, Amounts]:
     """Return the use of quota by the jobs of each team."""
-    use: dict[str, Amounts] = defaultdict(dict)
+    amounts_by_team: dict[str, Amounts] = defaultdict(dict)
     for queue, amounts in flavor_matching.amounts_by_queue(charges, setup.scheduler_declarations):
         for key, amount in amounts.items():
-            use[queue][key] = use[queue].get(key, 0) + amount
-    return use
+            amounts_by_team[queue][key] = amounts_by_team[queue].get(key, 0) + amount
+    return amounts_by_team
 
 
 def _team_document(line: QuotaUsageRow) -> Json:
@@ -102,5 +104,5 @@ def _team_document(line: QuotaUsageRow) -> Json:
     }
 
 
-def _used_percent(used: int, allocated: int | None) -> int | None:
-    return round(100 * used / allocated) if allocated else None
+def _used_percent(used_gpus: int, allocated_gpus: int | None) -> int | None:
+    return round(100 * used_gpus / allocated_gpus) if allocated_gpus else None

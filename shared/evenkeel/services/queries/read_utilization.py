@@ -197,12 +197,12 @@ def _source_documents(machines: Iterable[_Machine], errors: Mapping[str, Evenkee
 
 
 def _read_problems(cluster: str, machines: Sequence[_Machine], errors: Mapping[str, EvenkeelError]) -> Iterable[str]:
-    failed = [errors[machine.node.life.key] for machine in machines if machine.node.life.key in errors]
-    if failed:
+    read_errors = [errors[machine.node.life.key] for machine in machines if machine.node.life.key in errors]
+    if read_errors:
         # A refusal comes first, because it does not pass by itself.
-        worst = next((error for error in failed if isinstance(error, NotAllowed)), failed[0])
-        why = str(worst).removesuffix(".")
-        yield f"{SOURCE} was not read for {len(failed)} of {count_of(len(machines), 'node')} of {cluster}: {why}."
+        worst_error = next((error for error in read_errors if isinstance(error, NotAllowed)), read_errors[0])
+        why = str(worst_error).removesuffix(".")
+        yield f"{SOURCE} was not read for {len(read_errors)} of {count_of(len(machines), 'node')} of {cluster}: {why}."
     elif not any(machine.measured.percent or machine.measured.invalid for machine in machines):
         yield (
             f"{SOURCE} has no metrics of the nodes of {cluster} in the last {_WINDOW_MINUTES} minutes. The EKS add-on "
@@ -210,5 +210,5 @@ def _read_problems(cluster: str, machines: Sequence[_Machine], errors: Mapping[s
         )
     invalid = [machine.node.life.instance_id for machine in machines if machine.measured.invalid]
     if invalid:
-        named = ", ".join(invalid[:_MAX_NAMED]) + (", …" if len(invalid) > _MAX_NAMED else "")
-        yield f"{SOURCE} reports values that are no percentages for {named}. They count as unknown."
+        names_text = ", ".join(invalid[:_MAX_NAMED]) + (", …" if len(invalid) > _MAX_NAMED else "")
+        yield f"{SOURCE} reports values that are no percentages for {names_text}. They count as unknown."

@@ -41,8 +41,8 @@ def matching_rows(
     """
     rows_by_key: dict[Key, Row] = {}
     for partition in partitions:
-        listed, more = pagination.read_partition(ledger, table, partition, at_most=MAX_SORTED, keep=keep)
-        rows_by_key |= {row.key: row for row in listed}
+        matches, more = pagination.read_partition(ledger, table, partition, at_most=MAX_SORTED, keep=keep)
+        rows_by_key |= {row.key: row for row in matches}
         if more or len(rows_by_key) > MAX_SORTED:
             raise TooManyToSort(f"More than {MAX_SORTED} rows match. A list can be sorted only up to that number.")
     return tuple(rows_by_key.values())
@@ -68,18 +68,18 @@ def sorted_page(
         BadPageToken: this list did not issue the token.
     """
     value_of, list_name = values[sort.field], f"{item_id}:{sort.field}:{sort.is_descending}"
-    after = pagination.read_cursor(request.page_token, list_name)
+    start = pagination.read_cursor(request.page_token, list_name)
     documents: list[Json] = []
     for cursor, item in _sort_items(items, sort, lambda item: (value_of(item), item[item_id])):
         try:
-            is_on_earlier_page = after is not None and not _is_beyond(cursor, after, sort)
+            is_on_earlier_page = start is not None and not _is_beyond(cursor, start, sort)
         except TypeError as error:
             raise pagination.BadPageToken("The page token cannot be read.") from error
         if is_on_earlier_page:
             continue
         if len(documents) == request.size:
-            last = documents[-1]
-            return documents, pagination.write_cursor((value_of(last), last[item_id]), list_name)
+            last_document = documents[-1]
+            return documents, pagination.write_cursor((value_of(last_document), last_document[item_id]), list_name)
         documents.append(item)
     return documents, ""
 
@@ -89,14 +89,14 @@ def _sort_items(
 ) -> Iterator[tuple[tuple[Any, str], Json]]:
     pairs = [(cursor_of(item), item) for item in items]
     known_pairs = [pair for pair in pairs if pair[0][0] is not None]
-    unknown = [pair for pair in pairs if pair[0][0] is None]
+    pairs_without_value = [pair for pair in pairs if pair[0][0] is None]
     yield from sorted(known_pairs, key=lambda pair: pair[0], reverse=sort.is_descending)
-    yield from sorted(unknown, key=lambda pair: pair[0][1])
+    yield from sorted(pairs_without_value, key=lambda pair: pair[0][1])
 
 
-def _is_beyond(cursor: tuple[Any, str], after: tuple[Any, str], sort: Sort) -> bool:
-    if (cursor[0] is None) != (after[0] is None):
+def _is_beyond(cursor: tuple[Any, str], start: tuple[Any, str], sort: Sort) -> bool:
+    if (cursor[0] is None) != (start[0] is None):
         return cursor[0] is None
     if cursor[0] is None:
-        return cursor[1] > after[1]
-    return cursor < after if sort.is_descending else cursor > after
+        return cursor[1] > start[1]
+    return cursor < start if sort.is_descending else cursor > start

@@ -14,23 +14,25 @@ from evenkeel.services.storage import rows
 
 def load_blocked_incidents(ledger: Ledger) -> dict[str, Incident]:
     """Return every incident that a guardrail blocks, by id, as the index lists them."""
-    listed = every(lambda cursor: ledger.by_state(Table.INCIDENTS, f"INC#{IncidentState.BLOCKED}", cursor=cursor))
-    return {incident.incident_id: incident for _, incident in rows.readable_rows(listed, Incident)}
+    index_entries = every(
+        lambda cursor: ledger.by_state(Table.INCIDENTS, f"INC#{IncidentState.BLOCKED}", cursor=cursor)
+    )
+    return {incident.incident_id: incident for _, incident in rows.readable_rows(index_entries, Incident)}
 
 
 def unblocked_incidents(
-    waiting: Iterable[Incident], fleet: GuardrailInputs, looks_healthy: Callable[[Incident], bool]
+    incidents: Iterable[Incident], fleet: GuardrailInputs, looks_healthy: Callable[[Incident], bool]
 ) -> frozenset[str]:
     """Return the blocked incidents whose action would be allowed now, the worst and oldest first.
 
     Args:
-        waiting: All blocked incidents.
+        incidents: All blocked incidents.
         fleet: The facts of the guardrails.
         looks_healthy: Whether an incident's node would pass its validation now. The function calls it only for
             incidents with old evidence.
     """
     return unblocked_actions(
-        [_blocked_action(incident, fleet, looks_healthy) for incident in waiting],
+        [_blocked_action(incident, fleet, looks_healthy) for incident in incidents],
         fleet.context.policy.repair.guardrails,
     )
 

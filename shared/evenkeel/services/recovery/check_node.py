@@ -41,18 +41,18 @@ def run(request: recovery_step.RecoveryStepRequest, context: Context) -> CheckNo
     slot_state = SlotReader(incident, context).read_state(
         last_repair_request.requested_at if last_repair_request else incident.opened_at
     )
-    observed = slot_state.replacement or slot_state.original
+    observed_node = slot_state.replacement or slot_state.original
     fault = context.policy.catalogue.look_up(incident.fault_key)
     facts = CheckFacts(
-        fault_class=fault.fault_class, asks_for=fault.validate_with, is_hyperpod=observed.provider_node is not None
+        fault_class=fault.fault_class, asks_for=fault.validate_with, is_hyperpod=observed_node.provider_node is not None
     )
     decision = choose_check(facts, context.policy.repair)
-    if decision.kind is CheckKind.BASIC or observed.node is None or incident.state.is_settled:
+    if decision.kind is CheckKind.BASIC or observed_node.node is None or incident.state.is_settled:
         return CheckNodeResult(outcome=CheckKind.BASIC, reason=decision.reason)
-    check = _record_check(incident, observed, facts, decision, context)
+    check = _record_check(incident, observed_node, facts, decision, context)
     if check.answer:
         return CheckNodeResult(outcome=check.kind, reason="The check already started.")
-    answer = _start_check(incident, observed, check, context)
+    answer = _start_check(incident, observed_node, check, context)
     kind = check.kind if answer in (RepairAnswer.ACCEPTED, RepairAnswer.UNKNOWN) else CheckKind.BASIC
     _record_answer(incident, check.replace(kind=kind, answer=answer), context.ledger)
     context.telemetry.count("ChecksStarted", kind=kind, answer=answer)
@@ -60,61 +60,64 @@ def run(request: recovery_step.RecoveryStepRequest, context: Context) -> CheckNo
     return CheckNodeResult(outcome=kind, reason=reason)
 
 
-def _is_check_of(check: NodeCheck | None, observed: ObservedNode, incident: Incident) -> bool:
+def _is_check_of(check: NodeCheck | None, observed_node: ObservedNode, incident: Incident) -> bool:
     """Whether a check was started for this node in this boot, after its last failed validation."""
-    if check is None or observed.node is None:
+    if check is None or observed_node.node is None:
         return False
     is_spent = incident.invalid_at is not None and incident.invalid_at >= check.started_at
-    return (check.instance_id, check.boot_id) == (observed.instance_id, observed.node.boot_id) and not is_spent
+    return (check.instance_id, check.boot_id) == (
+        observed_node.instance_id,
+        observed_node.node.boot_id,
+    ) and not is_spent
 
 
 def _record_check(
-    incident: Incident, observed: ObservedNode, facts: CheckFacts, decision: CheckDecision, context: Context
+    incident: Incident, observed_node: ObservedNode, facts: CheckFacts, decision: CheckDecision, context: Context
 ) -> NodeCheck:
     decision_id = context.ids.new("dec")
 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
-        if _is_check_of(current.check, observed, current):
+        if _is_check_of(current.check, observed_node, current):
             return None
-        assert observed.node
+        assert observed_node.node
         check = NodeCheck(
             kind=decision.kind,
-            instance_id=observed.instance_id,
-            boot_id=observed.node.boot_id,
+            instance_id=observed_node.instance_id,
+            boot_id=observed_node.node.boot_id,
             started_at=context.now,
             namespace=context.site.job_namespace,
             name=f"{current.incident_id}-check-{int(context.now.timestamp())}",
         )
-        record = decision_of(
+        decision_record = decision_of(
             "CHECK", current.incident_id, decision.kind, decision, facts, context, decision_id=decision_id
         ).replace(mode="")
         line = incident_record.timeline_put(
             current.incident_id, "checked", decision.reason, at=context.now, writer=WRITER, decision_id=decision_id
         )
-        return current.replace(check=check), [Put(subject_rows.decision_row(record)), line]
+        return current.replace(check=check), [Put(subject_rows.decision_row(decision_record)), line]
 
-    after = incident_record.update_incident(context.ledger, incident.incident_id, change)
-    assert after.check
-    return after.check
+    checked_incident = incident_record.update_incident(context.ledger, incident.incident_id, change)
+    assert checked_incident.check
+    return checked_incident.check
 
 
-def _start_check(incident: Incident, observed: ObservedNode, check: NodeCheck, context: Context) -> RepairAnswer:
-    assert observed.node
+def _start_check(incident: Incident, observed_node: ObservedNode, check: NodeCheck, context: Context) -> RepairAnswer:
+    assert observed_node.node
     if check.kind == CheckKind.DEEP:
-        assert observed.provider_node
-        if observed.provider_node.status == DEEP_CHECK_RUNNING:
+        assert observed_node.provider_node
+        if observed_node.provider_node.status == DEEP_CHECK_RUNNING:
             return RepairAnswer.ACCEPTED  # begun by a visit that died before it could tell
-        return context.provider.check_health(observed.provider_node.instance_group, observed.instance_id)
+        return context.provider.check_health(observed_node.provider_node.instance_group, observed_node.instance_id)
     context.cluster.start_check(
         CheckSpec(
             cluster=incident.life.cluster,
             namespace=check.namespace,
             name=check.name,
-            node_name=observed.node.name,
+            node_name=observed_node.node.name,
             image=context.policy.repair.test_job_image,
             command=context.policy.repair.test_job_command,
-            accelerators=observed.node.accelerators,
-            accelerator_resource=observed.node.accelerator_resource,
+            accelerators=observed_node.node.accelerators,
+            accelerator_resource=observed_node.node.accelerator_resource,
             deadline_seconds=context.policy.repair.test_job_deadline_seconds,
         )
     )

@@ -121,17 +121,17 @@ def cordon(incident: Incident, context: Context, reads: CordonReads | None = Non
         writes: list[Write] = []
         if not has_evenkeel_cordon:
             writes += guardrail_registers.removal_writes(RegisterName.CORDONS, context, life, is_drill=current.is_drill)
-        after = current
+        cordoned_incident = current
         if current.block is not None and current.block.action == GuardrailAction.CORDON:
-            after = after.without_block()
+            cordoned_incident = cordoned_incident.without_block()
         if is_own_cordon and current.cordon_marked_at is None:
-            after = after.replace(cordon_marked_at=context.now)
+            cordoned_incident = cordoned_incident.replace(cordon_marked_at=context.now)
         if current.stages.cordoned_at is None and outcome in (CordonOutcome.CORDONED, CordonOutcome.BY_PERSON):
-            after = after.with_stage_time("cordoned_at", context.now)
+            cordoned_incident = cordoned_incident.with_stage_time("cordoned_at", context.now)
             writes.append(
                 incident_record.timeline_put(current.incident_id, "cordoned", reason, at=context.now, writer=WRITER)
             )
-        return (after, writes) if after is not current or writes else None
+        return (cordoned_incident, writes) if cordoned_incident is not current or writes else None
 
     incident_record.update_incident(
         context.ledger,
@@ -156,8 +156,8 @@ def _register_cordon(
         entry = guardrail_state.entry(incident, context.now)
         # An entry of an earlier incident is about to be removed, so it does not belong to this incident.
         is_registered = any(
-            (registered.life_key, registered.incident_id) == (entry.life_key, entry.incident_id)
-            for registered in guardrail_state.register.entries
+            (register_entry.life_key, register_entry.incident_id) == (entry.life_key, entry.incident_id)
+            for register_entry in guardrail_state.register.entries
         )
         if not verdict.is_allowed or is_registered:
             return verdict

@@ -90,16 +90,16 @@ def run(request: recovery_step.RecoveryStepRequest, context: Context) -> DrainNo
         verdict = guardrails.check_stop_allowed(incident, context)
         incident, moved_count = evict_movable_pods(incident, context, may_stop=verdict.is_allowed)
         context.telemetry.count("UnmanagedPodsMoved", moved_count)
-    drained = drain(incident, context)
-    if incident.plan is None or incident.plan.repairs_node or not drained.jobs:
-        return drained
+    drain_result = drain(incident, context)
+    if incident.plan is None or incident.plan.repairs_node or not drain_result.jobs:
+        return drain_result
     # No repair follows that would stop these jobs later, so the workflow waits until the hold ends.
     verdict = guardrails.check_stop_allowed(incident, context)
     if verdict.is_allowed:
         record_block.clear_block(incident, context.ledger)
-        return drained
+        return drain_result
     record_block.set_block(incident, GuardrailAction.STOP, verdict, context, writer=WRITER)
-    return drained.replace(outcome=DrainOutcome.HELD)
+    return drain_result.replace(outcome=DrainOutcome.HELD)
 
 
 def drain(incident: Incident, context: Context) -> DrainNodeResult:
@@ -152,8 +152,10 @@ def find_affected_jobs(incident: Incident, context: Context) -> tuple[AffectedJo
         for workload in context.cluster.workloads(cluster)
         if any(pod.node_name == incident.node_name for pod in workload.pods)
     ]
-    owned = attempt_record.owned_workloads(context.ledger, ((cluster, workload) for workload in workloads))
-    candidates = {(attempt.job_id, attempt.attempt) for attempt, _ in owned}
+    attempts_and_workloads = attempt_record.owned_workloads(
+        context.ledger, ((cluster, workload) for workload in workloads)
+    )
+    candidates = {(attempt.job_id, attempt.attempt) for attempt, _ in attempts_and_workloads}
     for attempt in (
         *_live_attempts(context.ledger),
         *_ended_since(affected_since(incident, context.policy), context.ledger),
@@ -273,15 +275,15 @@ def _allow_finish(incident: Incident, context: Context) -> tuple[Incident, froze
             until[affected_job.job_id] = at
     if not until or incident.plan is None or job_action(incident) is not JobAction.MOVE:
         return incident, frozenset()
-    latest = max(until.values())
+    latest_deadline = max(until.values())
 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
         if current.plan is None or current.plan.work_may_run_until is not None:
             return None
         names = ", ".join(sorted(until))
-        text = f"Cordoned only: {names} may finish, until {latest:%Y-%m-%dT%H:%M:%SZ} at the latest."
+        text = f"Cordoned only: {names} may finish, until {latest_deadline:%Y-%m-%dT%H:%M:%SZ} at the latest."
         line = incident_record.timeline_put(current.incident_id, "job", text, at=context.now, writer=f"{WRITER}-finish")
-        return current.replace(plan=current.plan.replace(work_may_run_until=latest)), [line]
+        return current.replace(plan=current.plan.replace(work_may_run_until=latest_deadline)), [line]
 
     return incident_record.update_incident(context.ledger, incident.incident_id, change), frozenset(until)
 
@@ -330,12 +332,12 @@ def _stop_request(
 def _stop_attempt(incident: Incident, affected_job: AffectedJob, context: Context) -> bool:
     """Request the stop of an attempt and delete its workload. Return False if it ended or has another request."""
     message = f"{affected_job.job_id} changed on every try to stop attempt {affected_job.attempt}"
-    requested = until_committed(
+    stopped = until_committed(
         lambda: _request_stop(incident, affected_job, context), message, tries=incident_record.MAX_TRIES
     )
-    if requested is None:
+    if stopped is None:
         return False
-    attempt, stop_request = requested
+    attempt, stop_request = stopped
     try:
         context.cluster.stop(attempt, stop_request.grace_seconds, stop_request.nodes_without_grace)
     except EvenkeelError as error:
@@ -362,16 +364,16 @@ def _request_stop(
     fault = context.policy.catalogue.look_up(incident.fault_key)
     drain = _decide_drain(incident, fault, job, context.policy, context.now)
     stop_request = _stop_request(incident, fault, affected_job, drain, context.now)
-    record = decision_of(
+    decision_record = decision_of(
         "DRAIN", incident.incident_id, drain.action, drain, drain.facts, context.replace(mode=incident.mode)
     )
     text = f"Stopped: {stop_request.reason} The job gets {drain.explanation}."
     line = incident_record.timeline_put(
-        job.job_id, "stopped", text, at=context.now, writer=WRITER, decision_id=record.decision_id
+        job.job_id, "stopped", text, at=context.now, writer=WRITER, decision_id=decision_record.decision_id
     )
     context.ledger.commit(
         Put(job_rows.job_row(job.replace(stop_request=stop_request), version)),
-        Put(subject_rows.decision_row(record)),
+        Put(subject_rows.decision_row(decision_record)),
         line,
     )
     keep_logs.run(job, attempt, context, within_seconds=keep_logs.BEFORE_STOP_SECONDS)
@@ -434,8 +436,8 @@ def _record_unmanaged_workloads(incident: Incident, pods_here: Sequence[Unmanage
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
         if not labels or current.unmanaged_workloads:
             return None
-        more = f" and {len(labels) - 4} more" if len(labels) > 4 else ""
-        text = f"Workloads outside Evenkeel run on the node: {', '.join(labels[:4])}{more}."
+        more_text = f" and {len(labels) - 4} more" if len(labels) > 4 else ""
+        text = f"Workloads outside Evenkeel run on the node: {', '.join(labels[:4])}{more_text}."
         line = incident_record.timeline_put(current.incident_id, "job", text, at=context.now, writer=f"{WRITER}-others")
         return current.replace(unmanaged_workloads=labels[:_MAX_UNMANAGED_NAMES]), [line]
 
@@ -478,13 +480,13 @@ def drain_unmanaged_pods(incident: Incident, context: Context) -> UnmanagedDrain
                 question = question or f"{verdict.reason}{_eviction_failure(incident, pod)}"
             case _:
                 assert_never(verdict.action)
-    incident, evicted = _evict_pods(incident, list(leaving_jobs.values()), context)
-    if evicted:
-        _record_evictions(incident, list({pod.label: messages[pod.uid] for pod in evicted}.values()), context)
-    left = math.ceil((until - context.now).total_seconds())
+    incident, evicted_pods = _evict_pods(incident, list(leaving_jobs.values()), context)
+    if evicted_pods:
+        _record_evictions(incident, list({pod.label: messages[pod.uid] for pod in evicted_pods}.values()), context)
+    seconds_left = math.ceil((until - context.now).total_seconds())
     # A long drain is polled less often, because the workflow counts its tries, and they must last until the end.
-    pause = max(context.policy.repair.retry_seconds, left // _MAX_DRAIN_CHECKS)
-    return UnmanagedDrain(wait_seconds=min(left, pause) if waits else 0, question=question)
+    pause = max(context.policy.repair.retry_seconds, seconds_left // _MAX_DRAIN_CHECKS)
+    return UnmanagedDrain(wait_seconds=min(seconds_left, pause) if waits else 0, question=question)
 
 
 def _evict_pods(
@@ -495,42 +497,42 @@ def _evict_pods(
     A refusal stops no other eviction. A server that does not answer would use up the function's time, so the try ends
     after a few such pods. The next try begins with another pod.
     """
-    evicted, refused, unanswered = [], {}, 0
+    evicted_pods, refusals, unanswered_count = [], {}, 0
     start = int(context.now.timestamp()) % len(pods) if pods else 0
     for pod in (*pods[start:], *pods[:start]):
-        if unanswered == _MAX_UNANSWERED:
-            refused[_pod_name(pod)] = "eviction not requested, because the API server did not answer for other pods"
+        if unanswered_count == _MAX_UNANSWERED:
+            refusals[_pod_name(pod)] = "eviction not requested, because the API server did not answer for other pods"
             continue
         answer = context.cluster.evict(incident.life.cluster, pod)
-        unanswered += answer.result is EvictionStatus.NO_ANSWER
+        unanswered_count += answer.result is EvictionStatus.NO_ANSWER
         if answer.result is EvictionStatus.EVICTED:
-            evicted.append(pod)
+            evicted_pods.append(pod)
         elif answer.result is not EvictionStatus.GONE:
-            refused[_pod_name(pod)] = answer.why
+            refusals[_pod_name(pod)] = answer.why
             context.telemetry.warning("PodNotEvicted", pod=_pod_name(pod), result=str(answer.result), detail=answer.why)
-    return _record_failed_evictions(incident, pods, refused, context), evicted
+    return _record_failed_evictions(incident, pods, refusals, context), evicted_pods
 
 
 def _record_failed_evictions(
-    incident: Incident, pods: Sequence[UnmanagedPod], refused: dict[str, str], context: Context
+    incident: Incident, pods: Sequence[UnmanagedPod], refusals: dict[str, str], context: Context
 ) -> Incident:
     names = {_pod_name(pod) for pod in pods}
 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
-        kept = {name: why for name, why in current.failed_evictions.items() if name not in names}
-        unevicted = dict(list((kept | refused).items())[-_MAX_UNMANAGED_NAMES:])
-        if unevicted == current.failed_evictions:
+        earlier_failures = {name: why for name, why in current.failed_evictions.items() if name not in names}
+        failed_evictions = dict(list((earlier_failures | refusals).items())[-_MAX_UNMANAGED_NAMES:])
+        if failed_evictions == current.failed_evictions:
             return None
-        new = [
-            f"{name} was not evicted: {why}" for name, why in refused.items() if name not in current.failed_evictions
+        new_names = [
+            f"{name} was not evicted: {why}" for name, why in refusals.items() if name not in current.failed_evictions
         ]
-        text = " ".join(sentence.rstrip(".") + "." for sentence in new[:4]) + (
-            f" And {len(new) - 4} more." if new[4:] else ""
+        text = " ".join(sentence.rstrip(".") + "." for sentence in new_names[:4]) + (
+            f" And {len(new_names) - 4} more." if new_names[4:] else ""
         )
         lines: list[Write] = [
             incident_record.timeline_put(current.incident_id, "job", text, at=context.now, writer=f"{WRITER}-unevicted")
         ]
-        return current.replace(failed_evictions=unevicted), lines if new else []
+        return current.replace(failed_evictions=failed_evictions), lines if new_names else []
 
     return incident_record.update_incident(context.ledger, incident.incident_id, change)
 

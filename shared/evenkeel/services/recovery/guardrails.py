@@ -156,7 +156,7 @@ class GuardrailInputs:
             faulty,
             now=self.context.now,
             boot_seconds=boot_seconds,
-            ended=self._ended_causes,
+            ended_at_by_incident=self._ended_causes,
         )
         return state._replace(facts=state.facts.replace(causes=causes))
 

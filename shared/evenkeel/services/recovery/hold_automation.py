@@ -197,8 +197,8 @@ def _end_cause(request: ReleaseRequest, context: Context) -> Json:
         }
         text = f"Shared cause {request.cause} ended by {request.by}: {request.reason}"
         entry = TimelineEntry(at=context.now, kind="cause-ended", text=text, writer=request.by)
-        record = {"fingerprint": request.fingerprint, "answer": answer}
-        fresh = fleet_rows.automation_request_row(request.request_id, record, context.now)
+        answer_document = {"fingerprint": request.fingerprint, "answer": answer}
+        fresh = fleet_rows.automation_request_row(request.request_id, answer_document, context.now)
         try:
             context.ledger.commit(
                 Put(Row(fresh.key, fresh.doc, earlier.version if earlier else 0, None, fresh.expires_at)),
@@ -222,25 +222,27 @@ def _commit_once(
         if first_answer is not None:
             return first_answer
         row = ledger.get(fleet_rows.hold_key())
-        stored = rows.decode(row, Holds) if row else Holds()
-        in_force = stored.in_force(now)
+        stored_holds = rows.decode(row, Holds) if row else Holds()
+        in_force = stored_holds.in_force(now)
         holds = tuple(hold for hold in in_force if hold.scope != (request.pool, request.instance_id))
         if requested_hold and len(holds) >= MAX_HOLDS:
             fault = f"there are {len(holds)} holds in force: release some, or hold a pool or the fleet"
             raise Invalid("too many holds", (("instanceId" if request.instance_id else "pool", fault),))
         was_held = len(holds) < len(in_force)
         answer = requested_hold.to_json() if requested_hold else {"wasHeld": was_held, "releasedAt": rfc3339(now)}
-        record = {"fingerprint": request.fingerprint, "answer": answer}
+        answer_document = {"fingerprint": request.fingerprint, "answer": answer}
         # DynamoDB deletes expired rows within days, not at once. This one may be overwritten.
-        fresh = fleet_rows.automation_request_row(request.request_id, record, now)
+        fresh = fleet_rows.automation_request_row(request.request_id, answer_document, now)
         writes: list[Write] = [
             Put(Row(fresh.key, fresh.doc, earlier.version if earlier else 0, None, fresh.expires_at)),
             Put(fleet_rows.automation_event_row(entry, request.request_id)),
         ]
         holds_after = (*holds, requested_hold) if requested_hold else holds
         if holds_after:
-            held = Row(fleet_rows.hold_key(), stored.replace(holds=holds_after).to_json(), row.version if row else 0)
-            writes.append(Put(held, first_version=milliseconds(now)))
+            holds_row = Row(
+                fleet_rows.hold_key(), stored_holds.replace(holds=holds_after).to_json(), row.version if row else 0
+            )
+            writes.append(Put(holds_row, first_version=milliseconds(now)))
         elif row is not None:
             writes.append(Delete(fleet_rows.hold_key(), row.version))
         try:
@@ -257,5 +259,5 @@ def _first_answer(earlier: Row | None, request: HoldRequest | ReleaseRequest, no
         return None
     if earlier.doc["fingerprint"] != request.fingerprint:
         raise KeyReused("This idempotency key was used for a different request. Use a new key.")
-    given: Json = earlier.doc["answer"]
-    return given
+    first_answer: Json = earlier.doc["answer"]
+    return first_answer

@@ -25,7 +25,7 @@ def record_cordon(ledger: Ledger, cordon: ManualCordon) -> None:
     Raises:
         Conflict: the row kept changing.
     """
-    _update_cordons(ledger, lambda stored: stored.with_cordon(cordon))
+    _update_cordons(ledger, lambda manual_cordons: manual_cordons.with_cordon(cordon))
 
 
 def delete_record(ledger: Ledger, life: str) -> None:
@@ -34,26 +34,28 @@ def delete_record(ledger: Ledger, life: str) -> None:
     Raises:
         Conflict: the row kept changing.
     """
-    _update_cordons(ledger, lambda stored: stored.without_cordon_of(life))
+    _update_cordons(ledger, lambda manual_cordons: manual_cordons.without_cordon_of(life))
 
 
-def delete_outdated_records(cordoned: frozenset[str], context: Context) -> int:
+def delete_outdated_records(cordoned_life_keys: frozenset[str], context: Context) -> int:
     """Delete the records of cordons that were removed from their nodes outside Evenkeel.
 
     Raises:
         Conflict: the row kept changing.
     """
-    removed = {
+    removed_life_keys = {
         life
         for life, cordon in load_manual_cordons(context.ledger).items()
-        if life not in cordoned and context.now - cordon.at > _CORDON_DELAY
+        if life not in cordoned_life_keys and context.now - cordon.at > _CORDON_DELAY
     }
-    if removed:
+    if removed_life_keys:
         _update_cordons(
             context.ledger,
-            lambda stored: ManualCordons(cordons=tuple(c for c in stored.cordons if c.life_key not in removed)),
+            lambda manual_cordons: ManualCordons(
+                cordons=tuple(c for c in manual_cordons.cordons if c.life_key not in removed_life_keys)
+            ),
         )
-    return len(removed)
+    return len(removed_life_keys)
 
 
 def _update_cordons(ledger: Ledger, change: Callable[[ManualCordons], ManualCordons]) -> None:
@@ -62,8 +64,8 @@ def _update_cordons(ledger: Ledger, change: Callable[[ManualCordons], ManualCord
     def commit_once() -> None:
         row = ledger.get(key)
         manual_cordons = rows.decode(row, ManualCordons) if row else ManualCordons()
-        changed = change(manual_cordons)
-        if changed != manual_cordons:
-            ledger.commit(Put(Row(key, changed.to_json(), row.version if row else 0)))
+        changed_cordons = change(manual_cordons)
+        if changed_cordons != manual_cordons:
+            ledger.commit(Put(Row(key, changed_cordons.to_json(), row.version if row else 0)))
 
     until_committed(commit_once, "The record of cordons changed during every try. Try again.")

@@ -61,9 +61,9 @@ def run(request: recovery_step.RecoveryStepRequest, context: Context) -> PlanRec
     incident, version, (settings_row,) = incident_record.load_incident_with(
         request.incident_id, context, fleet_rows.hyperpod_key()
     )
-    stored = _plan_to_repeat(incident, request)
-    if stored and stored.outcome is not PlanOutcome.ASK:
-        return stored
+    stored_plan = _plan_to_repeat(incident, request)
+    if stored_plan and stored_plan.outcome is not PlanOutcome.ASK:
+        return stored_plan
     # If this release cannot read the row, HyperPod is asked.
     stored_settings = rows.readable_rows((settings_row,) if settings_row else (), StoredProviderCluster)
     settings = next((settings for _, settings in stored_settings), None)
@@ -83,10 +83,10 @@ def run(request: recovery_step.RecoveryStepRequest, context: Context) -> PlanRec
         planned_incident = _with_plan(current, decision, node, request.run, approved_id or decision_id, context)
         return planned_incident, _record_decision_writes(current, decision, request, decision_id, approved_id, context)
 
-    after = incident_record.update_incident(
+    updated_incident = incident_record.update_incident(
         context.ledger, request.incident_id, change, read_incident=(incident, version)
     )
-    result = _plan_of_run(after, request)
+    result = _plan_of_run(updated_incident, request)
     assert result
     context.telemetry.count("RecoveriesPlanned", outcome=result.outcome)
     context.telemetry.info(
@@ -115,24 +115,31 @@ class _PlanDecision(NamedTuple):
     mode: Mode
 
 
-def _read_control_planes(incident: Incident, stored: StoredProviderCluster | None, context: Context) -> _NodeReads:
+def _read_control_planes(
+    incident: Incident, stored_cluster: StoredProviderCluster | None, context: Context
+) -> _NodeReads:
     """Read the node, and HyperPod's settings unless the last sweep has just read them.
 
     The settings decide who repairs the node. RepairNode reads them from HyperPod before each repair. If the stored
     status says that HyperPod changes the cluster, it is read again, because that change may be over.
     """
-    slot = SlotReader(incident, context, stored)
-    settings = stored.settings if stored and stored.has_recent_settings(context.now) else None
-    if stored is None or settings is None or provider_busy_reason(settings.status, ""):
+    slot_reader = SlotReader(incident, context, stored_cluster)
+    settings = stored_cluster.settings if stored_cluster and stored_cluster.has_recent_settings(context.now) else None
+    if stored_cluster is None or settings is None or provider_busy_reason(settings.status, ""):
         # Read in parallel: until the cordon, new pods can start on the faulty node.
         with ThreadPoolExecutor(max_workers=2) as readers:
-            slot_state = readers.submit(slot.read_state_of_original, incident.opened_at)
+            slot_state = readers.submit(slot_reader.read_state_of_original, incident.opened_at)
             read_settings = readers.submit(read_hyperpod_settings, context.provider)
         return _NodeReads(
-            slot_state.result(), slot.opted_out_pools, read_settings.result(), node_read_at=slot.node_read_at
+            slot_state.result(),
+            slot_reader.opted_out_pools,
+            read_settings.result(),
+            node_read_at=slot_reader.node_read_at,
         )
-    state = slot.read_state_of_original(incident.opened_at)
-    return _NodeReads(state, slot.opted_out_pools, settings, stored.settings_read_at, slot.node_read_at)
+    state = slot_reader.read_state_of_original(incident.opened_at)
+    return _NodeReads(
+        state, slot_reader.opted_out_pools, settings, stored_cluster.settings_read_at, slot_reader.node_read_at
+    )
 
 
 def _decide_plan(
@@ -156,7 +163,7 @@ def _record_decision_writes(
     if approved_id:
         text = f"Run {request.run} continues with the approved plan."
         return [_timeline_put(incident, text, approved_id, context)]
-    record = decision_of(
+    decision_record = decision_of(
         "RECOVERY",
         incident.incident_id,
         decision.plan.intent,
@@ -166,7 +173,7 @@ def _record_decision_writes(
         decision_id=decision_id,
     ).replace(mode=decision.mode, is_dry_run=decision.plan.outcome is PlanOutcome.OBSERVE)
     return [
-        Put(subject_rows.decision_row(record)),
+        Put(subject_rows.decision_row(decision_record)),
         _timeline_put(incident, decision.plan.reason, decision_id, context),
     ]
 
@@ -198,12 +205,12 @@ def _plan_to_repeat(
     incident: Incident, request: recovery_step.RecoveryStepRequest, slot_state: SlotState | None = None
 ) -> PlanRecoveryResult | None:
     """Return the plan that this run must follow; None if it must plan again: later, or because the facts changed."""
-    stored = _plan_of_run(incident, request)
-    if stored is None or stored.outcome is PlanOutcome.LATER:
+    stored_plan = _plan_of_run(incident, request)
+    if stored_plan is None or stored_plan.outcome is PlanOutcome.LATER:
         return None
-    if stored.outcome is PlanOutcome.ASK and slot_state and why_superseded(incident, slot_state.original.node):
+    if stored_plan.outcome is PlanOutcome.ASK and slot_state and why_superseded(incident, slot_state.original.node):
         return None
-    return stored
+    return stored_plan
 
 
 def _pool_of(incident: Incident, node: KubernetesNode | None) -> str:
@@ -214,8 +221,8 @@ def _is_delayed_by_same_obstacle(
     incident: Incident, plan: RecoveryPlan, request: recovery_step.RecoveryStepRequest
 ) -> bool:
     """Whether the same obstacle still delays the plan, so that no new decision is recorded."""
-    stored = _plan_of_run(incident, request)
-    return plan.outcome is PlanOutcome.LATER and stored is not None and stored.reason == plan.reason
+    stored_plan = _plan_of_run(incident, request)
+    return plan.outcome is PlanOutcome.LATER and stored_plan is not None and stored_plan.reason == plan.reason
 
 
 def _approved_decision_id(

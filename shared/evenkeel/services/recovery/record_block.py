@@ -26,7 +26,7 @@ def set_block(
     context: Context,
     *,
     writer: str,
-    record: Decision | None = None,
+    decision_record: Decision | None = None,
 ) -> None:
     """Show the guardrail with the incident and its node, and add one timeline entry for each rule that blocks it.
 
@@ -34,18 +34,21 @@ def set_block(
         incident: The incident.
         action: The blocked action.
         verdict: The verdict of the guardrails.
-        record: The decision, recorded with the entry.
+        decision_record: The decision, recorded with the entry.
         writer: The service that writes the entry.
 
     Idempotent: yes. A guardrail has one entry for each action; its reason stays current.
     """
 
     def with_block(current: Incident) -> tuple[Incident, list[Write]] | None:
-        before = current.block
-        is_same = before is not None and (before.guardrail, before.action) == (verdict.guardrail, action)
-        if current.state.is_settled or (is_same and before and before.reason == verdict.reason):
+        earlier_block = current.block
+        is_same = earlier_block is not None and (earlier_block.guardrail, earlier_block.action) == (
+            verdict.guardrail,
+            action,
+        )
+        if current.state.is_settled or (is_same and earlier_block and earlier_block.reason == verdict.reason):
             return None
-        since = before.since if is_same and before else context.now
+        since = earlier_block.since if is_same and earlier_block else context.now
         block = Block(
             guardrail=verdict.guardrail,
             reason=verdict.reason,
@@ -54,20 +57,20 @@ def set_block(
             clears_at=verdict.clears_at,
             cause=verdict.cause,
         )
-        after = current.replace(state=IncidentState.BLOCKED, block=block)
+        blocked_incident = current.replace(state=IncidentState.BLOCKED, block=block)
         if is_same:
-            return after, []
+            return blocked_incident, []
         text = f"The {action} waits: {verdict.reason}"
         kind = "held" if verdict.guardrail == GuardrailName.HOLD else "blocked"
-        decision_id = record.decision_id if record else ""
+        decision_id = decision_record.decision_id if decision_record else ""
         line = incident_record.timeline_put(
             current.incident_id, kind, text, at=context.now, writer=writer, decision_id=decision_id
         )
-        return after, [line, *([Put(subject_rows.decision_row(record))] if record else [])]
+        return blocked_incident, [line, *([Put(subject_rows.decision_row(decision_record))] if decision_record else [])]
 
-    before = incident.block
+    earlier_block = incident.block
     incident_record.update_incident(context.ledger, incident.incident_id, with_block)
-    if before is None or before.guardrail != verdict.guardrail:
+    if earlier_block is None or earlier_block.guardrail != verdict.guardrail:
         context.telemetry.count("ActionsBlocked", guardrail=verdict.guardrail)
         context.telemetry.info("ActionBlocked", guardrail=verdict.guardrail, act=action, reason=verdict.reason)
 
@@ -134,8 +137,8 @@ def alert_about_shared_cause(
     subject = f"{drill}Several nodes of {kind} {name} failed at once"
     context.on_call.alert(subject, notices.alert_text(notice), key=f"{of_drills}shared-cause-{verdict.cause}")
     context.telemetry.error("SharedCause", cause=verdict.cause, reason=verdict.reason, runbook="shared-cause")
-    paged = Row(key, begun_row.doc | {"isPaged": True}, begun_row.version + 1, None, begun_row.expires_at)
-    _try_put(context.ledger, paged)
+    paged_row = Row(key, begun_row.doc | {"isPaged": True}, begun_row.version + 1, None, begun_row.expires_at)
+    _try_put(context.ledger, paged_row)
 
 
 def _try_put(ledger: Ledger, row: Row) -> bool:

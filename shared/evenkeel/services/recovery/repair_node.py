@@ -133,8 +133,8 @@ def run(request: recovery_step.RecoveryStepRequest, context: Context) -> RepairN
     waits = _drain_first(incident, facts, decision, context) if decision.drains else None
     if waits:
         return waits
-    record = decision_of("REPAIR", facts.incident_id, decision.action, decision, facts, context)
-    step = _Step(incident, lease, lease_row, facts, decision, record, guardrail_state)
+    decision_record = decision_of("REPAIR", facts.incident_id, decision.action, decision, facts, context)
+    step = _Step(incident, lease, lease_row, facts, decision, decision_record, guardrail_state)
     return _call_provider(step, context) if decision.rung else _record_without_call(step, context)
 
 
@@ -171,10 +171,10 @@ def _drain_first(
     """Give the pods on the node time to save. Return the outcome of a repair that waits for them, else None."""
     wait = _drain_remaining_work(incident, context, facts)
     if decision.rung:
-        unmanaged = drain_node.drain_unmanaged_pods(incident, context)
-        if unmanaged.question:
-            return RepairNodeResult(outcome=RepairOutcome.ASK_PERSON, reason=unmanaged.question)
-        wait = max(wait, unmanaged.wait_seconds)
+        pod_drain = drain_node.drain_unmanaged_pods(incident, context)
+        if pod_drain.question:
+            return RepairNodeResult(outcome=RepairOutcome.ASK_PERSON, reason=pod_drain.question)
+        wait = max(wait, pod_drain.wait_seconds)
     if wait and decision.action not in _BRANCH_ENDS:
         reason = f"{decision.reason} Its pods first get {wait} s to save."
         return RepairNodeResult(outcome=RepairOutcome.RETRY, wait_seconds=wait, reason=reason)
@@ -211,9 +211,9 @@ def _read_facts(incident: Incident, lease: RepairLease | None, context: Context)
     requests = tuple(request for request in (lease.requests if lease else ()) if request.life.key == incident.life.key)
     own_requests = [request for request in requests if request.incident_id == incident.incident_id]
     since = own_requests[0].requested_at if own_requests else incident.opened_at
-    slot = SlotReader(incident, context)
-    slot_state = slot.read_state(since)
-    observed = slot_state.replacement or slot_state.original
+    slot_of_incident = SlotReader(incident, context)
+    slot_state = slot_of_incident.read_state(since)
+    observed_node = slot_state.replacement or slot_state.original
     own_node = slot_state.original.node
     hyperpod_settings = plan_recovery.read_hyperpod_settings(context.provider)
     status = slot_state.original.provider_node.status if slot_state.original.provider_node else ""
@@ -244,10 +244,12 @@ def _read_facts(incident: Incident, lease: RepairLease | None, context: Context)
         requests=requests,
         slot_state=slot_state,
         group=_load_group(incident, requests, context) if owner is NodeOwner.NODE_GROUP and not not_allowed else None,
-        validity=judge_node(observed, expected=slot.expected_accelerators(observed, incident.instance_type)),
+        validity=judge_node(
+            observed_node, expected_count=slot_of_incident.expected_accelerators(observed_node, incident.instance_type)
+        ),
         invalid_at=incident.invalid_at,
         deep_check_failed_at=_deep_check_failed_at(incident),
-        opt_out_reason=slot.opt_out_reason,
+        opt_out_reason=slot_of_incident.opt_out_reason,
         provider_busy=provider_busy_reason(hyperpod_settings.status if hyperpod_settings else "", status),
         has_work=has_work,
         work_may_run_until=until,
@@ -264,8 +266,8 @@ def _load_group(incident: Incident, requests: tuple[RepairRequest, ...], context
     instance_id = incident.life.instance_id
     is_instance = INSTANCE_ID.fullmatch(instance_id) is not None
     member = context.node_groups.member(instance_id) if is_instance else None
-    recorded = next((request.group for request in reversed(requests) if request.group), "")
-    group = context.node_groups.group(recorded) if recorded and member is None else None
+    recorded_group = next((request.group for request in reversed(requests) if request.group), "")
+    group = context.node_groups.group(recorded_group) if recorded_group and member is None else None
     return group_repair_facts(instance_id, incident.life.cluster, member, group, requests, now=context.now)
 
 
@@ -428,15 +430,15 @@ def _record_request(step: _Step, request: RepairRequest, enters: Put | None, led
             decides again.
     """
     incident, lease, lease_row = step.incident, step.lease, step.lease_row
-    before = lease or RepairLease(slot=incident.slot, incident_id="", taken_at=request.requested_at)
-    taken_at = before.taken_at if before.incident_id == incident.incident_id else request.requested_at
-    requests = (*before.requests, request)[-_MAX_REQUESTS:]
-    changed = before.replace(incident_id=incident.incident_id, taken_at=taken_at, requests=requests)
+    earlier_lease = lease or RepairLease(slot=incident.slot, incident_id="", taken_at=request.requested_at)
+    taken_at = earlier_lease.taken_at if earlier_lease.incident_id == incident.incident_id else request.requested_at
+    requests = (*earlier_lease.requests, request)[-_MAX_REQUESTS:]
+    changed_lease = earlier_lease.replace(incident_id=incident.incident_id, taken_at=taken_at, requests=requests)
     version = lease_row.version if lease_row else 0
 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
         repairs = current.repairs if request.rung in WAIT_RUNGS else (*current.repairs, request.rung)
-        after = (
+        requested_incident = (
             current.without_block()
             .replace(repairs=repairs)
             .with_stage_time("repair_requested_at", request.requested_at)
@@ -450,13 +452,18 @@ def _record_request(step: _Step, request: RepairRequest, enters: Put | None, led
             writer=WRITER,
             decision_id=step.record.decision_id,
         )
-        lease_write = Put(fleet_rows.lease_row(changed, version, is_drill=incident.is_drill))
-        return after, [lease_write, *([enters] if enters else []), Put(subject_rows.decision_row(step.record)), line]
+        lease_write = Put(fleet_rows.lease_row(changed_lease, version, is_drill=incident.is_drill))
+        return requested_incident, [
+            lease_write,
+            *([enters] if enters else []),
+            Put(subject_rows.decision_row(step.record)),
+            line,
+        ]
 
     incident_record.update_incident_once(ledger, incident.incident_id, change)
 
 
-def _record_answer(incident: Incident, answered: RepairRequest, answer: str, ledger: Ledger) -> None:
+def _record_answer(incident: Incident, answered_request: RepairRequest, answer: str, ledger: Ledger) -> None:
     """Record the provider's answer. If a crash loses it, the next visit treats the call as one without a reply."""
 
     def commit_once() -> None:
@@ -466,7 +473,7 @@ def _record_answer(incident: Incident, answered: RepairRequest, answer: str, led
         lease = rows.decode(row, RepairLease)
         requests = tuple(
             request.replace(answer=answer)
-            if (request.requested_at, request.rung) == (answered.requested_at, answered.rung)
+            if (request.requested_at, request.rung) == (answered_request.requested_at, answered_request.rung)
             else request
             for request in lease.requests
         )
@@ -480,13 +487,17 @@ def _record_answer(incident: Incident, answered: RepairRequest, answer: str, led
 
 def _confirm_unanswered_call(incident: Incident, facts: RepairFacts, ledger: Ledger) -> None:
     """Treat a call without a reply as accepted, once evidence shows that it took effect."""
-    last = facts.requests[-1] if facts.requests else None
-    is_unanswered = last and last.incident_id == incident.incident_id and last.answer in ("", RepairAnswer.UNKNOWN)
-    if last and is_unanswered and evidence_of_effect(last, facts.slot_state, facts.progress):
-        _record_answer(incident, last, RepairAnswer.ACCEPTED, ledger)
+    last_request = facts.requests[-1] if facts.requests else None
+    is_unanswered = (
+        last_request
+        and last_request.incident_id == incident.incident_id
+        and last_request.answer in ("", RepairAnswer.UNKNOWN)
+    )
+    if last_request and is_unanswered and evidence_of_effect(last_request, facts.slot_state, facts.progress):
+        _record_answer(incident, last_request, RepairAnswer.ACCEPTED, ledger)
 
 
-def _record_reason(incident: Incident, decision: RepairDecision, record: Decision, context: Context) -> None:
+def _record_reason(incident: Incident, decision: RepairDecision, decision_record: Decision, context: Context) -> None:
     """Write why the repair waits, or its next step, once for each reason."""
 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
@@ -494,27 +505,34 @@ def _record_reason(incident: Incident, decision: RepairDecision, record: Decisio
             return None
         kind = _TIMELINE_KINDS[decision.action]
         line = incident_record.timeline_put(
-            current.incident_id, kind, decision.reason, at=context.now, writer=WRITER, decision_id=record.decision_id
+            current.incident_id,
+            kind,
+            decision.reason,
+            at=context.now,
+            writer=WRITER,
+            decision_id=decision_record.decision_id,
         )
-        return current.replace(outcome=decision.reason), [Put(subject_rows.decision_row(record)), line]
+        return current.replace(outcome=decision.reason), [Put(subject_rows.decision_row(decision_record)), line]
 
     incident_record.update_incident(context.ledger, incident.incident_id, change)
 
 
-def _record_block(incident: Incident, facts: RepairFacts, record: Decision, context: Context) -> None:
+def _record_block(incident: Incident, facts: RepairFacts, decision_record: Decision, context: Context) -> None:
     """Record on the incident which guardrail blocks the repair. If many nodes share the cause, page once."""
     rung = choose_repair(facts.replace(hold=None, guard=None), context.policy.repair).rung
     act = GuardrailAction(rung) if rung else GuardrailAction.STOP
     guard = facts.guard or GuardrailFacts(life_key=facts.life.key, pool=incident.pool, hold=facts.hold, now=facts.now)
     verdict = check_guardrails(act, guard, context.policy.repair.guardrails)
-    record_block.set_block(incident, act, verdict, context.replace(now=facts.now), writer=WRITER, record=record)
+    record_block.set_block(
+        incident, act, verdict, context.replace(now=facts.now), writer=WRITER, decision_record=decision_record
+    )
     if verdict.cause:
         window = timedelta(seconds=context.policy.repair.guardrails.shared_cause_window_seconds)
         record_block.alert_about_shared_cause(verdict, context.replace(now=facts.now), incident=incident, window=window)
 
 
 def _record_end(
-    incident: Incident, facts: RepairFacts, decision: RepairDecision, record: Decision, context: Context
+    incident: Incident, facts: RepairFacts, decision: RepairDecision, decision_record: Decision, context: Context
 ) -> None:
     branch = _BRANCH_ENDS[decision.action]
     kind = "asked" if branch == NodeBranchResult.WAITING_FOR_PERSON else "stood-down"
@@ -523,14 +541,19 @@ def _record_end(
         if current.node_branch == branch or current.state.is_settled:
             return None
         line = incident_record.timeline_put(
-            current.incident_id, kind, decision.reason, at=context.now, writer=WRITER, decision_id=record.decision_id
+            current.incident_id,
+            kind,
+            decision.reason,
+            at=context.now,
+            writer=WRITER,
+            decision_id=decision_record.decision_id,
         )
         successor = (
             facts.slot_state.replacement.instance_id
             if facts.slot_state.replacement
             else current.replacement_instance_id
         )
-        after = current.replace(node_branch=branch, replacement_instance_id=successor)
-        return after, [Put(subject_rows.decision_row(record)), line]
+        ended_incident = current.replace(node_branch=branch, replacement_instance_id=successor)
+        return ended_incident, [Put(subject_rows.decision_row(decision_record)), line]
 
     incident_record.update_incident(context.ledger, incident.incident_id, change)

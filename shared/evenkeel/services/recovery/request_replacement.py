@@ -57,13 +57,15 @@ def run(request: ReplacementRequest, context: Context) -> tuple[Json, str]:
     if not request.dry_run:
         answer = report_faults.run(report, context.replace(now=now))
         return {"instanceId": request.instance_id, "envelopeId": answer["envelopeId"]}, "/v1/incidents"
-    parsed = envelope.parse(json.dumps(report_faults.check_reports(report, context.replace(now=now)).document).encode())
+    parsed_event = envelope.parse(
+        json.dumps(report_faults.check_reports(report, context.replace(now=now)).document).encode()
+    )
     affected_node = find_affected_node(request.instance_id, context, asks_provider=False)
-    if not isinstance(parsed, ParsedEvent) or affected_node is None:
+    if not isinstance(parsed_event, ParsedEvent) or affected_node is None:
         raise NotFound(f"{request.instance_id} is not a node of this fleet.")
     dry_run_ledger = DryRunLedger(context.ledger)
     dry_run = context.replace(ledger=dry_run_ledger, telemetry=NullTelemetry(), workflows=NullWorkflows(), now=now)
-    for fact in parsed.facts:
+    for fact in parsed_event.facts:
         assert isinstance(fact, NodeFact)
         ingest_result = record_node_fact.run(
             fact,
@@ -83,11 +85,11 @@ def run(request: ReplacementRequest, context: Context) -> tuple[Json, str]:
     )
     row = dry_run_ledger.get(subject_rows.decision_key(result.decision_id))
     assert row, "a plan is recorded"
-    record = rows.decode(row, Decision).replace(subject=affected_node.life.key, is_dry_run=True)
-    context.ledger.commit(Put(subject_rows.decision_row(record)))
+    decision_record = rows.decode(row, Decision).replace(subject=affected_node.life.key, is_dry_run=True)
+    context.ledger.commit(Put(subject_rows.decision_row(decision_record)))
     return _answer(
-        request, affected_node.job_ids, record, result.outcome, result.reason
-    ), f"/v1/decisions/{record.decision_id}"
+        request, affected_node.job_ids, decision_record, result.outcome, result.reason
+    ), f"/v1/decisions/{decision_record.decision_id}"
 
 
 def _fault_report(request: ReplacementRequest, now: datetime) -> report_faults.ReportFaultsRequest:
@@ -105,14 +107,16 @@ def _fault_report(request: ReplacementRequest, now: datetime) -> report_faults.R
 
 
 def _answer(
-    request: ReplacementRequest, jobs: tuple[str, ...], record: Decision | None, outcome: str, reason: str
+    request: ReplacementRequest, jobs: tuple[str, ...], decision_record: Decision | None, outcome: str, reason: str
 ) -> Json:
     return {
         "instanceId": request.instance_id,
         "dryRun": True,
         "outcome": outcome,
         "reason": reason,
-        "alternatives": [alternative.to_json() for alternative in record.alternatives] if record else [],
-        "decisionId": record.decision_id if record else None,
+        "alternatives": [alternative.to_json() for alternative in decision_record.alternatives]
+        if decision_record
+        else [],
+        "decisionId": decision_record.decision_id if decision_record else None,
         "jobs": list(jobs),
     }

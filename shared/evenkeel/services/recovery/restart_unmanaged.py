@@ -123,12 +123,12 @@ def _is_adopted(job: UnmanagedJob, context: Context) -> bool:
 
 def _handle_job(incident: Incident, job: UnmanagedJob, node: FleetNode | None, context: Context) -> RestartAction:
     row = context.ledger.get(_restart_key(incident, job.label))
-    last = rows.decode(row, UnmanagedRestart) if row else None
-    if last is not None and last.stage is not RestartStage.ENDED:
+    last_restart = rows.decode(row, UnmanagedRestart) if row else None
+    if last_restart is not None and last_restart.stage is not RestartStage.ENDED:
         return RestartAction.RESTART
-    decision = _decide_restart(incident, job, node, last, context)
-    named = incident.unmanaged_jobs
-    is_known = named.get(job.label) == decision.action or len(named) >= _MAX_NAMED_JOBS
+    decision = _decide_restart(incident, job, node, last_restart, context)
+    named_jobs = incident.unmanaged_jobs
+    is_known = named_jobs.get(job.label) == decision.action or len(named_jobs) >= _MAX_NAMED_JOBS
     if decision.action is not RestartAction.RESTART and is_known:
         return decision.action
     restart = UnmanagedRestart(
@@ -140,7 +140,7 @@ def _handle_job(incident: Incident, job: UnmanagedJob, node: FleetNode | None, c
         incident_id=incident.incident_id,
         node_name=incident.node_name,
         begun_at=context.now,
-        earlier=last.recent_starts(context.now) if last else (),
+        earlier=last_restart.recent_starts(context.now) if last_restart else (),
     )
     _record_decision(incident, job, decision, restart, row.version if row else 0, context)
     if decision.action is RestartAction.RESTART:
@@ -149,7 +149,11 @@ def _handle_job(incident: Incident, job: UnmanagedJob, node: FleetNode | None, c
 
 
 def _decide_restart(
-    incident: Incident, job: UnmanagedJob, node: FleetNode | None, last: UnmanagedRestart | None, context: Context
+    incident: Incident,
+    job: UnmanagedJob,
+    node: FleetNode | None,
+    last_restart: UnmanagedRestart | None,
+    context: Context,
 ) -> RestartDecision:
     policy = context.policy
     left_workloads = node.left_workloads if node else {}
@@ -161,7 +165,7 @@ def _decide_restart(
         was_listed_on_node=node is not None and job.label in {*node.unmanaged_workloads, *left_workloads},
         left_node_at=left_workloads.get(job.label),
         distrusted_since=distrust_after(*checkpoint_trust_of(incident, policy.catalogue), policy.jobs),
-        recent_restarts=len(last.recent_starts(context.now)) if last else 0,
+        recent_restarts=len(last_restart.recent_starts(context.now)) if last_restart else 0,
         max_restarts=policy.adoption.max_restarts,
     )
     return decide_restart(facts)
@@ -176,7 +180,7 @@ def _record_decision(
     context: Context,
 ) -> None:
     """Record a decision with its timeline line. In the same commit, record the restart if there is one."""
-    record = decision_of(
+    decision_record = decision_of(
         "RESTART",
         incident.incident_id,
         decision.action,
@@ -185,17 +189,26 @@ def _record_decision(
         context.replace(mode=incident.mode or context.mode),
     )
     line = incident_record.timeline_put(
-        incident.incident_id, "job", decision.reason, at=context.now, writer=WRITER, decision_id=record.decision_id
+        incident.incident_id,
+        "job",
+        decision.reason,
+        at=context.now,
+        writer=WRITER,
+        decision_id=decision_record.decision_id,
     )
     restarts = (
         [Put(unmanaged_restart_rows.restart_row(restart, version))] if decision.action is RestartAction.RESTART else []
     )
 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
-        named = current.unmanaged_jobs
-        if job.label in named or len(named) < _MAX_NAMED_JOBS:
-            named = {**named, job.label: decision.action}
-        return current.replace(unmanaged_jobs=named), [Put(subject_rows.decision_row(record)), line, *restarts]
+        named_jobs = current.unmanaged_jobs
+        if job.label in named_jobs or len(named_jobs) < _MAX_NAMED_JOBS:
+            named_jobs = {**named_jobs, job.label: decision.action}
+        return current.replace(unmanaged_jobs=named_jobs), [
+            Put(subject_rows.decision_row(decision_record)),
+            line,
+            *restarts,
+        ]
 
     incident_record.update_incident(context.ledger, incident.incident_id, change)
     context.telemetry.count("UnmanagedJobsDecided", action=decision.action)
@@ -284,11 +297,13 @@ def _why_not_now(incident: Incident, context: Context) -> str:
 def _stop_job(progress: _RestartWriter, job: UnmanagedJob, step: NextStep) -> UnmanagedRestart:
     """Suspend the object, or delete it. Record that first, so that the next call can tell who did it."""
     cluster, restart = progress.context.cluster, progress.restart
-    if missing := cluster.missing_restart_rights(restart.cluster, job):
+    if missing_permissions := cluster.missing_restart_rights(restart.cluster, job):
         progress.context.telemetry.warning(
-            "RestartNotPermitted", job=restart.label, detail="; ".join(right.refusal for right in missing)
+            "RestartNotPermitted",
+            job=restart.label,
+            detail="; ".join(permission.refusal for permission in missing_permissions),
         )
-        verbs = ", ".join(f"{right.verb} {right.resource}" for right in missing)
+        verbs = ", ".join(f"{permission.verb} {permission.resource}" for permission in missing_permissions)
         text = f"{restart.label} is not restarted: Evenkeel has no right to {verbs} in its namespace."
         return progress.record_end(text, was_restarted=False)
     if step.step is RestartStep.SUSPEND:

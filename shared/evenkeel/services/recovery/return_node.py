@@ -42,8 +42,8 @@ def run(request: recovery_step.RecoveryStepRequest, context: Context) -> ReturnN
     slot_state = SlotReader(incident, context).read_state(
         last_repair_request.requested_at if last_repair_request else incident.opened_at
     )
-    observed = slot_state.replacement or slot_state.original
-    node = observed.node
+    observed_node = slot_state.replacement or slot_state.original
+    node = observed_node.node
     if node is None:
         return _record_return(
             incident, ReturnNodeResult(outcome=NodeBranchResult.GONE, reason="The node slot is empty."), "", context
@@ -53,14 +53,17 @@ def run(request: recovery_step.RecoveryStepRequest, context: Context) -> ReturnN
         return _record_return(
             incident,
             ReturnNodeResult(outcome=NodeBranchResult.STAYS_CORDONED, reason=reason),
-            observed.instance_id,
+            observed_node.instance_id,
             context,
         )
     cordon_incident_id = _removable_cordon(node.incident_id, incident, context.ledger)
     result = context.cluster.return_to_service(incident.life.cluster, node.name, cordon_incident_id)
     outcome, text = _OUTCOME_TEXT[result]
     answer = _record_return(
-        incident, ReturnNodeResult(outcome=outcome, reason=text.format(name=node.name)), observed.instance_id, context
+        incident,
+        ReturnNodeResult(outcome=outcome, reason=text.format(name=node.name)),
+        observed_node.instance_id,
+        context,
     )
     context.cycle_requests.request(f"{node.name} returned")
     if result is UncordonResult.RELEASED:
@@ -92,20 +95,20 @@ def _record_return(
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
         if current.node_branch == answer.outcome or current.state.is_settled:
             return None
-        after = current.replace(node_branch=answer.outcome)
+        returned_incident = current.replace(node_branch=answer.outcome)
         if instance_id and instance_id != current.life.instance_id:
-            after = after.replace(replacement_instance_id=instance_id)
+            returned_incident = returned_incident.replace(replacement_instance_id=instance_id)
         if answer.outcome == NodeBranchResult.RETURNED:
-            after = after.with_stage_time("returned_at", context.now)
+            returned_incident = returned_incident.with_stage_time("returned_at", context.now)
         life = current.life.key
         leaves = [
             *guardrail_registers.removal_writes(RegisterName.REPAIRS, context, life, is_drill=current.is_drill),
             *guardrail_registers.removal_writes(RegisterName.CORDONS, context, life, is_drill=current.is_drill),
         ]
-        after = after.without_block()
+        returned_incident = returned_incident.without_block()
         kind = "returned" if answer.outcome == NodeBranchResult.RETURNED else "node"
         line = incident_record.timeline_put(current.incident_id, kind, answer.reason, at=context.now, writer=WRITER)
-        return after, [*leaves, line]
+        return returned_incident, [*leaves, line]
 
     incident_record.update_incident(context.ledger, incident.incident_id, change)
     return answer

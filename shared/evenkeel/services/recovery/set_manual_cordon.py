@@ -239,8 +239,8 @@ def _record_trust(node: FleetNode, by: str, incident_id: str, context: Context) 
         else UnhealthyNode(life=node.life, incident_id=incident_id, since=context.now, reason=reason)
     )
     with contextlib.suppress(Conflict):  # another writer stored newer facts: an incident of the node opened or ended
-        trusted = unhealthy_node.replace(trusted_by=by, trusted_at=context.now)
-        context.ledger.commit(Put(incident_rows.unhealthy_row(trusted, row.version if row else 0)))
+        trusted_node = unhealthy_node.replace(trusted_by=by, trusted_at=context.now)
+        context.ledger.commit(Put(incident_rows.unhealthy_row(trusted_node, row.version if row else 0)))
 
 
 def _find_node(instance_id: str, context: Context) -> FleetNode:

@@ -39,20 +39,22 @@ def has_accelerator_pods(node: KubernetesNode, context: Context) -> bool:
 class SlotReader:
     """The node slot of one incident. Each fact is read once, and only if it is needed."""
 
-    def __init__(self, incident: Incident, context: Context, stored: StoredProviderCluster | None = None) -> None:
+    def __init__(
+        self, incident: Incident, context: Context, stored_cluster: StoredProviderCluster | None = None
+    ) -> None:
         """Read nothing yet.
 
         Args:
             incident: The incident of the node.
             context: The ports.
-            stored: HyperPod's settings as the last sweep stored them. They show whether the status in the node's row
-                may replace an answer that HyperPod refuses; None = it may not.
+            stored_cluster: HyperPod's settings as the last sweep stored them. They show whether the status in
+                the node's row may replace an answer that HyperPod refuses; None = it may not.
         """
         self.incident = incident
         self.context = context
         self.node_read_at: datetime | None = None
         """When a sweep read the status that replaces HyperPod's answer; None if HyperPod answered."""
-        self._stored = stored
+        self._stored = stored_cluster
 
     @cached_property
     def node(self) -> KubernetesNode | None:
@@ -76,25 +78,25 @@ class SlotReader:
         incident = self.incident
         # Read in parallel: until the cordon, new pods can start on the faulty node.
         with ThreadPoolExecutor(max_workers=2) as readers:
-            records = readers.submit(read_records, since)
+            node_list = readers.submit(read_records, since)
             readers.submit(lambda: self.node)
         own_node = (self.node,) if self.node else ()
         slot_state = find_slot_state(
-            incident.life, incident.slot, incident.pool, records=records.result(), nodes=own_node, since=since
+            incident.life, incident.slot, incident.pool, provider_nodes=node_list.result(), nodes=own_node, since=since
         )
         if slot_state.replacement is None or slot_state.replacement.provider_node is None:
             return slot_state
         node = self._read_node_object(slot_state.replacement.provider_node.instance_id, "")
         return slot_state.replace(replacement=slot_state.replacement.replace(node=node))
 
-    def expected_accelerators(self, observed: ObservedNode, instance_type: str = "") -> int:
+    def expected_accelerators(self, observed_node: ObservedNode, instance_type: str = "") -> int:
         """Return how many accelerators a node should offer.
 
         Args:
-            observed: The node.
+            observed_node: The node.
             instance_type: Its type, if the node has no node object.
         """
-        observed_type = observed.node.instance_type if observed.node else instance_type
+        observed_type = observed_node.node.instance_type if observed_node.node else instance_type
         return expected_accelerators_of_type(observed_type, self.summary.accelerators)
 
     @property
@@ -109,14 +111,16 @@ class SlotReader:
 
     def _read_provider_nodes(self, since: datetime) -> tuple[ProviderNode, ...]:
         """Return HyperPod's records of the own node and of nodes that may replace it."""
-        life, slot, provider = self.incident.life, self.incident.slot, self.context.provider
+        life, slot_id, provider = self.incident.life, self.incident.slot, self.context.provider
         if not self._is_on_hyperpod:
             return ()
         node = provider.node(life.instance_id)
-        if slot != life.key:
-            in_slot = provider.node_in_slot(slot.removeprefix(f"{life.cluster}/"))
+        if slot_id != life.key:
+            in_slot = provider.node_in_slot(slot_id.removeprefix(f"{life.cluster}/"))
             is_other = in_slot is not None and in_slot.instance_id != life.instance_id
-            return tuple(record for record in (node, in_slot if is_other else None) if record is not None)
+            return tuple(
+                provider_node for provider_node in (node, in_slot if is_other else None) if provider_node is not None
+            )
         # Without a logical id, only the launch time shows a replacement, and it counts once the own node is gone.
         return (node,) if node is not None else provider.nodes_launched_after(since)
 

@@ -30,23 +30,23 @@ def list_unmanaged_pods(name: str, context: Context, on: str | None = None) -> t
     return filter_unmanaged(name, context.cluster.pods(name, on), context)
 
 
-def filter_unmanaged(name: str, listed: Iterable[UnmanagedPod], context: Context) -> tuple[UnmanagedPod, ...]:
+def filter_unmanaged(name: str, pods: Iterable[UnmanagedPod], context: Context) -> tuple[UnmanagedPod, ...]:
     """Return the unmanaged pods among the listed pods of a cluster."""
-    unmanaged = tuple(listed)
-    keys = {pod.uid: key for pod in unmanaged if pod.claim and (key := _attempt_key(pod.claim))}
+    unmanaged_pods = tuple(pods)
+    keys = {pod.uid: key for pod in unmanaged_pods if pod.claim and (key := _attempt_key(pod.claim))}
     # Some callers may not read many incidents at once. There are few node tests.
-    stored = get_all(context.ledger, (key for key in keys.values() if key.table is Table.JOBS))
+    stored_rows = get_all(context.ledger, (key for key in keys.values() if key.table is Table.JOBS))
     tests = {key: context.ledger.get(key) for key in keys.values() if key.table is not Table.JOBS}
 
     def is_managed(pod: UnmanagedPod) -> bool:
         key = keys.get(pod.uid)
-        row = (stored.get(key) or tests.get(key)) if key else None
+        row = (stored_rows.get(key) or tests.get(key)) if key else None
         try:
             return row is not None and _is_proven(name, pod, row)
         except Unreadable:
             return True  # a newer release wrote the row, so nothing happens to its pods; the sweep reports the row
 
-    return tuple(pod for pod in unmanaged if not is_managed(pod))
+    return tuple(pod for pod in unmanaged_pods if not is_managed(pod))
 
 
 def _attempt_key(claim: LabelledOwner) -> Key | None:

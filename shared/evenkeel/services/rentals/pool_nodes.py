@@ -89,8 +89,8 @@ def release_offer(rental: Rental, context: Context) -> str:
     own_names = {claim.node_name for claim in claims} | {*offer.joined_node_names, *rental.node_names}
     nodes = [node.name for node in context.cluster.nodes(offer.cluster) if node.name in own_names]
     if claims or nodes:
-        many, pool = len(claims) or len(nodes), offer.pool
-        return f"{count_of(many, f'node of {pool} still exists', f'nodes of {pool} still exist')}."
+        count, pool = len(claims) or len(nodes), offer.pool
+        return f"{count_of(count, f'node of {pool} still exists', f'nodes of {pool} still exist')}."
     return ""
 
 

@@ -138,18 +138,18 @@ class _StepInput(NamedTuple):
         """Cluster of the current offer."""
         return self.rental.offer.cluster
 
-    def commit(self, change: RentalChange, *other_writes: Write, record: Decision | None = None) -> Rental:
+    def commit(self, change: RentalChange, *other_writes: Write, decision_record: Decision | None = None) -> Rental:
         """Commit one transition. If capacity changes, the commit fails after any admission since the tree was read."""
         tree = [Put(Row(self.tree.key, self.tree.doc, self.tree.version))] if change.changes_capacity else []
-        writes = rentals.writes_of(change, self.version, self.context, writer=WRITER, record=record)
-        token = record.decision_id if record else ""
+        writes = rentals.writes_of(change, self.version, self.context, writer=WRITER, decision_record=decision_record)
+        token = decision_record.decision_id if decision_record else ""
         self.context.ledger.commit(*tree, *writes, *other_writes, client_token=token)
         return change.rental
 
-    def store(self, stored: Rental) -> None:
+    def store(self, rental: Rental) -> None:
         """Store new observations of the rental."""
-        if stored != self.rental:
-            self.context.ledger.commit(Put(job_rows.rental_row(stored, self.version)))
+        if rental != self.rental:
+            self.context.ledger.commit(Put(job_rows.rental_row(rental, self.version)))
 
 
 def run(request: RentCapacityRequest, context: Context) -> RentCapacityResult:
@@ -207,9 +207,9 @@ def _check_budget(step_input: _StepInput) -> RentCapacityResult:
 def _why_not_rented(step_input: _StepInput) -> str:
     """Say why nothing is rented after all; empty if it is. The caps may be lower than at the decision."""
     rental, policy = step_input.rental, step_input.context.policy
-    unwanted = _why_not_needed(step_input)
-    if unwanted:
-        return unwanted
+    why_unwanted = _why_not_needed(step_input)
+    if why_unwanted:
+        return why_unwanted
     if not _may_rent(step_input):
         return f"Mode is {step_input.context.mode}: Evenkeel rents nothing."
     limits = spend_limits(rental.team, rentals.load(step_input.context.ledger).allocations, policy.burst)
@@ -257,18 +257,18 @@ def _open_pool(step_input: _StepInput) -> RentCapacityResult:
     rental, context = step_input.rental, step_input.context
     if rental.state is not RentalState.OPENING:
         return RentCapacityResult(outcome=RentOutcome.NOT_WANTED, reason=rental.reason)
-    unwanted = _why_not_needed(step_input)
-    if unwanted:
-        return RentCapacityResult(outcome=RentOutcome.NOT_WANTED, reason=unwanted)
+    why_unwanted = _why_not_needed(step_input)
+    if why_unwanted:
+        return RentCapacityResult(outcome=RentOutcome.NOT_WANTED, reason=why_unwanted)
     offer = rental.offer
     if offer.refused:  # an earlier execution died while it released this offer
         return RentCapacityResult(outcome=RentOutcome.REFUSED, reason=offer.refused)
     step_input.store(with_other_rentals_nodes(rental, pool_nodes.others_in_pool(rental, context)))
-    limited = pool_nodes.set_limit(rental, context)
-    if limited is LimitResult.UNBOUNDED:
+    limit_result = pool_nodes.set_limit(rental, context)
+    if limit_result is LimitResult.UNBOUNDED:
         reason = f"NodePool {offer.pool} has no limit, and Evenkeel never opens such a pool."
         return RentCapacityResult(outcome=RentOutcome.REFUSED, reason=reason)
-    if limited is LimitResult.GONE:
+    if limit_result is LimitResult.GONE:
         return RentCapacityResult(
             outcome=RentOutcome.REFUSED, reason=f"NodePool {offer.pool} does not exist in {offer.cluster}."
         )
@@ -287,30 +287,31 @@ def _hand_over(step_input: _StepInput) -> RentCapacityResult:
             outcome = RentOutcome.HANDED_OVER
             _free_node(step_input)
         return RentCapacityResult(outcome=outcome, reason=rental.reason)
-    unwanted = _why_not_needed(step_input)
-    if unwanted:
-        return RentCapacityResult(outcome=RentOutcome.NOT_WANTED, reason=unwanted)
+    why_unwanted = _why_not_needed(step_input)
+    if why_unwanted:
+        return RentCapacityResult(outcome=RentOutcome.NOT_WANTED, reason=why_unwanted)
     other_rentals = pool_nodes.others_in_pool(rental, context)
     assigned_nodes = {name for other in other_rentals for name in other.node_names}
-    joined = joined_nodes(rental, context.cluster.nodes(step_input.cluster_name), assigned_nodes)
+    nodes = joined_nodes(rental, context.cluster.nodes(step_input.cluster_name), assigned_nodes)
     if rental.serving_target is None:
-        in_use = pool_nodes.nodes_in_use(step_input.cluster_name, [node.name for node in joined], context)
-        joined = tuple(node for node in joined if node.name not in in_use)
-    usable = [node.name for node in joined if is_usable(node, rental.offer)]
-    if len(usable) < rental.nodes:
+        in_use = pool_nodes.nodes_in_use(step_input.cluster_name, [node.name for node in nodes], context)
+        nodes = tuple(node for node in nodes if node.name not in in_use)
+    usable_names = [node.name for node in nodes if is_usable(node, rental.offer)]
+    if len(usable_names) < rental.nodes:
         # A node that is not ready yet may become the node of any rental of the same Deployment.
-        own_nodes = () if rental.serving_target else joined[: rental.nodes]
+        own_nodes = () if rental.serving_target else nodes[: rental.nodes]
         step_input.store(
             with_other_rentals_nodes(with_joined_nodes(rental, [node.name for node in own_nodes]), other_rentals)
         )
         return _not_yet(
             step_input,
-            f"{len(usable)} of {count_of(rental.nodes, 'node')} {'is' if len(usable) == 1 else 'are'} ready.",
+            f"{len(usable_names)} of {count_of(rental.nodes, 'node')} "
+            f"{'is' if len(usable_names) == 1 else 'are'} ready.",
         )
     if step_input.job is not None and step_input.job.local_queue:
         # Kueue sends the job's pods to these nodes by the label. Other rentals' capacity pods avoid it.
-        context.cluster.label_rented_nodes(step_input.cluster_name, usable[: rental.nodes], rental.name)
-    change = assign_nodes(rental, usable[: rental.nodes], context.now)
+        context.cluster.label_rented_nodes(step_input.cluster_name, usable_names[: rental.nodes], rental.name)
+    change = assign_nodes(rental, usable_names[: rental.nodes], context.now)
     step_input = step_input._replace(rental=step_input.commit(change))
     _free_node(step_input)
     pool_nodes.delete_unassigned_claims(step_input.rental, context)
@@ -329,15 +330,15 @@ def _next_offer(step_input: _StepInput) -> RentCapacityResult:
         step_input.commit(refuse_offer(step_input.rental, step_input.request.why))
         context.telemetry.count("CapacityUnavailable", market=step_input.rental.offer.market)
         step_input = _load_step_input(step_input.request, context)
-    offer = pool_nodes.release_offer(step_input.rental, context)
-    if offer:
-        return _not_yet(step_input, offer)
+    nodes_left = pool_nodes.release_offer(step_input.rental, context)
+    if nodes_left:
+        return _not_yet(step_input, nodes_left)
     step_input = _load_step_input(step_input.request, context)
     rental, burst = step_input.rental, context.policy.burst
     # A later cycle compares the pools again for a job that runs on its base meanwhile.
-    unwanted = rental.reason if rental.joins_base else _why_not_needed(step_input)
-    if unwanted:
-        return RentCapacityResult(outcome=RentOutcome.NONE, reason=unwanted)
+    why_unwanted = rental.reason if rental.joins_base else _why_not_needed(step_input)
+    if why_unwanted:
+        return RentCapacityResult(outcome=RentOutcome.NONE, reason=why_unwanted)
     if len(rental.offers) >= burst.max_offers:
         return RentCapacityResult(
             outcome=RentOutcome.NONE, reason=f"Evenkeel asked {count_of(len(rental.offers), 'pool')}. {rental.reason}"
@@ -357,9 +358,9 @@ def _next_offer(step_input: _StepInput) -> RentCapacityResult:
     placement = choose_pool(facts)
     if placement.action is not PlacementAction.RENT or not _may_rent(step_input):
         return RentCapacityResult(outcome=RentOutcome.NONE, reason=placement.reason)
-    record = rentals.record_of(placement, context)
-    change = next_offer(rental, placement, record.reason, record.decision_id, burst, context.now)
-    step_input.commit(change, record=record)
+    decision_record = rentals.record_of(placement, context)
+    change = next_offer(rental, placement, decision_record.reason, decision_record.decision_id, burst, context.now)
+    step_input.commit(change, decision_record=decision_record)
     return RentCapacityResult(outcome=RentOutcome.OPENED, reason=change.text)
 
 
@@ -368,8 +369,8 @@ def _pools_for(step_input: _StepInput) -> tuple[RentedPool, ...]:
     policy = step_input.context.policy
     if step_input.rental.serving_target is None:
         return policy.pools_for_jobs
-    registered = registration_of(step_input.rental, policy.scheduling.serving)
-    return policy.pools_for(registered) if registered else ()
+    serving_workload = registration_of(step_input.rental, policy.scheduling.serving)
+    return policy.pools_for(serving_workload) if serving_workload else ()
 
 
 def _release_pool(step_input: _StepInput) -> RentCapacityResult:
@@ -385,12 +386,12 @@ def _release_pool(step_input: _StepInput) -> RentCapacityResult:
         usable = [node.name for node in nodes if is_usable(node, rental.offer)]
         change = release_rental(rental, step_input.request.why, usable)
         writes = (*_serving_state_writes(step_input), *_base_writes(step_input, change.rental.reason))
-        ending = step_input.commit(change, *writes)
+        ending_rental = step_input.commit(change, *writes)
         context.cycle_requests.request(f"{rental.name} is released")
-        step_input = step_input._replace(rental=ending)
-    offer = pool_nodes.release_offer(step_input.rental, context)
-    if offer:
-        return _not_yet(step_input, offer)
+        step_input = step_input._replace(rental=ending_rental)
+    nodes_left = pool_nodes.release_offer(step_input.rental, context)
+    if nodes_left:
+        return _not_yet(step_input, nodes_left)
     return RentCapacityResult(outcome=RentOutcome.RELEASED, reason="All of its nodes are gone.")
 
 
@@ -401,16 +402,16 @@ def _settle_rental(step_input: _StepInput) -> RentCapacityResult:
         return RentCapacityResult(
             outcome=RentOutcome.NOT_YET, reason=f"The rental is {rental.state}. Another run of its workflow continues."
         )
-    offer = pool_nodes.release_offer(step_input.rental, context)
-    if offer:
-        return RentCapacityResult(outcome=RentOutcome.NOT_YET, reason=offer)
+    nodes_left = pool_nodes.release_offer(step_input.rental, context)
+    if nodes_left:
+        return RentCapacityResult(outcome=RentOutcome.NOT_YET, reason=nodes_left)
     step_input = _load_step_input(step_input.request, context)
     change = end_rental(step_input.rental, context.now)
-    ended = step_input.commit(change)
+    ended_rental = step_input.commit(change)
     context.cycle_requests.request(f"{rental.name} ended")
     context.telemetry.count("RentalsEnded")
-    context.telemetry.count("RentalCostUsd", ended.cost_parts / money.COST_PARTS_PER_USD)
-    context.telemetry.info("RentalEnded", job_id=rental.job_id, rental=rental.name, cost=ended.shown_cost)
+    context.telemetry.count("RentalCostUsd", ended_rental.cost_parts / money.COST_PARTS_PER_USD)
+    context.telemetry.info("RentalEnded", job_id=rental.job_id, rental=rental.name, cost=ended_rental.shown_cost)
     return RentCapacityResult(outcome=RentOutcome.SETTLED, reason=change.text)
 
 

@@ -89,32 +89,32 @@ def read_attempts(ledger: Ledger, jobs: Iterable[Job]) -> tuple[Attempt, ...]:
     return tuple(rows.decode(row, Attempt) for row in get_all(ledger, keys).values())
 
 
-def serving_states(registered: Iterable[ServingWorkload], ledger: Ledger) -> dict[str, tuple[ServingState, int]]:
+def serving_states(serving_workloads: Iterable[ServingWorkload], ledger: Ledger) -> dict[str, tuple[ServingState, int]]:
     """Return the stored state of each Deployment that nodes may be rented for, by its id, with its row's version."""
-    names = [holder_id(workload) for workload in registered if workload.rents_from]
-    stored = (
+    names = [holder_id(workload) for workload in serving_workloads if workload.rents_from]
+    stored_states = (
         (rows.decode(row, ServingState), row.version)
         for row in get_all(ledger, map(job_rows.serving_key, names)).values()
     )
-    return {state.holder_id: (state, version) for state, version in stored}
+    return {state.holder_id: (state, version) for state, version in stored_states}
 
 
 # ---------------------------------------------------------------- budgets
 
 
-def spent_by_period(setup: TeamSetup, context: Context, rented: Iterable[Rental]) -> dict[tuple[str, str], Spending]:
+def spent_by_period(setup: TeamSetup, context: Context, rentals: Iterable[Rental]) -> dict[tuple[str, str], Spending]:
     """Return by team and period the usage of settled attempts and rentals, plus the rents of open rentals.
 
     Args:
         setup: The teams. Rows are read only for teams with budgets.
-        rented: Open rentals, read before this call. A rental that ends meanwhile may count twice, never not at all.
+        rentals: Open rentals, read before this call. A rental that ends meanwhile may count twice, never not at all.
     """
     periods = [(team.name, budget.period.key_at(context.now)) for team in setup.teams for budget in team.budgets]
     spent = [context.ledger.get(quota_rows.spent_key(team, period)) for team, period in periods]
-    settled = {
+    settled_spending = {
         team_and_period: rows.decode(row, Spending) for team_and_period, row in zip(periods, spent, strict=True) if row
     }
-    return add_rent(settled, setup, rented, context.now)
+    return add_rent(settled_spending, setup, rentals, context.now)
 
 
 def budget_left_beside(rental: Rental, context: Context) -> int | None:
@@ -123,12 +123,17 @@ def budget_left_beside(rental: Rental, context: Context) -> int | None:
     team = setup.by_name.get(rental.team)
     if team is None or all(budget.usd is None for budget in team.budgets):
         return None
-    only = setup.replace(teams=(team,))
-    rented = load(context.ledger).rentals
+    own_setup = setup.replace(teams=(team,))
+    all_rentals = load(context.ledger).rentals
     charges = charge_rows.live_charges(context.ledger)
-    rentals = [other for other in rented if other.name != rental.name]
+    rentals = [other for other in all_rentals if other.name != rental.name]
     return remaining_by_team(
-        only, spent_by_period(only, context, rented), charges, rentals, context.policy.economy, context.now
+        own_setup,
+        spent_by_period(own_setup, context, all_rentals),
+        charges,
+        rentals,
+        context.policy.economy,
+        context.now,
     )[team.name]
 
 
@@ -137,12 +142,12 @@ def budget_left_beside(rental: Rental, context: Context) -> int | None:
 
 def record_of(placement: PlacementDecision, context: Context) -> Decision:
     """Return the decision record of a placement."""
-    recorded = placement.replace_unchecked(reason=placement.recorded_reason(context.mode))
-    return decision_of("PLACEMENT", placement.job_id, placement.action, recorded, placement.facts, context)
+    recorded_placement = placement.replace_unchecked(reason=placement.recorded_reason(context.mode))
+    return decision_of("PLACEMENT", placement.job_id, placement.action, recorded_placement, placement.facts, context)
 
 
 def writes_of(
-    change: RentalChange, version: int, context: Context, *, writer: str, record: Decision | None = None
+    change: RentalChange, version: int, context: Context, *, writer: str, decision_record: Decision | None = None
 ) -> tuple[Write, ...]:
     """Return all writes of one transition. One commit must hold all of them.
 
@@ -151,14 +156,14 @@ def writes_of(
         version: Version of the rental's row before it; 0 for a new rental.
         context: The ledger is read for the allocation and the refusals.
         writer: The service, for the timeline.
-        record: The decision behind the transition.
+        decision_record: The decision behind the transition.
     """
     rental = change.rental
     return (
         Put(job_rows.rental_row(rental, version)),
         *_allocation_writes(change, version, context.ledger),
-        *_timeline_writes(change, context.now, writer, record),
-        *([Put(subject_rows.decision_row(record))] if record else ()),
+        *_timeline_writes(change, context.now, writer, decision_record),
+        *([Put(subject_rows.decision_row(decision_record))] if decision_record else ()),
         *(_shortage_writes(change.capacity_answer, rental, context) if change.capacity_answer else ()),
         # The final state is written once, so its cost is added to the team's budgets once.
         *(
@@ -180,10 +185,12 @@ def _allocation_writes(change: RentalChange, version: int, ledger: Ledger) -> tu
     return (Put(quota_rows.rental_allocation_row(rental, stored_row.version if stored_row else 0)),)
 
 
-def _timeline_writes(change: RentalChange, now: datetime, writer: str, record: Decision | None) -> tuple[Write, ...]:
+def _timeline_writes(
+    change: RentalChange, now: datetime, writer: str, decision_record: Decision | None
+) -> tuple[Write, ...]:
     if not change.kind:
         return ()
-    decision_id = record.decision_id if record else ""
+    decision_id = decision_record.decision_id if decision_record else ""
     entry = TimelineEntry(at=now, kind=change.kind, text=change.text, decision_id=decision_id, writer=writer)
     return (Put(subject_rows.timeline_row(change.rental.job_id, entry, change.event)),)
 
@@ -252,8 +259,10 @@ def open_for_job(job: Job, placement: PlacementDecision, context: Context) -> Jo
         due_at=context.now + timedelta(seconds=context.policy.burst.temporary_seconds) if is_temporary else None,
         incident_id=plan.incident_id if plan and is_temporary else "",
     )
-    record = record_of(placement, context)
-    change = open_rental(holder, RentalTerms.of(placement), record.decision_id, context.policy.burst, context.now)
+    decision_record = record_of(placement, context)
+    change = open_rental(
+        holder, RentalTerms.of(placement), decision_record.decision_id, context.policy.burst, context.now
+    )
     opened_job = job.replace(
         reason=change.text,
         rentals=holder.number,
@@ -261,7 +270,7 @@ def open_for_job(job: Job, placement: PlacementDecision, context: Context) -> Jo
         avoids_spot=must_avoid_spot(placement.facts),
         is_migrating_back=False,
     )
-    return JobRentalOpening(change, record, opened_job)
+    return JobRentalOpening(change, decision_record, opened_job)
 
 
 def begin_for_job(job: Job, version: int, placement: PlacementDecision, tree: QuotaTree, context: Context) -> None:
@@ -286,24 +295,24 @@ def commit_opening(opening: JobRentalOpening, job_write: Write, tree: QuotaTree,
     )
 
 
-def begin_for_bases(decided: Iterable[tuple[MixedDecision, Job, int]], tree: QuotaTree, context: Context) -> None:
+def begin_for_bases(decisions: Iterable[tuple[MixedDecision, Job, int]], tree: QuotaTree, context: Context) -> None:
     """Begin rentals that join running jobs, and record once why none are begun for the other jobs.
 
     Idempotent: yes, each commit is conditional on the versions of the tree and of the job's row.
 
     Args:
-        decided: The decision about each job, with the job and the version of its row.
+        decisions: The decision about each job, with the job and the version of its row.
         tree: The quota tree as this cycle last wrote it.
         context: Ports, policy, mode and time.
     """
-    for decision, job, version in decided:
+    for decision, job, version in decisions:
         try:
             if decision.action is MixedAction.RENT and context.mode is Mode.ACT:
                 _begin_for_base(job, version, decision, tree, context)
             else:
                 _record_mixed_note(job, version, decision, context)
-        except Refused as refused:
-            batches.note_refusal(context.telemetry, job.job_id, refused)
+        except Refused as refusal:
+            batches.note_refusal(context.telemetry, job.job_id, refusal)
 
 
 def _begin_for_base(job: Job, version: int, decision: MixedDecision, tree: QuotaTree, context: Context) -> None:
@@ -315,16 +324,16 @@ def _begin_for_base(job: Job, version: int, decision: MixedDecision, tree: Quota
         Conflict: The tree or the job has changed.
         Refused: The ledger refuses the rental.
     """
-    chosen = decision.chosen
-    assert chosen is not None  # a decision that rents has an option
+    chosen_option = decision.chosen
+    assert chosen_option is not None  # a decision that rents has an option
     holder = RentalHolder(job.job_id, job.rentals + 1, job.spec.team, job.namespace, joins_base=True)
-    record = _mixed_record(decision, context)
-    terms = RentalTerms(chosen.pool, chosen.rented_nodes, decision.reason, chosen.rent_parts)
-    change = open_rental(holder, terms, record.decision_id, context.policy.burst, context.now)
-    note = PlacementNote(key=decision.note_key, text=decision.reason, decision_id=record.decision_id)
-    held = job.replace(rentals=holder.number, mixed_note=note)
-    _commit_begun(change, record, Put(job_rows.job_row(held, version)), tree, context)
-    context.telemetry.info("NodesRented", job_id=job.job_id, rental=change.rental.name, pool=chosen.pool)
+    decision_record = _mixed_record(decision, context)
+    terms = RentalTerms(chosen_option.pool, chosen_option.rented_nodes, decision.reason, chosen_option.rent_parts)
+    change = open_rental(holder, terms, decision_record.decision_id, context.policy.burst, context.now)
+    note = PlacementNote(key=decision.note_key, text=decision.reason, decision_id=decision_record.decision_id)
+    job_with_rental = job.replace(rentals=holder.number, mixed_note=note)
+    _commit_begun(change, decision_record, Put(job_rows.job_row(job_with_rental, version)), tree, context)
+    context.telemetry.info("NodesRented", job_id=job.job_id, rental=change.rental.name, pool=chosen_option.pool)
 
 
 def _record_mixed_note(job: Job, version: int, decision: MixedDecision, context: Context) -> None:
@@ -335,16 +344,16 @@ def _record_mixed_note(job: Job, version: int, decision: MixedDecision, context:
     key = decision.note_key if context.mode is Mode.ACT else f"{decision.note_key}/{context.mode}"
     if job.mixed_note is not None and job.mixed_note.key == key:
         return
-    record = _mixed_record(decision, context)
-    note = PlacementNote(key=key, text=record.reason, decision_id=record.decision_id)
+    decision_record = _mixed_record(decision, context)
+    note = PlacementNote(key=key, text=decision_record.reason, decision_id=decision_record.decision_id)
     context.ledger.commit(
-        Put(job_rows.job_row(job.replace(mixed_note=note), version)), Put(subject_rows.decision_row(record))
+        Put(job_rows.job_row(job.replace(mixed_note=note), version)), Put(subject_rows.decision_row(decision_record))
     )
 
 
 def _mixed_record(decision: MixedDecision, context: Context) -> Decision:
-    recorded = decision.replace_unchecked(reason=decision.recorded_reason(context.mode))
-    return decision_of("MIXED_GROWTH", decision.job_id, decision.action, recorded, decision.facts, context)
+    recorded_decision = decision.replace_unchecked(reason=decision.recorded_reason(context.mode))
+    return decision_of("MIXED_GROWTH", decision.job_id, decision.action, recorded_decision, decision.facts, context)
 
 
 def begin_for_deployments(plans: Sequence[ServingRentalPlan], tree: QuotaTree, context: Context) -> None:
@@ -362,8 +371,8 @@ def begin_for_deployments(plans: Sequence[ServingRentalPlan], tree: QuotaTree, c
             begun = plan
             for placement in plan.to_rent:
                 begun = _begin_for_deployment(begun, placement, tree, context)
-        except Refused as refused:
-            batches.note_refusal(context.telemetry, plan.state.holder_id, refused)
+        except Refused as refusal:
+            batches.note_refusal(context.telemetry, plan.state.holder_id, refusal)
 
 
 def _begin_for_deployment(
@@ -372,18 +381,18 @@ def _begin_for_deployment(
     """Begin one rental; return the plan with the Deployment's state after it."""
     burst, state = context.policy.burst, plan.state
     holder = state.next_holder(plan.registered, plan.per_replica, burst.capacity_pod_namespace, context.now)
-    record = record_of(placement, context)
-    change = open_rental(holder, RentalTerms.of(placement), record.decision_id, burst, context.now)
-    note = PlacementNote(key=placement.note_key, text=change.text, decision_id=record.decision_id)
+    decision_record = record_of(placement, context)
+    change = open_rental(holder, RentalTerms.of(placement), decision_record.decision_id, burst, context.now)
+    note = PlacementNote(key=placement.note_key, text=change.text, decision_id=decision_record.decision_id)
     new_state = state.replace(rentals=holder.number, last_note=note)
-    _commit_begun(change, record, Put(job_rows.serving_row(new_state, plan.version)), tree, context)
+    _commit_begun(change, decision_record, Put(job_rows.serving_row(new_state, plan.version)), tree, context)
     context.telemetry.info(
         "DeploymentNodeRented", job_id=plan.registered.label, rental=change.rental.name, pool=placement.pool
     )
     return plan._replace(state=new_state, version=plan.version + 1)
 
 
-def return_replicas_to_committed(planned: ServingReturn, tree: QuotaTree, context: Context) -> None:
+def return_replicas_to_committed(serving_return: ServingReturn, tree: QuotaTree, context: Context) -> None:
     """End a Deployment's rental, so that its replicas move to committed nodes. Its workflow drains and releases it.
 
     Idempotent: yes, the commit is conditional on the versions of the tree and of the rental's row.
@@ -391,25 +400,27 @@ def return_replicas_to_committed(planned: ServingReturn, tree: QuotaTree, contex
     Raises:
         Conflict: The tree or the rental has changed.
     """
-    row = context.ledger.get(job_rows.rental_key(planned.rental.job_id, planned.rental.number))
+    row = context.ledger.get(job_rows.rental_key(serving_return.rental.job_id, serving_return.rental.number))
     rental = rows.decode(row, Rental) if row else None
     if row is None or rental is None or rental.state is not RentalState.READY or rental.is_returning:
         return
-    decision = planned.decision
-    record = decision_of("SERVING_RETURN", rental.job_id, decision.action, decision, decision.facts, context)
+    decision = serving_return.decision
+    decision_record = decision_of("SERVING_RETURN", rental.job_id, decision.action, decision, decision.facts, context)
     change = return_replicas(rental, decision.reason, context.now)
-    writes = writes_of(change, row.version, context, writer=SERVING_WRITER, record=record)
-    context.ledger.commit(tree.state_put(tree.scheduler_state), *writes, client_token=record.decision_id)
+    writes = writes_of(change, row.version, context, writer=SERVING_WRITER, decision_record=decision_record)
+    context.ledger.commit(tree.state_put(tree.scheduler_state), *writes, client_token=decision_record.decision_id)
     tree.record_commit(tree.scheduler_state)
     context.telemetry.info("ReplicasReturned", rental=rental.name, reason=decision.reason)
 
 
 def _commit_begun(
-    change: RentalChange, record: Decision, holder_write: Write, tree: QuotaTree, context: Context
+    change: RentalChange, decision_record: Decision, holder_write: Write, tree: QuotaTree, context: Context
 ) -> None:
     writer = SERVING_WRITER if change.rental.serving_target else WRITER
-    writes = writes_of(change, 0, context, writer=writer, record=record)
-    context.ledger.commit(tree.state_put(tree.scheduler_state), *writes, holder_write, client_token=record.decision_id)
+    writes = writes_of(change, 0, context, writer=writer, decision_record=decision_record)
+    context.ledger.commit(
+        tree.state_put(tree.scheduler_state), *writes, holder_write, client_token=decision_record.decision_id
+    )
     tree.record_commit(tree.scheduler_state)
     context.telemetry.count("RentalsStarted")
     start(change.rental, context)
@@ -451,9 +462,9 @@ def _note_of(
 ) -> tuple[PlacementNote, tuple[Write, ...]]:
     if last_note and last_note.key == key:
         return last_note, ()
-    record = record_of(placement, context)
-    note = PlacementNote(key=key, text=record.reason, decision_id=record.decision_id)
-    return note, (Put(subject_rows.decision_row(record)),)
+    decision_record = record_of(placement, context)
+    note = PlacementNote(key=key, text=decision_record.reason, decision_id=decision_record.decision_id)
+    return note, (Put(subject_rows.decision_row(decision_record)),)
 
 
 # ---------------------------------------------------------------- leaving rented nodes
@@ -463,22 +474,22 @@ def departure_writes(
     job: Job, version: int, departure: DepartureDecision, context: Context
 ) -> tuple[tuple[Write, ...], str]:
     """Return the writes that ask a job to leave its rented nodes, and the token of their commit."""
-    record = decision_of(departure.kind, job.job_id, departure.action, departure, departure.facts, context)
+    decision_record = decision_of(departure.kind, job.job_id, departure.action, departure, departure.facts, context)
     entry = TimelineEntry(
         at=context.now,
         kind="migrating back",
         text=departure.message,
-        decision_id=record.decision_id,
+        decision_id=decision_record.decision_id,
         writer=WRITER,
     )
     stop = job.stop_request_now(departure.message, f"{WRITER}/home", context.now)
-    leaving = job.replace(stop_request=stop, reason=departure.message, is_migrating_back=True, moves=job.moves + 1)
+    leaving_job = job.replace(stop_request=stop, reason=departure.message, is_migrating_back=True, moves=job.moves + 1)
     writes = (
-        Put(job_rows.job_row(leaving, version)),
-        Put(subject_rows.decision_row(record)),
+        Put(job_rows.job_row(leaving_job, version)),
+        Put(subject_rows.decision_row(decision_record)),
         Put(subject_rows.timeline_row(job.job_id, entry, f"home-{job.current_attempt}")),
     )
-    return writes, record.decision_id
+    return writes, decision_record.decision_id
 
 
 def note_write(job: Job, version: int) -> Write:

@@ -70,17 +70,17 @@ class InterruptedJob(NamedTuple):
 
 
 def run(
-    interrupted: InterruptedJob, nodes: Iterable[KubernetesNode], in_use: Mapping[str, Resources], context: Context
+    interrupted_job: InterruptedJob, nodes: Iterable[KubernetesNode], in_use: Mapping[str, Resources], context: Context
 ) -> ResumeOptions:
     """Apply the admission rules to find the effect of renting or preempting for an interrupted job.
 
     Args:
-        interrupted: The job, its interrupted attempt, and the faulty node.
+        interrupted_job: The job, its interrupted attempt, and the faulty node.
         nodes: Nodes of the cluster in which it ran, and of its own cluster.
         in_use: Amounts that live pods request there, by node.
         context: The context.
     """
-    if interrupted.job.local_queue:
+    if interrupted_job.job.local_queue:
         return ResumeOptions(
             unavailable=(_unavailable(ResumeOption.PREEMPT, _KUEUE), _unavailable(ResumeOption.RENT, _KUEUE))
         )
@@ -93,10 +93,12 @@ def run(
             )
         )
     context = with_training_plan_ends(context)
-    fleet = _load_fleet(interrupted, nodes, in_use, setup, context)
-    preemption_victims, no_preemption = _find_preemption_victims(interrupted, fleet, context.policy, context.now)
-    renting, no_rent = _find_rental(interrupted, fleet, context)
-    return ResumeOptions(renting, preemption_victims, tuple(option for option in (no_preemption, no_rent) if option))
+    fleet = _load_fleet(interrupted_job, nodes, in_use, setup, context)
+    preemption_victims, no_preemption = _find_preemption_victims(interrupted_job, fleet, context.policy, context.now)
+    rent_option, why_no_rental = _find_rental(interrupted_job, fleet, context)
+    return ResumeOptions(
+        rent_option, preemption_victims, tuple(option for option in (no_preemption, why_no_rental) if option)
+    )
 
 
 _NO_TEAMS = "not available here: no teams are set up, so there is no preemption"
@@ -129,12 +131,12 @@ def _decide_as_cycle(
     """Decide about these pending jobs as a scheduling cycle does."""
     shares = NodeShares(admission_input.capacities, policy.burst.pools)
     may_backfill = not admission_input.setup.has_teams
-    pending = tuple(build_request.build_request(job, shares, policy, now, may_backfill=may_backfill) for job in jobs)
-    return decide_with_sizes(admission_input._replace(pending=pending), policy, now)
+    requests = tuple(build_request.build_request(job, shares, policy, now, may_backfill=may_backfill) for job in jobs)
+    return decide_with_sizes(admission_input._replace(pending=requests), policy, now)
 
 
 def _load_fleet(
-    interrupted: InterruptedJob,
+    interrupted_job: InterruptedJob,
     nodes: Iterable[KubernetesNode],
     in_use: Mapping[str, Resources],
     setup: TeamSetup,
@@ -143,10 +145,10 @@ def _load_fleet(
     tree = quota_rows.tree_key()
     all_charges = charge_rows.load_charges(context.ledger)
     live_charges = all_charges.live
-    charges = tuple(charge for charge in live_charges if charge.job_id != interrupted.job.job_id)
+    charges = tuple(charge for charge in live_charges if charge.job_id != interrupted_job.job.job_id)
     jobs = get_all(context.ledger, (job_rows.job_key(charge.job_id) for charge in charges)).values()
     jobs_with_charge = {job.job_id: job for job in (rows.decode(row, Job) for row in jobs)}
-    lost = (
+    lost_work = (
         (
             charge,
             charge_lost_work(
@@ -160,15 +162,17 @@ def _load_fleet(
     )
     tree_row = context.ledger.get(tree)
     scheduler_state = stored_state(tree_row)
-    rented = rentals.load(context.ledger)
-    spent = rentals.spent_by_period(setup, context, rented.rentals)
-    rented = _remaining_rentals(interrupted, rented)
-    rented = rented._replace(
-        budgets_left=remaining_by_team(setup, spent, live_charges, rented.rentals, context.policy.economy, context.now)
+    rental_book = rentals.load(context.ledger)
+    spent = rentals.spent_by_period(setup, context, rental_book.rentals)
+    rental_book = _remaining_rentals(interrupted_job, rental_book)
+    rental_book = rental_book._replace(
+        budgets_left=remaining_by_team(
+            setup, spent, live_charges, rental_book.rentals, context.policy.economy, context.now
+        )
     )
-    capacities = rented.reserve_nodes(
-        _node_capacity(interrupted, nodes, in_use, charges, context.now),
-        [interrupted.job],
+    capacities = rental_book.reserve_nodes(
+        _node_capacity(interrupted_job, nodes, in_use, charges, context.now),
+        [interrupted_job.job],
         context.policy.burst.pools,
     )
     admission_input = AdmissionInput(
@@ -179,37 +183,37 @@ def _load_fleet(
         scheduler_state=scheduler_state,
         spent=spent,
         used=read_usage.run(setup, context),
-        work_at_risk_by_job={charge.job_id: round(charge.accelerators * seconds) for charge, seconds in lost}
+        work_at_risk_by_job={charge.job_id: round(charge.accelerators * seconds) for charge, seconds in lost_work}
         if setup.fleet.switches.spares_work
         else {},
     )
-    waiting = _queue_heads(
-        interrupted.job, setup, (*scheduler_state.sticky.values(), *all_charges.released_job_ids), context
+    pending_jobs = _queue_heads(
+        interrupted_job.job, setup, (*scheduler_state.sticky.values(), *all_charges.released_job_ids), context
     )
-    return _Fleet(admission_input, jobs_with_charge, waiting, rented)
+    return _Fleet(admission_input, jobs_with_charge, pending_jobs, rental_book)
 
 
-def _remaining_rentals(interrupted: InterruptedJob, rented: RentalBook) -> RentalBook:
+def _remaining_rentals(interrupted_job: InterruptedJob, rental_book: RentalBook) -> RentalBook:
     """Return the rentals that remain after the fault. A rental that lost a node is returned as a whole."""
-    return rented._replace(
+    return rental_book._replace(
         rentals=tuple(
             rental
-            for rental in rented.rentals
-            if (rental.job_id, interrupted.faulty_node in rental.node_names) != (interrupted.job.job_id, True)
+            for rental in rental_book.rentals
+            if (rental.job_id, interrupted_job.faulty_node in rental.node_names) != (interrupted_job.job.job_id, True)
         )
     )
 
 
 def _node_capacity(
-    interrupted: InterruptedJob,
+    interrupted_job: InterruptedJob,
     nodes: Iterable[KubernetesNode],
     in_use: Mapping[str, Resources],
     charges: Sequence[Charge],
     now: datetime,
 ) -> tuple[NodeCapacity, ...]:
     """Return the nodes as the job will find them. Launch times are placeholders, because no job is admitted here."""
-    names, kubernetes_nodes = interrupted.attempt.node_names, tuple(nodes)
-    resources = interrupted.attempt.per_node
+    names, kubernetes_nodes = interrupted_job.attempt.node_names, tuple(nodes)
+    resources = interrupted_job.attempt.per_node
     # The job's own pods may have ended already.
     others_in_use = {
         (node.cluster, node.name): in_use.get(node.name, NONE).minus(resources if node.name in names else NONE)
@@ -221,7 +225,7 @@ def _node_capacity(
     )
     return tuple(
         capacity.replace(unschedulable_reason="unhealthy", free=NONE)
-        if capacity.node_name == interrupted.faulty_node
+        if capacity.node_name == interrupted_job.faulty_node
         else capacity
         for capacity in capacities
     )
@@ -231,52 +235,54 @@ def _placeholder_life(node: KubernetesNode, now: datetime) -> NodeLife:
     return NodeLife(cluster=node.cluster, instance_id=node.instance_id or node.name, launched_at=node.created_at or now)
 
 
-def _queue_heads(job: Job, setup: TeamSetup, kept: Iterable[str], context: Context) -> tuple[Job, ...]:
+def _queue_heads(job: Job, setup: TeamSetup, job_ids: Iterable[str], context: Context) -> tuple[Job, ...]:
     """Return the other pending jobs that a scheduling cycle considers in any case.
 
-    These are the first page of each queue, and the jobs in `kept` at any position. Jobs in `kept` wait for their
+    These are the first page of each queue, and the jobs in `job_ids` at any position. Jobs in `job_ids` wait for their
     victims, or a released charge names them.
     """
     prefixes = [job_rows.queue_prefix(team) for team in setup.by_name] or [""]
     state, heads = f"JOB#{JobState.PENDING}", context.policy.scheduling.jobs_per_page
     pages = [context.ledger.by_state(Table.JOBS, state, prefix=prefix, limit=heads) for prefix in prefixes]
-    listed = {row.key: row for page in pages for row in page.rows}
-    behind = [key for key in map(job_rows.job_key, kept) if key not in listed]
-    jobs = (rows.decode(row, Job) for row in (*listed.values(), *get_all(context.ledger, behind).values()))
+    rows_by_key = {row.key: row for page in pages for row in page.rows}
+    behind = [key for key in map(job_rows.job_key, job_ids) if key not in rows_by_key]
+    jobs = (rows.decode(row, Job) for row in (*rows_by_key.values(), *get_all(context.ledger, behind).values()))
     return tuple(other for other in jobs if other.job_id != job.job_id and other.state is JobState.PENDING)
 
 
 # ---------------------------------------------------------------- preemption victims
 
 
-def _as_pending(interrupted: InterruptedJob, option: ResumeOption, now: datetime) -> Job:
+def _as_pending(interrupted_job: InterruptedJob, option: ResumeOption, now: datetime) -> Job:
     """Return the job as it waits once its interrupted attempt has ended, if it resumes in this way."""
     plan = ResumePlan(
         incident_id="",
-        after_attempt=interrupted.job.current_attempt,
+        after_attempt=interrupted_job.job.current_attempt,
         option=option,
-        avoid=interrupted.avoid,
-        capacity_at=now + timedelta(seconds=interrupted.wait_seconds),
-        is_faulty_node_committed=interrupted.is_faulty_node_committed,
+        avoid=interrupted_job.avoid,
+        capacity_at=now + timedelta(seconds=interrupted_job.wait_seconds),
+        is_faulty_node_committed=interrupted_job.is_faulty_node_committed,
         planned_at=now,
     )
-    return interrupted.job.replace(state=JobState.PENDING, resume_plan=plan, not_before=None, resize=None)
+    return interrupted_job.job.replace(state=JobState.PENDING, resume_plan=plan, not_before=None, resize=None)
 
 
 def _find_preemption_victims(
-    interrupted: InterruptedJob, fleet: _Fleet, policy: Policy, now: datetime
+    interrupted_job: InterruptedJob, fleet: _Fleet, policy: Policy, now: datetime
 ) -> tuple[tuple[PreemptionCandidate, ...], OptionCost | None]:
     if not fleet.admission_input.setup.has_teams:
         return (), _unavailable(ResumeOption.PREEMPT, _NO_TEAMS)
-    job = _as_pending(interrupted, ResumeOption.PREEMPT, now)
+    job = _as_pending(interrupted_job, ResumeOption.PREEMPT, now)
     decisions = _decide_as_cycle((*fleet.waiting, job), fleet.admission_input, policy, now)
-    decided = next(decision for decision in decisions if decision.job_id == interrupted.job.job_id)
-    if decided.action is AdmissionAction.ADMIT:
-        return (), _unavailable(ResumeOption.PREEMPT, f"no job must stop for it: {decided.reason}")
+    admission_decision = next(decision for decision in decisions if decision.job_id == interrupted_job.job.job_id)
+    if admission_decision.action is AdmissionAction.ADMIT:
+        return (), _unavailable(ResumeOption.PREEMPT, f"no job must stop for it: {admission_decision.reason}")
     charges = {charge.job_id: charge for charge in fleet.admission_input.charges}
-    victims = [(charges[victim.job_id], fleet.jobs_with_charge.get(victim.job_id)) for victim in decided.victims]
+    victims = [
+        (charges[victim.job_id], fleet.jobs_with_charge.get(victim.job_id)) for victim in admission_decision.victims
+    ]
     if not victims:
-        return (), _unavailable(ResumeOption.PREEMPT, f"no job may be preempted for it: {decided.reason}")
+        return (), _unavailable(ResumeOption.PREEMPT, f"no job may be preempted for it: {admission_decision.reason}")
     return tuple(_preemption_candidate(charge, job, policy, now) for charge, job in victims), None
 
 
@@ -296,21 +302,21 @@ def _preemption_candidate(charge: Charge, job: Job | None, policy: Policy, now: 
 
 
 def _find_rental(
-    interrupted: InterruptedJob, fleet: _Fleet, context: Context
+    interrupted_job: InterruptedJob, fleet: _Fleet, context: Context
 ) -> tuple[RentOption | None, OptionCost | None]:
-    option, job_id = ResumeOption.RENT, interrupted.job.job_id
+    option, job_id = ResumeOption.RENT, interrupted_job.job.job_id
     if not context.policy.burst.pools:
         return None, _unavailable(option, _NO_POOLS)
-    price = context.policy.burst.delay_of(interrupted.job.spec.priority_class)
-    if not price and interrupted.job.spec.deadline_at is None:
+    price = context.policy.burst.delay_of(interrupted_job.job.spec.priority_class)
+    if not price and interrupted_job.job.spec.deadline_at is None:
         return None, _unavailable(option, f"{_NO_PRICE}, so Evenkeel rents no nodes for the job")
     rental = fleet.rented.rental_by_holder.get(job_id)
     if rental is not None:
-        what = "still serve it" if rental.state is RentalState.READY else "are starting"
-        return None, _unavailable(option, f"nodes rented for the job {what}")
-    job = _as_pending(interrupted, option, context.now)
-    running = runs_so_far(fleet.admission_input.charges, fleet.jobs_with_charge, context.now)
-    past = (*past_jobs.load_past_jobs(context.ledger), *running)
+        state_text = "still serve it" if rental.state is RentalState.READY else "are starting"
+        return None, _unavailable(option, f"nodes rented for the job {state_text}")
+    job = _as_pending(interrupted_job, option, context.now)
+    running_jobs = runs_so_far(fleet.admission_input.charges, fleet.jobs_with_charge, context.now)
+    past = (*past_jobs.load_past_jobs(context.ledger), *running_jobs)
     rental_context = PlacementContext(
         now=context.now,
         capacities=fleet.admission_input.capacities,
@@ -325,7 +331,7 @@ def _find_rental(
         jobs_with_charge=fleet.jobs_with_charge,
     )
     ran = run_seconds(rentals.read_attempts(context.ledger, [job]), context.now)
-    waiting_since = interrupted.attempt.ended_at or context.now
+    waiting_since = interrupted_job.attempt.ended_at or context.now
     facts = placement_facts(job, rental_context, context.policy, ran.get(job_id, 0.0), waiting_since=waiting_since)
     placement = choose_pool(facts)
     row = cheapest_rental_in_time(placement)

@@ -107,20 +107,22 @@ def run(request: recovery_step.RecoveryStepRequest, context: Context) -> PlanRes
         return PlanResumeResult(outcome=ResumeOutcome.NO_JOBS, reason="No job ran on the node.")
     shared_facts = _read_shared_facts(incident, context)
     is_automation_held = guardrails.GuardrailInputs(context).hold_on(incident) is not None
-    planned = []
+    planned_jobs = []
     for affected_job in incident.affected_jobs:
         planned_job = _plan_resume_of_job(
             incident, affected_job, shared_facts, context, is_automation_held=is_automation_held
         )
         if planned_job is not None:
-            planned.append(planned_job)
-    if not planned:
+            planned_jobs.append(planned_job)
+    if not planned_jobs:
         return PlanResumeResult(outcome=ResumeOutcome.NO_JOBS, reason="Every interrupted job has ended.")
     context.cycle_requests.request(f"{incident.incident_id} planned the resume")
-    for job in planned:
+    for job in planned_jobs:
         context.telemetry.count("ResumesPlanned", option=job.option or "ON_ITS_WAY")
-    summary = ", ".join(f"{job.job_id} ({job.option or 'already resuming'})" for job in planned)
-    return PlanResumeResult(outcome=ResumeOutcome.PLANNED, reason=f"Planned to resume: {summary}.", jobs=tuple(planned))
+    summary = ", ".join(f"{job.job_id} ({job.option or 'already resuming'})" for job in planned_jobs)
+    return PlanResumeResult(
+        outcome=ResumeOutcome.PLANNED, reason=f"Planned to resume: {summary}.", jobs=tuple(planned_jobs)
+    )
 
 
 class _SharedFacts(NamedTuple):
@@ -149,7 +151,7 @@ def _read_shared_facts(incident: Incident, context: Context) -> _SharedFacts:
             for node in nodes
             if (node.cluster, node.name) not in unhealthy or node.instance_id == incident.life.instance_id
         ),
-        {node: amounts for name in names for node, amounts in context.cluster.resources_in_use(name).items()},
+        {node: resources for name in names for node, resources in context.cluster.resources_in_use(name).items()},
         _past_incidents(context.ledger, is_drill=incident.is_drill),
         _ended_attempts(context.ledger),
     )
@@ -210,16 +212,16 @@ def _try_to_plan(
     rollback: RollbackDecision | None = None
     if job.current_attempt > affected_job.attempt and not _can_still_distrust(job, affected_job, ledger):
         rollback = _judge_rollback(incident, affected_job, job, context)
-    unplanned = PlannedJob(job_id=job.job_id, attempt=affected_job.attempt)
+    unplanned_job = PlannedJob(job_id=job.job_id, attempt=affected_job.attempt)
     match _situation_of(incident, affected_job, job, rollback, is_automation_held=is_automation_held):
         case _Situation.HAS_PLAN:
-            return unplanned.replace(option=job.resume_plan.option if job.resume_plan else None)
+            return unplanned_job.replace(option=job.resume_plan.option if job.resume_plan else None)
         case _Situation.ALREADY_RESUMED:
             assert rollback
             _record_running_resume(incident, affected_job, job, attempt, rollback, context)
-            return unplanned
+            return unplanned_job
         case _Situation.ROLLBACK_ON_HOLD:
-            return unplanned
+            return unplanned_job
         case _Situation.NEEDS_ROLLBACK:
             attempt = rows.load(ledger, job_rows.attempt_key(job.job_id, job.current_attempt), Attempt, "such attempt")
         case _Situation.NEEDS_PLAN:
@@ -231,8 +233,10 @@ def _try_to_plan(
         incident, job, row.version, facts, resume_decision, context, is_still_distrusted=is_still_distrusted
     )
     if rollback is not None:
-        record = decision_of("ROLLBACK", incident.incident_id, rollback.action, rollback, rollback.facts, context)
-        writes = _rollback_writes(incident, affected_job, attempt, record, writes, context)
+        decision_record = decision_of(
+            "ROLLBACK", incident.incident_id, rollback.action, rollback, rollback.facts, context
+        )
+        writes = _rollback_writes(incident, affected_job, attempt, decision_record, writes, context)
         context.telemetry.count("JobsRolledBack")
     ledger.commit(*writes)
     return PlannedJob(job_id=job.job_id, attempt=attempt.attempt, option=resume_decision.option)
@@ -317,7 +321,7 @@ def _rollback_writes(
     incident: Incident,
     affected_job: AffectedJob,
     attempt: Attempt,
-    record: Decision,
+    decision_record: Decision,
     writes: list[Write],
     context: Context,
 ) -> list[Write]:
@@ -326,29 +330,36 @@ def _rollback_writes(
     Its checkpoints descend from the distrusted checkpoint, so it gets no grace period to save more.
     """
     current, version = incident_record.load_incident(context.ledger, incident.incident_id)
-    put, *further_writes = writes
-    assert isinstance(put, Put)
-    planned = rows.decode(put.row, Job)
-    stop = planned.stop_of(attempt.attempt)
+    job_put, *further_writes = writes
+    assert isinstance(job_put, Put)
+    planned_job = rows.decode(job_put.row, Job)
+    stop = planned_job.stop_of(attempt.attempt)
     if stop is None and not attempt.state.has_ended:
         stop = StopRequest(
             attempt=attempt.attempt,
-            reason=record.reason,
+            reason=decision_record.reason,
             by=f"recover_node/{incident.incident_id}",
             outcome=AttemptState.LOST,
             grace_seconds=0,
             requested_at=context.now,
         )
-    stopped = planned.replace(stop_request=stop or planned.stop_request, rollbacks=planned.rollbacks + 1)
+    stopped_job = planned_job.replace(
+        stop_request=stop or planned_job.stop_request, rollbacks=planned_job.rollbacks + 1
+    )
     affected_jobs = tuple(
         job.replace(attempt=attempt.attempt) if job == affected_job else job for job in current.affected_jobs
     )
     return [
-        Put(job_rows.job_row(stopped, put.row.version)),
+        Put(job_rows.job_row(stopped_job, job_put.row.version)),
         Put(incident_rows.incident_row(current.replace(affected_jobs=affected_jobs), version)),
-        Put(subject_rows.decision_row(record)),
+        Put(subject_rows.decision_row(decision_record)),
         incident_record.timeline_put(
-            attempt.job_id, "rolled back", record.reason, at=context.now, writer=WRITER, decision_id=record.decision_id
+            attempt.job_id,
+            "rolled back",
+            decision_record.reason,
+            at=context.now,
+            writer=WRITER,
+            decision_id=decision_record.decision_id,
         ),
         *further_writes,
     ]
@@ -404,7 +415,7 @@ def _alert_about_distrusted_checkpoint(
     context.telemetry.error(
         "RollbackLimitReached", job_id=affected_job.job_id, reason=rollback.reason, runbook="job-distrusted"
     )
-    record = decision_of("ROLLBACK", incident.incident_id, rollback.action, rollback, rollback.facts, context)
+    decision_record = decision_of("ROLLBACK", incident.incident_id, rollback.action, rollback, rollback.facts, context)
 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
         if affected_job not in current.affected_jobs:
@@ -414,9 +425,9 @@ def _alert_about_distrusted_checkpoint(
         )
         text = f"{affected_job.job_id} keeps running. {rollback.reason} A person must check it."
         line = incident_record.timeline_put(
-            current.incident_id, "job", text, at=context.now, writer=WRITER, decision_id=record.decision_id
+            current.incident_id, "job", text, at=context.now, writer=WRITER, decision_id=decision_record.decision_id
         )
-        return current.replace(affected_jobs=affected_jobs), [Put(subject_rows.decision_row(record)), line]
+        return current.replace(affected_jobs=affected_jobs), [Put(subject_rows.decision_row(decision_record)), line]
 
     incident_record.update_incident(context.ledger, incident.incident_id, change)
 
@@ -437,8 +448,8 @@ def _past_incidents(ledger: Ledger, *, is_drill: bool) -> tuple[Incident, ...]:
     Drills say nothing about real recoveries.
     """
     state = f"INC#{IncidentState.RECOVERED}"
-    listed = every(lambda cursor: ledger.by_state(Table.INCIDENTS, state, cursor=cursor, newest_first=True))
-    incidents = (rows.decode(row, Incident) for row in itertools.islice(listed, _MAX_INCIDENTS_READ))
+    index_entries = every(lambda cursor: ledger.by_state(Table.INCIDENTS, state, cursor=cursor, newest_first=True))
+    incidents = (rows.decode(row, Incident) for row in itertools.islice(index_entries, _MAX_INCIDENTS_READ))
     of_its_kind = (incident for incident in incidents if incident.is_drill is is_drill)
     return tuple(itertools.islice(of_its_kind, _MAX_INCIDENT_SAMPLES))
 
@@ -446,8 +457,8 @@ def _past_incidents(ledger: Ledger, *, is_drill: bool) -> tuple[Incident, ...]:
 def _ended_attempts(ledger: Ledger) -> tuple[Attempt, ...]:
     """Return the newest ended attempts of all jobs, a few of each job."""
     page = ledger.by_state(Table.JOBS, "ATTEMPT#ENDED", limit=_MAX_ATTEMPTS_READ, newest_first=True)
-    ended = (attempt for _, attempt in rows.readable_rows(page.rows, Attempt))
-    return tuple(newest_of_each_job(ended, _MAX_ATTEMPT_SAMPLES))
+    ended_attempts = (attempt for _, attempt in rows.readable_rows(page.rows, Attempt))
+    return tuple(newest_of_each_job(ended_attempts, _MAX_ATTEMPT_SAMPLES))
 
 
 def _past_attempts(attempt: Attempt, ledger: Ledger) -> tuple[Attempt, ...]:
@@ -461,32 +472,32 @@ def _resume_delays(
     incident: Incident, shared_facts: _SharedFacts, attempts: tuple[Attempt, ...], policy: Policy
 ) -> ResumeDelays:
     """Return the expected durations: of the job itself, else of its pool, else of the policy."""
-    *_, interrupted = attempts
-    pool = (interrupted.cluster, interrupted.pool)
+    *_, interrupted_attempt = attempts
+    pool = (interrupted_attempt.cluster, interrupted_attempt.pool)
     pool_attempts = [attempt for attempt in shared_facts.ended_attempts if (attempt.cluster, attempt.pool) == pool]
-    pool_origin = f"pool {interrupted.pool}"
+    pool_origin = f"pool {interrupted_attempt.pool}"
     economy, jobs = policy.economy, policy.jobs
     rung = next(iter(IncidentFault.of(incident, policy.catalogue).node_rungs), "")
     repair_seconds = jobs.expected_replace_seconds if rung == REPLACE else economy.expected_reboot_seconds
-    least = economy.min_samples
+    min_samples = economy.min_samples
     return ResumeDelays(
         repair=expected_duration(
             repair_durations(shared_facts.past, incident.pool, rung),
             repair_seconds,
-            min_samples=least,
+            min_samples=min_samples,
             origin=f"pool {incident.pool}",
         ),
-        capacity=expected_duration((), economy.expected_capacity_seconds, min_samples=least),
+        capacity=expected_duration((), economy.expected_capacity_seconds, min_samples=min_samples),
         launch=expected_duration(
             launch_durations(attempts),
             economy.expected_launch_seconds,
-            min_samples=least,
+            min_samples=min_samples,
             otherwise=MeasuredDurations(pool_origin, launch_durations(pool_attempts)),
         ),
         restore=expected_duration(
             restore_durations(attempts),
             jobs.expected_resume_seconds,
-            min_samples=least,
+            min_samples=min_samples,
             otherwise=MeasuredDurations(pool_origin, restore_durations(pool_attempts)),
         ),
     )
@@ -503,12 +514,12 @@ def _interrupted_job(
     incident: Incident, job: Job, attempt: Attempt, wait_seconds: float, policy: Policy
 ) -> find_resume_options.InterruptedJob:
     stays = _stays_in_service(incident)
-    other = job.live_plan()
+    earlier_plan = job.live_plan()
     return find_resume_options.InterruptedJob(
         job,
         attempt,
         faulty_node="" if stays else incident.node_name,
-        avoid=(*(other.avoid if other else ()), *(() if stays else (incident.life.key,))),
+        avoid=(*(earlier_plan.avoid if earlier_plan else ()), *(() if stays else (incident.life.key,))),
         wait_seconds=wait_seconds,
         is_faulty_node_committed=_is_faulty_node_committed(incident, policy),
     )
@@ -529,8 +540,8 @@ def _resume_facts(
     wait = capacity_wait(delays, pools, _requested_nodes(job), is_repaired=is_repaired)
     options = find_resume_options.ResumeOptions(unavailable=_NOT_CHECKED)
     if may_rent_or_preempt and not any(pool.usable >= _requested_nodes(job) for pool in pools):
-        interrupted = _interrupted_job(incident, job, attempt, wait, context.policy)
-        options = find_resume_options.run(interrupted, shared_facts.nodes, shared_facts.in_use, context)
+        interrupted_job = _interrupted_job(incident, job, attempt, wait, context.policy)
+        options = find_resume_options.run(interrupted_job, shared_facts.nodes, shared_facts.in_use, context)
     policy, now = context.policy, context.now
     fault = IncidentFault.of(incident, policy.catalogue)
     trust, since = checkpoint_trust_of(incident, policy.catalogue)
@@ -576,7 +587,7 @@ def _node_loss_facts(
     nodes = _requested_nodes(job)
     # The pods of a gang run in one pool.
     usable_nodes = max((pool.usable for pool in pools), default=0)
-    lost = max(1, nodes - usable_nodes)
+    lost_nodes = max(1, nodes - usable_nodes)
     return NodeLossFacts(
         job=ElasticJob(
             job_id=job.job_id,
@@ -585,8 +596,8 @@ def _node_loss_facts(
             sizes=job.spec.sizes,
             started_at=attempt.admitted_at,
         ),
-        lost_nodes=lost,
-        spares=max(0, usable_nodes - (nodes - lost)),
+        lost_nodes=lost_nodes,
+        spares=max(0, usable_nodes - (nodes - lost_nodes)),
         lost_at=incident.opened_at,
         policy=policy.scheduling.elastic,
         now=now,
@@ -611,7 +622,7 @@ def _pool_capacities(
     most of them count.
     """
     allowed_types = job.spec.instance_types
-    rented = {(pool.cluster, pool.name) for pool in policy.burst.pools}
+    rented_pools = {(pool.cluster, pool.name) for pool in policy.burst.pools}
     keeps_rented = _stays_in_service(incident) or incident.node_name not in attempt.node_names
     nodes_by_pool: dict[str, list[KubernetesNode]] = {}
     for node in shared_facts.nodes:
@@ -621,13 +632,13 @@ def _pool_capacities(
         if allowed_types and node.instance_type not in allowed_types:
             continue
         is_own = node.name in attempt.node_names
-        is_elsewhere = node.cluster != job.cluster or (node.cluster, node.pool) in rented
+        is_elsewhere = node.cluster != job.cluster or (node.cluster, node.pool) in rented_pools
         if is_elsewhere and not (is_own and keeps_rented):
             continue
-        free = node.allocatable.minus(NONE if is_own else shared_facts.in_use.get(node.name, NONE))
-        own, by_pool = job.spec.accelerators_per_node, policy.scheduling.efa_interfaces
-        has_efa = node.efa >= efa.interfaces_per_pod(efa.EfaNode.of(node), attempt.ranks, own, by_pool)
-        if not why_too_small(attempt.per_node, free, node.allocatable) and has_efa:
+        free_resources = node.allocatable.minus(NONE if is_own else shared_facts.in_use.get(node.name, NONE))
+        accelerators, by_pool = job.spec.accelerators_per_node, policy.scheduling.efa_interfaces
+        has_efa = node.efa >= efa.interfaces_per_pod(efa.EfaNode.of(node), attempt.ranks, accelerators, by_pool)
+        if not why_too_small(attempt.per_node, free_resources, node.allocatable) and has_efa:
             nodes_by_pool.setdefault(node.pool, []).append(node)
     level = job.spec.network_needs.required
     spares = policy.scheduling.spare_nodes
@@ -659,8 +670,10 @@ def _plan_writes(
     *,
     is_still_distrusted: bool,
 ) -> list[Write]:
-    record = decision_of("RESUME", incident.incident_id, resume_decision.option, resume_decision, facts, context)
-    decision = record.replace(
+    decision_record = decision_of(
+        "RESUME", incident.incident_id, resume_decision.option, resume_decision, facts, context
+    )
+    decision = decision_record.replace(
         chosen=Alternative(
             option=resume_decision.option,
             why_not="",
@@ -698,12 +711,12 @@ def _resume_plan(
     incident: Incident, job: Job, attempt: int, resume_decision: ResumeDecision, decision_id: str, context: Context
 ) -> ResumePlan:
     # Another node of the same job may have failed, too. Its node life stays avoided.
-    other = job.live_plan()
+    earlier_plan = job.live_plan()
     return ResumePlan(
         incident_id=incident.incident_id,
         after_attempt=attempt,
         option=resume_decision.option,
-        avoid=tuple(dict.fromkeys((*(other.avoid if other else ()), *resume_decision.avoid))),
+        avoid=tuple(dict.fromkeys((*(earlier_plan.avoid if earlier_plan else ()), *resume_decision.avoid))),
         distrust_after=resume_decision.distrust_after,
         requirement=resume_decision.requirement,
         shrinks_at=resume_decision.shrinks_at,

@@ -52,72 +52,82 @@ class _JobOfCheck(NamedTuple):
     job: Job | None
 
 
-def run(loaded: LoadedCycle, results: heartbeats.SourceResults, context: Context) -> None:
+def run(loaded_cycle: LoadedCycle, results: heartbeats.SourceResults, context: Context) -> None:
     """Answer every Workload that waits for the check. In any mode but `act`, nothing is written.
 
     Idempotent: yes. An answer is written once, and only to the version of the Workload that was read. A conditional
     commit begins each rental.
 
     Args:
-        loaded: The rows that the cycle read.
+        loaded_cycle: The rows that the cycle read.
         results: Collects what could not be read.
         context: Ports, policy, mode and time.
     """
-    snapshot = loaded.snapshot
+    snapshot = loaded_cycle.snapshot
     if snapshot.authority is not AdmissionAuthority.KUEUE or snapshot.automation_hold_reason:
         return
     checks = _read_checks(results, context)
     if context.mode is Mode.ACT:
-        for cluster, name in ((cluster, name) for cluster, listed in checks.items() for name in listed.inactive):
+        for cluster, name in (
+            (cluster, name) for cluster, burst_checks in checks.items() for name in burst_checks.inactive
+        ):
             _mark_active(cluster, name, context)
-    waiting = [workload for listed in checks.values() for workload in listed.workloads if workload.is_waiting]
-    if not waiting and not rentals.load_allocations(context.ledger):
+    waiting_workloads = [
+        workload for burst_checks in checks.values() for workload in burst_checks.workloads if workload.is_waiting
+    ]
+    if not waiting_workloads and not rentals.load_allocations(context.ledger):
         return
-    loaded = load_cycle.read_fleet(loaded, context)
-    for name, error in loaded.errors.items():
+    loaded_cycle = load_cycle.read_fleet(loaded_cycle, context)
+    for name, error in loaded_cycle.errors.items():
         results.record_failure(Source(kind=SourceKind.KUBERNETES_LIST, target=name), error)
-    attempts = loaded.snapshot.attempts
+    attempts = loaded_cycle.snapshot.attempts
     uids = {attempt.job_id: attempt.workload_uid for attempt in attempts}
-    charges = loaded.snapshot.live_charges
-    names = {workload.job_name for workload in waiting}
-    examined = {charge.job_id for charge in charges if f"{charge.job_id}-a{charge.attempt}" in names}
-    examined |= loaded.snapshot.rental_book.rental_by_holder.keys() & {charge.job_id for charge in charges}
-    missing = MissingFacts(
+    charges = loaded_cycle.snapshot.live_charges
+    names = {workload.job_name for workload in waiting_workloads}
+    examined_job_ids = {charge.job_id for charge in charges if f"{charge.job_id}-a{charge.attempt}" in names}
+    examined_job_ids |= loaded_cycle.snapshot.rental_book.rental_by_holder.keys() & {
+        charge.job_id for charge in charges
+    }
+    missing_facts = MissingFacts(
         jobs=tuple(charge.job_id for charge in charges),
-        attempts_of=tuple(sorted(examined)),
+        attempts_of=tuple(sorted(examined_job_ids)),
         needs_shortages=True,
         needs_past_jobs=True,
     )
-    loaded = load_cycle.read_missing(loaded, missing, context)
-    tree = QuotaTree(loaded.tree, loaded.snapshot.scheduler_state)
-    readable = (workload for workload in waiting if workload.cluster not in loaded.snapshot.unreadable_clusters)
-    checked_jobs = [_JobOfCheck(workload, job_of_check(workload, loaded.snapshot, uids)) for workload in readable]
+    loaded_cycle = load_cycle.read_missing(loaded_cycle, missing_facts, context)
+    tree = QuotaTree(loaded_cycle.tree, loaded_cycle.snapshot.scheduler_state)
+    readable = (
+        workload for workload in waiting_workloads if workload.cluster not in loaded_cycle.snapshot.unreadable_clusters
+    )
+    checked_jobs = [_JobOfCheck(workload, job_of_check(workload, loaded_cycle.snapshot, uids)) for workload in readable]
     of_other_attempts = _of_other_attempts([workload for workload, job in checked_jobs if job is None], context)
-    answered = [checked_job for checked_job in checked_jobs if checked_job.workload not in of_other_attempts]
-    _answer_each(sorted(answered, key=_order), loaded, tree, results, context)
-    _move_back(attempts, loaded, tree, context)
+    checked_jobs_to_answer = [
+        checked_job for checked_job in checked_jobs if checked_job.workload not in of_other_attempts
+    ]
+    _answer_each(sorted(checked_jobs_to_answer, key=_order), loaded_cycle, tree, results, context)
+    _move_back(attempts, loaded_cycle, tree, context)
 
 
-def _of_other_attempts(unknown: Sequence[CheckedWorkload], context: Context) -> list[CheckedWorkload]:
+def _of_other_attempts(workloads: Sequence[CheckedWorkload], context: Context) -> list[CheckedWorkload]:
     """Return the Workloads of attempts that the cycle has not read: they have just started, or have ended.
 
     An answer for an unknown job would take their quota for half an hour, or make them inactive for good. The Workload
     of an ended attempt goes with its Job.
 
     Args:
-        unknown: Workloads without a job in the snapshot.
+        workloads: Workloads without a job in the snapshot.
         context: Gives the ledger, which is read again.
     """
     keys: dict[str, Key] = {}
-    for workload in unknown:
+    for workload in workloads:
         job_id, _, number = workload.job_name.rpartition("-a")
         if job_id and number.isascii() and number.isdigit():
             keys[workload.job_name] = job_rows.attempt_key(job_id, int(number))
-    stored = get_all(context.ledger, keys.values())
-    attempts = {row.key: attempt for row, attempt in rows.readable_rows(stored.values(), Attempt)}
+    stored_rows = get_all(context.ledger, keys.values())
+    attempts = {row.key: attempt for row, attempt in rows.readable_rows(stored_rows.values(), Attempt)}
     return [
         workload
-        for workload in unknown
+        for workload in workloads
         if (key := keys.get(workload.job_name))
         and (attempt := attempts.get(key))
         and (attempt.cluster, attempt.namespace) == (workload.cluster, workload.namespace)
@@ -125,15 +135,15 @@ def _of_other_attempts(unknown: Sequence[CheckedWorkload], context: Context) -> 
     ]
 
 
-def _move_back(attempts: Sequence[Attempt], loaded: LoadedCycle, tree: QuotaTree, context: Context) -> None:
+def _move_back(attempts: Sequence[Attempt], loaded_cycle: LoadedCycle, tree: QuotaTree, context: Context) -> None:
     """Ask a job to leave its rented nodes, if committed nodes are free for it or its temporary capacity is due."""
     if context.mode is not Mode.ACT:
         return
-    departure = next_departure_where_kueue_admits(loaded.snapshot, attempts, context.policy, context.now)
+    departure = next_departure_where_kueue_admits(loaded_cycle.snapshot, attempts, context.policy, context.now)
     if departure is None:
         return
     try:
-        commit_stops.request_departure(departure, loaded, tree, context)
+        commit_stops.request_departure(departure, loaded_cycle, tree, context)
     except Conflict as error:  # the next cycle decides again
         context.telemetry.info("MigrationChanged", job_id=departure.job_id, detail=str(error))
 
@@ -165,23 +175,25 @@ def _mark_active(cluster: str, name: str, context: Context) -> None:
 
 def _answer_each(
     checked_jobs: Sequence[_JobOfCheck],
-    loaded: LoadedCycle,
+    loaded_cycle: LoadedCycle,
     tree: QuotaTree,
     results: heartbeats.SourceResults,
     context: Context,
 ) -> None:
     policy = context.policy
-    admission_input = AdmissionInput(setup=loaded.snapshot.setup, charges=loaded.snapshot.live_charges)
-    shared = rent_plan.placement_context(loaded.snapshot, admission_input, policy, context.now)
-    shared = shared._replace(queue=tuple(job for _, job in checked_jobs if job))
-    ran = run_seconds(loaded.snapshot.attempts)
+    admission_input = AdmissionInput(setup=loaded_cycle.snapshot.setup, charges=loaded_cycle.snapshot.live_charges)
+    placement_context = rent_plan.placement_context(loaded_cycle.snapshot, admission_input, policy, context.now)
+    placement_context = placement_context._replace(queue=tuple(job for _, job in checked_jobs if job))
+    ran = run_seconds(loaded_cycle.snapshot.attempts)
     begun = 0
     for workload, job in checked_jobs:
         mode = job.launch_mode(context.mode, job.current_attempt) if job else context.mode
         if mode is not Mode.ACT:
             continue
-        rental = _usable_rental(job, shared) if job else None
-        facts = burst_check_facts(workload, job, rental, shared, policy, ran.get(job.job_id, 0.0) if job else 0.0)
+        rental = _usable_rental(job, placement_context) if job else None
+        facts = burst_check_facts(
+            workload, job, rental, placement_context, policy, ran.get(job.job_id, 0.0) if job else 0.0
+        )
         if begun >= policy.burst.rentals_per_cycle:
             facts = facts.replace(why_not_now="Evenkeel rents nodes for the job in one of the next scheduling cycles.")
         decision = decide_burst_check(facts)
@@ -190,14 +202,16 @@ def _answer_each(
             continue
         try:
             if job is not None:
-                stored, version = loaded.stored(job.job_id)
+                stored_job, version = loaded_cycle.stored(job.job_id)
                 if placement is not None:
-                    opening = rentals.open_for_job(stored, placement, context.replace(mode=Mode.ACT))
+                    opening = rentals.open_for_job(stored_job, placement, context.replace(mode=Mode.ACT))
                     rentals.commit_opening(opening, Put(job_rows.job_row(opening.job, version)), tree, context)
                     begun += 1
-                    shared = shared._replace(rented=shared.rented.with_planned([placement], policy.burst.pools))
-                    stored, version = opening.job, version + 1
-                _record(decision, stored, version, context)
+                    placement_context = placement_context._replace(
+                        rented=placement_context.rented.with_planned([placement], policy.burst.pools)
+                    )
+                    stored_job, version = opening.job, version + 1
+                _record(decision, stored_job, version, context)
             context.cluster.answer_check(workload, decision.answer, context.now)
         except (Conflict, NotFound) as error:
             # The job, the tree or the Workload changed since it was read. The next cycle decides again.
@@ -215,19 +229,19 @@ def _answer_each(
         )
 
 
-def _usable_rental(job: Job, shared: PlacementContext) -> Rental | None:
+def _usable_rental(job: Job, placement_context: PlacementContext) -> Rental | None:
     """Return the rental of a job; None if it has none, or if one of its nodes is out of service.
 
     The workflow of a rental that lost a node ends it. Until then the job waits.
     """
-    rental = shared.rented.rental_by_holder.get(job.job_id)
+    rental = placement_context.rented.rental_by_holder.get(job.job_id)
     if rental is None or rental.state is not RentalState.READY:
         return rental
-    open_nodes = {capacity.node_name for capacity in shared.capacities if capacity.is_open}
-    lost = [name for name in rental.node_names if name not in open_nodes]
-    if not lost:
+    open_nodes = {capacity.node_name for capacity in placement_context.capacities if capacity.is_open}
+    lost_node_names = [name for name in rental.node_names if name not in open_nodes]
+    if not lost_node_names:
         return rental
-    return rental.replace(state=RentalState.OPENING, reason=f"{lost[0]} of the rental is out of service.")
+    return rental.replace(state=RentalState.OPENING, reason=f"{lost_node_names[0]} of the rental is out of service.")
 
 
 def _record(decision: BurstCheckDecision, job: Job, version: int, context: Context) -> None:
@@ -237,12 +251,14 @@ def _record(decision: BurstCheckDecision, job: Job, version: int, context: Conte
     """
     if job.placement is not None and job.placement.key == decision.note_key:
         return
-    record = decision_of("BURST_CHECK", job.job_id, decision.action, decision, decision.facts, context)
+    decision_record = decision_of("BURST_CHECK", job.job_id, decision.action, decision, decision.facts, context)
     text = f"Kueue asks for nodes: {decision.answer.state}. {decision.reason}"
-    entry = TimelineEntry(at=context.now, kind="burst check", text=text, decision_id=record.decision_id, writer=WRITER)
-    note = PlacementNote(key=decision.note_key, text=decision.reason, decision_id=record.decision_id)
+    entry = TimelineEntry(
+        at=context.now, kind="burst check", text=text, decision_id=decision_record.decision_id, writer=WRITER
+    )
+    note = PlacementNote(key=decision.note_key, text=decision.reason, decision_id=decision_record.decision_id)
     context.ledger.commit(
         Put(job_rows.job_row(job.replace(placement=note), version)),
-        Put(subject_rows.decision_row(record)),
-        Put(subject_rows.timeline_row(job.job_id, entry, f"burst-check-{record.decision_id}")),
+        Put(subject_rows.decision_row(decision_record)),
+        Put(subject_rows.timeline_row(job.job_id, entry, f"burst-check-{decision_record.decision_id}")),
     )

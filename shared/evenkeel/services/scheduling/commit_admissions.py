@@ -26,7 +26,7 @@ _MAX_USAGE_ROWS = 10
 
 def run(
     admissions: Sequence[AdmissionStep],
-    loaded: LoadedCycle,
+    loaded_cycle: LoadedCycle,
     tree: QuotaTree,
     on_admitted: Callable[[str], None],
     context: Context,
@@ -35,12 +35,14 @@ def run(
 
     `on_admitted` receives the name of each workflow, once its attempt is committed.
     """
-    attempts = {step.decision.job_id: _new_attempt(step.decision, loaded, context) for step in admissions}
+    attempts = {step.decision.job_id: _new_attempt(step.decision, loaded_cycle, context) for step in admissions}
     facts = SharedFacts(context)
     refused_jobs: set[str] = set()
 
     def commit(batch: Sequence[batches.WriteGroup]) -> None:
-        _commit_attempts([attempts[group.subject] for group in batch], batch, facts.unwritten, loaded, tree, context)
+        _commit_attempts(
+            [attempts[group.subject] for group in batch], batch, facts.unwritten, loaded_cycle, tree, context
+        )
         facts.unwritten = ()
         for attempt in (attempts[group.subject] for group in batch):
             on_admitted(attempt.workload_name)
@@ -48,13 +50,14 @@ def run(
             context.telemetry.info("JobAdmitted", job_id=attempt.job_id, attempt=attempt.attempt, pool=attempt.pool)
             start_attempt.run(attempt, context)
 
-    def on_refused(group: batches.WriteGroup, refused: Refused) -> None:
+    def on_refused(group: batches.WriteGroup, refusal: Refused) -> None:
         refused_jobs.add(group.subject)
-        pending_job_changes.defer_after_refusal(group.subject, refused, context)
+        pending_job_changes.defer_after_refusal(group.subject, refusal, context)
 
     facts.share({attempts[step.decision.job_id].decision_id: step.decision.facts for step in admissions})
     write_groups = (
-        _admission_group(step.decision, attempts[step.decision.job_id], facts, loaded, context) for step in admissions
+        _admission_group(step.decision, attempts[step.decision.job_id], facts, loaded_cycle, context)
+        for step in admissions
     )
     usage = [Add(quota_rows.usage_key(team), {}) for team in {attempt.team for attempt in attempts.values()}]
     common_writes: tuple[Write, ...] = (tree.state_put(tree.scheduler_state), *facts.unwritten)
@@ -67,26 +70,26 @@ def run(
     return frozenset(refused_jobs)
 
 
-def _new_attempt(decision: AdmissionDecision, loaded: LoadedCycle, context: Context) -> Attempt:
+def _new_attempt(decision: AdmissionDecision, loaded_cycle: LoadedCycle, context: Context) -> Attempt:
     """Return the attempt of an admission, with its price if its nodes are not rented."""
-    attempt = decision.to_attempt(loaded.snapshot.pending[decision.job_id], context.ids.new("dec"))
-    rental = loaded.snapshot.rental_book.rental_by_holder.get(decision.job_id)
+    attempt = decision.to_attempt(loaded_cycle.snapshot.pending[decision.job_id], context.ids.new("dec"))
+    rental = loaded_cycle.snapshot.rental_book.rental_by_holder.get(decision.job_id)
     is_rented = rental is not None and attempt.rented_part is None and rental.hosts(attempt)
     price = context.policy.economy.price_of(attempt.instance_type, attempt.admitted_at, attempt.pool)
     return attempt.replace(is_rented=is_rented, usd_per_accelerator_hour=price.usd if price and not is_rented else None)
 
 
 def _admission_group(
-    decision: AdmissionDecision, attempt: Attempt, facts: SharedFacts, loaded: LoadedCycle, context: Context
+    decision: AdmissionDecision, attempt: Attempt, facts: SharedFacts, loaded_cycle: LoadedCycle, context: Context
 ) -> batches.WriteGroup:
     """Return the writes that admit one job: its attempt with its charge, and the record.
 
     The entry in its timeline follows from the attempt at each read.
     """
-    job, version = loaded.snapshot.pending[attempt.job_id], loaded.versions[attempt.job_id]
+    job, version = loaded_cycle.snapshot.pending[attempt.job_id], loaded_cycle.versions[attempt.job_id]
     number = attempt.attempt
     starting_job = pending_job_changes.with_current_queue(
-        job.at_size(attempt.ranks, context.now, attempt.rented_ranks), loaded.snapshot.setup
+        job.at_size(attempt.ranks, context.now, attempt.rented_ranks), loaded_cycle.snapshot.setup
     ).replace(
         state=JobState.STARTING,
         reason=decision.reason,
@@ -102,9 +105,9 @@ def _admission_group(
         displacing_since=None,
         lost_at=None,
     )
-    released_charge = loaded.charges.released_by(job)
+    released_charge = loaded_cycle.charges.released_by(job)
     recorded_facts = facts.of(decision, attempt.decision_id)
-    record = pending_job_changes.admission_record(
+    decision_record = pending_job_changes.admission_record(
         decision, attempt.decision_id, decision.reason, Mode.ACT, context, recorded_facts
     )
     return batches.WriteGroup(
@@ -113,7 +116,7 @@ def _admission_group(
             Put(quota_rows.charge_row(attempt, job)),
             Put(job_rows.job_row(starting_job, version)),
             Put(job_rows.attempt_row(attempt, 0)),
-            Put(subject_rows.decision_row(record, PACKED_FROM_IF_MANY)),
+            Put(subject_rows.decision_row(decision_record, PACKED_FROM_IF_MANY)),
             *((Delete(released_charge.key, released_charge.version),) if released_charge else ()),
         ),
     )
@@ -123,7 +126,7 @@ def _commit_attempts(
     attempts: Sequence[Attempt],
     write_groups: Sequence[batches.WriteGroup],
     shared_facts: Sequence[Put],
-    loaded: LoadedCycle,
+    loaded_cycle: LoadedCycle,
     tree: QuotaTree,
     context: Context,
 ) -> None:
@@ -134,7 +137,7 @@ def _commit_attempts(
     scheduler_state = tree.scheduler_state
     usage: Counter[str] = Counter()
     for attempt in attempts:
-        job = loaded.snapshot.pending[attempt.job_id]
+        job = loaded_cycle.snapshot.pending[attempt.job_id]
         usage[attempt.team] += attempt.accelerators
         scheduler_state = scheduler_state.after_admission(attempt.team, job.job_id)
         scheduler_state = scheduler_state.replace(

@@ -35,14 +35,16 @@ from evenkeel.services.scheduling.pending_reasons import PendingReasons
 from evenkeel.services.storage.quota_tree import QuotaTree
 
 
-def run(plan: CyclePlan, loaded: LoadedCycle, on_admitted: Callable[[str], None], context: Context) -> frozenset[str]:
+def run(
+    plan: CyclePlan, loaded_cycle: LoadedCycle, on_admitted: Callable[[str], None], context: Context
+) -> frozenset[str]:
     """Commit a plan, and call `on_admitted` after each admission.
 
     Idempotent: yes, every commit is conditional on the versions that the cycle read.
 
     Args:
         plan: A complete plan.
-        loaded: The snapshot of the cycle, with rows and versions.
+        loaded_cycle: The snapshot of the cycle, with rows and versions.
         on_admitted: Receives the name of the workflow of each admitted attempt, right after the commit of the attempt.
             So the caller knows them even if a later commit fails.
         context: Ports, policy, mode and time.
@@ -53,8 +55,8 @@ def run(plan: CyclePlan, loaded: LoadedCycle, on_admitted: Callable[[str], None]
     Raises:
         Conflict: another writer was first.
     """
-    tree = QuotaTree(loaded.tree, plan.scheduler_state)
-    refused_jobs = commit_admissions.run(plan.admissions, loaded, tree, on_admitted, context)
+    tree = QuotaTree(loaded_cycle.tree, plan.scheduler_state)
+    refused_jobs = commit_admissions.run(plan.admissions, loaded_cycle, tree, on_admitted, context)
     if refused_jobs:
         return refused_jobs
     rentals.begin_for_deployments(plan.serving_rentals, tree, context)
@@ -62,36 +64,38 @@ def run(plan: CyclePlan, loaded: LoadedCycle, on_admitted: Callable[[str], None]
     for step in plan.steps:
         match step:
             case PreemptionStep():
-                commit_stops.request_preemption(step, loaded, tree, context)
+                commit_stops.request_preemption(step, loaded_cycle, tree, context)
             case RentStep():
-                _begin_rental(step, loaded, tree, context)
+                _begin_rental(step, loaded_cycle, tree, context)
             case DisplacementStep():
-                commit_stops.request_displacement(step, loaded, tree, context)
+                commit_stops.request_displacement(step, loaded_cycle, tree, context)
             case PendingStep():
-                reasons.add(step, loaded)
+                reasons.add(step, loaded_cycle)
             case AdmissionStep():
                 pass  # committed above
     reasons.commit()
-    resize_jobs.carry_out(plan, loaded, tree, context)
-    rentals.begin_for_bases([(step.decision, *loaded.stored(step.job_id)) for step in plan.mixed_steps], tree, context)
+    resize_jobs.carry_out(plan, loaded_cycle, tree, context)
+    rentals.begin_for_bases(
+        [(step.decision, *loaded_cycle.stored(step.job_id)) for step in plan.mixed_steps], tree, context
+    )
     if plan.departure is not None:
-        commit_stops.request_departure(plan.departure, loaded, tree, context)
+        commit_stops.request_departure(plan.departure, loaded_cycle, tree, context)
     if plan.serving_return is not None:
         rentals.return_replicas_to_committed(plan.serving_return, tree, context)
-    commit_stops.request_reservation_stops(plan, loaded, tree, context)
-    commit_stops.request_queue_stops(plan, loaded, tree, context)
+    commit_stops.request_reservation_stops(plan, loaded_cycle, tree, context)
+    commit_stops.request_queue_stops(plan, loaded_cycle, tree, context)
     return frozenset()
 
 
-def _begin_rental(step: RentStep, loaded: LoadedCycle, tree: QuotaTree, context: Context) -> None:
+def _begin_rental(step: RentStep, loaded_cycle: LoadedCycle, tree: QuotaTree, context: Context) -> None:
     """Begin a rental for a job, unless the ledger refuses it."""
-    job, version = loaded.stored(step.decision.job_id)
-    job = pending_job_changes.with_current_queue(job, loaded.snapshot.setup)
+    job, version = loaded_cycle.stored(step.decision.job_id)
+    job = pending_job_changes.with_current_queue(job, loaded_cycle.snapshot.setup)
     # The step exists only if the job may act, even if the stack only recommends.
     try:
         rentals.begin_for_job(job, version, step.placement, tree, context.replace(mode=Mode.ACT))
-    except Refused as refused:
-        pending_job_changes.defer_after_refusal(job.job_id, refused, context)
+    except Refused as refusal:
+        pending_job_changes.defer_after_refusal(job.job_id, refusal, context)
 
 
 def store_cursors(cursors: QueueCursors, row: Row, context: Context) -> None:
@@ -106,20 +110,22 @@ def store_cursors(cursors: QueueCursors, row: Row, context: Context) -> None:
             context.ledger.commit(Put(Row(row.key, doc, row.version)))
 
 
-def store_heads(plan: CyclePlan, loaded: LoadedCycle, context: Context) -> None:
+def store_heads(plan: CyclePlan, loaded_cycle: LoadedCycle, context: Context) -> None:
     """Store the heads of many queues for the next cycle. Idempotent: yes; if another cycle was first, its heads stay.
 
     A head whose jobs left the queue, or that another job may have joined, is read again by the next cycle.
     """
-    if loaded.heads is None:
+    if loaded_cycle.heads is None:
         return
-    heads, row = loaded.heads
-    pending, setup = loaded.snapshot.pending, loaded.snapshot.setup
-    admitted = {step.decision.job_id for step in plan.admissions}
-    gone = {job_id for head in heads.by_team.values() for job_id in head.jobs if job_id not in pending}
+    heads, row = loaded_cycle.heads
+    pending, setup = loaded_cycle.snapshot.pending, loaded_cycle.snapshot.setup
+    admitted_job_ids = {step.decision.job_id for step in plan.admissions}
+    gone_job_ids = {job_id for head in heads.by_team.values() for job_id in head.jobs if job_id not in pending}
     changed_teams = {
         job.spec.team for job in pending.values() if job.queue != job.spec.team and job.spec.team in setup.by_name
     }
-    doc = packed(heads.without_jobs(gone | admitted).outdated(changed_teams).to_json(), PACKED_FROM_IF_MANY)
+    doc = packed(
+        heads.without_jobs(gone_job_ids | admitted_job_ids).outdated(changed_teams).to_json(), PACKED_FROM_IF_MANY
+    )
     with contextlib.suppress(Conflict):
         context.ledger.commit(Put(Row(row.key, doc, row.version)))

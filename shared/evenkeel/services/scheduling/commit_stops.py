@@ -27,7 +27,7 @@ from evenkeel.services.storage.decision_record import decision_of
 from evenkeel.services.storage.quota_tree import QuotaTree
 
 
-def request_preemption(step: PreemptionStep, loaded: LoadedCycle, tree: QuotaTree, context: Context) -> None:
+def request_preemption(step: PreemptionStep, loaded_cycle: LoadedCycle, tree: QuotaTree, context: Context) -> None:
     """Request the stop of the victims, with the recorded decision, unless the ledger refuses it.
 
     Each request depends on the version that the cycle read. If a victim changed since, the commit fails and the cycle
@@ -35,33 +35,37 @@ def request_preemption(step: PreemptionStep, loaded: LoadedCycle, tree: QuotaTre
     victims stopping, keeps them, and requests the stop of the rest.
     """
     decision = step.decision
-    job, version = loaded.snapshot.pending[decision.job_id], loaded.versions[decision.job_id]
+    job, version = loaded_cycle.snapshot.pending[decision.job_id], loaded_cycle.versions[decision.job_id]
     write_groups = []
     for victim_id, reason in step.victims.items():
         reason_to_stop = f"Preempted by {job.job_id} of team {job.spec.team}: {reason_text(reason)}."
         write_groups.append(
             batches.WriteGroup(
                 victim_id,
-                _stop_writes(victim_id, reason_to_stop, f"{WRITER}/{job.job_id}", loaded, context.now),
+                _stop_writes(victim_id, reason_to_stop, f"{WRITER}/{job.job_id}", loaded_cycle, context.now),
             )
         )
-    record = pending_job_changes.admission_record(decision, context.ids.new("dec"), decision.reason, Mode.ACT, context)
-    waiting_job = pending_job_changes.with_current_queue(job, loaded.snapshot.setup).replace(reason=decision.reason)
-    job_writes = (Put(job_rows.job_row(waiting_job, version)), Put(subject_rows.decision_row(record)))
+    decision_record = pending_job_changes.admission_record(
+        decision, context.ids.new("dec"), decision.reason, Mode.ACT, context
+    )
+    waiting_job = pending_job_changes.with_current_queue(job, loaded_cycle.snapshot.setup).replace(
+        reason=decision.reason
+    )
+    job_writes = (Put(job_rows.job_row(waiting_job, version)), Put(subject_rows.decision_row(decision_record)))
 
     def after_stops(victims: Sequence[str]) -> SchedulerState:
         return tree.scheduler_state.after_preemption(job.spec.team, job.job_id, victims, context.now)
 
     try:
-        _commit_stops(write_groups, job_writes, record.decision_id, after_stops, tree, context)
-    except Refused as refused:
-        pending_job_changes.defer_after_refusal(job.job_id, refused, context)
+        _commit_stops(write_groups, job_writes, decision_record.decision_id, after_stops, tree, context)
+    except Refused as refusal:
+        pending_job_changes.defer_after_refusal(job.job_id, refusal, context)
         return
     context.telemetry.count("JobsPreempted", len(step.victims))
     context.telemetry.info("PreemptionRequested", job_id=job.job_id, victims=list(step.victims))
 
 
-def request_displacement(step: DisplacementStep, loaded: LoadedCycle, tree: QuotaTree, context: Context) -> None:
+def request_displacement(step: DisplacementStep, loaded_cycle: LoadedCycle, tree: QuotaTree, context: Context) -> None:
     """Request the move of jobs to rented nodes, with the recorded decision, unless the ledger refuses it.
 
     The first commit puts the job before all other jobs, so that no other job takes the nodes. A job that already moves
@@ -69,74 +73,75 @@ def request_displacement(step: DisplacementStep, loaded: LoadedCycle, tree: Quot
     cycle decides about the rest.
     """
     decision = step.displacement
-    job, version = loaded.snapshot.pending[decision.job_id], loaded.versions[decision.job_id]
-    record = decision_of("DISPLACEMENT", job.job_id, decision.action, decision, decision.facts, context)
-    waiting_job = pending_job_changes.with_current_queue(job, loaded.snapshot.setup).replace(
+    job, version = loaded_cycle.snapshot.pending[decision.job_id], loaded_cycle.versions[decision.job_id]
+    decision_record = decision_of("DISPLACEMENT", job.job_id, decision.action, decision, decision.facts, context)
+    waiting_job = pending_job_changes.with_current_queue(job, loaded_cycle.snapshot.setup).replace(
         reason=decision.reason, displacing_since=context.now
     )
     entry = TimelineEntry(
         at=context.now,
         kind="displacing",
         text=decision.reason,
-        decision_id=record.decision_id,
+        decision_id=decision_record.decision_id,
         writer=WRITER,
     )
     job_writes: tuple[Write, ...] = (
         Put(job_rows.job_row(waiting_job, version)),
-        Put(subject_rows.decision_row(record)),
-        Put(subject_rows.timeline_row(job.job_id, entry, f"displacing-{record.decision_id}")),
+        Put(subject_rows.decision_row(decision_record)),
+        Put(subject_rows.timeline_row(job.job_id, entry, f"displacing-{decision_record.decision_id}")),
     )
     write_groups = [
         batches.WriteGroup(
-            victim_id, _displacement_writes(victim_id, job.job_id, record.decision_id, loaded, context.now)
+            victim_id,
+            _displacement_writes(victim_id, job.job_id, decision_record.decision_id, loaded_cycle, context.now),
         )
         for victim_id in decision.victims
     ]
 
     def after_stops(victims: Sequence[str]) -> SchedulerState:
-        if not loaded.snapshot.setup.has_teams:
+        if not loaded_cycle.snapshot.setup.has_teams:
             return tree.scheduler_state
         return tree.scheduler_state.after_preemption(job.spec.team, job.job_id, victims, context.now)
 
     try:
-        _commit_stops(write_groups, job_writes, record.decision_id, after_stops, tree, context)
-    except Refused as refused:
-        pending_job_changes.defer_after_refusal(job.job_id, refused, context)
+        _commit_stops(write_groups, job_writes, decision_record.decision_id, after_stops, tree, context)
+    except Refused as refusal:
+        pending_job_changes.defer_after_refusal(job.job_id, refusal, context)
         return
     context.telemetry.count("JobsDisplaced", len(decision.victims))
     context.telemetry.info("DisplacementRequested", job_id=job.job_id, victims=list(decision.victims))
 
 
-def request_departure(departure: Departure, loaded: LoadedCycle, tree: QuotaTree, context: Context) -> None:
+def request_departure(departure: Departure, loaded_cycle: LoadedCycle, tree: QuotaTree, context: Context) -> None:
     """Request that a job leaves its rented nodes. Idempotent: yes, a job that already stops gets no second request.
 
     Raises:
         Conflict: another writer was first.
     """
     job_id = departure.job_id
-    job, version = loaded.stored(job_id)
+    job, version = loaded_cycle.stored(job_id)
     writes, token = rentals.departure_writes(job, version, departure.decision, context)
-    scheduler_state = _with_stopping(tree.scheduler_state, [job_id], loaded.snapshot.setup)
+    scheduler_state = _with_stopping(tree.scheduler_state, [job_id], loaded_cycle.snapshot.setup)
     try:
         context.ledger.commit(tree.state_put(scheduler_state), *writes, client_token=token)
-    except Refused as refused:
-        batches.note_refusal(context.telemetry, job_id, refused)
+    except Refused as refusal:
+        batches.note_refusal(context.telemetry, job_id, refusal)
         return
     tree.record_commit(scheduler_state)
     context.telemetry.count("JobsMigratedBack")
     context.telemetry.info("MigrationRequested", job_id=job_id)
 
 
-def request_reservation_stops(plan: CyclePlan, loaded: LoadedCycle, tree: QuotaTree, context: Context) -> None:
+def request_reservation_stops(plan: CyclePlan, loaded_cycle: LoadedCycle, tree: QuotaTree, context: Context) -> None:
     """Request that jobs leave nodes whose reservation ends. Idempotent: yes, each job gets one request."""
     write_groups = [
-        drain_reservations.stop_group(stop, *loaded.stored(stop.facts.candidate.job_id), context)
+        drain_reservations.stop_group(stop, *loaded_cycle.stored(stop.facts.candidate.job_id), context)
         for stop in plan.reservation_stops
     ]
 
     def commit(batch: Sequence[batches.WriteGroup]) -> None:
         job_ids = [group.subject for group in batch]
-        scheduler_state = _with_stopping(tree.scheduler_state, job_ids, loaded.snapshot.setup)
+        scheduler_state = _with_stopping(tree.scheduler_state, job_ids, loaded_cycle.snapshot.setup)
         context.ledger.commit(tree.state_put(scheduler_state), *(write for group in batch for write in group.writes))
         tree.record_commit(scheduler_state)
         context.telemetry.count("JobsDrainedFromReservations", len(job_ids))
@@ -144,21 +149,21 @@ def request_reservation_stops(plan: CyclePlan, loaded: LoadedCycle, tree: QuotaT
 
     for batch in batches.cut_into_batches(write_groups, common_writes=(tree.state_put(tree.scheduler_state),)):
         batches.commit_each(
-            batch, commit, lambda group, refused: batches.note_refusal(context.telemetry, group.subject, refused)
+            batch, commit, lambda group, refusal: batches.note_refusal(context.telemetry, group.subject, refusal)
         )
 
 
-def request_queue_stops(plan: CyclePlan, loaded: LoadedCycle, tree: QuotaTree, context: Context) -> None:
+def request_queue_stops(plan: CyclePlan, loaded_cycle: LoadedCycle, tree: QuotaTree, context: Context) -> None:
     """Request the stop of all jobs of drained queues. Idempotent: yes, each job gets one request."""
     for job_id in plan.queue_stops:
-        job, _ = loaded.stored(job_id)
+        job, _ = loaded_cycle.stored(job_id)
         reason_to_stop = f"The queue of team {job.spec.team} is drained."
         scheduler_state = tree.scheduler_state.replace(stopping={**tree.scheduler_state.stopping, job_id: ""})
         try:
-            writes = _stop_writes(job_id, reason_to_stop, f"{WRITER}/drain", loaded, context.now, kind="drained")
+            writes = _stop_writes(job_id, reason_to_stop, f"{WRITER}/drain", loaded_cycle, context.now, kind="drained")
             context.ledger.commit(tree.state_put(scheduler_state), *writes)
-        except Refused as refused:
-            batches.note_refusal(context.telemetry, job_id, refused)
+        except Refused as refusal:
+            batches.note_refusal(context.telemetry, job_id, refusal)
             continue
         tree.record_commit(scheduler_state)
         context.telemetry.info("QueueDrainStopRequested", job_id=job_id)
@@ -198,13 +203,13 @@ def _commit_stops(
 
 
 def _stop_writes(
-    job_id: str, reason_to_stop: str, by: str, loaded: LoadedCycle, now: datetime, *, kind: str = "preempted"
+    job_id: str, reason_to_stop: str, by: str, loaded_cycle: LoadedCycle, now: datetime, *, kind: str = "preempted"
 ) -> tuple[Write, ...]:
     """Return the writes that request the stop of a job's attempt, with its grace period; none if it already stops.
 
     `kind` is the kind of the timeline's entry.
     """
-    job, version = loaded.stored(job_id)
+    job, version = loaded_cycle.stored(job_id)
     if not job.is_stoppable:
         return ()
     request = job.stop_request_now(reason_to_stop, by, now)
@@ -216,10 +221,10 @@ def _stop_writes(
 
 
 def _displacement_writes(
-    job_id: str, for_job: str, decision_id: str, loaded: LoadedCycle, now: datetime
+    job_id: str, for_job: str, decision_id: str, loaded_cycle: LoadedCycle, now: datetime
 ) -> tuple[Write, ...]:
     """Return the writes that request that a job continues on rented nodes; none if it already stops."""
-    job, version = loaded.stored(job_id)
+    job, version = loaded_cycle.stored(job_id)
     if not job.is_stoppable:
         return ()
     text = f"The job frees its nodes for {for_job} and continues on rented nodes."

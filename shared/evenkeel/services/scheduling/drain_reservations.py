@@ -28,7 +28,7 @@ def stop_group(decision: MigrationDecision, job: Job, version: int, context: Con
         version: Version of the job's row.
         context: Ids, policy and time.
     """
-    record = Decision(
+    decision_record = Decision(
         decision_id=context.ids.new("dec"),
         kind="MIGRATION",
         subject=job.job_id,
@@ -40,16 +40,16 @@ def stop_group(decision: MigrationDecision, job: Job, version: int, context: Con
         mode=Mode.ACT,
         decided_at=context.now,
     )
-    reason = f"The job saves a checkpoint and leaves: {record.reason}"
+    reason = f"The job saves a checkpoint and leaves: {decision_record.reason}"
     entry = TimelineEntry(
-        at=context.now, kind="draining reservation", text=reason, decision_id=record.decision_id, writer=WRITER
+        at=context.now, kind="draining reservation", text=reason, decision_id=decision_record.decision_id, writer=WRITER
     )
     stopping_job = job.replace(stop_request=job.stop_request_now(reason, WRITER, context.now), reason=reason)
     return WriteGroup(
         job.job_id,
         (
             Put(job_rows.job_row(stopping_job, version)),
-            Put(subject_rows.decision_row(record)),
+            Put(subject_rows.decision_row(decision_record)),
             Put(subject_rows.timeline_row(job.job_id, entry, f"leaving-{job.current_attempt}")),
         ),
     )

@@ -51,21 +51,21 @@ class NodeLists(NamedTuple):
 
 
 def read_clusters_and_nodes(
-    loaded: LoadedCycle, rental_book: RentalBook, lists: NodeLists, context: Context
+    loaded_cycle: LoadedCycle, rental_book: RentalBook, lists: NodeLists, context: Context
 ) -> LoadedCycle:
     """Read the nodes, pods and Jobs of each cluster, and the state of the serving workloads."""
-    snapshot, policy, names = loaded.snapshot, context.policy, context.site.clusters
+    snapshot, policy, names = loaded_cycle.snapshot, context.policy, context.site.clusters
     serving_clusters = frozenset(workload.cluster for workload in policy.scheduling.serving)
     clusters, errors = _read_each_cluster(snapshot.live_charges, serving_clusters, lists, context)
     workloads = [(name, workload) for name, facts in clusters.items() for workload in facts.workloads]
-    in_use = {(name, node): amounts for name, facts in clusters.items() for node, amounts in facts.in_use.items()}
+    in_use = {(name, node): resources for name, facts in clusters.items() for node, resources in facts.in_use.items()}
     nodes = [node for name in names if name in clusters for node in clusters[name].nodes]
     provider_nodes = clusters[names[0]].provider_nodes if names[0] in clusters else ()
     unhealthy = unhealthy_nodes.unhealthy_among(nodes, context)
-    used = resources_in_use_or_charged(in_use, snapshot.live_charges, workloads)
-    capacities = node_capacity(join_nodes(nodes, provider_nodes, names[0]), used, unhealthy)
+    resources_used = resources_in_use_or_charged(in_use, snapshot.live_charges, workloads)
+    capacities = node_capacity(join_nodes(nodes, provider_nodes, names[0]), resources_used, unhealthy)
     capacities = rental_book.reserve_nodes(capacities, snapshot.pending.values(), policy.burst.pools)
-    return loaded._replace(
+    return loaded_cycle._replace(
         snapshot=snapshot._replace(
             capacities=with_reservation_ends(capacities, policy),
             kueue_namespaces={
@@ -106,13 +106,15 @@ def _read_each_cluster(
             for name in names
         }
         # The attempts of one cluster are read while the lists of other clusters load.
-        owned = {name: _charged_workloads(name, charges, pods, context) for name, (pods, _, _) in reads.items()}
+        charged_workloads = {
+            name: _charged_workloads(name, charges, pods, context) for name, (pods, _, _) in reads.items()
+        }
     for name, (pods, namespaces, serving) in reads.items():
         try:
             movable, last_sweep = pods.result().movable, lists.last_sweep.result()
             nodes = lists.nodes_by_cluster[name].result()
             facts[name] = _ClusterFacts(
-                owned[name],
+                charged_workloads[name],
                 stored_nodes.requests_by_node(name, movable, nodes, last_sweep, context),
                 nodes,
                 namespaces.result(),
@@ -125,24 +127,26 @@ def _read_each_cluster(
 
 
 def _charged_workloads(
-    name: str, charges: Iterable[Charge], read: Future[PodsInUse], context: Context
+    name: str, charges: Iterable[Charge], pods_read: Future[PodsInUse], context: Context
 ) -> list[ObservedWorkload]:
     """Return the workloads of a cluster that belong to charged attempts; none if the cluster could not be read.
 
     The charge names the admission of its attempt, so no attempt is read, unless an earlier release wrote the charge.
     """
     try:
-        listed = read.result().attempts
+        workloads = pods_read.result().attempts
     except EvenkeelError:
         return []  # `_read_each_cluster` reports the error
     by_attempt = {(charge.job_id, charge.attempt): charge for charge in charges if charge.cluster == name}
-    charged, unnamed = [], []
-    for workload in listed:
+    charged_workloads, unnamed_workloads = [], []
+    for workload in workloads:
         charge = by_attempt.get((workload.job_id, workload.attempt))
         if charge is None:
             continue
         if not charge.decision_id:
-            unnamed.append((name, workload))
+            unnamed_workloads.append((name, workload))
         elif charge.is_named_by(workload):
-            charged.append(workload)
-    return charged + [workload for _, workload in attempt_record.owned_workloads(context.ledger, unnamed)]
+            charged_workloads.append(workload)
+    return charged_workloads + [
+        workload for _, workload in attempt_record.owned_workloads(context.ledger, unnamed_workloads)
+    ]

@@ -69,53 +69,57 @@ def run(context: Context) -> LoadedCycle:
     with ThreadPoolExecutor(max_workers=READS_AT_ONCE) as readers:
         # Pending jobs need the nodes, whatever is read next.
         lists = NodeLists.start(readers, context) if queues.keys else None
-        loaded = _read_jobs_and_charges(
+        loaded_cycle = _read_jobs_and_charges(
             LoadedCycle(tree, snapshot), queues, snapshot.scheduler_state.elastic, context.ledger
         )
-        if _has_nothing_to_decide(loaded.snapshot, rental_book, context):
-            return loaded
-        loaded = read_clusters_and_nodes(loaded, rental_book, lists or NodeLists.start(readers, context), context)
-    return _read_quotas(loaded, context)
+        if _has_nothing_to_decide(loaded_cycle.snapshot, rental_book, context):
+            return loaded_cycle
+        loaded_cycle = read_clusters_and_nodes(
+            loaded_cycle, rental_book, lists or NodeLists.start(readers, context), context
+        )
+    return _read_quotas(loaded_cycle, context)
 
 
-def read_fleet(loaded: LoadedCycle, context: Context) -> LoadedCycle:
+def read_fleet(loaded_cycle: LoadedCycle, context: Context) -> LoadedCycle:
     """Read the facts that only rentals need where Kueue admits: the tree, the rentals, the nodes and the budgets.
 
     The attempts of the live charges are read, too. Kueue chose their nodes, so their charges lack them.
     """
     tree = context.ledger.get(quota_rows.tree_key()) or Row(quota_rows.tree_key(), {})
-    snapshot = loaded.snapshot._replace(scheduler_state=stored_state(tree))
+    snapshot = loaded_cycle.snapshot._replace(scheduler_state=stored_state(tree))
     rental_book = rentals.load(context.ledger)
     with ThreadPoolExecutor(max_workers=READS_AT_ONCE) as readers:
         lists = NodeLists.start(readers, context)
         keys = [job_rows.attempt_key(charge.job_id, charge.attempt) for charge in snapshot.live_charges]
-        stored = get_all(context.ledger, keys).values()
-        attempts = {attempt.job_id: attempt for _, attempt in rows.readable_rows(stored, Attempt)}
+        stored_rows = get_all(context.ledger, keys).values()
+        attempts = {attempt.job_id: attempt for _, attempt in rows.readable_rows(stored_rows, Attempt)}
         charges = tuple(
             charge.on_nodes_of(attempts[charge.job_id]) if charge.job_id in attempts else charge
             for charge in snapshot.live_charges
         )
         snapshot = snapshot._replace(live_charges=charges, attempts=tuple(attempts.values()))
-        loaded = read_clusters_and_nodes(loaded._replace(tree=tree, snapshot=snapshot), rental_book, lists, context)
-    return _read_quotas(loaded, context)
+        loaded_cycle = read_clusters_and_nodes(
+            loaded_cycle._replace(tree=tree, snapshot=snapshot), rental_book, lists, context
+        )
+    return _read_quotas(loaded_cycle, context)
 
 
-def read_missing(loaded: LoadedCycle, missing: MissingFacts, context: Context) -> LoadedCycle:
+def read_missing(loaded_cycle: LoadedCycle, missing_facts: MissingFacts, context: Context) -> LoadedCycle:
     """Read the facts that a plan named as missing."""
-    if missing.queues:
-        return read_later_pages(loaded, missing.queues, context)
-    stored_jobs = read_jobs(context.ledger, map(job_rows.job_key, missing.jobs))
-    loaded = loaded._replace(
-        snapshot=loaded.snapshot._replace(
-            jobs_with_charge={**loaded.snapshot.jobs_with_charge, **jobs_by_id(stored_jobs)}
+    if missing_facts.queues:
+        return read_later_pages(loaded_cycle, missing_facts.queues, context)
+    stored_jobs = read_jobs(context.ledger, map(job_rows.job_key, missing_facts.jobs))
+    loaded_cycle = loaded_cycle._replace(
+        snapshot=loaded_cycle.snapshot._replace(
+            jobs_with_charge={**loaded_cycle.snapshot.jobs_with_charge, **jobs_by_id(stored_jobs)}
         ),
-        versions={**loaded.versions, **versions_of(stored_jobs)},
+        versions={**loaded_cycle.versions, **versions_of(stored_jobs)},
     )
-    jobs = (loaded.snapshot.known_job(job_id) for job_id in missing.attempts_of)
-    return loaded._replace(
-        snapshot=loaded.snapshot._replace(
-            shortages=rentals.read_shortages(context.ledger)[0] if missing.needs_shortages else None,
-            past_jobs=past_jobs.load_past_jobs(context.ledger) if missing.needs_past_jobs else (),
+    jobs = (loaded_cycle.snapshot.known_job(job_id) for job_id in missing_facts.attempts_of)
+    return loaded_cycle._replace(
+        snapshot=loaded_cycle.snapshot._replace(
+            shortages=rentals.read_shortages(context.ledger)[0] if missing_facts.needs_shortages else None,
+            past_jobs=past_jobs.load_past_jobs(context.ledger) if missing_facts.needs_past_jobs else (),
             attempts=rentals.read_attempts(context.ledger, (job for job in jobs if job)),
         )
     )
@@ -131,7 +135,7 @@ def _automation_hold_reason(context: Context) -> str:
 
 
 def _read_jobs_and_charges(
-    loaded: LoadedCycle, queues: QueuedJobKeys, elastic_state: ElasticState, ledger: Ledger
+    loaded_cycle: LoadedCycle, queues: QueuedJobKeys, elastic_state: ElasticState, ledger: Ledger
 ) -> LoadedCycle:
     """Read the charges, and after them the pending jobs and the elastic jobs.
 
@@ -145,7 +149,7 @@ def _read_jobs_and_charges(
     elastic = read_jobs(ledger, map(job_rows.job_key, sorted(elastic_ids)))
     jobs = {**read_jobs(ledger, (*map(job_rows.job_key, charges.released_job_ids), *queues.keys)), **elastic}
     charges = charges.as_of(jobs)
-    snapshot = loaded.snapshot._replace(
+    snapshot = loaded_cycle.snapshot._replace(
         pending={job_id: job for job_id, (job, _) in jobs.items() if job.state is JobState.PENDING},
         elastic=jobs_by_id(elastic),
         live_charges=charges.live,
@@ -154,7 +158,7 @@ def _read_jobs_and_charges(
         cursor_after_first_page=queues.cursor_after_first_page,
         cursors_of_next_cycle=queues.cursors_of_next_cycle,
     )
-    return loaded._replace(
+    return loaded_cycle._replace(
         snapshot=snapshot,
         versions=versions_of(jobs),
         charges=charges,
@@ -166,25 +170,25 @@ def _read_jobs_and_charges(
 
 def _has_nothing_to_decide(snapshot: CycleSnapshot, rental_book: RentalBook, context: Context) -> bool:
     """Whether there is nothing to decide, so that no cluster has to be read."""
-    ending = ending_reservations(context.policy, context.now)
+    ending_pools = ending_reservations(context.policy, context.now)
     return not (
         snapshot.pending
         or draining_teams(snapshot.setup)
         or rental_book.rentals
         or snapshot.scheduler_state.elastic.is_in_use
         or any(workload.rents_from for workload in context.policy.scheduling.serving)
-        or any((charge.cluster, charge.pool) in ending for charge in snapshot.live_charges)
+        or any((charge.cluster, charge.pool) in ending_pools for charge in snapshot.live_charges)
     )
 
 
-def _read_quotas(loaded: LoadedCycle, context: Context) -> LoadedCycle:
+def _read_quotas(loaded_cycle: LoadedCycle, context: Context) -> LoadedCycle:
     """Read the jobs that hold charges, and the spending and use of the teams."""
-    snapshot, policy = loaded.snapshot, context.policy
+    snapshot, policy = loaded_cycle.snapshot, context.policy
     setup = snapshot.setup
     if not setup.has_teams:
-        return loaded
+        return loaded_cycle
     stored_jobs = _read_charged_jobs(snapshot.live_charges, context.ledger)
-    running = {job_id: entry for job_id, entry in stored_jobs.items() if job_id not in snapshot.pending}
+    running_jobs = {job_id: entry for job_id, entry in stored_jobs.items() if job_id not in snapshot.pending}
     jobs_with_charge, rental_book = jobs_by_id(stored_jobs), snapshot.rental_book
     spent = rentals.spent_by_period(setup, context, rental_book.rentals)
     budgets_left = (
@@ -192,7 +196,7 @@ def _read_quotas(loaded: LoadedCycle, context: Context) -> LoadedCycle:
         if policy.burst.pools
         else {}
     )
-    return loaded._replace(
+    return loaded_cycle._replace(
         snapshot=snapshot._replace(
             jobs_with_charge=jobs_with_charge,
             # The later read of an elastic job counts.
@@ -205,7 +209,7 @@ def _read_quotas(loaded: LoadedCycle, context: Context) -> LoadedCycle:
             else {},
         ),
         # A pending job is committed as it was decided, so its version stays.
-        versions={**versions_of(stored_jobs), **loaded.versions, **versions_of(running)},
+        versions={**versions_of(stored_jobs), **loaded_cycle.versions, **versions_of(running_jobs)},
     )
 
 
@@ -232,7 +236,7 @@ def _read_charged_jobs(charges: Sequence[Charge], ledger: Ledger) -> dict[str, t
         attempts = {charge.job_id: charge.attempt for charge in charges}
         with ThreadPoolExecutor(max_workers=READS_AT_ONCE) as readers:
             lists = [readers.submit(_list_jobs, state, ledger) for state in _STATES_WITH_CHARGE]
-        for row, job in rows.readable_rows((row for listed in lists for row in listed.result()), Job):
+        for row, job in rows.readable_rows((row for job_list in lists for row in job_list.result()), Job):
             if job.current_attempt == attempts.get(job.job_id):
                 listed_jobs[job.job_id] = (job, row.version)
     return listed_jobs | read_jobs(

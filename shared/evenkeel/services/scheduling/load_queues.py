@@ -92,13 +92,13 @@ def _read_many_heads(teams: Sequence[str], page_size: int, context: Context) -> 
     """Return the heads of all queues. Only heads that may have changed are read again, and a few others."""
     ledger = context.ledger
     row = ledger.get(quota_rows.queue_heads_key()) or Row(quota_rows.queue_heads_key(), {})
-    known = _known_heads(row, page_size)
+    known_heads = _known_heads(row, page_size)
     # A mark is read before its queue. So a change between the two reads makes the head outdated.
     keys = {team: open_jobs.queue_mark_key(team) for team in teams}
     marks = get_all(ledger, keys.values())
     versions = {team: marks[key].version if key in marks else 0 for team, key in keys.items()}
-    read = _read_heads(known.to_read(teams, versions), page_size, versions, context)
-    return StoredHeads(known.after_read(teams, read), row)
+    new_heads = _read_heads(known_heads.to_read(teams, versions), page_size, versions, context)
+    return StoredHeads(known_heads.after_read(teams, new_heads), row)
 
 
 def _known_heads(row: Row, page_size: int) -> QueueHeads:
@@ -124,7 +124,7 @@ def _read_pages(queries: Iterable[tuple[str, int, str | None]], ledger: Ledger) 
     """Read a page of several queues in parallel. A query is a team, a number of jobs and a cursor."""
     with ThreadPoolExecutor(max_workers=READS_AT_ONCE) as readers:
         reads = [(team, readers.submit(_read_page, ledger, team, limit, cursor)) for team, limit, cursor in queries]
-    return [(team, read.result()) for team, read in reads]
+    return [(team, page_read.result()) for team, page_read in reads]
 
 
 def _read_page(ledger: Ledger, team: str, limit: int, cursor: str | None) -> Page:
@@ -163,11 +163,11 @@ def _read_next_pages(
     return keys, cursors, cursors_row
 
 
-def read_later_pages(loaded: LoadedCycle, teams: Iterable[str], context: Context) -> LoadedCycle:
+def read_later_pages(loaded_cycle: LoadedCycle, teams: Iterable[str], context: Context) -> LoadedCycle:
     """Read several pages at once after the first pages of these queues, until the cycle has enough jobs to examine."""
-    snapshot, policy = loaded.snapshot, context.policy.scheduling
+    snapshot, policy = loaded_cycle.snapshot, context.policy.scheduling
     limit = policy.jobs_per_page * _PAGES_PER_PARKED_QUEUE
-    pending, versions = dict(snapshot.pending), dict(loaded.versions)
+    pending, versions = dict(snapshot.pending), dict(loaded_cycle.versions)
     cursor_after_read, cursors = dict(snapshot.cursor_after_read), snapshot.cursors_of_next_cycle
     charged_jobs = frozenset(charge.job_id for charge in snapshot.charges())
     for team in teams:
@@ -191,7 +191,7 @@ def read_later_pages(loaded: LoadedCycle, teams: Iterable[str], context: Context
             )  # the cycle read these jobs in order, without a gap
         if page.cursor:
             cursor_after_read[team] = page.cursor
-    return loaded._replace(
+    return loaded_cycle._replace(
         snapshot=snapshot._replace(pending=pending, cursor_after_read=cursor_after_read, cursors_of_next_cycle=cursors),
         versions=versions,
     )

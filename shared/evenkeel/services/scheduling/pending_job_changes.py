@@ -46,13 +46,13 @@ def admission_record(
     )
 
 
-def defer_after_refusal(job_id: str, refused: Refused, context: Context) -> None:
+def defer_after_refusal(job_id: str, refusal: Refused, context: Context) -> None:
     """Defer a job if the ledger refused to store its decision. Idempotent: yes.
 
     The ledger may refuse the job's own row, too. Then only the log and the metric report it, and each cycle tries
     again.
     """
-    batches.note_refusal(context.telemetry, job_id, refused)
+    batches.note_refusal(context.telemetry, job_id, refusal)
     row = context.ledger.get(job_rows.job_key(job_id))
     if row is None:
         return

@@ -35,9 +35,9 @@ class PendingReasons:
         self._context = context
         self._reasons: list[_Reason] = []
 
-    def add(self, step: PendingStep, loaded: LoadedCycle) -> None:
+    def add(self, step: PendingStep, loaded_cycle: LoadedCycle) -> None:
         """Add the reason of one job, unless the job records it already."""
-        reason = _new_reason(step, loaded, self._context)
+        reason = _new_reason(step, loaded_cycle, self._context)
         if reason is not None:
             self._reasons.append(reason)
 
@@ -45,9 +45,11 @@ class PendingReasons:
         """Commit the reasons that were added. A reason that the ledger refuses is counted and left out."""
         telemetry = self._context.telemetry
         facts = SharedFacts(self._context)
-        recorded = {reason.decision_id: reason.step.decision.facts for reason in self._reasons if reason.decision_id}
-        if len(recorded) >= _SHARED_FROM:
-            facts.share(recorded)
+        facts_by_decision = {
+            reason.decision_id: reason.step.decision.facts for reason in self._reasons if reason.decision_id
+        }
+        if len(facts_by_decision) >= _SHARED_FROM:
+            facts.share(facts_by_decision)
 
         def commit(groups: Sequence[batches.WriteGroup]) -> None:
             self._context.ledger.commit(*facts.unwritten, *(write for group in groups for write in group.writes))
@@ -57,14 +59,14 @@ class PendingReasons:
             groups = [self._write_group(reason, facts) for reason in self._reasons[start : start + _MAX_REASONS]]
             for batch in batches.cut_into_batches(groups, common_writes=facts.unwritten):
                 batches.commit_each(
-                    batch, commit, lambda group, refused: batches.note_refusal(telemetry, group.subject, refused)
+                    batch, commit, lambda group, refusal: batches.note_refusal(telemetry, group.subject, refusal)
                 )
         self._reasons.clear()
 
     def _write_group(self, reason: _Reason, facts: SharedFacts) -> batches.WriteGroup:
         step, writes = reason.step, reason.writes
         if reason.decision_id:
-            record = pending_job_changes.admission_record(
+            decision_record = pending_job_changes.admission_record(
                 step.decision,
                 reason.decision_id,
                 recorded_reason(step.decision, step.mode),
@@ -72,23 +74,23 @@ class PendingReasons:
                 self._context,
                 facts.of(step.decision, reason.decision_id),
             )
-            writes = (*writes, Put(subject_rows.decision_row(record)))
+            writes = (*writes, Put(subject_rows.decision_row(decision_record)))
         return batches.WriteGroup(step.decision.job_id, writes)
 
 
-def _new_reason(step: PendingStep, loaded: LoadedCycle, context: Context) -> _Reason | None:
+def _new_reason(step: PendingStep, loaded_cycle: LoadedCycle, context: Context) -> _Reason | None:
     """Return why a job waits, with the writes besides its record; None if the job records it already."""
     decision = step.decision
-    job, version = loaded.snapshot.pending[decision.job_id], loaded.versions[decision.job_id]
-    note, records = rentals.placement_note(job, step.placement, context.replace(mode=step.mode))
+    job, version = loaded_cycle.snapshot.pending[decision.job_id], loaded_cycle.versions[decision.job_id]
+    note, record_writes = rentals.placement_note(job, step.placement, context.replace(mode=step.mode))
     if decision.action is AdmissionAction.BACK_OFF:
         return None  # the job already records the failure
     reason = recorded_reason(decision, step.mode)
     text = f"{reason} {note.text}" if note else reason
-    updated_job = pending_job_changes.with_current_queue(job, loaded.snapshot.setup).replace(
+    updated_job = pending_job_changes.with_current_queue(job, loaded_cycle.snapshot.setup).replace(
         reason=text, placement=note
     )
     if updated_job == job:
         return None
-    writes = (Put(job_rows.job_row(updated_job, version)), *records)
+    writes = (Put(job_rows.job_row(updated_job, version)), *record_writes)
     return _Reason(step, writes, "" if job.queue_reason == reason else context.ids.new("dec"))

@@ -27,32 +27,32 @@ from evenkeel.services.storage.quota_tree import QuotaTree
 WRITER = "resize_jobs"
 
 
-def carry_out(plan: CyclePlan, loaded: LoadedCycle, tree: QuotaTree, context: Context) -> None:
+def carry_out(plan: CyclePlan, loaded_cycle: LoadedCycle, tree: QuotaTree, context: Context) -> None:
     """Ask jobs to stop so that they change size. In any mode but `act`, record the planned requests once.
 
     Idempotent: yes, each commit is conditional on the versions of the tree and of the jobs.
 
     Args:
         plan: The plan of the cycle.
-        loaded: The snapshot of the cycle, with rows and versions.
+        loaded_cycle: The snapshot of the cycle, with rows and versions.
         tree: The quota tree as this cycle last wrote it.
         context: Ports, policy, mode and time.
     """
-    resizes, pending = plan.resizes, plan.queue_plan.pending.keys()
+    resizes, pending_job_ids = plan.resizes, plan.queue_plan.pending.keys()
     # The tree's state already has the jobs that this cycle started; the snapshot still shows them as pending.
     elastic_state = tree.scheduler_state.elastic
     elastic = resizes.elastic_state.replace(
-        jobs=tuple(sorted({*resizes.elastic_state.jobs, *(pending & set(elastic_state.jobs))})),
+        jobs=tuple(sorted({*resizes.elastic_state.jobs, *(pending_job_ids & set(elastic_state.jobs))})),
         resizing=tuple(job_id for job_id in resizes.elastic_state.resizing if job_id in elastic_state.resizing),
         last_announced={} if context.mode is Mode.ACT else resizes.elastic_state.last_announced,
     )
-    commit = _ResizeCommit(loaded, frozenset(pending), tree, context)
+    commit = _ResizeCommit(loaded_cycle, frozenset(pending_job_ids), tree, context)
     scheduler_state = tree.scheduler_state.replace(elastic=elastic)
     for planned_resizes in (*resizes.shrinks_by_waiter.values(), *([(resizes.growth,)] if resizes.growth else [])):
         try:
             scheduler_state = commit.run(planned_resizes, scheduler_state)
-        except Refused as refused:
-            batches.note_refusal(context.telemetry, ", ".join(resize.job_id for resize in planned_resizes[:4]), refused)
+        except Refused as refusal:
+            batches.note_refusal(context.telemetry, ", ".join(resize.job_id for resize in planned_resizes[:4]), refusal)
     if scheduler_state != tree.scheduler_state:
         context.ledger.commit(tree.state_put(scheduler_state))
         tree.record_commit(scheduler_state)
@@ -61,8 +61,10 @@ def carry_out(plan: CyclePlan, loaded: LoadedCycle, tree: QuotaTree, context: Co
 class _ResizeCommit:
     """Commits size changes, one waiting job at a time."""
 
-    def __init__(self, loaded: LoadedCycle, pending: frozenset[str], tree: QuotaTree, context: Context) -> None:
-        self.loaded, self.pending, self.tree, self.context = loaded, pending, tree, context
+    def __init__(
+        self, loaded_cycle: LoadedCycle, pending_job_ids: frozenset[str], tree: QuotaTree, context: Context
+    ) -> None:
+        self.loaded, self.pending, self.tree, self.context = loaded_cycle, pending_job_ids, tree, context
 
     def run(self, planned_resizes: Sequence[PlannedResize], scheduler_state: SchedulerState) -> SchedulerState:
         """Commit all size changes for one waiting job, or none. Return the state after them."""
@@ -70,8 +72,8 @@ class _ResizeCommit:
             return self._record_dry_run(planned_resizes, scheduler_state)
         if not all(self._may_stop(resize) for resize in planned_resizes):
             return scheduler_state  # a job has ended or was asked to stop: the next cycle decides again
-        records = {resize.job_id: self._record(resize) for resize in planned_resizes}
-        write_groups = [self._stop_writes(resize, records[resize.job_id]) for resize in planned_resizes]
+        decision_records = {resize.job_id: self._record(resize) for resize in planned_resizes}
+        write_groups = [self._stop_writes(resize, decision_records[resize.job_id]) for resize in planned_resizes]
         # The next cycle asks the jobs that do not fit into one commit, and counts on the jobs that already stop.
         first_batch = next(
             batches.cut_into_batches(write_groups, common_writes=(self.tree.state_put(scheduler_state),))
@@ -80,7 +82,7 @@ class _ResizeCommit:
         resizes = [resize for resize in planned_resizes if resize.job_id in job_ids]
         state_after = self._state_after(resizes, scheduler_state)
         writes = (write for write_group in first_batch for write in write_group.writes)
-        token = records[first_batch[0].subject].decision_id
+        token = decision_records[first_batch[0].subject].decision_id
         self.context.ledger.commit(self.tree.state_put(state_after), *writes, client_token=token)
         self.tree.record_commit(state_after)
         for resize in resizes:
@@ -98,20 +100,20 @@ class _ResizeCommit:
         job = self.loaded.snapshot.known_job(planned_resize.job_id)
         return job is not None and job.current_attempt == planned_resize.attempt and job.is_stoppable
 
-    def _stop_writes(self, planned_resize: PlannedResize, record: Decision) -> batches.WriteGroup:
+    def _stop_writes(self, planned_resize: PlannedResize, decision_record: Decision) -> batches.WriteGroup:
         """Return the writes that ask one job to stop for another size."""
         job, version = self.loaded.stored(planned_resize.job_id)
         now = self.context.now
         entry = TimelineEntry(
             at=now,
-            kind=_KIND[record.action],
-            text=_timeline_text(planned_resize, record, job),
-            decision_id=record.decision_id,
+            kind=_KIND[decision_record.action],
+            text=_timeline_text(planned_resize, decision_record, job),
+            decision_id=decision_record.decision_id,
             writer=WRITER,
         )
         writes: list[Write] = [
-            Put(job_rows.job_row(_with_stop_request(job, planned_resize, record, now), version)),
-            Put(subject_rows.decision_row(record)),
+            Put(job_rows.job_row(_with_stop_request(job, planned_resize, decision_record, now), version)),
+            Put(subject_rows.decision_row(decision_record)),
             Put(subject_rows.timeline_row(planned_resize.job_id, entry, f"resized-{planned_resize.attempt}")),
         ]
         if planned_resize.waiting_id in self.pending:
@@ -119,11 +121,11 @@ class _ResizeCommit:
                 at=now,
                 kind="nodes freed",
                 text=planned_resize.resize.reason,
-                decision_id=record.decision_id,
+                decision_id=decision_record.decision_id,
                 writer=WRITER,
             )
             writes.append(
-                Put(subject_rows.timeline_row(planned_resize.waiting_id, entry, f"freed-{record.decision_id}"))
+                Put(subject_rows.timeline_row(planned_resize.waiting_id, entry, f"freed-{decision_record.decision_id}"))
             )
         return batches.WriteGroup(planned_resize.job_id, tuple(writes))
 
@@ -152,13 +154,14 @@ class _ResizeCommit:
                 last_announced={**scheduler_state.elastic.last_announced, **messages}
             )
         )
-        records = {resize.job_id: self._record(resize) for resize in planned_resizes}
+        decision_records = {resize.job_id: self._record(resize) for resize in planned_resizes}
         write_groups = [
-            batches.WriteGroup(job_id, (Put(subject_rows.decision_row(record)),)) for job_id, record in records.items()
+            batches.WriteGroup(job_id, (Put(subject_rows.decision_row(decision_record)),))
+            for job_id, decision_record in decision_records.items()
         ]
         for batch in batches.cut_into_batches(write_groups, common_writes=(self.tree.state_put(state_after),)):
             writes = (write for write_group in batch for write in write_group.writes)
-            token = records[batch[0].subject].decision_id
+            token = decision_records[batch[0].subject].decision_id
             self.context.ledger.commit(self.tree.state_put(state_after), *writes, client_token=token)
             self.tree.record_commit(state_after)
         return state_after
@@ -182,10 +185,10 @@ class _ResizeCommit:
 _KIND = {"GROW": "resized", "SHRINK": "resized", "END": "preempted"}
 
 
-def _with_stop_request(job: Job, planned_resize: PlannedResize, record: Decision, now: datetime) -> Job:
+def _with_stop_request(job: Job, planned_resize: PlannedResize, decision_record: Decision, now: datetime) -> Job:
     request = StopRequest(
         attempt=planned_resize.attempt,
-        reason=_timeline_text(planned_resize, record, job),
+        reason=_timeline_text(planned_resize, decision_record, job),
         by=f"{WRITER}/{planned_resize.waiting_id}",
         outcome=AttemptState.STOPPED,
         grace_seconds=job.spec.grace_seconds,
@@ -196,20 +199,20 @@ def _with_stop_request(job: Job, planned_resize: PlannedResize, record: Decision
     return job.replace(
         stop_request=request,
         reason=request.reason,
-        resize=resize_request_of(planned_resize, record.decision_id, now),
+        resize=resize_request_of(planned_resize, decision_record.decision_id, now),
         # Its next attempt must not get the rented nodes again.
         is_migrating_back=planned_resize.facts.drop is not None,
     )
 
 
-def _timeline_text(planned_resize: PlannedResize, record: Decision, job: Job) -> str:
+def _timeline_text(planned_resize: PlannedResize, decision_record: Decision, job: Job) -> str:
     resize = planned_resize.resize
     if not resize.to_nodes:
-        return f"The job is stopped to free nodes for {planned_resize.waiting_id}. {record.reason}"
+        return f"The job is stopped to free nodes for {planned_resize.waiting_id}. {decision_record.reason}"
     sizes = f"{resize.to_nodes} instead of {count_of(resize.from_nodes, 'node')}"
     if planned_resize.facts.drop is not None:
         base = count_of(resize.to_nodes, "committed node")
-        return f"The job saves a checkpoint and stops. It continues on its {base} alone. {record.reason}"
+        return f"The job saves a checkpoint and stops. It continues on its {base} alone. {decision_record.reason}"
     if job.rented_nodes:
         sizes = f"{resize.to_nodes} instead of {count_of(resize.from_nodes, 'committed node')}"
-    return f"The job saves a checkpoint and stops. It continues with {sizes}. {record.reason}"
+    return f"The job saves a checkpoint and stops. It continues with {sizes}. {decision_record.reason}"

@@ -58,8 +58,12 @@ def run(context: Context, *, requested_at: datetime | None = None) -> ScheduleJo
 
     Idempotent: yes, every admission is conditional on the version of the tree and of the job, so cycles may overlap.
     """
-    finished = context.ledger.get(quota_rows.finished_cycle_key()) if requested_at else None
-    if requested_at and finished and is_answered(requested_at, datetime.fromisoformat(finished.doc["startedAt"])):
+    finished_row = context.ledger.get(quota_rows.finished_cycle_key()) if requested_at else None
+    if (
+        requested_at
+        and finished_row
+        and is_answered(requested_at, datetime.fromisoformat(finished_row.doc["startedAt"]))
+    ):
         return ScheduleJobsResult(was_skipped=True)
     cycle = Source(kind=SourceKind.SCHEDULING_CYCLE)
     results = heartbeats.SourceResults()
@@ -72,7 +76,7 @@ def run(context: Context, *, requested_at: datetime | None = None) -> ScheduleJo
     if outcome.is_complete:
         results.record_answer(cycle)
         if requested_at and started_at:
-            _record_finished(started_at, finished, context)
+            _record_finished(started_at, finished_row, context)
     else:
         results.record_failure(cycle, f"The queue was not finished in {_MAX_TRIES} tries.")
     heartbeats.record_heartbeat(WRITER, context, results)
@@ -118,53 +122,53 @@ class _CycleTries:
         context = self._context
         started_at = context.clock.now()
         try:
-            loaded, plan = _decide(self._load(), context)
-            refused_jobs = commit_cycle.run(plan, loaded, self._admitted.append, context)
+            loaded_cycle, plan = _decide(self._load(), context)
+            refused_jobs = commit_cycle.run(plan, loaded_cycle, self._admitted.append, context)
         except Conflict:
             return None  # another writer was first
         if refused_jobs:
             self._refused_jobs |= refused_jobs
             return None  # other jobs may take the nodes and the quota of the refused jobs
-        self._complete(plan, loaded)
+        self._complete(plan, loaded_cycle)
         if not plan.pending_count and len(plan.decisions) >= context.policy.scheduling.jobs_per_page:
             return None  # all jobs of the first pages started, so jobs after them may start, too
-        if loaded.errors.keys() >= set(context.site.clusters):
+        if loaded_cycle.errors.keys() >= set(context.site.clusters):
             # The reasons of the jobs are recorded. The error repeats the request for this cycle.
-            raise loaded.errors[context.site.clusters[0]]
+            raise loaded_cycle.errors[context.site.clusters[0]]
         result = ScheduleJobsResult(admitted=tuple(self._admitted), waiting=plan.pending_count)
-        return _CommittedCycle(result, None if loaded.errors else started_at)
+        return _CommittedCycle(result, None if loaded_cycle.errors else started_at)
 
     def _load(self) -> LoadedCycle:
         """Load the facts of a cycle, without the refused jobs, and record the clusters that could not be read."""
-        loaded = load_cycle.run(self._context)
-        for name, error in loaded.errors.items():
+        loaded_cycle = load_cycle.run(self._context)
+        for name, error in loaded_cycle.errors.items():
             self._results.record_failure(Source(kind=SourceKind.KUBERNETES_LIST, target=name), error)
-        return loaded._replace(snapshot=loaded.snapshot.without_jobs(self._refused_jobs))
+        return loaded_cycle._replace(snapshot=loaded_cycle.snapshot.without_jobs(self._refused_jobs))
 
-    def _complete(self, plan: CyclePlan, loaded: LoadedCycle) -> None:
+    def _complete(self, plan: CyclePlan, loaded_cycle: LoadedCycle) -> None:
         """Do the work that follows the commits: answer Kueue, and store the cursors and heads for the next cycle."""
         context = self._context
-        answer_burst_checks.run(loaded, self._results, context)
-        charge_rows.delete(loaded.outdated, context.ledger)
-        _measure_rental_cost(loaded, context)
-        if plan.queue_plan.cursors_of_next_cycle is not None and loaded.cursors_row is not None:
-            commit_cycle.store_cursors(plan.queue_plan.cursors_of_next_cycle, loaded.cursors_row, context)
-        commit_cycle.store_heads(plan, loaded, context)
+        answer_burst_checks.run(loaded_cycle, self._results, context)
+        charge_rows.delete(loaded_cycle.outdated, context.ledger)
+        _measure_rental_cost(loaded_cycle, context)
+        if plan.queue_plan.cursors_of_next_cycle is not None and loaded_cycle.cursors_row is not None:
+            commit_cycle.store_cursors(plan.queue_plan.cursors_of_next_cycle, loaded_cycle.cursors_row, context)
+        commit_cycle.store_heads(plan, loaded_cycle, context)
 
 
-def _measure_rental_cost(loaded: LoadedCycle, context: Context) -> None:
+def _measure_rental_cost(loaded_cycle: LoadedCycle, context: Context) -> None:
     """Emit the cost of all open rentals, with the cap on it."""
-    rental_cost = sum(allocation.micros_per_hour for allocation in loaded.snapshot.rental_book.allocations)
+    rental_cost = sum(allocation.micros_per_hour for allocation in loaded_cycle.snapshot.rental_book.allocations)
     context.telemetry.gauge("RentalUsdPerHour", rental_cost / money.MICROS_PER_USD)
     context.telemetry.gauge(
         "RentalCapUsdPerHour", context.policy.burst.fleet_cap_micros_per_hour / money.MICROS_PER_USD
     )
 
 
-def _decide(loaded: LoadedCycle, context: Context) -> tuple[LoadedCycle, CyclePlan]:
+def _decide(loaded_cycle: LoadedCycle, context: Context) -> tuple[LoadedCycle, CyclePlan]:
     """Decide, and read the facts that the decisions turn out to need, until the plan is complete."""
-    plan = decide_cycle(loaded.snapshot, context.policy, context.mode, context.now)
+    plan = decide_cycle(loaded_cycle.snapshot, context.policy, context.mode, context.now)
     while plan.is_incomplete:
-        loaded = load_cycle.read_missing(loaded, plan.missing, context)
-        plan = decide_cycle(loaded.snapshot, context.policy, context.mode, context.now, incomplete_plan=plan)
-    return loaded, plan
+        loaded_cycle = load_cycle.read_missing(loaded_cycle, plan.missing, context)
+        plan = decide_cycle(loaded_cycle.snapshot, context.policy, context.mode, context.now, incomplete_plan=plan)
+    return loaded_cycle, plan

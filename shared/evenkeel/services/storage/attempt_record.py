@@ -41,7 +41,7 @@ def load_attempt(ledger: Ledger, job_id: str, attempt: int) -> StoredAttempt:
 
 
 def owned_workloads(
-    ledger: Ledger, listed: Iterable[tuple[str, ObservedWorkload]]
+    ledger: Ledger, workloads: Iterable[tuple[str, ObservedWorkload]]
 ) -> list[tuple[Attempt, ObservedWorkload]]:
     """Return the Jobs and pods that belong to attempts, each with its attempt from the ledger.
 
@@ -49,13 +49,13 @@ def owned_workloads(
 
     Args:
         ledger: Holds the attempts.
-        listed: Objects with Evenkeel's labels, each with the name of its cluster.
+        workloads: Objects with Evenkeel's labels, each with the name of its cluster.
     """
     keys = [
-        (job_rows.attempt_key(workload.job_id, workload.attempt), cluster, workload) for cluster, workload in listed
+        (job_rows.attempt_key(workload.job_id, workload.attempt), cluster, workload) for cluster, workload in workloads
     ]
-    stored = get_all(ledger, (key for key, _, _ in keys))
-    attempts = {row.key: attempt for row, attempt in rows.readable_rows(stored.values(), Attempt)}
+    stored_rows = get_all(ledger, (key for key, _, _ in keys))
+    attempts = {row.key: attempt for row, attempt in rows.readable_rows(stored_rows.values(), Attempt)}
     pairs = ((attempts[key], cluster, workload) for key, cluster, workload in keys if key in attempts)
     return [
         (attempt, workload)

@@ -70,16 +70,16 @@ def commit_each(
     """
     try:
         commit(batch)
-    except Refused as refused:
+    except Refused as refusal:
         if len(batch) == 1:
-            on_refused(batch[0], refused)
+            on_refused(batch[0], refusal)
             return
         middle = len(batch) // 2
         commit_each(batch[:middle], commit, on_refused)
         commit_each(batch[middle:], commit, on_refused)
 
 
-def note_refusal(telemetry: Telemetry, subject: str, refused: Refused) -> None:
+def note_refusal(telemetry: Telemetry, subject: str, refusal: Refused) -> None:
     """Count a write that the ledger refused. The alarm `WritesRejectedTicket` watches this metric."""
     telemetry.count("WritesRejected")
-    telemetry.warning("WriteRefused", subject=subject, error=str(refused)[:1000])
+    telemetry.warning("WriteRefused", subject=subject, error=str(refusal)[:1000])

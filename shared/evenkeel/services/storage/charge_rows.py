@@ -47,8 +47,12 @@ class Charges(NamedTuple):
             job = jobs[charge.job_id][0] if charge.job_id in jobs else None
             if job and job.current_attempt == charge.attempt and job.state.has_live_attempt:
                 raise Conflict(f"{charge.job_id} is being settled during this read")
-        waiting = {name: job.current_attempt for name, (job, _) in jobs.items() if job.state is JobState.PENDING}
-        return self._replace(live=tuple(charge for charge in self.live if waiting.get(charge.job_id) != charge.attempt))
+        attempt_by_pending_job = {
+            name: job.current_attempt for name, (job, _) in jobs.items() if job.state is JobState.PENDING
+        }
+        return self._replace(
+            live=tuple(charge for charge in self.live if attempt_by_pending_job.get(charge.job_id) != charge.attempt)
+        )
 
     def unneeded_rows(self, jobs: Mapping[str, tuple[Job, int]]) -> tuple[Row, ...]:
         """Return the released rows of jobs that no longer wait, or have load_charges again since."""
@@ -76,11 +80,11 @@ def live_charges(ledger: Ledger) -> tuple[Charge, ...]:
     return load_charges(ledger).live
 
 
-def delete(outdated: Iterable[Row], ledger: Ledger) -> None:
+def delete(charge_rows: Iterable[Row], ledger: Ledger) -> None:
     """Delete outdated released rows. Idempotent: yes; the next cycle deletes rows that changed meanwhile."""
-    listed = tuple(outdated)
-    for start in range(0, len(listed), _MAX_DELETES):
+    all_rows = tuple(charge_rows)
+    for start in range(0, len(all_rows), _MAX_DELETES):
         try:
-            ledger.commit(*(Delete(row.key, row.version) for row in listed[start : start + _MAX_DELETES]))
+            ledger.commit(*(Delete(row.key, row.version) for row in all_rows[start : start + _MAX_DELETES]))
         except Conflict:
             continue

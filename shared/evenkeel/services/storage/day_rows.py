@@ -18,12 +18,12 @@ def day_key(day: date) -> Key:
     return Key(Table.FLEET, f"DAY#{day}", "META")
 
 
-def day_row(stored: DayRow, version: int) -> Row:
+def day_row(day_value: DayRow, version: int) -> Row:
     """Return the row. It outlives the records that it was computed from.
 
     Figures that would fill more than half of a row are compressed, to about an eighth of their size.
     """
-    document, since = stored.to_json(), stored.figures.since
+    document, since = day_value.to_json(), day_value.figures.since
     if len(document_text(document)) > LARGEST_ROW / 2:
         document["figures"] = compress_figures(document["figures"])
     return Row(day_key(day_of(since)), document, version, None, since + DAY_KEPT)

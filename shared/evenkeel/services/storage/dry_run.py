@@ -35,8 +35,8 @@ class DryRunLedger:
         return self.written[key] if key in self.written else self._ledger.get(key)
 
     def batch_get(self, *keys: Key) -> tuple[Row | None, ...]:
-        stored = zip(keys, self._ledger.batch_get(*keys), strict=True)
-        return tuple(self.written.get(key, row) for key, row in stored)
+        keys_and_rows = zip(keys, self._ledger.batch_get(*keys), strict=True)
+        return tuple(self.written.get(key, row) for key, row in keys_and_rows)
 
     def partition(self, table: Table, pk: str, prefix: str = "") -> tuple[Row, ...]:
         return self._ledger.partition(table, pk, prefix)

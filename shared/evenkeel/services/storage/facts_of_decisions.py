@@ -8,20 +8,20 @@ from evenkeel.ports import EvenkeelError, Ledger, Unreadable
 from evenkeel.services.storage import cycle_facts_rows, rows
 
 
-def with_facts(records: Iterable[Decision], ledger: Ledger) -> Iterator[Decision]:
+def with_facts(decision_records: Iterable[Decision], ledger: Ledger) -> Iterator[Decision]:
     """Yield records with the facts of their cycles, each cycle read once.
 
     A record whose cycle cannot be read says so in its facts, and does not replay.
     """
     cycles: dict[str, CycleFacts | str] = {}
-    for record in records:
-        digest = record.facts.get(POINTER)
+    for decision_record in decision_records:
+        digest = decision_record.facts.get(POINTER)
         if not isinstance(digest, str):
-            yield record
+            yield decision_record
             continue
         if digest not in cycles:
             cycles[digest] = _cycle_facts(digest, ledger)
-        yield _with_cycle_facts(record, cycles[digest])
+        yield _with_cycle_facts(decision_record, cycles[digest])
 
 
 def _cycle_facts(digest: str, ledger: Ledger) -> CycleFacts | str:
@@ -40,8 +40,8 @@ def _cycle_facts(digest: str, ledger: Ledger) -> CycleFacts | str:
         return f"the row of their cycle cannot be read: {str(error)[:300]}"
 
 
-def _with_cycle_facts(record: Decision, cycle: CycleFacts | str) -> Decision:
-    facts = cycle if isinstance(cycle, str) else cycle.facts_of(record.decision_id)
+def _with_cycle_facts(decision_record: Decision, cycle: CycleFacts | str) -> Decision:
+    facts = cycle if isinstance(cycle, str) else cycle.facts_of(decision_record.decision_id)
     if facts is None:
-        facts = f"the row of their cycle, FACTS#{record.facts[POINTER]}, does not name this decision"
-    return record.replace(facts=without_cycle(facts) if isinstance(facts, str) else facts)
+        facts = f"the row of their cycle, FACTS#{decision_record.facts[POINTER]}, does not name this decision"
+    return decision_record.replace(facts=without_cycle(facts) if isinstance(facts, str) else facts)

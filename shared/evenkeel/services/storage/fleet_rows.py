@@ -59,9 +59,9 @@ def kueue_row(cluster: str, doc: dict[str, Any], version: int) -> Row:
     return Row(kueue_key(cluster), doc, version, ("KUEUE", cluster))
 
 
-def lease_key(slot: str, *, is_drill: bool = False) -> Key:
+def lease_key(slot_id: str, *, is_drill: bool = False) -> Key:
     """Return the key `LEASE#slot / META`: the incident that repairs a node slot, and its provider calls."""
-    return Key(Table.FLEET, rows.partition_key(f"LEASE#{slot}", is_drill=is_drill), "META")
+    return Key(Table.FLEET, rows.partition_key(f"LEASE#{slot_id}", is_drill=is_drill), "META")
 
 
 def register_key(name: str, *, is_drill: bool = False) -> Key:

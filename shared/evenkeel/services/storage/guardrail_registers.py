@@ -70,15 +70,21 @@ def remove_outdated_entries(
     Idempotent: yes. If the register changes meanwhile, the next sweep removes them.
     """
     register, version = load_register(name, context, is_drill=is_drill)
-    outdated = [entry.life_key for entry in register.entries if is_over(entry)]
-    if not outdated:
+    outdated_life_keys = [entry.life_key for entry in register.entries if is_over(entry)]
+    if not outdated_life_keys:
         return 0
     with contextlib.suppress(Conflict):
         # At the version that was read: a node that was added again since stays.
         context.ledger.commit(
-            Put(Row(_register_key(name, is_drill=is_drill), register.without_nodes(*outdated).to_json(), version))
+            Put(
+                Row(
+                    _register_key(name, is_drill=is_drill),
+                    register.without_nodes(*outdated_life_keys).to_json(),
+                    version,
+                )
+            )
         )
-        return len(outdated)
+        return len(outdated_life_keys)
     return 0
 
 

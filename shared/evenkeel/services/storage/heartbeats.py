@@ -47,12 +47,14 @@ def record_heartbeat(
     """
     key = fleet_rows.heartbeat_key(function)
     row = context.ledger.get(key)
-    before = _reports_of_row(row)
+    earlier_reports = _reports_of_row(row)
     errors = results.errors if results else {}
-    if row is not None and not _should_write(row, before, errors, context.now):
+    if row is not None and not _should_write(row, earlier_reports, errors, context.now):
         return
     at = read_at or context.now
-    reports = before | {name: SourceReport.after(before.get(name), error, at) for name, error in errors.items()}
+    reports = earlier_reports | {
+        name: SourceReport.after(earlier_reports.get(name), error, at) for name, error in errors.items()
+    }
     sources = {name: report.to_json() for name, report in sorted(reports.items())}
     doc = {**(row.doc if row else {}), "at": rfc3339(context.now), "sources": sources}
     try:
@@ -76,11 +78,13 @@ def _reports_of_row(row: Row | None) -> dict[str, SourceReport]:
     return {name: SourceReport.model_validate(document, extra="allow") for name, document in documents.items()}
 
 
-def _should_write(row: Row, before: Mapping[str, SourceReport], errors: Mapping[str, str], now: datetime) -> bool:
+def _should_write(
+    row: Row, earlier_reports: Mapping[str, SourceReport], errors: Mapping[str, str], now: datetime
+) -> bool:
     age = now - datetime.fromisoformat(str(row.doc["at"]))
     if age >= WRITE_INTERVAL or age < -CLOCK_SKEW:
         return True
-    return any(_should_write_source(before.get(name), error, now) for name, error in errors.items())
+    return any(_should_write_source(earlier_reports.get(name), error, now) for name, error in errors.items())
 
 
 def _should_write_source(report: SourceReport | None, error: str, now: datetime) -> bool:

@@ -73,14 +73,14 @@ def update_incident_once(ledger: Ledger, incident_id: str, change: Change) -> In
     return _commit_change(ledger, load_incident(ledger, incident_id), change)
 
 
-def _commit_change(ledger: Ledger, stored: tuple[Incident, int], change: Change) -> Incident:
-    incident, version = stored
-    changed = change(incident)
-    if changed is None:
+def _commit_change(ledger: Ledger, incident_and_version: tuple[Incident, int], change: Change) -> Incident:
+    incident, version = incident_and_version
+    changed_incident = change(incident)
+    if changed_incident is None:
         return incident
-    after, writes = changed
-    ledger.commit(Put(incident_rows.incident_row(after, version)), *writes)
-    return after
+    incident_after, writes = changed_incident
+    ledger.commit(Put(incident_rows.incident_row(incident_after, version)), *writes)
+    return incident_after
 
 
 def timeline_put(subject: str, kind: str, text: str, *, at: datetime, writer: str, decision_id: str = "") -> Put:

@@ -45,9 +45,9 @@ def open_row(life: NodeLife, incident_id: str, version: int = 0, *, is_drill: bo
     return Row(open_key(life, is_drill=is_drill), {"incidentId": incident_id}, version, ("OPEN", life.key))
 
 
-def slot_key(slot: str, *, is_drill: bool = False) -> Key:
+def slot_key(slot_id: str, *, is_drill: bool = False) -> Key:
     """Return the key `SLOT#slot`: the latest incident of a node slot, on any of its nodes."""
-    return Key(Table.INCIDENTS, rows.partition_key(f"SLOT#{slot}", is_drill=is_drill), "META")
+    return Key(Table.INCIDENTS, rows.partition_key(f"SLOT#{slot_id}", is_drill=is_drill), "META")
 
 
 def slot_row(incident: Incident, version: int, now: datetime) -> Row:
@@ -74,9 +74,11 @@ def last_key(life: NodeLife, *, is_drill: bool = False) -> Key:
     return Key(Table.INCIDENTS, rows.partition_key(f"LAST#{life.key}", is_drill=is_drill), "META")
 
 
-def last_row(life: NodeLife, last: LastIncident, version: int, now: datetime, *, is_drill: bool = False) -> Row:
+def last_row(
+    life: NodeLife, last_incident: LastIncident, version: int, now: datetime, *, is_drill: bool = False
+) -> Row:
     """Return the row. It is kept as long as facts are: it separates old facts from new ones."""
-    return Row(last_key(life, is_drill=is_drill), last.to_json(), version, None, now + rows.FACT_KEPT)
+    return Row(last_key(life, is_drill=is_drill), last_incident.to_json(), version, None, now + rows.FACT_KEPT)
 
 
 def history_key(fault_location: str, *, is_drill: bool = False) -> Key:

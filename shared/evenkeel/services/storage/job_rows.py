@@ -40,9 +40,9 @@ def queue_order(job: Job) -> str:
     """
     if not job.queue:
         return f"{rfc3339(job.submitted_at)}#{job.job_id}"
-    inverted = 2**31 - 1 - max(-(2**31), min(2**31 - 1, job.priority))
+    inverted_priority = 2**31 - 1 - max(-(2**31), min(2**31 - 1, job.priority))
     queued_at = rfc3339(job.queued_at or job.submitted_at)
-    return f"{queue_prefix(job.queue)}{inverted:010d}#{queued_at}#{job.job_id}"
+    return f"{queue_prefix(job.queue)}{inverted_priority:010d}#{queued_at}#{job.job_id}"
 
 
 def attempt_key(job_id: str, attempt: int) -> Key:

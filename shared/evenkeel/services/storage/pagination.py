@@ -136,24 +136,26 @@ def _merge_partitions(  # noqa: PLR0913 - what to read, in which order, and unde
     prefix: str = "",
 ) -> PageAnswer:
     token_name = f"{table}:{list_name}"
-    after, starts = _read_token(request.page_token, token_name)
+    start_key, starts = _read_token(request.page_token, token_name)
     # A filter drops many rows, so small pages would need many calls.
     size = request.size + 1 if keep is None else max(200, request.size + 1)
     streams = [_Stream(ledger, table, name, size, starts.get(name), is_newest_first, prefix) for name in partitions]
-    merged = heapq.merge(
+    merged_rows = heapq.merge(
         *(stream.iterate_rows() for stream in streams), key=lambda pair: pair[0], reverse=is_newest_first
     )
     rows: list[Row] = []
     keys: set[Key] = set()
-    examined, last = 0, after or ("", "")
-    for cursor, row in merged:
-        is_on_earlier_page = after is not None and (cursor >= after if is_newest_first else cursor <= after)
+    examined_count, last_key = 0, start_key or ("", "")
+    for cursor, row in merged_rows:
+        is_on_earlier_page = start_key is not None and (cursor >= start_key if is_newest_first else cursor <= start_key)
         if is_on_earlier_page or row.key in keys:
             continue
         keys.add(row.key)
-        if len(rows) == request.size or examined == _MAX_EXAMINED:
-            return PageAnswer(tuple(rows), _write_token(token_name, last, {s.partition: s.page_start for s in streams}))
-        examined, last = examined + 1, cursor
+        if len(rows) == request.size or examined_count == _MAX_EXAMINED:
+            return PageAnswer(
+                tuple(rows), _write_token(token_name, last_key, {s.partition: s.page_start for s in streams})
+            )
+        examined_count, last_key = examined_count + 1, cursor
         if keep is None or keep(row):
             rows.append(row)
     return PageAnswer(tuple(rows))
@@ -173,19 +175,19 @@ def read_partition(
     Rows that `keep` drops do not count, up to many times as many rows.
     """
     rows: list[Row] = []
-    examined, cursor = 0, None
+    examined_count, cursor = 0, None
     max_examined = at_most if keep is None else _MAX_PASSED_OVER * at_most
     while True:
-        size = min(1000, max_examined - examined)
+        size = min(1000, max_examined - examined_count)
         page = ledger.by_state(table, partition, limit=size, cursor=cursor, newest_first=newest_first)
-        examined += len(page.rows)
+        examined_count += len(page.rows)
         rows.extend(row for row in page.rows if keep is None or keep(row))
         cursor = page.cursor
         if len(rows) > at_most:
             return tuple(rows[:at_most]), True
         if cursor is None:
             return tuple(rows), False
-        if len(rows) == at_most or examined >= max_examined:
+        if len(rows) == at_most or examined_count >= max_examined:
             return tuple(rows), True
 
 
@@ -193,8 +195,8 @@ def _cursor_of(row: Row) -> tuple[str, str]:
     return (row.state[1] if row.state else "", row.key.pk)
 
 
-def _write_token(list_name: str, after: tuple[str, str], starts: dict[str, str | None]) -> str:
-    return _encode({"v": 1, "list": list_name, "after": after, "starts": {k: v for k, v in starts.items() if v}})
+def _write_token(list_name: str, last_key: tuple[str, str], starts: dict[str, str | None]) -> str:
+    return _encode({"v": 1, "list": list_name, "after": last_key, "starts": {k: v for k, v in starts.items() if v}})
 
 
 def _read_token(token: str, list_name: str) -> tuple[tuple[str, str] | None, dict[str, str]]:
@@ -206,9 +208,9 @@ def _read_token(token: str, list_name: str) -> tuple[tuple[str, str] | None, dic
     raise BadPageToken(_OTHER_LIST_MESSAGE)
 
 
-def write_cursor(after: tuple[Any, str], list_name: str) -> str:
+def write_cursor(last_value: tuple[Any, str], list_name: str) -> str:
     """Return the token of a list that is sorted in memory: the value and the id of the last item."""
-    return _encode({"v": 1, "list": list_name, "after": after})
+    return _encode({"v": 1, "list": list_name, "after": last_value})
 
 
 def read_cursor(token: str, list_name: str) -> tuple[Any, str] | None:

@@ -12,21 +12,21 @@ from evenkeel.services.storage import fleet_rows, rows
 
 
 def load_provider_nodes(
-    nodes: Iterable[KubernetesNode], stored: Iterable[FleetNode], context: Context
+    nodes: Iterable[KubernetesNode], fleet_nodes: Iterable[FleetNode], context: Context
 ) -> tuple[ProviderNode, ...]:
     """Return the records of all nodes. HyperPod lists its nodes only if one of `nodes` has no row yet.
 
     Args:
         nodes: The node objects of HyperPod's cluster.
-        stored: The nodes of the last sweep.
+        fleet_nodes: The nodes of the last sweep.
         context: The ports.
     """
     if not context.site.has_hyperpod:
         return ()
-    records = tuple(record for node in stored if (record := node.record) is not None)
-    instance_ids = {record.instance_id for record in records}
+    provider_nodes = tuple(provider_node for node in fleet_nodes if (provider_node := node.record) is not None)
+    instance_ids = {provider_node.instance_id for provider_node in provider_nodes}
     is_complete = all(node.instance_id in instance_ids for node in nodes if node.hyperpod_cluster_id)
-    return records if is_complete else context.provider.nodes()
+    return provider_nodes if is_complete else context.provider.nodes()
 
 
 def load_provider_node(node: KubernetesNode, context: Context) -> ProviderNode | None:
@@ -34,5 +34,5 @@ def load_provider_node(node: KubernetesNode, context: Context) -> ProviderNode |
     if not node.hyperpod_cluster_id or not node.instance_id:
         return None
     row = context.ledger.get(fleet_rows.node_key(node.cluster, node.instance_id))
-    record = rows.decode(row, FleetNode).record if row else None
-    return record or context.provider.node(node.instance_id)
+    provider_node = rows.decode(row, FleetNode).record if row else None
+    return provider_node or context.provider.node(node.instance_id)

@@ -18,11 +18,16 @@ class QuotaTree:
 
     def state_put(self, scheduler_state: SchedulerState) -> Put:
         """Return the write that stores a state. Its commit increases the version of the row."""
-        packed = scheduler_state.to_row()
+        packed_state = scheduler_state.to_row()
         doc = {name: value for name, value in self._row.doc.items() if name != "schedulerState"}
-        return Put(Row(self._row.key, {**doc, "schedulerState": packed} if packed else doc, self._row.version))
+        return Put(
+            Row(self._row.key, {**doc, "schedulerState": packed_state} if packed_state else doc, self._row.version)
+        )
 
     def record_commit(self, scheduler_state: SchedulerState) -> None:
         """Take over the state and the version of the write that was committed."""
-        written = self.state_put(scheduler_state).row
-        self._row, self.scheduler_state = Row(written.key, written.doc, written.version + 1), scheduler_state
+        written_row = self.state_put(scheduler_state).row
+        self._row, self.scheduler_state = (
+            Row(written_row.key, written_row.doc, written_row.version + 1),
+            scheduler_state,
+        )

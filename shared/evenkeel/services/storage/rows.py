@@ -60,18 +60,18 @@ def parse(key: Key, kind: type[T], document: Any) -> T:
 
 
 def readable_rows(
-    stored: Iterable[Row], kind: type[T], report: Callable[[Unreadable], None] | None = None
+    stored_rows: Iterable[Row], kind: type[T], report: Callable[[Unreadable], None] | None = None
 ) -> Iterator[tuple[Row, T]]:
     """Yield each row with its value, without rows that this release cannot read.
 
     Only for lists whose other rows do not depend on the missing rows. A sum of quota or of repairs must fail instead.
 
     Args:
-        stored: The rows.
+        stored_rows: The rows.
         kind: Class of their values.
         report: Called for each missing row. The sweep reports every row, so other readers need not.
     """
-    for row in stored:
+    for row in stored_rows:
         try:
             value = decode(row, kind)
         except Unreadable as error:
@@ -95,10 +95,10 @@ LARGEST_LIST = 300_000
 
 def fit_into_row(documents: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the first documents of a list, as many as fit into one row."""
-    size, fitting = 0, []
+    size, fitting_documents = 0, []
     for document in documents:
         size += len(json.dumps(document))
         if size > LARGEST_LIST:
             break
-        fitting.append(document)
-    return fitting
+        fitting_documents.append(document)
+    return fitting_documents

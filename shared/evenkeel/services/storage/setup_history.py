@@ -13,7 +13,7 @@ def read_periods(ledger: Ledger, since: datetime, now: datetime) -> Sequence[Set
 
     The setup is read before its changes. So a change between the two reads is newer than the setup, and ignored.
     """
-    stored = team_setup.load_setup(ledger)
+    stored_setup = team_setup.load_setup(ledger)
     months = [f"{year}-{month:02d}" for year in range(since.year, now.year + 1) for month in range(1, 13)]
     changes = {}
     for month in months:
@@ -22,4 +22,4 @@ def read_periods(ledger: Ledger, since: datetime, now: datetime) -> Sequence[Set
                 change = rows.decode(row, SetupChange)
                 if change.at >= since:
                     changes[quota_rows.setup_version_of(row.key)] = change
-    return setup_periods(stored.setup, stored.version, changes, since, now)
+    return setup_periods(stored_setup.setup, stored_setup.version, changes, since, now)

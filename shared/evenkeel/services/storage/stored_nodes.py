@@ -24,7 +24,7 @@ def requests_by_node(
     cluster: str,
     movable: Mapping[str, Resources],
     nodes: Iterable[KubernetesNode],
-    stored: Iterable[FleetNode],
+    fleet_nodes: Iterable[FleetNode],
     context: Context,
 ) -> dict[str, Resources]:
     """Return the requests of all live pods, by node name.
@@ -35,13 +35,16 @@ def requests_by_node(
         cluster: Kubernetes cluster.
         movable: Requests of the pods that belong to no DaemonSet.
         nodes: The node objects of the cluster.
-        stored: The nodes of the last sweep.
+        fleet_nodes: The nodes of the last sweep.
         context: The ports.
     """
-    by_instance = {node.life.instance_id: node.bound_in_use for node in stored if node.life.cluster == cluster}
+    by_instance = {node.life.instance_id: node.bound_in_use for node in fleet_nodes if node.life.cluster == cluster}
     bound = {node.name: by_instance.get(node.instance_id or "") for node in nodes}
     if None in bound.values():
-        listed = context.cluster.resources_in_use(cluster, PodGroup.BOUND)
-        bound = {**bound, **{name: listed.get(name, NONE) for name, amounts in bound.items() if amounts is None}}
+        listed_requests = context.cluster.resources_in_use(cluster, PodGroup.BOUND)
+        bound = {
+            **bound,
+            **{name: listed_requests.get(name, NONE) for name, resources in bound.items() if resources is None},
+        }
     names = {*movable, *bound}
     return {name: movable.get(name, NONE) + (bound.get(name) or NONE) for name in names}

@@ -83,7 +83,7 @@ def listed_decision_row(decision: Decision) -> Row:
 
 def listed_decision_months(now: datetime) -> Iterator[str]:
     """Yield the index partitions of `listed_decision_row` that a list may need, the newest first."""
-    first_day, oldest = now.replace(day=1), now - DECISIONS_LISTED
-    while (first_day.year, first_day.month) >= (oldest.year, oldest.month):
+    first_day, oldest_listed = now.replace(day=1), now - DECISIONS_LISTED
+    while (first_day.year, first_day.month) >= (oldest_listed.year, oldest_listed.month):
         yield f"DECIDED#{first_day:%Y-%m}"
         first_day = (first_day - timedelta(days=1)).replace(day=1)

@@ -14,28 +14,28 @@ from evenkeel.services.sweep.sweep_run import SweepRun
 
 def resume_attempts(sweep: SweepRun) -> int:
     """Start, stop or settle attempts whose workflow does not run."""
-    stored = sweep.read_present_rows(sweep.list_rows(Table.JOBS, "ATTEMPT#LIVE"))
-    live = [attempt for _, attempt in sweep.readable_rows(stored, Attempt) if not attempt.state.has_ended]
+    live_rows = sweep.read_present_rows(sweep.list_rows(Table.JOBS, "ATTEMPT#LIVE"))
+    live = [attempt for _, attempt in sweep.readable_rows(live_rows, Attempt) if not attempt.state.has_ended]
     for attempt in live:
         if sweep.has_listed_cluster(attempt.cluster):
             with sweep.isolate_item(attempt.workload_name):
                 _record_cluster_facts(sweep, attempt)
-    due = [attempt for attempt in live if not sweep.is_fresh(attempt.admitted_at)]
-    jobs = get_all(sweep.context.ledger, (job_rows.job_key(attempt.job_id) for attempt in due))
-    holders = [jobs.get(job_rows.job_key(attempt.job_id)) for attempt in due]
-    resumed = 0
-    for attempt, job in zip(due, holders, strict=True):
+    attempts_due = [attempt for attempt in live if not sweep.is_fresh(attempt.admitted_at)]
+    jobs = get_all(sweep.context.ledger, (job_rows.job_key(attempt.job_id) for attempt in attempts_due))
+    holders = [jobs.get(job_rows.job_key(attempt.job_id)) for attempt in attempts_due]
+    resumed_count = 0
+    for attempt, job in zip(attempts_due, holders, strict=True):
         if job is not None:
             with sweep.isolate_item(attempt.workload_name):
-                resumed += _resume_attempt(sweep, attempt, rows.decode(job, Job))
-    return resumed
+                resumed_count += _resume_attempt(sweep, attempt, rows.decode(job, Job))
+    return resumed_count
 
 
 def _record_cluster_facts(sweep: SweepRun, attempt: Attempt) -> None:
     context = sweep.context
     if attempt.state is AttemptState.RUNNING and not attempt.is_pinned:
-        stored = attempt_record.load_attempt(context.ledger, attempt.job_id, attempt.attempt)
-        record_pin.run(stored, context)
+        stored_attempt = attempt_record.load_attempt(context.ledger, attempt.job_id, attempt.attempt)
+        record_pin.run(stored_attempt, context)
     if attempt.local_queue and not attempt.nodes:
         record_nodes.run(attempt.job_id, attempt.attempt, context)
 
@@ -64,16 +64,16 @@ def _continue_without_workflow(sweep: SweepRun, job: Job, attempt: Attempt, work
     nodes = sweep.nodes_by_name.get(attempt.cluster, {})
     if not attempt.node_names:
         # Pods show the names. A node may have joined between the list of nodes and the list of pods.
-        joined = (sweep.context.cluster.node(attempt.cluster, name) for name in names if name not in nodes)
-        nodes = {**nodes, **{node.name: node for node in joined if node is not None}}
-    lost = lost_nodes(nodes, names, sweep.context.now, sweep.context.policy.jobs.lost_node_seconds)
-    has_ended = judge_end(workload, job, attempt, lost) is not None
+        joined_nodes = (sweep.context.cluster.node(attempt.cluster, name) for name in names if name not in nodes)
+        nodes = {**nodes, **{node.name: node for node in joined_nodes if node is not None}}
+    lost_node_names = lost_nodes(nodes, names, sweep.context.now, sweep.context.policy.jobs.lost_node_seconds)
+    has_ended = judge_end(workload, job, attempt, lost_node_names) is not None
     # Only its workflow moves an attempt beyond STARTING. So its launch is undone, and the job is queued again.
     if has_ended or attempt.state is AttemptState.STARTING:
         _settle_attempt(sweep, attempt)
         return True
-    running = [pod for pod in workload.pods if pod.phase is PodPhase.RUNNING]
-    if attempt.state is AttemptState.LAUNCHED and len(running) >= attempt.ranks:
+    running_pods = [pod for pod in workload.pods if pod.phase is PodPhase.RUNNING]
+    if attempt.state is AttemptState.LAUNCHED and len(running_pods) >= attempt.ranks:
         request = attempt_record.AttemptRequest(job_id=attempt.job_id, attempt=attempt.attempt)
         mark_running.run(request, sweep.context)
         return True
@@ -88,7 +88,7 @@ def _settle_attempt(sweep: SweepRun, attempt: Attempt) -> None:
 def clear_workloads(sweep: SweepRun) -> int:
     """Stop Jobs that settled attempts left running, and delete those whose logs were kept long enough."""
     context = sweep.context
-    cleared = 0
+    cleared_count = 0
     checks_kept_pods = sweep.is_due("kept")
     for attempt, workload in sweep.workloads:
         if attempt.ended_at is None or sweep.is_fresh(attempt.ended_at):
@@ -98,10 +98,10 @@ def clear_workloads(sweep: SweepRun) -> int:
                 job = attempt_record.load_attempt(context.ledger, attempt.job_id, attempt.attempt).job
                 keep_logs.run(job, attempt, context, within_seconds=keep_logs.BEFORE_STOP_SECONDS)
                 context.cluster.stop(attempt, job.spec.grace_seconds)
-                cleared += 1
+                cleared_count += 1
             elif checks_kept_pods and _is_kept_no_longer(sweep, attempt) and not workload.is_deleting:
                 context.cluster.stop(attempt, 0)
-    return cleared
+    return cleared_count
 
 
 def _is_kept_no_longer(sweep: SweepRun, attempt: Attempt) -> bool:

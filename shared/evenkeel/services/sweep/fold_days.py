@@ -37,51 +37,53 @@ def fold_days(sweep: SweepRun) -> int:
     if context.now < today + _MARGIN:
         return 0
     keys = {at: day_rows.day_key(day_of(at)) for at in _days_between(today - REFOLDED + DAY, today)}
-    stored = get_all(context.ledger, keys.values())
-    latest = [row for row in [stored.get(keys[today - DAY])] if row]
-    if any(day.folded_at >= today for _, day in sweep.readable_rows(latest, DayRow)):
-        _store_missing([at for at, key in keys.items() if key not in stored], today, sweep)
+    stored_rows = get_all(context.ledger, keys.values())
+    latest_rows = [row for row in [stored_rows.get(keys[today - DAY])] if row]
+    if any(day.folded_at >= today for _, day in sweep.readable_rows(latest_rows, DayRow)):
+        _store_missing([at for at, key in keys.items() if key not in stored_rows], today, sweep)
         return 0
-    _fold({at: stored.get(key) for at, key in keys.items()}, today, sweep)
+    _fold({at: stored_rows.get(key) for at, key in keys.items()}, today, sweep)
     return 0
 
 
-def _store_missing(missing: Sequence[datetime], today: datetime, sweep: SweepRun) -> None:
+def _store_missing(missing_days: Sequence[datetime], today: datetime, sweep: SweepRun) -> None:
     """Store the newest days without a row, as in a table that was restored.
 
     A day whose records cannot all be read stays missing. The next try is then an hour later, because each try reads all
     records since that day.
     """
     now, retry_at = sweep.context.now, sweep.notes.get(_RETRY_AT)
-    if not missing or (retry_at and now < datetime.fromisoformat(retry_at)):
+    if not missing_days or (retry_at and now < datetime.fromisoformat(retry_at)):
         return
-    chosen = missing[-_MAX_MISSING:]
-    if _fold(dict.fromkeys(chosen), today, sweep) < len(chosen):
+    chosen_days = missing_days[-_MAX_MISSING:]
+    if _fold(dict.fromkeys(chosen_days), today, sweep) < len(chosen_days):
         sweep.notes[_RETRY_AT] = rfc3339(now + _RETRY_AFTER)
 
 
-def _fold(stored: Mapping[datetime, Row | None], today: datetime, sweep: SweepRun) -> int:
+def _fold(stored_rows: Mapping[datetime, Row | None], today: datetime, sweep: SweepRun) -> int:
     """Compute and store days. Return how many have the figures of their records now.
 
     Args:
-        stored: The begin of each day with its row, oldest first.
+        stored_rows: The begin of each day with its row, oldest first.
         today: Begin of the present day.
         sweep: The run.
     """
     context, folded_days = sweep.context, 0
-    live = read_live_days.read_days(Span(min(stored), context.now), context, max_jobs=read_cost_records.MAX_ATTEMPTS)
+    live = read_live_days.read_days(
+        Span(min(stored_rows), context.now), context, max_jobs=read_cost_records.MAX_ATTEMPTS
+    )
     if not live.is_node_time_complete:
         sweep.failures.append("Too many nodes to read, so no figures of days are stored.")
         return 0
     for figures in live.days:
-        if figures.since not in stored or figures.since < live.whole_from or figures.until - figures.since < DAY:
+        if figures.since not in stored_rows or figures.since < live.whole_from or figures.until - figures.since < DAY:
             continue
         is_settled = context.now - figures.until >= _SETTLED_AFTER and figures.since not in live.open_since
         day = DayRow(day=str(day_of(figures.since)), folded_at=context.now, is_settled=is_settled, figures=figures)
         with sweep.isolate_item(f"day {day.day}"):
-            _store_day(day, stored[figures.since], sweep, live)
+            _store_day(day, stored_rows[figures.since], sweep, live)
             folded_days += 1
-    if today - DAY in stored and live.whole_from > today - DAY:
+    if today - DAY in stored_rows and live.whole_from > today - DAY:
         sweep.failures.append("Yesterday has more records than one run reads, so its figures are not stored.")
     return folded_days
 
@@ -90,20 +92,20 @@ def _days_between(begin: datetime, end: datetime) -> list[datetime]:
     return [begin + number * DAY for number in range((end - begin).days)]
 
 
-def _store_day(day: DayRow, stored: Row | None, sweep: SweepRun, live: LiveDays) -> None:
+def _store_day(day: DayRow, stored_row: Row | None, sweep: SweepRun, live: LiveDays) -> None:
     """Store a day. Figures of records that were not all read never replace stored ones.
 
     The write of the latest day decides which of several sweeps emits its metrics. After a crash between the write and
     the metrics, this day has no data points. The stored row and the reports are complete nevertheless.
     """
     is_latest = day.figures.until == begin_of_day(day_of(day.folded_at))
-    if stored is not None:
-        before = rows.decode(stored, DayRow)
-        is_same = (before.figures, before.is_settled) == (day.figures, day.is_settled)
+    if stored_row is not None:
+        earlier_day = rows.decode(stored_row, DayRow)
+        is_same = (earlier_day.figures, earlier_day.is_settled) == (day.figures, day.is_settled)
         if not is_latest and (is_same or not live.is_complete):
             return
     try:
-        sweep.context.ledger.commit(Put(day_rows.day_row(day, stored.version if stored else 0)))
+        sweep.context.ledger.commit(Put(day_rows.day_row(day, stored_row.version if stored_row else 0)))
     except Conflict:
         return  # a newer sweep was first
     if is_latest:
@@ -119,8 +121,8 @@ def _emit_day_metrics(figures: DayFigures, telemetry: Telemetry) -> None:
         telemetry.seconds("DayRecoverySeconds", summary.recovery_seconds)
     if summary.seconds_between_failures is not None:
         telemetry.seconds("DaySecondsBetweenFailures", summary.seconds_between_failures)
-    for use, seconds in summary.node_seconds.items():
-        telemetry.seconds("DayNodeSeconds", seconds, use=use)
+    for gpu_use, seconds in summary.node_seconds.items():
+        telemetry.seconds("DayNodeSeconds", seconds, use=gpu_use)
     if summary.lost_usd is not None:
         telemetry.gauge("DayLostUsd", summary.lost_usd)
     for pool in summarise_pools(figures):

@@ -27,8 +27,8 @@ def _resume_incident(sweep: SweepRun, incident: Incident) -> bool:
         return False
     if state is ExecutionState.NONE:
         return record_node_fact.start_recovery(incident, sweep.context.workflows)
-    due = next_run_at(incident, sweep.context.policy.watch)
-    if due is not None and sweep.context.now < due:
+    due_at = next_run_at(incident, sweep.context.policy.watch)
+    if due_at is not None and sweep.context.now < due_at:
         return False
     if incident.run >= sweep.context.policy.watch.max_runs:
         sweep.context.telemetry.count("IncidentsStuck")
@@ -42,35 +42,35 @@ def _resume_incident(sweep: SweepRun, incident: Incident) -> bool:
     return _start_next_run(sweep, incident)
 
 
-def _start_next_run(sweep: SweepRun, ended: Incident) -> bool:
+def _start_next_run(sweep: SweepRun, ended_incident: Incident) -> bool:
     """Start the next run of an incident that is still open after its run ended, unless it was settled meanwhile."""
 
     def change(incident: Incident) -> tuple[Incident, list[Put]] | None:
-        if incident.state.is_settled or incident.run != ended.run:
+        if incident.state.is_settled or incident.run != ended_incident.run:
             return None
-        text = f"Run {ended.run} of the recovery workflow ended early; run {ended.run + 1} continues."
+        text = f"Run {ended_incident.run} of the recovery workflow ended early; run {ended_incident.run + 1} continues."
         subject = incident.incident_id
         entry = incident_record.timeline_put(
-            subject, f"resumed-{ended.run + 1}", text, at=sweep.context.now, writer=WRITER
+            subject, f"resumed-{ended_incident.run + 1}", text, at=sweep.context.now, writer=WRITER
         )
-        return incident.replace(run=ended.run + 1, failed_at=None), [entry]
+        return incident.replace(run=ended_incident.run + 1, failed_at=None), [entry]
 
-    after = incident_record.update_incident(sweep.context.ledger, ended.incident_id, change)
-    if after.state.is_settled:
+    next_incident = incident_record.update_incident(sweep.context.ledger, ended_incident.incident_id, change)
+    if next_incident.state.is_settled:
         return False
-    return record_node_fact.start_recovery(after, sweep.context.workflows)
+    return record_node_fact.start_recovery(next_incident, sweep.context.workflows)
 
 
 def roll_back_jobs(sweep: SweepRun) -> int:
     """Roll back jobs that resumed from a checkpoint which a later signal of an open incident distrusts."""
     context = sweep.context
-    acting = (
+    acting_incidents = (
         listed_incident
         for listed_incident in sweep.open_incidents
         if listed_incident.affected_jobs and _may_act_on(sweep, listed_incident)
     )
     rolled_back_count = 0
-    for incident in acting:
+    for incident in acting_incidents:
         with sweep.isolate_item(incident.incident_id):
             rolled_back_count += plan_resume.roll_back_jobs(
                 incident,
@@ -82,14 +82,14 @@ def roll_back_jobs(sweep: SweepRun) -> int:
 
 
 def _may_act_on(sweep: SweepRun, incident: Incident) -> bool:
-    planned = incident.plan is not None and incident.plan.intends_action
-    return planned and not recovery_step.why_may_not_act(incident, sweep.context)
+    plans_action = incident.plan is not None and incident.plan.intends_action
+    return plans_action and not recovery_step.why_may_not_act(incident, sweep.context)
 
 
 def delete_stale_pointers(sweep: SweepRun) -> int:
     """Delete pointers to settled incidents. They would keep the next fault of the node out."""
     ledger = sweep.context.ledger
-    closed = 0
+    deleted_count = 0
     pointers = sweep.read_present_rows(sweep.list_rows(Table.INCIDENTS, "OPEN"))
     incidents = get_all(ledger, (incident_rows.incident_key(pointer.doc["incidentId"]) for pointer in pointers))
     for pointer in pointers:
@@ -97,8 +97,8 @@ def delete_stale_pointers(sweep: SweepRun) -> int:
         with sweep.isolate_item(pointer.key.pk), contextlib.suppress(Conflict):
             if incident is None or rows.decode(incident, Incident).state.is_settled:
                 ledger.commit(Delete(pointer.key, pointer.version))
-                closed += 1
-    return closed
+                deleted_count += 1
+    return deleted_count
 
 
 def reconcile_registers(sweep: SweepRun) -> int:

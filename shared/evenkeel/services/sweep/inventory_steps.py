@@ -36,7 +36,7 @@ def refresh_fleet(sweep: SweepRun) -> int:
     bound = {(name, node): used for name, live in sweep.live_pods.items() for node, used in live.bound.items()}
     in_use = sum_by_node(itertools.chain(movable.items(), bound.items()))
     unmanaged_by_node, jobs = _record_unmanaged_workloads(sweep), _jobs_on_nodes(sweep)
-    read = _complete_clusters(sweep)
+    clusters_read = _complete_clusters(sweep)
     stored_nodes = {
         (node.life.cluster, node.life.instance_id): FleetNode.from_node(
             node,
@@ -53,22 +53,24 @@ def refresh_fleet(sweep: SweepRun) -> int:
             bound_in_use=bound.get((node.life.cluster, node.kubernetes.name), NONE) if node.kubernetes else None,
         )
         for node in sweep.nodes
-        if node.life.cluster in read
+        if node.life.cluster in clusters_read
     }
     stored_keys: set[tuple[str, str]] = set()
     has_changed = False
     try:
-        for row, stored in sweep.readable_rows(sweep.list_rows(Table.FLEET, "NODE"), FleetNode):
-            key = (stored.life.cluster, stored.life.instance_id)
+        for row, stored_node in sweep.readable_rows(sweep.list_rows(Table.FLEET, "NODE"), FleetNode):
+            key = (stored_node.life.cluster, stored_node.life.instance_id)
             stored_keys.add(key)
             if key in stored_nodes:
-                has_changed |= _store_node(sweep, stored_nodes[key].with_history_of(stored), stored, row.version)
-            elif not stored.is_gone and (
-                stored.life.cluster in read or stored.life.cluster not in sweep.context.site.clusters
+                has_changed |= _store_node(
+                    sweep, stored_nodes[key].with_history_of(stored_node), stored_node, row.version
+                )
+            elif not stored_node.is_gone and (
+                stored_node.life.cluster in clusters_read or stored_node.life.cluster not in sweep.context.site.clusters
             ):
-                fleet_node = stored.replace(is_gone=True, is_ready=False, changed_at=sweep.context.now)
+                fleet_node = stored_node.replace(is_gone=True, is_ready=False, changed_at=sweep.context.now)
                 expires_at = sweep.context.now + _GONE_KEPT
-                has_changed |= _store_node(sweep, fleet_node, stored, row.version, expires_at=expires_at)
+                has_changed |= _store_node(sweep, fleet_node, stored_node, row.version, expires_at=expires_at)
         for key, node in stored_nodes.items():
             if key not in stored_keys:
                 with sweep.isolate_item("/".join(key)):
@@ -78,11 +80,11 @@ def refresh_fleet(sweep: SweepRun) -> int:
     finally:  # a failure ends the step after some rows were stored, and the next sweep finds them unchanged
         if has_changed:
             _note_change(sweep)
-    if read == set(sweep.context.site.clusters):
+    if clusters_read == set(sweep.context.site.clusters):
         sweep.accelerators_in_use = sum(node.accelerators_in_use for node in stored_nodes.values())
-        cordoned = frozenset(node.life.key for node in stored_nodes.values() if node.is_cordoned)
+        cordoned_life_keys = frozenset(node.life.key for node in stored_nodes.values() if node.is_cordoned)
         with contextlib.suppress(Conflict):  # a person cordons or uncordons now; the next sweep prunes
-            manual_cordons.delete_outdated_records(cordoned, sweep.context)
+            manual_cordons.delete_outdated_records(cordoned_life_keys, sweep.context)
         _store_summary(sweep, stored_nodes.values())
     return 0
 
@@ -119,9 +121,12 @@ def refresh_kueue(sweep: SweepRun) -> int:
         # Namespaces that do not fit are still held back by the scheduling cycle.
         fit_into_row = rows.fit_into_row({namespace: by} for namespace, by in sorted(namespaces.items()))
         row = sweep.context.ledger.get(fleet_rows.kueue_key(cluster))
-        before = row.doc if row else {"cluster": cluster, "namespaces": {}}
-        doc = {**before, "namespaces": {name: by for namespaces in fit_into_row for name, by in namespaces.items()}}
-        if before != doc:
+        earlier_document = row.doc if row else {"cluster": cluster, "namespaces": {}}
+        doc = {
+            **earlier_document,
+            "namespaces": {name: by for namespaces in fit_into_row for name, by in namespaces.items()},
+        }
+        if earlier_document != doc:
             with contextlib.suppress(Conflict):  # another sweep was first
                 sweep.context.ledger.commit(Put(fleet_rows.kueue_row(cluster, doc, row.version if row else 0)))
     return 0
@@ -134,14 +139,16 @@ def refresh_settings(sweep: SweepRun) -> int:
         return 0
     row = context.ledger.get(fleet_rows.hyperpod_key())
     # A row that this release cannot read is replaced.
-    earlier = next((stored for _, stored in rows.readable_rows((row,) if row else (), StoredProviderCluster)), None)
+    earlier = next(
+        (stored_cluster for _, stored_cluster in rows.readable_rows((row,) if row else (), StoredProviderCluster)), None
+    )
     has_listed = context.site.clusters[0] in _complete_clusters(sweep)
-    stored = StoredProviderCluster(
+    stored_cluster = StoredProviderCluster(
         settings=settings,
         settings_read_at=context.now,
         nodes_read_at=context.now if has_listed else earlier.nodes_read_at if earlier else None,
     )
-    doc = (stored.keeping_unknown(earlier) if earlier else stored).to_json()
+    doc = (stored_cluster.keeping_unknown(earlier) if earlier else stored_cluster).to_json()
     with contextlib.suppress(Conflict):  # another sweep was first
         context.ledger.commit(Put(Row(fleet_rows.hyperpod_key(), doc, row.version if row else 0)))
     return 0
@@ -178,11 +185,13 @@ def _store_summary(sweep: SweepRun, nodes: Iterable[FleetNode]) -> None:
     """Store the facts about the whole fleet that recoveries need."""
     boot_seconds = sweep.context.policy.watch.first_boot_grace_seconds
     summary = FleetSummary.of(nodes, sweep.context.now, boot_seconds=boot_seconds)
-    stored = sweep.context.ledger.get(fleet_rows.summary_key())
-    doc = (summary.keeping_unknown(rows.decode(stored, FleetSummary)) if stored else summary).to_json()
-    if stored is None or stored.doc != doc:
+    stored_row = sweep.context.ledger.get(fleet_rows.summary_key())
+    doc = (summary.keeping_unknown(rows.decode(stored_row, FleetSummary)) if stored_row else summary).to_json()
+    if stored_row is None or stored_row.doc != doc:
         with contextlib.suppress(Conflict):  # another sweep was first
-            sweep.context.ledger.commit(Put(Row(fleet_rows.summary_key(), doc, stored.version if stored else 0)))
+            sweep.context.ledger.commit(
+                Put(Row(fleet_rows.summary_key(), doc, stored_row.version if stored_row else 0))
+            )
 
 
 def _jobs_on_nodes(sweep: SweepRun) -> dict[tuple[str, str], tuple[str, ...]]:
@@ -201,15 +210,15 @@ def _record_unmanaged_workloads(sweep: SweepRun) -> dict[tuple[str, str], tuple[
 
     for cluster, live in sweep.live_pods.items():
         pods = unmanaged_pods.filter_unmanaged(cluster, live.pods, sweep.context)
-        listed = [workload for workload in unmanaged_workloads(cluster, pods) if workload.accelerators]
-        for workload in listed:
+        workloads = [workload for workload in unmanaged_workloads(cluster, pods) if workload.accelerators]
+        for workload in workloads:
             for name in workload.node_names:
                 clusters.setdefault((cluster, name), set()).add(workload.label)
         row = sweep.context.ledger.get(fleet_rows.unmanaged_workloads_key(cluster))
-        before = row.doc if row else {"workloads": []}
-        fitting = rows.fit_into_row(workload.to_json() for workload in listed[:_MAX_UNMANAGED_LISTED])
-        doc = {**before, "workloads": fitting}
-        if before != doc:
+        earlier_document = row.doc if row else {"workloads": []}
+        fitting_documents = rows.fit_into_row(workload.to_json() for workload in workloads[:_MAX_UNMANAGED_LISTED])
+        doc = {**earlier_document, "workloads": fitting_documents}
+        if earlier_document != doc:
             with contextlib.suppress(Conflict):  # another sweep was first
                 sweep.context.ledger.commit(
                     Put(Row(fleet_rows.unmanaged_workloads_key(cluster), doc, row.version if row else 0))
@@ -218,10 +227,10 @@ def _record_unmanaged_workloads(sweep: SweepRun) -> dict[tuple[str, str], tuple[
 
 
 def _store_node(
-    sweep: SweepRun, node: FleetNode, stored: FleetNode | None, version: int, *, expires_at: datetime | None = None
+    sweep: SweepRun, node: FleetNode, stored_node: FleetNode | None, version: int, *, expires_at: datetime | None = None
 ) -> bool:
     """Store a node if it changed. Return whether it did."""
-    if stored is not None and node.is_same_as(stored):
+    if stored_node is not None and node.is_same_as(stored_node):
         return False
     row = fleet_rows.node_row(node.life.cluster, node.life.instance_id, node.to_json(), version, expires_at)
     with contextlib.suppress(Conflict):  # the index was stale; the next sweep reads the current row

@@ -18,7 +18,7 @@ def return_new_nodes(sweep: SweepRun) -> int:
     These are nodes after their first boot, and nodes that came back after their incident was settled. In any mode but
     `act` the same is decided and recorded, and the taint stays.
     """
-    released = 0
+    released_count = 0
     for node in sweep.nodes:
         kubernetes_node = node.kubernetes
         if (
@@ -29,19 +29,19 @@ def return_new_nodes(sweep: SweepRun) -> int:
         ):
             continue
         peers = [peer for peer in sweep.kubernetes if peer.name != kubernetes_node.name]
-        observed = ObservedNode(provider_node=node.provider, node=kubernetes_node)
-        expected = expected_accelerators(kubernetes_node.instance_type, peers)
-        verdict = judge_node(observed, expected=expected)
+        observed_node = ObservedNode(provider_node=node.provider, node=kubernetes_node)
+        expected_count = expected_accelerators(kubernetes_node.instance_type, peers)
+        verdict = judge_node(observed_node, expected_count=expected_count)
         if not verdict.is_valid or sweep.context.ledger.get(incident_rows.open_key(node.life)):
             continue
-        _record_return(sweep, node, observed, expected, verdict)
+        _record_return(sweep, node, observed_node, expected_count, verdict)
         if sweep.context.mode is Mode.ACT:
             with sweep.isolate_item(kubernetes_node.name):
                 result = sweep.context.cluster.return_to_service(kubernetes_node.cluster, kubernetes_node.name, None)
-                released += result is UncordonResult.RELEASED
-    if released:
+                released_count += result is UncordonResult.RELEASED
+    if released_count:
         sweep.context.cycle_requests.request("nodes arrived")
-        sweep.context.telemetry.count("NodesValidated", released)
+        sweep.context.telemetry.count("NodesValidated", released_count)
     return 0
 
 
@@ -60,20 +60,22 @@ def _is_in_repair(sweep: SweepRun, node: Node) -> bool:
     return False
 
 
-def _record_return(sweep: SweepRun, node: Node, observed: ObservedNode, expected: int, verdict: Validity) -> None:
+def _record_return(
+    sweep: SweepRun, node: Node, observed_node: ObservedNode, expected_count: int, verdict: Validity
+) -> None:
     assert node.kubernetes
     boot = node.kubernetes.boot_id or "first"
-    record = Decision(
+    decision_record = Decision(
         # Each boot and mode has a single decision, although each sweep decides the same.
         decision_id=f"dec-{node.life.instance_id}-{boot}-{sweep.context.mode}",
         kind="VALIDATION",
         subject=node.life.key,
         action="RELEASE",
         reason=verdict.reason,
-        facts={"observed": observed.to_json(), "expected": expected},
+        facts={"observed": observed_node.to_json(), "expected": expected_count},
         policy_hash=sweep.context.policy.hash,
         mode=sweep.context.mode,
         decided_at=sweep.context.now,
     )
     with contextlib.suppress(Conflict):  # recorded before
-        sweep.context.ledger.commit(Put(subject_rows.decision_row(record)))
+        sweep.context.ledger.commit(Put(subject_rows.decision_row(decision_record)))

@@ -14,9 +14,11 @@ def resume_rentals(sweep: SweepRun) -> int:
 
     Idempotent: yes, an execution is named after the rental and its run, and the run number is increased before.
     """
-    repaired = 0
-    for row, stored in sweep.readable_rows(sweep.read_present_rows(sweep.list_rows(Table.JOBS, "RENTAL#OPEN")), Rental):
-        rental = stored
+    repaired_count = 0
+    for row, stored_rental in sweep.readable_rows(
+        sweep.read_present_rows(sweep.list_rows(Table.JOBS, "RENTAL#OPEN")), Rental
+    ):
+        rental = stored_rental
         if rental.state is RentalState.ENDED or sweep.is_fresh(rental.begun_at):
             continue
         state = sweep.execution_state(WorkflowName.BURST_CAPACITY, rental.execution_name)
@@ -28,5 +30,5 @@ def resume_rentals(sweep: SweepRun) -> int:
                 sweep.context.telemetry.error("RentalWorkflowFails", rental=rental.name, runbook=_RUNBOOK)
             rental = with_next_execution(rental)
             sweep.context.ledger.commit(Put(job_rows.rental_row(rental, row.version)))
-        repaired += rentals.start(rental, sweep.context)
-    return repaired
+        repaired_count += rentals.start(rental, sweep.context)
+    return repaired_count

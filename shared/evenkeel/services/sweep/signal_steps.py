@@ -15,17 +15,17 @@ from evenkeel.services.sweep.sweep_run import SweepRun
 
 def ingest_node_facts(sweep: SweepRun) -> int:
     """Ingest the facts of node objects that the watch may have missed."""
-    ending = note_group_fact.ending_reservations(sweep.context)
+    ending_reservations = note_group_fact.ending_reservations(sweep.context)
     facts = (
         fact
         for node in sweep.kubernetes
-        for fact in kubernetes_node.node_facts(node, sweep.context.policy.watch, sweep.context.now, ending)
+        for fact in kubernetes_node.node_facts(node, sweep.context.policy.watch, sweep.context.now, ending_reservations)
     )
-    opened = 0
+    opened_count = 0
     for fact in facts:
         with sweep.isolate_item(fact.instance_id):
-            opened += _ingest(sweep, fact) == IngestAction.OPEN
-    return opened
+            opened_count += _ingest(sweep, fact) == IngestAction.OPEN
+    return opened_count
 
 
 def ingest_notices_before_listing(sweep: SweepRun) -> int:
@@ -35,15 +35,15 @@ def ingest_notices_before_listing(sweep: SweepRun) -> int:
     own_instances = {node.life.instance_id for node in sweep.nodes} | _known_instances(
         sweep, {instance_id for instance_id, _ in notice_rows}
     )
-    opened = 0
+    opened_count = 0
     for row in sweep.read_present_rows(row for instance_id, row in notice_rows if instance_id in own_instances):
         outcomes = [_ingest(sweep, fact) for fact in unresolved_facts.facts_of_unlisted_instance(row)]
-        opened += outcomes.count(IngestAction.OPEN)
+        opened_count += outcomes.count(IngestAction.OPEN)
         if FactOutcome.OTHER_FLEET in outcomes:
             continue  # this sweep listed the node but could not store it; the next sweep ingests the notices
         with contextlib.suppress(Conflict):  # another notice arrived; the next sweep ingests it
             ledger.commit(Delete(row.key, row.version))
-    return opened
+    return opened_count
 
 
 def _known_instances(sweep: SweepRun, instance_ids: Iterable[str]) -> set[str]:

@@ -70,12 +70,12 @@ def run(context: Context) -> SweepFleetResult:
         return SweepFleetResult(outcome=SweepOutcome.LOCKED)
     sweep = SweepRun(context, lock.notes)
     corrections: dict[str, int] = {}
-    failed: list[str] = []
+    failed_steps: list[str] = []
     held_lock: locks.Lock | None = lock
     for name, step in STEPS:
         held_lock = locks.renew_lock(context.ledger, held_lock, now=context.clock.now()) if held_lock else None
         if held_lock is None:
-            failed.append(f"{name}: the lock was lost")
+            failed_steps.append(f"{name}: the lock was lost")
             break
         if not sweep.is_due(name):
             continue
@@ -85,7 +85,7 @@ def run(context: Context) -> SweepFleetResult:
             count = step(sweep)
         source = Source(kind=SourceKind.SWEEP, target=name)
         if sweep.failures:
-            failed.append(f"{name}: {sweep.failures[0]}")
+            failed_steps.append(f"{name}: {sweep.failures[0]}")
             sweep.results.record_failure(source, "; ".join(sweep.failures))
             context.telemetry.count("SweepStepsFailed", step=name)
             context.telemetry.warning(
@@ -101,15 +101,15 @@ def run(context: Context) -> SweepFleetResult:
         locks.unlock(context.ledger, held_lock, now=context.clock.now(), notes=sweep.notes)
     _note_lists(sweep)
     steps = f"{SourceKind.SWEEP}/"
-    failed += [
+    failed_steps += [
         f"{name}: {error}" for name, error in sweep.results.errors.items() if error and not name.startswith(steps)
     ]
-    ended = context.replace(now=context.clock.now())
-    heartbeats.record_heartbeat(WRITER, ended, sweep.results, read_at=context.now)
+    context_at_end = context.replace(now=context.clock.now())
+    heartbeats.record_heartbeat(WRITER, context_at_end, sweep.results, read_at=context.now)
     if measures:
-        ages = read_sources.read_source_ages(ended)
+        ages = read_sources.read_source_ages(context_at_end)
         _measure_sources(ages, context.telemetry)
-    return SweepFleetResult(outcome=SweepOutcome.SWEPT, corrections=corrections, failed=tuple(failed))
+    return SweepFleetResult(outcome=SweepOutcome.SWEPT, corrections=corrections, failed=tuple(failed_steps))
 
 
 def _note_lists(sweep: SweepRun) -> None:
@@ -144,12 +144,12 @@ def read_event_queue(sweep: SweepRun) -> int:
     """Check whether events wait: a queue that is not drained is a silent source."""
     source = Source(kind=SourceKind.EVENT_QUEUE)
     try:
-        waiting = sweep.context.inbox.waiting()
+        waiting_messages = sweep.context.inbox.waiting()
     except EvenkeelError as error:
         sweep.note_unreadable(source, error)
         return 0
-    if waiting:
-        sweep.results.record_failure(source, f"{count_of(waiting, 'event is', 'events are')} waiting.")
+    if waiting_messages:
+        sweep.results.record_failure(source, f"{count_of(waiting_messages, 'event is', 'events are')} waiting.")
     else:
         sweep.results.record_answer(source)
     return 0
@@ -171,11 +171,11 @@ def answer_waits(sweep: SweepRun) -> int:
     if sweep.provider_nodes is not None:
         # Node objects are listed again: an incident that is newer than the list may have cordoned its node since.
         reads.store(wait_observation.HYPERPOD, "nodes", sweep.provider_nodes)
-    judged = evaluate_waits.run(context.replace(wait_answers=answers), repeat_answered=True, reads=reads)
+    evaluation = evaluate_waits.run(context.replace(wait_answers=answers), repeat_answered=True, reads=reads)
     sweep.notes["requested"] = answers.requested
     source = Source(kind=SourceKind.WAITS)
-    if judged.failure_text:
-        sweep.results.record_failure(source, judged.failure_text)
+    if evaluation.failure_text:
+        sweep.results.record_failure(source, evaluation.failure_text)
     else:
         sweep.results.record_answer(source)
     return answers.requests
@@ -190,22 +190,22 @@ def emit_gauges(sweep: SweepRun) -> int:
         jobs, is_complete = _read_state(sweep, Table.JOBS, f"JOB#{state}")
         context.telemetry.count(f"Jobs{state.capitalize()}", len(jobs))
         if state is JobState.PENDING and is_complete and sweep.accelerators_in_use is not None:
-            waiting = (job.spec for _, job in rows.readable_rows(jobs, Job))
-            requested = sum(spec.nodes * spec.accelerators_per_node for spec in waiting)
-            context.telemetry.count("AcceleratorsInDemand", sweep.accelerators_in_use + requested)
+            pending_specs = (job.spec for _, job in rows.readable_rows(jobs, Job))
+            requested_gpus = sum(spec.nodes * spec.accelerators_per_node for spec in pending_specs)
+            context.telemetry.count("AcceleratorsInDemand", sweep.accelerators_in_use + requested_gpus)
     context.telemetry.count("IncidentsOpen", len(sweep.open_incidents))
     repairs = sum(bool(incident.repairs) and not incident.stages.node_back_at for incident in sweep.open_incidents)
     context.telemetry.count("RepairsInFlight", repairs)
-    blocked = sum(incident.state is IncidentState.BLOCKED for incident in sweep.open_incidents)
-    context.telemetry.count("IncidentsBlocked", blocked)
+    blocked_count = sum(incident.state is IncidentState.BLOCKED for incident in sweep.open_incidents)
+    context.telemetry.count("IncidentsBlocked", blocked_count)
     if (
         not sweep.unreadable_clusters and not sweep.hyperpod_error
     ):  # a count over a part of the fleet would look like a loss
         ready = sum(node.kubernetes is not None and node.kubernetes.is_ready for node in sweep.nodes)
         context.telemetry.count("NodesReady", ready)
         context.telemetry.count("NodesNotReady", len(sweep.nodes) - ready)
-        cordoned = sum(node.kubernetes is not None and node.kubernetes.is_cordoned for node in sweep.nodes)
-        context.telemetry.count("NodesCordoned", cordoned)
+        cordoned_count = sum(node.kubernetes is not None and node.kubernetes.is_cordoned for node in sweep.nodes)
+        context.telemetry.count("NodesCordoned", cordoned_count)
         context.telemetry.count("LemonNodes", sum(node.life.key in sweep.lemons for node in sweep.nodes))
     stale = [
         kubernetes_node.stale_conditions(node, sweep.context.policy.watch, sweep.context.now)
@@ -217,16 +217,16 @@ def emit_gauges(sweep: SweepRun) -> int:
 
 def _read_state(sweep: SweepRun, table: Table, state: str) -> tuple[list[Row], bool]:
     """Return the rows of a state, up to the limit, and whether these are all."""
-    listed: list[Row] = []
+    state_rows: list[Row] = []
     cursor = None
-    while len(listed) < _MAX_COUNTED and sweep.pages_left > 0:
+    while len(state_rows) < _MAX_COUNTED and sweep.pages_left > 0:
         sweep.pages_left -= 1
         page = sweep.context.ledger.by_state(table, state, cursor=cursor)
-        listed += page.rows
+        state_rows += page.rows
         cursor = page.cursor
         if cursor is None:
-            return listed, True
-    return listed, False
+            return state_rows, True
+    return state_rows, False
 
 
 def count_fleet(sweep: SweepRun) -> int:

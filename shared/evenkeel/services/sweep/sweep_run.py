@@ -80,8 +80,10 @@ class SweepRun:
         if pace is None:
             return True
         done_at: dict[str, str] = self.notes.get("doneAt", {})
-        last = done_at.get(name)
-        if last is not None and self.context.now - datetime.fromisoformat(last) < timedelta(seconds=pace):
+        last_done_at = done_at.get(name)
+        if last_done_at is not None and self.context.now - datetime.fromisoformat(last_done_at) < timedelta(
+            seconds=pace
+        ):
             return False
         self.notes["doneAt"] = {**done_at, name: rfc3339(self.context.now)}
         return True
@@ -121,9 +123,9 @@ class SweepRun:
         except EvenkeelError as error:
             self.failures.append(f"{name}: {type(error).__name__}: {error}")
 
-    def readable_rows(self, stored: Iterable[Row], kind: type[V]) -> Iterator[tuple[Row, V]]:
+    def readable_rows(self, stored_rows: Iterable[Row], kind: type[V]) -> Iterator[tuple[Row, V]]:
         """Yield each row with its value. Report rows that this release cannot read, and go on without them."""
-        return rows.readable_rows(stored, kind, self.note_unreadable_row)
+        return rows.readable_rows(stored_rows, kind, self.note_unreadable_row)
 
     def note_unreadable_row(self, error: Unreadable) -> None:
         """Report a row that this release cannot read."""
@@ -138,8 +140,8 @@ class SweepRun:
                 readers.submit(getattr, self, name)
                 for name in ("live_pods", "workloads_of", "nodes_of", "provider_nodes")
             ]
-        for read in reads:
-            read.result()
+        for list_read in reads:
+            list_read.result()
 
     @cached_property
     def live_pods(self) -> dict[str, LivePods]:
@@ -192,8 +194,8 @@ class SweepRun:
     def nodes(self) -> tuple[Node, ...]:
         """The nodes of which both views are known. A view that could not be read leaves its nodes out."""
         home = self.context.site.clusters[0]
-        records = self.provider_nodes or () if home in self.nodes_of else ()
-        return join_nodes(self.kubernetes, records, home)
+        provider_nodes = self.provider_nodes or () if home in self.nodes_of else ()
+        return join_nodes(self.kubernetes, provider_nodes, home)
 
     @cached_property
     def hyperpod_settings(self) -> ProviderCluster | None:
@@ -206,18 +208,20 @@ class SweepRun:
 
         Objects that only carry the labels of an attempt are logged and left out.
         """
-        listed = [(name, workload) for name, workloads in self.workloads_of.items() for workload in workloads]
-        owned = attempt_record.owned_workloads(self.context.ledger, listed)
-        proved = {(attempt.cluster, workload.job_uid) for attempt, workload in owned}
-        unproven = [(cluster, workload) for cluster, workload in listed if (cluster, workload.job_uid) not in proved]
-        if unproven:
+        all_workloads = [(name, workload) for name, workloads in self.workloads_of.items() for workload in workloads]
+        owned_workloads = attempt_record.owned_workloads(self.context.ledger, all_workloads)
+        proven_uids = {(attempt.cluster, workload.job_uid) for attempt, workload in owned_workloads}
+        unproven_workloads = [
+            (cluster, workload) for cluster, workload in all_workloads if (cluster, workload.job_uid) not in proven_uids
+        ]
+        if unproven_workloads:
             names = [
                 f"{cluster}/{workload.namespace}/{workload.job_id}-a{workload.attempt}"
-                for cluster, workload in unproven[:10]
+                for cluster, workload in unproven_workloads[:10]
             ]
-            self.context.telemetry.count("UnmanagedWorkloads", len(unproven))
+            self.context.telemetry.count("UnmanagedWorkloads", len(unproven_workloads))
             self.context.telemetry.warning("UnownedLabelsFound", jobs=names)
-        return tuple(owned)
+        return tuple(owned_workloads)
 
     def workload_of(self, attempt: Attempt) -> ObservedWorkload:
         """Return the own Job and pods of an attempt."""
@@ -233,10 +237,10 @@ class SweepRun:
     @cached_property
     def open_incidents(self) -> tuple[Incident, ...]:
         """Every open incident, read from its own row, because the index may lag behind."""
-        listed = (row for state in OPEN_STATES for row in self.list_rows(Table.INCIDENTS, f"INC#{state}"))
-        stored = self.read_present_rows(listed)
-        incidents = [incident for _, incident in self.readable_rows(stored, Incident)]
-        self.hides_incidents = len(incidents) < len(stored)
+        index_entries = (row for state in OPEN_STATES for row in self.list_rows(Table.INCIDENTS, f"INC#{state}"))
+        stored_rows = self.read_present_rows(index_entries)
+        incidents = [incident for _, incident in self.readable_rows(stored_rows, Incident)]
+        self.hides_incidents = len(incidents) < len(stored_rows)
         return tuple(incident for incident in incidents if not incident.state.is_settled)
 
     @cached_property
@@ -268,9 +272,9 @@ class SweepRun:
         self.notes[name] = cursor
         self.context.telemetry.warning("SweepPageLimitReached", list=name)
 
-    def read_present_rows(self, listed: Iterable[Row]) -> tuple[Row, ...]:
+    def read_present_rows(self, index_entries: Iterable[Row]) -> tuple[Row, ...]:
         """Return the present rows, each once and without deleted rows, because the index may lag behind."""
-        return tuple(get_all(self.context.ledger, (row.key for row in listed)).values())
+        return tuple(get_all(self.context.ledger, (row.key for row in index_entries)).values())
 
     def execution_state(self, workflow: WorkflowName, name: str) -> ExecutionState:
         """Find an execution, first in the list of all running executions: thousands are not described one by one."""

@@ -44,9 +44,14 @@ def _check_node(sweep: SweepRun, row: Row) -> bool:
     if unhealthy_node.life.cluster not in sweep.nodes_of or sweep.provider_nodes is None:
         return False  # nothing is known about nodes of an unreadable control plane
     nodes = tuple(node for node in sweep.kubernetes if node.cluster == unhealthy_node.life.cluster)
-    records = sweep.provider_nodes
+    provider_nodes = sweep.provider_nodes
     slot_state = find_slot_state(
-        incident.life, incident.slot, incident.pool, records=records, nodes=nodes, since=incident.opened_at
+        incident.life,
+        incident.slot,
+        incident.pool,
+        provider_nodes=provider_nodes,
+        nodes=nodes,
+        since=incident.opened_at,
     )
     expected_type = incident.instance_type or (
         slot_state.original.node.instance_type if slot_state.original.node else ""
@@ -57,7 +62,7 @@ def _check_node(sweep: SweepRun, row: Row) -> bool:
         incident,
         slot_state.original,
         sweep.context.policy.catalogue,
-        expected=expected_accelerators(expected_type, peers),
+        expected_accelerators=expected_accelerators(expected_type, peers),
     )
     if is_gone or over:
         _delete_record(sweep, row, incident, over or "The node is gone.", _ending_event(incident, slot_state, sweep))
@@ -126,27 +131,31 @@ def _cordon_event(incident: Incident, node: KubernetesNode, sweep: SweepRun) -> 
     return NodeEvent(at=sweep.context.now, kind=NodeEventKind.CORDONED, actor=actor, evidence=_SWEEP_NOTE)
 
 
-def _continue_incident(sweep: SweepRun, row: Row, node: UnhealthyNode, before: Incident, reason: str) -> bool:
+def _continue_incident(sweep: SweepRun, row: Row, node: UnhealthyNode, earlier_incident: Incident, reason: str) -> bool:
     """Open an incident that continues a settled incident, and start its recovery.
 
     Return False if a signal opened an incident first.
     """
     context, now = sweep.context, sweep.context.now
-    after = resumed_incident(before, node, incident_id=context.ids.new("inc"), now=now)
-    slot_now = context.ledger.get(incident_rows.slot_key(after.slot))
+    resumed = resumed_incident(earlier_incident, node, incident_id=context.ids.new("inc"), now=now)
+    slot_now = context.ledger.get(incident_rows.slot_key(resumed.slot))
     try:
         context.ledger.commit(
             Delete(row.key, row.version),
-            Put(incident_rows.open_row(after.life, after.incident_id), first_version=milliseconds(now)),
-            Put(incident_rows.incident_row(after, 0)),
-            Put(incident_rows.slot_row(after, slot_now.version if slot_now else 0, now)),
+            Put(incident_rows.open_row(resumed.life, resumed.incident_id), first_version=milliseconds(now)),
+            Put(incident_rows.incident_row(resumed, 0)),
+            Put(incident_rows.slot_row(resumed, slot_now.version if slot_now else 0, now)),
             incident_record.timeline_put(
-                after.incident_id, "resumed", f"Continues {before.incident_id}. {reason}", at=now, writer=WRITER
+                resumed.incident_id,
+                "resumed",
+                f"Continues {earlier_incident.incident_id}. {reason}",
+                at=now,
+                writer=WRITER,
             ),
             incident_record.timeline_put(
-                before.incident_id,
+                earlier_incident.incident_id,
                 "resumed",
-                f"{after.incident_id} continues this. {reason}",
+                f"{resumed.incident_id} continues this. {reason}",
                 at=now,
                 writer=WRITER,
             ),
@@ -154,6 +163,8 @@ def _continue_incident(sweep: SweepRun, row: Row, node: UnhealthyNode, before: I
     except Conflict:
         return False  # a signal opened an incident at this moment
     context.telemetry.count("RecoveriesResumed")
-    context.telemetry.info("RecoveryResumed", incidentId=after.incident_id, resumes=before.incident_id, reason=reason)
-    record_node_fact.start_recovery(after, context.workflows)
+    context.telemetry.info(
+        "RecoveryResumed", incidentId=resumed.incident_id, resumes=earlier_incident.incident_id, reason=reason
+    )
+    record_node_fact.start_recovery(resumed, context.workflows)
     return True

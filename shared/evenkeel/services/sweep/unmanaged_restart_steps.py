@@ -13,15 +13,15 @@ def continue_restarts(sweep: SweepRun) -> int:
 
     Idempotent: yes, each step is decided from the object in the cluster.
     """
-    advanced = 0
+    advanced_count = 0
     for _, restart in sweep.readable_rows(
         sweep.read_present_rows(sweep.list_rows(Table.INCIDENTS, unmanaged_restart_rows.LIVE)), UnmanagedRestart
     ):
         with sweep.isolate_item(f"restart of {restart.label}"):
-            advanced += restart_unmanaged.advance(restart, sweep.context).stage is not restart.stage
+            advanced_count += restart_unmanaged.advance(restart, sweep.context).stage is not restart.stage
     for incident in sweep.open_incidents:
         leaves_jobs = incident.plan is None or incident.plan.jobs is JobAction.LEAVE
         if not leaves_jobs and (incident.unmanaged_workloads or incident.unmanaged_jobs):
             with sweep.isolate_item(incident.incident_id):
                 restart_unmanaged.run_if_allowed(incident, sweep.context)
-    return advanced
+    return advanced_count

@@ -70,8 +70,8 @@ def run(context: Context) -> WatchClusterResult:
     finally:
         if watch.lock is not None:
             locks.unlock(context.ledger, watch.lock, now=context.clock.now())
-    ended = context.replace(now=context.clock.now())
-    heartbeats.record_heartbeat(WRITER, ended, watch.source_results())
+    context_at_end = context.replace(now=context.clock.now())
+    heartbeats.record_heartbeat(WRITER, context_at_end, watch.source_results())
     return WatchClusterResult(
         outcome=WatchOutcome.WATCHED,
         snapshots=watch.snapshots,
@@ -108,10 +108,10 @@ class _WatchInvocation:
     def source_results(self) -> heartbeats.SourceResults:
         """Return the facts that this invocation learned about its sources."""
         results = heartbeats.SourceResults()
-        broken = [f"{kind}: {error}" for kind, error in sorted(self.watch_states.items()) if error]
+        broken_watches = [f"{kind}: {error}" for kind, error in sorted(self.watch_states.items()) if error]
         source = Source(kind=SourceKind.KUBERNETES_WATCH, target=self.context.site.clusters[0])
-        if broken or (not self.watch_states and self.lock is not None):
-            results.record_failure(source, "; ".join(broken) or "The watch is not open.")
+        if broken_watches or (not self.watch_states and self.lock is not None):
+            results.record_failure(source, "; ".join(broken_watches) or "The watch is not open.")
         elif self.watch_states:
             results.record_answer(source)
         waits = Source(kind=SourceKind.WAITS)
@@ -184,11 +184,11 @@ class _WatchInvocation:
         context = self.context.replace(now=now, wait_answers=self.answers)
         clusters = self.context.site.clusters if self.nodes_changed else ()
         try:
-            judged = evaluate_waits.run(context, reads=self.reads, nodes_of=clusters)
+            evaluation = evaluate_waits.run(context, reads=self.reads, nodes_of=clusters)
         except EvenkeelError as error:
             self.waits_failure = f"{type(error).__name__}: {error}"
             return self.waits_failure
-        self.waits_failure = judged.failure_text
+        self.waits_failure = evaluation.failure_text
         return ""
 
     def ingest_node_facts(self, now: datetime) -> list[str]:

@@ -72,21 +72,21 @@ def run(
     """
     wait_rows = _read_wait_rows(context.ledger, subject, repeat_answered=repeat_answered)
     observation = Observation(context, reads_all=len(wait_rows) > 1, reads=reads)
-    answered: list[str] = []
-    failed: list[str] = []
-    waits = list(rows.readable_rows(wait_rows, Wait, lambda error: failed.append(str(error))))
+    answered_waits: list[str] = []
+    failed_waits: list[str] = []
+    waits = list(rows.readable_rows(wait_rows, Wait, lambda error: failed_waits.append(str(error))))
     waits_to_read = waits if len(waits) > 1 else ()
     observation.read_ahead((wait for _, wait in waits_to_read if wait.state is WaitState.OPEN), nodes_of)
     for row, wait in waits:
         try:
             outcome = _evaluate_wait(wait, row, observation, context.wait_answers)
         except EvenkeelError as error:
-            failed.append(f"{wait.subject}/{wait.name}: {type(error).__name__}: {error}")
+            failed_waits.append(f"{wait.subject}/{wait.name}: {type(error).__name__}: {error}")
             context.telemetry.warning("WaitNotEvaluated", subject=wait.subject, wait=wait.name, detail=str(error))
             continue
         if outcome:
-            answered.append(f"{wait.subject}/{wait.name}: {outcome}")
-    return EvaluationResult(open=len(wait_rows), answered=tuple(answered), failed=tuple(failed))
+            answered_waits.append(f"{wait.subject}/{wait.name}: {outcome}")
+    return EvaluationResult(open=len(wait_rows), answered=tuple(answered_waits), failed=tuple(failed_waits))
 
 
 def evaluate_one(wait: Wait, row: Row, context: Context) -> str:
@@ -135,9 +135,9 @@ def _overdue_at(wait: Wait, observation: Observation) -> datetime:
     if wait.condition.kind is not ConditionKind.JOBS_RESUMED:
         return wait.deadline_at
     incident = observation.read_incident(wait.subject)
-    affected = affected_job_states(incident, observation)
+    job_states = affected_job_states(incident, observation)
     return recovery_waits.overdue_at(
-        affected, incident, observation.context.policy, deadline_at=wait.deadline_at, now=observation.context.now
+        job_states, incident, observation.context.policy, deadline_at=wait.deadline_at, now=observation.context.now
     )
 
 
@@ -184,21 +184,21 @@ def _record_kueue_status(wait: Wait, row: Row, observation: Observation) -> tupl
         return wait, row
     attempt = rows.decode(attempt_row, Attempt)
     status = observation.workload(attempt).kueue
-    changed = wait.replace(
+    changed_wait = wait.replace(
         kueue_status=kueue_status.describe_status(status, attempt.local_queue, observation.context.now),
         kueue_step=kueue_status.status_step(status),
         kueue_position=status.position if status else None,
     )
-    if changed == wait:
+    if changed_wait == wait:
         return wait, row
-    entry = TimelineEntry(at=observation.context.now, kind="kueue", text=changed.kueue_status, writer=WRITER)
+    entry = TimelineEntry(at=observation.context.now, kind="kueue", text=changed_wait.kueue_status, writer=WRITER)
     timeline = (
-        [Put(subject_rows.timeline_row(wait.subject, entry, f"kueue-{number}-{changed.kueue_step}"))]
-        if changed.kueue_step != wait.kueue_step
+        [Put(subject_rows.timeline_row(wait.subject, entry, f"kueue-{number}-{changed_wait.kueue_step}"))]
+        if changed_wait.kueue_step != wait.kueue_step
         else []
     )
     try:
-        observation.context.ledger.commit(Put(subject_rows.wait_row(changed, row.version)), *timeline)
+        observation.context.ledger.commit(Put(subject_rows.wait_row(changed_wait, row.version)), *timeline)
     except Conflict:  # the wait changed meanwhile; the next evaluation reads it
         return wait, row
-    return changed, subject_rows.wait_row(changed, row.version + 1)
+    return changed_wait, subject_rows.wait_row(changed_wait, row.version + 1)

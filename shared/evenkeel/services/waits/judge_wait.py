@@ -60,9 +60,9 @@ def judge_wait(wait: Wait, observation: Observation) -> WaitAnswer | None:
             observation.context.policy,
             now=observation.context.now,
         )
-    forbidden = _opt_out_answer(incident, observation)
-    if forbidden is not None:
-        return forbidden
+    opt_out_answer = _opt_out_answer(incident, observation)
+    if opt_out_answer is not None:
+        return opt_out_answer
     if kind is ConditionKind.RELEASED:
         return recovery_waits.evaluate_guardrails_cleared(
             is_allowed=observation.has_lost_its_node(incident) or observation.is_unblocked(incident)
@@ -84,17 +84,17 @@ def judge_wait(wait: Wait, observation: Observation) -> WaitAnswer | None:
             progress=incident.progress,
         )
     if kind is ConditionKind.NODE_VALID:
-        observed = slot_state.replacement or slot_state.original
+        observed_node = slot_state.replacement or slot_state.original
         return recovery_waits.evaluate_node_valid(
-            observed,
-            judge_node(observed, expected=observation.expected_accelerators(incident, observed)),
+            observed_node,
+            judge_node(observed_node, expected_count=observation.expected_accelerators(incident, observed_node)),
             opened_at=wait.opened_at,
             # Facts that join an incident are about its own node life. A late fact about the old node does not concern
             # the new one.
             last_signal_at=None if slot_state.replacement else incident.last_signal_at,
             margin=margin_seconds(observation.count_returns(incident), observation.context.policy.repair),
             now=observation.context.now,
-            check=_check_result_of(incident, observed, observation),
+            check=_check_result_of(incident, observed_node, observation),
         )
     return None
 
@@ -108,10 +108,10 @@ def _judge_rental_wait(wait: Wait, observation: Observation) -> WaitAnswer | Non
     if rental.serving_target is not None:
         return _judge_replicas(wait, rental, row, observation)
     nodes = observation.nodes(rental.offer.cluster)
-    stored = observation.read_row(job_rows.job_key(wait.subject))
-    if stored is None:
+    job_row = observation.read_row(job_rows.job_key(wait.subject))
+    if job_row is None:
         raise NotFound(f"There is no {wait.subject} for rental {number}.")
-    job = rows.decode(stored, Job)
+    job = rows.decode(job_row, Job)
     attempt_row = (
         observation.read_row(job_rows.attempt_key(job.job_id, job.current_attempt)) if job.current_attempt else None
     )
@@ -136,8 +136,8 @@ def _judge_rental_ready(
     answer = evaluate_rental_ready(rental, job, nodes, refusal, other_nodes, kueue)
     if answer is None or answer.outcome != NODES_READY:
         return answer
-    joined = [node.name for node in joined_nodes(rental, nodes, other_nodes)]
-    in_use = pool_nodes.nodes_in_use(rental.offer.cluster, joined, observation.context)
+    joined_names = [node.name for node in joined_nodes(rental, nodes, other_nodes)]
+    in_use = pool_nodes.nodes_in_use(rental.offer.cluster, joined_names, observation.context)
     if not in_use:
         return answer
     return evaluate_rental_ready(rental, job, nodes, refusal, other_nodes | in_use, kueue)
@@ -149,37 +149,41 @@ def _judge_replicas(wait: Wait, rental: Rental, row: Row, observation: Observati
     if wait.condition.kind is ConditionKind.RENTAL_READY:
         pods, nodes = observation.arriving_pods_and_nodes(rental)
         # The other rentals of the Deployment are not read here. The steps of the workflow read them.
-        unwanted = why_node_not_needed(rental, (), policy.scheduling.serving, pods, nodes)
+        why_unwanted = why_node_not_needed(rental, (), policy.scheduling.serving, pods, nodes)
         return evaluate_nodes_joined(
-            rental, unwanted, nodes, observation.capacity_refusal(rental.offer), rental.other_rentals_nodes
+            rental, why_unwanted, nodes, observation.capacity_refusal(rental.offer), rental.other_rentals_nodes
         )
     pods = observation.pods_on(rental.offer.cluster, rental.node_names)
-    stored = rental
+    stored_rental = rental
     if rental.state is RentalState.READY:
-        stored = with_replicas_observed(
+        stored_rental = with_replicas_observed(
             rental, has_replicas=bool(replicas_on(rental, pods)), now=observation.context.now
         )
-    if stored != rental:
+    if stored_rental != rental:
         with contextlib.suppress(Conflict):  # the rental was released, or another evaluation recorded it
-            observation.context.ledger.commit(Put(job_rows.rental_row(stored, row.version)))
+            observation.context.ledger.commit(Put(job_rows.rental_row(stored_rental, row.version)))
     return evaluate_serving_rental_over(
-        stored, pods, observation.nodes(rental.offer.cluster), policy.burst.quiet_seconds, observation.context.now
+        stored_rental,
+        pods,
+        observation.nodes(rental.offer.cluster),
+        policy.burst.quiet_seconds,
+        observation.context.now,
     )
 
 
-def _check_result_of(incident: Incident, observed: ObservedNode, observation: Observation) -> CheckResult:
+def _check_result_of(incident: Incident, observed_node: ObservedNode, observation: Observation) -> CheckResult:
     """Return the state of the node's check; passed if no check was started for it."""
     check = incident.check
-    if check is None or observed.node is None or check.instance_id != observed.instance_id:
+    if check is None or observed_node.node is None or check.instance_id != observed_node.instance_id:
         return CheckResult.PASSED
     match check.kind:
         case CheckKind.DEEP:
             min_seconds = observation.context.policy.repair.deep_check_min_seconds
             return judge_deep_check(
-                observed.node, started_at=check.started_at, min_seconds=min_seconds, now=observation.context.now
+                observed_node.node, started_at=check.started_at, min_seconds=min_seconds, now=observation.context.now
             )
         case CheckKind.TEST_JOB:
-            return observation.check_result(observed.node.cluster, check)
+            return observation.check_result(observed_node.node.cluster, check)
         case _:
             return CheckResult.PASSED
 
@@ -191,12 +195,12 @@ def _opt_out_answer(incident: Incident, observation: Observation) -> WaitAnswer 
 
 
 def _judge_repair_possible(incident: Incident, slot_state: SlotState, observation: Observation) -> WaitAnswer | None:
-    record, node = slot_state.original.provider_node, slot_state.original.node
+    provider_node, node = slot_state.original.provider_node, slot_state.original.node
     until = incident.plan.work_may_run_until if incident.plan else None
     return recovery_waits.evaluate_repair_possible(
         provider_busy_reason(
             observation.hyperpod_settings.status if observation.hyperpod_settings else "",
-            record.status if record else "",
+            provider_node.status if provider_node else "",
         ),
         has_work=until is not None and node is not None and observation.has_accelerator_pods(node),
         work_may_run_until=until,
@@ -214,18 +218,20 @@ def _judge_attempt_wait(wait: Wait, observation: Observation) -> WaitAnswer | No
     workload = observation.workload(attempt)
     names = attempt.nodes_in(workload)
     nodes = observation.nodes_of_attempt(attempt, names)
-    lost = lost_nodes(nodes, names, observation.context.now, observation.context.policy.jobs.lost_node_seconds)
+    lost_node_names = lost_nodes(
+        nodes, names, observation.context.now, observation.context.policy.jobs.lost_node_seconds
+    )
     faulty = frozenset(name for name in names if name in nodes and shows_fault(nodes[name]))
-    return evaluate_attempt_wait(wait.condition.kind, workload, job, attempt, lost, faulty)
+    return evaluate_attempt_wait(wait.condition.kind, workload, job, attempt, lost_node_names, faulty)
 
 
 def affected_job_states(incident: Incident, observation: Observation) -> list[recovery_waits.AffectedJobState]:
     jobs = []
-    for affected in incident.affected_jobs:
-        job, attempt = map(observation.read_row, job_and_attempt_keys(affected))
+    for affected_job in incident.affected_jobs:
+        job, attempt = map(observation.read_row, job_and_attempt_keys(affected_job))
         jobs.append(
             recovery_waits.AffectedJobState(
-                affected=affected,
+                affected=affected_job,
                 job=rows.decode(job, Job) if job else None,
                 interrupted_attempt=rows.decode(attempt, Attempt) if attempt else None,
             )

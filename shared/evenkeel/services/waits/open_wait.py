@@ -71,11 +71,11 @@ def run(request: OpenWaitRequest, context: Context) -> OpenWaitResult:
     name = wait_name(request.kind, request.attempt or request.rental)
     for _ in range(incident_record.MAX_TRIES):
         row = context.ledger.get(subject_rows.wait_key(request.subject, name))
-        last = rows.decode(row, Wait).generation if row else 0
+        last_generation = rows.decode(row, Wait).generation if row else 0
         wait = Wait(
             subject=request.subject,
             name=name,
-            generation=max(last + 1, milliseconds(context.now)),
+            generation=max(last_generation + 1, milliseconds(context.now)),
             token=request.token,
             opened_at=context.now,
             deadline_at=max(deadline, context.now + _MIN_WAIT),
@@ -94,8 +94,8 @@ def run(request: OpenWaitRequest, context: Context) -> OpenWaitResult:
         # The guardrails were checked a moment ago, and each check reads all blocked incidents. The watch does it once
         # for all.
         return OpenWaitResult(reason="The wait is queued.", generation=wait.generation)
-    stored = subject_rows.wait_row(wait, fresh.version)
-    outcome = evaluate_waits.evaluate_one(wait, stored, context)
+    wait_row = subject_rows.wait_row(wait, fresh.version)
+    outcome = evaluate_waits.evaluate_one(wait, wait_row, context)
     reason = f"Already true: {outcome}." if outcome else f"Waits until {rfc3339(wait.deadline_at)} at most."
     return OpenWaitResult(reason=reason, generation=wait.generation)
 
@@ -117,8 +117,8 @@ def _facts_and_deadline(request: OpenWaitRequest, context: Context) -> tuple[dic
         return {}, context.now + _RELEASE_CHECK_INTERVAL
     if request.kind is ConditionKind.APPROVED:
         plan = incident_record.load_incident(context.ledger, request.incident_id)[0].plan
-        late = context.now + timedelta(seconds=context.policy.repair.approval_deadline_seconds)
-        return {}, plan.answer_by if plan and plan.answer_by else late
+        latest_deadline = context.now + timedelta(seconds=context.policy.repair.approval_deadline_seconds)
+        return {}, plan.answer_by if plan and plan.answer_by else latest_deadline
     incident, _ = incident_record.load_incident(context.ledger, request.incident_id)
     if request.kind is ConditionKind.JOBS_RESUMED:
         return {}, incident.opened_at + timedelta(seconds=jobs.resume_deadline_seconds)
@@ -146,8 +146,10 @@ def _rental_facts_and_deadline(request: OpenWaitRequest, context: Context) -> tu
         Rental,
         f"rental {request.rental} of {request.job_id}",
     )
-    late = context.now + timedelta(seconds=context.policy.jobs.run_deadline_seconds)
-    return {"rental": request.rental}, rental.ready_by if request.kind is ConditionKind.RENTAL_READY else late
+    latest_deadline = context.now + timedelta(seconds=context.policy.jobs.run_deadline_seconds)
+    return {
+        "rental": request.rental
+    }, rental.ready_by if request.kind is ConditionKind.RENTAL_READY else latest_deadline
 
 
 def _check_seconds(incident: Incident, policy: RepairPolicy) -> int:

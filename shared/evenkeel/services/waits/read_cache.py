@@ -37,44 +37,48 @@ class ReadCache:
         """Forget every read that is too old for a new tick."""
         self.now = now
         self._silent.clear()
-        self._answers = {name: cached for name, cached in self._answers.items() if now < cached.until}
+        self._answers = {name: answer for name, answer in self._answers.items() if now < answer.until}
 
-    def store(self, source: str, what: str, answer: object) -> None:
+    def store(self, source: str, subject: str, answer: object) -> None:
         """Keep an answer that the caller read in this tick."""
-        self._answers[source, what] = _CachedAnswer(answer, None, self.now, self.now)
+        self._answers[source, subject] = _CachedAnswer(answer, None, self.now, self.now)
 
     def read_ahead(self, reads: Iterable[tuple[str, str, Callable[[], object]]]) -> None:
         """Make several reads of this tick side by side, each given by source, part and call. Keep every answer."""
-        missing = [(source, what, call) for source, what, call in reads if (source, what) not in self._answers]
-        if not missing:
+        missing_reads = [
+            (source, subject, call) for source, subject, call in reads if (source, subject) not in self._answers
+        ]
+        if not missing_reads:
             return
         with ThreadPoolExecutor(max_workers=_READS_AT_ONCE) as readers:
-            answers = [readers.submit(self._read, source, call, self.now) for source, _, call in missing]
-        for (source, what, _), answer in zip(missing, answers, strict=True):
-            self._answers[source, what] = answer.result()
+            answers = [readers.submit(self._read, source, call, self.now) for source, _, call in missing_reads]
+        for (source, subject, _), answer in zip(missing_reads, answers, strict=True):
+            self._answers[source, subject] = answer.result()
 
-    def read(self, source: str, what: str, call: Callable[[], T], *, seconds: float = 0) -> T:
+    def read(self, source: str, subject: str, call: Callable[[], T], *, seconds: float = 0) -> T:
         """Return the answer of a call, or raise its error, as it was when it was first read.
 
         Args:
             source: The control plane.
-            what: The part of it that the call reads.
+            subject: The part of it that the call reads.
             call: The read.
             seconds: How long later ticks may use the answer, or must not repeat the failure.
         """
-        return self.read_with_time(source, what, call, seconds=seconds)[0]
+        return self.read_with_time(source, subject, call, seconds=seconds)[0]
 
     def read_with_time(
-        self, source: str, what: str, call: Callable[[], T], *, seconds: float = 0
+        self, source: str, subject: str, call: Callable[[], T], *, seconds: float = 0
     ) -> tuple[T, datetime]:
         """Return the answer as `read` does, and the time at which it was read."""
-        cached = self._answers.get((source, what))
-        if cached is None:
-            cached = self._answers[source, what] = self._read(source, call, self.now + timedelta(seconds=seconds))
-        if cached.error is not None:
-            raise cached.error.with_traceback(None)
-        answer: T = cached.answer
-        return answer, cached.read_at
+        cached_answer = self._answers.get((source, subject))
+        if cached_answer is None:
+            cached_answer = self._answers[source, subject] = self._read(
+                source, call, self.now + timedelta(seconds=seconds)
+            )
+        if cached_answer.error is not None:
+            raise cached_answer.error.with_traceback(None)
+        answer: T = cached_answer.answer
+        return answer, cached_answer.read_at
 
     def _read(self, source: str, call: Callable[[], Any], until: datetime) -> _CachedAnswer:
         error: EvenkeelError | None = self._silent.get(source)

@@ -93,12 +93,12 @@ def _incident_writes(wait: Wait, answer: WaitAnswer, context: Context) -> Sequen
     incident, version = incident_record.load_incident(context.ledger, wait.subject)
     text = f"{_CONDITION_TEXT[wait.condition.kind]}: {answer.reason}"
     if is_failed_validation:
-        changed, kind = incident.replace(invalid_at=context.now), "invalid"
+        changed_incident, kind = incident.replace(invalid_at=context.now), "invalid"
     else:
         assert stage
-        changed, kind = _with_stage_time(incident, stage[0], answer, context.now), stage[1]
+        changed_incident, kind = _with_stage_time(incident, stage[0], answer, context.now), stage[1]
     return (
-        Put(incident_rows.incident_row(changed, version)),
+        Put(incident_rows.incident_row(changed_incident, version)),
         incident_record.timeline_put(wait.subject, kind, text, at=context.now, writer=WRITER),
     )
 
@@ -118,8 +118,8 @@ _CONDITION_TEXT = {
 
 def _with_stage_time(incident: Incident, stage: str, answer: WaitAnswer, now: datetime) -> Incident:
     """Return the incident at the reached stage. The last time counts: a later rung brings the node back later."""
-    changed = incident.replace(stages=incident.stages.replace(**{stage: now}))
+    changed_incident = incident.replace(stages=incident.stages.replace(**{stage: now}))
     instance_id = answer.facts.get("instanceId", "")
     if instance_id and instance_id != incident.life.instance_id:
-        return changed.replace(replacement_instance_id=instance_id)
-    return changed
+        return changed_incident.replace(replacement_instance_id=instance_id)
+    return changed_incident

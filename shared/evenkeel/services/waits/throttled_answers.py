@@ -42,12 +42,12 @@ class ThrottledWaitAnswerRequests:
         """Request the answer, unless that was done a moment ago."""
         now = self._clock.now()
         key = f"{subject}/{name}/{generation}"
-        last = self.requested.get(key) or self._before.get(key)
-        if last is not None and now - datetime.fromisoformat(last) < REPEAT_INTERVAL:
-            self.requested[key] = last
+        last_requested_at = self.requested.get(key) or self._before.get(key)
+        if last_requested_at is not None and now - datetime.fromisoformat(last_requested_at) < REPEAT_INTERVAL:
+            self.requested[key] = last_requested_at
             return
         self.requested[key] = rfc3339(now)
-        if last is None and self._defers_to_watch:
+        if last_requested_at is None and self._defers_to_watch:
             return
         self.requests += 1
         self._answers.request(subject, name, generation, answer)

@@ -99,8 +99,8 @@ class Observation:
             keys += [
                 key
                 for _, incident in rows.readable_rows([row] if row else [], Incident)
-                for affected in incident.affected_jobs
-                for key in job_and_attempt_keys(affected)
+                for affected_job in incident.affected_jobs
+                for key in job_and_attempt_keys(affected_job)
             ]
         self._found |= get_all(self.context.ledger, (key for key in keys if key not in self._found))
         attempts = (
@@ -193,12 +193,17 @@ class Observation:
         return blocked_incidents.load_blocked_incidents(self.context.ledger)
 
     def _looks_healthy(self, incident: Incident) -> bool:
-        records, nodes = self.provider_nodes, self.nodes(incident.life.cluster)
+        provider_nodes, nodes = self.provider_nodes, self.nodes(incident.life.cluster)
         slot_state = find_slot_state(
-            incident.life, incident.slot, incident.pool, records=records, nodes=nodes, since=incident.opened_at
+            incident.life,
+            incident.slot,
+            incident.pool,
+            provider_nodes=provider_nodes,
+            nodes=nodes,
+            since=incident.opened_at,
         )
-        observed = slot_state.replacement or slot_state.original
-        return judge_node(observed, expected=self.expected_accelerators(incident, observed)).is_valid
+        observed_node = slot_state.replacement or slot_state.original
+        return judge_node(observed_node, expected_count=self.expected_accelerators(incident, observed_node)).is_valid
 
     @property
     def hyperpod_settings(self) -> ProviderCluster | None:
@@ -229,11 +234,11 @@ class Observation:
         if not self._reads_all:
             return self.context.cluster.workload(attempt)
         if attempt.cluster not in self._workloads:
-            listed = self._reads.read(
+            workloads = self._reads.read(
                 attempt.cluster, "workloads", lambda: self.context.cluster.workloads(attempt.cluster)
             )
             by_name = self._workloads.setdefault(attempt.cluster, {})
-            for workload in listed:
+            for workload in workloads:
                 by_name.setdefault((workload.job_id, workload.attempt), []).append(workload)
         return attempt.own_workload(self._workloads[attempt.cluster].get((attempt.job_id, attempt.attempt), ()))
 
@@ -285,19 +290,21 @@ class Observation:
             life,
             facts["slot"],
             facts["pool"],
-            records=self.provider_nodes,
+            provider_nodes=self.provider_nodes,
             nodes=self.nodes(life.cluster),
             since=datetime.fromisoformat(facts["since"]),
         )
 
-    def expected_accelerators(self, incident: Incident, observed: ObservedNode) -> int:
+    def expected_accelerators(self, incident: Incident, observed_node: ObservedNode) -> int:
         """Return how many accelerators a node should offer."""
         if not self._reads_all:
-            return self.slot_reader(incident).expected_accelerators(observed)
-        node = observed.node
+            return self.slot_reader(incident).expected_accelerators(observed_node)
+        node = observed_node.node
         if node is None:
             return 0
-        expected_type = node.instance_type or (observed.provider_node.instance_type if observed.provider_node else "")
+        expected_type = node.instance_type or (
+            observed_node.provider_node.instance_type if observed_node.provider_node else ""
+        )
         return expected_accelerators(
             expected_type, (peer for peer in self.nodes(node.cluster) if peer.name != node.name)
         )
@@ -316,5 +323,5 @@ def _keys_of_wait(subject: str, condition: WaitCondition) -> tuple[Key, ...]:
     return (incident_rows.incident_key(subject),)
 
 
-def job_and_attempt_keys(affected: AffectedJob) -> tuple[Key, Key]:
-    return (job_rows.job_key(affected.job_id), job_rows.attempt_key(affected.job_id, affected.attempt))
+def job_and_attempt_keys(affected_job: AffectedJob) -> tuple[Key, Key]:
+    return (job_rows.job_key(affected_job.job_id), job_rows.attempt_key(affected_job.job_id, affected_job.attempt))
