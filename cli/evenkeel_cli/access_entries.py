@@ -106,13 +106,13 @@ def plan_entries(
         if entry is None:
             yield EntryChange(function, role, EntryAction.CREATE, groups)
             continue
-        after = groups if entry.stack == stack else groups | entry.groups
-        action = EntryAction.KEEP if after == entry.groups else EntryAction.UPDATE
+        groups_after = groups if entry.stack == stack else groups | entry.groups
+        action = EntryAction.KEEP if groups_after == entry.groups else EntryAction.UPDATE
         if entry.type != "STANDARD":
             problem = f"The entry has the type {entry.type}, which has no groups. Delete it, and run the command again."
             yield EntryChange(function, role, EntryAction.KEEP, entry.groups, entry.groups, problem)
         else:
-            yield EntryChange(function, role, action, after, entry.groups)
+            yield EntryChange(function, role, action, groups_after, entry.groups)
     roles = {wanted_entry.role for wanted_entry in wanted_entries}
     for role, entry in sorted(present.items()):
         if role not in roles and entry.stack == stack:
@@ -154,13 +154,13 @@ class EksAccess:
         """Yield the command of the AWS CLI that creates each entry."""
         region = self.eks.meta.region_name
         for wanted_entry in self.wanted_entries:
-            named = ["--cluster-name", cluster, "--principal-arn", wanted_entry.role, "--region", region]
+            entry_options = ["--cluster-name", cluster, "--principal-arn", wanted_entry.role, "--region", region]
             tag = ["--tags", f"{STACK_TAG}={self.stack}"]
             yield [
                 "aws",
                 "eks",
                 "create-access-entry",
-                *named,
+                *entry_options,
                 "--kubernetes-groups",
                 *sorted(wanted_entry.groups),
                 *tag,
@@ -187,15 +187,15 @@ class EksAccess:
             token = {"nextToken": page["nextToken"]}
 
     def _apply_change(self, cluster: str, entry: EntryChange) -> None:
-        named = {"clusterName": cluster, "principalArn": entry.role}
+        entry_names = {"clusterName": cluster, "principalArn": entry.role}
         groups = sorted(entry.groups)
         match entry.action:
             case EntryAction.CREATE:
-                self.eks.create_access_entry(**named, kubernetesGroups=groups, tags={STACK_TAG: self.stack})
+                self.eks.create_access_entry(**entry_names, kubernetesGroups=groups, tags={STACK_TAG: self.stack})
             case EntryAction.UPDATE:
-                self.eks.update_access_entry(**named, kubernetesGroups=groups)
+                self.eks.update_access_entry(**entry_names, kubernetesGroups=groups)
             case EntryAction.REMOVE:
-                self.eks.delete_access_entry(**named)
+                self.eks.delete_access_entry(**entry_names)
             case EntryAction.KEEP:
                 pass
 

@@ -15,21 +15,21 @@ def expand_aliases(words: Sequence[str]) -> list[str]:
 
     Words that are already a command of Evenkeel do not change.
     """
-    first, *remaining = words or [""]
-    if first in ("get", "describe", "delete", "rm") and remaining:
-        kind, slash, name = remaining[0].partition("/")
+    first_word, *remaining_words = words or [""]
+    if first_word in ("get", "describe", "delete", "rm") and remaining_words:
+        kind, slash, name = remaining_words[0].partition("/")
         group = _GROUPS.get(kind)
-        if group is None or (first in ("delete", "rm") and group != "jobs"):
+        if group is None or (first_word in ("delete", "rm") and group != "jobs"):
             return list(words)
-        arguments = [*([name] if slash else []), *remaining[1:]]
+        arguments = [*([name] if slash else []), *remaining_words[1:]]
         is_named = bool(arguments) and not arguments[0].startswith("-")
-        verb = "show" if first == "get" and is_named else _VERBS[first]
+        verb = "show" if first_word == "get" and is_named else _VERBS[first_word]
         return [group, verb, *arguments]
-    if first in _ROOT_VERBS:
-        return [_ROOT_VERBS[first], first, *remaining]
-    if first in _GROUPS and remaining:
-        return [_GROUPS[first], _expand_second_word(_GROUPS[first], remaining), *remaining[1:]]
-    return [_GROUPS.get(first, first), *remaining] if words else []
+    if first_word in _ROOT_VERBS:
+        return [_ROOT_VERBS[first_word], first_word, *remaining_words]
+    if first_word in _GROUPS and remaining_words:
+        return [_GROUPS[first_word], _expand_second_word(_GROUPS[first_word], remaining_words), *remaining_words[1:]]
+    return [_GROUPS.get(first_word, first_word), *remaining_words] if words else []
 
 
 def _expand_second_word(group: str, words: Sequence[str]) -> str:

@@ -57,34 +57,36 @@ def complete(words: Sequence[str], live: Live) -> list[str]:
         words: The words after the name of the command; the last is incomplete, and may be empty.
         live: Returns the known ids and names of a kind.
     """
-    *before, typed = words or [""]
-    if not before:
-        return _starting_with(typed, [*NOUNS, "get", "describe", "logs", "cordon", "uncordon"])
-    noun, *arguments = expand_aliases(before)
+    *earlier_words, typed_value = words or [""]
+    if not earlier_words:
+        return _starting_with(typed_value, [*NOUNS, "get", "describe", "logs", "cordon", "uncordon"])
+    noun, *arguments = expand_aliases(earlier_words)
     if noun in ("get", "describe", "delete") and not arguments:
-        return _starting_with(typed, ["jobs", "nodes", "incidents", "teams"])
+        return _starting_with(typed_value, ["jobs", "nodes", "incidents", "teams"])
     if noun not in NOUNS:
         return []
     command: Any = typer.main.get_command(importlib.import_module(f"evenkeel_cli.commands.{NOUNS[noun].module}").app)
     verbs: Mapping[str, Any] = getattr(command, "commands", {})
     if verbs:
         if not arguments:
-            return _starting_with(typed, verbs)
+            return _starting_with(typed_value, verbs)
         if arguments[0] not in verbs:
             return []
         command, arguments = verbs[arguments[0]], arguments[1:]
-    return _starting_with(typed, _parameter_candidates(command.params, arguments, typed, live))
+    return _starting_with(typed_value, _parameter_candidates(command.params, arguments, typed_value, live))
 
 
-def _parameter_candidates(parameters: Sequence[Any], before: Sequence[str], typed: str, live: Live) -> Iterable[str]:
+def _parameter_candidates(
+    parameters: Sequence[Any], earlier_words: Sequence[str], typed_value: str, live: Live
+) -> Iterable[str]:
     """Return candidates for an option, the value of the option before it, or a positional argument."""
     options = {name: parameter for parameter in parameters for name in parameter.opts if name.startswith("-")}
-    if typed.startswith("-"):
+    if typed_value.startswith("-"):
         return (name for name in [*options, "--help"] if name.startswith("--"))
-    option = options.get(before[-1]) if before else None
+    option = options.get(earlier_words[-1]) if earlier_words else None
     if option is not None and not option.is_flag:
         return _value_candidates(option, _KINDS_OF_OPTION.get(option.opts[0]), live)
-    position = _count_positional(before, options)
+    position = _count_positional(earlier_words, options)
     arguments = [parameter for parameter in parameters if parameter.param_type_name == "argument"]
     if position < len(arguments):
         return _value_candidates(arguments[position], None, live)
@@ -110,12 +112,12 @@ def _value_candidates(parameter: Any, kinds: Sequence[str] | None, live: Live) -
     if isinstance(annotation, type) and issubclass(annotation, Enum):
         return (str(choice.value) for choice in annotation)
     kinds = kinds or _KINDS_OF.get(parameter.metavar or "", ())
-    latest = ["@latest"] if {"job", "incident"} & set(kinds) else []
-    return [*latest, *(name for kind in kinds for name in live(kind))]
+    latest_alias = ["@latest"] if {"job", "incident"} & set(kinds) else []
+    return [*latest_alias, *(name for kind in kinds for name in live(kind))]
 
 
-def _starting_with(typed: str, candidates: Iterable[str]) -> list[str]:
-    safe = (word for word in candidates if word.startswith(typed) and _SAFE.fullmatch(word))
+def _starting_with(typed_value: str, candidates: Iterable[str]) -> list[str]:
+    safe = (word for word in candidates if word.startswith(typed_value) and _SAFE.fullmatch(word))
     return list(dict.fromkeys(safe))[:_MAX_CANDIDATES]
 
 

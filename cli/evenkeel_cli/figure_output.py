@@ -148,8 +148,10 @@ def _draw_folded(out: Printer, part: _Part) -> None:
 def _row_lines(cells: list[list[str]], *, at_bottom: bool = False) -> list[list[str]]:
     """Return the lines of a row of wrapped cells."""
     count = max(map(len, cells))
-    padded = [[""] * (count - len(cell)) + cell if at_bottom else cell + [""] * (count - len(cell)) for cell in cells]
-    return [list(line) for line in zip(*padded, strict=True)]
+    padded_cells = [
+        [""] * (count - len(cell)) + cell if at_bottom else cell + [""] * (count - len(cell)) for cell in cells
+    ]
+    return [list(line) for line in zip(*padded_cells, strict=True)]
 
 
 def _wrapped(text: str, width: int) -> list[str]:
@@ -159,15 +161,15 @@ def _wrapped(text: str, width: int) -> list[str]:
 
 def _column_blocks(widths: list[int], keys: list[int], max_width: int) -> Iterator[list[int]]:
     """Yield the columns of each block: the keys, and as many others as fit; at least one."""
-    block, used = list(keys), sum(widths[key] + _GAP for key in keys)
+    block, used_width = list(keys), sum(widths[key] + _GAP for key in keys)
     for index in range(len(widths)):
         if index in keys:
             continue
-        if len(block) > len(keys) and used + widths[index] > max_width:
+        if len(block) > len(keys) and used_width + widths[index] > max_width:
             yield sorted(block)
-            block, used = list(keys), sum(widths[key] + _GAP for key in keys)
+            block, used_width = list(keys), sum(widths[key] + _GAP for key in keys)
         block.append(index)
-        used += widths[index] + _GAP
+        used_width += widths[index] + _GAP
     yield sorted(block)
 
 
@@ -195,24 +197,26 @@ def _column(part: _Part, index: int) -> Column:
 
 
 def _tables_of(document: Json) -> Iterator[_Part]:
-    single = [
+    single_rows = [
         [name, value]
         for name, value in _single_figures(document)
         if not _is_table(value) and not isinstance(value, str)
     ]
-    single += [[name, value] for name, value in _single_figures(document) if isinstance(value, str) and _is_word(value)]
-    if single:
-        yield _Part("", ["figure", "value"], single)
+    single_rows += [
+        [name, value] for name, value in _single_figures(document) if isinstance(value, str) and _is_word(value)
+    ]
+    if single_rows:
+        yield _Part("", ["figure", "value"], single_rows)
     for name, value in document.items():
         if _is_table(value):
             columns = list(dict.fromkeys(column for row in value for column in row))
             yield _Part(name, columns, [[row.get(column) for column in columns] for row in value])
 
 
-def _single_figures(document: Json, before: str = "") -> Iterator[tuple[str, Any]]:
+def _single_figures(document: Json, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the figures of a document; an object's figures have its name before theirs."""
     for name, value in document.items():
-        path = f"{before}{name}"
+        path = f"{prefix}{name}"
         if isinstance(value, dict):
             yield from _single_figures(value, f"{path}.")
         elif not (isinstance(value, list) and value and isinstance(value[0], str)) and value != []:

@@ -55,11 +55,11 @@ NOUNS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     _start_fast()
-    typed = list(sys.argv[1:] if arguments is None else arguments)
-    if typed and typed[0].startswith("__"):
-        importlib.import_module("evenkeel_cli.completion").run(typed)
+    arguments_typed = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments_typed and arguments_typed[0].startswith("__"):
+        importlib.import_module("evenkeel_cli.completion").run(arguments_typed)
         return Exit.DONE
-    code = _run(expand_aliases(typed) or ["--help"])
+    code = _run(expand_aliases(arguments_typed) or ["--help"])
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -76,9 +76,9 @@ def _start_fast() -> None:
 def _run(words: list[str]) -> int:
     try:
         answer = _root_app(words)(args=words, prog_name="evenkeel", standalone_mode=False)
-    except CommandFailed as failed:
-        _print_error(failed)
-        return failed.exit_code
+    except CommandFailed as failure:
+        _print_error(failure)
+        return failure.exit_code
     except typer.Abort:
         return Exit.INTERRUPTED
     except typer.TyperException as wrong:
@@ -122,9 +122,9 @@ def _root_app(words: Sequence[str]) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     root.callback(invoke_without_command=True)(_handle_version_option)
-    typed = next((word for word in words if not word.startswith("-")), "")
+    command_name = next((word for word in words if not word.startswith("-")), "")
     for name, noun in NOUNS.items():
-        if name != typed:
+        if name != command_name:
             root.command(name, help=noun.help)(_placeholder_command)
             continue
         app: typer.Typer = importlib.import_module(f"evenkeel_cli.commands.{noun.module}").app
@@ -151,23 +151,23 @@ def _placeholder_command() -> None:
     """Represent a subcommand that was not typed, so that its module is not loaded."""
 
 
-def _print_error(failed: CommandFailed) -> None:
+def _print_error(failure: CommandFailed) -> None:
     from evenkeel_cli.render import Printer
 
-    code = f" [{failed.code}]" if failed.code else ""
-    first, *further_lines = failed.text.splitlines() or [""]
+    code = f" [{failure.code}]" if failure.code else ""
+    first_line, *further_lines = failure.text.splitlines() or [""]
     out = Printer(sys.stderr, os.environ)
     try:
-        out.paragraph(f"✖ {first}{code}")
+        out.paragraph(f"✖ {first_line}{code}")
         for line in further_lines:
             out.line(line)
-        for line in failed.hint.splitlines():
+        for line in failure.hint.splitlines():
             if line.strip().startswith("evenkeel "):  # do not wrap a command, so that a person can copy it
                 out.line(f"  {line.strip()}")
             else:
                 out.paragraph(line.strip(), indent="  ")
-        if failed.request_id and failed.exit_code is Exit.FAILED:
-            out.line(f"  request {failed.request_id}")
+        if failure.request_id and failure.exit_code is Exit.FAILED:
+            out.line(f"  request {failure.request_id}")
         sys.stderr.flush()
     except BrokenPipeError:
         _discard_output(sys.stderr)

@@ -73,8 +73,10 @@ def _lines(records: IncidentRecords) -> Iterator[str]:
 
 
 def _summary(incident: Json) -> str:
-    settled = incident["settledAt"]
-    state = f"It is {plain(incident['state'])}." if settled else f"It is not settled yet: {plain(incident['state'])}."
+    settled_at = incident["settledAt"]
+    state = (
+        f"It is {plain(incident['state'])}." if settled_at else f"It is not settled yet: {plain(incident['state'])}."
+    )
     return f"{_markdown_cell(incident['outcome']) or 'The recovery is in progress.'} {state}"
 
 
@@ -176,8 +178,8 @@ def _decisions(decisions: Sequence[Json]) -> Iterator[str]:
     for number, decision in enumerate(decisions):
         if number:
             yield ""
-        when = whole_seconds(decision["decidedAt"])
-        yield f"### {when}: {plain(decision['kind'])}, {decision['action']} (`{decision['decisionId']}`)"
+        decided_at = whole_seconds(decision["decidedAt"])
+        yield f"### {decided_at}: {plain(decision['kind'])}, {decision['action']} (`{decision['decisionId']}`)"
         yield ""
         yield _markdown_cell(decision["reason"]) or "The reason is private to the job's team."
         alternatives = decision.get("alternatives") or ()
@@ -187,12 +189,12 @@ def _decisions(decisions: Sequence[Json]) -> Iterator[str]:
                 ("Also considered", "Would take", "GPU-hours lost", "Why not"),
                 (
                     (
-                        plain(other["option"]),
-                        _seconds_text(other),
-                        _number_text(other.get("gpuHoursLost")),
-                        other["whyNot"],
+                        plain(alternative["option"]),
+                        _seconds_text(alternative),
+                        _number_text(alternative.get("gpuHoursLost")),
+                        alternative["whyNot"],
                     )
-                    for other in alternatives
+                    for alternative in alternatives
                 ),
             )
 
@@ -210,12 +212,12 @@ def _advice(records: IncidentRecords) -> Iterator[str]:
     incident = records.incident
     later = incident["took"][1:]
     if later:
-        longest = max(later, key=lambda step: step["seconds"])
+        longest_step = max(later, key=lambda step: step["seconds"])
         total = sum(step["seconds"] for step in later)
         if total >= 1:
-            advice = _STAGE_ADVICE.get(longest["stage"], "")
-            share = f"{duration(longest['seconds'])} of {duration(total)}"
-            yield f"The longest step led to *{longest['stage']}*: {share}. {advice}".rstrip()
+            advice = _STAGE_ADVICE.get(longest_step["stage"], "")
+            share = f"{duration(longest_step['seconds'])} of {duration(total)}"
+            yield f"The longest step led to *{longest_step['stage']}*: {share}. {advice}".rstrip()
     for decision in records.decisions:
         yield from _faster_options(decision)
     for entry in records.timeline:
@@ -229,12 +231,12 @@ def _advice(records: IncidentRecords) -> Iterator[str]:
 
 def _faster_options(decision: Json) -> Iterator[str]:
     seconds_taken = (decision.get("chosen") or {}).get("expectedSeconds")
-    for other in decision.get("alternatives") or ():
-        seconds = other.get("expectedSeconds")
-        if seconds_taken is not None and seconds is not None and seconds < seconds_taken and other["whyNot"]:
+    for alternative in decision.get("alternatives") or ():
+        seconds = alternative.get("expectedSeconds")
+        if seconds_taken is not None and seconds is not None and seconds < seconds_taken and alternative["whyNot"]:
             yield (
-                f"*{plain(other['option'])}* would have taken {_seconds_text(other)} "
-                f"instead of ~{duration(seconds_taken)}, but: {_markdown_cell(other['whyNot'])} "
+                f"*{plain(alternative['option'])}* would have taken {_seconds_text(alternative)} "
+                f"instead of ~{duration(seconds_taken)}, but: {_markdown_cell(alternative['whyNot'])} "
                 f"(`{decision['decisionId']}`)"
             )
 
@@ -244,9 +246,9 @@ def _job_advice(job: Json) -> Iterator[str]:
     if checkpoint is not None and not checkpoint["uri"]:
         yield f"`{job['jobId']}` has no checkpoint, so it started again from step 0. Set `checkpoint.uri`."
     for attempt in job.get("attempts") or ():
-        rejected = attempt.get("rejectedCheckpoints") or ()
-        if rejected:
-            checkpoints_text = f"{len(rejected)} checkpoint{'s' if len(rejected) > 1 else ''}"
+        rejections = attempt.get("rejectedCheckpoints") or ()
+        if rejections:
+            checkpoints_text = f"{len(rejections)} checkpoint{'s' if len(rejections) > 1 else ''}"
             name = job["jobId"]
             yield f"Attempt {attempt['attempt']} of `{name}` could not use {checkpoints_text}: `evenkeel why {name}`."
 

@@ -41,11 +41,11 @@ def read_progress(text: str) -> TrainingProgress:
     """Return the newest step, number of steps and loss of a log with JSON lines or with `step 12/100, loss: 0.3`."""
     training_progress = TrainingProgress()
     for line in reversed(text.splitlines()[-MAX_LINES:]):
-        stated = _json_line_progress(line) or _text_line_progress(line)
+        stated_progress = _json_line_progress(line) or _text_line_progress(line)
         training_progress = TrainingProgress(
-            stated.step if training_progress.step is None else training_progress.step,
-            stated.steps if training_progress.steps is None else training_progress.steps,
-            stated.loss if training_progress.loss is None else training_progress.loss,
+            stated_progress.step if training_progress.step is None else training_progress.step,
+            stated_progress.steps if training_progress.steps is None else training_progress.steps,
+            stated_progress.loss if training_progress.loss is None else training_progress.loss,
         )
         if None not in training_progress:
             break
@@ -66,9 +66,9 @@ def _json_line_progress(line: str) -> TrainingProgress | None:
 
 
 def _first_number(document: Json, names: Sequence[str], kind: Any) -> Any:
-    stated = (document.get(name) for name in names)
+    candidates = (document.get(name) for name in names)
     return next(
-        (kind(value) for value in stated if isinstance(value, int | float) and not isinstance(value, bool)), None
+        (kind(value) for value in candidates if isinstance(value, int | float) and not isinstance(value, bool)), None
     )
 
 

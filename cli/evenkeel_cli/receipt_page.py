@@ -93,9 +93,9 @@ def draw_job_receipt(out: Printer, receipt: Json) -> None:
 
 def draw_interruption(out: Printer, interruption: Json) -> None:
     """Draw the stages of one interruption."""
-    resumed = interruption["resumedByAttempt"]
-    after = f"attempt {resumed}" if resumed else "no later attempt yet"
-    out.line(f"  {out.bold(interruption['jobId'])}  attempt {interruption['attempt']} → {after}")
+    resumed_by = interruption["resumedByAttempt"]
+    next_attempt_text = f"attempt {resumed_by}" if resumed_by else "no later attempt yet"
+    out.line(f"  {out.bold(interruption['jobId'])}  attempt {interruption['attempt']} → {next_attempt_text}")
     price, step = interruption["price"], interruption["resumedStep"]
     rate = f"{usd_text(price['usdMicrosPerGpuHour'])} a GPU-hour: {price['origin']}" if price else UNKNOWN
     out.pairs(
@@ -106,9 +106,9 @@ def draw_interruption(out: Printer, interruption: Json) -> None:
         ],
         indent="    ",
     )
-    parts = [stage for stage in interruption["parts"] if stage["seconds"] != 0 or stage["alreadyCountedSeconds"]]
-    clocks = iter(out.clock_texts(stage["startedAt"] for stage in parts if stage["startedAt"]))
-    rows = [(stage, next(clocks) if stage["startedAt"] else "–") for stage in parts]
+    shown_parts = [stage for stage in interruption["parts"] if stage["seconds"] != 0 or stage["alreadyCountedSeconds"]]
+    clocks = iter(out.clock_texts(stage["startedAt"] for stage in shown_parts if stage["startedAt"]))
+    rows = [(stage, next(clocks) if stage["startedAt"] else "–") for stage in shown_parts]
     rows.append(({"stage": "sum", **interruption["total"]}, ""))
     out.table(
         [
@@ -125,8 +125,8 @@ def draw_interruption(out: Printer, interruption: Json) -> None:
 
 
 def _stage_text(part: Json) -> str:
-    covered = "".join(f"{plain(stage)} + " for stage in part.get("covers", ()))
-    return f"{covered}{plain(part['stage'])}"
+    covered_stages = "".join(f"{plain(stage)} + " for stage in part.get("covers", ()))
+    return f"{covered_stages}{plain(part['stage'])}"
 
 
 def _node_text(node: Json) -> str:

@@ -102,8 +102,8 @@ class Printer:
 
     @cached_property
     def has_colour(self) -> bool:
-        plain = "NO_COLOR" in self.environment or self.environment.get("TERM") == "dumb"
-        return self.is_terminal and not plain
+        is_plain = "NO_COLOR" in self.environment or self.environment.get("TERM") == "dumb"
+        return self.is_terminal and not is_plain
 
     @cached_property
     def has_unicode(self) -> bool:
@@ -168,13 +168,13 @@ class Printer:
             own_day = instant[:10]
             texts.append(f"{instant[11:19]}Z" if own_day == day else f"{own_day} {instant[11:19]}Z")
             day = own_day
-        widest = max(map(len, texts), default=0)
-        return [text.rjust(widest) for text in texts]
+        text_width = max(map(len, texts), default=0)
+        return [text.rjust(text_width) for text in texts]
 
     def now(self) -> datetime:
         """Return the current time. `EVENKEEL_NOW` overrides it, so that pictures in documents are reproducible."""
-        fixed = self.environment.get("EVENKEEL_NOW")
-        return datetime.fromisoformat(fixed) if fixed else datetime.now(UTC)
+        fixed_time = self.environment.get("EVENKEEL_NOW")
+        return datetime.fromisoformat(fixed_time) if fixed_time else datetime.now(UTC)
 
     def seconds_since(self, instant: str) -> float:
         return (self.now() - datetime.fromisoformat(instant)).total_seconds()
@@ -285,8 +285,8 @@ class Printer:
             is_short = start + visible_width(cell) <= (self.width or _UNLIMITED)
             lines.append((line + " " * (start - length) + _with_styles(cell)).rstrip() if is_short else line)
             if not is_short:
-                wrapping = [Column("", 0, wraps=True)]
-                lines += self._lines_of(wrapping, [[self.dim(cell)]], f"{indent}    ", is_whole=False)
+                wrapping_columns = [Column("", 0, wraps=True)]
+                lines += self._lines_of(wrapping_columns, [[self.dim(cell)]], f"{indent}    ", is_whole=False)
         return lines
 
     def _fitted_lines(
@@ -302,23 +302,23 @@ class Printer:
         table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
         cells = []
         for column, wanted_width, texts in zip(columns, widths, zip(*rows, strict=True), strict=True):
-            wrapped = [Text.from_ansi(_with_styles(text), overflow="ellipsis", no_wrap=True) for text in texts]
-            least = wanted_width
+            wrapped_texts = [Text.from_ansi(_with_styles(text), overflow="ellipsis", no_wrap=True) for text in texts]
+            minimum = wanted_width
             if column.may_shrink:
-                least = min(wanted_width, max(len(column.title), 12))
+                minimum = min(wanted_width, max(len(column.title), 12))
             elif column.wraps:
-                wrapped = [_wrapped(text, max(20, wanted_width + free_width)) for text in wrapped]
-                least = 0
-            cells.append(wrapped)
+                wrapped_texts = [_wrapped(text, max(20, wanted_width + free_width)) for text in wrapped_texts]
+                minimum = 0
+            cells.append(wrapped_texts)
             justify: Literal["left", "right"] = "right" if column.is_right else "left"
-            table.add_column(justify=justify, min_width=least, no_wrap=not column.may_shrink)
+            table.add_column(justify=justify, min_width=minimum, no_wrap=not column.may_shrink)
         for row in zip(*cells, strict=True):
             table.add_row(*row)
-        written = StringIO()
+        output = StringIO()
         colours: Literal["standard"] | None = "standard" if self.has_colour else None
-        console = Console(file=written, width=_UNLIMITED, color_system=colours, force_terminal=True, highlight=False)
+        console = Console(file=output, width=_UNLIMITED, color_system=colours, force_terminal=True, highlight=False)
         console.print(table, width=width if any(column.may_shrink for column in columns) else _UNLIMITED)
-        return [f"{indent}{line}".rstrip() for line in written.getvalue().splitlines()]
+        return [f"{indent}{line}".rstrip() for line in output.getvalue().splitlines()]
 
     def document(self, document: Any, form: OutputFormat, *, is_part: bool = False) -> None:
         """Write the API's own object as JSON or YAML. `is_part`: one of a stream, each JSON object on its own line."""
@@ -415,12 +415,12 @@ def _with_styles(text: str) -> str:
 
 def _wrapped(text: "Text", width: int) -> "Text":
     """Break a text at spaces. A word that is too long, such as an ARN, stays whole, so that a person can copy it."""
-    breaks, used = [], 0
+    breaks, used_width = [], 0
     for word in re.finditer(r"\S+\s*", text.plain):
-        if used and used + visible_width(word[0].rstrip()) > width:
+        if used_width and used_width + visible_width(word[0].rstrip()) > width:
             breaks.append(word.start())
-            used = 0
-        used += visible_width(word[0])
+            used_width = 0
+        used_width += visible_width(word[0])
     lines = text.divide(breaks)
     for line in lines:
         line.rstrip()
@@ -429,12 +429,12 @@ def _wrapped(text: "Text", width: int) -> "Text":
 
 def visible_width(text: str) -> int:
     """Return how many columns a text takes on a terminal."""
-    plain = _STYLED.sub("", text)
-    if plain.isascii():
-        return len(plain)
+    plain_text = _STYLED.sub("", text)
+    if plain_text.isascii():
+        return len(plain_text)
     from rich.cells import cell_len
 
-    return cell_len(plain)
+    return cell_len(plain_text)
 
 
 def require_format(output: OutputFormat, formats: Iterable[OutputFormat]) -> OutputFormat:
@@ -443,10 +443,10 @@ def require_format(output: OutputFormat, formats: Iterable[OutputFormat]) -> Out
     Raises:
         CommandFailed: this command does not support it.
     """
-    accepted = dict.fromkeys(formats)
-    if OutputFormat.JSON in accepted:
-        accepted[OutputFormat.YAML] = None
-    if output not in accepted:
-        text = f"This command prints {', '.join(accepted)}, not {output}."
+    accepted_formats = dict.fromkeys(formats)
+    if OutputFormat.JSON in accepted_formats:
+        accepted_formats[OutputFormat.YAML] = None
+    if output not in accepted_formats:
+        text = f"This command prints {', '.join(accepted_formats)}, not {output}."
         raise CommandFailed(Exit.USAGE, text, code="BAD_OUTPUT")
     return output

@@ -64,8 +64,8 @@ def hours_and_cost(hours: float | None, micros: int | None) -> str:
 def summary(report: Json) -> list[tuple[str, str]]:
     """Return the most important figures, which fit on one screen."""
     failures, recovery, rent = report["failures"], report["recovery"], report["rent"]
-    nodes, lost, effective = report["allNodes"], report["lost"], report["effective"]
-    saved = next(saving for saving in report["saved"] if saving["insteadOf"] == "HYPERPOD_UNCHANGED")
+    nodes, lost_time, effective = report["allNodes"], report["lost"], report["effective"]
+    hyperpod_saving = next(saving for saving in report["saved"] if saving["insteadOf"] == "HYPERPOD_UNCHANGED")
     return [
         ("window", f"{report['since'][:16]}Z to {report['until'][:16]}Z"),
         ("GPU time", f"{gpu_hours(nodes['gpuHours'])} GPU-hours of {count_of(nodes['nodes'], 'node')}"),
@@ -81,7 +81,7 @@ def summary(report: Json) -> list[tuple[str, str]]:
         ("recovery", duration_text(recovery)),
         (
             "lost",
-            f"at least {hours_and_cost(lost['gpuHours'], lost['usdMicros'])}, by failures"
+            f"at least {hours_and_cost(lost_time['gpuHours'], lost_time['usdMicros'])}, by failures"
             if nodes["nodes"]
             else f"{UNKNOWN}: no node is recorded",
         ),
@@ -89,7 +89,7 @@ def summary(report: Json) -> list[tuple[str, str]]:
         ("idle", _idle_text(report)),
         ("rented", _rent_text(rent) + _idle_rented_text(report)),
         ("lemons", _lemons_text(report.get("lemons"))),
-        ("saved", _saved_text(saved)),
+        ("saved", _saved_text(hyperpod_saving)),
     ]
 
 
@@ -170,12 +170,16 @@ def _reliability_section(groups: list[Json]) -> ReportSection:
 
 
 def _reliability_cells(row: Json) -> tuple[str, ...]:
-    low, high = (_hours_text(row[f"{end}MtbfHours"]) for end in ("low", "high"))
+    low_text, high_text = (_hours_text(row[f"{end}MtbfHours"]) for end in ("low", "high"))
     return (
         row["group"],
         str(row["failures"]),
         _hours_text(row["mtbfHours"]),
-        UNKNOWN if row["lowMtbfHours"] is None else f"{low} to {high}" if row["highMtbfHours"] else f"{low} or more",
+        UNKNOWN
+        if row["lowMtbfHours"] is None
+        else f"{low_text} to {high_text}"
+        if row["highMtbfHours"]
+        else f"{low_text} or more",
         *(seconds_text(row[name]["meanSeconds"]) for name in ("nodeRepair", "jobRecovery")),
     )
 
@@ -219,18 +223,18 @@ def _commitments_section(commitments: list[Json]) -> ReportSection:
 
 
 def _commitment_cells(entry: Json) -> tuple[str, ...]:
-    present, best, waiting = entry["present"], entry["best"], entry["bestWithWaiting"]
-    saved = present["totalUsd"] - best["totalUsd"] if present and best else None
+    present, best_count, best_with_waiting = entry["present"], entry["best"], entry["bestWithWaiting"]
+    saved_usd = present["totalUsd"] - best_count["totalUsd"] if present and best_count else None
     return (
         entry["instanceType"] or UNKNOWN,
         str(entry["hours"]),
         str(entry["unknownHours"]),
         str(entry["committedNodes"]),
         UNKNOWN if entry["peakNodes"] is None else str(entry["peakNodes"]),
-        str(best["units"]) if best else UNKNOWN,
-        str(waiting["units"]) if waiting else UNKNOWN,
+        str(best_count["units"]) if best_count else UNKNOWN,
+        str(best_with_waiting["units"]) if best_with_waiting else UNKNOWN,
         dollars(round(present["idleReservedUsd"] * 1e6)) if present else UNKNOWN,
-        UNKNOWN if saved is None else dollars(round(saved * 1e6)),
+        UNKNOWN if saved_usd is None else dollars(round(saved_usd * 1e6)),
     )
 
 
@@ -371,13 +375,14 @@ def _time_chart(uses: Sequence[Json]) -> str:
 
 def _bars(rows: Sequence[tuple[str, float]], label: str) -> str:
     """Draw horizontal bars of GPU-hours."""
-    longest = max((value for _, value in rows), default=0.0)
-    if not longest:
+    longest_value = max((value for _, value in rows), default=0.0)
+    if not longest_value:
         return ""
     bars = [
         f'<text x="150" y="{22 * index + 14}" font-size="12" text-anchor="end">{escape(name)}</text>'
-        f'<rect x="158" y="{22 * index + 2}" width="{500 * value / longest:.2f}" height="16" fill="#b3201f"/>'
-        f'<text x="{164 + 500 * value / longest:.2f}" y="{22 * index + 14}" font-size="12">{gpu_hours(value)}</text>'
+        f'<rect x="158" y="{22 * index + 2}" width="{500 * value / longest_value:.2f}" height="16" fill="#b3201f"/>'
+        f'<text x="{164 + 500 * value / longest_value:.2f}" y="{22 * index + 14}" '
+        f'font-size="12">{gpu_hours(value)}</text>'
         for index, (name, value) in enumerate(rows)
     ]
     return f'<svg viewBox="0 0 800 {22 * len(rows)}" role="img" aria-label="{escape(label)}">{"".join(bars)}</svg>'
@@ -449,8 +454,8 @@ def duration_text(duration: Json) -> str:
     if not duration["count"]:
         return f"{UNKNOWN}: no interruption with a known end"
     count_known = f"{duration['count']} known" + (f", {duration['unknown']} unknown" if duration["unknown"] else "")
-    p50, p99, longest = (seconds_text(duration[f"{name}Seconds"]) for name in ("p50", "p99", "max"))
-    return f"p50 {p50}, p99 {p99}, longest {longest} ({count_known})"
+    p50, p99, max_text = (seconds_text(duration[f"{name}Seconds"]) for name in ("p50", "p99", "max"))
+    return f"p50 {p50}, p99 {p99}, longest {max_text} ({count_known})"
 
 
 def _rate_cells(failure_rate: Json | None) -> tuple[str, str, str]:
@@ -494,11 +499,11 @@ def _idle_rented_text(report: Json) -> str:
 def _lemons_text(lemons: Json | None) -> str:
     if lemons is None:
         return UNKNOWN
-    unjudged = f"; {count_of(lemons['unjudgedNodes'], 'node')} not judged" if lemons["unjudgedNodes"] else ""
+    unjudged_text = f"; {count_of(lemons['unjudgedNodes'], 'node')} not judged" if lemons["unjudgedNodes"] else ""
     if not lemons["nodes"]:
-        return f"no node fails more often than the fleet{unjudged}"
+        return f"no node fails more often than the fleet{unjudged_text}"
     cost = hours_and_cost(lemons["gpuHours"], lemons["usdMicros"])
-    return f"{count_of(len(lemons['nodes']), 'node')} above the rate of the fleet: {cost} lost{unjudged}"
+    return f"{count_of(len(lemons['nodes']), 'node')} above the rate of the fleet: {cost} lost{unjudged_text}"
 
 
 def _idle_text(report: Json) -> str:
@@ -516,8 +521,8 @@ def _rent_text(rent: Json) -> str:
     if not rent["usdMicros"] and not rent["capUsdMicrosPerHour"]:
         return "nothing; the policy rents nothing"
     cap = f"cap {dollars(rent['capUsdMicrosPerHour'])}" if rent["capUsdMicrosPerHour"] else "no cap"
-    near = f", {rent['hoursNearCap']:.1f} h near it" if rent["hoursNearCap"] else ""
-    return f"{dollars(rent['usdMicros'])}; peak {dollars(rent['peakUsdMicrosPerHour'])} an hour, {cap}{near}"
+    near_cap_text = f", {rent['hoursNearCap']:.1f} h near it" if rent["hoursNearCap"] else ""
+    return f"{dollars(rent['usdMicros'])}; peak {dollars(rent['peakUsdMicrosPerHour'])} an hour, {cap}{near_cap_text}"
 
 
 def _saved_text(saved: Json) -> str:

@@ -28,7 +28,7 @@ def draw_summary(out: Printer, summary: Json) -> None:
     if not summary["cases"]:
         return
     out.line()
-    named = [
+    named_counts = [
         verdict for verdict in _SIGNS if any(verdict in summary[name] for name in ("cordons", "noCordons", "repairs"))
     ]
     columns = [
@@ -37,7 +37,7 @@ def draw_summary(out: Printer, summary: Json) -> None:
         Column("NO CORDON", lambda verdict: summary["noCordons"].get(verdict, 0), is_right=True),
         Column("REPAIR", lambda verdict: summary["repairs"].get(verdict, 0), is_right=True),
     ]
-    out.table(columns, named)
+    out.table(columns, named_counts)
     out.line()
     rates = [(name, summary[key]) for name, key in _RATES]
     out.table(
@@ -91,8 +91,10 @@ def _ratio_text(rate: Json) -> str:
     """Return `1 of 4, 0.6% to 80.6%, 2 unknown`, or a dash if Evenkeel decided no such action."""
     if not rate["of"] + rate["unknown"]:
         return "–"
-    unknown = f", {rate['unknown']} unknown" if rate["unknown"] else ""
-    return f"{rate['count']} of {rate['of']}, {_percent_text(rate['low'])} to {_percent_text(rate['high'])}{unknown}"
+    unknown_text = f", {rate['unknown']} unknown" if rate["unknown"] else ""
+    return (
+        f"{rate['count']} of {rate['of']}, {_percent_text(rate['low'])} to {_percent_text(rate['high'])}{unknown_text}"
+    )
 
 
 def draw_cases(out: Printer, cases: list[Json], *, is_wide: bool) -> None:

@@ -106,13 +106,13 @@ class ApiClient:
         headers = {"Content-Type": "application/json", "Idempotency-Key": key}
         try:
             return self._send("POST", path, json.dumps(body).encode(), headers)
-        except CommandFailed as failed:
-            if failed.exit_code in (Exit.TRY_AGAIN, Exit.FAILED):
-                again = (
+        except CommandFailed as failure:
+            if failure.exit_code in (Exit.TRY_AGAIN, Exit.FAILED):
+                repeat_text = (
                     f"The change may have been made. To retry safely, add --idempotency-key {key}{repeat}"
                     " to the same command."
                 )
-                failed.hint = f"{failed.hint}\n  {again}" if failed.hint else again
+                failure.hint = f"{failure.hint}\n  {repeat_text}" if failure.hint else repeat_text
             raise
 
     def post_read_only(self, path: str, body: Json) -> Json:
@@ -143,31 +143,31 @@ class ApiClient:
         headers = {"Content-Type": "application/json", **names}
         try:
             return self._send(method, path, json.dumps(body).encode(), headers)
-        except CommandFailed as failed:
-            if failed.exit_code in (Exit.TRY_AGAIN, Exit.FAILED):
-                failed.hint = f"{failed.hint}\n  {_CHECK_FIRST}".lstrip()
+        except CommandFailed as failure:
+            if failure.exit_code in (Exit.TRY_AGAIN, Exit.FAILED):
+                failure.hint = f"{failure.hint}\n  {_CHECK_FIRST}".lstrip()
             raise
 
     def _send(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> Json:
         is_uncertain = False
-        for remaining in reversed(range(_MAX_TRIES)):
+        for tries_left in reversed(range(_MAX_TRIES)):
             try:
                 return self._send_once(method, path, body, headers)
-            except CommandFailed as failed:
-                if failed.exit_code is Exit.CONFLICT and is_uncertain:
-                    failed.hint = f"{_MAYBE_DONE}\n  {failed.hint}".rstrip()
-                if failed.exit_code is not Exit.TRY_AGAIN or not remaining:
+            except CommandFailed as failure:
+                if failure.exit_code is Exit.CONFLICT and is_uncertain:
+                    failure.hint = f"{_MAYBE_DONE}\n  {failure.hint}".rstrip()
+                if failure.exit_code is not Exit.TRY_AGAIN or not tries_left:
                     raise
                 is_uncertain = True
-                self._pause(_PAUSE_SECONDS * (_MAX_TRIES - remaining))
+                self._pause(_PAUSE_SECONDS * (_MAX_TRIES - tries_left))
         raise AssertionError("the last try returns or raises")
 
     def _send_once(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> Json:
         answer = self.forward(method, path, body, headers)
         try:
             return parse_response(answer.status, answer.content)
-        except ApiRequestFailed as failed:
-            raise self._with_cause(failed, answer) from None
+        except ApiRequestFailed as failure:
+            raise self._with_cause(failure, answer) from None
 
     def local_cause(self, answer: RawAnswer) -> ApiRequestFailed | None:
         """Return the error of an answer, if its cause is the clock, the credentials or a proxy of this machine."""
@@ -175,29 +175,29 @@ class ApiClient:
             return None
         try:
             parse_response(answer.status, answer.content)
-        except ApiRequestFailed as failed:
-            received = failed.code, failed.text
-            explained = self._with_cause(failed, answer)
-            return explained if (explained.code, explained.text) != received else None
+        except ApiRequestFailed as failure:
+            received_error = failure.code, failure.text
+            explained_failure = self._with_cause(failure, answer)
+            return explained_failure if (explained_failure.code, explained_failure.text) != received_error else None
         return None
 
-    def _with_cause(self, failed: ApiRequestFailed, answer: RawAnswer) -> ApiRequestFailed:
+    def _with_cause(self, failure: ApiRequestFailed, answer: RawAnswer) -> ApiRequestFailed:
         """Return an error with the cause that this machine can see: its clock, its credentials, or a proxy."""
-        if failed.code in ("BAD_SIGNATURE", "HTTP_403"):
-            late = _clock_delay_seconds(answer.headers)
-            if late is not None and abs(late) > _MAX_CLOCK_SECONDS:
-                direction = "behind" if late > 0 else "ahead of"
-                minutes = f"{abs(late) / 60:.0f} min {direction}"
-                failed.text = f"This machine's clock is {minutes} the API's, so AWS refuses its signatures."
-                failed.code, failed.hint = "CLOCK_SKEW", "Set the clock, for example: sudo timedatectl set-ntp true"
-        elif failed.code == "EXPIRED_CREDENTIALS":
+        if failure.code in ("BAD_SIGNATURE", "HTTP_403"):
+            delay_seconds = _clock_delay_seconds(answer.headers)
+            if delay_seconds is not None and abs(delay_seconds) > _MAX_CLOCK_SECONDS:
+                direction = "behind" if delay_seconds > 0 else "ahead of"
+                minutes = f"{abs(delay_seconds) / 60:.0f} min {direction}"
+                failure.text = f"This machine's clock is {minutes} the API's, so AWS refuses its signatures."
+                failure.code, failure.hint = "CLOCK_SKEW", "Set the clock, for example: sudo timedatectl set-ntp true"
+        elif failure.code == "EXPIRED_CREDENTIALS":
             profile = f" --profile {self.context.profile}" if self.context.profile else ""
-            failed.text = "The AWS credentials have expired. Nothing was changed."
-            failed.hint = f"Sign in again, then repeat the command: aws sso login{profile}"
-        elif failed.code == f"HTTP_{answer.status}" and answer.status in (407, 502, 503, 504):
-            failed.text = f"{failed.text}: the answer comes from a gateway or proxy, not from Evenkeel."
-            failed.hint = failed.hint or _PROXY_HINT
-        return failed
+            failure.text = "The AWS credentials have expired. Nothing was changed."
+            failure.hint = f"Sign in again, then repeat the command: aws sso login{profile}"
+        elif failure.code == f"HTTP_{answer.status}" and answer.status in (407, 502, 503, 504):
+            failure.text = f"{failure.text}: the answer comes from a gateway or proxy, not from Evenkeel."
+            failure.hint = failure.hint or _PROXY_HINT
+        return failure
 
     def prepare(self) -> None:
         """Load the credentials and the HTTP library, so that the first request does not wait for them.
@@ -232,8 +232,8 @@ class ApiClient:
         except BotoCoreError as error:
             raise self._unreachable_error(error) from error
         # botocore does not compare the length: a connection that was cut gives a part of the answer.
-        expected = answer.headers.get("Content-Length", "")
-        if expected.isdecimal() and len(answer.content) < int(expected):
+        expected_length = answer.headers.get("Content-Length", "")
+        if expected_length.isdecimal() and len(answer.content) < int(expected_length):
             raise self._connection_cut_error()
         return RawAnswer(answer.status_code, answer.headers, answer.content)
 

@@ -78,19 +78,23 @@ def find_context(environment: Mapping[str, str], folder: Path) -> ApiContext:
                 return read_context(json.loads(file.read_text(encoding="utf-8")), str(file), environment)
             except (OSError, ValueError) as error:
                 raise CommandFailed(Exit.USAGE, f"{file} cannot be read: {error}", code="BAD_CONTEXT") from error
-    named = environment.get("EVENKEEL_CONTEXT")
+    context_name = environment.get("EVENKEEL_CONTEXT")
     raise CommandFailed(
         Exit.USAGE,
-        f"The context {named} does not exist." if named else "No Evenkeel API is configured.",
+        f"The context {context_name} does not exist." if context_name else "No Evenkeel API is configured.",
         code="NO_CONTEXT",
-        hint="evenkeel context ls" if named else _NO_CONTEXT,
+        hint="evenkeel context ls" if context_name else _NO_CONTEXT,
     )
 
 
 def _candidate_files(environment: Mapping[str, str], folder: Path) -> Iterator[Path]:
-    named = environment.get("EVENKEEL_CONTEXT")
-    if named:
-        yield named_file(environment, named) if NAME.fullmatch(named) and not Path(named).is_file() else Path(named)
+    context_name = environment.get("EVENKEEL_CONTEXT")
+    if context_name:
+        yield (
+            named_file(environment, context_name)
+            if NAME.fullmatch(context_name) and not Path(context_name).is_file()
+            else Path(context_name)
+        )
         return
     yield _project_context_file(folder)
     yield default_file(environment)

@@ -105,7 +105,7 @@ class DemoOutput:
     def progress(self, count: int) -> Iterator[Callable[[str], None]]:
         """Show a bar of `count` steps while the body runs; call the yielded function as each step begins."""
         begun: list[str] = []
-        ended = threading.Event()
+        is_over = threading.Event()
 
         def step(text: str) -> None:
             begun.append(text)
@@ -113,7 +113,7 @@ class DemoOutput:
 
         def draw() -> None:
             start = time.monotonic()
-            while not ended.wait(0.2):
+            while not is_over.wait(0.2):
                 done = max(0, len(begun) - 1)
                 seconds = time.monotonic() - start
                 self.show_progress_line(
@@ -125,7 +125,7 @@ class DemoOutput:
         try:
             yield step
         finally:
-            ended.set()
+            is_over.set()
             painter.join()
 
     def _bold(self, text: str) -> str:
@@ -175,8 +175,8 @@ def main() -> int:
     try:
         with interruptible():
             return _run_demo(output)
-    except (DrillTimeoutError, EngineError, DeploymentError, ClusterFailed) as failed:
-        output.paragraph(f"✖ {failed}")
+    except (DrillTimeoutError, EngineError, DeploymentError, ClusterFailed) as failure:
+        output.paragraph(f"✖ {failure}")
         return 1
     except KeyboardInterrupt:
         output.line("\nInterrupted. All processes of the demo have ended.")
@@ -188,9 +188,9 @@ def _run_demo(output: DemoOutput) -> int:
     with ThreadPoolExecutor(1) as background:
         reference: Future[str] = background.submit(reference_digest, WORK.nodes, WORK.steps, WORK.seed)
         run_dir = PROJECT / ".evenkeel" / "demo"
-        with contextlib.ExitStack() as running:
+        with contextlib.ExitStack() as resources:
             with output.progress(SETUP_STEPS) as step:
-                centre = running.enter_context(DataCentre.start(run_dir, fleet=FleetShape(nodes=5), say=step))
+                centre = resources.enter_context(DataCentre.start(run_dir, fleet=FleetShape(nodes=5), say=step))
                 client = centre.client(warn=output.step)
                 step("waiting until every node is validated")
                 await_all_nodes_ready(client, centre)
@@ -272,20 +272,20 @@ def _check_result(
 ) -> list[bool]:
     output.print_chapter("Check the result")
     document = read_object(centre, f"s3://{CHECKPOINTS_BUCKET}/demo", f"result/attempt={job['currentAttempt']}.json")
-    disturbed = str(json.loads(document)["digest"]) if document else "no result"
-    undisturbed = reference.result(timeout=60)
-    output.line(f"  weights, this run                    {disturbed[:30]}…")
-    output.line(f"  weights, same run without the fault  {undisturbed[:30]}…")
-    waiting = dead_letter_counts(centre)
+    digest = str(json.loads(document)["digest"]) if document else "no result"
+    reference_digest_text = reference.result(timeout=60)
+    output.line(f"  weights, this run                    {digest[:30]}…")
+    output.line(f"  weights, same run without the fault  {reference_digest_text[:30]}…")
+    dead_letters = dead_letter_counts(centre)
     checks = [
         (job["state"] == "SUCCEEDED", f"the job ended {job['state']}"),
         (job["currentAttempt"] >= 2, f"it took {job['currentAttempt']} attempts"),
-        (disturbed == undisturbed, "the final weights are identical"),
+        (digest == reference_digest_text, "the final weights are identical"),
         (
             incident["state"] == "RECOVERED",
             f"the incident ended {incident['state']}: {_shorten_instance_ids(incident['outcome'])}",
         ),
-        (not waiting, f"dead-letter queues: {waiting or 'empty'}"),
+        (not dead_letters, f"dead-letter queues: {dead_letters or 'empty'}"),
     ]
     for ok, text in checks:
         output.paragraph(text, head=f"  {'●' if ok else '✖'} ")
@@ -295,13 +295,13 @@ def _check_result(
 def _print_durations(output: DemoOutput, injected_at: datetime, job: dict[str, Any], incident: dict[str, Any]) -> None:
     output.print_chapter("Time of each stage (seconds after the fault, on this machine)")
     stages = incident["stages"]
-    attempt, lost = job["attempts"][0], job["attempts"][-1]
+    attempt, last_attempt = job["attempts"][0], job["attempts"][-1]
     rows = [
         ("detected", stages.get("detectedAt"), "the health agent sent the first signal"),
         ("planned", stages.get("plannedAt"), ""),
         ("cordoned", stages.get("cordonedAt"), "Kubernetes places no new pods on the node"),
         ("job stopped", stages.get("jobsStoppedAt"), "all ranks of the job stop together"),
-        ("attempt ended", lost.get("endedAt"), "the first attempt ended with its node"),
+        ("attempt ended", last_attempt.get("endedAt"), "the first attempt ended with its node"),
         (
             "job admitted",
             attempt.get("admittedAt"),
@@ -363,7 +363,7 @@ def _print_summary(
     is_proven: bool,
 ) -> None:
     """Print a summary of the run in a few sentences."""
-    stages, again = incident["stages"], job["attempts"][0]
+    stages, first_attempt = incident["stages"], job["attempts"][0]
 
     def after(at: str | None) -> str:
         return f"after {(_parse_time(at) - injected_at).total_seconds():.1f} s" if at else "at an unknown time"
@@ -372,7 +372,7 @@ def _print_summary(
     output.print_chapter("What happened")
     for text in (
         f"A GPU of {node} failed at step {fault_step}. Evenkeel cordoned it {after(stages.get('cordonedAt'))}.",
-        f"The job ran again {after(again.get('runningAt'))}, {_resumed_from(again)}.",
+        f"The job ran again {after(first_attempt.get('runningAt'))}, {_resumed_from(first_attempt)}.",
         f"The node was replaced, validated and back in service {after(stages.get('returnedAt'))}.",
         "The final weights equal the weights of a run without the fault." if is_proven else "A check above failed.",
     ):

@@ -80,21 +80,21 @@ def deploy(
     """
     say = progress or _no_progress
     logs = run_dir or engine.run_dir
-    chosen = local_parameters(template) | dict(parameters)
-    built = build(template, chosen["PythonRuntime"], chosen["Architecture"], logs, progress=say)
+    parameter_values = local_parameters(template) | dict(parameters)
+    built = build(template, parameter_values["PythonRuntime"], parameter_values["Architecture"], logs, progress=say)
     if "DeploymentId" in json.loads(built.read_text(encoding="utf-8")).get("Parameters", {}):
-        chosen["DeploymentId"] = _deployment_id(built, chosen)
+        parameter_values["DeploymentId"] = _deployment_id(built, parameter_values)
     say("deploying the stack")
     package = built.parent / _PACKAGE
     if package.exists() and not _stack_exists(credentials, stack_name):
-        _create_stack(package, credentials, stack_name, chosen)
+        _create_stack(package, credentials, stack_name, parameter_values)
         return _outputs_with_gateway_responses(built, credentials, stack_name)
     # Use only flags: sam would look for samconfig.toml relative to the build.
     command: list[str | Path] = [
         *(SAM, "deploy", "--template-file", built, "--stack-name", stack_name, "--region", credentials.region),
         *("--s3-bucket", ARTIFACTS_BUCKET, "--s3-prefix", _prefix_of(built), "--no-progressbar"),
         *("--use-json", "--no-confirm-changeset", "--no-fail-on-empty-changeset", "--capabilities", *_CAPABILITIES),
-        *("--parameter-overrides", *_quoted_overrides(chosen)),
+        *("--parameter-overrides", *_quoted_overrides(parameter_values)),
     ]
     _run_sam(command, logs / "sam-deploy.log", built.parent, credentials.environment())
     _keep_package(package, credentials, stack_name, _prefix_of(built))
@@ -163,9 +163,9 @@ def build(template: Path, runtime: str, architecture: str, log_dir: Path, *, pro
             draft.rename(build_folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-    finished = [path for path in BUILDS.iterdir() if not path.name.startswith(_DRAFT)]
-    for old in sorted(finished, key=lambda path: path.stat().st_mtime, reverse=True)[_BUILDS_KEPT:]:
-        shutil.rmtree(old, ignore_errors=True)
+    finished_builds = [path for path in BUILDS.iterdir() if not path.name.startswith(_DRAFT)]
+    for old_build in sorted(finished_builds, key=lambda path: path.stat().st_mtime, reverse=True)[_BUILDS_KEPT:]:
+        shutil.rmtree(old_build, ignore_errors=True)
     return built
 
 
@@ -181,8 +181,8 @@ def local_parameters(template: Path) -> dict[str, str]:
     config = template.parent / "samconfig.toml"
     settings: dict[str, Any] = tomllib.loads(config.read_text(encoding="utf-8")) if config.exists() else {}
     overrides = settings.get("local", {}).get("deploy", {}).get("parameters", {}).get("parameter_overrides", [])
-    named = dict(str(override).split("=", 1) for override in overrides)
-    return {"PythonRuntime": runtime, "Architecture": machine} | named
+    overridden = dict(str(override).split("=", 1) for override in overrides)
+    return {"PythonRuntime": runtime, "Architecture": machine} | overridden
 
 
 def layer_environment(runtime: str, architecture: str) -> dict[str, str]:
@@ -253,8 +253,10 @@ def _create_stack(package: Path, credentials: Credentials, stack_name: str, para
 def _failure_reasons(credentials: Credentials, stack_name: str) -> list[str]:
     """Return the reasons of the resources of a stack that failed, oldest first."""
     events = credentials.client("cloudformation").describe_stack_events(StackName=stack_name)["StackEvents"]
-    failed = (event for event in reversed(events) if event.get("ResourceStatus", "").endswith("FAILED"))
-    return [f"{event.get('LogicalResourceId')}: {event.get('ResourceStatusReason', 'no reason')}" for event in failed]
+    failed_events = (event for event in reversed(events) if event.get("ResourceStatus", "").endswith("FAILED"))
+    return [
+        f"{event.get('LogicalResourceId')}: {event.get('ResourceStatusReason', 'no reason')}" for event in failed_events
+    ]
 
 
 def _stack_exists(credentials: Credentials, stack_name: str) -> bool:
@@ -281,8 +283,8 @@ def _run_sam(command: list[str | Path], log: Path, cwd: Path, variables: Mapping
     if not SAM.exists():
         raise DeploymentError(f"sam is not installed at {SAM.relative_to(PROJECT)}. Run `make setup`")
     log.parent.mkdir(parents=True, exist_ok=True)
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "SAM_"))}
-    environment = inherited | {
+    inherited_environment = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "SAM_"))}
+    environment = inherited_environment | {
         # The interpreter's folder first: sam looks for a `python3.x` of the functions' runtime.
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
         "SAM_CLI_TELEMETRY": "0",
@@ -292,7 +294,7 @@ def _run_sam(command: list[str | Path], log: Path, cwd: Path, variables: Mapping
         **variables,
     }
     with log.open("wb") as output:
-        completed = subprocess.run(
+        completed_process = subprocess.run(
             [str(word) for word in command],
             cwd=cwd,
             env=environment,
@@ -301,18 +303,20 @@ def _run_sam(command: list[str | Path], log: Path, cwd: Path, variables: Mapping
             stderr=subprocess.STDOUT,
             check=False,
         )
-    if completed.returncode != 0:
+    if completed_process.returncode != 0:
         last_lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-15:]
         verb = command[1]
         raise DeploymentError(
-            f"sam {verb} failed (exit {completed.returncode}), see {log}:\n  " + "\n  ".join(last_lines)
+            f"sam {verb} failed (exit {completed_process.returncode}), see {log}:\n  " + "\n  ".join(last_lines)
         )
 
 
 def _quoted_overrides(parameters: Mapping[str, str]) -> list[str]:
     """Quote parameters for sam. A parameter without a value keeps its default."""
-    quoted = {name: value.replace("\\", "\\\\").replace('"', '\\"') for name, value in parameters.items() if value}
-    return [f'ParameterKey={name},ParameterValue="{value}"' for name, value in quoted.items()]
+    quoted_values = {
+        name: value.replace("\\", "\\\\").replace('"', '\\"') for name, value in parameters.items() if value
+    }
+    return [f'ParameterKey={name},ParameterValue="{value}"' for name, value in quoted_values.items()]
 
 
 def _inputs_digest(template: Path, runtime: str, architecture: str) -> str:

@@ -74,12 +74,12 @@ def up(root: Path, foreground: bool = False) -> int:
     child = Child.start(
         [sys.executable, "-m", "evenkeel_local.dev_data_centre", str(root)], log=log, detached=True, cwd=root
     )
-    deadline, printed = time.monotonic() + UP_SECONDS, 0
+    deadline, printed_bytes = time.monotonic() + UP_SECONDS, 0
     while time.monotonic() < deadline:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
-        for line in lines[printed:]:
+        for line in lines[printed_bytes:]:
             print(line, file=sys.stderr)
-        printed = len(lines)
+        printed_bytes = len(lines)
         if is_up(root):
             return 0
         if not child.is_running():
@@ -106,24 +106,27 @@ def run_supervised(root: Path) -> int:
     def say(text: str) -> None:
         print(f"  {time.monotonic() - began:5.1f}s  {text}", file=sys.stderr, flush=True)
 
-    kept, code = _DevDataCentre(DevPaths(root), say), 0
+    data_centre, code = _DevDataCentre(DevPaths(root), say), 0
     with interruptible():
         try:
-            kept.start()
+            data_centre.start()
             command = (
                 "evenkeel" if shutil.which("evenkeel") else os.path.relpath(Path(sys.executable).with_name("evenkeel"))
             )
             for text in ("ready. Try:", f"{command} status", f"{command} console", f"{command} drill faults"):
                 say(text)
             say(f"Stop with Ctrl-C or {command} dev down")
-            Supervisor(kept.parts, say=say, restarted=kept.publish).run(_UntilInterrupted())
+            Supervisor(data_centre.parts, say=say, restarted=data_centre.publish).run(_UntilInterrupted())
         except KeyboardInterrupt:
             say("stopping all processes")
         except RestartLimitReached as error:
-            say(f"{error}. All processes are stopped. Read the logs in {kept.paths.run_dir}, then run: evenkeel dev up")
+            say(
+                f"{error}. All processes are stopped. Read the logs in {data_centre.paths.run_dir}, then "
+                "run: evenkeel dev up"
+            )
             code = 1
         finally:
-            kept.stop()
+            data_centre.stop()
     return code
 
 
@@ -190,8 +193,8 @@ class _DevDataCentre:
         assert self._centre is not None
         self._centre.restart_cluster()
         self._cluster_silence = HangDetector(self._ask_cluster)
-        preserved = "Kubernetes objects, machines, access entries and addresses."
-        return preserved, "all running processes: the machines restarted, as after a power cut."
+        preserved_text = "Kubernetes objects, machines, access entries and addresses."
+        return preserved_text, "all running processes: the machines restarted, as after a power cut."
 
     def _restart_ticker(self) -> tuple[str, str]:
         assert self._centre is not None

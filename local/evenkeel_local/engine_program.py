@@ -102,11 +102,11 @@ def run_branch(states: Document, start_at: str, branch_input: Any, execution: Do
             return document
         step = getattr(stepfunctions, f"_execute_{kind.lower()}")
         if kind in ("Task", "Parallel", "Map"):
-            document, following = step(state, document, execution, context)
+            document, next_state = step(state, document, execution, context)
         else:
-            document, following = step(state, document, context)
+            document, next_state = step(state, document, context)
         _add_history_event(execution, f"{kind}StateExited", "stateExitedEventDetails", name, output=document)
-        name = following
+        name = next_state
     return document
 
 
@@ -178,11 +178,11 @@ def fail_waits_with_function() -> None:
     def call_with_error_details(function: str, event: Any) -> Any:
         try:
             return call(function, event)
-        except stepfunctions._ExecutionError as failed:
-            waiting = stepfunctions._task_tokens.get(getattr(under, "token", None) or "")
-            if waiting is not None and not waiting["event"].is_set():
-                waiting["error"] = {"Error": failed.error, "Cause": failed.cause}
-                waiting["event"].set()
+        except stepfunctions._ExecutionError as failure:
+            wait_entry = stepfunctions._task_tokens.get(getattr(under, "token", None) or "")
+            if wait_entry is not None and not wait_entry["event"].is_set():
+                wait_entry["error"] = {"Error": failure.error, "Cause": failure.cause}
+                wait_entry["event"].set()
             raise
 
     stepfunctions._invoke_with_callback = wait_or_fail
@@ -220,8 +220,8 @@ def _cached_check(check: Any) -> Any:
 
     Updates pass the tokens as a list, which cannot be a cache key, so it becomes a tuple.
     """
-    cached = functools.lru_cache(maxsize=1000)(check)
-    return lambda tokens, *more: cached(tuple(tokens) if isinstance(tokens, list) else tokens, *more)
+    cached_check = functools.lru_cache(maxsize=1000)(check)
+    return lambda tokens, *more: cached_check(tuple(tokens) if isinstance(tokens, list) else tokens, *more)
 
 
 def speed_up_queries() -> None:

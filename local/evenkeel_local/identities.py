@@ -117,8 +117,8 @@ def make_user(maker: Credentials, name: str, statements: Sequence[Statement]) ->
     iam: IAMClient = maker.client("iam")
     with _ignore_error("EntityAlreadyExists"):
         iam.create_user(UserName=name)
-    for old in iam.list_access_keys(UserName=name)["AccessKeyMetadata"]:
-        iam.delete_access_key(UserName=name, AccessKeyId=old["AccessKeyId"])
+    for old_key in iam.list_access_keys(UserName=name)["AccessKeyMetadata"]:
+        iam.delete_access_key(UserName=name, AccessKeyId=old_key["AccessKeyId"])
     set_policy(maker, name, statements)
     arn = iam.get_user(UserName=name)["User"]["Arn"]
     key = iam.create_access_key(UserName=name)["AccessKey"]
@@ -131,8 +131,8 @@ def policy_statements(maker: Credentials, arn: str) -> list[Statement]:
     """Return the statements of a managed policy, as they are deployed."""
     iam: IAMClient = maker.client("iam")
     version = iam.get_policy(PolicyArn=arn)["Policy"]["DefaultVersionId"]
-    stored: Any = iam.get_policy_version(PolicyArn=arn, VersionId=version)["PolicyVersion"]["Document"]
-    document = json.loads(stored) if isinstance(stored, str) else stored
+    policy_document: Any = iam.get_policy_version(PolicyArn=arn, VersionId=version)["PolicyVersion"]["Document"]
+    document = json.loads(policy_document) if isinstance(policy_document, str) else policy_document
     return list(document["Statement"])
 
 
@@ -165,7 +165,7 @@ def _deployer_statements(account_id: str) -> list[Statement]:
         *("apigateway", "cloudformation", "cloudwatch", "dynamodb", "events", "kms", "lambda", "logs"),
         *("s3", "scheduler", "sns", "sqs", "ssm", "states", "tag"),
     )
-    allowed = {
+    actions_by_resource = {
         "role": (
             *("*RolePolicy", "CreateRole", "DeleteRole", "GetRole", "PassRole", "TagRole", "UntagRole", "UpdateRole"),
             *("UpdateAssumeRolePolicy", "ListRolePolicies", "ListAttachedRolePolicies"),
@@ -187,6 +187,6 @@ def _deployer_statements(account_id: str) -> list[Statement]:
                 "Action": [f"iam:{action}" for action in actions],
                 "Resource": f"arn:aws:iam::{account_id}:{kind}/*",
             }
-            for kind, actions in allowed.items()
+            for kind, actions in actions_by_resource.items()
         ),
     ]

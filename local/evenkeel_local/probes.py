@@ -102,11 +102,11 @@ def _slowest_schedule_text(overview: Json, up_since: str) -> str:
     Raises:
         RuntimeError: a function is silent, or has never finished although it had enough time.
     """
-    now, oldest = datetime.now(UTC), 0.0
+    now, longest_age = datetime.now(UTC), 0.0
     for beat in overview["heartbeats"]:
         age = (now - datetime.fromisoformat(beat["at"] or up_since)).total_seconds()
         if age > SILENT_SECONDS:
             run_text = "last finished" if beat["at"] else "started but never finished; first started"
             raise RuntimeError(f"{beat['function']} {run_text} {age:.0f} s ago")
-        oldest = max(oldest, age)
-    return f"every scheduled function ran or started within the last {oldest:.0f} s"
+        longest_age = max(longest_age, age)
+    return f"every scheduled function ran or started within the last {longest_age:.0f} s"

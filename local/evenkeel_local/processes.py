@@ -43,8 +43,8 @@ class ProcessIdentity:
     @classmethod
     def of(cls, pid: int) -> ProcessIdentity | None:
         """Return the mark of the process with this pid; None if there is none or only a zombie."""
-        started = _start_time(pid)
-        return None if started is None else cls(pid, started)
+        start_time = _start_time(pid)
+        return None if start_time is None else cls(pid, start_time)
 
     @classmethod
     def read(cls, path: Path) -> ProcessIdentity | None:

@@ -37,7 +37,7 @@ def reference_digest(ranks: int, steps: int, seed: int) -> str:
     }
     # Log to files: a full pipe would block a rank, and with it all other ranks.
     logs = [folder / f"rank-{rank}.log" for rank in range(ranks)]
-    running = []
+    processes = []
     for rank, log in enumerate(logs):
         with log.open("w", encoding="utf-8") as output:
             process = subprocess.Popen(
@@ -47,18 +47,18 @@ def reference_digest(ranks: int, steps: int, seed: int) -> str:
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
-        running.append(process)
+        processes.append(process)
     try:
-        for process in running:
+        for process in processes:
             process.wait(timeout=TWIN_SECONDS)
-        for rank, process in enumerate(running):
+        for rank, process in enumerate(processes):
             if process.returncode != 0:
                 last_output = logs[rank].read_text(encoding="utf-8")[-800:]
                 raise RuntimeError(f"rank {rank} of the reference run ended with {process.returncode}: {last_output}")
         result = json.loads((folder / "result" / "attempt=1.json").read_text(encoding="utf-8"))
         return str(result["digest"])
     finally:
-        for process in running:
+        for process in processes:
             if process.poll() is None:
                 process.kill()
                 process.wait()

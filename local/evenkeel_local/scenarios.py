@@ -90,13 +90,16 @@ class ScenarioRun:
         self.client.change("PUT", f"/teams/{name}/quota", {"team": team, "reason": "the scenario's"}, version=0)
         self.note("you", f"Team {name} has {gpus} GPUs.")
 
-    def submit(self, name: str, work: TrainingWork, **fields: Any) -> ScenarioJob:
+    def submit(self, name: str, training_work: TrainingWork, **fields: Any) -> ScenarioJob:
         """Submit a job; `fields` are added to the request."""
         uri = f"s3://{CHECKPOINTS_BUCKET}/scenarios/{name}-{time.time_ns()}"
-        job_id = self.client.post("/jobs", work.submission(name, uri) | fields)["jobId"]
-        scenario_job = ScenarioJob(self, name, str(job_id), uri, work)
+        job_id = self.client.post("/jobs", training_work.submission(name, uri) | fields)["jobId"]
+        scenario_job = ScenarioJob(self, name, str(job_id), uri, training_work)
         self.jobs.append(scenario_job)
-        self.note("you", f"Submitted {name} on {work.nodes} {'node' if work.nodes == 1 else 'nodes'}: {job_id}.")
+        self.note(
+            "you",
+            f"Submitted {name} on {training_work.nodes} {'node' if training_work.nodes == 1 else 'nodes'}: {job_id}.",
+        )
         return scenario_job
 
     def scale_deployment(self, name: str, replicas: int, *tolerations: Json) -> None:
@@ -218,14 +221,18 @@ class ScenarioRun:
         self.check(
             "every bill equals price x started seconds x nodes, to the micro-dollar", not wrong, wrong or f"${total}"
         )
-        used = meter.min_usd()
+        used_usd = meter.min_usd()
         self.check(
-            "the bills are at least the cost of the observed run time of the nodes", total >= used, f"{total}, {used}"
+            "the bills are at least the cost of the observed run time of the nodes",
+            total >= used_usd,
+            f"{total}, {used_usd}",
         )
-        most = Decimal(meter.max_micros_per_hour) / 1_000_000
+        max_usd = Decimal(meter.max_micros_per_hour) / 1_000_000
         within = meter.max_micros_per_hour <= CAP_MICROS_PER_HOUR
         self.check(
-            f"rented nodes never cost more than $120 per hour: ${most:.2f} at the peak", within, f"${most} an hour"
+            f"rented nodes never cost more than $120 per hour: ${max_usd:.2f} at the peak",
+            within,
+            f"${max_usd} an hour",
         )
 
 
@@ -253,18 +260,20 @@ class CostMeter:
 
     def min_usd(self) -> Decimal:
         """Return the minimum cost: the whole seconds between the first and the last observation of each machine."""
-        parts = sum(PRICES[pool] * math.floor(last - first) for pool, first, last in self._seen.values())
-        return Decimal(parts) / _COST_PARTS_PER_USD
+        micros = sum(
+            PRICES[pool] * math.floor(last_seen - first_seen) for pool, first_seen, last_seen in self._seen.values()
+        )
+        return Decimal(micros) / _COST_PARTS_PER_USD
 
 
 def expected_cost_usd(rental: Json) -> Decimal:
     """Return the expected cost of a rental, from the times of its offers and the price table."""
-    parts = 0
+    micros = 0
     for offer in rental["offers"]:
         if offer["joinedNodes"]:
-            lasted = datetime.fromisoformat(offer["closedAt"]) - datetime.fromisoformat(offer["openedAt"])
-            parts += PRICES[offer["pool"]] * offer["joinedNodes"] * max(60, math.ceil(lasted.total_seconds()))
-    return Decimal(parts) / _COST_PARTS_PER_USD
+            duration = datetime.fromisoformat(offer["closedAt"]) - datetime.fromisoformat(offer["openedAt"])
+            micros += PRICES[offer["pool"]] * offer["joinedNodes"] * max(60, math.ceil(duration.total_seconds()))
+    return Decimal(micros) / _COST_PARTS_PER_USD
 
 
 def has_expected_cost(rental: Json) -> bool:
@@ -345,12 +354,12 @@ class ScenarioJob:
         job = self.wait_for_end()
         document = read_object(self.run.centre, self.uri, f"result/attempt={job['currentAttempt']}.json")
         digest = json.loads(document)["digest"] if document else "no result"
-        right = reference_digest(self.work.nodes, self.work.steps, self.work.seed)
+        expected_digest = reference_digest(self.work.nodes, self.work.steps, self.work.seed)
         self.run.check(f"{self.name} succeeds", job["state"] == "SUCCEEDED", f"{job['state']}: {job['reason']}")
         self.run.check(
             f"the weights of {self.name} equal the weights of an undisturbed run",
-            digest == right,
-            f"{digest} against {right}",
+            digest == expected_digest,
+            f"{digest} against {expected_digest}",
         )
         self.run.check(f"{self.name} took {attempts} attempts", job["currentAttempt"] == attempts, job["reason"])
         self.run.check(
@@ -363,10 +372,10 @@ def leftover_rentals(centre: DataCentre) -> list[str]:
     """Return the remaining NodeClaims, capacity pods and NodePool limits of rentals."""
     get = centre.cluster.get
     pools = get("/apis/karpenter.sh/v1/nodepools")["items"]
-    rented = [pool for pool in pools if pool["metadata"]["name"] in _NODE_POOLS]
-    claims = get("/apis/karpenter.sh/v1/nodeclaims")["items"] if rented else []
+    rented_pools = [pool for pool in pools if pool["metadata"]["name"] in _NODE_POOLS]
+    claims = get("/apis/karpenter.sh/v1/nodeclaims")["items"] if rented_pools else []
     pods = get("/api/v1/pods?labelSelector=evenkeel.io%2Frental")["items"]
-    open_ones = [pool for pool in rented if pool["spec"]["limits"]["nvidia.com/gpu"] != "0"]
+    open_ones = [pool for pool in rented_pools if pool["spec"]["limits"]["nvidia.com/gpu"] != "0"]
     return [str(claim["metadata"]["name"]) for claim in (*claims, *pods, *open_ones)]
 
 
@@ -377,39 +386,45 @@ LONG: Final = TrainingWork(nodes=2, steps=120, checkpoint_every=4, step_seconds=
 SHORT: Final = TrainingWork(nodes=2, steps=12, checkpoint_every=4, step_seconds=0.1)
 
 
-def preemption(run: ScenarioRun) -> None:
+def preemption(scenario_run: ScenarioRun) -> None:
     """Committed capacity is full: a job of a higher class preempts a lower one, which saves and later resumes."""
-    run.create_priority_classes(low=1, high=100)
-    run.create_team("red", 16, TYPE)
-    low = run.submit("low", LONG, team="red", priorityClass="low").wait_for_step(9)
-    high = run.submit("high", SHORT, team="red", priorityClass="high")
-    high.check_good_end(attempts=1)
-    low.check_good_end(attempts=2)
-    stopped, resumed = low.attempt(1), low.attempt(2)
-    run.check("the reason of low names the job that preempts it", high.job_id in stopped["reason"], stopped["reason"])
-    run.check(
-        "low resumes from the checkpoint that it saved", resumed["resumeFrom"]["step"] >= 8, resumed["resumeFrom"]
+    scenario_run.create_priority_classes(low=1, high=100)
+    scenario_run.create_team("red", 16, TYPE)
+    low_job = scenario_run.submit("low", LONG, team="red", priorityClass="low").wait_for_step(9)
+    high_job = scenario_run.submit("high", SHORT, team="red", priorityClass="high")
+    high_job.check_good_end(attempts=1)
+    low_job.check_good_end(attempts=2)
+    stopped_attempt, resumed_attempt = low_job.attempt(1), low_job.attempt(2)
+    scenario_run.check(
+        "the reason of low names the job that preempts it",
+        high_job.job_id in stopped_attempt["reason"],
+        stopped_attempt["reason"],
+    )
+    scenario_run.check(
+        "low resumes from the checkpoint that it saved",
+        resumed_attempt["resumeFrom"]["step"] >= 8,
+        resumed_attempt["resumeFrom"],
     )
 
 
-def shared_node(run: ScenarioRun) -> None:
+def shared_node(scenario_run: ScenarioRun) -> None:
     """Two halves of a GPU node and a CPU-only job share one node; a job that needs more CPU waits."""
-    run.create_priority_classes(normal=1)
+    scenario_run.create_priority_classes(normal=1)
     groups = [{TYPE: {"nvidia.com/gpu": 8, "cpu": 400, "memory": "4Ti"}}]
-    run.create_team("red", 8, TYPE, groups=groups)
+    scenario_run.create_team("red", 8, TYPE, groups=groups)
     half = TrainingWork(nodes=1, steps=600, checkpoint_every=50, step_seconds=0.15)
-    short = TrainingWork(nodes=1, steps=20, checkpoint_every=10, step_seconds=0.1)
-    first = run.submit("half-1", half, team="red", gpusPerNode=4)
-    second = run.submit("half-2", half, team="red", gpusPerNode=4)
-    notebook = run.submit("notebook", half, team="red", gpusPerNode=0, cpuPerNode=8, memoryGibPerNode=32)
-    for job in (first, second, notebook):
+    short_work = TrainingWork(nodes=1, steps=20, checkpoint_every=10, step_seconds=0.1)
+    first_job = scenario_run.submit("half-1", half, team="red", gpusPerNode=4)
+    second = scenario_run.submit("half-2", half, team="red", gpusPerNode=4)
+    notebook = scenario_run.submit("notebook", half, team="red", gpusPerNode=0, cpuPerNode=8, memoryGibPerNode=32)
+    for job in (first_job, second, notebook):
         job.wait_for_step(3)
-    nodes = {job.node(0) for job in (first, second, notebook)}
-    run.check("two halves of a node and a CPU job run on one node", len(nodes) == 1, nodes)
-    large = run.submit("large", short, team="red", gpusPerNode=0, cpuPerNode=64)
-    waiting = large.wait_until("to wait for CPU", lambda document: "short of CPU" in document["reason"])
-    run.check("a job that needs more CPU than is free waits, and says so", True, waiting["reason"])
-    for job in (first, second, notebook, large):
+    nodes = {job.node(0) for job in (first_job, second, notebook)}
+    scenario_run.check("two halves of a node and a CPU job run on one node", len(nodes) == 1, nodes)
+    large = scenario_run.submit("large", short_work, team="red", gpusPerNode=0, cpuPerNode=64)
+    waiting_job = large.wait_until("to wait for CPU", lambda document: "short of CPU" in document["reason"])
+    scenario_run.check("a job that needs more CPU than is free waits, and says so", True, waiting_job["reason"])
+    for job in (first_job, second, notebook, large):
         job.check_good_end(attempts=1)
 
 
@@ -417,81 +432,89 @@ SIZES: Final = {"minNodes": 1, "maxNodes": 3}
 GROUP_TYPE: Final = "p5.48xlarge"
 
 
-def elastic(run: ScenarioRun) -> None:
+def elastic(scenario_run: ScenarioRun) -> None:
     """Idle nodes: a job grows. For a job of a higher class it shrinks instead of ending, then grows back."""
-    run.create_priority_classes(low=1, high=100)
-    run.create_team("red", 24, TYPE)
-    work = TrainingWork(nodes=2, steps=1000, checkpoint_every=4, step_seconds=0.12)
-    job = run.submit("elastic", work, team="red", priorityClass="low", elastic=SIZES)
+    scenario_run.create_priority_classes(low=1, high=100)
+    scenario_run.create_team("red", 24, TYPE)
+    training_work = TrainingWork(nodes=2, steps=1000, checkpoint_every=4, step_seconds=0.12)
+    job = scenario_run.submit("elastic", training_work, team="red", priorityClass="low", elastic=SIZES)
     job.wait_for_size(3)
     job.wait_for_step(job.step() + 5)
-    high = run.submit("urgent", TrainingWork(nodes=2, steps=30, step_seconds=0.1), team="red", priorityClass="high")
+    urgent_job = scenario_run.submit(
+        "urgent", TrainingWork(nodes=2, steps=30, step_seconds=0.1), team="red", priorityClass="high"
+    )
     job.wait_for_size(1)
-    high.check_good_end(attempts=1)
+    urgent_job.check_good_end(attempts=1)
     job.wait_for_size(3)
-    ended = job.check_good_end(attempts=4)
-    sizes = [attempt["gpus"] // 8 for attempt in reversed(ended["attempts"])]
-    run.check("the job ran on 2, 3, 1 and 3 nodes", sizes == [2, 3, 1, 3], sizes)
+    ended_job = job.check_good_end(attempts=4)
+    sizes = [attempt["gpus"] // 8 for attempt in reversed(ended_job["attempts"])]
+    scenario_run.check("the job ran on 2, 3, 1 and 3 nodes", sizes == [2, 3, 1, 3], sizes)
 
 
-def node_lost(run: ScenarioRun) -> None:
+def node_lost(scenario_run: ScenarioRun) -> None:
     """A node is lost and there is no spare: the job continues with fewer nodes during the replacement."""
-    run.create_priority_classes(low=1)
-    run.create_team("red", 24, TYPE)
+    scenario_run.create_priority_classes(low=1)
+    scenario_run.create_team("red", 24, TYPE)
     slow = {
         "jobs": {"expectedReplaceSeconds": 120},
         "repair": {"replaceDeadlineSeconds": 90},
         "scheduling": {"elastic": {"spareWaitSeconds": 15}},
     }
-    run.set_policy(slow, "repairs are slow in this scenario")
-    work = TrainingWork(nodes=3, steps=1000, checkpoint_every=4, step_seconds=0.12)
-    job = run.submit("elastic", work, team="red", priorityClass="low", elastic=SIZES).wait_for_step(9)
+    scenario_run.set_policy(slow, "repairs are slow in this scenario")
+    training_work = TrainingWork(nodes=3, steps=1000, checkpoint_every=4, step_seconds=0.12)
+    job = scenario_run.submit("elastic", training_work, team="red", priorityClass="low", elastic=SIZES).wait_for_step(9)
     node = job.node(2)
-    run.centre.cluster.inject("gpu-xid79", node=node)
-    run.note("world", f"A GPU of {node} falls off the bus (Xid 79).")
+    scenario_run.centre.cluster.inject("gpu-xid79", node=node)
+    scenario_run.note("world", f"A GPU of {node} falls off the bus (Xid 79).")
     job.wait_for_size(2)
     instance_id = node.removeprefix("hyperpod-")
 
     def incident() -> Json:
-        incidents = run.client.get("/incidents", pageSize=100)["items"]
+        incidents = scenario_run.client.get("/incidents", pageSize=100)["items"]
         return next((document for document in incidents if document["node"]["instanceId"] == instance_id), {})
 
     open_still = incident()
-    run.check("the job runs while its node is repaired", open_still["state"] not in SETTLED, open_still["state"])
-    run.wait_for("the incident to settle", lambda: incident()["state"] in SETTLED)
+    scenario_run.check(
+        "the job runs while its node is repaired", open_still["state"] not in SETTLED, open_still["state"]
+    )
+    scenario_run.wait_for("the incident to settle", lambda: incident()["state"] in SETTLED)
     job.wait_for_size(3)
     job.check_good_end(attempts=3)
-    run.check("the plan was to shrink the job", "SHRINK" in job.timeline(), job.timeline())
+    scenario_run.check("the plan was to shrink the job", "SHRINK" in job.timeline(), job.timeline())
 
 
-def node_group(run: ScenarioRun) -> None:
+def node_group(scenario_run: ScenarioRun) -> None:
     """EKS without Karpenter and HyperPod: a GPU fails, and an Auto Scaling group replaces the node without a person."""
-    run.create_priority_classes(normal=1)
-    run.create_team("red", 24, GROUP_TYPE)
-    work = TrainingWork(nodes=2, steps=400, checkpoint_every=4, step_seconds=0.12)
-    job = run.submit("training", work, team="red").wait_for_step(9)
+    scenario_run.create_priority_classes(normal=1)
+    scenario_run.create_team("red", 24, GROUP_TYPE)
+    training_work = TrainingWork(nodes=2, steps=400, checkpoint_every=4, step_seconds=0.12)
+    job = scenario_run.submit("training", training_work, team="red").wait_for_step(9)
     node = job.node(1)
-    before = _instance_ids(run)
-    run.centre.cluster.inject("gpu-xid79", node=node)
-    run.note("world", f"A GPU of {node} falls off the bus (Xid 79).")
+    before = _instance_ids(scenario_run)
+    scenario_run.centre.cluster.inject("gpu-xid79", node=node)
+    scenario_run.note("world", f"A GPU of {node} falls off the bus (Xid 79).")
 
     def incident() -> Json:
-        incidents = run.client.get("/incidents", pageSize=100)["items"]
+        incidents = scenario_run.client.get("/incidents", pageSize=100)["items"]
         return next((document for document in incidents if document["node"]["instanceId"] == before[node]), {})
 
-    settled = run.wait_for("the incident to settle", lambda: incident().get("state") in SETTLED and incident())
-    run.check("the recovery needs no person", settled["state"] == "RECOVERED", settled["outcome"])
-    run.wait_for("the group to be complete", lambda: len(_instance_ids(run)) == run.centre.node_count)
-    after = _instance_ids(run)
-    run.check("the group replaced exactly the faulty node", _lost_nodes(before, after) == {before[node]}, after)
+    settled = scenario_run.wait_for("the incident to settle", lambda: incident().get("state") in SETTLED and incident())
+    scenario_run.check("the recovery needs no person", settled["state"] == "RECOVERED", settled["outcome"])
+    scenario_run.wait_for(
+        "the group to be complete", lambda: len(_instance_ids(scenario_run)) == scenario_run.centre.node_count
+    )
+    after = _instance_ids(scenario_run)
+    scenario_run.check(
+        "the group replaced exactly the faulty node", _lost_nodes(before, after) == {before[node]}, after
+    )
     job.check_good_end(attempts=2)
     resumed = job.attempt(2)["resumeFrom"]
-    run.check("the job resumes from a checkpoint", resumed["step"] >= 4, resumed)
+    scenario_run.check("the job resumes from a checkpoint", resumed["step"] >= 4, resumed)
 
 
-def _instance_ids(run: ScenarioRun) -> dict[str, str]:
+def _instance_ids(scenario_run: ScenarioRun) -> dict[str, str]:
     """Return the instance id of each Ready node, by the node's name."""
-    nodes = run.centre.cluster.get("/api/v1/nodes")["items"]
+    nodes = scenario_run.centre.cluster.get("/api/v1/nodes")["items"]
     return {
         node["metadata"]["name"]: node["spec"]["providerID"].rpartition("/")[2]
         for node in nodes
@@ -505,53 +528,61 @@ def _lost_nodes(before: dict[str, str], after: dict[str, str]) -> set[str]:
     return set(before.values()) - set(after.values())
 
 
-def preempted_for_interrupted(run: ScenarioRun) -> None:
+def preempted_for_interrupted(scenario_run: ScenarioRun) -> None:
     """A high-class job loses a node and there is no spare: Evenkeel preempts a lower job, which later resumes."""
-    run.create_priority_classes(low=1, high=100)
-    run.create_team("red", 24, TYPE)
+    scenario_run.create_priority_classes(low=1, high=100)
+    scenario_run.create_team("red", 24, TYPE)
     slow = {"jobs": {"expectedReplaceSeconds": 600}, "repair": {"replaceDeadlineSeconds": 90}}
-    run.set_policy(slow, "repairs are slow in this scenario")
-    work = TrainingWork(nodes=2, steps=300, checkpoint_every=4, step_seconds=0.15)
-    high = run.submit("high", work, team="red", priorityClass="high", graceSeconds=20).wait_for_step(9)
-    work = TrainingWork(nodes=1, steps=300, checkpoint_every=4, step_seconds=0.15)
-    low = run.submit("low", work, team="red", priorityClass="low", graceSeconds=20).wait_for_step(9)
+    scenario_run.set_policy(slow, "repairs are slow in this scenario")
+    training_work = TrainingWork(nodes=2, steps=300, checkpoint_every=4, step_seconds=0.15)
+    high = scenario_run.submit("high", training_work, team="red", priorityClass="high", graceSeconds=20).wait_for_step(
+        9
+    )
+    training_work = TrainingWork(nodes=1, steps=300, checkpoint_every=4, step_seconds=0.15)
+    low = scenario_run.submit("low", training_work, team="red", priorityClass="low", graceSeconds=20).wait_for_step(9)
     node, preempted_node = high.node(1), low.node(0)
-    run.centre.cluster.inject("gpu-xid79", node=node)
-    run.note("world", f"A GPU of {node} falls off the bus (Xid 79).")
+    scenario_run.centre.cluster.inject("gpu-xid79", node=node)
+    scenario_run.note("world", f"A GPU of {node} falls off the bus (Xid 79).")
     high.wait_until("to run again", lambda job: (job["state"], job["currentAttempt"]) == ("RUNNING", 2))
     waits = low.read()
-    run.check("low waits while high runs", waits["state"] == "PENDING", f"{waits['state']}: {waits['reason']}")
+    scenario_run.check("low waits while high runs", waits["state"] == "PENDING", f"{waits['state']}: {waits['reason']}")
     low.wait_until("to run again", lambda job: (job["state"], job["currentAttempt"]) == ("RUNNING", 2))
     high.check_good_end(attempts=2)
     low.check_good_end(attempts=2)
     nodes_taken = [node["name"] for node in high.attempt(2)["nodes"]]
-    run.check("high runs where low ran", preempted_node in nodes_taken and node not in nodes_taken, nodes_taken)
+    scenario_run.check(
+        "high runs where low ran", preempted_node in nodes_taken and node not in nodes_taken, nodes_taken
+    )
     stopped, resumed = low.attempt(1), low.attempt(2)
-    run.check("the reason of low names the job that preempts it", high.job_id in stopped["reason"], stopped["reason"])
-    run.check(
+    scenario_run.check(
+        "the reason of low names the job that preempts it", high.job_id in stopped["reason"], stopped["reason"]
+    )
+    scenario_run.check(
         "low resumes from the checkpoint that it saved", resumed["resumeFrom"]["step"] >= 8, resumed["resumeFrom"]
     )
-    run.check("the plan was to preempt low", "PREEMPT" in high.timeline(), high.timeline())
+    scenario_run.check("the plan was to preempt low", "PREEMPT" in high.timeline(), high.timeline())
 
 
-def inference_spike(run: ScenarioRun) -> None:
+def inference_spike(scenario_run: ScenarioRun) -> None:
     """Serving needs more replicas than nodes are free: training shrinks, then grows back."""
-    run.create_priority_classes(low=1)
-    run.create_team("red", 24, TYPE)
-    chat = {"cluster": run.centre.cluster.eks_cluster_name, "namespace": "default", "name": "chat"}
-    run.set_policy({"scheduling": {"serving": [chat]}}, "default/chat serves and has priority over training")
-    work = TrainingWork(nodes=3, steps=800, checkpoint_every=4, step_seconds=0.12)
-    job = run.submit("training", work, team="red", priorityClass="low", elastic=SIZES).wait_for_step(9)
-    run.scale_deployment("chat", 2)
+    scenario_run.create_priority_classes(low=1)
+    scenario_run.create_team("red", 24, TYPE)
+    chat = {"cluster": scenario_run.centre.cluster.eks_cluster_name, "namespace": "default", "name": "chat"}
+    scenario_run.set_policy({"scheduling": {"serving": [chat]}}, "default/chat serves and has priority over training")
+    training_work = TrainingWork(nodes=3, steps=800, checkpoint_every=4, step_seconds=0.12)
+    job = scenario_run.submit("training", training_work, team="red", priorityClass="low", elastic=SIZES).wait_for_step(
+        9
+    )
+    scenario_run.scale_deployment("chat", 2)
     job.wait_for_size(1)
-    run.wait_for("both replicas to run", lambda: run.running_replicas("chat") == 2)
-    run.note("serving", "Both replicas run, on nodes that training released.")
-    run.scale_deployment("chat", 0)
+    scenario_run.wait_for("both replicas to run", lambda: scenario_run.running_replicas("chat") == 2)
+    scenario_run.note("serving", "Both replicas run, on nodes that training released.")
+    scenario_run.scale_deployment("chat", 0)
     job.wait_for_size(3)
     ended = job.check_good_end(attempts=3)
     sizes = [attempt["gpus"] // 8 for attempt in reversed(ended["attempts"])]
-    run.check("the job ran on 3, 1 and 3 nodes", sizes == [3, 1, 3], sizes)
-    run.check(
+    scenario_run.check("the job ran on 3, 1 and 3 nodes", sizes == [3, 1, 3], sizes)
+    scenario_run.check(
         "the timeline names the Deployment that gets the nodes",
         "The resize frees nodes for default/chat." in job.timeline(),
         job.timeline(),
@@ -570,14 +601,16 @@ _COST_PARTS_PER_USD: Final = 3_600_000_000
 """(micro-dollars per hour × seconds) in one dollar."""
 
 
-def _add_node_pools(run: ScenarioRun, taint: Json | None = None, burst: Json | None = None, **other: Any) -> None:
+def _add_node_pools(
+    scenario_run: ScenarioRun, taint: Json | None = None, burst: Json | None = None, **other: Any
+) -> None:
     """Create two NodePools with limit 0, and allow Evenkeel to rent from them; `other` are more policy sections."""
     taints = [taint] if taint else []
     market = {"burst-spot": "spot", "burst-on-demand": "on-demand"}
-    run.centre.cluster.apply([node_pool(name, market[name], limit=0, taints=taints) for name in _NODE_POOLS])
+    scenario_run.centre.cluster.apply([node_pool(name, market[name], limit=0, taints=taints) for name in _NODE_POOLS])
     shown = [f"{taint['key']}={taint['value']}:{taint['effect']}" for taint in taints]
     pools = [
-        rented_pool(run.centre, name, market[name], max_nodes=2, price=price) | {"taints": shown}
+        rented_pool(scenario_run.centre, name, market[name], max_nodes=2, price=price) | {"taints": shown}
         for name, price in PRICES.items()
     ]
     may = {
@@ -587,140 +620,170 @@ def _add_node_pools(run: ScenarioRun, taint: Json | None = None, burst: Json | N
         "otherExpectedRunSeconds": 3600,
     }
     changes = {"burst": {"pools": pools, **may, **(burst or {})}, **other}
-    run.set_policy(changes, "Evenkeel may rent nodes for at most $120 per hour")
-    run.meter = CostMeter()
+    scenario_run.set_policy(changes, "Evenkeel may rent nodes for at most $120 per hour")
+    scenario_run.meter = CostMeter()
 
 
-def return_to_committed(run: ScenarioRun) -> None:
+def return_to_committed(scenario_run: ScenarioRun) -> None:
     """Committed capacity is full: an urgent job runs on rented nodes, and migrates back when capacity is free."""
-    _add_node_pools(run)
-    first = run.submit("baseline", HOLDING_JOB).wait_for_step(9)
-    urgent = run.submit("urgent", URGENT)
+    _add_node_pools(scenario_run)
+    baseline_job = scenario_run.submit("baseline", HOLDING_JOB).wait_for_step(9)
+    urgent = scenario_run.submit("urgent", URGENT)
     urgent.wait_for_step(9)
-    rented = urgent.attempt(1)
-    run.check("urgent runs on rented nodes", rented["pool"] in _NODE_POOLS, rented["pool"])
-    run.client.post(f"/jobs/{first.job_id}/cancel", {"reason": "urgent needs its node"})
-    run.note("you", "Cancelled baseline: urgent needs its node.")
+    rented_attempt = urgent.attempt(1)
+    scenario_run.check("urgent runs on rented nodes", rented_attempt["pool"] in _NODE_POOLS, rented_attempt["pool"])
+    scenario_run.client.post(f"/jobs/{baseline_job.job_id}/cancel", {"reason": "urgent needs its node"})
+    scenario_run.note("you", "Cancelled baseline: urgent needs its node.")
     urgent.check_good_end(attempts=2)
-    back = urgent.attempt(2)
-    run.check("urgent migrated back to committed capacity", back["pool"] == FleetShape().group, back["pool"])
-    run.check(
+    committed_attempt = urgent.attempt(2)
+    scenario_run.check(
+        "urgent migrated back to committed capacity",
+        committed_attempt["pool"] == FleetShape().group,
+        committed_attempt["pool"],
+    )
+    scenario_run.check(
         "the reason says so",
         "migrates back to committed capacity" in urgent.attempt(1)["reason"],
         urgent.attempt(1)["reason"],
     )
-    run.check("Evenkeel rented for urgent exactly once", len(urgent.read()["rentals"]) == 1, urgent.read()["rentals"])
+    scenario_run.check(
+        "Evenkeel rented for urgent exactly once", len(urgent.read()["rentals"]) == 1, urgent.read()["rentals"]
+    )
 
 
-def inference_burst(run: ScenarioRun) -> None:
+def inference_burst(scenario_run: ScenarioRun) -> None:
     """Serving needs more than committed capacity, and no job can shrink: Evenkeel rents nodes and returns them."""
     taint = {"key": "evenkeel.io/serving", "value": "chat", "effect": "NoSchedule"}
     chat = {
-        "cluster": run.centre.cluster.eks_cluster_name,
+        "cluster": scenario_run.centre.cluster.eks_cluster_name,
         "namespace": "default",
         "name": "chat",
         "rentsFrom": ["burst-on-demand"],
         "spikeSeconds": 600,
         "patienceSeconds": 2,
     }
-    _add_node_pools(run, taint, {"quietSeconds": 5}, scheduling={"serving": [chat]})
-    training = run.submit("baseline", HOLDING_JOB).wait_for_step(9)
-    node = training.node(0)
-    run.scale_deployment("chat", 2, {**taint, "operator": "Equal"})
-    run.wait_for("both replicas to run", lambda: run.running_replicas("chat") == 2)
+    _add_node_pools(scenario_run, taint, {"quietSeconds": 5}, scheduling={"serving": [chat]})
+    training_job = scenario_run.submit("baseline", HOLDING_JOB).wait_for_step(9)
+    node = training_job.node(0)
+    scenario_run.scale_deployment("chat", 2, {**taint, "operator": "Equal"})
+    scenario_run.wait_for("both replicas to run", lambda: scenario_run.running_replicas("chat") == 2)
     # A replica may run on its node shortly before the node is assigned.
-    rented = run.wait_for(
+    rented_node = scenario_run.wait_for(
         "both rented nodes to be assigned",
         lambda: (
             names
-            if len(names := [name for document in run.serving_rentals() for name in document["nodeNames"]]) > 1
+            if len(names := [name for document in scenario_run.serving_rentals() for name in document["nodeNames"]]) > 1
             else []
         ),
     )
-    nodes = run.replica_nodes("chat")
-    run.note("serving", f"Both replicas run on {' and '.join(nodes)}.")
-    run.check("each replica has a rented node of its own", sorted(nodes) == sorted(rented), f"{nodes} of {rented}")
-    run.check("training still runs", training.read()["state"] == "RUNNING", training.read()["reason"])
-    run.scale_deployment("chat", 1, {**taint, "operator": "Equal"})
-    returning = run.wait_for(
-        "one rental to end", lambda: [document for document in run.serving_rentals() if document["endedAt"]]
+    nodes = scenario_run.replica_nodes("chat")
+    scenario_run.note("serving", f"Both replicas run on {' and '.join(nodes)}.")
+    scenario_run.check(
+        "each replica has a rented node of its own", sorted(nodes) == sorted(rented_node), f"{nodes} of {rented_node}"
     )
-    run.check("the returned node had no replica", returning[0]["nodeNames"] != run.replica_nodes("chat"), returning)
-    run.scale_deployment("chat", 0)
-    run.wait_for("the other rental to end", lambda: all(document["endedAt"] for document in run.serving_rentals()))
-    run.check("training kept its node", training.node(0) == node, training.node(0))
-    run.client.post(f"/jobs/{training.job_id}/cancel", {"reason": "seen enough"})
+    scenario_run.check("training still runs", training_job.read()["state"] == "RUNNING", training_job.read()["reason"])
+    scenario_run.scale_deployment("chat", 1, {**taint, "operator": "Equal"})
+    returning_rental = scenario_run.wait_for(
+        "one rental to end", lambda: [document for document in scenario_run.serving_rentals() if document["endedAt"]]
+    )
+    scenario_run.check(
+        "the returned node had no replica",
+        returning_rental[0]["nodeNames"] != scenario_run.replica_nodes("chat"),
+        returning_rental,
+    )
+    scenario_run.scale_deployment("chat", 0)
+    scenario_run.wait_for(
+        "the other rental to end", lambda: all(document["endedAt"] for document in scenario_run.serving_rentals())
+    )
+    scenario_run.check("training kept its node", training_job.node(0) == node, training_job.node(0))
+    scenario_run.client.post(f"/jobs/{training_job.job_id}/cancel", {"reason": "seen enough"})
 
 
-def spot_reclaimed(run: ScenarioRun) -> None:
+def spot_reclaimed(scenario_run: ScenarioRun) -> None:
     """A spot node gets its interruption notice: the job saves in time and continues on rented on-demand nodes."""
-    _add_node_pools(run)
-    first = run.submit("baseline", HOLDING_JOB).wait_for_step(9)
-    urgent = run.submit("urgent", URGENT).wait_for_step(9)
+    _add_node_pools(scenario_run)
+    baseline_job = scenario_run.submit("baseline", HOLDING_JOB).wait_for_step(9)
+    urgent = scenario_run.submit("urgent", URGENT).wait_for_step(9)
     notice_step = urgent.step()
-    run.centre.cluster.inject("spot-reclaim", node=urgent.node(0))
-    run.note("world", f"The spot node of urgent gets its interruption notice at step {notice_step}.")
+    scenario_run.centre.cluster.inject("spot-reclaim", node=urgent.node(0))
+    scenario_run.note("world", f"The spot node of urgent gets its interruption notice at step {notice_step}.")
     urgent.wait_until("to start again", lambda job: job["currentAttempt"] > 1)
-    run.client.post(f"/jobs/{first.job_id}/cancel", {"reason": "seen enough"})
-    ended = urgent.wait_for_end()
-    pools = [attempt["pool"] for attempt in reversed(ended["attempts"])]
-    urgent.check_good_end(attempts=ended["currentAttempt"])
-    run.check("urgent moved from spot to on-demand", pools[:2] == ["burst-spot", "burst-on-demand"], pools)
-    resumed = urgent.attempt(2)["resumeFrom"]
-    run.check("urgent saved a checkpoint before the deadline of the notice", resumed["step"] >= notice_step, resumed)
-    run.check("Evenkeel rented for urgent exactly twice", len(urgent.read()["rentals"]) == 2, urgent.read()["rentals"])
+    scenario_run.client.post(f"/jobs/{baseline_job.job_id}/cancel", {"reason": "seen enough"})
+    ended_job = urgent.wait_for_end()
+    pools = [attempt["pool"] for attempt in reversed(ended_job["attempts"])]
+    urgent.check_good_end(attempts=ended_job["currentAttempt"])
+    scenario_run.check("urgent moved from spot to on-demand", pools[:2] == ["burst-spot", "burst-on-demand"], pools)
+    resume_point = urgent.attempt(2)["resumeFrom"]
+    scenario_run.check(
+        "urgent saved a checkpoint before the deadline of the notice", resume_point["step"] >= notice_step, resume_point
+    )
+    scenario_run.check(
+        "Evenkeel rented for urgent exactly twice", len(urgent.read()["rentals"]) == 2, urgent.read()["rentals"]
+    )
 
 
-def mixed_spot(run: ScenarioRun) -> None:
+def mixed_spot(scenario_run: ScenarioRun) -> None:
     """A job on a committed node grows onto two spot nodes; one gets its notice, and the job shrinks to its base."""
-    _add_node_pools(run)
+    _add_node_pools(scenario_run)
     sizes = {"minNodes": 1, "maxNodes": 3, "sizes": [1, 3], "mixedPools": ["burst-spot"]}
-    work = TrainingWork(nodes=1, steps=600, checkpoint_every=4, step_seconds=0.15)
-    job = run.submit("mixed", work, elastic=sizes, graceSeconds=20).wait_for_step(4)
+    training_work = TrainingWork(nodes=1, steps=600, checkpoint_every=4, step_seconds=0.15)
+    job = scenario_run.submit("mixed", training_work, elastic=sizes, graceSeconds=20).wait_for_step(4)
     base = job.node(0)
     job.wait_for_size(3)
-    part = job.attempt(2)["rentedPart"]
+    rented_part = job.attempt(2)["rentedPart"]
     nodes = [node["name"] for node in job.attempt(2)["nodes"]]
-    run.check("the attempt has its base and two spot nodes", nodes == [base, *part["nodes"]], nodes)
-    run.check("the rented part names its pool", (part["pool"], part["rental"]) == ("burst-spot", 1), part)
-    run.check("why names both parts", "1 committed node and 2 rented nodes" in job.why()["sentence"], job.why())
+    scenario_run.check("the attempt has its base and two spot nodes", nodes == [base, *rented_part["nodes"]], nodes)
+    scenario_run.check(
+        "the rented part names its pool", (rented_part["pool"], rented_part["rental"]) == ("burst-spot", 1), rented_part
+    )
+    scenario_run.check(
+        "why names both parts", "1 committed node and 2 rented nodes" in job.why()["sentence"], job.why()
+    )
     job.wait_for_step(job.step() + 5)
     notice_step = job.step()
-    run.centre.cluster.inject("spot-reclaim", node=part["nodes"][0])
-    run.note("world", f"A spot node of mixed gets its interruption notice at step {notice_step}.")
+    scenario_run.centre.cluster.inject("spot-reclaim", node=rented_part["nodes"][0])
+    scenario_run.note("world", f"A spot node of mixed gets its interruption notice at step {notice_step}.")
     job.wait_until(
         "to run on its base", lambda document: (document["currentAttempt"], document["state"]) == (3, "RUNNING")
     )
-    after = job.attempt(3)
-    run.check(
-        "the job continues on its base alone", [node["name"] for node in after["nodes"]] == [base], after["nodes"]
+    last_attempt = job.attempt(3)
+    scenario_run.check(
+        "the job continues on its base alone",
+        [node["name"] for node in last_attempt["nodes"]] == [base],
+        last_attempt["nodes"],
     )
-    run.check("the job saved a checkpoint within the notice", after["resumeFrom"]["step"] >= notice_step, after)
-    ended = job.check_good_end(attempts=3)
-    sizes_run = [attempt["gpus"] // 8 for attempt in reversed(ended["attempts"])]
-    run.check("the job ran on 1, 3 and 1 nodes", sizes_run == [1, 3, 1], sizes_run)
-    rentals = ended["rentals"]
-    run.check("Evenkeel rented two nodes once", [rental["nodes"] for rental in rentals] == [2], rentals)
+    scenario_run.check(
+        "the job saved a checkpoint within the notice", last_attempt["resumeFrom"]["step"] >= notice_step, last_attempt
+    )
+    ended_job = job.check_good_end(attempts=3)
+    sizes_run = [attempt["gpus"] // 8 for attempt in reversed(ended_job["attempts"])]
+    scenario_run.check("the job ran on 1, 3 and 1 nodes", sizes_run == [1, 3, 1], sizes_run)
+    rentals = ended_job["rentals"]
+    scenario_run.check("Evenkeel rented two nodes once", [rental["nodes"] for rental in rentals] == [2], rentals)
 
 
-def no_capacity_anywhere(run: ScenarioRun) -> None:
+def no_capacity_anywhere(scenario_run: ScenarioRun) -> None:
     """No pool has capacity: the job waits, shows why, costs nothing, and starts on free committed capacity."""
-    _add_node_pools(run)
+    _add_node_pools(scenario_run)
     for market in ("spot", "on-demand"):
         none = {"instanceType": RENTED_TYPE, "zone": "us-west-2a", "capacityType": market, "machines": 0}
-        run.centre.cluster.control("POST", "offerings", none)
-    run.note("world", "No pool has capacity to rent.")
-    work = TrainingWork(nodes=1, steps=200, checkpoint_every=4, step_seconds=0.15)
-    first = run.submit("baseline", work).wait_for_step(4)
-    urgent = run.submit("urgent", work)
+        scenario_run.centre.cluster.control("POST", "offerings", none)
+    scenario_run.note("world", "No pool has capacity to rent.")
+    training_work = TrainingWork(nodes=1, steps=200, checkpoint_every=4, step_seconds=0.15)
+    baseline_job = scenario_run.submit("baseline", training_work).wait_for_step(4)
+    urgent = scenario_run.submit("urgent", training_work)
     document = urgent.wait_until("to be refused", lambda job: job["rentals"] and job["rentals"][0]["endedAt"])
     rental = document["rentals"][0]
-    run.check("every pool refused the request", all(offer["refused"] for offer in rental["offers"]), rental["offers"])
-    run.check("the refused rental costs nothing", rental["costUsd"] == "0.000000", rental["costUsd"])
-    waiting = urgent.wait_until("to say why it waits", lambda job: "No pool can be rented" in job["reason"])
-    run.note("urgent", waiting["reason"])
-    run.check("the reason gives the expected wait", "waits about" in waiting["reason"], waiting["reason"])
-    first.check_good_end(attempts=1)
+    scenario_run.check(
+        "every pool refused the request", all(offer["refused"] for offer in rental["offers"]), rental["offers"]
+    )
+    scenario_run.check("the refused rental costs nothing", rental["costUsd"] == "0.000000", rental["costUsd"])
+    waiting_job = urgent.wait_until("to say why it waits", lambda job: "No pool can be rented" in job["reason"])
+    scenario_run.note("urgent", waiting_job["reason"])
+    scenario_run.check(
+        "the reason gives the expected wait", "waits about" in waiting_job["reason"], waiting_job["reason"]
+    )
+    baseline_job.check_good_end(attempts=1)
     urgent.check_good_end(attempts=1)
 
 
@@ -728,21 +791,21 @@ PLAN_SECONDS: Final = 150
 """Time from the policy change until the jobs must leave the training plan."""
 
 
-def plan_ends(run: ScenarioRun) -> None:
+def plan_ends(scenario_run: ScenarioRun) -> None:
     """The training plan of the committed capacity ends: the job leaves in time and continues on rented nodes."""
     left_by = datetime.now(UTC) + FRESH + timedelta(seconds=PLAN_SECONDS)
     plan = {
-        "cluster": run.centre.cluster.eks_cluster_name,
+        "cluster": scenario_run.centre.cluster.eks_cluster_name,
         "pool": FleetShape().group,
         "startsAt": rfc3339(left_by - timedelta(days=30)),
         "endsAt": rfc3339(left_by + timedelta(seconds=Reservation.model_fields["closing_seconds"].default)),
     }
-    run.note("world", f"Jobs must leave the training plan by {left_by:%H:%M:%S}.")
-    _add_node_pools(run, scheduling={"reservations": [plan]})
-    work = TrainingWork(nodes=1, steps=1000, checkpoint_every=4, step_seconds=0.15)
-    job = run.submit("training", work, graceSeconds=10)
+    scenario_run.note("world", f"Jobs must leave the training plan by {left_by:%H:%M:%S}.")
+    _add_node_pools(scenario_run, scheduling={"reservations": [plan]})
+    training_work = TrainingWork(nodes=1, steps=1000, checkpoint_every=4, step_seconds=0.15)
+    job = scenario_run.submit("training", training_work, graceSeconds=10)
     job.wait_for_step(9)
-    run.check(
+    scenario_run.check(
         "the job starts on the training plan", job.attempt(1)["pool"] == FleetShape().group, job.attempt(1)["pool"]
     )
     job.wait_until(
@@ -753,14 +816,18 @@ def plan_ends(run: ScenarioRun) -> None:
     job.wait_until(
         "to run on rented nodes", lambda document: document["currentAttempt"] > 1 and document["state"] == "RUNNING"
     )
-    first, second = job.attempt(1), job.attempt(2)
-    run.check("the job left in time", datetime.fromisoformat(first["endedAt"]) < left_by, first["endedAt"])
-    run.check("the reason says so", "The reservation of" in first["reason"], first["reason"])
-    run.check("the job continues on rented nodes", second["pool"] in _NODE_POOLS, second["pool"])
-    run.check(
+    first_attempt, second_attempt = job.attempt(1), job.attempt(2)
+    scenario_run.check(
+        "the job left in time", datetime.fromisoformat(first_attempt["endedAt"]) < left_by, first_attempt["endedAt"]
+    )
+    scenario_run.check("the reason says so", "The reservation of" in first_attempt["reason"], first_attempt["reason"])
+    scenario_run.check(
+        "the job continues on rented nodes", second_attempt["pool"] in _NODE_POOLS, second_attempt["pool"]
+    )
+    scenario_run.check(
         "the job resumes from the checkpoint that it saved before it left",
-        second["resumeFrom"]["step"] >= notice_step,
-        second["resumeFrom"],
+        second_attempt["resumeFrom"]["step"] >= notice_step,
+        second_attempt["resumeFrom"],
     )
     job.check_good_end(attempts=2)
 
@@ -810,8 +877,8 @@ def run(scenario: Scenario, centre: DataCentre, *, say: Say = lambda _text: None
         await_all_nodes_ready(stage.client, centre)
         scenario.play(stage)
         stage.finish()
-    except DrillTimeoutError as late:
-        result.check("every awaited state was reached", False, str(late))
+    except DrillTimeoutError as error:
+        result.check("every awaited state was reached", False, str(error))
     return result
 
 
@@ -834,11 +901,11 @@ def main() -> int:
             print(f"{scenario.name:<15} {scenario.title}")
         print("\nmake scenarios RUN=preemption     run one scenario; RUN=all runs all")
         return 0
-    chosen = list(SCENARIOS.values()) if name == "all" else [SCENARIOS[name]]
+    chosen_scenarios = list(SCENARIOS.values()) if name == "all" else [SCENARIOS[name]]
     try:
-        return max(_run_and_report(scenario) for scenario in chosen)
-    except (EngineError, ClusterFailed) as failed:
-        print(f"✖ {failed}", flush=True)
+        return max(_run_and_report(scenario) for scenario in chosen_scenarios)
+    except (EngineError, ClusterFailed) as failure:
+        print(f"✖ {failure}", flush=True)
         return 1
     except KeyboardInterrupt:
         print("\nInterrupted. All processes of the scenario have ended.")
@@ -851,8 +918,11 @@ def _run_and_report(scenario: Scenario) -> int:
     result = run_alone(scenario, say=lambda text: print(f"  {text}", flush=True))
     for expectation, holds, detail in result.checks:
         print(f"{'●' if holds else '✖'} {expectation}{'' if holds else f': {detail}'}", flush=True)
-    failed = len(result.failures())
-    print(f"{len(result.checks) - failed} checks passed, {failed} failed, {time.monotonic() - began:.0f} s", flush=True)
+    failed_count = len(result.failures())
+    print(
+        f"{len(result.checks) - failed_count} checks passed, {failed_count} failed, {time.monotonic() - began:.0f} s",
+        flush=True,
+    )
     return 0 if result.is_ok else 1
 
 

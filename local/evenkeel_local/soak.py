@@ -33,7 +33,7 @@ def main() -> int:
 def _soak(count: int, seed: int, only: str | None, nodes: int) -> int:
     dice = random.Random(seed)
     names = [only] if only else sorted(SHARED)
-    began, failed = time.monotonic(), 0
+    began, failed_count = time.monotonic(), 0
     with DataCentre.start(PROJECT / ".evenkeel" / "soak", fleet=FleetShape(nodes=nodes), say=_say) as centre:
         for number in range(1, count + 1):
             # Each round runs every drill once, in random order.
@@ -42,7 +42,7 @@ def _soak(count: int, seed: int, only: str | None, nodes: int) -> int:
             drill = SHARED[names[(number - 1) % len(names)]]
             drill_seed = dice.randrange(10**6)
             result = run(drill, centre, seed=drill_seed)
-            failed += not result.is_ok
+            failed_count += not result.is_ok
             took = "  ".join(f"{name} {seconds:.1f}s" for name, seconds in result.seconds.items())
             glyph = "●" if result.is_ok else "✖"
             print(
@@ -50,8 +50,8 @@ def _soak(count: int, seed: int, only: str | None, nodes: int) -> int:
             )
             for failure in result.failures():
                 print(f"      ✖ {failure}", flush=True)
-    print(f"{count - failed} passed, {failed} failed, in {time.monotonic() - began:.0f} s", flush=True)
-    return 1 if failed else 0
+    print(f"{count - failed_count} passed, {failed_count} failed, in {time.monotonic() - began:.0f} s", flush=True)
+    return 1 if failed_count else 0
 
 
 def _say(text: str) -> None:

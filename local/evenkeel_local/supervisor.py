@@ -150,13 +150,13 @@ class Supervisor:
             if stopping.wait(pause):
                 return False
             try:
-                preserved, lost = part.restart()
+                preserved_text, lost_text = part.restart()
             except Exception as error:  # noqa: BLE001 - the next start may succeed, whatever the error
                 why = f"{part.name} did not start ({error})"
                 continue
             now = datetime.now(UTC).isoformat(timespec="seconds")
-            self.restarts.append(PartRestart(part.name, now, preserved, lost))
-            self._say(f"{part.name} runs again. Kept: {preserved} Lost: {lost}")
+            self.restarts.append(PartRestart(part.name, now, preserved_text, lost_text))
+            self._say(f"{part.name} runs again. Kept: {preserved_text} Lost: {lost_text}")
             self._restarted(self.restarts)
             return True
 

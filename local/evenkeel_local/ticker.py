@@ -38,8 +38,8 @@ def rest_seconds(took: float, every_seconds: float, *, is_long_running: bool) ->
     On a busy engine, half of the time remains for other functions. A long-running function waits most of its time, so
     its time does not show how busy the engine is.
     """
-    longest = every_seconds if is_long_running else _LONGEST_REST_SECONDS
-    return max(every_seconds - took, min(took, longest))
+    longest_rest = every_seconds if is_long_running else _LONGEST_REST_SECONDS
+    return max(every_seconds - took, min(took, longest_rest))
 
 
 @dataclass
@@ -119,9 +119,9 @@ class Ticker:
         payload = json.dumps(self._payloads.get(schedule_state.function_name, {})).encode()
         period = self._periods[schedule_state.function_name]
         while not self._stopping.is_set():
-            started = time.monotonic()
+            started_at = time.monotonic()
             self._invoke(schedule_state, payload)
-            took = time.monotonic() - started
+            took = time.monotonic() - started_at
             is_long_running = schedule_state.function_name in self._long_running_functions
             self._stopping.wait(rest_seconds(took, period, is_long_running=is_long_running))
 

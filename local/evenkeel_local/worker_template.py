@@ -152,9 +152,9 @@ class WorkerTemplates:
         environment = options.get("env") or {}
         layers = [layer for layer in environment.get("_LAMBDA_LAYERS_DIRS", "").split(os.pathsep) if layer]
         if len(layers) == 1 and command[0] == sys.executable:
-            forked = self._fork(Path(layers[0]).resolve(), command[1], options["cwd"], environment)
-            if forked is not None:
-                return forked
+            forked_worker = self._fork(Path(layers[0]).resolve(), command[1], options["cwd"], environment)
+            if forked_worker is not None:
+                return forked_worker
         return subprocess.Popen(command, **options)
 
     def close(self) -> None:

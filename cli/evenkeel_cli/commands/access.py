@@ -60,7 +60,7 @@ def print_commands(stack: StackOption = "", clusters: ClustersOption = None) -> 
             stdout_printer().line(shlex.join(line))
 
 
-def _entries_and_clusters(stack: str, only: list[str] | None) -> tuple["EksAccess", list[str]]:
+def _entries_and_clusters(stack: str, chosen_clusters: list[str] | None) -> tuple["EksAccess", list[str]]:
     """Return the access entries of the stack's functions, and the names of the selected clusters.
 
     Raises:
@@ -77,23 +77,23 @@ def _entries_and_clusters(stack: str, only: list[str] | None) -> tuple["EksAcces
         roles, names = site.roles(), site.clusters()
     except CouldNotCheck as error:
         raise CommandFailed(Exit.FAILED, str(error), code="NO_STACK", hint=error.fix) from error
-    if differing := sorted(set(roles) ^ set(access.functions_with_access())):
-        text = f"The stack {site.stack} and this command differ in release: only one has {differing[0]}."
+    if differing_functions := sorted(set(roles) ^ set(access.functions_with_access())):
+        text = f"The stack {site.stack} and this command differ in release: only one has {differing_functions[0]}."
         raise CommandFailed(
             Exit.FAILED,
             text,
             code="OTHER_RELEASE",
             hint="Install the command in the release that the stack runs, then repeat it.",
         )
-    if unknown := sorted(set(only or ()) - set(names)):
-        text = f"The stack {site.stack} has no cluster {unknown[0]!r}."
+    if unknown_clusters := sorted(set(chosen_clusters or ()) - set(names)):
+        text = f"The stack {site.stack} has no cluster {unknown_clusters[0]!r}."
         hint = f"KubernetesClusters: {', '.join(names) or 'none'}"
         raise CommandFailed(Exit.NOT_FOUND, text, code="NOT_FOUND", hint=hint)
     if not names:
         note(f"The stack {site.stack} has no Kubernetes clusters.")
     wanted_entries = tuple(WantedEntry(name, role, frozenset(access.groups_of(name))) for name, role in roles.items())
     return EksAccess(aws.client("eks"), site.stack, wanted_entries), [
-        name for name in names if not only or name in only
+        name for name in names if not chosen_clusters or name in chosen_clusters
     ]
 
 
@@ -103,8 +103,8 @@ def _print_changes(out: Printer, clusters: list["ClusterChanges"], *, is_done: b
             out.line(out.with_glyph("failed", f"{changes.cluster}  failed: {changes.problem}"))
             continue
         current = len(changes.entries) - len(changes.pending_entries)
-        pending = f"{len(changes.pending_entries)} {'changed' if is_done else 'to change'}"
-        out.line(out.bold(f"{changes.cluster}  {pending}, {current} current"))
+        pending_text = f"{len(changes.pending_entries)} {'changed' if is_done else 'to change'}"
+        out.line(out.bold(f"{changes.cluster}  {pending_text}, {current} current"))
         for entry in changes.entries:
             if entry in changes.pending_entries or entry.problem:
                 out.line(f"  {_change_text(out, entry, is_done=is_done)}")

@@ -29,14 +29,14 @@ def list_acts(
     client = lookup.current_client()
     since_text = lookup.parse_instant("--since", since, stdout_printer().now())
 
-    def draw(listed: tuple[list[Json], str | None]) -> None:
-        acts, token = listed
+    def draw(page: tuple[list[Json], str | None]) -> None:
+        acts, token = page
         print_list(
             acts,
             output,
             _columns,
             fields=_FIELDS,
-            nothing=f"No person changed the fleet since {since_text}.",
+            empty_text=f"No person changed the fleet since {since_text}.",
             page_token=token,
             ends_after=limit,
             watch=watch,

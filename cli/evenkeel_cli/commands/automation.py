@@ -100,19 +100,19 @@ def still_running(client: ApiClient) -> list[tuple[str, str]]:
     overview = client.get("/overview")
     changing_jobs = lookup.list_items(client, "/jobs", 1000, state="STARTING,STOPPING")
     counts = overview["counts"]
-    running = rented = "an unknown number"
+    running_text = rented_text = "an unknown number"
     if counts:
         at = f"counted at {counts['at'][:19]}Z" + (", which is long ago" if counts["isStale"] else "")
-        running = f"{sum(entry['running'] for entry in counts['jobs']['classes'])} running, {at}"
-        rented = f"{count_of(counts['rent']['nodes'], 'node')}, {at}"
+        running_text = f"{sum(entry['running'] for entry in counts['jobs']['classes'])} running, {at}"
+        rented_text = f"{count_of(counts['rent']['nodes'], 'node')}, {at}"
     return [
-        ("jobs", f"{running}; a hold stops none of them"),
+        ("jobs", f"{running_text}; a hold stops none of them"),
         (
             "changing",
             ", ".join(f"{job['jobId']} {job['state'].lower()}" for job in changing_jobs) or "no job starts or stops",
         ),
         ("recoveries", f"{_recoveries_text(overview)}; a step that has started still finishes"),
-        ("rented nodes", f"{rented}; AWS bills them until they are released"),
+        ("rented nodes", f"{rented_text}; AWS bills them until they are released"),
         ("scheduling", "a running cycle commits its plan; the next cycle starts nothing"),
         ("not held", "cordons of faulty nodes, uncordons, and all records"),
         ("others", "HyperPod, EC2, Karpenter and Kueue still act; after an AWS notice, AWS still ends the node"),
@@ -142,8 +142,8 @@ def release(
     options = {name: value for name, value in (("reason", reason), ("cause", cause)) if value}
     response = client.post(path, {**options, **_scope_fields(client, pool, node)}, key=key)
 
-    held = "released" if response.get("wasHeld") else "automation was not held"
-    text = f"{cause} is cleared. Repairs continue, a few at a time." if cause else held
+    hold_text = "released" if response.get("wasHeld") else "automation was not held"
+    text = f"{cause} is cleared. Repairs continue, a few at a time." if cause else hold_text
     print_change(response, output, text, then="status")
 
 

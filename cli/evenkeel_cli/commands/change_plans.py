@@ -41,8 +41,8 @@ def is_only_plan(
     def notes() -> Sequence[str]:
         try:
             plan = read_plan()
-        except CommandFailed as failed:
-            if failed.exit_code is not Exit.USAGE or "dryRun" not in failed.text:
+        except CommandFailed as failure:
+            if failure.exit_code is not Exit.USAGE or "dryRun" not in failure.text:
                 raise
             return ["This stack is older than the command and cannot show a plan."]
         return [f"{title(plan)}.", *texts(plan)]

@@ -30,8 +30,8 @@ def list_contexts(output: lookup.OutputOption = OutputFormat.TABLE) -> None:
         in_force = None
     files = sorted(context.named_file(os.environ, "x").parent.glob("*.json"))
     documents = [_context_row(file) | {"isInForce": file.resolve() == in_force} for file in files]
-    nothing = "There are no contexts: evenkeel context add NAME --stack STACK"
-    print_list(documents, output, lambda _: _COLUMNS, fields=_FIELDS, nothing=nothing)
+    empty_text = "There are no contexts: evenkeel context add NAME --stack STACK"
+    print_list(documents, output, lambda _: _COLUMNS, fields=_FIELDS, empty_text=empty_text)
 
 
 @app.command("add")
@@ -85,15 +85,15 @@ def use(name: NameArgument, output: lookup.ResultOption = OutputFormat.TABLE) ->
     beside.unlink(missing_ok=True)
     beside.symlink_to(file.relative_to(default.parent))
     beside.replace(default)
-    listed = _context_row(file)
+    context_row = _context_row(file)
     shadow = _overriding_setting()
 
     def draw(out: Any) -> None:
-        out.line(out.with_glyph("ok", f"{name}  fleet {listed['fleet']} is the default"))
+        out.line(out.with_glyph("ok", f"{name}  fleet {context_row['fleet']} is the default"))
         if shadow:
             out.line(out.with_glyph("warn", f"{shadow} takes precedence here"))
 
-    print_object(listed, output, draw)
+    print_object(context_row, output, draw)
 
 
 def _overriding_setting() -> str:
@@ -122,14 +122,14 @@ def _write_context(file: Path, document: Json) -> None:
 def _context_row(file: Path) -> Json:
     row = {"context": file.stem, "fleet": "", "stack": "", "region": "", "profile": "", "problem": ""}
     try:
-        listed = context.read_context(json.loads(file.read_text(encoding="utf-8")), str(file), os.environ)
+        api_context = context.read_context(json.loads(file.read_text(encoding="utf-8")), str(file), os.environ)
     except (OSError, ValueError, CommandFailed) as error:
         return row | {"problem": str(error)}
     return row | {
-        "fleet": listed.name,
-        "stack": listed.stack,
-        "region": listed.region,
-        "profile": listed.profile or "",
+        "fleet": api_context.name,
+        "stack": api_context.stack,
+        "region": api_context.region,
+        "profile": api_context.profile or "",
     }
 
 

@@ -39,15 +39,15 @@ def list_decisions(
     kinds = kind and kind.upper().replace("-", "_")
     about = f" about {subject_id}" if subject_id else ""
 
-    def draw(listed: tuple[list[Json], str | None]) -> None:
-        decisions, token = listed
-        nothing = f"No decision{about} matches." if kind else f"No decision{about} is recorded."
+    def draw(page: tuple[list[Json], str | None]) -> None:
+        decisions, token = page
+        empty_text = f"No decision{about} matches." if kind else f"No decision{about} is recorded."
         print_list(
             decisions,
             output,
             lambda out: _columns(out, with_subject=not subject_id),
             fields=_FIELDS,
-            nothing=nothing,
+            empty_text=empty_text,
             page_token=token,
             ends_after=limit,
             watch=watch,
@@ -61,9 +61,9 @@ def list_decisions(
     )
 
 
-def _find_subject(client: ApiClient, typed: str) -> str:
-    is_incident = typed.startswith("inc-") or typed == "@latest"
-    return lookup.find_incident(client, typed) if is_incident else lookup.find_job(client, typed)
+def _find_subject(client: ApiClient, typed_value: str) -> str:
+    is_incident = typed_value.startswith("inc-") or typed_value == "@latest"
+    return lookup.find_incident(client, typed_value) if is_incident else lookup.find_job(client, typed_value)
 
 
 def _about(decision: Json) -> str:

@@ -51,11 +51,11 @@ def doctor(
                 Exit.USAGE, "--before and --stack exclude each other: the environment names the stack.", code="USAGE"
             )
         _check_before(before, skip, form)
-    skipped = _skipped_checks(skip, checks.CHECKS)
+    skipped_checks = _skipped_checks(skip, checks.CHECKS)
     site, _ = stack_site(stack)
     printer = stdout_printer()
     api_context = site.context
-    doctor_findings = checks.run(site, printer.now(), skipped)
+    doctor_findings = checks.run(site, printer.now(), skipped_checks)
     next_step = findings.next_step(doctor_findings, checks.ENABLE)
     if form.is_document:
         fleet, as_of = site.fleet(), printer.now().isoformat()
@@ -88,30 +88,37 @@ def _check_before(environment: str, skip: str, form: OutputFormat) -> NoReturn:
 
     folder = Path.cwd()
     try:
-        skipped = _skipped_checks(skip, predeployment.CHECKS_BEFORE_DEPLOYMENT)
-        planned = planned_stack.read_planned_stack(folder, environment)
+        skipped_checks = _skipped_checks(skip, predeployment.CHECKS_BEFORE_DEPLOYMENT)
+        planned_stack_values = planned_stack.read_planned_stack(folder, environment)
     except CommandFailed as error:
         # Not the exit code of a usage error: doctor also exits with it if a check had no answer, and then `make deploy`
         # continues.
         raise CommandFailed(Exit.FAILED, error.text, code=error.code, hint=error.hint) from error
     profile = os.environ.get("EVENKEEL_PROFILE")
     api_context = context.ApiContext(
-        "", "", planned.region, profile=profile, stack=planned.name, source="samconfig.toml"
+        "", "", planned_stack_values.region, profile=profile, stack=planned_stack_values.name, source="samconfig.toml"
     )
-    site = predeployment.PlannedSite(BotocoreAws(api_context), planned, planned_stack.read_sam_versions(folder))
-    out, fleet = stdout_printer(), planned.parameters["FleetName"]
-    doctor_findings = checks.run(site, out.now(), skipped, predeployment.CHECKS_BEFORE_DEPLOYMENT)
+    site = predeployment.PlannedSite(
+        BotocoreAws(api_context), planned_stack_values, planned_stack.read_sam_versions(folder)
+    )
+    out, fleet = stdout_printer(), planned_stack_values.parameters["FleetName"]
+    doctor_findings = checks.run(site, out.now(), skipped_checks, predeployment.CHECKS_BEFORE_DEPLOYMENT)
     next_step = "" if findings.exit_code(doctor_findings) == 1 else f"Deploy: make deploy ENV={environment}"
     if form.is_document:
         as_of = out.now().isoformat()
         document = findings.to_json(
-            doctor_findings, fleet=fleet, stack=planned.name, region=planned.region, as_of=as_of, then=next_step
+            doctor_findings,
+            fleet=fleet,
+            stack=planned_stack_values.name,
+            region=planned_stack_values.region,
+            as_of=as_of,
+            then=next_step,
         )
         out.document(document, form)
     else:
         print_findings(
             out,
-            f"before a deployment of {environment}  stack {planned.name}  {planned.region}",
+            f"before a deployment of {environment}  stack {planned_stack_values.name}  {planned_stack_values.region}",
             doctor_findings,
             next_step,
         )
@@ -136,9 +143,9 @@ def _stack_context(stack: str) -> context.ApiContext:
     """Return the context in use. Without one, `--stack` is enough: the stack's outputs have the API's address."""
     try:
         return lookup.current_context()
-    except CommandFailed as failed:
+    except CommandFailed as failure:
         region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
-        if failed.code != "NO_CONTEXT" or not stack or not region:
+        if failure.code != "NO_CONTEXT" or not stack or not region:
             raise
         profile = os.environ.get("EVENKEEL_PROFILE")
         return context.ApiContext(name="", url="", region=region, profile=profile, source=f"the stack {stack}")

@@ -23,7 +23,11 @@ def list_drills(output: lookup.OutputOption = OutputFormat.TABLE) -> None:
     """List the drills. Each injects a fault and checks the outcome."""
     documents = [{"name": drill.name, "summary": drill.title} for drill in _drills().DRILLS.values()]
     print_list(
-        documents, output, lambda out: _columns(out, "DRILL", "name", "summary"), fields=("name", "summary"), nothing=""
+        documents,
+        output,
+        lambda out: _columns(out, "DRILL", "name", "summary"),
+        fields=("name", "summary"),
+        empty_text="",
     )
 
 
@@ -133,11 +137,11 @@ def _drills() -> Any:
 
 def _draw_faults(out: Printer, document: Json) -> None:
     out.table(_columns(out, "FAULT", "fault", "does"), document["rows"])
-    injected = [item for item in document["injected"] if not item["cleared"]]
-    if injected:
+    injected_faults = [item for item in document["injected"] if not item["cleared"]]
+    if injected_faults:
         out.line()
         fault = Column("FAULT", lambda item: plain(item["fault"]))
-        out.table([Column("INJECTED", "faultId"), fault, Column("NODE", "node")], injected)
+        out.table([Column("INJECTED", "faultId"), fault, Column("NODE", "node")], injected_faults)
 
 
 def _columns(out: Printer, title: str, name: str, text: str) -> list[Column]:

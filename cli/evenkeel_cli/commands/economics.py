@@ -35,14 +35,14 @@ def _parse_rate(rate: str | None, failures: int | None, node_hours: str | None, 
     return offline.rate_of(rate, failures, node_hours, parse_share("--confidence", confidence))
 
 
-def _parse_seconds(option: str, typed: str) -> float:
+def _parse_seconds(option: str, typed_value: str) -> float:
     from evenkeel_cli.offline.quantities import parse_seconds
 
-    return parse_seconds(option, typed)
+    return parse_seconds(option, typed_value)
 
 
-def _parse_optional_seconds(option: str, typed: str | None) -> float | None:
-    return None if typed is None else _parse_seconds(option, typed)
+def _parse_optional_seconds(option: str, typed_value: str | None) -> float | None:
+    return None if typed_value is None else _parse_seconds(option, typed_value)
 
 
 # ---------------------------------------------------------------- rates
@@ -135,14 +135,16 @@ def ettr(  # noqa: PLR0913, PLR0917 - options, each given by its name
     failure_rate = _parse_rate(rate, failures, node_hours, confidence)
     if gpu_hours is not None and failure_free is not None:
         raise CommandFailed(Exit.USAGE, "--gpu-hours and --failure-free exclude each other.", code="USAGE")
-    run = {"failureFreeHours": _parse_seconds("--failure-free", "30d" if failure_free is None else failure_free) / 3600}
+    run_hours = {
+        "failureFreeHours": _parse_seconds("--failure-free", "30d" if failure_free is None else failure_free) / 3600
+    }
     if gpu_hours is not None:
-        run["failureFreeHours"] = parse_positive("--gpu-hours", gpu_hours) / (max(1, nodes) * gpus_per_node)
+        run_hours["failureFreeHours"] = parse_positive("--gpu-hours", gpu_hours) / (max(1, nodes) * gpus_per_node)
     if usd_per_gpu_hour is not None:
-        run["usdPerHour"] = parse_not_negative("--usd-per-gpu-hour", usd_per_gpu_hour) * nodes * gpus_per_node
+        run_hours["usdPerHour"] = parse_not_negative("--usd-per-gpu-hour", usd_per_gpu_hour) * nodes * gpus_per_node
     if instead_of is not None:
-        run["insteadOfSeconds"] = _parse_seconds("--instead-of", instead_of)
-    time = offline.effective_time(failure_rate, nodes, _parse_seconds("--downtime", downtime), run, model or ())
+        run_hours["insteadOfSeconds"] = _parse_seconds("--instead-of", instead_of)
+    time = offline.effective_time(failure_rate, nodes, _parse_seconds("--downtime", downtime), run_hours, model or ())
     print_figures(time, output, main="runs" if instead_of is None else "")
 
 
@@ -168,14 +170,16 @@ def interval(
             Exit.USAGE, "The MTBF is unknown: give --mtbf, or --nodes with --rate.", code="WRONG_FIGURE"
         )
     if mtbf is not None:
-        between = _parse_seconds("--mtbf", mtbf)
+        mtbf_seconds = _parse_seconds("--mtbf", mtbf)
     else:
         (row,) = offline.mtbf(_parse_rate(rate, None, None, "0.95"), nodes or 0, None)["rates"]
         if row["mtbfSeconds"] is None:
             raise CommandFailed(Exit.USAGE, "--rate is 0: without failures no interval is best.", code="WRONG_FIGURE")
-        between = row["mtbfSeconds"]
+        mtbf_seconds = row["mtbfSeconds"]
     now = _parse_optional_seconds("--interval", present)
-    document = offline.interval(_parse_seconds("--write", write), _parse_seconds("--restart", restart), between, now)
+    document = offline.interval(
+        _parse_seconds("--write", write), _parse_seconds("--restart", restart), mtbf_seconds, now
+    )
     print_figures(document, output)
 
 

@@ -59,11 +59,11 @@ def with_measured_downtime(request: Json) -> tuple[Json, list[str]]:
     if "configured" in request:
         return request, []
     client = lookup.current_client()
-    settled = [
+    settled_incidents = [
         item for item in lookup.list_items(client, "/incidents", 200) if item["affectedJobs"] and not item["isDrill"]
     ]
     downtime = fleet_history.measured_downtime(
-        client.get(f"/incidents/{document['incidentId']}") for document in settled[:_MAX_MEASURED]
+        client.get(f"/incidents/{document['incidentId']}") for document in settled_incidents[:_MAX_MEASURED]
     )
     if downtime is None:
         return request, ["Too few recoveries are measured, so evenkeel-configured uses HyperPod's stages."]
@@ -152,7 +152,9 @@ def commitment(  # noqa: PLR0913, PLR0917 - options, each given by its name
         "on_demand_usd_per_hour": on_demand_usd_per_hour,
     }
     terms = {
-        name: parse_number(f"--{name.replace('_', '-')}", typed) for name, typed in prices.items() if typed is not None
+        name: parse_number(f"--{name.replace('_', '-')}", typed_value)
+        for name, typed_value in prices.items()
+        if typed_value is not None
     } | {
         "reserved_availability": parse_share("--reserved-availability", reserved_availability),
         "on_demand_availability": parse_share("--on-demand-availability", on_demand_availability),
@@ -160,8 +162,8 @@ def commitment(  # noqa: PLR0913, PLR0917 - options, each given by its name
     if demand is not None:
         response = forecasts.advise_commitment(forecasts.read_demand(demand), terms, committed, gpus_per_node)
     else:
-        recorded = forecasts.read_recorded_demand(
+        recorded_demand = forecasts.read_recorded_demand(
             lookup.read_cost_report(since, until), instance_type, with_waiting=waiting
         )
-        response = forecasts.advise_from_records(recorded, terms, committed)
+        response = forecasts.advise_from_records(recorded_demand, terms, committed)
     print_figures(response, output, main="units")

@@ -42,19 +42,26 @@ def list_events(
             client, "/events", limit, kind=kinds, subject=subject, team=team, since=since_text
         )
 
-    def draw(listed: tuple[list[Json], str | None]) -> None:
-        events, token = listed
-        nothing = f"Nothing changed since {since_text}." if not (kind or subject or team) else "No event matches."
+    def draw(page: tuple[list[Json], str | None]) -> None:
+        events, token = page
+        empty_text = f"Nothing changed since {since_text}." if not (kind or subject or team) else "No event matches."
         print_list(
-            events, output, _columns, fields=_FIELDS, nothing=nothing, page_token=token, ends_after=limit, watch=watch
+            events,
+            output,
+            _columns,
+            fields=_FIELDS,
+            empty_text=empty_text,
+            page_token=token,
+            ends_after=limit,
+            watch=watch,
         )
 
     print_or_watch(fetch, draw, output, watch=watch)
 
 
-def _kind(typed: str) -> str:
+def _kind(typed_value: str) -> str:
     """Return a kind as the API spells it: `job-ended` becomes `Job Ended`."""
-    return " ".join(word.capitalize() for word in typed.replace("-", " ").split())
+    return " ".join(word.capitalize() for word in typed_value.replace("-", " ").split())
 
 
 def _columns(out: Printer) -> list[Column]:

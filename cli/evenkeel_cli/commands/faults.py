@@ -36,7 +36,7 @@ def list_faults(
     from evenkeel_cli.offline import faults, policies
 
     documents = faults.list_faults(policies.load_policy(policy).catalogue, family)
-    print_list(documents, output, lambda _: faults.COLUMNS, fields=faults.FIELDS, nothing="")
+    print_list(documents, output, lambda _: faults.COLUMNS, fields=faults.FIELDS, empty_text="")
 
 
 @app.command("explain")

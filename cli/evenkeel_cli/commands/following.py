@@ -44,12 +44,12 @@ class _RetryingClient:
         """
         try:
             return self._client.get(path, **query)
-        except CommandFailed as failed:
-            if failed.exit_code is not Exit.TRY_AGAIN:
+        except CommandFailed as failure:
+            if failure.exit_code is not Exit.TRY_AGAIN:
                 raise
-            if failed.text not in self._told:
-                note(f"{failed.text.rstrip('.')}: retrying until the API answers.")
-            self._told.add(failed.text)
+            if failure.text not in self._told:
+                note(f"{failure.text.rstrip('.')}: retrying until the API answers.")
+            self._told.add(failure.text)
             return None
 
 
@@ -105,9 +105,9 @@ class ProgressReader:
             return ProgressReading()
         try:
             log = self._client.get(f"/jobs/{job['jobId']}/logs", rank=0, tail=MAX_LINES)
-        except CommandFailed as failed:
+        except CommandFailed as failure:
             # The log may be gone, or private to another team.
-            if failed.exit_code not in (Exit.NOT_FOUND, Exit.NOT_ALLOWED, Exit.USAGE):
+            if failure.exit_code not in (Exit.NOT_FOUND, Exit.NOT_ALLOWED, Exit.USAGE):
                 raise
             return ProgressReading()
         text = log["text"] if log and log["attempt"] == job["currentAttempt"] else ""
@@ -205,8 +205,8 @@ class _FollowedLog:
             if log and log["attempt"] != self._current and (self._current or self._is_awaited):
                 log = self._read(log["attempt"], _MAX_LOG_LINES)
             is_over = is_over and log is not None
-        except CommandFailed as failed:
-            if failed.exit_code is not Exit.NOT_FOUND or (is_over and not self._current):
+        except CommandFailed as failure:
+            if failure.exit_code is not Exit.NOT_FOUND or (is_over and not self._current):
                 raise
             log = None
             if not self._current and not self._is_awaited:
@@ -284,9 +284,9 @@ def new_log_text(earlier_text: str, later_text: str) -> str:
         return later_text[len(earlier_text) :]
     lines = earlier_text.splitlines(keepends=True)
     for start in range(1, len(lines)):
-        remaining = "".join(lines[start:])
-        if later_text.startswith(remaining):
-            return later_text[len(remaining) :]
+        new_text = "".join(lines[start:])
+        if later_text.startswith(new_text):
+            return later_text[len(new_text) :]
     return later_text
 
 

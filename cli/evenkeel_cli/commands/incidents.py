@@ -51,16 +51,16 @@ def list_incidents(
 ) -> None:
     """List incidents, newest first."""
     client = lookup.current_client()
-    nothing = "No incidents." if not state else f"No incidents are {plain(state)}."
+    empty_text = "No incidents." if not state else f"No incidents are {plain(state)}."
 
-    def draw(listed: tuple[list[Json], str | None]) -> None:
-        incidents, token = listed
+    def draw(page: tuple[list[Json], str | None]) -> None:
+        incidents, token = page
         print_list(
             incidents,
             output,
             lambda out: _columns(out, is_wide=output is OutputFormat.WIDE),
             fields=_FIELDS,
-            nothing=nothing,
+            empty_text=empty_text,
             page_token=token,
             ends_after=limit,
             watch=watch,
@@ -148,12 +148,14 @@ def decline(
     _answer_plan(incident, "decline", reason, is_sure, key, output)
 
 
-def _answer_plan(typed: str, verb: str, reason: str, is_sure: bool, key: str | None, output: OutputFormat) -> None:
+def _answer_plan(
+    typed_value: str, verb: str, reason: str, is_sure: bool, key: str | None, output: OutputFormat
+) -> None:
     client = lookup.current_client()
-    incident_id = lookup.find_incident(client, typed)
+    incident_id = lookup.find_incident(client, typed_value)
     document = client.get(f"/incidents/{incident_id}")
-    late = document["lateApproval"] if verb == "approve" else None
-    plan = document["pendingApproval"] or late
+    late_approval = document["lateApproval"] if verb == "approve" else None
+    plan = document["pendingApproval"] or late_approval
     if plan is None:
         approval = document["approval"]
         was = f" {approval['by']} {'approved' if approval['approves'] else 'declined'} it." if approval else ""
@@ -161,7 +163,7 @@ def _answer_plan(typed: str, verb: str, reason: str, is_sure: bool, key: str | N
             Exit.CONFLICT, f"{incident_id} has no plan that awaits approval.{was}", code="PLAN_SUPERSEDED"
         )
     if not is_sure:
-        node, jobs = document["node"], ", ".join(affected["jobId"] for affected in document["affectedJobs"])
+        node, jobs = document["node"], ", ".join(affected_job["jobId"] for affected_job in document["affectedJobs"])
         confirm(
             verb,
             f"{incident_id}: {document['fault']['name']} on {node['instanceId']}, pool {node['pool']}.",
@@ -184,8 +186,8 @@ def print_recovery_branches(out: Printer, incident: Json, *, indent: str = "") -
     since = f" for {duration(out.seconds_since(node['since']))}" if is_working else ""
     out.line(f"{indent}node  {out.with_glyph(node['status'], node['phase'])}{since}")
     if node.get("next"):
-        latest = f"; at the latest by {out.clock_texts([node['latestAt']])[0]}" if node.get("latestAt") else ""
-        out.line(f"{indent}next  {out.dim(node['next'] + latest)}")
+        latest_text = f"; at the latest by {out.clock_texts([node['latestAt']])[0]}" if node.get("latestAt") else ""
+        out.line(f"{indent}next  {out.dim(node['next'] + latest_text)}")
     for job in incident["jobLanes"] or ():
         name = f" ({job['name']})" if job["name"] else ""
         attempt = f", attempt {job['attempt']}" if job.get("attempt") else ""
@@ -215,7 +217,7 @@ def _columns(out: Printer, *, is_wide: bool) -> list[Column]:
         return out.with_glyph(INCIDENT[incident["state"]], plain(incident["state"]))
 
     def jobs(incident: Json) -> str:
-        return ",".join(affected["jobId"] for affected in incident["affectedJobs"]) or "–"
+        return ",".join(affected_job["jobId"] for affected_job in incident["affectedJobs"]) or "–"
 
     return [
         Column("INCIDENT", "incidentId"),
@@ -253,13 +255,13 @@ def _print_incident(out: Printer, incident: Json) -> None:
         out.paragraph(incident["outcome"], indent="  ")
     out.line()
     node = incident["node"]
-    replaced = incident["replacementInstanceId"]
+    replacement = incident["replacementInstanceId"]
     needs_person = state in _NEEDS_PERSON
     out.pairs(
         [
             ("fault", f"{incident['fault']['name']} ({incident['fault']['key']}), {incident['severity']}"),
             ("node", f"{node['instanceId']}, {node['instanceType']}, pool {node['pool']}"),
-            ("replaced by", replaced or ""),
+            ("replaced by", replacement or ""),
             ("opened", out.time_text(incident["openedAt"])),
             ("acknowledged", acknowledged_by(out, incident) or ("not yet" if needs_person else "")),
             ("runbook", RUNBOOK if needs_person else ""),
@@ -292,14 +294,14 @@ def _print_incident(out: Printer, incident: Json) -> None:
 
 def _late_approval_hint(incident: Json) -> str:
     """Return how to approve a plan after its deadline; empty if that is not possible."""
-    late = incident["lateApproval"]
-    return f"while the node is unhealthy: evenkeel incidents approve {incident['incidentId']}" if late else ""
+    late_approval = incident["lateApproval"]
+    return f"while the node is unhealthy: evenkeel incidents approve {incident['incidentId']}" if late_approval else ""
 
 
 def _draw_steps(out: Printer, steps: list[Json]) -> None:
     clocks = out.clock_texts(step["at"] for step in steps)
-    after = ["", *(f"+{duration(step['seconds'])}" for step in steps[1:])]
-    rows = [(step["stage"], at, later) for step, at, later in zip(steps, clocks, after, strict=True)]
+    delays = ["", *(f"+{duration(step['seconds'])}" for step in steps[1:])]
+    rows = [(step["stage"], at, later) for step, at, later in zip(steps, clocks, delays, strict=True)]
     out.table([Column("REACHED", 0), Column("AT", 1), Column("AFTER", 2, is_right=True)], rows, indent="  ")
 
 

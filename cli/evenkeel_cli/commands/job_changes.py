@@ -87,9 +87,9 @@ def _priority(
         try:
             response = client.change("PATCH", f"/jobs/{job_id}", class_field | _body(reason), version=version)
             break
-        except CommandFailed as failed:
+        except CommandFailed as failure:
             # Scheduling cycles change a job's version often. The request still applies: try again with the new version.
-            if failed.code != "STALE_VERSION" or not tries_left:
+            if failure.code != "STALE_VERSION" or not tries_left:
                 raise
     _print_job_change(response, output, f"class {response['priorityClass'] or '(unset)'}", f"why {job_id}")
 
@@ -128,15 +128,15 @@ def _is_only_plan(
 
 
 def _states_text(plan: Json) -> str:
-    before, after = plain(plan["state"]), plain(plan["nextState"])
-    return before if before == after else f"{before}, then {after}"
+    state_before, state_after = plain(plan["state"]), plain(plan["nextState"])
+    return state_before if state_before == state_after else f"{state_before}, then {state_after}"
 
 
 def _queue_text(queue: Json | None) -> str:
     if queue is None:
         return ""
-    before, after = (queue[name] or "none" for name in ("position", "positionAfter"))
-    return f"Queue position: {before} now, {after} after the change."
+    position_before, position_after = (queue[name] or "none" for name in ("position", "positionAfter"))
+    return f"Queue position: {position_before} now, {position_after} after the change."
 
 
 def _decision_text(decision: Json | None) -> str:

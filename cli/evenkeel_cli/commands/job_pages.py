@@ -11,11 +11,11 @@ Json = dict[str, Any]
 
 def size_text(job: Json) -> str:
     """Return the size of a job as text: its nodes, its elastic limits, and the GPUs of each node."""
-    current_nodes, requested = job.get("currentNodes") or job["nodes"], job["nodes"]
+    current_nodes, requested_nodes = job.get("currentNodes") or job["nodes"], job["nodes"]
     sizes = job.get("elastic")
     elastic = f", elastic {sizes['minNodes']} to {sizes['maxNodes']}" if sizes else ""
-    current_text = f"{current_nodes} of " if current_nodes != requested else ""
-    return f"{current_text}{count_of(requested, 'node')}{elastic} × {count_of(job['gpusPerNode'], 'GPU')}"
+    current_text = f"{current_nodes} of " if current_nodes != requested_nodes else ""
+    return f"{current_text}{count_of(requested_nodes, 'node')}{elastic} × {count_of(job['gpusPerNode'], 'GPU')}"
 
 
 def list_columns(out: Printer) -> list[Column]:
@@ -153,14 +153,14 @@ def draw_plan(out: Printer, job_plan: Json, arguments: str) -> None:
         out.table(_pool_columns(out), placement["pools"], indent="  ")
     if placement:
         out.paragraph(placement["reason"], indent="  ")
-    mixed = placement.get("mixed") if placement else None
-    if mixed:
+    mixed_plan = placement.get("mixed") if placement else None
+    if mixed_plan:
         out.line()
-        base_text = count_of(mixed["baseNodes"], "committed node")
-        out.line(f"  Rented nodes that could join {base_text} of {mixed['basePool']}:")
-        if mixed["options"]:
-            out.table(_mixed_columns(out), mixed["options"], indent="  ")
-        out.paragraph(mixed["reason"], indent="  ")
+        base_text = count_of(mixed_plan["baseNodes"], "committed node")
+        out.line(f"  Rented nodes that could join {base_text} of {mixed_plan['basePool']}:")
+        if mixed_plan["options"]:
+            out.table(_mixed_columns(out), mixed_plan["options"], indent="  ")
+        out.paragraph(mixed_plan["reason"], indent="  ")
     out.next_command(f"evenkeel jobs submit {arguments}")
 
 
@@ -219,17 +219,20 @@ def _amounts_text(job: Json) -> str:
     """Return the CPU and memory of the newest attempt; empty if it states none."""
     newest_attempt = job["attempts"][0] if job["attempts"] else {}
     amounts = [(newest_attempt.get("cpu"), "vCPU"), (newest_attempt.get("memoryGib"), "GiB of memory")]
-    stated = " and ".join(f"{amount:g} {unit}" for amount, unit in amounts if amount is not None)
-    return f"{stated} in attempt {newest_attempt['attempt']}, over all its nodes" if stated else ""
+    amounts_text = " and ".join(f"{amount:g} {unit}" for amount, unit in amounts if amount is not None)
+    return f"{amounts_text} in attempt {newest_attempt['attempt']}, over all its nodes" if amounts_text else ""
 
 
 def _mixed_text(job: Json) -> str:
     """Return the rented part of the current attempt, or why no rented nodes join the job."""
     newest_attempt = job["attempts"][0] if job["attempts"] else {}
-    part = newest_attempt.get("rentedPart")
-    if part and not newest_attempt["endedAt"]:
-        nodes = count_of(len(part["nodes"]), "node")
-        return f"{nodes} of {part['pool']} in attempt {newest_attempt['attempt']}, by rental {part['rental']}"
+    rented_part = newest_attempt.get("rentedPart")
+    if rented_part and not newest_attempt["endedAt"]:
+        nodes = count_of(len(rented_part["nodes"]), "node")
+        return (
+            f"{nodes} of {rented_part['pool']} in attempt {newest_attempt['attempt']}, by rental "
+            f"{rented_part['rental']}"
+        )
     return str(job["mixedGrowth"]["reason"]) if job.get("mixedGrowth") and not job["endedAt"] else ""
 
 
@@ -292,6 +295,6 @@ def queue_position(out: Printer, queue: Json | None) -> str:
     text, estimate = f"position {queue['position']} in its queue", queue["estimate"]
     if not estimate or not estimate["startsAt"]:
         return text
-    late = out.time_text(estimate["latestAt"]) if estimate["latestAt"] else "no known latest time"
-    band = f"{out.time_text(estimate['earliestAt'])} to {late}"
+    latest_text = out.time_text(estimate["latestAt"]) if estimate["latestAt"] else "no known latest time"
+    band = f"{out.time_text(estimate['earliestAt'])} to {latest_text}"
     return f"{text}; expected to start {out.time_text(estimate['startsAt'])} ({band})"

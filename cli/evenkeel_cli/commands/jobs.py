@@ -80,8 +80,8 @@ def submit(body: Json, key: lookup.KeyOption = None, output: lookup.OutputOption
     client = lookup.current_client()
     try:
         job = client.post("/jobs", body, key=key)
-    except CommandFailed as failed:
-        raise explain_missing_fields(failed, body) from None
+    except CommandFailed as failure:
+        raise explain_missing_fields(failure, body) from None
     printer = stdout_printer()
     match require_format(output, (OutputFormat.TABLE, OutputFormat.JSON, OutputFormat.NAME)):
         case OutputFormat.JSON | OutputFormat.YAML:
@@ -105,8 +105,8 @@ def plan(body: Json, arguments: str, output: lookup.ResultOption = OutputFormat.
     client = lookup.current_client()
     try:
         response = client.post_read_only("/jobs/plan", body)
-    except CommandFailed as failed:
-        raise explain_missing_fields(failed, body) from None
+    except CommandFailed as failure:
+        raise explain_missing_fields(failure, body) from None
     print_object(response, output, lambda out: draw_plan(out, response, arguments))
 
 
@@ -135,7 +135,7 @@ def list_jobs(  # noqa: PLR0913, PLR0917 - options, each given by its name
             output,
             lambda _: unmanaged_columns(is_wide=output is OutputFormat.WIDE),
             fields=_UNMANAGED_FIELDS,
-            nothing="No GPUs are used by workloads outside Evenkeel.",
+            empty_text="No GPUs are used by workloads outside Evenkeel.",
             watch=watch,
         )
 
@@ -146,12 +146,19 @@ def list_jobs(  # noqa: PLR0913, PLR0917 - options, each given by its name
     path = "/jobs?class=" if priority_class == "(unset)" else "/jobs"
     class_filter = None if priority_class == "(unset)" else priority_class
     document: Json = {"state": state and state.upper(), "team": team, "class": class_filter, "sort": sort}
-    nothing = "No jobs." if not state else f"No jobs are {state.lower()}."
+    empty_text = "No jobs." if not state else f"No jobs are {state.lower()}."
 
-    def draw(listed: tuple[list[Json], str | None]) -> None:
-        jobs, token = listed
+    def draw(page: tuple[list[Json], str | None]) -> None:
+        jobs, token = page
         print_list(
-            jobs, output, list_columns, fields=_FIELDS, nothing=nothing, page_token=token, ends_after=limit, watch=watch
+            jobs,
+            output,
+            list_columns,
+            fields=_FIELDS,
+            empty_text=empty_text,
+            page_token=token,
+            ends_after=limit,
+            watch=watch,
         )
 
     print_or_watch(lambda: lookup.list_items_and_token(client, path, limit, **document), draw, output, watch=watch)
@@ -226,7 +233,11 @@ def logs(  # noqa: PLR0913, PLR0917 - options, each given by its name
 
 def _rank_count(job: Json, attempt: int | None) -> int:
     """Return the number of pods of an attempt, by default of the latest; at least one."""
-    nodes = (run["nodes"] for run in job["attempts"] if attempt in (None, run["attempt"]))
+    nodes = (
+        attempt_document["nodes"]
+        for attempt_document in job["attempts"]
+        if attempt in (None, attempt_document["attempt"])
+    )
     return max(1, len(next(nodes, ())))
 
 

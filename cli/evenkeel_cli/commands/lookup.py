@@ -129,67 +129,67 @@ def list_for_lookup(client: ApiClient, path: str, count: int = _MAX_LOOKUP) -> l
     return rows
 
 
-def find_job(client: ApiClient, typed: str, *, is_to_change: bool = False) -> str:
+def find_job(client: ApiClient, typed_value: str, *, is_to_change: bool = False) -> str:
     """Return the id of a job from an id, a unique prefix, a name, or `@latest`.
 
     If several jobs have the name, return the newest.
 
     Args:
         client: The client to read with.
-        typed: The argument on the command line.
+        typed_value: The argument on the command line.
         is_to_change: Whether the command changes the job. Then a name shared by several active jobs is an error.
 
     Raises:
         CommandFailed: no job matches, or several match.
     """
-    return _find_id(client, "/jobs", "jobId", typed, names=("name",), is_to_change=is_to_change)
+    return _find_id(client, "/jobs", "jobId", typed_value, names=("name",), is_to_change=is_to_change)
 
 
-def find_incident(client: ApiClient, typed: str) -> str:
+def find_incident(client: ApiClient, typed_value: str) -> str:
     """Return the id of an incident from an id, a unique prefix, or `@latest`."""
-    return _find_id(client, "/incidents", "incidentId", typed)
+    return _find_id(client, "/incidents", "incidentId", typed_value)
 
 
-def find_node(client: ApiClient, typed: str) -> str:
+def find_node(client: ApiClient, typed_value: str) -> str:
     """Return the instance id of a node from an id, a name, or a unique prefix."""
-    if is_instance_id(typed):
-        return typed
-    return _find_id(client, "/nodes", "instanceId", typed, names=("name", "slot"))
+    if is_instance_id(typed_value):
+        return typed_value
+    return _find_id(client, "/nodes", "instanceId", typed_value, names=("name", "slot"))
 
 
-def is_instance_id(typed: str) -> bool:
+def is_instance_id(typed_value: str) -> bool:
     """Whether the text is a full instance id."""
-    return re.fullmatch(r"i-[0-9a-f]{17}", typed, re.ASCII) is not None
+    return re.fullmatch(r"i-[0-9a-f]{17}", typed_value, re.ASCII) is not None
 
 
 def _find_id(
-    client: ApiClient, path: str, key: str, typed: str, names: tuple[str, ...] = (), *, is_to_change: bool = False
+    client: ApiClient, path: str, key: str, typed_value: str, names: tuple[str, ...] = (), *, is_to_change: bool = False
 ) -> str:
     noun = path[1:-1]
-    if _FULL_ID.fullmatch(typed):
-        return typed
-    if not typed.strip():
+    if _FULL_ID.fullmatch(typed_value):
+        return typed_value
+    if not typed_value.strip():
         # An unset shell variable: an empty prefix matches every name.
         raise CommandFailed(Exit.USAGE, f"The {noun} argument is empty.", code="USAGE", hint=f"evenkeel {noun}s ls")
-    if typed == "@latest" and path == "/nodes":
+    if typed_value == "@latest" and path == "/nodes":
         raise CommandFailed(
             Exit.USAGE,
             "@latest does not work for nodes. Give an instance id or a node name.",
             code="USAGE",
             hint="evenkeel nodes ls",
         )
-    if typed == "@latest":
-        latest = list_for_lookup(client, path, 200)
-        if not latest:
+    if typed_value == "@latest":
+        latest_documents = list_for_lookup(client, path, 200)
+        if not latest_documents:
             raise CommandFailed(Exit.NOT_FOUND, f"There is no {noun} yet.", code="NOT_FOUND")
-        return str(_newest(latest, path)[key])
+        return str(_newest(latest_documents, path)[key])
     documents = list_for_lookup(client, path)
-    exact = [item for item in documents if typed in (item[key], *(item.get(name) for name in names))]
+    exact = [item for item in documents if typed_value in (item[key], *(item.get(name) for name in names))]
     active = [item for item in exact if item["state"] not in ENDED] if is_to_change else []
     if len(active) > 1:
         raise CommandFailed(
             Exit.USAGE,
-            f"{len(active)} {noun}s that have not ended are named {typed!r}: {_join_names(active, key)}.",
+            f"{len(active)} {noun}s that have not ended are named {typed_value!r}: {_join_names(active, key)}.",
             code="AMBIGUOUS",
             hint="Use the id of the job.",
         )
@@ -198,16 +198,19 @@ def _find_id(
     matches = [
         item
         for item in documents
-        if str(item[key]).startswith(typed) or any(str(item.get(name) or "").startswith(typed) for name in names)
+        if str(item[key]).startswith(typed_value)
+        or any(str(item.get(name) or "").startswith(typed_value) for name in names)
     ]
     if len(matches) == 1:
         return str(matches[0][key])
     if matches:
         raise CommandFailed(
-            Exit.USAGE, f"{typed!r} matches {len(matches)} {noun}s: {_join_names(matches, key)}.", code="AMBIGUOUS"
+            Exit.USAGE,
+            f"{typed_value!r} matches {len(matches)} {noun}s: {_join_names(matches, key)}.",
+            code="AMBIGUOUS",
         )
     hint = f"evenkeel {noun}s ls"
-    raise CommandFailed(Exit.NOT_FOUND, f"There is no {noun} {typed!r}.", code="NOT_FOUND", hint=hint)
+    raise CommandFailed(Exit.NOT_FOUND, f"There is no {noun} {typed_value!r}.", code="NOT_FOUND", hint=hint)
 
 
 def _newest(documents: list[Json], path: str) -> Json:

@@ -40,10 +40,10 @@ def list_nodes(
     `--sort` takes state, instanceId, pool, instanceType, gpusInUse, launchedAt or changedAt.
     """
     client = lookup.current_client()
-    nothing = "No node is a lemon." if lemons else "No nodes are known yet. The first sweep adds them."
+    empty_text = "No node is a lemon." if lemons else "No nodes are known yet. The first sweep adds them."
 
-    def draw(listed: tuple[list[Json], str | None]) -> None:
-        items, token = listed
+    def draw(page: tuple[list[Json], str | None]) -> None:
+        items, token = page
         nodes = [node for node in items if node["state"] != "GONE" and (node["isLemon"] or not lemons)]
         if not sort:
             nodes.sort(key=lambda node: (node["pool"], node["slot"]))
@@ -53,7 +53,7 @@ def list_nodes(
             output,
             lambda out: _columns(out, has_cordons=has_cordons),
             fields=_FIELDS,
-            nothing=nothing,
+            empty_text=empty_text,
             page_token=token,
             ends_after=limit,
             watch=watch,
@@ -116,8 +116,8 @@ def replace(
     node_id = lookup.find_node(client, node)
     body = {"reason": reason, **({"code": code} if code else {})}
     if is_dry_run:
-        planned = client.post(f"/nodes/{node_id}/replace", {**body, "dryRun": True}, key=key)
-        print_object(planned, output, lambda out: _print_plan(out, planned))
+        replacement_plan = client.post(f"/nodes/{node_id}/replace", {**body, "dryRun": True}, key=key)
+        print_object(replacement_plan, output, lambda out: _print_plan(out, replacement_plan))
         return
     if not is_sure:
         plan = client.post_read_only(f"/nodes/{node_id}/replace", {**body, "dryRun": True})
@@ -131,20 +131,24 @@ def replace(
     print_change(response, output, f"{node_id}  replacement requested", then=f"nodes show {node_id}")
 
 
-def _print_plan(out: Printer, planned: Json) -> None:
-    out.line(f"{out.with_glyph('next', planned['instanceId'])}  {plain(planned['outcome'])}, in a dry run")
-    jobs = ", ".join(planned["jobs"])
-    refused = "; ".join(f"{alternative['option']}: {alternative['whyNot']}" for alternative in planned["alternatives"])
-    out.pairs([("why", planned["reason"]), ("jobs", jobs), ("not", refused)], indent="  ")
-    if planned["decisionId"]:
-        out.next_command(f"evenkeel why {planned['decisionId']}")
+def _print_plan(out: Printer, replacement_plan: Json) -> None:
+    out.line(
+        f"{out.with_glyph('next', replacement_plan['instanceId'])}  {plain(replacement_plan['outcome'])}, in a dry run"
+    )
+    jobs = ", ".join(replacement_plan["jobs"])
+    refusals_text = "; ".join(
+        f"{alternative['option']}: {alternative['whyNot']}" for alternative in replacement_plan["alternatives"]
+    )
+    out.pairs([("why", replacement_plan["reason"]), ("jobs", jobs), ("not", refusals_text)], indent="  ")
+    if replacement_plan["decisionId"]:
+        out.next_command(f"evenkeel why {replacement_plan['decisionId']}")
 
 
 def _cordon_or_uncordon(
-    typed: str, verb: str, reason: str, key: str | None, output: OutputFormat, *, is_dry_run: bool, is_sure: bool
+    typed_value: str, verb: str, reason: str, key: str | None, output: OutputFormat, *, is_dry_run: bool, is_sure: bool
 ) -> None:
     client = lookup.current_client()
-    path = f"/nodes/{lookup.find_node(client, typed)}/{verb}"
+    path = f"/nodes/{lookup.find_node(client, typed_value)}/{verb}"
     if is_only_plan(
         lambda: client.post_read_only(path, {"dryRun": True}),
         title=lambda plan: f"{plan['instanceId']}  {verb}",

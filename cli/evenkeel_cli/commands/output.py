@@ -144,10 +144,10 @@ def print_or_watch(
         while True:
             try:
                 document = fetch()
-            except CommandFailed as failed:
-                if failed.exit_code is not Exit.TRY_AGAIN:
+            except CommandFailed as failure:
+                if failure.exit_code is not Exit.TRY_AGAIN:
                     raise
-                printer.line(printer.with_glyph("warn", failed.text))
+                printer.line(printer.with_glyph("warn", failure.text))
             else:
                 if form in (OutputFormat.TABLE, OutputFormat.WIDE):
                     printer.clear()
@@ -164,7 +164,7 @@ def print_list(  # noqa: PLR0913 - options, each given by its name
     columns: Callable[[Printer], Sequence[Column]],
     *,
     fields: Sequence[str],
-    nothing: str,
+    empty_text: str,
     page_token: str | None = None,
     ends_after: int | None = None,
     watch: bool = False,
@@ -176,7 +176,7 @@ def print_list(  # noqa: PLR0913 - options, each given by its name
         output: The chosen format.
         columns: Returns the columns of the table.
         fields: The columns of `-o csv`, as for `write_csv`. `-o name` prints the first.
-        nothing: Text to print if the list is empty.
+        empty_text: Text to print if the list is empty.
         page_token: Token of the next page.
         ends_after: Number of items requested; None = the list has no pages.
         watch: Whether the list is one of many; then its JSON stands on one line.
@@ -192,7 +192,7 @@ def print_list(  # noqa: PLR0913 - options, each given by its name
             for item in items:
                 printer.line(str(item[fields[0]]))
         case _ if not items:
-            note(nothing)
+            note(empty_text)
         case _:
             printer.table(columns(printer), items, is_wide=output is OutputFormat.WIDE)
     if page_token:
@@ -253,19 +253,19 @@ def confirm(verb: str, *notes: str | Callable[[], Sequence[str]]) -> None:
         raise CommandFailed(
             Exit.USAGE, f"Standard input is not a terminal: add --yes to {verb} without confirmation.", code="USAGE"
         )
-    for given in notes:
-        for text in (given,) if isinstance(given, str) else given():
+    for effects in notes:
+        for text in (effects,) if isinstance(effects, str) else effects():
             note(text)
     typer.confirm(f"{verb.capitalize()}?", abort=True, err=True)
 
 
 def draw_timeline(out: Printer, entries: list[Json]) -> None:
     """Print a timeline: one row for each entry. A long text wraps within its column."""
-    widest = max((len(entry["kind"]) for entry in entries), default=0)
+    kind_width = max((len(entry["kind"]) for entry in entries), default=0)
     clocks = out.clock_texts(entry["at"] for entry in entries)
     rows = [
         (
-            f"{out.dim(at)} {out.glyph(_KINDS.get(entry['kind'], 'ok'))} {entry['kind']:<{widest}}",
+            f"{out.dim(at)} {out.glyph(_KINDS.get(entry['kind'], 'ok'))} {entry['kind']:<{kind_width}}",
             entry["text"] + (f" [{entry['decisionId']}]" if entry["decisionId"] else ""),
         )
         for entry, at in zip(entries, clocks, strict=True)

@@ -49,13 +49,13 @@ def plan(  # noqa: PLR0913, PLR0917 - options, each given by its name
     from evenkeel_cli.offline import kueue_plan as offline
     from evenkeel_cli.offline import quota_files
 
-    declared = quota_files.read_quotas(offline.parse_profile(profile), quota, config)
-    released = offline.parse_evictions(evictions)
+    quota_documents = quota_files.read_quotas(offline.parse_profile(profile), quota, config)
+    releases_quota = offline.parse_evictions(evictions)
     start_seconds = offline.parse_instant(now)
     replay = offline.replay_files(
-        declared, jobs or [], events, begins=start_seconds, cycles=cycles, releases_at_once=released
+        quota_documents, jobs or [], events, begins=start_seconds, cycles=cycles, releases_at_once=releases_quota
     )
-    for warning in declared.read_warnings.warnings:
+    for warning in quota_documents.read_warnings.warnings:
         note(f"warning: {warning}")
     if why:
         reasons = offline.explain_job(replay, why)

@@ -52,7 +52,7 @@ def check(
     document = {
         "hash": policy.hash,
         "catalogueHash": policy.catalogue.hash,
-        "changes": [{"field": name, "before": before, "after": after} for name, before, after in changes],
+        "changes": [{"field": name, "before": old_value, "after": new_value} for name, old_value, new_value in changes],
         "warnings": policies.value_warnings(policy, stdout_printer().now()),
     }
     print_object(document, output, lambda out: _print_check(out, document))
@@ -94,7 +94,7 @@ def import_(
     if output.is_document:
         stdout_printer().document(document, output)
         return
-    written = values_files.write_documents(document, into, force=force)
+    written_files = values_files.write_documents(document, into, force=force)
 
     def draw(out: Printer) -> None:
         _print_findings(out, document["findings"])
@@ -104,12 +104,12 @@ def import_(
             note(f"added: {addition}")
         out.line(
             out.with_glyph(
-                "ok", f"{', '.join(document['policy']['jobTypes']['types'])}: written to {' and '.join(written)}"
+                "ok", f"{', '.join(document['policy']['jobTypes']['types'])}: written to {' and '.join(written_files)}"
             )
         )
-        out.next_command(f"kubectl apply -f {written[2]}")
-        out.next_command(f"evenkeel policy apply {written[0]} --reason …")
-        out.next_command(f"evenkeel teams apply -f {written[1]} --dry-run --reason …")
+        out.next_command(f"kubectl apply -f {written_files[2]}")
+        out.next_command(f"evenkeel policy apply {written_files[0]} --reason …")
+        out.next_command(f"evenkeel teams apply -f {written_files[1]} --dry-run --reason …")
 
     print_object(document, output, draw)
 
@@ -131,14 +131,14 @@ def history(
     client = lookup.current_client()
     path = f"/clusters/{client.fleet}/policy"
 
-    def draw(listed: tuple[list[Json], str | None]) -> None:
-        changes, token = listed
+    def draw(page: tuple[list[Json], str | None]) -> None:
+        changes, token = page
         print_list(
             changes,
             output,
             _columns,
             fields=("number", "at", "by", "reason", "changes"),
-            nothing="The policy is as shipped: it has no changes.",
+            empty_text="The policy is as shipped: it has no changes.",
             page_token=token,
             ends_after=limit,
             watch=watch,
@@ -202,10 +202,12 @@ def try_(
 
 
 def _print_test(out: Printer, document: Json) -> None:
-    changed = document["changed"]
+    changed_decisions = document["changed"]
     examined_text = f"of {count_of(document['examined'], 'decision')} since {document['since'][:19]}Z"
-    out.line(out.with_glyph("warn" if changed else "ok", f"{len(changed)} {examined_text} would differ"))
-    if changed:
+    out.line(
+        out.with_glyph("warn" if changed_decisions else "ok", f"{len(changed_decisions)} {examined_text} would differ")
+    )
+    if changed_decisions:
         columns = [
             Column("DECISION", "decisionId"),
             Column("KIND", "kind"),
@@ -213,7 +215,7 @@ def _print_test(out: Printer, document: Json) -> None:
             Column("RECORDED", lambda row: _answer_text(row["before"])),
             Column("WOULD BE", lambda row: _answer_text(row["after"])),
         ]
-        out.table(columns, changed, indent="  ")
+        out.table(columns, changed_decisions, indent="  ")
     if document["cannot"]:
         out.line(f"  {document['cannot']} cannot be replayed: another engine version made them")
     if document["isLowerBound"]:

@@ -30,7 +30,11 @@ def write_postmortem(
         incident=document,
         timeline=client.get(f"/incidents/{incident_id}/timeline")["entries"],
         decisions=[client.get(f"/decisions/{decision['decisionId']}") for decision in decisions],
-        jobs=[job for affected in document["affectedJobs"] if (job := _optional(client, f"/jobs/{affected['jobId']}"))],
+        jobs=[
+            job
+            for affected_job in document["affectedJobs"]
+            if (job := _optional(client, f"/jobs/{affected_job['jobId']}"))
+        ],
         receipt=_optional(client, f"/incidents/{incident_id}/receipt"),
     )
     stdout_printer().text(postmortem(records, has_names=names))
@@ -40,7 +44,7 @@ def _optional(client: ApiClient, path: str) -> Json | None:
     """Read a part of the page. Return None if the stack is too old to have it, or if the record has expired."""
     try:
         return client.get(path)
-    except CommandFailed as failed:
-        if failed.exit_code is not Exit.NOT_FOUND:
+    except CommandFailed as failure:
+        if failure.exit_code is not Exit.NOT_FOUND:
             raise
         return None

@@ -32,9 +32,9 @@ def export(
 def _print_converted(files: list[Path], into: str) -> None:
     from evenkeel_cli.offline import quota_files
 
-    converted = quota_files.convert_quotas(files, into)
-    for loss in converted.losses:
+    converted_quotas = quota_files.convert_quotas(files, into)
+    for loss in converted_quotas.losses:
         note(f"lost: {loss}")
     stdout_printer().line(
-        json.dumps({"documents": list(converted.documents), "losses": list(converted.losses)}, indent=2)
+        json.dumps({"documents": list(converted_quotas.documents), "losses": list(converted_quotas.losses)}, indent=2)
     )

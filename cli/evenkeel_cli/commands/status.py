@@ -61,14 +61,18 @@ def _print_check(out: Printer, status: Json, form: OutputFormat) -> None:
 def draw_status(out: Printer, status: Json, *, is_wide: bool = False) -> None:
     """Print the overview. The wide form also lists every source with its age."""
     automation, incidents = status["automation"], status["incidents"]
-    old = out.seconds_since(status["asOf"])
-    shown_at = f"{status['asOf'][11:19]}Z" + (f" ({duration(old)} old)" if out.is_terminal and old >= 2 else "")
-    held = "  HELD" if automation["isHeld"] else ""
-    _print_left_right(out, out.bold(f"fleet {status['fleet']}"), f"mode: {mode_text(automation)}{held}  {shown_at}")
+    age_seconds = out.seconds_since(status["asOf"])
+    shown_at = f"{status['asOf'][11:19]}Z" + (
+        f" ({duration(age_seconds)} old)" if out.is_terminal and age_seconds >= 2 else ""
+    )
+    hold_text = "  HELD" if automation["isHeld"] else ""
+    _print_left_right(
+        out, out.bold(f"fleet {status['fleet']}"), f"mode: {mode_text(automation)}{hold_text}  {shown_at}"
+    )
     head = out.with_glyph(HEALTH[status["health"]], out.bold(status["health"]))
-    more = "+" if incidents["isLowerBound"] else ""
-    working = count_of(incidents["working"], "incident").replace(" ", f"{more} ", 1)
-    counts = f"{working} working, {_attention_text(incidents['needYou'], more)}"
+    lower_bound_sign = "+" if incidents["isLowerBound"] else ""
+    working_text = count_of(incidents["working"], "incident").replace(" ", f"{lower_bound_sign} ", 1)
+    counts = f"{working_text} working, {_attention_text(incidents['needYou'], lower_bound_sign)}"
     out.line(f"{head}  {counts}")
     for reason in _other_reasons(_reasons(status)):
         out.line(f"  {reason}")
@@ -202,10 +206,10 @@ def _print_amount(out: Printer, title: str, amount: Json, unit: str) -> None:
     if amount["total"] is None:
         out.line(f"{out.bold(title)}{' ' * (7 - len(title))} unknown: no node states it")
         return
-    unknown = f"  unknown on {count_of(amount['unknownNodes'], 'node')}" if amount["unknownNodes"] else ""
+    unknown_text = f"  unknown on {count_of(amount['unknownNodes'], 'node')}" if amount["unknownNodes"] else ""
     out.line(
         f"{out.bold(title)}{' ' * (7 - len(title))} {amount['total']:g} {unit} in the fleet  "
-        f"{amount['inUse']:g} requested  {amount['free']:g} free in service{unknown}"
+        f"{amount['inUse']:g} requested  {amount['free']:g} free in service{unknown_text}"
     )
 
 
@@ -225,17 +229,19 @@ def _print_jobs(out: Printer, jobs: Json) -> None:
         )
         for entry in jobs["classes"]
     ]
-    unmanaged = jobs["unmanaged"]
-    if unmanaged["workloads"]:
-        rows.append(("(unmanaged)", str(unmanaged["workloads"]), *["–"] * 6))
+    unmanaged_counts = jobs["unmanaged"]
+    if unmanaged_counts["workloads"]:
+        rows.append(("(unmanaged)", str(unmanaged_counts["workloads"]), *["–"] * 6))
     _print_section(out, "JOBS", rows)
-    suspended = sum(entry["suspended"] for entry in jobs["classes"])
-    if suspended:
-        out.line(f"        {count_of(suspended, 'job')} suspended")
-    mixed = jobs.get("mixed") or {"jobs": 0}
-    if mixed["jobs"]:
-        parts = f"{mixed['committedNodes']} committed and {count_of(mixed['rentedNodes'], 'rented node')}"
-        out.line(f"        {count_of(mixed['jobs'], 'job')} on {parts} together")
+    suspended_count = sum(entry["suspended"] for entry in jobs["classes"])
+    if suspended_count:
+        out.line(f"        {count_of(suspended_count, 'job')} suspended")
+    mixed_counts = jobs.get("mixed") or {"jobs": 0}
+    if mixed_counts["jobs"]:
+        parts_text = (
+            f"{mixed_counts['committedNodes']} committed and {count_of(mixed_counts['rentedNodes'], 'rented node')}"
+        )
+        out.line(f"        {count_of(mixed_counts['jobs'], 'job')} on {parts_text} together")
     if jobs.get("waitingForCheck"):
         out.line(f"        {count_of(jobs['waitingForCheck'], 'job')} with Kueue's quota, waiting for rented nodes")
     if jobs.get("isStale") and any(entry["running"] for entry in jobs["classes"]):
@@ -266,8 +272,8 @@ def _print_serving(out: Printer, serving: list[Json]) -> None:
     for index, workload in enumerate(workloads):
         title = out.bold("SERVING") + " " if index == 0 else "        "
         nodes = sum(rental["nodes"] for rental in workload["rentals"])
-        rented = f": {count_of(nodes, 'node')} rented" if nodes else ""
-        out.line(f"{title}{workload['namespace']}/{workload['name']}{rented}")
+        rented_text = f": {count_of(nodes, 'node')} rented" if nodes else ""
+        out.line(f"{title}{workload['namespace']}/{workload['name']}{rented_text}")
         if workload["reason"]:
             out.paragraph(workload["reason"], indent="        ")
 
@@ -286,6 +292,6 @@ def _print_next_steps(out: Printer, status: Json) -> None:
         out.line(f"{out.bold('NEXT')}    evenkeel doctor")
 
 
-def _print_left_right(out: Printer, left: str, right: str) -> None:
-    free_width = (out.width or 80) - visible_width(left) - visible_width(right)
-    out.line(left + " " * max(2, free_width) + right)
+def _print_left_right(out: Printer, left_text: str, right_text: str) -> None:
+    free_width = (out.width or 80) - visible_width(left_text) - visible_width(right_text)
+    out.line(left_text + " " * max(2, free_width) + right_text)

@@ -79,10 +79,10 @@ def takes_a_job(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def wrapped(words: Sequence[str] | None = None, **options: Any) -> None:
-        chosen = {option: options.pop(option.name) for option in OPTIONS}
+        values_by_option = {option: options.pop(option.name) for option in OPTIONS}
         if "arguments" in parameters:
-            options["arguments"] = _arguments_as_typed(words or (), chosen)
-        command(body=request_body(words or (), chosen), **options)
+            options["arguments"] = _arguments_as_typed(words or (), values_by_option)
+        command(body=request_body(words or (), values_by_option), **options)
 
     own_parameters = [parameter for parameter in parameters.values() if parameter.name not in ("body", "arguments")]
     keywords = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own_parameters]
@@ -91,28 +91,30 @@ def takes_a_job(command: Callable[..., None]) -> Callable[..., None]:
     return wrapped
 
 
-def explain_missing_fields(failed: CommandFailed, body: Json) -> CommandFailed:
+def explain_missing_fields(failure: CommandFailed, body: Json) -> CommandFailed:
     """Add every missing field to the refusal of a job. The API names only the first kind of error."""
-    if failed.code != "VALIDATION_FAILED":
-        return failed
-    missing = [field for field in ("image", "command") if not body.get(field) and f"{field}: " not in failed.text]
-    if missing and not body.get("name"):
-        failed.text += "".join(
-            f"\n  {field}: missing; required unless a job type of the site fills it" for field in missing
+    if failure.code != "VALIDATION_FAILED":
+        return failure
+    missing_fields = [
+        field for field in ("image", "command") if not body.get(field) and f"{field}: " not in failure.text
+    ]
+    if missing_fields and not body.get("name"):
+        failure.text += "".join(
+            f"\n  {field}: missing; required unless a job type of the site fills it" for field in missing_fields
         )
-    failed.hint = (
-        "evenkeel jobs init writes a whole job file." if missing else "Correct these fields, then submit again."
+    failure.hint = (
+        "evenkeel jobs init writes a whole job file." if missing_fields else "Correct these fields, then submit again."
     )
-    return failed
+    return failure
 
 
-def _arguments_as_typed(words: Sequence[str], chosen: Mapping[JobOption, Any]) -> str:
+def _arguments_as_typed(words: Sequence[str], values_by_option: Mapping[JobOption, Any]) -> str:
     """Return the arguments of a job as a person types them."""
     options = [
         text
-        for option, typed in chosen.items()
-        if typed is not None
-        for value in (typed if isinstance(typed, list) else [typed])
+        for option, typed_value in values_by_option.items()
+        if typed_value is not None
+        for value in (typed_value if isinstance(typed_value, list) else [typed_value])
         for text in (option.option, str(value))
     ]
     source, command = (words[:1], words[1:]) if words and _is_job_file(words[0]) else ((), words)
@@ -123,14 +125,14 @@ def _is_job_file(word: str) -> bool:
     return word == "-" or word.endswith((".json", ".yaml", ".yml"))
 
 
-def request_body(words: Sequence[str], chosen: Mapping[JobOption, Any]) -> Json:
+def request_body(words: Sequence[str], values_by_option: Mapping[JobOption, Any]) -> Json:
     """Return the body of a request: the job file, overridden by the options.
 
     Raises:
         CommandFailed: the file cannot be read, or an option does not fit it.
     """
     body = _job_file(words)
-    for option, value in chosen.items():
+    for option, value in values_by_option.items():
         # An empty URI comes from an unset variable in a script, so it does not override the file's URI.
         if value in (None, []) or (option.path == _URI and not value):
             continue
@@ -146,7 +148,7 @@ def request_body(words: Sequence[str], chosen: Mapping[JobOption, Any]) -> Json:
             body[group] = _object_field(body, group) | {inner[0]: value}
         else:
             body[group] = value
-    _set_derived_fields(body, {option.path: value for option, value in chosen.items() if value is not None})
+    _set_derived_fields(body, {option.path: value for option, value in values_by_option.items() if value is not None})
     return body
 
 

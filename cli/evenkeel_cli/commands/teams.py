@@ -52,8 +52,8 @@ def list_teams(watch: lookup.WatchOption = False, output: lookup.OutputOption = 
     client = lookup.current_client()
 
     def draw(teams: list[Json]) -> None:
-        nothing = "There are no teams and no running jobs."
-        print_list(teams, output, lambda _: _COLUMNS, fields=_FIELDS, nothing=nothing, watch=watch)
+        empty_text = "There are no teams and no running jobs."
+        print_list(teams, output, lambda _: _COLUMNS, fields=_FIELDS, empty_text=empty_text, watch=watch)
 
     print_or_watch(lambda: client.get("/teams")["items"], draw, output, watch=watch)
 
@@ -156,11 +156,11 @@ def apply(
         if change["changes"] and not dry_run:
             body = {change["kind"]: change.pop("wanted"), "reason": reason}
             change["version"] = client.change("PUT", change["path"], body, version=change["version"])["version"]
-    applied = {
+    applied_document = {
         "isDryRun": dry_run,
         "items": [{k: v for k, v in change.items() if k in _STATE_TEXT} for change in changes],
     }
-    print_object(applied, output, lambda out: _print_changes(out, applied))
+    print_object(applied_document, output, lambda out: _print_changes(out, applied_document))
 
 
 @app.command("remove")
@@ -182,22 +182,24 @@ _STATE_TEXT = ("name", "changes", "version")
 def _current_or_new(client: ApiClient, path: str) -> Json:
     try:
         return client.get(path)
-    except CommandFailed as failed:
-        if failed.exit_code is not Exit.NOT_FOUND:
+    except CommandFailed as failure:
+        if failure.exit_code is not Exit.NOT_FOUND:
             raise
         return {"version": 0, "team": None}
 
 
-def _plan_change(name: str, path: str, kind: str, present: Json, desired: Json, read_at: int | None) -> Json:
+def _plan_change(name: str, path: str, kind: str, present: Json, desired_document: Json, read_at: int | None) -> Json:
     present_document = present[kind] or {}
     fields = sorted(
-        field for field in {*present_document, *desired} if present_document.get(field) != desired.get(field)
+        field
+        for field in {*present_document, *desired_document}
+        if present_document.get(field) != desired_document.get(field)
     )
     return {
         "name": name,
         "path": path,
         "kind": kind,
-        "wanted": desired,
+        "wanted": desired_document,
         "changes": fields,
         # A file that names a version is refused if the team has a newer version.
         "version": present["version"] if read_at is None or not fields else read_at,

@@ -51,21 +51,21 @@ def _read_explanation(client: ApiClient, subject: str) -> Json:
     if subject.startswith("inc-") or subject == "@latest":
         try:
             return client.get(f"/incidents/{lookup.find_incident(client, subject)}/why")
-        except CommandFailed as failed:
+        except CommandFailed as failure:
             # @latest means the newest incident; if there is none, the newest job.
-            if subject != "@latest" or failed.exit_code is not Exit.NOT_FOUND:
+            if subject != "@latest" or failure.exit_code is not Exit.NOT_FOUND:
                 raise
     if not lookup.is_instance_id(subject):
         try:
             return client.get(f"/jobs/{lookup.find_job(client, subject)}/why")
-        except CommandFailed as failed:
-            if failed.exit_code is not Exit.NOT_FOUND or subject.startswith(("job-", "@")):
+        except CommandFailed as failure:
+            if failure.exit_code is not Exit.NOT_FOUND or subject.startswith(("job-", "@")):
                 raise
-            no_job = failed
+            no_job = failure
         try:
             subject = lookup.find_node(client, subject)
-        except CommandFailed as failed:
-            if failed.exit_code is Exit.NOT_FOUND:
+        except CommandFailed as failure:
+            if failure.exit_code is Exit.NOT_FOUND:
                 raise no_job from None
             raise
     node = _node_without_incident(client, subject)
@@ -76,8 +76,8 @@ def _node_without_incident(client: ApiClient, instance_id: str) -> Json | None:
     """Return a node without an incident that a person cordoned or another controller repairs; else None."""
     try:
         node = client.get(f"/nodes/{instance_id}")
-    except CommandFailed as failed:
-        if failed.exit_code is not Exit.NOT_FOUND:
+    except CommandFailed as failure:
+        if failure.exit_code is not Exit.NOT_FOUND:
             raise
         return None
     is_explained = node.get("cordon") or node.get("repairedBy")
@@ -102,9 +102,9 @@ def _latest_incident(client: ApiClient, instance_id: str) -> str:
     """
     failure: CommandFailed | None = None
     try:
-        opened = client.get(f"/nodes/{instance_id}")["incidentId"]
-        if opened:
-            return str(opened)
+        incident_id = client.get(f"/nodes/{instance_id}")["incidentId"]
+        if incident_id:
+            return str(incident_id)
     except CommandFailed as failed:
         if failed.exit_code is not Exit.NOT_FOUND:
             raise
@@ -159,12 +159,15 @@ def _print_answer(out: Printer, answer: Json) -> None:
         clocks = out.clock_texts(decision["decidedAt"] for decision in earlier)
         out.table(columns, zip(clocks, earlier, strict=True), indent="  ")
     evidence = answer["evidence"]
-    resumed, rejected = evidence.get("resumedFrom"), evidence.get("rejectedCheckpoints") or []
+    resume_point, rejections = evidence.get("resumedFrom"), evidence.get("rejectedCheckpoints") or []
     out.line()
     out.pairs(
         [
-            ("resumed from", f"step {resumed['step']} of attempt {resumed['attempt']}" if resumed else ""),
-            ("rejected", "; ".join(_rejection_text(item) for item in rejected)),
+            (
+                "resumed from",
+                f"step {resume_point['step']} of attempt {resume_point['attempt']}" if resume_point else "",
+            ),
+            ("rejected", "; ".join(_rejection_text(item) for item in rejections)),
             ("unmanaged work", ", ".join(evidence.get("unmanagedWorkloads") or ())),
             ("incident", evidence.get("incident") or ""),
             ("execution", evidence.get("execution") or ""),
@@ -215,8 +218,10 @@ def _print_guardrails(out: Printer, readings: list[Json]) -> None:
 def _print_decision(out: Printer, decision: Json) -> None:
     out.line(f"{out.bold(decision['decisionId'])}  {plain(decision['kind'])}: {decision['action']}")
     out.paragraph(decision["reason"], indent="  ")
-    chosen: Json = {"option": decision["action"], **(decision.get("chosen") or {}), "chosen": True}
-    _print_alternatives(out, [chosen, *({**other, "chosen": False} for other in decision["alternatives"])])
+    chosen_option: Json = {"option": decision["action"], **(decision.get("chosen") or {}), "chosen": True}
+    _print_alternatives(
+        out, [chosen_option, *({**alternative, "chosen": False} for alternative in decision["alternatives"])]
+    )
     out.line()
     out.pairs(
         [

@@ -202,17 +202,17 @@ class _Handler(BaseHTTPRequestHandler):
                 )
             if refusal := console.session.refuse_unproven_change(headers):
                 return _refusal_answer(refusal)
-        forwarded = {name: headers[name] for name in _FORWARDED if name in headers}
+        request_headers = {name: headers[name] for name in _FORWARDED if name in headers}
         try:
-            raw = console.client.forward(self.command, self.path.removeprefix("/v1"), body or None, forwarded)
-        except CommandFailed as failed:
+            raw = console.client.forward(self.command, self.path.removeprefix("/v1"), body or None, request_headers)
+        except CommandFailed as failure:
             return _refusal_answer(
-                Refusal(_STATUS_OF.get(failed.exit_code, 502), failed.code or "FAILED", failed.text, failed.hint)
+                Refusal(_STATUS_OF.get(failure.exit_code, 502), failure.code or "FAILED", failure.text, failure.hint)
             )
         if cause := console.client.local_cause(raw):
             return _refusal_answer(Refusal(raw.status, cause.code, cause.text, cause.hint))
-        returned = {name: raw.headers[name] for name in _RETURNED if name in raw.headers}
-        return _Answer(raw.status, {"Cache-Control": "no-store", **returned}, raw.content)
+        response_headers = {name: raw.headers[name] for name in _RETURNED if name in raw.headers}
+        return _Answer(raw.status, {"Cache-Control": "no-store", **response_headers}, raw.content)
 
 
 def _headers_by_name(headers: Iterable[tuple[str, str]]) -> dict[str, str] | None:

@@ -86,5 +86,5 @@ class ConsoleSession:
         return None
 
 
-def _is_equal_secret(received: str, expected: str) -> bool:
-    return hmac.compare_digest(received.encode(), expected.encode())
+def _is_equal_secret(received_secret: str, expected_secret: str) -> bool:
+    return hmac.compare_digest(received_secret.encode(), expected_secret.encode())

@@ -175,10 +175,10 @@ def ages(site: InspectedSite, now: datetime) -> list[DoctorFinding]:
 def _deployed_seconds(site: InspectedSite, now: datetime) -> float | None:
     """Return how long ago the stack was deployed; None if that cannot be read."""
     try:
-        described = site.stack_description()
+        description = site.stack_description()
     except CouldNotCheck:
         return None
-    at = described.get("LastUpdatedTime") or described.get("CreationTime")
+    at = description.get("LastUpdatedTime") or description.get("CreationTime")
     return None if at is None else max(0.0, (now - at).total_seconds())
 
 
@@ -247,13 +247,13 @@ def pages(site: InspectedSite, _now: datetime) -> list[DoctorFinding]:
 
 def fleets(site: InspectedSite, _now: datetime) -> list[DoctorFinding]:
     own_name = site.parameter("FleetName")
-    records: dict[str, Json] = {}
+    fleet_documents: dict[str, Json] = {}
     token: dict[str, str] = {}
     while True:
         page = site.aws.call("ssm", "get_parameters_by_path", Path=evaluate.FLEETS, **token)
         for parameter in page["Parameters"]:
             try:
-                records[parameter["Name"].rpartition("/")[2]] = json.loads(parameter["Value"])
+                fleet_documents[parameter["Name"].rpartition("/")[2]] = json.loads(parameter["Value"])
             except ValueError:
                 raise CouldNotCheck(
                     f"The parameter {parameter['Name']} is not JSON.", "Deploy that stack again."
@@ -261,7 +261,7 @@ def fleets(site: InspectedSite, _now: datetime) -> list[DoctorFinding]:
         if not page.get("NextToken"):
             break
         token = {"NextToken": page["NextToken"]}
-    other_fleets = {name: record for name, record in records.items() if name != own_name}
+    other_fleets = {name: fleet_document for name, fleet_document in fleet_documents.items() if name != own_name}
     return evaluate.judge_fleets(site.clusters(), site.parameter("HyperPodClusterArn"), other_fleets)
 
 
@@ -294,7 +294,7 @@ CHECKS = (
 def run(
     site: Any,
     now: datetime,
-    skipped: Collection[str] = (),
+    skipped_names: Collection[str] = (),
     table: Iterable[DoctorCheck] = CHECKS,
     seconds: float = CHECK_SECONDS,
 ) -> list[DoctorFinding]:
@@ -302,11 +302,14 @@ def run(
 
     A check that fails, cannot read its facts or takes longer than `seconds` gives one finding. Other checks continue.
     """
-    chosen = [check for check in table if check.name not in skipped]
+    chosen_checks = [check for check in table if check.name not in skipped_names]
     # All in parallel: most checks wait for the network, and a slow service delays only the checks that use it.
-    answers = answers_within(seconds, [partial(_run_check, check, site, now) for check in chosen], len(chosen))
+    answers = answers_within(
+        seconds, [partial(_run_check, check, site, now) for check in chosen_checks], len(chosen_checks)
+    )
     findings_by_check = [
-        (check, answer or [_timeout_finding(check, seconds)]) for check, answer in zip(chosen, answers, strict=True)
+        (check, answer or [_timeout_finding(check, seconds)])
+        for check, answer in zip(chosen_checks, answers, strict=True)
     ]
     return [replace(finding, check=check.name) for check, findings in findings_by_check for finding in findings]
 

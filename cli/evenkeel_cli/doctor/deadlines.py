@@ -25,14 +25,14 @@ def answers_within(seconds: float, calls: Sequence[Callable[[], T]], at_once: in
         Exception: the exception of a call.
     """
     futures: list[Future[T]] = [Future() for _ in calls]
-    waiting: queue.SimpleQueue[tuple[Callable[[], T], Future[T]]] = queue.SimpleQueue()
+    calls_to_make: queue.SimpleQueue[tuple[Callable[[], T], Future[T]]] = queue.SimpleQueue()
     for pair in zip(calls, futures, strict=True):
-        waiting.put(pair)
+        calls_to_make.put(pair)
 
     def work() -> None:
         while True:
             try:
-                call, future = waiting.get_nowait()
+                call, future = calls_to_make.get_nowait()
             except queue.Empty:
                 return
             try:

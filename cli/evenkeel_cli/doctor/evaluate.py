@@ -116,11 +116,15 @@ def _judge_patches(cluster: str, groups: Sequence[Json]) -> list[DoctorFinding]:
     subject = "patch level"
     fix = f"aws sagemaker update-cluster-software --cluster-name {cluster}"
     levels = {group["InstanceGroupName"]: group.get("ImageVersionStatus") for group in groups}
-    bad = {name: level for name, level in levels.items() if level and _PATCHES.get(level, 1)}
-    if any(_PATCHES.get(level, 1) == 2 for level in bad.values()):
-        return [failed(f"These instance groups need a patch: {_format_pairs(bad)}.", fix, subject)]
-    if bad:
-        return [warning(f"Newer images are available for these instance groups: {_format_pairs(bad)}.", fix, subject)]
+    wrong_levels = {name: level for name, level in levels.items() if level and _PATCHES.get(level, 1)}
+    if any(_PATCHES.get(level, 1) == 2 for level in wrong_levels.values()):
+        return [failed(f"These instance groups need a patch: {_format_pairs(wrong_levels)}.", fix, subject)]
+    if wrong_levels:
+        return [
+            warning(
+                f"Newer images are available for these instance groups: {_format_pairs(wrong_levels)}.", fix, subject
+            )
+        ]
     silent = sorted(name for name, level in levels.items() if not level)
     if silent:
         text = f"HyperPod reports no patch level for {', '.join(silent)}. HyperPod replaces no node by API"
@@ -174,13 +178,15 @@ def judge_kubernetes(
     return findings
 
 
-def _unreachable_finding(cluster: str, unreachable: Mapping[str, Json], tested: int) -> DoctorFinding:
+def _unreachable_finding(cluster: str, unreachable: Mapping[str, Json], tested_count: int) -> DoctorFinding:
     name, answer = next(iter(sorted(unreachable.items())))
     saw = f"The error of {name}: {answer['error']}"
     if answer["serverVersion"]:
-        text = f"{cluster} answers, but {len(unreachable)} of {tested} functions may not read anything there. {saw}"
+        text = (
+            f"{cluster} answers, but {len(unreachable)} of {tested_count} functions may not read anything there. {saw}"
+        )
         return failed(text, "Check the cluster's control plane: kubectl get --raw='/readyz?verbose'", cluster)
-    text = f"{cluster} does not answer {len(unreachable)} of {tested} functions. {saw}"
+    text = f"{cluster} does not answer {len(unreachable)} of {tested_count} functions. {saw}"
     return failed(text, "Check the cluster's endpoint, and the parameters SubnetIds and SecurityGroupIds.", cluster)
 
 
@@ -225,19 +231,23 @@ def judge_access(
                     f"then aws eks update-access-entry --cluster-name {cluster} {entry} {group_option}"
                 )
                 findings.append(failed(text, fix, function))
-    tested = [name for name, test in self_tests.items() if any(not answer["error"] for answer in test["clusters"])]
-    if tested and not findings:
-        findings.append(ok(f"The roles of {len(tested)} functions have all verbs that they need."))
+    tested_names = [
+        name for name, test in self_tests.items() if any(not answer["error"] for answer in test["clusters"])
+    ]
+    if tested_names and not findings:
+        findings.append(ok(f"The roles of {len(tested_names)} functions have all verbs that they need."))
     return findings
 
 
-def _rights_text(missing: Sequence[Json]) -> str:
-    words = []
-    for document in missing:
+def _rights_text(missing_rights: Sequence[Json]) -> str:
+    right_texts = []
+    for document in missing_rights:
         kind = f"{document['resource']}.{document['group']}" if document["group"] else document["resource"]
-        words.append(f"{document['verb']} {kind}" + (f" in {document['namespace']}" if document["namespace"] else ""))
-    more = f" and {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
-    return ", ".join(words[:_SHOWN]) + more
+        right_texts.append(
+            f"{document['verb']} {kind}" + (f" in {document['namespace']}" if document["namespace"] else "")
+        )
+    more = f" and {len(right_texts) - _SHOWN} more" if len(right_texts) > _SHOWN else ""
+    return ", ".join(right_texts[:_SHOWN]) + more
 
 
 _BIND_DISCOVERY = (
@@ -263,15 +273,16 @@ def judge_kueue(test: Json, namespaces: Sequence[str]) -> list[DoctorFinding]:
 def _judge_cluster_kueue(
     cluster: str, admission: str, kueue_namespaces: Mapping[str, str], namespaces: Sequence[str]
 ) -> DoctorFinding:
-    shared = [name for name in namespaces if name in kueue_namespaces]
-    missing = [name for name in namespaces if name not in kueue_namespaces]
-    if admission == "kueue" and missing:
+    shared_namespaces = [name for name in namespaces if name in kueue_namespaces]
+    missing_namespaces = [name for name in namespaces if name not in kueue_namespaces]
+    if admission == "kueue" and missing_namespaces:
         text = (
-            f"Admission=kueue, but Kueue does not admit in {', '.join(missing)} of {cluster}: jobs there never start."
+            f"Admission=kueue, but Kueue does not admit in {', '.join(missing_namespaces)} of {cluster}: "
+            "jobs there never start."
         )
         return failed(text, "Create a LocalQueue there (docs/operate/queues.md).", cluster)
-    if admission == "evenkeel" and shared:
-        text = f"Kueue admits in {', '.join(shared)} of {cluster}, so Evenkeel starts no jobs there."
+    if admission == "evenkeel" and shared_namespaces:
+        text = f"Kueue admits in {', '.join(shared_namespaces)} of {cluster}, so Evenkeel starts no jobs there."
         return failed(text, "Deploy with Admission=kueue (docs/operate/queues.md).", cluster)
     if admission == "kueue":
         return ok(f"Kueue admits in {', '.join(namespaces)} of {cluster}.", cluster)
@@ -315,12 +326,16 @@ def judge_dead_letters(counts: Mapping[str, int]) -> list[DoctorFinding]:
 
 def judge_schedules(states: Mapping[str, str], enable: str) -> list[DoctorFinding]:
     """Judge the schedules: `ENABLED`, `DISABLED`, or empty if the function has none."""
-    missing = sorted(name for name, state in states.items() if not state)
-    off = sorted(name for name, state in states.items() if state and state != "ENABLED")
-    if missing:
-        return [failed(f"There is no schedule for {', '.join(missing)}.", "Deploy the stack again: make deploy")]
-    if off:
-        return [warning(f"The schedules of {', '.join(off)} are off: these functions do not run.", enable)]
+    missing_schedules = sorted(name for name, state in states.items() if not state)
+    disabled_schedules = sorted(name for name, state in states.items() if state and state != "ENABLED")
+    if missing_schedules:
+        return [
+            failed(f"There is no schedule for {', '.join(missing_schedules)}.", "Deploy the stack again: make deploy")
+        ]
+    if disabled_schedules:
+        return [
+            warning(f"The schedules of {', '.join(disabled_schedules)} are off: these functions do not run.", enable)
+        ]
     return [ok(f"The schedules of {', '.join(sorted(states))} are on.")]
 
 
@@ -328,14 +343,14 @@ _SILENT_PAGES = {"sweep_fleet": "sweep-silent", "watch_cluster": "watch-silent",
 
 
 def judge_ages(
-    ages: Mapping[str, float | None], states: Mapping[str, str], deployed: float | None = None
+    ages: Mapping[str, float | None], states: Mapping[str, str], deployed_seconds: float | None = None
 ) -> list[DoctorFinding]:
     """Judge how long ago each scheduled function finished.
 
     Args:
         ages: Seconds since the last run, by function; None if no run was ever seen.
         states: State of each known schedule, by function. A function without a known schedule is missing.
-        deployed: Seconds since the stack was deployed; None if unknown.
+        deployed_seconds: Seconds since the stack was deployed; None if unknown.
     """
     findings = []
     for function, age in ages.items():
@@ -348,8 +363,8 @@ def judge_ages(
             findings.append(
                 warning(f"{last_run} The schedule of the function is off.", "Turn the schedules on.", function)
             )
-        elif age is None and deployed is not None and deployed < LATE_SECONDS:
-            text = f"The function has not finished a run yet. The stack was deployed {_age_text(deployed)} ago."
+        elif age is None and deployed_seconds is not None and deployed_seconds < LATE_SECONDS:
+            text = f"The function has not finished a run yet. The stack was deployed {_age_text(deployed_seconds)} ago."
             findings.append(warning(text, "Run evenkeel doctor again in a few minutes.", function))
         elif age is None or age > SILENT_SECONDS:
             findings.append(failed(last_run, fix, function))
@@ -361,11 +376,11 @@ def judge_ages(
 def judge_sources(sources: Sequence[Json]) -> list[DoctorFinding]:
     """Judge when each source of facts last answered. The API reports these times."""
     findings = [_judge_source(source) for source in sources]
-    bad = [finding for finding in findings if finding.status is not Status.OK]
-    current_count = len(findings) - len(bad)
+    bad_findings = [finding for finding in findings if finding.status is not Status.OK]
+    current_count = len(findings) - len(bad_findings)
     return [
         *([ok(f"{current_count} of {len(findings)} sources of facts are current.")] if current_count else []),
-        *merge_equal_findings(bad),
+        *merge_equal_findings(bad_findings),
     ]
 
 
@@ -392,24 +407,27 @@ def _age_text(seconds: float) -> str:
     )
 
 
-def judge_concurrency(limit: int, unreserved: int, peak: float | None) -> list[DoctorFinding]:
+def judge_concurrency(limit: int, unreserved_executions: int, peak: float | None) -> list[DoctorFinding]:
     """Judge how many concurrent Lambda invocations the stack can still use.
 
     Args:
         limit: The account's limit in this region.
-        unreserved: The part that no function has reserved.
+        unreserved_executions: The part that no function has reserved.
         peak: Highest concurrent use during the last day; None if unknown.
     """
-    unused = unreserved - round(peak or 0)
-    use = "current use unknown" if peak is None else f"{peak:.0f} in use at the peak of the last day"
-    text = f"{unused} of {limit} concurrent invocations are available: {unreserved} unreserved, {use}."
+    unused_executions = unreserved_executions - round(peak or 0)
+    use_text = "current use unknown" if peak is None else f"{peak:.0f} in use at the peak of the last day"
+    text = (
+        f"{unused_executions} of {limit} concurrent invocations are available: {unreserved_executions} "
+        f"unreserved, {use_text}."
+    )
     fix = (
         "aws service-quotas request-service-quota-increase --service-code lambda --quota-code L-B99A9384 "
         f"--desired-value {max(1000, limit)}"
     )
-    if unused < MIN_CONCURRENCY:
+    if unused_executions < MIN_CONCURRENCY:
         return [failed(text, fix)]
-    if unused < ENOUGH_CONCURRENCY:
+    if unused_executions < ENOUGH_CONCURRENCY:
         return [warning(text, fix)]
     return [ok(text)]
 
@@ -435,23 +453,23 @@ def judge_events(rules: Mapping[str, Json]) -> list[DoctorFinding]:
     if any(count is None for count in counts.values()):
         text = f"All {len(rules)} rules are on. Matched events are unknown: this endpoint has no such metrics."
         return [unknown(text, "docs/operate/doctor.md#events")]
-    counted = ", ".join(f"{name} {count:.0f}" for name, count in counts.items() if count)
-    if not counted:
+    counts_text = ", ".join(f"{name} {count:.0f}" for name, count in counts.items() if count)
+    if not counts_text:
         text = "All rules are on, but no event matched a rule in the last day."
         return [warning(text, "Send a drill event (docs/deploy.md, step 11) and look again after a minute.")]
     quiet = ", ".join(name for name, count in counts.items() if not count)
-    return [ok(f"Events in the last day: {counted}." + (f" No events for {quiet}." if quiet else ""))]
+    return [ok(f"Events in the last day: {counts_text}." + (f" No events for {quiet}." if quiet else ""))]
 
 
 def judge_pages(subscriptions: Sequence[str], topic: str) -> list[DoctorFinding]:
     """Judge whether pages reach a person. `subscriptions` holds ARNs, or `PendingConfirmation`."""
-    confirmed = [subscription for subscription in subscriptions if subscription.startswith("arn:")]
-    waiting = len(subscriptions) - len(confirmed)
+    confirmed_arns = [subscription for subscription in subscriptions if subscription.startswith("arn:")]
+    unconfirmed_count = len(subscriptions) - len(confirmed_arns)
     fix = f"aws sns subscribe --topic-arn {topic} --protocol email --notification-endpoint YOUR-ADDRESS"
-    if confirmed:
-        more = f"; {waiting} more did not confirm" if waiting else ""
-        return [ok(f"Pages go to {len(confirmed)} subscribers{more}.")]
-    if waiting:
+    if confirmed_arns:
+        more = f"; {unconfirmed_count} more did not confirm" if unconfirmed_count else ""
+        return [ok(f"Pages go to {len(confirmed_arns)} subscribers{more}.")]
+    if unconfirmed_count:
         return [
             failed(
                 "No subscription to the pages is confirmed.",
@@ -468,18 +486,19 @@ FLEETS = "/evenkeel/fleets"
 def judge_fleets(clusters: Collection[str], hyper_pod: str, other_fleets: Mapping[str, Json]) -> list[DoctorFinding]:
     """Judge whether a cluster belongs to two fleets. `other_fleets` holds the records of the other fleets, by fleet."""
     findings = []
-    for fleet, record in sorted(other_fleets.items()):
-        fleet_clusters = str(record.get("clusters", "")).split(",")
-        shared = [name for name in clusters if name in fleet_clusters]
-        if hyper_pod and hyper_pod == record.get("hyperPod"):
-            shared.append(hyper_pod)
+    for fleet, fleet_document in sorted(other_fleets.items()):
+        fleet_clusters = str(fleet_document.get("clusters", "")).split(",")
+        shared_clusters = [name for name in clusters if name in fleet_clusters]
+        if hyper_pod and hyper_pod == fleet_document.get("hyperPod"):
+            shared_clusters.append(hyper_pod)
         findings += [
             failed(
-                f"It also belongs to the fleet {fleet} of the stack {record.get('stack', '')}: both repair its nodes.",
+                f"It also belongs to the fleet {fleet} of the stack {fleet_document.get('stack', '')}: both "
+                "repair its nodes.",
                 "Remove it from the parameters of one stack (docs/operate/fleets.md).",
                 name,
             )
-            for name in shared
+            for name in shared_clusters
         ]
     return findings or [
         ok(f"No cluster is shared with the {len(other_fleets)} other fleets of the account and region.")

@@ -153,10 +153,10 @@ def judge_routes(routes: Mapping[str, Sequence[Json]], endpoints: Sequence[Json]
     """
     if not routes:
         return [ok("The functions run outside a VPC (parameter SubnetIds).")]
-    closed = sorted(
+    closed_subnets = sorted(
         name for name, subnet_routes in routes.items() if not any(_leads_to_aws(route) for route in subnet_routes)
     )
-    if not closed:
+    if not closed_subnets:
         return [ok("Every subnet has a route to NAT or to another network.")]
     present = {
         name
@@ -164,10 +164,13 @@ def judge_routes(routes: Mapping[str, Sequence[Json]], endpoints: Sequence[Json]
         for endpoint in endpoints
         if endpoint["ServiceName"].endswith(f".{name}") and endpoint["State"].lower() == "available"
     }
-    missing = [name for name in NEEDED_ENDPOINTS if name not in present]
-    if not missing:
-        return [ok(f"The VPC of {', '.join(closed)} has all endpoints that the functions need.")]
-    text = f"{', '.join(closed)} have no route to NAT, and the VPC lacks the endpoints {', '.join(missing)}."
+    missing_endpoints = [name for name in NEEDED_ENDPOINTS if name not in present]
+    if not missing_endpoints:
+        return [ok(f"The VPC of {', '.join(closed_subnets)} has all endpoints that the functions need.")]
+    text = (
+        f"{', '.join(closed_subnets)} have no route to NAT, and the VPC lacks the endpoints "
+        f"{', '.join(missing_endpoints)}."
+    )
     return [failed(text, f"Deploy deploy/vpc-endpoints.yaml ({_PAGE}).")]
 
 

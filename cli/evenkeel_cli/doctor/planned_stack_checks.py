@@ -100,12 +100,12 @@ def judge_earlier_stack(name: str, status: str, parameters: Mapping[str, str]) -
     return [failed(f"The stack {name} cannot be updated ({status}).", fix)]
 
 
-def judge_sam(installed: str, locked: str) -> list[DoctorFinding]:
-    if installed == locked and installed:
-        return [ok(f"sam has the locked version {locked}.")]
+def judge_sam(installed_version: str, locked_version: str) -> list[DoctorFinding]:
+    if installed_version == locked_version and installed_version:
+        return [ok(f"sam has the locked version {locked_version}.")]
     text = (
-        f"sam has version {installed}, but this release is locked to {locked}."
-        if installed
+        f"sam has version {installed_version}, but this release is locked to {locked_version}."
+        if installed_version
         else "sam is not installed."
     )
     return [failed(text, "make setup")]
@@ -130,35 +130,48 @@ def judge_log_role(setting: str, role: str) -> list[DoctorFinding]:
     return [ok(f"ApiLogRole={setting} is right: API Gateway {role_text}.")]
 
 
-def judge_limits(limit: int, unreserved: int, *, reserved: tuple[int, int], declared: int) -> list[DoctorFinding]:
+def judge_limits(
+    limit: int, unreserved_executions: int, *, reserved_per_function: tuple[int, int], reserved_in_template: int
+) -> list[DoctorFinding]:
     """Judge the account's limit of concurrent Lambda invocations.
 
     Args:
         limit: The account's limit in this region.
-        unreserved: The part that no function has reserved.
-        reserved: `CordonConcurrency` of the present stack and of the planned one, for each of three functions.
-        declared: `LambdaConcurrencyLimit`.
+        unreserved_executions: The part that no function has reserved.
+        reserved_per_function: `CordonConcurrency` of the present stack and of the planned one, for each of three
+            functions.
+        reserved_in_template: `LambdaConcurrencyLimit`.
     """
     raise_it = (
         "aws service-quotas request-service-quota-increase --service-code lambda --quota-code L-B99A9384 "
         f"--desired-value {max(1000, limit)}"
     )
-    present, needed = (RESERVING_FUNCTIONS * per_function for per_function in reserved)
+    present_executions, needed_executions = (
+        RESERVING_FUNCTIONS * per_function for per_function in reserved_per_function
+    )
     findings = []
-    if unreserved < MIN_CONCURRENCY:
-        findings.append(failed(f"Only {unreserved} of {limit} concurrent invocations are unreserved.", raise_it))
-    elif unreserved < ENOUGH_CONCURRENCY:
-        findings.append(warning(f"Only {unreserved} of {limit} concurrent invocations are unreserved.", raise_it))
-    if needed and unreserved + present - needed < KEPT_UNRESERVED:
+    if unreserved_executions < MIN_CONCURRENCY:
+        findings.append(
+            failed(f"Only {unreserved_executions} of {limit} concurrent invocations are unreserved.", raise_it)
+        )
+    elif unreserved_executions < ENOUGH_CONCURRENCY:
+        findings.append(
+            warning(f"Only {unreserved_executions} of {limit} concurrent invocations are unreserved.", raise_it)
+        )
+    if needed_executions and unreserved_executions + present_executions - needed_executions < KEPT_UNRESERVED:
         text = (
-            f"CordonConcurrency={reserved[1]} reserves {needed} invocations. Lambda must keep {KEPT_UNRESERVED} of the "
-            f"{unreserved + present} that are unreserved without this stack."
+            f"CordonConcurrency={reserved_per_function[1]} reserves {needed_executions} invocations. Lambda "
+            f"must keep {KEPT_UNRESERVED} of the "
+            f"{unreserved_executions + present_executions} that are unreserved without this stack."
         )
         findings.append(failed(text, f"Lower CordonConcurrency in {_SAMCONFIG}, or: {raise_it}", "CordonConcurrency"))
-    if declared != limit:
-        text = f"LambdaConcurrencyLimit is {declared}, the account's limit is {limit}: the alarm would be wrong."
+    if reserved_in_template != limit:
+        text = (
+            f"LambdaConcurrencyLimit is {reserved_in_template}, the account's limit is {limit}: the "
+            "alarm would be wrong."
+        )
         findings.append(warning(text, f"Set LambdaConcurrencyLimit={limit} in {_SAMCONFIG}.", "LambdaConcurrencyLimit"))
-    return findings or [ok(f"{unreserved} of {limit} concurrent invocations are unreserved.")]
+    return findings or [ok(f"{unreserved_executions} of {limit} concurrent invocations are unreserved.")]
 
 
 def judge_orchestrator(cluster_description: Json, clusters: Sequence[str]) -> list[DoctorFinding]:

@@ -73,8 +73,8 @@ class PlannedSite:
         items: list[Json] = []
         token: dict[str, str] = {}
         while True:
-            listed = [{"Name": name, "Values": values} for name, values in filters.items()]
-            page = self.call("ec2", operation, Filters=listed, **token)
+            filter_documents = [{"Name": name, "Values": values} for name, values in filters.items()]
+            page = self.call("ec2", operation, Filters=filter_documents, **token)
             items += page[field]
             if not page.get("NextToken"):
                 return items
@@ -129,8 +129,8 @@ def concurrency(site: PlannedSite, _now: datetime) -> list[DoctorFinding]:
     return planned_stack_checks.judge_limits(
         limits["ConcurrentExecutions"],
         limits["UnreservedConcurrentExecutions"],
-        reserved=(int(present.get("CordonConcurrency") or 0), requested),
-        declared=declared,
+        reserved_per_function=(int(present.get("CordonConcurrency") or 0), requested),
+        reserved_in_template=declared,
     )
 
 
@@ -157,7 +157,7 @@ def subnets(site: PlannedSite, _now: datetime) -> list[DoctorFinding]:
     subnet_ids, groups = site.planned.listed("SubnetIds"), site.planned.listed("SecurityGroupIds")
     if not subnet_ids:
         return network.judge_subnets(subnet_ids, [], groups, [], {})
-    described = site.all_of("describe_subnets", "Subnets", {"subnet-id": list(subnet_ids)})
+    subnet_documents = site.all_of("describe_subnets", "Subnets", {"subnet-id": list(subnet_ids)})
     found_groups = site.all_of("describe_security_groups", "SecurityGroups", {"group-id": list(groups)})
     of_clusters = {name: cluster["resourcesVpcConfig"] for name, cluster in site.clusters().items() if cluster}
     guards = [
@@ -165,7 +165,7 @@ def subnets(site: PlannedSite, _now: datetime) -> list[DoctorFinding]:
     ]
     rules = site.all_of("describe_security_groups", "SecurityGroups", {"group-id": guards}) if guards else []
     return [
-        *network.judge_subnets(subnet_ids, described, groups, found_groups, of_clusters),
+        *network.judge_subnets(subnet_ids, subnet_documents, groups, found_groups, of_clusters),
         *network.judge_cluster_rules(groups, of_clusters, rules),
     ]
 
@@ -184,8 +184,8 @@ def endpoints(site: PlannedSite, _now: datetime) -> list[DoctorFinding]:
 
 
 def buckets(site: PlannedSite, _now: datetime) -> list[DoctorFinding]:
-    described = {arn: _bucket(site, arn.rpartition(":")[2]) for arn in site.planned.listed("CheckpointBuckets")}
-    return planned_stack_checks.judge_buckets(described, site.planned.region)
+    bucket_documents = {arn: _bucket(site, arn.rpartition(":")[2]) for arn in site.planned.listed("CheckpointBuckets")}
+    return planned_stack_checks.judge_buckets(bucket_documents, site.planned.region)
 
 
 def _bucket(site: PlannedSite, name: str) -> Json | None:
@@ -196,8 +196,8 @@ def _bucket(site: PlannedSite, name: str) -> Json | None:
 
 
 def keys(site: PlannedSite, _now: datetime) -> list[DoctorFinding]:
-    described = {arn: _key(site, arn) for arn in site.planned.listed("CheckpointEncryption")}
-    return planned_stack_checks.judge_keys(described)
+    key_states = {arn: _key(site, arn) for arn in site.planned.listed("CheckpointEncryption")}
+    return planned_stack_checks.judge_keys(key_states)
 
 
 def _key(site: PlannedSite, arn: str) -> str:

@@ -74,16 +74,16 @@ class BotocoreAws:
     def call(self, service: str, operation: str, **parameters: Any) -> Json:
         from botocore.exceptions import BotoCoreError, ClientError
 
-        spelled = "".join(word.capitalize() for word in operation.split("_"))
+        operation_name = "".join(word.capitalize() for word in operation.split("_"))
         try:
             answer: Json = getattr(self.client(service), operation)(**parameters)
         except ClientError as error:
-            raise _translate_error(service, spelled, error) from error
+            raise _translate_error(service, operation_name, error) from error
         except (BotoCoreError, RuntimeError) as error:
             name = type(error).__name__
             if "Credential" in name or "Token" in name or "SSO" in name or "Profile" in name:
                 raise BadCredentials(f"The AWS credentials do not work: {error}", SIGN_IN) from error
-            raise CouldNotCheck(f"{service}:{spelled}: {_no_answer_reason(error)}.", _NETWORK) from error
+            raise CouldNotCheck(f"{service}:{operation_name}: {_no_answer_reason(error)}.", _NETWORK) from error
         if hasattr(answer.get("Payload"), "read"):
             answer["Payload"] = answer["Payload"].read()
         return answer
@@ -170,10 +170,10 @@ def read_once(read: Callable[[S], T]) -> Callable[[S], T]:
                     site.results[read.__name__] = read(site)
                 except (CouldNotCheck, ResourceNotFound, CommandFailed) as error:
                     site.results[read.__name__] = error
-        described: T | Exception = site.results[read.__name__]
-        if isinstance(described, Exception):
-            raise described
-        return described
+        result: T | Exception = site.results[read.__name__]
+        if isinstance(result, Exception):
+            raise result
+        return result
 
     return method
 
@@ -297,8 +297,8 @@ class InspectedSite:
             # A team that has jobs but no setup has no namespace of its own.
             teams = [team_row["team"] for team_row in team_rows if team_row["weight"] is not None]
             quotas = [client.get(f"/teams/{team}/quota")["team"] for team in teams[:_TEAMS]]
-        except CommandFailed as failed:
-            return (), failed.text
+        except CommandFailed as failure:
+            return (), failure.text
         limit_text = (
             f"only the first {_TEAMS} of {count_of(len(teams), 'team')} were read" if len(teams) > _TEAMS else ""
         )
@@ -313,8 +313,8 @@ class InspectedSite:
         namespaces = self.namespaces()
         calls = [partial(self._run_self_test, name, namespaces) for name in names]
         silent = CouldNotCheck(f"No answer in {SELF_TEST_SECONDS:g} s.", "docs/operate/doctor.md#no-answer")
-        answered = answers_within(SELF_TEST_SECONDS, calls, _MAX_PARALLEL)
-        answers = {name: answer or silent for name, answer in zip(names, answered, strict=True)}
+        test_answers = answers_within(SELF_TEST_SECONDS, calls, _MAX_PARALLEL)
+        answers = {name: answer or silent for name, answer in zip(names, test_answers, strict=True)}
         readable_answers = {name: answer for name, answer in answers.items() if isinstance(answer, dict)}
         reasons_and_fixes = {
             name: (answer.reason, answer.fix) for name, answer in answers.items() if isinstance(answer, CouldNotCheck)

@@ -45,17 +45,17 @@ def groups_of(function: str) -> tuple[str, ...]:
 
 def rights_of(function: str, namespaces: Sequence[str]) -> tuple[AccessRule, ...]:
     """Return every right that a function's groups grant, in each of the namespaces in which jobs run."""
-    granted = _rights_by_group()
-    rights = (right for group in groups_of(function) for right in granted.get(group, ()))
+    rules_by_group = _rights_by_group()
+    rights = (access_rule for group in groups_of(function) for access_rule in rules_by_group.get(group, ()))
     return tuple(dict.fromkeys(access_rule for right in rights for access_rule in _in_namespaces(right, namespaces)))
 
 
-def _in_namespaces(right: AccessRule, namespaces: Sequence[str]) -> Iterator[AccessRule]:
-    if right.namespace != JOBS_NAMESPACE:
-        yield right
+def _in_namespaces(access_rule: AccessRule, namespaces: Sequence[str]) -> Iterator[AccessRule]:
+    if access_rule.namespace != JOBS_NAMESPACE:
+        yield access_rule
         return
     for namespace in namespaces:
-        yield right._replace(namespace=namespace)
+        yield access_rule._replace(namespace=namespace)
 
 
 @cache

@@ -39,12 +39,12 @@ class RecordStore:
         self._batch: list[tuple[str, int, str, str]] = []
         self.offered = 0
 
-    def add(self, record: ExportedRecord) -> None:
+    def add(self, exported_record: ExportedRecord) -> None:
         """Add a record. A duplicate keeps the earliest time, and the content that names the node slot."""
         self.offered += 1
-        content = record.content
-        at = round(record.at.timestamp() * 1_000_000)
-        self._batch.append((record.key, at, type(content).__name__, content.model_dump_json()))
+        content = exported_record.content
+        at = round(exported_record.at.timestamp() * 1_000_000)
+        self._batch.append((exported_record.key, at, type(content).__name__, content.model_dump_json()))
         if len(self._batch) >= _BATCH:
             self._flush()
 
@@ -113,8 +113,8 @@ class ExportedRecords:
             if event.unknown:
                 self.unknown[event.unknown] += 1
             self.drills += event.is_drill
-            for record in event.records:
-                self.store.add(record)
+            for exported_record in event.records:
+                self.store.add(exported_record)
 
     def _add_malformed(self, path: Path, line: int, problem: str) -> None:
         self.malformed_count += 1
@@ -159,30 +159,33 @@ def run_backtest(paths: Iterable[Path], policy: Policy, cluster: str, *, window_
     if node_recovery.lower() not in answers:
         text = f"--node-recovery is Automatic or None, not {node_recovery!r}."
         raise CommandFailed(Exit.USAGE, text, code="USAGE")
-    exported = ExportedRecords(cluster, policy)
-    exported.read(paths)
-    if not exported.store.count:
-        raise CommandFailed(Exit.USAGE, _no_records_text(exported), code="NO_RECORDS", hint=_EXPORTS)
+    exported_records = ExportedRecords(cluster, policy)
+    exported_records.read(paths)
+    if not exported_records.store.count:
+        raise CommandFailed(Exit.USAGE, _no_records_text(exported_records), code="NO_RECORDS", hint=_EXPORTS)
     terms = ShadowTimes(window_hours=window_hours)
     result = backtest.run_backtest(
-        exported.store.records, policy, terms, repairs_by_itself=answers[node_recovery.lower()]
+        exported_records.store.records, policy, terms, repairs_by_itself=answers[node_recovery.lower()]
     )
-    return {"input": exported.to_json(), "policyHash": policy.hash, **result.to_json()}
+    return {"input": exported_records.to_json(), "policyHash": policy.hash, **result.to_json()}
 
 
-def _no_records_text(exported: ExportedRecords) -> str:
+def _no_records_text(exported_records: ExportedRecords) -> str:
     """Return why an export without a record cannot be replayed, with the first problem."""
-    text = f"{count_of(exported.documents, 'document')} in {count_of(exported.files, 'file')}, but no record to replay"
+    text = (
+        f"{count_of(exported_records.documents, 'document')} in "
+        f"{count_of(exported_records.files, 'file')}, but no record to replay"
+    )
     counts = {
-        "malformed": exported.malformed_count,
-        "of a kind without a parser": sum(exported.unknown.values()),
-        "of a drill": exported.drills,
+        "malformed": exported_records.malformed_count,
+        "of a kind without a parser": sum(exported_records.unknown.values()),
+        "of a drill": exported_records.drills,
     }
     totals = ", ".join(f"{count} {noun}" for noun, count in counts.items() if count)
     first_problem = next(
-        (f"{document['file']}:{document['line']}: {document['problem']}" for document in exported.malformed), ""
+        (f"{document['file']}:{document['line']}: {document['problem']}" for document in exported_records.malformed), ""
     )
-    first_problem = first_problem or next(iter(exported.unknown), "")
+    first_problem = first_problem or next(iter(exported_records.unknown), "")
     return f"{text}{f': {totals}' if totals else ''}.{f' The first: {first_problem}.' if first_problem else ''}"
 
 

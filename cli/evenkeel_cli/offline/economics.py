@@ -112,13 +112,13 @@ def rates_by_group(observations: failure_rates.Observations, by: str, confidence
         CommandFailed: there is no such grouping.
     """
     try:
-        grouping = failure_rates.GroupedBy(by)
+        group_field = failure_rates.GroupedBy(by)
     except ValueError as error:
         groupings = ", ".join(failure_rates.GroupedBy)
         raise usage_error("--by", f"must be one of {groupings}, not {by!r}") from error
     rows = []
     with name_options():
-        for rate in failure_rates.rates_by(observations, grouping, confidence):
+        for rate in failure_rates.rates_by(observations, group_field, confidence):
             known_rate = rate.rate.to_json() if rate.rate else dict.fromkeys(_RATE_FIELDS)
             note = {"note": rate.note or (rate.rate.note if rate.rate else "")}
             rows.append(
@@ -172,7 +172,7 @@ def effective_time(
     rate: FailureRate,
     nodes: int,
     downtime_seconds: float,
-    run: Mapping[str, float],
+    run_values: Mapping[str, float],
     models: Sequence[str] = (),
 ) -> Json:
     """Return ETTR and the time of a run under each meaning of downtime.
@@ -181,7 +181,8 @@ def effective_time(
         rate: Failure rate of a node.
         nodes: Nodes of the job.
         downtime_seconds: From a failure until the job trains again.
-        run: `failureFreeHours` of the run; `usdPerHour` of its nodes and `insteadOfSeconds` of downtime if known.
+        run_values: `failureFreeHours` of the run; `usdPerHour` of its nodes and `insteadOfSeconds` of downtime if
+            known.
         models: Meanings of downtime; all if empty.
     """
     try:
@@ -190,35 +191,39 @@ def effective_time(
         )
     except ValueError as error:
         raise usage_error("--model", f"must be one of {', '.join(effective_training_time.DowntimeModel)}") from error
-    usd = run.get("usdPerHour")
+    usd = run_values.get("usdPerHour")
     rows: list[Json] = []
     savings: list[Json] = []
     with name_options(failure_free_hours="--failure-free"):
         for end, value in known_rate_values(rate):
             for model in downtime_models:
                 run_time = effective_training_time.run_time(
-                    nodes, value, downtime_seconds, run["failureFreeHours"], model
+                    nodes, value, downtime_seconds, run_values["failureFreeHours"], model
                 )
-                lost = run_time.lost_days
+                lost_days = run_time.lost_days
                 rows.append(
                     {"end": end, "failuresPerNodeHour": value}
                     | run_time.to_json()
-                    | {"lostUsd": None if usd is None or lost is None else lost * 24 * usd}
+                    | {"lostUsd": None if usd is None or lost_days is None else lost_days * 24 * usd}
                 )
-                if (longer_downtime := run.get("insteadOfSeconds")) is not None:
+                if (longer_downtime := run_values.get("insteadOfSeconds")) is not None:
                     longer_run = effective_training_time.run_time(
-                        nodes, value, longer_downtime, run["failureFreeHours"], model
+                        nodes, value, longer_downtime, run_values["failureFreeHours"], model
                     )
-                    saved = effective_training_time.saving(longer_run, run_time)
-                    dollars = None if usd is None or saved.saved_days is None else saved.saved_days * 24 * usd
-                    savings.append({"end": end} | saved.to_json() | {"savedUsd": dollars})
+                    saving_of_group = effective_training_time.saving(longer_run, run_time)
+                    dollars = (
+                        None
+                        if usd is None or saving_of_group.saved_days is None
+                        else saving_of_group.saved_days * 24 * usd
+                    )
+                    savings.append({"end": end} | saving_of_group.to_json() | {"savedUsd": dollars})
     return {
         "nodes": nodes,
         "downtimeSeconds": downtime_seconds,
-        "failureFreeDays": run["failureFreeHours"] / 24,
+        "failureFreeDays": run_values["failureFreeHours"] / 24,
         "runs": rows,
         "note": rate.note,
-    } | ({"insteadOfSeconds": run["insteadOfSeconds"], "savings": savings} if savings else {})
+    } | ({"insteadOfSeconds": run_values["insteadOfSeconds"], "savings": savings} if savings else {})
 
 
 def interval(write: float, restart: float, mtbf_seconds: float, present: float | None) -> Json:
@@ -246,17 +251,19 @@ def shrink(detect: float, reconfigure: float, lead: float, nodes: int, failures_
 
 def spare_table(rate: FailureRate, terms: Mapping[str, Any], max_spares: int | None) -> Json:
     """Return the cost of a run by the number of spares, at each end of the rate."""
-    rows, best = [], {}
+    rows, cheapest_spares = [], {}
     with name_options(
         lead_seconds="--lead", wait_seconds="--wait", detect_seconds="--detect", resume_seconds="--resume"
     ):
         for end, value in known_rate_values(rate):
             case = spares.SpareInputs.model_validate({**terms, "failures_per_node_hour": value})
-            best[end] = spares.best_spares(case)
-            for count in range((best[end] + 2 if max_spares is None else max_spares) + 1):
+            cheapest_spares[end] = spares.best_spares(case)
+            for count in range((cheapest_spares[end] + 2 if max_spares is None else max_spares) + 1):
                 row = spares.spare_cost(count, case).to_json()
-                rows.append({"end": end, "failuresPerNodeHour": value} | row | {"isBest": count == best[end]})
-    return {"bestSpares": best, "spares": rows, "note": rate.note}
+                rows.append(
+                    {"end": end, "failuresPerNodeHour": value} | row | {"isBest": count == cheapest_spares[end]}
+                )
+    return {"bestSpares": cheapest_spares, "spares": rows, "note": rate.note}
 
 
 def repair_shop(rate: FailureRate, terms: Mapping[str, Any], max_nodes: int) -> Json:

@@ -95,10 +95,10 @@ def _inner_documents(document: Json) -> list[Any] | None:
 def _read_eventbridge_event(document: Json) -> DocumentReading:
     """Read an event of EventBridge with the parser of the service."""
     body = json.dumps(document).encode("utf-8", errors="surrogatepass")
-    parsed: ParseResult = envelope.parse(body)
-    match parsed:
+    parse_result: ParseResult = envelope.parse(body)
+    match parse_result:
         case ParsedEvent():
-            facts = [fact for fact in parsed.facts if not fact.is_drill]
+            facts = [fact for fact in parse_result.facts if not fact.is_drill]
             if not facts:
                 return DocumentReading(is_drill=True)
             records = (
@@ -114,39 +114,39 @@ def _read_eventbridge_event(document: Json) -> DocumentReading:
             )
             return DocumentReading(tuple(records))
         case _:
-            return _without_records(parsed)
+            return _without_records(parse_result)
 
 
 def _read_cloudtrail_record(document: Json) -> DocumentReading:
-    parsed = cloudtrail.parse(document)
-    if not isinstance(parsed, tuple):
-        return _without_records(parsed)
+    parse_result = cloudtrail.parse(document)
+    if not isinstance(parse_result, tuple):
+        return _without_records(parse_result)
     prefix = f"cloudtrail/{document['eventID']}"
     return DocumentReading(
         tuple(
             ExportedRecord(key=f"{prefix}/{action.instance_id}{action.logical_id}", at=action.event.at, content=action)
-            for action in parsed
+            for action in parse_result
         )
     )
 
 
 def _read_kubernetes_event(document: Json) -> DocumentReading:
-    parsed = kubernetes_event.parse(document)
-    if not isinstance(parsed, tuple):
-        return _without_records(parsed)
+    parse_result = kubernetes_event.parse(document)
+    if not isinstance(parse_result, tuple):
+        return _without_records(parse_result)
     metadata = document["metadata"]
     name = metadata.get("uid") or f"{metadata.get('namespace', '')}/{metadata.get('name', '')}"
     return DocumentReading(
-        tuple(ExportedRecord(key=f"event/{name}/{rfc3339(at)}", at=at, content=content) for at, content in parsed)
+        tuple(ExportedRecord(key=f"event/{name}/{rfc3339(at)}", at=at, content=content) for at, content in parse_result)
     )
 
 
-def _without_records(parsed: ParseResult) -> DocumentReading:
-    match parsed:
+def _without_records(parse_result: ParseResult) -> DocumentReading:
+    match parse_result:
         case Malformed():
-            return DocumentReading(malformed=_problem_text(parsed))
+            return DocumentReading(malformed=_problem_text(parse_result))
         case Unknown():
-            return DocumentReading(unknown=parsed.reason)
+            return DocumentReading(unknown=parse_result.reason)
         case Ignored() | ParsedEvent():
             return DocumentReading()
 
@@ -208,5 +208,5 @@ def _times_in(document: Mapping[str, Any]) -> Iterator[datetime]:
 
 def _cordoned_at(document: Mapping[str, Any]) -> datetime | None:
     taints = (document.get("spec") or {}).get("taints") or ()
-    added = next((taint.get("timeAdded") for taint in taints if taint.get("key") == _CORDON_TAINT), None)
-    return datetime.fromisoformat(added) if added else None
+    added_at = next((taint.get("timeAdded") for taint in taints if taint.get("key") == _CORDON_TAINT), None)
+    return datetime.fromisoformat(added_at) if added_at else None

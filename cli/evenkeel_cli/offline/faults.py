@@ -19,9 +19,11 @@ def list_faults(catalogue: FaultCatalogue, family: str) -> list[Json]:
     Raises:
         CommandFailed: there is no such family.
     """
-    searched = family.lower()
+    searched_text = family.lower()
     faults = [
-        fault for fault in catalogue.values() if not searched or searched in (fault.family, fault.key.split(":")[0])
+        fault
+        for fault in catalogue.values()
+        if not searched_text or searched_text in (fault.family, fault.key.split(":")[0])
     ]
     if not faults:
         families = ", ".join(dict.fromkeys(fault.key.split(":")[0] for fault in catalogue.values()))
@@ -77,8 +79,8 @@ def draw_fault(out: Printer, preview: Preview) -> None:
     fault = preview.fault
     sign = {"critical": "failed", "major": "warn", "minor": "next", "info": "idle"}[fault.severity]
     out.line(f"{out.with_glyph(sign, out.bold(fault.key))}  {fault.name}")
-    changed = "changed by this policy" if preview.is_changed else ""
-    kind = ", ".join(text for text in (fault.fault_class, fault.severity, changed) if text)
+    changed_note = "changed by this policy" if preview.is_changed else ""
+    kind = ", ".join(text for text in (fault.fault_class, fault.severity, changed_note) if text)
     out.line(f"  {kind}")
     out.line()
     out.pairs(
@@ -163,8 +165,8 @@ def _drain_text(fault: Fault) -> str:
     if fault.drain_seconds < 0:
         return ""
     saving = {"yes": "requests a new checkpoint", "try": "tries to save a new checkpoint", "no": "the job cannot save"}
-    named = "at once" if fault.drain_seconds == 0 else f"{duration(fault.drain_seconds)}"
-    return f"{fault.drain_class} ({named}); {saving[fault.can_save]}"
+    drain_time = "at once" if fault.drain_seconds == 0 else f"{duration(fault.drain_seconds)}"
+    return f"{fault.drain_class} ({drain_time}); {saving[fault.can_save]}"
 
 
 def _checkpoints_text(preview: Preview) -> str:
@@ -185,12 +187,15 @@ _CHECK_TEXTS = {
 
 
 def _recurrence_text(preview: Preview) -> str:
-    again = preview.repeated
-    if again is None:
+    repeated_preview = preview.repeated
+    if repeated_preview is None:
         return ""
-    ordinal = {2: "2nd", 3: "3rd"}.get(again.count, f"{again.count}th")
-    scope_text = _RECURRENCE_KEY_TEXTS[again.key]
-    return f"the {ordinal} time within {again.window_hours} h {scope_text}, recovery starts with {again.rung}"
+    ordinal = {2: "2nd", 3: "3rd"}.get(repeated_preview.count, f"{repeated_preview.count}th")
+    scope_text = _RECURRENCE_KEY_TEXTS[repeated_preview.key]
+    return (
+        f"the {ordinal} time within {repeated_preview.window_hours} h {scope_text}, recovery starts with "
+        f"{repeated_preview.rung}"
+    )
 
 
 def _draw_ladder(out: Printer, preview: Preview) -> None:

@@ -40,7 +40,9 @@ def read_history(nodes: Iterable[Json], incidents: Iterable[Json], end: datetime
     """
     begin = end - timedelta(days=days)
     lives = {(node["instanceId"], node["launchedAt"]): node for node in nodes}.values()
-    counted = {incident["incidentId"]: incident for incident in counted_incidents(incidents, end, days)}.values()
+    incidents_by_id = {
+        incident["incidentId"]: incident for incident in counted_incidents(incidents, end, days)
+    }.values()
     spans: dict[tuple[str, str], float] = {}
     for node in lives:
         pool_and_type = (node["pool"], node["instanceType"])
@@ -52,7 +54,7 @@ def read_history(nodes: Iterable[Json], incidents: Iterable[Json], end: datetime
                 "pool": document["node"]["pool"],
                 "instanceType": document["node"]["instanceType"],
             }
-            for document in counted
+            for document in incidents_by_id
         ],
         "nodeHours": [
             {"pool": pool, "instanceType": instance_type, "nodeHours": hours}
@@ -84,8 +86,8 @@ def fault_class(incident: Json) -> str:
 
 
 def _node_hours(node: Json, begin: datetime, end: datetime) -> float:
-    last = parse_instant(node["changedAt"]) if node["state"] == "GONE" else end
-    span = min(last, end) - max(parse_instant(node["launchedAt"]), begin)
+    last_at = parse_instant(node["changedAt"]) if node["state"] == "GONE" else end
+    span = min(last_at, end) - max(parse_instant(node["launchedAt"]), begin)
     return max(0.0, span.total_seconds() / 3600)
 
 
@@ -116,16 +118,18 @@ def _groups_by_pool(lives: Sequence[Json], observations: Json) -> dict[str, Json
 
 def with_fleet_counts(request: Mapping[str, Any], history: History) -> Json:
     """Add the counts of the fleet to the request. Values in the file have priority."""
-    listed = request.get("groups", [])
-    if not isinstance(listed, list) or not all(isinstance(group, dict) for group in listed):
+    group_documents = request.get("groups", [])
+    if not isinstance(group_documents, list) or not all(isinstance(group, dict) for group in group_documents):
         return dict(request)  # reading it names the field
-    stated = {str(group.get("name")): group for group in listed}
+    stated_groups = {str(group.get("name")): group for group in group_documents}
     groups = []
-    for name in [*stated, *(pool for pool in history.groups if pool not in stated)]:
-        stated_values, observed = stated.get(name, {}), dict(history.groups.get(name, {}))
+    for name in [*stated_groups, *(pool for pool in history.groups if pool not in stated_groups)]:
+        stated_values, observed_values = stated_groups.get(name, {}), dict(history.groups.get(name, {}))
         if "failuresPerNodeHour" in stated_values or "failures" in stated_values:
-            observed = {field: value for field, value in observed.items() if field not in ("failures", "nodeHours")}
-        groups.append(observed | stated_values)
+            observed_values = {
+                field: value for field, value in observed_values.items() if field not in ("failures", "nodeHours")
+            }
+        groups.append(observed_values | stated_values)
     return {**request, "groups": groups}
 
 

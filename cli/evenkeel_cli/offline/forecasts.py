@@ -194,39 +194,43 @@ def read_recorded_demand(report: Json, instance_type: str, *, with_waiting: bool
         raise CommandFailed(Exit.NOT_FOUND, NO_COMMITMENTS, code="OLDER_STACK", hint="Update the stack: make deploy")
     entries = {entry["instanceType"]: entry for entry in report["commitments"]}
     names = ", ".join(sorted(filter(None, entries)))
-    chosen = instance_type.removeprefix("ml.") or (next(iter(entries)) if len(entries) == 1 else "")
+    chosen_type = instance_type.removeprefix("ml.") or (next(iter(entries)) if len(entries) == 1 else "")
     if not entries:
         raise CommandFailed(
             Exit.NOT_FOUND, "The window has no demand and no committed nodes, so there is no advice.", code="NOT_FOUND"
         )
     if not instance_type and len(entries) > 1:
         raise usage_error("--instance-type", f"is required: the fleet has {names}")
-    if chosen not in entries:
+    if chosen_type not in entries:
         raise usage_error("--instance-type", f"must be one of {names}, not {instance_type!r}")
-    entry = entries[chosen]
+    entry = entries[chosen_type]
     hours = entry["demandWithWaiting" if with_waiting else "demand"]
     if not hours:
         raise CommandFailed(Exit.NOT_FOUND, f"The demand is unknown. {entry['whyUnknown']}", code="NOT_FOUND")
-    unknown = entry["unknownHours"]
-    text = f"{count_of(unknown, 'hour has', 'hours have')} no record: left out, not counted as 0." if unknown else ""
+    unknown_hours = entry["unknownHours"]
+    text = (
+        f"{count_of(unknown_hours, 'hour has', 'hours have')} no record: left out, not counted as 0."
+        if unknown_hours
+        else ""
+    )
     demand = commitment.HourlyDemand(
-        hours=tuple(row["nodes"] for row in hours for _ in range(row["hours"])), unknown_hours=unknown, note=text
+        hours=tuple(row["nodes"] for row in hours for _ in range(row["hours"])), unknown_hours=unknown_hours, note=text
     )
     return RecordedDemand(entry, demand)
 
 
-def advise_from_records(recorded: RecordedDemand, terms: Mapping[str, float], committed: int | None) -> Json:
+def advise_from_records(recorded_demand: RecordedDemand, terms: Mapping[str, float], committed: int | None) -> Json:
     """Return how many nodes to commit, at the recorded prices unless the terms state others.
 
     Raises:
         CommandFailed: a price is neither recorded nor stated, or a figure is wrong; names it.
     """
-    entry, notes = recorded.entry, list[str]()
+    entry, notes = recorded_demand.entry, list[str]()
     prices: dict[str, float] = {}
     for name, option in (("reserved", "reserved_usd_per_hour"), ("onDemand", "on_demand_usd_per_hour")):
         if option not in terms and (price := entry[name]):
             prices[option] = price["usdPerHour"]
             notes.append(f"--{option.replace('_', '-')} {price['usdPerHour']:g}: {price['origin']}.")
     units = entry["committedNodes"] if committed is None else committed
-    response = advise_commitment(recorded.demand, {**prices, **terms}, units, 1)
+    response = advise_commitment(recorded_demand.demand, {**prices, **terms}, units, 1)
     return {"instanceType": entry["instanceType"]} | response | {"notes": [*notes, *response["notes"]]}

@@ -36,7 +36,7 @@ _MAX_DOMAINS = 4
 
 
 def replay_files(
-    declared: QuotaDocuments,
+    quota_documents: QuotaDocuments,
     jobs: list[Path],
     events: Path | None,
     *,
@@ -50,16 +50,16 @@ def replay_files(
         CommandFailed: a file cannot be used; names the file, the object and the field.
     """
     try:
-        replay = Replay(declared, cycles, releases_at_once, begins)
+        replay = Replay(quota_documents, cycles, releases_at_once, begins)
         for file in jobs:
             for position, document in enumerate(quota_files.load_documents(file)):
                 for job in _jobs_of(document):
                     where = f"{file}: document {position + 1}"
                     if isinstance(job, dict) and (str(job.get("kind")) in NO_JOBS or is_other_kind(job)):
-                        declared.read_warnings.warn(where, f"{job['kind']} is not a job and is ignored here")
+                        quota_documents.read_warnings.warn(where, f"{job['kind']} is not a job and is ignored here")
                     else:
                         replay.submit(job, where)
-        replay.run(_read_events(declared, events), str(events or "events"))
+        replay.run(_read_events(quota_documents, events), str(events or "events"))
     except DocumentError as error:
         raise quota_files.as_command_failed(error) from error
     return replay
@@ -73,13 +73,13 @@ def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [] if value is None else [value]
 
 
-def _read_events(declared: QuotaDocuments, file: Path | None) -> Events:
+def _read_events(quota_documents: QuotaDocuments, file: Path | None) -> Events:
     if file is None:
         return Events()
     events: list[Any] = []
     for document in quota_files.load_documents(file):
         events += _as_list(document["events"]) if isinstance(document, dict) and "events" in document else [document]
-    return declared.read_warnings.read(Events, {"events": events}, str(file))
+    return quota_documents.read_warnings.read(Events, {"events": events}, str(file))
 
 
 def draw_plan(out: Printer, plan: Plan) -> None:
@@ -87,13 +87,13 @@ def draw_plan(out: Printer, plan: Plan) -> None:
     for cycle in plan.cycles:
         _draw_cycle(out, cycle)
     out.table(_TREE_COLUMNS, [queue for queue in (*plan.end.queues, *plan.end.cohorts) if queue.quotas])
-    waiting = [
+    waiting_workloads = [
         (job, state) for queue in plan.end.queues for state in ("active", "parked") for job in getattr(queue, state)
     ]
-    if waiting or plan.end.unqueued:
+    if waiting_workloads or plan.end.unqueued:
         out.line()
-        waiting += [(answer.job, answer.reason) for answer in plan.end.unqueued]
-        out.table([Column("NOT ADMITTED", 0), Column("STATE", 1, may_shrink=True)], waiting)
+        waiting_workloads += [(answer.job, answer.reason) for answer in plan.end.unqueued]
+        out.table([Column("NOT ADMITTED", 0), Column("STATE", 1, may_shrink=True)], waiting_workloads)
 
 
 def _draw_cycle(out: Printer, cycle: CycleAnswer) -> None:
@@ -171,16 +171,16 @@ def parse_profile(name: str) -> Profile:
         raise CommandFailed(Exit.USAGE, f"There is no profile {name!r}; there are {profiles}.", code="USAGE") from error
 
 
-def parse_instant(typed: str) -> float:
+def parse_instant(typed_value: str) -> float:
     """Parse the value of `--now`; 0 if it is empty.
 
     Raises:
         CommandFailed: it is not an instant.
     """
     try:
-        return seconds(typed) if "T" in typed else float(typed or 0)
+        return seconds(typed_value) if "T" in typed_value else float(typed_value or 0)
     except ValueError as error:
-        raise CommandFailed(Exit.USAGE, f"--now: {typed!r} is not an instant.", code="USAGE") from error
+        raise CommandFailed(Exit.USAGE, f"--now: {typed_value!r} is not an instant.", code="USAGE") from error
 
 
 def parse_evictions(eviction_mode: str) -> bool:
@@ -205,19 +205,21 @@ def explain_job(replay: Replay, job: str) -> "Why":
     if job in replay.unqueued:
         raise CommandFailed(Exit.NOT_FOUND, f"{job} is in no queue: {replay.unqueued[job]}.", code="NOT_QUEUED")
     scheduler = replay.scheduler
-    waiting = next((workload for queue in scheduler.pending.values() if (workload := queue.get(job))), None)
-    if waiting is not None:
-        return why(scheduler, waiting.workload)
-    last = next((decision for decision in reversed(replay.decisions) if decision.workload.workload_id == job), None)
-    if last is None:
+    pending_workload = next((workload for queue in scheduler.pending.values() if (workload := queue.get(job))), None)
+    if pending_workload is not None:
+        return why(scheduler, pending_workload.workload)
+    last_decision = next(
+        (decision for decision in reversed(replay.decisions) if decision.workload.workload_id == job), None
+    )
+    if last_decision is None:
         raise CommandFailed(Exit.NOT_FOUND, f"Nothing was decided about {job}.", code="NOT_FOUND")
     return Why(
         job=job,
-        queue=last.workload.queue,
-        sentence=last.reason,
+        queue=last_decision.workload.queue,
+        sentence=last_decision.reason,
         position=None,
         before=(),
-        decision=decision_of(last, frozenset(), ""),
+        decision=decision_of(last_decision, frozenset(), ""),
         changes=(),
     )
 
@@ -244,9 +246,9 @@ def draw_why(out: Printer, why: "Why") -> None:
         out.pairs([(change.kind, change.message) for change in why.changes], indent="  ")
 
 
-def _comparison_text(considered: ConsideredFlavor) -> str:
+def _comparison_text(considered_flavor: ConsideredFlavor) -> str:
     return "; ".join(
         f"{key.resource} wants {short_text(key.resource, key.wanted)},"
         f" {short_text(key.resource, key.available)} available, {short_text(key.resource, key.potential)} at most"
-        for key in considered.compared
+        for key in considered_flavor.compared
     )

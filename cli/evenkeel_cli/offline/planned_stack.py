@@ -25,7 +25,7 @@ class PlannedStack(NamedTuple):
 
     def listed(self, parameter: str) -> tuple[str, ...]:
         """Return the members of a list parameter."""
-        return tuple(stripped for name in self.parameters[parameter].split(",") if (stripped := name.strip()))
+        return tuple(stripped_name for name in self.parameters[parameter].split(",") if (stripped_name := name.strip()))
 
     def clusters(self) -> tuple[str, ...]:
         """Return the names of the EKS clusters, HyperPod's own first."""
@@ -50,14 +50,14 @@ def read_planned_stack(folder: Path, environment: str) -> PlannedStack:
         raise _usage_error(f"samconfig.toml has no environment {environment!r}. It has {', '.join(environments)}.")
     common = settings[environment].get("global", {}).get("parameters", {})
     document = {**common, **settings[environment]["deploy"].get("parameters", {})}
-    if missing := [field for field in ("stack_name", "region") if not document.get(field)]:
-        raise _usage_error(f"The environment {environment} of samconfig.toml has no {missing[0]}.")
+    if missing_parameters := [field for field in ("stack_name", "region") if not document.get(field)]:
+        raise _usage_error(f"The environment {environment} of samconfig.toml has no {missing_parameters[0]}.")
     overrides = _parse_overrides(document.get("parameter_overrides", []), environment)
-    declared = declared_parameters(_read_text(folder / "template.yaml"))
-    defaults = {name: str(spec.get("Default", "")) for name, spec in declared.items()}
-    if unknown := sorted(set(overrides) - set(defaults)):
+    declared_in_template = declared_parameters(_read_text(folder / "template.yaml"))
+    defaults = {name: str(spec.get("Default", "")) for name, spec in declared_in_template.items()}
+    if unknown_parameters := sorted(set(overrides) - set(defaults)):
         raise _usage_error(
-            f"The environment {environment} sets {unknown[0]}, a parameter that template.yaml does not have."
+            f"The environment {environment} sets {unknown_parameters[0]}, a parameter that template.yaml does not have."
         )
     return PlannedStack(environment, str(document["stack_name"]), str(document["region"]), defaults | overrides)
 
@@ -65,17 +65,21 @@ def read_planned_stack(folder: Path, environment: str) -> PlannedStack:
 def read_sam_versions(folder: Path) -> tuple[str, str]:
     """Return the version of sam that `make setup` installed, empty if there is none, and the locked version."""
     metadata_folders = folder.glob(".tools/sam/lib/python*/site-packages/aws_sam_cli-*.dist-info")
-    installed = [path.name.removeprefix("aws_sam_cli-").removesuffix(".dist-info") for path in metadata_folders]
-    locked = re.search(r"^aws-sam-cli==(\S+)", _read_text(folder / "requirements" / "sam.txt"), re.MULTILINE)
-    return (installed[0] if installed else "", locked[1] if locked else "")
+    installed_versions = [
+        path.name.removeprefix("aws_sam_cli-").removesuffix(".dist-info") for path in metadata_folders
+    ]
+    locked_version = re.search(r"^aws-sam-cli==(\S+)", _read_text(folder / "requirements" / "sam.txt"), re.MULTILINE)
+    return (installed_versions[0] if installed_versions else "", locked_version[1] if locked_version else "")
 
 
 def _parse_overrides(value: Any, environment: str) -> dict[str, str]:
     """Return `parameter_overrides`: a list of `Name=value`, or one text with several."""
-    words = re.findall(r'(?:[^\s"]|"[^"]*")+', value) if isinstance(value, str) else value
-    if not isinstance(words, list) or not all(isinstance(word, str) and "=" in word for word in words):
+    override_texts = re.findall(r'(?:[^\s"]|"[^"]*")+', value) if isinstance(value, str) else value
+    if not isinstance(override_texts, list) or not all(
+        isinstance(word, str) and "=" in word for word in override_texts
+    ):
         raise _usage_error(f"parameter_overrides of the environment {environment} is not a list of Name=value.")
-    pairs = (word.partition("=") for word in words)
+    pairs = (word.partition("=") for word in override_texts)
     return {name: text.strip('"') for name, _, text in pairs}
 
 

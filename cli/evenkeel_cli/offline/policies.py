@@ -20,10 +20,10 @@ def load_policy(file: Path | None, base: str = "production") -> Policy:
     Raises:
         CommandFailed: the file cannot be read, or its content is not a policy.
     """
-    shipped = importlib.resources.files("evenkeel").joinpath("policy", f"{base}.json")
-    if not shipped.is_file():
+    shipped_file = importlib.resources.files("evenkeel").joinpath("policy", f"{base}.json")
+    if not shipped_file.is_file():
         raise CommandFailed(Exit.USAGE, f"There is no policy {base!r}. Use production or local.", code="USAGE")
-    policy = Policy.model_validate_json(shipped.read_bytes())
+    policy = Policy.model_validate_json(shipped_file.read_bytes())
     if file is None:
         return policy
     try:
@@ -46,10 +46,12 @@ def read_site_changes(file: Path) -> Json:
 
 def differences(policy: Policy, base: str = "production") -> list[tuple[str, str, str]]:
     """Return the differences between the shipped policy and this policy: field, shipped value, own value."""
-    before, after = _leaves(load_policy(None, base).to_json()), _leaves(policy.to_json())
-    names = sorted(before.keys() | after.keys())
+    shipped_values, site_values = _leaves(load_policy(None, base).to_json()), _leaves(policy.to_json())
+    names = sorted(shipped_values.keys() | site_values.keys())
     return [
-        (name, before.get(name, "–"), after.get(name, "–")) for name in names if before.get(name) != after.get(name)
+        (name, shipped_values.get(name, "–"), site_values.get(name, "–"))
+        for name in names
+        if shipped_values.get(name) != site_values.get(name)
     ]
 
 

@@ -32,9 +32,13 @@ def read_quotas(profile: Profile, quota: list[Path], config: Path | None = None)
         for document in load_documents(config) if config else ():
             quota_documents.configure(document, str(config))
         for file in quota:
-            for loaded in load_documents(file):
+            for file_content in load_documents(file):
                 # A file that `quota export` wrote holds its documents in a list.
-                for document in loaded["documents"] if isinstance(loaded, dict) and "documents" in loaded else [loaded]:
+                for document in (
+                    file_content["documents"]
+                    if isinstance(file_content, dict) and "documents" in file_content
+                    else [file_content]
+                ):
                     quota_documents.add(document, str(file))
     except DocumentError as error:
         raise as_command_failed(error) from error

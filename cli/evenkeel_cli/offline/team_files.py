@@ -41,21 +41,27 @@ def read_team_files(files: list[Path]) -> DesiredState:
     Raises:
         CommandFailed: a file cannot be used; names the file and the error.
     """
-    desired, declared = DesiredState(), QuotaDocuments(Profile.KUEUE, RULES[Profile.KUEUE])
+    desired_state, quota_documents = DesiredState(), QuotaDocuments(Profile.KUEUE, RULES[Profile.KUEUE])
     for file in files:
-        for loaded in quota_files.load_documents(file):
-            for document in loaded["documents"] if isinstance(loaded, dict) and "documents" in loaded else [loaded]:
-                _add_document(document, str(file), desired, declared)
-    if declared.queues or declared.cohorts or declared.priorities:
-        converted = convert(declared, Format.EVENKEEL)
-        desired.losses = converted.losses
-        document = ShortQuotas.model_validate(converted.documents[0])
+        for file_content in quota_files.load_documents(file):
+            for document in (
+                file_content["documents"]
+                if isinstance(file_content, dict) and "documents" in file_content
+                else [file_content]
+            ):
+                _add_document(document, str(file), desired_state, quota_documents)
+    if quota_documents.queues or quota_documents.cohorts or quota_documents.priorities:
+        converted_quotas = convert(quota_documents, Format.EVENKEEL)
+        desired_state.losses = converted_quotas.losses
+        document = ShortQuotas.model_validate(converted_quotas.documents[0])
         setup = setup_of_quotas(document)
-        desired.queues = {team.name: team.to_json() for team in setup.teams}
+        desired_state.queues = {team.name: team.to_json() for team in setup.teams}
         fleet = setup.fleet.to_json()
-        desired.fleet = {name: fleet[name] for name in OF_QUOTA_FILES if _declares(name, converted.documents[0])}
-    _check_desired_state(desired, ", ".join(map(str, files)))
-    return desired
+        desired_state.fleet = {
+            name: fleet[name] for name in OF_QUOTA_FILES if _declares(name, converted_quotas.documents[0])
+        }
+    _check_desired_state(desired_state, ", ".join(map(str, files)))
+    return desired_state
 
 
 def _check_desired_state(desired_state: DesiredState, files: str) -> None:
@@ -79,7 +85,7 @@ def _declares(name: str, document: Json) -> bool:
     return name in document
 
 
-def _add_document(document: Any, file: str, desired_state: DesiredState, declared: QuotaDocuments) -> None:
+def _add_document(document: Any, file: str, desired_state: DesiredState, quota_documents: QuotaDocuments) -> None:
     try:
         if isinstance(document, dict) and isinstance(document.get("team"), dict):
             team = read_document(Team, document["team"], f"{file}: team")
@@ -92,7 +98,7 @@ def _add_document(document: Any, file: str, desired_state: DesiredState, declare
             team = read_document(Team, document, file)
             desired_state.teams[team.name] = team.to_json()
         else:
-            declared.add(document, file)
+            quota_documents.add(document, file)
     except DocumentError as error:
         raise quota_files.as_command_failed(error) from error
 

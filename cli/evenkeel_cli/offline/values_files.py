@@ -20,9 +20,9 @@ def lint_values_file(file: Path) -> Json:
     Raises:
         CommandFailed: the command cannot read the file; names the field.
     """
-    read = _read(file)
-    refused = sum(finding.weight is FindingSeverity.REFUSED for finding in read.findings)
-    return {"refused": refused, "findings": [finding.to_json() for finding in read.findings]}
+    job_templates = _read(file)
+    refused_count = sum(finding.weight is FindingSeverity.REFUSED for finding in job_templates.findings)
+    return {"refused": refused_count, "findings": [finding.to_json() for finding in job_templates.findings]}
 
 
 def import_values_file(file: Path, onto: Path | None) -> Json:
@@ -35,43 +35,46 @@ def import_values_file(file: Path, onto: Path | None) -> Json:
     Raises:
         CommandFailed: the file cannot be read, or the service would refuse the result; names the field.
     """
-    read = _read(file)
+    job_templates = _read(file)
     try:
-        imported = import_values(read)
-        policy = _merge_job_types(policies.read_site_changes(onto) if onto else {}, imported.policy)
+        imported_types = import_values(job_templates)
+        policy = _merge_job_types(policies.read_site_changes(onto) if onto else {}, imported_types.policy)
         changed(policies.load_policy(None), policy)
     except (ValuesError, PolicyError) as error:
         raise CommandFailed(Exit.FAILED, f"{file}: {error}", code="VALUES_REFUSED") from error
-    return imported.to_json() | {"policy": policy, "findings": [finding.to_json() for finding in read.findings]}
+    return imported_types.to_json() | {
+        "policy": policy,
+        "findings": [finding.to_json() for finding in job_templates.findings],
+    }
 
 
-def _merge_job_types(site: Json, imported: Json) -> Json:
+def _merge_job_types(site: Json, imported_document: Json) -> Json:
     """Return the site's policy with the imported job types. Lists in `jobs.allowed` keep the site's entries."""
-    merged = site | imported
+    merged_document = site | imported_document
     jobs = site.get("jobs") or {}
     pod_rules = dict(jobs.get("allowed") or {})
-    for name, entries in imported.get("jobs", {}).get("allowed", {}).items():
+    for name, entries in imported_document.get("jobs", {}).get("allowed", {}).items():
         present = pod_rules.get(name) or []
         present_names = [entry.get("name") if isinstance(entry, dict) else entry for entry in present]
-        added = [
+        added_names = [
             entry for entry in entries if (entry["name"] if isinstance(entry, dict) else entry) not in present_names
         ]
-        pod_rules[name] = [*present, *added]
+        pod_rules[name] = [*present, *added_names]
     if jobs or pod_rules:
-        merged["jobs"] = jobs | ({"allowed": pod_rules} if pod_rules else {})
-    return merged
+        merged_document["jobs"] = jobs | ({"allowed": pod_rules} if pod_rules else {})
+    return merged_document
 
 
-def write_documents(imported: Json, into: Path, *, force: bool) -> list[str]:
+def write_documents(imported_document: Json, into: Path, *, force: bool) -> list[str]:
     """Write the documents and return the names of their files. Only `force` replaces existing files.
 
     Raises:
         CommandFailed: a file exists, or cannot be written.
     """
     files = [
-        (into / "policy.json", imported["policy"]),
-        (into / "quotas.json", imported["quotas"]),
-        (into / "priority-classes.json", imported["priorityClasses"]),
+        (into / "policy.json", imported_document["policy"]),
+        (into / "quotas.json", imported_document["quotas"]),
+        (into / "priority-classes.json", imported_document["priorityClasses"]),
     ]
     present = [str(path) for path, _ in files if path.exists()]
     if present and not force:

@@ -96,8 +96,8 @@ def run(drill: Drill, centre: DataCentre, *, seed: int, say: Say = lambda _text:
             drill.play(stage)
         finally:
             stage.clean_up()
-    except DrillTimeoutError as late:
-        result.check("every awaited state was reached", False, str(late))
+    except DrillTimeoutError as error:
+        result.check("every awaited state was reached", False, str(error))
     return result
 
 

@@ -26,19 +26,19 @@ from evenkeel_local.reference_run import reference_digest
 def check_outcome(
     result: DrillResult,
     centre: DataCentre,
-    ended: dict[str, Any],
+    ended_job: dict[str, Any],
     uri: str,
-    work: TrainingWork,
-    before: RepairCounters,
+    training_work: TrainingWork,
+    counters_before: RepairCounters,
     *,
     may_overlap: bool = False,
 ) -> None:
     """Check the job, the fleet and the records after the disturbed job has ended."""
-    _check_job(result, centre, ended, uri, work)
+    _check_job(result, centre, ended_job, uri, training_work)
     _check_fence(result, centre, uri)
     await_all_nodes_ready(centre.client(), centre)
-    _check_overlap(result, centre, ended["jobId"], may_overlap=may_overlap)
-    _check_provider(result, centre, before)
+    _check_overlap(result, centre, ended_job["jobId"], may_overlap=may_overlap)
+    _check_provider(result, centre, counters_before)
     check_dead_letters(result, centre)
     _check_leftovers(result, centre)
     check_decisions(result, centre)
@@ -51,13 +51,17 @@ def check_decisions(result: DrillResult, centre: DataCentre) -> None:
     result.check("every recorded decision replays to the same answer", not wrong, text)
 
 
-def _check_job(result: DrillResult, centre: DataCentre, job: dict[str, Any], uri: str, work: TrainingWork) -> None:
+def _check_job(
+    result: DrillResult, centre: DataCentre, job: dict[str, Any], uri: str, training_work: TrainingWork
+) -> None:
     result.check("the job succeeds", job["state"] == "SUCCEEDED", f"{job['state']}: {job.get('reason', '')}")
     document = read_object(centre, uri, f"result/attempt={job['currentAttempt']}.json")
-    expected = reference_digest(work.nodes, work.steps, work.seed)
+    expected_digest = reference_digest(training_work.nodes, training_work.steps, training_work.seed)
     digest = json.loads(document)["digest"] if document else "no result"
     result.check(
-        "the weights equal the weights of a run without the fault", digest == expected, f"{digest} against {expected}"
+        "the weights equal the weights of a run without the fault",
+        digest == expected_digest,
+        f"{digest} against {expected_digest}",
     )
 
 
@@ -96,8 +100,8 @@ def _check_overlap(result: DrillResult, centre: DataCentre, job_id: str, *, may_
     runs: dict[int, list[tuple[datetime, datetime]]] = {}
     for process in centre.cluster.control("GET", f"processes?job={job_id}")["processes"]:
         attempt = int(process["job"].removeprefix(f"{job_id}-a").partition("-")[0])
-        ended = _parse_time(process["endedAt"]) if process["endedAt"] else datetime.now(UTC)
-        runs.setdefault(attempt, []).append((_parse_time(process["startedAt"]), ended))
+        ended_at = _parse_time(process["endedAt"]) if process["endedAt"] else datetime.now(UTC)
+        runs.setdefault(attempt, []).append((_parse_time(process["startedAt"]), ended_at))
         result.check(f"process of attempt {attempt} ended", bool(process["endedAt"]), str(process))
     overlaps = []
     for attempt in sorted(number for number in runs if number + 1 in runs):
@@ -107,16 +111,16 @@ def _check_overlap(result: DrillResult, centre: DataCentre, job_id: str, *, may_
     result.check("attempts overlap only behind a partition", may_overlap or not overlaps, "; ".join(overlaps) or "none")
 
 
-def _check_provider(result: DrillResult, centre: DataCentre, before: RepairCounters) -> None:
-    after = RepairCounters.read(centre).replaces
-    repeated = {life: count for life, count in after.items() if count > 1}
-    text = str(repeated or f"{len(after) - len(before.replaces)} new")
-    result.check("the provider accepts at most one Replace per node life", not repeated, text)
+def _check_provider(result: DrillResult, centre: DataCentre, counters_before: RepairCounters) -> None:
+    replacements_after = RepairCounters.read(centre).replaces
+    repeated_lives = {life: count for life, count in replacements_after.items() if count > 1}
+    text = str(repeated_lives or f"{len(replacements_after) - len(counters_before.replaces)} new")
+    result.check("the provider accepts at most one Replace per node life", not repeated_lives, text)
 
 
 def check_dead_letters(result: DrillResult, centre: DataCentre) -> None:
-    waiting = dead_letter_counts(centre)
-    result.check("dead-letter queues are empty", not waiting, str(waiting or "all empty"))
+    dead_letters = dead_letter_counts(centre)
+    result.check("dead-letter queues are empty", not dead_letters, str(dead_letters or "all empty"))
 
 
 def _check_leftovers(result: DrillResult, centre: DataCentre) -> None:
@@ -147,8 +151,10 @@ def leftover_records(centre: DataCentre) -> list[str]:
                 leftovers.append(f"{pk} {sk}")
     steps = centre.deployer.client("stepfunctions")
     for machine in ("RecoverNodeArn", "RunJobArn", "BurstCapacityArn"):
-        running = steps.list_executions(stateMachineArn=centre.outputs[machine], statusFilter="RUNNING")["executions"]
-        leftovers += [str(execution["name"]) for execution in running]
+        running_executions = steps.list_executions(stateMachineArn=centre.outputs[machine], statusFilter="RUNNING")[
+            "executions"
+        ]
+        leftovers += [str(execution["name"]) for execution in running_executions]
     return leftovers
 
 

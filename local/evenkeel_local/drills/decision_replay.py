@@ -25,15 +25,15 @@ def replay_mismatches(centre: DataCentre, earlier_policies: Collection[str] = ()
     changes_made = [doc["change"]["changes"] for _, doc in incident_rows(centre, "POLICY#") if "change" in doc]
     policies = {policy.hash: policy for policy in (base, *(changed(base, changes) for changes in changes_made))}
     mismatches = []
-    for key, record in recorded_decisions(centre):
-        if record.policy_hash in earlier_policies:
+    for key, decision in recorded_decisions(centre):
+        if decision.policy_hash in earlier_policies:
             continue
         try:
-            differs = replay(record, policies.get(record.policy_hash, base)).differs_from(record)
+            differs = replay(decision, policies.get(decision.policy_hash, base)).differs_from(decision)
         except CannotReplayError as error:
             differs = str(error)
         if differs:
-            mismatches.append(f"{key} ({record.kind}): {differs}")
+            mismatches.append(f"{key} ({decision.kind}): {differs}")
     return mismatches
 
 
@@ -42,8 +42,8 @@ def recorded_decisions(centre: DataCentre) -> Iterator[tuple[str, Decision]]:
     tables = {Table.INCIDENTS: centre.outputs["IncidentsTableName"]}
     ledger = DynamoLedger(tables, centre.deployer.client("dynamodb"))
     for key, doc in incident_rows(centre, "DEC#"):
-        (record,) = with_facts((Decision.model_validate(doc),), ledger)
-        yield key, record
+        (decision,) = with_facts((Decision.model_validate(doc),), ledger)
+        yield key, decision
 
 
 def incident_rows(centre: DataCentre, prefix: str) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -50,21 +50,21 @@ class DrillRun:
 
     # ------------------------------------------------------------ the job
 
-    def submit(self, work: TrainingWork, *, team: str = "") -> None:
+    def submit(self, training_work: TrainingWork, *, team: str = "") -> None:
         """Submit the job that the drill disturbs."""
-        self.work = work
+        self.work = training_work
         self.uri = f"s3://{CHECKPOINTS_BUCKET}/drills/{self.name}-{self.seed}-{time.time_ns()}"
-        self.result.job_id = self._submit(f"{self.name}-{self.seed}", work, self.uri, team)
+        self.result.job_id = self._submit(f"{self.name}-{self.seed}", training_work, self.uri, team)
 
-    def submit_other(self, name: str, work: TrainingWork, *, team: str = "") -> str:
+    def submit_other(self, name: str, training_work: TrainingWork, *, team: str = "") -> str:
         """Submit another job, which the drill does not disturb; return its id."""
         uri = f"s3://{CHECKPOINTS_BUCKET}/drills/{self.name}-{self.seed}-{name}-{time.time_ns()}"
-        job_id = self._submit(f"{self.name}-{self.seed}-{name}", work, uri, team)
+        job_id = self._submit(f"{self.name}-{self.seed}-{name}", training_work, uri, team)
         self._beside.append(job_id)
         return job_id
 
-    def _submit(self, name: str, work: TrainingWork, uri: str, team: str) -> str:
-        body = work.submission(name, uri) | ({"team": team} if team else {})
+    def _submit(self, name: str, training_work: TrainingWork, uri: str, team: str) -> str:
+        body = training_work.submission(name, uri) | ({"team": team} if team else {})
         job_id = str(self.client.post("/jobs", body)["jobId"])
         self.say(f"submitted {job_id}")
         return job_id
@@ -94,9 +94,9 @@ class DrillRun:
         state = self.job()["state"]
         self.check("the job ran when the fault was injected", state not in ENDED, state)
 
-    def submit_and_choose_node(self, work: TrainingWork) -> Json:
+    def submit_and_choose_node(self, training_work: TrainingWork) -> Json:
         """Submit the job that the drill disturbs, wait for a random time, and return the node of a random rank."""
-        self.submit(work)
+        self.submit(training_work)
         self.await_random_step()
         return self.node()
 
@@ -106,8 +106,8 @@ class DrillRun:
 
     def node(self, rank: int | None = None) -> Json:
         """Return the node of a rank of the current attempt; by default of a random rank."""
-        chosen = self.rng.randrange(self.work.nodes) if rank is None else rank
-        return self.cluster_node(node_of_rank(self.centre, self.job(), chosen))
+        chosen_rank = self.rng.randrange(self.work.nodes) if rank is None else rank
+        return self.cluster_node(node_of_rank(self.centre, self.job(), chosen_rank))
 
     def wait_for_end(self, job_id: str = "") -> Json:
         """Wait until a job has ended, and return it; by default the job that the drill disturbs."""
@@ -116,9 +116,9 @@ class DrillRun:
             job = self.job(job_id)
             return job if job["state"] in ENDED else {}
 
-        ended: Json = wait_for("the job to end", JOB_SECONDS, look)
+        ended_job: Json = wait_for("the job to end", JOB_SECONDS, look)
         self.result.seconds["jobEnded"] = time.monotonic() - self._injected_at
-        return ended
+        return ended_job
 
     # ------------------------------------------------------------ the nodes
 
@@ -128,8 +128,8 @@ class DrillRun:
 
     def accepted_repairs(self, instance_id: str) -> dict[str, int]:
         """Return how often the provider accepted each repair of a node, from any caller."""
-        accepted = self.cluster.control("GET", "counters")["accepted"]
-        return {action: counts[instance_id] for action, counts in accepted.items() if instance_id in counts}
+        accepted_repairs = self.cluster.control("GET", "counters")["accepted"]
+        return {action: counts[instance_id] for action, counts in accepted_repairs.items() if instance_id in counts}
 
     def inject_fault(self, fault: str, node: Json, **options: Any) -> str:
         """Inject a fault into a node. `finish` and `leave` clear it."""
@@ -154,11 +154,11 @@ class DrillRun:
     @contextmanager
     def inject_call_fault(self, effect: str, **rule: Any) -> Iterator[None]:
         """Make matching API calls fail inside the `with` block."""
-        added = self.cluster.control("POST", "call-faults", {"effect": effect, "times": None, **rule})
+        added_rule = self.cluster.control("POST", "call-faults", {"effect": effect, "times": None, **rule})
         try:
             yield
         finally:
-            self.cluster.control("DELETE", f"call-faults/{added['callFaultId']}")
+            self.cluster.control("DELETE", f"call-faults/{added_rule['callFaultId']}")
 
     # ------------------------------------------------------------ the incidents
 
@@ -206,6 +206,6 @@ class DrillRun:
 
     def finish(self, *, may_overlap: bool = False) -> None:
         """Wait for the end of the job, clear the faults, and check the outcome."""
-        ended = self.wait_for_end()
+        ended_job = self.wait_for_end()
         self.clear_faults()
-        check_outcome(self.result, self.centre, ended, self.uri, self.work, self._before, may_overlap=may_overlap)
+        check_outcome(self.result, self.centre, ended_job, self.uri, self.work, self._before, may_overlap=may_overlap)

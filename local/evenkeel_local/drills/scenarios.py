@@ -56,11 +56,15 @@ def one_fault(drill: DrillRun, *, fault: str, ends: str = "RECOVERED") -> None:
 def fault_under(drill: DrillRun, *, kind: WorkloadKind) -> None:
     """A GPU fails under a job that an operator runs, and Evenkeel resumes the job as a new object of its kind."""
     node = drill.submit_and_choose_node(replace(INTERRUPTED, kind=kind))
-    before = _objects_of(drill, kind)
+    objects_before = _objects_of(drill, kind)
     drill.inject_fault("gpu-xid79", node)
     wait_for("the next attempt", INCIDENT_SECONDS, lambda: _runs_again(drill))
-    added = _objects_of(drill, kind) - before
-    drill.check("each attempt is an object of the kind", (len(before), len(added)) == (1, 1), (before, added))
+    added_objects = _objects_of(drill, kind) - objects_before
+    drill.check(
+        "each attempt is an object of the kind",
+        (len(objects_before), len(added_objects)) == (1, 1),
+        (objects_before, added_objects),
+    )
     drill.wait_for_end()
     drill.wait_until_settled(node)
     drill.finish()
@@ -107,8 +111,8 @@ def younger_job(drill: DrillRun) -> None:
             wait_for("the next attempt to run", INCIDENT_SECONDS, partial(_is_running, drill, attempt + 1))
             drill.wait_until_settled(node)
         drill.wait_for_end()
-        ended = drill.wait_for_end(younger)
-        drill.check("the younger job runs afterwards", ended["state"] == "SUCCEEDED", str(ended["reason"]))
+        ended_job = drill.wait_for_end(younger)
+        drill.check("the younger job runs afterwards", ended_job["state"] == "SUCCEEDED", str(ended_job["reason"]))
         drill.finish(may_overlap=True)
 
 
@@ -167,10 +171,10 @@ def no_capacity(drill: DrillRun) -> None:
     node = drill.submit_and_choose_node(TrainingWork(nodes=drill.centre.node_count, paced_attempts=1))
     drill.inject_fault("stuck-replace", node)
     incident = drill.wait_until_settled(node, "WAITING_FOR_PERSON")
-    waiting = drill.job()
-    says_why = waiting["reason"].startswith(f"The job waits for {drill.work.nodes} nodes")
-    waits = waiting["state"] == "PENDING" and says_why
-    drill.check("the job waits and gives its reason", waits, f"{waiting['state']}: {waiting['reason']}")
+    waiting_job = drill.job()
+    says_why = waiting_job["reason"].startswith(f"The job waits for {drill.work.nodes} nodes")
+    waits = waiting_job["state"] == "PENDING" and says_why
+    drill.check("the job waits and gives its reason", waits, f"{waiting_job['state']}: {waiting_job['reason']}")
     is_left = "Waiting in the queue for capacity" in incident["outcome"]
     drill.check("the recovery hands the job to the queue", is_left, incident["outcome"])
     drill.clear_faults()
@@ -193,10 +197,10 @@ def no_capacity_burst(drill: DrillRun) -> None:
         is_missing = len(usable) < drill.centre.node_count
         drill.check("the job runs on rented nodes during the replacement", is_missing, nodes)
         incident = drill.await_incident("its incident", node, lambda _incident: True)
-        planned: Json = next(
+        resume_plan: Json = next(
             (decision for decision in drill.incident_detail(incident)["decisions"] if decision["kind"] == "RESUME"), {}
         )
-        drill.check("the recovery chose to rent nodes", planned.get("action") == "RENT", planned)
+        drill.check("the recovery chose to rent nodes", resume_plan.get("action") == "RENT", resume_plan)
         drill.wait_until_settled(node, "WAITING_FOR_PERSON")
         drill.finish()
         rental = wait_for("the rented nodes to be released", JOB_SECONDS, lambda: _ended_rental(drill))
@@ -244,9 +248,9 @@ def flapping(drill: DrillRun) -> None:
     drill.inject_fault("node-flap", node, seconds=5)
     wait_for("the flapping node to go", INCIDENT_SECONDS, lambda: not drill.cluster_node(node["instanceId"]))
     drill.finish(may_overlap=True)
-    accepted = drill.accepted_repairs(node["instanceId"])
-    drill.check("the node was replaced exactly once", accepted.get("replace") == 1, accepted)
-    drill.check("the node was rebooted at most twice before", accepted.get("reboot", 0) <= 2, accepted)
+    accepted_repairs = drill.accepted_repairs(node["instanceId"])
+    drill.check("the node was replaced exactly once", accepted_repairs.get("replace") == 1, accepted_repairs)
+    drill.check("the node was rebooted at most twice before", accepted_repairs.get("reboot", 0) <= 2, accepted_repairs)
 
 
 # ---------------------------------------------------------------- checkpoints
@@ -260,14 +264,16 @@ def poisoned_checkpoint(drill: DrillRun) -> None:
     first_sign_at = datetime.now(UTC)
     drill.wait_for_step(sound + 14)
     every = drill.work.checkpoint_every
-    newest = sound // every * every
+    newest_step = sound // every * every
     torn = (
-        newest - every
+        newest_step - every
     )  # before the first sign, whose time has whole seconds; the newest checkpoint may be before or after it
-    for step in (torn, newest):
+    for step in (torn, newest_step):
         _corrupt_shard(drill, step)
     _report_xid(drill, node, "48, pid=4242, name=python, An uncorrectable double bit error (DBE)", first_sign_at)
-    drill.say(f"a double bit error on {node['name']}, first seen at step {sound}; steps {torn} and {newest} are torn")
+    drill.say(
+        f"a double bit error on {node['name']}, first seen at step {sound}; steps {torn} and {newest_step} are torn"
+    )
     drill.wait_until_settled(node)
     drill.finish()
     second = drill.attempt(2)
@@ -315,9 +321,11 @@ def spot_reclaim(drill: DrillRun) -> None:
         incident = next(iter(drill.new_incidents(node["instanceId"])), {})
         start = (drill.attempt(2).get("resumeFrom") or {}).get("step", -1)
         evidence = drill.incident_detail(incident)["evidence"] if incident else []
-        opened = [entry["faultKey"] for entry in evidence if entry["opened"]]
+        opening_faults = [entry["faultKey"] for entry in evidence if entry["opened"]]
         drill.check(
-            "the interruption notice opened an incident", opened == ["ec2:spot_interruption"], f"{opened} {incident}"
+            "the interruption notice opened an incident",
+            opening_faults == ["ec2:spot_interruption"],
+            f"{opening_faults} {incident}",
         )
         drill.check(
             "the job saved after the notice and resumes from that checkpoint",
@@ -410,19 +418,19 @@ def duplicate_events(drill: DrillRun) -> None:
     wait_for("the events to be handled", JOB_SECONDS, lambda: not waiting_events(drill))
     incidents = [new_incident["incidentId"] for new_incident in drill.new_incidents(node["instanceId"])]
     runs = executions(drill, incident["incidentId"])
-    accepted = drill.accepted_repairs(node["instanceId"])
+    accepted_repairs = drill.accepted_repairs(node["instanceId"])
     drill.check("one incident", incidents == [incident["incidentId"]], incidents)
     drill.check("one execution", runs == [f"{incident['incidentId']}-r1"], runs)
-    drill.check("one replacement", accepted == {"replace": 1}, accepted)
+    drill.check("one replacement", accepted_repairs == {"replace": 1}, accepted_repairs)
 
 
 def _repeat_events(drill: DrillRun, node: Json, times: int) -> None:
-    sent = [
+    sent_events = [
         event
         for event in drill.cluster.control("GET", "events")["events"]
         if event["detail"].get("InstanceId") == node["instanceId"]
     ]
-    for event in drill.rng.choices(sent, k=times):
+    for event in drill.rng.choices(sent_events, k=times):
         body = {"detailType": event["detailType"], "detail": event["detail"], "copies": 1}
         drill.cluster.control("POST", "events", body)
 
@@ -450,12 +458,12 @@ def throttled(drill: DrillRun) -> None:
     with drill.inject_call_fault("throttle", **REPAIR_CALLS):
         drill.inject_fault("gpu-xid79", node)
         wait_for("three refusals", INCIDENT_SECONDS, lambda: _refused_calls(drill) >= 3)
-        accepted = drill.accepted_repairs(node["instanceId"])
-        drill.check("the provider accepted no repair during the throttling", not accepted, accepted)
+        accepted_repairs = drill.accepted_repairs(node["instanceId"])
+        drill.check("the provider accepted no repair during the throttling", not accepted_repairs, accepted_repairs)
     drill.wait_until_settled(node)
     drill.finish()
-    accepted = drill.accepted_repairs(node["instanceId"])
-    drill.check("the node was replaced exactly once", accepted == {"replace": 1}, accepted)
+    accepted_repairs = drill.accepted_repairs(node["instanceId"])
+    drill.check("the node was replaced exactly once", accepted_repairs == {"replace": 1}, accepted_repairs)
 
 
 def _refused_calls(drill: DrillRun) -> int:
@@ -486,9 +494,9 @@ def shared_cause(drill: DrillRun) -> None:
         drill.say("the wave is over")
         for node in nodes:
             drill.wait_until_settled(node)
-        paged = [page for page in pages() if "failed at once" in page]
+        pages_sent = [page for page in pages() if "failed at once" in page]
     drill.finish()
-    drill.check("people are paged once for the wave", len(paged) == 1, paged)
+    drill.check("people are paged once for the wave", len(pages_sent) == 1, pages_sent)
 
 
 @contextmanager
@@ -616,8 +624,8 @@ def _other_controller(drill: DrillRun, marks: list[Json]) -> None:
     incident = drill.wait_until_settled(node)
     calls_made = drill.cluster.control("GET", "provider-calls")["calls"][calls:]
     drill.finish()
-    first = next(decision for decision in decisions if decision["kind"] == "REPAIR")
-    drill.check("Evenkeel waits for the other controller", first["action"] == "AWAIT", first)
+    first_repair = next(decision for decision in decisions if decision["kind"] == "REPAIR")
+    drill.check("Evenkeel waits for the other controller", first_repair["action"] == "AWAIT", first_repair)
     drill.check("Evenkeel requests no repair", not calls_made and not incident["repairs"], f"{calls_made} {incident}")
 
 
@@ -644,15 +652,15 @@ def deploy_while_waiting(drill: DrillRun) -> None:
             node,
             lambda document: any(line["kind"] == "held" for line in drill.timeline(document)),
         )
-        before = _function_layers(drill)
+        layers_before = _function_layers(drill)
         _deploy_release(drill)
-        after = _function_layers(drill)
+        layers_after = _function_layers(drill)
     finally:
         drill.client.post(f"{automation}/release", {})
     incident = drill.wait_until_settled(node)
     drill.finish()
     runs = executions(drill, waits["incidentId"])
-    drill.check("every function has a new version", not before & after, f"{before} {after}")
+    drill.check("every function has a new version", not layers_before & layers_after, f"{layers_before} {layers_after}")
     drill.check(
         "the execution from before the release finished the recovery",
         runs == [f"{incident['incidentId']}-r1"],

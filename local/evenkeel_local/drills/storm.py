@@ -43,12 +43,12 @@ def _run_storm(drill: DrillRun) -> None:
     limits = policy["repair"]["guardrails"]
     machines = [node["instanceId"] for node in drill.cluster.nodes()]
     events = [event for machine in machines for event in _events_of(drill, machine)]
-    sent = events * COPIES
-    drill.rng.shuffle(sent)
+    sent_events = events * COPIES
+    drill.rng.shuffle(sent_events)
     began = time.monotonic()
-    _send_events(drill, sent)
+    _send_events(drill, sent_events)
     drill.result.seconds["injected"] = time.monotonic() - began
-    drill.say(f"{len(sent)} messages of {len(events)} events for {len(machines)} nodes are out")
+    drill.say(f"{len(sent_events)} messages of {len(events)} events for {len(machines)} nodes are out")
     peaks = OpenIncidentPeaks()
 
     def is_calm() -> bool:
@@ -57,16 +57,16 @@ def _run_storm(drill: DrillRun) -> None:
         return peaks.is_calm(len(machines)) and not waiting_events(drill)
 
     figures = drill.result.figures
-    figures["sent"] = f"{len(sent)} messages of {len(events)} events about {len(machines)} nodes"
+    figures["sent"] = f"{len(sent_events)} messages of {len(events)} events about {len(machines)} nodes"
     try:
         wait_for("the storm to be over", DRAINED_SECONDS * 2, is_calm)
-    except DrillTimeoutError as late:
+    except DrillTimeoutError as error:
         # Count only the events that were sent.
         states = ", ".join(f"{count} {state}" for state, count in peaks.now.items())
         drill.check(
             "all events are handled and all recoveries have ended",
             False,
-            f"{late}: incidents {states}; {waiting_events(drill)} events still wait",
+            f"{error}: incidents {states}; {waiting_events(drill)} events still wait",
         )
     drill.result.seconds["drained"] = time.monotonic() - began
     _check_pace(drill)
@@ -203,15 +203,17 @@ def _check_each_incident(drill: DrillRun, machines: Sequence[str]) -> None:
     drill.result.figures["incidents"] = f"{len(incidents)}, of {sum(1 for count in about.values() if count)} nodes"
     drill.result.figures["decisions"] = f"{sum(decisions_by_incident.values())} plans"
     drill.check("one decision for each incident", not odd, str(odd or f"{len(decisions_by_incident)} decisions"))
-    blocked = [incident for incident in incidents if incident["state"] == "BLOCKED"]
-    rules = Counter((incident["block"] or {}).get("guardrail") or "no rule" for incident in blocked)
-    ended = Counter(incident["state"] for incident in incidents)
-    drill.result.figures["states"] = _counts_text(ended)
+    blocked_incidents = [incident for incident in incidents if incident["state"] == "BLOCKED"]
+    rules = Counter((incident["block"] or {}).get("guardrail") or "no rule" for incident in blocked_incidents)
+    counts_by_state = Counter(incident["state"] for incident in incidents)
+    drill.result.figures["states"] = _counts_text(counts_by_state)
     drill.result.figures["blocked by"] = _counts_text(rules) or "nothing"
-    is_named = bool(blocked) and "no rule" not in rules
-    drill.check("each waiting recovery names its rule", is_named, f"{_counts_text(ended)}; {_counts_text(rules)}")
-    lost = [incident for incident in incidents if incident["state"] in ("FAILED", "JOB_NOT_RESUMED")]
-    drill.check("no recovery failed", not lost, lost)
+    is_named = bool(blocked_incidents) and "no rule" not in rules
+    drill.check(
+        "each waiting recovery names its rule", is_named, f"{_counts_text(counts_by_state)}; {_counts_text(rules)}"
+    )
+    failed_incidents = [incident for incident in incidents if incident["state"] in ("FAILED", "JOB_NOT_RESUMED")]
+    drill.check("no recovery failed", not failed_incidents, failed_incidents)
 
 
 def _counts_text(counts: Counter[str]) -> str:
@@ -221,15 +223,19 @@ def _counts_text(counts: Counter[str]) -> str:
 def _check_limits(drill: DrillRun, peaks: OpenIncidentPeaks, limits: Json, machines: int) -> None:
     repairs = min(limits["fleetRepairs"], limits["poolRepairs"], int(limits["poolRepairShare"] * machines) or 1)
     cordons = min(limits["fleetCordons"], limits["poolCordons"], int(limits["poolCordonShare"] * machines) or 1)
-    most = peaks.peaks
+    peak_counts = peaks.peaks
     drill.result.figures["at most at once"] = (
-        f"{most['cordons']} cordons of {cordons}, {most['repairs']} repairs of {repairs}"
+        f"{peak_counts['cordons']} cordons of {cordons}, {peak_counts['repairs']} repairs of {repairs}"
     )
     drill.check(
-        "concurrent repairs stay within their limit", most["repairs"] <= repairs, f"{most['repairs']} of {repairs}"
+        "concurrent repairs stay within their limit",
+        peak_counts["repairs"] <= repairs,
+        f"{peak_counts['repairs']} of {repairs}",
     )
     drill.check(
-        "concurrent cordons stay within their limit", most["cordons"] <= cordons, f"{most['cordons']} of {cordons}"
+        "concurrent cordons stay within their limit",
+        peak_counts["cordons"] <= cordons,
+        f"{peak_counts['cordons']} of {cordons}",
     )
 
 
@@ -238,11 +244,11 @@ def _check_ledger(drill: DrillRun) -> None:
 
     def differences() -> dict[str, Any]:
         nodes = drill.cluster.nodes()
-        cordoned = {node["instanceId"] for node in nodes if node["unschedulable"]}
+        cordoned_ids = {node["instanceId"] for node in nodes if node["unschedulable"]}
         shown = list_all(drill, "/nodes")
         pairs = {
-            "cordoned": (cordoned, set(_registered_instances(drill, "cordons"))),
-            "shown as cordoned": (cordoned, {row["instanceId"] for row in shown if row["isCordoned"]}),
+            "cordoned": (cordoned_ids, set(_registered_instances(drill, "cordons"))),
+            "shown as cordoned": (cordoned_ids, {row["instanceId"] for row in shown if row["isCordoned"]}),
             "machines": ({node["instanceId"] for node in nodes}, {row["instanceId"] for row in shown}),
         }
         return {name: (sorted(a - b), sorted(b - a)) for name, (a, b) in pairs.items() if a != b}
@@ -252,8 +258,12 @@ def _check_ledger(drill: DrillRun) -> None:
         time.sleep(1)
     drill.result.figures["ledger and cluster"] = f"differ: {document}" if document else "say the same"
     drill.check("the ledger equals the cluster", not document, str(document or "it does"))
-    recorded = sum(len(incident["repairs"]) for incident in list_all(drill, "/incidents"))
-    accepted = sum(sum(counts.values()) for counts in drill.cluster.control("GET", "counters")["accepted"].values())
+    recorded_count = sum(len(incident["repairs"]) for incident in list_all(drill, "/incidents"))
+    accepted_count = sum(
+        sum(counts.values()) for counts in drill.cluster.control("GET", "counters")["accepted"].values()
+    )
     drill.check(
-        "each recorded repair was made exactly once", recorded == accepted, f"{recorded} recorded, {accepted} made"
+        "each recorded repair was made exactly once",
+        recorded_count == accepted_count,
+        f"{recorded_count} recorded, {accepted_count} made",
     )

@@ -72,10 +72,14 @@ def _check_jobs(drill: DrillRun, folder: Path, incident: Json, uids: dict[str, s
         starts = _start_steps(folder, job)
         drill.check(f"{job} resumes from its checkpoint", len(starts) == 2 and starts[1] > 0, starts)
     text = " ".join(str(line["text"]) for line in drill.timeline(incident))
-    same = {job for job in JOBS if _find_job(drill, job)["metadata"]["uid"] == uids[job]}
-    drill.check("a job that runs keeps its object", SUSPENDED in same and f"{SUSPENDED} is suspended" in text, text)
-    drill.check("a failed job is created again", FAILED not in same and f"{FAILED} is created again" in text, text)
-    drill.check("a job without consent is left alone", SILENT in same and f"/{SILENT} is" not in text, text)
+    unchanged_jobs = {job for job in JOBS if _find_job(drill, job)["metadata"]["uid"] == uids[job]}
+    drill.check(
+        "a job that runs keeps its object", SUSPENDED in unchanged_jobs and f"{SUSPENDED} is suspended" in text, text
+    )
+    drill.check(
+        "a failed job is created again", FAILED not in unchanged_jobs and f"{FAILED} is created again" in text, text
+    )
+    drill.check("a job without consent is left alone", SILENT in unchanged_jobs and f"/{SILENT} is" not in text, text)
     drill.check("HyperPod's auto-resume is left alone", f"/{HYPERPODS} is left alone: HyperPod" in text, text)
 
 
@@ -115,12 +119,12 @@ def _manifest(job: str, node: str, folder: Path) -> Json:
         ],
     }
     hostname_term = {"key": "kubernetes.io/hostname", "operator": "In", "values": [node]}
-    preferred = [{"weight": 100, "preference": {"matchExpressions": [hostname_term]}}]
+    preferred_terms = [{"weight": 100, "preference": {"matchExpressions": [hostname_term]}}]
     pod = {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": 1,
         "containers": [container],
-        "affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}},
+        "affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred_terms}},
     }
     item = {"kind": str(kind), "metadata": {"name": job, "namespace": NAMESPACE, **marks}}
     return {**item, "apiVersion": RESOURCES[kind].api_version, "spec": _job_spec(kind, pod)}
@@ -139,9 +143,9 @@ def _find_job(drill: DrillRun, job: str) -> Json:
 
 
 def _has_succeeded(drill: DrillRun, job: str) -> bool:
-    ended = ("Complete", "Completed", "Succeeded")
+    end_states = ("Complete", "Completed", "Succeeded")
     conditions = (_find_job(drill, job).get("status") or {}).get("conditions") or ()
-    return any(condition["type"] in ended and condition["status"] == "True" for condition in conditions)
+    return any(condition["type"] in end_states and condition["status"] == "True" for condition in conditions)
 
 
 def _start_steps(folder: Path, job: str) -> list[int]:

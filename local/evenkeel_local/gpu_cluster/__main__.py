@@ -68,8 +68,8 @@ def main(argv: list[str] | None = None) -> int:
         )
         try:
             asyncio.run(_run(options, arguments.state_file is not None, arguments.stop_with_stdin))
-        except (OSError, SnapshotRefused) as failed:
-            print(f"the cluster cannot start: {failed}", file=sys.stderr)
+        except (OSError, SnapshotRefused) as failure:
+            print(f"the cluster cannot start: {failure}", file=sys.stderr)
             return 1
     return 0
 

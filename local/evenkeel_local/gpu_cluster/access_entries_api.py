@@ -37,30 +37,30 @@ class AccessEntriesApi:
             AwsError: the request is refused.
         """
         model = aws_model.operation_model(aws_model.service_model("eks"), operation)
-        named = {"principalArn": principal} if principal else {}
-        aws_model.check_input(model, {"clusterName": self._config.eks_cluster_name, **named, **body})
+        principal_field = {"principalArn": principal} if principal else {}
+        aws_model.check_input(model, {"clusterName": self._config.eks_cluster_name, **principal_field, **body})
         match operation:
             case "ListAccessEntries":
-                listed = self._list(int(query.get("maxResults", _PAGE)), query.get("nextToken", ""))
+                entry_list = self._list(int(query.get("maxResults", _PAGE)), query.get("nextToken", ""))
             case "CreateAccessEntry":
-                listed = {"accessEntry": self._create(body)}
+                entry_list = {"accessEntry": self._create(body)}
             case "DescribeAccessEntry":
-                listed = {"accessEntry": self._entry_json(self._find_entry(principal))}
+                entry_list = {"accessEntry": self._entry_json(self._find_entry(principal))}
             case "UpdateAccessEntry":
-                listed = {"accessEntry": self._update(self._find_entry(principal), body)}
+                entry_list = {"accessEntry": self._update(self._find_entry(principal), body)}
             case _:
                 self._entries.remove(self._find_entry(principal))
-                listed = {}
-        problems = aws_model.output_problems(model, listed)
+                entry_list = {}
+        problems = aws_model.output_problems(model, entry_list)
         if problems:
             raise AwsError("ServerException", f"the answer breaks the service model: {problems}", 500)
-        return listed
+        return entry_list
 
     def _list(self, limit: int, token: str) -> Json:
         names = sorted(entry.principal_arn for entry in self._entries)
         start = int(token or 0)
-        more = {"nextToken": str(start + limit)} if start + limit < len(names) else {}
-        return {"accessEntries": names[start : start + limit], **more}
+        next_token_field = {"nextToken": str(start + limit)} if start + limit < len(names) else {}
+        return {"accessEntries": names[start : start + limit], **next_token_field}
 
     def _create(self, body: Json) -> Json:
         principal = str(body["principalArn"])
@@ -78,17 +78,17 @@ class AccessEntriesApi:
         return self._entry_json(entry)
 
     def _update(self, entry: AccessEntry, body: Json) -> Json:
-        changed = entry
+        changed_entry = entry
         if "kubernetesGroups" in body:
-            changed = entry.model_copy(update={"kubernetes_groups": tuple(self._checked_groups(body))})
-        self._entries[self._entries.index(entry)] = changed
-        return self._entry_json(changed)
+            changed_entry = entry.model_copy(update={"kubernetes_groups": tuple(self._checked_groups(body))})
+        self._entries[self._entries.index(entry)] = changed_entry
+        return self._entry_json(changed_entry)
 
     def _checked_groups(self, body: Json) -> list[str]:
         groups: list[str] = body.get("kubernetesGroups") or []
-        reserved = next((name for name in groups if name.startswith("system:")), None)
-        if reserved:
-            raise AwsError("InvalidParameterException", f"The kubernetes group name {reserved} is invalid", 400)
+        reserved_group = next((name for name in groups if name.startswith("system:")), None)
+        if reserved_group:
+            raise AwsError("InvalidParameterException", f"The kubernetes group name {reserved_group} is invalid", 400)
         return groups
 
     def _find_entry(self, principal: str) -> AccessEntry:

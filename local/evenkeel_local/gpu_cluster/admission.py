@@ -72,44 +72,45 @@ def _resolve_priority(obj: Obj, store: Store) -> None:
     name = spec.get("priorityClassName")
     if not name:
         defaults = [pc for pc in store.each(catalogue.PRIORITY_CLASSES.key) if pc.get("globalDefault")]
-        chosen = min(defaults, key=lambda pc: int(pc["value"]), default=None)
+        default_class = min(defaults, key=lambda pc: int(pc["value"]), default=None)
     elif name in SYSTEM_PRIORITIES:
-        chosen = {"value": SYSTEM_PRIORITIES[name], "metadata": {"name": name}}
+        default_class = {"value": SYSTEM_PRIORITIES[name], "metadata": {"name": name}}
     else:
-        chosen = store.find(catalogue.PRIORITY_CLASSES.key, "", name)
-        if chosen is None:
+        default_class = store.find(catalogue.PRIORITY_CLASSES.key, "", name)
+        if default_class is None:
             raise errors.forbidden("", "pods", obj["metadata"]["name"], f"no PriorityClass with name {name} was found")
-    if chosen is not None and not name:
-        spec["priorityClassName"] = chosen["metadata"]["name"]
-    computed = {
-        "priority": chosen["value"] if chosen is not None else 0,
-        "preemptionPolicy": (chosen or {}).get("preemptionPolicy") or "PreemptLowerPriority",
+    if default_class is not None and not name:
+        spec["priorityClassName"] = default_class["metadata"]["name"]
+    computed_fields = {
+        "priority": default_class["value"] if default_class is not None else 0,
+        "preemptionPolicy": (default_class or {}).get("preemptionPolicy") or "PreemptLowerPriority",
     }
     for field, shown in (("priority", "integer value of priority"), ("preemptionPolicy", "string value of")):
-        stated = spec.get(field, computed[field])
-        if stated != computed[field]:
-            named = shown if field == "priority" else f"{shown} PreemptionPolicy"
+        stated_value = spec.get(field, computed_fields[field])
+        if stated_value != computed_fields[field]:
+            field_text = shown if field == "priority" else f"{shown} PreemptionPolicy"
             why = (
-                f"the {named} ({stated}) must not be provided in pod spec; priority admission controller computed "
-                f"{computed[field]} from the given PriorityClass name"
+                f"the {field_text} ({stated_value}) must not be provided in pod spec; priority admission "
+                "controller computed "
+                f"{computed_fields[field]} from the given PriorityClass name"
             )
             raise errors.forbidden("", "pods", obj["metadata"]["name"], why)
-        spec[field] = computed[field]
+        spec[field] = computed_fields[field]
 
 
 def quality_of_service(spec: Obj) -> str:
     """Return the quality of service class of a pod."""
-    guaranteed, any_set = True, False
+    is_guaranteed, any_set = True, False
     for container in [*(spec.get("containers") or ()), *(spec.get("initContainers") or ())]:
         resources = container.get("resources") or {}
         limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
         for name in ("cpu", "memory"):
             any_set = any_set or name in limits or name in requests
             if name not in limits or requests.get(name, limits[name]) != limits[name]:
-                guaranteed = False
+                is_guaranteed = False
     if not any_set:
         return "BestEffort"
-    return "Guaranteed" if guaranteed else "Burstable"
+    return "Guaranteed" if is_guaranteed else "Burstable"
 
 
 # Jobs
@@ -233,8 +234,10 @@ def _keep_addresses(new: Obj, old: Obj) -> None:
 
 
 def _admit_namespace(obj: Obj, store: Store) -> None:
-    stated = (obj.get("spec") or {}).get("finalizers") or []
-    obj["spec"] = {"finalizers": [*stated, *(["kubernetes"] if "kubernetes" not in stated else [])]}
+    stated_finalizers = (obj.get("spec") or {}).get("finalizers") or []
+    obj["spec"] = {
+        "finalizers": [*stated_finalizers, *(["kubernetes"] if "kubernetes" not in stated_finalizers else [])]
+    }
     obj["metadata"].setdefault("labels", {})["kubernetes.io/metadata.name"] = obj["metadata"]["name"]
     obj["status"] = {"phase": "Active"}
 
@@ -248,8 +251,8 @@ def _keep_namespace(new: Obj, old: Obj) -> None:
 def _default_secret(obj: Obj) -> None:
     """Encode `stringData` into `data`, which it overrides."""
     if texts := obj.pop("stringData", None):
-        encoded = {key: base64.b64encode(text.encode()).decode() for key, text in texts.items()}
-        obj["data"] = {**(obj.get("data") or {}), **encoded}
+        encoded_data = {key: base64.b64encode(text.encode()).decode() for key, text in texts.items()}
+        obj["data"] = {**(obj.get("data") or {}), **encoded_data}
     obj.setdefault("type", "Opaque")
 
 

@@ -161,16 +161,16 @@ class ApiServer:
             answer = await self._answer(http)
             for warning in _warnings.get():
                 answer.headers.add("Warning", f"299 - {json.dumps(warning)}")
-        except ApiError as refused:
-            return web.json_response(refused.status(), status=refused.code, headers=refused.headers)
+        except ApiError as refusal:
+            return web.json_response(refusal.status(), status=refusal.code, headers=refusal.headers)
         except ReplyLost:
             if http.transport is not None:
                 http.transport.abort()
             return web.Response(status=500)
         except Exception as bug:  # noqa: BLE001 (the outermost frame: a bug here must still answer as an API server does)
             _log.exception("a request could not be answered")
-            broken = ApiError(500, "InternalError", f"Internal error occurred: {bug!r}")
-            return web.json_response(broken.status(), status=500)
+            internal_error = ApiError(500, "InternalError", f"Internal error occurred: {bug!r}")
+            return web.json_response(internal_error.status(), status=500)
         else:
             return answer
 
@@ -198,8 +198,8 @@ class ApiServer:
         call = ApiCall("kubernetes", f"{request.verb} {request.resource}", request.name, user.name)
         try:
             await self._faults.before(call)
-        except CallFailed as failed:
-            fault = failed.fault
+        except CallFailed as failure:
+            fault = failure.fault
             if fault.effect == "throttle":
                 message = "The server has received too many requests and has asked us to try again later"
                 raise errors.too_many_requests(message, None, 1) from None
@@ -212,8 +212,8 @@ class ApiServer:
             and isinstance(answer, web.Response)
             and answer.content_type == request_options.JSON
         ):
-            written = yaml.safe_dump(json.loads(answer.text or "null"))
-            return web.Response(text=written, status=answer.status, content_type=request_options.YAML)
+            yaml_text = yaml.safe_dump(json.loads(answer.text or "null"))
+            return web.Response(text=yaml_text, status=answer.status, content_type=request_options.YAML)
         return answer
 
     def _impersonated(self, http: web.Request, user: User) -> User:
@@ -289,8 +289,8 @@ class ApiServer:
             raise _unknown_format("application/json", "application/yaml", protobuf.CONTENT_TYPE)
         try:
             body = yaml.safe_load(raw) if "yaml" in http.content_type else _read_json(raw)
-        except (ValueError, yaml.YAMLError) as broken:
-            raise errors.bad_request(f"the object provided is unrecognized: {broken}") from broken
+        except (ValueError, yaml.YAMLError) as error:
+            raise errors.bad_request(f"the object provided is unrecognized: {error}") from error
         if not isinstance(body, dict):
             raise errors.bad_request("the object provided is unrecognized (must be of type object)")
         return body
@@ -301,23 +301,23 @@ class ApiServer:
         Raises:
             ApiError: 400 for a value of another type, and for unknown fields if the request is strict.
         """
-        unknown: list[str] = []
+        unknown_fields: list[str] = []
         if (message := field_table.message_of(rt)) is not None:
             try:
-                body = field_table.decode_object(message, body, unknown)
-            except field_table.DecodingFailed as failed:
-                raise errors.bad_request(_decode_error(rt, str(failed))) from failed
+                body = field_table.decode_object(message, body, unknown_fields)
+            except field_table.DecodingFailed as failure:
+                raise errors.bad_request(_decode_error(rt, str(failure))) from failure
         elif not rt.custom:
             body = object_schemas.without_nulls(body)
         elif rt.schema is not None:
-            schemas.prune(rt.schema, body, dropped=unknown)
+            schemas.prune(rt.schema, body, dropped=unknown_fields)
         body.setdefault("metadata", {})
         object_schemas.check_decodes(rt, body)
-        self._handle_unknown_fields(http, rt, unknown)
+        self._handle_unknown_fields(http, rt, unknown_fields)
         return body
 
-    def _handle_unknown_fields(self, http: web.Request, rt: ResourceType, unknown: list[str]) -> None:
-        message = [f'unknown field "{path}"' for path in unknown]
+    def _handle_unknown_fields(self, http: web.Request, rt: ResourceType, unknown_fields: list[str]) -> None:
+        message = [f'unknown field "{path}"' for path in unknown_fields]
         directive = request_options.unknown_field_handling(http)
         if message and directive == "Strict":
             strict = f"strict decoding error: {', '.join(message)}"
@@ -359,8 +359,8 @@ class ApiServer:
         namespace = self._namespace(rt, request)
         manager = request_options.field_manager(http)
         server_side_apply.track_write(rt, body, None, manager, "")
-        created = self._registry.create(rt, namespace, body, dry_run=request_options.is_dry_run(http))
-        return self._object_response(http, rt, created, 201)
+        created_object = self._registry.create(rt, namespace, body, dry_run=request_options.is_dry_run(http))
+        return self._object_response(http, rt, created_object, 201)
 
     async def _update(
         self, http: web.Request, rt: ResourceType, request: RequestInfo, subresource: str
@@ -374,8 +374,10 @@ class ApiServer:
         old = self._store.get(rt, request.namespace, request.name)
         self._registry.check_replacement(rt, body, old)
         server_side_apply.track_write(rt, body, old, request_options.field_manager(http), subresource)
-        stored = self._registry.update(rt, body, subresource=subresource, dry_run=request_options.is_dry_run(http))
-        return self._object_response(http, rt, stored)
+        stored_object = self._registry.update(
+            rt, body, subresource=subresource, dry_run=request_options.is_dry_run(http)
+        )
+        return self._object_response(http, rt, stored_object)
 
     async def _patch(self, http: web.Request, rt: ResourceType, request: RequestInfo, subresource: str) -> web.Response:
         kind = self._patch_type(http, ("json", "merge", "apply") if rt.custom else tuple(PATCH_TYPES.values()))
@@ -392,22 +394,22 @@ class ApiServer:
         if rt.namespaced:
             new["metadata"]["namespace"] = request.namespace
         server_side_apply.track_write(rt, new, old, request_options.field_manager(http), subresource)
-        stored = self._registry.update(rt, new, subresource=subresource, dry_run=dry_run)
-        return self._object_response(http, rt, stored)
+        stored_object = self._registry.update(rt, new, subresource=subresource, dry_run=dry_run)
+        return self._object_response(http, rt, stored_object)
 
-    def _patch_type(self, http: web.Request, accepted: tuple[str, ...]) -> str:
+    def _patch_type(self, http: web.Request, accepted_types: tuple[str, ...]) -> str:
         kind = PATCH_TYPES.get(http.content_type, "")
-        if kind not in accepted:
+        if kind not in accepted_types:
             raise _unknown_format(
-                *(name for name, format_accepted in PATCH_TYPES.items() if format_accepted in accepted)
+                *(name for name, format_accepted in PATCH_TYPES.items() if format_accepted in accepted_types)
             )
         return kind
 
     def _patched(self, rt: ResourceType, old: Obj, raw: bytes, kind: str, request: RequestInfo) -> Obj:
         try:
             patch = _read_json(raw)
-        except ValueError as broken:
-            raise errors.bad_request(f"error decoding patch: {broken}") from broken
+        except ValueError as error:
+            raise errors.bad_request(f"error decoding patch: {error}") from error
         try:
             if kind == "json":
                 new = patches.json_patch(old, patch)
@@ -417,9 +419,9 @@ class ApiServer:
                 new = patches.merge_patch(old, patch)
             else:
                 new = patches.strategic_patch(old, patch, rt.kind)
-        except patches.PatchFailed as failed:
+        except patches.PatchFailed as failure:
             message = "the server rejected our request due to an error in our request"
-            raise ApiError(422, "Invalid", message, {}) from failed
+            raise ApiError(422, "Invalid", message, {}) from failure
         if not isinstance(new, dict) or not isinstance(new.get("metadata"), dict):
             raise errors.bad_request("the patch leaves no object")
         return new
@@ -433,8 +435,8 @@ class ApiServer:
             raise errors.invalid("meta.k8s.io", "PatchOptions", "", [cause])
         try:
             config = yaml.safe_load(raw)
-        except yaml.YAMLError as broken:
-            raise errors.bad_request(f"error decoding YAML: {broken}") from broken
+        except yaml.YAMLError as error:
+            raise errors.bad_request(f"error decoding YAML: {error}") from error
         if not isinstance(config, dict):
             raise errors.bad_request("the applied configuration must be an object")
         config = self._check_applied_fields(rt, request, config)
@@ -460,15 +462,15 @@ class ApiServer:
 
     def _check_applied_fields(self, rt: ResourceType, request: RequestInfo, config: Obj) -> Obj:
         """Decode an applied configuration. Unknown fields are an error, regardless of `fieldValidation`."""
-        unknown: list[str] = []
+        unknown_fields: list[str] = []
         if (message := field_table.message_of(rt)) is not None:
             try:
-                config = field_table.decode_object(message, config, unknown)
-            except field_table.DecodingFailed as failed:
-                unknown.append(str(failed))
-        if unknown:
+                config = field_table.decode_object(message, config, unknown_fields)
+            except field_table.DecodingFailed as failure:
+                unknown_fields.append(str(failure))
+        if unknown_fields:
             where = "/".join(filter(None, (request.namespace, request.name)))
-            text = f".{unknown[0]}: field not declared in schema"
+            text = f".{unknown_fields[0]}: field not declared in schema"
             kind = f"{rt.group}/{rt.version}, Kind={rt.kind}"
             raise ApiError(500, "", f"failed to create typed patch object ({where}; {kind}): {text}")
         config.setdefault("metadata", {})
@@ -481,12 +483,12 @@ class ApiServer:
         if rt.key == catalogue.NAMESPACES.key and request.name in NEVER_DELETED:
             raise errors.forbidden("", "namespaces", request.name, "this namespace may not be deleted")
         dry_run = request_options.is_dry_run(http, deletion)
-        last, done = self._registry.delete(rt, request.namespace, request.name, deletion, dry_run=dry_run)
+        last_object, done = self._registry.delete(rt, request.namespace, request.name, deletion, dry_run=dry_run)
         if done and rt not in RETURNED_WHEN_DELETED:
-            details = {"name": name_of(last), "kind": rt.plural, "uid": last["metadata"]["uid"]}
+            details = {"name": name_of(last_object), "kind": rt.plural, "uid": last_object["metadata"]["uid"]}
             put(details, "group", rt.group)
             return web.json_response(errors.success(details=details))
-        return self._object_response(http, rt, last)
+        return self._object_response(http, rt, last_object)
 
     def _warn_of_orphans(self, rt: ResourceType, options: Obj) -> None:
         if rt.key in admission.ORPHANING and not options.get("propagationPolicy") and "orphanDependents" not in options:
@@ -495,11 +497,11 @@ class ApiServer:
     async def _delete_all(self, http: web.Request, rt: ResourceType, request: RequestInfo) -> web.Response:
         deletion = request_options.deletion_options(http, await self._body(http))
         self._warn_of_orphans(rt, deletion)
-        chosen = self._select(http, rt, request)
+        chosen_objects = self._select(http, rt, request)
         dry_run = request_options.is_dry_run(http, deletion)
-        for obj in chosen:
+        for obj in chosen_objects:
             self._registry.delete(rt, namespace_of(obj), name_of(obj), deletion, dry_run=dry_run)
-        return self._items(http, rt, chosen, self._store.revision, None, 0)
+        return self._items(http, rt, chosen_objects, self._store.revision, None, 0)
 
     # Subresources
 
@@ -548,8 +550,8 @@ class ApiServer:
             document = self._patched(rt, shown, patch, kind, request)
         new = scale.with_replicas(paths, old, document)
         server_side_apply.track_write(rt, new, old, request_options.field_manager(http), "scale")
-        stored = self._registry.update(rt, new, dry_run=request_options.is_dry_run(http))
-        return web.json_response(scale.scale_of(paths, stored))
+        stored_object = self._registry.update(rt, new, dry_run=request_options.is_dry_run(http))
+        return web.json_response(scale.scale_of(paths, stored_object))
 
     async def _bind(self, http: web.Request, request: RequestInfo) -> web.Response:
         body = await self._body(http)
@@ -566,19 +568,19 @@ class ApiServer:
     async def _finalize(self, http: web.Request, request: RequestInfo) -> web.Response:
         body = self._decoded(http, catalogue.NAMESPACES, await self._body(http))
         old = self._store.get(catalogue.NAMESPACES, "", request.name)
-        stated = body["metadata"]
+        stated_metadata = body["metadata"]
         self._registry.check_replacement(catalogue.NAMESPACES, body, old)
-        if stated.get("resourceVersion") not in (None, old["metadata"]["resourceVersion"]):
+        if stated_metadata.get("resourceVersion") not in (None, old["metadata"]["resourceVersion"]):
             raise errors.conflict("", "namespaces", request.name)
 
         def finalize(obj: Obj) -> None:
             obj["spec"]["finalizers"] = (body.get("spec") or {}).get("finalizers") or []
             for field in ("finalizers", "labels", "annotations"):
-                if field in stated:
-                    obj["metadata"][field] = stated[field]
+                if field in stated_metadata:
+                    obj["metadata"][field] = stated_metadata[field]
 
-        stored = self._registry.change(old, finalize)
-        return self._object_response(http, catalogue.NAMESPACES, stored or old)
+        stored_object = self._registry.change(old, finalize)
+        return self._object_response(http, catalogue.NAMESPACES, stored_object or old)
 
     async def _exec(self, http: web.Request, request: RequestInfo) -> web.StreamResponse:
         pod = self._store.get(catalogue.PODS, request.namespace, request.name)
@@ -613,22 +615,22 @@ class ApiServer:
         previous, timestamps = _flag(http, "previous"), _flag(http, "timestamps")
         source = self._logs.stream(pod, container, follow=follow, previous=previous, timestamps=timestamps)
         response = web.StreamResponse(headers={"Content-Type": "text/plain"})
-        first = await anext(source, b"")
+        first_chunk = await anext(source, b"")
         if tail is not None:
-            lines = first.splitlines(keepends=True)
-            first = b"".join(lines[len(lines) - tail :] if tail else [])
+            lines = first_chunk.splitlines(keepends=True)
+            first_chunk = b"".join(lines[len(lines) - tail :] if tail else [])
         await response.prepare(http)
-        sent = 0
+        sent_bytes = 0
         try:
             while True:
                 if limit is not None:
-                    first = first[: limit - sent]
-                if first:
-                    await response.write(first)
-                    sent += len(first)
-                if limit is not None and sent >= limit:
+                    first_chunk = first_chunk[: limit - sent_bytes]
+                if first_chunk:
+                    await response.write(first_chunk)
+                    sent_bytes += len(first_chunk)
+                if limit is not None and sent_bytes >= limit:
                     break
-                first = await anext(source)
+                first_chunk = await anext(source)
         except (StopAsyncIteration, ConnectionError):
             pass
         return response
@@ -660,20 +662,20 @@ class ApiServer:
         request_options.check_list_options(http)
         try:
             limit = int(http.query.get("limit") or 0)
-        except ValueError as broken:
-            raise errors.bad_request(f"invalid limit: {broken}") from broken
+        except ValueError as error:
+            raise errors.bad_request(f"invalid limit: {error}") from error
         token = http.query.get("continue")
         if token:
-            objects, revision, following, remaining = self._store.take_page(token, limit or 1 << 30)
-            return self._items(http, rt, objects, revision, following, remaining)
+            objects, revision, continue_token, remaining_count = self._store.take_page(token, limit or 1 << 30)
+            return self._items(http, rt, objects, revision, continue_token, remaining_count)
         objects, revision = self._select(http, rt, request), self._store.revision
-        following, remaining = None, 0
+        continue_token, remaining_count = None, 0
         if limit and len(objects) > limit:
             documents = objects[limit:]
-            following, remaining = self._store.open_page(documents, revision), len(documents)
+            continue_token, remaining_count = self._store.open_page(documents, revision), len(documents)
             objects = objects[:limit]
-        counted = 0 if http.query.get("labelSelector") or http.query.get("fieldSelector") else remaining
-        return self._items(http, rt, objects, revision, following, counted)
+        shown_remaining = 0 if http.query.get("labelSelector") or http.query.get("fieldSelector") else remaining_count
+        return self._items(http, rt, objects, revision, continue_token, shown_remaining)
 
     def _items(
         self,
@@ -681,14 +683,14 @@ class ApiServer:
         rt: ResourceType,
         objects: list[Obj],
         revision: int,
-        following: str | None,
-        remaining: int,
+        continue_token: str | None,
+        remaining_count: int,
     ) -> web.Response:
         metadata: Obj = {"resourceVersion": str(revision)}
-        if following:
-            metadata["continue"] = following
-            if remaining:
-                metadata["remainingItemCount"] = remaining
+        if continue_token:
+            metadata["continue"] = continue_token
+            if remaining_count:
+                metadata["remainingItemCount"] = remaining_count
         if printers.is_table_requested(http.headers.get("Accept", "")):
             include = http.query.get("includeObject", "Metadata")
             table = printers.table_of(rt, objects, metadata, include)
@@ -724,10 +726,10 @@ class ApiServer:
             predicate = lambda obj: name_of(obj) == name and (inner is None or inner(obj))  # noqa: E731 (a closure)
         try:
             seconds = float(http.query.get("timeoutSeconds") or DEFAULT_WATCH_SECONDS)
-            stated = http.query.get("resourceVersion") or ""
-            since = int(stated or 0)
-        except ValueError as broken:
-            raise errors.bad_request(f"invalid watch parameter: {broken}") from broken
+            stated_version = http.query.get("resourceVersion") or ""
+            since = int(stated_version or 0)
+        except ValueError as error:
+            raise errors.bad_request(f"invalid watch parameter: {error}") from error
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         await response.prepare(http)
         task = asyncio.current_task()
@@ -810,8 +812,8 @@ class ApiServer:
                     raise errors.forbidden(request.group, request.plural, "", refusal)
                 user = User(spec.get("user") or "", tuple(spec.get("groups") or ()))
             attributes = spec.get("resourceAttributes") or {}
-            parts = ("verb", "group", "version", "namespace", "name", "subresource")
-            document = {attribute: attributes.get(attribute, "") for attribute in parts}
+            attribute_names = ("verb", "group", "version", "namespace", "name", "subresource")
+            document = {attribute: attributes.get(attribute, "") for attribute in attribute_names}
             path = (spec.get("nonResourceAttributes") or {}).get("path", "")
             request_info = RequestInfo(**document, plural=attributes.get("resource", ""), path=path)
             body["status"] = {"allowed": self._authorizer.refusal(user, request_info) is None}
@@ -893,10 +895,10 @@ class _Watch:
         if self.predicate is None:
             return change.kind, change.new
         now = change.kind != "DELETED" and self.predicate(change.new)
-        before = change.old is not None and self.predicate(change.old)
+        matched_before = change.old is not None and self.predicate(change.old)
         if now:
-            return ("MODIFIED" if before else "ADDED"), change.new
-        return ("DELETED", change.new) if before else None
+            return ("MODIFIED" if matched_before else "ADDED"), change.new
+        return ("DELETED", change.new) if matched_before else None
 
 
 def _check_names(request: RequestInfo, metadata: Obj) -> None:
@@ -916,9 +918,9 @@ def _flag(http: web.Request, name: str) -> bool:
     return http.query.get(name) in ("true", "1")
 
 
-def _unknown_format(*supported: str) -> ApiError:
+def _unknown_format(*supported_formats: str) -> ApiError:
     message = "the body of the request was in an unknown format - accepted media types include: "
-    return errors.unsupported_media_type(message + ", ".join(supported))
+    return errors.unsupported_media_type(message + ", ".join(supported_formats))
 
 
 def _read_json(raw: bytes) -> Any:

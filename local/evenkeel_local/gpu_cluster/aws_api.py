@@ -91,10 +91,10 @@ class AwsApi:
                 xml_answer = await self._autoscaling.answer(incoming)
                 return web.Response(body=xml_answer, content_type="text/xml", headers={"x-amzn-RequestId": request_id})
             json_answer = await (self._eks(http, incoming) if service == "eks" else self._sagemaker(http, incoming))
-        except AwsError as refused:
-            return _error_response(refused, request_id, service)
-        except CallFailed as failed:
-            fault = failed.fault
+        except AwsError as refusal:
+            return _error_response(refusal, request_id, service)
+        except CallFailed as failure:
+            fault = failure.fault
             throttling_code = "Throttling" if service == "autoscaling" else "ThrottlingException"
             if fault.effect == "throttle":
                 return _error_response(AwsError(throttling_code, "Rate exceeded", 400), request_id, service)
@@ -115,8 +115,8 @@ class AwsApi:
             raise AwsError("UnknownOperationException", f"The local cluster does not have {name}.", 501)
         try:
             body = json.loads(incoming.body or b"{}")
-        except ValueError as broken:
-            raise AwsError("SerializationException", f"the body is not JSON: {broken}") from broken
+        except ValueError as error:
+            raise AwsError("SerializationException", f"the body is not JSON: {error}") from error
         if not isinstance(body, dict):
             raise AwsError("SerializationException", "the body is not an object")
         caller = await self._auth.check(incoming, f"sagemaker:{name}", self._resource(name, body))
@@ -148,22 +148,22 @@ class AwsApi:
         return "*" if operation in ("ListClusters", "SearchTrainingPlanOfferings") else self._config.cluster_arn
 
     async def _eks(self, http: web.Request, incoming: Incoming) -> Json:
-        parts = [segment for segment in http.path.split("/") if segment]
-        if http.method == "GET" and len(parts) == 4 and parts[2] == "node-groups":
-            return await self._describe_nodegroup(incoming, parts[1], parts[3])
-        if len(parts) > 2 and parts[2] == "access-entries":
+        segments = [segment for segment in http.path.split("/") if segment]
+        if http.method == "GET" and len(segments) == 4 and segments[2] == "node-groups":
+            return await self._describe_nodegroup(incoming, segments[1], segments[3])
+        if len(segments) > 2 and segments[2] == "access-entries":
             return await self._access_entries(http, incoming)
-        if http.method != "GET" or len(parts) > 2:
+        if http.method != "GET" or len(segments) > 2:
             message = "The local EKS API has only clusters, node groups and access entries."
             raise AwsError("InvalidRequestException", message, 501)
-        action = "ListClusters" if len(parts) == 1 else "DescribeCluster"
+        action = "ListClusters" if len(segments) == 1 else "DescribeCluster"
         caller = await self._auth.check(incoming, f"eks:{action}", self._config.eks_arn)
-        call = ApiCall("eks", action, parts[-1], caller)
+        call = ApiCall("eks", action, segments[-1], caller)
         await self._faults.before(call)
         if action == "ListClusters":
             answer: Json = {"clusters": [self._config.eks_cluster_name]}
-        elif parts[1] != self._config.eks_cluster_name:
-            raise AwsError("ResourceNotFoundException", f"No cluster found for name: {parts[1]}.", 404)
+        elif segments[1] != self._config.eks_cluster_name:
+            raise AwsError("ResourceNotFoundException", f"No cluster found for name: {segments[1]}.", 404)
         else:
             answer = {"cluster": self._describe_eks()}
         self._faults.after(call)
@@ -182,8 +182,8 @@ class AwsApi:
             raise AwsError("ResourceNotFoundException", f"No cluster found for name: {cluster}.", 404)
         try:
             body = json.loads(incoming.body or b"{}")
-        except ValueError as broken:
-            raise AwsError("InvalidParameterException", f"the body is not JSON: {broken}") from broken
+        except ValueError as error:
+            raise AwsError("InvalidParameterException", f"the body is not JSON: {error}") from error
         answer = self._entries.answer(operation, "".join(principal), http.query, body)
         self._faults.after(call)
         return answer

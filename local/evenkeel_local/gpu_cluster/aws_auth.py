@@ -98,8 +98,8 @@ class EngineAuth:
             self._read_signature(answer, action)
             principal = await self._principal(request.access_key)
             await self._decide(principal, action, resource, tags)
-        except EngineClientError as failed:
-            raise AwsError("ServiceUnavailable", str(failed), 503) from failed
+        except EngineClientError as failure:
+            raise AwsError("ServiceUnavailable", str(failure), 503) from failure
         return principal
 
     def _read_signature(self, answer: EngineResponse, action: str) -> None:
@@ -160,9 +160,9 @@ class EngineAuth:
         if principal.endswith(":root"):
             return
         key = (principal, action, resource)
-        cached = self._decisions.get(key)
+        cached_decision = self._decisions.get(key)
         now = time.monotonic()
-        if cached is None or cached[0] < now:
+        if cached_decision is None or cached_decision[0] < now:
             question = {
                 "Action": "SimulatePrincipalPolicy",
                 "PolicySourceArn": policy_source(principal),
@@ -178,12 +178,12 @@ class EngineAuth:
             decision = answer.text("EvalDecision")
             if answer.status != 200 or decision is None:
                 raise EngineClientError(f"the cluster may not ask about policies: {answer.body[:300]!r}")
-            cached = (now + self._cache_seconds, decision)
-            self._decisions[key] = cached
-        if cached[1] == "allowed":
+            cached_decision = (now + self._cache_seconds, decision)
+            self._decisions[key] = cached_decision
+        if cached_decision[1] == "allowed":
             return
         why = "with an explicit deny in an identity-based policy"
-        if cached[1] != "explicitDeny":
+        if cached_decision[1] != "explicitDeny":
             why = f"because no identity-based policy allows the {action} action"
         message = f"User: {principal} is not authorized to perform: {action} on resource: {resource} {why}"
         raise AwsError("AccessDeniedException", message)

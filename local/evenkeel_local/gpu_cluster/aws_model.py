@@ -130,11 +130,11 @@ def _list_problems(shape: Shape, value: Any, path: str, answer: bool) -> Iterato
 
 
 def _length_problems(shape: Shape, length: int, value: Any, path: str) -> Iterator[str]:
-    least, most = shape.metadata.get("min"), shape.metadata.get("max")
-    if least is not None and length < least:
-        yield _constraint_message(value, path, f"have length greater than or equal to {least}")
-    if most is not None and length > most:
-        yield _constraint_message(value, path, f"have length less than or equal to {most}")
+    minimum, maximum = shape.metadata.get("min"), shape.metadata.get("max")
+    if minimum is not None and length < minimum:
+        yield _constraint_message(value, path, f"have length greater than or equal to {minimum}")
+    if maximum is not None and length > maximum:
+        yield _constraint_message(value, path, f"have length less than or equal to {maximum}")
 
 
 def _string_problems(shape: Shape, value: Any, path: str) -> Iterator[str]:
@@ -155,11 +155,11 @@ def _number_problems(shape: Shape, value: Any, path: str) -> Iterator[str]:
     if isinstance(value, bool) or not isinstance(value, types):
         yield _constraint_message(value, path, "be a number")
         return
-    least, most = shape.metadata.get("min"), shape.metadata.get("max")
-    if least is not None and value < least:
-        yield _constraint_message(value, path, f"have value greater than or equal to {least}")
-    if most is not None and value > most:
-        yield _constraint_message(value, path, f"have value less than or equal to {most}")
+    minimum, maximum = shape.metadata.get("min"), shape.metadata.get("max")
+    if minimum is not None and value < minimum:
+        yield _constraint_message(value, path, f"have value greater than or equal to {minimum}")
+    if maximum is not None and value > maximum:
+        yield _constraint_message(value, path, f"have value less than or equal to {maximum}")
 
 
 @lru_cache(maxsize=512)
@@ -175,11 +175,11 @@ def _compile_pattern(pattern: str) -> re.Pattern[str]:
 
 def items_between(items: Iterable[T], body: Json, field: str, time_of: Callable[[T], float]) -> list[T]:
     """Return the items between `<field>After` and `<field>Before` of a request."""
-    after, before = body.get(f"{field}After"), body.get(f"{field}Before")
+    after_time, before_time = body.get(f"{field}After"), body.get(f"{field}Before")
     return [
         item
         for item in items
-        if (after is None or time_of(item) > after) and (before is None or time_of(item) < before)
+        if (after_time is None or time_of(item) > after_time) and (before_time is None or time_of(item) < before_time)
     ]
 
 

@@ -86,9 +86,9 @@ class CallFaults:
 
     def remove(self, fault_id: str) -> bool:
         """Remove a rule; return whether it existed."""
-        before = len(self.rules)
+        count_before = len(self.rules)
         self.rules = [rule for rule in self.rules if rule.id != fault_id]
-        return len(self.rules) < before
+        return len(self.rules) < count_before
 
     def _match_rule(self, call: ApiCall, *effects: Effect) -> CallFault | None:
         for rule in self.rules:
@@ -110,9 +110,9 @@ class CallFaults:
         slow = self._match_rule(call, "latency")
         if slow is not None:
             await asyncio.sleep(slow.seconds)
-        failing = self._match_rule(call, "error", "throttle")
-        if failing is not None:
-            raise CallFailed(failing)
+        failing_rule = self._match_rule(call, "error", "throttle")
+        if failing_rule is not None:
+            raise CallFailed(failing_rule)
 
     def after(self, call: ApiCall) -> None:
         """Drop the answer of a call that had its effect.

@@ -210,8 +210,8 @@ class GpuCluster:
         if change.key == catalogue.NAMESPACES.key and change.kind == "ADDED":
             try:
                 self.registry.create(catalogue.SERVICE_ACCOUNTS, name_of(change.new), {"metadata": {"name": "default"}})
-            except ApiError as refused:
-                if refused.code not in (403, 404, 409):
+            except ApiError as refusal:
+                if refusal.code not in (403, 404, 409):
                     raise
 
     def _new_address(self) -> str:

@@ -101,10 +101,10 @@ class Control:
 
     async def _nodes(self, http: web.Request) -> web.Response:
         fleet = self._cluster.fleet
-        listed = [self._node(machine) for machine in fleet.machines]
+        node_documents = [self._node(machine) for machine in fleet.machines]
         if http.query.get("retired") == "true":
-            listed += [{**self._node(machine), "retired": True} for machine in fleet.retired]
-        return web.json_response({"nodes": listed})
+            node_documents += [{**self._node(machine), "retired": True} for machine in fleet.retired]
+        return web.json_response({"nodes": node_documents})
 
     def _node(self, machine: Machine) -> Json:
         node = self._cluster.store.find(catalogue.NODES.key, "", machine.node_name)
@@ -130,7 +130,7 @@ class Control:
         }
 
     async def _pods(self, http: web.Request) -> web.Response:
-        listed = [
+        pod_documents = [
             {
                 "namespace": namespace_of(pod),
                 "name": name_of(pod),
@@ -143,50 +143,52 @@ class Control:
             }
             for pod in self._cluster.store.all(catalogue.PODS.key)
         ]
-        return web.json_response({"pods": listed})
+        return web.json_response({"pods": pod_documents})
 
     async def _processes(self, http: web.Request) -> web.Response:
         """List container processes, with ended processes; `job` and `running=true` filter the list."""
         job, running_only = http.query.get("job"), http.query.get("running") == "true"
-        fleet, listed = self._cluster.fleet, []
+        fleet, process_documents = self._cluster.fleet, []
         kubelets = [machine.kubelet for machine in fleet.retired if machine.kubelet is not None]
         for kubelet in [*kubelets, *self._cluster.directory.all()]:
-            for started in kubelet.started:
-                entry = self._process(kubelet, started)
+            for started_container in kubelet.started:
+                entry = self._process(kubelet, started_container)
                 if job and entry["job"] != job and not entry["job"].startswith(f"{job}-"):
                     continue
                 if not running_only or entry["endedAt"] is None:
-                    listed.append(entry)
-        return web.json_response({"processes": listed})
+                    process_documents.append(entry)
+        return web.json_response({"processes": process_documents})
 
-    def _process(self, kubelet: Kubelet, started: StartedContainer) -> Json:
-        owner, running = controller_of(started.pod), started.running
+    def _process(self, kubelet: Kubelet, started_container: StartedContainer) -> Json:
+        owner, process = controller_of(started_container.pod), started_container.running
         return {
-            "pid": running.group,
-            "namespace": namespace_of(started.pod),
+            "pid": process.group,
+            "namespace": namespace_of(started_container.pod),
             "job": owner["name"] if owner is not None else "",
-            "pod": name_of(started.pod),
-            "podUid": started.pod["metadata"]["uid"],
-            "container": started.container,
+            "pod": name_of(started_container.pod),
+            "podUid": started_container.pod["metadata"]["uid"],
+            "container": started_container.container,
             "node": kubelet.name,
             "instanceId": kubelet.name.removeprefix("hyperpod-"),
-            "usesGpu": started.uses_gpu,
-            "startedAt": running.started_at.isoformat(),
-            "endedAt": running.ended_at.isoformat() if running.ended_at is not None else None,
-            "behindPartition": running.ended_at is None and not kubelet.is_connected,
+            "usesGpu": started_container.uses_gpu,
+            "startedAt": process.started_at.isoformat(),
+            "endedAt": process.ended_at.isoformat() if process.ended_at is not None else None,
+            "behindPartition": process.ended_at is None and not kubelet.is_connected,
         }
 
     async def _counters(self, http: web.Request) -> web.Response:
         """Count the calls: accepted repairs per instance, refused calls by code, every operation by name."""
         accepted: dict[str, dict[str, int]] = {"reboot": {}, "replace": {}, "delete": {}}
-        refused: dict[str, int] = {}
+        refused_counts: dict[str, int] = {}
         for call in self._cluster.fleet.calls:
             if call.accepted:
                 counts = accepted[call.action.lower()]
                 counts[call.instance_id] = counts.get(call.instance_id, 0) + 1
             else:
-                refused[call.code] = refused.get(call.code, 0) + 1
-        return web.json_response({"accepted": accepted, "refused": refused, "calls": self._cluster.call_faults.counts})
+                refused_counts[call.code] = refused_counts.get(call.code, 0) + 1
+        return web.json_response(
+            {"accepted": accepted, "refused": refused_counts, "calls": self._cluster.call_faults.counts}
+        )
 
     async def _provider_calls(self, http: web.Request) -> web.Response:
         return web.json_response({"calls": [_camel_keys(asdict(call)) for call in self._cluster.fleet.calls]})
@@ -204,13 +206,13 @@ class Control:
 
     async def _list_faults(self, http: web.Request) -> web.Response:
         rows = [{"fault": row.name, "does": row.effect, "repairedBy": row.repaired_by} for row in ROWS.values()]
-        injected = [item.to_json() for item in self._cluster.faults.injected.values()]
-        return web.json_response({"rows": rows, "injected": injected})
+        injected_documents = [item.to_json() for item in self._cluster.faults.injected.values()]
+        return web.json_response({"rows": rows, "injected": injected_documents})
 
     async def _inject(self, http: web.Request) -> web.Response:
         body = await _read_body(http)
-        injected = self._cluster.faults.inject(str(body.get("fault") or ""), body)
-        return web.json_response(injected.to_json(), status=201)
+        injected_fault = self._cluster.faults.inject(str(body.get("fault") or ""), body)
+        return web.json_response(injected_fault.to_json(), status=201)
 
     async def _clear(self, http: web.Request) -> web.Response:
         return web.json_response(self._cluster.faults.clear(http.match_info["id"]).to_json())
@@ -232,8 +234,8 @@ class Control:
         return web.json_response({"callFaultId": self._cluster.call_faults.add(fault)}, status=201)
 
     async def _remove_call_fault(self, http: web.Request) -> web.Response:
-        removed = self._cluster.call_faults.remove(http.match_info["id"])
-        return web.json_response({"removed": removed}, status=200 if removed else 404)
+        was_removed = self._cluster.call_faults.remove(http.match_info["id"])
+        return web.json_response({"removed": was_removed}, status=200 if was_removed else 404)
 
     async def _failing_nodes(self, http: web.Request) -> web.Response:
         body = await _read_body(http)
@@ -306,8 +308,8 @@ class Control:
     # Settings
 
     async def _get_access_entries(self, http: web.Request) -> web.Response:
-        listed = [entry.model_dump(mode="json", by_alias=True) for entry in self._cluster.access_entries]
-        return web.json_response({"accessEntries": listed})
+        entry_documents = [entry.model_dump(mode="json", by_alias=True) for entry in self._cluster.access_entries]
+        return web.json_response({"accessEntries": entry_documents})
 
     async def _put_access_entries(self, http: web.Request) -> web.Response:
         body = await _read_body(http)
@@ -340,8 +342,8 @@ class Control:
 
     async def _apply(self, http: web.Request) -> web.Response:
         """Apply one Kubernetes object as the admin."""
-        stored = self._cluster.registry.apply(await _read_body(http), manager="control")
-        return web.json_response(stored, status=200)
+        stored_object = self._cluster.registry.apply(await _read_body(http), manager="control")
+        return web.json_response(stored_object, status=200)
 
     async def _drop_watches(self, http: web.Request) -> web.Response:
         return web.json_response({"dropped": self._cluster.api_server.drop_watches()})
@@ -369,8 +371,8 @@ class Control:
 async def _read_body(http: web.Request) -> Json:
     try:
         body = await http.json()
-    except json.JSONDecodeError as broken:
-        raise InvalidFault(f"the body is not JSON: {broken}") from broken
+    except json.JSONDecodeError as error:
+        raise InvalidFault(f"the body is not JSON: {error}") from error
     if not isinstance(body, dict):
         raise InvalidFault("the body must be an object")
     return body
@@ -387,12 +389,12 @@ async def _answer_errors_plainly(request: web.Request, handler: Any) -> web.Stre
         return web.json_response({"error": "the control address is not for browsers"}, status=403)
     try:
         response: web.StreamResponse = await handler(request)
-    except ApiError as refused:
-        return web.json_response({"error": refused.message}, status=refused.code)
-    except (InvalidFault, snapshots.SnapshotRefused) as refused:
-        return web.json_response({"error": str(refused)}, status=400)
-    except KeyError as missing:
-        return web.json_response({"error": f"the body needs {missing}"}, status=400)
+    except ApiError as refusal:
+        return web.json_response({"error": refusal.message}, status=refusal.code)
+    except (InvalidFault, snapshots.SnapshotRefused) as refusal:
+        return web.json_response({"error": str(refusal)}, status=400)
+    except KeyError as error:
+        return web.json_response({"error": f"the body needs {error}"}, status=400)
     except ValidationError as wrong:
         return web.json_response({"error": error_text(wrong)}, status=400)
     except (web.HTTPNotFound, web.HTTPMethodNotAllowed):

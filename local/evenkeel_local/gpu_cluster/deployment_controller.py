@@ -76,8 +76,8 @@ class _Rollout:
         value = self._bounds["maxUnavailable"]
         if isinstance(value, str) and value.endswith("%"):
             value = int(value[:-1]) * self.desired_replicas // 100
-        least = int(value) if int(value) or self.max_surge else 1
-        return min(least, self.desired_replicas)
+        minimum = int(value) if int(value) or self.max_surge else 1
+        return min(minimum, self.desired_replicas)
 
     @property
     def _bounds(self) -> Obj:
@@ -135,7 +135,7 @@ class DeploymentController(Controller):
         if deployment is None:
             return
         replica_sets = self._claim(deployment)
-        new = next(
+        new_replica_set = next(
             (
                 replica_set
                 for replica_set in sorted(replica_sets, key=_age_key)
@@ -143,13 +143,15 @@ class DeploymentController(Controller):
             ),
             None,
         )
-        old = [replica_set for replica_set in replica_sets if replica_set is not new]
-        rollout = _Rollout(deployment, new, sorted(old, key=_age_key), clone(deployment.get("status") or {}))
+        old_replica_sets = [replica_set for replica_set in replica_sets if replica_set is not new_replica_set]
+        rollout = _Rollout(
+            deployment, new_replica_set, sorted(old_replica_sets, key=_age_key), clone(deployment.get("status") or {})
+        )
         if not is_deleting(deployment):
             try:
                 self._step(rollout)
-            except ApiError as refused:
-                message = f'Failed to create new replica set "{_new_replica_set_name(rollout)}": {refused.message}'
+            except ApiError as refusal:
+                message = f'Failed to create new replica set "{_new_replica_set_name(rollout)}": {refusal.message}'
                 _set_condition_now(rollout.status, "Progressing", "False", "ReplicaSetCreateError", message)
                 self._registry.record(deployment, "ReplicaSetCreateError", message, "Warning", SOURCE)
                 self._queue.add_later(deployment, RETRY_SECONDS)
@@ -159,17 +161,17 @@ class DeploymentController(Controller):
         """Return the Deployment's ReplicaSets; adopt matching ReplicaSets without a controller."""
         uid, selector = deployment["metadata"]["uid"], deployment["spec"]["selector"]
         reference = owner_reference(deployment)
-        claimed: list[Obj] = []
+        claimed_sets: list[Obj] = []
         for replica_set in self._store.all(catalogue.REPLICA_SETS.key, namespace_of(deployment)):
             owner = controller_of(replica_set)
             matches = matches_selector(selector, labels_of(replica_set))
-            ending = is_deleting(deployment) or is_deleting(replica_set)
+            is_ending = is_deleting(deployment) or is_deleting(replica_set)
             if owner is not None and owner["uid"] == uid:
-                claimed.append(replica_set)
-            elif owner is None and matches and not ending:
+                claimed_sets.append(replica_set)
+            elif owner is None and matches and not is_ending:
                 change = self._registry.change(replica_set, lambda obj: add_owner(obj, reference))
-                claimed += [change] if change is not None else []
-        return claimed
+                claimed_sets += [change] if change is not None else []
+        return claimed_sets
 
     # One step
 
@@ -188,19 +190,29 @@ class DeploymentController(Controller):
             self._delete_old_replica_sets(rollout)
 
     def _pause(self, rollout: _Rollout) -> None:
-        progressing = condition_of({"status": rollout.status}, "Progressing") or {}
-        if "progressDeadlineSeconds" not in rollout.deployment["spec"] or progressing.get("reason") == TIMED_OUT:
+        progressing_condition = condition_of({"status": rollout.status}, "Progressing") or {}
+        if (
+            "progressDeadlineSeconds" not in rollout.deployment["spec"]
+            or progressing_condition.get("reason") == TIMED_OUT
+        ):
             return
-        paused, was_paused = rollout.deployment["spec"].get("paused"), progressing.get("reason") == "DeploymentPaused"
-        if paused and not was_paused:
+        is_paused, was_paused = (
+            rollout.deployment["spec"].get("paused"),
+            progressing_condition.get("reason") == "DeploymentPaused",
+        )
+        if is_paused and not was_paused:
             _set_condition_now(rollout.status, "Progressing", "Unknown", "DeploymentPaused", "Deployment is paused")
-        elif was_paused and not paused:
+        elif was_paused and not is_paused:
             _set_condition_now(rollout.status, "Progressing", "Unknown", "DeploymentResumed", "Deployment is resumed")
 
     def _was_scaled(self, rollout: _Rollout) -> bool:
         for replica_set in rollout.all_replica_sets:
-            recorded = annotations_of(replica_set).get(DESIRED)
-            if _replica_count(replica_set) and recorded is not None and recorded != str(rollout.desired_replicas):
+            recorded_replicas = annotations_of(replica_set).get(DESIRED)
+            if (
+                _replica_count(replica_set)
+                and recorded_replicas is not None
+                and recorded_replicas != str(rollout.desired_replicas)
+            ):
                 return True
         return False
 
@@ -211,21 +223,21 @@ class DeploymentController(Controller):
         if self._resize(rollout, rollout.new, self._new_replica_set_size(rollout, rollout.new)):
             return
         older = [document for document in rollout.old if _replica_count(document)]
-        least = rollout.desired_replicas - rollout.max_unavailable
+        minimum = rollout.desired_replicas - rollout.max_unavailable
         not_up_yet = _replica_count(rollout.new) - _sum_status_field([rollout.new], "availableReplicas")
-        spare = _total_replicas(rollout.all_replica_sets) - least - not_up_yet
+        spare_replicas = _total_replicas(rollout.all_replica_sets) - minimum - not_up_yet
         for replica_set in older:  # first the pods that are not available
-            idle = _replica_count(replica_set) - _sum_status_field([replica_set], "availableReplicas")
-            going = min(spare, idle)
-            if going > 0:
-                self._resize(rollout, replica_set, _replica_count(replica_set) - going)
-                spare -= going
-        spare = min(spare, _sum_status_field(rollout.all_replica_sets, "availableReplicas") - least)
+            idle_replicas = _replica_count(replica_set) - _sum_status_field([replica_set], "availableReplicas")
+            replicas_to_remove = min(spare_replicas, idle_replicas)
+            if replicas_to_remove > 0:
+                self._resize(rollout, replica_set, _replica_count(replica_set) - replicas_to_remove)
+                spare_replicas -= replicas_to_remove
+        spare_replicas = min(spare_replicas, _sum_status_field(rollout.all_replica_sets, "availableReplicas") - minimum)
         for replica_set in rollout.old:
-            going = min(spare, _replica_count(replica_set))
-            if going > 0:
-                self._resize(rollout, replica_set, _replica_count(replica_set) - going)
-                spare -= going
+            replicas_to_remove = min(spare_replicas, _replica_count(replica_set))
+            if replicas_to_remove > 0:
+                self._resize(rollout, replica_set, _replica_count(replica_set) - replicas_to_remove)
+                spare_replicas -= replicas_to_remove
 
     def _new_replica_set_size(self, rollout: _Rollout, new: Obj | None) -> int:
         """Return the number of replicas that the new ReplicaSet may have now."""
@@ -238,9 +250,9 @@ class DeploymentController(Controller):
         return present + max(min(capacity, rollout.desired_replicas - present), 0)
 
     def _recreate(self, rollout: _Rollout) -> None:
-        resized = [self._resize(rollout, replica_set, 0) for replica_set in rollout.old]
+        were_resized = [self._resize(rollout, replica_set, 0) for replica_set in rollout.old]
         uids = {replica_set["metadata"]["uid"] for replica_set in rollout.old}
-        if any(resized) or any(
+        if any(were_resized) or any(
             not has_ended(pod) for uid in uids for key, pod in self._store.owned_by(uid) if key == catalogue.PODS.key
         ):
             return
@@ -253,26 +265,28 @@ class DeploymentController(Controller):
         """Scale a Deployment; during a rollout each ReplicaSet gets its share."""
         active = [document for document in rollout.all_replica_sets if _replica_count(document)]
         if len(active) <= 1:
-            latest = active[0] if active else rollout.new or max(rollout.old, key=_revision, default=None)
-            if latest is not None:
-                self._resize(rollout, latest, rollout.desired_replicas)
+            latest_replica_set = active[0] if active else rollout.new or max(rollout.old, key=_revision, default=None)
+            if latest_replica_set is not None:
+                self._resize(rollout, latest_replica_set, rollout.desired_replicas)
             return
-        new = rollout.new
-        if new is not None and (
-            _replica_count(new) == _sum_status_field([new], "availableReplicas") == rollout.desired_replicas
-            and annotations_of(new).get(DESIRED) == str(rollout.desired_replicas)
+        new_replica_set = rollout.new
+        if new_replica_set is not None and (
+            _replica_count(new_replica_set)
+            == _sum_status_field([new_replica_set], "availableReplicas")
+            == rollout.desired_replicas
+            and annotations_of(new_replica_set).get(DESIRED) == str(rollout.desired_replicas)
         ):
             for replica_set in rollout.old:
                 self._resize(rollout, replica_set, 0)
             return
         if rollout.is_rolling:
-            allowed = rollout.desired_replicas + rollout.max_surge if rollout.desired_replicas else 0
-            for replica_set, size in _proportional_shares(active, allowed, rollout).values():
+            allowed_replicas = rollout.desired_replicas + rollout.max_surge if rollout.desired_replicas else 0
+            for replica_set, size in _proportional_shares(active, allowed_replicas, rollout).values():
                 self._resize(rollout, replica_set, size)
 
     def _resize(self, rollout: _Rollout, replica_set: Obj, size: int) -> bool:
         """Set the size of a ReplicaSet; return whether it changed."""
-        before = _replica_count(replica_set)
+        replicas_before = _replica_count(replica_set)
         notes = {
             DESIRED: str(rollout.desired_replicas),
             MAX_REPLICAS_ANNOTATION: str(rollout.desired_replicas + rollout.max_surge),
@@ -282,17 +296,17 @@ class DeploymentController(Controller):
             obj["spec"]["replicas"] = size
             obj["metadata"].setdefault("annotations", {}).update(notes)
 
-        stored = self._registry.change(replica_set, change)
-        if stored is None:
+        stored_set = self._registry.change(replica_set, change)
+        if stored_set is None:
             return False
         if rollout.new is replica_set:
-            rollout.new = stored
+            rollout.new = stored_set
         else:
-            rollout.old = [stored if document is replica_set else document for document in rollout.old]
-        if before == size:
+            rollout.old = [stored_set if document is replica_set else document for document in rollout.old]
+        if replicas_before == size:
             return False
-        direction = "up" if size > before else "down"
-        message = f"Scaled {direction} replica set {name_of(replica_set)} from {before} to {size}"
+        direction = "up" if size > replicas_before else "down"
+        message = f"Scaled {direction} replica set {name_of(replica_set)} from {replicas_before} to {size}"
         self._registry.record(rollout.deployment, "ScalingReplicaSet", message, source=SOURCE)
         return True
 
@@ -301,16 +315,16 @@ class DeploymentController(Controller):
     def _create(self, rollout: _Rollout) -> None:
         """Create the ReplicaSet of the current template."""
         deployment, size = rollout.deployment, self._new_replica_set_size(rollout, None)
-        hashed = template_hash(deployment)
+        hash_text = template_hash(deployment)
         template: Obj = clone(deployment["spec"]["template"])
-        template.setdefault("metadata", {}).setdefault("labels", {})[HASH] = hashed
+        template.setdefault("metadata", {}).setdefault("labels", {})[HASH] = hash_text
         selector: Obj = clone(deployment["spec"]["selector"])
-        selector.setdefault("matchLabels", {})[HASH] = hashed
+        selector.setdefault("matchLabels", {})[HASH] = hash_text
         revision = max((_revision(document) for document in rollout.old), default=0) + 1
         annotations = annotations_of(deployment)
         spec = {"replicas": size, "selector": selector, "template": template}
-        if least := deployment["spec"].get("minReadySeconds"):
-            spec["minReadySeconds"] = least
+        if minimum := deployment["spec"].get("minReadySeconds"):
+            spec["minReadySeconds"] = minimum
         body: Obj = {
             "metadata": {
                 "name": _new_replica_set_name(rollout),
@@ -327,8 +341,8 @@ class DeploymentController(Controller):
         }
         try:
             rollout.new = self._registry.create(catalogue.REPLICA_SETS, namespace_of(deployment), body)
-        except ApiError as refused:
-            if refused.code != 409:
+        except ApiError as refusal:
+            if refusal.code != 409:
                 raise
             # Two templates have one hash, or the name is taken: the next `sync` tries another name.
             rollout.status["collisionCount"] = int(rollout.status.get("collisionCount") or 0) + 1
@@ -344,12 +358,12 @@ class DeploymentController(Controller):
     def _keep_revision(self, rollout: _Rollout, new: Obj) -> None:
         """Give the current ReplicaSet the highest revision; after a rollback an older one is the latest again."""
         revision = max([_revision(new), *(_revision(document) + 1 for document in rollout.old)])
-        least = rollout.deployment["spec"].get("minReadySeconds")
+        minimum = rollout.deployment["spec"].get("minReadySeconds")
 
         def change(obj: Obj) -> None:
             obj["metadata"].setdefault("annotations", {})[REVISION] = str(revision)
-            if obj["spec"].get("minReadySeconds") != least:
-                obj["spec"]["minReadySeconds"] = least or 0
+            if obj["spec"].get("minReadySeconds") != minimum:
+                obj["spec"]["minReadySeconds"] = minimum or 0
 
         rollout.new = self._registry.change(new, change)
         self._note_revision(rollout.deployment, revision)
@@ -367,19 +381,19 @@ class DeploymentController(Controller):
         limit = rollout.deployment["spec"].get("revisionHistoryLimit")
         if limit is None or not _is_complete(rollout, rollout.status):
             return
-        idle = [
+        idle_sets = [
             document
             for document in rollout.old
             if not _replica_count(document) and not _sum_status_field([document], "replicas")
         ]
-        for replica_set in sorted(idle, key=_revision)[: max(len(rollout.old) - int(limit), 0)]:
+        for replica_set in sorted(idle_sets, key=_revision)[: max(len(rollout.old) - int(limit), 0)]:
             if not is_deleting(replica_set):
                 self._registry.remove(replica_set)
 
     # Status
 
     def _write_status(self, rollout: _Rollout) -> None:
-        deployment, before = rollout.deployment, rollout.deployment.get("status") or {}
+        deployment, status_before = rollout.deployment, rollout.deployment.get("status") or {}
         available = _sum_status_field(rollout.all_replica_sets, "availableReplicas")
         status: Obj = {
             "observedGeneration": deployment["metadata"]["generation"],
@@ -399,7 +413,7 @@ class DeploymentController(Controller):
         else:
             message = "Deployment does not have minimum availability."
             _set_condition_now(status, "Available", "False", "MinimumReplicasUnavailable", message)
-        self._judge_progress(rollout, status, before)
+        self._judge_progress(rollout, status, status_before)
         failure = next(
             (
                 condition
@@ -413,10 +427,10 @@ class DeploymentController(Controller):
         ]
         if failure is not None:
             _set_condition_now(status, "ReplicaFailure", failure["status"], failure["reason"], failure["message"])
-        if status != before:
+        if status != status_before:
             self._registry.change(deployment, lambda obj: obj.update(status=status))
 
-    def _judge_progress(self, rollout: _Rollout, status: Obj, before: Obj) -> None:
+    def _judge_progress(self, rollout: _Rollout, status: Obj, status_before: Obj) -> None:
         deadline = rollout.deployment["spec"].get("progressDeadlineSeconds")
         condition = condition_of({"status": status}, "Progressing")
         if deadline is None or is_deleting(rollout.deployment):
@@ -430,7 +444,7 @@ class DeploymentController(Controller):
         if _is_complete(rollout, status):
             message = f"{subject} has successfully progressed."
             _set_condition_now(status, "Progressing", "True", "NewReplicaSetAvailable", message)
-        elif _has_progressed(status, before):
+        elif _has_progressed(status, status_before):
             _set_condition_now(
                 status, "Progressing", "True", "ReplicaSetUpdated", f"{subject} is progressing.", touch=True
             )
@@ -446,45 +460,47 @@ class DeploymentController(Controller):
 
 def _set_condition_now(status: Obj, kind: str, value: str, reason: str, message: str, *, touch: bool = False) -> None:
     """Set a condition of a Deployment's status, with its `lastUpdateTime`."""
-    changed = set_condition(status, kind, value, reason, message)
+    has_changed = set_condition(status, kind, value, reason, message)
     for condition in status["conditions"]:
-        if condition["type"] == kind and (changed or touch or "lastUpdateTime" not in condition):
+        if condition["type"] == kind and (has_changed or touch or "lastUpdateTime" not in condition):
             condition["lastUpdateTime"] = timestamp()
 
 
 def _is_complete(rollout: _Rollout, status: Obj) -> bool:
     counts = {status.get(field, 0) for field in ("replicas", "updatedReplicas", "availableReplicas")}
-    observed = status.get("observedGeneration")
-    return counts == {rollout.desired_replicas} and bool(observed == rollout.deployment["metadata"]["generation"])
+    observed_generation = status.get("observedGeneration")
+    return counts == {rollout.desired_replicas} and bool(
+        observed_generation == rollout.deployment["metadata"]["generation"]
+    )
 
 
-def _has_progressed(status: Obj, before: Obj) -> bool:
+def _has_progressed(status: Obj, status_before: Obj) -> bool:
     def grew(field: str) -> bool:
-        return bool(status.get(field, 0) > before.get(field, 0))
+        return bool(status.get(field, 0) > status_before.get(field, 0))
 
     def old(counts: Obj) -> int:
         return int(counts.get("replicas", 0)) - int(counts.get("updatedReplicas", 0))
 
-    return any(map(grew, ("updatedReplicas", "readyReplicas", "availableReplicas"))) or old(status) < old(before)
+    return any(map(grew, ("updatedReplicas", "readyReplicas", "availableReplicas"))) or old(status) < old(status_before)
 
 
-def _proportional_shares(active: list[Obj], allowed: int, rollout: _Rollout) -> dict[str, tuple[Obj, int]]:
+def _proportional_shares(active: list[Obj], allowed_replicas: int, rollout: _Rollout) -> dict[str, tuple[Obj, int]]:
     """Return the size of each ReplicaSet: pods are added or removed in proportion to the sizes before."""
-    total = allowed - _total_replicas(active)
+    total = allowed_replicas - _total_replicas(active)
     newer = sorted(active, key=_age_key, reverse=total > 0)
-    ordered = sorted(newer, key=_replica_count, reverse=True)
+    sorted_sets = sorted(newer, key=_replica_count, reverse=True)
     sizes: dict[str, tuple[Obj, int]] = {}
-    remaining = total
-    for replica_set in ordered:
+    replicas_left = total
+    for replica_set in sorted_sets:
         size = _replica_count(replica_set)
-        most = int(annotations_of(replica_set).get(MAX_REPLICAS_ANNOTATION) or allowed) or 1
-        share = round(size * allowed / most) - size
-        share = max(min(share, remaining), 0) if total > 0 else min(max(share, remaining), 0)
-        remaining -= share
+        maximum = int(annotations_of(replica_set).get(MAX_REPLICAS_ANNOTATION) or allowed_replicas) or 1
+        share = round(size * allowed_replicas / maximum) - size
+        share = max(min(share, replicas_left), 0) if total > 0 else min(max(share, replicas_left), 0)
+        replicas_left -= share
         sizes[name_of(replica_set)] = (replica_set, max(size + share, 0))
-    if ordered and remaining:
-        first, size = sizes[name_of(ordered[0])]
-        sizes[name_of(first)] = (first, max(size + remaining, 0))
+    if sorted_sets and replicas_left:
+        first, size = sizes[name_of(sorted_sets[0])]
+        sizes[name_of(first)] = (first, max(size + replicas_left, 0))
     return sizes
 
 
@@ -496,10 +512,10 @@ def _same_template(replica_set: Obj, deployment: Obj) -> bool:
 
 def _template_without_hash(template: Obj) -> Obj:
     """Return a template without the hash label of its ReplicaSet."""
-    bare: Obj = clone(template)
-    labels = (bare.get("metadata") or {}).get("labels") or {}
+    bare_template: Obj = clone(template)
+    labels = (bare_template.get("metadata") or {}).get("labels") or {}
     labels.pop(HASH, None)
-    return bare
+    return bare_template
 
 
 def _new_replica_set_name(rollout: _Rollout) -> str:

@@ -16,19 +16,19 @@ VERBS = ["create", "delete", "deletecollection", "get", "list", "patch", "update
 
 def discovery_document(path: str, accept: str, types: ResourceCatalogue) -> tuple[bytes, str] | None:
     """Return the body and content type of a path that describes the API; None for any other path."""
-    parts = [segment for segment in path.split("/") if segment]
+    segments = [segment for segment in path.split("/") if segment]
     if path in ("/healthz", "/livez", "/readyz") or path.startswith(("/livez/", "/readyz/", "/healthz/")):
         return b"ok", "text/plain"
-    body = _describe(parts, types)
+    body = _describe(segments, types)
     if body is None:
         return None
     return json.dumps(body).encode(), "application/json"
 
 
-def _describe(parts: list[str], types: ResourceCatalogue) -> Obj | None:
-    if parts[:2] == ["openapi", "v3"]:
-        return _openapi_document(parts[2:], types)
-    if parts == ["version"]:
+def _describe(segments: list[str], types: ResourceCatalogue) -> Obj | None:
+    if segments[:2] == ["openapi", "v3"]:
+        return _openapi_document(segments[2:], types)
+    if segments == ["version"]:
         return {
             "major": "1",
             "minor": "33",
@@ -40,33 +40,33 @@ def _describe(parts: list[str], types: ResourceCatalogue) -> Obj | None:
             "compiler": "",
             "platform": "linux/amd64",
         }
-    if parts == ["api"]:
+    if segments == ["api"]:
         return {
             "kind": "APIVersions",
             "versions": ["v1"],
             "serverAddressByClientCIDRs": [{"clientCIDR": "0.0.0.0/0", "serverAddress": ""}],
         }
-    if parts == ["apis"]:
+    if segments == ["apis"]:
         return {"kind": "APIGroupList", "apiVersion": "v1", "groups": _api_groups(types)}
-    if parts == ["api", "v1"]:
+    if segments == ["api", "v1"]:
         return _resource_list("v1", types.of_group("", "v1"))
-    if len(parts) == 2 and parts[0] == "apis":
-        return next((group for group in _api_groups(types) if group["name"] == parts[1]), None)
-    if parts == ["apis", metrics.GROUP, metrics.VERSION]:
+    if len(segments) == 2 and segments[0] == "apis":
+        return next((group for group in _api_groups(types) if group["name"] == segments[1]), None)
+    if segments == ["apis", metrics.GROUP, metrics.VERSION]:
         return _resource_list(f"{metrics.GROUP}/{metrics.VERSION}", [metrics.PODS, metrics.NODES], ["get", "list"])
-    if len(parts) == 3 and parts[0] == "apis":
-        resource_types = types.of_group(parts[1], parts[2])
-        return _resource_list(f"{parts[1]}/{parts[2]}", resource_types) if resource_types else None
+    if len(segments) == 3 and segments[0] == "apis":
+        resource_types = types.of_group(segments[1], segments[2])
+        return _resource_list(f"{segments[1]}/{segments[2]}", resource_types) if resource_types else None
     return None
 
 
-def _openapi_document(parts: list[str], types: ResourceCatalogue) -> Obj | None:
-    if not parts:
+def _openapi_document(segments: list[str], types: ResourceCatalogue) -> Obj | None:
+    if not segments:
         return openapi.openapi_index(types)
-    if parts == ["api", "v1"]:
+    if segments == ["api", "v1"]:
         return openapi.openapi_document("", "v1", types.of_group("", "v1"))
-    if len(parts) == 3 and parts[0] == "apis" and (resource_types := types.of_group(parts[1], parts[2])):
-        return openapi.openapi_document(parts[1], parts[2], resource_types)
+    if len(segments) == 3 and segments[0] == "apis" and (resource_types := types.of_group(segments[1], segments[2])):
+        return openapi.openapi_document(segments[1], segments[2], resource_types)
     return None
 
 
@@ -75,9 +75,9 @@ def _api_groups(types: ResourceCatalogue) -> list[Obj]:
     for group, versions in {**types.group_versions(), metrics.GROUP: [metrics.VERSION]}.items():
         if not group:
             continue
-        listed = [{"groupVersion": f"{group}/{version}", "version": version} for version in versions]
-        served = {"name": group, "versions": listed, "preferredVersion": listed[0]}
-        groups.append({"kind": "APIGroup", "apiVersion": "v1", **served})
+        version_documents = [{"groupVersion": f"{group}/{version}", "version": version} for version in versions]
+        group_document = {"name": group, "versions": version_documents, "preferredVersion": version_documents[0]}
+        groups.append({"kind": "APIGroup", "apiVersion": "v1", **group_document})
     return groups
 
 

@@ -47,25 +47,25 @@ class DisruptionController:
             if matches_selector(spec.get("selector"), labels_of(pod)) and not has_ended(pod)
         ]
         healthy = sum(1 for pod in pods if is_true(pod, "Ready") and not is_deleting(pod))
-        expected = len(pods)
-        if (most := spec.get("maxUnavailable")) is not None:
-            desired = max(expected - scaled_value(most, expected), 0)
-        elif (least := spec.get("minAvailable")) is not None:
-            desired = scaled_value(least, expected)
+        expected_pods = len(pods)
+        if (maximum := spec.get("maxUnavailable")) is not None:
+            desired_healthy = max(expected_pods - scaled_value(maximum, expected_pods), 0)
+        elif (minimum := spec.get("minAvailable")) is not None:
+            desired_healthy = scaled_value(minimum, expected_pods)
         else:
-            expected = desired = 0
-        allowed = max(healthy - desired, 0) if expected else 0
+            expected_pods = desired_healthy = 0
+        disruptions_allowed = max(healthy - desired_healthy, 0) if expected_pods else 0
 
         def write(obj: Obj) -> None:
             status = obj.setdefault("status", {})
             status.update(
                 currentHealthy=healthy,
-                desiredHealthy=desired,
-                disruptionsAllowed=allowed,
-                expectedPods=expected,
+                desiredHealthy=desired_healthy,
+                disruptionsAllowed=disruptions_allowed,
+                expectedPods=expected_pods,
                 observedGeneration=obj["metadata"].get("generation", 1),
             )
-            enough = ("True", "SufficientPods") if allowed > 0 else ("False", "InsufficientPods")
+            enough = ("True", "SufficientPods") if disruptions_allowed > 0 else ("False", "InsufficientPods")
             set_condition(status, "DisruptionAllowed", *enough)
 
         self._registry.change(budget, write)

@@ -44,8 +44,8 @@ class EndpointsController(Controller):
             body: Obj = {"metadata": {"name": name, "labels": labels}, **({"subsets": subsets} if subsets else {})}
             try:
                 self._registry.create(catalogue.ENDPOINTS, namespace, body)
-            except ApiError as refused:
-                if refused.code not in (403, 404):  # the namespace is being deleted, together with the Service
+            except ApiError as refusal:
+                if refusal.code not in (403, 404):  # the namespace is being deleted, together with the Service
                     raise
             return
 
@@ -96,8 +96,8 @@ def _ports(service: Obj, pod: Obj) -> list[Obj]:
         if isinstance(number, str):
             number = _named_port(pod, number)
         if number is not None:
-            named = {"name": port["name"]} if port.get("name") else {}
-            ports.append({**named, "port": number, "protocol": port.get("protocol", "TCP")})
+            name_field = {"name": port["name"]} if port.get("name") else {}
+            ports.append({**name_field, "port": number, "protocol": port.get("protocol", "TCP")})
     return ports
 
 

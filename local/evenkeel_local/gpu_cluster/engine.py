@@ -114,5 +114,5 @@ class EngineClient:
                 method, URL(f"{self.endpoint}{path}", encoded=True), headers=headers, data=body or None
             ) as response:
                 return EngineResponse(response.status, await response.read())
-        except (aiohttp.ClientError, TimeoutError) as failed:
-            raise EngineClientError(f"no answer from the engine for {method} {path}: {failed!r}") from failed
+        except (aiohttp.ClientError, TimeoutError) as failure:
+            raise EngineClientError(f"no answer from the engine for {method} {path}: {failure!r}") from failure

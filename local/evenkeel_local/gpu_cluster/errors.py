@@ -87,11 +87,11 @@ def conflict(group: str, plural: str, name: str, why: str | None = None) -> ApiE
 
 def invalid(group: str, kind: str, name: str, causes: Iterable[tuple[str, str, str]]) -> ApiError:
     """Return 422 with one cause for each (reason, field, message)."""
-    listed = [{"reason": reason, "message": message, "field": field} for reason, field, message in causes]
-    texts = [f"{cause['field']}: {cause['message']}" for cause in listed]
+    cause_documents = [{"reason": reason, "message": message, "field": field} for reason, field, message in causes]
+    texts = [f"{cause['field']}: {cause['message']}" for cause in cause_documents]
     text = texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
     details = _details(group, kind, name)
-    details["causes"] = listed
+    details["causes"] = cause_documents
     return ApiError(422, "Invalid", f'{qualified_resource(group, kind)} "{name}" is invalid: {text}', details)
 
 

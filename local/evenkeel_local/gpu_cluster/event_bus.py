@@ -49,28 +49,34 @@ class EngineEventBus:
             delay = self._config.delays.event_delay
             if copy or self._config.reorder_events:
                 delay += self._random.uniform(0, SPREAD_SECONDS)
-            record: Json = {"detailType": detail_type, "detail": detail, "copy": copy, "at": None, "delivered": False}
-            self.sent.append(record)
-            task = asyncio.create_task(self._deliver(entry, record, delay))
+            event_record: Json = {
+                "detailType": detail_type,
+                "detail": detail,
+                "copy": copy,
+                "at": None,
+                "delivered": False,
+            }
+            self.sent.append(event_record)
+            task = asyncio.create_task(self._deliver(entry, event_record, delay))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _deliver(self, entry: Json, record: Json, delay: float) -> None:
+    async def _deliver(self, entry: Json, event_record: Json, delay: float) -> None:
         await asyncio.sleep(delay)
-        record["at"] = time.time()
+        event_record["at"] = time.time()
         if self._engine is None:
             return
         for attempt in range(TRIES):
             try:
                 answer = await self._engine.json("events", "AWSEvents.PutEvents", {"Entries": [entry]})
-            except EngineClientError as failed:
-                record["error"] = str(failed)
+            except EngineClientError as failure:
+                event_record["error"] = str(failure)
             else:
                 if answer.status == 200 and not answer.json().get("FailedEntryCount"):
-                    record["delivered"] = True
-                    record.pop("error", None)
+                    event_record["delivered"] = True
+                    event_record.pop("error", None)
                     return
-                record["error"] = answer.body[:500].decode("utf-8", "replace")
+                event_record["error"] = answer.body[:500].decode("utf-8", "replace")
             await asyncio.sleep(RETRY_SECONDS * 2**attempt)
 
     def stop(self) -> None:

@@ -60,8 +60,8 @@ class ExecSession:
     def resize(self, size: Obj) -> None:
         """Set the size of the terminal."""
         if self.terminal is not None:
-            packed = struct.pack("HHHH", int(size.get("Height") or 0), int(size.get("Width") or 0), 0, 0)
-            fcntl.ioctl(self.terminal, termios.TIOCSWINSZ, packed)
+            window_size = struct.pack("HHHH", int(size.get("Height") or 0), int(size.get("Width") or 0), 0, 0)
+            fcntl.ioctl(self.terminal, termios.TIOCSWINSZ, window_size)
 
     def end(self) -> None:
         """Kill the process group."""
@@ -85,11 +85,15 @@ async def start_session(
         OSError: the command cannot be started.
     """
     pipe, devnull = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
-    marked = {**env, MARK: container_id}
-    run = functools.partial(asyncio.create_subprocess_exec, *argv, cwd=folder, start_new_session=True)
+    marked_environment = {**env, MARK: container_id}
+    start_process = functools.partial(asyncio.create_subprocess_exec, *argv, cwd=folder, start_new_session=True)
     if not tty:
-        process = await run(
-            stdin=pipe if stdin else devnull, stdout=pipe, stderr=pipe, env=marked, preexec_fn=die_with_parent
+        process = await start_process(
+            stdin=pipe if stdin else devnull,
+            stdout=pipe,
+            stderr=pipe,
+            env=marked_environment,
+            preexec_fn=die_with_parent,
         )
         guard.send("+", process.pid)
         streams = {STDOUT: process.stdout, STDERR: process.stderr}
@@ -100,8 +104,10 @@ async def start_session(
         )
     terminal, other_end = os.openpty()
     try:
-        env = {"TERM": "xterm", **marked}
-        process = await run(stdin=other_end, stdout=other_end, stderr=other_end, env=env, preexec_fn=_take_terminal)
+        env = {"TERM": "xterm", **marked_environment}
+        process = await start_process(
+            stdin=other_end, stdout=other_end, stderr=other_end, env=env, preexec_fn=_take_terminal
+        )
     except OSError:
         os.close(terminal)
         raise
@@ -127,8 +133,8 @@ async def serve_session(http: web.Request, begin: Begin) -> web.WebSocketRespons
     await socket.prepare(http)
     try:
         session = await begin()
-    except ApiError as failed:
-        await socket.send_bytes(bytes([RESULT]) + json.dumps(failed.status()).encode())
+    except ApiError as failure:
+        await socket.send_bytes(bytes([RESULT]) + json.dumps(failure.status()).encode())
         await socket.close()
         return socket
     reading: asyncio.Task[None] | None = None

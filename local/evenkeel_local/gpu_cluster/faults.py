@@ -155,12 +155,12 @@ class FaultInjector:
         row = ROWS.get(name)
         if row is None:
             raise InvalidFault(f"unknown fault {name!r}; known faults: {', '.join(ROWS)}")
-        if unknown := sorted(set(options) - {"fault", *NODE_OPTIONS, *row.options}):
+        if unknown_fields := sorted(set(options) - {"fault", *NODE_OPTIONS, *row.options}):
             raise InvalidFault(
-                f"{name} has no option {', '.join(unknown)}; it has {', '.join((*NODE_OPTIONS, *row.options))}"
+                f"{name} has no option {', '.join(unknown_fields)}; it has {', '.join((*NODE_OPTIONS, *row.options))}"
             )
         node = self._choose_node(row, options)
-        injected = InjectedFault(
+        injected_fault = InjectedFault(
             id=f"fault-{next(self._numbers)}",
             fault=name,
             node=node.node_name,
@@ -169,9 +169,9 @@ class FaultInjector:
             at=time.time(),
             options={key: value for key, value in options.items() if key != "fault"},
         )
-        row.inject(self, node, options, injected)
-        self.injected[injected.id] = injected
-        return injected
+        row.inject(self, node, options, injected_fault)
+        self.injected[injected_fault.id] = injected_fault
+        return injected_fault
 
     def clear(self, fault_id: str) -> InjectedFault:
         """Clear a fault as far as possible. Idempotent: yes, a cleared fault stays cleared.
@@ -179,13 +179,13 @@ class FaultInjector:
         Raises:
             InvalidFault: there is no such fault.
         """
-        injected = self.injected.get(fault_id)
-        if injected is None:
+        injected_fault = self.injected.get(fault_id)
+        if injected_fault is None:
             raise InvalidFault(f"there is no injected fault {fault_id!r}")
-        if not injected.is_cleared:
-            injected.cleared.set()
-            injected.clear()
-        return injected
+        if not injected_fault.is_cleared:
+            injected_fault.cleared.set()
+            injected_fault.clear()
+        return injected_fault
 
     # Choosing
 
@@ -198,22 +198,22 @@ class FaultInjector:
     def _choose_node(self, row: FaultDefinition, options: Json) -> Node:
         nodes = [node for node in self.all_nodes() if _node_kind(node) in row.node_kinds]
         if node_option := options.get("node"):
-            named = [node for node in self.all_nodes() if node_option in _node_names(node)]
-            if not named:
+            named_nodes = [node for node in self.all_nodes() if node_option in _node_names(node)]
+            if not named_nodes:
                 raise InvalidFault(f"there is no node {node_option!r} that is up")
-            if named[0] not in nodes:
+            if named_nodes[0] not in nodes:
                 raise InvalidFault(
                     f"{row.name} cannot hit {node_option!r}: it is for {OWNERS[row.node_kinds[0]]} nodes"
                 )
-            return named[0]
+            return named_nodes[0]
         for option, of in (("instanceGroup", _group_of), ("zone", self.zone_of)):
             if node_option := options.get(option):
                 nodes = [node for node in nodes if of(node) == node_option]
                 if not nodes:
                     raise InvalidFault(f"there is no node up in {option} {node_option!r}")
                 return nodes[0]
-        busy = {str(pod["spec"]["nodeName"]) for pod in self._running_pods(options.get("job"))}
-        nodes = [node for node in nodes if node.node_name in busy and kubelet_of(node).is_connected]
+        busy_node_names = {str(pod["spec"]["nodeName"]) for pod in self._running_pods(options.get("job"))}
+        nodes = [node for node in nodes if node.node_name in busy_node_names and kubelet_of(node).is_connected]
         if not nodes:
             raise InvalidFault(f"no node runs a pod of {options.get('job') or 'any job'}")
         return self._random.choice(nodes)
@@ -266,22 +266,22 @@ def kubelet_of(node: Node) -> Kubelet:
     return node.kubelet
 
 
-def _number_option(options: Json, name: str, default: float, least: float = 0.0) -> float:
+def _number_option(options: Json, name: str, default: float, minimum: float = 0.0) -> float:
     value = options.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or value < least:
-        raise InvalidFault(f"{name} must be a number, at least {least:g}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or value < minimum:
+        raise InvalidFault(f"{name} must be a number, at least {minimum:g}")
     return value
 
 
 # GPUs
 
 
-def _inject_xid(injector: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
-    code = int(_number_option(options, "code", 79, least=1))
+def _inject_xid(injector: FaultInjector, node: Node, options: Json, injected_fault: InjectedFault) -> None:
+    code = int(_number_option(options, "code", 79, minimum=1))
     xid = XIDS.get(code, Xid("Unknown Error", ends_work=False))
     fault_type = str(options.get("faultType", xid.fault_type))
     line = f"NVRM: Xid (PCI:0000:b9:00): {code}, pid=4242, name=python, {xid.text}"
-    injected.effects = {
+    injected_fault.effects = {
         "processesHit": kubelet_of(node).gpu_error() if xid.ends_work else 0,
         "xid": code,
         "faultType": fault_type,
@@ -293,7 +293,7 @@ def _inject_xid(injector: FaultInjector, node: Node, options: Json, injected: In
         node.lasting = fault
 
     def find() -> None:
-        if injected.is_cleared or not injector.is_present(node):
+        if injected_fault.is_cleared or not injector.is_present(node):
             return
         if isinstance(node, Machine):
             injector.agent.detect(node, fault)
@@ -309,86 +309,86 @@ def _inject_xid(injector: FaultInjector, node: Node, options: Json, injected: In
         else:
             injector.agent.mark_accelerator(node.node_name, "NvidiaAcceleratedHardwareIsReady", "", ready=True)
 
-    injected.clear = clear
+    injected_fault.clear = clear
     injector.fleet.call_later(injector.fleet.config.delays.agent_detect, find)
 
 
-def _inject_stuck_replace(injector: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
+def _inject_stuck_replace(injector: FaultInjector, node: Node, options: Json, injected_fault: InjectedFault) -> None:
     assert isinstance(node, Machine), "the row hits only HyperPod's nodes"
-    injector.fleet.stuck_slots[node.logical_id] = injected.id
-    _inject_xid(injector, node, options, injected)
+    injector.fleet.stuck_slots[node.logical_id] = injected_fault.id
+    _inject_xid(injector, node, options, injected_fault)
 
     def clear() -> None:
         injector.fleet.stuck_slots.pop(node.logical_id, None)
         injector.fleet.recheck_pending()
 
-    injected.clear = clear
+    injected_fault.clear = clear
 
 
-def _inject_agent_silent(injector: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
+def _inject_agent_silent(injector: FaultInjector, node: Node, options: Json, injected_fault: InjectedFault) -> None:
     assert isinstance(node, Machine), "the row hits only HyperPod's nodes"
     node.is_agent_silent = True
 
     def clear() -> None:
         node.is_agent_silent = False
 
-    injected.clear = clear
+    injected_fault.clear = clear
 
 
 # Nodes
 
 
-def _inject_node_lost(injector: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
+def _inject_node_lost(injector: FaultInjector, node: Node, options: Json, injected_fault: InjectedFault) -> None:
     kubelet = kubelet_of(node)
-    running = [running for worker in kubelet.workers.values() for _, running in worker.processes]
-    injected.effects = {"processesBehindPartition": len(running)}
+    process = [process for worker in kubelet.workers.values() for _, process in worker.processes]
+    injected_fault.effects = {"processesBehindPartition": len(process)}
     kubelet.partition()
-    injected.clear = kubelet.rejoin
+    injected_fault.clear = kubelet.rejoin
 
 
-def _inject_node_flap(injector: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
+def _inject_node_flap(injector: FaultInjector, node: Node, options: Json, injected_fault: InjectedFault) -> None:
     kubelet, seconds = kubelet_of(node), _number_option(options, "seconds", 5.0)
     grace = injector.fleet.config.delays.node_monitor_grace
 
     async def flap() -> None:
-        while injector.is_present(node) and not injected.is_cleared:
+        while injector.is_present(node) and not injected_fault.is_cleared:
             kubelet.partition()
             # The node becomes NotReady after the grace period. The seconds count from then on.
-            await injected.wait_cleared(grace + seconds)
+            await injected_fault.wait_cleared(grace + seconds)
             kubelet.rejoin()
-            await injected.wait_cleared(seconds)
+            await injected_fault.wait_cleared(seconds)
 
-    injected.clear = kubelet.rejoin
+    injected_fault.clear = kubelet.rejoin
     injector.fleet.run_in_background(flap())
 
 
-def _inject_app_crash(injector: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
+def _inject_app_crash(injector: FaultInjector, node: Node, options: Json, injected_fault: InjectedFault) -> None:
     job_name = str(options.get("job") or "").rpartition("/")[2]
     for worker in kubelet_of(node).workers.values():
         owner = controller_of(worker.pod)
         if job_name and (owner is None or owner["name"] != job_name):
             continue
         if worker.crash(int(_number_option(options, "exitCode", 1))):
-            injected.effects = {"pod": f"{namespace_of(worker.pod)}/{name_of(worker.pod)}"}
+            injected_fault.effects = {"pod": f"{namespace_of(worker.pod)}/{name_of(worker.pod)}"}
             return
     raise InvalidFault(f"no process runs on node {node.node_name}")
 
 
-def _inject_zone_outage(injector: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
+def _inject_zone_outage(injector: FaultInjector, node: Node, options: Json, injected_fault: InjectedFault) -> None:
     zone = injector.zone_of(node)
-    cut = [other for other in injector.all_nodes() if injector.zone_of(other) == zone]
-    for other in cut:
-        kubelet_of(other).partition()
+    nodes_of_zone = [node_of_zone for node_of_zone in injector.all_nodes() if injector.zone_of(node_of_zone) == zone]
+    for node_of_zone in nodes_of_zone:
+        kubelet_of(node_of_zone).partition()
     _close_zone(injector, zone, closed=True)
-    injected.effects = {"zone": zone, "nodes": [other.node_name for other in cut]}
+    injected_fault.effects = {"zone": zone, "nodes": [node_of_zone.node_name for node_of_zone in nodes_of_zone]}
 
     def clear() -> None:
         _close_zone(injector, zone, closed=False)
-        for other in cut:
+        for other in nodes_of_zone:
             if injector.is_present(other):
                 kubelet_of(other).rejoin()
 
-    injected.clear = clear
+    injected_fault.clear = clear
 
 
 def _close_zone(injector: FaultInjector, zone: str, *, closed: bool) -> None:
@@ -400,39 +400,39 @@ def _close_zone(injector: FaultInjector, zone: str, *, closed: bool) -> None:
     injector.fleet.recheck_pending()
 
 
-def _inject_boot_failing(injector: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
+def _inject_boot_failing(injector: FaultInjector, node: Node, options: Json, injected_fault: InjectedFault) -> None:
     assert isinstance(node, Machine), "the row hits only HyperPod's nodes"
     stage = str(options.get("stage", "lifecycle"))
-    times = None if options.get("times") is None else int(_number_option(options, "times", 1, least=1))
+    times = None if options.get("times") is None else int(_number_option(options, "times", 1, minimum=1))
     if stage not in BOOT_FAILURES:
         raise InvalidFault(f"stage must be one of {', '.join(BOOT_FAILURES)}")
-    failing = FailingBoots(stage, times)
-    injector.fleet.failing_boots[node.group] = failing
-    injected.effects = {"instanceGroup": node.group, "stage": stage}
+    failing_boots = FailingBoots(stage, times)
+    injector.fleet.failing_boots[node.group] = failing_boots
+    injected_fault.effects = {"instanceGroup": node.group, "stage": stage}
 
     def clear() -> None:
-        if injector.fleet.failing_boots.get(node.group) is failing:
+        if injector.fleet.failing_boots.get(node.group) is failing_boots:
             del injector.fleet.failing_boots[node.group]
 
-    injected.clear = clear
+    injected_fault.clear = clear
 
 
 # Notices
 
 
-def _inject_spot_reclaim(injector: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
+def _inject_spot_reclaim(injector: FaultInjector, node: Node, options: Json, injected_fault: InjectedFault) -> None:
     karpenter, node = _burst_instance(injector, node)
     if node.offering.capacity_type != "spot":
         raise InvalidFault(f"node {node.node_name} is no spot node")
     karpenter.reclaim(node)
 
 
-def _inject_rebalance(injector: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
+def _inject_rebalance(injector: FaultInjector, node: Node, options: Json, injected_fault: InjectedFault) -> None:
     _, node = _burst_instance(injector, node)
     injector.bus.send(REBALANCE, {"instance-id": node.instance_id}, [_ec2_arn(injector, node)])
 
 
-def _inject_reservation_end(injector: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
+def _inject_reservation_end(injector: FaultInjector, node: Node, options: Json, injected_fault: InjectedFault) -> None:
     karpenter, node = _burst_instance(injector, node)
     notice = karpenter.settings.spot_notice
     ends_at = datetime.now(UTC) + timedelta(seconds=notice)
@@ -457,7 +457,7 @@ def _ec2_arn(injector: FaultInjector, node: Node) -> str:
     return f"arn:aws:ec2:{config.region}:{config.account}:instance/{node.instance_id}"
 
 
-def _inject_maintenance(injector: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
+def _inject_maintenance(injector: FaultInjector, node: Node, options: Json, injected_fault: InjectedFault) -> None:
     """Announce maintenance in AWS Health, and do it at its start time."""
     retires, seconds = bool(options.get("retires")), _number_option(options, "startsInSeconds", 10.0)
     service = "SAGEMAKER" if isinstance(node, Machine) else "EC2"
@@ -465,7 +465,7 @@ def _inject_maintenance(injector: FaultInjector, node: Node, options: Json, inje
     code = f"AWS_{service}_{maintenance}_SCHEDULED"
     arn = f"arn:aws:health:{injector.fleet.config.region}::event/{service}/{code}/{code}_{uuid.uuid4()}"
     starts_at = datetime.now(UTC) + timedelta(seconds=seconds)
-    injected.effects = {"eventArn": arn, "eventTypeCode": code}
+    injected_fault.effects = {"eventArn": arn, "eventTypeCode": code}
 
     def announce(status: str, entity: str) -> None:
         now = format_datetime(datetime.now(UTC), usegmt=True)
@@ -491,7 +491,7 @@ def _inject_maintenance(injector: FaultInjector, node: Node, options: Json, inje
         injector.bus.send(HEALTH, detail, [node.instance_id])
 
     def begin() -> None:
-        if injected.is_cleared or not injector.is_present(node):
+        if injected_fault.is_cleared or not injector.is_present(node):
             return
         announce("closed", "RESOLVED")
         if isinstance(node, GroupInstance):
@@ -502,7 +502,7 @@ def _inject_maintenance(injector: FaultInjector, node: Node, options: Json, inje
         elif node.operation is None:
             (injector.fleet.replace if retires else injector.fleet.reboot)(node)
 
-    injected.clear = lambda: announce("closed", "RESOLVED")
+    injected_fault.clear = lambda: announce("closed", "RESOLVED")
     announce("upcoming", "PENDING")
     injector.fleet.call_later(seconds, begin)
 

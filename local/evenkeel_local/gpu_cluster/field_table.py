@@ -111,16 +111,16 @@ class FieldTable:
 @functools.cache
 def field_table() -> FieldTable:
     """Return the table, read once."""
-    read = FieldTable()
+    table = FieldTable()
     text = resources.files(__package__).joinpath("protobuf_fields.txt").read_text(encoding="utf-8")
     for line in text.splitlines():
         name, *fields = line.split()
         if name == "!":
             message, api_version = fields
-            read.roots[(api_version, message.partition("/")[2])] = message
+            table.roots[(api_version, message.partition("/")[2])] = message
         else:
-            read.messages[name] = dict(map(_read_field, fields))
-    return read
+            table.messages[name] = dict(map(_read_field, fields))
+    return table
 
 
 def message_of(rt: ResourceType) -> str | None:
@@ -134,8 +134,8 @@ def _read_field(text: str) -> tuple[int, Field]:
     return int(number), Field(name, kind.strip("^?"), kind.startswith("^"), kind.endswith("?"))
 
 
-def decode_object(message: str, obj: Obj, unknown: list[str]) -> Obj:
-    """Return an object with only the fields of its type. The paths of other fields are added to `unknown`.
+def decode_object(message: str, obj: Obj, unknown_fields: list[str]) -> Obj:
+    """Return an object with only the fields of its type. The paths of other fields are added to `unknown_fields`.
 
     Zero values of `omitempty` fields are dropped, as Go drops them.
 
@@ -144,11 +144,11 @@ def decode_object(message: str, obj: Obj, unknown: list[str]) -> Obj:
     """
     document: Obj = {key: obj[key] for key in ("apiVersion", "kind") if key in obj}
     return document | _decode_members(
-        message, {key: value for key, value in obj.items() if key not in document}, "", unknown
+        message, {key: value for key, value in obj.items() if key not in document}, "", unknown_fields
     )
 
 
-def _decode_members(message: str, value: Obj, path: str, unknown: list[str]) -> Obj:
+def _decode_members(message: str, value: Obj, path: str, unknown_fields: list[str]) -> Obj:
     fields = field_table().by_name[message]
     struct = message.partition("/")[2]
     members: Obj = {}
@@ -156,39 +156,39 @@ def _decode_members(message: str, value: Obj, path: str, unknown: list[str]) -> 
         at = f"{path}.{name}" if path else name
         field_type = fields.get(name)
         if field_type is None:
-            unknown.append(at)
+            unknown_fields.append(at)
             continue
         if item is None:
             continue
-        fitting = _coerce(field_type.kind, item, _FieldPosition(struct, at), unknown)
-        if fitting or not field_type.left_out_when_zero:
-            members[name] = fitting
+        decoded_value = _coerce(field_type.kind, item, _FieldPosition(struct, at), unknown_fields)
+        if decoded_value or not field_type.left_out_when_zero:
+            members[name] = decoded_value
     for name in REQUIRED.get(message, ("type", "status") if message.endswith("Condition") else ()):
         if name not in value:
             raise DecodingFailed(f"{path}.{name} is missing")
     return members
 
 
-def _coerce(kind: str, value: Any, at: _FieldPosition, unknown: list[str]) -> Any:
+def _coerce(kind: str, value: Any, at: _FieldPosition, unknown_fields: list[str]) -> Any:
     if value is None:  # in a list or map, Go decodes null to the zero value
         return _zero_value(kind)
     if kind.startswith("[]"):
         if not isinstance(value, list):
             raise _type_mismatch(value, at, _go_type(kind, at))
-        return [_coerce(kind[2:], item, at.inside(f"[{number}]"), unknown) for number, item in enumerate(value)]
+        return [_coerce(kind[2:], item, at.inside(f"[{number}]"), unknown_fields) for number, item in enumerate(value)]
     if kind.startswith("{}"):
         if not isinstance(value, dict):
             raise _type_mismatch(value, at, _go_type(kind, at))
-        return {key: _coerce(kind[2:], item, at.inside(f".{key}"), unknown) for key, item in value.items()}
+        return {key: _coerce(kind[2:], item, at.inside(f".{key}"), unknown_fields) for key, item in value.items()}
     if "/" in kind:
         if not isinstance(value, dict):
             raise _type_mismatch(value, at, _go_type(kind, at))
-        return _decode_members(kind, value, at.path, unknown)
+        return _decode_members(kind, value, at.path, unknown_fields)
     if kind == "quantity":
         try:
             return quantities.canonical_text(value)
-        except ValueError as broken:
-            raise DecodingFailed(str(broken)) from broken
+        except ValueError as error:
+            raise DecodingFailed(str(error)) from error
     _check_leaf(kind, value, at)
     return value
 
@@ -226,24 +226,24 @@ def _check_leaf(kind: str, value: Any, at: _FieldPosition) -> None:
             base64.b64decode(value, validate=True)
         elif kind in ("time", "microtime"):
             datetime.fromisoformat(value)
-    except (ValueError, TypeError, binascii.Error) as broken:
-        raise DecodingFailed(f"{at.path}: {broken}") from broken
+    except (ValueError, TypeError, binascii.Error) as error:
+        raise DecodingFailed(f"{at.path}: {error}") from error
 
 
-def _type_mismatch(value: Any, at: _FieldPosition, wanted: str) -> DecodingFailed:
+def _type_mismatch(value: Any, at: _FieldPosition, wanted_kind: str) -> DecodingFailed:
     names = {str: "string", bool: "bool", dict: "object", list: "array"}
-    described = next((name for kind, name in names.items() if isinstance(value, kind)), "number")
+    described_kind = next((name for kind, name in names.items() if isinstance(value, kind)), "number")
     if isinstance(value, float):
-        described = f"number {value}"
-    return DecodingFailed(f"json: cannot unmarshal {described} into {at.shown} of type {wanted}")
+        described_kind = f"number {value}"
+    return DecodingFailed(f"json: cannot unmarshal {described_kind} into {at.shown} of type {wanted_kind}")
 
 
 def openapi_schemas(message: str) -> dict[str, Obj]:
     """Return the OpenAPI schemas of a message and of every message that it refers to."""
     kinds: dict[str, Obj] = {}
-    waiting = [message]
-    while waiting:
-        name = waiting.pop()
+    messages_to_visit = [message]
+    while messages_to_visit:
+        name = messages_to_visit.pop()
         if name in kinds:
             continue
         members = field_table().by_name[name]
@@ -251,7 +251,7 @@ def openapi_schemas(message: str) -> dict[str, Obj]:
             "type": "object",
             "properties": {member: _openapi_type(member_field.kind) for member, member_field in members.items()},
         }
-        waiting += [inner for member in members.values() if "/" in (inner := member.kind.lstrip("[]{}"))]
+        messages_to_visit += [inner for member in members.values() if "/" in (inner := member.kind.lstrip("[]{}"))]
     return kinds
 
 

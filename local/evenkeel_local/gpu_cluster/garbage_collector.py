@@ -155,8 +155,8 @@ class GarbageCollector:
         self._registry.change(pod, fail)
         try:
             self._registry.remove(pod, {"gracePeriodSeconds": 0})
-        except ApiError as refused:
-            if refused.code != 404:
+        except ApiError as refusal:
+            if refusal.code != 404:
                 raise
 
 

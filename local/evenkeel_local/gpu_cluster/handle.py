@@ -198,13 +198,13 @@ def _send_request(
         with urllib.request.build_opener(*handlers).open(request, timeout=timeout) as response:
             body: bytes = response.read()
             return body
-    except urllib.error.HTTPError as refused:
-        with refused:
-            if refused.code not in fine:
-                raise ClusterFailed(f"{call}: {refused.code} {refused.read().decode()}") from refused
+    except urllib.error.HTTPError as refusal:
+        with refusal:
+            if refusal.code not in fine:
+                raise ClusterFailed(f"{call}: {refusal.code} {refusal.read().decode()}") from refusal
             return b""
-    except OSError as failed:
-        raise ClusterFailed(f"{call}: {failed}") from failed
+    except OSError as failure:
+        raise ClusterFailed(f"{call}: {failure}") from failure
 
 
 def start(

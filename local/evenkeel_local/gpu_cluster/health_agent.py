@@ -35,11 +35,11 @@ class HealthAgent:
             return
         machine.unhealthy = (fault.type, fault.reason)
         may_reboot = fault.type in REBOOT_TYPES and not machine.has_rebooted_in_vain
-        pending = PENDING_REBOOT if may_reboot else PENDING_REPLACEMENT
+        pending_status = PENDING_REBOOT if may_reboot else PENDING_REPLACEMENT
 
         def mark(node: Obj) -> None:
             labels, annotations = (node["metadata"].setdefault(field, {}) for field in ("labels", "annotations"))
-            labels[STATUS_LABEL] = pending
+            labels[STATUS_LABEL] = pending_status
             labels[f"{PREFIX}fault-types"] = fault.type
             labels[f"{PREFIX}fault-reasons"] = fault.reason
             details = json.loads(annotations.get(DETAILS) or "[]")
@@ -59,9 +59,9 @@ class HealthAgent:
         """Repair a node that gets a Pending label, with NodeRecovery=Automatic. Any client may set the label."""
         if change.key != catalogue.NODES.key or change.kind != "MODIFIED":
             return
-        label, before = _status_of(change.new), _status_of(change.old or {})
+        label, label_before = _status_of(change.new), _status_of(change.old or {})
         machine = self._fleet.by_node(name_of(change.new))
-        if machine is not None and label != before and label in (PENDING_REBOOT, PENDING_REPLACEMENT):
+        if machine is not None and label != label_before and label in (PENDING_REBOOT, PENDING_REPLACEMENT):
             self._fleet.call_later(self._fleet.config.delays.auto_recovery, lambda: self._recover(machine))
 
     def _recover(self, machine: Machine) -> None:

@@ -123,10 +123,10 @@ class ClusterProcess:
         await self._serve(self._delegate("api_server"), sockets[1], tls_context(certificate, key))
         await self._serve(Control(self).application(), sockets[2])
         if self._options.state_file is not None:
-            written = self._options.state_file.with_suffix(".tmp")
-            written.touch(mode=0o600)
-            written.write_text(json.dumps(self.state(), indent=2))
-            written.replace(self._options.state_file)
+            temporary_file = self._options.state_file.with_suffix(".tmp")
+            temporary_file.touch(mode=0o600)
+            temporary_file.write_text(json.dumps(self.state(), indent=2))
+            temporary_file.replace(self._options.state_file)
 
     def _delegate(self, part: str) -> web.Application:
         """Return an application that passes each request to the current cluster; a reset replaces the cluster."""
@@ -200,11 +200,11 @@ class ClusterProcess:
         }
 
     async def _save_periodically(self, folder: Path) -> None:
-        saved = 0
+        saved_revision = 0
         while True:
             await asyncio.sleep(SAVE_SECONDS)
-            if self.cluster.store.revision != saved:
-                saved = self.cluster.store.revision
+            if self.cluster.store.revision != saved_revision:
+                saved_revision = self.cluster.store.revision
                 snapshots.write_snapshot(folder, snapshots.take_snapshot(self.cluster))
 
     async def reset(self, snapshot: dict[str, Any] | None = None) -> None:
@@ -263,8 +263,8 @@ def _listen(port: int) -> socket.socket:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         sock.bind((LOOPBACK, port))
-    except OSError as failed:
+    except OSError as failure:
         sock.close()
-        raise OSError(f"port {port} of {LOOPBACK}: {failed.strerror}") from failed
+        raise OSError(f"port {port} of {LOOPBACK}: {failure.strerror}") from failure
     sock.listen(256)
     return sock

@@ -125,26 +125,28 @@ class HyperPod:
             return "SystemUpdating"
         if self._rolling_back:
             return "RollingBack"
-        changing = any(machine.operation == "Delete" for machine in self._fleet.machines)
-        return "Updating" if changing and self._config.node_provisioning_mode is None else "InService"
+        is_changing = any(machine.operation == "Delete" for machine in self._fleet.machines)
+        return "Updating" if is_changing and self._config.node_provisioning_mode is None else "InService"
 
     def announce_status(self) -> None:
         """Send the cluster state change event for the current status."""
-        described = self._describe_cluster({"ClusterName": self._config.cluster_name}, "")
+        description = self._describe_cluster({"ClusterName": self._config.cluster_name}, "")
         left_out = ("NodeProvisioningMode", "AutoScaling")
-        detail = {key: value for key, value in described.items() if key not in left_out}
+        detail = {key: value for key, value in description.items() if key not in left_out}
         # The bus carries milliseconds where the API gives seconds.
         detail["CreationTime"] = int(self._fleet.created_at * 1000)
         self._events.announce("SageMaker HyperPod Cluster State Change", detail)
 
     def _describe_group(self, group: InstanceGroupConfig) -> Json:
         machines = self._fleet.of_group(group.name)
-        running = [machine for machine in machines if machine.status in ("Running", "DeepHealthCheckInProgress")]
+        running_machines = [
+            machine for machine in machines if machine.status in ("Running", "DeepHealthCheckInProgress")
+        ]
         target = self._fleet.targets[group.name]
         answer: Json = {
             "InstanceGroupName": group.name,
             "InstanceType": group.instance_type,
-            "CurrentCount": len(running),
+            "CurrentCount": len(running_machines),
             "TargetCount": target,
             "Status": self._group_status(group.name),
             "ExecutionRole": f"arn:aws:iam::{self._config.account}:role/{self._config.cluster_name}-exec",
@@ -182,8 +184,10 @@ class HyperPod:
         if name in self.running.software_updating:
             return "SystemUpdating"
         machines, target = self._fleet.of_group(name), self._fleet.targets[name]
-        running = [machine for machine in machines if machine.status in ("Running", "DeepHealthCheckInProgress")]
-        return "InService" if len(running) == target else "Updating" if len(machines) != target else "Degraded"
+        running_machines = [
+            machine for machine in machines if machine.status in ("Running", "DeepHealthCheckInProgress")
+        ]
+        return "InService" if len(running_machines) == target else "Updating" if len(machines) != target else "Degraded"
 
     def _list_clusters(self, body: Json, caller: str) -> Json:
         name_part = body.get("NameContains") or ""
@@ -238,16 +242,16 @@ class HyperPod:
 
     def _describe_node(self, body: Json, caller: str) -> Json:
         self._check_name(body["ClusterName"])
-        instance_id, slot = body.get("NodeId"), body.get("NodeLogicalId")
-        if not instance_id and not slot:
+        instance_id, slot_id = body.get("NodeId"), body.get("NodeLogicalId")
+        if not instance_id and not slot_id:
             raise AwsError("ValidationException", "Either NodeId or NodeLogicalId must be provided.")
-        if instance_id and slot:
+        if instance_id and slot_id:
             raise AwsError("ValidationException", "Only one of NodeId and NodeLogicalId can be provided.")
-        if slot:
+        if slot_id:
             self._require_continuous("NodeLogicalId")
-        machine = self._fleet.by_instance(instance_id) if instance_id else self._fleet.by_slot(str(slot))
+        machine = self._fleet.by_instance(instance_id) if instance_id else self._fleet.by_slot(str(slot_id))
         if machine is None or not machine.is_visible:
-            message = f"Could not find node {instance_id or slot} in cluster {body['ClusterName']}."
+            message = f"Could not find node {instance_id or slot_id} in cluster {body['ClusterName']}."
             raise AwsError("ResourceNotFound", message)
         group = self._fleet.groups[machine.group]
         details: Json = {
@@ -285,19 +289,21 @@ class HyperPod:
         ):
             for name in dict.fromkeys(names):
                 machine = find(name)
-                refused = refusal(machine)
-                instance_id, slot = (name, "") if field == "NodeId" else ("", name)
+                refusal_code_and_text = refusal(machine)
+                instance_id, slot_id = (name, "") if field == "NodeId" else ("", name)
                 if machine is not None:
-                    instance_id, slot = machine.instance_id, machine.logical_id
-                code = refused[0] if refused is not None else ""
-                call = ProviderCall(action, instance_id, slot, refused is None, code, time.time(), caller)
+                    instance_id, slot_id = machine.instance_id, machine.logical_id
+                code = refusal_code_and_text[0] if refusal_code_and_text is not None else ""
+                call = ProviderCall(
+                    action, instance_id, slot_id, refusal_code_and_text is None, code, time.time(), caller
+                )
                 self._fleet.calls.append(call)
-                if refused is None and machine is not None:
+                if refusal_code_and_text is None and machine is not None:
                     act(machine)
                     answer.setdefault(f"Successful{suffix}", []).append(name)
-                elif refused is not None:
-                    failed = {field: name, code_field: code, "Message": refused[1]}
-                    answer.setdefault(f"Failed{suffix}", []).append(failed)
+                elif refusal_code_and_text is not None:
+                    failure = {field: name, code_field: code, "Message": refusal_code_and_text[1]}
+                    answer.setdefault(f"Failed{suffix}", []).append(failure)
                 if action == "Reboot" and code == "InternalServerError" and machine is not None:
                     message = f"Failed to submit reboot request for EC2 Instance {machine.instance_id}"
                     self._events.instance_event(machine, message, "Error")
@@ -342,68 +348,72 @@ class HyperPod:
             _, earlier, slots = self._added[token]
             if earlier != parameters:
                 raise AwsError("ValidationException", "The client token was used before with other parameters.")
-            return {"Successful": [self._added_status(slot) for slot in slots], "Failed": []}
-        total = sum(int(requested["IncrementTargetCountBy"]) for requested in body["NodesToAdd"])
+            return {"Successful": [self._added_status(slot_id) for slot_id in slots], "Failed": []}
+        total = sum(int(request["IncrementTargetCountBy"]) for request in body["NodesToAdd"])
         if total > 50:
             raise AwsError("ValidationException", "At most 50 nodes can be added in one call.")
         self._check_limit(total)
         answer: Json = {"Successful": [], "Failed": []}
         slots = []
-        for requested in body["NodesToAdd"]:
-            refused = self._add_refusal(requested)
-            if refused is not None:
-                answer["Failed"].append(refused)
+        for request in body["NodesToAdd"]:
+            refusal = self._add_refusal(request)
+            if refusal is not None:
+                answer["Failed"].append(refusal)
                 continue
-            for machine in self._fleet.add(requested["InstanceGroupName"], int(requested["IncrementTargetCountBy"])):
+            for machine in self._fleet.add(request["InstanceGroupName"], int(request["IncrementTargetCountBy"])):
                 slots.append(machine.logical_id)
                 answer["Successful"].append(self._added_status(machine.logical_id))
         self._added[token] = (now, parameters, slots)
         return answer
 
-    def _add_refusal(self, requested: Json) -> Json | None:
-        name = requested["InstanceGroupName"]
+    def _add_refusal(self, request: Json) -> Json | None:
+        name = request["InstanceGroupName"]
         group = self._fleet.groups.get(name)
         if group is None:
             code, text = "InstanceGroupNotFound", f"Instance group {name} was not found."
         elif (status := self._group_status(name)) not in ("InService", "Updating", "Degraded"):
             code, text = "InvalidInstanceGroupStatus", f"Instance group {name} is in status {status}."
-        elif (zones := requested.get("AvailabilityZones")) and group.availability_zone not in zones:
+        elif (zones := request.get("AvailabilityZones")) and group.availability_zone not in zones:
             code, text = (
                 "IncompatibleAvailabilityZones",
                 f"Instance group {name} has no subnet in {', '.join(zones)}.",
             )
-        elif (types := requested.get("InstanceTypes")) and group.instance_type not in types:
+        elif (types := request.get("InstanceTypes")) and group.instance_type not in types:
             code, text = "IncompatibleInstanceTypes", f"Instance group {name} does not use {', '.join(types)}."
         else:
             return None
-        count = int(requested["IncrementTargetCountBy"])
+        count = int(request["IncrementTargetCountBy"])
         return {"InstanceGroupName": name, "ErrorCode": code, "FailedCount": count, "Message": text}
 
-    def _added_status(self, slot: str) -> Json:
-        machine = self._fleet.by_slot(slot)
+    def _added_status(self, slot_id: str) -> Json:
+        machine = self._fleet.by_slot(slot_id)
         if machine is None:
-            retired = next((m for m in reversed(self._fleet.retired) if m.logical_id == slot), None)
-            group = retired.group if retired is not None else next(iter(self._fleet.groups))
-            return {"NodeLogicalId": slot, "InstanceGroupName": group, "Status": "NotFound"}
-        return {"NodeLogicalId": slot, "InstanceGroupName": machine.group, "Status": machine.status}
+            retired_machine = next((m for m in reversed(self._fleet.retired) if m.logical_id == slot_id), None)
+            group = retired_machine.group if retired_machine is not None else next(iter(self._fleet.groups))
+            return {"NodeLogicalId": slot_id, "InstanceGroupName": group, "Status": "NotFound"}
+        return {"NodeLogicalId": slot_id, "InstanceGroupName": machine.group, "Status": machine.status}
 
     # Settings
 
-    def _check_limit(self, added: int) -> None:
+    def _check_limit(self, added_count: int) -> None:
         limit = self._config.instance_limit
-        if limit is not None and sum(self._fleet.targets.values()) + added > limit:
-            message = f"The account-level service limit for cluster instances is {limit}; {added} more would exceed it."
+        if limit is not None and sum(self._fleet.targets.values()) + added_count > limit:
+            message = (
+                f"The account-level service limit for cluster instances is {limit}; {added_count} more would exceed it."
+            )
             raise AwsError("ResourceLimitExceeded", message)
 
     def _update_cluster(self, body: Json, caller: str) -> Json:
         self._check_name(body["ClusterName"])
-        if unknown := sorted(set(body) - CHANGEABLE):
-            raise AwsError("UnknownOperationException", f"The local cluster does not change {', '.join(unknown)}.", 501)
+        if unknown_fields := sorted(set(body) - CHANGEABLE):
+            raise AwsError(
+                "UnknownOperationException", f"The local cluster does not change {', '.join(unknown_fields)}.", 501
+            )
         if (status := self._cluster_status()) != "InService":
             raise AwsError("ConflictException", f"The cluster is in status {status}.")
         wishes = {requested["InstanceGroupName"]: requested for requested in body.get("InstanceGroups") or ()}
-        leaving = body.get("InstanceGroupsToDelete") or []
-        for name in (*wishes, *leaving):
+        groups_to_delete = body.get("InstanceGroupsToDelete") or []
+        for name in (*wishes, *groups_to_delete):
             if name not in self._fleet.groups:
                 raise AwsError("ValidationException", f"Instance group {name} was not found in the cluster.")
         growth = {
@@ -415,23 +425,23 @@ class HyperPod:
                 self._fleet.add(name, difference)
                 self._fleet.run_in_background(self._await_minimum(name, int(wishes[name].get("MinInstanceCount") or 0)))
             elif difference < 0:
-                idle = [machine for machine in self._fleet.of_group(name) if machine.operation is None]
-                for machine in idle[difference:]:
+                idle_machines = [machine for machine in self._fleet.of_group(name) if machine.operation is None]
+                for machine in idle_machines[difference:]:
                     self._fleet.remove(machine)
-        for name in leaving:
+        for name in groups_to_delete:
             self.group_status_override[name] = "Deleting"
             self._fleet.run_in_background(self._delete_group(name))
         self._fleet.node_recovery = body.get("NodeRecovery") or self._fleet.node_recovery
         if scaler := body.get("AutoScaling"):
-            enabled = scaler["Mode"] == "Enable"
-            self._fleet.auto_scaling = scaler.get("AutoScalerType") or "Karpenter" if enabled else None
+            is_enabled = scaler["Mode"] == "Enable"
+            self._fleet.auto_scaling = scaler.get("AutoScalerType") or "Karpenter" if is_enabled else None
         return {"ClusterArn": self._config.cluster_arn}
 
-    async def _await_minimum(self, name: str, least: int) -> None:
+    async def _await_minimum(self, name: str, minimum: int) -> None:
         """Roll back growth that did not reach the requested minimum in time."""
         await asyncio.sleep(self._config.delays.scaling_rollback)
         machines = self._fleet.of_group(name)
-        if sum(machine.status == "Running" for machine in machines) < least:
+        if sum(machine.status == "Running" for machine in machines) < minimum:
             self._rolling_back += 1
             for machine in machines:
                 if machine.operation is None and machine.status == "Pending":

@@ -51,7 +51,7 @@ class Capacity:
         start = self._started_at - HOUR
         end = start + plan.duration_hours * HOUR
         available = max(plan.total_instance_count - plan.spare_instance_count - in_use - unhealthy, 0)
-        reserved: Json = {
+        capacity_document: Json = {
             "ReservedCapacityArn": self.reserved_capacity_arn(plan),
             "ReservedCapacityType": "UltraServer" if plan.ultra_server_type else "Instance",
             "InstanceType": plan.instance_type,
@@ -64,7 +64,10 @@ class Capacity:
             "EndTime": end,
         }
         if plan.ultra_server_type:
-            reserved |= {"UltraServerType": plan.ultra_server_type, "UltraServerCount": plan.ultra_server_count}
+            capacity_document |= {
+                "UltraServerType": plan.ultra_server_type,
+                "UltraServerCount": plan.ultra_server_count,
+            }
         return {
             "TrainingPlanArn": self._plan_arn(plan),
             "TrainingPlanName": plan.name,
@@ -81,7 +84,7 @@ class Capacity:
             "AvailableSpareInstanceCount": plan.spare_instance_count,
             **({"TotalUltraServerCount": plan.ultra_server_count} if plan.ultra_server_count else {}),
             "TargetResources": ["hyperpod-cluster"],
-            "ReservedCapacitySummaries": [reserved],
+            "ReservedCapacitySummaries": [capacity_document],
         }
 
     def _fee(self, instances: int, hours: int) -> str:

@@ -69,8 +69,8 @@ class Operations:
 
     async def _await_scaling(self, operation: ClusterOperation, group: str, desired: int) -> None:
         while operation.status == IN_PROGRESS:
-            running = [m for m in self._fleet.of_group(group) if m.status == "Running" and m.operation is None]
-            if len(running) == desired == len(self._fleet.of_group(group)):
+            running_machines = [m for m in self._fleet.of_group(group) if m.status == "Running" and m.operation is None]
+            if len(running_machines) == desired == len(self._fleet.of_group(group)):
                 operation.status = DONE
             await asyncio.sleep(POLL_SECONDS)
 
@@ -109,7 +109,7 @@ class Operations:
 
     def start_health_check(self, body: Json) -> Json:
         """Answer StartClusterHealthCheck; as on AWS, the answer has no id."""
-        chosen: list[Machine] = []
+        chosen_machines: list[Machine] = []
         details: list[Json] = []
         for check in body["DeepHealthCheckConfigurations"]:
             group = check["InstanceGroupName"]
@@ -122,14 +122,14 @@ class Operations:
                     raise AwsError("ValidationException", f"Instance {instance_id} is not in instance group {group}.")
                 if machine.operation is not None or machine.status != "Running":
                     raise AwsError("ValidationException", f"Instance {instance_id} is not in status Running.")
-                chosen.append(machine)
+                chosen_machines.append(machine)
             details.append({**check, "InstanceIds": list(instance_ids)})
         operation = ClusterOperation("DeepHealthCheck", details)
         self.recorded.append(operation)
-        for machine in chosen:
+        for machine in chosen_machines:
             machine.operation, machine.status = "DeepHealthCheck", "DeepHealthCheckInProgress"
             self._label(machine, "InProgress", "Unschedulable")
-        self._fleet.run_in_background(self._check(operation, chosen))
+        self._fleet.run_in_background(self._check(operation, chosen_machines))
         return {"ClusterArn": self._fleet.config.cluster_arn}
 
     async def _check(self, operation: ClusterOperation, machines: list[Machine]) -> None:

@@ -39,22 +39,22 @@ def read_indexes(text: str) -> set[int]:
     """Read a list such as `0-2,5`."""
     indexes: set[int] = set()
     for span in filter(None, text.split(",")):
-        first, _, last = span.partition("-")
-        indexes.update(range(int(first), int(last or first) + 1))
+        first_text, _, last_text = span.partition("-")
+        indexes.update(range(int(first_text), int(last_text or first_text) + 1))
     return indexes
 
 
 def write_indexes(indexes: set[int]) -> str:
     """Write indexes as `0-2,5`. Two consecutive indexes are a range too, as in the real controller."""
-    parts: list[str] = []
-    ordered = sorted(indexes)
+    spans: list[str] = []
+    sorted_indexes = sorted(indexes)
     start = 0
-    for at in range(len(ordered)):
-        if at + 1 == len(ordered) or ordered[at + 1] != ordered[at] + 1:
-            first, last = ordered[start], ordered[at]
-            parts.append(str(first) if first == last else f"{first}-{last}")
+    for at in range(len(sorted_indexes)):
+        if at + 1 == len(sorted_indexes) or sorted_indexes[at + 1] != sorted_indexes[at] + 1:
+            first_index, last_index = sorted_indexes[start], sorted_indexes[at]
+            spans.append(str(first_index) if first_index == last_index else f"{first_index}-{last_index}")
             start = at + 1
-    return ",".join(parts)
+    return ",".join(spans)
 
 
 def is_finished(job: Obj) -> bool:
@@ -124,8 +124,8 @@ class JobController(Controller):
         ttl = job["spec"].get("ttlSecondsAfterFinished")
         if ttl is None or is_deleting(job):
             return
-        ended = condition_of(job, "Complete") or condition_of(job, "Failed") or {}
-        at = datetime.fromisoformat(ended["lastTransitionTime"])
+        end_condition = condition_of(job, "Complete") or condition_of(job, "Failed") or {}
+        at = datetime.fromisoformat(end_condition["lastTransitionTime"])
         seconds_left = ttl - (datetime.now(UTC) - at).total_seconds()
         if seconds_left > 0:
             self._queue.add_later(job, seconds_left + 0.05)
@@ -148,35 +148,35 @@ class JobController(Controller):
 
     def _count_finished_pods(self, job: Obj, status: Obj, pods: list[Obj]) -> tuple[str, str] | None:
         """Count ended pods, and remove their finalizers. Return the failure that a pod failure policy decides."""
-        indexed = job["spec"]["completionMode"] == "Indexed"
+        is_indexed = job["spec"]["completionMode"] == "Indexed"
         done = read_indexes(status.get("completedIndexes") or "")
-        decided: tuple[str, str] | None = None
+        end_reason: tuple[str, str] | None = None
         for pod in pods:
             if TRACKING not in (pod["metadata"].get("finalizers") or ()):
                 continue
             if pod["status"].get("phase") == "Succeeded":
-                if indexed:
+                if is_indexed:
                     done.add(_completion_index(pod))
                 else:
                     status["succeeded"] = int(status.get("succeeded") or 0) + 1
             elif self._counts_as_failed(job, pod):
                 action, why = self._matching_failure_rule(job, pod)
                 if action == "FailJob":
-                    decided = decided or ("PodFailurePolicy", why)
+                    end_reason = end_reason or ("PodFailurePolicy", why)
                 if action != "Ignore":
                     status["failed"] = int(status.get("failed") or 0) + 1
                     self._schedule_backoff(job, int(status["failed"]))
             else:
                 continue
             self._remove_tracking_finalizer(pod)
-        if indexed:
+        if is_indexed:
             limit = job["spec"]["completions"]
             done = {index for index in done if index < limit}
             if done or "completedIndexes" in status:
                 status["completedIndexes"] = write_indexes(done)
             if done:
                 status["succeeded"] = len(done)
-        return decided
+        return end_reason
 
     def _schedule_backoff(self, job: Obj, failures: int) -> None:
         seconds = min(self._backoff_seconds * 2 ** min(failures - 1, 10), self._backoff_seconds * 60)
@@ -194,48 +194,48 @@ class JobController(Controller):
 
     # Deciding
 
-    def _finish_job(self, job: Obj, status: Obj, pods: list[Obj], decided: tuple[str, str] | None) -> None:
+    def _finish_job(self, job: Obj, status: Obj, pods: list[Obj], end_reason: tuple[str, str] | None) -> None:
         spec = job["spec"]
         live = [pod for pod in pods if not has_ended(pod)]
         active = [pod for pod in live if not is_deleting(pod)]
-        terminating = [pod for pod in live if is_deleting(pod)]
-        failure = self._failure_reason(job, status, decided, active)
+        terminating_pods = [pod for pod in live if is_deleting(pod)]
+        failure = self._failure_reason(job, status, end_reason, active)
         if failure is not None:
             set_condition(status, "FailureTarget", "True", *failure)
-            active, terminating = self._delete_active_pods(job, active, terminating)
-            if not active and not terminating:
+            active, terminating_pods = self._delete_active_pods(job, active, terminating_pods)
+            if not active and not terminating_pods:
                 set_condition(status, "Failed", "True", *failure)
                 self._registry.record(job, failure[0], failure[1], "Warning", SOURCE)
         elif self._is_complete(job, status, active):
-            reached = ("CompletionsReached", "Reached expected number of succeeded pods")
-            set_condition(status, "SuccessCriteriaMet", "True", *reached)
-            active, terminating = self._delete_active_pods(job, active, terminating)
-            if not active and not terminating:
-                set_condition(status, "Complete", "True", *reached)
+            completions_reached = ("CompletionsReached", "Reached expected number of succeeded pods")
+            set_condition(status, "SuccessCriteriaMet", "True", *completions_reached)
+            active, terminating_pods = self._delete_active_pods(job, active, terminating_pods)
+            if not active and not terminating_pods:
+                set_condition(status, "Complete", "True", *completions_reached)
                 status["completionTime"] = timestamp()
                 self._registry.record(job, "Completed", "Job completed", source=SOURCE)
         elif spec.get("suspend"):
-            active, terminating = self._suspend(job, status, active, terminating)
+            active, terminating_pods = self._suspend(job, status, active, terminating_pods)
         else:
             was_suspended = condition_of({"status": status}, "Suspended") is not None
             if was_suspended and set_condition(status, "Suspended", "False", "JobResumed", "Job resumed"):
                 status["startTime"] = timestamp()
-            active = self._create_missing_pods(job, status, active, terminating)
-        self._count_pods(status, active, terminating)
+            active = self._create_missing_pods(job, status, active, terminating_pods)
+        self._count_pods(status, active, terminating_pods)
 
-    def _count_pods(self, status: Obj, active: list[Obj], terminating: list[Obj]) -> None:
+    def _count_pods(self, status: Obj, active: list[Obj], terminating_pods: list[Obj]) -> None:
         put(status, "active", len(active))
-        status["ready"], status["terminating"] = sum(is_true(pod, "Ready") for pod in active), len(terminating)
+        status["ready"], status["terminating"] = sum(is_true(pod, "Ready") for pod in active), len(terminating_pods)
         status["uncountedTerminatedPods"] = {}
 
     def _failure_reason(
-        self, job: Obj, status: Obj, decided: tuple[str, str] | None, active: list[Obj]
+        self, job: Obj, status: Obj, end_reason: tuple[str, str] | None, active: list[Obj]
     ) -> tuple[str, str] | None:
         present = condition_of({"status": status}, "FailureTarget")
         if present is not None:
             return str(present["reason"]), str(present["message"])
-        if decided is not None:
-            return decided
+        if end_reason is not None:
+            return end_reason
         if int(status.get("failed") or 0) > int(job["spec"]["backoffLimit"]) or _restarted_too_often(job, active):
             return "BackoffLimitExceeded", "Job has reached the specified backoff limit"
         deadline = job["spec"].get("activeDeadlineSeconds")
@@ -247,45 +247,47 @@ class JobController(Controller):
         return None
 
     def _is_complete(self, job: Obj, status: Obj, active: list[Obj]) -> bool:
-        succeeded = int(status.get("succeeded") or 0)
+        succeeded_pods = int(status.get("succeeded") or 0)
         completions = job["spec"].get("completions")
         if completions is None:
-            return succeeded > 0 and not active
-        return succeeded >= int(completions)
+            return succeeded_pods > 0 and not active
+        return succeeded_pods >= int(completions)
 
     def _delete_active_pods(
-        self, job: Obj, active: list[Obj], terminating: list[Obj], *, counted: bool = True
+        self, job: Obj, active: list[Obj], terminating_pods: list[Obj], *, counted: bool = True
     ) -> tuple[list[Obj], list[Obj]]:
         """Delete the active pods; return the pods that are then active, and the terminating pods.
 
         Args:
             job: Their Job.
             active: The pods to delete.
-            terminating: Pods that already terminate.
+            terminating_pods: Pods that already terminate.
             counted: Whether the Job counts these pods as failed. A smaller or suspended Job does not count these pods.
         """
-        remaining = list(terminating)
+        remaining_pods = list(terminating_pods)
         for pod in active:
             if not counted:
                 self._remove_tracking_finalizer(pod)
-            last, done = self._registry.remove(pod)
+            last_object, done = self._registry.remove(pod)
             self._registry.record(job, "SuccessfulDelete", f"Deleted pod: {name_of(pod)}", source=SOURCE)
-            if not done and last["metadata"].get("deletionGracePeriodSeconds"):
-                remaining.append(last)
+            if not done and last_object["metadata"].get("deletionGracePeriodSeconds"):
+                remaining_pods.append(last_object)
             elif not done:
-                self._remove_tracking_finalizer(last)
-        return [], remaining
+                self._remove_tracking_finalizer(last_object)
+        return [], remaining_pods
 
-    def _suspend(self, job: Obj, status: Obj, active: list[Obj], terminating: list[Obj]) -> tuple[list[Obj], list[Obj]]:
+    def _suspend(
+        self, job: Obj, status: Obj, active: list[Obj], terminating_pods: list[Obj]
+    ) -> tuple[list[Obj], list[Obj]]:
         if set_condition(status, "Suspended", "True", "JobSuspended", "Job suspended"):
             self._registry.record(job, "Suspended", "Job suspended", source=SOURCE)
-        return self._delete_active_pods(job, active, terminating, counted=False)
+        return self._delete_active_pods(job, active, terminating_pods, counted=False)
 
     # Creating pods
 
-    def _create_missing_pods(self, job: Obj, status: Obj, active: list[Obj], terminating: list[Obj]) -> list[Obj]:
+    def _create_missing_pods(self, job: Obj, status: Obj, active: list[Obj], terminating_pods: list[Obj]) -> list[Obj]:
         spec = job["spec"]
-        holding = active + (terminating if spec["podReplacementPolicy"] == "Failed" else [])
+        pods_with_index = active + (terminating_pods if spec["podReplacementPolicy"] == "Failed" else [])
         completions = spec.get("completions")
         pods_wanted = int(spec["parallelism"])
         if completions is not None:
@@ -297,17 +299,17 @@ class JobController(Controller):
             by_index = sorted(active, key=_completion_index, reverse=True)
             self._delete_active_pods(job, by_index[:excess], [], counted=False)
             return by_index[excess:]
-        missing = min(pods_wanted - len(holding), BATCH)
-        if missing <= 0 or not self._may_create(job):
+        missing_pods = min(pods_wanted - len(pods_with_index), BATCH)
+        if missing_pods <= 0 or not self._may_create(job):
             return active
         if spec["completionMode"] == "Indexed":
-            indexes_used = {_completion_index(pod) for pod in holding} | read_indexes(
+            indexes_used = {_completion_index(pod) for pod in pods_with_index} | read_indexes(
                 status.get("completedIndexes") or ""
             )
-            free = (index for index in range(int(completions or 0)) if index not in indexes_used)
-            indexes: list[int | None] = [index for index, _ in zip(free, range(missing), strict=False)]
+            free_indexes = (index for index in range(int(completions or 0)) if index not in indexes_used)
+            indexes: list[int | None] = [index for index, _ in zip(free_indexes, range(missing_pods), strict=False)]
         else:
-            indexes = [None] * missing
+            indexes = [None] * missing_pods
         return active + [pod for index in indexes if (pod := self._create(job, index)) is not None]
 
     def _may_create(self, job: Obj) -> bool:
@@ -324,13 +326,13 @@ class JobController(Controller):
     def _create(self, job: Obj, index: int | None) -> Obj | None:
         pod = new_pod(job, index)
         try:
-            created = self._registry.create(catalogue.PODS, namespace_of(job), pod)
-        except ApiError as refused:
-            self._registry.record(job, "FailedCreate", f"Error creating: {refused.message}", "Warning", SOURCE)
+            created_pod = self._registry.create(catalogue.PODS, namespace_of(job), pod)
+        except ApiError as refusal:
+            self._registry.record(job, "FailedCreate", f"Error creating: {refusal.message}", "Warning", SOURCE)
             self._queue.add_later(job, 1.0)
             return None
-        self._registry.record(job, "SuccessfulCreate", f"Created pod: {name_of(created)}", source=SOURCE)
-        return created
+        self._registry.record(job, "SuccessfulCreate", f"Created pod: {name_of(created_pod)}", source=SOURCE)
+        return created_pod
 
 
 def new_pod(job: Obj, index: int | None) -> Obj:
@@ -373,8 +375,8 @@ def _completion_index(pod: Obj) -> int:
 
 def _failed_container(pod: Obj) -> str:
     for status in pod["status"].get("containerStatuses") or ():
-        terminated = (status.get("state") or {}).get("terminated")
-        if terminated and terminated.get("exitCode"):
+        terminated_state = (status.get("state") or {}).get("terminated")
+        if terminated_state and terminated_state.get("exitCode"):
             return str(status["name"])
     return str(pod["spec"]["containers"][0]["name"])
 
@@ -383,10 +385,10 @@ def _rule_matches(rule: Obj, pod: Obj) -> bool:
     codes = rule.get("onExitCodes")
     if codes:
         for status in pod["status"].get("containerStatuses") or ():
-            terminated = (status.get("state") or {}).get("terminated") or {}
-            if codes.get("containerName") not in (None, status["name"]) or not terminated.get("exitCode"):
+            terminated_state = (status.get("state") or {}).get("terminated") or {}
+            if codes.get("containerName") not in (None, status["name"]) or not terminated_state.get("exitCode"):
                 continue
-            if (terminated["exitCode"] in codes["values"]) == (codes["operator"] == "In"):
+            if (terminated_state["exitCode"] in codes["values"]) == (codes["operator"] == "In"):
                 return True
         return False
     for pattern in rule.get("onPodConditions") or ():

@@ -211,8 +211,8 @@ class Karpenter:
 
     def _check_pools(self) -> None:
         for pool in self._pools:
-            used = self._used_resources(name_of(pool))
-            shown = {name: _format_amount(amount) for name, amount in used.items()}
+            used_amounts = self._used_resources(name_of(pool))
+            shown = {name: _format_amount(amount) for name, amount in used_amounts.items()}
 
             def write(obj: Obj, shown: dict[str, str] = shown) -> None:
                 status = obj.setdefault("status", {})
@@ -223,13 +223,13 @@ class Karpenter:
             self._registry.change(pool, write)
 
     def _used_resources(self, pool: str) -> Amounts:
-        used: Amounts = {"nodes": Decimal(0)}
+        used_amounts: Amounts = {"nodes": Decimal(0)}
         for claim in self._claims:
             if labels_of(claim).get(POOL_LABEL) == pool:
-                used["nodes"] += 1
+                used_amounts["nodes"] += 1
                 for name, amount in ((claim.get("status") or {}).get("capacity") or {}).items():
-                    used[name] = used.get(name, Decimal(0)) + parse_quantity(amount)
-        return used
+                    used_amounts[name] = used_amounts.get(name, Decimal(0)) + parse_quantity(amount)
+        return used_amounts
 
     # Provisioning
 
@@ -245,11 +245,11 @@ class Karpenter:
         )
 
     def _provision(self) -> None:
-        waiting = self._pending_pods()
-        if not waiting or not self._pools:
+        pending_pods = self._pending_pods()
+        if not pending_pods or not self._pools:
             return
         capacities = [self._capacity_of(claim) for claim in self._claims if self._is_launching(claim)]
-        for pod in waiting:
+        for pod in pending_pods:
             requests = requests_of(pod["spec"])
             capacity = next(
                 (capacity for capacity in capacities if refusal_reason(pod, requests, capacity) is None), None
@@ -274,7 +274,7 @@ class Karpenter:
             capacity.subtract(requests_of(pod["spec"]))
         return capacity
 
-    def _new_claim(self, pod: Obj, wanted: Amounts) -> Obj | None:
+    def _new_claim(self, pod: Obj, requests: Amounts) -> Obj | None:
         now = time.monotonic()
         for pool in self._pools:
             template = (pool["spec"].get("template") or {}).get("spec") or {}
@@ -289,25 +289,25 @@ class Karpenter:
                 spec = {"taints": template.get("taints") or []}
                 node = {"metadata": {"name": "", "labels": all_labels}, "spec": spec}
                 capacity = NodeCapacityView(node, amounts_of(offering.resources))
-                if refusal_reason(pod, wanted, capacity) is None and self._within_limits(pool, offering):
-                    return self._create_claim(pool, template, all_labels, offering, wanted)
+                if refusal_reason(pod, requests, capacity) is None and self._within_limits(pool, offering):
+                    return self._create_claim(pool, template, all_labels, offering, requests)
         return None
 
     def _within_limits(self, pool: Obj, offering: Offering) -> bool:
-        used = self._used_resources(name_of(pool))
+        used_amounts = self._used_resources(name_of(pool))
         more = {**offering.resources, "nodes": "1"}
         for name, limit in (pool["spec"].get("limits") or {}).items():
-            if used.get(name, Decimal(0)) + parse_quantity(more.get(name, "0")) > parse_quantity(limit):
+            if used_amounts.get(name, Decimal(0)) + parse_quantity(more.get(name, "0")) > parse_quantity(limit):
                 message = f"{name} limit of {limit} would be exceeded"
                 self._registry.record(pool, "LimitExceeded", message, "Warning", "karpenter")
                 return False
         return True
 
     def _create_claim(
-        self, pool: Obj, template: Obj, labels: dict[str, str], offering: Offering, wanted: Amounts
+        self, pool: Obj, template: Obj, labels: dict[str, str], offering: Offering, requests: Amounts
     ) -> Obj:
         resources = offering.resources
-        if EFA not in wanted:
+        if EFA not in requests:
             # A machine gets EFA interfaces only if one of its first pods requests them, as in the AWS provider.
             resources = {name: amount for name, amount in resources.items() if name != EFA}
         claim: Obj = {
@@ -322,17 +322,17 @@ class Karpenter:
                 "taints": template.get("taints") or [],
                 "startupTaints": template.get("startupTaints") or [],
                 "nodeClassRef": template.get("nodeClassRef") or {},
-                "resources": {"requests": {name: _format_amount(amount) for name, amount in wanted.items()}},
+                "resources": {"requests": {name: _format_amount(amount) for name, amount in requests.items()}},
             },
             "status": {"capacity": resources, "allocatable": resources},
         }
-        created = self._registry.create(self._type("NodeClaim"), "", claim, trusted=True)
-        instance = Instance(name_of(created), offering)
+        created_claim = self._registry.create(self._type("NodeClaim"), "", claim, trusted=True)
+        instance = Instance(name_of(created_claim), offering)
         self._instances[instance.claim] = instance
         task = asyncio.create_task(self._launch(instance))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        return created
+        return created_claim
 
     # NodeClaims
 
@@ -356,11 +356,11 @@ class Karpenter:
         if claim is None or is_deleting(claim):
             return
         offering, key = instance.offering, _offering_key(instance.offering)
-        running = sum(
+        running_instances = sum(
             1 for other in self._instances.values() if _offering_key(other.offering) == key and other.node_name
         )
         limit = 0 if offering.zone in self.zones_out else self.machines_left.get(key, offering.machines)
-        if limit is not None and running >= limit:
+        if limit is not None and running_instances >= limit:
             self._out_of_capacity[key] = time.monotonic() + self.settings.capacity_memory
             text = f"creating instance, insufficient capacity, with fleet error(s), InsufficientInstanceCapacity: {key}"
             self._registry.record(claim, "InsufficientCapacityError", text, "Warning", "karpenter")
@@ -421,8 +421,8 @@ class Karpenter:
 
     def _initialize(self, claim: Obj, node: Obj) -> None:
         keys = {taint["key"] for taint in node["spec"].get("taints") or ()}
-        starting = {taint["key"] for taint in claim["spec"].get("startupTaints") or ()}
-        if not is_true(node, "Ready") or keys & starting:
+        startup_taints = {taint["key"] for taint in claim["spec"].get("startupTaints") or ()}
+        if not is_true(node, "Ready") or keys & startup_taints:
             return
         ready = {f"{GROUP}/initialized": "true"}
         self._registry.change(node, lambda obj: obj["metadata"]["labels"].update(ready))
@@ -435,11 +435,11 @@ class Karpenter:
         """Taint the node, evict its pods within their budgets, and then end the machine."""
         if node is not None and instance is not None and not instance.ended:
             self._mark_disrupted(node)
-            running = self._running_on(name_of(node))
-            for pod in running:
+            running_pods = self._running_on(name_of(node))
+            for pod in running_pods:
                 if not is_deleting(pod):
                     self._evict(pod)
-            if running:
+            if running_pods:
                 return
         if instance is not None:
             self._end_machine(instance)
@@ -454,8 +454,8 @@ class Karpenter:
     def _evict(self, pod: Obj) -> None:
         try:
             self._registry.evict(namespace_of(pod), name_of(pod), {})
-        except ApiError as refused:
-            if refused.code not in (404, 429, 500):
+        except ApiError as refusal:
+            if refusal.code not in (404, 429, 500):
                 raise
 
     def _end_machine(self, instance: Instance) -> None:
@@ -533,18 +533,20 @@ class Karpenter:
     def _consolidate(self) -> None:
         for pool in self._pools:
             disruption = pool["spec"].get("disruption") or {}
-            after = parse_duration(str(disruption.get("consolidateAfter", "0s")))
-            if after is None:
+            after_seconds = parse_duration(str(disruption.get("consolidateAfter", "0s")))
+            if after_seconds is None:
                 continue
-            underused = disruption.get("consolidationPolicy", "WhenEmptyOrUnderutilized") == "WhenEmptyOrUnderutilized"
+            takes_underused = (
+                disruption.get("consolidationPolicy", "WhenEmptyOrUnderutilized") == "WhenEmptyOrUnderutilized"
+            )
             claims = [c for c in self._claims if labels_of(c).get(POOL_LABEL) == name_of(pool)]
-            allowed = self._budget(disruption, len(claims))
-            allowed -= sum(1 for claim in claims if is_deleting(claim))
+            allowed_disruptions = self._budget(disruption, len(claims))
+            allowed_disruptions -= sum(1 for claim in claims if is_deleting(claim))
             for claim in claims:
-                if allowed > 0 and self._is_consolidatable(claim, after, underused):
-                    allowed -= 1
+                if allowed_disruptions > 0 and self._is_consolidatable(claim, after_seconds, takes_underused):
+                    allowed_disruptions -= 1
                     self._set_claim_condition(
-                        name_of(claim), "DisruptionReason", "Underutilized" if underused else "Empty"
+                        name_of(claim), "DisruptionReason", "Underutilized" if takes_underused else "Empty"
                     )
                     self._registry.record(
                         claim, "DisruptionTerminating", "Disrupting Node: consolidation", source="karpenter"
@@ -560,20 +562,20 @@ class Karpenter:
             limits.append(math.ceil(int(text[:-1]) * total / 100) if text.endswith("%") else int(text))
         return min(limits)
 
-    def _is_consolidatable(self, claim: Obj, after: float, underused: bool) -> bool:
+    def _is_consolidatable(self, claim: Obj, after_seconds: float, takes_underused: bool) -> bool:
         instance = self._instances.get(name_of(claim))
-        initialized = is_true(claim, "Initialized")
-        if instance is None or is_deleting(claim) or not initialized:
+        is_initialized = is_true(claim, "Initialized")
+        if instance is None or is_deleting(claim) or not is_initialized:
             return False
         pods = self._running_on(instance.node_name)
         is_pinned = any(annotations_of(pod).get(DO_NOT_DISRUPT) == "true" for pod in pods)
-        movable = not pods or (underused and not is_pinned and self._fit_elsewhere(pods, instance.node_name))
+        movable = not pods or (takes_underused and not is_pinned and self._fit_elsewhere(pods, instance.node_name))
         if not movable or self._pending_pods():
             instance.empty_since = None
             return False
         now = time.monotonic()
         instance.empty_since = instance.empty_since or now
-        return now - instance.empty_since >= after
+        return now - instance.empty_since >= after_seconds
 
     def _running_on(self, node: str) -> list[Obj]:
         return [pod for pod in self._store.pods_on(node) if not has_ended(pod)]
@@ -589,12 +591,12 @@ class Karpenter:
             capacities.append(capacity)
         for pod in pods:
             requests = requests_of(pod["spec"])
-            fitting = next(
+            fitting_node = next(
                 (capacity for capacity in capacities if refusal_reason(pod, requests, capacity) is None), None
             )
-            if fitting is None:
+            if fitting_node is None:
                 return False
-            fitting.subtract(requests)
+            fitting_node.subtract(requests)
         return True
 
     # EC2

@@ -81,23 +81,23 @@ class EksAuthenticator:
 
     async def _identity(self, token: str) -> str | None:
         now = time.monotonic()
-        cached = self._known.get(token)
-        if cached is not None and cached[0] > now:
-            return cached[1]
-        self._known = {key: cached for key, cached in self._known.items() if cached[0] > now}
+        cached_identity = self._known.get(token)
+        if cached_identity is not None and cached_identity[0] > now:
+            return cached_identity[1]
+        self._known = {key: cached_identity for key, cached_identity in self._known.items() if cached_identity[0] > now}
         url = checked_sts_url(token, self._engine.endpoint)
         if url is None:
             return None
-        parts = urlsplit(url)
-        headers = {"Host": parts.netloc, CLUSTER_HEADER: self._cluster_name}
+        url_parts = urlsplit(url)
+        headers = {"Host": url_parts.netloc, CLUSTER_HEADER: self._cluster_name}
         try:
-            answer = await self._engine.forward("GET", f"{parts.path or '/'}?{parts.query}", headers, b"")
+            answer = await self._engine.forward("GET", f"{url_parts.path or '/'}?{url_parts.query}", headers, b"")
         except EngineClientError:
             return None
         arn = answer.text("Arn") if answer.status == 200 else None
         if arn is not None:
             self._known[token] = (now + CACHE_SECONDS, arn)
-            credential = parse_qs(parts.query).get("X-Amz-Credential", [""])[0]
+            credential = parse_qs(url_parts.query).get("X-Amz-Credential", [""])[0]
             self._callers.learn(credential.split("/", 1)[0], arn)
         return arn
 
@@ -113,33 +113,33 @@ def checked_sts_url(token: str, endpoint: str) -> str | None:
 
     Source: the checks of `pkg/token/token.go` in kubernetes-sigs/aws-iam-authenticator. The host must be the engine.
     """
-    encoded = token[len(PREFIX) :]
+    encoded_url = token[len(PREFIX) :]
     try:
-        url = base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4)).decode("ascii")
-        parts = urlsplit(url)
-        port, endpoint_parts = parts.port, urlsplit(endpoint)
+        url = base64.urlsafe_b64decode(encoded_url + "=" * (-len(encoded_url) % 4)).decode("ascii")
+        url_parts = urlsplit(url)
+        port, endpoint_parts = url_parts.port, urlsplit(endpoint)
     except (binascii.Error, ValueError):
         return None
     local = ("127.0.0.1", "localhost")
-    same_host = parts.hostname == endpoint_parts.hostname or (
-        parts.hostname in local and endpoint_parts.hostname in local
+    same_host = url_parts.hostname == endpoint_parts.hostname or (
+        url_parts.hostname in local and endpoint_parts.hostname in local
     )
     if (
-        parts.scheme != endpoint_parts.scheme
+        url_parts.scheme != endpoint_parts.scheme
         or not same_host
         or port != endpoint_parts.port
-        or parts.path not in ("", "/")
+        or url_parts.path not in ("", "/")
     ):
         return None
-    query = parse_qs(parts.query, keep_blank_values=True)
-    lowered = {name.lower(): values for name, values in query.items()}
-    if set(lowered) - ALLOWED_PARAMETERS or any(len(values) != 1 for values in lowered.values()):
+    query = parse_qs(url_parts.query, keep_blank_values=True)
+    lower_query = {name.lower(): values for name, values in query.items()}
+    if set(lower_query) - ALLOWED_PARAMETERS or any(len(values) != 1 for values in lower_query.values()):
         return None
-    if lowered.get("action") != ["GetCallerIdentity"]:
+    if lower_query.get("action") != ["GetCallerIdentity"]:
         return None
-    signed = lowered.get("x-amz-signedheaders", [""])[0].lower().split(";")
-    expires = lowered.get("x-amz-expires", ["0"])[0]
-    if CLUSTER_HEADER not in signed or not expires.isdigit() or int(expires) > LONGEST_SECONDS:
+    signed_headers = lower_query.get("x-amz-signedheaders", [""])[0].lower().split(";")
+    expires = lower_query.get("x-amz-expires", ["0"])[0]
+    if CLUSTER_HEADER not in signed_headers or not expires.isdigit() or int(expires) > LONGEST_SECONDS:
         return None
     return url
 

@@ -124,8 +124,8 @@ class Kubelet:
 
     def _register(self, node: Obj) -> None:
         self.host_ip = next(a["address"] for a in node["status"]["addresses"] if a["type"] == "InternalIP")
-        registered = self._store.find(catalogue.NODES.key, "", self.name)
-        if registered is None:
+        registered_node = self._store.find(catalogue.NODES.key, "", self.name)
+        if registered_node is None:
             self._registry.create(catalogue.NODES, "", node, trusted=True)
         boot_id = node["status"]["nodeInfo"]["bootID"]
 
@@ -187,14 +187,14 @@ class Kubelet:
             return
         uid = pod["metadata"]["uid"]
         worker = self.workers.get(uid)
-        deleting = is_deleting(pod)
+        is_being_deleted = is_deleting(pod)
         if worker is None:
-            if deleting:
+            if is_being_deleted:
                 self._confirm_deletion(pod)
             elif not has_ended(pod):
                 self._run(pod)
             return
-        if deleting:
+        if is_being_deleted:
             grace = pod["metadata"].get("deletionGracePeriodSeconds") or 0
             worker.stop(float(grace))
             if worker.is_over:
@@ -224,8 +224,8 @@ class Kubelet:
         try:
             uid = pod["metadata"]["uid"]
             self._registry.remove(pod, {"gracePeriodSeconds": 0, "preconditions": {"uid": uid}})
-        except ApiError as refused:
-            if refused.code not in (404, 409):
+        except ApiError as refusal:
+            if refusal.code not in (404, 409):
                 raise
 
     def _report_lost_pods(self) -> None:
@@ -240,10 +240,10 @@ class Kubelet:
             def fail(obj: Obj, began: str = began) -> None:
                 status = obj["status"]
                 status["phase"] = "Failed"
-                ended = terminated_state(255, "Unknown", began)
+                ended_state = terminated_state(255, "Unknown", began)
                 for container in status.get("containerStatuses") or ():
                     if "terminated" not in container["state"]:
-                        container["state"], container["ready"], container["started"] = clone(ended), False, False
+                        container["state"], container["ready"], container["started"] = clone(ended_state), False, False
                 for kind in ("Ready", "ContainersReady"):
                     set_condition(status, kind, "False", "PodFailed", "", {"lastProbeTime": None})
 
@@ -283,13 +283,13 @@ class Kubelet:
                 self.workers.pop(worker.uid, None)
             return
         ip = str(pod["status"].get("podIP") or "")
-        stored = self._registry.change(pod, lambda obj: worker.write_status(obj["status"], ip, self.host_ip))
-        if stored is not None and worker.is_over and is_deleting(stored):
-            self._confirm_deletion(stored)
+        stored_pod = self._registry.change(pod, lambda obj: worker.write_status(obj["status"], ip, self.host_ip))
+        if stored_pod is not None and worker.is_over and is_deleting(stored_pod):
+            self._confirm_deletion(stored_pod)
 
-    def record_process(self, worker: PodRunner, container: ContainerRun, running: RunningProcess) -> None:
+    def record_process(self, worker: PodRunner, container: ContainerRun, process: RunningProcess) -> None:
         """Record a process that was started."""
-        self.started.append(StartedContainer(worker.pod, container.name, container.uses_gpu, running))
+        self.started.append(StartedContainer(worker.pod, container.name, container.uses_gpu, process))
 
     def record_event(self, worker: PodRunner, reason: str, message: str, kind: str = "Normal") -> None:
         """Record an event about a pod, if the API is reachable."""
@@ -401,16 +401,16 @@ class _LineStamps:
 
     def __call__(self, data: bytes) -> bytes:
         """Return the next part of the log, with the time of each line that begins in it."""
-        parts = [entry.split(" ") for entry in self._file.read_text().splitlines()]
-        offsets = [int(offset) for offset, _ in parts]
-        stamped = b""
+        entry_fields = [entry.split(" ") for entry in self._file.read_text().splitlines()]
+        offsets = [int(offset) for offset, _ in entry_fields]
+        stamped_lines = b""
         for line in data.splitlines(keepends=True):
             if self._begins_line:
-                stamped += parts[bisect_right(offsets, self._offset) - 1][1].encode() + b" "
-            stamped += line
+                stamped_lines += entry_fields[bisect_right(offsets, self._offset) - 1][1].encode() + b" "
+            stamped_lines += line
             self._offset += len(line)
             self._begins_line = line.endswith(b"\n")
-        return stamped
+        return stamped_lines
 
 
 class ExecRunner:
@@ -439,9 +439,9 @@ class ExecRunner:
         async def begin() -> ExecSession:
             try:
                 return await found_worker.execute(found_container, command, tty=tty, stdin=stdin)
-            except (OSError, MissingReference) as failed:
-                message = f'exec failed: unable to start container process: exec: "{command[0]}": {failed}'
-                raise ApiError(500, "InternalError", f"Internal error occurred: {message}") from failed
+            except (OSError, MissingReference) as failure:
+                message = f'exec failed: unable to start container process: exec: "{command[0]}": {failure}'
+                raise ApiError(500, "InternalError", f"Internal error occurred: {message}") from failure
 
         return begin
 

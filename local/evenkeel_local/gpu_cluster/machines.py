@@ -270,8 +270,8 @@ class MachineFleet:
                 machine.operation = "Reboot"
                 self.run_in_background(self._boot_new(machine, self.config.delays.boot))
         self._restored.clear()
-        for slot in self.empty_slots:
-            self.run_in_background(self._resume_slot(slot))
+        for empty_slot in self.empty_slots:
+            self.run_in_background(self._resume_slot(empty_slot))
 
     def stop(self) -> None:
         """Switch everything off."""
@@ -331,7 +331,7 @@ class MachineFleet:
         """Return the Node object that a machine registers, with its group's taints."""
         group, config = self.groups[machine.group], self.config
         shape = group.resources or resources_of_type(group.instance_type)
-        offers = {"pods": PODS_PER_NODE, "ephemeral-storage": "1Ti", **shape}
+        allocatable = {"pods": PODS_PER_NODE, "ephemeral-storage": "1Ti", **shape}
         labels = {
             f"{PREFIX}compute-type": "hyperpod",
             f"{PREFIX}cluster-name": config.cluster_name,
@@ -365,7 +365,7 @@ class MachineFleet:
             "spec": spec,
             "status": {
                 **node_status(
-                    offers,
+                    allocatable,
                     machine.ip,
                     machine.node_name,
                     boot_id=machine.boot_id,
@@ -416,14 +416,14 @@ class MachineFleet:
 
     async def _boot_until_up(self, machine: Machine) -> None:
         """Launch machines in a slot until one boots; each attempt is a new instance, as on HyperPod."""
-        while (failed := await self._try_boot(machine)) is not None:
+        while (failed_stage := await self._try_boot(machine)) is not None:
             purpose, machine.operation = machine.operation, machine.operation or "Launch"
-            machine.status, machine.message = "Failure", BOOT_FAILURES[failed]
+            machine.status, machine.message = "Failure", BOOT_FAILURES[failed_stage]
             await asyncio.sleep(self.config.delays.replace)
             self._destroy(machine)
-            slot = EmptySlot(machine.group, machine.logical_id, purpose, machine.message)
-            self.empty_slots.append(slot)
-            machine = await self._fill(slot)
+            empty_slot = EmptySlot(machine.group, machine.logical_id, purpose, machine.message)
+            self.empty_slots.append(empty_slot)
+            machine = await self._fill(empty_slot)
         if machine.status in ("ShuttingDown", "NotFound"):
             return  # the slot was deleted meanwhile
         self._run_lifecycle_script(machine)
@@ -434,52 +434,52 @@ class MachineFleet:
             message = "Instance {id} creation completed successfully as part of instance replacement"
             self._event(machine, message + " in Cluster {cluster} and IG {group}")
 
-    async def _fill(self, slot: EmptySlot) -> Machine:
+    async def _fill(self, empty_slot: EmptySlot) -> Machine:
         """Put a new machine into an empty slot; until then no list shows the slot."""
         await asyncio.sleep(self.config.delays.terminate)
-        self.empty_slots.remove(slot)
-        machine = self._new_machine(slot.group, slot.logical_id)
+        self.empty_slots.remove(empty_slot)
+        machine = self._new_machine(empty_slot.group, empty_slot.logical_id)
         # The message stays: it describes an earlier attempt, as on AWS.
-        machine.operation, machine.message = slot.operation, slot.message
+        machine.operation, machine.message = empty_slot.operation, empty_slot.message
         return machine
 
-    async def _resume_slot(self, slot: EmptySlot) -> None:
-        await self._boot_until_up(await self._fill(slot))
+    async def _resume_slot(self, empty_slot: EmptySlot) -> None:
+        await self._boot_until_up(await self._fill(empty_slot))
 
     async def _try_boot(self, machine: Machine) -> str | None:
         """Launch a machine; return the stage at which it fails, or None."""
         is_replacement = machine.operation == "Replace"
-        failing = self.failing_boots.get(machine.group)
-        if failing is not None and failing.times is not None:
-            failing.times -= 1
-            if failing.times == 0:
+        failing_boots = self.failing_boots.get(machine.group)
+        if failing_boots is not None and failing_boots.times is not None:
+            failing_boots.times -= 1
+            if failing_boots.times == 0:
                 del self.failing_boots[machine.group]
         self._report_reservation(machine)
-        if is_replacement and (failing is None or failing.stage != "start"):
+        if is_replacement and (failing_boots is None or failing_boots.stage != "start"):
             message = "Instance {id} is starting as part of instance replacement in Cluster {cluster} and IG {group}"
             self._event(machine, message)
         await self._await_capacity(machine)
         await asyncio.sleep(self.config.delays.replace if is_replacement else self.config.delays.boot)
         await self._await_capacity(machine)
-        if failing is None or machine.status != "Pending":
+        if failing_boots is None or machine.status != "Pending":
             return None
-        if failing.stage == "lifecycle":
+        if failing_boots.stage == "lifecycle":
             self._run_lifecycle_script(machine, "Failed")
         message = "Failed to provision EC2 Instance in Cluster {cluster} and IG {group}"
         if is_replacement:
-            step = "failed to start" if failing.stage == "start" else "creation failed"
+            step = "failed to start" if failing_boots.stage == "start" else "creation failed"
             message = f"Instance {{id}} {step} as part of instance replacement in Cluster {{cluster}} and IG {{group}}"
-        self._event(machine, message, {"FailureMessage": BOOT_FAILURES[failing.stage]}, "Error")
-        return failing.stage
+        self._event(machine, message, {"FailureMessage": BOOT_FAILURES[failing_boots.stage]}, "Error")
+        return failing_boots.stage
 
     async def _await_capacity(self, machine: Machine) -> None:
         is_recorded = False
-        while machine.status == "Pending" and (missing := self._missing_capacity(machine)) is not None:
+        while machine.status == "Pending" and (missing_text := self._missing_capacity(machine)) is not None:
             if not is_recorded:
                 is_recorded = True
-                machine.message = missing
-                failed = "Instance creation in Cluster {cluster} and InstanceGroup {group} failed"
-                self._event(machine, failed, {"FailureMessage": missing}, "Error")
+                machine.message = missing_text
+                failure_text = "Instance creation in Cluster {cluster} and InstanceGroup {group} failed"
+                self._event(machine, failure_text, {"FailureMessage": missing_text}, "Error")
             self._unstuck.clear()
             await self._unstuck.wait()
         # The message stays: it describes an earlier attempt, as on AWS.
@@ -490,8 +490,8 @@ class MachineFleet:
         if group.availability_zone in self.zones_out:
             return NO_CAPACITY["zone"].format(zone=group.availability_zone)
         limit = self.capacity.get(machine.group)
-        running = [m for m in self.of_group(machine.group) if m is not machine and m.status != "Pending"]
-        if machine.logical_id in self.stuck_slots or (limit is not None and len(running) >= limit):
+        running_machines = [m for m in self.of_group(machine.group) if m is not machine and m.status != "Pending"]
+        if machine.logical_id in self.stuck_slots or (limit is not None and len(running_machines) >= limit):
             return NO_CAPACITY["type"].format(type=group.instance_type)
         return None
 
@@ -506,8 +506,8 @@ class MachineFleet:
             self._directory.remove(machine.node_name)
         try:
             self._registry.delete(catalogue.NODES, "", machine.node_name, {"propagationPolicy": "Background"})
-        except ApiError as refused:
-            if refused.code != 404:
+        except ApiError as refusal:
+            if refusal.code != 404:
                 raise
         machine.status = "NotFound"
         if machine in self.machines:
@@ -521,10 +521,10 @@ class MachineFleet:
     def add(self, group: str, count: int) -> list[Machine]:
         """Launch more machines in a group."""
         self._scale(group, count)
-        added = [self._new_machine(group, str(uuid.uuid4())) for _ in range(count)]
-        for machine in added:
+        added_machines = [self._new_machine(group, str(uuid.uuid4())) for _ in range(count)]
+        for machine in added_machines:
             self.run_in_background(self._boot_until_up(machine))
-        return added
+        return added_machines
 
     def _scale(self, group: str, by: int) -> None:
         original = self.targets.get(group, 0)

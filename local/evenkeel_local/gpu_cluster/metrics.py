@@ -33,8 +33,8 @@ def _usage_by_session() -> dict[int, tuple[float, int]]:
         except OSError:
             continue
         session, seconds = int(fields[3]), (int(fields[11]) + int(fields[12])) / _TICKS
-        before = usage[session]
-        usage[session] = (before[0] + seconds, before[1] + int(fields[21]) * _PAGE_BYTES)
+        earlier_usage = usage[session]
+        usage[session] = (earlier_usage[0] + seconds, earlier_usage[1] + int(fields[21]) * _PAGE_BYTES)
     return usage
 
 
@@ -48,33 +48,43 @@ class MetricsServer:
     def pods(self, namespace: str | None) -> list[Obj]:
         """Return the metrics of running pods; usage is the mean since the container started."""
         sessions, now = _usage_by_session(), datetime.now(UTC)
-        listed: list[Obj] = []
+        pod_documents: list[Obj] = []
         for kubelet in self._directory.all():
             for worker in kubelet.workers.values():
                 if namespace is not None and namespace_of(worker.pod) != namespace:
                     continue
                 containers = []
-                for container, running in worker.processes:
-                    seconds, resident = sessions.get(running.group, (0.0, 0))
-                    age = max((now - running.started_at).total_seconds(), 0.1)
+                for container, process in worker.processes:
+                    seconds, resident = sessions.get(process.group, (0.0, 0))
+                    age = max((now - process.started_at).total_seconds(), 0.1)
                     containers.append({"name": container.name, "usage": _usage_json(seconds / age, resident)})
                 if containers:
-                    listed.append(self._metrics_object(PODS, worker.pod, {"containers": containers}))
-        return listed
+                    pod_documents.append(self._metrics_object(PODS, worker.pod, {"containers": containers}))
+        return pod_documents
 
     def nodes(self) -> list[Obj]:
         """Return the metrics of nodes: the sum of their pods."""
-        used: dict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
+        usage_by_node: dict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
         for pod in self.pods(None):
             node = self._store.find(catalogue.PODS.key, pod["metadata"]["namespace"], pod["metadata"]["name"])
             name = node["spec"].get("nodeName", "") if node is not None else ""
             for container in pod["containers"]:
                 cpu, memory = container["usage"]["cpu"], container["usage"]["memory"]
-                before = used[name]
-                used[name] = (before[0] + int(cpu.removesuffix("n")), before[1] + int(memory.removesuffix("Ki")))
+                earlier_usage = usage_by_node[name]
+                usage_by_node[name] = (
+                    earlier_usage[0] + int(cpu.removesuffix("n")),
+                    earlier_usage[1] + int(memory.removesuffix("Ki")),
+                )
         return [
             self._metrics_object(
-                NODES, node, {"usage": {"cpu": f"{used[name_of(node)][0]}n", "memory": f"{used[name_of(node)][1]}Ki"}}
+                NODES,
+                node,
+                {
+                    "usage": {
+                        "cpu": f"{usage_by_node[name_of(node)][0]}n",
+                        "memory": f"{usage_by_node[name_of(node)][1]}Ki",
+                    }
+                },
             )
             for node in self._store.all(catalogue.NODES.key)
         ]

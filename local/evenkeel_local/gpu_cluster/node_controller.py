@@ -57,8 +57,8 @@ class NodeController:
 
     def _check_heartbeat(self, node: Obj, now: datetime) -> None:
         lease = self._store.find(catalogue.LEASES.key, LEASE_NAMESPACE, name_of(node))
-        renewed = (lease or {}).get("spec", {}).get("renewTime") or node["metadata"]["creationTimestamp"]
-        if now - datetime.fromisoformat(renewed) <= self._grace or ready_value(node) == "Unknown":
+        renewed_at = (lease or {}).get("spec", {}).get("renewTime") or node["metadata"]["creationTimestamp"]
+        if now - datetime.fromisoformat(renewed_at) <= self._grace or ready_value(node) == "Unknown":
             return
 
         def lose(obj: Obj) -> None:
@@ -66,10 +66,10 @@ class NodeController:
             for kind in LOST_CONDITIONS:
                 set_condition(status, kind, "Unknown", "NodeStatusUnknown", message)
 
-        lost = self._registry.change(node, lose)
-        if lost is not None:
+        changed_node = self._registry.change(node, lose)
+        if changed_node is not None:
             message = f"Node {name_of(node)} status is now: NodeNotReady"
-            self._registry.record(lost, "NodeNotReady", message, source=SOURCE)
+            self._registry.record(changed_node, "NodeNotReady", message, source=SOURCE)
             for pod in self._store.pods_on(name_of(node)):
                 self._mark_unready(pod)
 
@@ -122,10 +122,10 @@ class NodeController:
     def _is_due(self, pod: Obj, taints: list[Obj], now: datetime) -> bool:
         tolerations = pod["spec"].get("tolerations") or []
         for taint in taints:
-            covering = [toleration for toleration in tolerations if tolerates([toleration], taint)]
-            if not covering:
+            covering_tolerations = [toleration for toleration in tolerations if tolerates([toleration], taint)]
+            if not covering_tolerations:
                 return True
-            limits = [t["tolerationSeconds"] for t in covering if t.get("tolerationSeconds") is not None]
+            limits = [t["tolerationSeconds"] for t in covering_tolerations if t.get("tolerationSeconds") is not None]
             if not limits:
                 continue
             seconds = float(min(limits))
@@ -144,8 +144,8 @@ class NodeController:
         self._registry.record(pod, "TaintManagerEviction", marked, source=SOURCE)
         try:
             self._registry.remove(pod)
-        except ApiError as refused:
-            if refused.code != 404:
+        except ApiError as refusal:
+            if refusal.code != 404:
                 raise
 
 

@@ -72,9 +72,9 @@ def check_decodes(rt: ResourceType, obj: Obj) -> None:
     """
     try:
         _decode(rt, obj)
-    except field_table.DecodingFailed as failed:
-        message = f'{rt.kind} in version "{rt.version}" cannot be handled as a {rt.kind}: {failed}'
-        raise errors.bad_request(message) from failed
+    except field_table.DecodingFailed as failure:
+        message = f'{rt.kind} in version "{rt.version}" cannot be handled as a {rt.kind}: {failure}'
+        raise errors.bad_request(message) from failure
 
 
 def _decode(rt: ResourceType, obj: Obj) -> None:

@@ -78,8 +78,8 @@ def _operation_json(verb: str, kind: Obj, schema: str, rt: ResourceType) -> Obj:
             for name in ("dryRun", "fieldManager", "fieldValidation")
         ]
     if verb == "patch":
-        accepted = ["application/apply-patch+yaml", "application/json-patch+json", "application/merge-patch+json"]
-        operation["requestBody"] = {"content": {name: {"schema": {"type": "object"}} for name in accepted}}
+        accepted_types = ["application/apply-patch+yaml", "application/json-patch+json", "application/merge-patch+json"]
+        operation["requestBody"] = {"content": {name: {"schema": {"type": "object"}} for name in accepted_types}}
     return operation
 
 

@@ -64,8 +64,8 @@ def json_patch(target: Any, operations: Any) -> Any:
         raise errors.bad_request("json: cannot unmarshal value into Go value of type jsonpatch.Operation")
     try:
         return _JsonPatch([{"value": None} | operation for operation in operations]).apply(clone(target), in_place=True)
-    except (jsonpatch.JsonPatchException, jsonpatch.JsonPointerException) as failed:
-        raise PatchFailed(str(failed)) from failed
+    except (jsonpatch.JsonPatchException, jsonpatch.JsonPointerException) as failure:
+        raise PatchFailed(str(failure)) from failure
 
 
 class _TestOperation(jsonpatch.TestOperation):
@@ -141,18 +141,20 @@ def _strategic_list(field: str, current: Any, patch: list[Any], kind: str, order
         else:
             present[at] = strategic_patch(present[at], item, kind)
     if order:
-        stored = [item.get(key) for item in current] if isinstance(current, list) else []
-        return _in_patch_order(present, [entry[key] for entry in order if key in entry], stored, key)
+        stored_keys = [item.get(key) for item in current] if isinstance(current, list) else []
+        return _in_patch_order(present, [entry[key] for entry in order if key in entry], stored_keys, key)
     return present
 
 
 def _in_patch_order(items: list[Any], order: list[Any], stored: list[Any], key: str) -> list[Any]:
     """Return items in the order of the patch. Items that it omits stay before the item that followed them."""
-    named = sorted((item for item in items if item.get(key) in order), key=lambda item: order.index(item.get(key)))
-    unordered = [item for item in items if item.get(key) not in order]
+    named_items = sorted(
+        (item for item in items if item.get(key) in order), key=lambda item: order.index(item.get(key))
+    )
+    unordered_items = [item for item in items if item.get(key) not in order]
     result: list[Any] = []
-    while named and unordered:
-        first, right = unordered[0].get(key), named[0].get(key)
-        is_unordered_first = first in stored and right in stored and stored.index(first) < stored.index(right)
-        result.append(unordered.pop(0) if is_unordered_first else named.pop(0))
-    return result + unordered + named
+    while named_items and unordered_items:
+        first_key, right = unordered_items[0].get(key), named_items[0].get(key)
+        is_unordered_first = first_key in stored and right in stored and stored.index(first_key) < stored.index(right)
+        result.append(unordered_items.pop(0) if is_unordered_first else named_items.pop(0))
+    return result + unordered_items + named_items

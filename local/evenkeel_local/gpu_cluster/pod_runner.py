@@ -50,7 +50,7 @@ class PodHost(Protocol):
     def report(self, worker: PodRunner) -> None:
         """Report a changed pod status."""
 
-    def record_process(self, worker: PodRunner, container: ContainerRun, running: RunningProcess) -> None:
+    def record_process(self, worker: PodRunner, container: ContainerRun, process: RunningProcess) -> None:
         """Record a process that was started."""
 
     def record_event(self, worker: PodRunner, reason: str, message: str, kind: str = "Normal") -> None:
@@ -176,8 +176,8 @@ class PodRunner:
         policy = self.pod["spec"]["restartPolicy"]
         while not self._must_stop():
             await self._run_once(container)
-            again = policy == "Always" or (policy == "OnFailure" and container.exit_code != 0)
-            if self._must_stop() or not again:
+            restarts = policy == "Always" or (policy == "OnFailure" and container.exit_code != 0)
+            if self._must_stop() or not restarts:
                 return
             await self._back_off(container)
 
@@ -210,30 +210,30 @@ class PodRunner:
                 container.state = terminated_state(137, "Error", began)
                 return
             root = self._node.folder(self.pod) / "root"
-            running = await processes.start_process(
+            process = await processes.start_process(
                 argv, env, root, self.log_file(container), container.container_id, self._node.guard
             )
-        except OSError as failed:
-            text = f"failed to start container: {failed.strerror}: {failed.filename}"
+        except OSError as failure:
+            text = f"failed to start container: {failure.strerror}: {failure.filename}"
             self._node.record_event(self, "Failed", text, "Warning")
             container.state = terminated_state(128, "StartError", began, text)
             self._node.report(self)
             return
-        except MissingReference as missing:
-            container.state = {"waiting": {"reason": "CreateContainerConfigError", "message": str(missing)}}
+        except MissingReference as error:
+            container.state = {"waiting": {"reason": "CreateContainerConfigError", "message": str(error)}}
             self._node.report(self)
             await asyncio.sleep(max(self._restart_backoff, 0.2))
             if not self._must_stop():
                 await self._run_once(container)
             return
-        container.running = running
-        self._node.record_process(self, container, running)
+        container.running = process
+        self._node.record_process(self, container, process)
         self._node.record_event(self, "Started", f"Started container {container.name}")
         container.state = {"running": {"startedAt": timestamp()}}
         self._node.report(self)
         if self._must_stop():
-            running.terminate()
-        code = await running.wait()
+            process.terminate()
+        code = await process.wait()
         container.running = None
         reason, message = "Completed" if code == 0 else "Error", self._termination_message(container, code)
         container.state = terminated_state(code, reason, began, message)
@@ -242,11 +242,11 @@ class PodRunner:
     async def _resolve_command(self, container: ContainerRun, command: list[str]) -> tuple[list[str], dict[str, str]]:
         """Return a command and its environment, with the paths of volumes rewritten."""
         env = await self._environment(container)
-        mounted = volumes.prepare_volumes(
+        mounted_folders = volumes.prepare_volumes(
             self.pod, container.spec, self._node.folder(self.pod), self._node.shared_folder(), self._data
         )
-        env = {name: volumes.rewrite_path(text, mounted) for name, text in env.items()}
-        return [volumes.rewrite_path(expand_variables(word, env), mounted) for word in command], env
+        env = {name: volumes.rewrite_path(text, mounted_folders) for name, text in env.items()}
+        return [volumes.rewrite_path(expand_variables(word, env), mounted_folders) for word in command], env
 
     async def execute(self, container: ContainerRun, command: list[str], *, tty: bool, stdin: bool) -> ExecSession:
         """Start another command in a running container.
@@ -287,8 +287,8 @@ class PodRunner:
 
     def log_file(self, container: ContainerRun, *, previous: bool = False) -> Path:
         """Return the log file of a container's current or previous run."""
-        run = container.runs - 1 - int(previous)
-        return self._node.folder(self.pod) / "logs" / f"{container.name}.{max(run, 0)}.log"
+        run_number = container.runs - 1 - int(previous)
+        return self._node.folder(self.pod) / "logs" / f"{container.name}.{max(run_number, 0)}.log"
 
     # Ending
 
@@ -299,18 +299,18 @@ class PodRunner:
         deadline = now + grace_seconds
         if self._deadline is not None and deadline >= self._deadline:
             return
-        first = self._deadline is None
+        is_first_stop = self._deadline is None
         self._deadline = deadline
-        if first:
+        if is_first_stop:
             self._stop_task = asyncio.create_task(self._stop())
 
     async def _stop(self) -> None:
         for container in self.containers:
             if container.pause_ended is not None:
                 container.pause_ended.set()
-        for container, running in self.processes:
+        for container, process in self.processes:
             self._node.record_event(self, "Killing", f"Stopping container {container.name}")
-            running.terminate()
+            process.terminate()
         loop = asyncio.get_running_loop()
         while (
             not self._ended.is_set()
@@ -320,11 +320,11 @@ class PodRunner:
             # Short waits: a second deletion may shorten the grace period.
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._ended.wait(), min(0.05, seconds_left))
-        for _, running in self.processes:
-            running.kill()
+        for _, process in self.processes:
+            process.kill()
         if self._task is not None and not self.is_over:
-            _, pending = await asyncio.wait([self._task], timeout=1.0)
-            if pending:
+            _, pending_tasks = await asyncio.wait([self._task], timeout=1.0)
+            if pending_tasks:
                 self._task.cancel()
 
     def power_off(self) -> None:
@@ -332,25 +332,25 @@ class PodRunner:
         self.is_stopping = True
         self.is_over = True
         self._ended.set()
-        for _, running in self.processes:
-            running.kill()
+        for _, process in self.processes:
+            process.kill()
         for container in self.containers:
             if container.pause_ended is not None:
                 container.pause_ended.set()
 
     def signal_gpu_processes(self, how: int) -> int:
         """Send a signal to the containers that use GPUs; return their number."""
-        hit = [running for container, running in self.processes if container.uses_gpu]
-        for running in hit:
-            running.send_signal(how)
+        hit = [process for container, process in self.processes if container.uses_gpu]
+        for process in hit:
+            process.send_signal(how)
         return len(hit)
 
     def crash(self, exit_code: int) -> bool:
         """End the process of one container as if it had exited with a code; return whether one ran."""
-        for container, running in self.processes:
+        for container, process in self.processes:
             if not container.is_init:
-                running.forced_exit_code = exit_code
-                running.send_signal(signal.SIGKILL)
+                process.forced_exit_code = exit_code
+                process.send_signal(signal.SIGKILL)
                 return True
         return False
 
@@ -367,12 +367,12 @@ class PodRunner:
             status["initContainerStatuses"] = [container.status() for container in self.init_containers]
         over = self.phase in ("Succeeded", "Failed")
         ready = self.phase == "Running" and all("running" in container.state for container in self.containers)
-        initialized = all(container.exit_code == 0 for container in self.init_containers)
+        is_initialized = all(container.exit_code == 0 for container in self.init_containers)
         names = [container.name for container in self.containers if "running" not in container.state]
         unready = "PodCompleted" if self.phase == "Succeeded" else "PodFailed" if over else "ContainersNotReady"
         message = "" if over else f"containers with unready status: [{' '.join(names)}]"
         _set_condition(status, "PodReadyToStartContainers", not over, "", "")
-        _set_condition(status, "Initialized", initialized, "" if initialized else "ContainersNotInitialized", "")
+        _set_condition(status, "Initialized", is_initialized, "" if is_initialized else "ContainersNotInitialized", "")
         _set_condition(status, "Ready", ready, "" if ready else unready, "" if ready else message)
         _set_condition(status, "ContainersReady", ready, "" if ready else unready, "" if ready else message)
 
@@ -385,10 +385,10 @@ class PodRunner:
         for entry in container.spec.get("env") or ():
             value = entry.get("value")
             if value is None and entry.get("valueFrom"):
-                resolved = self._value_from(entry["valueFrom"], container)
-                if resolved is None:
+                resolved_value = self._value_from(entry["valueFrom"], container)
+                if resolved_value is None:
                     continue
-                env[entry["name"]] = resolved
+                env[entry["name"]] = resolved_value
             else:
                 env[entry["name"]] = expand_variables(str(value or ""), env)
         for name, text in env.items():
@@ -486,10 +486,10 @@ def _set_condition(status: Obj, kind: str, value: bool, reason: str, message: st
 
 def terminated_state(code: int, reason: str, began: str, message: str = "") -> Obj:
     """Return the state of a container that has ended."""
-    ended: Obj = {"exitCode": code, "reason": reason, "startedAt": began, "finishedAt": timestamp()}
+    ended_state: Obj = {"exitCode": code, "reason": reason, "startedAt": began, "finishedAt": timestamp()}
     if message:
-        ended["message"] = message
-    return {"terminated": ended}
+        ended_state["message"] = message
+    return {"terminated": ended_state}
 
 
 def expand_variables(text: str, env: Mapping[str, str]) -> str:

@@ -69,9 +69,11 @@ def required_terms(pod: Obj, kind: str) -> list[Obj]:
 
 def hard_spread_constraints(pod: Obj) -> list[Obj]:
     """Return the hard topology spread constraints of a pod."""
-    stated = pod["spec"].get("topologySpreadConstraints") or ()
+    stated_constraints = pod["spec"].get("topologySpreadConstraints") or ()
     return [
-        constraint for constraint in stated if constraint.get("whenUnsatisfiable", "DoNotSchedule") == "DoNotSchedule"
+        constraint
+        for constraint in stated_constraints
+        if constraint.get("whenUnsatisfiable", "DoNotSchedule") == "DoNotSchedule"
     ]
 
 

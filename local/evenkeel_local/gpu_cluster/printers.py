@@ -124,14 +124,14 @@ def pod_status(pod: Obj) -> str:
     status = pod.get("status") or {}
     reason = str(status.get("reason") or status.get("phase") or "Unknown")
     for number, container in enumerate(status.get("initContainerStatuses") or ()):
-        terminated = (container.get("state") or {}).get("terminated")
-        if terminated and terminated.get("exitCode") == 0:
+        terminated_state = (container.get("state") or {}).get("terminated")
+        if terminated_state and terminated_state.get("exitCode") == 0:
             continue
-        waiting = ((container.get("state") or {}).get("waiting") or {}).get("reason")
-        if terminated:
-            reason = f"Init:{terminated.get('reason') or 'Error'}"
-        elif waiting and waiting not in ("PodInitializing", "ContainerCreating"):
-            reason = f"Init:{waiting}"
+        waiting_reason = ((container.get("state") or {}).get("waiting") or {}).get("reason")
+        if terminated_state:
+            reason = f"Init:{terminated_state.get('reason') or 'Error'}"
+        elif waiting_reason and waiting_reason not in ("PodInitializing", "ContainerCreating"):
+            reason = f"Init:{waiting_reason}"
         else:
             reason = f"Init:{number}/{len(pod['spec'].get('initContainers') or ())}"
         break
@@ -156,8 +156,8 @@ def _pod_restarts(pod: Obj) -> str:
     statuses = (pod.get("status") or {}).get("containerStatuses") or ()
     count = sum(int(item.get("restartCount") or 0) for item in statuses)
     ends = [((item.get("lastState") or {}).get("terminated") or {}).get("finishedAt") for item in statuses]
-    last = max((end for end in ends if end), default=None)
-    return f"{count} ({age_text(last)} ago)" if count and last else str(count)
+    last_end = max((end for end in ends if end), default=None)
+    return f"{count} ({age_text(last_end)} ago)" if count and last_end else str(count)
 
 
 # Nodes
@@ -208,11 +208,11 @@ def _job_status(job: Obj) -> str:
 
 
 def _job_completions(job: Obj) -> str:
-    succeeded = int((job.get("status") or {}).get("succeeded") or 0)
+    succeeded_pods = int((job.get("status") or {}).get("succeeded") or 0)
     completions, parallelism = job["spec"].get("completions"), int(job["spec"].get("parallelism") or 0)
     if completions is not None:
-        return f"{succeeded}/{completions}"
-    return f"{succeeded}/1 of {parallelism}" if parallelism > 1 else f"{succeeded}/1"
+        return f"{succeeded_pods}/{completions}"
+    return f"{succeeded_pods}/1 of {parallelism}" if parallelism > 1 else f"{succeeded_pods}/1"
 
 
 def _job_duration(job: Obj) -> str:
@@ -249,10 +249,10 @@ def _ports(service: Obj) -> str:
 
 def _subjects(kind: str) -> Callable[[Obj], str]:
     def listed(binding: Obj) -> str:
-        chosen = [subject for subject in binding.get("subjects") or () if subject.get("kind") == kind]
+        chosen_subjects = [subject for subject in binding.get("subjects") or () if subject.get("kind") == kind]
         if kind == "ServiceAccount":
-            return ", ".join(f"{subject.get('namespace')}/{subject['name']}" for subject in chosen)
-        return ", ".join(subject["name"] for subject in chosen)
+            return ", ".join(f"{subject.get('namespace')}/{subject['name']}" for subject in chosen_subjects)
+        return ", ".join(subject["name"] for subject in chosen_subjects)
 
     return listed
 
@@ -429,13 +429,13 @@ def at_path(obj: Any, path: str) -> Any:
 
 def _parts(path: str) -> list[str]:
     parts, depth, segment = [], 0, ""
-    escaped = False
+    is_escaped = False
     for char in path.lstrip("."):
-        if escaped:
+        if is_escaped:
             segment += char
-            escaped = False
+            is_escaped = False
         elif char == "\\":
-            escaped = True
+            is_escaped = True
         elif char == "." and depth == 0:
             parts.append(segment)
             segment = ""

@@ -10,13 +10,13 @@ import sys
 from pathlib import Path
 
 
-def _marked_processes(wanted: bytes) -> list[int]:
+def _marked_processes(wanted_mark: bytes) -> list[int]:
     pids = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         try:
-            if wanted in (entry / "environ").read_bytes().split(b"\0"):
+            if wanted_mark in (entry / "environ").read_bytes().split(b"\0"):
                 pids.append(int(entry.name))
         except OSError:
             continue

@@ -47,8 +47,8 @@ def decode_body(body: bytes) -> Obj:
                 "apply the object that --dry-run=client -o yaml prints)"
             )
         obj = _decode_message(message, _require_bytes(envelope.get(2, b"")))
-    except (_InvalidProtobuf, UnicodeDecodeError) as broken:
-        raise errors.bad_request(f"the body is not readable as protobuf: {broken}") from broken
+    except (_InvalidProtobuf, UnicodeDecodeError) as error:
+        raise errors.bad_request(f"the body is not readable as protobuf: {error}") from error
     return {"apiVersion": api_version, "kind": kind, **obj}
 
 
@@ -144,8 +144,8 @@ def _decode_time(data: bytes, spelling: str = "%Y-%m-%dT%H:%M:%SZ") -> str | Non
         return None
     try:
         return datetime.fromtimestamp(seconds, UTC).replace(microsecond=nanos // 1000).strftime(spelling)
-    except (OverflowError, ValueError, OSError) as broken:
-        raise _InvalidProtobuf(f"no time: {seconds} s and {nanos} ns") from broken
+    except (OverflowError, ValueError, OSError) as error:
+        raise _InvalidProtobuf(f"no time: {seconds} s and {nanos} ns") from error
 
 
 def _int_or_string(data: bytes) -> int | str:
@@ -161,8 +161,8 @@ def _int_or_string(data: bytes) -> int | str:
 def _decode_json(data: bytes) -> Any:
     try:
         return json.loads(_require_bytes(dict(_read_fields(data)).get(1, b"")) or b"null")
-    except ValueError as broken:
-        raise _InvalidProtobuf(f"no JSON: {broken}") from broken
+    except ValueError as error:
+        raise _InvalidProtobuf(f"no JSON: {error}") from error
 
 
 _LEAVES: dict[str, Callable[[bytes], Any]] = {

@@ -106,14 +106,14 @@ def _suffix_factor(suffix: str) -> tuple[str, Decimal]:
 def _canonical(text: str) -> str:
     amount, notation = _parse_with_notation(text)
     with localcontext(_EXACT):
-        rounded = amount.quantize(MILLI, rounding=ROUND_UP) if amount != amount.quantize(MILLI) else amount
-        if rounded == amount and _is_canonical(text, notation):
+        rounded_amount = amount.quantize(MILLI, rounding=ROUND_UP) if amount != amount.quantize(MILLI) else amount
+        if rounded_amount == amount and _is_canonical(text, notation):
             return text
-        if not rounded:
+        if not rounded_amount:
             return "0"
         if notation == "binary":
-            return format_quantity(rounded, binary=True)
-        return _with_decimal_suffix(rounded, with_exponent=notation == "exponent")
+            return format_quantity(rounded_amount, binary=True)
+        return _with_decimal_suffix(rounded_amount, with_exponent=notation == "exponent")
 
 
 def _is_canonical(text: str, notation: str) -> bool:
@@ -142,9 +142,9 @@ def _with_decimal_suffix(amount: Decimal, *, with_exponent: bool) -> str:
     if with_exponent:
         suffix = f"e{power}" if power else ""
     else:
-        highest = max(_DECIMAL_NAMES)
-        if power > highest:
-            mantissa, power = mantissa * 10 ** (power - highest), highest
+        highest_power = max(_DECIMAL_NAMES)
+        if power > highest_power:
+            mantissa, power = mantissa * 10 ** (power - highest_power), highest_power
         suffix = _DECIMAL_NAMES[power]
     return f"{'-' if sign else ''}{mantissa}{suffix}"
 

@@ -103,8 +103,8 @@ def rule_allows(rule: Obj, request: RequestInfo) -> bool:
     return not allowed_names or request.name in allowed_names
 
 
-def _includes(values: list[str] | None, wanted: str) -> bool:
-    return values is not None and (wanted in values or "*" in values)
+def _includes(values: list[str] | None, wanted_value: str) -> bool:
+    return values is not None and (wanted_value in values or "*" in values)
 
 
 def bootstrap_roles() -> list[Obj]:
@@ -118,7 +118,7 @@ def bootstrap_roles() -> list[Obj]:
             "rules": rules,
         }
 
-    everything = {"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}
+    all_rule = {"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}
     workloads = [
         {
             "apiGroups": [""],
@@ -133,19 +133,20 @@ def bootstrap_roles() -> list[Obj]:
         *readable,
         {"apiGroups": [""], "resources": ["pods/log", "pods/status", "events", "namespaces"], "verbs": READ},
     ]
-    edited: list[Obj] = [
+    edit_rules: list[Obj] = [
         *documents,
         *({**rule, "verbs": ["create", "delete", "deletecollection", "patch", "update"]} for rule in workloads),
         {"apiGroups": [""], "resources": ["pods/eviction"], "verbs": ["create"]},
         {"apiGroups": [""], "resources": ["secrets"], "verbs": ["*"]},
     ]
     return [
-        role("cluster-admin", [everything, {"nonResourceURLs": ["*"], "verbs": ["*"]}]),
+        role("cluster-admin", [all_rule, {"nonResourceURLs": ["*"], "verbs": ["*"]}]),
         role("view", documents),
-        role(ADMIN_VIEW, [{**everything, "verbs": READ}]),
-        role("edit", edited),
+        role(ADMIN_VIEW, [{**all_rule, "verbs": READ}]),
+        role("edit", edit_rules),
         role(
-            "admin", [*edited, {"apiGroups": [catalogue.RBAC], "resources": ["roles", "rolebindings"], "verbs": ["*"]}]
+            "admin",
+            [*edit_rules, {"apiGroups": [catalogue.RBAC], "resources": ["roles", "rolebindings"], "verbs": ["*"]}],
         ),
         {
             "apiVersion": f"{catalogue.RBAC}/v1",

@@ -48,15 +48,15 @@ def set_condition(status: Obj, kind: str, value: str, reason: str, message: str 
     now = timestamp()
     for condition in conditions:
         if condition["type"] == kind:
-            same = condition.get("status") == value
-            if same and condition.get("reason", "") == reason and condition.get("message", "") == message:
+            is_same_status = condition.get("status") == value
+            if is_same_status and condition.get("reason", "") == reason and condition.get("message", "") == message:
                 return False
             condition.update(status=value, reason=reason, message=message, **(extra or {}))
-            if not same:
+            if not is_same_status:
                 condition["lastTransitionTime"] = now
             return True
-    new = {"type": kind, "status": value, "reason": reason, "message": message, "lastTransitionTime": now}
-    conditions.append(new | (extra or {}))
+    new_condition = {"type": kind, "status": value, "reason": reason, "message": message, "lastTransitionTime": now}
+    conditions.append(new_condition | (extra or {}))
     return True
 
 
@@ -149,8 +149,8 @@ class Registry:
                 f"({rt.api_version})"
             )
         obj["apiVersion"], obj["kind"] = rt.api_version, rt.kind
-        stated = obj["metadata"].get("namespace")
-        if rt.namespaced and stated and stated != namespace:
+        stated_namespace = obj["metadata"].get("namespace")
+        if rt.namespaced and stated_namespace and stated_namespace != namespace:
             raise errors.bad_request(
                 "the namespace of the provided object does not match the namespace sent on the request"
             )
@@ -160,17 +160,17 @@ class Registry:
         if namespace_obj is None:
             raise errors.not_found("", "namespaces", namespace)
         if is_deleting(namespace_obj):
-            denied = errors.forbidden(
+            denial = errors.forbidden(
                 rt.group,
                 rt.plural,
                 str(obj["metadata"].get("name") or ""),
                 f"unable to create new content in namespace {namespace} because it is being terminated",
             )
             why, field = f"namespace {namespace} is being terminated", "metadata.namespace"
-            denied.details = (denied.details or {}) | {
+            denial.details = (denial.details or {}) | {
                 "causes": [{"reason": "NamespaceTerminating", "message": why, "field": field}]
             }
-            raise denied
+            raise denial
 
     def _apply_schema(self, rt: ResourceType, obj: Obj) -> Obj:
         """Return a custom object with its schema's defaults and without unknown fields."""
@@ -229,10 +229,10 @@ class Registry:
         Raises:
             ApiError: 422 if the status is invalid.
         """
-        metadata, before = new["metadata"], old["metadata"]
+        metadata, old_metadata = new["metadata"], old["metadata"]
         document: Obj = clone(old)
         document["status"] = new.get("status") or {}
-        put(document["metadata"], "managedFields", metadata.get("managedFields") or before.get("managedFields"))
+        put(document["metadata"], "managedFields", metadata.get("managedFields") or old_metadata.get("managedFields"))
         if rt.key in (catalogue.NODES.key, catalogue.PODS.key):
             # The server lets a status write of these kinds change labels and annotations: kubelets rely on it.
             for field in ("labels", "annotations"):
@@ -255,14 +255,19 @@ class Registry:
         check = validation.UPDATE_CHECKS.get(rt.key)
         self._refuse(rt, new, check(new, old) if check is not None else ())
         self._raise_generation(rt, new, old)
-        before = old["metadata"]
-        if rt.key == catalogue.DEPLOYMENTS.key and new["metadata"].get("annotations") != before.get("annotations"):
+        old_metadata = old["metadata"]
+        if rt.key == catalogue.DEPLOYMENTS.key and new["metadata"].get("annotations") != old_metadata.get(
+            "annotations"
+        ):
             # A Deployment copies its annotations to its ReplicaSet: they are part of its spec.
-            new["metadata"]["generation"] = int(before.get("generation") or 1) + 1
+            new["metadata"]["generation"] = int(old_metadata.get("generation") or 1) + 1
 
     def _check_version(self, rt: ResourceType, obj: Obj, old: Obj) -> None:
-        stated, stored = obj["metadata"], old["metadata"]
-        if stated.get("resourceVersion") and stated["resourceVersion"] != stored["resourceVersion"]:
+        stated_metadata, stored_metadata = obj["metadata"], old["metadata"]
+        if (
+            stated_metadata.get("resourceVersion")
+            and stated_metadata["resourceVersion"] != stored_metadata["resourceVersion"]
+        ):
             raise errors.conflict(rt.group, rt.plural, name_of(obj))
 
     def check_replacement(self, rt: ResourceType, obj: Obj, old: Obj) -> None:
@@ -271,15 +276,16 @@ class Registry:
         Raises:
             ApiError: 409 for another object of the same name, 422 if a required version is missing.
         """
-        stated, stored = obj["metadata"], old["metadata"]
-        if stated.get("uid") and stated["uid"] != stored["uid"]:
+        stated_metadata, stored_metadata = obj["metadata"], old["metadata"]
+        if stated_metadata.get("uid") and stated_metadata["uid"] != stored_metadata["uid"]:
             key = "/".join(filter(None, ("/registry", rt.plural, namespace_of(old), name_of(old))))
             message = (
                 f"StorageError: invalid object, Code: 4, Key: {key}, ResourceVersion: 0, AdditionalErrorMsg: "
-                f"Precondition failed: UID in precondition: {stated['uid']}, UID in object meta: {stored['uid']}"
+                f"Precondition failed: UID in precondition: {stated_metadata['uid']}, UID in object meta: "
+                f"{stored_metadata['uid']}"
             )
             raise errors.conflict(rt.group, rt.plural, name_of(old), message)
-        if not stated.get("resourceVersion") and (rt.custom or rt.key in admission.NEEDS_VERSION):
+        if not stated_metadata.get("resourceVersion") and (rt.custom or rt.key in admission.NEEDS_VERSION):
             message = "Invalid value: 0x0: must be specified for an update"
             causes = [("FieldValueInvalid", "metadata.resourceVersion", message)]
             raise errors.invalid(rt.group, rt.plural, name_of(old), causes)
@@ -318,8 +324,8 @@ class Registry:
         holds = old["metadata"].get("finalizers")
         if rt.key == catalogue.NAMESPACES.key:
             holds = holds or old["spec"].get("finalizers")
-        waited = metadata.get("deletionTimestamp") and holds
-        if waited and not metadata.get("finalizers") and self._can_be_removed(rt, new):
+        awaits_finalizers = metadata.get("deletionTimestamp") and holds
+        if awaits_finalizers and not metadata.get("finalizers") and self._can_be_removed(rt, new):
             return self.store.delete(rt, namespace_of(new), name_of(new), new)
         return self.store.update(rt, new)
 
@@ -374,9 +380,9 @@ class Registry:
         new = clone(old)
         metadata = new["metadata"]
         finalizers: list[str] = metadata.get("finalizers") or []
-        stated = options.get("propagationPolicy") or self._orphan_dependents_policy(options)
-        policy = stated or self._policy_of(rt, finalizers)
-        if stated or not metadata.get("deletionTimestamp"):
+        propagation_policy = options.get("propagationPolicy") or self._orphan_dependents_policy(options)
+        policy = propagation_policy or self._policy_of(rt, finalizers)
+        if propagation_policy or not metadata.get("deletionTimestamp"):
             finalizers = [finalizer for finalizer in finalizers if finalizer not in (FOREGROUND, ORPHAN)]
             finalizers += {"Foreground": [FOREGROUND], "Orphan": [ORPHAN]}.get(policy, [])
         put(metadata, "finalizers", finalizers)
@@ -466,21 +472,21 @@ class Registry:
 
     def _spend_budget(self, pod: Obj, dry_run: bool) -> None:
         labels = labels_of(pod)
-        covering = [
+        covering_budgets = [
             budget
             for budget in self.store.all(catalogue.BUDGETS.key, namespace_of(pod))
             if matches_selector((budget.get("spec") or {}).get("selector"), labels)
         ]
-        if not covering:
+        if not covering_budgets:
             return
-        if len(covering) > 1:
+        if len(covering_budgets) > 1:
             message = "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support."
             raise ApiError(500, "", message)
-        budget = covering[0]
+        budget = covering_budgets[0]
         status = budget.get("status") or {}
-        healthy, desired = int(status.get("currentHealthy") or 0), int(status.get("desiredHealthy") or 0)
+        healthy, desired_healthy = int(status.get("currentHealthy") or 0), int(status.get("desiredHealthy") or 0)
         if not is_true(pod, "Ready") and (
-            budget["spec"].get("unhealthyPodEvictionPolicy") == "AlwaysAllow" or healthy >= desired > 0
+            budget["spec"].get("unhealthyPodEvictionPolicy") == "AlwaysAllow" or healthy >= desired_healthy > 0
         ):
             return  # a pod that is not ready does not count against the budget
         if int(status.get("observedGeneration") or 0) < int(budget["metadata"].get("generation") or 0):
@@ -488,7 +494,8 @@ class Registry:
             raise _disruption_budget_error(message, retry_after=10)
         if int(status.get("disruptionsAllowed") or 0) <= 0:
             raise _disruption_budget_error(
-                f"The disruption budget {name_of(budget)} needs {desired} healthy pods and has {healthy} currently"
+                f"The disruption budget {name_of(budget)} needs {desired_healthy} healthy pods and has "
+                f"{healthy} currently"
             )
         if not dry_run:
             budget_left = int(status["disruptionsAllowed"]) - 1
@@ -501,14 +508,16 @@ class Registry:
     ) -> None:
         """Record an Event about an object, or increase the count of an equal Event."""
         namespace = namespace_of(about) or "default"
-        involved = {key: about[key] for key in ("kind", "apiVersion")}
-        involved |= {key: about["metadata"][key] for key in ("name", "uid", "namespace") if about["metadata"].get(key)}
+        involved_object = {key: about[key] for key in ("kind", "apiVersion")}
+        involved_object |= {
+            key: about["metadata"][key] for key in ("name", "uid", "namespace") if about["metadata"].get(key)
+        }
         now = timestamp()
-        name = f"{name_of(about)}.{abs(hash((involved['uid'], reason, message))):016x}"
-        recorded = self.store.find(catalogue.EVENTS.key, namespace, name)
-        if recorded is not None:
-            count = int(recorded.get("count") or 1) + 1
-            self.change(recorded, lambda event: event.update(count=count, lastTimestamp=now))
+        name = f"{name_of(about)}.{abs(hash((involved_object['uid'], reason, message))):016x}"
+        recorded_event = self.store.find(catalogue.EVENTS.key, namespace, name)
+        if recorded_event is not None:
+            count = int(recorded_event.get("count") or 1) + 1
+            self.change(recorded_event, lambda event: event.update(count=count, lastTimestamp=now))
             return
         if self.store.find(catalogue.NAMESPACES.key, "", namespace) is None:
             return
@@ -518,7 +527,7 @@ class Registry:
                 "apiVersion": "v1",
                 "kind": "Event",
                 "metadata": {"name": name, "namespace": namespace, "uid": str(uuid.uuid4()), "creationTimestamp": now},
-                "involvedObject": involved,
+                "involvedObject": involved_object,
                 "reason": reason,
                 "message": message,
                 "type": kind,

@@ -81,53 +81,55 @@ class ReplicaSetController(Controller):
         """Adopt matching pods without a controller, and release pods that no longer match."""
         selector, uid = replica_set["spec"]["selector"], replica_set["metadata"]["uid"]
         reference = owner_reference(replica_set)
-        claimed: list[Obj] = []
+        claimed_pods: list[Obj] = []
         for pod in self._store.all(catalogue.PODS.key, namespace_of(replica_set)):
             owner, matches = controller_of(pod), matches_selector(selector, labels_of(pod))
             if owner is not None and owner["uid"] == uid:
                 if matches or is_deleting(replica_set):
-                    claimed.append(pod)
+                    claimed_pods.append(pod)
                 else:
                     self._registry.change(pod, lambda obj: remove_owner(obj, uid))
             elif owner is None and matches and is_active(pod) and not is_deleting(replica_set):
-                adopted = self._registry.change(pod, lambda obj: add_owner(obj, reference))
-                claimed += [adopted] if adopted is not None else []
-        return claimed
+                adopted_pod = self._registry.change(pod, lambda obj: add_owner(obj, reference))
+                claimed_pods += [adopted_pod] if adopted_pod is not None else []
+        return claimed_pods
 
     def _balance(self, replica_set: Obj, pods: list[Obj]) -> tuple[list[Obj], ApiError | None]:
-        missing = int(replica_set["spec"]["replicas"]) - len(pods)
-        for _ in range(min(missing, BURST)):
+        missing_pods = int(replica_set["spec"]["replicas"]) - len(pods)
+        for _ in range(min(missing_pods, BURST)):
             try:
-                created = self._registry.create(catalogue.PODS, namespace_of(replica_set), new_pod(replica_set))
-            except ApiError as refused:
-                message = f"Error creating: {refused.message}"
+                created_pod = self._registry.create(catalogue.PODS, namespace_of(replica_set), new_pod(replica_set))
+            except ApiError as refusal:
+                message = f"Error creating: {refusal.message}"
                 self._registry.record(replica_set, "FailedCreate", message, "Warning", SOURCE)
                 self._queue.add_later(replica_set, RETRY_SECONDS)
-                return pods, refused
-            self._registry.record(replica_set, "SuccessfulCreate", f"Created pod: {name_of(created)}", source=SOURCE)
-            pods = [*pods, created]
-        if missing < 0:
+                return pods, refusal
+            self._registry.record(
+                replica_set, "SuccessfulCreate", f"Created pod: {name_of(created_pod)}", source=SOURCE
+            )
+            pods = [*pods, created_pod]
+        if missing_pods < 0:
             crowd = Counter(str(pod["spec"].get("nodeName") or "") for pod in pods)
-            ordered = sorted(pods, key=lambda pod: _deletion_rank(pod, crowd))
-            for pod in ordered[: min(-missing, BURST)]:
+            sorted_pods = sorted(pods, key=lambda pod: _deletion_rank(pod, crowd))
+            for pod in sorted_pods[: min(-missing_pods, BURST)]:
                 self._registry.remove(pod)
                 self._registry.record(replica_set, "SuccessfulDelete", f"Deleted pod: {name_of(pod)}", source=SOURCE)
-            pods = ordered[min(-missing, BURST) :]
+            pods = sorted_pods[min(-missing_pods, BURST) :]
         return pods, None
 
     def _write_status(self, replica_set: Obj, pods: list[Obj], failure: ApiError | None) -> None:
         spec = replica_set["spec"]
         labels = (spec["template"].get("metadata") or {}).get("labels") or {}
-        least = int(spec.get("minReadySeconds") or 0)
+        minimum = int(spec.get("minReadySeconds") or 0)
         now = datetime.now(UTC)
         ages = [(now - since).total_seconds() for pod in pods if (since := ready_since(pod)) is not None]
         counts = {
             "fullyLabeledReplicas": sum(1 for pod in pods if labels.items() <= pod["metadata"]["labels"].items()),
             "readyReplicas": len(ages),
-            "availableReplicas": sum(1 for age in ages if age >= least),
+            "availableReplicas": sum(1 for age in ages if age >= minimum),
         }
-        if waiting := [least - age for age in ages if age < least]:
-            self._queue.add_later(replica_set, min(waiting) + 0.05)
+        if seconds_until_ready := [minimum - age for age in ages if age < minimum]:
+            self._queue.add_later(replica_set, min(seconds_until_ready) + 0.05)
         status: Obj = {
             "replicas": len(pods),
             **{name: count for name, count in counts.items() if count},
@@ -159,12 +161,12 @@ def new_pod(replica_set: Obj) -> Obj:
     template: Obj = clone(replica_set["spec"]["template"])
     metadata: Obj = template.get("metadata") or {}
     stem = f"{name_of(replica_set)[:57]}-"
-    copied = {key: metadata[key] for key in ("labels", "annotations", "finalizers") if metadata.get(key)}
+    copied_metadata = {key: metadata[key] for key in ("labels", "annotations", "finalizers") if metadata.get(key)}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
-            **copied,
+            **copied_metadata,
             "name": stem + random_suffix(),
             "generateName": stem,
             "namespace": namespace_of(replica_set),

@@ -33,11 +33,11 @@ def is_dry_run(http: web.Request, body: Obj | None = None) -> bool:
     Raises:
         ApiError: 422 for another value than `All`.
     """
-    stated = http.query.getall("dryRun", []) or (body or {}).get("dryRun") or []
-    if any(value != "All" for value in stated):
-        cause = causes.not_supported("dryRun", stated, ("All",))
+    stated_values = http.query.getall("dryRun", []) or (body or {}).get("dryRun") or []
+    if any(value != "All" for value in stated_values):
+        cause = causes.not_supported("dryRun", stated_values, ("All",))
         raise errors.invalid(GROUP, options_kind(http), "", [cause])
-    return bool(stated)
+    return bool(stated_values)
 
 
 def field_manager(http: web.Request) -> str:
@@ -46,11 +46,11 @@ def field_manager(http: web.Request) -> str:
     Raises:
         ApiError: 422 for a name that is too long.
     """
-    stated = http.query.get("fieldManager")
-    if stated and len(stated) > LONGEST_MANAGER:
+    stated_manager = http.query.get("fieldManager")
+    if stated_manager and len(stated_manager) > LONGEST_MANAGER:
         cause = causes.too_long("fieldManager", LONGEST_MANAGER)
         raise errors.invalid(GROUP, options_kind(http), "", [cause])
-    return stated or http.headers.get("User-Agent", "unknown").split("/", 1)[0][:128]
+    return stated_manager or http.headers.get("User-Agent", "unknown").split("/", 1)[0][:128]
 
 
 def unknown_field_handling(http: web.Request) -> str:
@@ -59,11 +59,11 @@ def unknown_field_handling(http: web.Request) -> str:
     Raises:
         ApiError: 422 for another value.
     """
-    stated = http.query.get("fieldValidation") or "Warn"
-    if stated not in DIRECTIVES:
-        cause = causes.not_supported("fieldValidation", stated, ("", *sorted(DIRECTIVES)))
+    stated_handling = http.query.get("fieldValidation") or "Warn"
+    if stated_handling not in DIRECTIVES:
+        cause = causes.not_supported("fieldValidation", stated_handling, ("", *sorted(DIRECTIVES)))
         raise errors.invalid(GROUP, options_kind(http), "", [cause])
-    return stated
+    return stated_handling
 
 
 def deletion_options(http: web.Request, body: Obj) -> Obj:
@@ -76,8 +76,8 @@ def deletion_options(http: web.Request, body: Obj) -> Obj:
     if (grace := http.query.get("gracePeriodSeconds")) is not None:
         try:
             options["gracePeriodSeconds"] = int(grace)
-        except ValueError as broken:
-            raise errors.bad_request(f"invalid gracePeriodSeconds: {broken}") from broken
+        except ValueError as error:
+            raise errors.bad_request(f"invalid gracePeriodSeconds: {error}") from error
     if "propagationPolicy" in http.query:
         options["propagationPolicy"] = http.query["propagationPolicy"]
     if "orphanDependents" in http.query:
@@ -100,7 +100,7 @@ def check_list_options(http: web.Request) -> None:
         ApiError: 422 for such parameters, 400 for a version with a continue token.
     """
     match, version = http.query.get("resourceVersionMatch") or "", http.query.get("resourceVersion") or ""
-    following, is_watch = http.query.get("continue"), http.query.get("watch") in ("true", "1")
+    continue_token, is_watch = http.query.get("continue"), http.query.get("watch") in ("true", "1")
     initial, field, problems = http.query.get("sendInitialEvents"), "resourceVersionMatch", []
     if initial is not None and not is_watch:
         problems.append(causes.forbidden("sendInitialEvents", "sendInitialEvents is forbidden for list"))
@@ -113,7 +113,7 @@ def check_list_options(http: web.Request) -> None:
         if not version:
             message = "resourceVersionMatch is forbidden unless resourceVersion is provided"
             problems.append(causes.forbidden(field, message))
-        if following:
+        if continue_token:
             problems.append(causes.forbidden(field, "resourceVersionMatch is forbidden when continue is provided"))
         if match not in ("Exact", "NotOlderThan"):
             problems.append(causes.not_supported(field, match, ("Exact", "NotOlderThan", "")))
@@ -122,7 +122,7 @@ def check_list_options(http: web.Request) -> None:
             problems.append(causes.forbidden(field, message))
     if problems:
         raise errors.invalid(GROUP, "ListOptions", "", problems)
-    if following and version not in ("", "0"):
+    if continue_token and version not in ("", "0"):
         raise errors.bad_request("specifying resource version is not allowed when using continue")
 
 
@@ -132,8 +132,8 @@ def media_type(http: web.Request, subresource: str) -> str:
     Raises:
         ApiError: 406 if the client accepts none of the supported types.
     """
-    accepted = [clause.partition(";")[0].strip() for clause in http.headers.get("Accept", "*/*").split(",")]
-    for media in accepted:
+    accepted_types = [clause.partition(";")[0].strip() for clause in http.headers.get("Accept", "*/*").split(",")]
+    for media in accepted_types:
         if media in ANSWERS:
             return ANSWERS[media]
     if subresource in OTHER_ANSWERS:

@@ -32,23 +32,23 @@ def quota_refusal(pod: Obj, store: Store) -> str:
         for document in store.each(catalogue.PODS.key)
         if namespace_of(document) == namespace and not has_ended(document)
     ]
-    used = _sum_amounts(map(_quota_use, pods))
+    used_amounts = _sum_amounts(map(_quota_use, pods))
     for quota in quotas:
         spec, name = quota.get("spec") or {}, quota["metadata"]["name"]
         hard = {} if spec.get("scopes") or spec.get("scopeSelector") else spec.get("hard") or {}
-        if missing := "; ".join(_missing_resources(pod, hard)):
-            return f"failed quota: {name}: must specify {missing}"
+        if missing_resources := "; ".join(_missing_resources(pod, hard)):
+            return f"failed quota: {name}: must specify {missing_resources}"
         limits = {key: parse_quantity(amount) for key, amount in hard.items()}
         over = sorted(
             key
             for key in limits
-            if used.get(key, 0) + requested_use.get(key, 0) > limits[key] and requested_use.get(key)
+            if used_amounts.get(key, 0) + requested_use.get(key, 0) > limits[key] and requested_use.get(key)
         )
         if over:
-            requested = ",".join(f"{key}={requested_use[key].normalize():f}" for key in over)
-            in_use = ",".join(f"{key}={used.get(key, Decimal(0)).normalize():f}" for key in over)
-            limited = ",".join(f"{key}={hard[key]}" for key in over)
-            return f"exceeded quota: {name}, requested: {requested}, used: {in_use}, limited: {limited}"
+            requested_text = ",".join(f"{key}={requested_use[key].normalize():f}" for key in over)
+            in_use = ",".join(f"{key}={used_amounts.get(key, Decimal(0)).normalize():f}" for key in over)
+            limits_text = ",".join(f"{key}={hard[key]}" for key in over)
+            return f"exceeded quota: {name}, requested: {requested_text}, used: {in_use}, limited: {limits_text}"
     return ""
 
 
@@ -58,13 +58,13 @@ def _missing_resources(pod: Obj, hard: Obj) -> Iterator[str]:
         section, _, resource = key.rpartition(".") if "." in key else ("requests", "", key)
         if resource not in _MUST_BE_SPECIFIED or section not in ("requests", "limits"):
             continue
-        lacking = [
+        lacking_containers = [
             container["name"]
             for container in pod["spec"]["containers"]
             if resource not in ((container.get("resources") or {}).get(section) or {})
         ]
-        if lacking:
-            yield f"{key} for: {','.join(lacking)}"
+        if lacking_containers:
+            yield f"{key} for: {','.join(lacking_containers)}"
 
 
 def _quota_use(pod: Obj) -> Amounts:
@@ -79,9 +79,9 @@ def _quota_use(pod: Obj) -> Amounts:
     return amounts
 
 
-def _sum_amounts(parts: Iterator[Amounts]) -> Amounts:
+def _sum_amounts(all_amounts: Iterator[Amounts]) -> Amounts:
     total: Amounts = {}
-    for amounts in parts:
+    for amounts in all_amounts:
         for name, amount in amounts.items():
             total[name] = total.get(name, Decimal(0)) + amount
     return total

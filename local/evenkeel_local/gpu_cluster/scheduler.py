@@ -62,10 +62,10 @@ def matches_node(spec: Obj, node: Obj) -> bool:
     labels = labels_of(node)
     if any(labels.get(key) != value for key, value in (spec.get("nodeSelector") or {}).items()):
         return False
-    required = _node_affinity(spec).get("requiredDuringSchedulingIgnoredDuringExecution")
-    if not required:
+    required_affinity = _node_affinity(spec).get("requiredDuringSchedulingIgnoredDuringExecution")
+    if not required_affinity:
         return True
-    return any(_meets_term(term, node) for term in required.get("nodeSelectorTerms") or ())
+    return any(_meets_term(term, node) for term in required_affinity.get("nodeSelectorTerms") or ())
 
 
 def _node_affinity(spec: Obj) -> Obj:
@@ -83,7 +83,7 @@ def _meets_term(term: Obj, node: Obj) -> bool:
     )
 
 
-def refusal_reason(pod: Obj, wanted: Amounts, capacity: NodeCapacityView) -> str | None:
+def refusal_reason(pod: Obj, requests: Amounts, capacity: NodeCapacityView) -> str | None:
     """Return why a pod does not fit a node, with kube-scheduler's wording; None if it fits."""
     spec, node = pod["spec"], capacity.node
     tolerations = spec.get("tolerations") or []
@@ -97,7 +97,7 @@ def refusal_reason(pod: Obj, wanted: Amounts, capacity: NodeCapacityView) -> str
         if taint["effect"] in ("NoSchedule", "NoExecute") and not tolerates(tolerations, taint):
             shown = f"{taint['key']}: {taint.get('value') or ''}"
             return f"node(s) had untolerated taint {{{shown}}}"
-    for name, amount in wanted.items():
+    for name, amount in requests.items():
         if amount > capacity.free.get(name, Decimal(0)):
             return "Too many pods" if name == "pods" else f"Insufficient {name}"
     return None
@@ -225,54 +225,54 @@ class PodScheduler:
     def _place(self, pod: Obj, capacities: dict[str, NodeCapacityView]) -> bool:
         requests = requests_of(pod["spec"])
         reasons: Counter[str] = Counter()
-        fitting: list[NodeCapacityView] = []
+        fitting_nodes: list[NodeCapacityView] = []
         if (claim := missing_claim(pod, self._store)) is not None:
             text = f'0/{len(capacities)} nodes are available: persistentvolumeclaim "{claim}" not found.'
             self._set_condition(pod, text, None)
             return False
         neighbours = PodAffinityRules(pod, capacities.values(), lambda node: matches_node(pod["spec"], node))
         names = list(capacities)
-        enough, first = self._feasible_nodes_to_find(len(names)), self._next_node % len(names) if names else 0
+        enough, first_index = self._feasible_nodes_to_find(len(names)), self._next_node % len(names) if names else 0
         for number in range(len(names)):
-            capacity = capacities[names[(first + number) % len(names)]]
+            capacity = capacities[names[(first_index + number) % len(names)]]
             why = refusal_reason(pod, requests, capacity) or neighbours.refusal(capacity)
             if why is None:
-                fitting.append(capacity)
-                if len(fitting) >= enough:
-                    self._next_node = first + number + 1
+                fitting_nodes.append(capacity)
+                if len(fitting_nodes) >= enough:
+                    self._next_node = first_index + number + 1
                     break
             else:
                 reasons[why] += 1
-        if fitting:
-            best = max(fitting, key=lambda capacity: self._score(pod, capacity))
-            self._bind(pod, best, requests)
+        if fitting_nodes:
+            best_node = max(fitting_nodes, key=lambda capacity: self._score(pod, capacity))
+            self._bind(pod, best_node, requests)
             return True
         text = ", ".join(f"{count} {why}" for why, count in sorted(reasons.items()))
         message = (
             f"0/{len(capacities)} nodes are available: {text}." if capacities else "no nodes available to schedule pods"
         )
-        nominated = self._preempt(pod, requests, capacities)
-        suffix = "" if nominated else f" preemption: 0/{len(capacities)} nodes are available: no victims found."
-        self._set_condition(pod, message + suffix, nominated)
+        nominated_node = self._preempt(pod, requests, capacities)
+        suffix = "" if nominated_node else f" preemption: 0/{len(capacities)} nodes are available: no victims found."
+        self._set_condition(pod, message + suffix, nominated_node)
         return False
 
     def _score(self, pod: Obj, capacity: NodeCapacityView) -> tuple[Any, ...]:
         """Prefer the nominated node, then preferred affinity, then few soft taints, then many free GPUs."""
         spec = pod["spec"]
-        preferred = 0
+        preference_weight = 0
         for term in _node_affinity(spec).get("preferredDuringSchedulingIgnoredDuringExecution") or ():
             if _meets_term(term["preference"], capacity.node):
-                preferred += int(term.get("weight") or 0)
+                preference_weight += int(term.get("weight") or 0)
         soft = sum(
             1
             for taint in (capacity.node.get("spec") or {}).get("taints") or ()
             if taint["effect"] == "PreferNoSchedule" and not tolerates(spec.get("tolerations") or [], taint)
         )
-        nominated = pod["status"].get("nominatedNodeName") == name_of(capacity.node)
-        free = tuple(capacity.free.get(name, Decimal(0)) for name in ("nvidia.com/gpu", "pods"))
-        return (nominated, preferred, -soft, *free)
+        is_nominated = pod["status"].get("nominatedNodeName") == name_of(capacity.node)
+        free_amounts = tuple(capacity.free.get(name, Decimal(0)) for name in ("nvidia.com/gpu", "pods"))
+        return (is_nominated, preference_weight, -soft, *free_amounts)
 
-    def _bind(self, pod: Obj, capacity: NodeCapacityView, wanted: Amounts) -> None:
+    def _bind(self, pod: Obj, capacity: NodeCapacityView, requests: Amounts) -> None:
         node = name_of(capacity.node)
 
         def bind(obj: Obj) -> None:
@@ -285,49 +285,49 @@ class PodScheduler:
                     condition.pop("message", None)
 
         bound = self._registry.change(pod, bind)
-        capacity.subtract(wanted)
+        capacity.subtract(requests)
         # The write above dropped the node's cached capacity. This copy counts the pod, for the rest of the cycle.
         if bound is not None:
             capacity.add(bound)
             message = f"Successfully assigned {namespace_of(pod)}/{name_of(pod)} to {node}"
             self._registry.record(bound, "Scheduled", message, source=NAME)
 
-    def _set_condition(self, pod: Obj, message: str, nominated: str | None) -> None:
-        changed: list[bool] = []
+    def _set_condition(self, pod: Obj, message: str, nominated_node: str | None) -> None:
+        changes: list[bool] = []
 
         def mark(obj: Obj) -> None:
-            changed.append(
+            changes.append(
                 set_condition(obj["status"], "PodScheduled", "False", "Unschedulable", message, {"lastProbeTime": None})
             )
-            if nominated:
-                obj["status"]["nominatedNodeName"] = nominated
+            if nominated_node:
+                obj["status"]["nominatedNodeName"] = nominated_node
 
-        stored = self._registry.change(pod, mark)
-        if stored is not None and any(changed):
-            self._registry.record(stored, "FailedScheduling", message, "Warning", NAME)
+        stored_pod = self._registry.change(pod, mark)
+        if stored_pod is not None and any(changes):
+            self._registry.record(stored_pod, "FailedScheduling", message, "Warning", NAME)
 
     # Preemption
 
-    def _preempt(self, pod: Obj, wanted: Amounts, capacities: dict[str, NodeCapacityView]) -> str | None:
+    def _preempt(self, pod: Obj, requests: Amounts, capacities: dict[str, NodeCapacityView]) -> str | None:
         """Delete the fewest pods of lower priority that make the pod fit; return the nominated node."""
         priority = int(pod["spec"].get("priority") or 0)
         if priority <= 0 or pod["spec"].get("preemptionPolicy") == "Never":
             return None
-        nominated = pod["status"].get("nominatedNodeName")
-        if nominated in capacities and any(is_deleting(victim) for victim in capacities[nominated].pods):
-            return str(nominated)
-        best: tuple[tuple[int, int, str], NodeCapacityView, list[Obj]] | None = None
+        nominated_node = pod["status"].get("nominatedNodeName")
+        if nominated_node in capacities and any(is_deleting(victim) for victim in capacities[nominated_node].pods):
+            return str(nominated_node)
+        best_choice: tuple[tuple[int, int, str], NodeCapacityView, list[Obj]] | None = None
         for capacity in capacities.values():
-            victims = self._victims(pod, wanted, capacity, priority)
+            victims = self._victims(pod, requests, capacity, priority)
             if victims is None:
                 continue
-            highest = max(int(victim["spec"].get("priority") or 0) for victim in victims)
-            rank = (highest, len(victims), name_of(capacity.node))
-            if best is None or rank < best[0]:
-                best = (rank, capacity, victims)
-        if best is None:
+            highest_priority = max(int(victim["spec"].get("priority") or 0) for victim in victims)
+            rank = (highest_priority, len(victims), name_of(capacity.node))
+            if best_choice is None or rank < best_choice[0]:
+                best_choice = (rank, capacity, victims)
+        if best_choice is None:
             return None
-        _, capacity, victims = best
+        _, capacity, victims = best_choice
         why = f"{NAME}: preempting to accommodate a higher priority pod"
         for victim in victims:
             message = f"Preempted by pod {pod['metadata']['uid']} on node {name_of(capacity.node)}"
@@ -337,28 +337,28 @@ class PodScheduler:
             capacity.remove(victim)
         return name_of(capacity.node)
 
-    def _victims(self, pod: Obj, wanted: Amounts, capacity: NodeCapacityView, priority: int) -> list[Obj] | None:
+    def _victims(self, pod: Obj, requests: Amounts, capacity: NodeCapacityView, priority: int) -> list[Obj] | None:
         lower = [
-            other
-            for other in capacity.pods
-            if int(other["spec"].get("priority") or 0) < priority and not is_deleting(other)
+            other_pod
+            for other_pod in capacity.pods
+            if int(other_pod["spec"].get("priority") or 0) < priority and not is_deleting(other_pod)
         ]
-        lower.sort(key=lambda other: int(other["spec"].get("priority") or 0))
+        lower.sort(key=lambda other_pod: int(other_pod["spec"].get("priority") or 0))
         node_capacity_view = NodeCapacityView(capacity.node, dict(capacity.free))
-        chosen: list[Obj] = []
+        chosen_victims: list[Obj] = []
         for victim in lower:
-            if refusal_reason(pod, wanted, node_capacity_view) is None:
+            if refusal_reason(pod, requests, node_capacity_view) is None:
                 break
             node_capacity_view.subtract(requests_of(victim["spec"]), -1)
-            chosen.append(victim)
-        return chosen if chosen and refusal_reason(pod, wanted, node_capacity_view) is None else None
+            chosen_victims.append(victim)
+        return chosen_victims if chosen_victims and refusal_reason(pod, requests, node_capacity_view) is None else None
 
 
 def _scheduling_key(pod: Obj) -> str:
     """Return a key of everything that decides where a pod fits. Pods with equal keys share one search in a cycle."""
     spec = pod["spec"]
     resources = [container.get("resources") for container in spec["containers"]]
-    parts = (
+    key_fields = (
         resources,
         spec.get("nodeSelector"),
         spec.get("affinity"),
@@ -368,4 +368,4 @@ def _scheduling_key(pod: Obj) -> str:
         spec.get("priority"),
         pod["status"].get("nominatedNodeName"),
     )
-    return repr(parts)
+    return repr(key_fields)

@@ -75,8 +75,12 @@ def check_value(schema: Obj, value: Any, path: str = "") -> Iterator[Cause]:
         return
     choices = schema.get("enum")
     if choices and value not in choices:
-        listed = ", ".join(json.dumps(choice) for choice in choices)
-        yield ("FieldValueNotSupported", at, f"Unsupported value: {json.dumps(value)}: supported values: {listed}")
+        choices_text = ", ".join(json.dumps(choice) for choice in choices)
+        yield (
+            "FieldValueNotSupported",
+            at,
+            f"Unsupported value: {json.dumps(value)}: supported values: {choices_text}",
+        )
     if isinstance(value, dict):
         yield from _check_map(schema, value, path)
     elif isinstance(value, list):
@@ -131,19 +135,19 @@ def _check_map(schema: Obj, value: Obj, path: str) -> Iterator[Cause]:
 
 
 def _check_size(schema: Obj, noun: str, size: int, at: str) -> Iterator[Cause]:
-    least, most = schema.get(f"min{noun}"), schema.get(f"max{noun}")
-    if least is not None and size < least:
-        yield ("FieldValueInvalid", at, f"Invalid value: {at} in body should have at least {least}")
-    if most is not None and size > most:
-        yield ("FieldValueTooLong", at, f"Too long: may not be more than {most}")
+    minimum, maximum = schema.get(f"min{noun}"), schema.get(f"max{noun}")
+    if minimum is not None and size < minimum:
+        yield ("FieldValueInvalid", at, f"Invalid value: {at} in body should have at least {minimum}")
+    if maximum is not None and size > maximum:
+        yield ("FieldValueTooLong", at, f"Too long: may not be more than {maximum}")
 
 
 def _check_number(schema: Obj, value: float, at: str) -> Iterator[Cause]:
-    least, most = schema.get("minimum"), schema.get("maximum")
-    if least is not None and (value < least or (schema.get("exclusiveMinimum") and value == least)):
-        yield _invalid_cause(at, value, f"be greater than or equal to {least}")
-    if most is not None and (value > most or (schema.get("exclusiveMaximum") and value == most)):
-        yield _invalid_cause(at, value, f"be less than or equal to {most}")
+    minimum, maximum = schema.get("minimum"), schema.get("maximum")
+    if minimum is not None and (value < minimum or (schema.get("exclusiveMinimum") and value == minimum)):
+        yield _invalid_cause(at, value, f"be greater than or equal to {minimum}")
+    if maximum is not None and (value > maximum or (schema.get("exclusiveMaximum") and value == maximum)):
+        yield _invalid_cause(at, value, f"be less than or equal to {maximum}")
 
 
 def _has_type(kind: str, value: Any) -> bool:

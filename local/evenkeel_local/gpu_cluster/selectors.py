@@ -86,12 +86,12 @@ def _requirement(match: re.Match[str]) -> Callable[[Mapping[str, str]], bool]:
     return lambda labels: labels.get(key) == value
 
 
-def _compares(actual: str | None, operator: str, wanted: str) -> bool:
+def _compares(actual: str | None, operator: str, wanted_text: str) -> bool:
     try:
-        number, right = int(actual or ""), int(wanted)
+        number, wanted_number = int(actual or ""), int(wanted_text)
     except ValueError:
         return False
-    return number > right if operator == ">" else number < right
+    return number > wanted_number if operator == ">" else number < wanted_number
 
 
 def matches_selector(selector: Obj | None, labels: Mapping[str, str]) -> bool:
@@ -136,7 +136,7 @@ def field_selector(text: str, key: tuple[str, str]) -> Predicate:
         if field not in fields:
             raise errors.bad_request(f"field label not supported: {field}")
         tests.append((field, operator == "!=", value))
-    return lambda obj: all((_field_text(obj, field) == value) != negated for field, negated, value in tests)
+    return lambda obj: all((_field_text(obj, field) == value) != is_negated for field, is_negated, value in tests)
 
 
 def _field_text(obj: Obj, path: str) -> str:

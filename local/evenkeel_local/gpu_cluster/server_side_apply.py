@@ -159,11 +159,11 @@ def _find_value(obj: Any, path: Path) -> tuple[bool, Any]:
 
 
 def _item_index(items: list[Any], kind: str, text: str) -> int | None:
-    expected = json.loads(text)
+    expected_value = json.loads(text)
     for index, item in enumerate(items):
-        if kind == "v" and item == expected:
+        if kind == "v" and item == expected_value:
             return index
-        if kind == "k" and _item_element(item, tuple(expected)) == f"k:{text}":
+        if kind == "k" and _item_element(item, tuple(expected_value)) == f"k:{text}":
             return index
     return None
 
@@ -246,24 +246,28 @@ def track_write(rt: ResourceType, new: Obj, old: Obj | None, manager: str, subre
 
     A create, update or patch takes a field from its former owner.
     """
-    after = fields_of(rt, new)
-    before = fields_of(rt, old) if old is not None else set()
-    changed = {path for path in after if path not in before or _find_value(new, path)[1] != _find_value(old, path)[1]}
+    paths_after = fields_of(rt, new)
+    paths_before = fields_of(rt, old) if old is not None else set()
+    changed_paths = {
+        path
+        for path in paths_after
+        if path not in paths_before or _find_value(new, path)[1] != _find_value(old, path)[1]
+    }
     if subresource == "status":
-        changed = {path for path in changed if path[0] == "f:status"}
+        changed_paths = {path for path in changed_paths if path[0] == "f:status"}
     elif rt.has_status:
-        changed = {path for path in changed if path[0] != "f:status"}
-    removed = before - after
+        changed_paths = {path for path in changed_paths if path[0] != "f:status"}
+    removed_paths = paths_before - paths_after
     if "managedFields" not in new["metadata"] and old is not None and "managedFields" in old["metadata"]:
         new["metadata"]["managedFields"] = clone(old["metadata"]["managedFields"])
     managers = _read_managers(new)
-    if not changed and not removed and managers:
+    if not changed_paths and not removed_paths and managers:
         return
     writer = Writer(manager, "Update", subresource, rt.api_version)
-    for other, (paths, time) in list(managers.items()):
-        managers[other] = (paths - removed - (changed if other != writer else set()), time)
-    if changed:
-        managers[writer] = (managers.get(writer, (set(), ""))[0] | changed, _current_timestamp())
+    for other_writer, (paths, time) in list(managers.items()):
+        managers[other_writer] = (paths - removed_paths - (changed_paths if other_writer != writer else set()), time)
+    if changed_paths:
+        managers[writer] = (managers.get(writer, (set(), ""))[0] | changed_paths, _current_timestamp())
     _write_managers(new, managers)
 
 
@@ -285,17 +289,17 @@ def apply_configuration(rt: ResourceType, old: Obj, config: Obj, manager: str, f
     managers = _read_managers(old)
     fields = fields_of(rt, config)
     conflicts = {
-        other: clashing
-        for other, (paths, _) in managers.items()
-        if other != writer and (clashing := _find_conflicts(paths & fields, old, config))
+        other_writer: clashing_paths
+        for other_writer, (paths, _) in managers.items()
+        if other_writer != writer and (clashing_paths := _find_conflicts(paths & fields, old, config))
     }
     if conflicts and not force:
         raise _conflict_error(rt, conflicts)
-    for other, clashing in conflicts.items():
-        managers[other] = (managers[other][0] - clashing, managers[other][1])
+    for other_writer, clashing_paths in conflicts.items():
+        managers[other_writer] = (managers[other_writer][0] - clashing_paths, managers[other_writer][1])
     former, time = managers.get(writer, (set(), ""))
     new: Obj = _merge_values(old, config, "", _root_shape(rt))
-    other_paths = {path for other, (paths, _) in managers.items() if other != writer for path in paths}
+    other_paths = {path for other_writer, (paths, _) in managers.items() if other_writer != writer for path in paths}
     for path in sorted(former - fields, key=len, reverse=True):
         if not any(path_kept[: len(path)] == path for path_kept in other_paths | fields):
             _remove_value(new, path)
@@ -305,14 +309,14 @@ def apply_configuration(rt: ResourceType, old: Obj, config: Obj, manager: str, f
 
 
 def _find_conflicts(paths: set[Path], old: Obj, config: Obj) -> set[Path]:
-    clashing: set[Path] = set()
+    clashing_paths: set[Path] = set()
     for path in paths:
         if path[-1].startswith(("k:", "v:")):
             continue
         exists, value = _find_value(old, path)
         if exists and value != _find_value(config, path)[1]:
-            clashing.add(path)
-    return clashing
+            clashing_paths.add(path)
+    return clashing_paths
 
 
 def _format_path(path: Path) -> str:

@@ -50,7 +50,7 @@ def take_snapshot(cluster: GpuCluster) -> Json:
         "revision": store.revision,
         "objects": [{"type": list(key), "object": obj} for key in store.types_in_use() for obj in store.all(key)],
         "machines": [_machine_document(machine) for machine in fleet.machines],
-        "emptySlots": [asdict(slot) for slot in fleet.empty_slots],
+        "emptySlots": [asdict(empty_slot) for empty_slot in fleet.empty_slots],
         "targets": dict(fleet.targets),
         "nodeRecovery": fleet.node_recovery,
         "autoScaling": fleet.auto_scaling,
@@ -77,9 +77,9 @@ def restore_snapshot(cluster: GpuCluster, document: Json) -> None:
         raise SnapshotRefused(f"the snapshot is of {document.get('clusterArn')}, not of {cluster.config.cluster_arn}")
     for name in set(cluster.fleet.groups) - set(document["targets"]):  # deleted before the snapshot was taken
         del cluster.fleet.groups[name], cluster.fleet.targets[name]
-    missing = {item["group"] for item in document["machines"]} - set(cluster.fleet.groups)
-    if missing:
-        raise SnapshotRefused(f"the configuration lacks the instance groups {sorted(missing)}")
+    missing_groups = {item["group"] for item in document["machines"]} - set(cluster.fleet.groups)
+    if missing_groups:
+        raise SnapshotRefused(f"the configuration lacks the instance groups {sorted(missing_groups)}")
     typed_objects = [
         (tuple(item["type"]), item["object"])
         for item in document["objects"]
@@ -123,11 +123,11 @@ def lock_folder(folder: Path) -> None:
         SnapshotRefused: another cluster uses the folder.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    held = os.open(folder / ".claimed", os.O_RDWR | os.O_CREAT, 0o600)
+    lock_descriptor = os.open(folder / ".claimed", os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock_descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        os.close(held)
+        os.close(lock_descriptor)
         raise SnapshotRefused(f"the folder {folder} is in use by another cluster") from None
 
 
@@ -142,8 +142,8 @@ def read_snapshot(folder: Path) -> Json | None:
         return None
     try:
         document = json.loads(path.read_text())
-    except ValueError as broken:
-        raise SnapshotRefused(f"{path} is no snapshot: {broken}") from broken
+    except ValueError as error:
+        raise SnapshotRefused(f"{path} is no snapshot: {error}") from error
     if not isinstance(document, dict):
         raise SnapshotRefused(f"{path} is no snapshot: it is not an object")
     return document

@@ -154,9 +154,9 @@ class Store:
     def all(self, key: TypeKey, namespace: str | None = None) -> list[Obj]:
         """Return the objects of one type in name order, of all namespaces or of one."""
         objects = self._objects[key]
-        chosen = [item for item in objects.items() if namespace is None or item[0][0] == namespace]
-        chosen.sort(key=lambda item: item[0])
-        return [obj for _, obj in chosen]
+        chosen_items = [item for item in objects.items() if namespace is None or item[0][0] == namespace]
+        chosen_items.sort(key=lambda item: item[0])
+        return [obj for _, obj in chosen_items]
 
     def each(self, key: TypeKey) -> Iterator[Obj]:
         """Iterate over the objects of one type, in any order; do not write meanwhile."""
@@ -229,9 +229,9 @@ class Store:
 
     def _commit(self, key: TypeKey, kind: str, obj: Obj, old: Obj | None) -> Obj:
         self.revision += 1
-        stored = dict(obj)
-        stored["metadata"] = {**obj["metadata"], "resourceVersion": str(self.revision)}
-        where = (namespace_of(stored), name_of(stored))
+        stored_object = dict(obj)
+        stored_object["metadata"] = {**obj["metadata"], "resourceVersion": str(self.revision)}
+        where = (namespace_of(stored_object), name_of(stored_object))
         if old is not None:
             self._unindex(key, where, old)
             self._encoded.pop((key, *where), None)
@@ -239,15 +239,15 @@ class Store:
         if kind == "DELETED":
             del self._objects[key][where]
         else:
-            self._objects[key][where] = stored
-            self._index(key, where, stored)
-        change = StoreChange(self.revision, kind, key, stored, old)
+            self._objects[key][where] = stored_object
+            self._index(key, where, stored_object)
+        change = StoreChange(self.revision, kind, key, stored_object, old)
         self._log(key).changes.append(change)
         self._trim(key)
         self._wake(key)
         self._pending.append(change)
         self._notify()
-        return stored
+        return stored_object
 
     def _notify(self) -> None:
         """Call the listeners in the order of the writes, even if a listener itself writes."""
@@ -272,10 +272,10 @@ class Store:
         if key == ("", "pods") and (node := obj["spec"].get("nodeName")):
             self._by_node[node].pop(where, None)
         for owner in obj["metadata"].get("ownerReferences") or ():
-            owned = self._by_owner.get(owner["uid"])
-            if owned is not None:
-                owned.pop((key, *where), None)
-                if not owned:
+            owned_keys = self._by_owner.get(owner["uid"])
+            if owned_keys is not None:
+                owned_keys.pop((key, *where), None)
+                if not owned_keys:
                     del self._by_owner[owner["uid"]]
 
     def load(self, objects: Iterable[tuple[TypeKey, Obj]], revision: int) -> None:
@@ -368,8 +368,8 @@ class Store:
         now = time.monotonic()
         for token in [token for token, page in self._frozen_lists.items() if page.expires_at < now]:
             del self._frozen_lists[token]
-        last = name_of(objects[0]) if objects else ""
-        token = _continue_token(revision, f"{last}/{secrets.token_hex(6)}")
+        last_name = name_of(objects[0]) if objects else ""
+        token = _continue_token(revision, f"{last_name}/{secrets.token_hex(6)}")
         self._frozen_lists[token] = _FrozenList(revision, objects, now + PAGE_LIFE_SECONDS)
         return token
 
@@ -383,8 +383,8 @@ class Store:
         if page is None or page.expires_at < time.monotonic():
             raise expired_continue()
         page_objects, objects_left = page.objects[:limit], page.objects[limit:]
-        following = self.open_page(objects_left, page.revision) if objects_left else None
-        return page_objects, page.revision, following, len(objects_left)
+        next_token = self.open_page(objects_left, page.revision) if objects_left else None
+        return page_objects, page.revision, next_token, len(objects_left)
 
 
 def _continue_token(revision: int, start: str) -> str:
@@ -395,10 +395,10 @@ def _continue_token(revision: int, start: str) -> str:
 def _check_continue_token(token: str) -> None:
     """Refuse a malformed token with 400. A well-formed but unknown token has expired."""
     try:
-        stated = json.loads(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
-    except (ValueError, binascii.Error) as broken:
-        raise errors.bad_request(f"continue key is not valid: {broken}") from broken
-    if not isinstance(stated, dict) or stated.get("v") != "meta.k8s.io/v1":
+        token_content = json.loads(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
+    except (ValueError, binascii.Error) as error:
+        raise errors.bad_request(f"continue key is not valid: {error}") from error
+    if not isinstance(token_content, dict) or token_content.get("v") != "meta.k8s.io/v1":
         raise errors.bad_request("continue key is not valid: server does not recognize this encoded version")
 
 

@@ -65,16 +65,16 @@ class TrainingOperator(Controller):
         obj = self._store.find(self.kind.key, namespace, name)
         if obj is None or is_deleting(obj):
             return
-        parts = {name_of(document): document for _, document in self._store.owned_by(obj["metadata"]["uid"])}
+        owned_by_name = {name_of(document): document for _, document in self._store.owned_by(obj["metadata"]["uid"])}
         if is_true(obj, self.completed) or is_true(obj, "Failed"):
-            self._clean_up(obj, parts.values())
+            self._clean_up(obj, owned_by_name.values())
             return
         status = clone(obj.get("status") or {})
         set_condition(status, "Suspended", "True" if self._is_suspended(obj) else "False", "Suspended")
         try:
-            self._advance(obj, status, parts)
-        except ApiError as refused:
-            self._registry.record(obj, "FailedCreate", refused.message, "Warning", self.kind.kind)
+            self._advance(obj, status, owned_by_name)
+        except ApiError as refusal:
+            self._registry.record(obj, "FailedCreate", refusal.message, "Warning", self.kind.kind)
             self._queue.add_later(obj, RETRY_SECONDS)
         if status != obj.get("status"):
             self._registry.change(obj, lambda obj: obj.update(status=status))
@@ -140,8 +140,8 @@ class JobSetOperator(TrainingOperator):
     def _advance(self, obj: Obj, status: Obj, objects_by_name: dict[str, Obj]) -> None:
         jobs = [document for document in objects_by_name.values() if document["kind"] == "Job"]
         if any(is_true(job, "Failed") for job in jobs):
-            if restarted := self._jobs_to_restart(obj, status, jobs):
-                self._restart(obj, status, restarted)
+            if jobs_to_restart := self._jobs_to_restart(obj, status, jobs):
+                self._restart(obj, status, jobs_to_restart)
             else:
                 set_condition(status, "Failed", "True", "FailedJobs", "jobset failed due to one or more job failures")
             return
@@ -163,25 +163,25 @@ class JobSetOperator(TrainingOperator):
     def _jobs_to_restart(self, obj: Obj, status: Obj, jobs: list[Obj]) -> list[Obj]:
         """Return the Jobs that the first matching rule of the failure policy restarts; none if the JobSet fails."""
         policy = obj["spec"].get("failurePolicy") or {}
-        failed = next(job for job in jobs if is_true(job, "Failed"))
-        action = next((rule["action"] for rule in policy.get("rules") or () if _rule_matches(rule, failed)), "")
-        restarted = [failed] if action.startswith("RestartJob") and "JobSet" not in action else jobs
+        failed_job = next(job for job in jobs if is_true(job, "Failed"))
+        action = next((rule["action"] for rule in policy.get("rules") or () if _rule_matches(rule, failed_job)), "")
+        jobs_to_restart = [failed_job] if action.startswith("RestartJob") and "JobSet" not in action else jobs
         if action.endswith("IgnoreMaxRestarts"):
-            return restarted
-        counted = int(status.get("restartsCountTowardsMax") or 0)
-        if action == "FailJobSet" or counted >= int(policy.get("maxRestarts") or 0):
+            return jobs_to_restart
+        counted_restarts = int(status.get("restartsCountTowardsMax") or 0)
+        if action == "FailJobSet" or counted_restarts >= int(policy.get("maxRestarts") or 0):
             return []
-        status["restartsCountTowardsMax"] = counted + 1
-        return restarted
+        status["restartsCountTowardsMax"] = counted_restarts + 1
+        return jobs_to_restart
 
     def _jobs(self, obj: Obj, restarts: int) -> Iterable[Obj]:
         network = obj["spec"].get("network") or {}
-        for replicated in obj["spec"]["replicatedJobs"]:
-            for index in range(_replicas(replicated)):
-                template = clone(replicated["template"])
+        for replicated_job in obj["spec"]["replicatedJobs"]:
+            for index in range(_replicas(replicated_job)):
+                template = clone(replicated_job["template"])
                 labels = {
                     f"{JOB_SET}/jobset-name": name_of(obj),
-                    f"{JOB_SET}/replicatedjob-name": replicated["name"],
+                    f"{JOB_SET}/replicatedjob-name": replicated_job["name"],
                     f"{JOB_SET}/job-index": str(index),
                     f"{JOB_SET}/restart-attempt": str(restarts),
                 }
@@ -196,7 +196,7 @@ class JobSetOperator(TrainingOperator):
                 yield {
                     "metadata": {
                         **metadata,
-                        "name": f"{name_of(obj)}-{replicated['name']}-{index}",
+                        "name": f"{name_of(obj)}-{replicated_job['name']}-{index}",
                         "labels": {**(metadata.get("labels") or {}), **labels},
                         "ownerReferences": [owner_reference(obj)],
                     },
@@ -216,8 +216,8 @@ class JobSetOperator(TrainingOperator):
 class PodOperator(TrainingOperator):
     """An operator that creates pods itself."""
 
-    def _advance(self, obj: Obj, status: Obj, parts: dict[str, Obj]) -> None:
-        pods = {name: document for name, document in parts.items() if document["kind"] == "Pod"}
+    def _advance(self, obj: Obj, status: Obj, owned_by_name: dict[str, Obj]) -> None:
+        pods = {name: document for name, document in owned_by_name.items() if document["kind"] == "Pod"}
         if not self._is_suspended(obj):
             self._advance_pods(obj, status, pods)
             return
@@ -238,7 +238,7 @@ class PyTorchOperator(PodOperator):
     def _advance_pods(self, obj: Obj, status: Obj, pods: dict[str, Obj]) -> None:
         replicas = obj["spec"]["pytorchReplicaSpecs"]
         size = sum(_replicas(replica) for replica in replicas.values())
-        deciding = "Master" if "Master" in replicas else "Worker"
+        deciding_role = "Master" if "Master" in replicas else "Worker"
         for group, replica in replicas.items():
             for index in range(_replicas(replica)):
                 name = f"{name_of(obj)}-{group.lower()}-{index}"
@@ -250,12 +250,12 @@ class PyTorchOperator(PodOperator):
                     set_condition(status, "Failed", "True", "PyTorchJobFailed", f"pod {name} failed")
                 elif pod["status"].get("phase") == "Failed":
                     self._delete(pod)  # created again in the next step
-        succeeded = [
+        succeeded_pods = [
             pod
             for name, pod in pods.items()
-            if f"-{deciding.lower()}-" in name and pod["status"].get("phase") == "Succeeded"
+            if f"-{deciding_role.lower()}-" in name and pod["status"].get("phase") == "Succeeded"
         ]
-        if len(succeeded) == _replicas(replicas[deciding]):
+        if len(succeeded_pods) == _replicas(replicas[deciding_role]):
             set_condition(status, "Succeeded", "True", "PyTorchJobSucceeded")
         elif len(pods) == size and all(pod["status"].get("phase") == "Running" for pod in pods.values()):
             set_condition(status, "Running", "True", "PyTorchJobRunning")

@@ -41,14 +41,14 @@ def prepare_volumes(pod: Obj, container: Obj, pod_dir: Path, shared_dir: Path, d
     folders: dict[str, Path] = {}
     for volume in pod["spec"].get("volumes") or ():
         folders[volume["name"]] = _volume_folder(volume, pod, pod_dir, shared_dir, data)
-    mounted: dict[str, Path] = {}
+    mounted_folders: dict[str, Path] = {}
     for mount in container.get("volumeMounts") or ():
         folder = folders.get(mount["name"])
         if folder is not None:
             target = folder / mount["subPath"] if mount.get("subPath") else folder
             target.mkdir(parents=True, exist_ok=True)
-            mounted[str(mount["mountPath"]).rstrip("/")] = target
-    return mounted
+            mounted_folders[str(mount["mountPath"]).rstrip("/")] = target
+    return mounted_folders
 
 
 def _volume_folder(volume: Obj, pod: Obj, pod_dir: Path, shared_dir: Path, data: Data) -> Path:
@@ -66,13 +66,13 @@ def _volume_folder(volume: Obj, pod: Obj, pod_dir: Path, shared_dir: Path, data:
     return folder
 
 
-def rewrite_path(text: str, mounted: Mapping[str, Path]) -> str:
+def rewrite_path(text: str, mounted_folders: Mapping[str, Path]) -> str:
     """Return a word with a path below a mount path rewritten to the volume's folder."""
     match = _WORD.match(text)
     if match is None:
         return text
     path = match.group("path")
-    for mount in sorted(mounted, key=len, reverse=True):
+    for mount in sorted(mounted_folders, key=len, reverse=True):
         if path == mount or path.startswith(f"{mount}/"):
-            return f"{match.group('before')}{mounted[mount]}{path[len(mount) :]}"
+            return f"{match.group('before')}{mounted_folders[mount]}{path[len(mount) :]}"
     return text

@@ -42,8 +42,8 @@ def immutable(field: str, value: Any) -> Cause:
 
 def not_supported(field: str, value: Any, choices: Iterable[str]) -> Cause:
     """Return the cause for a value outside the choices."""
-    listed = ", ".join(json.dumps(choice) for choice in choices)
-    return ("FieldValueNotSupported", field, f"Unsupported value: {quoted(value)}: supported values: {listed}")
+    choices_text = ", ".join(json.dumps(choice) for choice in choices)
+    return ("FieldValueNotSupported", field, f"Unsupported value: {quoted(value)}: supported values: {choices_text}")
 
 
 def forbidden(field: str, detail: str) -> Cause:

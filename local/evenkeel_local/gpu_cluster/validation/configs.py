@@ -70,8 +70,8 @@ def _check_docker(text: str | None, field: str) -> Iterator[Cause]:
         return
     try:
         json.loads(base64.b64decode(text))
-    except ValueError as broken:
-        yield invalid(field, "<secret contents redacted>", str(broken))
+    except ValueError as error:
+        yield invalid(field, "<secret contents redacted>", str(error))
 
 
 def check_config_map_update(obj: Obj, old: Obj) -> Iterator[Cause]:

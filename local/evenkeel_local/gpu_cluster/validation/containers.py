@@ -102,22 +102,22 @@ def _check_environment(container: Obj, at: str) -> Iterator[Cause]:
 
 
 def _check_source(variable: Obj, source: Obj, at: str) -> Iterator[Cause]:
-    stated = [field for field in SOURCES if source.get(field) is not None]
-    if "fieldRef" in stated:
+    stated_sources = [field for field in SOURCES if source.get(field) is not None]
+    if "fieldRef" in stated_sources:
         yield from _check_field(source["fieldRef"].get("fieldPath") or "", f"{at}.fieldRef")
-    if "resourceFieldRef" in stated:
+    if "resourceFieldRef" in stated_sources:
         yield from _check_resource_field(source["resourceFieldRef"].get("resource") or "", f"{at}.resourceFieldRef")
     for field in ("configMapKeyRef", "secretKeyRef"):
-        if field in stated:
+        if field in stated_sources:
             key = source[field].get("key") or ""
             yield from _check_reference(source[field].get("name") or "", f"{at}.{field}.name")
             yield from names.check_required(f"{at}.{field}.key", key, names.config_key_errors)
-    if not stated:
-        listed = f"{', '.join(f'`{source_name}`' for source_name in SOURCES[:-1])} or `{SOURCES[-1]}`"
-        yield invalid(at, "", f"must specify one of: {listed}")
-    if variable.get("value") and stated:
+    if not stated_sources:
+        sources_text = f"{', '.join(f'`{source_name}`' for source_name in SOURCES[:-1])} or `{SOURCES[-1]}`"
+        yield invalid(at, "", f"must specify one of: {sources_text}")
+    if variable.get("value") and stated_sources:
         yield invalid(at, "", "may not be specified when `value` is not empty")
-    elif len(stated) > 1:
+    elif len(stated_sources) > 1:
         yield invalid(at, "", "may not have more than one field specified at a time")
 
 
@@ -255,8 +255,8 @@ def check_amount(name: str, amount: Any, field: str) -> Iterator[Cause]:
     """Yield the problems of the amount of a resource."""
     try:
         value = parse_quantity(amount)
-    except ValueError as broken:
-        yield invalid(field, amount, str(broken))
+    except ValueError as error:
+        yield invalid(field, amount, str(error))
         return
     if value < 0:
         yield invalid(field, amount, "must be greater than or equal to 0")

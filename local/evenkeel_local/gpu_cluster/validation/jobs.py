@@ -69,13 +69,13 @@ def _check_generated(obj: Obj) -> Iterator[Cause]:
     if spec.get("manualSelector") or spec.get("selector") is None:
         return
     labels = (spec["template"].get("metadata") or {}).get("labels") or {}
-    expected = {key: metadata["uid"] if key.endswith("uid") else metadata["name"] for key in GENERATED}
-    for key, value in expected.items():
+    expected_labels = {key: metadata["uid"] if key.endswith("uid") else metadata["name"] for key in GENERATED}
+    for key, value in expected_labels.items():
         if key not in labels:
             yield required(f"spec.template.metadata.labels[{key}]", f"must be '{value}'")
         elif labels[key] != value:
             yield invalid(f"spec.template.metadata.labels[{key}]", labels, f"must be '{value}'")
-    if not matches_selector(spec["selector"], expected):
+    if not matches_selector(spec["selector"], expected_labels):
         yield invalid("spec.selector", spec["selector"], "`selector` not auto-generated")
 
 
@@ -183,13 +183,13 @@ def _check_failure_policy(spec: Obj) -> Iterator[Cause]:
             yield invalid_unquoted(at, "specifying one of OnExitCodes and OnPodConditions is required")
 
 
-def _check_exit_codes(codes: Obj, known: set[str], at: str) -> Iterator[Cause]:
+def _check_exit_codes(codes: Obj, known_containers: set[str], at: str) -> Iterator[Cause]:
     operator, values = codes.get("operator") or "", codes.get("values") or []
     if not operator:
         yield required(f"{at}.operator", f"valid values: {_joined_choices(('In', 'NotIn'))}")
     else:
         yield from one_of(f"{at}.operator", operator, ("In", "NotIn"))
-    if codes.get("containerName") is not None and codes["containerName"] not in known:
+    if codes.get("containerName") is not None and codes["containerName"] not in known_containers:
         message = "must be one of the container or initContainer names in the pod template"
         yield invalid(f"{at}.containerName", codes["containerName"], message)
     if not values:

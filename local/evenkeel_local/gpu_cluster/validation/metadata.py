@@ -35,8 +35,8 @@ def check_metadata(rt: ResourceType, obj: Obj) -> Iterator[Cause]:
     name = metadata.get("name") or ""
     judge = NAMES.get(rt.key, names.subdomain_errors)
     if prefix := metadata.get("generateName"):
-        masked = f"{prefix[:-1]}a" if prefix.endswith("-") else prefix
-        yield from names.causes("metadata.generateName", prefix, judge(masked))
+        checked_name = f"{prefix[:-1]}a" if prefix.endswith("-") else prefix
+        yield from names.causes("metadata.generateName", prefix, judge(checked_name))
     yield from names.causes("metadata.name", name, judge(name))
     yield from names.check_labels(metadata.get("labels"), "metadata.labels")
     yield from check_annotations(metadata.get("annotations") or {}, "metadata.annotations")
@@ -81,23 +81,23 @@ def _check_finalizers(rt: ResourceType, finalizers: list[str]) -> Iterator[Cause
         yield invalid(field, finalizers, "finalizer orphan and foregroundDeletion cannot be both set")
 
 
-def check_metadata_update(stated: Obj, stored: Obj) -> Iterator[Cause]:
-    """Yield the problems of a change of an object's metadata; `stated` is the metadata that the client sent.
+def check_metadata_update(new_metadata: Obj, old_metadata: Obj) -> Iterator[Cause]:
+    """Yield the problems of a change of an object's metadata; `new_metadata` is the metadata that the client sent.
 
     The server ignores `creationTimestamp` and `generation`.
     """
-    if stored.get("deletionTimestamp"):
-        added = sorted(set(stated.get("finalizers") or ()) - set(stored.get("finalizers") or ()))
-        if added:
-            listed = ", ".join(map(json.dumps, added))
+    if old_metadata.get("deletionTimestamp"):
+        added_finalizers = sorted(set(new_metadata.get("finalizers") or ()) - set(old_metadata.get("finalizers") or ()))
+        if added_finalizers:
+            finalizers_text = ", ".join(map(json.dumps, added_finalizers))
             message = "no new finalizers can be added if the object is being deleted, found new finalizers []string"
-            yield forbidden("metadata.finalizers", f"{message}{{{listed}}}")
-    if stated.get("uid") and stated["uid"] != stored["uid"]:
-        yield immutable("metadata.uid", stated["uid"])
-    elif stated.get("deletionTimestamp") and not stored.get("deletionTimestamp"):
-        yield immutable("metadata.deletionTimestamp", stated["deletionTimestamp"])
-    seconds = stated.get("deletionGracePeriodSeconds")
-    if seconds is not None and seconds != stored.get("deletionGracePeriodSeconds"):
+            yield forbidden("metadata.finalizers", f"{message}{{{finalizers_text}}}")
+    if new_metadata.get("uid") and new_metadata["uid"] != old_metadata["uid"]:
+        yield immutable("metadata.uid", new_metadata["uid"])
+    elif new_metadata.get("deletionTimestamp") and not old_metadata.get("deletionTimestamp"):
+        yield immutable("metadata.deletionTimestamp", new_metadata["deletionTimestamp"])
+    seconds = new_metadata.get("deletionGracePeriodSeconds")
+    if seconds is not None and seconds != old_metadata.get("deletionGracePeriodSeconds"):
         yield immutable("metadata.deletionGracePeriodSeconds", seconds)
 
 

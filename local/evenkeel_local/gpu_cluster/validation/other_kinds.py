@@ -40,8 +40,8 @@ def check_node(obj: Obj) -> Iterator[Cause]:
 
 def check_node_update(obj: Obj, old: Obj) -> Iterator[Cause]:
     """Yield the problems of a change of a node."""
-    before, after = old["spec"].get("providerID"), (obj.get("spec") or {}).get("providerID")
-    if before and before != after:
+    old_provider_id, new_provider_id = old["spec"].get("providerID"), (obj.get("spec") or {}).get("providerID")
+    if old_provider_id and old_provider_id != new_provider_id:
         yield forbidden("spec.providerID", 'node updates may not change providerID except from "" to valid')
 
 
@@ -134,14 +134,14 @@ def check_binding_update(obj: Obj, old: Obj) -> Iterator[Cause]:
 def check_definition(obj: Obj) -> Iterator[Cause]:
     """Yield the problems of a custom resource definition."""
     spec = obj.get("spec") or {}
-    named = spec.get("names") or {}
+    spec_names = spec.get("names") or {}
     for field in ("group", "scope", "versions"):
         if not spec.get(field):
             yield required(f"spec.{field}")
     for field in ("plural", "kind"):
-        if not named.get(field):
+        if not spec_names.get(field):
             yield required(f"spec.names.{field}")
-    if named.get("plural") and name_of(obj) != f"{named['plural']}.{spec.get('group')}":
+    if spec_names.get("plural") and name_of(obj) != f"{spec_names['plural']}.{spec.get('group')}":
         yield invalid("metadata.name", name_of(obj), 'must be spec.names.plural+"."+spec.group')
     for number, version in enumerate(spec.get("versions") or ()):
         if not (version.get("schema") or {}).get("openAPIV3Schema"):

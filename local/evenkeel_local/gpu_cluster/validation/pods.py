@@ -80,8 +80,8 @@ def check_pod_spec(spec: Obj, path: str) -> Iterator[Cause]:
     yield from one_of(f"{path}.preemptionPolicy", spec.get("preemptionPolicy"), policies)
 
 
-def _between(least: int, most: int) -> str:
-    return f"must be between {least} and {most}, inclusive"
+def _between(minimum: int, maximum: int) -> str:
+    return f"must be between {minimum} and {maximum}, inclusive"
 
 
 # Volumes
@@ -166,23 +166,23 @@ def check_taints(taints: Iterable[Obj], path: str) -> Iterator[Cause]:
 
 def _check_affinity(affinity: Obj, path: str) -> Iterator[Cause]:
     node = affinity.get("nodeAffinity") or {}
-    needed = "requiredDuringSchedulingIgnoredDuringExecution"
-    preferred = "preferredDuringSchedulingIgnoredDuringExecution"
-    if (terms := node.get(needed)) is not None:
-        at = f"{path}.nodeAffinity.{needed}.nodeSelectorTerms"
+    required_field = "requiredDuringSchedulingIgnoredDuringExecution"
+    preferred_field = "preferredDuringSchedulingIgnoredDuringExecution"
+    if (terms := node.get(required_field)) is not None:
+        at = f"{path}.nodeAffinity.{required_field}.nodeSelectorTerms"
         if not terms.get("nodeSelectorTerms"):
             yield required(at, "must have at least one node selector term")
         for number, term in enumerate(terms.get("nodeSelectorTerms") or ()):
             yield from _check_node_term(term, f"{at}[{number}]")
-    for number, choice in enumerate(node.get(preferred) or ()):
-        at = f"{path}.nodeAffinity.{preferred}[{number}]"
+    for number, choice in enumerate(node.get(preferred_field) or ()):
+        at = f"{path}.nodeAffinity.{preferred_field}[{number}]"
         yield from _check_weight(choice, at)
         yield from _check_node_term(choice.get("preference") or {}, f"{at}.preference")
     for section in ("podAffinity", "podAntiAffinity"):
-        for number, term in enumerate((affinity.get(section) or {}).get(needed) or ()):
-            yield from _check_pod_term(term, f"{path}.{section}.{needed}[{number}]")
-        for number, choice in enumerate((affinity.get(section) or {}).get(preferred) or ()):
-            at = f"{path}.{section}.{preferred}[{number}]"
+        for number, term in enumerate((affinity.get(section) or {}).get(required_field) or ()):
+            yield from _check_pod_term(term, f"{path}.{section}.{required_field}[{number}]")
+        for number, choice in enumerate((affinity.get(section) or {}).get(preferred_field) or ()):
+            at = f"{path}.{section}.{preferred_field}[{number}]"
             yield from _check_weight(choice, at)
             yield from _check_pod_term(choice.get("podAffinityTerm") or {}, f"{at}.podAffinityTerm")
 
@@ -222,8 +222,8 @@ def _check_spread(rule: Obj, at: str) -> Iterator[Cause]:
     if skew <= 0:
         yield invalid(f"{at}.maxSkew", skew, "must be greater than zero")
     yield from names.check_required(f"{at}.topologyKey", key, names.qualified_name_errors, "can not be empty")
-    when = rule.get("whenUnsatisfiable") or ""
-    yield from one_of(f"{at}.whenUnsatisfiable", when, ("DoNotSchedule", "ScheduleAnyway"))
+    unsatisfiable_action = rule.get("whenUnsatisfiable") or ""
+    yield from one_of(f"{at}.whenUnsatisfiable", unsatisfiable_action, ("DoNotSchedule", "ScheduleAnyway"))
     yield from names.check_selector(rule.get("labelSelector"), f"{at}.labelSelector")
 
 
@@ -241,22 +241,24 @@ def check_pod_update(obj: Obj, old: Obj) -> Iterator[Cause]:
             if not container.get("image"):
                 yield required(f"spec.{section}[{number}].image")
     yield from check_tolerations(new_spec.get("tolerations") or (), "spec.tolerations")
-    before, after = old_spec.get("activeDeadlineSeconds"), new_spec.get("activeDeadlineSeconds")
-    if before is not None and after is None:
+    old_seconds, new_seconds = old_spec.get("activeDeadlineSeconds"), new_spec.get("activeDeadlineSeconds")
+    if old_seconds is not None and new_seconds is None:
         message = "must not update from a positive integer to nil value"
         yield invalid("spec.activeDeadlineSeconds", None, message)
-    elif before is not None and after > before:
-        yield invalid("spec.activeDeadlineSeconds", after, "must be less than or equal to previous value")
-    tolerated = [_without_seconds(item) for item in new_spec.get("tolerations") or ()]
-    if any(_without_seconds(item) not in tolerated for item in old_spec.get("tolerations") or ()):
+    elif old_seconds is not None and new_seconds > old_seconds:
+        yield invalid("spec.activeDeadlineSeconds", new_seconds, "must be less than or equal to previous value")
+    new_tolerations = [_without_seconds(item) for item in new_spec.get("tolerations") or ()]
+    if any(_without_seconds(item) not in new_tolerations for item in old_spec.get("tolerations") or ()):
         message = "existing toleration can not be modified except its tolerationSeconds"
         yield forbidden("spec.tolerations", message)
     gates = {gate.get("name") for gate in old_spec.get("schedulingGates") or ()}
-    added = {gate.get("name") for gate in new_spec.get("schedulingGates") or ()} - gates
-    if added:
-        message = f"only deletion is allowed, but found new scheduling gates '{','.join(sorted(map(str, added)))}'"
+    added_gates = {gate.get("name") for gate in new_spec.get("schedulingGates") or ()} - gates
+    if added_gates:
+        message = (
+            f"only deletion is allowed, but found new scheduling gates '{','.join(sorted(map(str, added_gates)))}'"
+        )
         yield forbidden("spec.schedulingGates", message)
-    if _fixed_part(new_spec, gated=bool(gates)) != _fixed_part(old_spec, gated=bool(gates)):
+    if _fixed_part(new_spec, is_gated=bool(gates)) != _fixed_part(old_spec, is_gated=bool(gates)):
         yield forbidden("spec", CHANGEABLE)
 
 
@@ -264,13 +266,13 @@ def _without_seconds(toleration: Obj) -> str:
     return quoted({key: value for key, value in sorted(toleration.items()) if key != "tolerationSeconds"})
 
 
-def _fixed_part(spec: Obj, *, gated: bool) -> Any:
-    fixed = clone(spec)
-    for container in [*(fixed.get("containers") or ()), *(fixed.get("initContainers") or ())]:
+def _fixed_part(spec: Obj, *, is_gated: bool) -> Any:
+    fixed_spec = clone(spec)
+    for container in [*(fixed_spec.get("containers") or ()), *(fixed_spec.get("initContainers") or ())]:
         container.pop("image", None)
     for field in ("activeDeadlineSeconds", "tolerations", "schedulingGates"):
-        fixed.pop(field, None)
-    if gated:  # a gated pod may still be sent to other nodes
+        fixed_spec.pop(field, None)
+    if is_gated:  # a gated pod may still be sent to other nodes
         for field in ("nodeSelector", "affinity"):
-            fixed.pop(field, None)
-    return fixed
+            fixed_spec.pop(field, None)
+    return fixed_spec
