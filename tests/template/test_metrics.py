@@ -316,6 +316,20 @@ def test_alarm_on_an_expression_reads_all_its_series(name: str) -> None:
     assert not {"Namespace", "MetricName", "Statistic", "Period"} & set(alarm)
 
 
+@pytest.mark.parametrize(
+    ("limit", "claimed", "pages"),
+    [(1000, 949, False), (1000, 951, True), (10_000, 9_400, False), (50, 10, False), (50, 49, True)],
+)
+def test_concurrency_alarm_fits_the_limit_of_every_account(limit: int, claimed: int, *, pages: bool) -> None:
+    alarm = ALARMS["ConcurrencyLowAlarm"]
+    expression = alarm["Metrics"][0]["Expression"]["Fn::Sub"].replace("${LambdaConcurrencyLimit}", str(limit))
+
+    left = eval(expression, {"__builtins__": {}}, {"claimed": claimed})
+
+    assert alarm["ComparisonOperator"] == "LessThanThreshold"
+    assert (left < alarm["Threshold"]) is pages
+
+
 @pytest.mark.parametrize("table", sorted(resources("AWS::DynamoDB::Table")))
 def test_alarm_counts_throttles_of_a_table_and_its_index(table: str) -> None:
     throttled = {

@@ -181,6 +181,13 @@ def test_release_workflow_pins_every_action_by_commit() -> None:
     assert [action for action in used_actions if not re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", action)] == []
 
 
+def test_release_workflow_has_the_commit_of_the_upgrade_test() -> None:
+    checkout = WORKFLOW["jobs"]["build"]["steps"][0]
+
+    assert checkout["uses"].startswith("actions/checkout@")
+    assert checkout["with"]["fetch-depth"] == 0, "tests/local/test_upgrade.py skips a case in a shallow clone"
+
+
 def test_release_workflow_writes_only_where_it_publishes() -> None:
     assert WORKFLOW["permissions"] == {}
     assert WORKFLOW["jobs"]["build"]["permissions"] == {"contents": "read"}
