@@ -70,8 +70,12 @@ def deployment_id(now: datetime, present: str = "") -> str:
 
 
 def sam_command(environment: str, parameters: Mapping[str, str], deployment: str) -> list[str]:
-    """Return the command that deploys. It has all parameters, because they replace the parameters of samconfig.toml."""
-    named = {name: value for name, value in parameters.items() if value} | {"DeploymentId": deployment}
+    """Return the command that deploys.
+
+    It has all parameters, because they replace the parameters of samconfig.toml. Empty ones are among them: sam keeps
+    the present value of a parameter that the command does not name.
+    """
+    named = {**parameters, "DeploymentId": deployment}
     overrides = [
         f'ParameterKey={name},ParameterValue="{_escape_value(value)}"' for name, value in sorted(named.items())
     ]

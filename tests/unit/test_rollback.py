@@ -1,5 +1,7 @@
 """Deployment ids, and the choice of versions for a rollback."""
 
+import json
+import subprocess
 from datetime import UTC, datetime
 
 import boto3
@@ -118,4 +120,19 @@ def test_deploy_command_names_every_parameter_and_a_new_id() -> None:
         *("deploy", "--config-env", "dev", "--parameter-overrides"),
         'ParameterKey=DeploymentId,ParameterValue="2511250130"',
         'ParameterKey=Mode,ParameterValue="act"',
+        'ParameterKey=PageEmail,ParameterValue=""',
     ]
+
+
+def test_sam_reads_every_parameter_of_the_deploy_command() -> None:
+    parameters = {"Mode": "act", "PageEmail": "", "SubnetIds": "subnet-1,subnet-2", "JobNamespace": 'a "b" c'}
+    words = deploy.sam_command("dev", parameters, "2511250130")[5:]
+    program = (
+        "import json, sys; from samcli.cli.types import CfnParameterOverridesType; "
+        "print(json.dumps(CfnParameterOverridesType().convert(tuple(sys.argv[1:]), None, None)))"
+    )
+
+    sam_python = str(deploy.SAM.with_name("python"))
+    answer = subprocess.run([sam_python, "-c", program, *words], capture_output=True, text=True, check=True)
+
+    assert json.loads(answer.stdout) == {**parameters, "DeploymentId": "2511250130"}
