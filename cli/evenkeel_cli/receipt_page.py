@@ -64,12 +64,12 @@ def draw_job_receipt(out: Printer, receipt: Json) -> None:
     out.table(
         [
             Column("TIME", lambda bucket: plain(bucket["bucket"])),
-            Column("", lambda bucket: duration(bucket["seconds"]), is_right=True),
+            Column("", lambda bucket: seconds_text(bucket["seconds"]), is_right=True),
             Column("SHARE", lambda bucket: _percent_text(bucket["share"]), is_right=True),
             Column("GPU-HOURS", lambda bucket: hours_text(bucket["gpuHours"]), is_right=True),
             Column("COST", lambda bucket: usd_text(bucket["usdMicros"]), is_right=True),
         ],
-        receipt["buckets"],
+        [_without_unmeasured_zeros(bucket) for bucket in receipt["buckets"]],
         indent="  ",
     )
     if receipt.get("parts"):
@@ -89,6 +89,13 @@ def draw_job_receipt(out: Printer, receipt: Json) -> None:
         out.line()
         draw_interruption(out, interruption)
     draw_notes(out, receipt["notes"])
+
+
+def _without_unmeasured_zeros(bucket: Json) -> Json:
+    """Return a bucket with null for each figure whose time was not measured."""
+    if bucket["seconds"] or bucket.get("isMeasured", True):
+        return bucket
+    return bucket | dict.fromkeys(("seconds", "share", "gpuHours", "usdMicros"))
 
 
 def draw_interruption(out: Printer, interruption: Json) -> None:
@@ -117,7 +124,7 @@ def draw_interruption(out: Printer, interruption: Json) -> None:
             Column("LOST", lambda row: seconds_text(row[0]["seconds"]), is_right=True),
             Column("GPU-HOURS", lambda row: hours_text(row[0]["gpuHours"]), is_right=True),
             Column("COST", lambda row: usd_text(row[0]["usdMicros"]), is_right=True),
-            Column("UNTIL", lambda row: row[0].get("toRecord") or row[0].get("whyUnknown") or "", may_shrink=True),
+            Column("UNTIL", lambda row: row[0].get("toRecord") or row[0].get("whyUnknown") or "", wraps=True),
         ],
         rows,
         indent="    ",

@@ -182,10 +182,29 @@ def watch_job(client: ApiClient, job_id: str, draw: Callable[[Json, ProgressRead
         time.sleep(REFRESH_SECONDS)
 
 
+class MissingLogs:
+    """The ranks without a log. A rank that failed to start must not hide the logs of the other ranks."""
+
+    def __init__(self, rank_count: int) -> None:
+        """Count the ranks to read."""
+        self._left = rank_count
+
+    def add(self, failed: CommandFailed) -> None:
+        """Note that a rank has no log.
+
+        Raises:
+            CommandFailed: no rank has a log, or the log cannot be read for another reason.
+        """
+        self._left -= 1
+        if failed.exit_code is not Exit.NOT_FOUND or not self._left:
+            raise failed
+        note(str(failed))
+
+
 class _FollowedLog:
     """The log of one rank, attempt after attempt."""
 
-    def __init__(self, client: _RetryingClient, job_id: str, rank: int, query: LogQuery, write: Write) -> None:
+    def __init__(self, client: _RetryingClient, job_id: str, rank: int | None, query: LogQuery, write: Write) -> None:
         self._client, self._job_id, self._rank, self._asked = client, job_id, rank, query
         self._write = write
         self._lines = max(query.tail, _POLL_NOTE)
@@ -235,7 +254,7 @@ class _FollowedLog:
         self._current, self._seen = log["attempt"], _last_lines(text, self._lines)
 
 
-def follow_logs(client: ApiClient, job_id: str, writers: Mapping[int, Write], query: LogQuery) -> None:
+def follow_logs(client: ApiClient, job_id: str, writers: Mapping[int | None, Write], query: LogQuery) -> None:
     """Print the logs of ranks and their new lines, attempt after attempt, until the job or the attempt ends.
 
     Between two attempts there is no log; that is not an error.
@@ -243,17 +262,27 @@ def follow_logs(client: ApiClient, job_id: str, writers: Mapping[int, Write], qu
     Args:
         client: The client to read with.
         job_id: The job.
-        writers: By rank: prints its text.
+        writers: By rank: prints its text. None: the rank that the API chooses.
         query: The part to print.
     """
     patience = _RetryingClient(client)
     logs = [_FollowedLog(patience, job_id, rank, query, write) for rank, write in writers.items()]
+    missing = MissingLogs(len(logs))
     while True:
         job = patience.get(f"/jobs/{job_id}")
-        logs = [log for log in logs if not log.poll(job)]
+        logs = [log for log in logs if not _is_read(log, job, missing)]
         if not logs:
             return
         time.sleep(_POLL_SECONDS)
+
+
+def _is_read(log: _FollowedLog, job: Json | None, missing: MissingLogs) -> bool:
+    """Print the new lines of a log. Return whether nothing more will follow."""
+    try:
+        return log.poll(job)
+    except CommandFailed as failed:
+        missing.add(failed)
+        return True
 
 
 def with_prefix(prefix: str, write: Write) -> Write:

@@ -1,6 +1,7 @@
 """`evenkeel jobs`."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,6 +10,7 @@ import typer
 from evenkeel_cli.commands import job_changes, lookup
 from evenkeel_cli.commands.following import (
     LogQuery,
+    MissingLogs,
     ProgressReading,
     follow_logs,
     missing_newline,
@@ -197,7 +199,9 @@ def timeline(
 @app.command("logs")
 def logs(  # noqa: PLR0913, PLR0917 - options, each given by its name
     job: JobArgument,
-    rank: Annotated[int, typer.Option(min=0, help="Rank of the pod in the gang.")] = 0,
+    rank: Annotated[
+        int | None, typer.Option(min=0, help="Rank of the pod. Default: 0, or the lowest rank that left a log.")
+    ] = None,
     all_ranks: Annotated[
         bool, typer.Option("--all-ranks", "-a", help="Print the logs of all ranks; each line begins with its rank.")
     ] = False,
@@ -214,8 +218,10 @@ def logs(  # noqa: PLR0913, PLR0917 - options, each given by its name
     write = printer.raw if is_raw else printer.text
     client = lookup.current_client()
     job_id = lookup.find_job(client, job)
-    ranks = range(_rank_count(client.get(f"/jobs/{job_id}"), attempt)) if all_ranks else [rank]
-    writers = {number: with_prefix(f"[{number}] ", write) if all_ranks else write for number in ranks}
+    writers: dict[int | None, Callable[[str], None]] = {rank: write}
+    if all_ranks:
+        count = _rank_count(client.get(f"/jobs/{job_id}"), attempt)
+        writers = {number: with_prefix(f"[{number}] ", write) for number in range(count)}
     log_query = LogQuery(attempt, tail, timestamps)
     if follow:
         try:
@@ -223,8 +229,13 @@ def logs(  # noqa: PLR0913, PLR0917 - options, each given by its name
         except KeyboardInterrupt:
             raise CommandFailed(Exit.INTERRUPTED, "Stopped following the log. The job continues.") from None
         return
+    missing = MissingLogs(len(writers))
     for number, write_rank in writers.items():
-        document = client.get(f"/jobs/{job_id}/logs", rank=number, **log_query.parameters())
+        try:
+            document = client.get(f"/jobs/{job_id}/logs", rank=number, **log_query.parameters())
+        except CommandFailed as failed:
+            missing.add(failed)
+            continue
         write_rank(document["text"] + missing_newline(document["text"]))
         if document.get("note"):
             sys.stdout.flush()

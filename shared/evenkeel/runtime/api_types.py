@@ -425,7 +425,8 @@ class LogsQuery(Body):
     """`GET /v1/jobs/{id}/logs`."""
 
     attempt: Annotated[int, Field(ge=1)] | None = None
-    rank: Annotated[int, Field(ge=0, le=4096)] = 0
+    rank: Annotated[int, Field(ge=0, le=4096)] | None = None
+    """Omitted: rank 0, or the lowest rank that left a log."""
     tail: Annotated[int, Field(ge=1, le=LONGEST_LOG_TAIL)] = 200
     timestamps: Literal["", "true"] = ""
     """`true`: each line begins with its time, in RFC 3339 UTC."""

@@ -302,6 +302,8 @@ def test_time_buckets_of_a_job_sum_to_its_elapsed_time(gateway: Gateway) -> None
     }
     assert document["elapsedSeconds"] == 3 * 3600
     assert document["interruptions"][0]["incidentIds"] == ["inc-0000000001"]
+    unmeasured = {bucket["bucket"] for bucket in document["buckets"] if not bucket["isMeasured"]}
+    assert unmeasured == {"CHECKPOINTING", "RESTORING"}
 
 
 def test_measured_restore_and_saves_have_their_own_buckets(gateway: Gateway) -> None:
@@ -316,6 +318,7 @@ def test_measured_restore_and_saves_have_their_own_buckets(gateway: Gateway) -> 
     assert (seconds["RESTORING"], seconds["UNKNOWN"]) == (600, 0)
     assert (seconds["CHECKPOINTING"], seconds["PRODUCTIVE"]) == ((50 + 42) * 6, (50 + 42) * 54)
     assert sum(seconds.values()) == document["elapsedSeconds"]
+    assert all(bucket["isMeasured"] for bucket in document["buckets"])
 
 
 def test_timeline_of_job_and_incident_ends_with_the_receipt(gateway: Gateway) -> None:

@@ -16,7 +16,8 @@ STAGES = """\
     drain           09:15:42Z    1m20s       0.36    $2.45  attempt 1 ended
     wait for nodes  09:17:02Z    4m00s       1.07    $7.34  attempt 2 admitted
     launch          09:21:02Z      20s       0.09    $0.61  attempt 2 launched
-    restart         09:21:22Z    1m40s       0.44    $3.06  every pod of attemp…
+    restart         09:21:22Z    1m40s       0.44    $3.06  every pod of attempt
+                                                            2 runs
     restore         –          unknown    unknown  unknown  not recorded
     sum                         18m00s       4.80   $33.02
 """
@@ -39,6 +40,14 @@ def test_receipt_shows_each_stage_within_80_columns(fleet: CliFixture, words: tu
     plain_output = result.out.replace("\x1b[1m", "").replace("\x1b[0m", "").replace("\x1b[2m", "")
     assert STAGES in plain_output
     assert max(map(len, plain_output.splitlines())) <= 80
+
+
+def test_unmeasured_time_is_unknown_and_not_zero(fleet: CliFixture) -> None:
+    lines = [line.split() for line in fleet.run("jobs", "receipt", "llama-1").out.splitlines()]
+
+    assert ["restoring", *["unknown"] * 4] in lines
+    assert ["checkpointing", *["unknown"] * 4] in lines
+    assert ["starting", "0s", "0.0%", "0.00", "$0.00"] in lines
 
 
 def test_receipt_separates_estimates_from_measurements(fleet: CliFixture) -> None:

@@ -172,6 +172,28 @@ def test_log_lines_of_all_ranks_begin_with_their_rank(cli: CliFixture, follow: t
 
 
 @pytest.mark.parametrize("follow", [(), ("-f",)], ids=["once", "followed"])
+def test_rank_without_a_log_hides_no_other_rank(cli: CliFixture, follow: tuple[str, ...]) -> None:
+    store_job(cli, "FAILED", ended=1, log="a")
+    cluster = cli.gateway.fakes.cluster
+    del cluster.launched("job-0000000001", 1).pods[0]
+    cluster.text["job-0000000001-a1-1"] = "c"
+
+    result = cli.run("jobs", "logs", "job-0000000001", "--all-ranks", *follow)
+
+    assert (result.exit_code, result.out) == (0, "[1] c\n")
+    assert "Rank 0 of job-0000000001-a1 has no pod and no kept log." in result.err
+
+
+def test_job_without_any_log_ends_with_not_found(cli: CliFixture) -> None:
+    store_job(cli, "FAILED", ended=1)
+
+    result = cli.run("jobs", "logs", "job-0000000001", "--all-ranks")
+
+    assert (result.exit_code, result.out) == (4, "")
+    assert "Rank 1 of job-0000000001-a1 has no pod and no kept log." in result.err
+
+
+@pytest.mark.parametrize("follow", [(), ("-f",)], ids=["once", "followed"])
 def test_log_lines_begin_with_timestamps_on_request(cli: CliFixture, follow: tuple[str, ...]) -> None:
     store_job(cli, "SUCCEEDED", log="a\nb")
 

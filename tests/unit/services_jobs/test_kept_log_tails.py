@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.kept_logs import KEPT_BYTES, KEPT_RANKS, KeptLog
-from evenkeel.ports import LogTail, NotAllowed, NotFound, Put
+from evenkeel.ports import Delete, LogTail, NotAllowed, NotFound, Put
 from evenkeel.services.queries import read_jobs
 from evenkeel.services.queries.disclosure import Reader
 from evenkeel.services.recovery import drain_node, plan_recovery
@@ -25,7 +25,7 @@ def write_log(scenario: JobScenario, job_id: str, rank: int, text: str, attempt:
     scenario.world.cluster.text[f"{job_id}-a{attempt}-{rank}"] = text
 
 
-def shown_log(scenario: JobScenario, job_id: str, rank: int = 0, tail: int = 200) -> dict[str, Any]:
+def shown_log(scenario: JobScenario, job_id: str, rank: int | None = 0, tail: int = 200) -> dict[str, Any]:
     return read_jobs.job_logs(job_id, Reader(), scenario.context(), attempt=1, rank=rank, tail=tail)
 
 
@@ -45,6 +45,37 @@ def test_logs_of_stopped_attempt_are_kept_before_pods_are_deleted() -> None:
         assert document["text"] == f"step 1\nrank {rank} says goodbye\n"
         assert document["keptAt"]
         assert "The rest is on hyperpod-i-" in document["note"]
+
+
+def a_job_with_a_log_of_rank_1_only(scenario: JobScenario) -> str:
+    """Return a failed job: Kubernetes deleted the pod of rank 0 before its log was kept."""
+    job_id = scenario.running(nodes=2).job_id
+    write_log(scenario, job_id, 1, "rank 1 failed\n")
+    scenario.cancel(job_id)
+    scenario.stop(job_id)
+    scenario.settle(job_id)
+    return job_id
+
+
+def test_log_without_a_rank_is_the_first_that_was_kept() -> None:
+    scenario = JobScenario()
+    job_id = a_job_with_a_log_of_rank_1_only(scenario)
+
+    document = shown_log(scenario, job_id, rank=None)
+
+    assert (document["rank"], document["text"]) == (1, "rank 1 failed\n")
+    assert document["note"].startswith("Rank 0 left no log; this is rank 1. ")
+
+
+def test_missing_log_names_a_rank_whose_log_was_kept() -> None:
+    scenario = JobScenario()
+    job_id = a_job_with_a_log_of_rank_1_only(scenario)
+    row = scenario.world.ledger.get(job_rows.kept_log_key(job_id, 1, 0))
+    assert row
+    scenario.world.ledger.commit(Delete(row.key, row.version))
+
+    with pytest.raises(NotFound, match=f"evenkeel jobs logs {job_id} --attempt 1 --rank 1"):
+        shown_log(scenario, job_id, rank=0)
 
 
 def test_kept_lines_have_their_times() -> None:

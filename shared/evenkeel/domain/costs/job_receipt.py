@@ -52,6 +52,8 @@ class BucketTime(Value):
     """Share of the elapsed time; null if no time has elapsed."""
     gpu_hours: float
     usd_micros: int | None
+    is_measured: bool = True
+    """False if part of this time was not measured. Another bucket includes that part, for example UNKNOWN."""
 
 
 class CapacityPart(StrEnum):
@@ -179,6 +181,7 @@ class _BucketTotals:
     def __init__(self) -> None:
         self.time = self.gpu = 0
         self.usd: int | None = 0
+        self.is_measured = True
 
     def add(self, time: int, gpus: int, price: GpuPrice | None) -> None:
         self.time += time
@@ -201,8 +204,10 @@ def _bucket_times(
     for lost_time in losses:
         lost_bucket = JobTimeBucket.LOST if lost_time.receipt.cause.is_failure else JobTimeBucket.INTERRUPTED
         for receipt_part in lost_time.receipt.parts:
-            if receipt_part.seconds is not None:
-                bucket_sum = sums[JobTimeBucket.RESTORING if receipt_part.stage is Stage.RESTORE else lost_bucket]
+            bucket_sum = sums[JobTimeBucket.RESTORING if receipt_part.stage is Stage.RESTORE else lost_bucket]
+            if receipt_part.seconds is None:
+                bucket_sum.is_measured = False
+            else:
                 bucket_sum.time += round(receipt_part.seconds * 1e6)
                 bucket_sum.gpu += receipt_part.gpus * round(receipt_part.seconds * 1e6)
                 if receipt_part.seconds and receipt_part.gpus:
@@ -226,6 +231,11 @@ def _bucket_times(
             counted_spans += own_spans
             spent = sum(microseconds(span.end - span.start) for span in own_spans)
             price = price_of.get(attempt.attempt)
+            saves_checkpoints = bool(job.spec.checkpoint_uri)
+            if bucket is JobTimeBucket.PRODUCTIVE and spent and saves_checkpoints and attempt.saving_share is None:
+                sums[JobTimeBucket.CHECKPOINTING].is_measured = False
+            if bucket is JobTimeBucket.UNKNOWN and spent:
+                sums[JobTimeBucket.RESTORING].is_measured = False
             saving = int(spent * (attempt.saving_share or 0.0)) if bucket is JobTimeBucket.PRODUCTIVE else 0
             sums[JobTimeBucket.CHECKPOINTING].add(saving, attempt.accelerators, price)
             sums[bucket].add(spent - saving, attempt.accelerators, price)
@@ -238,6 +248,7 @@ def _bucket_times(
             share=bucket_sum.time / elapsed_microseconds if elapsed_microseconds else None,
             gpu_hours=bucket_sum.gpu / MICROSECONDS_PER_HOUR,
             usd_micros=bucket_sum.usd,
+            is_measured=bucket_sum.is_measured,
         )
         for bucket, bucket_sum in sums.items()
     )

@@ -105,7 +105,9 @@ def why_never_fits(
         ),
         "nodes",
     )
-    return SpecError(field, f"The job could never start on the configured fleet. {answer.reason}")
+    if answer.action is AdmissionAction.NEVER_FITS:
+        return SpecError(field, answer.reason)
+    return SpecError(field, f"The job can never start here. {answer.reason}")
 
 
 def _shows_some_locations_only(capacities: Iterable[NodeCapacity]) -> bool:

@@ -183,13 +183,14 @@ def job_logs(
     context: Context,
     *,
     attempt: int | None,
-    rank: int,
+    rank: int | None,
     tail: int,
     timestamps: bool = False,
 ) -> Json:
     """Return the last lines of a rank's log, of the latest attempt unless another is named.
 
-    If the pod is gone or not reachable, these are the lines that were kept with the attempt.
+    If the pod is gone or not reachable, these are the lines that were kept with the attempt. Without a rank it is the
+    log of rank 0, or else the lowest rank whose lines were kept: Kubernetes deletes the running pods of a failed job.
 
     Raises:
         NotYourTeam: the caller is not in the job's team.
@@ -204,39 +205,60 @@ def job_logs(
     if row is None:
         raise NotFound(f"{job_id} has no attempt {number}; its latest is {job.current_attempt}.")
     chosen_attempt = rows.decode(row, Attempt)
-    if rank >= chosen_attempt.ranks:
+    if rank is not None and rank >= chosen_attempt.ranks:
         raise Refused(
             f"Attempt {number} of {job_id} has {count_of(chosen_attempt.ranks, 'pod')}; "
             f"the highest rank is {chosen_attempt.ranks - 1}."
         )
-    document: Json = {"jobId": job_id, "attempt": number, "rank": rank}
+    read_rank = rank or 0
+    document: Json = {"jobId": job_id, "attempt": number, "rank": read_rank}
     try:
-        text = context.cluster.logs(chosen_attempt, rank, tail, timestamps=timestamps)
+        text = context.cluster.logs(chosen_attempt, read_rank, tail, timestamps=timestamps)
     except (NotFound, Refused, TransientError) as error:
-        kept_row = context.ledger.get(job_rows.kept_log_key(job_id, number, rank))
+        kept_row = context.ledger.get(job_rows.kept_log_key(job_id, number, read_rank))
         kept_log = rows.decode(kept_row, KeptLog) if kept_row else None
         if kept_log is None or not kept_log.text:
             if not isinstance(error, NotFound) and chosen_attempt.ended_at is None:
                 raise
-            raise NotFound(_why_no_log(chosen_attempt, rank, kept_log, str(error))) from error
+            kept_logs = _load_kept_logs(context.ledger, chosen_attempt)
+            if rank is not None or not kept_logs:
+                raise NotFound(_why_no_log(chosen_attempt, read_rank, kept_log, str(error), kept_logs)) from error
+            kept_log = kept_logs[0]
         text = kept_log.last_lines(tail, timestamps=timestamps)
         is_cut = kept_log.is_cut or len(kept_log.text.splitlines()) > tail
         times_note = _UNKNOWN_TIMES_NOTE if timestamps and not kept_log.times else ""
+        rank_note = f"Rank {read_rank} left no log; this is rank {kept_log.rank}. "
         return document | {
+            "rank": kept_log.rank,
             "text": text,
             "isCut": is_cut,
             "keptAt": rfc3339(kept_log.kept_at),
-            "note": _kept_log_note(chosen_attempt, kept_log) + times_note,
+            "note": rank_note * (kept_log.rank != read_rank) + _kept_log_note(chosen_attempt, kept_log) + times_note,
         }
     return document | {"text": text[-LARGEST_LOG:], "isCut": len(text) > LARGEST_LOG, "keptAt": None, "note": None}
 
 
-def _why_no_log(attempt: Attempt, rank: int, kept_log: KeptLog | None, error: str) -> str:
+def _load_kept_logs(ledger: Ledger, attempt: Attempt) -> list[KeptLog]:
+    """Read the kept logs of an attempt that have lines, by rank."""
+    first = job_rows.kept_log_key(attempt.job_id, attempt.attempt, 0)
+    stored = ledger.partition(Table.JOBS, first.pk, first.sk.removesuffix(f"{0:06d}"))
+    return [log for row in stored if (log := rows.decode(row, KeptLog)).text]
+
+
+def _why_no_log(
+    attempt: Attempt, rank: int, kept_log: KeptLog | None, error: str, other_logs: Sequence[KeptLog]
+) -> str:
     if kept_log is not None:
         why = f"It could not be read at {rfc3339(kept_log.kept_at)}: {kept_log.why or 'it was empty'}"
         pod = f"Rank {rank} of {attempt.workload_name}"
         return f"{pod} has no kept log. {why.rstrip('.')}. {_rest_of_log_text(attempt, kept_log)}"
-    cause = f"The attempt ended: {attempt.reason}" if attempt.ended_at else f"Its pod cannot be read: {error}"
+    if other_logs:
+        command = f"evenkeel jobs logs {attempt.job_id} --attempt {attempt.attempt} --rank {other_logs[0].rank}"
+        cause = f"Kubernetes deletes the running pods of a failed job. Other ranks have a log: {command}"
+    elif attempt.ended_at:
+        cause = f"The attempt ended: {attempt.reason}"
+    else:
+        cause = f"Its pod cannot be read: {error}"
     return f"Rank {rank} of {attempt.workload_name} has no pod and no kept log. {cause}"
 
 

@@ -53,11 +53,17 @@ export function IncidentReceipt({ path, signal }) {
     : null}<//>`;
 }
 
+// A time that was not measured is unknown, not zero.
+function withoutUnmeasuredZeros(bucket) {
+  if (bucket.seconds || bucket.isMeasured !== false) return bucket;
+  return { bucket: bucket.bucket, seconds: null, share: null, gpuHours: null, usdMicros: null };
+}
+
 export function JobReceipt({ path, signal }) {
   const live = useLive(`${path}/receipt`, 30, signal);
   const found = live.data;
   return html`<${Panel} title="Time and cost" live=${live} wide=${true}>${found
-    ? html`<${Table} label="Time of the job" rows=${found.buckets} empty="" columns=${[
+    ? html`<${Table} label="Time of the job" rows=${found.buckets.map(withoutUnmeasuredZeros)} empty="" columns=${[
         { title: "Time", cell: (each) => plain(each.bucket) },
         { title: "", right: true, cell: (each) => time(each.seconds) },
         { title: "Share", right: true, cell: (each) => share(each.share) },
