@@ -166,7 +166,8 @@ def _losses_section(title: str, groups: list[Json]) -> ReportSection:
 
 def _reliability_section(groups: list[Json]) -> ReportSection:
     titles = ("POOL / CLASS", "FAILURES", "NODE MTBF", "95% INTERVAL", "NODE MTTR", "JOB MTTR")
-    return ReportSection("MTBF and MTTR by pool and fault class", titles, [_reliability_cells(row) for row in groups])
+    rows = [_reliability_cells(row) for row in groups]
+    return ReportSection("MTBF and MTTR by pool and fault class", titles, rows, wraps=True)
 
 
 def _reliability_cells(row: Json) -> tuple[str, ...]:
@@ -218,7 +219,7 @@ def _rented_section(pools: list[Json]) -> ReportSection:
 
 
 def _commitments_section(commitments: list[Json]) -> ReportSection:
-    titles = ("TYPE", "HOURS", "UNKNOWN", "NOW", "PEAK", "BEST", "WAITING", "IDLE COST", "SAVED")
+    titles = ("TYPE", "HOURS", "UNKNOWN", "NOW", "PEAK", "BEST", "WAITING", "IDLE", "SAVED")
     return ReportSection("Nodes to commit", titles, [_commitment_cells(entry) for entry in commitments])
 
 

@@ -30,7 +30,7 @@ from tests.fakes import FakeWorld, InMemoryLedger
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.fakes.system import A_MOMENT
 from tests.fakes.world import a_context
-from tests.unit.api.gateway import FLEET, ROOT, ApiResponse, Gateway
+from tests.unit.api.gateway import ACCOUNT, FLEET, ROOT, ApiResponse, Gateway
 from tests.unit.api.seeds import (
     PLAN_AWAITING_APPROVAL,
     a_decision,
@@ -70,6 +70,9 @@ REPEATED_ON_CHANGE = (
 LONG_NAME = "averylongname" * 4 + "abcdefghijk"
 """As long as Kubernetes allows."""
 SCREEN_WIDTHS = (360, 1280, 3840)
+CELLS_WIDER_THAN_THEIR_COLUMN = """
+[...document.querySelectorAll("th, td")].filter((cell) => cell.scrollWidth > cell.clientWidth + 1).map((cell) => cell.innerText)
+"""
 JOB, NODE, AUTOMATION = "jobs/job-0000000001", f"nodes/{instance_id(1)}", f"clusters/{FLEET}/automation"
 A_CHANGE = "the fans of this rack are loud"
 PAGES = (
@@ -448,6 +451,7 @@ def test_incident_and_job_show_their_receipt(cli: CliFixture, page: Page) -> Non
     open_page(page, f"jobs/{job.job_id}")
     time = page.get_by_role("region", name="Time of the job")
     expect(time.get_by_role("row", name="lost")).to_contain_text("10.0 %")
+    expect(time.get_by_role("row", name="restoring")).to_contain_text("unknown")
 
 
 def test_costs_page_ranks_changes_and_shows_the_window(cli: CliFixture, page: Page) -> None:
@@ -461,6 +465,13 @@ def test_costs_page_ranks_changes_and_shows_the_window(cli: CliFixture, page: Pa
     expect(page.get_by_role("region", name="Use and cost", exact=True)).to_contain_text("p5-workers")
     page.get_by_label("Days").select_option("7")
     expect(page.get_by_role("region", name="Costs")).to_contain_text("2026-10-27T11:00")
+
+
+def test_costs_of_an_unrecorded_fleet_are_unknown_and_not_zero(page: Page) -> None:
+    open_page(page, "costs")
+
+    expect(page.get_by_role("region", name="Costs")).to_contain_text("Lost at leastunknown: no node is recorded")
+    expect(page.get_by_role("region", name="What to change first")).to_contain_text("Unknown: no node is recorded.")
 
 
 @pytest.mark.parametrize("missing", [("hours",), ("commitments",), ("hours", "commitments")])
@@ -848,6 +859,8 @@ def test_incident_shows_the_age_of_guardrail_readings_without_scrolling(cli: Cli
 
 
 def test_console_pages_fit_every_screen_width(cli: CliFixture, page: Page) -> None:
+    operator = {"OPERATOR_PRINCIPALS": f"arn:aws:iam::{ACCOUNT}:role/Researcher"}  # reads the budgets of every team
+    cli.gateway = Gateway(FakeWorld(), operator)
     store_busy_fleet(cli.gateway)
 
     too_wide = []
@@ -858,6 +871,10 @@ def test_console_pages_fit_every_screen_width(cli: CliFixture, page: Page) -> No
             page_width = page.evaluate("document.documentElement.scrollWidth")
             if page_width > width:
                 too_wide.append(f"{words or 'overview'} is {page_width} px wide on a screen of {width}")
+            cells = page.evaluate(CELLS_WIDER_THAN_THEIR_COLUMN)
+            too_wide += [
+                f"{words or 'overview'} at {width} px: the cell {cell!r} covers the next one" for cell in cells
+            ]
 
     assert too_wide == []
 

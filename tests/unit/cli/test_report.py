@@ -7,6 +7,8 @@ from io import StringIO
 
 import pytest
 
+from evenkeel_cli.render import Printer
+from evenkeel_cli.report_page import draw_fleet_report
 from tests.unit.api.seeds import a_fleet_node, store
 from tests.unit.api.test_receipts import a_lost_job, an_incident_of
 from tests.unit.cli.conftest import CliFixture, leave_out
@@ -44,8 +46,28 @@ def test_cost_report_shows_every_group_within_80_columns(fleet: CliFixture) -> N
     plain_output = result.out.replace("\x1b[1m", "").replace("\x1b[0m", "").replace("\x1b[2m", "")
     assert max(map(len, plain_output.splitlines())) <= 80
     assert plain_output.count("p5-work") == 6  # lost, MTBF twice, nodes, GPU time twice
-    assert re.search(r"p5-workers / hardw… +1 +15 d +64\.6 h to 592 d +20m00s +8m00s", plain_output)
+    assert re.search(r"p5-workers / +1 +15 d +64\.6 h to 592 d +20m00s +8m00s\n  hardware\n", plain_output)
     assert "  1. Fill or return idle committed nodes" in plain_output
+
+
+def test_unknown_commitment_fits_80_columns(fleet: CliFixture) -> None:
+    report = json.loads(fleet.run("report", "-o", "json").out)
+    unknown = dict.fromkeys(("peakNodes", "best", "bestWithWaiting", "present"))
+    report["commitments"] = [
+        {
+            "instanceType": "p5.48xlarge",
+            "hours": 0,
+            "unknownHours": 702,
+            "committedNodes": 5,
+            "whyUnknown": "",
+            **unknown,
+        }
+    ]
+    stream = StringIO()
+
+    draw_fleet_report(Printer(stream, {}, columns=80), report, is_wide=False)
+
+    assert re.search(r"\n  p5\.48xlarge +0 +702 +5( +unknown){5}\n", stream.getvalue())
 
 
 def test_report_of_an_empty_fleet_shows_unknown_figures(cli: CliFixture) -> None:

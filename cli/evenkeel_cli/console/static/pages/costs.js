@@ -25,7 +25,7 @@ export function Costs({ filters }) {
   return html`<div class="grid">
     <${Panel} title="Costs" live=${live} wide=${true} more=${more}>${found ? html`<${Summary} report=${found} />` : null}<//>
     <${Panel} title="GPUs by the hour" live=${live} wide=${true}>${found ? html`<${HourChart} report=${found} />` : null}<//>
-    <${Panel} title="What to change first" live=${live} wide=${true}>${found ? html`<${Table} label="Changes" rows=${found.improvements} empty="Nothing was lost, and no committed node was idle." columns=${[
+    <${Panel} title="What to change first" live=${live} wide=${true}>${found ? html`<${Table} label="Changes" rows=${found.improvements} empty=${found.allNodes.nodes ? "Nothing was lost, and no committed node was idle." : "Unknown: no node is recorded."} columns=${[
       { title: "Change", grow: true, cell: (each) => html`${each.change}<br /><span class="dim">${each.method}</span>` },
       { title: "GPU-hours, at most", right: true, cell: (each) => hours(each.worthGpuHours) },
       { title: "Worth, at most", right: true, cell: (each) => usd(each.worthUsdMicros) },
@@ -90,7 +90,7 @@ function Summary({ report }) {
       ["GPU time", `${hours(report.allNodes.gpuHours)} GPU-hours of ${counted(report.allNodes.nodes, "node")}`],
       ["Failures", `${report.failures.count}; ${rate(report.failures.rate)} per 1,000 node-days`],
       ["Recovery", recovery.count ? `p50 ${time(recovery.p50Seconds)}, p99 ${time(recovery.p99Seconds)}, longest ${time(recovery.maxSeconds)}` : "unknown"],
-      ["Lost at least", `${hours(lost.gpuHours)} GPU-hours, ${usd(lost.usdMicros)}`],
+      ["Lost at least", report.allNodes.nodes ? `${hours(lost.gpuHours)} GPU-hours, ${usd(lost.usdMicros)}` : "unknown: no node is recorded"],
       ["ETTR at most", share(effective.ratio)],
       ["Idle at most", `${hours(report.idleCommittedGpuHours)} GPU-hours, ${usd(report.idleCommittedUsdMicros)}`],
       ["Rented", `${usd(rent.usdMicros)}; peak ${usd(rent.peakUsdMicrosPerHour)} an hour, cap ${rent.capUsdMicrosPerHour ? usd(rent.capUsdMicrosPerHour) : "none"}`],
@@ -119,7 +119,7 @@ function Showback({ spent }) {
     <${Table} label="Use and cost" rows=${spent.items} empty="No job of Evenkeel held a GPU." columns=${[
       { title: "Team", cell: (each) => each.team },
       { title: "User", cell: (each) => each.user ?? html`<i class="dim">withheld</i>` },
-      { title: "Project", cell: (each) => each.project ?? html`<i class="dim">withheld</i>` },
+      { title: "Project", cell: (each) => (each.project === "" ? "–" : each.project ?? html`<i class="dim">withheld</i>`) },
       { title: "Pool", cell: (each) => (each.kind === "RENT" ? `${each.pool} (rent)` : each.pool) },
       { title: "Jobs", right: true, cell: (each) => each.jobs },
       { title: "GPU-hours", right: true, cell: (each) => hours(each.gpuHours) },
