@@ -71,7 +71,9 @@ LONG_NAME = "averylongname" * 4 + "abcdefghijk"
 """As long as Kubernetes allows."""
 SCREEN_WIDTHS = (360, 1280, 3840)
 CELLS_WIDER_THAN_THEIR_COLUMN = """
-[...document.querySelectorAll("th, td")].filter((cell) => cell.scrollWidth > cell.clientWidth + 1).map((cell) => cell.innerText)
+[...document.querySelectorAll("th, td")]
+  .filter((cell) => cell.scrollWidth > cell.clientWidth + 1)
+  .map((cell) => cell.innerText)
 """
 JOB, NODE, AUTOMATION = "jobs/job-0000000001", f"nodes/{instance_id(1)}", f"clusters/{FLEET}/automation"
 A_CHANGE = "the fans of this rack are loud"
