@@ -3,7 +3,7 @@
     python -m bench.burst                     tuning, measurement and frontier (some minutes; see --help)
     python -m bench.burst --seeds 2 --quick   a short run
 
-All inputs are in `bench/setups/burst.json`, which was fixed before the first run. The decisions are those of the
+All inputs are in `bench/setups/burst.json`, which was fixed before the first run. The decisions come from the
 service: `choose_pool`, `decide_migration`, `expected_starts`, `Shortages`. Nodes, markets and jobs are simulated.
 A seed gives every policy the same jobs, capacity and interruptions.
 """

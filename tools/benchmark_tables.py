@@ -245,7 +245,7 @@ def console_rows() -> Iterator[str]:
         statistics.median(sample["first paint"] for sample in lanes[name]) for name in ("one line", "2,000 nodes")
     )
     yield ""
-    yield f"With 2,000 nodes, the first paint takes {console / line:.1f} times as long as that of one line."
+    yield f"With 2,000 nodes, the first paint takes {console / line:.1f} times as long as the first paint of one line."
     yield from origin_lines("console")
 
 

@@ -477,7 +477,7 @@ _ANSWERS: dict[str, Json] = {
         "type": "object",
         "required": ["since", "until", "label", "isComplete", "total", "budgets", "items", "notes", "nextPageToken"],
         "properties": {
-            "isComplete": {"type": "boolean", "description": "False: the window begins later than asked."},
+            "isComplete": {"type": "boolean", "description": "False: the window begins later than requested."},
             "total": {"$ref": "#/components/schemas/ShowbackTotal"},
             "budgets": {"type": "array", "items": {"$ref": "#/components/schemas/BudgetForecast"}},
             "items": {"type": "array", "items": {"$ref": "#/components/schemas/ShowbackRow"}},

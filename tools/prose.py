@@ -116,7 +116,7 @@ _RETIRED = re.compile(
     rf"\b({'|'.join(re.escape(phrase) for phrase in RETIRED if phrase not in _ORDINARY)})\b", re.IGNORECASE
 )
 _CODE_WORDS = 2
-"""A text of at most so many words is a name or a code: no retired word of a name may be in it."""
+"""A text of at most this number of words is a name or a code: no retired word of a name may be in it."""
 _SENTENCE_WORDS = 3
 """A text of fewer words is no sentence. In code a text needs two words more."""
 _VAGUE_NOUNS = re.compile(

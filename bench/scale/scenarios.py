@@ -465,7 +465,7 @@ def _calls_until(invocations: Sequence[Invocation], cordon: ApiCall | None) -> d
 
 
 def _ends_on_path(invocations: Sequence[Invocation], cordon: ApiCall | None) -> dict[str, ApiCall | None]:
-    """Return the last call of a function on the way to the cordon, where the function goes on after it.
+    """Return the last call of a function on the way to the cordon, where the function continues after it.
 
     The workflow starts with the answer to StartExecution.
     """

@@ -49,7 +49,7 @@ class VirtualTime:
         self._current: _Process | None = None
 
     def spawn(self, work: Callable[[], object], *, after: float = 0.0, context: Any = None) -> None:
-        """Start a process in so many seconds."""
+        """Start a process after a number of seconds."""
         process = _Process(self, work, next(self._numbers))
         process.context = context
         process.start()

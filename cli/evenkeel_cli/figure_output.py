@@ -214,7 +214,7 @@ def _tables_of(document: Json) -> Iterator[_Part]:
 
 
 def _single_figures(document: Json, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the figures of a document; an object's figures have its name before theirs."""
+    """Yield the figures of a document. The name of an inner object is the prefix of its figures."""
     for name, value in document.items():
         path = f"{prefix}{name}"
         if isinstance(value, dict):

@@ -257,7 +257,7 @@ def _command_lines(incident: Json, decisions: Sequence[Json]) -> Iterator[str]:
     name = incident["incidentId"]
     yield f"- `evenkeel incidents show {name}`, `evenkeel incidents timeline {name}`"
     for decision in decisions:
-        yield f"- `evenkeel why {decision['decisionId']}`: its facts, which replay to the same decision"
+        yield f"- `evenkeel why {decision['decisionId']}`: its facts, and why Evenkeel decided so"
     if incident["execution"]:
         yield f"- Step Functions execution `{incident['execution']}`"
 

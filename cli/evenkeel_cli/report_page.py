@@ -26,7 +26,7 @@ _FREE_USES = {"IN_REPAIR": "REPAIR", "WAITING": "JOBS WAIT", "NO_JOB": "NO JOB"}
 _SHOWN_SHARE = 0.0005
 """A smaller share is left out, because it would be shown as 0.0 %."""
 NO_COMMITMENTS = (
-    "How many nodes to commit is unknown: the stack is older than this command and reports no demand by the hour."
+    "How many nodes to commit is unknown: the stack is older than this command and reports no hourly demand."
 )
 
 

@@ -1,4 +1,4 @@
-"""Draw verdicts on decisions: those of the shadow report and those of a backtest."""
+"""Draw the verdicts on decisions in the shadow report and in a backtest."""
 
 from typing import Any
 

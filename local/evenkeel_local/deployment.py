@@ -66,7 +66,7 @@ def deploy(
         engine: The engine.
         credentials: The identity that deploys: `deployer`.
         parameters: Template parameters. They override the environment `local` in samconfig.toml. By default
-            `PythonRuntime` and `Architecture` are those of the interpreter and the machine.
+            `PythonRuntime` and `Architecture` follow from the interpreter and the machine.
         template: The SAM template, in the folder of the code.
         run_dir: Folder for the logs of sam; by default the engine's folder.
         stack_name: The stack.

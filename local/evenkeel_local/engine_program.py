@@ -30,7 +30,7 @@ The engine's own interpreter runs it, so it cannot import this project. The corr
   permission for a workflow did not allow a start through an alias, and the qualifier of a function was not part of its
   ARN. Here versions and aliases are as on AWS.
 * A test makes a cold start by writing a setting that the function has already. This ended the processes of the newest
-  code only. Here it ends those of every version; a write that changes a setting does not.
+  code only. Here it ends the processes of every version; a write that changes a setting does not.
 * The SAM transform did not get the parameters of the stack, so no new id published a version of a function. On AWS it
   gets them.
 * An update with another description made another REST API, with another URL. On AWS the API keeps its id. Here, too.

@@ -223,6 +223,27 @@ def test_scenarios_page_lists_every_scenario() -> None:
     assert [row[0].strip("`") for row in table_of("operate/scenarios.md")] == list(SCENARIOS)
 
 
+def test_each_decision_record_states_status_and_replacement() -> None:
+    status_of = {}
+    for page in sorted((DOCS / "decisions").glob("0*.md")):
+        text = page.read_text("utf-8").split("\n\n")[1]
+        assert text.startswith("**Status.** "), f"{page.name}: after the title, write `**Status.** In force.`"
+        status_of[page.name] = text
+    replacements = [
+        (name, link)
+        for name, text in status_of.items()
+        if "eplace" in text
+        for link in re.findall(r"\((0.+?\.md)\)", text)
+    ]
+
+    assert len(status_of) > 40
+    assert replacements
+    for name, link in replacements:
+        assert f"({name})" in status_of[link], (
+            f"{link}: its status must link {name}, which it replaces or which replaces it"
+        )
+
+
 def test_changelog_has_each_heading_once() -> None:
     headings = [line for line in (PROJECT / "CHANGELOG.md").read_text().splitlines() if line.startswith("### ")]
 

@@ -78,12 +78,12 @@ def _entries_and_clusters(stack: str, chosen_clusters: list[str] | None) -> tupl
     except CouldNotCheck as error:
         raise CommandFailed(Exit.FAILED, str(error), code="NO_STACK", hint=error.fix) from error
     if differing_functions := sorted(set(roles) ^ set(access.functions_with_access())):
-        text = f"The stack {site.stack} and this command differ in release: only one has {differing_functions[0]}."
+        text = f"The stack {site.stack} and this command have different releases: only one of them has {differing_functions[0]}."
         raise CommandFailed(
             Exit.FAILED,
             text,
             code="OTHER_RELEASE",
-            hint="Install the command in the release that the stack runs, then repeat it.",
+            hint="Install the release of the command that the stack has, then repeat it.",
         )
     if unknown_clusters := sorted(set(chosen_clusters or ()) - set(names)):
         text = f"The stack {site.stack} has no cluster {unknown_clusters[0]!r}."

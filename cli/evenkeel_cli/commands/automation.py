@@ -47,7 +47,7 @@ def hold(  # noqa: PLR0913, PLR0917 - options, each given by its name
 ) -> None:
     """Show the plan, ask, and hold repairs and job stops for a time.
 
-    Steps that have started still finish. `stop` holds everything, and asks nothing.
+    Steps that have started still finish. `automation stop` holds everything, without a confirmation.
     """
     client = lookup.current_client()
     body = {"reason": reason, "forSeconds": parse_duration(duration_text), **_scope_fields(client, pool, node)}

@@ -305,7 +305,7 @@ def goodput(
     ] = None,
     output: FigureOption = FigureFormat.TABLE,
 ) -> None:
-    """Goodput, and the bucket that each other second belongs to. Needs no fleet."""
+    """Goodput, and where the other seconds went, by bucket. Needs no fleet."""
     from evenkeel_cli.offline import economics as offline
 
     if file is not None:

@@ -102,7 +102,7 @@ def forecast(
 
 def commitment(  # noqa: PLR0913, PLR0917 - options, each given by its name
     demand: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Demand by the hour: CSV, JSON or YAML. Needs no fleet.")
+        Path | None, typer.Option(metavar="FILE", help="Hourly demand: CSV, JSON or YAML. Needs no fleet.")
     ] = None,
     fleet: Annotated[bool, typer.Option("--fleet", help="Use the demand and prices that the fleet recorded.")] = False,
     since: Annotated[str, typer.Option(metavar="WHEN", help="With --fleet: begin of the window.")] = _SINCE,

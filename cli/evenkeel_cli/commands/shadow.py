@@ -32,7 +32,7 @@ def report(
 ) -> None:
     """Compare Evenkeel's decisions with the actions that were taken.
 
-    The actions are those of HyperPod, Karpenter, Auto Scaling and people. `-o csv` and `-o name` list the cases.
+    HyperPod, Karpenter, Auto Scaling or people took the actions. `-o csv` and `-o name` list the cases.
     """
     client = lookup.current_client()
     query: Json = {"since": lookup.parse_instant("--since", since, stdout_printer().now()), "windowHours": window}

@@ -235,7 +235,7 @@ def interval(write: float, restart: float, mtbf_seconds: float, present: float |
 
 
 def shrink(detect: float, reconfigure: float, lead: float, nodes: int, failures_per_hour: float | None) -> Json:
-    """Return the downtime of a failure if the job goes on with one node fewer; without a rate, ETTR is unknown."""
+    """Return the downtime of a failure if the job continues with one node fewer; without a rate, ETTR is unknown."""
     with name_options():
         seconds = effective_training_time.shrink_downtime_seconds(detect, reconfigure, lead, nodes)
         figures: Json = {"nodes": nodes, "downtimeSeconds": seconds, "ettrRenewal": None}

@@ -180,7 +180,7 @@ def _checkpoints_text(preview: Preview) -> str:
 
 
 _CHECK_TEXTS = {
-    "CONVENTION": "a checkpoint that is complete by its writer's convention is enough",
+    "CONVENTION": "a checkpoint that DCP finished is enough, without a manifest",
     "PROOF": "needs a proven checkpoint",
     "EVIDENCE": "needs a checkpoint with its own evidence that it is good",
 }

@@ -11,7 +11,6 @@ from evenkeel.domain.economics import commitment
 from evenkeel.domain.economics.figure_checks import WrongFigure
 from evenkeel.domain.economics.fleet_forecast import forecast_fleet
 from evenkeel.domain.economics.fleet_request import FleetRequest
-from evenkeel.domain.plurals import count_of
 from evenkeel_cli import yaml_files
 from evenkeel_cli.offline import fleet_history
 from evenkeel_cli.offline.economics import name_options, rates_of_document
@@ -83,7 +82,7 @@ def fleet_rates(history: fleet_history.History, by: str, confidence: float) -> J
 
 
 def read_demand(file: Path) -> commitment.HourlyDemand:
-    """Read demand by the hour.
+    """Read hourly demand.
 
     A file is a list of numbers, a CSV with a header, or JSON or YAML with rows. The figure of a row is its field in
     `_UNITS`, or else its only other field. A row may have an instant or the number of an hour: one of `_INSTANTS`. An
@@ -209,9 +208,7 @@ def read_recorded_demand(report: Json, instance_type: str, *, with_waiting: bool
         raise CommandFailed(Exit.NOT_FOUND, f"The demand is unknown. {entry['whyUnknown']}", code="NOT_FOUND")
     unknown_hours = entry["unknownHours"]
     text = (
-        f"{count_of(unknown_hours, 'hour has', 'hours have')} no record: left out, not counted as 0."
-        if unknown_hours
-        else ""
+        f"Hours without a record: {unknown_hours}. They are left out, and do not count as 0." if unknown_hours else ""
     )
     demand = commitment.HourlyDemand(
         hours=tuple(row["nodes"] for row in hours for _ in range(row["hours"])), unknown_hours=unknown_hours, note=text

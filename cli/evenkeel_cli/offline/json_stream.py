@@ -1,7 +1,7 @@
 """Read JSON documents from large files: one on each line, one after another, or the entries of a list.
 
 A list is an array, or an object with its entries in `Records` (CloudTrail), `items` (kubectl) or `Events` (AWS CLI).
-The memory holds one entry at a time. A malformed line is reported with its number, and reading goes on after it. In a
+The memory holds one entry at a time. A malformed line is reported with its number, and reading continues after it. In a
 malformed list, the entries after the fault are not read, because their beginning is unknown.
 """
 

@@ -29,7 +29,7 @@ class DesiredState:
     queues: dict[str, Json] = field(default_factory=dict)
     """Teams for which the files declare only the queue, and perhaps a namespace."""
     fleet: Json = field(default_factory=dict)
-    """Single fields of the fleet's part of the set-up."""
+    """Fields of the fleet's settings that the files state."""
     versions: dict[str, int] = field(default_factory=dict)
     """Version of each part, if the file states it: the version that was read. The fleet's part has the empty name."""
     losses: tuple[str, ...] = ()

@@ -297,7 +297,7 @@ class HyperPodOperator(PodOperator):
         names = [(f"{name_of(obj)}-{spec['name']}-{index}", spec) for spec in specs for index in range(_replicas(spec))]
         phases = [pods[name]["status"].get("phase") if name in pods else None for name, _ in names]
         if any(map(is_deleting, pods.values())):
-            return  # a restart goes on when the old pods are gone
+            return  # a restart continues when the old pods are gone
         is_broken = "Failed" in phases or (is_true({"status": status}, "PodsRunning") and None in phases)
         if is_broken:
             set_condition(status, "PodsRunning", "False", "PodsFailed")

@@ -150,7 +150,12 @@ METRICS = {
         Metric("DayLostUsd", _NONE, (), "Cost of the failures of the last whole day; missing without a price."),
         Metric("DayPoolTrainingTimeRatio", _NONE, ("pool",), "ETTR of the last whole day, for the 20 largest pools."),
         Metric("DayPoolRecoverySeconds", _SECONDS, ("pool",), "MTTR of the last whole day, for the same pools."),
-        Metric("DayPoolSecondsBetweenFailures", _SECONDS, ("pool",), "MTBF of a node of the last whole day, likewise."),
+        Metric(
+            "DayPoolSecondsBetweenFailures",
+            _SECONDS,
+            ("pool",),
+            "MTBF of a node in the last whole day, by pool.",
+        ),
         # Rented capacity
         Metric("RentalsStarted", _COUNT, (), "A rental began."),
         Metric("RentalsReady", _COUNT, (), "All nodes of a rental are ready."),

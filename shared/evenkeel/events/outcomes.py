@@ -23,7 +23,7 @@ class Urgency(IntEnum):
     """AWS ends the node soon."""
     NORMAL = 1
     LARGE = 2
-    """The event names so many machines that it is split."""
+    """The event names too many machines for one part, and is split."""
 
 
 @dataclass(frozen=True, slots=True)

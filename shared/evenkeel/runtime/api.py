@@ -67,7 +67,7 @@ PROBLEMS: Mapping[str, ProblemKind] = {
     "NOT_YOUR_TEAM": ProblemKind(
         403,
         "Not your team",
-        "Ask a lead of the team, or an administrator to name your role in it (evenkeel teams show).",
+        "Ask a lead or an administrator for a role in the team (evenkeel teams show).",
     ),
     "NOT_FOUND": ProblemKind(404, "Not found", "Check the id. Ended jobs and incidents are kept for 400 days."),
     "NO_SUCH_ROUTE": ProblemKind(404, "No such route", "docs/api.md lists every route."),

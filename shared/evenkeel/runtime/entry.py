@@ -195,7 +195,7 @@ class _EventConsumer:
                         finally:  # also an event that fails is archived
                             copies.append((message, archiver.submit(_archive, message)))
                         line.update(_select_keys(result, (*_BOUND_KEYS, *_RESULT_KEYS, "code", "bodyStart")))
-                except Exception:  # noqa: BLE001 - logged by _log_call; the other messages of the batch go on
+                except Exception:  # noqa: BLE001 - logged by _log_call; the other messages of the batch continue
                     failed_ids.add(message.record["messageId"])
                     _redeliver_soon(message.record)
             for message, copy in copies:

@@ -132,6 +132,6 @@ class Context:
         return tuple(answers)
 
     def replace(self, **changes: Any) -> Self:
-        """Return a copy with these attributes replaced. Ports that are not built yet stay so."""
+        """Return a copy with these attributes replaced. A port that is not built yet is still built on first use."""
         values = {name: value for name, value in vars(self).items() if name != "_ports"}
         return type(self)(self._ports, **{**values, **changes})

@@ -456,7 +456,7 @@ def _distrust_reason(checkpoint: Checkpoint, began_at: datetime | None, distrust
     if distrust is None or distrust.after is None or not distrust.covers(checkpoint.attempt, began_at):
         return None
     began = "at an unknown time" if began_at is None else f"at {began_at:%H:%M:%S} UTC"
-    detail = f"It was begun {began}; checkpoints after {distrust.after:%H:%M:%S} UTC are distrusted."
+    detail = f"Its save began {began}; checkpoints after {distrust.after:%H:%M:%S} UTC are distrusted."
     return Rejection(checkpoint, "DISTRUSTED", detail)
 
 

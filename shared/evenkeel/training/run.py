@@ -624,7 +624,7 @@ def attach(environ: Mapping[str, str] | None = None, *, timeout_seconds: float |
     | `EVENKEEL_ATTEMPT` | 1, 2, … |
     | `EVENKEEL_JOB_ID` | optional |
     | `EVENKEEL_RESUME_FROM` | key of the manifest to resume from; empty = step 0; absent = rank 0 chooses |
-    | `EVENKEEL_DISTRUST_AFTER` | optional, RFC 3339: if rank 0 chooses, checkpoints begun later do not count |
+    | `EVENKEEL_DISTRUST_AFTER` | optional, RFC 3339: if rank 0 chooses, checkpoints that began later do not count |
     | `EVENKEEL_DISTRUST_REQUIREMENT` | optional, `PROOF` or `EVIDENCE`: requirement for all other checkpoints |
     | `EVENKEEL_DISTRUST_THROUGH` | optional: last attempt that the distrust concerns; absent = all attempts |
     | `EVENKEEL_ACCEPT_CONVENTION` | `1`: if rank 0 chooses, it accepts a checkpoint by DCP's convention |
@@ -636,7 +636,7 @@ def attach(environ: Mapping[str, str] | None = None, *, timeout_seconds: float |
     | `JOB_COMPLETION_INDEX` (or `RANK`), `WORLD_SIZE` | used otherwise: values of the pod; 0 and 1 if absent |
 
     Args:
-        environ: The environment variables; None = those of this process.
+        environ: The environment variables; None = the variables of this process.
         timeout_seconds: How long ranks wait for each other in the store: for the resume point, and for all ranks to
             save. None stands for the value in the environment.
 

@@ -39,7 +39,7 @@ def test_pending_approval_is_shown_and_approved_by_decision_id(gateway_with_pend
         "reason": PLAN_AWAITING_APPROVAL.reason,
         "answerBy": "2026-11-03T14:05:00.000000Z",
         "ifUnanswered": "No answer by 14:05Z: nothing is done; the node stays unhealthy and new pods may land on "
-        "hyperpod-i-00000000000000001. It can be approved later: evenkeel incidents approve inc-0000000001.",
+        "hyperpod-i-00000000000000001. The plan can be approved later: evenkeel incidents approve inc-0000000001.",
     }
     assert before["nodeLane"]["phase"] == "waits for approval"
     assert (answer.status, answer.document["pendingApproval"]) == (202, None)

@@ -485,7 +485,7 @@ def test_costs_page_of_an_older_stack_shows_the_rest(cli: CliFixture, page: Page
     open_page(page, "costs")
 
     expect(page.get_by_role("region", name="Use and cost", exact=True)).to_contain_text("p5-workers")
-    chart = page.get_by_role("region", name="GPUs by the hour")
+    chart = page.get_by_role("region", name="GPUs in each hour")
     if "hours" in missing:
         expect(chart).to_contain_text("the stack is older than this console")
     else:

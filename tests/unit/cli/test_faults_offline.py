@@ -23,8 +23,8 @@ EXPLAINED = f"""\
                 the jobs.
   waits         1m00s for more evidence, then starts
   drain         short (5m00s); the job cannot save
-  checkpoints   trusted; a checkpoint that is complete by its writer's
-                convention is enough
+  checkpoints   trusted; a checkpoint that DCP finished is enough, without a
+                manifest
   validation    Running, Ready, all accelerators, no fault mark
   if repeated   the 2nd time within 168 h on one node, recovery starts with
                 replace

@@ -1,4 +1,4 @@
-"""Demand by the hour adds up to the GPU time, and an hour without records is unknown."""
+"""Hourly demand adds up to the GPU time, and an hour without records is unknown."""
 
 from datetime import UTC, datetime, timedelta
 

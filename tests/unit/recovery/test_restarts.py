@@ -96,7 +96,7 @@ def decide_restart_of(job: UnmanagedJob, **changes: Any) -> RestartDecision:
         (a_job(state=UnmanagedJobState.SUCCEEDED), {}, "LEAVE", "it is succeeded"),
         (a_job(state=UnmanagedJobState.DELETING), {}, "LEAVE", "it is deleting"),
         (a_job(live_nodes=(OTHER,)), {}, "LEAVE", "no pod of it runs on node-a"),
-        (a_job(), {"distrusted_since": NOW}, "LEAVE", "checkpoints that were begun after 2026-11-24T03:00:00Z"),
+        (a_job(), {"distrusted_since": NOW}, "LEAVE", "checkpoints that began after 2026-11-24T03:00:00Z"),
         (a_job(), {"recent_restarts": 3}, "LEAVE", "3 times within 24 hours"),
         (a_job(), {"recent_restarts": 2}, "RESTART", "would not restart it"),
     ],

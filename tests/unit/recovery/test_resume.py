@@ -182,7 +182,7 @@ def test_resume_plan_states_which_checkpoints_it_distrusts(trust: CheckpointTrus
 
     assert decide_resume(2).distrust_after is None
     assert decision.distrust_after == at(-300)
-    assert "does not use checkpoints begun after" in decision.reason
+    assert "does not use checkpoints that began after" in decision.reason
 
 
 # ---------------------------------------------------------------- lost work

@@ -244,7 +244,7 @@ def test_nodes_that_kueue_chose_are_recorded_once_job_runs() -> None:
     assert attempt.node_names == (a_node(1).name, a_node(2).name)
     assert [life.instance_id for life in attempt.nodes] == [instance_id(1), instance_id(2)]
     assert (attempt.pool, attempt.instance_type) == ("p5-workers", "ml.p5.48xlarge")
-    assert job.reason == "Attempt 1 runs where Kueue let it in, by LocalQueue default."
+    assert job.reason == "Attempt 1 runs on nodes that Kueue chose (LocalQueue default)."
 
 
 def test_node_that_joins_between_two_lists_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:

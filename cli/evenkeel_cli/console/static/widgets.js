@@ -244,7 +244,7 @@ export function Acts({ acts, isReadOnly }) {
 const NODE_STAGES = [["plannedAt", "planned"], ["cordonedAt", "cordoned"], ["repairRequestedAt", "repair requested"], ["nodeBackAt", "node back"], ["validatedAt", "validated"], ["returnedAt", "returned"]];
 const JOB_STAGES = [["jobsStoppedAt", "jobs stopped"], ["jobsResumedAt", "jobs resumed"]];
 
-// jobLanes: the progress of the jobs, if the list of incidents does not have it. The overview has that of the first jobs.
+// jobLanes: the progress of the jobs, if the list of incidents does not have it. The overview has the progress of the first jobs.
 export function Lanes({ incident, until, jobLanes = incident.jobLanes || [] }) {
   const { stages } = incident;
   if (!stages) return null;

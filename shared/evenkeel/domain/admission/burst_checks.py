@@ -113,7 +113,7 @@ def decide_burst_check(facts: BurstCheckFacts) -> BurstCheckDecision:
         return _decided(facts, BurstCheckAction.WAIT, f"Evenkeel rents once the other checks have passed: {checks}.")
     if rental is not None and rental.state.hosts_holder and rental.nodes < workload.pods:
         rented_text = count_of(rental.nodes, f"node of {rental.pool} is", f"nodes of {rental.pool} are")
-        reason = f"{rented_text} rented, but the job runs on {workload.pods}. Evenkeel rents again once they are gone."
+        reason = f"{rented_text} rented, but the job runs on {workload.pods}. Evenkeel rents again after their release."
         return _decided(facts, BurstCheckAction.RETRY, reason)
     if rental is not None and rental.state is RentalState.READY:
         subject = count_of(rental.nodes, f"node of {rental.pool} is", f"nodes of {rental.pool} are")

@@ -61,7 +61,7 @@ class PoolFit(Value):
 
     @property
     def most_nodes(self) -> int:
-        """Maximum usable nodes that the gang could take: those of one domain if it requires a network level."""
+        """Maximum usable nodes that the gang could take; in one domain if the job requires a network level."""
         return self.fitting if self.largest_domain is None else self.largest_domain
 
     @property
@@ -175,7 +175,7 @@ class _PoolNodes(NamedTuple):
         changes: Iterable[tuple[NodeCapacity, NodeCapacity]],
         policy: SchedulingPolicy,
     ) -> "_PoolNodes":
-        """Update the nodes after the free amounts of some nodes changed. The result equals that of a new search.
+        """Update the nodes after the free amounts of some nodes changed. The result equals a new search.
 
         Args:
             request: The request of the gang.

@@ -241,7 +241,7 @@ def _slots_promised(
 
 
 def _replicas_elsewhere(rental: Rental, serving_workload: ServingWorkload, pods: Sequence[UnmanagedPod]) -> int:
-    """Return how many ready replicas of a Deployment run on other nodes than those of a rental."""
+    """Return how many ready replicas of a Deployment run on nodes outside a rental."""
     replicas = replicas_of(serving_workload.namespace, serving_workload.name, pods)
     return sum(
         bool(pod.node_name) and not pod.is_unready and pod.node_name not in rental.node_names for pod in replicas

@@ -161,6 +161,6 @@ def _distrust_reason(ref: CheckpointRef, began_at: datetime | None, distrust: tu
     for rule in distrust:
         if rule.after and rule.covers(ref.attempt, began_at):
             began = "at an unknown time" if began_at is None else f"at {began_at:%H:%M:%S} UTC"
-            detail = f"It was begun {began}; checkpoints after {rule.after:%H:%M:%S} UTC are distrusted."
+            detail = f"Its save began {began}; checkpoints after {rule.after:%H:%M:%S} UTC are distrusted."
             return reject(ref, RejectionCode.DISTRUSTED, detail)
     return None

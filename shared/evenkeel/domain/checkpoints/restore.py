@@ -47,7 +47,7 @@ class SaveTimes(NamedTuple):
     save_seconds: float
     """From the first rank that began to write until the manifest. At most this: a script may train meanwhile."""
     interval_seconds: float
-    """From the beginning of a save to that of the next one."""
+    """From the start of a save to the start of the next save."""
 
 
 def save_times(own_manifests: Sequence[Manifest]) -> SaveTimes | None:

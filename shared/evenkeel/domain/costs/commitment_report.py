@@ -1,4 +1,4 @@
-"""How many nodes of each instance type to commit, from the recorded demand by the hour.
+"""How many nodes of each instance type to commit, from the recorded hourly demand.
 
 HyperPod's `ml.p5.48xlarge` and EC2's `p5.48xlarge` are the same hardware. So their demand is added up.
 """

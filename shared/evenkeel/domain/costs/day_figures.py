@@ -118,7 +118,7 @@ class DayFigures(Value):
     known_quota_microseconds: int = 0
     """Duration in which all quotas and their use are known."""
     demand: DayDemand | None = None
-    """Demand by the hour; null if it is unknown, as in rows of earlier releases."""
+    """Hourly demand; null if it is unknown, as in rows of earlier releases."""
 
 
 def compress_figures(document: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Demand for GPUs by the hour: the GPUs that attempts held, and the GPUs that their jobs waited for.
+"""Demand for GPUs in each hour: the GPUs that attempts held, and the GPUs that their jobs waited for.
 
 An hour is known if all of it has records. Any other hour is unknown, and in no figure.
 """

@@ -233,7 +233,7 @@ class FleetReport(Value):
     GPU time."""
     rent: RentReport
     commitments: tuple[TypeCommitment, ...]
-    """How many nodes of each instance type to commit, from the demand by the hour."""
+    """How many nodes of each instance type to commit, from the hourly demand."""
     hours: tuple[HourOfUse, ...]
     """GPUs that jobs held and waited for, in each of the last whole hours: one week at most."""
     teams: tuple[TeamUse, ...]
@@ -270,7 +270,7 @@ NOTES = (
     "CHECKPOINTING is at most the time of saves, because a script may train meanwhile.",
     "Saves and restores are known only of attempts whose checkpoints a function reads, once a later attempt starts.",
     "NO_JOB and WAITING are idle at most, because use by workloads outside Evenkeel is not recorded.",
-    "Jobs that never started are in no waiting time.",
+    "No waiting time includes jobs that never started.",
     "Drills, continued incidents and faults of the classes application and info do not count as failures of nodes.",
 )
 
@@ -558,7 +558,7 @@ def _lemon_cost(
 
 
 def _is_unlikely(failures: int, hours: float | None, fleet_rate: FailureRate | None, nodes: int) -> bool:
-    """Whether so many failures of one node are unlikely in a fleet whose nodes all have the same rate.
+    """Whether this number of failures of one node is unlikely in a fleet whose nodes all have the same rate.
 
     With many nodes, some have several failures by chance. So the significance level is divided by the number of nodes
     (Bonferroni).

@@ -253,7 +253,7 @@ def _hindsight_seconds(
 ) -> float | None:
     """Return the seconds that waiting for the repair would have taken, by the time at which the node was back.
 
-    The start of the pods and the repeated work are those of the resume that took place. All other options need nodes
+    The start of the pods and the repeated work come from the resume that took place. All other options need nodes
     that were never requested, so no record shows their time.
     """
     returned_at = incident.stages.returned_at

@@ -100,7 +100,7 @@ def job_end_or_now(job: Job, attempts: Iterable[Attempt], now: datetime) -> date
 
 
 def _was_interrupted(job: Job, attempt: Attempt, later: Sequence[Attempt]) -> bool:
-    """Whether an attempt ran, ended without success, and its job went on or waited to go on."""
+    """Whether an attempt ran, ended without success, and its job continued or waited to continue."""
     if attempt.running_at is None or attempt.ended_at is None or attempt.state is AttemptState.SUCCEEDED:
         return False
     return bool(later) or job.ended_at is None or job.ended_at > attempt.ended_at
@@ -139,7 +139,9 @@ def _interruption_times(
             if later.trained_at:
                 # The clock that dates the checkpoints may run ahead of the clock that dates the end.
                 trained_at = min(later.trained_at, later.ended_at or until)
-                stage_ends.append(_StageEnd(Stage.RESTORE, trained_at, f"{name} trains, by its checkpoints", later))
+                stage_ends.append(
+                    _StageEnd(Stage.RESTORE, trained_at, f"{name} trains: its checkpoints show it", later)
+                )
         elif later.ended_at:
             stage_ends.append(_StageEnd(Stage.FAILED_START, later.ended_at, f"{name} ended without a run", later))
         elif later.launched_at:

@@ -31,7 +31,7 @@ class QuotaTime(Value):
     without_quota: int = 0
     """The team had no quota for these GPUs: it has no queue, or its queue has no flavor for the nodes."""
     unknown: int = 0
-    """Time without recorded quotas, or in which an attempt ran whose use of quota is not recorded."""
+    """Time without recorded quotas, or with an attempt whose use of quota is not recorded."""
     lent: int = 0
     """Its quota that other teams used. It is not part of the GPU time that the team held."""
 

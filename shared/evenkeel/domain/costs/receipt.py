@@ -90,7 +90,7 @@ class ReceiptPart(Value):
 
 
 class ReceiptTotal(Value):
-    """A sum of parts without the unknown ones: a lower bound if any part is unknown."""
+    """The sum of the known parts. It is a lower bound if a part is unknown."""
 
     seconds: float
     gpu_hours: float

@@ -111,7 +111,7 @@ def _estimated_saving(
     assumption = f"No record says when this job trained again: {restore:g} s after the start of its pods is assumed."
     assumptions = (
         "An estimate, not a measurement. Without Evenkeel, the work since the last checkpoint is lost, too.",
-        "Its checkpoints tell when this job trained again." if is_measured else assumption,
+        "Its checkpoints show when this job trained again." if is_measured else assumption,
         text,
     )
     gpus = next((receipt_part.gpus for receipt_part in interruption.parts), 0)

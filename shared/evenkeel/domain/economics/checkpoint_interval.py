@@ -4,7 +4,7 @@ All durations are in seconds:
 
     tau   training time between two saves
     w     time that a save blocks training
-    R     restart, from the failure until training goes on
+    R     restart, from the failure until training continues
     M     mean time between two failures of the job; x = 1/M
 
 The effective training time ratio (ETTR):
@@ -74,7 +74,7 @@ def exact_ettr(
     Args:
         interval_seconds: Training time between two saves.
         write_seconds: Time that a save blocks training.
-        restart_seconds: From a failure until training goes on, without the repeated steps.
+        restart_seconds: From a failure until training continues, without the repeated steps.
         mtbf_seconds: Mean time between failures of the job.
         restart_can_fail: Whether failures also hit the restart.
     """
@@ -157,7 +157,7 @@ def advise_interval(
 
     Args:
         write_seconds: Time that a save blocks training.
-        restart_seconds: From a failure until training goes on, without the repeated steps.
+        restart_seconds: From a failure until training continues, without the repeated steps.
         mtbf_seconds: Mean time between failures of the job.
         interval_seconds: The present interval, to compare; None if unknown.
     """
@@ -207,11 +207,7 @@ def advise_interval(
 def _compare_methods(choices: Sequence[IntervalChoice], young: float | None, daly: float | None) -> str:
     """Return sentences that say how much the methods differ, and from which write times that matters."""
     worst_loss = max(choice.lost_ettr_points for choice in choices)
-    advice = (
-        "The choice does not matter; the times to write and to restart do."
-        if worst_loss < 0.1
-        else "Use the exact optimum."
-    )
+    advice = "Each method is good enough." if worst_loss < 0.1 else "Use the exact optimum."
     losses_text = ", ".join(
         f"{name} from a write time of {at:.4g} s" if at else f"{name} never"
         for name, at in (("Young", young), ("Daly", daly))

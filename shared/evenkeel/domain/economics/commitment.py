@@ -1,4 +1,4 @@
-"""How much capacity to commit, from demand by the hour.
+"""How much capacity to commit, from hourly demand.
 
 The k-th committed node is paid every hour and used in the hours with a demand of at least k. It pays if and only if
 
@@ -13,7 +13,6 @@ from collections.abc import Iterable, Sequence
 from pydantic import Field
 
 from evenkeel.domain.economics.figure_checks import FigureDocument, WrongFigure, at_least, more_than, whole_number
-from evenkeel.domain.plurals import count_of
 from evenkeel.domain.values import Instant, Value
 
 _MAX_HOURS = 200_000
@@ -52,7 +51,7 @@ class DemandHour(FigureDocument):
 
 
 class HourlyDemand(Value):
-    """Demand by the hour. Hours without a figure are unknown and are left out."""
+    """Hourly demand. Hours without a figure are unknown and are left out."""
 
     hours: tuple[float, ...]
     unknown_hours: int = 0
@@ -75,9 +74,7 @@ def hourly_demand(rows: Iterable[DemandHour]) -> HourlyDemand:
         raise WrongFigure("demand", "has no hour")
     unknown_hours = max(units_by_hour) - min(units_by_hour) + 1 - len(units_by_hour)
     note = (
-        f"{count_of(unknown_hours, 'hour has', 'hours have')} no figure: left out, not counted as 0."
-        if unknown_hours
-        else ""
+        f"Hours without a figure: {unknown_hours}. They are left out, and do not count as 0." if unknown_hours else ""
     )
     return HourlyDemand(
         hours=tuple(units_by_hour[hour] for hour in sorted(units_by_hour)), unknown_hours=unknown_hours, note=note
@@ -139,7 +136,7 @@ def advise_commitment(
     """Return how many units to commit.
 
     Args:
-        demand: Demand by the hour.
+        demand: Hourly demand.
         prices: Prices of a unit.
         committed_units: Units that are committed now; None if unknown.
         accelerators_per_unit: If the demand is in accelerators, the accelerators of a node. Part of a node counts as

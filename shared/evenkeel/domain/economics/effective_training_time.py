@@ -55,7 +55,7 @@ def ettr(failures_per_hour: float, downtime_hours: float, model: DowntimeModel) 
 def shrink_downtime_seconds(
     detect_seconds: float, reconfigure_seconds: float, lead_seconds: float, nodes: int
 ) -> float:
-    """Return the downtime of a failure if the job goes on with one node fewer until the replacement arrives.
+    """Return the downtime of a failure if the job continues with one node fewer until the replacement arrives.
 
     While one of N nodes is missing, the job loses 1/N of its speed, so a lead time L costs L/N. A job of one node has
     no smaller size.

@@ -340,7 +340,7 @@ _FIXED_REMARKS = (
     Remark(
         where="Table 3, resume",
         printed="23.5 minutes",
-        correct="The rest to 40 minutes. The row for 256 instances of Table 2 gives 1,398 s = 23.3 minutes.",
+        correct="The remainder of the 40 minutes. The row for 256 instances of Table 2 gives 1,398 s = 23.3 minutes.",
     ),
     Remark(
         where="Table 5, scope",

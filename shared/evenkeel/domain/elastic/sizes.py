@@ -21,7 +21,7 @@ class Sizes(Value):
     @model_validator(mode="after")
     def _has_step_or_list(self) -> Self:
         if self.least > self.most:
-            raise ValueError(f"least {self.least} is more than most {self.most}")
+            raise ValueError(f"the smallest size {self.least} is larger than the largest size {self.most}")
         if self.step is not None and self.discrete:
             raise ValueError("give a step or discrete sizes, not both")
         if self.discrete and not self.legal:

@@ -27,7 +27,7 @@ class ReplicaShortfall(NamedTuple):
 
     @property
     def per_replica(self) -> int:
-        """Accelerators of one replica. If replicas differ, those of the largest replica."""
+        """Accelerators of one replica. If replicas differ, the accelerators of the largest replica."""
         return max(pod.accelerators for pod in self.waiting)
 
 

@@ -116,7 +116,7 @@ class Attempt(Value):
     save_seconds: float | None = None
     """Time of one save, by its first two checkpoints; None if that was not measured."""
     save_interval_seconds: float | None = None
-    """Time from the beginning of its first save to that of its second."""
+    """Time from the start of its first save to the start of its second."""
     ended_at: Instant | None = None
     reason: Sentence = ""
     exit_codes: dict[str, int] = {}
@@ -178,7 +178,7 @@ class Attempt(Value):
 
     @property
     def priced_accelerators(self) -> int:
-        """The accelerators whose cost its price counts: those of the base in a mixed attempt."""
+        """The accelerators whose cost its price counts; in a mixed attempt, only the accelerators of the base."""
         return self.accelerators - self.rented_ranks * self.per_node.accelerators
 
     @property

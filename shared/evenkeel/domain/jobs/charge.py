@@ -76,7 +76,7 @@ class Charge(Value):
 
     @property
     def priced_accelerators(self) -> int:
-        """The accelerators whose cost its price counts: those of the base in a mixed attempt."""
+        """The accelerators whose cost its price counts; in a mixed attempt, only the accelerators of the base."""
         return self.per_node.accelerators * len(self.base_node_names) if self.rented_part else self.accelerators
 
     def without_rented_part(self) -> "Charge":

@@ -9,7 +9,7 @@ _MEANINGS = {
     130: "killed by SIGINT",
     137: "killed by SIGKILL; possibly out of memory",
     139: "killed by SIGSEGV; possibly a fault in native code or in a driver",
-    143: "killed by SIGTERM: it was told to stop",
+    143: "killed by SIGTERM: it was asked to stop",
 }
 """Source: https://tldp.org/LDP/abs/html/exitcodes.html, and 128 + n after signal n."""
 

@@ -48,8 +48,8 @@ REASONS: Mapping[Path, str] = {
     ("jobTemplates", ANY, "resources", "limits", "cpu"): "pods request CPU without a limit",
     ("jobTemplates", ANY, "resources", "limits", "memory"): "pods request memory without a limit",
     ("jobTemplates", ANY, "tolerations", ANY, "tolerationSeconds"): "Evenkeel moves a job as soon as its node is lost",
-    ("priorityClasses", ANY, "preemptionPolicy"): "the priority classes of Kubernetes are written without it",
-    ("priorityClasses", "preemptionPolicy"): "it is no class, and the classes are written without it",
+    ("priorityClasses", ANY, "preemptionPolicy"): "the imported classes have no preemption policy",
+    ("priorityClasses", "preemptionPolicy"): "this is not a class; the imported classes have no preemption policy",
 }
 """Settings that the imported documents cannot express."""
 

@@ -327,7 +327,7 @@ class Replay:
         self.scheduler.reconfigure(*self.declared.everything())
 
     def _with_checks(self, answer: DecisionAnswer) -> DecisionAnswer:
-        """Return the decision with the admission checks that a job with quota must pass: those of its flavors."""
+        """Return the decision with the admission checks of its flavors, which a job with quota must pass."""
         queue = self.declared.queues.get(answer.queue)
         if queue is None or answer.result != str(Result.ADMITTED):
             return answer

@@ -258,7 +258,7 @@ def choose_domains(
     *,
     least_free_capacity: bool = True,
 ) -> tuple[TopologyAssignment, TopologyAssignment | None]:
-    """Return the domains of a pod set, and those of its leader.
+    """Return the domains of a pod set, and the domains of its leader.
 
     Args:
         tree: The domains of the flavor.

@@ -156,7 +156,7 @@ class BudgetForecastData(Value):
     used: float
     limit: float
     expected_at_end: float
-    """Use at the end of the period, if it goes on at the present rate."""
+    """Use at the end of the period, if the present rate continues."""
     expected_gone_at: Instant
     """When the limit is reached at this rate."""
 

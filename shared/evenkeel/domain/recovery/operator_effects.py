@@ -65,7 +65,7 @@ def hold_effects(hold: Hold, in_force: Sequence[Hold]) -> tuple[str, ...]:
     return (
         f"{held_acts}{hold.scope_text} until {hold.until:%Y-%m-%d %H:%M}Z.",
         *(["Scheduling starts again, because this hold replaces a hold on scheduling."] if restarts else ()),
-        "Steps that have begun still finish. Cordons of faulty nodes continue, and a hold never blocks an uncordon.",
+        "Steps that have started still finish. Cordons of faulty nodes continue, and a hold never blocks an uncordon.",
         *(
             [f"It replaces the hold of {replaced_hold.by} until {replaced_hold.until:%Y-%m-%d %H:%M}Z."]
             if replaced_hold

@@ -311,7 +311,7 @@ def _plan_repair(plan_input: _PlanInput) -> _DraftPlan:
     until = _work_may_run_until(plan_input.facts, plan_input.policy)
     owner, reason = _owner_with_reason(plan_input.facts, plan_input.fault.name, plan_input.first_rung)
     if until is not None:
-        reason = f"{reason} The node still works, so its jobs may end first, until {until:%Y-%m-%dT%H:%M:%SZ}."
+        reason = f"{reason} The node still works, so the repair waits for its jobs until {until:%Y-%m-%dT%H:%M:%SZ}."
     jobs = JobAction.LEAVE if until is not None or plan_input.first_rung == "cordon" else _job_action(plan_input)
     rejections = (("repair", "only one owner may repair a node"),) if owner is NodeOwner.HYPERPOD else ()
     return _DraftPlan(PlanOutcome.ACT, owner, reason, rejections, jobs=jobs, work_may_run_until=until)

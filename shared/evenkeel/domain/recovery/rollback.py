@@ -2,8 +2,8 @@
 
     attempt 1 saves steps 10, 20 and 30       its node is faulty; that the fault corrupts data is not known yet
     attempt 2 resumes from step 30            the checkpoint is trusted at this time
-    a corrupting fault is reported            step 30 was begun after the fault, so it is distrusted
-    attempt 2 is stopped                      attempt 3 resumes from a checkpoint begun before the fault
+    a corrupting fault is reported            step 30 began after the fault    , so it is distrusted
+    attempt 2 is stopped                      attempt 3 resumes from a checkpoint that began before the fault
 
 Every attempt that descends from a distrusted checkpoint is distrusted. So Evenkeel follows the current attempt back to
 the interrupted attempt, from resume point to resume point.
@@ -74,7 +74,7 @@ def decide_rollback(facts: RollbackFacts, policy: JobPolicy) -> RollbackDecision
         )
     distrust_reason = _distrust_reason(resumed_attempt, facts, facts.distrust_after)
     if not distrust_reason:
-        reason = f"Attempt {facts.current_attempt} descends from a checkpoint begun before the fault."
+        reason = f"Attempt {facts.current_attempt} descends from a checkpoint that began before the fault."
         return decision_of(Rollback.LEAVE, reason)
     if facts.rollbacks >= policy.max_rollbacks:
         rollbacks = count_of(facts.rollbacks, "time")
@@ -96,7 +96,7 @@ def _distrust_reason(resumed_attempt: Attempt, facts: RollbackFacts, distrust_af
         return "" if is_safe else f"only rank 0 knows which checkpoint attempt {resumed_attempt.attempt} resumed from"
     checkpoint_text = f"step {point.step} of attempt {point.attempt}"
     if began_at is None or began_at > distrust_after:
-        return f"{checkpoint_text} was begun after {distrust_after:%H:%M:%SZ}, when the fault may have corrupted it"
+        return f"{checkpoint_text} began after {distrust_after:%H:%M:%SZ}, when the fault may have corrupted it"
     return f"{checkpoint_text} was resumed without evidence, and this fault requires evidence" if needs_evidence else ""
 
 

@@ -192,7 +192,7 @@ def _why_not_restarted(facts: RestartFacts) -> str:
     if facts.distrusted_since is not None:
         since = f"{facts.distrusted_since:%Y-%m-%dT%H:%M:%SZ}"
         return (
-            f"the fault may have damaged checkpoints that were begun after {since}, and its script chooses its own. "
+            f"the fault may have damaged checkpoints that began after {since}, and its script chooses its own. "
             "Restart it by hand from an earlier one."
         )
     if facts.recent_restarts >= facts.max_restarts:

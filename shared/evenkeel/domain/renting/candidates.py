@@ -418,7 +418,7 @@ def forecast_starts(
         queue: The requests, in order.
         context: The snapshot of the cycle.
         policy: Expected run times and repair times.
-        min_free: Count the free accelerators of only those nodes that have at least so many.
+        min_free: Count only nodes with at least this number of free accelerators.
     """
     pool_key = (pool.cluster, pool.name, pool.instance_type)
     node_capacities = [
@@ -459,7 +459,7 @@ def forecast_starts(
 def opportunity_cost_of(pool: Pool, delay_micros_per_hour: int, burst: BurstPolicy) -> int:
     """Return the value of an accelerator-hour of a committed pool for the waiting jobs; 0 if no job waits.
 
-    Past demand by the hour is not recorded yet. While a job waits, its nodes count as needed in every hour.
+    Past hourly demand is not recorded yet. While a job waits, its nodes count as needed in every hour.
     """
     prices = [
         rented_pool.micros_per_node_hour // max(1, rented_pool.accelerators_per_node) for rented_pool in burst.pools

@@ -173,14 +173,12 @@ class _CaseTimeline:
         later_events = [event for event in self.events if healthy_at < event.at <= until]
         fault = next((event for event in later_events if event.kind is NodeEventKind.FAULT), None)
         if fault is not None:
-            reason = (
-                f"{prefix}A fault of the node came again at {_format_time(fault.at)}, and no owner had acted on it."
-            )
+            reason = f"{prefix}The node had another fault at {_format_time(fault.at)}, and no owner had acted on it."
             return _unknown_judgement(Cause.FAULT_RECURRED, reason, fault.evidence)
         owner_action = next((event for event in later_events if event.kind in _OUT_OF_SERVICE), None)
         if owner_action is not None:
             acted_at = _format_time(owner_action.at)
-            reason = f"{prefix}{owner_action.clause} at {acted_at}, before it had worked for a whole window."
+            reason = f"{prefix}{owner_action.clause} at {acted_at}, before the observation window ended."
             return _unknown_judgement(Cause.ACTED_TOO_SOON, reason, owner_action.evidence)
         recovery_event = next(
             (event for event in self.events if event.kind is NodeEventKind.IN_SERVICE and event.at >= until), None
@@ -270,7 +268,7 @@ def _judge_gentler_repair(timeline: _CaseTimeline, action: NodeEvent) -> Judgeme
     repair = timeline.decision.repair
     if repair == REBOOT and action.kind is NodeEventKind.REBOOTED:
         return timeline.compare_with_owner(action)
-    reason = f"Evenkeel would have begun with {_REPAIR_NAMES[repair]}. {action.clause} at {_format_time(action.at)}."
+    reason = f"Evenkeel would have started with {_REPAIR_NAMES[repair]}. {action.clause} at {_format_time(action.at)}."
     seconds = (action.at - timeline.decided_at).total_seconds()
     return _judgement_of_action(Verdict.DIFFERENT, reason, action).replace(seconds=seconds)
 

@@ -303,7 +303,7 @@ def _record_launch(
     action = (
         "launched"
         if not launched_attempt.local_queue
-        else f"handed to Kueue's LocalQueue {launched_attempt.local_queue}"
+        else f"created in Kueue's LocalQueue {launched_attempt.local_queue}"
     )
     details = (
         f"{_resume_text(pin)}{_drain_text(launched_attempt, context.ledger)}{_network_text(launched_attempt, network)}"

@@ -77,6 +77,6 @@ def _timeline_text(attempt: Attempt) -> str:
 
 def _running_text(attempt: Attempt) -> str:
     where = (
-        f"where Kueue let it in, by LocalQueue {attempt.local_queue}" if attempt.local_queue else f"on {attempt.pool}"
+        f"on nodes that Kueue chose (LocalQueue {attempt.local_queue})" if attempt.local_queue else f"on {attempt.pool}"
     )
     return f"Attempt {attempt.attempt} runs {where}."

@@ -322,7 +322,7 @@ _ACTIONS_THAT_QUOTA_MAY_CHANGE = (AdmissionAction.NO_QUOTA, AdmissionAction.SAME
 
 
 def _smallest_changes(ledger: Ledger, decision: Decision) -> list[Json]:
-    """Return the smallest changes that would flip the result; of a blocked job, those of the job that blocks it.
+    """Return the smallest changes that would flip the result. If another job blocks the job, return its changes.
 
     None are known if the record has no facts, because they were too large or cannot be read.
     """

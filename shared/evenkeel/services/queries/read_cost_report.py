@@ -190,9 +190,9 @@ def _report_notes(
 ) -> Iterator[str]:
     if recorded_days:
         last_day = day_of(recorded_days[-1].since)
-        yield f"Days until {last_day} are whole UTC days with the figures that were stored for them."
+        yield f"Days until {last_day} are whole UTC days, with their stored figures."
     if is_late:
-        yield f"Not all before {rfc3339(window.start)} is recorded, so the window begins later than requested."
+        yield f"Records before {rfc3339(window.start)} are incomplete, so the window begins later than requested."
     if unknown_days:
         days = f"{unknown_days[0]} to {unknown_days[-1]}" if len(unknown_days) > 1 else str(unknown_days[0])
         count_text = count_of(len(unknown_days), "day of the window has", "days of the window have")

@@ -231,13 +231,13 @@ def _if_unanswered(incident: Incident, plan: StoredRecoveryPlan, now: datetime) 
     approve = f"evenkeel incidents approve {incident.incident_id}"
     if by is not None and by <= now:
         consequence = "its jobs stay as they are" if not plan.repairs_node else f"{where} is not repaired"
-        return f"No answer came by {by:%H:%M}Z: nothing was done; {consequence}. It can still be approved: {approve}."
+        return f"No answer came by {by:%H:%M}Z: nothing was done; {consequence}. You can still approve it: {approve}."
     clock = f"No answer by {by:%H:%M}Z" if by else "Without an answer"
     if not plan.repairs_node:
         return f"{clock}: nothing is done; its jobs stay as they are."
     return (
         f"{clock}: nothing is done; the node stays unhealthy and new pods may land on {where}. "
-        f"It can be approved later: {approve}."
+        f"The plan can be approved later: {approve}."
     )
 
 

@@ -198,7 +198,7 @@ class _Records:
                     self._held[day][life.key].append(held_gpus)
 
     def _days_of(self, span: Span) -> Iterator[Span]:
-        """Yield the days that a span touches; that of its start if it is empty."""
+        """Yield the days that a span touches; the day of its start if the span is empty."""
         for day in self._spans:
             if (day.start < span.end and span.start < day.end) or day.start <= span.start == span.end < day.end:
                 yield day

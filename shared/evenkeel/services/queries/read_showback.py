@@ -37,7 +37,7 @@ Json = dict[str, Any]
 
 _NOTES = (
     "GPU time counts from the admission of an attempt, at the price of that day. Rented nodes cost their bills.",
-    "Jobs that Evenkeel did not start are in no row.",
+    "No row includes jobs that Evenkeel did not start.",
 )
 
 
@@ -88,7 +88,7 @@ def read_showback(
         "notes": [
             *_NOTES,
             *([] if is_recorded else ["Nothing is recorded in this window, so its use is unknown."]),
-            *([] if window.is_complete else ["Too many attempts: the window begins later than asked."]),
+            *([] if window.is_complete else ["Too many attempts: the window begins later than requested."]),
         ],
         "nextPageToken": token or None,
     }

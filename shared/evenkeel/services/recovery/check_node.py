@@ -106,7 +106,7 @@ def _start_check(incident: Incident, observed_node: ObservedNode, check: NodeChe
     if check.kind == CheckKind.DEEP:
         assert observed_node.provider_node
         if observed_node.provider_node.status == DEEP_CHECK_RUNNING:
-            return RepairAnswer.ACCEPTED  # begun by a visit that died before it could tell
+            return RepairAnswer.ACCEPTED  # started by a call that died before it answered
         return context.provider.check_health(observed_node.provider_node.instance_group, observed_node.instance_id)
     context.cluster.start_check(
         CheckSpec(

@@ -16,7 +16,7 @@ from evenkeel.services.context import Context
 from evenkeel.services.storage import fleet_rows, incident_record, rows, subject_rows
 
 _ALERT_TIMEOUT = timedelta(minutes=2)
-"""After this time another recovery sends an alert that was begun but not recorded as sent."""
+"""After this time another recovery sends an alert that was started but not recorded as sent."""
 
 
 def set_block(

@@ -412,7 +412,7 @@ def _repair_request(facts: RepairFacts, rung: str, answer: str) -> RepairRequest
 def _wait_entry(facts: RepairFacts, decision: RepairDecision) -> RepairRequest:
     """Return the entry that records since when Evenkeel waits for another node owner.
 
-    The owner may have begun earlier, so the returning node must have another boot id than the faulty one had.
+    The owner may have started earlier, so the returning node must have another boot id than the faulty one had.
     """
     entry = _repair_request(facts, decision.awaited_owner, RepairAnswer.ACCEPTED)
     is_of_opening = bool(facts.boot_id_at_opening) and facts.deep_check_failed_at is None

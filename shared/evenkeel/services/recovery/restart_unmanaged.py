@@ -106,7 +106,7 @@ def _jobs_on_node(incident: Incident, node: FleetNode | None, context: Context) 
     for label in sorted(labels - {job.label for job in jobs}):
         kind, namespace, name = parse_label(label)
         if kind in set(WorkloadKind):
-            with contextlib.suppress(EvenkeelError):  # the other jobs go on, and the sweep tries this one again
+            with contextlib.suppress(EvenkeelError):  # the other jobs continue, and the sweep tries this job again
                 job = context.cluster.unmanaged_job(cluster, namespace, WorkloadKind(kind), name)
                 if job is not None and job.state is UnmanagedJobState.FAILED:
                     yield job

@@ -214,8 +214,8 @@ def _node_gone(node: FleetNode) -> NotFound:
 def _cordoned_by_recovery(node: FleetNode, whose: str) -> CordonedByRecovery:
     instance_id = node.life.instance_id
     return CordonedByRecovery(
-        f"{node.node_name} has the cordon of {whose}. That recovery removes it at its end. "
-        f"To set your own cordon: evenkeel nodes uncordon {instance_id}, which ends that recovery, "
+        f"The cordon of {node.node_name} belongs to {whose}, which removes it at its end. "
+        f"To keep the node cordoned, end that recovery first: evenkeel nodes uncordon {instance_id}, "
         f"then evenkeel nodes cordon {instance_id}."
     )
 

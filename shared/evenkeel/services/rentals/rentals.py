@@ -1,4 +1,4 @@
-"""Open rentals: how they are read, begun and committed. A scheduling cycle uses this module, and so does the workflow.
+"""Open rentals: how they are read, started and committed. A scheduling cycle uses this module, and so does the workflow.
 
 A rental, its reason and its decision record are one commit, which raises the version of the quota tree as admissions
 do. So the caps hold, whatever other cycle runs. A crash after the commit leaves a rental without its workflow, which
@@ -296,7 +296,7 @@ def commit_opening(opening: JobRentalOpening, job_write: Write, tree: QuotaTree,
 
 
 def begin_for_bases(decisions: Iterable[tuple[MixedDecision, Job, int]], tree: QuotaTree, context: Context) -> None:
-    """Begin rentals that join running jobs, and record once why none are begun for the other jobs.
+    """Begin rentals that join running jobs, and record once why the other jobs get none.
 
     Idempotent: yes, each commit is conditional on the versions of the tree and of the job's row.
 
@@ -357,7 +357,7 @@ def _mixed_record(decision: MixedDecision, context: Context) -> Decision:
 
 
 def begin_for_deployments(plans: Sequence[ServingRentalPlan], tree: QuotaTree, context: Context) -> None:
-    """Begin the rentals for serving workloads, and record once why others are not begun.
+    """Begin the rentals for serving workloads, and record once why the other workloads get none.
 
     Only the mode `act` rents nodes.
 

@@ -4,7 +4,7 @@ The same step moves jobs from rented nodes back to committed ones.
 
     list the checks ─ read nodes, rentals and budgets ─ decide_burst_check ─ rent ─ record ─ write the answer
 
-A rental is begun, and the decision recorded, before the answer is written. A crash in between leaves a Workload without
+A rental is started, and the decision recorded, before the answer is written. A crash in between leaves a Workload without
 an answer, which the next cycle gives. An answer is written only to the version of the Workload that was read. A
 failed write of an answer is logged, and the cycle continues with the next Workload. The job keeps the key of its last
 record, so that an answer that cannot be written is recorded once.
@@ -149,7 +149,7 @@ def _move_back(attempts: Sequence[Attempt], loaded_cycle: LoadedCycle, tree: Quo
 
 
 def _order(checked_job: _JobOfCheck) -> tuple[int, str, str]:
-    """Return the order in which rentals are begun: the priority of the job, then its age."""
+    """Return the order in which rentals are started: the priority of the job, then its age."""
     job = checked_job.job
     return (-job.priority, job.submitted_at.isoformat(), job.job_id) if job else (0, "", checked_job.workload.label)
 

@@ -44,7 +44,7 @@ from evenkeel.services.storage import (
 from evenkeel.services.storage.quota_tree import stored_state
 
 _CHARGES_READ_BY_KEY = 400
-"""A cycle reads the jobs of so many charges by their keys, by hundreds. It lists the jobs of more charges by state."""
+"""A cycle reads the jobs of up to this number of charges by their keys. Above it, the cycle lists the jobs by state."""
 _STATES_WITH_CHARGE = (JobState.STARTING, JobState.RUNNING, JobState.STOPPING)
 
 

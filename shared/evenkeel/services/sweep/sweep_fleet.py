@@ -1,6 +1,6 @@
 """The sweep: compare the ledger with the clusters, and complete interrupted work, by the same services.
 
-Each step stands alone. A failed step is reported and runs again in the next sweep; the other steps go on.
+Each step stands alone. A failed step is reported and runs again in the next sweep; the other steps continue.
 """
 
 import contextlib

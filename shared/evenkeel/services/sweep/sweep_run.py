@@ -67,7 +67,7 @@ class SweepRun:
         self.hyperpod_error = ""
         """Why HyperPod's list could not be read; empty if it was read."""
         self.failures: list[str] = []
-        """Failed items of the current step. The other items went on."""
+        """Failed items of the current step. They did not stop the other items."""
         self.hides_incidents = False
         """Whether `open_incidents` lacks incidents that this release cannot read."""
         self._no_answer: set[str] = set()
@@ -117,14 +117,14 @@ class SweepRun:
 
     @contextlib.contextmanager
     def isolate_item(self, name: str) -> Iterator[None]:
-        """Work on one item of a step. Record a failure and go on with the next item."""
+        """Work on one item of a step. Record a failure and continue with the next item."""
         try:
             yield
         except EvenkeelError as error:
             self.failures.append(f"{name}: {type(error).__name__}: {error}")
 
     def readable_rows(self, stored_rows: Iterable[Row], kind: type[V]) -> Iterator[tuple[Row, V]]:
-        """Yield each row with its value. Report rows that this release cannot read, and go on without them."""
+        """Yield each row with its value. Report rows that this release cannot read, and continue without them."""
         return rows.readable_rows(stored_rows, kind, self.note_unreadable_row)
 
     def note_unreadable_row(self, error: Unreadable) -> None:

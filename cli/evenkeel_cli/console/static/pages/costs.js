@@ -24,7 +24,7 @@ export function Costs({ filters }) {
     ${DAYS.map((each) => html`<option value=${each}>${each}</option>`)}</select></label>`;
   return html`<div class="grid">
     <${Panel} title="Costs" live=${live} wide=${true} more=${more}>${found ? html`<${Summary} report=${found} />` : null}<//>
-    <${Panel} title="GPUs by the hour" live=${live} wide=${true}>${found ? html`<${HourChart} report=${found} />` : null}<//>
+    <${Panel} title="GPUs in each hour" live=${live} wide=${true}>${found ? html`<${HourChart} report=${found} />` : null}<//>
     <${Panel} title="What to change first" live=${live} wide=${true}>${found ? html`<${Table} label="Changes" rows=${found.improvements} empty=${found.allNodes.nodes ? "Nothing was lost, and no committed node was idle." : "Unknown: no node is recorded."} columns=${[
       { title: "Change", grow: true, cell: (each) => html`${each.change}<br /><span class="dim">${each.method}</span>` },
       { title: "GPU-hours, at most", right: true, cell: (each) => hours(each.worthGpuHours) },
@@ -156,7 +156,7 @@ function HourChart({ report }) {
     })}</g>`;
   });
   const peak = known.reduce((most, hour) => (sum(hour) > sum(most) ? hour : most));
-  const label = `GPUs by the hour, ${columns.length} hours. Peak: ${Number(sum(peak).toFixed(1))} GPUs at ${peak.at.slice(0, 16)}Z. Committed now: ${committed} GPUs.`;
+  const label = `GPUs in each hour, ${columns.length} hours. Peak: ${Number(sum(peak).toFixed(1))} GPUs at ${peak.at.slice(0, 16)}Z. Committed now: ${committed} GPUs.`;
   return html`<div class="chart"><span class="dim">${Math.round(top)} GPUs</span>
     <svg role="img" aria-label=${label} viewBox="0 0 ${columns.length} 100" preserveAspectRatio="none">${bars}
       ${committed ? html`<line x1="0" x2=${columns.length} y1=${y(committed)} y2=${y(committed)}><title>${committed} committed GPUs now</title></line>` : null}</svg>

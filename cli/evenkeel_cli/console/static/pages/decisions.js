@@ -48,6 +48,6 @@ export function Decision({ words }) {
         ["Withheld", found.isRedacted ? "Only the job's team and operators see the rest." : null],
       ]} />
       <h3>Alternatives</h3><${Alternatives} label="Alternatives" options=${options} />
-      <details><summary>The facts, from which the decision replays</summary><pre tabindex="0">${JSON.stringify(found.facts, null, 2)}</pre></details>`
+      <details><summary>The facts of this decision</summary><pre tabindex="0">${JSON.stringify(found.facts, null, 2)}</pre></details>`
     : null}<//></div>`;
 }

@@ -140,7 +140,7 @@ function Spending({ status }) {
       ? html`<${Bar} total=${rent.capUsdPerHour} label="Rent: ${dollars(rent.usdPerHour)} of ${dollars(rent.capUsdPerHour)} an hour" parts=${[["ok", rent.usdPerHour]]} />
           <span>${dollars(rent.usdPerHour)} of ${dollars(rent.capUsdPerHour)} an hour, ${counted(rent.nodes, "node")}</span>`
       : html`<span class="dim">the policy rents no nodes</span>`}</div>
-    <${Table} label="Budgets" empty="No team whose use you may see has a budget." rows=${[...budgets].sort((a, b) => share(b) - share(a)).slice(0, 5)}
+    <${Table} label="Budgets" empty="No team that you may see has a budget." rows=${[...budgets].sort((a, b) => share(b) - share(a)).slice(0, 5)}
       rowHref=${(budget) => href(["teams", budget.team])} columns=${[
         { title: "Team", cell: (budget) => html`<${Link} to=${["teams", budget.team]}>${budget.team}<//>` },
         { title: "Period", whole: true, cell: (budget) => budget.period },
@@ -159,7 +159,7 @@ function Changed({ signal }) {
       : html`<p class="empty">Nothing is recorded yet.</p>`}<//>`;
 }
 
-// Ends one hold: that of a node, of a pool, or of the whole fleet.
+// Ends one hold: of a node, of a pool, or of the whole fleet.
 export function releaseAct(fleet, { instanceId, pool, by, until, reason }) {
   const scope = instanceId ? { instanceId } : pool ? { pool } : {};
   const name = instanceId || pool || "automation";

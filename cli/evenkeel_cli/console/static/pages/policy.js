@@ -14,7 +14,7 @@ export function Policy({ shell }) {
         ["In force", found.inForce ? `change ${found.inForce} of the site` : "the shipped policy"],
         ["Refused", found.refused],
       ]} />
-      <${Table} label="Changes" empty="The site has changed nothing." rows=${found.history.items} columns=${[
+      <${Table} label="Changes" empty="The site has no policy changes." rows=${found.history.items} columns=${[
         { title: "Change", right: true, cell: (each) => each.number },
         { title: "By", cell: (each) => each.by },
         { title: "At", cell: (each) => html`<${Time} at=${each.at || each.appliedAt} />` },
