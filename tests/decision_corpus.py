@@ -52,7 +52,7 @@ from evenkeel.domain.health.classification import ClassifiedFact, IncidentFault
 from evenkeel.domain.health.faults import Fault, FaultCatalogue, default_catalogue
 from evenkeel.domain.health.incidents import AffectedNode, Incident, NodeFact, Signal
 from evenkeel.domain.health.recurrence import FaultHistory, slot_history_key
-from evenkeel.domain.jobs import attempt_end, attempt_waits, lifecycle, settlement
+from evenkeel.domain.jobs import attempt_end, attempt_waits, settlement
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_section import Section
@@ -91,6 +91,7 @@ from evenkeel.domain.renting import (
 from evenkeel.domain.resources import Resources
 from evenkeel.domain.values import Value, rfc3339
 from evenkeel.events import envelope, kubernetes_node
+from tests import state_writers
 
 FOLDER = Path(__file__).resolve().parent / "fixtures" / "decisions"
 TRANSLATION = FOLDER / "translation.json"
@@ -222,10 +223,10 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "approval.beyond": approval.why_beyond_approval,
     "approval.why_superseded": approval.why_superseded,
     "attempts.attempt_answer": attempt_waits.evaluate_attempt_wait,
-    "attempts.attempt_writers": lifecycle.attempt_writers,
+    "attempts.attempt_writers": state_writers.attempt_writers,
     "attempts.contradicted": attempt_end.end_despite_live_pods,
     "attempts.excused": attempt_end.without_blame,
-    "attempts.job_writers": lifecycle.job_writers,
+    "attempts.job_writers": state_writers.job_writers,
     "attempts.judge_abandoned": attempt_end.judge_abandoned_attempt,
     "attempts.judge_end": attempt_end.judge_end,
     "attempts.lost_nodes": attempt_end.lost_nodes,

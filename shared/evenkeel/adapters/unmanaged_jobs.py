@@ -51,7 +51,6 @@ _SERVER_FIELDS = (
     "finalizers",
 )
 _JOB_UID_LABELS = ("controller-uid", "batch.kubernetes.io/controller-uid", "job-name", "batch.kubernetes.io/job-name")
-_MANAGED_LABELS = (JOB_LABEL, RENTAL_LABEL, CHECK_LABEL)
 _RESTART_VERBS = ("patch", "delete", "create")
 
 

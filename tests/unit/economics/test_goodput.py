@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenkeel.domain.economics.figure_checks import WrongFigure
-from evenkeel.domain.economics.goodput import Bucket, TimeSpent, goodput, ideal_step_seconds
+from evenkeel.domain.economics.goodput import Bucket, TimeSpent, goodput
 
 TIMES = st.floats(0, 1e6)
 
@@ -52,9 +52,3 @@ def test_negative_goodput_times_are_refused(elapsed: float, productive: float, b
         goodput(
             TimeSpent(elapsed_seconds=elapsed, productive_seconds=productive, buckets={Bucket.PROGRAM_STARTUP: bucket})
         )
-
-
-def test_ideal_step_time_is_the_median_without_stragglers() -> None:
-    assert ideal_step_seconds([1.0, 1.1, 0.9, 1.0, 60.0]) == pytest.approx(1.0)
-    with pytest.raises(WrongFigure, match="must not be empty"):
-        ideal_step_seconds([])

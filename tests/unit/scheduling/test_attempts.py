@@ -11,9 +11,10 @@ from evenkeel.domain.jobs.attempt import AttemptState, ObservedWorkload, PodPhas
 from evenkeel.domain.jobs.attempt_end import AttemptEnd, judge_abandoned_attempt, judge_end, lost_nodes
 from evenkeel.domain.jobs.job import Job, JobState, ResumeOption, ResumePlan, StopRequest
 from evenkeel.domain.jobs.job_policy import JobPolicy
-from evenkeel.domain.jobs.lifecycle import ATTEMPT_WRITERS, JOB_WRITERS, attempt_writers, job_writers
+from evenkeel.domain.jobs.lifecycle import ATTEMPT_WRITERS, JOB_WRITERS
 from evenkeel.domain.jobs.settlement import SettleOutcome, settle, settled_outcome
 from evenkeel.domain.nodes import KubernetesNode
+from tests.state_writers import attempt_writers, job_writers
 from tests.unit.scheduling.builders import CLUSTER, NOW, a_job, a_pod, a_spec, a_workload, an_attempt, at
 
 FAILED, SUCCEEDED, PENDING, RUNNING = PodPhase.FAILED, PodPhase.SUCCEEDED, PodPhase.PENDING, PodPhase.RUNNING

@@ -11,9 +11,10 @@ import pytest
 
 from evenkeel.domain.jobs.attempt import AttemptState
 from evenkeel.domain.jobs.job import JobState
-from evenkeel.domain.jobs.lifecycle import ATTEMPT_WRITERS, JOB_WRITERS, attempt_writers, job_writers
+from evenkeel.domain.jobs.lifecycle import ATTEMPT_WRITERS, JOB_WRITERS
 from evenkeel.ports import Ledger, Put, Table, Write
 from tests.fakes import CrashPlan
+from tests.state_writers import attempt_writers, job_writers
 from tests.unit.services_jobs.test_crashes import JOB_EVENTS, CrashReplay
 
 PROJECT = Path(__file__).resolve().parents[3]

@@ -97,11 +97,6 @@ def first_order_ettr(
     return share / (1 + at_least("write_seconds", write_seconds) / interval_seconds) if share > 0 else None
 
 
-def lost_work_factor(interval_seconds: float, write_seconds: float, mtbf_seconds: float) -> float:
-    """Return the running time over the productive time: saves and repeated steps, without restarts."""
-    return 1 / exact_ettr(interval_seconds, write_seconds, 0.0, mtbf_seconds)
-
-
 def lost_work_seconds(interval_seconds: float, write_seconds: float, mtbf_seconds: float) -> float:
     """Return the expected running time that a failure loses: about half of an interval and its save.
 

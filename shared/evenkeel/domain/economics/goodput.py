@@ -4,9 +4,7 @@ The buckets have the names of https://github.com/AI-Hypercomputer/ml-goodput-mea
 """
 
 import math
-from collections.abc import Sequence
 from enum import StrEnum
-from statistics import median
 
 from evenkeel.domain.economics.figure_checks import FigureDocument, WrongFigure, at_least, more_than
 from evenkeel.domain.values import Value
@@ -117,15 +115,3 @@ def goodput(spent: TimeSpent) -> Goodput:
         ),
         sum_seconds=math.fsum([productive, *(seconds[bucket] for bucket in seconds if bucket not in OVERLAPPING)]),
     )
-
-
-def ideal_step_seconds(steps: Sequence[float]) -> float:
-    """Return the mean of the steps that are not above the median plus three median absolute deviations."""
-    if not steps:
-        raise WrongFigure("steps", "must not be empty")
-    for step in steps:
-        at_least("steps", step)
-    median_seconds = median(steps)
-    limit = median_seconds + 3 * median(abs(step - median_seconds) for step in steps)
-    counted_steps = [step for step in steps if step <= limit]
-    return math.fsum(counted_steps) / len(counted_steps)

@@ -7,7 +7,7 @@ series gives it below `shape + 1`, and a continued fraction above (https://dlmf.
 import math
 from collections.abc import Callable
 
-from evenkeel.domain.economics.figure_checks import at_least, more_than, share_between_0_and_1, whole_number
+from evenkeel.domain.economics.figure_checks import more_than, share_between_0_and_1, whole_number
 
 _PRECISION = 1e-16
 _MAX_TERMS = 100_000
@@ -56,21 +56,9 @@ def _upper_fraction(shape: float, x: float) -> float:
     return min(1.0, fraction * _common_factor(shape, x))
 
 
-def pmf(count: int, mean: float) -> float:
-    """Return P(count) for a mean."""
-    if mean == 0:
-        return 1.0 if count == 0 else 0.0
-    return math.exp(count * math.log(mean) - mean - math.lgamma(count + 1))
-
-
 def at_least_probability(count: int, mean: float) -> float:
     """Return P(at least `count`) for a mean."""
     return 1.0 if count <= 0 else gamma_p(count, mean)
-
-
-def at_most_probability(count: int, mean: float) -> float:
-    """Return P(at most `count`) for a mean."""
-    return 0.0 if count < 0 else gamma_q(count + 1, mean)
 
 
 def chi_square_quantile(probability: float, degrees: float) -> float:
@@ -104,8 +92,3 @@ def count_interval(count: int, confidence: float = 0.95) -> tuple[float, float]:
     tail = (1 - share_between_0_and_1("confidence", confidence)) / 2
     low = chi_square_quantile(tail, 2 * count) / 2 if count else 0.0
     return low, chi_square_quantile(1 - tail, 2 * count + 2) / 2
-
-
-def mean_failures(rate_per_hour: float, hours: float) -> float:
-    """Return the expected number of failures in some hours."""
-    return at_least("rate_per_hour", rate_per_hour) * at_least("hours", hours)

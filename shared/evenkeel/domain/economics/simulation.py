@@ -54,14 +54,6 @@ def _simulate_batch(gaps: list[float], downtime: float, model: DowntimeModel) ->
     return worked_hours, max(now, down_until)
 
 
-def simulated_time_factor(
-    failures_per_hour: float, downtime_hours: float, model: DowntimeModel, failures: int, uniform: Uniform
-) -> Estimate:
-    """Simulate T/T0 over a number of failures."""
-    batches, (value,) = time_factors(failures_per_hour, (downtime_hours,), model, failures, uniform)
-    return Estimate(value, standard_error([batch[0] for batch in batches]))
-
-
 def standard_error(batches: list[float]) -> float:
     """Return the standard error of the mean of independent batches."""
     mean = math.fsum(batches) / len(batches)

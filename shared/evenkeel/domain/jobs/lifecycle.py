@@ -55,13 +55,3 @@ JOB_WRITERS: Mapping[str, frozenset[tuple[JobState | None, JobState]]] = {
     "plan_resume": frozenset((state, state) for state in J),
 }
 """The allowed changes of a job's state, by service. The state None means that the job does not exist yet."""
-
-
-def attempt_writers(from_state: AttemptState | None, to_state: AttemptState) -> tuple[str, ...]:
-    """Return the services that may change an attempt from one state to another."""
-    return tuple(writer for writer, changes in ATTEMPT_WRITERS.items() if (from_state, to_state) in changes)
-
-
-def job_writers(from_state: JobState | None, to_state: JobState) -> tuple[str, ...]:
-    """Return the services that may change a job from one state to another."""
-    return tuple(writer for writer, changes in JOB_WRITERS.items() if (from_state, to_state) in changes)
