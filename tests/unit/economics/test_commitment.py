@@ -87,7 +87,7 @@ def test_hours_without_demand_data_are_unknown() -> None:
     demand = hourly_demand(rows)
 
     assert (demand.hours, demand.unknown_hours) == ((0, 1, 3), 1)
-    assert "left out, not counted as 0" in demand.note
+    assert "They are left out" in demand.note
 
 
 def test_two_demand_figures_for_one_hour_are_refused() -> None:

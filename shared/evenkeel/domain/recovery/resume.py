@@ -498,7 +498,7 @@ def _trust_text(trust: CheckpointTrust, distrust: datetime | None) -> str:
     time_text = distrust.strftime("%H:%M:%SZ")
     if trust is CheckpointTrust.NONE:
         return (
-            f"The job does not use checkpoints that began after {time_text}. An earlier checkpoint needs its own evidence "
-            "that it is intact."
+            f"The job does not use checkpoints that began after {time_text}. "
+            "An earlier checkpoint needs its own evidence that it is intact."
         )
     return f"The job does not use checkpoints that began after {time_text}."
