@@ -2,8 +2,8 @@
 
     python -m tests.kubernetes_calls        write tests/golden/kubernetes.json again, after a change of a request
 
-Each case is one operation of a port, on a real `KubernetesApi` whose requests never reach the network. The schemas are
-those of the OpenAPI document of each Kubernetes release, which the package kubernetes-validate contains:
+Each case is one operation of a port, on a real `KubernetesApi` whose requests never reach the network. The schemas
+come from the OpenAPI document of each Kubernetes release, which the package kubernetes-validate contains:
 https://github.com/kubernetes/kubernetes/blob/v1.33.0/api/openapi-spec/swagger.json. The lock pins that package.
 """
 
@@ -160,7 +160,7 @@ class KubernetesCase:
         return self.name
 
     def record(self) -> list[KubernetesRequest]:
-        """Return the different calls of the operation, in order; those of parallel readers by path."""
+        """Return the different calls of the operation, in order; calls of parallel readers by path."""
         server = RecordingServer(dict(_OBJECTS))
         self.prepare(server)
         self.act(KubernetesCluster(_Connections(server), fleet=FLEET))

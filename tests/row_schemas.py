@@ -64,7 +64,7 @@ def problems(before: Schemas, after: Schemas, written: Mapping[str, frozenset[st
     """Yield each change that breaks a neighbouring release, with what to do instead.
 
     Args:
-        before: The committed schemas: those of the last release.
+        before: The committed schemas of the last release.
         after: The present schemas.
         written: Enumeration → its new values that this release reads and does not write.
     """

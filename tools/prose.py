@@ -59,6 +59,7 @@ RETIRED = {
     "given back": "released (nodes), returned (a value)",
     "gives back": "releases (nodes), returns (a value)",
     "goes home": "migrates back",
+    "goes on": "continues",
     "guest": "migration candidate",
     "heard": "ingested",
     "hears": "ingests",
@@ -99,6 +100,7 @@ RETIRED = {
     "vetoed": "opted out",
     "vetoes": "opt-outs",
     "way clear": "repair possible",
+    "went on": "continued",
     "who it": "the person, the caller",
     "whom it": "the person, the caller",
     "willing": "candidate",
@@ -121,6 +123,7 @@ _SENTENCE_WORDS = 3
 """A text of fewer words is no sentence. In code a text needs two words more."""
 _VAGUE_NOUNS = re.compile(
     r"\b(the ones?|ones) (that|who|whose|which|with|without|of)\b|\b(the|all) others\b(?! \w)|\beach other's\b"
+    r"|\b(is|are|than|and|like|including|:|;) (those|that) of\b"
     r"|\bwhat (is|are) (left|missing|free|due|known|seen)\b",
     re.IGNORECASE,
 )

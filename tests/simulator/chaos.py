@@ -176,7 +176,7 @@ class FaultyPort:
 
 
 def _methods(port: type) -> dict[str, Any]:
-    """Return the methods that a port declares, including those of the ports that it extends."""
+    """Return the methods that a port declares, and of the ports that it extends."""
     parts = [part for part in port.__mro__ if part.__module__.startswith(f"{ports.__name__}.")]
     return {name: member for part in parts for name, member in vars(part).items()}
 

@@ -226,7 +226,7 @@ def no_orphan_nodes(world: Simulation) -> Iterator[str]:
 
 @invariant_check(
     "one-rental-per-job",
-    "A job has one rental at a time. It starts while the job waits or runs on its base, and requests nodes of a pool once.",
+    "A job has one rental at a time. It starts while the job waits or runs on its base, and requests a pool once.",
     CheckTrigger.COMMIT,
 )
 def rented_once(world: Simulation, changes: Changes) -> Iterator[str]:

@@ -60,7 +60,7 @@ def of_document(owner: str, document: Json) -> Iterator[Statement]:
 
 
 def of_roles() -> tuple[Statement, ...]:
-    """Return the statements of every role, including those of its attached managed policies."""
+    """Return the statements of every role, and of its attached managed policies."""
     inline = (
         statement
         for role, properties in resources("AWS::IAM::Role").items()

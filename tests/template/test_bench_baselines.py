@@ -21,7 +21,7 @@ def test_every_function_of_the_workflow_has_a_baseline_stub() -> None:
     text = " ".join(text for _, text in strings(workflow("recover_node")))
     wanted = {part.partition("}")[0] for part in text.split("${")[1:]}
 
-    assert wanted == set(FUNCTIONS)
+    assert wanted == set(FUNCTIONS), "add a stub of the function to the baseline of the benchmark"
 
 
 def test_baseline_stubs_take_the_workflow_through_cordon_to_end() -> None:

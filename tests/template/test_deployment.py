@@ -58,12 +58,16 @@ def alarms_by_resource(namespace: str, metric: str, dimension_name: str) -> dict
 @pytest.mark.parametrize("name", sorted(FUNCTIONS))
 def test_each_function_has_a_handler_module(name: str) -> None:
     source = (ROOT / FUNCTIONS[name]["CodeUri"] / "handler.py").read_text(encoding="utf-8")
-    assert "handler" in {node.name for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)}
+    assert "handler" in {node.name for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)}, (
+        "define `handler` in handler.py of this folder"
+    )
 
 
 def test_every_folder_of_functions_is_deployed() -> None:
     folders = {f"functions/{path.parent.name}/" for path in (ROOT / "functions").glob("*/handler.py")}
-    assert {function["CodeUri"] for function in FUNCTIONS.values()} == folders
+    assert {function["CodeUri"] for function in FUNCTIONS.values()} == folders, (
+        "declare each folder of functions/ in template.yaml, and delete the other folders"
+    )
 
 
 @pytest.mark.parametrize("name", sorted(FUNCTIONS))
@@ -99,7 +103,9 @@ def test_layer_installs_the_locked_versions() -> None:
     def pinned_versions(path: Path) -> list[str]:
         return [line for line in path.read_text(encoding="utf-8").splitlines() if not line.lstrip().startswith("#")]
 
-    assert pinned_versions(ROOT / "shared" / "requirements.txt") == pinned_versions(ROOT / "requirements" / "layer.txt")
+    assert pinned_versions(ROOT / "shared" / "requirements.txt") == pinned_versions(
+        ROOT / "requirements" / "layer.txt"
+    ), "run `make lock`: shared/requirements.txt follows requirements/layer.txt"
 
 
 def test_watch_ends_before_its_function() -> None:
@@ -277,7 +283,9 @@ def test_failed_execution_of_each_workflow_raises_an_alarm(name: str, metric: st
 
 def test_every_function_has_an_alarm_on_its_errors() -> None:
     behind_the_api = {name for name in FUNCTIONS if name.startswith("Api")}
-    assert set(alarms_by_resource("AWS/Lambda", "Errors", "FunctionName")) == set(FUNCTIONS) - behind_the_api
+    assert set(alarms_by_resource("AWS/Lambda", "Errors", "FunctionName")) == set(FUNCTIONS) - behind_the_api, (
+        "add an alarm FUNCTIONErrorsAlarm to template.yaml, or remove it with its function"
+    )
     assert alarms_by_resource("AWS/ApiGateway", "5XXError", "ApiName")
 
 
@@ -301,9 +309,11 @@ def runbook_of(alarm: Json) -> str:
 @pytest.mark.parametrize("name", sorted(ALARMS))
 def test_alarm_has_a_severity_and_a_runbook(name: str) -> None:
     pages = {"Alarm": [{"Ref": "PageTopic"}], "Ticket": []}
-    assert ALARMS[name].get("AlarmActions", []) == pages["Ticket" if name.endswith("Ticket") else "Alarm"]
-    assert name.endswith(tuple(pages))
-    assert (RUNBOOKS / f"{runbook_of(ALARMS[name])}.md").exists()
+    assert ALARMS[name].get("AlarmActions", []) == pages["Ticket" if name.endswith("Ticket") else "Alarm"], (
+        "let an alarm page, and a ticket send no page"
+    )
+    assert name.endswith(tuple(pages)), "end the name of an alarm with Alarm (it pages) or Ticket"
+    assert (RUNBOOKS / f"{runbook_of(ALARMS[name])}.md").exists(), "write the page of this alarm in docs/runbooks/"
 
 
 def runbooks_named_in_code() -> set[str]:
@@ -317,7 +327,9 @@ def runbooks_named_in_code() -> set[str]:
 
 def test_runbooks_match_alarms_and_log_lines() -> None:
     written = {path.stem for path in RUNBOOKS.glob("*.md")} - {"README"}
-    assert written == {runbook_of(alarm) for alarm in ALARMS.values()} | runbooks_named_in_code()
+    assert written == {runbook_of(alarm) for alarm in ALARMS.values()} | runbooks_named_in_code(), (
+        "write a page in docs/runbooks/ for each alarm, and delete pages that no alarm and no log line names"
+    )
 
 
 @pytest.mark.parametrize("path", sorted(RUNBOOKS.glob("[a-z]*.md")), ids=lambda path: path.stem)
@@ -359,7 +371,9 @@ def test_tables_are_protected_by_default_once_the_schedules_run() -> None:
 
 
 def test_stack_has_the_four_expected_tables() -> None:
-    assert set(resources("AWS::DynamoDB::Table")) == {"JobsTable", "IncidentsTable", "FleetTable", "QuotasTable"}
+    assert set(resources("AWS::DynamoDB::Table")) == {"JobsTable", "IncidentsTable", "FleetTable", "QuotasTable"}, (
+        "a new table needs a decision record, backups and a row in docs/ownership.md; then name it here"
+    )
 
 
 def test_archive_is_private_encrypted_and_expires() -> None:

@@ -27,18 +27,26 @@ def has_wildcard(statement: Statement) -> bool:
 
 @pytest.mark.parametrize("statement", ROLES + CALLERS, ids=str)
 def test_statement_names_its_actions_and_its_resource(statement: Statement) -> None:
-    assert re.fullmatch(r"[A-Z][A-Za-z]+", statement.sid)
-    assert all(re.fullmatch(r"[a-z0-9-]+:[A-Z][A-Za-z]+", action) for action in statement.actions)
-    assert has_wildcard(statement) == (statement.sid in WAIVERS)
+    assert re.fullmatch(r"[A-Z][A-Za-z]+", statement.sid), (
+        "name the purpose of the statement in its Sid, for example ReadJobs"
+    )
+    assert all(re.fullmatch(r"[a-z0-9-]+:[A-Z][A-Za-z]+", action) for action in statement.actions), (
+        "name each action whole, without a wildcard"
+    )
+    assert has_wildcard(statement) == (statement.sid in WAIVERS), (
+        "name the resource; if AWS has none for the action, add the Sid with its reason to waivers.py"
+    )
 
 
 def test_every_waiver_for_a_wildcard_is_used() -> None:
-    assert set(WAIVERS) == {statement.sid for statement in ROLES + CALLERS if has_wildcard(statement)}
+    assert set(WAIVERS) == {statement.sid for statement in ROLES + CALLERS if has_wildcard(statement)}, (
+        "delete the waivers in waivers.py that no statement needs"
+    )
 
 
 def test_sids_are_unique_within_a_policy() -> None:
     counts = Counter((statement.owner, statement.sid) for statement in ROLES + CALLERS)
-    assert [key for key, count in counts.items() if count > 1] == []
+    assert [key for key, count in counts.items() if count > 1] == [], "rename one of the statements with the same Sid"
 
 
 def test_no_action_is_granted_twice_on_one_resource() -> None:
@@ -48,7 +56,7 @@ def test_no_action_is_granted_twice_on_one_resource() -> None:
         for action in statement.actions
         for resource in statement.resources
     )
-    assert [key for key, count in counts.items() if count > 1] == []
+    assert [key for key, count in counts.items() if count > 1] == [], "remove the action from one of the statements"
 
 
 def test_only_roles_of_functions_in_a_vpc_attach_managed_policies() -> None:
@@ -171,7 +179,9 @@ def test_state_machine_calls_exactly_its_own_functions() -> None:
         (statement,) = [s for s in ROLES if s.owner == f"{name}Role" and s.sid == "CallItsFunctions"]
         # An execution calls the versions of the release that it began on, so the role allows every version.
         allowed = {resource["Fn::Sub"].removeprefix("${").removesuffix(".Arn}:*") for resource in statement.resources}
-        assert {f"{function}.Version" for function in allowed} == named
+        assert {f"{function}.Version" for function in allowed} == named, (
+            "run `make generate`: it writes which functions each workflow may call"
+        )
 
 
 @pytest.mark.parametrize("name", sorted(FUNCTIONS))
@@ -273,14 +283,16 @@ def test_managed_policy_fits_with_the_longest_names(name: str) -> None:
     document = policy_sizes.RESOURCES[name]["Properties"]["PolicyDocument"]
 
     # https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_iam-quotas.html
-    assert policy_sizes.size_of(document) <= 6144
+    assert policy_sizes.size_of(document) <= 6144, "split the policy: IAM allows 6,144 characters"
 
 
 @pytest.mark.parametrize("name", sorted(resources("AWS::IAM::Role")))
 def test_inline_policies_of_a_role_fit_with_the_longest_names(name: str) -> None:
     policies = policy_sizes.RESOURCES[name]["Properties"]["Policies"]
 
-    assert sum(policy_sizes.size_of(policy["PolicyDocument"]) for policy in policies) <= 10_240
+    assert sum(policy_sizes.size_of(policy["PolicyDocument"]) for policy in policies) <= 10_240, (
+        "shorten the policies of this role: IAM allows 10,240 characters in all"
+    )
 
 
 def test_policy_size_counts_the_resolved_document_without_white_space() -> None:
@@ -312,4 +324,6 @@ def test_archive_is_reached_only_over_tls() -> None:
 
 def test_iam_page_lists_every_function() -> None:
     text = (ROOT / "docs" / "iam.md").read_text(encoding="utf-8")
-    assert [name for name in FUNCTIONS if f"`{FUNCTIONS[name]['CodeUri'].split('/')[1]}`" not in text] == []
+    assert [name for name in FUNCTIONS if f"`{FUNCTIONS[name]['CodeUri'].split('/')[1]}`" not in text] == [], (
+        "add the function to docs/iam.md"
+    )

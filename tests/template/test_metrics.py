@@ -205,8 +205,12 @@ def test_dashboard_shows_every_function_table_workflow_and_alarm() -> None:
     text = json.dumps(widgets())
     kinds = ("AWS::Serverless::Function", "AWS::Serverless::StateMachine", "AWS::DynamoDB::Table")
 
-    assert [name for kind in kinds for name in resources(kind) if f"${{{name}}}" not in text] == []
-    assert [name for name in ALARMS if f"${{{name}.Arn}}" not in text] == []
+    assert [name for kind in kinds for name in resources(kind) if f"${{{name}}}" not in text] == [], (
+        "run `make generate`, or add the resource to tools/dashboard.py"
+    )
+    assert [name for name in ALARMS if f"${{{name}.Arn}}" not in text] == [], (
+        "run `make generate`, or add the alarm to tools/dashboard.py"
+    )
 
 
 def test_widgets_do_not_overlap() -> None:
@@ -356,14 +360,16 @@ def test_each_function_and_workflow_has_one_throttle_alarm() -> None:
             *(("ExecutionThrottled", name) for name in resources("AWS::Serverless::StateMachine")),
             *(("Throttles", name) for name in FUNCTIONS),
         ]
-    )
+    ), "add the function or workflow to exactly one throttle alarm in template.yaml"
 
 
 def test_every_kind_of_data_source_has_a_staleness_alarm() -> None:
     watched = {
         pair for alarm in ALARMS.values() for series, _ in series_watched_by(alarm) for pair in series.dimensions
     }
-    assert {value for name, value in watched if name == "Source"} == set(SourceKind)
+    assert {value for name, value in watched if name == "Source"} == set(SourceKind), (
+        "add an alarm KINDStaleAlarm with this value of the dimension Source"
+    )
 
 
 # ---------------------------------------------------------------- what the code emits, and what documents say
@@ -428,7 +434,9 @@ def test_every_emitted_metric_is_declared() -> None:
 
 def test_every_declared_metric_is_emitted() -> None:
     patterns = [emission.name for emission in emissions()]
-    assert not [name for name in METRICS if not any(pattern.fullmatch(name) for pattern in patterns)]
+    assert not [name for name in METRICS if not any(pattern.fullmatch(name) for pattern in patterns)], (
+        "emit the metric through the port Telemetry, or delete it from domain/metrics.py"
+    )
 
 
 def test_documented_metrics_match_the_declared_metrics() -> None:
@@ -441,7 +449,7 @@ def test_documented_metrics_match_the_declared_metrics() -> None:
             metric.meaning,
         )
         for metric in METRICS.values()
-    ]
+    ], "run `make generate`: docs/operate/metrics.md follows domain/metrics.py"
 
 
 def test_documented_alarms_match_the_template() -> None:
@@ -459,16 +467,18 @@ def test_documented_alarms_match_the_template() -> None:
             alarm["AlarmDescription"],
         )
         for name, alarm in sorted(ALARMS.items())
-    ]
+    ], "run `make generate`: docs/operate/metrics.md follows template.yaml"
 
 
 def test_every_alarm_has_its_own_description() -> None:
     counts = Counter(document["AlarmDescription"] for document in ALARMS.values())
-    assert [text for text, count in counts.items() if count > 1] == []
+    assert [text for text, count in counts.items() if count > 1] == [], (
+        "describe in AlarmDescription what this alarm alone says"
+    )
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_pages_name_only_emitted_metrics(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     named = re.findall(r"metrics? `(\w+)`", text)
-    assert set(named) <= set(METRICS) | {name for _, name in OF_AWS}
+    assert set(named) <= set(METRICS) | {name for _, name in OF_AWS}, "correct the name of the metric on the page"

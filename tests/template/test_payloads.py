@@ -77,7 +77,7 @@ def test_service_reads_every_field_of_the_payload(machine: str, name: str, state
 
     # The wrapper uses the ARN in its log lines. Every other key must be a field of the request.
     sent = {key: value for key, value in payload.items() if key != "executionArn"}
-    assert set(sent) <= set(read)
+    assert set(sent) <= set(read), "add the field to the Request of the service, or remove it from the workflow"
     assert {key: read[key] for key in sent} == sent
 
 
@@ -105,7 +105,9 @@ def test_each_settled_incident_state_has_its_own_workflow_end() -> None:
 
 
 def test_choice_states_match_the_outcomes_of_the_services() -> None:
-    assert outcomes_in("run_job", "HowDidItEnd") == set(SettleOutcome)
+    assert outcomes_in("run_job", "HowDidItEnd") == set(SettleOutcome), (
+        "add the outcome to the Choice state of the workflow, or delete it"
+    )
     assert outcomes_in("run_job", "HowDidLaunchGo") == set(LaunchOutcome)
     assert outcomes_in("burst_capacity", "WhichStepIsNext") == {"GO", "READY", "ENDING", "STALE"}
     named = [outcomes_in("burst_capacity", choice) for choice in RENTING_CHOICES]

@@ -76,7 +76,9 @@ def test_handler_serves_exactly_its_routes(level: str) -> None:
     source = (ROOT / folder / "handler.py").read_text(encoding="utf-8")
     served = re.findall(r"^@app\.(get|post|put|patch|delete)\(\s*\"([^\"]+)\"", source, re.MULTILINE)
 
-    assert {(method.upper(), shape(path)) for method, path in served} == routes_of(function)
+    assert {(method.upper(), shape(path)) for method, path in served} == routes_of(function), (
+        "a route of handler.py needs an event in template.yaml, and the reverse"
+    )
 
 
 def test_no_route_has_two_functions() -> None:
@@ -122,4 +124,4 @@ def test_documented_api_has_the_same_routes() -> None:
     verbs = ("get", "post", "put", "patch", "delete")
     routes = {(m.upper(), shape(base + p)) for p, ms in documented["paths"].items() for m in ms if m in verbs}
     written = {route for function in FUNCTION_OF_LEVEL.values() for route in routes_of(function)}
-    assert routes == written
+    assert routes == written, "run `make generate`: openapi.json follows the routes of template.yaml"

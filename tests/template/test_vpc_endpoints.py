@@ -33,7 +33,7 @@ def clients() -> set[str]:
 
 
 def test_every_client_of_the_adapters_has_an_endpoint() -> None:
-    assert clients() == {*ENDPOINTS, *OUTSIDE}
+    assert clients() == {*ENDPOINTS, *OUTSIDE}, "add the service of the client to tools/vpc_endpoints.py"
 
 
 def test_kubernetes_token_is_signed_without_an_endpoint() -> None:

@@ -103,7 +103,7 @@ def test_every_state_can_reach_an_end(machine: Json) -> None:
     arrows = transitions(machine)
     while more := {source for source, target in arrows if target in ends} - ends:
         ends |= more
-    assert ends == set(machine["States"])
+    assert ends == set(machine["States"]), "lead each state to an end: add a Next or an End"
 
 
 @pytest.mark.parametrize(("name", "state_name", "state"), EVERY_STATE)
@@ -230,7 +230,9 @@ def test_every_retried_or_caught_error_name_exists() -> None:
         for _, state in states(definition):
             for rule in (*state.get("Retry", ()), *state.get("Catch", ())):
                 known = OF_LAMBDA | OF_STEP_FUNCTIONS
-                assert all(error in known or error in classes for error in rule["ErrorEquals"])
+                assert all(error in known or error in classes for error in rule["ErrorEquals"]), (
+                    "correct the error name: no error class and no AWS error has it"
+                )
 
 
 @pytest.mark.parametrize("name", WORKFLOWS)
@@ -255,7 +257,9 @@ def test_substitutions_match_the_placeholders(name: str) -> None:
     machine = resources("AWS::Serverless::StateMachine")[logical]
     placeholders = set(re.findall(r"\$\{(\w+)\}", workflow_text(name)))
     substitutions = dict(machine["DefinitionSubstitutions"])
-    assert set(substitutions) == placeholders
+    assert set(substitutions) == placeholders, (
+        "name the same placeholders in the workflow and in its DefinitionSubstitutions"
+    )
     assert substitutions.pop("Partition") == {"Ref": "AWS::Partition"}
     for placeholder, value in substitutions.items():
         function, _, attribute = value["Ref"].partition(".")

@@ -65,8 +65,10 @@ def test_every_test_that_a_page_names_exists(page: str, proof: re.Pattern[str]) 
     rows = list(table_of(page))
 
     missing = [(row[0], name) for row in rows for name in proof.findall(row[-1]) if not is_existing_proof(name)]
-    assert missing == []
-    assert [row[0] for row in rows if not proof.search(row[-1]) and "its own test" not in row[-1]] == []
+    assert missing == [], "correct the page: no test has this name"
+    assert [row[0] for row in rows if not proof.search(row[-1]) and "its own test" not in row[-1]] == [], (
+        "name the proof of each promise in the last column"
+    )
 
 
 def test_every_test_named_for_a_promise_has_a_valid_link() -> None:
@@ -74,25 +76,31 @@ def test_every_test_named_for_a_promise_has_a_valid_link() -> None:
     targets = dict(re.findall(r"^\[([\w-]+)\]: (\S+)$", SAFETY.read_text("utf-8"), re.MULTILINE))
 
     assert set(targets) == linked_names, "Run `make generate`."
-    assert [name for name, target in targets.items() if not (SAFETY.parent / target).is_file()] == []
+    assert [name for name, target in targets.items() if not (SAFETY.parent / target).is_file()] == [], (
+        "correct the link at the end of docs/operate/safety.md: the file does not exist"
+    )
     assert [
         name
         for name, target in targets.items()
         if not re.search(rf"^(def |\| `){name}\b", (SAFETY.parent / target).read_text("utf-8"), re.MULTILINE)
-    ] == []
+    ] == [], "correct the link at the end of docs/operate/safety.md: the file does not have this test"
 
 
 def test_every_invariant_is_linked_to_a_promise() -> None:
     linked_names = {name for row in table_of("operate/safety.md") for name in _LINKED.findall(row[-1])}
 
-    assert {invariant.name for invariant in TABLE} - linked_names == set()
+    assert {invariant.name for invariant in TABLE} - linked_names == set(), (
+        "link the invariant in a row of docs/operate/safety.md"
+    )
 
 
 @pytest.mark.parametrize("page", ["operate/guardrails.md", "runbooks/recovery-blocked.md"])
 def test_every_guardrail_is_documented_on_both_pages(page: str) -> None:
     documented_names = {name for row in table_of(page) for name in _CODE.findall(row[0])}
 
-    assert set(GuardrailName) - documented_names == set()
+    assert set(GuardrailName) - documented_names == set(), (
+        "describe the guardrail in docs/operate/guardrails.md and docs/runbooks/recovery-blocked.md"
+    )
 
 
 def test_every_file_named_in_the_extension_guide_exists() -> None:
@@ -104,7 +112,9 @@ def test_every_file_named_in_the_extension_guide_exists() -> None:
         name for text in (*cells, *steps) for name in _CODE.findall(text) if name.count("/") > 1 and " " not in name
     }
 
-    assert [name for name in sorted(named_paths) if not (PROJECT / name).exists()] == []
+    assert [name for name in sorted(named_paths) if not (PROJECT / name).exists()] == [], (
+        "correct the path in docs/extend.md"
+    )
 
 
 def test_every_code_name_of_the_glossary_exists() -> None:
@@ -113,8 +123,12 @@ def test_every_code_name_of_the_glossary_exists() -> None:
     words = set(re.findall(r"\w+", " ".join(path.read_text("utf-8") for path in sources)))
     named = {name for row in table_of("glossary.md") for name in _CODE.findall(row[2])}
 
-    assert {name for name in named if "/" in name and not (package / name).exists()} == set()
-    assert {name for name in named if "/" not in name and not set(name.split(".")) <= words} == set()
+    assert {name for name in named if "/" in name and not (package / name).exists()} == set(), (
+        "correct the path in docs/glossary.md"
+    )
+    assert {name for name in named if "/" not in name and not set(name.split(".")) <= words} == set(), (
+        "correct the name in docs/glossary.md: the code does not have it"
+    )
 
 
 def test_private_names_of_the_extension_guide_are_in_its_files() -> None:
@@ -124,14 +138,16 @@ def test_private_names_of_the_extension_guide_are_in_its_files() -> None:
         words = set(re.findall(r"\w+", " ".join(file.read_text("utf-8") for file in files)))
         missing += [name for name in _CODE.findall(section) if re.fullmatch(r"_\w+", name) and name not in words]
 
-    assert missing == []
+    assert missing == [], "correct the name in docs/extend.md: the file that the row names does not have it"
 
 
 def test_every_code_name_of_the_extension_guide_exists() -> None:
     guide = re.sub(r"```.*?```", "", (DOCS / "extend.md").read_text("utf-8"), flags=re.DOTALL)
     named = {name for name in _CODE.findall(guide) if re.fullmatch(r"\.?\w+(\.\w+)*", name)}
 
-    assert {name for name in named if not set(name.strip(".").split(".")) <= code_words()} == set()
+    assert {name for name in named if not set(name.strip(".").split(".")) <= code_words()} == set(), (
+        "correct the name in docs/extend.md: the code does not have it"
+    )
 
 
 def test_every_call_that_the_extension_guide_shows_names_real_values() -> None:
@@ -152,7 +168,7 @@ def test_every_function_that_a_docstring_names_exists() -> None:
         if name not in code_words()
     ]
 
-    assert missing == []
+    assert missing == [], "correct the docstring: no function has this name"
 
 
 def test_extension_guide_names_every_file_that_names_a_market() -> None:
@@ -164,7 +180,9 @@ def test_extension_guide_names_every_file_that_names_a_market() -> None:
     ]
 
     assert files_with_market
-    assert [name for name in files_with_market if f"`{name}`" not in guide] == []
+    assert [name for name in files_with_market if f"`{name}`" not in guide] == [], (
+        "add the file to the row about markets in docs/extend.md"
+    )
 
 
 def test_extension_guide_lists_every_file_that_names_node_owner() -> None:
@@ -177,14 +195,18 @@ def test_extension_guide_lists_every_file_that_names_node_owner() -> None:
         if re.search(r"\bNodeOwner\b", path.read_text("utf-8"))
     }
 
-    assert {name for name in _CODE.findall(step) if "/" in name} == files_with_owner
+    assert {name for name in _CODE.findall(step) if "/" in name} == files_with_owner, (
+        "list exactly these files in the row about node owners in docs/extend.md"
+    )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(PROJECT)))
 def test_every_link_target_exists(page: Path) -> None:
     links = _LINK.findall(page.read_text("utf-8"))
 
-    assert [link for link in links if not (page.parent / link).exists()] == []
+    assert [link for link in links if not (page.parent / link).exists()] == [], (
+        "correct the link: its target does not exist"
+    )
 
 
 def test_every_page_is_linked_from_the_readme() -> None:
@@ -199,7 +221,9 @@ def test_every_page_is_linked_from_the_readme() -> None:
         elif page.suffix == ".md":
             ahead += [(page.parent / link).resolve() for link in _LINK.findall(page.read_text("utf-8"))]
 
-    assert [page.relative_to(PROJECT) for page in PAGES if page.name != "CHANGELOG.md" and page not in read] == []
+    assert [page.relative_to(PROJECT) for page in PAGES if page.name != "CHANGELOG.md" and page not in read] == [], (
+        "link the page from README.md, or from a page that it links"
+    )
 
 
 def named_pages(entries: list[Any]) -> Iterator[str]:
@@ -216,11 +240,15 @@ def test_every_page_is_once_in_the_navigation() -> None:
     site = yaml.load((PROJECT / "mkdocs.yml").read_text("utf-8"), yaml.BaseLoader)
     navigation = site_hooks.on_config({**site, "docs_dir": str(DOCS), "extra_javascript": []})["nav"]
 
-    assert sorted(named_pages(navigation)) == sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
+    assert sorted(named_pages(navigation)) == sorted(
+        path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")
+    ), "name the page once in `nav` of mkdocs.yml"
 
 
 def test_scenarios_page_lists_every_scenario() -> None:
-    assert [row[0].strip("`") for row in table_of("operate/scenarios.md")] == list(SCENARIOS)
+    assert [row[0].strip("`") for row in table_of("operate/scenarios.md")] == list(SCENARIOS), (
+        "add the scenario to the table of docs/operate/scenarios.md, in the order of the code"
+    )
 
 
 def test_each_decision_record_states_status_and_replacement() -> None:
@@ -247,7 +275,16 @@ def test_each_decision_record_states_status_and_replacement() -> None:
 def test_changelog_has_each_heading_once() -> None:
     headings = [line for line in (PROJECT / "CHANGELOG.md").read_text().splitlines() if line.startswith("### ")]
 
-    assert headings == ["### Changed", "### Added", "### Fixed"]
+    assert headings == ["### Before you update", "### Changed", "### Added", "### Fixed"]
+
+
+def test_entry_of_the_changelog_is_one_short_line() -> None:
+    lines = (PROJECT / "CHANGELOG.md").read_text("utf-8").splitlines()
+    long_entries = [line for line in lines if line.startswith("- ") and len(line) > 200]
+    continued_lines = [line for line in lines if line.startswith("  ")]
+
+    assert long_entries == [], "say it in at most 200 characters, and link the page that has the details"
+    assert continued_lines == [], "write each entry on one line"
 
 
 def test_every_page_of_the_console_is_named_in_its_document() -> None:
@@ -256,4 +293,6 @@ def test_every_page_of_the_console_is_named_in_its_document() -> None:
     documented = {row[0].partition(",")[0]: row[1] for row in table_of("operate/console.md") if len(row) == 3}
 
     assert len(pages) > 5
-    assert {title: f"`g {key}`" for _, title, key in pages} == documented
+    assert {title: f"`g {key}`" for _, title, key in pages} == documented, (
+        "add the page and its key to the table of docs/operate/console.md"
+    )

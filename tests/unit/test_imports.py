@@ -397,7 +397,9 @@ def test_gpu_cluster_declares_its_imports() -> None:
     rule = next(layer for layer in LAYER_RULES if layer.name == "GPU cluster")
     declared = tomllib.loads((PROJECT / "local" / "pyproject.toml").read_text())["project"]["dependencies"]
 
-    assert {requirement.partition(">")[0].replace("pyyaml", "yaml") for requirement in declared} == rule.third_party
+    assert {requirement.partition(">")[0].replace("pyyaml", "yaml") for requirement in declared} == rule.third_party, (
+        "declare the same libraries in local/pyproject.toml and in the rule of this test"
+    )
 
 
 # ---------------------------------------------------------------- modules without a cycle
@@ -408,7 +410,9 @@ def test_only_one_cli_module_loads_the_local_data_centre() -> None:
     cli = PROJECT / "cli"
     files_that_name_it = [path for path in cli.rglob("*.py") if "evenkeel_local" in path.read_text(encoding="utf-8")]
 
-    assert files_that_name_it == [cli / "evenkeel_cli" / "local_data_centre.py"]
+    assert files_that_name_it == [cli / "evenkeel_cli" / "local_data_centre.py"], (
+        "import evenkeel_local only in evenkeel_cli/local_data_centre.py"
+    )
 
 
 def import_cycle(sources: dict[str, str]) -> list[str]:
@@ -438,7 +442,7 @@ def test_modules_of_a_package_have_no_import_cycle(package: str) -> None:
         for path in (PROJECT / package).rglob("*.py")
     }
 
-    assert import_cycle(sources) == []
+    assert import_cycle(sources) == [], "move what both modules need to a third module"
 
 
 def test_import_cycle_is_reported() -> None:

@@ -31,6 +31,8 @@ LONG = "The job " + "waits and " * 13 + "starts."
         ("a.md", "Evenkeel gives the rented nodes back late.", ["retired: gives back"]),
         ("a.py", '"""Of the interrupted attempt; null if unknown."""\n', ["name the subject"]),
         ("a.md", "A refusal of one node leaves all others.", ["name the subject"]),
+        ("a.md", "The fields are those of the policy.", ["name the subject"]),
+        ("a.md", "The job goes on with one node fewer.", ["retired: goes on"]),
         ("a.md", "The first incident owns the loss, and the other incidents share it.", []),
         ("a.yaml", "A:\n  # Whoever rents is a reader.\n  Key: whoever\n", ["retired: whoever"]),
         (

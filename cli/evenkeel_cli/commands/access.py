@@ -78,7 +78,7 @@ def _entries_and_clusters(stack: str, chosen_clusters: list[str] | None) -> tupl
     except CouldNotCheck as error:
         raise CommandFailed(Exit.FAILED, str(error), code="NO_STACK", hint=error.fix) from error
     if differing_functions := sorted(set(roles) ^ set(access.functions_with_access())):
-        text = f"The stack {site.stack} and this command have different releases: only one has {differing_functions[0]}."
+        text = f"The stack {site.stack} and this command have different releases: only one has {differing_functions[0]}"
         raise CommandFailed(
             Exit.FAILED,
             text,

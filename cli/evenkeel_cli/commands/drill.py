@@ -68,7 +68,7 @@ _SHORT_TEXTS = 60
 
 @app.command("faults")
 def list_faults(output: lookup.OutputOption = OutputFormat.TABLE) -> None:
-    """List the faults that you can inject, and the faults that are injected now."""
+    """List the faults that can be injected, and the injected ones."""
     document = _control_client().call("GET", "/control/faults")
     printer = stdout_printer()
     match output:

@@ -97,7 +97,7 @@ def parse_instant(text: str) -> datetime:
 
 
 def _groups_by_pool(lives: Sequence[Json], observations: Json) -> dict[str, Json]:
-    """Return each pool that has nodes with GPUs now. The failures of a pool with less than one node-hour are unknown."""
+    """Return each pool that has nodes with GPUs now. The count of a pool with less than a node-hour is unknown."""
     groups: dict[str, Json] = {}
     for pool in sorted({life["pool"] for life in lives if life["state"] != "GONE" and life["gpus"]}):
         present = [life for life in lives if life["pool"] == pool and life["state"] != "GONE"]

@@ -151,7 +151,7 @@ class Policy(Section):
     def with_training_plan_ends(self, ends: PlanEnds) -> Self:
         """Return the policy that also has the reservations of training plans, as SageMaker states them.
 
-        The hash does not change: it is the hash of the policy that was set. The facts of a decision hold the times that it used.
+        The hash stays the hash of the policy that was set. The facts of a decision hold the times that it used.
         """
         reservations = with_training_plan_ends(self.scheduling.reservations, ends)
         extended_policy = self.replace_unchecked(

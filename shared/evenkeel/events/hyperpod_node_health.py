@@ -20,7 +20,7 @@ from evenkeel.events.outcomes import ParsedEvent
 DETAIL_TYPE = "SageMaker HyperPod Cluster Node Health Event"
 SOURCE = "hyperpod.node-health"
 
-# ASCII on purpose: `\w` would take look-alike letters of other scripts. The lookahead refuses a name that goes on.
+# ASCII on purpose: `\w` would take look-alike letters of other scripts. The lookahead refuses a longer name.
 _FAULT_TYPE = re.compile(r"fault type ([A-Za-z0-9]{1,64})(?!\w)")
 _BARE_CODE = re.compile(r"[A-Z][A-Z0-9_]{2,63}", re.ASCII)
 

@@ -39,7 +39,7 @@ def outcome(client: Any, operation: str, arguments: Json) -> str:
 
 @pytest.fixture(scope="module")
 def unchecked(running_cluster: ClusterHandle) -> Any:
-    """A client without validation of requests, like those of other languages."""
+    """A client without validation of requests, like the clients of other languages."""
     return boto3.client(
         "sagemaker",
         endpoint_url=running_cluster.sagemaker_url,

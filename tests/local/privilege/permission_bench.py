@@ -1,7 +1,7 @@
 """A deployed stack in which only the invocations of a test run, so that a refusal has one cause.
 
 It has no ticker, schedules or polled queues, and its two workflows end at once. Functions, roles, tables, buckets,
-queues and the GPU cluster are those of the template and of the data centre.
+queues and the GPU cluster come from the template and the data centre.
 """
 
 import base64

@@ -88,7 +88,8 @@ def test_every_accepted_job_fits_its_rows(args: list[str], env: dict[str, str], 
 
     scenario.run_scheduling_cycle()
 
-    assert scenario.job(job.job_id).state is JobState.STARTING
+    # No node has a model that hypothesis makes up, so a job that names one stays pending.
+    assert scenario.job(job.job_id).state is (JobState.PENDING if models else JobState.STARTING)
     assert scenario.world.telemetry.totals["WritesRejected"] == 0
 
 

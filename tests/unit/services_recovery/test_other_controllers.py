@@ -28,7 +28,7 @@ class ControllerScenario(RecoveryScenario):
         self.world.cluster.set_node(NODE, is_cordoned=True, labels={STATE: "quarantined"})
 
     def advance_five_seconds(self) -> None:
-        """Go on to the next state every four turns, and release the node at the end."""
+        """Continue with the next state every four turns, and release the node at the end."""
         self.turns += 1
         due, left = divmod(self.turns, 4)
         if left == 0 and due <= len(self.states):

@@ -1,4 +1,4 @@
-"""A row with a value of a newer release: the row stays, it is reported, and all other work goes on."""
+"""A row with a value of a newer release: the row stays, it is reported, and all other work continues."""
 
 import json
 from collections.abc import Callable, Iterator

@@ -98,7 +98,7 @@ def nodes_to_reserve(
 ) -> tuple[NodeCapacity, ...]:
     """Return the free nodes to reserve for a gang that waits for more nodes.
 
-    For a required level, the nodes are in one domain: of the domains large enough, the one with the most free nodes.
+    For a required level, the nodes are in one domain: the domain with the most free nodes that is large enough.
 
     Args:
         usable: Nodes that can run a pod of the gang now.

@@ -3,7 +3,7 @@
     GPU time held = within quota + borrowed + without quota + unknown
 
 Use and quotas change only when an attempt starts or ends, or when the setup changes. Between two changes, the figures
-are those of `usage_report`, times the duration.
+of `usage_report` hold, times the duration.
 """
 
 from collections import Counter, defaultdict

@@ -81,7 +81,7 @@ class ShowbackTotal(Value):
 
 
 class BudgetForecast(Value):
-    """The use of a budget in its present period, and its forecast at the end, if the use continues as in this period."""
+    """The use of a budget in its present period, and its forecast at the end if the use continues."""
 
     team: str
     period: str

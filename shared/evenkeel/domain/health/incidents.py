@@ -108,7 +108,7 @@ class IncidentState(StrEnum):
     """State of an incident. OPEN, RECOVERING and BLOCKED are open; the other states are settled."""
 
     OPEN = "OPEN"
-    """Recorded; its workflow has not begun."""
+    """Recorded; its workflow has not started."""
     RECOVERING = "RECOVERING"
     """`recover_node` works on it."""
     BLOCKED = "BLOCKED"

@@ -73,7 +73,7 @@ class GroupRepairFacts(Value):
     group: NodeGroup | None = None
     """The recorded group of the instance, read again; None before the first request or watch."""
     requested_at: Instant | None = None
-    """Time at which Evenkeel requested the termination, or first saw that it had begun."""
+    """Time at which Evenkeel requested the termination, or first saw that it had started."""
     watched_at: Instant | None = None
     """Time since which Evenkeel waits for EKS node auto-repair."""
     now: Instant

@@ -13,7 +13,10 @@ _TAINT = r"^[!-9;<>-~]+=[!-9;<>-~]*:(NoSchedule|NoExecute)$"
 
 
 class RentedPool(Pool):
-    """A Karpenter NodePool that Evenkeel rents nodes from. Only Evenkeel changes its limit, and sets it to the number of rented nodes."""
+    """A Karpenter NodePool that Evenkeel rents nodes from.
+
+    Only Evenkeel changes its limit, and sets it to the number of rented nodes.
+    """
 
     model_config = ConfigDict(extra="forbid")
 

@@ -99,7 +99,7 @@ def run(request: ReportFaultsRequest, context: Context) -> Json:
 
 @dataclass(frozen=True, slots=True)
 class CheckedReports:
-    """The checked reports of a request, as they go on the queue."""
+    """The checked reports of a request, as they are sent to the queue."""
 
     document: Json
     count: int

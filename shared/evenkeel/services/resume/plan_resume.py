@@ -61,7 +61,7 @@ _MAX_INCIDENT_SAMPLES = 50
 _MAX_INCIDENTS_READ = 200
 _MAX_ATTEMPT_SAMPLES = 5
 _MAX_ATTEMPTS_READ = 200
-"""The newest ended attempts of all jobs, whose launches and restores predict the launches and restores of their pools."""
+"""The newest ended attempts of all jobs. Their launches and restores predict the times of their pools."""
 _NOT_ELASTIC = OptionCost(option=ResumeOption.SHRINK, why_not="not available: the job is not elastic")
 _NOT_CHECKED = tuple(
     OptionCost(option=option, why_not="not checked: existing nodes can run the job now")

@@ -4,8 +4,8 @@ The same step moves jobs from rented nodes back to committed ones.
 
     list the checks ─ read nodes, rentals and budgets ─ decide_burst_check ─ rent ─ record ─ write the answer
 
-A rental is started, and the decision recorded, before the answer is written. A crash in between leaves a Workload without
-an answer, which the next cycle gives. An answer is written only to the version of the Workload that was read. A
+A rental is started, and the decision recorded, before the answer is written. A crash in between leaves a Workload
+without an answer, which the next cycle gives. An answer is written only to the version of the Workload that was read. A
 failed write of an answer is logged, and the cycle continues with the next Workload. The job keeps the key of its last
 record, so that an answer that cannot be written is recorded once.
 """

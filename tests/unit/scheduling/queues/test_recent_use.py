@@ -87,7 +87,7 @@ def test_recent_use_decays_over_time() -> None:
     scheduler.advance_to(36_000 + 3600 * 60)
     scheduler.submit(a_workload_of("cid", "c", 1, at=9))
 
-    # Ann's use has decayed to a part of 2^60, but is still more than that of the other sub-queue.
+    # Ann's use has decayed to a part of 2^60, but is still more than the use of the other sub-queue.
     assert admission_order(scheduler) == ["b", "c", "a"]
 
 
