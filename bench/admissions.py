@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import multiprocessing
+import os
 import statistics
 import sys
 import tempfile
@@ -36,12 +37,13 @@ from bench.cpu_usage import Usage
 from bench.figures import ratio
 from bench.origin import describe_origin, write_figures
 from evenkeel.adapters import aws
-from evenkeel.adapters.dynamo_ledger import DynamoLedger
+from evenkeel.adapters.dynamo_ledger import CLIENT, DynamoLedger
 from evenkeel.adapters.system import RandomIds
 from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.quotas.teams import FleetQuotas, Team
 from evenkeel.domain.values import Value
 from evenkeel.ports import Put, Table, every
+from evenkeel.runtime import wiring
 from evenkeel.services.admin import set_quotas
 from evenkeel.services.scheduling import schedule_jobs
 from evenkeel.services.storage import job_rows, quota_rows
@@ -143,9 +145,11 @@ def _is_charge(item: dict[str, Any]) -> bool:
 _START: Barrier
 
 
-def _set_start_barrier(barrier: Barrier) -> None:
+def _prepare_process(barrier: Barrier) -> None:
+    """Prepare a process of the pool as the first call of a function does."""
     global _START  # noqa: PLW0603 - each process of the pool receives its barrier when it starts
     _START = barrier
+    wiring.collect_less_garbage()
 
 
 @dataclass(frozen=True)
@@ -156,6 +160,8 @@ class _Task:
     prefix: str
     nodes: int = 0
     transactions: Sequence[list[dict[str, Any]]] = ()
+    has_cycle_rows: bool = False
+    """Whether a cycle sent these transactions before. Then the client is that of a cycle."""
 
 
 def _names(prefix: str) -> dict[Table, str]:
@@ -164,7 +170,7 @@ def _names(prefix: str) -> dict[Table, str]:
 
 def _run_cycles(task: _Task) -> tuple[float, float, list[list[dict[str, Any]]]]:
     """Run cycles until no job is pending; return the start, the time of the last admission, and the transactions."""
-    client = _Recorder(task.credentials.client("dynamodb", config=aws.READS_AND_IDEMPOTENT_WRITES))
+    client = _Recorder(_ledger_client(task.credentials))
     scenario = JobScenario(size=task.nodes)
     world = scenario.world
     ledger = DynamoLedger(_names(task.prefix), client)
@@ -183,9 +189,16 @@ def _run_cycles(task: _Task) -> tuple[float, float, list[list[dict[str, Any]]]]:
     client.get_item(TableName=_names(task.prefix)[Table.QUOTAS], Key=_quota_tree_row())  # opens the connection
     _START.wait(_START_TIMEOUT_SECONDS)
     began = time.monotonic()
+    run()
     while ledger.by_state(Table.JOBS, f"JOB#{JobState.PENDING}", limit=1).rows:
         run()
     return began, client.done_at, client.seen
+
+
+def _ledger_client(credentials: Credentials) -> Any:
+    """Return the client with which a function reads and writes the ledger."""
+    os.environ.update(credentials.environment())
+    return aws.client("dynamodb", CLIENT)
 
 
 def _quota_tree_row() -> dict[str, Any]:
@@ -195,7 +208,11 @@ def _quota_tree_row() -> dict[str, Any]:
 
 def _run_bare_loop(task: _Task) -> tuple[float, float, list[list[dict[str, Any]]]]:
     """Send the transactions in order; each requires the current version of the quota tree."""
-    client = task.credentials.client("dynamodb", config=aws.READS_AND_IDEMPOTENT_WRITES)
+    client = (
+        _ledger_client(task.credentials)
+        if task.has_cycle_rows
+        else task.credentials.client("dynamodb", config=aws.READS_AND_IDEMPOTENT_WRITES)
+    )
     quotas = _names(task.prefix)[Table.QUOTAS]
 
     def version() -> int:
@@ -317,7 +334,10 @@ class _AdmissionBench:
                 if lane == "rows"
                 else fixed_admissions.transactions(self._pending(prefix), prefix)
             )
-            tasks = [_Task(self.credentials, prefix, 0, transactions[first::writers]) for first in range(writers)]
+            tasks = [
+                _Task(self.credentials, prefix, 0, transactions[first::writers], lane == "rows")
+                for first in range(writers)
+            ]
             ran = list(self.pools[writers].map(_run_bare_loop, tasks))
         self._check(prefix)
         return max(ended for _, ended, _ in ran) - min(began for began, _, _ in ran)
@@ -349,7 +369,7 @@ class _AdmissionBench:
 def _pools() -> Iterator[dict[int, ProcessPoolExecutor]]:
     spawn = multiprocessing.get_context("spawn")
     pools = {
-        writers: ProcessPoolExecutor(writers, spawn, initializer=_set_start_barrier, initargs=(spawn.Barrier(writers),))
+        writers: ProcessPoolExecutor(writers, spawn, initializer=_prepare_process, initargs=(spawn.Barrier(writers),))
         for writers in WRITERS
     }
     try:

@@ -1,8 +1,8 @@
 """`python -m bench.cold_starts`: processor seconds that each function needs before its first event.
 
-Each sample is a new process. It imports the handler, the adapters and the SDK, and creates every client that the role
-of the function permits. So it counts at least what a new execution environment does. The seconds are seconds of the
-reference processor: a fixed loop runs just before each process.
+Each sample is a new process. It imports the handler, the adapters and the layer's SDK, and creates every client that
+the role of the function permits. So it counts at least what a new execution environment does. The seconds are seconds
+of the reference processor: a fixed loop runs just before each process.
 """
 
 from __future__ import annotations

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import atexit
+import compileall
 import functools
 import json
+import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 from unittest import mock
+
+import botocore
 
 from bench.scale.client_costs import processor_scale
 from bench.scale.model import FULL_SHARE_MB, Invocation, Model
@@ -132,11 +139,26 @@ def cold_start(function: str, starts: int = 1) -> ColdStart:
     )
 
 
+@functools.cache
+def _layer() -> Path:
+    """Return a folder with the SDK as the layer has it: without unused services and operations."""
+    layer = Path(tempfile.mkdtemp(prefix="evenkeel-layer-"))
+    atexit.register(shutil.rmtree, layer, ignore_errors=True)
+    shutil.copytree(Path(botocore.__file__).parent, layer / "botocore")
+    (layer / "evenkeel").symlink_to(PROJECT / "shared" / "evenkeel")
+    makefile = (PROJECT / "shared" / "Makefile").read_text("utf-8")
+    models = next(line for line in makefile.splitlines() if line.startswith("MODELS := ")).split()[2:]
+    slim_sdk = PROJECT / "shared" / "slim_sdk.py"
+    subprocess.run([sys.executable, str(slim_sdk), str(layer), *models], check=True)
+    compileall.compile_dir(layer / "botocore", quiet=1)
+    return layer
+
+
 def measure_start(function: str, adapters: Iterable[str], clients: Iterable[str]) -> ColdStart:
     """Measure the import of a function and of adapters, and the creation of clients, in a fresh process."""
     file = PROJECT / "functions" / function / "handler.py"
     words = [sys.executable, "-c", _IMPORT, str(file), ",".join(adapters), ",".join(clients)]
-    environment = {"PYTHONPATH": str(PROJECT / "shared"), "AWS_DEFAULT_REGION": "us-west-2", "PATH": ""}
+    environment = {"PYTHONPATH": str(_layer()), "AWS_DEFAULT_REGION": "us-west-2", "PATH": ""}
     environment["PYDANTIC_DISABLE_PLUGINS"] = "__all__"  # as in template.yaml
     # Lambda sets credentials. Without them, the SDK would look for a metadata service.
     environment |= {"AWS_ACCESS_KEY_ID": "bench", "AWS_SECRET_ACCESS_KEY": "bench"}

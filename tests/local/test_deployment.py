@@ -70,7 +70,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (project / "functions" / "greet" / "handler.py").write_text(HANDLER)
     (project / "shared" / "evenkeel").mkdir(parents=True)
     (project / "shared" / "evenkeel" / "__init__.py").write_text('"""The layer."""\n')
-    for name in ("Makefile", "requirements.txt"):
+    for name in ("Makefile", "requirements.txt", "slim_sdk.py"):
         shutil.copy(PROJECT / "shared" / name, project / "shared" / name)
     (project / "template.yaml").write_text(TEMPLATE)
     return project / "template.yaml"

@@ -22,8 +22,9 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
+from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from evenkeel.adapters import aws
@@ -53,6 +54,8 @@ from evenkeel.ports import (
     utf8_bytes,
 )
 
+CLIENT: Final = aws.READS_AND_IDEMPOTENT_WRITES.merge(Config(parameter_validation=False))
+"""The SDK does not validate requests: that takes most of the processor time of a large commit, and DynamoDB does it."""
 INDEX = "byState"
 _SUM_PREFIX = "sum:"
 _MAX_BATCH_READS = 100
@@ -83,7 +86,7 @@ class DynamoLedger:
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self._tables = tables
-        self._client = client or aws.client("dynamodb")
+        self._client = client or aws.client("dynamodb", CLIENT)
         self._pause = pause
 
     def get(self, key: Key) -> Row | None:

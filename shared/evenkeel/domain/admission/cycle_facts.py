@@ -80,7 +80,7 @@ def cycle_facts(facts_by_decision: Mapping[str, AdmissionFacts]) -> CycleFacts:
         lists[decision_id] = facts.quota.jobs
         for documents in _parts_of(facts.quota.jobs):
             if id(documents) not in indexes:
-                indexes[id(documents)] = [holders.index_of(document) for document in documents]
+                indexes[id(documents)] = list(map(holders.index_of, documents))
     # All records list the holders of a queue in the same order, so sorting by queue gives the longest runs.
     order = sorted(range(len(holders.texts)), key=holders.group_of)
     positions = {index: position for position, index in enumerate(order)}
@@ -136,9 +136,11 @@ def _parts_of(documents: Sequence[Json]) -> Iterable[Sequence[Json]]:
 def _runs(number_runs: Iterable[Sequence[int]]) -> list[list[int]]:
     """Return runs `(first, count)` of indexes, joined where there is no gap."""
     runs: list[list[int]] = []
+    run_end = -1
     for run_start, count in number_runs:
-        if runs and run_start == sum(runs[-1]):
+        if run_start == run_end:
             runs[-1][1] += count
         else:
             runs.append([run_start, count])
+        run_end = run_start + count
     return runs

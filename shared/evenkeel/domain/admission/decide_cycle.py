@@ -476,7 +476,8 @@ def _with_stops(plan: CyclePlan, snapshot: CycleSnapshot, policy: Policy, now: d
     stopping_job_ids = _stopping_jobs(plan) | frozenset(plan.scheduler_state.stopping)
     plan = plan._replace(queue_stops=tuple(_jobs_of_drained_queues(snapshot, admission_input, stopping_job_ids)))
     serving_return = None
-    if departure is None and not _jobs_want_nodes(decisions) and not plan.queue_plan.demand.shortfalls:
+    may_return = bool(snapshot.rental_book.rentals) and departure is None and not plan.queue_plan.demand.shortfalls
+    if may_return and not _jobs_want_nodes(decisions):
         capacities = rent_plan.capacities_after_admissions(admission_input.capacities, decisions)
         serving_return = next_serving_return(
             snapshot.rental_book.rentals, snapshot.serving_pods, capacities, policy, now

@@ -48,6 +48,8 @@ def jobs_that_may_leave(
     snapshot: CycleSnapshot, admission_input: AdmissionInput, decisions: Sequence[AdmissionDecision]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the jobs that may leave their rented nodes now, and which of these jobs need a run-time estimate."""
+    if not snapshot.rental_book.rentals:
+        return (), ()
     is_free = _has_free_node(_free_committed_nodes(admission_input.capacities, decisions))
     jobs = tuple(rental.job_id for rental in _departure_candidates(snapshot, is_free=is_free))
     return jobs, jobs if is_free else ()
@@ -75,6 +77,8 @@ def next_departure(
         policy: The whole policy.
         now: The time.
     """
+    if not snapshot.rental_book.rentals:
+        return None
     node_capacities = _free_committed_nodes(admission_input.capacities, decisions)
     is_free = _has_free_node(node_capacities)
     ran = run_seconds(snapshot.attempts, now)

@@ -44,6 +44,10 @@ class FreeNodes:
         """Return the fits of a request on all free nodes."""
         return self._shared_fits.fits_of(request, self.capacities)
 
+    def counts(self, request: AdmissionRequest) -> tuple[PoolFit, ...]:
+        """Return the fits of a request on all free nodes, without the nodes that it would take."""
+        return self._shared_fits.counts_of(request, self.capacities)
+
     def fits_in_flavors(
         self, request: AdmissionRequest, assignment: Assignment, capacities: Sequence[NodeCapacity] | None = None
     ) -> tuple[PoolFit, ...]:

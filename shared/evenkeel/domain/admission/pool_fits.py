@@ -115,8 +115,9 @@ def subtract_all_assigned(
     """Return the node capacities after several jobs, each with its request, have taken their nodes."""
     assigned_by_instance: dict[str, list[tuple[NodeLife, Resources]]] = defaultdict(list)
     for request, lives in assignments:
+        resources = request.per_node
         for instance_id, life in {life.instance_id: life for life in lives}.items():
-            assigned_by_instance[instance_id].append((life, request.per_node))
+            assigned_by_instance[instance_id].append((life, resources))
     remaining_capacities = []
     for capacity in capacities:
         for life, amount in assigned_by_instance.get(capacity.life.instance_id, ()):
@@ -168,6 +169,8 @@ class _PoolNodes(NamedTuple):
     """The fit without nodes."""
     usable: tuple[NodeCapacity, ...]
     """In the order in which a gang takes them."""
+    has_positions: bool
+    """Whether the network position of a node of the pool is known."""
 
     def with_changes(
         self,
@@ -183,16 +186,16 @@ class _PoolNodes(NamedTuple):
             policy: Names the spares of each pool.
         """
         closed_counts, empty_count = Counter(self.counts.closed), self.counts.empty
-        usable = list(self.usable)
+        usable, resources = list(self.usable), request.per_node
         for before, now in changes:
-            if _rank_if_idle(request, before, policy) is None:
+            if _rank_if_idle(request, resources, before, policy) is None:
                 continue
-            reason = _why_unusable(request, request.per_node, before, policy)
+            reason = _why_unusable(request, resources, before, policy)
             if reason:
                 closed_counts[reason] -= 1
             else:
                 del usable[bisect.bisect_left(usable, _packing_order(before), key=_packing_order)]
-            reason = _why_unusable(request, request.per_node, now, policy)
+            reason = _why_unusable(request, resources, now, policy)
             if reason:
                 closed_counts[reason] += 1
             else:
@@ -210,15 +213,17 @@ class _PoolNodes(NamedTuple):
             counts = counts.replace_unchecked(largest_domain=largest_domain)
         if len(self.usable) < request.nodes:
             return counts
-        closest_nodes, level, domain = network_topology.closest_nodes(self.usable, request.nodes, request.network_needs)
-        return counts.model_copy(
-            update={
-                "level": level,
-                "domain": domain,
-                "best": tuple(capacity.life for capacity in closest_nodes),
-                "names": tuple(capacity.node_name for capacity in closest_nodes),
-                "empty_nodes_used": sum(capacity.is_unused for capacity in closest_nodes),
-            }
+        closest_nodes, level, domain = (
+            network_topology.closest_nodes(self.usable, request.nodes, request.network_needs)
+            if required_level or self.has_positions
+            else network_topology.ClosestNodes(self.usable[: request.nodes])
+        )
+        return counts.replace_unchecked(
+            level=level,
+            domain=domain,
+            best=tuple(capacity.life for capacity in closest_nodes),
+            names=tuple(capacity.node_name for capacity in closest_nodes),
+            empty_nodes_used=sum(capacity.is_unused for capacity in closest_nodes),
         )
 
 
@@ -231,10 +236,11 @@ def _pool_nodes(
     """Return the usable nodes of each pool. Gangs of two or more nodes that differ only in their size share them."""
     nodes_by_type: dict[tuple[str, str], list[NodeCapacity]] = defaultdict(list)
     ranks: dict[tuple[str, str], int] = {}
+    resources = request.per_node
     for capacity in _reserved_or_shared(request, capacities):
         if counts_node is not None and not counts_node(capacity):
             continue
-        rank = _rank_if_idle(request, capacity, policy)
+        rank = _rank_if_idle(request, resources, capacity, policy)
         if rank is not None:
             pool_and_type = (capacity.pool, capacity.instance_type)
             nodes_by_type[pool_and_type].append(capacity)
@@ -247,7 +253,9 @@ def _pool_nodes(
     )
 
 
-def _rank_if_idle(request: AdmissionRequest, capacity: NodeCapacity, policy: SchedulingPolicy) -> int | None:
+def _rank_if_idle(
+    request: AdmissionRequest, requested: Resources, capacity: NodeCapacity, policy: SchedulingPolicy
+) -> int | None:
     """Return the rank of a node in the job's order of preference; None if even the idle node could not run the job.
 
     The rank does not depend on free amounts.
@@ -261,7 +269,11 @@ def _rank_if_idle(request: AdmissionRequest, capacity: NodeCapacity, policy: Sch
     if rank is None or (request.requires.fabric and policy.efa_interfaces.get(capacity.pool) == 0):
         return None
     is_unknown = not capacity.accelerators and not capacity.is_open
-    return rank if is_unknown or capacity.is_large_enough(request.per_node) else None
+    return rank if is_unknown or capacity.is_large_enough(requested) else None
+
+
+_PodKey = tuple[str, bool]
+"""The needs of the pods of a request as JSON, and whether there are several pods. A dict is not hashable."""
 
 
 class SharedFits:
@@ -280,11 +292,17 @@ class SharedFits:
         """Instance id → indexes of its nodes. An admission changes no position."""
         for index, capacity in enumerate(self._capacities):
             self._positions[capacity.life.instance_id].append(index)
-        self._searches: dict[tuple[str, bool], tuple[AdmissionRequest, tuple[_PoolNodes, ...]]] = {}
+        self._searches: dict[_PodKey, tuple[AdmissionRequest, tuple[_PoolNodes, ...]]] = {}
+        self._pod_keys: dict[str, tuple[AdmissionRequest, _PodKey]] = {}
+        """Job → its last request, with the key of its pods."""
 
     def fits_of(self, request: AdmissionRequest, capacities: tuple[NodeCapacity, ...]) -> tuple[PoolFit, ...]:
         """Return the fits of a request. Nodes that `subtract` did not return start a new search."""
         return tuple(nodes.fit(request) for nodes in self._search(request, capacities)[1])
+
+    def counts_of(self, request: AdmissionRequest, capacities: tuple[NodeCapacity, ...]) -> tuple[PoolFit, ...]:
+        """Return the fits of a request without the nodes that it would take."""
+        return tuple(nodes.counts for nodes in self._search(request, capacities)[1])
 
     def fits_with_freed(
         self,
@@ -318,12 +336,18 @@ class SharedFits:
         """Return the usable nodes for the pods of a request, and the first request with such pods."""
         if self._capacities is not capacities:
             self._capacities, self._searches = capacities, {}
-        has_reserved_nodes = request.job_id in self._reservation_holders
-        # The key is JSON, because a request that holds a dict (labels of pools) is not hashable.
-        pod_key = (request.model_dump_json(exclude=None if has_reserved_nodes else _NEUTRAL_FIELDS), request.nodes > 1)
+        pod_key = self._pod_key(request)
         if pod_key not in self._searches:
             self._searches[pod_key] = (request, _pool_nodes(request, capacities, self._policy))
         return self._searches[pod_key]
+
+    def _pod_key(self, request: AdmissionRequest) -> _PodKey:
+        known_request, pod_key = self._pod_keys.get(request.job_id, (None, ("", False)))
+        if known_request is not request:
+            excluded = None if request.job_id in self._reservation_holders else _NEUTRAL_FIELDS
+            pod_key = (request.model_dump_json(exclude=excluded), request.nodes > 1)
+            self._pod_keys[request.job_id] = (request, pod_key)
+        return pod_key
 
     def subtract(
         self, capacities: tuple[NodeCapacity, ...], request: AdmissionRequest, lives: Iterable[NodeLife]
@@ -337,11 +361,12 @@ class SharedFits:
         """
         capacities_left = list(capacities)
         changes: list[tuple[NodeCapacity, NodeCapacity]] = []
+        resources = request.per_node
         for life in {life.instance_id: life for life in lives}.values():
             for index in self._positions[life.instance_id]:
                 before = capacities[index]
                 if before.life == life:
-                    capacities_left[index] = before.with_free(before.free.minus(request.per_node))
+                    capacities_left[index] = before.with_free(before.free.minus(resources))
                     changes.append((before, capacities_left[index]))
         remaining_capacities = tuple(capacities_left)
         # Whether a job takes its reserved nodes depends on all of them.
@@ -472,7 +497,7 @@ def _free_nodes_for(
         closed=dict(closed_counts),
         preference_rank=rank,
     )
-    return _PoolNodes(counts, tuple(usable))
+    return _PoolNodes(counts, tuple(usable), any(map(network_topology.has_position, capacities)))
 
 
 def _packing_order(capacity: NodeCapacity) -> tuple[int, int, str]:

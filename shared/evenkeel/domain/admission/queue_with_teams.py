@@ -199,13 +199,13 @@ class _TeamAdmission:
         if not queue.is_active:
             stop_reason = queue.inactive or f"an administrator set its stop policy to {queue.stop}"
             return self._decide(request, exclusion_reason=f"The job's queue admits no jobs: {stop_reason}.")
-        fits = self.nodes.fits(request)
-        if all(fit.total_nodes < request.nodes for fit in fits) and (request.attempts == 0 or not fits):
-            return self._decide(request, fits=fits)
+        counts = self.nodes.counts(request)
+        if all(fit.total_nodes < request.nodes for fit in counts) and (request.attempts == 0 or not counts):
+            return self._decide(request, fits=self.nodes.fits(request))
         # Jobs of the same shape may end before AWS takes the nodes, so this job must not park them.
-        is_cut_off = all(fit.total_nodes - fit.leaving < request.nodes for fit in fits)
-        if is_cut_off and any(fit.leaving for fit in fits):
-            return self._decide(request, fits=fits)
+        is_cut_off = all(fit.total_nodes - fit.leaving < request.nodes for fit in counts)
+        if is_cut_off and any(fit.leaving for fit in counts):
+            return self._decide(request, fits=self.nodes.fits(request))
         return self._decision_over_limit(request)
 
     def _decision_over_limit(self, request: AdmissionRequest) -> AdmissionDecision | None:
@@ -320,6 +320,8 @@ class _TeamAdmission:
         decision = self._decide_by_quota(request)
         self.final_decisions[request.job_id] = decision
         team = self.admission_input.setup.by_name[request.team]
+        if not self.queues.has_limits(team):
+            return
         self.queues.started.setdefault(team.name, []).append(decision.to_charge())
         for other_request in self._waiting_requests(request.team):
             limits = self.queues.limits(other_request)
@@ -459,8 +461,12 @@ class _TeamAdmission:
         demand = QuotaDemand(decision.workload, queue, requested_amounts, frozenset(requested_amounts))
         victims = preemptable_victims(demand, self.scheduler.snapshot, may_borrow=decision.assignment.level > 0)
         queue.quota_node.add_all(reserved_amounts)
-        started_job_ids = {charge.job_id for charges in self.queues.started.values() for charge in charges}
-        return [victim for victim in victims if victim.workload_id not in started_job_ids]
+        # A job that this cycle admitted is no victim.
+        return [victim for victim in victims if not self._is_admitted(victim.workload_id)]
+
+    def _is_admitted(self, job_id: str) -> bool:
+        decision = self.final_decisions.get(job_id)
+        return decision is not None and decision.action is AdmissionAction.ADMIT
 
     def _decide_waiting(self, request: AdmissionRequest) -> AdmissionDecision:
         if self._is_decided_by_quota(request.job_id):

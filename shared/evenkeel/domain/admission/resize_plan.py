@@ -97,9 +97,6 @@ class _ResizePlanner:
         self.policy, self.now = policy, now
         self.scheduling = policy.scheduling
         self.charges = {charge.job_id: charge for charge in admission_input.charges}
-        self.fleet = _after_admissions(admission_input, decisions)
-        """The queue after the admissions of this cycle."""
-        self.shares = NodeShares(admission_input.capacities, policy.burst.pools)
         self.closed_nodes = {
             (capacity.cluster, capacity.node_name) for capacity in admission_input.capacities if not capacity.is_open
         }
@@ -107,6 +104,15 @@ class _ResizePlanner:
         """Job that frees nodes → the number of nodes that it keeps."""
         self.changing_kinds = {self._kind_of(job_id) for job_id in self.nodes_kept if job_id in self.charges}
         """Kinds of which a job already frees nodes."""
+
+    @functools.cached_property
+    def fleet(self) -> AdmissionInput:
+        """The queue after the admissions of this cycle."""
+        return _after_admissions(self.admission_input, self.decisions)
+
+    @functools.cached_property
+    def shares(self) -> NodeShares:
+        return NodeShares(self.admission_input.capacities, self.policy.burst.pools)
 
     def plan(self) -> ResizePlan:
         idle_since = self._idle_since()
@@ -276,7 +282,7 @@ class _ResizePlanner:
 
     def _satisfied_demands(self) -> dict[str, int]:
         """Return how many nodes each demand of replicas finds, now or after the planned stops. Urgent demands first."""
-        capacities = self._fleet_after_shrinks({}).capacities
+        capacities = self._fleet_after_shrinks({}).capacities if self.demands else ()
         satisfied_by_demand: dict[str, int] = {}
         for demand in self.demands:
             fitting_nodes = sum(fit.fitting for fit in pool_fits(demand, capacities, self.scheduling))
@@ -429,6 +435,8 @@ class _ResizePlanner:
     def _idle_since(self) -> dict[str, datetime]:
         """Return since when each node that an elastic job could use has been idle."""
         kinds = {self._kind_of(job.job_id) for job in self._running_jobs() if job.spec.sizes}
+        if not kinds:
+            return {}
         earlier, now = self.admission_input.scheduler_state.elastic.idle_since, self.now
         idle_since = {
             capacity.life.key: earlier.get(capacity.life.key, now)

@@ -16,6 +16,7 @@ from evenkeel.domain.kueue.scheduler import Scheduler
 from evenkeel.domain.quotas import flavor_matching
 from evenkeel.domain.quotas.quota_holders import QuotaHolder, admitted_holder
 from evenkeel.domain.quotas.spending import UsageLimit, usage_limits
+from evenkeel.domain.quotas.teams import Team
 
 
 class TeamQueues:
@@ -26,7 +27,7 @@ class TeamQueues:
         self.by_name = {queue.name: queue for queue in setup.queues}
         self.flavors = {flavor.name: flavor_matching.with_labels(flavor) for flavor in setup.flavors}
         self.started: dict[str, list[Charge]] = {}
-        """Team → the charges of jobs that this cycle admitted."""
+        """Team with limits → the charges of jobs that this cycle admitted."""
         self._admission_input, self._economy, self._now = admission_input, economy, now
         self._catalogue = instance_types.shipped_instance_types()
         self._kueue_jobs: dict[str, short_form.ShortJob] = {}
@@ -104,10 +105,14 @@ class TeamQueues:
             pod_sets=(pods,),
         )
 
+    def has_limits(self, team: Team) -> bool:
+        """Whether a team or its members have a limit beside the quota of the queue."""
+        return team.max_accelerators_per_user is not None or bool(team.budgets)
+
     def limits(self, request: AdmissionRequest) -> tuple[UsageLimit, ...]:
         """Return the limits of a job's team and submitter, with the use of this cycle's admissions."""
         team = self._admission_input.setup.by_name[request.team]
-        if team.max_accelerators_per_user is None and not team.budgets:
+        if not self.has_limits(team):
             return ()
         charges = [charge for charge in self._admission_input.charges if charge.team == team.name]
         spent = {period: spent for (of, period), spent in self._admission_input.spent.items() if of == team.name}

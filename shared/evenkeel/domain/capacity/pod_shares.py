@@ -134,8 +134,12 @@ class NodeShares:
         self._stated: dict[tuple[str, str], Resources] = {}
         """(cluster, instance type) → the smallest amounts that such a node states."""
         self._found: dict[tuple[str, tuple[str, ...], Resources], Resources] = {}
+        last_offered: dict[tuple[str, str], Resources] = {}
         for capacity in capacities:
             type_key = (capacity.cluster, capacity.instance_type)
+            if last_offered.get(type_key) == capacity.offered:
+                continue  # most nodes of a type offer the same
+            last_offered[type_key] = capacity.offered
             largest = self._amounts.get(type_key, NONE).at_least(capacity.offered)
             self._amounts[type_key] = amounts_of(capacity.instance_type, largest)
             if capacity.offered.cpu_millis and capacity.offered.memory_mib:

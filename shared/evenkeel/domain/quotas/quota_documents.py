@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 from pydantic import TypeAdapter
 
 from evenkeel.domain.decisions import packed_size
-from evenkeel.domain.kueue.objects import Admitted, Amounts
+from evenkeel.domain.kueue.objects import Admitted, Amounts, Key
 from evenkeel.domain.quotas.quota_holders import admitted_document
 
 T = TypeVar("T")
@@ -36,8 +36,13 @@ class DocumentPart(NamedTuple):
     """Consecutive documents that several lists share."""
 
     documents: tuple[Json, ...]
-    text: str
-    """Their texts, joined with commas."""
+    size: int
+    """Characters of their texts, joined with commas."""
+
+    @property
+    def text(self) -> str:
+        """Their texts, joined with commas."""
+        return ",".join(map(serialize, self.documents))
 
 
 class SerializedDocuments(tuple[Json, ...]):
@@ -117,6 +122,8 @@ class DocumentCache:
         self._holders: dict[tuple[str, float | None, bool], SerializedDocument] = {}
         self._runs: dict[tuple[int, tuple[str, ...]], tuple[tuple[Holder, ...], tuple[HolderRun, ...]]] = {}
         self._documents: dict[HolderRun, DocumentPart] = {}
+        self._latest: dict[tuple[str, int, frozenset[Key]], tuple[HolderRun, DocumentPart]] = {}
+        """Queue, priority and keys → the run whose documents were made last."""
         self._lists: dict[Hashable, Any] = {}
         self._measured: dict[tuple[str, ...], tuple[frozenset[int], int]] = {}
 
@@ -137,11 +144,23 @@ class DocumentCache:
 
     def documents(self, holder_run: HolderRun) -> DocumentPart:
         """Return the holders of a run in the short form."""
-        if holder_run not in self._documents:
-            holder_documents = tuple(self.holder(*holder) for holder in holder_run.holders)
-            text = ",".join(document.text for document in holder_documents)
-            self._documents[holder_run] = DocumentPart(holder_documents, text)
-        return self._documents[holder_run]
+        document_part = self._documents.get(holder_run)
+        if document_part is None:
+            document_part = self._documents[holder_run] = self._documents_after_latest(holder_run)
+        return document_part
+
+    def _documents_after_latest(self, holder_run: HolderRun) -> DocumentPart:
+        """Return the documents of a run. Most runs are an earlier run with more holders at the end."""
+        run_key = (holder_run.queue, holder_run.priority, holder_run.keys)
+        earlier_run, document_part = self._latest.get(run_key, (None, DocumentPart((), -1)))
+        known_count = len(earlier_run.holders) if earlier_run else 0
+        if earlier_run is not None and holder_run.holders[:known_count] != earlier_run.holders:
+            document_part, known_count = DocumentPart((), -1), 0
+        new_documents = [self.holder(*holder) for holder in holder_run.holders[known_count:]]
+        size = document_part.size + sum(len(document.text) + 1 for document in new_documents)
+        document_part = DocumentPart((*document_part.documents, *new_documents), size)
+        self._latest[run_key] = (holder_run, document_part)
+        return document_part
 
     def remembered(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return the value of a key, which is made once."""

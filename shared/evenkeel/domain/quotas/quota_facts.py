@@ -238,14 +238,14 @@ def _within_max_bytes(
     document_parts = [cache.documents(holder_run) for holder_run in single_runs]
     documents = [document for document_part in document_parts for document in document_part.documents]
     use_by_queue = [(holder_run.queue, holder_run.use) for holder_run in summed_runs]
-    size = len(quota_document.text) + sum(len(document_part.text) for document_part in document_parts)
+    size = len(quota_document.text) + sum(document_part.size for document_part in document_parts)
     is_small_enough = size <= MAX_BYTES or (size <= _MAX_PLAIN_BYTES and fits_packed(documents))
     single_count = len(documents) if is_small_enough else _max_single_holders(quota_document, documents)
     if single_count < len(documents):
         holders = [admitted for holder_run in single_runs for admitted, _ in holder_run.holders]
         use_by_queue += [(admitted.workload.queue, admitted.use) for admitted in holders[single_count:]]
-        document_parts = [DocumentPart((document,), serialize(document)) for document in documents[:single_count]]
-    sums = (DocumentPart((document,), serialize(document)) for document in sum_documents(use_by_queue))
+        document_parts = [DocumentPart((document,), len(serialize(document))) for document in documents[:single_count]]
+    sums = (DocumentPart((document,), len(serialize(document))) for document in sum_documents(use_by_queue))
     return SerializedDocuments.of((*document_parts, *sums)), single_count
 
 
