@@ -21,6 +21,10 @@ class FixedClock:
     def now(self) -> datetime:
         return self._now
 
+    def sleep_about(self, seconds: float) -> None:
+        """Advance the clock. A clock that time drives itself waits as long."""
+        self.advance(seconds)
+
     def set(self, now: datetime) -> None:
         self._now = now
 

@@ -33,6 +33,9 @@ class LoopClock(FixedClock):
     def now(self) -> Any:
         return self.loop.now()
 
+    def sleep_about(self, seconds: float) -> None:
+        """Wait no time: a simulated function runs at one instant."""
+
 
 class SimulatedCluster(FakeCluster):
     """Kubernetes, and the processes behind its pods."""

@@ -1,6 +1,8 @@
 """The ports Clock and Ids."""
 
+import random
 import secrets
+import time
 from datetime import UTC, datetime
 
 ALPHABET = "23456789abcdefghjkmnpqrstvwxyz"
@@ -13,6 +15,9 @@ class SystemClock:
 
     def now(self) -> datetime:
         return datetime.now(UTC)
+
+    def sleep_about(self, seconds: float) -> None:
+        time.sleep(seconds * random.uniform(0.5, 1.5))  # noqa: S311 - jitter
 
 
 class RandomIds:

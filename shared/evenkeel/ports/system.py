@@ -11,6 +11,10 @@ class Clock(Protocol):
         """Return the current time in UTC, with its time zone."""
         ...
 
+    def sleep_about(self, seconds: float) -> None:
+        """Wait between half and one and a half of these seconds, at random, so that equal callers part."""
+        ...
+
 
 class Ids(Protocol):
     """New ids."""

@@ -32,6 +32,8 @@ from evenkeel.services.storage.training_plan_ends import with_training_plan_ends
 WRITER = pending_job_changes.WRITER
 _MAX_TRIES = 3
 """Tries of one invocation to load, decide and commit. After that the next invocation continues."""
+_REST_SECONDS = 0.1
+_MAX_RESTS = 5
 
 
 class ScheduleJobsResult(Value):
@@ -107,10 +109,14 @@ class _CycleTries:
         self._admitted: list[str] = []
         self._refused_jobs: frozenset[str] = frozenset()
         """Jobs whose admission the ledger refused. Later tries decide without them."""
+        self._has_rival = False
+        """Whether another writer was first in the last try."""
 
     def run_until_committed(self) -> _CommittedCycle:
         """Try whole cycles until one is committed and has examined the queue."""
-        for _ in range(_MAX_TRIES):
+        for number in range(_MAX_TRIES):
+            if number and self._has_rival:
+                self._await_rival()
             committed_cycle = self._try_cycle()
             if committed_cycle is not None:
                 return committed_cycle
@@ -121,10 +127,12 @@ class _CycleTries:
         """Load, decide and commit once. Return None if a further try may start jobs, or if another writer was first."""
         context = self._context
         started_at = context.clock.now()
+        self._has_rival = False
         try:
             loaded_cycle, plan = _decide(self._load(), context)
             refused_jobs = commit_cycle.run(plan, loaded_cycle, self._admitted.append, context)
         except Conflict:
+            self._has_rival = True
             return None  # another writer was first
         if refused_jobs:
             self._refused_jobs |= refused_jobs
@@ -137,6 +145,16 @@ class _CycleTries:
             raise loaded_cycle.errors[context.site.clusters[0]]
         result = ScheduleJobsResult(admitted=tuple(self._admitted), waiting=plan.pending_count)
         return _CommittedCycle(result, None if loaded_cycle.errors else started_at)
+
+    def _await_rival(self) -> None:
+        """Wait until the quota tree stays as it is. A decision beside a cycle that still commits would fail, too."""
+        version: int | None = None
+        for _ in range(_MAX_RESTS):
+            row = self._context.ledger.get(quota_rows.tree_key())
+            if row is None or row.version == version:
+                return
+            version = row.version
+            self._context.clock.sleep_about(_REST_SECONDS)
 
     def _load(self) -> LoadedCycle:
         """Load the facts of a cycle, without the refused jobs, and record the clusters that could not be read."""
