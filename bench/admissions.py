@@ -161,7 +161,7 @@ class _Task:
     nodes: int = 0
     transactions: Sequence[list[dict[str, Any]]] = ()
     has_cycle_rows: bool = False
-    """Whether a cycle sent these transactions before. Then the client is that of a cycle."""
+    """Whether a cycle sent these transactions before. If so, the process uses the client of a cycle."""
 
 
 def _names(prefix: str) -> dict[Table, str]:
