@@ -394,6 +394,34 @@ def test_pending_job_shows_its_position_and_estimated_start(gateway_with_team: G
     assert positions[1]["estimate"]["samples"] == 5
 
 
+def test_estimated_start_follows_the_required_network_level(gateway_with_team: Gateway) -> None:
+    layers = [("top", "middle", leaf) for leaf in ("left", "left", "right")]
+    nodes = (
+        a_fleet_node(number, accelerators_in_use=0, network_layers=layer)
+        for number, layer in enumerate(layers, start=1)
+    )
+    store(gateway_with_team.fakes.ledger, *nodes)
+    for number in range(5):
+        ran = {"started_at": ago(minutes=60), "ended_at": ago(minutes=30)}
+        ended_job = a_job(20 + number, state="SUCCEEDED", **ran)
+        store(gateway_with_team.fakes.ledger, ended_job.replace(spec=ended_job.spec.replace(team="nlp")))
+    network = {"requiredLevel": "layer-3"}
+    job_id = submit_job(gateway_with_team, key="1", nodes=2, network=network).document["jobId"]
+    running = an_attempt(
+        job_id="job-1", team="vision", accelerators=8, node_names=("hyperpod-i-1",), admitted_at=ago(minutes=10)
+    )
+
+    def starts_in() -> timedelta:
+        estimate = gateway_with_team.get(f"/v1/jobs/{job_id}").document["queue"]["estimate"]
+        return datetime.fromisoformat(estimate["startsAt"]) - gateway_with_team.fakes.clock.now()
+
+    assert starts_in() == timedelta(0)
+    name = next(node.node_name for node in [a_fleet_node(1)])
+    charge = quota_rows.charge_row(running.replace(node_names=(name,), cluster=a_fleet_node(1).life.cluster))
+    gateway_with_team.fakes.ledger.commit(Put(charge))
+    assert starts_in() == timedelta(minutes=20)
+
+
 def test_position_is_shown_without_an_estimate_at_first(gateway_with_team: Gateway) -> None:
     job_id = submit_job(gateway_with_team).document["jobId"]
 

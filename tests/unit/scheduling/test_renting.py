@@ -192,6 +192,27 @@ def test_no_node_is_rented_while_a_fitting_node_boots() -> None:
     assert (choose_pool(soon).action, choose_pool(never).action) == (PlacementAction.WAIT, PlacementAction.RENT)
 
 
+def test_forecast_of_required_level_counts_one_domain() -> None:
+    spec = a_job().spec.replace(nodes=2, required_network_level="layer-3")
+    job = a_job(spec=spec)
+    left, right = ("top", "middle", "left"), ("top", "middle", "right")
+    idle = {"free": 8, "network_layers": left}
+    idle_elsewhere = {**idle, "network_layers": right}
+    booting = {"network_layers": left, "unschedulable_reason": "not ready"}
+
+    def wait(*nodes: NodeCapacity) -> float:
+        return placement_facts(job, market_conditions(*nodes, queue=(job,)), POLICY).candidates[0].wait_seconds
+
+    together = wait(a_committed_node(1, **idle), a_committed_node(2, **idle))
+    apart = wait(a_committed_node(1, **idle), a_committed_node(2, **idle_elsewhere))
+    after_the_boot = wait(
+        a_committed_node(1, **idle), a_committed_node(2, **booting), a_committed_node(3, **idle_elsewhere)
+    )
+
+    assert (together, apart) == (5.0, 30 * 86_400)
+    assert after_the_boot == POLICY.jobs.expected_replace_seconds
+
+
 def test_wait_of_interrupted_job_begins_with_the_interruption() -> None:
     job = a_job(submitted_at=START - timedelta(hours=9))
     booting = [a_committed_node(number, unschedulable_reason="not ready") for number in (1, 2)]

@@ -120,6 +120,11 @@ def largest_domain(capacities: Iterable[NodeCapacity], level: NetworkLevel) -> i
     return max(Counter(filter(None, _domain_ids(capacities, level))).values(), default=0)
 
 
+def known_domains(capacities: Sequence[NodeCapacity], level: NetworkLevel) -> tuple[tuple[NodeCapacity, ...], ...]:
+    """Return the nodes of each known domain of a level. Nodes without a label of the level are left out."""
+    return tuple(tuple(nodes) for name, nodes in _nodes_by_domain(capacities, level) if name)
+
+
 def _nodes_from_few_domains(
     nodes: Sequence[NodeCapacity], count: int, levels: Sequence[NetworkLevel]
 ) -> tuple[NodeCapacity, ...]:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from evenkeel.domain.capacity import compatibility
+from evenkeel.domain.capacity import compatibility, network_topology
 from evenkeel.domain.capacity.compatibility import PoolEnvironment, Storage, differences, needs_of
 from evenkeel.domain.capacity.instance_types import InstanceTypes
 from evenkeel.domain.capacity.node_capacity import TAINTED, NodeCapacity
@@ -16,6 +16,7 @@ from evenkeel.domain.capacity.shortages import Shortages
 from evenkeel.domain.capacity.start_estimates import (
     RunningUse,
     WaitingUse,
+    after_domains,
     after_whole_nodes,
     expected_starts,
     expected_wait,
@@ -106,6 +107,7 @@ class QueueForecasts:
             spec.nodes * spec.accelerators_per_node,
             _expected_seconds(remaining_time, position, count),
             spec.nodes * is_whole,
+            spec.required_network_level if spec.nodes > 1 else None,
         )
 
 
@@ -438,7 +440,8 @@ def forecast_starts(
         busy_until |= {name: max(seconds_left, busy_until.get(name, 0.0)) for name in charge.node_names}
     # A node that is out of service usually comes back, so a booting node is no reason to rent. It is one if HyperPod
     # has just reported that it has no capacity for the group.
-    if context.shortages.unavailable_until(pool.name, "", Market.COMMITTED, context.now) is None:
+    replaces_nodes = context.shortages.unavailable_until(pool.name, "", Market.COMMITTED, context.now) is None
+    if replaces_nodes:
         running_uses += [
             RunningUse(capacity.accelerators or pool.accelerators_per_node, policy.jobs.expected_replace_seconds)
             for capacity in node_capacities
@@ -449,11 +452,24 @@ def forecast_starts(
         for capacity in node_capacities
         if capacity.is_open and capacity.free.accelerators >= min_free
     )
-    return after_whole_nodes(
+    starts = after_whole_nodes(
         expected_starts(free_accelerators, running_uses, queue),
         queue,
         [busy_until.get(capacity.node_name, 0.0) for capacity in node_capacities if capacity.is_open],
     )
+    seconds_until_replaced = policy.jobs.expected_replace_seconds if replaces_nodes else _LONGEST_WAIT
+    # A replacement is assumed to join the domain of the node that it replaces.
+    empty_after = {
+        level: [
+            [
+                busy_until.get(capacity.node_name, 0.0) if capacity.is_open else seconds_until_replaced
+                for capacity in domain
+            ]
+            for domain in network_topology.known_domains(node_capacities, level)
+        ]
+        for level in {demand.level for demand in queue if demand.level}
+    }
+    return after_domains(starts, queue, empty_after)
 
 
 def opportunity_cost_of(pool: Pool, delay_micros_per_hour: int, burst: BurstPolicy) -> int:

@@ -1,12 +1,13 @@
 """The queue position and expected start of a pending job."""
 
 from collections.abc import Iterable, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from evenkeel.domain.capacity.instance_types import is_accelerator
-from evenkeel.domain.capacity.node_capacity import NodeCapacity, stored_capacity
-from evenkeel.domain.capacity.start_estimates import ESTIMATE_METHOD, estimate_start
+from evenkeel.domain.capacity.network_topology import known_domains
+from evenkeel.domain.capacity.node_capacity import NodeCapacity, NodeKey, stored_capacity
+from evenkeel.domain.capacity.start_estimates import ESTIMATE_METHOD, DomainDemand, estimate_start
 from evenkeel.domain.jobs.charge import Charge, charged_resources
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.kueue.capacity import Tree
@@ -85,6 +86,7 @@ def _estimate_start(job: Job, ahead: Sequence[Any], context: Context) -> Json | 
     free_accelerators = sum(
         capacity.free.accelerators for capacity in capacities if capacity.is_open and not capacity.reserved_for
     )
+    in_domain = _domain_demand(job, capacities, charges, context.now)
     if job.queue in setup.by_name:
         free_accelerators = min(free_accelerators, _free_quota(job.queue, setup, charges))
         charges = tuple(charge for charge in charges if (charge.queue or charge.team) == job.queue)
@@ -97,6 +99,7 @@ def _estimate_start(job: Job, ahead: Sequence[Any], context: Context) -> Json | 
         [_total_accelerators(row.doc["spec"]) for row in ahead],
         job.spec.nodes * job.spec.accelerators_per_node,
         runs,
+        in_domain,
     )
 
     def at(seconds: float | None) -> str | None:
@@ -109,6 +112,30 @@ def _estimate_start(job: Job, ahead: Sequence[Any], context: Context) -> Json | 
         "samples": estimate.samples,
         "basis": ESTIMATE_METHOD,
     }
+
+
+def _domain_demand(
+    job: Job, capacities: Iterable[NodeCapacity], charges: Iterable[Charge], now: datetime
+) -> DomainDemand | None:
+    """Return the domains of the network level that a gang requires; None if it requires none."""
+    level = job.spec.required_network_level
+    if level is None or job.spec.nodes == 1:
+        return None
+    ran: dict[NodeKey, float] = {}
+    for charge in charges:
+        seconds = (now - (charge.admitted_at or now)).total_seconds()
+        for name in charge.node_names:
+            key = (charge.cluster, name)
+            ran[key] = min(seconds, ran.get(key, seconds))
+    open_nodes = [
+        capacity
+        for capacity in capacities
+        if capacity.cluster == job.cluster and capacity.is_open and not capacity.reserved_for
+    ]
+    domains = known_domains(open_nodes, level)
+    return DomainDemand(
+        level, job.spec.nodes, [[ran.get(capacity.node_key) for capacity in domain] for domain in domains]
+    )
 
 
 def _total_accelerators(spec: Json) -> int:
