@@ -23,6 +23,7 @@ from botocore.model import ListShape, MapShape, OperationModel, Shape, StringSha
 from botocore.response import StreamingBody
 
 from evenkeel.adapters.autoscaling import AutoScalingNodeGroups
+from evenkeel.adapters.capacity_reservations import Ec2CapacityReservations
 from evenkeel.adapters.container_insights import ContainerInsights
 from evenkeel.adapters.dynamo_ledger import DynamoLedger
 from evenkeel.adapters.eks import EksConnections
@@ -48,6 +49,7 @@ Json = dict[str, Any]
 ClientOf = Callable[[str], Any]
 
 NODE: Final = "i-0123456789abcdef0"
+RESERVATION: Final = "cr-0123456789abcdef0"
 PLAN: Final = "arn:aws:sagemaker:us-west-2:123456789012:training-plan/p5-autumn"
 NOW: Final = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 ACCOUNT: Final = "us-west-2:123456789012"
@@ -173,6 +175,12 @@ CASES: Final = (
     Case("autoscaling", "member", _with_node_groups(lambda port: port.member(NODE)), _OF_GROUP),
     Case("autoscaling", "group", _with_node_groups(lambda port: port.group("gpu-asg")), _OF_GROUP),
     Case("autoscaling", "terminate", _with_node_groups(lambda port: port.terminate(NODE)), _OF_GROUP),
+    Case(
+        "capacity_reservations",
+        "describe",
+        lambda client: Ec2CapacityReservations(client("ec2")).describe(RESERVATION),
+        {"CapacityReservationId": RESERVATION},
+    ),
     Case("eks", "api", lambda client: EksConnections("us-west-2", client("eks")).api("research-eks"), _OF_EKS),
     Case("dynamo_ledger", "get", _with_ledger(lambda port: port.get(KEY)), _OF_TABLE),
     Case("dynamo_ledger", "batch_get", _with_ledger(lambda port: port.batch_get(KEY)), _OF_TABLE),

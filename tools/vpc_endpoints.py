@@ -52,13 +52,13 @@ ENDPOINTS = {
     "sqs": Endpoint("sqs", has_own_prefix_in_china=True),
     "sns": Endpoint("sns"),
     "autoscaling": Endpoint("autoscaling", has_own_prefix_in_china=True),
+    "ec2": Endpoint("ec2", has_own_prefix_in_china=True),
     "cloudwatch": Endpoint("monitoring", has_own_prefix_in_china=True),
 }
 """By the prefix of the IAM actions."""
 CALLED_BY_AWS = {
     "logs": "Lambda writes the log of a function, outside the VPC.",
     "xray": "Lambda sends the traces of a function.",
-    "ec2": "Lambda makes the network interfaces of a function.",
     "kms": "SNS and S3 use the keys for the caller.",
 }
 """Services in the roles that AWS calls for a function, each with its caller."""

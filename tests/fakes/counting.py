@@ -10,7 +10,17 @@ from tests.fakes.world import FakeWorld
 
 PAGES = {"provider.nodes": 100, "cluster.nodes": 500, "cluster.pods": 500, "cluster.workloads": 500}
 """Objects in one page of the API, by the method that reads all pages."""
-COUNTED = ("ledger", "cluster", "provider", "node_groups", "workflows", "wait_answers", "cycle_requests", "inbox")
+COUNTED = (
+    "ledger",
+    "cluster",
+    "provider",
+    "node_groups",
+    "capacity_reservations",
+    "workflows",
+    "wait_answers",
+    "cycle_requests",
+    "inbox",
+)
 
 
 class CountedCalls:

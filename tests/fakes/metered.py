@@ -398,6 +398,7 @@ def metered_ports(world: Any, meter: Meter, sizes: ObjectSizes) -> dict[str, Any
         "task_tokens": MeteredPort(world.task_tokens, meter, workflow_calls),
         "checkpoints": MeteredPort(world.checkpoints, meter, checkpoint_calls),
         "node_groups": MeteredPort(world.node_groups, meter, one_call("autoscaling:Describe")),
+        "capacity_reservations": MeteredPort(world.capacity_reservations, meter, one_call("ec2:Describe")),
         "wait_answers": MeteredPort(world.wait_answers, meter, one_call("lambda:Invoke")),
         "cycle_requests": MeteredPort(world.cycle_requests, meter, one_call("sqs:SendMessage")),
         "on_call": MeteredPort(world.on_call, meter, one_call("sns:Publish")),

@@ -9,6 +9,7 @@ from evenkeel.domain.policy_section import Mode
 from evenkeel.runtime.settings import Settings
 from evenkeel.runtime.wiring import Ports
 from evenkeel.services.context import Context, Site
+from tests.fakes.capacity_reservations import InMemoryCapacityReservations
 from tests.fakes.checkpoints import InMemoryCheckpoints
 from tests.fakes.cluster import CLUSTER, FakeCluster, a_node
 from tests.fakes.ledger import InMemoryLedger
@@ -69,6 +70,7 @@ class FakeWorld:
         numbers = range(1, self.size + 1)
         self.cluster = FakeCluster(self.clock, *map(a_node, numbers), runs_at_once=self.runs_at_once)
         self.node_groups = InMemoryNodeGroups()
+        self.capacity_reservations = InMemoryCapacityReservations()
         self.utilization_metrics = InMemoryUtilization()
         self.provider = FakeProvider(self.clock, *map(a_provider_node, numbers), kubernetes=self.cluster)
         self.checkpoints = InMemoryCheckpoints()

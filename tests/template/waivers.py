@@ -17,6 +17,7 @@ WAIVERS: Final = {
     "ReadUtilization": "CloudWatch has no resource level for metrics.",
     "ReadManagedNodeGroups": "As for FindKubernetes; the end of the ARN names a node group and an id of EKS.",
     "ReplaceNodesOfGroups": "AWS generates the id in the ARN of a group. The tag of EKS limits the groups.",
+    "ReadCapacityReservations": "EC2 has no resource level for its descriptions; the region is named.",
     "ReadTrainingPlans": "An instance group may change to a plan that does not exist yet, in this account and region.",
     "LookUpRecoveries": "Executions are named after incidents; the machine is exact.",
     "ReadRecoveries": "Executions are named after incidents; the machine is exact.",

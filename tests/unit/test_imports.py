@@ -316,7 +316,7 @@ DOMAIN_PACKAGES = (
         "workflow_graph",
     ),
     *("policy_section", "health.health_policy", "sources", "health", "capacity"),
-    *("capacity.capacity_policy", "capacity.training_plans", "kueue"),
+    *("capacity.capacity_policy", "capacity.training_plans", "capacity.capacity_blocks", "kueue"),
     *(
         "external.adoption_policy",
         "external",

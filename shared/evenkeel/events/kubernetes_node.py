@@ -18,6 +18,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, OnErrorOmit, RootModel
 
+from evenkeel.domain.capacity.capacity_blocks import reservation_id_of
 from evenkeel.domain.health.faults import FaultCatalogue, default_catalogue
 from evenkeel.domain.health.groups import GroupFact
 from evenkeel.domain.health.health_policy import WatchPolicy
@@ -42,7 +43,6 @@ _DETAILS_LIMIT = 65_536
 _MAX_DETAILS = 8
 _NEW_NODE_WINDOW = timedelta(seconds=10)
 _FAULT_REASONS = ("sagemaker.amazonaws.com/fault-reasons", "sagemaker.amazonaws.com/fault-reason")
-_RESERVATION = "karpenter.k8s.aws/capacity-reservation-id"
 _PENDING = {
     "UnschedulablePendingReboot": "hp:pending_reboot_label",
     "UnschedulablePendingReplacement": "hp:pending_replacement_label",
@@ -248,7 +248,7 @@ def _recovery_facts(
 def _reservation_facts(
     node: KubernetesNode, ending_reservations: Mapping[str, GroupFact], now: datetime
 ) -> Iterator[NodeFact]:
-    reservation = node.labels.get(_RESERVATION, "")
+    reservation = reservation_id_of(node)
     notice = ending_reservations.get(reservation)
     terminates_at = notice.deadline_at if notice else None
     if notice is None or terminates_at is None:

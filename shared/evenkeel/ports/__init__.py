@@ -5,6 +5,7 @@ The error tree is in `evenkeel.ports.errors`. Adapters implement the ports; `tes
 
 from evenkeel.domain.recovery.repair_requests import RepairAnswer
 from evenkeel.ports.admission_checks import BurstChecks
+from evenkeel.ports.capacity_reservations import CapacityReservations
 from evenkeel.ports.checkpoints import CheckpointStore, StoredShard
 from evenkeel.ports.cluster import (
     CheckSpec,
@@ -88,6 +89,7 @@ __all__ = [
     "Add",
     "BurstChecks",
     "BusEvent",
+    "CapacityReservations",
     "CapacitySpec",
     "Chat",
     "CheckSpec",

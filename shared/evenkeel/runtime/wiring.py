@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from evenkeel.domain.policy import Policy
 from evenkeel.ports import (
+    CapacityReservations,
     Chat,
     CheckpointStore,
     Clock,
@@ -130,6 +131,12 @@ class Ports:
         from evenkeel.adapters.autoscaling import AutoScalingNodeGroups
 
         return AutoScalingNodeGroups()
+
+    @cached_property
+    def capacity_reservations(self) -> CapacityReservations:
+        from evenkeel.adapters.capacity_reservations import Ec2CapacityReservations
+
+        return Ec2CapacityReservations()
 
     @cached_property
     def utilization_metrics(self) -> UtilizationMetrics:

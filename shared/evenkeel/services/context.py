@@ -8,6 +8,7 @@ from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.values import Value
 from evenkeel.ports import (
+    CapacityReservations,
     Chat,
     CheckpointStore,
     Clock,
@@ -84,6 +85,7 @@ class Context:
     cluster: Cluster
     provider: Provider
     node_groups: NodeGroups
+    capacity_reservations: CapacityReservations
     utilization_metrics: UtilizationMetrics
     checkpoints: CheckpointStore
     workflows: Workflows

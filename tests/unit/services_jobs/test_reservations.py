@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
+from evenkeel.domain.capacity.capacity_blocks import RESERVATION_LABELS, CapacityReservation
 from evenkeel.domain.capacity.capacity_policy import ReservedPool
 from evenkeel.domain.capacity.training_plans import TrainingPlan
 from evenkeel.domain.decisions import Decision
@@ -367,3 +368,102 @@ def test_idle_cycle_reads_no_cluster_after_a_plan_has_ended() -> None:
     renting.scenario.run_scheduling_cycle()
 
     assert not [name for name in calls.calls if name.startswith("cluster.")]
+
+
+# ---------------------------------------------------------------- ends that EC2 states
+
+BLOCK = "cr-0123456789abcdef0"
+
+
+def fleet_with_a_capacity_block(policy: Policy = UNSTATED) -> RentalScenario:
+    """Return a fleet whose policy states no reservation, but whose nodes are launched from a Capacity Block."""
+    renting = RentalScenario(policy=policy)
+    world = renting.world
+    for node in world.cluster.nodes(CLUSTER):
+        world.cluster.set_node(node.name, labels={**node.labels, RESERVATION_LABELS[0]: BLOCK})
+    world.capacity_reservations.reservations[BLOCK] = CapacityReservation(
+        reservation_id=BLOCK, period=a_plan().reservation
+    )
+    return renting
+
+
+def test_job_leaves_capacity_block_before_the_end_that_ec2_states() -> None:
+    renting = fleet_with_a_capacity_block()
+    job = a_job_at_work(renting)
+    renting.scenario.sweep()
+
+    run_cycle_at(renting, SAVES_AT - 1)
+    before = renting.scenario.job(job.job_id)
+    run_cycle_at(renting, SAVES_AT)
+
+    assert before.stop_request is None
+    assert renting.scenario.job(job.job_id).stop_request is not None
+    (record,) = migration_decisions(renting)
+    assert replay(record, UNSTATED).differs_from(record) == ""
+
+
+def test_no_job_starts_on_a_capacity_block_that_ends_first() -> None:
+    renting = fleet_with_a_capacity_block(UNSTATED.replace(burst=Policy().burst))
+    renting.scenario.sweep()
+    renting.world.clock.advance(LAST_START + 1)
+    job = renting.scenario.submit("late")
+
+    renting.scenario.run_scheduling_cycle()
+
+    pending = renting.scenario.job(job.job_id)
+    assert pending.state is JobState.PENDING
+    assert "usable only until" in pending.reason
+
+
+def test_unreadable_capacity_block_is_reported_and_keeps_its_end() -> None:
+    renting = fleet_with_a_capacity_block()
+    renting.scenario.sweep()
+    row = renting.world.ledger.get(fleet_rows.plan_ends_key())
+    renting.world.capacity_reservations.reservations.clear()
+    renting.world.clock.advance(900)
+
+    result = renting.scenario.sweep()
+
+    assert row is not None
+    assert [end["plan"] for end in row.doc["groups"]] == [BLOCK]
+    assert any(failure.startswith(f"plans: {BLOCK}: NotFound") for failure in result.failed)
+    assert renting.world.ledger.get(fleet_rows.plan_ends_key()) == row
+
+
+def test_extension_of_a_capacity_block_is_read() -> None:
+    renting = fleet_with_a_capacity_block()
+    renting.scenario.sweep()
+    extended = a_plan(ends_at=NOW + timedelta(days=9)).reservation
+    block = CapacityReservation(reservation_id=BLOCK, period=extended)
+    renting.world.capacity_reservations.reservations[BLOCK] = block
+    renting.world.clock.advance(900)
+    job = a_job_at_work(renting)
+    renting.scenario.sweep()
+
+    run_cycle_at(renting, SAVES_AT)
+
+    assert renting.scenario.job(job.job_id).stop_request is None
+
+
+def test_ends_of_plans_and_blocks_are_stored_together() -> None:
+    renting = fleet_with_a_capacity_block()
+    provider = renting.world.provider
+    provider.settings = provider.settings.replace(plan_by_group={"p5-other": PLAN_ARN})
+    provider.plans[PLAN_ARN] = TrainingPlan(name="p5-autumn", periods=(a_plan().reservation,))
+
+    for _ in range(2):
+        renting.scenario.sweep()
+        row = renting.world.ledger.get(fleet_rows.plan_ends_key())
+        assert row is not None
+        assert [end["group"] for end in row.doc["groups"]] == ["p5-other", "p5-workers"]
+        renting.world.clock.advance(900)
+
+
+def test_sweep_of_nodes_without_a_reservation_does_not_call_ec2() -> None:
+    renting = RentalScenario(policy=UNSTATED)
+    calls = CountedCalls(renting.world)
+    renting.world.capacity_reservations = calls.ports["capacity_reservations"]
+
+    renting.scenario.sweep()
+
+    assert not [name for name in calls.calls if name.startswith("capacity_reservations.")]

@@ -4,12 +4,16 @@ A plan has one or more reserved capacities, one after another, possibly with a g
 of each (https://docs.aws.amazon.com/sagemaker/latest/dg/training-plan-utilization-for-training-jobs.html).
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 
 from evenkeel.domain.capacity.capacity_policy import ReservedPool
 from evenkeel.domain.capacity.pools import Reservation
 from evenkeel.domain.values import Instant, Value
+
+RESERVATION_ID = re.compile(r"cr-[0-9a-f]{8,17}", re.ASCII)
+"""Ids of EC2's capacity reservations."""
 
 
 class TrainingPlan(Value):
@@ -26,28 +30,33 @@ class TrainingPlan(Value):
 
 
 class PlanEnd(Value):
-    """When the nodes of an instance group end, by its training plan."""
+    """When the nodes of an instance group or NodePool end, by its training plan or Capacity Block."""
 
     cluster: str
     """Kubernetes cluster."""
     group: str
-    """Instance group."""
+    """Instance group, or NodePool."""
     plan: str
-    """Name of the training plan."""
+    """Name of the training plan, or id of the Capacity Block's reservation."""
     reservation: Reservation
-    """The period of the plan that runs now, or the next one."""
+    """The period of the plan that runs now, or the next one; the period of the Capacity Block."""
     read_at: Instant
-    """When SageMaker said so."""
+    """When AWS said so."""
+
+    @property
+    def is_capacity_block(self) -> bool:
+        """Whether this is the end of a Capacity Block."""
+        return RESERVATION_ID.fullmatch(self.plan) is not None
 
 
 class PlanEnds(Value):
-    """The ends of all training plans of the fleet, as they were last read."""
+    """The ends of all training plans and Capacity Blocks of the fleet, as they were last read."""
 
     groups: tuple[PlanEnd, ...] = ()
 
     @property
     def pools(self) -> tuple[ReservedPool, ...]:
-        """The instance groups with their reservations."""
+        """The instance groups and NodePools with their reservations."""
         return tuple(
             ReservedPool(
                 cluster=end.cluster,
@@ -92,7 +101,7 @@ def current_plan_ends(
 def with_training_plan_ends(reservations: Iterable[ReservedPool], ends: PlanEnds) -> tuple[ReservedPool, ...]:
     """Return the reservations of the policy together with the ends of training plans.
 
-    Where SageMaker tells the end of a plan, its time replaces the time in the policy.
+    Where AWS tells the end of a pool, its time replaces the time in the policy.
     """
     reserved_pools = {(pool.cluster, pool.pool): pool for pool in (*reservations, *ends.pools)}
     return tuple(reserved_pools.values())

@@ -5,6 +5,7 @@ import itertools
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 
+from evenkeel.domain.capacity.capacity_blocks import current_block_ends, reservations_in_use
 from evenkeel.domain.capacity.training_plans import PlanEnds, current_plan_ends
 from evenkeel.domain.external.unmanaged_workloads import unmanaged_workloads
 from evenkeel.domain.nodes import FleetNode, Node, StoredProviderCluster
@@ -155,26 +156,37 @@ def refresh_settings(sweep: SweepRun) -> int:
 
 
 def refresh_plan_ends(sweep: SweepRun) -> int:
-    """Read when the training plans of HyperPod's instance groups end. A plan that cannot be read keeps its last end.
+    """Read when training plans and Capacity Blocks end. An end that cannot be read now stays as it was.
 
-    A stored end that this release cannot read is replaced once SageMaker has stated all ends again.
+    A stored end that this release cannot read is replaced once AWS has stated all ends again.
     """
     context, settings = sweep.context, sweep.hyperpod_settings
-    if settings is None:
-        return 0
-    plans = {}
-    for arn in sorted({*settings.plan_by_group.values()}):
+    plan_by_group = settings.plan_by_group if settings else {}
+    plans, reservations = {}, {}
+    for arn in sorted({*plan_by_group.values()}):
         with sweep.isolate_item(arn):
             plans[arn] = context.provider.training_plan(arn)
+    sweep.read_lists()
+    reservation_ids = reservations_in_use(sweep.nodes)
+    for reservation_id in sorted(reservation_ids):
+        with sweep.isolate_item(reservation_id):
+            reservations[reservation_id] = context.capacity_reservations.describe(reservation_id)
     key = fleet_rows.plan_ends_key()
     row = context.ledger.get(key)
     unreadable: list[Unreadable] = []
     earlier = readable_plan_ends(row, unreadable.append) if row else PlanEnds()
     for error in unreadable:
         sweep.note_unreadable_row(error)
-    ends = current_plan_ends(context.site.default_cluster, settings.plan_by_group, plans, earlier, context.now)
-    has_all_plans = plans.keys() >= {*settings.plan_by_group.values()}
-    if not has_all_plans if unreadable else ends == earlier:
+    unread_clusters = {*context.site.clusters} - _complete_clusters(sweep)
+    block_ends = current_block_ends(sweep.nodes, reservations, earlier, unread_clusters, context.now)
+    if settings is None:
+        plan_ends = PlanEnds(groups=tuple(end for end in earlier.groups if not end.is_capacity_block))
+    else:
+        plan_ends = current_plan_ends(context.site.default_cluster, plan_by_group, plans, earlier, context.now)
+    ends = PlanEnds(groups=(*plan_ends.groups, *block_ends.groups))
+    has_all_ends = plans.keys() >= {*plan_by_group.values()} and reservations.keys() >= reservation_ids
+    is_complete = has_all_ends and not unread_clusters and (settings is not None or not context.site.has_hyperpod)
+    if not is_complete if unreadable else ends == earlier:
         return 0
     with contextlib.suppress(Conflict):  # another sweep was first
         context.ledger.commit(Put(Row(key, ends.keeping_unknown(earlier).to_json(), row.version if row else 0)))
