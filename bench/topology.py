@@ -176,7 +176,7 @@ class Fleet:
         return sum(1 for _ in fitting) >= request.nodes
 
     def idle_nodes(self) -> tuple[int, int]:
-        """Return the completely free nodes, and those of them whose domain of layer 3 is partly in use."""
+        """Return the number of idle nodes, and how many of them are in partly used domains of layer 3."""
         idle = Counter(self.layers[name][2] for name, capacity in self.free.items() if capacity.is_unused)
         partly = sum(count for domain, count in idle.items() if count < self.sizes[domain])
         return sum(idle.values()), partly
