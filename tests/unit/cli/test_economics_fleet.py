@@ -307,7 +307,7 @@ def test_commitment_advice_for_the_fleet_judges_each_additional_node(cli_with_de
     assert [unit["usedHours"] for unit in document["units"]] == [71, 71, 25, 24, 24]
     assert (document["best"]["units"], document["present"]["units"]) == (2, 4)
     assert document["present"]["idleReservedHours"] == (71 - 25) + (71 - 24)
-    assert document["notes"][0].startswith("648 hours have no record")
+    assert document["notes"][0].startswith("Hours without a record: 648.")
 
 
 def test_commitment_advice_for_the_fleet_needs_a_price(cli_with_demand: CliFixture) -> None:
