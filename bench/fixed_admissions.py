@@ -22,7 +22,7 @@ _TEAMS: Final = ("red", "blue", "green")
 _CHARGE, _JOB, _ATTEMPT, _ENTRY = 490, 1690, 900, 200
 """Characters of the documents."""
 _FIRST_RECORD, _LAST_RECORD = 2_600, 27_500
-"""Characters of the first and of the last record. The list of holders grew by as much for each admission."""
+"""Characters of the first and of the last record. Each admission made the list of holders longer."""
 _DAY: Final = "2026-11-03T10:15:02.000000Z"
 _EXPIRES: Final = {"ttl": {"N": "1828260902"}}
 _NEW: Final = {"ConditionExpression": "attribute_not_exists(pk)"}

@@ -21,7 +21,9 @@ _INSTANCE_ID = re.compile(r"i-(?:[0-9a-f]{8}|[0-9a-f]{17})", re.ASCII)
 
 PolicyOption = Annotated[
     Path | None,
-    typer.Option("--policy", metavar="FILE", help="Site policy file; its values replace those of the shipped policy."),
+    typer.Option(
+        "--policy", metavar="FILE", help="Site policy file; its values replace the values of the shipped policy."
+    ),
 ]
 
 

@@ -147,7 +147,7 @@ def parse(document: dict[str, Any]) -> ParsedEvent | Ignored | Unknown:
 
 
 def _split_event(document: dict[str, Any]) -> tuple[dict[str, Any], ...]:
-    """Return the event as several events with a part of the machines each; empty if it names few.
+    """Split an event with many machines into events with fewer machines; empty if it names few.
 
     AWS splits long events in the same way: each page is an event of its own.
     """

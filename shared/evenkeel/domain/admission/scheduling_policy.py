@@ -23,7 +23,7 @@ class SchedulingPolicy(Section):
     """Pending jobs in one page of a queue. The head of a queue, which every cycle examines, is its first page."""
     max_jobs_per_cycle: int = Field(default=500, ge=1, le=100_000)
     """Maximum pending jobs that one scheduling cycle examines in all queues together. Half of them are at the heads, at
-    least one in each queue. The others are behind the heads of long queues, which take turns."""
+    least one in each queue. The rest come from later pages of long queues."""
     backfill_seconds: Seconds = 0
     """Without teams: how long later jobs may start before a job that waits for nodes. Until then jobs wait in order of
     the price of delay of their class. After that the job goes before all younger jobs and blocks them. 0 = first come,
@@ -45,7 +45,7 @@ class SchedulingPolicy(Section):
 
     @property
     def long_queues_per_cycle(self) -> int:
-        """Number of long queues of which a cycle reads one page behind the first."""
+        """Number of long queues from which a cycle reads one more page after the first page."""
         return self.examined_jobs_limit // 2 // self.jobs_per_page
 
     @property

@@ -743,7 +743,7 @@ def improvements(
     )
     improvements_found.append(
         Improvement(
-            change="Fill or return idle committed nodes: more queued work, lending, a smaller commitment.",
+            change="Use idle committed nodes (queue more jobs, lend quota), or commit to fewer nodes.",
             worth_gpu_hours=idle_gpu_hours,
             worth_usd_micros=idle_usd_micros,
             method="Committed GPU time without a job of Evenkeel. Use by other workloads is not recorded.",

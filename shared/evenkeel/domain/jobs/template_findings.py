@@ -69,7 +69,7 @@ def _findings_of_templates(document: Json, job_templates: JobTemplates) -> Itera
                     FindingSeverity.WARNING,
                     f"{path}.resources",
                     f"{requested_amount / unit:g} {quantity} for {count_of(template.accelerators, 'accelerator')}; "
-                    f"their share of a node is {proposed_amount / unit:g}. "
+                    f"the accelerators' share of a node would be {proposed_amount / unit:g}. "
                     "Data loaders and in-memory checkpoints fail first.",
                 )
     unused_labels = labels - selected_labels

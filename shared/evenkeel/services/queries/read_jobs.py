@@ -62,7 +62,7 @@ def list_jobs(
 ) -> Json:
     """Return one page of jobs, newest first; a list of pending jobs only, in the order of their queues.
 
-    If teams exist, pending jobs come before all other jobs, by team, the last of each queue first, as in the index. A
+    If teams exist, pending jobs come before all other jobs, by team, and each queue from its end, as in the index. A
     job that starts between two pages may be returned twice.
 
     Raises:

@@ -35,7 +35,7 @@ class Charges(NamedTuple):
         return next((row for charge, row in self.released if charge.job_id == job.job_id), None)
 
     def as_of(self, jobs: Mapping[str, tuple[Job, int]]) -> "Charges":
-        """Return the charges as of the later read of these jobs.
+        """Return the charges at the time of a later read of their jobs.
 
         An attempt may be settled between the two reads. Then its job waits, and its charge is no longer live.
 

@@ -26,9 +26,9 @@ def facts_digest(doc: Mapping[str, object]) -> str:
 
 
 def facts_rows(facts: Mapping[str, AdmissionFacts], now: datetime) -> Iterator[tuple[str, Row, tuple[str, ...]]]:
-    """Yield the rows that hold the facts of some decisions: one row, unless it were too large.
+    """Yield the rows that hold the facts of some decisions: one row, or more if it would be too large.
 
-    Each comes with its digest before it, and its decisions after it.
+    Each item has the digest, the row and the ids of its decisions.
 
     A decision whose facts are too large by themselves is in no row.
     """
