@@ -463,7 +463,7 @@ def test_costs_page_ranks_changes_and_shows_the_window(cli: CliFixture, page: Pa
 
     open_page(page, "costs")
     changes = page.get_by_role("region", name="Changes")
-    expect(changes.get_by_role("row").nth(1)).to_contain_text("Fill or return idle committed nodes")
+    expect(changes.get_by_role("row").nth(1)).to_contain_text("Use idle committed nodes")
     expect(page.get_by_role("region", name="Use and cost", exact=True)).to_contain_text("p5-workers")
     page.get_by_label("Days").select_option("7")
     expect(page.get_by_role("region", name="Costs")).to_contain_text("2026-10-27T11:00")

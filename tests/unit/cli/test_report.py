@@ -47,7 +47,7 @@ def test_cost_report_shows_every_group_within_80_columns(fleet: CliFixture) -> N
     assert max(map(len, plain_output.splitlines())) <= 80
     assert plain_output.count("p5-work") == 6  # lost, MTBF twice, nodes, GPU time twice
     assert re.search(r"p5-workers / +1 +15 d +64\.6 h to 592 d +20m00s +8m00s\n  hardware\n", plain_output)
-    assert "  1. Fill or return idle committed nodes" in plain_output
+    assert "  1. Use idle committed nodes" in plain_output
 
 
 def test_unknown_commitment_fits_80_columns(fleet: CliFixture) -> None:
