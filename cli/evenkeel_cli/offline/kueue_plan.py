@@ -197,11 +197,16 @@ def parse_evictions(eviction_mode: str) -> bool:
 def explain_job(replay: Replay, job: str) -> "Why":
     """Explain why a job waits, or which decision admitted it.
 
+    Args:
+        replay: The plan.
+        job: The id of the job; for a Workload of Kueue `namespace/name`, or the name of the object that owns it.
+
     Raises:
-        CommandFailed: there is no such job, or no decision about it.
+        CommandFailed: there is no such job, several have this name, or no decision was made about it.
     """
     from evenkeel.domain.kueue.why import Why, why
 
+    job = _job_with_owner(replay, job)
     if job in replay.unqueued:
         raise CommandFailed(Exit.NOT_FOUND, f"{job} is in no queue: {replay.unqueued[job]}.", code="NOT_QUEUED")
     scheduler = replay.scheduler
@@ -222,6 +227,26 @@ def explain_job(replay: Replay, job: str) -> "Why":
         decision=decision_of(last_decision, frozenset(), ""),
         changes=(),
     )
+
+
+def _job_with_owner(replay: Replay, name: str) -> str:
+    """Return the id of the only Workload whose owner has this name; the name itself if there is none."""
+    if name in replay.documents:
+        return name
+    owned = [job for job, document in replay.documents.items() if name in _owner_names(document)]
+    if len(owned) > 1:
+        hint = "Name one of them with its namespace."
+        raise CommandFailed(Exit.USAGE, f"{name} owns {', '.join(owned)}.", code="AMBIGUOUS", hint=hint)
+    return owned[0] if owned else name
+
+
+def _owner_names(document: Any) -> set[str]:
+    """Return the names of the owners of a Workload, each also with the Workload's namespace."""
+    metadata = document.get("metadata") if isinstance(document, dict) else None
+    if not isinstance(metadata, dict):
+        return set()
+    names = {str(owner.get("name")) for owner in metadata.get("ownerReferences") or () if isinstance(owner, dict)}
+    return names | {f"{metadata.get('namespace')}/{name}" for name in names}
 
 
 def draw_why(out: Printer, why: "Why") -> None:

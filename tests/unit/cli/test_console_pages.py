@@ -383,8 +383,22 @@ def test_hold_dialog_shows_the_plan_of_the_chosen_duration(cli: CliFixture, page
 
     expect(dialog).to_contain_text(f"until {A_MOMENT + timedelta(hours=4):%Y-%m-%d %H:%M}Z.")
     expect(dialog).not_to_contain_text(until_one_hour)
+    dialog.get_by_label("What").select_option("everything")
+    expect(dialog).to_contain_text("No repair, job stop, admission, preemption, resize or rental starts until")
     holds = cli.gateway.get(f"/v1/{AUTOMATION}").document["holds"]
     assert [hold["reason"] for hold in holds] == ["an earlier hold"], "a plan changes nothing"
+
+
+def test_console_holds_everything_in_one_act(cli: CliFixture, page: Page) -> None:
+    page.get_by_role("button", name="Hold automation…").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("What").select_option("everything")
+    dialog.get_by_label("Reason").fill(A_CHANGE)
+    dialog.get_by_role("button", name="Hold", exact=True).click()
+    expect(dialog.get_by_role("status")).to_contain_text("Automation is held.")
+
+    (hold,) = cli.gateway.get(f"/v1/{AUTOMATION}").document["holds"]
+    assert (hold["stopsScheduling"], hold["reason"]) == (True, A_CHANGE)
 
 
 def test_cancel_dialog_names_what_stops_before_the_cancel(cli: CliFixture, page: Page) -> None:

@@ -49,6 +49,9 @@ spec: {clusterQueue: research}
 """
 
 
+GPU = {"name": "c", "resources": {"requests": {"nvidia.com/gpu": 1}}}
+
+
 def workload(name: str, spec: Json | None = None, status: Json | None = None, **pods: Any) -> Json:
     """Return a Kueue Workload of one pod set."""
     container = {"name": "c", "image": "i", "resources": {"requests": {"cpu": "1500m", "nvidia.com/gpu": 1}}}
@@ -699,6 +702,33 @@ def test_why_command_proposes_smallest_changes_that_admit_the_job(files: PlanFil
     assert victims(first_decisions(files.plan(*jobs_with_higher_priority, quota=yaml.safe_dump(quota)))["new"]) == {
         "a": "InClusterQueue"
     }
+
+
+def owned_workload(name: str, owner: str, namespace: str = "lab") -> Json:
+    document = workload(
+        name, {"podSets": [{"name": "main", "count": 400, "template": {"spec": {"containers": [GPU]}}}]}
+    )
+    owners = [{"apiVersion": "batch/v1", "kind": "Job", "name": owner, "uid": "u", "controller": True}]
+    document["metadata"] |= {"namespace": namespace, "ownerReferences": owners}
+    return document
+
+
+@pytest.mark.parametrize("owner", ["job-7f3a-a1", "lab/job-7f3a-a1"])
+def test_why_command_finds_a_workload_by_its_owner(files: PlanFiles, owner: str) -> None:
+    jobs = (owned_workload("job-job-7f3a-a1-9a8b7", "job-7f3a-a1"), owned_workload("other", "job-7f3a-a2"))
+
+    found = files.plan(*jobs, options=f"--why {owner}")
+
+    assert found == files.plan(*jobs, options="--why lab/job-job-7f3a-a1-9a8b7")
+    assert found["changes"]
+
+
+def test_why_command_refuses_an_owner_of_several_workloads(files: PlanFiles) -> None:
+    jobs = (owned_workload("a", "trainer"), owned_workload("b", "trainer", namespace="other"))
+
+    code, _, error = files.run(*jobs, options="--why trainer")
+
+    assert (code, "trainer owns lab/a, other/b." in error) == (2, True)
 
 
 def test_why_command_explains_a_job_without_a_queue(files: PlanFiles) -> None:

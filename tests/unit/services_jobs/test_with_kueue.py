@@ -1,6 +1,7 @@
 """Admission by Kueue: Evenkeel hands each job over, follows Kueue's status, and starts no job itself."""
 
 import contextlib
+import re
 from datetime import timedelta
 from typing import Any
 
@@ -197,6 +198,7 @@ def test_job_waits_for_kueue_without_a_deadline() -> None:
     assert explained["sentence"] == f"The job waits for Kueue to admit it, attempt 1. {reason}"
     assert explained["changes"] == []
     assert explained["changesUnknown"].startswith("Kueue decides, and Evenkeel does not read the quotas of its queues.")
+    assert re.search(rf"--why [a-z0-9-]+/{job.job_id}-a1`", explained["changesUnknown"])
     shown = read_jobs.show_job(job.job_id, Reader(), scenario.world.context(now=now))
     assert (shown["reason"], shown["queue"]) == (reason, {"position": 2, "estimate": None})
 

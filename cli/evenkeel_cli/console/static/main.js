@@ -91,9 +91,10 @@ function automationActs(found, fleet) {
   const reason = { name: "reason", label: "Reason" };
   const whole = automation.holds.find((hold) => !hold.pool && !hold.instanceId);
   if (whole) return [releaseAct(fleet, whole)];
-  const hold = ({ reason, forSeconds }) => ({ reason, forSeconds: Number(forSeconds) });
+  const hold = ({ reason, forSeconds, what }) => ({ reason, forSeconds: Number(forSeconds), stopsScheduling: what === "everything" });
   return [{ label: "Hold automation…", title: "Hold automation", verb: "Hold", effects: [], plansAtOnce: true,
-    fields: [{ name: "forSeconds", label: "For", value: "3600", options: [["900", "15 minutes"], ["3600", "1 hour"], ["14400", "4 hours"], ["86400", "1 day"]] }, reason],
+    fields: [{ name: "what", label: "What", value: "repairs", options: [["repairs", "Repairs and job stops"], ["everything", "Everything: also admissions, preemptions, resizes and rentals"]] },
+      { name: "forSeconds", label: "For", value: "3600", options: [["900", "15 minutes"], ["3600", "1 hour"], ["14400", "4 hours"], ["86400", "1 day"]] }, reason],
     plan: async (values) => {
       const { effects } = await planOf("POST", `${path}/hold`, { ...hold(values), reason: values.reason || "plan" }); // the API needs a reason
       return [...effects, `Recoveries at work: ${atWork(await read("/overview"))}.`];

@@ -86,6 +86,11 @@ class Replay:
                     local.spec.cluster_queue, sub_queue, amounts, self.at if at is None else at
                 )
 
+    @property
+    def documents(self) -> dict[str, Any]:
+        """The document of each job that was submitted, by the id of the job."""
+        return {job: raw for job, (raw, _) in self._documents.items()}
+
     def submit(self, raw: Any, where: str) -> None:
         """Add a job: pending, holding quota, or in no queue.
 

@@ -75,7 +75,7 @@ def why_job(job_id: str, reader: Reader, context: Context) -> Json:
         "decision": short_decision(head) if head else None,
         "considered": _considered_options(head) if head else [],
         "changes": changes,
-        "changesUnknown": None if changes else _why_changes_unknown(job, head, kueue_wait),
+        "changesUnknown": None if changes else _why_changes_unknown(job, head, kueue_wait, latest_attempt),
         "earlier": [short_decision(decision) for decision in decisions],
         "next": _next_command_for_job(job) if may_see_all else None,
         "isRedacted": not may_see_all,
@@ -345,12 +345,16 @@ def _smallest_changes(ledger: Ledger, decision: Decision) -> list[Json]:
     return []
 
 
-def _why_changes_unknown(job: Job, decision: Decision | None, kueue_wait: Wait | None) -> str | None:
+def _why_changes_unknown(
+    job: Job, decision: Decision | None, kueue_wait: Wait | None, latest_attempt: Attempt | None
+) -> str | None:
     """Return why it is unknown which change would start a waiting job; None if the job does not wait."""
     if kueue_wait is not None:
+        name = f"{latest_attempt.namespace}/{latest_attempt.workload_name}" if latest_attempt else "JOB"
         return (
-            "Kueue decides, and Evenkeel does not read the quotas of its queues. `evenkeel plan --why` computes the "
-            "smallest change from Kueue's own objects (docs/operate/plan.md)."
+            "Kueue decides, and Evenkeel does not read the quotas of its queues. With your own rights, write Kueue's "
+            "objects to files (docs/operate/plan.md#a-job-that-waits-in-kueue). `evenkeel plan --profile kueue "
+            f"-q queues.yaml -j workloads.yaml --why {name}` then shows the smallest changes."
         )
     if job.state is not JobState.PENDING:
         return None
