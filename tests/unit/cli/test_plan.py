@@ -717,10 +717,10 @@ def owned_workload(name: str, owner: str, namespace: str = "lab") -> Json:
 def test_why_command_finds_a_workload_by_its_owner(files: PlanFiles, owner: str) -> None:
     jobs = (owned_workload("job-job-7f3a-a1-9a8b7", "job-7f3a-a1"), owned_workload("other", "job-7f3a-a2"))
 
-    found = files.plan(*jobs, options=f"--why {owner}")
+    reasons = files.plan(*jobs, options=f"--why {owner}")
 
-    assert found == files.plan(*jobs, options="--why lab/job-job-7f3a-a1-9a8b7")
-    assert found["changes"]
+    assert reasons == files.plan(*jobs, options="--why lab/job-job-7f3a-a1-9a8b7")
+    assert reasons["changes"]
 
 
 def test_why_command_refuses_an_owner_of_several_workloads(files: PlanFiles) -> None:
