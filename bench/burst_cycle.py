@@ -153,7 +153,7 @@ class CycleSimulation(BurstSimulation):
             cluster=_COMMITTED_CLUSTER,
             pool="committed",
             instance_type=self.setup["committed"]["instanceType"],
-            offered=offered,
+            allocatable=offered,
             free=offered,
         )
 
@@ -314,7 +314,7 @@ class CycleSimulation(BurstSimulation):
                 cluster=rental.offer.cluster,
                 pool=rental.offer.pool,
                 instance_type=rental.offer.instance_type,
-                offered=offered,
+                allocatable=offered,
                 free=offered,
                 labels={KARPENTER_LABEL: rental.offer.pool},
                 reserved_for=rental.job_id,

@@ -27,7 +27,7 @@ from bench.cpu_usage import Usage
 from bench.figures import quantile
 from bench.origin import describe_origin, write_figures
 from bench.scale.client_costs import REFERENCE_SECONDS, reference_loop
-from evenkeel.domain.kueue.decisions import CycleDecision, Result
+from evenkeel.domain.kueue.cycle_decisions import CycleDecision, Result
 from evenkeel.domain.kueue.objects import (
     Cohort,
     Flavor,

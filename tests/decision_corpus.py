@@ -46,7 +46,7 @@ from evenkeel.domain.checkpoints import resume as checkpoint_resume
 from evenkeel.domain.economics import expected_durations, money
 from evenkeel.domain.elastic import grow_shrink
 from evenkeel.domain.external import kueue_status, serving, unmanaged_workloads
-from evenkeel.domain.fault_preview import Preview, preview
+from evenkeel.domain.fault_preview import FaultPreview, preview
 from evenkeel.domain.health import assessment, ingestion
 from evenkeel.domain.health.classification import ClassifiedFact, IncidentFault
 from evenkeel.domain.health.faults import Fault, FaultCatalogue, default_catalogue
@@ -62,13 +62,13 @@ from evenkeel.domain.recovery import (
     attribution,
     draining,
     guardrails,
-    leases,
     modes,
     node_slot,
     opt_out,
     plan,
     recovery_waits,
     repair,
+    repair_lease,
     repair_requests,
     resume,
     rollback,
@@ -137,7 +137,7 @@ def fault_of(key: str) -> Fault:
     return default_catalogue().look_up(key)
 
 
-def preview_of(key: str, policy: Policy) -> Preview:
+def preview_of(key: str, policy: Policy) -> FaultPreview:
     """Return what the policy allows after a fault."""
     return preview(policy.catalogue.look_up(key), policy)
 
@@ -267,8 +267,8 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "intake.ladder_of": ladder_of,
     "kueue.eviction_of": kueue_status.eviction_of,
     "kueue.said_of": kueue_status.describe_status,
-    "leases.is_lemon": leases.is_lemon,
-    "leases.settled": leases.freed_lease,
+    "leases.is_lemon": repair_lease.is_lemon,
+    "leases.settled": repair_lease.freed_lease,
     "modes.mode_for": modes.most_cautious_mode,
     "modes.mode_now": modes.current_mode,
     "moving.why_not_there": _why_not_portable,
@@ -652,8 +652,8 @@ def _with_resources(document: dict[str, Json]) -> dict[str, Json]:
     """Return the capacity of a node in its present shape: the corpus is older than the amounts of CPU and memory."""
     if not {"life", "nodeName", "accelerators", "free"} <= document.keys():
         return document
-    offered, free = document.pop("accelerators"), document.pop("free")
-    return {**document, "offered": {"accelerators": offered}, "free": {"accelerators": free}}
+    allocatable, free = document.pop("accelerators"), document.pop("free")
+    return {**document, "allocatable": {"accelerators": allocatable}, "free": {"accelerators": free}}
 
 
 def _translated_json(renames: list[Rename], text: str, path: str) -> str | None:

@@ -7,7 +7,7 @@ and the jobs.
 from collections.abc import Iterable, Iterator, Mapping
 
 from evenkeel.domain.kueue.assignment import AssignmentMode, FlavorAttempt, FlavorMode, Pending
-from evenkeel.domain.kueue.decisions import CycleDecision, Result
+from evenkeel.domain.kueue.cycle_decisions import CycleDecision, Result
 from evenkeel.domain.kueue.objects import Admitted, Cohort, Key, PreemptionPolicy, Queue, ResourceGroup, Workload
 from evenkeel.domain.kueue.preemption import Reason
 

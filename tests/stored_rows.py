@@ -30,8 +30,8 @@ from evenkeel.domain.quotas.teams import FleetQuotas, Team
 from evenkeel.domain.recovery.fleet_summary import FleetSummary
 from evenkeel.domain.recovery.guardrails import Register
 from evenkeel.domain.recovery.holds import Holds
-from evenkeel.domain.recovery.leases import RepairLease
 from evenkeel.domain.recovery.manual_cordons import ManualCordons
+from evenkeel.domain.recovery.repair_lease import RepairLease
 from evenkeel.domain.recovery.unhealthy_nodes import UnhealthyNode
 from evenkeel.domain.recovery.unmanaged_restarts import UnmanagedRestart
 from evenkeel.domain.renting.rental import Rental

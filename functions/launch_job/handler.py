@@ -2,12 +2,12 @@
 
 from evenkeel.runtime import entry, wiring
 from evenkeel.services.attempts import launch_job
-from evenkeel.services.storage import attempt_record
+from evenkeel.services.storage import attempt_store
 
 
 @entry.task
 def handler(event: entry.Json, _context: entry.LambdaContext) -> entry.Json:
-    request = attempt_record.AttemptRequest.model_validate(event)
+    request = attempt_store.AttemptRequest.model_validate(event)
     context = wiring.context()
     result = launch_job.run(request, context)
     return result.to_json()

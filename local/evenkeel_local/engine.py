@@ -122,8 +122,8 @@ class Engine:
                 code = self._child.returncode()
                 raise EngineError(f"the AWS emulator ended during its start (exit {code}): see {self.log}")
             try:
-                health = self._admin("GET", "/_ministack/health")
-                self._admin("GET", "/_ministack/ready")
+                health = self._call_admin_api("GET", "/_ministack/health")
+                self._call_admin_api("GET", "/_ministack/ready")
             except OSError:
                 time.sleep(0.05)
                 continue
@@ -173,14 +173,14 @@ class Engine:
 
     def reset(self) -> None:
         """Empty every service, including IAM: earlier identities no longer exist."""
-        self._admin("POST", "/_ministack/reset")
+        self._call_admin_api("POST", "/_ministack/reset")
 
     def mock_workflows(self, sfn_mock_config: Mapping[str, Any]) -> None:
         """Replace the mocked task results (Step Functions Local's format). An empty mapping removes them.
 
         An execution uses them when it is started on `<state machine ARN>#<test case>`.
         """
-        self._admin("POST", "/_ministack/config", {"stepfunctions._sfn_mock_config": dict(sfn_mock_config)})
+        self._call_admin_api("POST", "/_ministack/config", {"stepfunctions._sfn_mock_config": dict(sfn_mock_config)})
 
     def stop(self) -> None:
         """End the engine with its function workers, and remove their files.
@@ -197,7 +197,7 @@ class Engine:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def _admin(self, method: str, path: str, document: object = None) -> dict[str, Any]:
+    def _call_admin_api(self, method: str, path: str, document: object = None) -> dict[str, Any]:
         body = None if document is None else json.dumps(document).encode()
         request = urllib.request.Request(f"{self.endpoint_url}{path}", data=body, method=method)
         try:

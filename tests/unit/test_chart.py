@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from evenkeel.domain.jobs.imported_types import import_values
-from evenkeel.domain.jobs.read_values import read_values
+from evenkeel.domain.jobs.read_helm_values import read_helm_values
 from evenkeel.domain.jobs.template_findings import KNOWN_FIELDS
 from evenkeel.domain.jobs.templates import FindingSeverity
 from evenkeel.domain.policy import Policy, changed
@@ -68,7 +68,7 @@ def test_chart_schema_refuses_a_wrong_value(values: Json, named: str) -> None:
 
 
 def test_default_chart_values_import_without_refusal() -> None:
-    read = read_values(VALUES)
+    read = read_helm_values(VALUES)
     values_import = import_values(read)
 
     changed(Policy(), values_import.policy)
@@ -78,7 +78,7 @@ def test_default_chart_values_import_without_refusal() -> None:
 
 
 def test_chart_and_import_write_the_same_priority_classes(tmp_path: Path) -> None:
-    imported_classes = import_values(read_values(VALUES)).priority_classes["items"]
+    imported_classes = import_values(read_helm_values(VALUES)).priority_classes["items"]
 
     classes = [
         priority_class for (kind, _, _), priority_class in render_chart(tmp_path).items() if kind == "PriorityClass"

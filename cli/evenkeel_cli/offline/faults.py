@@ -4,7 +4,7 @@ import csv
 import importlib.resources
 from typing import Any
 
-from evenkeel.domain.fault_preview import Preview, RungPreview, preview
+from evenkeel.domain.fault_preview import FaultPreview, RungPreview, preview
 from evenkeel.domain.health.faults import CheckpointTrust, Fault, FaultCatalogue, RecurKey, Rung
 from evenkeel.domain.policy import Policy
 from evenkeel_cli.render import Column, Printer, duration
@@ -55,7 +55,7 @@ COLUMNS = (
 )
 
 
-def explain_fault(code: str, policy: Policy) -> Preview:
+def explain_fault(code: str, policy: Policy) -> FaultPreview:
     """Return the recovery of a fault.
 
     Raises:
@@ -69,12 +69,12 @@ def explain_fault(code: str, policy: Policy) -> Preview:
     return preview(fault, policy)
 
 
-def preview_document(preview: Preview) -> Json:
+def preview_document(preview: FaultPreview) -> Json:
     """Return the whole preview for a script. References contain their URLs."""
     return preview.to_json() | {"references": [_reference_entry(key) for key in preview.fault.facts.references]}
 
 
-def draw_fault(out: Printer, preview: Preview) -> None:
+def draw_fault(out: Printer, preview: FaultPreview) -> None:
     """Draw a fault: its meaning, its recovery, and the sources of these facts."""
     fault = preview.fault
     sign = {"critical": "failed", "major": "warn", "minor": "next", "info": "idle"}[fault.severity]
@@ -141,7 +141,7 @@ _RECURRENCE_KEY_TEXTS = {
 }
 
 
-def _outcome_text(preview: Preview) -> str:
+def _outcome_text(preview: FaultPreview) -> str:
     if preview.plan:
         return preview.plan.reason
     reason = (
@@ -152,7 +152,7 @@ def _outcome_text(preview: Preview) -> str:
     return f"No incident: {reason}."
 
 
-def _two_fault_note(preview: Preview) -> str:
+def _two_fault_note(preview: FaultPreview) -> str:
     alone, plan_with_second_source = preview.plan, preview.with_second_source
     return (
         plan_with_second_source.reason
@@ -169,7 +169,7 @@ def _drain_text(fault: Fault) -> str:
     return f"{fault.drain_class} ({drain_time}); {saving[fault.can_save]}"
 
 
-def _checkpoints_text(preview: Preview) -> str:
+def _checkpoints_text(preview: FaultPreview) -> str:
     if preview.distrusted_from_seconds is None:
         return f"trusted; {_CHECK_TEXTS[preview.requirement]}"
     margin_text = duration(preview.distrusted_from_seconds)
@@ -186,7 +186,7 @@ _CHECK_TEXTS = {
 }
 
 
-def _recurrence_text(preview: Preview) -> str:
+def _recurrence_text(preview: FaultPreview) -> str:
     repeated_preview = preview.repeated
     if repeated_preview is None:
         return ""
@@ -198,7 +198,7 @@ def _recurrence_text(preview: Preview) -> str:
     )
 
 
-def _draw_ladder(out: Printer, preview: Preview) -> None:
+def _draw_ladder(out: Printer, preview: FaultPreview) -> None:
     if not preview.steps:
         return
     out.line()

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from evenkeel.domain.jobs.imported_types import import_values
-from evenkeel.domain.jobs.read_values import read_values
+from evenkeel.domain.jobs.read_helm_values import read_helm_values
 from evenkeel.domain.jobs.templates import FindingSeverity, JobTemplates, ValuesError
 from evenkeel.domain.policy import PolicyError, changed
 from evenkeel_cli.offline import policies, quota_files
@@ -93,6 +93,6 @@ def write_documents(imported_document: Json, into: Path, *, force: bool) -> list
 def _read(file: Path) -> JobTemplates:
     documents = quota_files.load_documents(file)
     try:
-        return read_values(documents[0] if len(documents) == 1 else documents)
+        return read_helm_values(documents[0] if len(documents) == 1 else documents)
     except ValuesError as error:
         raise CommandFailed(Exit.FAILED, f"{file}: {error}", code="VALUES_REFUSED") from error

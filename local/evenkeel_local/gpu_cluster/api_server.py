@@ -44,7 +44,7 @@ from evenkeel_local.gpu_cluster.selectors import Predicate
 from evenkeel_local.gpu_cluster.store import ResourceType, ScalePaths, Store, StoreChange, clone, name_of, namespace_of
 from evenkeel_local.gpu_cluster.validation import causes
 
-_log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 _warnings: ContextVar[list[str]] = ContextVar("warnings")
 """Warnings for the answer to the request that this task handles."""
 
@@ -167,8 +167,8 @@ class ApiServer:
             if http.transport is not None:
                 http.transport.abort()
             return web.Response(status=500)
-        except Exception as bug:  # noqa: BLE001 (the outermost frame: a bug here must still answer as an API server does)
-            _log.exception("a request could not be answered")
+        except Exception as bug:
+            _logger.exception("a request could not be answered")
             internal_error = ApiError(500, "InternalError", f"Internal error occurred: {bug!r}")
             return web.json_response(internal_error.status(), status=500)
         else:
@@ -523,7 +523,7 @@ class ApiServer:
             self._registry.evict(request.namespace, request.name, body, dry_run=request_options.is_dry_run(http))
             return web.json_response(errors.success(code=201), status=201)
         if rt.key == catalogue.PODS.key and sub == "log" and request.verb == "get":
-            return await self._log(http, request)
+            return await self._serve_log(http, request)
         if rt.key == catalogue.PODS.key and sub == "exec" and request.verb in ("get", "create"):
             return await self._exec(http, request)
         if rt.key == catalogue.PODS.key and sub == "binding" and request.verb == "create":
@@ -606,7 +606,7 @@ class ApiServer:
             raise errors.bad_request(f"container {container} is not valid for pod {name_of(pod)}")
         return container
 
-    async def _log(self, http: web.Request, request: RequestInfo) -> web.StreamResponse:
+    async def _serve_log(self, http: web.Request, request: RequestInfo) -> web.StreamResponse:
         pod = self._store.get(catalogue.PODS, request.namespace, request.name)
         container = self._container(http, pod)
         follow = _flag(http, "follow")

@@ -1,4 +1,4 @@
-"""Preview the recovery of one fault: run the real decisions on a node that no repair helps.
+"""FaultPreview the recovery of one fault: run the real decisions on a node that no repair helps.
 
 fault, policy ─▶ an incident with one signal ─▶ the plan ─▶ rung, its deadline passes, next rung … ─▶ a person
 """
@@ -16,11 +16,10 @@ from evenkeel.domain.jobs.job import CheckpointRequirement
 from evenkeel.domain.nodes import KubernetesNode, NodeLife, ProviderNode
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_section import Mode
-from evenkeel.domain.recovery.leases import RepairRequest
 from evenkeel.domain.recovery.node_slot import ObservedNode, SlotState
 from evenkeel.domain.recovery.plan import FaultTraits, PlanFacts, RecoveryPlan, plan_recovery
 from evenkeel.domain.recovery.repair import Repair, RepairFacts, choose_repair
-from evenkeel.domain.recovery.repair_requests import RepairAnswer, request_deadline
+from evenkeel.domain.recovery.repair_requests import RepairAnswer, RepairRequest, request_deadline
 from evenkeel.domain.recovery.resume import distrust_after, requirement_after
 from evenkeel.domain.recovery.validation import Validity
 from evenkeel.domain.values import Value
@@ -53,7 +52,7 @@ class RecurrencePreview(Value):
     rung: str
 
 
-class Preview(Value):
+class FaultPreview(Value):
     """The recovery of one fault under one policy.
 
     Assumes mode `act` and a HyperPod node with NodeRecovery=None.
@@ -77,21 +76,21 @@ class Preview(Value):
     """A checkpoint is used only if its write began at least this long before the first signal; None = all are used."""
 
 
-def preview(fault: Fault, policy: Policy) -> Preview:
+def preview(fault: Fault, policy: Policy) -> FaultPreview:
     """Return the recovery of a fault under a policy."""
-    incident = _incident(fault, policy, FaultHistory())
-    alone = _plan(incident, policy) if incident else None
+    incident = _incident_of_fault(fault, policy, FaultHistory())
+    alone = _plan_of_incident(incident, policy) if incident else None
     with_two_sources = None
     if incident and not fault.acts_alone:
-        second = _signal(fault).replace(source="another.witness", envelope_id="another")
+        second = _signal_of_fault(fault).replace(source="another.witness", envelope_id="another")
         incident = with_fact(incident, ClassifiedFact(second, _EXAMPLE_NODE, fault), {}, policy.catalogue)
-        with_two_sources = _plan(incident, policy)
+        with_two_sources = _plan_of_incident(incident, policy)
     plan = with_two_sources or alone
     trust, since = (
         checkpoint_trust_of(incident, policy.catalogue) if incident else (fault.checkpoint_trust, _EXAMPLE_TIME)
     )
     distrust_at = distrust_after(trust, since, policy.jobs)
-    return Preview(
+    return FaultPreview(
         fault=fault,
         is_changed=fault != default_catalogue().get(fault.key),
         policy_hash=policy.hash,
@@ -99,14 +98,14 @@ def preview(fault: Fault, policy: Policy) -> Preview:
         opens_incident=incident is not None,
         plan=alone,
         with_second_source=with_two_sources,
-        steps=_steps(incident, policy) if incident and plan and plan.repairs_node else (),
-        repeated=_repeated(fault, policy),
+        steps=_rung_previews(incident, policy) if incident and plan and plan.repairs_node else (),
+        repeated=_recurrence_preview(fault, policy),
         requirement=requirement_after(trust, fault.fault_class, policy.jobs),
         distrusted_from_seconds=None if distrust_at is None else round((_EXAMPLE_TIME - distrust_at).total_seconds()),
     )
 
 
-def _signal(fault: Fault) -> NodeFact:
+def _signal_of_fault(fault: Fault) -> NodeFact:
     return NodeFact(
         kind=FactKind.FAULT,
         source="one.witness",
@@ -117,9 +116,9 @@ def _signal(fault: Fault) -> NodeFact:
     )
 
 
-def _incident(fault: Fault, policy: Policy, history: FaultHistory) -> Incident | None:
+def _incident_of_fault(fault: Fault, policy: Policy, history: FaultHistory) -> Incident | None:
     ingest_decision = decide_ingestion(
-        ClassifiedFact(_signal(fault), _EXAMPLE_NODE, fault),
+        ClassifiedFact(_signal_of_fault(fault), _EXAMPLE_NODE, fault),
         NodeHistory(histories={"slot/eks/slot": history}),
         policy.catalogue,
         new_id="inc-preview",
@@ -128,7 +127,7 @@ def _incident(fault: Fault, policy: Policy, history: FaultHistory) -> Incident |
     return ingest_decision.incident if ingest_decision.action is IngestAction.OPEN else None
 
 
-def _plan(incident: Incident, policy: Policy) -> RecoveryPlan:
+def _plan_of_incident(incident: Incident, policy: Policy) -> RecoveryPlan:
     incident_fault = IncidentFault.of(incident, policy.catalogue)
     facts = PlanFacts(
         fault_key=incident.fault_key,
@@ -149,7 +148,7 @@ def _plan(incident: Incident, policy: Policy) -> RecoveryPlan:
     return plan_recovery(facts, policy.repair)
 
 
-def _steps(incident: Incident, policy: Policy) -> tuple[RungPreview, ...]:
+def _rung_previews(incident: Incident, policy: Policy) -> tuple[RungPreview, ...]:
     provider_node = ProviderNode(
         instance_id=_EXAMPLE_LIFE.instance_id,
         instance_group="pool",
@@ -214,21 +213,23 @@ def _steps(incident: Incident, policy: Policy) -> tuple[RungPreview, ...]:
     return tuple(steps)
 
 
-def _repeated(fault: Fault, policy: Policy) -> RecurrencePreview | None:
+def _recurrence_preview(fault: Fault, policy: Policy) -> RecurrencePreview | None:
     """Return the rung on which the fault begins the N-th time, by recording the fault that often."""
     if fault.recur_count == 0:
         return None
     history = FaultHistory()
     for number in range(1, fault.recur_count):
         spread = fault.recur_window_hours * 3600 * number / fault.recur_count
-        earlier = _signal(fault).replace(observed_at=datetime.fromtimestamp(_EXAMPLE_TIME.timestamp() - spread, UTC))
+        earlier = _signal_of_fault(fault).replace(
+            observed_at=datetime.fromtimestamp(_EXAMPLE_TIME.timestamp() - spread, UTC)
+        )
         affected_node = (
             _EXAMPLE_NODE.replace(job_ids=(f"job-{number}",))
             if fault.recur_key is RecurKey.GPU_ACROSS_JOBS
             else _EXAMPLE_NODE
         )
         history = with_occurrence(history, earlier, affected_node, f"inc-{number}")
-    incident = _incident(fault, policy, history)
+    incident = _incident_of_fault(fault, policy, history)
     recurrences = incident.recurrences if incident else ()
     if not recurrences:
         return None

@@ -111,7 +111,7 @@ class Policy(Section):
             ("jobTypes", self.job_types),
             ("faults", self.faults),
         ):
-            for field, maximum in _beyond(where, section):
+            for field, maximum in _values_beyond_limits(where, section):
                 raise ValueError(f"{field}: must lie between 0 and {maximum}")
         return self
 
@@ -165,19 +165,19 @@ _MOST = {"Seconds": LONGEST_SECONDS, "Hours": LONGEST_SECONDS // 3600}
 """Upper limits, by the unit at the end of a field's name."""
 
 
-def _beyond(where: str, section: object) -> Iterator[tuple[str, int]]:
+def _values_beyond_limits(where: str, section: object) -> Iterator[tuple[str, int]]:
     """Yield the path of each number that is below 0 or too large, with its upper limit."""
     match section:
         case Value():
             fields = type(section).model_fields
             for name, field in fields.items():
-                yield from _beyond(f"{where}.{field.alias or name}", getattr(section, name))
+                yield from _values_beyond_limits(f"{where}.{field.alias or name}", getattr(section, name))
         case Mapping():
             for name, value in section.items():
-                yield from _beyond(f"{where}.{name}", value)
+                yield from _values_beyond_limits(f"{where}.{name}", value)
         case tuple():
             for index, value in enumerate(section):
-                yield from _beyond(f"{where}[{index}]", value)
+                yield from _values_beyond_limits(f"{where}[{index}]", value)
         case int() | float():
             maximum = next((maximum for unit, maximum in _MOST.items() if where.endswith(unit)), LARGEST)
             if not 0 <= section <= maximum:

@@ -62,20 +62,20 @@ class Resources(Value):
 NONE = Resources()
 
 
-def why_too_small(wanted: Resources, free: Resources, offered: Resources) -> str:
+def why_too_small(requested: Resources, free: Resources, allocatable: Resources) -> str:
     """Return in a few words what is not free on a node for a pod; empty if the pod fits.
 
     Args:
-        wanted: The amounts that the pod requests.
+        requested: The amounts that the pod requests.
         free: The free amounts of the node.
-        offered: The allocatable amounts of the node. An amount of CPU or memory of 0 means that it is not stated, so it
-            limits no pod.
+        allocatable: The allocatable amounts of the node. An amount of CPU or memory of 0 is not stated, so it limits no
+            pod.
     """
-    if free.accelerators < wanted.accelerators:
+    if free.accelerators < requested.accelerators:
         return "in use"
-    if offered.cpu_millis and free.cpu_millis < wanted.cpu_millis:
+    if allocatable.cpu_millis and free.cpu_millis < requested.cpu_millis:
         return "short of CPU"
-    if offered.memory_mib and free.memory_mib < wanted.memory_mib:
+    if allocatable.memory_mib and free.memory_mib < requested.memory_mib:
         return "short of memory"
     return ""
 

@@ -212,7 +212,7 @@ FACTS = (SourceKind.KUBERNETES_LIST, SourceKind.HYPERPOD)
 """Kinds of sources that give facts about nodes and jobs."""
 
 
-def judge(
+def judge_sources(
     expected_sources: Iterable[Source],
     reports: Mapping[str, SourceReport],
     policy: SourcePolicy,
@@ -251,7 +251,7 @@ def _with_stale_clusters(age: SourceAge, clusters: Sequence[str]) -> SourceAge:
     return age.replace(state=SourceState.UNKNOWN, reason=reason)
 
 
-def complaints(ages: Iterable[SourceAge]) -> tuple[list[str], list[str]]:
+def source_problems(ages: Iterable[SourceAge]) -> tuple[list[str], list[str]]:
     """Return the problems of stale sources and of unknown sources, each as clauses for one line of reasons."""
     ages = tuple(ages)
     if ages and all(age.state is SourceState.UNKNOWN and age.seen_at is None and not age.error for age in ages):
@@ -271,15 +271,15 @@ def complaints(ages: Iterable[SourceAge]) -> tuple[list[str], list[str]]:
     ]
     reasons = [age.reason.removesuffix(".") for age in shown_ages]
     if silent:
-        reasons.append(f"nothing has read {_listed(silent)} for too long")
-    return reasons, [f"nothing is known yet about {_listed(unknown_sources)}"] if unknown_sources else []
+        reasons.append(f"nothing has read {_comma_list(silent)} for too long")
+    return reasons, [f"nothing is known yet about {_comma_list(unknown_sources)}"] if unknown_sources else []
 
 
 def _has_run(age: SourceAge) -> bool:
     return age.source.kind is SourceKind.SCHEDULING_CYCLE and age.seen_at is not None
 
 
-def _listed(sources: Sequence[Source]) -> str:
+def _comma_list(sources: Sequence[Source]) -> str:
     """Return the names of the sources, separated by commas. Several steps of the sweep become one entry."""
     steps = [source for source in sources if source.kind is SourceKind.SWEEP]
     words = [source.words for source in sources if source.kind is not SourceKind.SWEEP]
@@ -295,7 +295,7 @@ def _judge_one(
     threshold = policy.threshold_seconds(source.kind) + interval
     seen_at = report.seen_at if report else None
     age = None if seen_at is None else max(0, round((now - seen_at).total_seconds()))
-    state, reason = _state(source, report, threshold, now, is_running=is_running)
+    state, reason = _state_and_reason(source, report, threshold, now, is_running=is_running)
     return SourceAge(
         source=source,
         state=state,
@@ -308,7 +308,7 @@ def _judge_one(
     )
 
 
-def _state(
+def _state_and_reason(
     source: Source, report: SourceReport | None, threshold: int, now: datetime, *, is_running: bool
 ) -> tuple[SourceState, str]:
     source_text = source.words
@@ -320,19 +320,19 @@ def _state(
         ahead = span((report.tried_at - now).total_seconds())
         return SourceState.UNKNOWN, f"The last report on {source_text} is {ahead} in the future: a clock is wrong."
     limit = timedelta(seconds=threshold)
-    failure = f" since {_clock(report.failing_since)}: {report.error}" if report.failing_since else ""
+    failure = f" since {_clock_text(report.failing_since)}: {report.error}" if report.failing_since else ""
     if report.seen_at is None:
         since = report.failing_since or report.tried_at
         state = SourceState.STALE if now - since > limit else SourceState.UNKNOWN
-        return state, f"{_capital(source_text)} has never answered{failure}."
+        return state, f"{_capitalized(source_text)} has never answered{failure}."
     ago = f"last answer {span((now - report.seen_at).total_seconds())} ago"
     if now - report.seen_at > limit:
         if failure:
-            return SourceState.STALE, f"{_capital(source_text)} {source.verb}{failure} ({ago})."
+            return SourceState.STALE, f"{_capitalized(source_text)} {source.verb}{failure} ({ago})."
         return SourceState.STALE, f"Nothing has read {source_text} lately ({ago})."
     if report.error:
         return SourceState.FAILING, f"The last attempt to read {source_text} failed ({ago}): {report.error}"
-    return SourceState.CURRENT, f"{_capital(source_text)} answered ({ago})."
+    return SourceState.CURRENT, f"{_capitalized(source_text)} answered ({ago})."
 
 
 def span(seconds: float) -> str:
@@ -346,9 +346,9 @@ def span(seconds: float) -> str:
     return f"{round(seconds / 86_400)} days"
 
 
-def _capital(words: str) -> str:
+def _capitalized(words: str) -> str:
     return words[0].upper() + words[1:]
 
 
-def _clock(instant: datetime | None) -> str:
+def _clock_text(instant: datetime | None) -> str:
     return instant.strftime("%Y-%m-%d %H:%M:%SZ") if instant else ""

@@ -39,7 +39,7 @@ from evenkeel.domain.nodes import AWAITING_VALIDATION_TAINT, KARPENTER_LABEL, Fl
 from evenkeel.domain.quotas.teams import Budget, Team
 from evenkeel.domain.recovery.guardrails import Register, RegisterEntry
 from evenkeel.domain.recovery.holds import Hold
-from evenkeel.domain.recovery.leases import RepairLease
+from evenkeel.domain.recovery.repair_lease import RepairLease
 from evenkeel.domain.recovery.unhealthy_nodes import UnhealthyNode
 from evenkeel.domain.recovery.unmanaged_restarts import UnmanagedJob, UnmanagedRestart
 from evenkeel.domain.renting.cost import JobDemand, SpendLimits

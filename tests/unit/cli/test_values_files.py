@@ -12,7 +12,7 @@ import yaml
 
 from evenkeel.domain.jobs.imported_types import import_values
 from evenkeel.domain.jobs.job_types import with_defaults
-from evenkeel.domain.jobs.read_values import read_values
+from evenkeel.domain.jobs.read_helm_values import read_helm_values
 from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.domain.jobs.templates import ValuesError
 from evenkeel.domain.policy import Policy, changed
@@ -137,7 +137,7 @@ def test_each_value_is_imported_or_reported_as_lost(path: tuple[Any, ...]) -> No
     parent[path[-1]] = {"team": "a"} if before == {} else ["a"] if before == [] else other_value(before)
 
     try:
-        imported = [import_values(read_values(values)) for values in (VALUES, changed_values)]
+        imported = [import_values(read_helm_values(values)) for values in (VALUES, changed_values)]
     except ValuesError:
         return  # the setting names another part of the file, such as a pool's label
 

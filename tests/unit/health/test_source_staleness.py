@@ -12,9 +12,9 @@ from evenkeel.domain.sources import (
     SourceKind,
     SourceReport,
     SourceState,
-    complaints,
     expected_sources,
-    judge,
+    judge_sources,
+    source_problems,
     span,
 )
 from evenkeel.services.sweep import sweep_fleet
@@ -30,7 +30,7 @@ def seconds(number: float) -> timedelta:
 
 def state_and_reason(report: SourceReport | None, *, is_running: bool = True) -> tuple[SourceState, str]:
     reports = {LIST.name: report} if report else {}
-    (age,) = judge([LIST], reports, POLICY, A_MOMENT, is_running=is_running)
+    (age,) = judge_sources([LIST], reports, POLICY, A_MOMENT, is_running=is_running)
     return age.state, age.reason
 
 
@@ -132,7 +132,7 @@ def test_hourly_sweep_step_stays_current_for_an_hour_plus_threshold() -> None:
     limit = 3600 + SourcePolicy().threshold_seconds(SourceKind.SWEEP)
 
     def state_after(age: int) -> SourceState:
-        return judge([step], {step.name: report}, SourcePolicy(), A_MOMENT + seconds(age))[0].state
+        return judge_sources([step], {step.name: report}, SourcePolicy(), A_MOMENT + seconds(age))[0].state
 
     assert [state_after(limit), state_after(limit + 1)] == [SourceState.CURRENT, SourceState.STALE]
 
@@ -160,7 +160,7 @@ def judge_beside_cluster(list_age: float) -> tuple[SourceAge, ...]:
     cluster = SourceReport.after(None, "", A_MOMENT - seconds(list_age))
     reports = {LIST.name: SourceReport.after(cluster, "Unreachable: no answer", A_MOMENT)}
     reports[CYCLE.name] = SourceReport.after(None, "", A_MOMENT - seconds(3))
-    return judge([LIST, CYCLE], reports, POLICY, A_MOMENT)
+    return judge_sources([LIST, CYCLE], reports, POLICY, A_MOMENT)
 
 
 def test_scheduling_cycle_is_unknown_while_its_cluster_is_silent() -> None:
@@ -177,6 +177,6 @@ def test_scheduling_cycle_stays_current_while_a_cluster_fails() -> None:
 
 
 def test_silent_cluster_is_reported_once_although_its_cycle_is_unknown() -> None:
-    stale, unknown = complaints(judge_beside_cluster(181))
+    stale, unknown = source_problems(judge_beside_cluster(181))
 
     assert (len(stale), unknown) == (1, [])

@@ -38,7 +38,7 @@ def a_node(
     host = {"cpu_millis": cpu * 1000, "memory_mib": gib(memory_gib)}
     return a_node_capacity(
         number,
-        offered=Resources(accelerators=8, **host),
+        allocatable=Resources(accelerators=8, **host),
         instance_type=instance_type,
     ).with_free(Resources(accelerators=free_gpus, **host))
 
@@ -155,7 +155,7 @@ def test_cpu_job_prefers_a_node_without_gpus() -> None:
     cpu_node = a_node(9, cpu=16, memory_gib=64).model_copy(
         update={"offered": Resources(cpu_millis=16_000, memory_mib=gib(64))}
     )
-    cpu_node = cpu_node.with_free(cpu_node.offered)
+    cpu_node = cpu_node.with_free(cpu_node.allocatable)
     request = a_request(1, accelerators_per_node=0, cpu_millis_per_node=4_000, memory_mib_per_node=gib(8))
 
     (decided,) = decide_in_queue_order(

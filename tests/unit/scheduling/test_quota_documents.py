@@ -14,7 +14,7 @@ from evenkeel.domain.admission.queue_with_teams import decide_with_teams
 from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
 from evenkeel.domain.decisions import packed_size
 from evenkeel.domain.economics.economy_policy import EconomyPolicy
-from evenkeel.domain.kueue.decisions import CycleDecision
+from evenkeel.domain.kueue.cycle_decisions import CycleDecision
 from evenkeel.domain.kueue.objects import PODS, Admitted, PreemptionPolicy, Queue, Workload
 from evenkeel.domain.kueue.preemption import outranks
 from evenkeel.domain.kueue.scheduler import Scheduler

@@ -67,5 +67,5 @@ def test_cached_fits_after_admissions_equal_a_new_search(seed: int, reserves: bo
             assert capacities == expected
         elif dice.random() < 0.1:
             # Nodes that became free in another way begin anew.
-            freed = [capacity.with_free(capacity.offered) for capacity in capacities]
+            freed = [capacity.with_free(capacity.allocatable) for capacity in capacities]
             capacities = tuple(freed)

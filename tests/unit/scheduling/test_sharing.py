@@ -15,7 +15,7 @@ from evenkeel.domain.capacity.node_capacity import NodeCapacity
 from evenkeel.domain.decisions import Decision, packed
 from evenkeel.domain.economics.economy_policy import EconomyPolicy
 from evenkeel.domain.jobs.charge import Charge
-from evenkeel.domain.kueue.decisions import Result
+from evenkeel.domain.kueue.cycle_decisions import Result
 from evenkeel.domain.kueue.plan_events import Events
 from evenkeel.domain.kueue.replay import Replay
 from evenkeel.domain.kueue.setup import RULES, Profile, QuotaDocuments

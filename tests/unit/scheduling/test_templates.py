@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from evenkeel.domain.jobs.read_values import read_values
+from evenkeel.domain.jobs.read_helm_values import read_helm_values
 from evenkeel.domain.jobs.templates import FindingSeverity, JobTemplates, ValuesError
 
 FILE = Path(__file__).resolve().parents[2] / "fixtures" / "values" / "hybrid.yaml"
@@ -22,7 +22,7 @@ def found_traps(read: JobTemplates) -> set[str]:
 
 
 def test_values_file_is_imported_unchanged() -> None:
-    read = read_values(values_text())
+    read = read_helm_values(values_text())
 
     rows = [
         (
@@ -61,7 +61,7 @@ def test_values_file_is_imported_unchanged() -> None:
 
 
 def test_every_known_trap_in_a_values_file_is_reported() -> None:
-    assert found_traps(read_values(values_text())) == {f"T0-{number}" for number in range(1, 15)}
+    assert found_traps(read_helm_values(values_text())) == {f"T0-{number}" for number in range(1, 15)}
 
 
 def without_path(path: str) -> dict[str, Any]:
@@ -115,13 +115,13 @@ LARGE = {"requests": {"nvidia.com/gpu": 8, "cpu": "96", "memory": "1152Gi"}}
     ],
 )
 def test_values_file_without_traps_has_no_finding(document: dict[str, Any], trap: str) -> None:
-    assert trap not in found_traps(read_values(document))
+    assert trap not in found_traps(read_helm_values(document))
 
 
 def test_proportional_resources_have_no_finding() -> None:
     document = with_values(jobTemplates__production__resources=LARGE)
 
-    read = read_values(document)
+    read = read_helm_values(document)
 
     assert (read.templates[0].proposed_cpu_millis, read.templates[0].proposed_memory_bytes) == (0, 0)
     assert not [finding for finding in read.findings if finding.trap == "T0-3" and "production" in finding.field]
@@ -132,7 +132,7 @@ def test_wrongly_indented_preemption_policy_is_not_read_as_class() -> None:
     document = without_path("priorityClasses.preemptible.preemptionPolicy")
     document["priorityClasses"]["preemptionPolicy"] = "PreemptLowerPriority"
 
-    read = read_values(document)
+    read = read_helm_values(document)
 
     assert [template_priority_class.name for template_priority_class in read.classes] == [
         "critical",
@@ -147,14 +147,14 @@ def test_wrongly_indented_preemption_policy_is_not_read_as_class() -> None:
 
 
 def test_unusable_cuda_visible_devices_is_left_out_and_reported() -> None:
-    read = read_values(values_text())
+    read = read_helm_values(values_text())
 
     assert read.env == {"NCCL_DEBUG": "INFO"}
     assert next(finding for finding in read.findings if finding.trap == "T0-2").weight is FindingSeverity.REFUSED
 
 
 def test_unknown_field_is_reported() -> None:
-    read = read_values(with_values(backofLimit=3))
+    read = read_helm_values(with_values(backofLimit=3))
 
     assert [finding.field for finding in read.findings if not finding.trap] == ["backofLimit"]
 
@@ -178,4 +178,4 @@ def test_unknown_field_is_reported() -> None:
 )
 def test_error_about_an_unreadable_values_file_names_the_field(document: Any, message: str) -> None:
     with pytest.raises(ValuesError, match=message):
-        read_values(document)
+        read_helm_values(document)

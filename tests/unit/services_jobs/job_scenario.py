@@ -17,7 +17,7 @@ from evenkeel.services.jobs import cancel_job, submit_job
 from evenkeel.services.jobs.check_role import Requester
 from evenkeel.services.queries import read_jobs
 from evenkeel.services.scheduling import schedule_jobs
-from evenkeel.services.storage import attempt_record, charge_rows, job_rows, quota_rows, rows
+from evenkeel.services.storage import attempt_store, charge_rows, job_rows, quota_rows, rows
 from evenkeel.services.sweep import sweep_fleet, watch_cluster
 from tests.fakes import CrashPlan, FakeWorld, crashing
 from tests.fakes.cluster import CLUSTER
@@ -99,14 +99,14 @@ class JobScenario:
         return schedule_jobs.run(self.context())
 
     def launch(self, job_id: str, attempt: int = 1) -> launch_job.LaunchJobResult:
-        return launch_job.run(attempt_record.AttemptRequest(job_id=job_id, attempt=attempt), self.context())
+        return launch_job.run(attempt_store.AttemptRequest(job_id=job_id, attempt=attempt), self.context())
 
     def mark_running(self, job_id: str, attempt: int = 1) -> mark_running.MarkRunningResult:
-        request = attempt_record.AttemptRequest(job_id=job_id, attempt=attempt)
+        request = attempt_store.AttemptRequest(job_id=job_id, attempt=attempt)
         return mark_running.run(request, self.context())
 
     def stop(self, job_id: str, attempt: int = 1) -> stop_attempt.StopAttemptResult:
-        request = attempt_record.AttemptRequest(job_id=job_id, attempt=attempt)
+        request = attempt_store.AttemptRequest(job_id=job_id, attempt=attempt)
         return stop_attempt.run(request, self.context())
 
     def settle(self, job_id: str, attempt: int = 1, **more: Any) -> settle_attempt.SettleAttemptResult:

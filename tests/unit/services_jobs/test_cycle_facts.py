@@ -221,7 +221,7 @@ def test_timeline_shows_each_admission_once() -> None:
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(0, 30), max_size=40))
 def test_packed_node_ranges_name_the_same_indexes(indexes: list[int]) -> None:
-    runs = cycle_facts._runs((index, 1) for index in indexes)
+    runs = cycle_facts._runs_of_numbers((index, 1) for index in indexes)
 
     assert [first + n for first, count in runs for n in range(count)] == indexes
 

@@ -8,7 +8,7 @@ import pytest
 from evenkeel.domain.jobs.spec import ElasticSpec
 from evenkeel.ports import EvenkeelError, NotFound, Refused, Unreachable
 from evenkeel.services.attempts import record_pin
-from evenkeel.services.storage import attempt_record
+from evenkeel.services.storage import attempt_store
 from evenkeel.training.layout import ResumePoint
 from evenkeel.training.resume import ResumeChoice, report
 from tests.fakes import Crash, CrashPlan
@@ -48,7 +48,7 @@ def mounted_job(log: str, plan: CrashPlan | None = None, **fields: Any) -> tuple
 
 
 def record_pin_of(scenario: JobScenario, job_id: str, number: int = 2) -> bool:
-    stored_attempt = attempt_record.load_attempt(scenario.ledger, job_id, number)
+    stored_attempt = attempt_store.load_attempt(scenario.ledger, job_id, number)
     return record_pin.run(stored_attempt, scenario.context())
 
 

@@ -812,7 +812,7 @@ def test_slots_of_replicas_that_move_are_not_promised_again() -> None:
         cluster=CLUSTER,
         pool="p5-workers",
         instance_type="p5.48xlarge",
-        offered=size,
+        allocatable=size,
         free=size,
     )
     later = renting.world.clock.now() + timedelta(seconds=600)

@@ -15,7 +15,7 @@ from evenkeel.domain.nodes import FleetNode, KubernetesNode, NodeCondition, Node
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.recovery.guardrails import Register, RegisterEntry
-from evenkeel.domain.recovery.leases import NodeReturn, RepairLease
+from evenkeel.domain.recovery.repair_lease import NodeReturn, RepairLease
 from evenkeel.domain.recovery.repair_policy import RepairPolicy
 from evenkeel.domain.sources import SourceState
 from evenkeel.domain.waiting import ConditionKind, Wait, WaitAnswer, WaitCondition, WaitState

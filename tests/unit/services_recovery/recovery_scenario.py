@@ -17,7 +17,7 @@ from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.recovery.guardrails import Register
 from evenkeel.domain.recovery.holds import Hold
-from evenkeel.domain.recovery.leases import RepairLease
+from evenkeel.domain.recovery.repair_lease import RepairLease
 from evenkeel.domain.recovery.repair_policy import RepairPolicy
 from evenkeel.domain.waiting import ConditionKind
 from evenkeel.ports import Put, Row, Table, WorkflowName

@@ -9,8 +9,8 @@ from evenkeel.domain.health.incidents import Incident, IncidentState
 from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.nodes import FleetNode, Node, NodeLife
 from evenkeel.domain.policy_section import Mode
-from evenkeel.domain.recovery.leases import RepairRequest
 from evenkeel.domain.recovery.node_groups import GroupMember, NodeGroup
+from evenkeel.domain.recovery.repair_requests import RepairRequest
 from evenkeel.domain.resources import Resources
 from evenkeel.ports import Put, RepairAnswer, Unreachable
 from evenkeel.services.recovery import plan_recovery, repair_node

@@ -104,36 +104,40 @@ def decide_burst_check(facts: BurstCheckFacts) -> BurstCheckDecision:
     """Decide the answer to the check of a Workload that Kueue has reserved quota for."""
     workload, rental = facts.workload, facts.rental
     if not facts.job_id:
-        return _refused(facts, "Evenkeel has not created this job, and rents only for its own: submit it to Evenkeel.")
+        return _rejection(
+            facts, "Evenkeel has not created this job, and rents only for its own: submit it to Evenkeel."
+        )
     if workload.pods != facts.nodes:
         reserved_text = f"Kueue reserved quota for {count_of(workload.pods, 'pod')}, but the job runs on {facts.nodes}"
-        return _decided(facts, BurstCheckAction.RETRY, f"{reserved_text}. Evenkeel rents only for a whole job.")
+        return _decision_of(facts, BurstCheckAction.RETRY, f"{reserved_text}. Evenkeel rents only for a whole job.")
     if workload.open_checks:
         checks = ", ".join(workload.open_checks)
-        return _decided(facts, BurstCheckAction.WAIT, f"Evenkeel rents once the other checks have passed: {checks}.")
+        return _decision_of(
+            facts, BurstCheckAction.WAIT, f"Evenkeel rents once the other checks have passed: {checks}."
+        )
     if rental is not None and rental.state.hosts_holder and rental.nodes < workload.pods:
         rented_text = count_of(rental.nodes, f"node of {rental.pool} is", f"nodes of {rental.pool} are")
         reason = f"{rented_text} rented, but the job runs on {workload.pods}. Evenkeel rents again after their release."
-        return _decided(facts, BurstCheckAction.RETRY, reason)
+        return _decision_of(facts, BurstCheckAction.RETRY, reason)
     if rental is not None and rental.state is RentalState.READY:
         subject = count_of(rental.nodes, f"node of {rental.pool} is", f"nodes of {rental.pool} are")
-        return _decided(facts, BurstCheckAction.ADMIT, f"{subject} rented for the job and ready.")
+        return _decision_of(facts, BurstCheckAction.ADMIT, f"{subject} rented for the job and ready.")
     if rental is not None and rental.state is RentalState.OPENING:
-        return _decided(facts, BurstCheckAction.WAIT, rental.reason)
+        return _decision_of(facts, BurstCheckAction.WAIT, rental.reason)
     assert facts.placement is not None  # only jobs that have a rental need no choice
     placement = choose_pool(facts.placement)
     if placement.action is PlacementAction.RENT:
         if facts.why_not_now:
-            return _decided(facts, BurstCheckAction.WAIT, facts.why_not_now, placement.alternatives)
-        return _decided(facts, BurstCheckAction.RENT, placement.reason, placement.alternatives, placement.note_key)
+            return _decision_of(facts, BurstCheckAction.WAIT, facts.why_not_now, placement.alternatives)
+        return _decision_of(facts, BurstCheckAction.RENT, placement.reason, placement.alternatives, placement.note_key)
     rented_pools = [candidate for candidate in facts.placement.candidates if candidate.pool.market.is_rented]
     if all(candidate.differences for candidate in rented_pools):
         why_nots = " ".join(f"{candidate.pool.name}: {candidate.differences[0]}" for candidate in rented_pools)
         reason = f"No pool that Evenkeel may rent from can run this job. {why_nots or 'The policy lists no pool.'}"
         if _may_pass(facts, rented_pools):
-            return _decided(facts, BurstCheckAction.RETRY, reason, placement.alternatives, placement.note_key)
-        return _refused(facts, reason, placement.alternatives)
-    return _decided(facts, BurstCheckAction.RETRY, placement.reason, placement.alternatives, placement.note_key)
+            return _decision_of(facts, BurstCheckAction.RETRY, reason, placement.alternatives, placement.note_key)
+        return _rejection(facts, reason, placement.alternatives)
+    return _decision_of(facts, BurstCheckAction.RETRY, placement.reason, placement.alternatives, placement.note_key)
 
 
 def _may_pass(facts: BurstCheckFacts, rented_pools: Sequence[CandidatePool]) -> bool:
@@ -146,14 +150,14 @@ def _may_pass(facts: BurstCheckFacts, rented_pools: Sequence[CandidatePool]) -> 
     )
 
 
-def _refused(facts: BurstCheckFacts, reason: str, alternatives: Sequence[Alternative] = ()) -> BurstCheckDecision:
+def _rejection(facts: BurstCheckFacts, reason: str, alternatives: Sequence[Alternative] = ()) -> BurstCheckDecision:
     """Return the answer for a cause that does not pass by itself.
 
     A rejected Workload stays inactive, so it never gets quota of a flavor that needs no check. It is rejected only if
     its queue has no such flavor.
     """
     action = BurstCheckAction.REJECT if facts.workload.covers_all_flavors else BurstCheckAction.RETRY
-    return _decided(facts, action, reason, alternatives, is_permanent=True)
+    return _decision_of(facts, action, reason, alternatives, is_permanent=True)
 
 
 _STATES: Mapping[BurstCheckAction, BurstCheckState] = {
@@ -165,7 +169,7 @@ _STATES: Mapping[BurstCheckAction, BurstCheckState] = {
 }
 
 
-def _decided(
+def _decision_of(
     facts: BurstCheckFacts,
     action: BurstCheckAction,
     reason: str,

@@ -85,12 +85,13 @@ def cycle_facts(facts_by_decision: Mapping[str, AdmissionFacts]) -> CycleFacts:
     order = sorted(range(len(holders.texts)), key=holders.group_of)
     positions = {index: position for position, index in enumerate(order)}
     runs = {
-        part_id: _runs((positions[index], 1) for index in part_indexes) for part_id, part_indexes in indexes.items()
+        part_id: _runs_of_numbers((positions[index], 1) for index in part_indexes)
+        for part_id, part_indexes in indexes.items()
     }
     runs_of_list: dict[int, list[list[int]]] = {}
     for decision_id, jobs in lists.items():
         if id(jobs) not in runs_of_list:
-            runs_of_list[id(jobs)] = _runs(run for part_id in _parts_of(jobs) for run in runs[id(part_id)])
+            runs_of_list[id(jobs)] = _runs_of_numbers(run for part_id in _parts_of(jobs) for run in runs[id(part_id)])
         own_facts[decision_id]["quota"]["jobs"] = runs_of_list[id(jobs)]
     return CycleFacts.model_construct(
         quotas=tuple(quotas.texts), holders=tuple(holders.texts[index] for index in order), facts=own_facts
@@ -133,7 +134,7 @@ def _parts_of(documents: Sequence[Json]) -> Iterable[Sequence[Json]]:
     )
 
 
-def _runs(number_runs: Iterable[Sequence[int]]) -> list[list[int]]:
+def _runs_of_numbers(number_runs: Iterable[Sequence[int]]) -> list[list[int]]:
     """Return runs `(first, count)` of indexes, joined where there is no gap."""
     runs: list[list[int]] = []
     run_end = -1

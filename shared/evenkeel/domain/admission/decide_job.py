@@ -22,7 +22,7 @@ from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.kueue import quantities
 from evenkeel.domain.kueue.assignment import FlavorMode
-from evenkeel.domain.kueue.decisions import CycleDecision, Result
+from evenkeel.domain.kueue.cycle_decisions import CycleDecision, Result
 from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.plurals import count_of
 from evenkeel.domain.policy_section import Mode

@@ -40,7 +40,7 @@ from evenkeel.domain.admission.team_queues import TeamQueues
 from evenkeel.domain.economics.economy_policy import EconomyPolicy
 from evenkeel.domain.kueue import short_form
 from evenkeel.domain.kueue.assignment import Assignment
-from evenkeel.domain.kueue.decisions import CycleDecision, Result
+from evenkeel.domain.kueue.cycle_decisions import CycleDecision, Result
 from evenkeel.domain.kueue.objects import Amounts, Workload
 from evenkeel.domain.kueue.preemption import QuotaDemand, Victim, preemptable_victims
 from evenkeel.domain.kueue.scheduler import Scheduler

@@ -1,7 +1,7 @@
 """Free accelerators, CPU and memory of each node: its offer, less the requests of pods and the charges of attempts.
 
     taken = max(used by live pods + charged to attempts whose pod is not there yet, charged to all attempts)
-    free  = offered - taken
+    free  = allocatable - taken
 
 The second part of `taken` counts because a pod may end between the two reads.
 """
@@ -29,7 +29,7 @@ class NodeCapacity(Value):
     cluster: str
     pool: str
     instance_type: str
-    offered: Resources
+    allocatable: Resources
     """Allocatable when the node is in service; 0 if no node object states it yet."""
     free: Resources
     """Amounts that no pod uses and no attempt is charged for."""
@@ -55,7 +55,7 @@ class NodeCapacity(Value):
     @property
     def accelerators(self) -> int:
         """Allocatable accelerators; 0 if no node object states them yet."""
-        return self.offered.accelerators
+        return self.allocatable.accelerators
 
     @property
     def node_key(self) -> NodeKey:
@@ -63,11 +63,11 @@ class NodeCapacity(Value):
 
     def why_too_small(self, requested_resources: Resources) -> str:
         """Return in a few words the resource that a pod lacks now; empty if the pod fits."""
-        return why_too_small(requested_resources, self.free, self.offered)
+        return why_too_small(requested_resources, self.free, self.allocatable)
 
     def is_large_enough(self, requested_resources: Resources) -> bool:
         """Whether a pod would fit if the node were unused."""
-        return not why_too_small(requested_resources, self.offered, self.offered)
+        return not why_too_small(requested_resources, self.allocatable, self.allocatable)
 
     def with_free(self, free: Resources) -> "NodeCapacity":
         return self.replace_unchecked(free=free)
@@ -80,7 +80,7 @@ class NodeCapacity(Value):
     @property
     def is_unused(self) -> bool:
         """Whether no workload uses its accelerators."""
-        return self.is_open and self.free.accelerators == self.offered.accelerators
+        return self.is_open and self.free.accelerators == self.allocatable.accelerators
 
 
 def node_capacity(
@@ -121,7 +121,7 @@ def idle_capacity(node: FleetNode, allocatable: Resources) -> NodeCapacity:
         cluster=node.life.cluster,
         pool=node.pool,
         instance_type=node.instance_type,
-        offered=allocatable,
+        allocatable=allocatable,
         free=allocatable,
         labels=node.labels,
         zone=node.zone,
@@ -156,7 +156,7 @@ def with_freed(
 ) -> tuple[NodeCapacity, ...]:
     """Return the capacities once these amounts are free."""
     return tuple(
-        capacity.with_free((capacity.free + amount).at_most(capacity.offered))
+        capacity.with_free((capacity.free + amount).at_most(capacity.allocatable))
         if (amount := freed_resources.get(capacity.node_key))
         else capacity
         for capacity in capacities
@@ -190,7 +190,7 @@ def _capacity_of(
         instance_type=node.provider.instance_type
         if node.provider
         else (kubernetes.instance_type if kubernetes else ""),
-        offered=allocatable,
+        allocatable=allocatable,
         free=allocatable.minus(resources_used.get(node_key, NONE)),
         efa=kubernetes.efa if kubernetes else None,
         unschedulable_reason=_why_unschedulable(

@@ -134,16 +134,16 @@ class NodeShares:
         self._stated: dict[tuple[str, str], Resources] = {}
         """(cluster, instance type) → the smallest amounts that such a node states."""
         self._found: dict[tuple[str, tuple[str, ...], Resources], Resources] = {}
-        last_offered: dict[tuple[str, str], Resources] = {}
+        last_allocatable: dict[tuple[str, str], Resources] = {}
         for capacity in capacities:
             type_key = (capacity.cluster, capacity.instance_type)
-            if last_offered.get(type_key) == capacity.offered:
+            if last_allocatable.get(type_key) == capacity.allocatable:
                 continue  # most nodes of a type offer the same
-            last_offered[type_key] = capacity.offered
-            largest = self._amounts.get(type_key, NONE).at_least(capacity.offered)
+            last_allocatable[type_key] = capacity.allocatable
+            largest = self._amounts.get(type_key, NONE).at_least(capacity.allocatable)
             self._amounts[type_key] = amounts_of(capacity.instance_type, largest)
-            if capacity.offered.cpu_millis and capacity.offered.memory_mib:
-                self._stated[type_key] = self._stated.get(type_key, capacity.offered).at_most(capacity.offered)
+            if capacity.allocatable.cpu_millis and capacity.allocatable.memory_mib:
+                self._stated[type_key] = self._stated.get(type_key, capacity.allocatable).at_most(capacity.allocatable)
         for pool in pools:
             type_key = (pool.cluster, pool.instance_type)
             if type_key not in self._amounts:

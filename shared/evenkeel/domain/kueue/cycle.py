@@ -13,7 +13,7 @@ from typing import NamedTuple
 from evenkeel.domain.kueue import fair_sharing
 from evenkeel.domain.kueue.assignment import Assignment, AssignmentMode, FlavorCursor, Pending, new_tuple
 from evenkeel.domain.kueue.capacity import QuotaNode
-from evenkeel.domain.kueue.decisions import NO_EARLIER_HEADS, CycleDecision, EarlierHeads, NodeFit, Result
+from evenkeel.domain.kueue.cycle_decisions import NO_EARLIER_HEADS, CycleDecision, EarlierHeads, NodeFit, Result
 from evenkeel.domain.kueue.nomination import Nominator
 from evenkeel.domain.kueue.objects import Admitted, Amounts, Key, PreemptionPolicy, QueueingStrategy
 from evenkeel.domain.kueue.pending_queue import PendingWorkload

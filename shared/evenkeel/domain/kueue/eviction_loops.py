@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from evenkeel.domain.kueue.decisions import CycleDecision
+from evenkeel.domain.kueue.cycle_decisions import CycleDecision
 from evenkeel.domain.kueue.objects import PreemptionPolicy, PreemptionRules
 from evenkeel.domain.kueue.preemption import Reason
 from evenkeel.domain.kueue.scheduler import Scheduler

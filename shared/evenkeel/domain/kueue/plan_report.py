@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from evenkeel.domain.kueue import quantities
 from evenkeel.domain.kueue.assignment import FlavorAttempt, FlavorMode
 from evenkeel.domain.kueue.capacity import QuotaNode
-from evenkeel.domain.kueue.decisions import CycleDecision, Result
+from evenkeel.domain.kueue.cycle_decisions import CycleDecision, Result
 from evenkeel.domain.kueue.documents import FlavorAmount, Output, amounts_of
 from evenkeel.domain.kueue.fair_sharing import share_of
 from evenkeel.domain.kueue.objects import Admitted, TopologyAssignment

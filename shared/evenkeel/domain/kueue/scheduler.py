@@ -6,7 +6,7 @@ from functools import partial
 
 from evenkeel.domain.kueue.capacity import QuotaNode, Tree
 from evenkeel.domain.kueue.cycle import Entry, KueueCycle
-from evenkeel.domain.kueue.decisions import NO_EARLIER_HEADS, CycleDecision, EarlierHeads, NodeFit, Result
+from evenkeel.domain.kueue.cycle_decisions import NO_EARLIER_HEADS, CycleDecision, EarlierHeads, NodeFit, Result
 from evenkeel.domain.kueue.objects import Admitted, Cohort, Flavor, Queue, QueueingStrategy, Workload
 from evenkeel.domain.kueue.pending_queue import PendingQueue, PendingWorkload, RequeueTrigger
 from evenkeel.domain.kueue.recent_use import DecayedUse

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pydantic import Field
 
 from evenkeel.domain.kueue import quantities
-from evenkeel.domain.kueue.decisions import CycleDecision, Result
+from evenkeel.domain.kueue.cycle_decisions import CycleDecision, Result
 from evenkeel.domain.kueue.documents import Output
 from evenkeel.domain.kueue.objects import PODS, Admitted, Cohort, Flavor, Queue, StopPolicy, Workload
 from evenkeel.domain.kueue.plan_report import DecisionAnswer, decision_of

@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, PlainSerializer
 from evenkeel.domain.decisions import packed_size
 from evenkeel.domain.kueue import short_form
 from evenkeel.domain.kueue.assignment import FlavorCursor
-from evenkeel.domain.kueue.decisions import CycleDecision, EarlierHeads, NodeFit
+from evenkeel.domain.kueue.cycle_decisions import CycleDecision, EarlierHeads, NodeFit
 from evenkeel.domain.kueue.objects import (
     PODS,
     Admitted,

@@ -11,9 +11,14 @@ from datetime import timedelta
 from enum import StrEnum
 
 from evenkeel.domain.plurals import count_of
-from evenkeel.domain.recovery.leases import RepairRequest
 from evenkeel.domain.recovery.repair_policy import RepairPolicy
-from evenkeel.domain.recovery.repair_requests import ACCEPTED_ANSWERS, REPLACE, WAIT_FOR_NODE_GROUP, RepairAnswer
+from evenkeel.domain.recovery.repair_requests import (
+    ACCEPTED_ANSWERS,
+    REPLACE,
+    WAIT_FOR_NODE_GROUP,
+    RepairAnswer,
+    RepairRequest,
+)
 from evenkeel.domain.values import Instant, Value
 
 IN_SERVICE = "InService"

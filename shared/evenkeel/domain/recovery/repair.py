@@ -27,7 +27,6 @@ from evenkeel.domain.recovery.guardrails import (
     check_guardrails,
 )
 from evenkeel.domain.recovery.holds import Hold
-from evenkeel.domain.recovery.leases import RepairRequest
 from evenkeel.domain.recovery.node_groups import GroupAction, GroupRepairFacts, choose_group_repair
 from evenkeel.domain.recovery.node_slot import SlotState
 from evenkeel.domain.recovery.other_controllers import ControllerMark
@@ -46,6 +45,7 @@ from evenkeel.domain.recovery.repair_requests import (
     WAIT_FOR_NODE_GROUP,
     WAIT_RUNGS,
     RepairAnswer,
+    RepairRequest,
     evidence_of_effect,
     find_failure_since,
     has_owner_acted,

@@ -1,12 +1,13 @@
-"""Judge the result of a repair request: its deadline, its effects and its failure."""
+"""Repair requests to the provider, and their results: the deadline, the effects and the failure of a request."""
 
 from datetime import datetime, timedelta
 from enum import StrEnum
 
 from evenkeel.domain.health.incidents import RepairProgress
-from evenkeel.domain.recovery.leases import RepairRequest
+from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.recovery.node_slot import DEEP_CHECK_RUNNING, RUNNING_STATUS, SlotState
 from evenkeel.domain.recovery.repair_policy import RepairPolicy
+from evenkeel.domain.values import Instant, Value
 
 DIAGNOSE, REBOOT, REPLACE = "diagnose", "reboot", "replace"
 WAIT_FOR_HYPERPOD, WAIT_FOR_KARPENTER, WAIT_FOR_NODE_GROUP, WAIT_FOR_CONTROLLER = (
@@ -34,6 +35,24 @@ class RepairAnswer(StrEnum):
     """InternalServerError for this node. The request may be repeated once."""
     UNKNOWN = "UNKNOWN"
     """No reply, or the reply does not list the node: look for effects, do not repeat the request."""
+
+
+class RepairRequest(Value):
+    """A repair request to the provider. It is recorded before the call; its answer is added after the call."""
+
+    rung: str
+    """`reboot` or `replace`."""
+    life: NodeLife
+    boot_id: str
+    """Boot id of the node before the call. Another boot id later shows that the request took effect."""
+    status_before: str = ""
+    """Status of the node before the call, as HyperPod or its Auto Scaling group reports it."""
+    requested_at: Instant
+    incident_id: str = ""
+    group: str = ""
+    """Auto Scaling group of the node; empty for other nodes."""
+    answer: str = ""
+    """A `RepairAnswer`. Empty until the reply arrives, and after a crash: look for effects before a repetition."""
 
 
 ACCEPTED_ANSWERS = (RepairAnswer.ACCEPTED, RepairAnswer.IN_USE, RepairAnswer.NO_SUCH_NODE)

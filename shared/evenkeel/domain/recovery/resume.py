@@ -112,11 +112,12 @@ class ResumeFacts(Value):
     nodes: int
     accelerators_per_node: int
     pools: tuple[PoolCapacity, ...]
-    offers: tuple[OptionCost, ...]
+    option_costs: tuple[OptionCost, ...] = Field(alias="offers")
+    """The costs of options beyond free nodes, or the reasons why they are not available."""
     renting: RentOption | None = None
-    """None if there is no pool to rent from; then `offers` says why."""
+    """None if there is no pool to rent from; then `option_costs` says why."""
     preemption_victims: tuple[PreemptionCandidate, ...] = ()
-    """Jobs that a scheduling cycle would preempt; if there are none, `offers` says why."""
+    """Jobs that a scheduling cycle would preempt; if there are none, `option_costs` says why."""
     usd_per_hour_of_delay: float = 0
     """Cost of one hour of delay for the job's owner, in addition to the time of its accelerators."""
     node_loss: NodeLossFacts | None = Field(default=None, alias="fault")
@@ -256,7 +257,7 @@ def _all_options(facts: ResumeFacts) -> Iterator[_Option]:
         yield _preempt_option(facts, _wait_seconds(facts))
     if facts.renting is not None:
         yield _rent_option(facts, facts.renting)
-    for cost in facts.offers:
+    for cost in facts.option_costs:
         if cost.why_not:
             yield _Option(option=cost.option, why_not=cost.why_not)
         else:

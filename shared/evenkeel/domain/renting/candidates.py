@@ -270,7 +270,7 @@ def nodes_to_rent(job: Job, pool: RentedPool, now: datetime) -> tuple[NodeCapaci
             cluster=pool.cluster,
             pool=pool.name,
             instance_type=pool.instance_type,
-            offered=node_resources,
+            allocatable=node_resources,
             free=node_resources,
             labels={KARPENTER_LABEL: pool.name, "karpenter.sh/capacity-type": str(pool.market)},
             unschedulable_reason=TAINTED if pool.taints else "",

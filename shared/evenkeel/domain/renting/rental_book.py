@@ -124,7 +124,7 @@ def reserve_rented_nodes(
         if (capacity.cluster, capacity.pool) not in rented_pools:
             return capacity
         job_id = job_id_by_node.get((capacity.cluster, capacity.node_name), UNASSIGNED)
-        free = capacity.free if job_id == UNASSIGNED else capacity.offered
+        free = capacity.free if job_id == UNASSIGNED else capacity.allocatable
         return capacity.replace(reserved_for=job_id, free=free)
 
     return tuple(map(reserved, capacities))

@@ -36,7 +36,7 @@ from evenkeel.services.attempts import measure_restore, pin_resume_point
 from evenkeel.services.attempts.pin_resume_point import PinOutcome
 from evenkeel.services.context import Context
 from evenkeel.services.rentals import rentals
-from evenkeel.services.storage import attempt_record, job_rows, rows, subject_rows
+from evenkeel.services.storage import attempt_store, job_rows, rows, subject_rows
 
 WRITER = "launch_job"
 
@@ -83,13 +83,13 @@ class _EarlierAttempt(NamedTuple):
     """Lost nodes with its pods."""
 
 
-def run(request: attempt_record.AttemptRequest, context: Context) -> LaunchJobResult:
+def run(request: attempt_store.AttemptRequest, context: Context) -> LaunchJobResult:
     """Launch an attempt, if the earlier attempts are gone or fenced out.
 
     Idempotent: yes, by the fence and by the Kubernetes Job's name. A repeated call finds the pin and the Job, and
     records them.
     """
-    stored_attempt = attempt_record.load_attempt(context.ledger, request.job_id, request.attempt)
+    stored_attempt = attempt_store.load_attempt(context.ledger, request.job_id, request.attempt)
     job, attempt = stored_attempt.job, stored_attempt.attempt
     if attempt.state.has_ended or job.current_attempt != attempt.attempt:
         return LaunchJobResult(outcome=LaunchOutcome.STALE, reason=f"{attempt.workload_name} has already ended.")
@@ -128,7 +128,7 @@ def run(request: attempt_record.AttemptRequest, context: Context) -> LaunchJobRe
 
 
 def _launch_from_pin(
-    stored_attempt: attempt_record.StoredAttempt,
+    stored_attempt: attempt_store.StoredAttempt,
     earlier_attempts: Iterable[_EarlierAttempt],
     pin: pin_resume_point.PinAnswer,
     context: Context,
@@ -294,7 +294,7 @@ def _find_earlier_attempts(attempt: Attempt, context: Context) -> tuple[_Earlier
 
 
 def _record_launch(
-    stored_attempt: attempt_record.StoredAttempt,
+    stored_attempt: attempt_store.StoredAttempt,
     launched_attempt: Attempt,
     pin: pin_resume_point.PinAnswer,
     network: efa.EfaRequest,
@@ -360,7 +360,7 @@ def _spec_with_priority_class(job: Job, attempt: Attempt, policy: Policy) -> Job
 
 
 def _give_up(
-    stored_attempt: attempt_record.StoredAttempt, attempt: Attempt, message: str, context: Context, *, is_refused: bool
+    stored_attempt: attempt_store.StoredAttempt, attempt: Attempt, message: str, context: Context, *, is_refused: bool
 ) -> LaunchJobResult:
     """Record on the attempt why it is not launched. SettleAttempt reads it there.
 

@@ -9,7 +9,7 @@ from evenkeel.domain.values import Value
 from evenkeel.ports import Put
 from evenkeel.services.attempts import measured_throughput
 from evenkeel.services.context import Context
-from evenkeel.services.storage import attempt_record, job_rows, subject_rows
+from evenkeel.services.storage import attempt_store, job_rows, subject_rows
 from evenkeel.services.storage.retries import until_committed
 
 WRITER = "mark_running"
@@ -29,7 +29,7 @@ class MarkRunningResult(Value):
     outcome: RunningOutcome
 
 
-def run(request: attempt_record.AttemptRequest, context: Context) -> MarkRunningResult:
+def run(request: attempt_store.AttemptRequest, context: Context) -> MarkRunningResult:
     """Mark an attempt and its job as running.
 
     Idempotent: yes, by the attempt's state.
@@ -38,8 +38,8 @@ def run(request: attempt_record.AttemptRequest, context: Context) -> MarkRunning
     return until_committed(lambda: _try_to_mark(request, context), message)
 
 
-def _try_to_mark(request: attempt_record.AttemptRequest, context: Context) -> MarkRunningResult:
-    stored_attempt = attempt_record.load_attempt(context.ledger, request.job_id, request.attempt)
+def _try_to_mark(request: attempt_store.AttemptRequest, context: Context) -> MarkRunningResult:
+    stored_attempt = attempt_store.load_attempt(context.ledger, request.job_id, request.attempt)
     job, attempt = stored_attempt.job, stored_attempt.attempt
     if attempt.state is AttemptState.RUNNING:
         return MarkRunningResult(outcome=RunningOutcome.RUNNING)

@@ -10,7 +10,7 @@ from evenkeel.domain.nodes import join_nodes
 from evenkeel.domain.renting.rental import Rental
 from evenkeel.ports import Conflict, Put
 from evenkeel.services.context import Context
-from evenkeel.services.storage import attempt_record, job_rows, provider_nodes, rows
+from evenkeel.services.storage import attempt_store, job_rows, provider_nodes, rows
 
 
 def run(job_id: str, number: int, context: Context) -> bool:
@@ -18,7 +18,7 @@ def run(job_id: str, number: int, context: Context) -> bool:
 
     Idempotent: yes, recorded nodes stay, because the pods of an attempt never move.
     """
-    stored_attempt = attempt_record.load_attempt(context.ledger, job_id, number)
+    stored_attempt = attempt_store.load_attempt(context.ledger, job_id, number)
     attempt = stored_attempt.attempt
     if not attempt.local_queue or attempt.nodes or attempt.state is not AttemptState.RUNNING:
         return False

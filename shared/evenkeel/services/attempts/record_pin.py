@@ -9,14 +9,14 @@ from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.ports import Conflict, NotFound, Put, Refused, TransientError
 from evenkeel.services.context import Context
-from evenkeel.services.storage import attempt_record, job_rows, subject_rows
+from evenkeel.services.storage import attempt_store, job_rows, subject_rows
 
 WRITER = "record_pin"
 _LINE_PREFIX = "evenkeel resume-point "
 """The beginning of rank 0's line (docs/training-contract.md)."""
 
 
-def run(stored_attempt: attempt_record.StoredAttempt, context: Context) -> bool:
+def run(stored_attempt: attempt_store.StoredAttempt, context: Context) -> bool:
     """Record the resume point that rank 0 logged. Return False if it logged none yet, or if none is expected.
 
     Idempotent: yes, a recorded point stays. Any training code can write to the log, so only its first line counts.

@@ -27,7 +27,7 @@ from evenkeel.domain.values import Value
 from evenkeel.ports import Add, Cluster, Delete, Ledger, Put, Write
 from evenkeel.services.attempts import keep_logs, measured_throughput, record_pin
 from evenkeel.services.context import Context
-from evenkeel.services.storage import attempt_record, incident_rows, job_rows, open_jobs, quota_rows, subject_rows
+from evenkeel.services.storage import attempt_store, incident_rows, job_rows, open_jobs, quota_rows, subject_rows
 from evenkeel.services.storage.retries import until_committed
 
 WRITER = "settle_attempt"
@@ -35,7 +35,7 @@ _MOST_READ_SINGLY = 20
 """Nodes that are read one by one. A list of a fleet of 10,000 nodes takes as many calls."""
 
 
-class SettleAttemptRequest(attempt_record.AttemptRequest):
+class SettleAttemptRequest(attempt_store.AttemptRequest):
     """An attempt, and the facts of its workflow about its end."""
 
     ended: dict[str, Any] | None = None
@@ -65,9 +65,9 @@ def run(request: SettleAttemptRequest, context: Context) -> SettleAttemptResult:
 
 
 def _try_to_settle(request: SettleAttemptRequest, context: Context) -> SettleAttemptResult:
-    stored_attempt = attempt_record.load_attempt(context.ledger, request.job_id, request.attempt)
+    stored_attempt = attempt_store.load_attempt(context.ledger, request.job_id, request.attempt)
     if record_pin.run(stored_attempt, context):
-        stored_attempt = attempt_record.load_attempt(context.ledger, request.job_id, request.attempt)
+        stored_attempt = attempt_store.load_attempt(context.ledger, request.job_id, request.attempt)
     job, attempt = stored_attempt.job, stored_attempt.attempt
     workload = context.cluster.workload(attempt)
     if attempt.state.has_ended:
@@ -141,7 +141,7 @@ def _faulty_nodes(attempt: Attempt, ledger: Ledger) -> set[str]:
     return {name for life, name in slots if ledger.get(incident_rows.open_key(life))}
 
 
-def _commit_settlement(stored_attempt: attempt_record.StoredAttempt, settlement: Settlement, context: Context) -> None:
+def _commit_settlement(stored_attempt: attempt_store.StoredAttempt, settlement: Settlement, context: Context) -> None:
     attempt = settlement.attempt
     text = f"Attempt {attempt.attempt} {_STATE_TEXT[attempt.state]}: {attempt.reason}"
     entry = TimelineEntry(at=context.now, kind="settled", text=text, writer=WRITER)

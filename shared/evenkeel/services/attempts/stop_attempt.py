@@ -10,7 +10,7 @@ from evenkeel.domain.values import Value
 from evenkeel.ports import Put
 from evenkeel.services.attempts import keep_logs
 from evenkeel.services.context import Context
-from evenkeel.services.storage import attempt_record, job_rows, subject_rows
+from evenkeel.services.storage import attempt_store, job_rows, subject_rows
 from evenkeel.services.storage.retries import until_committed
 
 WRITER = "stop_attempt"
@@ -29,7 +29,7 @@ class StopAttemptResult(Value):
     reason: str
 
 
-def run(request: attempt_record.AttemptRequest, context: Context) -> StopAttemptResult:
+def run(request: attempt_store.AttemptRequest, context: Context) -> StopAttemptResult:
     """Delete an attempt's Kubernetes Job and pods with the grace period of the stop request.
 
     Without a request, a deadline has passed. The passed deadline is first recorded as the request, so that it explains
@@ -37,7 +37,7 @@ def run(request: attempt_record.AttemptRequest, context: Context) -> StopAttempt
 
     Idempotent: yes, missing objects are success.
     """
-    stored_attempt = attempt_record.load_attempt(context.ledger, request.job_id, request.attempt)
+    stored_attempt = attempt_store.load_attempt(context.ledger, request.job_id, request.attempt)
     if stored_attempt.attempt.state.has_ended:
         return StopAttemptResult(reason=stored_attempt.attempt.reason)
     stop_request = stored_attempt.job.stop_of(request.attempt) or _record_deadline(request, context)
@@ -47,11 +47,11 @@ def run(request: attempt_record.AttemptRequest, context: Context) -> StopAttempt
     return StopAttemptResult(reason=stop_request.reason)
 
 
-def _record_deadline(request: attempt_record.AttemptRequest, context: Context) -> StopRequest:
+def _record_deadline(request: attempt_store.AttemptRequest, context: Context) -> StopRequest:
     """Record on the job why its attempt is stopped, before the evidence is deleted."""
 
     def commit_once() -> StopRequest:
-        stored_attempt = attempt_record.load_attempt(context.ledger, request.job_id, request.attempt)
+        stored_attempt = attempt_store.load_attempt(context.ledger, request.job_id, request.attempt)
         stop_request = stored_attempt.job.stop_of(request.attempt)
         if stop_request:
             return stop_request

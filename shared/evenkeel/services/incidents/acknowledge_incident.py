@@ -5,7 +5,7 @@ from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import Value
 from evenkeel.ports import Put, Write
 from evenkeel.services.context import Context
-from evenkeel.services.storage import fleet_rows, incident_record
+from evenkeel.services.storage import fleet_rows, incident_store
 
 
 class AcknowledgeIncidentRequest(Value):
@@ -34,11 +34,9 @@ def run(request: AcknowledgeIncidentRequest, context: Context) -> Incident:
         text = text_start + (f", taken over from {earlier_acknowledgement.by}" if earlier_acknowledgement else "")
         text += f": {request.reason}" if request.reason else "."
         entry = TimelineEntry(at=context.now, kind="acknowledged", text=text, writer=request.by)
-        line = incident_record.timeline_put(
-            current.incident_id, "acknowledged", text, at=context.now, writer=request.by
-        )
+        line = incident_store.timeline_put(current.incident_id, "acknowledged", text, at=context.now, writer=request.by)
         acknowledgement = Acknowledgement(by=request.by, reason=request.reason, at=context.now)
         audit_put = Put(fleet_rows.automation_event_row(entry, request.request_id))
         return current.replace(acknowledgement=acknowledgement), [line, audit_put]
 
-    return incident_record.update_incident(context.ledger, request.incident_id, change)
+    return incident_store.update_incident(context.ledger, request.incident_id, change)

@@ -7,7 +7,7 @@ from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import Value
 from evenkeel.ports import Ledger, Put, Refused, Write
 from evenkeel.services.context import Context
-from evenkeel.services.storage import fleet_rows, incident_record, incident_rows, rows
+from evenkeel.services.storage import fleet_rows, incident_rows, incident_store, rows
 
 
 class ApproveRecoveryRequest(Value):
@@ -65,7 +65,7 @@ def run(request: ApproveRecoveryRequest, context: Context) -> Incident:
             reason=request.reason,
             at=context.now,
         )
-        line = incident_record.timeline_put(
+        line = incident_store.timeline_put(
             current.incident_id,
             "approved" if request.approves else "declined",
             describe_approval(answer),
@@ -83,7 +83,7 @@ def run(request: ApproveRecoveryRequest, context: Context) -> Incident:
         audit_put = Put(fleet_rows.automation_event_row(entry, f"{request.by}#{request.decision_id}"))
         return current.replace(approval=answer), [line, audit_put]
 
-    approved_incident = incident_record.update_incident(context.ledger, request.incident_id, change)
+    approved_incident = incident_store.update_incident(context.ledger, request.incident_id, change)
     context.telemetry.count("PlansAnswered", answer="approved" if request.approves else "declined")
     return approved_incident
 

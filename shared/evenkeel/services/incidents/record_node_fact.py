@@ -37,7 +37,7 @@ from evenkeel.ports import (
 )
 from evenkeel.services.context import Context
 from evenkeel.services.incidents import record_observed_aftermath
-from evenkeel.services.storage import incident_record, incident_rows, rows
+from evenkeel.services.storage import incident_rows, incident_store, rows
 from evenkeel.services.storage.retries import until_committed
 
 WRITER = "receive_event"
@@ -82,7 +82,7 @@ def run(fact: NodeFact, affected_node: AffectedNode, context: Context) -> Ingest
     decision = until_committed(
         lambda: _try_to_ingest(fact, affected_node, context),
         f"the incident of {affected_node.life.key} kept changing under fact {fact.fact_key}",
-        tries=incident_record.MAX_TRIES,
+        tries=incident_store.MAX_TRIES,
     )
     incident = decision.incident
     _emit_metrics(decision, fact, context.telemetry)
@@ -215,7 +215,7 @@ def _clear_unhealthy_node(fact: NodeFact, affected_node: AffectedNode, context: 
     node = rows.decode(row, UnhealthyNode)
     if node.trusted_by:
         return []
-    incident, _ = incident_record.load_incident(context.ledger, node.incident_id)
+    incident, _ = incident_store.load_incident(context.ledger, node.incident_id)
     cleared_fault = ClearedFault(fault_key=fact.fault_key, source=fact.source, at=fact.observed_at)
     node_after = with_cleared_fault(node, incident, cleared_fault, context.policy.catalogue)
     return [Put(incident_rows.unhealthy_row(node_after, row.version)) if node_after else Delete(row.key, row.version)]
@@ -253,7 +253,7 @@ def _fact_writes(
     evidence = Evidence(incident_id=incident_id, fact=fact, joined_at=now, opened=opens)
     evidence_row = incident_rows.evidence_row(evidence)
     text = _timeline_text(classified_fact, opens=opens)
-    entry = incident_record.timeline_row_of(incident_id, _TIMELINE_KINDS[fact.kind], text, at=now, writer=WRITER)
+    entry = incident_store.timeline_row_of(incident_id, _TIMELINE_KINDS[fact.kind], text, at=now, writer=WRITER)
     key = entry.key._replace(sk=f"EVENT#{evidence_row.key.sk.removeprefix('EVIDENCE#')}")
     yield Put(incident_rows.fact_row(fact.fact_key, incident_id, now, _row_version(fact_rows.fact)))
     yield Put(evidence_row)

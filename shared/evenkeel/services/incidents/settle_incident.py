@@ -12,7 +12,7 @@ from evenkeel.domain.health.classification import IncidentFault
 from evenkeel.domain.health.incidents import Incident, IncidentState, NodeBranchResult
 from evenkeel.domain.health.ingestion import LastIncident
 from evenkeel.domain.outbound import notices
-from evenkeel.domain.recovery.leases import RepairLease, freed_lease
+from evenkeel.domain.recovery.repair_lease import RepairLease, freed_lease
 from evenkeel.domain.recovery.settling import (
     ALERTING_STATES,
     BranchEnd,
@@ -27,7 +27,7 @@ from evenkeel.domain.values import Value
 from evenkeel.ports import Conflict, Delete, Put, Write
 from evenkeel.services.context import Context
 from evenkeel.services.incidents import recovery_step
-from evenkeel.services.storage import fleet_rows, guardrail_registers, incident_record, incident_rows, rows
+from evenkeel.services.storage import fleet_rows, guardrail_registers, incident_rows, incident_store, rows
 from evenkeel.services.storage.guardrail_registers import RegisterName
 
 WRITER = "settle_incident"
@@ -56,8 +56,8 @@ def run(request: SettleIncidentRequest, context: Context) -> SettleIncidentResul
 
     Idempotent: yes, the first outcome stands. The key of the page is the incident and its outcome, and it is recorded.
     """
-    for _ in range(incident_record.MAX_TRIES):
-        incident, version = incident_record.load_incident(context.ledger, request.incident_id)
+    for _ in range(incident_store.MAX_TRIES):
+        incident, version = incident_store.load_incident(context.ledger, request.incident_id)
         if request.run < incident.run:
             return SettleIncidentResult(outcome=IncidentState.STOOD_DOWN, reason=f"Run {incident.run} took over.")
         if incident.state.is_settled:
@@ -101,7 +101,7 @@ def _hand_over_to_next_run(
     """Leave the incident to its next run, for facts that joined it after the plan. The sweep starts that run."""
     run_number = incident.run + 1
     reason = f"{next_run_reason} Run {run_number} makes a new plan."
-    entry = incident_record.timeline_put(
+    entry = incident_store.timeline_put(
         incident.incident_id, f"resumed-{run_number}", reason, at=context.now, writer=WRITER
     )
     reopened_incident = incident.replace(state=IncidentState.OPEN, run=run_number, outcome=reason, block=None)
@@ -114,7 +114,7 @@ def _hand_over_to_next_run(
 def _leave_open(incident: Incident, version: int, incident_end: IncidentEnd, context: Context) -> SettleIncidentResult:
     """Record that this run failed. Its pointer and its lease stay for the next run."""
     reason = f"{incident_end.reason} Run {incident.run + 1} starts later."
-    entry = incident_record.timeline_put(incident.incident_id, "failed", reason, at=context.now, writer=WRITER)
+    entry = incident_store.timeline_put(incident.incident_id, "failed", reason, at=context.now, writer=WRITER)
     # The run no longer waits for a guardrail, so its entry must not block later incidents.
     open_incident = incident.without_block().replace(failed_at=context.now, outcome=reason)
     context.ledger.commit(Put(incident_rows.incident_row(open_incident, version)), entry)
@@ -135,7 +135,7 @@ def _settlement_writes(
 ) -> list[Write]:
     subject = incident.incident_id
     writes: list[Write] = [
-        incident_record.timeline_put(
+        incident_store.timeline_put(
             subject,
             "settled",
             f"{_STATE_TEXT[incident_end.state]} {incident_end.reason}",
@@ -222,7 +222,7 @@ def _alert_on_call(incident: Incident, context: Context) -> None:
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
         return None if current.paged_at else (current.replace(paged_at=context.now), [])
 
-    incident_record.update_incident(context.ledger, incident.incident_id, change)
+    incident_store.update_incident(context.ledger, incident.incident_id, change)
 
 
 _RUNBOOK = "incident-needs-person"

@@ -18,7 +18,7 @@ from evenkeel.services.context import Context
 from evenkeel.services.incidents import record_node_fact
 from evenkeel.services.incidents.find_affected_node import find_affected_node
 from evenkeel.services.incidents.record_node_fact import FactOutcome, IngestResult
-from evenkeel.services.storage import incident_record, incident_rows, rows
+from evenkeel.services.storage import incident_rows, incident_store, rows
 
 UNRESOLVED, UNRESOLVED_DRILL = "UNRESOLVED", "UNRESOLVED-DRILL"
 _UNRESOLVED_KEPT = timedelta(hours=6)
@@ -47,7 +47,7 @@ def store_fact_of_unlisted_instance(fact: NodeFact, context: Context) -> None:
 
     AWS may reclaim a Spot instance before a sweep lists it.
     """
-    for _ in range(incident_record.MAX_TRIES):
+    for _ in range(incident_store.MAX_TRIES):
         row = context.ledger.get(incident_rows.notice_before_listing_key(fact.instance_id, is_drill=fact.is_drill))
         facts = facts_of_unlisted_instance(row) if row else ()
         if any(node_fact.fact_key == fact.fact_key for node_fact in facts):

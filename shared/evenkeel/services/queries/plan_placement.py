@@ -136,9 +136,9 @@ def _option_document(option: MixedOption, decision: MixedDecision) -> Json:
         "savedSeconds": round(option.saved_seconds),
         "interruptions": round(option.interruptions, 3),
         "usd": {
-            "rent": _dollars(option.rent_parts),
-            "gain": _dollars(option.gain_parts),
-            "profit": _dollars(option.profit_parts),
+            "rent": _usd_of_parts(option.rent_parts),
+            "gain": _usd_of_parts(option.gain_parts),
+            "profit": _usd_of_parts(option.profit_parts),
         },
     }
 
@@ -194,15 +194,15 @@ def _row_document(row: PoolCost, placement: PlacementDecision, now: datetime) ->
         "endsAfterSeconds": round(row.ends_after_seconds),
         "interruptions": round(row.interruptions, 3),
         "usd": {
-            "rent": _dollars(row.rent_parts),
-            "delay": _dollars(row.delay_parts),
-            "opportunityCost": _dollars(row.opportunity_parts),
-            "total": _dollars(row.cost_parts),
+            "rent": _usd_of_parts(row.rent_parts),
+            "delay": _usd_of_parts(row.delay_parts),
+            "opportunityCost": _usd_of_parts(row.opportunity_parts),
+            "total": _usd_of_parts(row.cost_parts),
         },
     }
 
 
-def _dollars(cost_parts: int) -> float:
+def _usd_of_parts(cost_parts: int) -> float:
     return round(cost_parts / money.COST_PARTS_PER_USD, 2)
 
 

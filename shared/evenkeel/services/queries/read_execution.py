@@ -6,7 +6,7 @@ from evenkeel.domain.values import rfc3339
 from evenkeel.domain.workflow_graph import Visit, graph_of
 from evenkeel.ports import ExecutionState, WorkflowName
 from evenkeel.services.context import Context
-from evenkeel.services.storage import incident_record
+from evenkeel.services.storage import incident_store
 
 Json = dict[str, Any]
 
@@ -22,7 +22,7 @@ def show_execution(incident_id: str, context: Context) -> Json:
     Raises:
         NotFound: there is no such incident.
     """
-    incident, _ = incident_record.load_incident(context.ledger, incident_id)
+    incident, _ = incident_store.load_incident(context.ledger, incident_id)
     name = incident.execution_name
     trace = context.workflows.trace(WorkflowName.RECOVER_NODE, name)
     head: Json = {"incidentId": incident_id, "run": incident.run, "name": name}

@@ -8,7 +8,7 @@ from typing import Any
 
 from evenkeel.domain.nodes import FleetNode, NodeState
 from evenkeel.domain.resources import NONE, Resources
-from evenkeel.domain.sources import Source, SourceAge, SourceKind, SourceState, complaints
+from evenkeel.domain.sources import Source, SourceAge, SourceKind, SourceState, source_problems
 from evenkeel.domain.values import rfc3339
 from evenkeel.services.context import Context
 from evenkeel.services.incidents import unhealthy_nodes
@@ -224,7 +224,7 @@ def judge_health(
         sources: The age of every source of facts.
     """
     schedules_are_off = is_off(sources)
-    stale_sources, unknown_sources = complaints(sources)
+    stale_sources, unknown_sources = source_problems(sources)
     silent = [] if schedules_are_off else [beat["function"] for beat in beats if beat["isSilent"]]
     critical = []
     if incidents.needing:

@@ -3,7 +3,15 @@
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from evenkeel.domain.sources import FACTS, SourceAge, SourceKind, SourceReport, SourceState, expected_sources, judge
+from evenkeel.domain.sources import (
+    FACTS,
+    SourceAge,
+    SourceKind,
+    SourceReport,
+    SourceState,
+    expected_sources,
+    judge_sources,
+)
 from evenkeel.domain.values import rfc3339
 from evenkeel.services.context import Context
 from evenkeel.services.storage import heartbeats
@@ -29,7 +37,7 @@ def read_source_ages(context: Context, results: heartbeats.SourceResults | None 
     reports = heartbeats.load_source_reports(context.ledger)
     for name, error in (results.errors if results else {}).items():
         reports[name] = SourceReport.after(reports.get(name), error, context.now)
-    return judge(
+    return judge_sources(
         sources,
         reports,
         context.policy.sources,

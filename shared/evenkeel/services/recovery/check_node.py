@@ -15,7 +15,7 @@ from evenkeel.ports import CheckSpec, Ledger, Put, RepairAnswer, Write
 from evenkeel.services.context import Context
 from evenkeel.services.incidents import recovery_step
 from evenkeel.services.recovery.slot_reader import SlotReader
-from evenkeel.services.storage import incident_record, subject_rows
+from evenkeel.services.storage import incident_store, subject_rows
 from evenkeel.services.storage.decision_record import decision_of
 
 WRITER = "check_node"
@@ -36,8 +36,8 @@ def run(request: recovery_step.RecoveryStepRequest, context: Context) -> CheckNo
 
     Idempotent: yes. The incident records one check for each node life, boot and failed validation.
     """
-    incident, _ = incident_record.load_incident(context.ledger, request.incident_id)
-    last_repair_request = incident_record.last_repair_request(context.ledger, incident)
+    incident, _ = incident_store.load_incident(context.ledger, request.incident_id)
+    last_repair_request = incident_store.last_repair_request(context.ledger, incident)
     slot_state = SlotReader(incident, context).read_state(
         last_repair_request.requested_at if last_repair_request else incident.opened_at
     )
@@ -91,12 +91,12 @@ def _record_check(
         decision_record = decision_of(
             "CHECK", current.incident_id, decision.kind, decision, facts, context, decision_id=decision_id
         ).replace(mode="")
-        line = incident_record.timeline_put(
+        line = incident_store.timeline_put(
             current.incident_id, "checked", decision.reason, at=context.now, writer=WRITER, decision_id=decision_id
         )
         return current.replace(check=check), [Put(subject_rows.decision_row(decision_record)), line]
 
-    checked_incident = incident_record.update_incident(context.ledger, incident.incident_id, change)
+    checked_incident = incident_store.update_incident(context.ledger, incident.incident_id, change)
     assert checked_incident.check
     return checked_incident.check
 
@@ -129,4 +129,4 @@ def _record_answer(incident: Incident, check: NodeCheck, ledger: Ledger) -> None
         is_same_check = current.check is not None and current.check.started_at == check.started_at
         return (current.replace(check=check), []) if is_same_check and current.check != check else None
 
-    incident_record.update_incident(ledger, incident.incident_id, change)
+    incident_store.update_incident(ledger, incident.incident_id, change)

@@ -17,7 +17,7 @@ from evenkeel.ports import ClusterCordonResult, Conflict, Key, Row, Write
 from evenkeel.services.context import Context
 from evenkeel.services.incidents import recovery_step
 from evenkeel.services.recovery import guardrails, record_block
-from evenkeel.services.storage import guardrail_registers, incident_record
+from evenkeel.services.storage import guardrail_registers, incident_store
 from evenkeel.services.storage.guardrail_registers import RegisterName
 
 WRITER = "cordon_node"
@@ -75,7 +75,7 @@ def run(request: recovery_step.RecoveryStepRequest, context: Context) -> CordonN
     Idempotent: yes, by the annotation. A person's cordon stays unchanged.
     """
     keys = guardrails.cordon_keys()
-    incident, version, cordon_rows = incident_record.load_incident_with(request.incident_id, context, *keys)
+    incident, version, cordon_rows = incident_store.load_incident_with(request.incident_id, context, *keys)
     reason_not_allowed = recovery_step.why_may_not_act(incident, context)
     if reason_not_allowed or incident.state.is_settled:
         return CordonNodeResult(
@@ -129,11 +129,11 @@ def cordon(incident: Incident, context: Context, reads: CordonReads | None = Non
         if current.stages.cordoned_at is None and outcome in (CordonOutcome.CORDONED, CordonOutcome.BY_PERSON):
             cordoned_incident = cordoned_incident.with_stage_time("cordoned_at", context.now)
             writes.append(
-                incident_record.timeline_put(current.incident_id, "cordoned", reason, at=context.now, writer=WRITER)
+                incident_store.timeline_put(current.incident_id, "cordoned", reason, at=context.now, writer=WRITER)
             )
         return (cordoned_incident, writes) if cordoned_incident is not current or writes else None
 
-    incident_record.update_incident(
+    incident_store.update_incident(
         context.ledger,
         incident.incident_id,
         record_cordon,
@@ -148,7 +148,7 @@ def _register_cordon(
     incident: Incident, context: Context, read_rows: Mapping[Key, Row | None] | None
 ) -> GuardrailVerdict:
     """Check the guardrails, and register the node if allowed. Check again if another node was registered first."""
-    for _ in range(incident_record.MAX_TRIES):
+    for _ in range(incident_store.MAX_TRIES):
         inputs = guardrails.GuardrailInputs(context, read_rows)
         guardrail_state = inputs.read_facts(GuardrailAction.CORDON, incident)
         read_rows = None

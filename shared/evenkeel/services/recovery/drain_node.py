@@ -44,7 +44,7 @@ from evenkeel.services.attempts import keep_logs
 from evenkeel.services.context import Context
 from evenkeel.services.incidents import recovery_step
 from evenkeel.services.recovery import guardrails, record_block, restart_unmanaged, unmanaged_pods
-from evenkeel.services.storage import attempt_record, incident_record, incident_rows, job_rows, rows, subject_rows
+from evenkeel.services.storage import attempt_store, incident_rows, incident_store, job_rows, rows, subject_rows
 from evenkeel.services.storage.decision_record import decision_of
 from evenkeel.services.storage.retries import until_committed
 
@@ -80,7 +80,7 @@ def run(request: recovery_step.RecoveryStepRequest, context: Context) -> DrainNo
     Idempotent: yes. The affected jobs are stored and the list only grows, a stop request stays, and deleting a missing
     workload is success.
     """
-    incident, _ = incident_record.load_incident(context.ledger, request.incident_id)
+    incident, _ = incident_store.load_incident(context.ledger, request.incident_id)
     reason_not_allowed = recovery_step.why_may_not_act(incident, context)
     if reason_not_allowed or incident.state.is_settled:
         return DrainNodeResult(outcome=DrainOutcome.NO_JOBS, reason=reason_not_allowed or "The incident is settled.")
@@ -152,7 +152,7 @@ def find_affected_jobs(incident: Incident, context: Context) -> tuple[AffectedJo
         for workload in context.cluster.workloads(cluster)
         if any(pod.node_name == incident.node_name for pod in workload.pods)
     ]
-    attempts_and_workloads = attempt_record.owned_workloads(
+    attempts_and_workloads = attempt_store.owned_workloads(
         context.ledger, ((cluster, workload) for workload in workloads)
     )
     candidates = {(attempt.job_id, attempt.attempt) for attempt, _ in attempts_and_workloads}
@@ -215,7 +215,7 @@ def _record_affected_jobs(incident: Incident, jobs: tuple[AffectedJob, ...], led
         affected_jobs = tuple(job_by_id.values())
         return None if affected_jobs == current.affected_jobs else (current.replace(affected_jobs=affected_jobs), [])
 
-    return incident_record.update_incident(ledger, incident.incident_id, change)
+    return incident_store.update_incident(ledger, incident.incident_id, change)
 
 
 def _excuse_failure(incident: Incident, affected_job: AffectedJob, context: Context) -> None:
@@ -223,7 +223,7 @@ def _excuse_failure(incident: Incident, affected_job: AffectedJob, context: Cont
 
     The incident records it in the same commit, so that it is taken back once.
     """
-    for _ in range(incident_record.MAX_TRIES):
+    for _ in range(incident_store.MAX_TRIES):
         job_and_attempt = (
             None if affected_job.is_failure_excused else _load_job_and_attempt(affected_job, context.ledger)
         )
@@ -232,7 +232,7 @@ def _excuse_failure(incident: Incident, affected_job: AffectedJob, context: Cont
         job, job_version, attempt = job_and_attempt
         if attempt.state is not AttemptState.FAILED or job.state.has_ended or job.application_failures == 0:
             return
-        current, version = incident_record.load_incident(context.ledger, incident.incident_id)
+        current, version = incident_store.load_incident(context.ledger, incident.incident_id)
         if affected_job not in current.affected_jobs:
             return
         updated_jobs = tuple(
@@ -245,7 +245,7 @@ def _excuse_failure(incident: Incident, affected_job: AffectedJob, context: Cont
             context.ledger.commit(
                 Put(incident_rows.incident_row(current.replace(affected_jobs=updated_jobs), version)),
                 Put(job_rows.job_row(_without_failure(job), job_version)),
-                incident_record.timeline_put(job.job_id, "forgiven", text, at=context.now, writer=WRITER),
+                incident_store.timeline_put(job.job_id, "forgiven", text, at=context.now, writer=WRITER),
             )
         except Conflict:
             continue
@@ -282,10 +282,10 @@ def _allow_finish(incident: Incident, context: Context) -> tuple[Incident, froze
             return None
         names = ", ".join(sorted(until))
         text = f"Cordoned only: {names} may finish, until {latest_deadline:%Y-%m-%dT%H:%M:%SZ} at the latest."
-        line = incident_record.timeline_put(current.incident_id, "job", text, at=context.now, writer=f"{WRITER}-finish")
+        line = incident_store.timeline_put(current.incident_id, "job", text, at=context.now, writer=f"{WRITER}-finish")
         return current.replace(plan=current.plan.replace(work_may_run_until=latest_deadline)), [line]
 
-    return incident_record.update_incident(context.ledger, incident.incident_id, change), frozenset(until)
+    return incident_store.update_incident(context.ledger, incident.incident_id, change), frozenset(until)
 
 
 def job_action(incident: Incident) -> JobAction:
@@ -333,7 +333,7 @@ def _stop_attempt(incident: Incident, affected_job: AffectedJob, context: Contex
     """Request the stop of an attempt and delete its workload. Return False if it ended or has another request."""
     message = f"{affected_job.job_id} changed on every try to stop attempt {affected_job.attempt}"
     stopped = until_committed(
-        lambda: _request_stop(incident, affected_job, context), message, tries=incident_record.MAX_TRIES
+        lambda: _request_stop(incident, affected_job, context), message, tries=incident_store.MAX_TRIES
     )
     if stopped is None:
         return False
@@ -368,7 +368,7 @@ def _request_stop(
         "DRAIN", incident.incident_id, drain.action, drain, drain.facts, context.replace(mode=incident.mode)
     )
     text = f"Stopped: {stop_request.reason} The job gets {drain.explanation}."
-    line = incident_record.timeline_put(
+    line = incident_store.timeline_put(
         job.job_id, "stopped", text, at=context.now, writer=WRITER, decision_id=decision_record.decision_id
     )
     context.ledger.commit(
@@ -389,7 +389,7 @@ def _record_stops(incident: Incident, stopped_jobs: list[AffectedJob], context: 
         if not stopped_jobs or current.stages.jobs_stopped_at is not None:
             return None
         names = ", ".join(f"{affected_job.job_id} (attempt {affected_job.attempt})" for affected_job in stopped_jobs)
-        line = incident_record.timeline_put(
+        line = incident_store.timeline_put(
             current.incident_id,
             "job",
             f"Evenkeel asked these jobs to stop and move to other nodes: {names}.",
@@ -398,7 +398,7 @@ def _record_stops(incident: Incident, stopped_jobs: list[AffectedJob], context: 
         )
         return current.with_stage_time("jobs_stopped_at", context.now), [line]
 
-    incident_record.update_incident(context.ledger, incident.incident_id, change)
+    incident_store.update_incident(context.ledger, incident.incident_id, change)
 
 
 class UnmanagedDrain(Value):
@@ -438,10 +438,10 @@ def _record_unmanaged_workloads(incident: Incident, pods_here: Sequence[Unmanage
             return None
         more_text = f" and {len(labels) - 4} more" if len(labels) > 4 else ""
         text = f"Workloads outside Evenkeel run on the node: {', '.join(labels[:4])}{more_text}."
-        line = incident_record.timeline_put(current.incident_id, "job", text, at=context.now, writer=f"{WRITER}-others")
+        line = incident_store.timeline_put(current.incident_id, "job", text, at=context.now, writer=f"{WRITER}-others")
         return current.replace(unmanaged_workloads=labels[:_MAX_UNMANAGED_NAMES]), [line]
 
-    return incident_record.update_incident(context.ledger, incident.incident_id, change)
+    return incident_store.update_incident(context.ledger, incident.incident_id, change)
 
 
 def drain_unmanaged_pods(incident: Incident, context: Context) -> UnmanagedDrain:
@@ -530,11 +530,11 @@ def _record_failed_evictions(
             f" And {len(new_names) - 4} more." if new_names[4:] else ""
         )
         lines: list[Write] = [
-            incident_record.timeline_put(current.incident_id, "job", text, at=context.now, writer=f"{WRITER}-unevicted")
+            incident_store.timeline_put(current.incident_id, "job", text, at=context.now, writer=f"{WRITER}-unevicted")
         ]
         return current.replace(failed_evictions=failed_evictions), lines if new_names else []
 
-    return incident_record.update_incident(context.ledger, incident.incident_id, change)
+    return incident_store.update_incident(context.ledger, incident.incident_id, change)
 
 
 def _pod_name(pod: UnmanagedPod) -> str:
@@ -550,7 +550,5 @@ def _record_evictions(incident: Incident, messages: list[str], context: Context)
     text = " ".join(message.rstrip(".") + "." for message in messages[:4]) + (" And more." if len(messages) > 4 else "")
     with contextlib.suppress(Conflict):  # the same line exists already
         context.ledger.commit(
-            incident_record.timeline_put(
-                incident.incident_id, "job", text, at=context.now, writer=f"{WRITER}-unmanaged"
-            )
+            incident_store.timeline_put(incident.incident_id, "job", text, at=context.now, writer=f"{WRITER}-unmanaged")
         )

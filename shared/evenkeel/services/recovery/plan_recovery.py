@@ -31,7 +31,7 @@ from evenkeel.services.context import Context
 from evenkeel.services.incidents import recovery_step
 from evenkeel.services.recovery import slot_reader
 from evenkeel.services.recovery.slot_reader import SlotReader
-from evenkeel.services.storage import fleet_rows, incident_record, rows, subject_rows
+from evenkeel.services.storage import fleet_rows, incident_store, rows, subject_rows
 from evenkeel.services.storage.decision_record import decision_of
 
 WRITER = "plan_recovery"
@@ -58,7 +58,7 @@ def run(request: recovery_step.RecoveryStepRequest, context: Context) -> PlanRec
 
     Idempotent: yes. The plan of a run is stored with its incident, and returned again.
     """
-    incident, version, (settings_row,) = incident_record.load_incident_with(
+    incident, version, (settings_row,) = incident_store.load_incident_with(
         request.incident_id, context, fleet_rows.hyperpod_key()
     )
     stored_plan = _plan_to_repeat(incident, request)
@@ -83,7 +83,7 @@ def run(request: recovery_step.RecoveryStepRequest, context: Context) -> PlanRec
         planned_incident = _with_plan(current, decision, node, request.run, approved_id or decision_id, context)
         return planned_incident, _record_decision_writes(current, decision, request, decision_id, approved_id, context)
 
-    updated_incident = incident_record.update_incident(
+    updated_incident = incident_store.update_incident(
         context.ledger, request.incident_id, change, read_incident=(incident, version)
     )
     result = _plan_of_run(updated_incident, request)
@@ -179,7 +179,7 @@ def _record_decision_writes(
 
 
 def _timeline_put(incident: Incident, text: str, decision_id: str, context: Context) -> Put:
-    return incident_record.timeline_put(
+    return incident_store.timeline_put(
         incident.incident_id, "decided", text, at=context.now, writer=WRITER, decision_id=decision_id
     )
 

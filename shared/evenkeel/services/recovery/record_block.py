@@ -13,7 +13,7 @@ from evenkeel.domain.recovery.guardrails import (
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Conflict, Ledger, Put, Row, Write
 from evenkeel.services.context import Context
-from evenkeel.services.storage import fleet_rows, incident_record, rows, subject_rows
+from evenkeel.services.storage import fleet_rows, incident_store, rows, subject_rows
 
 _ALERT_TIMEOUT = timedelta(minutes=2)
 """After this time another recovery sends an alert that was started but not recorded as sent."""
@@ -63,13 +63,13 @@ def set_block(
         text = f"The {action} waits: {verdict.reason}"
         kind = "held" if verdict.guardrail == GuardrailName.HOLD else "blocked"
         decision_id = decision_record.decision_id if decision_record else ""
-        line = incident_record.timeline_put(
+        line = incident_store.timeline_put(
             current.incident_id, kind, text, at=context.now, writer=writer, decision_id=decision_id
         )
         return blocked_incident, [line, *([Put(subject_rows.decision_row(decision_record))] if decision_record else [])]
 
     earlier_block = incident.block
-    incident_record.update_incident(context.ledger, incident.incident_id, with_block)
+    incident_store.update_incident(context.ledger, incident.incident_id, with_block)
     if earlier_block is None or earlier_block.guardrail != verdict.guardrail:
         context.telemetry.count("ActionsBlocked", guardrail=verdict.guardrail)
         context.telemetry.info("ActionBlocked", guardrail=verdict.guardrail, act=action, reason=verdict.reason)
@@ -85,7 +85,7 @@ def clear_block(incident: Incident, ledger: Ledger) -> None:
         return None if current.block is None else (current.without_block(), [])
 
     if incident.block is not None:
-        incident_record.update_incident(ledger, incident.incident_id, with_block)
+        incident_store.update_incident(ledger, incident.incident_id, with_block)
 
 
 def alert_about_shared_cause(

@@ -19,13 +19,19 @@ from evenkeel.domain.nodes import INSTANCE_ID
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.recovery.approval import is_approved, why_beyond_approval
 from evenkeel.domain.recovery.guardrails import GuardrailAction, GuardrailFacts, check_guardrails
-from evenkeel.domain.recovery.leases import RepairLease, RepairRequest
 from evenkeel.domain.recovery.modes import current_mode
 from evenkeel.domain.recovery.node_groups import GroupRepairFacts, group_repair_facts
 from evenkeel.domain.recovery.other_controllers import controller_mark, is_manual_cordon
 from evenkeel.domain.recovery.plan import FaultTraits, NodeOwner, provider_busy_reason, why_not_allowed
 from evenkeel.domain.recovery.repair import Repair, RepairDecision, RepairFacts, choose_repair
-from evenkeel.domain.recovery.repair_requests import REPLACE, WAIT_RUNGS, RepairAnswer, evidence_of_effect
+from evenkeel.domain.recovery.repair_lease import RepairLease
+from evenkeel.domain.recovery.repair_requests import (
+    REPLACE,
+    WAIT_RUNGS,
+    RepairAnswer,
+    RepairRequest,
+    evidence_of_effect,
+)
 from evenkeel.domain.recovery.validation import CheckKind, judge_node
 from evenkeel.domain.values import Value
 from evenkeel.ports import (
@@ -43,11 +49,11 @@ from evenkeel.services.recovery import cordon_node, drain_node, guardrails, plan
 from evenkeel.services.recovery.guardrails import GuardrailState
 from evenkeel.services.recovery.slot_reader import SlotReader
 from evenkeel.services.storage import (
-    attempt_record,
+    attempt_store,
     fleet_rows,
     guardrail_registers,
-    incident_record,
     incident_rows,
+    incident_store,
     job_rows,
     rows,
     subject_rows,
@@ -115,7 +121,7 @@ def run(request: recovery_step.RecoveryStepRequest, context: Context) -> RepairN
     Idempotent: yes, guarded by the lease. Reboot and replace have no client token, so the intent is recorded first.
     A call without a known answer is awaited and never simply repeated.
     """
-    incident, _ = incident_record.load_incident(context.ledger, request.incident_id)
+    incident, _ = incident_store.load_incident(context.ledger, request.incident_id)
     if incident.state.is_settled or request.run < incident.run:
         return RepairNodeResult(
             outcome=RepairOutcome.STAND_DOWN, reason="The incident is settled, or a later run took over."
@@ -127,7 +133,7 @@ def run(request: recovery_step.RecoveryStepRequest, context: Context) -> RepairN
         cordon_result = cordon_node.cordon(incident, context)
         if cordon_result.outcome is cordon_node.CordonOutcome.BLOCKED:
             return RepairNodeResult(outcome=RepairOutcome.BLOCKED, reason=cordon_result.reason)
-        incident, _ = incident_record.load_incident(context.ledger, request.incident_id)
+        incident, _ = incident_store.load_incident(context.ledger, request.incident_id)
         if incident.plan is None or incident.plan.jobs is not JobAction.LEAVE:
             drain_node.drain(incident, context)
     waits = _drain_first(incident, facts, decision, context) if decision.drains else None
@@ -337,7 +343,7 @@ def _drain_remaining_work(incident: Incident, context: Context, facts: RepairFac
         for workload in context.cluster.workloads(cluster)
         if any(pod.node_name == node.name for pod in workload.live_pods())
     ]
-    for attempt, _ in attempt_record.owned_workloads(context.ledger, ((cluster, workload) for workload in seen_here)):
+    for attempt, _ in attempt_store.owned_workloads(context.ledger, ((cluster, workload) for workload in seen_here)):
         row = context.ledger.get(job_rows.job_key(attempt.job_id))
         stop_request = rows.decode(row, Job).stop_of(attempt.attempt) if row else None
         if stop_request is not None:
@@ -444,7 +450,7 @@ def _record_request(step: _Step, request: RepairRequest, enters: Put | None, led
             .with_stage_time("repair_requested_at", request.requested_at)
         )
         verb = "watched" if request.rung in WAIT_RUNGS else request.rung
-        line = incident_record.timeline_put(
+        line = incident_store.timeline_put(
             current.incident_id,
             verb,
             step.decision.reason,
@@ -460,7 +466,7 @@ def _record_request(step: _Step, request: RepairRequest, enters: Put | None, led
             line,
         ]
 
-    incident_record.update_incident_once(ledger, incident.incident_id, change)
+    incident_store.update_incident_once(ledger, incident.incident_id, change)
 
 
 def _record_answer(incident: Incident, answered_request: RepairRequest, answer: str, ledger: Ledger) -> None:
@@ -482,7 +488,7 @@ def _record_answer(incident: Incident, answered_request: RepairRequest, answer: 
         )
 
     message = f"the repair lease of {incident.slot} changed on every try"
-    until_committed(commit_once, message, tries=incident_record.MAX_TRIES)
+    until_committed(commit_once, message, tries=incident_store.MAX_TRIES)
 
 
 def _confirm_unanswered_call(incident: Incident, facts: RepairFacts, ledger: Ledger) -> None:
@@ -504,7 +510,7 @@ def _record_reason(incident: Incident, decision: RepairDecision, decision_record
         if current.outcome == decision.reason or current.state.is_settled:
             return None
         kind = _TIMELINE_KINDS[decision.action]
-        line = incident_record.timeline_put(
+        line = incident_store.timeline_put(
             current.incident_id,
             kind,
             decision.reason,
@@ -514,7 +520,7 @@ def _record_reason(incident: Incident, decision: RepairDecision, decision_record
         )
         return current.replace(outcome=decision.reason), [Put(subject_rows.decision_row(decision_record)), line]
 
-    incident_record.update_incident(context.ledger, incident.incident_id, change)
+    incident_store.update_incident(context.ledger, incident.incident_id, change)
 
 
 def _record_block(incident: Incident, facts: RepairFacts, decision_record: Decision, context: Context) -> None:
@@ -540,7 +546,7 @@ def _record_end(
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
         if current.node_branch == branch or current.state.is_settled:
             return None
-        line = incident_record.timeline_put(
+        line = incident_store.timeline_put(
             current.incident_id,
             kind,
             decision.reason,
@@ -556,4 +562,4 @@ def _record_end(
         ended_incident = current.replace(node_branch=branch, replacement_instance_id=successor)
         return ended_incident, [Put(subject_rows.decision_row(decision_record)), line]
 
-    incident_record.update_incident(context.ledger, incident.incident_id, change)
+    incident_store.update_incident(context.ledger, incident.incident_id, change)

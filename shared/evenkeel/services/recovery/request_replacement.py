@@ -18,7 +18,7 @@ from evenkeel.services.context import Context
 from evenkeel.services.incidents import record_node_fact, recovery_step, report_faults
 from evenkeel.services.incidents.find_affected_node import find_affected_node
 from evenkeel.services.recovery import plan_recovery
-from evenkeel.services.storage import incident_record, rows, subject_rows
+from evenkeel.services.storage import incident_store, rows, subject_rows
 from evenkeel.services.storage.dry_run import DryRunLedger, NullTelemetry, NullWorkflows
 
 Json = dict[str, Any]
@@ -76,7 +76,7 @@ def run(request: ReplacementRequest, context: Context) -> tuple[Json, str]:
         return _answer(
             request, affected_node.job_ids, None, "NOTHING", ingest_result.reason
         ), f"/v1/nodes/{request.instance_id}"
-    incident, _ = incident_record.load_incident(dry_run_ledger, ingest_result.incident_id)
+    incident, _ = incident_store.load_incident(dry_run_ledger, ingest_result.incident_id)
     result = plan_recovery.run(
         recovery_step.RecoveryStepRequest(
             incident_id=incident.incident_id, run=incident.run + (incident.plan is not None)

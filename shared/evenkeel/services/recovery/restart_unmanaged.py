@@ -34,7 +34,7 @@ from evenkeel.ports import EvenkeelError, Key, PermanentError, Put, Write
 from evenkeel.services.context import Context
 from evenkeel.services.incidents import recovery_step
 from evenkeel.services.recovery import guardrails
-from evenkeel.services.storage import fleet_rows, incident_record, rows, subject_rows, unmanaged_restart_rows
+from evenkeel.services.storage import fleet_rows, incident_store, rows, subject_rows, unmanaged_restart_rows
 from evenkeel.services.storage.decision_record import decision_of
 
 WRITER = "restart_unmanaged"
@@ -188,7 +188,7 @@ def _record_decision(
         decision.facts,
         context.replace(mode=incident.mode or context.mode),
     )
-    line = incident_record.timeline_put(
+    line = incident_store.timeline_put(
         incident.incident_id,
         "job",
         decision.reason,
@@ -210,7 +210,7 @@ def _record_decision(
             *restarts,
         ]
 
-    incident_record.update_incident(context.ledger, incident.incident_id, change)
+    incident_store.update_incident(context.ledger, incident.incident_id, change)
     context.telemetry.count("UnmanagedJobsDecided", action=decision.action)
 
 
@@ -232,7 +232,7 @@ def advance(restart: UnmanagedRestart, context: Context) -> UnmanagedRestart:
     step = choose_next_step(restart, job)
     progress = _RestartWriter(restart, row.version, context)
     if is_stopping_step(step.step):  # the other steps start the job again, whatever became of the incident
-        incident, _ = incident_record.load_incident(context.ledger, restart.incident_id)
+        incident, _ = incident_store.load_incident(context.ledger, restart.incident_id)
         step = choose_next_step(restart, job, incident_is_over=incident.state.is_settled)
         if is_stopping_step(step.step) and (reason_not_allowed := _why_not_now(incident, context)):
             return progress.record_wait_reason(reason_not_allowed)
@@ -257,7 +257,7 @@ class _RestartWriter:
     def record(self, text: str = "", **changes: object) -> UnmanagedRestart:
         """Record changes, with a line in the timeline of the incident if there is a text."""
         self.restart = self.restart.replace(**changes)
-        line = incident_record.timeline_put(
+        line = incident_store.timeline_put(
             self.restart.incident_id,
             "job",
             text,

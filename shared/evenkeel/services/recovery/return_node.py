@@ -6,7 +6,7 @@ from evenkeel.ports import Ledger, UncordonResult, Write
 from evenkeel.services.context import Context
 from evenkeel.services.incidents import recovery_step
 from evenkeel.services.recovery.slot_reader import SlotReader
-from evenkeel.services.storage import guardrail_registers, incident_record, incident_rows, rows
+from evenkeel.services.storage import guardrail_registers, incident_rows, incident_store, rows
 from evenkeel.services.storage.guardrail_registers import RegisterName
 
 WRITER = "return_node"
@@ -37,8 +37,8 @@ def run(request: recovery_step.RecoveryStepRequest, context: Context) -> ReturnN
 
     Idempotent: yes, a node without a cordon is success.
     """
-    incident, _ = incident_record.load_incident(context.ledger, request.incident_id)
-    last_repair_request = incident_record.last_repair_request(context.ledger, incident)
+    incident, _ = incident_store.load_incident(context.ledger, request.incident_id)
+    last_repair_request = incident_store.last_repair_request(context.ledger, incident)
     slot_state = SlotReader(incident, context).read_state(
         last_repair_request.requested_at if last_repair_request else incident.opened_at
     )
@@ -107,8 +107,8 @@ def _record_return(
         ]
         returned_incident = returned_incident.without_block()
         kind = "returned" if answer.outcome == NodeBranchResult.RETURNED else "node"
-        line = incident_record.timeline_put(current.incident_id, kind, answer.reason, at=context.now, writer=WRITER)
+        line = incident_store.timeline_put(current.incident_id, kind, answer.reason, at=context.now, writer=WRITER)
         return returned_incident, [*leaves, line]
 
-    incident_record.update_incident(context.ledger, incident.incident_id, change)
+    incident_store.update_incident(context.ledger, incident.incident_id, change)
     return answer

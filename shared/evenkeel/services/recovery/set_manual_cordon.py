@@ -20,7 +20,7 @@ from evenkeel.domain.values import Value, rfc3339
 from evenkeel.ports import ClusterCordonResult, Conflict, KeyReused, NotFound, Put, Refused, UncordonResult, Write
 from evenkeel.services.context import Context
 from evenkeel.services.recovery import manual_cordons
-from evenkeel.services.storage import fleet_rows, guardrail_registers, incident_record, incident_rows, known_names, rows
+from evenkeel.services.storage import fleet_rows, guardrail_registers, incident_rows, incident_store, known_names, rows
 from evenkeel.services.storage.guardrail_registers import RegisterName
 from evenkeel.services.storage.retries import until_committed
 
@@ -305,13 +305,13 @@ def _record_on_incident(
 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
         text = f"{request.by} uncordoned {node.node_name}" + (f": {request.reason}" if request.reason else ".")
-        line = incident_record.timeline_put(current.incident_id, "uncordoned", text, at=at, writer=request.by)
+        line = incident_store.timeline_put(current.incident_id, "uncordoned", text, at=at, writer=request.by)
         leaves = guardrail_registers.removal_writes(
             RegisterName.CORDONS, context, node.life.key, is_drill=current.is_drill
         )
         return current, [*leaves, line]
 
     try:
-        incident_record.update_incident(context.ledger, incident_id, change)
+        incident_store.update_incident(context.ledger, incident_id, change)
     except (NotFound, Conflict):
         return  # the cordon is removed, as requested

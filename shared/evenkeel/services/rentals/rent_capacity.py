@@ -194,7 +194,7 @@ def _check_budget(step_input: _StepInput) -> RentCapacityResult:
     """
     rental = step_input.rental
     if rental.state is RentalState.READY:
-        _free_node(step_input)
+        _delete_capacity_pods(step_input)
         return RentCapacityResult(outcome=RentOutcome.READY, reason="The job received its nodes.")
     if rental.state is RentalState.ENDING:
         return RentCapacityResult(outcome=RentOutcome.ENDING, reason=rental.reason)
@@ -240,7 +240,7 @@ def _why_not_needed(step_input: _StepInput) -> str:
     return why_node_not_needed(rental, own_rentals, context.policy.scheduling.serving, pods, nodes)
 
 
-def _free_node(step_input: _StepInput) -> None:
+def _delete_capacity_pods(step_input: _StepInput) -> None:
     """Delete the capacity pods on nodes that the Kubernetes scheduler assigns to replicas or a job of Kueue.
 
     Other jobs' capacity pods are deleted when the job's own pods exist. Idempotent: yes, a pod that is gone is success.
@@ -285,7 +285,7 @@ def _hand_over(step_input: _StepInput) -> RentCapacityResult:
         outcome = RentOutcome.NOT_WANTED
         if rental.state is RentalState.READY:
             outcome = RentOutcome.HANDED_OVER
-            _free_node(step_input)
+            _delete_capacity_pods(step_input)
         return RentCapacityResult(outcome=outcome, reason=rental.reason)
     why_unwanted = _why_not_needed(step_input)
     if why_unwanted:
@@ -313,7 +313,7 @@ def _hand_over(step_input: _StepInput) -> RentCapacityResult:
         context.cluster.label_rented_nodes(step_input.cluster_name, usable_names[: rental.nodes], rental.name)
     change = assign_nodes(rental, usable_names[: rental.nodes], context.now)
     step_input = step_input._replace(rental=step_input.commit(change))
-    _free_node(step_input)
+    _delete_capacity_pods(step_input)
     pool_nodes.delete_unassigned_claims(step_input.rental, context)
     context.cycle_requests.request(f"{rental.name} handed over")
     context.telemetry.count("RentalsReady")

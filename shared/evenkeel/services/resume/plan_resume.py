@@ -52,7 +52,7 @@ from evenkeel.services.context import Context
 from evenkeel.services.incidents import recovery_step, unhealthy_nodes
 from evenkeel.services.recovery import guardrails
 from evenkeel.services.resume import find_resume_options
-from evenkeel.services.storage import incident_record, incident_rows, job_rows, rows, subject_rows
+from evenkeel.services.storage import incident_rows, incident_store, job_rows, rows, subject_rows
 from evenkeel.services.storage.decision_record import decision_of
 from evenkeel.services.storage.retries import until_committed
 
@@ -99,7 +99,7 @@ def run(request: recovery_step.RecoveryStepRequest, context: Context) -> PlanRes
 
     Idempotent: yes, by the incident and attempt that a plan names. Each call requests a scheduling cycle.
     """
-    incident, _ = incident_record.load_incident(context.ledger, request.incident_id)
+    incident, _ = incident_store.load_incident(context.ledger, request.incident_id)
     reason_not_allowed = recovery_step.why_may_not_act(incident, context)
     if reason_not_allowed or incident.state.is_settled:
         return PlanResumeResult(outcome=ResumeOutcome.NO_JOBS, reason=reason_not_allowed or "The incident is settled.")
@@ -184,7 +184,7 @@ def _plan_resume_of_job(
         )
 
     message = f"{affected_job.job_id} changed on every try to plan its resume"
-    return until_committed(attempt_once, message, tries=incident_record.MAX_TRIES)
+    return until_committed(attempt_once, message, tries=incident_store.MAX_TRIES)
 
 
 def _try_to_plan(
@@ -329,7 +329,7 @@ def _rollback_writes(
 
     Its checkpoints descend from the distrusted checkpoint, so it gets no grace period to save more.
     """
-    current, version = incident_record.load_incident(context.ledger, incident.incident_id)
+    current, version = incident_store.load_incident(context.ledger, incident.incident_id)
     job_put, *further_writes = writes
     assert isinstance(job_put, Put)
     planned_job = rows.decode(job_put.row, Job)
@@ -353,7 +353,7 @@ def _rollback_writes(
         Put(job_rows.job_row(stopped_job, job_put.row.version)),
         Put(incident_rows.incident_row(current.replace(affected_jobs=affected_jobs), version)),
         Put(subject_rows.decision_row(decision_record)),
-        incident_record.timeline_put(
+        incident_store.timeline_put(
             attempt.job_id,
             "rolled back",
             decision_record.reason,
@@ -399,7 +399,7 @@ def _note_already_resuming(incident: Incident, job: Job, attempt: Attempt, ledge
     text = f"{job.job_id} lost attempt {attempt.attempt} with the node and is already resuming."
     writer = f"{WRITER}-{job.job_id}"
     with contextlib.suppress(Conflict):  # recorded before
-        ledger.commit(incident_record.timeline_put(incident.incident_id, "job", text, at=at, writer=writer))
+        ledger.commit(incident_store.timeline_put(incident.incident_id, "job", text, at=at, writer=writer))
 
 
 def _alert_about_distrusted_checkpoint(
@@ -424,12 +424,12 @@ def _alert_about_distrusted_checkpoint(
             job.replace(distrusted_attempt=attempt) if job == affected_job else job for job in current.affected_jobs
         )
         text = f"{affected_job.job_id} keeps running. {rollback.reason} A person must check it."
-        line = incident_record.timeline_put(
+        line = incident_store.timeline_put(
             current.incident_id, "job", text, at=context.now, writer=WRITER, decision_id=decision_record.decision_id
         )
         return current.replace(affected_jobs=affected_jobs), [Put(subject_rows.decision_row(decision_record)), line]
 
-    incident_record.update_incident(context.ledger, incident.incident_id, change)
+    incident_store.update_incident(context.ledger, incident.incident_id, change)
 
 
 def _can_still_distrust(job: Job, affected_job: AffectedJob, ledger: Ledger) -> bool:
@@ -554,7 +554,7 @@ def _resume_facts(
         nodes=_requested_nodes(job),
         accelerators_per_node=job.spec.accelerators_per_node,
         pools=pools,
-        offers=options.unavailable if job.spec.elastic else (_NOT_ELASTIC, *options.unavailable),
+        option_costs=options.unavailable if job.spec.elastic else (_NOT_ELASTIC, *options.unavailable),
         renting=options.renting,
         preemption_victims=options.preemption_victims,
         usd_per_hour_of_delay=policy.burst.usd_of_delay(job.spec.priority_class),
@@ -684,7 +684,7 @@ def _plan_writes(
     )
     plan = _resume_plan(incident, job, facts.attempt, resume_decision, decision.decision_id, context)
     text = f"{job.job_id} resumes by {resume_decision.option}. {resume_decision.reason}"
-    line = incident_record.timeline_row_of(
+    line = incident_store.timeline_row_of(
         incident.incident_id,
         "job",
         text,
@@ -696,7 +696,7 @@ def _plan_writes(
         Put(job_rows.job_row(job.with_plan(plan, is_still_distrusted=is_still_distrusted), version)),
         Put(subject_rows.decision_row(decision)),
         Put(line),
-        incident_record.timeline_put(
+        incident_store.timeline_put(
             job.job_id,
             "planned",
             f"Resumes by {resume_decision.option} after {incident.incident_id}. {resume_decision.reason}",

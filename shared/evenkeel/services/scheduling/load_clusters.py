@@ -18,7 +18,7 @@ from evenkeel.services.incidents import unhealthy_nodes
 from evenkeel.services.rentals import rentals
 from evenkeel.services.scheduling.loaded_cycle import READS_AT_ONCE, LoadedCycle
 from evenkeel.services.storage import (
-    attempt_record,
+    attempt_store,
     provider_nodes,
     stored_nodes,
 )
@@ -148,5 +148,5 @@ def _charged_workloads(
         elif charge.is_named_by(workload):
             charged_workloads.append(workload)
     return charged_workloads + [
-        workload for _, workload in attempt_record.owned_workloads(context.ledger, unnamed_workloads)
+        workload for _, workload in attempt_store.owned_workloads(context.ledger, unnamed_workloads)
     ]

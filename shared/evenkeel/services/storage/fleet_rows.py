@@ -5,7 +5,7 @@ from typing import Any
 
 from evenkeel.domain.capacity.shortages import Shortages
 from evenkeel.domain.health.groups import GroupFact
-from evenkeel.domain.recovery.leases import RepairLease
+from evenkeel.domain.recovery.repair_lease import RepairLease
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Key, Row, Table

@@ -8,7 +8,7 @@ from evenkeel.domain.jobs.job import Job
 from evenkeel.ports import ExecutionState, Table, WorkflowName, get_all
 from evenkeel.services.attempts import keep_logs, mark_running, record_nodes, record_pin, settle_attempt
 from evenkeel.services.scheduling import start_attempt
-from evenkeel.services.storage import attempt_record, job_rows, rows
+from evenkeel.services.storage import attempt_store, job_rows, rows
 from evenkeel.services.sweep.sweep_run import SweepRun
 
 
@@ -34,7 +34,7 @@ def resume_attempts(sweep: SweepRun) -> int:
 def _record_cluster_facts(sweep: SweepRun, attempt: Attempt) -> None:
     context = sweep.context
     if attempt.state is AttemptState.RUNNING and not attempt.is_pinned:
-        stored_attempt = attempt_record.load_attempt(context.ledger, attempt.job_id, attempt.attempt)
+        stored_attempt = attempt_store.load_attempt(context.ledger, attempt.job_id, attempt.attempt)
         record_pin.run(stored_attempt, context)
     if attempt.local_queue and not attempt.nodes:
         record_nodes.run(attempt.job_id, attempt.attempt, context)
@@ -74,7 +74,7 @@ def _continue_without_workflow(sweep: SweepRun, job: Job, attempt: Attempt, work
         return True
     running_pods = [pod for pod in workload.pods if pod.phase is PodPhase.RUNNING]
     if attempt.state is AttemptState.LAUNCHED and len(running_pods) >= attempt.ranks:
-        request = attempt_record.AttemptRequest(job_id=attempt.job_id, attempt=attempt.attempt)
+        request = attempt_store.AttemptRequest(job_id=attempt.job_id, attempt=attempt.attempt)
         mark_running.run(request, sweep.context)
         return True
     return False
@@ -95,7 +95,7 @@ def clear_workloads(sweep: SweepRun) -> int:
             continue
         with sweep.isolate_item(attempt.workload_name):
             if workload.has_runnable_pods:
-                job = attempt_record.load_attempt(context.ledger, attempt.job_id, attempt.attempt).job
+                job = attempt_store.load_attempt(context.ledger, attempt.job_id, attempt.attempt).job
                 keep_logs.run(job, attempt, context, within_seconds=keep_logs.BEFORE_STOP_SECONDS)
                 context.cluster.stop(attempt, job.spec.grace_seconds)
                 cleared_count += 1

@@ -9,7 +9,7 @@ from evenkeel.domain.recovery.settling import next_run_at
 from evenkeel.ports import Conflict, Delete, ExecutionState, Put, Table, WorkflowName, get_all
 from evenkeel.services.incidents import record_node_fact, recovery_step
 from evenkeel.services.resume import plan_resume
-from evenkeel.services.storage import guardrail_registers, incident_record, incident_rows, rows
+from evenkeel.services.storage import guardrail_registers, incident_rows, incident_store, rows
 from evenkeel.services.storage.guardrail_registers import RegisterName
 from evenkeel.services.sweep.sweep_run import WRITER, SweepRun
 
@@ -50,12 +50,12 @@ def _start_next_run(sweep: SweepRun, ended_incident: Incident) -> bool:
             return None
         text = f"Run {ended_incident.run} of the recovery workflow ended early; run {ended_incident.run + 1} continues."
         subject = incident.incident_id
-        entry = incident_record.timeline_put(
+        entry = incident_store.timeline_put(
             subject, f"resumed-{ended_incident.run + 1}", text, at=sweep.context.now, writer=WRITER
         )
         return incident.replace(run=ended_incident.run + 1, failed_at=None), [entry]
 
-    next_incident = incident_record.update_incident(sweep.context.ledger, ended_incident.incident_id, change)
+    next_incident = incident_store.update_incident(sweep.context.ledger, ended_incident.incident_id, change)
     if next_incident.state.is_settled:
         return False
     return record_node_fact.start_recovery(next_incident, sweep.context.workflows)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from evenkeel.domain.health.incidents import OPEN_STATES, Incident
 from evenkeel.domain.jobs.attempt import Attempt, ObservedWorkload
 from evenkeel.domain.nodes import KubernetesNode, Node, NodeLife, ProviderCluster, ProviderNode, join_nodes
-from evenkeel.domain.recovery.leases import RepairLease, is_lemon
+from evenkeel.domain.recovery.repair_lease import RepairLease, is_lemon
 from evenkeel.domain.sources import STEP_INTERVAL_SECONDS, Source
 from evenkeel.domain.values import Value, rfc3339
 from evenkeel.ports import (
@@ -28,7 +28,7 @@ from evenkeel.ports import (
 )
 from evenkeel.services.context import Context
 from evenkeel.services.recovery import plan_recovery
-from evenkeel.services.storage import attempt_record, fleet_rows, rows
+from evenkeel.services.storage import attempt_store, fleet_rows, rows
 from evenkeel.services.storage.heartbeats import SourceResults
 
 T = TypeVar("T")
@@ -209,7 +209,7 @@ class SweepRun:
         Objects that only carry the labels of an attempt are logged and left out.
         """
         all_workloads = [(name, workload) for name, workloads in self.workloads_of.items() for workload in workloads]
-        owned_workloads = attempt_record.owned_workloads(self.context.ledger, all_workloads)
+        owned_workloads = attempt_store.owned_workloads(self.context.ledger, all_workloads)
         proven_uids = {(attempt.cluster, workload.job_uid) for attempt, workload in owned_workloads}
         unproven_workloads = [
             (cluster, workload) for cluster, workload in all_workloads if (cluster, workload.job_uid) not in proven_uids

@@ -15,7 +15,7 @@ from evenkeel.domain.values import milliseconds
 from evenkeel.ports import Conflict, Delete, Put, Row, Table
 from evenkeel.services.incidents import record_node_fact, record_observed_aftermath
 from evenkeel.services.recovery import manual_cordons, plan_recovery
-from evenkeel.services.storage import incident_record, incident_rows, rows
+from evenkeel.services.storage import incident_rows, incident_store, rows
 from evenkeel.services.sweep.sweep_run import WRITER, SweepRun
 
 _SWEEP_NOTE = "The sweep observed this."
@@ -38,7 +38,7 @@ def _check_node(sweep: SweepRun, row: Row) -> bool:
     unhealthy_node = rows.decode(row, UnhealthyNode)
     if unhealthy_node.trusted_by:
         return False
-    incident, _ = incident_record.load_incident(ledger, unhealthy_node.incident_id)
+    incident, _ = incident_store.load_incident(ledger, unhealthy_node.incident_id)
     if ledger.get(incident_rows.open_key(unhealthy_node.life)) is not None:
         return False  # a newer incident works on it
     if unhealthy_node.life.cluster not in sweep.nodes_of or sweep.provider_nodes is None:
@@ -81,7 +81,7 @@ def _check_node(sweep: SweepRun, row: Row) -> bool:
 
 def _delete_record(sweep: SweepRun, row: Row, incident: Incident, reason: str, event: NodeEvent) -> None:
     context = sweep.context
-    line = partial(incident_record.timeline_put, incident.incident_id, at=context.now, writer=WRITER)
+    line = partial(incident_store.timeline_put, incident.incident_id, at=context.now, writer=WRITER)
     writes = record_observed_aftermath.aftermath_writes(incident, [event], context.ledger, context.now)
     with contextlib.suppress(Conflict):  # the next sweep checks again
         context.ledger.commit(Delete(row.key, row.version), line("node", f"No longer unhealthy. {reason}"), *writes)
@@ -145,14 +145,14 @@ def _continue_incident(sweep: SweepRun, row: Row, node: UnhealthyNode, earlier_i
             Put(incident_rows.open_row(resumed.life, resumed.incident_id), first_version=milliseconds(now)),
             Put(incident_rows.incident_row(resumed, 0)),
             Put(incident_rows.slot_row(resumed, slot_now.version if slot_now else 0, now)),
-            incident_record.timeline_put(
+            incident_store.timeline_put(
                 resumed.incident_id,
                 "resumed",
                 f"Continues {earlier_incident.incident_id}. {reason}",
                 at=now,
                 writer=WRITER,
             ),
-            incident_record.timeline_put(
+            incident_store.timeline_put(
                 earlier_incident.incident_id,
                 "resumed",
                 f"{resumed.incident_id} continues this. {reason}",

@@ -4,9 +4,8 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from evenkeel.domain.health.incidents import Incident
-from evenkeel.domain.recovery.leases import RepairRequest
 from evenkeel.domain.recovery.repair_policy import RepairPolicy
-from evenkeel.domain.recovery.repair_requests import request_deadline
+from evenkeel.domain.recovery.repair_requests import RepairRequest, request_deadline
 from evenkeel.domain.recovery.validation import CheckKind, margin_seconds
 from evenkeel.domain.renting.rental import Rental
 from evenkeel.domain.values import Value, milliseconds, rfc3339
@@ -15,7 +14,7 @@ from evenkeel.ports import Conflict, Put, Refused
 from evenkeel.services.attempts import record_nodes
 from evenkeel.services.context import Context
 from evenkeel.services.recovery.slot_reader import SlotReader
-from evenkeel.services.storage import incident_record, job_rows, rows, subject_rows
+from evenkeel.services.storage import incident_store, job_rows, rows, subject_rows
 from evenkeel.services.waits import evaluate_waits
 
 _RELEASE_CHECK_INTERVAL = timedelta(days=8)
@@ -69,7 +68,7 @@ def run(request: OpenWaitRequest, context: Context) -> OpenWaitResult:
         record_nodes.run(request.job_id, request.attempt, context)
     facts, deadline = _facts_and_deadline(request, context)
     name = wait_name(request.kind, request.attempt or request.rental)
-    for _ in range(incident_record.MAX_TRIES):
+    for _ in range(incident_store.MAX_TRIES):
         row = context.ledger.get(subject_rows.wait_key(request.subject, name))
         last_generation = rows.decode(row, Wait).generation if row else 0
         wait = Wait(
@@ -116,17 +115,17 @@ def _facts_and_deadline(request: OpenWaitRequest, context: Context) -> tuple[dic
     if request.kind is ConditionKind.RELEASED:
         return {}, context.now + _RELEASE_CHECK_INTERVAL
     if request.kind is ConditionKind.APPROVED:
-        plan = incident_record.load_incident(context.ledger, request.incident_id)[0].plan
+        plan = incident_store.load_incident(context.ledger, request.incident_id)[0].plan
         latest_deadline = context.now + timedelta(seconds=context.policy.repair.approval_deadline_seconds)
         return {}, plan.answer_by if plan and plan.answer_by else latest_deadline
-    incident, _ = incident_record.load_incident(context.ledger, request.incident_id)
+    incident, _ = incident_store.load_incident(context.ledger, request.incident_id)
     if request.kind is ConditionKind.JOBS_RESUMED:
         return {}, incident.opened_at + timedelta(seconds=jobs.resume_deadline_seconds)
     if request.kind is ConditionKind.REPAIR_POSSIBLE:
         until = context.now + timedelta(seconds=context.policy.repair.repair_possible_deadline_seconds)
         work_until = incident.plan.work_may_run_until if incident.plan else None
         return _slot_facts(incident, None), min(until, work_until) if work_until and work_until > context.now else until
-    last_repair_request = incident_record.last_repair_request(context.ledger, incident)
+    last_repair_request = incident_store.last_repair_request(context.ledger, incident)
     facts = _slot_facts(incident, last_repair_request)
     if request.kind is ConditionKind.NODE_VALID:
         # The deadline includes the longest margin: a node with recurring faults must be healthy for longer.

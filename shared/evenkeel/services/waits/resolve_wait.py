@@ -14,7 +14,7 @@ from evenkeel.domain.values import Value
 from evenkeel.domain.waiting import ConditionKind, Wait, WaitAnswer, WaitState
 from evenkeel.ports import Conflict, Delete, Put, Row, Write
 from evenkeel.services.context import Context
-from evenkeel.services.storage import incident_record, incident_rows, rows, subject_rows
+from evenkeel.services.storage import incident_rows, incident_store, rows, subject_rows
 
 WRITER = "resolve_wait"
 
@@ -50,7 +50,7 @@ def run(request: ResolveWaitRequest, context: Context) -> ResolveWaitResult:
 
     Idempotent: yes, by OPEN -> ANSWERED. A token that was used or has expired counts as answered.
     """
-    for _ in range(incident_record.MAX_TRIES):
+    for _ in range(incident_store.MAX_TRIES):
         row = context.ledger.get(subject_rows.wait_key(request.subject, request.name))
         wait = rows.decode(row, Wait) if row else None
         if row is None or wait is None or wait.generation != request.generation:
@@ -90,7 +90,7 @@ def _incident_writes(wait: Wait, answer: WaitAnswer, context: Context) -> Sequen
     )
     if not wait.subject.startswith("inc-") or (stage is None and not is_failed_validation):
         return ()
-    incident, version = incident_record.load_incident(context.ledger, wait.subject)
+    incident, version = incident_store.load_incident(context.ledger, wait.subject)
     text = f"{_CONDITION_TEXT[wait.condition.kind]}: {answer.reason}"
     if is_failed_validation:
         changed_incident, kind = incident.replace(invalid_at=context.now), "invalid"
@@ -99,7 +99,7 @@ def _incident_writes(wait: Wait, answer: WaitAnswer, context: Context) -> Sequen
         changed_incident, kind = _with_stage_time(incident, stage[0], answer, context.now), stage[1]
     return (
         Put(incident_rows.incident_row(changed_incident, version)),
-        incident_record.timeline_put(wait.subject, kind, text, at=context.now, writer=WRITER),
+        incident_store.timeline_put(wait.subject, kind, text, at=context.now, writer=WRITER),
     )
 
 

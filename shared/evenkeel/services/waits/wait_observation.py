@@ -11,9 +11,9 @@ from evenkeel.domain.health.incidents import AffectedJob, Incident, NodeCheck
 from evenkeel.domain.jobs.attempt import Attempt, ObservedWorkload
 from evenkeel.domain.nodes import KubernetesNode, NodeLife, ProviderCluster, ProviderNode
 from evenkeel.domain.recovery.guardrails import GuardrailAction
-from evenkeel.domain.recovery.leases import RepairLease
 from evenkeel.domain.recovery.node_slot import ObservedNode, SlotState, find_slot_state
 from evenkeel.domain.recovery.opt_out import opt_out_reason
+from evenkeel.domain.recovery.repair_lease import RepairLease
 from evenkeel.domain.recovery.validation import (
     CheckResult,
     expected_accelerators,
@@ -33,7 +33,7 @@ from evenkeel.services.context import Context
 from evenkeel.services.recovery import blocked_incidents, plan_recovery, slot_reader
 from evenkeel.services.recovery.guardrails import GuardrailInputs
 from evenkeel.services.recovery.slot_reader import SlotReader
-from evenkeel.services.storage import fleet_rows, incident_record, incident_rows, job_rows, rows
+from evenkeel.services.storage import fleet_rows, incident_rows, incident_store, job_rows, rows
 from evenkeel.services.waits.read_cache import ReadCache
 
 HYPERPOD = "HyperPod"
@@ -121,7 +121,7 @@ class Observation:
             NotFound: there is no such incident.
         """
         row = self._found.get(incident_rows.incident_key(incident_id))
-        return rows.decode(row, Incident) if row else incident_record.load_incident(self.context.ledger, incident_id)[0]
+        return rows.decode(row, Incident) if row else incident_store.load_incident(self.context.ledger, incident_id)[0]
 
     def nodes(self, cluster: str) -> tuple[KubernetesNode, ...]:
         """Return the node objects of a cluster."""

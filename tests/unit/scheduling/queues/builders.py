@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from evenkeel.domain.kueue.decisions import CycleDecision
+from evenkeel.domain.kueue.cycle_decisions import CycleDecision
 from evenkeel.domain.kueue.objects import (
     Admitted,
     Cohort,

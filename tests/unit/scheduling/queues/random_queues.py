@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 
-from evenkeel.domain.kueue.decisions import CycleDecision, Result
+from evenkeel.domain.kueue.cycle_decisions import CycleDecision, Result
 from evenkeel.domain.kueue.objects import (
     BorrowWithin,
     Cohort,

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import example, given, settings
 
-from evenkeel.domain.kueue.decisions import CycleDecision, Result
+from evenkeel.domain.kueue.cycle_decisions import CycleDecision, Result
 from evenkeel.domain.kueue.objects import Queue, Workload
 from evenkeel.domain.kueue.scheduler import Scheduler
 from evenkeel.domain.kueue.why import AdmittingChange, why

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from evenkeel.domain.kueue import fair_sharing
 from evenkeel.domain.kueue.capacity import QuotaCell, QuotaNode
-from evenkeel.domain.kueue.decisions import CycleDecision
+from evenkeel.domain.kueue.cycle_decisions import CycleDecision
 from evenkeel.domain.kueue.fair_sharing import Contestant, Rank, Share, Tournament, _candidates_of, group_by_queue
 from evenkeel.domain.kueue.flavors import FlavorAssigner
 from evenkeel.domain.kueue.nomination import Nominator

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenkeel.domain.kueue.decisions import CycleDecision
+from evenkeel.domain.kueue.cycle_decisions import CycleDecision
 from evenkeel.domain.kueue.objects import Admitted, Fungible
 from evenkeel.domain.kueue.scheduler import Scheduler
 from tests.examples import examples

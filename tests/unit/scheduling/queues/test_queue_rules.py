@@ -8,7 +8,7 @@ import pytest
 
 from evenkeel.domain.kueue.assignment import FlavorMode, Pending
 from evenkeel.domain.kueue.capacity import Tree
-from evenkeel.domain.kueue.decisions import CycleDecision, Result
+from evenkeel.domain.kueue.cycle_decisions import CycleDecision, Result
 from evenkeel.domain.kueue.fair_sharing import share_of
 from evenkeel.domain.kueue.flavors import why_unfit
 from evenkeel.domain.kueue.objects import (

@@ -2,7 +2,7 @@
 
 from evenkeel.domain.kueue.assignment import Pending
 from evenkeel.domain.kueue.capacity import QuotaNode, Tree
-from evenkeel.domain.kueue.decisions import Result
+from evenkeel.domain.kueue.cycle_decisions import Result
 from evenkeel.domain.kueue.objects import Admitted, Fungibility, Fungible, PodSet, Workload
 from evenkeel.domain.kueue.scheduler import Scheduler
 from tests.unit.scheduling.queues.builders import (

@@ -1,4 +1,4 @@
-"""Repair leases of node slots, with the slot's repair requests and returns to service."""
+"""The repair lease of a node slot, with the slot's repair requests and returns to service."""
 
 from datetime import datetime, timedelta
 
@@ -6,25 +6,8 @@ from pydantic import Field
 
 from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.recovery.repair_policy import RepairPolicy
+from evenkeel.domain.recovery.repair_requests import RepairRequest
 from evenkeel.domain.values import Instant, Value
-
-
-class RepairRequest(Value):
-    """A repair request to the provider. It is recorded before the call; its answer is added after the call."""
-
-    rung: str
-    """`reboot` or `replace`."""
-    life: NodeLife
-    boot_id: str
-    """Boot id of the node before the call. Another boot id later shows that the request took effect."""
-    status_before: str = ""
-    """Status of the node before the call, as HyperPod or its Auto Scaling group reports it."""
-    requested_at: Instant
-    incident_id: str = ""
-    group: str = ""
-    """Auto Scaling group of the node; empty for other nodes."""
-    answer: str = ""
-    """A `RepairAnswer`. Empty until the reply arrives, and after a crash: look for effects before a repetition."""
 
 
 class NodeReturn(Value):

@@ -27,7 +27,7 @@ _REFERENCE_TYPE = "ml.p4d.24xlarge"
 """The instance type whose proportions apply if the file names none: eight A100, as its labels say."""
 
 
-def read_values(document: Any) -> JobTemplates:
+def read_helm_values(document: Any) -> JobTemplates:
     """Read a values file.
 
     Args:

@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 
 from evenkeel.domain.health.incidents import Incident
-from evenkeel.domain.recovery.leases import RepairLease, RepairRequest
+from evenkeel.domain.recovery.repair_lease import RepairLease
+from evenkeel.domain.recovery.repair_requests import RepairRequest
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.ports import Key, Ledger, NotFound, Put, Row, Write
 from evenkeel.services.context import Context
