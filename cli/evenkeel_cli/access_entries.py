@@ -178,13 +178,13 @@ class EksAccess:
             yield principal, PresentEntry(groups, stack, entry.get("type", "STANDARD"))
 
     def _principal_arns(self, cluster: str) -> Iterator[str]:
-        token: dict[str, str] = {}
+        next_token_field: dict[str, str] = {}
         while True:
-            page = self.eks.list_access_entries(clusterName=cluster, maxResults=100, **token)
+            page = self.eks.list_access_entries(clusterName=cluster, maxResults=100, **next_token_field)
             yield from page["accessEntries"]
             if not page.get("nextToken"):
                 return
-            token = {"nextToken": page["nextToken"]}
+            next_token_field = {"nextToken": page["nextToken"]}
 
     def _apply_change(self, cluster: str, entry: EntryChange) -> None:
         entry_names = {"clusterName": cluster, "principalArn": entry.role}

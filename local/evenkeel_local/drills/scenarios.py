@@ -260,11 +260,11 @@ def poisoned_checkpoint(drill: DrillRun) -> None:
     """A memory error is found late: later checkpoints are distrusted, and an older shard is damaged."""
     drill.submit(TrainingWork(steps=120, paced_attempts=1))
     drill.wait_for_step(30)
-    node, sound = drill.node(), drill.step()
+    node, valid_step = drill.node(), drill.step()
     first_sign_at = datetime.now(UTC)
-    drill.wait_for_step(sound + 14)
+    drill.wait_for_step(valid_step + 14)
     every = drill.work.checkpoint_every
-    newest_step = sound // every * every
+    newest_step = valid_step // every * every
     torn = (
         newest_step - every
     )  # before the first sign, whose time has whole seconds; the newest checkpoint may be before or after it
@@ -272,7 +272,8 @@ def poisoned_checkpoint(drill: DrillRun) -> None:
         _corrupt_shard(drill, step)
     _report_xid(drill, node, "48, pid=4242, name=python, An uncorrectable double bit error (DBE)", first_sign_at)
     drill.say(
-        f"a double bit error on {node['name']}, first seen at step {sound}; steps {torn} and {newest_step} are torn"
+        f"a double bit error on {node['name']}, first seen at step {valid_step}; "
+        f"steps {torn} and {newest_step} are torn"
     )
     drill.wait_until_settled(node)
     drill.finish()

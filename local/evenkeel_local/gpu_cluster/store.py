@@ -85,7 +85,7 @@ class _FrozenList:
 
 
 @dataclass
-class _Log:
+class _ChangeLog:
     """Recent changes of one kind of object, and the watches that wait for more."""
 
     changes: deque[StoreChange]
@@ -126,7 +126,7 @@ class Store:
     def __init__(self, history: int = 8192) -> None:
         self._history = history
         self._objects: dict[TypeKey, dict[tuple[str, str], Obj]] = defaultdict(dict)
-        self._logs: dict[TypeKey, _Log] = {}
+        self._logs: dict[TypeKey, _ChangeLog] = {}
         self._listeners: list[Callable[[StoreChange], None]] = []
         self._compacted_at = 0
         self._pending: deque[StoreChange] = deque()
@@ -345,10 +345,10 @@ class Store:
             log.dropped_up_to = self.revision
         self._frozen_lists.clear()
 
-    def _log(self, key: TypeKey) -> _Log:
+    def _log(self, key: TypeKey) -> _ChangeLog:
         log = self._logs.get(key)
         if log is None:
-            log = self._logs[key] = _Log(deque(), self._compacted_at)
+            log = self._logs[key] = _ChangeLog(deque(), self._compacted_at)
         return log
 
     def _trim(self, key: TypeKey) -> None:

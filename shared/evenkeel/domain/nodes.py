@@ -441,7 +441,7 @@ class FleetNode(Value):
         return self.replace(left_workloads=recent_departures).keeping_unknown(stored_node)
 
     @property
-    def record(self) -> ProviderNode | None:
+    def provider_node(self) -> ProviderNode | None:
         """HyperPod's record of the node, as the sweep saw it; None for a node outside HyperPod."""
         if not self.provider_status:
             return None

@@ -26,7 +26,7 @@ CONVENTION_NAME = ".metadata"
 CONVENTION_SUFFIX = ".distcp"
 
 _FOLDER = re.compile(r"attempt=([1-9][0-9]*)/step=([0-9]{9,})")
-_FILE = re.compile(r"[A-Za-z0-9._-]+")
+_FILE_NAME = re.compile(r"[A-Za-z0-9._-]+")
 _SHARD = re.compile(r"shard-([0-9]+)-of-([0-9]+)\.[A-Za-z0-9._-]+")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -80,7 +80,7 @@ def checkpoint_of_key(key: str) -> Checkpoint | None:
 
 def is_file_name(name: str) -> bool:
     """Whether a shard file may have this name: no folder, plain characters, and not the name of the manifest."""
-    return _FILE.fullmatch(name) is not None and name not in (".", "..", MANIFEST_NAME)
+    return _FILE_NAME.fullmatch(name) is not None and name not in (".", "..", MANIFEST_NAME)
 
 
 def rank_and_world(name: str) -> tuple[int, int] | None:

@@ -59,8 +59,10 @@ class QueueCursors(NamedTuple):
         if ALL_JOBS not in self.page_starts:
             return self._replace(barriers=())
         barriers = {job_id for job_id, _ in self.barriers}
-        waits = [decision.job_id for decision in decisions if decision.blocks_queue and decision.job_id not in barriers]
-        waiting_jobs = sorted((job_id in self.page_jobs, job_id) for job_id in waits)
+        blocking_job_ids = [
+            decision.job_id for decision in decisions if decision.blocks_queue and decision.job_id not in barriers
+        ]
+        waiting_jobs = sorted((job_id in self.page_jobs, job_id) for job_id in blocking_job_ids)
         added_barriers = tuple(
             (job_id, self.page_start if is_behind else cursor_after_first_page) for is_behind, job_id in waiting_jobs
         )
@@ -71,12 +73,12 @@ class QueueCursors(NamedTuple):
 
         The jobs behind that barrier were blocked by it, so they come before the jobs of the present page.
         """
-        waits = {
+        blocking_job_ids = {
             decision.job_id
             for decision in decisions
             if decision.action in (AdmissionAction.WAIT, AdmissionAction.BLOCKED)
         }
         for index, (job_id, cursor) in enumerate(self.barriers):
-            if job_id not in waits:
+            if job_id not in blocking_job_ids:
                 return self._replace(page_starts={**self.page_starts, ALL_JOBS: cursor}, barriers=self.barriers[:index])
         return None

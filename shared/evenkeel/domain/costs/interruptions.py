@@ -49,7 +49,7 @@ class _StageEnd(NamedTuple):
 
     stage: Stage
     at: datetime | None
-    record: str
+    time_source: str
     attempt: Attempt
     """The attempt whose GPUs the stage costs."""
 
@@ -114,7 +114,7 @@ class _InterruptionTimes(NamedTuple):
 
     start: datetime | None
     """None: the resume point is unknown."""
-    start_record: str
+    start_time_source: str
     stage_ends: tuple[_StageEnd, ...]
     resumed: Attempt | None
     until: datetime
@@ -127,7 +127,7 @@ def _interruption_times(
 ) -> _InterruptionTimes:
     attempt, later_attempts = attempts[index], attempts[index + 1 :]
     resumed_attempt = next((attempt for attempt in later_attempts if attempt.running_at), None)
-    start, start_record = _work_kept_until(attempts, attempt, resumed_attempt)
+    start, start_time_source = _work_kept_until(attempts, attempt, resumed_attempt)
     stage_ends = list(_stage_ends_before_drain(attempt, attempt_incidents))
     stage_ends.append(_StageEnd(Stage.DRAIN, attempt.ended_at, f"attempt {attempt.attempt} ended", attempt))
     for later in later_attempts[: later_attempts.index(resumed_attempt) + 1 if resumed_attempt else None]:
@@ -156,7 +156,7 @@ def _interruption_times(
         stage_ends.append(_StageEnd(stage, until, time_source, starting_attempt or attempt))
     return _InterruptionTimes(
         start,
-        start_record,
+        start_time_source,
         tuple(stage_ends),
         resumed_attempt,
         until,
@@ -254,11 +254,11 @@ def _priced_parts(
     """Yield the stages with their spans. Two stages never overlap, and together they leave no gap."""
     # The last border is known: every pod runs, the job ended, or the receipt is written.
     last_at = times.stage_ends[-1].at
-    stage_ends, at, time_source = times.stage_ends, times.start, times.start_record
+    stage_ends, at, time_source = times.stage_ends, times.start, times.start_time_source
     if at is None:
         yield _part_without_times(Stage.REPEATED_WORK, attempt, "resume point not recorded"), []
         first_stage_end, stage_ends = times.stage_ends[0], times.stage_ends[1:]
-        at, time_source = first_stage_end.at, first_stage_end.record
+        at, time_source = first_stage_end.at, first_stage_end.time_source
         at = min(filter(None, (at, attempt.ended_at)))
     unrecorded_stages: list[Stage] = []
     for stage_end in stage_ends:
@@ -274,7 +274,7 @@ def _priced_parts(
         span = Span(at, max(at, min(stage_end.at, limit)))
         spans = subtract_spans(span, spans_taken)
         yield _priced_part(stage_end, span, spans, time_source, tuple(unrecorded_stages), price_of), spans
-        at, time_source, unrecorded_stages = span.end, stage_end.record, []
+        at, time_source, unrecorded_stages = span.end, stage_end.time_source, []
 
 
 def _priced_part(
@@ -293,7 +293,7 @@ def _priced_part(
         started_at=span.start,
         ended_at=span.end,
         from_record=time_source,
-        to_record=stage_end.record,
+        to_record=stage_end.time_source,
         covers=unrecorded_stages,
         already_counted_seconds=(microseconds(span.end - span.start) - lost_microseconds) / 1e6,
         gpus=attempt.accelerators,

@@ -179,15 +179,15 @@ def _stated_amounts(
     `unknownNodes` counts the nodes that do not state it, for example nodes that have not joined their cluster.
     """
     nodes_with_amount = [node for node in nodes if amount(node.allocatable) is not None]
-    unknown_count = {"unknownNodes": len(nodes) - len(nodes_with_amount)}
+    unknown_field = {"unknownNodes": len(nodes) - len(nodes_with_amount)}
     if not nodes_with_amount:
-        return {"total": None, "inUse": None, "free": None, **unknown_count}
+        return {"total": None, "inUse": None, "free": None, **unknown_field}
     serving = [node for node in nodes_with_amount if states[node.life.key] is NodeState.IN_SERVICE]
     return {
         "total": amount(sum((node.allocatable for node in nodes_with_amount), NONE)),
         "inUse": amount(sum((node.in_use for node in nodes_with_amount), NONE)) or 0,
         "free": amount(sum((node.allocatable.minus(node.in_use) for node in serving), NONE)) or 0,
-        **unknown_count,
+        **unknown_field,
     }
 
 

@@ -345,11 +345,11 @@ def with_jobs(ledger: Ledger, incidents: Iterable[Incident]) -> list[Incident]:
     if not incidents_to_search:
         return all_incidents
     since = min(incident.first_signal_at for incident in incidents_to_search) - _ATTRIBUTION_WINDOW
-    incident_rows_, _ = pagination.read_partition(ledger, Table.JOBS, "ATTEMPT#LIVE", at_most=_MAX_ATTEMPTS)
+    live_rows, _ = pagination.read_partition(ledger, Table.JOBS, "ATTEMPT#LIVE", at_most=_MAX_ATTEMPTS)
     ended_rows, _ = pagination.read_partition(
         ledger, Table.JOBS, "ATTEMPT#ENDED", at_most=_MAX_ATTEMPTS, newest_first=True
     )
-    attempts = [attempt for _, attempt in rows.readable_rows((*incident_rows_, *ended_rows), Attempt)]
+    attempts = [attempt for _, attempt in rows.readable_rows((*live_rows, *ended_rows), Attempt)]
     jobs_by_life: dict[str, dict[str, AffectedJob]] = defaultdict(dict)
     for attempt in sorted(attempts, key=lambda earlier: earlier.attempt):
         was_interrupted = (

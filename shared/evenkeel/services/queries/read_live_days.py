@@ -102,17 +102,17 @@ def read_days(asked_span: Span, context: Context, *, max_jobs: int = 0) -> LiveD
     jobs = read_cost_records.jobs_of(
         context.ledger, dict.fromkeys([*chosen_job_ids, *sorted(jobs_on_rented_nodes), *jobs_that_began[:max_jobs]])
     )
-    missing_count = sum(name not in jobs for name in chosen_job_ids)
+    missing_count = sum(job_id not in jobs for job_id in chosen_job_ids)
     if missing_count:
         notes.append(
             f"{count_of(missing_count, 'interrupted job is', 'interrupted jobs are')} no longer stored: losses unknown."
         )
     with_rentals = [
-        jobs[name] for name in dict.fromkeys([*chosen_job_ids, *sorted(jobs_on_rented_nodes)]) if name in jobs
+        jobs[job_id] for job_id in dict.fromkeys([*chosen_job_ids, *sorted(jobs_on_rented_nodes)]) if job_id in jobs
     ]
     rentals = read_cost_records.rentals_in(with_rentals, span.start, context)
     lost_times = _lost_time(
-        [jobs[name] for name in chosen_job_ids if name in jobs], attempts, incidents, rentals, context
+        [jobs[job_id] for job_id in chosen_job_ids if job_id in jobs], attempts, incidents, rentals, context
     )
     nodes, is_cut = nodes_of(context)
     if is_cut:

@@ -152,7 +152,7 @@ class _Step(NamedTuple):
     lease_row: Row | None
     facts: RepairFacts
     decision: RepairDecision
-    record: Decision
+    decision_record: Decision
     guardrail_state: GuardrailState | None
     """The facts of the guardrails; None if no provider call is decided."""
 
@@ -195,13 +195,13 @@ def _record_without_call(step: _Step, context: Context) -> RepairNodeResult:
     if decision.action is Repair.AWAIT:
         _confirm_unanswered_call(incident, step.facts, context.ledger)
     if decision.action in _TIMELINE_KINDS:
-        _record_reason(incident, decision, step.record, context)
+        _record_reason(incident, decision, step.decision_record, context)
     if decision.action in (Repair.HOLD, Repair.BLOCKED):
-        _record_block(incident, step.facts, step.record, context)
+        _record_block(incident, step.facts, step.decision_record, context)
     else:
         record_block.clear_block(incident, context.ledger)
     if decision.action in _BRANCH_ENDS:
-        _record_end(incident, step.facts, decision, step.record, context)
+        _record_end(incident, step.facts, decision, step.decision_record, context)
     return RepairNodeResult(
         outcome=_OUTCOMES[decision.action],
         rung=_last_rung(step.lease, incident),
@@ -387,7 +387,9 @@ def _call_provider(step: _Step, context: Context) -> RepairNodeResult:
         raise
     _record_answer(incident, request, answer, context.ledger)
     context.telemetry.count("RepairsRequested", rung=request.rung, answer=answer)
-    context.telemetry.info("RepairRequested", rung=request.rung, answer=answer, decisionId=step.record.decision_id)
+    context.telemetry.info(
+        "RepairRequested", rung=request.rung, answer=answer, decisionId=step.decision_record.decision_id
+    )
     if answer in (RepairAnswer.NOT_NOW, RepairAnswer.FAILED):
         reason = f"{decision.reason} The provider answered {answer}."
         return RepairNodeResult(
@@ -456,13 +458,13 @@ def _record_request(step: _Step, request: RepairRequest, enters: Put | None, led
             step.decision.reason,
             at=request.requested_at,
             writer=WRITER,
-            decision_id=step.record.decision_id,
+            decision_id=step.decision_record.decision_id,
         )
         lease_write = Put(fleet_rows.lease_row(changed_lease, version, is_drill=incident.is_drill))
         return requested_incident, [
             lease_write,
             *([enters] if enters else []),
-            Put(subject_rows.decision_row(step.record)),
+            Put(subject_rows.decision_row(step.decision_record)),
             line,
         ]
 

@@ -142,10 +142,10 @@ class SlotReader:
                 raise
             row = self.context.ledger.get(fleet_rows.node_key(life.cluster, life.instance_id))
             node = rows.decode(row, FleetNode) if row else None
-            if node is None or node.is_gone or node.record is None:
+            if node is None or node.is_gone or node.provider_node is None:
                 raise
             self.node_read_at = self._stored.nodes_read_at
-            return node.record
+            return node.provider_node
 
     @property
     def _is_on_hyperpod(self) -> bool:

@@ -242,7 +242,7 @@ class JobRentalOpening(NamedTuple):
     """A rental that is about to begin for a job."""
 
     change: RentalChange
-    record: Decision
+    decision_record: Decision
     job: Job
     """The job with the rental."""
 
@@ -289,7 +289,7 @@ def begin_for_job(job: Job, version: int, placement: PlacementDecision, tree: Qu
 def commit_opening(opening: JobRentalOpening, job_write: Write, tree: QuotaTree, context: Context) -> None:
     """Commit a rental together with the row of its job, and start its workflow. As `begin_for_job`."""
     change = opening.change
-    _commit_begun(change, opening.record, job_write, tree, context)
+    _commit_rental_begin(change, opening.decision_record, job_write, tree, context)
     context.telemetry.info(
         "NodesRented", job_id=opening.job.job_id, rental=change.rental.name, pool=change.rental.offer.pool
     )
@@ -332,7 +332,7 @@ def _begin_for_base(job: Job, version: int, decision: MixedDecision, tree: Quota
     change = open_rental(holder, terms, decision_record.decision_id, context.policy.burst, context.now)
     note = PlacementNote(key=decision.note_key, text=decision.reason, decision_id=decision_record.decision_id)
     job_with_rental = job.replace(rentals=holder.number, mixed_note=note)
-    _commit_begun(change, decision_record, Put(job_rows.job_row(job_with_rental, version)), tree, context)
+    _commit_rental_begin(change, decision_record, Put(job_rows.job_row(job_with_rental, version)), tree, context)
     context.telemetry.info("NodesRented", job_id=job.job_id, rental=change.rental.name, pool=chosen_option.pool)
 
 
@@ -385,7 +385,7 @@ def _begin_for_deployment(
     change = open_rental(holder, RentalTerms.of(placement), decision_record.decision_id, burst, context.now)
     note = PlacementNote(key=placement.note_key, text=change.text, decision_id=decision_record.decision_id)
     new_state = state.replace(rentals=holder.number, last_note=note)
-    _commit_begun(change, decision_record, Put(job_rows.serving_row(new_state, plan.version)), tree, context)
+    _commit_rental_begin(change, decision_record, Put(job_rows.serving_row(new_state, plan.version)), tree, context)
     context.telemetry.info(
         "DeploymentNodeRented", job_id=plan.registered.label, rental=change.rental.name, pool=placement.pool
     )
@@ -413,7 +413,7 @@ def return_replicas_to_committed(serving_return: ServingReturn, tree: QuotaTree,
     context.telemetry.info("ReplicasReturned", rental=rental.name, reason=decision.reason)
 
 
-def _commit_begun(
+def _commit_rental_begin(
     change: RentalChange, decision_record: Decision, holder_write: Write, tree: QuotaTree, context: Context
 ) -> None:
     writer = SERVING_WRITER if change.rental.serving_target else WRITER

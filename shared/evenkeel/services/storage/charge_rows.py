@@ -48,7 +48,7 @@ class Charges(NamedTuple):
             if job and job.current_attempt == charge.attempt and job.state.has_live_attempt:
                 raise Conflict(f"{charge.job_id} is being settled during this read")
         attempt_by_pending_job = {
-            name: job.current_attempt for name, (job, _) in jobs.items() if job.state is JobState.PENDING
+            job_id: job.current_attempt for job_id, (job, _) in jobs.items() if job.state is JobState.PENDING
         }
         return self._replace(
             live=tuple(charge for charge in self.live if attempt_by_pending_job.get(charge.job_id) != charge.attempt)

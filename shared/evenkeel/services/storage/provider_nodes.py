@@ -23,7 +23,7 @@ def load_provider_nodes(
     """
     if not context.site.has_hyperpod:
         return ()
-    provider_nodes = tuple(provider_node for node in fleet_nodes if (provider_node := node.record) is not None)
+    provider_nodes = tuple(provider_node for node in fleet_nodes if (provider_node := node.provider_node) is not None)
     instance_ids = {provider_node.instance_id for provider_node in provider_nodes}
     is_complete = all(node.instance_id in instance_ids for node in nodes if node.hyperpod_cluster_id)
     return provider_nodes if is_complete else context.provider.nodes()
@@ -34,5 +34,5 @@ def load_provider_node(node: KubernetesNode, context: Context) -> ProviderNode |
     if not node.hyperpod_cluster_id or not node.instance_id:
         return None
     row = context.ledger.get(fleet_rows.node_key(node.cluster, node.instance_id))
-    provider_node = rows.decode(row, FleetNode).record if row else None
+    provider_node = rows.decode(row, FleetNode).provider_node if row else None
     return provider_node or context.provider.node(node.instance_id)
