@@ -131,7 +131,7 @@ def variables_of(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 def vague_variables(path: str, source: str) -> list[str]:
     """Return a line for each vague variable of a file: where it is, and what to do."""
-    vague_names = VAGUE | PARTICIPLES if path.split("/")[0] in PRODUCT else VAGUE
+    vague_names = VAGUE | PARTICIPLES if path.split("/", maxsplit=1)[0] in PRODUCT else VAGUE
     return [
         f"{path}:{line}: {name}: name the variable after its value, such as `row`, `reason` or `stored_rows`"
         for line, name in variables_of(ast.parse(source))
