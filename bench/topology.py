@@ -157,7 +157,7 @@ class Fleet:
                 cluster="hyperpod",
                 pool="committed",
                 instance_type="ml.p5.48xlarge",
-                offered=offered,
+                allocatable=offered,
                 free=offered,
                 network_layers=self.layers[name] if labelled else (),
             )
