@@ -1,6 +1,5 @@
 """The formulas of `evenkeel economics`: each function calls documented functions of `evenkeel.domain.economics`."""
 
-import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -66,11 +65,7 @@ def rate_of(rate: str | None, failures: int | None, node_hours: str | None, conf
         if rate is not None and failures is None and node_hours is None:
             return failure_rates.stated_rate(parse_share("--rate", rate))
         if rate is None and failures is not None and node_hours is not None:
-            failure_rate = failure_rates.failure_rate(failures, parse_number("--node-hours", node_hours), confidence)
-            if not all(math.isfinite(value) for _, value in known_rate_values(failure_rate)):
-                problem = f"is too small for {count_of(failures, 'failure')}: the rate has no finite value"
-                raise usage_error("--node-hours", problem)
-            return failure_rate
+            return failure_rates.failure_rate(failures, parse_number("--node-hours", node_hours), confidence)
     if rate is not None:
         raise CommandFailed(Exit.USAGE, "--rate excludes --failures and --node-hours.", code="WRONG_FIGURE")
     raise CommandFailed(
@@ -140,7 +135,13 @@ def mtbf(rate: FailureRate, nodes: int, downtime_seconds: float | None) -> Json:
     """Return the MTBF of a job, at each end of the rate."""
     with name_options():
         rows = [_mtbf_row(end, value, nodes, downtime_seconds) for end, value in known_rate_values(rate)]
-    return {"nodes": nodes, "downtimeSeconds": downtime_seconds, "rates": rows, "note": rate.note}
+    never = " At a rate of 0 the job never fails, so there is no MTBF (null)." if rows[0]["mtbfHours"] is None else ""
+    return {
+        "nodes": nodes,
+        "downtimeSeconds": downtime_seconds,
+        "rates": rows,
+        "note": f"{rate.note}{never}",
+    }
 
 
 def _mtbf_row(end: str, rate: float, nodes: int, downtime_seconds: float | None) -> Json:
@@ -253,7 +254,10 @@ def spare_table(rate: FailureRate, terms: Mapping[str, Any], max_spares: int | N
     """Return the cost of a run by the number of spares, at each end of the rate."""
     rows, cheapest_spares = [], {}
     with name_options(
-        lead_seconds="--lead", wait_seconds="--wait", detect_seconds="--detect", resume_seconds="--resume"
+        **dict.fromkeys(("lead_seconds", "lead_hours"), "--lead"),
+        wait_seconds="--wait",
+        detect_seconds="--detect",
+        resume_seconds="--resume",
     ):
         for end, value in known_rate_values(rate):
             case = spares.SpareInputs.model_validate({**terms, "failures_per_node_hour": value})
@@ -313,7 +317,9 @@ def goodput_from_options(elapsed: str, productive: str, buckets: Sequence[str]) 
 def goodput_of(time_spent: goodput.TimeSpent, document_name: str) -> Json:
     """Return goodput; an error names the field of the file, or the option."""
     if not document_name:
-        with name_options(elapsed_seconds="--elapsed", productive_seconds="--productive"):
+        with name_options(
+            elapsed_seconds="--elapsed", productive_seconds="--productive", buckets="The values of --bucket"
+        ):
             return goodput.goodput(time_spent).to_json()
     try:
         return goodput.goodput(time_spent).to_json()

@@ -95,8 +95,11 @@ def read_demand(file: Path) -> commitment.HourlyDemand:
     rows = [_instant_and_figure(row) for row in raw_rows]
     if not rows:
         raise usage_error(f"{file}: demand", "has no hour")
+    undated = [index for index, (at, _) in enumerate(rows) if at is None]
+    if undated and len(undated) < len(rows):
+        raise usage_error(f"{file}: demand[{undated[0]}]", "must have an hour, because other rows have one")
     try:
-        if all(at is not None for at, _ in rows):
+        if not undated:
             return commitment.hourly_demand(
                 commitment.DemandHour(at=_parse_instant(file, index, str(at)), units=_parse_units(file, index, figure))
                 for index, (at, figure) in enumerate(rows)
@@ -170,7 +173,11 @@ def advise_commitment(
     for name in ("reserved_usd_per_hour", "on_demand_usd_per_hour"):
         if name not in terms:
             raise usage_error(f"--{name.replace('_', '-')}", "is required, because this price is unknown")
-    with name_options(demand="the demand", accelerators_per_unit="--gpus-per-node", committed_units="--committed"):
+    with name_options(
+        **{"demand": "the demand", "peak demand": "the highest demand"},
+        accelerators_per_unit="--gpus-per-node",
+        committed_units="--committed",
+    ):
         prices = commitment.CommitmentPrices(**terms)
         return commitment.advise_commitment(demand, prices, committed, per_unit).to_json()
 

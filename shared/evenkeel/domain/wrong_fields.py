@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
+from evenkeel.domain.plurals import count_of
+
 _MAX_SHOWN = 40
 """Maximum characters of a wrong value in a message."""
 
@@ -28,6 +30,12 @@ _LIMITS = {
     "less_than": ("less than", "lt"),
     "less_than_equal": ("at most", "le"),
 }
+_SIZES = {
+    "too_short": ("at least", "min_length", "item"),
+    "too_long": ("at most", "max_length", "item"),
+    "string_too_short": ("at least", "min_length", "character"),
+    "string_too_long": ("at most", "max_length", "character"),
+}
 
 
 class WrongField(NamedTuple):
@@ -49,7 +57,7 @@ def wrong_fields(error: ValidationError, document: Any) -> tuple[WrongField, ...
     """
     messages: dict[str, list[str]] = {}
     for fault in error.errors(include_url=False):
-        field = _field(fault["loc"], document, is_missing=fault["type"] in ("missing", "union_tag_not_found"))
+        field = field_path(fault["loc"], document, is_missing=fault["type"] in ("missing", "union_tag_not_found"))
         if fault["type"].startswith("union_tag"):
             tag = str(fault["ctx"]["discriminator"]).strip("'")
             field = f"{field}.{tag}" if field else tag
@@ -62,7 +70,8 @@ def first_problem(error: BaseException | None) -> str:
     return wrong_fields(error, None)[0].message if isinstance(error, ValidationError) else ""
 
 
-def _field(location: Sequence[int | str], document: Any, *, is_missing: bool) -> str:
+def field_path(location: Sequence[int | str], document: Any, *, is_missing: bool = False) -> str:
+    """Return the path of a location in a document: `groups[0].failures`."""
     path, value = "", document
     for position, part in enumerate(location):
         if isinstance(part, int) and isinstance(value, list | tuple) and part < len(value):
@@ -97,6 +106,9 @@ def _message(fault: Any) -> str:
             limit = context[name]
             text = f"{limit:.15g}" if isinstance(limit, float) else limit
             return f"must be {words} {text}, not {_shown(fault['input'])}"
+    if kind in _SIZES:
+        words, name, unit = _SIZES[kind]
+        return f"must have {words} {count_of(context[name], unit)}"
     if kind == "finite_number":
         return f"must be a finite number, not {_shown(fault['input'])}"
     expected_kind = _EXPECTED.get(kind.partition("_")[0])

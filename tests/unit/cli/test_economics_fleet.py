@@ -248,6 +248,8 @@ def test_missing_hours_of_demand_are_unknown(tmp_path: Path) -> None:
         ("d.json", "[NaN]", "demand[0] must be a"),
         ("d.csv", "hour,gpus\nnoon,3\n", "demand[0] must have an instant such as"),
         ("d.csv", "hour,gpus\n1,\n", 'demand[0] must have a figure, not ""'),
+        ("d.json", '[{"hour": 1, "units": 2}, {"units": 3}]', "demand[1] must have an hour, because other rows"),
+        ("d.json", "[1000000000]", "the highest demand must be a whole number from 0 to 100000, not 1000000000."),
         ("d.csv", "hour,gpus\n1,3\n1,4\n", "demand has two figures for the hour"),
         ("d.json", "7", "demand must be a list of hours."),
     ],

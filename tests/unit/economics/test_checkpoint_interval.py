@@ -108,3 +108,11 @@ def test_exact_ettr_is_the_product_of_rework_and_downtime() -> None:
 def test_invalid_save_time_or_mtbf_is_refused(write: float, mtbf: float) -> None:
     with pytest.raises(WrongFigure, match="must be more than 0"):
         ci.advise_interval(write, 0, mtbf)
+
+
+@pytest.mark.parametrize("ratio", [1e-18, 1e-12, 0.99e-8, 1.01e-8, 1e-6])
+def test_best_interval_of_a_short_save_keeps_its_digits(ratio: float) -> None:
+    young = math.sqrt(2 * ratio)
+    series = young - young**2 / 3 + young**3 / 36 + young**4 / 270
+
+    assert ci.best_seconds(ratio, 1.0) == pytest.approx(series, rel=1e-8)

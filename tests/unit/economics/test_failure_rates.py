@@ -107,3 +107,13 @@ def test_smallest_job_that_never_finishes_is_exact(rate: float, hours: float) ->
     assert nodes * rate * hours >= 1 - 1e-9
     assert (nodes - 1) * rate * hours < 1
     assert smallest_endless_nodes(rate, 0) is None
+
+
+def test_rate_that_never_causes_a_failure_has_no_mtbf() -> None:
+    assert mtbf_hours(1, 5e-324) is None
+    assert smallest_endless_nodes(5e-324, 5) is None
+
+
+def test_implausible_node_hours_are_refused() -> None:
+    with pytest.raises(WrongFigure, match=r"nodeHours\[0\].nodeHours must be at most 1000000000000"):
+        Observations.read({"failures": [], "nodeHours": [{"nodeHours": 1e308}, {"nodeHours": 1e308}]})

@@ -197,11 +197,11 @@ def test_fleet_without_failures_only_pays_for_saves() -> None:
         ({"nodes": 0}, "groups[0].nodes", "must be at least 1, not 0"),
         ({"failuresPerNodeHour": -1}, "groups[0].failuresPerNodeHour", "must be at least 0, not -1"),
         ({"usdPerGpuHour": "five"}, "groups[0].usdPerGpuHour", "must be a number, not 'five'"),
-        ({"nodes": True}, "groups.0.nodes", "must be a number, not a boolean"),
+        ({"nodes": True}, "groups[0].nodes", "must be a number, not a boolean"),
         ({"failures": 3}, "groups[0]", "needs failures and nodeHours together"),
         ({"failures": 3, "nodeHours": 0}, "groups[0].nodeHours", "must be at least 1, not 0"),
         ({"failures": 3, "nodeHours": 9}, "groups[0]", "has failures and failuresPerNodeHour; give only one of them"),
-        ({"jobNodes": 300}, "groups[0]", "jobNodes is 300, but the group has 256 nodes"),
+        ({"jobNodes": 300}, "groups[0]", "has jobNodes 300, but only 256 nodes"),
         ({"highFailuresPerNodeHour": 0.0001}, "groups[0]", "needs lowFailuresPerNodeHour <="),
         ({"market": "on-demand", "spares": 1}, "groups[0]", "has spares, but a group of rented nodes keeps none"),
         ({"market": "spot"}, "groups[0].market", "must be 'committed' or 'on-demand', not 'spot'"),
@@ -217,8 +217,24 @@ def test_wrong_group_names_its_field(changes: Json, field: str, problem: str) ->
 
 
 def test_two_groups_of_one_name_are_refused() -> None:
-    with pytest.raises(WrongFigure, match="groups has p5 twice"):
+    with pytest.raises(WrongFigure, match="groups must have different names, but has p5 twice"):
         forecast(a_group(), a_group())
+
+
+def test_file_without_groups_is_refused_in_plain_words() -> None:
+    with pytest.raises(WrongFigure, match=r"^groups must have at least 1 item$"):
+        FleetRequest.read({"groups": []})
+
+
+def test_no_observed_failure_leaves_only_the_high_end_as_estimate() -> None:
+    counted = {"failures": 0, "nodeHours": 184_320, "failuresPerNodeHour": None}
+    ends = dict.fromkeys(("lowFailuresPerNodeHour", "highFailuresPerNodeHour"))
+
+    fleet_forecast = forecast(a_group(**counted, **ends))
+
+    assert any("only the high end is an estimate" in text for text in fleet_forecast.assumptions)
+    assert [total.failures_per_month for total in fleet_forecast.totals] == [0, 0, 0, 0]
+    assert all((total.high_failures_per_month or 0) > 3 for total in fleet_forecast.totals)
 
 
 def test_impossible_failure_rate_is_refused_before_a_long_computation() -> None:

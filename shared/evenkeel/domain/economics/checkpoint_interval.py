@@ -24,13 +24,16 @@ The best interval of the exact form solves (1 - x tau) e^(x tau) = e^(-x w). R d
 import math
 from collections.abc import Callable, Sequence
 
-from evenkeel.domain.economics.figure_checks import at_least, more_than
+from evenkeel.domain.economics.figure_checks import at_least, more_than_0
 from evenkeel.domain.values import Value
+
+_SHORT_WRITE = 1e-8
+"""Below this write time, as a share of the MTBF, a series gives the best interval."""
 
 
 def young_seconds(write_seconds: float, mtbf_seconds: float) -> float:
     """Return Young's interval."""
-    return math.sqrt(2 * more_than("write_seconds", write_seconds) * more_than("mtbf_seconds", mtbf_seconds))
+    return math.sqrt(2 * more_than_0("write_seconds", write_seconds) * more_than_0("mtbf_seconds", mtbf_seconds))
 
 
 def daly_seconds(write_seconds: float, mtbf_seconds: float) -> float:
@@ -44,14 +47,17 @@ def daly_seconds(write_seconds: float, mtbf_seconds: float) -> float:
 
 def availability_cycle_seconds(write_seconds: float, restart_seconds: float, mtbf_seconds: float) -> float:
     """Return the cycle of interval and save that maximises the first-order availability."""
-    more_than("write_seconds", write_seconds)
-    up_seconds = more_than("mtbf_seconds", mtbf_seconds) + at_least("restart_seconds", restart_seconds)
+    more_than_0("write_seconds", write_seconds)
+    up_seconds = more_than_0("mtbf_seconds", mtbf_seconds) + at_least("restart_seconds", restart_seconds)
     return write_seconds + math.sqrt(2 * up_seconds * write_seconds + write_seconds**2)
 
 
 def best_seconds(write_seconds: float, mtbf_seconds: float) -> float:
-    """Return the interval that maximises the exact ETTR, with the full precision of a float."""
-    target = -more_than("write_seconds", write_seconds) / more_than("mtbf_seconds", mtbf_seconds)
+    """Return the interval that maximises the exact ETTR."""
+    target = -more_than_0("write_seconds", write_seconds) / more_than_0("mtbf_seconds", mtbf_seconds)
+    if target > -_SHORT_WRITE:
+        young = math.sqrt(-2 * target)  # the sum below would lose its digits; the next term is young^4 / 270
+        return (young - young**2 / 3 + young**3 / 36) * mtbf_seconds
     low, high = 0.0, 1.0  # log(1 - u) + u falls from 0 to minus infinity
     while low < (middle := (low + high) / 2) < high:
         if math.log1p(-middle) + middle > target:
@@ -78,8 +84,8 @@ def exact_ettr(
         mtbf_seconds: Mean time between failures of the job.
         restart_can_fail: Whether failures also hit the restart.
     """
-    interval = more_than("interval_seconds", interval_seconds)
-    mtbf = more_than("mtbf_seconds", mtbf_seconds)
+    interval = more_than_0("interval_seconds", interval_seconds)
+    mtbf = more_than_0("mtbf_seconds", mtbf_seconds)
     restart = at_least("restart_seconds", restart_seconds)
     exponent = (interval + at_least("write_seconds", write_seconds)) / mtbf
     if exponent > 700 or (restart_can_fail and restart / mtbf > 700):
@@ -92,8 +98,8 @@ def first_order_ettr(
     interval_seconds: float, write_seconds: float, restart_seconds: float, mtbf_seconds: float
 ) -> float | None:
     """Return the first-order ETTR; None if a failure costs more than the MTBF, because the approximation then fails."""
-    lost_seconds = at_least("restart_seconds", restart_seconds) + more_than("interval_seconds", interval_seconds) / 2
-    share = 1 - lost_seconds / more_than("mtbf_seconds", mtbf_seconds)
+    lost_seconds = at_least("restart_seconds", restart_seconds) + more_than_0("interval_seconds", interval_seconds) / 2
+    share = 1 - lost_seconds / more_than_0("mtbf_seconds", mtbf_seconds)
     return share / (1 + at_least("write_seconds", write_seconds) / interval_seconds) if share > 0 else None
 
 
@@ -102,8 +108,8 @@ def lost_work_seconds(interval_seconds: float, write_seconds: float, mtbf_second
 
     A failure comes within the cycle s = tau + w; its mean time in it is M - s / (e^(s/M) - 1).
     """
-    cycle = more_than("interval_seconds", interval_seconds) + at_least("write_seconds", write_seconds)
-    ratio = cycle / more_than("mtbf_seconds", mtbf_seconds)
+    cycle = more_than_0("interval_seconds", interval_seconds) + at_least("write_seconds", write_seconds)
+    ratio = cycle / more_than_0("mtbf_seconds", mtbf_seconds)
     if ratio < 1e-4:
         return cycle * (0.5 - ratio / 12)  # the difference below would lose its digits
     return mtbf_seconds - (cycle / math.expm1(ratio) if ratio < 700 else 0.0)
@@ -165,7 +171,7 @@ def advise_interval(
         "availability": cycle - write_seconds,
     }
     if interval_seconds is not None:
-        intervals["present"] = more_than("interval_seconds", interval_seconds)
+        intervals["present"] = more_than_0("interval_seconds", interval_seconds)
     best_ettr = exact_ettr(best_interval, write_seconds, restart_seconds, mtbf_seconds)
     choices = []
     for method, interval in intervals.items():
@@ -202,7 +208,8 @@ def advise_interval(
 def _compare_methods(choices: Sequence[IntervalChoice], young: float | None, daly: float | None) -> str:
     """Return sentences that say how much the methods differ, and from which write times that matters."""
     worst_loss = max(choice.lost_ettr_points for choice in choices)
-    advice = "Each method is good enough." if worst_loss < 0.1 else "Use the exact optimum."
+    is_small = worst_loss < 0.1 and worst_loss < choices[0].ettr  # 1 % of the ETTR, which is a share
+    advice = "Each method is good enough." if is_small else "Use the exact optimum."
     losses_text = ", ".join(
         f"{name} from a write time of {at:.4g} s" if at else f"{name} never"
         for name, at in (("Young", young), ("Daly", daly))

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from pydantic import Field
 
-from evenkeel.domain.economics.figure_checks import FigureDocument, WrongFigure, at_least, more_than, whole_number
+from evenkeel.domain.economics.figure_checks import FigureDocument, WrongFigure, at_least, more_than_0, whole_number
 from evenkeel.domain.values import Instant, Value
 
 _MAX_HOURS = 200_000
@@ -34,11 +34,12 @@ class CommitmentPrices(FigureDocument):
     @property
     def break_even_share(self) -> float:
         """A committed unit costs less than a rented one if it is in demand for more than this share of the hours."""
-        more_than("on_demand_usd_per_hour", self.on_demand_usd_per_hour)
+        more_than_0("on_demand_usd_per_hour", self.on_demand_usd_per_hour)
         at_least("reserved_usd_per_hour", self.reserved_usd_per_hour)
         for field in ("reserved_availability", "on_demand_availability"):
             if not 0 < getattr(self, field) <= 1:
                 raise WrongFigure(field, f"must be above 0 and at most 1, not {getattr(self, field):g}")
+            more_than_0(field, getattr(self, field))
         reserved_usd = self.reserved_usd_per_hour / self.reserved_availability
         return reserved_usd / (self.on_demand_usd_per_hour / self.on_demand_availability)
 

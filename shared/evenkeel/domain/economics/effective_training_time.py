@@ -16,8 +16,11 @@ import math
 from enum import StrEnum
 from typing import assert_never
 
-from evenkeel.domain.economics.figure_checks import at_least, more_than, whole_number
+from evenkeel.domain.economics.figure_checks import at_least, more_than_0, whole_number
 from evenkeel.domain.values import Value
+
+_MAX_EXPONENT = 300
+"""A run that takes e^300 times as long never ends. Its days are still a finite number."""
 
 
 class DowntimeModel(StrEnum):
@@ -40,7 +43,7 @@ def time_factor(failures_per_hour: float, downtime_hours: float, model: Downtime
         case DowntimeModel.RENEWAL:
             return 1 + load
         case DowntimeModel.PARALLEL | DowntimeModel.RESTART:
-            return math.exp(load) if load < 700 else math.inf
+            return math.exp(load) if load < _MAX_EXPONENT else math.inf
         case DowntimeModel.SERIAL:
             return 1 / (1 - load) if load < 1 else math.inf
         case _:
@@ -114,7 +117,7 @@ def run_time(
         model: Meaning of downtime.
     """
     per_hour = whole_number("nodes", nodes, 1) * at_least("failures_per_node_hour", failures_per_node_hour)
-    hours = more_than("failure_free_hours", failure_free_hours)
+    hours = more_than_0("failure_free_hours", failure_free_hours)
     factor = time_factor(per_hour, at_least("downtime_seconds", downtime_seconds) / 3600, model)
     ends = math.isfinite(factor)
     exposed_hours = hours if model is DowntimeModel.RENEWAL else hours * factor

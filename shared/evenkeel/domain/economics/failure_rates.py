@@ -13,8 +13,18 @@ from typing import NamedTuple
 from pydantic import Field
 
 from evenkeel.domain.economics import poisson
-from evenkeel.domain.economics.figure_checks import FigureDocument, Name, WrongFigure, at_least, more_than, whole_number
+from evenkeel.domain.economics.figure_checks import (
+    FigureDocument,
+    Name,
+    WrongFigure,
+    at_least,
+    more_than_0,
+    whole_number,
+)
 from evenkeel.domain.values import Value
+
+MAX_NODE_HOURS = 1e12
+"""The hours of a million nodes in a century: more is an error of a unit."""
 
 
 class RateInterval(NamedTuple):
@@ -65,7 +75,7 @@ def failure_rate(failures: int, node_hours: float, confidence: float = 0.95) -> 
     Raises:
         WrongFigure: a figure cannot be used; without node-hours the rate is unknown.
     """
-    more_than("node_hours", node_hours)
+    more_than_0("node_hours", node_hours)
     low, high = poisson.count_interval(failures, confidence)
     note = "" if failures else "No failure was observed, so only the high end is an estimate."
     return _rate_in_all_units(
@@ -78,8 +88,8 @@ def stated_rate(rate: float, low: float | None = None, high: float | None = None
     at_least("rate", rate)
     if low is not None and not 0 <= low <= rate:
         raise WrongFigure("low", f"must be from 0 to {rate:g}, not {low:g}")
-    if high is not None and not rate <= high < math.inf:
-        raise WrongFigure("high", f"must be at least {rate:g}, not {high:g}")
+    if high is not None:
+        at_least("high", high, rate)
     note = "The rate is stated, not observed." + (" Its interval is unknown." if low is None or high is None else "")
     return _rate_in_all_units(None, None, RateInterval(low, rate, high), None, note)
 
@@ -144,7 +154,7 @@ class ObservedNodeHours(FigureDocument):
     instance_type: Name = ""
     job_nodes: int = Field(default=0, ge=0)
     """Nodes of the job that ran there; 0 if unknown or none."""
-    node_hours: float = Field(ge=0)
+    node_hours: float = Field(ge=0, le=MAX_NODE_HOURS)
 
 
 class Observations(FigureDocument):
@@ -215,6 +225,9 @@ def _group_order(group: str) -> tuple[int, str]:
 
 # ---------------------------------------------------------------- jobs
 
+_NEVER_PER_HOUR = 1e-18
+"""A lower rate never causes a failure: it is one in a hundred million million years."""
+
 
 def job_failures_per_hour(nodes: int, failures_per_node_hour: float) -> float:
     """Return the failures of a job per hour. Any node stops a synchronous job."""
@@ -224,7 +237,7 @@ def job_failures_per_hour(nodes: int, failures_per_node_hour: float) -> float:
 def mtbf_hours(nodes: int, failures_per_node_hour: float) -> float | None:
     """Return the mean time between failures of a job, in hours; None if nothing fails."""
     per_hour = job_failures_per_hour(nodes, failures_per_node_hour)
-    return 1 / per_hour if per_hour else None
+    return 1 / per_hour if per_hour >= _NEVER_PER_HOUR else None
 
 
 def smallest_endless_nodes(failures_per_node_hour: float, downtime_hours: float) -> int | None:
@@ -233,7 +246,7 @@ def smallest_endless_nodes(failures_per_node_hour: float, downtime_hours: float)
     Failures then arrive at least as fast as recoveries end: nodes x rate x downtime >= 1.
     """
     per_node = at_least("failures_per_node_hour", failures_per_node_hour) * at_least("downtime_hours", downtime_hours)
-    if not per_node:
+    if per_node < _NEVER_PER_HOUR:
         return None
     nodes = math.ceil(1 / per_node - 1e-9)
     return max(1, nodes)

@@ -5,8 +5,8 @@ from typing import Annotated, Any, Self
 
 from pydantic import ConfigDict, StringConstraints, ValidationError
 
-from evenkeel.domain.values import Value, booleans_for_numbers
-from evenkeel.domain.wrong_fields import wrong_fields
+from evenkeel.domain.values import NOT_A_NUMBER, Value, booleans_for_numbers
+from evenkeel.domain.wrong_fields import field_path, wrong_fields
 
 Name = Annotated[str, StringConstraints(max_length=253, pattern=r"^[ -~]*$")]
 """A name in a document with figures: printable ASCII."""
@@ -37,7 +37,7 @@ class FigureDocument(Value):
         """
         try:
             for path in booleans_for_numbers(cls, document):
-                raise WrongFigure(".".join(map(str, path)), "must be a number, not a boolean")
+                raise WrongFigure(field_path(path, document), NOT_A_NUMBER)
             return cls.model_validate(document)
         except ValidationError as error:
             first_fault = wrong_fields(error, document)[0]
@@ -46,26 +46,32 @@ class FigureDocument(Value):
             raise WrongFigure("the document", "contains itself, or is too deep") from error
 
 
+_LARGEST = 1e18
+"""No plausible figure is larger, and no plausible divisor is smaller than its inverse. So results stay finite."""
+
+
 def at_least(field: str, value: float, lowest: float = 0.0) -> float:
-    """Return a finite figure that is not below a limit.
+    """Return a plausible figure that is not below a limit.
 
     Raises:
-        WrongFigure: the figure is not finite, or is below the limit.
+        WrongFigure: the figure is not finite, is below the limit, or is too large to be meant.
     """
     if not math.isfinite(value) or value < lowest:
         raise WrongFigure(field, f"must be at least {lowest:g}, not {value:g}")
+    if value > _LARGEST:
+        raise WrongFigure(field, f"must be at most {_LARGEST:g}, not {value:g}")
     return value
 
 
-def more_than(field: str, value: float, limit: float = 0.0) -> float:
-    """Return a finite figure above a limit.
+def more_than_0(field: str, value: float) -> float:
+    """Return a plausible figure above 0, which may be a divisor.
 
     Raises:
-        WrongFigure: the figure is not finite, or is not above the limit.
+        WrongFigure: the figure is not finite, is not above 0, or is too large or too small to be meant.
     """
-    if not math.isfinite(value) or value <= limit:
-        raise WrongFigure(field, f"must be more than {limit:g}, not {value:g}")
-    return value
+    if not math.isfinite(value) or value <= 0:
+        raise WrongFigure(field, f"must be more than 0, not {value:g}")
+    return at_least(field, value, 1 / _LARGEST)
 
 
 def whole_number(field: str, value: int, lowest: int = 0, highest: int = 10_000_000) -> int:
@@ -74,8 +80,8 @@ def whole_number(field: str, value: int, lowest: int = 0, highest: int = 10_000_
     Raises:
         WrongFigure: the number is outside the limits.
     """
-    if value != int(value) or not lowest <= value <= highest:
-        raise WrongFigure(field, f"must be a whole number from {lowest} to {highest}, not {value:g}")
+    if not math.isfinite(value) or value != int(value) or not lowest <= value <= highest:
+        raise WrongFigure(field, f"must be a whole number from {lowest} to {highest}, not {value:.15g}")
     return int(value)
 
 

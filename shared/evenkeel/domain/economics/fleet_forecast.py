@@ -420,6 +420,7 @@ def _list_group_assumptions(group: ForecastGroup, rate: FailureRate | None, conf
             yield f"Group {group.name}: an end of its rate is unknown, and so are the figures at that end."
     else:
         failures = count_of(rate.failures, "failure")
-        yield f"Group {group.name}: {failures}, with the exact interval of {100 * confidence:g} %."
+        only_high = "" if rate.failures else " Without a failure, only the high end is an estimate."
+        yield f"Group {group.name}: {failures}, with the exact interval of {100 * confidence:g} %.{only_high}"
     if group.usd_per_gpu_hour is None:
         yield f"Group {group.name}: usdPerGpuHour is missing, so its dollars and all totals in dollars are unknown."

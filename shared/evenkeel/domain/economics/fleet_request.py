@@ -2,11 +2,11 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from evenkeel.domain.capacity.pools import Market
 from evenkeel.domain.economics.effective_training_time import DowntimeModel
-from evenkeel.domain.economics.failure_rates import FailureRate, failure_rate, stated_rate
+from evenkeel.domain.economics.failure_rates import MAX_NODE_HOURS, FailureRate, failure_rate, stated_rate
 from evenkeel.domain.economics.figure_checks import FigureDocument, Name
 from evenkeel.domain.plurals import count_of
 
@@ -40,7 +40,7 @@ class ForecastGroup(FigureDocument):
     """Nodes of a job; null for one job on all nodes."""
     failures: int | None = Field(default=None, ge=0, le=10_000_000)
     """Failures that stopped a job, in the window."""
-    node_hours: float | None = Field(default=None, ge=MIN_NODE_HOURS, le=1_000_000_000_000)
+    node_hours: float | None = Field(default=None, ge=MIN_NODE_HOURS, le=MAX_NODE_HOURS)
     """Node-hours of the window."""
     failures_per_node_hour: StatedRate = None
     """A rate from elsewhere, instead of a count."""
@@ -54,7 +54,7 @@ class ForecastGroup(FigureDocument):
     @model_validator(mode="after")
     def _is_complete(self) -> Self:
         if self.job_nodes is not None and self.job_nodes > self.nodes:
-            raise ValueError(f"jobNodes is {self.job_nodes}, but the group has {count_of(self.nodes, 'node')}")
+            raise ValueError(f"has jobNodes {self.job_nodes}, but only {count_of(self.nodes, 'node')}")
         if (self.failures is None) is not (self.node_hours is None):
             raise ValueError("needs failures and nodeHours together")
         if self.failures is not None and self.node_hours is not None and self.failures > self.node_hours:
@@ -124,9 +124,10 @@ class FleetRequest(FigureDocument):
     possible: RecoveryTimes = RecoveryTimes()
     """Evenkeel as it could be. Null: as configured; detection in 10 seconds."""
 
-    @model_validator(mode="after")
-    def _has_distinct_names(self) -> Self:
-        names = [group.name for group in self.groups]
+    @field_validator("groups")
+    @classmethod
+    def _has_distinct_names(cls, groups: tuple[ForecastGroup, ...]) -> tuple[ForecastGroup, ...]:
+        names = [group.name for group in groups]
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"groups has {', '.join(twice)} twice")
-        return self
+            raise ValueError(f"must have different names, but has {', '.join(twice)} twice")
+        return groups

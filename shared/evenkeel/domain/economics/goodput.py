@@ -6,7 +6,7 @@ The buckets have the names of https://github.com/AI-Hypercomputer/ml-goodput-mea
 import math
 from enum import StrEnum
 
-from evenkeel.domain.economics.figure_checks import FigureDocument, WrongFigure, at_least, more_than
+from evenkeel.domain.economics.figure_checks import FigureDocument, WrongFigure, at_least, more_than_0
 from evenkeel.domain.values import Value
 
 _TOLERANCE_SECONDS = 1e-6
@@ -79,7 +79,7 @@ def goodput(spent: TimeSpent) -> Goodput:
     Raises:
         WrongFigure: a time is negative, or the times do not sum to the elapsed time.
     """
-    elapsed_seconds = more_than("elapsed_seconds", spent.elapsed_seconds)
+    elapsed_seconds = more_than_0("elapsed_seconds", spent.elapsed_seconds)
     productive = at_least("productive_seconds", spent.productive_seconds)
     seconds = {bucket: at_least(f"buckets.{bucket}", value) for bucket, value in spent.buckets.items()}
     assigned_seconds = math.fsum(
@@ -89,14 +89,14 @@ def goodput(spent: TimeSpent) -> Goodput:
     if unassigned_seconds < -tolerance_seconds:
         raise WrongFigure(
             "buckets",
-            f"and productive_seconds sum to {assigned_seconds:g} s, {-unassigned_seconds:g} s more than elapsed",
+            f"and the productive time sum to {assigned_seconds:g} s, {-unassigned_seconds:g} s more than elapsed",
         )
     if Bucket.OTHER not in seconds:
         seconds[Bucket.OTHER] = max(0.0, unassigned_seconds)
     elif unassigned_seconds > tolerance_seconds:
         raise WrongFigure(
             "buckets",
-            f"and productive_seconds sum to {assigned_seconds:g} s, {unassigned_seconds:g} s less than elapsed",
+            f"and the productive time sum to {assigned_seconds:g} s, {unassigned_seconds:g} s less than elapsed",
         )
     return Goodput(
         elapsed_seconds=elapsed_seconds,

@@ -7,7 +7,7 @@ series gives it below `shape + 1`, and a continued fraction above (https://dlmf.
 import math
 from collections.abc import Callable
 
-from evenkeel.domain.economics.figure_checks import more_than, share_between_0_and_1, whole_number
+from evenkeel.domain.economics.figure_checks import more_than_0, share_between_0_and_1, whole_number
 
 _PRECISION = 1e-16
 _MAX_TERMS = 100_000
@@ -64,7 +64,7 @@ def at_least_probability(count: int, mean: float) -> float:
 def chi_square_quantile(probability: float, degrees: float) -> float:
     """Return the value that a chi-square variable does not exceed with this probability."""
     share_between_0_and_1("probability", probability)
-    more_than("degrees", degrees)
+    more_than_0("degrees", degrees)
     shape = degrees / 2
     # The smaller tail is compared, because 1 - p loses its last digits.
     if probability <= 0.5:

@@ -11,7 +11,7 @@ Machines with a limited number of repairers: a birth-death process in the number
 import math
 
 from evenkeel.domain.economics import poisson
-from evenkeel.domain.economics.figure_checks import WrongFigure, at_least, more_than, whole_number
+from evenkeel.domain.economics.figure_checks import WrongFigure, at_least, more_than_0, whole_number
 from evenkeel.domain.values import Value
 
 _MAX_SPARES = 10_000
@@ -162,13 +162,14 @@ def repair_shop(
     machines = whole_number("nodes", nodes, 1, _MAX_MACHINES) + whole_number("spares", spares, 0, _MAX_SPARES)
     repairer_count = machines if repairers is None else whole_number("repairers", repairers, 1)
     rate = at_least("failures_per_node_hour", failures_per_node_hour)
-    repairs = 1 / more_than("repair_hours", repair_hours)
+    repairs = 1 / more_than_0("repair_hours", repair_hours)
     logs = [0.0]
     for broken in range(machines):
         in_use = nodes if broken <= spares else (machines - broken) * fails_while_stopped
-        if not in_use * rate:
+        ratio = in_use * rate / (min(broken + 1, repairer_count) * repairs)
+        if not ratio:
             break
-        logs.append(logs[-1] + math.log(in_use * rate / (min(broken + 1, repairer_count) * repairs)))
+        logs.append(logs[-1] + math.log(ratio))
     states = _shares_of_weights(logs)
     enough = math.fsum(states[: spares + 1])
     return RepairShop(
