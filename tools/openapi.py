@@ -475,8 +475,11 @@ _ANSWERS: dict[str, Json] = {
     },
     "show_showback": {
         "type": "object",
-        "required": ["since", "until", "label", "isComplete", "total", "budgets", "items", "notes", "nextPageToken"],
+        "required": [
+            *("fleet", "since", "until", "label", "isComplete", "total", "budgets", "items", "notes", "nextPageToken"),
+        ],
         "properties": {
+            "fleet": {"type": "string", "description": "Name of the fleet."},
             "isComplete": {"type": "boolean", "description": "False: the window begins later than requested."},
             "total": {"$ref": "#/components/schemas/ShowbackTotal"},
             "budgets": {"type": "array", "items": {"$ref": "#/components/schemas/BudgetForecast"}},

@@ -16,12 +16,15 @@ _PAGE = 200
 _WITHHELD = "(withheld)"
 _NONE = "(none)"
 FOCUS_COLUMNS = (
-    *("BilledCost", "EffectiveCost", "BillingCurrency", "ChargeCategory", "ChargeDescription"),
-    *("ChargePeriodStart", "ChargePeriodEnd", "ConsumedQuantity", "ConsumedUnit", "ProviderName"),
-    *("ServiceCategory", "ServiceName", "SubAccountId", "SubAccountName", "ResourceType", "Tags"),
-    *("x_User", "x_Project", "x_Pool", "x_Kind", "x_Jobs", "x_UnpricedGpuHours"),
+    *("BilledCost", "BillingAccountId", "BillingAccountName", "BillingCurrency", "BillingPeriodEnd"),
+    *("BillingPeriodStart", "ChargeCategory", "ChargeClass", "ChargeDescription", "ChargePeriodEnd"),
+    *("ChargePeriodStart", "ConsumedQuantity", "ConsumedUnit", "ContractedCost", "EffectiveCost"),
+    *("InvoiceIssuerName", "ListCost", "PricingQuantity", "PricingUnit", "ProviderName", "PublisherName"),
+    *("ServiceCategory", "ServiceName", "SubAccountId", "SubAccountName", "Tags"),
+    *("x_InstanceType", "x_Jobs", "x_Kind", "x_Pool", "x_Project", "x_UnpricedGpuHours", "x_User"),
 )
-"""Columns of the FinOps Open Cost and Usage Specification (https://focus.finops.org); own ones begin with `x_`."""
+"""All mandatory columns of the FinOps Open Cost and Usage Specification (FOCUS) 1.2, and some others
+(https://focus.finops.org/focus-specification/v1-2/). Evenkeel's own columns begin with `x_`."""
 
 
 class SpendGroupBy(StrEnum):
@@ -117,33 +120,45 @@ def _reached_text(out: Printer, budget: Json) -> str:
 
 
 def focus_rows(document: Json) -> list[Json]:
-    """Return the rows in the columns of FOCUS. An unknown cost is an empty cell."""
+    """Return the rows in the columns of FOCUS. An unknown cost is an empty cell, although FOCUS wants a figure.
+
+    The window is the billing period, and the fleet is the billing account. Without unit prices, FOCUS wants the same
+    amount in all four columns of costs.
+    """
+    start, end = (_focus_instant(document[name]) for name in ("since", "until"))
+    costs = ("BilledCost", "ContractedCost", "EffectiveCost", "ListCost")
     return [
         {
-            **dict.fromkeys(("BilledCost", "EffectiveCost"), _usd_amount(item["usdMicros"])),
+            **dict.fromkeys(costs, _usd_amount(item["usdMicros"])),
+            **dict.fromkeys(("BillingAccountId", "BillingAccountName"), document.get("fleet", UNKNOWN)),
             "BillingCurrency": "USD",
+            **dict.fromkeys(("BillingPeriodStart", "ChargePeriodStart"), start),
+            **dict.fromkeys(("BillingPeriodEnd", "ChargePeriodEnd"), end),
             "ChargeCategory": "Usage",
             "ChargeDescription": f"{item['kind']} of {item['instanceType'] or 'nodes'} in {item['pool']}",
-            "ChargePeriodStart": document["since"],
-            "ChargePeriodEnd": document["until"],
-            "ConsumedQuantity": item["gpuHours"],
-            "ConsumedUnit": "GPU-Hours",
-            "ProviderName": "AWS",
+            **dict.fromkeys(("ConsumedQuantity", "PricingQuantity"), item["gpuHours"]),
+            **dict.fromkeys(("ConsumedUnit", "PricingUnit"), "GPU-Hours"),
+            **dict.fromkeys(("InvoiceIssuerName", "ProviderName", "PublisherName"), "AWS"),
             "ServiceCategory": "AI and Machine Learning",
             "ServiceName": "Evenkeel",
             "SubAccountId": item["team"],
             "SubAccountName": item["team"],
-            "ResourceType": item["instanceType"],
             "Tags": json.dumps({"user": item["user"], document["label"]: item["project"], "pool": item["pool"]}),
-            "x_User": item["user"],
-            "x_Project": item["project"],
-            "x_Pool": item["pool"],
-            "x_Kind": item["kind"],
+            "x_InstanceType": item["instanceType"],
             "x_Jobs": item["jobs"],
+            "x_Kind": item["kind"],
+            "x_Pool": item["pool"],
+            "x_Project": item["project"],
             "x_UnpricedGpuHours": item["unpricedGpuHours"],
+            "x_User": item["user"],
         }
         for item in document["items"]
     ]
+
+
+def _focus_instant(text: str) -> str:
+    """Return an instant of the API without fractions of a second, as FOCUS writes it."""
+    return f"{text[:19]}Z"
 
 
 def _usd_amount(micros: int | None) -> float | None:

@@ -47,7 +47,7 @@ def test_kinds_of_use_sum_to_the_windows_node_time(gateway: Gateway) -> None:
     assert document["allNodes"]["gpuHours"] == 5 * 8 * 3
     idle = gpu_hours_by_use(document)["NO_JOB"] + gpu_hours_by_use(document)["WAITING"]
     assert document["idleCommittedGpuHours"] == pytest.approx(idle)
-    assert document["idleCommittedUsdMicros"] == pytest.approx(idle * 6.88e6, abs=100)
+    assert document["idleCommittedUsdMicros"] == pytest.approx(idle * 8.256e6, abs=100)
     assert (document["idleRentedGpuHours"], document["idleRentedUsdMicros"]) == (0, 0)
     assert (document["isComplete"], document["isNodeTimeComplete"]) == (True, True)
 

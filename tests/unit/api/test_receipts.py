@@ -46,7 +46,7 @@ def a_lost_job(number: int = 1, **changes: Any) -> tuple[Job, Attempt, Attempt]:
         running_at=ago(hours=2),
         ended_at=ago(minutes=58),
         instance_type="ml.p5.48xlarge",
-        usd_per_accelerator_hour=6.88,
+        usd_per_accelerator_hour=8.256,
     )
     resumed_attempt = an_attempt(
         job,
@@ -56,7 +56,7 @@ def a_lost_job(number: int = 1, **changes: Any) -> tuple[Job, Attempt, Attempt]:
         launched_at=ago(minutes=53, seconds=40),
         running_at=ago(minutes=52),
         instance_type="ml.p5.48xlarge",
-        usd_per_accelerator_hour=6.88,
+        usd_per_accelerator_hour=8.256,
         is_pinned=True,
         resume_from=ResumePoint(attempt=1, step=41_200, manifest="a1/s41200"),
         resumed_work_from=ago(minutes=70),
@@ -132,11 +132,11 @@ def test_every_second_of_an_interruption_has_a_stage(gateway: Gateway) -> None:
     assert seconds_by_stage(interruption) == PART_SECONDS
     assert interruption["total"]["seconds"] == sum(PART_SECONDS.values()) == 18 * 60
     assert interruption["total"]["gpuHours"] == pytest.approx(16 * 0.3)
-    assert interruption["total"]["usdMicros"] == pytest.approx(16 * 0.3 * 6.88e6, abs=len(PART_SECONDS))
+    assert interruption["total"]["usdMicros"] == pytest.approx(16 * 0.3 * 8.256e6, abs=len(PART_SECONDS))
     assert interruption["total"]["usdMicros"] == sum(part["usdMicros"] or 0 for part in interruption["parts"])
     assert interruption["total"]["unknownStages"] == ["RESTORE"]
     assert (interruption["resumedStep"], interruption["resumedByAttempt"]) == (41_200, 2)
-    assert interruption["price"]["origin"] == "EC2 list price of p5.48xlarge in us-east-1 from 2026-07-20"
+    assert interruption["price"]["origin"] == "HyperPod list price of p5.48xlarge in us-east-1 from 2026-09-01"
 
 
 @pytest.mark.parametrize("is_measured", [False, True])
@@ -164,7 +164,7 @@ def test_node_time_that_jobs_lost_is_not_counted_twice(gateway: Gateway) -> None
     assert document["node"]["gpuHours"] == pytest.approx(8 * 0.2)
     assert document["totalGpuHours"] == pytest.approx(16 * 0.3 + 8 * 0.2)
     assert document["totalUsdMicros"] == document["lost"]["usdMicros"] + document["node"]["usdMicros"]
-    assert document["node"]["usdMicros"] == round(8 * 0.2 * 6.88e6)
+    assert document["node"]["usdMicros"] == round(8 * 0.2 * 8.256e6)
 
 
 def test_receipt_marks_estimates_and_states_their_assumptions(gateway: Gateway) -> None:
@@ -329,6 +329,6 @@ def test_timeline_of_job_and_incident_ends_with_the_receipt(gateway: Gateway) ->
     of_job = gateway.get(f"/v1/jobs/{job.job_id}/timeline").document["entries"][-1]
 
     assert of_incident["kind"] == of_job["kind"] == "receipt"
-    assert of_incident["text"].startswith(f"Receipt: {job.job_id} lost 18 min, 4.80 GPU-hours, $33.02.")
+    assert of_incident["text"].startswith(f"Receipt: {job.job_id} lost 18 min, 4.80 GPU-hours, $39.63.")
     assert "wait for nodes 4 min, launch 20 s, restart 1 min 40 s." in of_job["text"]
     assert of_job["text"].endswith("The sum excludes these unrecorded stages: restore.")

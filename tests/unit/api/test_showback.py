@@ -51,7 +51,7 @@ def test_showback_rows_sum_to_use_and_cost_of_the_window(gateway: Gateway) -> No
     nlp, vision = document["items"]
     assert (nlp["team"], nlp["user"], nlp["project"], nlp["jobs"]) == ("nlp", "role/Nlp", "llama", 1)
     assert nlp["gpuHours"] == pytest.approx(16 * (62 + 54) / 60)
-    assert nlp["usdMicros"] == pytest.approx(16 * (62 + 54) / 60 * 6.88e6, abs=2)
+    assert nlp["usdMicros"] == pytest.approx(16 * (62 + 54) / 60 * 8.256e6, abs=2)
     assert (vision["project"], vision["usdMicros"]) == ("vit", None)
     assert vision["unpricedGpuHours"] == pytest.approx(8 / 3)
     assert document["total"]["gpuHours"] == pytest.approx(nlp["gpuHours"] + vision["gpuHours"])

@@ -458,9 +458,9 @@ def test_incident_and_job_show_their_receipt(cli: CliFixture, page: Page) -> Non
 
     open_page(page, "incidents/inc-0000000001")
     cost = page.get_by_role("region", name="Cost", exact=True)
-    expect(cost).to_contain_text("6.4 GPU-hours, $44.03")
+    expect(cost).to_contain_text("6.4 GPU-hours, $52.84")
     stages = cost.get_by_role("region", name=f"Stages of {job.job_id}")
-    expect(stages.get_by_role("row", name="wait for nodes")).to_contain_text("$7.34")
+    expect(stages.get_by_role("row", name="wait for nodes")).to_contain_text("$8.81")
     expect(stages.get_by_role("row", name="restore")).to_contain_text("unknown")
     expect(cost).to_contain_text("Estimates, not measurements")
 

@@ -10,16 +10,16 @@ from tests.unit.cli.conftest import CliFixture
 
 STAGES = """\
     STAGE           FROM          LOST  GPU-HOURS     COST  UNTIL
-    repeated work   09:05:02Z   10m00s       2.67   $18.35  first signal
-    detection       09:15:02Z      30s       0.13    $0.92  incident opened
-    decision        09:15:32Z      10s       0.04    $0.31  recovery planned
-    drain           09:15:42Z    1m20s       0.36    $2.45  attempt 1 ended
-    wait for nodes  09:17:02Z    4m00s       1.07    $7.34  attempt 2 admitted
-    launch          09:21:02Z      20s       0.09    $0.61  attempt 2 launched
-    restart         09:21:22Z    1m40s       0.44    $3.06  every pod of attempt
+    repeated work   09:05:02Z   10m00s       2.67   $22.02  first signal
+    detection       09:15:02Z      30s       0.13    $1.10  incident opened
+    decision        09:15:32Z      10s       0.04    $0.37  recovery planned
+    drain           09:15:42Z    1m20s       0.36    $2.94  attempt 1 ended
+    wait for nodes  09:17:02Z    4m00s       1.07    $8.81  attempt 2 admitted
+    launch          09:21:02Z      20s       0.09    $0.73  attempt 2 launched
+    restart         09:21:22Z    1m40s       0.44    $3.67  every pod of attempt
                                                             2 runs
     restore         –          unknown    unknown  unknown  not recorded
-    sum                         18m00s       4.80   $33.02
+    sum                         18m00s       4.80   $39.63
 """
 
 
@@ -53,7 +53,7 @@ def test_unmeasured_time_is_unknown_and_not_zero(fleet: CliFixture) -> None:
 def test_receipt_separates_estimates_from_measurements(fleet: CliFixture) -> None:
     lines = fleet.run("incidents", "receipt", "@latest").out.splitlines()
 
-    assert "  cost  at least 6.40 GPU-hours, $44.03" in lines
+    assert "  cost  at least 6.40 GPU-hours, $52.84" in lines
     at = lines.index("  Estimates, not measurements: the same interruption without Evenkeel")
     assert lines[at + 1].split() == ["INSTEAD", "OF", "STANDSTILL", "SAVED", "COST"]
     assert (

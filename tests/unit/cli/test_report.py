@@ -31,9 +31,9 @@ def test_report_begins_with_the_figures_of_the_month(fleet: CliFixture) -> None:
         "          productive 0.7%, lost 0.1%, unknown 0.2%, in repair 0.1%, waiting 0.6%, no job 98.2%",
         "failures  1; 66.67 (1.69 to 371.44) per 1,000 node-days",
         "recovery  p50 8m00s, p99 8m00s, longest 8m00s (1 known)",
-        "lost      at least 4.8 GPU-hours, $33.02, by failures",
+        "lost      at least 4.8 GPU-hours, $39.63, by failures",
         "ETTR      at most 85.0% of job time was productive",
-        "idle      at most 2,847 GPU-hours, $19,585, on committed nodes",
+        "idle      at most 2,847 GPU-hours, $23,502, on committed nodes",
         "rented    nothing; the policy rents nothing",
         "lemons    no node fails more often than the fleet",
     ]

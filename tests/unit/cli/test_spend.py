@@ -20,7 +20,7 @@ def test_spend_report_shows_teams_and_use_without_a_price(fleet: CliFixture) -> 
         "2026-11-03T06:15Z to 2026-11-03T10:15Z",
         "",
         "TEAM    JOBS  GPU-HOURS     COST   RENT  WITHOUT PRICE",
-        "nlp        1       30.9  $212.82  $0.00            0.0",
+        "nlp        1       30.9  $255.39  $0.00            0.0",
         "vision     1        2.7  unknown  $0.00            2.7",
     ]
 
@@ -37,12 +37,32 @@ def test_csv_has_the_columns_of_the_focus_standard(fleet: CliFixture) -> None:
     nlp, vision = csv.DictReader(StringIO(fleet.run("teams", "spend", "--since", "4h", "-o", "csv").out))
 
     assert (nlp["SubAccountName"], nlp["ConsumedUnit"], nlp["BillingCurrency"]) == ("nlp", "GPU-Hours", "USD")
-    assert float(nlp["EffectiveCost"]) == pytest.approx(212.82, abs=0.01)
+    assert float(nlp["EffectiveCost"]) == pytest.approx(255.39, abs=0.01)
     assert (vision["EffectiveCost"], vision["x_Project"]) == ("", "vit")
-    assert nlp["ChargePeriodEnd"] == "2026-11-03T10:15:02.000000Z"
+    assert nlp["ChargePeriodEnd"] == nlp["BillingPeriodEnd"] == "2026-11-03T10:15:02Z"
+
+
+# FOCUS 1.2: columns with the feature level Mandatory, and whether they may be null.
+MANDATORY = {
+    **dict.fromkeys(("BilledCost", "ContractedCost", "EffectiveCost", "ListCost"), False),
+    **dict.fromkeys(("BillingAccountId", "BillingCurrency", "BillingPeriodEnd", "BillingPeriodStart"), False),
+    **dict.fromkeys(("ChargeCategory", "ChargePeriodEnd", "ChargePeriodStart", "InvoiceIssuerName"), False),
+    **dict.fromkeys(("ProviderName", "PublisherName", "ServiceCategory", "ServiceName"), False),
+    **dict.fromkeys(("BillingAccountName", "ChargeClass", "ChargeDescription", "PricingQuantity", "PricingUnit"), True),
+}
+
+
+def test_csv_has_every_mandatory_column_of_focus(fleet: CliFixture) -> None:
+    nlp, _ = csv.DictReader(StringIO(fleet.run("teams", "spend", "--since", "4h", "-o", "csv").out))
+
+    assert MANDATORY.keys() - nlp.keys() == set()
+    assert [name for name, may_be_null in MANDATORY.items() if not may_be_null and not nlp[name]] == []
+    assert nlp["ChargeClass"] == ""
+    assert nlp["PricingQuantity"] == nlp["ConsumedQuantity"]
+    assert nlp["BillingAccountId"] == "laptop"
 
 
 def test_spend_report_reads_every_page(fleet: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("evenkeel_cli.spend_page._PAGE", 1)
 
-    assert fleet.run("teams", "spend", "--since", "4h", "-o", "csv").out.count("GPU-Hours") == 2
+    assert fleet.run("teams", "spend", "--since", "4h", "-o", "csv").out.count("AI and Machine Learning") == 2

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from evenkeel.domain.capacity.compatibility import PoolEnvironment
 from evenkeel.domain.capacity.instance_types import shipped_instance_types
-from evenkeel.domain.capacity.list_prices import DatedPrice, ListPrices, PriceSource, price_in_force
+from evenkeel.domain.capacity.list_prices import DatedPrice, ListPrices, PriceSource, price_in_force, shipped_prices
 from evenkeel.domain.capacity.pools import LaunchDelay, Market, Pool
 from evenkeel.domain.economics.economy_policy import EconomyPolicy, SitePrice
 from evenkeel.domain.economics.price_checks import price_warnings, type_warnings
@@ -37,8 +37,31 @@ def test_default_price_is_the_list_price_with_its_origin() -> None:
     assert usd_per_gpu_hour("p6-b200.48xlarge") == 14.2416
 
 
-def test_hyperpod_type_has_the_price_of_its_hardware() -> None:
-    assert usd_per_gpu_hour("ml.p5.48xlarge") == usd_per_gpu_hour("p5.48xlarge") == 6.88
+def test_hyperpod_type_has_its_own_list_price_with_its_date() -> None:
+    accelerator_price = EconomyPolicy().price_of(P5, NOW)
+
+    assert accelerator_price == (8.256, "HyperPod list price of p5.48xlarge in us-east-1 from 2026-09-01")
+    assert usd_per_gpu_hour("p5.48xlarge") == 6.88
+
+
+def test_hyperpod_type_without_its_own_price_has_the_price_of_its_hardware() -> None:
+    accelerator_price = EconomyPolicy().price_of("ml.p6-b200.48xlarge", NOW)
+
+    assert accelerator_price == (14.2416, "EC2 list price of p6-b200.48xlarge in us-east-1 from 2026-07-20")
+
+
+def test_first_hyperpod_price_leaves_earlier_days_unchanged() -> None:
+    assert usd_per_gpu_hour(P5, at=datetime(2026, 8, 31, 23, 59, tzinfo=UTC)) == 6.88
+    assert usd_per_gpu_hour(P5, at=datetime(2026, 9, 1, tzinfo=UTC)) == 8.256
+
+
+@pytest.mark.parametrize("name", sorted(shipped_prices().hyperpod))
+def test_hyperpod_list_price_is_up_to_half_above_ec2(name: str) -> None:
+    hyperpod, ec2 = (shipped_prices().price_of(f"{prefix}{name}", NOW) for prefix in ("ml.", ""))
+
+    assert hyperpod is not None
+    assert ec2 is not None
+    assert 1.1 <= hyperpod.usd_per_node_hour / ec2.usd_per_node_hour <= 1.5
 
 
 def test_hyperpod_price_is_a_separate_column() -> None:
@@ -233,16 +256,16 @@ def a_pool(**changes: Any) -> Pool:
 
 
 def test_price_within_half_of_the_list_price_has_no_warning() -> None:
-    assert warnings(a_pool(), usdPerAcceleratorHour={P5: 6.88 * 0.51}, prices=[a_price()]) == {}
+    assert warnings(a_pool(), usdPerAcceleratorHour={P5: 8.256 * 0.51}, prices=[a_price(usdPerNodeHour=36)]) == {}
 
 
-@pytest.mark.parametrize(("usd_per_hour", "message"), [(10.4, r"51 % above"), (3.4, "51 % below")])
+@pytest.mark.parametrize(("usd_per_hour", "message"), [(12.5, r"51 % above"), (4.05, "51 % below")])
 def test_price_beyond_half_of_the_list_price_has_a_warning(usd_per_hour: float, message: str) -> None:
     (warning,) = warnings(usdPerAcceleratorHour={P5: usd_per_hour}).items()
 
     assert warning[0] == f"economy.usdPerAcceleratorHour.{P5}"
     assert message in warning[1]
-    assert "EC2 list price of p5.48xlarge in us-east-1 from 2026-07-20" in warning[1]
+    assert "HyperPod list price of p5.48xlarge in us-east-1 from 2026-09-01" in warning[1]
 
 
 def test_accelerator_price_in_place_of_node_price_has_warning() -> None:

@@ -378,7 +378,7 @@ def test_team_without_budget_starts_no_job() -> None:
 
     row = scenario.world.ledger.get(quota_rows.spent_key("red", "2026-11"))
     assert row
-    assert row.doc == {"acceleratorSeconds": 16 * 3600, "usdMicros": 16 * 6_880_000, "unpricedSeconds": 0}
+    assert row.doc == {"acceleratorSeconds": 16 * 3600, "usdMicros": 16 * 8_256_000, "unpricedSeconds": 0}
     assert scenario.job(second.job_id).reason == (
         "The job waits because a limit is reached: 16 of 4 accelerator-hours of team red in 2026-11 are used."
     )

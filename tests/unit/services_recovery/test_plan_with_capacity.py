@@ -126,7 +126,7 @@ def test_recovery_and_cycle_compute_the_same_rent() -> None:
     rent = 2 * NODE_HOUR[SPOT] / 1e6 * held / HOUR
     moved = job.save_seconds + facts.delays.launch.seconds + job.restart_seconds
     lost = facts.lost_work_seconds + facts.delays.launch.seconds + facts.delays.restore.seconds + moved
-    assert usd == pytest.approx(rent + lost / HOUR * (16 * 5 + 500), rel=0.1)
+    assert usd == pytest.approx(rent + lost / HOUR * (16 * 8.256 + 500), rel=0.1)
 
     stop_job(recovery)
     recovery.scenario.run_scheduling_cycle()

@@ -54,13 +54,16 @@ class ListPrices(Value):
     def price_of(self, instance_type: str, at: datetime) -> ListPrice | None:
         """Return the list price of an instance type; None if there is none.
 
-        A HyperPod node (`ml.`) without a HyperPod price has EC2's price of the same hardware. The origin says so.
+        A HyperPod node (`ml.`) without a HyperPod price has EC2's price of the same hardware, also on days before the
+        first HyperPod price. The origin says so.
         """
         ec2_name = instance_type.removeprefix(HYPERPOD_PREFIX)
-        if instance_type != ec2_name and (price := price_in_force(self.hyperpod.get(ec2_name, ()), at.date())):
-            return self._with_origin("HyperPod", ec2_name, price)
-        price = price_in_force(self.ec2.get(ec2_name, ()), at.date())
-        return self._with_origin("EC2", ec2_name, price) if price else None
+        ec2_price = price_in_force(self.ec2.get(ec2_name, ()), at.date())
+        if instance_type != ec2_name:
+            hyperpod_price = price_in_force(self.hyperpod.get(ec2_name, ()), at.date())
+            if hyperpod_price and (ec2_price is None or hyperpod_price.starts_on <= at.date()):
+                return self._with_origin("HyperPod", ec2_name, hyperpod_price)
+        return self._with_origin("EC2", ec2_name, ec2_price) if ec2_price else None
 
     @property
     def days(self) -> set[date]:

@@ -78,6 +78,7 @@ def read_showback(
     is_recorded = bool(team_rows) or _is_recorded(attempts, requested_span, context)
     rows_of_page, token = _page_of(team_rows, page)
     return {
+        "fleet": context.site.fleet,
         "since": rfc3339(window.span.start),
         "until": rfc3339(window.span.end),
         "label": showback_filter.label,
