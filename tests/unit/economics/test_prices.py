@@ -37,14 +37,14 @@ def test_default_price_is_the_list_price_with_its_origin() -> None:
     assert usd_per_gpu_hour("p6-b200.48xlarge") == 14.2416
 
 
-def test_hyperpod_type_has_its_own_list_price_with_its_date() -> None:
+def test_hyperpod_type_has_its_own_dated_list_price() -> None:
     accelerator_price = EconomyPolicy().price_of(P5, NOW)
 
     assert accelerator_price == (8.256, "HyperPod list price of p5.48xlarge in us-east-1 from 2026-09-01")
     assert usd_per_gpu_hour("p5.48xlarge") == 6.88
 
 
-def test_hyperpod_type_without_its_own_price_has_the_price_of_its_hardware() -> None:
+def test_hyperpod_type_without_own_price_has_ec2_price() -> None:
     accelerator_price = EconomyPolicy().price_of("ml.p6-b200.48xlarge", NOW)
 
     assert accelerator_price == (14.2416, "EC2 list price of p6-b200.48xlarge in us-east-1 from 2026-07-20")
