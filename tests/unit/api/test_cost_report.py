@@ -202,6 +202,15 @@ def test_preemption_does_not_count_as_failure(gateway: Gateway) -> None:
     assert (document["lost"]["usdMicros"], document["recovery"]["p50Seconds"]) == (0, None)
 
 
+def test_use_without_known_quota_is_in_no_quota_and_not_zero(gateway: Gateway) -> None:
+    store_fleet(gateway)
+
+    (team,) = read_report(gateway)["teams"]
+
+    assert team["unknownQuotaGpuHours"] == team["gpuHours"] > 0
+    assert [team[f"{name}GpuHours"] for name in ("withinQuota", "borrowed", "withoutQuota")] == [None] * 3
+
+
 def test_empty_fleet_has_unknown_ratios_and_no_zero_rates(gateway: Gateway) -> None:
     document = read_report(gateway)
 

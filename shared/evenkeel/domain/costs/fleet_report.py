@@ -187,7 +187,7 @@ class TeamUse(Value):
     rent_usd_micros: int | None
     """The bills of its rentals. Null: the caller may not see it."""
     within_quota_gpu_hours: float | None
-    """Use of its own quota. Null: no quota of the window is known."""
+    """Use of its own quota. Null: no quota of the window is known, or none of the time of its use."""
     borrowed_gpu_hours: float | None
     """Use beyond its quota."""
     without_quota_gpu_hours: float | None
@@ -396,20 +396,26 @@ def _team_uses(days: Iterable[DayFigures], rent: RentReport, *, has_quotas: bool
     for team in sorted({*times, *rents}):
         costs = [time.usd_micros for time in times[team]]
         quotas = [time.quota or QuotaTime(unknown=time.gpu_microseconds) for time in times[team]]
+        gpu_time, unknown_time = (
+            sum(time.gpu_microseconds for time in times[team]),
+            sum(quota.unknown for quota in quotas),
+        )
+        # A team whose whole use is unknown used no known quota: 0 would look like a figure.
+        has_known_use = has_quotas and (unknown_time < gpu_time or not gpu_time)
 
-        def known_hours(amounts: Iterable[int]) -> float | None:
-            return sum(amounts) / MICROSECONDS_PER_HOUR if has_quotas else None
+        def use_hours(amounts: Iterable[int], *, is_known: bool = has_known_use) -> float | None:
+            return sum(amounts) / MICROSECONDS_PER_HOUR if is_known else None
 
         yield TeamUse(
             team=team,
-            gpu_hours=sum(time.gpu_microseconds for time in times[team]) / MICROSECONDS_PER_HOUR,
+            gpu_hours=gpu_time / MICROSECONDS_PER_HOUR,
             usd_micros=None if None in costs else sum(cost or 0 for cost in costs),
             rent_usd_micros=rents.get(team, 0),
-            within_quota_gpu_hours=known_hours(quota.within_quota for quota in quotas),
-            borrowed_gpu_hours=known_hours(quota.borrowed for quota in quotas),
-            without_quota_gpu_hours=known_hours(quota.without_quota for quota in quotas),
-            unknown_quota_gpu_hours=sum(quota.unknown for quota in quotas) / MICROSECONDS_PER_HOUR,
-            lent_gpu_hours=known_hours(quota.lent for quota in quotas),
+            within_quota_gpu_hours=use_hours(quota.within_quota for quota in quotas),
+            borrowed_gpu_hours=use_hours(quota.borrowed for quota in quotas),
+            without_quota_gpu_hours=use_hours(quota.without_quota for quota in quotas),
+            unknown_quota_gpu_hours=unknown_time / MICROSECONDS_PER_HOUR,
+            lent_gpu_hours=use_hours((quota.lent for quota in quotas), is_known=has_quotas),
         )
 
 
