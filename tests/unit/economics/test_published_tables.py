@@ -1,8 +1,11 @@
 """The tables of the article: every printed cell, its two derivations, and the three misprints."""
 
+import importlib
 import math
 import random
+import re
 from collections import Counter
+from pathlib import Path
 from statistics import NormalDist
 
 import pytest
@@ -85,3 +88,13 @@ def test_simulation_alone_reveals_the_misprints() -> None:
 
     misprinted_cells = [cell for cell in checked_cells if math.floor(cell.second_derivation + 0.5) != cell.printed]
     assert misprinted_cells == [cell for cell in checked_cells if cell.is_misprint]
+
+
+def test_page_names_functions_that_exist() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "economics.md").read_text("utf-8")
+    rows = [line.split("|") for line in page.splitlines() if line.startswith("| `evenkeel economics")]
+    names = {name for row in rows for name in re.findall(r"`(\w+)\.(\w+)`", row[3])}
+
+    assert len(names) >= 14
+    for module, function in names:
+        assert callable(getattr(importlib.import_module(f"evenkeel.domain.economics.{module}"), function))
