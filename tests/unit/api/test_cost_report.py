@@ -202,7 +202,7 @@ def test_preemption_does_not_count_as_failure(gateway: Gateway) -> None:
     assert (document["lost"]["usdMicros"], document["recovery"]["p50Seconds"]) == (0, None)
 
 
-def test_use_without_known_quota_is_in_no_quota_and_not_zero(gateway: Gateway) -> None:
+def test_use_without_known_quota_is_unknown_not_zero(gateway: Gateway) -> None:
     store_fleet(gateway)
 
     (team,) = read_report(gateway)["teams"]
