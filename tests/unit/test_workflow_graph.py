@@ -49,6 +49,14 @@ def test_graph_has_every_state_once_and_no_dangling_arrow(path: Path) -> None:
     assert {state.progress for state in graph} == {StateProgress.NOT_REACHED}
 
 
+def test_graph_lists_states_in_the_order_of_a_recovery() -> None:
+    names = [state.name for state in graph_of(RECOVER, (), is_running=True)]
+
+    main_path = ["CordonNode", "DrainNode", "Recover", "RepairNode", "AwaitNode", "ValidateNode", "ReturnNode"]
+    main_path += ["PlanResume", "AwaitResume", "JoinBranches", "SettleIncident", "Recovered"]
+    assert sorted(main_path, key=names.index) == main_path
+
+
 def test_state_that_was_entered_but_not_left_is_current() -> None:
     states = progress_by_state(state_visits("PlanRecovery", "AwaitApproval", ended=1), is_running=True)
 

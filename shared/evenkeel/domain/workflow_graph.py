@@ -50,7 +50,7 @@ class Visit(Value):
 
 
 def graph_of(definition: Definition, visits: Iterable[Visit], *, is_running: bool) -> tuple[GraphState, ...]:
-    """Return the states of a workflow with the progress of one execution, branch by branch, in the order of depth.
+    """Return the states of a workflow with the progress of one execution: branch by branch, in the order of a run.
 
     Args:
         definition: The workflow, in the Amazon States Language.
@@ -79,7 +79,7 @@ def _with_progress(state: GraphState, visits: list[Visit], *, is_running: bool) 
 def _states(definition: Definition, inside: str, branch: int) -> Iterator[GraphState]:
     states: Mapping[str, Definition] = definition["States"]
     depths = _depths(definition)
-    for name in sorted(states, key=lambda state: depths[state]):
+    for name in _in_order(definition):
         state = states[name]
         yield GraphState(
             name=name,
@@ -99,6 +99,23 @@ def _states(definition: Definition, inside: str, branch: int) -> Iterator[GraphS
 def _next(state: Definition) -> Iterator[str]:
     yield from (choice["Next"] for choice in state.get("Choices", ()))
     yield from (state[field] for field in ("Default", "Next") if field in state)
+
+
+def _in_order(definition: Definition) -> list[str]:
+    """Return the states: each after all states that lead to it, except in a loop. States that only catch come last."""
+    states: Mapping[str, Definition] = definition["States"]
+    finished_states: list[str] = []
+    entered: set[str] = set()
+
+    def enter(name: str) -> None:
+        entered.add(name)
+        for next_state in reversed(tuple(dict.fromkeys(_next(states[name])))):
+            if next_state not in entered:
+                enter(next_state)
+        finished_states.append(name)
+
+    enter(definition["StartAt"])
+    return [*reversed(finished_states), *(name for name in states if name not in entered)]
 
 
 def _depths(definition: Definition) -> dict[str, int]:
