@@ -309,6 +309,37 @@ def philly_rows() -> Iterator[str]:
     yield from origin_lines("queues-replays")
 
 
+TOPOLOGY_LANES = {
+    "without": "labels ignored",
+    "default": "default",
+    "require-2": "layer 2 required",
+    "require-3": "layer 3 required",
+}
+
+
+def topology_rows() -> Iterator[str]:
+    """Yield the waits of gangs and the shares of close gangs, with and without levels."""
+    yield from _table(
+        "jobs, load, nodes of a domain", "levels", "gangs in one domain of layer 3, 2", "free nodes fragmented",
+        "first gang waits for a domain", "gang waits: p50, p90, p99, max", "never start",
+    )  # fmt: skip
+    for setting in load("topology")["settings"]:
+        order = f", overtaken for {setting['backfill_hours']:g} h" if setting["backfill_hours"] else ""
+        name = f"{setting['workload']}, {setting['load']:g}, {setting['domain_nodes']}{order}"
+        for lane, text in TOPOLOGY_LANES.items():
+            figures = setting["lanes"][lane]
+            yield _row(
+                name,
+                text,
+                f"{figures['inLayer3']:.0%}, {figures['inLayer2']:.0%}",
+                f"{figures['fragmentedShare']:.0%}",
+                f"{figures['strandedShare']:.0%} of the time",
+                ", ".join(f"{hours:.1f}" for hours in figures["gangWaitHours"].values()) + " h",
+                figures["never"],
+            )
+    yield from origin_lines("topology")
+
+
 LANES_SHOWN = ("cycle", "bare", "rows")
 
 
@@ -494,6 +525,7 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "nominations": nomination_rows,
     "generators": generator_rows,
     "philly": philly_rows,
+    "topology": topology_rows,
     "admissions": admission_rows,
     "cold starts": cold_start_rows,
     "burst grid": grid_rows,
