@@ -1,5 +1,6 @@
 """Write or compare every file that is generated from the code: `make generate` writes them, a test compares them."""
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -57,12 +58,19 @@ def stale_files() -> list[Path]:
 
 def main() -> int:
     """Write the stale files; with `--check`, only print their names."""
-    wanted = files()
-    for path in stale_files():
-        if "--check" not in sys.argv[1:]:
-            path.write_text(wanted[path], encoding="utf-8")
-        print(path)
-    return int("--check" in sys.argv[1:] and bool(stale_files()))
+    is_check = "--check" in sys.argv[1:]
+    new_texts, stale_paths = files(), stale_files()
+    for path in stale_paths:
+        if not is_check:
+            path.write_text(new_texts[path], encoding="utf-8")
+        print(path, flush=True)
+    if stale_paths and not is_check and _FINAL_RUN not in sys.argv[1:]:
+        # The page of the commands shows options that the command has read from another generated file at its import.
+        return subprocess.run([sys.executable, "-m", "tools.generate", _FINAL_RUN], check=False).returncode
+    return int(is_check and bool(stale_paths))
+
+
+_FINAL_RUN = "--final-run"
 
 
 if __name__ == "__main__":
