@@ -26,7 +26,7 @@ OTHER_AIM_SECONDS: Final = 0.5
 
 _PARTS: Final = {
     # prefix of an IAM action: the adapters and the clients
-    "autoscaling": (("autoscaling",), ("autoscaling", "ec2")),
+    "autoscaling": (("autoscaling",), ("autoscaling", "eks")),
     "cloudwatch": (("container_insights",), ("cloudwatch",)),
     "dynamodb": (("dynamo_ledger",), ("dynamodb",)),
     "eks": (("cluster", "eks"), ("eks", "sts")),
