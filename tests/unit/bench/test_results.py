@@ -62,7 +62,6 @@ STATED = {
     "95 %": "confidence of the intervals",
     "10 %": "margin of bench.check",
     "150 ms": "pause of the engine, a constant of its source",
-    "0.1 s": "how long the quota tree must stay as it is before a late cycle reads again, a constant",
     "30 s": "how long a function keeps the policy, a constant",
     "1,769 MB": "AWS's documentation: memory of a whole vCPU",
     "18 kB": "size of the sample node",
