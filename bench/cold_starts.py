@@ -29,6 +29,7 @@ _PARTS: Final = {
     "autoscaling": (("autoscaling",), ("autoscaling", "eks")),
     "cloudwatch": (("container_insights",), ("cloudwatch",)),
     "dynamodb": (("dynamo_ledger",), ("dynamodb",)),
+    "ec2": (("capacity_reservations",), ("ec2",)),
     "eks": (("cluster", "eks"), ("eks", "sts")),
     "events": (("messages",), ("events",)),
     "lambda": (("messages",), ("lambda",)),

@@ -26,7 +26,7 @@ def layer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("layer")
     whole, data = Path(botocore.__file__).parent / "data", folder / "botocore" / "data"
     data.mkdir(parents=True)
-    for name in (*MODELS, "ec2"):
+    for name in (*MODELS, "sesv2"):
         shutil.copytree(whole / name, data / name)
     for file in whole.glob("*.json"):
         shutil.copy(file, data)
@@ -63,7 +63,7 @@ def a_session(data: Path | None) -> botocore.session.Session:
 def test_unused_services_and_operations_are_gone(layer: Path) -> None:
     operations = operations_of(layer)
 
-    assert not (layer / "botocore" / "data" / "ec2").exists()
+    assert not (layer / "botocore" / "data" / "sesv2").exists()
     assert "dynamodb:TransactWriteItems" in operations
     assert "dynamodb:CreateTable" not in operations
     assert "sagemaker:CreateTrainingJob" not in operations
