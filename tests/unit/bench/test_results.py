@@ -138,7 +138,7 @@ def test_bound_of_a_cold_event_follows_from_the_assumed_latencies() -> None:
     assert f"these starts alone takes {totals[-200]:.1f} s at p99" in " ".join(PAGE.split())
 
 
-def test_time_of_the_watch_with_more_memory_follows_from_its_processor_seconds() -> None:
+def test_watch_with_more_memory_takes_stated_seconds() -> None:
     watch = largest_watch()
     seconds = (watch["ownProcessorSeconds"] + watch["clientProcessorSeconds"]) / (1536 / 1769)
 
