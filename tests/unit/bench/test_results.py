@@ -69,7 +69,6 @@ STATED = {
     "18 kB": "size of the sample node",
     "2 s": "assumed limit of HyperPod's API and three attempts of the SDK",
     "0.87": "memory of the watch in template.yaml over that of a whole vCPU",
-    "0.1 s": "quiet time for which a late cycle waits, a setting",
     "1,280 MB": "memory of the watch in the run",
     "1,536 MB": "memory of the watch in template.yaml",
     "4.5 s": "processor seconds of the watch in scale.json over its share of a vCPU",
