@@ -114,7 +114,9 @@ class CycleSnapshot(NamedTuple):
 
     def is_unreadable(self, job: Job) -> bool:
         """Whether the cluster on which a job would start could not be read."""
-        return self.rental_book.in_rented_cluster(job).cluster in self.unreadable_clusters
+        return bool(self.unreadable_clusters) and (
+            self.rental_book.in_rented_cluster(job).cluster in self.unreadable_clusters
+        )
 
     def is_in_kueue_namespace(self, job: Job) -> bool:
         """Whether Kueue admits jobs in a job's namespace."""

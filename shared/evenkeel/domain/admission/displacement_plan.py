@@ -113,7 +113,7 @@ def _displacement_facts(  # noqa: PLR0913, PLR0917 - the parts of a snapshot
         movable_by_team[key] = tuple(_movable_jobs(snapshot, admission_input, nodes, team, context, policy))
     movable = movable_by_team[key]
     allocations = snapshot.rental_book.allocations
-    limits = {job.team: spend_limits(job.team, allocations, policy.burst) for job in movable}
+    limits = {team: spend_limits(team, allocations, policy.burst) for team in {job.team for job in movable}}
     fleet = spend_limits("", allocations, policy.burst)
     save_seconds = max((job.save_seconds for job in movable), default=0)
     row, demand = placement.row, placement.facts.job
@@ -158,7 +158,7 @@ def _movable_jobs(
     the rent is paid by the team of the moved job.
     """
     pools = sorted(policy.pools_for_jobs, key=lambda pool: pool.micros_per_node_hour)
-    forecasts = QueueForecasts(context, policy)
+    forecasts, limits = QueueForecasts(context, policy), risk_limits(policy)
     for charge in admission_input.charges:
         job = snapshot.known_job(charge.job_id)
         if job is None or not charge.node_names or not set(charge.node_names) <= set(nodes):
@@ -174,7 +174,7 @@ def _movable_jobs(
         for pool in pools:
             why_nots = (*why_not_tolerated(pool, spec.tolerations), *forecasts.why_not_portable(job, pool))
             candidate = forecasts.rented_candidate(pool, why_nots)
-            cost = cost_of_pool(demand, candidate, _NO_LIMITS, risk_limits(policy), context.now)
+            cost = cost_of_pool(demand, candidate, _NO_LIMITS, limits, context.now)
             if not cost.why_not:
                 yield MovableJob(
                     job_id=job.job_id,

@@ -1,5 +1,6 @@
 """Pools of nodes: their market, the cost of a node, and when a reservation ends."""
 
+import functools
 import math
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -66,14 +67,16 @@ class LaunchDelay(Value):
 
     def gang_seconds(self, nodes: int) -> float:
         """Return the expected time until the last of several nodes is Ready: the median of the slowest."""
-        if not self.p50_seconds:
-            return self.p90_seconds
-        deviation = NormalDist().inv_cdf(0.5 ** (1 / max(1, nodes)))
-        return self.p50_seconds * math.exp(self._sigma * deviation)
+        return _gang_seconds(self.p50_seconds, self.p90_seconds, nodes)
 
-    @property
-    def _sigma(self) -> float:
-        return math.log(self.p90_seconds / self.p50_seconds) / NormalDist().inv_cdf(0.9)
+
+@functools.lru_cache(maxsize=1024)
+def _gang_seconds(p50_seconds: float, p90_seconds: float, nodes: int) -> float:
+    if not p50_seconds:
+        return p90_seconds
+    sigma = math.log(p90_seconds / p50_seconds) / NormalDist().inv_cdf(0.9)
+    deviation = NormalDist().inv_cdf(0.5 ** (1 / max(1, nodes)))
+    return p50_seconds * math.exp(sigma * deviation)
 
 
 class Reservation(Value):

@@ -61,8 +61,11 @@ class RentalBook(NamedTuple):
 
     def in_rented_cluster(self, job: Job) -> Job:
         """Return a job in the cluster of its rented nodes, if it has received any."""
-        rental = self.rental_by_holder.get(job.job_id)
-        if rental is None or rental.state is not RentalState.READY or job.is_migrating_back:
+        if job.is_migrating_back:
+            return job
+        holds = (rental for rental in reversed(self.rentals) if rental.job_id == job.job_id)
+        rental = next((rental for rental in holds if rental.state.hosts_holder), None)
+        if rental is None or rental.state is not RentalState.READY:
             return job
         return job if rental.offer.cluster == job.cluster else job.replace(cluster=rental.offer.cluster)
 
