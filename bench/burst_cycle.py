@@ -503,7 +503,7 @@ def quantiles(delays: list[float]) -> Json:
 # ---------------------------------------------------------------- measuring
 
 
-SITE: dict[str, int] = {"max_moves": 3, "max_wait_seconds": 1800, "backfill_seconds": 1800}
+SITE: dict[str, int] = {"max_moves": 3, "max_wait_seconds": 600, "backfill_seconds": 1800}
 """Fields of `burst` beside prices and caps, and `backfillSeconds`. Chosen on tuning seeds."""
 
 

@@ -1,11 +1,13 @@
 """The worked example of docs/renting.md follows the rules."""
 
 import json
+import math
 import re
 from pathlib import Path
 
 import pytest
 
+from bench.burst_cycle import SITE
 from evenkeel.domain.capacity.instance_types import shipped_instance_types
 from evenkeel.domain.capacity.list_prices import shipped_prices
 from evenkeel.domain.economics.money import format_usd
@@ -17,7 +19,7 @@ PRICES = shipped_prices()
 
 
 def documented_facts() -> PlacementFacts:
-    block = re.search(r"```json\n(.*?)```", PAGE, re.DOTALL)
+    block = re.search(r"## A worked example.*?```json\n(.*?)```", PAGE, re.DOTALL)
     assert block is not None
     return PlacementFacts.model_validate(json.loads(block[1]))
 
@@ -48,6 +50,29 @@ def test_documented_cost_table_follows_the_rules() -> None:
     ]
     assert rows == shown
     assert f"> {decision.reason}" in PAGE
+
+
+def test_documented_bounds_of_long_delays_are_right() -> None:
+    """The examples of the section about long delays, in dollars and hours."""
+    rents_after = {price: math.sqrt(16 * 0.5 / price) for price in (1, 20)}
+    rent, wait = 13 * 0.5, 0.50 * 0.25
+
+    assert f"√(16 × 0.5 ÷ 1) = {rents_after[1]:.2f} hours" in PAGE
+    assert f"p = $20 an hour it rents after {rents_after[20]:.2f} hours" in PAGE
+    assert f"(${rent:.2f}) costs {rent / wait:.0f} times as much" in PAGE
+    assert f"(${wait:.3f})" in PAGE
+
+
+def test_settings_of_the_benchmark_are_those_that_it_sets() -> None:
+    block = re.search(r"## The settings of the benchmark.*?```json\n(.*?)```", PAGE, re.DOTALL)
+    assert block is not None
+    settings = json.loads(block[1])
+
+    assert {
+        "max_moves": settings["burst"]["maxMoves"],
+        "max_wait_seconds": settings["burst"]["maxWaitSeconds"],
+        "backfill_seconds": settings["scheduling"]["backfillSeconds"],
+    } == SITE
 
 
 def test_documented_worked_figures_match_the_decision() -> None:

@@ -117,3 +117,18 @@ def test_job_that_moved_as_often_as_the_policy_allows_stays() -> None:
     assert renting.scenario.job(first.job_id).stop_of(2) is None
     assert renting.rental(first.job_id).state is RentalState.READY
     assert renting.scenario.job(first.job_id).state is JobState.RUNNING
+
+
+@pytest.mark.parametrize(("dearer", "is_asked_to_stop"), [(False, False), (True, True)])
+def test_moved_job_moves_again_only_for_a_dearer_delay(dearer: bool, is_asked_to_stop: bool) -> None:
+    price = 400_000_000
+    renting, first, second = movable_and_waiting_jobs(delay_micros_per_hour={"high": price, "low": price - dearer})
+    scenario = renting.scenario
+    first_job = scenario.job(first.job_id)
+    scenario.set_job(first_job.replace(moves=1, spec=first_job.spec.replace(priority_class="low")))
+    second_job = scenario.job(second.job_id)
+    scenario.set_job(second_job.replace(spec=second_job.spec.replace(priority_class="high")))
+
+    scenario.run_scheduling_cycle()
+
+    assert (scenario.job(first.job_id).stop_request is not None) is is_asked_to_stop

@@ -111,7 +111,7 @@ def _displacement_facts(  # noqa: PLR0913, PLR0917 - the parts of a snapshot
     if key not in movable_by_team:
         context = placement_context(snapshot, admission_input, policy, now)
         movable_by_team[key] = tuple(_movable_jobs(snapshot, admission_input, nodes, team, context, policy))
-    movable = movable_by_team[key]
+    movable = tuple(other for other in movable_by_team[key] if _may_move_for(other, snapshot, placement.facts.job))
     allocations = snapshot.rental_book.allocations
     limits = {team: spend_limits(team, allocations, policy.burst) for team in {job.team for job in movable}}
     fleet = spend_limits("", allocations, policy.burst)
@@ -142,6 +142,15 @@ def _costs_more_even_without_moves(row: PoolCost, job: JobDemand, target: Candid
     """Whether the job's own start on freed nodes already costs as much as its other option."""
     start_seconds = target.pool.launch.p50_seconds + job.restart_seconds
     return job.micros_per_hour_of_delay * start_seconds >= row.rent_parts + row.delay_parts
+
+
+def _may_move_for(movable: MovableJob, snapshot: CycleSnapshot, demand: JobDemand) -> bool:
+    """Whether a job may move for another job. After its first move, it moves only for a job whose delay costs more.
+
+    Otherwise jobs of the same price of delay keep displacing each other. Each move restarts a job and saves nothing.
+    """
+    job = snapshot.known_job(movable.job_id)
+    return job is None or not job.moves or movable.micros_per_hour_of_delay < demand.micros_per_hour_of_delay
 
 
 def _movable_jobs(
