@@ -395,12 +395,6 @@ def grid_rows() -> Iterator[str]:
     yield from origin_lines("burst-cycle-grid")
 
 
-def cell_rows() -> Iterator[str]:
-    """Yield the settings that were measured with the present limit for long delays."""
-    yield from _cell_rows(load("burst-cycle-cells")["cells"])
-    yield from origin_lines("burst-cycle-cells")
-
-
 def _cell_rows(cells: Iterable[Json]) -> Iterator[str]:
     yield from _table(
         "price of delay ×",
@@ -527,7 +521,6 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "admissions": admission_rows,
     "cold starts": cold_start_rows,
     "burst grid": grid_rows,
-    "burst cells": cell_rows,
     "burst": burst_rows,
     "burst frontier": frontier_rows,
     "elastic": elastic_rows,
