@@ -1,7 +1,5 @@
 """Scheduling cycles with decisions that the ledger refuses to store."""
 
-import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -185,26 +183,6 @@ def test_only_refused_write_groups_are_skipped(offenders: tuple[int, ...]) -> No
 
     assert done == [part.subject for part in parts if part.subject not in bad]
     assert aside == sorted(bad)
-
-
-def test_batches_prepared_ahead_keep_their_order() -> None:
-    batches_in_order = [(batches.WriteGroup(f"job-{number}", ()),) for number in range(5)]
-
-    assert list(batches.prepared_ahead(iter(batches_in_order))) == batches_in_order
-
-
-def test_next_batch_is_prepared_while_the_caller_commits() -> None:
-    prepared = threading.Event()
-
-    def make() -> Iterator[tuple[batches.WriteGroup, ...]]:
-        yield (batches.WriteGroup("job-1", ()),)
-        prepared.set()
-        yield (batches.WriteGroup("job-2", ()),)
-
-    batches_in_order = batches.prepared_ahead(make())
-    next(batches_in_order)
-
-    assert prepared.wait(10)
 
 
 def test_row_size_counts_bytes_of_utf8() -> None:

@@ -65,7 +65,7 @@ def run(
         admission_batches = batches.cut_into_batches(write_groups, common_writes=(*common_writes, *usage))
     else:
         admission_batches = batches.cut_into_batches(write_groups, common_writes=common_writes, extra_writes=1)
-    for batch in batches.prepared_ahead(admission_batches):
+    for batch in admission_batches:
         batches.commit_each(batch, commit, on_refused)
     return frozenset(refused_jobs)
 

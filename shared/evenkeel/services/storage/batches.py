@@ -5,7 +5,6 @@ groups ── cut at BATCH_BYTES and MAX_WRITES ── commit ──┬── do
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from evenkeel.ports import LARGEST_COMMIT, MAX_WRITES, Put, Refused, Telemetry, Write, row_bytes
@@ -55,21 +54,6 @@ def cut_into_batches(
         batch_writes += group_writes
     if batch:
         yield tuple(batch)
-
-
-def prepared_ahead(
-    batches: Iterator[tuple[WriteGroup, ...]],
-) -> Iterator[tuple[WriteGroup, ...]]:
-    """Yield batches in order. The next one is prepared while the caller commits, because a commit mostly waits.
-
-    Args:
-        batches: Makes the batches. It must read nothing that a commit changes.
-    """
-    with ThreadPoolExecutor(max_workers=1) as preparer:
-        following = preparer.submit(next, batches, ())
-        while batch := following.result():
-            following = preparer.submit(next, batches, ())
-            yield batch
 
 
 def commit_each(
