@@ -20,10 +20,11 @@ _MAX_TRIES = 50
 
 
 class AnsweredRequest(NamedTuple):
-    """The answer to a request, and the errors of the tries before it."""
+    """The answer to a request, the errors of the tries before it, and the processes that were killed before it came."""
 
     answer: Json
     failures: list[CommandFailed]
+    killed: list[int]
 
 
 def without_pauses(client: ApiClient) -> ApiClient:
@@ -35,13 +36,15 @@ def answered_despite_kills(centre: DataCentre, send: Callable[[], Json]) -> Answ
     """Send a request again until it is answered. The API's functions are killed during each try, each time later.
 
     So the kills move through the whole request: before its work, between its reads and writes, and after its commit.
+    The client also repeats a request itself, so an answer after a kill may come without any error.
     """
     failures: list[CommandFailed] = []
+    killed: list[int] = []
     _kill_functions(centre)  # a warm function could answer before the first kill
     for number in range(_MAX_TRIES):
-        with _kills_every(_FIRST_KILL_SECONDS * _GROWTH**number, centre):
+        with _kills_every(_FIRST_KILL_SECONDS * _GROWTH**number, centre, killed):
             try:
-                return AnsweredRequest(send(), failures)
+                return AnsweredRequest(send(), failures, killed)
             except CommandFailed as failed:
                 failures.append(failed)
     raise AssertionError(f"no answer in {_MAX_TRIES} tries: {failures[-1]}")
@@ -53,13 +56,13 @@ def changes_with(reason: str, entries: Iterable[Json]) -> list[str]:
 
 
 @contextlib.contextmanager
-def _kills_every(seconds: float, centre: DataCentre) -> Iterator[None]:
-    """Kill every process of the API's functions each time this period has passed."""
+def _kills_every(seconds: float, centre: DataCentre, killed: list[int]) -> Iterator[None]:
+    """Kill every process of the API's functions each time this period has passed, and list them in `killed`."""
     is_over = threading.Event()
 
     def kill() -> None:
         while not is_over.wait(seconds):
-            _kill_functions(centre)
+            killed.extend(_kill_functions(centre))
 
     killer = threading.Thread(target=kill)
     killer.start()
@@ -70,10 +73,13 @@ def _kills_every(seconds: float, centre: DataCentre) -> Iterator[None]:
         killer.join()
 
 
-def _kill_functions(centre: DataCentre) -> None:
+def _kill_functions(centre: DataCentre) -> list[int]:
+    killed = []
     for pid in filter(_runs_the_api, _workers(centre.engine.pid)):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+            killed.append(pid)
+    return killed
 
 
 def _runs_the_api(pid: int) -> bool:

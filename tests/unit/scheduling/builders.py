@@ -31,7 +31,7 @@ def a_node_capacity(number: int = 1, *, accelerators: int = 8, free: int = 8, **
         "cluster": CLUSTER,
         "pool": "workers",
         "instance_type": "ml.p5.48xlarge",
-        "offered": Resources(accelerators=accelerators),
+        "allocatable": Resources(accelerators=accelerators),
         "free": Resources(accelerators=free),
     }
     return NodeCapacity.model_validate({**facts, **changes})

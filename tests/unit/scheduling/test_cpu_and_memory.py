@@ -153,7 +153,7 @@ def test_two_slices_and_a_cpu_job_share_one_node() -> None:
 
 def test_cpu_job_prefers_a_node_without_gpus() -> None:
     cpu_node = a_node(9, cpu=16, memory_gib=64).model_copy(
-        update={"offered": Resources(cpu_millis=16_000, memory_mib=gib(64))}
+        update={"allocatable": Resources(cpu_millis=16_000, memory_mib=gib(64))}
     )
     cpu_node = cpu_node.with_free(cpu_node.allocatable)
     request = a_request(1, accelerators_per_node=0, cpu_millis_per_node=4_000, memory_mib_per_node=gib(8))

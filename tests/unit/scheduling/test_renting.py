@@ -104,7 +104,7 @@ def a_node_capacity(
         "cluster": "research-eks",
         "pool": pool,
         "instance_type": "p5.48xlarge",
-        "offered": Resources(accelerators=accelerators),
+        "allocatable": Resources(accelerators=accelerators),
         "free": Resources(accelerators=free),
     }
     return NodeCapacity.model_validate({**facts, **changes})

@@ -97,7 +97,7 @@ def a_node_capacity(number: int, free: int = 0, **changes: Any) -> NodeCapacity:
         "cluster": CLUSTER,
         "pool": "p5-workers",
         "instance_type": "ml.p5.48xlarge",
-        "offered": Resources(accelerators=8),
+        "allocatable": Resources(accelerators=8),
         "free": Resources(accelerators=free),
     }
     return NodeCapacity.model_validate({**facts, **changes})
