@@ -119,8 +119,9 @@ class ResourceCatalogue:
     def withdraw(self, definition: Json) -> None:
         """Stop serving a custom resource definition."""
         spec = definition["spec"]
-        for at in [at for at in self._types if at[0] == spec["group"] and at[2] == spec["names"]["plural"]]:
-            del self._types[at]
+        group, plural = spec["group"], spec["names"]["plural"]
+        for type_key in [each for each in self._types if (each[0], each[2]) == (group, plural)]:
+            del self._types[type_key]
         self._index()
 
 

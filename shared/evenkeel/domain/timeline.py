@@ -8,7 +8,7 @@ class TimelineEntry(Value):
 
     at: Instant
     kind: str
-    """Past participle, lower case: `fault`, `decided`, `cordoned`, `job`, `repair`, `returned`, …"""
+    """A past participle or a noun, lower case: `fault`, `decided`, `cordoned`, `job`, `repair`, `returned`, …"""
     text: Sentence
     decision_id: str = ""
     writer: str = ""

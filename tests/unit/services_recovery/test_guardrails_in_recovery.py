@@ -336,6 +336,22 @@ def test_removed_node_does_not_wait_for_a_cordon() -> None:
     assert registered_lives(recovery, RegisterName.CORDONS) == [instance_id(5)]
 
 
+def test_node_that_joins_again_after_a_refusal_is_not_cordoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    recovery, _ = blocked_cordon()
+    read_node, is_first_read = recovery.world.cluster.node, iter([True])
+    # Gone in the first read only.
+    monkeypatch.setattr(
+        recovery.world.cluster, "node", lambda *names: None if next(is_first_read, False) else read_node(*names)
+    )
+
+    outcome = recovery.run_state("Cordon", cordon_node).outcome
+
+    node = read_node(CLUSTER, f"hyperpod-{instance_id(1)}")
+    assert node is not None
+    assert (outcome, node.is_cordoned) == ("GONE", False)
+    assert registered_lives(recovery, RegisterName.CORDONS) == [instance_id(5)]
+
+
 def test_cordon_wait_ends_when_the_node_is_removed() -> None:
     recovery, faulty = blocked_cordon()
     recovery.run_state("Cordon", cordon_node)

@@ -88,8 +88,8 @@ def seconds_within(remaining_seconds: Iterable[float], horizon_seconds: float) -
 
 def share_beyond(remaining_seconds: Iterable[float], horizon_seconds: float) -> float:
     """Return the probability that a run with these equally likely times lasts longer than a horizon."""
-    values = [value > horizon_seconds for value in remaining_seconds]
-    return sum(values) / len(values)
+    is_longer = [seconds > horizon_seconds for seconds in remaining_seconds]
+    return sum(is_longer) / len(is_longer)
 
 
 class RunTimes:

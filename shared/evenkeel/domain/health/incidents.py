@@ -190,7 +190,7 @@ class Approval(Value):
 
 
 class Acknowledgement(Value):
-    """A person works on the incident."""
+    """A person has stated that they work on the incident."""
 
     by: str
     reason: str

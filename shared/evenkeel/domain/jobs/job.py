@@ -159,7 +159,7 @@ class RepeatedFailure(Value):
 
 
 class PlacementNote(Value):
-    """The last message to a pending job about where it could run. It is repeated only when the answer changes."""
+    """The last note on where a pending job could run. A new note is written only when the answer changes."""
 
     key: str
     """Equal for answers that differ only in their figures."""

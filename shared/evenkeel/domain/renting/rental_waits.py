@@ -195,7 +195,7 @@ def is_queued(attempt: Attempt) -> bool:
 def may_use_nodes(rental: Rental, attempt: Attempt, kueue: KueueStatus | None) -> bool:
     """Whether pods of an attempt in Kueue's queue run, or may start, on the nodes of a rental.
 
-    Its nodes are not known yet. So an attempt that runs counts, unless Kueue sent it to other nodes.
+    The nodes of the attempt are not known yet. So an attempt that runs counts, unless Kueue sent it to other nodes.
     """
     if kueue is None:
         return attempt.state is AttemptState.RUNNING

@@ -106,10 +106,7 @@ def cordon(incident: Incident, context: Context, reads: CordonReads | None = Non
     if not verdict.is_allowed and context.cluster.node(incident.life.cluster, incident.node_name) is not None:
         record_block.set_block(incident, GuardrailAction.CORDON, verdict, context, writer=WRITER)
         return CordonNodeResult(outcome=CordonOutcome.BLOCKED, reason=verdict.reason)
-    uncordoned_resource_version = incident.plan.uncordoned_resource_version if incident.plan else ""
-    result = context.cluster.cordon(
-        incident.life.cluster, incident.node_name, incident.incident_id, uncordoned_resource_version
-    )
+    result = _set_cordon(incident, context) if verdict.is_allowed else ClusterCordonResult.GONE
     outcome, reason = _OUTCOME_TEXT[result]
     is_own_cordon = result in (ClusterCordonResult.CORDONED, ClusterCordonResult.ALREADY_CORDONED)
     has_evenkeel_cordon = is_own_cordon or result is ClusterCordonResult.BY_OTHER_INCIDENT
@@ -142,6 +139,12 @@ def cordon(incident: Incident, context: Context, reads: CordonReads | None = Non
     if result is ClusterCordonResult.CORDONED:
         context.telemetry.seconds("DetectedToCordoned", (context.now - incident.opened_at).total_seconds())
     return CordonNodeResult(outcome=outcome, reason=reason)
+
+
+def _set_cordon(incident: Incident, context: Context) -> ClusterCordonResult:
+    """Cordon the node. Only a registered node may be cordoned: a gone node may join again at any moment."""
+    version = incident.plan.uncordoned_resource_version if incident.plan else ""
+    return context.cluster.cordon(incident.life.cluster, incident.node_name, incident.incident_id, version)
 
 
 def _register_cordon(

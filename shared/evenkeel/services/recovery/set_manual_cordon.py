@@ -114,7 +114,7 @@ def cordon_as_person(request: SetManualCordonRequest, context: Context) -> SetMa
     if result is ClusterCordonResult.GONE:
         raise _node_gone(node)
     if result is ClusterCordonResult.CORDONED or (begun.is_repeat and not begun.was_cordoned):
-        _record_act(request, f"{request.by} cordoned {node.node_name}", "cordoned", begun.at, context)
+        _record_manual_cordon_event(request, f"{request.by} cordoned {node.node_name}", "cordoned", begun.at, context)
     return SetManualCordonResult(
         outcome=ManualCordonOutcome.CORDONED, instance_id=request.instance_id, node_name=node.node_name
     )
@@ -145,7 +145,9 @@ def uncordon_as_person(request: SetManualCordonRequest, context: Context) -> Set
     if result is UncordonResult.CORDONED_BY_OTHER:
         raise _cordoned_outside(node)
     if result is UncordonResult.RELEASED or (begun.is_repeat and begun.was_cordoned):
-        _record_act(request, f"{request.by} uncordoned {node.node_name}", "uncordoned", begun.at, context)
+        _record_manual_cordon_event(
+            request, f"{request.by} uncordoned {node.node_name}", "uncordoned", begun.at, context
+        )
     _record_on_incident(request, node, incident_id, begun.at, context)
     _record_trust(node, request.by, incident_id, context)
     return SetManualCordonResult(
@@ -285,7 +287,9 @@ def _record_request(request: SetManualCordonRequest, node: FleetNode, context: C
     return until_committed(begin, f"request {request.request_id} changed on every try")
 
 
-def _record_act(request: SetManualCordonRequest, text: str, kind: str, at: datetime, context: Context) -> None:
+def _record_manual_cordon_event(
+    request: SetManualCordonRequest, text: str, kind: str, at: datetime, context: Context
+) -> None:
     """Record the act. Idempotent: yes, a repeat has the same key."""
     reason = f": {request.reason}" if request.reason else "."
     entry = TimelineEntry(at=at, kind=kind, text=f"{text}{reason}", writer=request.by)

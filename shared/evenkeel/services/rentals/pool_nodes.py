@@ -32,10 +32,10 @@ def capacity_pods(rental: Rental, policy: Policy) -> CapacitySpec:
     A job with several nodes uses EFA, so each pod asks for all EFA interfaces of its node. A single node that joins
     committed nodes is one of several, too.
     """
-    offer, count = rental.offer, 0
+    offer, interfaces = rental.offer, 0
     if (rental.nodes > 1 or rental.joins_base) and not rental.serving_target:
         node = efa.EfaNode(offer.pool, offer.instance_type)
-        count = efa.expected_interfaces(node, policy.scheduling.efa_interfaces)
+        interfaces = efa.expected_interfaces(node, policy.scheduling.efa_interfaces)
     return CapacitySpec(
         cluster=offer.cluster,
         namespace=rental.namespace,
@@ -45,7 +45,7 @@ def capacity_pods(rental: Rental, policy: Policy) -> CapacitySpec:
         accelerators=offer.accelerators_per_node,
         accelerator_resource=accelerator_resource_of(offer.instance_type),
         image=policy.burst.capacity_pod_image,
-        efa=count,
+        efa=interfaces,
     )
 
 
@@ -53,9 +53,11 @@ def set_limit(rental: Rental, context: Context) -> LimitResult:
     """Set a pool's limit to the nodes that are rented from it, without refused offers and ending rentals."""
 
     def rented() -> tuple[int, int]:
-        rentals = [other for other in _in_pool(rental, context) if other.state.hosts_holder and not other.offer.refused]
-        nodes = sum(other.nodes for other in rentals)
-        return nodes, sum(other.nodes * other.offer.accelerators_per_node for other in rentals)
+        hosting_rentals = [
+            other for other in _in_pool(rental, context) if other.state.hosts_holder and not other.offer.refused
+        ]
+        nodes = sum(other.nodes for other in hosting_rentals)
+        return nodes, sum(other.nodes * other.offer.accelerators_per_node for other in hosting_rentals)
 
     return context.cluster.set_pool_limit(rental.offer.cluster, rental.offer.pool, rented)
 

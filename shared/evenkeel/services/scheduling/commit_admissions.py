@@ -84,7 +84,7 @@ def _admission_group(
 ) -> batches.WriteGroup:
     """Return the writes that admit one job: its attempt with its charge, and the record.
 
-    Each read derives the timeline entry from the attempt.
+    No timeline entry is written: readers of the timeline derive it from the attempt.
     """
     job, version = loaded_cycle.snapshot.pending[attempt.job_id], loaded_cycle.versions[attempt.job_id]
     number = attempt.attempt

@@ -32,8 +32,8 @@ from evenkeel.services.storage.training_plan_ends import with_training_plan_ends
 WRITER = pending_job_changes.WRITER
 _MAX_TRIES = 3
 """Tries of one invocation to load, decide and commit. After that the next invocation continues."""
-_REST_SECONDS = 0.1
-_MAX_RESTS = 5
+_RIVAL_PAUSE_SECONDS = 0.1
+_MAX_RIVAL_PAUSES = 5
 
 
 class ScheduleJobsResult(Value):
@@ -149,12 +149,12 @@ class _CycleTries:
     def _await_rival(self) -> None:
         """Wait until the quota tree stays as it is. A decision beside a cycle that still commits would fail, too."""
         version: int | None = None
-        for _ in range(_MAX_RESTS):
+        for _ in range(_MAX_RIVAL_PAUSES):
             row = self._context.ledger.get(quota_rows.tree_key())
             if row is None or row.version == version:
                 return
             version = row.version
-            self._context.clock.sleep_about(_REST_SECONDS)
+            self._context.clock.sleep_about(_RIVAL_PAUSE_SECONDS)
 
     def _load(self) -> LoadedCycle:
         """Load the facts of a cycle, without the refused jobs, and record the clusters that could not be read."""

@@ -34,7 +34,7 @@ export function Queue({ filters }) {
   const live = useLive(listPath("/jobs", { ...filters, state: "PENDING" }, FILTERS));
   return html`<${Panel} title="Queue: pending jobs in their order" live=${live} wide=${true}>
     <${Table} label="Queue" empty="No job is pending." rows=${live.data?.items || []} rowHref=${(job) => href(["jobs", job.jobId])} columns=${[
-      COLUMNS[0], COLUMNS[2], COLUMNS[3], COLUMNS[4], COLUMNS[5],
+      ...["Job", "Team", "Class", "Nodes", "GPUs a node"].map((title) => COLUMNS.find((column) => column.title === title)),
       { title: "Waits", right: true, cell: (job) => duration(secondsSince(job.submittedAt)) },
       { title: "Why it waits", grow: true, cell: (job) => job.reason },
     ]} />
