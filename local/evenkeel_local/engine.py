@@ -31,8 +31,9 @@ _PORT_TRIES: Final = 5
 # The services of the template and the tests. SageMaker and EKS are absent: a call that the local GPU cluster should
 # get must fail here.
 SERVICES: Final = (
-    *("account", "apigateway", "cloudformation", "dynamodb", "dynamodbstreams", "events", "iam", "kms", "lambda"),
-    *("logs", "monitoring", "resource-groups", "s3", "scheduler", "sns", "sqs", "ssm", "states", "sts", "tagging"),
+    *("account", "apigateway", "cloudformation", "dynamodb", "dynamodbstreams", "ec2", "events", "iam", "kms"),
+    *("lambda", "logs", "monitoring", "resource-groups", "s3", "scheduler", "sns", "sqs", "ssm", "states", "sts"),
+    "tagging",
 )
 
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from evenkeel.adapters.object_fields import QUEUE_LABEL, RENTAL_LABEL
 from evenkeel.adapters.workload_resources import RESOURCES
+from evenkeel.domain.capacity.capacity_blocks import RESERVATION_LABELS
 from evenkeel.domain.capacity.pools import Market
 from evenkeel.domain.capacity.shortages import Shortages
 from evenkeel.domain.decisions import Decision
@@ -1428,6 +1429,32 @@ def counts_the_use_of_a_budget(stage: PermissionBench) -> Json:
     stage.forget(quota_rows.team_key(_TEAM_WITH_A_BUDGET))
     team = Team(name=_TEAM_WITH_A_BUDGET, budgets=(Budget(gpu_hours=100),))
     stage.put(quota_rows.setup_row(quota_rows.team_key(team.name), team, 0))
+    return {}
+
+
+_RESERVATION_ID = "cr-0123456789abcdef0"
+
+
+def has_read_the_reservation(result: InvocationResult) -> bool:
+    """Return whether EC2 answered. The engine has no capacity reservations, so its answer names none."""
+    if not result.answer or result.answer["outcome"] != "SWEPT":
+        return False
+    failures = [failure for failure in result.answer["failed"] if not failure.startswith("event-queue: ")]
+    return [failure.startswith(f"plans: {_RESERVATION_ID}: NotFound: ") for failure in failures] == [True]
+
+
+@contextmanager
+def _without_the_reservation_afterwards(stage: PermissionBench) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        stage.patch_node(2, {"metadata": {"labels": {RESERVATION_LABELS[0]: None}}})
+
+
+@probe("sweep_fleet", succeeds=has_read_the_reservation, during=_without_the_reservation_afterwards)
+def reads_when_a_capacity_block_ends(stage: PermissionBench) -> Json:
+    stage.settle_everything()
+    stage.patch_node(2, {"metadata": {"labels": {RESERVATION_LABELS[0]: _RESERVATION_ID}}})
     return {}
 
 
