@@ -8,7 +8,8 @@ from evenkeel_cli.doctor.findings import DoctorFinding, failed, ok, warning
 Json = dict[str, Any]
 
 NEEDED_ENDPOINTS = (
-    *("dynamodb", "s3", "eks", "sagemaker.api", "states", "lambda", "sqs", "sns", "autoscaling", "monitoring"),
+    *("dynamodb", "s3", "eks", "sagemaker.api", "states", "lambda", "sqs", "sns", "autoscaling", "ec2"),
+    "monitoring",
 )
 """Suffixes of the service names (docs/private-clusters.md lists which function needs which)."""
 _PAGE = "docs/private-clusters.md"

@@ -44,7 +44,7 @@ def test_each_port_is_built_once() -> None:
 
     first = [getattr(world, name) for name in PORTS]
 
-    assert len(first) == 20
+    assert len(first) == 21
     assert [getattr(world, name) for name in PORTS] == first
     assert isinstance(world.ledger, DynamoLedger)
     assert isinstance(world.cluster, KubernetesCluster)
