@@ -47,6 +47,7 @@ def slim(layer: Path, models: Collection[str]) -> None:
     document = json.loads(endpoints.read_text("utf-8"))
     for partition in document["partitions"]:
         partition["services"] = {name: entry for name, entry in partition["services"].items() if name in prefixes}
+    endpoints.unlink()  # the file may be a hard link to the cache of uv: a write in place would change each environment
     endpoints.write_text(json.dumps(document, separators=(",", ":")), encoding="utf-8")
 
 

@@ -110,3 +110,19 @@ def test_second_run_changes_nothing(layer: Path) -> None:
     slim(layer)
 
     assert files_of(layer) == before
+
+
+def test_files_that_other_environments_share_stay_whole(tmp_path: Path) -> None:
+    """An installer links files to its cache, so a write in place would change every environment of the machine."""
+    shared_file = tmp_path / "endpoints.json"
+    shutil.copy(Path(botocore.__file__).parent / "data" / "endpoints.json", shared_file)
+    before = shared_file.read_bytes()
+    data = tmp_path / "layer" / "botocore" / "data"
+    data.mkdir(parents=True)
+    (data / "endpoints.json").hardlink_to(shared_file)
+    (tmp_path / "layer" / "evenkeel").mkdir()
+
+    slim(tmp_path / "layer")
+
+    assert (data / "endpoints.json").stat().st_size < len(before)
+    assert shared_file.read_bytes() == before
