@@ -120,7 +120,7 @@ class ResourceCatalogue:
         """Stop serving a custom resource definition."""
         spec = definition["spec"]
         group, plural = spec["group"], spec["names"]["plural"]
-        for type_key in [each for each in self._types if (each[0], each[2]) == (group, plural)]:
+        for type_key in [known_key for known_key in self._types if (known_key[0], known_key[2]) == (group, plural)]:
             del self._types[type_key]
         self._index()
 
