@@ -7,7 +7,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from evenkeel.domain.economics import failure_rates, fleet_request, goodput
-from evenkeel.domain.kueue import (
+from evenkeel.domain.outbound import events as outbound
+from evenkeel.domain.queue_plan import (
     configuration,
     hyperpod_cluster_policy,
     node_manifests,
@@ -18,7 +19,6 @@ from evenkeel.domain.kueue import (
     why,
     workload_manifests,
 )
-from evenkeel.domain.outbound import events as outbound
 from tools.field_docs import DescribedSchema
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -3,13 +3,13 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evenkeel.domain.kueue.documents import DocumentError
-from evenkeel.domain.kueue.setup import RULES, Profile, QuotaDocuments, documents
+from evenkeel.domain.queue_plan.documents import DocumentError
+from evenkeel.domain.queue_plan.setup import RULES, Profile, QuotaDocuments, documents
 from evenkeel_cli.yaml_files import load_all
 from evenkeel_client.errors import CommandFailed, Exit
 
 if TYPE_CHECKING:
-    from evenkeel.domain.kueue.quota_formats import ConvertedQuotas
+    from evenkeel.domain.queue_plan.quota_formats import ConvertedQuotas
 
 
 def load_documents(file: Path) -> list[Any]:
@@ -58,7 +58,7 @@ def convert_quotas(files: list[Path], into: str) -> "ConvertedQuotas":
     Raises:
         CommandFailed: a file cannot be used, or there is no such format.
     """
-    from evenkeel.domain.kueue.quota_formats import Format, convert
+    from evenkeel.domain.queue_plan.quota_formats import Format, convert
 
     if into not in list(Format):
         formats = ", ".join(Format)

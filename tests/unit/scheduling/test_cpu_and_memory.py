@@ -17,7 +17,7 @@ from evenkeel.domain.capacity.pod_shares import (
     expected_offer,
     whole_machine,
 )
-from evenkeel.domain.kueue.hyperpod_cluster_policy import QuotaResources
+from evenkeel.domain.queue_plan.hyperpod_cluster_policy import QuotaResources
 from evenkeel.domain.resources import NONE, Resources, why_too_small
 from tests.unit.scheduling.builders import CLUSTER, a_node_capacity, a_request, at
 from tests.unit.scheduling.test_sharing import GPU, P5, a_charge, a_setup, a_team, decide_pending

@@ -16,11 +16,11 @@ from evenkeel.domain.decisions import Decision, packed
 from evenkeel.domain.economics.economy_policy import EconomyPolicy
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.kueue.cycle_decisions import Result
-from evenkeel.domain.kueue.plan_events import Events
-from evenkeel.domain.kueue.replay import Replay
-from evenkeel.domain.kueue.setup import RULES, Profile, QuotaDocuments
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_section import Mode
+from evenkeel.domain.queue_plan.plan_events import Events
+from evenkeel.domain.queue_plan.replay import Replay
+from evenkeel.domain.queue_plan.setup import RULES, Profile, QuotaDocuments
 from evenkeel.domain.quotas import quota_facts
 from evenkeel.domain.quotas.spending import Spending
 from evenkeel.domain.quotas.teams import FleetQuotas, Team, TeamSetup

@@ -38,12 +38,12 @@ from evenkeel.domain.admission.queue_without_teams import FifoBarrier
 from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
 from evenkeel.domain.admission.team_queues import TeamQueues
 from evenkeel.domain.economics.economy_policy import EconomyPolicy
-from evenkeel.domain.kueue import short_form
 from evenkeel.domain.kueue.assignment import Assignment
 from evenkeel.domain.kueue.cycle_decisions import CycleDecision, Result
 from evenkeel.domain.kueue.objects import Amounts, Workload
 from evenkeel.domain.kueue.preemption import QuotaDemand, Victim, preemptable_victims
 from evenkeel.domain.kueue.scheduler import Scheduler
+from evenkeel.domain.queue_plan import short_form
 from evenkeel.domain.quotas.quota_documents import DocumentCache
 from evenkeel.domain.quotas.quota_facts import KueueCycleState, quota_facts_of
 from evenkeel.domain.quotas.spending import UsageLimit

@@ -2,8 +2,8 @@
 
 from evenkeel.domain.admission.decide_job import AdmissionAction, AdmissionFacts
 from evenkeel.domain.admission.pool_fits import PoolFit
-from evenkeel.domain.kueue.why import AdmittingChange
 from evenkeel.domain.plurals import count_of
+from evenkeel.domain.queue_plan.why import AdmittingChange
 from evenkeel.domain.quotas.spending import UsageLimit
 
 _MAX_POOLS = 3

@@ -14,10 +14,7 @@ The scheduler:
     cycle.py         one Kueue cycle
     scheduler.py     queues and workloads from cycle to cycle
 
-The files of `evenkeel plan`: `queue_manifests.py`, `workload_manifests.py`, `topology_manifests.py` and
-`configuration.py` (Kueue), `hyperpod_cluster_policy.py`, `short_form.py`, `setup.py` (all of them together),
-`quota_formats.py` (conversion). The plan itself: `plan_events.py`, `replay.py`, `plan_report.py`, `why.py`,
-`eviction_loops.py`.
+`eviction_loops.py` recognises jobs that evict each other without end. `domain/queue_plan` reads Kueue's manifests.
 
 The rules are Kueue's, version 0.20 (https://kueue.sigs.k8s.io/docs/concepts/). SageMaker HyperPod task governance uses
 the same rules. Each rule beyond them has its own switch in `SchedulerRules`. The code uses no clock, network or

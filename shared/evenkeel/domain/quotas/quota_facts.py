@@ -14,7 +14,6 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import BeforeValidator, PlainSerializer
 
 from evenkeel.domain.decisions import packed_size
-from evenkeel.domain.kueue import short_form
 from evenkeel.domain.kueue.assignment import FlavorCursor
 from evenkeel.domain.kueue.cycle_decisions import CycleDecision, EarlierHeads, NodeFit
 from evenkeel.domain.kueue.objects import (
@@ -30,9 +29,10 @@ from evenkeel.domain.kueue.objects import (
 from evenkeel.domain.kueue.pending_queue import PendingWorkload
 from evenkeel.domain.kueue.preemption import outranks
 from evenkeel.domain.kueue.scheduler import Scheduler
-from evenkeel.domain.kueue.setup import Profile, QuotaDocuments
 from evenkeel.domain.kueue.snapshot import SchedulerRules
-from evenkeel.domain.kueue.why import AdmittingChange, why
+from evenkeel.domain.queue_plan import short_form
+from evenkeel.domain.queue_plan.setup import Profile, QuotaDocuments
+from evenkeel.domain.queue_plan.why import AdmittingChange, why
 from evenkeel.domain.quotas.quota_documents import (
     DocumentCache,
     DocumentPart,

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from evenkeel.domain.kueue import short_form
 from evenkeel.domain.kueue.objects import PODS, Admitted, Amounts, Key
+from evenkeel.domain.queue_plan import short_form
 
 Json = dict[str, Any]
 

@@ -5,7 +5,7 @@
     TeamSetup    both together
 
 Without a set-up there is one queue for all jobs, and only the nodes limit it. Queues are written in the short form of
-`domain/kueue/short_form.py`. `setup_checks.py` checks a set-up.
+`domain/queue_plan/short_form.py`. `setup_checks.py` checks a set-up.
 """
 
 import re
@@ -19,11 +19,11 @@ from typing import Annotated, NamedTuple, Self
 from pydantic import Field, WithJsonSchema, model_validator
 
 from evenkeel.domain.jobs.pod_rules import NOTHING_ALLOWED, PodRules
-from evenkeel.domain.kueue.documents import Document
 from evenkeel.domain.kueue.objects import Cohort, Flavor, Queue
-from evenkeel.domain.kueue.setup import RULES, Profile, QuotaDocuments
-from evenkeel.domain.kueue.short_form import ShortCohort, ShortFlavor, ShortQueue, ShortQuotas
 from evenkeel.domain.kueue.snapshot import SchedulerRules
+from evenkeel.domain.queue_plan.documents import Document
+from evenkeel.domain.queue_plan.setup import RULES, Profile, QuotaDocuments
+from evenkeel.domain.queue_plan.short_form import ShortCohort, ShortFlavor, ShortQueue, ShortQuotas
 from evenkeel.domain.values import Value
 
 MAX_GPU_HOURS = 1_000_000_000

@@ -10,8 +10,8 @@ from evenkeel.domain.health.faults import default_catalogue
 from evenkeel.domain.health.incidents import Incident, IncidentState
 from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import Job, JobState, StopRequest
-from evenkeel.domain.kueue.why import AdmittingChange
 from evenkeel.domain.plurals import count_of
+from evenkeel.domain.queue_plan.why import AdmittingChange
 from evenkeel.domain.quotas.quota_facts import smallest_changes
 from evenkeel.domain.recovery.approval import awaits_approval
 from evenkeel.domain.values import rfc3339

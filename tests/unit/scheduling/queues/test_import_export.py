@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.capacity.instance_types import shipped_instance_types
-from evenkeel.domain.kueue import hyperpod_cluster_policy
 from evenkeel.domain.kueue.capacity import quotas_of
-from evenkeel.domain.kueue.documents import DocumentError
 from evenkeel.domain.kueue.objects import Queue, Quota
-from evenkeel.domain.kueue.quota_formats import Format, convert
-from evenkeel.domain.kueue.setup import RULES, Profile, QuotaDocuments
+from evenkeel.domain.queue_plan import hyperpod_cluster_policy
+from evenkeel.domain.queue_plan.documents import DocumentError
+from evenkeel.domain.queue_plan.quota_formats import Format, convert
+from evenkeel.domain.queue_plan.setup import RULES, Profile, QuotaDocuments
 
 Json = dict[str, Any]
 GIB = 2**30

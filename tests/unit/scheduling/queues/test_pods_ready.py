@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.kueue.plan_events import Events
-from evenkeel.domain.kueue.replay import Replay
-from evenkeel.domain.kueue.setup import Profile, QuotaDocuments
+from evenkeel.domain.queue_plan.plan_events import Events
+from evenkeel.domain.queue_plan.replay import Replay
+from evenkeel.domain.queue_plan.setup import Profile, QuotaDocuments
 
 Json = dict[str, Any]
 BLOCKS: Json = {"apiVersion": "config.kueue.x-k8s.io/v1beta2", "waitForPodsReady": {"blockAdmission": True}}

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import yaml
 
-from evenkeel.domain.kueue.plan_events import Events
-from evenkeel.domain.kueue.plan_report import DecisionAnswer
-from evenkeel.domain.kueue.replay import Replay
-from evenkeel.domain.kueue.setup import QuotaDocuments
+from evenkeel.domain.queue_plan.plan_events import Events
+from evenkeel.domain.queue_plan.plan_report import DecisionAnswer
+from evenkeel.domain.queue_plan.replay import Replay
+from evenkeel.domain.queue_plan.setup import QuotaDocuments
 
 Json = dict[str, Any]
 

@@ -4,8 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from evenkeel.domain.kueue import quantities, queue_manifests, workload_manifests
-from evenkeel.domain.kueue.documents import Document, Instant, Number, Quantity, WholeNumber, seconds
+from evenkeel.domain.kueue import quantities
 from evenkeel.domain.kueue.objects import (
     Admitted,
     BorrowWithin,
@@ -26,6 +25,8 @@ from evenkeel.domain.kueue.objects import (
     Taint,
     Workload,
 )
+from evenkeel.domain.queue_plan import queue_manifests, workload_manifests
+from evenkeel.domain.queue_plan.documents import Document, Instant, Number, Quantity, WholeNumber, seconds
 
 
 class QuotaLimits(Document):

@@ -11,18 +11,6 @@ from enum import StrEnum
 from typing import Any
 
 from evenkeel.domain.capacity import instance_types
-from evenkeel.domain.kueue import (
-    feature_gates,
-    hyperpod_cluster_policy,
-    manifest_kinds,
-    node_manifests,
-    pod_limits,
-    queue_manifests,
-    short_form,
-    workload_manifests,
-)
-from evenkeel.domain.kueue.configuration import Configuration, ResourceRules
-from evenkeel.domain.kueue.documents import DocumentError, ReadWarnings, seconds
 from evenkeel.domain.kueue.objects import (
     Admitted,
     Cohort,
@@ -35,7 +23,19 @@ from evenkeel.domain.kueue.objects import (
 from evenkeel.domain.kueue.recent_use import Decay
 from evenkeel.domain.kueue.scheduler import Scheduler
 from evenkeel.domain.kueue.snapshot import SchedulerRules
-from evenkeel.domain.kueue.webhook_rules import refusals
+from evenkeel.domain.queue_plan import (
+    feature_gates,
+    hyperpod_cluster_policy,
+    manifest_kinds,
+    node_manifests,
+    pod_limits,
+    queue_manifests,
+    short_form,
+    workload_manifests,
+)
+from evenkeel.domain.queue_plan.configuration import Configuration, ResourceRules
+from evenkeel.domain.queue_plan.documents import DocumentError, ReadWarnings, seconds
+from evenkeel.domain.queue_plan.webhook_rules import refusals
 
 _FAIR_CONFIGURATIONS = (
     ("LessThanOrEqualToFinalShare",),

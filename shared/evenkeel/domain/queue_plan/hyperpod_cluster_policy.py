@@ -23,7 +23,6 @@ from pydantic.alias_generators import to_pascal
 
 from evenkeel.domain.capacity.instance_types import EFA, MIG_PREFIX, InstanceType, InstanceTypes
 from evenkeel.domain.kueue import quantities
-from evenkeel.domain.kueue.documents import Document, DocumentError, Number, WholeNumber
 from evenkeel.domain.kueue.objects import (
     UNLIMITED,
     Flavor,
@@ -34,6 +33,7 @@ from evenkeel.domain.kueue.objects import (
     Quota,
     ResourceGroup,
 )
+from evenkeel.domain.queue_plan.documents import Document, DocumentError, Number, WholeNumber
 
 COHORT = "hyperpod"
 IDLE_PREFIX = "hyperpod-ns-idle-resource-sharing-cq-"

@@ -9,13 +9,13 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from evenkeel.domain.kueue import quantities
-from evenkeel.domain.kueue.configuration import ResourceRules
-from evenkeel.domain.kueue.documents import Document, Quantity
 from evenkeel.domain.kueue.objects import PODS, Taint, TopologyNode
-from evenkeel.domain.kueue.pod_manifests import PodSpec
-from evenkeel.domain.kueue.queue_manifests import KubernetesManifest, NodeTaint
 from evenkeel.domain.kueue.topology import HOSTNAME
-from evenkeel.domain.kueue.topology_manifests import TOPOLOGY_ANNOTATIONS
+from evenkeel.domain.queue_plan.configuration import ResourceRules
+from evenkeel.domain.queue_plan.documents import Document, Quantity
+from evenkeel.domain.queue_plan.pod_manifests import PodSpec
+from evenkeel.domain.queue_plan.queue_manifests import KubernetesManifest, NodeTaint
+from evenkeel.domain.queue_plan.topology_manifests import TOPOLOGY_ANNOTATIONS
 
 _DEFAULT_PODS = 110
 """The kubelet's default of `maxPods`, for a Node whose allocatable amounts have no `pods`."""

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from evenkeel.domain.kueue import hyperpod_cluster_policy, queue_manifests, short_form
 from evenkeel.domain.kueue.capacity import quotas_of
-from evenkeel.domain.kueue.documents import Json
 from evenkeel.domain.kueue.objects import (
     NO_QUOTA,
     Cohort,
@@ -22,7 +20,9 @@ from evenkeel.domain.kueue.objects import (
     ResourceGroup,
     StopPolicy,
 )
-from evenkeel.domain.kueue.setup import QuotaDocuments
+from evenkeel.domain.queue_plan import hyperpod_cluster_policy, queue_manifests, short_form
+from evenkeel.domain.queue_plan.documents import Json
+from evenkeel.domain.queue_plan.setup import QuotaDocuments
 
 
 class Format(StrEnum):

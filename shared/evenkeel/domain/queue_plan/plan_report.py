@@ -7,10 +7,10 @@ from evenkeel.domain.kueue import quantities
 from evenkeel.domain.kueue.assignment import FlavorAttempt, FlavorMode
 from evenkeel.domain.kueue.capacity import QuotaNode
 from evenkeel.domain.kueue.cycle_decisions import CycleDecision, Result
-from evenkeel.domain.kueue.documents import FlavorAmount, Output, amounts_of
 from evenkeel.domain.kueue.fair_sharing import share_of
 from evenkeel.domain.kueue.objects import Admitted, TopologyAssignment
 from evenkeel.domain.kueue.scheduler import Scheduler
+from evenkeel.domain.queue_plan.documents import FlavorAmount, Output, amounts_of
 
 _MODES = {
     FlavorMode.NO_FIT: "NoFit",

@@ -11,11 +11,11 @@ from pydantic import Field
 
 from evenkeel.domain.kueue import quantities
 from evenkeel.domain.kueue.cycle_decisions import CycleDecision, Result
-from evenkeel.domain.kueue.documents import Output
 from evenkeel.domain.kueue.objects import PODS, Admitted, Cohort, Flavor, Queue, StopPolicy, Workload
-from evenkeel.domain.kueue.plan_report import DecisionAnswer, decision_of
 from evenkeel.domain.kueue.scheduler import Scheduler
 from evenkeel.domain.kueue.snapshot import SchedulerRules
+from evenkeel.domain.queue_plan.documents import Output
+from evenkeel.domain.queue_plan.plan_report import DecisionAnswer, decision_of
 
 _SEARCH_LIMIT = 64
 """Maximum flavors, priorities and running jobs that a search tries."""

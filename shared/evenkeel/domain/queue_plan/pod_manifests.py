@@ -7,10 +7,10 @@ from typing import ClassVar
 from pydantic import Field
 
 from evenkeel.domain.kueue import quantities
-from evenkeel.domain.kueue.documents import Document, Quantity
 from evenkeel.domain.kueue.objects import Requirement
-from evenkeel.domain.kueue.queue_manifests import Expression, PodToleration
-from evenkeel.domain.kueue.topology_manifests import PodTemplateMetadata
+from evenkeel.domain.queue_plan.documents import Document, Quantity
+from evenkeel.domain.queue_plan.queue_manifests import Expression, PodToleration
+from evenkeel.domain.queue_plan.topology_manifests import PodTemplateMetadata
 
 
 class ContainerResources(Document):

@@ -11,13 +11,13 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from evenkeel.domain.kueue.documents import Document, WholeNumber
 from evenkeel.domain.kueue.objects import (
     SliceConstraint,
     TopologyAssignment,
     TopologyDomain,
     TopologyRequest,
 )
+from evenkeel.domain.queue_plan.documents import Document, WholeNumber
 
 _PREFIX = "kueue.x-k8s.io/podset-"
 REQUIRED, PREFERRED = f"{_PREFIX}required-topology", f"{_PREFIX}preferred-topology"

@@ -7,9 +7,9 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from evenkeel.domain.kueue import quantities
-from evenkeel.domain.kueue.documents import Document, Duration, Number, Quantity, WholeNumber, duration
-from evenkeel.domain.kueue.pod_manifests import add_amounts
 from evenkeel.domain.kueue.recent_use import Decay
+from evenkeel.domain.queue_plan.documents import Document, Duration, Number, Quantity, WholeNumber, duration
+from evenkeel.domain.queue_plan.pod_manifests import add_amounts
 
 
 class Transformation(Document):

@@ -10,7 +10,6 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from evenkeel.domain.kueue import quantities
-from evenkeel.domain.kueue.documents import Document, Instant, Quantity, WholeNumber, seconds
 from evenkeel.domain.kueue.objects import (
     BorrowWithin,
     Cohort,
@@ -31,6 +30,7 @@ from evenkeel.domain.kueue.objects import (
     StopPolicy,
     Taint,
 )
+from evenkeel.domain.queue_plan.documents import Document, Instant, Quantity, WholeNumber, seconds
 
 API_VERSION = "kueue.x-k8s.io/v1beta2"
 DEFAULT_NAMESPACE = "default"

@@ -5,12 +5,12 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from evenkeel.domain.kueue import quantities
-from evenkeel.domain.kueue.configuration import ResourceRules
-from evenkeel.domain.kueue.documents import Document, Instant, Quantity, WholeNumber, seconds
 from evenkeel.domain.kueue.objects import PODS, Admitted, Amounts, PodSet, TopologyAssignment, Workload
-from evenkeel.domain.kueue.pod_manifests import PodTemplate
-from evenkeel.domain.kueue.queue_manifests import DEFAULT_NAMESPACE, KubernetesManifest
-from evenkeel.domain.kueue.topology_manifests import TopologyAssignmentManifest, TopologyRequestManifest
+from evenkeel.domain.queue_plan.configuration import ResourceRules
+from evenkeel.domain.queue_plan.documents import Document, Instant, Quantity, WholeNumber, seconds
+from evenkeel.domain.queue_plan.pod_manifests import PodTemplate
+from evenkeel.domain.queue_plan.queue_manifests import DEFAULT_NAMESPACE, KubernetesManifest
+from evenkeel.domain.queue_plan.topology_manifests import TopologyAssignmentManifest, TopologyRequestManifest
 
 REPLACES = "kueue.x-k8s.io/workload-slice-replacement-for"
 """Annotation of a larger slice: namespace/name of the slice that it replaces."""

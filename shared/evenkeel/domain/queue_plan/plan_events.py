@@ -4,8 +4,8 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
-from evenkeel.domain.kueue.documents import Document, Instant, Json, Number, WholeNumber
 from evenkeel.domain.kueue.objects import StopPolicy
+from evenkeel.domain.queue_plan.documents import Document, Instant, Json, Number, WholeNumber
 
 
 class TimedEvent(Document):
