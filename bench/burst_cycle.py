@@ -40,9 +40,6 @@ from bench.burst import (
     setup_hash,
 )
 from bench.origin import describe_origin, write_figures
-from evenkeel.domain.admission.cycle_plan import AdmissionStep, DisplacementStep, RentStep
-from evenkeel.domain.admission.cycle_snapshot import CycleSnapshot
-from evenkeel.domain.admission.decide_cycle import decide_cycle
 from evenkeel.domain.capacity.node_capacity import NodeCapacity
 from evenkeel.domain.capacity.pools import Market
 from evenkeel.domain.capacity.run_times import PastJob
@@ -61,6 +58,9 @@ from evenkeel.domain.renting.placement import PlacementAction, PlacementDecision
 from evenkeel.domain.renting.rental import Rental, RentalHolder, RentalOffer, RentalState, RentalTerms, open_rental
 from evenkeel.domain.renting.rental_book import RentalAllocation, RentalBook
 from evenkeel.domain.resources import Resources
+from evenkeel.domain.scheduling.cycle_plan import AdmissionStep, DisplacementStep, RentStep
+from evenkeel.domain.scheduling.cycle_snapshot import CycleSnapshot
+from evenkeel.domain.scheduling.decide_cycle import decide_cycle
 
 _COMMITTED_CLUSTER = "hyperpod"
 _ARRIVAL, _TICK, _END, _RECLAIM, _READY, _REFUSAL, _SAVED = range(7)

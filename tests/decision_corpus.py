@@ -21,14 +21,7 @@ from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_
 from pydantic import BaseModel, TypeAdapter
 from pydantic.alias_generators import to_camel
 
-from evenkeel.domain.admission import (
-    build_request,
-    burst_checks,
-    decide_job,
-    queue_with_teams,
-    queue_without_teams,
-    resize_facts,
-)
+from evenkeel.domain.admission import build_request, decide_job, queue_with_teams, queue_without_teams
 from evenkeel.domain.admission.admission_request import AdmissionRequest
 from evenkeel.domain.capacity import compatibility, instance_types, start_estimates
 from evenkeel.domain.capacity.compatibility import Storage
@@ -89,6 +82,7 @@ from evenkeel.domain.renting import (
     serving_return,
 )
 from evenkeel.domain.resources import Resources
+from evenkeel.domain.scheduling import burst_checks, resize_facts
 from evenkeel.domain.values import Value, rfc3339
 from evenkeel.events import envelope, kubernetes_node
 from tests import state_writers

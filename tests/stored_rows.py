@@ -7,7 +7,6 @@ from typing import Any, NamedTuple, get_args
 
 from pydantic import BaseModel
 
-from evenkeel.domain.admission.cycle_facts import CycleFacts
 from evenkeel.domain.admission.scheduler_state import SchedulerState
 from evenkeel.domain.capacity.shortages import Shortages
 from evenkeel.domain.capacity.training_plans import PlanEnds
@@ -37,6 +36,7 @@ from evenkeel.domain.recovery.unmanaged_restarts import UnmanagedRestart
 from evenkeel.domain.renting.rental import Rental
 from evenkeel.domain.renting.rental_book import RentalAllocation
 from evenkeel.domain.renting.serving import ServingState
+from evenkeel.domain.scheduling.cycle_facts import CycleFacts
 from evenkeel.domain.shadow.shadow_cases import Aftermath
 from evenkeel.domain.sources import SourceReport
 from evenkeel.domain.timeline import TimelineEntry

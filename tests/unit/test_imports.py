@@ -331,6 +331,7 @@ DOMAIN_PACKAGES = (
         "renting",
         "quotas",
         "admission",
+        "scheduling",
         "checkpoints",
         "recovery",
         "outbound",

@@ -9,10 +9,8 @@ from typing import Protocol, TypeVar
 
 from pydantic import ValidationError
 
-from evenkeel.domain.admission.burst_checks import BurstCheckFacts, decide_burst_check
 from evenkeel.domain.admission.decide_job import AdmissionFacts, decide, recorded_reason
 from evenkeel.domain.admission.queue_without_teams import with_spares
-from evenkeel.domain.admission.resize_facts import ResizeFacts, resize_answer
 from evenkeel.domain.decisions import ENGINE_VERSION, MAX_ALTERNATIVES, OMITTED, Alternative, Decision
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_section import Mode
@@ -35,6 +33,8 @@ from evenkeel.domain.renting.migration import (
 from evenkeel.domain.renting.mixed import MixedFacts, decide_mixed
 from evenkeel.domain.renting.placement import PlacementFacts, choose_pool
 from evenkeel.domain.renting.serving_return import ServingReturnFacts, decide_serving_return
+from evenkeel.domain.scheduling.burst_checks import BurstCheckFacts, decide_burst_check
+from evenkeel.domain.scheduling.resize_facts import ResizeFacts, resize_answer
 from evenkeel.domain.values import Sentence, Value
 
 F = TypeVar("F", bound=Value)

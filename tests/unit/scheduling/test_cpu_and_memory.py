@@ -6,7 +6,6 @@ from evenkeel.domain.admission.admission_input import AdmissionInput
 from evenkeel.domain.admission.decide_job import AdmissionAction
 from evenkeel.domain.admission.pool_fits import describe_request
 from evenkeel.domain.admission.queue_without_teams import decide_in_queue_order
-from evenkeel.domain.admission.resize_plan import shrunk_charge
 from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
 from evenkeel.domain.capacity.instance_types import shipped_instance_types
 from evenkeel.domain.capacity.node_capacity import NodeCapacity
@@ -19,6 +18,7 @@ from evenkeel.domain.capacity.pod_shares import (
 )
 from evenkeel.domain.queue_plan.hyperpod_cluster_policy import QuotaResources
 from evenkeel.domain.resources import NONE, Resources, why_too_small
+from evenkeel.domain.scheduling.resize_plan import shrunk_charge
 from tests.unit.scheduling.builders import CLUSTER, a_node_capacity, a_request, at
 from tests.unit.scheduling.test_sharing import GPU, P5, a_charge, a_setup, a_team, decide_pending
 

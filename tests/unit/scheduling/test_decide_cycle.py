@@ -6,11 +6,7 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.admission.authority import AdmissionAuthority
-from evenkeel.domain.admission.cycle_plan import AdmissionStep, CyclePlan, MissingFacts, PendingStep, PreemptionStep
-from evenkeel.domain.admission.cycle_snapshot import CycleSnapshot
-from evenkeel.domain.admission.decide_cycle import decide_cycle
 from evenkeel.domain.admission.decide_job import AdmissionAction
-from evenkeel.domain.admission.queue_cursors import ALL_JOBS, QueueCursors
 from evenkeel.domain.admission.scheduler_state import SchedulerState
 from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
 from evenkeel.domain.capacity.capacity_policy import ReservedPool
@@ -18,6 +14,10 @@ from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.renting.migration import MigrationAction
+from evenkeel.domain.scheduling.cycle_plan import AdmissionStep, CyclePlan, MissingFacts, PendingStep, PreemptionStep
+from evenkeel.domain.scheduling.cycle_snapshot import CycleSnapshot
+from evenkeel.domain.scheduling.decide_cycle import decide_cycle
+from evenkeel.domain.scheduling.queue_cursors import ALL_JOBS, QueueCursors
 from tests.unit.scheduling.builders import CLUSTER, a_job, a_node_capacity, a_spec, at
 from tests.unit.scheduling.test_sharing import a_charge, a_setup, a_team
 

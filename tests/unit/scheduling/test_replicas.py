@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from evenkeel.domain.admission.admission_request import AdmissionRequest
 from evenkeel.domain.admission.pool_fits import pool_fits
 from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
-from evenkeel.domain.admission.serving_demand import replica_requests, reserve_for_replicas
 from evenkeel.domain.capacity.compatibility import PoolEnvironment
 from evenkeel.domain.capacity.node_capacity import NodeCapacity
 from evenkeel.domain.capacity.pool_choices import Effect, Operator, Toleration
@@ -36,6 +35,7 @@ from evenkeel.domain.renting.serving import (
     why_not_schedulable,
 )
 from evenkeel.domain.resources import Resources
+from evenkeel.domain.scheduling.serving_demand import replica_requests, reserve_for_replicas
 from tests.fakes import a_node
 
 START = datetime(2026, 11, 3, 10, 15, tzinfo=UTC)

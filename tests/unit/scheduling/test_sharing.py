@@ -6,7 +6,6 @@ import pytest
 
 from evenkeel.domain.admission.admission_input import AdmissionInput
 from evenkeel.domain.admission.admission_request import AdmissionRequest
-from evenkeel.domain.admission.cycle_facts import CycleFacts, cycle_facts
 from evenkeel.domain.admission.decide_job import AdmissionAction, AdmissionDecision, AdmissionFacts, decide
 from evenkeel.domain.admission.queue_with_teams import decide_with_teams
 from evenkeel.domain.admission.scheduler_state import SchedulerState
@@ -25,6 +24,7 @@ from evenkeel.domain.quotas import quota_facts
 from evenkeel.domain.quotas.spending import Spending
 from evenkeel.domain.quotas.teams import FleetQuotas, Team, TeamSetup
 from evenkeel.domain.replay import replay
+from evenkeel.domain.scheduling.cycle_facts import CycleFacts, cycle_facts
 from evenkeel.services.storage import subject_rows
 from tests.unit.scheduling.builders import CLUSTER, a_node_capacity, a_request, at
 

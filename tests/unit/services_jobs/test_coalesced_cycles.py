@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenkeel.domain.admission.cycle_requests import ANSWER_MARGIN, is_answered
 from evenkeel.domain.jobs.job import JobState
+from evenkeel.domain.scheduling.cycle_requests import ANSWER_MARGIN, is_answered
 from evenkeel.ports import Key, Ledger, Page, Put, Table, Unreachable, Write
 from evenkeel.runtime import entry
 from evenkeel.services.scheduling import schedule_jobs

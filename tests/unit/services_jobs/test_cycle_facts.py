@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenkeel.domain.admission import cycle_facts
-from evenkeel.domain.admission.cycle_facts import CycleFacts
 from evenkeel.domain.decisions import OMITTED, Decision, packed
 from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.replay import CannotReplayError, replay
+from evenkeel.domain.scheduling import cycle_facts
+from evenkeel.domain.scheduling.cycle_facts import CycleFacts
 from evenkeel.ports import Delete, Key, Ledger, Put, Row, Table, Throttled, row_bytes
 from evenkeel.services.admin import try_policy
 from evenkeel.services.queries import explain, read_incidents, read_jobs

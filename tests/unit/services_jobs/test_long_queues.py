@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenkeel.domain.admission.queue_cursors import queues_to_read
 from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.policy import Policy
+from evenkeel.domain.scheduling.queue_cursors import queues_to_read
 from evenkeel.ports import Put, Table
 from evenkeel.services.storage import job_rows, quota_rows, rows
 from tests.fakes.counting import CountedCalls

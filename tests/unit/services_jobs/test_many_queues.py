@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.scale.fleet import build_long_queue
-from evenkeel.domain.admission.queue_heads import HEADS_IN_TURN, HEADS_PER_CYCLE, QueueHead, QueueHeads
 from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.quotas.teams import FleetQuotas
+from evenkeel.domain.scheduling.queue_heads import HEADS_IN_TURN, HEADS_PER_CYCLE, QueueHead, QueueHeads
 from evenkeel.ports import Ledger, Page, Put, Row, Table
 from evenkeel.services.jobs import set_priority, suspend_job
 from evenkeel.services.jobs.check_role import Requester

@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.admission.authority import AdmissionAuthority
-from evenkeel.domain.admission.cycle_snapshot import CycleSnapshot
-from evenkeel.domain.admission.mixed_plan import jobs_to_examine, mixed_facts, spending_without_leaving
 from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
 from evenkeel.domain.capacity.run_times import run_times_of
 from evenkeel.domain.capacity.shortages import Shortages
@@ -29,6 +27,8 @@ from evenkeel.domain.renting.mixed import Base
 from evenkeel.domain.renting.rental import RentalState
 from evenkeel.domain.renting.rental_book import RentalBook
 from evenkeel.domain.replay import replay
+from evenkeel.domain.scheduling.cycle_snapshot import CycleSnapshot
+from evenkeel.domain.scheduling.mixed_plan import jobs_to_examine, mixed_facts, spending_without_leaving
 from evenkeel.ports import Invalid, Put
 from evenkeel.services.jobs.check_role import Requester
 from evenkeel.services.queries import explain, plan_unsubmitted_job, read_fleet, read_jobs, read_receipts

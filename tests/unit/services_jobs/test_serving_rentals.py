@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
-from evenkeel.domain.admission.serving_demand import ServingReturn, next_serving_return
 from evenkeel.domain.capacity.node_capacity import NodeCapacity
 from evenkeel.domain.capacity.pool_choices import Toleration, all_tolerated
 from evenkeel.domain.capacity.pools import Market
@@ -25,6 +24,7 @@ from evenkeel.domain.renting.rental import Rental, RentalState
 from evenkeel.domain.renting.serving import ServingState
 from evenkeel.domain.replay import replay
 from evenkeel.domain.resources import Resources
+from evenkeel.domain.scheduling.serving_demand import ServingReturn, next_serving_return
 from evenkeel.domain.waiting import ConditionKind, wait_name
 from evenkeel.ports import ExecutionState, Table, WorkflowName
 from evenkeel.services.rentals import rent_capacity

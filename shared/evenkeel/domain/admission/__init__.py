@@ -1,1 +1,1 @@
-"""Admission: the decisions of one scheduling cycle to admit, preempt and resize jobs, and to rent nodes for them."""
+"""Admission rules: which job is next, where it fits, and which jobs are preempted for it."""

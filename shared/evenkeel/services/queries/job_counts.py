@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypedDict
 
-from evenkeel.domain.admission.burst_checks import BurstCheckAction
 from evenkeel.domain.jobs.job import JobState
+from evenkeel.domain.scheduling.burst_checks import BurstCheckAction
 from evenkeel.ports import Ledger, Row, Table
 from evenkeel.services.context import Context
 from evenkeel.services.queries import (

@@ -5,7 +5,6 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from evenkeel.domain.admission.decide_job import AdmissionAction, AdmissionDecision
-from evenkeel.domain.admission.mixed_plan import base_on, mixed_facts
 from evenkeel.domain.capacity.node_capacity import NodeCapacity
 from evenkeel.domain.capacity.run_times import run_times_of
 from evenkeel.domain.economics import money
@@ -23,6 +22,7 @@ from evenkeel.domain.renting.cost import PoolCost
 from evenkeel.domain.renting.mixed import Base, MixedDecision, MixedOption, decide_mixed
 from evenkeel.domain.renting.placement import PlacementDecision, PlacementFacts, choose_pool
 from evenkeel.domain.renting.rental_book import RentalBook
+from evenkeel.domain.scheduling.mixed_plan import base_on, mixed_facts
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Ledger, Table
 from evenkeel.services.context import Context

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from evenkeel.domain.admission.serving_demand import ServingRentalPlan, ServingReturn
 from evenkeel.domain.capacity.shortages import Shortages
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.external.adoption_policy import ServingWorkload
@@ -35,6 +34,7 @@ from evenkeel.domain.renting.rental import (
 )
 from evenkeel.domain.renting.rental_book import RentalAllocation, RentalBook
 from evenkeel.domain.renting.serving import ServingState
+from evenkeel.domain.scheduling.serving_demand import ServingRentalPlan, ServingReturn
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.ports import Add, Delete, Ledger, Put, Refused, TransientError, WorkflowName, Write, get_all
 from evenkeel.services.context import Context

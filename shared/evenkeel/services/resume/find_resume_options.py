@@ -17,7 +17,6 @@ from typing import NamedTuple
 from evenkeel.domain.admission import build_request
 from evenkeel.domain.admission.admission_input import AdmissionInput
 from evenkeel.domain.admission.decide_job import AdmissionAction, AdmissionDecision
-from evenkeel.domain.admission.rent_plan import why_rental_would_not_help
 from evenkeel.domain.admission.start_size import decide_with_sizes
 from evenkeel.domain.capacity.node_capacity import NodeCapacity, node_capacity, resources_not_free
 from evenkeel.domain.capacity.pod_shares import NodeShares
@@ -35,6 +34,7 @@ from evenkeel.domain.renting.placement import PlacementAction, cheapest_rental_i
 from evenkeel.domain.renting.rental import RentalState
 from evenkeel.domain.renting.rental_book import RentalBook
 from evenkeel.domain.resources import NONE, Resources
+from evenkeel.domain.scheduling.rent_plan import why_rental_would_not_help
 from evenkeel.ports import Table, get_all
 from evenkeel.services.context import Context
 from evenkeel.services.rentals import rentals

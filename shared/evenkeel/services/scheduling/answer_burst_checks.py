@@ -13,24 +13,24 @@ record, so that an answer that cannot be written is recorded once.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from evenkeel.domain.admission import rent_plan
 from evenkeel.domain.admission.admission_input import AdmissionInput
 from evenkeel.domain.admission.authority import AdmissionAuthority
-from evenkeel.domain.admission.burst_checks import (
-    BurstCheckDecision,
-    begins_rental,
-    burst_check_facts,
-    decide_burst_check,
-    job_of_check,
-)
-from evenkeel.domain.admission.cycle_plan import MissingFacts
-from evenkeel.domain.admission.departure_plan import next_departure_where_kueue_admits
 from evenkeel.domain.external.burst_check import CheckedWorkload
 from evenkeel.domain.jobs.attempt import Attempt, run_seconds
 from evenkeel.domain.jobs.job import Job, PlacementNote
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.renting.candidates import PlacementContext
 from evenkeel.domain.renting.rental import Rental, RentalState
+from evenkeel.domain.scheduling import rent_plan
+from evenkeel.domain.scheduling.burst_checks import (
+    BurstCheckDecision,
+    begins_rental,
+    burst_check_facts,
+    decide_burst_check,
+    job_of_check,
+)
+from evenkeel.domain.scheduling.cycle_plan import MissingFacts
+from evenkeel.domain.scheduling.departure_plan import next_departure_where_kueue_admits
 from evenkeel.domain.sources import Source, SourceKind
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.ports import BurstChecks, Conflict, EvenkeelError, Key, NotFound, Put, Refused, get_all

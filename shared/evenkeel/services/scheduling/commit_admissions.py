@@ -6,12 +6,12 @@ A crash after the commit of an attempt leaves it without its workflow, which the
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from evenkeel.domain.admission.cycle_plan import AdmissionStep
 from evenkeel.domain.admission.decide_job import AdmissionDecision
 from evenkeel.domain.decisions import PACKED_FROM_IF_MANY
 from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.policy_section import Mode
+from evenkeel.domain.scheduling.cycle_plan import AdmissionStep
 from evenkeel.ports import Add, Delete, Put, Refused, Write
 from evenkeel.services.context import Context
 from evenkeel.services.scheduling import pending_job_changes, start_attempt

@@ -15,7 +15,9 @@ in between. Admissions come first, because the other decisions depend on them.
 import contextlib
 from collections.abc import Callable
 
-from evenkeel.domain.admission.cycle_plan import (
+from evenkeel.domain.decisions import PACKED_FROM_IF_MANY, packed
+from evenkeel.domain.policy_section import Mode
+from evenkeel.domain.scheduling.cycle_plan import (
     AdmissionStep,
     CyclePlan,
     DisplacementStep,
@@ -23,9 +25,7 @@ from evenkeel.domain.admission.cycle_plan import (
     PreemptionStep,
     RentStep,
 )
-from evenkeel.domain.admission.queue_cursors import QueueCursors
-from evenkeel.domain.decisions import PACKED_FROM_IF_MANY, packed
-from evenkeel.domain.policy_section import Mode
+from evenkeel.domain.scheduling.queue_cursors import QueueCursors
 from evenkeel.ports import Conflict, Put, Refused, Row
 from evenkeel.services.context import Context
 from evenkeel.services.rentals import rentals

@@ -9,12 +9,12 @@ A stopping job keeps its charge until its pods are gone, and the job that needs 
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 
-from evenkeel.domain.admission.cycle_plan import CyclePlan, Departure, DisplacementStep, PreemptionStep
 from evenkeel.domain.admission.scheduler_state import SchedulerState
 from evenkeel.domain.kueue.preemption import reason_text
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.quotas.teams import TeamSetup
 from evenkeel.domain.renting.displacement import displacement_requester
+from evenkeel.domain.scheduling.cycle_plan import CyclePlan, Departure, DisplacementStep, PreemptionStep
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.ports import Put, Refused, Write
 from evenkeel.services.context import Context

@@ -13,10 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from evenkeel.domain.admission.authority import AdmissionAuthority
-from evenkeel.domain.admission.cycle_plan import MissingFacts
-from evenkeel.domain.admission.cycle_snapshot import CycleSnapshot
-from evenkeel.domain.admission.decide_cycle import draining_teams
-from evenkeel.domain.admission.departure_plan import ending_reservations
 from evenkeel.domain.admission.scheduler_state import ElasticState
 from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.charge import Charge
@@ -25,6 +21,10 @@ from evenkeel.domain.quotas.budgets import remaining_by_team
 from evenkeel.domain.recovery.holds import Holds
 from evenkeel.domain.recovery.resume import charge_lost_work
 from evenkeel.domain.renting.rental_book import RentalBook
+from evenkeel.domain.scheduling.cycle_plan import MissingFacts
+from evenkeel.domain.scheduling.cycle_snapshot import CycleSnapshot
+from evenkeel.domain.scheduling.decide_cycle import draining_teams
+from evenkeel.domain.scheduling.departure_plan import ending_reservations
 from evenkeel.ports import Ledger, Row, Table, every, get_all
 from evenkeel.services.context import Context
 from evenkeel.services.rentals import rentals

@@ -4,14 +4,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from evenkeel.domain.admission.cycle_snapshot import CycleSnapshot
-from evenkeel.domain.admission.decide_cycle import is_strict
-from evenkeel.domain.admission.queue_cursors import ALL_JOBS, QueueCursors, queues_to_read
-from evenkeel.domain.admission.queue_heads import HEADS_PER_CYCLE, QueueHead, QueueHeads
 from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
 from evenkeel.domain.decisions import unpacked
 from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.quotas.teams import TeamSetup
+from evenkeel.domain.scheduling.cycle_snapshot import CycleSnapshot
+from evenkeel.domain.scheduling.decide_cycle import is_strict
+from evenkeel.domain.scheduling.queue_cursors import ALL_JOBS, QueueCursors, queues_to_read
+from evenkeel.domain.scheduling.queue_heads import HEADS_PER_CYCLE, QueueHead, QueueHeads
 from evenkeel.ports import Key, Ledger, Page, Row, Table, get_all
 from evenkeel.services.context import Context
 from evenkeel.services.scheduling.loaded_cycle import (

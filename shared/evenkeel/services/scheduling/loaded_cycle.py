@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from evenkeel.domain.admission.cycle_snapshot import CycleSnapshot
-from evenkeel.domain.admission.queue_heads import QueueHeads
 from evenkeel.domain.jobs.job import Job
+from evenkeel.domain.scheduling.cycle_snapshot import CycleSnapshot
+from evenkeel.domain.scheduling.queue_heads import QueueHeads
 from evenkeel.ports import EvenkeelError, Key, Ledger, Row, get_all
 from evenkeel.services.storage import (
     charge_rows,

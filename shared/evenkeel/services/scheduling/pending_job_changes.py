@@ -3,12 +3,12 @@
 import contextlib
 from datetime import timedelta
 
-from evenkeel.domain.admission.cycle_facts import Json
 from evenkeel.domain.admission.decide_job import AdmissionDecision
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.quotas.teams import TeamSetup
+from evenkeel.domain.scheduling.cycle_facts import Json
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.ports import Conflict, Put, Refused
 from evenkeel.services.context import Context

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from evenkeel.domain.admission.cycle_plan import PendingStep
 from evenkeel.domain.admission.decide_job import AdmissionAction, recorded_reason
+from evenkeel.domain.scheduling.cycle_plan import PendingStep
 from evenkeel.ports import Put, Write
 from evenkeel.services.context import Context
 from evenkeel.services.rentals import rentals

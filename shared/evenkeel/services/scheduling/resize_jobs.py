@@ -1,4 +1,4 @@
-"""Commit the size changes of a scheduling cycle. `domain/admission/resize_plan.py` decides them.
+"""Commit the size changes of a scheduling cycle. `domain/scheduling/resize_plan.py` decides them.
 
     attempt n is asked to stop and to save ── run_job settles it ── the next cycle admits n+1 at a new size
 
@@ -9,14 +9,14 @@ After a crash the job waits like after any stop, and comes before other jobs to 
 from collections.abc import Sequence
 from datetime import datetime
 
-from evenkeel.domain.admission.cycle_plan import CyclePlan
-from evenkeel.domain.admission.resize_facts import PlannedResize, resize_answer, resize_request_of
 from evenkeel.domain.admission.scheduler_state import SchedulerState
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.jobs.attempt import AttemptState
 from evenkeel.domain.jobs.job import Job, StopRequest
 from evenkeel.domain.plurals import count_of
 from evenkeel.domain.policy_section import Mode
+from evenkeel.domain.scheduling.cycle_plan import CyclePlan
+from evenkeel.domain.scheduling.resize_facts import PlannedResize, resize_answer, resize_request_of
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.ports import Put, Refused, Write
 from evenkeel.services.context import Context

@@ -16,10 +16,10 @@ import contextlib
 from datetime import datetime
 from typing import NamedTuple
 
-from evenkeel.domain.admission.cycle_plan import CyclePlan
-from evenkeel.domain.admission.cycle_requests import is_answered
-from evenkeel.domain.admission.decide_cycle import decide_cycle
 from evenkeel.domain.economics import money
+from evenkeel.domain.scheduling.cycle_plan import CyclePlan
+from evenkeel.domain.scheduling.cycle_requests import is_answered
+from evenkeel.domain.scheduling.decide_cycle import decide_cycle
 from evenkeel.domain.sources import Source, SourceKind
 from evenkeel.domain.values import Value, rfc3339
 from evenkeel.ports import Conflict, EvenkeelError, Put, Row

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from evenkeel.domain.admission.cycle_facts import Json, pointer_to
 from evenkeel.domain.admission.decide_job import AdmissionDecision, AdmissionFacts
+from evenkeel.domain.scheduling.cycle_facts import Json, pointer_to
 from evenkeel.ports import Put
 from evenkeel.services.context import Context
 from evenkeel.services.storage import cycle_facts_rows

@@ -4,9 +4,9 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 
-from evenkeel.domain.admission.cycle_facts import cycle_facts
 from evenkeel.domain.admission.decide_job import AdmissionFacts
 from evenkeel.domain.decisions import OMITTED, PACKED_FROM_IF_MANY, packed
+from evenkeel.domain.scheduling.cycle_facts import cycle_facts
 from evenkeel.ports import Key, Row, Table
 from evenkeel.ports.ledger import document_text
 from evenkeel.services.storage import rows

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Iterator
 
-from evenkeel.domain.admission.cycle_facts import POINTER, CycleFacts, without_cycle
 from evenkeel.domain.decisions import Decision
+from evenkeel.domain.scheduling.cycle_facts import POINTER, CycleFacts, without_cycle
 from evenkeel.ports import EvenkeelError, Ledger, Unreadable
 from evenkeel.services.storage import cycle_facts_rows, rows
 

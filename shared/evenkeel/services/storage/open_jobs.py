@@ -50,7 +50,7 @@ def _increment_put(name: str, whose: str, limit_jobs: int, limit: str, ledger: L
 
 
 def queue_mark_key(queue: str) -> Key:
-    """Return the key of a queue's counter. Its version is the mark of the queue (`domain/admission/queue_heads.py`)."""
+    """Return the key of a queue's counter. Its version marks the queue (`domain/scheduling/queue_heads.py`)."""
     return job_rows.open_jobs_key(f"queue#{queue}")
 
 

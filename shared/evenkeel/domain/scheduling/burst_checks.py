@@ -13,7 +13,6 @@ within the caps and the budget, or let it wait.
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
-from evenkeel.domain.admission.cycle_snapshot import CycleSnapshot
 from evenkeel.domain.decisions import Alternative
 from evenkeel.domain.external.burst_check import (
     MAX_MESSAGE,
@@ -31,6 +30,7 @@ from evenkeel.domain.renting.candidates import PlacementContext, environment_in,
 from evenkeel.domain.renting.cost import CandidatePool
 from evenkeel.domain.renting.placement import PlacementAction, PlacementDecision, PlacementFacts, choose_pool
 from evenkeel.domain.renting.rental import Rental, RentalState
+from evenkeel.domain.scheduling.cycle_snapshot import CycleSnapshot
 from evenkeel.domain.values import Instant, Value
 
 _FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 60, 1800

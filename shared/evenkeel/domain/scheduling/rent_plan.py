@@ -9,8 +9,6 @@ from datetime import datetime
 
 from evenkeel.domain.admission.admission_input import AdmissionInput
 from evenkeel.domain.admission.admission_request import AdmissionRequest
-from evenkeel.domain.admission.cycle_plan import Placement
-from evenkeel.domain.admission.cycle_snapshot import CycleSnapshot
 from evenkeel.domain.admission.decide_job import AdmissionAction, AdmissionDecision
 from evenkeel.domain.admission.start_size import decide_with_sizes
 from evenkeel.domain.capacity.node_capacity import NodeCapacity, with_assigned
@@ -35,6 +33,8 @@ from evenkeel.domain.renting.placement import (
     place_in_queue_order,
 )
 from evenkeel.domain.renting.rental_book import RentalBook
+from evenkeel.domain.scheduling.cycle_plan import Placement
+from evenkeel.domain.scheduling.cycle_snapshot import CycleSnapshot
 
 _RENTABLE_ACTIONS = (AdmissionAction.WAIT, AdmissionAction.BLOCKED, AdmissionAction.NEVER_FITS)
 """Decisions about jobs that wait for nodes. A job that waits for quota would wait on rented nodes, too."""

@@ -8,10 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime, timedelta
 
 from evenkeel.domain.admission.admission_input import AdmissionInput
-from evenkeel.domain.admission.cycle_plan import Departure
-from evenkeel.domain.admission.cycle_snapshot import CycleSnapshot
 from evenkeel.domain.admission.decide_job import AdmissionAction, AdmissionDecision
-from evenkeel.domain.admission.rent_plan import capacities_after_admissions, requests_of
 from evenkeel.domain.admission.start_size import decide_with_sizes
 from evenkeel.domain.capacity.node_capacity import NodeCapacity
 from evenkeel.domain.capacity.pools import Pool
@@ -34,6 +31,9 @@ from evenkeel.domain.renting.migration import (
     migration_facts,
 )
 from evenkeel.domain.renting.rental import Rental, RentalState
+from evenkeel.domain.scheduling.cycle_plan import Departure
+from evenkeel.domain.scheduling.cycle_snapshot import CycleSnapshot
+from evenkeel.domain.scheduling.rent_plan import capacities_after_admissions, requests_of
 
 _WAITING_FOR_NODES = (AdmissionAction.WAIT, AdmissionAction.BLOCKED, AdmissionAction.PREEMPT)
 """Decisions about jobs that would use free committed nodes. Jobs that wait for quota cannot use them."""

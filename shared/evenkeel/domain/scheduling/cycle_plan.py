@@ -5,16 +5,16 @@ from typing import NamedTuple
 
 from evenkeel.domain.admission.admission_input import AdmissionInput
 from evenkeel.domain.admission.decide_job import AdmissionAction, AdmissionDecision
-from evenkeel.domain.admission.queue_cursors import QueueCursors
-from evenkeel.domain.admission.resize_facts import ResizePlan
 from evenkeel.domain.admission.scheduler_state import SchedulerState
-from evenkeel.domain.admission.serving_demand import ServingDemand, ServingRentalPlan, ServingReturn
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.renting.displacement import DisplacementDecision
 from evenkeel.domain.renting.migration import DepartureDecision, MigrationDecision
 from evenkeel.domain.renting.mixed import MixedDecision
 from evenkeel.domain.renting.placement import NotPlaced, PlacementDecision
+from evenkeel.domain.scheduling.queue_cursors import QueueCursors
+from evenkeel.domain.scheduling.resize_facts import ResizePlan
+from evenkeel.domain.scheduling.serving_demand import ServingDemand, ServingRentalPlan, ServingReturn
 
 Placement = PlacementDecision | NotPlaced
 """The pool where a job should run, or why no nodes are rented for it now."""

@@ -11,24 +11,10 @@ from collections.abc import Set as AbstractSet
 from datetime import datetime
 from typing import NamedTuple
 
-from evenkeel.domain.admission import departure_plan, displacement_plan, mixed_plan, rent_plan
 from evenkeel.domain.admission.admission_input import AdmissionInput
 from evenkeel.domain.admission.admission_request import AdmissionRequest
 from evenkeel.domain.admission.authority import AdmissionAuthority
 from evenkeel.domain.admission.build_request import with_default_amounts
-from evenkeel.domain.admission.cycle_plan import (
-    AdmissionStep,
-    CyclePlan,
-    DisplacementStep,
-    JobStep,
-    MissingFacts,
-    PendingStep,
-    Placement,
-    PreemptionStep,
-    QueuePlan,
-    RentStep,
-)
-from evenkeel.domain.admission.cycle_snapshot import CycleSnapshot
 from evenkeel.domain.admission.decide_job import (
     AdmissionAction,
     AdmissionDecision,
@@ -39,18 +25,6 @@ from evenkeel.domain.admission.decide_job import (
     exclude_on_unreadable_cluster,
 )
 from evenkeel.domain.admission.decide_queue import decide_queue
-from evenkeel.domain.admission.queue_cursors import ALL_JOBS
-from evenkeel.domain.admission.resize_facts import ResizePlan
-from evenkeel.domain.admission.resize_plan import plan_resizes
-from evenkeel.domain.admission.serving_demand import (
-    ServingDemand,
-    ServingRentalPlan,
-    next_serving_return,
-    plan_serving_rentals,
-    replica_requests,
-    reserve_for_replicas,
-    satisfied_replicas,
-)
 from evenkeel.domain.admission.start_size import fit_sizes
 from evenkeel.domain.capacity.node_capacity import NodeCapacity
 from evenkeel.domain.capacity.pod_shares import NodeShares
@@ -64,6 +38,32 @@ from evenkeel.domain.renting.candidates import jobs_to_place
 from evenkeel.domain.renting.displacement import DisplacementDecision
 from evenkeel.domain.renting.placement import PlacementAction, PlacementDecision
 from evenkeel.domain.renting.rental_book import RentalBook
+from evenkeel.domain.scheduling import departure_plan, displacement_plan, mixed_plan, rent_plan
+from evenkeel.domain.scheduling.cycle_plan import (
+    AdmissionStep,
+    CyclePlan,
+    DisplacementStep,
+    JobStep,
+    MissingFacts,
+    PendingStep,
+    Placement,
+    PreemptionStep,
+    QueuePlan,
+    RentStep,
+)
+from evenkeel.domain.scheduling.cycle_snapshot import CycleSnapshot
+from evenkeel.domain.scheduling.queue_cursors import ALL_JOBS
+from evenkeel.domain.scheduling.resize_facts import ResizePlan
+from evenkeel.domain.scheduling.resize_plan import plan_resizes
+from evenkeel.domain.scheduling.serving_demand import (
+    ServingDemand,
+    ServingRentalPlan,
+    next_serving_return,
+    plan_serving_rentals,
+    replica_requests,
+    reserve_for_replicas,
+    satisfied_replicas,
+)
 
 _PROGRESS_ACTIONS = frozenset({AdmissionAction.ADMIT, AdmissionAction.PREEMPT})
 _PARKED_ACTIONS = frozenset(

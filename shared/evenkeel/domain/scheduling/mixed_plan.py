@@ -13,12 +13,8 @@ from datetime import datetime, timedelta
 
 from evenkeel.domain.admission.admission_input import AdmissionInput
 from evenkeel.domain.admission.admission_request import AdmissionRequest
-from evenkeel.domain.admission.cycle_plan import MixedStep
-from evenkeel.domain.admission.cycle_snapshot import CycleSnapshot
 from evenkeel.domain.admission.decide_job import AdmissionAction, AdmissionDecision, with_rented_part
 from evenkeel.domain.admission.pool_fits import is_schedulable_for, missing_efa
-from evenkeel.domain.admission.rent_plan import capacities_after_admissions, placement_context
-from evenkeel.domain.admission.resize_facts import JoinFacts, PlannedResize, ResizeFacts
 from evenkeel.domain.capacity.node_capacity import NodeCapacity
 from evenkeel.domain.elastic.grow_shrink import SizeChange, backoff_until
 from evenkeel.domain.jobs.attempt import RentedPart, run_seconds
@@ -40,6 +36,10 @@ from evenkeel.domain.renting.mixed import (
 )
 from evenkeel.domain.renting.rental import Rental, RentalState
 from evenkeel.domain.renting.rental_book import RentalBook, spend_limits
+from evenkeel.domain.scheduling.cycle_plan import MixedStep
+from evenkeel.domain.scheduling.cycle_snapshot import CycleSnapshot
+from evenkeel.domain.scheduling.rent_plan import capacities_after_admissions, placement_context
+from evenkeel.domain.scheduling.resize_facts import JoinFacts, PlannedResize, ResizeFacts
 
 _MAX_EXAMINED = 8
 """Maximum jobs for which one cycle compares mixed options."""

@@ -19,16 +19,7 @@ from evenkeel.domain.admission.build_request import build_request
 from evenkeel.domain.admission.decide_job import AdmissionAction, AdmissionDecision
 from evenkeel.domain.admission.decide_queue import decide_queue
 from evenkeel.domain.admission.pool_fits import pool_fits, subtract_all_assigned
-from evenkeel.domain.admission.resize_facts import (
-    MAY_SHRINK,
-    NEEDS_IT,
-    PlannedResize,
-    ResizeFacts,
-    ResizePlan,
-    ShrinkFacts,
-)
 from evenkeel.domain.admission.scheduler_state import ElasticState
-from evenkeel.domain.admission.serving_demand import reserve_for_replicas
 from evenkeel.domain.capacity.node_capacity import NodeKey, with_freed
 from evenkeel.domain.capacity.pod_shares import NodeShares
 from evenkeel.domain.elastic.grow_shrink import GrowFacts, IdleNodes, plan_growth, plan_shrink
@@ -38,6 +29,15 @@ from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.kueue.objects import PreemptionPolicy
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.resources import Resources, sum_by_node
+from evenkeel.domain.scheduling.resize_facts import (
+    MAY_SHRINK,
+    NEEDS_IT,
+    PlannedResize,
+    ResizeFacts,
+    ResizePlan,
+    ShrinkFacts,
+)
+from evenkeel.domain.scheduling.serving_demand import reserve_for_replicas
 
 _MAX_HELPED = 3
 """Waiting jobs, each with another request, for which one cycle frees nodes. Each costs several queue decisions."""

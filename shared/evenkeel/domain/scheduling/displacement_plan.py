@@ -4,10 +4,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 
 from evenkeel.domain.admission.admission_input import AdmissionInput
-from evenkeel.domain.admission.cycle_plan import Placement
-from evenkeel.domain.admission.cycle_snapshot import CycleSnapshot
 from evenkeel.domain.admission.decide_job import AdmissionAction, AdmissionDecision
-from evenkeel.domain.admission.rent_plan import capacities_after_admissions, placement_context
 from evenkeel.domain.capacity.node_capacity import NodeCapacity
 from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.policy import Policy
@@ -36,6 +33,9 @@ from evenkeel.domain.renting.placement import (
     migration_target,
 )
 from evenkeel.domain.renting.rental_book import spend_limits
+from evenkeel.domain.scheduling.cycle_plan import Placement
+from evenkeel.domain.scheduling.cycle_snapshot import CycleSnapshot
+from evenkeel.domain.scheduling.rent_plan import capacities_after_admissions, placement_context
 
 _WAITING_FOR_NODES_OF_OTHERS = (AdmissionAction.WAIT, AdmissionAction.BLOCKED)
 

@@ -8,7 +8,6 @@ from evenkeel.domain.admission.admission_input import AdmissionInput
 from evenkeel.domain.admission.admission_request import AdmissionRequest
 from evenkeel.domain.admission.authority import AdmissionAuthority
 from evenkeel.domain.admission.build_request import build_request
-from evenkeel.domain.admission.queue_cursors import QueueCursors
 from evenkeel.domain.admission.scheduler_state import SchedulerState
 from evenkeel.domain.admission.start_size import delay_smaller_start
 from evenkeel.domain.capacity.node_capacity import NodeCapacity
@@ -25,6 +24,7 @@ from evenkeel.domain.quotas.teams import TeamSetup
 from evenkeel.domain.renting.displacement import displacement_requester
 from evenkeel.domain.renting.rental_book import RentalBook
 from evenkeel.domain.renting.serving import ServingState
+from evenkeel.domain.scheduling.queue_cursors import QueueCursors
 
 
 class CycleSnapshot(NamedTuple):
