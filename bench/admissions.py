@@ -46,7 +46,7 @@ from evenkeel.ports import Put, Table, every
 from evenkeel.runtime import wiring
 from evenkeel.services.admin import set_quotas
 from evenkeel.services.scheduling import schedule_jobs
-from evenkeel.services.storage import job_rows, quota_rows
+from evenkeel.services.tables import job_rows, quota_rows
 from evenkeel_local.engine import Engine
 from evenkeel_local.identities import Credentials, create_deployer, make_user
 from tests.contract.test_ledger import make_tables

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from evenkeel.domain.jobs.job import JobState
 from evenkeel.ports import Key, Row, Table
-from evenkeel.services.storage import quota_rows
+from evenkeel.services.tables import quota_rows
 
 ADMISSIONS: Final = 120
 PER_TRANSACTION: Final = 12

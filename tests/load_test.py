@@ -23,7 +23,8 @@ from evenkeel.domain.quotas.teams import FleetQuotas, Team, TeamSetup
 from evenkeel.ports import Conflict, Ledger, Put, Table, Throttled, Unreachable, Write, get_all
 from evenkeel.services.admin import set_quotas
 from evenkeel.services.attempts.launch_job import LaunchOutcome
-from evenkeel.services.storage import job_rows, rows, team_setup
+from evenkeel.services.storage import team_setup
+from evenkeel.services.tables import job_rows, rows
 from tests.fakes.crashes import Crash
 from tests.unit.services_jobs import admission_audit
 from tests.unit.services_jobs.job_scenario import JobScenario

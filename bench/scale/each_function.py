@@ -26,7 +26,7 @@ from evenkeel.domain.jobs.attempt import PodPhase
 from evenkeel.domain.waiting import ConditionKind
 from evenkeel.ports import Row, Table, WorkflowName
 from evenkeel.services.scheduling import schedule_jobs
-from evenkeel.services.storage import incident_rows, subject_rows
+from evenkeel.services.tables import incident_rows, subject_rows
 from tests.fakes.world import CLUSTER_ARN
 from tests.unit.api.gateway import Gateway
 from tests.unit.services_jobs.test_rentals import RentalScenario

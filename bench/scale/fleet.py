@@ -12,8 +12,8 @@ from evenkeel.domain.jobs.attempt import Attempt, ObservedPod
 from evenkeel.domain.waiting import ConditionKind
 from evenkeel.ports import Key, Put, Row, Table, WorkflowName
 from evenkeel.services.admin import set_quotas
-from evenkeel.services.storage import job_rows, quota_rows
 from evenkeel.services.sweep import sweep_fleet
+from evenkeel.services.tables import job_rows, quota_rows
 from evenkeel.services.waits import open_wait
 from tests.fakes import FakeWorld
 from tests.fakes.cluster import CLUSTER, FakeWorkload, instance_id

@@ -14,7 +14,7 @@ from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.recovery.unmanaged_restarts import RestartAction, UnmanagedJob, UnmanagedJobState
 from evenkeel.ports import EvictionStatus, Put, Table
 from evenkeel.services.recovery import cordon_node, drain_node, plan_recovery, restart_unmanaged
-from evenkeel.services.storage import fleet_rows
+from evenkeel.services.tables import fleet_rows
 from evenkeel_local.gpu_cluster import ClusterHandle
 from tests.contract.clusters_under_test import CLUSTER, LocalClusterUnderTest
 from tests.contract.example_jobs import EXAMPLES, LEFT_TO_HYPERPOD, MOVED, NAMESPACE, OPERATOR, RESTARTED, Example, Json

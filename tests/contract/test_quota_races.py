@@ -11,7 +11,8 @@ import pytest
 
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.ports import Ledger, Table
-from evenkeel.services.storage import charge_rows, job_rows
+from evenkeel.services.storage import charge_rows
+from evenkeel.services.tables import job_rows
 from tests.contract.test_ledger import ledger as three_beds
 from tests.fakes import InMemoryLedger
 from tests.interleaving import InterleavedLedger, at_every_point

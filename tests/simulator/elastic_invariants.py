@@ -13,7 +13,7 @@ from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.jobs.job import Job, JobState, ResizeRequest
 from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.ports import LaunchSpec, Row
-from evenkeel.services.storage import incident_rows, job_rows, quota_rows, rows
+from evenkeel.services.tables import incident_rows, job_rows, quota_rows, rows
 from tests.fakes.cluster import CLUSTER
 from tests.simulator.elastic_scenario import PASSES_EVERY, GrowthAttempt
 from tests.simulator.invariants import Changes, CheckTrigger, held_charges, invariant_check

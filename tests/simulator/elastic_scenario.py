@@ -20,7 +20,7 @@ from evenkeel.domain.jobs.spec import ElasticSpec, JobSpec
 from evenkeel.domain.policy import Policy
 from evenkeel.ports import Put, Write
 from evenkeel.services.jobs import cancel_job, suspend_job
-from evenkeel.services.storage import job_rows, rows
+from evenkeel.services.tables import job_rows, rows
 from tests.fakes.cluster import CLUSTER, GPUS
 from tests.fakes.crashes import Crash
 from tests.simulator.team_scenario import PEOPLE

@@ -35,9 +35,9 @@ from evenkeel.services.incidents import unhealthy_nodes
 from evenkeel.services.queries import read_fleet, read_sources
 from evenkeel.services.rentals import rentals
 from evenkeel.services.scheduling import read_usage
-from evenkeel.services.storage import fleet_rows, incident_rows, job_rows, quota_rows, rows
 from evenkeel.services.storage.facts_of_decisions import with_facts
 from evenkeel.services.storage.quota_tree import stored_state
+from evenkeel.services.tables import fleet_rows, incident_rows, job_rows, quota_rows, rows
 from tests.fakes.cluster import CLUSTER, GPUS
 from tests.fakes.system import A_MOMENT
 from tests.simulator.data_centre import FAULT_TYPES, SPOT_POOL

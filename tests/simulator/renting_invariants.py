@@ -9,7 +9,7 @@ from evenkeel.domain.jobs.attempt import AttemptState
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import CapacitySpec, LaunchSpec
-from evenkeel.services.storage import incident_rows, job_rows, rows
+from evenkeel.services.tables import incident_rows, job_rows, rows
 from tests.fakes.cluster import CLUSTER, GPUS
 from tests.fakes.system import A_MOMENT
 from tests.simulator.asl import Json

@@ -23,7 +23,7 @@ from evenkeel.domain.policy import Policy
 from evenkeel.domain.renting.burst_policy import BurstPolicy, RentedPool
 from evenkeel.domain.resources import Resources, sum_by_node
 from evenkeel.ports import CapacitySpec, LaunchResult, LaunchSpec, LimitResult, NodeClaim, RepairAnswer
-from evenkeel.services.storage import quota_rows, rows
+from evenkeel.services.tables import quota_rows, rows
 from tests.fakes.cluster import CLUSTER, GPUS, FakeCluster, a_node
 from tests.simulator.data_centre import SimulatedCluster
 

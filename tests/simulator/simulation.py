@@ -52,7 +52,7 @@ from evenkeel.services.context import Context
 from evenkeel.services.incidents import approve_recovery
 from evenkeel.services.jobs import cancel_job, submit_job
 from evenkeel.services.recovery import hold_automation
-from evenkeel.services.storage import rows
+from evenkeel.services.tables import rows
 from tests.fakes.checkpoints import InMemoryCheckpoints
 from tests.fakes.cluster import CLUSTER
 from tests.fakes.crashes import Crash

@@ -13,7 +13,7 @@ from evenkeel.domain.kueue.objects import Admitted, Workload
 from evenkeel.domain.nodes import is_lost
 from evenkeel.domain.quotas.teams import Team, TeamSetup
 from evenkeel.ports import Key
-from evenkeel.services.storage import job_rows, quota_rows, rows
+from evenkeel.services.tables import job_rows, quota_rows, rows
 from tests.fakes.cluster import CLUSTER
 from tests.kueue_checker import overcommitted
 from tests.simulator.invariants import Changes, CheckTrigger, held_charges, invariant_check

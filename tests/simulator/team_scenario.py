@@ -21,7 +21,8 @@ from evenkeel.ports import Put, Write
 from evenkeel.services.admin import set_quotas
 from evenkeel.services.jobs import set_priority, suspend_job
 from evenkeel.services.jobs.check_role import Requester
-from evenkeel.services.storage import job_rows, quota_rows, rows, team_setup
+from evenkeel.services.storage import team_setup
+from evenkeel.services.tables import job_rows, quota_rows, rows
 from tests.fakes.cluster import CLUSTER, GPUS
 
 if TYPE_CHECKING:

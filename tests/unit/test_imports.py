@@ -342,7 +342,7 @@ DOMAIN_PACKAGES = (
     ),
 )
 SERVICE_PACKAGES = (
-    *("context", "storage", "incidents", "rentals", "attempts", "scheduling", "jobs"),
+    *("context", "tables", "storage", "incidents", "rentals", "attempts", "scheduling", "jobs"),
     *("recovery", "resume", "waits", "queries", "publishing", "admin", "sweep"),
 )
 ORDERS = {"domain": DOMAIN_PACKAGES, "services": SERVICE_PACKAGES}

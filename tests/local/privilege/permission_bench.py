@@ -38,8 +38,8 @@ from evenkeel.domain.recovery.validation import FAULT_TYPES
 from evenkeel.events import kubernetes_node
 from evenkeel.ports import Delete, Put, Row, Table
 from evenkeel.ports import Key as RowKey
-from evenkeel.services.storage import fleet_rows, incident_rows, quota_rows
 from evenkeel.services.storage.retries import until_committed
+from evenkeel.services.tables import fleet_rows, incident_rows, quota_rows
 from evenkeel_local import PROJECT
 from evenkeel_local.data_centre import CHECKPOINTS_BUCKET, FLEET, NAMESPACE, DataCentre, FleetShape
 from evenkeel_local.deployment import STACK_NAME, stack_resources

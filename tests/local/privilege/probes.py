@@ -54,7 +54,8 @@ from evenkeel.events import aws_health
 from evenkeel.ports import CapacitySpec, LaunchSpec, Row, Table
 from evenkeel.runtime.wiring import load_policy
 from evenkeel.services.admin import change_policy
-from evenkeel.services.storage import (
+from evenkeel.services.storage.guardrail_registers import RegisterName
+from evenkeel.services.tables import (
     fleet_rows,
     incident_rows,
     job_rows,
@@ -62,7 +63,6 @@ from evenkeel.services.storage import (
     subject_rows,
     unmanaged_restart_rows,
 )
-from evenkeel.services.storage.guardrail_registers import RegisterName
 from evenkeel_local import ACCOUNT_ID
 from evenkeel_local.data_centre import CHECKPOINTS_BUCKET, FLEET, NAMESPACE, SERVICE_ACCOUNT
 from tests import fake_kueue

@@ -14,7 +14,7 @@ from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Put, Row
 from evenkeel.services.queries import read_overview, read_sources
-from evenkeel.services.storage import fleet_rows, incident_rows, job_rows, subject_rows
+from evenkeel.services.tables import fleet_rows, incident_rows, job_rows, subject_rows
 from tests.fakes import InMemoryLedger
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.fakes.system import A_MOMENT

@@ -5,7 +5,7 @@ from typing import Any
 from evenkeel.domain.health.incidents import Incident, StageTimes, StoredRecoveryPlan
 from evenkeel.domain.shadow.shadow_cases import Actor, Aftermath, NodeEvent, NodeEventKind
 from evenkeel.ports import Put
-from evenkeel.services.storage import incident_rows
+from evenkeel.services.tables import incident_rows
 from tests.unit.api.gateway import Gateway
 from tests.unit.api.seeds import ago, an_incident
 

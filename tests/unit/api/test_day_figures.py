@@ -26,9 +26,9 @@ from evenkeel.ports import LARGEST_ROW, Delete, Put, Table
 from evenkeel.ports.ledger import document_text
 from evenkeel.services.queries import read_cost_records, read_cost_report
 from evenkeel.services.queries.disclosure import Reader
-from evenkeel.services.storage import day_rows, incident_rows, job_rows, rows
 from evenkeel.services.sweep.fold_days import fold_days
 from evenkeel.services.sweep.sweep_run import SweepRun
+from evenkeel.services.tables import day_rows, incident_rows, job_rows, rows
 from tests.fakes.system import A_MOMENT
 from tests.fakes.world import FakeWorld, a_context
 from tests.unit.api.seeds import a_fleet_node, a_job, a_life, an_attempt, an_incident, store

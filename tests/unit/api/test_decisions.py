@@ -7,7 +7,7 @@ import pytest
 
 from evenkeel.ports import RowChange, row_bytes
 from evenkeel.services.publishing import publish_events
-from evenkeel.services.storage import subject_rows
+from evenkeel.services.tables import subject_rows
 from tests.fakes.system import A_MOMENT
 from tests.fakes.world import a_context
 from tests.unit.api.gateway import Gateway

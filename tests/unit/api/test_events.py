@@ -8,7 +8,7 @@ import pytest
 
 from evenkeel.ports import Row, RowChange
 from evenkeel.services.publishing import publish_events
-from evenkeel.services.storage import incident_rows, job_rows
+from evenkeel.services.tables import incident_rows, job_rows
 from tests.fakes.system import A_MOMENT
 from tests.fakes.world import a_context
 from tests.unit.api.gateway import Gateway

@@ -10,7 +10,7 @@ from evenkeel.domain.health.incidents import IncidentState, StageTimes
 from evenkeel.domain.jobs.job import LIST_ORDER as JOB_ORDER
 from evenkeel.domain.jobs.job import JobState
 from evenkeel.ports import Put, Row
-from evenkeel.services.storage import incident_rows, job_rows
+from evenkeel.services.tables import incident_rows, job_rows
 from tests.fakes.ledger import InMemoryLedger
 from tests.fakes.system import A_MOMENT
 from tests.unit.api.gateway import Gateway

@@ -10,7 +10,7 @@ from evenkeel.domain.health.incidents import Block
 from evenkeel.domain.recovery.manual_cordons import MAX_MANUAL_CORDONS, ManualCordon, ManualCordons
 from evenkeel.ports import Put, Row
 from evenkeel.services.recovery import manual_cordons
-from evenkeel.services.storage import fleet_rows
+from evenkeel.services.tables import fleet_rows
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.unit.api.gateway import ACCOUNT, Gateway
 from tests.unit.api.seeds import PLAN_AWAITING_APPROVAL, a_fleet_node, a_life, ago, an_incident, store

@@ -19,7 +19,7 @@ from evenkeel.services.publishing import publish_events
 from evenkeel.services.queries import read_fleet, read_overview, read_sources
 from evenkeel.services.queries.disclosure import Reader
 from evenkeel.services.recovery import manual_cordons
-from evenkeel.services.storage import fleet_rows, incident_rows, job_rows
+from evenkeel.services.tables import fleet_rows, incident_rows, job_rows
 from tests.fakes.counting import CountedCalls
 from tests.fakes.system import A_MOMENT
 from tests.fakes.world import a_context

@@ -22,7 +22,7 @@ from evenkeel.domain.recovery.rollback import RollbackFacts, decide_rollback
 from evenkeel.ports import Invalid, Put, Row, Table, site_policy_key
 from evenkeel.runtime.site_policy import SitePolicy
 from evenkeel.services.admin import change_policy
-from evenkeel.services.storage import rows
+from evenkeel.services.tables import rows
 from tests.fakes.system import A_MOMENT
 from tests.unit.api.gateway import ApiResponse, Gateway
 from tests.unit.api.seeds import a_decision, a_job, ago, an_attempt, an_incident

@@ -9,7 +9,7 @@ from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.policy import changed
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Put
-from evenkeel.services.storage import quota_rows
+from evenkeel.services.tables import quota_rows
 from tests.unit.api.gateway import Gateway
 from tests.unit.api.seeds import a_fleet_node, a_job, ago, an_attempt, store
 

@@ -21,8 +21,9 @@ from evenkeel.domain.sources import SourceKind, SourceReport
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Delete, Put, Row, Table
 from evenkeel.services.queries import read_queue
-from evenkeel.services.storage import fleet_rows, job_rows, pagination
+from evenkeel.services.storage import pagination
 from evenkeel.services.storage.guardrail_registers import RegisterName
+from evenkeel.services.tables import fleet_rows, job_rows
 from tests.fakes import FakeWorld
 from tests.fakes.cluster import CLUSTER
 from tests.fakes.system import A_MOMENT

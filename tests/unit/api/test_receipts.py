@@ -10,7 +10,7 @@ from evenkeel.domain.jobs.attempt import Attempt, ResumePoint
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.ports import Put
-from evenkeel.services.storage import subject_rows
+from evenkeel.services.tables import subject_rows
 from tests.unit.api.gateway import Gateway
 from tests.unit.api.seeds import a_decision, a_job, ago, an_attempt, an_incident, store
 

@@ -10,7 +10,7 @@ from evenkeel.domain.replay import replay
 from evenkeel.events import envelope
 from evenkeel.events.outcomes import ParsedEvent
 from evenkeel.services.incidents import ingest_event
-from evenkeel.services.storage import incident_rows, rows, subject_rows
+from evenkeel.services.tables import incident_rows, rows, subject_rows
 from tests.fakes.cluster import instance_id
 from tests.unit.api.gateway import ApiResponse, Gateway
 from tests.unit.api.seeds import a_fleet_node, an_incident, store

@@ -7,7 +7,7 @@ import pytest
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Add, Put
-from evenkeel.services.storage import job_rows, quota_rows
+from evenkeel.services.tables import job_rows, quota_rows
 from tests.unit.api.gateway import ACCOUNT, Gateway
 from tests.unit.api.seeds import a_job, ago, an_attempt, store
 from tests.unit.api.test_receipts import a_lost_job

@@ -17,9 +17,10 @@ from evenkeel.ports import Put
 from evenkeel.services.admin import set_quotas
 from evenkeel.services.queries import read_live_days
 from evenkeel.services.queries.read_live_days import LiveDays
-from evenkeel.services.storage import rows, team_setup
+from evenkeel.services.storage import team_setup
 from evenkeel.services.sweep.fold_days import fold_days
 from evenkeel.services.sweep.sweep_run import SweepRun
+from evenkeel.services.tables import rows
 from tests.fakes.crashes import Crash, CrashingLedger, CrashTiming
 from tests.fakes.system import A_MOMENT
 from tests.fakes.world import FakeWorld, a_context

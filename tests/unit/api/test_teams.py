@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from evenkeel.ports import Put
-from evenkeel.services.storage import quota_rows
+from evenkeel.services.tables import quota_rows
 from tests.unit.api.gateway import ACCOUNT, FLEET, ApiResponse, Gateway
 from tests.unit.api.seeds import a_fleet_node, a_job, ago, store
 from tests.unit.scheduling.builders import an_attempt

@@ -17,7 +17,7 @@ from evenkeel.domain.jobs.spec import SecretKey
 from evenkeel.ports import LaunchSpec, Put, Row, RowChange
 from evenkeel.services.publishing import publish_events
 from evenkeel.services.queries import disclosure, read_overview
-from evenkeel.services.storage import fleet_rows, job_rows
+from evenkeel.services.tables import fleet_rows, job_rows
 from tests.fakes.world import a_context
 from tests.unit.api.gateway import ACCOUNT, FLEET, ApiResponse, Gateway, template_routes
 from tests.unit.api.seeds import (

@@ -9,7 +9,7 @@ from bench.admissions import AdmissionReport, held_to, on_tables, report_lines
 from bench.fixed_admissions import ADMISSIONS, transactions
 from evenkeel.adapters.dynamo_ledger import DynamoLedger
 from evenkeel.ports import Put, Row, Table
-from evenkeel.services.storage import job_rows, quota_rows
+from evenkeel.services.tables import job_rows, quota_rows
 
 
 def a_report(**seconds: tuple[float, ...]) -> AdmissionReport:

@@ -8,7 +8,7 @@ from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.ports import Put, RowChange
 from evenkeel.services.publishing import publish_events
-from evenkeel.services.storage import incident_rows, job_rows, quota_rows, rows
+from evenkeel.services.tables import incident_rows, job_rows, quota_rows, rows
 from tests.fakes.world import a_context
 from tests.unit.api.gateway import FLEET, Gateway
 from tests.unit.api.seeds import (

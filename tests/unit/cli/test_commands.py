@@ -22,7 +22,7 @@ from evenkeel.domain.renting.serving import ServingState
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Put, Row
 from evenkeel.runtime.api import PROBLEMS
-from evenkeel.services.storage import fleet_rows, job_rows
+from evenkeel.services.tables import fleet_rows, job_rows
 from evenkeel_cli.commands.automation import parse_duration
 from evenkeel_cli.commands.following import new_log_text
 from evenkeel_cli.main import NOUNS

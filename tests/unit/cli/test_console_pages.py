@@ -22,7 +22,7 @@ from evenkeel.domain.policy import Policy
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import ExecutionState, ExecutionTrace, Put, Row, RowChange, StateVisit, Table, WorkflowName
 from evenkeel.services.publishing import publish_events
-from evenkeel.services.storage import fleet_rows, incident_rows, job_rows
+from evenkeel.services.tables import fleet_rows, incident_rows, job_rows
 from evenkeel_cli.commands import lookup
 from evenkeel_cli.console.server import ConsoleServer
 from tests import browser

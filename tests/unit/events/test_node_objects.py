@@ -6,7 +6,7 @@ from evenkeel.adapters.node_objects import read_node
 from evenkeel.domain.health.health_policy import WatchPolicy
 from evenkeel.domain.nodes import INCIDENT_ANNOTATION
 from evenkeel.events.kubernetes_node import node_facts
-from evenkeel.services.storage import incident_rows
+from evenkeel.services.tables import incident_rows
 from tests.fakes.system import A_MOMENT
 
 SAGEMAKER = "sagemaker.amazonaws.com"

@@ -5,7 +5,7 @@ import pytest
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.ports import RowChange
 from evenkeel.services.publishing.publish_events import derive
-from evenkeel.services.storage import fleet_rows, quota_rows
+from evenkeel.services.tables import fleet_rows, quota_rows
 from tests.fakes.system import A_MOMENT
 
 

@@ -19,7 +19,7 @@ from evenkeel.ports import Key, NotAllowed, Row, RowChange, Table, Throttled
 from evenkeel.runtime import entry, wiring
 from evenkeel.runtime.settings import Settings
 from evenkeel.services.publishing import publish_events
-from evenkeel.services.storage import fleet_rows, incident_rows, job_rows, quota_rows
+from evenkeel.services.tables import fleet_rows, incident_rows, job_rows, quota_rows
 from tests.fakes import FakeWorld
 from tests.fakes.world import a_context
 from tests.unit.api.seeds import a_fleet_node, a_job, an_incident

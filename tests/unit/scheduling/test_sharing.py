@@ -25,7 +25,7 @@ from evenkeel.domain.quotas.spending import Spending
 from evenkeel.domain.quotas.teams import FleetQuotas, Team, TeamSetup
 from evenkeel.domain.replay import replay
 from evenkeel.domain.scheduling.cycle_facts import CycleFacts, cycle_facts
-from evenkeel.services.storage import subject_rows
+from evenkeel.services.tables import subject_rows
 from tests.unit.scheduling.builders import CLUSTER, a_node_capacity, a_request, at
 
 P5, GPU = "ml.p5.48xlarge", "nvidia.com/gpu"

@@ -7,7 +7,7 @@ from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.kueue.objects import Admitted, Workload
 from evenkeel.domain.quotas.teams import TeamSetup
 from evenkeel.ports import Delete, Put, Write
-from evenkeel.services.storage import quota_rows, rows
+from evenkeel.services.tables import quota_rows, rows
 from tests.kueue_checker import overcommitted
 
 

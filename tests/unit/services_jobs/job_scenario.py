@@ -17,8 +17,9 @@ from evenkeel.services.jobs import cancel_job, submit_job
 from evenkeel.services.jobs.check_role import Requester
 from evenkeel.services.queries import read_jobs
 from evenkeel.services.scheduling import schedule_jobs
-from evenkeel.services.storage import attempt_store, charge_rows, job_rows, quota_rows, rows
+from evenkeel.services.storage import attempt_store, charge_rows
 from evenkeel.services.sweep import sweep_fleet, watch_cluster
+from evenkeel.services.tables import job_rows, quota_rows, rows
 from tests.fakes import CrashPlan, FakeWorld, crashing
 from tests.fakes.cluster import CLUSTER
 

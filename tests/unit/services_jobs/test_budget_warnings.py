@@ -15,9 +15,9 @@ from evenkeel.domain.quotas.teams import Budget, Period
 from evenkeel.ports import Put, Row, RowChange
 from evenkeel.services.publishing import publish_events
 from evenkeel.services.queries import read_overview
-from evenkeel.services.storage import fleet_rows, quota_rows
 from evenkeel.services.sweep import sweep_fleet
 from evenkeel.services.sweep.sweep_run import SweepRun
+from evenkeel.services.tables import fleet_rows, quota_rows
 from tests.fakes.world import FakeWorld, a_context
 from tests.unit.api.seeds import a_job, an_attempt, store
 from tests.unit.publishing.test_publish_events import SCHEMA

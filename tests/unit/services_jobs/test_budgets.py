@@ -15,7 +15,7 @@ from evenkeel.ports import Row
 from evenkeel.services.jobs.check_role import Requester
 from evenkeel.services.queries import explain, plan_unsubmitted_job
 from evenkeel.services.queries.disclosure import Reader
-from evenkeel.services.storage import quota_rows
+from evenkeel.services.tables import quota_rows
 from tests.unit.services_jobs.job_scenario import a_spec
 from tests.unit.services_jobs.test_rentals import NODE_HOUR, ON_DEMAND, SPOT, RentalScenario, a_policy
 from tests.unit.services_jobs.test_teams import set_up_teams

@@ -20,7 +20,7 @@ from evenkeel.domain.replay import replay
 from evenkeel.ports import BurstChecks, Conflict, PermanentError, Put, Row
 from evenkeel.services.attempts import record_nodes
 from evenkeel.services.queries import read_fleet, read_jobs
-from evenkeel.services.storage import job_rows, rows
+from evenkeel.services.tables import job_rows, rows
 from tests.fakes.cluster import CLUSTER
 from tests.fakes.crashes import Crash, CrashPlan, CrashTiming
 from tests.unit.services_jobs.job_scenario import NAMESPACE, JobScenario

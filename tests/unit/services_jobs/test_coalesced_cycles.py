@@ -13,7 +13,7 @@ from evenkeel.domain.scheduling.cycle_requests import ANSWER_MARGIN, is_answered
 from evenkeel.ports import Key, Ledger, Page, Put, Table, Unreachable, Write
 from evenkeel.runtime import entry
 from evenkeel.services.scheduling import schedule_jobs
-from evenkeel.services.storage import quota_rows
+from evenkeel.services.tables import quota_rows
 from tests.examples import examples
 from tests.fakes.cluster import CLUSTER
 from tests.fakes.system import A_MOMENT, FixedClock

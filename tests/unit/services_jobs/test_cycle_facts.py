@@ -17,8 +17,8 @@ from evenkeel.ports import Delete, Key, Ledger, Put, Row, Table, Throttled, row_
 from evenkeel.services.admin import try_policy
 from evenkeel.services.queries import explain, read_incidents, read_jobs
 from evenkeel.services.queries.disclosure import Reader
-from evenkeel.services.storage import cycle_facts_rows, job_rows, rows, subject_rows
 from evenkeel.services.storage.facts_of_decisions import with_facts
+from evenkeel.services.tables import cycle_facts_rows, job_rows, rows, subject_rows
 from tests.unit.services_jobs.job_scenario import JobScenario
 from tests.unit.services_jobs.test_refused_writes import RefusingLedger
 from tests.unit.services_jobs.test_teams import shared_fleet

@@ -21,7 +21,7 @@ from evenkeel.domain.replay import replay
 from evenkeel.ports import Table
 from evenkeel.services.queries import explain
 from evenkeel.services.queries.disclosure import Reader
-from evenkeel.services.storage import quota_rows, rows
+from evenkeel.services.tables import quota_rows, rows
 from tests.crash_points import SIDES, effects_of
 from tests.examples import examples
 from tests.fakes.cluster import CLUSTER, a_node

@@ -12,7 +12,7 @@ from evenkeel.domain.policy import Policy
 from evenkeel.ports import ExecutionState, WorkflowName
 from evenkeel.services.queries import read_jobs
 from evenkeel.services.recovery import drain_node, unmanaged_pods
-from evenkeel.services.storage import job_rows
+from evenkeel.services.tables import job_rows
 from tests.fakes.cluster import CLUSTER
 from tests.unit.services_jobs.job_scenario import NAMESPACE, JobScenario
 from tests.unit.services_jobs.test_sweep import an_incident

@@ -5,8 +5,9 @@ from datetime import timedelta
 from evenkeel.domain.sources import Source, SourceKind, SourceState
 from evenkeel.ports import Unreachable
 from evenkeel.services.queries import read_sources
-from evenkeel.services.storage import fleet_rows, heartbeats
+from evenkeel.services.storage import heartbeats
 from evenkeel.services.storage.heartbeats import SourceResults
+from evenkeel.services.tables import fleet_rows
 from tests.fakes import InMemoryLedger, a_context
 from tests.fakes.system import A_MOMENT, RecordingTelemetry
 

@@ -9,7 +9,8 @@ from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.quotas.teams import FleetQuotas, Team
 from evenkeel.ports import Put, Write
 from evenkeel.services.jobs.check_role import Requester
-from evenkeel.services.storage import charge_rows, rows
+from evenkeel.services.storage import charge_rows
+from evenkeel.services.tables import rows
 from tests.fakes.cluster import GPUS
 from tests.interleaving import InterleavedLedger, at_every_point
 from tests.unit.scheduling.test_sharing import a_team

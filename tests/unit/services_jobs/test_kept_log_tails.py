@@ -10,7 +10,7 @@ from evenkeel.ports import Delete, LogTail, NotAllowed, NotFound, Put
 from evenkeel.services.queries import read_jobs
 from evenkeel.services.queries.disclosure import Reader
 from evenkeel.services.recovery import drain_node, plan_recovery
-from evenkeel.services.storage import job_rows, rows
+from evenkeel.services.tables import job_rows, rows
 from tests.fakes.cluster import CLUSTER, LOG_TIME
 from tests.unit.services_jobs.job_scenario import JobScenario
 from tests.unit.services_recovery.recovery_scenario import RecoveryScenario

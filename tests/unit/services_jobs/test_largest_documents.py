@@ -25,7 +25,8 @@ from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.ports import LARGEST_ROW, Invalid, Put, Row, row_bytes
 from evenkeel.runtime.api import LARGEST_BODY
 from evenkeel.services.recovery import hold_automation
-from evenkeel.services.storage import batches, fleet_rows, job_rows, quota_rows, rows, subject_rows
+from evenkeel.services.storage import batches
+from evenkeel.services.tables import fleet_rows, job_rows, quota_rows, rows, subject_rows
 from tests.unit.scheduling.test_sharing import a_team
 from tests.unit.services_jobs.job_scenario import JobScenario, a_spec
 from tests.unit.services_jobs.test_teams import MEMBERS, set_up_teams

@@ -14,7 +14,7 @@ from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.scheduling.queue_cursors import queues_to_read
 from evenkeel.ports import Put, Table
-from evenkeel.services.storage import job_rows, quota_rows, rows
+from evenkeel.services.tables import job_rows, quota_rows, rows
 from tests.fakes.counting import CountedCalls
 from tests.fakes.crashes import Crash
 from tests.unit.scheduling.test_sharing import a_team

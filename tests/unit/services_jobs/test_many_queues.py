@@ -21,7 +21,8 @@ from evenkeel.ports import Ledger, Page, Put, Row, Table
 from evenkeel.services.jobs import set_priority, suspend_job
 from evenkeel.services.jobs.check_role import Requester
 from evenkeel.services.scheduling import schedule_jobs
-from evenkeel.services.storage import job_rows, open_jobs, quota_rows
+from evenkeel.services.storage import open_jobs
+from evenkeel.services.tables import job_rows, quota_rows
 from tests.fakes import FakeWorld
 from tests.fakes.metered import ApiCall, ObjectSizes, metered_ports
 from tests.unit.scheduling.test_sharing import a_team

@@ -33,7 +33,8 @@ from evenkeel.ports import Invalid, Put
 from evenkeel.services.jobs.check_role import Requester
 from evenkeel.services.queries import explain, plan_unsubmitted_job, read_fleet, read_jobs, read_receipts
 from evenkeel.services.queries.disclosure import Reader
-from evenkeel.services.storage import charge_rows, job_rows
+from evenkeel.services.storage import charge_rows
+from evenkeel.services.tables import job_rows
 from tests.crash_points import SIDES_AND_STEPS
 from tests.fakes import Crash, CrashPlan, a_node, a_provider_node
 from tests.fakes.cluster import CLUSTER

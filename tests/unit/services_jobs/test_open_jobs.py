@@ -11,8 +11,8 @@ from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
 from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.policy import Policy
 from evenkeel.ports import Key, Ledger, Row, Table
-from evenkeel.services.storage import job_rows
 from evenkeel.services.storage.open_jobs import TooManyOpenJobs
+from evenkeel.services.tables import job_rows
 from tests.unit.services_jobs.job_scenario import JobScenario
 from tests.unit.services_jobs.test_scheduling_cycles import _locked_counter
 from tests.unit.services_jobs.test_teams import shared_fleet

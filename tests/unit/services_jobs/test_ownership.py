@@ -149,7 +149,7 @@ def test_unlisted_writer_is_refused() -> None:
     job = play.scenario.submit()
     audited = AuditedLedger(play.scenario.ledger)
 
-    from evenkeel.services.storage import job_rows
+    from evenkeel.services.tables import job_rows
 
     row = play.scenario.world.ledger.get(job_rows.job_key(job.job_id))
     assert row

@@ -10,7 +10,7 @@ from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.quotas.teams import Team, TeamSetup
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Put, Table
-from evenkeel.services.storage import job_rows
+from evenkeel.services.tables import job_rows
 from tests.fakes.ledger import InMemoryLedger
 from tests.unit.scheduling.builders import NOW, a_job, a_spec
 

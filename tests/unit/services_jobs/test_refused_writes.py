@@ -6,7 +6,8 @@ import pytest
 
 from evenkeel.domain.jobs.job import JobState
 from evenkeel.ports import Ledger, Put, Refused, Row, Table, Write, row_bytes
-from evenkeel.services.storage import batches, job_rows, quota_rows, subject_rows
+from evenkeel.services.storage import batches
+from evenkeel.services.tables import job_rows, quota_rows, subject_rows
 from tests.unit.services_jobs.job_scenario import JobScenario
 from tests.unit.services_jobs.test_elastic import a_shared_scenario
 

@@ -7,7 +7,8 @@ import pytest
 from evenkeel.ports import Add, Conflict, Write
 from evenkeel.services.admin import remove_team
 from evenkeel.services.admin.remove_team import TeamInUse
-from evenkeel.services.storage import quota_rows, team_setup
+from evenkeel.services.storage import team_setup
+from evenkeel.services.tables import quota_rows
 from tests.fakes.crashes import Crash, CrashingLedger, CrashTiming
 from tests.unit.services_jobs.job_scenario import JobScenario
 from tests.unit.services_jobs.test_teams import shared_fleet

@@ -24,7 +24,7 @@ from evenkeel.domain.waiting import DEADLINE_PASSED, ConditionKind, Wait, wait_n
 from evenkeel.ports import Delete, ExecutionState, Table, WorkflowName
 from evenkeel.services.rentals import rent_capacity
 from evenkeel.services.rentals.rent_capacity import RentalStep, RentOutcome
-from evenkeel.services.storage import fleet_rows, job_rows, quota_rows, rows, subject_rows
+from evenkeel.services.tables import fleet_rows, job_rows, quota_rows, rows, subject_rows
 from evenkeel.services.waits import judge_wait, open_wait, wait_observation
 from tests.crash_points import SIDES_AND_STEPS
 from tests.fakes import Crash, CrashPlan, a_node

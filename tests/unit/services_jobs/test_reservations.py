@@ -17,7 +17,7 @@ from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.replay import replay
 from evenkeel.ports import Put, Row
-from evenkeel.services.storage import fleet_rows
+from evenkeel.services.tables import fleet_rows
 from tests.fakes.cluster import CLUSTER
 from tests.fakes.counting import CountedCalls
 from tests.fakes.system import A_MOMENT as NOW

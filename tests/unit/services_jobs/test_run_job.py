@@ -764,7 +764,7 @@ def test_settling_twice_releases_the_charge_once() -> None:
 
 def test_failure_is_attributed_to_an_open_incident() -> None:
     from evenkeel.ports import Put
-    from evenkeel.services.storage import incident_rows
+    from evenkeel.services.tables import incident_rows
 
     scenario = JobScenario()
     job = scenario.running()

@@ -14,7 +14,8 @@ from evenkeel.domain.replay import replay
 from evenkeel.domain.sources import SourceReport
 from evenkeel.ports import Put, Table, TransientError, Unreachable, WorkflowName
 from evenkeel.services.attempts.launch_job import LaunchOutcome
-from evenkeel.services.storage import heartbeats, job_rows, rows
+from evenkeel.services.storage import heartbeats
+from evenkeel.services.tables import job_rows, rows
 from tests.fakes.cluster import CLUSTER
 from tests.unit.services_jobs.job_scenario import JobScenario
 

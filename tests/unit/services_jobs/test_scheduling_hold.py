@@ -11,7 +11,7 @@ from evenkeel.domain.replay import replay
 from evenkeel.ports import Invalid
 from evenkeel.services.recovery import hold_automation
 from evenkeel.services.scheduling import schedule_jobs
-from evenkeel.services.storage import quota_rows
+from evenkeel.services.tables import quota_rows
 from tests.unit.services_jobs.job_scenario import JobScenario
 from tests.unit.services_jobs.test_teams import decision_records, shared_fleet
 

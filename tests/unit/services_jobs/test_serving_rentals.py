@@ -29,7 +29,7 @@ from evenkeel.domain.waiting import ConditionKind, wait_name
 from evenkeel.ports import ExecutionState, Table, WorkflowName
 from evenkeel.services.rentals import rent_capacity
 from evenkeel.services.rentals.rent_capacity import RentalStep
-from evenkeel.services.storage import fleet_rows, job_rows, rows, subject_rows
+from evenkeel.services.tables import fleet_rows, job_rows, rows, subject_rows
 from tests.crash_points import SIDES_AND_STEPS
 from tests.fakes import Crash, CrashPlan, a_node, crashing
 from tests.fakes.cluster import CLUSTER

@@ -5,7 +5,8 @@ import pytest
 from evenkeel.domain.quotas.teams import FleetQuotas, Team
 from evenkeel.ports import ConditionCheck, Conflict, Invalid, Ledger, StaleVersion, Write
 from evenkeel.services.admin import set_quotas
-from evenkeel.services.storage import quota_rows, team_setup
+from evenkeel.services.storage import team_setup
+from evenkeel.services.tables import quota_rows
 from tests.fakes import FakeWorld
 from tests.unit.scheduling.test_teams import a_team
 

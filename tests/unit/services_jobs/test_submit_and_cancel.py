@@ -8,7 +8,7 @@ from evenkeel.domain.jobs.attempt import AttemptState
 from evenkeel.domain.jobs.job import JobState
 from evenkeel.ports import Delete, Invalid, KeyReused, Ledger, NotFound, Table, Write
 from evenkeel.services.jobs.cancel_job import CancelOutcome
-from evenkeel.services.storage import job_rows
+from evenkeel.services.tables import job_rows
 from tests.unit.services_jobs.job_scenario import JobScenario
 
 MOUNTED = {"checkpoint_uri": "file:///fsx/llama", "checkpoint_claim": "fsx"}

@@ -22,16 +22,9 @@ from evenkeel.domain.waiting import ConditionKind, Wait, WaitAnswer, WaitConditi
 from evenkeel.ports import ExecutionState, Put, Table, Throttled, Unreachable, WorkflowName
 from evenkeel.services.incidents import ingest_event, note_group_fact
 from evenkeel.services.queries import read_jobs, read_sources
-from evenkeel.services.storage import (
-    fleet_counts,
-    fleet_rows,
-    guardrail_registers,
-    incident_rows,
-    locks,
-    rows,
-    subject_rows,
-)
+from evenkeel.services.storage import fleet_counts, guardrail_registers, locks
 from evenkeel.services.storage.guardrail_registers import RegisterName
+from evenkeel.services.tables import fleet_rows, incident_rows, rows, subject_rows
 from tests.fakes import a_provider_node
 from tests.fakes.cluster import CLUSTER, TAINT_TEXT, a_node, instance_id
 from tests.fakes.system import A_MOMENT

@@ -24,7 +24,8 @@ from evenkeel.services.admin.remove_team import TeamInUse
 from evenkeel.services.queries import explain
 from evenkeel.services.queries.disclosure import Reader
 from evenkeel.services.scheduling import read_usage
-from evenkeel.services.storage import job_rows, quota_rows, rows, team_setup
+from evenkeel.services.storage import team_setup
+from evenkeel.services.tables import job_rows, quota_rows, rows
 from tests.examples import examples
 from tests.fakes.crashes import Crash, CrashPlan, CrashTiming
 from tests.unit.scheduling.test_sharing import GPU, P5, a_team

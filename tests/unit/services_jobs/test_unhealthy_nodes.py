@@ -11,7 +11,7 @@ from evenkeel.ports import Delete, Row
 from evenkeel.services.jobs.check_role import Requester
 from evenkeel.services.queries import plan_unsubmitted_job
 from evenkeel.services.recovery import set_manual_cordon
-from evenkeel.services.storage import fleet_rows, incident_rows, rows
+from evenkeel.services.tables import fleet_rows, incident_rows, rows
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.unit.services_jobs.job_scenario import JobScenario, a_spec
 

@@ -10,7 +10,8 @@ from evenkeel.domain.nodes import KubernetesNode
 from evenkeel.domain.quotas.teams import FleetQuotas
 from evenkeel.domain.replay import replay
 from evenkeel.ports import NotAllowed, Table, Unreachable
-from evenkeel.services.storage import heartbeats, rows
+from evenkeel.services.storage import heartbeats
+from evenkeel.services.tables import rows
 from tests.fakes.cluster import CLUSTER, a_node
 from tests.fakes.system import A_MOMENT
 from tests.unit.scheduling.test_sharing import a_team

@@ -8,7 +8,8 @@ from evenkeel.domain.nodes import KubernetesNode
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.waiting import ConditionKind, Wait, WaitCondition
 from evenkeel.ports import NotAllowed, Unreachable, WorkflowName
-from evenkeel.services.storage import fleet_rows, heartbeats, locks, subject_rows
+from evenkeel.services.storage import heartbeats, locks
+from evenkeel.services.tables import fleet_rows, subject_rows
 from evenkeel.services.waits import evaluate_waits
 from tests.fakes.cluster import a_node
 from tests.fakes.messages import WaitAnswerRequest

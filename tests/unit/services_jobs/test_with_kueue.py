@@ -22,7 +22,7 @@ from evenkeel.services.attempts.launch_job import LaunchOutcome
 from evenkeel.services.jobs.check_role import Requester
 from evenkeel.services.queries import explain, plan_unsubmitted_job, read_jobs
 from evenkeel.services.queries.disclosure import Reader
-from evenkeel.services.storage import job_rows, rows, subject_rows
+from evenkeel.services.tables import job_rows, rows, subject_rows
 from evenkeel.services.waits import open_wait
 from tests.fakes.cluster import a_node, instance_id
 from tests.fakes.crashes import Crash, CrashPlan, CrashTiming

@@ -26,8 +26,9 @@ from evenkeel.services.incidents import approve_recovery, ingest_event, settle_i
 from evenkeel.services.incidents.record_node_fact import IngestResult
 from evenkeel.services.recovery import check_node, cordon_node, drain_node, plan_recovery, repair_node, return_node
 from evenkeel.services.resume import plan_resume
-from evenkeel.services.storage import fleet_rows, guardrail_registers, incident_rows, rows
+from evenkeel.services.storage import guardrail_registers
 from evenkeel.services.storage.guardrail_registers import RegisterName
+from evenkeel.services.tables import fleet_rows, incident_rows, rows
 from evenkeel.services.waits import evaluate_waits, open_wait, resolve_wait
 from tests.fakes import Crash, CrashPlan, a_provider_node, crashing
 from tests.fakes.cluster import instance_id

@@ -12,9 +12,10 @@ from evenkeel.domain.shadow.shadow_cases import Actor, Aftermath, NodeEventKind
 from evenkeel.domain.values import rfc3339
 from evenkeel.services.queries import read_shadow_report
 from evenkeel.services.recovery import manual_cordons
-from evenkeel.services.storage import fleet_rows, incident_rows, pagination, rows
+from evenkeel.services.storage import pagination
 from evenkeel.services.sweep import inventory_steps, unhealthy_node_steps
 from evenkeel.services.sweep.sweep_run import SweepRun
+from evenkeel.services.tables import fleet_rows, incident_rows, rows
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.fakes.crashes import CrashTiming
 from tests.unit.services_recovery.recovery_scenario import RecoveryScenario, a_fact

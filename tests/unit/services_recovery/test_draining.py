@@ -17,7 +17,7 @@ from evenkeel.services.queries import explain
 from evenkeel.services.queries.disclosure import Reader
 from evenkeel.services.recovery import cordon_node, drain_node, plan_recovery, repair_node
 from evenkeel.services.resume import plan_resume
-from evenkeel.services.storage import incident_rows, rows
+from evenkeel.services.tables import incident_rows, rows
 from tests.fakes import CrashPlan
 from tests.fakes.cluster import instance_id
 from tests.unit.services_recovery.recovery_scenario import QUICK, RecoveryScenario

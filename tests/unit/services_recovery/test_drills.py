@@ -21,7 +21,7 @@ from evenkeel.services.incidents import (
     unresolved_facts,
 )
 from evenkeel.services.recovery import plan_recovery
-from evenkeel.services.storage import fleet_rows, incident_rows
+from evenkeel.services.tables import fleet_rows, incident_rows
 from tests.fakes import a_provider_node
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.unit.services_recovery.recovery_scenario import RecoveryScenario, a_fact

@@ -28,8 +28,9 @@ from evenkeel.services.recovery import (
     return_node,
     set_manual_cordon,
 )
-from evenkeel.services.storage import fleet_rows, guardrail_registers, rows
+from evenkeel.services.storage import guardrail_registers
 from evenkeel.services.storage.guardrail_registers import RegisterName
+from evenkeel.services.tables import fleet_rows, rows
 from tests.fakes import InMemoryLedger, a_context
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.unit.services_recovery.recovery_scenario import QUICK, RecoveryScenario, answer_plan

@@ -14,7 +14,7 @@ from evenkeel.domain.resources import NONE
 from evenkeel.ports import Key, Put, Row, Table
 from evenkeel.services.incidents import ingest_event, unresolved_facts
 from evenkeel.services.incidents.record_node_fact import IngestResult
-from evenkeel.services.storage import fleet_rows, rows
+from evenkeel.services.tables import fleet_rows, rows
 from tests.fakes import FakeWorld, a_provider_node
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.unit.services_recovery.recovery_scenario import RecoveryScenario, a_fact

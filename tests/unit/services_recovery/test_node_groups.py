@@ -14,7 +14,7 @@ from evenkeel.domain.recovery.repair_requests import RepairRequest
 from evenkeel.domain.resources import Resources
 from evenkeel.ports import Put, RepairAnswer, Unreachable
 from evenkeel.services.recovery import plan_recovery, repair_node
-from evenkeel.services.storage import fleet_rows
+from evenkeel.services.tables import fleet_rows
 from tests.crash_points import crash_mark
 from tests.fakes import CrashPlan, crashing
 from tests.fakes.cluster import CLUSTER, a_node, instance_id

@@ -9,7 +9,7 @@ from evenkeel.domain.nodes import ProviderNode
 from evenkeel.ports import EvenkeelError, NotAllowed, Put, Row, Throttled, Unreachable
 from evenkeel.services.recovery import cordon_node, plan_recovery, repair_node
 from evenkeel.services.recovery.plan_recovery import PlanRecoveryResult
-from evenkeel.services.storage import fleet_rows, rows, subject_rows
+from evenkeel.services.tables import fleet_rows, rows, subject_rows
 from tests.fakes.cluster import instance_id
 from tests.fakes.counting import CountedCalls
 from tests.unit.services_recovery.recovery_scenario import RecoveryScenario

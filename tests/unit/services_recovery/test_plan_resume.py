@@ -18,7 +18,7 @@ from evenkeel.services.queries import explain
 from evenkeel.services.queries.disclosure import Reader
 from evenkeel.services.recovery import drain_node, plan_recovery
 from evenkeel.services.resume import plan_resume
-from evenkeel.services.storage import incident_rows, rows
+from evenkeel.services.tables import incident_rows, rows
 from tests.unit.services_recovery.recovery_scenario import QUICK, RecoveryScenario, answer_plan
 
 WITH_ITS_OWN_PRICE = QUICK.replace(

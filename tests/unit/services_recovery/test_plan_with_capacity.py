@@ -26,7 +26,7 @@ from evenkeel.ports import Put, Row, Table
 from evenkeel.services.recovery import cordon_node, drain_node, plan_recovery, repair_node
 from evenkeel.services.rentals import rent_capacity
 from evenkeel.services.resume import plan_resume
-from evenkeel.services.storage import job_rows, quota_rows, rows
+from evenkeel.services.tables import job_rows, quota_rows, rows
 from tests.examples import examples
 from tests.fakes.cluster import CLUSTER
 from tests.unit.scheduling.test_sharing import GPU, a_team

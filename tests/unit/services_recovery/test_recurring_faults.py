@@ -13,7 +13,7 @@ from evenkeel.domain.policy import changed
 from evenkeel.domain.recovery.settling import BranchEnd
 from evenkeel.services.incidents import settle_incident
 from evenkeel.services.recovery import plan_recovery
-from evenkeel.services.storage import fleet_rows, incident_rows, rows
+from evenkeel.services.tables import fleet_rows, incident_rows, rows
 from tests.fakes import CrashPlan
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.fakes.crashes import CrashTiming

@@ -21,9 +21,9 @@ from evenkeel.domain.recovery.unmanaged_restarts import (
 from evenkeel.domain.replay import replay
 from evenkeel.ports import NotAllowed, Put, Table, Unreachable
 from evenkeel.services.recovery import cordon_node, drain_node, plan_recovery, restart_unmanaged
-from evenkeel.services.storage import fleet_rows, incident_rows, rows, unmanaged_restart_rows
 from evenkeel.services.sweep import unmanaged_restart_steps
 from evenkeel.services.sweep.sweep_run import SweepRun
+from evenkeel.services.tables import fleet_rows, incident_rows, rows, unmanaged_restart_rows
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.fakes.unmanaged_jobs import FREE_NODE
 from tests.unit.services_recovery.recovery_scenario import RecoveryScenario

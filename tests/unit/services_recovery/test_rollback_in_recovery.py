@@ -10,7 +10,7 @@ from evenkeel.domain.replay import replay
 from evenkeel.ports import Table
 from evenkeel.services.recovery import cordon_node, drain_node, plan_recovery
 from evenkeel.services.resume import plan_resume
-from evenkeel.services.storage import job_rows, rows
+from evenkeel.services.tables import job_rows, rows
 from tests.fakes import CrashPlan
 from tests.fakes.counting import CountedCalls
 from tests.unit.services_recovery.recovery_scenario import QUICK, RecoveryScenario, a_fact

@@ -11,7 +11,7 @@ from evenkeel.domain.health.incidents import FactKind, Incident, NodeFact
 from evenkeel.domain.nodes import FleetNode, NodeLife
 from evenkeel.ports import Put, Table, Unreachable, WorkflowName
 from evenkeel.services.incidents import ingest_event, note_group_fact
-from evenkeel.services.storage import fleet_rows, incident_rows, rows
+from evenkeel.services.tables import fleet_rows, incident_rows, rows
 from tests.fakes import Crash, CrashPlan, FakeWorld, crashing
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.fakes.system import A_MOMENT

@@ -22,7 +22,7 @@ from evenkeel.ports import Put, RepairAnswer, Table
 from evenkeel.services.incidents import settle_incident
 from evenkeel.services.recovery import check_node, cordon_node, drain_node, plan_recovery, repair_node, return_node
 from evenkeel.services.resume import plan_resume
-from evenkeel.services.storage import fleet_rows, incident_rows, rows
+from evenkeel.services.tables import fleet_rows, incident_rows, rows
 from tests.examples import examples
 from tests.fakes import CrashPlan
 from tests.fakes.cluster import CLUSTER, instance_id

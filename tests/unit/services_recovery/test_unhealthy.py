@@ -13,9 +13,9 @@ from evenkeel.domain.recovery.unhealthy_nodes import UnhealthyNode
 from evenkeel.ports import Refused
 from evenkeel.services.queries import read_fleet, read_incidents, read_nodes
 from evenkeel.services.recovery import plan_recovery, set_manual_cordon
-from evenkeel.services.storage import incident_rows, rows
 from evenkeel.services.sweep import inventory_steps, unhealthy_node_steps
 from evenkeel.services.sweep.sweep_run import SweepRun
+from evenkeel.services.tables import incident_rows, rows
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.unit.services_recovery.recovery_scenario import QUICK, RecoveryScenario, a_fact, answer_plan
 

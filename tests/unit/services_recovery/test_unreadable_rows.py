@@ -14,8 +14,9 @@ from evenkeel.ports import Key, Put, Row, Table, Unreadable
 from evenkeel.services.queries import read_fleet, read_incidents, read_jobs, read_sources
 from evenkeel.services.queries.disclosure import Reader
 from evenkeel.services.scheduling import schedule_jobs
-from evenkeel.services.storage import pagination, rows
+from evenkeel.services.storage import pagination
 from evenkeel.services.sweep import sweep_fleet, watch_cluster
+from evenkeel.services.tables import rows
 from evenkeel.services.waits import evaluate_waits
 from tests.stored_rows import type_of
 from tests.unit.services_recovery.recovery_scenario import RecoveryScenario

@@ -14,7 +14,7 @@ from evenkeel.events import aws_health, envelope
 from evenkeel.events.outcomes import ParsedEvent
 from evenkeel.ports import Put, Throttled
 from evenkeel.runtime import wiring
-from evenkeel.services.storage import fleet_rows, rows
+from evenkeel.services.tables import fleet_rows, rows
 from tests.fakes import FakeWorld
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.fakes.counting import CountedCalls

@@ -12,7 +12,7 @@ from evenkeel.domain.waiting import ConditionKind, Wait, WaitAnswer
 from evenkeel.ports import Key, Ledger, Put, Refused, Row, Unreachable
 from evenkeel.services.context import Context
 from evenkeel.services.recovery import hold_automation
-from evenkeel.services.storage import rows, subject_rows
+from evenkeel.services.tables import rows, subject_rows
 from evenkeel.services.waits import evaluate_waits, open_wait, resolve_wait
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.unit.services_jobs.job_scenario import JobScenario

@@ -6,7 +6,7 @@ from typing import Any
 from evenkeel.domain.policy import Policy, PolicyChange, PolicyError, changed, in_force
 from evenkeel.domain.values import Value
 from evenkeel.ports import Conflict, Invalid, Key, KeyReused, Ledger, Put, Row, Table, site_policy_key
-from evenkeel.services.storage import incident_rows, rows
+from evenkeel.services.tables import incident_rows, rows
 
 _TRIES = 5
 

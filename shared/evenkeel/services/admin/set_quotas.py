@@ -11,8 +11,9 @@ from evenkeel.domain.values import Value
 from evenkeel.ports import Add, Invalid, Key, Ledger, Put, Row, StaleVersion
 from evenkeel.services.admin import remove_team
 from evenkeel.services.context import Context
-from evenkeel.services.storage import quota_rows, team_setup
+from evenkeel.services.storage import team_setup
 from evenkeel.services.storage.retries import until_committed
+from evenkeel.services.tables import quota_rows
 
 WRITER = "set_quotas"
 

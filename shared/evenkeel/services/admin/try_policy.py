@@ -14,8 +14,9 @@ from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.recovery.modes import most_cautious_mode
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Invalid, Ledger, Table
-from evenkeel.services.storage import pagination, rows
+from evenkeel.services.storage import pagination
 from evenkeel.services.storage.facts_of_decisions import with_facts
+from evenkeel.services.tables import rows
 
 Json = dict[str, Any]
 

@@ -13,7 +13,7 @@ from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.kept_logs import KEPT_LINES, KEPT_RANKS, KeptLog
 from evenkeel.ports import Conflict, EvenkeelError, LogTail, Put
 from evenkeel.services.context import Context
-from evenkeel.services.storage import job_rows
+from evenkeel.services.tables import job_rows
 
 BEFORE_STOP_SECONDS = 3.0
 """The grace period of the pods begins after it."""

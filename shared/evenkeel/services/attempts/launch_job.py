@@ -36,7 +36,8 @@ from evenkeel.services.attempts import measure_restore, pin_resume_point
 from evenkeel.services.attempts.pin_resume_point import PinOutcome
 from evenkeel.services.context import Context
 from evenkeel.services.rentals import rentals
-from evenkeel.services.storage import attempt_store, job_rows, rows, subject_rows
+from evenkeel.services.storage import attempt_store
+from evenkeel.services.tables import job_rows, rows, subject_rows
 
 WRITER = "launch_job"
 

@@ -9,8 +9,9 @@ from evenkeel.domain.values import Value
 from evenkeel.ports import Put
 from evenkeel.services.attempts import measured_throughput
 from evenkeel.services.context import Context
-from evenkeel.services.storage import attempt_store, job_rows, subject_rows
+from evenkeel.services.storage import attempt_store
 from evenkeel.services.storage.retries import until_committed
+from evenkeel.services.tables import job_rows, subject_rows
 
 WRITER = "mark_running"
 

@@ -13,7 +13,7 @@ from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import Job
 from evenkeel.ports import Conflict, NotFound, PermanentError, Put, TooLarge, TransientError
 from evenkeel.services.context import Context
-from evenkeel.services.storage import job_rows, rows
+from evenkeel.services.tables import job_rows, rows
 
 _MANIFESTS_NEEDED = 2
 _BEFORE_FIRST_STEP = -1

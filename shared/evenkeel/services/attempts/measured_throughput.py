@@ -6,7 +6,7 @@
 from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import Job
 from evenkeel.ports import Ledger
-from evenkeel.services.storage import job_rows, rows
+from evenkeel.services.tables import job_rows, rows
 
 
 def with_reported_throughput(job: Job, attempt: Attempt, ledger: Ledger) -> Job:

@@ -10,7 +10,8 @@ from evenkeel.domain.nodes import join_nodes
 from evenkeel.domain.renting.rental import Rental
 from evenkeel.ports import Conflict, Put
 from evenkeel.services.context import Context
-from evenkeel.services.storage import attempt_store, job_rows, provider_nodes, rows
+from evenkeel.services.storage import attempt_store, provider_nodes
+from evenkeel.services.tables import job_rows, rows
 
 
 def run(job_id: str, number: int, context: Context) -> bool:

@@ -9,7 +9,8 @@ from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.ports import Conflict, NotFound, Put, Refused, TransientError
 from evenkeel.services.context import Context
-from evenkeel.services.storage import attempt_store, job_rows, subject_rows
+from evenkeel.services.storage import attempt_store
+from evenkeel.services.tables import job_rows, subject_rows
 
 WRITER = "record_pin"
 _LINE_PREFIX = "evenkeel resume-point "

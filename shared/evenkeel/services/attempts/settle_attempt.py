@@ -27,8 +27,9 @@ from evenkeel.domain.values import Value
 from evenkeel.ports import Add, Cluster, Delete, Ledger, Put, Write
 from evenkeel.services.attempts import keep_logs, measured_throughput, record_pin
 from evenkeel.services.context import Context
-from evenkeel.services.storage import attempt_store, incident_rows, job_rows, open_jobs, quota_rows, subject_rows
+from evenkeel.services.storage import attempt_store, open_jobs
 from evenkeel.services.storage.retries import until_committed
+from evenkeel.services.tables import incident_rows, job_rows, quota_rows, subject_rows
 
 WRITER = "settle_attempt"
 _MOST_READ_SINGLY = 20

@@ -5,7 +5,8 @@ from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import Value
 from evenkeel.ports import Put, Write
 from evenkeel.services.context import Context
-from evenkeel.services.storage import fleet_rows, incident_store
+from evenkeel.services.storage import incident_store
+from evenkeel.services.tables import fleet_rows
 
 
 class AcknowledgeIncidentRequest(Value):

@@ -7,7 +7,8 @@ from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import Value
 from evenkeel.ports import Ledger, Put, Refused, Write
 from evenkeel.services.context import Context
-from evenkeel.services.storage import fleet_rows, incident_rows, incident_store, rows
+from evenkeel.services.storage import incident_store
+from evenkeel.services.tables import fleet_rows, incident_rows, rows
 
 
 class ApproveRecoveryRequest(Value):

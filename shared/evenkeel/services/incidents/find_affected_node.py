@@ -7,7 +7,7 @@ from evenkeel.domain.health.incidents import (
 )
 from evenkeel.domain.nodes import FleetNode, Node, NodeLife
 from evenkeel.services.context import Context
-from evenkeel.services.storage import fleet_rows, incident_rows, rows
+from evenkeel.services.tables import fleet_rows, incident_rows, rows
 
 
 def find_affected_node(instance_id: str, context: Context, *, asks_provider: bool) -> AffectedNode | None:

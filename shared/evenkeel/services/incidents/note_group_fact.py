@@ -10,7 +10,7 @@ from evenkeel.domain.health.groups import GroupFact, GroupFactKind
 from evenkeel.domain.values import Value
 from evenkeel.ports import Conflict, Ledger, Put, Table
 from evenkeel.services.context import Context
-from evenkeel.services.storage import fleet_rows, rows
+from evenkeel.services.tables import fleet_rows, rows
 
 _NO_CAPACITY, _PROVISIONED = GroupFactKind.NO_CAPACITY, GroupFactKind.PROVISIONED
 

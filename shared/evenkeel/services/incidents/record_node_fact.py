@@ -37,8 +37,9 @@ from evenkeel.ports import (
 )
 from evenkeel.services.context import Context
 from evenkeel.services.incidents import record_observed_aftermath
-from evenkeel.services.storage import incident_rows, incident_store, rows
+from evenkeel.services.storage import incident_store
 from evenkeel.services.storage.retries import until_committed
+from evenkeel.services.tables import incident_rows, rows
 
 WRITER = "receive_event"
 

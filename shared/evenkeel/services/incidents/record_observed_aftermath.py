@@ -11,8 +11,8 @@ from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.shadow.shadow_cases import AFTERMATH_PERIOD, Aftermath, NodeEvent, node_event_of, shadow_decision
 from evenkeel.ports import Ledger, Put, Row
 from evenkeel.services.context import Context
-from evenkeel.services.storage import incident_rows, rows
 from evenkeel.services.storage.retries import until_committed
+from evenkeel.services.tables import incident_rows, rows
 
 
 def aftermath_writes(incident: Incident, events: list[NodeEvent], ledger: Ledger, now: datetime) -> list[Put]:

@@ -6,7 +6,7 @@ from evenkeel.domain.recovery.modes import current_mode
 from evenkeel.domain.recovery.plan import why_not_allowed
 from evenkeel.domain.values import Value
 from evenkeel.services.context import Context
-from evenkeel.services.storage import incident_rows
+from evenkeel.services.tables import incident_rows
 
 
 class RecoveryStepRequest(Value):

@@ -34,8 +34,8 @@ from evenkeel.events import envelope, reported_faults
 from evenkeel.events.driver_lines import NamedFault
 from evenkeel.ports import Conflict, Invalid, KeyReused, Ledger, NotFound, Put, Row, Table, every
 from evenkeel.services.context import Context
-from evenkeel.services.storage import fleet_rows, incident_rows, job_rows, rows, subject_rows
 from evenkeel.services.storage.decision_record import decision_of
+from evenkeel.services.tables import fleet_rows, incident_rows, job_rows, rows, subject_rows
 
 Json = dict[str, Any]
 

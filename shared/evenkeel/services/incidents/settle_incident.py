@@ -27,8 +27,9 @@ from evenkeel.domain.values import Value
 from evenkeel.ports import Conflict, Delete, Put, Write
 from evenkeel.services.context import Context
 from evenkeel.services.incidents import recovery_step
-from evenkeel.services.storage import fleet_rows, guardrail_registers, incident_rows, incident_store, rows
+from evenkeel.services.storage import guardrail_registers, incident_store
 from evenkeel.services.storage.guardrail_registers import RegisterName
+from evenkeel.services.tables import fleet_rows, incident_rows, rows
 
 WRITER = "settle_incident"
 _CAUSE_LIMIT = 300

@@ -7,7 +7,7 @@ from evenkeel.domain.recovery.unhealthy_nodes import UnhealthyNode, is_unhealthy
 from evenkeel.events import kubernetes_node
 from evenkeel.ports import Ledger, Table, every, get_all
 from evenkeel.services.context import Context
-from evenkeel.services.storage import rows
+from evenkeel.services.tables import rows
 
 UnhealthyNodes = dict[tuple[str, str], UnhealthyNode]
 """Records of incidents and people about nodes, by cluster and instance id."""

@@ -18,7 +18,8 @@ from evenkeel.services.context import Context
 from evenkeel.services.incidents import record_node_fact
 from evenkeel.services.incidents.find_affected_node import find_affected_node
 from evenkeel.services.incidents.record_node_fact import FactOutcome, IngestResult
-from evenkeel.services.storage import incident_rows, incident_store, rows
+from evenkeel.services.storage import incident_store
+from evenkeel.services.tables import incident_rows, rows
 
 UNRESOLVED, UNRESOLVED_DRILL = "UNRESOLVED", "UNRESOLVED-DRILL"
 _UNRESOLVED_KEPT = timedelta(hours=6)

@@ -10,8 +10,9 @@ from evenkeel.domain.values import Value
 from evenkeel.ports import NotFound, Put
 from evenkeel.services.context import Context
 from evenkeel.services.jobs import check_role
-from evenkeel.services.storage import job_rows, open_jobs, rows, subject_rows, team_setup
+from evenkeel.services.storage import open_jobs, team_setup
 from evenkeel.services.storage.retries import until_committed
+from evenkeel.services.tables import job_rows, rows, subject_rows
 
 WRITER = "cancel_job"
 

@@ -29,7 +29,8 @@ from evenkeel.domain.renting.candidates import nodes_to_rent
 from evenkeel.domain.resources import NONE, Resources
 from evenkeel.domain.sources import Source, SourceKind
 from evenkeel.ports import Ledger, Table
-from evenkeel.services.storage import heartbeats, pagination, rows
+from evenkeel.services.storage import heartbeats, pagination
+from evenkeel.services.tables import rows
 
 MAX_NODES = 5000
 _UNKNOWN_ACCELERATORS = 1024

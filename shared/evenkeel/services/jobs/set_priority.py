@@ -9,7 +9,8 @@ from evenkeel.ports import Conflict, Invalid, NotFound, Put, StaleVersion
 from evenkeel.services.context import Context
 from evenkeel.services.jobs import check_role
 from evenkeel.services.jobs.suspend_job import JobEnded
-from evenkeel.services.storage import job_rows, open_jobs, rows, subject_rows, team_setup
+from evenkeel.services.storage import open_jobs, team_setup
+from evenkeel.services.tables import job_rows, rows, subject_rows
 
 WRITER = "set_priority"
 

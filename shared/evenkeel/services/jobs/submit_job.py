@@ -20,7 +20,8 @@ from evenkeel.domain.values import Value
 from evenkeel.ports import Conflict, Invalid, KeyReused, Ledger, Put, Row, Table, Throttled, every
 from evenkeel.services.context import Context
 from evenkeel.services.jobs import check_fit, check_role
-from evenkeel.services.storage import job_rows, open_jobs, rows, subject_rows, team_setup
+from evenkeel.services.storage import open_jobs, team_setup
+from evenkeel.services.tables import job_rows, rows, subject_rows
 
 WRITER = "submit_job"
 _TRIES = 50

@@ -27,7 +27,7 @@ from evenkeel.domain.values import Value
 from evenkeel.ports import BusEvent, Conflict, Put, RowChange, Table
 from evenkeel.services.context import Context
 from evenkeel.services.queries import disclosure
-from evenkeel.services.storage import outbound_rows, rows, subject_rows
+from evenkeel.services.tables import outbound_rows, rows, subject_rows
 
 
 class PublishEventsResult(Value):

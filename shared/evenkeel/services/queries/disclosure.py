@@ -22,7 +22,8 @@ from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import Value
 from evenkeel.ports import Ledger
 from evenkeel.services.jobs.check_role import NotYourTeam, Requester
-from evenkeel.services.storage import job_rows, rows, team_setup
+from evenkeel.services.storage import team_setup
+from evenkeel.services.tables import job_rows, rows
 
 Json = dict[str, Any]
 

@@ -20,8 +20,8 @@ from evenkeel.ports import Ledger, Table
 from evenkeel.services.context import Context
 from evenkeel.services.queries import disclosure, read_guardrails, read_incidents, read_jobs, read_queue
 from evenkeel.services.queries.disclosure import Reader
-from evenkeel.services.storage import rows, subject_rows
 from evenkeel.services.storage.facts_of_decisions import with_facts
+from evenkeel.services.tables import rows, subject_rows
 
 Json = dict[str, Any]
 

@@ -16,12 +16,8 @@ from evenkeel.services.queries import (
     read_incidents,
 )
 from evenkeel.services.queries.job_counts import JobCounts
-from evenkeel.services.storage import (
-    incident_rows,
-    job_rows,
-    pagination,
-    rows,
-)
+from evenkeel.services.storage import pagination
+from evenkeel.services.tables import incident_rows, job_rows, rows
 
 Json = dict[str, Any]
 MAX_OPEN = 1000

@@ -14,9 +14,10 @@ from evenkeel.ports import Ledger, NotFound, Table
 from evenkeel.services.context import Context
 from evenkeel.services.jobs import cancel_job, check_role, set_priority, suspend_job
 from evenkeel.services.queries import plan_unsubmitted_job
-from evenkeel.services.storage import job_rows, rows, team_setup
+from evenkeel.services.storage import team_setup
 from evenkeel.services.storage.dry_run import DryRunLedger, NullCycleRequests, NullTelemetry
 from evenkeel.services.storage.training_plan_ends import with_training_plan_ends
+from evenkeel.services.tables import job_rows, rows
 
 Json = dict[str, Any]
 

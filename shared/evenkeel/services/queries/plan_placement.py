@@ -27,7 +27,8 @@ from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Ledger, Table
 from evenkeel.services.context import Context
 from evenkeel.services.rentals import rentals
-from evenkeel.services.storage import past_jobs, rows
+from evenkeel.services.storage import past_jobs
+from evenkeel.services.tables import rows
 
 Json = dict[str, Any]
 

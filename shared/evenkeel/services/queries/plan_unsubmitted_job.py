@@ -25,15 +25,10 @@ from evenkeel.services.jobs import check_role, submit_job
 from evenkeel.services.queries import plan_placement, read_queue
 from evenkeel.services.rentals import rentals
 from evenkeel.services.scheduling import read_usage
-from evenkeel.services.storage import (
-    charge_rows,
-    job_rows,
-    quota_rows,
-    rows,
-    team_setup,
-)
+from evenkeel.services.storage import charge_rows, team_setup
 from evenkeel.services.storage.quota_tree import stored_state
 from evenkeel.services.storage.training_plan_ends import with_training_plan_ends
+from evenkeel.services.tables import job_rows, quota_rows, rows
 
 Json = dict[str, Any]
 

@@ -14,7 +14,8 @@ from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Ledger, Table
 from evenkeel.services.context import Context
-from evenkeel.services.storage import fleet_rows, incident_rows, pagination, quota_rows, rows
+from evenkeel.services.storage import pagination
+from evenkeel.services.tables import fleet_rows, incident_rows, quota_rows, rows
 
 Json = dict[str, Any]
 

@@ -11,7 +11,8 @@ from evenkeel.domain.plurals import count_of
 from evenkeel.domain.renting.rental import Rental
 from evenkeel.ports import Invalid, Key, Ledger, Row, Table, get_all
 from evenkeel.services.context import Context
-from evenkeel.services.storage import job_rows, pagination, rows
+from evenkeel.services.storage import pagination
+from evenkeel.services.tables import job_rows, rows
 
 E = TypeVar("E", Attempt, Rental)
 DEFAULT_WINDOW = timedelta(days=30)

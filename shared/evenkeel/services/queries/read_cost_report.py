@@ -28,7 +28,7 @@ from evenkeel.services.context import Context
 from evenkeel.services.queries import read_cost_records, read_live_days
 from evenkeel.services.queries.disclosure import Reader
 from evenkeel.services.queries.read_live_days import NodeLifetime
-from evenkeel.services.storage import day_rows, rows
+from evenkeel.services.tables import day_rows, rows
 
 Json = dict[str, Any]
 

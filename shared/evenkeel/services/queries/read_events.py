@@ -9,7 +9,8 @@ from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Row, Table
 from evenkeel.services.context import Context
 from evenkeel.services.queries.disclosure import Reader
-from evenkeel.services.storage import outbound_rows, pagination
+from evenkeel.services.storage import pagination
+from evenkeel.services.tables import outbound_rows
 
 Json = dict[str, Any]
 

@@ -34,9 +34,7 @@ from evenkeel.services.queries.read_nodes import (
     why_unhealthy,
 )
 from evenkeel.services.recovery import hold_automation
-from evenkeel.services.storage import (
-    fleet_rows,
-)
+from evenkeel.services.tables import fleet_rows
 
 Json = dict[str, Any]
 

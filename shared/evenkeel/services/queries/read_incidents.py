@@ -28,8 +28,9 @@ from evenkeel.ports import Ledger, Table, get_all
 from evenkeel.services.context import Context
 from evenkeel.services.queries import disclosure
 from evenkeel.services.queries.disclosure import Reader
-from evenkeel.services.storage import incident_rows, job_rows, pagination, rows, subject_rows
+from evenkeel.services.storage import pagination
 from evenkeel.services.storage.facts_of_decisions import with_facts
+from evenkeel.services.tables import incident_rows, job_rows, rows, subject_rows
 
 Json = dict[str, Any]
 

@@ -21,7 +21,8 @@ from evenkeel.services.context import Context
 from evenkeel.services.queries import disclosure, read_queue, sorted_list
 from evenkeel.services.queries.disclosure import Reader
 from evenkeel.services.queries.sorted_list import Sort
-from evenkeel.services.storage import fleet_counts, fleet_rows, job_rows, pagination, rows, subject_rows
+from evenkeel.services.storage import fleet_counts, pagination
+from evenkeel.services.tables import fleet_rows, job_rows, rows, subject_rows
 
 Json = dict[str, Any]
 

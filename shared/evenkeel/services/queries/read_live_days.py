@@ -35,7 +35,8 @@ from evenkeel.domain.renting.rental import Rental
 from evenkeel.ports import Table, get_all
 from evenkeel.services.context import Context
 from evenkeel.services.queries import read_cost_records, read_incidents
-from evenkeel.services.storage import job_rows, pagination, rows, setup_history
+from evenkeel.services.storage import pagination, setup_history
+from evenkeel.services.tables import job_rows, rows
 
 MAX_JOBS = 1_000
 """Interrupted jobs whose attempts one report reads. The losses of further jobs are left out, and the report says so."""

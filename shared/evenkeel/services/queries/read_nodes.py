@@ -19,14 +19,8 @@ from evenkeel.services.queries import (
 )
 from evenkeel.services.queries.incidents_by_need import MAX_SHOWN, by_node, open_incidents
 from evenkeel.services.recovery import manual_cordons
-from evenkeel.services.storage import (
-    fleet_counts,
-    fleet_rows,
-    incident_rows,
-    known_names,
-    pagination,
-    rows,
-)
+from evenkeel.services.storage import fleet_counts, known_names, pagination
+from evenkeel.services.tables import fleet_rows, incident_rows, rows
 
 Json = dict[str, Any]
 _MAX_NODES = 5000

@@ -33,7 +33,8 @@ from evenkeel.services.queries.incidents_by_need import IncidentsByNeed
 from evenkeel.services.queries.read_fleet import Health
 from evenkeel.services.recovery import hold_automation
 from evenkeel.services.rentals import rentals
-from evenkeel.services.storage import charge_rows, fleet_counts, fleet_rows, incident_rows, job_rows, rows, team_setup
+from evenkeel.services.storage import charge_rows, fleet_counts, team_setup
+from evenkeel.services.tables import fleet_rows, incident_rows, job_rows, rows
 
 Json = dict[str, Any]
 

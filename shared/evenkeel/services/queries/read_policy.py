@@ -4,7 +4,8 @@ from typing import Any
 
 from evenkeel.domain.policy import Policy, PolicyChange, resolve_policy
 from evenkeel.ports import Ledger, Table
-from evenkeel.services.storage import incident_rows, pagination, rows
+from evenkeel.services.storage import pagination
+from evenkeel.services.tables import incident_rows, rows
 
 Json = dict[str, Any]
 

@@ -21,15 +21,8 @@ from evenkeel.services.context import Context
 from evenkeel.services.incidents import unhealthy_nodes
 from evenkeel.services.jobs import check_fit
 from evenkeel.services.queries import read_teams
-from evenkeel.services.storage import (
-    charge_rows,
-    job_rows,
-    pagination,
-    past_jobs,
-    rows,
-    subject_rows,
-    team_setup,
-)
+from evenkeel.services.storage import charge_rows, pagination, past_jobs, team_setup
+from evenkeel.services.tables import job_rows, rows, subject_rows
 
 Json = dict[str, Any]
 

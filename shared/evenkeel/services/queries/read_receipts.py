@@ -16,7 +16,8 @@ from evenkeel.ports import Ledger, Table, get_all
 from evenkeel.services.context import Context
 from evenkeel.services.queries import disclosure, read_incidents, read_jobs
 from evenkeel.services.queries.disclosure import Reader
-from evenkeel.services.storage import incident_rows, pagination, rows, subject_rows
+from evenkeel.services.storage import pagination
+from evenkeel.services.tables import incident_rows, rows, subject_rows
 
 Json = dict[str, Any]
 

@@ -6,7 +6,7 @@ from evenkeel.domain.renting.rental import Rental
 from evenkeel.domain.renting.serving import ServingState
 from evenkeel.ports import Ledger, Table
 from evenkeel.services.queries import read_jobs
-from evenkeel.services.storage import job_rows, rows
+from evenkeel.services.tables import job_rows, rows
 
 Json = dict[str, Any]
 

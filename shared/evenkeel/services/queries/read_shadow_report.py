@@ -33,7 +33,8 @@ from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Key, Row, get_all
 from evenkeel.services.context import Context
 from evenkeel.services.queries import read_incidents
-from evenkeel.services.storage import fleet_rows, heartbeats, incident_rows, pagination, rows
+from evenkeel.services.storage import heartbeats, pagination
+from evenkeel.services.tables import fleet_rows, incident_rows, rows
 
 Json = dict[str, Any]
 

@@ -31,7 +31,8 @@ from evenkeel.services.context import Context
 from evenkeel.services.queries import read_cost_records, read_live_days
 from evenkeel.services.queries.disclosure import Reader
 from evenkeel.services.rentals import rentals
-from evenkeel.services.storage import charge_rows, pagination, rows
+from evenkeel.services.storage import charge_rows, pagination
+from evenkeel.services.tables import rows
 
 Json = dict[str, Any]
 

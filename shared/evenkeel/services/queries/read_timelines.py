@@ -11,7 +11,7 @@ from evenkeel.ports import Ledger
 from evenkeel.services.context import Context
 from evenkeel.services.queries import disclosure, read_incidents, read_jobs, read_receipts
 from evenkeel.services.queries.disclosure import Reader
-from evenkeel.services.storage import incident_rows, rows
+from evenkeel.services.tables import incident_rows, rows
 
 Json = dict[str, Any]
 

@@ -9,7 +9,7 @@ from evenkeel.domain.health.incidents import Incident, IncidentState
 from evenkeel.domain.recovery.guardrails import BlockedAction, GuardrailAction, unblocked_actions
 from evenkeel.ports import Ledger, Table, every
 from evenkeel.services.recovery.guardrails import GuardrailInputs
-from evenkeel.services.storage import rows
+from evenkeel.services.tables import rows
 
 
 def load_blocked_incidents(ledger: Ledger) -> dict[str, Incident]:

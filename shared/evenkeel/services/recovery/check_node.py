@@ -15,8 +15,9 @@ from evenkeel.ports import CheckSpec, Ledger, Put, RepairAnswer, Write
 from evenkeel.services.context import Context
 from evenkeel.services.incidents import recovery_step
 from evenkeel.services.recovery.slot_reader import SlotReader
-from evenkeel.services.storage import incident_store, subject_rows
+from evenkeel.services.storage import incident_store
 from evenkeel.services.storage.decision_record import decision_of
+from evenkeel.services.tables import subject_rows
 
 WRITER = "check_node"
 

@@ -44,9 +44,10 @@ from evenkeel.services.attempts import keep_logs
 from evenkeel.services.context import Context
 from evenkeel.services.incidents import recovery_step
 from evenkeel.services.recovery import guardrails, record_block, restart_unmanaged, unmanaged_pods
-from evenkeel.services.storage import attempt_store, incident_rows, incident_store, job_rows, rows, subject_rows
+from evenkeel.services.storage import attempt_store, incident_store
 from evenkeel.services.storage.decision_record import decision_of
 from evenkeel.services.storage.retries import until_committed
+from evenkeel.services.tables import incident_rows, job_rows, rows, subject_rows
 
 WRITER = "drain_node"
 _MAX_UNMANAGED_NAMES = 20

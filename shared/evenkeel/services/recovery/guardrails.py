@@ -24,8 +24,9 @@ from evenkeel.domain.recovery.holds import Hold, Holds
 from evenkeel.ports import Key, Row, Table, every
 from evenkeel.services.context import Context
 from evenkeel.services.incidents import note_group_fact
-from evenkeel.services.storage import fleet_rows, guardrail_registers, rows
+from evenkeel.services.storage import guardrail_registers
 from evenkeel.services.storage.guardrail_registers import RegisterName
+from evenkeel.services.tables import fleet_rows, rows
 
 _FAULT_STATES = (
     IncidentState.OPEN,

@@ -10,8 +10,9 @@ from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import Value, milliseconds, rfc3339
 from evenkeel.ports import Conflict, Delete, Invalid, KeyReused, Ledger, Put, Row, Write
 from evenkeel.services.context import Context
-from evenkeel.services.storage import fleet_rows, known_names, rows
+from evenkeel.services.storage import known_names
 from evenkeel.services.storage.dry_run import DryRunLedger
+from evenkeel.services.tables import fleet_rows, rows
 
 Json = dict[str, Any]
 

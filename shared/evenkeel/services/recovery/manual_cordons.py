@@ -6,8 +6,8 @@ from datetime import timedelta
 from evenkeel.domain.recovery.manual_cordons import ManualCordon, ManualCordons
 from evenkeel.ports import Ledger, Put, Row
 from evenkeel.services.context import Context
-from evenkeel.services.storage import fleet_rows, rows
 from evenkeel.services.storage.retries import until_committed
+from evenkeel.services.tables import fleet_rows, rows
 
 _CORDON_DELAY = timedelta(minutes=2)
 """A cordon is recorded before it is set. A record this young may have no cordon on its node yet."""

@@ -31,8 +31,9 @@ from evenkeel.services.context import Context
 from evenkeel.services.incidents import recovery_step
 from evenkeel.services.recovery import slot_reader
 from evenkeel.services.recovery.slot_reader import SlotReader
-from evenkeel.services.storage import fleet_rows, incident_store, rows, subject_rows
+from evenkeel.services.storage import incident_store
 from evenkeel.services.storage.decision_record import decision_of
+from evenkeel.services.tables import fleet_rows, rows, subject_rows
 
 WRITER = "plan_recovery"
 

@@ -13,7 +13,8 @@ from evenkeel.domain.recovery.guardrails import (
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Conflict, Ledger, Put, Row, Write
 from evenkeel.services.context import Context
-from evenkeel.services.storage import fleet_rows, incident_store, rows, subject_rows
+from evenkeel.services.storage import incident_store
+from evenkeel.services.tables import fleet_rows, rows, subject_rows
 
 _ALERT_TIMEOUT = timedelta(minutes=2)
 """After this time another recovery sends an alert that was started but not recorded as sent."""

@@ -48,19 +48,11 @@ from evenkeel.services.incidents import recovery_step
 from evenkeel.services.recovery import cordon_node, drain_node, guardrails, plan_recovery, record_block, slot_reader
 from evenkeel.services.recovery.guardrails import GuardrailState
 from evenkeel.services.recovery.slot_reader import SlotReader
-from evenkeel.services.storage import (
-    attempt_store,
-    fleet_rows,
-    guardrail_registers,
-    incident_rows,
-    incident_store,
-    job_rows,
-    rows,
-    subject_rows,
-)
+from evenkeel.services.storage import attempt_store, guardrail_registers, incident_store
 from evenkeel.services.storage.decision_record import decision_of
 from evenkeel.services.storage.guardrail_registers import RegisterName
 from evenkeel.services.storage.retries import until_committed
+from evenkeel.services.tables import fleet_rows, incident_rows, job_rows, rows, subject_rows
 
 WRITER = "repair_node"
 _MAX_REQUESTS = 20

@@ -18,8 +18,9 @@ from evenkeel.services.context import Context
 from evenkeel.services.incidents import record_node_fact, recovery_step, report_faults
 from evenkeel.services.incidents.find_affected_node import find_affected_node
 from evenkeel.services.recovery import plan_recovery
-from evenkeel.services.storage import incident_store, rows, subject_rows
+from evenkeel.services.storage import incident_store
 from evenkeel.services.storage.dry_run import DryRunLedger, NullTelemetry, NullWorkflows
+from evenkeel.services.tables import rows, subject_rows
 
 Json = dict[str, Any]
 

@@ -34,8 +34,9 @@ from evenkeel.ports import EvenkeelError, Key, PermanentError, Put, Write
 from evenkeel.services.context import Context
 from evenkeel.services.incidents import recovery_step
 from evenkeel.services.recovery import guardrails
-from evenkeel.services.storage import fleet_rows, incident_store, rows, subject_rows, unmanaged_restart_rows
+from evenkeel.services.storage import incident_store
 from evenkeel.services.storage.decision_record import decision_of
+from evenkeel.services.tables import fleet_rows, rows, subject_rows, unmanaged_restart_rows
 
 WRITER = "restart_unmanaged"
 _MAX_NAMED_JOBS = 50

@@ -6,8 +6,9 @@ from evenkeel.ports import Ledger, UncordonResult, Write
 from evenkeel.services.context import Context
 from evenkeel.services.incidents import recovery_step
 from evenkeel.services.recovery.slot_reader import SlotReader
-from evenkeel.services.storage import guardrail_registers, incident_rows, incident_store, rows
+from evenkeel.services.storage import guardrail_registers, incident_store
 from evenkeel.services.storage.guardrail_registers import RegisterName
+from evenkeel.services.tables import incident_rows, rows
 
 WRITER = "return_node"
 

@@ -20,9 +20,10 @@ from evenkeel.domain.values import Value, rfc3339
 from evenkeel.ports import ClusterCordonResult, Conflict, KeyReused, NotFound, Put, Refused, UncordonResult, Write
 from evenkeel.services.context import Context
 from evenkeel.services.recovery import manual_cordons
-from evenkeel.services.storage import fleet_rows, guardrail_registers, incident_rows, incident_store, known_names, rows
+from evenkeel.services.storage import guardrail_registers, incident_store, known_names
 from evenkeel.services.storage.guardrail_registers import RegisterName
 from evenkeel.services.storage.retries import until_committed
+from evenkeel.services.tables import fleet_rows, incident_rows, rows
 
 Json = dict[str, Any]
 

@@ -19,7 +19,7 @@ from evenkeel.domain.recovery.opt_out import opt_out_reason
 from evenkeel.domain.recovery.validation import expected_accelerators_of_type
 from evenkeel.ports import Ledger, TransientError
 from evenkeel.services.context import Context
-from evenkeel.services.storage import fleet_rows, rows
+from evenkeel.services.tables import fleet_rows, rows
 
 _HYPERPOD_NAME = "hyperpod-{}"
 """Name of the node object of a HyperPod instance."""

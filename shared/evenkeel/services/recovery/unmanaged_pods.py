@@ -14,7 +14,7 @@ from evenkeel.domain.jobs.attempt import Attempt, ObservedWorkload
 from evenkeel.domain.renting.rental import Rental
 from evenkeel.ports import Key, Row, Table, Unreadable, get_all
 from evenkeel.services.context import Context
-from evenkeel.services.storage import incident_rows, job_rows, rows
+from evenkeel.services.tables import incident_rows, job_rows, rows
 
 _RENTAL_PODS = re.compile(r"(?P<job>.+)-r(?P<number>[0-9]{1,6})(-[0-9]{1,3})?")
 _CHECK = re.compile(r"(?P<incident>inc-[a-z0-9]+)-check-[0-9]+")

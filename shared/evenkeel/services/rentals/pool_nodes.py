@@ -11,7 +11,7 @@ from evenkeel.domain.renting.rental import Rental, RentalState, with_joined_node
 from evenkeel.ports import CapacitySpec, LimitResult, NodeClaim, Put
 from evenkeel.services.context import Context
 from evenkeel.services.rentals import rentals
-from evenkeel.services.storage import job_rows, rows
+from evenkeel.services.tables import job_rows, rows
 
 
 def others_in_pool(rental: Rental, context: Context) -> tuple[Rental, ...]:

@@ -49,8 +49,8 @@ from evenkeel.domain.values import Value
 from evenkeel.ports import LimitResult, NotFound, Put, Row, Write
 from evenkeel.services.context import Context
 from evenkeel.services.rentals import pool_nodes, rentals
-from evenkeel.services.storage import job_rows, quota_rows, rows, subject_rows
 from evenkeel.services.storage.retries import until_committed
+from evenkeel.services.tables import job_rows, quota_rows, rows, subject_rows
 
 WRITER = "rent_capacity"
 

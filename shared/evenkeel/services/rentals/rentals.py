@@ -38,18 +38,10 @@ from evenkeel.domain.scheduling.serving_demand import ServingRentalPlan, Serving
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.ports import Add, Delete, Ledger, Put, Refused, TransientError, WorkflowName, Write, get_all
 from evenkeel.services.context import Context
-from evenkeel.services.storage import (
-    batches,
-    charge_rows,
-    fleet_rows,
-    job_rows,
-    quota_rows,
-    rows,
-    subject_rows,
-    team_setup,
-)
+from evenkeel.services.storage import batches, charge_rows, team_setup
 from evenkeel.services.storage.decision_record import decision_of
 from evenkeel.services.storage.quota_tree import QuotaTree
+from evenkeel.services.tables import fleet_rows, job_rows, quota_rows, rows, subject_rows
 
 WRITER, SERVING_WRITER = "schedule_jobs", "rent_for_serving"
 _LAST_ATTEMPTS = 20

@@ -39,9 +39,10 @@ from evenkeel.ports import Table, get_all
 from evenkeel.services.context import Context
 from evenkeel.services.rentals import rentals
 from evenkeel.services.scheduling import read_usage
-from evenkeel.services.storage import charge_rows, job_rows, past_jobs, quota_rows, rows, team_setup
+from evenkeel.services.storage import charge_rows, past_jobs, team_setup
 from evenkeel.services.storage.quota_tree import stored_state
 from evenkeel.services.storage.training_plan_ends import with_training_plan_ends
+from evenkeel.services.tables import job_rows, quota_rows, rows
 
 _KUEUE = "Kueue admits jobs here, so Evenkeel neither rents nodes nor preempts"
 

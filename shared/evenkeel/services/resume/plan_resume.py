@@ -52,9 +52,10 @@ from evenkeel.services.context import Context
 from evenkeel.services.incidents import recovery_step, unhealthy_nodes
 from evenkeel.services.recovery import guardrails
 from evenkeel.services.resume import find_resume_options
-from evenkeel.services.storage import incident_rows, incident_store, job_rows, rows, subject_rows
+from evenkeel.services.storage import incident_store
 from evenkeel.services.storage.decision_record import decision_of
 from evenkeel.services.storage.retries import until_committed
+from evenkeel.services.tables import incident_rows, job_rows, rows, subject_rows
 
 WRITER = "plan_resume"
 _MAX_INCIDENT_SAMPLES = 50

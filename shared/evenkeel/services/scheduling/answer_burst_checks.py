@@ -38,9 +38,10 @@ from evenkeel.services.context import Context
 from evenkeel.services.rentals import rentals
 from evenkeel.services.scheduling import commit_stops, load_cycle
 from evenkeel.services.scheduling.loaded_cycle import LoadedCycle
-from evenkeel.services.storage import batches, heartbeats, job_rows, rows, subject_rows
+from evenkeel.services.storage import batches, heartbeats
 from evenkeel.services.storage.decision_record import decision_of
 from evenkeel.services.storage.quota_tree import QuotaTree
+from evenkeel.services.tables import job_rows, rows, subject_rows
 
 WRITER = "schedule_jobs"
 

@@ -17,8 +17,9 @@ from evenkeel.services.context import Context
 from evenkeel.services.scheduling import pending_job_changes, start_attempt
 from evenkeel.services.scheduling.loaded_cycle import LoadedCycle
 from evenkeel.services.scheduling.shared_facts import SharedFacts
-from evenkeel.services.storage import batches, job_rows, quota_rows, subject_rows
+from evenkeel.services.storage import batches
 from evenkeel.services.storage.quota_tree import QuotaTree
+from evenkeel.services.tables import job_rows, quota_rows, subject_rows
 
 _MAX_USAGE_ROWS = 10
 """Most usage rows of teams for which each commit reserves space. With more teams, it reserves one row for each job."""

@@ -22,9 +22,10 @@ from evenkeel.services.rentals import rentals
 from evenkeel.services.scheduling import drain_reservations, pending_job_changes
 from evenkeel.services.scheduling.loaded_cycle import LoadedCycle
 from evenkeel.services.scheduling.pending_job_changes import WRITER
-from evenkeel.services.storage import batches, job_rows, subject_rows
+from evenkeel.services.storage import batches
 from evenkeel.services.storage.decision_record import decision_of
 from evenkeel.services.storage.quota_tree import QuotaTree
+from evenkeel.services.tables import job_rows, subject_rows
 
 
 def request_preemption(step: PreemptionStep, loaded_cycle: LoadedCycle, tree: QuotaTree, context: Context) -> None:

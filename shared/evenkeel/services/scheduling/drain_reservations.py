@@ -13,8 +13,8 @@ from evenkeel.domain.renting.migration import MigrationDecision
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.ports import Put
 from evenkeel.services.context import Context
-from evenkeel.services.storage import job_rows, subject_rows
 from evenkeel.services.storage.batches import WriteGroup
+from evenkeel.services.tables import job_rows, subject_rows
 
 WRITER = "drain_reservations"
 

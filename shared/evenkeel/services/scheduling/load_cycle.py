@@ -32,16 +32,9 @@ from evenkeel.services.scheduling import read_usage
 from evenkeel.services.scheduling.load_clusters import NodeLists, read_clusters_and_nodes
 from evenkeel.services.scheduling.load_queues import QueuedJobKeys, read_later_pages, read_queues
 from evenkeel.services.scheduling.loaded_cycle import READS_AT_ONCE, LoadedCycle, jobs_by_id, read_jobs, versions_of
-from evenkeel.services.storage import (
-    charge_rows,
-    fleet_rows,
-    job_rows,
-    past_jobs,
-    quota_rows,
-    rows,
-    team_setup,
-)
+from evenkeel.services.storage import charge_rows, past_jobs, team_setup
 from evenkeel.services.storage.quota_tree import stored_state
+from evenkeel.services.tables import fleet_rows, job_rows, quota_rows, rows
 
 _CHARGES_READ_BY_KEY = 400
 """A cycle reads the jobs of up to this number of charges by their keys. Above it, the cycle lists the jobs by state."""

@@ -22,11 +22,8 @@ from evenkeel.services.scheduling.loaded_cycle import (
     read_jobs,
     versions_of,
 )
-from evenkeel.services.storage import (
-    job_rows,
-    open_jobs,
-    quota_rows,
-)
+from evenkeel.services.storage import open_jobs
+from evenkeel.services.tables import job_rows, quota_rows
 
 _PAGES_PER_PARKED_QUEUE = 4
 """Pages that a cycle reads at once after the first page of a queue, if all jobs of that page are parked."""

@@ -7,10 +7,8 @@ from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.scheduling.cycle_snapshot import CycleSnapshot
 from evenkeel.domain.scheduling.queue_heads import QueueHeads
 from evenkeel.ports import EvenkeelError, Key, Ledger, Row, get_all
-from evenkeel.services.storage import (
-    charge_rows,
-    rows,
-)
+from evenkeel.services.storage import charge_rows
+from evenkeel.services.tables import rows
 
 READS_AT_ONCE = 8
 

@@ -12,7 +12,8 @@ from evenkeel.domain.scheduling.cycle_facts import Json
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.ports import Conflict, Put, Refused
 from evenkeel.services.context import Context
-from evenkeel.services.storage import batches, job_rows, rows, subject_rows
+from evenkeel.services.storage import batches
+from evenkeel.services.tables import job_rows, rows, subject_rows
 
 WRITER = "schedule_jobs"
 """Name of the service in timelines, stop requests and heartbeats."""

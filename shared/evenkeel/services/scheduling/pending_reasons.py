@@ -11,7 +11,8 @@ from evenkeel.services.rentals import rentals
 from evenkeel.services.scheduling import pending_job_changes
 from evenkeel.services.scheduling.loaded_cycle import LoadedCycle
 from evenkeel.services.scheduling.shared_facts import SharedFacts
-from evenkeel.services.storage import batches, job_rows, subject_rows
+from evenkeel.services.storage import batches
+from evenkeel.services.tables import job_rows, subject_rows
 
 _MAX_REASONS = 12
 """Jobs whose reasons are in one commit, if `batches.cut_into_batches` allows as many."""

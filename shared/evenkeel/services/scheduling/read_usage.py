@@ -5,7 +5,7 @@ from collections import Counter
 from evenkeel.domain.quotas.spending import decayed_usage, weeks_until
 from evenkeel.domain.quotas.teams import Period, TeamSetup
 from evenkeel.services.context import Context
-from evenkeel.services.storage import quota_rows
+from evenkeel.services.tables import quota_rows
 
 
 def run(setup: TeamSetup, context: Context) -> dict[str, dict[str, float]]:

@@ -21,8 +21,9 @@ from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.ports import Put, Refused, Write
 from evenkeel.services.context import Context
 from evenkeel.services.scheduling.loaded_cycle import LoadedCycle
-from evenkeel.services.storage import batches, job_rows, subject_rows
+from evenkeel.services.storage import batches
 from evenkeel.services.storage.quota_tree import QuotaTree
+from evenkeel.services.tables import job_rows, subject_rows
 
 WRITER = "resize_jobs"
 

@@ -26,8 +26,9 @@ from evenkeel.ports import Conflict, EvenkeelError, Put, Row
 from evenkeel.services.context import Context
 from evenkeel.services.scheduling import answer_burst_checks, commit_cycle, load_cycle, pending_job_changes
 from evenkeel.services.scheduling.loaded_cycle import LoadedCycle
-from evenkeel.services.storage import charge_rows, heartbeats, quota_rows
+from evenkeel.services.storage import charge_rows, heartbeats
 from evenkeel.services.storage.training_plan_ends import with_training_plan_ends
+from evenkeel.services.tables import quota_rows
 
 WRITER = pending_job_changes.WRITER
 _MAX_TRIES = 3

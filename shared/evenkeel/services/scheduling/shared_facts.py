@@ -6,7 +6,7 @@ from evenkeel.domain.admission.decide_job import AdmissionDecision, AdmissionFac
 from evenkeel.domain.scheduling.cycle_facts import Json, pointer_to
 from evenkeel.ports import Put
 from evenkeel.services.context import Context
-from evenkeel.services.storage import cycle_facts_rows
+from evenkeel.services.tables import cycle_facts_rows
 
 
 class SharedFacts:

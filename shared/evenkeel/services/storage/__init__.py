@@ -1,1 +1,1 @@
-"""Rows and records in the ledger: keys, documents, locks, paging, heartbeats."""
+"""Records in the ledger that several services use, with commits, locks, paging and heartbeats."""

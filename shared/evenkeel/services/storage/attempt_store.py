@@ -7,7 +7,7 @@ from evenkeel.domain.jobs.attempt import Attempt, ObservedWorkload
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.values import Value
 from evenkeel.ports import Ledger, NotFound, get_all
-from evenkeel.services.storage import job_rows, rows
+from evenkeel.services.tables import job_rows, rows
 
 
 class AttemptRequest(Value):

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.ports import Conflict, Delete, Ledger, Row
-from evenkeel.services.storage import quota_rows, rows
+from evenkeel.services.tables import quota_rows, rows
 
 _MAX_DELETES = 90
 """In one commit, which holds 100 writes."""

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.scheduling.cycle_facts import POINTER, CycleFacts, without_cycle
 from evenkeel.ports import EvenkeelError, Ledger, Unreadable
-from evenkeel.services.storage import cycle_facts_rows, rows
+from evenkeel.services.tables import cycle_facts_rows, rows
 
 
 def with_facts(decision_records: Iterable[Decision], ledger: Ledger) -> Iterator[Decision]:

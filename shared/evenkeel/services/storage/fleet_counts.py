@@ -3,7 +3,7 @@
 from typing import Any
 
 from evenkeel.ports import Ledger
-from evenkeel.services.storage import fleet_rows
+from evenkeel.services.tables import fleet_rows
 
 Json = dict[str, Any]
 

@@ -14,7 +14,7 @@ from enum import StrEnum
 from evenkeel.domain.recovery.guardrails import Register, RegisterEntry
 from evenkeel.ports import Conflict, Key, Put, Row
 from evenkeel.services.context import Context
-from evenkeel.services.storage import fleet_rows, rows
+from evenkeel.services.tables import fleet_rows, rows
 
 
 class RegisterName(StrEnum):

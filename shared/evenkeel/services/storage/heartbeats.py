@@ -7,7 +7,7 @@ from evenkeel.domain.sources import CLOCK_SKEW, Source, SourceReport
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Conflict, EvenkeelError, Ledger, Put, Row
 from evenkeel.services.context import Context
-from evenkeel.services.storage import fleet_rows
+from evenkeel.services.tables import fleet_rows
 
 FUNCTIONS = ("schedule_jobs", "sweep_fleet", "watch_cluster", "receive_event")
 """The functions that report on sources."""

@@ -9,8 +9,8 @@ from evenkeel.domain.recovery.repair_requests import RepairRequest
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.ports import Key, Ledger, NotFound, Put, Row, Write
 from evenkeel.services.context import Context
-from evenkeel.services.storage import fleet_rows, incident_rows, rows, subject_rows
 from evenkeel.services.storage.retries import until_committed
+from evenkeel.services.tables import fleet_rows, incident_rows, rows, subject_rows
 
 MAX_TRIES = 6
 """Tries of a commit before the conflict is left to the workflow's own retry."""

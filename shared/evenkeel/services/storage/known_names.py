@@ -4,7 +4,8 @@ from evenkeel.domain.names import unknown_name
 from evenkeel.domain.nodes import FleetNode
 from evenkeel.ports import Invalid, Ledger, NotFound, Row, Table
 from evenkeel.services.context import Context
-from evenkeel.services.storage import fleet_rows, pagination, rows
+from evenkeel.services.storage import pagination
+from evenkeel.services.tables import fleet_rows, rows
 
 _MAX_NODES = 5000
 

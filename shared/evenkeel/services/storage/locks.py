@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Conflict, Ledger, Put, Row
-from evenkeel.services.storage import fleet_rows
+from evenkeel.services.tables import fleet_rows
 
 
 class Lock(NamedTuple):

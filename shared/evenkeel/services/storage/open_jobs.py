@@ -9,7 +9,7 @@ from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.plurals import count_of
 from evenkeel.ports import Add, Key, Ledger, Put, Refused, Row
-from evenkeel.services.storage import job_rows
+from evenkeel.services.tables import job_rows
 
 
 class TooManyOpenJobs(Refused):

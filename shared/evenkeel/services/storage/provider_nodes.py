@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from evenkeel.domain.nodes import FleetNode, KubernetesNode, ProviderNode
 from evenkeel.services.context import Context
-from evenkeel.services.storage import fleet_rows, rows
+from evenkeel.services.tables import fleet_rows, rows
 
 
 def load_provider_nodes(

@@ -5,7 +5,8 @@ from datetime import datetime
 
 from evenkeel.domain.quotas.setup_history import SetupChange, SetupPeriod, setup_periods
 from evenkeel.ports import Ledger, Table
-from evenkeel.services.storage import quota_rows, rows, team_setup
+from evenkeel.services.storage import team_setup
+from evenkeel.services.tables import quota_rows, rows
 
 
 def read_periods(ledger: Ledger, since: datetime, now: datetime) -> Sequence[SetupPeriod]:

@@ -11,7 +11,7 @@ from evenkeel.domain.nodes import FleetNode, KubernetesNode
 from evenkeel.domain.resources import NONE, Resources
 from evenkeel.ports import PodGroup, Table, every
 from evenkeel.services.context import Context
-from evenkeel.services.storage import rows
+from evenkeel.services.tables import rows
 
 
 def load_stored_nodes(context: Context) -> tuple[FleetNode, ...]:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from evenkeel.domain.names import unknown_name
 from evenkeel.domain.quotas.teams import FleetQuotas, Team, TeamSetup
 from evenkeel.ports import Ledger, NotFound
-from evenkeel.services.storage import quota_rows, rows
+from evenkeel.services.tables import quota_rows, rows
 
 FLEET = ""
 """Stands in for the name of a team: the fleet's own part."""

@@ -6,7 +6,7 @@ from typing import Any
 from evenkeel.domain.capacity.training_plans import PlanEnd, PlanEnds
 from evenkeel.ports import Row, Unreadable
 from evenkeel.services.context import Context
-from evenkeel.services.storage import fleet_rows, rows
+from evenkeel.services.tables import fleet_rows, rows
 
 
 def with_training_plan_ends(context: Context) -> Context:

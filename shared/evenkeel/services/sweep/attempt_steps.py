@@ -8,8 +8,9 @@ from evenkeel.domain.jobs.job import Job
 from evenkeel.ports import ExecutionState, Table, WorkflowName, get_all
 from evenkeel.services.attempts import keep_logs, mark_running, record_nodes, record_pin, settle_attempt
 from evenkeel.services.scheduling import start_attempt
-from evenkeel.services.storage import attempt_store, job_rows, rows
+from evenkeel.services.storage import attempt_store
 from evenkeel.services.sweep.sweep_run import SweepRun
+from evenkeel.services.tables import job_rows, rows
 
 
 def resume_attempts(sweep: SweepRun) -> int:

@@ -11,8 +11,8 @@ from evenkeel.ports import Conflict, Put, Row, Telemetry, get_all
 from evenkeel.services.queries import read_cost_records, read_live_days
 from evenkeel.services.queries.read_cost_report import REFOLDED
 from evenkeel.services.queries.read_live_days import LiveDays
-from evenkeel.services.storage import day_rows, rows
 from evenkeel.services.sweep.sweep_run import SweepRun
+from evenkeel.services.tables import day_rows, rows
 
 _MARGIN = timedelta(minutes=15)
 """Time after midnight in which services may still write records of the ended day."""

@@ -9,9 +9,10 @@ from evenkeel.domain.recovery.settling import next_run_at
 from evenkeel.ports import Conflict, Delete, ExecutionState, Put, Table, WorkflowName, get_all
 from evenkeel.services.incidents import record_node_fact, recovery_step
 from evenkeel.services.resume import plan_resume
-from evenkeel.services.storage import guardrail_registers, incident_rows, incident_store, rows
+from evenkeel.services.storage import guardrail_registers, incident_store
 from evenkeel.services.storage.guardrail_registers import RegisterName
 from evenkeel.services.sweep.sweep_run import WRITER, SweepRun
+from evenkeel.services.tables import incident_rows, rows
 
 
 def resume_incidents(sweep: SweepRun) -> int:

@@ -17,9 +17,9 @@ from evenkeel.domain.values import rfc3339
 from evenkeel.events import kubernetes_node
 from evenkeel.ports import Conflict, EvenkeelError, Put, Row, Table, Unreadable
 from evenkeel.services.recovery import manual_cordons, unmanaged_pods
-from evenkeel.services.storage import fleet_rows, rows
 from evenkeel.services.storage.training_plan_ends import readable_plan_ends
 from evenkeel.services.sweep.sweep_run import SweepRun
+from evenkeel.services.tables import fleet_rows, rows
 
 _GONE_KEPT = timedelta(days=30)
 _MAX_UNMANAGED_LISTED = 500

@@ -8,8 +8,8 @@ from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.recovery.node_slot import ObservedNode
 from evenkeel.domain.recovery.validation import Validity, expected_accelerators, judge_node
 from evenkeel.ports import Conflict, Put, UncordonResult
-from evenkeel.services.storage import incident_rows, subject_rows
 from evenkeel.services.sweep.sweep_run import SweepRun
+from evenkeel.services.tables import incident_rows, subject_rows
 
 
 def return_new_nodes(sweep: SweepRun) -> int:

@@ -3,8 +3,8 @@
 from evenkeel.domain.renting.rental import Rental, RentalState, with_next_execution
 from evenkeel.ports import ExecutionState, Put, Table, WorkflowName
 from evenkeel.services.rentals import rentals
-from evenkeel.services.storage import job_rows
 from evenkeel.services.sweep.sweep_run import SweepRun
+from evenkeel.services.tables import job_rows
 
 _RUNBOOK = "rental-stuck"
 

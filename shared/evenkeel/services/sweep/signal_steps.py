@@ -9,8 +9,8 @@ from evenkeel.events import kubernetes_node
 from evenkeel.ports import Conflict, Delete, Table, get_all
 from evenkeel.services.incidents import ingest_event, note_group_fact, unresolved_facts
 from evenkeel.services.incidents.record_node_fact import FactOutcome
-from evenkeel.services.storage import fleet_rows
 from evenkeel.services.sweep.sweep_run import SweepRun
+from evenkeel.services.tables import fleet_rows
 
 
 def ingest_node_facts(sweep: SweepRun) -> int:

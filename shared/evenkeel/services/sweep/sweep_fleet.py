@@ -17,7 +17,7 @@ from evenkeel.events import kubernetes_node
 from evenkeel.ports import Conflict, EvenkeelError, Put, Row, Table, Telemetry
 from evenkeel.services.context import Context
 from evenkeel.services.queries import read_overview, read_sources
-from evenkeel.services.storage import fleet_rows, heartbeats, locks, rows
+from evenkeel.services.storage import heartbeats, locks
 from evenkeel.services.sweep import (
     attempt_steps,
     incident_steps,
@@ -31,6 +31,7 @@ from evenkeel.services.sweep import (
 )
 from evenkeel.services.sweep.fold_days import fold_days
 from evenkeel.services.sweep.sweep_run import WRITER, SweepRun
+from evenkeel.services.tables import fleet_rows, rows
 from evenkeel.services.waits import evaluate_waits, wait_observation
 from evenkeel.services.waits.read_cache import ReadCache
 from evenkeel.services.waits.throttled_answers import ThrottledWaitAnswerRequests

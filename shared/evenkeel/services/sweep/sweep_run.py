@@ -28,8 +28,9 @@ from evenkeel.ports import (
 )
 from evenkeel.services.context import Context
 from evenkeel.services.recovery import plan_recovery
-from evenkeel.services.storage import attempt_store, fleet_rows, rows
+from evenkeel.services.storage import attempt_store
 from evenkeel.services.storage.heartbeats import SourceResults
+from evenkeel.services.tables import fleet_rows, rows
 
 T = TypeVar("T")
 V = TypeVar("V", bound=Value)

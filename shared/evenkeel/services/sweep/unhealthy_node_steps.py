@@ -15,8 +15,9 @@ from evenkeel.domain.values import milliseconds
 from evenkeel.ports import Conflict, Delete, Put, Row, Table
 from evenkeel.services.incidents import record_node_fact, record_observed_aftermath
 from evenkeel.services.recovery import manual_cordons, plan_recovery
-from evenkeel.services.storage import incident_rows, incident_store, rows
+from evenkeel.services.storage import incident_store
 from evenkeel.services.sweep.sweep_run import WRITER, SweepRun
+from evenkeel.services.tables import incident_rows, rows
 
 _SWEEP_NOTE = "The sweep observed this."
 

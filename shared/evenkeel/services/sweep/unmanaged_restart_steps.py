@@ -4,8 +4,8 @@ from evenkeel.domain.health.incidents import JobAction
 from evenkeel.domain.recovery.unmanaged_restarts import UnmanagedRestart
 from evenkeel.ports import Table
 from evenkeel.services.recovery import restart_unmanaged
-from evenkeel.services.storage import unmanaged_restart_rows
 from evenkeel.services.sweep.sweep_run import SweepRun
+from evenkeel.services.tables import unmanaged_restart_rows
 
 
 def continue_restarts(sweep: SweepRun) -> int:

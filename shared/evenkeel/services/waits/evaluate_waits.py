@@ -27,7 +27,7 @@ from evenkeel.ports import (
     every,
 )
 from evenkeel.services.context import Context
-from evenkeel.services.storage import job_rows, rows, subject_rows
+from evenkeel.services.tables import job_rows, rows, subject_rows
 from evenkeel.services.waits.judge_wait import affected_job_states, judge_wait
 from evenkeel.services.waits.read_cache import ReadCache
 from evenkeel.services.waits.wait_observation import Observation

@@ -41,7 +41,7 @@ from evenkeel.ports import (
     Row,
 )
 from evenkeel.services.rentals import pool_nodes
-from evenkeel.services.storage import job_rows, rows
+from evenkeel.services.tables import job_rows, rows
 from evenkeel.services.waits.wait_observation import ATTEMPT_KINDS, RENTAL_KINDS, Observation, job_and_attempt_keys
 
 

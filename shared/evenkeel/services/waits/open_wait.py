@@ -14,7 +14,8 @@ from evenkeel.ports import Conflict, Put, Refused
 from evenkeel.services.attempts import record_nodes
 from evenkeel.services.context import Context
 from evenkeel.services.recovery.slot_reader import SlotReader
-from evenkeel.services.storage import incident_store, job_rows, rows, subject_rows
+from evenkeel.services.storage import incident_store
+from evenkeel.services.tables import job_rows, rows, subject_rows
 from evenkeel.services.waits import evaluate_waits
 
 _RELEASE_CHECK_INTERVAL = timedelta(days=8)

@@ -14,7 +14,8 @@ from evenkeel.domain.values import Value
 from evenkeel.domain.waiting import ConditionKind, Wait, WaitAnswer, WaitState
 from evenkeel.ports import Conflict, Delete, Put, Row, Write
 from evenkeel.services.context import Context
-from evenkeel.services.storage import incident_rows, incident_store, rows, subject_rows
+from evenkeel.services.storage import incident_store
+from evenkeel.services.tables import incident_rows, rows, subject_rows
 
 WRITER = "resolve_wait"
 

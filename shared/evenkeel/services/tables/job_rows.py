@@ -10,7 +10,7 @@ from evenkeel.domain.renting.rental import Rental, RentalState
 from evenkeel.domain.renting.serving import ServingState
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Key, Row, Table
-from evenkeel.services.storage import rows
+from evenkeel.services.tables import rows
 
 
 def job_key(job_id: str) -> Key:

@@ -8,7 +8,7 @@ from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import rfc3339
 from evenkeel.domain.waiting import Wait
 from evenkeel.ports import Key, Row, Table
-from evenkeel.services.storage import rows
+from evenkeel.services.tables import rows
 
 DECISIONS_LISTED = timedelta(days=90)
 """How long the list of the fleet's decisions goes back. The records themselves are kept longer."""

@@ -13,7 +13,7 @@ from evenkeel.domain.recovery.unhealthy_nodes import UnhealthyNode
 from evenkeel.domain.shadow.shadow_cases import Aftermath
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Key, Row, Table
-from evenkeel.services.storage import rows
+from evenkeel.services.tables import rows
 
 NOTICE_BEFORE_LISTING_KEPT = timedelta(hours=1)
 """How long a notice about an instance that the fleet does not know is kept."""

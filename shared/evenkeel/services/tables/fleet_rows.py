@@ -9,7 +9,7 @@ from evenkeel.domain.recovery.repair_lease import RepairLease
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Key, Row, Table
-from evenkeel.services.storage import rows
+from evenkeel.services.tables import rows
 
 GROUP_FACT_KEPT = timedelta(days=1)
 """How long a fact about a group counts, from its time: the longest window of the rules that read it."""

@@ -13,7 +13,7 @@ from evenkeel.domain.renting.rental_book import RentalAllocation
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Key, Row, Table
-from evenkeel.services.storage import rows
+from evenkeel.services.tables import rows
 
 _SETUP = "SETUP"
 SETUP_EVENTS = "SETUP-EVENTS"

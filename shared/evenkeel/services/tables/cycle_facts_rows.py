@@ -9,7 +9,7 @@ from evenkeel.domain.decisions import OMITTED, PACKED_FROM_IF_MANY, packed
 from evenkeel.domain.scheduling.cycle_facts import cycle_facts
 from evenkeel.ports import Key, Row, Table
 from evenkeel.ports.ledger import document_text
-from evenkeel.services.storage import rows
+from evenkeel.services.tables import rows
 
 _FACTS_KEPT = rows.KEPT + timedelta(days=1)
 """Longer than each record that points at the facts: it is decided within the same invocation."""

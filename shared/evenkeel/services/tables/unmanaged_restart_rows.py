@@ -3,7 +3,7 @@
 from evenkeel.domain.recovery.unmanaged_restarts import RestartStage, UnmanagedRestart
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Key, Row, Table
-from evenkeel.services.storage import rows
+from evenkeel.services.tables import rows
 
 LIVE = "RESTART#LIVE"
 
