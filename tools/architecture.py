@@ -34,14 +34,15 @@ def package_graph(floor: str) -> Graph:
     """Return which packages each package of `domain` or `services` imports; single modules are left out."""
     graph: dict[str, set[str]] = defaultdict(set)
     packages = {path.parent.name for path in (LAYER / floor).glob("*/__init__.py")}
-    for path in (LAYER / floor).glob("*/*.py"):
+    for path in (LAYER / floor).glob("*/**/*.py"):
+        package = path.relative_to(LAYER / floor).parts[0]
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(f"evenkeel.{floor}"):
                 for alias in node.names:
                     name = f"{node.module}.{alias.name}".removeprefix(f"evenkeel.{floor}.").partition(".")[0]
                     # Sections of the policy are assembled below the packages that own them.
                     if name in packages and path.stem != "policy":
-                        graph[path.parent.name].add(name)
+                        graph[package].add(name)
     return {name: frozenset(graph[name] - {name}) for name in sorted(packages)}
 
 
@@ -181,10 +182,10 @@ PICTURES = {"packages": packages_picture, "event": event_picture, "job": job_pic
 def package_table(layer: str) -> Iterator[str]:
     """Yield a table of the packages of a layer: the first sentence of each docstring."""
     yield from ("", "| package | contents |", "|---|---|")
-    for path in sorted((ROOT / "shared" / "evenkeel" / layer).glob("*/__init__.py")):
+    for path in sorted((LAYER / layer).glob("*/**/__init__.py")):
         docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
         contents = " ".join(docstring.partition("\n\n")[0].split()).removesuffix(".")
-        yield f"| `{path.parent.name}` | {contents} |"
+        yield f"| `{path.parent.relative_to(LAYER / layer)}` | {contents} |"
     yield ""
 
 

@@ -27,7 +27,7 @@ from evenkeel.domain.sources import SourceKind, SourceState
 from evenkeel.domain.values import Value
 from evenkeel.runtime import api_types
 from evenkeel.runtime.api import PROBLEMS, Body
-from evenkeel.services.queries.read_fleet import Health
+from evenkeel.services.queries.fleet.read_fleet import Health
 from tools.field_docs import DescribedSchema
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -4,7 +4,7 @@ from typing import Any
 
 from evenkeel.runtime import api, api_types, entry, wiring
 from evenkeel.services.incidents import acknowledge_incident, approve_recovery, report_faults
-from evenkeel.services.queries import read_incidents
+from evenkeel.services.queries.incidents import read_incidents
 from evenkeel.services.recovery import hold_automation, request_replacement, set_manual_cordon
 
 app = api.Resolver(lambda: wiring.ports().telemetry)

@@ -2,28 +2,12 @@
 
 from evenkeel.runtime import api, api_types, entry, wiring
 from evenkeel.services.jobs.check_role import Requester
-from evenkeel.services.queries import (
-    disclosure,
-    explain,
-    read_audit,
-    read_cost_report,
-    read_decisions,
-    read_events,
-    read_execution,
-    read_fleet,
-    read_incidents,
-    read_jobs,
-    read_nodes,
-    read_overview,
-    read_receipts,
-    read_shadow_report,
-    read_showback,
-    read_sources,
-    read_teams,
-    read_timelines,
-    read_utilization,
-    sorted_list,
-)
+from evenkeel.services.queries import disclosure, read_events, sorted_list
+from evenkeel.services.queries.costs import read_cost_report, read_receipts, read_showback
+from evenkeel.services.queries.fleet import read_fleet, read_nodes, read_overview, read_sources, read_utilization
+from evenkeel.services.queries.incidents import read_execution, read_incidents, read_shadow_report
+from evenkeel.services.queries.jobs import read_jobs, read_teams
+from evenkeel.services.queries.records import explain, read_audit, read_decisions, read_timelines
 from evenkeel.services.recovery import hold_automation
 from evenkeel.services.storage import pagination, team_setup
 

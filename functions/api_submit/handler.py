@@ -3,7 +3,7 @@
 from evenkeel.runtime import api, api_types, entry, wiring
 from evenkeel.services.jobs import cancel_job, set_priority, submit_job, suspend_job
 from evenkeel.services.jobs.check_role import Requester
-from evenkeel.services.queries import plan_job_change, plan_unsubmitted_job, read_jobs
+from evenkeel.services.queries.jobs import plan_job_change, plan_unsubmitted_job, read_jobs
 
 app = api.Resolver(lambda: wiring.ports().telemetry)
 

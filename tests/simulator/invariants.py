@@ -32,7 +32,7 @@ from evenkeel.domain.values import rfc3339
 from evenkeel.events import envelope
 from evenkeel.ports import CapacitySpec, ExecutionState, Key, LaunchSpec, PermanentError, Row, Table, TransientError
 from evenkeel.services.incidents import unhealthy_nodes
-from evenkeel.services.queries import read_fleet, read_sources
+from evenkeel.services.queries.fleet import read_fleet, read_sources
 from evenkeel.services.rentals import rentals
 from evenkeel.services.scheduling import read_usage
 from evenkeel.services.storage.facts_of_decisions import with_facts

@@ -8,8 +8,9 @@ from evenkeel.domain.costs.interruptions import interruptions
 from evenkeel.domain.costs.receipt import InterruptionCause, Stage
 from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.jobs.job import Job
-from evenkeel.services.queries import read_cost_report, read_jobs, read_receipts
+from evenkeel.services.queries.costs import read_cost_report, read_receipts
 from evenkeel.services.queries.disclosure import Reader
+from evenkeel.services.queries.jobs import read_jobs
 from tests.simulator.invariants import InvariantChecker
 from tests.simulator.simulation import Simulation
 

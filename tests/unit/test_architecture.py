@@ -26,5 +26,5 @@ def test_page_without_markers_for_a_picture_is_refused() -> None:
 def test_table_of_packages_describes_each_package(layer: str) -> None:
     rows = [row for row in architecture.package_table(layer) if row.startswith("| `")]
 
-    assert len(rows) == len(list((architecture.ROOT / "shared" / "evenkeel" / layer).glob("*/__init__.py"))) > 10
+    assert len(rows) == len(list((architecture.ROOT / "shared" / "evenkeel" / layer).glob("*/**/__init__.py"))) > 10
     assert [row for row in rows if row.endswith("|  |")] == []

@@ -341,9 +341,10 @@ DOMAIN_PACKAGES = (
         "replay",
     ),
 )
+_QUERIES = ("queries", "queries.jobs", "queries.incidents", "queries.fleet", "queries.costs", "queries.records")
 SERVICE_PACKAGES = (
     *("context", "tables", "storage", "incidents", "rentals", "attempts", "scheduling", "jobs"),
-    *("recovery", "resume", "waits", "queries", "publishing", "admin", "sweep"),
+    *("recovery", "resume", "waits", *_QUERIES, "publishing", "admin", "sweep"),
 )
 ORDERS = {"domain": DOMAIN_PACKAGES, "services": SERVICE_PACKAGES}
 

@@ -30,7 +30,7 @@ ALWAYS_MANY = frozenset(
         ("shared/evenkeel/domain/jobs/attempt_waits.py", "attempt.ranks"),
         ("shared/evenkeel/services/attempts/mark_running.py", "attempt.ranks"),
         ("shared/evenkeel/domain/sources.py", "round(seconds / 86400)"),
-        ("shared/evenkeel/services/queries/incidents_by_need.py", "number"),
+        ("shared/evenkeel/services/queries/incidents/incidents_by_need.py", "number"),
         ("cli/evenkeel_cli/commands/status.py", "quota"),
     }
 )

@@ -13,7 +13,7 @@ from evenkeel.domain.sources import SourceReport, expected_sources
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Put, Row
-from evenkeel.services.queries import read_overview, read_sources
+from evenkeel.services.queries.fleet import read_overview, read_sources
 from evenkeel.services.tables import fleet_rows, incident_rows, job_rows, subject_rows
 from tests.fakes import InMemoryLedger
 from tests.fakes.cluster import CLUSTER, instance_id

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.values import rfc3339
-from evenkeel.services.queries import read_cost_records, read_live_days
+from evenkeel.services.queries.costs import read_cost_records, read_live_days
 from tests.unit.api.gateway import Gateway
 from tests.unit.api.seeds import a_fleet_node, a_job, ago, an_attempt, an_incident, store
 from tests.unit.api.test_receipts import a_lost_job, an_incident_of

@@ -24,7 +24,7 @@ from evenkeel.domain.renting.rental import Rental
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import LARGEST_ROW, Delete, Put, Table
 from evenkeel.ports.ledger import document_text
-from evenkeel.services.queries import read_cost_records, read_cost_report
+from evenkeel.services.queries.costs import read_cost_records, read_cost_report
 from evenkeel.services.queries.disclosure import Reader
 from evenkeel.services.sweep.fold_days import fold_days
 from evenkeel.services.sweep.sweep_run import SweepRun

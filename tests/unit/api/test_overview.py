@@ -16,8 +16,8 @@ from evenkeel.ports import LARGEST_ROW, Put, Row, RowChange, row_bytes
 from evenkeel.services.context import Context
 from evenkeel.services.jobs.check_role import Requester
 from evenkeel.services.publishing import publish_events
-from evenkeel.services.queries import read_fleet, read_overview, read_sources
 from evenkeel.services.queries.disclosure import Reader
+from evenkeel.services.queries.fleet import read_fleet, read_overview, read_sources
 from evenkeel.services.recovery import manual_cordons
 from evenkeel.services.tables import fleet_rows, incident_rows, job_rows
 from tests.fakes.counting import CountedCalls

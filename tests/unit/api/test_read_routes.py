@@ -20,7 +20,7 @@ from evenkeel.domain.renting.serving import ServingState
 from evenkeel.domain.sources import SourceKind, SourceReport
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Delete, Put, Row, Table
-from evenkeel.services.queries import read_queue
+from evenkeel.services.queries.jobs import read_queue
 from evenkeel.services.storage import pagination
 from evenkeel.services.storage.guardrail_registers import RegisterName
 from evenkeel.services.tables import fleet_rows, job_rows

@@ -7,7 +7,7 @@ import pytest
 from evenkeel.domain.health.incidents import StageTimes
 from evenkeel.domain.shadow.shadow_cases import NodeEventKind
 from evenkeel.domain.values import rfc3339
-from evenkeel.services.queries import read_incidents
+from evenkeel.services.queries.incidents import read_incidents
 from tests.unit.api.gateway import Gateway
 from tests.unit.api.seeds import a_fleet_node, ago, an_incident, store, store_heartbeats
 from tests.unit.api.shadow_seeds import an_observed, store_node_event

@@ -6,7 +6,7 @@ import pytest
 
 from evenkeel.ports import Add, Put, Row, RowChange
 from evenkeel.services.publishing import publish_events
-from evenkeel.services.queries import read_overview
+from evenkeel.services.queries.fleet import read_overview
 from evenkeel.services.tables import fleet_rows, job_rows, quota_rows
 from tests.fakes.world import a_context
 from tests.unit.api.gateway import ACCOUNT, FLEET, Gateway

@@ -15,8 +15,8 @@ from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.quotas.teams import Team
 from evenkeel.ports import Put
 from evenkeel.services.admin import set_quotas
-from evenkeel.services.queries import read_live_days
-from evenkeel.services.queries.read_live_days import LiveDays
+from evenkeel.services.queries.costs import read_live_days
+from evenkeel.services.queries.costs.read_live_days import LiveDays
 from evenkeel.services.storage import team_setup
 from evenkeel.services.sweep.fold_days import fold_days
 from evenkeel.services.sweep.sweep_run import SweepRun

@@ -16,7 +16,8 @@ from evenkeel.domain.jobs.job import Job, StopRequest
 from evenkeel.domain.jobs.spec import SecretKey
 from evenkeel.ports import LaunchSpec, Put, Row, RowChange
 from evenkeel.services.publishing import publish_events
-from evenkeel.services.queries import disclosure, read_overview
+from evenkeel.services.queries import disclosure
+from evenkeel.services.queries.fleet import read_overview
 from evenkeel.services.tables import fleet_rows, job_rows
 from tests.fakes.world import a_context
 from tests.unit.api.gateway import ACCOUNT, FLEET, ApiResponse, Gateway, template_routes

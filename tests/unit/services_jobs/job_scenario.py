@@ -15,7 +15,7 @@ from evenkeel.services.attempts import launch_job, mark_running, settle_attempt,
 from evenkeel.services.context import Context
 from evenkeel.services.jobs import cancel_job, submit_job
 from evenkeel.services.jobs.check_role import Requester
-from evenkeel.services.queries import read_jobs
+from evenkeel.services.queries.jobs import read_jobs
 from evenkeel.services.scheduling import schedule_jobs
 from evenkeel.services.storage import attempt_store, charge_rows
 from evenkeel.services.sweep import sweep_fleet, watch_cluster

@@ -2,7 +2,7 @@
 
 import pytest
 
-from evenkeel.services.queries import read_cost_report
+from evenkeel.services.queries.costs import read_cost_report
 from evenkeel.services.queries.disclosure import Reader
 from tests.unit.scheduling.test_sharing import a_team
 from tests.unit.services_jobs.test_teams import MEMBERS, set_up_teams, shared_fleet

@@ -14,7 +14,7 @@ from evenkeel.domain.quotas.spending import Spending, begin_of, end_of
 from evenkeel.domain.quotas.teams import Budget, Period
 from evenkeel.ports import Put, Row, RowChange
 from evenkeel.services.publishing import publish_events
-from evenkeel.services.queries import read_overview
+from evenkeel.services.queries.fleet import read_overview
 from evenkeel.services.sweep import sweep_fleet
 from evenkeel.services.sweep.sweep_run import SweepRun
 from evenkeel.services.tables import fleet_rows, quota_rows

@@ -13,8 +13,9 @@ from evenkeel.domain.renting.placement import PlacementFacts
 from evenkeel.domain.renting.rental import RentalState
 from evenkeel.ports import Row
 from evenkeel.services.jobs.check_role import Requester
-from evenkeel.services.queries import explain, plan_unsubmitted_job
 from evenkeel.services.queries.disclosure import Reader
+from evenkeel.services.queries.jobs import plan_unsubmitted_job
+from evenkeel.services.queries.records import explain
 from evenkeel.services.tables import quota_rows
 from tests.unit.services_jobs.job_scenario import a_spec
 from tests.unit.services_jobs.test_rentals import NODE_HOUR, ON_DEMAND, SPOT, RentalScenario, a_policy

@@ -19,7 +19,8 @@ from evenkeel.domain.renting.rental import RentalState
 from evenkeel.domain.replay import replay
 from evenkeel.ports import BurstChecks, Conflict, PermanentError, Put, Row
 from evenkeel.services.attempts import record_nodes
-from evenkeel.services.queries import read_fleet, read_jobs
+from evenkeel.services.queries.fleet import read_fleet
+from evenkeel.services.queries.jobs import read_jobs
 from evenkeel.services.tables import job_rows, rows
 from tests.fakes.cluster import CLUSTER
 from tests.fakes.crashes import Crash, CrashPlan, CrashTiming

@@ -15,8 +15,10 @@ from evenkeel.domain.scheduling import cycle_facts
 from evenkeel.domain.scheduling.cycle_facts import CycleFacts
 from evenkeel.ports import Delete, Key, Ledger, Put, Row, Table, Throttled, row_bytes
 from evenkeel.services.admin import try_policy
-from evenkeel.services.queries import explain, read_incidents, read_jobs
 from evenkeel.services.queries.disclosure import Reader
+from evenkeel.services.queries.incidents import read_incidents
+from evenkeel.services.queries.jobs import read_jobs
+from evenkeel.services.queries.records import explain
 from evenkeel.services.storage.facts_of_decisions import with_facts
 from evenkeel.services.tables import cycle_facts_rows, job_rows, rows, subject_rows
 from tests.unit.services_jobs.job_scenario import JobScenario

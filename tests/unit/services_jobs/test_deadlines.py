@@ -10,8 +10,8 @@ from evenkeel.domain.renting.migration import MigrationFacts
 from evenkeel.domain.renting.placement import PlacementFacts
 from evenkeel.domain.replay import replay
 from evenkeel.ports import Invalid
-from evenkeel.services.queries import explain
 from evenkeel.services.queries.disclosure import Reader
+from evenkeel.services.queries.records import explain
 from tests.unit.services_jobs.test_rentals import ON_DEMAND, SPOT, RentalScenario, a_policy
 
 HOUR = 3600

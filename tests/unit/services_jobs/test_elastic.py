@@ -19,8 +19,8 @@ from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.quotas.teams import FleetQuotas
 from evenkeel.domain.replay import replay
 from evenkeel.ports import Table
-from evenkeel.services.queries import explain
 from evenkeel.services.queries.disclosure import Reader
+from evenkeel.services.queries.records import explain
 from evenkeel.services.tables import quota_rows, rows
 from tests.crash_points import SIDES, effects_of
 from tests.examples import examples

@@ -10,7 +10,7 @@ from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.jobs.settlement import SettleOutcome
 from evenkeel.domain.policy import Policy
 from evenkeel.ports import ExecutionState, WorkflowName
-from evenkeel.services.queries import read_jobs
+from evenkeel.services.queries.jobs import read_jobs
 from evenkeel.services.recovery import drain_node, unmanaged_pods
 from evenkeel.services.tables import job_rows
 from tests.fakes.cluster import CLUSTER

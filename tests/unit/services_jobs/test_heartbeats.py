@@ -4,7 +4,7 @@ from datetime import timedelta
 
 from evenkeel.domain.sources import Source, SourceKind, SourceState
 from evenkeel.ports import Unreachable
-from evenkeel.services.queries import read_sources
+from evenkeel.services.queries.fleet import read_sources
 from evenkeel.services.storage import heartbeats
 from evenkeel.services.storage.heartbeats import SourceResults
 from evenkeel.services.tables import fleet_rows

@@ -7,8 +7,8 @@ import pytest
 
 from evenkeel.domain.kept_logs import KEPT_BYTES, KEPT_RANKS, KeptLog
 from evenkeel.ports import Delete, LogTail, NotAllowed, NotFound, Put
-from evenkeel.services.queries import read_jobs
 from evenkeel.services.queries.disclosure import Reader
+from evenkeel.services.queries.jobs import read_jobs
 from evenkeel.services.recovery import drain_node, plan_recovery
 from evenkeel.services.tables import job_rows, rows
 from tests.fakes.cluster import CLUSTER, LOG_TIME

@@ -31,8 +31,11 @@ from evenkeel.domain.scheduling.cycle_snapshot import CycleSnapshot
 from evenkeel.domain.scheduling.mixed_plan import jobs_to_examine, mixed_facts, spending_without_leaving
 from evenkeel.ports import Invalid, Put
 from evenkeel.services.jobs.check_role import Requester
-from evenkeel.services.queries import explain, plan_unsubmitted_job, read_fleet, read_jobs, read_receipts
+from evenkeel.services.queries.costs import read_receipts
 from evenkeel.services.queries.disclosure import Reader
+from evenkeel.services.queries.fleet import read_fleet
+from evenkeel.services.queries.jobs import plan_unsubmitted_job, read_jobs
+from evenkeel.services.queries.records import explain
 from evenkeel.services.storage import charge_rows
 from evenkeel.services.tables import job_rows
 from tests.crash_points import SIDES_AND_STEPS

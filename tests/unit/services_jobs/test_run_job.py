@@ -18,8 +18,8 @@ from evenkeel.services.attempts import pin_resume_point
 from evenkeel.services.attempts.launch_job import LaunchOutcome
 from evenkeel.services.attempts.mark_running import RunningOutcome
 from evenkeel.services.attempts.pin_resume_point import MAX_CHECKPOINTS_READ
-from evenkeel.services.queries import explain
 from evenkeel.services.queries.disclosure import Reader
+from evenkeel.services.queries.records import explain
 from tests.fakes import Crash
 from tests.fakes.cluster import CLUSTER
 from tests.unit.services_jobs.job_scenario import JobScenario

@@ -12,7 +12,7 @@ from evenkeel.ports import Invalid, StaleVersion
 from evenkeel.services.admin import set_quotas
 from evenkeel.services.jobs import cancel_job, set_priority, submit_job, suspend_job
 from evenkeel.services.jobs.check_role import NotYourTeam, Requester
-from evenkeel.services.queries import plan_job_change, read_queue
+from evenkeel.services.queries.jobs import plan_job_change, read_queue
 from evenkeel.services.tables import job_rows
 from tests.unit.scheduling.test_governance import ANA, OTHER, member
 from tests.unit.scheduling.test_teams import a_team

@@ -21,7 +21,8 @@ from evenkeel.domain.sources import SourceState
 from evenkeel.domain.waiting import ConditionKind, Wait, WaitAnswer, WaitCondition, WaitState
 from evenkeel.ports import ExecutionState, Put, Table, Throttled, Unreachable, WorkflowName
 from evenkeel.services.incidents import ingest_event, note_group_fact
-from evenkeel.services.queries import read_jobs, read_sources
+from evenkeel.services.queries.fleet import read_sources
+from evenkeel.services.queries.jobs import read_jobs
 from evenkeel.services.storage import fleet_counts, guardrail_registers, locks
 from evenkeel.services.storage.guardrail_registers import RegisterName
 from evenkeel.services.tables import fleet_rows, incident_rows, rows, subject_rows

@@ -21,8 +21,8 @@ from evenkeel.domain.replay import replay
 from evenkeel.ports import Key, Put, Row, Table, WorkflowName, row_bytes
 from evenkeel.services.admin import set_quotas
 from evenkeel.services.admin.remove_team import TeamInUse
-from evenkeel.services.queries import explain
 from evenkeel.services.queries.disclosure import Reader
+from evenkeel.services.queries.records import explain
 from evenkeel.services.scheduling import read_usage
 from evenkeel.services.storage import team_setup
 from evenkeel.services.tables import job_rows, quota_rows, rows

@@ -13,8 +13,8 @@ from evenkeel.domain.renting.migration import temporary_capacity_of
 from evenkeel.domain.renting.rental import RentalState
 from evenkeel.domain.replay import replay
 from evenkeel.domain.values import rfc3339
-from evenkeel.services.queries import read_jobs
 from evenkeel.services.queries.disclosure import Reader
+from evenkeel.services.queries.jobs import read_jobs
 from tests.unit.services_jobs.test_rentals import SPOT, RentalScenario, a_policy
 
 HIGH_DELAY_PRICE = 100_000_000_000

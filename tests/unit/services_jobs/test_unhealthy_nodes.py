@@ -9,7 +9,7 @@ from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.recovery.unhealthy_nodes import UnhealthyNode
 from evenkeel.ports import Delete, Row
 from evenkeel.services.jobs.check_role import Requester
-from evenkeel.services.queries import plan_unsubmitted_job
+from evenkeel.services.queries.jobs import plan_unsubmitted_job
 from evenkeel.services.recovery import set_manual_cordon
 from evenkeel.services.tables import fleet_rows, incident_rows, rows
 from tests.fakes.cluster import CLUSTER, instance_id

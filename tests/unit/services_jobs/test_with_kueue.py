@@ -20,8 +20,9 @@ from evenkeel.domain.waiting import ConditionKind, Wait
 from evenkeel.ports import ExecutionState, Invalid, Put, Table, WorkflowName
 from evenkeel.services.attempts.launch_job import LaunchOutcome
 from evenkeel.services.jobs.check_role import Requester
-from evenkeel.services.queries import explain, plan_unsubmitted_job, read_jobs
 from evenkeel.services.queries.disclosure import Reader
+from evenkeel.services.queries.jobs import plan_unsubmitted_job, read_jobs
+from evenkeel.services.queries.records import explain
 from evenkeel.services.tables import job_rows, rows, subject_rows
 from evenkeel.services.waits import open_wait
 from tests.fakes.cluster import a_node, instance_id

@@ -10,7 +10,7 @@ from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.recovery.manual_cordons import ManualCordon
 from evenkeel.domain.shadow.shadow_cases import Actor, Aftermath, NodeEventKind
 from evenkeel.domain.values import rfc3339
-from evenkeel.services.queries import read_shadow_report
+from evenkeel.services.queries.incidents import read_shadow_report
 from evenkeel.services.recovery import manual_cordons
 from evenkeel.services.storage import pagination
 from evenkeel.services.sweep import inventory_steps, unhealthy_node_steps

@@ -13,8 +13,8 @@ from evenkeel.domain.jobs.spec import OnNodeFault
 from evenkeel.domain.recovery.repair_policy import RepairPolicy
 from evenkeel.domain.replay import replay
 from evenkeel.ports import EvictionAnswer, EvictionStatus, NotAllowed, Table
-from evenkeel.services.queries import explain
 from evenkeel.services.queries.disclosure import Reader
+from evenkeel.services.queries.records import explain
 from evenkeel.services.recovery import cordon_node, drain_node, plan_recovery, repair_node
 from evenkeel.services.resume import plan_resume
 from evenkeel.services.tables import incident_rows, rows

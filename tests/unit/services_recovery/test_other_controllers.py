@@ -7,7 +7,7 @@ import pytest
 
 from evenkeel.domain.health.incidents import IncidentState
 from evenkeel.domain.jobs.job import JobState
-from evenkeel.services.queries import read_nodes
+from evenkeel.services.queries.fleet import read_nodes
 from evenkeel.services.recovery import plan_recovery
 from tests.fakes.cluster import a_node, instance_id
 from tests.unit.services_recovery.recovery_scenario import RecoveryScenario

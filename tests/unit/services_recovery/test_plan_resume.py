@@ -14,8 +14,8 @@ from evenkeel.domain.recovery.resume import ResumeFacts
 from evenkeel.domain.recovery.resume import plan_resume as choose
 from evenkeel.domain.replay import replay
 from evenkeel.ports import Table
-from evenkeel.services.queries import explain
 from evenkeel.services.queries.disclosure import Reader
+from evenkeel.services.queries.records import explain
 from evenkeel.services.recovery import drain_node, plan_recovery
 from evenkeel.services.resume import plan_resume
 from evenkeel.services.tables import incident_rows, rows

@@ -11,7 +11,8 @@ from evenkeel.domain.policy_section import Mode, ModeRule
 from evenkeel.domain.recovery.opt_out import AUTOMATION_LABEL
 from evenkeel.domain.recovery.unhealthy_nodes import UnhealthyNode
 from evenkeel.ports import Refused
-from evenkeel.services.queries import read_fleet, read_incidents, read_nodes
+from evenkeel.services.queries.fleet import read_fleet, read_nodes
+from evenkeel.services.queries.incidents import read_incidents
 from evenkeel.services.recovery import plan_recovery, set_manual_cordon
 from evenkeel.services.sweep import inventory_steps, unhealthy_node_steps
 from evenkeel.services.sweep.sweep_run import SweepRun

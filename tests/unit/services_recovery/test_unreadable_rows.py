@@ -11,8 +11,10 @@ from pydantic import BaseModel
 from evenkeel.domain.values import StrictValue, Value
 from evenkeel.domain.waiting import ConditionKind
 from evenkeel.ports import Key, Put, Row, Table, Unreadable
-from evenkeel.services.queries import read_fleet, read_incidents, read_jobs, read_sources
 from evenkeel.services.queries.disclosure import Reader
+from evenkeel.services.queries.fleet import read_fleet, read_sources
+from evenkeel.services.queries.incidents import read_incidents
+from evenkeel.services.queries.jobs import read_jobs
 from evenkeel.services.scheduling import schedule_jobs
 from evenkeel.services.storage import pagination
 from evenkeel.services.sweep import sweep_fleet, watch_cluster

@@ -9,7 +9,7 @@ from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import Value
 from evenkeel.ports import Delete, Ledger, Put, Refused, Row, StaleVersion, Table, every
 from evenkeel.services.context import Context
-from evenkeel.services.queries import read_teams
+from evenkeel.services.queries.jobs import read_teams
 from evenkeel.services.storage import charge_rows, team_setup
 from evenkeel.services.storage.retries import until_committed
 from evenkeel.services.tables import job_rows, quota_rows

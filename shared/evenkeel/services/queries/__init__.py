@@ -1,1 +1,1 @@
-"""Read models of the API, with explanations."""
+"""Read models of the API, in a package for each group of pages; beside them, the parts that several pages share."""

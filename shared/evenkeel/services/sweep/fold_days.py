@@ -8,9 +8,9 @@ from evenkeel.domain.costs.day_summary import summarise_day, summarise_pools
 from evenkeel.domain.costs.interruptions import Span
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Conflict, Put, Row, Telemetry, get_all
-from evenkeel.services.queries import read_cost_records, read_live_days
-from evenkeel.services.queries.read_cost_report import REFOLDED
-from evenkeel.services.queries.read_live_days import LiveDays
+from evenkeel.services.queries.costs import read_cost_records, read_live_days
+from evenkeel.services.queries.costs.read_cost_report import REFOLDED
+from evenkeel.services.queries.costs.read_live_days import LiveDays
 from evenkeel.services.sweep.sweep_run import SweepRun
 from evenkeel.services.tables import day_rows, rows
 

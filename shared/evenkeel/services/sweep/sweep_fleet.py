@@ -16,7 +16,7 @@ from evenkeel.domain.values import Value
 from evenkeel.events import kubernetes_node
 from evenkeel.ports import Conflict, EvenkeelError, Put, Row, Table, Telemetry
 from evenkeel.services.context import Context
-from evenkeel.services.queries import read_overview, read_sources
+from evenkeel.services.queries.fleet import read_overview, read_sources
 from evenkeel.services.storage import heartbeats, locks
 from evenkeel.services.sweep import (
     attempt_steps,

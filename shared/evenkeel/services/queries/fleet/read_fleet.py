@@ -12,12 +12,15 @@ from evenkeel.domain.sources import Source, SourceAge, SourceKind, SourceState, 
 from evenkeel.domain.values import rfc3339
 from evenkeel.services.context import Context
 from evenkeel.services.incidents import unhealthy_nodes
-from evenkeel.services.queries import (
-    read_serving,
-    read_sources,
-    read_teams,
+from evenkeel.services.queries.fleet import read_sources
+from evenkeel.services.queries.fleet.read_nodes import (
+    cordon_documents,
+    left_unhealthy,
+    node_states,
+    present_nodes,
+    why_unhealthy,
 )
-from evenkeel.services.queries.incidents_by_need import (
+from evenkeel.services.queries.incidents.incidents_by_need import (
     MAX_SHOWN,
     IncidentsByNeed,
     group_by_need,
@@ -25,14 +28,8 @@ from evenkeel.services.queries.incidents_by_need import (
     next_command,
     shared_cause_documents,
 )
-from evenkeel.services.queries.job_counts import count_jobs_by_state, job_counts_document, waits_by_team
-from evenkeel.services.queries.read_nodes import (
-    cordon_documents,
-    left_unhealthy,
-    node_states,
-    present_nodes,
-    why_unhealthy,
-)
+from evenkeel.services.queries.jobs import read_serving, read_teams
+from evenkeel.services.queries.jobs.job_counts import count_jobs_by_state, job_counts_document, waits_by_team
 from evenkeel.services.recovery import hold_automation
 from evenkeel.services.tables import fleet_rows
 

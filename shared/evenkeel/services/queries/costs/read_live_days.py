@@ -34,7 +34,8 @@ from evenkeel.domain.quotas.setup_history import SetupPeriod
 from evenkeel.domain.renting.rental import Rental
 from evenkeel.ports import Table, get_all
 from evenkeel.services.context import Context
-from evenkeel.services.queries import read_cost_records, read_incidents
+from evenkeel.services.queries.costs import read_cost_records
+from evenkeel.services.queries.incidents import read_incidents
 from evenkeel.services.storage import pagination, setup_history
 from evenkeel.services.tables import job_rows, rows
 

@@ -18,8 +18,9 @@ from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Invalid, Ledger, NotFound, Refused, Row, Table, TransientError
 from evenkeel.services.context import Context
-from evenkeel.services.queries import disclosure, read_queue, sorted_list
+from evenkeel.services.queries import disclosure, sorted_list
 from evenkeel.services.queries.disclosure import Reader
+from evenkeel.services.queries.jobs import read_queue
 from evenkeel.services.queries.sorted_list import Sort
 from evenkeel.services.storage import fleet_counts, pagination
 from evenkeel.services.tables import fleet_rows, job_rows, rows, subject_rows

@@ -13,7 +13,7 @@ from evenkeel.domain.values import Value
 from evenkeel.ports import Ledger, NotFound, Table
 from evenkeel.services.context import Context
 from evenkeel.services.jobs import cancel_job, check_role, set_priority, suspend_job
-from evenkeel.services.queries import plan_unsubmitted_job
+from evenkeel.services.queries.jobs import plan_unsubmitted_job
 from evenkeel.services.storage import team_setup
 from evenkeel.services.storage.dry_run import DryRunLedger, NullCycleRequests, NullTelemetry
 from evenkeel.services.storage.training_plan_ends import with_training_plan_ends

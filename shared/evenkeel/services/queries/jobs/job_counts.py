@@ -10,9 +10,7 @@ from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.scheduling.burst_checks import BurstCheckAction
 from evenkeel.ports import Ledger, Row, Table
 from evenkeel.services.context import Context
-from evenkeel.services.queries import (
-    read_jobs,
-)
+from evenkeel.services.queries.jobs import read_jobs
 from evenkeel.services.storage import (
     pagination,
     team_setup,

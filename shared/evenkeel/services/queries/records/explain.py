@@ -18,8 +18,10 @@ from evenkeel.domain.values import rfc3339
 from evenkeel.domain.waiting import Wait
 from evenkeel.ports import Ledger, Table
 from evenkeel.services.context import Context
-from evenkeel.services.queries import disclosure, read_guardrails, read_incidents, read_jobs, read_queue
+from evenkeel.services.queries import disclosure
 from evenkeel.services.queries.disclosure import Reader
+from evenkeel.services.queries.incidents import read_guardrails, read_incidents
+from evenkeel.services.queries.jobs import read_jobs, read_queue
 from evenkeel.services.storage.facts_of_decisions import with_facts
 from evenkeel.services.tables import rows, subject_rows
 

@@ -32,7 +32,7 @@ from evenkeel.domain.sources import Source, SourceKind
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Key, Row, get_all
 from evenkeel.services.context import Context
-from evenkeel.services.queries import read_incidents
+from evenkeel.services.queries.incidents import read_incidents
 from evenkeel.services.storage import heartbeats, pagination
 from evenkeel.services.tables import fleet_rows, incident_rows, rows
 

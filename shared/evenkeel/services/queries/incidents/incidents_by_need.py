@@ -12,10 +12,8 @@ from evenkeel.domain.recovery.approval import awaits_approval
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Ledger, Row, Table
 from evenkeel.services.context import Context
-from evenkeel.services.queries import (
-    read_incidents,
-)
-from evenkeel.services.queries.job_counts import JobCounts
+from evenkeel.services.queries.incidents import read_incidents
+from evenkeel.services.queries.jobs.job_counts import JobCounts
 from evenkeel.services.storage import pagination
 from evenkeel.services.tables import incident_rows, job_rows, rows
 

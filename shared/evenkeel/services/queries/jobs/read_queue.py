@@ -20,7 +20,7 @@ from evenkeel.ports import Ledger, Row, Table
 from evenkeel.services.context import Context
 from evenkeel.services.incidents import unhealthy_nodes
 from evenkeel.services.jobs import check_fit
-from evenkeel.services.queries import read_teams
+from evenkeel.services.queries.jobs import read_teams
 from evenkeel.services.storage import charge_rows, pagination, past_jobs, team_setup
 from evenkeel.services.tables import job_rows, rows, subject_rows
 

@@ -14,8 +14,10 @@ from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import Job
 from evenkeel.ports import Ledger, Table, get_all
 from evenkeel.services.context import Context
-from evenkeel.services.queries import disclosure, read_incidents, read_jobs
+from evenkeel.services.queries import disclosure
 from evenkeel.services.queries.disclosure import Reader
+from evenkeel.services.queries.incidents import read_incidents
+from evenkeel.services.queries.jobs import read_jobs
 from evenkeel.services.storage import pagination
 from evenkeel.services.tables import incident_rows, rows, subject_rows
 

@@ -7,8 +7,10 @@ from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.incidents import Incident
 from evenkeel.ports import Ledger, Row, Table, get_all
 from evenkeel.services.context import Context
-from evenkeel.services.queries import explain, read_incidents, read_jobs
 from evenkeel.services.queries.disclosure import Reader
+from evenkeel.services.queries.incidents import read_incidents
+from evenkeel.services.queries.jobs import read_jobs
+from evenkeel.services.queries.records import explain
 from evenkeel.services.storage import pagination
 from evenkeel.services.tables import incident_rows, rows, subject_rows
 

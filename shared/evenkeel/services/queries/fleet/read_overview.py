@@ -20,17 +20,12 @@ from evenkeel.domain.sources import SourceAge
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Table, get_all
 from evenkeel.services.context import Context
-from evenkeel.services.queries import (
-    incidents_by_need,
-    read_events,
-    read_fleet,
-    read_incidents,
-    read_nodes,
-    read_sources,
-)
+from evenkeel.services.queries import read_events
 from evenkeel.services.queries.disclosure import Reader
-from evenkeel.services.queries.incidents_by_need import IncidentsByNeed
-from evenkeel.services.queries.read_fleet import Health
+from evenkeel.services.queries.fleet import read_fleet, read_nodes, read_sources
+from evenkeel.services.queries.fleet.read_fleet import Health
+from evenkeel.services.queries.incidents import incidents_by_need, read_incidents
+from evenkeel.services.queries.incidents.incidents_by_need import IncidentsByNeed
 from evenkeel.services.recovery import hold_automation
 from evenkeel.services.rentals import rentals
 from evenkeel.services.storage import charge_rows, fleet_counts, team_setup

@@ -12,12 +12,10 @@ from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Ledger, Row, Table
 from evenkeel.services.context import Context
 from evenkeel.services.incidents import unhealthy_nodes
-from evenkeel.services.queries import (
-    read_incidents,
-    read_queue,
-    sorted_list,
-)
-from evenkeel.services.queries.incidents_by_need import MAX_SHOWN, by_node, open_incidents
+from evenkeel.services.queries import sorted_list
+from evenkeel.services.queries.incidents import read_incidents
+from evenkeel.services.queries.incidents.incidents_by_need import MAX_SHOWN, by_node, open_incidents
+from evenkeel.services.queries.jobs import read_queue
 from evenkeel.services.recovery import manual_cordons
 from evenkeel.services.storage import fleet_counts, known_names, pagination
 from evenkeel.services.tables import fleet_rows, incident_rows, rows

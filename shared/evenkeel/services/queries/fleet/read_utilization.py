@@ -19,7 +19,7 @@ from evenkeel.domain.plurals import count_of
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import EvenkeelError, NotAllowed
 from evenkeel.services.context import Context
-from evenkeel.services.queries import read_nodes
+from evenkeel.services.queries.fleet import read_nodes
 
 Json = dict[str, Any]
 

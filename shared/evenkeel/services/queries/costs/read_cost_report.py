@@ -25,9 +25,9 @@ from evenkeel.domain.renting.burst_policy import RentedPool
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Invalid, get_all
 from evenkeel.services.context import Context
-from evenkeel.services.queries import read_cost_records, read_live_days
+from evenkeel.services.queries.costs import read_cost_records, read_live_days
+from evenkeel.services.queries.costs.read_live_days import NodeLifetime
 from evenkeel.services.queries.disclosure import Reader
-from evenkeel.services.queries.read_live_days import NodeLifetime
 from evenkeel.services.tables import day_rows, rows
 
 Json = dict[str, Any]

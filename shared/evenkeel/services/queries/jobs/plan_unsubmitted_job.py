@@ -22,7 +22,7 @@ from evenkeel.domain.renting.rental_book import reserve_rented_nodes
 from evenkeel.ports import Ledger, Table
 from evenkeel.services.context import Context
 from evenkeel.services.jobs import check_role, submit_job
-from evenkeel.services.queries import plan_placement, read_queue
+from evenkeel.services.queries.jobs import plan_placement, read_queue
 from evenkeel.services.rentals import rentals
 from evenkeel.services.scheduling import read_usage
 from evenkeel.services.storage import charge_rows, team_setup

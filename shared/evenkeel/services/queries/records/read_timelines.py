@@ -9,8 +9,11 @@ from evenkeel.domain.shadow.shadow_cases import Aftermath
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.ports import Ledger
 from evenkeel.services.context import Context
-from evenkeel.services.queries import disclosure, read_incidents, read_jobs, read_receipts
+from evenkeel.services.queries import disclosure
+from evenkeel.services.queries.costs import read_receipts
 from evenkeel.services.queries.disclosure import Reader
+from evenkeel.services.queries.incidents import read_incidents
+from evenkeel.services.queries.jobs import read_jobs
 from evenkeel.services.tables import incident_rows, rows
 
 Json = dict[str, Any]

@@ -28,7 +28,7 @@ from evenkeel.domain.renting.rental import Rental
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Invalid
 from evenkeel.services.context import Context
-from evenkeel.services.queries import read_cost_records, read_live_days
+from evenkeel.services.queries.costs import read_cost_records, read_live_days
 from evenkeel.services.queries.disclosure import Reader
 from evenkeel.services.rentals import rentals
 from evenkeel.services.storage import charge_rows, pagination

@@ -1,0 +1,1 @@
+"""The fleet for the API: its overview, its nodes and their utilization."""

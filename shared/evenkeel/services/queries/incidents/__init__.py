@@ -1,0 +1,1 @@
+"""Incidents for the API: lists, the workflow, guardrails, and the report of the mode `observe`."""
