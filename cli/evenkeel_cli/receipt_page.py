@@ -165,12 +165,16 @@ def _draw_options(out: Printer, options: list[Json]) -> None:
     if not options:
         return
     out.line()
+    slowdown = Column(
+        "LATER SLOWDOWN", lambda option: seconds_text(option.get("expectedSlowdownSeconds")), is_right=True
+    )
     out.table(
         [
             Column(
                 "OPTION", lambda option: out.with_glyph("ok" if option["isChosen"] else "idle", plain(option["option"]))
             ),
             Column("FORECAST", lambda option: seconds_text(option["expectedSeconds"]), is_right=True),
+            *([slowdown] if any(option.get("expectedSlowdownSeconds") for option in options) else []),
             Column(
                 "ACTUAL",
                 _actual_text,

@@ -73,6 +73,9 @@ class Alternative(Value):
     expected_seconds: float | None = None
     gpu_hours_lost: float | None = None
     usd: float | None = None
+    slowdown_seconds: float | None = None
+    """Seconds that the job is expected to lose later, because its nodes are farther apart. Its other figures include
+    them, except `expected_seconds`. None if unknown, or not weighed."""
 
 
 class Decision(Value):

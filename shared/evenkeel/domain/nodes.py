@@ -206,6 +206,11 @@ class KubernetesNode(Value):
         return tuple(itertools.takewhile(bool, ids))
 
     @property
+    def ultra_server(self) -> str:
+        """Id of its UltraServer by its label; empty without a label."""
+        return self.labels.get(ULTRA_SERVER_LABEL, "")
+
+    @property
     def is_schedulable(self) -> bool:
         """Whether a new training pod without special tolerations can start here."""
         return self.is_ready and not self.is_cordoned and not self.blocking_taints
@@ -244,7 +249,7 @@ class Node(Value):
     @property
     def ultra_server(self) -> str:
         """Id of the UltraServer that the node belongs to; empty if none is known."""
-        label = self.kubernetes.labels.get(ULTRA_SERVER_LABEL, "") if self.kubernetes else ""
+        label = self.kubernetes.ultra_server if self.kubernetes else ""
         return (self.provider.ultra_server if self.provider else "") or label
 
     @property

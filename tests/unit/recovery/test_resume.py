@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenkeel.domain.capacity.compatibility import PoolEnvironment
+from evenkeel.domain.capacity.network_topology import NetworkLevel, NetworkSpread
 from evenkeel.domain.capacity.pools import LaunchDelay, Market, Pool
 from evenkeel.domain.economics.expected_durations import ExpectedDuration
 from evenkeel.domain.elastic.grow_shrink import NodeLossFacts
@@ -16,6 +17,7 @@ from evenkeel.domain.elastic.sizes import ElasticJob, Sizes
 from evenkeel.domain.health.faults import CheckpointTrust
 from evenkeel.domain.jobs.job import ResumeOption
 from evenkeel.domain.jobs.job_policy import JobPolicy
+from evenkeel.domain.recovery.network_distance import NetworkFacts
 from evenkeel.domain.recovery.resume import (
     OPTION_ORDER,
     OptionCost,
@@ -474,3 +476,78 @@ def test_reason_names_measured_times_and_earlier_records_replay() -> None:
 
     assert "launch 320 s (12 cases of pool p5, 95 % interval 280 to 400 s); restore" in with_origin
     assert "Expected times" not in without
+
+
+NEAR = NetworkSpread(level=NetworkLevel.LAYER_3, levels_apart=0)
+FAR = NetworkSpread(level=NetworkLevel.LAYER_2, levels_apart=1)
+
+
+def decide_with_network(
+    spread: NetworkSpread | None, slowdown: float | None, *, spares: int = 0, **changes: Any
+) -> ResumeDecision:
+    """Decide for a job of two nodes with 30 h left, whose nodes shared a domain of layer 3. The repair takes 900 s."""
+    network = NetworkFacts(before=NEAR, slowdown_per_level=slowdown, remaining_seconds=30 * 3600)
+    pool = PoolCapacity(pool="p5", usable=2, spares=spares, spread=spread)
+    return decide_resume(2, **{"pools": (pool,), "network": network, **changes})
+
+
+@pytest.mark.parametrize(("slowdown", "option"), [(0.0083, "FREE_NODE"), (0.0084, "WAIT_FOR_REPAIR")])
+def test_job_waits_if_slowdown_loses_more_than_repair(slowdown: float, option: str) -> None:
+    decision = decide_with_network(FAR, slowdown)  # 0.0083 x 30 h = 896 s
+
+    assert decision.option == option
+
+
+def test_wait_for_near_nodes_ends_when_it_costs_as_much_as_slowdown() -> None:
+    decision = decide_with_network(FAR, 0.02)
+    free_nodes = next(alternative for alternative in decision.alternatives if alternative.option == "FREE_NODE")
+
+    assert (decision.near_level, decision.far_nodes_after_seconds) == (NetworkLevel.LAYER_3, 2160)
+    assert free_nodes.slowdown_seconds == 2160
+    assert free_nodes.gpu_hours_lost == pytest.approx((100 + 2160) * 16 / 3600, abs=0.001)
+    assert free_nodes.why_not == (
+        "it would lose $28.00 more; its nodes are 1 network level farther apart than before, "
+        "2.00% slower for an expected 30.0 h"
+    )
+    assert decision.reason.startswith("The free nodes are farther apart than the job's nodes were")
+
+
+def test_slowdown_counts_until_next_expected_fault_only() -> None:
+    network = NetworkFacts(before=NEAR, slowdown_per_level=0.02, remaining_seconds=3600 * 1e6, failures_per_hour=0.5)
+
+    decision = decide_with_network(FAR, None, network=network)
+
+    assert decision.slowdown_seconds == pytest.approx(0.02 * 2 * 3600)
+
+
+@pytest.mark.parametrize(
+    ("network", "text"),
+    [
+        ({"before": NEAR, "slowdown_per_level": None}, "because economy.slowdownPerNetworkLevel is not set"),
+        ({"before": None, "slowdown_per_level": 0.9}, "How far apart its nodes would be is unknown"),
+        ({"before": NEAR, "slowdown_per_level": 0.9, "why_not_weighed": "Kueue chooses"}, "Kueue chooses"),
+    ],
+)
+def test_unknown_slowdown_is_named_not_counted_as_none(network: dict[str, Any], text: str) -> None:
+    decision = decide_with_network(FAR, None, network=NetworkFacts(**network, remaining_seconds=30 * 3600))
+
+    assert (decision.option, decision.slowdown_seconds, decision.far_nodes_after_seconds) == ("FREE_NODE", None, None)
+    assert text in decision.reason
+
+
+@pytest.mark.parametrize("spread", [NEAR, NetworkSpread(level=NetworkLevel.ULTRA_SERVER, levels_apart=0)])
+def test_nodes_as_near_as_before_cost_nothing(spread: NetworkSpread) -> None:
+    decision = decide_with_network(spread, 0.5)
+
+    assert (decision.option, decision.slowdown_seconds) == ("FREE_NODE", 0)
+    assert "farther" not in decision.reason
+
+
+def test_distant_spare_waits_for_repair_too() -> None:
+    decision = decide_with_network(FAR, 0.02, spares=1)
+
+    assert (decision.option, decision.far_nodes_after_seconds) == ("WAIT_FOR_REPAIR", 2160)
+
+
+def test_job_does_not_wait_for_near_nodes_without_a_repair() -> None:
+    assert decide_with_network(FAR, 0.5, is_repaired=False).option == "FREE_NODE"

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenkeel.domain.admission.admission_input import AdmissionInput
+from evenkeel.domain.admission.build_request import build_request
 from evenkeel.domain.admission.decide_job import AdmissionAction, decide
 from evenkeel.domain.admission.pool_fits import pool_fits
 from evenkeel.domain.admission.queue_without_teams import decide_in_queue_order
@@ -18,10 +19,14 @@ from evenkeel.domain.capacity.network_topology import (
     NetworkNeeds,
     closest_nodes,
     nodes_to_reserve,
+    spread_of,
 )
 from evenkeel.domain.capacity.node_capacity import NodeCapacity
+from evenkeel.domain.capacity.pod_shares import NodeShares
+from evenkeel.domain.jobs.job import ResumeOption, ResumePlan
+from evenkeel.domain.policy import Policy
 from tests.examples import examples
-from tests.unit.scheduling.builders import a_node_capacity, a_request, at
+from tests.unit.scheduling.builders import a_job, a_node_capacity, a_request, a_spec, at
 
 POLICY = SchedulingPolicy()
 LAYER_2, LAYER_3 = NetworkLevel.LAYER_2, NetworkLevel.LAYER_3
@@ -164,3 +169,52 @@ def test_gang_avoids_a_network_leaf_without_enough_free_nodes() -> None:
     (fit,) = pool_fits(a_request(nodes=2), used, POLICY)
 
     assert (fit.level, fit.domain) == (LAYER_3, "b")
+
+
+@pytest.mark.parametrize(
+    ("paths", "level", "levels_apart"),
+    [
+        (("top/left/a", "top/left/a"), LAYER_3, 0),
+        (("top/left/a", "top/left/b"), LAYER_2, 1),
+        (("top/left/a", "top/right/c"), NetworkLevel.LAYER_1, 2),
+        (("top/left/a", "other/right/c"), None, 3),
+        (("top", "top"), NetworkLevel.LAYER_1, 0),
+    ],
+)
+def test_spread_counts_levels_at_which_nodes_are_apart(
+    paths: tuple[str, ...], level: NetworkLevel | None, levels_apart: int
+) -> None:
+    spread = spread_of(a_fleet(*paths))
+
+    assert spread
+    assert (spread.level, spread.levels_apart) == (level, levels_apart)
+
+
+@pytest.mark.parametrize("paths", [("", ""), ("top/left/a", ""), ("top/left/a", "top/left")])
+def test_spread_is_unknown_if_a_label_is_missing(paths: tuple[str, ...]) -> None:
+    assert spread_of(a_fleet(*paths)) is None
+
+
+@pytest.mark.parametrize(("seconds", "is_admitted"), [(599, False), (600, True)])
+def test_interrupted_job_takes_distant_nodes_after_its_wait(seconds: int, is_admitted: bool) -> None:
+    plan = ResumePlan(
+        incident_id="inc-1",
+        after_attempt=1,
+        option=ResumeOption.WAIT_FOR_REPAIR,
+        near_level=LAYER_3,
+        far_nodes_at=at(600),
+        planned_at=at(0),
+    )
+    job = a_job(spec=a_spec(nodes=2), resume_plan=plan)
+    nodes = a_fleet("top/left/a", "top/left/b")
+
+    request = build_request(job, NodeShares(nodes, ()), Policy(), at(seconds))
+
+    assert any(fit.fits_now for fit in pool_fits(request, nodes, POLICY)) is is_admitted
+
+
+@pytest.mark.parametrize(
+    ("needs", "required"), [({}, LAYER_2), ({"required": "layer-1"}, LAYER_2), ({"required": "layer-3"}, LAYER_3)]
+)
+def test_narrower_of_two_required_levels_counts(needs: dict[str, Any], required: NetworkLevel) -> None:
+    assert NetworkNeeds(**needs).narrowed_to(LAYER_2).required is required

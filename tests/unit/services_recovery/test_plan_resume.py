@@ -8,7 +8,7 @@ from evenkeel.domain.capacity.network_topology import NetworkLevel
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.incidents import IncidentState, StageTimes
 from evenkeel.domain.jobs.spec import ElasticSpec
-from evenkeel.domain.nodes import NETWORK_LAYER_LABEL
+from evenkeel.domain.nodes import NETWORK_LAYER_LABEL, FleetNode
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.recovery.resume import ResumeFacts
 from evenkeel.domain.recovery.resume import plan_resume as choose
@@ -18,7 +18,7 @@ from evenkeel.services.queries.disclosure import Reader
 from evenkeel.services.queries.records import explain
 from evenkeel.services.recovery import drain_node, plan_recovery
 from evenkeel.services.resume import plan_resume
-from evenkeel.services.tables import incident_rows, rows
+from evenkeel.services.tables import fleet_rows, incident_rows, rows
 from tests.unit.services_recovery.recovery_scenario import QUICK, RecoveryScenario, answer_plan
 
 WITH_ITS_OWN_PRICE = QUICK.replace(
@@ -152,6 +152,53 @@ def test_free_node_of_another_domain_does_not_resume_a_gang(domain: str, option:
         recovery.run_state("", service)
 
     assert resume_decision(recovery).action == option
+
+
+def recovery_with_distant_free_node(slowdown: float | None, *, is_faulty_node_gone: bool = False) -> RecoveryScenario:
+    """A recovery of two nodes that shared a domain of layer 2. The free node is in another domain."""
+    policy = WITH_ITS_OWN_PRICE.replace(economy=WITH_ITS_OWN_PRICE.economy.replace(slowdown_per_network_level=slowdown))
+    recovery = RecoveryScenario(size=3, policy=policy)
+    recovery.report_fault()
+    used, by_name = recovery.scenario.attempt(recovery.job_id).node_names, recovery.world.cluster.by_name
+    for node_ref, node in by_name.items():
+        layers = {
+            f"{NETWORK_LAYER_LABEL}1": "nn-top",
+            f"{NETWORK_LAYER_LABEL}2": "nn-a" if node.name in used else "nn-b",
+        }
+        by_name[node_ref] = node.replace(labels=node.labels | layers)
+    for service in (plan_recovery, drain_node):
+        recovery.run_state("", service)
+    if is_faulty_node_gone:
+        life = recovery.incident.life
+        faulty = next(node_ref for node_ref, node in by_name.items() if node.instance_id == life.instance_id)
+        layers = by_name.pop(faulty).network_layers
+        stored = FleetNode(life=life, slot="slot", network_layers=layers, changed_at=recovery.now)
+        row = fleet_rows.node_row(life.cluster, life.instance_id, stored.to_json(), 0, None)
+        recovery.scenario.store_row(row)
+    recovery.run_state("", plan_resume)
+    return recovery
+
+
+@pytest.mark.parametrize("is_faulty_node_gone", [False, True])
+def test_job_waits_near_while_distant_nodes_lose_more(is_faulty_node_gone: bool) -> None:
+    recovery = recovery_with_distant_free_node(0.5, is_faulty_node_gone=is_faulty_node_gone)
+    record, plan = resume_decision(recovery), recovery.job.resume_plan
+
+    assert record.action == "WAIT_FOR_REPAIR"
+    assert replay(record, recovery.policy).differs_from(record) == ""
+    assert plan
+    assert plan.far_nodes_at
+    assert recovery.job.near_level(plan.far_nodes_at - timedelta(seconds=1)) is NetworkLevel.LAYER_2
+    assert recovery.job.near_level(plan.far_nodes_at) is None
+
+
+def test_record_says_that_no_slowdown_is_configured() -> None:
+    record = resume_decision(recovery_with_distant_free_node(None))
+
+    assert record.action == "FREE_NODE"
+    assert "no slowdown is weighed, because economy.slowdownPerNetworkLevel is not set" in record.reason
+    assert record.chosen
+    assert record.chosen.slowdown_seconds is None
 
 
 def test_elastic_job_that_lost_a_node_is_planned_smaller() -> None:

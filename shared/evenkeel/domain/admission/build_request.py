@@ -79,6 +79,8 @@ def build_request(
         request = request.replace_unchecked(is_interrupted=now < replaced_by)
     if may_backfill:
         request = _with_backfill(request, job, policy, now)
+    if near_level := job.near_level(now):
+        request = request.replace_unchecked(network_needs=request.network_needs.narrowed_to(near_level))
     if policy.instance_types and job.spec.requires != Requirements():
         needs = compatibility.needs_of(job.spec.requires, "", "", {})
         request = request.replace_unchecked(

@@ -17,7 +17,7 @@ Source: https://docs.aws.amazon.com/eks/latest/userguide/ml-workload-topology.ht
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from evenkeel.domain.capacity.node_capacity import NodeCapacity
 from evenkeel.domain.nodes import NETWORK_LAYER_LABEL, ULTRA_SERVER_LABEL
@@ -53,11 +53,39 @@ class NetworkNeeds(Value):
     preferred: NetworkLevel | None = None
     """One domain of this level is tried first, then wider levels. None: the narrowest level is tried first."""
 
+    def narrowed_to(self, level: NetworkLevel) -> "NetworkNeeds":
+        """Return the needs of a gang that also requires this level."""
+        return NetworkNeeds(required=max(level, self.required or level, key=LEVELS.index))
 
-class ClosestNodes(NamedTuple):
+
+class HasPosition(Protocol):
+    """A node with its position in the network."""
+
+    @property
+    def network_layers(self) -> tuple[str, ...]:
+        """Ids of the network nodes above it, from layer 1 down; empty if unknown."""
+
+    @property
+    def ultra_server(self) -> str:
+        """Id of its UltraServer; empty if it is in none, or if unknown."""
+
+
+PositionedNode = TypeVar("PositionedNode", bound=HasPosition)
+
+
+class NetworkSpread(Value):
+    """How far apart nodes are."""
+
+    level: NetworkLevel | None
+    """The narrowest level at which one domain holds all of them; None if none does."""
+    levels_apart: int
+    """Number of levels at which they are in several domains. Levels without labels do not count."""
+
+
+class ClosestNodes(NamedTuple, Generic[PositionedNode]):
     """The nodes that a gang takes."""
 
-    nodes: tuple[NodeCapacity, ...] = ()
+    nodes: tuple[PositionedNode, ...] = ()
     """Empty if no domain of the required level has enough of them."""
     level: NetworkLevel | None = None
     """The narrowest level at which one domain holds all of them; None if unknown."""
@@ -65,12 +93,30 @@ class ClosestNodes(NamedTuple):
     """Id of that domain: a network node or an UltraServer."""
 
 
-def has_position(capacity: NodeCapacity) -> bool:
+def has_position(capacity: HasPosition) -> bool:
     """Whether the position of a node in the network is known."""
     return bool(capacity.network_layers or capacity.ultra_server)
 
 
-def closest_nodes(usable: Sequence[NodeCapacity], count: int, needs: NetworkNeeds) -> ClosestNodes:
+def spread_of(nodes: Sequence[HasPosition]) -> NetworkSpread | None:
+    """Return how far apart nodes are; None if no node has labels, or some nodes lack a label that other nodes have."""
+    labelled_levels: dict[NetworkLevel, bool] = {}
+    for level in LEVELS:
+        ids = set(_domain_ids(nodes, level))
+        if ids <= {""}:
+            continue
+        if "" in ids:
+            return None
+        labelled_levels[level] = len(ids) == 1
+    if not labelled_levels:
+        return None
+    shared_levels = [level for level, is_shared in labelled_levels.items() if is_shared]
+    return NetworkSpread(
+        level=shared_levels[-1] if shared_levels else None, levels_apart=len(labelled_levels) - len(shared_levels)
+    )
+
+
+def closest_nodes(usable: Sequence[PositionedNode], count: int, needs: NetworkNeeds) -> ClosestNodes[PositionedNode]:
     """Return the nodes that a gang takes.
 
     Narrow levels are tried first. If several domains of a level have enough nodes, the gang takes the smallest one.
@@ -115,7 +161,7 @@ def nodes_to_reserve(
     return tuple(largest_group)
 
 
-def largest_domain(capacities: Iterable[NodeCapacity], level: NetworkLevel) -> int:
+def largest_domain(capacities: Iterable[HasPosition], level: NetworkLevel) -> int:
     """Return the number of nodes of the largest domain of a level; 0 if no domain is known."""
     return max(Counter(filter(None, _domain_ids(capacities, level))).values(), default=0)
 
@@ -126,8 +172,8 @@ def known_domains(capacities: Sequence[NodeCapacity], level: NetworkLevel) -> tu
 
 
 def _nodes_from_few_domains(
-    nodes: Sequence[NodeCapacity], count: int, levels: Sequence[NetworkLevel]
-) -> tuple[NodeCapacity, ...]:
+    nodes: Sequence[PositionedNode], count: int, levels: Sequence[NetworkLevel]
+) -> tuple[PositionedNode, ...]:
     """Return nodes from as few domains of the next level as possible.
 
     Large domains are taken whole. The last one is the smallest domain that has enough nodes.
@@ -136,7 +182,7 @@ def _nodes_from_few_domains(
         return tuple(nodes[:count])
     level, *narrower = levels
     domains = [(name, members) for name, members in _nodes_by_domain(nodes, level) if name]
-    chosen_nodes: list[NodeCapacity] = []
+    chosen_nodes: list[PositionedNode] = []
     domains.sort(key=lambda domain: (-len(domain[1]), domain[0]))
     while domains and len(chosen_nodes) < count:
         missing_count = count - len(chosen_nodes)
@@ -148,7 +194,7 @@ def _nodes_from_few_domains(
     return (*chosen_nodes, *_nodes_from_few_domains(without_position, count - len(chosen_nodes), narrower))
 
 
-def _domain_ids(capacities: Iterable[NodeCapacity], level: NetworkLevel) -> list[str]:
+def _domain_ids(capacities: Iterable[HasPosition], level: NetworkLevel) -> list[str]:
     """Return the id of the domain of each node; empty if it is unknown."""
     if level is NetworkLevel.ULTRA_SERVER:
         return [capacity.ultra_server for capacity in capacities]
@@ -157,9 +203,9 @@ def _domain_ids(capacities: Iterable[NodeCapacity], level: NetworkLevel) -> list
 
 
 def _nodes_by_domain(
-    capacities: Sequence[NodeCapacity], level: NetworkLevel
-) -> Iterable[tuple[str, list[NodeCapacity]]]:
-    domains: dict[str, list[NodeCapacity]] = defaultdict(list)
+    capacities: Sequence[PositionedNode], level: NetworkLevel
+) -> Iterable[tuple[str, list[PositionedNode]]]:
+    domains: dict[str, list[PositionedNode]] = defaultdict(list)
     for capacity, domain in zip(capacities, _domain_ids(capacities, level), strict=True):
         domains[domain].append(capacity)
     return domains.items()

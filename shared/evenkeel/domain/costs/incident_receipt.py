@@ -57,6 +57,9 @@ class WeighedOption(Value):
     """Why there is neither an actual time nor one in hindsight; empty if there is one."""
     expected_gpu_hours: float | None
     expected_usd: float | None
+    expected_slowdown_seconds: float | None
+    """Seconds that the job was expected to lose after its resume, on nodes that are farther apart. GPU-hours and
+    dollars include them; null if unknown, or not weighed."""
     why_not: str
 
 
@@ -233,6 +236,7 @@ def _weighed_options(
                 else "",
                 expected_gpu_hours=option.gpu_hours_lost,
                 expected_usd=option.usd,
+                expected_slowdown_seconds=option.slowdown_seconds,
                 why_not=option.why_not,
             )
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
+from evenkeel.domain.capacity.network_topology import NetworkLevel
 from evenkeel.domain.elastic.throughput import MAX_POINTS, SizeThroughput, Throughput, known_throughput
 from evenkeel.domain.jobs.attempt import AttemptState, ResumePoint
 from evenkeel.domain.jobs.spec import JobSpec
@@ -106,6 +107,10 @@ class ResumePlan(Value):
     """Maximum rent for which it is resumed on rented nodes, in parts of `economics.money`; None if it waits."""
     capacity_at: Instant | None = None
     """When its recovery expects committed nodes for the job. Until then, scheduling cycles expect the same."""
+    near_level: NetworkLevel | None = None
+    """Network level of which one domain must hold the job's nodes until `far_nodes_at`; None if any nodes will do."""
+    far_nodes_at: Instant | None = None
+    """When the job also takes nodes that are farther apart. Until then, waiting loses less than their slowdown."""
     is_faulty_node_committed: bool = Field(default=False, alias="lostCommitted")
     """Whether the faulty node is committed. Then nodes rented for the job are temporary: it leaves them when committed
     nodes are free for it.
@@ -299,6 +304,13 @@ class Job(Value):
         """Return the resume plan while it is valid: until an attempt later than the interrupted one exists."""
         plan = self.resume_plan
         return plan if plan and plan.after_attempt >= self.current_attempt else None
+
+    def near_level(self, now: datetime) -> NetworkLevel | None:
+        """Return the network level that its resume plan requires now; None if any nodes will do."""
+        plan = self.live_plan()
+        if plan is None or self.is_preempted or plan.far_nodes_at is None or now >= plan.far_nodes_at:
+            return None
+        return plan.near_level
 
     @property
     def committed_size(self) -> int:

@@ -5,6 +5,7 @@ from datetime import datetime, timedelta
 
 from pydantic import Field
 
+from evenkeel.domain.capacity.network_topology import NetworkLevel, NetworkSpread
 from evenkeel.domain.decisions import Alternative
 from evenkeel.domain.economics import money
 from evenkeel.domain.economics.expected_durations import ExpectedDuration
@@ -14,6 +15,7 @@ from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.jobs.job import CheckpointRequirement, Job, ResumeOption
 from evenkeel.domain.jobs.job_policy import JobPolicy
 from evenkeel.domain.plurals import count_of
+from evenkeel.domain.recovery.network_distance import NO_SLOWDOWN, NetworkFacts, Slowdown, slowdown_on
 from evenkeel.domain.renting.cost import cheapest_committed
 from evenkeel.domain.renting.placement import PlacementFacts, cheapest_rental_in_time, choose_pool
 from evenkeel.domain.renting.rental import nodes_subject
@@ -38,6 +40,8 @@ class PoolCapacity(Value):
     """Schedulable nodes of a suitable type, without the faulty node, that are free now or once the attempt ended."""
     spares: int
     """Usable nodes that are reserved for recoveries."""
+    spread: NetworkSpread | None = None
+    """Distance between the nodes that the job would take; None if they are too few, or if it is unknown."""
 
 
 class OptionCost(Value):
@@ -139,6 +143,8 @@ class ResumeFacts(Value):
     """Whether the first rung replaces the node, so that this node life does not return."""
     is_repaired: bool
     """Whether the node will be repaired."""
+    network: NetworkFacts | None = None
+    """The cost of nodes that are farther apart; None for a job on one node, and in records of earlier releases."""
 
 
 class ResumeDecision(Value):
@@ -162,6 +168,12 @@ class ResumeDecision(Value):
     """Highest rent at which RENT still loses least; None if no nodes are rented."""
     capacity_seconds: float = 0
     """Expected time until committed nodes are free for the job."""
+    slowdown_seconds: float | None = None
+    """Seconds that the job loses on nodes that are farther apart than before; None if unknown, or not weighed."""
+    near_level: NetworkLevel | None = None
+    """Network level of which one domain must hold the job's nodes; None if any nodes will do."""
+    far_nodes_after_seconds: float | None = None
+    """Time after which `near_level` no longer counts: then waiting has cost as much as the slowdown."""
     alternatives: tuple[Alternative, ...] = ()
 
 
@@ -180,6 +192,7 @@ class _Option(Value):
     gpu_hours: float = 0
     usd: float = 0
     rent_parts: int = 0
+    slowdown: Slowdown = NO_SLOWDOWN
 
 
 def plan_resume(facts: ResumeFacts, policy: JobPolicy) -> ResumeDecision:
@@ -188,8 +201,9 @@ def plan_resume(facts: ResumeFacts, policy: JobPolicy) -> ResumeDecision:
     The loss of an option:
 
         seconds = wait for nodes + launch + restore + lost work
-        loss    = (seconds x accelerators / 3600 + GPU-hours that other jobs lose) x price
-                  + seconds x price of delay + cost of the option itself
+        lost    = seconds + slowdown on nodes that are farther apart
+        loss    = (lost x accelerators / 3600 + GPU-hours that other jobs lose) x price
+                  + lost x price of delay + cost of the option itself
 
     Ties follow `OPTION_ORDER`.
     """
@@ -206,11 +220,16 @@ def plan_resume(facts: ResumeFacts, policy: JobPolicy) -> ResumeDecision:
     if chosen_option.option is ResumeOption.RENT and facts.renting is not None:
         next_best = min(option.usd for option in possible if option is not chosen_option)
         max_rent_parts = chosen_option.rent_parts + round((next_best - chosen_option.usd) * money.COST_PARTS_PER_USD)
+    far_nodes_after_seconds = _far_nodes_after_seconds(chosen_option, possible)
+    texts = (
+        chosen_option.why,
+        _slowdown_text(chosen_option.slowdown),
+        _trust_text(facts.trust, distrust),
+        _durations_text(facts.delays),
+    )
     return ResumeDecision(
         option=chosen_option.option,
-        reason=" ".join(
-            filter(None, (chosen_option.why, _trust_text(facts.trust, distrust), _durations_text(facts.delays)))
-        ),
+        reason=" ".join(filter(None, texts)),
         pool=chosen_option.pool,
         nodes=chosen_option.nodes or facts.nodes,
         shrinks_at=chosen_option.shrinks_at or _shrinks_at(facts, chosen_option),
@@ -223,6 +242,11 @@ def plan_resume(facts: ResumeFacts, policy: JobPolicy) -> ResumeDecision:
         usd=chosen_option.usd if is_priced else None,
         max_rent_parts=max_rent_parts,
         capacity_seconds=_wait_seconds(facts),
+        slowdown_seconds=chosen_option.slowdown.seconds,
+        near_level=facts.network.before.level
+        if far_nodes_after_seconds is not None and facts.network and facts.network.before
+        else None,
+        far_nodes_after_seconds=far_nodes_after_seconds,
         alternatives=tuple(
             _rejected_alternative(option, chosen_option, is_priced=is_priced)
             for option in options
@@ -242,14 +266,19 @@ def _all_options(facts: ResumeFacts) -> Iterator[_Option]:
         yield _Option(option=ResumeOption.FREE_NODE, why_not=why_not)
     else:
         yield _priced_option(
-            facts, ResumeOption.FREE_NODE, f"Free nodes in {free_pool.pool} can run the job now.", pool=free_pool.pool
+            facts,
+            ResumeOption.FREE_NODE,
+            f"Free nodes in {free_pool.pool} can run the job now.",
+            pool=free_pool.pool,
+            slowdown=slowdown_on(free_pool.spread, facts.network),
         )
     if spare_pool is None:
         why_not = "the pool has no spare node" if max_usable >= facts.nodes else shortage
         yield _Option(option=ResumeOption.SPARE, why_not=why_not)
     else:
         why = f"A spare node in {spare_pool.pool} can run the job now; no other node is free."
-        yield _priced_option(facts, ResumeOption.SPARE, why, pool=spare_pool.pool)
+        slowdown = slowdown_on(spare_pool.spread, facts.network)
+        yield _priced_option(facts, ResumeOption.SPARE, why, pool=spare_pool.pool, slowdown=slowdown)
     yield _wait_option(facts, shortage, max_usable)
     if facts.node_loss is not None:
         yield _shrink_option(facts, facts.node_loss)
@@ -261,7 +290,8 @@ def _all_options(facts: ResumeFacts) -> Iterator[_Option]:
         if cost.why_not:
             yield _Option(option=cost.option, why_not=cost.why_not)
         else:
-            yield _priced_option(facts, cost.option, _OPTION_REASONS[cost.option], wait=cost.wait_seconds, cost=cost)
+            why, slowdown = _OPTION_REASONS[cost.option], slowdown_on(None, facts.network)
+            yield _priced_option(facts, cost.option, why, wait=cost.wait_seconds, cost=cost, slowdown=slowdown)
 
 
 _OPTION_REASONS = {
@@ -278,7 +308,28 @@ def _wait_option(facts: ResumeFacts, shortage: str, max_usable: int) -> _Option:
         why = f"{shortage}, so the job waits for capacity."
     elif facts.nodes - max_usable > 1:
         why = f"{shortage}: one repaired node is not enough, so the job waits for capacity."
-    return _priced_option(facts, ResumeOption.WAIT_FOR_REPAIR, why, wait=_wait_seconds(facts))
+    slowdown = slowdown_on(None, facts.network)
+    if far_pool := next((pool for pool in facts.pools if pool.usable >= facts.nodes), None):
+        # Any of the free nodes would do. Only a repair brings back a node at the place of the faulty one.
+        slowdown = NO_SLOWDOWN if facts.is_repaired else slowdown_on(far_pool.spread, facts.network)
+        why = "The free nodes are farther apart than the job's nodes were, so the job waits for the repair."
+    elif facts.is_repaired and facts.nodes - max_usable == 1:
+        slowdown = NO_SLOWDOWN
+    return _priced_option(facts, ResumeOption.WAIT_FOR_REPAIR, why, wait=_wait_seconds(facts), slowdown=slowdown)
+
+
+def _far_nodes_after_seconds(chosen_option: _Option, possible: Iterable[_Option]) -> float | None:
+    """Return how long the job waits for near nodes although others are free; None if it does not.
+
+    Longer than that, the wait would lose more than the slowdown.
+    """
+    if chosen_option.option is not ResumeOption.WAIT_FOR_REPAIR:
+        return None
+    slowdowns = (option.slowdown.seconds for option in possible if option.option in _EXISTING_NODES)
+    return min((seconds for seconds in slowdowns if seconds), default=None)
+
+
+_EXISTING_NODES = (ResumeOption.FREE_NODE, ResumeOption.SPARE)
 
 
 def _wait_seconds(facts: ResumeFacts) -> float:
@@ -304,7 +355,8 @@ def _rent_option(facts: ResumeFacts, rent_option: RentOption) -> _Option:
     rent = f"{money.format_usd(row.rent_parts)} for the expected run time"
     why = f"{nodes_subject(requirement.nodes, row.pool)} rented for it, {rent}."
     cost = OptionCost(option=ResumeOption.RENT, pool=row.pool, usd=premium / money.COST_PARTS_PER_USD)
-    return _priced_option(facts, ResumeOption.RENT, why, wait=max(0.0, wait), cost=cost).replace(
+    slowdown = slowdown_on(None, facts.network)
+    return _priced_option(facts, ResumeOption.RENT, why, wait=max(0.0, wait), cost=cost, slowdown=slowdown).replace(
         rent_parts=row.rent_parts
     )
 
@@ -323,9 +375,8 @@ def _preempt_option(facts: ResumeFacts, wait: float) -> _Option:
         usd += delay_seconds * victim.usd_per_hour_of_delay / 3600
     names = ", ".join(f"{victim.job_id} of team {victim.team}" for victim in facts.preemption_victims)
     cost = OptionCost(option=ResumeOption.PREEMPT, gpu_hours_taken=hours, usd=usd)
-    return _priced_option(
-        facts, ResumeOption.PREEMPT, f"Evenkeel preempts {names} to run the job.", wait=save_seconds, cost=cost
-    )
+    why, slowdown = f"Evenkeel preempts {names} to run the job.", slowdown_on(None, facts.network)
+    return _priced_option(facts, ResumeOption.PREEMPT, why, wait=save_seconds, cost=cost, slowdown=slowdown)
 
 
 def _shrink_option(facts: ResumeFacts, node_loss: NodeLossFacts) -> _Option:
@@ -377,10 +428,12 @@ def _priced_option(
     wait: float = 0,
     pool: str = "",
     cost: OptionCost | None = None,
+    slowdown: Slowdown = NO_SLOWDOWN,
 ) -> _Option:
     seconds = wait + facts.delays.launch.seconds + facts.delays.restore.seconds + facts.lost_work_seconds
-    gpu_hours = seconds * facts.nodes * facts.accelerators_per_node / 3600 + (cost.gpu_hours_taken if cost else 0)
-    delay_usd = seconds * facts.usd_per_hour_of_delay / 3600
+    lost_seconds = seconds + (slowdown.seconds or 0)
+    gpu_hours = lost_seconds * facts.nodes * facts.accelerators_per_node / 3600 + (cost.gpu_hours_taken if cost else 0)
+    delay_usd = lost_seconds * facts.usd_per_hour_of_delay / 3600
     usd = gpu_hours * (facts.usd_per_accelerator_hour or 0) + delay_usd + (cost.usd if cost else 0)
     return _Option(
         option=option,
@@ -389,39 +442,36 @@ def _priced_option(
         seconds=round(seconds, 3),
         gpu_hours=round(gpu_hours, 3),
         usd=round(usd, 2),
+        slowdown=slowdown,
     )
 
 
 def _rejected_alternative(rejected_option: _Option, chosen_option: _Option, *, is_priced: bool) -> Alternative:
     if rejected_option.why_not:
         return Alternative(option=rejected_option.option, why_not=rejected_option.why_not)
-    if not is_priced and rejected_option.gpu_hours > chosen_option.gpu_hours:
-        more_hours = rejected_option.gpu_hours - chosen_option.gpu_hours
-        return Alternative(
-            option=rejected_option.option,
-            why_not=f"it would lose {more_hours:,.1f} GPU-hours more; they have no price",
-            expected_seconds=rejected_option.seconds,
-            gpu_hours_lost=rejected_option.gpu_hours,
-        )
-    extra_usd = rejected_option.usd - chosen_option.usd
-    why_not = (
-        f"it would lose ${extra_usd:,.2f} more"
-        if extra_usd > 0
-        else f"as quick, but {chosen_option.option} costs other jobs less"
-    )
-    if (
-        extra_usd <= 0
-        and chosen_option.option is ResumeOption.FREE_NODE
-        and rejected_option.option is ResumeOption.SPARE
-    ):
-        why_not = "a free node is as quick and keeps the spare"
+    why_not = _why_not_chosen(rejected_option, chosen_option, is_priced=is_priced)
+    if rejected_option.slowdown.text:
+        why_not = f"{why_not}; {rejected_option.slowdown.text}"
     return Alternative(
         option=rejected_option.option,
         why_not=why_not,
         expected_seconds=rejected_option.seconds,
         gpu_hours_lost=rejected_option.gpu_hours,
         usd=rejected_option.usd if is_priced else None,
+        slowdown_seconds=rejected_option.slowdown.seconds,
     )
+
+
+def _why_not_chosen(rejected_option: _Option, chosen_option: _Option, *, is_priced: bool) -> str:
+    more_hours = rejected_option.gpu_hours - chosen_option.gpu_hours
+    if not is_priced and more_hours > 0:
+        return f"it would lose {more_hours:,.1f} GPU-hours more; they have no price"
+    extra_usd = rejected_option.usd - chosen_option.usd
+    if extra_usd > 0:
+        return f"it would lose ${extra_usd:,.2f} more"
+    if (chosen_option.option, rejected_option.option) == _EXISTING_NODES:
+        return "a free node is as quick and keeps the spare"
+    return f"as quick, but {chosen_option.option} costs other jobs less"
 
 
 def lost_work_seconds(
@@ -491,6 +541,10 @@ def _durations_text(delays: ResumeDelays) -> str:
     if not any(duration.origin for _, duration in named_durations):
         return ""
     return f"Expected times: {'; '.join(f'{name} {duration.text}' for name, duration in named_durations)}."
+
+
+def _slowdown_text(slowdown: Slowdown) -> str:
+    return f"{slowdown.text[0].upper()}{slowdown.text[1:]}." if slowdown.text else ""
 
 
 def _trust_text(trust: CheckpointTrust, distrust: datetime | None) -> str:

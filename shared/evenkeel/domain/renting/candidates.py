@@ -248,7 +248,10 @@ def jobs_to_place(pending_jobs: Iterable[Job], policy: Policy, now: datetime) ->
     """
     burst = policy.burst
     jobs = [
-        job for job in pending_jobs if job.spec.deadline_at or (burst.pools and burst.delay_of(job.spec.priority_class))
+        job
+        for job in pending_jobs
+        if (job.spec.deadline_at or (burst.pools and burst.delay_of(job.spec.priority_class)))
+        and not job.near_level(now)  # it waits although nodes are free
     ]
     size = _MAX_PLACED // 2
     first_jobs, later_jobs = jobs[:size], jobs[size:]

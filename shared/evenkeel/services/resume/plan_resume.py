@@ -5,14 +5,20 @@ The plan is recorded on the job; only `schedule_jobs` acts on it.
 
 import contextlib
 import itertools
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import Enum, StrEnum, auto
 from typing import NamedTuple
 
 from evenkeel.domain.capacity import efa
-from evenkeel.domain.capacity.network_topology import NetworkLevel
+from evenkeel.domain.capacity.network_topology import (
+    HasPosition,
+    NetworkSpread,
+    closest_nodes,
+    largest_domain,
+    spread_of,
+)
+from evenkeel.domain.capacity.run_times import run_times_of
 from evenkeel.domain.decisions import Alternative, Decision
 from evenkeel.domain.economics.expected_durations import (
     MeasuredDurations,
@@ -27,10 +33,11 @@ from evenkeel.domain.elastic.sizes import ElasticJob
 from evenkeel.domain.health.assessment import checkpoint_trust_of
 from evenkeel.domain.health.classification import IncidentFault
 from evenkeel.domain.health.incidents import AffectedJob, Incident, IncidentState
-from evenkeel.domain.jobs.attempt import Attempt, AttemptState
+from evenkeel.domain.jobs.attempt import Attempt, AttemptState, run_seconds
 from evenkeel.domain.jobs.job import CheckpointRequirement, Job, ResumeOption, ResumePlan, StopRequest
-from evenkeel.domain.nodes import KubernetesNode
+from evenkeel.domain.nodes import FleetNode, KubernetesNode
 from evenkeel.domain.policy import Policy
+from evenkeel.domain.recovery.network_distance import NetworkFacts
 from evenkeel.domain.recovery.repair_requests import REPLACE
 from evenkeel.domain.recovery.resume import (
     OptionCost,
@@ -45,17 +52,19 @@ from evenkeel.domain.recovery.resume import (
     requirement_after,
 )
 from evenkeel.domain.recovery.rollback import Rollback, RollbackDecision, RollbackFacts, decide_rollback
+from evenkeel.domain.renting.candidates import origin_of
 from evenkeel.domain.resources import NONE, Resources, why_too_small
 from evenkeel.domain.values import Value
 from evenkeel.ports import Conflict, Ledger, Put, Table, Write, every, get_all
 from evenkeel.services.context import Context
 from evenkeel.services.incidents import recovery_step, unhealthy_nodes
 from evenkeel.services.recovery import guardrails
+from evenkeel.services.rentals import rentals
 from evenkeel.services.resume import find_resume_options
-from evenkeel.services.storage import incident_store
+from evenkeel.services.storage import incident_store, past_jobs
 from evenkeel.services.storage.decision_record import decision_of
 from evenkeel.services.storage.retries import until_committed
-from evenkeel.services.tables import incident_rows, job_rows, rows, subject_rows
+from evenkeel.services.tables import fleet_rows, incident_rows, job_rows, rows, subject_rows
 
 WRITER = "plan_resume"
 _MAX_INCIDENT_SAMPLES = 50
@@ -63,6 +72,8 @@ _MAX_INCIDENTS_READ = 200
 _MAX_ATTEMPT_SAMPLES = 5
 _MAX_ATTEMPTS_READ = 200
 """The newest ended attempts of all jobs. Their launches and restores predict the times of their pools."""
+_SMALLEST_GANG = 2
+"""Nodes of the smallest job for which the distance between nodes counts."""
 _NOT_ELASTIC = OptionCost(option=ResumeOption.SHRINK, why_not="not available: the job is not elastic")
 _NOT_CHECKED = tuple(
     OptionCost(option=option, why_not="not checked: existing nodes can run the job now")
@@ -576,7 +587,58 @@ def _resume_facts(
         faulty_life=incident.life.key,
         will_be_replaced=fault.node_rungs[:1] == (REPLACE,) and not _stays_in_service(incident),
         is_repaired=is_repaired,
+        network=_network_facts(job, attempt, pools, shared_facts, context),
     )
+
+
+def _network_facts(
+    job: Job, attempt: Attempt, pools: Sequence[PoolCapacity], shared_facts: _SharedFacts, context: Context
+) -> NetworkFacts | None:
+    """Return how far apart the nodes of the interrupted attempt were; None for a job on one node."""
+    if _requested_nodes(job) < _SMALLEST_GANG:
+        return None
+    economy = context.policy.economy
+    before = _spread_before(attempt, shared_facts, context.ledger)
+    network = NetworkFacts(
+        before=before, slowdown_per_level=economy.slowdown_per_network_level, why_not_weighed=_why_not_weighed(job)
+    )
+    is_farther = any(pool.spread and before and pool.spread.levels_apart > before.levels_apart for pool in pools)
+    if not (is_farther and network.slowdown_per_level) or network.why_not_weighed:
+        return network
+    ran = run_seconds(rentals.read_attempts(context.ledger, [job]), context.now) if job.spec.checkpoint_uri else {}
+    run_times = run_times_of(past_jobs.load_past_jobs(context.ledger), economy.min_samples)
+    remaining_time = run_times.remaining(origin_of(job, context.policy), ran.get(job.job_id, 0.0))
+    return network.replace(
+        remaining_seconds=round(remaining_time.mean, 1),
+        failures_per_hour=economy.failures_per_node_hour * _requested_nodes(job),
+    )
+
+
+def _why_not_weighed(job: Job) -> str:
+    """Return why the slowdown of distant nodes does not count for a job; empty if it counts."""
+    if job.local_queue:
+        return "Kueue chooses the nodes, so no slowdown is weighed"
+    if job.spec.sizes is not None:
+        return "an elastic job grows onto such nodes anyway, so no slowdown is weighed"
+    return ""
+
+
+def _spread_before(attempt: Attempt, shared_facts: _SharedFacts, ledger: Ledger) -> NetworkSpread | None:
+    """Return how far apart the nodes of an attempt are; None if the position of a node is unknown.
+
+    Kubernetes may have removed the faulty node already. Its position is then in the row of the last sweep.
+    """
+    node_objects = {(node.cluster, node.name): node for node in shared_facts.nodes}
+    nodes: list[HasPosition] = []
+    for life, name in zip(attempt.nodes, attempt.node_names, strict=False):
+        node: HasPosition | None = node_objects.get((life.cluster, name))
+        if node is None:
+            row = ledger.get(fleet_rows.node_key(life.cluster, life.instance_id))
+            node = rows.decode(row, FleetNode) if row else None
+        if node is None:
+            return None
+        nodes.append(node)
+    return spread_of(nodes)
 
 
 def _node_loss_facts(
@@ -641,24 +703,26 @@ def _pool_capacities(
         has_efa = node.efa >= efa.interfaces_per_pod(efa.EfaNode.of(node), attempt.ranks, accelerators, by_pool)
         if not why_too_small(attempt.per_node, free_resources, node.allocatable) and has_efa:
             nodes_by_pool.setdefault(node.pool, []).append(node)
-    level = job.spec.network_needs.required
     spares = policy.scheduling.spare_nodes
     # The pool of the last attempt first: the job's data and peers are near.
     order = sorted(nodes_by_pool, key=lambda pool: (pool != attempt.pool, pool))
     return tuple(
-        PoolCapacity(pool=pool, usable=_count_in_largest_domain(nodes_by_pool[pool], level), spares=spares.get(pool, 0))
+        _pool_capacity(job, pool, sorted(nodes_by_pool[pool], key=lambda node: node.name), spares.get(pool, 0))
         for pool in order
     )
 
 
-def _count_in_largest_domain(nodes: Sequence[KubernetesNode], level: NetworkLevel | None) -> int:
-    """Return the number of nodes in the largest domain of a level. All nodes count without a level.
+def _pool_capacity(job: Job, pool: str, nodes: Sequence[KubernetesNode], spares: int) -> PoolCapacity:
+    """Return what these free nodes of a pool offer to a job.
 
-    They also count if no node has a label of the level: HyperPod may know the UltraServer of a node without a label.
+    If the job requires a network level, only its largest domain counts. All nodes count if none has a label of the
+    level: HyperPod may know the UltraServer of a node without a label.
     """
-    domains = Counter(node.labels.get(level.node_label, "") for node in nodes) if level else Counter[str]()
-    del domains[""]
-    return max(domains.values(), default=len(nodes))
+    needs, count = job.spec.network_needs, _requested_nodes(job)
+    usable = (largest_domain(nodes, needs.required) if needs.required else 0) or len(nodes)
+    has_spread = _SMALLEST_GANG <= count <= len(nodes)
+    spread = spread_of(closest_nodes(nodes, count, needs).nodes) if has_spread else None
+    return PoolCapacity(pool=pool, usable=usable, spares=spares, spread=spread)
 
 
 def _plan_writes(
@@ -681,6 +745,7 @@ def _plan_writes(
             expected_seconds=resume_decision.expected_seconds,
             gpu_hours_lost=resume_decision.gpu_hours_lost,
             usd=resume_decision.usd,
+            slowdown_seconds=resume_decision.slowdown_seconds,
         )
     )
     plan = _resume_plan(incident, job, facts.attempt, resume_decision, decision.decision_id, context)
@@ -723,6 +788,10 @@ def _resume_plan(
         shrinks_at=resume_decision.shrinks_at,
         max_rent_parts=resume_decision.max_rent_parts,
         capacity_at=context.now + timedelta(seconds=resume_decision.capacity_seconds),
+        near_level=resume_decision.near_level,
+        far_nodes_at=None
+        if resume_decision.far_nodes_after_seconds is None
+        else context.now + timedelta(seconds=resume_decision.far_nodes_after_seconds),
         is_faulty_node_committed=_is_faulty_node_committed(incident, context.policy),
         decision_id=decision_id,
         planned_at=context.now,

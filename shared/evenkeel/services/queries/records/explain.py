@@ -399,6 +399,7 @@ def _option_document(option: Alternative, *, chosen: bool) -> Json:
         "expectedSeconds": option.expected_seconds,
         "gpuHoursLost": option.gpu_hours_lost,
         "usd": option.usd,
+        "slowdownSeconds": option.slowdown_seconds,
     }
 
 
