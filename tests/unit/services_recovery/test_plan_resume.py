@@ -171,8 +171,8 @@ def recovery_with_distant_free_node(slowdown: float | None, *, is_faulty_node_go
     if is_faulty_node_gone:
         life = recovery.incident.life
         faulty = next(node_ref for node_ref, node in by_name.items() if node.instance_id == life.instance_id)
-        layers = by_name.pop(faulty).network_layers
-        stored = FleetNode(life=life, slot="slot", network_layers=layers, changed_at=recovery.now)
+        network_layers = by_name.pop(faulty).network_layers
+        stored = FleetNode(life=life, slot="slot", network_layers=network_layers, changed_at=recovery.now)
         row = fleet_rows.node_row(life.cluster, life.instance_id, stored.to_json(), 0, None)
         recovery.scenario.store_row(row)
     recovery.run_state("", plan_resume)
