@@ -19,7 +19,7 @@ class NetworkFacts(Value):
     """How far apart the nodes of an interrupted job were, and the cost of a longer distance."""
 
     before: NetworkSpread | None
-    """Of the nodes of the interrupted attempt; None if the position of a node is unknown."""
+    """How far apart the nodes of the interrupted attempt were; None if the position of a node is unknown."""
     slowdown_per_level: float | None
     """The policy's figure; None if it is not set."""
     why_not_weighed: Sentence = ""
