@@ -498,7 +498,7 @@ def test_job_waits_if_slowdown_loses_more_than_repair(slowdown: float, option: s
     assert decision.option == option
 
 
-def test_wait_for_near_nodes_ends_when_it_costs_as_much_as_slowdown() -> None:
+def test_wait_for_near_nodes_is_bounded_by_slowdown() -> None:
     decision = decide_with_network(FAR, 0.02)
     free_nodes = next(alternative for alternative in decision.alternatives if alternative.option == "FREE_NODE")
 
