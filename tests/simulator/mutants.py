@@ -2,6 +2,9 @@
 
 A patch begins with `Breaks: <invariant>`, followed by a description of the bug. It must fail that invariant, and may
 fail more. A patch that no longer applies is an error: the rule that it removes has moved.
+
+`tests/mutants/seeds.json` keeps the seed that found each bug last time. This seed runs first; if it finds nothing any
+more, all seeds run from 1, and the file gets the new seed.
 """
 
 import argparse
@@ -20,6 +23,7 @@ from tests.simulator.fuzz import run_seed
 
 ROOT = Path(__file__).resolve().parents[2]
 PATCHES = ROOT / "tests" / "mutants"
+FOUND_BY = PATCHES / "seeds.json"
 SEEDS = 1500
 """Most mutants are found within 100 seeds. A dropped event needs 320; one mutant needs a refusal of capacity between
 two rentals of one pool."""
@@ -86,8 +90,8 @@ def _git_apply(patch: Path, folder: Path, *options: str) -> str:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False).stderr.strip()
 
 
-def run_seeds(mutant: Mutant, seeds: int) -> MutantDetection:
-    """Run seeds in a tree with the bug until its invariant breaks.
+def run_seeds(mutant: Mutant, seeds: int, first_seed: int) -> MutantDetection:
+    """Run seeds in a tree with the bug until its invariant breaks: `first_seed`, then 1 to `seeds`.
 
     Raises:
         RuntimeError: the patch does not apply, or the tree with the bug does not run.
@@ -98,7 +102,10 @@ def run_seeds(mutant: Mutant, seeds: int) -> MutantDetection:
             raise RuntimeError(f"{mutant.name} no longer applies: {failed}")
         paths = os.pathsep.join([str(folder / "shared"), str(folder)])
         ran = subprocess.run(
-            [sys.executable, "-m", "tests.simulator.mutants", "--seek", mutant.invariant, "--seeds", str(seeds)],
+            [
+                *(sys.executable, "-m", "tests.simulator.mutants", "--seek", mutant.invariant),
+                *("--first-seed", str(first_seed), "--seeds", str(seeds)),
+            ],
             cwd=folder,
             env={**os.environ, "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"},
             capture_output=True,
@@ -110,43 +117,58 @@ def run_seeds(mutant: Mutant, seeds: int) -> MutantDetection:
     return MutantDetection(**json.loads(ran.stdout))
 
 
-def find_violation(invariant: str, seeds: int) -> MutantDetection:
-    """Return the first seed that breaks the invariant here."""
-    for seed in range(1, seeds + 1):
+def find_violation(invariant: str, seeds: int, first_seed: int) -> MutantDetection:
+    """Return the first seed of `first_seed`, 1, 2, ... that breaks the invariant here."""
+    for seed in (first_seed, *range(1, seeds + 1)):
         for violation in run_seed(seed).violations:
             if violation.invariant == invariant:
                 return MutantDetection(seed, violation.text)
     return MutantDetection()
 
 
+def known_seeds() -> dict[str, int]:
+    """Return the seed that found each mutant last time, by the mutant's name."""
+    seeds: dict[str, int] = json.loads(FOUND_BY.read_text())
+    return seeds
+
+
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="make mutants", description=__doc__)
     parser.add_argument("--seek", metavar="INVARIANT", help="look for a seed that breaks it, in this very tree")
     parser.add_argument("--seeds", type=int, default=SEEDS, help="so many at most")
+    parser.add_argument("--first-seed", type=int, default=1, help="with --seek: the seed that runs before the others")
     parser.add_argument("names", nargs="*", help="only these mutants")
     args = parser.parse_args(arguments)
     if args.seek:
-        mutant_detection = find_violation(args.seek, args.seeds)
+        mutant_detection = find_violation(args.seek, args.seeds, args.first_seed)
         print(json.dumps({"seed": mutant_detection.seed, "text": mutant_detection.text}))
         return 0
     chosen = [mutant for mutant in mutants() if not args.names or mutant.name in args.names]
     print(f"{'mutant':34} {'invariant':28} seed  what broke")
     survived = 0
+    known = known_seeds()
+    found_by: dict[str, int] = {}
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for mutant, hunted in [(mutant, pool.submit(run_seeds, mutant, args.seeds)) for mutant in chosen]:
+        for mutant, detection in [
+            (mutant, pool.submit(run_seeds, mutant, args.seeds, known.get(mutant.name, 1))) for mutant in chosen
+        ]:
             try:
-                mutant_detection = hunted.result()
+                mutant_detection = detection.result()
             except RuntimeError as error:
                 survived += 1
                 print(f"{mutant.name:34} {mutant.invariant:28} BROKEN: {error}", flush=True)
                 continue
             survived += not mutant_detection.seed
+            found_by[mutant.name] = mutant_detection.seed
             text = (
                 f"{mutant_detection.seed:4}  {mutant_detection.text[:90]}"
                 if mutant_detection.seed
                 else f"   -  SURVIVED {args.seeds} seeds"
             )
             print(f"{mutant.name:34} {mutant.invariant:28} {text}", flush=True)
+    names = {mutant.name for mutant in mutants()}
+    kept = {name: seed for name, seed in sorted({**known, **found_by}.items()) if seed and name in names}
+    FOUND_BY.write_text(json.dumps(kept, indent=2) + "\n")
     print(f"mutants: {len(chosen) - survived} of {len(chosen)} found")
     return 1 if survived else 0
 
