@@ -4,6 +4,8 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from evenkeel.domain.admission.authority import AdmissionAuthority
 from evenkeel.domain.admission.decide_job import AdmissionAction
@@ -116,6 +118,18 @@ def test_displaced_job_is_overtaken_only_until_the_backfill_limit() -> None:
 
     assert steps_by_job(decide_snapshot(snapshot, with_backfill(901)))["job-950"] == "AdmissionStep ADMIT"
     assert steps_by_job(decide_snapshot(snapshot, with_backfill(900)))["job-1"] == "AdmissionStep ADMIT"
+
+
+@settings(max_examples=200, deadline=None)
+@given(displaced=st.integers(1, 999), submitted=st.lists(st.integers(1, 999), max_size=8, unique=True))
+def test_displaced_job_goes_before_jobs_submitted_after_its_displacement(displaced: int, submitted: list[int]) -> None:
+    others = [a_waiting_job(1000 + second, submitted_at=at(second)) for second in submitted]
+    facts = {"submitted_at": at(0), "displaced_at": at(displaced), "queued_at": at(displaced), "current_attempt": 1}
+
+    requests = a_snapshot(a_waiting_job(1, **facts), *others).requests(Policy(), NOW)
+
+    order = [request.job_id for request in sorted(requests, key=lambda request: request.queue_order_key)]
+    assert order.index("job-1") == sum(second < displaced for second in submitted)
 
 
 def test_backfill_does_not_apply_to_jobs_of_teams() -> None:

@@ -9,7 +9,8 @@ from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.renting.rental import RentalState
 from evenkeel.domain.replay import replay
 from evenkeel.ports import Ledger
-from tests.unit.services_jobs.test_rentals import SPOT, RentalScenario, a_policy
+from tests.unit.services_jobs.test_budgets import market_with_budgets
+from tests.unit.services_jobs.test_rentals import NODE_HOUR, SPOT, RentalScenario, a_policy
 
 NO_CHECKPOINTS: dict[str, Any] = {"checkpoint_uri": ""}
 
@@ -132,3 +133,58 @@ def test_moved_job_moves_again_only_for_a_dearer_delay(dearer: bool, is_asked_to
     scenario.run_scheduling_cycle()
 
     assert (scenario.job(first.job_id).stop_request is not None) is is_asked_to_stop
+
+
+def two_movable_and_two_waiting_jobs(**changes: Any) -> tuple[RentalScenario, list[Job], list[Job]]:
+    """Return two jobs with checkpoints on a node each, and two pending jobs without checkpoints."""
+    renting = RentalScenario(policy=a_policy(max_moves=3, **changes))
+    scenario = renting.scenario
+    movable = [scenario.submit(f"movable-{number}", nodes=1) for number in range(2)]
+    scenario.run_scheduling_cycle()
+    for job in movable:
+        renting.run_attempt(job.job_id, 1)
+    renting.world.clock.advance(60)
+    waiting = [scenario.submit(f"waiting-{number}", nodes=1, **NO_CHECKPOINTS) for number in range(2)]
+    return renting, movable, waiting
+
+
+@pytest.mark.parametrize(("cap_micros", "displaced_count"), [(NODE_HOUR[SPOT], 1), (2 * NODE_HOUR[SPOT], 2)])
+def test_rent_that_a_displaced_job_will_need_counts_against_the_cap(cap_micros: int, displaced_count: int) -> None:
+    caps = {"fleet_cap_micros_per_hour": cap_micros, "other_team_cap_micros_per_hour": cap_micros}
+    renting, movable, _ = two_movable_and_two_waiting_jobs(**caps)
+    scenario = renting.scenario
+
+    for _ in range(3):  # the first displaced job still saves its checkpoint, and has rented nothing
+        scenario.run_scheduling_cycle()
+
+    assert sum(scenario.job(job.job_id).stop_request is not None for job in movable) == displaced_count
+
+
+def test_rent_that_a_stopped_job_will_need_counts_against_the_cap() -> None:
+    caps = dict.fromkeys(("fleet_cap_micros_per_hour", "other_team_cap_micros_per_hour"), NODE_HOUR[SPOT])
+    renting, movable, _ = two_movable_and_two_waiting_jobs(**caps)
+    scenario = renting.scenario
+    scenario.run_scheduling_cycle()
+    (stopping,) = [job.job_id for job in movable if scenario.job(job.job_id).stop_request]
+    scenario.stop(stopping, 1)
+    scenario.settle(stopping, 1)
+
+    for _ in range(3):
+        scenario.run_scheduling_cycle()
+
+    assert sum(scenario.job(job.job_id).moves for job in movable) == 1
+
+
+@pytest.mark.parametrize(("usd", "is_displaced"), [(10, False), (None, True)])
+def test_job_whose_team_cannot_pay_its_rent_stays(usd: float | None, is_displaced: bool) -> None:
+    renting = market_with_budgets(*([{"period": "month", "usd": usd}] if usd else []), max_moves=3)
+    scenario = renting.scenario
+    movable = scenario.submit("movable", team="red")
+    scenario.run_scheduling_cycle()
+    renting.run_attempt(movable.job_id, 1)
+    renting.world.clock.advance(60)
+    scenario.submit("waiting", team="red", **NO_CHECKPOINTS)
+
+    scenario.run_scheduling_cycle()
+
+    assert (scenario.job(movable.job_id).stop_request is not None) is is_displaced

@@ -27,6 +27,7 @@ from tests.fakes import FakeWorld
 from tests.fakes.metered import ApiCall, ObjectSizes, metered_ports
 from tests.unit.scheduling.test_sharing import a_team
 from tests.unit.services_jobs.job_scenario import JobScenario
+from tests.unit.services_jobs.test_coalesced_cycles import run_batches
 from tests.unit.services_jobs.test_teams import MEMBERS, set_up_teams
 
 NOW = datetime(2026, 11, 3, 10, 15, tzinfo=UTC)
@@ -124,11 +125,11 @@ class LaggingIndex:
         return Page(tuple(row for row in page.rows if row.doc.get("jobId") not in self.hidden), page.cursor)
 
 
-def many_queues(parked: int) -> tuple[JobScenario, list[str]]:
+def many_queues(parked: int, teams: int = TEAMS, max_jobs_per_cycle: int = 1) -> tuple[JobScenario, list[str]]:
     """Return teams with a node each, and jobs in each queue that do not fit."""
-    terms = SchedulingPolicy(jobs_per_page=2, max_jobs_per_cycle=1)
-    scenario = JobScenario(size=TEAMS, policy=Policy(scheduling=terms))
-    names = [f"team-{number:02d}" for number in range(TEAMS)]
+    terms = SchedulingPolicy(jobs_per_page=2, max_jobs_per_cycle=max_jobs_per_cycle)
+    scenario = JobScenario(size=teams, policy=Policy(scheduling=terms))
+    names = [f"team-{number:02d}" for number in range(teams)]
     set_up_teams(scenario, CLASSES, *(a_team(name, 8, cohort=name, members=MEMBERS) for name in names))
     for name in names:
         for number in range(parked):
@@ -231,6 +232,17 @@ def test_submission_is_seen_by_the_next_cycle() -> None:
     run_cycles(scenario, 1)
 
     assert scenario.job(small.job_id).state is JobState.STARTING
+
+
+def test_requests_of_more_queues_than_a_cycle_reads_are_all_answered() -> None:
+    scenario, names = many_queues(1, teams=2 * TEAMS, max_jobs_per_cycle=1000)
+    run_cycles(scenario, TEAMS)
+    jobs = [scenario.submit(f"{name}-small", team=name, nodes=1, accelerators_per_node=8) for name in names]
+    scenario.world.clock.advance(1)
+
+    run_batches(scenario, [scenario.world.clock.now()] * len(jobs), cycle_seconds=6)
+
+    assert Counter(scenario.job(job.job_id).state for job in jobs) == {JobState.STARTING: 2 * TEAMS}
 
 
 @pytest.mark.parametrize("document", [{"pageSize": 1, "heads": {"team-00": []}}, {"packed": "!"}, {"pageSize": 1}])

@@ -22,7 +22,7 @@ class QueueRank(IntEnum):
     """The job displaced other jobs."""
     WAITING = 2
     DISPLACED = 3
-    """The job gave its nodes to another job."""
+    """The job gave its nodes to another job, and its order has a time limit: `backfillSeconds`."""
 
 
 class AdmissionRequest(Value):
@@ -148,13 +148,16 @@ class AdmissionRequest(Value):
 
     @property
     def queue_order_key(self) -> tuple[int, bool, int, datetime, str]:
-        """Order in the queue: recoveries, jobs that displaced others, other jobs, displaced jobs; by submission.
+        """Order in the queue: recoveries, jobs that displaced others, other jobs; by submission.
 
-        Among the other jobs, jobs that may be overtaken come last, by their price of delay. Priority plays no part.
+        Among the other jobs, jobs that may be overtaken come last, by their price of delay, and then displaced jobs.
+        If no job may be overtaken, a displaced job goes only before jobs that were submitted after its displacement.
+        Otherwise it would wait for ever behind new jobs. Priority plays no part.
         With teams, the queue engine orders the jobs of each queue again, by priority.
         """
         rank, price = self._queue_rank, self.delay_micros_per_hour
-        return (rank, self.may_be_overtaken, -price, self.submitted_at, self.job_id)
+        since = self.queued_at if self.is_displaced and self.queued_at else self.submitted_at
+        return (rank, self.may_be_overtaken, -price, since, self.job_id)
 
     @property
     def _queue_rank(self) -> "QueueRank":
@@ -162,7 +165,7 @@ class AdmissionRequest(Value):
             return QueueRank.PRIOR_GRANT
         if self.has_displaced:
             return QueueRank.DISPLACER
-        return QueueRank.DISPLACED if self.is_displaced else QueueRank.WAITING
+        return QueueRank.DISPLACED if self.is_displaced and self.may_be_overtaken else QueueRank.WAITING
 
     @property
     def has_prior_grant(self) -> bool:

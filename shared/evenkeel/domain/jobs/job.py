@@ -250,7 +250,8 @@ class Job(Value):
     """Whether it was stopped on rented nodes to continue on committed nodes, and has not started again since."""
     displaced_at: Instant | None = None
     """When it was stopped on committed nodes to free them for another job; None once it has started again. Until then
-    it is behind all other jobs; with teams, behind the jobs of equal priority in its queue."""
+    it is behind the jobs that waited at that time; with teams, behind those of equal priority in its queue. With
+    `backfillSeconds`, it is behind all other jobs for that time."""
     displacing_since: Instant | None = None
     """When other jobs were asked to free nodes for it; None once it has started. Until then it is ahead of the jobs of
     its queue that had no nodes before, because the nodes become free for it."""

@@ -7,7 +7,7 @@ from evenkeel.domain.capacity.node_capacity import NodeCapacity
 from evenkeel.domain.capacity.pools import Pool
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.renting.burst_policy import BurstPolicy
-from evenkeel.domain.renting.cost import SpendLimits
+from evenkeel.domain.renting.cost import JobDemand, SpendLimits
 from evenkeel.domain.renting.placement import PlacementDecision
 from evenkeel.domain.renting.rental import UNASSIGNED, Rental, RentalState
 from evenkeel.domain.values import Value
@@ -84,14 +84,29 @@ class RentalBook(NamedTuple):
 
     def with_planned(self, decisions: Iterable[PlacementDecision], pools: Iterable[Pool]) -> "RentalBook":
         """Return the book with the rentals that are decided but not opened yet."""
-        allocations, budgets_left = list(self.allocations), dict(self.budgets_left)
-        by_name = {pool.name: pool for pool in pools}
+        book, by_name = self, {pool.name: pool for pool in pools}
         for decision in decisions:
-            demand = decision.facts.job
-            allocations.append(_planned_allocation(decision.job_id, demand.team, demand.nodes, by_name[decision.pool]))
-            if demand.team in budgets_left and decision.row:
-                budgets_left[demand.team] -= decision.row.rent_parts
-        return self._replace(allocations=tuple(allocations), budgets_left=budgets_left)
+            rent_parts = decision.row.rent_parts if decision.row else 0
+            book = book.with_expected(decision.facts.job, by_name[decision.pool], rent_parts)
+        return book
+
+    def with_expected(self, demand: JobDemand, pool: Pool, rent_parts: int) -> "RentalBook":
+        """Return the book with a rental that is expected to begin, and its expected cost."""
+        allocation = RentalAllocation(
+            job_id=demand.job_id,
+            number=0,
+            team=demand.team,
+            cluster=pool.cluster,
+            pool=pool.name,
+            nodes=demand.nodes,
+            accelerators_per_node=pool.accelerators_per_node,
+            micros_per_hour=pool.micros_per_node_hour * demand.nodes,
+        )
+        budget_left = self.budgets_left.get(demand.team)
+        budgets_left = {demand.team: budget_left - rent_parts} if budget_left is not None else {}
+        return self._replace(
+            allocations=(*self.allocations, allocation), budgets_left={**self.budgets_left, **budgets_left}
+        )
 
 
 def reserve_rented_nodes(
@@ -157,16 +172,3 @@ def unrented_accelerators(pool: Pool, allocations: Iterable[RentalAllocation]) -
         if (allocation.cluster, allocation.pool) == (pool.cluster, pool.name)
     )
     return max(0, pool.max_nodes - rented_accelerators) * pool.accelerators_per_node
-
-
-def _planned_allocation(holder_id: str, team: str, nodes: int, pool: Pool) -> RentalAllocation:
-    return RentalAllocation(
-        job_id=holder_id,
-        number=0,
-        team=team,
-        cluster=pool.cluster,
-        pool=pool.name,
-        nodes=nodes,
-        accelerators_per_node=pool.accelerators_per_node,
-        micros_per_hour=pool.micros_per_node_hour * nodes,
-    )

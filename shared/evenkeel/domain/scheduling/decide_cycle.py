@@ -132,10 +132,14 @@ def _with_rentals(
     nodes_for_replicas = (decision for rental_plan in serving_rentals for decision in rental_plan.to_rent)
     rental_book = snapshot.rental_book.with_planned(nodes_for_replicas, policy.burst.pools)
     placements = rent_plan.plan_placements(snapshot, admission_input, decisions, rental_book, policy, now)
+    planned_rents = [
+        placement for placement in placements.values() if isinstance(placement, PlacementDecision) and placement.is_rent
+    ]
+    rental_book = rental_book.with_planned(planned_rents, policy.burst.pools)
     displacement = None
     if mode is Mode.ACT:
         displacement = displacement_plan.plan_displacement(
-            snapshot, admission_input, decisions, placements, policy, now
+            snapshot._replace(rental_book=rental_book), admission_input, decisions, placements, policy, now
         )
     scheduler_state = snapshot.scheduler_state
     if snapshot.setup.has_teams:
@@ -145,10 +149,7 @@ def _with_rentals(
         steps=tuple(_steps(snapshot, queue_plan, placements, displacement, mode)),
         serving_rentals=serving_rentals,
     )
-    planned_rents = [
-        placement for placement in placements.values() if isinstance(placement, PlacementDecision) and placement.is_rent
-    ]
-    return plan, rental_book.with_planned(planned_rents, policy.burst.pools)
+    return plan, rental_book
 
 
 def _with_drop(plan: CyclePlan, snapshot: CycleSnapshot, policy: Policy, now: datetime) -> CyclePlan:

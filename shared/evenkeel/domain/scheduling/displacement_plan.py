@@ -2,12 +2,14 @@
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from typing import NamedTuple
 
 from evenkeel.domain.admission.admission_input import AdmissionInput
 from evenkeel.domain.admission.decide_job import AdmissionAction, AdmissionDecision
 from evenkeel.domain.capacity.node_capacity import NodeCapacity
-from evenkeel.domain.jobs.job import JobState
+from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.policy import Policy
+from evenkeel.domain.renting.burst_policy import RentedPool
 from evenkeel.domain.renting.candidates import (
     PlacementContext,
     QueueForecasts,
@@ -51,7 +53,7 @@ def plan_displacement(
     """Return which jobs move to rented nodes for a job that waits for committed nodes; None if no displacement pays.
 
     Args:
-        snapshot: The snapshot of the cycle.
+        snapshot: The snapshot of the cycle, with the rentals that the cycle plans.
         admission_input: The input of the decisions.
         decisions: Decisions about the pending jobs.
         placements: Where else the waiting jobs could run.
@@ -60,6 +62,7 @@ def plan_displacement(
     """
     if not policy.burst.max_moves:
         return None
+    snapshot = _with_rents_of_displaced_jobs(snapshot, admission_input, policy, now)
     node_capacities = capacities_after_admissions(admission_input.capacities, decisions)
     movable: dict[str, tuple[MovableJob, ...]] = {}
     displacements = []
@@ -112,7 +115,8 @@ def _displacement_facts(  # noqa: PLR0913, PLR0917 - the parts of a snapshot
         context = placement_context(snapshot, admission_input, policy, now)
         movable_by_team[key] = tuple(_movable_jobs(snapshot, admission_input, nodes, team, context, policy))
     movable = tuple(other for other in movable_by_team[key] if _may_move_for(other, snapshot, placement.facts.job))
-    allocations = snapshot.rental_book.allocations
+    # The job starts on the freed nodes and does not rent.
+    allocations = [other for other in snapshot.rental_book.allocations if other.job_id != job.job_id]
     limits = {team: spend_limits(team, allocations, policy.burst) for team in {job.team for job in movable}}
     fleet = spend_limits("", allocations, policy.burst)
     save_seconds = max((job.save_seconds for job in movable), default=0)
@@ -166,8 +170,7 @@ def _movable_jobs(
     These are running jobs that keep checkpoints and have no deadline. A team's queue moves only its own jobs, since
     the rent is paid by the team of the moved job.
     """
-    pools = sorted(policy.pools_for_jobs, key=lambda pool: pool.micros_per_node_hour)
-    forecasts, limits = QueueForecasts(context, policy), risk_limits(policy)
+    cheapest_pools = _CheapestPools(context, policy)
     for charge in admission_input.charges:
         job = snapshot.known_job(charge.job_id)
         if job is None or not charge.node_names or not set(charge.node_names) <= set(nodes):
@@ -180,25 +183,74 @@ def _movable_jobs(
             continue
         ran = (context.now - charge.admitted_at).total_seconds() if charge.admitted_at else 0.0
         demand = job_demand(job, context, policy, ran)
-        for pool in pools:
-            why_nots = (*why_not_tolerated(pool, spec.tolerations), *forecasts.why_not_portable(job, pool))
-            candidate = forecasts.rented_candidate(pool, why_nots)
-            cost = cost_of_pool(demand, candidate, _NO_LIMITS, limits, context.now)
+        rented = cheapest_pools.find(job, demand)
+        if rented is not None:
+            pool = rented.pool
+            yield MovableJob(
+                job_id=job.job_id,
+                team=spec.team,
+                nodes=dict.fromkeys(charge.node_names, charge.per_node.accelerators),
+                micros_per_hour_of_delay=delay,
+                left_seconds=demand.left_seconds,
+                save_seconds=spec.grace_seconds,
+                standstill_seconds=round(
+                    spec.grace_seconds + pool.launch.gang_seconds(spec.nodes) + demand.restart_seconds, 1
+                ),
+                pool=pool.name,
+                rent_micros_per_hour=pool.micros_per_node_hour * spec.nodes,
+            )
+
+
+def _with_rents_of_displaced_jobs(
+    snapshot: CycleSnapshot, admission_input: AdmissionInput, policy: Policy, now: datetime
+) -> CycleSnapshot:
+    """Return the snapshot with the rentals that displaced jobs are expected to begin.
+
+    A displaced job rents only after it has stopped. Until then other jobs must leave its rent within caps and budgets.
+    """
+    rental_book = snapshot.rental_book
+    holders = {allocation.job_id for allocation in rental_book.allocations}
+    job_ids = {*snapshot.pending, *(charge.job_id for charge in admission_input.charges)} - holders
+    known_jobs = (snapshot.known_job(job_id) for job_id in sorted(job_ids))
+    displaced_jobs = [job for job in known_jobs if job and job.displaced_at]
+    if not displaced_jobs:
+        return snapshot
+    context = placement_context(snapshot, admission_input, policy, now)
+    cheapest_pools = _CheapestPools(context, policy)
+    for job in displaced_jobs:
+        demand = job_demand(job, context, policy)
+        rented = cheapest_pools.find(job, demand)
+        if rented is not None:
+            rental_book = rental_book.with_expected(demand, rented.pool, rented.rent_parts)
+    return snapshot._replace(rental_book=rental_book)
+
+
+class _CheapestPool(NamedTuple):
+    """The cheapest pool that can be rented for a job now, and the expected cost of the rental."""
+
+    pool: RentedPool
+    rent_parts: int
+
+
+class _CheapestPools:
+    """Finds the cheapest pools for jobs of one cycle."""
+
+    def __init__(self, context: PlacementContext, policy: Policy) -> None:
+        self._budgets_left, self._now = context.rented.budgets_left, context.now
+        self._forecasts, self._limits = QueueForecasts(context, policy), risk_limits(policy)
+        self._pools = sorted(policy.pools_for_jobs, key=lambda pool: pool.micros_per_node_hour)
+
+    def find(self, job: Job, demand: JobDemand) -> _CheapestPool | None:
+        """Return the cheapest pool for a job within the budget of its team; None if no pool can be rented for it."""
+        budget = _NO_LIMITS.replace(team_budget_left_parts=self._budgets_left.get(demand.team))
+        for pool in self._pools:
+            differences = self._forecasts.why_not_portable(job, pool)
+            why_nots = (*why_not_tolerated(pool, job.spec.tolerations), *differences)
+            candidate = self._forecasts.rented_candidate(pool, why_nots)
+            cost = cost_of_pool(demand, candidate, budget, self._limits, self._now)
             if not cost.why_not:
-                yield MovableJob(
-                    job_id=job.job_id,
-                    team=spec.team,
-                    nodes=dict.fromkeys(charge.node_names, charge.per_node.accelerators),
-                    micros_per_hour_of_delay=delay,
-                    left_seconds=demand.left_seconds,
-                    save_seconds=spec.grace_seconds,
-                    standstill_seconds=round(
-                        spec.grace_seconds + pool.launch.gang_seconds(spec.nodes) + demand.restart_seconds, 1
-                    ),
-                    pool=pool.name,
-                    rent_micros_per_hour=pool.micros_per_node_hour * spec.nodes,
-                )
-                break
+                return _CheapestPool(pool, cost.rent_parts)
+        return None
 
 
 _NO_LIMITS = SpendLimits(team_cap_micros_per_hour=10**15, fleet_cap_micros_per_hour=10**15)

@@ -60,6 +60,10 @@ class QueueHeads(NamedTuple):
         )
         return tuple(dict.fromkeys([*longest_unread[:HEADS_IN_TURN], *outdated_teams]))[:HEADS_PER_CYCLE]
 
+    def are_current(self, marks: Mapping[str, int]) -> bool:
+        """Whether the head of every queue is known and has the present mark of its queue."""
+        return all(team in self.by_team and self.by_team[team].mark == mark for team, mark in marks.items())
+
     def _last_read(self, team: str) -> tuple[str, str]:
         head = self.by_team.get(team)
         return (rfc3339(head.read_at) if head else "", team)

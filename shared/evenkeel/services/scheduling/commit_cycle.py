@@ -117,7 +117,7 @@ def store_heads(plan: CyclePlan, loaded_cycle: LoadedCycle, context: Context) ->
     """
     if loaded_cycle.heads is None:
         return
-    heads, row = loaded_cycle.heads
+    heads, row, _ = loaded_cycle.heads
     pending, setup = loaded_cycle.snapshot.pending, loaded_cycle.snapshot.setup
     admitted_job_ids = {step.decision.job_id for step in plan.admissions}
     gone_job_ids = {job_id for head in heads.by_team.values() for job_id in head.jobs if job_id not in pending}

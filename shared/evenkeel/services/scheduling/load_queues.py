@@ -95,7 +95,8 @@ def _read_many_heads(teams: Sequence[str], page_size: int, context: Context) -> 
     marks = get_all(ledger, keys.values())
     versions = {team: marks[key].version if key in marks else 0 for team, key in keys.items()}
     new_heads = _read_heads(known_heads.to_read(teams, versions), page_size, versions, context)
-    return StoredHeads(known_heads.after_read(teams, new_heads), row)
+    heads = known_heads.after_read(teams, new_heads)
+    return StoredHeads(heads, row, heads.are_current(versions))
 
 
 def _known_heads(row: Row, page_size: int) -> QueueHeads:

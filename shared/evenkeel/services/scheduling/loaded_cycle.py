@@ -21,6 +21,8 @@ class StoredHeads(NamedTuple):
 
     heads: QueueHeads
     row: Row
+    are_current: bool
+    """Whether the cycle read every head whose mark has changed."""
 
 
 class LoadedCycle(NamedTuple):
@@ -39,6 +41,11 @@ class LoadedCycle(NamedTuple):
     """The heads of the queues; None if there are few queues, so that each cycle reads all of them."""
     errors: Mapping[str, EvenkeelError] = {}
     """Cluster that could not be read → the error."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the cycle read all clusters, and the heads of all queues that have changed."""
+        return not self.errors and (self.heads is None or self.heads.are_current)
 
     def stored(self, job_id: str) -> tuple[Job, int]:
         """Return a job that the cycle read, with the version of its row."""

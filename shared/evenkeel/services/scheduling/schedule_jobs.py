@@ -99,7 +99,7 @@ class _CommittedCycle(NamedTuple):
 
     result: ScheduleJobsResult
     started_at: datetime | None
-    """None if a cluster could not be read: such a cycle answers only its own requests."""
+    """None if a cluster or the changed head of a queue was not read: such a cycle answers only its own requests."""
 
 
 class _CycleTries:
@@ -145,7 +145,7 @@ class _CycleTries:
             # The reasons of the jobs are recorded. The error repeats the request for this cycle.
             raise loaded_cycle.errors[context.site.clusters[0]]
         result = ScheduleJobsResult(admitted=tuple(self._admitted), waiting=plan.pending_count)
-        return _CommittedCycle(result, None if loaded_cycle.errors else started_at)
+        return _CommittedCycle(result, started_at if loaded_cycle.is_whole else None)
 
     def _await_rival(self) -> None:
         """Wait until the quota tree stays as it is. A decision beside a cycle that still commits would fail, too."""
