@@ -21,7 +21,7 @@ from evenkeel.domain.renting.candidates import jobs_to_place
 from evenkeel.domain.renting.rental import Rental, RentalState
 from evenkeel.domain.replay import replay
 from evenkeel.domain.waiting import DEADLINE_PASSED, ConditionKind, Wait, wait_name
-from evenkeel.ports import Delete, ExecutionState, Table, WorkflowName
+from evenkeel.ports import Delete, ExecutionState, NotAllowed, Table, WorkflowName
 from evenkeel.services.rentals import rent_capacity
 from evenkeel.services.rentals.rent_capacity import RentalStep, RentOutcome
 from evenkeel.services.tables import fleet_rows, job_rows, quota_rows, rows, subject_rows
@@ -663,6 +663,32 @@ def test_sweeper_restarts_a_rental_without_a_running_workflow() -> None:
     renting.scenario.sweep()
 
     assert list(renting.executions()) == [name, f"{name}-r2"]
+
+
+def test_rental_that_cannot_be_restarted_keeps_no_other_rental_from_its_workflow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    renting = RentalScenario()
+    _, second = renting.fill_fleet()
+    third = renting.scenario.submit("third", nodes=1)
+    for _ in range(2):
+        renting.scenario.run_scheduling_cycle()
+    workflows, names = renting.world.workflows, [f"{job.job_id}-b1" for job in (second, third)]
+    for name in names:
+        workflows.finish(WorkflowName.BURST_CAPACITY, name, ExecutionState.FAILED)
+    renting.world.clock.advance(60)
+    start = workflows.start
+
+    def refuse_first(machine: WorkflowName, name: str, document: Any) -> bool:
+        if name == f"{names[0]}-r2":
+            raise NotAllowed(name)
+        return start(machine, name, document)
+
+    monkeypatch.setattr(workflows, "start", refuse_first)
+    result = renting.scenario.sweep()
+
+    assert f"{names[1]}-r2" in renting.executions()
+    assert any(names[0] in failure for failure in result.failed)
 
 
 @pytest.mark.parametrize(("when", "step"), SIDES_AND_STEPS)
