@@ -354,7 +354,7 @@ class FleetNode(Value):
     """Another controller that repairs the node, with its mark; empty without one."""
     is_awaiting_validation: bool = False
     labels: dict[str, str] = {}
-    """The site's own labels of the node object. Rules for pools use them."""
+    """The site's own labels of the node object, and the label of its reservation. Rules for pools use them."""
     taints: tuple[str, ...] = ()
     """The taints that block pods, as `key=value:Effect`."""
     accelerators: int = 0
@@ -498,12 +498,18 @@ class FleetNode(Value):
         )
 
 
+RESERVATION_LABELS = ("karpenter.k8s.aws/capacity-reservation-id", "eks.amazonaws.com/capacity-reservation-id")
+"""Labels with the id of a node's capacity reservation: of Karpenter, and of EKS Auto Mode."""
 _SYSTEM_DOMAINS = ("kubernetes.io", "k8s.io", "k8s.aws", "nvidia.com", "amazonaws.com", "karpenter.sh")
 """Domains of labels that rows do not store. Each node has dozens of labels; other fields hold the needed values."""
 
 
 def _own_labels(labels: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in labels.items() if not name.partition("/")[0].endswith(_SYSTEM_DOMAINS)}
+    return {
+        name: value
+        for name, value in labels.items()
+        if name in RESERVATION_LABELS or not name.partition("/")[0].endswith(_SYSTEM_DOMAINS)
+    }
 
 
 def accelerator_resource_of(instance_type: str) -> str:

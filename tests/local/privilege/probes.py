@@ -15,7 +15,6 @@ from typing import Any, Final
 
 from evenkeel.adapters.object_fields import QUEUE_LABEL, RENTAL_LABEL
 from evenkeel.adapters.workload_resources import RESOURCES
-from evenkeel.domain.capacity.capacity_blocks import RESERVATION_LABELS
 from evenkeel.domain.capacity.pools import Market
 from evenkeel.domain.capacity.shortages import Shortages
 from evenkeel.domain.decisions import Decision
@@ -36,7 +35,7 @@ from evenkeel.domain.jobs.attempt import Attempt, AttemptState, ObservedPod
 from evenkeel.domain.jobs.job import Job, JobState, StopRequest
 from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.domain.jobs.workload_kind import WorkloadKind
-from evenkeel.domain.nodes import AWAITING_VALIDATION_TAINT, KARPENTER_LABEL, FleetNode, NodeLife
+from evenkeel.domain.nodes import AWAITING_VALIDATION_TAINT, KARPENTER_LABEL, RESERVATION_LABELS, FleetNode, NodeLife
 from evenkeel.domain.quotas.teams import Budget, Team
 from evenkeel.domain.recovery.guardrails import Register, RegisterEntry
 from evenkeel.domain.recovery.holds import Hold

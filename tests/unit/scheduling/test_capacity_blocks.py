@@ -4,15 +4,18 @@ from datetime import timedelta
 
 import pytest
 
+from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
 from evenkeel.domain.capacity.capacity_blocks import (
-    RESERVATION_LABELS,
     CapacityReservation,
     current_block_ends,
     reservations_in_use,
 )
+from evenkeel.domain.capacity.capacity_policy import ReservedPool
 from evenkeel.domain.capacity.pools import Reservation
 from evenkeel.domain.capacity.training_plans import PlanEnds
-from evenkeel.domain.nodes import ULTRA_SERVER_LABEL, KubernetesNode, Node, NodeLife
+from evenkeel.domain.nodes import RESERVATION_LABELS, ULTRA_SERVER_LABEL, FleetNode, KubernetesNode, Node, NodeLife
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.resources import NONE
 from tests.fakes.system import A_MOMENT as NOW
 
 CLUSTER, OTHER_CLUSTER = "burst-eks", "research-eks"
@@ -62,12 +65,47 @@ def test_label_without_an_id_names_no_reservation(label: str) -> None:
     assert reservations_in_use([a_node(reservation="", labels={RESERVATION_LABELS[0]: label})]) == frozenset()
 
 
-def test_pool_of_two_blocks_ends_with_the_first() -> None:
+def test_each_block_of_a_pool_has_its_own_end() -> None:
     both = ends_of(a_node(1, LATE), a_node(2, EARLY))
-    later_alone = ends_of(a_node(1, LATE))
 
-    assert [end.plan for end in both.groups] == [EARLY]
-    assert [end.plan for end in later_alone.groups] == [LATE]
+    assert [end.plan for end in both.groups] == [EARLY, LATE]
+
+
+@pytest.mark.parametrize(
+    ("reservation", "days"),
+    [(EARLY, 3), (LATE, 7), ("", 30)],
+    ids=["the first block", "the other block", "no block: the time in the policy"],
+)
+def test_node_ends_with_its_own_block(reservation: str, days: int) -> None:
+    ends = ends_of(a_node(1, LATE), a_node(2, EARLY))
+    of_pool = ReservedPool(cluster=CLUSTER, pool="blocks", starts_at=NOW, ends_at=NOW + 30 * DAY)
+    policy = Policy(scheduling=SchedulingPolicy(reservations=(of_pool,))).with_training_plan_ends(ends)
+    node = a_node(3, reservation).kubernetes
+    assert node is not None
+
+    found = policy.scheduling.reservation_of_node(CLUSTER, "blocks", node.labels)
+
+    assert found is not None
+    assert found.ends_at == NOW + days * DAY
+
+
+@pytest.mark.parametrize(
+    ("reservations", "days"), [((EARLY, LATE), 7), ((EARLY, ""), None)], ids=["two blocks", "not only blocks"]
+)
+def test_pool_ends_with_the_last_of_its_nodes(reservations: tuple[str, ...], days: int | None) -> None:
+    nodes = [a_node(number, reservation) for number, reservation in enumerate(reservations)]
+    policy = Policy().with_training_plan_ends(ends_of(*nodes))
+    labels = [node.kubernetes.labels for node in nodes if node.kubernetes]
+
+    found = policy.scheduling.reservation_of_pool(CLUSTER, "blocks", labels)
+
+    assert (found and found.ends_at) == (NOW + days * DAY if days else None)
+
+
+def test_stored_node_keeps_the_label_of_its_reservation() -> None:
+    node = a_node(labels={"karpenter.sh/capacity-type": "reserved"})
+
+    assert FleetNode.from_node(node, NONE, NOW).labels == {RESERVATION_LABELS[0]: EARLY}
 
 
 def test_on_demand_reservation_ends_no_nodes() -> None:

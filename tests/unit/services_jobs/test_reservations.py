@@ -6,13 +6,14 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
-from evenkeel.domain.capacity.capacity_blocks import RESERVATION_LABELS, CapacityReservation
+from evenkeel.domain.capacity.capacity_blocks import CapacityReservation
 from evenkeel.domain.capacity.capacity_policy import ReservedPool
 from evenkeel.domain.capacity.training_plans import TrainingPlan
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.economics.economy_policy import EconomyPolicy
 from evenkeel.domain.elastic.sizes import ElasticPolicy
 from evenkeel.domain.jobs.job import Job, JobState
+from evenkeel.domain.nodes import RESERVATION_LABELS
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.replay import replay
@@ -372,7 +373,7 @@ def test_idle_cycle_reads_no_cluster_after_a_plan_has_ended() -> None:
 
 # ---------------------------------------------------------------- ends that EC2 states
 
-BLOCK = "cr-0123456789abcdef0"
+BLOCK, OTHER_BLOCK = "cr-0123456789abcdef0", "cr-0123456789abcdef1"
 
 
 def fleet_with_a_capacity_block(policy: Policy = UNSTATED) -> RentalScenario:
@@ -400,6 +401,53 @@ def test_job_leaves_capacity_block_before_the_end_that_ec2_states() -> None:
     assert renting.scenario.job(job.job_id).stop_request is not None
     (record,) = migration_decisions(renting)
     assert replay(record, UNSTATED).differs_from(record) == ""
+
+
+def test_end_of_a_capacity_block_concerns_only_its_own_nodes() -> None:
+    renting = fleet_with_a_capacity_block(UNSTATED.replace(burst=Policy().burst))
+    cluster, scenario = renting.world.cluster, renting.scenario
+    jobs = [scenario.submit(f"small-{number}", nodes=1) for number in range(2)]
+    scenario.run_scheduling_cycle()
+    for job in jobs:
+        renting.run_attempt(job.job_id, 1)
+    on_block, on_demand = jobs
+    (node,) = scenario.attempt(on_demand.job_id).node_names
+    labels = next(other.labels for other in cluster.nodes(CLUSTER) if other.name == node)
+    cluster.set_node(node, labels={name: value for name, value in labels.items() if name != RESERVATION_LABELS[0]})
+    scenario.sweep()
+
+    run_cycle_at(renting, SAVES_AT)
+    cluster.finish_pods(on_demand.job_id, 1)
+    scenario.settle(on_demand.job_id, 1)
+    late = scenario.submit("late", nodes=1)
+    scenario.run_scheduling_cycle()
+
+    assert scenario.job(on_block.job_id).stop_request is not None
+    assert scenario.job(on_demand.job_id).state is JobState.SUCCEEDED
+    assert scenario.attempt(late.job_id).node_names == (node,)
+
+
+def test_jobs_leave_both_capacity_blocks_of_a_pool() -> None:
+    renting = fleet_with_a_capacity_block(UNSTATED.replace(burst=Policy().burst))
+    cluster, scenario = renting.world.cluster, renting.scenario
+    second = cluster.nodes(CLUSTER)[1]
+    cluster.set_node(second.name, labels={**second.labels, RESERVATION_LABELS[0]: OTHER_BLOCK})
+    later = a_plan(ends_at=a_plan().ends_at + timedelta(seconds=1)).reservation
+    renting.world.capacity_reservations.reservations[OTHER_BLOCK] = CapacityReservation(
+        reservation_id=OTHER_BLOCK, period=later
+    )
+    jobs = [scenario.submit(f"small-{number}", nodes=1) for number in range(2)]
+    scenario.run_scheduling_cycle()
+    for job in jobs:
+        renting.run_attempt(job.job_id, 1)
+    scenario.sweep()
+
+    stopped = []
+    for seconds in (SAVES_AT, SAVES_AT + 1):
+        run_cycle_at(renting, seconds)
+        stopped.append(sum(scenario.job(job.job_id).stop_request is not None for job in jobs))
+
+    assert stopped == [1, 2]
 
 
 def test_no_job_starts_on_a_capacity_block_that_ends_first() -> None:

@@ -24,18 +24,15 @@ from evenkeel.domain.renting.cost import RiskLimits
 
 def with_reservation_ends(capacities: Iterable[NodeCapacity], policy: Policy) -> tuple[NodeCapacity, ...]:
     """Return the node capacities, each node of a reservation with the time by which jobs must have left it."""
-    ends = {
-        (reservation.cluster, reservation.pool): reservation.usable_until
-        for reservation in policy.scheduling.reservations
-    }
-    if not ends:
-        return tuple(capacities)
-    return tuple(
-        capacity.replace_unchecked(usable_until=ends[capacity.cluster, capacity.pool])
-        if (capacity.cluster, capacity.pool) in ends
-        else capacity
-        for capacity in capacities
-    )
+    reserved_pools = {(reservation.cluster, reservation.pool) for reservation in policy.scheduling.reservations}
+
+    def with_end(capacity: NodeCapacity) -> NodeCapacity:
+        if (capacity.cluster, capacity.pool) not in reserved_pools:
+            return capacity
+        reservation = policy.scheduling.reservation_of_node(capacity.cluster, capacity.pool, capacity.labels)
+        return capacity.replace_unchecked(usable_until=reservation.usable_until) if reservation else capacity
+
+    return tuple(map(with_end, capacities))
 
 
 def with_default_amounts(request: AdmissionRequest, shares: NodeShares) -> AdmissionRequest:

@@ -1,5 +1,6 @@
 """Section of the policy for scheduling."""
 
+from collections.abc import Iterable, Mapping
 from typing import Self
 
 from pydantic import Field, model_validator
@@ -53,20 +54,32 @@ class SchedulingPolicy(Section):
         """Maximum pending jobs that a cycle examines: the policy's maximum, but at least six pages."""
         return max(self.max_jobs_per_cycle, 6 * self.jobs_per_page)
 
-    def reservation_of(self, cluster: str, pool: str) -> Reservation | None:
-        """Return the reservation of a pool; None if the policy lists none."""
-        return next(
-            (
-                reservation.reservation
-                for reservation in self.reservations
-                if (reservation.cluster, reservation.pool) == (cluster, pool)
-            ),
-            None,
-        )
+    def reservation_of_node(self, cluster: str, pool: str, labels: Mapping[str, str]) -> ReservedPool | None:
+        """Return the reservation with which a node ends: its Capacity Block, or else that of its pool."""
+        reservations = [
+            reservation
+            for reservation in self.reservations
+            if (reservation.cluster, reservation.pool) == (cluster, pool) and reservation.has_node(labels)
+        ]
+        return max(reservations, key=lambda reservation: len(reservation.key), default=None)
+
+    def reservation_of_pool(
+        self, cluster: str, pool: str, labels_of_nodes: Iterable[Mapping[str, str]]
+    ) -> Reservation | None:
+        """Return the reservation with which the last nodes of a pool end; None if some nodes end with none."""
+        if all((reservation.cluster, reservation.pool) != (cluster, pool) for reservation in self.reservations):
+            return None
+        last: ReservedPool | None = None
+        for labels in labels_of_nodes:
+            reservation = self.reservation_of_node(cluster, pool, labels)
+            if reservation is None:
+                return None
+            last = reservation if last is None or reservation.usable_until > last.usable_until else last
+        return last.reservation if last else None
 
     @model_validator(mode="after")
     def _lists_each_pool_once(self) -> Self:
-        pools = [(reservation.cluster, reservation.pool) for reservation in self.reservations]
-        if len({*pools}) < len(pools):
+        keys = [reservation.key for reservation in self.reservations]
+        if len({*keys}) < len(keys):
             raise ValueError("two reservations of the same pool")
         return self

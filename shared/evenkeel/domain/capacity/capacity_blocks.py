@@ -12,11 +12,9 @@ from datetime import datetime
 
 from evenkeel.domain.capacity.pools import Reservation
 from evenkeel.domain.capacity.training_plans import RESERVATION_ID, PlanEnd, PlanEnds
-from evenkeel.domain.nodes import KubernetesNode, Node
+from evenkeel.domain.nodes import RESERVATION_LABELS, KubernetesNode, Node
 from evenkeel.domain.values import Value
 
-RESERVATION_LABELS = ("karpenter.k8s.aws/capacity-reservation-id", "eks.amazonaws.com/capacity-reservation-id")
-"""Labels with the id of a reservation: of Karpenter, and of EKS Auto Mode."""
 _ULTRA_SERVER_CLOSING_SECONDS = 3600
 
 
@@ -46,7 +44,7 @@ def current_block_ends(
     unread_clusters: Collection[str],
     now: datetime,
 ) -> PlanEnds:
-    """Return when the nodes of each pool with Capacity Blocks end: by the block that ends first.
+    """Return when each Capacity Block of each pool ends. Only the nodes of the block end with it.
 
     Args:
         nodes: All listed nodes.
@@ -71,10 +69,7 @@ def current_block_ends(
             period = period.replace(closing_seconds=_ULTRA_SERVER_CLOSING_SECONDS)
         ends.append(PlanEnd(cluster=cluster, group=pool, plan=reservation_id, reservation=period, read_at=now))
     ends.sort(key=lambda end: (end.cluster, end.group, end.reservation.usable_until, end.plan))
-    first_ends: dict[tuple[str, str], PlanEnd] = {}
-    for end in ends:
-        first_ends.setdefault((end.cluster, end.group), end)
-    return PlanEnds(groups=tuple(first_ends.values()))
+    return PlanEnds(groups=tuple(ends))
 
 
 def _nodes_by_reservation(nodes: Iterable[Node]) -> dict[tuple[str, str, str], list[Node]]:

@@ -1,11 +1,13 @@
 """Sections of the policy for reserved pools, and for instance types that the shipped catalogue does not have yet."""
 
+from collections.abc import Mapping
 from typing import Annotated, Self
 
 from pydantic import ConfigDict, Field, StringConstraints, model_validator
 
 from evenkeel.domain.capacity.instance_types import InstanceType
 from evenkeel.domain.capacity.pools import Reservation
+from evenkeel.domain.nodes import RESERVATION_LABELS
 from evenkeel.domain.policy_section import Section
 from evenkeel.domain.values import Word
 
@@ -21,9 +23,34 @@ class ReservedPool(Reservation):
     """Name of the instance group or NodePool."""
 
     @property
+    def key(self) -> tuple[str, ...]:
+        """Cluster and pool."""
+        return (self.cluster, self.pool)
+
+    def has_node(self, labels: Mapping[str, str]) -> bool:  # noqa: ARG002 - a Capacity Block reads them
+        """Whether a node of the pool with these labels ends with the reservation."""
+        return True
+
+    @property
     def reservation(self) -> Reservation:
         """Start, end and notice of the reservation."""
         return Reservation(starts_at=self.starts_at, ends_at=self.ends_at, closing_seconds=self.closing_seconds)
+
+
+class CapacityBlock(ReservedPool):
+    """The nodes of a pool that were launched from one Capacity Block. Other nodes of the pool do not end with it."""
+
+    reservation_id: str
+    """Id of the reservation, in the labels of its nodes."""
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """Cluster, pool and reservation."""
+        return (self.cluster, self.pool, self.reservation_id)
+
+    def has_node(self, labels: Mapping[str, str]) -> bool:
+        """Whether a node of the pool with these labels was launched from the block."""
+        return any(labels.get(label) == self.reservation_id for label in RESERVATION_LABELS)
 
 
 InstanceTypeName = Annotated[str, StringConstraints(max_length=63, pattern=r"^(ml\.)?[a-z][a-z0-9-]*\.[a-z0-9-]+$")]

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 
-from evenkeel.domain.capacity.capacity_policy import ReservedPool
+from evenkeel.domain.capacity.capacity_policy import CapacityBlock, ReservedPool
 from evenkeel.domain.capacity.pools import Reservation
 from evenkeel.domain.values import Instant, Value
 
@@ -48,6 +48,21 @@ class PlanEnd(Value):
         """Whether this is the end of a Capacity Block."""
         return RESERVATION_ID.fullmatch(self.plan) is not None
 
+    @property
+    def reserved_pool(self) -> ReservedPool:
+        """The nodes that end, with their reservation: all nodes of the pool, or only those of the Capacity Block."""
+        period = self.reservation
+        facts = {
+            "cluster": self.cluster,
+            "pool": self.group,
+            "starts_at": period.starts_at,
+            "ends_at": period.ends_at,
+            "closing_seconds": period.closing_seconds,
+        }
+        if self.is_capacity_block:
+            return CapacityBlock.model_validate({**facts, "reservation_id": self.plan})
+        return ReservedPool.model_validate(facts)
+
 
 class PlanEnds(Value):
     """The ends of all training plans and Capacity Blocks of the fleet, as they were last read."""
@@ -57,16 +72,7 @@ class PlanEnds(Value):
     @property
     def pools(self) -> tuple[ReservedPool, ...]:
         """The instance groups and NodePools with their reservations."""
-        return tuple(
-            ReservedPool(
-                cluster=end.cluster,
-                pool=end.group,
-                starts_at=end.reservation.starts_at,
-                ends_at=end.reservation.ends_at,
-                closing_seconds=end.reservation.closing_seconds,
-            )
-            for end in self.groups
-        )
+        return tuple(end.reserved_pool for end in self.groups)
 
 
 def current_plan_ends(
@@ -101,7 +107,8 @@ def current_plan_ends(
 def with_training_plan_ends(reservations: Iterable[ReservedPool], ends: PlanEnds) -> tuple[ReservedPool, ...]:
     """Return the reservations of the policy together with the ends of training plans.
 
-    Where AWS tells the end of a pool, its time replaces the time in the policy.
+    Where AWS tells the end of a pool, its time replaces the time in the policy. Where it tells the end of a Capacity
+    Block, the time in the policy holds for the other nodes of the pool.
     """
-    reserved_pools = {(pool.cluster, pool.pool): pool for pool in (*reservations, *ends.pools)}
+    reserved_pools = {pool.key: pool for pool in (*reservations, *ends.pools)}
     return tuple(reserved_pools.values())

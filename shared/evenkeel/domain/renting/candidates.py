@@ -378,7 +378,7 @@ def committed_pools(capacities: Iterable[NodeCapacity], policy: Policy) -> tuple
             accelerators_per_node=max(capacity.accelerators for capacity in capacities),
             max_nodes=len(capacities),
             launch=LaunchDelay(p50_seconds=seconds, p90_seconds=seconds),
-            reservation=policy.scheduling.reservation_of(cluster, pool),
+            reservation=policy.scheduling.reservation_of_pool(cluster, pool, [node.labels for node in capacities]),
             environment=PoolEnvironment(),
         )
         for (cluster, pool, instance_type), capacities in sorted(kinds.items())

@@ -11,7 +11,7 @@ from evenkeel.domain.admission.admission_input import AdmissionInput
 from evenkeel.domain.admission.decide_job import AdmissionAction, AdmissionDecision
 from evenkeel.domain.admission.start_size import decide_with_sizes
 from evenkeel.domain.capacity.node_capacity import NodeCapacity
-from evenkeel.domain.capacity.pools import Pool
+from evenkeel.domain.capacity.pools import Pool, Reservation
 from evenkeel.domain.capacity.run_times import run_times_of
 from evenkeel.domain.jobs.attempt import Attempt, run_seconds
 from evenkeel.domain.jobs.charge import Charge
@@ -199,13 +199,18 @@ def ending_reservations(policy: Policy, now: datetime) -> frozenset[tuple[str, s
 
 
 def charges_on_ending_reservations(admission_input: AdmissionInput, policy: Policy, now: datetime) -> dict[str, Charge]:
-    """Return the charges on reservations that end soon, by job."""
-    reserved_pools = ending_reservations(policy, now)
-    ending_pools = {(capacity.cluster, capacity.pool) for capacity in admission_input.capacities} & reserved_pools
+    """Return the charges on nodes of reservations that end soon, by job."""
+    if not ending_reservations(policy, now):
+        return {}
+    ending_nodes = {
+        capacity.node_key
+        for capacity in admission_input.capacities
+        if capacity.usable_until and capacity.usable_until - _LOOKAHEAD <= now
+    }
     charges_by_job = {
         charge.job_id: charge
         for charge in admission_input.charges
-        if charge.node_names and (charge.cluster, charge.pool) in ending_pools
+        if any((charge.cluster, name) in ending_nodes for name in charge.node_names)
     }
     return dict(sorted(charges_by_job.items()))
 
@@ -243,7 +248,20 @@ def reservation_stops(
             continue
         ran = (now - charge.admitted_at).total_seconds() if charge.admitted_at else 0.0
         nodes = len(charge.node_names)
+        pool = pool.replace_unchecked(reservation=_first_end(charge, admission_input, policy))
         decision = decide_migration(migration_facts(job, nodes, pool, None, policy, now, ran_seconds=ran))
         if decision.action is MigrationAction.REQUEUE:
             decisions.append(decision)
     return tuple(decisions)
+
+
+def _first_end(charge: Charge, admission_input: AdmissionInput, policy: Policy) -> Reservation | None:
+    """Return the reservation of the node of a charge that ends first; None if no node ends."""
+    names = frozenset(charge.node_names)
+    reserved_pools = (
+        policy.scheduling.reservation_of_node(capacity.cluster, capacity.pool, capacity.labels)
+        for capacity in admission_input.capacities
+        if capacity.cluster == charge.cluster and capacity.node_name in names
+    )
+    reservations = [reserved_pool.reservation for reserved_pool in reserved_pools if reserved_pool]
+    return min(reservations, key=lambda reservation: reservation.usable_until, default=None)
