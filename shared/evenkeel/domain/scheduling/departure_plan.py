@@ -200,12 +200,16 @@ def ending_reservations(policy: Policy, now: datetime) -> frozenset[tuple[str, s
 
 def charges_on_ending_reservations(admission_input: AdmissionInput, policy: Policy, now: datetime) -> dict[str, Charge]:
     """Return the charges on nodes of reservations that end soon, by job."""
-    if not ending_reservations(policy, now):
-        return {}
-    ending_nodes = {
-        capacity.node_key
+    ending_pools = ending_reservations(policy, now)
+    reservation_by_node = {
+        capacity.node_key: policy.scheduling.reservation_of_node(capacity.cluster, capacity.pool, capacity.labels)
         for capacity in admission_input.capacities
-        if capacity.usable_until and capacity.usable_until - _LOOKAHEAD <= now
+        if (capacity.cluster, capacity.pool) in ending_pools
+    }
+    ending_nodes = {
+        node_key
+        for node_key, reservation in reservation_by_node.items()
+        if reservation and reservation.usable_until - _LOOKAHEAD <= now
     }
     charges_by_job = {
         charge.job_id: charge
