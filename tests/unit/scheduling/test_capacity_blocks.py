@@ -83,10 +83,10 @@ def test_node_ends_with_its_own_block(reservation: str, days: int) -> None:
     node = a_node(3, reservation).kubernetes
     assert node is not None
 
-    found = policy.scheduling.reservation_of_node(CLUSTER, "blocks", node.labels)
+    node_end = policy.scheduling.reservation_of_node(CLUSTER, "blocks", node.labels)
 
-    assert found is not None
-    assert found.ends_at == NOW + days * DAY
+    assert node_end is not None
+    assert node_end.ends_at == NOW + days * DAY
 
 
 @pytest.mark.parametrize(
@@ -97,9 +97,9 @@ def test_pool_ends_with_the_last_of_its_nodes(reservations: tuple[str, ...], day
     policy = Policy().with_training_plan_ends(ends_of(*nodes))
     labels = [node.kubernetes.labels for node in nodes if node.kubernetes]
 
-    found = policy.scheduling.reservation_of_pool(CLUSTER, "blocks", labels)
+    pool_end = policy.scheduling.reservation_of_pool(CLUSTER, "blocks", labels)
 
-    assert (found and found.ends_at) == (NOW + days * DAY if days else None)
+    assert (pool_end and pool_end.ends_at) == (NOW + days * DAY if days else None)
 
 
 def test_stored_node_keeps_the_label_of_its_reservation() -> None:

@@ -123,10 +123,10 @@ def test_displaced_job_is_overtaken_only_until_the_backfill_limit() -> None:
 @settings(max_examples=200, deadline=None)
 @given(displaced=st.integers(1, 999), submitted=st.lists(st.integers(1, 999), max_size=8, unique=True))
 def test_displaced_job_goes_before_jobs_submitted_after_its_displacement(displaced: int, submitted: list[int]) -> None:
-    others = [a_waiting_job(1000 + second, submitted_at=at(second)) for second in submitted]
+    other_jobs = [a_waiting_job(1000 + second, submitted_at=at(second)) for second in submitted]
     facts = {"submitted_at": at(0), "displaced_at": at(displaced), "queued_at": at(displaced), "current_attempt": 1}
 
-    requests = a_snapshot(a_waiting_job(1, **facts), *others).requests(Policy(), NOW)
+    requests = a_snapshot(a_waiting_job(1, **facts), *other_jobs).requests(Policy(), NOW)
 
     order = [request.job_id for request in sorted(requests, key=lambda request: request.queue_order_key)]
     assert order.index("job-1") == sum(second < displaced for second in submitted)
