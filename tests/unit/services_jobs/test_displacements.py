@@ -149,7 +149,7 @@ def two_movable_and_two_waiting_jobs(**changes: Any) -> tuple[RentalScenario, li
 
 
 @pytest.mark.parametrize(("cap_micros", "displaced_count"), [(NODE_HOUR[SPOT], 1), (2 * NODE_HOUR[SPOT], 2)])
-def test_rent_that_a_displaced_job_will_need_counts_against_the_cap(cap_micros: int, displaced_count: int) -> None:
+def test_future_rent_of_a_displaced_job_counts_against_the_cap(cap_micros: int, displaced_count: int) -> None:
     caps = {"fleet_cap_micros_per_hour": cap_micros, "other_team_cap_micros_per_hour": cap_micros}
     renting, movable, _ = two_movable_and_two_waiting_jobs(**caps)
     scenario = renting.scenario
@@ -160,7 +160,7 @@ def test_rent_that_a_displaced_job_will_need_counts_against_the_cap(cap_micros: 
     assert sum(scenario.job(job.job_id).stop_request is not None for job in movable) == displaced_count
 
 
-def test_rent_that_a_stopped_job_will_need_counts_against_the_cap() -> None:
+def test_future_rent_of_a_stopped_job_counts_against_the_cap() -> None:
     caps = dict.fromkeys(("fleet_cap_micros_per_hour", "other_team_cap_micros_per_hour"), NODE_HOUR[SPOT])
     renting, movable, _ = two_movable_and_two_waiting_jobs(**caps)
     scenario = renting.scenario

@@ -665,7 +665,7 @@ def test_sweeper_restarts_a_rental_without_a_running_workflow() -> None:
     assert list(renting.executions()) == [name, f"{name}-r2"]
 
 
-def test_rental_that_cannot_be_restarted_keeps_no_other_rental_from_its_workflow(
+def test_failed_restart_of_a_rental_keeps_no_other_rental_waiting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     renting = RentalScenario()
