@@ -2,11 +2,13 @@
 
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evenkeel.domain.decisions import OMITTED, packed
 from evenkeel.domain.economics import money
 from evenkeel.domain.renting.displacement import (
+    MAX_RECORDED_JOBS,
     CommittedNode,
     DisplacementAction,
     DisplacementDecision,
@@ -54,6 +56,44 @@ def decide_displacement_of(
         "now": NOW,
     }
     return decide_displacement(DisplacementFacts.model_validate(facts | changes))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_decision_among_many_jobs_replays_from_its_own_facts(data: st.DataObject) -> None:
+    count = data.draw(st.integers(MAX_RECORDED_JOBS - 2, MAX_RECORDED_JOBS + 20))
+    names = [f"n{number % 60}" for number in range(count)]
+    costs = data.draw(st.lists(st.integers(1, 5), min_size=count, max_size=count))
+    movable = [
+        a_movable(f"job-{number}", *{name, f"n{cost}"}, accelerators=4, rent_micros_per_hour=cost * 1000)
+        for number, (name, cost) in enumerate(zip(names, costs, strict=True))
+    ]
+
+    decision = decide_displacement_of(*movable, free=dict.fromkeys(names, 0), nodes=data.draw(st.integers(1, 8)))
+
+    again = decide_displacement(decision.facts)
+    assert (again.action, again.reason, again.victims) == (decision.action, decision.reason, decision.victims)
+
+
+def test_displacement_among_thousands_of_jobs_records_its_facts() -> None:
+    left = tuple(1000.1 * number for number in range(200))
+    nodes = [f"ip-{number}" for number in range(2000)]
+    movable = [a_movable(f"job-{node}", node, accelerators=8, left_seconds=left) for node in nodes]
+    movable = [
+        job.replace(left_seconds=tuple(seconds + number / 7 for seconds in left)) for number, job in enumerate(movable)
+    ]
+
+    decision = decide_displacement_of(
+        *movable,
+        free=dict.fromkeys(nodes, 0),
+        nodes=64,
+        other_parts=10**15,
+        fleet_left_micros=10**12,
+        team_left_micros={"red": 10**12},
+    )
+
+    assert decision.action is DisplacementAction.DISPLACE
+    assert OMITTED not in packed(decision.facts.to_json())
 
 
 def test_jobs_are_displaced_if_cheaper_than_renting_for_gang() -> None:

@@ -9,10 +9,13 @@ from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.renting.rental import RentalState
 from evenkeel.domain.replay import replay
 from evenkeel.ports import Ledger
+from evenkeel.services.jobs import suspend_job
+from evenkeel.services.jobs.check_role import Requester
 from tests.unit.services_jobs.test_budgets import market_with_budgets
 from tests.unit.services_jobs.test_rentals import NODE_HOUR, SPOT, RentalScenario, a_policy
 
 NO_CHECKPOINTS: dict[str, Any] = {"checkpoint_uri": ""}
+ANA = Requester(principal="role/ana", identity="111122223333:role/ana", actor="ana")
 
 
 def movable_and_waiting_jobs(**changes: Any) -> tuple[RentalScenario, Job, Job]:
@@ -188,3 +191,16 @@ def test_job_whose_team_cannot_pay_its_rent_stays(usd: float | None, is_displace
     scenario.run_scheduling_cycle()
 
     assert (scenario.job(movable.job_id).stop_request is not None) is is_displaced
+
+
+def test_resumed_job_does_not_go_before_jobs_of_other_users() -> None:
+    renting, _, waiting = movable_and_waiting_jobs()
+    renting.scenario.run_scheduling_cycle()
+    displacing = renting.scenario.job(waiting.job_id)
+    request = suspend_job.JobChangeRequest(job_id=waiting.job_id, requester=ANA)
+
+    suspend_job.suspend(request, renting.scenario.context())
+    suspend_job.resume(request, renting.scenario.context())
+
+    assert displacing.displacing_since is not None
+    assert renting.scenario.job(waiting.job_id).displacing_since is None

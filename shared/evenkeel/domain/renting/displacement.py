@@ -10,8 +10,9 @@ on rented nodes. They move back as soon as committed nodes are free.
 Jobs are displaced if this costs less than renting for the job itself, and less than its wait.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from enum import StrEnum
+from typing import NamedTuple
 
 from evenkeel.domain.capacity.run_times import seconds_within
 from evenkeel.domain.decisions import Alternative
@@ -19,6 +20,8 @@ from evenkeel.domain.economics import money
 from evenkeel.domain.renting.cost import duration_text
 from evenkeel.domain.values import Instant, Value
 
+MAX_RECORDED_JOBS = 100
+"""Movable jobs up to which a record keeps all of them. Each has up to 200 run times, and a row has a limit."""
 _DISPLACER = "schedule_jobs/displace"
 """Prefix of the requester of a stop that displaces a job."""
 
@@ -99,12 +102,13 @@ class DisplacementDecision(Value):
 
 def decide_displacement(facts: DisplacementFacts) -> DisplacementDecision:
     """Choose the jobs that move to free nodes for a job; none if another option costs less, or if too few can move."""
-    chosen_nodes = _cheapest_nodes(facts)
-    if chosen_nodes is None:
+    options = _cheapest_nodes(facts)
+    if options is None:
         return _build_decision(
             facts, DisplacementAction.KEEP, "Too few nodes would become free if all movable jobs moved."
         )
-    victims = [job for job in facts.movable if job.job_id in chosen_nodes]
+    victim_ids = {job_id for option in options for job_id in option.job_ids}
+    victims = [job for job in facts.movable if job.job_id in victim_ids]
     if not victims:
         return _build_decision(facts, DisplacementAction.KEEP, "Enough nodes are free without moving a job.")
     if why_not := _why_above_caps(facts, victims):
@@ -118,7 +122,7 @@ def decide_displacement(facts: DisplacementFacts) -> DisplacementDecision:
         reason = f"Moving {job_count} to rented nodes would cost {price}, and {facts.other_option} costs {other_price}."
         return _build_decision(facts, DisplacementAction.KEEP, reason, cost_parts=cost_parts)
     return _build_decision(
-        facts,
+        _with_nodes(facts, {option.node_name for option in options}),
         DisplacementAction.DISPLACE,
         f"{job_count} {'moves' if len(victims) == 1 else 'move'} to rented nodes, so that the job starts in "
         f"{duration_text(facts.start_seconds)}. That costs {price}, and {facts.other_option} costs {other_price}.",
@@ -171,26 +175,47 @@ def _why_above_caps(facts: DisplacementFacts, victims: Sequence[MovableJob]) -> 
     return ""
 
 
-def _cheapest_nodes(facts: DisplacementFacts) -> set[str] | None:
-    """Return the jobs to move so that enough nodes become free at the lowest cost; None if too few can become free.
+class _NodeOption(NamedTuple):
+    """A node that can become free."""
+
+    cost_parts: int
+    node_name: str
+    job_ids: tuple[str, ...]
+    """The jobs to move."""
+
+
+def _with_nodes(facts: DisplacementFacts, names: Collection[str]) -> DisplacementFacts:
+    """Return the facts with these nodes and the movable jobs on them alone, if the record could be too large.
+
+    If they are the cheapest nodes, the decision from them is the same.
+    """
+    if len(facts.movable) <= MAX_RECORDED_JOBS:
+        return facts
+    return facts.replace_unchecked(
+        committed=tuple(node for node in facts.committed if node.name in names),
+        movable=tuple(job for job in facts.movable if not job.nodes.keys().isdisjoint(names)),
+    )
+
+
+def _cheapest_nodes(facts: DisplacementFacts) -> Sequence[_NodeOption] | None:
+    """Return the nodes that become free at the lowest cost; None if too few can become free.
 
     A job on several nodes is counted once, with all its nodes.
     """
     costs = {job.job_id: _cost_of_move(job, facts) for job in facts.movable}
-    options = sorted(_node_options(facts, costs), key=lambda option: (option[0], option[1]))
-    if len(options) < facts.nodes:
-        return None
-    moved_jobs: set[str] = set()
-    for _, _, victims in options[: facts.nodes]:
-        moved_jobs.update(victims)
-    return moved_jobs
+    options = sorted(_node_options(facts, costs))
+    return options[: facts.nodes] if len(options) >= facts.nodes else None
 
 
-def _node_options(facts: DisplacementFacts, costs: dict[str, int]) -> Iterator[tuple[int, str, tuple[str, ...]]]:
-    """Yield each node that can become free: the cost, its name, and the jobs to move."""
+def _node_options(facts: DisplacementFacts, costs: dict[str, int]) -> Iterator[_NodeOption]:
+    """Yield each node that can become free."""
+    jobs_by_node: dict[str, list[MovableJob]] = {}
+    for job in facts.movable:
+        for name in job.nodes:
+            jobs_by_node.setdefault(name, []).append(job)
     for node in facts.committed:
         free_accelerators, victims = node.free, list[str]()
-        on_node = [job for job in facts.movable if node.name in job.nodes]
+        on_node = jobs_by_node.get(node.name, [])
         # The cheapest accelerators come first. A job stays if the remaining moves make its move unnecessary.
         for job in sorted(on_node, key=lambda job: (costs[job.job_id] / job.nodes[node.name], job.job_id)):
             if free_accelerators >= facts.accelerators_per_node:
@@ -203,4 +228,4 @@ def _node_options(facts: DisplacementFacts, costs: dict[str, int]) -> Iterator[t
                 free_accelerators -= jobs_by_id[job_id].nodes[node.name]
                 victims.remove(job_id)
         if free_accelerators >= facts.accelerators_per_node:
-            yield sum(costs[job_id] for job_id in victims), node.name, tuple(victims)
+            yield _NodeOption(sum(costs[job_id] for job_id in victims), node.name, tuple(victims))

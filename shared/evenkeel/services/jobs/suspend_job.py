@@ -53,7 +53,13 @@ def suspend(request: JobChangeRequest, context: Context) -> Job:
             return None
         reason = f"Suspended by {_requester_text(request)}."
         if job.state is JobState.PENDING:
-            return job.replace(state=JobState.SUSPENDED, is_suspended=True, suspended_at=context.now, reason=reason)
+            return job.replace(
+                state=JobState.SUSPENDED,
+                is_suspended=True,
+                suspended_at=context.now,
+                reason=reason,
+                displacing_since=None,  # other jobs take the nodes that were freed for it
+            )
         stop_request = job.stop_request_now(reason, f"suspend/{request.requester.actor}", context.now)
         return job.replace(is_suspended=True, suspended_at=context.now, stop_request=stop_request)
 
