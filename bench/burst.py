@@ -763,6 +763,8 @@ def policy_figures(outcomes: Mapping[int, BurstOutcome]) -> Json:
         "delayUsd": round(statistics.fmean(outcome.delay_parts / money.COST_PARTS_PER_USD for outcome in all_outcomes)),
         "meanDelayHours": round(statistics.fmean(delays) / HOUR, 3),
         "p90DelayHours": round(delays[int(0.9 * len(delays))] / HOUR, 3),
+        "p99DelayHours": round(delays[int(0.99 * len(delays))] / HOUR, 3),
+        "maxDelayHours": round(delays[-1] / HOUR, 1),
         "rentals": round(statistics.fmean(outcome.rentals for outcome in all_outcomes)),
         "interruptions": round(statistics.fmean(outcome.interruptions for outcome in all_outcomes)),
         "moves": round(statistics.fmean(outcome.moves for outcome in all_outcomes)),

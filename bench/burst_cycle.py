@@ -267,7 +267,7 @@ class CycleSimulation(BurstSimulation):
     def _snapshot(self) -> CycleSnapshot:
         rentals = tuple(grant.rental for grant in self.rentals.values())
         rented = tuple(node for grant in self.rentals.values() for node in self._rented_nodes(grant))
-        names = {*self.pending, *(rental.job_id for rental in rentals)}
+        names = {*self.pending, *self.done_attempts, *(rental.job_id for rental in rentals)}
         attempts = [attempt for name in names for attempt in self._attempts(name)]
         return CycleSnapshot(
             pending=dict(self.pending),

@@ -6,6 +6,7 @@ import pytest
 
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.policy_section import Mode
+from evenkeel.domain.renting.displacement import DisplacementFacts
 from evenkeel.domain.renting.rental import RentalState
 from evenkeel.domain.replay import replay
 from evenkeel.ports import Ledger
@@ -204,3 +205,26 @@ def test_resumed_job_does_not_go_before_jobs_of_other_users() -> None:
 
     assert displacing.displacing_since is not None
     assert renting.scenario.job(waiting.job_id).displacing_since is None
+
+
+def test_run_time_left_counts_earlier_attempts_of_moving_job() -> None:
+    renting = RentalScenario(policy=a_policy(max_moves=3))
+    scenario, clock = renting.scenario, renting.world.clock
+    first = scenario.submit("first")
+    scenario.run_scheduling_cycle()
+    renting.run_attempt(first.job_id, 1)
+    clock.advance(3600)
+    renting.world.cluster.fail_pods(first.job_id, 1)
+    scenario.settle(first.job_id, 1)
+    clock.advance(60)
+    scenario.run_scheduling_cycle()
+    renting.run_attempt(first.job_id, 2)
+    clock.advance(60)
+    scenario.submit("second", **NO_CHECKPOINTS)
+
+    scenario.run_scheduling_cycle()
+
+    (record,) = renting.decision_records("DISPLACEMENT")
+    (movable,) = DisplacementFacts.model_validate(record.facts).movable
+    # The policy expects two hours, and both attempts ran for 61 minutes.
+    assert movable.left_seconds == (7200 - 3660,)
