@@ -394,7 +394,7 @@ def _missing_facts(
             *draining_job_ids,
         }
         attempts_of |= set(migrating_job_ids)
-        if to_place and policy.burst.max_moves:  # jobs that may move: a later attempt continues the work of earlier ones
+        if to_place and policy.burst.max_moves:  # a job that may move continues the work of its earlier attempts
             attempts_of |= {charge.job_id for charge in admission_input.charges if charge.attempt > 1}
     mixed_jobs = {job.job_id for job in mixed_plan.jobs_to_examine(snapshot, policy, now)}
     mixed_jobs |= {job.job_id for job in mixed_plan.jobs_with_rented_part(snapshot, now)}
