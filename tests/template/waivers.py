@@ -25,6 +25,7 @@ WAIVERS: Final = {
     "LookUpAttempts": "Executions are named after attempts; the machine is exact.",
     "ArchiveRawEvents": "Objects of the one bucket.",
     "ReadCheckpoints": "Objects of the buckets that the parameter names.",
+    "ReadManifests": "The manifests, and nothing else, of the buckets that the parameter names.",
     "RaiseFences": "The fences, and nothing else, of the buckets that the parameter names.",
     "FailOwnTaskOnLocalEngine": "The local engine knows a token by no other ARN. Only there, by condition.",
     "AnswerWaitsOnLocalEngine": "The local engine knows a token by no other ARN. Only there, by condition.",

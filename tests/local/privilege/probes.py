@@ -968,11 +968,12 @@ def answers_an_incident(stage: PermissionBench) -> Json:
 # ---------------------------------------------------------------- the states of run_job
 
 
-def a_checkpoint(stage: PermissionBench, job: Job) -> None:
-    """Store a checkpoint of attempt 1, as a training script saves it."""
+def a_checkpoint(stage: PermissionBench, job: Job, step: int = 10) -> None:
+    """Store a checkpoint of attempt 1, as a training script saves it. A second passes between two steps."""
     data = b"weights"
     digest = hashlib.sha256(data)
-    folder = "attempt=1/step=000000010"
+    folder = f"attempt=1/step={step:09}"
+    started_at = now() - timedelta(seconds=15 - step)
     shard = f"{folder}/shard-0-of-1.bin"
     prefix = f"{job.job_id}/"
     stage.s3.put_object(
@@ -985,9 +986,9 @@ def a_checkpoint(stage: PermissionBench, job: Job) -> None:
         "schemaVersion": 1,
         "jobId": job.job_id,
         "attempt": 1,
-        "step": 10,
-        "startedAt": rfc3339(now() - timedelta(seconds=5)),
-        "createdAt": rfc3339(now()),
+        "step": step,
+        "startedAt": rfc3339(started_at),
+        "createdAt": rfc3339(started_at + timedelta(seconds=1)),
         "worldSize": 1,
         "shards": [{"key": shard, "sizeBytes": len(data), "sha256": digest.hexdigest()}],
     }
@@ -1077,6 +1078,23 @@ def settles_a_running_attempt(stage: PermissionBench) -> Json:
 @probe("settle_attempt")
 def keeps_the_log_of_rank_0(stage: PermissionBench) -> Json:
     return of_attempt(a_mounted_run(stage), failure={"Error": "States.Timeout", "Cause": "A probe."})
+
+
+@probe(
+    "settle_attempt",
+    succeeds=lambda result: not (result.error or result.is_refused or "RestoreNotMeasured" in result.log),
+)
+def measures_the_saves_of_an_ended_attempt(stage: PermissionBench) -> Json:
+    stage.clear_workloads()
+    job = a_job(stage, JobState.RUNNING)
+    job, attempt = store_job(
+        stage,
+        job,
+        an_attempt(stage, job, AttemptState.RUNNING, is_pinned=True, running_at=now() - timedelta(seconds=18)),
+    )
+    a_checkpoint(stage, job, 5)
+    a_checkpoint(stage, job, 10)
+    return of_attempt(attempt, failure={"Error": "States.Timeout", "Cause": "A probe."})
 
 
 # ---------------------------------------------------------------- burst_capacity

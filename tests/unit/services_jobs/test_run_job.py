@@ -5,7 +5,7 @@ import pytest
 
 from evenkeel.domain.checkpoints import Distrust
 from evenkeel.domain.economics.expected_durations import restore_durations
-from evenkeel.domain.jobs.attempt import AttemptState, PodPhase
+from evenkeel.domain.jobs.attempt import Attempt, AttemptState, PodPhase
 from evenkeel.domain.jobs.job import CheckpointRequirement, Job, JobState, ResumeOption, ResumePlan
 from evenkeel.domain.jobs.job_policy import JobPolicy
 from evenkeel.domain.jobs.settlement import SettleOutcome
@@ -14,12 +14,13 @@ from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.recovery.validation import HEALTH_STATUS
 from evenkeel.ports import NotAllowed, NotFound, Refused, TooLarge, TransientError
-from evenkeel.services.attempts import pin_resume_point
+from evenkeel.services.attempts import pin_resume_point, settle_attempt
 from evenkeel.services.attempts.launch_job import LaunchOutcome
 from evenkeel.services.attempts.mark_running import RunningOutcome
 from evenkeel.services.attempts.pin_resume_point import MAX_CHECKPOINTS_READ
 from evenkeel.services.queries.disclosure import Reader
 from evenkeel.services.queries.records import explain
+from evenkeel.services.tables import job_rows
 from tests.fakes import Crash
 from tests.fakes.cluster import CLUSTER
 from tests.unit.services_jobs.job_scenario import JobScenario
@@ -841,7 +842,9 @@ def test_timeline_shows_the_whole_life_of_a_job() -> None:
 # ---------------------------------------------------------------- the restore of an earlier attempt
 
 
-def launch_third_attempt(saved: dict[int, float], ran_seconds: float = 2000) -> tuple[JobScenario, str]:
+def launch_third_attempt(
+    saved: dict[int, float], ran_seconds: float = 2000, *, is_measured_at_end: bool = True
+) -> tuple[JobScenario, str]:
     """Run attempt 2 from step 10, save these steps some seconds after its pods started, and launch attempt 3."""
     scenario = JobScenario()
     job = scenario.running()
@@ -852,6 +855,9 @@ def launch_third_attempt(saved: dict[int, float], ran_seconds: float = 2000) -> 
         scenario.save_checkpoint(job.job_id, 2, step, seconds)
     scenario.world.clock.advance(ran_seconds)
     lose_attempt(scenario, job, 2)
+    if not is_measured_at_end:
+        unmeasured = scenario.attempt(job.job_id, 2).replace(trained_at=None, save_seconds=None)
+        scenario.store_row(job_rows.attempt_row(unmeasured, 0))
     scenario.launch(job.job_id, 3)
     return scenario, job.job_id
 
@@ -911,6 +917,81 @@ def test_saves_are_measured_from_two_checkpoints_also_without_a_restore() -> Non
     assert scenario.attempt(job.job_id, 2).saving_share is None
 
 
+def resumed_and_saved(saved: dict[int, float]) -> tuple[JobScenario, Job]:
+    """Run attempt 2 from step 10, save these steps some seconds after its pods started, and let its pods end."""
+    scenario = JobScenario()
+    job = scenario.running()
+    scenario.save_checkpoint(job.job_id, 1, 10)
+    lose_attempt(scenario, job)
+    scenario.run_attempt(job.job_id, 2)
+    for step, seconds in saved.items():
+        scenario.save_checkpoint(job.job_id, 2, step, seconds, save_seconds=60.0)
+    scenario.world.clock.advance(2000)
+    scenario.world.cluster.finish_pods(job.job_id, 2)
+    return scenario, job
+
+
+def restore_of(attempt: Attempt) -> float | None:
+    """Return the seconds from the start of all pods until the attempt trained; None if unknown."""
+    return (
+        (attempt.trained_at - attempt.running_at).total_seconds() if attempt.trained_at and attempt.running_at else None
+    )
+
+
+def test_restore_of_the_last_attempt_is_measured_at_its_end() -> None:
+    scenario, job = resumed_and_saved({110: 800.0, 210: 1300.0})
+
+    result = scenario.settle(job.job_id, 2)
+
+    attempt = scenario.attempt(job.job_id, 2)
+    assert result.outcome is SettleOutcome.JOB_SUCCEEDED
+    assert (restore_of(attempt), attempt.save_seconds, attempt.save_interval_seconds) == (300, 60, 500)
+
+
+def test_restore_measured_at_the_end_stays_if_settled_again() -> None:
+    scenario, job = resumed_and_saved({110: 800.0, 210: 1300.0})
+    scenario.settle(job.job_id, 2)
+    before = scenario.attempt(job.job_id, 2)
+    scenario.world.checkpoints.objects.clear()
+
+    result = scenario.settle(job.job_id, 2)
+
+    assert result.outcome is SettleOutcome.ALREADY_SETTLED
+    assert scenario.attempt(job.job_id, 2) == before
+
+
+def test_repeated_settlement_measures_what_a_crash_left_unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
+    scenario, job = resumed_and_saved({110: 800.0, 210: 1300.0})
+    with monkeypatch.context() as patch:
+
+        def folders(_: str) -> tuple[str, ...]:
+            raise TransientError("the store is busy")
+
+        patch.setattr(scenario.world.checkpoints, "folders", folders)
+        assert scenario.settle(job.job_id, 2).outcome is SettleOutcome.JOB_SUCCEEDED
+        assert scenario.attempt(job.job_id, 2).trained_at is None
+
+    scenario.settle(job.job_id, 2)
+
+    assert restore_of(scenario.attempt(job.job_id, 2)) == 300
+
+
+def test_sweep_settles_without_reading_checkpoints() -> None:
+    scenario, job = resumed_and_saved({110: 800.0, 210: 1300.0})
+    request = settle_attempt.SettleAttemptRequest(job_id=job.job_id, attempt=2)
+
+    result = settle_attempt.settle_without_checkpoints(request, scenario.context())
+
+    assert result.outcome is SettleOutcome.JOB_SUCCEEDED
+    assert scenario.attempt(job.job_id, 2).trained_at is None
+
+
+def test_launch_measures_an_attempt_that_the_sweep_settled() -> None:
+    scenario, job_id = launch_third_attempt({110: 800.0, 210: 1300.0}, is_measured_at_end=False)
+
+    assert restore_of(scenario.attempt(job_id, 2)) == 300
+
+
 def test_store_that_fails_does_not_fail_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     scenario = JobScenario()
     job = scenario.running()
@@ -920,6 +1001,8 @@ def test_store_that_fails_does_not_fail_the_launch(monkeypatch: pytest.MonkeyPat
     for step, seconds in ((110, 800.0), (210, 1300.0)):
         scenario.save_checkpoint(job.job_id, 2, step, seconds)
     lose_attempt(scenario, job, 2)
+    measured = scenario.attempt(job.job_id, 2)
+    scenario.store_row(job_rows.attempt_row(measured.replace(trained_at=None, save_seconds=None), 0))
     pin = pin_resume_point.run
 
     def then_fail(*args: Any, **more: Any) -> pin_resume_point.PinAnswer:

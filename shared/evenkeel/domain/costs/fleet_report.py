@@ -268,7 +268,7 @@ _CHARTED_HOURS = 7 * 24
 NOTES = (
     "GPU-hours lost count on all GPUs of the interrupted job, even if other jobs used them during the standstill.",
     "CHECKPOINTING is at most the time of saves, because a script may train meanwhile.",
-    "Saves and restores are known only of attempts whose checkpoints a function reads, once a later attempt starts.",
+    "Saves and restores are known only of attempts that have ended, and whose checkpoints a function can read.",
     "NO_JOB and WAITING are idle at most, because use by workloads outside Evenkeel is not recorded.",
     "No waiting time includes jobs that never started.",
     "Drills, continued incidents and faults of the classes application and info do not count as failures of nodes.",

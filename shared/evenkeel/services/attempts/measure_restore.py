@@ -1,9 +1,10 @@
-"""Record when the attempt before a launch trained again after its own restore, and how long its saves took.
+"""Record when an ended attempt trained again after its own restore, and how long its saves took.
 
-Receipts, the cost report and forecasts use it.
+Receipts, the cost report and forecasts use it. `settle_attempt` measures each attempt at its end. `launch_job` measures
+the attempt before, if its end could not be measured: a crash came in between, or the sweep settled it.
 
-Calls to the store: one list of the folders, and one GET for each of two manifests. They follow the launch, so no job
-waits for them.
+Calls to the store: one list of the folders, and one GET for each of two manifests. They come last, so no job waits for
+them.
 """
 
 from evenkeel.domain.checkpoints.layout import ref_of_folder
@@ -23,7 +24,7 @@ _MAX_FOLDERS_READ = 4
 
 
 def run(job: Job, number: int, context: Context) -> None:
-    """Measure one earlier attempt and record it, if its checkpoints show the times.
+    """Measure one attempt and record it, if its checkpoints show the times.
 
     Repeats are safe: the same checkpoints give the same times. A store or a row that does not answer changes nothing.
     """

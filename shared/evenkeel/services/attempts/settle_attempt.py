@@ -25,7 +25,7 @@ from evenkeel.domain.recovery.validation import shows_fault
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import Value
 from evenkeel.ports import Add, Cluster, Delete, Ledger, Put, Write
-from evenkeel.services.attempts import keep_logs, measured_throughput, record_pin
+from evenkeel.services.attempts import keep_logs, measure_restore, measured_throughput, record_pin
 from evenkeel.services.context import Context
 from evenkeel.services.storage import attempt_store, open_jobs
 from evenkeel.services.storage.retries import until_committed
@@ -55,17 +55,35 @@ class SettleAttemptResult(Value):
 
 
 def run(request: SettleAttemptRequest, context: Context) -> SettleAttemptResult:
-    """Settle an attempt: its state, its charge and the job's next state in one commit.
+    """Settle an attempt, and measure its restore and its saves from its checkpoints.
+
+    The measurement comes last, so nothing waits for the store.
+
+    Idempotent: yes, by the attempt's state. A repeated call measures only what is not measured yet.
+    """
+    result, job = _settle_until_committed(request, context)
+    measure_restore.run(job, request.attempt, context)
+    return result
+
+
+def settle_without_checkpoints(request: SettleAttemptRequest, context: Context) -> SettleAttemptResult:
+    """Settle an attempt, for callers that may not read checkpoints.
+
+    Idempotent: yes, as `run`.
+    """
+    return _settle_until_committed(request, context)[0]
+
+
+def _settle_until_committed(request: SettleAttemptRequest, context: Context) -> tuple[SettleAttemptResult, Job]:
+    """Settle an attempt: its state, its charge and the job's next state in one commit. Return also its job.
 
     Safe even if pods of it remain: the next launch waits for them or fences them out.
-
-    Idempotent: yes, by the attempt's state. A repeated call returns ALREADY_SETTLED and repeats only harmless effects.
     """
     message = f"{request.job_id} kept changing while attempt {request.attempt} was to be settled"
     return until_committed(lambda: _try_to_settle(request, context), message)
 
 
-def _try_to_settle(request: SettleAttemptRequest, context: Context) -> SettleAttemptResult:
+def _try_to_settle(request: SettleAttemptRequest, context: Context) -> tuple[SettleAttemptResult, Job]:
     stored_attempt = attempt_store.load_attempt(context.ledger, request.job_id, request.attempt)
     if record_pin.run(stored_attempt, context):
         stored_attempt = attempt_store.load_attempt(context.ledger, request.job_id, request.attempt)
@@ -76,7 +94,7 @@ def _try_to_settle(request: SettleAttemptRequest, context: Context) -> SettleAtt
         _delete_live_objects(job, attempt, workload, context.cluster)
         context.cycle_requests.request(f"{attempt.workload_name} settled")
         reason = f"{attempt.workload_name} was settled before: {settled_outcome(job)}."
-        return SettleAttemptResult(outcome=SettleOutcome.ALREADY_SETTLED, reason=reason)
+        return SettleAttemptResult(outcome=SettleOutcome.ALREADY_SETTLED, reason=reason), job
     attempt_end = _judge_end(request, job, attempt, workload, context)
     job_with_throughput = measured_throughput.with_reported_throughput(job, attempt, context.ledger)
     settlement = settle(job_with_throughput, attempt, attempt_end, context.policy.jobs, context.now)
@@ -86,7 +104,7 @@ def _try_to_settle(request: SettleAttemptRequest, context: Context) -> SettleAtt
     _delete_live_objects(job, settlement.attempt, workload, context.cluster)
     context.telemetry.count("AttemptsSettled", state=settlement.attempt.state)
     context.telemetry.info("AttemptSettled", job_id=job.job_id, attempt=attempt.attempt, outcome=settlement.outcome)
-    return SettleAttemptResult(outcome=settlement.outcome, reason=settlement.job.reason)
+    return SettleAttemptResult(outcome=settlement.outcome, reason=settlement.job.reason), job
 
 
 def _judge_end(

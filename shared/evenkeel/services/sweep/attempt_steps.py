@@ -83,7 +83,7 @@ def _continue_without_workflow(sweep: SweepRun, job: Job, attempt: Attempt, work
 
 def _settle_attempt(sweep: SweepRun, attempt: Attempt) -> None:
     request = settle_attempt.SettleAttemptRequest(job_id=attempt.job_id, attempt=attempt.attempt)
-    settle_attempt.run(request, sweep.context)
+    settle_attempt.settle_without_checkpoints(request, sweep.context)
 
 
 def clear_workloads(sweep: SweepRun) -> int:
