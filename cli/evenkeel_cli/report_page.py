@@ -89,6 +89,7 @@ def summary(report: Json) -> list[tuple[str, str]]:
         ("idle", _idle_text(report)),
         ("rented", _rent_text(rent) + _idle_rented_text(report)),
         ("lemons", _lemons_text(report.get("lemons"))),
+        ("job size", endless_text(report.get("endlessSize"))),
         ("saved", _saved_text(hyperpod_saving)),
     ]
 
@@ -106,6 +107,7 @@ def sections(report: Json) -> Iterator[ReportSection]:
     if report["requested"]["interruptions"]:
         yield _losses_section("Stopped on request (no failures)", [report["requested"]])
     yield _reliability_section(report.get("reliability", []))
+    yield _job_sizes_section(report.get("jobSizes", []))
     yield _failures_section("Failures by instance type", report["failures"]["byInstanceType"])
     yield _nodes_section(report["failures"]["nodes"])
     yield ReportSection(
@@ -171,18 +173,41 @@ def _reliability_section(groups: list[Json]) -> ReportSection:
 
 
 def _reliability_cells(row: Json) -> tuple[str, ...]:
-    low_text, high_text = (_hours_text(row[f"{end}MtbfHours"]) for end in ("low", "high"))
     return (
         row["group"],
         str(row["failures"]),
+        *_mtbf_cells(row),
+        *(seconds_text(row[name]["meanSeconds"]) for name in ("nodeRepair", "jobRecovery")),
+    )
+
+
+def _mtbf_cells(row: Json) -> tuple[str, str]:
+    """Return the mean time between failures, and its interval."""
+    low_text, high_text = (_hours_text(row[f"{end}MtbfHours"]) for end in ("low", "high"))
+    return (
         _hours_text(row["mtbfHours"]),
         UNKNOWN
         if row["lowMtbfHours"] is None
         else f"{low_text} to {high_text}"
         if row["highMtbfHours"]
         else f"{low_text} or more",
-        *(seconds_text(row[name]["meanSeconds"]) for name in ("nodeRepair", "jobRecovery")),
     )
+
+
+def _job_sizes_section(sizes: list[Json]) -> ReportSection:
+    titles = ("NODES", "FAILURES", "OTHER", "JOB-HOURS", "JOB MTBF", "95% INTERVAL", "PER 1000 NODE-DAYS")
+    rows = [
+        (
+            size["group"],
+            str(size["failures"]),
+            str(size["otherFailures"]),
+            f"{size['jobHours']:,.1f}",
+            *_mtbf_cells(size),
+            rate_text(size["rate"]),
+        )
+        for size in sizes
+    ]
+    return ReportSection("Failures of jobs by number of nodes", titles, rows)
 
 
 def _hours_text(hours: float | None) -> str:
@@ -495,6 +520,18 @@ def _idle_cost(pool: Json) -> str:
 def _idle_rented_text(report: Json) -> str:
     hours = report.get("idleRentedGpuHours")
     return f"; idle {hours_and_cost(hours, report['idleRentedUsdMicros'])}" if hours else ""
+
+
+def endless_text(endless_size: Json | None) -> str:
+    """Return from which number of nodes a job never ends."""
+    if endless_size is None:
+        return f"{UNKNOWN}: too few failures or recoveries to say at which size a job never ends"
+    low_count, count, high_count = (endless_size[name] for name in ("lowNodes", "nodes", "highNodes"))
+    interval = f"{low_count:,} to {high_count:,}" if high_count else f"{low_count:,} or more"
+    lost = seconds_text(endless_size["lostSeconds"])
+    lower_bound = "" if endless_size["isRepeatedWorkKnown"] else " at least"
+    counted = UNKNOWN if count is None else f"{count:,}"
+    return f"never ends from {counted} nodes ({interval}), where a failure costs{lower_bound} {lost}"
 
 
 def _lemons_text(lemons: Json | None) -> str:

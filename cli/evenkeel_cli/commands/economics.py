@@ -67,6 +67,10 @@ def rate(  # noqa: PLR0913, PLR0917 - options, each given by its name
     if (fleet or file is not None) and (failures is not None or node_hours is not None):
         option = "--fleet" if fleet else "--file"
         raise CommandFailed(Exit.USAGE, f"{option} excludes --failures and --node-hours.", code="WRONG_FIGURE")
+    if fleet and by == "job-size":
+        report = economics_fleet.read_fleet_report(days)
+        print_figures(forecasts.job_size_rates(report, parse_share("--confidence", confidence)), output, main="groups")
+        return
     if fleet:
         history = economics_fleet.read_fleet_history(days)
         rates = forecasts.fleet_rates(history, by, parse_share("--confidence", confidence))

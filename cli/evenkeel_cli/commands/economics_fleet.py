@@ -1,5 +1,6 @@
 """`evenkeel economics forecast` and `commitment`, and the history of the fleet for them."""
 
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -42,6 +43,17 @@ def read_fleet_history(days: float) -> "History":
         history.notes.append(text)
         note(text)
     return history
+
+
+def read_fleet_report(days: float) -> Json:
+    """Return the cost report of the last days.
+
+    Raises:
+        CommandFailed: the window is not possible.
+    """
+    _check_days(days)
+    since = stdout_printer().now() - timedelta(days=days)
+    return lookup.read_cost_report(f"{since:%Y-%m-%dT%H:%M:%SZ}", None)
 
 
 def _check_days(days: float) -> None:
@@ -87,6 +99,7 @@ def forecast(
     if file is None and not fleet:
         raise CommandFailed(Exit.USAGE, "The fleet is unknown: give --file, --fleet, or both.", code="WRONG_FIGURE")
     request, notes = forecasts.read_request(file) if file else {}, list[str]()
+    report: Json = {}
     if fleet:
         history = read_fleet_history(days)
         request, notes = with_measured_downtime(fleet_history.with_fleet_counts(request, history))
@@ -95,9 +108,11 @@ def forecast(
             raise CommandFailed(
                 Exit.NOT_FOUND, "The fleet has no nodes with GPUs, so there is nothing to forecast.", code="NOT_FOUND"
             )
+        report = read_fleet_report(days)
     if usd_per_gpu_hour is not None:
         request = forecasts.with_price(request, usd_per_gpu_hour)
-    print_figures(forecasts.forecast(request, str(file or "fleet"), notes), output, main="totals")
+    document = forecasts.forecast(request, str(file or "fleet"), notes)
+    print_figures(forecasts.with_job_sizes(document, report) if report else document, output, main="totals")
 
 
 def commitment(  # noqa: PLR0913, PLR0917 - options, each given by its name

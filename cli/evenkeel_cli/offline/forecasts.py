@@ -15,7 +15,7 @@ from evenkeel_cli import yaml_files
 from evenkeel_cli.offline import fleet_history
 from evenkeel_cli.offline.economics import name_options, rates_of_document
 from evenkeel_cli.offline.quantities import parse_not_negative, parse_number, usage_error
-from evenkeel_cli.report_page import NO_COMMITMENTS
+from evenkeel_cli.report_page import NO_COMMITMENTS, endless_text
 from evenkeel_client.errors import CommandFailed, Exit
 
 Json = dict[str, Any]
@@ -73,9 +73,71 @@ def with_price(request: Json, usd_per_gpu_hour: str) -> Json:
 
 def fleet_rates(history: fleet_history.History, by: str, confidence: float) -> Json:
     """Return the rates of a fleet by fault class, pool or instance type."""
-    if by == "job-size":
-        raise usage_error("--by", "must not be job-size with --fleet: incidents do not record the size of a job")
     return rates_of_document(history.observations, by, confidence) | {"notes": history.notes}
+
+
+NO_JOB_SIZES = "Failures by job size are unknown: the stack is older than this command and does not record job sizes."
+JOB_SIZE_NOTE = (
+    "An interruption by infrastructure is one failure of its job, and node-hours are the time in which all pods ran. "
+    "Failures of the application do not count."
+)
+
+
+def job_size_rates(report: Json, confidence: float) -> Json:
+    """Return the rates by job size from the cost report.
+
+    Raises:
+        CommandFailed: no job ran in the window, or the stack is too old to report job sizes.
+    """
+    sizes = _known_job_sizes(report)
+    if not any(size["nodeHours"] for size in sizes):
+        raise CommandFailed(
+            Exit.NOT_FOUND, "No job ran in this window, so rates by job size are unknown.", code="NOT_FOUND"
+        )
+    rows = [(size["smallestNodes"] or 0, size) for size in sizes if size["group"] != "all"]
+    observations = {
+        "failures": [{"jobNodes": nodes, "failures": size["failures"]} for nodes, size in rows],
+        "nodeHours": [{"jobNodes": nodes, "nodeHours": size["nodeHours"]} for nodes, size in rows],
+    }
+    return rates_of_document(observations, "job-size", confidence) | {
+        "notes": [f"Observed from {report['since'][:16]}Z to {report['until'][:16]}Z. {JOB_SIZE_NOTE}"]
+    }
+
+
+def with_job_sizes(document: Json, report: Json) -> Json:
+    """Add the observed failures by job size to a forecast, and the size at which a job never ends."""
+    if "jobSizes" not in report:
+        return {**document, "assumptions": [*document["assumptions"], NO_JOB_SIZES]}
+    texts = [JOB_SIZE_NOTE, f"A job {endless_text(report['endlessSize'])}."]
+    return {
+        **document,
+        "jobSizes": [_job_size_figures(size) for size in report["jobSizes"]],
+        "assumptions": [*document["assumptions"], *texts],
+    }
+
+
+def _known_job_sizes(report: Json) -> list[Json]:
+    if "jobSizes" not in report:
+        raise CommandFailed(Exit.NOT_FOUND, NO_JOB_SIZES, code="OLDER_STACK", hint="Update the stack: make deploy")
+    sizes: list[Json] = report["jobSizes"]
+    return sizes
+
+
+def _job_size_figures(size: Json) -> Json:
+    """Return the figures of a size class, without nested objects."""
+    rate = size["rate"] or {}
+    fields = (
+        "group",
+        "failures",
+        "otherFailures",
+        "jobHours",
+        "nodeHours",
+        "mtbfHours",
+        "lowMtbfHours",
+        "highMtbfHours",
+    )
+    rates = ("failuresPerNodeHour", "lowFailuresPerNodeHour", "highFailuresPerNodeHour")
+    return {field: size[field] for field in fields} | {field: rate.get(field) for field in rates}
 
 
 # ---------------------------------------------------------------- commitment

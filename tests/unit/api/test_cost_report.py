@@ -1,5 +1,6 @@
 """`GET /v1/cost-report`: the costs of a window, from the records of attempts, incidents, nodes and rentals."""
 
+import math
 from datetime import timedelta
 from typing import Any
 
@@ -109,6 +110,32 @@ def test_report_has_mtbf_and_mttr_by_pool_and_fault_class(gateway: Gateway) -> N
     assert (without_failure["mtbfHours"], without_failure["highMtbfHours"]) == (None, None)
     assert without_failure["lowMtbfHours"] == pytest.approx(72 / 3.6889, rel=1e-4)
     assert without_failure["nodeRepair"]["meanSeconds"] is None
+
+
+def test_report_has_failures_by_job_size_with_running_time(gateway: Gateway) -> None:
+    store_fleet(gateway)
+
+    document = read_report(gateway, f"?since={rfc3339(ago(hours=3))}")
+
+    all_jobs, pair = document["jobSizes"]
+    # Both attempts had two nodes. The first ran for 62 minutes and was lost, the second has run for 52 minutes.
+    assert (all_jobs["group"], pair["group"], pair["smallestNodes"], pair["failures"]) == ("all", "2-3", 2, 1)
+    assert pair["jobHours"] == pair["mtbfHours"] == pytest.approx((62 + 52) / 60)
+    assert (pair["nodeHours"], pair["gpuHours"]) == pytest.approx((2 * pair["jobHours"], 16 * pair["jobHours"]))
+    assert pair["rate"]["failuresPerNodeHour"] == pytest.approx(1 / pair["nodeHours"])
+    # The failure cost a standstill of 8 minutes, and 10 minutes of repeated work.
+    assert document["endlessSize"]["lostSeconds"] == pytest.approx(18 * 60)
+    assert document["endlessSize"]["nodes"] == math.ceil(pair["nodeHours"] / 0.3)
+
+
+def test_failures_of_the_application_are_no_failures_of_the_size(gateway: Gateway) -> None:
+    job = a_job(state="PENDING")
+    failed_attempt = an_attempt(job, state="FAILED", running_at=ago(hours=2), ended_at=ago(hours=1))
+    store(gateway.fakes.ledger, job, failed_attempt)
+
+    _, pair = read_report(gateway)["jobSizes"]
+
+    assert (pair["failures"], pair["otherFailures"], pair["mtbfHours"], pair["jobHours"]) == (0, 1, None, 1)
 
 
 def test_node_that_is_not_back_has_an_unknown_repair_time(gateway: Gateway) -> None:

@@ -166,6 +166,51 @@ def test_measured_recoveries_give_the_configured_downtime(cli_with_history: CliF
     assert row["downtimeSecondsPerFailure"] == 83 + 313
 
 
+def store_lost_and_resumed_job(cli_fixture: CliFixture) -> None:
+    """Store a job on two nodes that lost an attempt after an hour, and has run again for half an hour."""
+    job = a_job(1, state="RUNNING", current_attempt=2)
+    lost = an_attempt(job, state="LOST", running_at=ago(hours=2), ended_at=ago(hours=1))
+    resumed = an_attempt(job, 2, admitted_at=ago(minutes=40), running_at=ago(minutes=30))
+    store(cli_fixture.gateway.fakes.ledger, job, lost, resumed)
+
+
+def test_failure_rate_by_job_size_uses_the_running_time_of_jobs(cli_with_history: CliFixture) -> None:
+    store_lost_and_resumed_job(cli_with_history)
+
+    document = json_output_for_fleet(cli_with_history, "rate", "--fleet", "--by", "job-size", "--days", "1")
+
+    (pair,) = document["groups"]
+    assert (pair["group"], pair["failures"], pair["nodeHours"]) == ("2-3", 1, 2 * 1.5)
+    assert pair["failuresPerNodeHour"] == pytest.approx(1 / 3)
+
+
+def test_failure_rate_by_job_size_without_a_run_is_unknown(cli_with_history: CliFixture) -> None:
+    result = cli_with_history.run("economics", "rate", "--fleet", "--by", "job-size", "--days", "1")
+
+    assert (result.exit_code, result.out) == (4, "")
+    assert "No job ran in this window, so rates by job size are unknown." in result.err
+
+
+def test_forecast_of_the_fleet_shows_mtbf_by_job_size(cli_with_history: CliFixture) -> None:
+    store_lost_and_resumed_job(cli_with_history)
+
+    document = json_output_for_fleet(cli_with_history, "forecast", "--fleet", "--days", "1")
+
+    sizes = {size["group"]: size for size in document["jobSizes"]}
+    assert (sizes["2-3"]["mtbfHours"], sizes["all"]["failures"]) == (1.5, 1)
+    assert sizes["2-3"]["lowMtbfHours"] == pytest.approx(1.5 / 5.5716, rel=1e-4)
+    assert any("at which size a job never ends" in text for text in document["assumptions"])
+
+
+def test_stack_without_job_sizes_is_named_as_older(cli_with_history: CliFixture) -> None:
+    leave_out(cli_with_history, "/v1/cost-report", "jobSizes")
+
+    result = cli_with_history.run("economics", "rate", "--fleet", "--by", "job-size")
+
+    assert (result.exit_code, result.out) == (4, "")
+    assert "does not record job sizes" in result.err
+
+
 def test_fleet_without_nodes_has_no_figures(cli: CliFixture) -> None:
     result = cli.run("economics", "forecast", "--fleet")
 
@@ -177,7 +222,7 @@ def test_fleet_without_nodes_has_no_figures(cli: CliFixture) -> None:
     ("words", "message"),
     [
         (("rate", "--fleet", "--days", "31"), "--days must be above 0 and at most 30, not 31."),
-        (("rate", "--fleet", "--by", "job-size"), "incidents do not record the size of a job"),
+        (("rate", "--fleet", "--by", "job-size", "--days", "31"), "--days must be above 0 and at most 30, not 31."),
     ],
 )
 def test_impossible_window_or_group_is_refused(

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from evenkeel.domain.costs.day_figures import CountedFailure, DayFigures, FailureDurations
 from evenkeel.domain.costs.fleet_report import GroupReliability, ReportFacts, fleet_report
 from evenkeel.domain.costs.interruptions import Span
+from evenkeel.domain.costs.job_sizes import JobSizeUse
 from evenkeel.domain.costs.node_time import NodeSpan, node_time
 from evenkeel.domain.costs.rent_report import rent_report
 
@@ -103,3 +104,16 @@ def test_interval_contains_the_mtbf_of_a_simulated_fleet() -> None:
         hits += (row.low_mtbf_hours or 0) <= mtbf_hours <= (row.high_mtbf_hours or float("inf"))
 
     assert hits / runs >= 0.93
+
+
+def test_days_without_job_sizes_are_counted_not_guessed() -> None:
+    first, second = (a_day(number, {"a": 1}, ()) for number in range(2))
+    use = JobSizeUse(
+        smallest_nodes=2, job_microseconds=1, node_microseconds=2, gpu_microseconds=16, failures=0, other_failures=0
+    )
+    window = Span(first.since, second.until)
+
+    report = fleet_report(ReportFacts(window, [first, second.replace(job_sizes=(use,))], {}, {}, (), 0))
+
+    assert [size.group for size in report.job_sizes] == ["all", "2-3"]
+    assert any(note.startswith("1 stored day is of a release without job sizes.") for note in report.notes)

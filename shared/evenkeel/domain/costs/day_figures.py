@@ -17,6 +17,7 @@ from pydantic import BeforeValidator
 
 from evenkeel.domain.costs.demand import DayDemand
 from evenkeel.domain.costs.interruptions import Span
+from evenkeel.domain.costs.job_sizes import JobRun, JobSizeUse, SizedFailure, job_size_uses
 from evenkeel.domain.costs.node_time import PoolUse
 from evenkeel.domain.costs.quota_time import QuotaTime
 from evenkeel.domain.costs.receipt import InterruptionCause, InterruptionReceipt, ReceiptPart, Stage, total_of
@@ -119,6 +120,8 @@ class DayFigures(Value):
     """Duration in which all quotas and their use are known."""
     demand: DayDemand | None = None
     """Hourly demand; null if it is unknown, as in rows of earlier releases."""
+    job_sizes: tuple[JobSizeUse, ...] | None = None
+    """Running time and failures of jobs by their size; null in rows of earlier releases."""
 
 
 def compress_figures(document: dict[str, Any]) -> str:
@@ -163,6 +166,8 @@ class DayFacts(NamedTuple):
     teams: tuple[TeamTime, ...]
     known_quota_microseconds: int
     demand: DayDemand | None
+    runs: Sequence[JobRun]
+    """Running time of attempts in the span."""
     restore_seconds: float
 
 
@@ -235,6 +240,13 @@ def compute_day_figures(facts: DayFacts) -> DayFigures:
         teams=facts.teams,
         known_quota_microseconds=facts.known_quota_microseconds,
         demand=facts.demand,
+        job_sizes=job_size_uses(
+            facts.runs,
+            (
+                SizedFailure(interruption.receipt.nodes, _is_by_infrastructure(interruption))
+                for interruption in failures
+            ),
+        ),
     )
 
 
@@ -274,6 +286,13 @@ def _failure_durations(durations: Iterable[tuple[Incident, float | None]]) -> tu
 
 def _is_failure(interruption: AttributedInterruption) -> bool:
     return interruption.receipt.cause.is_failure and not (interruption.incident and interruption.incident.is_drill)
+
+
+def _is_by_infrastructure(failure: AttributedInterruption) -> bool:
+    """Whether a node or the network interrupted a job, as far as is known, and not its own program."""
+    if failure.incident is not None:
+        return _fault_class(failure.incident) not in _NOT_COUNTED
+    return failure.receipt.cause is not InterruptionCause.APPLICATION
 
 
 def _loss_groups(interruptions: Iterable[AttributedInterruption]) -> Iterator[LossGroup]:

@@ -21,6 +21,12 @@ from evenkeel.domain.costs.day_figures import (
 )
 from evenkeel.domain.costs.demand import HourOfUse, use_by_hour
 from evenkeel.domain.costs.interruptions import Span
+from evenkeel.domain.costs.job_sizes import (
+    EndlessSize,
+    JobSizeReliability,
+    endless_size,
+    reliability_by_job_size,
+)
 from evenkeel.domain.costs.node_time import GpuUse, PoolTime, pool_times
 from evenkeel.domain.costs.quota_time import QuotaTime
 from evenkeel.domain.costs.receipt import MICROSECONDS_PER_HOUR, Stage, microseconds
@@ -208,6 +214,10 @@ class FleetReport(Value):
     """Standstill of jobs by incidents, from the first signal until every pod ran."""
     reliability: tuple[GroupReliability, ...]
     """All failures, then each pool, each fault class, and each fault class of each pool."""
+    job_sizes: tuple[JobSizeReliability, ...]
+    """All jobs, then each size class from the smallest. Empty if no job ran, or if the sizes are unknown."""
+    endless_size: EndlessSize | None
+    """Null: the rate of failures or the loss by a failure is unknown."""
     lemons: LemonCost | None
     """Null: no node is recorded in the window."""
     stages: tuple[StageLoss, ...]
@@ -287,6 +297,11 @@ def fleet_report(facts: ReportFacts) -> FleetReport:
     counted_failures = [failure for day in days for failure in day.failures]
     lemons = _lemon_cost(facts, counted_failures, failure_losses, failures.rate, all_nodes.nodes)
     stages = tuple(_stage_losses(days))
+    recovery = _percentiles_of(
+        [value for day in days for value in day.recovery_seconds], sum(day.unknown_recoveries for day in days)
+    )
+    job_sizes = reliability_by_job_size(day.job_sizes or () for day in days)
+    repeated_work = next(loss.time for loss in stages if loss.stage is Stage.REPEATED_WORK)
     idle_hours = sum(use_time.gpu_hours for use_time in idle_committed_times)
     idle_cost = None if None in idle_usd else sum(amount or 0 for amount in idle_usd)
     lost_total = _summed_loss("failures", failure_losses)
@@ -298,10 +313,12 @@ def fleet_report(facts: ReportFacts) -> FleetReport:
         since=facts.window.start,
         until=facts.window.end,
         failures=failures,
-        recovery=_percentiles_of(
-            [value for day in days for value in day.recovery_seconds], sum(day.unknown_recoveries for day in days)
-        ),
+        recovery=recovery,
         reliability=tuple(_reliability(days, counted_failures, pools)),
+        job_sizes=job_sizes,
+        endless_size=endless_size(
+            job_sizes[0] if job_sizes else None, recovery.mean_seconds, repeated_work.mean_seconds
+        ),
         lemons=lemons if all_nodes.nodes else None,
         stages=stages,
         by_cause=_group_losses(failure_losses, lambda group: group.cause),
@@ -330,6 +347,7 @@ def fleet_report(facts: ReportFacts) -> FleetReport:
             *_use_notes(days, all_nodes),
             *_quota_notes(facts.window, known_quota),
             *_demand_notes(days),
+            *_job_size_notes(days),
             *facts.notes,
         ),
     )
@@ -385,6 +403,14 @@ def _demand_notes(days: Iterable[DayFigures]) -> Iterable[str]:
         )
     if unknown := sum(demand.unknown_waits for demand in demands):
         yield f"The waiting time of {count_of(unknown, 'attempt')} is unknown and in no demand."
+
+
+def _job_size_notes(days: Iterable[DayFigures]) -> Iterable[str]:
+    if earlier := sum(day.job_sizes is None for day in days):
+        yield (
+            f"{count_of(earlier, 'stored day is', 'stored days are')} of a release without job sizes. Failures "
+            "by job size leave these days out."
+        )
 
 
 def _team_uses(days: Iterable[DayFigures], rent: RentReport, *, has_quotas: bool) -> Iterator[TeamUse]:

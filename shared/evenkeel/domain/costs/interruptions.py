@@ -227,6 +227,8 @@ def _priced_loss(
         is_over=times.is_over,
         pool=attempt.pool,
         instance_type=attempt.instance_type,
+        nodes=attempt.ranks,
+        gpus=attempt.accelerators,
         price=price_of.get(attempt.attempt),
         resumed_step=resume_point.step if resume_point else None,
         parts=tuple(receipt_parts),

@@ -127,6 +127,10 @@ class InterruptionReceipt(Value):
     """False: no later attempt runs yet, so the loss grows."""
     pool: str
     instance_type: str
+    nodes: int
+    """Nodes of the interrupted attempt; 0: unknown."""
+    gpus: int
+    """GPUs of the interrupted attempt."""
     price: GpuPrice | None
     """Price of the interrupted attempt; null if unknown."""
     resumed_step: int | None

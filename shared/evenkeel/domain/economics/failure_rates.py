@@ -212,10 +212,15 @@ def _group_name(observation: ObservedFailures | ObservedNodeHours, by: GroupedBy
 
 def size_class(nodes: int) -> str:
     """Return the class of a job size: powers of two, such as `4-7`."""
-    if nodes < 2:
-        return str(nodes) if nodes else "unknown"
-    smallest_size = 1 << (nodes.bit_length() - 1)
-    return f"{smallest_size}-{2 * smallest_size - 1}"
+    smallest_nodes = smallest_nodes_of_class(nodes)
+    if smallest_nodes < 2:
+        return str(smallest_nodes) if smallest_nodes else "unknown"
+    return f"{smallest_nodes}-{2 * smallest_nodes - 1}"
+
+
+def smallest_nodes_of_class(nodes: int) -> int:
+    """Return the smallest job size of the class of a size; 0 if the size is unknown."""
+    return 1 << (nodes.bit_length() - 1) if nodes > 0 else 0
 
 
 def _group_order(group: str) -> tuple[int, str]:

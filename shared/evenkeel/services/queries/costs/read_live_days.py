@@ -19,6 +19,7 @@ from evenkeel.domain.costs.day_figures import (
 )
 from evenkeel.domain.costs.demand import DayDemand, DemandSpan, hourly_demand
 from evenkeel.domain.costs.interruptions import LostTime, Span, interruptions
+from evenkeel.domain.costs.job_sizes import JobRun
 from evenkeel.domain.costs.node_time import GpuUse, HeldGpus, NodeSpan, WaitingGpus, node_time
 from evenkeel.domain.costs.prices import base_price_of, price_at, price_changes, prices_of
 from evenkeel.domain.costs.quota_time import HeldQuota, QuotaTime, quota_times
@@ -97,7 +98,7 @@ def read_days(asked_span: Span, context: Context, *, max_jobs: int = 0) -> LiveD
     interrupted_jobs = _interrupted_job_ids(attempts, span)
     if len(interrupted_jobs) > max_jobs:
         jobs_text = count_of(len(interrupted_jobs), "interrupted job")
-        notes.append(f"Only {max_jobs} of {jobs_text} were read. The losses are too low.")
+        notes.append(f"Only {max_jobs} of {jobs_text} were read. Losses and failures by job size are too low.")
     chosen_job_ids = interrupted_jobs[:max_jobs]
     jobs_on_rented_nodes = {attempt.job_id for attempt in attempts if attempt.is_rented or attempt.rented_part}
     jobs_that_began = [attempt.job_id for attempt in attempts if attempt.attempt == 1]
@@ -229,6 +230,7 @@ class _Records:
                 teams=tuple(_team_times(self._attempts[day], day, quotas.teams, context)),
                 known_quota_microseconds=quotas.known_microseconds,
                 demand=demand.demand_of(day) if demand else None,
+                runs=[_run_in(attempt, day, context.now) for attempt in self._attempts[day]],
                 restore_seconds=context.policy.jobs.expected_resume_seconds,
             )
         )
@@ -363,6 +365,12 @@ def _spans_of(nodes: Iterable[NodeLifetime], day: Span, now: datetime) -> Iterat
             yield NodeSpan(
                 node.life.key, node.pool, node.instance_type, node.accelerators, lifetime.is_rented, own_span, is_new
             )
+
+
+def _run_in(attempt: Attempt, day: Span, now: datetime) -> JobRun:
+    """Return how long all pods of an attempt ran in a day. The time is not above 0 if they never did."""
+    start, end = attempt.running_at or day.end, attempt.ended_at or now
+    return JobRun(attempt.ranks, attempt.accelerators, microseconds(min(end, day.end) - max(start, day.start)))
 
 
 def _held_quota(attempt: Attempt, now: datetime) -> HeldQuota | None:
