@@ -4,7 +4,6 @@ The document has figures, lists of objects with figures, and texts. Only JSON, Y
 """
 
 import csv
-import json
 import re
 import textwrap
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from evenkeel_cli.render import Column, OutputFormat, Printer, stdout_printer, visible_width
+from evenkeel_cli.render import Column, OutputFormat, Printer, csv_cell, stdout_printer, visible_width
 
 Json = dict[str, Any]
 UNKNOWN = "unknown"
@@ -95,12 +94,8 @@ def _csv(parts: list[_Part]) -> str:
         if index:
             writer.writerow([])
         writer.writerow(table.columns)
-        writer.writerows([[_csv_value(cell) for cell in row] for row in table.rows])
+        writer.writerows([[csv_cell(cell) for cell in row] for row in table.rows])
     return text.getvalue()
-
-
-def _csv_value(cell: Any) -> Any:
-    return json.dumps(cell) if isinstance(cell, bool | dict | list) else "" if cell is None else cell
 
 
 def _draw(out: Printer, document: Json) -> None:

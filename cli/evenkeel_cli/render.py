@@ -394,6 +394,24 @@ def age_text(seconds: float) -> str:
     return f"{seconds_left}s"
 
 
+def csv_cell(value: Any) -> str:
+    """Return a value as a cell of CSV: empty if null, and no text that a spreadsheet would run."""
+    match value:
+        case None:
+            return ""
+        case str():
+            text = re.sub(r"\r\n?", "\n", value)  # `csv` quotes a line end only if it is `lineterminator`
+            # A spreadsheet would run this text as a formula: https://owasp.org/www-community/attacks/CSV_Injection
+            return f"'{text}" if text.startswith(_FORMULA_STARTS) else text
+        case list() if all(isinstance(item, str) for item in value):
+            return csv_cell(";".join(value))
+        case _:
+            return json.dumps(value, ensure_ascii=False)
+
+
+_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\n", "＝", "＋", "－", "＠")
+
+
 def escape_control_characters(text: str) -> str:
     """Return a text with `?` for each character that a terminal would act on."""
     return _CONTROL_CHARACTERS.sub("?", text)

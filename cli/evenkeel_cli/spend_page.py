@@ -56,7 +56,7 @@ def draw_spend(out: Printer, document: Json, by: SpendGroupBy) -> None:
     columns = [
         Column("TEAM", 0, may_shrink=True),
         *([] if by is SpendGroupBy.TEAM else [Column(by.upper(), 1, may_shrink=True)]),
-        Column("JOBS", lambda row: UNKNOWN if row[2]["jobs"] is None else row[2]["jobs"], is_right=True),
+        Column("JOBS", lambda row: _jobs_text(row[2]), is_right=True),
         Column("GPU-HOURS", lambda row: gpu_hours(row[2]["gpuHours"]), is_right=True),
         Column("COST", lambda row: dollars(row[2]["usdMicros"]), is_right=True),
         Column("RENT", lambda row: dollars(row[2]["rent"]) if "rent" in row[2] else "", is_right=True),
@@ -81,7 +81,7 @@ def draw_spend(out: Printer, document: Json, by: SpendGroupBy) -> None:
 
 
 def _group_sums(items: Iterable[Json], by: SpendGroupBy) -> list[tuple[str, str, Json]]:
-    """Return the sums of each group, the most expensive first. A job with use in several rows counts in each row."""
+    """Return the sums of each group, the most expensive first."""
     sums: dict[tuple[str, str], Json] = {}
     for item in items:
         name = "" if by is SpendGroupBy.TEAM else _group_name(item, by)
@@ -89,6 +89,7 @@ def _group_sums(items: Iterable[Json], by: SpendGroupBy) -> list[tuple[str, str,
             (item["team"], name), {"jobs": 0, "gpuHours": 0.0, "usdMicros": None, "rent": 0, "unpricedGpuHours": 0.0}
         )
         if item["kind"] == "USE":
+            group["mayRepeatJobs"] = bool(group["jobs"])
             group["jobs"] += item["jobs"]
         elif item["usdMicros"] is None or group["rent"] is None:
             group["rent"] = None
@@ -100,6 +101,13 @@ def _group_sums(items: Iterable[Json], by: SpendGroupBy) -> list[tuple[str, str,
             group["usdMicros"] = (group["usdMicros"] or 0) + item["usdMicros"]
     rows = [(team, name, group) for (team, name), group in sums.items()]
     return sorted(rows, key=lambda row: (row[0], -(row[2]["usdMicros"] or 0), -row[2]["gpuHours"], row[1]))
+
+
+def _jobs_text(group: Json) -> str:
+    """Return the number of jobs. A job with use in several rows of the API counts in each of them."""
+    if group["jobs"] is None:
+        return UNKNOWN
+    return f"≤ {group['jobs']:,}" if group.get("mayRepeatJobs") else f"{group['jobs']:,}"
 
 
 def _group_name(item: Json, by: SpendGroupBy) -> str:

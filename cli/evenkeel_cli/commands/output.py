@@ -1,8 +1,6 @@
 """Output of the commands: JSON, CSV or names for a script, a page for a person."""
 
 import csv
-import json
-import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -14,7 +12,7 @@ from typing import Any, TypeVar
 import typer
 
 from evenkeel_cli.commands import lookup
-from evenkeel_cli.render import Column, OutputFormat, Printer, note, require_format, stdout_printer
+from evenkeel_cli.render import Column, OutputFormat, Printer, csv_cell, note, require_format, stdout_printer
 from evenkeel_client.errors import CommandFailed, Exit
 
 Json = dict[str, Any]
@@ -72,7 +70,7 @@ def print_read(
                 write_csv(printer, objects, fields or list(dict.fromkeys(name for item in objects for name in item)))
             case OutputFormat.NAME if fields:
                 for item in document[items]:
-                    printer.line(_cell(_field(item, fields[0])))
+                    printer.line(csv_cell(_field(item, fields[0])))
             case OutputFormat.NAME:
                 printer.line(str(next(filter(None, (_field(document, name) for name in _IDS)), "")))
             case _:
@@ -212,7 +210,7 @@ def write_csv(out: Printer, items: Sequence[Json], fields: Sequence[str]) -> Non
     text = StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(fields)
-    writer.writerows([_cell(_field(item, field)) for field in fields] for item in items)
+    writer.writerows([csv_cell(_field(item, field)) for field in fields] for item in items)
     out.text(text.getvalue())
 
 
@@ -220,23 +218,6 @@ def _field(item: Any, path: str) -> Any:
     for name in path.split("."):
         item = item.get(name) if isinstance(item, dict) else None
     return item
-
-
-def _cell(value: Any) -> str:
-    match value:
-        case None:
-            return ""
-        case str():
-            text = re.sub(r"\r\n?", "\n", value)  # `csv` quotes a line end only if it is `lineterminator`
-            # A spreadsheet would run this text as a formula: https://owasp.org/www-community/attacks/CSV_Injection
-            return f"'{text}" if text.startswith(_FORMULA_STARTS) else text
-        case list() if all(isinstance(item, str) for item in value):
-            return _cell(";".join(value))
-        case _:
-            return json.dumps(value, ensure_ascii=False)
-
-
-_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\n", "＝", "＋", "－", "＠")
 
 
 def confirm(verb: str, *notes: str | Callable[[], Sequence[str]]) -> None:

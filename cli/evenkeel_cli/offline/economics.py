@@ -17,7 +17,7 @@ from evenkeel.domain.economics import (
 )
 from evenkeel.domain.economics.figure_checks import FigureDocument, WrongFigure
 from evenkeel_cli import yaml_files
-from evenkeel_cli.offline.quantities import parse_number, parse_share, usage_error
+from evenkeel_cli.offline.quantities import parse_not_negative, parse_number, parse_share, usage_error
 from evenkeel_cli.state_signs import count_of
 from evenkeel_client.errors import CommandFailed, Exit
 
@@ -136,6 +136,8 @@ def mtbf(rate: FailureRate, nodes: int, downtime_seconds: float | None) -> Json:
     with name_options():
         rows = [_mtbf_row(end, value, nodes, downtime_seconds) for end, value in known_rate_values(rate)]
     never = " At a rate of 0 the job never fails, so there is no MTBF (null)." if rows[0]["mtbfHours"] is None else ""
+    if downtime_seconds is not None and rows[0]["smallestEndlessNodes"] is None:
+        never += " A job of any size ends at this rate and downtime, so there is no smallest endless size (null)."
     return {
         "nodes": nodes,
         "downtimeSeconds": downtime_seconds,
@@ -298,18 +300,18 @@ def goodput_from_file(file: Path) -> Json:
 
 def goodput_from_options(elapsed: str, productive: str, buckets: Sequence[str]) -> Json:
     """Return goodput from options; a bucket is `NAME=SECONDS`."""
-    hours_by_bucket: dict[str, float] = {}
+    seconds_by_bucket: dict[str, float] = {}
     for bucket in buckets:
         name, _, value = bucket.partition("=")
         if name not in list(goodput.Bucket):
             raise usage_error("--bucket", f"must name one of {', '.join(goodput.Bucket)}, not {name!r}")
-        if name in hours_by_bucket:
+        if name in seconds_by_bucket:
             raise usage_error("--bucket", f"names {name} twice. Give each bucket once")
-        hours_by_bucket[name] = parse_number(f"--bucket {name}", value)
+        seconds_by_bucket[name] = parse_not_negative(f"--bucket {name}", value)
     time_spent = goodput.TimeSpent(
         elapsed_seconds=parse_number("--elapsed", elapsed),
         productive_seconds=parse_number("--productive", productive),
-        buckets={goodput.Bucket(name): value for name, value in hours_by_bucket.items()},
+        buckets={goodput.Bucket(name): value for name, value in seconds_by_bucket.items()},
     )
     return goodput_of(time_spent, "")
 

@@ -236,6 +236,7 @@ def test_tables_command_lists_misprints_in_every_output_format() -> None:
         ("interval --write 1", "The MTBF is unknown: give --mtbf, or --nodes with --rate."),
         ("copies --machines 7 --group 2 --lost 1", "--group must divide the 7 machines, and 2 does not."),
         ("goodput --elapsed 10 --productive 11", "The values of --bucket and the productive time sum to 11 s, 1 s"),
+        ("goodput --elapsed 10 --productive 1 --bucket OTHER=-1", "--bucket OTHER must be at least 0, not -1."),
         ("goodput --elapsed 10 --productive 1 --bucket LUNCH=1", "--bucket must name one of TPU_INITIALIZATION"),
         ("shrink --nodes 4 --detect 1 --reconfigure 1 --lead -5", "--lead must not be negative, not -5."),
         ("shrink --nodes 1 --detect 1 --reconfigure 1 --lead 5", "--nodes must be a whole number from 2 to"),
@@ -368,3 +369,23 @@ def test_invalid_input_file_names_the_field(tmp_path: Path, text: str, message: 
 
     assert code == 2
     assert message in err
+
+
+def test_csv_of_figures_has_no_formula_of_a_spreadsheet(tmp_path: Path) -> None:
+    file = tmp_path / "observations.yaml"
+    names = ("=HYPERLINK(1)", "@SUM", "-1", "a,b")
+    hours = ", ".join(f"{{pool: '{name}', nodeHours: 10}}" for name in names)
+    file.write_text(f"failures: []\nnodeHours: [{hours}]\n")
+
+    _, out, _ = run("rate", "--file", str(file), "--by", "pool", "-o", "csv")
+    rows = list(csv.DictReader(out.splitlines()))
+
+    assert {row["group"] for row in rows} == {"'=HYPERLINK(1)", "'@SUM", "'-1", "a,b"}
+    assert {row["failuresPerNodeHour"] for row in rows} == {"0.0"}
+
+
+def test_size_that_never_ends_is_absent_not_unknown_without_downtime() -> None:
+    document = json_output("mtbf", "--nodes", "8", "--rate", "0.1%", "--downtime", "0")
+
+    assert document["rates"][0]["smallestEndlessNodes"] is None
+    assert "A job of any size ends" in document["note"]

@@ -5,6 +5,7 @@ from io import StringIO
 
 import pytest
 
+from tests.unit.api.seeds import a_job, ago, an_attempt, store
 from tests.unit.api.test_showback import store_two_jobs
 from tests.unit.cli.conftest import CliFixture
 
@@ -66,3 +67,16 @@ def test_spend_report_reads_every_page(fleet: CliFixture, monkeypatch: pytest.Mo
     monkeypatch.setattr("evenkeel_cli.spend_page._PAGE", 1)
 
     assert fleet.run("teams", "spend", "--since", "4h", "-o", "csv").out.count("AI and Machine Learning") == 2
+
+
+def test_job_that_used_two_pools_is_not_shown_as_two_jobs(fleet: CliFixture) -> None:
+    job = a_job(41, state="RUNNING", current_attempt=2)
+    first = an_attempt(job, state="LOST", admitted_at=ago(minutes=60), ended_at=ago(minutes=45))
+    second = an_attempt(job, 2, admitted_at=ago(minutes=40), pool="other-pool")
+    store(fleet.gateway.fakes.ledger, job, first, second)
+
+    by_team, by_pool = (fleet.run("teams", "spend", "--since", "4h", "--by", by).out for by in ("team", "pool"))
+
+    assert [line.split()[:3] for line in by_team.splitlines()[3:4]] == [["default", "≤", "2"]]
+    assert by_team.splitlines()[6].split()[:2] == ["all", "3"]
+    assert [line.split()[2] for line in by_pool.splitlines()[3:5]] == ["1", "1"]

@@ -195,6 +195,14 @@ def test_time_buckets_sum_to_the_elapsed_time(life: Life, restore_seconds: float
     )
 
 
+def test_admission_dated_before_its_submission_gives_no_negative_time() -> None:
+    """The clocks of two functions differ by some milliseconds."""
+    receipt = job_receipt(a_job(), [a_run(1, -0.25, 0, 60)], [], {1: PRICE}, at(60))
+
+    assert receipt.elapsed_seconds == 60.25
+    assert min(bucket.seconds for bucket in receipt.buckets) == 0
+
+
 @given(draw_job_history(), st.randoms(use_true_random=False))
 def test_interruptions_do_not_depend_on_order_or_copies_of_records(life: Life, chance: Any) -> None:
     job, attempts, incidents, prices, now = life

@@ -123,13 +123,17 @@ def job_receipt(
     sorted_attempts = sorted(attempts, key=lambda row: row.attempt)
     lost_times = interruptions(job, sorted_attempts, incidents, price_of, now)
     until = job_end_or_now(job, sorted_attempts, now)
+    # The clock that dates an admission may be behind the clock that dates the submission.
+    since = min([job.submitted_at, *(attempt.admitted_at for attempt in sorted_attempts)])
     return JobReceipt(
         job_id=job.job_id,
         submitted_at=job.submitted_at,
         until=until,
         is_over=job.state.has_ended,
-        elapsed_seconds=microseconds(until - job.submitted_at) / 1e6,
-        buckets=_bucket_times(job, sorted_attempts, lost_times, price_of, until, timedelta(seconds=restore_seconds)),
+        elapsed_seconds=microseconds(until - since) / 1e6,
+        buckets=_bucket_times(
+            job, sorted_attempts, lost_times, price_of, Span(since, until), timedelta(seconds=restore_seconds)
+        ),
         parts=_part_costs(sorted_attempts, part_prices, until),
         interruptions=tuple(lost_time.receipt for lost_time in lost_times),
         lost=total_of(
@@ -196,7 +200,7 @@ def _bucket_times(
     attempts: Sequence[Attempt],
     losses: Sequence[LostTime],
     price_of: PriceOf,
-    until: datetime,
+    elapsed: Span,
     restore_limit: timedelta,
 ) -> tuple[BucketTime, ...]:
     sums = {bucket: _BucketTotals() for bucket in JobTimeBucket}
@@ -217,7 +221,7 @@ def _bucket_times(
                         else bucket_sum.usd + receipt_part.usd_micros
                     )
     for attempt in attempts:
-        ended_at = attempt.ended_at or until
+        ended_at = attempt.ended_at or elapsed.end
         running_at = attempt.running_at or ended_at
         is_unmeasured = attempt.is_pinned and attempt.resume_from is not None and attempt.trained_at is None
         known_from = max(running_at, min(running_at + restore_limit, ended_at)) if is_unmeasured else running_at
@@ -239,7 +243,7 @@ def _bucket_times(
             saving = int(spent * (attempt.saving_share or 0.0)) if bucket is JobTimeBucket.PRODUCTIVE else 0
             sums[JobTimeBucket.CHECKPOINTING].add(saving, attempt.accelerators, price)
             sums[bucket].add(spent - saving, attempt.accelerators, price)
-    elapsed_microseconds = microseconds(until - job.submitted_at)
+    elapsed_microseconds = microseconds(elapsed.end - elapsed.start)
     sums[JobTimeBucket.QUEUED].time = elapsed_microseconds - sum(bucket_totals.time for bucket_totals in sums.values())
     return tuple(
         BucketTime(
