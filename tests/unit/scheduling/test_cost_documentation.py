@@ -13,7 +13,9 @@ from evenkeel.domain.capacity.list_prices import shipped_prices
 from evenkeel.domain.economics.money import format_usd
 from evenkeel.domain.renting.placement import PlacementFacts, choose_pool
 
-PAGE = (Path(__file__).resolve().parents[3] / "docs" / "renting.md").read_text("utf-8")
+DOCS = Path(__file__).resolve().parents[3] / "docs"
+PAGE = (DOCS / "renting.md").read_text("utf-8")
+COST_PAGE = (DOCS / "operate" / "cost.md").read_text("utf-8")
 PRICES = shipped_prices()
 """On-demand prices. Spot prices and prices of capacity blocks change per hour or per purchase."""
 
@@ -57,6 +59,12 @@ def test_documented_bounds_of_long_delays_are_right() -> None:
     rents_after = {price: math.sqrt(16 * 0.5 / price) for price in (1, 20)}
     rent, wait = 13 * 0.5, 0.50 * 0.25
 
+    more = {hours: 40 * hours * hours / 0.5 for hours in (0.25, 1, 2)}
+
+    assert (
+        f"After 15 minutes renting may cost ${more[0.25]:.0f} more than the wait, after an hour ${more[1]:.0f} more, "
+        f"and after two hours ${more[2]:.0f} more."
+    ) in " ".join(PAGE.split())
     assert f"√(16 × 0.5 ÷ 1) = {rents_after[1]:.2f} hours" in PAGE
     assert f"p = $20 an hour it rents after {rents_after[20]:.2f} hours" in PAGE
     assert f"(${rent:.2f}) costs {rent / wait:.0f} times as much" in PAGE
@@ -82,6 +90,21 @@ def test_documented_worked_figures_match_the_decision() -> None:
     assert format_usd(24_000_000 * 2 * 23_038) == format_usd(spot.rent_parts) == "$307.17"
     assert format_usd(18_660 * 150_000_000) == format_usd(plan.delay_parts) == "$777.50"
     assert format_usd(1_200_000 * 16 * 21_600) == format_usd(plan.opportunity_parts) == "$115.20"
+
+
+def test_example_of_the_cost_page_is_the_worked_example() -> None:
+    decision = choose_pool(documented_facts())
+    spot, plan = decision.table[:2]
+    rent, worth = spot.rent_parts, plan.delay_parts - spot.delay_parts
+    hours_sooner = (plan.starts_after_seconds - spot.starts_after_seconds) / 3600
+    text = " ".join(COST_PAGE.split())
+
+    assert f"start the job {hours_sooner:.1f} hours sooner, which is worth {format_usd(worth)}." in text
+    assert f"Their rent is {format_usd(rent)}." in text
+    extra = (
+        f"{format_usd(rent)} − {format_usd(plan.opportunity_parts)} = {format_usd(rent - plan.opportunity_parts)} more"
+    )
+    assert f"so renting costs {extra}." in text
 
 
 def test_documented_on_demand_prices_match_the_table() -> None:
