@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 
+from evenkeel.domain.economics.economy_policy import EconomyPolicy
+from evenkeel.domain.policy import Policy
 from evenkeel.domain.values import rfc3339
 from evenkeel.services.queries.costs import read_cost_records, read_live_days
+from tests.fakes.world import FakeWorld
 from tests.unit.api.gateway import Gateway
 from tests.unit.api.seeds import a_fleet_node, a_job, ago, an_attempt, an_incident, store
 from tests.unit.api.test_receipts import a_lost_job, an_incident_of
@@ -169,6 +172,27 @@ def test_improvements_are_ranked_by_the_money_that_they_save(gateway: Gateway) -
 
     assert worths == sorted(worths, reverse=True)
     assert len(worths) == 6
+
+
+def test_price_that_changed_in_the_window_counts_from_its_first_day() -> None:
+    """The idle hours of a day have the price of that day. An attempt keeps the price of its admission."""
+    changed = [
+        {"instanceType": "ml.p5.48xlarge", "basis": "discount", "from": "2026-10-01", "usdPerNodeHour": 40},
+        {"instanceType": "ml.p5.48xlarge", "basis": "discount", "from": "2026-11-03", "usdPerNodeHour": 56},
+    ]
+    gateway = Gateway(FakeWorld(policy=Policy(economy=EconomyPolicy.model_validate({"prices": changed}))))
+    job = a_job(state="RUNNING", submitted_at=ago(hours=13))
+    whole_node = an_attempt(
+        job, nodes=(2,), admitted_at=ago(hours=12), running_at=ago(hours=12), instance_type="ml.p5.48xlarge"
+    )
+    store(gateway.fakes.ledger, job, whole_node, a_fleet_node(1), a_fleet_node(2))
+
+    document = read_report(gateway, f"?since={rfc3339(ago(hours=14))}")
+
+    today = (10 * 3600 + 15 * 60 + 2) / 3600
+    # Node 1 was idle for 14 hours, node 2 for the two hours before the attempt.
+    assert document["idleCommittedUsdMicros"] == pytest.approx((40 * (14 - today) + 56 * today + 40 * 2) * 1e6, abs=10)
+    assert document["teams"][0]["usdMicros"] == pytest.approx(12 * 40e6, abs=10)
 
 
 def test_unknown_price_is_unknown_and_ranks_by_gpu_hours(gateway: Gateway) -> None:
