@@ -530,8 +530,8 @@ def endless_text(endless_size: Json | None) -> str:
     interval = f"{low_count:,} to {high_count:,}" if high_count else f"{low_count:,} or more"
     lost = seconds_text(endless_size["lostSeconds"])
     lower_bound = "" if endless_size["isRepeatedWorkKnown"] else " at least"
-    counted = UNKNOWN if count is None else f"{count:,}"
-    return f"never ends from {counted} nodes ({interval}), where a failure costs{lower_bound} {lost}"
+    size = UNKNOWN if count is None else count_of(count, "node")
+    return f"never ends from {size} ({interval}), where a failure costs{lower_bound} {lost}"
 
 
 def _lemons_text(lemons: Json | None) -> str:
