@@ -195,7 +195,7 @@ def _mtbf_cells(row: Json) -> tuple[str, str]:
 
 
 def _job_sizes_section(sizes: list[Json]) -> ReportSection:
-    titles = ("NODES", "FAILURES", "OTHER", "JOB-HOURS", "JOB MTBF", "95% INTERVAL", "PER 1000 NODE-DAYS")
+    titles = ("NODES", "FAILURES", "OTHER", "JOB-HOURS", "JOB MTBF", "95% INTERVAL", "NODE MTBF")
     rows = [
         (
             size["group"],
@@ -203,7 +203,7 @@ def _job_sizes_section(sizes: list[Json]) -> ReportSection:
             str(size["otherFailures"]),
             f"{size['jobHours']:,.1f}",
             *_mtbf_cells(size),
-            rate_text(size["rate"]),
+            _node_mtbf_text(size["rate"]),
         )
         for size in sizes
     ]
@@ -212,6 +212,11 @@ def _job_sizes_section(sizes: list[Json]) -> ReportSection:
 
 def _hours_text(hours: float | None) -> str:
     return UNKNOWN if hours is None else f"{hours / 24:,.0f} d" if hours >= 240 else f"{hours:,.1f} h"
+
+
+def _node_mtbf_text(failure_rate: Json | None) -> str:
+    per_hour = failure_rate["failuresPerNodeHour"] if failure_rate else 0
+    return _hours_text(1 / per_hour if per_hour else None)
 
 
 def _failures_section(title: str, groups: list[Json]) -> ReportSection:

@@ -25,7 +25,7 @@ def fleet(cli: CliFixture) -> CliFixture:
 def test_report_begins_with_the_figures_of_the_month(fleet: CliFixture) -> None:
     lines = fleet.run("report").out.splitlines()
 
-    assert lines[:10] == [
+    assert lines[:11] == [
         "window    2026-10-04T10:15Z to 2026-11-03T10:15Z",
         "GPU time  2,880 GPU-hours of 5 nodes",
         "          productive 0.7%, lost 0.1%, unknown 0.2%, in repair 0.1%, waiting 0.6%, no job 98.2%",
@@ -36,8 +36,9 @@ def test_report_begins_with_the_figures_of_the_month(fleet: CliFixture) -> None:
         "idle      at most 2,847 GPU-hours, $23,502, on committed nodes",
         "rented    nothing; the policy rents nothing",
         "lemons    no node fails more often than the fleet",
+        "job size  never ends from 13 nodes (3 to 501), where a failure costs 18m00s",
     ]
-    assert lines[10].startswith("saved     estimate against HyperPod unchanged: -0.8 to 2.3 GPU-hours")
+    assert lines[11].startswith("saved     estimate against HyperPod unchanged: -0.8 to 2.3 GPU-hours")
 
 
 def test_cost_report_shows_every_group_within_80_columns(fleet: CliFixture) -> None:
