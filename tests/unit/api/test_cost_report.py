@@ -174,7 +174,7 @@ def test_improvements_are_ranked_by_the_money_that_they_save(gateway: Gateway) -
     assert len(worths) == 6
 
 
-def test_price_that_changed_in_the_window_counts_from_its_first_day() -> None:
+def test_changed_price_counts_from_its_first_day() -> None:
     """The idle hours of a day have the price of that day. An attempt keeps the price of its admission."""
     changed = [
         {"instanceType": "ml.p5.48xlarge", "basis": "discount", "from": "2026-10-01", "usdPerNodeHour": 40},

@@ -174,7 +174,7 @@ def store_lost_and_resumed_job(cli_fixture: CliFixture) -> None:
     store(cli_fixture.gateway.fakes.ledger, job, lost, resumed)
 
 
-def test_failure_rate_by_job_size_uses_the_running_time_of_jobs(cli_with_history: CliFixture) -> None:
+def test_failure_rate_by_job_size_uses_running_time(cli_with_history: CliFixture) -> None:
     store_lost_and_resumed_job(cli_with_history)
 
     document = json_output_for_fleet(cli_with_history, "rate", "--fleet", "--by", "job-size", "--days", "1")

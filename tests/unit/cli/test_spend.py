@@ -69,7 +69,7 @@ def test_spend_report_reads_every_page(fleet: CliFixture, monkeypatch: pytest.Mo
     assert fleet.run("teams", "spend", "--since", "4h", "-o", "csv").out.count("AI and Machine Learning") == 2
 
 
-def test_job_that_used_two_pools_is_not_shown_as_two_jobs(fleet: CliFixture) -> None:
+def test_job_in_two_pools_is_not_two_jobs(fleet: CliFixture) -> None:
     job = a_job(41, state="RUNNING", current_attempt=2)
     first = an_attempt(job, state="LOST", admitted_at=ago(minutes=60), ended_at=ago(minutes=45))
     second = an_attempt(job, 2, admitted_at=ago(minutes=40), pool="other-pool")

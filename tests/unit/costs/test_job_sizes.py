@@ -57,7 +57,7 @@ def test_order_and_division_into_days_change_no_sum(runs: list[JobRun], failures
     assert sum(use.failures + use.other_failures for use in uses) == len(failures)
 
 
-def test_mtbf_of_a_size_has_the_exact_interval_of_its_count() -> None:
+def test_mtbf_of_size_has_exact_interval_of_count() -> None:
     rows = by_group(a_use(4, 3, 120, 5), a_use(8, 0, 10, 8))
 
     five = rows["4-7"]
@@ -93,7 +93,7 @@ def test_without_a_run_there_is_no_row() -> None:
     assert reliability_by_job_size([(), ()]) == ()
 
 
-def test_endless_size_is_where_failures_arrive_as_fast_as_recoveries_end() -> None:
+def test_endless_size_follows_from_rate_and_loss() -> None:
     rows = by_group(a_use(4, 4, 1000, 4))  # 0.001 failures per node-hour
 
     size = endless_size(rows["all"], 1800, 1800)
