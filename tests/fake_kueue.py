@@ -2,8 +2,9 @@
 
 It is not Kueue. It keeps a Workload for each Job with a queue's label. It admits Jobs in order while their LocalQueue
 has free accelerators, and evicts the Jobs that a test names. With a burst flavor, a Job that has no room in the first
-flavor gets quota of the burst flavor. It is admitted once Evenkeel's admission check is Ready. Objects, labels,
-conditions and the order of writes follow Kueue's source (`pkg/controller/jobframework/reconciler.go`,
+flavor gets quota of the burst flavor. It is admitted once Evenkeel's admission check is Ready. A Job with
+`job-min-parallelism` is admitted with fewer pods if its full number fits into no flavor. Objects, labels, conditions
+and the order of writes follow Kueue's source (`pkg/controller/jobframework/reconciler.go`,
 `pkg/controller/core/workload_controller.go`, `pkg/workload/evict`, `pkg/controller/jobs/job`, `apis/kueue/v1beta2`). So
 Evenkeel reads the same objects as from Kueue; Kueue's decisions are not tested.
 """
@@ -30,6 +31,7 @@ BURST_CHECK = "evenkeel-burst"
 _TYPES = {FLAVOR: FLAVOR, BURST_FLAVOR: "p5.48xlarge"}
 """Instance type of each flavor's nodes."""
 GPU = "nvidia.com/gpu"
+_MIN, _SYNC = f"{GROUP}/job-min-parallelism", f"{GROUP}/job-completions-equal-parallelism"
 _QUEUE, _PRIORITY, _UID = f"{GROUP}/queue-name", f"{GROUP}/priority-class", f"{GROUP}/job-uid"
 _TYPE_LABEL = "node.kubernetes.io/instance-type"
 _LOOK_SECONDS = 0.1
@@ -115,16 +117,40 @@ def workload_of(job: Json, priorities: dict[str, int]) -> Json:
             "queueName": labels[_QUEUE],
             "priority": priorities.get(priority, 0),
             **({"priorityClassRef": reference} if priority else {}),
-            "podSets": [{"name": "main", "count": spec["parallelism"], "template": spec["template"]}],
+            "podSets": [
+                {
+                    "name": "main",
+                    "count": spec["parallelism"],
+                    "template": spec["template"],
+                    **({"minCount": int(smallest)} if (smallest := annotations_of(job).get(_MIN)) else {}),
+                }
+            ],
         },
         "status": {},
     }
 
 
-def asked(job: Json) -> int:
-    """Return the accelerators that a Job's pods ask for."""
+def annotations_of(job: Json) -> Json:
+    """Return the annotations of a Job."""
+    return dict(job["metadata"].get("annotations") or {})
+
+
+def asked_per_pod(job: Json) -> int:
+    """Return the accelerators that each pod of a Job asks for."""
     (container,) = job["spec"]["template"]["spec"]["containers"]
-    return int(job["spec"]["parallelism"]) * int(container.get("resources", {}).get("limits", {}).get(GPU, 0))
+    return int(container.get("resources", {}).get("limits", {}).get(GPU, 0))
+
+
+def counts_to_try(workload: Json) -> list[int]:
+    """Return the numbers of pods that Kueue may admit, the largest first."""
+    (pod_set,) = workload["spec"]["podSets"]
+    return list(range(pod_set["count"], pod_set.get("minCount", pod_set["count"]) - 1, -1))
+
+
+def count_of(workload: Json) -> int:
+    """Return the number of pods that a Workload has quota for."""
+    (assignment,) = workload["status"]["admission"]["podSetAssignments"]
+    return int(assignment["count"])
 
 
 class FakeKueue:
@@ -227,7 +253,7 @@ class FakeKueue:
         used = dict.fromkeys(_TYPES, 0)
         for uid, workload in kept.items():
             if holds(workload, "QuotaReserved") and not ended(workload):
-                used[flavor_of(workload)] += asked(jobs[uid])
+                used[flavor_of(workload)] += count_of(workload) * asked_per_pod(jobs[uid])
         offers_burst = self.burst_room and self._is_check_active()
         waiting = [
             uid
@@ -237,15 +263,20 @@ class FakeKueue:
         for uid in sorted(waiting, key=lambda uid: in_order(kept[uid])):
             if "evicted-now" in kept[uid] or waits_to_requeue(kept[uid]):
                 continue
-            wanted = asked(jobs[uid])
-            if used[FLAVOR] + wanted <= self.room:
-                used[FLAVOR] += wanted
-                self._reserve(jobs[uid], kept[uid], FLAVOR)
-            elif offers_burst and used[BURST_FLAVOR] + wanted <= self.burst_room:
-                used[BURST_FLAVOR] += wanted
-                self._reserve(jobs[uid], kept[uid], BURST_FLAVOR)
+            per_pod = asked_per_pod(jobs[uid])
+            rooms = {FLAVOR: self.room, **({BURST_FLAVOR: self.burst_room} if offers_burst else {})}
+            fitting = (
+                (count, flavor)
+                for count in counts_to_try(kept[uid])
+                for flavor, room in rooms.items()
+                if used[flavor] + count * per_pod <= room
+            )
+            count, flavor = next(fitting, (0, FLAVOR))
+            used[flavor] += count * per_pod
+            if count:
+                self._reserve(jobs[uid], kept[uid], flavor, count)
             else:
-                self._set_reason(kept[uid], used[FLAVOR] + wanted - self.room)
+                self._set_reason(kept[uid], used[FLAVOR] + int(jobs[uid]["spec"]["parallelism"]) * per_pod - self.room)
 
     def _is_check_active(self) -> bool:
         """Whether the controller of the check has marked it. Otherwise the ClusterQueue is inactive."""
@@ -263,21 +294,21 @@ class FakeKueue:
         elif holds(workload, "Evicted"):
             self._take_back(job, workload)
         elif not is_active(workload) and holds(workload, "Admitted"):
-            self._set_conditions(workload, {}, ("Evicted", True, "Deactivated", "The workload is deactivated"))
+            self._evict(workload, "Deactivated", "The workload is deactivated")
         elif name in self._doomed and holds(workload, "Admitted"):
             reason, message = self._doomed.pop(name)
             more = [("Preempted", True, "InClusterQueue", message)] if reason == "Preempted" else []
-            self._set_conditions(workload, {}, ("Evicted", True, reason, message), *more)
+            self._evict(workload, reason, message, *more)
         elif holds(workload, "Admitted") and job["spec"].get("suspend"):
             self._start(job, workload)
         elif holds(workload, "QuotaReserved") and not holds(workload, "Admitted"):
             self._follow_checks(workload)
 
-    def _reserve(self, job: Json, workload: Json, flavor: str) -> None:
+    def _reserve(self, job: Json, workload: Json, flavor: str, count: int) -> None:
         """Reserve quota. Without checks, the Workload is admitted at once."""
         queue = f"{workload['spec']['queueName']}-queue"
-        given = {"name": "main", "flavors": {GPU: flavor}, "resourceUsage": {GPU: str(asked(job))}}
-        admission = {"clusterQueue": queue, "podSetAssignments": [{**given, "count": job["spec"]["parallelism"]}]}
+        given = {"name": "main", "flavors": {GPU: flavor}, "resourceUsage": {GPU: str(count * asked_per_pod(job))}}
+        admission = {"clusterQueue": queue, "podSetAssignments": [{**given, "count": count}]}
         again = [("Evicted", False, "QuotaReserved", "Previously: evicted")] if condition(workload, "Evicted") else []
         known = checks_of(workload) or [{"name": BURST_CHECK, "state": "Pending", "message": "", **_transition()}]
         checks = known if flavor == BURST_FLAVOR else []
@@ -296,22 +327,25 @@ class FakeKueue:
         states = {check["state"] for check in checks}
         if "Rejected" in states:
             self._api.patch(self._path(workload), {"spec": {"active": False}})
-            self._set_conditions(workload, {}, ("Evicted", True, "Deactivated", "AdmissionCheck in Rejected state"))
+            self._evict(workload, "DeactivatedDueToAdmissionCheck", "AdmissionCheck in Rejected state")
         elif "Retry" in states:
             check = next(check for check in checks if check["state"] == "Retry")
             at = datetime.now(UTC) + timedelta(seconds=check.get("requeueAfterSeconds") or 0)
-            reset = {"state": "Pending", "message": "Reset to Pending after eviction. Previously: Retry"}
-            count = int(check.get("retryCount") or 0) + 1
-            self._set_conditions(
-                workload,
-                {
-                    "admissionChecks": [{"name": check["name"], "retryCount": count, **reset, **_transition()}],
-                    "requeueState": {"requeueAt": at.strftime("%Y-%m-%dT%H:%M:%SZ")},
-                },
-                ("Evicted", True, "AdmissionCheck", f"AdmissionCheck in Retry state: {check['message']}"),
-            )
+            workload["status"]["requeueState"] = {"requeueAt": at.strftime("%Y-%m-%dT%H:%M:%SZ")}
+            self._evict(workload, "AdmissionCheck", f"AdmissionCheck in Retry state: {check['message']}")
         elif states == {"Ready"}:
             self._set_conditions(workload, {}, ("Admitted", True, "Admitted", "The workload is admitted"))
+
+    def _evict(self, workload: Json, reason: str, message: str, *more: tuple[str, bool, str, str]) -> None:
+        """Evict a Workload. Every answered check is pending again; its updates of pods stay, as another writer's."""
+        status = {name: workload["status"][name] for name in ("requeueState",) if name in workload["status"]}
+        checks = [reset_check(check) for check in checks_of(workload)]
+        self._set_conditions(
+            workload,
+            {**status, **({"admissionChecks": checks} if checks else {})},
+            ("Evicted", True, reason, message),
+            *more,
+        )
 
     def _start(self, job: Json, workload: Json) -> None:
         """Start the pods of a Job on the nodes of its flavor that its checks name. Kueue refuses a conflict."""
@@ -322,7 +356,15 @@ class FakeKueue:
                     if selector.setdefault(key, value) != value:
                         self.faults.append(f"check {check['name']} sets {key}={value}, the flavor {selector[key]}")
         pods = {"spec": {"nodeSelector": selector}}
-        self._api.patch(self._job_path(job), {"spec": {"suspend": False, "template": pods}})
+        counts = self._counts(job, count_of(workload))
+        self._api.patch(self._job_path(job), {"spec": {"suspend": False, "template": pods, **counts}})
+
+    def _counts(self, job: Json, count: int) -> Json:
+        """Return the fields of a Job with its number of pods, if Kueue may lower it."""
+        notes = annotations_of(job)
+        if _MIN not in notes:
+            return {}
+        return {"parallelism": count, **({"completions": count} if notes.get(_SYNC) == "true" else {})}
 
     def _take_back(self, job: Json, workload: Json) -> None:
         """Stop an evicted Job. Release its quota once it has no active pods."""
@@ -334,7 +376,8 @@ class FakeKueue:
             return
         if status.get("startTime"):
             self._api.patch(f"{self._job_path(job)}/status", {"status": {"startTime": None}})
-        self._api.patch(self._job_path(job), {"spec": {"template": {"spec": {"nodeSelector": None}}}})
+        counts = self._counts(job, workload["spec"]["podSets"][0]["count"])
+        self._api.patch(self._job_path(job), {"spec": {"template": {"spec": {"nodeSelector": None}}, **counts}})
         if status.get("active"):
             return
         document = condition(workload, "Evicted")
@@ -401,6 +444,16 @@ def condition(workload: Json, kind: str) -> Json:
 def checks_of(workload: Json) -> list[Json]:
     """Return the admission checks in a Workload's status."""
     return list((workload.get("status") or {}).get("admissionChecks") or ())
+
+
+def reset_check(check: Json) -> Json:
+    """Return a check after an eviction. Kueue counts an answer `Retry`."""
+    if check["state"] == "Pending":
+        return check
+    kept = {name: value for name, value in check.items() if name in ("name", "requeueAfterSeconds", "podSetUpdates")}
+    counted = {"retryCount": int(check.get("retryCount") or 0) + 1} if check["state"] == "Retry" else {}
+    message = f"Reset to Pending after eviction. Previously: {check['state']}"
+    return {**kept, **counted, "state": "Pending", "message": message, **_transition()}
 
 
 def flavor_of(workload: Json) -> str:

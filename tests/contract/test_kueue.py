@@ -1,6 +1,7 @@
 """A Job in Kueue's queue, from its creation to its end, as the adapter reads it. A stand-in acts as Kueue."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -10,7 +11,7 @@ from evenkeel.domain.external.kueue_status import KueueEviction, describe_status
 from evenkeel.domain.jobs.attempt import ObservedWorkload, PodPhase
 from evenkeel.domain.jobs.workload_kind import WorkloadKind
 from evenkeel.domain.recovery.unmanaged_restarts import UnmanagedJob, UnmanagedJobState
-from evenkeel.ports import Conflict, LaunchSpec, NotFound
+from evenkeel.ports import Conflict, LaunchSpec, NotFound, Refused
 from evenkeel_local.gpu_cluster import ClusterHandle
 from tests.contract.clusters_under_test import CLUSTER, NAMESPACE, LocalClusterUnderTest, a_launch, free_nodes
 from tests.fake_kueue import BURST_CHECK, BURST_FLAVOR, FakeKueue, holds
@@ -69,6 +70,36 @@ def test_job_is_admitted_evicted_and_admitted_again(bench: LocalClusterUnderTest
     kueue.room = 16
     until(lambda: [pod.phase for pod in seen(bench, spec).pods] == [PodPhase.RUNNING] * 2, "its pods to run again")
     assert is_stopped_by_kueue(bench, spec)
+
+
+def an_elastic_launch(bench: LocalClusterUnderTest, nodes: int, least: int) -> LaunchSpec:
+    elastic = {"min_nodes": least, "max_nodes": nodes}
+    spec = a_launch(bench, free_nodes(bench, nodes), local_queue="research", elastic=elastic)
+    return replace(spec, attempt=spec.attempt.replace(requested_size=nodes))
+
+
+def test_pods_of_a_partly_admitted_job_wait_for_their_number(bench: LocalClusterUnderTest, kueue: FakeKueue) -> None:
+    spec = an_elastic_launch(bench, nodes=3, least=1)
+    _, uid = bench.cluster.launch(spec)
+    assert (seen(bench, spec).is_suspended, seen(bench, spec).parallelism) == (True, 3)
+
+    kueue.room = 16
+    until(lambda: len(seen(bench, spec).pods) == 2, "Kueue to start two of three pods")
+    until(
+        lambda: {pod.reason for pod in seen(bench, spec).pods} == {"CreateContainerConfigError"},
+        "its pods to wait for their number",
+    )
+    assert (seen(bench, spec).parallelism, seen(bench, spec).has_failed) == (2, False)
+
+    sized = spec.attempt.at_size(2).replace(workload_uid=uid)
+    bench.cluster.publish_size(sized)
+    bench.cluster.publish_size(sized)
+    with pytest.raises(Refused, match="told another number than 3"):
+        bench.cluster.publish_size(spec.attempt.replace(workload_uid=uid))
+
+    until(lambda: [pod.phase for pod in seen(bench, spec).pods] == [PodPhase.RUNNING] * 2, "its pods to run", 40)
+    kueue.evict(spec.attempt.workload_name, "Preempted", "for another", room=0)
+    until(lambda: seen(bench, spec).is_suspended and seen(bench, spec).parallelism == 3, "its full number to return")
 
 
 def test_pending_job_shows_its_position_by_priority_then_age(bench: LocalClusterUnderTest, kueue: FakeKueue) -> None:

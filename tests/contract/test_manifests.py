@@ -317,6 +317,27 @@ def test_job_cannot_override_variables_of_the_training_contract() -> None:
     assert container["resources"] == {"limits": {"nvidia.com/gpu": "8"}}
 
 
+def test_elastic_pods_for_kueue_read_their_number_from_config_map() -> None:
+    spec = a_spec(nodes=4, elastic={"min_nodes": 2, "max_nodes": 8, "step": 2})
+    attempt = spec.attempt.replace(size=4, requested_size=4, node_names=(), local_queue="nlp", workload_uid="uid-1")
+
+    manifest = operator_manifests.workload(replace(spec, attempt=attempt), "research", "nvidia.com/gpu")
+    config_map = manifests.size_config_map(attempt.at_size(2), "research")
+
+    for document in (manifest, config_map):
+        kubernetes_validate.validate(document, "1.33", strict=True)
+    notes = manifest["metadata"]["annotations"]
+    assert notes["kueue.x-k8s.io/job-min-parallelism"] == "2"
+    assert notes["kueue.x-k8s.io/job-completions-equal-parallelism"] == "true"
+    (container,) = pod_of(manifest)["containers"]
+    entries = [entry for entry in container["env"] if entry["name"] == "WORLD_SIZE"]
+    assert entries == [
+        {"name": "WORLD_SIZE", "valueFrom": {"configMapKeyRef": {"name": "job-1-a3", "key": "worldSize"}}}
+    ]
+    assert (config_map["metadata"]["name"], config_map["data"]) == ("job-1-a3", {"worldSize": "2"})
+    assert config_map["metadata"]["ownerReferences"][0]["uid"] == "uid-1"
+
+
 def test_job_cannot_override_labels_of_evenkeel() -> None:
     labels = manifests.job(a_spec(), "research", "nvidia.com/gpu")["spec"]["template"]["metadata"]["labels"]
 

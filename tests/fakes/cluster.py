@@ -84,6 +84,10 @@ class FakeWorkload:
     is_suspended: bool = False
     kueue: KueueStatus | None = None
     """Status of the attempt in Kueue, set by a test."""
+    parallelism: int = 0
+    """Pods of the Job. Kueue lowers it."""
+    published_size: int = 0
+    """Number that the pods were told; 0 if they wait for it, or need none."""
 
 
 Name = tuple[str, str, int]
@@ -235,6 +239,7 @@ class FakeCluster(FakeAdmissionChecks, FakeCapacity, FakeUnmanagedJobs):
             raise Refused(f"{attempt.workload_name} was suspended at its creation")
         workload = FakeWorkload(spec, f"uid-{next(self._uids)}")
         workload.is_suspended = bool(attempt.local_queue)
+        workload.parallelism = attempt.ranks
         for rank, node_name in enumerate(attempt.node_names):
             node = self.node(attempt.cluster, node_name)
             fits = node is not None and node.is_schedulable
@@ -251,6 +256,19 @@ class FakeCluster(FakeAdmissionChecks, FakeCapacity, FakeUnmanagedJobs):
         self.calls.append(("launch", attempt.workload_name))
         self._changed("job", "pod")
         return LaunchResult.CREATED, workload.uid
+
+    def publish_size(self, attempt: Attempt) -> None:
+        self._answer(attempt.cluster, "publish_size")
+        workload = self._own(attempt)
+        if workload is None or not workload.is_there:
+            raise Refused(f"{attempt.workload_name} is gone")
+        if workload.published_size not in (0, attempt.ranks):
+            raise Refused(f"the pods of {attempt.workload_name} were told another number than {attempt.ranks}")
+        if not workload.published_size:
+            workload.published_size = attempt.ranks
+            self.calls.append(("publish_size", attempt.workload_name, attempt.ranks))
+            workload.pods = [pod.replace(phase=PodPhase.RUNNING, reason="") for pod in workload.pods]
+            self._changed("pod")
 
     def workload(self, attempt: Attempt) -> ObservedWorkload:
         self._answer(attempt.cluster, "workload")
@@ -403,16 +421,22 @@ class FakeCluster(FakeAdmissionChecks, FakeCapacity, FakeUnmanagedJobs):
         self._changed("job")
 
     def kueue_admits(self, job_id: str, attempt: int, *node_names: str, **facts: Any) -> None:
-        """Admit an attempt, as Kueue does: its pods run on these nodes."""
+        """Admit an attempt, as Kueue does: its pods run on these nodes, once they know their number."""
         now = self.clock.now()
         conditions = tuple(
             KueueCondition(type=kind, is_true=True, changed_at=now) for kind in ("QuotaReserved", "Admitted")
         )
         self.kueue_says(job_id, attempt, *conditions, cluster_queue="research", flavors=("h100",), **facts)
         workload = self.launched(job_id, attempt)
-        workload.is_suspended = False
+        workload.is_suspended, workload.parallelism = False, len(node_names)
+        is_waiting = bool(workload.spec.attempt.requested_size) and not workload.published_size
         workload.pods = [
-            ObservedPod(name=f"{job_id}-a{attempt}-{rank}", node_name=name, phase=PodPhase.RUNNING)
+            ObservedPod(
+                name=f"{job_id}-a{attempt}-{rank}",
+                node_name=name,
+                phase=PodPhase.PENDING if is_waiting else PodPhase.RUNNING,
+                reason="CreateContainerConfigError" if is_waiting else "",
+            )
             for rank, name in enumerate(node_names)
         ]
         self._changed("pod")
@@ -422,6 +446,7 @@ class FakeCluster(FakeAdmissionChecks, FakeCapacity, FakeUnmanagedJobs):
         now = self.clock.now()
         workload = self.launched(job_id, attempt)
         workload.pods, workload.is_suspended = [], True
+        workload.parallelism = workload.spec.attempt.ranks
         conditions = (
             KueueCondition(type="QuotaReserved", is_true=False, reason="PendingEvaluation", changed_at=now),
             KueueCondition(type="Admitted", is_true=False, reason="NoReservation", changed_at=now),
@@ -522,6 +547,7 @@ def _seen(workload: FakeWorkload) -> ObservedWorkload:
         decision_id=workload.spec.attempt.decision_id,
         uid=workload.uid if workload.is_there else "",
         is_suspended=workload.is_there and workload.is_suspended,
+        parallelism=workload.parallelism if workload.is_there else 0,
         kueue=workload.kueue if workload.is_there else None,
         has_completed=workload.is_there
         and bool(pods)

@@ -78,6 +78,56 @@ def test_job_evicted_by_kueue_resumes_with_the_same_weights(centre: DataCentre, 
     assert any(line.startswith("Kueue admitted the job by quota of ml.p5.48xlarge") for line in story), story
 
 
+FOUR = TrainingWork(nodes=4, steps=240, checkpoint_every=4, step_seconds=0.15)
+ANY_SIZE = {"elastic": {"minNodes": 1, "maxNodes": 4}}
+POWERS = {"elastic": {"minNodes": 1, "maxNodes": 4, "sizes": [1, 2, 4]}}
+
+
+@pytest.mark.drills
+@pytest.mark.timeout(600)
+def test_elastic_job_runs_on_the_nodes_that_kueue_admits(centre: DataCentre, kueue: FakeKueue) -> None:
+    kueue.room = 16
+    job = TrainingJob.submit(centre, "partly", FOUR, **ANY_SIZE)
+    job.reach(9)
+    until(lambda: len(job.attempt(1)["nodes"]) == 2, "its machines to be known", 60)
+    kueue.evict(f"{job.job_id}-a1", "Preempted", "Preempted to accommodate a workload", room=8)
+    ended_job = job.end()
+
+    assert (ended_job["state"], ended_job["currentAttempt"], job.digest()) == ("SUCCEEDED", 2, job.expected_digest)
+    first, second = job.attempt(1), job.attempt(2)
+    assert [(attempt["size"], attempt["requestedSize"], attempt["gpus"]) for attempt in (first, second)] == [
+        (2, 4, 16),
+        (1, 4, 8),
+    ]
+    assert second["resumeFrom"]["step"] >= 8
+    assert [len(job.processes(number)) for number in (1, 2)] == [2, 1]
+    texts = job.timeline()
+    assert "Kueue admitted attempt 1 with 2 of 4 nodes." in texts, texts
+    until(lambda: not config_maps(centre), "the numbers of its pods to be deleted with their Jobs", 60)
+
+
+@pytest.mark.drills
+@pytest.mark.timeout(600)
+def test_number_between_two_sizes_never_starts_a_pod(centre: DataCentre, kueue: FakeKueue) -> None:
+    kueue.room = 24
+    job = TrainingJob.submit(centre, "between", FOUR, **POWERS)
+    ended_job = job.end()
+
+    assert (ended_job["state"], ended_job["currentAttempt"], job.digest()) == ("SUCCEEDED", 2, job.expected_digest)
+    stopped, ran = job.attempt(1), job.attempt(2)
+    assert (stopped["state"], ran["size"]) == ("STOPPED", 2)
+    assert "3 nodes, which is none of its sizes (1, 2, 4)" in stopped["reason"]
+    assert [len(job.processes(number)) for number in (1, 2)] == [0, 2]
+
+
+def config_maps(centre: DataCentre) -> list[str]:
+    """Return the names of the ConfigMaps of attempts."""
+    handle = centre.cluster
+    api = KubernetesApi("research-eks", handle.kubernetes_url, handle.ca_pem, lambda _: handle.admin_token)
+    path = f"/api/v1/namespaces/{NAMESPACE}/configmaps"
+    return [item["metadata"]["name"] for item in api.items(path, labelSelector="evenkeel.io/job")]
+
+
 HOLDS = TrainingWork(nodes=2, steps=3000, checkpoint_every=4, step_seconds=0.15)
 """Work of a job that keeps the committed nodes until it is cancelled."""
 SHORT = TrainingWork(nodes=1, steps=160, checkpoint_every=4, step_seconds=0.15)

@@ -71,6 +71,7 @@ def draw_job(out: Printer, job: Json) -> None:
             ("deadline", out.time_text(job["deadline"], ago=False) if job.get("deadline") else ""),
             ("ended", out.time_text(job["endedAt"]) if job["endedAt"] else ""),
             ("queue", queue_position(out, job["queue"])),
+            ("size", _size_text(job)),
             ("rented nodes", _mixed_text(job)),
             ("stop requested", job["stopRequest"]["reason"] if job.get("stopRequest") else ""),
             ("withheld", withheld if is_redacted else ""),
@@ -221,6 +222,15 @@ def _amounts_text(job: Json) -> str:
     amounts = [(newest_attempt.get("cpu"), "vCPU"), (newest_attempt.get("memoryGib"), "GiB of memory")]
     amounts_text = " and ".join(f"{amount:g} {unit}" for amount, unit in amounts if amount is not None)
     return f"{amounts_text} in attempt {newest_attempt['attempt']}, over all its nodes" if amounts_text else ""
+
+
+def _size_text(job: Json) -> str:
+    """Return the size of the current attempt, if Kueue admitted fewer nodes than requested."""
+    newest_attempt = job["attempts"][0] if job["attempts"] else {}
+    size, requested_size = newest_attempt.get("size", 0), newest_attempt.get("requestedSize") or 0
+    if size >= requested_size or newest_attempt["endedAt"]:
+        return ""
+    return f"{size} of {requested_size} requested nodes in attempt {newest_attempt['attempt']}, as Kueue admitted"
 
 
 def _mixed_text(job: Json) -> str:

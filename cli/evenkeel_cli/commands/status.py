@@ -242,6 +242,9 @@ def _print_jobs(out: Printer, jobs: Json) -> None:
             f"{mixed_counts['committedNodes']} committed and {count_of(mixed_counts['rentedNodes'], 'rented node')}"
         )
         out.line(f"        {count_of(mixed_counts['jobs'], 'job')} on {parts_text} together")
+    if (small := jobs.get("belowRequestedSize")) and small["jobs"]:
+        nodes = f"{small['nodes']} of {small['requestedNodes']} requested nodes"
+        out.line(f"        {count_of(small['jobs'], 'elastic job')} on {nodes}")
     if jobs.get("waitingForCheck"):
         out.line(f"        {count_of(jobs['waitingForCheck'], 'job')} with Kueue's quota, waiting for rented nodes")
     if jobs.get("isStale") and any(entry["running"] for entry in jobs["classes"]):

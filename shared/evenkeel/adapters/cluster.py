@@ -257,6 +257,18 @@ class KubernetesCluster(KubernetesAdmissionChecks, KubernetesCapacity, Kubernete
             )
         return result, item["metadata"]["uid"]
 
+    def publish_size(self, attempt: Attempt) -> None:
+        document = manifests.size_config_map(attempt, self._fleet)
+        path = f"/api/v1/namespaces/{attempt.namespace}/configmaps"
+        try:
+            self._api(attempt.cluster).create(path, document)
+        except AlreadyExists:
+            item = self._require_own_object(attempt, f"{path}/{attempt.workload_name}")
+            if item.get("data") != document["data"]:
+                raise Refused(
+                    f"the pods of {attempt.workload_name} were told another number than {attempt.ranks}"
+                ) from None
+
     def workload(self, attempt: Attempt) -> ObservedWorkload:
         objects = self._list_attempt_objects(attempt)
         kueue: Mapping[tuple[str, str], KueueStatus] = {}

@@ -16,6 +16,7 @@ from evenkeel.adapters.object_fields import (
     Json,
 )
 from evenkeel.domain.capacity.instance_types import EFA
+from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import CheckpointRequirement
 from evenkeel.domain.jobs.pod_rules import DEFAULT_ID
 from evenkeel.domain.jobs.spec import JobSpec
@@ -31,6 +32,8 @@ from evenkeel.ports import CapacitySpec, CheckSpec, KubernetesPermission, Launch
 
 RENDEZVOUS_PORT = 29500
 TRAINER_CONTAINER = "trainer"
+WORLD_SIZE_KEY = "worldSize"
+"""Key of the number of pods in the ConfigMap of an attempt."""
 _DISRUPTED = {"type": "DisruptionTarget", "status": "True"}
 """Condition that Kubernetes sets on a pod that ends because of its node or of another pod."""
 _DO_NOT_DISRUPT = {"karpenter.sh/do-not-disrupt": "true"}
@@ -93,7 +96,7 @@ def job(spec: LaunchSpec, fleet: str, accelerator_resource: str) -> Json:
             "name": attempt.workload_name,
             "namespace": attempt.namespace,
             "labels": {**labels(spec, fleet), **kueue_labels},
-            "annotations": {DECISION_NOTE: attempt.decision_id},
+            "annotations": {DECISION_NOTE: attempt.decision_id, **_partial_admission(spec)},
         },
         "spec": {
             **({"suspend": True} if attempt.local_queue else {}),
@@ -113,6 +116,46 @@ def job(spec: LaunchSpec, fleet: str, accelerator_resource: str) -> Json:
                 "spec": _pod(spec, accelerator_resource),
             },
         },
+    }
+
+
+def size_config_map(attempt: Attempt, fleet: str) -> Json:
+    """Return the ConfigMap from which the pods of an attempt read their number, once Kueue has admitted it.
+
+    Its pods wait for it. It cannot be changed, so all pods read the same number. Kubernetes deletes it with the Job.
+    """
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": attempt.workload_name, "uid": attempt.workload_uid}
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {
+            "name": attempt.workload_name,
+            "namespace": attempt.namespace,
+            "labels": {
+                "app.kubernetes.io/managed-by": "evenkeel",
+                JOB_LABEL: attempt.job_id,
+                ATTEMPT_LABEL: str(attempt.attempt),
+                FLEET_LABEL: fleet,
+            },
+            "annotations": {DECISION_NOTE: attempt.decision_id},
+            "ownerReferences": [owner],
+        },
+        "immutable": True,
+        "data": {WORLD_SIZE_KEY: str(attempt.ranks)},
+    }
+
+
+def _partial_admission(spec: LaunchSpec) -> dict[str, str]:
+    """Return the annotations that let Kueue admit fewer pods, and set `completions` to the number that it admits.
+
+    Source: kubernetes-sigs/kueue, `pkg/controller/jobs/job/job_controller.go`.
+    """
+    sizes = spec.job_spec.sizes
+    if not spec.attempt.requested_size or sizes is None:
+        return {}
+    return {
+        "kueue.x-k8s.io/job-min-parallelism": str(sizes.legal[0]),
+        "kueue.x-k8s.io/job-completions-equal-parallelism": "true",
     }
 
 
@@ -404,12 +447,13 @@ def _volume_mounts(job: JobSpec) -> list[Json]:
 def _environment_variables(spec: LaunchSpec) -> list[Json]:
     """Return the environment of the training contract. Kubernetes itself adds the rank as JOB_COMPLETION_INDEX."""
     attempt, name = spec.attempt, spec.attempt.workload_name
+    size_key = {"name": name, "key": WORLD_SIZE_KEY}
     environment = {
         "EVENKEEL_JOB_ID": attempt.job_id,
         "EVENKEEL_ATTEMPT": str(attempt.attempt),
         "EVENKEEL_CHECKPOINT_URI": spec.job_spec.checkpoint_uri,
         **_resume_variables(spec),
-        "WORLD_SIZE": str(spec.attempt.ranks),
+        **({} if attempt.requested_size else {"WORLD_SIZE": str(attempt.ranks)}),
         "MASTER_ADDR": f"{name}-0.{name}",
         "MASTER_PORT": str(RENDEZVOUS_PORT),
     }
@@ -421,6 +465,7 @@ def _environment_variables(spec: LaunchSpec) -> list[Json]:
             for name, source in spec.job_spec.secret_env.items()
             if name not in RESERVED_ENV
         ),
+        *([{"name": "WORLD_SIZE", "valueFrom": {"configMapKeyRef": size_key}}] if attempt.requested_size else []),
         {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
     ]
 

@@ -88,7 +88,7 @@ def trim_object(item: Json) -> Json:
     spec = item.get("spec") or {}
     return {
         "metadata": {name: value for name, value in item["metadata"].items() if name != "managedFields"},
-        "spec": {name: spec[name] for name in ("nodeName", "suspend", "runPolicy") if name in spec},
+        "spec": {name: spec[name] for name in ("nodeName", "suspend", "parallelism", "runPolicy") if name in spec},
         "status": item.get("status") or {},
     }
 
@@ -166,6 +166,7 @@ def _workload(
         uid=uid if item else "",
         is_deleting=item is not None and "deletionTimestamp" in item["metadata"],
         is_suspended=item is not None and is_suspended(item),
+        parallelism=int((item.get("spec") or {}).get("parallelism") or 0) if item else 0,
         has_completed=item is not None and has_condition(item, *COMPLETED),
         has_failed=item is not None and has_failed(item),
         was_disrupted=item is not None and any(map(was_disrupted, [item, *jobs])),

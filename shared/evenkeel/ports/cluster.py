@@ -244,6 +244,16 @@ class Cluster(AdmissionChecks, RentedCapacity, UnmanagedJobs, Protocol):
         """
         ...
 
+    def publish_size(self, attempt: Attempt) -> None:
+        """Tell the pods of a launched attempt their number. They start only then, if Kueue could admit fewer pods.
+
+        Idempotent: yes, the number is stored once and never changes.
+
+        Raises:
+            Refused: The number is published already and differs, or another user created the object.
+        """
+        ...
+
     def workload(self, attempt: Attempt) -> ObservedWorkload:
         """Return an attempt's own Job and pods, in its namespace and with its UID (`Attempt.owns`)."""
         ...

@@ -7,6 +7,7 @@ import pytest
 
 from evenkeel.adapters.kueue_workloads import read_queue
 from evenkeel.adapters.manifests import job
+from evenkeel.domain.external.burst_check import RENTAL_NODE_LABEL
 from evenkeel.domain.external.kueue_status import (
     KueueCheck,
     KueueCondition,
@@ -199,3 +200,28 @@ def test_job_for_kueue_excludes_avoided_nodes() -> None:
         "operator": "NotIn",
         "values": ["node-2"],
     }
+
+
+def test_only_a_ready_check_sends_pods_to_rental() -> None:
+    """After an eviction, the node selector of Evenkeel's answer may stay in a check that is pending again."""
+    selector = {RENTAL_NODE_LABEL: "job-1-b1"}
+    states = {
+        state: KueueStatus(
+            name="w", queue="q", checks=(KueueCheck(name="burst", state=state, node_selector=selector),)
+        ).is_sent_to("job-1-b1")
+        for state in ("Ready", "Pending", "Retry")
+    }
+
+    assert states == {"Ready": True, "Pending": False, "Retry": False}
+
+
+def test_deactivation_by_a_check_is_named() -> None:
+    condition = KueueCondition(
+        type="Evicted", is_true=True, reason="DeactivatedDueToAdmissionCheck", message="burst: no pool can run the job"
+    )
+    eviction = eviction_of(KueueStatus(name="w", queue="q", conditions=(condition,), was_admitted=True))
+
+    assert eviction
+    assert eviction.reason == (
+        "Kueue evicted the job because its Workload was made inactive: burst: no pool can run the job."
+    )

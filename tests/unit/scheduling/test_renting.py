@@ -12,6 +12,7 @@ from evenkeel.domain.capacity.compatibility import PoolEnvironment
 from evenkeel.domain.capacity.node_capacity import NodeCapacity
 from evenkeel.domain.capacity.pools import LaunchDelay, Market
 from evenkeel.domain.capacity.shortages import Shortages
+from evenkeel.domain.external.kueue_status import KueueCheck, KueueCondition, KueueStatus
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.jobs.spec import JobSpec
@@ -31,6 +32,7 @@ from evenkeel.domain.renting.rental_waits import (
     evaluate_rental_ready,
 )
 from evenkeel.domain.resources import Resources
+from evenkeel.domain.waiting import WaitAnswer
 from tests.fakes import a_node
 
 START = datetime(2026, 11, 3, 10, 15, tzinfo=UTC)
@@ -164,6 +166,26 @@ def test_reserved_nodes_are_offered_whole_and_only_to_their_job() -> None:
     assert [fit.pool for fit in pool_fits(other_job, (*reserved, common), POLICY.scheduling)] == ["p5-workers"]
     with_lost_node = (reserved[0], reserved[1].replace(unschedulable_reason="not ready"), common)
     assert [fit.pool for fit in pool_fits(owner, with_lost_node, POLICY.scheduling)] == ["p5-workers"]
+
+
+def test_evicted_attempt_keeps_its_rental_until_its_pods_have_saved() -> None:
+    """Kueue resets the check when it evicts; the nodes of the attempt may not be recorded yet."""
+    conditions = tuple(KueueCondition(type=kind, is_true=True) for kind in ("QuotaReserved", "Admitted", "Evicted"))
+    check = KueueCheck(name="burst", state="Pending", message="Reset to Pending after eviction. Previously: Ready")
+    status = KueueStatus(name="w", queue="q", conditions=conditions, checks=(check,))
+    attempt = an_attempt(local_queue="q", node_names=(), size=2)
+    job = a_job(state=JobState.RUNNING, current_attempt=1, rentals=1)
+    nodes = [rented_node(1), rented_node(2)]
+
+    def answer(state: AttemptState, seconds: float) -> WaitAnswer | None:
+        now = START + timedelta(seconds=seconds)
+        return evaluate_rental_over(a_ready_rental(), job, attempt.replace(state=state), nodes, 60, now, status)
+
+    assert answer(AttemptState.RUNNING, 300) is None
+    assert answer(AttemptState.LAUNCHED, 30) is None
+    idle = answer(AttemptState.LAUNCHED, 90)
+    assert idle
+    assert idle.reason == "No pod has used these nodes for 90 s."
 
 
 # ---------------------------------------------------------------- facts of a placement

@@ -53,7 +53,9 @@ class JobScenario:
         self.world = FakeWorld(size=self.size, runs_at_once=self.runs_at_once, policy=self.policy)
         world = self.world
         self.ledger = crashing(world.ledger, self.plan, "commit")
-        self.cluster = crashing(world.cluster, self.plan, "launch", "stop", "force_delete_pods", "return_to_service")
+        self.cluster = crashing(
+            world.cluster, self.plan, "launch", "publish_size", "stop", "force_delete_pods", "return_to_service"
+        )
         self.checkpoints = crashing(world.checkpoints, self.plan, "raise_fence")
         self.workflows = crashing(world.workflows, self.plan, "start")
         self.cycle_requests = crashing(world.cycle_requests, self.plan, "request")

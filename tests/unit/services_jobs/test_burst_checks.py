@@ -48,9 +48,9 @@ class BurstCheckScenario(RentalScenario):
         for node in self.cluster.nodes(CLUSTER):
             self.cluster.foreign_accelerators[node.name] = 8
 
-    def submit_and_reserve(self, key: str = "key-1", **facts: Any) -> Job:
+    def submit_and_reserve(self, key: str = "key-1", spec: dict[str, Any] | None = None, **facts: Any) -> Job:
         """Submit a job; Kueue reserves quota of the burst flavor and asks for the check."""
-        job = self.scenario.submit(key)
+        job = self.scenario.submit(key, **(spec or {}))
         self.scenario.run_scheduling_cycle()
         self.scenario.launch(job.job_id)
         self.reserve(job.job_id, 1, **facts)
@@ -241,6 +241,70 @@ def test_quota_for_fewer_pods_is_retried_and_rents_nothing() -> None:
     workload = burst.checked(job.job_id)
     assert (workload.state, burst.scenario.job(job.job_id).rentals) == (BurstCheckState.RETRY, 0)
     assert "Kueue reserved quota for 1 pod, but the job runs on 2" in workload.message
+
+
+ELASTIC: dict[str, Any] = {"nodes": 4, "elastic": {"min_nodes": 1, "max_nodes": 4}}
+POWERS: dict[str, Any] = {"nodes": 4, "elastic": {"min_nodes": 1, "max_nodes": 4, "sizes": (1, 2, 4)}}
+
+
+def test_elastic_job_gets_a_node_for_each_reserved_pod() -> None:
+    burst = BurstCheckScenario()
+    job = burst.submit_and_reserve(spec=ELASTIC, pods=3)
+
+    burst.scenario.run_scheduling_cycle()
+    rental = burst.rental(job.job_id, 1)
+    burst.provide_nodes()
+    burst.scenario.run_scheduling_cycle()
+    ready = burst.checked(job.job_id)
+    names = [node.name for node in burst.cluster.nodes(CLUSTER) if node.labels.get(RENTAL_NODE_LABEL) == rental.name]
+    check = KueueCheck(name=CHECK, state="Ready", node_selector=ready.node_selector)
+    burst.cluster.kueue_admits(job.job_id, 1, *names, checks=(check,))
+    burst.scenario.launch(job.job_id)
+    burst.scenario.mark_running(job.job_id)
+    record_nodes.run(job.job_id, 1, burst.scenario.context())
+
+    attempt = burst.scenario.attempt(job.job_id)
+    assert (rental.nodes, ready.state, len(names)) == (3, BurstCheckState.READY, 3)
+    assert ready.message == f"3 nodes of {SPOT} are rented for the job and ready."
+    assert (attempt.size, attempt.requested_size, attempt.is_rented, attempt.accelerators) == (3, 4, True, 24)
+    assert burst.rental(job.job_id, 1).hosts(attempt)
+
+
+def test_reserved_pods_between_sizes_ask_again_for_a_smaller_size() -> None:
+    burst = BurstCheckScenario()
+    job = burst.submit_and_reserve(spec=POWERS, pods=3)
+
+    burst.scenario.run_scheduling_cycle()
+    burst.scenario.run_scheduling_cycle()
+    stopping = burst.scenario.job(job.job_id)
+    burst.scenario.stop(job.job_id)
+    burst.scenario.settle(job.job_id)
+    burst.scenario.run_scheduling_cycle()
+
+    workload = burst.checked(job.job_id)
+    assert (workload.state, burst.answers(), stopping.rentals) == (BurstCheckState.RETRY, ["Retry"], 0)
+    assert "3 pods, but the job runs on 4 nodes or on a smaller size. Its next attempt asks for 2." in workload.message
+    stop_request = stopping.stop_of(1)
+    assert stop_request
+    assert stop_request.reason == workload.message
+    assert burst.scenario.attempt(job.job_id, 1).state is AttemptState.STOPPED
+    assert burst.scenario.attempt(job.job_id, 2).size == 2
+    (record,) = burst.burst_records()
+    assert (record.action, replay(record, burst.policy).reason) == ("RESIZE", record.reason)
+
+
+def test_rental_of_another_size_is_released_first() -> None:
+    burst = BurstCheckScenario()
+    job = burst.submit_and_reserve(spec=ELASTIC, pods=3)
+    burst.scenario.run_scheduling_cycle()
+    burst.provide_nodes()
+    burst.change(job.job_id, pods=2)
+
+    burst.scenario.run_scheduling_cycle()
+
+    workload = burst.checked(job.job_id)
+    assert workload.state is BurstCheckState.RETRY
+    assert f"3 nodes of {SPOT} are rented, but the job runs on 2." in workload.message
 
 
 def test_rental_with_too_few_nodes_is_never_ready() -> None:

@@ -20,6 +20,7 @@ from evenkeel.domain.decisions import Alternative
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState, RentedPart
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.jobs.job import Job
+from evenkeel.domain.jobs.workload_kind import WorkloadKind
 from evenkeel.domain.kueue import quantities
 from evenkeel.domain.kueue.assignment import FlavorMode
 from evenkeel.domain.kueue.cycle_decisions import CycleDecision, Result
@@ -140,6 +141,7 @@ class AdmissionDecision(Value):
             node_names=(*self.node_names, *(rented_part.node_names if rented_part else ())),
             rented_part=rented_part,
             size=self.size,
+            requested_size=self.size if self._may_kueue_admit_fewer(job) else 0,
             accelerators=self.size * job.spec.accelerators_per_node,
             cpu_millis=self.size * request.cpu_millis_per_node,
             memory_mib=self.size * request.memory_mib_per_node,
@@ -148,6 +150,10 @@ class AdmissionDecision(Value):
             admitted_at=self.facts.now,
             decision_id=decision_id,
         )
+
+    def _may_kueue_admit_fewer(self, job: Job) -> bool:
+        """Whether Kueue may admit fewer pods than requested. It supports this for a `Job` only."""
+        return bool(self.facts.local_queue and self.facts.request.sizes) and job.spec.kind is WorkloadKind.JOB
 
     def to_charge(self) -> Charge:
         """Return the charge that an admitted job holds from now on."""

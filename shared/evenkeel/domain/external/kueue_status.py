@@ -8,7 +8,7 @@ gives specific reasons (`WaitingForQuota`) where an older one gives `Pending`.
 from collections.abc import Mapping
 from datetime import datetime
 
-from evenkeel.domain.external.burst_check import RENTAL_NODE_LABEL
+from evenkeel.domain.external.burst_check import RENTAL_NODE_LABEL, BurstCheckState
 from evenkeel.domain.values import Instant, Value
 
 QUOTA_RESERVED, ADMITTED, EVICTED, FINISHED = "QuotaReserved", "Admitted", "Evicted", "Finished"
@@ -71,8 +71,15 @@ class KueueStatus(Value):
         return self.is_true(QUOTA_RESERVED) and not self.is_true(EVICTED) and not self.is_true(FINISHED)
 
     def is_sent_to(self, rental: str) -> bool:
-        """Whether a check sends its pods to the nodes of a rental."""
-        return any(check.node_selector.get(RENTAL_NODE_LABEL) == rental for check in self.checks)
+        """Whether a check sends its pods to the nodes of a rental.
+
+        Only a check that is `Ready` does. An eviction resets the state, but Kueue's patch may leave the node selector,
+        because Evenkeel's write owns that field.
+        """
+        return any(
+            check.state == BurstCheckState.READY and check.node_selector.get(RENTAL_NODE_LABEL) == rental
+            for check in self.checks
+        )
 
     @property
     def is_pending(self) -> bool:
@@ -103,13 +110,18 @@ def eviction_of(workload: KueueStatus) -> KueueEviction | None:
         return None
     if eviction_condition is None or not is_evicted:
         return KueueEviction(reason="Kueue evicted the job, then admitted it again.", at=None)
-    reason = _WHY_EVICTED.get(eviction_condition.reason, f"Kueue evicted the job ({eviction_condition.reason})")
+    reason = _why_evicted(eviction_condition.reason)
     message = _as_sentence(eviction_condition.message)
     return KueueEviction(
         reason=f"{reason}: {message}" if message else f"{reason}.",
         at=eviction_condition.changed_at,
         was_preempted=eviction_condition.reason == PREEMPTED,
     )
+
+
+def _why_evicted(reason: str) -> str:
+    """Describe the reason of an eviction. `Deactivated` may name its cause: `DeactivatedDueToAdmissionCheck`."""
+    return _WHY_EVICTED.get(reason.partition("DueTo")[0], f"Kueue evicted the job ({reason})")
 
 
 _WHY_EVICTED = {

@@ -76,6 +76,9 @@ class Attempt(Value):
     node_names: tuple[str, ...]
     size: int = 0
     """Pods of its gang, one for each node; 0 in an attempt older than elastic jobs (see `ranks`)."""
+    requested_size: int = 0
+    """Pods that Kueue was asked for, if it may admit fewer; 0 if it admits all or none, or if Evenkeel admits. `size`
+    equals it until Kueue has admitted the attempt."""
     accelerators: int
     """Accelerators charged over all nodes."""
     cpu_millis: int = 0
@@ -133,6 +136,16 @@ class Attempt(Value):
         if self.save_seconds is None or not self.save_interval_seconds:
             return None
         return min(1.0, max(0.0, self.save_seconds / self.save_interval_seconds))
+
+    def at_size(self, ranks: int) -> "Attempt":
+        """Return this attempt with another number of pods, each with the same amounts."""
+        per_node = self.per_node
+        return self.replace(
+            size=ranks,
+            accelerators=ranks * per_node.accelerators,
+            cpu_millis=ranks * per_node.cpu_millis,
+            memory_mib=ranks * per_node.memory_mib,
+        )
 
     def nodes_in(self, workload: "ObservedWorkload") -> tuple[str, ...]:
         """Return its nodes: from its admission, else from its pods."""
@@ -252,6 +265,8 @@ class ObservedWorkload(Value):
     is_deleting: bool = False
     is_suspended: bool = False
     """Whether it is suspended and has no pods."""
+    parallelism: int = 0
+    """Pods that a Job runs at the same time. Kueue sets it when it admits fewer pods. 0 for other kinds."""
     has_completed: bool = False
     has_failed: bool = False
     was_disrupted: bool = False

@@ -130,8 +130,14 @@ class Charge(Value):
         return (workload.namespace, workload.job_id, workload.attempt, workload.decision_id) == names
 
     def on_nodes_of(self, attempt: Attempt) -> "Charge":
-        """Return the charge with the nodes of its attempt, which are known later than the charge if Kueue admits."""
+        """Return the charge with the nodes and amounts of its attempt.
+
+        If Kueue admits, they are known later than the charge: Kueue may admit fewer pods than requested.
+        """
         return self.replace(
+            accelerators=attempt.accelerators,
+            cpu_millis=attempt.cpu_millis,
+            memory_mib=attempt.memory_mib,
             node_names=attempt.node_names,
             instance_type=attempt.instance_type,
             pool=attempt.pool,

@@ -17,6 +17,7 @@ ATTEMPT_WRITERS: Mapping[str, frozenset[tuple[AttemptState | None, AttemptState]
     "launch_job": frozenset({(A.STARTING, A.STARTING), (A.STARTING, A.LAUNCHED)}),
     "mark_running": frozenset({(A.LAUNCHED, A.RUNNING)}),
     "record_pin": frozenset({(A.LAUNCHED, A.LAUNCHED), (A.RUNNING, A.RUNNING)}),
+    "record_size": frozenset({(A.LAUNCHED, A.LAUNCHED)}),
     "record_nodes": frozenset({(A.RUNNING, A.RUNNING)}),
     "settle_attempt": frozenset((before, after) for before in _LIVE for after in _ENDS),
 }
@@ -42,6 +43,8 @@ JOB_WRITERS: Mapping[str, frozenset[tuple[JobState | None, JobState]]] = {
     # A job that changes size, or leaves expiring nodes, is only asked to stop.
     "resize_jobs": frozenset({(J.STARTING, J.STARTING), (J.RUNNING, J.RUNNING)}),
     "drain_reservations": frozenset({(J.STARTING, J.STARTING), (J.RUNNING, J.RUNNING)}),
+    # A job that Kueue admitted with fewer pods has another size, or is asked to stop.
+    "record_size": frozenset({(J.STARTING, J.STARTING)}),
     # A job cancelled while it started stays STOPPING when its pods run.
     "mark_running": frozenset({(J.STARTING, J.RUNNING), (J.STOPPING, J.STOPPING)}),
     "stop_attempt": frozenset((state, state) for state in (J.STARTING, J.RUNNING, J.STOPPING)),

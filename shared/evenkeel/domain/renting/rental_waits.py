@@ -168,7 +168,7 @@ def evaluate_rental_over(
 def _why_used_by_no_attempt(rental: Rental, job: Job, attempt: Attempt | None, kueue: KueueStatus | None) -> str:
     """Say why no attempt of a job will use its rental, whose nodes it does not use now; empty if one may."""
     queued_attempt = attempt if attempt is not None and is_queued(attempt) else None
-    if queued_attempt and kueue and kueue.is_true(ADMITTED):
+    if queued_attempt and kueue and kueue.is_true(ADMITTED) and not kueue.is_true(EVICTED):
         return f"Kueue admitted {job.job_id} on other nodes."
     if attempt is not None and not attempt.state.has_ended and not queued_attempt and not is_base(rental, attempt):
         where = "its committed nodes alone" if rental.joins_base else "other nodes"
@@ -199,8 +199,9 @@ def may_use_nodes(rental: Rental, attempt: Attempt, kueue: KueueStatus | None) -
     """
     if kueue is None:
         return attempt.state is AttemptState.RUNNING
-    is_running = attempt.state is AttemptState.RUNNING
-    return kueue.is_sent_to(rental.name) and (is_running or not kueue.is_true(EVICTED))
+    if kueue.is_true(EVICTED):  # the eviction resets the checks, while pods may still save on the nodes
+        return attempt.state is AttemptState.RUNNING
+    return kueue.is_sent_to(rental.name)
 
 
 # ---------------------------------------------------------------- replicas of a Deployment

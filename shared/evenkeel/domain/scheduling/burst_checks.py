@@ -5,6 +5,7 @@ within the caps and the budget, or let it wait.
 
     no pool can ever run it ── Rejected if the check covers every flavor of the queue, else Retry
     its cause may pass ─────── Retry: another flavor, another count of pods, or no pool in the policy
+    no size of an elastic job  Retry; the attempt stops, and the next one asks for the next smaller size
     other checks are open ──── Pending: nothing is rented before they have passed
     renting does not pay ───── Retry: Kueue may use the quota for another job, and tries again later
     renting pays ───────────── Pending until all nodes are ready, then Ready with the nodes of the rental
@@ -22,6 +23,7 @@ from evenkeel.domain.external.burst_check import (
     CheckedWorkload,
 )
 from evenkeel.domain.jobs.job import Job
+from evenkeel.domain.jobs.workload_kind import WorkloadKind
 from evenkeel.domain.nodes import KARPENTER_LABEL
 from evenkeel.domain.plurals import count_of
 from evenkeel.domain.policy import Policy
@@ -56,6 +58,8 @@ class BurstCheckFacts(Value):
     """The job whose attempt controls the Workload; empty if Evenkeel has not created it."""
     nodes: int = 0
     """Nodes that the job asks for."""
+    sizes: tuple[int, ...] = ()
+    """Smaller numbers of nodes that Kueue may admit; none if it admits all pods or none."""
     rental: RentalOfCheck | None = None
     placement: PlacementFacts | None = None
     """Everything that the choice of a pool depends on; None if no choice is needed."""
@@ -64,6 +68,11 @@ class BurstCheckFacts(Value):
     why_not_now: str = ""
     """Why this cycle begins no rental although renting pays; empty if it does."""
     now: Instant
+
+    @property
+    def next_size(self) -> int | None:
+        """The largest size below the reserved number of pods; None if there is none."""
+        return max((size for size in self.sizes if size < self.workload.pods), default=None)
 
 
 class BurstCheckAction(StrEnum):
@@ -75,6 +84,8 @@ class BurstCheckAction(StrEnum):
     """Rent nodes. The check stays Pending until they are ready."""
     ADMIT = "ADMIT"
     """The nodes are ready. Kueue may admit the job."""
+    RESIZE = "RESIZE"
+    """The reserved number of pods is no size of the job. The attempt stops, and the next asks for a smaller size."""
     RETRY = "RETRY"
     """Nothing is rented now. Kueue releases the quota and tries again later."""
     REJECT = "REJECT"
@@ -107,15 +118,18 @@ def decide_burst_check(facts: BurstCheckFacts) -> BurstCheckDecision:
         return _rejection(
             facts, "Evenkeel has not created this job, and rents only for its own: submit it to Evenkeel."
         )
-    if workload.pods != facts.nodes:
+    if workload.pods not in (facts.nodes, *facts.sizes):
         reserved_text = f"Kueue reserved quota for {count_of(workload.pods, 'pod')}, but the job runs on {facts.nodes}"
+        if facts.next_size:
+            reason = f"{reserved_text} nodes or on a smaller size. Its next attempt asks for {facts.next_size}."
+            return _decision_of(facts, BurstCheckAction.RESIZE, reason)
         return _decision_of(facts, BurstCheckAction.RETRY, f"{reserved_text}. Evenkeel rents only for a whole job.")
     if workload.open_checks:
         checks = ", ".join(workload.open_checks)
         return _decision_of(
             facts, BurstCheckAction.WAIT, f"Evenkeel rents once the other checks have passed: {checks}."
         )
-    if rental is not None and rental.state.hosts_holder and rental.nodes < workload.pods:
+    if rental is not None and rental.state.hosts_holder and rental.nodes != workload.pods:
         rented_text = count_of(rental.nodes, f"node of {rental.pool} is", f"nodes of {rental.pool} are")
         reason = f"{rented_text} rented, but the job runs on {workload.pods}. Evenkeel rents again after their release."
         return _decision_of(facts, BurstCheckAction.RETRY, reason)
@@ -164,6 +178,7 @@ _STATES: Mapping[BurstCheckAction, BurstCheckState] = {
     BurstCheckAction.WAIT: BurstCheckState.PENDING,
     BurstCheckAction.RENT: BurstCheckState.PENDING,
     BurstCheckAction.ADMIT: BurstCheckState.READY,
+    BurstCheckAction.RESIZE: BurstCheckState.RETRY,
     BurstCheckAction.RETRY: BurstCheckState.RETRY,
     BurstCheckAction.REJECT: BurstCheckState.REJECTED,
 }
@@ -181,7 +196,7 @@ def _decision_of(
     is_admitted = action is BurstCheckAction.ADMIT and facts.rental is not None
     selector = {RENTAL_NODE_LABEL: facts.rental.name} if is_admitted and facts.rental else {}
     requeue = None
-    if action is BurstCheckAction.RETRY:
+    if _STATES[action] is BurstCheckState.RETRY:
         doubled_seconds = _FIRST_RETRY_SECONDS * 2 ** min(facts.workload.retry_count, 10)
         requeue = _LONGEST_RETRY_SECONDS if is_permanent else min(_LONGEST_RETRY_SECONDS, doubled_seconds)
     return BurstCheckDecision(
@@ -223,12 +238,15 @@ def burst_check_facts(
     facts = BurstCheckFacts(
         workload=workload,
         job_id=job.job_id if job else "",
-        nodes=job.next_node_count if job else 0,
+        nodes=job.size if job else 0,
+        sizes=_smaller_sizes(job) if job else (),
         rental=_rental_of_check(rental) if rental else None,
         now=context.now,
     )
     if job is None or (rental is not None and rental.state.hosts_holder):
         return facts
+    if workload.pods in facts.sizes:
+        job = job.replace(spec=job.spec.replace(nodes=workload.pods))
     placement = placement_facts(job, context, policy, done_seconds)
     outside_flavor = {
         pool.name: why_not for pool in policy.burst.pools if (why_not := _why_flavor_forbids(workload, pool, policy))
@@ -242,6 +260,12 @@ def burst_check_facts(
     return facts.replace(
         placement=placement.replace(candidates=candidates), pools_outside_flavor=tuple(sorted(outside_flavor))
     )
+
+
+def _smaller_sizes(job: Job) -> tuple[int, ...]:
+    """Return the sizes below the requested number that Kueue may admit. It supports this for a `Job` only."""
+    sizes = job.spec.sizes.legal if job.spec.sizes and job.spec.kind is WorkloadKind.JOB else ()
+    return tuple(size for size in sizes if size < job.size)
 
 
 def _rental_of_check(rental: Rental) -> RentalOfCheck:

@@ -32,7 +32,7 @@ from evenkeel.ports import (
     Put,
     Refused,
 )
-from evenkeel.services.attempts import measure_restore, pin_resume_point
+from evenkeel.services.attempts import measure_restore, pin_resume_point, record_size
 from evenkeel.services.attempts.pin_resume_point import PinOutcome
 from evenkeel.services.context import Context
 from evenkeel.services.rentals import rentals
@@ -87,6 +87,8 @@ class _EarlierAttempt(NamedTuple):
 def run(request: attempt_store.AttemptRequest, context: Context) -> LaunchJobResult:
     """Launch an attempt, if the earlier attempts are gone or fenced out.
 
+    If Kueue admits, the workflow calls it again once Kueue has started the Job. The pods then learn their number.
+
     Idempotent: yes, by the fence and by the Kubernetes Job's name. A repeated call finds the pin and the Job, and
     records them.
     """
@@ -95,9 +97,7 @@ def run(request: attempt_store.AttemptRequest, context: Context) -> LaunchJobRes
     if attempt.state.has_ended or job.current_attempt != attempt.attempt:
         return LaunchJobResult(outcome=LaunchOutcome.STALE, reason=f"{attempt.workload_name} has already ended.")
     if attempt.state is not AttemptState.STARTING:
-        return LaunchJobResult(
-            outcome=_outcome_of_launch(attempt), reason=f"{attempt.workload_name} was already launched."
-        )
+        return _continue_launched(attempt, context)
     give_up_reason = _why_give_up(job, attempt, context)
     # A Job whose creation had no reply is recorded first, and then stopped like any other Job. Settling the attempt
     # now would free its nodes while pods run.
@@ -126,6 +126,17 @@ def run(request: attempt_store.AttemptRequest, context: Context) -> LaunchJobRes
     if pin.kind is PinOutcome.STALE:
         return LaunchJobResult(outcome=LaunchOutcome.STALE, reason=pin.resume_choice.reason)
     return _launch_from_pin(stored_attempt, earlier_attempts, pin, context)
+
+
+def _continue_launched(attempt: Attempt, context: Context) -> LaunchJobResult:
+    """Return whether a launched attempt still waits for Kueue. Once it does not, its pods learn their number."""
+    reason = f"{attempt.workload_name} was already launched."
+    if attempt.local_queue:
+        workload = context.cluster.workload(attempt)
+        if workload.uid and workload.is_suspended:
+            return LaunchJobResult(outcome=LaunchOutcome.QUEUED, reason=reason)
+        record_size.run(attempt.job_id, attempt.attempt, context)
+    return LaunchJobResult(outcome=LaunchOutcome.LAUNCHED, reason=reason)
 
 
 def _launch_from_pin(

@@ -4,6 +4,7 @@ from enum import StrEnum
 
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState
 from evenkeel.domain.jobs.job import JobState
+from evenkeel.domain.plurals import count_of
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import Value
 from evenkeel.ports import Put
@@ -69,7 +70,10 @@ def _try_to_mark(request: attempt_store.AttemptRequest, context: Context) -> Mar
 def _timeline_text(attempt: Attempt) -> str:
     """Return the timeline entry."""
     text = f"Attempt {attempt.attempt} is running on all {attempt.ranks} nodes."
-    if attempt.ranks == 1:
+    if _is_below_requested(attempt):
+        nodes = count_of(attempt.ranks, "node")
+        text = f"Attempt {attempt.attempt} is running on {nodes} of {attempt.requested_size} requested."
+    elif attempt.ranks == 1:
         text = f"Attempt {attempt.attempt} is running."
     if attempt.resume_from:
         text = f"{text[:-1]}, resumed from step {attempt.resume_from.step}."
@@ -77,7 +81,14 @@ def _timeline_text(attempt: Attempt) -> str:
 
 
 def _running_text(attempt: Attempt) -> str:
+    nodes = f"{attempt.ranks} of {attempt.requested_size} requested nodes" if _is_below_requested(attempt) else "nodes"
     where = (
-        f"on nodes that Kueue chose (LocalQueue {attempt.local_queue})" if attempt.local_queue else f"on {attempt.pool}"
+        f"on {nodes} that Kueue chose (LocalQueue {attempt.local_queue})"
+        if attempt.local_queue
+        else f"on {attempt.pool}"
     )
     return f"Attempt {attempt.attempt} runs {where}."
+
+
+def _is_below_requested(attempt: Attempt) -> bool:
+    return attempt.ranks < attempt.requested_size

@@ -36,7 +36,7 @@ PUBLIC_JOB = (
 )
 """Further fields of a job that every caller sees, beside the reason why it is pending."""
 PUBLIC_ATTEMPT = (
-    *("job_id", "attempt", "state", "cluster", "pool", "local_queue", "nodes", "node_names", "size"),
+    *("job_id", "attempt", "state", "cluster", "pool", "local_queue", "nodes", "node_names", "size", "requested_size"),
     *("accelerators", "cpu_millis", "memory_mib", "instance_type", "team"),
     *("admitted_at", "launched_at", "running_at", "ended_at"),
 )

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from evenkeel.domain.admission.admission_input import AdmissionInput
 from evenkeel.domain.admission.authority import AdmissionAuthority
 from evenkeel.domain.external.burst_check import CheckedWorkload
+from evenkeel.domain.jobs.admitted_size import ask_for_size, stopped_for_a_size
 from evenkeel.domain.jobs.attempt import Attempt, run_seconds
 from evenkeel.domain.jobs.job import Job, PlacementNote
 from evenkeel.domain.policy_section import Mode
@@ -23,6 +24,7 @@ from evenkeel.domain.renting.candidates import PlacementContext
 from evenkeel.domain.renting.rental import Rental, RentalState
 from evenkeel.domain.scheduling import rent_plan
 from evenkeel.domain.scheduling.burst_checks import (
+    BurstCheckAction,
     BurstCheckDecision,
     begins_rental,
     burst_check_facts,
@@ -258,6 +260,9 @@ def _record(decision: BurstCheckDecision, job: Job, version: int, context: Conte
         at=context.now, kind="burst check", text=text, decision_id=decision_record.decision_id, writer=WRITER
     )
     note = PlacementNote(key=decision.note_key, text=decision.reason, decision_id=decision_record.decision_id)
+    if decision.action is BurstCheckAction.RESIZE:
+        answer = ask_for_size(decision.facts.workload.pods, decision.facts.next_size, decision.reason)
+        job = stopped_for_a_size(job, answer, WRITER, context.now)
     context.ledger.commit(
         Put(job_rows.job_row(job.replace(placement=note), version)),
         Put(subject_rows.decision_row(decision_record)),

@@ -6,7 +6,7 @@ from evenkeel.domain.jobs.attempt import Attempt, AttemptState, ObservedWorkload
 from evenkeel.domain.jobs.attempt_end import judge_end, lost_nodes
 from evenkeel.domain.jobs.job import Job
 from evenkeel.ports import ExecutionState, Table, WorkflowName, get_all
-from evenkeel.services.attempts import keep_logs, mark_running, record_nodes, record_pin, settle_attempt
+from evenkeel.services.attempts import keep_logs, mark_running, record_nodes, record_pin, record_size, settle_attempt
 from evenkeel.services.scheduling import start_attempt
 from evenkeel.services.storage import attempt_store
 from evenkeel.services.sweep.sweep_run import SweepRun
@@ -37,6 +37,8 @@ def _record_cluster_facts(sweep: SweepRun, attempt: Attempt) -> None:
     if attempt.state is AttemptState.RUNNING and not attempt.is_pinned:
         stored_attempt = attempt_store.load_attempt(context.ledger, attempt.job_id, attempt.attempt)
         record_pin.run(stored_attempt, context)
+    if attempt.requested_size and attempt.state is AttemptState.LAUNCHED:
+        record_size.run(attempt.job_id, attempt.attempt, context)
     if attempt.local_queue and not attempt.nodes:
         record_nodes.run(attempt.job_id, attempt.attempt, context)
 

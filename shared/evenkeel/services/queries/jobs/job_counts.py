@@ -54,6 +54,7 @@ def job_counts_document(counts: Mapping[JobState, JobCounts], context: Context) 
         "classes": [class_counts(name, classes[name], context.now) for name in sorted(classes, key=rank)],
         "mixed": _mixed_counts(counts),
         "waitingForCheck": _waiting_for_check(counts),
+        "belowRequestedSize": _below_requested_size(counts),
         "unmanaged": unmanaged_summary(context),
     }
 
@@ -67,6 +68,20 @@ def _mixed_counts(counts: Mapping[JobState, JobCounts]) -> Json:
         "jobs": len(mixed_docs),
         "committedNodes": sum(doc["size"] for doc in mixed_docs) - rented_nodes,
         "rentedNodes": rented_nodes,
+    }
+
+
+def _below_requested_size(counts: Mapping[JobState, JobCounts]) -> Json:
+    """Count the elastic jobs that run on fewer nodes than requested, with the nodes that they have and requested."""
+    docs = [
+        row.doc
+        for row in counts[JobState.RUNNING]["rows"]
+        if row.doc["spec"].get("elastic") and 0 < (row.doc.get("size") or 0) < row.doc["spec"]["nodes"]
+    ]
+    return {
+        "jobs": len(docs),
+        "nodes": sum(doc["size"] for doc in docs),
+        "requestedNodes": sum(doc["spec"]["nodes"] for doc in docs),
     }
 
 

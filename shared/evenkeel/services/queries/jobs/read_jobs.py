@@ -380,6 +380,8 @@ def public_attempt(attempt: Attempt) -> Json:
             {"name": name, "instanceId": life.instance_id}
             for name, life in zip(attempt.node_names, attempt.nodes, strict=False)
         ],
+        "size": attempt.ranks,
+        "requestedSize": attempt.requested_size or None,
         "gpus": attempt.accelerators,
         "cpu": attempt.requested.cpu,
         "memoryGib": attempt.requested.memory_gib,
