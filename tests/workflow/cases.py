@@ -219,7 +219,7 @@ RUN_JOB = [
     attempt(
         "kueue-admits",
         "JobSucceeded",
-        {"LaunchJob": says("QUEUED"), "AwaitAdmission": says("ADMITTED", facts={})},
+        {"LaunchJob": [says("QUEUED"), says("LAUNCHED")], "AwaitAdmission": says("ADMITTED", facts={})},
         visits=("AwaitAdmission", "AwaitRunning"),
     ),
     attempt(
