@@ -33,7 +33,7 @@ from evenkeel.domain.health.incidents import (
 )
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState, ObservedPod
 from evenkeel.domain.jobs.job import Job, JobState, StopRequest
-from evenkeel.domain.jobs.spec import JobSpec
+from evenkeel.domain.jobs.spec import ElasticSpec, JobSpec
 from evenkeel.domain.jobs.workload_kind import WorkloadKind
 from evenkeel.domain.nodes import AWAITING_VALIDATION_TAINT, KARPENTER_LABEL, RESERVATION_LABELS, FleetNode, NodeLife
 from evenkeel.domain.quotas.teams import Budget, Team
@@ -1012,6 +1012,36 @@ def ends_the_previous_attempt(stage: PermissionBench) -> Json:
     job, first = a_run(stage, AttemptState.RUNNING, launched=True)
     ended = first.replace(state=AttemptState.LOST, ended_at=now())
     _, attempt = store_job(stage, job, ended, an_attempt(stage, job, AttemptState.STARTING, 2))
+    return of_attempt(attempt)
+
+
+def a_partly_admitted_attempt(stage: PermissionBench) -> Attempt:
+    """Store an elastic attempt that Kueue has started with one of its two pods."""
+    stage.clear_workloads()
+    job = a_job(stage, JobState.STARTING, nodes=2)
+    job = job.replace(spec=job.spec.replace(elastic=ElasticSpec(min_nodes=1, max_nodes=2)))
+    facts: dict[str, Any] = {"nodes": (), "node_names": (), "accelerators": 16}
+    attempt = an_attempt(stage, job, AttemptState.LAUNCHED, **facts, size=2, requested_size=2, local_queue="default")
+    _, uid = stage.cluster.launch(LaunchSpec(job.spec, attempt, "", SERVICE_ACCOUNT))
+    _, attempt = store_job(stage, job, attempt.replace(workload_uid=uid))
+    path = f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs/{attempt.workload_name}"
+    stage.kubernetes.patch(path, {"spec": {"suspend": False, "parallelism": 1, "completions": 1}})
+    return attempt
+
+
+def knows_its_number(result: InvocationResult) -> bool:
+    return bool(result.answer) and "know their number: 1" in str(result.answer["reason"])
+
+
+@probe("launch_job", succeeds=knows_its_number)
+def tells_the_pods_their_number(stage: PermissionBench) -> Json:
+    return of_attempt(a_partly_admitted_attempt(stage))
+
+
+@probe("launch_job", succeeds=knows_its_number)
+def finds_the_number_of_the_pods(stage: PermissionBench) -> Json:
+    attempt = a_partly_admitted_attempt(stage)
+    stage.cluster.publish_size(attempt.at_size(1))
     return of_attempt(attempt)
 
 

@@ -232,7 +232,7 @@ def test_changed_parallelism_without_an_eviction_ends_the_attempt() -> None:
     scenario.launch(job.job_id)
     admit(scenario, job.job_id, 2)
 
-    assert record_size.run(job.job_id, 1, scenario.context()) == "ASK_AGAIN"
+    assert record_size.run(job.job_id, 1, scenario.context()).action == "ASK_AGAIN"
 
     stop_request = scenario.job(job.job_id).stop_of(1)
     assert stop_request

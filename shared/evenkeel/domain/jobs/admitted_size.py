@@ -63,7 +63,8 @@ def judge_admitted_size(job: Job, attempt: Attempt, workload: ObservedWorkload) 
         )
         return ask_for_size(size, None, reason)
     if size in sizes.legal and size <= attempt.requested_size:
-        return AdmittedSize(action=AdmittedSizeAction.START, size=size)
+        reason = f"Its pods know their number: {size}."
+        return AdmittedSize(action=AdmittedSizeAction.START, size=size, reason=reason)
     return _no_size(sizes, size)
 
 

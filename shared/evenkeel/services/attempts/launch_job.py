@@ -135,7 +135,7 @@ def _continue_launched(attempt: Attempt, context: Context) -> LaunchJobResult:
         workload = context.cluster.workload(attempt)
         if workload.uid and workload.is_suspended:
             return LaunchJobResult(outcome=LaunchOutcome.QUEUED, reason=reason)
-        record_size.run(attempt.job_id, attempt.attempt, context)
+        reason = record_size.run(attempt.job_id, attempt.attempt, context).reason or reason
     return LaunchJobResult(outcome=LaunchOutcome.LAUNCHED, reason=reason)
 
 

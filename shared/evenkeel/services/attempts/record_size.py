@@ -29,8 +29,8 @@ from evenkeel.services.storage.retries import until_committed
 WRITER = "record_size"
 
 
-def run(job_id: str, number: int, context: Context) -> AdmittedSizeAction:
-    """Record and publish the size of a launched attempt, if Kueue has admitted it with one.
+def run(job_id: str, number: int, context: Context) -> AdmittedSize:
+    """Record and publish the size of a launched attempt, if Kueue has admitted it with one. Return the answer.
 
     Idempotent: yes. The size is recorded once, by the attempt's row, and the published number never changes. A crash
     between the two leaves pods that wait; the next call publishes the recorded size.
@@ -39,11 +39,11 @@ def run(job_id: str, number: int, context: Context) -> AdmittedSizeAction:
     return until_committed(lambda: _try_to_record(job_id, number, context), message)
 
 
-def _try_to_record(job_id: str, number: int, context: Context) -> AdmittedSizeAction:
+def _try_to_record(job_id: str, number: int, context: Context) -> AdmittedSize:
     stored_attempt = attempt_store.load_attempt(context.ledger, job_id, number)
     job, attempt = stored_attempt.job, stored_attempt.attempt
     if not attempt.requested_size or attempt.state is not AttemptState.LAUNCHED or job.current_attempt != number:
-        return AdmittedSizeAction.WAIT
+        return AdmittedSize(action=AdmittedSizeAction.WAIT)
     answer = judge_admitted_size(job, attempt, context.cluster.workload(attempt))
     if answer.action is AdmittedSizeAction.START:
         _commit_size(stored_attempt, answer.size, context)
@@ -54,7 +54,7 @@ def _try_to_record(job_id: str, number: int, context: Context) -> AdmittedSizeAc
             stored_attempt = attempt_store.load_attempt(context.ledger, job_id, number)
     if answer.action is AdmittedSizeAction.ASK_AGAIN:
         _commit_stop(stored_attempt, answer, context)
-    return answer.action
+    return answer
 
 
 def _commit_size(stored_attempt: attempt_store.StoredAttempt, size: int, context: Context) -> None:
