@@ -14,8 +14,10 @@ from evenkeel.domain.waiting import ConditionKind
 from evenkeel.ports import ExecutionState, NotAllowed, WorkflowName
 from evenkeel.services.attempts import record_size
 from evenkeel.services.attempts.launch_job import LaunchOutcome
-from evenkeel.services.queries import explain, read_fleet, read_jobs
 from evenkeel.services.queries.disclosure import Reader
+from evenkeel.services.queries.fleet import read_fleet
+from evenkeel.services.queries.jobs import read_jobs
+from evenkeel.services.queries.records import explain
 from tests.fakes.crashes import Crash, CrashPlan, CrashTiming
 from tests.unit.services_jobs.job_scenario import JobScenario
 from tests.unit.services_jobs.test_with_kueue import await_answer

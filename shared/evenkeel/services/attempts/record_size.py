@@ -23,8 +23,9 @@ from evenkeel.domain.plurals import count_of
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.ports import Add, NotAllowed, Put, Refused
 from evenkeel.services.context import Context
-from evenkeel.services.storage import attempt_store, job_rows, quota_rows, subject_rows
+from evenkeel.services.storage import attempt_store
 from evenkeel.services.storage.retries import until_committed
+from evenkeel.services.tables import job_rows, quota_rows, subject_rows
 
 WRITER = "record_size"
 
