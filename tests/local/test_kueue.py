@@ -100,7 +100,9 @@ def test_elastic_job_runs_on_the_nodes_that_kueue_admits(centre: DataCentre, kue
         (1, 4, 8),
     ]
     assert second["resumeFrom"]["step"] >= 8
-    assert [len(job.processes(number)) for number in (1, 2)] == [2, 1]
+    # Kueue may start the evicted Job again, with one pod, before Evenkeel has deleted it. That pod waits for its peer.
+    assert len(job.processes(1)) in (2, 3)
+    assert len(job.processes(2)) == 1
     texts = job.timeline()
     assert "Kueue admitted attempt 1 with 2 of 4 nodes." in texts, texts
     until(lambda: not config_maps(centre), "the numbers of its pods to be deleted with their Jobs", 60)

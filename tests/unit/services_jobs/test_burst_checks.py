@@ -283,7 +283,7 @@ def test_reserved_pods_between_sizes_ask_again_for_a_smaller_size() -> None:
 
     workload = burst.checked(job.job_id)
     assert (workload.state, burst.answers(), stopping.rentals) == (BurstCheckState.RETRY, ["Retry"], 0)
-    assert "3 pods, but the job runs on 4 nodes or on a smaller size. Its next attempt asks for 2." in workload.message
+    assert "3 pods, but the job runs on 4, or on a smaller size. Its next attempt asks for 2." in workload.message
     stop_request = stopping.stop_of(1)
     assert stop_request
     assert stop_request.reason == workload.message

@@ -121,7 +121,7 @@ def decide_burst_check(facts: BurstCheckFacts) -> BurstCheckDecision:
     if workload.pods not in (facts.nodes, *facts.sizes):
         reserved_text = f"Kueue reserved quota for {count_of(workload.pods, 'pod')}, but the job runs on {facts.nodes}"
         if facts.next_size:
-            reason = f"{reserved_text} nodes or on a smaller size. Its next attempt asks for {facts.next_size}."
+            reason = f"{reserved_text}, or on a smaller size. Its next attempt asks for {facts.next_size}."
             return _decision_of(facts, BurstCheckAction.RESIZE, reason)
         return _decision_of(facts, BurstCheckAction.RETRY, f"{reserved_text}. Evenkeel rents only for a whole job.")
     if workload.open_checks:
