@@ -14,16 +14,17 @@ from typing import Any
 import botocore.session
 from botocore.config import Config
 from botocore.exceptions import (
+    BotoCoreError,
     ClientError,
     HTTPClientError,
     IncompleteReadError,
     ParamValidationError,
 )
 from botocore.exceptions import ConnectionError as NoConnection
-from botocore.parsers import JSONParser, ResponseParserFactory
+from botocore.parsers import JSONParser, ResponseParserError, ResponseParserFactory
 
 from evenkeel.adapters.connection_errors import describe_connection_error
-from evenkeel.ports import EvenkeelError, NotAllowed, NotFound, Refused, Throttled, Unreachable
+from evenkeel.ports import EvenkeelError, NotAllowed, NotFound, Refused, Throttled, Unreachable, Unreadable
 
 READS_AND_IDEMPOTENT_WRITES = Config(
     connect_timeout=2, read_timeout=10, retries={"mode": "standard", "total_max_attempts": 3}
@@ -164,6 +165,21 @@ def translate_errors(attempt: str, also: Mapping[str, type[EvenkeelError]] | Non
         raise Unreachable(f"{attempt}: no answer: {describe_connection_error(error)}") from error
     except ParamValidationError as error:
         raise Refused(f"{attempt}: {error}") from error
+    except (BotoCoreError, ResponseParserError) as error:  # the call may have had its effect
+        raise Unreachable(f"{attempt}: no usable answer: {type(error).__name__}: {error}") from error
+
+
+@contextmanager
+def translate_malformed_answer(attempt: str) -> Iterator[None]:
+    """Translate an answer that lacks a required field, or has one of another type.
+
+    Raises:
+        Unreadable: The answer is malformed.
+    """
+    try:
+        yield
+    except (KeyError, TypeError, ValueError) as error:
+        raise Unreadable(f"{attempt}: malformed answer: {type(error).__name__}: {error}") from error
 
 
 def _meaning_of_key_error(code: str) -> type[EvenkeelError] | None:

@@ -24,15 +24,22 @@ class Ec2CapacityReservations:
         self._client = client or aws.client("ec2")
 
     def describe(self, reservation_id: str) -> CapacityReservation:
-        with aws.translate_errors(f"describe capacity reservation {reservation_id}", _ERRORS):
+        attempt = f"describe capacity reservation {reservation_id}"
+        with aws.translate_errors(attempt, _ERRORS):
             answer = self._client.describe_capacity_reservations(CapacityReservationIds=[reservation_id])
-        listed = answer.get("CapacityReservations", ())
-        described = next((item for item in listed if item["CapacityReservationId"] == reservation_id), None)
-        if described is None:
-            raise NotFound(f"capacity reservation {reservation_id} does not exist")
-        starts_at, ends_at = described.get("StartDate") or described.get("CreateDate"), described.get("EndDate")
-        has_end = described.get("ReservationType") == _CAPACITY_BLOCK and starts_at and ends_at
-        return CapacityReservation(
-            reservation_id=reservation_id,
-            period=Reservation(starts_at=starts_at, ends_at=ends_at) if has_end else None,
-        )
+        with aws.translate_malformed_answer(attempt):
+            listed = answer.get("CapacityReservations") or ()
+            described = next((item for item in listed if item["CapacityReservationId"] == reservation_id), None)
+            if described is None:
+                raise NotFound(f"capacity reservation {reservation_id} does not exist")
+            return CapacityReservation(reservation_id=reservation_id, period=_period(described))
+
+
+def _period(described: Mapping[str, Any]) -> Reservation | None:
+    """Return the period of a Capacity Block; None if the instances keep running."""
+    if described.get("ReservationType") != _CAPACITY_BLOCK or described.get("EndDateType") == "unlimited":
+        return None
+    # A block without an end is no block that runs for ever: the answer is incomplete.
+    return Reservation(
+        starts_at=described.get("StartDate") or described["CreateDate"], ends_at=described.get("EndDate")
+    )

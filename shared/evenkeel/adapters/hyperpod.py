@@ -59,9 +59,11 @@ class HyperPodProvider:
 
     def training_plan(self, arn: str) -> TrainingPlan:
         name = arn.rpartition("/")[2]
-        with aws.translate_errors(f"describe training plan {name}"):
+        attempt = f"describe training plan {name}"
+        with aws.translate_errors(attempt):
             answer = self._reader.describe_training_plan(TrainingPlanName=name)
-        return TrainingPlan(name=answer["TrainingPlanName"], periods=tuple(_periods(answer)))
+        with aws.translate_malformed_answer(attempt):
+            return TrainingPlan(name=answer["TrainingPlanName"], periods=tuple(_periods(answer)))
 
     def nodes(self) -> tuple[ProviderNode, ...]:
         with aws.translate_errors(f"list nodes of {self._arn}"):

@@ -61,7 +61,7 @@ class NotAllowed(PermanentError):
 
 
 class Unreadable(PermanentError):
-    """A stored row has a value that this release does not know, so a newer release wrote it."""
+    """A stored row has a value that only a newer release knows, or an answer of AWS lacks a field."""
 
 
 class Refused(PermanentError):

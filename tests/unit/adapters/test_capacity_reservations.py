@@ -4,10 +4,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from botocore.exceptions import ClientError
+from botocore.exceptions import ClientError, CredentialRetrievalError
+from botocore.parsers import ResponseParserError
 
 from evenkeel.adapters.capacity_reservations import Ec2CapacityReservations
-from evenkeel.ports import NotAllowed, NotFound
+from evenkeel.ports import NotAllowed, NotFound, Unreachable, Unreadable
 
 BLOCK = "cr-0123456789abcdef0"
 START, END = datetime(2026, 10, 1, 11, 30, tzinfo=UTC), datetime(2026, 10, 15, 11, 30, tzinfo=UTC)
@@ -58,3 +59,31 @@ def test_missing_reservation_is_an_error() -> None:
 def test_missing_permission_is_named() -> None:
     with pytest.raises(NotAllowed):
         Ec2CapacityReservations(Ec2Stub(error="UnauthorizedOperation")).describe(BLOCK)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        reserved(EndDate=None),
+        reserved(EndDate="soon"),
+        reserved(StartDate=None),
+        {"ReservationType": "capacity-block"},
+    ],
+    ids=["block without end", "end that is no time", "block without start", "no id"],
+)
+def test_malformed_answer_is_an_error_not_a_missing_end(answer: dict[str, Any]) -> None:
+    with pytest.raises(Unreadable, match=BLOCK):
+        Ec2CapacityReservations(Ec2Stub(answer)).describe(BLOCK)
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [ResponseParserError("no XML"), CredentialRetrievalError(provider="role", error_msg="expired")],
+)
+def test_unparseable_answer_is_an_error_of_the_port(failure: Exception) -> None:
+    class FailingEc2:
+        def describe_capacity_reservations(self, **_: Any) -> dict[str, Any]:
+            raise failure
+
+    with pytest.raises(Unreachable, match=type(failure).__name__):
+        Ec2CapacityReservations(FailingEc2()).describe(BLOCK)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from evenkeel.adapters.hyperpod import HyperPodProvider
+from evenkeel.ports import Unreadable
 
 ARN = "arn:aws:sagemaker:us-west-2:111122223333:cluster/abcdefghijkl"
 PLAN = "arn:aws:sagemaker:us-west-2:111122223333:training-plan/p5-autumn"
@@ -139,3 +140,15 @@ def test_ultra_servers_close_an_hour_before_their_end() -> None:
     (period,) = provider_with(ReservedCapacitySummaries=[ultra_server]).training_plan(PLAN).periods
 
     assert period.usable_until == END - timedelta(hours=1)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"ReservedCapacitySummaries": [reserved(EndTime="soon")]},
+        {"ReservedCapacitySummaries": [reserved(StartTime=3), reserved()]},
+    ],
+)
+def test_malformed_training_plan_is_an_error_of_the_port(answer: dict[str, Any]) -> None:
+    with pytest.raises(Unreadable, match="describe training plan"):
+        provider_with(**answer).training_plan(PLAN)

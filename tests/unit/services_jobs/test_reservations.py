@@ -1,10 +1,12 @@
 """Nodes of an expiring reservation: jobs leave them in time, and no job that would not finish starts on them."""
 
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from evenkeel.adapters.capacity_reservations import Ec2CapacityReservations
 from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
 from evenkeel.domain.capacity.capacity_blocks import CapacityReservation
 from evenkeel.domain.capacity.capacity_policy import ReservedPool
@@ -18,6 +20,7 @@ from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.replay import replay
 from evenkeel.ports import Put, Row
+from evenkeel.services.sweep.sweep_fleet import SweepOutcome
 from evenkeel.services.tables import fleet_rows
 from tests.fakes.cluster import CLUSTER
 from tests.fakes.counting import CountedCalls
@@ -475,6 +478,39 @@ def test_unreadable_capacity_block_is_reported_and_keeps_its_end() -> None:
     assert row is not None
     assert [end["plan"] for end in row.doc["groups"]] == [BLOCK]
     assert any(failure.startswith(f"plans: {BLOCK}: NotFound") for failure in result.failed)
+    assert renting.world.ledger.get(fleet_rows.plan_ends_key()) == row
+
+
+def test_malformed_answer_of_one_block_does_not_stop_the_sweep() -> None:
+    renting = fleet_with_a_capacity_block()
+    renting.scenario.sweep()
+    row = renting.world.ledger.get(fleet_rows.plan_ends_key())
+    answer = {"CapacityReservationId": BLOCK, "ReservationType": "capacity-block"}
+    stub = SimpleNamespace(describe_capacity_reservations=lambda **_: {"CapacityReservations": [answer]})
+    renting.world.capacity_reservations = Ec2CapacityReservations(stub)  # type: ignore[assignment]  # the real adapter
+    renting.world.clock.advance(900)
+
+    result = renting.scenario.sweep()
+
+    assert any(failure.startswith(f"plans: {BLOCK}: Unreadable") for failure in result.failed)
+    assert result.outcome is SweepOutcome.SWEPT
+    assert renting.world.ledger.get(fleet_rows.plan_ends_key()) == row
+
+
+def test_plan_that_states_no_times_keeps_its_end() -> None:
+    renting = RentalScenario(policy=UNSTATED)
+    provider = renting.world.provider
+    provider.settings = provider.settings.replace(plan_by_group={"p5-workers": PLAN_ARN})
+    provider.plans[PLAN_ARN] = TrainingPlan(name="p5-autumn", periods=(a_plan().reservation,))
+    renting.scenario.sweep()
+    row = renting.world.ledger.get(fleet_rows.plan_ends_key())
+    provider.plans[PLAN_ARN] = TrainingPlan(name="p5-autumn", periods=())
+    renting.world.clock.advance(900)
+
+    renting.scenario.sweep()
+
+    assert row is not None
+    assert row.doc["groups"]
     assert renting.world.ledger.get(fleet_rows.plan_ends_key()) == row
 
 

@@ -88,17 +88,16 @@ def current_plan_ends(
         cluster: HyperPod's own Kubernetes cluster.
         plan_by_group: Instance group → ARN of its training plan.
         plans: ARN → the plan, for plans that could be read now.
-        earlier: The ends that were read before. They count for a plan that could not be read now.
+        earlier: The ends that were read before. They count for a plan that could not be read now, or states no times.
         now: When the plans were read.
     """
     ends = {(end.cluster, end.group, end.plan): end for end in earlier.groups}
     current = []
     for group, arn in sorted(plan_by_group.items()):
         plan = arn.rpartition("/")[2]
-        if arn in plans:
-            period = plans[arn].period_at(now)
-            if period is not None:
-                current.append(PlanEnd(cluster=cluster, group=group, plan=plan, reservation=period, read_at=now))
+        period = plans[arn].period_at(now) if arn in plans else None
+        if period is not None:
+            current.append(PlanEnd(cluster=cluster, group=group, plan=plan, reservation=period, read_at=now))
         elif (cluster, group, plan) in ends:
             current.append(ends[cluster, group, plan])
     return PlanEnds(groups=tuple(current))
