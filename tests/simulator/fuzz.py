@@ -18,7 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.simulator import elastic_invariants, renting_invariants, team_invariants  # noqa: F401 - add their rows to the table
+from tests.simulator import (
+    elastic_invariants,  # noqa: F401 - add their rows to the table
+    placement_invariants,  # noqa: F401
+    renting_invariants,  # noqa: F401
+    team_invariants,  # noqa: F401
+)
 from tests.simulator.coverage import all_events, never_seen, table
 from tests.simulator.invariants import InvariantChecker
 from tests.simulator.simulation import Simulation, SimulationResult

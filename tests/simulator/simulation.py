@@ -72,6 +72,7 @@ from tests.simulator.data_centre import (
 )
 from tests.simulator.elastic_scenario import ElasticScenario, has_elastic_jobs
 from tests.simulator.event_loop import VirtualTimeLoop
+from tests.simulator.placement_scenario import PlacementScenario, has_placements
 from tests.simulator.privileges import TableRequest, request_of_write
 from tests.simulator.renting_scenario import RentingCluster, RentingScenario, has_mixed_job, has_rentals
 from tests.simulator.team_scenario import EVERY, PEOPLE, TeamScenario
@@ -465,6 +466,17 @@ class Simulation:
         if self.elastic:
             self.policy, self.size = self.elastic.policy(self.policy), self.elastic.size
             self.mode = self.elastic.mode
+        has_other_jobs = self.sharing or self.renting or self.elastic
+        self.placement = (
+            PlacementScenario(self, random.Random(f"{seed} placement"))
+            if has_placements(seed) and not has_other_jobs
+            else None
+        )
+        """The network levels and the end of the capacity, if the seed has any."""
+        if self.placement:
+            self.policy, self.size = self.placement.policy(self.policy), self.placement.size
+        self.calm_since = 0.0
+        """When the faults stopped."""
         self._cycle_is_due = self._watch_is_due = False
         self._cycle_requested_at = self.loop.now()
         self._build()
@@ -514,6 +526,8 @@ class Simulation:
                 "dead_letters": InMemoryDeadLetters(),
             }.items()
         }
+        if self.placement:
+            wrapped["capacity_reservations"] = self.placement
         settings = Settings.from_environment(
             {
                 "EVENKEEL_FLEET": "research",
@@ -784,6 +798,7 @@ class Simulation:
             team_text = f", {spec.priority_class or 'no class'} of team {spec.team}"
         spec = self.elastic.with_sizes(number, spec) if self.elastic else spec
         spec = self.renting.with_mixed_pools(number, spec) if self.renting else spec
+        spec = self.placement.with_levels(number, spec) if self.placement else spec
         request = submit_job.SubmitJobRequest(spec=spec, requester=requester, idempotency_key=name)
         world = self.world
         self.person(
@@ -1020,9 +1035,13 @@ class Simulation:
                 self.renting.schedule_events(chaos_seconds)
             if self.elastic:
                 self.elastic.schedule_events(chaos_seconds)
+            if self.placement:
+                self.placement.schedule_events(chaos_seconds)
             self.loop.run(chaos_seconds, self._is_broken)
             self._calm_down()
             self.rests_from = self.loop.seconds + 65  # until then the last event of the queue is handled
+            if self.placement:
+                self.rests_from = max(self.rests_from, self.placement.rests_from)
             last = self.loop.seconds + CALM_SECONDS
             while self.loop.seconds < last and not self._is_broken():
                 self.loop.run(self.loop.seconds + SWEEPS_EVERY, self._is_broken)
@@ -1065,7 +1084,7 @@ class Simulation:
 
     def _calm_down(self) -> None:
         self.log("the faults stop")
-        self.is_calm = True
+        self.is_calm, self.calm_since = True, self.loop.seconds
         self.chaos.stop_faults()
         self.away_since.clear()
         self.absent = ""

@@ -10,6 +10,7 @@ from evenkeel.ports import Key, Put, Row, Write
 from tests.examples import examples
 from tests.simulator import (
     elastic_invariants,  # noqa: F401 - add their rows to the table
+    placement_invariants,  # noqa: F401
     renting_invariants,  # noqa: F401
     simulation,
     team_invariants,  # noqa: F401
