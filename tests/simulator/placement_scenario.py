@@ -30,6 +30,8 @@ _OWN = 90
 """Number of the first job of this scenario."""
 _JOBS = 5
 _PASSES_EVERY = 30.0
+ENDS_READ_EVERY = 20
+"""Seconds between two reads of the ends; ten minutes on AWS."""
 _FAR = timedelta(days=9)
 _CLOSING_SECONDS = 1800
 _PATHS = ("top/left/a", "top/left/b", "top/right/c", "top/right/d")

@@ -52,6 +52,7 @@ from evenkeel.services.context import Context
 from evenkeel.services.incidents import approve_recovery
 from evenkeel.services.jobs import cancel_job, submit_job
 from evenkeel.services.recovery import hold_automation
+from evenkeel.services.sweep import sweep_run
 from evenkeel.services.tables import rows
 from tests.fakes.checkpoints import InMemoryCheckpoints
 from tests.fakes.cluster import CLUSTER
@@ -72,7 +73,7 @@ from tests.simulator.data_centre import (
 )
 from tests.simulator.elastic_scenario import ElasticScenario, has_elastic_jobs
 from tests.simulator.event_loop import VirtualTimeLoop
-from tests.simulator.placement_scenario import PlacementScenario, has_placements
+from tests.simulator.placement_scenario import ENDS_READ_EVERY, PlacementScenario, has_placements
 from tests.simulator.privileges import TableRequest, request_of_write
 from tests.simulator.renting_scenario import RentingCluster, RentingScenario, has_mixed_job, has_rentals
 from tests.simulator.team_scenario import EVERY, PEOPLE, TeamScenario
@@ -202,10 +203,12 @@ def _with_threads() -> tuple[Any, ...]:
 def _simulated(simulation: "Simulation") -> Iterator[None]:
     """Run services without threads, read no stored row twice, and count the guardrails that trip."""
     executors = [(module, module.ThreadPoolExecutor) for module in _with_threads()]
-    read, rails = rows.decode, guardrails.GUARDRAILS
+    read, rails, intervals = rows.decode, guardrails.GUARDRAILS, sweep_run._MIN_INTERVAL_SECONDS
     for module, _ in executors:
         module.ThreadPoolExecutor = SequentialExecutor
     rows.decode = simulation.ledger.read
+    if simulation.placement:
+        sweep_run._MIN_INTERVAL_SECONDS = {**intervals, "plans": ENDS_READ_EVERY}
     guardrails.GUARDRAILS = tuple(
         rail._replace(check=functools.partial(simulation.check_guardrail, rail)) for rail in rails
     )
@@ -213,6 +216,7 @@ def _simulated(simulation: "Simulation") -> Iterator[None]:
         yield
     finally:
         rows.decode, guardrails.GUARDRAILS = read, rails
+        sweep_run._MIN_INTERVAL_SECONDS = intervals
         for module, executor in executors:
             module.ThreadPoolExecutor = executor
 

@@ -114,6 +114,24 @@ def test_job_gets_the_expected_topology_domains(case: Json) -> None:
         assert all(assignment.levels == named for assignment in result.assignments.values())
 
 
+def test_nested_slices_spread_over_zones_and_racks() -> None:
+    """The facts are those of Kueue's case of a GB200 cluster: 8 racks in 2 zones, with 18 nodes of 2 devices each."""
+    racks = [f"dc/z{number // 4}/b{number // 2}/r{number}" for number in range(8)]
+    nodes = {
+        f"{rack.replace('/', '-')}-n{number}": {"at": rack, "has": {"gpu": 2, PODS: 110}}
+        for rack in racks
+        for number in range(18)
+    }
+    request = {"required": "datacenter", "slices": [["zone", 48], ["rack", 16]]}
+
+    result = place_pods(
+        a_tree(nodes, ("datacenter", "zone", "block", "rack")), {"count": 96, "needs": {"gpu": 2}, "request": request}
+    )
+
+    chosen = [racks[number] for number in (0, 1, 2, 4, 5, 6)]
+    assert pods_by_domain(result.assignments[0]) == dict.fromkeys(chosen, 16)
+
+
 RACKS = {
     "a": "b1/r1/a",
     "b": "b1/r1/b",
