@@ -115,7 +115,7 @@ def test_job_gets_the_expected_topology_domains(case: Json) -> None:
 
 
 def test_nested_slices_spread_over_zones_and_racks() -> None:
-    """The facts are those of Kueue's case of a GB200 cluster: 8 racks in 2 zones, with 18 nodes of 2 devices each."""
+    """Kueue's case of a GB200 cluster: 8 racks in 2 zones, with 18 nodes of 2 devices each."""
     racks = [f"dc/z{number // 4}/b{number // 2}/r{number}" for number in range(8)]
     nodes = {
         f"{rack.replace('/', '-')}-n{number}": {"at": rack, "has": {"gpu": 2, PODS: 110}}
