@@ -73,7 +73,8 @@ def starts_leave_time_to_save(world: "Simulation", changes: Changes) -> Iterator
     if placement is None:
         return
     for job, attempt in _admissions(world, changes):
-        end = placement.history.usable_until(_began(world)) if attempt.pool == POOL else None
+        has_block = placement.history.is_of_block(attempt, _began(world))
+        end = placement.history.usable_until(_began(world)) if has_block else None
         seconds = policy.economy.expected_launch_seconds + policy.jobs.expected_resume_seconds + job.spec.grace_seconds
         if end is not None and _began(world) + seconds > end:
             left = end - world.loop.seconds
@@ -127,5 +128,6 @@ def capacity_is_left(world: "Simulation") -> Iterator[str]:
         return
     for workload in world.cluster.running():
         attempt = workload.spec.attempt
-        if attempt.pool == POOL and workload.is_there and any(not pod.has_ended for pod in workload.pods):
+        is_of_block = placement.history.is_of_block(attempt, now - _STOP_SECONDS)
+        if is_of_block and workload.is_there and any(not pod.has_ended for pod in workload.pods):
             yield f"{attempt.workload_name} runs {now - end:.0f} s after its nodes had to be left"

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from evenkeel.domain.capacity.capacity_blocks import RESERVATION_LABELS, CapacityReservation
+from evenkeel.domain.capacity.capacity_blocks import CapacityReservation
 from evenkeel.domain.capacity.network_topology import NetworkLevel
 from evenkeel.domain.capacity.pools import Reservation
+from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.spec import JobSpec
-from evenkeel.domain.nodes import NETWORK_LAYER_LABEL, KubernetesNode
+from evenkeel.domain.nodes import NETWORK_LAYER_LABEL, RESERVATION_LABELS, KubernetesNode
 from evenkeel.domain.policy import Policy
 from evenkeel.ports import NotFound, Unreachable
 from tests.fakes.cluster import GPUS
@@ -62,6 +63,10 @@ class PlacementHistory:
         """Return the network nodes above a node, as its labels named them at a time; empty without labels."""
         paths = [path for since, path in self.paths.get(instance_id, ()) if since <= seconds]
         return paths[-1] if paths else ()
+
+    def is_of_block(self, attempt: Attempt, seconds: float) -> bool:
+        """Return whether the label of a node of an attempt named the Capacity Block before a time."""
+        return any(self.labelled_at.get(life.instance_id, seconds) < seconds for life in attempt.nodes)
 
     def usable_until(self, seconds: float) -> float | None:
         """Return until when the pool was usable, by the end that was stored at a time; None without a stored end."""
