@@ -441,8 +441,13 @@ def _grid_verdict(cells: Sequence[Json]) -> Iterator[str]:
 def burst_rows() -> Iterator[str]:
     """Yield the policies with an estimate for each job."""
     burst = load("burst")
+    # A file of an earlier run has no p99 and no longest delay.
+    quantiles = {
+        name: title for name, title in _QUANTILES.items() if f"{name}DelayHours" in burst["policies"]["evenkeel"]
+    }
+    delays = ", ".join(quantiles.values())
     yield from _table(
-        "policy", "queue", "total", "rent", "delay", "mean delay", "90th percentile", "rentals", "Evenkeel / it (95 %)"
+        "policy", "queue", "total", "rent", "delay", "mean delay", delays, "rentals", "Evenkeel / it (95 %)"
     )
     for name, figures in burst["policies"].items():
         ratio = burst["ratios"].get(name)
@@ -453,7 +458,7 @@ def burst_rows() -> Iterator[str]:
             f"${figures['rentUsd']:,}",
             f"${figures['delayUsd']:,}",
             f"{figures['meanDelayHours']:.2f} h",
-            f"{figures['p90DelayHours']:.2f} h",
+            ", ".join(f"{figures[f'{name}DelayHours']:.2f} h" for name in quantiles),
             f"{figures['rentals']:,}",
             f"{ratio['ratio']:.3f} ({ratio['low']:.3f} – {ratio['high']:.3f})" if ratio else "",
         )
@@ -462,6 +467,9 @@ def burst_rows() -> Iterator[str]:
         name = f"{_POLICIES[estimate['against']]}, estimates wrong by sigma {sigma}, {estimate['seeds']} seeds"
         yield _row(name, *[""] * 7, text)
     yield from origin_lines("burst")
+
+
+_QUANTILES = {"p90": "90th percentile", "p99": "99th percentile", "max": "longest"}
 
 
 def frontier_rows() -> Iterator[str]:
