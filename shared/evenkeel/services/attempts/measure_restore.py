@@ -12,8 +12,9 @@ from evenkeel.domain.checkpoints.manifest import Manifest, ManifestUnreadableErr
 from evenkeel.domain.checkpoints.restore import save_times, trained_at
 from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import Job
-from evenkeel.ports import Conflict, NotFound, PermanentError, Put, TooLarge, TransientError
+from evenkeel.ports import NotFound, PermanentError, Put, TooLarge, TransientError
 from evenkeel.services.context import Context
+from evenkeel.services.storage.retries import commit_if_unchanged
 from evenkeel.services.tables import job_rows, rows
 
 _MANIFESTS_NEEDED = 2
@@ -50,9 +51,7 @@ def run(job: Job, number: int, context: Context) -> None:
         )
     if measured_attempt == attempt:
         return
-    try:
-        context.ledger.commit(Put(job_rows.attempt_row(measured_attempt, row.version)))
-    except Conflict:
+    if not commit_if_unchanged(context.ledger, Put(job_rows.attempt_row(measured_attempt, row.version))):
         context.telemetry.info("RestoreNotMeasured", job_id=job.job_id, attempt=number, reason="the attempt changed")
 
 

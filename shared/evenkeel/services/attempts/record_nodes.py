@@ -8,9 +8,10 @@ from evenkeel.domain.jobs.attempt import Attempt, AttemptState
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.nodes import join_nodes
 from evenkeel.domain.renting.rental import Rental
-from evenkeel.ports import Conflict, Put
+from evenkeel.ports import Put
 from evenkeel.services.context import Context
 from evenkeel.services.storage import attempt_store, provider_nodes
+from evenkeel.services.storage.retries import commit_if_unchanged
 from evenkeel.services.tables import job_rows, rows
 
 
@@ -48,11 +49,8 @@ def run(job_id: str, number: int, context: Context) -> bool:
     )
     if _is_on_rented_nodes(stored_attempt.job, with_nodes, context):
         with_nodes = with_nodes.replace(is_rented=True, usd_per_accelerator_hour=None)  # the rental counts their cost
-    try:
-        context.ledger.commit(Put(job_rows.attempt_row(with_nodes, stored_attempt.attempt_version)))
-    except Conflict:
-        return False  # the row changed meanwhile; the next evaluation reads it again
-    return True
+    # If the row changed meanwhile, the next evaluation reads it again.
+    return commit_if_unchanged(context.ledger, Put(job_rows.attempt_row(with_nodes, stored_attempt.attempt_version)))
 
 
 def _is_on_rented_nodes(job: Job, attempt: Attempt, context: Context) -> bool:

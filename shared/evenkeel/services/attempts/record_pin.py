@@ -7,9 +7,10 @@ from pydantic import ValidationError
 from evenkeel.domain.checkpoints import ResumeChoice
 from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.timeline import TimelineEntry
-from evenkeel.ports import Conflict, NotFound, Put, Refused, TransientError
+from evenkeel.ports import NotFound, Put, Refused, TransientError
 from evenkeel.services.context import Context
 from evenkeel.services.storage import attempt_store
+from evenkeel.services.storage.retries import commit_if_unchanged
 from evenkeel.services.tables import job_rows, subject_rows
 
 WRITER = "record_pin"
@@ -41,14 +42,12 @@ def run(stored_attempt: attempt_store.StoredAttempt, context: Context) -> bool:
         rejected_checkpoints=tuple(rejection.to_json() for rejection in choice.rejected),
     )
     entry = TimelineEntry(at=context.now, kind="pinned", text=f"Rank 0 says: {choice.reason}"[:1000], writer=WRITER)
-    try:
-        context.ledger.commit(
-            Put(job_rows.attempt_row(pinned_attempt, stored_attempt.attempt_version)),
-            Put(subject_rows.timeline_row(job_id, entry, f"pinned-{number}")),
-        )
-    except Conflict:
-        return False  # the row changed meanwhile; the next evaluation reads it again
-    return True
+    # If the row changed meanwhile, the next evaluation reads it again.
+    return commit_if_unchanged(
+        context.ledger,
+        Put(job_rows.attempt_row(pinned_attempt, stored_attempt.attempt_version)),
+        Put(subject_rows.timeline_row(job_id, entry, f"pinned-{number}")),
+    )
 
 
 def _reported_pin(text: str, attempt: Attempt) -> ResumeChoice | None:

@@ -10,6 +10,7 @@ from evenkeel.domain.health.groups import GroupFact, GroupFactKind
 from evenkeel.domain.values import Value
 from evenkeel.ports import Conflict, Ledger, Put, Table
 from evenkeel.services.context import Context
+from evenkeel.services.storage.retries import commit_if_unchanged
 from evenkeel.services.tables import fleet_rows, rows
 
 _NO_CAPACITY, _PROVISIONED = GroupFactKind.NO_CAPACITY, GroupFactKind.PROVISIONED
@@ -42,9 +43,7 @@ def run(fact: GroupFact, context: Context) -> NoteGroupFactResult:
     )
     if context.ledger.get(row.key) is not None:
         return result
-    try:
-        context.ledger.commit(Put(row))
-    except Conflict:
+    if not commit_if_unchanged(context.ledger, Put(row)):
         return result
     _record_shortage(fact, context.ledger)
     context.telemetry.count("GroupFactsNoted", kind=fact.kind)

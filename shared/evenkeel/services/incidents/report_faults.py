@@ -32,9 +32,10 @@ from evenkeel.domain.recovery.attribution import (
 from evenkeel.domain.values import Value, rfc3339
 from evenkeel.events import envelope, reported_faults
 from evenkeel.events.driver_lines import NamedFault
-from evenkeel.ports import Conflict, Invalid, KeyReused, Ledger, NotFound, Put, Row, Table, every
+from evenkeel.ports import Invalid, KeyReused, Ledger, NotFound, Put, Row, Table, every
 from evenkeel.services.context import Context
 from evenkeel.services.storage.decision_record import decision_of
+from evenkeel.services.storage.retries import commit_if_unchanged
 from evenkeel.services.tables import fleet_rows, incident_rows, job_rows, rows, subject_rows
 
 Json = dict[str, Any]
@@ -87,14 +88,11 @@ def run(request: ReportFaultsRequest, context: Context) -> Json:
     request_row = fleet_rows.automation_request_row(
         request.request_id, {"fingerprint": request.fingerprint, "answer": answer}, context.now
     )
-    try:
-        context.ledger.commit(
-            Put(Row(request_row.key, request_row.doc, row.version if row else 0, None, request_row.expires_at))
-        )
-    except Conflict:
-        first_row = context.ledger.get(request_row.key)
-        return _earlier_answer(first_row, request) if first_row else answer
-    return answer
+    request_put = Put(Row(request_row.key, request_row.doc, row.version if row else 0, None, request_row.expires_at))
+    if commit_if_unchanged(context.ledger, request_put):
+        return answer
+    first_row = context.ledger.get(request_row.key)
+    return _earlier_answer(first_row, request) if first_row else answer
 
 
 @dataclass(frozen=True, slots=True)

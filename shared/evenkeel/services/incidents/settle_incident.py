@@ -24,11 +24,12 @@ from evenkeel.domain.recovery.settling import (
 )
 from evenkeel.domain.recovery.unhealthy_nodes import UnhealthyNode, unhealthy_after
 from evenkeel.domain.values import Value
-from evenkeel.ports import Conflict, Delete, Put, Write
+from evenkeel.ports import Delete, Put, Write
 from evenkeel.services.context import Context
 from evenkeel.services.incidents import recovery_step
 from evenkeel.services.storage import guardrail_registers, incident_store
 from evenkeel.services.storage.guardrail_registers import RegisterName
+from evenkeel.services.storage.retries import until_committed
 from evenkeel.services.tables import fleet_rows, incident_rows, rows
 
 WRITER = "settle_incident"
@@ -57,43 +58,42 @@ def run(request: SettleIncidentRequest, context: Context) -> SettleIncidentResul
 
     Idempotent: yes, the first outcome stands. The key of the page is the incident and its outcome, and it is recorded.
     """
-    for _ in range(incident_store.MAX_TRIES):
-        incident, version = incident_store.load_incident(context.ledger, request.incident_id)
-        if request.run < incident.run:
-            return SettleIncidentResult(outcome=IncidentState.STOOD_DOWN, reason=f"Run {incident.run} took over.")
-        if incident.state.is_settled:
-            break
-        if incident.failed_at is not None and request.run == incident.run:
-            return SettleIncidentResult(outcome=IncidentState.FAILED, reason=incident.outcome)
-        rungs = IncidentFault.of(incident, context.policy.catalogue).rungs
-        incident_end = choose_incident_end(
-            rungs, request.plan, request.node, request.jobs, _failure_text(request.failure)
-        )
-        workflow_outcome = request.plan.outcome if request.plan else ""
-        next_run_reason = (
-            ""
-            if request.failure or incident.run >= context.policy.watch.max_runs
-            else why_new_plan(incident, rungs, workflow_outcome)
-        )
-        settled_incident = incident.replace(
-            state=incident_end.state, outcome=incident_end.reason, block=None
-        ).with_stage_time("settled_at", context.now)
-        try:
-            if next_run_reason:
-                return _hand_over_to_next_run(incident, version, next_run_reason, context)
-            if has_next_run(incident_end, incident, context.policy.watch):
-                return _leave_open(incident, version, incident_end, context)
-            further_writes = _settlement_writes(settled_incident, request, incident_end, context)
-            context.ledger.commit(Put(incident_rows.incident_row(settled_incident, version)), *further_writes)
-        except Conflict:
-            continue
-        incident = settled_incident
-        _count_settled(settled_incident, context)
-        break
-    else:
-        raise Conflict(f"incident {request.incident_id} changed on every try to settle it")
-    _alert_on_call(incident, context)
-    return SettleIncidentResult(outcome=incident.state, reason=incident.outcome)
+    message = f"incident {request.incident_id} changed on every try to settle it"
+    settled = until_committed(lambda: _try_to_settle(request, context), message, tries=incident_store.MAX_TRIES)
+    if isinstance(settled, SettleIncidentResult):
+        return settled
+    _alert_on_call(settled, context)
+    return SettleIncidentResult(outcome=settled.state, reason=settled.outcome)
+
+
+def _try_to_settle(request: SettleIncidentRequest, context: Context) -> Incident | SettleIncidentResult:
+    """Settle the incident once, and return it. If it stays open, return the result of this run instead."""
+    incident, version = incident_store.load_incident(context.ledger, request.incident_id)
+    if request.run < incident.run:
+        return SettleIncidentResult(outcome=IncidentState.STOOD_DOWN, reason=f"Run {incident.run} took over.")
+    if incident.state.is_settled:
+        return incident
+    if incident.failed_at is not None and request.run == incident.run:
+        return SettleIncidentResult(outcome=IncidentState.FAILED, reason=incident.outcome)
+    rungs = IncidentFault.of(incident, context.policy.catalogue).rungs
+    incident_end = choose_incident_end(rungs, request.plan, request.node, request.jobs, _failure_text(request.failure))
+    workflow_outcome = request.plan.outcome if request.plan else ""
+    next_run_reason = (
+        ""
+        if request.failure or incident.run >= context.policy.watch.max_runs
+        else why_new_plan(incident, rungs, workflow_outcome)
+    )
+    settled_incident = incident.replace(
+        state=incident_end.state, outcome=incident_end.reason, block=None
+    ).with_stage_time("settled_at", context.now)
+    if next_run_reason:
+        return _hand_over_to_next_run(incident, version, next_run_reason, context)
+    if has_next_run(incident_end, incident, context.policy.watch):
+        return _leave_open(incident, version, incident_end, context)
+    further_writes = _settlement_writes(settled_incident, request, incident_end, context)
+    context.ledger.commit(Put(incident_rows.incident_row(settled_incident, version)), *further_writes)
+    _count_settled(settled_incident, context)
+    return settled_incident
 
 
 def _hand_over_to_next_run(

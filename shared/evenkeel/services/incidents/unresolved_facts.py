@@ -19,6 +19,7 @@ from evenkeel.services.incidents import record_node_fact
 from evenkeel.services.incidents.find_affected_node import find_affected_node
 from evenkeel.services.incidents.record_node_fact import FactOutcome, IngestResult
 from evenkeel.services.storage import incident_store
+from evenkeel.services.storage.retries import commit_if_unchanged
 from evenkeel.services.tables import incident_rows, rows
 
 UNRESOLVED, UNRESOLVED_DRILL = "UNRESOLVED", "UNRESOLVED-DRILL"
@@ -32,14 +33,10 @@ def store_unresolved(fact: NodeFact, context: Context) -> IngestResult:
     """Store a fact about a node that no control plane lists. Idempotent: yes, a stored fact stays as it is."""
     reason = f"No control plane lists {fact.instance_id} yet; the sweep tries again."
     row = incident_rows.unresolved_row(fact.to_json(), fact.fact_key, context.clock.now())
-    if context.ledger.get(row.key) is None:
-        try:
-            context.ledger.commit(Put(row))
-        except Conflict:
-            pass  # another delivery of this fact was stored first
-        else:
-            context.telemetry.count("FactsUnresolved")
-            context.telemetry.warning("FactUnresolved", instanceId=fact.instance_id, source=fact.source)
+    # Another delivery of this fact may be stored first.
+    if context.ledger.get(row.key) is None and commit_if_unchanged(context.ledger, Put(row)):
+        context.telemetry.count("FactsUnresolved")
+        context.telemetry.warning("FactUnresolved", instanceId=fact.instance_id, source=fact.source)
     return IngestResult(outcome=FactOutcome.UNRESOLVED, reason=reason)
 
 

@@ -51,10 +51,8 @@ def run(change: RowChange, context: Context) -> PublishEventsResult:
         return PublishEventsResult(events=0)
     outbound_events = derive(change, context.site.fleet)
     for event in outbound_events:
-        try:
+        with contextlib.suppress(Conflict):  # recorded by an earlier delivery, which may have failed after that
             context.ledger.commit(Put(outbound_rows.event_row(event, context.clock.now())))
-        except Conflict:
-            continue  # recorded by an earlier delivery, which may have failed after that
     context.event_bus.publish(
         [BusEvent(events.SOURCE, event.kind, event.detail(context.site.fleet)) for event in outbound_events]
     )

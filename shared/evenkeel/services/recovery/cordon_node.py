@@ -13,12 +13,13 @@ from typing import NamedTuple
 from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.recovery.guardrails import GuardrailAction, GuardrailVerdict, check_guardrails
 from evenkeel.domain.values import Value
-from evenkeel.ports import ClusterCordonResult, Conflict, Key, Row, Write
+from evenkeel.ports import ClusterCordonResult, Key, Row, Write
 from evenkeel.services.context import Context
 from evenkeel.services.incidents import recovery_step
 from evenkeel.services.recovery import guardrails, record_block
 from evenkeel.services.storage import guardrail_registers, incident_store
 from evenkeel.services.storage.guardrail_registers import RegisterName
+from evenkeel.services.storage.retries import until_committed
 
 WRITER = "cordon_node"
 
@@ -151,7 +152,9 @@ def _register_cordon(
     incident: Incident, context: Context, read_rows: Mapping[Key, Row | None] | None
 ) -> GuardrailVerdict:
     """Check the guardrails, and register the node if allowed. Check again if another node was registered first."""
-    for _ in range(incident_store.MAX_TRIES):
+
+    def register_once() -> GuardrailVerdict:
+        nonlocal read_rows
         inputs = guardrails.GuardrailInputs(context, read_rows)
         guardrail_state = inputs.read_facts(GuardrailAction.CORDON, incident)
         read_rows = None
@@ -164,18 +167,17 @@ def _register_cordon(
         )
         if not verdict.is_allowed or is_registered:
             return verdict
-        try:
-            context.ledger.commit(
-                guardrail_registers.addition_put(
-                    RegisterName.CORDONS,
-                    guardrail_state.register,
-                    guardrail_state.version,
-                    entry,
-                    is_request=False,
-                    is_drill=incident.is_drill,
-                )
+        context.ledger.commit(
+            guardrail_registers.addition_put(
+                RegisterName.CORDONS,
+                guardrail_state.register,
+                guardrail_state.version,
+                entry,
+                is_request=False,
+                is_drill=incident.is_drill,
             )
-        except Conflict:
-            continue
+        )
         return verdict
-    raise Conflict("the register of cordons changed on every try")
+
+    message = "the register of cordons changed on every try"
+    return until_committed(register_once, message, tries=incident_store.MAX_TRIES)

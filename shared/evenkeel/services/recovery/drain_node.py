@@ -224,7 +224,8 @@ def _excuse_failure(incident: Incident, affected_job: AffectedJob, context: Cont
 
     The incident records it in the same commit, so that it is taken back once.
     """
-    for _ in range(incident_store.MAX_TRIES):
+
+    def excuse_once() -> None:
         job_and_attempt = (
             None if affected_job.is_failure_excused else _load_job_and_attempt(affected_job, context.ledger)
         )
@@ -242,16 +243,14 @@ def _excuse_failure(incident: Incident, affected_job: AffectedJob, context: Cont
         )
         subject = incident.incident_id
         text = f"The node caused the failure of attempt {affected_job.attempt}, not the application ({subject})."
-        try:
-            context.ledger.commit(
-                Put(incident_rows.incident_row(current.replace(affected_jobs=updated_jobs), version)),
-                Put(job_rows.job_row(_without_failure(job), job_version)),
-                incident_store.timeline_put(job.job_id, "forgiven", text, at=context.now, writer=WRITER),
-            )
-        except Conflict:
-            continue
-        return
-    raise Conflict(f"{affected_job.job_id} changed on every try to correct its failure")
+        context.ledger.commit(
+            Put(incident_rows.incident_row(current.replace(affected_jobs=updated_jobs), version)),
+            Put(job_rows.job_row(_without_failure(job), job_version)),
+            incident_store.timeline_put(job.job_id, "forgiven", text, at=context.now, writer=WRITER),
+        )
+
+    message = f"{affected_job.job_id} changed on every try to correct its failure"
+    until_committed(excuse_once, message, tries=incident_store.MAX_TRIES)
 
 
 def _without_failure(job: Job) -> Job:

@@ -8,10 +8,11 @@ from evenkeel.domain.recovery.holds import Hold, Holds
 from evenkeel.domain.recovery.modes import most_cautious_mode
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import Value, milliseconds, rfc3339
-from evenkeel.ports import Conflict, Delete, Invalid, KeyReused, Ledger, Put, Row, Write
+from evenkeel.ports import Delete, Invalid, KeyReused, Ledger, Put, Row, Write
 from evenkeel.services.context import Context
 from evenkeel.services.storage import known_names
 from evenkeel.services.storage.dry_run import DryRunLedger
+from evenkeel.services.storage.retries import until_committed
 from evenkeel.services.tables import fleet_rows, rows
 
 Json = dict[str, Any]
@@ -175,7 +176,8 @@ def _end_cause(request: ReleaseRequest, context: Context) -> Json:
         raise Invalid("ending a shared cause needs a reason", (("reason", "say why the cause is over"),))
     if request.pool or request.instance_id:
         raise Invalid("a cause has no scope", (("cause", "omit pool and instanceId"),))
-    for _ in range(5):
+
+    def commit_once() -> Json:
         earlier = context.ledger.get(fleet_rows.automation_request_key(request.request_id))
         first_answer = _first_answer(earlier, request, context.now)
         if first_answer is not None:
@@ -200,16 +202,14 @@ def _end_cause(request: ReleaseRequest, context: Context) -> Json:
         entry = TimelineEntry(at=context.now, kind="cause-ended", text=text, writer=request.by)
         answer_document = {"fingerprint": request.fingerprint, "answer": answer}
         fresh = fleet_rows.automation_request_row(request.request_id, answer_document, context.now)
-        try:
-            context.ledger.commit(
-                Put(Row(fresh.key, fresh.doc, earlier.version if earlier else 0, None, fresh.expires_at)),
-                Put(fleet_rows.automation_event_row(entry, request.request_id)),
-                Put(Row(fleet_rows.ended_causes_key(), ended_causes, row.version if row else 0)),
-            )
-        except Conflict:
-            continue
+        context.ledger.commit(
+            Put(Row(fresh.key, fresh.doc, earlier.version if earlier else 0, None, fresh.expires_at)),
+            Put(fleet_rows.automation_event_row(entry, request.request_id)),
+            Put(Row(fleet_rows.ended_causes_key(), ended_causes, row.version if row else 0)),
+        )
         return answer
-    raise Conflict("The cause changed on every try. Try again.")
+
+    return until_committed(commit_once, "The cause changed on every try. Try again.")
 
 
 def _commit_once(
@@ -217,7 +217,8 @@ def _commit_once(
 ) -> Json:
     """Write the hold, or its end, and its record in one commit. A repeated request returns the first answer."""
     now = entry.at
-    for _ in range(5):
+
+    def commit_once() -> Json:
         earlier = ledger.get(fleet_rows.automation_request_key(request.request_id))
         first_answer = _first_answer(earlier, request, now)
         if first_answer is not None:
@@ -246,12 +247,10 @@ def _commit_once(
             writes.append(Put(holds_row, first_version=milliseconds(now)))
         elif row is not None:
             writes.append(Delete(fleet_rows.hold_key(), row.version))
-        try:
-            ledger.commit(*writes)
-        except Conflict:
-            continue
+        ledger.commit(*writes)
         return answer
-    raise Conflict("The hold changed on every try. Try again.")
+
+    return until_committed(commit_once, "The hold changed on every try. Try again.")
 
 
 def _first_answer(earlier: Row | None, request: HoldRequest | ReleaseRequest, now: datetime) -> Json | None:

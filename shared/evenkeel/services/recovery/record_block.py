@@ -11,9 +11,10 @@ from evenkeel.domain.recovery.guardrails import (
     GuardrailVerdict,
 )
 from evenkeel.domain.values import rfc3339
-from evenkeel.ports import Conflict, Ledger, Put, Row, Write
+from evenkeel.ports import Ledger, Put, Row, Write
 from evenkeel.services.context import Context
 from evenkeel.services.storage import incident_store
+from evenkeel.services.storage.retries import commit_if_unchanged
 from evenkeel.services.tables import fleet_rows, rows, subject_rows
 
 _ALERT_TIMEOUT = timedelta(minutes=2)
@@ -119,11 +120,11 @@ def alert_about_shared_cause(
     is_own_alert = was.get("claimedBy") == incident.incident_id
     if begun_at is not None and (is_paged or (not is_own_alert and context.now - begun_at < _ALERT_TIMEOUT)):
         if is_paged and until - datetime.fromisoformat(str(was["until"])) > window:
-            _try_put(context.ledger, Row(key, doc, row.version if row else 0, None, expires_at))
+            commit_if_unchanged(context.ledger, Put(Row(key, doc, row.version if row else 0, None, expires_at)))
         return
     sender = {"claimedAt": rfc3339(context.now), "claimedBy": incident.incident_id}
     begun_row = Row(key, doc | sender, row.version if row else 0, None, expires_at)
-    if not _try_put(context.ledger, begun_row):
+    if not commit_if_unchanged(context.ledger, Put(begun_row)):
         return  # another run recorded it first, and sends the alert
     kind, _, name = verdict.cause.partition("/")
     notice = notices.Notice(
@@ -139,12 +140,4 @@ def alert_about_shared_cause(
     context.on_call.alert(subject, notices.alert_text(notice), key=f"{of_drills}shared-cause-{verdict.cause}")
     context.telemetry.error("SharedCause", cause=verdict.cause, reason=verdict.reason, runbook="shared-cause")
     paged_row = Row(key, begun_row.doc | {"isPaged": True}, begun_row.version + 1, None, begun_row.expires_at)
-    _try_put(context.ledger, paged_row)
-
-
-def _try_put(ledger: Ledger, row: Row) -> bool:
-    try:
-        ledger.commit(Put(row))
-    except Conflict:
-        return False
-    return True
+    commit_if_unchanged(context.ledger, Put(paged_row))

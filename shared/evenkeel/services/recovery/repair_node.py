@@ -52,7 +52,7 @@ from evenkeel.services.storage import attempt_store, guardrail_registers, incide
 from evenkeel.services.storage.decision_record import decision_of
 from evenkeel.services.storage.guardrail_registers import RegisterName
 from evenkeel.services.storage.retries import until_committed
-from evenkeel.services.tables import fleet_rows, incident_rows, job_rows, rows, subject_rows
+from evenkeel.services.tables import fleet_rows, incident_rows, job_rows, rows
 
 WRITER = "repair_node"
 _MAX_REQUESTS = 20
@@ -444,21 +444,9 @@ def _record_request(step: _Step, request: RepairRequest, enters: Put | None, led
             .with_stage_time("repair_requested_at", request.requested_at)
         )
         verb = "watched" if request.rung in WAIT_RUNGS else request.rung
-        line = incident_store.timeline_put(
-            current.incident_id,
-            verb,
-            step.decision.reason,
-            at=request.requested_at,
-            writer=WRITER,
-            decision_id=step.decision_record.decision_id,
-        )
+        decision_puts = incident_store.decision_puts(step.decision_record, verb, at=request.requested_at, writer=WRITER)
         lease_write = Put(fleet_rows.lease_row(changed_lease, version, is_drill=incident.is_drill))
-        return requested_incident, [
-            lease_write,
-            *([enters] if enters else []),
-            Put(subject_rows.decision_row(step.decision_record)),
-            line,
-        ]
+        return requested_incident, [lease_write, *([enters] if enters else []), *decision_puts]
 
     incident_store.update_incident_once(ledger, incident.incident_id, change)
 
@@ -504,15 +492,9 @@ def _record_reason(incident: Incident, decision: RepairDecision, decision_record
         if current.outcome == decision.reason or current.state.is_settled:
             return None
         kind = _TIMELINE_KINDS[decision.action]
-        line = incident_store.timeline_put(
-            current.incident_id,
-            kind,
-            decision.reason,
-            at=context.now,
-            writer=WRITER,
-            decision_id=decision_record.decision_id,
+        return current.replace(outcome=decision.reason), incident_store.decision_puts(
+            decision_record, kind, at=context.now, writer=WRITER
         )
-        return current.replace(outcome=decision.reason), [Put(subject_rows.decision_row(decision_record)), line]
 
     incident_store.update_incident(context.ledger, incident.incident_id, change)
 
@@ -540,20 +522,12 @@ def _record_end(
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
         if current.node_branch == branch or current.state.is_settled:
             return None
-        line = incident_store.timeline_put(
-            current.incident_id,
-            kind,
-            decision.reason,
-            at=context.now,
-            writer=WRITER,
-            decision_id=decision_record.decision_id,
-        )
         successor = (
             facts.slot_state.replacement.instance_id
             if facts.slot_state.replacement
             else current.replacement_instance_id
         )
         ended_incident = current.replace(node_branch=branch, replacement_instance_id=successor)
-        return ended_incident, [Put(subject_rows.decision_row(decision_record)), line]
+        return ended_incident, incident_store.decision_puts(decision_record, kind, at=context.now, writer=WRITER)
 
     incident_store.update_incident(context.ledger, incident.incident_id, change)

@@ -36,7 +36,7 @@ from evenkeel.services.incidents import recovery_step
 from evenkeel.services.recovery import guardrails
 from evenkeel.services.storage import incident_store
 from evenkeel.services.storage.decision_record import decision_of
-from evenkeel.services.tables import fleet_rows, rows, subject_rows, unmanaged_restart_rows
+from evenkeel.services.tables import fleet_rows, rows, unmanaged_restart_rows
 
 WRITER = "restart_unmanaged"
 _MAX_NAMED_JOBS = 50
@@ -189,14 +189,6 @@ def _record_decision(
         decision.facts,
         context.replace(mode=incident.mode or context.mode),
     )
-    line = incident_store.timeline_put(
-        incident.incident_id,
-        "job",
-        decision.reason,
-        at=context.now,
-        writer=WRITER,
-        decision_id=decision_record.decision_id,
-    )
     restarts = (
         [Put(unmanaged_restart_rows.restart_row(restart, version))] if decision.action is RestartAction.RESTART else []
     )
@@ -205,11 +197,8 @@ def _record_decision(
         named_jobs = current.unmanaged_jobs
         if job.label in named_jobs or len(named_jobs) < _MAX_NAMED_JOBS:
             named_jobs = {**named_jobs, job.label: decision.action}
-        return current.replace(unmanaged_jobs=named_jobs), [
-            Put(subject_rows.decision_row(decision_record)),
-            line,
-            *restarts,
-        ]
+        decision_puts = incident_store.decision_puts(decision_record, "job", at=context.now, writer=WRITER)
+        return current.replace(unmanaged_jobs=named_jobs), [*decision_puts, *restarts]
 
     incident_store.update_incident(context.ledger, incident.incident_id, change)
     context.telemetry.count("UnmanagedJobsDecided", action=decision.action)

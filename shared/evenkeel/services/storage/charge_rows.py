@@ -5,6 +5,7 @@ deleted but marked as released, in the same write. So one strongly consistent re
 quota is held, or whose it was. A scheduling cycle never sees freed quota without the job that had it.
 """
 
+import contextlib
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -84,7 +85,5 @@ def delete(charge_rows: Iterable[Row], ledger: Ledger) -> None:
     """Delete outdated released rows. Idempotent: yes; the next cycle deletes rows that changed meanwhile."""
     all_rows = tuple(charge_rows)
     for start in range(0, len(all_rows), _MAX_DELETES):
-        try:
+        with contextlib.suppress(Conflict):
             ledger.commit(*(Delete(row.key, row.version) for row in all_rows[start : start + _MAX_DELETES]))
-        except Conflict:
-            continue

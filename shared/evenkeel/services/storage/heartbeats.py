@@ -5,8 +5,9 @@ from datetime import datetime, timedelta
 
 from evenkeel.domain.sources import CLOCK_SKEW, Source, SourceReport
 from evenkeel.domain.values import rfc3339
-from evenkeel.ports import Conflict, EvenkeelError, Ledger, Put, Row
+from evenkeel.ports import EvenkeelError, Ledger, Put, Row
 from evenkeel.services.context import Context
+from evenkeel.services.storage.retries import commit_if_unchanged
 from evenkeel.services.tables import fleet_rows
 
 FUNCTIONS = ("schedule_jobs", "sweep_fleet", "watch_cluster", "receive_event")
@@ -57,11 +58,9 @@ def record_heartbeat(
     }
     sources = {name: report.to_json() for name, report in sorted(reports.items())}
     doc = {**(row.doc if row else {}), "at": rfc3339(context.now), "sources": sources}
-    try:
-        context.ledger.commit(Put(Row(key, doc, row.version if row else 0)))
-    except Conflict:
-        return  # a newer run of the same function was first, so the function runs
-    context.telemetry.count("Heartbeat", function=function)
+    # If the commit fails, a newer run of the same function was first, so the function runs.
+    if commit_if_unchanged(context.ledger, Put(Row(key, doc, row.version if row else 0))):
+        context.telemetry.count("Heartbeat", function=function)
 
 
 def load_source_reports(ledger: Ledger) -> dict[str, SourceReport]:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
+from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.recovery.repair_lease import RepairLease
 from evenkeel.domain.recovery.repair_requests import RepairRequest
@@ -87,6 +88,15 @@ def _commit_change(ledger: Ledger, incident_and_version: tuple[Incident, int], c
 def timeline_put(subject: str, kind: str, text: str, *, at: datetime, writer: str, decision_id: str = "") -> Put:
     """Return the write of a timeline entry."""
     return Put(timeline_row_of(subject, kind, text, at=at, writer=writer, decision_id=decision_id))
+
+
+def decision_puts(decision_record: Decision, kind: str, *, at: datetime, writer: str) -> list[Write]:
+    """Return the writes of a decision and of its timeline entry, whose text is the reason."""
+    subject, decision_id = decision_record.subject, decision_record.decision_id
+    return [
+        Put(subject_rows.decision_row(decision_record)),
+        timeline_put(subject, kind, decision_record.reason, at=at, writer=writer, decision_id=decision_id),
+    ]
 
 
 def timeline_row_of(subject: str, kind: str, text: str, *, at: datetime, writer: str, decision_id: str = "") -> Row:

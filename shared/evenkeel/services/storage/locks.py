@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Conflict, Ledger, Put, Row
+from evenkeel.services.storage.retries import commit_if_unchanged
 from evenkeel.services.tables import fleet_rows
 
 
@@ -62,8 +63,5 @@ def _write_lock(
 ) -> Lock | None:
     expires_at = rfc3339(now + timedelta(seconds=seconds))
     document = {**row.doc, "owner": taken_by, "expiresAt": expires_at, "notes": notes}
-    try:
-        ledger.commit(Put(Row(row.key, document, row.version)))
-    except Conflict:
-        return None
-    return Lock(Row(row.key, document, row.version + 1), seconds)
+    is_taken = commit_if_unchanged(ledger, Put(Row(row.key, document, row.version)))
+    return Lock(Row(row.key, document, row.version + 1), seconds) if is_taken else None

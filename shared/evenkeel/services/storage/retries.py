@@ -1,9 +1,9 @@
-"""Commits that are decided again when another writer was first."""
+"""Commits when another writer was first: decided again, or left to the next run."""
 
 from collections.abc import Callable
 from typing import TypeVar
 
-from evenkeel.ports import Conflict
+from evenkeel.ports import Conflict, Ledger, Write
 
 T = TypeVar("T")
 MAX_TRIES = 5
@@ -24,3 +24,16 @@ def until_committed(attempt: Callable[[], T], message: str, *, tries: int = MAX_
             if type(conflict) is not Conflict:
                 raise  # an answer to the caller, such as `StaleVersion`: no further try changes it
     raise Conflict(message)
+
+
+def commit_if_unchanged(ledger: Ledger, *writes: Write) -> bool:
+    """Commit, and return True. If another writer changed one of the rows first, return False.
+
+    For writes that need no second try: the row of the other writer serves as well, or the next run reads it.
+    Idempotent: yes, by the versions in the writes.
+    """
+    try:
+        ledger.commit(*writes)
+    except Conflict:
+        return False
+    return True

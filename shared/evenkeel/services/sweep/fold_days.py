@@ -7,10 +7,11 @@ from evenkeel.domain.costs.day_figures import DAY, DayFigures, DayRow, begin_of_
 from evenkeel.domain.costs.day_summary import summarise_day, summarise_pools
 from evenkeel.domain.costs.interruptions import Span
 from evenkeel.domain.values import rfc3339
-from evenkeel.ports import Conflict, Put, Row, Telemetry, get_all
+from evenkeel.ports import Put, Row, Telemetry, get_all
 from evenkeel.services.queries.costs import read_cost_records, read_live_days
 from evenkeel.services.queries.costs.read_cost_report import REFOLDED
 from evenkeel.services.queries.costs.read_live_days import LiveDays
+from evenkeel.services.storage.retries import commit_if_unchanged
 from evenkeel.services.sweep.sweep_run import SweepRun
 from evenkeel.services.tables import day_rows, rows
 
@@ -104,11 +105,9 @@ def _store_day(day: DayRow, stored_row: Row | None, sweep: SweepRun, live: LiveD
         is_same = (earlier_day.figures, earlier_day.is_settled) == (day.figures, day.is_settled)
         if not is_latest and (is_same or not live.is_complete):
             return
-    try:
-        sweep.context.ledger.commit(Put(day_rows.day_row(day, stored_row.version if stored_row else 0)))
-    except Conflict:
-        return  # a newer sweep was first
-    if is_latest:
+    day_put = Put(day_rows.day_row(day, stored_row.version if stored_row else 0))
+    # If the commit fails, a newer sweep was first.
+    if commit_if_unchanged(sweep.context.ledger, day_put) and is_latest:
         _emit_day_metrics(day.figures, sweep.context.telemetry)
 
 

@@ -27,6 +27,7 @@ from evenkeel.ports import (
     every,
 )
 from evenkeel.services.context import Context
+from evenkeel.services.storage.retries import commit_if_unchanged
 from evenkeel.services.tables import job_rows, rows, subject_rows
 from evenkeel.services.waits.judge_wait import affected_job_states, judge_wait
 from evenkeel.services.waits.read_cache import ReadCache
@@ -197,8 +198,7 @@ def _record_kueue_status(wait: Wait, row: Row, observation: Observation) -> tupl
         if changed_wait.kueue_step != wait.kueue_step
         else []
     )
-    try:
-        observation.context.ledger.commit(Put(subject_rows.wait_row(changed_wait, row.version)), *timeline)
-    except Conflict:  # the wait changed meanwhile; the next evaluation reads it
-        return wait, row
+    wait_put = Put(subject_rows.wait_row(changed_wait, row.version))
+    if not commit_if_unchanged(observation.context.ledger, wait_put, *timeline):
+        return wait, row  # the wait changed meanwhile; the next evaluation reads it
     return changed_wait, subject_rows.wait_row(changed_wait, row.version + 1)

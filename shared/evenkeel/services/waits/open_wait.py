@@ -10,11 +10,12 @@ from evenkeel.domain.recovery.validation import CheckKind, margin_seconds
 from evenkeel.domain.renting.rental import Rental
 from evenkeel.domain.values import Value, milliseconds, rfc3339
 from evenkeel.domain.waiting import ConditionKind, Wait, WaitCondition, wait_name
-from evenkeel.ports import Conflict, Put, Refused
+from evenkeel.ports import Put, Refused, Row
 from evenkeel.services.attempts import record_nodes
 from evenkeel.services.context import Context
 from evenkeel.services.recovery.slot_reader import SlotReader
 from evenkeel.services.storage import incident_store
+from evenkeel.services.storage.retries import until_committed
 from evenkeel.services.tables import job_rows, rows, subject_rows
 from evenkeel.services.waits import evaluate_waits
 
@@ -69,7 +70,8 @@ def run(request: OpenWaitRequest, context: Context) -> OpenWaitResult:
         record_nodes.run(request.job_id, request.attempt, context)
     facts, deadline = _facts_and_deadline(request, context)
     name = wait_name(request.kind, request.attempt or request.rental)
-    for _ in range(incident_store.MAX_TRIES):
+
+    def commit_once() -> tuple[Wait, Row]:
         row = context.ledger.get(subject_rows.wait_key(request.subject, name))
         last_generation = rows.decode(row, Wait).generation if row else 0
         wait = Wait(
@@ -83,18 +85,15 @@ def run(request: OpenWaitRequest, context: Context) -> OpenWaitResult:
         )
         # A caller with an answer to an older generation must not match this one.
         fresh = Put(subject_rows.wait_row(wait, row.version if row else 0), first_version=wait.generation)
-        try:
-            context.ledger.commit(fresh)
-        except Conflict:
-            continue
-        break
-    else:
-        raise Conflict(f"wait {name} of {request.subject} changed on every try")
+        context.ledger.commit(fresh)
+        return wait, subject_rows.wait_row(wait, fresh.version)
+
+    message = f"wait {name} of {request.subject} changed on every try"
+    wait, wait_row = until_committed(commit_once, message, tries=incident_store.MAX_TRIES)
     if request.kind is ConditionKind.RELEASED:
         # The guardrails were checked a moment ago, and each check reads all blocked incidents. The watch does it once
         # for all.
         return OpenWaitResult(reason="The wait is queued.", generation=wait.generation)
-    wait_row = subject_rows.wait_row(wait, fresh.version)
     outcome = evaluate_waits.evaluate_one(wait, wait_row, context)
     reason = f"Already true: {outcome}." if outcome else f"Waits until {rfc3339(wait.deadline_at)} at most."
     return OpenWaitResult(reason=reason, generation=wait.generation)

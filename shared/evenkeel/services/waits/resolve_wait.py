@@ -15,6 +15,7 @@ from evenkeel.domain.waiting import ConditionKind, Wait, WaitAnswer, WaitState
 from evenkeel.ports import Conflict, Delete, Put, Row, Write
 from evenkeel.services.context import Context
 from evenkeel.services.storage import incident_store
+from evenkeel.services.storage.retries import until_committed
 from evenkeel.services.tables import incident_rows, rows, subject_rows
 
 WRITER = "resolve_wait"
@@ -51,25 +52,25 @@ def run(request: ResolveWaitRequest, context: Context) -> ResolveWaitResult:
 
     Idempotent: yes, by OPEN -> ANSWERED. A token that was used or has expired counts as answered.
     """
-    for _ in range(incident_store.MAX_TRIES):
+
+    def answer_once() -> ResolveWaitResult:
         row = context.ledger.get(subject_rows.wait_key(request.subject, request.name))
         wait = rows.decode(row, Wait) if row else None
         if row is None or wait is None or wait.generation != request.generation:
             return ResolveWaitResult(outcome=ResolveOutcome.STALE, reason="That wait was already answered or reopened.")
         if wait.state is WaitState.OPEN:
             wait = wait.replace(state=WaitState.ANSWERED, answer=request.answer)
-            try:
-                context.ledger.commit(
-                    Put(subject_rows.wait_row(wait, row.version)), *_incident_writes(wait, request.answer, context)
-                )
-            except Conflict:
-                continue
+            context.ledger.commit(
+                Put(subject_rows.wait_row(wait, row.version)), *_incident_writes(wait, request.answer, context)
+            )
             row = subject_rows.wait_row(wait, row.version + 1)
             context.telemetry.seconds(
                 "WaitSeconds", (context.now - wait.opened_at).total_seconds(), kind=wait.condition.kind
             )
         return _send_answer(wait, row, context)
-    raise Conflict(f"wait {request.name} of {request.subject} changed on every try")
+
+    message = f"wait {request.name} of {request.subject} changed on every try"
+    return until_committed(answer_once, message, tries=incident_store.MAX_TRIES)
 
 
 def _send_answer(wait: Wait, row: Row, context: Context) -> ResolveWaitResult:
