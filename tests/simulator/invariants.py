@@ -33,7 +33,7 @@ from evenkeel.events import envelope
 from evenkeel.ports import CapacitySpec, ExecutionState, Key, LaunchSpec, PermanentError, Row, Table, TransientError
 from evenkeel.services.incidents import unhealthy_nodes
 from evenkeel.services.queries.fleet import read_fleet, read_sources
-from evenkeel.services.rentals import rentals
+from evenkeel.services.rentals import rental_store
 from evenkeel.services.scheduling import read_usage
 from evenkeel.services.storage.facts_of_decisions import with_facts
 from evenkeel.services.storage.quota_tree import stored_state
@@ -875,7 +875,7 @@ def cycle_decisions(world: "Simulation") -> Iterator[Any]:
     capacities = node_capacity(nodes, resources_in_use_or_charged(in_use, charges, workloads), unhealthy)
     if world.renting:
         # A rented node belongs to its job, and a job with a rental is not blocked by other jobs.
-        rented = rentals.load(world.ledger)
+        rented = rental_store.load(world.ledger)
         capacities = rented.reserve_nodes(capacities, _jobs(world), world.renting.pools)
         # Nodes that join a base are not waited for.
         pending = [request for request in pending if request.job_id not in rented.sole_rental_by_holder]

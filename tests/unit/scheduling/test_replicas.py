@@ -25,7 +25,7 @@ from evenkeel.domain.renting.candidates import PlacementContext
 from evenkeel.domain.renting.placement import PlacementAction, PlacementDecision, choose_pool
 from evenkeel.domain.renting.rental import Rental, RentalOffer, RentalState, ServingTarget, with_replicas_observed
 from evenkeel.domain.renting.rental_book import RentalAllocation, RentalBook
-from evenkeel.domain.renting.rental_waits import evaluate_serving_rental_over, why_node_not_needed
+from evenkeel.domain.renting.rental_waits import evaluate_serving_rental_over, why_no_replica_waits
 from evenkeel.domain.renting.serving import (
     NO_EXTRA_NODE,
     ServingState,
@@ -358,7 +358,7 @@ def test_launching_node_is_needed_by_unplaced_replicas(
 ) -> None:
     pods = [a_replica(number) for number in range(waiting)]
 
-    why = why_node_not_needed(a_rental(2, RentalState.OPENING), other_rentals, (CHAT,), pods, ())
+    why = why_no_replica_waits(a_rental(2, RentalState.OPENING), other_rentals, (CHAT,), pods, ())
 
     assert (why == "") is is_wanted
 
@@ -367,7 +367,7 @@ def test_launching_node_of_a_removed_registration_is_not_needed() -> None:
     rental = a_rental(1, RentalState.OPENING)
 
     for registered in ((), (CHAT.replace(rents_from=()),)):
-        assert "no longer" in why_node_not_needed(rental, (), registered, [a_replica()], ())
+        assert "no longer" in why_no_replica_waits(rental, (), registered, [a_replica()], ())
 
 
 @pytest.mark.parametrize("registered", [(CHAT,), ()])
@@ -377,11 +377,11 @@ def test_launching_node_with_a_replica_is_needed(
     pods, nodes = [a_replica(1, "ip-7")], [rented_node(7)]
     first, second = a_rental(1, RentalState.OPENING), a_rental(2, RentalState.OPENING)
 
-    assert why_node_not_needed(first, (second,), registered, pods, nodes) == ""
-    assert why_node_not_needed(second, (first,), registered, pods, nodes) != ""
-    assert why_node_not_needed(second, (a_rental(7),), registered, pods, nodes) != ""
+    assert why_no_replica_waits(first, (second,), registered, pods, nodes) == ""
+    assert why_no_replica_waits(second, (first,), registered, pods, nodes) != ""
+    assert why_no_replica_waits(second, (a_rental(7),), registered, pods, nodes) != ""
     elsewhere = first.with_offer(pool="chat-dearer")
-    assert why_node_not_needed(second, (elsewhere,), registered, pods, nodes) == ""
+    assert why_no_replica_waits(second, (elsewhere,), registered, pods, nodes) == ""
 
 
 # ---------------------------------------------------------------- returning a node

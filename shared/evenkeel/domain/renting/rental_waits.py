@@ -57,15 +57,15 @@ def evaluate_rental_ready(
         other_nodes: Nodes of other rentals.
         kueue: Kueue's status of a job in its queue; None if it is unknown.
     """
-    return evaluate_nodes_joined(rental, why_not_needed(rental, job, kueue), nodes, refusal, other_nodes)
+    return evaluate_nodes_joined(rental, why_job_does_not_wait(rental, job, kueue), nodes, refusal, other_nodes)
 
 
 def evaluate_nodes_joined(
-    rental: Rental, why_unwanted: str, nodes: Iterable[KubernetesNode], refusal: str, other_nodes: Iterable[str] = ()
+    rental: Rental, why_not_waiting: str, nodes: Iterable[KubernetesNode], refusal: str, other_nodes: Iterable[str] = ()
 ) -> WaitAnswer | None:
-    """Answer the wait for a rental's nodes. `why_unwanted` says why the holder no longer needs them."""
-    if why_unwanted:
-        return WaitAnswer(outcome=NOT_WANTED, reason=why_unwanted)
+    """Answer the wait for a rental's nodes. `why_not_waiting` says why the holder no longer needs them."""
+    if why_not_waiting:
+        return WaitAnswer(outcome=NOT_WANTED, reason=why_not_waiting)
     usable = [node for node in joined_nodes(rental, nodes, other_nodes) if is_usable(node, rental.offer)]
     if len(usable) >= rental.nodes:
         return WaitAnswer(outcome=NODES_READY, reason=f"{nodes_subject(rental.nodes, rental.offer.pool)} ready.")
@@ -77,7 +77,7 @@ def evaluate_nodes_joined(
 # ---------------------------------------------------------------- a job
 
 
-def why_not_needed(rental: Rental, job: Job, kueue: KueueStatus | None = None) -> str:
+def why_job_does_not_wait(rental: Rental, job: Job, kueue: KueueStatus | None = None) -> str:
     """Say why a job no longer waits for its rental; empty if it does.
 
     Args:
@@ -207,7 +207,7 @@ def may_use_nodes(rental: Rental, attempt: Attempt, kueue: KueueStatus | None) -
 # ---------------------------------------------------------------- replicas of a Deployment
 
 
-def why_node_not_needed(
+def why_no_replica_waits(
     rental: Rental,
     other_rentals: Iterable[Rental],
     serving_workloads: Iterable[ServingWorkload],

@@ -35,7 +35,7 @@ from evenkeel.ports import (
 from evenkeel.services.attempts import measure_restore, pin_resume_point, record_size
 from evenkeel.services.attempts.pin_resume_point import PinOutcome
 from evenkeel.services.context import Context
-from evenkeel.services.rentals import rentals
+from evenkeel.services.rentals import rental_store
 from evenkeel.services.storage import attempt_store
 from evenkeel.services.tables import job_rows, rows, subject_rows
 
@@ -193,7 +193,7 @@ def _launch_from_pin(
         context.telemetry.warning("LaunchNotAllowed", job_id=job.job_id, attempt=attempt.attempt, detail=str(error))
         reason = f"The cluster does not accept the attempt's Kubernetes Job now: {error}"
         return _give_up(stored_attempt, pinned_attempt, reason, context, is_refused=False)
-    rentals.delete_capacity_pods_of(job, attempt, context)
+    rental_store.delete_capacity_pods_of(job, attempt, context)
     launched_attempt = pinned_attempt.replace(state=AttemptState.LAUNCHED, workload_uid=uid, launched_at=context.now)
     _record_launch(stored_attempt, launched_attempt, pin, node_fields.network, context)
     for earlier_attempt in earlier_attempts:

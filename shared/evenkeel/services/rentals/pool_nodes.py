@@ -10,7 +10,7 @@ from evenkeel.domain.policy import Policy
 from evenkeel.domain.renting.rental import Rental, RentalState, with_joined_nodes
 from evenkeel.ports import CapacitySpec, LimitResult, NodeClaim, Put
 from evenkeel.services.context import Context
-from evenkeel.services.rentals import rentals
+from evenkeel.services.rentals import rental_store
 from evenkeel.services.tables import job_rows, rows
 
 
@@ -22,7 +22,9 @@ def others_in_pool(rental: Rental, context: Context) -> tuple[Rental, ...]:
 def _in_pool(rental: Rental, context: Context) -> tuple[Rental, ...]:
     pool_key = (rental.offer.cluster, rental.offer.pool)
     return tuple(
-        other for other in rentals.load(context.ledger).rentals if (other.offer.cluster, other.offer.pool) == pool_key
+        other
+        for other in rental_store.load(context.ledger).rentals
+        if (other.offer.cluster, other.offer.pool) == pool_key
     )
 
 

@@ -41,14 +41,14 @@ from evenkeel.domain.renting.rental_waits import (
     is_usable,
     joined_nodes,
     may_use_nodes,
-    why_node_not_needed,
-    why_not_needed,
+    why_job_does_not_wait,
+    why_no_replica_waits,
 )
 from evenkeel.domain.renting.serving import ServingState, registration_of, replicas_on
 from evenkeel.domain.values import Value
 from evenkeel.ports import LimitResult, NotFound, Put, Row, Write
 from evenkeel.services.context import Context
-from evenkeel.services.rentals import pool_nodes, rentals
+from evenkeel.services.rentals import pool_nodes, rental_store
 from evenkeel.services.storage.retries import until_committed
 from evenkeel.services.tables import job_rows, quota_rows, rows, subject_rows
 
@@ -141,7 +141,9 @@ class _StepInput(NamedTuple):
     def commit(self, change: RentalChange, *other_writes: Write, decision_record: Decision | None = None) -> Rental:
         """Commit one transition. If capacity changes, the commit fails after any admission since the tree was read."""
         tree = [Put(Row(self.tree.key, self.tree.doc, self.tree.version))] if change.changes_capacity else []
-        writes = rentals.writes_of(change, self.version, self.context, writer=WRITER, decision_record=decision_record)
+        writes = rental_store.writes_of(
+            change, self.version, self.context, writer=WRITER, decision_record=decision_record
+        )
         token = decision_record.decision_id if decision_record else ""
         self.context.ledger.commit(*tree, *writes, *other_writes, client_token=token)
         return change.rental
@@ -198,21 +200,21 @@ def _check_budget(step_input: _StepInput) -> RentCapacityResult:
         return RentCapacityResult(outcome=RentOutcome.READY, reason="The job received its nodes.")
     if rental.state is RentalState.ENDING:
         return RentCapacityResult(outcome=RentOutcome.ENDING, reason=rental.reason)
-    why_not = _why_not_rented(step_input)
+    why_not = _why_rental_ends(step_input)
     if why_not:
         return RentCapacityResult(outcome=RentOutcome.ENDING, reason=why_not)
     return RentCapacityResult(outcome=RentOutcome.GO, reason=rental.reason)
 
 
-def _why_not_rented(step_input: _StepInput) -> str:
+def _why_rental_ends(step_input: _StepInput) -> str:
     """Say why nothing is rented after all; empty if it is. The caps may be lower than at the decision."""
     rental, policy = step_input.rental, step_input.context.policy
-    why_unwanted = _why_not_needed(step_input)
-    if why_unwanted:
-        return why_unwanted
+    why_not_waiting = _why_holder_does_not_wait(step_input)
+    if why_not_waiting:
+        return why_not_waiting
     if not _may_rent(step_input):
         return f"Mode is {step_input.context.mode}: Evenkeel rents nothing."
-    limits = spend_limits(rental.team, rentals.load(step_input.context.ledger).allocations, policy.burst)
+    limits = spend_limits(rental.team, rental_store.load(step_input.context.ledger).allocations, policy.burst)
     for scope, spent, cap in limits.exceeded_caps(rental.team):
         limit, rate = (money.format_usd(rate_micros * 3600) for rate_micros in (cap, spent))
         return (
@@ -229,15 +231,15 @@ def _may_rent(step_input: _StepInput) -> bool:
     return (job.launch_mode(mode, job.current_attempt + 1) if job else mode) is Mode.ACT
 
 
-def _why_not_needed(step_input: _StepInput) -> str:
+def _why_holder_does_not_wait(step_input: _StepInput) -> str:
     """Say why the holder no longer waits for the rental; empty if it does."""
     rental, context = step_input.rental, step_input.context
     if step_input.job is not None:
-        return why_not_needed(rental, step_input.job, _kueue_status(step_input))
+        return why_job_does_not_wait(rental, step_input.job, _kueue_status(step_input))
     # Read pods first: a pod bound between the two reads then appears unbound, or bound to a listed node.
     pods, nodes = context.cluster.pods(step_input.cluster_name), context.cluster.nodes(step_input.cluster_name)
-    own_rentals = [other for other in rentals.load(context.ledger).rentals if other.job_id == rental.job_id]
-    return why_node_not_needed(rental, own_rentals, context.policy.scheduling.serving, pods, nodes)
+    own_rentals = [other for other in rental_store.load(context.ledger).rentals if other.job_id == rental.job_id]
+    return why_no_replica_waits(rental, own_rentals, context.policy.scheduling.serving, pods, nodes)
 
 
 def _delete_capacity_pods(step_input: _StepInput) -> None:
@@ -257,9 +259,9 @@ def _open_pool(step_input: _StepInput) -> RentCapacityResult:
     rental, context = step_input.rental, step_input.context
     if rental.state is not RentalState.OPENING:
         return RentCapacityResult(outcome=RentOutcome.NOT_WANTED, reason=rental.reason)
-    why_unwanted = _why_not_needed(step_input)
-    if why_unwanted:
-        return RentCapacityResult(outcome=RentOutcome.NOT_WANTED, reason=why_unwanted)
+    why_not_waiting = _why_holder_does_not_wait(step_input)
+    if why_not_waiting:
+        return RentCapacityResult(outcome=RentOutcome.NOT_WANTED, reason=why_not_waiting)
     offer = rental.offer
     if offer.refused:  # an earlier execution died while it released this offer
         return RentCapacityResult(outcome=RentOutcome.REFUSED, reason=offer.refused)
@@ -287,9 +289,9 @@ def _hand_over(step_input: _StepInput) -> RentCapacityResult:
             outcome = RentOutcome.HANDED_OVER
             _delete_capacity_pods(step_input)
         return RentCapacityResult(outcome=outcome, reason=rental.reason)
-    why_unwanted = _why_not_needed(step_input)
-    if why_unwanted:
-        return RentCapacityResult(outcome=RentOutcome.NOT_WANTED, reason=why_unwanted)
+    why_not_waiting = _why_holder_does_not_wait(step_input)
+    if why_not_waiting:
+        return RentCapacityResult(outcome=RentOutcome.NOT_WANTED, reason=why_not_waiting)
     other_rentals = pool_nodes.others_in_pool(rental, context)
     assigned_nodes = {name for other in other_rentals for name in other.node_names}
     nodes = joined_nodes(rental, context.cluster.nodes(step_input.cluster_name), assigned_nodes)
@@ -336,9 +338,9 @@ def _next_offer(step_input: _StepInput) -> RentCapacityResult:
     step_input = _load_step_input(step_input.request, context)
     rental, burst = step_input.rental, context.policy.burst
     # A later cycle compares the pools again for a job that runs on its base meanwhile.
-    why_unwanted = rental.reason if rental.joins_base else _why_not_needed(step_input)
-    if why_unwanted:
-        return RentCapacityResult(outcome=RentOutcome.NONE, reason=why_unwanted)
+    why_not_waiting = rental.reason if rental.joins_base else _why_holder_does_not_wait(step_input)
+    if why_not_waiting:
+        return RentCapacityResult(outcome=RentOutcome.NONE, reason=why_not_waiting)
     if len(rental.offers) >= burst.max_offers:
         return RentCapacityResult(
             outcome=RentOutcome.NONE, reason=f"Evenkeel asked {count_of(len(rental.offers), 'pool')}. {rental.reason}"
@@ -349,16 +351,16 @@ def _next_offer(step_input: _StepInput) -> RentCapacityResult:
     facts = facts_for_next_offer(
         PlacementFacts.model_validate(rows.decode(began, Decision).facts, extra="allow"),
         rental,
-        rentals.load(context.ledger).allocations,
-        rentals.read_shortages(context.ledger)[0],
+        rental_store.load(context.ledger).allocations,
+        rental_store.read_shortages(context.ledger)[0],
         burst.replace(pools=_pools_for(step_input)),
         context.now,
-        rentals.budget_left_beside(rental, context),
+        rental_store.budget_left_beside(rental, context),
     )
     placement = choose_pool(facts)
     if placement.action is not PlacementAction.RENT or not _may_rent(step_input):
         return RentCapacityResult(outcome=RentOutcome.NONE, reason=placement.reason)
-    decision_record = rentals.record_of(placement, context)
+    decision_record = rental_store.record_of(placement, context)
     change = next_offer(rental, placement, decision_record.reason, decision_record.decision_id, burst, context.now)
     step_input.commit(change, decision_record=decision_record)
     return RentCapacityResult(outcome=RentOutcome.OPENED, reason=change.text)
@@ -432,7 +434,7 @@ def _base_writes(step_input: _StepInput, reason: str) -> tuple[Write, ...]:
             changed_job = changed_job.replace(
                 failed_growths=job.failed_growths + 1, growth_failed_at=step_input.context.now
             )
-    return (rentals.note_write(changed_job, step_input.job_version),)
+    return (rental_store.note_write(changed_job, step_input.job_version),)
 
 
 def _serving_state_writes(step_input: _StepInput) -> tuple[Write, ...]:

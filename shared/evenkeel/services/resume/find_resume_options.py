@@ -37,7 +37,7 @@ from evenkeel.domain.resources import NONE, Resources
 from evenkeel.domain.scheduling.rent_plan import why_rental_would_not_help
 from evenkeel.ports import Table, get_all
 from evenkeel.services.context import Context
-from evenkeel.services.rentals import rentals
+from evenkeel.services.rentals import rental_store
 from evenkeel.services.scheduling import read_usage
 from evenkeel.services.storage import charge_rows, past_jobs, team_setup
 from evenkeel.services.storage.quota_tree import stored_state
@@ -163,8 +163,8 @@ def _load_fleet(
     )
     tree_row = context.ledger.get(tree)
     scheduler_state = stored_state(tree_row)
-    rental_book = rentals.load(context.ledger)
-    spent = rentals.spent_by_period(setup, context, rental_book.rentals)
+    rental_book = rental_store.load(context.ledger)
+    spent = rental_store.spent_by_period(setup, context, rental_book.rentals)
     rental_book = _remaining_rentals(interrupted_job, rental_book)
     rental_book = rental_book._replace(
         budgets_left=remaining_by_team(
@@ -327,11 +327,11 @@ def _find_rental(
         },
         queue=(job, *fleet.waiting),  # a recovery goes first
         rented=fleet.rented,
-        shortages=rentals.read_shortages(context.ledger)[0],
+        shortages=rental_store.read_shortages(context.ledger)[0],
         run_times=run_times_of(past, context.policy.economy.min_samples),
         jobs_with_charge=fleet.jobs_with_charge,
     )
-    ran = run_seconds(rentals.read_attempts(context.ledger, [job]), context.now)
+    ran = run_seconds(rental_store.read_attempts(context.ledger, [job]), context.now)
     waiting_since = interrupted_job.attempt.ended_at or context.now
     facts = placement_facts(job, rental_context, context.policy, ran.get(job_id, 0.0), waiting_since=waiting_since)
     placement = choose_pool(facts)

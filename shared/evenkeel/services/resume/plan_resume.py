@@ -59,7 +59,7 @@ from evenkeel.ports import Conflict, Ledger, Put, Table, Write, every, get_all
 from evenkeel.services.context import Context
 from evenkeel.services.incidents import recovery_step, unhealthy_nodes
 from evenkeel.services.recovery import guardrails
-from evenkeel.services.rentals import rentals
+from evenkeel.services.rentals import rental_store
 from evenkeel.services.resume import find_resume_options
 from evenkeel.services.storage import incident_store, past_jobs
 from evenkeel.services.storage.decision_record import decision_of
@@ -605,7 +605,7 @@ def _network_facts(
     is_farther = any(pool.spread and before and pool.spread.levels_apart > before.levels_apart for pool in pools)
     if not (is_farther and network.slowdown_per_level) or network.why_not_weighed:
         return network
-    ran = run_seconds(rentals.read_attempts(context.ledger, [job]), context.now) if job.spec.checkpoint_uri else {}
+    ran = run_seconds(rental_store.read_attempts(context.ledger, [job]), context.now) if job.spec.checkpoint_uri else {}
     run_times = run_times_of(past_jobs.load_past_jobs(context.ledger), economy.min_samples)
     remaining_time = run_times.remaining(origin_of(job, context.policy), ran.get(job.job_id, 0.0))
     return network.replace(

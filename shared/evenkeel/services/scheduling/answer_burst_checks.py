@@ -37,7 +37,7 @@ from evenkeel.domain.sources import Source, SourceKind
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.ports import BurstChecks, Conflict, EvenkeelError, Key, NotFound, Put, Refused, get_all
 from evenkeel.services.context import Context
-from evenkeel.services.rentals import rentals
+from evenkeel.services.rentals import rental_store
 from evenkeel.services.scheduling import commit_stops, load_cycle
 from evenkeel.services.scheduling.loaded_cycle import LoadedCycle
 from evenkeel.services.storage import batches, heartbeats
@@ -78,7 +78,7 @@ def run(loaded_cycle: LoadedCycle, results: heartbeats.SourceResults, context: C
     waiting_workloads = [
         workload for burst_checks in checks.values() for workload in burst_checks.workloads if workload.is_waiting
     ]
-    if not waiting_workloads and not rentals.load_allocations(context.ledger):
+    if not waiting_workloads and not rental_store.load_allocations(context.ledger):
         return
     loaded_cycle = load_cycle.read_fleet(loaded_cycle, context)
     for name, error in loaded_cycle.errors.items():
@@ -207,8 +207,8 @@ def _answer_each(
             if job is not None:
                 stored_job, version = loaded_cycle.stored(job.job_id)
                 if placement is not None:
-                    opening = rentals.open_for_job(stored_job, placement, context.replace(mode=Mode.ACT))
-                    rentals.commit_opening(opening, Put(job_rows.job_row(opening.job, version)), tree, context)
+                    opening = rental_store.open_for_job(stored_job, placement, context.replace(mode=Mode.ACT))
+                    rental_store.commit_opening(opening, Put(job_rows.job_row(opening.job, version)), tree, context)
                     begun += 1
                     placement_context = placement_context._replace(
                         rented=placement_context.rented.with_planned([placement], policy.burst.pools)

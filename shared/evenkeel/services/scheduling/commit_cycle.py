@@ -28,7 +28,7 @@ from evenkeel.domain.scheduling.cycle_plan import (
 from evenkeel.domain.scheduling.queue_cursors import QueueCursors
 from evenkeel.ports import Conflict, Put, Refused, Row
 from evenkeel.services.context import Context
-from evenkeel.services.rentals import rentals
+from evenkeel.services.rentals import rental_store
 from evenkeel.services.scheduling import commit_admissions, commit_stops, pending_job_changes, resize_jobs
 from evenkeel.services.scheduling.loaded_cycle import LoadedCycle
 from evenkeel.services.scheduling.pending_reasons import PendingReasons
@@ -59,7 +59,7 @@ def run(
     refused_jobs = commit_admissions.run(plan.admissions, loaded_cycle, tree, on_admitted, context)
     if refused_jobs:
         return refused_jobs
-    rentals.begin_for_deployments(plan.serving_rentals, tree, context)
+    rental_store.begin_for_deployments(plan.serving_rentals, tree, context)
     reasons = PendingReasons(context)
     for step in plan.steps:
         match step:
@@ -75,13 +75,13 @@ def run(
                 pass  # committed above
     reasons.commit()
     resize_jobs.carry_out(plan, loaded_cycle, tree, context)
-    rentals.begin_for_bases(
+    rental_store.begin_for_bases(
         [(step.decision, *loaded_cycle.stored(step.job_id)) for step in plan.mixed_steps], tree, context
     )
     if plan.departure is not None:
         commit_stops.request_departure(plan.departure, loaded_cycle, tree, context)
     if plan.serving_return is not None:
-        rentals.return_replicas_to_committed(plan.serving_return, tree, context)
+        rental_store.return_replicas_to_committed(plan.serving_return, tree, context)
     commit_stops.request_reservation_stops(plan, loaded_cycle, tree, context)
     commit_stops.request_queue_stops(plan, loaded_cycle, tree, context)
     return frozenset()
@@ -93,7 +93,7 @@ def _begin_rental(step: RentStep, loaded_cycle: LoadedCycle, tree: QuotaTree, co
     job = pending_job_changes.with_current_queue(job, loaded_cycle.snapshot.setup)
     # The step exists only if the job may act, even if the stack only recommends.
     try:
-        rentals.begin_for_job(job, version, step.placement, tree, context.replace(mode=Mode.ACT))
+        rental_store.begin_for_job(job, version, step.placement, tree, context.replace(mode=Mode.ACT))
     except Refused as refusal:
         pending_job_changes.defer_after_refusal(job.job_id, refusal, context)
 

@@ -18,7 +18,7 @@ from evenkeel.domain.scheduling.cycle_plan import CyclePlan, Departure, Displace
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.ports import Put, Refused, Write
 from evenkeel.services.context import Context
-from evenkeel.services.rentals import rentals
+from evenkeel.services.rentals import rental_store
 from evenkeel.services.scheduling import drain_reservations, pending_job_changes
 from evenkeel.services.scheduling.loaded_cycle import LoadedCycle
 from evenkeel.services.scheduling.pending_job_changes import WRITER
@@ -121,7 +121,7 @@ def request_departure(departure: Departure, loaded_cycle: LoadedCycle, tree: Quo
     """
     job_id = departure.job_id
     job, version = loaded_cycle.stored(job_id)
-    writes, token = rentals.departure_writes(job, version, departure.decision, context)
+    writes, token = rental_store.departure_writes(job, version, departure.decision, context)
     scheduler_state = _with_stopping(tree.scheduler_state, [job_id], loaded_cycle.snapshot.setup)
     try:
         context.ledger.commit(tree.state_put(scheduler_state), *writes, client_token=token)

@@ -15,7 +15,7 @@ from evenkeel.domain.resources import Resources
 from evenkeel.ports import EvenkeelError, PodsInUse
 from evenkeel.services.context import Context
 from evenkeel.services.incidents import unhealthy_nodes
-from evenkeel.services.rentals import rentals
+from evenkeel.services.rentals import rental_store
 from evenkeel.services.scheduling.loaded_cycle import READS_AT_ONCE, LoadedCycle
 from evenkeel.services.storage import (
     attempt_store,
@@ -76,7 +76,7 @@ def read_clusters_and_nodes(
             unreadable_clusters=frozenset(errors),
             rental_book=rental_book,
             serving_pods={name: facts.pods for name, facts in clusters.items() if name in serving_clusters},
-            serving_states=rentals.serving_states(policy.scheduling.serving, context.ledger),
+            serving_states=rental_store.serving_states(policy.scheduling.serving, context.ledger),
         ),
         errors=errors,
     )

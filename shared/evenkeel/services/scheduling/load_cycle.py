@@ -27,7 +27,7 @@ from evenkeel.domain.scheduling.decide_cycle import draining_teams
 from evenkeel.domain.scheduling.departure_plan import ending_reservations
 from evenkeel.ports import Ledger, Row, Table, every, get_all
 from evenkeel.services.context import Context
-from evenkeel.services.rentals import rentals
+from evenkeel.services.rentals import rental_store
 from evenkeel.services.scheduling import read_usage
 from evenkeel.services.scheduling.load_clusters import NodeLists, read_clusters_and_nodes
 from evenkeel.services.scheduling.load_queues import QueuedJobKeys, read_later_pages, read_queues
@@ -58,7 +58,7 @@ def run(context: Context) -> LoadedCycle:
     if snapshot.authority is AdmissionAuthority.KUEUE:
         return _read_jobs_and_charges(LoadedCycle(tree, snapshot), queues, ElasticState(), context.ledger)
     # The rentals are read before the charges and the nodes.
-    rental_book = rentals.load(context.ledger)
+    rental_book = rental_store.load(context.ledger)
     with ThreadPoolExecutor(max_workers=READS_AT_ONCE) as readers:
         # Pending jobs need the nodes, whatever is read next.
         lists = NodeLists.start(readers, context) if queues.keys else None
@@ -80,7 +80,7 @@ def read_fleet(loaded_cycle: LoadedCycle, context: Context) -> LoadedCycle:
     """
     tree = context.ledger.get(quota_rows.tree_key()) or Row(quota_rows.tree_key(), {})
     snapshot = loaded_cycle.snapshot._replace(scheduler_state=stored_state(tree))
-    rental_book = rentals.load(context.ledger)
+    rental_book = rental_store.load(context.ledger)
     with ThreadPoolExecutor(max_workers=READS_AT_ONCE) as readers:
         lists = NodeLists.start(readers, context)
         keys = [job_rows.attempt_key(charge.job_id, charge.attempt) for charge in snapshot.live_charges]
@@ -111,9 +111,9 @@ def read_missing(loaded_cycle: LoadedCycle, missing_facts: MissingFacts, context
     jobs = (loaded_cycle.snapshot.known_job(job_id) for job_id in missing_facts.attempts_of)
     return loaded_cycle._replace(
         snapshot=loaded_cycle.snapshot._replace(
-            shortages=rentals.read_shortages(context.ledger)[0] if missing_facts.needs_shortages else None,
+            shortages=rental_store.read_shortages(context.ledger)[0] if missing_facts.needs_shortages else None,
             past_jobs=past_jobs.load_past_jobs(context.ledger) if missing_facts.needs_past_jobs else (),
-            attempts=rentals.read_attempts(context.ledger, (job for job in jobs if job)),
+            attempts=rental_store.read_attempts(context.ledger, (job for job in jobs if job)),
         )
     )
 
@@ -183,7 +183,7 @@ def _read_quotas(loaded_cycle: LoadedCycle, context: Context) -> LoadedCycle:
     stored_jobs = _read_charged_jobs(snapshot.live_charges, context.ledger)
     running_jobs = {job_id: entry for job_id, entry in stored_jobs.items() if job_id not in snapshot.pending}
     jobs_with_charge, rental_book = jobs_by_id(stored_jobs), snapshot.rental_book
-    spent = rentals.spent_by_period(setup, context, rental_book.rentals)
+    spent = rental_store.spent_by_period(setup, context, rental_book.rentals)
     budgets_left = (
         remaining_by_team(setup, spent, snapshot.live_charges, rental_book.rentals, policy.economy, context.now)
         if policy.burst.pools

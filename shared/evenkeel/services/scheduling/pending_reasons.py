@@ -7,7 +7,7 @@ from evenkeel.domain.admission.decide_job import AdmissionAction, recorded_reaso
 from evenkeel.domain.scheduling.cycle_plan import PendingStep
 from evenkeel.ports import Put, Write
 from evenkeel.services.context import Context
-from evenkeel.services.rentals import rentals
+from evenkeel.services.rentals import rental_store
 from evenkeel.services.scheduling import pending_job_changes
 from evenkeel.services.scheduling.loaded_cycle import LoadedCycle
 from evenkeel.services.scheduling.shared_facts import SharedFacts
@@ -83,7 +83,7 @@ def _new_reason(step: PendingStep, loaded_cycle: LoadedCycle, context: Context) 
     """Return why a job waits, with the writes besides its record; None if the job records it already."""
     decision = step.decision
     job, version = loaded_cycle.snapshot.pending[decision.job_id], loaded_cycle.versions[decision.job_id]
-    note, record_writes = rentals.placement_note(job, step.placement, context.replace(mode=step.mode))
+    note, record_writes = rental_store.placement_note(job, step.placement, context.replace(mode=step.mode))
     if decision.action is AdmissionAction.BACK_OFF:
         return None  # the job already records the failure
     reason = recorded_reason(decision, step.mode)

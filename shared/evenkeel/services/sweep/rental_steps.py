@@ -2,7 +2,7 @@
 
 from evenkeel.domain.renting.rental import Rental, RentalState, with_next_execution
 from evenkeel.ports import ExecutionState, Put, Table, WorkflowName
-from evenkeel.services.rentals import rentals
+from evenkeel.services.rentals import rental_store
 from evenkeel.services.sweep.sweep_run import SweepRun
 from evenkeel.services.tables import job_rows
 
@@ -34,4 +34,4 @@ def _resume_rental(rental: Rental, version: int, sweep: SweepRun) -> bool:
             sweep.context.telemetry.error("RentalWorkflowFails", rental=rental.name, runbook=_RUNBOOK)
         rental = with_next_execution(rental)
         sweep.context.ledger.commit(Put(job_rows.rental_row(rental, version)))
-    return rentals.start(rental, sweep.context)
+    return rental_store.start(rental, sweep.context)

@@ -30,7 +30,7 @@ from evenkeel.domain.renting.rental_waits import (
     evaluate_serving_rental_over,
     is_queued,
     joined_nodes,
-    why_node_not_needed,
+    why_no_replica_waits,
 )
 from evenkeel.domain.renting.serving import replicas_on
 from evenkeel.domain.waiting import ConditionKind, Wait, WaitAnswer
@@ -149,9 +149,9 @@ def _judge_replicas(wait: Wait, rental: Rental, row: Row, observation: Observati
     if wait.condition.kind is ConditionKind.RENTAL_READY:
         pods, nodes = observation.arriving_pods_and_nodes(rental)
         # The other rentals of the Deployment are not read here. The steps of the workflow read them.
-        why_unwanted = why_node_not_needed(rental, (), policy.scheduling.serving, pods, nodes)
+        why_not_waiting = why_no_replica_waits(rental, (), policy.scheduling.serving, pods, nodes)
         return evaluate_nodes_joined(
-            rental, why_unwanted, nodes, observation.capacity_refusal(rental.offer), rental.other_rentals_nodes
+            rental, why_not_waiting, nodes, observation.capacity_refusal(rental.offer), rental.other_rentals_nodes
         )
     pods = observation.pods_on(rental.offer.cluster, rental.node_names)
     stored_rental = rental

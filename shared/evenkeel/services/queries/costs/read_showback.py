@@ -30,7 +30,7 @@ from evenkeel.ports import Invalid
 from evenkeel.services.context import Context
 from evenkeel.services.queries.costs import read_cost_records, read_live_days
 from evenkeel.services.queries.disclosure import Reader
-from evenkeel.services.rentals import rentals
+from evenkeel.services.rentals import rental_store
 from evenkeel.services.storage import charge_rows, pagination
 from evenkeel.services.tables import rows
 
@@ -174,7 +174,7 @@ def _budget_forecasts(context: Context, reader: Reader, team: str | None) -> Ite
         return
     own_setup = setup.replace(teams=tuple(teams))
     live_charges = charge_rows.live_charges(context.ledger)
-    spent = rentals.spent_by_period(own_setup, context, rentals.load(context.ledger).rentals)
+    spent = rental_store.spent_by_period(own_setup, context, rental_store.load(context.ledger).rentals)
     for budget_team in teams:
         charges = [charge for charge in live_charges if charge.team == budget_team.name]
         periods: dict[str, Spending] = {

@@ -27,7 +27,7 @@ from evenkeel.services.queries.fleet.read_fleet import Health
 from evenkeel.services.queries.incidents import incidents_by_need, read_incidents
 from evenkeel.services.queries.incidents.incidents_by_need import IncidentsByNeed
 from evenkeel.services.recovery import hold_automation
-from evenkeel.services.rentals import rentals
+from evenkeel.services.rentals import rental_store
 from evenkeel.services.storage import charge_rows, fleet_counts, team_setup
 from evenkeel.services.tables import fleet_rows, incident_rows, job_rows, rows
 
@@ -65,7 +65,7 @@ def counts_document(sources: Sequence[SourceAge], context: Context, earlier_coun
     status = read_fleet.show_status(sources, context)
     counts = {name: status[name] for name in _STORED_PARTS}
     pools, classes = counts["nodes"]["pools"], counts["jobs"]["classes"]
-    book = rentals.load(context.ledger)
+    book = rental_store.load(context.ledger)
     budgets = _budget_documents(book, context, (earlier_counts or {}).get("budgets", ()))
     items = status["incidents"]["items"]
     return counts | {
@@ -268,7 +268,7 @@ def _budget_documents(book: RentalBook, context: Context, earlier_budgets: Itera
     now = context.now
     # A changed limit is warned of again.
     warned_at_by_budget = {(budget_key(budget), budget["limit"]): budget.get("warnedAt") for budget in earlier_budgets}
-    spent = rentals.spent_by_period(setup, context, book.rentals)
+    spent = rental_store.spent_by_period(setup, context, book.rentals)
     live_charges = charge_rows.live_charges(context.ledger)
     budgets = []
     for team in setup.teams:

@@ -26,7 +26,7 @@ from evenkeel.domain.scheduling.mixed_plan import base_on, mixed_facts
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Ledger, Table
 from evenkeel.services.context import Context
-from evenkeel.services.rentals import rentals
+from evenkeel.services.rentals import rental_store
 from evenkeel.services.storage import past_jobs
 from evenkeel.services.tables import rows
 
@@ -68,8 +68,8 @@ def compare_pools(
         charges=tuple(charges),
         classes={name: holder.spec.priority_class for name, holder in holders.items()},
         queue=(*ahead, job),
-        rented=RentalBook(allocations=rentals.load_allocations(context.ledger), budgets_left=budgets_left),
-        shortages=rentals.read_shortages(context.ledger)[0],
+        rented=RentalBook(allocations=rental_store.load_allocations(context.ledger), budgets_left=budgets_left),
+        shortages=rental_store.read_shortages(context.ledger)[0],
         run_times=run_times_of(past, context.policy.economy.min_samples),
         jobs_with_charge=holders,
     )

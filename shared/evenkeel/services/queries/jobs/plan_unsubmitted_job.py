@@ -23,7 +23,7 @@ from evenkeel.ports import Ledger, Table
 from evenkeel.services.context import Context
 from evenkeel.services.jobs import check_role, submit_job
 from evenkeel.services.queries.jobs import plan_placement, read_queue
-from evenkeel.services.rentals import rentals
+from evenkeel.services.rentals import rental_store
 from evenkeel.services.scheduling import read_usage
 from evenkeel.services.storage import charge_rows, team_setup
 from evenkeel.services.storage.quota_tree import stored_state
@@ -96,8 +96,8 @@ def preview_cycle(job: Job, setup: TeamSetup, context: Context) -> CyclePreview:
     )
     scheduler_state = _scheduler_state(setup, context.ledger)
     own_setup = setup.replace(teams=tuple(team for team in setup.teams if team.name == job.spec.team and team.budgets))
-    open_rentals = rentals.load(context.ledger).rentals if own_setup.teams else ()
-    spent = rentals.spent_by_period(own_setup, context, open_rentals)
+    open_rentals = rental_store.load(context.ledger).rentals if own_setup.teams else ()
+    spent = rental_store.spent_by_period(own_setup, context, open_rentals)
     budget_left = remaining_by_team(own_setup, spent, charges, open_rentals, context.policy.economy, context.now)
     admission_input = AdmissionInput(
         capacities=capacities,

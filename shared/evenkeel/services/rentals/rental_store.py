@@ -1,4 +1,4 @@
-"""Open rentals: how they are read, started and committed. Scheduling cycles and the workflow use this module.
+"""Open rentals in the ledger: read, started and committed. Scheduling cycles and the workflow use this module.
 
 A rental, its reason and its decision record are one commit, which raises the version of the quota tree as admissions
 do. So the caps hold, whatever other cycle runs. A crash after the commit leaves a rental without its workflow, which
