@@ -8,9 +8,8 @@ import pytest
 from jsonata import Jsonata
 from jsonata.utils import Utils
 
-from evenkeel.domain.health.incidents import IncidentState
+from evenkeel.domain.health.incidents import IncidentState, PlanOutcome
 from evenkeel.domain.jobs.settlement import SettleOutcome
-from evenkeel.domain.recovery.plan import PlanOutcome
 from evenkeel.services.attempts.launch_job import LaunchOutcome
 from evenkeel.services.attempts.mark_running import RunningOutcome
 from evenkeel.services.rentals.rent_capacity import RentOutcome
@@ -109,7 +108,7 @@ def test_choice_states_match_the_outcomes_of_the_services() -> None:
         "add the outcome to the Choice state of the workflow, or delete it"
     )
     assert outcomes_in("run_job", "HowDidLaunchGo") == set(LaunchOutcome)
-    assert outcomes_in("burst_capacity", "WhichStepIsNext") == {"GO", "READY", "ENDING", "STALE"}
+    assert outcomes_in("burst_capacity", "WhichStepIsNext") == {"WANTED", "READY", "ENDING", "STALE"}
     named = [outcomes_in("burst_capacity", choice) for choice in RENTING_CHOICES]
     assert set().union(*named) - {"NODES_READY", "OVER", "DEADLINE_PASSED"} == set(RentOutcome) - {"RELEASED"}
     assert outcomes_in("run_job", "IsAttemptCurrent") <= set(RunningOutcome)

@@ -285,7 +285,7 @@ RUN_JOB = [
 # ---------------------------------------------------------------- burst_capacity
 
 RENTS = {
-    "CheckBudget": says("GO"),
+    "CheckBudget": says("WANTED"),
     "OpenPool": says("OPENED"),
     "AwaitNodes": says("NODES_READY", facts={}),
     "HandOver": says("HANDED_OVER"),
@@ -317,11 +317,11 @@ BURST_CAPACITY = [
     rental("refused-nodes", answers=TURNED_DOWN, visits=("NextOffer", "HandOver")),
     rental("late-nodes", answers={"AwaitNodes": [says("DEADLINE_PASSED"), RENTS["AwaitNodes"]]}, visits=("NextOffer",)),
     rental("not-wanted-nodes", answers={"AwaitNodes": says("NOT_WANTED", facts={})}, never=("HandOver",)),
-    rental("no-other-pool", answers={**TURNED_DOWN, "NextOffer": says("NONE")}, never=("HandOver",)),
+    rental("no-other-pool", answers={**TURNED_DOWN, "NextOffer": says("NO_OTHER_POOL")}, never=("HandOver",)),
     rental("next-looks-again", answers={**TURNED_DOWN, "NextOffer": [TO_GO, TO_GO, says("OPENED")]}),
     rental("next-for-ever", answers={**TURNED_DOWN, "NextOffer": TO_GO}, never=("HandOver",)),
     rental("hand-over-looks-again", answers={"HandOver": [TO_GO, says("HANDED_OVER")]}, visits=("PauseHandOver",)),
-    rental("hand-over-for-ever", answers={"HandOver": TO_GO, "NextOffer": says("NONE")}, never=("AwaitEnd",)),
+    rental("hand-over-for-ever", answers={"HandOver": TO_GO, "NextOffer": says("NO_OTHER_POOL")}, never=("AwaitEnd",)),
     rental("not-wanted-at-hand-over", answers={"HandOver": says("NOT_WANTED")}, never=("AwaitEnd",)),
     rental("is-in-use-after-all", answers={"ReleasePool": [says("IN_USE"), says("RELEASED")]}),
     rental("release-looks-again", answers={"ReleasePool": [TO_GO, TO_GO, says("RELEASED")]}, visits=("PauseRelease",)),

@@ -12,12 +12,13 @@ from pydantic import ValidationError
 from evenkeel.domain.admission.decide_job import AdmissionFacts, decide, recorded_reason
 from evenkeel.domain.admission.queue_without_teams import with_spares
 from evenkeel.domain.decisions import ENGINE_VERSION, MAX_ALTERNATIVES, OMITTED, Alternative, Decision
+from evenkeel.domain.health.incidents import PlanOutcome
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.recovery.attribution import AttributionFacts, attribute_fault
 from evenkeel.domain.recovery.draining import DrainFacts, plan_drain
 from evenkeel.domain.recovery.node_slot import ObservedNode
-from evenkeel.domain.recovery.plan import PlanFacts, PlanOutcome, outcome_in_mode, plan_recovery, why_not_allowed
+from evenkeel.domain.recovery.plan import PlanFacts, outcome_in_mode, plan_recovery, why_not_allowed
 from evenkeel.domain.recovery.repair import RepairFacts, choose_repair
 from evenkeel.domain.recovery.resume import ResumeFacts, plan_resume
 from evenkeel.domain.recovery.rollback import RollbackFacts, decide_rollback

@@ -54,15 +54,54 @@ class WaitCondition(Value):
     facts: dict[str, Any] = {}
 
 
+class WaitOutcome(StrEnum):
+    """How a wait ended. The Choice state behind it names these values."""
+
+    DEADLINE_PASSED = "DEADLINE_PASSED"
+    """The condition did not come true in time."""
+    # An attempt
+    ADMITTED = "ADMITTED"
+    RUNNING = "RUNNING"
+    ENDED = "ENDED"
+    STOP_REQUESTED = "STOP_REQUESTED"
+    STOPPED = "STOPPED"
+    # A node
+    NODE_BACK = "NODE_BACK"
+    GONE = "GONE"
+    """The node left the cluster, and no replacement comes."""
+    REPAIR_FAILED = "REPAIR_FAILED"
+    """The provider, or the controller that repairs the node, gave up."""
+    OPTED_OUT = "OPTED_OUT"
+    """A person excluded the node from automation."""
+    VALID = "VALID"
+    INVALID = "INVALID"
+    REPAIR_POSSIBLE = "REPAIR_POSSIBLE"
+    RELEASED = "RELEASED"
+    # The jobs of a recovery
+    JOBS_RESUMED = "JOBS_RESUMED"
+    QUEUED = "QUEUED"
+    """A job waits in the queue; the recovery does not wait for it."""
+    # A plan that needs approval
+    APPROVED = "APPROVED"
+    DECLINED = "DECLINED"
+    SUPERSEDED = "SUPERSEDED"
+    """The plan is obsolete."""
+    # A rental
+    NODES_READY = "NODES_READY"
+    REFUSED = "REFUSED"
+    """The provider has no capacity."""
+    NOT_WANTED = "NOT_WANTED"
+    """The holder no longer waits for the nodes."""
+    OVER = "OVER"
+    """No job or replica needs the nodes any more."""
+
+
 class WaitAnswer(Value):
     """The answer to a wait: the output of the waiting workflow state."""
 
-    outcome: str
+    outcome: WaitOutcome
     reason: Sentence
     facts: dict[str, Any] = {}
-
-
-DEADLINE_PASSED = "DEADLINE_PASSED"
 
 
 class Wait(Value):

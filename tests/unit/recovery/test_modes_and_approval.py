@@ -6,8 +6,9 @@ import pytest
 
 from evenkeel.domain.health.incidents import Approval, Incident, IncidentState, StoredRecoveryPlan
 from evenkeel.domain.policy_section import Mode, ModeRule
-from evenkeel.domain.recovery.approval import APPROVED, DECLINED, SUPERSEDED, evaluate_approval, is_approved
+from evenkeel.domain.recovery.approval import evaluate_approval, is_approved
 from evenkeel.domain.recovery.modes import current_mode, most_cautious_mode
+from evenkeel.domain.waiting import WaitOutcome
 from tests.fakes import a_node
 from tests.unit.recovery.facts import LIFE, SLOT, at
 
@@ -94,13 +95,13 @@ def an_answer(*, approves: bool = True, decision_id: str = "dec-1") -> Approval:
     ("why", "changes", "boot_id", "outcome"),
     [
         ("nobody said anything", {}, "boot-1", None),
-        ("approved", {"approval": an_answer()}, "boot-1", APPROVED),
-        ("approved, and the node is not to be seen", {"approval": an_answer()}, "", APPROVED),
-        ("declined", {"approval": an_answer(approves=False)}, "boot-1", DECLINED),
+        ("approved", {"approval": an_answer()}, "boot-1", WaitOutcome.APPROVED),
+        ("approved, and the node is not to be seen", {"approval": an_answer()}, "", WaitOutcome.APPROVED),
+        ("declined", {"approval": an_answer(approves=False)}, "boot-1", WaitOutcome.DECLINED),
         ("another plan was approved", {"approval": an_answer(decision_id="dec-0")}, "boot-1", None),
-        ("a worse fault came", {"approval": an_answer(), "fault_key": "xid:95"}, "boot-1", SUPERSEDED),
-        ("it has booted again", {"approval": an_answer()}, "boot-2", SUPERSEDED),
-        ("it is healthy again", {"approval": an_answer(), "recovered_at": at(5)}, "boot-1", SUPERSEDED),
+        ("a worse fault came", {"approval": an_answer(), "fault_key": "xid:95"}, "boot-1", WaitOutcome.SUPERSEDED),
+        ("it has booted again", {"approval": an_answer()}, "boot-2", WaitOutcome.SUPERSEDED),
+        ("it is healthy again", {"approval": an_answer(), "recovered_at": at(5)}, "boot-1", WaitOutcome.SUPERSEDED),
         ("it was healthy, and is sick again", {"recovered_at": at(5), "last_signal_at": at(6)}, "boot-1", None),
     ],
 )

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenkeel.domain.health.faults import Rung, default_catalogue
-from evenkeel.domain.health.incidents import JobAction
+from evenkeel.domain.health.incidents import JobAction, PlanOutcome
 from evenkeel.domain.policy_section import Mode
-from evenkeel.domain.recovery.plan import RUNGS, NodeOwner, PlanFacts, PlanOutcome, plan_recovery, should_ask_person
+from evenkeel.domain.recovery.plan import RUNGS, NodeOwner, PlanFacts, plan_recovery, should_ask_person
 from evenkeel.domain.recovery.repair_policy import RepairPolicy
 from tests.unit.recovery.facts import at, plan_facts
 

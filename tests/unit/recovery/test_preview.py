@@ -7,8 +7,8 @@ from pydantic.alias_generators import to_camel
 
 from evenkeel.domain.fault_preview import preview
 from evenkeel.domain.health.faults import NODE_RUNGS, Fault, RecurKey, Rung, Severity, default_catalogue
+from evenkeel.domain.health.incidents import PlanOutcome
 from evenkeel.domain.policy import Policy, PolicyError, changed
-from evenkeel.domain.recovery.plan import PlanOutcome
 from evenkeel.domain.values import Value
 
 POLICY = Policy()

@@ -1,7 +1,8 @@
 """Two signals of one fault: HyperPod requests a replacement, but the ladder of the Xid begins with a reboot."""
 
+from evenkeel.domain.health.incidents import PlanOutcome
 from evenkeel.domain.policy_section import Mode
-from evenkeel.domain.recovery.plan import PlanFacts, PlanOutcome, plan_recovery
+from evenkeel.domain.recovery.plan import PlanFacts, plan_recovery
 from evenkeel.domain.recovery.repair_policy import RepairPolicy
 
 

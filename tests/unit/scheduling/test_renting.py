@@ -23,16 +23,9 @@ from evenkeel.domain.renting.candidates import PlacementContext, placement_facts
 from evenkeel.domain.renting.placement import PlacementAction, choose_pool
 from evenkeel.domain.renting.rental import UNASSIGNED, Rental, RentalOffer, RentalState, end_rental
 from evenkeel.domain.renting.rental_book import RentalAllocation, RentalBook, reserve_rented_nodes
-from evenkeel.domain.renting.rental_waits import (
-    NODES_READY,
-    NOT_WANTED,
-    OVER,
-    REFUSED,
-    evaluate_rental_over,
-    evaluate_rental_ready,
-)
+from evenkeel.domain.renting.rental_waits import evaluate_rental_over, evaluate_rental_ready
 from evenkeel.domain.resources import Resources
-from evenkeel.domain.waiting import WaitAnswer
+from evenkeel.domain.waiting import WaitAnswer, WaitOutcome
 from tests.fakes import a_node
 
 START = datetime(2026, 11, 3, 10, 15, tzinfo=UTC)
@@ -286,7 +279,7 @@ def test_rental_is_ready_when_all_its_nodes_are() -> None:
     nodes = [rented_node(1), rented_node(2)]
 
     assert evaluate_rental_ready(a_rental(), a_job(), nodes[:1], "") is None
-    assert rental_outcome(nodes=nodes) == NODES_READY
+    assert rental_outcome(nodes=nodes) == WaitOutcome.NODES_READY
     assert evaluate_rental_ready(a_rental(), a_job(), nodes, "", other_nodes=("ip-1",)) is None
 
 
@@ -297,10 +290,10 @@ def rental_outcome(**changes: Any) -> str:
 
 
 def test_refusal_ends_the_wait_unless_nodes_launched() -> None:
-    assert rental_outcome(refusal="no capacity") == REFUSED
-    assert rental_outcome(refusal="no capacity", nodes=[rented_node(1), rented_node(2)]) == NODES_READY
-    assert rental_outcome(refusal="no capacity", job=a_job(state=JobState.CANCELLED)) == NOT_WANTED
-    assert rental_outcome(job=a_job(rentals=2)) == NOT_WANTED
+    assert rental_outcome(refusal="no capacity") == WaitOutcome.REFUSED
+    assert rental_outcome(refusal="no capacity", nodes=[rented_node(1), rented_node(2)]) == WaitOutcome.NODES_READY
+    assert rental_outcome(refusal="no capacity", job=a_job(state=JobState.CANCELLED)) == WaitOutcome.NOT_WANTED
+    assert rental_outcome(job=a_job(rentals=2)) == WaitOutcome.NOT_WANTED
 
 
 def why_rental_ended(job: Job, attempt: Attempt | None, seconds: int = 0, nodes: int = 2) -> str:
@@ -317,25 +310,25 @@ def test_ended_or_moved_job_frees_its_rental_at_once() -> None:
     over = an_attempt(AttemptState.SUCCEEDED, ended_at=START)
     elsewhere = an_attempt(node_names=("hyperpod-1", "hyperpod-2"), attempt=2)
 
-    assert why_rental_ended(a_job(state=JobState.SUCCEEDED), over) == OVER
-    assert why_rental_ended(a_job(state=JobState.SUSPENDED), over) == OVER
-    assert why_rental_ended(a_job(state=JobState.RUNNING), elsewhere) == OVER
+    assert why_rental_ended(a_job(state=JobState.SUCCEEDED), over) == WaitOutcome.OVER
+    assert why_rental_ended(a_job(state=JobState.SUSPENDED), over) == WaitOutcome.OVER
+    assert why_rental_ended(a_job(state=JobState.RUNNING), elsewhere) == WaitOutcome.OVER
 
 
 def test_pending_job_keeps_its_rental_for_the_quiet_period() -> None:
     with_lost_node = an_attempt(AttemptState.FAILED, ended_at=START + timedelta(seconds=30))
 
     assert why_rental_ended(a_job(), with_lost_node, 80) == ""
-    assert why_rental_ended(a_job(), with_lost_node, 90) == OVER
+    assert why_rental_ended(a_job(), with_lost_node, 90) == WaitOutcome.OVER
     assert why_rental_ended(a_job(), None, 59) == ""
-    assert why_rental_ended(a_job(), None, 60) == OVER
+    assert why_rental_ended(a_job(), None, 60) == WaitOutcome.OVER
 
 
 def test_migrating_or_interrupted_job_keeps_no_rental() -> None:
     stopped = an_attempt(AttemptState.STOPPED, ended_at=START)
 
-    assert why_rental_ended(a_job(is_migrating_back=True), stopped) == OVER
-    assert why_rental_ended(a_job(), stopped, nodes=1) == OVER
+    assert why_rental_ended(a_job(is_migrating_back=True), stopped) == WaitOutcome.OVER
+    assert why_rental_ended(a_job(), stopped, nodes=1) == WaitOutcome.OVER
 
 
 # ---------------------------------------------------------------- the bill

@@ -20,7 +20,7 @@ from evenkeel.domain.renting.burst_policy import BurstPolicy, RentedPool
 from evenkeel.domain.renting.candidates import jobs_to_place
 from evenkeel.domain.renting.rental import Rental, RentalState
 from evenkeel.domain.replay import replay
-from evenkeel.domain.waiting import DEADLINE_PASSED, ConditionKind, Wait, wait_name
+from evenkeel.domain.waiting import ConditionKind, Wait, WaitOutcome, wait_name
 from evenkeel.ports import Delete, ExecutionState, NotAllowed, Table, WorkflowName
 from evenkeel.services.rentals import rent_capacity
 from evenkeel.services.rentals.rent_capacity import RentalStep, RentOutcome
@@ -134,7 +134,7 @@ class RentalScenario:
         wait = rows.decode(row, Wait)
         answer = judge_wait.judge_wait(wait, observed)
         late = self.world.clock.now() >= wait.deadline_at
-        outcome = answer.outcome if answer else DEADLINE_PASSED if late else None
+        outcome = answer.outcome if answer else WaitOutcome.DEADLINE_PASSED if late else None
         if outcome:
             self.whys[rental.name] = answer.reason if answer else "Not all rented nodes joined."
             self.delete_wait(rental, kind)
@@ -176,7 +176,7 @@ class RentalScenario:
             case "CheckBudget":
                 result = self.run_rental_step(rental, RentalStep.CHECK)
                 self.whys[rental.name] = result.reason
-                after = {"GO": "OpenPool", "READY": "AwaitEnd", "ENDING": "ReleasePool", "STALE": "Done"}
+                after = {"WANTED": "OpenPool", "READY": "AwaitEnd", "ENDING": "ReleasePool", "STALE": "Done"}
                 return after[result.outcome]
             case "OpenPool":
                 result = self.run_rental_step(rental, RentalStep.OPEN)
@@ -195,7 +195,7 @@ class RentalScenario:
             case "NextOffer":
                 result = self.run_rental_step(rental, RentalStep.NEXT, why)
                 self.whys[rental.name] = why if result.outcome is RentOutcome.NOT_YET else result.reason
-                return {"OPENED": "OpenPool", "NOT_YET": "NextOffer", "NONE": "ReleasePool"}[result.outcome]
+                return {"OPENED": "OpenPool", "NOT_YET": "NextOffer", "NO_OTHER_POOL": "ReleasePool"}[result.outcome]
             case "AwaitEnd":
                 return "ReleasePool" if self.wait_answer(rental, ConditionKind.RENTAL_ENDED) else "AwaitEnd"
             case _:
@@ -487,7 +487,7 @@ def test_rental_resumed_after_a_crash_skips_a_refused_pool() -> None:
     checked = renting.run_rental_step(renting.rental(second.job_id), RentalStep.CHECK)
     opened = renting.run_rental_step(renting.rental(second.job_id), RentalStep.OPEN)
 
-    assert (checked.outcome, opened.outcome, opened.reason) == ("GO", "REFUSED", "It was refused.")
+    assert (checked.outcome, opened.outcome, opened.reason) == ("WANTED", "REFUSED", "It was refused.")
     assert renting.world.cluster.capacity == {}
 
 

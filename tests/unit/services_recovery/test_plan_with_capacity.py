@@ -382,7 +382,7 @@ def test_only_an_approved_recovery_rents_in_recommend_mode() -> None:
     def asked(mode: Mode) -> rent_capacity.RentOutcome:
         return rent_capacity.run(check, recovery.world.context(policy=recovery.policy, mode=mode)).outcome
 
-    assert asked(Mode.RECOMMEND) is rent_capacity.RentOutcome.GO
+    assert asked(Mode.RECOMMEND) is rent_capacity.RentOutcome.WANTED
     assert asked(Mode.OBSERVE) is rent_capacity.RentOutcome.ENDING
     recovery.scenario.set_job(recovery.job.replace(resume_plan=None))
     assert asked(Mode.RECOMMEND) is rent_capacity.RentOutcome.ENDING

@@ -89,6 +89,21 @@ class NodeFact(Value):
         return f"{drill}{self.source}/{self.instance_id}/{self.kind}/{content}{where}/{time_text}"
 
 
+class PlanOutcome(StrEnum):
+    """The branch that the workflow takes after the plan."""
+
+    ACT = "ACT"
+    OBSERVE = "OBSERVE"
+    """Evenkeel would act but is not allowed to."""
+    ASK = "ASK"
+    """Evenkeel acts after a person approves."""
+    LATER = "LATER"
+    """HyperPod changes the cluster. Evenkeel plans again after it has finished."""
+    STAND_DOWN = "STAND_DOWN"
+    NOTHING = "NOTHING"
+    """The fault needs no action, or is over."""
+
+
 class NodeBranchResult(StrEnum):
     """How the branch of a recovery that repairs the node ended. Any other outcome of the branch is a failure."""
 
@@ -246,7 +261,7 @@ class StoredRecoveryPlan(Value):
     """The plan of one run, as its workflow received it."""
 
     run: int
-    outcome: str
+    outcome: PlanOutcome
     repairs_node: bool
     owner: str = ""
     evidence_wait_seconds: int = Field(alias="settleSeconds")
@@ -274,7 +289,7 @@ class StoredRecoveryPlan(Value):
     @property
     def intends_action(self) -> bool:
         """Whether the plan would act: at once (ACT), or after approval (ASK)."""
-        return self.outcome in ("ACT", "ASK")
+        return self.outcome in (PlanOutcome.ACT, PlanOutcome.ASK)
 
 
 class Signal(Value):

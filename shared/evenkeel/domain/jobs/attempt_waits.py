@@ -4,10 +4,7 @@ from evenkeel.domain.external.kueue_status import eviction_of
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState, ObservedWorkload, PodPhase
 from evenkeel.domain.jobs.attempt_end import AttemptEnd, judge_end
 from evenkeel.domain.jobs.job import Job
-from evenkeel.domain.waiting import ConditionKind, WaitAnswer
-
-RUNNING, ENDED, STOP_REQUESTED, STOPPED = "RUNNING", "ENDED", "STOP_REQUESTED", "STOPPED"
-ADMITTED = "ADMITTED"
+from evenkeel.domain.waiting import ConditionKind, WaitAnswer, WaitOutcome
 
 
 def evaluate_attempt_wait(
@@ -31,33 +28,35 @@ def evaluate_attempt_wait(
         faulty: Nodes with a fault: they take the blame for pods that failed on them.
     """
     if attempt.state.has_ended:
-        return WaitAnswer(outcome=ENDED, reason=attempt.reason, facts=_facts(_end_of_settled_attempt(attempt)))
+        return WaitAnswer(
+            outcome=WaitOutcome.ENDED, reason=attempt.reason, facts=_facts(_end_of_settled_attempt(attempt))
+        )
     attempt_end = judge_end(workload, job, attempt, lost_node_names, faulty)
     if kind is ConditionKind.ATTEMPT_STOPPED:
         if workload.live_pods(lost_node_names):
             return None
         reason = "Every pod is deleted, has ended, or is on a lost node."
-        return WaitAnswer(outcome=STOPPED, reason=reason, facts=_facts(attempt_end) if attempt_end else {})
+        return WaitAnswer(outcome=WaitOutcome.STOPPED, reason=reason, facts=_facts(attempt_end) if attempt_end else {})
     if attempt_end is not None:
-        return WaitAnswer(outcome=ENDED, reason=attempt_end.reason, facts=_facts(attempt_end))
+        return WaitAnswer(outcome=WaitOutcome.ENDED, reason=attempt_end.reason, facts=_facts(attempt_end))
     request = job.stop_of(attempt.attempt)
     if request is not None:
-        return WaitAnswer(outcome=STOP_REQUESTED, reason=request.reason)
+        return WaitAnswer(outcome=WaitOutcome.STOP_REQUESTED, reason=request.reason)
     eviction = eviction_of(workload.kueue) if workload.kueue else None
     if eviction is not None and not workload.is_suspended:
         # Kueue admitted the same Kubernetes Job again: its pods would start with the arguments of the old attempt.
-        return WaitAnswer(outcome=STOP_REQUESTED, reason=eviction.reason)
+        return WaitAnswer(outcome=WaitOutcome.STOP_REQUESTED, reason=eviction.reason)
     if kind is ConditionKind.ATTEMPT_ADMITTED and workload.uid and not workload.is_suspended:
-        return WaitAnswer(outcome=ADMITTED, reason="Kueue admitted the job.")
+        return WaitAnswer(outcome=WaitOutcome.ADMITTED, reason="Kueue admitted the job.")
     if kind is ConditionKind.ATTEMPT_RUNNING and _all_run(workload, attempt):
         pods = "The pod is" if attempt.ranks == 1 else f"All {attempt.ranks} pods are"
-        return WaitAnswer(outcome=RUNNING, reason=f"{pods} running.")
+        return WaitAnswer(outcome=WaitOutcome.RUNNING, reason=f"{pods} running.")
     return None
 
 
 def blames_application(answer: WaitAnswer) -> bool:
     """Whether an answer blames the application. A faulty node may still be found and take the blame."""
-    return answer.outcome == ENDED and answer.facts.get("state") == AttemptState.FAILED
+    return answer.outcome == WaitOutcome.ENDED and answer.facts.get("state") == AttemptState.FAILED
 
 
 def _all_run(workload: ObservedWorkload, attempt: Attempt) -> bool:

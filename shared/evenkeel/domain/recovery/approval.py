@@ -6,13 +6,9 @@ An approval names the decision of one plan and is valid for no other plan.
 from collections.abc import Iterable
 
 from evenkeel.domain.health.faults import NODE_RUNGS
-from evenkeel.domain.health.incidents import Approval, Incident
+from evenkeel.domain.health.incidents import Approval, Incident, PlanOutcome
 from evenkeel.domain.nodes import KubernetesNode
-from evenkeel.domain.waiting import WaitAnswer
-
-ASK = "ASK"
-"""`PlanOutcome.ASK`, as the stored plan spells it."""
-APPROVED, DECLINED, SUPERSEDED = "APPROVED", "DECLINED", "SUPERSEDED"
+from evenkeel.domain.waiting import WaitAnswer, WaitOutcome
 
 
 def is_approved(incident: Incident) -> bool:
@@ -24,7 +20,7 @@ def is_approved(incident: Incident) -> bool:
 def awaits_approval(incident: Incident) -> bool:
     """Whether the plan of an open incident awaits a person's approval."""
     plan, approval = incident.plan, incident.approval
-    if plan is None or plan.outcome != ASK or incident.state.is_settled:
+    if plan is None or plan.outcome != PlanOutcome.ASK or incident.state.is_settled:
         return False
     return approval is None or approval.decision_id != plan.decision_id
 
@@ -37,7 +33,7 @@ def why_beyond_approval(incident: Incident, rungs: Iterable[str]) -> str:
         rungs: The rungs that the incident needs now, in order.
     """
     plan = incident.plan
-    if plan is None or plan.outcome != ASK or not plan.rungs:
+    if plan is None or plan.outcome != PlanOutcome.ASK or not plan.rungs:
         return ""
     unapproved_rungs = [rung for rung in rungs if rung in NODE_RUNGS and rung not in plan.rungs]
     approved_text = " then ".join(plan.rungs)
@@ -74,11 +70,13 @@ def evaluate_approval(incident: Incident, node: KubernetesNode | None) -> WaitAn
     """
     obsolete = why_superseded(incident, node)
     if obsolete:
-        return WaitAnswer(outcome=SUPERSEDED, reason=obsolete)
+        return WaitAnswer(outcome=WaitOutcome.SUPERSEDED, reason=obsolete)
     approval, plan = incident.approval, incident.plan
     if approval is None or plan is None or approval.decision_id != plan.decision_id:
         return None
-    return WaitAnswer(outcome=APPROVED if approval.approves else DECLINED, reason=describe_approval(approval))
+    return WaitAnswer(
+        outcome=WaitOutcome.APPROVED if approval.approves else WaitOutcome.DECLINED, reason=describe_approval(approval)
+    )
 
 
 def describe_approval(approval: Approval) -> str:

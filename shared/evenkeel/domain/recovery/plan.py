@@ -11,7 +11,7 @@ from pydantic import Field
 
 from evenkeel.domain.decisions import Alternative
 from evenkeel.domain.health.faults import NODE_RUNGS, Fault, Rung, default_catalogue
-from evenkeel.domain.health.incidents import JobAction
+from evenkeel.domain.health.incidents import JobAction, PlanOutcome
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.recovery.other_controllers import ControllerMark
 from evenkeel.domain.recovery.repair_policy import RepairPolicy
@@ -19,21 +19,6 @@ from evenkeel.domain.values import Instant, Value
 
 _BUSY_STATUSES = frozenset({"SystemUpdating", "RollingBack", "Deleting"})
 """Source: In these states HyperPod changes the cluster or this node, so a repair request would conflict."""
-
-
-class PlanOutcome(StrEnum):
-    """The branch that the workflow takes after the plan."""
-
-    ACT = "ACT"
-    OBSERVE = "OBSERVE"
-    """Evenkeel would act but is not allowed to."""
-    ASK = "ASK"
-    """Evenkeel acts after a person approves."""
-    LATER = "LATER"
-    """HyperPod changes the cluster. Evenkeel plans again after it has finished."""
-    STAND_DOWN = "STAND_DOWN"
-    NOTHING = "NOTHING"
-    """The fault needs no action, or is over."""
 
 
 class NodeOwner(StrEnum):

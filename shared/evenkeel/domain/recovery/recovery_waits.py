@@ -20,18 +20,7 @@ from evenkeel.domain.recovery.repair_requests import (
 )
 from evenkeel.domain.recovery.validation import CheckResult, Validity
 from evenkeel.domain.values import Value
-from evenkeel.domain.waiting import WaitAnswer
-
-NODE_BACK, VALID, INVALID, JOBS_RESUMED, QUEUED, RELEASED = (
-    "NODE_BACK",
-    "VALID",
-    "INVALID",
-    "JOBS_RESUMED",
-    "QUEUED",
-    "RELEASED",
-)
-
-REPAIR_FAILED, GONE, REPAIR_POSSIBLE, OPTED_OUT = "REPAIR_FAILED", "GONE", "REPAIR_POSSIBLE", "OPTED_OUT"
+from evenkeel.domain.waiting import WaitAnswer, WaitOutcome
 
 NODE_LOST_OUTCOMES = (
     NodeBranchResult.WAITING_FOR_PERSON,
@@ -70,12 +59,12 @@ def evaluate_node_back(
         and rung in (REPLACE, WAIT_FOR_KARPENTER, WAIT_FOR_NODE_GROUP)
         and not slot_state.original.is_listed
     ):
-        return WaitAnswer(outcome=GONE, reason="The node is gone.")
+        return WaitAnswer(outcome=WaitOutcome.GONE, reason="The node is gone.")
     if rung == WAIT_FOR_CONTROLLER:
         return _evaluate_controller_release(slot_state)
     failure = find_failure_since(progress, since) if since is not None and rung and rung not in WAIT_RUNGS else None
     if failure is not None:
-        return WaitAnswer(outcome=REPAIR_FAILED, reason=f"HyperPod reported {failure.code}.")
+        return WaitAnswer(outcome=WaitOutcome.REPAIR_FAILED, reason=f"HyperPod reported {failure.code}.")
     if slot_state.replacement and slot_state.replacement.is_ready:
         return _node_back_answer(slot_state.replacement, "The replacement node is Ready.")
     original = slot_state.original
@@ -92,7 +81,9 @@ def _evaluate_controller_release(slot_state: SlotState) -> WaitAnswer | None:
         return _node_back_answer(slot_state.replacement, "The replacement node is Ready.")
     mark = controller_mark(slot_state.original.node)
     if mark is not None and mark.has_given_up:
-        return WaitAnswer(outcome=REPAIR_FAILED, reason=f"{mark.controller} gave up its repair ({mark.mark}).")
+        return WaitAnswer(
+            outcome=WaitOutcome.REPAIR_FAILED, reason=f"{mark.controller} gave up its repair ({mark.mark})."
+        )
     if mark is not None or not slot_state.original.is_ready:
         return None
     return _node_back_answer(slot_state.original, "The other controller released the node, which is Ready.")
@@ -105,7 +96,7 @@ def _node_back_answer(observed_node: ObservedNode, reason: str) -> WaitAnswer:
         "nodeName": observed_node.node.name,
         "bootId": observed_node.node.boot_id,
     }
-    return WaitAnswer(outcome=NODE_BACK, reason=reason, facts=facts)
+    return WaitAnswer(outcome=WaitOutcome.NODE_BACK, reason=reason, facts=facts)
 
 
 def evaluate_node_valid(
@@ -130,14 +121,16 @@ def evaluate_node_valid(
         check: Result of the additional check of this node.
     """
     if check is CheckResult.FAILED:
-        return WaitAnswer(outcome=INVALID, reason="The node failed its health check.")
+        return WaitAnswer(outcome=WaitOutcome.INVALID, reason="The node failed its health check.")
     if last_signal_at is not None and last_signal_at > opened_at:
-        return WaitAnswer(outcome=INVALID, reason="The node failed again during validation.")
+        return WaitAnswer(outcome=WaitOutcome.INVALID, reason="The node failed again during validation.")
     if check is CheckResult.PENDING or not validity.is_valid or now - opened_at < timedelta(seconds=margin):
         return None
     name = observed_node.node.name if observed_node.node else ""
     return WaitAnswer(
-        outcome=VALID, reason=validity.reason, facts={"instanceId": observed_node.instance_id, "nodeName": name}
+        outcome=WaitOutcome.VALID,
+        reason=validity.reason,
+        facts={"instanceId": observed_node.instance_id, "nodeName": name},
     )
 
 
@@ -167,9 +160,11 @@ def evaluate_jobs_resumed(
     if waiting_job_ids:
         names = ", ".join(waiting_job_ids)
         return WaitAnswer(
-            outcome=QUEUED, reason=f"Waiting in the queue for capacity: {names}.", facts={"jobs": waiting_job_ids}
+            outcome=WaitOutcome.QUEUED,
+            reason=f"Waiting in the queue for capacity: {names}.",
+            facts={"jobs": waiting_job_ids},
         )
-    return WaitAnswer(outcome=JOBS_RESUMED, reason="Every interrupted job runs again or has ended.")
+    return WaitAnswer(outcome=WaitOutcome.JOBS_RESUMED, reason="Every interrupted job runs again or has ended.")
 
 
 def _has_resumed_or_ended(job: Job, affected_job: AffectedJob) -> bool:
@@ -236,13 +231,13 @@ def evaluate_repair_possible(
     """Return the answer once neither the provider's own change nor a job delays the repair; None until then."""
     if provider_busy or (has_work and work_may_run_until is not None and now < work_may_run_until):
         return None
-    return WaitAnswer(outcome=REPAIR_POSSIBLE, reason="Nothing blocks the repair any more.")
+    return WaitAnswer(outcome=WaitOutcome.REPAIR_POSSIBLE, reason="Nothing blocks the repair any more.")
 
 
 def evaluate_guardrails_cleared(*, is_allowed: bool) -> WaitAnswer | None:
     """Return the answer once no hold and no guardrail blocks the next action; None until then."""
     return (
-        WaitAnswer(outcome=RELEASED, reason="No hold and no guardrail blocks the action any more.")
+        WaitAnswer(outcome=WaitOutcome.RELEASED, reason="No hold and no guardrail blocks the action any more.")
         if is_allowed
         else None
     )

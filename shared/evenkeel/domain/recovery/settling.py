@@ -6,18 +6,18 @@ from datetime import datetime, timedelta
 
 from evenkeel.domain.health.faults import Rung
 from evenkeel.domain.health.health_policy import WatchPolicy
-from evenkeel.domain.health.incidents import Incident, IncidentState, NodeBranchResult
-from evenkeel.domain.recovery.approval import DECLINED, is_approved, why_beyond_approval
-from evenkeel.domain.recovery.plan import PlanOutcome, should_ask_person
-from evenkeel.domain.recovery.recovery_waits import JOBS_RESUMED, QUEUED
+from evenkeel.domain.health.incidents import Incident, IncidentState, NodeBranchResult, PlanOutcome
+from evenkeel.domain.recovery.approval import is_approved, why_beyond_approval
+from evenkeel.domain.recovery.plan import should_ask_person
 from evenkeel.domain.values import Value
-from evenkeel.domain.waiting import DEADLINE_PASSED
+from evenkeel.domain.waiting import WaitOutcome
 
 
 class BranchEnd(Value):
     """Outcome of one part of a recovery: the plan, the node branch or the job branch."""
 
     outcome: str
+    """As the workflow wrote it: a `PlanOutcome`, `NodeBranchResult` or `WaitOutcome`, or a text that no enum has."""
     reason: str = ""
 
 
@@ -47,9 +47,9 @@ _PLANNED: dict[str, IncidentState] = {
     PlanOutcome.NOTHING: IncidentState.OBSERVED,
     PlanOutcome.STAND_DOWN: IncidentState.STOOD_DOWN,
     PlanOutcome.LATER: IncidentState.STOOD_DOWN,
-    DECLINED: IncidentState.OBSERVED,
+    WaitOutcome.DECLINED: IncidentState.OBSERVED,
 }
-_SUCCESSFUL_JOB_OUTCOMES = (JOBS_RESUMED, QUEUED, "NO_JOBS")
+_SUCCESSFUL_JOB_OUTCOMES = (WaitOutcome.JOBS_RESUMED, WaitOutcome.QUEUED, "NO_JOBS")
 
 
 def choose_incident_end(
@@ -78,14 +78,14 @@ def choose_incident_end(
     both_reasons = f"{node.reason} {jobs.reason}".strip()
     if node.outcome not in tuple(NodeBranchResult):
         return IncidentEnd(state=IncidentState.FAILED, reason=f"The node branch failed: {both_reasons}")
-    if jobs.outcome not in (*_SUCCESSFUL_JOB_OUTCOMES, DEADLINE_PASSED):
+    if jobs.outcome not in (*_SUCCESSFUL_JOB_OUTCOMES, WaitOutcome.DEADLINE_PASSED):
         return IncidentEnd(
             state=IncidentState.FAILED,
             reason=f"The job branch failed: {jobs.reason} {node.reason}".strip(),
         )
     if node.outcome == NodeBranchResult.WAITING_FOR_PERSON:
         return IncidentEnd(state=IncidentState.WAITING_FOR_PERSON, reason=both_reasons)
-    if jobs.outcome == DEADLINE_PASSED:
+    if jobs.outcome == WaitOutcome.DEADLINE_PASSED:
         return IncidentEnd(state=IncidentState.JOB_NOT_RESUMED, reason=f"{jobs.reason} {node.reason}".strip())
     if node.outcome == NodeBranchResult.STOOD_DOWN:
         return IncidentEnd(state=IncidentState.STOOD_DOWN, reason=both_reasons)
@@ -104,7 +104,7 @@ def why_new_plan(incident: Incident, rungs: Sequence[str], workflow_outcome: str
         workflow_outcome: Outcome of the plan, from the workflow.
     """
     plan = incident.plan
-    if workflow_outcome == DECLINED and is_approved(incident):
+    if workflow_outcome == WaitOutcome.DECLINED and is_approved(incident):
         return "The approval came just as its deadline passed."
     if (
         incident.node_branch == NodeBranchResult.STOOD_DOWN

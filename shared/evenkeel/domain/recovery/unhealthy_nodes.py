@@ -5,12 +5,12 @@ from datetime import datetime, timedelta
 
 from evenkeel.domain.health.assessment import add_cleared_fault, cleared_at, signals_of, signals_to_clear
 from evenkeel.domain.health.faults import NODE_RUNGS, FaultCatalogue
-from evenkeel.domain.health.incidents import Approval, ClearedFault, Incident, IncidentState, StageTimes
+from evenkeel.domain.health.incidents import Approval, ClearedFault, Incident, IncidentState, PlanOutcome, StageTimes
 from evenkeel.domain.health.signal_sources import signal_source
 from evenkeel.domain.nodes import NodeLife
-from evenkeel.domain.recovery.approval import ASK, is_approved
+from evenkeel.domain.recovery.approval import is_approved
 from evenkeel.domain.recovery.node_slot import ObservedNode
-from evenkeel.domain.recovery.plan import NodeOwner, PlanOutcome, RecoveryPlan
+from evenkeel.domain.recovery.plan import NodeOwner, RecoveryPlan
 from evenkeel.domain.recovery.validation import judge_node
 from evenkeel.domain.values import Instant, Sentence, Value
 
@@ -125,7 +125,7 @@ def why_resume(incident: Incident, plan: RecoveryPlan, *, now: datetime) -> str:
     if earlier_plan is None or plan.owner is NodeOwner.PERSON or plan.outcome not in (PlanOutcome.ACT, PlanOutcome.ASK):
         return ""
     settled_at = incident.stages.settled_at or incident.opened_at
-    if earlier_plan.outcome == ASK and is_approved(incident) and approval and approval.at >= settled_at:
+    if earlier_plan.outcome == PlanOutcome.ASK and is_approved(incident) and approval and approval.at >= settled_at:
         return f"{approval.by} approved the plan."
     if incident.state is IncidentState.STOOD_DOWN and (
         earlier_plan.outcome == PlanOutcome.ACT or is_approved(incident)
@@ -135,7 +135,7 @@ def why_resume(incident: Incident, plan: RecoveryPlan, *, now: datetime) -> str:
         return "Another repair is allowed." if now - settled_at >= pause else ""
     if plan.outcome is PlanOutcome.ACT:
         return f"A repair is now allowed: {plan.reason}"
-    if earlier_plan.outcome != ASK:
+    if earlier_plan.outcome != PlanOutcome.ASK:
         return f"A person can now approve the repair: {plan.reason}"
     return ""
 

@@ -15,9 +15,7 @@ from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.nodes import KubernetesNode
 from evenkeel.domain.renting.rental import Rental, RentalOffer, RentalState, ServingTarget, nodes_subject
 from evenkeel.domain.renting.serving import free_replica_slots, registration_of, replicas_on
-from evenkeel.domain.waiting import WaitAnswer
-
-NODES_READY, REFUSED, NOT_WANTED, OVER = "NODES_READY", "REFUSED", "NOT_WANTED", "OVER"
+from evenkeel.domain.waiting import WaitAnswer, WaitOutcome
 
 # ---------------------------------------------------------------- its nodes
 
@@ -65,12 +63,14 @@ def evaluate_nodes_joined(
 ) -> WaitAnswer | None:
     """Answer the wait for a rental's nodes. `why_not_waiting` says why the holder no longer needs them."""
     if why_not_waiting:
-        return WaitAnswer(outcome=NOT_WANTED, reason=why_not_waiting)
+        return WaitAnswer(outcome=WaitOutcome.NOT_WANTED, reason=why_not_waiting)
     usable = [node for node in joined_nodes(rental, nodes, other_nodes) if is_usable(node, rental.offer)]
     if len(usable) >= rental.nodes:
-        return WaitAnswer(outcome=NODES_READY, reason=f"{nodes_subject(rental.nodes, rental.offer.pool)} ready.")
+        return WaitAnswer(
+            outcome=WaitOutcome.NODES_READY, reason=f"{nodes_subject(rental.nodes, rental.offer.pool)} ready."
+        )
     if refusal:
-        return WaitAnswer(outcome=REFUSED, reason=f"{rental.offer.pool} has no capacity: {refusal}")
+        return WaitAnswer(outcome=WaitOutcome.REFUSED, reason=f"{rental.offer.pool} has no capacity: {refusal}")
     return None
 
 
@@ -127,19 +127,19 @@ def evaluate_rental_over(
     if attempt is not None and is_its_last and not attempt.state.has_ended:
         return None
     if job.state.is_at_rest:
-        return WaitAnswer(outcome=OVER, reason=f"{job.job_id} is {job.state}.")
+        return WaitAnswer(outcome=WaitOutcome.OVER, reason=f"{job.job_id} is {job.state}.")
     queued_attempt = attempt if attempt is not None and is_queued(attempt) else None
     if queued_attempt and may_use_nodes(rental, queued_attempt, kueue):
         return None
     other_use = _why_used_by_no_attempt(rental, job, attempt, kueue)
     if other_use:
-        return WaitAnswer(outcome=OVER, reason=other_use)
+        return WaitAnswer(outcome=WaitOutcome.OVER, reason=other_use)
     offer = rental.offer
     names = {node.name for node in nodes if node.cluster == offer.cluster and is_usable(node, offer)}
     lost_node_names = [name for name in rental.node_names if name not in names]
     if lost_node_names:
         return WaitAnswer(
-            outcome=OVER,
+            outcome=WaitOutcome.OVER,
             reason=f"{lost_node_names[0]} is out of service or was reclaimed.",
             facts={"lost": lost_node_names},
         )
@@ -151,7 +151,7 @@ def evaluate_rental_over(
     if attempt is not None and is_its_last:
         if job.is_migrating_back:
             text = "continues on its committed nodes" if rental.joins_base else "migrates back to committed capacity"
-            return WaitAnswer(outcome=OVER, reason=f"{job.job_id} {text}.")
+            return WaitAnswer(outcome=WaitOutcome.OVER, reason=f"{job.job_id} {text}.")
         since = max(since, attempt.ended_at or since)
     if queued_attempt:
         # The job waits in Kueue's queue, or Kueue waits for the check. The next cycle answers it within a minute.
@@ -161,7 +161,7 @@ def evaluate_rental_over(
         )
     idle_seconds = (now - since).total_seconds()
     if idle_seconds >= quiet_seconds:
-        return WaitAnswer(outcome=OVER, reason=f"No pod has used these nodes for {round(idle_seconds)} s.")
+        return WaitAnswer(outcome=WaitOutcome.OVER, reason=f"No pod has used these nodes for {round(idle_seconds)} s.")
     return None
 
 
@@ -271,23 +271,27 @@ def evaluate_serving_rental_over(
         now: The time.
     """
     if rental.is_returning:
-        return WaitAnswer(outcome=OVER, reason=rental.reason)
+        return WaitAnswer(outcome=WaitOutcome.OVER, reason=rental.reason)
     if rental.due_at is not None and now >= rental.due_at:
-        return WaitAnswer(outcome=OVER, reason=f"The rental's time limit is {rental.due_at:%d %b %H:%M} UTC.")
+        return WaitAnswer(
+            outcome=WaitOutcome.OVER, reason=f"The rental's time limit is {rental.due_at:%d %b %H:%M} UTC."
+        )
     nodes_by_name = {node.name: node for node in nodes if node.cluster == rental.offer.cluster}
     node_names = [name for name in rental.node_names if name not in nodes_by_name]
     if node_names:
-        return WaitAnswer(outcome=OVER, reason=f"{node_names[0]} was reclaimed.", facts={"lost": node_names})
+        return WaitAnswer(
+            outcome=WaitOutcome.OVER, reason=f"{node_names[0]} was reclaimed.", facts={"lost": node_names}
+        )
     if replicas_on(rental, pods):
         return None
     lost_node_names = [name for name in rental.node_names if not is_usable(nodes_by_name[name], rental.offer)]
     if lost_node_names:
         return WaitAnswer(
-            outcome=OVER, reason=f"{lost_node_names[0]} is out of service.", facts={"lost": lost_node_names}
+            outcome=WaitOutcome.OVER, reason=f"{lost_node_names[0]} is out of service.", facts={"lost": lost_node_names}
         )
     idle_seconds = (now - (rental.idle_since or now)).total_seconds()
     if idle_seconds < quiet_seconds:
         return None
     idle_text = "has run on the node for" if rental.was_used else "used the node within"
     label = _target_of(rental).label
-    return WaitAnswer(outcome=OVER, reason=f"No replica of {label} {idle_text} {round(idle_seconds)} s.")
+    return WaitAnswer(outcome=WaitOutcome.OVER, reason=f"No replica of {label} {idle_text} {round(idle_seconds)} s.")

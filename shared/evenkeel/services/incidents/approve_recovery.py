@@ -1,8 +1,8 @@
 """A person approves or declines the plan of a recovery. The workflow receives the answer through its wait."""
 
-from evenkeel.domain.health.incidents import Approval, Incident
+from evenkeel.domain.health.incidents import Approval, Incident, PlanOutcome
 from evenkeel.domain.nodes import FleetNode, KubernetesNode
-from evenkeel.domain.recovery.approval import ASK, describe_approval, why_superseded
+from evenkeel.domain.recovery.approval import describe_approval, why_superseded
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import Value
 from evenkeel.ports import Ledger, Put, Refused, Write
@@ -93,7 +93,7 @@ def _why_not_answerable(incident: Incident, request: ApproveRecoveryRequest, led
     plan = incident.plan
     if incident.state.is_settled and not (request.approves and _is_left_unhealthy(incident, ledger)):
         return f"{incident.incident_id} is settled: {incident.outcome}"
-    if plan is None or plan.outcome != ASK:
+    if plan is None or plan.outcome != PlanOutcome.ASK:
         return f"{incident.incident_id} has no plan that needs approval."
     if plan.decision_id != request.decision_id:
         return f"Plan {request.decision_id} is out of date: answer {plan.decision_id}."

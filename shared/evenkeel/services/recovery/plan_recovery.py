@@ -8,7 +8,7 @@ from typing import NamedTuple
 from pydantic import Field
 
 from evenkeel.domain.health.classification import IncidentFault
-from evenkeel.domain.health.incidents import Incident, IncidentState, NodeBranchResult, StoredRecoveryPlan
+from evenkeel.domain.health.incidents import Incident, IncidentState, NodeBranchResult, PlanOutcome, StoredRecoveryPlan
 from evenkeel.domain.nodes import KARPENTER_LABEL, KubernetesNode, ProviderCluster, StoredProviderCluster
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.recovery.approval import is_approved, why_beyond_approval, why_superseded
@@ -20,7 +20,6 @@ from evenkeel.domain.recovery.plan import (
     CAN_WAIT_SECONDS,
     FaultTraits,
     PlanFacts,
-    PlanOutcome,
     RecoveryPlan,
     plan_recovery,
     provider_busy_reason,

@@ -87,8 +87,8 @@ class RentCapacityRequest(Value):
 class RentOutcome(StrEnum):
     """Outcome of one step of burst_capacity. A prefix such as `CHECK:` names the step that returns it."""
 
-    GO = "GO"
-    """CHECK: ask for its nodes."""
+    WANTED = "WANTED"
+    """CHECK: the holder waits for its nodes, and the caps allow them."""
     READY = "READY"
     """CHECK: its nodes are assigned."""
     ENDING = "ENDING"
@@ -104,7 +104,7 @@ class RentOutcome(StrEnum):
     HANDED_OVER = "HANDED_OVER"
     NOT_YET = "NOT_YET"
     """Ask again after `waitSeconds`."""
-    NONE = "NONE"
+    NO_OTHER_POOL = "NO_OTHER_POOL"
     """NEXT: no other pool can run the job now."""
     IN_USE = "IN_USE"
     """RELEASE: the job runs on its nodes."""
@@ -203,7 +203,7 @@ def _check_budget(step_input: _StepInput) -> RentCapacityResult:
     why_not = _why_rental_ends(step_input)
     if why_not:
         return RentCapacityResult(outcome=RentOutcome.ENDING, reason=why_not)
-    return RentCapacityResult(outcome=RentOutcome.GO, reason=rental.reason)
+    return RentCapacityResult(outcome=RentOutcome.WANTED, reason=rental.reason)
 
 
 def _why_rental_ends(step_input: _StepInput) -> str:
@@ -327,7 +327,7 @@ def _next_offer(step_input: _StepInput) -> RentCapacityResult:
     """Release the refused offer completely, record the refusal, and place the job again (state NextOffer)."""
     context = step_input.context
     if step_input.rental.state is not RentalState.OPENING:
-        return RentCapacityResult(outcome=RentOutcome.NONE, reason=step_input.rental.reason)
+        return RentCapacityResult(outcome=RentOutcome.NO_OTHER_POOL, reason=step_input.rental.reason)
     if not step_input.rental.offer.refused:
         step_input.commit(refuse_offer(step_input.rental, step_input.request.why))
         context.telemetry.count("CapacityUnavailable", market=step_input.rental.offer.market)
@@ -340,14 +340,15 @@ def _next_offer(step_input: _StepInput) -> RentCapacityResult:
     # A later cycle compares the pools again for a job that runs on its base meanwhile.
     why_not_waiting = rental.reason if rental.joins_base else _why_holder_does_not_wait(step_input)
     if why_not_waiting:
-        return RentCapacityResult(outcome=RentOutcome.NONE, reason=why_not_waiting)
+        return RentCapacityResult(outcome=RentOutcome.NO_OTHER_POOL, reason=why_not_waiting)
     if len(rental.offers) >= burst.max_offers:
         return RentCapacityResult(
-            outcome=RentOutcome.NONE, reason=f"Evenkeel asked {count_of(len(rental.offers), 'pool')}. {rental.reason}"
+            outcome=RentOutcome.NO_OTHER_POOL,
+            reason=f"Evenkeel asked {count_of(len(rental.offers), 'pool')}. {rental.reason}",
         )
     began = context.ledger.get(subject_rows.decision_key(rental.decision_id))
     if began is None:
-        return RentCapacityResult(outcome=RentOutcome.NONE, reason=rental.reason)
+        return RentCapacityResult(outcome=RentOutcome.NO_OTHER_POOL, reason=rental.reason)
     facts = facts_for_next_offer(
         PlacementFacts.model_validate(rows.decode(began, Decision).facts, extra="allow"),
         rental,
@@ -359,7 +360,7 @@ def _next_offer(step_input: _StepInput) -> RentCapacityResult:
     )
     placement = choose_pool(facts)
     if placement.action is not PlacementAction.RENT or not _may_rent(step_input):
-        return RentCapacityResult(outcome=RentOutcome.NONE, reason=placement.reason)
+        return RentCapacityResult(outcome=RentOutcome.NO_OTHER_POOL, reason=placement.reason)
     decision_record = rental_store.record_of(placement, context)
     change = next_offer(rental, placement, decision_record.reason, decision_record.decision_id, burst, context.now)
     step_input.commit(change, decision_record=decision_record)

@@ -15,7 +15,7 @@ from evenkeel.domain.plurals import count_of
 from evenkeel.domain.recovery import recovery_waits
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import Value
-from evenkeel.domain.waiting import DEADLINE_PASSED, ConditionKind, Wait, WaitAnswer, WaitState
+from evenkeel.domain.waiting import ConditionKind, Wait, WaitAnswer, WaitOutcome, WaitState
 from evenkeel.ports import (
     Conflict,
     EvenkeelError,
@@ -124,7 +124,9 @@ def _evaluate_wait(wait: Wait, row: Row, observation: Observation, wait_answers:
         and observation.context.now >= wait.deadline_at
         and observation.context.now >= _overdue_at(wait, observation)
     ):
-        answer = WaitAnswer(outcome=DEADLINE_PASSED, reason=f"{UNMET_TEXT[wait.condition.kind]} The deadline passed.")
+        answer = WaitAnswer(
+            outcome=WaitOutcome.DEADLINE_PASSED, reason=f"{UNMET_TEXT[wait.condition.kind]} The deadline passed."
+        )
     if answer is None:
         return ""
     wait_answers.request(wait.subject, wait.name, wait.generation, answer.to_json())

@@ -23,7 +23,6 @@ from evenkeel.domain.recovery.validation import (
 )
 from evenkeel.domain.renting.rental import Rental, RentalState, with_replicas_observed
 from evenkeel.domain.renting.rental_waits import (
-    NODES_READY,
     evaluate_nodes_joined,
     evaluate_rental_over,
     evaluate_rental_ready,
@@ -33,7 +32,7 @@ from evenkeel.domain.renting.rental_waits import (
     why_no_replica_waits,
 )
 from evenkeel.domain.renting.serving import replicas_on
-from evenkeel.domain.waiting import ConditionKind, Wait, WaitAnswer
+from evenkeel.domain.waiting import ConditionKind, Wait, WaitAnswer, WaitOutcome
 from evenkeel.ports import (
     Conflict,
     NotFound,
@@ -134,7 +133,7 @@ def _judge_rental_ready(
     """Answer the wait for the nodes of a job's rental. Pods are read only if enough nodes joined."""
     refusal, other_nodes = observation.capacity_refusal(rental.offer), frozenset(rental.other_rentals_nodes)
     answer = evaluate_rental_ready(rental, job, nodes, refusal, other_nodes, kueue)
-    if answer is None or answer.outcome != NODES_READY:
+    if answer is None or answer.outcome != WaitOutcome.NODES_READY:
         return answer
     joined_names = [node.name for node in joined_nodes(rental, nodes, other_nodes)]
     in_use = pool_nodes.nodes_in_use(rental.offer.cluster, joined_names, observation.context)
@@ -191,7 +190,7 @@ def _check_result_of(incident: Incident, observed_node: ObservedNode, observatio
 def _opt_out_answer(incident: Incident, observation: Observation) -> WaitAnswer | None:
     """Return an answer if a person forbids the action that follows this wait."""
     reason = observation.opt_out_reason(incident)
-    return WaitAnswer(outcome=recovery_waits.OPTED_OUT, reason=reason) if reason else None
+    return WaitAnswer(outcome=WaitOutcome.OPTED_OUT, reason=reason) if reason else None
 
 
 def _judge_repair_possible(incident: Incident, slot_state: SlotState, observation: Observation) -> WaitAnswer | None:

@@ -47,7 +47,6 @@ class OpenWaitRequest(Value):
 class OpenWaitResult(Value):
     """The opened wait. The output of the state is the answer, not this."""
 
-    outcome: str = "OPENED"
     reason: str
     generation: int
 

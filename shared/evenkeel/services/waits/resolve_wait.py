@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.values import Value
-from evenkeel.domain.waiting import ConditionKind, Wait, WaitAnswer, WaitState
+from evenkeel.domain.waiting import ConditionKind, Wait, WaitAnswer, WaitOutcome, WaitState
 from evenkeel.ports import Conflict, Delete, Put, Row, Write
 from evenkeel.services.context import Context
 from evenkeel.services.storage import incident_store
@@ -87,8 +87,8 @@ def _incident_writes(wait: Wait, answer: WaitAnswer, context: Context) -> Sequen
     """Return the changes of the incident that follow from an answer, for the same commit."""
     stage = _STAGES.get((wait.condition.kind, answer.outcome))
     is_failed_validation = wait.condition.kind is ConditionKind.NODE_VALID and answer.outcome not in (
-        "VALID",
-        "OPTED_OUT",
+        WaitOutcome.VALID,
+        WaitOutcome.OPTED_OUT,
     )
     if not wait.subject.startswith("inc-") or (stage is None and not is_failed_validation):
         return ()
@@ -106,9 +106,9 @@ def _incident_writes(wait: Wait, answer: WaitAnswer, context: Context) -> Sequen
 
 
 _STAGES = {
-    (ConditionKind.NODE_BACK, "NODE_BACK"): ("node_back_at", "back"),
-    (ConditionKind.NODE_VALID, "VALID"): ("validated_at", "validated"),
-    (ConditionKind.JOBS_RESUMED, "JOBS_RESUMED"): ("jobs_resumed_at", "resumed"),
+    (ConditionKind.NODE_BACK, WaitOutcome.NODE_BACK): ("node_back_at", "back"),
+    (ConditionKind.NODE_VALID, WaitOutcome.VALID): ("validated_at", "validated"),
+    (ConditionKind.JOBS_RESUMED, WaitOutcome.JOBS_RESUMED): ("jobs_resumed_at", "resumed"),
 }
 
 _CONDITION_TEXT = {

@@ -14,14 +14,15 @@ from evenkeel.domain.health.incidents import (
     Evidence,
     Incident,
     IncidentState,
+    PlanOutcome,
     StageTimes,
     StoredRecoveryPlan,
 )
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.nodes import FleetNode
-from evenkeel.domain.recovery.approval import ASK, awaits_approval, is_approved
-from evenkeel.domain.recovery.plan import NodeOwner, PlanOutcome
+from evenkeel.domain.recovery.approval import awaits_approval, is_approved
+from evenkeel.domain.recovery.plan import NodeOwner
 from evenkeel.domain.recovery.repair_policy import RepairPolicy
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Ledger, Table, get_all
@@ -245,7 +246,7 @@ def _if_unanswered(incident: Incident, plan: StoredRecoveryPlan, now: datetime) 
 def _late_approval(incident: Incident) -> Json | None:
     """Return the declined or unanswered plan that may still be approved; None if there is none."""
     plan, approval = incident.plan, incident.approval
-    if plan is None or plan.outcome != ASK or (approval and approval.approves) or incident.is_drill:
+    if plan is None or plan.outcome != PlanOutcome.ASK or (approval and approval.approves) or incident.is_drill:
         return None
     if incident.state is not IncidentState.OBSERVED:
         return None
