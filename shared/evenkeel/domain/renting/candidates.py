@@ -59,6 +59,15 @@ class PlacementContext(NamedTuple):
     """Jobs that hold a charge. If one is missing, only its class is known."""
 
 
+class PoolQueue(NamedTuple):
+    """The jobs that wait for a committed pool."""
+
+    starts: Mapping[str, float]
+    """Job id → seconds until its expected start."""
+    delay_micros: int
+    """The price of delay of all of them, in micro-dollars an hour."""
+
+
 class QueueForecasts:
     """Expected start times, and why a job is not portable. They are computed once for all placements of a cycle."""
 
@@ -66,9 +75,7 @@ class QueueForecasts:
         self._context, self._policy = context, policy
         self._differences: dict[object, tuple[str, ...]] = {}
         self._rented: dict[tuple[object, ...], CandidatePool] = {}
-        self._starts: dict[tuple[str, str, str], dict[str, float]] = {}
-        self.delays: dict[tuple[str, str, str], int] = {}
-        """Committed pool → the price of delay of all jobs that wait for it, in micro-dollars an hour."""
+        self._queues: dict[tuple[str, str, str], PoolQueue] = {}
 
     def why_not_portable(self, job: Job, pool: Pool) -> tuple[str, ...]:
         """Return why a job would not run the same in a pool."""
@@ -87,17 +94,19 @@ class QueueForecasts:
             self._rented[key] = rented_candidate(pool, self._context, differences)
         return self._rented[key]
 
-    def starts_in(self, pool: Pool) -> Mapping[str, float]:
-        """Return after how many seconds each waiting job is expected to start in a committed pool."""
+    def queue_of(self, pool: Pool) -> PoolQueue:
+        """Return the jobs that wait for a committed pool, with their expected starts and the price of their delay."""
         kind = _kind(pool)
-        if kind not in self._starts:
+        if kind not in self._queues:
             burst = self._policy.burst
             ahead = [job for job in self._context.queue if not self.why_not_portable(job, pool)]
             waiting_uses = [self._use_of(job, pool, position, len(ahead)) for position, job in enumerate(ahead)]
             starts = forecast_starts(pool, waiting_uses, self._context, self._policy)
-            self._starts[kind] = {job.job_id: start for job, start in zip(ahead, starts, strict=True)}
-            self.delays[kind] = sum(burst.delay_of(job.spec.priority_class) for job in ahead)
-        return self._starts[kind]
+            self._queues[kind] = PoolQueue(
+                starts={job.job_id: start for job, start in zip(ahead, starts, strict=True)},
+                delay_micros=sum(burst.delay_of(job.spec.priority_class) for job in ahead),
+            )
+        return self._queues[kind]
 
     def _use_of(self, job: Job, pool: Pool, position: int, count: int) -> WaitingUse:
         spec = job.spec
@@ -394,7 +403,7 @@ def _committed_candidate(
     policy: Policy,
 ) -> CandidatePool:
     """Return a committed pool. No node there counts as free for the job, because the cycle could not start it there."""
-    starts = forecasts.starts_in(pool)
+    starts, delay_micros = forecasts.queue_of(pool)
     waited_seconds = (context.now - waiting_since).total_seconds()
     own_delay = policy.burst.delay_of(job.spec.priority_class) if job.job_id in starts else 0
     wait = expected_wait(starts.get(job.job_id, _LONGEST_WAIT), waited_seconds)
@@ -405,9 +414,7 @@ def _committed_candidate(
         pool=pool,
         accelerators_left=0,
         wait_seconds=min(_LONGEST_WAIT, wait),
-        opportunity_micros_per_accelerator_hour=opportunity_cost_of(
-            pool, forecasts.delays[_kind(pool)] - own_delay, policy.burst
-        ),
+        opportunity_micros_per_accelerator_hour=opportunity_cost_of(pool, delay_micros - own_delay, policy.burst),
         unavailable_until=None,
         differences=forecasts.why_not_portable(job, pool),
     )
