@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from evenkeel.domain.health.incidents import Incident, IncidentState
 from evenkeel.domain.recovery.guardrails import BlockedAction, GuardrailAction, unblocked_actions
 from evenkeel.ports import Ledger, Table, every
-from evenkeel.services.recovery.guardrails import GuardrailInputs
+from evenkeel.services.recovery.guardrail_inputs import GuardrailInputs
 from evenkeel.services.tables import rows
 
 

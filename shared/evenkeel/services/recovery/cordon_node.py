@@ -16,7 +16,7 @@ from evenkeel.domain.values import Value
 from evenkeel.ports import ClusterCordonResult, Key, Row, Write
 from evenkeel.services.context import Context
 from evenkeel.services.incidents import recovery_step
-from evenkeel.services.recovery import guardrails, record_block
+from evenkeel.services.recovery import guardrail_inputs, record_block
 from evenkeel.services.storage import guardrail_registers, incident_store
 from evenkeel.services.storage.guardrail_registers import RegisterName
 from evenkeel.services.storage.retries import until_committed
@@ -67,7 +67,7 @@ class CordonReads(NamedTuple):
     incident_version: int
     """Version of the incident's row."""
     rows: Mapping[Key, Row | None]
-    """Rows of `guardrails.cordon_keys`."""
+    """Rows of `guardrail_inputs.cordon_keys`."""
 
 
 def run(request: recovery_step.RecoveryStepRequest, context: Context) -> CordonNodeResult:
@@ -75,7 +75,7 @@ def run(request: recovery_step.RecoveryStepRequest, context: Context) -> CordonN
 
     Idempotent: yes, by the annotation. A person's cordon stays unchanged.
     """
-    keys = guardrails.cordon_keys()
+    keys = guardrail_inputs.cordon_keys()
     incident, version, cordon_rows = incident_store.load_incident_with(request.incident_id, context, *keys)
     reason_not_allowed = recovery_step.why_may_not_act(incident, context)
     if reason_not_allowed or incident.state.is_settled:
@@ -155,7 +155,7 @@ def _register_cordon(
 
     def register_once() -> GuardrailVerdict:
         nonlocal read_rows
-        inputs = guardrails.GuardrailInputs(context, read_rows)
+        inputs = guardrail_inputs.GuardrailInputs(context, read_rows)
         guardrail_state = inputs.read_facts(GuardrailAction.CORDON, incident)
         read_rows = None
         verdict = check_guardrails(GuardrailAction.CORDON, guardrail_state.facts, context.policy.repair.guardrails)

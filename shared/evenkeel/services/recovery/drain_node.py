@@ -43,7 +43,7 @@ from evenkeel.ports import (
 from evenkeel.services.attempts import keep_logs
 from evenkeel.services.context import Context
 from evenkeel.services.incidents import recovery_step
-from evenkeel.services.recovery import guardrails, record_block, restart_unmanaged, unmanaged_pods
+from evenkeel.services.recovery import guardrail_inputs, record_block, restart_unmanaged, unmanaged_pods
 from evenkeel.services.storage import attempt_store, incident_store
 from evenkeel.services.storage.decision_record import decision_of
 from evenkeel.services.storage.retries import until_committed
@@ -88,14 +88,14 @@ def run(request: recovery_step.RecoveryStepRequest, context: Context) -> DrainNo
     if incident.plan is not None and incident.plan.jobs is JobAction.LEAVE:
         return DrainNodeResult(outcome=DrainOutcome.NO_JOBS, reason="The jobs on the node keep running.")
     if incident.plan is not None and incident.plan.repairs_node:
-        verdict = guardrails.check_stop_allowed(incident, context)
+        verdict = guardrail_inputs.check_stop_allowed(incident, context)
         incident, moved_count = evict_movable_pods(incident, context, may_stop=verdict.is_allowed)
         context.telemetry.count("UnmanagedPodsMoved", moved_count)
     drain_result = drain(incident, context)
     if incident.plan is None or incident.plan.repairs_node or not drain_result.jobs:
         return drain_result
     # No repair follows that would stop these jobs later, so the workflow waits until the hold ends.
-    verdict = guardrails.check_stop_allowed(incident, context)
+    verdict = guardrail_inputs.check_stop_allowed(incident, context)
     if verdict.is_allowed:
         record_block.clear_block(incident, context.ledger)
         return drain_result
@@ -117,7 +117,7 @@ def drain(incident: Incident, context: Context) -> DrainNodeResult:
             _excuse_failure(incident, affected_job, context)
     if not incident.affected_jobs:
         return DrainNodeResult(outcome=DrainOutcome.NO_JOBS, reason="No job ran on the node.")
-    verdict = guardrails.check_stop_allowed(incident, context)
+    verdict = guardrail_inputs.check_stop_allowed(incident, context)
     if not verdict.is_allowed:
         return DrainNodeResult(
             outcome=DrainOutcome.JOBS_AFFECTED,

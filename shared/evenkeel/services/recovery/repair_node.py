@@ -45,8 +45,15 @@ from evenkeel.ports import (
 )
 from evenkeel.services.context import Context
 from evenkeel.services.incidents import recovery_step
-from evenkeel.services.recovery import cordon_node, drain_node, guardrails, plan_recovery, record_block, slot_reader
-from evenkeel.services.recovery.guardrails import GuardrailState
+from evenkeel.services.recovery import (
+    cordon_node,
+    drain_node,
+    guardrail_inputs,
+    plan_recovery,
+    record_block,
+    slot_reader,
+)
+from evenkeel.services.recovery.guardrail_inputs import GuardrailState
 from evenkeel.services.recovery.slot_reader import SlotReader
 from evenkeel.services.storage import attempt_store, guardrail_registers, incident_store
 from evenkeel.services.storage.decision_record import decision_of
@@ -157,7 +164,7 @@ def _decide_step(
     decision = choose_repair(facts, context.policy.repair)
     if not decision.rung:
         return facts, decision, None
-    inputs = guardrails.GuardrailInputs(context)
+    inputs = guardrail_inputs.GuardrailInputs(context)
     guardrail_state = inputs.read_facts(GuardrailAction(decision.rung), incident, looks_healthy=facts.validity.is_valid)
     facts = facts.replace(guard=guardrail_state.facts)
     return facts, choose_repair(facts, context.policy.repair), guardrail_state
@@ -255,7 +262,7 @@ def _read_facts(incident: Incident, lease: RepairLease | None, context: Context)
         progress=incident.progress,
         calls_today=_calls_today(lease, context.now),
         returns=len(lease.returns_of(incident.life, context.now - window)) if lease else 0,
-        hold=guardrails.GuardrailInputs(context).hold_on(incident),
+        hold=guardrail_inputs.GuardrailInputs(context).hold_on(incident),
         now=context.now,
     )
 

@@ -33,7 +33,7 @@ from evenkeel.domain.recovery.unmanaged_restarts import (
 from evenkeel.ports import EvenkeelError, Key, PermanentError, Put, Write
 from evenkeel.services.context import Context
 from evenkeel.services.incidents import recovery_step
-from evenkeel.services.recovery import guardrails
+from evenkeel.services.recovery import guardrail_inputs
 from evenkeel.services.storage import incident_store
 from evenkeel.services.storage.decision_record import decision_of
 from evenkeel.services.tables import fleet_rows, rows, unmanaged_restart_rows
@@ -280,7 +280,7 @@ def _why_not_now(incident: Incident, context: Context) -> str:
     """Return why Evenkeel may not stop a job for the incident now; empty if it may."""
     if reason_not_allowed := recovery_step.why_may_not_act(incident, context):
         return reason_not_allowed
-    verdict = guardrails.check_stop_allowed(incident, context)
+    verdict = guardrail_inputs.check_stop_allowed(incident, context)
     return "" if verdict.is_allowed else verdict.reason
 
 

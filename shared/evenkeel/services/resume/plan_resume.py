@@ -58,7 +58,7 @@ from evenkeel.domain.values import Value
 from evenkeel.ports import Conflict, Ledger, Put, Table, Write, every, get_all
 from evenkeel.services.context import Context
 from evenkeel.services.incidents import recovery_step, unhealthy_nodes
-from evenkeel.services.recovery import guardrails
+from evenkeel.services.recovery import guardrail_inputs
 from evenkeel.services.rentals import rental_store
 from evenkeel.services.resume import find_resume_options
 from evenkeel.services.storage import incident_store, past_jobs
@@ -118,7 +118,7 @@ def run(request: recovery_step.RecoveryStepRequest, context: Context) -> PlanRes
     if not incident.affected_jobs:
         return PlanResumeResult(outcome=ResumeOutcome.NO_JOBS, reason="No job ran on the node.")
     shared_facts = _read_shared_facts(incident, context)
-    is_automation_held = guardrails.GuardrailInputs(context).hold_on(incident) is not None
+    is_automation_held = guardrail_inputs.GuardrailInputs(context).hold_on(incident) is not None
     planned_jobs = []
     for affected_job in incident.affected_jobs:
         planned_job = _plan_resume_of_job(
@@ -386,7 +386,7 @@ def roll_back_jobs(incident: Incident, context: Context) -> int:
     """
     if distrust_after(*checkpoint_trust_of(incident, context.policy.catalogue), context.policy.jobs) is None:
         return 0
-    if guardrails.GuardrailInputs(context).hold_on(incident) is not None:
+    if guardrail_inputs.GuardrailInputs(context).hold_on(incident) is not None:
         return 0
     rolled_back_count, shared_facts = 0, None
     for affected_job in incident.affected_jobs:

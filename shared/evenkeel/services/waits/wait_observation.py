@@ -31,7 +31,7 @@ from evenkeel.ports import (
 )
 from evenkeel.services.context import Context
 from evenkeel.services.recovery import blocked_incidents, plan_recovery, slot_reader
-from evenkeel.services.recovery.guardrails import GuardrailInputs
+from evenkeel.services.recovery.guardrail_inputs import GuardrailInputs
 from evenkeel.services.recovery.slot_reader import SlotReader
 from evenkeel.services.storage import incident_store
 from evenkeel.services.tables import fleet_rows, incident_rows, job_rows, rows

@@ -10,7 +10,7 @@ from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.recovery.guardrail_readings import GuardrailReading, read_guardrails
 from evenkeel.domain.recovery.guardrails import GuardrailAction, GuardrailFacts, GuardrailName
 from evenkeel.services.context import Context
-from evenkeel.services.recovery.guardrails import GuardrailInputs
+from evenkeel.services.recovery.guardrail_inputs import GuardrailInputs
 
 Json = dict[str, Any]
 
