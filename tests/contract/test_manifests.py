@@ -451,7 +451,7 @@ def test_burst_node_is_read_with_pool_and_neuron_devices() -> None:
 
     assert (node.pool, node.instance_id, node.hyperpod_cluster_id) == ("burst", "i-0123456789abcdef0", None)
     assert (node.accelerators, node.accelerator_resource) == (16, "aws.amazon.com/neuron")
-    assert node.created_at == A_MOMENT, "its launch, without which it is no machine of the fleet"
+    assert node.created_at == A_MOMENT, "read the launch time: without it, the node is not part of the fleet"
     assert [joined.pool for joined in join_nodes([node], [], "research-eks")] == ["burst"]
 
 

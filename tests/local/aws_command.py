@@ -34,7 +34,7 @@ def main(words: Sequence[str]) -> int:
 def _run(service: str, verb: str, words: list[str]) -> int:
     if (service, verb) == ("s3", "cp"):
         bucket, key = words[0].removeprefix("s3://").split("/", 1)
-        assert words[1] == "-", "only to standard output"
+        assert words[1] == "-", "copy to `-`: this stand-in for the AWS CLI writes to standard output only"
         sys.stdout.write(_client("s3").get_object(Bucket=bucket, Key=key)["Body"].read().decode())
         return 0
     if (service, verb) == ("logs", "tail"):

@@ -72,7 +72,7 @@ def test_new_stack_imports_retained_tables_of_a_deleted_stack(is_restored: bool,
         assert second["RawEventsBucketName"] == first["RawEventsBucketName"]
         key = {"pk": row["pk"], "sk": row["sk"]}
         assert dynamodb.get_item(TableName=names[0], Key=key)["Item"] == row
-        assert second["ApiId"] != first["ApiId"], "all other resources are new"
+        assert second["ApiId"] != first["ApiId"], "create each resource that holds no data anew"
         streams = {table: dynamodb.describe_table(TableName=table)["Table"]["LatestStreamArn"] for table in names}
         mapped = deployer.client("lambda").list_event_source_mappings()["EventSourceMappings"]
         sources = {mapping["EventSourceArn"] for mapping in mapped if ":dynamodb:" in mapping["EventSourceArn"]}
@@ -80,4 +80,6 @@ def test_new_stack_imports_retained_tables_of_a_deleted_stack(is_restored: bool,
         assert sources <= set(streams.values()), "the publisher reads the streams of the adopted tables"
         if is_restored:
             key = {name: later[name] for name in ("pk", "sk")}
-            assert "Item" not in dynamodb.get_item(TableName=names[0], Key=key), "the row is newer than the restore"
+            assert "Item" not in dynamodb.get_item(TableName=names[0], Key=key), (
+                "restore the tables as they were before this row was written"
+            )

@@ -157,7 +157,7 @@ def test_release_archive_of_the_project_can_be_deployed(engine: Engine, deployer
 
     workflows, functions = deployer.client("stepfunctions"), deployer.client("lambda")
     definition = workflows.describe_state_machine(stateMachineArn=outputs["RecoverNodeArn"])["definition"]
-    assert "${" not in definition, "the workflow names no function"
+    assert "${" not in definition, "substitute the ARN of each function in the workflow"
     answer = functions.invoke(FunctionName=outputs["ReceiveEventFunction"], Payload=b'{"Records": []}')
     assert json.loads(answer["Payload"].read()) == {"batchItemFailures": []}
 

@@ -147,7 +147,7 @@ def test_log_line_of_a_hostile_event_is_short_and_coded(
     lines = [line for line in logged if line["envelopeId"] in samples]
 
     codes = CODES | {UNKNOWN: "EVENT_UNKNOWN_TYPE"}
-    assert lines, "nothing was logged"
+    assert lines, "log each event: no line was found"
     for line in lines:
         assert line["code"] == codes[samples[line["envelopeId"]]]
         assert line["sizeBytes"] == len(event_results.raw[line["envelopeId"]] or b"")
@@ -157,7 +157,7 @@ def test_log_line_of_a_hostile_event_is_short_and_coded(
 def test_hostile_events_are_counted_by_their_code(data_centre: DataCentre, event_results: HostileEventResults) -> None:
     failed = signals.log_lines(data_centre, "EventsFailed", since=event_results.began_at)
 
-    assert failed, "nothing was counted"
+    assert failed, "count each failed event: no metric was found"
     assert {line["Code"] for line in failed} <= set(CODES.values())
 
 

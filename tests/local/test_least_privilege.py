@@ -164,7 +164,9 @@ def test_every_permission_of_a_role_is_used(stage: PermissionBench, owner: str) 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("permission", permission_table.proved_of_roles(), ids=str)
 def test_each_permission_removed_alone_breaks_a_probe(stage: PermissionBench, permission: Permission) -> None:
-    assert is_needed(stage, permission), f"{permission} can go: no probe of {FUNCTIONS[permission.owner]} misses it"
+    assert is_needed(stage, permission), (
+        f"remove {permission}, or add a probe: none of {FUNCTIONS[permission.owner]} needs it"
+    )
 
 
 @pytest.mark.parametrize("owner", sorted(FUNCTIONS))
@@ -290,7 +292,9 @@ def test_every_verb_of_a_role_is_needed(stage: PermissionBench, role: str) -> No
 def test_each_kubernetes_verb_removed_alone_breaks_a_probe(
     stage: PermissionBench, role: str, resource: str, verb: str
 ) -> None:
-    assert is_verb_needed(stage, role, resource, verb), f"{verb} {resource} can go from {role}: no probe misses it"
+    assert is_verb_needed(stage, role, resource, verb), (
+        f"remove {verb} {resource} from {role}, or add a probe: none needs it"
+    )
 
 
 def is_group_needed(stage: PermissionBench, function: str, group: str) -> bool:
@@ -323,4 +327,4 @@ def test_every_group_of_an_access_entry_is_needed(stage: PermissionBench, functi
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("function", "group"), GROUPS, ids=["-".join(names) for names in GROUPS])
 def test_each_access_group_removed_alone_breaks_a_probe(stage: PermissionBench, function: str, group: str) -> None:
-    assert is_group_needed(stage, function, group), f"{function} needs no {group}"
+    assert is_group_needed(stage, function, group), f"remove {group} from {function}, or add a probe: none needs it"

@@ -49,7 +49,7 @@ def of_document(owner: str, document: Json) -> Iterator[Statement]:
         condition, statement = "", written
         if "Fn::If" in written:
             condition, statement, otherwise = written["Fn::If"]
-            assert otherwise == _NOTHING, f"{owner}: a conditional statement is there or is not, {otherwise} is neither"
+            assert otherwise == _NOTHING, f"{owner}: end the Fn::If of the statement with AWS::NoValue, not {otherwise}"
         yield Statement(
             owner,
             statement["Sid"],
@@ -82,7 +82,7 @@ def attachments() -> tuple[tuple[str, str, str], ...]:
     for role, properties in resources("AWS::IAM::Role").items():
         if "ManagedPolicyArns" in properties:
             condition, policies, otherwise = properties["ManagedPolicyArns"]["Fn::If"]
-            assert otherwise == _NOTHING, f"{role}: a policy is attached or is not, {otherwise} is neither"
+            assert otherwise == _NOTHING, f"{role}: end the Fn::If of the policies with AWS::NoValue, not {otherwise}"
             policies_found += [(role, policy["Ref"], condition) for policy in policies]
     return tuple(policies_found)
 

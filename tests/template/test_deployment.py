@@ -192,7 +192,9 @@ def test_only_functions_before_a_cordon_may_reserve_concurrency() -> None:
     for value in reserving.values():
         assert value == {"Fn::If": ["ReservesConcurrency", {"Ref": "CordonConcurrency"}, {"Ref": "AWS::NoValue"}]}
     assert parameter["Default"] == "0"
-    assert allowed[:2] == [0, scaling["MaximumConcurrency"]], "with less, Lambda would throttle the events queue"
+    assert allowed[:2] == [0, scaling["MaximumConcurrency"]], (
+        "reserve at least MaximumConcurrency: with less, Lambda would throttle the events queue"
+    )
 
 
 def test_only_functions_before_a_cordon_may_start_from_snapshots() -> None:
@@ -201,7 +203,9 @@ def test_only_functions_before_a_cordon_may_start_from_snapshots() -> None:
     (rule,) = document["Rules"]["SnapshotsNeedTheirRuntime"]["Assertions"]
 
     assert document["Parameters"]["SnapStart"]["Default"] == "off"
-    assert document["Parameters"]["PythonRuntime"]["Default"] != "python3.11", "it has no snapshots"
+    assert document["Parameters"]["PythonRuntime"]["Default"] != "python3.11", (
+        "choose a newer runtime: Lambda has no snapshots for this one"
+    )
     assert rule["Assert"] == {"Fn::Not": [{"Fn::Equals": [{"Ref": "PythonRuntime"}, "python3.11"]}]}
     assert {
         name: function["SnapStart"] for name, function in FUNCTIONS.items() if "SnapStart" in function
@@ -232,10 +236,12 @@ def test_only_the_local_data_centre_enables_schedules(environment: str) -> None:
 def test_failed_scheduled_run_leaves_no_message(name: str) -> None:
     target = SCHEDULES[name]["Target"]
     function = FUNCTIONS[arn_of(target["Arn"])]
-    assert "DeadLetterConfig" not in target, "an alarm on it would stay until an operator purges it"
+    assert "DeadLetterConfig" not in target, "remove the queue: its alarm would stay until an operator purges it"
     assert "DestinationConfig" not in function["EventInvokeConfig"]
     assert function["EventInvokeConfig"]["MaximumRetryAttempts"] == 0
-    assert target["RetryPolicy"]["MaximumEventAgeInSeconds"] <= 60, "the next minute does the same work"
+    assert target["RetryPolicy"]["MaximumEventAgeInSeconds"] <= 60, (
+        "drop late runs: the run of the next minute does the same work"
+    )
     assert arn_of(target["RoleArn"]) == "SchedulerRole"
 
 
@@ -337,7 +343,9 @@ def test_runbook_has_the_sections_for_a_person_on_call(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     headings = re.findall(r"^## (.+)$", text, re.MULTILINE)
     assert headings == ["Run this first", "What Evenkeel has done already", "How to tell it went well", "Stop or undo"]
-    assert "```" in text.split("## What")[0], "a command to run"
+    assert "```" in text.split("## What")[0], (
+        "write a command to run before the heading `What Evenkeel has done already`"
+    )
 
 
 # ---------------------------------------------------------------- nothing is open, nothing is kept for ever

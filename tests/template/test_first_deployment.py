@@ -111,7 +111,7 @@ def test_template_refuses_invalid_parameters_by_name(parameters: Mapping[str, st
     (text,) = refusals(**parameters)
 
     assert text.startswith(names)
-    assert re.search(r"(Set|Name|Leave) ", text), "the text says what to do"
+    assert re.search(r"(Set|Name|Leave) ", text), "say what to do, with a sentence that begins with Set, Name or Leave"
 
 
 def test_local_data_centre_may_use_emulators() -> None:

@@ -84,7 +84,7 @@ def test_vpc_policy_allows_only_network_interfaces() -> None:
 
 def test_no_role_has_a_fixed_name() -> None:
     named = [name for name, role in resources("AWS::IAM::Role").items() if "RoleName" in role]
-    assert named == [], "a named role needs CAPABILITY_NAMED_IAM"
+    assert named == [], "remove RoleName: with it, a deployment needs CAPABILITY_NAMED_IAM"
 
 
 def test_each_function_and_machine_has_its_own_role() -> None:
@@ -122,7 +122,7 @@ def test_tables_of_a_role_match_the_function_environment() -> None:
         }
         variables = function.get("Environment", {}).get("Variables", {})
         read_tables = {table for table, variable in ENVIRONMENT_OF_TABLE.items() if variable in variables}
-        assert read_tables == granted, name
+        assert read_tables == granted, f"{name}: set the variable of exactly the tables that its role may access"
 
 
 def owners(action: str) -> set[str]:
@@ -272,7 +272,9 @@ def test_role_may_read_each_event_source(name: str, actions: set[str], arn: Json
         for action in statement.actions
     }
 
-    assert actions - granted == set(), "Lambda would refuse to create the event source mapping"
+    assert actions - granted == set(), (
+        "grant these actions: without them, Lambda refuses to create the event source mapping"
+    )
 
 
 POLICIES_OF_PEOPLE = sorted(resources("AWS::IAM::ManagedPolicy"))

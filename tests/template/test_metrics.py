@@ -222,7 +222,7 @@ def test_widgets_do_not_overlap() -> None:
     ]
 
     assert len(cells) == len(set(cells))
-    assert max(x for x, _ in cells) == 23, "the grid of CloudWatch has 24 columns"
+    assert max(x for x, _ in cells) == 23, "fill all 24 columns of the CloudWatch grid, and no more"
 
 
 @pytest.mark.parametrize("function", sorted(FUNCTIONS))
@@ -268,7 +268,7 @@ def test_alarm_on_an_aws_metric_has_real_dimensions(name: str) -> None:
         if series.namespace == NAMESPACE:
             continue
         given = dict(series.dimensions)
-        assert given.pop("GlobalSecondaryIndexName", "byState") == "byState", "of each table"
+        assert given.pop("GlobalSecondaryIndexName", "byState") == "byState", "watch no index except byState"
         assert set(given) == OF_AWS[series.namespace, series.name]
         value = next(iter(given.values()), "")
         kinds = {logical: resource["Type"] for logical, resource in TEMPLATE["Resources"].items()}
@@ -307,13 +307,15 @@ def test_alarm_evaluation_fits_its_metric(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(name for name, alarm in ALARMS.items() if "Metrics" in alarm))
 def test_alarm_on_an_expression_reads_all_its_series(name: str) -> None:
-    assert TEMPLATE["Resources"][name]["Condition"] == "EvaluatesMetricMath", "the local engine refuses it"
+    assert TEMPLATE["Resources"][name]["Condition"] == "EvaluatesMetricMath", (
+        "add the condition EvaluatesMetricMath: the local engine refuses this alarm"
+    )
     alarm = ALARMS[name]
     (shown,) = [query for query in alarm["Metrics"] if query.get("ReturnData", True)]
     read = {query["Id"]: query["MetricStat"] for query in alarm["Metrics"] if "MetricStat" in query}
     expression = resolved(shown["Expression"])
 
-    assert len(read) <= 10, "the limit of CloudWatch"
+    assert len(read) <= 10, "split the alarm: CloudWatch allows 10 metrics"
     assert expression == "SUM(METRICS())" or list(read) == ["claimed"]
     assert len({query["Period"] for query in read.values()}) == 1
     assert alarm["TreatMissingData"] == "notBreaching"

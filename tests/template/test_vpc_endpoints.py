@@ -132,7 +132,7 @@ def test_endpoint_can_be_reached_from_the_subnets(name: str) -> None:
     if endpoint["VpcEndpointType"] == "Gateway":
         assert endpoint["RouteTableIds"] == {"Ref": "RouteTableIds"}
     else:
-        assert endpoint["PrivateDnsEnabled"] is True, "the SDK calls the service by its public name"
+        assert endpoint["PrivateDnsEnabled"] is True, "enable private DNS: the SDK calls the service by its public name"
         assert endpoint["SubnetIds"] == {"Ref": "SubnetIds"}
         assert endpoint["SecurityGroupIds"] == [{"Ref": "EndpointsSecurityGroup"}]
     condition = STACK["Resources"][name]["Condition"]

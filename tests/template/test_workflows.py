@@ -75,7 +75,9 @@ def test_state_machine_has_a_comment_and_a_timeout(name: str) -> None:
     definition = DEFINITIONS[name]
     assert definition["QueryLanguage"] == "JSONata"
     assert definition["Comment"]
-    assert 0 < definition["TimeoutSeconds"] <= 31_536_000, "an execution may last a year"
+    assert 0 < definition["TimeoutSeconds"] <= 31_536_000, (
+        "set a TimeoutSeconds of at most a year, the limit of Step Functions"
+    )
     longest = max(state.get("TimeoutSeconds", 0) for _, state in states(definition))
     assert longest < definition["TimeoutSeconds"]
 
@@ -109,7 +111,7 @@ def test_every_state_can_reach_an_end(machine: Json) -> None:
 @pytest.mark.parametrize(("name", "state_name", "state"), EVERY_STATE)
 def test_every_state_has_a_verb_name_and_comment(name: str, state_name: str, state: Json) -> None:
     assert re.fullmatch(r"[A-Z][a-z]+([A-Z][a-z]+)*", state_name)
-    assert state.get("Comment"), "a comment says why"
+    assert state.get("Comment"), "say in Comment why the state exists"
     if state["Type"] == "Choice":
         assert "Default" in state
 
@@ -119,9 +121,9 @@ def test_every_expression_parses_as_jsonata(name: str, state_name: str, state: J
     for path, text in strings(state):
         if "{%" in text or "%}" in text:
             match = EXPRESSION.fullmatch(text)
-            assert match, f"{path}: an expression takes the whole string"
+            assert match, f"{path}: write the whole string as one JSONata expression"
             Jsonata.jsonata(match[1].strip())
-    assert not any(key.endswith((".$", "Path")) for key in keys(state)), "JSONPath"
+    assert not any(key.endswith((".$", "Path")) for key in keys(state)), "write JSONata: these fields are JSONPath"
 
 
 def keys(node: Any) -> Iterator[str]:
@@ -173,7 +175,9 @@ def test_task_calls_a_substituted_function_with_a_literal_timeout(name: str, sta
     assert payload["executionArn"] == "{% $states.context.Execution.Id %}"
     assert ("token" in payload) == (state["Resource"] == A_WAIT)
     assert isinstance(state["TimeoutSeconds"], int)
-    assert state["TimeoutSeconds"] > timeout_of(state["Arguments"]["FunctionName"]), "the function ends first"
+    assert state["TimeoutSeconds"] > timeout_of(state["Arguments"]["FunctionName"]), (
+        "give the state more time than its function has"
+    )
 
 
 def timeout_of(placeholder: str) -> int:
@@ -199,7 +203,7 @@ def test_task_catches_and_records_every_error_it_does_not_retry(name: str, state
     (catcher,) = state["Catch"]
     assert catcher["ErrorEquals"] == ["States.ALL"]
     is_recorded = catcher.get("Assign", {}).get("failure") or catcher.get("Output", {}).get("outcome") == "FAILED"
-    assert is_recorded, "a caught error is carried on as `failure`, or as the outcome FAILED"
+    assert is_recorded, "assign the caught error to `failure`, or set the outcome FAILED"
 
 
 def test_every_parallel_catches_the_errors_of_its_branches() -> None:

@@ -58,7 +58,9 @@ def test_import_template_has_the_same_resources_as_the_template(schedules: str, 
         if name in TABLES:
             original["Properties"]["DeletionProtectionEnabled"] = protects
         assert imported_resource == original, "a difference would change or replace the resource after the import"
-        assert imported_resource["DeletionPolicy"] == "RetainExceptOnCreate", "CloudFormation asks for a policy"
+        assert imported_resource["DeletionPolicy"] == "RetainExceptOnCreate", (
+            "set a DeletionPolicy: CloudFormation refuses an import without it"
+        )
     assert "Fn::" not in json.dumps(document)
     assert [str(match) for match in lint(json.dumps(document), regions=["us-west-2"])] == []
 

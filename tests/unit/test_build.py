@@ -99,7 +99,9 @@ def test_byte_code_of_a_layer_is_counted_or_reported_missing(tmp_path: Path) -> 
 
     assert "no byte code" in without
     assert build.describe_byte_code(tmp_path, THIS_PYTHON) == "The layer has byte code for 1 modules."
-    assert "no byte code" in build.describe_byte_code(tmp_path, "python3.99"), "another version's code is no use"
+    assert "no byte code" in build.describe_byte_code(tmp_path, "python3.99"), (
+        "report that the byte code of another version does not count"
+    )
 
 
 def test_byte_code_that_python_would_recheck_is_not_counted(tmp_path: Path) -> None:

@@ -192,9 +192,7 @@ def test_release_workflow_writes_only_where_it_publishes() -> None:
     assert WORKFLOW["permissions"] == {}
     assert WORKFLOW["jobs"]["build"]["permissions"] == {"contents": "read"}
     commands = [step.get("run", "") for step in WORKFLOW["jobs"]["publish"]["steps"]]
-    assert not any("make" in command for command in commands), (
-        "the job with rights to write runs no code of the project"
-    )
+    assert not any("make" in command for command in commands), "run no code of the project in the job that may write"
 
 
 def commands_of(job: str) -> list[str]:

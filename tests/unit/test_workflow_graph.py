@@ -44,7 +44,9 @@ def test_graph_has_every_state_once_and_no_dangling_arrow(path: Path) -> None:
 
     assert sorted(state.name for state in graph) == sorted(names(definition))
     branches = {state.name: (state.inside, state.branch) for state in graph}
-    assert all(branches[name] == branches[state.name] for state in graph for name in state.next), "within one branch"
+    assert all(branches[name] == branches[state.name] for state in graph for name in state.next), (
+        "let each next state be in the branch of its state"
+    )
     assert graph[0].name == definition["StartAt"]
     assert {state.progress for state in graph} == {StateProgress.NOT_REACHED}
 

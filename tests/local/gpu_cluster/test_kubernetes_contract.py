@@ -457,7 +457,7 @@ def test_continuation_at_an_expired_version_is_410(api: KubeClient, maps: str) -
     except KubeApiError as refused:
         assert (refused.code, refused.reason) == (410, "Expired")  # noqa: PT017 (an answer is one for a young server)
     else:
-        assert REAL, "this version was forgotten"
+        assert REAL, "answer 410 Expired for a version that the server no longer keeps"
         pytest.skip("the server is too young to have forgotten its first version")
 
     assert api.status_of("GET", f"{maps}?limit=1&continue=nonsense").code == 400

@@ -1023,7 +1023,7 @@ class FrozenPage:
     def _await_answers(self) -> None:
         deadline = time.monotonic() + 20
         while self._page.evaluate("unanswered"):
-            assert time.monotonic() < deadline, "a read has no answer"
+            assert time.monotonic() < deadline, "answer each read: one is open after 20 s"
 
 
 _NOTE_READS = """(() => {

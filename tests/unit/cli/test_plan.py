@@ -889,7 +889,7 @@ def test_jobs_of_a_removed_queue_wait_for_its_return(files: PlanFiles) -> None:
     events.append({"type": "quota", "at": 3, "documents": [queue]})
     plan_after_return = files.plan(events=events)
     taken = [(cycle["at"], decision["job"]) for cycle in plan_after_return["cycles"] for decision in cycle["decisions"]]
-    assert taken[0] == (3, "lab/second"), "with the priority that it had been given"
+    assert taken[0] == (3, "lab/second"), "keep the changed priority when the queue returns"
     assert plan_after_return["end"]["unqueued"] == []
 
 

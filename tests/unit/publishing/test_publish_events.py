@@ -109,7 +109,7 @@ def test_incident_publishes_its_opening_approval_request_and_settlement_once() -
     assert event_kinds(incident_change(opened, awaiting_approval)) == ["Incident Needs Person"]
     assert event_kinds(incident_change(awaiting_approval, awaiting_approval.replace(evidence_count=2))) == []
     assert event_kinds(incident_change(awaiting_approval, awaiting_second_approval)) == ["Incident Needs Person"], (
-        "another plan is another question"
+        "ask again: the second plan needs an answer of its own"
     )
     assert event_kinds(incident_change(awaiting_approval, approved)) == []
     assert event_kinds(incident_change(approved, failed)) == ["Incident Needs Person", "Incident Settled"]

@@ -314,10 +314,14 @@ def test_preempted_interrupted_job_does_not_overtake_its_preemptor() -> None:
         incident_id="inc-1", after_attempt=1, option=ResumeOption.PREEMPT, avoid=("somewhere",), planned_at=NOW
     )
 
-    gave_way = AdmissionRequest.of(a_job(resume_plan=plan, current_attempt=1, is_preempted=True))
+    preempted_request = AdmissionRequest.of(a_job(resume_plan=plan, current_attempt=1, is_preempted=True))
 
-    assert (gave_way.is_recovery, gave_way.resumes_by_preemption, gave_way.has_prior_grant) == (False, False, False)
-    assert gave_way.avoid == ("somewhere",), "what is sick stays out"
+    assert (
+        preempted_request.is_recovery,
+        preempted_request.resumes_by_preemption,
+        preempted_request.has_prior_grant,
+    ) == (False, False, False)
+    assert preempted_request.avoid == ("somewhere",), "keep the faulty node of the earlier plan out of the next attempt"
 
 
 # ---------------------------------------------------------------- properties

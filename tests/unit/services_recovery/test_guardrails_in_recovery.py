@@ -223,7 +223,9 @@ def test_settled_incident_leaves_the_repair_register() -> None:
     recovery.run_state("Settle", settle_incident, plan={"outcome": "ACT"}, node=ends, jobs={"outcome": "NO_JOBS"})
 
     assert registered_lives(recovery, RegisterName.REPAIRS) == []
-    assert registered_lives(recovery, RegisterName.CORDONS) == [instance_id(1)], "it carries our cordon still"
+    assert registered_lives(recovery, RegisterName.CORDONS) == [instance_id(1)], (
+        "keep the node in the register: it still has Evenkeel's cordon"
+    )
 
 
 def test_node_counts_against_guardrail_limits_during_its_whole_repair() -> None:
@@ -486,13 +488,13 @@ def test_shared_cause_alerts_once_while_active_and_again_later() -> None:
     recovery.world.clock.advance(120)
     fourth = recover_until_repair(recovery, 4)
     assert (run_repair(recovery, second).outcome, run_repair(recovery, fourth).outcome) == ("BLOCKED", "BLOCKED")
-    assert len(pages) == 1, "told already, of two of these three machines"
+    assert len(pages) == 1, "page once: two of these three nodes were in the page"
 
     for number in (1, 2, 3, 4):
         disconnect_node(recovery, number)
     recovery.world.clock.advance(100_000)
     assert run_repair(recovery, recover_until_repair(recovery, 8)).outcome == "BLOCKED"
-    assert len(pages) == 1, "the cause that people were told of lasts"
+    assert len(pages) == 1, "page once: the shared cause of that page has not ended"
 
     end_cause(recovery)
     recovery.world.clock.advance(10)
@@ -770,7 +772,7 @@ def test_second_approval_is_refused_with_author_of_the_first() -> None:
     with pytest.raises(approve_recovery.AlreadyAnswered, match=r"Approved by role/Op \(ana\)"):
         answer_plan(recovery, by="role/Op (bo)", approves=False)
 
-    assert answer_plan(recovery).approval == first.approval, "the same again is success"
+    assert answer_plan(recovery).approval == first.approval, "answer a repeated request with success"
     assert recovery.timeline_kinds().count("approved") == 1
 
 
@@ -878,7 +880,9 @@ def test_approval_covers_only_the_named_plan() -> None:
     assert stands.outcome == "STAND_DOWN"
     assert stands.reason == "A person approved reboot, but xid:79 now needs replace."
     assert recovery.world.provider.asked == []
-    assert (recovery.incident.state, recovery.incident.run) == (IncidentState.OPEN, 2), "it is asked for anew"
+    assert (recovery.incident.state, recovery.incident.run) == (IncidentState.OPEN, 2), (
+        "start run 2, which asks for approval again"
+    )
     recovery.run = 2
     recovery.run_state("Plan", plan_recovery)
     recovery.open_wait(K.APPROVED)
@@ -909,7 +913,7 @@ def test_approval_at_exactly_the_deadline_counts() -> None:
     recovery.run = 2
     recovery.run_state("Plan", plan_recovery)
     recovery.open_wait(K.APPROVED)
-    assert recovery.evaluate_waits_once() == ["APPROVED"], "and need not be given again"
+    assert recovery.evaluate_waits_once() == ["APPROVED"], "keep the approval: nobody needs to give it again"
 
 
 def test_failed_run_leaves_the_guardrail_queue() -> None:

@@ -167,7 +167,7 @@ def test_older_of_two_attempts_ends_at_its_next_save(tmp_path: Path, undisturbed
             assert newer.digests() == {undisturbed}
 
     fenced_at = older.events(kind="step")[-1]["step"]
-    assert fenced_at % 5 == 0, "it ends where it would have saved"
+    assert fenced_at % 5 == 0, "end at the step of a save"
     assert older.events(kind="fenced")[0]["standing"] == 2
     late_checkpoint = Checkpoint(step=fenced_at, attempt=1)
     assert open_storage(f"{tmp_path}/checkpoints").get(late_checkpoint.manifest_key) is None
