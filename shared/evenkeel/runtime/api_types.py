@@ -80,7 +80,7 @@ class PriorityBody(Body):
 
 
 class TeamBody(Body):
-    """`PUT /v1/teams/{team}/quota`: the whole team as it is to be."""
+    """`PUT /v1/teams/{team}/quota`: the whole team after the change."""
 
     team: Team
     reason: Reason

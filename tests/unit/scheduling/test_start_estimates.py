@@ -41,7 +41,7 @@ def test_jobs_ahead_run_first() -> None:
     assert estimate_start(0, [(8, 0.0)], [8], 8, [100.0]).seconds == 200.0
 
 
-def test_no_start_is_foreseen_for_too_large_jobs() -> None:
+def test_job_too_large_for_the_pool_has_no_expected_start() -> None:
     start_estimate = estimate_start(4, [], [], 8, [100.0])
 
     assert (start_estimate.seconds, start_estimate.earliest_seconds, start_estimate.latest_seconds) == (

@@ -339,7 +339,7 @@ class PodSet:
     """Smallest count for partial admission; None without partial admission."""
     selector: Mapping[str, str] = field(default_factory=dict)
     affinity: tuple[tuple[Requirement, ...], ...] = ()
-    """Node selector terms, of which any must match. A term matches if all its requirements hold."""
+    """Node selector terms. At least one must match. A term matches if all its requirements hold."""
     tolerations: tuple[FlavorToleration, ...] = ()
     group: str = ""
     """Pod sets of the same group get the same flavors."""

@@ -128,7 +128,7 @@ class PodSpec(Document):
 
     @property
     def beyond_limits(self) -> list[str]:
-        """Resources of which a container or the pod requests more than its limit."""
+        """Resources that a container or the pod requests beyond its limit."""
         all_resources = (
             *(container.resources for container in (*self.init_containers, *self.containers)),
             self.resources or ContainerResources(),

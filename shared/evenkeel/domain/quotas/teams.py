@@ -280,7 +280,7 @@ class TeamSetup(Value):
         return (named_team.local_queue if named_team else "") or team
 
     def teams_of(self, identity: str) -> tuple[str, ...]:
-        """Return the names of the teams of which an identity is a member."""
+        """Return the names of the teams that an identity belongs to."""
         return tuple(
             team.name for team in self.teams if any(identity and member.identity == identity for member in team.members)
         )

@@ -242,7 +242,7 @@ class RentalChange(NamedTuple):
     has_new_offer: bool = False
     """Whether its allocation must be written."""
     changes_capacity: bool = False
-    """Whether nodes or caps change on which admissions depend. Then the quota tree's version must be raised."""
+    """Whether the change affects nodes or caps. Admissions depend on them, so the commit raises the tree's version."""
     capacity_answer: CapacityAnswer | None = None
     """Recorded as a shortage, or as the end of one; None changes no shortage."""
 

@@ -103,7 +103,7 @@ class _ResizePlanner:
         self.nodes_kept: dict[str, int] = self._nodes_kept_by_stopping_jobs()
         """Job that frees nodes → the number of nodes that it keeps."""
         self.changing_kinds = {self._kind_of(job_id) for job_id in self.nodes_kept if job_id in self.charges}
-        """Kinds of which a job already frees nodes."""
+        """Kinds of nodes that a stopping job already frees."""
 
     @functools.cached_property
     def fleet(self) -> AdmissionInput:

@@ -77,7 +77,7 @@ def run(incident: Incident, context: Context, *, may_stop: bool) -> frozenset[st
 
 
 def run_if_allowed(incident: Incident, context: Context) -> frozenset[str]:
-    """Do the same as `run` if the plan repairs the node, and as far as mode, holds and guardrails allow it.
+    """Restart the jobs as `run` does, if the plan repairs the node, and if mode, holds and guardrails allow it.
 
     Idempotent: yes, as `run`.
     """

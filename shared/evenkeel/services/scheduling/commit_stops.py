@@ -224,7 +224,7 @@ def _stop_writes(
 def _displacement_writes(
     job_id: str, for_job: str, decision_id: str, loaded_cycle: LoadedCycle, now: datetime
 ) -> tuple[Write, ...]:
-    """Return the writes that request that a job continues on rented nodes; none if it already stops."""
+    """Return the writes of a request to continue a job on rented nodes; none if it already stops."""
     job, version = loaded_cycle.stored(job_id)
     if not job.is_stoppable:
         return ()

@@ -74,7 +74,7 @@ def run(context: Context) -> LoadedCycle:
 
 
 def read_fleet(loaded_cycle: LoadedCycle, context: Context) -> LoadedCycle:
-    """Read the facts that only rentals need where Kueue admits: the tree, the rentals, the nodes and the budgets.
+    """Read the quota tree, the rentals, the nodes and the budgets. Where Kueue admits jobs, only rentals need them.
 
     The attempts of the live charges are read, too. Kueue chose their nodes, so their charges lack them.
     """

@@ -1,4 +1,4 @@
-"""Read the setups of a past time, from the present one and the recorded changes."""
+"""Read the setup of a past time, from the present setup and the recorded changes."""
 
 from collections.abc import Sequence
 from datetime import datetime

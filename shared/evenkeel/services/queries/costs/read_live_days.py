@@ -300,7 +300,7 @@ class _Demand:
 
 
 def _interrupted_job_ids(attempts: Iterable[Attempt], span: Span) -> list[str]:
-    """Return the jobs of which an attempt ended without success since the window began, the newest end first.
+    """Return the jobs with an attempt that ended without success since the window began, the newest end first.
 
     An attempt that ended after the window may have lost time in it.
     """

@@ -40,7 +40,10 @@ def show_readings(incident: Incident, decisions: Iterable[Decision], context: Co
 
 
 def _recorded_readings(decisions: Iterable[Decision], context: Context) -> tuple[list[GuardrailReading], bool]:
-    """Return the readings of the last decision with facts, and whether its policy is in force. Unreadable: none."""
+    """Return the readings of the last decision that recorded facts, and whether its policy is in force.
+
+    Facts of another release that this one cannot read yield no readings.
+    """
     for decision in decisions:
         if decision.kind == "REPAIR" and decision.facts.get("guard"):
             try:
