@@ -99,7 +99,8 @@ class WaitOutcome(StrEnum):
 class WaitAnswer(Value):
     """The answer to a wait: the output of the waiting workflow state."""
 
-    outcome: WaitOutcome
+    outcome: str
+    """A `WaitOutcome`, stored as text: an older release can read the outcome of a newer one."""
     reason: Sentence
     facts: dict[str, Any] = {}
 

@@ -261,7 +261,8 @@ class StoredRecoveryPlan(Value):
     """The plan of one run, as its workflow received it."""
 
     run: int
-    outcome: PlanOutcome
+    outcome: str
+    """A `PlanOutcome`, stored as text: an older release can read the outcome of a newer one."""
     repairs_node: bool
     owner: str = ""
     evidence_wait_seconds: int = Field(alias="settleSeconds")

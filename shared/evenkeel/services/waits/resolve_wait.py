@@ -105,7 +105,7 @@ def _incident_writes(wait: Wait, answer: WaitAnswer, context: Context) -> Sequen
     )
 
 
-_STAGES = {
+_STAGES: dict[tuple[ConditionKind, str], tuple[str, str]] = {
     (ConditionKind.NODE_BACK, WaitOutcome.NODE_BACK): ("node_back_at", "back"),
     (ConditionKind.NODE_VALID, WaitOutcome.VALID): ("validated_at", "validated"),
     (ConditionKind.JOBS_RESUMED, WaitOutcome.JOBS_RESUMED): ("jobs_resumed_at", "resumed"),
