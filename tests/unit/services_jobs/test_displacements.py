@@ -228,3 +228,21 @@ def test_run_time_left_counts_earlier_attempts_of_moving_job() -> None:
     (movable,) = DisplacementFacts.model_validate(record.facts).movable
     # The policy expects two hours, and both attempts ran for 61 minutes.
     assert movable.left_seconds == (7200 - 3660,)
+
+
+def test_no_other_job_takes_the_rent_of_a_displaced_job() -> None:
+    caps = dict.fromkeys(("fleet_cap_micros_per_hour", "other_team_cap_micros_per_hour"), NODE_HOUR[SPOT])
+    renting, movable, _ = two_movable_and_two_waiting_jobs(**caps)
+    scenario = renting.scenario
+    scenario.run_scheduling_cycle()
+    other_job = scenario.submit("other", nodes=1)
+
+    for _ in range(2):
+        scenario.run_scheduling_cycle()
+    renting.world.clock.advance(1)
+    (displaced,) = [job.job_id for job in movable if scenario.job(job.job_id).displaced_at]
+    scenario.stop(displaced, 1)
+    scenario.settle(displaced, 1)
+    scenario.run_scheduling_cycle()
+
+    assert (scenario.job(displaced).rentals, scenario.job(other_job.job_id).rentals) == (1, 0)

@@ -128,6 +128,8 @@ def _with_rentals(
     """Add the rentals, the displacement and the step of each pending job. Return also the rentals with the new ones."""
     queue_plan = plan.queue_plan
     admission_input, decisions = queue_plan.admission_input, queue_plan.decisions
+    stopping_job_ids = [charge.job_id for charge in admission_input.charges]
+    snapshot = displacement_plan.with_rents_of_displaced_jobs(snapshot, stopping_job_ids, admission_input, policy, now)
     serving_rentals = _plan_serving_rentals(snapshot, queue_plan, policy, now)
     nodes_for_replicas = (decision for rental_plan in serving_rentals for decision in rental_plan.to_rent)
     rental_book = snapshot.rental_book.with_planned(nodes_for_replicas, policy.burst.pools)

@@ -63,7 +63,7 @@ def plan_displacement(
     """
     if not policy.burst.max_moves:
         return None
-    snapshot = _with_rents_of_displaced_jobs(snapshot, admission_input, policy, now)
+    snapshot = with_rents_of_displaced_jobs(snapshot, snapshot.pending, admission_input, policy, now)
     node_capacities = capacities_after_admissions(admission_input.capacities, decisions)
     movable: dict[str, tuple[MovableJob, ...]] = {}
     displacements = []
@@ -203,17 +203,23 @@ def _movable_jobs(
             )
 
 
-def _with_rents_of_displaced_jobs(
-    snapshot: CycleSnapshot, admission_input: AdmissionInput, policy: Policy, now: datetime
+def with_rents_of_displaced_jobs(
+    snapshot: CycleSnapshot, job_ids: Iterable[str], admission_input: AdmissionInput, policy: Policy, now: datetime
 ) -> CycleSnapshot:
     """Return the snapshot with the rentals that displaced jobs are expected to begin.
 
     A displaced job rents only after it has stopped. Until then other jobs must leave its rent within caps and budgets.
+
+    Args:
+        snapshot: The snapshot of the cycle.
+        job_ids: The jobs that may have been displaced.
+        admission_input: The input of the decisions.
+        policy: The whole policy.
+        now: The time.
     """
     rental_book = snapshot.rental_book
     holders = {allocation.job_id for allocation in rental_book.allocations}
-    job_ids = {*snapshot.pending, *(charge.job_id for charge in admission_input.charges)} - holders
-    known_jobs = (snapshot.known_job(job_id) for job_id in sorted(job_ids))
+    known_jobs = (snapshot.known_job(job_id) for job_id in sorted({*job_ids} - holders))
     displaced_jobs = [job for job in known_jobs if job and job.displaced_at]
     if not displaced_jobs:
         return snapshot
