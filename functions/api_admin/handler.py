@@ -1,6 +1,6 @@
 """Routes of administrators: the policy (the shipped policy with the site's changes), the teams and the quotas."""
 
-from evenkeel.runtime import api, api_types, entry, wiring
+from evenkeel.runtime import api, api_queries, api_types, entry, wiring
 from evenkeel.services.admin import change_policy, remove_team, set_quotas, try_policy
 from evenkeel.services.queries import read_policy
 from evenkeel.services.storage import pagination, team_setup
@@ -10,7 +10,7 @@ app = api.Resolver(lambda: wiring.ports().telemetry)
 
 @app.get("/v1/clusters/<cluster>/policy")
 def show_policy(cluster: str) -> api.Reply:
-    query = app.parse_query(api_types.PageQuery)
+    query = app.parse_query(api_queries.PageQuery)
     context = wiring.context()
     app.require_fleet(cluster, context.site.fleet)
     page = pagination.PageRequest(query.page_size, query.next_page_token)
@@ -67,7 +67,7 @@ def set_team(team: str) -> api.Reply:
 @app.delete("/v1/teams/<team>")
 def remove_a_team(team: str) -> api.Reply:
     context = wiring.context()
-    reason = app.parse_query(api_types.RemovalQuery).reason
+    reason = app.parse_query(api_queries.RemovalQuery).reason
     request = remove_team.RemoveTeamRequest(
         team=team, expected=app.expected_version(), by=app.caller().actor, reason=reason
     )

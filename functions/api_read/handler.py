@@ -1,6 +1,6 @@
 """GET routes: states and their reasons. They change nothing."""
 
-from evenkeel.runtime import api, api_types, entry, wiring
+from evenkeel.runtime import api, api_queries, entry, wiring
 from evenkeel.services.jobs.check_role import Requester
 from evenkeel.services.queries import disclosure, read_events, sorted_list
 from evenkeel.services.queries.costs import read_cost_report, read_receipts, read_showback
@@ -35,21 +35,21 @@ def _seen(document: entry.Json) -> entry.Json:
 
 @app.get("/v1/status")
 def status() -> api.Reply:
-    app.parse_query(api_types.NoQuery)
+    app.parse_query(api_queries.NoQuery)
     context = wiring.context()
     return app.read_reply(read_fleet.show_status(_ages(), context))
 
 
 @app.get("/v1/overview")
 def overview() -> api.Reply:
-    app.parse_query(api_types.NoQuery)
+    app.parse_query(api_queries.NoQuery)
     context = wiring.context()
     return app.read_reply(read_overview.show_overview(_ages(), _reader(), context), undated=read_overview.UNDATED)
 
 
 @app.get("/v1/clusters/<cluster>/automation")
 def show_automation(cluster: str) -> api.Reply:
-    app.parse_query(api_types.NoQuery)
+    app.parse_query(api_queries.NoQuery)
     context = wiring.context()
     app.require_fleet(cluster, context.site.fleet)
     return app.read_reply(hold_automation.show_automation(context))
@@ -57,7 +57,7 @@ def show_automation(cluster: str) -> api.Reply:
 
 @app.get("/v1/jobs")
 def list_jobs() -> api.Reply:
-    query = app.parse_query(api_types.JobsQuery)
+    query = app.parse_query(api_queries.JobsQuery)
     if query.unmanaged:
         context = wiring.context()
         return app.read_reply(_seen(read_jobs.list_unmanaged(context)))
@@ -70,7 +70,7 @@ def list_jobs() -> api.Reply:
 
 @app.get("/v1/jobs/<job_id>")
 def show_job(job_id: str) -> api.Reply:
-    app.parse_query(api_types.NoQuery)
+    app.parse_query(api_queries.NoQuery)
     context = wiring.context()
     job = read_jobs.show_job(job_id, _reader(), context)
     return app.read_reply(_seen(job), undated=("queue",))
@@ -78,20 +78,20 @@ def show_job(job_id: str) -> api.Reply:
 
 @app.get("/v1/jobs/<job_id>/timeline")
 def job_timeline(job_id: str) -> api.Reply:
-    app.parse_query(api_types.NoQuery)
+    app.parse_query(api_queries.NoQuery)
     return app.read_reply(read_timelines.show_job(job_id, _reader(), wiring.context()))
 
 
 @app.get("/v1/jobs/<job_id>/why")
 def why_job(job_id: str) -> api.Reply:
-    app.parse_query(api_types.NoQuery)
+    app.parse_query(api_queries.NoQuery)
     context = wiring.context()
     return app.read_reply(_seen(explain.why_job(job_id, _reader(), context)))
 
 
 @app.get("/v1/jobs/<job_id>/logs")
 def job_logs(job_id: str) -> api.Reply:
-    query = app.parse_query(api_types.LogsQuery)
+    query = app.parse_query(api_queries.LogsQuery)
     context = wiring.context()
     log = read_jobs.job_logs(
         job_id,
@@ -107,26 +107,26 @@ def job_logs(job_id: str) -> api.Reply:
 
 @app.get("/v1/jobs/<job_id>/receipt")
 def job_receipt(job_id: str) -> api.Reply:
-    app.parse_query(api_types.NoQuery)
+    app.parse_query(api_queries.NoQuery)
     return app.read_reply(read_receipts.show_job(job_id, _reader(), wiring.context()))
 
 
 @app.get("/v1/teams")
 def list_teams() -> api.Reply:
-    app.parse_query(api_types.NoQuery)
+    app.parse_query(api_queries.NoQuery)
     context = wiring.context()
     return app.read_reply(_seen(read_teams.list_teams(context)))
 
 
 @app.get("/v1/teams/<team>/quota")
 def show_team(team: str) -> api.Reply:
-    app.parse_query(api_types.NoQuery)
+    app.parse_query(api_queries.NoQuery)
     return app.read_reply(team_setup.read_team(wiring.context().ledger, team))
 
 
 @app.get("/v1/clusters/<cluster>/quotas")
 def show_quotas(cluster: str) -> api.Reply:
-    app.parse_query(api_types.NoQuery)
+    app.parse_query(api_queries.NoQuery)
     context = wiring.context()
     app.require_fleet(cluster, context.site.fleet)
     return app.read_reply(team_setup.read_fleet(context.ledger))
@@ -134,7 +134,7 @@ def show_quotas(cluster: str) -> api.Reply:
 
 @app.get("/v1/incidents")
 def list_incidents() -> api.Reply:
-    query = app.parse_query(api_types.IncidentsQuery)
+    query = app.parse_query(api_queries.IncidentsQuery)
     page = pagination.PageRequest(query.page_size, query.next_page_token)
     context = wiring.context()
     return app.read_reply(_seen(read_incidents.list_incidents(query.state, page, context)))
@@ -142,7 +142,7 @@ def list_incidents() -> api.Reply:
 
 @app.get("/v1/incidents/<incident_id>")
 def show_incident(incident_id: str) -> api.Reply:
-    app.parse_query(api_types.NoQuery)
+    app.parse_query(api_queries.NoQuery)
     context = wiring.context()
     incident = read_incidents.show_incident(incident_id, _reader(), context)
     return app.read_reply(_seen(incident))
@@ -150,32 +150,32 @@ def show_incident(incident_id: str) -> api.Reply:
 
 @app.get("/v1/incidents/<incident_id>/execution")
 def incident_execution(incident_id: str) -> api.Reply:
-    app.parse_query(api_types.NoQuery)
+    app.parse_query(api_queries.NoQuery)
     return app.read_reply(read_execution.show_execution(incident_id, wiring.context()))
 
 
 @app.get("/v1/incidents/<incident_id>/timeline")
 def incident_timeline(incident_id: str) -> api.Reply:
-    app.parse_query(api_types.NoQuery)
+    app.parse_query(api_queries.NoQuery)
     return app.read_reply(read_timelines.show_incident(incident_id, _reader(), wiring.context()))
 
 
 @app.get("/v1/incidents/<incident_id>/why")
 def why_incident(incident_id: str) -> api.Reply:
-    app.parse_query(api_types.NoQuery)
+    app.parse_query(api_queries.NoQuery)
     context = wiring.context()
     return app.read_reply(_seen(explain.why_incident(incident_id, _reader(), context)))
 
 
 @app.get("/v1/incidents/<incident_id>/receipt")
 def incident_receipt(incident_id: str) -> api.Reply:
-    app.parse_query(api_types.NoQuery)
+    app.parse_query(api_queries.NoQuery)
     return app.read_reply(read_receipts.show_incident(incident_id, _reader(), wiring.context()))
 
 
 @app.get("/v1/decisions")
 def list_decisions() -> api.Reply:
-    query = app.parse_query(api_types.DecisionsQuery)
+    query = app.parse_query(api_queries.DecisionsQuery)
     page = pagination.PageRequest(query.page_size, query.next_page_token)
     decision_filter = read_decisions.DecisionFilter(subject=query.subject, kinds=query.kind)
     return app.read_reply(read_decisions.list_decisions(decision_filter, page, _reader(), wiring.context()))
@@ -183,13 +183,13 @@ def list_decisions() -> api.Reply:
 
 @app.get("/v1/decisions/<decision_id>")
 def show_decision(decision_id: str) -> api.Reply:
-    app.parse_query(api_types.NoQuery)
+    app.parse_query(api_queries.NoQuery)
     return app.read_reply(read_incidents.show_decision(wiring.context().ledger, decision_id, _reader()))
 
 
 @app.get("/v1/nodes")
 def list_nodes() -> api.Reply:
-    query = app.parse_query(api_types.NodesQuery)
+    query = app.parse_query(api_queries.NodesQuery)
     page = pagination.PageRequest(query.page_size, query.next_page_token)
     node_filter = read_nodes.NodeFilter(pool=query.pool, states=query.state, with_gone=bool(query.gone))
     sort = sorted_list.Sort.parse(query.sort)
@@ -198,7 +198,7 @@ def list_nodes() -> api.Reply:
 
 @app.get("/v1/events")
 def list_events() -> api.Reply:
-    query = app.parse_query(api_types.EventsQuery)
+    query = app.parse_query(api_queries.EventsQuery)
     page = pagination.PageRequest(query.page_size, query.next_page_token)
     event_filter = read_events.EventFilter(kinds=query.kind, subject=query.subject, team=query.team, since=query.since)
     return app.read_reply(read_events.list_events(event_filter, page, _reader(), wiring.context()))
@@ -206,7 +206,7 @@ def list_events() -> api.Reply:
 
 @app.get("/v1/shadow-report")
 def show_shadow_report() -> api.Reply:
-    query = app.parse_query(api_types.ShadowReportQuery)
+    query = app.parse_query(api_queries.ShadowReportQuery)
     page = pagination.PageRequest(query.page_size, query.next_page_token)
     filters = read_shadow_report.ShadowFilter(since=query.since, pool=query.pool, window_hours=query.window_hours)
     return app.read_reply(_seen(read_shadow_report.show_shadow_report(filters, page, wiring.context())))
@@ -214,7 +214,7 @@ def show_shadow_report() -> api.Reply:
 
 @app.get("/v1/cost-report")
 def show_cost_report() -> api.Reply:
-    query = app.parse_query(api_types.CostReportQuery)
+    query = app.parse_query(api_queries.CostReportQuery)
     report_window = read_cost_report.ReportWindow(since=query.since, until=query.until)
     report = read_cost_report.show_cost_report(report_window, _reader(), wiring.context())
     return app.read_reply(report, undated=("until",))
@@ -222,7 +222,7 @@ def show_cost_report() -> api.Reply:
 
 @app.get("/v1/showback")
 def show_showback() -> api.Reply:
-    query = app.parse_query(api_types.ShowbackQuery)
+    query = app.parse_query(api_queries.ShowbackQuery)
     showback_filter = read_showback.ShowbackFilter(
         since=query.since, until=query.until, team=query.team, label=query.label
     )
@@ -232,21 +232,21 @@ def show_showback() -> api.Reply:
 
 @app.get("/v1/audit")
 def list_acts() -> api.Reply:
-    query = app.parse_query(api_types.AuditQuery)
+    query = app.parse_query(api_queries.AuditQuery)
     page = pagination.PageRequest(query.page_size, query.next_page_token)
     return app.read_reply(read_audit.list_acts(read_audit.AuditFilter(query.since, query.by), page, wiring.context()))
 
 
 @app.get("/v1/utilization")
 def show_utilization() -> api.Reply:
-    query = app.parse_query(api_types.UtilizationQuery)
+    query = app.parse_query(api_queries.UtilizationQuery)
     utilization = read_utilization.show_utilization(query.by, wiring.context(), cluster=query.cluster, pool=query.pool)
     return app.read_reply(_seen(utilization))
 
 
 @app.get("/v1/nodes/<node_id>")
 def show_node(node_id: str) -> api.Reply:
-    app.parse_query(api_types.NoQuery)
+    app.parse_query(api_queries.NoQuery)
     context = wiring.context()
     return app.read_reply(_seen(read_nodes.show_node(node_id, context)))
 

@@ -18,8 +18,9 @@ from evenkeel.domain.queue_plan.plan_report import (
     TopologyAnswer,
     decision_of,
 )
+from evenkeel.domain.queue_plan.profiles import Profile
 from evenkeel.domain.queue_plan.replay import Replay
-from evenkeel.domain.queue_plan.setup import Profile, QuotaDocuments
+from evenkeel.domain.queue_plan.setup import QuotaDocuments
 from evenkeel_cli.offline import quota_files
 from evenkeel_cli.render import Column, Printer
 from evenkeel_client.errors import CommandFailed, Exit

@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evenkeel.domain.queue_plan.documents import DocumentError
-from evenkeel.domain.queue_plan.setup import RULES, Profile, QuotaDocuments, documents
+from evenkeel.domain.queue_plan.profiles import RULES, Profile
+from evenkeel.domain.queue_plan.setup import QuotaDocuments, documents
 from evenkeel_cli.yaml_files import load_all
 from evenkeel_client.errors import CommandFailed, Exit
 

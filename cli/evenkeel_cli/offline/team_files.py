@@ -6,8 +6,9 @@ from typing import Any
 
 from evenkeel.domain.queue_plan.documents import DocumentError
 from evenkeel.domain.queue_plan.documents import read as read_document
+from evenkeel.domain.queue_plan.profiles import RULES, Profile
 from evenkeel.domain.queue_plan.quota_formats import Format, convert
-from evenkeel.domain.queue_plan.setup import RULES, Profile, QuotaDocuments
+from evenkeel.domain.queue_plan.setup import QuotaDocuments
 from evenkeel.domain.queue_plan.short_form import ShortQuotas
 from evenkeel.domain.quotas.setup_checks import check_fleet, check_setup, check_team
 from evenkeel.domain.quotas.teams import FleetQuotas, Team, TeamSetup, setup_of_quotas

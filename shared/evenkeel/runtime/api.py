@@ -150,7 +150,12 @@ class Body(BaseModel):
     """A request's body or query: frozen, with camelCase names and without unknown fields."""
 
     model_config = ConfigDict(
-        frozen=True, alias_generator=to_camel, populate_by_name=False, extra="forbid", str_strip_whitespace=False
+        frozen=True,
+        defer_build=True,  # a request uses one of thirty
+        alias_generator=to_camel,
+        populate_by_name=False,
+        extra="forbid",
+        str_strip_whitespace=False,
     )
 
     sources: ClassVar[Mapping[str, tuple[type[BaseModel], str]]] = {}

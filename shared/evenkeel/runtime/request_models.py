@@ -1,6 +1,7 @@
-"""Request bodies derived from the fields of the domain that declare how they are submitted (`domain.submitted`)."""
+"""Text types of requests, and bodies that derive from the fields of the domain (`domain.submitted`)."""
 
 import re
+import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -55,6 +56,20 @@ def _in_utc(instant: datetime) -> datetime:
 
 Timestamp = Annotated[datetime, BeforeValidator(_rfc3339), AfterValidator(_in_utc)]
 """An instant in RFC 3339, converted to UTC."""
+
+
+def one_line(text: str) -> str:
+    """Check text that timelines and terminals show: no line breaks, escapes or marks that reverse text."""
+    if any(unicodedata.category(character).startswith("C") for character in text):
+        raise ValueError("must be one line of plain text")
+    return text
+
+
+Reason = Annotated[
+    str, StringConstraints(min_length=1, max_length=300, strip_whitespace=True), AfterValidator(one_line)
+]
+PoolName = Annotated[str, StringConstraints(max_length=63, pattern=r"^[A-Za-z0-9._-]*$")]
+"""An instance group or a NodePool; empty for all."""
 
 
 @dataclass(frozen=True, eq=False)  # typing hashes annotations: by identity

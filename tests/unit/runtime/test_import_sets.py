@@ -13,13 +13,25 @@ FUNCTIONS = tuple(sorted(path.parent.name for path in (PROJECT / "functions").gl
 ON_THE_WAY_TO_A_CORDON = ("receive_event", "plan_recovery", "cordon_node")
 LATE = {"boto3", "botocore.session", "botocore.client", "urllib3", "s3transfer"}
 """Modules that only adapters need. A function loads it with its first call. Powertools loads `botocore` itself."""
-LARGE = ("evenkeel.domain.kueue", "evenkeel.domain.quotas", "evenkeel.domain.admission", "evenkeel.services.scheduling")
+LARGE = (
+    "evenkeel.domain.kueue",
+    "evenkeel.domain.queue_plan",
+    "evenkeel.domain.quotas",
+    "evenkeel.domain.admission",
+    "evenkeel.domain.scheduling",
+    "evenkeel.services.scheduling",
+)
 """Packages that only scheduling needs, apart from the policy section."""
 SECTIONS = {
     "evenkeel.domain.admission",
     "evenkeel.domain.admission.authority",
     "evenkeel.domain.admission.scheduling_policy",
 }
+PLAN_FILES = frozenset(
+    f"evenkeel.domain.queue_plan.{name}"
+    for name in ("setup", "queue_manifests", "workload_manifests", "node_manifests", "plan_report", "quota_formats")
+)
+"""The readers and the report of `evenkeel plan`. In the service, only a replay about quota needs them."""
 _IMPORT = """
 import importlib.util, json, sys
 before = set(sys.modules)
@@ -63,7 +75,22 @@ def test_function_called_before_a_cordon_loads_no_scheduling_code(
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
+def test_function_does_not_load_files_of_the_plan_command(imports: dict[str, tuple[set[str], int]], name: str) -> None:
+    modules, _ = imports[name]
+
+    assert modules & PLAN_FILES == set()
+
+
+def test_function_that_only_reads_loads_no_request_bodies(imports: dict[str, tuple[set[str], int]]) -> None:
+    assert {name for name in FUNCTIONS if "evenkeel.runtime.api_types" in imports[name][0]} == {
+        "api_admin",
+        "api_operate",
+        "api_submit",
+    }
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
 def test_function_builds_only_the_models_of_the_policy(imports: dict[str, tuple[set[str], int]], name: str) -> None:
     _, built = imports[name]
 
-    assert built < 60
+    assert built < 40

@@ -27,7 +27,7 @@ from evenkeel.domain.kueue.cycle_decisions import CycleDecision, Result
 from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.plurals import count_of
 from evenkeel.domain.policy_section import Mode
-from evenkeel.domain.quotas.quota_facts import QuotaFacts, replay_quota
+from evenkeel.domain.quotas.quota_facts import QuotaFacts
 from evenkeel.domain.quotas.spending import UsageLimit
 from evenkeel.domain.values import Instant, Sentence, Value
 
@@ -217,6 +217,9 @@ def _decide_without_rented_part(facts: AdmissionFacts) -> AdmissionDecision:
             f"A job with the same request waits in its queue: {facts.same_shape_reason}",
         )
     if facts.quota is not None:
+        # A cycle decides about quota for all jobs together: only a replay comes here.
+        from evenkeel.domain.quotas.quota_replay import replay_quota
+
         decision = from_quota_decision(
             facts, replay_quota(facts.quota, facts.now.timestamp(), lambda *_: why_no_fit(request, fits))
         )

@@ -3,7 +3,7 @@
 from evenkeel.domain.admission.decide_job import AdmissionAction, AdmissionFacts
 from evenkeel.domain.admission.pool_fits import PoolFit
 from evenkeel.domain.plurals import count_of
-from evenkeel.domain.queue_plan.why import AdmittingChange
+from evenkeel.domain.queue_plan.admitting_change import AdmittingChange
 from evenkeel.domain.quotas.spending import UsageLimit
 
 _MAX_POOLS = 3

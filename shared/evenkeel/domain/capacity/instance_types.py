@@ -18,6 +18,8 @@ def is_accelerator(resource: str) -> bool:
 
 
 EFA = "vpc.amazonaws.com/efa"
+INSTANCE_TYPE_LABEL = "node.kubernetes.io/instance-type"
+"""Kubernetes' label of the instance type of a node."""
 MIG_PREFIX = "nvidia.com/"
 HYPERPOD_PREFIX = "ml."
 """Prefix of SageMaker's names of instance types. EC2's name follows."""

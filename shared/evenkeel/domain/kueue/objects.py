@@ -327,6 +327,12 @@ class Flavor:
     """None if quota alone decides."""
 
 
+def with_used_flavors(flavors: Mapping[str, Flavor], queues: Iterable[Queue]) -> dict[str, Flavor]:
+    """Return the flavors by name, with those that queues use and nothing describes: they have no labels or taints."""
+    used_flavors = {flavor.flavor for queue in queues for group in queue.groups for flavor in group.flavors}
+    return {name: Flavor(name) for name in sorted(used_flavors)} | dict(flavors)
+
+
 @dataclass(frozen=True, slots=True)
 class PodSet:
     """Pods of a workload that have the same requests and constraints."""

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import ConfigDict, Field
 from pydantic.alias_generators import to_pascal
 
-from evenkeel.domain.capacity.instance_types import EFA, MIG_PREFIX, InstanceType, InstanceTypes
+from evenkeel.domain.capacity.instance_types import EFA, INSTANCE_TYPE_LABEL, MIG_PREFIX, InstanceType, InstanceTypes
 from evenkeel.domain.kueue import quantities
 from evenkeel.domain.kueue.objects import (
     UNLIMITED,
@@ -37,7 +37,6 @@ from evenkeel.domain.queue_plan.documents import Document, DocumentError, Number
 
 COHORT = "hyperpod"
 IDLE_PREFIX = "hyperpod-ns-idle-resource-sharing-cq-"
-INSTANCE_TYPE_LABEL = "node.kubernetes.io/instance-type"
 _QUEUE_SUFFIX = "-clusterqueue"
 _NAMESPACE_PREFIX = "hyperpod-ns-"
 _GIB = 2**30

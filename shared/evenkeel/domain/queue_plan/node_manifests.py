@@ -13,8 +13,9 @@ from evenkeel.domain.kueue.objects import PODS, Taint, TopologyNode
 from evenkeel.domain.kueue.topology import HOSTNAME
 from evenkeel.domain.queue_plan.configuration import ResourceRules
 from evenkeel.domain.queue_plan.documents import Document, Quantity
+from evenkeel.domain.queue_plan.node_terms import NodeTaint
 from evenkeel.domain.queue_plan.pod_manifests import PodSpec
-from evenkeel.domain.queue_plan.queue_manifests import KubernetesManifest, NodeTaint
+from evenkeel.domain.queue_plan.queue_manifests import KubernetesManifest
 from evenkeel.domain.queue_plan.topology_manifests import TOPOLOGY_ANNOTATIONS
 
 _DEFAULT_PODS = 110

@@ -15,7 +15,6 @@ from evenkeel.domain.kueue.objects import (
     Cohort,
     Flavor,
     FlavorQuotas,
-    FlavorToleration,
     Fungibility,
     Fungible,
     PreemptionPolicy,
@@ -25,12 +24,12 @@ from evenkeel.domain.kueue.objects import (
     QueueCheck,
     QueueingStrategy,
     Quota,
-    Requirement,
     ResourceGroup,
     StopPolicy,
     Taint,
 )
 from evenkeel.domain.queue_plan.documents import Document, Instant, Quantity, WholeNumber, seconds
+from evenkeel.domain.queue_plan.node_terms import Expression, NodeTaint, PodToleration
 
 API_VERSION = "kueue.x-k8s.io/v1beta2"
 DEFAULT_NAMESPACE = "default"
@@ -150,17 +149,6 @@ class FlavorFungibility(Document):
             policy(self.when_can_preempt, Fungible.TRY_NEXT),
             Preference(self.preference) if self.preference else Preference.BORROWING_OVER_PREEMPTION,
         )
-
-
-class Expression(Document):
-    """An expression of a label selector or of a node selector term."""
-
-    key: str
-    operator: Literal["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"]
-    values: tuple[str, ...] | None = None
-
-    def to_requirement(self) -> Requirement:
-        return Requirement(self.key, self.operator, self.values or ())
 
 
 class LabelSelector(Document):
@@ -316,28 +304,6 @@ class CohortManifest(KubernetesManifest):
             tuple(group.to_group() for group in self.spec.resource_groups),
             weight_of(self.spec.fair_sharing),
         )
-
-
-class NodeTaint(Document):
-    """`ResourceFlavor.spec.nodeTaints[]`."""
-
-    ignored_fields: ClassVar[frozenset[str]] = frozenset({"timeAdded"})
-    key: str
-    value: str = ""
-    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] = "NoSchedule"
-
-
-class PodToleration(Document):
-    """`ResourceFlavor.spec.tolerations[]` and `PodSpec.tolerations[]`."""
-
-    ignored_fields: ClassVar[frozenset[str]] = frozenset({"tolerationSeconds"})
-    key: str = ""
-    operator: str = "Equal"
-    value: str = ""
-    effect: str = ""
-
-    def to_toleration(self) -> FlavorToleration:
-        return FlavorToleration(self.key, self.operator or "Equal", self.value, self.effect)
 
 
 class ResourceFlavorSpec(Document):

@@ -7,7 +7,6 @@ A quota document has one of three formats, recognised by its fields: Kueue's man
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from typing import Any
 
 from evenkeel.domain.capacity import instance_types
@@ -19,8 +18,8 @@ from evenkeel.domain.kueue.objects import (
     Queue,
     StopPolicy,
     Workload,
+    with_used_flavors,
 )
-from evenkeel.domain.kueue.recent_use import Decay
 from evenkeel.domain.kueue.scheduler import Scheduler
 from evenkeel.domain.kueue.snapshot import SchedulerRules
 from evenkeel.domain.queue_plan import (
@@ -34,7 +33,8 @@ from evenkeel.domain.queue_plan import (
     workload_manifests,
 )
 from evenkeel.domain.queue_plan.configuration import Configuration, ResourceRules
-from evenkeel.domain.queue_plan.documents import DocumentError, ReadWarnings, seconds
+from evenkeel.domain.queue_plan.documents import Document, DocumentError, ReadWarnings, seconds
+from evenkeel.domain.queue_plan.profiles import RULES, Profile
 from evenkeel.domain.queue_plan.webhook_rules import refusals
 
 _FAIR_CONFIGURATIONS = (
@@ -50,24 +50,6 @@ _RULE_BY_GATE = {
 }
 """The rule that a feature gate of Kueue switches."""
 _HYPERPOD_FIELDS = frozenset({"ComputeQuotaTarget", "ComputeQuotas", "SchedulerConfig", "InstanceGroups"})
-
-
-class Profile(StrEnum):
-    """The system whose rules and defaults apply."""
-
-    KUEUE = "kueue"
-    HYPERPOD = "hyperpod"
-    EVENKEEL = "evenkeel"
-
-
-RULES = {
-    Profile.KUEUE: SchedulerRules(),
-    Profile.HYPERPOD: SchedulerRules(fair_sharing=True),
-    Profile.EVENKEEL: SchedulerRules(
-        fair_sharing=True, flap_guard_seconds=3600.0, never_overcommits=True, spares_work=True, decay=Decay()
-    ),
-}
-"""The rules of each profile if no configuration changes them."""
 
 
 @dataclass(slots=True)
@@ -264,14 +246,10 @@ class QuotaDocuments:
         if self.shares_idle and self.instance_groups:
             queues.append(hyperpod_cluster_policy.idle_queue(self.instance_groups, queues, self.types))
         flavors = dict(self.flavors)
-        used_flavors = {flavor.flavor for queue in queues for group in queue.groups for flavor in group.flavors}
-        if not flavors:
-            # No document describes flavors: they have neither labels nor taints.
-            flavors = {name: Flavor(name) for name in sorted(used_flavors)}
-        elif self.cluster_queues:
+        if flavors and self.cluster_queues:
             queues = [self._with_flavors(queue, flavors) for queue in queues]
         else:
-            flavors = {name: Flavor(name) for name in sorted(used_flavors)} | flavors
+            flavors = with_used_flavors(flavors, queues)
         if self.admission_checks:
             queues = [self._with_checks(queue) for queue in queues]
         if self.follows_topology:
@@ -570,6 +548,12 @@ class DeclaredJob:
     """Why it is in no queue; empty if it is in one."""
     missed: int = 0
     """How often its pods missed their ready timeout so far."""
+
+
+class Jobs(Document):
+    """Several jobs, in the short form or as Kueue's Workloads."""
+
+    jobs: tuple[short_form.ShortJob | workload_manifests.WorkloadManifest, ...]
 
 
 def documents(raw: Iterable[Any]) -> list[Any]:

@@ -25,8 +25,8 @@ from evenkeel.domain.kueue.objects import (
     Taint,
     Workload,
 )
-from evenkeel.domain.queue_plan import queue_manifests, workload_manifests
 from evenkeel.domain.queue_plan.documents import Document, Instant, Number, Quantity, WholeNumber, seconds
+from evenkeel.domain.queue_plan.node_terms import Expression, NodeTaint, PodToleration
 
 
 class QuotaLimits(Document):
@@ -182,8 +182,8 @@ class ShortFlavor(Document):
 
     name: str
     labels: dict[str, str] = {}
-    taints: tuple[queue_manifests.NodeTaint, ...] = ()
-    tolerations: tuple[queue_manifests.PodToleration, ...] = ()
+    taints: tuple[NodeTaint, ...] = ()
+    tolerations: tuple[PodToleration, ...] = ()
 
     def to_flavor(self) -> Flavor:
         return Flavor(
@@ -199,13 +199,11 @@ class ShortFlavor(Document):
             name=flavor.name,
             labels=dict(flavor.labels),
             taints=tuple(
-                queue_manifests.NodeTaint.model_validate(
-                    {"key": taint.key, "value": taint.value, "effect": taint.effect}
-                )
+                NodeTaint.model_validate({"key": taint.key, "value": taint.value, "effect": taint.effect})
                 for taint in flavor.taints
             ),
             tolerations=tuple(
-                queue_manifests.PodToleration(
+                PodToleration(
                     key=toleration.key, operator=toleration.operator, value=toleration.value, effect=toleration.effect
                 )
                 for toleration in flavor.tolerations
@@ -234,9 +232,9 @@ class ShortPodSet(Document):
     requests: dict[str, Quantity] = {}
     """Per pod."""
     selector: dict[str, str] = {}
-    affinity: tuple[tuple[queue_manifests.Expression, ...], ...] = ()
+    affinity: tuple[tuple[Expression, ...], ...] = ()
     """Terms, of which one must match."""
-    tolerations: tuple[queue_manifests.PodToleration, ...] = ()
+    tolerations: tuple[PodToleration, ...] = ()
     group: str = ""
     """Pod sets of the same group get the same flavors."""
 
@@ -318,9 +316,3 @@ class ShortJob(Document):
         admitted.work_at_risk, admitted.is_ready = admission.work_at_risk, admission.ready
         admitted.is_pinned = admission.pinned
         return admitted
-
-
-class Jobs(Document):
-    """Several jobs, in the short form or as Kueue's Workloads."""
-
-    jobs: tuple[ShortJob | workload_manifests.WorkloadManifest, ...]

@@ -7,34 +7,18 @@ queue; the jobs before it are listed separately.
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from pydantic import Field
-
 from evenkeel.domain.kueue import quantities
 from evenkeel.domain.kueue.cycle_decisions import CycleDecision, Result
 from evenkeel.domain.kueue.objects import PODS, Admitted, Cohort, Flavor, Queue, StopPolicy, Workload
 from evenkeel.domain.kueue.scheduler import Scheduler
 from evenkeel.domain.kueue.snapshot import SchedulerRules
+from evenkeel.domain.queue_plan.admitting_change import AdmittingChange
 from evenkeel.domain.queue_plan.documents import Output
 from evenkeel.domain.queue_plan.plan_report import DecisionAnswer, decision_of
 
 _SEARCH_LIMIT = 64
 """Maximum flavors, priorities and running jobs that a search tries."""
 _GRANTED = frozenset({Result.ADMITTED, Result.PREEMPTING})
-
-
-class AdmittingChange(Output):
-    """A change that alone would admit the job."""
-
-    kind: str
-    """quota, priority, size or wait."""
-    message: str = Field(alias="said")
-    flavor: str = ""
-    amounts: dict[str, str] = {}
-    """For kind `quota`: how much more nominal quota, by resource."""
-    priority: int | None = None
-    counts: tuple[int, ...] = ()
-    jobs: tuple[str, ...] = ()
-    """For kind `wait`: jobs that must end first."""
 
 
 class Why(Output):

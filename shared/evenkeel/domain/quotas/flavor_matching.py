@@ -9,11 +9,16 @@ import functools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from evenkeel.domain.capacity.instance_types import GPU, NEURON, InstanceTypes, shipped_instance_types
+from evenkeel.domain.capacity.instance_types import (
+    GPU,
+    INSTANCE_TYPE_LABEL,
+    NEURON,
+    InstanceTypes,
+    shipped_instance_types,
+)
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.kueue.objects import Amounts, Flavor, Queue
-from evenkeel.domain.queue_plan.hyperpod_cluster_policy import INSTANCE_TYPE_LABEL
-from evenkeel.domain.queue_plan.queue_manifests import Expression
+from evenkeel.domain.queue_plan.node_terms import Expression
 from evenkeel.domain.quotas.teams import SchedulerDeclarations
 from evenkeel.domain.resources import Resources
 

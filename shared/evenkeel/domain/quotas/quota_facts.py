@@ -14,8 +14,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import BeforeValidator, PlainSerializer
 
 from evenkeel.domain.decisions import packed_size
-from evenkeel.domain.kueue.assignment import FlavorCursor
-from evenkeel.domain.kueue.cycle_decisions import CycleDecision, EarlierHeads, NodeFit
+from evenkeel.domain.kueue.cycle_decisions import CycleDecision
 from evenkeel.domain.kueue.objects import (
     PODS,
     Admitted,
@@ -26,13 +25,10 @@ from evenkeel.domain.kueue.objects import (
     Queue,
     Workload,
 )
-from evenkeel.domain.kueue.pending_queue import PendingWorkload
 from evenkeel.domain.kueue.preemption import outranks
 from evenkeel.domain.kueue.scheduler import Scheduler
 from evenkeel.domain.kueue.snapshot import SchedulerRules
 from evenkeel.domain.queue_plan import short_form
-from evenkeel.domain.queue_plan.setup import Profile, QuotaDocuments
-from evenkeel.domain.queue_plan.why import AdmittingChange, why
 from evenkeel.domain.quotas.quota_documents import (
     DocumentCache,
     DocumentPart,
@@ -41,7 +37,7 @@ from evenkeel.domain.quotas.quota_documents import (
     SerializedDocuments,
     serialize,
 )
-from evenkeel.domain.quotas.quota_holders import by_flavor_and_resource, by_key, is_sum, sum_documents
+from evenkeel.domain.quotas.quota_holders import by_flavor_and_resource, sum_documents
 from evenkeel.domain.values import Value
 
 Json = dict[str, Any]
@@ -267,45 +263,6 @@ def _max_single_holders(quota_document: Json, documents: Sequence[Json]) -> int:
             break
         keep = min(keep - 1, keep * MAX_BYTES * 19 // (size * 20))
     return keep
-
-
-def replay_quota(facts: QuotaFacts, now: float, node_fit: NodeFit) -> CycleDecision:
-    """Run a Kueue cycle again for the job alone, and return its decision."""
-    scheduler, _ = _rebuild_scheduler(facts, node_fit)
-    usage = tuple((quota.queue, by_key(quota.amounts), quota.fits) for quota in facts.earlier_use)
-    return scheduler.cycle(now, EarlierHeads(usage, facts.earlier_victims))[0]
-
-
-def smallest_changes(facts: QuotaFacts, now: float) -> tuple[AdmittingChange, ...]:
-    """Return the smallest changes that would each give the job its quota. Evenkeel tried each change on these facts."""
-    scheduler, workload = _rebuild_scheduler(facts, None)
-    scheduler.snapshot.now = now
-    changes = why(scheduler, workload).changes
-    # A person cannot wait for a sum of jobs to end, and a higher priority would preempt jobs that are only in a sum.
-    return tuple(
-        change for change in changes if change.kind != "priority" and not any(is_sum(name) for name in change.jobs)
-    )
-
-
-def _rebuild_scheduler(facts: QuotaFacts, node_fit: NodeFit | None) -> tuple[Scheduler, Workload]:
-    declarations = QuotaDocuments(
-        Profile.EVENKEEL, SchedulerRules(**{**facts.rules, "fair_strategies": tuple(facts.rules["fair_strategies"])})
-    )
-    declarations.add(facts.quotas, "quotas")
-    queues, cohorts, flavors = declarations.everything()
-    scheduler = Scheduler(queues, cohorts, flavors, declarations.rules, node_fit)
-    for document in facts.jobs:
-        holder = declarations.job(document, "jobs").admitted
-        assert holder is not None
-        scheduler.restore(holder)
-    for quota in facts.reserved:
-        scheduler.snapshot.queues[quota.queue].quota_node.add_all(by_key(quota.amounts))
-    workload = declarations.job(facts.job, "job").workload
-    for other_id, at in facts.evicted_at.items():
-        scheduler.snapshot.evicted_at[frozenset((workload.workload_id, other_id))] = at
-    scan_start = FlavorCursor(facts.scan_start, 0, 0, workload.shape) if facts.scan_start else None
-    scheduler.pending[workload.queue].push(PendingWorkload(workload, scan_start))
-    return scheduler, workload
 
 
 # ---------------------------------------------------------------- selection

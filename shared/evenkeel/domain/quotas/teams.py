@@ -19,10 +19,10 @@ from typing import Annotated, NamedTuple, Self
 from pydantic import Field, WithJsonSchema, model_validator
 
 from evenkeel.domain.jobs.pod_rules import NOTHING_ALLOWED, PodRules
-from evenkeel.domain.kueue.objects import Cohort, Flavor, Queue
+from evenkeel.domain.kueue.objects import Cohort, Flavor, Queue, with_used_flavors
 from evenkeel.domain.kueue.snapshot import SchedulerRules
 from evenkeel.domain.queue_plan.documents import Document
-from evenkeel.domain.queue_plan.setup import RULES, Profile, QuotaDocuments
+from evenkeel.domain.queue_plan.profiles import RULES, Profile
 from evenkeel.domain.queue_plan.short_form import ShortCohort, ShortFlavor, ShortQueue, ShortQuotas
 from evenkeel.domain.values import Value
 
@@ -252,12 +252,13 @@ class TeamSetup(Value):
     @cached_property
     def scheduler_declarations(self) -> SchedulerDeclarations:
         """The declarations from which a scheduler is built; no queue without a team."""
-        declarations = QuotaDocuments(Profile.EVENKEEL, self.fleet.rules)
-        declarations.queues = {team.name: team.to_queue() for team in self.teams}
-        declarations.cohorts = {cohort.name: cohort.to_cohort() for cohort in self.fleet.cohorts}
-        declarations.flavors = {flavor.name: flavor.to_flavor() for flavor in self.fleet.flavors}
-        queues, cohorts, flavors = declarations.everything()
-        return SchedulerDeclarations(tuple(queues), tuple(cohorts), tuple(flavors), declarations.rules)
+        queues = {team.name: team.to_queue() for team in self.teams}
+        cohorts = {cohort.name: cohort.to_cohort() for cohort in self.fleet.cohorts}
+        flavors = {flavor.name: flavor.to_flavor() for flavor in self.fleet.flavors}
+        used_flavors = with_used_flavors(flavors, queues.values())
+        return SchedulerDeclarations(
+            tuple(queues.values()), tuple(cohorts.values()), tuple(used_flavors.values()), self.fleet.rules
+        )
 
     def priority_of(self, priority_class: str) -> int:
         """Return the priority of a class.

@@ -10,8 +10,9 @@ from evenkeel.domain.kueue.capacity import quotas_of
 from evenkeel.domain.kueue.objects import Queue, Quota
 from evenkeel.domain.queue_plan import hyperpod_cluster_policy
 from evenkeel.domain.queue_plan.documents import DocumentError
+from evenkeel.domain.queue_plan.profiles import RULES, Profile
 from evenkeel.domain.queue_plan.quota_formats import Format, convert
-from evenkeel.domain.queue_plan.setup import RULES, Profile, QuotaDocuments
+from evenkeel.domain.queue_plan.setup import QuotaDocuments
 
 Json = dict[str, Any]
 GIB = 2**30

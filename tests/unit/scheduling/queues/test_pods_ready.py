@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.queue_plan.plan_events import Events
+from evenkeel.domain.queue_plan.profiles import Profile
 from evenkeel.domain.queue_plan.replay import Replay
-from evenkeel.domain.queue_plan.setup import Profile, QuotaDocuments
+from evenkeel.domain.queue_plan.setup import QuotaDocuments
 
 Json = dict[str, Any]
 BLOCKS: Json = {"apiVersion": "config.kueue.x-k8s.io/v1beta2", "waitForPodsReady": {"blockAdmission": True}}

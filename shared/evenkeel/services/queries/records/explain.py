@@ -11,8 +11,7 @@ from evenkeel.domain.health.incidents import Incident, IncidentState
 from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import Job, JobState, StopRequest
 from evenkeel.domain.plurals import count_of
-from evenkeel.domain.queue_plan.why import AdmittingChange
-from evenkeel.domain.quotas.quota_facts import smallest_changes
+from evenkeel.domain.queue_plan.admitting_change import AdmittingChange
 from evenkeel.domain.recovery.approval import awaits_approval
 from evenkeel.domain.values import rfc3339
 from evenkeel.domain.waiting import Wait
@@ -338,6 +337,8 @@ def _smallest_changes(ledger: Ledger, decision: Decision) -> list[Json]:
         if decision.action not in _ACTIONS_THAT_QUOTA_MAY_CHANGE:
             return [_change_document(change) for change in starting_changes(AdmissionAction(decision.action), facts)]
         if facts.quota is not None:
+            from evenkeel.domain.quotas.quota_replay import smallest_changes
+
             changes = smallest_changes(facts.quota, facts.now.timestamp())
             return [_change_document(change) for change in changes]
         decisions = _latest_decisions(ledger, facts.blocked_by) if facts.blocked_by else []
