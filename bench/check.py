@@ -33,6 +33,8 @@ MARGIN: Final = 0.1
 """Share of a ratio by which it may differ from its baseline, beyond the two intervals."""
 WIDEST: Final = 0.5
 """Width of an interval, as a share of the ratio, above which a lane that looks the same cannot be told from noise."""
+HIDDEN: Final = 0.25
+"""Share by which an interval may reach beyond the baseline's interval. A wider reach could hide a slower lane."""
 BUSY: Final = 0.5
 """Share of processor time of other programs above which a run is neither compared nor a good baseline."""
 CALLS: Final = ", calls"
@@ -77,7 +79,8 @@ def compare_figures(figure: Figure, baseline: Figure | None) -> Verdict:
         return Verdict.SLOWER
     if figure.high < baseline.low * (1 - MARGIN):
         return Verdict.FASTER
-    return Verdict.CANNOT_TELL if figure.width > WIDEST else Verdict.SAME
+    hides_slowdown = figure.high > baseline.high * (1 + HIDDEN)
+    return Verdict.CANNOT_TELL if figure.width > WIDEST or hides_slowdown else Verdict.SAME
 
 
 def lane_figures(samples: Samples) -> dict[str, Figure]:

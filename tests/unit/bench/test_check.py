@@ -26,6 +26,7 @@ def samples_with_costs(costs: Sequence[float]) -> Samples:
         (Figure(1.2, 1.1, 1.3), Figure(1.0, 0.95, 1.05), Verdict.SAME),  # the intervals are within the margin
         (Figure(0.6, 0.55, 0.65), Figure(1.0, 0.95, 1.05), Verdict.FASTER),
         (Figure(1.2, 0.8, 1.6), Figure(1.0, 0.95, 1.05), Verdict.CANNOT_TELL),
+        (Figure(1.2, 1.05, 1.4), Figure(1.0, 0.95, 1.05), Verdict.CANNOT_TELL),  # equal, or slower by a third
         (Figure(2.5, 1.8, 3.2), Figure(1.0, 0.95, 1.05), Verdict.SLOWER),  # noisy, but certainly slower
         (Figure(53, 53, 53), Figure(52, 52, 52), Verdict.SAME),
         (Figure(1.0, 1.0, 1.0), None, Verdict.NEW),
