@@ -89,19 +89,19 @@ def without_texts(part: Any) -> Any:
     return [without_texts(inner) for inner in part] if isinstance(part, list) else part
 
 
-def shapes_of(model: Any, part: Any, seen: dict[str, Any]) -> dict[str, Any]:
+def shapes_of(model: Any, part: Any, shapes: dict[str, Any]) -> dict[str, Any]:
     """Return every shape that a part of a model names, also through other shapes."""
     if isinstance(part, dict):
         name = part.get("shape")
-        if isinstance(name, str) and name not in seen:
-            seen[name] = without_texts(model["shapes"][name])
-            shapes_of(model, model["shapes"][name], seen)
+        if isinstance(name, str) and name not in shapes:
+            shapes[name] = without_texts(model["shapes"][name])
+            shapes_of(model, model["shapes"][name], shapes)
         for inner in part.values():
-            shapes_of(model, inner, seen)
+            shapes_of(model, inner, shapes)
     elif isinstance(part, list):
         for inner in part:
-            shapes_of(model, inner, seen)
-    return seen
+            shapes_of(model, inner, shapes)
+    return shapes
 
 
 def pages_of(session: botocore.session.Session, service: str) -> dict[str, Any]:
