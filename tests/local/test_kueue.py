@@ -63,7 +63,7 @@ def test_job_evicted_by_kueue_resumes_with_the_same_weights(centre: DataCentre, 
     until(lambda: len(job.attempt(1)["nodes"]) == 2, "its machines to be known", 60)
     kueue.evict(f"{job.job_id}-a1", "Preempted", "Preempted to accommodate a workload", room=0)
     until(lambda: job.show()["currentAttempt"] == 2, "the next attempt", 90)
-    until(lambda: "no quota free" in job.why()["sentence"], "the next attempt to be told why it waits", 90)
+    until(lambda: "No quota is free" in job.why()["sentence"], "the next attempt to be told why it waits", 90)
     kueue.room = 16
     done = job.end()
 
