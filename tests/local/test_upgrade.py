@@ -81,7 +81,8 @@ def _release_of_commit(commit: str) -> Path:
     archive = folder.with_suffix(".tar")
     subprocess.run([*git, "archive", "--output", str(archive), commit], capture_output=True, check=True)
     with tarfile.open(archive) as files:
-        files.extractall(folder, filter="data")
+        files.extraction_filter = getattr(tarfile, "data_filter", None)
+        files.extractall(folder)
     return folder / "template.yaml"
 
 
