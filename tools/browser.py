@@ -95,7 +95,7 @@ def _unpack(content: bytes, folder: Path) -> None:
                 with tarfile.open(fileobj=io.BytesIO(brotli.decompress(source.read()))) as archive:
                     # Python 3.11 has the filter only from 3.11.4 on. A digest proves what the package holds.
                     archive.extraction_filter = getattr(tarfile, "data_filter", None)
-                    archive.extractall(folder)
+                    archive.extractall(folder)  # noqa: S202 - the digest of the package is pinned
             elif name.endswith(".br"):
                 program = folder / name.removesuffix(".br")
                 program.write_bytes(brotli.decompress(source.read()))
