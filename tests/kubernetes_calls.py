@@ -438,6 +438,7 @@ CASES: Final = (
             ("force_delete_pods", lambda port, kind=kind: port.force_delete_pods(_attempt(kind), [NODE])),
         )
     ),
+    KubernetesCase("publish_size", lambda port: port.publish_size(_attempt(WorkloadKind.JOB, "research"))),
     KubernetesCase("workloads", lambda port: port.workloads(CLUSTER), _launched(WorkloadKind.JOB)),
     KubernetesCase("pods", lambda port: port.pods(CLUSTER), _launched(WorkloadKind.JOB_SET)),
     KubernetesCase("pods_in_use", lambda port: port.pods_in_use(CLUSTER), _launched(WorkloadKind.JOB)),
@@ -535,6 +536,7 @@ KINDS: Final = {
     ("", "services"): "Service",
     ("", "events"): "Event",
     ("", "namespaces"): "Namespace",
+    ("", "configmaps"): "ConfigMap",
     ("batch", "jobs"): "Job",
     ("authorization.k8s.io", "selfsubjectaccessreviews"): "SelfSubjectAccessReview",
 }

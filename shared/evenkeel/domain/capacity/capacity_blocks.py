@@ -67,7 +67,8 @@ def current_block_ends(
             continue
         if any(node.ultra_server for node in members):
             period = period.replace(closing_seconds=_ULTRA_SERVER_CLOSING_SECONDS)
-        ends.append(PlanEnd(cluster=cluster, group=pool, plan=reservation_id, reservation=period, read_at=now))
+        end = PlanEnd(cluster=cluster, group=pool, plan=reservation_id, reservation=period, read_at=now)
+        ends.append(end.keeping_unknown(stored_end) if stored_end else end)
     ends.sort(key=lambda end: (end.cluster, end.group, end.reservation.usable_until, end.plan))
     return PlanEnds(groups=tuple(ends))
 

@@ -96,10 +96,12 @@ def current_plan_ends(
     for group, arn in sorted(plan_by_group.items()):
         plan = arn.rpartition("/")[2]
         period = plans[arn].period_at(now) if arn in plans else None
+        stored_end = ends.get((cluster, group, plan))
         if period is not None:
-            current.append(PlanEnd(cluster=cluster, group=group, plan=plan, reservation=period, read_at=now))
-        elif (cluster, group, plan) in ends:
-            current.append(ends[cluster, group, plan])
+            end = PlanEnd(cluster=cluster, group=group, plan=plan, reservation=period, read_at=now)
+            current.append(end.keeping_unknown(stored_end) if stored_end else end)
+        elif stored_end is not None:
+            current.append(stored_end)
     return PlanEnds(groups=tuple(current))
 
 

@@ -26,7 +26,10 @@ def with_training_plan_ends(context: Context) -> Context:
 
 
 def readable_plan_ends(row: Row, report: Callable[[Unreadable], None]) -> PlanEnds:
-    """Return the ends that this release can read. `report` is called for each other end."""
+    """Return the ends that this release can read, and the row's unknown fields.
+
+    `report` is called for each other end.
+    """
     groups: Any = row.doc.get("groups", [])
     ends = []
     for number, document in enumerate(groups if isinstance(groups, list) else [groups]):
@@ -34,4 +37,4 @@ def readable_plan_ends(row: Row, report: Callable[[Unreadable], None]) -> PlanEn
             ends.append(rows.parse(row.key, PlanEnd, document))
         except Unreadable as error:
             report(Unreadable(f"groups.{number} of {error}"))
-    return PlanEnds(groups=tuple(ends))
+    return rows.parse(row.key, PlanEnds, {**row.doc, "groups": []}).replace(groups=tuple(ends))
