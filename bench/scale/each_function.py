@@ -130,7 +130,7 @@ def _steps_of_fleet(deployment: Deployment, jobs: tuple[str, ...]) -> Iterator[S
     yield Step("plan_resume", recovery, _outcome("PLANNED"))
     yield Step("repair_node", recovery, _outcome("REQUESTED"))
     wait = {**recovery, "kind": ConditionKind.NODE_BACK, "token": "token-1"}
-    yield Step("open_wait", wait, _outcome("OPENED"))
+    yield Step("open_wait", wait, lambda answer: "generation" in answer)
     waiting = next(
         row
         for row in ledger.partition(Table.INCIDENTS, incident_key.pk, "WAIT#")

@@ -79,6 +79,7 @@ STATED = {
     "$0.001": "aim",
     "200 kB": "aim",
     "1.2": "aim",
+    "2.0": "aim",
     "20,000": "aim",
     "30,000": "aim",
     "0.85": "aim",
@@ -113,7 +114,22 @@ def test_prose_has_no_measured_figure_without_a_file() -> None:
 def figures_from_files() -> dict[str, str]:
     """Return the measured figures of the prose, as their files give them, with the file."""
     reads = figures_in_file("scale-queue.json")["results"][0]
-    return {f"{reads['bytesRead'] / 1e6:.0f} MB": "scale-queue.json"}
+    return {f"{reads['bytesRead'] / 1e6:.0f} MB": "scale-queue.json"} | dict.fromkeys(
+        bound_of_the_warm_path(), "event_to_cordon.json"
+    )
+
+
+def bound_of_the_warm_path() -> list[str]:
+    """Return the times of the two lanes without the pause, and the ratios with six calls instead of eight."""
+    ratios, pause = figures_in_file("event_to_cordon.json")["ratios"], 150.0
+    without_pause, with_pause = ratios["evenkeel/empty, without the pause, p50"], ratios["evenkeel/empty, p50"]
+    empty = pause * (with_pause - 1) / (without_pause - with_pause)
+    calls = empty * (without_pause - 1)
+    six_calls = calls * 6 / 8
+    return [
+        *(f"{milliseconds:.0f} ms" for milliseconds in (empty, calls)),
+        *(f"{1 + six_calls / (idle + empty):.2f}" for idle in (0.0, pause)),
+    ]
 
 
 def largest_watch() -> dict[str, Any]:

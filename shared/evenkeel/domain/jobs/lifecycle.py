@@ -39,7 +39,7 @@ JOB_WRITERS: Mapping[str, frozenset[tuple[JobState | None, JobState]]] = {
         {(J.PENDING, J.PENDING), (J.PENDING, J.STARTING), (J.STARTING, J.STARTING), (J.RUNNING, J.RUNNING)}
     ),
     # A waiting job gets a rental; a job on rented nodes migrates back to committed capacity.
-    "rentals": frozenset({(J.PENDING, J.PENDING), (J.RUNNING, J.RUNNING)}),
+    "rental_store": frozenset({(J.PENDING, J.PENDING), (J.RUNNING, J.RUNNING)}),
     # A job that changes size, or leaves expiring nodes, is only asked to stop.
     "resize_jobs": frozenset({(J.STARTING, J.STARTING), (J.RUNNING, J.RUNNING)}),
     "drain_reservations": frozenset({(J.STARTING, J.STARTING), (J.RUNNING, J.RUNNING)}),
