@@ -32,8 +32,11 @@ _WITH_PORTS = (
 )
 """Local tests without the shared data centre. They run in other lanes, so that all lanes end at about the same time."""
 LANES = {
-    "small": ["tests/unit", "tests/template", "--ignore=tests/template/test_lint.py", *_RUN_WITH_UNIT_TESTS],
-    "ports": ["tests/contract", "tests/workflow", "tests/simulator", "tests/pytorch", *_WITH_PORTS],
+    "small": ["tests/unit", *_RUN_WITH_UNIT_TESTS],
+    "ports": [
+        *("tests/contract", "tests/workflow", "tests/simulator", "tests/pytorch", *_WITH_PORTS),
+        *("tests/template", "--ignore=tests/template/test_lint.py"),
+    ],
     "whole": ["tests/local", *(f"--ignore={path}" for path in (*_RUN_WITH_UNIT_TESTS, *_WITH_PORTS))],
 }
 """Three lanes for two processors, because `whole` often waits. A fourth lane needed more processor time."""
