@@ -60,6 +60,8 @@ class FleetShape:
     group: str = "p5-workers"
     node_recovery: str = "None"
     duplicate_events: bool = True
+    burst_cluster: str = ""
+    """Name of a second EKS cluster, in which Karpenter launches all nodes; empty if there is none."""
     node_groups: tuple[Mapping[str, Any], ...] = ()
     """EKS node groups beside the HyperPod cluster, as the configuration of the local cluster spells them."""
     delays: Mapping[str, float] = field(
@@ -107,6 +109,18 @@ class FleetShape:
             "delays": dict(self.delays),
         }
 
+    def burst_config(self) -> dict[str, Any]:
+        """Return the configuration of the second cluster. It has no node until Karpenter launches one."""
+        return {
+            **self.config(),
+            "clusterName": "unused",
+            "clusterId": "b7r2u9s4t1xy",
+            "eksClusterName": self.burst_cluster,
+            "trainingPlans": [],
+            "instanceGroups": [],
+            "nodeGroups": [],
+        }
+
 
 @dataclass(frozen=True)
 class StackSettings:
@@ -139,6 +153,8 @@ class DataCentre:
         self._open = ExitStack()
         self.engine: Engine
         self.cluster: gpu_cluster.ClusterHandle
+        self.burst_cluster: gpu_cluster.ClusterHandle | None = None
+        """The second cluster, if the fleet has one."""
         self.deployer: Credentials
         self.operator: Credentials
         self.ticker: Ticker | None = None
@@ -198,9 +214,22 @@ class DataCentre:
         self.node_count = fleet.nodes + sum(int(group["count"]) for group in fleet.node_groups)
         say(f"starting the GPU cluster ({fleet.nodes} nodes, {fleet.instance_type})")
         identity = make_user(self.deployer, SERVICES_USER, _CLUSTER_STATEMENTS)
+        config = fleet.config()
+        if fleet.burst_cluster:
+            say(f"starting the second cluster, {fleet.burst_cluster}")
+            self.burst_cluster = self._open.enter_context(
+                gpu_cluster.start(
+                    fleet.burst_config(),
+                    self.run_dir / "burst-cluster",
+                    engine_endpoint=self.engine.endpoint_url,
+                    credentials=identity,
+                )
+            )
+            other = {"name": fleet.burst_cluster, "endpoint": self.burst_cluster.kubernetes_url}
+            config["otherEksClusters"] = [{**other, "caPem": self.burst_cluster.ca_pem}]
         self._start_cluster = functools.partial(
             gpu_cluster.start,
-            fleet.config(),
+            config,
             self.run_dir / "gpu-cluster",
             engine_endpoint=self.engine.endpoint_url,
             credentials=identity,
@@ -217,7 +246,7 @@ class DataCentre:
             {
                 "FleetName": FLEET,
                 "HyperPodClusterArn": self.cluster.cluster_arn,
-                "KubernetesClusters": self.cluster.eks_cluster_name,
+                "KubernetesClusters": ",".join(cluster.eks_cluster_name for cluster in self.clusters),
                 **stack.parameters(),
                 "SageMakerEndpoint": self.cluster.sagemaker_url,
                 "EksEndpoint": self.cluster.eks_url,
@@ -249,6 +278,11 @@ class DataCentre:
         self.ticker = self._open.enter_context(
             Ticker(invoker, periods, long_running_functions=[f"{self.outputs[_WATCH]}:live"])
         )
+
+    @property
+    def clusters(self) -> tuple[gpu_cluster.ClusterHandle, ...]:
+        """All Kubernetes clusters, the committed one first."""
+        return (self.cluster, *([self.burst_cluster] if self.burst_cluster else []))
 
     def _stop_cluster(self) -> None:
         """Stop the current cluster."""
@@ -329,8 +363,9 @@ class DataCentre:
 
     def _apply_access(self, namespace: str) -> None:
         manifest = (PROJECT / "charts" / "kubernetes-access.yaml").read_text(encoding="utf-8")
-        documents = yaml.safe_load_all(manifest.replace(NAMESPACE, namespace))
-        self.cluster.apply([document for document in documents if document])
+        documents = [document for document in yaml.safe_load_all(manifest.replace(NAMESPACE, namespace)) if document]
+        for cluster in self.clusters:
+            cluster.apply(documents)
 
     def _grant_kubernetes_access(self) -> None:
         """Apply the access manifest and the access entry of each function's role, as docs/deploy.md says."""
@@ -339,7 +374,8 @@ class DataCentre:
         for pair in self.outputs["KubernetesRoleArns"].split(","):
             function, _, role = pair.partition("=")
             self.roles[function] = role
-            self.cluster.put_access_entry(role, groups[function])
+            for cluster in self.clusters:
+                cluster.put_access_entry(role, groups[function])
 
     def _subscribe_to_pages(self) -> None:
         """Subscribe a queue to the pages, so that tests can read them."""
@@ -349,7 +385,8 @@ class DataCentre:
 
     def _put_pod_identity(self, namespace: str, user: str) -> None:
         trainer = make_user(self.deployer, user, _TRAINER_STATEMENTS)
-        self.cluster.put_pod_identity(namespace, SERVICE_ACCOUNT, trainer.environment())
+        for cluster in self.clusters:
+            cluster.put_pod_identity(namespace, SERVICE_ACCOUNT, trainer.environment())
 
 
 def subscribe_queue(deployer: Credentials, url: str, arn: str, topic: str) -> str:

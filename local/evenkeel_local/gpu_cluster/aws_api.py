@@ -157,15 +157,19 @@ class AwsApi:
             message = "The local EKS API has only clusters, node groups and access entries."
             raise AwsError("InvalidRequestException", message, 501)
         action = "ListClusters" if len(segments) == 1 else "DescribeCluster"
-        caller = await self._auth.check(incoming, f"eks:{action}", self._config.eks_arn)
+        resource = self._config.arn(f"cluster/{segments[1]}", "eks") if len(segments) > 1 else self._config.eks_arn
+        caller = await self._auth.check(incoming, f"eks:{action}", resource)
         call = ApiCall("eks", action, segments[-1], caller)
         await self._faults.before(call)
+        other_clusters = {cluster.name: cluster for cluster in self._config.other_eks_clusters}
         if action == "ListClusters":
-            answer: Json = {"clusters": [self._config.eks_cluster_name]}
-        elif segments[1] != self._config.eks_cluster_name:
-            raise AwsError("ResourceNotFoundException", f"No cluster found for name: {segments[1]}.", 404)
+            answer: Json = {"clusters": [self._config.eks_cluster_name, *other_clusters]}
+        elif segments[1] == self._config.eks_cluster_name:
+            answer = {"cluster": self._describe_eks(segments[1], self._access.url, self._access.ca_pem)}
+        elif cluster := other_clusters.get(segments[1]):
+            answer = {"cluster": self._describe_eks(cluster.name, cluster.endpoint, cluster.ca_pem)}
         else:
-            answer = {"cluster": self._describe_eks()}
+            raise AwsError("ResourceNotFoundException", f"No cluster found for name: {segments[1]}.", 404)
         self._faults.after(call)
         return answer
 
@@ -212,15 +216,15 @@ class AwsApi:
         self._faults.after(call)
         return answer
 
-    def _describe_eks(self) -> Json:
+    def _describe_eks(self, name: str, endpoint: str, ca_pem: str) -> Json:
         config = self._config
         return {
-            "name": config.eks_cluster_name,
-            "arn": config.eks_arn,
+            "name": name,
+            "arn": config.arn(f"cluster/{name}", "eks"),
             "createdAt": self._created_at,
             "version": "1.33",
-            "endpoint": self._access.url,
-            "roleArn": f"arn:aws:iam::{config.account}:role/{config.eks_cluster_name}",
+            "endpoint": endpoint,
+            "roleArn": f"arn:aws:iam::{config.account}:role/{name}",
             "resourcesVpcConfig": {
                 "subnetIds": SUBNETS,
                 "securityGroupIds": SECURITY_GROUPS,
@@ -231,7 +235,7 @@ class AwsApi:
             },
             "kubernetesNetworkConfig": {"serviceIpv4Cidr": "10.100.0.0/16", "ipFamily": "ipv4"},
             "status": "ACTIVE",
-            "certificateAuthority": {"data": base64.b64encode(self._access.ca_pem.encode()).decode()},
+            "certificateAuthority": {"data": base64.b64encode(ca_pem.encode()).decode()},
             "platformVersion": "eks.1",
             "tags": {},
             "accessConfig": {"authenticationMode": "API"},

@@ -158,6 +158,14 @@ class PodIdentity(ConfigModel):
     env: dict[str, str]
 
 
+class OtherEksCluster(ConfigModel):
+    """An EKS cluster of another process, which the EKS API of this one also describes. One stack has one EKS API."""
+
+    name: str
+    endpoint: str
+    ca_pem: str
+
+
 class ClusterConfig(ConfigModel):
     """The configuration of the cluster."""
 
@@ -179,6 +187,7 @@ class ClusterConfig(ConfigModel):
     training_operators: bool = False
     """Whether stand-ins for the operators of JobSet, PyTorchJob and HyperPodPyTorchJob run."""
     node_groups: tuple[NodeGroupConfig, ...] = ()
+    other_eks_clusters: tuple[OtherEksCluster, ...] = ()
     access_entries: tuple[AccessEntry, ...] = ()
     pod_identities: tuple[PodIdentity, ...] = ()
     auth_cache_seconds: float = Field(default=2.0, ge=0)
