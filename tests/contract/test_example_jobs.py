@@ -139,9 +139,10 @@ def test_example_job_recovers_as_documented_after_crash_or_drain(
         (tmp_path / node).touch()
         bench.eventually(lambda: has_lost_a_process(pods_of(bench, job), before), "the failure of a process")
 
-    assert controller_that_recovers(bench, job, node, example.pods) == (
-        example.after_crash if fault == "crash" else example.after_drain
-    )
+    expected = example.after_crash if fault == "crash" else example.after_drain
+    # After a crash, a quick operator may replace all pods before Evenkeel evicts the first one.
+    is_race = fault == "crash" and expected == MOVED
+    assert controller_that_recovers(bench, job, node, example.pods) in {expected, *([OPERATOR] if is_race else [])}
 
 
 def pods_of(bench: LocalClusterUnderTest, job: UnmanagedJob) -> list[Json]:
