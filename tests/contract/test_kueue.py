@@ -94,7 +94,7 @@ def test_pods_of_a_partly_admitted_job_wait_for_their_number(bench: LocalCluster
     sized = spec.attempt.at_size(2).replace(workload_uid=uid)
     bench.cluster.publish_size(sized)
     bench.cluster.publish_size(sized)
-    with pytest.raises(Refused, match="told another number than 3"):
+    with pytest.raises(Refused, match="has another number of pods than 3"):
         bench.cluster.publish_size(spec.attempt.replace(workload_uid=uid))
 
     until(lambda: [pod.phase for pod in seen(bench, spec).pods] == [PodPhase.RUNNING] * 2, "its pods to run", 40)

@@ -263,7 +263,7 @@ class FakeCluster(FakeAdmissionChecks, FakeCapacity, FakeUnmanagedJobs):
         if workload is None or not workload.is_there:
             raise Refused(f"{attempt.workload_name} is gone")
         if workload.published_size not in (0, attempt.ranks):
-            raise Refused(f"the pods of {attempt.workload_name} were told another number than {attempt.ranks}")
+            raise Refused(f"the ConfigMap {attempt.workload_name} has another number of pods than {attempt.ranks}")
         if not workload.published_size:
             workload.published_size = attempt.ranks
             self.calls.append(("publish_size", attempt.workload_name, attempt.ranks))

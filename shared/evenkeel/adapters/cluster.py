@@ -266,7 +266,7 @@ class KubernetesCluster(KubernetesAdmissionChecks, KubernetesCapacity, Kubernete
             item = self._require_own_object(attempt, f"{path}/{attempt.workload_name}")
             if item.get("data") != document["data"]:
                 raise Refused(
-                    f"the pods of {attempt.workload_name} were told another number than {attempt.ranks}"
+                    f"the ConfigMap {attempt.workload_name} has another number of pods than {attempt.ranks}"
                 ) from None
 
     def workload(self, attempt: Attempt) -> ObservedWorkload:

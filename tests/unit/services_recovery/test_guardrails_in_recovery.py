@@ -913,7 +913,7 @@ def test_approval_at_exactly_the_deadline_counts() -> None:
     recovery.run = 2
     recovery.run_state("Plan", plan_recovery)
     recovery.open_wait(K.APPROVED)
-    assert recovery.evaluate_waits_once() == ["APPROVED"], "keep the approval: nobody needs to give it again"
+    assert recovery.evaluate_waits_once() == ["APPROVED"], "the approval counts, so no person must approve again"
 
 
 def test_failed_run_leaves_the_guardrail_queue() -> None:

@@ -5,7 +5,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from evenkeel.domain.capacity.capacity_policy import ReservedPool
+from evenkeel.domain.capacity.capacity_policy import CapacityBlock, ReservedPool
 from evenkeel.domain.capacity.pools import Reservation
 from evenkeel.domain.elastic.sizes import ElasticPolicy
 from evenkeel.domain.external.adoption_policy import ServingWorkload
@@ -61,7 +61,7 @@ class SchedulingPolicy(Section):
             for reservation in self.reservations
             if (reservation.cluster, reservation.pool) == (cluster, pool) and reservation.has_node(labels)
         ]
-        return max(reservations, key=lambda reservation: len(reservation.key), default=None)
+        return max(reservations, key=lambda reservation: isinstance(reservation, CapacityBlock), default=None)
 
     def reservation_of_pool(
         self, cluster: str, pool: str, labels_of_nodes: Iterable[Mapping[str, str]]

@@ -59,7 +59,7 @@ def run(request: SettleAttemptRequest, context: Context) -> SettleAttemptResult:
 
     The measurement comes last, so nothing waits for the store.
 
-    Idempotent: yes, by the attempt's state. A repeated call measures only what is not measured yet.
+    Idempotent: yes, by the attempt's state. A repeated call measures only the missing times.
     """
     result, job = _settle_until_committed(request, context)
     measure_restore.run(job, request.attempt, context)
