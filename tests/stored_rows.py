@@ -72,6 +72,8 @@ class Answered(Value):
 
     fingerprint: str
     answer: dict[str, Any]
+    pending_envelope: dict[str, Any] | None = None
+    """The envelope of reported faults, until it is on the queue."""
 
 
 class Submitted(Value):

@@ -215,15 +215,9 @@ def test_answer_to_a_plan_counts_once_through_killed_functions(
 def test_node_is_replaced_once_through_killed_functions(centre: DataCentre) -> None:
     machine, client, run = signals.untouched_machine(centre), without_pauses(centre.client()), secrets.token_hex(4)
 
-    automation = f"/clusters/{client.fleet}/automation"
-    # A request that is repeated after the replacement is refused, because the node no longer exists.
-    client.post(f"{automation}/hold", {"reason": f"the node stays until the answer {run}", "forSeconds": 300})
-    try:
-        answer = answered(
-            centre, lambda: client.post(f"/nodes/{machine}/replace", {"reason": f"killed {run}"}, key=f"replace-{run}")
-        )
-    finally:
-        client.post(f"{automation}/release", {})
+    answer = answered(
+        centre, lambda: client.post(f"/nodes/{machine}/replace", {"reason": f"killed {run}"}, key=f"replace-{run}")
+    )
     signals.await_handled(centre, answer["envelopeId"])
     settled = signals.settled_incident(centre, machine)
 

@@ -1,6 +1,8 @@
 """Faults that a site's own detectors report: what they may report, and the effect."""
 
 import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -15,8 +17,9 @@ from evenkeel.domain.replay import replay
 from evenkeel.domain.values import rfc3339
 from evenkeel.events import envelope
 from evenkeel.events.outcomes import Malformed, ParsedEvent, Unknown
-from evenkeel.ports import Table, Unreachable
+from evenkeel.ports import Put, Table, Unreachable, Write
 from evenkeel.services.incidents import ingest_event
+from evenkeel.services.tables import fleet_rows
 from tests.fakes.cluster import instance_id
 from tests.fakes.system import A_MOMENT
 from tests.unit.api.gateway import ApiResponse, Gateway
@@ -218,19 +221,94 @@ def test_idempotency_key_of_another_fault_report_is_refused(gateway_with_nodes: 
     assert report_faults(gateway_with_nodes, a_fault(code="xid:48")).document["code"] == "IDEMPOTENCY_KEY_REUSED"
 
 
-def test_fault_report_repeated_after_a_crash_queues_an_equal_event(
-    gateway_with_nodes: Gateway, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def crash_on_commit(*_writes: Any, **_options: Any) -> None:
-        raise Unreachable("gone")
+CRASHES = ["before the row", "before the envelope", "after the envelope"]
+
+
+def crash(gateway: Gateway, monkeypatch: pytest.MonkeyPatch, point: str, send: Callable[[], ApiResponse]) -> None:
+    """Send a request whose function ends at a point of its work."""
+    fakes, commit, put = gateway.fakes, gateway.fakes.ledger.commit, gateway.fakes.inbox.put
+
+    def crash_on_commit(*writes: Write, **options: Any) -> None:
+        if point == "before the row" or fakes.inbox.queued:
+            raise Unreachable("gone")
+        commit(*writes, **options)
+
+    def crash_on_put(document: Mapping[str, Any]) -> None:
+        if point == "before the envelope":
+            raise Unreachable("gone")
+        put(document)
 
     with monkeypatch.context() as patched:
-        patched.setattr(gateway_with_nodes.fakes.ledger, "commit", crash_on_commit)
-        assert report_faults(gateway_with_nodes, a_fault()).status == 503
-    assert report_faults(gateway_with_nodes, a_fault()).status == 202
+        patched.setattr(fakes.ledger, "commit", crash_on_commit)
+        patched.setattr(fakes.inbox, "put", crash_on_put)
+        assert send().status == 503
 
-    first, second = queued_events(gateway_with_nodes)
-    assert first == second
+
+def remove_node(gateway: Gateway, number: int) -> None:
+    """Let the sweep find that a node is gone."""
+    ledger, node = gateway.fakes.ledger, a_fleet_node(number, is_gone=True)
+    row = ledger.get(fleet_rows.node_key(node.life.cluster, node.life.instance_id))
+    assert row
+    ledger.commit(Put(replace(row, doc=node.to_json())))
+
+
+@pytest.mark.parametrize("point", CRASHES)
+def test_fault_report_repeated_after_a_crash_queues_an_equal_event(
+    gateway_with_nodes: Gateway, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    crash(gateway_with_nodes, monkeypatch, point, lambda: report_faults(gateway_with_nodes, a_fault()))
+    gateway_with_nodes.fakes.clock.advance(90)
+
+    repeated, third = report_faults(gateway_with_nodes, a_fault()), report_faults(gateway_with_nodes, a_fault())
+
+    assert (repeated.status, third.document) == (202, repeated.document)
+    events = queued_events(gateway_with_nodes)
+    assert len(events) == (2 if point == "after the envelope" else 1)
+    assert {event.fact_key for event in events} == {events[0].fact_key}
+    assert {event.envelope_id for event in events} == {repeated.document["envelopeId"]}
+
+
+@pytest.mark.parametrize("point", CRASHES[1:])
+def test_stored_fault_report_is_accepted_after_its_node_is_gone(
+    gateway_with_nodes: Gateway, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    crash(gateway_with_nodes, monkeypatch, point, lambda: report_faults(gateway_with_nodes, a_fault()))
+    remove_node(gateway_with_nodes, 1)
+
+    repeated = report_faults(gateway_with_nodes, a_fault())
+
+    assert (repeated.status, repeated.document["accepted"]) == (202, 1)
+    assert queued_events(gateway_with_nodes)[-1].instance_id == instance_id(1)
+
+
+def test_two_simultaneous_fault_reports_get_one_answer(
+    gateway_with_nodes: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fakes, commit = gateway_with_nodes.fakes, gateway_with_nodes.fakes.ledger.commit
+    answers = []
+
+    def commit_after_the_other_request(*writes: Write, **options: Any) -> None:
+        monkeypatch.setattr(fakes.ledger, "commit", commit)
+        fakes.clock.advance(90)
+        answers.append(report_faults(gateway_with_nodes, a_fault()))
+        commit(*writes, **options)
+
+    monkeypatch.setattr(fakes.ledger, "commit", commit_after_the_other_request)
+    answers.append(report_faults(gateway_with_nodes, a_fault()))
+
+    assert [answer.status for answer in answers] == [202, 202]
+    assert answers[0].document == answers[1].document
+    assert len(fakes.inbox.queued) == 1
+
+
+def test_fault_report_that_an_older_release_stored_gets_its_answer(gateway_with_nodes: Gateway) -> None:
+    first, fakes = report_faults(gateway_with_nodes, a_fault()), gateway_with_nodes.fakes
+    (row,) = (row for key, row in fakes.ledger.rows.items() if key.pk.startswith("IDEM#"))
+    older_doc = {name: value for name, value in row.doc.items() if name != "pendingEnvelope"}
+    fakes.ledger.commit(Put(replace(row, doc=older_doc)))
+
+    assert report_faults(gateway_with_nodes, a_fault()).document == first.document
+    assert len(fakes.inbox.queued) == 1
 
 
 def test_fault_report_needs_an_idempotency_key(gateway_with_nodes: Gateway) -> None:

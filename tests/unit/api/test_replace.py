@@ -14,6 +14,7 @@ from evenkeel.services.tables import incident_rows, rows, subject_rows
 from tests.fakes.cluster import instance_id
 from tests.unit.api.gateway import ApiResponse, Gateway
 from tests.unit.api.seeds import a_fleet_node, an_incident, store
+from tests.unit.api.test_faults import crash, remove_node
 
 NODE = instance_id(1)
 
@@ -90,6 +91,19 @@ def test_repeated_replacement_request_queues_nothing(gateway_with_nodes: Gateway
     assert first.document == repeated_answer.document
     assert len(gateway_with_nodes.fakes.inbox.queued) == 1
     assert other_answer.document["code"] == "IDEMPOTENCY_KEY_REUSED"
+
+
+def test_repeated_replacement_request_is_answered_after_the_node_is_gone(
+    gateway_with_nodes: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crash(gateway_with_nodes, monkeypatch, "after the envelope", lambda: request_replacement(gateway_with_nodes))
+    remove_node(gateway_with_nodes, 1)
+
+    repeated_answer = request_replacement(gateway_with_nodes)
+
+    first, second = gateway_with_nodes.fakes.inbox.queued
+    assert first == second
+    assert (repeated_answer.status, repeated_answer.document["envelopeId"]) == (202, first["id"])
 
 
 def test_requested_replacement_never_plans_a_reboot(gateway_with_nodes: Gateway) -> None:

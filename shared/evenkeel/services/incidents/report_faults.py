@@ -1,17 +1,18 @@
 """A site's own detector reports faults. They are checked here, and then ingested through the queue like every signal.
 
-    request ─▶ same key? ─▶ check every fault, find every node ─▶ one envelope on the queue ─▶ record the key
-               its answer     else 400 or 404, and nothing          receive_event
-                              is ingested
+    request ─▶ same key? ─▶ check every fault, find every node ─▶ store answer ─▶ put envelope ─▶ remove envelope
+                 │ yes        else 400 or 404, and nothing        and envelope    on the queue    from the row
+                 │            is ingested                                         receive_event
+                 └─▶ put the envelope again if the row still has it, and return the stored answer
 
-After a crash before the last step, the client sends the request again. The id of the envelope follows from the key, so
-its facts are recognised as duplicates.
+After a crash, the client sends the request again. If the row is stored, nothing is checked again: the node may be
+replaced by then. The id of the envelope follows from the key, so the facts of a copy are recognised as duplicates.
 """
 
 import hashlib
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -35,7 +36,7 @@ from evenkeel.events.driver_lines import NamedFault
 from evenkeel.ports import Invalid, KeyReused, Ledger, NotFound, Put, Row, Table, every
 from evenkeel.services.context import Context
 from evenkeel.services.storage.decision_record import decision_of
-from evenkeel.services.storage.retries import commit_if_unchanged
+from evenkeel.services.storage.retries import commit_if_unchanged, until_committed
 from evenkeel.services.tables import fleet_rows, incident_rows, job_rows, rows, subject_rows
 
 Json = dict[str, Any]
@@ -64,35 +65,57 @@ class ReportFaultsRequest(Value):
 def run(request: ReportFaultsRequest, context: Context) -> Json:
     """Ingest a report, as a whole or not at all.
 
-    Idempotent: yes, by the request id, and before that by the envelope's id, which follows from it.
+    Idempotent: yes, by the request's row, which is stored before the envelope is put on the queue. An envelope that
+    is put twice has the same id.
 
     Raises:
         Invalid: a fault cannot be ingested; names each field.
         NotFound: the fleet has no such node.
         KeyReused: the request id was used for another report.
     """
-    row = context.ledger.get(fleet_rows.automation_request_key(request.request_id))
-    is_in_force = row is not None and (row.expires_at is None or row.expires_at > context.now)
-    if row is not None and is_in_force:
-        return _earlier_answer(row, request)
+    row = until_committed(
+        lambda: _accept(request, context), f"the row of request {request.request_id} kept changing", tries=3
+    )
+    if row.doc["fingerprint"] != request.fingerprint:
+        raise KeyReused("This idempotency key was used for a different request. Use a new key.")
+    pending_envelope = row.doc.get("pendingEnvelope")  # rows of older releases lack the field
+    if pending_envelope:
+        context.inbox.put(pending_envelope)
+        sent_doc = {**row.doc, "pendingEnvelope": None}
+        # If another request with this key was faster, it sent the same envelope.
+        commit_if_unchanged(context.ledger, Put(replace(row, doc=sent_doc)))
+    answer: Json = row.doc["answer"]
+    return answer
+
+
+def _accept(request: ReportFaultsRequest, context: Context) -> Row:
+    """Return the row of the request. If there is none in force, check the reports, and store the row.
+
+    The row has room for the largest envelope: `envelope.LARGEST_BYTES` is a third of `ports.LARGEST_ROW`.
+
+    Raises:
+        Conflict: another request with the same key was first.
+    """
+    earlier_row = context.ledger.get(fleet_rows.automation_request_key(request.request_id))
+    if earlier_row and (earlier_row.expires_at is None or earlier_row.expires_at > context.now):
+        return earlier_row
     checked_reports = check_reports(request, context)
     for job_id, facts, attribution in checked_reports.attributions:
         decision_record = decision_of(
             "ATTRIBUTION", job_id, attribution.instance_id, attribution, facts, context.replace(mode="")
         )
         context.ledger.commit(Put(subject_rows.decision_row(decision_record)))
-    if checked_reports.count:
-        context.inbox.put(checked_reports.document)
-    answer: Json = {"accepted": checked_reports.count, "ignored": checked_reports.ignored_lines}
-    answer["envelopeId"] = checked_reports.document["id"] if checked_reports.count else None
-    request_row = fleet_rows.automation_request_row(
-        request.request_id, {"fingerprint": request.fingerprint, "answer": answer}, context.now
-    )
-    request_put = Put(Row(request_row.key, request_row.doc, row.version if row else 0, None, request_row.expires_at))
-    if commit_if_unchanged(context.ledger, request_put):
-        return answer
-    first_row = context.ledger.get(request_row.key)
-    return _earlier_answer(first_row, request) if first_row else answer
+    pending_envelope = checked_reports.document if checked_reports.count else None
+    answer: Json = {
+        "accepted": checked_reports.count,
+        "ignored": checked_reports.ignored_lines,
+        "envelopeId": pending_envelope["id"] if pending_envelope else None,
+    }
+    document = {"fingerprint": request.fingerprint, "answer": answer, "pendingEnvelope": pending_envelope}
+    row = fleet_rows.automation_request_row(request.request_id, document, context.now)
+    put = Put(replace(row, version=earlier_row.version if earlier_row else 0))
+    context.ledger.commit(put)
+    return replace(row, version=put.version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,13 +154,6 @@ def check_reports(request: ReportFaultsRequest, context: Context) -> CheckedRepo
     document = _to_envelope(request, faults, context.now)
     ignored_lines = sum(not named_faults for named_faults in faults_by_report)
     return CheckedReports(document, len(faults), ignored_lines, tuple(attributions))
-
-
-def _earlier_answer(row: Row, request: ReportFaultsRequest) -> Json:
-    if row.doc["fingerprint"] != request.fingerprint:
-        raise KeyReused("This idempotency key was used for a different request. Use a new key.")
-    first_answer: Json = row.doc["answer"]
-    return first_answer
 
 
 def _named_faults(request: ReportFaultsRequest, now: datetime) -> list[tuple[NamedFault, ...]]:

@@ -129,12 +129,15 @@ def manual_cordons_key() -> Key:
 
 
 def automation_request_key(request_id: str) -> Key:
-    """Return the key `IDEM#request / META`: a hold or release that was answered already."""
+    """Return the key `IDEM#request / META`: an answered request of an operator or a detector."""
     return Key(Table.FLEET, f"IDEM#{request_id}", "META")
 
 
 def automation_request_row(request_id: str, answer: dict[str, Any], now: datetime) -> Row:
-    """Return the row with the first answer. A repeated request gets that answer for a day."""
+    """Return the row with the first answer. A repeated request gets that answer for a day.
+
+    The row of reported faults also holds their envelope until it is on the queue (`pendingEnvelope`).
+    """
     return Row(automation_request_key(request_id), answer, 0, None, now + rows.IDEMPOTENCY_KEPT)
 
 
