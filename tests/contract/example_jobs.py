@@ -240,7 +240,7 @@ EXAMPLES = (
         JOB_SET,
         _job_set(*_TWO, policy={"maxRestarts": 3}),
         3,
-        MOVED,
+        OPERATOR,
         MOVED,
         (
             "simple/failure-policy.yaml",
@@ -265,7 +265,7 @@ EXAMPLES = (
         JOB_SET,
         _job_set(*_TWO, policy={"maxRestarts": 3, "rules": [{"action": "RestartJobSet"}]}),
         3,
-        MOVED,
+        OPERATOR,
         MOVED,
         ("failure-policy/restartjobset-action.yaml",),
     ),
@@ -274,7 +274,7 @@ EXAMPLES = (
         JOB_SET,
         _job_set(*_TWO, policy={"maxRestarts": 3, "rules": [{"action": "RestartJobSetAndIgnoreMaxRestarts"}]}),
         3,
-        MOVED,
+        OPERATOR,
         MOVED,
         (
             "failure-policy/restartjobsetandignoremaxrestarts-action.yaml",

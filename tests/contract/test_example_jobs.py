@@ -17,7 +17,17 @@ from evenkeel.services.recovery import cordon_node, drain_node, plan_recovery, r
 from evenkeel.services.tables import fleet_rows
 from evenkeel_local.gpu_cluster import ClusterHandle
 from tests.contract.clusters_under_test import CLUSTER, LocalClusterUnderTest
-from tests.contract.example_jobs import EXAMPLES, LEFT_TO_HYPERPOD, MOVED, NAMESPACE, OPERATOR, RESTARTED, Example, Json
+from tests.contract.example_jobs import (
+    EXAMPLES,
+    JOB_SET,
+    LEFT_TO_HYPERPOD,
+    MOVED,
+    NAMESPACE,
+    OPERATOR,
+    RESTARTED,
+    Example,
+    Json,
+)
 from tests.unit.services_recovery.recovery_scenario import RecoveryScenario
 from tests.unit.services_recovery.test_draining import SAVES
 
@@ -70,7 +80,7 @@ def running_pods(bench: LocalClusterUnderTest, job: UnmanagedJob) -> int:
     return len(run) if len(run) == len(live) else 0
 
 
-def recovery_of(bench: LocalClusterUnderTest, job: UnmanagedJob, node: str) -> RecoveryScenario:
+def recovery_of(job: UnmanagedJob) -> RecoveryScenario:
     """An incident of the node, drained. The last sweep listed the job on the node."""
     recovery = RecoveryScenario(policy=SAVES, with_job=False)
     recovery.report_fault(fault_key="hp:NvidiaErrorReboot")
@@ -82,9 +92,15 @@ def recovery_of(bench: LocalClusterUnderTest, job: UnmanagedJob, node: str) -> R
     return recovery
 
 
-def controller_that_recovers(bench: LocalClusterUnderTest, job: UnmanagedJob, node: str, pods: int) -> str:
+def runs_elsewhere(bench: LocalClusterUnderTest, job: UnmanagedJob, node: str, pods: int) -> bool:
+    now = bench.cluster.unmanaged_job(CLUSTER, NAMESPACE, job.kind, job.name)
+    return now is not None and node not in now.live_nodes and running_pods(bench, job) == pods
+
+
+def controller_that_recovers(
+    bench: LocalClusterUnderTest, recovery: RecoveryScenario, job: UnmanagedJob, node: str, pods: int
+) -> str:
     """Run the drain and the sweep until the job runs on other nodes. Return the controller that restarted it."""
-    recovery = recovery_of(bench, job, node)
     context = recovery.context(cluster=bench.cluster)
     evicted: list[str] = []
     turns = itertools.count()
@@ -95,13 +111,10 @@ def controller_that_recovers(bench: LocalClusterUnderTest, job: UnmanagedJob, no
         evicted.extend(
             pod.name for pod in unmanaged_pods if bench.cluster.evict(CLUSTER, pod).result is EvictionStatus.EVICTED
         )
-        now = bench.cluster.unmanaged_job(CLUSTER, NAMESPACE, job.kind, job.name)
-        if now is None or running_pods(bench, job) != pods:
-            return ""
-        if node not in now.live_nodes:
+        if runs_elsewhere(bench, job, node, pods):
             is_restarted = recovery.incident.unmanaged_jobs.get(job.label) == RestartAction.RESTART
             return RESTARTED if is_restarted else MOVED if evicted else OPERATOR
-        is_hyperpod = job.kind is WorkloadKind.HYPERPOD_PYTORCH_JOB
+        is_hyperpod = job.kind is WorkloadKind.HYPERPOD_PYTORCH_JOB and running_pods(bench, job) == pods
         return LEFT_TO_HYPERPOD if is_hyperpod and next(turns) > LONG_ENOUGH else ""
 
     try:
@@ -134,15 +147,41 @@ def test_example_job_recovers_as_documented_after_crash_or_drain(
     job = submit_example(bench, example, tmp_path)
     node = job.live_nodes[0]
     bench.cordon_as_a_person(node)  # first, so that the job's operator does not use up its restarts on this node
-    if fault == "crash":
-        before = {pod["metadata"]["uid"] for pod in pods_of(bench, job)}
-        (tmp_path / node).touch()
-        bench.eventually(lambda: has_lost_a_process(pods_of(bench, job), before), "the failure of a process")
-
+    recovery = recovery_of(job)  # before the crash, so that the first eviction soon follows it
     expected = example.after_crash if fault == "crash" else example.after_drain
-    # After a crash, a quick operator may replace all pods before Evenkeel evicts the first one.
-    is_race = fault == "crash" and expected == MOVED
-    assert controller_that_recovers(bench, job, node, example.pods) in {expected, *([OPERATOR] if is_race else [])}
+    if fault == "crash":
+        crash_process(bench, job, tmp_path / node)
+        if expected == OPERATOR:  # else Evenkeel could evict a pod that the operator is about to replace
+            bench.eventually(lambda: runs_elsewhere(bench, job, node, example.pods), "the restart by the operator")
+
+    assert controller_that_recovers(bench, recovery, job, node, example.pods) == expected
+
+
+@pytest.mark.parametrize(
+    "example",
+    [example for example in EXAMPLES if example.kind is JOB_SET and example.after_crash == OPERATOR],
+    ids=lambda example: example.name,
+)
+def test_crash_restarts_jobset_once_even_if_evenkeel_evicts_first(
+    bench: LocalClusterUnderTest, example: Example, tmp_path: Path
+) -> None:
+    job = submit_example(bench, example, tmp_path)
+    node = job.live_nodes[0]
+    bench.cordon_as_a_person(node)
+    recovery = recovery_of(job)
+    crash_process(bench, job, tmp_path / node)
+
+    assert controller_that_recovers(bench, recovery, job, node, example.pods) in (OPERATOR, MOVED)
+    job_set = bench.admin.get(RESOURCES[job.kind].path(NAMESPACE, job.name))
+    assert job_set
+    assert job_set["status"]["restarts"] == 1
+
+
+def crash_process(bench: LocalClusterUnderTest, job: UnmanagedJob, fault_file: Path) -> None:
+    """Let the process on a node fail, and wait until the cluster shows it."""
+    before = {pod["metadata"]["uid"] for pod in pods_of(bench, job)}
+    fault_file.touch()
+    bench.eventually(lambda: has_lost_a_process(pods_of(bench, job), before), "the failure of a process")
 
 
 def pods_of(bench: LocalClusterUnderTest, job: UnmanagedJob) -> list[Json]:
