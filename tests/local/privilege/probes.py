@@ -1659,6 +1659,7 @@ def plans_a_job(stage: PermissionBench) -> Json:
     stage.put(
         fleet_rows.node_row(healthy.life.cluster, healthy.life.instance_id, node.to_json(), 0, None),
         incident_rows.unhealthy_row(store_unhealthy_node(stage), 0),
+        job_rows.job_row(a_job(stage, JobState.RUNNING).replace(current_attempt=2), 0),
     )
     body = {"name": "probe", "image": "registry/trainer:1", "command": ["python", "train.py"]}
     return a_request("POST", "/v1/jobs/plan", body)

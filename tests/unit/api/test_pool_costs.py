@@ -89,6 +89,22 @@ def test_free_committed_nodes_are_chosen(gateway: Gateway) -> None:
     assert (document["action"], document["pool"], document["pools"][0]["usd"]["rent"]) == ("START", "p5-workers", 0)
 
 
+def test_plan_counts_earlier_attempts_of_the_running_job(gateway: Gateway) -> None:
+    site = store_busy_fleet(gateway)
+    spec = a_job(1).spec.replace(checkpoint_uri="s3://checkpoints/running")
+    running = a_job(1, state="RUNNING", current_attempt=2, spec=spec)
+    ended = an_attempt(running, 1, state="LOST", running_at=ago(minutes=100), ended_at=ago(minutes=40))
+    before = placement_of(site)["pools"]
+
+    store(site.fakes.ledger, running, ended, an_attempt(running, 2))
+    after = placement_of(site)["pools"]
+
+    def wait(pools: list[dict[str, Any]]) -> float:
+        return float(next(row["startsAfterSeconds"] for row in pools if row["pool"] == "p5-workers"))
+
+    assert wait(before) - wait(after) == 3600
+
+
 def test_exceeded_spending_cap_is_shown_in_dollars(gateway: Gateway) -> None:
     document = placement_of(store_busy_fleet(gateway, fleetCapMicrosPerHour=60_000_000))
 

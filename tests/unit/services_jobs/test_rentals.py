@@ -18,6 +18,7 @@ from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.quotas.teams import Team
 from evenkeel.domain.renting.burst_policy import BurstPolicy, RentedPool
 from evenkeel.domain.renting.candidates import jobs_to_place
+from evenkeel.domain.renting.placement import PlacementFacts
 from evenkeel.domain.renting.rental import Rental, RentalState
 from evenkeel.domain.replay import replay
 from evenkeel.domain.waiting import ConditionKind, Wait, WaitOutcome, wait_name
@@ -777,3 +778,28 @@ def test_rental_is_limited_by_team_quota_of_the_type(rented: int) -> None:
         if row.doc["jobId"] == second.job_id
     )
     assert charge["use"] == {"p5.48xlarge": {"nvidia.com/gpu": 16}}
+
+
+def test_expected_wait_counts_earlier_attempts_of_running_job() -> None:
+    renting = RentalScenario()
+    scenario, clock = renting.scenario, renting.world.clock
+    first = scenario.submit("first")
+    scenario.run_scheduling_cycle()
+    renting.run_attempt(first.job_id, 1)
+    clock.advance(3600)
+    renting.world.cluster.fail_pods(first.job_id, 1)
+    scenario.settle(first.job_id, 1)
+    clock.advance(60)
+    scenario.run_scheduling_cycle()
+    renting.run_attempt(first.job_id, 2)
+    clock.advance(60)
+    second = scenario.submit("second")
+    clock.advance(60)
+
+    scenario.run_scheduling_cycle()
+
+    records = renting.decision_records("PLACEMENT")
+    facts = PlacementFacts.model_validate(next(record.facts for record in records if record.subject == second.job_id))
+    committed = next(candidate for candidate in facts.candidates if candidate.pool.name == "p5-workers")
+    # The policy expects two hours, and both attempts ran for 62 minutes.
+    assert committed.wait_seconds == 7200 - 3720

@@ -57,6 +57,8 @@ class PlacementContext(NamedTuple):
     """Past runs."""
     jobs_with_charge: Mapping[str, Job] = {}
     """Jobs that hold a charge. If one is missing, only its class is known."""
+    done_seconds: Mapping[str, float] = {}
+    """Run time of the ended attempts of these jobs. It counts only for a job that keeps checkpoints."""
 
 
 class PoolQueue(NamedTuple):
@@ -445,6 +447,8 @@ def forecast_starts(
         usual = policy.burst.run_seconds_of(context.classes.get(charge.job_id, ""))
         origin = origin_of(job, policy) if job else RunOrigin(charge.team, charge.submitter, "", None, usual)
         ran = (context.now - charge.admitted_at).total_seconds() if charge.admitted_at else 0.0
+        if job and job.spec.checkpoint_uri:
+            ran += context.done_seconds.get(charge.job_id, 0.0)
         seconds_left = _expected_seconds(context.run_times.remaining(origin, ran), position, len(charges))
         running_uses.append(RunningUse(charge.accelerators, seconds_left))
         busy_until |= {name: max(seconds_left, busy_until.get(name, 0.0)) for name in charge.node_names}

@@ -385,6 +385,8 @@ def _missing_facts(
     has_demand = bool(to_place or queue_plan.demand.shortfalls)
     jobs = set(charged_ids if has_demand else ())
     attempts_of = set(to_place)
+    if has_demand:  # a running job continues the work of its earlier attempts
+        attempts_of |= {charge.job_id for charge in admission_input.charges if charge.attempt > 1}
     if mode is Mode.ACT:
         leaving_job_ids, migrating_job_ids = departure_plan.jobs_that_may_leave(snapshot, admission_input, decisions)
         draining_job_ids = {
@@ -396,8 +398,6 @@ def _missing_facts(
             *draining_job_ids,
         }
         attempts_of |= set(migrating_job_ids)
-        if to_place and policy.burst.max_moves:  # a job that may move continues the work of its earlier attempts
-            attempts_of |= {charge.job_id for charge in admission_input.charges if charge.attempt > 1}
     mixed_jobs = {job.job_id for job in mixed_plan.jobs_to_examine(snapshot, policy, now)}
     mixed_jobs |= {job.job_id for job in mixed_plan.jobs_with_rented_part(snapshot, now)}
     attempts_of |= mixed_jobs

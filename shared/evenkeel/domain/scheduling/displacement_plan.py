@@ -7,7 +7,6 @@ from typing import NamedTuple
 from evenkeel.domain.admission.admission_input import AdmissionInput
 from evenkeel.domain.admission.decide_job import AdmissionAction, AdmissionDecision
 from evenkeel.domain.capacity.node_capacity import NodeCapacity
-from evenkeel.domain.jobs.attempt import run_seconds
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.renting.burst_policy import RentedPool
@@ -172,7 +171,6 @@ def _movable_jobs(
     the rent is paid by the team of the moved job.
     """
     cheapest_pools = _CheapestPools(context, policy)
-    ran_before = run_seconds(snapshot.attempts)
     for charge in admission_input.charges:
         job = snapshot.known_job(charge.job_id)
         if job is None or not charge.node_names or not set(charge.node_names) <= set(nodes):
@@ -184,7 +182,7 @@ def _movable_jobs(
         if is_bound or not delay or team not in ("", spec.team):
             continue
         ran = (context.now - charge.admitted_at).total_seconds() if charge.admitted_at else 0.0
-        demand = job_demand(job, context, policy, ran_before.get(job.job_id, 0.0) + ran)
+        demand = job_demand(job, context, policy, context.done_seconds.get(job.job_id, 0.0) + ran)
         rented = cheapest_pools.find(job, demand)
         if rented is not None:
             pool = rented.pool

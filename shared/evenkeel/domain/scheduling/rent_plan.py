@@ -69,6 +69,7 @@ def placement_context(
         shortages=snapshot.shortages or Shortages(),
         run_times=run_times_of(past, policy.economy.min_samples),
         jobs_with_charge=jobs,
+        done_seconds=run_seconds(snapshot.attempts),
     )
 
 

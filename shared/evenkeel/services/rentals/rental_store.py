@@ -13,7 +13,7 @@ from evenkeel.domain.capacity.shortages import Shortages
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.external.adoption_policy import ServingWorkload
 from evenkeel.domain.external.serving import holder_id
-from evenkeel.domain.jobs.attempt import Attempt
+from evenkeel.domain.jobs.attempt import Attempt, run_seconds
 from evenkeel.domain.jobs.job import Job, PlacementNote
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.quotas.budgets import add_rent, remaining_by_team, rent_by_period
@@ -79,6 +79,11 @@ def read_attempts(ledger: Ledger, jobs: Iterable[Job]) -> tuple[Attempt, ...]:
         for number in range(max(1, job.current_attempt - _LAST_ATTEMPTS + 1), job.current_attempt + 1)
     ]
     return tuple(rows.decode(row, Attempt) for row in get_all(ledger, keys).values())
+
+
+def read_done_seconds(ledger: Ledger, running_jobs: Iterable[Job]) -> dict[str, float]:
+    """Return the run time of the ended attempts of running jobs, by job. Jobs in their first attempt are left out."""
+    return run_seconds(read_attempts(ledger, (job for job in running_jobs if job.current_attempt > 1)))
 
 
 def serving_states(serving_workloads: Iterable[ServingWorkload], ledger: Ledger) -> dict[str, tuple[ServingState, int]]:

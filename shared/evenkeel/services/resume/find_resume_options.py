@@ -330,6 +330,7 @@ def _find_rental(
         shortages=rental_store.read_shortages(context.ledger)[0],
         run_times=run_times_of(past, context.policy.economy.min_samples),
         jobs_with_charge=fleet.jobs_with_charge,
+        done_seconds=rental_store.read_done_seconds(context.ledger, fleet.jobs_with_charge.values()),
     )
     ran = run_seconds(rental_store.read_attempts(context.ledger, [job]), context.now)
     waiting_since = interrupted_job.attempt.ended_at or context.now

@@ -91,6 +91,7 @@ def run(loaded_cycle: LoadedCycle, results: heartbeats.SourceResults, context: C
     examined_job_ids |= loaded_cycle.snapshot.rental_book.rental_by_holder.keys() & {
         charge.job_id for charge in charges
     }
+    examined_job_ids |= {charge.job_id for charge in charges if charge.attempt > 1}  # for the forecast of their ends
     missing_facts = MissingFacts(
         jobs=tuple(charge.job_id for charge in charges),
         attempts_of=tuple(sorted(examined_job_ids)),

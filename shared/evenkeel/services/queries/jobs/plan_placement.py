@@ -72,6 +72,7 @@ def compare_pools(
         shortages=rental_store.read_shortages(context.ledger)[0],
         run_times=run_times_of(past, context.policy.economy.min_samples),
         jobs_with_charge=holders,
+        done_seconds=rental_store.read_done_seconds(context.ledger, holders.values()),
     )
     document = placement_document(
         choose_pool(with_decision(placement_facts(job, placement, context.policy), decision)), context.now
