@@ -86,6 +86,7 @@ LAYER_RULES = (
         (
             *("evenkeel.runtime", "evenkeel.adapters", "evenkeel.ports", "evenkeel.domain", "evenkeel.__version__"),
             "evenkeel.services.context",  # the context that every function builds
+            "evenkeel.services.tables.rows",  # the row of the site policy is read like every row
         ),
         frozenset({"aws_lambda_powertools", "pydantic"}),
     ),

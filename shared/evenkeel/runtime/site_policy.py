@@ -4,7 +4,8 @@ from datetime import datetime, timedelta
 from typing import Protocol
 
 from evenkeel.domain.policy import Policy, PolicyChange, in_force
-from evenkeel.ports import Clock, Key, Ledger, Row, Table, Telemetry, TransientError, site_policy_key
+from evenkeel.ports import Clock, Key, Ledger, Row, Table, Telemetry, TransientError, Unreadable, site_policy_key
+from evenkeel.services.tables.rows import decode
 
 FRESH = timedelta(seconds=30)
 """How long a container uses the policy that it read. After this time, a change is in force everywhere."""
@@ -36,11 +37,12 @@ class SitePolicy:
     def current_policy(self) -> Policy:
         """Return the policy in force.
 
-        While the table does not answer, the last policy that was read stays in force. Before the first read, the site's
-        restrictions are unknown, so no decision is allowed.
+        While the table does not answer, or its row cannot be read, the last policy that was read stays in force. Before
+        the first read, the site's restrictions are unknown, so no decision is allowed.
 
         Raises:
             TransientError: The table does not answer, and the policy was never read.
+            Unreadable: This release cannot read the row, and the policy was never read.
         """
         if self._table is None:
             return self.base
@@ -72,11 +74,23 @@ class SitePolicy:
         Args:
             row: The row of `due_key`; None if the site changes nothing.
             read_at: Time before the row was read.
+
+        Raises:
+            Unreadable: As `current_policy`.
         """
-        self.change = PolicyChange.model_validate(row.doc) if row else None
-        self._known, problem = in_force(self.base, self.change)
+        try:
+            self.change = decode(row, PolicyChange) if row else None
+        except Unreadable as error:
+            self._report_invalid(str(error))
+            if self._known is None:
+                raise
+        else:
+            self._known, problem = in_force(self.base, self.change)
+            if problem:
+                self._report_invalid(problem)
         self._fresh_until = read_at + FRESH
-        if problem:
-            self._ports.telemetry.count("PolicyInvalid")
-            self._ports.telemetry.error("SitePolicyInvalid", reason=problem, runbook="policy-refused")
         return self._known
+
+    def _report_invalid(self, reason: str) -> None:
+        self._ports.telemetry.count("PolicyInvalid")
+        self._ports.telemetry.error("SitePolicyInvalid", reason=reason, runbook="policy-refused")

@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -332,6 +333,20 @@ def test_policy_history_lists_every_change_newest_first(gateway_with_policy: Gat
         (number, number) for number in (5, 4, 3, 2, 1)
     ]
     assert {(change["by"], change["reason"]) for change in changes} == {("role/Researcher (ana)", "Ours.")}
+
+
+def test_unreadable_change_is_left_out_of_history_and_audit(gateway_with_policy: Gateway) -> None:
+    put_policy(gateway_with_policy, key="k1")
+    put_policy(gateway_with_policy, {}, key="k2")
+    ledger = gateway_with_policy.fakes.ledger
+    (row,) = (row for key, row in ledger.rows.items() if key.sk.endswith("#k1"))
+    ledger.commit(Put(replace(row, doc={**row.doc, "change": {**row.doc["change"], "number": "one"}})))
+
+    history = gateway_with_policy.get(POLICY_ROUTE).document["history"]["items"]
+    acts = gateway_with_policy.get("/v1/audit").document["items"]
+
+    assert [change["number"] for change in history] == [2]
+    assert [act["text"].partition(" by ")[0] for act in acts if act["kind"] == "policy"] == ["Policy change 2"]
 
 
 def test_history_is_empty_before_the_first_policy_change(gateway_with_policy: Gateway) -> None:

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from evenkeel.domain.policy import Policy, PolicyChange, in_force
-from evenkeel.ports import Key, Put, Row, Table, Throttled, site_policy_key
+from evenkeel.ports import Key, Put, Row, Table, Throttled, Unreadable, site_policy_key
 from evenkeel.runtime.site_policy import FRESH, SitePolicy
 from tests.fakes import FakeWorld
 from tests.fakes.system import A_MOMENT
@@ -86,6 +86,27 @@ def test_shipped_policy_applies_if_no_stored_policy_is_usable() -> None:
 
     assert policy == BASE
     assert "change 1 by role/Admin: repair: " in problem
+
+
+@pytest.mark.parametrize("was_read", [True, False])
+def test_unreadable_policy_row_keeps_the_known_policy_and_alerts(was_read: bool) -> None:
+    world = FakeWorld()
+    policies, change = a_site_policy(world), a_change(repair={"maxAttempts": 2})
+    store_policy(world, change)
+    before = policies.current_policy() if was_read else None
+    unreadable = {**change.to_json(), "number": "two"}
+    world.ledger.commit(Put(Row(site_policy_key(Table.INCIDENTS), unreadable, 1)))
+    world.clock.advance(FRESH.total_seconds())
+
+    if was_read:
+        assert policies.current_policy() == policies.current_policy() == before
+    else:
+        with pytest.raises(Unreadable, match="POLICY#site META: this release cannot read number='two'"):
+            policies.current_policy()
+
+    assert world.telemetry.totals["PolicyInvalid"] == 1
+    (line,) = [line for line in world.telemetry.lines if line.message == "SitePolicyInvalid"]
+    assert (line.level, "cannot read number" in str(line)) == ("ERROR", True)
 
 
 class _UnreachableLedger:

@@ -88,7 +88,7 @@ def derive(change: RowChange, fleet: str) -> tuple[OutboundEvent, ...]:
                 source, rows.decode(row_before, Incident) if row_before else None, rows.decode(row_after, Incident)
             )
         case Table.INCIDENTS, "POLICY", "REQUEST" if row_before is None:
-            return (events.event_of_policy(source, fleet, PolicyChange.model_validate(row_after.doc["change"])),)
+            return (events.event_of_policy(source, fleet, rows.parse(key, PolicyChange, row_after.doc["change"])),)
         case Table.FLEET, "NODE", "META":
             return events.events_of_node(
                 source, rows.decode(row_before, FleetNode) if row_before else None, rows.decode(row_after, FleetNode)

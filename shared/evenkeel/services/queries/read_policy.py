@@ -1,9 +1,11 @@
 """The policy for the API: the policy in force, and every change of the site, newest first."""
 
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from evenkeel.domain.policy import Policy, PolicyChange, resolve_policy
-from evenkeel.ports import Ledger, Table
+from evenkeel.ports import Ledger, Row, Table
 from evenkeel.services.storage import pagination
 from evenkeel.services.tables import incident_rows, rows
 
@@ -30,7 +32,13 @@ def show_policy(
         "refused": policy_in_force.refused or None,
         "inForce": policy_in_force.number,
         "history": {
-            "items": [rows.parse(row.key, PolicyChange, row.doc["change"]).to_json() for row in changes.rows],
+            "items": [policy_change.to_json() for policy_change in readable_changes(changes.rows)],
             "nextPageToken": changes.next_token or None,
         },
     }
+
+
+def readable_changes(stored_rows: Iterable[Row]) -> Iterator[PolicyChange]:
+    """Yield the changes in rows of the history, without rows that this release cannot read."""
+    changes = (replace(row, doc=row.doc["change"]) for row in stored_rows)
+    return (change for _, change in rows.readable_rows(changes, PolicyChange))

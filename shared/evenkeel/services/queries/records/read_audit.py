@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from evenkeel.domain.policy import PolicyChange
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Ledger, Table
 from evenkeel.services.context import Context
+from evenkeel.services.queries.read_policy import readable_changes
 from evenkeel.services.storage import pagination
 from evenkeel.services.tables import fleet_rows, incident_rows, quota_rows, rows
 
@@ -91,8 +91,7 @@ def _policy_changes(ledger: Ledger) -> Iterator[_Act]:
         page = ledger.by_state(
             Table.INCIDENTS, incident_rows.POLICY_CHANGES, limit=50, cursor=cursor, newest_first=True
         )
-        for row in page.rows:
-            change = PolicyChange.model_validate(row.doc["change"])
+        for change in readable_changes(page.rows):
             text = f"Policy change {change.number} by {change.by}: {change.reason}"
             yield _Act(at=rfc3339(change.at), kind="policy", by=change.by, text=text)
         cursor = page.cursor
