@@ -123,20 +123,24 @@ class RecordingApi(KubernetesApi):
     """A `KubernetesApi` whose requests go to a `RecordingServer`."""
 
     def __init__(self, server: RecordingServer) -> None:
-        self.name = CLUSTER
-        self._endpoint = "https://127.0.0.1"
-        self._token = lambda _fresh: "token"
-        self._server = server
+        super().__init__(CLUSTER, "https://127.0.0.1", "", lambda _: "token")
+        self._recording_server = server
 
     def _send(
-        self, method: str, url: str, body: bytes | None, headers: Mapping[str, str], timeout: urllib3.Timeout
+        self,
+        server: Any,
+        method: str,
+        target: str,
+        body: bytes | None,
+        headers: Mapping[str, str],
+        timeout: urllib3.Timeout,
     ) -> urllib3.BaseHTTPResponse:
-        parts = urlsplit(url)
+        parts = urlsplit(target)
         document = None if body is None else json.loads(body)
         request = KubernetesRequest(
             method, parts.path, dict(parse_qsl(parts.query)), headers.get("Content-Type", ""), document
         )
-        status, answer = self._server.answer(request)
+        status, answer = self._recording_server.answer(request)
         content = b"" if "watch" in request.query else json.dumps(answer).encode()
         return urllib3.HTTPResponse(io.BytesIO(content), status=status, preload_content=False)
 

@@ -27,6 +27,7 @@ from evenkeel.adapters import manifests
 from evenkeel.adapters.cluster import KubernetesCluster
 from evenkeel.adapters.kubernetes import (
     AlreadyExists,
+    ApiAddress,
     Expired,
     InvalidObject,
     KubernetesApi,
@@ -297,6 +298,73 @@ def test_expired_token_is_renewed_once(script: ScriptedServer, api: KubernetesAp
     assert api.get(f"{NODES}/a") == {"kind": "Node"}
 
     assert [authorization for *_, authorization in script.asked] == ["Bearer token-1", "Bearer token-2"]
+
+
+class MovableApi:
+    """A client whose cluster was created again: the address that it knows is wrong, and `present` is right."""
+
+    def __init__(self, known: ApiAddress, present: ApiAddress) -> None:
+        self.seconds, self.reads, self.present = 0.0, 0, present
+        self.api = KubernetesApi("research-eks", *known, lambda _: "token", self._read_address, lambda: self.seconds)
+
+    def _read_address(self) -> ApiAddress:
+        self.reads += 1
+        return self.present
+
+
+def address_of(api: KubernetesApi) -> ApiAddress:
+    return api._server.address
+
+
+@pytest.mark.parametrize("fault", ["no server", "other certificate", "token refused"])
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_cluster_created_again_is_found_at_its_new_address(
+    script: ScriptedServer, api: KubernetesApi, fault: str, method: str
+) -> None:
+    authority, old_script = trustme.CA(), ScriptedServer()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    old_script.on(method, NODES, (401, status(401, "Unauthorized")))
+    script.on(method, NODES, (200, {"kind": "Node"}))
+    with serving(old_script, context, authority.cert_pem.bytes().decode()) as old_api:
+        old = address_of(old_api)
+        known = {
+            "no server": old._replace(endpoint="https://127.0.0.1:1"),
+            "other certificate": old._replace(endpoint=address_of(api).endpoint),
+            "token refused": old,
+        }
+        movable = MovableApi(known[fault], address_of(api))
+        movable.seconds += 60
+
+        for _ in range(2):
+            assert (movable.api.get(NODES) if method == "GET" else movable.api.create(NODES, {})) == {"kind": "Node"}
+
+    assert movable.reads == 1
+    assert [request[0] for request in script.asked] == [method, method]
+
+
+def test_address_that_stays_is_read_once_a_minute(script: ScriptedServer, api: KubernetesApi) -> None:
+    nowhere = address_of(api)._replace(endpoint="https://127.0.0.1:1")
+    movable, reads = MovableApi(nowhere, nowhere), []
+
+    for seconds in (59, 60, 119, 120):
+        movable.seconds = seconds
+        with pytest.raises(Unreachable, match="connection refused"):
+            movable.api.get(NODES)
+        reads.append(movable.reads)
+
+    assert reads == [0, 1, 1, 2]
+
+
+def test_call_that_a_server_received_is_not_repeated_elsewhere(script: ScriptedServer, api: KubernetesApi) -> None:
+    script.on("POST", NODES, (0, b""))
+    movable = MovableApi(address_of(api), ApiAddress("https://127.0.0.1:1", address_of(api).ca_pem))
+    movable.seconds = 60
+
+    with pytest.raises(Unreachable):
+        movable.api.create(NODES, {})
+
+    assert (movable.reads, len(script.asked)) == (0, 1)
 
 
 def test_lists_are_read_page_by_page(script: ScriptedServer, api: KubernetesApi) -> None:

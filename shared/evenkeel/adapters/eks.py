@@ -1,6 +1,7 @@
 """Connections to EKS clusters: the endpoint of each API server, and its bearer tokens."""
 
 import base64
+import functools
 import threading
 import time
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from botocore.auth import SigV4QueryAuth
 from botocore.awsrequest import AWSRequest
 
 from evenkeel.adapters import aws
-from evenkeel.adapters.kubernetes import KubernetesApi
+from evenkeel.adapters.kubernetes import ApiAddress, KubernetesApi
 from evenkeel.ports import NotAllowed, PermanentError
 
 _TOKEN_SECONDS = 600
@@ -18,7 +19,10 @@ _TOKEN_SECONDS = 600
 
 
 class EksConnections:
-    """API servers of EKS clusters, by name. Each container reads the endpoint and certificate of a cluster once."""
+    """API servers of EKS clusters, by name.
+
+    Each container reads the endpoint and certificate of a cluster once, and again if it cannot connect with them.
+    """
 
     def __init__(self, region: str, client: Any = None, session: Any = None) -> None:
         self._region = region
@@ -34,13 +38,18 @@ class EksConnections:
             return self._known[cluster]
 
     def _connect(self, cluster: str) -> KubernetesApi:
+        token = EksToken(cluster, self._region, self._session)
+        read_address = functools.partial(self._read_address, cluster)
+        return KubernetesApi(cluster, *read_address(), token, read_address)
+
+    def _read_address(self, cluster: str) -> ApiAddress:
         client = self._client or aws.client("eks")
         with aws.translate_errors(f"describe EKS cluster {cluster}"):
             answer = client.describe_cluster(name=cluster)["cluster"]
         if not answer.get("endpoint"):
             raise PermanentError(f"EKS cluster {cluster} has no endpoint: it is {answer.get('status')}")
         authority = base64.b64decode(answer["certificateAuthority"]["data"]).decode()
-        return KubernetesApi(cluster, answer["endpoint"], authority, EksToken(cluster, self._region, self._session))
+        return ApiAddress(answer["endpoint"], authority)
 
 
 class EksToken:

@@ -8,12 +8,14 @@ import contextlib
 import functools
 import json
 import ssl
+import threading
+import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import urlencode
 
 import urllib3
@@ -43,6 +45,8 @@ _MAX_BUFFER = 64_000_000
 _METADATA_BYTES = 8192
 """Bytes of a list that surely contain its metadata: a token has a few hundred."""
 _TRIES = 5
+_ADDRESS_SECONDS = 60
+"""Minimum time between two reads of a cluster's address. EKS limits the rate of these reads."""
 
 T = TypeVar("T")
 
@@ -95,10 +99,43 @@ class WatchEvent:
     item: Json
 
 
+class ApiAddress(NamedTuple):
+    """Where an API server is."""
+
+    endpoint: str
+    """URL of the API server."""
+    ca_pem: str
+    """The certificate authority of the API server."""
+
+
+class _Server:
+    """The connections to one address."""
+
+    def __init__(self, address: ApiAddress) -> None:
+        self.address = address
+        context = ssl.create_default_context(cadata=address.ca_pem)
+        # From Python 3.13 on, this flag requires key identifiers, which certificates of EKS may lack. Chain, name and
+        # time are checked without it.
+        # https://github.com/kubernetes-client/python/issues/2394
+        context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+        self.pool = urllib3.PoolManager(maxsize=16, block=False, ssl_context=context, retries=False, timeout=_TIMEOUT)
+
+    def url_of(self, path: str) -> str:
+        return self.address.endpoint.rstrip("/") + path
+
+
 class KubernetesApi:
     """An API server. Safe to share between threads."""
 
-    def __init__(self, name: str, endpoint: str, ca_pem: str, token: Callable[[bool], str]) -> None:
+    def __init__(
+        self,
+        name: str,
+        endpoint: str,
+        ca_pem: str,
+        token: Callable[[bool], str],
+        read_address: Callable[[], ApiAddress] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Create a client. It sends nothing yet.
 
         Args:
@@ -106,16 +143,15 @@ class KubernetesApi:
             endpoint: URL of the API server.
             ca_pem: The certificate authority of the API server.
             token: Returns a bearer token. If its argument is true, the token must be new.
+            read_address: Reads the present address. A cluster that is created again under its name has another one.
+            clock: Returns seconds.
         """
         self.name = name
-        self._endpoint = endpoint.rstrip("/")
         self._token = token
-        context = ssl.create_default_context(cadata=ca_pem)
-        # From Python 3.13 on, this flag requires key identifiers, which certificates of EKS may lack. Chain, name and
-        # time are checked without it.
-        # https://github.com/kubernetes-client/python/issues/2394
-        context.verify_flags &= ~ssl.VERIFY_X509_STRICT
-        self._pool = urllib3.PoolManager(maxsize=16, block=False, ssl_context=context, retries=False, timeout=_TIMEOUT)
+        self._server = _Server(ApiAddress(endpoint, ca_pem))
+        self._read_address, self._clock = read_address, clock
+        self._address_read_at = clock()
+        self._address_lock = threading.Lock()
 
     def get(self, path: str) -> Json | None:
         """Return one object; None if it does not exist."""
@@ -246,7 +282,7 @@ class KubernetesApi:
         accept: str = "application/json",
         read_seconds: float | None = None,
     ) -> urllib3.BaseHTTPResponse:
-        url = f"{self._endpoint}{path}{'?' + urlencode(query) if query else ''}"
+        target = f"{path}{'?' + urlencode(query) if query else ''}"
         payload = None if body is None else json.dumps(body).encode()
         headers = {"Accept": accept, **({"Content-Type": content_type} if body is not None else {})}
         if query and "limit" in query:
@@ -254,24 +290,64 @@ class KubernetesApi:
             headers["Accept-Encoding"] = "gzip"
         timeout = _TIMEOUT if read_seconds is None else urllib3.Timeout(connect=3, read=read_seconds)
         with _translate_network_errors(f"{method} {path} of {self.name}"):
-            for is_second_try in (False, True):
-                headers["Authorization"] = f"Bearer {self._token(is_second_try)}"
-                response = self._send(method, url, payload, headers, timeout)
-                if response.status != 401 or is_second_try:
+            server = self._server
+            try:
+                response = self._send_signed(server, method, target, payload, headers, timeout)
+            except urllib3.exceptions.HTTPError as error:
+                if not _was_not_sent(error) or not self._has_moved(server):
+                    raise
+            else:
+                if response.status != 401 or not self._has_moved(server):
                     return response
-                # The token may have expired. Try once more with a new token.
                 response.drain_conn()
                 response.release_conn()
+            return self._send_signed(self._server, method, target, payload, headers, timeout)
+
+    def _has_moved(self, server: _Server) -> bool:
+        """Return whether the API server has another address than this one. Read it again if it was not read lately."""
+        with self._address_lock:
+            is_due = self._clock() - self._address_read_at >= _ADDRESS_SECONDS
+            if self._server is server and self._read_address is not None and is_due:
+                self._address_read_at = self._clock()
+                with contextlib.suppress(EvenkeelError):  # the error of the call says more
+                    address = self._read_address()
+                    if address != server.address:
+                        self._server = _Server(address)
+            return self._server is not server
+
+    def _send_signed(
+        self,
+        server: _Server,
+        method: str,
+        target: str,
+        body: bytes | None,
+        headers: Mapping[str, str],
+        timeout: urllib3.Timeout,
+    ) -> urllib3.BaseHTTPResponse:
+        """Send one call with a token. If the token was refused, as an expired one is, try once more with a new one."""
+        for is_second_try in (False, True):
+            signed_headers = {**headers, "Authorization": f"Bearer {self._token(is_second_try)}"}
+            response = self._send(server, method, target, body, signed_headers, timeout)
+            if response.status != 401 or is_second_try:
+                return response
+            response.drain_conn()
+            response.release_conn()
         raise AssertionError("unreachable")
 
     def _send(
-        self, method: str, url: str, body: bytes | None, headers: Mapping[str, str], timeout: urllib3.Timeout
+        self,
+        server: _Server,
+        method: str,
+        target: str,
+        body: bytes | None,
+        headers: Mapping[str, str],
+        timeout: urllib3.Timeout,
     ) -> urllib3.BaseHTTPResponse:
         """Send one call. Repeat a read once if its connection broke, as after a freeze of the Lambda container."""
         request = functools.partial(
-            self._pool.request,
+            server.pool.request,
             method,
-            url,
+            server.url_of(target),
             body=body,
             headers=headers,
             timeout=timeout,
@@ -327,6 +403,13 @@ class Watch:
         """End the stream. This has no effect if the stream has already ended."""
         with contextlib.suppress(RuntimeError, ValueError, OSError):
             self._response.shutdown()
+
+
+def _was_not_sent(error: urllib3.exceptions.HTTPError) -> bool:
+    """Return whether a call failed before any server received it: without a connection, or without a trusted one."""
+    if isinstance(error, urllib3.exceptions.SSLError):
+        return any(isinstance(argument, ssl.SSLCertVerificationError) for argument in error.args)
+    return isinstance(error, urllib3.exceptions.NewConnectionError | urllib3.exceptions.ConnectTimeoutError)
 
 
 def _decompress(content: bytes) -> bytes:
