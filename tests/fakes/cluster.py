@@ -267,7 +267,10 @@ class FakeCluster(FakeAdmissionChecks, FakeCapacity, FakeUnmanagedJobs):
         if not workload.published_size:
             workload.published_size = attempt.ranks
             self.calls.append(("publish_size", attempt.workload_name, attempt.ranks))
-            workload.pods = [pod.replace(phase=PodPhase.RUNNING, reason="") for pod in workload.pods]
+            workload.pods = [
+                pod.replace(phase=PodPhase.RUNNING, reason="") if pod.phase is PodPhase.PENDING else pod
+                for pod in workload.pods
+            ]
             self._changed("pod")
 
     def workload(self, attempt: Attempt) -> ObservedWorkload:

@@ -280,6 +280,9 @@ class SimulatedTrainers:
         """When the write of each manifest began, by `<job> <manifest>`."""
         self.reached: dict[str, int] = {}
         """The last step that each attempt saved, by its name."""
+        self.is_training: Callable[[LaunchSpec], bool] = lambda _: True
+        """Whether the pods that began to train still do. Kueue may have evicted them, and started others."""
+        self.on_save: Callable[[LaunchSpec], None] = lambda _: None
 
     def launched(self, spec: LaunchSpec) -> None:
         attempt = spec.attempt
@@ -292,7 +295,7 @@ class SimulatedTrainers:
 
     def _train(self, spec: LaunchSpec, step: int, ends_at: float) -> None:
         workload = self._workload(spec)
-        if workload is None or not workload.is_there:
+        if workload is None or not workload.is_there or not self.is_training(spec):
             return
         attempt = spec.attempt
         running = [rank for rank, pod in enumerate(workload.pods) if pod.phase is PodPhase.RUNNING]
@@ -344,6 +347,7 @@ class SimulatedTrainers:
         self.loop.after(seconds, save)
 
     def _save(self, spec: LaunchSpec, step: int) -> None:
+        self.on_save(spec)
         self.saving.discard(spec.attempt.workload_name)
         self.reached[spec.attempt.workload_name] = step
         uri = spec.job_spec.checkpoint_uri

@@ -92,7 +92,8 @@ def sizes_are_allowed(world: "Simulation", changes: Changes) -> Iterator[str]:
             yield f"{attempt.workload_name} has {attempt.size} nodes; its spec allows {sorted(sizes_of(spec))}"
         held = (len(set(attempt.node_names)), attempt.accelerators, len(charge.node_names), charge.accelerators)
         whole = attempt.size * spec.accelerators_per_node
-        if held != (attempt.size, whole, attempt.size, whole):
+        nodes = 0 if attempt.local_queue else attempt.size  # Kueue chooses them later
+        if held != (nodes, whole, nodes, whole):
             yield f"{attempt.workload_name} has {attempt.size} nodes but holds {held} accelerators"
     for job, resize in _new_resizes(changes):
         if resize.nodes not in sizes_of(job.spec) or resize.nodes == resize.from_nodes:
@@ -303,12 +304,17 @@ def resize_keeps_work(world: "Simulation", spec: LaunchSpec) -> Iterator[str]:
     resize = job.resize
     if resize is None or resize.after_attempt != attempt.attempt - 1:
         return
-    if job.damaged_checkpoints or _was_distrusted(world, job.job_id) or not _was_undisturbed(world):
-        return
-    newest = max((step for number, step in _saved(world, job.job_id) if number < attempt.attempt), default=0)
-    point = attempt.resume_from
-    if (point.step if point else 0) < newest:
+    newest, point = newest_saved_step(world, attempt), attempt.resume_from
+    if newest is not None and (point.step if point else 0) < newest:
         yield f"{attempt.workload_name} resumes from step {point.step if point else 0}, but step {newest} was saved"
+
+
+def newest_saved_step(world: "Simulation", attempt: Attempt) -> int | None:
+    """Return the newest step of earlier attempts; None if a fault or a distrust may rightly exclude it."""
+    job = _job(world, attempt.job_id)
+    if job.damaged_checkpoints or _was_distrusted(world, job.job_id) or not _was_undisturbed(world):
+        return None
+    return max((step for number, step in _saved(world, job.job_id) if number < attempt.attempt), default=0)
 
 
 def _was_distrusted(world: "Simulation", job_id: str) -> bool:

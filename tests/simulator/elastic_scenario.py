@@ -19,7 +19,7 @@ from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.jobs.spec import ElasticSpec, JobSpec
 from evenkeel.domain.policy import Policy
 from evenkeel.ports import Put, Write
-from evenkeel.services.jobs import cancel_job, suspend_job
+from evenkeel.services.jobs import suspend_job
 from evenkeel.services.tables import job_rows, rows
 from tests.fakes.cluster import CLUSTER, GPUS
 from tests.fakes.crashes import Crash
@@ -310,7 +310,7 @@ class ElasticScenario:
             self._crash_times = True
             return
         actions: dict[str, Callable[[], None]] = {
-            "cancel": lambda: self._cancel(job_id),
+            "cancel": lambda: world.cancel_job(job_id),
             "suspend": lambda: self._suspend(job_id, 5 + 4 * seconds),
             "lose a node": lambda: self._lose_node(job_id, number),
             "cordon an idle node": lambda: self._cordon_idle(number),
@@ -327,11 +327,6 @@ class ElasticScenario:
             self.world.chaos.injected_failures += 1
             self.world.log("the process dies after a commit of a resize")
             raise Crash("after a commit of a resize")
-
-    def _cancel(self, job_id: str) -> None:
-        world = self.world
-        request = cancel_job.CancelJobRequest(job_id=job_id, requester=PEOPLE[0])
-        world.person(f"ana cancels {job_id}", lambda: cancel_job.run(request, world.world.context()))
 
     def _suspend(self, job_id: str, seconds: float) -> None:
         world = self.world

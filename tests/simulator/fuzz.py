@@ -20,6 +20,7 @@ from typing import Any
 
 from tests.simulator import (
     elastic_invariants,  # noqa: F401 - add their rows to the table
+    kueue_invariants,  # noqa: F401
     placement_invariants,  # noqa: F401
     renting_invariants,  # noqa: F401
     team_invariants,  # noqa: F401

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from evenkeel.domain.admission.admission_input import AdmissionInput
 from evenkeel.domain.admission.admission_request import AdmissionRequest
-from evenkeel.domain.admission.decide_job import AdmissionAction, recorded_reason
+from evenkeel.domain.admission.decide_job import AdmissionAction, delegate_to_kueue, recorded_reason
 from evenkeel.domain.admission.start_size import decide_with_sizes
 from evenkeel.domain.capacity.node_capacity import node_capacity
 from evenkeel.domain.decisions import Decision
@@ -21,6 +21,7 @@ from evenkeel.domain.health.incidents import Incident, IncidentState, NodeFact
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState
 from evenkeel.domain.jobs.charge import Charge, resources_in_use_or_charged
 from evenkeel.domain.jobs.job import Job, JobState
+from evenkeel.domain.jobs.spec import DEFAULT_TEAM
 from evenkeel.domain.nodes import FleetNode, is_lost, join_nodes
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.quotas.spending import Spending
@@ -59,6 +60,8 @@ class CheckTrigger(StrEnum):
     CORDON = "at every cordon"
     RELEASE = "at every uncordon"
     LAUNCH = "at every launch"
+    SIZE = "whenever pods learn their number"
+    SAVE = "at every save of a job that Kueue admitted"
     STOP = "at every stop"
     RENT = "whenever nodes are asked for"
     LIMIT = "whenever a pool's limit is set"
@@ -135,6 +138,12 @@ class InvariantChecker:
 
     def launch(self, world: "Simulation", spec: LaunchSpec) -> None:
         self._make(CheckTrigger.LAUNCH, world, spec)
+
+    def size_published(self, world: "Simulation", attempt: Attempt) -> None:
+        self._make(CheckTrigger.SIZE, world, attempt)
+
+    def saved(self, world: "Simulation", spec: LaunchSpec) -> None:
+        self._make(CheckTrigger.SAVE, world, spec)
 
     def stop(self, world: "Simulation", job_id: str, attempt: int) -> None:
         self._make(CheckTrigger.STOP, world, job_id, attempt)
@@ -865,6 +874,9 @@ def cycle_decisions(world: "Simulation") -> Iterator[Any]:
     """Return the decisions of a scheduling cycle at the present state."""
     pending = [AdmissionRequest.of(job) for job in _jobs(world) if job.state is JobState.PENDING]
     if not pending or world.mode != "act":
+        return
+    if world.kueue:
+        yield from (delegate_to_kueue(request, DEFAULT_TEAM, world.loop.now()) for request in pending)
         return
     nodes = join_nodes(world.cluster.nodes(CLUSTER), world.provider.nodes(), CLUSTER)
     in_use = {(CLUSTER, name): count for name, count in world.cluster.resources_in_use(CLUSTER).items()}

@@ -20,6 +20,7 @@ from typing import Any, Self
 import pydantic_core
 
 import evenkeel.services
+from evenkeel.domain.admission.authority import AdmissionAuthority
 from evenkeel.domain.health.health_policy import SourcePolicy, WatchPolicy
 from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.charge import Charge
@@ -73,6 +74,7 @@ from tests.simulator.data_centre import (
 )
 from tests.simulator.elastic_scenario import ElasticScenario, has_elastic_jobs
 from tests.simulator.event_loop import VirtualTimeLoop
+from tests.simulator.kueue_scenario import KueueCluster, KueueScenario, has_kueue
 from tests.simulator.placement_scenario import ENDS_READ_EVERY, PlacementScenario, has_placements
 from tests.simulator.privileges import TableRequest, request_of_write
 from tests.simulator.renting_scenario import RentingCluster, RentingScenario, has_mixed_job, has_rentals
@@ -479,6 +481,11 @@ class Simulation:
         """The network levels and the end of the capacity, if the seed has any."""
         if self.placement:
             self.policy, self.size = self.placement.policy(self.policy), self.placement.size
+        has_kueue_alone = has_kueue(seed) and not (has_other_jobs or self.placement)
+        self.kueue = KueueScenario(self, random.Random(f"{seed} kueue")) if has_kueue_alone else None
+        """Kueue, if it admits the jobs of the seed."""
+        if self.kueue:
+            self.mode, self.size, self.spot = "act", self.kueue.size, 0
         self.calm_since = 0.0
         """When the faults stopped."""
         self._cycle_is_due = self._watch_is_due = False
@@ -495,9 +502,12 @@ class Simulation:
         nodes = initial_nodes(self.size, self.spot, rng)
         if has_mixed_job(self.seed):
             nodes = [node.replace(zone="us-west-2a") for node in nodes]  # both parts of a job are in one zone
-        self.cluster = (
-            RentingCluster(self, self.renting, *nodes) if self.renting else SimulatedCluster(loop, rng, *nodes)
-        )
+        if self.renting:
+            self.cluster: SimulatedCluster = RentingCluster(self, self.renting, *nodes)
+        elif self.kueue:
+            self.cluster = KueueCluster(self, self.kueue, *nodes)
+        else:
+            self.cluster = SimulatedCluster(loop, rng, *nodes)
         self.pool_sizes = Counter(node.pool for node in self.cluster.by_name.values())
         self.provider = SimulatedProvider(loop, rng, self.cluster, self.size - self.spot)
         self.provider.is_told = self.log
@@ -507,7 +517,11 @@ class Simulation:
         self.provider.settings = self.provider.settings.replace(repairs_by_itself=self.owner_repairs)
         self.checkpoints = InMemoryCheckpoints()
         self.trainers = SimulatedTrainers(loop, rng, self.cluster, self.checkpoints, self.log)
-        self.cluster.on_launch = self.trainers.launched
+        if self.kueue:
+            self.trainers.is_training = self.kueue.is_training
+            self.trainers.on_save = functools.partial(self.checks.saved, self)
+        else:
+            self.cluster.on_launch = self.trainers.launched
         self.cluster.on_change = self.ingest
         self.engine = WorkflowEngine(loop, self.invoke, rng)
         self.engine.on_end = self._execution_ended
@@ -538,6 +552,7 @@ class Simulation:
                 "EVENKEEL_MODE": self.mode,
                 "HYPERPOD_CLUSTER_ARN": self.provider.settings.arn,
                 "KUBERNETES_CLUSTERS": CLUSTER,
+                **({"EVENKEEL_ADMISSION": AdmissionAuthority.KUEUE} if self.kueue else {}),
             }
         )
         self.telemetry = QuietTelemetry(self.log)
@@ -578,6 +593,8 @@ class Simulation:
         self.checks.commit(self, changes)
         if self.elastic:
             self.elastic.die_after_commit()
+        if self.kueue:
+            self.kueue.die_after_commit()
 
     def _record_table_request(self, ask: TableRequest) -> None:
         if self.calls:
@@ -803,6 +820,7 @@ class Simulation:
         spec = self.elastic.with_sizes(number, spec) if self.elastic else spec
         spec = self.renting.with_mixed_pools(number, spec) if self.renting else spec
         spec = self.placement.with_levels(number, spec) if self.placement else spec
+        spec = self.kueue.with_sizes(spec) if self.kueue else spec
         request = submit_job.SubmitJobRequest(spec=spec, requester=requester, idempotency_key=name)
         world = self.world
         self.person(
@@ -820,11 +838,12 @@ class Simulation:
             if key.pk.startswith("JOB#") and key.sk == "META" and row.doc["spec"]["name"] == f"train-{number}"
         ]
         for job_id in job_ids:
-            request = cancel_job.CancelJobRequest(job_id=job_id, requester=PEOPLE[0])
-            self.person(f"ana cancels {job_id}", functools.partial(self._cancel, request))
+            self.cancel_job(job_id)
 
-    def _cancel(self, request: cancel_job.CancelJobRequest) -> None:
-        cancel_job.run(request, self.world.context())
+    def cancel_job(self, job_id: str) -> None:
+        """Let a person cancel a job."""
+        request = cancel_job.CancelJobRequest(job_id=job_id, requester=PEOPLE[0])
+        self.person(f"ana cancels {job_id}", lambda: cancel_job.run(request, self.world.context()))
 
     def answer_plans(self, *, approves: bool) -> None:
         """Approve or decline every plan that asks for an approval."""
@@ -1041,6 +1060,8 @@ class Simulation:
                 self.elastic.schedule_events(chaos_seconds)
             if self.placement:
                 self.placement.schedule_events(chaos_seconds)
+            if self.kueue:
+                self.kueue.schedule_events(chaos_seconds)
             self.loop.run(chaos_seconds, self._is_broken)
             self._calm_down()
             self.rests_from = self.loop.seconds + 65  # until then the last event of the queue is handled
@@ -1248,6 +1269,11 @@ class WatchedCluster:
         at = f"from {spec.resume_from}" if spec.resume_from else "from the beginning"
         self.simulation.log(f"launch {spec.attempt.workload_name} {at}: {result[0]}")
         return result
+
+    def publish_size(self, attempt: Attempt) -> None:
+        self.simulation.checks.size_published(self.simulation, attempt)
+        self.simulation.cluster.publish_size(attempt)
+        self.simulation.log(f"the pods of {attempt.workload_name} know their number: {attempt.ranks}")
 
     def stop(self, attempt: Attempt, *rest: Any, **more: Any) -> None:
         self.simulation.checks.stop(self.simulation, attempt.job_id, attempt.attempt)

@@ -221,6 +221,8 @@ def charge_is_held_until_pods_end(world: "Simulation", changes: Changes) -> Iter
         has_failed = run.entered[-1:] == ["SettleAttempt"] and run.entered[-2] in _CAUGHT
         if attempt.state is not AttemptState.STOPPED or has_failed:
             continue
+        if world.kueue and world.kueue.records[attempt.workload_name].evicted_at is not None:
+            continue  # Kueue may start the Job again before Evenkeel has deleted it. Kueue then holds its quota
         job_key = (attempt.namespace, charge.job_id, charge.attempt)
         workload = world.cluster.jobs.get(CLUSTER, {}).get(job_key)
         seconds = world.policy.jobs.lost_node_seconds
