@@ -12,6 +12,7 @@ from tests.simulator.elastic_scenario import DISTURBANCES
 from tests.simulator.elastic_scenario import KINDS as KINDS_OF_SIZES
 from tests.simulator.elastic_scenario import OUTCOMES as OUTCOMES_OF_SIZES
 from tests.simulator.fault_schedule import FAULTS, INJECTED_FAULTS, OUTAGES, PERSON_ACTIONS, UNREACHABLE_PORTS
+from tests.simulator.kueue_scenario import KINDS as KINDS_OF_ADMISSIONS
 from tests.simulator.placement_scenario import ENDS, LABELS
 from tests.simulator.renting_scenario import KINDS as KINDS_OF_POOLS
 from tests.simulator.renting_scenario import NODE_FAULTS, PART_FAULTS
@@ -41,6 +42,7 @@ def all_events() -> Iterator[str]:
     yield from (f"decision {outcome}" for outcome in (*OUTCOMES_OF_RENTING, *OUTCOMES_OF_SIZES))
     yield from (f"elastic {kind}" for kind in (*KINDS_OF_SIZES, "a spike"))
     yield from (f"action {kind} in mid-resize" for kind in DISTURBANCES)
+    yield from (f"kueue {kind}" for kind in KINDS_OF_ADMISSIONS)
     yield from (f"end {kind}" for kind in ENDS)
     yield from (f"labels {kind}" for kind in LABELS)
     modes = ("act", "observe", "recommend", "all events are lost", "HyperPod repairs by itself")

@@ -202,7 +202,8 @@ class KueueScenario:
         """Let something happen where a function records the number of pods that Kueue admitted."""
         world = self.world
         attempts = [write.row.doc for write in writes if isinstance(write, Put) and write.row.key.sk[:8] == "ATTEMPT#"]
-        sized = [doc for doc in attempts if doc["state"] == AttemptState.LAUNCHED and doc["size"] < doc["requestedSize"]]
+        launched = [doc for doc in attempts if doc["state"] == AttemptState.LAUNCHED]
+        sized = [doc for doc in launched if doc["size"] < doc["requestedSize"]]
         if not sized or world.is_calm or not world.calls or self.rng.random() >= _DISTURBED:
             return
         kind = self.rng.choice(DISTURBANCES)

@@ -227,6 +227,29 @@ def test_readmission_after_the_size_was_published_ends_the_attempt() -> None:
     assert scenario.usage() == 32
 
 
+@pytest.mark.parametrize("pods", [3, 2])
+def test_sweep_ends_a_readmitted_attempt_without_a_workflow(pods: int) -> None:
+    scenario = a_scenario()
+    job = hand_over(scenario)
+    admit(scenario, job.job_id, 3)
+    scenario.launch(job.job_id)
+    scenario.world.workflows.finish(WorkflowName.RUN_JOB, f"{job.job_id}-a1", ExecutionState.FAILED)
+    scenario.world.cluster.kueue_evicts(job.job_id, 1)
+    names = [node.name for node in scenario.world.cluster.nodes("research-eks")]
+    scenario.world.cluster.kueue_admits(job.job_id, 1, *names[:pods], was_admitted=True)
+    scenario.world.clock.advance(600)
+
+    scenario.sweep()
+
+    attempt = scenario.attempt(job.job_id)
+    assert (attempt.state, attempt.reason) == (
+        AttemptState.NEVER_RAN,
+        "Kueue evicted the job, then admitted it again.",
+    )
+    assert not scenario.world.cluster.workload(attempt).has_runnable_pods
+    assert (scenario.job(job.job_id).state, scenario.usage()) == (JobState.PENDING, 0)
+
+
 def test_changed_parallelism_without_an_eviction_ends_the_attempt() -> None:
     scenario = a_scenario()
     job = hand_over(scenario)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from datetime import datetime
 
-from evenkeel.domain.external.kueue_status import eviction_of
+from evenkeel.domain.external.kueue_status import KueueEviction, eviction_of
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState, ObservedPod, ObservedWorkload, PodPhase
 from evenkeel.domain.jobs.exit_codes import meaning_of
 from evenkeel.domain.jobs.job import Job, JobState, StopRequest
@@ -144,6 +144,15 @@ def end_despite_live_pods(reported_end: AttemptEnd, workload: ObservedWorkload) 
         f"The attempt was reported as {reported_end.state}, but its pods still run: {names}. The job is queued again."
     )
     return AttemptEnd(state=A.LOST, reason=reason, exit_codes=reported_end.exit_codes)
+
+
+def readmission_of(workload: ObservedWorkload) -> KueueEviction | None:
+    """Return the eviction after which Kueue admitted the same Kubernetes Job again; None if it did not.
+
+    The pods start with the arguments of the old attempt, so the attempt must stop.
+    """
+    eviction = eviction_of(workload.kueue) if workload.kueue else None
+    return eviction if eviction and not workload.is_suspended else None
 
 
 def _end_by_eviction(

@@ -1,8 +1,7 @@
 """The waits of `run_job`: until the pods of an attempt run, end, or stop."""
 
-from evenkeel.domain.external.kueue_status import eviction_of
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState, ObservedWorkload, PodPhase
-from evenkeel.domain.jobs.attempt_end import AttemptEnd, judge_end
+from evenkeel.domain.jobs.attempt_end import AttemptEnd, judge_end, readmission_of
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.waiting import ConditionKind, WaitAnswer, WaitOutcome
 
@@ -42,9 +41,8 @@ def evaluate_attempt_wait(
     request = job.stop_of(attempt.attempt)
     if request is not None:
         return WaitAnswer(outcome=WaitOutcome.STOP_REQUESTED, reason=request.reason)
-    eviction = eviction_of(workload.kueue) if workload.kueue else None
-    if eviction is not None and not workload.is_suspended:
-        # Kueue admitted the same Kubernetes Job again: its pods would start with the arguments of the old attempt.
+    eviction = readmission_of(workload)
+    if eviction is not None:
         return WaitAnswer(outcome=WaitOutcome.STOP_REQUESTED, reason=eviction.reason)
     if kind is ConditionKind.ATTEMPT_ADMITTED and workload.uid and not workload.is_suspended:
         return WaitAnswer(outcome=WaitOutcome.ADMITTED, reason="Kueue admitted the job.")

@@ -3,7 +3,7 @@
 from datetime import timedelta
 
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState, ObservedWorkload, PodPhase
-from evenkeel.domain.jobs.attempt_end import judge_end, lost_nodes
+from evenkeel.domain.jobs.attempt_end import judge_end, lost_nodes, readmission_of
 from evenkeel.domain.jobs.job import Job
 from evenkeel.ports import ExecutionState, Table, WorkflowName, get_all
 from evenkeel.services.attempts import keep_logs, mark_running, record_nodes, record_pin, record_size, settle_attempt
@@ -70,7 +70,7 @@ def _continue_without_workflow(sweep: SweepRun, job: Job, attempt: Attempt, work
         joined_nodes = (sweep.context.cluster.node(attempt.cluster, name) for name in names if name not in nodes)
         nodes = {**nodes, **{node.name: node for node in joined_nodes if node is not None}}
     lost_node_names = lost_nodes(nodes, names, sweep.context.now, sweep.context.policy.jobs.lost_node_seconds)
-    has_ended = judge_end(workload, job, attempt, lost_node_names) is not None
+    has_ended = judge_end(workload, job, attempt, lost_node_names) is not None or readmission_of(workload) is not None
     # Only its workflow moves an attempt beyond STARTING. So its launch is undone, and the job is queued again.
     if has_ended or attempt.state is AttemptState.STARTING:
         _settle_attempt(sweep, attempt)
