@@ -1,7 +1,7 @@
 """Kueue admits the jobs, in every eleventh seed without other additions. It may admit fewer pods than requested.
 
-Kueue evicts jobs and admits the same Jobs again, often with another number of pods: also between two reads of a
-function, and between the record of a number and its publication. These seeds draw from their own random source.
+Kueue evicts jobs and admits the same Jobs again, often with another number of pods. It also does so between two reads
+of a function, and while a function records a number. These seeds draw from their own random source.
 """
 
 import functools
