@@ -43,7 +43,7 @@ READS = {
         ),
         *("watch", "node_claims", "latest_capacity_refusal"),
     },
-    "provider": {"nodes", "node", "cluster"},
+    "provider": {"nodes", "node", "cluster", "training_plan"},
     "checkpoints": {"folders", "contents", "read", "fence"},
     "workflows": {"state"},
 }

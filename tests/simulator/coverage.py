@@ -43,7 +43,7 @@ def all_events() -> Iterator[str]:
     yield from (f"elastic {kind}" for kind in (*KINDS_OF_SIZES, "a spike"))
     yield from (f"action {kind} in mid-resize" for kind in DISTURBANCES)
     yield from (f"kueue {kind}" for kind in KINDS_OF_ADMISSIONS)
-    yield from (f"end {kind}" for kind in ENDS)
+    yield from (f"{subject} {kind}" for subject in ("end", "plan") for kind in ENDS)
     yield from (f"labels {kind}" for kind in LABELS)
     modes = ("act", "observe", "recommend", "all events are lost", "HyperPod repairs by itself")
     yield from (f"mode {kind}" for kind in (*modes, "with Karpenter's nodes"))

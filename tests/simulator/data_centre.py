@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Container, Mapping
 from typing import Any
 
+from evenkeel.domain.capacity.training_plans import TrainingPlan
 from evenkeel.domain.jobs.attempt import Attempt, ObservedPod, PodPhase
 from evenkeel.domain.jobs.attempt_end import PEER_LOST_EXIT
 from evenkeel.domain.nodes import KARPENTER_LABEL, KubernetesNode, ProviderNode
@@ -20,6 +21,8 @@ from tests.simulator.event_loop import VirtualTimeLoop
 FAULT_TYPES = "sagemaker.amazonaws.com/fault-types"
 _SAVES_EVERY = 20.0
 _STEPS_A_SAVE = 10
+_SAVES_AT_STOP = 0.8
+"""Probability that an attempt saves once more when it is stopped."""
 SPOT_POOL = "spot"
 
 
@@ -176,6 +179,10 @@ class SimulatedProvider(FakeProvider):
         self.is_told: Callable[[str], None] = lambda _: None
         self.on_no_capacity: Callable[[str], None] = lambda _: None
         self.on_new_node: Callable[[str], None] = lambda _: None
+        self.describe_plan: Callable[[str], TrainingPlan] = super().training_plan
+
+    def training_plan(self, arn: str) -> TrainingPlan:
+        return self.describe_plan(arn)
 
     def _ask(self, rung: str, instance_id: str) -> RepairAnswer:
         if self.rng.random() < self.fault_rate / 2 and not self.scripted:
@@ -323,6 +330,12 @@ class SimulatedTrainers:
         ):
             self.cluster.fail_pods(attempt.job_id, attempt.attempt, *reached, exit_code=PEER_LOST_EXIT)
         self.loop.after(_SAVES_EVERY, lambda: self._train(spec, step, ends_at))
+
+    def drain(self, job_id: str, attempt: int, grace_seconds: int, rng: random.Random) -> None:
+        """Let a stopping attempt save once more, if time is left and all its ranks run."""
+        seconds = rng.uniform(0, 1.5)
+        if grace_seconds and rng.random() < _SAVES_AT_STOP:
+            self.save_before_the_end(job_id, attempt, seconds)
 
     def save_before_the_end(self, job_id: str, attempt: int, seconds: float) -> None:
         """Let an attempt save once more after its stop request, if all its ranks still run."""

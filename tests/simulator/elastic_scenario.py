@@ -391,12 +391,3 @@ class ElasticScenario:
         job = rows.decode(self.world.ledger.rows[job_rows.job_key(job_id)], Job)
         row = self.world.ledger.rows.get(job_rows.attempt_key(job_id, job.current_attempt))
         return tuple(row.doc["nodeNames"]) if row and not job.state.has_ended else ()
-
-    # ------------------------------------------------------------ the way out
-
-    def drain(self, job_id: str, attempt: int, grace_seconds: int, *_: object) -> None:
-        """Let a stopping attempt save once more, if time is left and all its ranks run."""
-        world = self.world
-        seconds = self.rng.uniform(0, 1.5)
-        if grace_seconds and self.rng.random() < 0.8:
-            world.trainers.save_before_the_end(job_id, attempt, seconds)

@@ -31,7 +31,7 @@ _CANCELLED_AFTER = 600.0
 """Seconds without faults after which a person cancels the jobs that Kueue cannot admit."""
 _EVICTED_AT_READ = 0.04
 """Probability that Kueue evicts an attempt right after a function has read it."""
-_DISTURBED = 0.5
+_DISTURBED = 0.9
 """Probability that something happens when a function records the number of pods."""
 _ADMITTED_AT_ONCE = 0.7
 """Probability that an evicted Job whose pods are gone is admitted again at once."""

@@ -1,7 +1,8 @@
 """Network levels and capacity that ends, in every eighth seed.
 
-Nodes get their labels late, change them, or never have them. EC2 moves the end of the nodes' Capacity Block, gives no
-answer, or gives an older answer after a newer one. These seeds draw from their own random source.
+Nodes get their labels late, change them, or never have them. The nodes are of a Capacity Block, or their instance group
+has a training plan. AWS moves its end, gives no answer, or gives an older answer after a newer one. These seeds draw
+from their own random source.
 """
 
 import functools
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from evenkeel.domain.capacity.capacity_blocks import CapacityReservation
 from evenkeel.domain.capacity.network_topology import NetworkLevel
 from evenkeel.domain.capacity.pools import Reservation
+from evenkeel.domain.capacity.training_plans import TrainingPlan
 from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.domain.nodes import NETWORK_LAYER_LABEL, RESERVATION_LABELS, KubernetesNode
@@ -27,6 +29,7 @@ EVERY, _FIRST = 8, 5
 """Every eighth seed, from the fifth on."""
 POOL = "p5-workers"
 _BLOCK = "cr-0123456789abcdef0"
+_PLAN = "arn:aws:sagemaker:us-west-2:000000000000:training-plan/plan-1"
 _OWN = 90
 """Number of the first job of this scenario."""
 _JOBS = 5
@@ -55,17 +58,20 @@ class PlacementHistory:
     paths: dict[str, list[tuple[float, tuple[str, ...]]]] = field(default_factory=dict)
     """By instance id: its network nodes, with the time from which its labels named them."""
     labelled_at: dict[str, float] = field(default_factory=dict)
-    """By instance id: since when its label names the Capacity Block."""
+    """By instance id: since when its label names the Capacity Block, or its group has the training plan."""
     stored_ends: list[tuple[float, float]] = field(default_factory=list)
     """Time of each commit of an end, and the second from which the pool is not usable any more."""
+
+    leaving: set[str] = field(default_factory=set)
+    """Names of the attempts that were asked to leave before the end."""
 
     def path_at(self, instance_id: str, seconds: float) -> tuple[str, ...]:
         """Return the network nodes above a node, as its labels named them at a time; empty without labels."""
         paths = [path for since, path in self.paths.get(instance_id, ()) if since <= seconds]
         return paths[-1] if paths else ()
 
-    def is_of_block(self, attempt: Attempt, seconds: float) -> bool:
-        """Return whether the label of a node of an attempt named the Capacity Block before a time."""
+    def is_on_ending_nodes(self, attempt: Attempt, seconds: float) -> bool:
+        """Return whether a node of an attempt was of the Capacity Block or training plan before a time."""
         return any(self.labelled_at.get(life.instance_id, seconds) < seconds for life in attempt.nodes)
 
     def usable_until(self, seconds: float) -> float | None:
@@ -84,10 +90,13 @@ class PlacementScenario:
         self.rests_from = 0.0
         """The time of the last change."""
         self._has_block = rng.random() < 0.7
+        """Whether the nodes are of a Capacity Block. Otherwise their group has a training plan."""
+        self.drain_rng = random.Random(f"{world.seed} drain")
+        """Random source of the last saves of attempts that stop."""
         self._answers: list[Reservation] = []
-        """The periods that EC2 has stated, the newest last."""
+        """The periods that AWS has stated, the newest last."""
         self._fault = ""
-        """How EC2 answers now, one of `ENDS`; empty if correctly."""
+        """How AWS answers now, one of `ENDS`; empty if correctly."""
         self._due: dict[str, float] = {}
         """By instance id: when it gets its labels."""
         self._specs = {number: self._levels() for number in range(_OWN, _OWN + _JOBS)}
@@ -112,8 +121,10 @@ class PlacementScenario:
     def schedule_events(self, chaos_seconds: float) -> None:
         """Label the nodes, submit jobs, and move the end of the capacity."""
         world, rng = self.world, self.rng
-        if self._has_block:
-            self._answers.append(self._period_until(world.loop.seconds + _FAR.total_seconds()))
+        self._answers.append(self._period_until(world.loop.seconds + _FAR.total_seconds()))
+        if not self._has_block:
+            world.provider.settings = world.provider.settings.replace(plan_by_group={POOL: _PLAN})
+            world.provider.describe_plan = self.describe_plan
         self._label_nodes()
         world.every(5.0, self._label_nodes)
         world.every(_PASSES_EVERY, lambda: world.invoke_scheduled("schedule_jobs"))
@@ -123,26 +134,26 @@ class PlacementScenario:
             submit = functools.partial(world.submit, number, nodes, length, keeps=True, finishes=False)
             world.loop.after(rng.uniform(6, chaos_seconds), submit)
         self.rests_from = chaos_seconds + 65
-        if self._has_block:
-            self._schedule_ends(chaos_seconds)
+        self._schedule_ends(chaos_seconds)
 
     def _schedule_ends(self, chaos_seconds: float) -> None:
         world, rng = self.world, self.rng
+        subject = "end" if self._has_block else "plan"
         for kind in ENDS[2:]:
-            if rng.random() < 0.5:
+            if rng.random() < 0.5 or not self._has_block:
                 at, seconds = rng.uniform(20, chaos_seconds), rng.uniform(30, 120)
-                world.loop.after(at, world.counting("end", kind, functools.partial(self._set_fault, kind)))
+                world.loop.after(at, world.counting(subject, kind, functools.partial(self._set_fault, kind)))
                 world.loop.after(at + seconds, lambda: self._set_fault(""))
         earlier_at, lead = rng.uniform(30, chaos_seconds + 20), rng.uniform(120, 320)
         end = world.loop.seconds + earlier_at + lead
-        world.loop.after(earlier_at, world.counting("end", "moved earlier", lambda: self._move_end(end)))
+        world.loop.after(earlier_at, world.counting(subject, "moved earlier", lambda: self._move_end(end)))
         later_at = earlier_at + lead + rng.uniform(150, 300)
         far = world.loop.seconds + later_at + _FAR.total_seconds()
-        world.loop.after(later_at, world.counting("end", "moved later", lambda: self._move_end(far)))
+        world.loop.after(later_at, world.counting(subject, "moved later", lambda: self._move_end(far)))
         self.rests_from = max(self.rests_from, world.loop.seconds + later_at + 65)
 
     def _set_fault(self, kind: str) -> None:
-        self.world.log(f"EC2 answers about the Capacity Block: {kind or 'correctly'}")
+        self.world.log(f"AWS answers about the end: {kind or 'correctly'}")
         self._fault = kind
 
     def _period_until(self, seconds: float) -> Reservation:
@@ -153,7 +164,7 @@ class PlacementScenario:
         )
 
     def _move_end(self, seconds: float) -> None:
-        self.world.log(f"EC2 moves the end of the Capacity Block: usable until {seconds:.0f}")
+        self.world.log(f"AWS moves the end: usable until {seconds:.0f}")
         self._answers.append(self._period_until(seconds))
 
     def describe(self, reservation_id: str) -> CapacityReservation:
@@ -163,13 +174,25 @@ class PlacementScenario:
             Unreachable: EC2 gives no usable answer.
             NotFound: EC2 does not know the reservation now.
         """
+        return CapacityReservation(reservation_id=reservation_id, period=self._period(reservation_id))
+
+    def describe_plan(self, arn: str) -> TrainingPlan:
+        """Answer for SageMaker.
+
+        Raises:
+            Unreachable: SageMaker gives no usable answer.
+            NotFound: SageMaker does not know the plan now.
+        """
+        return TrainingPlan(name=arn.rpartition("/")[2], periods=(self._period(arn),))
+
+    def _period(self, name: str) -> Reservation:
+        """Return the period that AWS states now, or raise how it answers."""
         if self._fault == "unreadable":
-            raise Unreachable(f"describe capacity reservation {reservation_id}: no usable answer")
-        if self._fault == "a missing reservation" or not self._answers:
-            raise NotFound(f"capacity reservation {reservation_id} does not exist")
+            raise Unreachable(f"describe {name}: no usable answer")
+        if self._fault == "a missing reservation":
+            raise NotFound(f"{name} does not exist")
         is_old = self._fault == "an older answer" and self.rng.random() < 0.5
-        period = self._answers[-2 if is_old and len(self._answers) > 1 else -1]
-        return CapacityReservation(reservation_id=reservation_id, period=period)
+        return self._answers[-2 if is_old and len(self._answers) > 1 else -1]
 
     # ------------------------------------------------------------ labels
 
@@ -183,7 +206,7 @@ class PlacementScenario:
                 self._due[node.instance_id] = self._draw_delay()
                 if self._has_block:
                     self._set_labels(node, {RESERVATION_LABELS[0]: _BLOCK})
-                    self.history.labelled_at[node.instance_id] = world.loop.seconds
+                self.history.labelled_at[node.instance_id] = world.loop.seconds
             if node.instance_id not in self.history.paths and self._due[node.instance_id] <= world.loop.seconds:
                 self._set_path(node.instance_id, rng.choice(_PATHS))
 

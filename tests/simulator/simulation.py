@@ -1275,8 +1275,12 @@ class WatchedCluster:
         self.simulation.cluster.publish_size(attempt)
         self.simulation.log(f"the pods of {attempt.workload_name} know their number: {attempt.ranks}")
 
-    def stop(self, attempt: Attempt, *rest: Any, **more: Any) -> None:
-        self.simulation.checks.stop(self.simulation, attempt.job_id, attempt.attempt)
-        self.simulation.cluster.stop(attempt, *rest, **more)
-        if self.simulation.elastic:
-            self.simulation.elastic.drain(attempt.job_id, attempt.attempt, *rest)
+    def stop(self, attempt: Attempt, grace_seconds: int, *rest: Any, **more: Any) -> None:
+        simulation = self.simulation
+        simulation.checks.stop(simulation, attempt.job_id, attempt.attempt)
+        simulation.cluster.stop(attempt, grace_seconds, *rest, **more)
+        if simulation.elastic:
+            simulation.trainers.drain(attempt.job_id, attempt.attempt, grace_seconds, simulation.elastic.rng)
+        if simulation.placement:
+            rng = simulation.placement.drain_rng
+            simulation.trainers.drain(attempt.job_id, attempt.attempt, grace_seconds, rng)
