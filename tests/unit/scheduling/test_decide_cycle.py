@@ -132,6 +132,24 @@ def test_displaced_job_goes_before_jobs_submitted_after_its_displacement(displac
     assert order.index("job-1") == sum(second < displaced for second in submitted)
 
 
+@pytest.mark.parametrize(
+    ("seconds", "rank"),
+    [(1000, {}), (0, {"displacing_since": at(950)}), (1000, {"displacing_since": at(950)})],
+    ids=["may be overtaken", "displacers", "displacers with backfill"],
+)
+def test_displaced_jobs_of_one_rank_go_by_their_submission(seconds: int, rank: dict[str, Any]) -> None:
+    displacements = {1: at(900), 100: at(800)}
+    jobs = (
+        a_classed_job(number, "low", displaced_at=moment, queued_at=moment, current_attempt=1, **rank)
+        for number, moment in displacements.items()
+    )
+
+    requests = a_snapshot(*jobs).requests(with_backfill(seconds), NOW)
+
+    order = sorted(requests, key=lambda request: request.queue_order_key)
+    assert [request.job_id for request in order] == ["job-1", "job-100"]
+
+
 def test_backfill_does_not_apply_to_jobs_of_teams() -> None:
     jobs = (a_classed_job(1, "low"), a_classed_job(2, "high"))
     snapshot = a_snapshot(*jobs, nodes=1)._replace(setup=a_setup(a_team("red", 8)))

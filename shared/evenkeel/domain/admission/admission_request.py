@@ -152,11 +152,14 @@ class AdmissionRequest(Value):
 
         Among the other jobs, jobs that may be overtaken come last, by their price of delay, and then displaced jobs.
         If no job may be overtaken, a displaced job goes only before jobs that were submitted after its displacement.
-        Otherwise it would wait for ever behind new jobs. Priority plays no part.
+        Otherwise it would wait for ever behind new jobs. Among displaced jobs that may be overtaken, and among jobs
+        that displaced others, its submission counts. Priority plays no part.
         With teams, the queue engine orders the jobs of each queue again, by priority.
         """
         rank, price = self._queue_rank, self.delay_micros_per_hour
-        since = self.queued_at if self.is_displaced and self.queued_at else self.submitted_at
+        since = self.submitted_at
+        if rank is QueueRank.WAITING and self.is_displaced and self.queued_at:
+            since = self.queued_at
         return (rank, self.may_be_overtaken, -price, since, self.job_id)
 
     @property
