@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -132,6 +132,14 @@ def known_seeds() -> dict[str, int]:
     return seeds
 
 
+def _keep_seed(name: str, seed: int) -> None:
+    """Write the seed that found a mutant, or none, at once: a run that stops early loses nothing."""
+    names = {mutant.name for mutant in mutants()}
+    seeds = {**known_seeds(), name: seed}
+    kept = {name: seed for name, seed in sorted(seeds.items()) if seed and name in names}
+    FOUND_BY.write_text(json.dumps(kept, indent=2) + "\n")
+
+
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="make mutants", description=__doc__)
     parser.add_argument("--seek", metavar="INVARIANT", help="look for a seed that breaks it, in this very tree")
@@ -147,11 +155,13 @@ def main(arguments: list[str]) -> int:
     print(f"{'mutant':34} {'invariant':28} seed  what broke")
     survived = 0
     known = known_seeds()
-    found_by: dict[str, int] = {}
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for mutant, detection in [
-            (mutant, pool.submit(run_seeds, mutant, args.seeds, known.get(mutant.name, 1))) for mutant in chosen
-        ]:
+        running = {
+            pool.submit(run_seeds, mutant, args.seeds, known.get(mutant.name, 1)): mutant
+            for mutant in sorted(chosen, key=lambda mutant: mutant.name not in known)
+        }
+        for detection in as_completed(running):
+            mutant = running[detection]
             try:
                 mutant_detection = detection.result()
             except RuntimeError as error:
@@ -159,16 +169,13 @@ def main(arguments: list[str]) -> int:
                 print(f"{mutant.name:34} {mutant.invariant:28} BROKEN: {error}", flush=True)
                 continue
             survived += not mutant_detection.seed
-            found_by[mutant.name] = mutant_detection.seed
+            _keep_seed(mutant.name, mutant_detection.seed)
             text = (
                 f"{mutant_detection.seed:4}  {mutant_detection.text[:90]}"
                 if mutant_detection.seed
                 else f"   -  SURVIVED {args.seeds} seeds"
             )
             print(f"{mutant.name:34} {mutant.invariant:28} {text}", flush=True)
-    names = {mutant.name for mutant in mutants()}
-    kept = {name: seed for name, seed in sorted({**known, **found_by}.items()) if seed and name in names}
-    FOUND_BY.write_text(json.dumps(kept, indent=2) + "\n")
     print(f"mutants: {len(chosen) - survived} of {len(chosen)} found")
     return 1 if survived else 0
 
