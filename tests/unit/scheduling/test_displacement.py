@@ -193,3 +193,15 @@ def test_displaced_jobs_free_enough_nodes_at_lower_cost(
                 for name, count in job.nodes.items():
                     free[name] += count
         assert sum(count >= accelerators for count in free.values()) >= nodes
+
+
+def test_rentals_of_displaced_jobs_share_pool_limit_and_budget() -> None:
+    movable = [a_movable(name, "n1", rented_nodes=2, rent_parts=10) for name in ("a", "b")]
+
+    pools = [decide_displacement_of(*movable, pool_nodes_left={"spot": left}) for left in (3, 4)]
+    budgets = [decide_displacement_of(*movable, team_budget_left_parts={"red": left}) for left in (19, 20)]
+
+    expected = [DisplacementAction.KEEP, DisplacementAction.DISPLACE]
+    assert [decision.action for decision in pools] == [decision.action for decision in budgets] == expected
+    assert pools[0].reason == "The moved jobs would need more nodes than the limit of spot leaves."
+    assert budgets[0].reason == "The rents of the moved jobs would exceed the budget of team red."

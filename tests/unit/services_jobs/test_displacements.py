@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from evenkeel.domain.capacity.pools import Market
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.renting.displacement import DisplacementFacts
@@ -13,7 +14,7 @@ from evenkeel.ports import Ledger
 from evenkeel.services.jobs import suspend_job
 from evenkeel.services.jobs.check_role import Requester
 from tests.unit.services_jobs.test_budgets import market_with_budgets
-from tests.unit.services_jobs.test_rentals import NODE_HOUR, SPOT, RentalScenario, a_policy
+from tests.unit.services_jobs.test_rentals import NODE_HOUR, ON_DEMAND, SPOT, RentalScenario, a_policy, a_pool
 
 NO_CHECKPOINTS: dict[str, Any] = {"checkpoint_uri": ""}
 ANA = Requester(principal="role/ana", identity="111122223333:role/ana", actor="ana")
@@ -246,3 +247,35 @@ def test_no_other_job_takes_the_rent_of_a_displaced_job() -> None:
     scenario.run_scheduling_cycle()
 
     assert (scenario.job(displaced).rentals, scenario.job(other_job.job_id).rentals) == (1, 0)
+
+
+@pytest.mark.parametrize(("max_nodes", "moves"), [(1, 0), (2, 1)])
+def test_displaced_jobs_rent_together_within_the_limit_of_a_pool(max_nodes: int, moves: int) -> None:
+    pools = (a_pool(SPOT, Market.SPOT, max_nodes=max_nodes), a_pool(ON_DEMAND, Market.ON_DEMAND))
+    renting = RentalScenario(policy=a_policy(max_moves=3, pools=pools))
+    movable_jobs = [renting.scenario.submit(name, nodes=1) for name in ("first", "second")]
+    renting.scenario.run_scheduling_cycle()
+    for job in movable_jobs:
+        renting.run_attempt(job.job_id, 1)
+    renting.world.clock.advance(60)
+    renting.scenario.submit("gang", **NO_CHECKPOINTS)
+
+    renting.scenario.run_scheduling_cycle()
+
+    assert [renting.scenario.job(job.job_id).moves for job in movable_jobs] == [moves, moves]
+
+
+@pytest.mark.parametrize(("usd", "moves"), [(80, 0), (200, 1)])
+def test_displaced_jobs_rent_together_within_the_budget(usd: int, moves: int) -> None:
+    renting = market_with_budgets({"period": "month", "usd": usd}, max_moves=3)
+    movable_jobs = [renting.scenario.submit(name, team="red", nodes=1) for name in ("first", "second")]
+    renting.scenario.run_scheduling_cycle()
+    for job in movable_jobs:
+        renting.run_attempt(job.job_id, 1)
+    renting.world.clock.advance(60)
+    renting.scenario.submit("gang", team="red", **NO_CHECKPOINTS)
+
+    renting.scenario.run_scheduling_cycle()
+
+    # Each job is expected to rent a node at $20 for two hours and some minutes.
+    assert [renting.scenario.job(job.job_id).moves for job in movable_jobs] == [moves, moves]

@@ -10,6 +10,7 @@ on rented nodes. They move back as soon as committed nodes are free.
 Jobs are displaced if this costs less than renting for the job itself, and less than its wait.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from enum import StrEnum
 from typing import NamedTuple
@@ -55,6 +56,10 @@ class MovableJob(Value):
     pool: str
     """Cheapest pool that can be rented for it now."""
     rent_micros_per_hour: int
+    rented_nodes: int = 0
+    """Nodes that it would rent; 0 in older records."""
+    rent_parts: int = 0
+    """Expected cost of its rental; 0 in older records."""
 
 
 class DisplacementFacts(Value):
@@ -78,6 +83,10 @@ class DisplacementFacts(Value):
     team_left_micros: dict[str, int]
     """Team of a movable job → the rest of its cap, in micro-dollars an hour."""
     fleet_left_micros: int
+    pool_nodes_left: dict[str, int] = {}
+    """Pool of a movable job → the nodes that its limit leaves; empty in older records."""
+    team_budget_left_parts: dict[str, int] = {}
+    """Team of a movable job → the rest of its budget. A team without a budget in dollars is left out."""
     now: Instant
 
 
@@ -164,14 +173,22 @@ def _cost_of_move(job: MovableJob, facts: DisplacementFacts) -> int:
 
 
 def _why_above_caps(facts: DisplacementFacts, victims: Sequence[MovableJob]) -> str:
-    teams: dict[str, int] = {}
+    """Return which limit the rentals of all moved jobs together would exceed; empty if none."""
+    rates, rent_parts, rented_nodes = Counter[str](), Counter[str](), Counter[str]()
     for job in victims:
-        teams[job.team] = teams.get(job.team, 0) + job.rent_micros_per_hour
-    for team, rate in teams.items():
+        rates[job.team] += job.rent_micros_per_hour
+        rent_parts[job.team] += job.rent_parts
+        rented_nodes[job.pool] += job.rented_nodes
+    for team, rate in rates.items():
         if rate > facts.team_left_micros.get(team, 0):
             return f"The rents of the moved jobs would exceed the cap of team {team}."
-    if sum(teams.values()) > facts.fleet_left_micros:
+        if rent_parts[team] > facts.team_budget_left_parts.get(team, rent_parts[team]):
+            return f"The rents of the moved jobs would exceed the budget of team {team}."
+    if rates.total() > facts.fleet_left_micros:
         return "The rents of the moved jobs would exceed the cap of the fleet."
+    for pool, nodes in rented_nodes.items():
+        if nodes > facts.pool_nodes_left.get(pool, nodes):
+            return f"The moved jobs would need more nodes than the limit of {pool} leaves."
     return ""
 
 

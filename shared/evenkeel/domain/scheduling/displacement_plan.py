@@ -34,7 +34,7 @@ from evenkeel.domain.renting.placement import (
     PlacementDecision,
     migration_target,
 )
-from evenkeel.domain.renting.rental_book import spend_limits
+from evenkeel.domain.renting.rental_book import spend_limits, unrented_accelerators
 from evenkeel.domain.scheduling.cycle_plan import Placement
 from evenkeel.domain.scheduling.cycle_snapshot import CycleSnapshot
 from evenkeel.domain.scheduling.rent_plan import capacities_after_admissions, placement_context
@@ -119,6 +119,8 @@ def _displacement_facts(  # noqa: PLR0913, PLR0917 - the parts of a snapshot
     allocations = [other for other in snapshot.rental_book.allocations if other.job_id != job.job_id]
     limits = {team: spend_limits(team, allocations, policy.burst) for team in {job.team for job in movable}}
     fleet = spend_limits("", allocations, policy.burst)
+    rented_pools = {job.pool for job in movable}
+    budgets_left = snapshot.rental_book.budgets_left
     save_seconds = max((job.save_seconds for job in movable), default=0)
     row, demand = placement.row, placement.facts.job
     return DisplacementFacts(
@@ -138,6 +140,12 @@ def _displacement_facts(  # noqa: PLR0913, PLR0917 - the parts of a snapshot
             team: limit.team_cap_micros_per_hour - limit.team_micros_per_hour for team, limit in limits.items()
         },
         fleet_left_micros=fleet.fleet_cap_micros_per_hour - fleet.fleet_micros_per_hour,
+        pool_nodes_left={
+            pool.name: unrented_accelerators(pool, allocations) // pool.accelerators_per_node
+            for pool in policy.pools_for_jobs
+            if pool.name in rented_pools
+        },
+        team_budget_left_parts={team: budgets_left[team] for team in limits if team in budgets_left},
         now=now,
     )
 
@@ -198,6 +206,8 @@ def _movable_jobs(
                 ),
                 pool=pool.name,
                 rent_micros_per_hour=pool.micros_per_node_hour * spec.nodes,
+                rented_nodes=spec.nodes,
+                rent_parts=rented.rent_parts,
             )
 
 
@@ -260,4 +270,4 @@ class _CheapestPools:
 
 
 _NO_LIMITS = SpendLimits(team_cap_micros_per_hour=10**15, fleet_cap_micros_per_hour=10**15)
-"""The caps are checked for all moved jobs together."""
+"""All limits are checked again for the moved jobs together."""
