@@ -17,7 +17,7 @@ from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.quotas.teams import FleetQuotas
 from evenkeel.domain.scheduling.queue_heads import HEADS_IN_TURN, HEADS_PER_CYCLE, QueueHead, QueueHeads
-from evenkeel.ports import Ledger, Page, Put, Row, Table
+from evenkeel.ports import Ledger, Page, Put, Row, Table, Throttled, Write
 from evenkeel.services.jobs import set_priority, suspend_job
 from evenkeel.services.jobs.check_role import Requester
 from evenkeel.services.scheduling import schedule_jobs
@@ -220,6 +220,32 @@ def test_job_that_the_index_lists_late_starts(hidden_cycles: int) -> None:
     run_cycles(scenario, max_cycles(scenario, 3))
 
     assert scenario.job(small.job_id).state is JobState.STARTING
+
+
+class ThrottledHeads(LaggingIndex):
+    """A ledger that throttles each write of the heads."""
+
+    def commit(self, *writes: Write, **options: Any) -> None:
+        if any(isinstance(write, Put) and write.row.key == quota_rows.queue_heads_key() for write in writes):
+            raise Throttled("too many writes")
+        self._ledger.commit(*writes, **options)
+
+
+def test_throttled_write_of_the_heads_fails_no_cycle() -> None:
+    scenario, names = many_queues(1, max_jobs_per_cycle=1000)
+    run_cycles(scenario, 1)
+    ledger = scenario.ledger
+    scenario.ledger = ThrottledHeads(scenario.world.ledger)  # type: ignore[assignment]
+    small = [scenario.submit(f"{name}-small", team=name, nodes=1, accelerators_per_node=8) for name in names[:3]]
+
+    run_cycles(scenario, 1)
+
+    assert {scenario.job(job.job_id).state for job in small} == {JobState.STARTING}
+    assert [line.level for line in scenario.world.telemetry.lines if line.message == "CycleRowNotStored"] == ["WARNING"]
+    scenario.ledger = ledger
+    late = scenario.submit("late", team=names[5], nodes=1, accelerators_per_node=8)
+    run_cycles(scenario, max_cycles(scenario, 3))
+    assert scenario.job(late.job_id).state is JobState.STARTING
 
 
 def test_submission_is_seen_by_the_next_cycle() -> None:

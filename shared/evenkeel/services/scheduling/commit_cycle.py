@@ -12,7 +12,6 @@ Each commit that changes quota also writes the next version of the tree, so it f
 in between. Admissions come first, because the other decisions depend on them.
 """
 
-import contextlib
 from collections.abc import Callable
 
 from evenkeel.domain.decisions import PACKED_FROM_IF_MANY, packed
@@ -26,7 +25,7 @@ from evenkeel.domain.scheduling.cycle_plan import (
     RentStep,
 )
 from evenkeel.domain.scheduling.queue_cursors import QueueCursors
-from evenkeel.ports import Conflict, Put, Refused, Row
+from evenkeel.ports import Conflict, Put, Refused, Row, TransientError
 from evenkeel.services.context import Context
 from evenkeel.services.rentals import rental_store
 from evenkeel.services.scheduling import commit_admissions, commit_stops, pending_job_changes, resize_jobs
@@ -106,8 +105,7 @@ def store_cursors(cursors: QueueCursors, row: Row, context: Context) -> None:
     turn = {"turn": cursors.last_queue} if cursors.last_queue is not None else {}
     doc = {**other_fields, "cursors": dict(cursors.page_starts), **turn, **barriers}
     if stored_doc != doc:
-        with contextlib.suppress(Conflict):
-            context.ledger.commit(Put(Row(row.key, doc, row.version)))
+        _store_for_next_cycle(Row(row.key, doc, row.version), context)
 
 
 def store_heads(plan: CyclePlan, loaded_cycle: LoadedCycle, context: Context) -> None:
@@ -127,5 +125,14 @@ def store_heads(plan: CyclePlan, loaded_cycle: LoadedCycle, context: Context) ->
     doc = packed(
         heads.without_jobs(gone_job_ids | admitted_job_ids).outdated(changed_teams).to_json(), PACKED_FROM_IF_MANY
     )
-    with contextlib.suppress(Conflict):
-        context.ledger.commit(Put(Row(row.key, doc, row.version)))
+    _store_for_next_cycle(Row(row.key, doc, row.version), context)
+
+
+def _store_for_next_cycle(row: Row, context: Context) -> None:
+    """Store a row that only helps the next cycle. A failure fails nothing, because the decisions are committed."""
+    try:
+        context.ledger.commit(Put(row))
+    except Conflict:
+        pass  # another cycle was first
+    except TransientError as error:
+        context.telemetry.warning("CycleRowNotStored", row=row.key.sk, error=str(error))
