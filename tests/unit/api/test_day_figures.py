@@ -421,3 +421,33 @@ def test_record_that_ends_between_two_reads_is_not_lost(prefix: str, monkeypatch
 
     assert [attempt.attempt for attempt in attempts] == [1]
     assert [rental.job_id for rental in rentals] == ["job-7"]
+
+
+def test_settled_day_gains_a_restore_that_is_measured_later() -> None:
+    fakes = FakeWorld()
+    lost_at = TODAY - 5 * DAY + DAY / 2
+    job = a_job(1, state="RUNNING", current_attempt=2, submitted_at=lost_at - DAY)
+    times: dict[str, Any] = dict.fromkeys(("admitted_at", "launched_at", "running_at"), lost_at + timedelta(minutes=10))
+    first = an_attempt(job, 1, state="LOST", running_at=lost_at - DAY, ended_at=lost_at)
+    resumed = an_attempt(job, 2, is_pinned=True, resumed_work_from=lost_at, **times)
+    store(fakes.ledger, a_fleet_node(1), job, first, resumed)
+    fold(fakes)
+    key = f"DAY#{day_of(lost_at)}"
+    before = stored_days(fakes)[key]
+    row = fakes.ledger.get(job_rows.attempt_key(job.job_id, 2))
+    assert row
+    measured = resumed.replace(ended_at=A_MOMENT, state="STOPPED", trained_at=lost_at + timedelta(minutes=13))
+    fakes.ledger.commit(Put(job_rows.attempt_row(measured, row.version)))
+
+    fold(fakes, A_MOMENT + timedelta(hours=1))
+    on_the_same_day = stored_days(fakes)[key]
+    fold(fakes, A_MOMENT + DAY)
+    after = stored_days(fakes)[key]
+
+    assert before.is_settled
+    assert [restore_seconds(day) for day in (before, on_the_same_day, after)] == [(), (), (180.0,)]
+
+
+def restore_seconds(day: DayRow) -> tuple[float, ...]:
+    """Return the measured durations of the restores after the failures of a day."""
+    return next(stage.seconds for stage in day.figures.stages if stage.stage is Stage.RESTORE)

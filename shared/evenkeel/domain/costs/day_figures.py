@@ -141,7 +141,8 @@ class DayRow(Value):
     """ISO date."""
     folded_at: Instant
     is_settled: bool
-    """Whether the figures can no longer change: nothing of this day is still open."""
+    """Whether nothing of this day is still open. A report then reads the row. A fact that is recorded later enters the
+    row after the next midnight, such as the restore of an attempt that ran for days."""
     figures: Annotated[DayFigures, BeforeValidator(_decompress_figures)]
     """A row holds the figures of a day with thousands of interruptions as a compressed text."""
 
