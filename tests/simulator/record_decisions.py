@@ -8,7 +8,10 @@ Each writes `decisions-….jsonl.gz`; the first two also write `calls-….jsonl.
 functions. All write `policies.jsonl.gz`: every policy that a record refers to, and the policies that Evenkeel ships.
 The smallest of similar records is kept. The same code writes the same file of the simulator.
 
-Record again only when answers are meant to change. After a rename, add the name to `translation.json` instead.
+Record again only when answers are meant to change. After a rename, add the name to `translation.json` instead. If
+only some functions changed, `--only` records the same calls of these functions again, and keeps all other records:
+
+    python -m tests.simulator.record_decisions simulator 1..0 --only attempts.job_writers
 """
 
 import argparse
@@ -24,7 +27,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import datetime
 from enum import Enum
 from hashlib import sha256
@@ -50,8 +53,10 @@ from tests.decision_corpus import (
     FOLDER,
     FUNCTIONS,
     POLICY_REFERENCE,
+    TRANSLATION,
     CannotEncodeError,
     DifferenceError,
+    Translation,
     arguments_of,
     check_all_read,
     check_same_answer,
@@ -349,8 +354,15 @@ class Recording:
         self.calls = Calls(self.policies)
         self.decisions = Decisions(self.policies)
 
-    def write(self) -> None:
-        """Write the files of the source, and print their contents in short."""
+    def write(self, only: Collection[str] = ()) -> None:
+        """Write the files of the source, and print their contents in short.
+
+        Args:
+            only: Functions whose recorded calls get their present answers; empty = record everything.
+        """
+        if only:
+            self._replace_answers(only)
+            return
         decisions, calls = self.decisions.chosen(), self.calls.chosen()
         write_lines(f"decisions-{self.source}.jsonl.gz", decisions)
         if calls:
@@ -358,8 +370,23 @@ class Recording:
         summarize(decisions, calls, self.decisions.left_out + self.calls.left_out)
         keep_policies(self.policies)
 
+    def _replace_answers(self, only: Collection[str]) -> None:
+        """Replace the recorded calls of some functions by the same calls, as they were made now."""
+        name, translation = f"calls-{self.source}.jsonl.gz", Translation(json.loads(TRANSLATION.read_text()))
 
-def from_simulator(first: int, last: int) -> None:
+        def identity_of(call: Json) -> str:
+            function = call["function"]
+            return json.dumps([function, translation.of(function, call["arguments"], "arguments")], sort_keys=True)
+
+        calls_by_identity = {identity_of(call): call for call in self.calls.chosen() if call["function"] in only}
+        recorded = read_lines(name)
+        replaced = [calls_by_identity.get(identity_of(call), call) for call in recorded]
+        write_lines(name, replaced)
+        count = sum(before is not after for before, after in zip(recorded, replaced, strict=True))
+        print(f"{count} of {len(recorded)} calls recorded again")
+
+
+def from_simulator(first: int, last: int, only: Collection[str]) -> None:
     recording = Recording("simulator")
     calls, decisions = recording.calls, recording.decisions
     call_with_fixed_inputs(calls)
@@ -376,7 +403,7 @@ def from_simulator(first: int, last: int) -> None:
             decisions.add(f"seed {seed}", record, replaced.get(record.policy_hash, world.policy))
         if seed % 25 == 0:
             print(f"seed {seed}: {len(decisions.found)} shapes of decisions", flush=True)
-    recording.write()
+    recording.write(only)
 
 
 class WatchedTests:
@@ -419,14 +446,16 @@ class WatchedTests:
         setattr(InMemoryLedger, "_store", watched_store)  # noqa: B010 - the same
 
 
-def from_tests(folders: list[str]) -> None:
+def from_tests(folders: list[str], only: Collection[str]) -> None:
     recording = Recording("tests")
+    if only:
+        call_with_fixed_inputs(recording.calls)
     watch(recording.calls)
     plugin = WatchedTests(recording)
     plugin.watch()
     code = pytest.main(["-q", "-p", "no:cacheprovider", "--timeout=0", *folders], plugins=[plugin])
     print(f"pytest ended with {code!r}: what is watched may fail a test that replaces it")
-    recording.write()
+    recording.write(only)
 
 
 def from_drills(names: list[str]) -> None:
@@ -486,6 +515,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", choices=("simulator", "tests", "drills"))
     parser.add_argument("names", nargs="*", help="the seeds as first..last, folders of tests, or drills")
+    parser.add_argument("--only", nargs="+", default=(), choices=FUNCTIONS, metavar="FUNCTION", help="not for drills")
     args = parser.parse_args(arguments)
     if os.environ.get("PYTHONHASHSEED") != "0":  # the order of a set decides which call is first
         command = [sys.executable, "-m", "tests.simulator.record_decisions", *arguments]
@@ -495,10 +525,10 @@ def main(arguments: list[str]) -> int:
     if args.source == "drills":
         from_drills(args.names or list(DRILLS))
     elif args.source == "tests":
-        from_tests(args.names or list(TESTS))
+        from_tests(args.names or list(TESTS), args.only)
     else:
         first, _, last = (args.names or [f"{SEEDS[0]}..{SEEDS[1]}"])[0].partition("..")
-        from_simulator(int(first), int(last))
+        from_simulator(int(first), int(last), args.only)
     return 0
 
 
