@@ -88,8 +88,8 @@ class EconomyPolicy(Section):
     `evenkeel economics rate --fleet`."""
     slowdown_per_network_level: float | None = Field(default=None, ge=0, le=10)
     """Slowdown of a job for each network level that its nodes are farther apart: 0.02 = its steps take 2 % longer.
-    Only recoveries weigh it. Null: unknown. They then weigh no slowdown, and say so. AWS publishes no figure, so measure
-    your own jobs."""
+    Only recoveries weigh it. Null: unknown. They then weigh no slowdown, and say so. AWS publishes no figure, so
+    measure your own jobs."""
     min_samples: int = Field(default=5, ge=1, le=1000)
     """If at least this many cases were measured, their median replaces the figures here."""
 
