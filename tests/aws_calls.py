@@ -327,29 +327,29 @@ _NEXT: Final = re.compile(r"next\w*token|lastevaluatedkey|unprocessedkeys|istrun
 class Recorder:
     """Makes clients, records their requests, and answers them."""
 
-    def __init__(
-        self, values: Mapping[str, Any] | None = None, fill: Fill = Fill.ALL, error: tuple[str, int] | None = None
-    ) -> None:
+    def __init__(self, values: Mapping[str, Any] | None = None, fill: Fill = Fill.ALL) -> None:
         self.requests: list[tuple[OperationModel, Json]] = []
         self._values = values or {}
         self._fill = fill
-        self._error = error
+        self.error: tuple[str, int] | None = None
         """Code and HTTP status of the error that each request is answered with; None for none."""
         self._answered: set[str] = set()
+        self._clients: dict[str, Any] = {}
 
     def client(self, service: str) -> Any:
-        session: Any = boto3.session.Session("testing", "testing", region_name="us-west-2")
-        client = session.client(service)
-        client.meta.events.register_first("provide-client-params", self._record)
-        client.meta.events.register_first("before-call", self._answer)
-        return client
+        if service not in self._clients:
+            session: Any = boto3.session.Session("testing", "testing", region_name="us-west-2")
+            client = self._clients[service] = session.client(service)
+            client.meta.events.register_first("provide-client-params", self._record)
+            client.meta.events.register_first("before-call", self._answer)
+        return self._clients[service]
 
     def _record(self, params: Json, model: OperationModel, **_: Any) -> None:
         self.requests.append((model, dict(params)))
 
     def _answer(self, model: OperationModel, **_: Any) -> tuple[Any, Json]:
-        if self._error:
-            code, status = self._error
+        if self.error:
+            code, status = self.error
             error = {"Error": {"Code": code, "Message": "no"}, "ResponseMetadata": {"HTTPStatusCode": status}}
             return SimpleNamespace(status_code=status, headers={}), error
         fill = Filling(self._values, self._fill, name_of(model), is_first=model.name not in self._answered)

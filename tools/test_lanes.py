@@ -21,6 +21,8 @@ from collections.abc import Sequence
 from tests.examples import ALL_TESTS
 
 _RUN_WITH_UNIT_TESTS = ("tests/local/test_least_privilege.py",)
+_COMMAND_AND_CONSOLE = "tests/unit/cli"
+"""A quarter of the unit tests' processor time, much of it in the browser."""
 _WITH_PORTS = (
     "tests/local/gpu_cluster",
     "tests/local/test_deployment.py",
@@ -32,9 +34,9 @@ _WITH_PORTS = (
 )
 """Local tests without the shared data centre. They run in other lanes, so that all lanes end at about the same time."""
 LANES = {
-    "small": ["tests/unit", *_RUN_WITH_UNIT_TESTS],
+    "small": ["tests/unit", f"--ignore={_COMMAND_AND_CONSOLE}", *_RUN_WITH_UNIT_TESTS],
     "ports": [
-        *("tests/contract", "tests/workflow", "tests/simulator", "tests/pytorch", *_WITH_PORTS),
+        *("tests/contract", "tests/workflow", "tests/simulator", "tests/pytorch", *_WITH_PORTS, _COMMAND_AND_CONSOLE),
         *("tests/template", "--ignore=tests/template/test_lint.py"),
     ],
     "whole": ["tests/local", *(f"--ignore={path}" for path in (*_RUN_WITH_UNIT_TESTS, *_WITH_PORTS))],

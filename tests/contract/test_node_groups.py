@@ -30,9 +30,10 @@ def bench(request: pytest.FixtureRequest) -> Iterator[NodeGroupsUnderTest]:
         fake = InMemoryNodeGroups()
         yield NodeGroupsUnderTest(fake, fake.add(NodeGroup(name="gpu-asg", cluster="train", desired=2, in_service=0)))
         return
+    request.getfixturevalue("monkeypatch").setenv("MOTO_EC2_LOAD_DEFAULT_AMIS", "false")  # thousands
     client_of = request.getfixturevalue("moto_client")
     client = client_of("autoscaling")
-    image = client_of("ec2").describe_images()["Images"][0]["ImageId"]
+    image = client_of("ec2").register_image(Name="gpu")["ImageId"]
     client.create_launch_configuration(LaunchConfigurationName="gpu", ImageId=image, InstanceType="p5.48xlarge")
     client.create_auto_scaling_group(
         AutoScalingGroupName="gpu-asg",

@@ -15,7 +15,7 @@ import botocore.session
 import pytest
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, DataNotFoundError
-from botocore.loaders import Loader
+from botocore.loaders import Loader, create_loader
 
 from tests.aws_calls import ADAPTERS, operations_called, recorded
 from tests.unit.test_imports import PROJECT
@@ -72,14 +72,18 @@ def a_session(data: Path = WHOLE) -> botocore.session.Session:
     """Return a session that reads one folder of data alone."""
     session = botocore.session.Session()
     session.set_credentials("key", "secret")
-    session.get_component("data_loader").search_paths[:] = [str(data)]
+    loader = create_loader()  # a new loader, because all sessions of the tests share one
+    loader.search_paths[:] = [str(data)]
+    session.register_component("data_loader", loader)
     return session
 
 
 @pytest.fixture(scope="module")
 def sessions(layer: Path) -> Sessions:
     """Return a session with the whole SDK and one with the layer's. Each parses a model once."""
-    return a_session(), a_session(layer / "botocore" / "data")
+    whole, slimmed = a_session(), a_session(layer / "botocore" / "data")
+    assert set(slimmed.get_available_services()) == set(MODELS) < set(whole.get_available_services())
+    return whole, slimmed
 
 
 def without_texts(part: Any) -> Any:
@@ -146,6 +150,7 @@ def test_adapter_sends_the_same_requests_with_the_slim_sdk(
     # An additional folder would not do: the loader falls back on the SDK's own data.
     monkeypatch.setattr(Loader, "BUILTIN_DATA_PATH", str(layer / "botocore" / "data"))
     monkeypatch.setattr(Loader, "CUSTOMER_DATA_PATH", str(layer / "absent"))
+    monkeypatch.setattr(botocore.session, "create_loader", create_loader)  # the shared loader has the whole SDK
 
     assert recorded(adapter) == whole
 

@@ -1,11 +1,12 @@
 """Each check of `evenkeel doctor` runs on a healthy stack, and with each fault that it must report."""
 
+import functools
 import io
 import json
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -729,10 +730,7 @@ def test_check_is_ok_on_a_healthy_stack(check: str) -> None:
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.check}-{fault.expected_text[:40]}")
 def test_doctor_check_reports_its_planted_fault_and_the_fix(fault: DoctorCase) -> None:
-    fake_site = FakeSite()
-    fault.plant(fake_site)
-
-    doctor_findings = [finding for finding in fake_site.findings_of(fault.check) if finding.status is not Status.OK]
+    doctor_findings = [finding for finding in findings_after_planting(fault) if finding.status is not Status.OK]
 
     assert {finding.status.value for finding in doctor_findings} == {fault.status}, doctor_findings
     assert fault.expected_text in doctor_findings[0].text
@@ -1028,7 +1026,8 @@ def test_doctor_output_without_long_names_fits_80_columns() -> None:
     assert [line for line in long_lines if len(max(line.split(), key=len)) < 50] == []
 
 
-def findings_after_planting(fault: DoctorCase) -> list[DoctorFinding]:
+@functools.cache
+def findings_after_planting(fault: DoctorCase) -> Sequence[DoctorFinding]:
     fake_site = FakeSite()
     fault.plant(fake_site)
     return fake_site.findings_of(fault.check)

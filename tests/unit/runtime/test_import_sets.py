@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -33,28 +34,43 @@ PLAN_FILES = frozenset(
 )
 """The readers and the report of `evenkeel plan`. In the service, only a replay about quota needs them."""
 _IMPORT = """
-import importlib.util, json, sys
+import ast, importlib, importlib.util, json, os, sys
 before = set(sys.modules)
-spec = importlib.util.spec_from_file_location("handler", sys.argv[1])
-spec.loader.exec_module(importlib.util.module_from_spec(spec))
-from evenkeel.domain.values import Value
+handlers = sys.argv[1:]
+
+def names_from_runtime(handler):
+    statements = [node for node in ast.parse(open(handler).read()).body if isinstance(node, ast.ImportFrom)]
+    return {alias.name for node in statements if node.module == "evenkeel.runtime" for alias in node.names}
+
+for name in sorted(set.intersection(*map(names_from_runtime, handlers))):
+    importlib.import_module("evenkeel.runtime." + name)
+
 def built(kind):
     return int(kind.__pydantic_complete__) + sum(map(built, kind.__subclasses__()))
-print(json.dumps([sorted(set(sys.modules) - before), built(Value)]))
+
+for handler in handlers:
+    if os.fork() == 0:
+        spec = importlib.util.spec_from_file_location("handler", handler)
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+        from evenkeel.domain.values import Value
+        print(json.dumps([handler, sorted(set(sys.modules) - before), built(Value)]), flush=True)
+        os._exit(0)
+    if os.wait()[1] != 0:
+        sys.exit("cannot import " + handler)
 """
+"""Imports what all handlers need from `evenkeel.runtime`, then each in its own process. Prints the loaded modules."""
 
 
 @pytest.fixture(scope="module")
 def imports() -> dict[str, tuple[set[str], int]]:
     """Return the modules that each function loads, and how many models it builds."""
-    imported = {}
-    for name in FUNCTIONS:
-        environment = {**os.environ, "PYTHONPATH": str(PROJECT / "shared"), "PYDANTIC_DISABLE_PLUGINS": "__all__"}
-        words = [sys.executable, "-c", _IMPORT, str(PROJECT / "functions" / name / "handler.py")]
-        done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
-        modules, built = json.loads(done.stdout)
-        imported[name] = (set(modules), built)
-    return imported
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT / "shared"), "PYDANTIC_DISABLE_PLUGINS": "__all__"}
+    handlers = [str(PROJECT / "functions" / name / "handler.py") for name in FUNCTIONS]
+    words = [sys.executable, "-c", _IMPORT, *handlers]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    return {Path(handler).parent.name: (set(modules), built) for handler, modules, built in lines}
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
