@@ -21,7 +21,7 @@ from evenkeel.domain.kueue.scheduler import Scheduler
 from evenkeel.domain.quotas import quota_facts
 from evenkeel.domain.quotas.quota_documents import DocumentCache, serialize
 from evenkeel.domain.quotas.quota_facts import KueueCycleState, QuotaFacts
-from evenkeel.domain.quotas.quota_holders import admitted_document, sum_documents
+from evenkeel.domain.quotas.quota_holders import admitted_document, sum_by_queue, sum_document
 from tests.examples import examples
 from tests.unit.scheduling.builders import a_request, at
 from tests.unit.scheduling.test_sharing import GPU, P5, a_charge, a_setup, a_team, capacities
@@ -49,7 +49,8 @@ def uncached_quota_jobs(
     documents = [admitted_document(admitted, was_evicted=was) for admitted, was in single]
     keep = _most_that_fit(quotas, documents, most)
     cut = summed + [admitted for admitted, _ in single[keep:]]
-    sums = sum_documents((admitted.workload.queue, admitted.use) for admitted in cut)
+    uses = sum_by_queue((admitted.workload.queue, admitted.use) for admitted in cut)
+    sums = [sum_document(queue, amounts) for queue, amounts in uses]
     return [*documents[:keep], *sums], len(cut), keep < len(documents)
 
 

@@ -2,11 +2,14 @@
 
 import random
 from collections import Counter
+from collections.abc import Hashable
 from typing import Any
+from unittest import mock
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evenkeel.domain.admission import queue_with_teams
 from evenkeel.domain.admission.admission_input import AdmissionInput
 from evenkeel.domain.admission.decide_job import AdmissionAction, AdmissionFacts, decide
 from evenkeel.domain.admission.queue_with_teams import decide_with_teams
@@ -14,7 +17,9 @@ from evenkeel.domain.admission.scheduler_state import SchedulerState
 from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
 from evenkeel.domain.economics.economy_policy import EconomyPolicy
 from evenkeel.domain.jobs.charge import Charge
+from evenkeel.domain.kueue.nomination import KnownNominations, Nomination
 from evenkeel.domain.kueue.objects import Admitted, Workload
+from evenkeel.domain.kueue.pending_queue import PendingWorkload
 from evenkeel.domain.quotas.teams import TeamSetup
 from tests.examples import examples
 from tests.kueue_checker import overcommitted
@@ -143,3 +148,49 @@ def test_every_decision_is_safe_and_replays_alone(seed: int) -> None:
     )
     assert exceeded_limits(admission_input.setup, admitted) == []
     check_facts_of_a_cycle(answers)
+
+
+def crowded_admission_input(dice: random.Random) -> AdmissionInput:
+    """Return an idle fleet with more jobs than nodes: many jobs would start and be preempted in the same cycle."""
+    queue = {"preemption": {"within": "LowerPriority", "reclaim": "Any"}}
+    teams = (
+        a_team(name, cohort="fleet", queue={"groups": [{P5: {GPU: dice.choice((8, 16, 24))}}], **queue})
+        for name in TEAMS
+    )
+    setup = a_setup(*teams, fairSharing=dice.random() < 0.7)
+    capacities = (a_node_capacity(number, free=8, pool="p5", instance_type=P5) for number in range(1, 8))
+    pending = (
+        a_request(
+            number,
+            team=dice.choice(TEAMS),
+            nodes=dice.choice((1, 1, 2, 3)),
+            accelerators_per_node=8,
+            priority=dice.choice((0, 1, 5)),
+        )
+        for number in range(20, 20 + dice.randint(6, 16))
+    )
+    return AdmissionInput(tuple(capacities), tuple(pending), setup, (), frozenset(), SchedulerState())
+
+
+def test_runs_of_a_cycle_that_share_nominations_decide_the_same() -> None:
+    reused = 0
+
+    class CountedNominations(KnownNominations):
+        def in_state(self, state: Hashable) -> dict[str, tuple[PendingWorkload, Nomination]]:
+            nonlocal reused
+            known = super().in_state(state)
+            reused += len(known)
+            return known
+
+    class NoNominations(KnownNominations):
+        def in_state(self, state: Hashable) -> dict[str, tuple[PendingWorkload, Nomination]]:
+            return {}
+
+    for seed in range(100):
+        admission_input = crowded_admission_input(random.Random(seed))
+        answers = []
+        for kind in (CountedNominations, NoNominations):
+            with mock.patch.object(queue_with_teams, "KnownNominations", kind):
+                answers.append(decide_with_teams(admission_input, SchedulingPolicy(), EconomyPolicy(), at(1000)))
+        assert answers[0] == answers[1]
+    assert reused > 100

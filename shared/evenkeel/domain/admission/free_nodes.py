@@ -1,5 +1,6 @@
 """The nodes that are free during the scheduling cycle of a fleet with teams."""
 
+import copy
 import functools
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -39,6 +40,12 @@ class FreeNodes:
         self._shared_fits = SharedFits(self.capacities, policy)
         self._tests: dict[frozenset[str], Callable[[NodeCapacity], bool] | None] = {}
         """Flavors → the test whether a node belongs to all of them; None if every node does."""
+
+    def __copy__(self) -> "FreeNodes":
+        """Return the same free nodes. Assignments in the copy do not change the original; found fits are shared."""
+        nodes = FreeNodes.__new__(FreeNodes)
+        vars(nodes).update(vars(self), reserved={**self.reserved}, _shared_fits=copy.copy(self._shared_fits))
+        return nodes
 
     def fits(self, request: AdmissionRequest) -> tuple[PoolFit, ...]:
         """Return the fits of a request on all free nodes."""

@@ -10,6 +10,7 @@ their nodes. A job that has quota but no nodes is parked, or blocks its queue, a
 only the jobs of its queue that could take the same nodes.
 """
 
+import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -40,6 +41,7 @@ from evenkeel.domain.admission.team_queues import TeamQueues
 from evenkeel.domain.economics.economy_policy import EconomyPolicy
 from evenkeel.domain.kueue.assignment import Assignment
 from evenkeel.domain.kueue.cycle_decisions import CycleDecision, Result
+from evenkeel.domain.kueue.nomination import KnownNominations
 from evenkeel.domain.kueue.objects import Amounts, Workload
 from evenkeel.domain.kueue.preemption import QuotaDemand, Victim, preemptable_victims
 from evenkeel.domain.kueue.scheduler import Scheduler
@@ -86,6 +88,19 @@ class _QueuedJob:
     """The decision while it waits; None until a reason needs it."""
 
 
+class _SharedByRuns(NamedTuple):
+    """The values that all runs of one scheduling cycle share. They do not depend on the admissions of a run."""
+
+    admission_input: AdmissionInput
+    now: datetime
+    queues: TeamQueues
+    nodes: FreeNodes
+    """The nodes before the first admission. Each run copies them."""
+    without_quota: dict[str, AdmissionDecision | None]
+    """Job → its decision before the first admission if it needs no quota, else None."""
+    nominations: KnownNominations
+
+
 def decide_with_teams(
     admission_input: AdmissionInput, policy: SchedulingPolicy, economy: EconomyPolicy, now: datetime
 ) -> tuple[AdmissionDecision, ...]:
@@ -96,8 +111,11 @@ def decide_with_teams(
     """
     decided_last: frozenset[str] = frozenset()
     queues = TeamQueues(admission_input, economy, now)
+    shared = _SharedByRuns(
+        admission_input, now, queues, FreeNodes(admission_input, policy, queues.flavors), {}, KnownNominations()
+    )
     while True:
-        admission = _TeamAdmission(admission_input, policy, queues, now, decided_last)
+        admission = _TeamAdmission(shared, decided_last)
         decisions = admission.run()
         admitted_job_ids = {decision.job_id for decision in decisions if decision.action is AdmissionAction.ADMIT}
         # A job that would start and be preempted in the same scheduling cycle is decided last, on the remaining nodes.
@@ -110,27 +128,21 @@ def decide_with_teams(
 class _TeamAdmission:
     """The admissions of one scheduling cycle with teams. Kueue cycles decide quota, and this class decides nodes."""
 
-    def __init__(
-        self,
-        admission_input: AdmissionInput,
-        policy: SchedulingPolicy,
-        queues: TeamQueues,
-        now: datetime,
-        decided_last: frozenset[str] = frozenset(),
-    ) -> None:
-        self.admission_input, self.now = admission_input, now
+    def __init__(self, shared: _SharedByRuns, decided_last: frozenset[str]) -> None:
+        self.admission_input, self.now, self.queues = shared.admission_input, shared.now, shared.queues
+        self.nodes = copy.copy(shared.nodes)
+        self.without_quota = shared.without_quota
         self.decided_last = decided_last
         """Jobs that are decided after all other jobs."""
-        self.queues = queues
         self.queues.started = {}
-        self.nodes = FreeNodes(admission_input, policy, self.queues.flavors)
-        declarations = admission_input.setup.scheduler_declarations
+        declarations = self.admission_input.setup.scheduler_declarations
         self.scheduler = Scheduler(
             declarations.queues,
             declarations.cohorts,
             self.queues.flavors.values(),
             declarations.rules,
             self._assign_nodes,
+            shared.nominations,
         )
         self.queues.load_usage(self.scheduler)
         self.queued_jobs: dict[str, _QueuedJob] = {}
@@ -160,7 +172,9 @@ class _TeamAdmission:
         """Decide about the jobs of each phase in order. Within a phase, run Kueue cycles until nothing changes."""
         pending_requests = sorted(self.admission_input.pending, key=lambda request: request.queue_order_key)
         for request in pending_requests:
-            if decision := self._decision_without_quota(request):
+            if request.job_id not in self.without_quota:
+                self.without_quota[request.job_id] = self._decision_without_quota(request)
+            if decision := self.without_quota[request.job_id]:
                 self.final_decisions[request.job_id] = decision
             else:
                 self.queued_jobs[request.job_id] = _QueuedJob(request, self.queues.to_kueue(request))

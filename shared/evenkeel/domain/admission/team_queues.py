@@ -1,6 +1,5 @@
 """The queues of the teams during one scheduling cycle: their use, their limits, and the quota that jobs request."""
 
-import copy
 import functools
 from collections.abc import Iterator
 from datetime import datetime
@@ -33,22 +32,25 @@ class TeamQueues:
         self._kueue_jobs: dict[str, short_form.ShortJob] = {}
 
     def load_usage(self, scheduler: Scheduler) -> None:
-        """Pass the time, the past use, the admitted jobs and the recent evictions to Kueue's scheduler."""
+        """Pass the time, the past use, the admitted jobs and the recent evictions to Kueue's scheduler.
+
+        The last scheduler that got the admitted jobs may change them. Earlier schedulers must no longer be used.
+        """
         scheduler.snapshot.now = self._now.timestamp()
         for team, submitters in self._admission_input.used.items():
             resource = flavor_matching.resource_of((), self.by_name[team], self._catalogue)
             for submitter, past_use in submitters.items():
                 scheduler.add_past_use(team, submitter, {resource: past_use})
-        # The scheduler marks a holder that must stop, so it gets copies.
-        for holder in map(copy.copy, self._holders):
+        for holder, is_evicted in self._holders:
+            holder.is_evicted = is_evicted  # an earlier scheduler of this cycle may have evicted it
             scheduler.restore(holder)
         for eviction in self._admission_input.scheduler_state.evictions:
             scheduler.snapshot.evicted_at[frozenset((eviction.preemptor, eviction.victim))] = eviction.at.timestamp()
 
     @functools.cached_property
-    def _holders(self) -> tuple[Admitted, ...]:
-        """The jobs that hold quota, in the order of their admission."""
-        return tuple(self._read_holders())
+    def _holders(self) -> tuple[tuple[Admitted, bool], ...]:
+        """The jobs that hold quota, and whether they were asked to stop before this cycle; in order of admission."""
+        return tuple((holder, holder.is_evicted) for holder in self._read_holders())
 
     def _read_holders(self) -> Iterator[Admitted]:
         for charge in sorted(

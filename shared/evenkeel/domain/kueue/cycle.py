@@ -14,7 +14,7 @@ from evenkeel.domain.kueue import fair_sharing
 from evenkeel.domain.kueue.assignment import Assignment, AssignmentMode, FlavorCursor, Pending, new_tuple
 from evenkeel.domain.kueue.capacity import QuotaNode
 from evenkeel.domain.kueue.cycle_decisions import NO_EARLIER_HEADS, CycleDecision, EarlierHeads, NodeFit, Result
-from evenkeel.domain.kueue.nomination import Nominator
+from evenkeel.domain.kueue.nomination import Nomination, Nominator
 from evenkeel.domain.kueue.objects import Admitted, Amounts, Key, PreemptionPolicy, QueueingStrategy
 from evenkeel.domain.kueue.pending_queue import PendingWorkload
 from evenkeel.domain.kueue.preemption import Victim
@@ -71,19 +71,35 @@ class KueueCycle:
         self._waits_for_pods_ready = False
         """Whether the rest of the cycle admits no workload until pods are ready."""
 
-    def nominate(self, heads: Iterable[PendingWorkload]) -> dict[str, Entry]:
-        """Find flavors and victims for each head; return the entries by queue."""
-        return {waiting.workload.queue: self._nominate(waiting) for waiting in heads}
+    def nominate(
+        self, heads: Iterable[PendingWorkload], known: dict[str, tuple[PendingWorkload, Nomination]]
+    ) -> dict[str, Entry]:
+        """Find flavors and victims for each head; return the entries by queue.
 
-    def _nominate(self, waiting: PendingWorkload) -> Entry:
+        Args:
+            heads: The heads.
+            known: Nominations in an equal state, by workload. New ones are added.
+        """
+        return {waiting.workload.queue: self._nominate(waiting, known) for waiting in heads}
+
+    def _nominate(self, waiting: PendingWorkload, known: dict[str, tuple[PendingWorkload, Nomination]]) -> Entry:
         workload, flavor_cursor = waiting.workload, waiting.flavor_cursor
         queue = self._snapshot.queue_of(workload)
         if flavor_cursor is not None and flavor_cursor.is_outdated(workload, queue, self._number):
             flavor_cursor = None
         if workload.inadmissible_reason:
             return Entry(waiting, Assignment(workload.counts, verdict=AssignmentMode.NO_FIT), [], None)
-        assignment, victims = self._nominator.nominate(workload, flavor_cursor)
+        nominated, nomination = known.get(workload.workload_id, (None, None))
+        if nomination is None or nominated != waiting:
+            nomination = self._nominator.nominate(workload, flavor_cursor)
+            known[workload.workload_id] = (waiting, nomination)
+        assignment, victims = nomination.assignment, [self._present(victim) for victim in nomination.victims]
         return Entry(waiting, assignment, victims, assignment.flavor_cursor, scan_start=flavor_cursor)
+
+    def _present(self, victim: Victim) -> Victim:
+        """Return a victim as this snapshot holds it."""
+        queue = self._snapshot.queue_of(victim.admitted.workload)
+        return Victim(queue.admitted[victim.workload_id], victim.reason)
 
     def run(
         self, entries: Mapping[str, Entry], earlier: EarlierHeads, preempted: Iterable[Admitted]

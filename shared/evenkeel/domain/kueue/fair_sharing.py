@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from evenkeel.domain.kueue.capacity import QuotaNode
 from evenkeel.domain.kueue.objects import Admitted, Amounts, Key, PreemptionPolicy, Workload
 from evenkeel.domain.kueue.preemption import (
+    CandidateLists,
     QuotaDemand,
     Reason,
     Victim,
@@ -24,7 +25,7 @@ from evenkeel.domain.kueue.preemption import (
     order_key,
     restore,
 )
-from evenkeel.domain.kueue.snapshot import Snapshot, not_using, using
+from evenkeel.domain.kueue.snapshot import Snapshot, using
 
 
 @dataclass(slots=True)
@@ -228,9 +229,9 @@ def _use_passed_up(contestant: Contestant, cohort: QuotaNode) -> Amounts:
 # ---------------------------------------------------------------- victims
 
 
-def fair_victims(demand: QuotaDemand, snapshot: Snapshot) -> list[Victim]:
+def fair_victims(demand: QuotaDemand, snapshot: Snapshot, lists: CandidateLists) -> list[Victim]:
     """Return the workloads to preempt; empty if preemption does not help."""
-    candidates = _candidates(demand, snapshot)
+    candidates = _candidates(demand, snapshot, lists)
     first, *second = snapshot.rules.fair_strategies
     victims: list[Victim] = []
     with using(demand.queue.quota_node, demand.requested):  # the compared shares include the preemptor's use
@@ -249,11 +250,10 @@ CandidatesByQueue = dict[str, list[Admitted]]
 """By queue, in the order of preemption. A queue without candidates has an empty list."""
 
 
-def _candidates(demand: QuotaDemand, snapshot: Snapshot) -> CandidatesByQueue:
-    rules = snapshot.rules
-    if not (rules.spares_work or (rules.evicts_by_use and snapshot.recent_use)):
-        return _LazyCandidates(demand, snapshot)
-    # These rules compare the candidates of all queues.
+def _candidates(demand: QuotaDemand, snapshot: Snapshot, lists: CandidateLists) -> CandidatesByQueue:
+    if not (snapshot.rules.evicts_by_use and snapshot.recent_use):
+        return _LazyCandidates(demand, snapshot, lists)
+    # This rule compares the candidates of all queues.
     own = demand.queue.quota_node
     other_queues = (quota_node for quota_node in own.root.queues if quota_node is not own)
     workloads = [
@@ -272,34 +272,44 @@ def group_by_queue(candidates: Iterable[Admitted]) -> CandidatesByQueue:
     return grouped
 
 
-def _candidates_of(quota_node: QuotaNode, demand: QuotaDemand, snapshot: Snapshot) -> Iterator[Admitted]:
-    """Yield the workloads of one queue that may be preempted. Another queue only returns what it borrowed."""
+def _candidates_of(quota_node: QuotaNode, demand: QuotaDemand, snapshot: Snapshot) -> list[Admitted]:
+    """Return the workloads of one queue that may be preempted. Another queue only returns what it borrowed."""
     queue, policies = demand.queue, demand.queue.spec.preemption
     if quota_node is queue.quota_node:
-        yield from candidates_in(queue, demand, policies.within, snapshot)
-    elif policies.reclaim is not PreemptionPolicy.NEVER and not quota_node.is_within_quota(
-        demand.keys_needing_preemption
-    ):
-        yield from candidates_in(snapshot.queues[quota_node.name], demand, policies.reclaim, snapshot)
+        return candidates_in(queue, demand, policies.within, snapshot)
+    if quota_node.is_within_quota(demand.keys_needing_preemption):
+        return []
+    return candidates_in(snapshot.queues[quota_node.name], demand, policies.reclaim, snapshot)
 
 
 class _LazyCandidates(CandidatesByQueue):
-    """Candidates that are found and sorted when a queue is first asked for. Most searches ask for a few queues.
+    """Candidates that are sorted when a queue is first asked for. Most searches ask for a few queues.
 
     The use of a queue changes only when one of its candidates is removed, so it does not matter when it is first asked.
     """
 
-    def __init__(self, demand: QuotaDemand, snapshot: Snapshot) -> None:
+    def __init__(self, demand: QuotaDemand, snapshot: Snapshot, lists: CandidateLists) -> None:
         super().__init__()
         self._demand = demand
-        self._snapshot = snapshot
-        self._key = candidate_order(demand.queue.spec.name, snapshot, None)
+        self._lists = lists
+        own, policies = demand.queue.quota_node, demand.queue.spec.preemption
+        self._policies = {
+            queue.name: policies.reclaim for queue in lists.borrowers(own.root, demand.keys_needing_preemption)
+        }
+        self._policies[own.name] = policies.within
+        self._may_protect = snapshot.may_protect_from(demand.workload)
+        self._median: float | None = None
+        if snapshot.rules.spares_work:
+            candidates: list[Admitted] = []
+            for name, policy in self._policies.items():
+                candidates += lists.of(name, demand, policy, may_protect=self._may_protect)
+            self._median = compute_median_risk(candidates, snapshot)
 
     def __missing__(self, name: str) -> list[Admitted]:
-        quota_node = self._snapshot.queues[name].quota_node
-        candidates = sorted(_candidates_of(quota_node, self._demand, self._snapshot), key=self._key)
-        self[name] = candidates
-        return candidates
+        policy = self._policies.get(name, PreemptionPolicy.NEVER)
+        candidates = self._lists.in_order(name, self._demand, policy, self._median, may_protect=self._may_protect)
+        own_list = self[name] = candidates.copy()
+        return own_list
 
 
 class _VictimQueues:
@@ -311,6 +321,9 @@ class _VictimQueues:
         self.candidates_by_queue = candidates_by_queue
         self.path = set(self.quota_node.path)
         self.dropped: set[QuotaNode] = set()
+        self.remaining: dict[QuotaNode, list[QuotaNode]] = {}
+        """By cohort: its children that were not dropped when it was last examined."""
+        self._branches: dict[QuotaNode, tuple[QuotaNode, QuotaNode]] = {}
 
     def __iter__(self) -> Iterator[QuotaNode]:
         """Yield the next queue. The caller takes a candidate from it or drops it."""
@@ -328,13 +341,15 @@ class _VictimQueues:
         best_queue: QuotaNode | None = None
         best_cohort: QuotaNode | None = None
         queue_rank = cohort_rank = (False, -1.0)
-        for child in cohort.children:
-            if child in self.dropped:
+        dropped, remaining = self.dropped, list[QuotaNode]()
+        for child in self.remaining.get(cohort, cohort.children):
+            if child in dropped:
                 continue
             share = child.cached_share or share_of(child)
             if not share.borrowed and child is not self.quota_node and child not in self.path:
-                self.dropped.add(child)
+                dropped.add(child)
                 continue
+            remaining.append(child)
             rank = share.rank
             if not child.is_queue:
                 if rank >= cohort_rank:
@@ -343,11 +358,12 @@ class _VictimQueues:
             if rank < queue_rank:
                 continue
             if not self.candidates_by_queue[child.name]:
-                self.dropped.add(child)
+                dropped.add(child)
             elif rank > queue_rank or (best_queue is not None and self._precedes(child, best_queue)):
                 best_queue, queue_rank = child, rank
+        self.remaining[cohort] = remaining
         if best_queue is None and best_cohort is None:
-            self.dropped.add(cohort)
+            dropped.add(cohort)
             return None
         if best_cohort is not None and cohort_rank >= queue_rank:
             return self._next(best_cohort)
@@ -370,8 +386,11 @@ class _VictimQueues:
 
     def branches(self, queue: QuotaNode) -> tuple[QuotaNode, QuotaNode]:
         """Return the two nodes just below the common ancestor: the preemptor's and the queue's."""
-        met = next(ancestor for ancestor in queue.path if ancestor in self.path)
-        return _below(met, self.quota_node), _below(met, queue)
+        branches = self._branches.get(queue)
+        if branches is None:
+            met = next(ancestor for ancestor in queue.path if ancestor in self.path)
+            branches = self._branches[queue] = (_below(met, self.quota_node), _below(met, queue))
+        return branches
 
 
 def _below(ancestor: QuotaNode, descendant: QuotaNode) -> QuotaNode:
@@ -432,8 +451,25 @@ def _first_rule(
 
 def _rank_without(admitted: Admitted, queue: QuotaNode, branch: QuotaNode) -> tuple[bool, float]:
     """Return the rank of a branch without one of its workloads."""
-    with not_using(queue, admitted.use):
-        return share_of(branch).rank
+    shares = _cached_shares(queue)
+    queue.remove_all(admitted.use)
+    rank = share_of(branch).rank
+    queue.add_all(admitted.use)
+    _restore_shares(shares)
+    return rank
+
+
+_Shares = list[tuple[QuotaNode, Share | None]]
+
+
+def _cached_shares(queue: QuotaNode) -> _Shares:
+    """Return the cached shares of a queue and its ancestors, to restore them when the use is the same again."""
+    return [(quota_node, quota_node.cached_share) for quota_node in (queue, *queue.path)]
+
+
+def _restore_shares(shares: _Shares) -> None:
+    for quota_node, share in shares:
+        quota_node.cached_share = share
 
 
 def _second_rule(demand: QuotaDemand, snapshot: Snapshot, retry: list[Admitted], victims: list[Victim]) -> bool:
@@ -454,11 +490,15 @@ def _second_rule(demand: QuotaDemand, snapshot: Snapshot, retry: list[Admitted],
 def _fits_without_itself(demand: QuotaDemand) -> bool:
     """Whether the preemptor fits, without its own simulated use."""
     quota_node = demand.queue.quota_node
+    shares = _cached_shares(quota_node)
+    has_quota = True
     for key, amount in demand.requested.items():
         cell = quota_node.at(key)
         cell.remove(amount)
         free = cell.available()
         cell.add(amount)
         if amount > max(0, free):
-            return False
-    return demand.has_domains is None or demand.has_domains()
+            has_quota = False
+            break
+    _restore_shares(shares)
+    return has_quota and (demand.has_domains is None or demand.has_domains())

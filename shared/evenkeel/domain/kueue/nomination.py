@@ -1,6 +1,6 @@
 """Nomination: find flavors and victims for the head of one queue."""
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -8,7 +8,8 @@ from evenkeel.domain.kueue import fair_sharing
 from evenkeel.domain.kueue.assignment import Assignment, AssignmentMode, FlavorCursor, FlavorMode
 from evenkeel.domain.kueue.flavors import FlavorAssigner
 from evenkeel.domain.kueue.objects import Amounts, Key, Workload
-from evenkeel.domain.kueue.preemption import QuotaDemand, Victim, classical_victims, simulate
+from evenkeel.domain.kueue.pending_queue import PendingWorkload
+from evenkeel.domain.kueue.preemption import CandidateLists, QuotaDemand, Victim, classical_victims, simulate
 from evenkeel.domain.kueue.snapshot import Snapshot, without_zeros
 from evenkeel.domain.kueue.topology_state import TopologyDemand, TopologyState
 
@@ -18,6 +19,21 @@ class Nomination(NamedTuple):
 
     assignment: Assignment
     victims: list[Victim]
+
+
+class KnownNominations:
+    """The nominations of earlier schedulers that decided about the same workloads, by state.
+
+    A head gets the same flavors and victims again if the state that its nomination reads is the same.
+    """
+
+    def __init__(self) -> None:
+        """Start without nominations."""
+        self._by_state: dict[Hashable, dict[str, tuple[PendingWorkload, Nomination]]] = {}
+
+    def in_state(self, state: Hashable) -> dict[str, tuple[PendingWorkload, Nomination]]:
+        """Return the nominations of one state, by workload, with what was nominated. The caller adds new ones."""
+        return self._by_state.setdefault(state, {})
 
 
 class Nominator:
@@ -35,6 +51,7 @@ class Nominator:
         self._victims: dict[tuple[object, ...], list[Victim]] = {}
         """(amounts, keys that need preemption, domains) → victims for the present workload. Simulation and nomination
         often ask the same."""
+        self._candidate_lists = CandidateLists(snapshot)
 
     def nominate(
         self, workload: Workload, flavor_cursor: FlavorCursor | None, only: tuple[Mapping[str, str], ...] | None = None
@@ -44,8 +61,10 @@ class Nominator:
         Args:
             workload: The head of a queue.
             flavor_cursor: The flavor at which an earlier scan stopped.
-            only: Flavors to use, by pod set; None allows all.
+            only: Flavors to use, by pod set; None allows all. Given only after earlier heads changed the snapshot.
         """
+        if only is not None:
+            self._candidate_lists = CandidateLists(self._snapshot)
         nomination = self._nominate(workload, flavor_cursor, only)
         assignment = nomination.assignment
         if assignment.demands and assignment.verdict is AssignmentMode.PREEMPT:
@@ -134,8 +153,11 @@ class Nominator:
             if topology is not None and demands:
                 has_domains = partial(_has_domains, topology, demands)
             demand = QuotaDemand(workload, queue, requested, keys_needing_preemption, workload.replaces, has_domains)
-            find = fair_sharing.fair_victims if self._snapshot.rules.fair_sharing else classical_victims
-            self._victims[cache_key] = find(demand, self._snapshot)
+            if self._snapshot.rules.fair_sharing:
+                victims = fair_sharing.fair_victims(demand, self._snapshot, self._candidate_lists)
+            else:
+                victims = classical_victims(demand, self._snapshot)
+            self._victims[cache_key] = victims
         return [*self._victims[cache_key]]
 
     def _simulate(self, workload: Workload, key: Key, amount: int) -> tuple[FlavorMode, int]:

@@ -163,24 +163,99 @@ def compute_median_risk(candidates: Iterable[Admitted], snapshot: Snapshot) -> f
 
 def candidates_in(
     queue: ClusterQueueSnapshot, demand: QuotaDemand, policy: PreemptionPolicy, snapshot: Snapshot
-) -> Iterator[Admitted]:
-    """Yield the workloads of a queue that may be preempted and use a key that needs preemption."""
+) -> list[Admitted]:
+    """Return the workloads of a queue that may be preempted and use a key that needs preemption."""
     if policy is PreemptionPolicy.NEVER:
-        return
-    workload, keys_needing_preemption = demand.workload, demand.keys_needing_preemption
-    rules = snapshot.rules
-    is_guarded = rules.min_run_seconds or rules.flap_guard_seconds or rules.preempt_after_seconds
-    for admitted in queue.admitted.values():
-        if (
-            admitted.is_pinned
-            or admitted.workload.workload_id == demand.replaced
-            or keys_needing_preemption.isdisjoint(admitted.use)
-        ):
-            continue
-        if policy is not PreemptionPolicy.ANY and not outranks(workload, admitted.workload, policy):
-            continue
-        if not (is_guarded and snapshot.protects(workload, admitted)):
-            yield admitted
+        return []
+    users = _preemptable_users(queue, demand.keys_needing_preemption)
+    return _preemptable(users, demand, policy, snapshot, may_protect=snapshot.may_protect_from(demand.workload))
+
+
+def _preemptable_users(queue: ClusterQueueSnapshot, keys: frozenset[Key]) -> list[Admitted]:
+    """Return the workloads of a queue that use one of these keys and may be preempted at all."""
+    return [
+        admitted for admitted in queue.admitted.values() if not (admitted.is_pinned or keys.isdisjoint(admitted.use))
+    ]
+
+
+def _preemptable(
+    candidates: list[Admitted],
+    demand: QuotaDemand,
+    policy: PreemptionPolicy,
+    snapshot: Snapshot,
+    *,
+    may_protect: bool,
+) -> list[Admitted]:
+    """Return the candidates that this preemptor may preempt, in their order. The list may be the given one."""
+    workload = demand.workload
+    if demand.replaced:
+        candidates = [admitted for admitted in candidates if admitted.workload.workload_id != demand.replaced]
+    if policy is not PreemptionPolicy.ANY:
+        candidates = [admitted for admitted in candidates if outranks(workload, admitted.workload, policy)]
+    if may_protect:
+        candidates = [admitted for admitted in candidates if not snapshot.protects(workload, admitted)]
+    return candidates
+
+
+class CandidateLists:
+    """Candidates of each queue, shared by all searches in one snapshot.
+
+    All heads of a cycle are nominated in the same snapshot. A search removes workloads only from queues whose
+    candidates it has already read, and adds them again when it ends.
+    """
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        """Start without lists.
+
+        Args:
+            snapshot: The snapshot. Only searches may change it.
+        """
+        self._snapshot = snapshot
+        self._users: dict[tuple[str, frozenset[Key]], list[Admitted]] = {}
+        self._sorted: dict[tuple[str, frozenset[Key], float | None], list[Admitted]] = {}
+        self._borrowers: dict[tuple[QuotaNode, frozenset[Key]], tuple[QuotaNode, ...]] = {}
+
+    def borrowers(self, root: QuotaNode, keys: frozenset[Key]) -> tuple[QuotaNode, ...]:
+        """Return the queues of a tree that borrow one of these keys."""
+        borrowers = self._borrowers.get((root, keys))
+        if borrowers is None:
+            borrowers = tuple(queue for queue in root.queues if not queue.is_within_quota(keys))
+            self._borrowers[root, keys] = borrowers
+        return borrowers
+
+    def of(self, name: str, demand: QuotaDemand, policy: PreemptionPolicy, *, may_protect: bool) -> list[Admitted]:
+        """Return the workloads of a queue that may be preempted for a demand, in no order."""
+        if policy is PreemptionPolicy.NEVER:
+            return []
+        users = self._users_of(name, demand.keys_needing_preemption)
+        return _preemptable(users, demand, policy, self._snapshot, may_protect=may_protect)
+
+    def in_order(
+        self,
+        name: str,
+        demand: QuotaDemand,
+        policy: PreemptionPolicy,
+        median_risk: float | None,
+        *,
+        may_protect: bool,
+    ) -> list[Admitted]:
+        """Return the workloads of a queue that may be preempted for a demand, in the order of preemption."""
+        if policy is PreemptionPolicy.NEVER:
+            return []
+        list_key = (name, demand.keys_needing_preemption, median_risk)
+        candidates = self._sorted.get(list_key)
+        if candidates is None:
+            # Within one queue, the order does not depend on the preemptor.
+            order = candidate_order(name, self._snapshot, median_risk)
+            candidates = sorted(self._users_of(name, demand.keys_needing_preemption), key=order)
+            self._sorted[list_key] = candidates
+        return _preemptable(candidates, demand, policy, self._snapshot, may_protect=may_protect)
+
+    def _users_of(self, name: str, keys: frozenset[Key]) -> list[Admitted]:
+        users = self._users.get((name, keys))
+        if users is None:
+            users = self._users[name, keys] = _preemptable_users(self._snapshot.queues[name], keys)
+        return users
 
 
 def fill_back(victims: list[Victim], demand: QuotaDemand, snapshot: Snapshot, *, may_borrow: bool) -> list[Victim]:

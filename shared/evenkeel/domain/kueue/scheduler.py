@@ -7,6 +7,7 @@ from functools import partial
 from evenkeel.domain.kueue.capacity import QuotaNode, Tree
 from evenkeel.domain.kueue.cycle import Entry, KueueCycle
 from evenkeel.domain.kueue.cycle_decisions import NO_EARLIER_HEADS, CycleDecision, EarlierHeads, NodeFit, Result
+from evenkeel.domain.kueue.nomination import KnownNominations, Nomination
 from evenkeel.domain.kueue.objects import Admitted, Cohort, Flavor, Queue, QueueingStrategy, Workload
 from evenkeel.domain.kueue.pending_queue import PendingQueue, PendingWorkload, RequeueTrigger
 from evenkeel.domain.kueue.recent_use import DecayedUse
@@ -26,6 +27,7 @@ class Scheduler:
         flavors: Iterable[Flavor] = (),
         rules: SchedulerRules | None = None,
         node_fit: NodeFit | None = None,
+        known_nominations: KnownNominations | None = None,
     ) -> None:
         """Start with no workloads.
 
@@ -35,9 +37,11 @@ class Scheduler:
             flavors: The flavors that the queues name.
             rules: The cluster-wide switches; default Kueue's.
             node_fit: Checks nodes after quota. Without it, quota alone decides.
+            known_nominations: Shared by schedulers of the same declarations that decide about the same workloads.
         """
         self.rules = rules or SchedulerRules()
         self._node_fit = node_fit
+        self._known_nominations = known_nominations
         self.cohorts = tuple(cohorts)
         self._flavors = {flavor.name: flavor for flavor in flavors}
         declared = tuple(queues)
@@ -113,7 +117,9 @@ class Scheduler:
         admitted = self.admitted(workload_id)
         if admitted is not None and not admitted.is_evicted:
             admitted.is_evicted = True
-            self.snapshot.queue_of(admitted.workload).generation += 1
+            queue = self.snapshot.queue_of(admitted.workload)
+            queue.forget_holders()
+            queue.generation += 1
 
     def pods_ready(self, workload_id: str) -> None:
         """Note that all pods of a workload are ready."""
@@ -238,6 +244,7 @@ class Scheduler:
                 self.snapshot.admit(admitted)
                 if spec.stop.ends(admitted):
                     admitted.is_evicted = True
+                    queue.forget_holders()
         self._connect_triggers()
         self._track_use()
 
@@ -264,13 +271,27 @@ class Scheduler:
         """
         self.snapshot.now = now
         cycle = KueueCycle(self.snapshot, self.cycles + 1, self._node_fit)
-        entries = cycle.nominate(self._heads(now))
+        entries = cycle.nominate(self._heads(now), self._nominations_in_this_state())
         if not entries:
             return []  # does not count as a cycle: cursors of flavor scans expire by the number of cycles
         self.cycles += 1
         preempted = [admitted for name in earlier.victims if (admitted := self.admitted(name)) is not None]
         decisions = cycle.run(entries, earlier, preempted)
         return [self._apply(entries[decision.workload.queue], decision, now) for decision in decisions]
+
+    def _nominations_in_this_state(self) -> dict[str, tuple[PendingWorkload, Nomination]]:
+        """Return the known nominations in a state that equals this one in all that a nomination reads."""
+        snapshot = self.snapshot
+        # A topology and recent use are states of their own.
+        if self._known_nominations is None or snapshot.topology is not None or snapshot.recent_use:
+            return {}
+        quota_nodes = (*snapshot.tree.queues.values(), *snapshot.tree.cohorts.values())
+        use = tuple((key, cell.use) for quota_node in quota_nodes for key, cell in quota_node.cells.items() if cell.use)
+        held = tuple(queue.held for queue in snapshot.queues.values())
+        generations = tuple(queue.generation for queue in snapshot.queues.values())
+        evicted_at = frozenset(snapshot.evicted_at.items())
+        state = (self.cycles, snapshot.now, held, use, generations, evicted_at)
+        return self._known_nominations.in_state(state)
 
     def _heads(self, now: float) -> Iterator[PendingWorkload]:
         for name in self._active_queues:

@@ -1,6 +1,6 @@
 """The state that one Kueue cycle reads: the cohort trees, the flavors, and the workloads that hold quota."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -87,6 +87,29 @@ class ClusterQueueSnapshot:
     _searches: dict[tuple[str, ...], tuple[FlavorSearch, ...]] = field(
         init=False, default_factory=dict, repr=False, compare=False
     )
+    _holders: tuple[tuple[Admitted, bool], ...] | None = field(init=False, default=None, repr=False, compare=False)
+    _held: frozenset[Hashable] | None = field(init=False, default=None, repr=False, compare=False)
+
+    @property
+    def holders(self) -> tuple[tuple[Admitted, bool], ...]:
+        """The workloads that hold quota, in their order, each with whether it was asked to stop."""
+        if self._holders is None:
+            self._holders = tuple((admitted, admitted.is_evicted) for admitted in self.admitted.values())
+        return self._holders
+
+    @property
+    def held(self) -> frozenset[Hashable]:
+        """The ids of the holders, each with its use and whether it was asked to stop, in no order."""
+        if self._held is None:
+            self._held = frozenset(
+                (admitted.workload.workload_id, is_evicted, tuple(admitted.use.items()))
+                for admitted, is_evicted in self.holders
+            )
+        return self._held
+
+    def forget_holders(self) -> None:
+        """Note that a holder changed."""
+        self._holders = self._held = None
 
     def searches(self, requested: Iterable[str]) -> tuple[FlavorSearch, ...]:
         """Return the searches that find flavors for these resources, in order. They depend only on the declaration."""
@@ -148,6 +171,7 @@ class Snapshot:
         """Add a workload and its use to its queue."""
         queue = self.queue_of(admitted.workload)
         queue.admitted[admitted.workload.workload_id] = admitted
+        queue.forget_holders()
         queue.quota_node.add_all(admitted.use)
         if self.topology is not None:
             self.topology.add(domain_use(admitted.workload.pod_sets, admitted.topology))
@@ -156,6 +180,7 @@ class Snapshot:
         """Remove a workload and its use from its queue."""
         queue = self.queue_of(admitted.workload)
         del queue.admitted[admitted.workload.workload_id]
+        queue.forget_holders()
         queue.quota_node.remove_all(admitted.use)
         if self.topology is not None:
             self.topology.remove(domain_use(admitted.workload.pod_sets, admitted.topology))
@@ -202,6 +227,15 @@ class Snapshot:
         last = self.evicted_at.get(frozenset((workload.workload_id, admitted.workload.workload_id)))
         return last is not None and self.now - last < rules.flap_guard_seconds
 
+    def may_protect_from(self, workload: Workload) -> bool:
+        """Whether Evenkeel's own switches may protect an admitted workload from preemption by a pending one."""
+        rules, name = self.rules, workload.workload_id
+        return bool(
+            rules.min_run_seconds
+            or (rules.preempt_after_seconds and self.now - workload.queued_at < rules.preempt_after_seconds)
+            or (rules.flap_guard_seconds and any(name in pair for pair in self.evicted_at))
+        )
+
     def cached_groups(self, workload: Workload, compute: Callable[[], Any]) -> Any:
         """Return what `compute` returns, computed once for each queue and set of flavor needs."""
         name = (workload.queue, workload.flavor_needs)
@@ -219,16 +253,6 @@ def using(quota_node: QuotaNode, amounts: Mapping[Key, int]) -> Any:
         yield
     finally:
         quota_node.remove_all(amounts)
-
-
-@contextmanager
-def not_using(quota_node: QuotaNode, amounts: Mapping[Key, int]) -> Any:
-    """Remove use from a queue inside a `with` block, and restore it at the end of the block."""
-    quota_node.remove_all(amounts)
-    try:
-        yield
-    finally:
-        quota_node.add_all(amounts)
 
 
 def without_zeros(amounts: Amounts) -> Amounts:

@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 
 from evenkeel.domain.decisions import packed_size
 from evenkeel.domain.kueue.objects import Admitted, Amounts, Key
-from evenkeel.domain.quotas.quota_holders import admitted_document
+from evenkeel.domain.quotas.quota_holders import admitted_document, sum_document
 
 T = TypeVar("T")
 Json = dict[str, Any]
@@ -124,6 +124,7 @@ class DocumentCache:
         self._documents: dict[HolderRun, DocumentPart] = {}
         self._latest: dict[tuple[str, int, frozenset[Key]], tuple[HolderRun, DocumentPart]] = {}
         """Queue, priority and keys → the run whose documents were made last."""
+        self._sums: dict[tuple[str, tuple[tuple[Key, int], ...]], DocumentPart] = {}
         self._lists: dict[Hashable, Any] = {}
         self._measured: dict[tuple[str, ...], tuple[frozenset[int], int]] = {}
 
@@ -138,9 +139,24 @@ class DocumentCache:
         cache_key = (id(holders), tree)
         if cache_key not in self._runs:
             names = frozenset(tree)
-            runs = runs_of(holder for holder in holders if holder[0].workload.queue in names)
+            runs = tuple(
+                map(self._known_run, runs_of(holder for holder in holders if holder[0].workload.queue in names))
+            )
             self._runs[cache_key] = (holders, runs)  # this reference keeps the holders alive, so their id stays unique
         return self._runs[cache_key][1]
+
+    def _known_run(self, holder_run: HolderRun) -> HolderRun:
+        """Return the run whose documents were made last, if it has the same holders: they need not be made again."""
+        latest_run, _ = self._latest.get((holder_run.queue, holder_run.priority, holder_run.keys), (None, None))
+        return latest_run if latest_run is not None and latest_run.holders == holder_run.holders else holder_run
+
+    def sum_part(self, queue: str, amounts: Amounts) -> DocumentPart:
+        """Return the sum of a queue's use as the document of one holder."""
+        cache_key = (queue, tuple(amounts.items()))
+        if cache_key not in self._sums:
+            document = SerializedDocument.of(sum_document(queue, amounts))
+            self._sums[cache_key] = DocumentPart((document,), len(document.text))
+        return self._sums[cache_key]
 
     def documents(self, holder_run: HolderRun) -> DocumentPart:
         """Return the holders of a run in the short form."""
@@ -177,7 +193,7 @@ class DocumentCache:
         return self._holders[cache_key]
 
     def fits_packed(
-        self, tree: tuple[str, ...], documents: Sequence[Json], runs: Iterable[HolderRun], max_size: int
+        self, tree: tuple[str, ...], parts: Iterable[DocumentPart], runs: Iterable[HolderRun], max_size: int
     ) -> bool:
         """Whether some documents of a tree certainly fit into this many characters after compression.
 
@@ -186,15 +202,23 @@ class DocumentCache:
 
         Args:
             tree: Names of the queues of the tree.
-            documents: The documents.
+            parts: The documents.
             runs: All holders of the tree, to be packed together the first time. Later documents count unpacked.
             max_size: The limit.
         """
         if tree not in self._measured:
-            all_documents = [document for holder_run in runs for document in self.documents(holder_run).documents]
+            all_parts = [self.documents(holder_run) for holder_run in runs]
+            all_documents = [document for part in all_parts for document in part.documents]
             size = packed_size([self._quotas[tree], *all_documents])
-            self._measured[tree] = (frozenset(map(id, all_documents)), size)
+            # The cache keeps all of them, so their ids stay unique.
+            self._measured[tree] = (frozenset(map(id, (*all_parts, *all_documents))), size)
         measured_ids, size = self._measured[tree]
         # A holder that started or was asked to stop since then has a new document.
-        new_documents = (document for document in documents if id(document) not in measured_ids)
+        new_documents = (
+            document
+            for part in parts
+            if id(part) not in measured_ids
+            for document in part.documents
+            if id(document) not in measured_ids
+        )
         return (size + sum(len(serialize(document)) for document in new_documents)) * 5 <= max_size * 4

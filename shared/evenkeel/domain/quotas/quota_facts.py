@@ -7,6 +7,7 @@
 They are documents that `evenkeel plan` reads. The same cycle, run on them for this head alone, gives the same decision.
 """
 
+import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
@@ -37,7 +38,7 @@ from evenkeel.domain.quotas.quota_documents import (
     SerializedDocuments,
     serialize,
 )
-from evenkeel.domain.quotas.quota_holders import by_flavor_and_resource, sum_documents
+from evenkeel.domain.quotas.quota_holders import by_flavor_and_resource, sum_by_queue
 from evenkeel.domain.values import Value
 
 Json = dict[str, Any]
@@ -115,11 +116,7 @@ class KueueCycleState(NamedTuple):
     ) -> "KueueCycleState":
         """Return the present state of a scheduler. Both states share the holders if no holder changed."""
         snapshot = scheduler.snapshot
-        holders = tuple(
-            (workload, workload.is_evicted)
-            for queue in snapshot.queues.values()
-            for workload in queue.admitted.values()
-        )
+        holders = tuple(itertools.chain.from_iterable(queue.holders for queue in snapshot.queues.values()))
         return cls(
             {name: queue.spec for name, queue in snapshot.queues.items()},
             scheduler.cohorts,
@@ -159,7 +156,7 @@ def quota_facts_of(
             quota_document,
             single_runs,
             summed_runs,
-            lambda documents: cache.fits_packed(tree, documents, runs, MAX_BYTES),
+            lambda parts: cache.fits_packed(tree, parts, runs, MAX_BYTES),
             cache,
         )
         holder_count = sum(len(holder_run.holders) for holder_run in single_runs)
@@ -224,7 +221,7 @@ def _within_max_bytes(
     quota_document: SerializedDocument,
     single_runs: Sequence[HolderRun],
     summed_runs: Sequence[HolderRun],
-    fits_packed: Callable[[Sequence[Json]], bool],
+    fits_packed: Callable[[Sequence[DocumentPart]], bool],
     cache: DocumentCache,
 ) -> tuple[SerializedDocuments, int]:
     """Return the documents of the holders, and how many holders have a document of their own.
@@ -235,13 +232,13 @@ def _within_max_bytes(
     documents = [document for document_part in document_parts for document in document_part.documents]
     use_by_queue = [(holder_run.queue, holder_run.use) for holder_run in summed_runs]
     size = len(quota_document.text) + sum(document_part.size for document_part in document_parts)
-    is_small_enough = size <= MAX_BYTES or (size <= _MAX_PLAIN_BYTES and fits_packed(documents))
+    is_small_enough = size <= MAX_BYTES or (size <= _MAX_PLAIN_BYTES and fits_packed(document_parts))
     single_count = len(documents) if is_small_enough else _max_single_holders(quota_document, documents)
     if single_count < len(documents):
         holders = [admitted for holder_run in single_runs for admitted, _ in holder_run.holders]
         use_by_queue += [(admitted.workload.queue, admitted.use) for admitted in holders[single_count:]]
         document_parts = [DocumentPart((document,), len(serialize(document))) for document in documents[:single_count]]
-    sums = (DocumentPart((document,), len(serialize(document))) for document in sum_documents(use_by_queue))
+    sums = (cache.sum_part(queue, amounts) for queue, amounts in sum_by_queue(use_by_queue))
     return SerializedDocuments.of((*document_parts, *sums)), single_count
 
 

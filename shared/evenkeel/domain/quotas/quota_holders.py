@@ -1,6 +1,6 @@
 """The workloads that hold quota, as documents in the short form."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from evenkeel.domain.kueue.objects import PODS, Admitted, Amounts, Key
@@ -111,8 +111,8 @@ def admitted_document(admitted: Admitted, *, was_evicted: bool) -> Json:
     return job.model_dump(mode="json", by_alias=True, exclude_defaults=True)
 
 
-def sum_documents(uses: Iterable[tuple[str, Amounts]]) -> Iterator[Json]:
-    """Yield one document for each queue with the sum of its use. A sum can never be preempted.
+def sum_by_queue(uses: Iterable[tuple[str, Amounts]]) -> list[tuple[str, Amounts]]:
+    """Return each queue with the sum of its use, by name. A queue without use is left out.
 
     Args:
         uses: (queue, use) of holders.
@@ -122,10 +122,13 @@ def sum_documents(uses: Iterable[tuple[str, Amounts]]) -> Iterator[Json]:
         total = by_queue.setdefault(queue, {})
         for key, amount in amounts.items():
             total[key] = total.get(key, 0) + amount
-    for queue, amounts in sorted(by_queue.items()):
-        if any(amounts.values()):
-            name = f"{_SUM_PREFIX}{queue}"
-            yield holder_document(QuotaHolder(name, queue, by_flavor_and_resource(amounts), 1, _NEVER_PREEMPTED, 0.0))
+    return [(queue, amounts) for queue, amounts in sorted(by_queue.items()) if any(amounts.values())]
+
+
+def sum_document(queue: str, amounts: Amounts) -> Json:
+    """Return the sum of a queue's use as the document of one holder. It can never be preempted."""
+    name = f"{_SUM_PREFIX}{queue}"
+    return holder_document(QuotaHolder(name, queue, by_flavor_and_resource(amounts), 1, _NEVER_PREEMPTED, 0.0))
 
 
 def is_sum(name: str) -> bool:

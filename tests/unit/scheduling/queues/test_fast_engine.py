@@ -17,7 +17,7 @@ from evenkeel.domain.kueue.fair_sharing import Contestant, Rank, Share, Tourname
 from evenkeel.domain.kueue.flavors import FlavorAssigner
 from evenkeel.domain.kueue.nomination import Nominator
 from evenkeel.domain.kueue.objects import Admitted, Key, Workload
-from evenkeel.domain.kueue.preemption import QuotaDemand, candidate_order, compute_median_risk
+from evenkeel.domain.kueue.preemption import CandidateLists, QuotaDemand, candidate_order, compute_median_risk
 from evenkeel.domain.kueue.snapshot import Snapshot, using
 from tests.examples import examples
 from tests.unit.scheduling.queues.plain_flavors import plain_choose
@@ -79,7 +79,7 @@ def plain_rank(head: Contestant, through: QuotaNode) -> Rank:
     return (is_borrowed, share.rank, -head.workload.priority, head.workload.queued_at)
 
 
-def plain_candidates(demand: QuotaDemand, snapshot: Snapshot) -> dict[str, list[Admitted]]:
+def plain_candidates(demand: QuotaDemand, snapshot: Snapshot, _lists: CandidateLists) -> dict[str, list[Admitted]]:
     """Return the candidates of all queues, sorted together."""
     own = demand.queue.quota_node
     candidates = [

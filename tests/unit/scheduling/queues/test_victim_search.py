@@ -24,7 +24,7 @@ from evenkeel.domain.kueue.objects import (
 )
 from evenkeel.domain.kueue.preemption import QuotaDemand, Reason, Victim
 from evenkeel.domain.kueue.scheduler import Scheduler
-from evenkeel.domain.kueue.snapshot import SchedulerRules, Snapshot, not_using
+from evenkeel.domain.kueue.snapshot import SchedulerRules, Snapshot
 from tests.examples import examples
 
 
@@ -46,8 +46,9 @@ def plain_first_rule(
             victim = None
             while targets.candidates_by_queue[queue.name] and victim is None:
                 candidate = targets.take(queue)
-                with not_using(queue, candidate.use):
-                    after = share_of(other_branch).rank
+                queue.remove_all(candidate.use)
+                after = share_of(other_branch).rank
+                queue.add_all(candidate.use)
                 before, now = share_of(other_branch).rank, share_of(own_branch).rank
                 if now <= after if rule == "LessThanOrEqualToFinalShare" else now < before:
                     victim = candidate
