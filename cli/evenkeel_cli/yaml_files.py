@@ -1,8 +1,9 @@
 """Read YAML files as Kubernetes does."""
 
+import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 
@@ -27,9 +28,28 @@ def load_all(file: Path) -> list[Any]:
     """
     try:
         text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
-        return list(yaml.load_all(text, Loader=_Loader))
+        return _load_json(text) or list(yaml.load_all(text, Loader=_Loader))
     except OSError as error:
         raise CommandFailed(Exit.USAGE, f"{file}: {error.strerror}", code="NO_FILE") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         message = " ".join(str(error).split())
         raise CommandFailed(Exit.USAGE, f"{file} is neither YAML nor JSON: {message}", code="NOT_YAML") from error
+
+
+def _load_json(text: str) -> list[Any]:
+    """Return the one document of a JSON text, read ten times as fast as YAML. Empty if it must be read as YAML."""
+    if not text.startswith(("{", "[")):
+        return []
+    try:
+        return [json.loads(text, parse_float=_float_as_in_yaml, parse_constant=_refuse)]
+    except ValueError:
+        return []
+
+
+def _float_as_in_yaml(text: str) -> float:
+    return _refuse(text) if "e" in text or "E" in text else float(text)
+
+
+def _refuse(text: str) -> NoReturn:
+    """Refuse a number that YAML reads as a text, such as `1e3` and `NaN`."""
+    raise ValueError(text)
