@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from evenkeel.domain.jobs.attempt import Attempt
+from evenkeel.domain.jobs.job import Job
 from evenkeel.ports import LaunchSpec
 from evenkeel.services.tables import job_rows, rows
 from tests.simulator.elastic_invariants import newest_saved_step, sizes_of
@@ -77,7 +78,8 @@ def usage_matches_attempts(world: "Simulation", changes: Changes) -> Iterator[st
         if attempt.state.has_ended:
             continue
         held[attempt.team] += attempt.accelerators
-        if attempt.accelerators % attempt.size or attempt.accelerators // attempt.size != attempt.per_node.accelerators:
+        spec = rows.decode(world.ledger.rows[job_rows.job_key(attempt.job_id)], Job).spec
+        if attempt.accelerators != attempt.size * spec.accelerators_per_node:
             yield f"{attempt.workload_name} has {attempt.size} pods, but {attempt.accelerators} accelerators"
     for row in world.ledger.of("USAGE", "TEAM#"):
         team = row.key.pk.removeprefix("TEAM#")
