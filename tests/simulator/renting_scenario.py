@@ -48,6 +48,8 @@ _MIXED_JOB = 55
 _LOOKS_EVERY, _PASSES_EVERY = 30.0, 60.0
 _DRY_SECONDS = 900.0
 """Seconds for which a pool may have no capacity: longer than the faults last."""
+_JOINS_WITHIN = 500.0
+"""Seconds after the faults within which a rented part joins in most seeds with a mixed job."""
 _NEVER = 1e9
 _DRAINED = "karpenter.sh/disrupted=:NoSchedule"
 """The taint of Karpenter on a node that it will end."""
@@ -202,7 +204,7 @@ class RentingScenario:
             )
             world.loop.after(0.2, submit)
             for _ in range(rng.choice((1, 1, 2))):
-                disturb = functools.partial(self._disturb_rented_part, until=chaos_seconds + 60)
+                disturb = functools.partial(self._disturb_rented_part, until=chaos_seconds + _JOINS_WITHIN)
                 world.loop.after(rng.uniform(20, 60), disturb)
         elif rng.random() < 0.75:
             # A second job takes the nodes of the first, loses one to a fault and gets rented nodes.
@@ -235,7 +237,8 @@ class RentingScenario:
             if world.loop.seconds + 5 < until:
                 world.loop.after(5, functools.partial(self._disturb_rented_part, until))
             return
-        kind = self.rng.choice(PART_FAULTS)
+        kind = PART_FAULTS[(world.seed // _MIXED + world.seen["renting a fault of the part"]) % len(PART_FAULTS)]
+        world.seen["renting a fault of the part"] += 1
         world.seen[f"renting {kind}"] += 1
         world.log(f"the rented part of {', '.join(names)}: {kind}")
         if kind == "part above the caps":
