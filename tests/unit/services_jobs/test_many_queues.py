@@ -354,7 +354,7 @@ def run_counted_cycle(world: FakeWorld, **changes: Any) -> CallLog:
     return log
 
 
-@pytest.mark.parametrize("pending", [800, 2_400])
+@pytest.mark.parametrize("pending", [pytest.param(800, marks=pytest.mark.exhaustive), 2_400])
 def test_cycle_over_long_queues_makes_few_reads(pending: int) -> None:
     world = build_long_queue(nodes=460, pending=pending, teams=40)
     run_counted_cycle(world)
