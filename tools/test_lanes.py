@@ -37,9 +37,11 @@ LANES = {
     "small": ["tests/unit", f"--ignore={_COMMAND_AND_CONSOLE}", *_RUN_WITH_UNIT_TESTS],
     "ports": [
         *("tests/contract", "tests/workflow", "tests/simulator", "tests/pytorch", *_WITH_PORTS, _COMMAND_AND_CONSOLE),
+    ],
+    "whole": [
+        *("tests/local", *(f"--ignore={path}" for path in (*_RUN_WITH_UNIT_TESTS, *_WITH_PORTS))),
         *("tests/template", "--ignore=tests/template/test_lint.py"),
     ],
-    "whole": ["tests/local", *(f"--ignore={path}" for path in (*_RUN_WITH_UNIT_TESTS, *_WITH_PORTS))],
 }
 """Three lanes for two processors, because `whole` often waits. A fourth lane needed more processor time."""
 LINT = ("make", "--no-print-directory", "lint")
