@@ -14,10 +14,9 @@ def show_policy(cluster: str) -> api.Reply:
     context = wiring.context()
     app.require_fleet(cluster, context.site.fleet)
     page = pagination.PageRequest(query.page_size, query.next_page_token)
-    policy = context.policy
-    shown = read_policy.show_policy(
-        policy, wiring.ports().policies.base, wiring.ports().policies.change, ledger=context.ledger, page=page
-    )
+    policies = wiring.ports().policies
+    policies.current_policy()
+    shown = read_policy.show_policy(policies.in_force(), policies.change, ledger=context.ledger, page=page)
     return app.read_reply(shown)
 
 

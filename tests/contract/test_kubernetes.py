@@ -312,10 +312,6 @@ class MovableApi:
         return self.present
 
 
-def address_of(api: KubernetesApi) -> ApiAddress:
-    return api._server.address
-
-
 @pytest.mark.parametrize("fault", ["no server", "other certificate", "token refused"])
 @pytest.mark.parametrize("method", ["GET", "POST"])
 def test_cluster_created_again_is_found_at_its_new_address(
@@ -327,13 +323,13 @@ def test_cluster_created_again_is_found_at_its_new_address(
     old_script.on(method, NODES, (401, status(401, "Unauthorized")))
     script.on(method, NODES, (200, {"kind": "Node"}))
     with serving(old_script, context, authority.cert_pem.bytes().decode()) as old_api:
-        old = address_of(old_api)
+        old = old_api.address
         known = {
             "no server": old._replace(endpoint="https://127.0.0.1:1"),
-            "other certificate": old._replace(endpoint=address_of(api).endpoint),
+            "other certificate": old._replace(endpoint=api.address.endpoint),
             "token refused": old,
         }
-        movable = MovableApi(known[fault], address_of(api))
+        movable = MovableApi(known[fault], api.address)
         movable.seconds += 60
 
         for _ in range(2):
@@ -343,8 +339,19 @@ def test_cluster_created_again_is_found_at_its_new_address(
     assert [request[0] for request in script.asked] == [method, method]
 
 
+def test_watch_of_old_cluster_ends_when_cluster_moved(script: ScriptedServer, api: KubernetesApi) -> None:
+    movable = MovableApi(api.address._replace(endpoint="https://127.0.0.1:1"), api.address)
+    movable.seconds = 60
+
+    with pytest.raises(Expired, match="created again"), movable.api.watch(NODES, "7", 1):
+        pass
+
+    assert script.asked == []
+    assert movable.api.address == api.address
+
+
 def test_address_that_stays_is_read_once_a_minute(script: ScriptedServer, api: KubernetesApi) -> None:
-    nowhere = address_of(api)._replace(endpoint="https://127.0.0.1:1")
+    nowhere = api.address._replace(endpoint="https://127.0.0.1:1")
     movable, reads = MovableApi(nowhere, nowhere), []
 
     for seconds in (59, 60, 119, 120):
@@ -358,7 +365,7 @@ def test_address_that_stays_is_read_once_a_minute(script: ScriptedServer, api: K
 
 def test_call_that_a_server_received_is_not_repeated_elsewhere(script: ScriptedServer, api: KubernetesApi) -> None:
     script.on("POST", NODES, (0, b""))
-    movable = MovableApi(address_of(api), ApiAddress("https://127.0.0.1:1", address_of(api).ca_pem))
+    movable = MovableApi(api.address, ApiAddress("https://127.0.0.1:1", api.address.ca_pem))
     movable.seconds = 60
 
     with pytest.raises(Unreachable):

@@ -637,10 +637,11 @@ class _Watcher(threading.Thread):
         self._lock = threading.Lock()
 
     def run(self) -> None:
-        version = ""
+        version, address = "", self._server.address
         while not self._ended.is_set():
             try:
-                if not version:
+                if not version or self._server.address != address:
+                    address = self._server.address
                     version = self._server.version(self._path, **self._query)
                     self._changes.put(self._kind)
                     self._changes.put(_WatchState(self._kind, ""))

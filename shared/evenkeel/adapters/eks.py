@@ -46,9 +46,10 @@ class EksConnections:
         client = self._client or aws.client("eks")
         with aws.translate_errors(f"describe EKS cluster {cluster}"):
             answer = client.describe_cluster(name=cluster)["cluster"]
-        if not answer.get("endpoint"):
+        certificate = answer.get("certificateAuthority", {}).get("data")
+        if not answer.get("endpoint") or certificate is None:
             raise PermanentError(f"EKS cluster {cluster} has no endpoint: it is {answer.get('status')}")
-        authority = base64.b64decode(answer["certificateAuthority"]["data"]).decode()
+        authority = base64.b64decode(certificate).decode()
         return ApiAddress(answer["endpoint"], authority)
 
 

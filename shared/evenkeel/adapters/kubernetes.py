@@ -153,6 +153,11 @@ class KubernetesApi:
         self._address_read_at = clock()
         self._address_lock = threading.Lock()
 
+    @property
+    def address(self) -> ApiAddress:
+        """The address that the next call uses. With another one, versions of objects that were read before are void."""
+        return self._server.address
+
     def get(self, path: str) -> Json | None:
         """Return one object; None if it does not exist."""
         try:
@@ -301,6 +306,8 @@ class KubernetesApi:
                     return response
                 response.drain_conn()
                 response.release_conn()
+            if query and not query.keys().isdisjoint({"watch", "continue"}):
+                raise Expired(f"{method} {path} of {self.name} continues a list of a cluster that was created again")
             return self._send_signed(self._server, method, target, payload, headers, timeout)
 
     def _has_moved(self, server: _Server) -> bool:
@@ -309,7 +316,7 @@ class KubernetesApi:
             is_due = self._clock() - self._address_read_at >= _ADDRESS_SECONDS
             if self._server is server and self._read_address is not None and is_due:
                 self._address_read_at = self._clock()
-                with contextlib.suppress(EvenkeelError):  # the error of the call says more
+                with contextlib.suppress(EvenkeelError, ssl.SSLError):  # the error of the call says more
                     address = self._read_address()
                     if address != server.address:
                         self._server = _Server(address)

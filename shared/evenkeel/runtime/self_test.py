@@ -10,7 +10,6 @@ from pydantic.alias_generators import to_camel
 
 from evenkeel import __version__
 from evenkeel.domain.plurals import count_of
-from evenkeel.domain.policy import resolve_policy
 from evenkeel.ports import EvenkeelError, KubernetesPermission
 from evenkeel.runtime.wiring import Ports
 
@@ -102,13 +101,13 @@ def _error_text(error: EvenkeelError) -> str:
 
 def _policy_document(ports: Ports) -> Json:
     try:
-        policy, change = ports.policy, ports.policies.change
-        policy_in_force = resolve_policy(ports.policies.base, change)
+        policy = ports.policy
+        policy_in_force = ports.policies.in_force()
     except EvenkeelError as error:
         return {"error": _error_text(error)}
     return {
         "name": ports.settings.policy_name,
         "hash": policy.hash,
-        "refused": policy_in_force.refused or "",
+        "refused": policy_in_force.refused,
         "inForce": policy_in_force.number,
     }

@@ -3,7 +3,7 @@
 from datetime import datetime, timedelta
 from typing import Protocol
 
-from evenkeel.domain.policy import Policy, PolicyChange, in_force
+from evenkeel.domain.policy import Policy, PolicyChange, PolicyInForce, in_force, resolve_policy
 from evenkeel.ports import Clock, Key, Ledger, Row, Table, Telemetry, TransientError, Unreadable, site_policy_key
 from evenkeel.services.tables.rows import decode
 
@@ -28,7 +28,9 @@ class SitePolicy:
     def __init__(self, base: Policy, table: Table | None, ports: PolicyPorts) -> None:
         self.base = base
         self.change: PolicyChange | None = None
-        """The site's last change at the last read; None if there is none."""
+        """The site's last readable change at the last read; None if there is none."""
+        self._unreadable = ""
+        """Why this release cannot read the last change; empty if it can."""
         self._table = table
         self._ports = ports
         self._known: Policy | None = base if table is None else None
@@ -60,6 +62,11 @@ class SitePolicy:
             return self._known
         return self.use_row(row, now)
 
+    def in_force(self) -> PolicyInForce:
+        """Return the policy of the last read, and why the last change is not in force."""
+        policy_in_force = resolve_policy(self.base, self.change)
+        return policy_in_force._replace(refused=self._unreadable or policy_in_force.refused)
+
     def due_key(self) -> Key | None:
         """Return the key of the row that must be read before the next decision; None if the known policy is fresh."""
         if self._table is None:
@@ -79,9 +86,10 @@ class SitePolicy:
             Unreadable: As `current_policy`.
         """
         try:
-            self.change = decode(row, PolicyChange) if row else None
+            self.change, self._unreadable = decode(row, PolicyChange) if row else None, ""
         except Unreadable as error:
-            self._report_invalid(str(error))
+            self._unreadable = str(error)
+            self._report_invalid(self._unreadable)
             if self._known is None:
                 raise
         else:

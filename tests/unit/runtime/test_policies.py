@@ -100,6 +100,12 @@ def test_unreadable_policy_row_keeps_the_known_policy_and_alerts(was_read: bool)
 
     if was_read:
         assert policies.current_policy() == policies.current_policy() == before
+        assert policies.in_force().policy == before
+        assert "cannot read number='two'" in policies.in_force().refused
+        store_policy(world, change, version=2)
+        world.clock.advance(FRESH.total_seconds())
+        policies.current_policy()
+        assert not policies.in_force().refused
     else:
         with pytest.raises(Unreadable, match="POLICY#site META: this release cannot read number='two'"):
             policies.current_policy()

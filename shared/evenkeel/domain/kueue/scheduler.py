@@ -286,7 +286,9 @@ class Scheduler:
         if self._known_nominations is None or snapshot.topology is not None or snapshot.recent_use:
             return {}
         quota_nodes = (*snapshot.tree.queues.values(), *snapshot.tree.cohorts.values())
-        use = tuple((key, cell.use) for quota_node in quota_nodes for key, cell in quota_node.cells.items() if cell.use)
+        use = tuple(
+            tuple((key, cell.use) for key, cell in quota_node.cells.items() if cell.use) for quota_node in quota_nodes
+        )
         held = tuple(queue.held for queue in snapshot.queues.values())
         generations = tuple(queue.generation for queue in snapshot.queues.values())
         evicted_at = frozenset(snapshot.evicted_at.items())

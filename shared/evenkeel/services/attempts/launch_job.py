@@ -116,8 +116,9 @@ def run(request: attempt_store.AttemptRequest, context: Context) -> LaunchJobRes
             outcome=LaunchOutcome.NOT_YET, wait_seconds=context.policy.jobs.launch_retry_seconds, reason=reason
         )
 
+    policy = context.policy.jobs
     try:
-        pin = pin_resume_point.run(job, attempt, context.checkpoints, policy=context.policy.jobs)
+        pin = pin_resume_point.run(job, attempt, context.checkpoints, policy=policy)
     except (FenceUnreadableError, PermanentError) as error:
         if attempt.attempt > 1 and isinstance(error, PermanentError):
             raise  # the cluster accepted an earlier attempt, so the job is not the cause

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from evenkeel.domain.policy import Policy, PolicyChange, resolve_policy
+from evenkeel.domain.policy import PolicyChange, PolicyInForce
 from evenkeel.ports import Ledger, Row, Table
 from evenkeel.services.storage import pagination
 from evenkeel.services.tables import incident_rows, rows
@@ -13,7 +13,7 @@ Json = dict[str, Any]
 
 
 def show_policy(
-    policy: Policy, base: Policy, change: PolicyChange | None, *, ledger: Ledger, page: pagination.PageRequest
+    policy_in_force: PolicyInForce, change: PolicyChange | None, *, ledger: Ledger, page: pagination.PageRequest
 ) -> Json:
     """Return the policy in force with one page of its changes.
 
@@ -22,7 +22,7 @@ def show_policy(
     Raises:
         BadPageToken: this list did not issue the token.
     """
-    policy_in_force = resolve_policy(base, change)
+    policy = policy_in_force.policy
     changes = pagination.page_newest_first(ledger, Table.INCIDENTS, [incident_rows.POLICY_CHANGES], page)
     return {
         "hash": policy.hash,

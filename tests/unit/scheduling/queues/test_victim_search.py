@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from evenkeel.domain.kueue import fair_sharing
 from evenkeel.domain.kueue.fair_sharing import CandidatesByQueue, _fits_without_itself, _VictimQueues, share_of
-from evenkeel.domain.kueue.nomination import Nominator
+from evenkeel.domain.kueue.nomination import KnownNominations, Nominator
 from evenkeel.domain.kueue.objects import (
     Admitted,
     Cohort,
@@ -26,6 +26,7 @@ from evenkeel.domain.kueue.preemption import QuotaDemand, Reason, Victim
 from evenkeel.domain.kueue.scheduler import Scheduler
 from evenkeel.domain.kueue.snapshot import SchedulerRules, Snapshot
 from tests.examples import examples
+from tests.unit.scheduling.queues.builders import GPU, a_queue
 
 
 def plain_first_rule(
@@ -135,3 +136,18 @@ def test_optimised_victim_search_finds_the_same_victims(seed: int, strategy: str
         patch.setattr(Nominator, "__init__", plain)
         patch.setattr(fair_sharing, "_first_rule", plain_first_rule)
         assert fast == victims_found()
+
+
+def test_nominations_are_shared_only_in_equal_quota_use() -> None:
+    queues = [a_queue(name, 8, borrow=0) for name in "ab"]
+    key = ("hp", GPU)
+    answers = {}
+    for known in (None, KnownNominations()):
+        for full in "ab":
+            scheduler = Scheduler(queues, flavors=[Flavor("hp")], known_nominations=known)
+            scheduler.snapshot.queues[full].quota_node.add_all({key: 8})
+            scheduler.submit(Workload("job-1", "a", (PodSet("main", 1, {GPU: 8}),)))
+            answers[known is not None, full] = [decision.result for decision in scheduler.cycle(1.0)]
+
+    assert answers[False, "a"] != answers[False, "b"]
+    assert [answers[True, full] for full in "ab"] == [answers[False, full] for full in "ab"]
