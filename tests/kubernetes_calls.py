@@ -11,7 +11,7 @@ import io
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
@@ -126,19 +126,11 @@ class RecordingApi(KubernetesApi):
         super().__init__(CLUSTER, "https://127.0.0.1", "", lambda _: "token")
         self._recording_server = server
 
-    def _send(
-        self,
-        server: Any,
-        method: str,
-        target: str,
-        body: bytes | None,
-        headers: Mapping[str, str],
-        timeout: urllib3.Timeout,
-    ) -> urllib3.BaseHTTPResponse:
-        parts = urlsplit(target)
-        document = None if body is None else json.loads(body)
+    def _send(self, server: Any, call: Any) -> urllib3.BaseHTTPResponse:
+        parts = urlsplit(call.target)
+        document = None if call.body is None else json.loads(call.body)
         request = KubernetesRequest(
-            method, parts.path, dict(parse_qsl(parts.query)), headers.get("Content-Type", ""), document
+            call.method, parts.path, dict(parse_qsl(parts.query)), call.headers.get("Content-Type", ""), document
         )
         status, answer = self._recording_server.answer(request)
         content = b"" if "watch" in request.query else json.dumps(answer).encode()

@@ -34,12 +34,12 @@ def pods_know_the_admitted_number(world: "Simulation", attempt: Attempt) -> Iter
     number, stored = attempt.ranks, _stored(world, attempt)
     admitted = world.kueue.records[attempt.workload_name].admitted
     if number not in admitted:
-        yield f"the pods of {attempt.workload_name} are told {number}, but Kueue admitted {admitted}"
+        yield f"the pods of {attempt.workload_name} read the number {number}, but Kueue admitted {admitted}"
     if stored.size != number:
-        yield f"the pods of {attempt.workload_name} are told {number}, but its recorded size is {stored.size}"
+        yield f"the pods of {attempt.workload_name} read the number {number}, but the recorded size is {stored.size}"
     legal = sizes_of(world.cluster.launched(attempt.job_id, attempt.attempt).spec.job_spec)
     if number not in legal:
-        yield f"the pods of {attempt.workload_name} are told {number}, which is none of its sizes {sorted(legal)}"
+        yield f"the pods of {attempt.workload_name} read the number {number}; the job allows {sorted(legal)}"
 
 
 @invariant_check(
@@ -50,7 +50,7 @@ def pods_know_the_admitted_number(world: "Simulation", attempt: Attempt) -> Iter
 def evicted_pods_learn_nothing(world: "Simulation", attempt: Attempt) -> Iterator[str]:
     evicted_at = world.kueue.records[attempt.workload_name].evicted_at if world.kueue else None
     if evicted_at is not None and evicted_at < world.calls[-1].began:
-        yield f"the pods of {attempt.workload_name} are told {attempt.ranks}, but Kueue had evicted it before"
+        yield f"the pods of {attempt.workload_name} got the number {attempt.ranks} after Kueue had evicted them"
 
 
 @invariant_check("one-size-per-attempt", "", CheckTrigger.SAVE)

@@ -108,6 +108,17 @@ class ApiAddress(NamedTuple):
     """The certificate authority of the API server."""
 
 
+class _Call(NamedTuple):
+    """A call of the API, without the address and the token."""
+
+    method: str
+    target: str
+    """Path and query."""
+    body: bytes | None
+    headers: Mapping[str, str]
+    timeout: urllib3.Timeout
+
+
 class _Server:
     """The connections to one address."""
 
@@ -294,10 +305,11 @@ class KubernetesApi:
             # The server compresses lists above 128 KiB: https://www.kubernetes.dev/resources/keps/2338/
             headers["Accept-Encoding"] = "gzip"
         timeout = _TIMEOUT if read_seconds is None else urllib3.Timeout(connect=3, read=read_seconds)
+        call = _Call(method, target, payload, headers, timeout)
         with _translate_network_errors(f"{method} {path} of {self.name}"):
             server = self._server
             try:
-                response = self._send_signed(server, method, target, payload, headers, timeout)
+                response = self._send_signed(server, call)
             except urllib3.exceptions.HTTPError as error:
                 if not _was_not_sent(error) or not self._has_moved(server):
                     raise
@@ -308,7 +320,7 @@ class KubernetesApi:
                 response.release_conn()
             if query and not query.keys().isdisjoint({"watch", "continue"}):
                 raise Expired(f"{method} {path} of {self.name} continues a list of a cluster that was created again")
-            return self._send_signed(self._server, method, target, payload, headers, timeout)
+            return self._send_signed(self._server, call)
 
     def _has_moved(self, server: _Server) -> bool:
         """Return whether the API server has another address than this one. Read it again if it was not read lately."""
@@ -322,49 +334,33 @@ class KubernetesApi:
                         self._server = _Server(address)
             return self._server is not server
 
-    def _send_signed(
-        self,
-        server: _Server,
-        method: str,
-        target: str,
-        body: bytes | None,
-        headers: Mapping[str, str],
-        timeout: urllib3.Timeout,
-    ) -> urllib3.BaseHTTPResponse:
+    def _send_signed(self, server: _Server, call: _Call) -> urllib3.BaseHTTPResponse:
         """Send one call with a token. If the token was refused, as an expired one is, try once more with a new one."""
         for is_second_try in (False, True):
-            signed_headers = {**headers, "Authorization": f"Bearer {self._token(is_second_try)}"}
-            response = self._send(server, method, target, body, signed_headers, timeout)
+            signed_headers = {**call.headers, "Authorization": f"Bearer {self._token(is_second_try)}"}
+            response = self._send(server, call._replace(headers=signed_headers))
             if response.status != 401 or is_second_try:
                 return response
             response.drain_conn()
             response.release_conn()
         raise AssertionError("unreachable")
 
-    def _send(
-        self,
-        server: _Server,
-        method: str,
-        target: str,
-        body: bytes | None,
-        headers: Mapping[str, str],
-        timeout: urllib3.Timeout,
-    ) -> urllib3.BaseHTTPResponse:
+    def _send(self, server: _Server, call: _Call) -> urllib3.BaseHTTPResponse:
         """Send one call. Repeat a read once if its connection broke, as after a freeze of the Lambda container."""
         request = functools.partial(
             server.pool.request,
-            method,
-            server.url_of(target),
-            body=body,
-            headers=headers,
-            timeout=timeout,
+            call.method,
+            server.url_of(call.target),
+            body=call.body,
+            headers=call.headers,
+            timeout=call.timeout,
             preload_content=False,
             redirect=False,
         )
         try:
             return request()
         except urllib3.exceptions.ProtocolError:
-            if method != "GET":
+            if call.method != "GET":
                 raise
             return request()
 

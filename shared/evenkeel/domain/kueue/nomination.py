@@ -32,7 +32,10 @@ class KnownNominations:
         self._by_state: dict[Hashable, dict[str, tuple[PendingWorkload, Nomination]]] = {}
 
     def in_state(self, state: Hashable) -> dict[str, tuple[PendingWorkload, Nomination]]:
-        """Return the nominations of one state, by workload, with what was nominated. The caller adds new ones."""
+        """Return the nominations of one state: workload → its entry in the queue, and its nomination.
+
+        The caller adds new nominations to this dictionary.
+        """
         return self._by_state.setdefault(state, {})
 
 
