@@ -210,17 +210,9 @@ def test_resumed_job_does_not_go_before_jobs_of_other_users() -> None:
 
 def test_run_time_left_counts_earlier_attempts_of_moving_job() -> None:
     renting = RentalScenario(policy=a_policy(max_moves=3))
-    scenario, clock = renting.scenario, renting.world.clock
-    first = scenario.submit("first")
-    scenario.run_scheduling_cycle()
-    renting.run_attempt(first.job_id, 1)
-    clock.advance(3600)
-    renting.world.cluster.fail_pods(first.job_id, 1)
-    scenario.settle(first.job_id, 1)
-    clock.advance(60)
-    scenario.run_scheduling_cycle()
-    renting.run_attempt(first.job_id, 2)
-    clock.advance(60)
+    scenario = renting.scenario
+    renting.run_first_job_again_after_an_hour()
+    renting.world.clock.advance(60)
     scenario.submit("second", **NO_CHECKPOINTS)
 
     scenario.run_scheduling_cycle()

@@ -251,6 +251,18 @@ class RentalScenario:
         self.scenario.launch(job_id, attempt)
         self.scenario.mark_running(job_id, attempt)
 
+    def run_first_job_again_after_an_hour(self) -> None:
+        """Submit a job whose first attempt fails after an hour, and start its second attempt."""
+        first = self.scenario.submit("first")
+        self.scenario.run_scheduling_cycle()
+        self.run_attempt(first.job_id, 1)
+        self.world.clock.advance(3600)
+        self.world.cluster.fail_pods(first.job_id, 1)
+        self.scenario.settle(first.job_id, 1)
+        self.world.clock.advance(60)
+        self.scenario.run_scheduling_cycle()
+        self.run_attempt(first.job_id, 2)
+
     def rent_nodes(self) -> None:
         """Run a cycle that rents, let the nodes join, and run a cycle that uses them."""
         self.scenario.run_scheduling_cycle()
@@ -783,15 +795,7 @@ def test_rental_is_limited_by_team_quota_of_the_type(rented: int) -> None:
 def test_expected_wait_counts_earlier_attempts_of_running_job() -> None:
     renting = RentalScenario()
     scenario, clock = renting.scenario, renting.world.clock
-    first = scenario.submit("first")
-    scenario.run_scheduling_cycle()
-    renting.run_attempt(first.job_id, 1)
-    clock.advance(3600)
-    renting.world.cluster.fail_pods(first.job_id, 1)
-    scenario.settle(first.job_id, 1)
-    clock.advance(60)
-    scenario.run_scheduling_cycle()
-    renting.run_attempt(first.job_id, 2)
+    renting.run_first_job_again_after_an_hour()
     clock.advance(60)
     second = scenario.submit("second")
     clock.advance(60)
