@@ -10,11 +10,12 @@ more, all seeds run from 1, and the file gets the new seed.
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,22 +73,46 @@ def mutants() -> list[Mutant]:
 
 def copy_and_apply(patch: Path, folder: Path, names: Sequence[str]) -> str:
     """Copy files and folders of the tree and apply a patch; return why that failed, empty where it did not."""
+    copy_tree(folder, names)
+    return apply_patch(patch, folder)
+
+
+def copy_tree(folder: Path, names: Sequence[str]) -> None:
+    """Copy files and folders of the tree."""
     for name in names:
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder / name)
-    return _git_apply(patch, folder)
+
+
+def apply_patch(patch: Path, folder: Path, *options: str) -> str:
+    """Apply a patch to a tree; return why that failed, empty where it did not."""
+    command = ["git", "apply", *options, "--recount", "-C1", str(patch)]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False).stderr.strip()
 
 
 def why_not_applicable(patch: Path) -> str:
-    """Return why a patch does not apply to this tree; empty if it applies."""
-    return _git_apply(patch, ROOT, "--check")
+    """Return why a patch does not plant its bug in this tree; empty if it does."""
+    if refused := apply_patch(patch, ROOT, "--check"):
+        return refused
+    for path, lines in _replaced_lines(patch):
+        count = f"\n{(ROOT / path).read_text()}".count(f"\n{lines}\n")
+        if count != 1:
+            return f"the lines of a hunk occur {count} times in {path}, so another place may be changed"
+    return ""
 
 
-def _git_apply(patch: Path, folder: Path, *options: str) -> str:
-    command = ["git", "apply", *options, "--recount", "-C1", str(patch)]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False).stderr.strip()
+def _replaced_lines(patch: Path) -> Iterator[tuple[str, str]]:
+    """Yield the file of each hunk, and the lines that the hunk replaces, with the lines around them."""
+    path = ""
+    for part in re.split(r"^(?=@@ |diff --git )", patch.read_text(), flags=re.MULTILINE)[1:]:
+        lines = part.splitlines()
+        if part.startswith("diff"):
+            path = lines[1].removeprefix("--- a/")
+        else:
+            yield path, "\n".join(line[1:] for line in lines[1:] if not line.startswith("+"))
 
 
 def run_seeds(mutant: Mutant, seeds: int, first_seed: int) -> MutantDetection:

@@ -2,7 +2,9 @@
 
 import pytest
 
+from tests.drill_mutants import drill_mutants
 from tests.simulator.invariants import TABLE
+from tests.simulator.mutant_types import type_errors
 from tests.simulator.mutants import Mutant, mutants, why_not_applicable
 
 
@@ -14,3 +16,11 @@ def test_every_planted_bug_patch_applies_and_names_an_invariant(mutant: Mutant) 
 
 def test_at_least_ten_bugs_are_planted() -> None:
     assert len(mutants()) >= 10
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(900)
+def test_no_planted_bug_adds_a_type_error() -> None:
+    patches = [*(mutant.path for mutant in mutants()), *(mutant.path for mutant in drill_mutants())]
+
+    assert type_errors(patches) == {}
