@@ -15,8 +15,8 @@ def show_policy(cluster: str) -> api.Reply:
     app.require_fleet(cluster, context.site.fleet)
     page = pagination.PageRequest(query.page_size, query.next_page_token)
     policies = wiring.ports().policies
-    policies.current_policy()
-    shown = read_policy.show_policy(policies.in_force(), policies.change, ledger=context.ledger, page=page)
+    policy_in_force = policies.in_force()
+    shown = read_policy.show_policy(policy_in_force, policies.change, ledger=context.ledger, page=page)
     return app.read_reply(shown)
 
 
@@ -43,12 +43,12 @@ def try_policy_out(cluster: str) -> api.Reply:
     context = wiring.context()
     app.require_fleet(cluster, context.site.fleet)
     body = app.parse_body(api_types.PolicyTestBody)
-    base, now = wiring.ports().policies.base, context.now
+    policies, now = wiring.ports().policies, context.now
     comparison = try_policy.run(
         body.changes,
         ledger=context.ledger,
-        base=base,
-        current=context.policy,
+        base=policies.base,
+        current=policies.policy_of_pages(),
         stack_mode=context.mode,
         since=body.since,
         now=now,

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from evenkeel.domain.policy import Policy
+from evenkeel.domain.policy import Policy, PolicyInForce
 from evenkeel.domain.policy_section import Mode
 from evenkeel.runtime.settings import Settings
 from evenkeel.runtime.wiring import Ports
@@ -85,6 +85,10 @@ class FakeWorld:
         self.dead_letters = InMemoryDeadLetters()
         self.inbox = InMemoryInbox()
         self.telemetry = RecordingTelemetry()
+
+    @property
+    def policy_in_force(self) -> PolicyInForce:
+        return PolicyInForce(self.policy, 0, "")
 
     def context(self, **given: Any) -> Context:
         """Return a context of these ports, with this policy, at this moment. `given` replaces ports, policy or site."""

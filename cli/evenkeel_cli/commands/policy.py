@@ -242,24 +242,34 @@ def _print_findings(out: Printer, findings: list[Json]) -> None:
 
 def _draw_policy(out: Printer, document: Json) -> None:
     change = document["change"]
-    out.line(
-        f"{out.bold(document['policy']['name'])}  policy {document['hash']}, catalogue {document['catalogueHash']}"
-    )
-    if not change:
-        out.line("  as shipped")
-        return
-    if document.get("refused"):
-        instead = f"change {document['inForce']} is" if document["inForce"] else "the policy as shipped is"
-        out.line(out.with_glyph("warn", f"change {change['number']} is invalid, so {instead} active:"))
+    if document["policy"] is None:
+        out.line(out.with_glyph("failed", "no policy is active, so Evenkeel decides nothing:"))
         out.paragraph(document["refused"], indent="  ")
-    out.pairs(
-        [
+    else:
+        _draw_active_policy(out, document)
+    if change:
+        pairs = [
             ("changed", f"{out.time_text(change['at'])} by {change['by']}, change {change['number']}"),
             ("because", change["reason"]),
             ("changes", _changes_text(change)),
-        ],
-        indent="  ",
+        ]
+        out.pairs(pairs, indent="  ")
+    if document["policy"] is None:
+        out.next_command("evenkeel policy apply FILE --reason …")
+
+
+def _draw_active_policy(out: Printer, document: Json) -> None:
+    change = document["change"]
+    out.line(
+        f"{out.bold(document['policy']['name'])}  policy {document['hash']}, catalogue {document['catalogueHash']}"
     )
+    if document.get("refused"):
+        instead = f"change {document['inForce']} is" if document["inForce"] else "the policy as shipped is"
+        latest = f"change {change['number']}" if change else "the last change"
+        out.line(out.with_glyph("warn", f"{latest} is invalid, so {instead} active:"))
+        out.paragraph(document["refused"], indent="  ")
+    elif not change:
+        out.line("  as shipped")
 
 
 def _print_check(out: Printer, document: Json) -> None:

@@ -508,6 +508,9 @@ def judge_fleets(clusters: Collection[str], hyper_pod: str, other_fleets: Mappin
 def judge_policy(policy: Json) -> list[DoctorFinding]:
     if policy.get("error"):
         return [failed(f"The policy cannot be read: {policy['error']}", "docs/runbooks/policy-refused.md")]
+    if policy["inForce"] is None:
+        reason = f"No policy is active, so Evenkeel decides nothing: {policy['refused']}"
+        return [failed(reason, "docs/runbooks/policy-refused.md")]
     change = f"with change {policy['inForce']}" if policy["inForce"] else "without changes"
     text = f"Policy {policy['name']} {change} is active ({policy['hash']})."
     if policy["refused"]:

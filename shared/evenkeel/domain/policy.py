@@ -1,5 +1,6 @@
 """The policy: every number and switch that a decision may depend on. The defaults are the production values."""
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -205,10 +206,10 @@ class PolicyChange(Value):
 class PolicyInForce(NamedTuple):
     """The policy in force after a site's last change."""
 
-    policy: Policy
-    """The policy in force."""
-    number: int
-    """Number of the change in force; 0 = the shipped policy."""
+    policy: Policy | None
+    """The policy in force; None if no policy of the site can be used."""
+    number: int | None
+    """Number of the change in force; 0 = the shipped policy; None = no policy is in force."""
     refused: str
     """Why the last change is not in force; empty if it is."""
 
@@ -217,23 +218,19 @@ def resolve_policy(base: Policy, change: PolicyChange | None) -> PolicyInForce:
     """Return the policy in force, the number of its change, and why it is not the last change.
 
     Each change is validated when it is made. So a change that is not valid now was made for another release. Then the
-    change before it is in force, or else the shipped policy.
+    change before it is in force. No policy is in force if that change is not valid, or had no values. The shipped
+    policy never replaces the site's policy, because it has none of the site's restrictions.
     """
     if change is None:
         return PolicyInForce(base, 0, "")
-    problem = ""
-    for number, changes in ((change.number, change.changes), (change.number - 1, change.before or {})):
-        try:
-            return PolicyInForce(changed(base, changes), number, problem)
-        except PolicyError as error:
-            problem = problem or f"change {change.number} by {change.by}: {error}"
-    return PolicyInForce(base, 0, problem)
-
-
-def in_force(base: Policy, change: PolicyChange | None) -> tuple[Policy, str]:
-    """Return the policy in force, and why the last change is not in force; empty if it is."""
-    policy_in_force = resolve_policy(base, change)
-    return policy_in_force.policy, policy_in_force.refused
+    try:
+        return PolicyInForce(changed(base, change.changes), change.number, "")
+    except PolicyError as error:
+        problem = f"change {change.number} by {change.by}: {error}"
+    if change.before:
+        with contextlib.suppress(PolicyError):
+            return PolicyInForce(changed(base, change.before), change.number - 1, problem)
+    return PolicyInForce(None, None, problem)
 
 
 def changed(base: Policy, changes: Mapping[str, Any]) -> Policy:

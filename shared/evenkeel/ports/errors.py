@@ -12,6 +12,7 @@ The tree:
         ├── NotFound              the resource does not exist
         ├── NotAllowed            401, 403, AccessDenied
         ├── Unreadable            a stored row has a value that this release does not know
+        │   └── NoPolicyInForce   this release can use no policy of the site
         └── Refused               the request itself is wrong
             ├── TooLarge          an object is larger than the limit for its kind
             ├── Invalid           names each wrong field
@@ -62,6 +63,10 @@ class NotAllowed(PermanentError):
 
 class Unreadable(PermanentError):
     """A stored row has a value that only a newer release knows, or an answer of AWS lacks a field."""
+
+
+class NoPolicyInForce(Unreadable):
+    """This release can use neither the site's last policy nor the policy before it, so it decides nothing."""
 
 
 class Refused(PermanentError):

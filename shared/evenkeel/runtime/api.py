@@ -23,6 +23,7 @@ from evenkeel.ports import (
     EvenkeelError,
     Invalid,
     KeyReused,
+    NoPolicyInForce,
     NotAllowed,
     NotFound,
     Refused,
@@ -384,9 +385,7 @@ def as_problem(error: Exception) -> ApiProblem:
         case NotFound():
             return ApiProblem("NOT_FOUND", str(error))
         case Unreadable():
-            return ApiProblem(
-                "UNAVAILABLE", "A newer release of Evenkeel wrote this record. This release cannot read it."
-            )
+            return ApiProblem("UNAVAILABLE", _unreadable_detail(error))
         case NotAllowed():
             detail = "AWS or Kubernetes denied a call of Evenkeel. An operator must check its role."
             return ApiProblem("UNAVAILABLE", detail)
@@ -409,6 +408,13 @@ def as_problem(error: Exception) -> ApiProblem:
             return ApiProblem("UNAVAILABLE", "AWS or Kubernetes did not respond to Evenkeel.")
         case _:
             return ApiProblem("INTERNAL", "The request could not be answered.")
+
+
+def _unreadable_detail(error: Unreadable) -> str:
+    if isinstance(error, NoPolicyInForce):
+        detail = "This release cannot use the policy of the site, so Evenkeel decides nothing."
+        return f"{detail} An administrator must apply a valid policy."
+    return "A newer release of Evenkeel wrote this record. This release cannot read it."
 
 
 def _refusal_code(error: Refused) -> str:

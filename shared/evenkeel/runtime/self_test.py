@@ -101,13 +101,12 @@ def _error_text(error: EvenkeelError) -> str:
 
 def _policy_document(ports: Ports) -> Json:
     try:
-        policy = ports.policy
         policy_in_force = ports.policies.in_force()
     except EvenkeelError as error:
         return {"error": _error_text(error)}
     return {
         "name": ports.settings.policy_name,
-        "hash": policy.hash,
+        "hash": policy_in_force.policy.hash if policy_in_force.policy else None,
         "refused": policy_in_force.refused,
         "inForce": policy_in_force.number,
     }

@@ -1,10 +1,23 @@
 """The policy in force: the shipped policy with the site's changes. It is read again every 30 seconds."""
 
+import contextlib
 from datetime import datetime, timedelta
 from typing import Protocol
 
-from evenkeel.domain.policy import Policy, PolicyChange, PolicyInForce, in_force, resolve_policy
-from evenkeel.ports import Clock, Key, Ledger, Row, Table, Telemetry, TransientError, Unreadable, site_policy_key
+from evenkeel.domain.policy import Policy, PolicyChange, PolicyInForce, resolve_policy
+from evenkeel.domain.policy_section import Mode, ModeRule
+from evenkeel.ports import (
+    Clock,
+    Key,
+    Ledger,
+    NoPolicyInForce,
+    Row,
+    Table,
+    Telemetry,
+    TransientError,
+    Unreadable,
+    site_policy_key,
+)
 from evenkeel.services.tables.rows import decode
 
 FRESH = timedelta(seconds=30)
@@ -29,43 +42,55 @@ class SitePolicy:
         self.base = base
         self.change: PolicyChange | None = None
         """The site's last readable change at the last read; None if there is none."""
-        self._unreadable = ""
-        """Why this release cannot read the last change; empty if it can."""
+        self._in_force: PolicyInForce | None = None
+        """The policy in force after the last read; None before the first read."""
         self._table = table
         self._ports = ports
-        self._known: Policy | None = base if table is None else None
         self._fresh_until: datetime | None = None
 
     def current_policy(self) -> Policy:
         """Return the policy in force.
 
-        While the table does not answer, or its row cannot be read, the last policy that was read stays in force. Before
-        the first read, the site's restrictions are unknown, so no decision is allowed.
+        While the table does not answer, or this release cannot use its row, the last policy that was read stays in
+        force. Before the first read, the site's restrictions are unknown, so no decision is allowed.
 
         Raises:
             TransientError: The table does not answer, and the policy was never read.
-            Unreadable: This release cannot read the row, and the policy was never read.
+            NoPolicyInForce: This release cannot use the row, and no policy was read before.
         """
         if self._table is None:
             return self.base
         key = self.due_key()
         if key is None:
-            assert self._known is not None
-            return self._known
+            assert self._known_policy is not None
+            return self._known_policy
         now = self._ports.clock.now()
         try:
             row = self._ports.ledger.get(key)
         except TransientError as error:
-            if self._known is None:
+            if self._known_policy is None:
                 raise
             self._ports.telemetry.warning("SitePolicyNotRead", error=str(error))
-            return self._known
+            return self._known_policy
         return self.use_row(row, now)
 
     def in_force(self) -> PolicyInForce:
-        """Return the policy of the last read, and why the last change is not in force."""
-        policy_in_force = resolve_policy(self.base, self.change)
-        return policy_in_force._replace(refused=self._unreadable or policy_in_force.refused)
+        """Return the policy in force, if any, and why the last change is not in force.
+
+        Raises:
+            TransientError: The table does not answer, and the policy was never read.
+        """
+        with contextlib.suppress(NoPolicyInForce):
+            self.current_policy()
+        return self._in_force or PolicyInForce(self.base, 0, "")
+
+    def policy_of_pages(self) -> Policy:
+        """Return the policy by which pages are shown: the policy in force, or else the shipped policy in `observe`.
+
+        Raises:
+            TransientError: As `in_force`.
+        """
+        return self.in_force().policy or self.base.replace(modes=(ModeRule(mode=Mode.OBSERVE),))
 
     def due_key(self) -> Key | None:
         """Return the key of the row that must be read before the next decision; None if the known policy is fresh."""
@@ -83,21 +108,29 @@ class SitePolicy:
             read_at: Time before the row was read.
 
         Raises:
-            Unreadable: As `current_policy`.
+            NoPolicyInForce: As `current_policy`.
         """
         try:
-            self.change, self._unreadable = decode(row, PolicyChange) if row else None, ""
+            self.change = decode(row, PolicyChange) if row else None
         except Unreadable as error:
-            self._unreadable = str(error)
-            self._report_invalid(self._unreadable)
-            if self._known is None:
-                raise
+            policy_in_force = PolicyInForce(None, None, str(error))
         else:
-            self._known, problem = in_force(self.base, self.change)
-            if problem:
-                self._report_invalid(problem)
+            policy_in_force = resolve_policy(self.base, self.change)
+        if policy_in_force.refused:
+            self._report_invalid(policy_in_force.refused)
+        if policy_in_force.policy is None and self._in_force is not None:
+            policy_in_force = self._in_force._replace(refused=policy_in_force.refused)
+        self._in_force = policy_in_force
+        if policy_in_force.policy is None:
+            raise NoPolicyInForce(
+                f"No policy of the site can be used, so nothing is decided: {policy_in_force.refused}"
+            )
         self._fresh_until = read_at + FRESH
-        return self._known
+        return policy_in_force.policy
+
+    @property
+    def _known_policy(self) -> Policy | None:
+        return self._in_force.policy if self._in_force else None
 
     def _report_invalid(self, reason: str) -> None:
         self._ports.telemetry.count("PolicyInvalid")

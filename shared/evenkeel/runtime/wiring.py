@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from evenkeel.domain.policy import Policy
+from evenkeel.domain.policy import Policy, PolicyInForce
 from evenkeel.ports import (
     CapacityReservations,
     Chat,
@@ -67,6 +67,11 @@ class Ports:
     def policy(self) -> Policy:
         """The policy in force now."""
         return self.policies.current_policy()
+
+    @property
+    def policy_in_force(self) -> PolicyInForce:
+        """The policy in force now, if any, and why the site's last change is not in force."""
+        return self.policies.in_force()
 
     @cached_property
     def policies(self) -> SitePolicy:
@@ -252,6 +257,12 @@ def collect_less_garbage() -> None:
 def context() -> Context:
     """Return the context for one call of a service, with the current time."""
     return ports().context()
+
+
+def context_of_pages() -> Context:
+    """Return the context for one page, which is shown even while no policy is in force."""
+    present_ports = ports()
+    return present_ports.context(policy=present_ports.policies.policy_of_pages())
 
 
 @contextlib.contextmanager

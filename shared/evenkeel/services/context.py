@@ -4,7 +4,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self
 
 from evenkeel.domain.admission.authority import AdmissionAuthority
-from evenkeel.domain.policy import Policy
+from evenkeel.domain.policy import Policy, PolicyInForce
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.values import Value
 from evenkeel.ports import (
@@ -80,6 +80,8 @@ class Context:
     now: datetime
     """Start of the invocation, in UTC. A service that waits within the invocation reads `clock`."""
     policy: Policy
+    policy_in_force: PolicyInForce
+    """The number of the change in force, and why the last change is not in force. Only for pages."""
 
     ledger: Ledger
     cluster: Cluster

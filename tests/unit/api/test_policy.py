@@ -500,6 +500,72 @@ def test_unreadable_policy_change_is_shown_beside_the_policy_in_force(gateway_wi
     assert document_after["policy"]["repair"]["maxAttempts"] == 1
 
 
+def break_policy_row(gateway: Gateway, **fields: Any) -> None:
+    """Change the stored policy as a release could that this one does not know."""
+    for table in (Table.INCIDENTS, Table.JOBS):
+        row = gateway.fakes.ledger.get(site_policy_key(table))
+        assert row
+        gateway.fakes.ledger.commit(Put(replace(row, doc={**row.doc, **fields})))
+    gateway.world.__dict__["policies"] = SitePolicy(gateway.fakes.policy, Table.INCIDENTS, gateway.world)
+
+
+@pytest.mark.parametrize("fields", [{"changes": {"repair": {"noLonger": 1}}}, {"number": "two"}])
+def test_pages_work_and_say_that_no_policy_is_in_force(gateway_with_policy: Gateway, fields: dict[str, Any]) -> None:
+    put_policy(gateway_with_policy)
+    break_policy_row(gateway_with_policy, **fields)
+
+    policy_document = gateway_with_policy.get(POLICY_ROUTE).document
+    pages = [gateway_with_policy.get(path) for path in ("/v1/overview", "/v1/status", "/v1/jobs", "/v1/incidents")]
+    change = gateway_with_policy.call(
+        "PUT", "/v1/teams/nlp/quota", {"team": {"name": "nlp"}, "reason": "x"}, headers={"If-None-Match": "*"}
+    )
+
+    assert [policy_document[name] for name in ("inForce", "hash", "policy")] == [None, None, None]
+    assert policy_document["refused"]
+    assert [page.status for page in pages] == [200] * 4
+    for page in pages[:2]:
+        assert page.document["health"] == "CRITICAL"
+        assert (
+            f"no policy is in force, so Evenkeel decides nothing: {policy_document['refused']}"
+            in (page.document["reasons"])
+        )
+        assert page.document["automation"]["modeInForce"] == "observe"
+    assert problem_code(change) == (503, "UNAVAILABLE")
+    assert "An administrator must apply a valid policy." in change.document["detail"]
+
+
+@pytest.mark.parametrize("fields", [{"changes": {"repair": {"noLonger": 1}}}, {"number": "two"}])
+def test_policy_apply_replaces_an_unusable_change(gateway_with_policy: Gateway, fields: dict[str, Any]) -> None:
+    put_policy(gateway_with_policy, {})
+    put_policy(gateway_with_policy, key="k2")
+    break_policy_row(gateway_with_policy, **fields)
+
+    trial = gateway_with_policy.call("POST", f"{POLICY_ROUTE}/test", {"changes": SITE_CHANGES}, key="k3")
+    stale = put_policy(gateway_with_policy, key="k4", basedOn="0123456789ab")
+    response = put_policy(gateway_with_policy, key="k5")
+    gateway_with_policy.fakes.clock.advance(31)
+    document = gateway_with_policy.get(POLICY_ROUTE).document
+
+    assert (trial.status, stale.status, response.status) == (200, 409, 200)
+    assert response.document["number"] == 3
+    assert (document["inForce"], document["refused"]) == (3, None)
+    assert document["policy"]["repair"]["maxAttempts"] == 2
+    assert stored_policy_row(gateway_with_policy, Table.JOBS) == stored_policy_row(gateway_with_policy)
+
+
+def test_overview_names_a_refused_policy_change(gateway_with_policy: Gateway) -> None:
+    put_policy(gateway_with_policy)
+    put_policy(gateway_with_policy, {"repair": {"maxAttempts": 1}}, key="k2")
+    break_policy_row(gateway_with_policy, changes={"repair": {"noLonger": 1}})
+
+    document = gateway_with_policy.get("/v1/overview").document
+
+    assert document["health"] == "CRITICAL"
+    (reason,) = [text for text in document["reasons"] if "policy" in text]
+    assert reason.startswith("change 1 of the policy is in force, not the last change: change 2 by ")
+    assert reason.endswith("repair.noLonger: there is no such field")
+
+
 def test_mode_rule_for_an_unknown_fault_class_is_refused() -> None:
     with pytest.raises(ValueError, match="there is no fault class \\*; omit faultClass for all"):
         Policy.model_validate({"modes": [{"faultClass": "*", "mode": "observe"}]})

@@ -9,6 +9,7 @@ from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.policy import changed
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Put
+from evenkeel.runtime.site_policy import SitePolicy
 from evenkeel.services.tables import quota_rows
 from tests.unit.api.gateway import Gateway
 from tests.unit.api.seeds import a_fleet_node, a_job, ago, an_attempt, store
@@ -46,7 +47,7 @@ BODY = {
 def store_busy_fleet(gateway: Gateway, **burst: Any) -> Gateway:
     """Store two nodes that are in use for 15 minutes, and two pools to rent from."""
     policy = changed(gateway.fakes.policy, {"burst": BURST | burst})
-    gateway.world.__dict__["policies"] = type("Site", (), {"current_policy": lambda self: policy, "base": policy})()
+    gateway.world.__dict__["policies"] = SitePolicy(policy, None, gateway.world)
     store(gateway.fakes.ledger, a_fleet_node(1), a_fleet_node(2))
     running_attempt = an_attempt(a_job(1), instance_type="ml.p5.48xlarge", admitted_at=ago(minutes=15))
     gateway.fakes.ledger.commit(Put(quota_rows.charge_row(running_attempt)))

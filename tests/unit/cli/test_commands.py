@@ -557,6 +557,18 @@ def test_unusable_policy_is_shown_with_the_policy_in_force(cli: CliFixture) -> N
     assert "a: there is no such field" in output
 
 
+def test_policy_show_says_that_no_policy_is_in_force(cli: CliFixture) -> None:
+    change = {"number": 1, "at": "2026-01-01T00:00:00Z", "by": "ana", "reason": "x", "changes": {"a": 1}}
+    document = dict.fromkeys(("hash", "catalogueHash", "policy", "inForce")) | {"change": change, "refused": "a: no."}
+    cli.next_answers.append(ApiResponse(200, {}, json.dumps(document)))
+
+    output = cli.run("policy", "show", terminal=True).out
+
+    assert "no policy is active, so Evenkeel decides nothing:" in output
+    assert "a: no." in output
+    assert "by ana, change 1" in output
+
+
 # ---------------------------------------------------------------- jobs and nodes by id, name or prefix
 
 

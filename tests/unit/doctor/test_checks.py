@@ -702,6 +702,13 @@ FAULTS = [
     ),
     DoctorCase(
         "policy",
+        plant_answer("schedule_jobs", policy={"name": "x", "hash": None, "refused": "It is new.", "inForce": None}),
+        "failed",
+        "No policy is active, so Evenkeel decides nothing: It is new.",
+        "policy-refused",
+    ),
+    DoctorCase(
+        "policy",
         plant_answer("schedule_jobs", policy={"error": "Unreachable: x"}),
         "failed",
         "cannot be read",

@@ -4,11 +4,13 @@ A failure to read it never stops a function, and is always reported.
 """
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
-from evenkeel.domain.policy import Policy, PolicyChange, in_force
-from evenkeel.ports import Key, Put, Row, Table, Throttled, Unreadable, site_policy_key
+from evenkeel.domain.policy import Policy, PolicyChange
+from evenkeel.domain.policy_section import Mode
+from evenkeel.ports import Key, NoPolicyInForce, Put, Row, Table, Throttled, site_policy_key
 from evenkeel.runtime.site_policy import FRESH, SitePolicy
 from tests.fakes import FakeWorld
 from tests.fakes.system import A_MOMENT
@@ -79,13 +81,34 @@ def test_unusable_policy_change_falls_back_and_alerts() -> None:
     assert [line.level for line in world.telemetry.lines if line.message == "SitePolicyInvalid"] == ["ERROR"]
 
 
-def test_shipped_policy_applies_if_no_stored_policy_is_usable() -> None:
-    nonsense = a_change(repair=3).replace(before={"faults": {"xid:9999": {}}})
+@pytest.mark.parametrize("before", [None, {}, {"faults": {"xid:9999": {}}}])
+def test_shipped_policy_never_replaces_unusable_site_policy(before: dict[str, Any] | None) -> None:
+    world = FakeWorld()
+    change = a_change(modes=[{"mode": "observe", "noLonger": 1}]).replace(before=before)
+    store_policy(world, change)
+    policies = a_site_policy(world)
 
-    policy, problem = in_force(BASE, nonsense)
+    for _ in range(2):
+        with pytest.raises(NoPolicyInForce, match=r"change 1 by role/Admin: modes\.0\.noLonger"):
+            policies.current_policy()
 
-    assert policy == BASE
-    assert "change 1 by role/Admin: repair: " in problem
+    assert world.telemetry.totals["PolicyInvalid"] == 2
+    assert policies.in_force()[:2] == (None, None)
+    assert policies.change == change
+    assert [rule.mode for rule in policies.policy_of_pages().modes] == [Mode.OBSERVE]
+
+
+def test_known_policy_stays_while_the_new_change_is_unusable() -> None:
+    world = FakeWorld()
+    policies = a_site_policy(world)
+    store_policy(world, a_change(repair={"maxAttempts": 2}))
+    known_policy = policies.current_policy()
+    store_policy(world, a_change(repair={"noLonger": 1}), version=1)
+    world.clock.advance(FRESH.total_seconds())
+
+    assert policies.current_policy() is known_policy
+    assert policies.in_force().number == 1
+    assert "repair.noLonger" in policies.in_force().refused
 
 
 @pytest.mark.parametrize("was_read", [True, False])
@@ -107,7 +130,7 @@ def test_unreadable_policy_row_keeps_the_known_policy_and_alerts(was_read: bool)
         policies.current_policy()
         assert not policies.in_force().refused
     else:
-        with pytest.raises(Unreadable, match="POLICY#site META: this release cannot read number='two'"):
+        with pytest.raises(NoPolicyInForce, match="POLICY#site META: this release cannot read number='two'"):
             policies.current_policy()
 
     assert world.telemetry.totals["PolicyInvalid"] == 1

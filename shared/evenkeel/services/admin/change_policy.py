@@ -3,9 +3,20 @@
 from datetime import datetime
 from typing import Any
 
-from evenkeel.domain.policy import Policy, PolicyChange, PolicyError, changed, in_force
+from evenkeel.domain.policy import Policy, PolicyChange, PolicyError, changed, resolve_policy
 from evenkeel.domain.values import Value
-from evenkeel.ports import Conflict, Invalid, Key, KeyReused, Ledger, Put, Row, Table, site_policy_key
+from evenkeel.ports import (
+    Conflict,
+    Invalid,
+    Key,
+    KeyReused,
+    Ledger,
+    Put,
+    Row,
+    Table,
+    Unreadable,
+    site_policy_key,
+)
 from evenkeel.services.tables import incident_rows, rows
 
 _TRIES = 5
@@ -28,6 +39,8 @@ class ChangePolicyRequest(Value):
 def run(request: ChangePolicyRequest, *, ledger: Ledger, base: Policy, now: datetime) -> PolicyChange:
     """Put a site's changes in force, instead of the earlier changes. Each function uses them within half a minute.
 
+    The new change also replaces a change that this release cannot read. Then its `before` is unknown.
+
     Idempotent: yes, by the request id, which is recorded in the same commit. A late repeat undoes nothing.
 
     Raises:
@@ -48,12 +61,18 @@ def run(request: ChangePolicyRequest, *, ledger: Ledger, base: Policy, now: date
                 raise KeyReused("This idempotency key was used for a different request. Use a new key.")
             return rows.parse(request_row.key, PolicyChange, request_row.doc["change"])
         row = ledger.get(site_policy_key(Table.INCIDENTS))
-        previous_change = rows.decode(row, PolicyChange) if row else None
-        current, _ = in_force(base, previous_change)
-        if request.based_on and request.based_on != current.hash:
-            raise Conflict(f"The policy in force is {current.hash}, not {request.based_on}.")
+        try:
+            previous_change = rows.decode(row, PolicyChange) if row else None
+            current = resolve_policy(base, previous_change).policy
+            last_number = previous_change.number if previous_change else 0
+        except Unreadable:
+            previous_change, current = None, None
+            last_number = _newest_recorded_number(ledger)
+        current_hash = current.hash if current else ""
+        if request.based_on and request.based_on != current_hash:
+            raise Conflict(f"The policy in force is {current_hash or 'unknown'}, not {request.based_on}.")
         change = PolicyChange(
-            number=previous_change.number + 1 if previous_change else 1,
+            number=last_number + 1,
             changes=request.changes,
             before=previous_change.changes if previous_change else None,
             by=request.by,
@@ -80,6 +99,12 @@ def run(request: ChangePolicyRequest, *, ledger: Ledger, base: Policy, now: date
             continue
         return change
     raise Conflict("The policy changed on every try. Try again.")
+
+
+def _newest_recorded_number(ledger: Ledger) -> int:
+    """Return the number of the last change by the index of the history, which every release can read."""
+    page = ledger.by_state(Table.INCIDENTS, incident_rows.POLICY_CHANGES, limit=1, newest_first=True)
+    return max((int(row.state[1]) for row in page.rows if row.state), default=0)
 
 
 def _request_key(request_id: str) -> Key:

@@ -17,7 +17,7 @@ def show_policy(
 ) -> Json:
     """Return the policy in force with one page of its changes.
 
-    If the last change cannot be used, the answer says why, and which policy is in force instead.
+    If the last change cannot be used, the answer says why, and which policy is in force instead, if any.
 
     Raises:
         BadPageToken: this list did not issue the token.
@@ -25,9 +25,9 @@ def show_policy(
     policy = policy_in_force.policy
     changes = pagination.page_newest_first(ledger, Table.INCIDENTS, [incident_rows.POLICY_CHANGES], page)
     return {
-        "hash": policy.hash,
-        "catalogueHash": policy.catalogue.hash,
-        "policy": policy.to_json(),
+        "hash": policy.hash if policy else None,
+        "catalogueHash": policy.catalogue.hash if policy else None,
+        "policy": policy.to_json() if policy else None,
         "change": change.to_json() if change else None,
         "refused": policy_in_force.refused or None,
         "inForce": policy_in_force.number,

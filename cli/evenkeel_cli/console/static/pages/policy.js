@@ -11,7 +11,7 @@ export function Policy({ shell }) {
   return html`<div class="grid"><${Panel} title="Policy" live=${live} wide=${true}>${found
     ? html`<${Facts} rows=${[
         ["Hash", html`<code>${found.hash}</code>`],
-        ["In force", found.inForce ? `change ${found.inForce} of the site` : "the shipped policy"],
+        ["In force", !found.policy ? "none: Evenkeel decides nothing" : found.inForce ? `change ${found.inForce} of the site` : "the shipped policy"],
         ["Refused", found.refused],
       ]} />
       <${Table} label="Changes" empty="The site has no policy changes." rows=${found.history.items} columns=${[
@@ -72,7 +72,7 @@ function Draft({ found, path, shell }) {
   const acts = changes && lines.length
     ? [{ label: "Apply…", title: "Apply the changes", verb: "Apply", fields: [{ name: "reason", label: "Reason" }],
         effects: [`${lines.length} ${lines.length === 1 ? "value changes" : "values change"}: ${lines.map((line) => line.field).join(", ")}.`, "Each function uses them within half a minute."],
-        send: async (values) => `Change ${(await change("POST", path, { changes, reason: values.reason, basedOn: found.hash })).number} is in force.` }]
+        send: async (values) => `Change ${(await change("POST", path, { changes, reason: values.reason, basedOn: found.hash || "" })).number} is in force.` }]
     : [];
   return html`<${Panel} title="Try other changes" wide=${true} more=${html`<${Acts} acts=${acts} isReadOnly=${shell.isReadOnly} />`}>
     <label>Changes to the shipped policy, as JSON

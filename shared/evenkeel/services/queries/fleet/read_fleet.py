@@ -1,12 +1,13 @@
 """The fleet for the API: the overview of one screen, and its nodes."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
 from evenkeel.domain.nodes import FleetNode, NodeState
+from evenkeel.domain.policy import PolicyInForce
 from evenkeel.domain.resources import NONE, Resources
 from evenkeel.domain.sources import Source, SourceAge, SourceKind, SourceState, source_problems
 from evenkeel.domain.values import rfc3339
@@ -63,7 +64,9 @@ def show_status(sources: Sequence[SourceAge], context: Context) -> Json:
     recorded_unhealthy = unhealthy_nodes.load_unhealthy_nodes(context.ledger)
     unhealthy = left_unhealthy(recorded_unhealthy)
     states = node_states(nodes, incidents.in_work, recorded_unhealthy)
-    health, reasons = judge_health(incidents, automation, beats, Counter(states.values()), sources)
+    health, reasons = judge_health(
+        incidents, automation, beats, Counter(states.values()), sources, context.policy_in_force
+    )
     shared_causes = shared_cause_documents(incidents.working)
     waits = waits_by_team(job_counts, context.now)
     reasons = [*(outage["headline"] for outage in shared_causes), *reasons]
@@ -208,6 +211,7 @@ def judge_health(
     beats: Sequence[Json],
     states: Mapping[str, int],
     sources: Sequence[SourceAge],
+    policy_in_force: PolicyInForce,
 ) -> tuple[Health, list[str]]:
     """Return the health of the fleet, and the reasons, the worst first.
 
@@ -217,11 +221,12 @@ def judge_health(
         beats: The heartbeats.
         states: Number of nodes by state. A missing state has none.
         sources: The age of every source of facts.
+        policy_in_force: The policy in force, if any, and why the site's last change is not in force.
     """
     schedules_are_off = is_off(sources)
     stale_sources, unknown_sources = source_problems(sources)
     silent = [] if schedules_are_off else [beat["function"] for beat in beats if beat["isSilent"]]
-    critical = []
+    critical = [*_policy_problems(policy_in_force)]
     if incidents.needing:
         critical.append(incidents.count_text(incidents.needing, ("needs a person", "need a person")))
     if silent:
@@ -243,3 +248,12 @@ def judge_health(
         return Health.NOT_RUNNING, [read_sources.NOT_RUNNING, *critical, *problems]
     health = Health.CRITICAL if critical else Health.DEGRADED if problems else Health.OK
     return health, critical + problems
+
+
+def _policy_problems(policy_in_force: PolicyInForce) -> Iterator[str]:
+    """Yield why the last policy change is not in force, if it is not."""
+    if policy_in_force.number is None:
+        yield f"no policy is in force, so Evenkeel decides nothing: {policy_in_force.refused}"
+    elif policy_in_force.refused:
+        instead = f"change {policy_in_force.number}" if policy_in_force.number else "the shipped policy"
+        yield f"{instead} of the policy is in force, not the last change: {policy_in_force.refused}"

@@ -115,7 +115,12 @@ def show_overview(sources: Sequence[SourceAge], reader: Reader, context: Context
     automation = hold_automation.show_automation(context)
     beats = read_fleet.load_heartbeats(context)
     health, reasons = read_fleet.judge_health(
-        incidents, automation, beats, fleet_counts.node_states(counts) if counts else {}, sources
+        incidents,
+        automation,
+        beats,
+        fleet_counts.node_states(counts) if counts else {},
+        sources,
+        context.policy_in_force,
     )
     age = (context.now - datetime.fromisoformat(counts["at"])).total_seconds() if counts else None
     is_stale = age is None or age > STALE_AFTER_SECONDS
