@@ -354,6 +354,28 @@ def test_hang_after_a_node_fault_joins_its_incident(gateway_with_job: Gateway) -
     assert replay(record, gateway_with_job.fakes.policy).differs_from(record) == ""
 
 
+def test_repeated_fault_of_a_job_records_each_attribution_once(
+    gateway_with_job: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger, commit = gateway_with_job.fakes.ledger, gateway_with_job.fakes.ledger.commit
+    faults = [a_fault_of_a_job(rank=0), a_fault_of_a_job(rank=1), a_fault_of_a_job(rank=1)]
+
+    def crash_before_the_answer(*writes: Write, **options: Any) -> None:
+        if isinstance(writes[0], Put) and writes[0].row.key.pk.startswith("IDEM#"):
+            raise Unreachable("gone")
+        commit(*writes, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ledger, "commit", crash_before_the_answer)
+        assert report_faults(gateway_with_job, *faults).status == 503
+    first_rows = ledger.by_state(Table.INCIDENTS, "DEC#job-0000000001").rows
+    gateway_with_job.fakes.clock.advance(90)
+
+    assert report_faults(gateway_with_job, *faults).status == 202
+    assert len(first_rows) == 3
+    assert ledger.by_state(Table.INCIDENTS, "DEC#job-0000000001").rows == first_rows
+
+
 @pytest.mark.parametrize(
     ("changes", "status"),
     [

@@ -100,11 +100,17 @@ def _accept(request: ReportFaultsRequest, context: Context) -> Row:
     if earlier_row and (earlier_row.expires_at is None or earlier_row.expires_at > context.now):
         return earlier_row
     checked_reports = check_reports(request, context)
-    for job_id, facts, attribution in checked_reports.attributions:
+    for index, (job_id, facts, attribution) in enumerate(checked_reports.attributions):
         decision_record = decision_of(
-            "ATTRIBUTION", job_id, attribution.instance_id, attribution, facts, context.replace(mode="")
+            "ATTRIBUTION",
+            job_id,
+            attribution.instance_id,
+            attribution,
+            facts,
+            context.replace(mode=""),
+            decision_id=_attribution_id(request, index, facts),
         )
-        context.ledger.commit(Put(subject_rows.decision_row(decision_record)))
+        commit_if_unchanged(context.ledger, Put(subject_rows.decision_row(decision_record)))
     pending_envelope = checked_reports.document if checked_reports.count else None
     answer: Json = {
         "accepted": checked_reports.count,
@@ -116,6 +122,12 @@ def _accept(request: ReportFaultsRequest, context: Context) -> Row:
     put = Put(replace(row, version=earlier_row.version if earlier_row else 0))
     context.ledger.commit(put)
     return replace(row, version=put.version)
+
+
+def _attribution_id(request: ReportFaultsRequest, index: int, facts: AttributionFacts) -> str:
+    """Return the id of an attribution: a repeat by equal facts is the same decision, and is recorded once."""
+    text = json.dumps([request.request_id, index, facts.to_json()], sort_keys=True)
+    return f"dec-{hashlib.sha256(text.encode()).hexdigest()[:20]}"
 
 
 @dataclass(frozen=True, slots=True)
