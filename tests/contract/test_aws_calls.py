@@ -14,7 +14,7 @@ import pytest
 from botocore.exceptions import ClientError
 from botocore.model import OperationModel
 
-from evenkeel.ports import EvenkeelError
+from evenkeel.ports import EvenkeelError, NotAllowed, Refused, Throttled, Unreachable
 from evenkeel_local.gpu_cluster import aws_model
 from tests import aws_calls, aws_shapes
 from tests.aws_calls import ADAPTERS, CASES, Case, Fill, Recorder, name_of
@@ -29,6 +29,34 @@ NOT_FOR_EVENKEEL = {
     "stepfunctions:ListExecutions": ("StateMachineTypeNotSupported",),  # express workflows
 }
 """Prefixes of error codes of features that the adapters do not use."""
+COMMON_ERRORS = [
+    *((code, 400, Refused) for code in ("MalformedHttpRequestException", "SerializationException", "ParseError")),
+    *((code, 400, Refused) for code in ("ValidationError", "InvalidParameterException", "BadRequestException")),
+    *((code, 400, Refused) for code in ("InvalidParameterCombination", "InvalidParameterValue", "MissingParameter")),
+    *((code, 400, Refused) for code in ("InvalidQueryParameter", "InvalidAction", "MissingAction", "400")),
+    ("MalformedQueryString", 404, Refused),
+    ("UnknownOperationException", 404, Refused),
+    ("RequestEntityTooLargeException", 413, Refused),
+    ("PermanentRedirect", 301, Refused),
+    *((code, 403, NotAllowed) for code in ("AccessDeniedException", "ExpiredTokenException", "OptInRequired")),
+    *((code, 403, NotAllowed) for code in ("IncompleteSignature", "IncompleteSignatureException")),
+    *((code, 403, NotAllowed) for code in ("InvalidSignatureException", "UnrecognizedClientException")),
+    *((code, 403, NotAllowed) for code in ("MissingAuthenticationToken", "MissingAuthenticationTokenException")),
+    *((code, 403, NotAllowed) for code in ("UnauthorizedOperation", "InvalidAccessKeyId")),
+    *((code, 401, NotAllowed) for code in ("NotAuthorized", "AuthFailure")),
+    *((code, 400, Unreachable) for code in ("RequestAbortedException", "RequestExpired", "RequestTimeout")),
+    ("RequestTimeoutException", 408, Unreachable),
+    ("InternalFailure", 500, Unreachable),
+    ("ServiceUnavailable", 503, Unreachable),
+    ("ThrottlingException", 400, Throttled),
+]
+"""Errors that every service may send, so no model of an operation lists them.
+https://docs.aws.amazon.com/amazondynamodb/latest/APIReference/CommonErrors.html"""
+ANSWERS_ERRORS_WITH_VALUES = (
+    *("hyperpod.reboot", "hyperpod.replace", "hyperpod.check_health", "autoscaling.terminate"),
+    "container_insights.read",
+)
+"""Calls whose answer tells what an error means, instead of an exception."""
 SOURCES = Path(__file__).resolve().parents[2] / "shared" / "evenkeel" / "adapters"
 
 
@@ -78,6 +106,25 @@ def test_every_error_of_the_aws_model_has_its_own_exception(case: Case) -> None:
             unknown.append(f"{operation}: {error}")
 
     assert unknown == []
+
+
+@pytest.mark.parametrize(("code", "status", "kind"), COMMON_ERRORS)
+def test_every_common_error_of_aws_has_a_meaning(code: str, status: int, kind: type[EvenkeelError]) -> None:
+    meanings: dict[str, str] = {}
+
+    for case in CASES:
+        recorder = Recorder(case.values)
+        recorder.error = (code, status)
+        try:
+            case.act(recorder.client)
+        except EvenkeelError as error:
+            meanings[str(case)] = type(error).__name__
+        else:
+            meanings[str(case)] = kind.__name__ if str(case) in ANSWERS_ERRORS_WITH_VALUES else "no error"
+
+    assert set(meanings.values()) == {kind.__name__}, {
+        name: meaning for name, meaning in meanings.items() if meaning != kind.__name__
+    }
 
 
 def test_every_aws_operation_of_an_adapter_has_a_golden_case() -> None:

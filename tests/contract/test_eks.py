@@ -23,6 +23,7 @@ from evenkeel.ports import (
     NotFound,
     PermanentError,
     UncordonResult,
+    Unreadable,
 )
 from evenkeel_cli.offline import access
 from evenkeel_local.engine import Engine
@@ -222,6 +223,19 @@ def test_cluster_without_an_endpoint_shows_its_status() -> None:
 
     with pytest.raises(PermanentError, match="CREATING"):
         EksConnections("us-west-2", Creating()).api("research-eks")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [{}, {"cluster": {"endpoint": "https://x", "certificateAuthority": {"data": "a"}}}],
+)
+def test_malformed_description_of_cluster_is_unreadable(answer: dict[str, Any]) -> None:
+    class Malformed:
+        def describe_cluster(self, **_: Any) -> Any:
+            return answer
+
+    with pytest.raises(Unreadable, match="describe EKS cluster research-eks: malformed answer"):
+        EksConnections("us-west-2", Malformed()).api("research-eks")
 
 
 def test_access_manifest_binds_every_group_of_the_access_entries() -> None:

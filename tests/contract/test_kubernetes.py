@@ -194,6 +194,11 @@ class SameApiForEveryCluster:
         ((403, status(403, "Forbidden")), NotAllowed),
         ((409, status(409, "AlreadyExists")), AlreadyExists),
         ((409, status(409, "Conflict")), Conflict),
+        ((400, status(400, "BadRequest")), Refused),
+        ((405, status(405, "MethodNotAllowed")), Refused),
+        ((406, status(406, "NotAcceptable")), Refused),
+        ((408, b"<html>a proxy</html>"), Unreachable),
+        ((413, status(413, "RequestEntityTooLarge")), Refused),
         ((410, status(410, "Expired")), Expired),
         ((410, status(410, "Gone")), Expired),
         ((415, status(415, "UnsupportedMediaType")), Refused),
@@ -427,6 +432,14 @@ def test_watch_yields_each_event_at_once(script: ScriptedServer, api: Kubernetes
         assert list(events) == []
 
     assert "resourceVersion=5" in script.asked[0][1]
+
+
+@pytest.mark.parametrize("line", [b"<html>a proxy</html>\n", b"[]\n", b"null\n", b"{}\n"])
+def test_malformed_event_of_watch_is_unreachable(script: ScriptedServer, api: KubernetesApi, line: bytes) -> None:
+    script.on("GET", NODES, (200, line))
+
+    with pytest.raises(Unreachable, match="the line is not an event"), api.watch(NODES, "5", 30) as watch:
+        list(watch.events())
 
 
 def test_watch_from_old_version_expires_by_status_or_event(script: ScriptedServer, api: KubernetesApi) -> None:

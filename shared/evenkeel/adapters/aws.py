@@ -51,6 +51,16 @@ _ERRORS_BY_CODE: Mapping[str, type[EvenkeelError]] = {
     "AuthorizationError": NotAllowed,
     "AuthorizationErrorException": NotAllowed,
     "InvalidSecurity": NotAllowed,
+    "AuthFailure": NotAllowed,
+    "IncompleteSignature": NotAllowed,
+    "IncompleteSignatureException": NotAllowed,
+    "InvalidAccessKeyId": NotAllowed,
+    "InvalidSignatureException": NotAllowed,
+    "MissingAuthenticationToken": NotAllowed,
+    "MissingAuthenticationTokenException": NotAllowed,
+    "NotAuthorized": NotAllowed,
+    "OptInRequired": NotAllowed,
+    "UnauthorizedOperation": NotAllowed,
     "UnrecognizedClientException": NotAllowed,
     "InvalidClientTokenId": NotAllowed,
     "SignatureDoesNotMatch": NotAllowed,
@@ -68,10 +78,33 @@ _ERRORS_BY_CODE: Mapping[str, type[EvenkeelError]] = {
     "ValidationException": Refused,
     "InvalidParameterException": Refused,
     "InvalidParameterValueException": Refused,
+    "InvalidParameterCombination": Refused,
+    "InvalidParameterValue": Refused,
+    "InvalidQueryParameter": Refused,
+    "MissingParameter": Refused,
+    "InvalidAction": Refused,
+    "MissingAction": Refused,
+    "UnknownOperationException": Refused,
+    "MalformedHttpRequestException": Refused,
+    "MalformedQueryString": Refused,
+    "SerializationException": Refused,
+    "ParseError": Refused,
+    "RequestEntityTooLargeException": Refused,
+    "BadRequestException": Refused,
+    "InvalidRequestException": Refused,
     "InvalidRequest": Refused,
+    "InvalidArgument": Refused,
+    "400": Refused,  # the answer to a HEAD request has no code, only this status
+    "AuthorizationHeaderMalformed": Refused,  # the bucket is in another region
+    "PermanentRedirect": Refused,  # likewise
+    "301": Refused,  # likewise, as the answer to a HEAD request
     "InvalidObjectState": Refused,  # the object is in an archive class of S3, from which nothing can be read
     "InvalidNextToken": Refused,
     "ClientException": Refused,
+    "RequestAbortedException": Unreachable,
+    "RequestExpired": Unreachable,  # it arrived too late; a repeat is signed again
+    "RequestTimeout": Unreachable,
+    "RequestTimeoutException": Unreachable,
     "InternalError": Unreachable,
     "InternalException": Unreachable,
     "InternalFailure": Unreachable,
@@ -80,7 +113,11 @@ _ERRORS_BY_CODE: Mapping[str, type[EvenkeelError]] = {
     "ServiceUnavailableException": Unreachable,
     "ServiceException": Unreachable,
 }
-"""Meanings of codes that several services send. `tests/contract/test_aws_calls.py` tries each code of the models."""
+"""Meanings of codes that several services send. `tests/contract/test_aws_calls.py` tries each code of the models.
+
+Codes that every service may send are in no model:
+https://docs.aws.amazon.com/amazondynamodb/latest/APIReference/CommonErrors.html
+"""
 _KMS_PREFIX = "kms"
 """First letters of the codes with which a service reports that a key could not be used, in any case."""
 _NETWORK_ERRORS = (NoConnection, HTTPClientError, IncompleteReadError)

@@ -6,13 +6,12 @@ from typing import Any
 from evenkeel.adapters import aws
 from evenkeel.domain.capacity.capacity_blocks import CapacityReservation
 from evenkeel.domain.capacity.pools import Reservation
-from evenkeel.ports import EvenkeelError, NotAllowed, NotFound
+from evenkeel.ports import EvenkeelError, NotFound
 
 _CAPACITY_BLOCK = "capacity-block"
 _ERRORS: Mapping[str, type[EvenkeelError]] = {
     "InvalidCapacityReservationId.NotFound": NotFound,
     "InvalidCapacityReservationId.Malformed": NotFound,
-    "UnauthorizedOperation": NotAllowed,
 }
 """Codes that only EC2 uses."""
 

@@ -44,13 +44,16 @@ class EksConnections:
 
     def _read_address(self, cluster: str) -> ApiAddress:
         client = self._client or aws.client("eks")
-        with aws.translate_errors(f"describe EKS cluster {cluster}"):
-            answer = client.describe_cluster(name=cluster)["cluster"]
-        certificate = answer.get("certificateAuthority", {}).get("data")
-        if not answer.get("endpoint") or certificate is None:
-            raise PermanentError(f"EKS cluster {cluster} has no endpoint: it is {answer.get('status')}")
-        authority = base64.b64decode(certificate).decode()
-        return ApiAddress(answer["endpoint"], authority)
+        attempt = f"describe EKS cluster {cluster}"
+        with aws.translate_errors(attempt):
+            answer = client.describe_cluster(name=cluster)
+        with aws.translate_malformed_answer(attempt):
+            description = answer["cluster"]
+            certificate = description.get("certificateAuthority", {}).get("data")
+            if not description.get("endpoint") or certificate is None:
+                raise PermanentError(f"EKS cluster {cluster} has no endpoint: it is {description.get('status')}")
+            authority = base64.b64decode(certificate).decode()
+        return ApiAddress(description["endpoint"], authority)
 
 
 class EksToken:

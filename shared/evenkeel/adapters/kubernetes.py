@@ -82,6 +82,7 @@ _ERRORS_BY_STATUS: Mapping[int, type[EvenkeelError]] = {
     401: NotAllowed,
     403: NotAllowed,
     404: NotFound,
+    408: Unreachable,
     409: Conflict,
     410: Expired,
     422: InvalidObject,
@@ -396,11 +397,17 @@ class Watch:
             while chunk := self._response.read1():
                 *lines, fragment = (fragment + chunk).split(b"\n")
                 for line in filter(None, lines):
-                    event = json.loads(line)
-                    item = event.get("object") or {}
-                    if event["type"] == "ERROR":
-                        raise _error_of_status(self._name, int(item.get("code") or 500), item)
-                    yield WatchEvent(event["type"], item)
+                    yield self._read_event(line)
+
+    def _read_event(self, line: bytes) -> WatchEvent:
+        try:
+            event = json.loads(line)
+            kind, item = event["type"], event.get("object") or {}
+        except (ValueError, TypeError, KeyError) as error:
+            raise Unreachable(f"{self._name}: the line is not an event: {line[:100]!r}") from error
+        if kind == "ERROR":
+            raise _error_of_status(self._name, int(item.get("code") or 500), item)
+        return WatchEvent(kind, item)
 
     def shut(self) -> None:
         """End the stream. This has no effect if the stream has already ended."""
