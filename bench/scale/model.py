@@ -164,7 +164,7 @@ class Invocation:
     def settle(self) -> None:
         """Record the processor time after the last call."""
         if self.model is not None:
-            self.model.compute(self, self.own_seconds(), 0.0)
+            self.model.compute(self, self.own_seconds() * self.model.scale, 0.0)
 
 
 class Model:

@@ -86,6 +86,16 @@ def test_failure_storm_settles_every_job_once(bench: Bench) -> None:
     assert "kubernetes:LIST nodes" not in settle.calls
 
 
+def test_seconds_after_the_last_call_are_reference_seconds(bench: Bench) -> None:
+    invocation = Invocation("schedule_jobs", 1.0, model=Model(bench.setup, bench.clients.costs, 1, scale=0.0))
+
+    invocation.resume()
+    sum(range(1000))
+    invocation.settle()
+
+    assert [step.own for step in invocation.trace] == [0.0]
+
+
 def test_benchmark_fleet_has_the_stated_nodes_and_jobs() -> None:
     world, running = build_world(SIZES[0])
 
