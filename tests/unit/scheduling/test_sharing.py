@@ -1,3 +1,4 @@
+import gc
 import json
 from collections.abc import Iterable
 from typing import Any
@@ -15,6 +16,7 @@ from evenkeel.domain.decisions import Decision, packed
 from evenkeel.domain.economics.economy_policy import EconomyPolicy
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.kueue.cycle_decisions import Result
+from evenkeel.domain.kueue.scheduler import Scheduler
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.queue_plan.plan_events import Events
@@ -108,6 +110,21 @@ def test_job_within_team_quota_gets_quota_and_nodes() -> None:
     assert answer.reason == (
         "Admitted on ml.p5.48xlarge within its own quota. workers has 2 nodes with 8 free accelerators each."
     )
+
+
+@pytest.mark.parametrize("by_use", [False, True])
+def test_decided_cycle_is_freed_without_garbage_collection(*, by_use: bool) -> None:
+    setup = a_setup(a_team("red", queue={"byUse": by_use}), a_team("blue"))
+    charges = [a_charge(1, "red", 1), a_charge(2, "blue", 2)]
+    gc.collect()
+    gc.disable()
+    try:
+        decide_pending(setup, capacities(4, 1, 2), a_request(3, nodes=2, team="red"), charges=charges)
+        schedulers = [value for value in gc.get_objects() if isinstance(value, Scheduler)]
+    finally:
+        gc.enable()
+
+    assert not schedulers
 
 
 def test_job_over_team_quota_waits_and_states_the_shortage() -> None:

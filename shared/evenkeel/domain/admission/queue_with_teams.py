@@ -141,7 +141,6 @@ class _TeamAdmission:
             declarations.cohorts,
             self.queues.flavors.values(),
             declarations.rules,
-            self._assign_nodes,
             shared.nominations,
         )
         self.queues.load_usage(self.scheduler)
@@ -274,7 +273,9 @@ class _TeamAdmission:
             state_before = KueueCycleState.of(self.scheduler, self.reserved_quota.values(), self.last_state)
             self.last_state = state_before
             self.fits = {}
-            decisions = self.scheduler.cycle(self.now.timestamp())
+            # The scheduler does not keep the method. A scheduler that refers to this object would keep everything that
+            # the run read in memory until a garbage collection.
+            decisions = self.scheduler.cycle(self.now.timestamp(), node_fit=self._assign_nodes)
             if not decisions:
                 return
             has_changed = False

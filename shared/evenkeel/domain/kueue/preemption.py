@@ -124,7 +124,7 @@ def candidate_order(queue: str, snapshot: Snapshot, median_risk: float | None) -
         return key
 
     def use(workload: Workload) -> float:
-        return snapshot.recent_use[workload.queue](workload.sub_queue, workload.sub_weight)
+        return snapshot.recent_use[workload.queue].of(workload.sub_queue, now, workload.sub_weight)
 
     def compare(candidate: Admitted, other: Admitted) -> int:
         sort_key, other_key = key(candidate), key(other)

@@ -26,7 +26,6 @@ class Scheduler:
         cohorts: Iterable[Cohort] = (),
         flavors: Iterable[Flavor] = (),
         rules: SchedulerRules | None = None,
-        node_fit: NodeFit | None = None,
         known_nominations: KnownNominations | None = None,
     ) -> None:
         """Start with no workloads.
@@ -36,11 +35,9 @@ class Scheduler:
             cohorts: All cohorts.
             flavors: The flavors that the queues name.
             rules: The cluster-wide switches; default Kueue's.
-            node_fit: Checks nodes after quota. Without it, quota alone decides.
             known_nominations: Shared by schedulers of the same declarations that decide about the same workloads.
         """
         self.rules = rules or SchedulerRules()
-        self._node_fit = node_fit
         self._known_nominations = known_nominations
         self.cohorts = tuple(cohorts)
         self._flavors = {flavor.name: flavor for flavor in flavors}
@@ -214,10 +211,8 @@ class Scheduler:
                 self._uses[name] = DecayedUse(decay, capacity)
                 for admitted in queue.admitted.values():
                     self._start_use(admitted)
-            self.pending[name].recent_use = self.snapshot.recent_use[name] = partial(self._recent_use, self._uses[name])
-
-    def _recent_use(self, uses: DecayedUse, sub_queue: str, weight: float) -> float:
-        return uses.of(sub_queue, self.snapshot.now, weight)
+            self.snapshot.recent_use[name] = self._uses[name]
+            self.pending[name].recent_use = partial(_recent_use, self._uses[name], self.snapshot)
 
     # ------------------------------------------------------------ configuration
 
@@ -262,15 +257,18 @@ class Scheduler:
 
     # ------------------------------------------------------------ cycles
 
-    def cycle(self, now: float = 0.0, earlier: EarlierHeads = NO_EARLIER_HEADS) -> list[CycleDecision]:
+    def cycle(
+        self, now: float = 0.0, earlier: EarlierHeads = NO_EARLIER_HEADS, *, node_fit: NodeFit | None = None
+    ) -> list[CycleDecision]:
         """Decide about the head of every queue once, and apply the decisions; return them in their order.
 
         Args:
             now: The time.
             earlier: Quota and victims of earlier heads, if a recorded cycle is repeated for one head alone.
+            node_fit: Checks nodes after quota. Without it, quota alone decides.
         """
         self.snapshot.now = now
-        cycle = KueueCycle(self.snapshot, self.cycles + 1, self._node_fit)
+        cycle = KueueCycle(self.snapshot, self.cycles + 1, node_fit)
         entries = cycle.nominate(self._heads(now), self._nominations_in_this_state())
         if not entries:
             return []  # does not count as a cycle: cursors of flavor scans expire by the number of cycles
@@ -350,6 +348,10 @@ class Scheduler:
                 topology=assignment.topology,
             )
         )
+
+
+def _recent_use(uses: DecayedUse, snapshot: Snapshot, sub_queue: str, weight: float) -> float:
+    return uses.of(sub_queue, snapshot.now, weight)
 
 
 def _declarations_by_queue(snapshot: Snapshot, cohorts: Iterable[Cohort]) -> dict[str, frozenset[str]]:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from evenkeel.domain.kueue.capacity import QuotaNode, Tree
 from evenkeel.domain.kueue.objects import Admitted, Amounts, Flavor, Key, Queue, ResourceGroup, Workload
-from evenkeel.domain.kueue.recent_use import Decay
+from evenkeel.domain.kueue.recent_use import Decay, DecayedUse
 from evenkeel.domain.kueue.topology_state import TopologyState, domain_use
 
 
@@ -157,8 +157,8 @@ class Snapshot:
         """The present time. It also counts as the time of admission if that is unknown."""
         self.evicted_at: dict[frozenset[str], float] = {}
         """Pair of workloads → when one of them last preempted the other."""
-        self.recent_use: dict[str, Callable[[str, float], float]] = {}
-        """Queue that orders by recent use → function that returns the use of a sub-queue, divided by its weight."""
+        self.recent_use: dict[str, DecayedUse] = {}
+        """The use of the sub-queues of each queue that orders by recent use."""
         self.topology = TopologyState.of(flavors, least_free_capacity=rules.least_free_capacity)
         """None if no flavor has a topology."""
         self._cached: dict[tuple[str, tuple[object, ...]], Any] = {}

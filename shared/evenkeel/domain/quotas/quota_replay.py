@@ -20,14 +20,14 @@ from evenkeel.domain.quotas.quota_holders import by_key, is_sum
 
 def replay_quota(facts: QuotaFacts, now: float, node_fit: NodeFit) -> CycleDecision:
     """Run a Kueue cycle again for the job alone, and return its decision."""
-    scheduler, _ = _rebuild_scheduler(facts, node_fit)
+    scheduler, _ = _rebuild_scheduler(facts)
     usage = tuple((quota.queue, by_key(quota.amounts), quota.fits) for quota in facts.earlier_use)
-    return scheduler.cycle(now, EarlierHeads(usage, facts.earlier_victims))[0]
+    return scheduler.cycle(now, EarlierHeads(usage, facts.earlier_victims), node_fit=node_fit)[0]
 
 
 def smallest_changes(facts: QuotaFacts, now: float) -> tuple[AdmittingChange, ...]:
     """Return the smallest changes that would each give the job its quota. Evenkeel tried each change on these facts."""
-    scheduler, workload = _rebuild_scheduler(facts, None)
+    scheduler, workload = _rebuild_scheduler(facts)
     scheduler.snapshot.now = now
     changes = why(scheduler, workload).changes
     # A person cannot wait for a sum of jobs to end, and a higher priority would preempt jobs that are only in a sum.
@@ -36,13 +36,13 @@ def smallest_changes(facts: QuotaFacts, now: float) -> tuple[AdmittingChange, ..
     )
 
 
-def _rebuild_scheduler(facts: QuotaFacts, node_fit: NodeFit | None) -> tuple[Scheduler, Workload]:
+def _rebuild_scheduler(facts: QuotaFacts) -> tuple[Scheduler, Workload]:
     declarations = QuotaDocuments(
         Profile.EVENKEEL, SchedulerRules(**{**facts.rules, "fair_strategies": tuple(facts.rules["fair_strategies"])})
     )
     declarations.add(facts.quotas, "quotas")
     queues, cohorts, flavors = declarations.everything()
-    scheduler = Scheduler(queues, cohorts, flavors, declarations.rules, node_fit)
+    scheduler = Scheduler(queues, cohorts, flavors, declarations.rules)
     for document in facts.jobs:
         holder = declarations.job(document, "jobs").admitted
         assert holder is not None
