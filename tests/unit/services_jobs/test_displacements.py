@@ -5,10 +5,9 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.capacity.pools import Market
-from evenkeel.domain.jobs.job import Job, JobState
+from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.renting.displacement import DisplacementFacts
-from evenkeel.domain.renting.rental import RentalState
 from evenkeel.domain.replay import replay
 from evenkeel.ports import Ledger
 from evenkeel.services.jobs import suspend_job
@@ -103,7 +102,8 @@ def test_shipped_policy_moves_no_job_off_committed_nodes() -> None:
     assert renting.scenario.job(second.job_id).rentals == 1
 
 
-def test_job_that_moved_as_often_as_the_policy_allows_stays() -> None:
+def moved_job_and_free_committed_nodes() -> tuple[RentalScenario, Job]:
+    """Return a job that moved to rented nodes, as often as the policy allows; the committed nodes are free again."""
     renting, first, second = movable_and_waiting_jobs(max_moves=1)
     renting.scenario.run_scheduling_cycle()
     renting.scenario.stop(first.job_id, 1)
@@ -117,12 +117,33 @@ def test_job_that_moved_as_often_as_the_policy_allows_stays() -> None:
     renting.run_attempt(second.job_id, 1)
     renting.world.cluster.finish_pods(second.job_id, 1)
     renting.scenario.settle(second.job_id, 1)
+    return renting, first
+
+
+def test_limit_of_moves_keeps_no_job_on_rented_nodes() -> None:
+    renting, first = moved_job_and_free_committed_nodes()
+    assert renting.scenario.job(first.job_id).moves == 1
 
     renting.scenario.run_scheduling_cycle()
 
-    assert renting.scenario.job(first.job_id).stop_of(2) is None
-    assert renting.rental(first.job_id).state is RentalState.READY
-    assert renting.scenario.job(first.job_id).state is JobState.RUNNING
+    stop = renting.scenario.job(first.job_id).stop_of(2)
+    assert stop is not None
+    assert stop.reason.startswith("The job migrates back to committed capacity: p5-workers has free nodes")
+
+
+def test_job_that_moved_as_often_as_allowed_is_not_displaced() -> None:
+    renting, first, second = movable_and_waiting_jobs(
+        max_moves=1, delay_micros_per_hour={"high": 400_000_000, "low": 399_999_999}
+    )
+    scenario = renting.scenario
+    first_job, second_job = scenario.job(first.job_id), scenario.job(second.job_id)
+    scenario.set_job(first_job.replace(moves=1, spec=first_job.spec.replace(priority_class="low")))
+    scenario.set_job(second_job.replace(spec=second_job.spec.replace(priority_class="high")))
+
+    scenario.run_scheduling_cycle()
+
+    assert scenario.job(first.job_id).stop_request is None
+    assert renting.decision_records("DISPLACEMENT") == []
 
 
 @pytest.mark.parametrize(("dearer", "is_asked_to_stop"), [(False, False), (True, True)])

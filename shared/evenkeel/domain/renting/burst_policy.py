@@ -62,8 +62,8 @@ class BurstPolicy(Section):
     """If set, renting for a job may cost more than its wait. The limit on the extra cost rises with the
     square of the job's delay so far. After this delay it equals the cost of the delay. 0 = no extra cost."""
     max_moves: Tries = 0
-    """How often a job may be moved between committed and rented nodes to save money. At 0 no job is moved off committed
-    nodes for another job, and moves back have no limit."""
+    """Number of moves after which a job is no longer moved off committed nodes for another job. At 0 no job is.
+    Moves back to committed nodes count as well, but they have no limit: each of them ends a rent."""
     ready_seconds: Deadline = 900
     """Time for one pool to supply all nodes. After that, Evenkeel requests nodes from the next pool."""
     quiet_seconds: Seconds = 300

@@ -375,11 +375,6 @@ def decide_departure(
     )
 
 
-def has_moved_often(job: Job, policy: Policy) -> bool:
-    """Whether a job was moved as often as the policy allows. Each move restarts the job."""
-    return 0 < policy.burst.max_moves <= job.moves
-
-
 def _return_temporary_capacity(
     job: Job, rental: Rental, target: Pool | None, now: datetime
 ) -> DepartureDecision | None:
@@ -412,7 +407,7 @@ def _migrate_back(
     run_times: RunTimes,
 ) -> DepartureDecision | None:
     pool = offered_pool(rental, policy.burst.pools)
-    if target is None or pool is None or has_moved_often(job, policy):
+    if target is None or pool is None:
         return None
     committed_target = MigrationTarget(
         pool=target.name,

@@ -26,9 +26,6 @@ from evenkeel.domain.renting.displacement import (
     MovableJob,
     decide_displacement,
 )
-from evenkeel.domain.renting.migration import (
-    has_moved_often,
-)
 from evenkeel.domain.renting.placement import (
     PlacementAction,
     PlacementDecision,
@@ -186,7 +183,7 @@ def _movable_jobs(
         spec, delay = job.spec, policy.burst.delay_of(job.spec.priority_class)
         if job.state is not JobState.RUNNING or not job.is_stoppable or job.current_attempt != charge.attempt:
             continue
-        is_bound = not spec.checkpoint_uri or spec.deadline_at or spec.elastic or has_moved_often(job, policy)
+        is_bound = not spec.checkpoint_uri or spec.deadline_at or spec.elastic or job.moves >= policy.burst.max_moves
         if is_bound or not delay or team not in ("", spec.team):
             continue
         ran = (context.now - charge.admitted_at).total_seconds() if charge.admitted_at else 0.0
