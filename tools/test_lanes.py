@@ -20,10 +20,12 @@ from collections.abc import Sequence
 
 from tests.examples import ALL_TESTS
 
-_RUN_WITH_UNIT_TESTS = ("tests/local/test_least_privilege.py",)
 _COMMAND_AND_CONSOLE = "tests/unit/cli"
 """A quarter of the unit tests' processor time, much of it in the browser."""
-_WITH_PORTS = (
+_SERVICES = ("tests/unit/services_jobs", "tests/unit/services_recovery", "tests/unit/training")
+_RUN_BY_LINT = "tests/template/test_lint.py"
+_WITH_UNIT_TESTS = ("tests/local/test_least_privilege.py",)
+_WITH_COMMANDS = (
     "tests/local/gpu_cluster",
     "tests/local/test_deployment.py",
     "tests/local/test_engine.py",
@@ -33,20 +35,26 @@ _WITH_PORTS = (
     "tests/local/test_trainer_on_engine.py",
 )
 """Local tests without the shared data centre. They run in other lanes, so that all lanes end at about the same time."""
+
+
+def _except(paths: Sequence[str]) -> list[str]:
+    return [f"--ignore={path}" for path in paths]
+
+
 LANES = {
-    "small": ["tests/unit", f"--ignore={_COMMAND_AND_CONSOLE}", *_RUN_WITH_UNIT_TESTS],
-    "ports": [
-        *("tests/contract", "tests/workflow", "tests/simulator", "tests/pytorch", *_WITH_PORTS, _COMMAND_AND_CONSOLE),
+    "unit": [
+        *("tests/unit", *_except((_COMMAND_AND_CONSOLE, *_SERVICES)), *_WITH_UNIT_TESTS),
+        *("tests/template", *_except((_RUN_BY_LINT,))),
     ],
-    "whole": [
-        *("tests/local", *(f"--ignore={path}" for path in (*_RUN_WITH_UNIT_TESTS, *_WITH_PORTS))),
-        *("tests/template", "--ignore=tests/template/test_lint.py"),
-    ],
+    "services": [*_SERVICES, "tests/contract", "tests/workflow", "tests/simulator"],
+    "commands": [*_WITH_COMMANDS, _COMMAND_AND_CONSOLE, "tests/pytorch"],
+    "local": ["tests/local", *_except((*_WITH_UNIT_TESTS, *_WITH_COMMANDS))],
 }
-"""Three lanes for two processors, because `whole` often waits. A fourth lane needed more processor time."""
+"""Four lanes for two processors, because `local` often waits for processes and `commands` for the browser."""
 LINT = ("make", "--no-print-directory", "lint")
-"""Runs beside the lanes, with `tests/template/test_lint.py`."""
+"""Runs beside the lanes, with `_RUN_BY_LINT`."""
 EACH_TIME = ("-m", "not drills and not exhaustive")
+_SUMMARY = re.compile(r"=* ?\d+ .* in [\d.]+s")
 _COUNTS = re.compile(r"(\d+) (passed|failed|skipped|errors?)")
 
 
@@ -59,7 +67,7 @@ class Lane(threading.Thread):
         self.printing = printing
         self.exit_code = 0
         self.counts: dict[str, int] = {}
-        self.title: list[str] = []
+        self.output: list[str] = []
         self.seconds = 0.0
 
     def run(self) -> None:
@@ -67,12 +75,13 @@ class Lane(threading.Thread):
         with subprocess.Popen(self.command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
             assert process.stdout
             for line in process.stdout:
-                self.title.append(line)
+                self.output.append(line)
                 with self.printing:
-                    print(f"{self.name:5} {line}", end="", flush=True)
+                    print(f"{self.name:8} {line}", end="", flush=True)
         self.exit_code = process.returncode
         self.seconds = time.monotonic() - started
-        for count, result in _COUNTS.findall(self.title[-1] if self.title else ""):
+        summaries = filter(_SUMMARY.match, reversed(self.output))
+        for count, result in _COUNTS.findall(next(summaries, "")):
             self.counts[result.removesuffix("s") if result.startswith("error") else result] = int(count)
 
 
@@ -96,9 +105,9 @@ def main() -> int:
         for result in ("passed", "failed", "error", "skipped")
     }
     for lane in running:
-        for line in lane.title:
+        for line in lane.output:
             if line.startswith(("FAILED ", "ERROR ")):
-                print(f"{lane.name:5} {line}", end="")
+                print(f"{lane.name:8} {line}", end="")
         print(f"test: {lane.name}: {lane.seconds:.0f} s, exit code {lane.exit_code}")
     print(f"{total['passed']} passed, {total['failed'] + total['error']} failed, {total['skipped']} skipped")
     return 0 if all(lane.exit_code == 0 for lane in running) else 1
