@@ -2,10 +2,11 @@
 
 import random
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 from unittest import mock
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -172,7 +173,48 @@ def crowded_admission_input(dice: random.Random) -> AdmissionInput:
     return AdmissionInput(tuple(capacities), tuple(pending), setup, (), frozenset(), SchedulerState())
 
 
-def test_runs_of_a_cycle_that_share_nominations_decide_the_same() -> None:
+def crowded_admission_input_with_holders(dice: random.Random) -> AdmissionInput:
+    """Return a fleet like that, in which some jobs run already."""
+    queue = {"preemption": {"within": dice.choice(("LowerPriority", "LowerOrNewerEqualPriority")), "reclaim": "Any"}}
+    teams = [
+        a_team(name, cohort="fleet", queue={"groups": [{P5: {GPU: dice.choice((8, 16, 24, 32))}}], **queue})
+        for name in TEAMS
+    ]
+    setup = a_setup(*teams, fairSharing=dice.random() < 0.7)
+    charges: list[Charge] = []
+    capacities = []
+    for number in range(1, 12):
+        charge = a_charge(
+            number,
+            dice.choice(TEAMS),
+            number,
+            priority=dice.choice((0, 1, 5)),
+            instance_type=P5,
+            use={P5: {GPU: 8}},
+        )
+        is_taken = dice.random() < 0.4 and not list(exceeded_limits(setup, [*charges, charge]))
+        charges += [charge] if is_taken else []
+        capacities.append(a_node_capacity(number, free=0 if is_taken else 8, pool="p5", instance_type=P5))
+    pending = (
+        a_request(
+            number,
+            team=dice.choice(TEAMS),
+            nodes=dice.choice((1, 1, 2, 3)),
+            accelerators_per_node=8,
+            priority=dice.choice((0, 1, 5)),
+        )
+        for number in range(20, 20 + dice.randint(8, 18))
+    )
+    return AdmissionInput(tuple(capacities), tuple(pending), setup, tuple(charges), frozenset(), SchedulerState())
+
+
+@pytest.mark.parametrize(
+    ("world", "seeds"),
+    [(crowded_admission_input, range(100)), (crowded_admission_input_with_holders, range(70, 130))],
+)
+def test_runs_of_a_cycle_that_share_nominations_record_the_same(
+    world: Callable[[random.Random], AdmissionInput], seeds: Iterable[int]
+) -> None:
     reused = 0
 
     class CountedNominations(KnownNominations):
@@ -186,11 +228,12 @@ def test_runs_of_a_cycle_that_share_nominations_decide_the_same() -> None:
         def in_state(self, state: Hashable) -> dict[str, tuple[PendingWorkload, Nomination]]:
             return {}
 
-    for seed in range(100):
-        admission_input = crowded_admission_input(random.Random(seed))
+    for seed in seeds:
+        admission_input = world(random.Random(seed))
         answers = []
         for kind in (CountedNominations, NoNominations):
             with mock.patch.object(queue_with_teams, "KnownNominations", kind):
                 answers.append(decide_with_teams(admission_input, SchedulingPolicy(), EconomyPolicy(), at(1000)))
         assert answers[0] == answers[1]
+        assert [answer.to_json() for answer in answers[0]] == [answer.to_json() for answer in answers[1]]
     assert reused > 100

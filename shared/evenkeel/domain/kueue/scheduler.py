@@ -84,7 +84,7 @@ class Scheduler:
         """Release the quota of a workload that ended or stopped, and wake the parked workloads of its tree."""
         admitted = self.admitted(workload_id)
         if admitted is not None:
-            self.snapshot.release(admitted)
+            self.snapshot.remove(admitted)
             self._stop_use(admitted)
             del self._queue_by_workload[workload_id]
             self._forget_cursor(admitted.workload)
@@ -129,7 +129,7 @@ class Scheduler:
         admitted = self.admitted(workload_id)
         if admitted is None:
             return
-        self.snapshot.release(admitted)
+        self.snapshot.remove(admitted)
         self._stop_use(admitted)
         # If the workload is queued again, it no longer requests finished or released pods. It still requests the pods
         # that partial admission left out.
@@ -332,7 +332,7 @@ class Scheduler:
         if workload.replaces and workload.replaces in queue.admitted:
             replaced = queue.admitted[workload.replaces]
             self._stop_use(replaced)
-            self.snapshot.release(replaced)
+            self.snapshot.remove(replaced)
             del self._queue_by_workload[workload.replaces]
             queue.generation += 1
         use = {} if workload.replaces else dict(assignment.use)  # the use of a larger slice adds only the difference

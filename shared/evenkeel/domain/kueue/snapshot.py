@@ -1,5 +1,6 @@
 """The state that one Kueue cycle reads: the cohort trees, the flavors, and the workloads that hold quota."""
 
+import itertools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -87,14 +88,25 @@ class ClusterQueueSnapshot:
     _searches: dict[tuple[str, ...], tuple[FlavorSearch, ...]] = field(
         init=False, default_factory=dict, repr=False, compare=False
     )
+    _order: dict[str, int] = field(init=False, default_factory=dict, repr=False, compare=False)
+    """Id of an admitted workload → its place in the order of admission."""
+    _places: Iterator[int] = field(init=False, default_factory=itertools.count, repr=False, compare=False)
+    _is_disordered: bool = field(init=False, default=False, repr=False, compare=False)
+    """Whether a search removed workloads and added them again, so that `admitted` has another order."""
     _holders: tuple[tuple[Admitted, bool], ...] | None = field(init=False, default=None, repr=False, compare=False)
     _held: frozenset[Hashable] | None = field(init=False, default=None, repr=False, compare=False)
 
     @property
     def holders(self) -> tuple[tuple[Admitted, bool], ...]:
-        """The workloads that hold quota, in their order, each with whether it was asked to stop."""
+        """The workloads that hold quota, in the order of admission, each with whether it was asked to stop.
+
+        Records list them, so their order must not depend on earlier searches for victims.
+        """
         if self._holders is None:
-            self._holders = tuple((admitted, admitted.is_evicted) for admitted in self.admitted.values())
+            in_order: Iterable[Admitted] = self.admitted.values()
+            if self._is_disordered:
+                in_order = sorted(in_order, key=lambda admitted: self._order[admitted.workload.workload_id])
+            self._holders = tuple((admitted, admitted.is_evicted) for admitted in in_order)
         return self._holders
 
     @property
@@ -106,6 +118,23 @@ class ClusterQueueSnapshot:
                 for admitted, is_evicted in self.holders
             )
         return self._held
+
+    def add(self, admitted: Admitted) -> None:
+        """Add a workload: in its former place after `take_out`, else as the last one."""
+        workload_id = admitted.workload.workload_id
+        self.admitted[workload_id] = admitted
+        self._order.setdefault(workload_id, next(self._places))
+        self.forget_holders()
+
+    def take_out(self, admitted: Admitted) -> None:
+        """Remove a workload, but keep its place in the order."""
+        del self.admitted[admitted.workload.workload_id]
+        self._is_disordered = True
+        self.forget_holders()
+
+    def forget_place(self, workload: Workload) -> None:
+        """Note that a workload left for good: if it is admitted again, it is the last one."""
+        del self._order[workload.workload_id]
 
     def forget_holders(self) -> None:
         """Note that a holder changed."""
@@ -170,17 +199,20 @@ class Snapshot:
     def admit(self, admitted: Admitted) -> None:
         """Add a workload and its use to its queue."""
         queue = self.queue_of(admitted.workload)
-        queue.admitted[admitted.workload.workload_id] = admitted
-        queue.forget_holders()
+        queue.add(admitted)
         queue.quota_node.add_all(admitted.use)
         if self.topology is not None:
             self.topology.add(domain_use(admitted.workload.pod_sets, admitted.topology))
 
+    def remove(self, admitted: Admitted) -> None:
+        """Remove a workload and its use from its queue for good."""
+        self.release(admitted)
+        self.queue_of(admitted.workload).forget_place(admitted.workload)
+
     def release(self, admitted: Admitted) -> None:
-        """Remove a workload and its use from its queue."""
+        """Remove a workload and its use from its queue. Admitted again, it keeps its place."""
         queue = self.queue_of(admitted.workload)
-        del queue.admitted[admitted.workload.workload_id]
-        queue.forget_holders()
+        queue.take_out(admitted)
         queue.quota_node.remove_all(admitted.use)
         if self.topology is not None:
             self.topology.remove(domain_use(admitted.workload.pod_sets, admitted.topology))
