@@ -30,6 +30,7 @@ from evenkeel.services.waits import judge_wait, open_wait, wait_observation
 from tests.crash_points import SIDES_AND_STEPS
 from tests.fakes import Crash, CrashPlan, a_node
 from tests.fakes.cluster import CLUSTER
+from tests.interleaving import InterleavedLedger, at_every_point
 from tests.unit.services_jobs.job_scenario import JobScenario
 from tests.unit.services_jobs.test_teams import set_up_teams
 
@@ -807,3 +808,43 @@ def test_expected_wait_counts_earlier_attempts_of_running_job() -> None:
     committed = next(candidate for candidate in facts.candidates if candidate.pool.name == "p5-workers")
     # The policy expects two hours, and both attempts ran for 62 minutes.
     assert committed.wait_seconds == 7200 - 3720
+
+
+@pytest.mark.parametrize("step", [RentalStep.NEXT, RentalStep.RELEASE])
+@pytest.mark.parametrize("slow_to_go", [False, True])
+def test_rental_gets_no_node_that_another_rental_gives_up(step: RentalStep, slow_to_go: bool) -> None:
+    def run(at: int) -> int:
+        renting = RentalScenario(policy=a_policy(pools=(a_pool(ON_DEMAND, Market.ON_DEMAND),)), has_capacity=set())
+        _, second = renting.fill_fleet()
+        third = renting.scenario.submit("third")
+        for _ in range(2):
+            renting.scenario.run_scheduling_cycle()
+            renting.advance_executions()
+        cluster, now = renting.world.cluster, renting.world.clock.now()
+        cluster.launch_rented(a_node(77, name="ip-77", pool=ON_DEMAND, hyperpod_cluster_id=None, created_at=now))
+        renting.run_rental_step(renting.rental(second.job_id), RentalStep.HAND_OVER)
+        cluster.launch_rented(a_node(78, name="ip-78", pool=ON_DEMAND, hyperpod_cluster_id=None, created_at=now))
+        cluster.slow_to_go = slow_to_go
+        ending_rental, other_rental = renting.rental(second.job_id), renting.rental(third.job_id)
+        assert (ending_rental.offer.joined_node_names, other_rental.state) == (("ip-77",), RentalState.OPENING)
+
+        def hand_over() -> None:
+            renting.run_rental_step(other_rental, RentalStep.HAND_OVER)
+
+        ledger = InterleavedLedger(renting.scenario.ledger, at, hand_over)
+        rent_capacity.run(
+            rent_capacity.RentCapacityRequest(step=step, job_id=ending_rental.job_id, rental=1, reason="It is late."),
+            renting.scenario.context(policy=renting.policy, mode=renting.mode, ledger=ledger),
+        )
+        if ledger.calls < at:
+            hand_over()  # after the step
+        cluster.slow_to_go = False
+        cluster.go()
+        renting.run_rental_step(ending_rental, step)
+
+        rental_after = renting.rental(third.job_id)
+        nodes = {node.name for node in cluster.nodes(CLUSTER)}
+        assert set(rental_after.node_names) <= nodes, (at, rental_after.node_names, nodes)
+        return ledger.calls
+
+    assert len(list(at_every_point(run))) >= 5

@@ -151,7 +151,7 @@ class Rental(Value):
     due_at: Instant | None = None
     """Latest return of its nodes, for temporary capacity or a Deployment with a time limit; None without a limit."""
     other_rentals_nodes: tuple[str, ...] = ()
-    """Nodes of the same pool that belong to other rentals, as last seen. They are not this rental's nodes."""
+    """Nodes of the same pool that this rental cannot get, as last seen: other rentals have them or give them up."""
     is_returning: bool = False
     """Whether the replicas of the Deployment move to committed nodes. `due_at` is then the time of the decision."""
     was_used: bool = False
@@ -195,6 +195,12 @@ class Rental(Value):
         A later attempt on the base alone has released them.
         """
         return self.joins_base and (admitted_at is None or admitted_at <= (self.handed_over_at or self.begun_at))
+
+    @property
+    def kept_from_others(self) -> frozenset[str]:
+        """The nodes of its holder, and the nodes that Evenkeel is about to delete. No other rental may get these."""
+        is_given_up = self.state is RentalState.ENDING or bool(self.offer.refused)
+        return frozenset((*self.node_names, *(self.offer.joined_node_names if is_given_up else ())))
 
     def with_offer(self, **changes: object) -> "Rental":
         """Return the rental with its current offer changed."""
@@ -335,11 +341,11 @@ def with_joined_nodes(rental: Rental, names: Iterable[str]) -> Rental:
 
 
 def with_other_rentals_nodes(rental: Rental, rentals: Iterable[Rental]) -> Rental:
-    """Record in a rental which nodes of its pool belong to other rentals.
+    """Record in a rental which nodes of its pool it cannot get because of other rentals.
 
     The wait for its own nodes reads the row of this rental alone.
     """
-    names = tuple(sorted({name for other_rental in rentals for name in other_rental.node_names}))
+    names = tuple(sorted({name for other_rental in rentals for name in other_rental.kept_from_others}))
     return _in_state(rental, rental.state, other_rentals_nodes=names)
 
 
@@ -376,11 +382,16 @@ def assign_nodes(rental: Rental, names: Collection[str], now: datetime) -> Renta
 
 
 def refuse_offer(rental: Rental, reason: str) -> RentalChange:
-    """Give up the current offer."""
+    """Give up the current offer.
+
+    Evenkeel deletes its nodes next. Another rental that would be assigned one of them at this moment must read again.
+    """
     reason = reason or f"{rental.offer.pool} did not provide {count_of(rental.nodes, 'node')} in time."
     reopened_rental = _in_state(rental, RentalState.OPENING, reason=reason).with_offer(refused=reason)
     event = f"offer-refused-{rental.number}-{len(rental.offers)}"
-    return RentalChange(reopened_rental, "refused", reason, event, capacity_answer=CapacityAnswer.REFUSED)
+    return RentalChange(
+        reopened_rental, "refused", reason, event, changes_capacity=True, capacity_answer=CapacityAnswer.REFUSED
+    )
 
 
 def next_offer(

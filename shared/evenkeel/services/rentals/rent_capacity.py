@@ -293,8 +293,8 @@ def _hand_over(step_input: _StepInput) -> RentCapacityResult:
     if why_not_waiting:
         return RentCapacityResult(outcome=RentOutcome.NOT_WANTED, reason=why_not_waiting)
     other_rentals = pool_nodes.others_in_pool(rental, context)
-    assigned_nodes = {name for other in other_rentals for name in other.node_names}
-    nodes = joined_nodes(rental, context.cluster.nodes(step_input.cluster_name), assigned_nodes)
+    other_nodes = {name for other in other_rentals for name in other.kept_from_others}
+    nodes = joined_nodes(rental, context.cluster.nodes(step_input.cluster_name), other_nodes)
     if rental.serving_target is None:
         in_use = pool_nodes.nodes_in_use(step_input.cluster_name, [node.name for node in nodes], context)
         nodes = tuple(node for node in nodes if node.name not in in_use)
