@@ -48,7 +48,7 @@ def try_policy_out(cluster: str) -> api.Reply:
         body.changes,
         ledger=context.ledger,
         base=policies.base,
-        current=policies.policy_of_pages(),
+        current=policies.policy_to_show(),
         stack_mode=context.mode,
         since=body.since,
         now=now,

@@ -84,8 +84,8 @@ class SitePolicy:
             self.current_policy()
         return self._in_force or PolicyInForce(self.base, 0, "")
 
-    def policy_of_pages(self) -> Policy:
-        """Return the policy by which pages are shown: the policy in force, or else the shipped policy in `observe`.
+    def policy_to_show(self) -> Policy:
+        """Return the policy that answers of the API show: the policy in force, or else the shipped policy in `observe`.
 
         Raises:
             TransientError: As `in_force`.

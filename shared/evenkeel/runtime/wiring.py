@@ -259,10 +259,10 @@ def context() -> Context:
     return ports().context()
 
 
-def context_of_pages() -> Context:
-    """Return the context for one page, which is shown even while no policy is in force."""
+def context_to_show() -> Context:
+    """Return the context for an answer that only shows facts, even while no policy is in force."""
     present_ports = ports()
-    return present_ports.context(policy=present_ports.policies.policy_of_pages())
+    return present_ports.context(policy=present_ports.policies.policy_to_show())
 
 
 @contextlib.contextmanager

@@ -95,7 +95,7 @@ def test_shipped_policy_never_replaces_unusable_site_policy(before: dict[str, An
     assert world.telemetry.totals["PolicyInvalid"] == 2
     assert policies.in_force()[:2] == (None, None)
     assert policies.change == change
-    assert [rule.mode for rule in policies.policy_of_pages().modes] == [Mode.OBSERVE]
+    assert [rule.mode for rule in policies.policy_to_show().modes] == [Mode.OBSERVE]
 
 
 def test_known_policy_stays_while_the_new_change_is_unusable() -> None:
