@@ -803,11 +803,27 @@ def test_expected_wait_counts_earlier_attempts_of_running_job() -> None:
 
     scenario.run_scheduling_cycle()
 
-    records = renting.decision_records("PLACEMENT")
-    facts = PlacementFacts.model_validate(next(record.facts for record in records if record.subject == second.job_id))
-    committed = next(candidate for candidate in facts.candidates if candidate.pool.name == "p5-workers")
     # The policy expects two hours, and both attempts ran for 62 minutes.
-    assert committed.wait_seconds == 7200 - 3720
+    assert committed_wait_of(second, renting) == 7200 - 3720
+
+
+def test_expected_wait_counts_job_admitted_in_same_cycle() -> None:
+    renting = RentalScenario()
+    first = renting.scenario.submit("first")
+    renting.world.clock.advance(60)
+    second = renting.scenario.submit("second")
+
+    renting.scenario.run_scheduling_cycle()
+
+    assert renting.scenario.attempt(first.job_id, 1).pool == "p5-workers"
+    assert committed_wait_of(second, renting) == 7200  # the policy expects two hours
+
+
+def committed_wait_of(job: Job, renting: RentalScenario) -> float:
+    """Return the wait for committed nodes that the recorded placement of a job expects."""
+    records = renting.decision_records("PLACEMENT")
+    facts = PlacementFacts.model_validate(next(record.facts for record in records if record.subject == job.job_id))
+    return next(candidate.wait_seconds for candidate in facts.candidates if candidate.pool.name == "p5-workers")
 
 
 @pytest.mark.parametrize("step", [RentalStep.NEXT, RentalStep.RELEASE])

@@ -117,7 +117,7 @@ def plan_mixed(
     if not jobs:
         return ()
     capacities = capacities_after_admissions(admission_input.capacities, decisions)
-    context = placement_context(snapshot, admission_input, policy, now)._replace(
+    context = placement_context(snapshot, admission_input, policy, now, decisions)._replace(
         capacities=capacities, rented=rental_book
     )
     ran = run_seconds(snapshot.attempts, now)

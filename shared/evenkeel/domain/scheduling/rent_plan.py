@@ -51,19 +51,30 @@ def jobs_without_nodes(snapshot: CycleSnapshot, decisions: Iterable[AdmissionDec
 
 
 def placement_context(
-    snapshot: CycleSnapshot, admission_input: AdmissionInput, policy: Policy, now: datetime
+    snapshot: CycleSnapshot,
+    admission_input: AdmissionInput,
+    policy: Policy,
+    now: datetime,
+    decisions: Iterable[AdmissionDecision] = (),
 ) -> PlacementContext:
-    """Return the facts that all placements of one cycle share, before its admissions.
+    """Return the facts that all placements of one cycle share, with an empty queue.
 
-    The queue of their admission input is empty.
+    Args:
+        snapshot: The snapshot of the cycle.
+        admission_input: The input of the decisions.
+        policy: The whole policy.
+        now: The time.
+        decisions: The jobs that these decisions admit count as running. Their nodes are still free in the result.
     """
-    known = {charge.job_id: snapshot.known_job(charge.job_id) for charge in admission_input.charges}
+    new_charges = (decision.to_charge() for decision in decisions if decision.action is AdmissionAction.ADMIT)
+    charges = (*admission_input.charges, *new_charges)
+    known = {charge.job_id: snapshot.known_job(charge.job_id) for charge in charges}
     jobs = {job_id: job for job_id, job in known.items() if job}
     past = (*snapshot.past_jobs, *runs_so_far(admission_input.charges, jobs, now))
     return PlacementContext(
         now=now,
         capacities=snapshot.capacities,
-        charges=tuple(charge.without_rented_part() for charge in admission_input.charges),
+        charges=tuple(charge.without_rented_part() for charge in charges),
         classes={job_id: job.spec.priority_class for job_id, job in jobs.items()},
         rented=snapshot.rental_book,
         shortages=snapshot.shortages or Shortages(),
@@ -96,7 +107,7 @@ def plan_placements(
     if not jobs:
         return {}
     node_capacities = capacities_after_admissions(admission_input.capacities, decisions)
-    context = placement_context(snapshot, admission_input, policy, now)._replace(
+    context = placement_context(snapshot, admission_input, policy, now, decisions)._replace(
         capacities=node_capacities, queue=waiting_jobs, rented=rental_book
     )
     ran = run_seconds(snapshot.attempts)
