@@ -5,7 +5,7 @@ import pytest
 from tests.drill_mutants import drill_mutants
 from tests.simulator.invariants import TABLE
 from tests.simulator.mutant_types import type_errors
-from tests.simulator.mutants import Mutant, mutants, why_not_applicable
+from tests.simulator.mutants import Mutant, known_seeds, mutants, why_not_applicable
 
 
 @pytest.mark.parametrize("mutant", mutants(), ids=lambda mutant: mutant.name)
@@ -14,8 +14,12 @@ def test_every_planted_bug_patch_applies_and_names_an_invariant(mutant: Mutant) 
     assert mutant.invariant in {invariant.name for invariant in TABLE}
 
 
-def test_at_least_ten_bugs_are_planted() -> None:
-    assert len(mutants()) >= 10
+def test_every_invariant_has_a_planted_bug() -> None:
+    assert {mutant.invariant for mutant in mutants()} == {invariant.name for invariant in TABLE}
+
+
+def test_seed_is_known_for_every_planted_bug() -> None:
+    assert set(known_seeds()) == {mutant.name for mutant in mutants()}
 
 
 @pytest.mark.exhaustive
