@@ -87,7 +87,7 @@ def test_pods_of_a_partly_admitted_job_wait_for_their_number(bench: LocalCluster
     until(lambda: len(seen(bench, spec).pods) == 2, "Kueue to start two of three pods")
     until(
         lambda: {pod.reason for pod in seen(bench, spec).pods} == {"CreateContainerConfigError"},
-        "its pods to wait for their number",
+        "its pods to wait for their world size",
     )
     assert (seen(bench, spec).parallelism, seen(bench, spec).has_failed) == (2, False)
 

@@ -424,7 +424,7 @@ class FakeCluster(FakeAdmissionChecks, FakeCapacity, FakeUnmanagedJobs):
         self._changed("job")
 
     def kueue_admits(self, job_id: str, attempt: int, *node_names: str, **facts: Any) -> None:
-        """Admit an attempt, as Kueue does: its pods run on these nodes, once they know their number."""
+        """Admit an attempt, as Kueue does: its pods run on these nodes, once they know their world size."""
         now = self.clock.now()
         conditions = tuple(
             KueueCondition(type=kind, is_true=True, changed_at=now) for kind in ("QuotaReserved", "Admitted")

@@ -315,6 +315,6 @@ def test_observe_mode_makes_same_decisions_and_changes_nothing(data_centre_for_m
         [decided] = [decision for decision in incident["decisions"] if decision["kind"] == "RECOVERY"]
         record = data_centre_for_modes.client().get(f"/decisions/{decided['decisionId']}")
         assert (record["action"], record["isDryRun"]) == ("ACT", True)
-        assert f": {rungs}, and move the jobs." in record["reason"]
+        assert f": Evenkeel moves the jobs, then: {rungs}." in record["reason"]
         assert timeline_of(data_centre_for_modes, incident) == ["fault", "decided", "settled"]
     assert pending.show()["attempts"] == []

@@ -60,7 +60,7 @@ class CheckTrigger(StrEnum):
     CORDON = "at every cordon"
     RELEASE = "at every uncordon"
     LAUNCH = "at every launch"
-    SIZE = "whenever pods learn their number"
+    SIZE = "whenever pods learn their world size"
     SAVE = "at every save of a job that Kueue admitted"
     STOP = "at every stop"
     RENT = "whenever nodes are asked for"

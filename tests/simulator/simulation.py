@@ -1273,7 +1273,7 @@ class WatchedCluster:
     def publish_size(self, attempt: Attempt) -> None:
         self.simulation.checks.size_published(self.simulation, attempt)
         self.simulation.cluster.publish_size(attempt)
-        self.simulation.log(f"the pods of {attempt.workload_name} know their number: {attempt.ranks}")
+        self.simulation.log(f"the pods of {attempt.workload_name} know their world size: {attempt.ranks}")
 
     def stop(self, attempt: Attempt, grace_seconds: int, *rest: Any, **more: Any) -> None:
         simulation = self.simulation

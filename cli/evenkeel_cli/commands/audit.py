@@ -20,7 +20,7 @@ app = lookup.command_group(
 @app.command("ls")
 def list_acts(
     by: Annotated[str, typer.Option(help="Only actions of people whose name contains this text.")] = "",
-    since: Annotated[str, typer.Option(metavar="WHEN", help="A time such as 30d, 12h or 10m, or an instant.")] = "30d",
+    since: Annotated[str, typer.Option(metavar="WHEN", help="30d, 12h, 10m, or 2026-11-03T10:15:00Z.")] = "30d",
     limit: lookup.LimitOption = 200,
     watch: lookup.WatchOption = False,
     output: lookup.OutputOption = OutputFormat.TABLE,

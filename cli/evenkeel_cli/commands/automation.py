@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from evenkeel_cli.commands import lookup
-from evenkeel_cli.commands.change_plans import is_only_plan
+from evenkeel_cli.commands.change_plans import show_plan_or_confirm
 from evenkeel_cli.commands.output import print_change, print_object, print_read
 from evenkeel_cli.render import OutputFormat, Printer
 from evenkeel_cli.state_signs import count_of, mode_text
@@ -53,7 +53,7 @@ def hold(  # noqa: PLR0913, PLR0917 - options, each given by its name
     body = {"reason": reason, "forSeconds": parse_duration(duration_text), **_scope_fields(client, pool, node)}
     body |= {"allowUnknown": True} if allow_unknown else {}
     path = f"/clusters/{client.fleet}/automation/hold"
-    if is_only_plan(
+    if show_plan_or_confirm(
         lambda: client.post_read_only(path, {**body, "dryRun": True}),
         title=lambda plan: f"{plan['instanceId'] or plan['pool'] or 'the whole fleet'}  hold",
         texts=lambda plan: [*plan["effects"], f"Recoveries at work: {_recoveries_text(client.get('/overview'))}."],

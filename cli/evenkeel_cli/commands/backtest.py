@@ -19,7 +19,7 @@ WindowOption = Annotated[
         metavar="HOURS",
         min=1,
         max=168,
-        help="Observation window: how long actions count, and how long a healthy node must work.",
+        help="Observation window: hours after a decision in which later events judge it.",
     ),
 ]
 

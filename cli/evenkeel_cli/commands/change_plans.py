@@ -10,7 +10,7 @@ from evenkeel_client.errors import CommandFailed, Exit
 Json = dict[str, Any]
 
 
-def is_only_plan(
+def show_plan_or_confirm(
     read_plan: Callable[[], Json],
     *,
     title: Callable[[Json], str],

@@ -124,7 +124,7 @@ def commitment(  # noqa: PLR0913, PLR0917 - options, each given by its name
     until: Annotated[
         str | None, typer.Option(metavar="WHEN", help="With --fleet: end of the window; if omitted, now.")
     ] = None,
-    instance_type: Annotated[str, typer.Option(metavar="TYPE", help="With --fleet, if it has several types.")] = "",
+    instance_type: Annotated[str, typer.Option(metavar="TYPE", help="Required if the fleet has several.")] = "",
     waiting: Annotated[
         bool, typer.Option("--waiting", help="With --fleet: also count the nodes that jobs waited for.")
     ] = False,

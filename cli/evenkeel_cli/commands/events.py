@@ -27,7 +27,7 @@ def list_events(
         str | None, typer.Option("--subject", help="Only this incident, job, node or team.", metavar="ID")
     ] = None,
     team: Annotated[str | None, typer.Option("--team", help="Only jobs and budgets of this team.")] = None,
-    since: Annotated[str, typer.Option(metavar="WHEN", help="A time such as 30d, 12h or 10m, or an instant.")] = "1d",
+    since: Annotated[str, typer.Option(metavar="WHEN", help="30d, 12h, 10m, or 2026-11-03T10:15:00Z.")] = "1d",
     limit: lookup.LimitOption = 50,
     watch: lookup.WatchOption = False,
     output: lookup.OutputOption = OutputFormat.TABLE,

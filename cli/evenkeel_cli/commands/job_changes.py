@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from evenkeel_cli.commands import lookup
-from evenkeel_cli.commands.change_plans import is_only_plan
+from evenkeel_cli.commands.change_plans import show_plan_or_confirm
 from evenkeel_cli.commands.output import print_change
 from evenkeel_cli.render import OutputFormat
 from evenkeel_cli.state_signs import JOB, plain
@@ -33,7 +33,7 @@ def _cancel(
 ) -> None:
     """Show what a cancel stops, ask, and cancel the job. Its pods get their grace period for a last checkpoint."""
     client, job_id = _find(job)
-    if _is_only_plan(client, job_id, "cancel", {}, output, is_dry_run=is_dry_run, is_sure=is_sure):
+    if _show_plan_or_confirm(client, job_id, "cancel", {}, output, is_dry_run=is_dry_run, is_sure=is_sure):
         return
     response = client.post(f"/jobs/{job_id}/cancel", _body(reason), key=key)
     next_command = "" if response["state"] in lookup.ENDED else f"jobs wait {response['jobId']}"
@@ -50,7 +50,7 @@ def _suspend(
 ) -> None:
     """Show what stops, ask, and suspend the job. If it runs, its pods get their grace period for a last checkpoint."""
     client, job_id = _find(job)
-    if _is_only_plan(client, job_id, "suspend", {}, output, is_dry_run=is_dry_run, is_sure=is_sure):
+    if _show_plan_or_confirm(client, job_id, "suspend", {}, output, is_dry_run=is_dry_run, is_sure=is_sure):
         return
     _print_suspension(client.post(f"/jobs/{job_id}/suspend", _body(reason), key=key), output, "resume")
 
@@ -64,7 +64,7 @@ def _resume(
 ) -> None:
     """Queue a suspended job again, at its old position."""
     client, job_id = _find(job)
-    if _is_only_plan(client, job_id, "resume", {}, output, is_dry_run=is_dry_run, is_sure=True):
+    if _show_plan_or_confirm(client, job_id, "resume", {}, output, is_dry_run=is_dry_run, is_sure=True):
         return
     _print_suspension(client.post(f"/jobs/{job_id}/resume", _body(reason), key=key), output, "wait")
 
@@ -80,7 +80,7 @@ def _priority(
     """Show the new queue position, ask, and change the priority class. It decides which jobs the job may preempt."""
     client, job_id = _find(job)
     class_field = {"priorityClass": priority_class}
-    if _is_only_plan(client, job_id, "priority", class_field, output, is_dry_run=is_dry_run, is_sure=is_sure):
+    if _show_plan_or_confirm(client, job_id, "priority", class_field, output, is_dry_run=is_dry_run, is_sure=is_sure):
         return
     for tries_left in (2, 1, 0):
         version = client.get(f"/jobs/{job_id}")["version"]
@@ -110,10 +110,10 @@ def _read_plan(client: ApiClient, job_id: str, change: str, fields: Json) -> Jso
     return client.post_read_only(f"/jobs/{job_id}/{change}", body)
 
 
-def _is_only_plan(
+def _show_plan_or_confirm(
     client: ApiClient, job_id: str, change: str, fields: Json, output: OutputFormat, *, is_dry_run: bool, is_sure: bool
 ) -> bool:
-    return is_only_plan(
+    return show_plan_or_confirm(
         lambda: _read_plan(client, job_id, change, fields),
         title=lambda plan: f"{plan['jobId']}  {change}: {_states_text(plan)}",
         texts=lambda plan: [

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from evenkeel_cli.commands import lookup
-from evenkeel_cli.commands.change_plans import is_only_plan
+from evenkeel_cli.commands.change_plans import show_plan_or_confirm
 from evenkeel_cli.commands.output import confirm, print_change, print_list, print_object, print_or_watch, print_read
 from evenkeel_cli.render import Column, OutputFormat, Printer
 from evenkeel_cli.state_signs import NODE, plain
@@ -149,7 +149,7 @@ def _cordon_or_uncordon(
 ) -> None:
     client = lookup.current_client()
     path = f"/nodes/{lookup.find_node(client, typed_value)}/{verb}"
-    if is_only_plan(
+    if show_plan_or_confirm(
         lambda: client.post_read_only(path, {"dryRun": True}),
         title=lambda plan: f"{plan['instanceId']}  {verb}",
         texts=lambda plan: plan["effects"],

@@ -25,7 +25,7 @@ class ReportFormat(StrEnum):
     YAML = "yaml"
 
 
-SinceOption = Annotated[str, typer.Option(metavar="WHEN", help="A time such as 30d or 12h, or an instant.")]
+SinceOption = Annotated[str, typer.Option(metavar="WHEN", help="30d, 12h, or 2026-11-03T10:15:00Z.")]
 UntilOption = Annotated[str | None, typer.Option(metavar="WHEN", help="End of the window; if omitted, now.")]
 OutputOption = Annotated[ReportFormat, typer.Option("-o", "--output", help="Output format.")]
 

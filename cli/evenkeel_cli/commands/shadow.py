@@ -23,7 +23,7 @@ app = lookup.command_group("Compare the decisions of the mode `observe` with wha
 
 @app.command("report")
 def report(
-    since: Annotated[str, typer.Option(metavar="WHEN", help="A time such as 30d or 12h, or an instant.")] = "30d",
+    since: Annotated[str, typer.Option(metavar="WHEN", help="30d, 12h, or 2026-11-03T10:15:00Z.")] = "30d",
     pool: Annotated[str, typer.Option(metavar="POOL", help="Only nodes of this pool.")] = "",
     window: WindowOption = 24,
     limit: lookup.LimitOption = 50,

@@ -87,7 +87,7 @@ def quota(
 
 @app.command("spend")
 def spend(
-    since: Annotated[str, typer.Option(metavar="WHEN", help="A time such as 30d or 12h, or an instant.")] = "30d",
+    since: Annotated[str, typer.Option(metavar="WHEN", help="30d, 12h, or 2026-11-03T10:15:00Z.")] = "30d",
     until: Annotated[str | None, typer.Option(metavar="WHEN", help="End of the window; if omitted, now.")] = None,
     team: Annotated[str | None, typer.Option("--team", metavar="TEAM", help="Only this team.")] = None,
     by: Annotated[SpendGroupBy, typer.Option("--by", help="Group the rows by this.")] = SpendGroupBy.TEAM,

@@ -143,10 +143,10 @@ def _print_answer(out: Printer, answer: Json) -> None:
     for number, change in enumerate(answer.get("changes") or []):
         if not number:
             out.line()
-        out.pairs([("would start if" if not number else "or if", change["said"])], indent="  ")
+        out.pairs([("would start with" if not number else "or with", change["said"])], indent="  ")
     if answer.get("changesUnknown"):
         out.line()
-        out.pairs([("would start if", f"unknown: {answer['changesUnknown']}")], indent="  ")
+        out.pairs([("would start with", f"unknown: {answer['changesUnknown']}")], indent="  ")
     earlier = answer.get("earlier") or []
     if earlier:
         out.line()

@@ -120,7 +120,7 @@ def job(spec: LaunchSpec, fleet: str, accelerator_resource: str) -> Json:
 
 
 def size_config_map(attempt: Attempt, fleet: str) -> Json:
-    """Return the ConfigMap from which the pods of an attempt read their number, once Kueue has admitted it.
+    """Return the ConfigMap from which the pods of an attempt read their world size, once Kueue has admitted it.
 
     Its pods wait for it. It cannot be changed, so all pods read the same number. Kubernetes deletes it with the Job.
     """

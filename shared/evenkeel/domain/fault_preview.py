@@ -1,4 +1,4 @@
-"""FaultPreview the recovery of one fault: run the real decisions on a node that no repair helps.
+"""Preview the recovery of one fault: run the real decisions on a node that no repair helps.
 
 fault, policy ─▶ an incident with one signal ─▶ the plan ─▶ rung, its deadline passes, next rung … ─▶ a person
 """

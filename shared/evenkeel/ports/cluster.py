@@ -245,7 +245,7 @@ class Cluster(AdmissionChecks, RentedCapacity, UnmanagedJobs, Protocol):
         ...
 
     def publish_size(self, attempt: Attempt) -> None:
-        """Tell the pods of a launched attempt their number. They start only then, if Kueue could admit fewer pods.
+        """Tell the pods of a launched attempt their world size. They start only then, if Kueue could admit fewer pods.
 
         Idempotent: yes, the number is stored once and never changes.
 

@@ -1030,7 +1030,7 @@ def a_partly_admitted_attempt(stage: PermissionBench) -> Attempt:
 
 
 def knows_its_number(result: InvocationResult) -> bool:
-    return bool(result.answer) and "know their number: 1" in str(result.answer["reason"])
+    return bool(result.answer) and "got world size 1" in str(result.answer["reason"])
 
 
 @probe("launch_job", succeeds=knows_its_number)

@@ -28,7 +28,7 @@ PLAN_AWAITING_APPROVAL = StoredRecoveryPlan(
     evidence_wait_seconds=0,
     max_repairs=3,
     decision_id="dec-0000000001",
-    reason="Waits for approval. Plan: replace, and move the jobs.",
+    reason="Waits for approval. Plan: Evenkeel moves the jobs, then: replace.",
     answer_by=datetime(2026, 11, 3, 14, 5, tzinfo=UTC),
     fault_key="xid:79",
 )

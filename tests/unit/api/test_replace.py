@@ -50,7 +50,7 @@ def test_replacement_dry_run_records_its_decision_and_changes_nothing(gateway_wi
 
     plan_document = answer.document
     assert (plan_document["outcome"], plan_document["jobs"]) == ("ACT", ["job-0000000001"])
-    assert plan_document["reason"] == "A person asks for it to be replaced: replace, and move the jobs."
+    assert plan_document["reason"] == "A person asks for it to be replaced: Evenkeel moves the jobs, then: replace."
     assert answer.headers["Location"] == f"/v1/decisions/{plan_document['decisionId']}"
     record = recorded_decision(gateway_with_nodes, plan_document["decisionId"])
     assert (record.kind, record.action, record.is_dry_run) == ("RECOVERY", "ACT", True)
@@ -109,7 +109,7 @@ def test_repeated_replacement_request_is_answered_after_the_node_is_gone(
 def test_requested_replacement_never_plans_a_reboot(gateway_with_nodes: Gateway) -> None:
     plan_document = dry_run_replacement(gateway_with_nodes, code="NvidiaErrorReboot")
 
-    assert "replace, and move the jobs" in plan_document["reason"]
+    assert "Evenkeel moves the jobs, then: replace." in plan_document["reason"]
     assert recorded_decision(gateway_with_nodes, plan_document["decisionId"]).facts["ladder"] == ["replace"]
 
 

@@ -758,7 +758,7 @@ def store_plan_awaiting_approval(cli: CliFixture) -> None:
         "settleSeconds": 0,
         "maxRepairs": 3,
         "decisionId": "dec-0000000001",
-        "reason": "Waits for approval. Plan: replace, and move the jobs.",
+        "reason": "Waits for approval. Plan: Evenkeel moves the jobs, then: replace.",
     }
     store(cli.gateway.fakes.ledger, an_incident(1, plan=plan), a_fleet_node(1))
 
@@ -770,7 +770,7 @@ def test_decline_after_an_approval_is_refused_with_its_author(cli: CliFixture) -
     first = cli.run("incidents", "approve", "inc-0000000001", "--yes", "--reason", "go")
     second = cli.run("incidents", "decline", "inc-0000000001", "--yes")
 
-    assert "Waits for approval. Plan: replace, and move the jobs. (dec-0000000001)" in shown_result.out
+    assert "Waits for approval. Plan: Evenkeel moves the jobs, then: replace. (dec-0000000001)" in shown_result.out
     assert first.out.startswith("● inc-0000000001  approved\n")
     assert (second.exit_code, "approved it. [PLAN_SUPERSEDED]" in second.err) == (5, True)
 
@@ -841,7 +841,7 @@ def test_node_replacement_needs_a_dry_run_or_yes(cli: CliFixture) -> None:
     confirmed = cli.run("nodes", "replace", node, "--reason", "old", "--yes")
 
     assert dry_run.out.startswith(f"○ {node}  act, in a dry run\n")
-    assert "A person asks for it to be replaced: replace, and move the jobs." in dry_run.out
+    assert "A person asks for it to be replaced: Evenkeel moves the jobs, then: replace." in dry_run.out
     assert (without_yes.exit_code, "--yes" in without_yes.err, nothing) == (2, True, [])
     assert confirmed.out.startswith(f"● {node}  replacement requested\n")
     assert len(queued) == 1

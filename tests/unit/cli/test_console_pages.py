@@ -140,7 +140,7 @@ def test_operator_approves_a_plan_in_the_console(cli: CliFixture, page: Page) ->
 
     page.reload()
     page.locator("#needs-you").get_by_role("link").first.click()
-    expect(page.get_by_text("Waits for approval. Plan: replace, and move the jobs.").first).to_be_visible()
+    expect(page.get_by_text("Waits for approval. Plan: Evenkeel moves the jobs, then: replace.").first).to_be_visible()
     page.get_by_role("button", name="Approve…").click()
     dialog = page.get_by_role("dialog")
     expect(dialog).to_contain_text("Evenkeel checks every guardrail again before it acts.")

@@ -431,7 +431,7 @@ def test_option_that_loses_least_gpu_hours_wins_without_a_price() -> None:
         if alternative.gpu_hours_lost and alternative.gpu_hours_lost > decision.gpu_hours_lost
     ]
     assert other_losses
-    assert all("they have no price" in alternative.why_not for alternative in other_losses)
+    assert all("GPU-hours are unpriced" in alternative.why_not for alternative in other_losses)
 
 
 def test_price_of_delay_counts_for_every_resume_option() -> None:

@@ -75,7 +75,7 @@ def test_job_larger_than_every_pool_blocks_no_other_job() -> None:
     answers = decisions_for([a_node_capacity(1), a_node_capacity(2)], a_request(1, nodes=3), a_request(2))
 
     assert [answer.action for answer in answers.values()] == [AdmissionAction.NEVER_FITS, AdmissionAction.ADMIT]
-    assert "The job can never start here" in answers["job-1"].reason
+    assert "No pool is large enough" in answers["job-1"].reason
     assert "the largest matching pool has 2 nodes" in answers["job-1"].reason
 
 

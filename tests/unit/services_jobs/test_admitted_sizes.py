@@ -1,4 +1,4 @@
-"""Elastic jobs where Kueue admits: Kueue may admit fewer pods, and the pods learn their number."""
+"""Elastic jobs where Kueue admits: Kueue may admit fewer pods, and the pods learn their world size."""
 
 import contextlib
 from typing import Any
@@ -132,7 +132,7 @@ def test_second_call_changes_nothing() -> None:
     assert len(sizes) == 1
 
 
-def test_job_that_waits_for_a_check_is_told_nothing() -> None:
+def test_no_size_is_published_while_a_check_is_open() -> None:
     scenario = a_scenario()
     job = hand_over(scenario)
 
@@ -315,7 +315,7 @@ def test_cluster_without_the_right_stops_the_attempt_with_a_reason(monkeypatch: 
 
     ended, waiting = scenario.attempt(job.job_id), scenario.job(job.job_id)
     assert ended.state is AttemptState.NEVER_RAN
-    assert ended.reason == "The pods cannot learn their number: create configmaps: 403."
+    assert ended.reason == "The pods cannot get their world size: create configmaps: 403."
     assert (waiting.state, waiting.not_before is not None, scenario.usage()) == (JobState.PENDING, True, 0)
 
 

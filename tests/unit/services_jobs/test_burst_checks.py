@@ -240,7 +240,7 @@ def test_quota_for_fewer_pods_is_retried_and_rents_nothing() -> None:
 
     workload = burst.checked(job.job_id)
     assert (workload.state, burst.scenario.job(job.job_id).rentals) == (BurstCheckState.RETRY, 0)
-    assert "Kueue reserved quota for 1 pod, but the job runs on 2" in workload.message
+    assert "Kueue reserved quota for 1 pod, but the job needs 2 nodes" in workload.message
 
 
 ELASTIC: dict[str, Any] = {"nodes": 4, "elastic": {"min_nodes": 1, "max_nodes": 4}}
@@ -283,7 +283,7 @@ def test_reserved_pods_between_sizes_ask_again_for_a_smaller_size() -> None:
 
     workload = burst.checked(job.job_id)
     assert (workload.state, burst.answers(), stopping.rentals) == (BurstCheckState.RETRY, ["Retry"], 0)
-    assert "3 pods, but the job runs on 4, or on a smaller size. Its next attempt asks for 2." in workload.message
+    assert "3 pods, but the job needs 4 nodes, or a smaller size. Its next attempt asks for 2." in workload.message
     stop_request = stopping.stop_of(1)
     assert stop_request
     assert stop_request.reason == workload.message
@@ -304,7 +304,7 @@ def test_rental_of_another_size_is_released_first() -> None:
 
     workload = burst.checked(job.job_id)
     assert workload.state is BurstCheckState.RETRY
-    assert f"3 nodes of {SPOT} are rented, but the job runs on 2." in workload.message
+    assert f"3 nodes of {SPOT} are rented, but the job needs 2 nodes." in workload.message
 
 
 def test_rental_with_too_few_nodes_is_never_ready() -> None:
@@ -321,7 +321,7 @@ def test_rental_with_too_few_nodes_is_never_ready() -> None:
 
     workload = burst.checked(job.job_id)
     assert workload.state is BurstCheckState.RETRY
-    assert "1 node of burst-spot is rented, but the job runs on 2." in workload.message
+    assert "1 node of burst-spot is rented, but the job needs 2 nodes." in workload.message
 
 
 @pytest.mark.parametrize("state", ["ready", "retried"])

@@ -16,7 +16,7 @@ from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.quotas.teams import FleetQuotas
-from evenkeel.domain.scheduling.queue_heads import HEADS_IN_TURN, HEADS_PER_CYCLE, QueueHead, QueueHeads
+from evenkeel.domain.scheduling.queue_heads import HEADS_PER_CYCLE, LONGEST_UNREAD_HEADS, QueueHead, QueueHeads
 from evenkeel.ports import Ledger, Page, Put, Row, Table, Throttled, Write
 from evenkeel.services.jobs import set_priority, suspend_job
 from evenkeel.services.jobs.check_role import Requester
@@ -91,13 +91,13 @@ def test_each_head_is_read_within_its_turn(teams: int, changed: set[int]) -> Non
     marks = {name: 2 if number in changed else 1 for number, name in enumerate(names)}
     last_read = dict.fromkeys(names, 0)
 
-    for cycle in range(1, 3 * math.ceil(teams / HEADS_IN_TURN)):
+    for cycle in range(1, 3 * math.ceil(teams / LONGEST_UNREAD_HEADS)):
         now = NOW + timedelta(minutes=cycle)
         teams_read = heads.to_read(names, marks)
         assert len(teams_read) <= HEADS_PER_CYCLE
         heads = heads.after_read(names, {name: a_head(now, marks[name], marked_at=now) for name in teams_read})
         last_read |= dict.fromkeys(teams_read, cycle)
-        assert cycle - min(last_read.values()) <= math.ceil(teams / HEADS_IN_TURN)
+        assert cycle - min(last_read.values()) <= math.ceil(teams / LONGEST_UNREAD_HEADS)
 
 
 def test_heads_are_read_again_from_their_document() -> None:
@@ -146,7 +146,7 @@ def run_cycles(scenario: JobScenario, count: int) -> None:
 def max_cycles(scenario: JobScenario, parked: int) -> int:
     """Return the cycles within which every job is examined: its turn among the heads, and the pages of its queue."""
     turns = math.ceil((TEAMS + 1) / scenario.policy.scheduling.long_queues_per_cycle)
-    return math.ceil(TEAMS / HEADS_IN_TURN) + turns * (math.ceil((parked + 2) / 2) + 1)
+    return math.ceil(TEAMS / LONGEST_UNREAD_HEADS) + turns * (math.ceil((parked + 2) / 2) + 1)
 
 
 CHANGES = st.lists(

@@ -227,7 +227,7 @@ def _decide_without_rented_part(facts: AdmissionFacts) -> AdmissionDecision:
     if all(fit.total_nodes < request.nodes for fit in fits) and request.attempts == 0:
         most_nodes = max((fit.total_nodes for fit in fits), default=0)
         reason = (
-            f"The job can never start here: it asks for {describe_request(request)}, "
+            f"No pool is large enough: the job asks for {describe_request(request)}, "
             f"and the largest matching pool has {count_of(most_nodes, 'node')}."
         )
         return _build_decision(facts, AdmissionAction.NEVER_FITS, reason)

@@ -305,7 +305,7 @@ def _why_not_resized(job: ElasticJob, priority: int) -> str:
     if job.is_resizing:
         return "The job is already changing size."
     if job.sizes is None or job.nodes <= job.sizes.legal[0]:
-        return "The job cannot shrink further, and stopping it was not needed or lost more."
+        return "The job cannot shrink further. A stop was not needed, or would lose more."
     return "Other jobs lose less."
 
 
@@ -349,7 +349,7 @@ def decide_after_node_loss(facts: NodeLossFacts) -> NodeLossDecision:
     """Decide how a job continues after it lost nodes: on spares, later with fewer nodes, or in the queue."""
     job, lost_nodes = facts.job, facts.lost_nodes
     if facts.spares >= lost_nodes:
-        reason = f"{count_of(facts.spares, 'node')} kept as spares: the job continues at its size."
+        reason = f"{count_of(facts.spares, 'spare node is', 'spare nodes are')} free: the job keeps its size."
         return NodeLossDecision(action=NodeLossAction.REPLACE, nodes=job.nodes, reason=reason, facts=facts)
     until = facts.lost_at + timedelta(seconds=facts.policy.spare_wait_seconds)
     size = job.sizes.largest_up_to(job.nodes - lost_nodes + facts.spares) if job.sizes else None

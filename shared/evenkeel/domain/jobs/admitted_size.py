@@ -63,7 +63,7 @@ def judge_admitted_size(job: Job, attempt: Attempt, workload: ObservedWorkload) 
         )
         return ask_for_size(size, None, reason)
     if size in sizes.legal and size <= attempt.requested_size:
-        reason = f"Its pods know their number: {size}."
+        reason = f"Its pods got world size {size}."
         return AdmittedSize(action=AdmittedSizeAction.START, size=size, reason=reason)
     return _no_size(sizes, size)
 

@@ -78,7 +78,7 @@ def plan_drain(facts: DrainFacts, policy: Policy) -> Drain:
         )
 
     if facts.action in (JobAction.ROLLBACK, JobAction.STOP):
-        return drain_of(0, "no time, because a checkpoint saved now would not be used")
+        return drain_of(0, "no time to save, because no job would use the checkpoint")
     grace, why = facts.wanted_seconds, "as the job requests"
     allowed_seconds = math.ceil(facts.drain_seconds * policy.repair.drain_scale)
     cannot_save = facts.can_save is CanSave.NO
@@ -97,7 +97,7 @@ def plan_drain(facts: DrainFacts, policy: Policy) -> Drain:
                 f"so that the save ends before the node terminates at {facts.deadline_at:%H:%M:%SZ}",
             )
     if cannot_save:
-        why = f"{why}; pods on the faulty node cannot save and stop at once"
+        why = f"{why}; the faulty node cannot save, so its pods stop at once"
     return drain_of(grace, f"{grace} s to save, {why}", on_faulty_node=not cannot_save)
 
 

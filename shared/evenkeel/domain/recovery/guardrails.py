@@ -10,7 +10,7 @@ The register must still have the version of the verdict. So two actions cannot b
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
 from types import MappingProxyType
@@ -456,7 +456,7 @@ def shared_causes(
     life: str,
     pool: str,
     fleet: Iterable[FleetNode],
-    faulty: Iterable[NodeFailure],
+    faulty: Collection[NodeFailure],
     *,
     now: datetime,
     boot_seconds: int,

@@ -334,7 +334,7 @@ def _owner_with_reason(facts: PlanFacts, name: str, first_rung: str) -> tuple[No
         explanation = "NodeRecovery is Automatic, so HyperPod repairs the node; Evenkeel moves the jobs"
         return NodeOwner.HYPERPOD, f"{name}: {explanation}."
     reason = f" {facts.min_rung_reason}" if facts.min_rung_reason else ""
-    return NodeOwner.EVENKEEL, f"{name}: {repair}, and move the jobs.{reason}"
+    return NodeOwner.EVENKEEL, f"{name}: Evenkeel moves the jobs, then: {repair}.{reason}"
 
 
 def _first_available_rung(facts: PlanFacts) -> tuple[str, tuple[Alternative, ...]]:

@@ -168,7 +168,7 @@ def choose_repair(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision:
     """
     decision = _choose_action(facts, policy)
     if decision.drains and facts.hold is not None:
-        return _decision_of(Repair.HOLD, f"Evenkeel cannot move its jobs yet. {_hold_text(facts.hold)}")
+        return _decision_of(Repair.HOLD, f"The node's jobs cannot move yet. {_hold_text(facts.hold)}")
     return decision
 
 
@@ -227,7 +227,7 @@ def _decide_before_request(facts: RepairFacts, policy: RepairPolicy) -> RepairDe
     if owner_decision is not None:
         return owner_decision
     if facts.has_work and facts.work_may_run_until is not None and facts.now < facts.work_may_run_until:
-        return _decision_of(Repair.LATER, f"Its jobs may run until {facts.work_may_run_until:%Y-%m-%dT%H:%M:%SZ}.")
+        return _decision_of(Repair.LATER, f"Jobs on it may run until {facts.work_may_run_until:%Y-%m-%dT%H:%M:%SZ}.")
     booted_at = _find_boot_after_fault(facts)
     if booted_at is not None and _find_first_open_rung(facts, policy, allows_reboot=True)[0] == REBOOT:
         return _decide_after_reboot(facts, booted_at, policy)
@@ -237,7 +237,7 @@ def _decide_before_request(facts: RepairFacts, policy: RepairPolicy) -> RepairDe
 def _leave_to_owner(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision | None:
     """Return the decision if the node's owner repairs it first, or if it has no owner; None if Evenkeel repairs it."""
     if facts.owner is NodeOwner.NONE or (facts.owner is NodeOwner.NODE_GROUP and facts.group is None):
-        reason = "No owner of this node is known: it stays out of service until a person acts."
+        reason = "Nothing is known to replace this node: it stays out of service until a person acts."
         return _decision_of(Repair.ASK_PERSON, reason).replace(drains=True)
     if facts.owner is NodeOwner.HYPERPOD and _has_rebooted_since_opening(facts) and facts.validity.is_valid:
         return _decision_of(Repair.HEALTHY, "HyperPod has already rebooted the node.")

@@ -276,7 +276,7 @@ def _all_options(facts: ResumeFacts) -> Iterator[_Option]:
         why_not = "the pool has no spare node" if max_usable >= facts.nodes else shortage
         yield _Option(option=ResumeOption.SPARE, why_not=why_not)
     else:
-        why = f"A spare node in {spare_pool.pool} can run the job now; no other node is free."
+        why = f"The job can run now in {spare_pool.pool} if it takes spare nodes."
         slowdown = slowdown_on(spare_pool.spread, facts.network)
         yield _priced_option(facts, ResumeOption.SPARE, why, pool=spare_pool.pool, slowdown=slowdown)
     yield _wait_option(facts, shortage, max_usable)
@@ -465,7 +465,7 @@ def _rejected_alternative(rejected_option: _Option, chosen_option: _Option, *, i
 def _why_not_chosen(rejected_option: _Option, chosen_option: _Option, *, is_priced: bool) -> str:
     more_hours = rejected_option.gpu_hours - chosen_option.gpu_hours
     if not is_priced and more_hours > 0:
-        return f"it would lose {more_hours:,.1f} GPU-hours more; they have no price"
+        return f"it would lose {more_hours:,.1f} GPU-hours more; GPU-hours are unpriced"
     extra_usd = rejected_option.usd - chosen_option.usd
     if extra_usd > 0:
         return f"it would lose ${extra_usd:,.2f} more"

@@ -119,9 +119,10 @@ def decide_burst_check(facts: BurstCheckFacts) -> BurstCheckDecision:
             facts, "Evenkeel has not created this job, and rents only for its own: submit it to Evenkeel."
         )
     if workload.pods not in (facts.nodes, *facts.sizes):
-        reserved_text = f"Kueue reserved quota for {count_of(workload.pods, 'pod')}, but the job runs on {facts.nodes}"
+        needed_text = f"the job needs {count_of(facts.nodes, 'node')}"
+        reserved_text = f"Kueue reserved quota for {count_of(workload.pods, 'pod')}, but {needed_text}"
         if facts.next_size:
-            reason = f"{reserved_text}, or on a smaller size. Its next attempt asks for {facts.next_size}."
+            reason = f"{reserved_text}, or a smaller size. Its next attempt asks for {facts.next_size}."
             return _decision_of(facts, BurstCheckAction.RESIZE, reason)
         return _decision_of(facts, BurstCheckAction.RETRY, f"{reserved_text}. Evenkeel rents only for a whole job.")
     if workload.open_checks:
@@ -131,7 +132,8 @@ def decide_burst_check(facts: BurstCheckFacts) -> BurstCheckDecision:
         )
     if rental is not None and rental.state.hosts_holder and rental.nodes != workload.pods:
         rented_text = count_of(rental.nodes, f"node of {rental.pool} is", f"nodes of {rental.pool} are")
-        reason = f"{rented_text} rented, but the job runs on {workload.pods}. Evenkeel rents again after their release."
+        needed_text = f"the job needs {count_of(workload.pods, 'node')}"
+        reason = f"{rented_text} rented, but {needed_text}. Evenkeel rents again after their release."
         return _decision_of(facts, BurstCheckAction.RETRY, reason)
     if rental is not None and rental.state is RentalState.READY:
         subject = count_of(rental.nodes, f"node of {rental.pool} is", f"nodes of {rental.pool} are")

@@ -87,7 +87,7 @@ def _displacement_facts(  # noqa: PLR0913, PLR0917 - the parts of a snapshot
     snapshot: CycleSnapshot,
     admission_input: AdmissionInput,
     capacities: Iterable[NodeCapacity],
-    movable_by_team: dict[str, tuple[MovableJob, ...]],
+    movable_by_pool_and_team: dict[str, tuple[MovableJob, ...]],
     policy: Policy,
     now: datetime,
 ) -> DisplacementFacts | None:
@@ -108,10 +108,12 @@ def _displacement_facts(  # noqa: PLR0913, PLR0917 - the parts of a snapshot
     }
     team = job.spec.team if snapshot.setup.has_teams else ""
     key = "/".join((*kind, team))
-    if key not in movable_by_team:
+    if key not in movable_by_pool_and_team:
         context = placement_context(snapshot, admission_input, policy, now)
-        movable_by_team[key] = tuple(_movable_jobs(snapshot, admission_input, nodes, team, context, policy))
-    movable = tuple(other for other in movable_by_team[key] if _may_move_for(other, snapshot, placement.facts.job))
+        movable_by_pool_and_team[key] = tuple(_movable_jobs(snapshot, admission_input, nodes, team, context, policy))
+    movable = tuple(
+        other for other in movable_by_pool_and_team[key] if _may_move_for(other, snapshot, placement.facts.job)
+    )
     # The job starts on the freed nodes and does not rent.
     allocations = [other for other in snapshot.rental_book.allocations if other.job_id != job.job_id]
     limits = {team: spend_limits(team, allocations, policy.burst) for team in {job.team for job in movable}}

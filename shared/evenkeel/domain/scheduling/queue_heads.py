@@ -16,7 +16,7 @@ from evenkeel.domain.values import rfc3339
 
 HEADS_PER_CYCLE = 16
 """Maximum heads that a cycle reads from the index. With fewer queues, it reads all of them."""
-HEADS_IN_TURN = 4
+LONGEST_UNREAD_HEADS = 4
 """Heads that a cycle reads although they do not look outdated: those that were not read for the longest time."""
 _INDEX_LAG = timedelta(seconds=30)
 """How long the index may lag behind the mark of a queue."""
@@ -58,7 +58,7 @@ class QueueHeads(NamedTuple):
         outdated_teams = (
             team for team in longest_unread if team not in self.by_team or self.by_team[team].is_outdated(marks[team])
         )
-        return tuple(dict.fromkeys([*longest_unread[:HEADS_IN_TURN], *outdated_teams]))[:HEADS_PER_CYCLE]
+        return tuple(dict.fromkeys([*longest_unread[:LONGEST_UNREAD_HEADS], *outdated_teams]))[:HEADS_PER_CYCLE]
 
     def are_current(self, marks: Mapping[str, int]) -> bool:
         """Whether the head of every queue is known and has the present mark of its queue."""

@@ -87,7 +87,7 @@ class _EarlierAttempt(NamedTuple):
 def run(request: attempt_store.AttemptRequest, context: Context) -> LaunchJobResult:
     """Launch an attempt, if the earlier attempts are gone or fenced out.
 
-    If Kueue admits, the workflow calls it again once Kueue has started the Job. The pods then learn their number.
+    If Kueue admits, the workflow calls it again once Kueue has started the Job. The pods then learn their world size.
 
     Idempotent: yes, by the fence and by the Kubernetes Job's name. A repeated call finds the pin and the Job, and
     records them.
@@ -130,7 +130,7 @@ def run(request: attempt_store.AttemptRequest, context: Context) -> LaunchJobRes
 
 
 def _continue_launched(attempt: Attempt, context: Context) -> LaunchJobResult:
-    """Return whether a launched attempt still waits for Kueue. Once it does not, its pods learn their number."""
+    """Return whether a launched attempt still waits for Kueue. Once it does not, its pods learn their world size."""
     reason = f"{attempt.workload_name} was already launched."
     if attempt.local_queue:
         workload = context.cluster.workload(attempt)

@@ -51,7 +51,7 @@ def _try_to_record(job_id: str, number: int, context: Context) -> AdmittedSize:
         try:
             context.cluster.publish_size(attempt.at_size(answer.size))
         except (NotAllowed, Refused) as error:
-            answer = ask_for_size(answer.size, None, f"The pods cannot learn their number: {error}."[:1000])
+            answer = ask_for_size(answer.size, None, f"The pods cannot get their world size: {error}."[:1000])
             stored_attempt = attempt_store.load_attempt(context.ledger, job_id, number)
     if answer.action is AdmittedSizeAction.ASK_AGAIN:
         _commit_stop(stored_attempt, answer, context)

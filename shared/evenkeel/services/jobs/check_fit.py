@@ -106,8 +106,6 @@ def why_never_fits(
         ),
         "nodes",
     )
-    if answer.action is AdmissionAction.NEVER_FITS:
-        return SpecError(field, answer.reason)
     return SpecError(field, f"The job can never start here. {answer.reason}")
 
 

@@ -1,4 +1,4 @@
-"""Read the charges of the quota tree: of live attempts, or released by jobs that wait to load_charges again.
+"""Read the charges of the quota tree: of live attempts, or released by jobs that wait to run again.
 
 A charge row is put when an attempt is admitted. When the attempt is settled and its job waits again, the row is not
 deleted but marked as released, in the same write. So one strongly consistent read of one row shows either that the
@@ -56,7 +56,7 @@ class Charges(NamedTuple):
         )
 
     def unneeded_rows(self, jobs: Mapping[str, tuple[Job, int]]) -> tuple[Row, ...]:
-        """Return the released rows of jobs that no longer wait, or have load_charges again since."""
+        """Return the released rows of jobs that no longer wait, or were admitted again since."""
         return tuple(
             row
             for charge, row in self.released

@@ -434,7 +434,7 @@ def test_lower_or_newer_equal_policy_preempts_later_workloads() -> None:
     assert victims(decide(LOWER)) == {}
 
 
-def test_reclaim_never_preempts_no_job_of_other_queues() -> None:
+def test_reclaim_policy_never_protects_other_queues() -> None:
     scheduler = a_scheduler(
         a_queue("a", 4, reclaim=NEVER),
         a_queue("b", 4),
