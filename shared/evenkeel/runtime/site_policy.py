@@ -51,12 +51,13 @@ class SitePolicy:
     def current_policy(self) -> Policy:
         """Return the policy in force.
 
-        While the table does not answer, or this release cannot use its row, the last policy that was read stays in
-        force. Before the first read, the site's restrictions are unknown, so no decision is allowed.
+        While the table does not answer, the last policy that was read stays in force. While this release cannot use
+        the row, the last policy of the site that was read does. Without one, the site's restrictions are unknown, so no
+        decision is allowed.
 
         Raises:
             TransientError: The table does not answer, and the policy was never read.
-            NoPolicyInForce: This release cannot use the row, and no policy was read before.
+            NoPolicyInForce: This release cannot use the row, and no policy of the site was read before.
         """
         if self._table is None:
             return self.base
@@ -118,7 +119,8 @@ class SitePolicy:
             policy_in_force = resolve_policy(self.base, self.change)
         if policy_in_force.refused:
             self._report_invalid(policy_in_force.refused)
-        if policy_in_force.policy is None and self._in_force is not None:
+        # The shipped policy is not kept: the site has restrictions now, and the shipped policy has none of them.
+        if policy_in_force.policy is None and self._in_force is not None and self._in_force.number:
             policy_in_force = self._in_force._replace(refused=policy_in_force.refused)
         self._in_force = policy_in_force
         if policy_in_force.policy is None:

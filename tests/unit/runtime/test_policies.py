@@ -81,12 +81,18 @@ def test_unusable_policy_change_falls_back_and_alerts() -> None:
     assert [line.level for line in world.telemetry.lines if line.message == "SitePolicyInvalid"] == ["ERROR"]
 
 
+@pytest.mark.parametrize("has_read_shipped_policy", [False, True])
 @pytest.mark.parametrize("before", [None, {}, {"faults": {"xid:9999": {}}}])
-def test_shipped_policy_never_replaces_unusable_site_policy(before: dict[str, Any] | None) -> None:
+def test_shipped_policy_never_replaces_unusable_site_policy(
+    before: dict[str, Any] | None, has_read_shipped_policy: bool
+) -> None:
     world = FakeWorld()
+    policies = a_site_policy(world)
+    if has_read_shipped_policy:
+        assert policies.current_policy() == BASE
+        world.clock.advance(FRESH.total_seconds())
     change = a_change(modes=[{"mode": "observe", "noLonger": 1}]).replace(before=before)
     store_policy(world, change)
-    policies = a_site_policy(world)
 
     for _ in range(2):
         with pytest.raises(NoPolicyInForce, match=r"change 1 by role/Admin: modes\.0\.noLonger"):
