@@ -10,6 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from evenkeel.domain.kueue.capacity import QuotaNode
 from evenkeel.domain.kueue.objects import Admitted, Amounts, Key, PreemptionPolicy, Workload
@@ -291,6 +292,7 @@ class _LazyCandidates(CandidatesByQueue):
     def __init__(self, demand: QuotaDemand, snapshot: Snapshot, lists: CandidateLists) -> None:
         super().__init__()
         self._demand = demand
+        self._snapshot = snapshot
         self._lists = lists
         own, policies = demand.queue.quota_node, demand.queue.spec.preemption
         self._policies = {
@@ -298,16 +300,19 @@ class _LazyCandidates(CandidatesByQueue):
         }
         self._policies[own.name] = policies.within
         self._may_protect = snapshot.may_protect_from(demand.workload)
-        self._median: float | None = None
-        if snapshot.rules.spares_work:
-            candidates: list[Admitted] = []
-            for name, policy in self._policies.items():
-                candidates += lists.of(name, demand, policy, may_protect=self._may_protect)
-            self._median = compute_median_risk(candidates, snapshot)
+
+    @cached_property
+    def _median_risk(self) -> float | None:
+        candidates: list[Admitted] = []
+        for name, policy in self._policies.items():
+            candidates += self._lists.of(name, self._demand, policy, may_protect=self._may_protect)
+        return compute_median_risk(candidates, self._snapshot)
 
     def __missing__(self, name: str) -> list[Admitted]:
         policy = self._policies.get(name, PreemptionPolicy.NEVER)
-        candidates = self._lists.in_order(name, self._demand, policy, self._median, may_protect=self._may_protect)
+        candidates = self._lists.in_order(
+            name, self._demand, policy, lambda: self._median_risk, may_protect=self._may_protect
+        )
         own_list = self[name] = candidates.copy()
         return own_list
 

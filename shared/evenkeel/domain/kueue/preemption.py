@@ -214,6 +214,9 @@ class CandidateLists:
         self._users: dict[tuple[str, frozenset[Key]], list[Admitted]] = {}
         self._sorted: dict[tuple[str, frozenset[Key], float | None], list[Admitted]] = {}
         self._borrowers: dict[tuple[QuotaNode, frozenset[Key]], tuple[QuotaNode, ...]] = {}
+        self._need_median: dict[tuple[str, frozenset[Key]], bool] = {}
+        self._any_median = 0.0 if snapshot.rules.spares_work else None
+        """Used if every median gives the same order."""
 
     def borrowers(self, root: QuotaNode, keys: frozenset[Key]) -> tuple[QuotaNode, ...]:
         """Return the queues of a tree that borrow one of these keys."""
@@ -235,21 +238,32 @@ class CandidateLists:
         name: str,
         demand: QuotaDemand,
         policy: PreemptionPolicy,
-        median_risk: float | None,
+        median_risk: Callable[[], float | None],
         *,
         may_protect: bool,
     ) -> list[Admitted]:
         """Return the workloads of a queue that may be preempted for a demand, in the order of preemption."""
         if policy is PreemptionPolicy.NEVER:
             return []
-        list_key = (name, demand.keys_needing_preemption, median_risk)
+        users = self._users_of(name, demand.keys_needing_preemption)
+        median = median_risk() if self._needs_median(name, demand.keys_needing_preemption) else self._any_median
+        list_key = (name, demand.keys_needing_preemption, median)
         candidates = self._sorted.get(list_key)
         if candidates is None:
             # Within one queue, the order does not depend on the preemptor.
-            order = candidate_order(name, self._snapshot, median_risk)
-            candidates = sorted(self._users_of(name, demand.keys_needing_preemption), key=order)
+            candidates = sorted(users, key=candidate_order(name, self._snapshot, median))
             self._sorted[list_key] = candidates
         return _preemptable(candidates, demand, policy, self._snapshot, may_protect=may_protect)
+
+    def _needs_median(self, name: str, keys: frozenset[Key]) -> bool:
+        """Whether the median risk decides about the order of a queue: some risks are known, and others are not."""
+        if not self._snapshot.rules.spares_work:
+            return False
+        needs_median = self._need_median.get((name, keys))
+        if needs_median is None:
+            are_known = {user.work_at_risk is not None for user in self._users_of(name, keys)}
+            needs_median = self._need_median[name, keys] = len(are_known) > 1
+        return needs_median
 
     def _users_of(self, name: str, keys: frozenset[Key]) -> list[Admitted]:
         users = self._users.get((name, keys))

@@ -52,6 +52,8 @@ class Scheduler:
         self._active_queues: list[str] = []
         self._queue_by_workload: dict[str, str] = {}
         """Only workloads that hold quota."""
+        self._queue_by_pending: dict[str, str] = {}
+        """The queue of each workload that was submitted, and neither withdrawn nor admitted since."""
         self._connect_triggers()
         self._track_use()
 
@@ -60,10 +62,12 @@ class Scheduler:
     def submit(self, workload: Workload, *, not_before: float | None = None) -> None:
         """Add a workload to the pending workloads of its queue."""
         self.pending[workload.queue].push(PendingWorkload(workload), not_before=not_before)
+        self._queue_by_pending[workload.workload_id] = workload.queue
 
     def withdraw(self, workload: Workload) -> None:
         """Remove a pending workload."""
         self.pending[workload.queue].remove(workload.workload_id)
+        self._queue_by_pending.pop(workload.workload_id, None)
 
     def restore(self, admitted: Admitted) -> None:
         """Add a workload that already holds quota. It must stop if its queue's stop policy says so."""
@@ -74,6 +78,11 @@ class Scheduler:
     def advance_to(self, now: float) -> None:
         """Set the time for the following calls. An earlier time is ignored."""
         self.snapshot.now = max(self.snapshot.now, now)
+
+    def waiting(self, workload_id: str) -> PendingWorkload | None:
+        """Return the submitted workload with this id that is pending."""
+        queue = self.pending.get(self._queue_by_pending.get(workload_id, ""))
+        return None if queue is None else queue.get(workload_id)
 
     def admitted(self, workload_id: str) -> Admitted | None:
         """Return the workload with this id that holds quota."""
@@ -308,7 +317,7 @@ class Scheduler:
         queue, pending = self.snapshot.queue_of(workload), self.pending[workload.queue]
         if decision.result is Result.ADMITTED:
             self._admit(decision, now)
-            pending.remove(workload.workload_id)
+            self.withdraw(workload)
             return decision
         for victim in decision.victims:
             self.evict(victim.workload_id)

@@ -118,11 +118,8 @@ class Replay:
         return self.scheduler.admitted(name) is not None or self._pending(name) is not None
 
     def _pending(self, name: str) -> Workload | None:
-        for queue in self.scheduler.pending.values():
-            pending = queue.get(name)
-            if pending is not None:
-                return pending.workload
-        return None
+        pending = self.scheduler.waiting(name)
+        return None if pending is None else pending.workload
 
     def run(self, events: Events, where: str = "events") -> None:
         """Replay the events, with cycles between them.

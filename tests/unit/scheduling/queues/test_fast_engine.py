@@ -13,16 +13,15 @@ from hypothesis import strategies as st
 from evenkeel.domain.kueue import fair_sharing
 from evenkeel.domain.kueue.capacity import QuotaCell, QuotaNode
 from evenkeel.domain.kueue.cycle_decisions import CycleDecision
-from evenkeel.domain.kueue.fair_sharing import Contestant, Rank, Share, Tournament, _candidates_of, group_by_queue
+from evenkeel.domain.kueue.fair_sharing import Contestant, Rank, Share, Tournament
 from evenkeel.domain.kueue.flavors import FlavorAssigner
 from evenkeel.domain.kueue.nomination import Nominator
-from evenkeel.domain.kueue.objects import Admitted, Key, Workload
-from evenkeel.domain.kueue.preemption import CandidateLists, QuotaDemand, candidate_order, compute_median_risk
+from evenkeel.domain.kueue.objects import Key, Workload
 from evenkeel.domain.kueue.snapshot import Snapshot, using
 from tests.examples import examples
 from tests.unit.scheduling.queues.plain_flavors import plain_choose
 from tests.unit.scheduling.queues.random_queues import RandomQueues
-from tests.unit.scheduling.queues.test_victim_search import CacheThatForgets, plain_first_rule
+from tests.unit.scheduling.queues.test_victim_search import CacheThatForgets, plain_candidates, plain_first_rule
 
 STEPS = 25
 
@@ -77,18 +76,6 @@ def plain_rank(head: Contestant, through: QuotaNode) -> Rank:
         share = plain_share(through)
     is_borrowed = any(head.requested.get(key, 0) > 0 for key in share.borrowed)
     return (is_borrowed, share.rank, -head.workload.priority, head.workload.queued_at)
-
-
-def plain_candidates(demand: QuotaDemand, snapshot: Snapshot, _lists: CandidateLists) -> dict[str, list[Admitted]]:
-    """Return the candidates of all queues, sorted together."""
-    own = demand.queue.quota_node
-    candidates = [
-        candidate
-        for quota_node in sorted(own.root.queues, key=lambda quota_node: quota_node is not own)
-        for candidate in _candidates_of(quota_node, demand, snapshot)
-    ]
-    median = compute_median_risk(candidates, snapshot)
-    return group_by_queue(sorted(candidates, key=candidate_order(demand.queue.spec.name, snapshot, median)))
 
 
 def without_caches(patch: pytest.MonkeyPatch) -> None:

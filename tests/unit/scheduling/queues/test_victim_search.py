@@ -7,7 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenkeel.domain.kueue import fair_sharing
-from evenkeel.domain.kueue.fair_sharing import CandidatesByQueue, _fits_without_itself, _VictimQueues, share_of
+from evenkeel.domain.kueue.fair_sharing import (
+    CandidatesByQueue,
+    _candidates_of,
+    _fits_without_itself,
+    _VictimQueues,
+    group_by_queue,
+    share_of,
+)
 from evenkeel.domain.kueue.nomination import KnownNominations, Nominator
 from evenkeel.domain.kueue.objects import (
     Admitted,
@@ -22,7 +29,14 @@ from evenkeel.domain.kueue.objects import (
     ResourceGroup,
     Workload,
 )
-from evenkeel.domain.kueue.preemption import QuotaDemand, Reason, Victim
+from evenkeel.domain.kueue.preemption import (
+    CandidateLists,
+    QuotaDemand,
+    Reason,
+    Victim,
+    candidate_order,
+    compute_median_risk,
+)
 from evenkeel.domain.kueue.scheduler import Scheduler
 from evenkeel.domain.kueue.snapshot import SchedulerRules, Snapshot
 from tests.examples import examples
@@ -65,6 +79,18 @@ def plain_first_rule(
     return False, retry
 
 
+def plain_candidates(demand: QuotaDemand, snapshot: Snapshot, _lists: CandidateLists) -> dict[str, list[Admitted]]:
+    """Return the candidates of all queues, sorted together."""
+    own = demand.queue.quota_node
+    candidates = [
+        candidate
+        for quota_node in sorted(own.root.queues, key=lambda quota_node: quota_node is not own)
+        for candidate in _candidates_of(quota_node, demand, snapshot)
+    ]
+    median = compute_median_risk(candidates, snapshot)
+    return group_by_queue(sorted(candidates, key=candidate_order(demand.queue.spec.name, snapshot, median)))
+
+
 def random_workload(dice: random.Random, number: int, queue: str, gpus: int) -> Workload:
     return Workload(
         f"w{number:03}",
@@ -97,12 +123,22 @@ def random_scheduler(dice: random.Random, strategy: str) -> Scheduler:
         for name in names
     ]
     cohorts = (Cohort("west", "root"), Cohort("east", "root"), Cohort("root", ""))
-    rules = SchedulerRules(fair_sharing=dice.random() < 0.8, fair_strategies=(strategy, "LessThanInitialShare"))
+    rules = SchedulerRules(
+        fair_sharing=dice.random() < 0.8,
+        fair_strategies=(strategy, "LessThanInitialShare"),
+        spares_work=dice.random() < 0.5,
+    )
+    risks = dice.choice(((None,), (5.0, 50.0), (None, 5.0, 50.0)))
     scheduler = Scheduler(queues, cohorts, [Flavor("f")], rules)
     for number in range(dice.randint(4, 24)):
         workload = random_workload(dice, number, dice.choice(names), dice.choice((1, 1, 2)))
         admitted = Admitted(
-            workload, ({"gpu": "f"},), (1,), float(number), use={("f", "gpu"): workload.pod_sets[0].requests["gpu"]}
+            workload,
+            ({"gpu": "f"},),
+            (1,),
+            float(number),
+            use={("f", "gpu"): workload.pod_sets[0].requests["gpu"]},
+            work_at_risk=dice.choice(risks),
         )
         scheduler.restore(admitted)
     return scheduler
@@ -135,6 +171,7 @@ def test_optimised_victim_search_finds_the_same_victims(seed: int, strategy: str
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Nominator, "__init__", plain)
         patch.setattr(fair_sharing, "_first_rule", plain_first_rule)
+        patch.setattr(fair_sharing, "_candidates", plain_candidates)
         assert fast == victims_found()
 
 
