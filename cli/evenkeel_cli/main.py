@@ -34,7 +34,7 @@ NOUNS = {
     "report": CommandGroup("report", "Show what failures, idle nodes and rent cost."),
     "utilization": CommandGroup("utilization", "List allocation and measured utilization of pools and nodes."),
     "faults": CommandGroup("faults", "List and explain known faults, and report a fault."),
-    "automation": CommandGroup("automation", "Hold or release repairs and job stops."),
+    "automation": CommandGroup("automation", "Hold or release the repairs and job stops of recoveries."),
     "audit": CommandGroup("audit", "List what people did to the fleet."),
     "policy": CommandGroup("policy", "Show, check and change limits, deadlines and faults."),
     "plan": CommandGroup("plan", "Run the scheduler on files; show admissions and preemptions."),

@@ -448,7 +448,8 @@ def limit_of_cordons_holds(world: "Simulation", name: str) -> Iterator[str]:
 
 @invariant_check(
     "no-harmful-act-without-permission",
-    "Nothing harmful is done in mode observe, unapproved in mode recommend, or under a hold.",
+    "Nothing harmful is done in mode observe, or unapproved in mode recommend. "
+    "Under a hold, no recovery repairs a node or stops a job.",
     CheckTrigger.REPAIR,
 )
 def no_harm_while_held(world: "Simulation", rung: str, instance_id: str) -> Iterator[str]:

@@ -285,7 +285,7 @@ RUN_JOB = [
 # ---------------------------------------------------------------- burst_capacity
 
 RENTS = {
-    "CheckBudget": says("WANTED"),
+    "CheckRental": says("WANTED"),
     "OpenPool": says("OPENED"),
     "AwaitNodes": says("NODES_READY", facts={}),
     "HandOver": says("HANDED_OVER"),
@@ -304,9 +304,9 @@ def rental(name: str, ends: str = "CapacityReleased", answers: Answers | None = 
 
 BURST_CAPACITY = [
     rental("well", visits=("OpenPool", "HandOver", "AwaitEnd", "ReleasePool"), never=("NextOffer",)),
-    rental("goes-on-where-it-was-ready", answers={"CheckBudget": says("READY")}, never=("OpenPool",)),
-    rental("goes-on-giving-back", answers={"CheckBudget": says("ENDING")}, never=("OpenPool", "AwaitEnd")),
-    rental("is-over", "RentalStale", {"CheckBudget": says("STALE")}, never=("ReleasePool",)),
+    rental("goes-on-where-it-was-ready", answers={"CheckRental": says("READY")}, never=("OpenPool",)),
+    rental("goes-on-giving-back", answers={"CheckRental": says("ENDING")}, never=("OpenPool", "AwaitEnd")),
+    rental("is-over", "RentalStale", {"CheckRental": says("STALE")}, never=("ReleasePool",)),
     rental("stale-at-open", "RentalStale", {"OpenPool": says("STALE")}),
     rental("stale-at-hand-over", "RentalStale", {"HandOver": says("STALE")}),
     rental("stale-at-next", "RentalStale", {**TURNED_DOWN, "NextOffer": says("STALE")}),
@@ -329,7 +329,7 @@ BURST_CAPACITY = [
     rental("never-gone", "BurstCapacityFailed", {"ReleasePool": TO_GO, "SettleRental": says("NOT_YET")}),
     *(
         rental(f"unknown-{s}", "BurstCapacityFailed", {**TURNED_DOWN, s: says("PONDER")}, visits=("SettleRental",))
-        for s in ("CheckBudget", "OpenPool", "AwaitNodes", "HandOver", "NextOffer", "AwaitEnd")
+        for s in ("CheckRental", "OpenPool", "AwaitNodes", "HandOver", "NextOffer", "AwaitEnd")
     ),
     *(
         rental(f"breaks-in-{s}", "BurstCapacityFailed", {**TURNED_DOWN, s: BROKEN}, visits=("SettleRental",))

@@ -18,7 +18,7 @@ Json = dict[str, Any]
 PoolOption = Annotated[str | None, typer.Option("--pool", help="Only this pool.", metavar="POOL")]
 NodeOption = Annotated[str | None, typer.Option("--node", help="Only this node.", metavar="NODE")]
 
-app = lookup.command_group("Hold or release repairs and job stops. Uncordon is never held.")
+app = lookup.command_group("Hold or release the repairs and job stops of recoveries. Uncordon is never held.")
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _DURATION = re.compile(r"(\d{1,6})([smhd])", re.ASCII)
@@ -45,7 +45,7 @@ def hold(  # noqa: PLR0913, PLR0917 - options, each given by its name
     key: lookup.KeyOption = None,
     output: lookup.ResultOption = OutputFormat.TABLE,
 ) -> None:
-    """Show the plan, ask, and hold repairs and job stops for a time.
+    """Show the plan, ask, and hold the repairs and job stops of recoveries for a time.
 
     Steps that have started still finish. `automation stop` holds everything, without a confirmation.
     """

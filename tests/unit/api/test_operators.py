@@ -288,10 +288,12 @@ def test_hold_plan_warns_that_scheduling_starts_again(gateway: Gateway) -> None:
 
     narrower = plan_of(gateway, hold, **body).document
     same = plan_of(gateway, hold, **body, stopsScheduling=True).document
+    pool = plan_of(gateway, hold, **body, pool="p5-workers", allowUnknown=True).document
 
     warning = "Scheduling starts again, because this hold replaces a hold on scheduling."
     assert warning in narrower["effects"]
     assert warning not in same["effects"]
+    assert not any("Scheduling" in effect for effect in pool["effects"])
 
 
 def test_hold_plan_names_its_end_and_the_replaced_hold(gateway: Gateway) -> None:
@@ -304,11 +306,13 @@ def test_hold_plan_names_its_end_and_the_replaced_hold(gateway: Gateway) -> None
     everything = plan_of(gateway, hold, **body, stopsScheduling=True).document
     unknown = plan_of(gateway, hold, **body, pool="p5-worker")
 
-    assert fleet["effects"][0] == "No repair and no job stop starts until 2026-11-03 10:45Z."
+    assert fleet["effects"][0] == "No recovery repairs a node or stops a job until 2026-11-03 10:45Z."
     assert fleet["effects"][-1].startswith("It replaces the hold of role/Researcher (ana) until 2026-11-03 10:45Z")
-    assert pool["effects"][0] == "No repair and no job stop starts on p5-workers until 2026-11-03 10:45Z."
-    assert len(pool["effects"]) == 2
+    assert pool["effects"][0] == "No recovery repairs a node or stops a job on p5-workers until 2026-11-03 10:45Z."
+    assert len(pool["effects"]) == 3
     assert "rental starts" in everything["effects"][0]
+    continues = "Scheduling continues, and may preempt or resize jobs. To hold it too: evenkeel automation stop."
+    assert [continues in plan["effects"] for plan in (fleet, pool, everything)] == [True, True, False]
     assert (unknown.status, unknown.document["code"]) == (400, "VALIDATION_FAILED")
 
 

@@ -356,7 +356,7 @@ def test_why_of_a_recovering_job_shows_the_resume_decision(gateway: Gateway) -> 
 
     why = gateway.get(f"/v1/jobs/{job.job_id}/why").document
 
-    assert why["sentence"] == "The job waits for capacity to resume after attempt 1. Waits for a free node."
+    assert why["sentence"] == "The job waits to resume after attempt 1. Waits for a free node."
     assert why["decision"]["decisionId"] == "dec-0000000007"
     assert [(item["option"], item["chosen"]) for item in why["considered"]] == [
         ("FREE_NODE", True),
@@ -494,7 +494,7 @@ def test_why_of_a_pending_job_omits_decisions_of_earlier_attempts(gateway: Gatew
     assert (document["decision"], document["considered"], document["changes"]) == (None, [], [])
     assert document["changesUnknown"] == "No scheduling cycle has decided about the job yet."
     assert [decision["action"] for decision in document["earlier"]] == ["ADMIT", "NO_ROOM"]
-    assert "waits for capacity to resume" in document["sentence"]
+    assert "waits to resume" in document["sentence"]
 
 
 def test_why_of_a_pending_job_starts_with_its_resume_plan(gateway: Gateway) -> None:

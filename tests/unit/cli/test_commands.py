@@ -799,7 +799,7 @@ def test_node_is_cordoned_and_uncordoned(cli: CliFixture) -> None:
 ACTS_OF_OPERATORS = {
     "cordon": ("nodes cordon {node} --reason fans", "The node gets no new pods."),
     "uncordon": ("nodes uncordon {node}", "Nothing changes: the node is not cordoned."),
-    "hold": ("automation hold --reason x", "No repair and no job stop starts until "),
+    "hold": ("automation hold --reason x", "No recovery repairs a node or stops a job until "),
 }
 
 

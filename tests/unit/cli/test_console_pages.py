@@ -376,7 +376,7 @@ def test_hold_dialog_shows_the_plan_of_the_chosen_duration(cli: CliFixture, page
     page.get_by_role("button", name="Hold automation…").click()
     dialog = page.get_by_role("dialog")
     until_one_hour = f"{A_MOMENT + timedelta(hours=1):%Y-%m-%d %H:%M}Z"
-    expect(dialog).to_contain_text(f"No repair and no job stop starts until {until_one_hour}.")
+    expect(dialog).to_contain_text(f"No recovery repairs a node or stops a job until {until_one_hour}.")
     expect(dialog).to_contain_text("a hold never blocks an uncordon")
     expect(dialog).to_contain_text("Recoveries at work: inc-0000000002")
     dialog.get_by_label("For").select_option("4 hours")

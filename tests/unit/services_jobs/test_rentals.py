@@ -154,7 +154,7 @@ class RentalScenario:
         for name, document in list(self.executions().items()):
             if self.world.workflows.state(WorkflowName.BURST_CAPACITY, name) is not ExecutionState.RUNNING:
                 continue
-            state = self.states.get(name, "CheckBudget")
+            state = self.states.get(name, "CheckRental")
             for _ in range(12):
                 after = self.next_state(state, self.rental(document["jobId"], document["rental"]))
                 self.states[name] = after
@@ -175,7 +175,7 @@ class RentalScenario:
     def next_state(self, state: str, rental: Rental) -> str:
         why = self.whys.get(rental.name, "")
         match state:
-            case "CheckBudget":
+            case "CheckRental":
                 result = self.run_rental_step(rental, RentalStep.CHECK)
                 self.whys[rental.name] = result.reason
                 after = {"WANTED": "OpenPool", "READY": "AwaitEnd", "ENDING": "ReleasePool", "STALE": "Done"}

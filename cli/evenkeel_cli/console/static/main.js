@@ -93,7 +93,7 @@ function automationActs(found, fleet) {
   if (whole) return [releaseAct(fleet, whole)];
   const hold = ({ reason, forSeconds, what }) => ({ reason, forSeconds: Number(forSeconds), stopsScheduling: what === "everything" });
   return [{ label: "Hold automation…", title: "Hold automation", verb: "Hold", effects: [], plansAtOnce: true,
-    fields: [{ name: "what", label: "What", value: "repairs", options: [["repairs", "Repairs and job stops"], ["everything", "Everything: also admissions, preemptions, resizes and rentals"]] },
+    fields: [{ name: "what", label: "What", value: "repairs", options: [["repairs", "Repairs and job stops of recoveries"], ["everything", "Everything: also admissions, preemptions, resizes and rentals"]] },
       { name: "forSeconds", label: "For", value: "3600", options: [["900", "15 minutes"], ["3600", "1 hour"], ["14400", "4 hours"], ["86400", "1 day"]] }, reason],
     plan: async (values) => {
       const { effects } = await planOf("POST", `${path}/hold`, { ...hold(values), reason: values.reason || "plan" }); // the API needs a reason

@@ -133,7 +133,7 @@ class IncidentState(StrEnum):
     OBSERVED = "OBSERVED"
     """Evenkeel only recorded the decision: mode `observe`, a drill that may not act, or no action needed."""
     STOOD_DOWN = "STOOD_DOWN"
-    """Another owner repairs this node (NodeRecovery=Automatic, a person)."""
+    """Evenkeel left the node alone: another owner, an opt-out or the mode forbids a repair, or the fault is gone."""
     WAITING_FOR_PERSON = "WAITING_FOR_PERSON"
     """Every rung was used or refused. Evenkeel paged a person."""
     JOB_NOT_RESUMED = "JOB_NOT_RESUMED"

@@ -57,14 +57,13 @@ def hold_effects(hold: Hold, in_force: Sequence[Hold]) -> tuple[str, ...]:
         hold: The requested hold.
         in_force: The holds in force now.
     """
-    held_acts = "No repair and no job stop starts"
+    held_acts = "No recovery repairs a node or stops a job"
     if hold.stops_scheduling:
         held_acts = "No repair, job stop, admission, preemption, resize or rental starts"
     replaced_hold = next((other for other in in_force if other.scope == hold.scope), None)
-    restarts = replaced_hold is not None and replaced_hold.stops_scheduling and not hold.stops_scheduling
     return (
         f"{held_acts}{hold.scope_text} until {hold.until:%Y-%m-%d %H:%M}Z.",
-        *(["Scheduling starts again, because this hold replaces a hold on scheduling."] if restarts else ()),
+        *_scheduling_effects(hold, replaced_hold, in_force),
         "Steps that have started still finish. Cordons of faulty nodes continue, and a hold never blocks an uncordon.",
         *(
             [f"It replaces the hold of {replaced_hold.by} until {replaced_hold.until:%Y-%m-%d %H:%M}Z."]
@@ -72,6 +71,16 @@ def hold_effects(hold: Hold, in_force: Sequence[Hold]) -> tuple[str, ...]:
             else ()
         ),
     )
+
+
+def _scheduling_effects(hold: Hold, replaced_hold: Hold | None, in_force: Sequence[Hold]) -> tuple[str, ...]:
+    if hold.stops_scheduling:
+        return ()
+    if replaced_hold is not None and replaced_hold.stops_scheduling:
+        return ("Scheduling starts again, because this hold replaces a hold on scheduling.",)
+    if any(other.stops_scheduling for other in in_force):
+        return ()
+    return ("Scheduling continues, and may preempt or resize jobs. To hold it too: evenkeel automation stop.",)
 
 
 def _work_text(node: FleetNode) -> str:

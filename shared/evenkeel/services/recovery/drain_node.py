@@ -134,7 +134,7 @@ def drain(incident: Incident, context: Context) -> DrainNodeResult:
     messages = []
     if leaving_jobs:
         names = ", ".join(affected_job.job_id for affected_job in leaving_jobs)
-        messages.append(f"Evenkeel asked these jobs to stop and move to other nodes: {names}.")
+        messages.append(f"Evenkeel asked these jobs to stop: {names}.")
     if finishing_jobs:
         messages.append(f"These jobs may finish on the node: {', '.join(sorted(finishing_jobs))}.")
     return DrainNodeResult(outcome=DrainOutcome.JOBS_AFFECTED, reason=" ".join(messages), jobs=incident.affected_jobs)
@@ -392,7 +392,7 @@ def _record_stops(incident: Incident, stopped_jobs: list[AffectedJob], context: 
         line = incident_store.timeline_put(
             current.incident_id,
             "job",
-            f"Evenkeel asked these jobs to stop and move to other nodes: {names}.",
+            f"Evenkeel asked these jobs to stop: {names}.",
             at=context.now,
             writer=WRITER,
         )

@@ -189,8 +189,8 @@ def _load_step_input(request: RentCapacityRequest, context: Context) -> _StepInp
 # ---------------------------------------------------------------- the steps
 
 
-def _check_budget(step_input: _StepInput) -> RentCapacityResult:
-    """Check that the rental is still needed and allowed (state CheckBudget).
+def _check_rental(step_input: _StepInput) -> RentCapacityResult:
+    """Check that the rental is still needed and allowed (state CheckRental).
 
     If the workflow was restarted, return the outcome that leads to the state where it stopped.
     """
@@ -455,7 +455,7 @@ def _serving_state_writes(step_input: _StepInput) -> tuple[Write, ...]:
 
 
 _STEPS = {
-    RentalStep.CHECK: _check_budget,
+    RentalStep.CHECK: _check_rental,
     RentalStep.OPEN: _open_pool,
     RentalStep.HAND_OVER: _hand_over,
     RentalStep.NEXT: _next_offer,

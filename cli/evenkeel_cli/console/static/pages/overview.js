@@ -164,7 +164,7 @@ export function releaseAct(fleet, { instanceId, pool, by, until, reason }) {
   const scope = instanceId ? { instanceId } : pool ? { pool } : {};
   const name = instanceId || pool || "automation";
   return { label: "Release…", title: `Release ${name}`, verb: "Release", fields: [{ name: "reason", label: "Reason" }],
-    effects: [`${by} holds ${name} until ${until.slice(0, 16)}Z: ${reason}`, "Repairs and job stops start again where no other hold applies. Evenkeel retries blocked recoveries."],
+    effects: [`${by} holds ${name} until ${until.slice(0, 16)}Z: ${reason}`, "Repairs and job stops of recoveries start again where no other hold applies. Evenkeel retries blocked recoveries."],
     send: async (values) => {
       const { wasHeld } = await change("POST", `/clusters/${encodeURIComponent(fleet)}/automation/release`, { ...values, ...scope });
       return `${name} ${wasHeld ? "is released" : "was not held any more"}.`;

@@ -133,11 +133,7 @@ def _job_sentence(job: Job, latest_attempt: Attempt | None, now: datetime, kueue
     match job.state:
         case JobState.PENDING:
             since = _duration_since(job.submitted_at, now)
-            begin = (
-                f"The job waits for capacity to resume after {where}."
-                if job.current_attempt
-                else f"The job has waited {since}."
-            )
+            begin = f"The job waits to resume after {where}." if job.current_attempt else f"The job has waited {since}."
             return f"{begin} {reason or 'No scheduling cycle has examined it yet.'}"
         case JobState.STARTING | JobState.RUNNING if stop is not None:
             request_text = f"Requested {_duration_since(stop.requested_at, now)} ago by {_requester_text(stop)}."
