@@ -220,7 +220,7 @@ def _print_changes(out: Printer, document: Json) -> None:
 
 
 def _number_text(value: float | None) -> str:
-    return "–" if value is None else f"{value:g}"
+    return "–" if value is None else f"{value:.10g}"
 
 
 def _percent_text(value: int | None) -> str:
@@ -295,6 +295,6 @@ def _draw_team(out: Printer, document: Json) -> None:
 
 
 def _budget_text(budget: Json) -> str:
-    limits = [f"{budget['gpuHours']:g} GPU-hours"] if budget["gpuHours"] is not None else []
+    limits = [f"{budget['gpuHours']:.10g} GPU-hours"] if budget["gpuHours"] is not None else []
     limits += [f"${budget['usd']:,.2f}"] if budget["usd"] is not None else []
     return f"{' and '.join(limits)} a {budget['period']}"

@@ -20,7 +20,7 @@ queue:
 members:
   - {{principal: "arn:aws:iam::{ACCOUNT}:role/Researcher", role: lead}}
 namespace: nlp
-budgets: [{{period: month, gpuHours: 2000, usd: 6000}}]
+budgets: [{{period: month, gpuHours: 2000000, usd: 6000}}]
 """
 QUOTAS = """
 queues:
@@ -62,7 +62,7 @@ def test_team_is_set_up_once_and_shown(cli: CliFixture) -> None:
 
     assert (first[0]["version"], repeated_result[0]["version"], repeated_result[0]["changes"]) == (1, 1, [])
     assert result.out.splitlines()[0] == "nlp  version 1"
-    assert "2000 GPU-hours and $6,000.00 a month" in result.out
+    assert "2000000 GPU-hours and $6,000.00 a month" in result.out
     assert f"arn:aws:iam::{ACCOUNT}:role/Researcher (lead)" in result.out
 
 

@@ -145,6 +145,12 @@ def test_member_may_reach_but_not_exceed_their_limit() -> None:
     assert (reached.is_reached, passed.is_reached) == (False, True)
 
 
+def test_limit_of_a_million_is_written_in_full() -> None:
+    limit = UsageLimit(quantity="dollars of team red", used=1_234_567.89, limit=1_000_000, requested=2_000_000)
+
+    assert limit.text == "1234567.89 of 1000000 dollars of team red are used, and the job asks for 2000000"
+
+
 def test_dollar_budget_blocks_jobs_while_some_use_has_no_price() -> None:
     charge = Charge(
         job_id="job-1",
@@ -165,7 +171,9 @@ def test_dollar_budget_blocks_jobs_while_some_use_has_no_price() -> None:
         team, **arguments, economy=EconomyPolicy(other_usd_per_accelerator_hour=1), now=MIDNIGHT + timedelta(hours=1)
     )
 
-    assert [limit.quantity for limit in limits if limit.is_reached] == [
-        "accelerators without a price in team red (set economy.prices for p5e.48xlarge)"
-    ]
+    (reached,) = [limit for limit in limits if limit.is_reached]
+    assert reached.text == (
+        "8 accelerators of team red have no price, so its dollar budget cannot be checked: "
+        "set economy.prices for p5e.48xlarge"
+    )
     assert not any(limit.is_reached for limit in priced)

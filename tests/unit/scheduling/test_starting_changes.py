@@ -55,9 +55,17 @@ def test_required_domain_names_the_nodes_missing_in_one_domain() -> None:
     [
         (UsageLimit(quantity="GPUs", used=16, limit=16, requested=8), "A limit of 24 GPUs instead of 16."),
         (UsageLimit(quantity="dollars", used=90, limit=80), "A limit above 90 dollars instead of 80."),
+        (
+            UsageLimit(quantity="dollars", used=2_000_000.5, limit=1_000_000),
+            "A limit above 2000000.5 dollars instead of 1000000.",
+        ),
+        (
+            UsageLimit(quantity="accelerators", used=8, limit=0, unpriced_instance_type="p5e.48xlarge"),
+            "A price for p5e.48xlarge in economy.prices.",
+        ),
     ],
 )
-def test_reached_limit_names_the_limit_that_suffices(limit: UsageLimit, text: str) -> None:
+def test_reached_limit_names_the_change_that_suffices(limit: UsageLimit, text: str) -> None:
     other = UsageLimit(quantity="jobs", used=1, limit=9, requested=1)
 
     assert texts(AdmissionAction.LIMIT_REACHED, facts_of(limits=(limit, other))) == [text]

@@ -148,27 +148,40 @@ def test_warning_is_published_once_with_the_expected_time() -> None:
         "team": "red",
         "period": "2026-11-03",
         "quantity": "gpuHours",
-        "used": 80,
-        "limit": 240,
-        "expectedAtEnd": 384.0,
+        "used": 1_080_000.5,
+        "limit": 2_400_000,
+        "expectedAtEnd": 3_840_000.0,
         "expectedGoneAt": "2026-11-03T15:00:00.000000Z",
         "warnedAt": None,
     }
     warned = budget | {"warnedAt": "2026-11-03T05:00:00.000000Z"}
     world = FakeWorld()
 
-    for before, after in ((budget, warned), (warned, warned | {"used": 90}), (None, budget)):
+    for before, after in ((budget, warned), (warned, warned | {"used": 1_090_000}), (None, budget)):
         publish_events.run(counts_change(before, after), a_context(world))
 
     (event,) = world.event_bus.events
     assert event.detail_type == OutboundKind.BUDGET_RUNS_OUT
     assert event.detail["data"]["text"] == (
-        "Team red is expected to spend its budget of 240 GPU-hours in 2026-11-03 by 2026-11-03 15:00Z. It has used 80; "
-        "at this rate it uses 384 by the end. A team without budget starts no further job."
+        "Team red is expected to spend its budget of 2400000 GPU-hours in 2026-11-03 by 2026-11-03 15:00Z. It has "
+        "used 1080000.5; at this rate it uses 3840000 by the end. A team without budget starts no further job."
     )
     document = {"source": event.source, "detail-type": event.detail_type, "detail": event.detail}
     jsonschema.Draft202012Validator(SCHEMA).validate(document)
     assert len(world.chat.messages) == 1
+
+
+def test_event_of_a_spent_budget_writes_its_limit_in_full() -> None:
+    budget = {"team": "red", "period": "2026-11", "quantity": "usd", "used": 790_000, "limit": 1_000_000}
+    world = FakeWorld()
+
+    publish_events.run(counts_change(budget, budget | {"used": 800_000}), a_context(world))
+
+    (event,) = world.event_bus.events
+    assert event.detail_type == OutboundKind.BUDGET_NEAR_END
+    assert event.detail["data"]["text"].startswith(
+        "Team red has used 80 % of its budget of 1000000 US dollars in 2026-11"
+    )
 
 
 def test_changed_limit_is_warned_of_again() -> None:

@@ -30,9 +30,11 @@ def starting_changes(action: AdmissionAction, facts: AdmissionFacts) -> tuple[Ad
 
 
 def _limit_text(limit: UsageLimit) -> str:
+    if limit.unpriced_instance_type:
+        return f"A price for {limit.unpriced_instance_type} in economy.prices."
     if limit.requested:
-        return f"A limit of {limit.used + limit.requested:g} {limit.quantity} instead of {limit.limit:g}."
-    return f"A limit above {limit.used:g} {limit.quantity} instead of {limit.limit:g}."
+        return f"A limit of {limit.used + limit.requested:.10g} {limit.quantity} instead of {limit.limit:.10g}."
+    return f"A limit above {limit.used:.10g} {limit.quantity} instead of {limit.limit:.10g}."
 
 
 def _changes_of_nodes(facts: AdmissionFacts) -> tuple[AdmittingChange, ...]:

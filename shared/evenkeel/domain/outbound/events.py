@@ -443,7 +443,7 @@ def events_of_budgets(
             "No further job of the team starts." if threshold == 100 else "At 100 %, no further job of the team starts."
         )
         text = (
-            f"Team {budget['team']} has used {percent:.0f} % of its budget of {budget['limit']:g} {unit} "
+            f"Team {budget['team']} has used {percent:.0f} % of its budget of {budget['limit']:.10g} {unit} "
             f"in {budget['period']}. {consequence}"
         )
         threshold_change = RowTransition(f"{'|'.join(_budget_key(budget))}|{threshold}", 0, change.at)
@@ -464,9 +464,9 @@ def _budget_warning(change: RowTransition, budget: Mapping[str, Any]) -> Outboun
     )
     unit = "GPU-hours" if budget["quantity"] == "gpuHours" else "US dollars"
     text = (
-        f"Team {budget['team']} is expected to spend its budget of {budget['limit']:g} {unit} in {budget['period']} by "
-        f"{data.expected_gone_at:%Y-%m-%d %H:%M}Z. It has used {budget['used']:g}; at this rate it uses "
-        f"{budget['expectedAtEnd']:g} by the end. A team without budget starts no further job."
+        f"Team {budget['team']} is expected to spend its budget of {budget['limit']:.10g} {unit} in {budget['period']} "
+        f"by {data.expected_gone_at:%Y-%m-%d %H:%M}Z. It has used {budget['used']:.10g}; at this rate it uses "
+        f"{budget['expectedAtEnd']:.10g} by the end. A team without budget starts no further job."
     )
     warning = RowTransition(f"{'|'.join(_budget_key(budget))}|forecast|{budget['limit']:g}", 0, change.at)
     return warning.event(OutboundKind.BUDGET_RUNS_OUT, budget["team"], text, data, team=budget["team"])

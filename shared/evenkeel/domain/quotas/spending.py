@@ -93,6 +93,8 @@ class UsageLimit(Value):
     limit: float
     requested: float = 0
     """The amount that the job adds when it starts; 0 if the job may start while any amount is left."""
+    unpriced_instance_type: str = ""
+    """The instance type without a price, or "its nodes" if the type is unknown; empty for other limits."""
 
     @property
     def is_reached(self) -> bool:
@@ -102,8 +104,13 @@ class UsageLimit(Value):
     @property
     def text(self) -> str:
         """Describe the limit in a few words."""
-        request_text = f", and the job asks for {self.requested:g}" if self.requested else ""
-        return f"{self.used:.10g} of {self.limit:g} {self.quantity} are used{request_text}"
+        if self.unpriced_instance_type:
+            return (
+                f"{self.used:.10g} {self.quantity} have no price, so its dollar budget cannot be checked: "
+                f"set economy.prices for {self.unpriced_instance_type}"
+            )
+        request_text = f", and the job asks for {self.requested:.10g}" if self.requested else ""
+        return f"{self.used:.10g} of {self.limit:.10g} {self.quantity} are used{request_text}"
 
 
 def usage_by_period(attempt: Attempt, ended_at: datetime, economy: EconomyPolicy) -> tuple[PeriodUsage, ...]:
@@ -190,9 +197,10 @@ def _limits_on_unpriced_use(team: Team, charges: tuple[Charge, ...], economy: Ec
             seconds[charge.instance_type] = seconds.get(charge.instance_type, 0) + charge.accelerators
     return [
         UsageLimit(
-            quantity=f"accelerators without a price in team {team.name} (set economy.prices for {name or 'its nodes'})",
+            quantity=f"accelerators of team {team.name}",
             used=count,
             limit=0,
+            unpriced_instance_type=name or "its nodes",
         )
         for name, count in sorted(seconds.items())
     ]
