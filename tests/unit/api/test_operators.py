@@ -84,7 +84,7 @@ def test_approval_without_a_plan_decision_id_is_refused(
 def test_why_explains_a_pending_approval(gateway_with_pending_approval: Gateway) -> None:
     document = gateway_with_pending_approval.get("/v1/incidents/inc-0000000001/why").document
 
-    assert "Waits for approval. Plan: replace" in document["sentence"]
+    assert "Waits for approval. Plan: Evenkeel moves the jobs, then: replace." in document["sentence"]
     assert document["next"] == "evenkeel incidents approve inc-0000000001"
 
 
