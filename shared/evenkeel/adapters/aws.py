@@ -64,8 +64,6 @@ _ERRORS_BY_CODE: Mapping[str, type[EvenkeelError]] = {
     "UnrecognizedClientException": NotAllowed,
     "InvalidClientTokenId": NotAllowed,
     "SignatureDoesNotMatch": NotAllowed,
-    "ExpiredToken": NotAllowed,
-    "ExpiredTokenException": NotAllowed,
     "403": NotAllowed,
     "ResourceNotFound": NotFound,
     "ResourceNotFoundException": NotFound,
@@ -94,7 +92,6 @@ _ERRORS_BY_CODE: Mapping[str, type[EvenkeelError]] = {
     "InvalidRequestException": Refused,
     "InvalidRequest": Refused,
     "InvalidArgument": Refused,
-    "400": Refused,  # the answer to a HEAD request has no code, only this status
     "AuthorizationHeaderMalformed": Refused,  # the bucket is in another region
     "PermanentRedirect": Refused,  # likewise
     "301": Refused,  # likewise, as the answer to a HEAD request
@@ -103,6 +100,10 @@ _ERRORS_BY_CODE: Mapping[str, type[EvenkeelError]] = {
     "ClientException": Refused,
     "RequestAbortedException": Unreachable,
     "RequestExpired": Unreachable,  # it arrived too late; a repeat is signed again
+    "RequestTimeTooSkewed": Unreachable,  # likewise
+    "ExpiredToken": Unreachable,  # a repeat uses newer credentials
+    "ExpiredTokenException": Unreachable,
+    "400": Unreachable,  # the answer to a HEAD request has no code; S3 sends this status for an expired token, too
     "RequestTimeout": Unreachable,
     "RequestTimeoutException": Unreachable,
     "InternalError": Unreachable,

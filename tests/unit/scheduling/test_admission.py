@@ -79,6 +79,13 @@ def test_job_larger_than_every_pool_blocks_no_other_job() -> None:
     assert "the largest matching pool has 2 nodes" in answers["job-1"].reason
 
 
+def test_reason_names_no_largest_pool_where_none_matches() -> None:
+    answers = decisions_for([a_node_capacity(1)], a_request(1, instance_types=("ml.trn1.32xlarge",)))
+
+    assert answers["job-1"].action is AdmissionAction.NEVER_FITS
+    assert answers["job-1"].reason.startswith("No pool has such nodes: the job asks for 1 node")
+
+
 def test_job_that_ran_before_waits_for_the_fleet_to_recover() -> None:
     assert actions_for([a_node_capacity(1)], a_request(nodes=2, attempts=1)) == [("job-1", AdmissionAction.WAIT)]
 

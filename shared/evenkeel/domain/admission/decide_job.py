@@ -226,10 +226,11 @@ def _decide_without_rented_part(facts: AdmissionFacts) -> AdmissionDecision:
         return with_preemption(decision)
     if all(fit.total_nodes < request.nodes for fit in fits) and request.attempts == 0:
         most_nodes = max((fit.total_nodes for fit in fits), default=0)
-        reason = (
-            f"No pool is large enough: the job asks for {describe_request(request)}, "
-            f"and the largest matching pool has {count_of(most_nodes, 'node')}."
-        )
+        wanted_text = f"the job asks for {describe_request(request)}"
+        reason = f"No pool has such nodes: {wanted_text}."
+        if most_nodes:
+            largest_text = f"the largest matching pool has {count_of(most_nodes, 'node')}"
+            reason = f"No pool is large enough: {wanted_text}, and {largest_text}."
         return _build_decision(facts, AdmissionAction.NEVER_FITS, reason)
     if facts.blocked_by:
         return _build_decision(
