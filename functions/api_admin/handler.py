@@ -33,8 +33,10 @@ def give_policy(cluster: str) -> api.Reply:
         request_id=app.request_id(),
         fingerprint=app.fingerprint(),
     )
-    base = wiring.ports().policies.base
-    change = change_policy.run(request, ledger=context.ledger, base=base, now=context.now)
+    policies = wiring.ports().policies
+    change = change_policy.run(
+        request, ledger=context.ledger, base=policies.base, now=context.now, kept_hash=policies.kept_hash
+    )
     return app.change_reply(change.to_json())
 
 

@@ -85,6 +85,13 @@ class SitePolicy:
             self.current_policy()
         return self._in_force or PolicyInForce(self.base, 0, "")
 
+    @property
+    def kept_hash(self) -> str:
+        """Hash of the policy in force instead of the last change, by the last read; empty if there is none."""
+        if self._in_force is None or self._in_force.policy is None or not self._in_force.refused:
+            return ""
+        return self._in_force.policy.hash
+
     def policy_to_show(self) -> Policy:
         """Return the policy that answers of the API show: the policy in force, or else the shipped policy in `observe`.
 

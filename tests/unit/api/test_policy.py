@@ -501,12 +501,17 @@ def test_unreadable_policy_change_is_shown_beside_the_policy_in_force(gateway_wi
 
 
 def break_policy_row(gateway: Gateway, **fields: Any) -> None:
+    """Break the stored policy, and start a container that has read no policy."""
+    break_row_of_warm_container(gateway, **fields)
+    gateway.world.__dict__["policies"] = SitePolicy(gateway.fakes.policy, Table.INCIDENTS, gateway.world)
+
+
+def break_row_of_warm_container(gateway: Gateway, **fields: Any) -> None:
     """Change the stored policy as a release could that this one does not know."""
     for table in (Table.INCIDENTS, Table.JOBS):
         row = gateway.fakes.ledger.get(site_policy_key(table))
         assert row
         gateway.fakes.ledger.commit(Put(replace(row, doc={**row.doc, **fields})))
-    gateway.world.__dict__["policies"] = SitePolicy(gateway.fakes.policy, Table.INCIDENTS, gateway.world)
 
 
 @pytest.mark.parametrize("fields", [{"changes": {"repair": {"noLonger": 1}}}, {"number": "two"}])
@@ -551,6 +556,45 @@ def test_policy_apply_replaces_an_unusable_change(gateway_with_policy: Gateway, 
     assert (document["inForce"], document["refused"]) == (3, None)
     assert document["policy"]["repair"]["maxAttempts"] == 2
     assert stored_policy_row(gateway_with_policy, Table.JOBS) == stored_policy_row(gateway_with_policy)
+
+
+UNUSABLE = {"repair": {"noLonger": 1}}
+
+
+@pytest.mark.parametrize("fields", [{"number": "two"}, {"changes": UNUSABLE, "before": UNUSABLE}])
+def test_change_based_on_the_kept_policy_replaces_an_unusable_change(
+    gateway_with_policy: Gateway, fields: dict[str, Any]
+) -> None:
+    put_policy(gateway_with_policy)
+    gateway_with_policy.fakes.clock.advance(31)
+    known_hash = gateway_with_policy.get(POLICY_ROUTE).document["hash"]
+    break_row_of_warm_container(gateway_with_policy, **fields)
+    gateway_with_policy.fakes.clock.advance(31)
+    document = gateway_with_policy.get(POLICY_ROUTE).document
+
+    stale, first, second = (
+        put_policy(gateway_with_policy, {}, key=key, basedOn=based_on)
+        for key, based_on in (("k2", "0123456789ab"), ("k3", known_hash), ("k4", known_hash))
+    )
+
+    assert (document["hash"], document["inForce"], bool(document["refused"])) == (known_hash, 1, True)
+    assert [answer.status for answer in (stale, first, second)] == [409, 200, 409]
+    assert first.document["number"] == 2
+
+
+def test_unusable_change_that_nobody_saw_is_not_replaced(gateway_with_policy: Gateway) -> None:
+    shown_hash = gateway_with_policy.get(POLICY_ROUTE).document["hash"]
+    for table in (Table.INCIDENTS, Table.JOBS):
+        gateway_with_policy.fakes.ledger.commit(Put(Row(site_policy_key(table), {"number": "one"})))
+
+    assert problem_code(put_policy(gateway_with_policy, basedOn=shown_hash)) == (409, "CONFLICT")
+
+
+def test_change_after_an_unreadable_one_has_the_next_number(gateway_with_policy: Gateway) -> None:
+    put_policy(gateway_with_policy)
+    break_policy_row(gateway_with_policy, number=7, at="never")
+
+    assert put_policy(gateway_with_policy, key="k2").document["number"] == 8
 
 
 def test_overview_names_a_refused_policy_change(gateway_with_policy: Gateway) -> None:

@@ -36,12 +36,21 @@ class ChangePolicyRequest(Value):
     """Digest of the whole request. The same id with another digest is refused."""
 
 
-def run(request: ChangePolicyRequest, *, ledger: Ledger, base: Policy, now: datetime) -> PolicyChange:
+def run(
+    request: ChangePolicyRequest, *, ledger: Ledger, base: Policy, now: datetime, kept_hash: str = ""
+) -> PolicyChange:
     """Put a site's changes in force, instead of the earlier changes. Each function uses them within half a minute.
 
     The new change also replaces a change that this release cannot read. Then its `before` is unknown.
 
     Idempotent: yes, by the request id, which is recorded in the same commit. A late repeat undoes nothing.
+
+    Args:
+        request: The change.
+        ledger: The tables.
+        base: The shipped policy.
+        now: Time of the change.
+        kept_hash: Hash of the policy that this container shows in force instead of an unusable change; empty if none.
 
     Raises:
         Invalid: the changes cannot be used; names each field.
@@ -67,8 +76,8 @@ def run(request: ChangePolicyRequest, *, ledger: Ledger, base: Policy, now: date
             last_number = previous_change.number if previous_change else 0
         except Unreadable:
             previous_change, current = None, None
-            last_number = _newest_recorded_number(ledger)
-        current_hash = current.hash if current else ""
+            last_number = _last_number(row, ledger)
+        current_hash = current.hash if current else kept_hash
         if request.based_on and request.based_on != current_hash:
             raise Conflict(f"The policy in force is {current_hash or 'unknown'}, not {request.based_on}.")
         change = PolicyChange(
@@ -101,8 +110,14 @@ def run(request: ChangePolicyRequest, *, ledger: Ledger, base: Policy, now: date
     raise Conflict("The policy changed on every try. Try again.")
 
 
-def _newest_recorded_number(ledger: Ledger) -> int:
-    """Return the number of the last change by the index of the history, which every release can read."""
+def _last_number(row: Row | None, ledger: Ledger) -> int:
+    """Return the number of a change that this release cannot read: from its row, or else from the history.
+
+    The index of the history is eventually consistent, and its rows expire.
+    """
+    number = row.doc.get("number") if row else None
+    if type(number) is int:
+        return number
     page = ledger.by_state(Table.INCIDENTS, incident_rows.POLICY_CHANGES, limit=1, newest_first=True)
     return max((int(row.state[1]) for row in page.rows if row.state), default=0)
 
