@@ -23,7 +23,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol, TypeAlias
 
-from evenkeel.ports import EvenkeelError, PermanentError, Refused, RowChange, TransientError, Unreadable
+from evenkeel.ports import (
+    EvenkeelError,
+    NoPolicyInForce,
+    PermanentError,
+    Refused,
+    RowChange,
+    TransientError,
+    Unreadable,
+)
 from evenkeel.runtime import snapshots, wiring
 
 snapshots.register_hooks(os.environ)
@@ -85,6 +93,7 @@ def task(handler: Handler) -> Handler:
 
     Step Functions compares error names exactly and knows no inheritance. So an error leaves as `TransientError` or
     `PermanentError`, and its message begins with the name of its class. A bug leaves under its own name.
+    `NoPolicyInForce` leaves as `TransientError`: another container may know the policy, or a new policy may come.
 
     If the event has a task token, the failure is also sent to Step Functions. Not every engine ends a task when an
     error is raised under `.waitForTaskToken`, and the workflow must not wait for an answer that never comes.
@@ -414,6 +423,8 @@ def _fail_token(token: str, failure: Exception) -> None:
 
 
 def _as_port_error(error: Exception) -> Exception:
+    if isinstance(error, NoPolicyInForce):
+        return TransientError(f"{type(error).__name__}: {error}")
     for kind in (TransientError, PermanentError):
         if isinstance(error, kind) and type(error) is not kind:
             return kind(f"{type(error).__name__}: {error}")
