@@ -129,6 +129,15 @@ def test_assigned_nodes_are_billed_and_count_as_supplied_capacity() -> None:
     assert (change.capacity_answer, change.changes_capacity) == (CapacityAnswer.SUPPLIED, True)
 
 
+def test_node_assigned_to_another_rental_is_not_billed() -> None:
+    rental = with_joined_nodes(a_rental(), ["ip-0", "ip-1"])
+
+    after = with_other_rentals_nodes(rental, iter([a_rental(state=RentalState.READY, node_names=("ip-1", "ip-2"))]))
+
+    assert after.other_rentals_nodes == ("ip-1", "ip-2")
+    assert [bill.nodes for bill in after.bills()] == [1]
+
+
 def test_next_rental_offer_closes_the_refused_offer() -> None:
     rental = refuse_offer(a_rental(), "").rental
 

@@ -826,22 +826,35 @@ def committed_wait_of(job: Job, renting: RentalScenario) -> float:
     return next(candidate.wait_seconds for candidate in facts.candidates if candidate.pool.name == "p5-workers")
 
 
+def two_opening_rentals() -> tuple[RentalScenario, Rental, Rental]:
+    """Return two rentals of one pool that wait for two nodes each."""
+    renting = RentalScenario(policy=a_policy(pools=(a_pool(ON_DEMAND, Market.ON_DEMAND),)), has_capacity=set())
+    _, second = renting.fill_fleet()
+    third = renting.scenario.submit("third")
+    for _ in range(2):
+        renting.scenario.run_scheduling_cycle()
+        renting.advance_executions()
+    return renting, renting.rental(second.job_id), renting.rental(third.job_id)
+
+
+def join_node(renting: RentalScenario, number: int) -> None:
+    now = renting.world.clock.now()
+    renting.world.cluster.launch_rented(
+        a_node(number, name=f"ip-{number}", pool=ON_DEMAND, hyperpod_cluster_id=None, created_at=now)
+    )
+
+
 @pytest.mark.parametrize("step", [RentalStep.NEXT, RentalStep.RELEASE])
 @pytest.mark.parametrize("slow_to_go", [False, True])
 def test_rental_gets_no_node_that_another_rental_gives_up(step: RentalStep, slow_to_go: bool) -> None:
     def run(at: int) -> int:
-        renting = RentalScenario(policy=a_policy(pools=(a_pool(ON_DEMAND, Market.ON_DEMAND),)), has_capacity=set())
-        _, second = renting.fill_fleet()
-        third = renting.scenario.submit("third")
-        for _ in range(2):
-            renting.scenario.run_scheduling_cycle()
-            renting.advance_executions()
-        cluster, now = renting.world.cluster, renting.world.clock.now()
-        cluster.launch_rented(a_node(77, name="ip-77", pool=ON_DEMAND, hyperpod_cluster_id=None, created_at=now))
-        renting.run_rental_step(renting.rental(second.job_id), RentalStep.HAND_OVER)
-        cluster.launch_rented(a_node(78, name="ip-78", pool=ON_DEMAND, hyperpod_cluster_id=None, created_at=now))
+        renting, ending_rental, other_rental = two_opening_rentals()
+        cluster = renting.world.cluster
+        join_node(renting, 77)
+        renting.run_rental_step(ending_rental, RentalStep.HAND_OVER)
+        join_node(renting, 78)
         cluster.slow_to_go = slow_to_go
-        ending_rental, other_rental = renting.rental(second.job_id), renting.rental(third.job_id)
+        ending_rental = renting.rental(ending_rental.job_id)
         assert (ending_rental.offer.joined_node_names, other_rental.state) == (("ip-77",), RentalState.OPENING)
 
         def hand_over() -> None:
@@ -858,9 +871,46 @@ def test_rental_gets_no_node_that_another_rental_gives_up(step: RentalStep, slow
         cluster.go()
         renting.run_rental_step(ending_rental, step)
 
-        rental_after = renting.rental(third.job_id)
+        rental_after = renting.rental(other_rental.job_id)
         nodes = {node.name for node in cluster.nodes(CLUSTER)}
         assert set(rental_after.node_names) <= nodes, (at, rental_after.node_names, nodes)
         return ledger.calls
 
     assert len(list(at_every_point(run))) >= 5
+
+
+@pytest.mark.parametrize(
+    ("step", "outcome"), [(RentalStep.NEXT, RentOutcome.NO_OTHER_POOL), (RentalStep.RELEASE, RentOutcome.RELEASED)]
+)
+def test_rental_ends_although_other_rental_has_node_it_saw(step: RentalStep, outcome: RentOutcome) -> None:
+    renting, late_rental, other_rental = two_opening_rentals()
+    join_node(renting, 77)
+    renting.run_rental_step(late_rental, RentalStep.HAND_OVER)
+    join_node(renting, 78)
+    renting.run_rental_step(other_rental, RentalStep.HAND_OVER)
+
+    result = renting.run_rental_step(late_rental, step, "It is late.")
+    if step is RentalStep.NEXT:
+        renting.run_rental_step(late_rental, RentalStep.RELEASE)
+    renting.run_rental_step(late_rental, RentalStep.SETTLE)
+
+    assert result.outcome is outcome
+    rental_after = renting.rental(late_rental.job_id)
+    assert (rental_after.state, rental_after.bills()) == (RentalState.ENDED, ())
+    assert renting.rental(other_rental.job_id).node_names == ("ip-77", "ip-78")
+    assert {node.name for node in renting.world.cluster.nodes(CLUSTER)} >= {"ip-77", "ip-78"}
+
+
+def test_ready_rental_is_billed_for_its_own_nodes_alone() -> None:
+    renting, first_rental, second_rental = two_opening_rentals()
+    join_node(renting, 77)
+    renting.run_rental_step(second_rental, RentalStep.HAND_OVER)
+    join_node(renting, 78)
+    renting.run_rental_step(first_rental, RentalStep.HAND_OVER)
+    join_node(renting, 79)
+    join_node(renting, 80)
+    renting.run_rental_step(second_rental, RentalStep.HAND_OVER)
+
+    rental_after = renting.rental(second_rental.job_id)
+    assert rental_after.node_names == ("ip-79", "ip-80")
+    assert [bill.nodes for bill in rental_after.bills()] == [2]

@@ -81,7 +81,7 @@ class RentalOffer(Value):
     opened_at: Instant
     """Just before the pool's limit was raised. Nothing is billed before this time."""
     joined_node_names: tuple[str, ...] = ()
-    """All nodes of this offer that were seen."""
+    """All nodes of this offer that were seen, without the nodes that another rental was assigned. They are billed."""
     closed_at: Instant | None = None
     """When the last of its nodes was seen to be gone."""
     refused: str = ""
@@ -343,10 +343,15 @@ def with_joined_nodes(rental: Rental, names: Iterable[str]) -> Rental:
 def with_other_rentals_nodes(rental: Rental, rentals: Iterable[Rental]) -> Rental:
     """Record in a rental which nodes of its pool it cannot get because of other rentals.
 
-    The wait for its own nodes reads the row of this rental alone.
+    The wait for its own nodes reads the row of this rental alone. A node that this rental saw, and that another rental
+    was assigned, is on the bill of the other rental alone.
     """
-    names = tuple(sorted({name for other_rental in rentals for name in other_rental.kept_from_others}))
-    return _in_state(rental, rental.state, other_rentals_nodes=names)
+    other_rentals = tuple(rentals)
+    names = tuple(sorted({name for other_rental in other_rentals for name in other_rental.kept_from_others}))
+    assigned_nodes = {name for other_rental in other_rentals for name in other_rental.node_names}
+    joined_names = tuple(name for name in rental.offer.joined_node_names if name not in assigned_nodes)
+    rental_after = _in_state(rental, rental.state, other_rentals_nodes=names)
+    return rental_after.with_offer(joined_node_names=joined_names)
 
 
 def with_replicas_observed(rental: Rental, *, has_replicas: bool, now: datetime) -> Rental:

@@ -7,7 +7,7 @@ from evenkeel.domain.external.unmanaged_workloads import ManagedKind
 from evenkeel.domain.nodes import accelerator_resource_of
 from evenkeel.domain.plurals import count_of
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.renting.rental import Rental, RentalState, with_joined_nodes
+from evenkeel.domain.renting.rental import Rental, RentalState, with_joined_nodes, with_other_rentals_nodes
 from evenkeel.ports import CapacitySpec, LimitResult, NodeClaim, Put
 from evenkeel.services.context import Context
 from evenkeel.services.rentals import rental_store
@@ -90,7 +90,8 @@ def release_offer(rental: Rental, context: Context) -> str:
     claims = delete_unassigned_claims(rental, context)
     if not are_pods_gone:
         return f"Capacity pods of {rental.name} still exist."
-    own_names = {claim.node_name for claim in claims} | {*offer.joined_node_names, *rental.node_names}
+    joined_names = {*offer.joined_node_names} - _assigned_nodes(others_in_pool(rental, context))
+    own_names = {*(claim.node_name for claim in claims), *joined_names, *rental.node_names}
     nodes = [node.name for node in context.cluster.nodes(offer.cluster) if node.name in own_names]
     if claims or nodes:
         count, pool = len(claims) or len(nodes), offer.pool
@@ -108,9 +109,7 @@ def delete_unassigned_claims(rental: Rental, context: Context) -> tuple[NodeClai
         The claims that were deleted.
     """
     offer, other_rentals = rental.offer, others_in_pool(rental, context)
-    assigned_nodes = {
-        name for other in other_rentals if other.state is not RentalState.ENDING for name in other.node_names
-    }
+    assigned_nodes = _assigned_nodes(other_rentals)
     keeps_own = rental.state is RentalState.READY
     own_nodes = {*rental.node_names, *(offer.joined_node_names if not keeps_own else ())}
     others_wait = any(other.state is RentalState.OPENING and not other.offer.refused for other in other_rentals)
@@ -124,19 +123,26 @@ def delete_unassigned_claims(rental: Rental, context: Context) -> tuple[NodeClai
         if not is_own and claim.node_name and nodes_in_use(offer.cluster, (claim.node_name,), context):
             continue
         claims.append(claim)
-    if not keeps_own and (names := [claim.node_name for claim in claims if claim.node_name]):
-        _record_joined(rental, names, context)
+    if not keeps_own:
+        _record_joined(rental, [claim.node_name for claim in claims if claim.node_name], other_rentals, context)
     for claim in claims:
         context.cluster.delete_node_claim(offer.cluster, claim.name)
     return tuple(claims)
 
 
-def _record_joined(rental: Rental, names: list[str], context: Context) -> None:
-    """Record that these nodes are on a rental's bill, before they are gone."""
+def _assigned_nodes(rentals: Iterable[Rental]) -> frozenset[str]:
+    """Return the nodes of the rentals that are not ending."""
+    return frozenset(name for rental in rentals if rental.state is not RentalState.ENDING for name in rental.node_names)
+
+
+def _record_joined(rental: Rental, names: list[str], other_rentals: tuple[Rental, ...], context: Context) -> None:
+    """Record that these nodes are on a rental's bill, before they are gone, and that other rentals' nodes are not."""
     row = context.ledger.get(job_rows.rental_key(rental.job_id, rental.number))
     rental_before = rows.decode(row, Rental) if row else None
     if row is None or rental_before is None or rental_before.state is RentalState.ENDED:
         return
-    rental_after = with_joined_nodes(rental_before, names[: rental_before.nodes])
+    rental_after = with_other_rentals_nodes(
+        with_joined_nodes(rental_before, names[: rental_before.nodes]), other_rentals
+    )
     if rental_after != rental_before:
         context.ledger.commit(Put(job_rows.rental_row(rental_after, row.version)))

@@ -313,7 +313,7 @@ def _hand_over(step_input: _StepInput) -> RentCapacityResult:
     if step_input.job is not None and step_input.job.local_queue:
         # Kueue sends the job's pods to these nodes by the label. Other rentals' capacity pods avoid it.
         context.cluster.label_rented_nodes(step_input.cluster_name, usable_names[: rental.nodes], rental.name)
-    change = assign_nodes(rental, usable_names[: rental.nodes], context.now)
+    change = assign_nodes(with_other_rentals_nodes(rental, other_rentals), usable_names[: rental.nodes], context.now)
     step_input = step_input._replace(rental=step_input.commit(change))
     _delete_capacity_pods(step_input)
     pool_nodes.delete_unassigned_claims(step_input.rental, context)
