@@ -44,9 +44,9 @@ def _except(paths: Sequence[str]) -> list[str]:
 LANES = {
     "unit": [
         *("tests/unit", *_except((_COMMAND_AND_CONSOLE, *_SERVICES)), *_WITH_UNIT_TESTS),
-        *("tests/template", *_except((_RUN_BY_LINT,))),
+        *("tests/workflow", "tests/simulator", "tests/template", *_except((_RUN_BY_LINT,))),
     ],
-    "services": [*_SERVICES, "tests/contract", "tests/workflow", "tests/simulator"],
+    "services": [*_SERVICES, "tests/contract"],
     "commands": [*_WITH_COMMANDS, _COMMAND_AND_CONSOLE, "tests/pytorch"],
     "local": ["tests/local", *_except((*_WITH_UNIT_TESTS, *_WITH_COMMANDS))],
 }

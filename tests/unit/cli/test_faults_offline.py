@@ -19,8 +19,8 @@ EXPLAINED = f"""\
   plan          nvidia-smi or a DCGM probe hangs: Evenkeel waits for a second,
                 independent source.
   confirmed by  a second, independent signal, or a person
-  two signals   nvidia-smi or a DCGM probe hangs: reboot then replace, and move
-                the jobs.
+  two signals   nvidia-smi or a DCGM probe hangs: Evenkeel moves the jobs, then:
+                reboot then replace.
   waits         1m00s for more evidence, then starts
   drain         short (5m00s); the job cannot save
   checkpoints   trusted; a checkpoint that DCP finished is enough, without a
