@@ -45,7 +45,7 @@ def hold(  # noqa: PLR0913, PLR0917 - options, each given by its name
     key: lookup.KeyOption = None,
     output: lookup.ResultOption = OutputFormat.TABLE,
 ) -> None:
-    """Show the plan, ask, and hold repairs and their job stops for a time.
+    """Show the plan, ask, and hold repairs and their job stops.
 
     Steps that have started still finish. `automation stop` holds everything, without a confirmation.
     """
