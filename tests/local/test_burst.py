@@ -179,7 +179,7 @@ def test_job_without_capacity_anywhere_waits_with_its_reason(centre: DataCentre)
 
     rental = await_rental_end(urgent)
     waiting = until(
-        lambda: urgent.show() if "nothing can be rented" in urgent.show()["reason"] else {}, "its reason", 60
+        lambda: urgent.show() if "No pool can be rented" in urgent.show()["reason"] else {}, "its reason", 60
     )
     done, after = first.end(), urgent.end()
 
