@@ -31,6 +31,17 @@ P4 = "ml.p4d.24xlarge"
 TEAMS = ("red", "blue", "green")
 
 
+def a_random_charge(dice: random.Random, number: int, instance_type: str) -> Charge:
+    return a_charge(
+        number,
+        dice.choice(TEAMS),
+        number,
+        priority=dice.choice((0, 1, 5)),
+        instance_type=instance_type,
+        use={instance_type: {GPU: 8}},
+    )
+
+
 def random_admission_input(dice: random.Random) -> AdmissionInput:
     """Return a fleet that exceeds no limit yet."""
     setup = a_setup(
@@ -60,14 +71,7 @@ def random_admission_input(dice: random.Random) -> AdmissionInput:
     for number in range(1, dice.randint(2, 9)):
         kind = dice.choice((P5, P5, P4))
         closed = dice.choice(("", "", "", "cordoned"))
-        charge = a_charge(
-            number,
-            dice.choice(TEAMS),
-            number,
-            priority=dice.choice((0, 1, 5)),
-            instance_type=kind,
-            use={kind: {GPU: 8}},
-        )
+        charge = a_random_charge(dice, number, kind)
         taken = dice.random() < 0.6 and not list(exceeded_limits(setup, [*charges, charge]))
         charges += [charge] if taken else []
         capacities.append(
@@ -184,14 +188,7 @@ def crowded_admission_input_with_holders(dice: random.Random) -> AdmissionInput:
     charges: list[Charge] = []
     capacities = []
     for number in range(1, 12):
-        charge = a_charge(
-            number,
-            dice.choice(TEAMS),
-            number,
-            priority=dice.choice((0, 1, 5)),
-            instance_type=P5,
-            use={P5: {GPU: 8}},
-        )
+        charge = a_random_charge(dice, number, P5)
         is_taken = dice.random() < 0.4 and not list(exceeded_limits(setup, [*charges, charge]))
         charges += [charge] if is_taken else []
         capacities.append(a_node_capacity(number, free=0 if is_taken else 8, pool="p5", instance_type=P5))
