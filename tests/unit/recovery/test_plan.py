@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from evenkeel.domain.health.faults import Rung, default_catalogue
 from evenkeel.domain.health.incidents import JobAction, PlanOutcome
 from evenkeel.domain.policy_section import Mode
-from evenkeel.domain.recovery.plan import RUNGS, NodeOwner, PlanFacts, plan_recovery, should_ask_person
+from evenkeel.domain.recovery.plan import RUNGS, NodeOwner, PlanFacts, plan_recovery, present_owner, should_ask_person
 from evenkeel.domain.recovery.repair_policy import RepairPolicy
 from tests.unit.recovery.facts import at, plan_facts
 
@@ -54,6 +54,25 @@ def test_recovery_plan_decides_outcome_repair_and_owner(
 
     assert (plan.outcome, plan.repairs_node, plan.owner) == (outcome, repairs, owner)
     assert plan.reason.endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("planned_owner", "fault_key", "rungs", "hyperpod_repairs", "owner"),
+    [
+        (NodeOwner.EVENKEEL, "xid:79", ("reboot", "replace"), True, NodeOwner.HYPERPOD),
+        (NodeOwner.EVENKEEL, "hp:NvidiaXidError", ("replace",), True, NodeOwner.HYPERPOD),
+        (NodeOwner.EVENKEEL, "xid:79", ("reboot", "replace"), False, NodeOwner.EVENKEEL),
+        (NodeOwner.EVENKEEL, "node:not_ready", ("reboot",), True, NodeOwner.EVENKEEL),
+        (NodeOwner.EVENKEEL, "xid:79", ("cordon", "reboot"), True, NodeOwner.EVENKEEL),
+        (NodeOwner.HYPERPOD, "xid:79", ("reboot",), False, NodeOwner.HYPERPOD),
+        (NodeOwner.PERSON, "xid:79", ("reboot",), True, NodeOwner.PERSON),
+        (NodeOwner.KARPENTER, "xid:79", ("replace",), True, NodeOwner.KARPENTER),
+    ],
+)
+def test_present_owner_follows_node_recovery_that_changed_after_the_plan(
+    planned_owner: NodeOwner, fault_key: str, rungs: tuple[str, ...], hyperpod_repairs: bool, owner: NodeOwner
+) -> None:
+    assert present_owner(planned_owner, fault_key, rungs, hyperpod_repairs=hyperpod_repairs) is owner
 
 
 @pytest.mark.parametrize(

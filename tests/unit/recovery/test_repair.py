@@ -207,6 +207,11 @@ LEFT_TO_HYPERPOD = {"owner": NodeOwner.HYPERPOD, "requests": (a_repair_request("
             Repair.AWAIT,
         ),
         (
+            "NodeRecovery is Automatic since Evenkeel's reboot",
+            {"requests": (a_repair_request(),), "now": at(261)},
+            Repair.AWAIT,
+        ),
+        (
             "taken over in vain",
             {"requests": (a_repair_request("owner"), a_repair_request(seconds=160)), "now": at(261)},
             Repair.REPLACE,

@@ -452,6 +452,27 @@ def test_evenkeel_takes_over_if_hyperpod_does_not_repair() -> None:
     assert (called.requested_at - marked.requested_at).total_seconds() >= QUICK.repair.takeover_seconds
 
 
+@pytest.mark.parametrize("turned_automatic_after", ["PlanRecovery", "RepairNode"])
+def test_hyperpod_repairs_if_node_recovery_changed_after_plan(turned_automatic_after: str) -> None:
+    recovery = RecoveryScenario(is_stuck=True)
+    recovery.report_fault()
+    assert recovery.run_state("PlanRecovery", plan_recovery).outcome == "ACT"
+    calls = []
+    if turned_automatic_after == "RepairNode":
+        assert recovery.run_state("RepairNode", repair_node).outcome == "REQUESTED"
+        calls = list(recovery.world.provider.asked)
+        recovery.world.clock.advance(QUICK.repair.reboot_deadline_seconds + 1)
+    recovery.world.provider.settings = recovery.world.provider.settings.replace(repairs_by_itself=True)
+
+    repair = recovery.run_state("RepairNode", repair_node)
+
+    assert repair.outcome == "REQUESTED"
+    assert repair.reason.endswith("HyperPod repairs this node itself: Evenkeel waits and requests nothing.")
+    assert recovery.world.provider.asked == calls
+    assert recovery.lease
+    assert recovery.lease.requests[-1].rung == "owner"
+
+
 def test_repair_that_the_provider_finished_before_the_wait_counts() -> None:
     recovery = RecoveryScenario()
     recovery.world.provider.settings = recovery.world.provider.settings.replace(repairs_by_itself=True)

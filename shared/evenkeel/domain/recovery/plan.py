@@ -193,7 +193,7 @@ class _DraftPlan(NamedTuple):
 
 def _intended_plan(facts: PlanFacts, policy: RepairPolicy) -> RecoveryPlan:
     """Return the plan of the first rule in `_PLAN_RULES` that applies, as if every action were allowed."""
-    first_rung, skipped_rungs = _first_available_rung(facts)
+    first_rung, skipped_rungs = _first_available_rung(facts.rungs or facts.fault_traits.ladder)
     plan_input = _PlanInput(facts, policy, first_rung, skipped_rungs)
     draft = next(answer for rule in _PLAN_RULES if (answer := rule(plan_input)) is not None)
     acts = draft.intent is PlanOutcome.ACT
@@ -330,16 +330,45 @@ def _owner_with_reason(facts: PlanFacts, name: str, first_rung: str) -> tuple[No
     if not facts.is_hyperpod:
         explanation = "its jobs move, and its Auto Scaling group replaces it, or a person if it is in no group"
         return NodeOwner.NODE_GROUP, f"{name}: {explanation}."
-    if facts.hyperpod_repairs and facts.fault_key.startswith(("hp:", "xid:")):
+    if facts.hyperpod_repairs and _can_hyperpod_detect(facts.fault_key):
         explanation = "NodeRecovery is Automatic, so HyperPod repairs the node; Evenkeel moves the jobs"
         return NodeOwner.HYPERPOD, f"{name}: {explanation}."
     reason = f" {facts.min_rung_reason}" if facts.min_rung_reason else ""
     return NodeOwner.EVENKEEL, f"{name}: Evenkeel moves the jobs, then: {repair}.{reason}"
 
 
-def _first_available_rung(facts: PlanFacts) -> tuple[str, tuple[Alternative, ...]]:
+def _can_hyperpod_detect(fault_key: str) -> bool:
+    """Whether HyperPod's own agent detects this fault, so that HyperPod repairs it if NodeRecovery is Automatic."""
+    return fault_key.startswith(("hp:", "xid:"))
+
+
+def present_owner(
+    planned_owner: NodeOwner, fault_key: str, rungs: Sequence[str], *, hyperpod_repairs: bool
+) -> NodeOwner:
+    """Return who repairs the node now, if NodeRecovery has changed since the plan.
+
+    Evenkeel leaves its own repair to HyperPod. It never takes over a repair because of this setting: HyperPod may have
+    begun while the setting was Automatic.
+
+    Args:
+        planned_owner: The owner in the plan.
+        fault_key: The fault of the incident.
+        rungs: The rungs in force, in order, including those for jobs.
+        hyperpod_repairs: Whether the node is a HyperPod node and NodeRecovery is Automatic now.
+    """
+    is_quarantine = _first_available_rung(rungs)[0] in QUARANTINE_RUNGS
+    if (
+        planned_owner is NodeOwner.EVENKEEL
+        and hyperpod_repairs
+        and _can_hyperpod_detect(fault_key)
+        and not is_quarantine
+    ):
+        return NodeOwner.HYPERPOD
+    return planned_owner
+
+
+def _first_available_rung(rungs: Sequence[str]) -> tuple[str, tuple[Alternative, ...]]:
     """Return the first available rung, and each skipped rung with its reason."""
-    rungs = facts.rungs or facts.fault_traits.ladder
     skipped_rungs = [
         Alternative(option=rung, why_not=_UNAVAILABLE_RUNGS[rung]) for rung in takewhile(_is_unavailable, rungs)
     ]

@@ -91,6 +91,7 @@ class RepairFacts(Value):
     """The fault with the site's overrides; None = as shipped."""
     ladder: tuple[str, ...]
     owner: NodeOwner
+    """The owner now. It differs from the owner in the plan if NodeRecovery has become Automatic since."""
     opened_at: Instant
     last_fault_at: Instant | None = None
     """Time of the latest fault signal; None in records of older releases."""
@@ -242,12 +243,17 @@ def _leave_to_owner(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision 
     if facts.owner is NodeOwner.HYPERPOD and _has_rebooted_since_opening(facts) and facts.validity.is_valid:
         return _decision_of(Repair.HEALTHY, "HyperPod has already rebooted the node.")
     if facts.owner is NodeOwner.HYPERPOD:
-        reason = "HyperPod repairs this node itself: Evenkeel waits and requests nothing."
-        return _decision_of(Repair.AWAIT, reason).replace(awaited_owner=WAIT_FOR_HYPERPOD)
+        return _leave_to_hyperpod()
     if facts.owner is NodeOwner.KARPENTER and policy.karpenter_repairs:
         reason = "Karpenter repairs this node itself: Evenkeel waits."
         return _decision_of(Repair.AWAIT, reason).replace(awaited_owner=WAIT_FOR_KARPENTER)
     return None
+
+
+def _leave_to_hyperpod(why_failed: str = "") -> RepairDecision:
+    """Decide to wait for HyperPod's own repair."""
+    reason = "HyperPod repairs this node itself: Evenkeel waits and requests nothing."
+    return _decision_of(Repair.AWAIT, f"{why_failed}{reason}").replace(awaited_owner=WAIT_FOR_HYPERPOD)
 
 
 def _leave_to_controller(mark: ControllerMark) -> RepairDecision:
@@ -536,6 +542,8 @@ def _choose_next_rung(
     by_group = _leave_to_group(facts, facts.group, policy) if facts.group is not None else None
     if by_group is not None:
         return by_group.replace(reason=f"{prefix}{by_group.reason}")
+    if facts.owner is NodeOwner.HYPERPOD and not _has_waited_for_hyperpod(facts):
+        return _leave_to_hyperpod(prefix)
     rung, skipped_rungs = _find_first_open_rung(facts, policy, allows_reboot=_find_boot_after_fault(facts) is None)
     if not rung:
         return _decision_of(
@@ -555,6 +563,13 @@ def _choose_next_rung(
         return blocked_decision
     return _decision_of(Repair(rung.upper()), f"{prefix}{_explain_rung(facts, rung)}", *skipped_rungs).replace(
         drains=True
+    )
+
+
+def _has_waited_for_hyperpod(facts: RepairFacts) -> bool:
+    """Whether Evenkeel has given HyperPod time to repair the node. NodeRecovery can change after Evenkeel's request."""
+    return any(
+        request.rung == WAIT_FOR_HYPERPOD and request.requested_at >= facts.opened_at for request in facts.requests
     )
 
 

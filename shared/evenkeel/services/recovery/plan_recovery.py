@@ -296,8 +296,7 @@ def _read_plan_facts(
         drills_may_act=drills_may_act,
         # If an earlier run had the node replaced, the replacement node must still be returned to service.
         is_node_gone=not incident.repairs and _is_node_gone(slot_state),
-        # Only HyperPod gives a slot an id of its own; elsewhere the slot is the node life.
-        is_hyperpod=slot_state.original.provider_node is not None or incident.slot != incident.life.key,
+        is_hyperpod=slot_reader.is_hyperpod_node(incident, slot_state),
         # HyperPod's own Karpenter labels its nodes too, and HyperPod repairs them.
         is_karpenter=node is not None and KARPENTER_LABEL in node.labels and slot_state.original.provider_node is None,
         hyperpod_repairs=hyperpod_settings.repairs_by_itself if hyperpod_settings else False,

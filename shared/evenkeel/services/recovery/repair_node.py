@@ -22,7 +22,7 @@ from evenkeel.domain.recovery.guardrails import GuardrailAction, GuardrailFacts,
 from evenkeel.domain.recovery.modes import current_mode
 from evenkeel.domain.recovery.node_groups import GroupRepairFacts, group_repair_facts
 from evenkeel.domain.recovery.other_controllers import controller_mark, is_manual_cordon
-from evenkeel.domain.recovery.plan import FaultTraits, NodeOwner, provider_busy_reason, why_not_allowed
+from evenkeel.domain.recovery.plan import FaultTraits, NodeOwner, present_owner, provider_busy_reason, why_not_allowed
 from evenkeel.domain.recovery.repair import Repair, RepairDecision, RepairFacts, choose_repair
 from evenkeel.domain.recovery.repair_lease import RepairLease
 from evenkeel.domain.recovery.repair_requests import (
@@ -226,7 +226,14 @@ def _read_facts(incident: Incident, lease: RepairLease | None, context: Context)
     has_work = bool(until and own_node and slot_reader.has_accelerator_pods(own_node, context))
     window = timedelta(hours=context.policy.repair.flap_window_hours)
     fault = IncidentFault.of(incident, context.policy.catalogue)
-    owner = NodeOwner(incident.plan.owner) if incident.plan and incident.plan.owner else NodeOwner.EVENKEEL
+    owner = present_owner(
+        NodeOwner(incident.plan.owner) if incident.plan and incident.plan.owner else NodeOwner.EVENKEEL,
+        incident.fault_key,
+        fault.rungs,
+        hyperpod_repairs=hyperpod_settings is not None
+        and hyperpod_settings.repairs_by_itself
+        and slot_reader.is_hyperpod_node(incident, slot_state),
+    )
     not_allowed = _why_not_allowed(
         incident, fault, context.mode, drills_may_act=recovery_step.drill_may_act(incident, context)
     )

@@ -36,6 +36,11 @@ def has_accelerator_pods(node: KubernetesNode, context: Context) -> bool:
     return any(pod.accelerators for pod in context.cluster.pods(node.cluster, node.name))
 
 
+def is_hyperpod_node(incident: Incident, slot_state: SlotState) -> bool:
+    """Return whether HyperPod runs the node. Only HyperPod gives a slot an id other than the key of the node life."""
+    return slot_state.original.provider_node is not None or incident.slot != incident.life.key
+
+
 class SlotReader:
     """The node slot of one incident. Each fact is read once, and only if it is needed."""
 
