@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 from evenkeel.domain.economics import failure_rates, fleet_request, goodput
 from evenkeel.domain.outbound import events as outbound
-from evenkeel.domain.queue_plan import (
+from evenkeel.domain.queue_simulation import (
     configuration,
     hyperpod_cluster_policy,
     node_manifests,

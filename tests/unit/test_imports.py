@@ -317,7 +317,7 @@ DOMAIN_PACKAGES = (
         "workflow_graph",
     ),
     *("policy_section", "health.health_policy", "sources", "health", "capacity"),
-    *("capacity.capacity_policy", "capacity.training_plans", "capacity.capacity_blocks", "kueue", "queue_plan"),
+    *("capacity.capacity_policy", "capacity.training_plans", "capacity.capacity_blocks", "kueue", "queue_simulation"),
     *(
         "external.adoption_policy",
         "external",

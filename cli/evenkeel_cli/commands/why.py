@@ -143,7 +143,7 @@ def _print_answer(out: Printer, answer: Json) -> None:
     for number, change in enumerate(answer.get("changes") or []):
         if not number:
             out.line()
-        out.pairs([("would start with" if not number else "or with", change["said"])], indent="  ")
+        out.pairs([("would start with" if not number else "or with", change["message"])], indent="  ")
     if answer.get("changesUnknown"):
         out.line()
         out.pairs([("would start with", f"unknown: {answer['changesUnknown']}")], indent="  ")

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evenkeel.domain.kueue.quantities import short_text
-from evenkeel.domain.queue_plan.documents import DocumentError, seconds
-from evenkeel.domain.queue_plan.manifest_kinds import NO_JOBS, is_other_kind, items_of
-from evenkeel.domain.queue_plan.plan_events import Events
-from evenkeel.domain.queue_plan.plan_report import (
+from evenkeel.domain.queue_simulation.documents import DocumentError, seconds
+from evenkeel.domain.queue_simulation.manifest_kinds import NO_JOBS, is_other_kind, items_of
+from evenkeel.domain.queue_simulation.plan_events import Events
+from evenkeel.domain.queue_simulation.plan_report import (
     ConsideredFlavor,
     CycleAnswer,
     DecisionAnswer,
@@ -18,15 +18,15 @@ from evenkeel.domain.queue_plan.plan_report import (
     TopologyAnswer,
     decision_of,
 )
-from evenkeel.domain.queue_plan.profiles import Profile
-from evenkeel.domain.queue_plan.replay import Replay
-from evenkeel.domain.queue_plan.setup import QuotaDocuments
+from evenkeel.domain.queue_simulation.profiles import Profile
+from evenkeel.domain.queue_simulation.replay import Replay
+from evenkeel.domain.queue_simulation.setup import QuotaDocuments
 from evenkeel_cli.offline import quota_files
 from evenkeel_cli.render import Column, Printer
 from evenkeel_client.errors import CommandFailed, Exit
 
 if TYPE_CHECKING:
-    from evenkeel.domain.queue_plan.why import Why
+    from evenkeel.domain.queue_simulation.why import Why
 
 Json = dict[str, Any]
 _FIRST_UNIX_TIME = 10**8
@@ -205,7 +205,7 @@ def explain_job(replay: Replay, job: str) -> "Why":
     Raises:
         CommandFailed: there is no such job, several have this name, or no decision was made about it.
     """
-    from evenkeel.domain.queue_plan.why import Why, why
+    from evenkeel.domain.queue_simulation.why import Why, why
 
     job = _job_with_owner(replay, job)
     if job in replay.unqueued:

@@ -3,14 +3,14 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evenkeel.domain.queue_plan.documents import DocumentError
-from evenkeel.domain.queue_plan.profiles import RULES, Profile
-from evenkeel.domain.queue_plan.setup import QuotaDocuments, documents
+from evenkeel.domain.queue_simulation.documents import DocumentError
+from evenkeel.domain.queue_simulation.profiles import RULES, Profile
+from evenkeel.domain.queue_simulation.setup import QuotaDocuments, documents
 from evenkeel_cli.yaml_files import load_all
 from evenkeel_client.errors import CommandFailed, Exit
 
 if TYPE_CHECKING:
-    from evenkeel.domain.queue_plan.quota_formats import ConvertedQuotas
+    from evenkeel.domain.queue_simulation.quota_formats import ConvertedQuotas
 
 
 def load_documents(file: Path) -> list[Any]:
@@ -59,7 +59,7 @@ def convert_quotas(files: list[Path], into: str) -> "ConvertedQuotas":
     Raises:
         CommandFailed: a file cannot be used, or there is no such format.
     """
-    from evenkeel.domain.queue_plan.quota_formats import Format, convert
+    from evenkeel.domain.queue_simulation.quota_formats import Format, convert
 
     if into not in list(Format):
         formats = ", ".join(Format)

@@ -4,12 +4,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from evenkeel.domain.queue_plan.documents import DocumentError
-from evenkeel.domain.queue_plan.documents import read as read_document
-from evenkeel.domain.queue_plan.profiles import RULES, Profile
-from evenkeel.domain.queue_plan.quota_formats import Format, convert
-from evenkeel.domain.queue_plan.setup import QuotaDocuments
-from evenkeel.domain.queue_plan.short_form import ShortQuotas
+from evenkeel.domain.queue_simulation.documents import DocumentError
+from evenkeel.domain.queue_simulation.documents import read as read_document
+from evenkeel.domain.queue_simulation.profiles import RULES, Profile
+from evenkeel.domain.queue_simulation.quota_formats import Format, convert
+from evenkeel.domain.queue_simulation.setup import QuotaDocuments
+from evenkeel.domain.queue_simulation.short_form import ShortQuotas
 from evenkeel.domain.quotas.setup_checks import check_fleet, check_setup, check_team
 from evenkeel.domain.quotas.teams import FleetQuotas, Team, TeamSetup, setup_of_quotas
 from evenkeel_cli.offline import quota_files

@@ -16,7 +16,7 @@ LATE = {"boto3", "botocore.session", "botocore.client", "urllib3", "s3transfer"}
 """Modules that only adapters need. A function loads it with its first call. Powertools loads `botocore` itself."""
 LARGE = (
     "evenkeel.domain.kueue",
-    "evenkeel.domain.queue_plan",
+    "evenkeel.domain.queue_simulation",
     "evenkeel.domain.quotas",
     "evenkeel.domain.admission",
     "evenkeel.domain.scheduling",
@@ -29,7 +29,7 @@ SECTIONS = {
     "evenkeel.domain.admission.scheduling_policy",
 }
 PLAN_FILES = frozenset(
-    f"evenkeel.domain.queue_plan.{name}"
+    f"evenkeel.domain.queue_simulation.{name}"
     for name in ("setup", "queue_manifests", "workload_manifests", "node_manifests", "plan_report", "quota_formats")
 )
 """The readers and the report of `evenkeel plan`. In the service, only a replay about quota needs them."""

@@ -16,7 +16,7 @@ from evenkeel.domain.capacity.pod_shares import (
     expected_offer,
     whole_machine,
 )
-from evenkeel.domain.queue_plan.hyperpod_cluster_policy import QuotaResources
+from evenkeel.domain.queue_simulation.hyperpod_cluster_policy import QuotaResources
 from evenkeel.domain.resources import NONE, Resources, why_too_small
 from evenkeel.domain.scheduling.resize_plan import shrunk_charge
 from tests.unit.scheduling.builders import CLUSTER, a_node_capacity, a_request, at

@@ -19,10 +19,10 @@ from evenkeel.domain.kueue.cycle_decisions import Result
 from evenkeel.domain.kueue.scheduler import Scheduler
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_section import Mode
-from evenkeel.domain.queue_plan.plan_events import Events
-from evenkeel.domain.queue_plan.profiles import RULES, Profile
-from evenkeel.domain.queue_plan.replay import Replay
-from evenkeel.domain.queue_plan.setup import QuotaDocuments
+from evenkeel.domain.queue_simulation.plan_events import Events
+from evenkeel.domain.queue_simulation.profiles import RULES, Profile
+from evenkeel.domain.queue_simulation.replay import Replay
+from evenkeel.domain.queue_simulation.setup import QuotaDocuments
 from evenkeel.domain.quotas import quota_facts
 from evenkeel.domain.quotas.spending import Spending
 from evenkeel.domain.quotas.teams import FleetQuotas, Team, TeamSetup

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from evenkeel.domain.economics.economy_policy import EconomyPolicy
 from evenkeel.domain.jobs.charge import Charge
-from evenkeel.domain.queue_plan.profiles import RULES, Profile
+from evenkeel.domain.queue_simulation.profiles import RULES, Profile
 from evenkeel.domain.quotas.spending import (
     HALF_LIFE_SECONDS,
     Spending,

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.kueue.objects import PreemptionPolicy, Quota
-from evenkeel.domain.queue_plan.short_form import ShortQuotas
+from evenkeel.domain.queue_simulation.short_form import ShortQuotas
 from evenkeel.domain.quotas.setup_checks import check_change, check_fleet, check_setup, check_team
 from evenkeel.domain.quotas.teams import FleetQuotas, Period, Role, Team, TeamSetup, identity_of, setup_of_quotas
 

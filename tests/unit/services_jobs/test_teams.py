@@ -314,7 +314,7 @@ def test_why_does_not_name_a_sum_of_jobs() -> None:
 
     document = explain.why_job(job.job_id, Reader(), scenario.world.context())
 
-    assert [change["said"] for change in document["changes"]] == [f"16 more of {GPU} on {P5} for red."]
+    assert [change["message"] for change in document["changes"]] == [f"16 more of {GPU} on {P5} for red."]
 
 
 def test_every_preemption_reason_has_a_description() -> None:

@@ -108,7 +108,7 @@ export function Why({ why }) {
     ${why.considered?.length ? html`<${Alternatives} label="Alternatives" options=${why.considered} />` : null}
     ${why.guardrails?.length ? html`<h3>Guardrails</h3><${Guardrails} readings=${why.guardrails} />` : null}
     ${why.changes?.length
-      ? html`<h3>What would change it</h3><ul>${why.changes.map((each) => html`<li>${each.said}</li>`)}</ul>`
+      ? html`<h3>What would change it</h3><ul>${why.changes.map((each) => html`<li>${each.message}</li>`)}</ul>`
       : null}
     ${why.changesUnknown ? html`<h3>What would change it</h3><p>Unknown: ${why.changesUnknown}</p>` : null}
     ${decision ? html`<${Decision} decision=${decision} />` : null}

@@ -45,7 +45,7 @@ from evenkeel.domain.kueue.nomination import KnownNominations
 from evenkeel.domain.kueue.objects import Amounts, Workload
 from evenkeel.domain.kueue.preemption import QuotaDemand, Victim, preemptable_victims
 from evenkeel.domain.kueue.scheduler import Scheduler
-from evenkeel.domain.queue_plan import short_form
+from evenkeel.domain.queue_simulation import short_form
 from evenkeel.domain.quotas.quota_documents import DocumentCache
 from evenkeel.domain.quotas.quota_facts import KueueCycleState, quota_facts_of
 from evenkeel.domain.quotas.spending import UsageLimit

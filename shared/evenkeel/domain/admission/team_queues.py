@@ -11,7 +11,7 @@ from evenkeel.domain.economics.economy_policy import EconomyPolicy
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.kueue.objects import Admitted, QueueingStrategy
 from evenkeel.domain.kueue.scheduler import Scheduler
-from evenkeel.domain.queue_plan import short_form
+from evenkeel.domain.queue_simulation import short_form
 from evenkeel.domain.quotas import flavor_matching
 from evenkeel.domain.quotas.quota_holders import QuotaHolder, admitted_holder
 from evenkeel.domain.quotas.spending import UsageLimit, usage_limits

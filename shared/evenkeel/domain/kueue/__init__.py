@@ -14,7 +14,8 @@ The scheduler:
     cycle.py         one Kueue cycle
     scheduler.py     queues and workloads from cycle to cycle
 
-`eviction_loops.py` recognises jobs that evict each other without end. `domain/queue_plan` reads Kueue's manifests.
+`eviction_loops.py` recognises jobs that evict each other without end. `domain/queue_simulation` reads Kueue's
+manifests.
 
 The rules are Kueue's, version 0.20 (https://kueue.sigs.k8s.io/docs/concepts/). SageMaker HyperPod task governance uses
 the same rules. Each rule beyond them has its own switch in `SchedulerRules`. The code uses no clock, network or

@@ -18,7 +18,7 @@ from evenkeel.domain.capacity.instance_types import (
 )
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.kueue.objects import Amounts, Flavor, Queue
-from evenkeel.domain.queue_plan.node_terms import Expression
+from evenkeel.domain.queue_simulation.node_terms import Expression
 from evenkeel.domain.quotas.teams import SchedulerDeclarations
 from evenkeel.domain.resources import Resources
 

@@ -29,7 +29,7 @@ from evenkeel.domain.kueue.objects import (
 from evenkeel.domain.kueue.preemption import outranks
 from evenkeel.domain.kueue.scheduler import Scheduler
 from evenkeel.domain.kueue.snapshot import SchedulerRules
-from evenkeel.domain.queue_plan import short_form
+from evenkeel.domain.queue_simulation import short_form
 from evenkeel.domain.quotas.quota_documents import (
     DocumentCache,
     DocumentPart,

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from evenkeel.domain.kueue.objects import PODS, Admitted, Amounts, Key
-from evenkeel.domain.queue_plan import short_form
+from evenkeel.domain.queue_simulation import short_form
 
 Json = dict[str, Any]
 

@@ -10,10 +10,10 @@ from evenkeel.domain.kueue.objects import Workload
 from evenkeel.domain.kueue.pending_queue import PendingWorkload
 from evenkeel.domain.kueue.scheduler import Scheduler
 from evenkeel.domain.kueue.snapshot import SchedulerRules
-from evenkeel.domain.queue_plan.admitting_change import AdmittingChange
-from evenkeel.domain.queue_plan.profiles import Profile
-from evenkeel.domain.queue_plan.setup import QuotaDocuments
-from evenkeel.domain.queue_plan.why import why
+from evenkeel.domain.queue_simulation.admitting_change import AdmittingChange
+from evenkeel.domain.queue_simulation.profiles import Profile
+from evenkeel.domain.queue_simulation.setup import QuotaDocuments
+from evenkeel.domain.queue_simulation.why import why
 from evenkeel.domain.quotas.quota_facts import QuotaFacts
 from evenkeel.domain.quotas.quota_holders import by_key, is_sum
 

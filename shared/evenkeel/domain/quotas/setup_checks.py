@@ -10,8 +10,8 @@ from evenkeel.domain.decisions import packed_size
 from evenkeel.domain.jobs.validation import is_bucket_alias
 from evenkeel.domain.names import unknown_name
 from evenkeel.domain.plurals import count_of
-from evenkeel.domain.queue_plan.documents import unknown_fields
-from evenkeel.domain.queue_plan.webhook_rules import refusals
+from evenkeel.domain.queue_simulation.documents import unknown_fields
+from evenkeel.domain.queue_simulation.webhook_rules import refusals
 from evenkeel.domain.quotas.teams import PRINCIPAL, Budget, FleetQuotas, Member, Team, TeamSetup
 
 MAX_TEAMS = 500

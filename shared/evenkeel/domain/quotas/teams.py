@@ -5,7 +5,7 @@
     TeamSetup    both together
 
 Without a set-up there is one queue for all jobs, and only the nodes limit it. Queues are written in the short form of
-`domain/queue_plan/short_form.py`. `setup_checks.py` checks a set-up.
+`domain/queue_simulation/short_form.py`. `setup_checks.py` checks a set-up.
 """
 
 import re
@@ -21,9 +21,9 @@ from pydantic import Field, WithJsonSchema, model_validator
 from evenkeel.domain.jobs.pod_rules import NOTHING_ALLOWED, PodRules
 from evenkeel.domain.kueue.objects import Cohort, Flavor, Queue, with_used_flavors
 from evenkeel.domain.kueue.snapshot import SchedulerRules
-from evenkeel.domain.queue_plan.documents import Document
-from evenkeel.domain.queue_plan.profiles import RULES, Profile
-from evenkeel.domain.queue_plan.short_form import ShortCohort, ShortFlavor, ShortQueue, ShortQuotas
+from evenkeel.domain.queue_simulation.documents import Document
+from evenkeel.domain.queue_simulation.profiles import RULES, Profile
+from evenkeel.domain.queue_simulation.short_form import ShortCohort, ShortFlavor, ShortQueue, ShortQuotas
 from evenkeel.domain.values import Value
 
 MAX_GPU_HOURS = 1_000_000_000

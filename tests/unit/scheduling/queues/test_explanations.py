@@ -9,8 +9,8 @@ from hypothesis import example, given, settings
 from evenkeel.domain.kueue.cycle_decisions import CycleDecision, Result
 from evenkeel.domain.kueue.objects import Queue, Workload
 from evenkeel.domain.kueue.scheduler import Scheduler
-from evenkeel.domain.queue_plan.admitting_change import AdmittingChange
-from evenkeel.domain.queue_plan.why import why
+from evenkeel.domain.queue_simulation.admitting_change import AdmittingChange
+from evenkeel.domain.queue_simulation.why import why
 from tests.examples import examples
 from tests.unit.scheduling.queues.builders import (
     ANY,

@@ -8,11 +8,11 @@ import pytest
 from evenkeel.domain.capacity.instance_types import shipped_instance_types
 from evenkeel.domain.kueue.capacity import quotas_of
 from evenkeel.domain.kueue.objects import Queue, Quota
-from evenkeel.domain.queue_plan import hyperpod_cluster_policy
-from evenkeel.domain.queue_plan.documents import DocumentError
-from evenkeel.domain.queue_plan.profiles import RULES, Profile
-from evenkeel.domain.queue_plan.quota_formats import Format, convert
-from evenkeel.domain.queue_plan.setup import QuotaDocuments
+from evenkeel.domain.queue_simulation import hyperpod_cluster_policy
+from evenkeel.domain.queue_simulation.documents import DocumentError
+from evenkeel.domain.queue_simulation.profiles import RULES, Profile
+from evenkeel.domain.queue_simulation.quota_formats import Format, convert
+from evenkeel.domain.queue_simulation.setup import QuotaDocuments
 
 Json = dict[str, Any]
 GIB = 2**30

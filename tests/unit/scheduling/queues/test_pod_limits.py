@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.queue_plan.setup import DeclaredJob, QuotaDocuments
+from evenkeel.domain.queue_simulation.setup import DeclaredJob, QuotaDocuments
 
 Json = dict[str, Any]
 QUEUE: Json = {"queues": [{"name": "research", "groups": [{"p5": {"cpu": 100, "memory": "1Ti"}}]}]}

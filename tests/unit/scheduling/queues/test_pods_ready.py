@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.queue_plan.plan_events import Events
-from evenkeel.domain.queue_plan.profiles import Profile
-from evenkeel.domain.queue_plan.replay import Replay
-from evenkeel.domain.queue_plan.setup import QuotaDocuments
+from evenkeel.domain.queue_simulation.plan_events import Events
+from evenkeel.domain.queue_simulation.profiles import Profile
+from evenkeel.domain.queue_simulation.replay import Replay
+from evenkeel.domain.queue_simulation.setup import QuotaDocuments
 
 Json = dict[str, Any]
 BLOCKS: Json = {"apiVersion": "config.kueue.x-k8s.io/v1beta2", "waitForPodsReady": {"blockAdmission": True}}

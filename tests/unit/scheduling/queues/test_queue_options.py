@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from evenkeel.domain.kueue.objects import Admitted, Flavor
 from evenkeel.domain.kueue.scheduler import Scheduler
 from evenkeel.domain.kueue.snapshot import SchedulerRules
-from evenkeel.domain.queue_plan.profiles import RULES, Profile
+from evenkeel.domain.queue_simulation.profiles import RULES, Profile
 from tests.unit.scheduling.queues.builders import (
     ANY,
     GPU,

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import yaml
 
-from evenkeel.domain.queue_plan.plan_events import Events
-from evenkeel.domain.queue_plan.plan_report import DecisionAnswer
-from evenkeel.domain.queue_plan.replay import Replay
-from evenkeel.domain.queue_plan.setup import QuotaDocuments
+from evenkeel.domain.queue_simulation.plan_events import Events
+from evenkeel.domain.queue_simulation.plan_report import DecisionAnswer
+from evenkeel.domain.queue_simulation.replay import Replay
+from evenkeel.domain.queue_simulation.setup import QuotaDocuments
 
 Json = dict[str, Any]
 

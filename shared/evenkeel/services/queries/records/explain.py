@@ -3,15 +3,15 @@
 from datetime import datetime
 from typing import Any
 
+from evenkeel.domain.admission.admitting_changes import admitting_changes
 from evenkeel.domain.admission.decide_job import AdmissionAction, AdmissionFacts
-from evenkeel.domain.admission.starting_changes import starting_changes
 from evenkeel.domain.decisions import OMITTED, Alternative, Decision
 from evenkeel.domain.health.faults import default_catalogue
 from evenkeel.domain.health.incidents import Incident, IncidentState
 from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import Job, JobState, StopRequest
 from evenkeel.domain.plurals import count_of
-from evenkeel.domain.queue_plan.admitting_change import AdmittingChange
+from evenkeel.domain.queue_simulation.admitting_change import AdmittingChange
 from evenkeel.domain.recovery.approval import awaits_approval
 from evenkeel.domain.values import rfc3339
 from evenkeel.domain.waiting import Wait
@@ -331,7 +331,7 @@ def _smallest_changes(ledger: Ledger, decision: Decision) -> list[Json]:
             break
         facts = AdmissionFacts.model_validate(decision.facts, extra="allow")
         if decision.action not in _ACTIONS_THAT_QUOTA_MAY_CHANGE:
-            return [_change_document(change) for change in starting_changes(AdmissionAction(decision.action), facts)]
+            return [_change_document(change) for change in admitting_changes(AdmissionAction(decision.action), facts)]
         if facts.quota is not None:
             from evenkeel.domain.quotas.quota_replay import smallest_changes
 

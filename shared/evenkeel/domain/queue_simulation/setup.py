@@ -22,7 +22,7 @@ from evenkeel.domain.kueue.objects import (
 )
 from evenkeel.domain.kueue.scheduler import Scheduler
 from evenkeel.domain.kueue.snapshot import SchedulerRules
-from evenkeel.domain.queue_plan import (
+from evenkeel.domain.queue_simulation import (
     feature_gates,
     hyperpod_cluster_policy,
     manifest_kinds,
@@ -32,10 +32,10 @@ from evenkeel.domain.queue_plan import (
     short_form,
     workload_manifests,
 )
-from evenkeel.domain.queue_plan.configuration import Configuration, ResourceRules
-from evenkeel.domain.queue_plan.documents import Document, DocumentError, ReadWarnings, seconds
-from evenkeel.domain.queue_plan.profiles import RULES, Profile
-from evenkeel.domain.queue_plan.webhook_rules import refusals
+from evenkeel.domain.queue_simulation.configuration import Configuration, ResourceRules
+from evenkeel.domain.queue_simulation.documents import Document, DocumentError, ReadWarnings, seconds
+from evenkeel.domain.queue_simulation.profiles import RULES, Profile
+from evenkeel.domain.queue_simulation.webhook_rules import refusals
 
 _FAIR_CONFIGURATIONS = (
     ("LessThanOrEqualToFinalShare",),

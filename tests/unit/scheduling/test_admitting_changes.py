@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.admission.admission_request import AdmissionRequest
+from evenkeel.domain.admission.admitting_changes import admitting_changes
 from evenkeel.domain.admission.decide_job import AdmissionAction, AdmissionFacts, decide
 from evenkeel.domain.admission.pool_fits import JobToPreempt, PoolFit, PreemptionPlan
-from evenkeel.domain.admission.starting_changes import starting_changes
 from evenkeel.domain.quotas.spending import UsageLimit
 from tests.fakes.system import A_MOMENT
 
@@ -30,7 +30,7 @@ def a_fit(pool: str, fitting: int, **more: Any) -> PoolFit:
 
 
 def texts(action: AdmissionAction, facts: AdmissionFacts) -> list[str]:
-    return [change.message for change in starting_changes(action, facts)]
+    return [change.message for change in admitting_changes(action, facts)]
 
 
 def test_waiting_job_needs_missing_nodes_or_smaller_size() -> None:

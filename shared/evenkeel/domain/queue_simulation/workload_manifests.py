@@ -6,11 +6,11 @@ from pydantic import Field
 
 from evenkeel.domain.kueue import quantities
 from evenkeel.domain.kueue.objects import PODS, Admitted, Amounts, PodSet, TopologyAssignment, Workload
-from evenkeel.domain.queue_plan.configuration import ResourceRules
-from evenkeel.domain.queue_plan.documents import Document, Instant, Quantity, WholeNumber, seconds
-from evenkeel.domain.queue_plan.pod_manifests import PodTemplate
-from evenkeel.domain.queue_plan.queue_manifests import DEFAULT_NAMESPACE, KubernetesManifest
-from evenkeel.domain.queue_plan.topology_manifests import TopologyAssignmentManifest, TopologyRequestManifest
+from evenkeel.domain.queue_simulation.configuration import ResourceRules
+from evenkeel.domain.queue_simulation.documents import Document, Instant, Quantity, WholeNumber, seconds
+from evenkeel.domain.queue_simulation.pod_manifests import PodTemplate
+from evenkeel.domain.queue_simulation.queue_manifests import DEFAULT_NAMESPACE, KubernetesManifest
+from evenkeel.domain.queue_simulation.topology_manifests import TopologyAssignmentManifest, TopologyRequestManifest
 
 REPLACES = "kueue.x-k8s.io/workload-slice-replacement-for"
 """Annotation of a larger slice: namespace/name of the slice that it replaces."""

@@ -8,9 +8,9 @@ from pydantic import Field
 
 from evenkeel.domain.kueue import quantities
 from evenkeel.domain.kueue.objects import Requirement
-from evenkeel.domain.queue_plan.documents import Document, Quantity
-from evenkeel.domain.queue_plan.node_terms import Expression, PodToleration
-from evenkeel.domain.queue_plan.topology_manifests import PodTemplateMetadata
+from evenkeel.domain.queue_simulation.documents import Document, Quantity
+from evenkeel.domain.queue_simulation.node_terms import Expression, PodToleration
+from evenkeel.domain.queue_simulation.topology_manifests import PodTemplateMetadata
 
 
 class ContainerResources(Document):

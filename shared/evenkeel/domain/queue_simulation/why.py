@@ -12,9 +12,9 @@ from evenkeel.domain.kueue.cycle_decisions import CycleDecision, Result
 from evenkeel.domain.kueue.objects import PODS, Admitted, Cohort, Flavor, Queue, StopPolicy, Workload
 from evenkeel.domain.kueue.scheduler import Scheduler
 from evenkeel.domain.kueue.snapshot import SchedulerRules
-from evenkeel.domain.queue_plan.admitting_change import AdmittingChange
-from evenkeel.domain.queue_plan.documents import Output
-from evenkeel.domain.queue_plan.plan_report import DecisionAnswer, decision_of
+from evenkeel.domain.queue_simulation.admitting_change import AdmittingChange
+from evenkeel.domain.queue_simulation.documents import Output
+from evenkeel.domain.queue_simulation.plan_report import DecisionAnswer, decision_of
 
 _SEARCH_LIMIT = 64
 """Maximum flavors, priorities and running jobs that a search tries."""

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from evenkeel.domain.queue_plan.node_manifests import NodeManifest, PodManifest, TopologyManifest
-from evenkeel.domain.queue_plan.pod_limits import LimitRange, RuntimeClass
-from evenkeel.domain.queue_plan.queue_manifests import (
+from evenkeel.domain.queue_simulation.node_manifests import NodeManifest, PodManifest, TopologyManifest
+from evenkeel.domain.queue_simulation.pod_limits import LimitRange, RuntimeClass
+from evenkeel.domain.queue_simulation.queue_manifests import (
     API_VERSION,
     AdmissionCheckManifest,
     ClusterQueue,
@@ -16,7 +16,7 @@ from evenkeel.domain.queue_plan.queue_manifests import (
     ResourceFlavor,
     WorkloadPriorityClass,
 )
-from evenkeel.domain.queue_plan.workload_manifests import WorkloadManifest
+from evenkeel.domain.queue_simulation.workload_manifests import WorkloadManifest
 
 OTHER_KINDS = frozenset({"MultiKueueCluster", "MultiKueueConfig", "ProvisioningRequestConfig"})
 """Kueue's kinds that a plan does not use."""

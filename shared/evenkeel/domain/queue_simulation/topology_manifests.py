@@ -17,7 +17,7 @@ from evenkeel.domain.kueue.objects import (
     TopologyDomain,
     TopologyRequest,
 )
-from evenkeel.domain.queue_plan.documents import Document, WholeNumber
+from evenkeel.domain.queue_simulation.documents import Document, WholeNumber
 
 _PREFIX = "kueue.x-k8s.io/podset-"
 REQUIRED, PREFERRED = f"{_PREFIX}required-topology", f"{_PREFIX}preferred-topology"

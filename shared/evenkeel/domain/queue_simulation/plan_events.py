@@ -5,7 +5,7 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import Field
 
 from evenkeel.domain.kueue.objects import StopPolicy
-from evenkeel.domain.queue_plan.documents import Document, Instant, Json, Number, WholeNumber
+from evenkeel.domain.queue_simulation.documents import Document, Instant, Json, Number, WholeNumber
 
 
 class TimedEvent(Document):

@@ -1,8 +1,6 @@
 """A change that would admit a pending job. `why.py` finds them."""
 
-from pydantic import Field
-
-from evenkeel.domain.queue_plan.documents import Output
+from evenkeel.domain.queue_simulation.documents import Output
 
 
 class AdmittingChange(Output):
@@ -10,7 +8,7 @@ class AdmittingChange(Output):
 
     kind: str
     """quota, priority, size or wait."""
-    message: str = Field(alias="said")
+    message: str
     flavor: str = ""
     amounts: dict[str, str] = {}
     """For kind `quota`: how much more nominal quota, by resource."""

@@ -25,8 +25,8 @@ from evenkeel.domain.kueue.objects import (
     Taint,
     Workload,
 )
-from evenkeel.domain.queue_plan.documents import Document, Instant, Number, Quantity, WholeNumber, seconds
-from evenkeel.domain.queue_plan.node_terms import Expression, NodeTaint, PodToleration
+from evenkeel.domain.queue_simulation.documents import Document, Instant, Number, Quantity, WholeNumber, seconds
+from evenkeel.domain.queue_simulation.node_terms import Expression, NodeTaint, PodToleration
 
 
 class QuotaLimits(Document):

@@ -1,15 +1,15 @@
-"""The smallest changes that would each start a job that has quota, or that no quota keeps waiting."""
+"""The smallest changes that would each admit a job that has quota, or that no quota keeps waiting."""
 
 from evenkeel.domain.admission.decide_job import AdmissionAction, AdmissionFacts
 from evenkeel.domain.admission.pool_fits import PoolFit
 from evenkeel.domain.plurals import count_of
-from evenkeel.domain.queue_plan.admitting_change import AdmittingChange
+from evenkeel.domain.queue_simulation.admitting_change import AdmittingChange
 from evenkeel.domain.quotas.spending import UsageLimit
 
 _MAX_POOLS = 3
 
 
-def starting_changes(action: AdmissionAction, facts: AdmissionFacts) -> tuple[AdmittingChange, ...]:
+def admitting_changes(action: AdmissionAction, facts: AdmissionFacts) -> tuple[AdmittingChange, ...]:
     """Return the smallest changes, smallest first; none if the action is not a wait for nodes, a limit or a time."""
     match action:
         case AdmissionAction.WAIT | AdmissionAction.NEVER_FITS:

@@ -11,12 +11,12 @@ from pydantic import Field, model_validator
 from evenkeel.domain.kueue import quantities
 from evenkeel.domain.kueue.objects import PODS, Taint, TopologyNode
 from evenkeel.domain.kueue.topology import HOSTNAME
-from evenkeel.domain.queue_plan.configuration import ResourceRules
-from evenkeel.domain.queue_plan.documents import Document, Quantity
-from evenkeel.domain.queue_plan.node_terms import NodeTaint
-from evenkeel.domain.queue_plan.pod_manifests import PodSpec
-from evenkeel.domain.queue_plan.queue_manifests import KubernetesManifest
-from evenkeel.domain.queue_plan.topology_manifests import TOPOLOGY_ANNOTATIONS
+from evenkeel.domain.queue_simulation.configuration import ResourceRules
+from evenkeel.domain.queue_simulation.documents import Document, Quantity
+from evenkeel.domain.queue_simulation.node_terms import NodeTaint
+from evenkeel.domain.queue_simulation.pod_manifests import PodSpec
+from evenkeel.domain.queue_simulation.queue_manifests import KubernetesManifest
+from evenkeel.domain.queue_simulation.topology_manifests import TOPOLOGY_ANNOTATIONS
 
 _DEFAULT_PODS = 110
 """The kubelet's default of `maxPods`, for a Node whose allocatable amounts have no `pods`."""

@@ -11,9 +11,9 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from evenkeel.domain.kueue import quantities
-from evenkeel.domain.queue_plan.documents import Document, Quantity
-from evenkeel.domain.queue_plan.pod_manifests import Container, ContainerResources, PodSpec
-from evenkeel.domain.queue_plan.queue_manifests import KubernetesManifest
+from evenkeel.domain.queue_simulation.documents import Document, Quantity
+from evenkeel.domain.queue_simulation.pod_manifests import Container, ContainerResources, PodSpec
+from evenkeel.domain.queue_simulation.queue_manifests import KubernetesManifest
 
 Quantities = dict[str, Quantity]
 _CONTAINER, _POD = "Container", "Pod"

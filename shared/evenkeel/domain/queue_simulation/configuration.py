@@ -8,8 +8,8 @@ from pydantic import Field
 
 from evenkeel.domain.kueue import quantities
 from evenkeel.domain.kueue.recent_use import Decay
-from evenkeel.domain.queue_plan.documents import Document, Duration, Number, Quantity, WholeNumber, duration
-from evenkeel.domain.queue_plan.pod_manifests import add_amounts
+from evenkeel.domain.queue_simulation.documents import Document, Duration, Number, Quantity, WholeNumber, duration
+from evenkeel.domain.queue_simulation.pod_manifests import add_amounts
 
 
 class Transformation(Document):

@@ -28,8 +28,8 @@ from evenkeel.domain.kueue.objects import (
     StopPolicy,
     Taint,
 )
-from evenkeel.domain.queue_plan.documents import Document, Instant, Quantity, WholeNumber, seconds
-from evenkeel.domain.queue_plan.node_terms import Expression, NodeTaint, PodToleration
+from evenkeel.domain.queue_simulation.documents import Document, Instant, Quantity, WholeNumber, seconds
+from evenkeel.domain.queue_simulation.node_terms import Expression, NodeTaint, PodToleration
 
 API_VERSION = "kueue.x-k8s.io/v1beta2"
 DEFAULT_NAMESPACE = "default"

@@ -10,12 +10,12 @@ from evenkeel.domain.kueue.eviction_loops import Setting, candidate_settings, ev
 from evenkeel.domain.kueue.objects import PodSet, StopPolicy, Workload
 from evenkeel.domain.kueue.scheduler import Scheduler
 from evenkeel.domain.plurals import count_of
-from evenkeel.domain.queue_plan.documents import (
+from evenkeel.domain.queue_simulation.documents import (
     DocumentError,
     ReadWarnings,
     seconds,
 )
-from evenkeel.domain.queue_plan.plan_events import (
+from evenkeel.domain.queue_simulation.plan_events import (
     DeleteEvent,
     Event,
     Events,
@@ -32,7 +32,7 @@ from evenkeel.domain.queue_plan.plan_events import (
     StopPolicyChange,
     Submit,
 )
-from evenkeel.domain.queue_plan.plan_report import (
+from evenkeel.domain.queue_simulation.plan_report import (
     CycleAnswer,
     DecisionAnswer,
     EvictionLoopReport,
@@ -41,8 +41,8 @@ from evenkeel.domain.queue_plan.plan_report import (
     decision_of,
     state_of,
 )
-from evenkeel.domain.queue_plan.queue_manifests import DEFAULT_NAMESPACE
-from evenkeel.domain.queue_plan.setup import QuotaDocuments
+from evenkeel.domain.queue_simulation.queue_manifests import DEFAULT_NAMESPACE
+from evenkeel.domain.queue_simulation.setup import QuotaDocuments
 
 _MAX_EVICTING_CYCLES = 10_000
 """Maximum cycles with evictions at one instant. Then a plan stops, even if no state was repeated."""

@@ -10,7 +10,7 @@ from evenkeel.domain.kueue.cycle_decisions import CycleDecision, Result
 from evenkeel.domain.kueue.fair_sharing import share_of
 from evenkeel.domain.kueue.objects import Admitted, TopologyAssignment
 from evenkeel.domain.kueue.scheduler import Scheduler
-from evenkeel.domain.queue_plan.documents import FlavorAmount, Output, amounts_of
+from evenkeel.domain.queue_simulation.documents import FlavorAmount, Output, amounts_of
 
 _MODES = {
     FlavorMode.NO_FIT: "NoFit",

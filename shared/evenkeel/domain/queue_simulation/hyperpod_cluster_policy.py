@@ -33,7 +33,7 @@ from evenkeel.domain.kueue.objects import (
     Quota,
     ResourceGroup,
 )
-from evenkeel.domain.queue_plan.documents import Document, DocumentError, Number, WholeNumber
+from evenkeel.domain.queue_simulation.documents import Document, DocumentError, Number, WholeNumber
 
 COHORT = "hyperpod"
 IDLE_PREFIX = "hyperpod-ns-idle-resource-sharing-cq-"

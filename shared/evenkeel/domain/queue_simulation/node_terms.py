@@ -3,7 +3,7 @@
 from typing import ClassVar, Literal
 
 from evenkeel.domain.kueue.objects import FlavorToleration, Requirement
-from evenkeel.domain.queue_plan.documents import Document
+from evenkeel.domain.queue_simulation.documents import Document
 
 
 class Expression(Document):

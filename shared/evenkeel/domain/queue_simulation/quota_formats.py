@@ -20,9 +20,9 @@ from evenkeel.domain.kueue.objects import (
     ResourceGroup,
     StopPolicy,
 )
-from evenkeel.domain.queue_plan import hyperpod_cluster_policy, queue_manifests, short_form
-from evenkeel.domain.queue_plan.documents import Json
-from evenkeel.domain.queue_plan.setup import QuotaDocuments
+from evenkeel.domain.queue_simulation import hyperpod_cluster_policy, queue_manifests, short_form
+from evenkeel.domain.queue_simulation.documents import Json
+from evenkeel.domain.queue_simulation.setup import QuotaDocuments
 
 
 class Format(StrEnum):
