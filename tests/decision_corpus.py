@@ -34,8 +34,8 @@ from evenkeel.domain.checkpoints import (
     Distrust,
     fence,
     proof,
+    resume_point,
 )
-from evenkeel.domain.checkpoints import resume as checkpoint_resume
 from evenkeel.domain.economics import expected_durations, money
 from evenkeel.domain.elastic import grow_shrink
 from evenkeel.domain.external import kueue_status, serving, unmanaged_workloads
@@ -63,7 +63,7 @@ from evenkeel.domain.recovery import (
     repair,
     repair_lease,
     repair_requests,
-    resume,
+    resume_options,
     rollback,
     settling,
     unhealthy_nodes,
@@ -76,7 +76,7 @@ from evenkeel.domain.renting import (
     cost,
     displacement,
     migration,
-    mixed,
+    mixed_capacity,
     placement,
     rental_waits,
     serving_return,
@@ -105,7 +105,7 @@ FACTS: Mapping[str, type[Value]] = {
     "RECOVERY": plan.PlanFacts,
     "REPAIR": repair.RepairFacts,
     "CHECK": validation.CheckFacts,
-    "RESUME": resume.ResumeFacts,
+    "RESUME": resume_options.ResumeFacts,
     "ROLLBACK": rollback.RollbackFacts,
     "DRAIN": draining.DrainFacts,
     "RESTART": unmanaged_restarts.RestartFacts,
@@ -115,7 +115,7 @@ FACTS: Mapping[str, type[Value]] = {
     "PLACEMENT": placement.PlacementFacts,
     "BURST_CHECK": burst_checks.BurstCheckFacts,
     "SERVING_RETURN": serving_return.ServingReturnFacts,
-    "MIXED_GROWTH": mixed.MixedFacts,
+    "MIXED_GROWTH": mixed_capacity.MixedFacts,
     "MIGRATION": migration.MigrationFacts,
     "DISPLACEMENT": displacement.DisplacementFacts,
     "TEMPORARY_CAPACITY": migration.TemporaryCapacityFacts,
@@ -146,10 +146,10 @@ def choose_resume_point(  # noqa: PLR0913 - the arguments that the corpus record
     accepts_convention: bool = False,
     damaged: Collection[CheckpointRef] = (),
     max_reads: int | None = None,
-) -> fence.ResumeChoice | checkpoint_resume.ContentsNeeded:
+) -> fence.ResumeChoice | resume_point.ContentsNeeded:
     """Return the resume point of an attempt, or the checkpoint to read first."""
     rules = CheckpointRules(distrust=distrust, accepts_convention=accepts_convention, damaged=frozenset(damaged))
-    return checkpoint_resume.choose_resume_point(attempt, fence, candidates, evidence, rules, max_reads=max_reads)
+    return resume_point.choose_resume_point(attempt, fence, candidates, evidence, rules, max_reads=max_reads)
 
 
 class _NamedAmounts(NodeShares):
@@ -287,9 +287,9 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "repair.deadline_of": repair_requests.request_deadline,
     "repair.took_effect": repair_requests.evidence_of_effect,
     "resizing.answer_for": resize_facts.resize_answer,
-    "resume.demand_after": resume.requirement_after,
-    "resume.lost_work": resume.lost_work_seconds,
-    "resume.plan_resume": resume.plan_resume,
+    "resume.demand_after": resume_options.requirement_after,
+    "resume.lost_work": resume_options.lost_work_seconds,
+    "resume.plan_resume": resume_options.plan_resume,
     "rollback.roll_back": rollback.decide_rollback,
     "seats.look": node_slot.find_slot_state,
     "serving.short_of": serving.replica_shortfalls,

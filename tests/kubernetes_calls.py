@@ -25,7 +25,7 @@ from evenkeel.adapters.cluster import KubernetesCluster
 from evenkeel.adapters.kubernetes import KubernetesApi
 from evenkeel.adapters.object_fields import QUEUE_LABEL
 from evenkeel.adapters.workload_resources import RESOURCES
-from evenkeel.domain.external.burst_check import (
+from evenkeel.domain.external.burst_check_protocol import (
     CONTROLLER,
     RENTAL_NODE_LABEL,
     BurstCheckAnswer,

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from evenkeel.adapters.workload_resources import JOB
-from evenkeel.domain.external.burst_check import BurstCheckAnswer, BurstCheckState, CheckedWorkload
+from evenkeel.domain.external.burst_check_protocol import BurstCheckAnswer, BurstCheckState, CheckedWorkload
 from evenkeel.domain.external.kueue_status import KueueEviction, describe_status, eviction_of
 from evenkeel.domain.jobs.attempt import ObservedWorkload, PodPhase
 from evenkeel.domain.jobs.workload_kind import WorkloadKind

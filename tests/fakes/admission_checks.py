@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Any
 
-from evenkeel.domain.external.burst_check import BurstCheckAnswer, CheckedWorkload
+from evenkeel.domain.external.burst_check_protocol import BurstCheckAnswer, CheckedWorkload
 from evenkeel.ports import BurstChecks, Conflict, NotFound
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import Any
 
-from evenkeel.domain.external.burst_check import RENTAL_NODE_LABEL
+from evenkeel.domain.external.burst_check_protocol import RENTAL_NODE_LABEL
 from evenkeel.domain.nodes import KubernetesNode
 from evenkeel.ports import CapacitySpec, LimitResult, NodeClaim
 

@@ -286,7 +286,7 @@ def test_forbidden_import_is_reported(file: str, source: str, why: str) -> None:
         ("shared/evenkeel/training/x.py", "import os\ndef f():\n    import boto3"),
         ("shared/evenkeel/training/x.py", "if TYPE_CHECKING:\n    from mypy_boto3_s3 import S3Client"),
         ("functions/cordon_node/handler.py", "from evenkeel.runtime import entry, wiring"),
-        ("cli/evenkeel_cli/offline/plan.py", "from evenkeel.domain.recovery import resume"),
+        ("cli/evenkeel_cli/offline/plan.py", "from evenkeel.domain.recovery import resume_options"),
     ],
 )
 def test_allowed_import_is_accepted(file: str, source: str) -> None:
@@ -305,7 +305,7 @@ DOMAIN_PACKAGES = (
         "plurals",
         "values",
         "resources",
-        "names",
+        "name_suggestions",
         "submitted",
         "nodes",
         "waiting",

@@ -12,7 +12,7 @@ from typing import Any
 from evenkeel.adapters.kubernetes import KubernetesApi
 from evenkeel.adapters.object_fields import Json, condition_of, has_condition
 from evenkeel.adapters.workloads import controlling_workload
-from evenkeel.domain.external.burst_check import CONTROLLER, BurstCheckAnswer, BurstCheckState, CheckedWorkload
+from evenkeel.domain.external.burst_check_protocol import CONTROLLER, BurstCheckAnswer, BurstCheckState, CheckedWorkload
 from evenkeel.ports import BurstChecks, Conflict, NotFound
 
 _KUEUE = "/apis/kueue.x-k8s.io"

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, TypeAlias
 
-from evenkeel.domain.external.burst_check import RENTAL_NODE_LABEL
+from evenkeel.domain.external.burst_check_protocol import RENTAL_NODE_LABEL
 from evenkeel.domain.kueue.quantities import amount
 
 Json: TypeAlias = dict[str, Any]

@@ -20,7 +20,7 @@ from evenkeel.domain.recovery.draining import DrainFacts, plan_drain
 from evenkeel.domain.recovery.node_slot import ObservedNode
 from evenkeel.domain.recovery.plan import PlanFacts, outcome_in_mode, plan_recovery, why_not_allowed
 from evenkeel.domain.recovery.repair import RepairFacts, choose_repair
-from evenkeel.domain.recovery.resume import ResumeFacts, plan_resume
+from evenkeel.domain.recovery.resume_options import ResumeFacts, plan_resume
 from evenkeel.domain.recovery.rollback import RollbackFacts, decide_rollback
 from evenkeel.domain.recovery.unmanaged_restarts import RestartFacts, decide_restart
 from evenkeel.domain.recovery.validation import CheckFacts, choose_check, judge_node
@@ -31,7 +31,7 @@ from evenkeel.domain.renting.migration import (
     decide_migration,
     decide_temporary_capacity,
 )
-from evenkeel.domain.renting.mixed import MixedFacts, decide_mixed
+from evenkeel.domain.renting.mixed_capacity import MixedFacts, decide_mixed
 from evenkeel.domain.renting.placement import PlacementFacts, choose_pool
 from evenkeel.domain.renting.serving_return import ServingReturnFacts, decide_serving_return
 from evenkeel.domain.scheduling.burst_checks import BurstCheckFacts, decide_burst_check

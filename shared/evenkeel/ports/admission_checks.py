@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import NamedTuple, Protocol
 
-from evenkeel.domain.external.burst_check import BurstCheckAnswer, CheckedWorkload
+from evenkeel.domain.external.burst_check_protocol import BurstCheckAnswer, CheckedWorkload
 
 
 class BurstChecks(NamedTuple):

@@ -15,7 +15,7 @@ from aws_lambda_powertools.utilities.data_classes import APIGatewayProxyEvent
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.alias_generators import to_camel
 
-from evenkeel.domain.names import similar_names
+from evenkeel.domain.name_suggestions import similar_names
 from evenkeel.domain.quotas.teams import identity_of
 from evenkeel.domain.values import NOT_A_NUMBER, alternatives, booleans_for_numbers
 from evenkeel.ports import (

@@ -32,9 +32,9 @@ from evenkeel.ports import (
     TransientError,
     Unreadable,
 )
-from evenkeel.runtime import snapshots, wiring
+from evenkeel.runtime import snap_start, wiring
 
-snapshots.register_hooks(os.environ)
+snap_start.register_hooks(os.environ)
 
 Json: TypeAlias = dict[str, Any]
 StoredChange: TypeAlias = RowChange

@@ -18,7 +18,7 @@ from evenkeel.adapters.workload_resources import RESOURCES
 from evenkeel.domain.capacity.pools import Market
 from evenkeel.domain.capacity.shortages import Shortages
 from evenkeel.domain.decisions import Decision
-from evenkeel.domain.external.burst_check import CONTROLLER
+from evenkeel.domain.external.burst_check_protocol import CONTROLLER
 from evenkeel.domain.external.unmanaged_workloads import RESUME_ALLOWED, RESUME_LABEL
 from evenkeel.domain.health.incidents import (
     OPEN_STATES,

@@ -9,7 +9,7 @@ import pytest
 from evenkeel.domain.economics.economy_policy import EconomyPolicy
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.values import rfc3339
-from evenkeel.services.queries.costs import read_cost_records, read_live_days
+from evenkeel.services.queries.costs import read_cost_records, read_recent_days
 from tests.fakes.world import FakeWorld
 from tests.unit.api.gateway import Gateway
 from tests.unit.api.seeds import a_fleet_node, a_job, ago, an_attempt, an_incident, store
@@ -287,7 +287,7 @@ def test_window_without_any_record_is_refused(gateway: Gateway) -> None:
 
 def test_cost_report_states_that_it_left_out_records(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read_cost_records, "MAX_ATTEMPTS", 2)
-    monkeypatch.setattr(read_live_days, "MAX_JOBS", 1)
+    monkeypatch.setattr(read_recent_days, "MAX_JOBS", 1)
     for number in range(1, 5):
         job = a_job(number, state="PENDING")
         lost_attempt = an_attempt(job, state="LOST", running_at=ago(hours=2), ended_at=ago(minutes=10 * number))

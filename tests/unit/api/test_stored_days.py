@@ -15,8 +15,8 @@ from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.quotas.teams import Team
 from evenkeel.ports import Put
 from evenkeel.services.admin import set_quotas
-from evenkeel.services.queries.costs import read_live_days
-from evenkeel.services.queries.costs.read_live_days import LiveDays
+from evenkeel.services.queries.costs import read_recent_days
+from evenkeel.services.queries.costs.read_recent_days import RecentDays
 from evenkeel.services.storage import team_setup
 from evenkeel.services.sweep.fold_days import fold_days
 from evenkeel.services.sweep.sweep_run import SweepRun
@@ -152,14 +152,14 @@ def test_day_that_stays_missing_is_tried_once_an_hour(monkeypatch: pytest.Monkey
     fakes = store_random_history(5)
     fold(fakes)
     delete_rows(fakes, f"DAY#{day_of(TODAY - 9 * DAY)}")
-    read, tries = read_live_days.read_days, []
+    read, tries = read_recent_days.read_days, []
     notes: dict[str, Any] = {}
 
-    def read_too_little(*given: Any, **options: Any) -> LiveDays:
+    def read_too_little(*given: Any, **options: Any) -> RecentDays:
         tries.append(given)
         return read(*given, **options)._replace(whole_from=TODAY)
 
-    monkeypatch.setattr(read_live_days, "read_days", read_too_little)
+    monkeypatch.setattr(read_recent_days, "read_days", read_too_little)
     for minute in range(0, 150, 5):
         sweep = SweepRun(a_context(fakes, now=A_MOMENT + timedelta(minutes=minute)), notes)
         fold_days(sweep)

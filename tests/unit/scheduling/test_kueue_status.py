@@ -7,7 +7,7 @@ import pytest
 
 from evenkeel.adapters.kueue_workloads import read_queue
 from evenkeel.adapters.manifests import job
-from evenkeel.domain.external.burst_check import RENTAL_NODE_LABEL
+from evenkeel.domain.external.burst_check_protocol import RENTAL_NODE_LABEL
 from evenkeel.domain.external.kueue_status import (
     KueueCheck,
     KueueCondition,

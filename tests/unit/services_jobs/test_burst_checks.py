@@ -10,7 +10,12 @@ import pytest
 from evenkeel.adapters.admission_checks import read_checked_workload
 from evenkeel.domain.admission.authority import AdmissionAuthority
 from evenkeel.domain.decisions import Decision
-from evenkeel.domain.external.burst_check import RENTAL_NODE_LABEL, BurstCheckAnswer, BurstCheckState, CheckedWorkload
+from evenkeel.domain.external.burst_check_protocol import (
+    RENTAL_NODE_LABEL,
+    BurstCheckAnswer,
+    BurstCheckState,
+    CheckedWorkload,
+)
 from evenkeel.domain.external.kueue_status import KueueCheck, KueueCondition
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState
 from evenkeel.domain.jobs.job import Job, JobState

@@ -23,7 +23,7 @@ from evenkeel.domain.quotas.budgets import expected_remaining_cost
 from evenkeel.domain.quotas.spending import usage_by_period
 from evenkeel.domain.quotas.teams import TeamSetup
 from evenkeel.domain.renting.candidates import PlacementContext
-from evenkeel.domain.renting.mixed import Base
+from evenkeel.domain.renting.mixed_capacity import Base
 from evenkeel.domain.renting.rental import RentalState
 from evenkeel.domain.renting.rental_book import RentalBook
 from evenkeel.domain.replay import replay

@@ -10,8 +10,8 @@ from evenkeel.domain.health.incidents import IncidentState, StageTimes
 from evenkeel.domain.jobs.spec import ElasticSpec
 from evenkeel.domain.nodes import NETWORK_LAYER_LABEL, FleetNode
 from evenkeel.domain.policy_section import Mode
-from evenkeel.domain.recovery.resume import ResumeFacts
-from evenkeel.domain.recovery.resume import plan_resume as choose
+from evenkeel.domain.recovery.resume_options import ResumeFacts
+from evenkeel.domain.recovery.resume_options import plan_resume as choose
 from evenkeel.domain.replay import replay
 from evenkeel.ports import Table
 from evenkeel.services.queries.disclosure import Reader

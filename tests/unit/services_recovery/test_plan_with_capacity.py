@@ -15,8 +15,8 @@ from evenkeel.domain.jobs.job import JobState, ResumeOption
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.quotas.teams import FleetQuotas, Team
-from evenkeel.domain.recovery.resume import ResumeFacts
-from evenkeel.domain.recovery.resume import plan_resume as choose
+from evenkeel.domain.recovery.resume_options import ResumeFacts
+from evenkeel.domain.recovery.resume_options import plan_resume as choose
 from evenkeel.domain.renting.migration import temporary_capacity_of
 from evenkeel.domain.renting.placement import PlacementFacts, choose_pool
 from evenkeel.domain.renting.rental import Rental, RentalState

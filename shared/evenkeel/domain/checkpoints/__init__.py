@@ -30,7 +30,7 @@ from evenkeel.domain.checkpoints.layout import (
 )
 from evenkeel.domain.checkpoints.manifest import Manifest, ManifestUnreadableError, Shard, parse_manifest
 from evenkeel.domain.checkpoints.proof import CheckpointContents, Distrust, Proof, StoredObject, prove, verify
-from evenkeel.domain.checkpoints.resume import CheckpointRules, ContentsNeeded, choose_resume_point
+from evenkeel.domain.checkpoints.resume_point import CheckpointRules, ContentsNeeded, choose_resume_point
 from evenkeel.domain.jobs.attempt import ResumePoint
 from evenkeel.domain.jobs.job import CheckpointRequirement
 

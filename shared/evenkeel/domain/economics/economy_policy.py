@@ -9,7 +9,7 @@ from pydantic import Field, PrivateAttr, model_validator
 
 from evenkeel.domain.capacity.instance_types import HYPERPOD_PREFIX, InstanceTypes, shipped_instance_types
 from evenkeel.domain.capacity.list_prices import shipped_prices
-from evenkeel.domain.names import unknown_name
+from evenkeel.domain.name_suggestions import unknown_name
 from evenkeel.domain.policy_section import Seconds, Section, Usd
 from evenkeel.domain.values import Word
 

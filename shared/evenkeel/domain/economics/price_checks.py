@@ -9,7 +9,7 @@ from evenkeel.domain.capacity.list_prices import shipped_prices
 from evenkeel.domain.capacity.pools import Pool
 from evenkeel.domain.economics import money
 from evenkeel.domain.economics.economy_policy import NEW_TYPE, EconomyPolicy, SitePrice, list_accelerator_price
-from evenkeel.domain.names import unknown_name
+from evenkeel.domain.name_suggestions import unknown_name
 from evenkeel.domain.plurals import count_of
 from evenkeel.domain.values import Value
 

@@ -8,7 +8,7 @@ gives specific reasons (`WaitingForQuota`) where an older one gives `Pending`.
 from collections.abc import Mapping
 from datetime import datetime
 
-from evenkeel.domain.external.burst_check import RENTAL_NODE_LABEL, BurstCheckState
+from evenkeel.domain.external.burst_check_protocol import RENTAL_NODE_LABEL, BurstCheckState
 from evenkeel.domain.values import Instant, Value
 
 QUOTA_RESERVED, ADMITTED, EVICTED, FINISHED = "QuotaReserved", "Admitted", "Evicted", "Finished"

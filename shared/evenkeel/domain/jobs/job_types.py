@@ -12,7 +12,7 @@ from evenkeel.domain.jobs.spec import MAX_PULL_SECRETS, JobSpec
 from evenkeel.domain.jobs.validation import SpecError, mount_errors
 from evenkeel.domain.jobs.volumes import MAX_SCRATCH_FOLDERS, MAX_VOLUMES, ScratchFolder, Volume
 from evenkeel.domain.jobs.workload_kind import WorkloadKind
-from evenkeel.domain.names import unknown_name
+from evenkeel.domain.name_suggestions import unknown_name
 from evenkeel.domain.values import Image, ProgramText, StrictValue, Word
 
 _MAX_ENTRIES = 20

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from evenkeel.domain.capacity.instance_types import GPU, shipped_instance_types
-from evenkeel.domain.jobs.lost_settings import find_losses
+from evenkeel.domain.jobs.dropped_helm_values import find_dropped_values
 from evenkeel.domain.jobs.template_findings import find_traps, hides_gpus
 from evenkeel.domain.jobs.templates import (
     MAX_WEIGHT,
@@ -63,7 +63,7 @@ def read_helm_values(document: Any) -> JobTemplates:
         findings=(),
         image_pull_secrets=tuple(_pull_secrets(document)),
         grace_seconds=_number_at(document, "graceSeconds", 0) or None,
-        losses=tuple(find_losses(document)),
+        losses=tuple(find_dropped_values(document)),
     )
     if job_templates.template_of() is None:
         raise ValuesError(f"jobType: there is no template {job_templates.default!r}")

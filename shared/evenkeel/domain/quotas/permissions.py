@@ -7,7 +7,7 @@ from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.jobs.pod_rules import NOTHING_ALLOWED, PodRules
 from evenkeel.domain.jobs.spec import DEFAULT_TEAM, JobSpec
 from evenkeel.domain.jobs.validation import SpecError
-from evenkeel.domain.names import unknown_name
+from evenkeel.domain.name_suggestions import unknown_name
 from evenkeel.domain.quotas.teams import Role, Team, TeamSetup, is_under
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from evenkeel.domain.decisions import packed_size
 from evenkeel.domain.jobs.validation import is_bucket_alias
-from evenkeel.domain.names import unknown_name
+from evenkeel.domain.name_suggestions import unknown_name
 from evenkeel.domain.plurals import count_of
 from evenkeel.domain.queue_simulation.documents import unknown_fields
 from evenkeel.domain.queue_simulation.webhook_rules import refusals

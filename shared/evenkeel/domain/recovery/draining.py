@@ -14,7 +14,7 @@ from evenkeel.domain.health.faults import CanSave, CheckpointTrust, Fault
 from evenkeel.domain.health.incidents import Incident, JobAction
 from evenkeel.domain.jobs.spec import OnNodeFault
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.recovery.resume import distrust_after
+from evenkeel.domain.recovery.resume_options import distrust_after
 from evenkeel.domain.values import Instant, Value
 
 

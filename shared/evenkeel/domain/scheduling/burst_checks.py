@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
 from evenkeel.domain.decisions import Alternative
-from evenkeel.domain.external.burst_check import (
+from evenkeel.domain.external.burst_check_protocol import (
     MAX_MESSAGE,
     RENTAL_NODE_LABEL,
     BurstCheckAnswer,

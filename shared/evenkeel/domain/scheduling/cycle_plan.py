@@ -10,7 +10,7 @@ from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.renting.displacement import DisplacementDecision
 from evenkeel.domain.renting.migration import DepartureDecision, MigrationDecision
-from evenkeel.domain.renting.mixed import MixedDecision
+from evenkeel.domain.renting.mixed_capacity import MixedDecision
 from evenkeel.domain.renting.placement import NotPlaced, PlacementDecision
 from evenkeel.domain.scheduling.queue_cursors import QueueCursors
 from evenkeel.domain.scheduling.resize_facts import ResizePlan

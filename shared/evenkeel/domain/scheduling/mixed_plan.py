@@ -25,7 +25,7 @@ from evenkeel.domain.quotas.budgets import expected_remaining_cost
 from evenkeel.domain.quotas.spending import usage_limits
 from evenkeel.domain.renting.candidates import PlacementContext, job_demand, rented_candidate, risk_limits
 from evenkeel.domain.renting.cost import CandidatePool, SpendLimits
-from evenkeel.domain.renting.mixed import (
+from evenkeel.domain.renting.mixed_capacity import (
     Base,
     DropFacts,
     MixedAction,

@@ -8,7 +8,7 @@ from evenkeel.domain.elastic.grow_shrink import GrowFacts, ResizeDecision, SizeC
 from evenkeel.domain.elastic.sizes import ElasticJob
 from evenkeel.domain.jobs.job import ResizeRequest
 from evenkeel.domain.plurals import count_of
-from evenkeel.domain.renting.mixed import DropFacts, decide_drop
+from evenkeel.domain.renting.mixed_capacity import DropFacts, decide_drop
 from evenkeel.domain.values import Value
 
 MAY_SHRINK, NEEDS_IT = 0, 1

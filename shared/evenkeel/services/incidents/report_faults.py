@@ -21,7 +21,7 @@ from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.health.reports import DETECTOR_FAMILIES, FaultReport, ReporterRole
 from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import Job
-from evenkeel.domain.names import unknown_name
+from evenkeel.domain.name_suggestions import unknown_name
 from evenkeel.domain.nodes import INSTANCE_ID, FleetNode, NodeLife
 from evenkeel.domain.recovery.attribution import (
     LOOK_BACK,

@@ -14,7 +14,7 @@ from evenkeel.domain.jobs.spec import DEFAULT_TEAM, JobSpec
 from evenkeel.domain.jobs.validation import SpecError, check_deadline, check_spec
 from evenkeel.domain.quotas.permissions import check_permitted, may_read, team_of
 from evenkeel.domain.quotas.teams import TeamSetup
-from evenkeel.domain.renting.mixed import mixed_pool_errors
+from evenkeel.domain.renting.mixed_capacity import mixed_pool_errors
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import Value
 from evenkeel.ports import Conflict, Invalid, KeyReused, Ledger, Put, Row, Table, Throttled, every

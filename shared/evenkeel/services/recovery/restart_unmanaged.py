@@ -12,7 +12,7 @@ from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.jobs.workload_kind import WorkloadKind
 from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.recovery.draining import affected_since
-from evenkeel.domain.recovery.resume import distrust_after
+from evenkeel.domain.recovery.resume_options import distrust_after
 from evenkeel.domain.recovery.unmanaged_restarts import (
     MAX_MANIFEST_BYTES,
     NextStep,

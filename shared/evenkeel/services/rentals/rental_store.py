@@ -20,7 +20,7 @@ from evenkeel.domain.quotas.budgets import add_rent, remaining_by_team, rent_by_
 from evenkeel.domain.quotas.spending import Spending
 from evenkeel.domain.quotas.teams import TeamSetup
 from evenkeel.domain.renting.migration import DepartureDecision
-from evenkeel.domain.renting.mixed import MixedAction, MixedDecision
+from evenkeel.domain.renting.mixed_capacity import MixedAction, MixedDecision
 from evenkeel.domain.renting.placement import NotPlaced, PlacementDecision, must_avoid_spot
 from evenkeel.domain.renting.rental import (
     CapacityAnswer,

@@ -28,7 +28,7 @@ from evenkeel.domain.nodes import KubernetesNode, Node, NodeLife
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.quotas.budgets import remaining_by_team
 from evenkeel.domain.quotas.teams import TeamSetup
-from evenkeel.domain.recovery.resume import OptionCost, PreemptionCandidate, RentOption, charge_lost_work
+from evenkeel.domain.recovery.resume_options import OptionCost, PreemptionCandidate, RentOption, charge_lost_work
 from evenkeel.domain.renting.candidates import PlacementContext, nodes_to_rent, placement_facts, runs_so_far
 from evenkeel.domain.renting.placement import PlacementAction, cheapest_rental_in_time, choose_pool
 from evenkeel.domain.renting.rental import RentalState

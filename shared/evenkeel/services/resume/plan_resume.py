@@ -39,7 +39,7 @@ from evenkeel.domain.nodes import FleetNode, KubernetesNode
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.recovery.network_distance import NetworkFacts
 from evenkeel.domain.recovery.repair_requests import REPLACE
-from evenkeel.domain.recovery.resume import (
+from evenkeel.domain.recovery.resume_options import (
     OptionCost,
     PoolCapacity,
     ResumeDecision,

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from evenkeel.domain.admission.admission_input import AdmissionInput
 from evenkeel.domain.admission.authority import AdmissionAuthority
-from evenkeel.domain.external.burst_check import CheckedWorkload
+from evenkeel.domain.external.burst_check_protocol import CheckedWorkload
 from evenkeel.domain.jobs.admitted_size import ask_for_size, stopped_for_a_size
 from evenkeel.domain.jobs.attempt import Attempt, run_seconds
 from evenkeel.domain.jobs.job import Job, PlacementNote

@@ -19,7 +19,7 @@ from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.quotas.budgets import remaining_by_team
 from evenkeel.domain.recovery.holds import Holds
-from evenkeel.domain.recovery.resume import charge_lost_work
+from evenkeel.domain.recovery.resume_options import charge_lost_work
 from evenkeel.domain.renting.rental_book import RentalBook
 from evenkeel.domain.scheduling.cycle_plan import MissingFacts
 from evenkeel.domain.scheduling.cycle_snapshot import CycleSnapshot

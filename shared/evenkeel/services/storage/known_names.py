@@ -1,6 +1,6 @@
 """Names in requests: whether the fleet knows them, and similar names if it does not."""
 
-from evenkeel.domain.names import unknown_name
+from evenkeel.domain.name_suggestions import unknown_name
 from evenkeel.domain.nodes import FleetNode
 from evenkeel.ports import Invalid, Ledger, NotFound, Row, Table
 from evenkeel.services.context import Context

@@ -4,7 +4,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from evenkeel.domain.names import unknown_name
+from evenkeel.domain.name_suggestions import unknown_name
 from evenkeel.domain.quotas.teams import FleetQuotas, Team, TeamSetup
 from evenkeel.ports import Ledger, NotFound
 from evenkeel.services.tables import quota_rows, rows

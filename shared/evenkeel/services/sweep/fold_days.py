@@ -8,9 +8,9 @@ from evenkeel.domain.costs.day_summary import summarise_day, summarise_pools
 from evenkeel.domain.costs.interruptions import Span
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Put, Row, Telemetry, get_all
-from evenkeel.services.queries.costs import read_cost_records, read_live_days
+from evenkeel.services.queries.costs import read_cost_records, read_recent_days
 from evenkeel.services.queries.costs.read_cost_report import REFOLDED
-from evenkeel.services.queries.costs.read_live_days import LiveDays
+from evenkeel.services.queries.costs.read_recent_days import RecentDays
 from evenkeel.services.storage.retries import commit_if_unchanged
 from evenkeel.services.sweep.sweep_run import SweepRun
 from evenkeel.services.tables import day_rows, rows
@@ -70,21 +70,21 @@ def _fold(stored_rows: Mapping[datetime, Row | None], today: datetime, sweep: Sw
         sweep: The run.
     """
     context, folded_days = sweep.context, 0
-    live = read_live_days.read_days(
+    recent = read_recent_days.read_days(
         Span(min(stored_rows), context.now), context, max_jobs=read_cost_records.MAX_ATTEMPTS
     )
-    if not live.is_node_time_complete:
+    if not recent.is_node_time_complete:
         sweep.failures.append("Too many nodes to read, so no figures of days are stored.")
         return 0
-    for figures in live.days:
-        if figures.since not in stored_rows or figures.since < live.whole_from or figures.until - figures.since < DAY:
+    for figures in recent.days:
+        if figures.since not in stored_rows or figures.since < recent.whole_from or figures.until - figures.since < DAY:
             continue
-        is_settled = context.now - figures.until >= _SETTLED_AFTER and figures.since not in live.open_since
+        is_settled = context.now - figures.until >= _SETTLED_AFTER and figures.since not in recent.open_since
         day = DayRow(day=str(day_of(figures.since)), folded_at=context.now, is_settled=is_settled, figures=figures)
         with sweep.isolate_item(f"day {day.day}"):
-            _store_day(day, stored_rows[figures.since], sweep, live)
+            _store_day(day, stored_rows[figures.since], sweep, recent)
             folded_days += 1
-    if today - DAY in stored_rows and live.whole_from > today - DAY:
+    if today - DAY in stored_rows and recent.whole_from > today - DAY:
         sweep.failures.append("Yesterday has more records than one run reads, so its figures are not stored.")
     return folded_days
 
@@ -93,7 +93,7 @@ def _days_between(begin: datetime, end: datetime) -> list[datetime]:
     return [begin + number * DAY for number in range((end - begin).days)]
 
 
-def _store_day(day: DayRow, stored_row: Row | None, sweep: SweepRun, live: LiveDays) -> None:
+def _store_day(day: DayRow, stored_row: Row | None, sweep: SweepRun, recent: RecentDays) -> None:
     """Store a day. Figures of records that were not all read never replace stored ones.
 
     The write of the latest day decides which of several sweeps emits its metrics. After a crash between the write and
@@ -103,7 +103,7 @@ def _store_day(day: DayRow, stored_row: Row | None, sweep: SweepRun, live: LiveD
     if stored_row is not None:
         earlier_day = rows.decode(stored_row, DayRow)
         is_same = (earlier_day.figures, earlier_day.is_settled) == (day.figures, day.is_settled)
-        if not is_latest and (is_same or not live.is_complete):
+        if not is_latest and (is_same or not recent.is_complete):
             return
     day_put = Put(day_rows.day_row(day, stored_row.version if stored_row else 0))
     # If the commit fails, a newer sweep was first.

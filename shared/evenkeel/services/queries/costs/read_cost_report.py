@@ -1,6 +1,6 @@
 """The cost report of the fleet for the API: stored figures of past days, and the records of the latest days.
 
-    first day with a row                     live_from              now
+    first day with a row                     recent_from            now
         │ stored days; without a row: unknown     │ from the records │
 
 The records of a day change for a while: a job resumes, or an attempt ends and loses work of the day before. So a
@@ -25,8 +25,8 @@ from evenkeel.domain.renting.burst_policy import RentedPool
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Invalid, get_all
 from evenkeel.services.context import Context
-from evenkeel.services.queries.costs import read_cost_records, read_live_days
-from evenkeel.services.queries.costs.read_live_days import NodeLifetime
+from evenkeel.services.queries.costs import read_cost_records, read_recent_days
+from evenkeel.services.queries.costs.read_recent_days import NodeLifetime
 from evenkeel.services.queries.disclosure import Reader
 from evenkeel.services.tables import day_rows, rows
 
@@ -60,27 +60,27 @@ def show_cost_report(report_window: ReportWindow, reader: Reader, context: Conte
         report_window.since, report_window.until, context.now, day_rows.DAY_KEPT
     )
     stored_days = _stored_days(requested_window, context)
-    live_from = _live_from(stored_days, requested_window, context.now)
-    live = (
-        read_live_days.read_days(Span(live_from, requested_window.end), context)
-        if live_from < requested_window.end
+    recent_from = _recent_from(stored_days, requested_window, context.now)
+    recent = (
+        read_recent_days.read_days(Span(recent_from, requested_window.end), context)
+        if recent_from < requested_window.end
         else None
     )
-    if live and live.span.start > live_from:
-        live_from = live.span.start
-        if row := stored_days.get(day_of(live_from)):  # the whole stored day, instead of its last part
-            live_from = row.figures.until
+    if recent and recent.span.start > recent_from:
+        recent_from = recent.span.start
+        if row := stored_days.get(day_of(recent_from)):  # the whole stored day, instead of its last part
+            recent_from = row.figures.until
     recorded_days = [
-        stored_days[day].figures for day in sorted(stored_days) if stored_days[day].figures.until <= live_from
+        stored_days[day].figures for day in sorted(stored_days) if stored_days[day].figures.until <= recent_from
     ]
-    days = [*recorded_days, *(day for day in (live.days if live else ()) if day.since >= live_from)]
+    days = [*recorded_days, *(day for day in (recent.days if recent else ()) if day.since >= recent_from)]
     if not days:
         why = f"nothing is recorded from {requested_window.start:%d %b %Y} to {requested_window.end:%d %b %Y}"
         field = "since" if report_window.since or report_window.until is None else "until"
         raise Invalid("The window has no data.", ((field, why),))
     window = Span(days[0].since, max(requested_window.end, days[-1].until))
     unknown_days = _days_without_figures(days)
-    nodes = live.nodes if live else read_live_days.nodes_of(context)[0]
+    nodes = recent.nodes if recent else read_recent_days.nodes_of(context)[0]
     is_late = window.start > requested_window.start
     facts = ReportFacts(
         window=window,
@@ -89,13 +89,13 @@ def show_cost_report(report_window: ReportWindow, reader: Reader, context: Conte
         node_types=_node_types(nodes, days, context),
         unknown_days=unknown_days,
         cap_micros_per_hour=context.policy.burst.fleet_cap_micros_per_hour,
-        notes=(*(live.notes if live else ()), *_report_notes(unknown_days, recorded_days, window, is_late=is_late)),
+        notes=(*(recent.notes if recent else ()), *_report_notes(unknown_days, recorded_days, window, is_late=is_late)),
     )
     report = _without_hidden_spending(fleet_report(facts), reader)
     has_all_days = not unknown_days and not is_late
     return report.to_json() | {
-        "isComplete": has_all_days and (live is None or live.is_complete),
-        "isNodeTimeComplete": has_all_days and (live is None or live.is_node_time_complete),
+        "isComplete": has_all_days and (recent is None or recent.is_complete),
+        "isNodeTimeComplete": has_all_days and (recent is None or recent.is_node_time_complete),
     }
 
 
@@ -160,8 +160,8 @@ def _stored_days(span: Span, context: Context) -> dict[date, DayRow]:
     return {day_of(row.figures.since): row for _, row in rows.readable_rows(stored_rows.values(), DayRow)}
 
 
-def _live_from(stored_days: Mapping[date, DayRow], requested_window: Span, now: datetime) -> datetime:
-    """Return when the live part begins: with the first recent day without a settled row."""
+def _recent_from(stored_days: Mapping[date, DayRow], requested_window: Span, now: datetime) -> datetime:
+    """Return when the recent days begin: with the first day without a settled row."""
     oldest_refolded = now - REFOLDED
     if (
         requested_window.start >= oldest_refolded

@@ -22,13 +22,13 @@ from evenkeel.domain.costs.showback import (
 )
 from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import Job
-from evenkeel.domain.names import unknown_name
+from evenkeel.domain.name_suggestions import unknown_name
 from evenkeel.domain.quotas.spending import Spending, budget_used
 from evenkeel.domain.renting.rental import Rental
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Invalid
 from evenkeel.services.context import Context
-from evenkeel.services.queries.costs import read_cost_records, read_live_days
+from evenkeel.services.queries.costs import read_cost_records, read_recent_days
 from evenkeel.services.queries.disclosure import Reader
 from evenkeel.services.rentals import rental_store
 from evenkeel.services.storage import charge_rows, pagination
@@ -107,7 +107,7 @@ def _is_recorded(attempts: Sequence[Attempt], span: Span, context: Context) -> b
     """Whether a window has records. Otherwise its use is unknown, not zero."""
     if attempts:
         return True
-    nodes, _ = read_live_days.nodes_of(context)
+    nodes, _ = read_recent_days.nodes_of(context)
     return any(node.launched_at < span.end for node in nodes)
 
 

@@ -19,7 +19,7 @@ from evenkeel.domain.renting.candidates import (
     why_not_portable,
 )
 from evenkeel.domain.renting.cost import PoolCost
-from evenkeel.domain.renting.mixed import Base, MixedDecision, MixedOption, decide_mixed
+from evenkeel.domain.renting.mixed_capacity import Base, MixedDecision, MixedOption, decide_mixed
 from evenkeel.domain.renting.placement import PlacementDecision, PlacementFacts, choose_pool
 from evenkeel.domain.renting.rental_book import RentalBook
 from evenkeel.domain.scheduling.mixed_plan import base_on, mixed_facts

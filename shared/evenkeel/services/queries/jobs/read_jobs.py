@@ -9,7 +9,7 @@ from evenkeel.domain.external.unmanaged_workloads import UnmanagedWorkload
 from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import LIST_ORDER, Job, JobState
 from evenkeel.domain.kept_logs import KeptLog
-from evenkeel.domain.names import unknown_name
+from evenkeel.domain.name_suggestions import unknown_name
 from evenkeel.domain.plurals import count_of
 from evenkeel.domain.recovery.unmanaged_restarts import describe_fault_consequence
 from evenkeel.domain.renting.rental import Rental

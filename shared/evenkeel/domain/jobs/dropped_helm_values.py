@@ -61,7 +61,7 @@ _DEFAULTS: Mapping[Path, Any] = {
 """Values that Kubernetes has without the setting. An import does not lose these settings."""
 
 
-def find_losses(document: Json) -> Iterator[str]:
+def find_dropped_values(document: Json) -> Iterator[str]:
     """Yield a line for each setting that the imported documents do not keep: its path and the reason.
 
     Each leaf of the file is kept, has a reason in `REASONS`, or is reported as unknown. An empty value is no setting.

@@ -15,7 +15,7 @@ from evenkeel.domain.elastic.throughput import SizeThroughput, Throughput
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.renting.burst_policy import RentedPool
 from evenkeel.domain.renting.cost import CandidatePool, JobDemand, SpendLimits
-from evenkeel.domain.renting.mixed import (
+from evenkeel.domain.renting.mixed_capacity import (
     Base,
     DropFacts,
     MixedAction,

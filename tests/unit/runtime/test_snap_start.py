@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from evenkeel.runtime import snapshots
+from evenkeel.runtime import snap_start
 
 ROOT = Path(__file__).resolve().parents[3]
 HOOKS = """
@@ -62,7 +62,7 @@ def test_environments_of_one_snapshot_generate_different_random_numbers() -> Non
     drawn = set()
     for _ in range(3):
         random.setstate(state)
-        snapshots.seed_again()
+        snap_start.seed_again()
         drawn.add(random.random())
     random.setstate(state)
 
@@ -71,4 +71,4 @@ def test_environments_of_one_snapshot_generate_different_random_numbers() -> Non
 
 @pytest.mark.parametrize("kind", ["", "on-demand", "provisioned-concurrency"])
 def test_function_without_snapshots_registers_no_hook(kind: str) -> None:
-    assert not snapshots.register_hooks({"AWS_LAMBDA_INITIALIZATION_TYPE": kind})
+    assert not snap_start.register_hooks({"AWS_LAMBDA_INITIALIZATION_TYPE": kind})

@@ -47,7 +47,7 @@ _LONGEST_OUTAGE = timedelta(days=7)
 """An incident may have opened this long before the attempt ended that it interrupted."""
 
 
-class LiveDays(NamedTuple):
+class RecentDays(NamedTuple):
     """Figures of recent days, from their records."""
 
     span: Span
@@ -77,7 +77,7 @@ class NodeLifetime(NamedTuple):
         return Span(max(self.launched_at, span.start), min(self.ended_at or now, span.end))
 
 
-def read_days(asked_span: Span, context: Context, *, max_jobs: int = 0) -> LiveDays:
+def read_days(asked_span: Span, context: Context, *, max_jobs: int = 0) -> RecentDays:
     """Return the figures of each UTC day of a span, from the records. The first and last one may be parts of a day.
 
     Args:
@@ -124,7 +124,7 @@ def read_days(asked_span: Span, context: Context, *, max_jobs: int = 0) -> LiveD
     demand = _Demand(attempts, jobs, nodes, span.start, context.now) if window.has_all_live else None
     setups = setup_history.read_periods(context.ledger, span.start, context.now) if window.has_all_live else ()
     by_day = _Records(spans, attempts, incidents, lost_times, setups, context)
-    return LiveDays(
+    return RecentDays(
         span=span,
         days=tuple(by_day.compute_day(day, nodes, rentals, demand) for day in spans),
         whole_from=whole_from,

@@ -18,7 +18,7 @@ from evenkeel.domain.health.faults import CheckpointTrust
 from evenkeel.domain.jobs.job import ResumeOption
 from evenkeel.domain.jobs.job_policy import JobPolicy
 from evenkeel.domain.recovery.network_distance import NetworkFacts
-from evenkeel.domain.recovery.resume import (
+from evenkeel.domain.recovery.resume_options import (
     OPTION_ORDER,
     OptionCost,
     PoolCapacity,

@@ -1,6 +1,6 @@
 """Suggestions for unknown names."""
 
-from evenkeel.domain.names import unknown_name
+from evenkeel.domain.name_suggestions import unknown_name
 
 
 def test_suggestion_for_an_unknown_name_is_never_that_name_itself() -> None:
