@@ -195,6 +195,7 @@ RUNS = {
 }
 NOT_YET = says("NOT_YET", waitSeconds=5)
 STOP = says("STOP_REQUESTED", facts={})
+STILL_RUNS = says("STILL_RUNS", waitSeconds=300)
 
 
 def attempt(name: str, ends: str, answers: Answers | None = None, **more: Any) -> WorkflowCase:
@@ -269,6 +270,19 @@ RUN_JOB = [
     attempt("settled-as-something-new", "RunJobFailed", ends_as("JOB_SHELVED")),
     attempt("cannot-settle", "RunJobFailed", {"SettleAttempt": BROKEN}),
     attempt("transient-to-the-end", "RunJobFailed", {"LaunchJob": FLAPPING}, visits=("SettleAttempt",)),
+    attempt(
+        "still-runs-after-a-failure",
+        "JobSucceeded",
+        {"AwaitEnd": [BROKEN, RUNS["AwaitEnd"]], "SettleAttempt": [STILL_RUNS, RUNS["SettleAttempt"]]},
+        visits=("PauseAfterFailure",),
+    ),
+    attempt(
+        "still-runs-after-an-unknown-end",
+        "JobRequeued",
+        {"AwaitEnd": [says("PONDER"), STOP], "SettleAttempt": [STILL_RUNS, says("JOB_REQUEUED")]},
+        visits=("PauseAfterFailure", "AwaitStopped"),
+    ),
+    attempt("fails-for-ever", "RunJobFailed", {"AwaitEnd": BROKEN, "SettleAttempt": STILL_RUNS}),
     *(
         attempt(f"breaks-in-{s}", "RunJobFailed", {"AwaitEnd": STOP, s: BROKEN}, visits=("SettleAttempt",))
         for s in RUNS

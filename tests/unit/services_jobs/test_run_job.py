@@ -25,6 +25,13 @@ from tests.fakes import Crash
 from tests.fakes.cluster import CLUSTER
 from tests.unit.services_jobs.job_scenario import JobScenario
 
+WRONGLY_REPORTED_END = {
+    "outcome": "ENDED",
+    "reason": "It failed.",
+    "facts": {"state": "FAILED", "reason": "It failed.", "exitCodes": {}},
+}
+"""The answer of a wait that saw an end although pods still run."""
+
 
 def stored_fence(scenario: JobScenario, job: Job) -> dict[str, Any] | None:
     return scenario.world.checkpoints.fence(job.spec.checkpoint_uri)[0]
@@ -458,7 +465,7 @@ def test_launch_waits_for_reachable_pods_of_the_last_attempt() -> None:
     scenario = JobScenario()
     job = scenario.running()
     scenario.world.cluster.lose_node(scenario.attempt(job.job_id).node_names[0])
-    scenario.settle(job.job_id, failure={"Error": "States.Timeout", "Cause": ""})
+    scenario.settle(job.job_id, ended=WRONGLY_REPORTED_END)
     scenario.run_scheduling_cycle()
 
     early = scenario.launch(job.job_id, 2)
@@ -476,7 +483,7 @@ def test_launch_deletes_pods_that_a_crash_left() -> None:
     job = scenario.running()
     stop = scenario.world.cluster.stop
     scenario.world.cluster.stop = lambda *_: None  # type: ignore[method-assign]  # the settlement's last effect is lost
-    scenario.settle(job.job_id, failure={"Error": "States.Timeout", "Cause": ""})
+    scenario.settle(job.job_id, ended=WRONGLY_REPORTED_END)
     scenario.world.cluster.stop = stop  # type: ignore[method-assign]
     scenario.set_job(scenario.job(job.job_id).replace(spec=job.spec.replace(nodes=1)))
     scenario.run_scheduling_cycle()
@@ -492,7 +499,7 @@ def test_unstarted_attempt_does_not_hide_pods_of_the_previous_attempt() -> None:
     scenario = JobScenario()
     job = scenario.running(nodes=1)
     scenario.world.cluster.lose_node(scenario.attempt(job.job_id).node_names[0])
-    scenario.settle(job.job_id, failure={"Error": "States.Timeout"})
+    scenario.settle(job.job_id, ended=WRONGLY_REPORTED_END)
     scenario.run_scheduling_cycle()
     scenario.settle(job.job_id, 2)  # its launch was given up
     scenario.world.clock.advance(30)
@@ -820,14 +827,53 @@ def test_wait_answer_without_an_end_is_ignored() -> None:
     assert result.outcome is SettleOutcome.JOB_SUCCEEDED
 
 
-def test_failed_workflow_stops_the_pods_and_requeues_the_job() -> None:
+FAILURE = {"Error": "TransientError", "Cause": "Throttled: get POLICY#site"}
+
+
+def test_failed_workflow_neither_settles_nor_stops_running_attempt() -> None:
     scenario = JobScenario()
     job = scenario.running()
 
-    result = scenario.settle(job.job_id, failure={"Error": "States.Timeout", "Cause": "too slow"})
+    result = scenario.settle(job.job_id, failure=FAILURE)
 
-    assert (result.outcome, scenario.attempt(job.job_id).state) == (SettleOutcome.JOB_REQUEUED, AttemptState.LOST)
+    assert (result.outcome, result.wait_seconds) == (SettleOutcome.STILL_RUNS, 300)
+    assert (scenario.attempt(job.job_id).state, scenario.job(job.job_id).state) == (
+        AttemptState.RUNNING,
+        JobState.RUNNING,
+    )
+    assert (scenario.usage(), len(scenario.charges())) == (scenario.attempt(job.job_id).accelerators, 1)
+    assert "stop" not in [call[0] for call in scenario.world.cluster.calls]
+    scenario.world.cluster.finish_pods(job.job_id, 1)
+    assert scenario.settle(job.job_id, failure=FAILURE).outcome is SettleOutcome.JOB_SUCCEEDED
+
+
+def test_failed_workflow_leaves_launched_attempt_whose_pods_all_run() -> None:
+    scenario = JobScenario()
+    job = scenario.started()
+    scenario.launch(job.job_id)
+    scenario.world.cluster.run_pods(job.job_id, 1)
+
+    assert scenario.settle(job.job_id, failure=FAILURE).outcome is SettleOutcome.STILL_RUNS
+    assert scenario.mark_running(job.job_id).outcome is RunningOutcome.RUNNING
+
+
+def test_failed_workflow_requeues_job_whose_pods_do_not_run() -> None:
+    scenario = JobScenario()
+    job = scenario.started()
+    scenario.launch(job.job_id)
+
+    result = scenario.settle(job.job_id, failure=FAILURE)
+
+    assert (result.outcome, scenario.attempt(job.job_id).state) == (SettleOutcome.JOB_REQUEUED, AttemptState.NEVER_RAN)
     assert scenario.world.cluster.calls[-1][0] == "stop"
+
+
+def test_failed_workflow_settles_attempt_that_was_asked_to_stop() -> None:
+    scenario = JobScenario()
+    job = scenario.running()
+    scenario.cancel(job.job_id)
+
+    assert scenario.settle(job.job_id, failure=FAILURE).outcome is SettleOutcome.JOB_CANCELLED
 
 
 def test_timeline_shows_the_whole_life_of_a_job() -> None:

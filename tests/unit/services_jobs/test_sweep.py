@@ -398,7 +398,7 @@ def test_pods_of_a_settled_attempt_are_deleted() -> None:
     job = scenario.running()
     stop = scenario.world.cluster.stop
     scenario.world.cluster.stop = lambda *_: None  # type: ignore[method-assign]  # the settlement's last effect is lost
-    scenario.settle(job.job_id, failure={"Error": "States.Timeout"})
+    scenario.settle(job.job_id, ended={"facts": {"state": "FAILED", "reason": "It failed."}})
     scenario.world.cluster.stop = stop  # type: ignore[method-assign]
     sweep_later(scenario)
 

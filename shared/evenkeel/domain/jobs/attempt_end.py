@@ -274,6 +274,23 @@ def _names_text(nodes: list[str]) -> str:
     return nodes[0] if len(nodes) == 1 else f"{nodes[0]} and {len(nodes) - 1} more"
 
 
+def still_runs(workload: ObservedWorkload, job: Job, attempt: Attempt) -> bool:
+    """Whether an attempt runs, and nobody asked it to stop. Then a failure of Evenkeel is no reason to end it.
+
+    Args:
+        workload: Its Kubernetes Job and pods now.
+        job: The job of the attempt.
+        attempt: The attempt. `judge_end` says that it has not ended.
+    """
+    if job.stop_of(attempt.attempt) is not None:
+        return False
+    if attempt.state is A.RUNNING:
+        return bool(workload.live_pods())
+    # Pods with a requested size wait for the number that Kueue admits, which only a launched attempt gets.
+    running_pods = [pod for pod in workload.pods if pod.phase is PodPhase.RUNNING and not pod.is_terminating]
+    return attempt.state is A.LAUNCHED and not attempt.requested_size and len(running_pods) >= attempt.ranks > 0
+
+
 def judge_abandoned_attempt(workload: ObservedWorkload, job: Job, attempt: Attempt, failure: str) -> AttemptEnd:
     """Decide the end of an attempt that Evenkeel abandons before all its pods have ended, or before they were created.
 

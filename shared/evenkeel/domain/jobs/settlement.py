@@ -20,6 +20,12 @@ class SettleOutcome(StrEnum):
     JOB_CANCELLED = "JOB_CANCELLED"
     JOB_FAILED = "JOB_FAILED"
     ALREADY_SETTLED = "ALREADY_SETTLED"
+    STILL_RUNS = "STILL_RUNS"
+    """Evenkeel failed, but the attempt runs. It is not settled."""
+
+
+PAUSE_AFTER_FAILURE_SECONDS = 300
+"""Pause before the workflow of a running attempt waits for its end again, after a failure of Evenkeel."""
 
 
 class Settlement(Value):

@@ -14,10 +14,17 @@ from evenkeel.domain.jobs.attempt_end import (
     judge_abandoned_attempt,
     judge_end,
     lost_nodes,
+    still_runs,
     without_blame,
 )
 from evenkeel.domain.jobs.job import Job, JobState
-from evenkeel.domain.jobs.settlement import Settlement, SettleOutcome, settle, settled_outcome
+from evenkeel.domain.jobs.settlement import (
+    PAUSE_AFTER_FAILURE_SECONDS,
+    Settlement,
+    SettleOutcome,
+    settle,
+    settled_outcome,
+)
 from evenkeel.domain.nodes import KubernetesNode
 from evenkeel.domain.quotas.spending import usage_by_period, usage_by_week
 from evenkeel.domain.recovery.settling import error_message
@@ -52,16 +59,21 @@ class SettleAttemptResult(Value):
 
     outcome: SettleOutcome
     reason: str
+    wait_seconds: int = 0
+    """Pause before the workflow waits again for the end of an attempt that still runs."""
 
 
 def run(request: SettleAttemptRequest, context: Context) -> SettleAttemptResult:
     """Settle an attempt, and measure its restore and its saves from its checkpoints.
 
-    The measurement comes last, so nothing waits for the store.
+    The measurement comes last, so nothing waits for the store. If only the workflow failed and the attempt runs,
+    nothing is settled.
 
     Idempotent: yes, by the attempt's state. A repeated call measures only the missing times.
     """
     result, job = _settle_until_committed(request, context)
+    if result.outcome is SettleOutcome.STILL_RUNS:
+        return result
     measure_restore.run(job, request.attempt, context)
     return result
 
@@ -96,6 +108,8 @@ def _try_to_settle(request: SettleAttemptRequest, context: Context) -> tuple[Set
         reason = f"{attempt.workload_name} was settled before: {settled_outcome(job)}."
         return SettleAttemptResult(outcome=SettleOutcome.ALREADY_SETTLED, reason=reason), job
     attempt_end = _judge_end(request, job, attempt, workload, context)
+    if attempt_end is None:
+        return _leave_running(attempt, _failure_text(request.failure), context), job
     job_with_throughput = measured_throughput.with_reported_throughput(job, attempt, context.ledger)
     settlement = settle(job_with_throughput, attempt, attempt_end, context.policy.jobs, context.now)
     _commit_settlement(stored_attempt, settlement, context)
@@ -107,16 +121,30 @@ def _try_to_settle(request: SettleAttemptRequest, context: Context) -> tuple[Set
     return SettleAttemptResult(outcome=settlement.outcome, reason=settlement.job.reason), job
 
 
+def _leave_running(attempt: Attempt, failure: str, context: Context) -> SettleAttemptResult:
+    """Return the result for an attempt that runs although its workflow failed. The workflow waits for its end again."""
+    context.telemetry.warning("AttemptLeftRunning", job_id=attempt.job_id, attempt=attempt.attempt, reason=failure)
+    reason = f"{attempt.workload_name} runs, so it is not settled, although its workflow failed: {failure}"
+    return SettleAttemptResult(
+        outcome=SettleOutcome.STILL_RUNS, reason=reason, wait_seconds=PAUSE_AFTER_FAILURE_SECONDS
+    )
+
+
 def _judge_end(
     request: SettleAttemptRequest, job: Job, attempt: Attempt, workload: ObservedWorkload, context: Context
-) -> AttemptEnd:
-    """Judge the end by the existing objects, else by the last wait; without either, the attempt is given up."""
+) -> AttemptEnd | None:
+    """Judge the end by the existing objects, else by the last wait; without either, the attempt is given up.
+
+    None if only the workflow failed and the attempt runs: a failure of Evenkeel is no observation of an end.
+    """
     nodes = _nodes_of(attempt, workload, context.cluster)
     lost_node_names = lost_nodes(nodes, attempt.nodes_in(workload), context.now, context.policy.jobs.lost_node_seconds)
     attempt_end = judge_end(workload, job, attempt, lost_node_names)
     reported_end = _reported_end(request.ended)
     if reported_end and (attempt_end is None or not workload.pods):
         attempt_end = end_despite_live_pods(reported_end, workload) or reported_end
+    if attempt_end is None and request.failure and still_runs(workload, job, attempt):
+        return None
     if attempt_end is None:
         attempt_end = judge_abandoned_attempt(workload, job, attempt, _failure_text(request.failure))
     if job.stop_of(attempt.attempt) is None:
