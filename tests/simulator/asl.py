@@ -277,9 +277,15 @@ class StateRun:
         for branch, definition in zip(branches, state["Branches"], strict=True):
             branch.enter(definition["StartAt"], state_input)
 
-    def _task(self, name: str, state: Json, state_input: Any, tries: int = 0) -> None:
+    def _task(self, name: str, state: Json, state_input: Any, retries: Counter[int] | None = None) -> None:
         """Call the function once. The first of these counts: its result or failure, the answer to its token, or the
         timeout.
+
+        Args:
+            name: The state.
+            state: Its definition.
+            state_input: Its input.
+            retries: Retries of this entry so far, by the index of their retrier.
         """
         is_open = True
         token = ""
@@ -291,7 +297,7 @@ class StateRun:
             is_open = False
             self.engine.forget(token)
             if isinstance(result, Failure):
-                self._task_failed(name, state, state_input, result, tries)
+                self._task_failed(name, state, state_input, result, retries or Counter())
                 return
             try:
                 self._follow_transition(name, state, state_input, result)
@@ -311,18 +317,21 @@ class StateRun:
 
     # ------------------------------------------------------------ what comes next
 
-    def _task_failed(self, name: str, state: Json, state_input: Any, failure: Failure, tries: int) -> None:
-        retrier = next((rule for rule in state.get("Retry", ()) if _matches(failure, rule)), None)
-        if retrier is None or tries >= retrier["MaxAttempts"]:
+    def _task_failed(self, name: str, state: Json, state_input: Any, failure: Failure, retries: Counter[int]) -> None:
+        """Repeat the task, unless the first retrier that matches the failure has no attempt left."""
+        rules = state.get("Retry", ())
+        index = next((index for index, rule in enumerate(rules) if _matches(failure, rule)), None)
+        if index is None or retries[index] >= rules[index]["MaxAttempts"]:
             self._failed(name, state, failure)
             return
-        most = min(retrier["IntervalSeconds"] * retrier["BackoffRate"] ** tries, retrier["MaxDelaySeconds"])
+        rule = rules[index]
+        most = min(rule["IntervalSeconds"] * rule["BackoffRate"] ** min(retries[index], 60), rule["MaxDelaySeconds"])
         pause = self.engine.rng.uniform(0, most)  # JitterStrategy FULL
-        self.engine.loop.after(pause, lambda: self._retry(name, state, state_input, tries + 1))
+        self.engine.loop.after(pause, lambda: self._retry(name, state, state_input, retries + Counter({index: 1})))
 
-    def _retry(self, name: str, state: Json, state_input: Any, tries: int) -> None:
+    def _retry(self, name: str, state: Json, state_input: Any, retries: Counter[int]) -> None:
         if not self.is_over and self.execution.status is ExecutionState.RUNNING:
-            self._task(name, state, state_input, tries)
+            self._task(name, state, state_input, retries)
 
     def _failed(self, name: str, state: Json, failure: Failure) -> None:
         catcher = next((rule for rule in state.get("Catch", ()) if _matches(failure, rule)), None)

@@ -10,14 +10,14 @@ from evenkeel.ports import ExecutionState
 from tests.simulator.asl import Failure, Json, Reply, StateRun, WorkflowEngine, evaluate
 from tests.simulator.event_loop import VirtualTimeLoop
 from tests.template.documents import WORKFLOWS, machines, workflow
-from tests.workflow.cases import CASES, ending_states
-from tests.workflow.workflow_bench import TaskError, WorkflowCase, usual_input
+from tests.workflow.cases import CASES, FLAPPING, NO_POLICY, RUNS, attempt, ending_states, recovery, rental
+from tests.workflow.workflow_bench import Answer, TaskError, WorkflowCase, usual_input
 
 A_YEAR = 31_600_000
 
 
-def run(case: WorkflowCase) -> tuple[WorkflowEngine, list[str]]:
-    """Run a case with its prepared answers."""
+def run(case: WorkflowCase, no_policy_until: float = 0) -> tuple[WorkflowEngine, list[str]]:
+    """Run a case with its prepared answers. Before this second, every task fails for want of a policy."""
     loop = VirtualTimeLoop()
     queues = {
         state: deque([answers] if isinstance(answers, Mapping | TaskError) else answers)
@@ -25,6 +25,9 @@ def run(case: WorkflowCase) -> tuple[WorkflowEngine, list[str]]:
     }
 
     def invoke(state: str, _placeholder: str, payload: Json, reply: Reply) -> None:
+        if loop.seconds < no_policy_until:
+            loop.after(0.1, lambda: reply(Failure("NoPolicyInForce")))
+            return
         queue = queues[state]
         given = queue[0] if len(queue) == 1 else queue.popleft()
         if isinstance(given, TaskError):
@@ -50,6 +53,23 @@ def test_simulated_workflow_ends_in_the_same_state_as_the_engine(case: WorkflowC
     assert (execution.ended_in, execution.status, execution.error) == (case.ends, ExecutionState[status], error)
     assert set(case.visits) <= set(entered)
     assert not set(case.never) & set(entered)
+
+
+def test_retries_are_counted_for_each_retrier() -> None:
+    failures: list[Answer] = [*[FLAPPING] * 12, *[NO_POLICY] * 20, RUNS["AwaitEnd"]]
+
+    engine, _ = run(attempt("fails-in-two-ways", "JobSucceeded", {"AwaitEnd": failures}))
+
+    assert engine.executions["run_job", "run-fails-in-two-ways"].ended_in == "JobSucceeded"
+
+
+@pytest.mark.parametrize(
+    "case", [recovery("late", "Recovered"), attempt("late", "JobSucceeded"), rental("late")], ids=str
+)
+def test_execution_continues_after_hours_without_policy(case: WorkflowCase) -> None:
+    engine, _ = run(case, no_policy_until=12 * 3600)
+
+    assert engine.executions[case.machine, case.name].ended_in == case.ends
 
 
 def test_execution_name_starts_one_execution() -> None:

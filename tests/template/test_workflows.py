@@ -190,11 +190,21 @@ def timeout_of(placeholder: str) -> int:
 
 @pytest.mark.parametrize(("name", "state_name", "state"), EVERY_TASK)
 def test_task_retries_transient_errors(name: str, state_name: str, state: Json) -> None:
-    (retrier,) = state["Retry"]
+    retrier, _ = state["Retry"]
     expected = {"TransientError", *OF_LAMBDA} | (set() if state["Resource"] == A_WAIT else {"States.Timeout"})
     assert set(retrier["ErrorEquals"]) == expected
     assert retrier["MaxAttempts"] > 1
     assert retrier["MaxDelaySeconds"] <= 60
+    assert retrier["JitterStrategy"] == "FULL"
+
+
+@pytest.mark.parametrize(("name", "state_name", "state"), EVERY_TASK)
+def test_task_waits_a_day_for_usable_policy(name: str, state_name: str, state: Json) -> None:
+    _, retrier = state["Retry"]
+    assert retrier["ErrorEquals"] == ["NoPolicyInForce"]
+    mean_delay = retrier["MaxDelaySeconds"] / 2  # with JitterStrategy FULL
+    assert retrier["MaxAttempts"] * mean_delay >= 24 * 3600
+    assert retrier["MaxDelaySeconds"] <= 300, "continue within five minutes after a person applies a policy"
     assert retrier["JitterStrategy"] == "FULL"
 
 

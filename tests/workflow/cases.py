@@ -11,6 +11,7 @@ Answers = Mapping[str, Answer | Sequence[Answer]]
 BROKEN = TaskError("KeyError", "a bug")
 LOST = TaskError("PermanentError", "NotAllowed: patch node hyperpod-i-0ab: 403")
 LATE = TaskError("States.Timeout")
+NO_POLICY = TaskError("NoPolicyInForce", "No policy of the site can be used.")
 FLAPPING = TaskError("TransientError", "Throttled: describe cluster")
 
 
@@ -270,6 +271,7 @@ RUN_JOB = [
     attempt("settled-as-something-new", "RunJobFailed", ends_as("JOB_SHELVED")),
     attempt("cannot-settle", "RunJobFailed", {"SettleAttempt": BROKEN}),
     attempt("transient-to-the-end", "RunJobFailed", {"LaunchJob": FLAPPING}, visits=("SettleAttempt",)),
+    attempt("no-policy-to-the-end", "RunJobFailed", {"LaunchJob": NO_POLICY}, visits=("SettleAttempt",)),
     attempt(
         "still-runs-after-a-failure",
         "JobSucceeded",

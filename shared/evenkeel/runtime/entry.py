@@ -93,7 +93,7 @@ def task(handler: Handler) -> Handler:
 
     Step Functions compares error names exactly and knows no inheritance. So an error leaves as `TransientError` or
     `PermanentError`, and its message begins with the name of its class. A bug leaves under its own name.
-    `NoPolicyInForce` leaves as `TransientError`: another container may know the policy, or a new policy may come.
+    `NoPolicyInForce` leaves under its own name, too: workflows repeat it for a day, until a person applies a policy.
 
     If the event has a task token, the failure is also sent to Step Functions. Not every engine ends a task when an
     error is raised under `.waitForTaskToken`, and the workflow must not wait for an answer that never comes.
@@ -403,7 +403,7 @@ def api(handler: Handler) -> Handler:
 
 @contextmanager
 def _report_failure(token: str | None) -> Iterator[None]:
-    """Give errors the two names that workflows know, and answer the task token, if any, with the failure."""
+    """Give errors the names that workflows know, and answer the task token, if any, with the failure."""
     try:
         yield
     except Exception as error:
@@ -424,7 +424,7 @@ def _fail_token(token: str, failure: Exception) -> None:
 
 def _as_port_error(error: Exception) -> Exception:
     if isinstance(error, NoPolicyInForce):
-        return TransientError(f"{type(error).__name__}: {error}")
+        return error
     for kind in (TransientError, PermanentError):
         if isinstance(error, kind) and type(error) is not kind:
             return kind(f"{type(error).__name__}: {error}")

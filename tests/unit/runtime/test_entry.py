@@ -80,7 +80,7 @@ def test_task_logs_one_line_with_its_ids(world: FakeWorld) -> None:
         (Conflict("lost", (1,)), "TransientError", "Conflict: lost", "WARNING"),
         (TransientError("plain"), "TransientError", "plain", "WARNING"),
         (NotFound("inc-1"), "PermanentError", "NotFound: inc-1", "ERROR"),
-        (NoPolicyInForce("none"), "TransientError", "NoPolicyInForce: none", "ERROR"),
+        (NoPolicyInForce("none"), "NoPolicyInForce", "none", "ERROR"),
         (PermanentError("plain"), "PermanentError", "plain", "ERROR"),
         (ZeroDivisionError("a bug"), "ZeroDivisionError", "a bug", "ERROR"),
     ],
