@@ -168,6 +168,7 @@ def test_repair_decision_after_a_call_has_the_expected_action(
     assert decision.action is action, f"{why}: {decision.reason}"
 
 
+OWN_REBOOT_THEN_WAIT = (a_repair_request(), a_repair_request("owner", seconds=261, boot_id="boot-2"))
 LEFT_TO_HYPERPOD = {"owner": NodeOwner.HYPERPOD, "requests": (a_repair_request("owner"),)}
 
 
@@ -212,6 +213,55 @@ LEFT_TO_HYPERPOD = {"owner": NodeOwner.HYPERPOD, "requests": (a_repair_request("
             Repair.AWAIT,
         ),
         (
+            "Evenkeel's own reboot is no action of HyperPod",
+            {"requests": OWN_REBOOT_THEN_WAIT, "slot_state": REBOOTED, "now": at(420)},
+            Repair.REPLACE,
+        ),
+        (
+            "… nor is a report about it",
+            {
+                "requests": OWN_REBOOT_THEN_WAIT,
+                "slot_state": REBOOTED,
+                "progress": progress_facts(("reboot_in_progress", 20)),
+                "now": at(420),
+            },
+            Repair.REPLACE,
+        ),
+        (
+            "HyperPod reported an attempt after that",
+            {
+                "requests": OWN_REBOOT_THEN_WAIT,
+                "slot_state": REBOOTED,
+                "progress": progress_facts(("reboot_in_progress", 300)),
+                "now": at(420),
+            },
+            Repair.AWAIT,
+        ),
+        (
+            "Evenkeel's request had no effect, so the report is about HyperPod",
+            {
+                "requests": (a_repair_request(answer="NOT_NOW"), a_repair_request("owner", 30)),
+                "progress": progress_facts(("reboot_in_progress", 20)),
+                "now": at(420),
+            },
+            Repair.AWAIT,
+        ),
+        (
+            "it rebooted, looks well and failed its validation",
+            {"slot_state": REBOOTED, "validity": VALID, "invalid_at": at(60), "now": at(70)},
+            Repair.REBOOT,
+        ),
+        (
+            "it failed its validation before the wait",
+            {"slot_state": REBOOTED, "validity": VALID, "invalid_at": at(5), "now": at(70)},
+            Repair.HEALTHY,
+        ),
+        (
+            "it rebooted before the first decision, and failed its validation",
+            {"requests": (), "slot_state": REBOOTED, "validity": VALID, "invalid_at": at(60), "now": at(70)},
+            Repair.AWAIT,
+        ),
+        (
             "taken over in vain",
             {"requests": (a_repair_request("owner"), a_repair_request(seconds=160)), "now": at(261)},
             Repair.REPLACE,
@@ -220,6 +270,29 @@ LEFT_TO_HYPERPOD = {"owner": NodeOwner.HYPERPOD, "requests": (a_repair_request("
 )
 def test_evenkeel_repairs_only_if_hyperpod_does_not_act(why: str, changes: dict[str, Any], action: Repair) -> None:
     decision = choose(**{**LEFT_TO_HYPERPOD, **changes})
+
+    assert decision.action is action, f"{why}: {decision.reason}"
+
+
+@pytest.mark.parametrize(
+    ("why", "changes", "action"),
+    [
+        ("it is at it", {}, Repair.AWAIT),
+        ("a hold does not matter", {"hold": HOLD}, Repair.AWAIT),
+        ("it updates the cluster", {"provider_busy": "Hands off."}, Repair.LATER),
+        ("it tests the node", {"slot_state": with_status("DeepHealthCheckInProgress")}, Repair.REBOOT),
+        ("Evenkeel requested that", {"requests": (a_repair_request(),), "now": at(111)}, Repair.REPLACE),
+        (
+            "Evenkeel requested that in an earlier incident",
+            {"requests": (a_repair_request(seconds=-200, incident_id="inc-0"),)},
+            Repair.REPLACE,
+        ),
+        ("its request was refused", {"requests": (a_repair_request(answer="NOT_NOW"),), "now": at(41)}, Repair.AWAIT),
+        ("it takes too long", {"requests": (a_repair_request("owner"),), "now": at(511)}, Repair.ASK_PERSON),
+    ],
+)
+def test_repair_that_hyperpod_runs_is_left_alone(why: str, changes: dict[str, Any], action: Repair) -> None:
+    decision = choose(**{"slot_state": with_status("Pending"), **changes})
 
     assert decision.action is action, f"{why}: {decision.reason}"
 

@@ -473,6 +473,32 @@ def test_hyperpod_repairs_if_node_recovery_changed_after_plan(turned_automatic_a
     assert recovery.lease.requests[-1].rung == "owner"
 
 
+def test_reboot_by_evenkeel_is_no_repair_by_hyperpod() -> None:
+    recovery = RecoveryScenario(replacement_is_faulty=True)
+    recovery.report_fault()
+    recovery.run_state("PlanRecovery", plan_recovery)
+    recovery.run_state("RepairNode", repair_node)
+    recovery.world.provider.finish(instance_id(1))
+    recovery.world.clock.advance(QUICK.repair.reboot_deadline_seconds + 1)
+    recovery.world.provider.settings = recovery.world.provider.settings.replace(repairs_by_itself=True)
+    recovery.run_state("RepairNode", repair_node)
+    recovery.open_wait(ConditionKind.NODE_BACK)
+
+    assert recovery.evaluate_waits_once() == []
+    recovery.world.clock.advance(QUICK.repair.takeover_seconds + 1)
+    assert recovery.run_state("RepairNode", repair_node).rung == "replace"
+
+
+def test_evenkeel_waits_for_repair_that_hyperpod_began_earlier() -> None:
+    recovery = RecoveryScenario()
+    recovery.world.provider.reboot(instance_id(1))
+    recovery.world.provider.asked.clear()
+    recovery.report_fault()
+
+    assert recovery.recover() == IncidentState.RECOVERED
+    assert recovery.world.provider.asked == []
+
+
 def test_repair_that_the_provider_finished_before_the_wait_counts() -> None:
     recovery = RecoveryScenario()
     recovery.world.provider.settings = recovery.world.provider.settings.replace(repairs_by_itself=True)

@@ -50,6 +50,8 @@ from evenkeel.domain.recovery.repair_requests import (
     find_failure_since,
     has_owner_acted,
     is_repair_under_way,
+    may_have_effect,
+    reports_of_owner,
     request_deadline,
 )
 from evenkeel.domain.recovery.validation import Validity
@@ -240,7 +242,9 @@ def _leave_to_owner(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision 
     if facts.owner is NodeOwner.NONE or (facts.owner is NodeOwner.NODE_GROUP and facts.group is None):
         reason = "Nothing is known to replace this node: it stays out of service until a person acts."
         return _decision_of(Repair.ASK_PERSON, reason).replace(drains=True)
-    if facts.owner is NodeOwner.HYPERPOD and _has_rebooted_since_opening(facts) and facts.validity.is_valid:
+    has_failed = facts.invalid_at is not None and facts.invalid_at >= facts.opened_at
+    is_repaired = _has_rebooted_since_opening(facts) and facts.validity.is_valid and not has_failed
+    if facts.owner is NodeOwner.HYPERPOD and is_repaired:
         return _decision_of(Repair.HEALTHY, "HyperPod has already rebooted the node.")
     if facts.owner is NodeOwner.HYPERPOD:
         return _leave_to_hyperpod()
@@ -307,7 +311,8 @@ def _decide_with_replacement(
         return _decision_of(Repair.HEALTHY, f"The replacement node {name} is Ready.")
     deadline = max(requested_at, launched_at) + timedelta(seconds=policy.replace_deadline_seconds)
     if last_request and last_request.rung == WAIT_FOR_HYPERPOD:
-        deadline = max(deadline, request_deadline(last_request, policy, facts.slot_state, facts.progress))
+        reports = reports_of_owner(facts.requests, facts.progress)
+        deadline = max(deadline, request_deadline(last_request, policy, facts.slot_state, reports))
     if facts.now < deadline:
         return _decision_of(Repair.AWAIT, f"The replacement node {name} is starting.")
     reason = f"The replacement node {name} does not become Ready: {facts.validity.reason}"
@@ -454,28 +459,34 @@ def _decide_after_owner(facts: RepairFacts, last_request: RepairRequest, policy:
     owner = _AWAITED_OWNERS[last_request.rung]
     if not facts.slot_state.original.is_listed and (facts.owner is NodeOwner.KARPENTER or facts.has_karpenter):
         return _decision_of(Repair.NOT_NEEDED, "The node is gone; Karpenter launches another if pods need it.")
-    if facts.validity.is_valid and (_has_rebooted(facts, last_request) or facts.has_recovered):
+    has_rebooted = _has_rebooted(facts, last_request)
+    has_failed = (
+        last_request.rung == WAIT_FOR_HYPERPOD
+        and facts.invalid_at is not None
+        and facts.invalid_at >= last_request.requested_at
+    )
+    if facts.validity.is_valid and (has_rebooted or facts.has_recovered) and not has_failed:
         return _decision_of(Repair.HEALTHY, f"{owner} repaired the node.")
+    if facts.validity.is_valid and has_rebooted:
+        # HyperPod's agent finds no fault any more, so HyperPod makes no new attempt.
+        return _choose_next_rung(facts, policy, why_failed=f"{owner} rebooted the node, but it failed its validation.")
     by_group = _leave_to_group(facts, facts.group, policy) if facts.group is not None else None
     if by_group is not None:
         return by_group
-    deadline = request_deadline(last_request, policy, facts.slot_state, facts.progress)
+    progress = reports_of_owner(facts.requests, facts.progress)
+    deadline = request_deadline(last_request, policy, facts.slot_state, progress)
     if facts.now < deadline:
         return _decision_of(Repair.AWAIT, f"{owner} repairs this node itself: Evenkeel waits.")
-    if facts.owner is not NodeOwner.KARPENTER and is_repair_under_way(facts.slot_state, facts.progress):
+    if facts.owner is not NodeOwner.KARPENTER and is_repair_under_way(facts.slot_state, progress):
         reason = "HyperPod's repair of this node takes longer than expected."
         return _decision_of(
             Repair.ASK_PERSON, reason, ("replace", "HyperPod is still repairing, and two repairs would conflict")
         )
-    failure = facts.progress[-1] if facts.progress and facts.progress[-1].code in FAILURES else None
+    failure = progress[-1] if progress and progress[-1].code in FAILURES else None
     if failure is not None and failure.code == NO_CAPACITY:
         return _decide_after_failure(facts, failure, policy)
-    minutes = round(
-        (deadline - (facts.progress[-1].at if facts.progress else last_request.requested_at)).total_seconds() / 60
-    )
-    inaction = (
-        "did nothing" if not has_owner_acted(last_request, facts.slot_state, facts.progress) else "made no new attempt"
-    )
+    minutes = round((deadline - (progress[-1].at if progress else last_request.requested_at)).total_seconds() / 60)
+    inaction = "did nothing" if not has_owner_acted(last_request, facts.slot_state, progress) else "made no new attempt"
     return _choose_next_rung(
         facts, policy, why_failed=f"{owner} {inaction} for {minutes} min, so Evenkeel takes over the repair."
     )
@@ -542,7 +553,8 @@ def _choose_next_rung(
     by_group = _leave_to_group(facts, facts.group, policy) if facts.group is not None else None
     if by_group is not None:
         return by_group.replace(reason=f"{prefix}{by_group.reason}")
-    if facts.owner is NodeOwner.HYPERPOD and not _has_waited_for_hyperpod(facts):
+    is_left_to_hyperpod = facts.owner is NodeOwner.HYPERPOD or _does_hyperpod_repair(facts)
+    if is_left_to_hyperpod and not _has_waited_for_hyperpod(facts):
         return _leave_to_hyperpod(prefix)
     rung, skipped_rungs = _find_first_open_rung(facts, policy, allows_reboot=_find_boot_after_fault(facts) is None)
     if not rung:
@@ -564,6 +576,15 @@ def _choose_next_rung(
     return _decision_of(Repair(rung.upper()), f"{prefix}{_explain_rung(facts, rung)}", *skipped_rungs).replace(
         drains=True
     )
+
+
+def _does_hyperpod_repair(facts: RepairFacts) -> bool:
+    """Whether HyperPod repairs the node now without a request by Evenkeel, as its status shows.
+
+    NodeRecovery was Automatic when HyperPod began, or a person requested the repair.
+    """
+    is_requested = any(may_have_effect(request) and not _has_rebooted(facts, request) for request in facts.requests)
+    return not is_requested and not facts.provider_busy and is_repair_under_way(facts.slot_state, ())
 
 
 def _has_waited_for_hyperpod(facts: RepairFacts) -> bool:

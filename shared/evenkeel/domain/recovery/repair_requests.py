@@ -1,5 +1,6 @@
 """Repair requests to the provider, and their results: the deadline, the effects and the failure of a request."""
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
 
@@ -56,6 +57,7 @@ class RepairRequest(Value):
 
 
 ACCEPTED_ANSWERS = (RepairAnswer.ACCEPTED, RepairAnswer.IN_USE, RepairAnswer.NO_SUCH_NODE)
+_ANSWERS_WITHOUT_EFFECT = (RepairAnswer.NOT_NOW, RepairAnswer.FAILED)
 
 NO_CAPACITY = "insufficient_capacity"
 FAILURES = ("reboot_failed", "replacement_failed", NO_CAPACITY)
@@ -80,7 +82,7 @@ def request_deadline(
         request: The request, or the entry that records since when Evenkeel waits for another node owner.
         policy: The deadlines.
         slot_state: The node slot now. Only the repair by another owner reads it.
-        progress: Repair steps that the provider reported, oldest first.
+        progress: Repair steps that the provider reported, oldest first. For another owner, those of `reports_of_owner`.
     """
     if request.rung == WAIT_FOR_KARPENTER:
         return request.requested_at + timedelta(seconds=policy.karpenter_deadline_seconds)
@@ -97,6 +99,28 @@ def request_deadline(
         return request.requested_at + timedelta(seconds=policy.reconcile_after_seconds)
     seconds = policy.replace_deadline_seconds if request.rung == REPLACE else policy.reboot_deadline_seconds
     return request.requested_at + timedelta(seconds=seconds)
+
+
+def may_have_effect(request: RepairRequest) -> bool:
+    """Whether a request of Evenkeel may have started a repair. An entry that records a wait never does."""
+    return request.rung not in WAIT_RUNGS and request.answer not in _ANSWERS_WITHOUT_EFFECT
+
+
+def reports_of_owner(
+    requests: Sequence[RepairRequest], progress: tuple[RepairProgress, ...]
+) -> tuple[RepairProgress, ...]:
+    """Return the reports that can be about the repair of the awaited owner.
+
+    If Evenkeel requested a repair before that wait, earlier reports are about the repair that Evenkeel requested.
+
+    Args:
+        requests: The requests for the node. The last one is the entry that records the wait.
+        progress: The reports since the incident opened, oldest first.
+    """
+    wait = requests[-1]
+    if not any(request.incident_id == wait.incident_id and may_have_effect(request) for request in requests):
+        return progress
+    return tuple(repair_progress for repair_progress in progress if repair_progress.at >= wait.requested_at)
 
 
 def evidence_of_effect(request: RepairRequest, slot_state: SlotState, progress: tuple[RepairProgress, ...] = ()) -> str:

@@ -31,6 +31,7 @@ from evenkeel.domain.recovery.repair_requests import (
     RepairAnswer,
     RepairRequest,
     evidence_of_effect,
+    may_have_effect,
 )
 from evenkeel.domain.recovery.validation import CheckKind, judge_node
 from evenkeel.domain.values import Value
@@ -426,10 +427,15 @@ def _repair_request(facts: RepairFacts, rung: str, answer: str) -> RepairRequest
 def _wait_entry(facts: RepairFacts, decision: RepairDecision) -> RepairRequest:
     """Return the entry that records since when Evenkeel waits for another node owner.
 
-    The owner may have started earlier, so the returning node must have another boot id than the faulty one had.
+    The owner may have started earlier, so the returning node must have another boot id than the faulty one had. If
+    Evenkeel has rebooted the node, or the node has failed a validation, it must have another boot id than now.
     """
     entry = _repair_request(facts, decision.awaited_owner, RepairAnswer.ACCEPTED)
-    is_of_opening = bool(facts.boot_id_at_opening) and facts.deep_check_failed_at is None
+    has_repaired = any(
+        request.incident_id == facts.incident_id and may_have_effect(request) for request in facts.requests
+    )
+    has_failed = facts.invalid_at is not None and facts.invalid_at >= facts.opened_at
+    is_of_opening = bool(facts.boot_id_at_opening) and not has_repaired and not has_failed
     return entry.replace(boot_id=facts.boot_id_at_opening) if is_of_opening else entry
 
 

@@ -107,10 +107,15 @@ def timeline_row_of(subject: str, kind: str, text: str, *, at: datetime, writer:
 
 def last_repair_request(ledger: Ledger, incident: Incident) -> RepairRequest | None:
     """Return the last repair request of an incident; None if there is none."""
+    requests = repair_requests(ledger, incident)
+    return requests[-1] if requests else None
+
+
+def repair_requests(ledger: Ledger, incident: Incident) -> tuple[RepairRequest, ...]:
+    """Return the repair requests of an incident that the lease of its slot keeps, oldest first."""
     row = ledger.get(fleet_rows.lease_key(incident.slot, is_drill=incident.is_drill))
     if row is None:
-        return None
-    requests = [
+        return ()
+    return tuple(
         request for request in rows.decode(row, RepairLease).requests if request.incident_id == incident.incident_id
-    ]
-    return requests[-1] if requests else None
+    )

@@ -5,7 +5,7 @@ from typing import Any
 
 from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.recovery.repair_policy import RepairPolicy
-from evenkeel.domain.recovery.repair_requests import RepairRequest, request_deadline
+from evenkeel.domain.recovery.repair_requests import RepairRequest, reports_of_owner, request_deadline
 from evenkeel.domain.recovery.validation import CheckKind, margin_seconds
 from evenkeel.domain.renting.rental import Rental
 from evenkeel.domain.values import Value, milliseconds, rfc3339
@@ -124,7 +124,8 @@ def _facts_and_deadline(request: OpenWaitRequest, context: Context) -> tuple[dic
         until = context.now + timedelta(seconds=context.policy.repair.repair_possible_deadline_seconds)
         work_until = incident.plan.work_may_run_until if incident.plan else None
         return _slot_facts(incident, None), min(until, work_until) if work_until and work_until > context.now else until
-    last_repair_request = incident_store.last_repair_request(context.ledger, incident)
+    repair_requests = incident_store.repair_requests(context.ledger, incident)
+    last_repair_request = repair_requests[-1] if repair_requests else None
     facts = _slot_facts(incident, last_repair_request)
     if request.kind is ConditionKind.NODE_VALID:
         # The deadline includes the longest margin: a node with recurring faults must be healthy for longer.
@@ -133,7 +134,8 @@ def _facts_and_deadline(request: OpenWaitRequest, context: Context) -> tuple[dic
     if last_repair_request is None:
         return facts, context.now + timedelta(seconds=context.policy.repair.replace_deadline_seconds)
     slot_state = SlotReader(incident, context).read_state(last_repair_request.requested_at)
-    return facts, request_deadline(last_repair_request, context.policy.repair, slot_state, incident.progress)
+    reports = reports_of_owner(repair_requests, incident.progress)
+    return facts, request_deadline(last_repair_request, context.policy.repair, slot_state, reports)
 
 
 def _rental_facts_and_deadline(request: OpenWaitRequest, context: Context) -> tuple[dict[str, Any], datetime]:
