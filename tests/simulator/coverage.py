@@ -11,7 +11,14 @@ from tests.simulator.chaos import EFFECT_FAULTS, READ_FAULTS
 from tests.simulator.elastic_scenario import DISTURBANCES
 from tests.simulator.elastic_scenario import KINDS as KINDS_OF_SIZES
 from tests.simulator.elastic_scenario import OUTCOMES as OUTCOMES_OF_SIZES
-from tests.simulator.fault_schedule import FAULTS, INJECTED_FAULTS, OUTAGES, PERSON_ACTIONS, UNREACHABLE_PORTS
+from tests.simulator.fault_schedule import (
+    FAULTS,
+    INJECTED_FAULTS,
+    NODE_RECOVERY,
+    OUTAGES,
+    PERSON_ACTIONS,
+    UNREACHABLE_PORTS,
+)
 from tests.simulator.kueue_scenario import KINDS as KINDS_OF_ADMISSIONS
 from tests.simulator.placement_scenario import ENDS, LABELS
 from tests.simulator.renting_scenario import KINDS as KINDS_OF_POOLS
@@ -32,6 +39,7 @@ def all_events() -> Iterator[str]:
     yield from (f"fault {kind}" for kind in INJECTED_FAULTS)
     yield from (f"shows {kind}" for kind in (*FAULTS, "a spot notice"))
     yield from (f"action {kind}" for kind in (*PERSON_ACTIONS, *TEAM_ACTIONS))
+    yield from (f"setting {value}" for value in NODE_RECOVERY)
     yield from (f"teams {kind}" for kind in KINDS)
     yield from (f"decision ADMISSION {action}" for action in OUTCOMES)
     yield from (

@@ -14,7 +14,7 @@ from evenkeel.domain.values import rfc3339
 from evenkeel.ports import LaunchResult, LaunchSpec, RepairAnswer
 from tests.fakes.checkpoints import InMemoryCheckpoints
 from tests.fakes.cluster import CLUSTER, FakeCluster, FakeWorkload, a_node
-from tests.fakes.provider import REBOOT, FakeProvider, a_provider_node
+from tests.fakes.provider import REBOOT, REPLACE, FakeProvider, a_provider_node
 from tests.fakes.system import A_MOMENT, FixedClock
 from tests.simulator.event_loop import VirtualTimeLoop
 
@@ -179,6 +179,8 @@ class SimulatedProvider(FakeProvider):
         self.is_told: Callable[[str], None] = lambda _: None
         self.on_no_capacity: Callable[[str], None] = lambda _: None
         self.on_new_node: Callable[[str], None] = lambda _: None
+        self.own_repairs: dict[str, float] = {}
+        """When HyperPod began its own repair of a node that runs now, by instance id."""
         self.describe_plan: Callable[[str], TrainingPlan] = super().training_plan
 
     def training_plan(self, arn: str) -> TrainingPlan:
@@ -220,13 +222,16 @@ class SimulatedProvider(FakeProvider):
             self.is_told(f"the deep health check of {instance_id} is over: {'well' if passed else 'sick'}")
             self.finish_check(instance_id, passed=passed)
 
-    def repair_by_itself(self, instance_id: str) -> None:
-        """Replace a node without a request, as NodeRecovery=Automatic does."""
-        if instance_id in self.by_id and instance_id not in self.running:
-            self.running[instance_id] = "replace"
+    def repair_by_itself(self, instance_id: str, rung: str = REPLACE) -> None:
+        """Reboot or replace a node without a request, if NodeRecovery is Automatic now."""
+        if self.settings.repairs_by_itself and instance_id in self.by_id and instance_id not in self.running:
+            self.running[instance_id] = rung
+            self.own_repairs[instance_id] = self.loop.seconds
             self.by_id[instance_id] = self.by_id[instance_id].replace(status="Pending")
+            assert self.kubernetes
             if node := self._seen(instance_id):
-                self.kubernetes.remove_node(node.name, node.cluster)  # type: ignore[union-attr]  # always given here
+                take_down = self.kubernetes.kill_node if rung == REBOOT else self.kubernetes.remove_node
+                take_down(node.name, node.cluster)
             self.start_repair(instance_id)
 
     def start_repair(self, instance_id: str) -> None:
@@ -250,6 +255,7 @@ class SimulatedProvider(FakeProvider):
             self.kubernetes.set_node(node.name, node.cluster, labels=labels)  # type: ignore[union-attr]  # always given here
         rung = self.running[instance_id]
         now = self.finish(instance_id)
+        self.own_repairs.pop(instance_id, None)
         self.is_told(
             f"{rung} of {instance_id} is over, {now} has the node slot"
             + (", still faulty" if is_still_unhealthy else "")

@@ -31,6 +31,8 @@ INJECTED_FAULTS = (
     *("together", "new_node", "marked", "without_health_labels", "cut_off", "dead", "broken", "aborted", "scarce"),
     *("repaired_by_nvsentinel", "given_up_by_nvsentinel"),
 )
+NODE_RECOVERY = ("Automatic", "None")
+"""The values to which people change NodeRecovery."""
 PERSON_ACTIONS = ("cordon", "uncordon", "adopt", "hold", "mend", "reboot", "cancel", "answer", "forge")
 
 
@@ -76,6 +78,9 @@ def schedule_events(world: "Simulation") -> float:
         world.loop.after(rng.uniform(3, 2 * chaos_seconds), lambda: world.cancel(number))
     _forgeries(world, random.Random(f"{world.seed} forgeries"), chaos_seconds)
     _other_controllers(world, random.Random(f"{world.seed} other controllers"), chaos_seconds)
+    if world.changes_node_recovery:
+        for _ in range(world.setting_rng.choice((1, 1, 2, 3))):
+            world.loop.after(world.setting_rng.uniform(3, chaos_seconds + 30), world.change_node_recovery)
     return chaos_seconds
 
 

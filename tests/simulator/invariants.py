@@ -27,6 +27,7 @@ from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.quotas.spending import Spending
 from evenkeel.domain.quotas.teams import TeamSetup
 from evenkeel.domain.recovery.guardrails import pool_limit
+from evenkeel.domain.recovery.repair_requests import WAIT_FOR_HYPERPOD
 from evenkeel.domain.recovery.unhealthy_nodes import UnhealthyNode
 from evenkeel.domain.replay import CannotReplayError, replay
 from evenkeel.domain.values import rfc3339
@@ -564,6 +565,59 @@ def marked_node_is_left(world: "Simulation", rung: str, instance_id: str) -> Ite
     node = world.node_of(instance_id)
     if node and world.watched.controllers.get(node.name, 1e12) < _began(world):
         yield f"{rung} of {instance_id} is requested, but another controller repairs it"
+
+
+@invariant_check(
+    "hyperpod-repairs-first",
+    "With `NodeRecovery` Automatic, a fault that HyperPod detects gets a repair request only after Evenkeel has waited "
+    "for HyperPod.",
+    CheckTrigger.REPAIR,
+)
+def hyperpod_repairs_first(world: "Simulation", rung: str, instance_id: str) -> Iterator[str]:
+    # A function that read the setting before its change may still call.
+    is_automatic = world.automatic_since is not None and world.automatic_since < _began(world)
+    if not is_automatic or instance_id not in world.provider.by_id:
+        return
+    lease, request = _lease_and_request(world, rung, instance_id)
+    if request is None:
+        return
+    incident = rows.decode(world.ledger.rows[incident_rows.incident_key(request["incidentId"])], Incident)
+    fault_key = _repair_facts(world, request, rung).get("faultKey", incident.fault_key)
+    has_waited = any(
+        ask["rung"] == WAIT_FOR_HYPERPOD
+        and ask["life"] == request["life"]
+        and datetime.fromisoformat(ask["requestedAt"]) >= incident.opened_at
+        for ask in lease["requests"]
+    )
+    if fault_key.startswith(("hp:", "xid:")) and not has_waited:
+        yield f"{rung} of {instance_id} is requested for {fault_key} without a wait for HyperPod"
+
+
+def _lease_and_request(world: "Simulation", rung: str, instance_id: str) -> tuple["Json", "Json | None"]:
+    """Return the lease that records the current repair call, and its request; None if there is none."""
+    for row in world.ledger.of("META", "LEASE#"):
+        asks = row.doc.get("requests", ())
+        if asks and (asks[-1]["life"]["instanceId"], asks[-1]["rung"]) == (instance_id, rung):
+            return row.doc, asks[-1]
+    return {}, None
+
+
+def _repair_facts(world: "Simulation", request: "Json", rung: str) -> "Json":
+    """Return the facts of the latest decision for a repair request; empty if there is none."""
+    repair_facts: Json = {}
+    for row in world.ledger.of("META", "DEC#"):
+        facts = row.doc["facts"]
+        is_repair = (row.doc["kind"], row.doc["action"]) == ("REPAIR", rung.upper())
+        if is_repair and facts["incidentId"] == request["incidentId"]:
+            repair_facts = facts
+    return repair_facts
+
+
+@invariant_check("one-repair-in-flight-per-node", "", CheckTrigger.REPAIR)
+def hyperpods_repair_is_left_alone(world: "Simulation", rung: str, instance_id: str) -> Iterator[str]:
+    since = world.provider.own_repairs.get(instance_id)
+    if since is not None and since < _began(world):
+        yield f"{rung} of {instance_id} is requested while HyperPod's own repair runs since {since:.1f}"
 
 
 @invariant_check(

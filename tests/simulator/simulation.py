@@ -93,6 +93,8 @@ _FORGED_EVERY, _FORGED_FIRST = 7, 3
 """Every seventh seed has forged drills, although drills may not act."""
 _RECEIVES = 5
 _SEEN_AGAIN_AFTER = 20.0
+_CHANGES_NODE_RECOVERY = 0.12
+"""Share of seeds in which people change NodeRecovery during the run."""
 _RUN_TWICE = 0.04
 """Share of tasks whose function runs twice, without faults too: Lambda guarantees at least one invocation."""
 _ASYNC_RETRIES = (60.0, 120.0)
@@ -454,6 +456,11 @@ class Simulation:
         self.is_sweeping = True
         self.away_since: dict[str, float] = {}
         """By control plane: the time since which it does not answer."""
+        self.setting_rng = random.Random(f"{seed} node recovery")
+        self.changes_node_recovery = self.setting_rng.random() < _CHANGES_NODE_RECOVERY
+        """Whether people change NodeRecovery during the run."""
+        self.automatic_since: float | None = None
+        """Time since which NodeRecovery is Automatic; None if it is not."""
         self.hold: tuple[float, float] = (0.0, 0.0)
         """Start and end of the hold on automation."""
         self.rests_from = 0.0
@@ -514,7 +521,11 @@ class Simulation:
         self.provider.on_no_capacity = self.report_no_capacity
         self.provider.on_new_node = self._fault_replacements
         self.owner_repairs = rng.random() < 0.08
+        """Whether NodeRecovery is Automatic at the start."""
+        if self.changes_node_recovery:
+            self.owner_repairs = self.setting_rng.random() < 0.4
         self.provider.settings = self.provider.settings.replace(repairs_by_itself=self.owner_repairs)
+        self.automatic_since = 0.0 if self.owner_repairs else None
         self.checkpoints = InMemoryCheckpoints()
         self.trainers = SimulatedTrainers(loop, rng, self.cluster, self.checkpoints, self.log)
         if self.kueue:
@@ -912,8 +923,35 @@ class Simulation:
             body = self.event(instance_id, fault)
             for _ in range(self.rng.choice((1, 1, 2, 3))):
                 self.deliver(body, self.rng.choice((0.5, 2.0, 15.0, 60.0)))
-        if self.owner_repairs and is_marked:
-            self.loop.after(self.rng.uniform(5, 60), lambda: self.provider.repair_by_itself(instance_id))
+        if self.automatic_since is not None and is_marked:
+            self._let_hyperpod_repair(instance_id, fault)
+
+    def change_node_recovery(self) -> None:
+        """Let a person change NodeRecovery. Once it is Automatic, HyperPod also repairs the nodes marked before."""
+        is_automatic = self.automatic_since is None
+        self.seen[f"setting {'Automatic' if is_automatic else 'None'}"] += 1
+        self.log(f"bo sets NodeRecovery to {'Automatic' if is_automatic else 'None'}")
+        self.automatic_since = self.loop.seconds if is_automatic else None
+        self.provider.settings = self.provider.settings.replace(repairs_by_itself=is_automatic)
+        marked_nodes = [node for node in self.cluster.by_name.values() if is_automatic and FAULT_TYPES in node.labels]
+        for node in marked_nodes:
+            if node.instance_id:
+                self._let_hyperpod_repair(node.instance_id, node.labels[FAULT_TYPES])
+
+    def _let_hyperpod_repair(self, instance_id: str, fault: str) -> None:
+        """Let HyperPod repair a marked node soon, if NodeRecovery is still Automatic then."""
+        seconds = self.rng.uniform(5, 60)
+        if not (self.changes_node_recovery and fault == "NvidiaErrorReboot"):
+            self.loop.after(seconds, lambda: self.provider.repair_by_itself(instance_id))
+            return
+
+        def replace_if_still_marked() -> None:
+            node = self.node_of(instance_id)
+            if node is not None and FAULT_TYPES in node.labels:
+                self.provider.repair_by_itself(instance_id)
+
+        self.loop.after(seconds, lambda: self.provider.repair_by_itself(instance_id, "reboot"))
+        self.loop.after(seconds + self.setting_rng.uniform(50, 200), replace_if_still_marked)
 
     def warn_of_reclaim(self, instance_id: str) -> None:
         """Let EC2 reclaim a Spot node two minutes after its notice."""
