@@ -425,6 +425,22 @@ def test_opt_out_hold_or_another_obstacle_stops_a_repair(
     assert (decision.action, decision.drains) == (action, drains), f"{why}: {decision.reason}"
 
 
+@pytest.mark.parametrize(
+    ("why", "changes", "drains"),
+    [
+        ("HyperPod stops them without a warning", {}, True),
+        ("a hold keeps them", {"hold": HOLD}, False),
+        ("the plan leaves them", {"leaves_work": True}, False),
+        ("they may still finish", {"work_may_run_until": at(21)}, False),
+        ("they had their time", {"work_may_run_until": at(20)}, True),
+    ],
+)
+def test_jobs_stop_before_hyperpod_repairs_their_node(why: str, changes: dict[str, Any], drains: bool) -> None:
+    decision = choose(owner=NodeOwner.HYPERPOD, **changes)
+
+    assert (decision.action, decision.drains) == (Repair.AWAIT, drains), why
+
+
 FAILED_DEEP_CHECK = {"deep_check_failed_at": at(60), "invalid_at": at(60), "slot_state": REBOOTED, "now": at(70)}
 
 

@@ -473,6 +473,22 @@ def test_hyperpod_repairs_if_node_recovery_changed_after_plan(turned_automatic_a
     assert recovery.lease.requests[-1].rung == "owner"
 
 
+def test_jobs_stop_after_hold_if_hyperpod_repairs_their_node() -> None:
+    recovery = RecoveryScenario(is_stuck=True)
+    recovery.hold_automation(seconds=20)
+    recovery.report_fault()
+    recovery.run_state("PlanRecovery", plan_recovery)
+    recovery.run_state("DrainNode", drain_node)
+    assert recovery.run_state("RepairNode", repair_node).outcome == "HELD"
+    assert recovery.job.stop_of(1) is None
+    recovery.world.clock.advance(21)
+    recovery.world.provider.settings = recovery.world.provider.settings.replace(repairs_by_itself=True)
+
+    assert recovery.run_state("RepairNode", repair_node).outcome == "REQUESTED"
+    assert recovery.job.stop_of(1)
+    assert recovery.world.provider.asked == []
+
+
 def test_reboot_by_evenkeel_is_no_repair_by_hyperpod() -> None:
     recovery = RecoveryScenario(replacement_is_faulty=True)
     recovery.report_fault()

@@ -247,17 +247,24 @@ def _leave_to_owner(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision 
     if facts.owner is NodeOwner.HYPERPOD and is_repaired:
         return _decision_of(Repair.HEALTHY, "HyperPod has already rebooted the node.")
     if facts.owner is NodeOwner.HYPERPOD:
-        return _leave_to_hyperpod()
+        return _leave_to_hyperpod(facts)
     if facts.owner is NodeOwner.KARPENTER and policy.karpenter_repairs:
         reason = "Karpenter repairs this node itself: Evenkeel waits."
         return _decision_of(Repair.AWAIT, reason).replace(awaited_owner=WAIT_FOR_KARPENTER)
     return None
 
 
-def _leave_to_hyperpod(why_failed: str = "") -> RepairDecision:
-    """Decide to wait for HyperPod's own repair."""
+def _leave_to_hyperpod(facts: RepairFacts, why_failed: str = "") -> RepairDecision:
+    """Decide to wait for HyperPod's own repair, which stops the work on the node without a warning.
+
+    So Evenkeel stops the jobs first if a hold delayed their stop until a repair by Evenkeel. During a hold they stay.
+    """
+    until = facts.work_may_run_until
+    may_run = facts.leaves_work or (until is not None and facts.now < until)
     reason = "HyperPod repairs this node itself: Evenkeel waits and requests nothing."
-    return _decision_of(Repair.AWAIT, f"{why_failed}{reason}").replace(awaited_owner=WAIT_FOR_HYPERPOD)
+    return _decision_of(Repair.AWAIT, f"{why_failed}{reason}").replace(
+        awaited_owner=WAIT_FOR_HYPERPOD, drains=facts.hold is None and not may_run
+    )
 
 
 def _leave_to_controller(mark: ControllerMark) -> RepairDecision:
@@ -555,7 +562,7 @@ def _choose_next_rung(
         return by_group.replace(reason=f"{prefix}{by_group.reason}")
     is_left_to_hyperpod = facts.owner is NodeOwner.HYPERPOD or _does_hyperpod_repair(facts)
     if is_left_to_hyperpod and not _has_waited_for_hyperpod(facts):
-        return _leave_to_hyperpod(prefix)
+        return _leave_to_hyperpod(facts, prefix)
     rung, skipped_rungs = _find_first_open_rung(facts, policy, allows_reboot=_find_boot_after_fault(facts) is None)
     if not rung:
         return _decision_of(

@@ -174,14 +174,17 @@ def _decide_step(
 def _drain_first(
     incident: Incident, facts: RepairFacts, decision: RepairDecision, context: Context
 ) -> RepairNodeResult | None:
-    """Give the pods on the node time to save. Return the outcome of a repair that waits for them, else None."""
+    """Stop the work on the node. Return the outcome of a repair that waits until the pods have saved, else None.
+
+    A repair by another owner does not wait for them.
+    """
     wait = _drain_remaining_work(incident, context, facts)
     if decision.rung:
         pod_drain = drain_node.drain_unmanaged_pods(incident, context)
         if pod_drain.question:
             return RepairNodeResult(outcome=RepairOutcome.ASK_PERSON, reason=pod_drain.question)
         wait = max(wait, pod_drain.wait_seconds)
-    if wait and decision.action not in _BRANCH_ENDS:
+    if wait and decision.action not in _BRANCH_ENDS and not decision.awaited_owner:
         reason = f"{decision.reason} Its pods first get {wait} s to save."
         return RepairNodeResult(outcome=RepairOutcome.RETRY, wait_seconds=wait, reason=reason)
     return None
