@@ -54,7 +54,7 @@ def test_graph_has_every_state_once_and_no_dangling_arrow(path: Path) -> None:
 def test_graph_lists_states_in_the_order_of_a_recovery() -> None:
     names = [state.name for state in graph_of(RECOVER, (), is_running=True)]
 
-    main_path = ["CordonNode", "DrainNode", "Recover", "RepairNode", "AwaitNode", "ValidateNode", "ReturnNode"]
+    main_path = ["CordonNode", "DrainNode", "Recover", "RepairNode", "AwaitNode", "AwaitValidation", "ReturnNode"]
     main_path += ["PlanResume", "AwaitResume", "JoinBranches", "SettleIncident", "Recovered"]
     assert sorted(main_path, key=names.index) == main_path
 

@@ -34,7 +34,7 @@ WELL = {
     "RepairNode": REQUESTED,
     "AwaitNode": says("NODE_BACK", facts={"instanceId": "i-0ce"}),
     "CheckNode": says("DEEP"),
-    "ValidateNode": says("VALID", facts={}),
+    "AwaitValidation": says("VALID", facts={}),
     "AwaitProvider": says("REPAIR_POSSIBLE", facts={}),
     "AwaitRepairPossible": says("REPAIR_POSSIBLE", facts={}),
     "AwaitGuardrails": says("RELEASED", facts={}),
@@ -47,7 +47,7 @@ IN_BRANCHES = (
     "RepairNode",
     "AwaitNode",
     "CheckNode",
-    "ValidateNode",
+    "AwaitValidation",
     "AwaitGuardrails",
     "ReturnNode",
     "PlanResume",
@@ -116,7 +116,7 @@ RECOVER_NODE = [
     recovery("late-in-AwaitRepairPossible", "RecoveryFailed", {**IN_THE_WAY, "AwaitRepairPossible": LATE}),
     recovery("examined", "Recovered", {"RepairNode": says("DIAGNOSE")}, never=("AwaitNode",)),
     recovery("healthy-by-itself", "Recovered", {"RepairNode": says("HEALTHY")}, never=("AwaitNode",)),
-    recovery("repair-not-needed", "Recovered", {"RepairNode": says("NOT_NEEDED")}, never=("ValidateNode",)),
+    recovery("repair-not-needed", "Recovered", {"RepairNode": says("NOT_NEEDED")}, never=("AwaitValidation",)),
     recovery("provider-busy", "Recovered", {"RepairNode": [RETRY, RETRY, REQUESTED]}, visits=("PauseRepair",)),
     recovery("held", "Recovered", HOLD_FIRST, visits=("AwaitGuardrails", "AwaitNode")),
     recovery("blocked", "Recovered", BLOCKED_FIRST, visits=("AwaitGuardrails", "AwaitNode")),
@@ -153,7 +153,7 @@ RECOVER_NODE = [
         {"AwaitNode": [says("DEADLINE_PASSED"), says("NODE_BACK")]},
         visits=("MayRepairAgain",),
     ),
-    recovery("invalid-then-valid", "Recovered", {"ValidateNode": [says("INVALID"), says("VALID")]}),
+    recovery("invalid-then-valid", "Recovered", {"AwaitValidation": [says("INVALID"), says("VALID")]}),
     recovery(
         "ladder-used-up",
         "NeedsPerson",
@@ -176,7 +176,7 @@ RECOVER_NODE = [
     *(recovery(f"breaks-in-{s}", "RecoveryFailed", {**HOLD_FIRST, s: BROKEN}) for s in IN_BRANCHES),
     *(
         recovery(f"late-in-{s}", "RecoveryFailed", {**HOLD_FIRST, s: LATE})
-        for s in ("AwaitNode", "ValidateNode", "AwaitGuardrails", "AwaitResume")
+        for s in ("AwaitNode", "AwaitValidation", "AwaitGuardrails", "AwaitResume")
     ),
     recovery("unknown-version", "UnsupportedInput", document={"schemaVersion": 2, "incidentId": "inc-1", "run": 1}),
     recovery("no-incident", "UnsupportedInput", document={"schemaVersion": 1, "run": 1}),

@@ -42,7 +42,7 @@ def handler(event, context):
 """
 WAITS = {
     "NODE_BACK": WELL["AwaitNode"],
-    "NODE_VALID": WELL["ValidateNode"],
+    "NODE_VALID": WELL["AwaitValidation"],
     "JOBS_RESUMED": WELL["AwaitResume"],
     "ATTEMPT_RUNNING": RUNS["AwaitRunning"],
     "ATTEMPT_ENDED": says("STOP_REQUESTED", facts={}),
@@ -126,7 +126,7 @@ def stand_ins(
     stub_functions = StubFunctions(bench, tmp_path_factory.mktemp("notes"))
     tasks = {**WELL, **RUNS, "SettleAttempt": says("JOB_REQUEUED")}
     for name, answer in tasks.items():
-        if not name.startswith("Await") and name != "ValidateNode":
+        if not name.startswith("Await"):
             stub_functions.create(
                 name,
                 answer,

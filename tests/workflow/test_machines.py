@@ -69,7 +69,7 @@ def test_repair_waits_for_a_hold(endings: dict[str, ExecutionResult]) -> None:
     node_branch = [name for name in ending.entered if name in NODE_TASKS]
 
     assert node_branch[:3] == ["RepairNode", "AwaitGuardrails", "RepairNode"]
-    assert node_branch[3:] == ["AwaitNode", "CheckNode", "ValidateNode", "ReturnNode"]
+    assert node_branch[3:] == ["AwaitNode", "CheckNode", "AwaitValidation", "ReturnNode"]
 
 
 def test_unanswered_approval_changes_nothing(endings: dict[str, ExecutionResult]) -> None:

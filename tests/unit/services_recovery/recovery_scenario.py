@@ -291,7 +291,7 @@ class RecoveryScenario:
                     ):
                         continue
                     self.run_state("CheckNode", check_node)
-                    if self.await_condition("ValidateNode", ConditionKind.NODE_VALID)["outcome"] != "VALID":
+                    if self.await_condition("AwaitValidation", ConditionKind.NODE_VALID)["outcome"] != "VALID":
                         continue
                     returned = self.run_state("ReturnNode", return_node)
                     return {"outcome": returned.outcome, "reason": returned.reason}

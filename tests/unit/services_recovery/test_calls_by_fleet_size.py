@@ -53,7 +53,7 @@ def count_calls(size: int) -> dict[str, Counter[str]]:
     recovery.run_state("CheckNode", check_node)
     record_calls_of("CheckNode")
     recovery.open_wait(ConditionKind.NODE_VALID)
-    record_calls_of("ValidateNode")
+    record_calls_of("AwaitValidation")
     recovery.run_state("ReturnNode", return_node)
     record_calls_of("ReturnNode")
     return counts
