@@ -179,14 +179,14 @@ def quota_facts_of(
             if name != "decay"
         },
         reserved=tuple(
-            ReservedQuota(queue=queue, amounts=by_flavor_and_resource(amounts), fits=True)
-            for queue, amounts in state.reserved
-            if queue in queues
+            ReservedQuota(queue=name, amounts=by_flavor_and_resource(amounts), fits=True)
+            for name, amounts in state.reserved
+            if name in queues
         ),
         earlier_use=tuple(
-            ReservedQuota(queue=queue, amounts=by_flavor_and_resource(amounts), fits=fits)
-            for queue, amounts, fits in earlier.usage
-            if queue in queues
+            ReservedQuota(queue=name, amounts=by_flavor_and_resource(amounts), fits=fits)
+            for name, amounts, fits in earlier.usage
+            if name in queues
         ),
         earlier_victims=earlier.victims,
         evicted_at={

@@ -178,14 +178,15 @@ def budget_used(
         _spent_by_attempt(charge, start, end, _price_of(charge, charge.admitted_at, economy))
         for charge in charges
         if charge.admitted_at is not None
-        for of, start, end in split_by_period(budget.period, charge.admitted_at, now)[-1:]
-        if of == key
+        for period_key, start, end in split_by_period(budget.period, charge.admitted_at, now)[-1:]
+        if period_key == key
     ]
     return Spending(
         accelerator_seconds=settled_spending.accelerator_seconds
-        + sum(spent.accelerator_seconds for spent in running_spending),
-        usd_micros=settled_spending.usd_micros + sum(spent.usd_micros for spent in running_spending),
-        unpriced_seconds=settled_spending.unpriced_seconds + sum(spent.unpriced_seconds for spent in running_spending),
+        + sum(spending.accelerator_seconds for spending in running_spending),
+        usd_micros=settled_spending.usd_micros + sum(spending.usd_micros for spending in running_spending),
+        unpriced_seconds=settled_spending.unpriced_seconds
+        + sum(spending.unpriced_seconds for spending in running_spending),
     )
 
 

@@ -81,9 +81,9 @@ class Register(Value):
         """Return the register without requests older than an hour. A node counts until it is removed."""
         return self.replace(requested_at=tuple(at for at in self.requested_at if now - at < _AN_HOUR))
 
-    def count_others(self, life: str, pool: str = "") -> int:
+    def count_others(self, life_key: str, pool: str = "") -> int:
         """Return the number of other nodes in the register, in a pool or in all pools."""
-        return sum(entry.life_key != life and pool in ("", entry.pool) for entry in self.entries)
+        return sum(entry.life_key != life_key and pool in ("", entry.pool) for entry in self.entries)
 
     def with_entry(self, entry: RegisterEntry, *, is_request: bool) -> "Register":
         """Return the register with a node added. With `is_request`, it counts as a repair request, too."""
@@ -453,7 +453,7 @@ class NodeFailure(NamedTuple):
 
 
 def shared_causes(
-    life: str,
+    life_key: str,
     pool: str,
     fleet: Iterable[FleetNode],
     faulty: Collection[NodeFailure],
@@ -468,7 +468,7 @@ def shared_causes(
     in maintenance do not count, because they are down on purpose. A node without a fleet row shares only its pool.
 
     Args:
-        life: Key of the node life.
+        life_key: Key of the node life.
         pool: Its instance group or NodePool.
         fleet: All nodes in the ledger, including recently terminated nodes.
         faulty: The nodes that failed recently or have an open incident.
@@ -493,7 +493,7 @@ def shared_causes(
         **{failure.life_key: failure.pool for failure in faulty},
         **{key: node.pool for key, node in node_by_life.items()},
     }
-    own_node = node_by_life.get(life)
+    own_node = node_by_life.get(life_key)
     causes = []
     for kind, name in _possible_causes(own_node, pool):
         members = {

@@ -50,8 +50,8 @@ class GuardrailState(NamedTuple):
 
     def entry(self, incident: Incident, now: datetime) -> RegisterEntry:
         """Return the node's entry in the register."""
-        life = incident.life.key
-        return RegisterEntry(life_key=life, incident_id=incident.incident_id, pool=self.facts.pool, since=now)
+        life_key = incident.life.key
+        return RegisterEntry(life_key=life_key, incident_id=incident.incident_id, pool=self.facts.pool, since=now)
 
 
 class GuardrailInputs:
@@ -110,13 +110,13 @@ class GuardrailInputs:
         register, version = self._load_register(register_name, is_drill=incident.is_drill)
         real, _ = self._load_register(register_name, is_drill=False)
         under_way = real.merged_with(register) if incident.is_drill else real
-        life, pool = incident.life.key, incident.pool
+        life_key, pool = incident.life.key, incident.pool
         facts = GuardrailFacts(
-            life_key=life,
+            life_key=life_key,
             pool=pool,
             hold=self.hold_on(incident) if action is not GuardrailAction.CORDON else None,
             under_way=under_way,
-            pool_nodes=self.pool_nodes(pool) if under_way.count_others(life, pool) else 0,
+            pool_nodes=self.pool_nodes(pool) if under_way.count_others(life_key, pool) else 0,
             looks_healthy=looks_healthy,
             evidence_at=_evidence_at(incident),
             terminates_at=incident.deadline_at,

@@ -270,21 +270,22 @@ def node_lane(incident: Incident) -> Json:
         return {"phase": "left in service", "status": "ok", "since": since, "rung": None}
     stages = incident.stages
     rung = incident.repairs[-1] if incident.repairs else ""
-    ways = {"reboot": "rebooting", "replace": "replacing"}
-    ladder: tuple[tuple[datetime | None, str], ...] = (
+    phase_by_rung = {"reboot": "rebooting", "replace": "replacing"}
+    phases: tuple[tuple[datetime | None, str], ...] = (
         (stages.returned_at, "returned to service"),
         (stages.validated_at, "returning to service"),
         (stages.node_back_at, "validating"),
-        (stages.repair_requested_at, ways.get(rung, "repairing")),
+        (stages.repair_requested_at, phase_by_rung.get(rung, "repairing")),
         (stages.cordoned_at, "cordoned"),
         (stages.planned_at, "planned"),
         (incident.opened_at, "detected"),
     )
-    last_step = max((step for step in ladder if step[0] is not None), key=lambda step: (step[0], -ladder.index(step)))
+    # Of phases with one time, the first counts.
+    began_at, last_phase = max(((at, name) for at, name in phases if at is not None), key=lambda phase: phase[0])
     status = "ok" if stages.returned_at else "working"
     if incident.state.is_settled and not stages.returned_at:
         status = "failed" if incident.state in NEEDS_PERSON_STATES else "idle"
-    return {"phase": last_step[1], "status": status, "since": _instant_text(last_step[0]), "rung": rung or None}
+    return {"phase": last_phase, "status": status, "since": _instant_text(began_at), "rung": rung or None}
 
 
 _NEXT_STEPS = {

@@ -57,12 +57,12 @@ def why_job(job_id: str, reader: Reader, context: Context) -> Json:
         head = _why_pending(decisions, plan_decision_id, attempts[-1] if attempts else None)
         decisions = [decision for decision in decisions if decision != head]
     else:
-        for named_decisions in (
+        for decision_id in (
             (admission_decision_id, resize_decision_id, plan_decision_id)
             if job.live_plan()
             else (plan_decision_id, admission_decision_id, resize_decision_id)
         ):
-            decisions = _put_first(context.ledger, named_decisions, decisions)
+            decisions = _put_first(context.ledger, decision_id, decisions)
         if kueue_wait is not None and latest_attempt is not None:
             decisions = _burst_check_first(decisions, latest_attempt)
         head, decisions = (decisions[0], decisions[1:]) if decisions else (None, [])
