@@ -914,3 +914,35 @@ def test_ready_rental_is_billed_for_its_own_nodes_alone() -> None:
     rental_after = renting.rental(second_rental.job_id)
     assert rental_after.node_names == ("ip-79", "ip-80")
     assert [bill.nodes for bill in rental_after.bills()] == [2]
+
+
+def end_rental_now(renting: RentalScenario, rental: Rental) -> Rental:
+    """Release all nodes of a rental and settle it."""
+    renting.run_rental_step(rental, RentalStep.RELEASE, "Its job ended.")
+    assert renting.run_rental_step(rental, RentalStep.SETTLE).outcome is RentOutcome.SETTLED
+    return renting.rental(rental.job_id)
+
+
+def test_node_seen_by_two_given_up_rentals_is_billed_once() -> None:
+    renting, first_rental, second_rental = two_opening_rentals()
+    join_node(renting, 77)
+    for rental in (first_rental, second_rental):
+        renting.run_rental_step(rental, RentalStep.HAND_OVER)
+
+    ended_rentals = [end_rental_now(renting, rental) for rental in (first_rental, second_rental)]
+
+    assert [[bill.nodes for bill in rental.bills()] for rental in ended_rentals] == [[1], []]
+
+
+def test_node_is_billed_once_after_its_rental_has_ended() -> None:
+    renting, late_rental, other_rental = two_opening_rentals()
+    join_node(renting, 77)
+    renting.run_rental_step(late_rental, RentalStep.HAND_OVER)
+    join_node(renting, 78)
+    renting.run_rental_step(other_rental, RentalStep.HAND_OVER)
+    bills_after_assignment = renting.rental(late_rental.job_id).bills()
+
+    ended_rentals = [end_rental_now(renting, rental) for rental in (other_rental, late_rental)]
+
+    assert bills_after_assignment == ()
+    assert [[bill.nodes for bill in rental.bills()] for rental in ended_rentals] == [[2], []]

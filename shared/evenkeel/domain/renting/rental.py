@@ -340,6 +340,22 @@ def with_joined_nodes(rental: Rental, names: Iterable[str]) -> Rental:
     return _in_state(rental, rental.state).with_offer(joined_node_names=joined_names)
 
 
+def without_nodes_of(rental: Rental, other: Rental) -> Rental:
+    """Return a rental that is not billed for the nodes that another rental was assigned or gives up.
+
+    Of several rentals that saw a node, the first that is assigned the node, or that deletes it, pays for it.
+
+    Args:
+        rental: Another open rental of the same pool.
+        other: The rental that keeps the nodes.
+    """
+    kept_by_other = other.kept_from_others - {*rental.node_names}
+    joined_names = tuple(name for name in rental.offer.joined_node_names if name not in kept_by_other)
+    if joined_names == rental.offer.joined_node_names:
+        return rental
+    return _in_state(rental, rental.state).with_offer(joined_node_names=joined_names)
+
+
 def with_other_rentals_nodes(rental: Rental, rentals: Iterable[Rental]) -> Rental:
     """Record in a rental which nodes of its pool it cannot get because of other rentals.
 

@@ -7,8 +7,14 @@ from evenkeel.domain.external.unmanaged_workloads import ManagedKind
 from evenkeel.domain.nodes import accelerator_resource_of
 from evenkeel.domain.plurals import count_of
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.renting.rental import Rental, RentalState, with_joined_nodes, with_other_rentals_nodes
-from evenkeel.ports import CapacitySpec, LimitResult, NodeClaim, Put
+from evenkeel.domain.renting.rental import (
+    Rental,
+    RentalState,
+    with_joined_nodes,
+    with_other_rentals_nodes,
+    without_nodes_of,
+)
+from evenkeel.ports import CapacitySpec, LimitResult, NodeClaim, Put, Write
 from evenkeel.services.context import Context
 from evenkeel.services.rentals import rental_store
 from evenkeel.services.tables import job_rows, rows
@@ -17,6 +23,26 @@ from evenkeel.services.tables import job_rows, rows
 def others_in_pool(rental: Rental, context: Context) -> tuple[Rental, ...]:
     """Return the other rentals of the current offer's pool."""
     return tuple(other for other in _in_pool(rental, context) if other.name != rental.name)
+
+
+def bill_transfer_writes(rental: Rental, context: Context) -> tuple[Write, ...]:
+    """Return the writes that take the nodes of a rental off the bills of the other rentals that saw them.
+
+    Args:
+        rental: The rental after it was assigned its nodes, or gave them up. The writes belong to the same commit.
+        context: The ledger is read for the other rentals of the pool.
+    """
+    if not rental.kept_from_others:
+        return ()
+    writes = []
+    for other in others_in_pool(rental, context):
+        if without_nodes_of(other, rental) == other:
+            continue
+        row = context.ledger.get(job_rows.rental_key(other.job_id, other.number))
+        stored = rows.decode(row, Rental) if row else None
+        if row is not None and stored is not None and stored.state is not RentalState.ENDED:
+            writes.append(Put(job_rows.rental_row(without_nodes_of(stored, rental), row.version)))
+    return tuple(writes)
 
 
 def _in_pool(rental: Rental, context: Context) -> tuple[Rental, ...]:
@@ -141,8 +167,10 @@ def _record_joined(rental: Rental, names: list[str], other_rentals: tuple[Rental
     rental_before = rows.decode(row, Rental) if row else None
     if row is None or rental_before is None or rental_before.state is RentalState.ENDED:
         return
+    billed_to_others = {name for other in other_rentals for name in other.kept_from_others}
+    own_names = [name for name in names if name not in billed_to_others]
     rental_after = with_other_rentals_nodes(
-        with_joined_nodes(rental_before, names[: rental_before.nodes]), other_rentals
+        with_joined_nodes(rental_before, own_names[: rental_before.nodes]), other_rentals
     )
     if rental_after != rental_before:
         context.ledger.commit(Put(job_rows.rental_row(rental_after, row.version)))

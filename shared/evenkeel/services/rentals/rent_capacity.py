@@ -139,13 +139,19 @@ class _StepInput(NamedTuple):
         return self.rental.offer.cluster
 
     def commit(self, change: RentalChange, *other_writes: Write, decision_record: Decision | None = None) -> Rental:
-        """Commit one transition. If capacity changes, the commit fails after any admission since the tree was read."""
-        tree = [Put(Row(self.tree.key, self.tree.doc, self.tree.version))] if change.changes_capacity else []
+        """Commit one transition. If capacity changes, the commit fails after any admission since the tree was read.
+
+        A node is on one bill: the same commit takes it off the bills of other rentals that saw it.
+        """
+        capacity_writes: list[Write] = []
+        if change.changes_capacity:
+            capacity_writes = [Put(Row(self.tree.key, self.tree.doc, self.tree.version))]
+            capacity_writes += pool_nodes.bill_transfer_writes(change.rental, self.context)
         writes = rental_store.writes_of(
             change, self.version, self.context, writer=WRITER, decision_record=decision_record
         )
         token = decision_record.decision_id if decision_record else ""
-        self.context.ledger.commit(*tree, *writes, *other_writes, client_token=token)
+        self.context.ledger.commit(*capacity_writes, *writes, *other_writes, client_token=token)
         return change.rental
 
     def store(self, rental: Rental) -> None:
