@@ -27,7 +27,13 @@ VARIABLES: dict[str, Json] = {
         "failure": None,
     },
     "run_job": {"jobId": "job-llm", "attempt": 2, "ended": ENDED, "failure": None},
-    "burst_capacity": {"jobId": "job-llm", "rental": 1, "why": "job-llm is SUCCEEDED.", "failure": None},
+    "burst_capacity": {
+        "jobId": "job-llm",
+        "rental": 1,
+        "currentOffer": 1,
+        "why": "job-llm is SUCCEEDED.",
+        "failure": None,
+    },
 }
 BROKEN: dict[str, Json] = {
     "recover_node": {"plan": None, "node": None, "jobs": None, "failure": {"Error": "KeyError", "Cause": "a bug"}},

@@ -22,7 +22,7 @@ from evenkeel.domain.renting.placement import PlacementFacts
 from evenkeel.domain.renting.rental import Rental, RentalState
 from evenkeel.domain.replay import replay
 from evenkeel.domain.waiting import ConditionKind, Wait, WaitOutcome, wait_name
-from evenkeel.ports import Delete, ExecutionState, NotAllowed, Table, WorkflowName
+from evenkeel.ports import Delete, ExecutionState, Ledger, NotAllowed, Table, WorkflowName
 from evenkeel.services.rentals import rent_capacity
 from evenkeel.services.rentals.rent_capacity import RentalStep, RentOutcome
 from evenkeel.services.tables import fleet_rows, job_rows, quota_rows, rows, subject_rows
@@ -837,10 +837,10 @@ def two_opening_rentals() -> tuple[RentalScenario, Rental, Rental]:
     return renting, renting.rental(second.job_id), renting.rental(third.job_id)
 
 
-def join_node(renting: RentalScenario, number: int) -> None:
+def join_node(renting: RentalScenario, number: int, pool: str = ON_DEMAND) -> None:
     now = renting.world.clock.now()
     renting.world.cluster.launch_rented(
-        a_node(number, name=f"ip-{number}", pool=ON_DEMAND, hyperpod_cluster_id=None, created_at=now)
+        a_node(number, name=f"ip-{number}", pool=pool, hyperpod_cluster_id=None, created_at=now)
     )
 
 
@@ -946,3 +946,62 @@ def test_node_is_billed_once_after_its_rental_has_ended() -> None:
 
     assert bills_after_assignment == ()
     assert [[bill.nodes for bill in rental.bills()] for rental in ended_rentals] == [[2], []]
+
+
+def rental_with_refused_spot_node() -> tuple[RentalScenario, Rental]:
+    """Return a rental whose first offer is refused, while a node of this offer still exists."""
+    renting = RentalScenario(has_capacity=set())
+    _, job = renting.fill_fleet()
+    renting.scenario.run_scheduling_cycle()
+    renting.run_rental_step(renting.rental(job.job_id), RentalStep.OPEN)
+    join_node(renting, 77, SPOT)
+    renting.run_rental_step(renting.rental(job.job_id), RentalStep.HAND_OVER)
+    renting.world.cluster.slow_to_go = True
+    result = renting.run_rental_step(renting.rental(job.job_id), RentalStep.NEXT, "It is late.")
+    assert result.outcome is RentOutcome.NOT_YET
+    return renting, renting.rental(job.job_id)
+
+
+def give_up_first_offer(renting: RentalScenario, rental: Rental, ledger: Ledger) -> rent_capacity.RentCapacityResult:
+    """Run the step NEXT for the first offer of a rental."""
+    return rent_capacity.run(
+        rent_capacity.RentCapacityRequest(step=RentalStep.NEXT, job_id=rental.job_id, rental=1, offer=1),
+        renting.scenario.context(policy=renting.policy, mode=renting.mode, ledger=ledger),
+    )
+
+
+def test_late_repeated_next_step_bills_no_old_node() -> None:
+    def run(at: int) -> int:
+        renting, refused_rental = rental_with_refused_spot_node()
+
+        def move_to_next_pool() -> None:
+            renting.world.cluster.slow_to_go = False
+            renting.world.cluster.go()
+            assert renting.run_rental_step(refused_rental, RentalStep.NEXT).outcome is RentOutcome.OPENED
+
+        ledger = InterleavedLedger(renting.scenario.ledger, at, move_to_next_pool)
+        give_up_first_offer(renting, refused_rental, ledger)
+        if ledger.calls < at:
+            move_to_next_pool()
+
+        offers = renting.rental(refused_rental.job_id).offers
+        assert [(offer.pool, offer.joined_node_names, bool(offer.refused)) for offer in offers] == [
+            (SPOT, ("ip-77",), True),
+            (ON_DEMAND, (), False),
+        ], at
+        return ledger.calls
+
+    assert len(list(at_every_point(run))) >= 5
+
+
+def test_repeated_next_step_keeps_the_new_offer() -> None:
+    renting, refused_rental = rental_with_refused_spot_node()
+    renting.world.cluster.slow_to_go = False
+    renting.world.cluster.go()
+
+    results = [give_up_first_offer(renting, refused_rental, renting.scenario.ledger) for _ in range(2)]
+
+    assert [result.outcome for result in results] == [RentOutcome.OPENED, RentOutcome.OPENED]
+    offers = renting.rental(refused_rental.job_id).offers
+    assert [(offer.pool, bool(offer.refused)) for offer in offers] == [(SPOT, True), (ON_DEMAND, False)]
+    assert renting.run_rental_step(refused_rental, RentalStep.OPEN).offer == 2

@@ -167,6 +167,8 @@ def _record_joined(rental: Rental, names: list[str], other_rentals: tuple[Rental
     rental_before = rows.decode(row, Rental) if row else None
     if row is None or rental_before is None or rental_before.state is RentalState.ENDED:
         return
+    if len(rental_before.offers) != len(rental.offers):
+        return  # a repeated step that is late: these nodes are of an earlier offer, perhaps of another pool
     billed_to_others = {name for other in other_rentals for name in other.kept_from_others}
     own_names = [name for name in names if name not in billed_to_others]
     rental_after = with_other_rentals_nodes(

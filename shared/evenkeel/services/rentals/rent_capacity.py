@@ -75,6 +75,8 @@ class RentCapacityRequest(Value):
     rental: int
     reason: str = ""
     """Why the current offer is given up (NEXT), or the rental (RELEASE)."""
+    offer: int = 0
+    """Number of the offer that is given up (NEXT); 0 if the workflow does not know it."""
     failure: dict[str, Any] | None = None
     """`{Error, Cause}` if the workflow itself failed."""
 
@@ -119,6 +121,8 @@ class RentCapacityResult(Value):
     outcome: RentOutcome
     reason: str
     wait_seconds: int = 0
+    offer: int = 0
+    """Number of the rental's current offer (OPEN)."""
 
 
 class _StepInput(NamedTuple):
@@ -173,7 +177,9 @@ def run(request: RentCapacityRequest, context: Context) -> RentCapacityResult:
         step_input = _load_step_input(request, context)
         if step_input.rental.state is RentalState.ENDED:
             return RentCapacityResult(outcome=RentOutcome.STALE, reason=step_input.rental.reason)
-        return _STEPS[request.step](step_input)
+        result = _STEPS[request.step](step_input)
+        is_opened = request.step is RentalStep.OPEN
+        return result.replace(offer=len(step_input.rental.offers)) if is_opened else result
 
     return until_committed(commit_once, f"rental {request.rental} of {request.job_id} kept changing")
 
@@ -334,6 +340,8 @@ def _next_offer(step_input: _StepInput) -> RentCapacityResult:
     context = step_input.context
     if step_input.rental.state is not RentalState.OPENING:
         return RentCapacityResult(outcome=RentOutcome.NO_OTHER_POOL, reason=step_input.rental.reason)
+    if step_input.request.offer and len(step_input.rental.offers) > step_input.request.offer:
+        return _next_offer_is_open(step_input)
     if not step_input.rental.offer.refused:
         step_input.commit(refuse_offer(step_input.rental, step_input.request.why))
         context.telemetry.count("CapacityUnavailable", market=step_input.rental.offer.market)
@@ -341,8 +349,11 @@ def _next_offer(step_input: _StepInput) -> RentCapacityResult:
     nodes_left = pool_nodes.release_offer(step_input.rental, context)
     if nodes_left:
         return _not_yet(step_input, nodes_left)
+    released_offers = step_input.rental.offers
     step_input = _load_step_input(step_input.request, context)
     rental, burst = step_input.rental, context.policy.burst
+    if len(rental.offers) > len(released_offers):
+        return _next_offer_is_open(step_input)
     # A later cycle compares the pools again for a job that runs on its base meanwhile.
     why_not_waiting = rental.reason if rental.joins_base else _why_holder_does_not_wait(step_input)
     if why_not_waiting:
@@ -371,6 +382,11 @@ def _next_offer(step_input: _StepInput) -> RentCapacityResult:
     change = next_offer(rental, placement, decision_record.reason, decision_record.decision_id, burst, context.now)
     step_input.commit(change, decision_record=decision_record)
     return RentCapacityResult(outcome=RentOutcome.OPENED, reason=change.text)
+
+
+def _next_offer_is_open(step_input: _StepInput) -> RentCapacityResult:
+    """Return the answer for a repeated step: an earlier call has opened the next offer, which was not refused."""
+    return RentCapacityResult(outcome=RentOutcome.OPENED, reason=step_input.rental.reason)
 
 
 def _pools_for(step_input: _StepInput) -> tuple[RentedPool, ...]:
