@@ -63,6 +63,19 @@ def test_replacement_dry_run_records_its_decision_and_changes_nothing(gateway_wi
     assert not [metric for metric in fakes.telemetry.metrics if metric.name.startswith(("Incidents", "Recoveries"))]
 
 
+def test_repeated_replacement_dry_run_records_its_decision_once(gateway_with_nodes: Gateway) -> None:
+    fakes = gateway_with_nodes.fakes
+    before = dict(fakes.ledger.rows)
+    first_document = dry_run_replacement(gateway_with_nodes)
+    fakes.clock.advance(90)
+
+    repeated_document = dry_run_replacement(gateway_with_nodes)
+
+    assert repeated_document == first_document
+    assert fakes.ledger.rows.keys() - before.keys() == {subject_rows.decision_key(first_document["decisionId"])}
+    assert dry_run_replacement(gateway_with_nodes, key="k2")["decisionId"] != first_document["decisionId"]
+
+
 def test_requested_replacement_opens_an_incident_like_a_fault(gateway_with_nodes: Gateway) -> None:
     plan_document = dry_run_replacement(gateway_with_nodes, key="dry", code="79")
     answer = request_replacement(gateway_with_nodes, code="79")

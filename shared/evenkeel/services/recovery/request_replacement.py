@@ -3,6 +3,7 @@
 A dry run uses the same report and the same services, and keeps only the decision.
 """
 
+import hashlib
 import json
 from datetime import datetime
 from typing import Any
@@ -20,6 +21,7 @@ from evenkeel.services.incidents.find_affected_node import find_affected_node
 from evenkeel.services.recovery import plan_recovery
 from evenkeel.services.storage import incident_store
 from evenkeel.services.storage.dry_run import DryRunLedger, NullTelemetry, NullWorkflows
+from evenkeel.services.storage.retries import commit_if_unchanged
 from evenkeel.services.tables import rows, subject_rows
 
 Json = dict[str, Any]
@@ -45,7 +47,7 @@ class ReplacementRequest(Value):
 def run(request: ReplacementRequest, context: Context) -> tuple[Json, str]:
     """Report the request. In a dry run, plan and record the decision. Return the answer and where to find the result.
 
-    Idempotent: yes, as `report_faults.run`. Each dry run is recorded, and changes nothing else.
+    Idempotent: yes, as `report_faults.run`. A dry run is recorded once for each result, and changes nothing else.
 
     Raises:
         Invalid: the catalogue has no such code.
@@ -86,11 +88,22 @@ def run(request: ReplacementRequest, context: Context) -> tuple[Json, str]:
     )
     row = dry_run_ledger.get(subject_rows.decision_key(result.decision_id))
     assert row, "a plan is recorded"
-    decision_record = rows.decode(row, Decision).replace(subject=affected_node.life.key, is_dry_run=True)
-    context.ledger.commit(Put(subject_rows.decision_row(decision_record)))
+    plan_record = rows.decode(row, Decision)
+    decision_record = plan_record.replace(
+        decision_id=_dry_run_id(request, result.outcome, plan_record), subject=affected_node.life.key, is_dry_run=True
+    )
+    commit_if_unchanged(context.ledger, Put(subject_rows.decision_row(decision_record)))
     return _answer(
         request, affected_node.job_ids, decision_record, result.outcome, result.reason
     ), f"/v1/decisions/{decision_record.decision_id}"
+
+
+def _dry_run_id(request: ReplacementRequest, outcome: str, decision_record: Decision) -> str:
+    """Return the id of a dry run: a repeated request with the same result is the same decision."""
+    text = json.dumps(
+        [request.request_id, request.fingerprint, outcome, decision_record.action, decision_record.reason]
+    )
+    return f"dec-{hashlib.sha256(text.encode()).hexdigest()[:20]}"
 
 
 def _fault_report(request: ReplacementRequest, now: datetime) -> report_faults.ReportFaultsRequest:
