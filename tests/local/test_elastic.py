@@ -10,13 +10,15 @@ from evenkeel_local.data_centre import DataCentre, FleetShape
 from evenkeel_local.drills import TrainingWork
 from evenkeel_local.drills.decision_replay import replay_mismatches
 from tests.local import signals
-from tests.local.training import TrainingJob, with_all_nodes_in_service
+from tests.local.training import JOB_SECONDS, TrainingJob, with_all_nodes_in_service
 from tests.waiting import until
 
 Json = dict[str, Any]
 
 FLEET = FleetShape(nodes=3, delays={**FleetShape().delays, "replace": 90.0})
 LONG = TrainingWork(nodes=2, steps=1000, checkpoint_every=4, step_seconds=0.12)
+END_SECONDS = JOB_SECONDS + LONG.steps * LONG.step_seconds
+"""The steps of a long job alone take two minutes."""
 SHORT = TrainingWork(nodes=2, steps=30, checkpoint_every=4, step_seconds=0.1)
 SIZES = {"minNodes": 1, "maxNodes": 3}
 SECONDS = 150.0
@@ -100,7 +102,7 @@ def test_elastic_job_grows_shrinks_for_a_higher_class_and_regrows(centre: DataCe
     beside = high.reach_state("RUNNING", "SUCCEEDED")
     done = high.end()
     back = await_size(job, 3)
-    ended = job.end()
+    ended = job.end(END_SECONDS)
 
     assert [document["currentAttempt"] for document in (grown, shrunk, back)] == [2, 3, 4]
     assert beside["state"] in ("RUNNING", "SUCCEEDED")
@@ -126,7 +128,7 @@ def test_serving_spike_shrinks_a_job_until_it_ends(centre: DataCentre) -> None:
     until(lambda: running_replicas(centre) == 1, "the replica to run", SECONDS)
     scale_deployment(centre, 0)
     back = await_size(job, 3)
-    ended = job.end()
+    ended = job.end(END_SECONDS)
 
     assert (shrunk["currentAttempt"], back["currentAttempt"]) == (2, 3)
     assert (ended["state"], ended["applicationFailures"], job.digest()) == ("SUCCEEDED", 0, job.expected_digest)
@@ -145,7 +147,7 @@ def test_elastic_job_trains_on_fewer_nodes_during_a_repair(centre: DataCentre) -
     incident = signals.incidents_about(centre, node.removeprefix("hyperpod-"))[0]
     signals.settled_incident(centre, node.removeprefix("hyperpod-"))
     back = await_size(job, 3)
-    ended = job.end()
+    ended = job.end(END_SECONDS)
 
     assert incident["state"] not in ("RECOVERED", "STOOD_DOWN")
     assert node not in [node_shown["name"] for node_shown in job.attempt(2)["nodes"]]

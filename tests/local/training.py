@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,16 +116,18 @@ class TrainingJob:
 
     def reach_state(self, *states: str) -> Json:
         """Wait until the job is in one of the states, and return it."""
+        return self._await_state(states, JOB_SECONDS)
 
+    def end(self, seconds: float = JOB_SECONDS) -> Json:
+        """Wait until the job has ended, and return it; `seconds` must exceed the time that its steps take."""
+        return self._await_state(ENDED, seconds)
+
+    def _await_state(self, states: Sequence[str], seconds: float) -> Json:
         def look() -> Json:
             job = self.show()
             return job if job["state"] in states else {}
 
-        return until(look, f"{self.job_id} to be {' or '.join(states)}", JOB_SECONDS)
-
-    def end(self) -> Json:
-        """Wait until the job has ended, and return it."""
-        return self.reach_state(*ENDED)
+        return until(look, f"{self.job_id} to be {' or '.join(states)}", seconds)
 
 
 def with_all_nodes_in_service(centre: DataCentre) -> Iterator[None]:
