@@ -38,7 +38,7 @@ FLEET: Final = "laptop"
 NAMESPACE: Final = "evenkeel-jobs"
 SERVICE_ACCOUNT: Final = "trainer"
 TRAINING_PLAN: Final = "p5-thirty-days"
-"""The training plan of the HyperPod nodes. It ends 30 days after the start of the data centre."""
+"""The training plan of the HyperPod nodes. By default it ends 30 days after the start of the data centre."""
 _OPERATOR: Final = "operator"
 _WATCH: Final = "WatchClusterFunction"
 SCHEDULED: Final = {_WATCH: 1.0, "SweepFleetFunction": 2.0, "ScheduleJobsFunction": 2.0}
@@ -62,6 +62,8 @@ class FleetShape:
     duplicate_events: bool = True
     burst_cluster: str = ""
     """Name of a second EKS cluster, in which Karpenter launches all nodes; empty if there is none."""
+    plan_remaining_seconds: int | None = None
+    """Time from the start of the data centre to the end of the training plan; None: about 30 days."""
     node_groups: tuple[Mapping[str, Any], ...] = ()
     """EKS node groups beside the HyperPod cluster, as the configuration of the local cluster spells them."""
     delays: Mapping[str, float] = field(
@@ -89,7 +91,12 @@ class FleetShape:
             "nodeProvisioningMode": "Continuous",
             "duplicateEvents": self.duplicate_events,
             "trainingPlans": [
-                {"name": TRAINING_PLAN, "instanceType": self.instance_type, "totalInstanceCount": self.nodes}
+                {
+                    "name": TRAINING_PLAN,
+                    "instanceType": self.instance_type,
+                    "totalInstanceCount": self.nodes,
+                    "remainingSeconds": self.plan_remaining_seconds,
+                }
             ],
             "instanceGroups": [
                 {

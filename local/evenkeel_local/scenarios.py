@@ -22,10 +22,9 @@ from decimal import Decimal
 from typing import Any, Final
 
 from evenkeel.domain.capacity.pools import Reservation
-from evenkeel.domain.values import rfc3339
 from evenkeel.runtime.site_policy import FRESH
 from evenkeel_local import ACCOUNT_ID, PROJECT
-from evenkeel_local.data_centre import CHECKPOINTS_BUCKET, DataCentre, FleetShape, Say
+from evenkeel_local.data_centre import CHECKPOINTS_BUCKET, TRAINING_PLAN, DataCentre, FleetShape, Say
 from evenkeel_local.drills import (
     ENDED,
     RENTED_TYPE,
@@ -44,6 +43,7 @@ from evenkeel_local.drills import (
 from evenkeel_local.drills.checks import check_dead_letters, check_decisions, leftover_records
 from evenkeel_local.engine import EngineError
 from evenkeel_local.gpu_cluster import ClusterFailed
+from evenkeel_local.identities import make_user
 from evenkeel_local.processes import interruptible
 from evenkeel_local.reference_run import reference_digest
 
@@ -787,22 +787,28 @@ def no_capacity_anywhere(scenario_run: ScenarioRun) -> None:
     urgent.check_good_end(attempts=1)
 
 
-PLAN_SECONDS: Final = 150
-"""Time from the policy change until the jobs must leave the training plan."""
+PLAN_SECONDS: Final = 270
+"""Time from the start of the data centre until jobs must leave the training plan. The deployment takes a part of it."""
+CLOSING_SECONDS: Final = int(Reservation.model_fields["closing_seconds"].default)
+_PLAN_ENDS: Final = FleetShape(nodes=1, plan_remaining_seconds=PLAN_SECONDS + CLOSING_SECONDS)
+
+
+def _end_of_training_plan(centre: DataCentre) -> datetime:
+    """Return the end of the training plan, as SageMaker states it."""
+    arn = f"{centre.cluster.cluster_arn.partition(':cluster/')[0]}:training-plan/{TRAINING_PLAN}"
+    may_read = {"Effect": "Allow", "Action": "sagemaker:DescribeTrainingPlan", "Resource": arn}
+    reader = make_user(centre.deployer, "reader-of-the-plan", [may_read])
+    sagemaker = reader.client("sagemaker", endpoint_url=centre.cluster.sagemaker_url)
+    end: datetime = sagemaker.describe_training_plan(TrainingPlanName=TRAINING_PLAN)["EndTime"]
+    return end
 
 
 def plan_ends(scenario_run: ScenarioRun) -> None:
     """The training plan of the committed capacity ends: the job leaves in time and continues on rented nodes."""
-    left_by = datetime.now(UTC) + FRESH + timedelta(seconds=PLAN_SECONDS)
-    plan = {
-        "cluster": scenario_run.centre.cluster.eks_cluster_name,
-        "pool": FleetShape().group,
-        "startsAt": rfc3339(left_by - timedelta(days=30)),
-        "endsAt": rfc3339(left_by + timedelta(seconds=Reservation.model_fields["closing_seconds"].default)),
-    }
+    left_by = _end_of_training_plan(scenario_run.centre) - timedelta(seconds=CLOSING_SECONDS)
     scenario_run.note("world", f"Jobs must leave the training plan by {left_by:%H:%M:%S}.")
-    _add_node_pools(scenario_run, scheduling={"reservations": [plan]})
-    training_work = TrainingWork(nodes=1, steps=1000, checkpoint_every=4, step_seconds=0.15)
+    _add_node_pools(scenario_run)
+    training_work = TrainingWork(nodes=1, steps=1600, checkpoint_every=4, step_seconds=0.15)
     job = scenario_run.submit("training", training_work, graceSeconds=10)
     job.wait_for_step(9)
     scenario_run.check(
@@ -811,6 +817,7 @@ def plan_ends(scenario_run: ScenarioRun) -> None:
     job.wait_until(
         "to receive the request to leave",
         lambda document: document["currentAttempt"] > 1 or "leaves" in document["reason"],
+        (left_by - datetime.now(UTC)).total_seconds(),
     )
     notice_step = job.step()
     job.wait_until(
@@ -861,7 +868,7 @@ SCENARIOS: Final = {
         Scenario("elastic", elastic, FleetShape(nodes=3)),
         Scenario("inference-spike", inference_spike, FleetShape(nodes=3)),
         Scenario("inference-burst", inference_burst, FleetShape(nodes=1)),
-        Scenario("plan-ends", plan_ends, FleetShape(nodes=1)),
+        Scenario("plan-ends", plan_ends, _PLAN_ENDS),
         Scenario("node-lost", node_lost, _SLOW_REPAIRS),
         Scenario("node-group", node_group, _NODE_GROUP),
         Scenario("place-taken", preempted_for_interrupted, _SLOW_REPAIRS),

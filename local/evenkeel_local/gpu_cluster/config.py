@@ -54,6 +54,8 @@ class TrainingPlanConfig(ConfigModel):
     spare_instance_count: int = Field(default=0, ge=0)
     status: Literal["Pending", "Active", "Scheduled", "Expired", "Failed"] = "Active"
     duration_hours: int = Field(default=720, ge=1)
+    remaining_seconds: int | None = Field(default=None, ge=0)
+    """Time from the start of the local cluster to the end of the plan. None: the plan began an hour before."""
     ultra_server_type: str | None = None
     ultra_server_count: int = Field(default=0, ge=0)
     ultra_server_health: Literal["OK", "Impaired", "Insufficient-Data"] = "OK"

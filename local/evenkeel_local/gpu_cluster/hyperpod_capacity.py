@@ -48,8 +48,7 @@ class Capacity:
 
     def _describe(self, plan: TrainingPlanConfig) -> Json:
         in_use, unhealthy = self._counts(plan)
-        start = self._started_at - HOUR
-        end = start + plan.duration_hours * HOUR
+        start, end = self._period(plan)
         available = max(plan.total_instance_count - plan.spare_instance_count - in_use - unhealthy, 0)
         capacity_document: Json = {
             "ReservedCapacityArn": self.reserved_capacity_arn(plan),
@@ -86,6 +85,14 @@ class Capacity:
             "TargetResources": ["hyperpod-cluster"],
             "ReservedCapacitySummaries": [capacity_document],
         }
+
+    def _period(self, plan: TrainingPlanConfig) -> tuple[float, float]:
+        """Return the start and the end of a plan."""
+        duration = plan.duration_hours * HOUR
+        if plan.remaining_seconds is None:
+            return self._started_at - HOUR, self._started_at - HOUR + duration
+        end = self._started_at + plan.remaining_seconds
+        return end - duration, end
 
     def _fee(self, instances: int, hours: int) -> str:
         return f"{instances * hours * USD_PER_INSTANCE_HOUR:.2f}"

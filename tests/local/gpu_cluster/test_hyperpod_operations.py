@@ -1,6 +1,7 @@
 """Other HyperPod operations: automatic recovery, launches, health checks, updates, governance and capacity."""
 
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -545,6 +546,20 @@ def test_training_plan_counts_available_spare_and_unhealthy_instances(planned: C
         "OK",
     )
     assert code_of(missing) == "ResourceNotFound"
+
+
+def test_training_plan_ends_after_its_remaining_time(tmp_path: Path) -> None:
+    plan = {"name": "ends-soon", "durationHours": 24, "remainingSeconds": 2000}
+    started = datetime.now(UTC)
+
+    with gpu_cluster.start({**QUICK, "trainingPlans": [plan], "instanceGroups": []}, tmp_path / "run") as handle:
+        running = datetime.now(UTC)
+        sagemaker = aws_client("sagemaker", handle.sagemaker_url)
+        described = sagemaker.describe_training_plan(TrainingPlanName="ends-soon")
+
+    remaining = timedelta(seconds=2000)
+    assert started + remaining <= described["EndTime"] <= running + remaining
+    assert described["EndTime"] - described["StartTime"] == timedelta(hours=24)
 
 
 def test_training_plan_offerings_match_the_request(cluster: ClusterHandle, sagemaker: Any) -> None:
