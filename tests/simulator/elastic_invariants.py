@@ -478,9 +478,24 @@ def _other_workloads_wait(world: "Simulation", winner: str) -> bool:
 # ---------------------------------------------------------------- after the faults
 
 
+def _effective_nodes(job: Job, size: int) -> float:
+    return job.throughput.equivalent_nodes(size) if job.throughput else float(size)
+
+
+def _gained_nodes(job: Job, held: int, size: int) -> float:
+    """Return how many effective nodes a job gains by a growth. A job may declare that more nodes make it slower."""
+    return _effective_nodes(job, size) - _effective_nodes(job, held)
+
+
+def _resizes_to_pay_off(job: Job, held: int, sizes: list[int]) -> float:
+    """Return how many times the duration of a resize the nodes must be idle, before the slowest growth pays off."""
+    gains = [(size, _gained_nodes(job, held, size)) for size in sizes]
+    return max((_effective_nodes(job, size) / gain for size, gain in gains if gain > 0), default=0.0)
+
+
 @invariant_check(
     "grow-when-nodes-idle",
-    "After the faults stop, no job stays smaller than idle nodes allow that no job waits for.",
+    "After the faults stop, no job stays smaller than idle nodes allow that no job waits for, if it gains by them.",
     CheckTrigger.CALM,
     needs_elastic_jobs=True,
 )
@@ -508,11 +523,12 @@ def grows_when_idle(world: "Simulation") -> Iterator[str]:
             and node.is_schedulable
             and not any(f"/{node.instance_id}/" in life for life in (plan.avoid if plan else ()))
         ]
-        larger = min((size for size in sizes_of(job.spec) if held < size <= len(nodes) + idle), default=0)
+        larger_sizes = [size for size in sizes_of(job.spec) if held < size <= len(nodes) + idle]
+        larger = min((size for size in larger_sizes if _gained_nodes(job, held, size) > 0), default=0)
         if not larger or _waiting(world, _pool_of(world, job)):
             continue
         growth_attempt = known.growths.get(job.job_id, GrowthAttempt())
-        pays = terms.resize_seconds * (held + idle)
+        pays = terms.resize_seconds * max(held + idle, _resizes_to_pay_off(job, held, larger_sizes))
         pause = terms.snooze_seconds + pays + terms.scaling_timeout_seconds + 3 * PASSES_EVERY
         if growth_attempt.failures:
             pause += terms.max_backoff_seconds
