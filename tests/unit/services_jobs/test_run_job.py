@@ -1,4 +1,4 @@
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ from evenkeel.domain.jobs.spec import ElasticSpec
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.recovery.validation import HEALTH_STATUS
+from evenkeel.domain.waiting import ConditionKind, Wait
 from evenkeel.ports import NotAllowed, NotFound, Refused, TooLarge, TransientError
 from evenkeel.services.attempts import pin_resume_point, settle_attempt
 from evenkeel.services.attempts.launch_job import LaunchOutcome
@@ -20,7 +21,8 @@ from evenkeel.services.attempts.mark_running import RunningOutcome
 from evenkeel.services.attempts.pin_resume_point import MAX_CHECKPOINTS_READ
 from evenkeel.services.queries.disclosure import Reader
 from evenkeel.services.queries.records import explain
-from evenkeel.services.tables import job_rows
+from evenkeel.services.tables import job_rows, rows, subject_rows
+from evenkeel.services.waits import open_wait
 from tests.fakes import Crash
 from tests.fakes.cluster import CLUSTER
 from tests.unit.services_jobs.job_scenario import JobScenario
@@ -874,6 +876,48 @@ def test_failed_workflow_settles_attempt_that_was_asked_to_stop() -> None:
     scenario.cancel(job.job_id)
 
     assert scenario.settle(job.job_id, failure=FAILURE).outcome is SettleOutcome.JOB_CANCELLED
+
+
+def deadline_of_run(scenario: JobScenario, job_id: str) -> datetime:
+    """Open the wait for the end of attempt 1, and return its deadline."""
+    request = open_wait.OpenWaitRequest(kind=ConditionKind.ATTEMPT_ENDED, token="token", job_id=job_id, attempt=1)
+    open_wait.run(request, scenario.context())
+    row = scenario.world.ledger.get(subject_rows.wait_key(job_id, "attempt-1-ended"))
+    assert row
+    return rows.decode(row, Wait).deadline_at
+
+
+def test_resumed_wait_keeps_run_deadline() -> None:
+    scenario = JobScenario()
+    job = scenario.running()
+    deadline = deadline_of_run(scenario, job.job_id)
+    scenario.world.clock.advance(3600)
+
+    assert scenario.settle(job.job_id, failure=FAILURE).outcome is SettleOutcome.STILL_RUNS
+    assert deadline_of_run(scenario, job.job_id) == deadline
+
+
+def test_failed_stop_after_run_deadline_is_repeated() -> None:
+    scenario = JobScenario()
+    job = scenario.running()
+    scenario.world.clock.advance(scenario.policy.jobs.run_deadline_seconds + 60)
+    passed = {"outcome": "DEADLINE_PASSED", "reason": "The deadline passed."}
+
+    assert scenario.settle(job.job_id, ended=passed, failure=FAILURE).outcome is SettleOutcome.STILL_RUNS
+
+    assert deadline_of_run(scenario, job.job_id) == scenario.world.clock.now() + timedelta(seconds=1)
+    scenario.stop(job.job_id)
+    assert scenario.settle(job.job_id, ended=passed).outcome is SettleOutcome.JOB_FAILED
+    assert scenario.attempt(job.job_id).reason == "The attempt ran past its deadline."
+
+
+def test_running_attempt_without_reported_end_is_not_settled() -> None:
+    scenario = JobScenario()
+    job = scenario.running()
+
+    assert scenario.settle(job.job_id).outcome is SettleOutcome.STILL_RUNS
+    passed = {"outcome": "DEADLINE_PASSED", "reason": "The deadline passed."}
+    assert scenario.settle(job.job_id, ended=passed).outcome is SettleOutcome.JOB_FAILED
 
 
 def test_timeline_shows_the_whole_life_of_a_job() -> None:

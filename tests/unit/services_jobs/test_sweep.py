@@ -9,7 +9,7 @@ from evenkeel.domain.health.faults import Severity
 from evenkeel.domain.health.groups import GroupFact, GroupFactKind
 from evenkeel.domain.health.health_policy import WatchPolicy
 from evenkeel.domain.health.incidents import Incident, IncidentState
-from evenkeel.domain.jobs.attempt import AttemptState
+from evenkeel.domain.jobs.attempt import Attempt, AttemptState, ObservedWorkload
 from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.nodes import FleetNode, KubernetesNode, NodeCondition, NodeLife
 from evenkeel.domain.policy import Policy
@@ -363,6 +363,91 @@ def test_attempt_without_its_workflow_is_settled_once_it_ended() -> None:
 
     assert (running.corrections, ended.corrections) == ({}, {"attempts": 1})
     assert (scenario.job(job.job_id).state, scenario.usage()) == (JobState.SUCCEEDED, 0)
+
+
+def running_without_workflow(scenario: JobScenario) -> str:
+    """Return the id of a running job whose workflow has failed."""
+    job = scenario.running(nodes=1)
+    scenario.world.workflows.finish(WorkflowName.RUN_JOB, f"{job.job_id}-a1", ExecutionState.FAILED)
+    return job.job_id
+
+
+@pytest.mark.parametrize("is_running", [True, False])
+def test_node_that_returns_before_settlement_ends_no_attempt(
+    monkeypatch: pytest.MonkeyPatch, *, is_running: bool
+) -> None:
+    scenario = JobScenario()
+    job = scenario.running(nodes=1) if is_running else scenario.started(nodes=1)
+    if not is_running:
+        scenario.launch(job.job_id)
+    state = scenario.attempt(job.job_id).state
+    scenario.world.workflows.finish(WorkflowName.RUN_JOB, f"{job.job_id}-a1", ExecutionState.FAILED)
+    (name,) = scenario.attempt(job.job_id).node_names
+    scenario.world.cluster.lose_node(name)
+    sweep_later(scenario, scenario.policy.jobs.lost_node_seconds + 61)
+    workload = scenario.world.cluster.workload
+
+    def return_node_first(attempt: Attempt) -> ObservedWorkload:
+        scenario.world.cluster.ready_node(name)
+        return workload(attempt)
+
+    monkeypatch.setattr(scenario.world.cluster, "workload", return_node_first)
+
+    swept = scenario.sweep()
+
+    assert "attempts" not in swept.corrections
+    assert (scenario.attempt(job.job_id).state, scenario.job(job.job_id).application_failures) == (state, 0)
+
+
+def test_sweep_stops_attempt_without_workflow_past_run_deadline() -> None:
+    scenario = JobScenario()
+    job_id = running_without_workflow(scenario)
+    sweep_later(scenario, scenario.policy.jobs.run_deadline_seconds)
+    assert scenario.sweep().corrections.get("attempts") is None
+    sweep_later(scenario)
+
+    corrections = [scenario.sweep().corrections["attempts"], scenario.sweep().corrections["attempts"]]
+
+    assert corrections == [1, 1]
+    assert (scenario.job(job_id).state, scenario.usage()) == (JobState.FAILED, 0)
+    assert scenario.attempt(job_id).reason == "The attempt ran past its deadline."
+
+
+def test_sweep_stops_attempt_without_workflow_whose_pods_never_start() -> None:
+    scenario = JobScenario()
+    job = scenario.started()
+    scenario.launch(job.job_id)
+    scenario.world.workflows.finish(WorkflowName.RUN_JOB, f"{job.job_id}-a1", ExecutionState.FAILED)
+    sweep_later(scenario, scenario.policy.jobs.running_deadline_seconds)
+    assert scenario.sweep().corrections.get("attempts") is None
+    sweep_later(scenario)
+
+    scenario.sweep()
+    scenario.sweep()
+
+    assert (scenario.attempt(job.job_id).state, scenario.job(job.job_id).state) == (
+        AttemptState.NEVER_RAN,
+        JobState.PENDING,
+    )
+    assert scenario.usage() == 0
+
+
+def test_sweep_settles_attempt_without_workflow_past_stop_deadline() -> None:
+    scenario = JobScenario()
+    job_id = running_without_workflow(scenario)
+    scenario.cancel(job_id)
+    (name,) = scenario.attempt(job_id).node_names
+    scenario.world.cluster.lose_node(name)
+    scenario.stop(job_id)
+    scenario.world.cluster.ready_node(name)  # its pod stays in Terminating
+    sweep_later(scenario)
+    scenario.sweep()
+    assert scenario.job(job_id).state is JobState.STOPPING
+    sweep_later(scenario, scenario.policy.jobs.stop_deadline_seconds)
+
+    scenario.sweep()
+
+    assert (scenario.job(job_id).state, scenario.usage()) == (JobState.CANCELLED, 0)
 
 
 def test_attempt_without_its_workflow_is_marked_running() -> None:

@@ -14,6 +14,7 @@ from evenkeel.domain.jobs.attempt_end import (
     judge_abandoned_attempt,
     judge_end,
     lost_nodes,
+    readmission_of,
     still_runs,
     without_blame,
 )
@@ -31,6 +32,7 @@ from evenkeel.domain.recovery.settling import error_message
 from evenkeel.domain.recovery.validation import shows_fault
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import Value
+from evenkeel.domain.waiting import WaitOutcome
 from evenkeel.ports import Add, Cluster, Delete, Ledger, Put, Write
 from evenkeel.services.attempts import keep_logs, measure_restore, measured_throughput, record_pin
 from evenkeel.services.context import Context
@@ -52,6 +54,8 @@ class SettleAttemptRequest(attempt_store.AttemptRequest):
     """
     failure: dict[str, Any] | None = None
     """`{Error, Cause}` if the workflow itself failed."""
+    is_without_workflow: bool = False
+    """Whether the sweep settles it. Its workflow has ended, so no wait reported an end or a passed deadline."""
 
 
 class SettleAttemptResult(Value):
@@ -66,7 +70,7 @@ class SettleAttemptResult(Value):
 def run(request: SettleAttemptRequest, context: Context) -> SettleAttemptResult:
     """Settle an attempt, and measure its restore and its saves from its checkpoints.
 
-    The measurement comes last, so nothing waits for the store. If only the workflow failed and the attempt runs,
+    The measurement comes last, so nothing waits for the store. If the attempt runs and no deadline of it has passed,
     nothing is settled.
 
     Idempotent: yes, by the attempt's state. A repeated call measures only the missing times.
@@ -122,9 +126,11 @@ def _try_to_settle(request: SettleAttemptRequest, context: Context) -> tuple[Set
 
 
 def _leave_running(attempt: Attempt, failure: str, context: Context) -> SettleAttemptResult:
-    """Return the result for an attempt that runs although its workflow failed. The workflow waits for its end again."""
+    """Return the result for an attempt that has not ended. Its workflow, or else the sweep, waits for its end again."""
     context.telemetry.warning("AttemptLeftRunning", job_id=attempt.job_id, attempt=attempt.attempt, reason=failure)
-    reason = f"{attempt.workload_name} runs, so it is not settled, although its workflow failed: {failure}"
+    reason = f"{attempt.workload_name} has not ended, so it is not settled."
+    if failure:
+        reason = f"{attempt.workload_name} runs, so it is not settled, although its workflow failed: {failure}"
     return SettleAttemptResult(
         outcome=SettleOutcome.STILL_RUNS, reason=reason, wait_seconds=PAUSE_AFTER_FAILURE_SECONDS
     )
@@ -135,7 +141,7 @@ def _judge_end(
 ) -> AttemptEnd | None:
     """Judge the end by the existing objects, else by the last wait; without either, the attempt is given up.
 
-    None if only the workflow failed and the attempt runs: a failure of Evenkeel is no observation of an end.
+    None if the attempt is left running.
     """
     nodes = _nodes_of(attempt, workload, context.cluster)
     lost_node_names = lost_nodes(nodes, attempt.nodes_in(workload), context.now, context.policy.jobs.lost_node_seconds)
@@ -143,7 +149,7 @@ def _judge_end(
     reported_end = _reported_end(request.ended)
     if reported_end and (attempt_end is None or not workload.pods):
         attempt_end = end_despite_live_pods(reported_end, workload) or reported_end
-    if attempt_end is None and request.failure and still_runs(workload, job, attempt):
+    if attempt_end is None and _is_left_running(request, job, attempt, workload):
         return None
     if attempt_end is None:
         attempt_end = judge_abandoned_attempt(workload, job, attempt, _failure_text(request.failure))
@@ -152,6 +158,23 @@ def _judge_end(
         faulty = _faulty_nodes(attempt, context.ledger) | {name for name, node in nodes.items() if shows_fault(node)}
         return without_blame(attempt_end, attempt, gone_node_names | faulty)
     return attempt_end
+
+
+def _is_left_running(request: SettleAttemptRequest, job: Job, attempt: Attempt, workload: ObservedWorkload) -> bool:
+    """Whether an attempt that has not ended goes on. Neither a failure of Evenkeel nor an older reading ends it.
+
+    The sweep may have seen a lost node that is Ready again.
+    """
+    if job.stop_of(attempt.attempt) is not None:
+        return False
+    if request.failure:
+        return still_runs(workload, job, attempt)
+    if readmission_of(workload) is not None:
+        return False
+    if request.is_without_workflow:
+        return attempt.state is not AttemptState.STARTING
+    is_past_deadline = (request.ended or {}).get("outcome") == WaitOutcome.DEADLINE_PASSED
+    return attempt.state is AttemptState.RUNNING and not is_past_deadline and still_runs(workload, job, attempt)
 
 
 def _nodes_of(attempt: Attempt, workload: ObservedWorkload, cluster: Cluster) -> dict[str, KubernetesNode]:

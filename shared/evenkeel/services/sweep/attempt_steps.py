@@ -1,12 +1,21 @@
 """Attempts without a running workflow, and Jobs that settled attempts left behind."""
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState, ObservedWorkload, PodPhase
 from evenkeel.domain.jobs.attempt_end import judge_end, lost_nodes, readmission_of
 from evenkeel.domain.jobs.job import Job
+from evenkeel.domain.jobs.settlement import SettleOutcome
 from evenkeel.ports import ExecutionState, Table, WorkflowName, get_all
-from evenkeel.services.attempts import keep_logs, mark_running, record_nodes, record_pin, record_size, settle_attempt
+from evenkeel.services.attempts import (
+    keep_logs,
+    mark_running,
+    record_nodes,
+    record_pin,
+    record_size,
+    settle_attempt,
+    stop_attempt,
+)
 from evenkeel.services.scheduling import start_attempt
 from evenkeel.services.storage import attempt_store
 from evenkeel.services.sweep.sweep_run import SweepRun
@@ -72,20 +81,47 @@ def _continue_without_workflow(sweep: SweepRun, job: Job, attempt: Attempt, work
     lost_node_names = lost_nodes(nodes, names, sweep.context.now, sweep.context.policy.jobs.lost_node_seconds)
     has_ended = judge_end(workload, job, attempt, lost_node_names) is not None or readmission_of(workload) is not None
     # Only its workflow moves an attempt beyond STARTING. So its launch is undone, and the job is queued again.
-    if has_ended or attempt.state is AttemptState.STARTING:
-        _settle_attempt(sweep, attempt)
-        return True
+    if has_ended or attempt.state is AttemptState.STARTING or _is_past_stop_deadline(sweep, job, attempt, workload):
+        return _settle_attempt(sweep, attempt)
     running_pods = [pod for pod in workload.pods if pod.phase is PodPhase.RUNNING]
+    request = attempt_store.AttemptRequest(job_id=attempt.job_id, attempt=attempt.attempt)
     if attempt.state is AttemptState.LAUNCHED and len(running_pods) >= attempt.ranks:
-        request = attempt_store.AttemptRequest(job_id=attempt.job_id, attempt=attempt.attempt)
         mark_running.run(request, sweep.context)
+        return True
+    if job.stop_of(attempt.attempt) is None and _is_past_deadline(sweep, attempt):
+        stop_attempt.run(request, sweep.context)
         return True
     return False
 
 
-def _settle_attempt(sweep: SweepRun, attempt: Attempt) -> None:
-    request = settle_attempt.SettleAttemptRequest(job_id=attempt.job_id, attempt=attempt.attempt)
-    settle_attempt.settle_without_checkpoints(request, sweep.context)
+def _is_past_deadline(sweep: SweepRun, attempt: Attempt) -> bool:
+    """Whether it ran for too long, or its pods did not all start in time. It may wait for Kueue without limit."""
+    jobs = sweep.context.policy.jobs
+    if attempt.state is AttemptState.RUNNING and attempt.running_at:
+        return _has_passed(sweep, attempt.running_at, jobs.run_deadline_seconds)
+    if attempt.state is AttemptState.LAUNCHED and attempt.launched_at and not attempt.local_queue:
+        return _has_passed(sweep, attempt.launched_at, jobs.running_deadline_seconds)
+    return False
+
+
+def _is_past_stop_deadline(sweep: SweepRun, job: Job, attempt: Attempt, workload: ObservedWorkload) -> bool:
+    """Whether pods that were told to stop still exist after the deadline. The next launch waits or fences them out."""
+    request = job.stop_of(attempt.attempt)
+    if request is None or workload.has_runnable_pods:
+        return False
+    return _has_passed(sweep, request.requested_at, sweep.context.policy.jobs.stop_deadline_seconds)
+
+
+def _has_passed(sweep: SweepRun, start: datetime, seconds: int) -> bool:
+    return sweep.context.now - start > timedelta(seconds=seconds)
+
+
+def _settle_attempt(sweep: SweepRun, attempt: Attempt) -> bool:
+    """Settle an attempt. Return False if it has not ended on a newer reading."""
+    request = settle_attempt.SettleAttemptRequest(
+        job_id=attempt.job_id, attempt=attempt.attempt, is_without_workflow=True
+    )
+    return settle_attempt.settle_without_checkpoints(request, sweep.context).outcome is not SettleOutcome.STILL_RUNS
 
 
 def clear_workloads(sweep: SweepRun) -> int:

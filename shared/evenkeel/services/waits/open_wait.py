@@ -14,7 +14,7 @@ from evenkeel.ports import Put, Refused, Row
 from evenkeel.services.attempts import record_nodes
 from evenkeel.services.context import Context
 from evenkeel.services.recovery.slot_reader import SlotReader
-from evenkeel.services.storage import incident_store
+from evenkeel.services.storage import attempt_store, incident_store
 from evenkeel.services.storage.retries import until_committed
 from evenkeel.services.tables import job_rows, rows, subject_rows
 from evenkeel.services.waits import evaluate_waits
@@ -110,7 +110,12 @@ def _facts_and_deadline(request: OpenWaitRequest, context: Context) -> tuple[dic
     if request.rental:
         return _rental_facts_and_deadline(request, context)
     if request.job_id:
-        return {"attempt": request.attempt}, context.now + timedelta(seconds=seconds[request.kind])
+        start = context.now
+        if request.kind is ConditionKind.ATTEMPT_ENDED:
+            # A failed workflow opens this wait again. The attempt keeps its deadline.
+            attempt = attempt_store.load_attempt(context.ledger, request.job_id, request.attempt).attempt
+            start = attempt.running_at or context.now
+        return {"attempt": request.attempt}, start + timedelta(seconds=seconds[request.kind])
     if request.kind is ConditionKind.RELEASED:
         return {}, context.now + _RELEASE_CHECK_INTERVAL
     if request.kind is ConditionKind.APPROVED:
