@@ -287,6 +287,11 @@ def test_evenkeel_repairs_only_if_hyperpod_does_not_act(why: str, changes: dict[
             {"requests": (a_repair_request(seconds=-200, incident_id="inc-0"),)},
             Repair.REPLACE,
         ),
+        (
+            "Evenkeel's request is too old to explain it",
+            {"requests": (a_repair_request(seconds=-600, incident_id="inc-0"),)},
+            Repair.AWAIT,
+        ),
         ("its request was refused", {"requests": (a_repair_request(answer="NOT_NOW"),), "now": at(41)}, Repair.AWAIT),
         ("it takes too long", {"requests": (a_repair_request("owner"),), "now": at(511)}, Repair.ASK_PERSON),
     ],

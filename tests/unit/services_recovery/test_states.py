@@ -505,6 +505,36 @@ def test_reboot_by_evenkeel_is_no_repair_by_hyperpod() -> None:
     assert recovery.run_state("RepairNode", repair_node).rung == "replace"
 
 
+def test_node_that_hangs_after_reboot_by_evenkeel_is_replaced() -> None:
+    recovery = RecoveryScenario(is_stuck=True)
+    recovery.report_fault()
+    recovery.run_state("PlanRecovery", plan_recovery)
+    recovery.run_state("RepairNode", repair_node)
+    recovery.world.cluster.set_node(NODE, boot_id="boot-after-reboot")  # HyperPod's status stays Pending
+    recovery.world.clock.advance(QUICK.repair.reboot_deadline_seconds + 1)
+
+    assert recovery.run_state("RepairNode", repair_node).rung == "replace"
+
+
+def test_slow_reboot_by_evenkeel_ends_wait_for_hyperpod() -> None:
+    recovery = RecoveryScenario(is_stuck=True)
+    provider = recovery.world.provider
+    recovery.report_fault()
+    recovery.run_state("PlanRecovery", plan_recovery)
+    recovery.run_state("RepairNode", repair_node)
+    provider.finish(instance_id(1))
+    recovery.set_fault_label(instance_id(1))
+    recovery.world.cluster.lose_node(NODE)
+    recovery.world.clock.advance(QUICK.repair.reboot_deadline_seconds + 1)
+    provider.settings = provider.settings.replace(repairs_by_itself=True)
+    assert recovery.run_state("RepairNode", repair_node).reason.endswith("Evenkeel waits and requests nothing.")
+    recovery.world.cluster.ready_node(NODE)
+    recovery.world.clock.advance(QUICK.repair.takeover_seconds + 1)
+
+    assert recovery.run_state("RepairNode", repair_node).outcome == "HEALTHY"
+    assert ("replace", instance_id(1)) not in provider.asked
+
+
 def test_evenkeel_waits_for_repair_that_hyperpod_began_earlier() -> None:
     recovery = RecoveryScenario()
     recovery.world.provider.reboot(instance_id(1))

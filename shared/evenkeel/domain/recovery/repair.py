@@ -422,6 +422,15 @@ def _has_rebooted(facts: RepairFacts, last_request: RepairRequest) -> bool:
     )
 
 
+def _has_evenkeel_rebooted(facts: RepairFacts) -> bool:
+    """Whether the node rebooted since a request of this incident, and has not failed a validation since."""
+    reboots = [request for request in facts.requests if request.rung == REBOOT and may_have_effect(request)]
+    if not reboots or reboots[-1].requested_at < facts.opened_at:
+        return False
+    has_failed = facts.invalid_at is not None and facts.invalid_at >= reboots[-1].requested_at
+    return _has_rebooted(facts, reboots[-1]) and not has_failed
+
+
 def _has_rebooted_since_opening(facts: RepairFacts) -> bool:
     """Whether the node rebooted between the start of the incident and Evenkeel's first decision."""
     node, boot_id_before = facts.slot_state.original.node, facts.boot_id_at_opening
@@ -474,6 +483,8 @@ def _decide_after_owner(facts: RepairFacts, last_request: RepairRequest, policy:
     )
     if facts.validity.is_valid and (has_rebooted or facts.has_recovered) and not has_failed:
         return _decision_of(Repair.HEALTHY, f"{owner} repaired the node.")
+    if facts.validity.is_valid and _has_evenkeel_rebooted(facts):
+        return _decision_of(Repair.HEALTHY, "The node came back late from Evenkeel's reboot: it only needs validation.")
     if facts.validity.is_valid and has_rebooted:
         # HyperPod's agent finds no fault any more, so HyperPod makes no new attempt.
         return _choose_next_rung(facts, policy, why_failed=f"{owner} rebooted the node, but it failed its validation.")
@@ -560,7 +571,7 @@ def _choose_next_rung(
     by_group = _leave_to_group(facts, facts.group, policy) if facts.group is not None else None
     if by_group is not None:
         return by_group.replace(reason=f"{prefix}{by_group.reason}")
-    is_left_to_hyperpod = facts.owner is NodeOwner.HYPERPOD or _does_hyperpod_repair(facts)
+    is_left_to_hyperpod = facts.owner is NodeOwner.HYPERPOD or _does_hyperpod_repair(facts, policy)
     if is_left_to_hyperpod and not _has_waited_for_hyperpod(facts):
         return _leave_to_hyperpod(facts, prefix)
     rung, skipped_rungs = _find_first_open_rung(facts, policy, allows_reboot=_find_boot_after_fault(facts) is None)
@@ -585,12 +596,14 @@ def _choose_next_rung(
     )
 
 
-def _does_hyperpod_repair(facts: RepairFacts) -> bool:
+def _does_hyperpod_repair(facts: RepairFacts, policy: RepairPolicy) -> bool:
     """Whether HyperPod repairs the node now without a request by Evenkeel, as its status shows.
 
-    NodeRecovery was Automatic when HyperPod began, or a person requested the repair.
+    NodeRecovery was Automatic when HyperPod began, or a person requested the repair. A request of this incident, or a
+    recent one of an earlier incident, explains the status, too: a reboot can hang after the node has booted.
     """
-    is_requested = any(may_have_effect(request) and not _has_rebooted(facts, request) for request in facts.requests)
+    since = min(facts.opened_at, facts.now - timedelta(seconds=policy.owner_deadline_seconds))
+    is_requested = any(may_have_effect(request) and request.requested_at >= since for request in facts.requests)
     return not is_requested and not facts.provider_busy and is_repair_under_way(facts.slot_state, ())
 
 
