@@ -55,7 +55,7 @@ def a_life(number: int) -> NodeLife:
 
 
 def a_register_entry(number: int, pool: str = "p5", **changes: Any) -> RegisterEntry:
-    facts = {"life": a_life(number).key, "incident_id": f"inc-{number}", "pool": pool, "since": at(9_000)}
+    facts = {"life_key": a_life(number).key, "incident_id": f"inc-{number}", "pool": pool, "since": at(9_000)}
     return RegisterEntry.model_validate({**facts, **changes})
 
 
@@ -64,7 +64,7 @@ def a_register(*entries: RegisterEntry, requested_at: Sequence[float] = ()) -> R
 
 
 def guardrail_facts(**changes: Any) -> GuardrailFacts:
-    facts = {"life": a_life(0).key, "pool": "p5", "pool_nodes": 8, "evidence_at": at(9_900), "now": NOW}
+    facts = {"life_key": a_life(0).key, "pool": "p5", "pool_nodes": 8, "evidence_at": at(9_900), "now": NOW}
     return GuardrailFacts.model_validate({**facts, **changes})
 
 
@@ -467,7 +467,7 @@ def test_node_of_unknown_image_shares_a_cause_with_its_pool() -> None:
 def a_waiting_incident(
     number: int, severity: Severity = Severity.MAJOR, act: GuardrailAction = GuardrailAction.REBOOT, **changes: Any
 ) -> BlockedAction:
-    facts = guardrail_facts(**{"life": a_life(number).key, **changes})
+    facts = guardrail_facts(**{"life_key": a_life(number).key, **changes})
     return BlockedAction(incident_id=f"inc-{number}", severity=severity, opened_at=at(number), action=act, facts=facts)
 
 
