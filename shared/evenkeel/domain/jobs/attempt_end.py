@@ -275,7 +275,7 @@ def _names_text(nodes: list[str]) -> str:
 
 
 def still_runs(workload: ObservedWorkload, job: Job, attempt: Attempt) -> bool:
-    """Whether an attempt runs, and nobody asked it to stop. Then a failure of Evenkeel is no reason to end it.
+    """Whether an attempt runs without a request to stop. Then a failure of Evenkeel is no reason to end it.
 
     Args:
         workload: Its Kubernetes Job and pods now.

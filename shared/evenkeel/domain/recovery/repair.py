@@ -599,8 +599,9 @@ def _choose_next_rung(
 def _does_hyperpod_repair(facts: RepairFacts, policy: RepairPolicy) -> bool:
     """Whether HyperPod repairs the node now without a request by Evenkeel, as its status shows.
 
-    NodeRecovery was Automatic when HyperPod began, or a person requested the repair. A request of this incident, or a
-    recent one of an earlier incident, explains the status, too: a reboot can hang after the node has booted.
+    NodeRecovery was Automatic when HyperPod began, or a person requested the repair. The status is
+    also explained by a request of this incident, or by a recent one of an earlier incident. For example, a reboot can
+    hang after the node has booted.
     """
     since = min(facts.opened_at, facts.now - timedelta(seconds=policy.owner_deadline_seconds))
     is_requested = any(may_have_effect(request) and request.requested_at >= since for request in facts.requests)

@@ -343,7 +343,7 @@ def with_joined_nodes(rental: Rental, names: Iterable[str]) -> Rental:
 def without_nodes_of(rental: Rental, other: Rental) -> Rental:
     """Return a rental that is not billed for the nodes that another rental was assigned or gives up.
 
-    Of several rentals that saw a node, the first that is assigned the node, or that deletes it, pays for it.
+    If several rentals saw a node, the first rental that is assigned it, or that deletes it, pays for it.
 
     Args:
         rental: Another open rental of the same pool.

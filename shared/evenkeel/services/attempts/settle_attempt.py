@@ -161,7 +161,7 @@ def _judge_end(
 
 
 def _is_left_running(request: SettleAttemptRequest, job: Job, attempt: Attempt, workload: ObservedWorkload) -> bool:
-    """Whether an attempt that has not ended goes on. Neither a failure of Evenkeel nor an older reading ends it.
+    """Whether to leave an attempt that has not ended. Neither a failure of Evenkeel nor an older reading ends it.
 
     The sweep may have seen a lost node that is Ready again.
     """

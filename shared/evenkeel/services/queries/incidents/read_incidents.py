@@ -280,7 +280,7 @@ def node_lane(incident: Incident) -> Json:
         (stages.planned_at, "planned"),
         (incident.opened_at, "detected"),
     )
-    # Of phases with one time, the first counts.
+    # If two phases began at the same time, `max` returns the first.
     began_at, last_phase = max(((at, name) for at, name in phases if at is not None), key=lambda phase: phase[0])
     status = "ok" if stages.returned_at else "working"
     if incident.state.is_settled and not stages.returned_at:
