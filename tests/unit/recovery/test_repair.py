@@ -148,6 +148,22 @@ def test_repair_decision_before_any_call_has_the_expected_action(
             Repair.ASK_PERSON,
         ),
         (
+            "a fault that only a replacement clears was reported after the reboot",
+            {"ladder": ("replace",), "now": at(60), "slot_state": REBOOTED, "validity": VALID},
+            Repair.REPLACE,
+        ),
+        (
+            "that fault ended",
+            {
+                "ladder": ("replace",),
+                "now": at(60),
+                "slot_state": REBOOTED,
+                "validity": VALID,
+                "has_recovered": True,
+            },
+            Repair.HEALTHY,
+        ),
+        (
             "HyperPod has rebooted it",
             {
                 "owner": NodeOwner.HYPERPOD,

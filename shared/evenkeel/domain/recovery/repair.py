@@ -371,6 +371,9 @@ def _decide_after_reboot(facts: RepairFacts, rebooted_at: datetime, policy: Repa
     """
     has_failed = facts.invalid_at is not None and facts.invalid_at >= rebooted_at
     if facts.validity.is_valid and not has_failed:
+        if facts.ladder and REBOOT not in facts.ladder and not facts.has_recovered:
+            # The worse fault was reported after the request, or its signal came late.
+            return _choose_next_rung(facts, policy, why_failed=f"No reboot clears {facts.fault_traits.name}.")
         return _decision_of(Repair.HEALTHY, "The node rebooted and is Ready.")
     if facts.now < rebooted_at + timedelta(seconds=policy.reboot_deadline_seconds) and not has_failed:
         return _decision_of(Repair.AWAIT, "The node rebooted and is starting.")
