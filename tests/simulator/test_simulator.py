@@ -11,11 +11,11 @@ from tests.simulator.coverage import never_seen
 from tests.simulator.fuzz import ROOT, print_trace, run_all, run_seed
 from tests.simulator.invariants import TABLE, CheckTrigger
 
-FEW, ALL = 60, 500
+FEW, ALL = 70, 500
 OUTCOMES = ("end ", "recover_node: ", "run_job: ", "burst_capacity: ")
 """The outcomes that need not all occur. All seeds together must try every disturbance and every guardrail."""
 MAX_UNTRIED = 20
-"""Number of kinds of disturbance that the first sixty seeds may miss."""
+"""Number of kinds of disturbance that the first `FEW` seeds may miss."""
 
 
 @pytest.mark.timeout(600)
