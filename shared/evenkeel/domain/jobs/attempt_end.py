@@ -291,6 +291,36 @@ def still_runs(workload: ObservedWorkload, job: Job, attempt: Attempt) -> bool:
     return attempt.state is A.LAUNCHED and not attempt.requested_size and len(running_pods) >= attempt.ranks > 0
 
 
+def is_left_running(
+    workload: ObservedWorkload,
+    job: Job,
+    attempt: Attempt,
+    *,
+    has_workflow_failed: bool,
+    is_without_workflow: bool,
+    is_past_deadline: bool,
+) -> bool:
+    """Whether to leave an attempt that has not ended. Neither a failure of Evenkeel nor an older reading ends it.
+
+    Args:
+        workload: Its Kubernetes Job and pods now.
+        job: The job of the attempt.
+        attempt: The attempt. `judge_end` says that it has not ended.
+        has_workflow_failed: Whether a failure of the workflow led here.
+        is_without_workflow: Whether the sweep asks. It may have seen a lost node that is Ready again.
+        is_past_deadline: Whether the workflow reports a passed deadline.
+    """
+    if job.stop_of(attempt.attempt) is not None:
+        return False
+    if has_workflow_failed:
+        return still_runs(workload, job, attempt)
+    if readmission_of(workload) is not None:
+        return False
+    if is_without_workflow:
+        return attempt.state is not A.STARTING
+    return attempt.state is A.RUNNING and not is_past_deadline and still_runs(workload, job, attempt)
+
+
 def judge_abandoned_attempt(workload: ObservedWorkload, job: Job, attempt: Attempt, failure: str) -> AttemptEnd:
     """Decide the end of an attempt that Evenkeel abandons before all its pods have ended, or before they were created.
 

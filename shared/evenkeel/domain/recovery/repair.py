@@ -144,6 +144,10 @@ class RepairFacts(Value):
         """The traits of the fault."""
         return self.fault or FaultTraits.of(default_catalogue().look_up(self.fault_key))
 
+    def has_failed_validation_since(self, time: datetime) -> bool:
+        """Whether a node in this slot has failed a validation since a time."""
+        return self.invalid_at is not None and self.invalid_at >= time
+
 
 class RepairDecision(Value):
     """Next repair action for one node, with its reason."""
@@ -242,7 +246,7 @@ def _leave_to_owner(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision 
     if facts.owner is NodeOwner.NONE or (facts.owner is NodeOwner.NODE_GROUP and facts.group is None):
         reason = "Nothing is known to replace this node: it stays out of service until a person acts."
         return _decision_of(Repair.ASK_PERSON, reason).replace(drains=True)
-    has_failed = facts.invalid_at is not None and facts.invalid_at >= facts.opened_at
+    has_failed = facts.has_failed_validation_since(facts.opened_at)
     is_repaired = _has_rebooted_since_opening(facts) and facts.validity.is_valid and not has_failed
     if facts.owner is NodeOwner.HYPERPOD and is_repaired:
         return _decision_of(Repair.HEALTHY, "HyperPod has already rebooted the node.")
@@ -283,7 +287,7 @@ def _decide_after_controller(facts: RepairFacts, last_request: RepairRequest, po
         return _leave_to_controller(mark)
     if not facts.slot_state.original.is_listed:
         return _decide_without_node(facts, last_request.requested_at, policy)
-    has_failed = facts.invalid_at is not None and facts.invalid_at >= last_request.requested_at
+    has_failed = facts.has_failed_validation_since(last_request.requested_at)
     if mark is None and facts.validity.is_valid and not has_failed:
         return _decision_of(Repair.HEALTHY, "The other controller released the node: it only needs validation.")
     if facts.now < request_deadline(last_request, policy) and (mark is not None or not has_failed):
@@ -309,7 +313,7 @@ def _decide_with_replacement(
         if facts.slot_state.replacement.provider_node
         else requested_at
     )
-    if facts.invalid_at and facts.invalid_at >= launched_at:
+    if facts.has_failed_validation_since(launched_at):
         reason = f"The replacement node {name} failed its validation: {facts.validity.reason}"
         return _decision_of(
             Repair.ASK_PERSON, reason, ("replace", "a replacement that also fails points to another cause")
@@ -369,7 +373,7 @@ def _decide_after_reboot(facts: RepairFacts, rebooted_at: datetime, policy: Repa
             became Ready or NotReady.
         policy: The deadline of a reboot.
     """
-    has_failed = facts.invalid_at is not None and facts.invalid_at >= rebooted_at
+    has_failed = facts.has_failed_validation_since(rebooted_at)
     if facts.validity.is_valid and not has_failed:
         if facts.ladder and REBOOT not in facts.ladder and not facts.has_recovered:
             # The worse fault was reported after the request, or its signal came late.
@@ -430,8 +434,7 @@ def _has_evenkeel_rebooted(facts: RepairFacts) -> bool:
     reboots = [request for request in facts.requests if request.rung == REBOOT and may_have_effect(request)]
     if not reboots or reboots[-1].requested_at < facts.opened_at:
         return False
-    has_failed = facts.invalid_at is not None and facts.invalid_at >= reboots[-1].requested_at
-    return _has_rebooted(facts, reboots[-1]) and not has_failed
+    return _has_rebooted(facts, reboots[-1]) and not facts.has_failed_validation_since(reboots[-1].requested_at)
 
 
 def _has_rebooted_since_opening(facts: RepairFacts) -> bool:
@@ -479,11 +482,7 @@ def _decide_after_owner(facts: RepairFacts, last_request: RepairRequest, policy:
     if not facts.slot_state.original.is_listed and (facts.owner is NodeOwner.KARPENTER or facts.has_karpenter):
         return _decision_of(Repair.NOT_NEEDED, "The node is gone; Karpenter launches another if pods need it.")
     has_rebooted = _has_rebooted(facts, last_request)
-    has_failed = (
-        last_request.rung == WAIT_FOR_HYPERPOD
-        and facts.invalid_at is not None
-        and facts.invalid_at >= last_request.requested_at
-    )
+    has_failed = last_request.rung == WAIT_FOR_HYPERPOD and facts.has_failed_validation_since(last_request.requested_at)
     if facts.validity.is_valid and (has_rebooted or facts.has_recovered) and not has_failed:
         return _decision_of(Repair.HEALTHY, f"{owner} repaired the node.")
     if facts.validity.is_valid and _has_evenkeel_rebooted(facts):
@@ -675,7 +674,7 @@ def _find_first_open_rung(
     """Return the next rung, empty if none is left, and why each other rung is not chosen."""
     skipped_rungs: list[tuple[str, str]] = []
     for rung in facts.ladder:
-        if rung == DIAGNOSE and facts.invalid_at is not None and facts.invalid_at >= facts.opened_at:
+        if rung == DIAGNOSE and facts.has_failed_validation_since(facts.opened_at):
             skipped_rungs.append((DIAGNOSE, "the node already failed validation"))
         elif rung == REBOOT and facts.owner in _OWNERS_OUTSIDE_HYPERPOD:
             skipped_rungs.append((REBOOT, "Evenkeel reboots only HyperPod nodes"))

@@ -11,11 +11,10 @@ from evenkeel.domain.jobs.attempt import Attempt, AttemptState, ObservedWorkload
 from evenkeel.domain.jobs.attempt_end import (
     AttemptEnd,
     end_despite_live_pods,
+    is_left_running,
     judge_abandoned_attempt,
     judge_end,
     lost_nodes,
-    readmission_of,
-    still_runs,
     without_blame,
 )
 from evenkeel.domain.jobs.job import Job, JobState
@@ -149,7 +148,14 @@ def _judge_end(
     reported_end = _reported_end(request.ended)
     if reported_end and (attempt_end is None or not workload.pods):
         attempt_end = end_despite_live_pods(reported_end, workload) or reported_end
-    if attempt_end is None and _is_left_running(request, job, attempt, workload):
+    if attempt_end is None and is_left_running(
+        workload,
+        job,
+        attempt,
+        has_workflow_failed=bool(request.failure),
+        is_without_workflow=request.is_without_workflow,
+        is_past_deadline=(request.ended or {}).get("outcome") == WaitOutcome.DEADLINE_PASSED,
+    ):
         return None
     if attempt_end is None:
         attempt_end = judge_abandoned_attempt(workload, job, attempt, _failure_text(request.failure))
@@ -158,23 +164,6 @@ def _judge_end(
         faulty = _faulty_nodes(attempt, context.ledger) | {name for name, node in nodes.items() if shows_fault(node)}
         return without_blame(attempt_end, attempt, gone_node_names | faulty)
     return attempt_end
-
-
-def _is_left_running(request: SettleAttemptRequest, job: Job, attempt: Attempt, workload: ObservedWorkload) -> bool:
-    """Whether to leave an attempt that has not ended. Neither a failure of Evenkeel nor an older reading ends it.
-
-    The sweep may have seen a lost node that is Ready again.
-    """
-    if job.stop_of(attempt.attempt) is not None:
-        return False
-    if request.failure:
-        return still_runs(workload, job, attempt)
-    if readmission_of(workload) is not None:
-        return False
-    if request.is_without_workflow:
-        return attempt.state is not AttemptState.STARTING
-    is_past_deadline = (request.ended or {}).get("outcome") == WaitOutcome.DEADLINE_PASSED
-    return attempt.state is AttemptState.RUNNING and not is_past_deadline and still_runs(workload, job, attempt)
 
 
 def _nodes_of(attempt: Attempt, workload: ObservedWorkload, cluster: Cluster) -> dict[str, KubernetesNode]:

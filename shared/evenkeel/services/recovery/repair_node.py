@@ -437,8 +437,8 @@ def _wait_entry(facts: RepairFacts, decision: RepairDecision) -> RepairRequest:
     has_repaired = any(
         request.incident_id == facts.incident_id and may_have_effect(request) for request in facts.requests
     )
-    has_failed = facts.invalid_at is not None and facts.invalid_at >= facts.opened_at
-    is_of_opening = bool(facts.boot_id_at_opening) and not has_repaired and not has_failed
+    is_changed = has_repaired or facts.has_failed_validation_since(facts.opened_at)
+    is_of_opening = bool(facts.boot_id_at_opening) and not is_changed
     return entry.replace(boot_id=facts.boot_id_at_opening) if is_of_opening else entry
 
 
