@@ -16,7 +16,7 @@ from evenkeel.ports import LaunchSpec, Row
 from evenkeel.services.scheduling import drain_reservations
 from evenkeel.services.tables import fleet_rows, job_rows, rows
 from tests.fakes.cluster import CLUSTER
-from tests.simulator.elastic_invariants import newest_saved_step
+from tests.simulator.elastic_invariants import newest_saved_step, sizes_of
 from tests.simulator.invariants import Changes, CheckTrigger, invariant_check
 from tests.simulator.placement_scenario import POOL, PlacementScenario
 
@@ -162,8 +162,17 @@ def pending_jobs_name_the_end(world: "Simulation") -> Iterator[str]:
         job = rows.decode(row, Job)
         is_waiting = job.state is JobState.PENDING and not (job.not_before and job.not_before > world.loop.now())
         is_behind = job.queue_reason.startswith("The job waits behind")
-        if is_waiting and not is_behind and f"usable only until {until}" not in job.queue_reason:
+        is_too_large = _large_enough_nodes(world, job) < min(sizes_of(job.spec))
+        if is_waiting and not is_behind and not is_too_large and f"usable only until {until}" not in job.queue_reason:
             yield f"{job.job_id} waits because {job.queue_reason!r}, but its nodes end at {until}"
+
+
+def _large_enough_nodes(world: "Simulation", job: Job) -> int:
+    """Return how many nodes of the pool could run one pod of a job if they were idle. A node can have lost a GPU."""
+    return sum(
+        node.pool == POOL and node.accelerators >= job.spec.accelerators_per_node
+        for node in world.cluster.nodes(CLUSTER)
+    )
 
 
 def _has_idle_ending_node(world: "Simulation") -> bool:

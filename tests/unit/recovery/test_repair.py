@@ -308,6 +308,16 @@ def test_evenkeel_repairs_only_if_hyperpod_does_not_act(why: str, changes: dict[
             {"requests": (a_repair_request(seconds=-600, incident_id="inc-0"),)},
             Repair.AWAIT,
         ),
+        (
+            "the node returned to service after Evenkeel's request",
+            {"requests": (a_repair_request(seconds=-200, incident_id="inc-0"),), "returned_at": at(-100)},
+            Repair.AWAIT,
+        ),
+        (
+            "the node returned to service before Evenkeel's request",
+            {"requests": (a_repair_request(seconds=-200, incident_id="inc-0"),), "returned_at": at(-300)},
+            Repair.REPLACE,
+        ),
         ("its request was refused", {"requests": (a_repair_request(answer="NOT_NOW"),), "now": at(41)}, Repair.AWAIT),
         ("it takes too long", {"requests": (a_repair_request("owner"),), "now": at(511)}, Repair.ASK_PERSON),
     ],

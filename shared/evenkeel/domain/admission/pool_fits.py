@@ -27,7 +27,7 @@ class PoolFit(Value):
     pool: str
     instance_type: str
     total_nodes: int
-    """Nodes of this type, in any state."""
+    """Nodes of this type that can run a pod of the gang when idle, in any state."""
     leaving: int = 0
     """Number of these nodes that AWS takes back before the gang could save a checkpoint. The gang does not wait for
     them."""
@@ -72,7 +72,7 @@ class PoolFit(Value):
     def why_not(self, request: AdmissionRequest) -> str:
         """Say why the gang does not fit now, in a few words."""
         if self.total_nodes < request.nodes:
-            return f"{self.pool} has {count_of(self.total_nodes, 'node')} of {self.instance_type} in total"
+            return f"{self.pool} has {count_of(self.total_nodes, 'large enough node')} of {self.instance_type}"
         if self.best:
             return f"{self.pool} keeps {count_of(self.reserved_spares, 'free node')} for recoveries"
         closed_nodes = ", ".join(f"{count} {reason}" for reason, count in sorted(self.closed.items()))

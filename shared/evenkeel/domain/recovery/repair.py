@@ -135,6 +135,8 @@ class RepairFacts(Value):
     """Repair requests for this slot within a day, including earlier incidents and nodes."""
     returns: int = 0
     """Number of returns of this node to service within the flapping window."""
+    returned_at: Instant | None = None
+    """When the node last returned to service within that window; None if it did not."""
     guard: GuardrailFacts | None = None
     """Facts for the guardrails. They are read only when a rung is due, and no rung is requested without them."""
     now: Instant
@@ -603,9 +605,12 @@ def _does_hyperpod_repair(facts: RepairFacts, policy: RepairPolicy) -> bool:
 
     NodeRecovery was Automatic when HyperPod began, or a person requested the repair. The status is
     also explained by a request of this incident, or by a recent one of an earlier incident. For example, a reboot can
-    hang after the node has booted.
+    hang after the node has booted. A request from before the node returned to service explains nothing: the node was
+    Running then.
     """
     since = min(facts.opened_at, facts.now - timedelta(seconds=policy.owner_deadline_seconds))
+    if facts.returned_at is not None:
+        since = max(since, facts.returned_at)
     is_requested = any(may_have_effect(request) and request.requested_at >= since for request in facts.requests)
     return not is_requested and not facts.provider_busy and is_repair_under_way(facts.slot_state, ())
 

@@ -229,6 +229,7 @@ def _read_facts(incident: Incident, lease: RepairLease | None, context: Context)
     until = incident.plan.work_may_run_until if incident.plan else None
     has_work = bool(until and own_node and slot_reader.has_accelerator_pods(own_node, context))
     window = timedelta(hours=context.policy.repair.flap_window_hours)
+    returns = lease.returns_of(incident.life, context.now - window) if lease else ()
     fault = IncidentFault.of(incident, context.policy.catalogue)
     owner = present_owner(
         NodeOwner(incident.plan.owner) if incident.plan and incident.plan.owner else NodeOwner.EVENKEEL,
@@ -272,7 +273,8 @@ def _read_facts(incident: Incident, lease: RepairLease | None, context: Context)
         leaves_work=incident.plan is not None and incident.plan.jobs is JobAction.LEAVE and until is None,
         progress=incident.progress,
         calls_today=_calls_today(lease, context.now),
-        returns=len(lease.returns_of(incident.life, context.now - window)) if lease else 0,
+        returns=len(returns),
+        returned_at=returns[-1].at if returns else None,
         hold=guardrail_inputs.GuardrailInputs(context).hold_on(incident),
         now=context.now,
     )
