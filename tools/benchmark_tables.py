@@ -4,6 +4,7 @@ import itertools
 import json
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,19 +68,19 @@ def _row(*cells: object) -> str:
 # ---------------------------------------------------------------- event to cordon
 
 
-def cordon_rows() -> Iterator[str]:
-    """Yield the ratios of the lanes."""
-    ratios = load("event_to_cordon")["ratios"]
+def cordon_rows(name: str) -> Iterator[str]:
+    """Yield the ratios of the lanes in a file."""
+    ratios = load(name)["ratios"]
     yield from _table("ratio", "p50", "p99", "aim at the median")
-    for name, aim in {
+    for lane, aim in {
         "evenkeel/empty": "≤ 1.5",
         "evenkeel/empty, without the pause": "none",
         "evenkeel/bare": "none",
         "evenkeel/empty, cold": "none",
     }.items():
-        p99 = ratios.get(f"{name}, p99")
-        yield _row(name.replace("/", " / "), f"{ratios[f'{name}, p50']:.2f}", "" if p99 is None else f"{p99:.2f}", aim)
-    yield from origin_lines("event_to_cordon")
+        p99 = ratios.get(f"{lane}, p99")
+        yield _row(lane.replace("/", " / "), f"{ratios[f'{lane}, p50']:.2f}", "" if p99 is None else f"{p99:.2f}", aim)
+    yield from origin_lines(name)
 
 
 # ---------------------------------------------------------------- scale
@@ -172,7 +173,19 @@ def function_rows() -> Iterator[str]:
 
 def queue_cycle_rows() -> Iterator[str]:
     """Yield a cycle over long queues."""
-    yield from _table("pending jobs", "reads", "MB read", "service s", "client s", "end p50", "end p99")
+    yield from _table(
+        "pending jobs",
+        "reads: first cycle",
+        "later",
+        "MB read",
+        "service s",
+        "client s",
+        "first admission: warm p50",
+        "p99",
+        "cold",
+        "end p50",
+        "end p99",
+    )
     for result in load("scale-queue")["results"]:
         reads = sum(
             count
@@ -181,10 +194,12 @@ def queue_cycle_rows() -> Iterator[str]:
         )
         yield _row(
             f"{result['jobs']:,}",
+            result["firstCycle"]["reads"],
             reads,
             f"{result['bytesRead'] / 1e6:.0f}",
             f"{result['ownProcessorSeconds']:.1f}",
             f"{result['clientProcessorSeconds']:.1f}",
+            *(f"{result['firstAdmission'][name]:.1f} s" for name in ("warm", "p99", "cold")),
             f"{result['p50Seconds']:.1f} s",
             f"{result['p99Seconds']:.1f} s",
         )
@@ -259,10 +274,10 @@ def _spread(samples: Sequence[float]) -> str:
 # ---------------------------------------------------------------- the queue scheduler
 
 
-def nomination_rows() -> Iterator[str]:
-    """Yield decisions per second by the number of queued jobs."""
+def nomination_rows(name: str) -> Iterator[str]:
+    """Yield decisions per second by the number of queued jobs, as a file has them."""
     yield from _table("queued", "order", "decisions/s: cold", "warm", "warm, reference", "submits/s")
-    for result in load("queues")["nominations"]:
+    for result in load(name)["nominations"]:
         yield _row(
             f"{result['queued']:,}",
             "fair sharing" if result["fairSharing"] else "classical",
@@ -271,7 +286,7 @@ def nomination_rows() -> Iterator[str]:
             f"{result['referencePerSecond']:,}",
             f"{result['submittedPerSecond']:,}",
         )
-    yield from origin_lines("queues")
+    yield from origin_lines(name)
 
 
 def generator_rows() -> Iterator[str]:
@@ -514,7 +529,8 @@ def elastic_rows() -> Iterator[str]:
 
 
 TABLES: dict[str, Callable[[], Iterator[str]]] = {
-    "event_to_cordon": cordon_rows,
+    "event_to_cordon": partial(cordon_rows, "event_to_cordon"),
+    "event_to_cordon, slow machine": partial(cordon_rows, "event_to_cordon-slow-machine"),
     "scale": scale_rows,
     "scale aims": aim_rows,
     "functions": function_rows,
@@ -522,7 +538,8 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "bills": bill_rows,
     "plan": plan_rows,
     "console": console_rows,
-    "nominations": nomination_rows,
+    "nominations": partial(nomination_rows, "queues"),
+    "nominations, slow machine": partial(nomination_rows, "queues-slow-machine"),
     "generators": generator_rows,
     "philly": philly_rows,
     "topology": topology_rows,
