@@ -148,22 +148,6 @@ def test_repair_decision_before_any_call_has_the_expected_action(
             Repair.ASK_PERSON,
         ),
         (
-            "a fault that only a replacement clears was reported after the reboot",
-            {"ladder": ("replace",), "now": at(60), "slot_state": REBOOTED, "validity": VALID},
-            Repair.REPLACE,
-        ),
-        (
-            "that fault ended",
-            {
-                "ladder": ("replace",),
-                "now": at(60),
-                "slot_state": REBOOTED,
-                "validity": VALID,
-                "has_recovered": True,
-            },
-            Repair.HEALTHY,
-        ),
-        (
             "HyperPod has rebooted it",
             {
                 "owner": NodeOwner.HYPERPOD,
@@ -194,6 +178,11 @@ LEFT_TO_HYPERPOD = {"owner": NodeOwner.HYPERPOD, "requests": (a_repair_request("
         ("the label is young", {"now": at(150)}, Repair.AWAIT),
         ("nothing was done since the label", {"now": at(160)}, Repair.REBOOT),
         ("nothing was done, and HyperPod is busy", {"now": at(160), "provider_busy": "Hands off."}, Repair.LATER),
+        (
+            "nothing was done, and jobs may finish",
+            {"now": at(160), "has_work": True, "work_may_run_until": at(161)},
+            Repair.LATER,
+        ),
         ("an attempt runs, by its status", {"now": at(160), "slot_state": with_status("Pending")}, Repair.AWAIT),
         (
             "an attempt runs, by its events",

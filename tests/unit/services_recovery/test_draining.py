@@ -20,7 +20,7 @@ from evenkeel.services.resume import plan_resume
 from evenkeel.services.tables import incident_rows, rows
 from tests.fakes import CrashPlan
 from tests.fakes.cluster import instance_id
-from tests.unit.services_recovery.recovery_scenario import QUICK, RecoveryScenario
+from tests.unit.services_recovery.recovery_scenario import QUICK, RecoveryScenario, a_fact
 
 NODE = f"hyperpod-{instance_id(1)}"
 SAVES = QUICK.replace(repair=QUICK.repair.replace(drain_scale=1.0))
@@ -120,6 +120,18 @@ def test_repair_waits_for_a_job_that_may_finish() -> None:
     assert recovery.incident.plan.work_may_run_until == recovery.incident.opened_at + timedelta(
         seconds=SAVES.jobs.finish_seconds
     )
+
+
+def test_worse_fault_stops_job_that_might_finish() -> None:
+    recovery = recovery_at_drain("hp:NvidiaErrorReboot", spec={"on_node_fault": OnNodeFault.FINISH})
+    recovery.world.clock.advance(1)
+    recovery.ingest(
+        a_fact(fault_key="xid:79", source="hyperpod.node-labels", observed_at=recovery.now, envelope_id="worse")
+    )
+
+    recovery.run_state("RepairNode", repair_node)
+
+    assert recovery.job.stop_of(1)
 
 
 def test_job_is_stopped_once_its_finishing_time_is_over() -> None:

@@ -629,6 +629,71 @@ def test_job_past_its_finishing_time_is_stopped_before_the_repair() -> None:
     assert recovery.job.current_attempt == 2
 
 
+def recovery_that_waits_for_jobs(**settings: bool) -> RecoveryScenario:
+    """A recovery after a minor fault, whose job may run on for 87 s."""
+    recovery = RecoveryScenario(policy=QUICK.replace(repair=QUICK.repair.replace(drain_scale=0.001)))
+    recovery.world.provider.settings = recovery.world.provider.settings.replace(**settings)
+    recovery.report_fault(fault_key="xid:63")
+    for name, service in (("PlanRecovery", plan_recovery), ("CordonNode", cordon_node), ("DrainNode", drain_node)):
+        recovery.run_state(name, service)
+    return recovery
+
+
+def test_takeover_from_hyperpod_waits_for_jobs_that_may_finish() -> None:
+    recovery = recovery_that_waits_for_jobs(repairs_by_itself=True)
+    assert recovery.run_state("RepairNode", repair_node).outcome == "REQUESTED"
+    recovery.world.clock.advance(QUICK.repair.takeover_seconds + 1)
+
+    assert recovery.run_state("RepairNode", repair_node).outcome == "LATER"
+    assert effect_names(recovery) == ["cordon"]
+
+
+@pytest.mark.parametrize(
+    "fact",
+    [{"fault_key": "xid:79"}, {"fault_key": "health:instance_retirement", "deadline_at": "2026-11-03T10:20:00Z"}],
+)
+def test_worse_fault_or_deadline_ends_wait_for_jobs(fact: dict[str, Any]) -> None:
+    recovery = recovery_that_waits_for_jobs()
+    assert recovery.run_state("RepairNode", repair_node).outcome == "LATER"
+    recovery.open_wait(ConditionKind.REPAIR_POSSIBLE)
+    assert recovery.evaluate_waits_once() == []
+    recovery.world.clock.advance(1)
+
+    recovery.ingest(a_fact(**fact, source="hyperpod.node-labels", observed_at=recovery.now, envelope_id="worse"))
+
+    assert recovery.evaluate_waits_once() == ["REPAIR_POSSIBLE"]
+    recovery.run_state("RepairNode", repair_node)
+    assert recovery.job.stop_of(1)
+
+
+def test_worse_fault_during_reboot_leads_to_replacement() -> None:
+    recovery = recovery_of_faulty_node(policy=DEEP, fact=EXAMINED)
+    for name, service in (("PlanRecovery", plan_recovery), ("CordonNode", cordon_node), ("RepairNode", repair_node)):
+        recovery.run_state(name, service)
+    recovery.world.clock.advance(1)
+    recovery.ingest(a_fact(fault_key="hp:NvidiaErrorTerminate", observed_at=recovery.now, envelope_id="worse"))
+    recovery.world.provider.finish_all()
+    recovery.set_fault_label(instance_id(1))
+    recovery.world.clock.advance(1)
+
+    assert recovery.await_condition("AwaitNode", ConditionKind.NODE_BACK)["outcome"] == "NODE_BACK"
+    assert recovery.run_state("CheckNode", check_node).outcome == "BASIC"
+    assert recovery.await_condition("AwaitValidation", ConditionKind.NODE_VALID)["outcome"] == "INVALID"
+    assert recovery.run_state("RepairNode", repair_node).rung == "replace"
+
+
+def test_worse_fault_that_ended_leads_to_no_replacement() -> None:
+    recovery = recovery_after_reboot(QUICK)
+    recovery.world.clock.advance(1)
+    recovery.ingest(a_fact(fault_key="hp:NvidiaErrorTerminate", observed_at=recovery.now, envelope_id="worse"))
+    recovery.world.clock.advance(1)
+    for fault_key in ("xid:79", "hp:NvidiaErrorTerminate"):
+        cleared = a_fact(kind="RECOVERED", fault_key=fault_key, observed_at=recovery.now, envelope_id=fault_key)
+        recovery.ingest(cleared)
+
+    assert recovery.await_condition("AwaitValidation", ConditionKind.NODE_VALID)["outcome"] == "VALID"
+
+
 @pytest.mark.parametrize("kind", [ConditionKind.NODE_BACK, ConditionKind.NODE_VALID, ConditionKind.RELEASED])
 @pytest.mark.parametrize("how", ["label", "uncordon"])
 def test_opt_out_by_a_person_cancels_the_recovery(kind: ConditionKind, how: str) -> None:

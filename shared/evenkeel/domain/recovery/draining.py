@@ -14,6 +14,7 @@ from evenkeel.domain.health.faults import CanSave, CheckpointTrust, Fault
 from evenkeel.domain.health.incidents import Incident, JobAction
 from evenkeel.domain.jobs.spec import OnNodeFault
 from evenkeel.domain.policy import Policy
+from evenkeel.domain.recovery.plan import CAN_WAIT_SECONDS
 from evenkeel.domain.recovery.resume_options import distrust_after
 from evenkeel.domain.values import Instant, Value
 
@@ -121,13 +122,37 @@ def finish_deadline(
     The job must request it, and the node must still be trusted. After a fault that requires the job to leave at once,
     or that makes checkpoints distrusted, no job may finish on the node.
     """
-    is_trusted = fault.drain_seconds != 0 and fault.checkpoint_trust is CheckpointTrust.TRUSTED
-    if on_node_fault is not OnNodeFault.FINISH or not is_trusted:
+    if on_node_fault is not OnNodeFault.FINISH or not _may_finish(fault):
         return None
     until = opened_at + timedelta(seconds=policy.jobs.finish_seconds)
     if deadline_at is not None:
         until = min(until, deadline_at - timedelta(seconds=policy.repair.leave_seconds))
     return until if until > opened_at else None
+
+
+def _may_finish(fault: Fault) -> bool:
+    return fault.drain_seconds != 0 and fault.checkpoint_trust is CheckpointTrust.TRUSTED
+
+
+def finish_deadline_now(incident: Incident, fault: Fault, policy: Policy) -> datetime | None:
+    """Return until when the jobs that the plan lets finish on the node may run now; None if it lets none finish.
+
+    A later signal can shorten the time in the plan. A worse fault ends it, and AWS may end the node earlier.
+
+    Args:
+        incident: The incident with its plan.
+        fault: The fault of the incident now.
+        policy: The time before AWS ends the node.
+    """
+    plan = incident.plan
+    if plan is None or plan.work_may_run_until is None:
+        return None
+    can_wait = not 0 <= fault.drain_seconds < CAN_WAIT_SECONDS
+    if not (can_wait if plan.jobs is JobAction.LEAVE else _may_finish(fault)):
+        return min(plan.work_may_run_until, incident.last_fault_at)
+    if incident.deadline_at is None:
+        return plan.work_may_run_until
+    return min(plan.work_may_run_until, incident.deadline_at - timedelta(seconds=policy.repair.leave_seconds))
 
 
 class UnmanagedPodAction(StrEnum):

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 
+from evenkeel.domain.health.classification import IncidentFault
 from evenkeel.domain.health.incidents import AffectedJob, Incident, NodeBranchResult, RepairProgress
 from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import Job, JobState
@@ -11,6 +12,7 @@ from evenkeel.domain.recovery.node_slot import ObservedNode, SlotState
 from evenkeel.domain.recovery.other_controllers import controller_mark
 from evenkeel.domain.recovery.plan import NodeOwner
 from evenkeel.domain.recovery.repair_requests import (
+    REBOOT,
     REPLACE,
     WAIT_FOR_CONTROLLER,
     WAIT_FOR_KARPENTER,
@@ -132,6 +134,18 @@ def evaluate_node_valid(
         reason=validity.reason,
         facts={"instanceId": observed_node.instance_id, "nodeName": name},
     )
+
+
+def why_reboot_is_too_weak(incident: Incident, policy: Policy, now: datetime) -> str:
+    """Return why the faulty node stays invalid after Evenkeel's reboot, as one sentence; empty if it may be valid.
+
+    Only a replacement clears its fault, which was reported after the request. An old signal does not count, as in the
+    guardrail STALE_EVIDENCE.
+    """
+    fault = IncidentFault.of(incident, policy.catalogue)
+    is_recent = now - incident.last_fault_at < timedelta(seconds=policy.repair.guardrails.stale_after_seconds)
+    is_too_weak = (fault.node_rungs[:1], incident.repairs[-1:]) == ((REPLACE,), (REBOOT,))
+    return f"No reboot clears {fault.fault.name}." if is_too_weak and is_recent and not incident.has_recovered else ""
 
 
 class AffectedJobState(Value):

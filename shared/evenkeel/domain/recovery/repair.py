@@ -235,8 +235,9 @@ def _decide_before_request(facts: RepairFacts, policy: RepairPolicy) -> RepairDe
     owner_decision = _leave_to_owner(facts, policy)
     if owner_decision is not None:
         return owner_decision
-    if facts.has_work and facts.work_may_run_until is not None and facts.now < facts.work_may_run_until:
-        return _decision_of(Repair.LATER, f"Jobs on it may run until {facts.work_may_run_until:%Y-%m-%dT%H:%M:%SZ}.")
+    running_until = _jobs_may_run_until(facts)
+    if running_until is not None:
+        return _decision_of(Repair.LATER, _running_jobs_text(running_until))
     booted_at = _find_boot_after_fault(facts)
     if booted_at is not None and _find_first_open_rung(facts, policy, allows_reboot=True)[0] == REBOOT:
         return _decide_after_reboot(facts, booted_at, policy)
@@ -377,12 +378,11 @@ def _decide_after_reboot(facts: RepairFacts, rebooted_at: datetime, policy: Repa
     """
     has_failed = facts.has_failed_validation_since(rebooted_at)
     if facts.validity.is_valid and not has_failed:
-        if facts.ladder and REBOOT not in facts.ladder and not facts.has_recovered:
-            # The worse fault was reported after the request, or its signal came late.
-            return _choose_next_rung(facts, policy, why_failed=f"No reboot clears {facts.fault_traits.name}.")
         return _decision_of(Repair.HEALTHY, "The node rebooted and is Ready.")
     if facts.now < rebooted_at + timedelta(seconds=policy.reboot_deadline_seconds) and not has_failed:
         return _decision_of(Repair.AWAIT, "The node rebooted and is starting.")
+    if facts.validity.is_valid:
+        return _choose_next_rung(facts, policy, why_failed="The node rebooted, but it failed its validation.")
     return _choose_next_rung(facts, policy, why_failed=f"The reboot did not clear the fault: {facts.validity.reason}")
 
 
@@ -652,9 +652,12 @@ def _decide_end_of_ladder(facts: RepairFacts, policy: RepairPolicy, prefix: str)
 
 
 def _decide_blocked_rung(facts: RepairFacts, policy: RepairPolicy, rung: str, prefix: str) -> RepairDecision | None:
-    """Return the decision if the provider, a hold or a guardrail blocks the rung now; None if it may be requested."""
+    """Return the decision if the provider, a job, a hold or a guardrail blocks the rung now; None if nothing does."""
     if facts.provider_busy:
         return _decision_of(Repair.LATER, f"{prefix}{facts.provider_busy}")
+    running_until = _jobs_may_run_until(facts)
+    if running_until is not None:
+        return _decision_of(Repair.LATER, f"{prefix}{_running_jobs_text(running_until)}")
     if facts.hold is not None:
         return _decision_of(Repair.HOLD, f"{prefix}{_hold_text(facts.hold)}")
     verdict = (
@@ -667,6 +670,16 @@ def _decide_blocked_rung(facts: RepairFacts, policy: RepairPolicy, rung: str, pr
     if not verdict.is_allowed:
         return _decision_of(Repair.BLOCKED, f"{prefix}{verdict.reason}", (rung, f"guardrail {verdict.guardrail}"))
     return None
+
+
+def _jobs_may_run_until(facts: RepairFacts) -> datetime | None:
+    """Return until when jobs that run on the node may finish; None if none runs, or none may run any longer."""
+    until = facts.work_may_run_until
+    return until if facts.has_work and until is not None and facts.now < until else None
+
+
+def _running_jobs_text(until: datetime) -> str:
+    return f"Jobs on it may run until {until:%Y-%m-%dT%H:%M:%SZ}."
 
 
 def _hold_text(hold: Hold) -> str:

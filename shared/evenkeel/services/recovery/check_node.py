@@ -9,6 +9,7 @@ The order of the writes, and the effect of a crash:
 
 from evenkeel.domain.health.incidents import Incident, NodeCheck
 from evenkeel.domain.recovery.node_slot import DEEP_CHECK_RUNNING, ObservedNode
+from evenkeel.domain.recovery.recovery_waits import why_reboot_is_too_weak
 from evenkeel.domain.recovery.validation import CheckDecision, CheckFacts, CheckKind, choose_check
 from evenkeel.domain.values import Value
 from evenkeel.ports import CheckSpec, Ledger, Put, RepairAnswer, Write
@@ -48,6 +49,9 @@ def run(request: recovery_step.RecoveryStepRequest, context: Context) -> CheckNo
         fault_class=fault.fault_class, asks_for=fault.validate_with, is_hyperpod=observed_node.provider_node is not None
     )
     decision = choose_check(facts, context.policy.repair)
+    too_weak_reason = why_reboot_is_too_weak(incident, context.policy, context.now)
+    if too_weak_reason and slot_state.replacement is None:
+        return CheckNodeResult(outcome=CheckKind.BASIC, reason=too_weak_reason)
     if decision.kind is CheckKind.BASIC or observed_node.node is None or incident.state.is_settled:
         return CheckNodeResult(outcome=CheckKind.BASIC, reason=decision.reason)
     check = _record_check(incident, observed_node, facts, decision, context)

@@ -18,6 +18,7 @@ from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.nodes import INSTANCE_ID
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.recovery.approval import is_approved, why_beyond_approval
+from evenkeel.domain.recovery.draining import finish_deadline_now
 from evenkeel.domain.recovery.guardrails import GuardrailAction, GuardrailFacts, check_guardrails
 from evenkeel.domain.recovery.modes import current_mode
 from evenkeel.domain.recovery.node_groups import GroupRepairFacts, group_repair_facts
@@ -226,11 +227,11 @@ def _read_facts(incident: Incident, lease: RepairLease | None, context: Context)
     own_node = slot_state.original.node
     hyperpod_settings = plan_recovery.read_hyperpod_settings(context.provider)
     status = slot_state.original.provider_node.status if slot_state.original.provider_node else ""
-    until = incident.plan.work_may_run_until if incident.plan else None
+    fault = IncidentFault.of(incident, context.policy.catalogue)
+    until = finish_deadline_now(incident, fault.fault, context.policy)
     has_work = bool(until and own_node and slot_reader.has_accelerator_pods(own_node, context))
     window = timedelta(hours=context.policy.repair.flap_window_hours)
     returns = lease.returns_of(incident.life, context.now - window) if lease else ()
-    fault = IncidentFault.of(incident, context.policy.catalogue)
     owner = present_owner(
         NodeOwner(incident.plan.owner) if incident.plan and incident.plan.owner else NodeOwner.EVENKEEL,
         incident.fault_key,

@@ -11,6 +11,7 @@ from evenkeel.domain.jobs.attempt_waits import evaluate_attempt_wait
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.nodes import KubernetesNode
 from evenkeel.domain.recovery import approval, recovery_waits
+from evenkeel.domain.recovery.draining import finish_deadline_now
 from evenkeel.domain.recovery.node_slot import ObservedNode, SlotState
 from evenkeel.domain.recovery.plan import provider_busy_reason
 from evenkeel.domain.recovery.validation import (
@@ -83,19 +84,29 @@ def judge_wait(wait: Wait, observation: Observation) -> WaitAnswer | None:
             progress=incident.progress,
         )
     if kind is ConditionKind.NODE_VALID:
-        observed_node = slot_state.replacement or slot_state.original
-        return recovery_waits.evaluate_node_valid(
-            observed_node,
-            judge_node(observed_node, expected_count=observation.expected_accelerators(incident, observed_node)),
-            opened_at=wait.opened_at,
-            # Facts that join an incident are about its own node life. A late fact about the old node does not concern
-            # the new one.
-            last_signal_at=None if slot_state.replacement else incident.last_signal_at,
-            margin=margin_seconds(observation.count_returns(incident), observation.context.policy.repair),
-            now=observation.context.now,
-            check=_check_result_of(incident, observed_node, observation),
-        )
+        return _judge_node_valid(wait, incident, slot_state, observation)
     return None
+
+
+def _judge_node_valid(
+    wait: Wait, incident: Incident, slot_state: SlotState, observation: Observation
+) -> WaitAnswer | None:
+    policy, now = observation.context.policy, observation.context.now
+    too_weak_reason = recovery_waits.why_reboot_is_too_weak(incident, policy, now)
+    if too_weak_reason and slot_state.replacement is None:
+        return WaitAnswer(outcome=WaitOutcome.INVALID, reason=too_weak_reason)
+    observed_node = slot_state.replacement or slot_state.original
+    return recovery_waits.evaluate_node_valid(
+        observed_node,
+        judge_node(observed_node, expected_count=observation.expected_accelerators(incident, observed_node)),
+        opened_at=wait.opened_at,
+        # Facts that join an incident are about its own node life. A late fact about the old node does not concern the
+        # new one.
+        last_signal_at=None if slot_state.replacement else incident.last_signal_at,
+        margin=margin_seconds(observation.count_returns(incident), policy.repair),
+        now=now,
+        check=_check_result_of(incident, observed_node, observation),
+    )
 
 
 def _judge_rental_wait(wait: Wait, observation: Observation) -> WaitAnswer | None:
@@ -195,7 +206,8 @@ def _opt_out_answer(incident: Incident, observation: Observation) -> WaitAnswer 
 
 def _judge_repair_possible(incident: Incident, slot_state: SlotState, observation: Observation) -> WaitAnswer | None:
     provider_node, node = slot_state.original.provider_node, slot_state.original.node
-    until = incident.plan.work_may_run_until if incident.plan else None
+    policy = observation.context.policy
+    until = finish_deadline_now(incident, policy.catalogue.look_up(incident.fault_key), policy)
     return recovery_waits.evaluate_repair_possible(
         provider_busy_reason(
             observation.hyperpod_settings.status if observation.hyperpod_settings else "",
