@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from evenkeel.domain.values import StrictValue, Value
 from evenkeel.domain.waiting import ConditionKind
-from evenkeel.ports import Key, Put, Row, Table, Unreadable
+from evenkeel.ports import ExecutionState, Key, Put, Row, Table, Unreachable, Unreadable, WorkflowName
 from evenkeel.services.queries.disclosure import Reader
 from evenkeel.services.queries.fleet import read_fleet, read_sources
 from evenkeel.services.queries.incidents import read_incidents
@@ -18,7 +18,7 @@ from evenkeel.services.queries.jobs import read_jobs
 from evenkeel.services.scheduling import schedule_jobs
 from evenkeel.services.storage import pagination
 from evenkeel.services.sweep import sweep_fleet, watch_cluster
-from evenkeel.services.tables import rows
+from evenkeel.services.tables import fleet_rows, rows
 from evenkeel.services.waits import evaluate_waits
 from tests.stored_rows import type_of
 from tests.unit.services_recovery.recovery_scenario import RecoveryScenario
@@ -116,6 +116,40 @@ def test_sweep_reports_the_row_and_starts_the_other_recovery() -> None:
     assert [name.partition("-r")[0] for name in scenario.execution_names()] == [second]
     assert any(first in failure and NEW_VALUE in failure for failure in swept.failed)
     assert scenario.world.telemetry.totals["RowsUnreadable"] >= 1
+
+
+def test_unreadable_lemon_does_not_stop_inventory() -> None:
+    scenario = busy_test_fleet()
+    lease = Row(fleet_rows.lease_key("slot-9"), {"lemon": NEW_VALUE}, 0, ("LEMON", "slot-9"))
+    scenario.world.ledger.commit(Put(lease))
+
+    swept = sweep_fleet.run(scenario.context())
+
+    assert [failure.partition(":")[0] for failure in swept.failed] == ["fleet"]
+    assert len(scenario.world.ledger.by_state(Table.FLEET, "NODE").rows) == 5
+
+
+def test_recovery_starts_although_start_of_another_one_fails() -> None:
+    scenario = RecoveryScenario(size=5)
+    for number in (1, 3):
+        scenario.report_fault(number, fault_key="xid:79")
+    scenario.world.clock.advance(300)
+    scenario.world.workflows.executions.clear()
+    scenario.world.workflows.states.clear()
+    first, second = (incident.incident_id for incident in scenario.incidents())
+    state = scenario.world.workflows.state
+
+    def refuse_first(machine: WorkflowName, name: str) -> ExecutionState:
+        if name.startswith(first):
+            raise Unreachable("no answer")
+        return state(machine, name)
+
+    scenario.world.workflows.state = refuse_first  # type: ignore[method-assign]
+
+    swept = sweep_fleet.run(scenario.context())
+
+    assert [name.partition("-r")[0] for name in scenario.execution_names()] == [second]
+    assert [failure.partition(":")[0] for failure in swept.failed] == ["incidents"]
 
 
 class Inner(StrictValue):

@@ -17,7 +17,11 @@ from evenkeel.services.tables import incident_rows, rows
 
 def resume_incidents(sweep: SweepRun) -> int:
     """Start the workflow of every open incident that has none: the same run if it never started, else the next run."""
-    return sum(_resume_incident(sweep, incident) for incident in sweep.open_incidents)
+    resumed_count = 0
+    for incident in sweep.open_incidents:
+        with sweep.isolate_item(incident.incident_id):
+            resumed_count += _resume_incident(sweep, incident)
+    return resumed_count
 
 
 def _resume_incident(sweep: SweepRun, incident: Incident) -> bool:

@@ -248,8 +248,8 @@ class SweepRun:
     def lemons(self) -> frozenset[str]:
         """The node lives that are lemons now. An outdated lemon is removed from its lease."""
         lemons = set()
-        for row in self.read_present_rows(self.list_rows(Table.FLEET, "LEMON")):
-            lease = rows.decode(row, RepairLease)
+        lease_rows = self.read_present_rows(self.list_rows(Table.FLEET, "LEMON"))
+        for row, lease in self.readable_rows(lease_rows, RepairLease):
             if not lease.lemon:
                 continue
             if is_lemon(lease, NodeLife.from_key(lease.lemon), self.context.policy.repair, self.context.now):
