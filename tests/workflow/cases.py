@@ -285,6 +285,7 @@ RUN_JOB = [
         visits=("PauseAfterFailure", "AwaitStopped"),
     ),
     attempt("fails-for-ever", "RunJobFailed", {"AwaitEnd": BROKEN, "SettleAttempt": STILL_RUNS}),
+    attempt("still-runs-for-ever", "RunJobFailed", {"SettleAttempt": STILL_RUNS}),
     *(
         attempt(f"breaks-in-{s}", "RunJobFailed", {"AwaitEnd": STOP, s: BROKEN}, visits=("SettleAttempt",))
         for s in RUNS

@@ -73,6 +73,17 @@ def test_pods_start_with_the_number_that_kueue_admits() -> None:
     assert jobs["belowRequestedSize"] == {"jobs": 1, "nodes": 3, "requestedNodes": 4}
 
 
+@pytest.mark.parametrize(("is_told", "outcome"), [(True, "STILL_RUNS"), (False, "JOB_REQUEUED")])
+def test_failed_workflow_leaves_elastic_attempt_whose_pods_run(is_told: bool, outcome: str) -> None:
+    scenario = a_scenario()
+    job = hand_over(scenario)
+    admit(scenario, job.job_id, 3)
+    if is_told:
+        scenario.launch(job.job_id)
+
+    assert scenario.settle(job.job_id, failure={"Error": "TransientError", "Cause": "Throttled"}).outcome == outcome
+
+
 def test_settled_attempt_returns_exactly_its_admitted_accelerators() -> None:
     scenario = a_scenario()
     job = hand_over(scenario)

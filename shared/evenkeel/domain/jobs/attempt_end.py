@@ -274,6 +274,12 @@ def _names_text(nodes: list[str]) -> str:
     return nodes[0] if len(nodes) == 1 else f"{nodes[0]} and {len(nodes) - 1} more"
 
 
+def all_pods_run(workload: ObservedWorkload, attempt: Attempt) -> bool:
+    """Whether every pod of an attempt runs, and none was asked to stop."""
+    running_pods = [pod for pod in workload.pods if pod.phase is PodPhase.RUNNING and not pod.is_terminating]
+    return len(running_pods) >= attempt.ranks > 0
+
+
 def still_runs(workload: ObservedWorkload, job: Job, attempt: Attempt) -> bool:
     """Whether an attempt runs without a request to stop. Then a failure of Evenkeel is no reason to end it.
 
@@ -286,9 +292,7 @@ def still_runs(workload: ObservedWorkload, job: Job, attempt: Attempt) -> bool:
         return False
     if attempt.state is A.RUNNING:
         return bool(workload.live_pods())
-    # Pods with a requested size wait for the number that Kueue admits, which only a launched attempt gets.
-    running_pods = [pod for pod in workload.pods if pod.phase is PodPhase.RUNNING and not pod.is_terminating]
-    return attempt.state is A.LAUNCHED and not attempt.requested_size and len(running_pods) >= attempt.ranks > 0
+    return attempt.state is A.LAUNCHED and all_pods_run(workload, attempt)
 
 
 def is_left_running(

@@ -1,8 +1,14 @@
-"""The waits of `run_job`: until the pods of an attempt run, end, or stop."""
+"""The waits of `run_job`: until the pods of an attempt run, end, or stop.
 
-from evenkeel.domain.jobs.attempt import Attempt, AttemptState, ObservedWorkload, PodPhase
-from evenkeel.domain.jobs.attempt_end import AttemptEnd, judge_end, readmission_of
+Without a workflow, the sweep compares the attempt with the same deadlines.
+"""
+
+from datetime import datetime, timedelta
+
+from evenkeel.domain.jobs.attempt import Attempt, AttemptState, ObservedWorkload
+from evenkeel.domain.jobs.attempt_end import AttemptEnd, all_pods_run, judge_end, readmission_of
 from evenkeel.domain.jobs.job import Job
+from evenkeel.domain.jobs.job_policy import JobPolicy
 from evenkeel.domain.waiting import ConditionKind, WaitAnswer, WaitOutcome
 
 
@@ -46,20 +52,34 @@ def evaluate_attempt_wait(
         return WaitAnswer(outcome=WaitOutcome.STOP_REQUESTED, reason=eviction.reason)
     if kind is ConditionKind.ATTEMPT_ADMITTED and workload.uid and not workload.is_suspended:
         return WaitAnswer(outcome=WaitOutcome.ADMITTED, reason="Kueue admitted the job.")
-    if kind is ConditionKind.ATTEMPT_RUNNING and _all_run(workload, attempt):
+    if kind is ConditionKind.ATTEMPT_RUNNING and all_pods_run(workload, attempt):
         pods = "The pod is" if attempt.ranks == 1 else f"All {attempt.ranks} pods are"
         return WaitAnswer(outcome=WaitOutcome.RUNNING, reason=f"{pods} running.")
     return None
 
 
+def is_past_deadline(attempt: Attempt, policy: JobPolicy, now: datetime) -> bool:
+    """Whether it ran for too long, or its pods did not all start in time. It may wait for Kueue without limit."""
+    if attempt.state is AttemptState.RUNNING and attempt.running_at:
+        return now - attempt.running_at > timedelta(seconds=policy.run_deadline_seconds)
+    if attempt.state is AttemptState.LAUNCHED and attempt.launched_at and not attempt.local_queue:
+        return now - attempt.launched_at > timedelta(seconds=policy.running_deadline_seconds)
+    return False
+
+
+def is_past_stop_deadline(
+    job: Job, attempt: Attempt, workload: ObservedWorkload, policy: JobPolicy, now: datetime
+) -> bool:
+    """Whether pods that were told to stop still exist after the deadline. The next launch waits or fences them out."""
+    request = job.stop_of(attempt.attempt)
+    if request is None or workload.has_runnable_pods:
+        return False
+    return now - request.requested_at > timedelta(seconds=policy.stop_deadline_seconds)
+
+
 def blames_application(answer: WaitAnswer) -> bool:
     """Whether an answer blames the application. A faulty node may still be found and take the blame."""
     return answer.outcome == WaitOutcome.ENDED and answer.facts.get("state") == AttemptState.FAILED
-
-
-def _all_run(workload: ObservedWorkload, attempt: Attempt) -> bool:
-    running_pods = [pod for pod in workload.pods if pod.phase is PodPhase.RUNNING and not pod.is_terminating]
-    return len(running_pods) >= attempt.ranks
 
 
 def _end_of_settled_attempt(attempt: Attempt) -> AttemptEnd:

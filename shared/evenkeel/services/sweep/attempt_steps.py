@@ -1,9 +1,10 @@
 """Attempts without a running workflow, and Jobs that settled attempts left behind."""
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 
-from evenkeel.domain.jobs.attempt import Attempt, AttemptState, ObservedWorkload, PodPhase
-from evenkeel.domain.jobs.attempt_end import judge_end, lost_nodes, readmission_of
+from evenkeel.domain.jobs.attempt import Attempt, AttemptState, ObservedWorkload
+from evenkeel.domain.jobs.attempt_end import all_pods_run, judge_end, lost_nodes, readmission_of
+from evenkeel.domain.jobs.attempt_waits import is_past_deadline, is_past_stop_deadline
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.jobs.settlement import SettleOutcome
 from evenkeel.ports import ExecutionState, Table, WorkflowName, get_all
@@ -72,48 +73,27 @@ def _resume_attempt(sweep: SweepRun, attempt: Attempt, job: Job) -> bool:
 
 def _continue_without_workflow(sweep: SweepRun, job: Job, attempt: Attempt, workload: ObservedWorkload) -> bool:
     """Continue an attempt whose workflow has ended."""
+    policy, now = sweep.context.policy.jobs, sweep.context.now
     names = attempt.nodes_in(workload)
     nodes = sweep.nodes_by_name.get(attempt.cluster, {})
     if not attempt.node_names:
         # Pods show the names. A node may have joined between the list of nodes and the list of pods.
         joined_nodes = (sweep.context.cluster.node(attempt.cluster, name) for name in names if name not in nodes)
         nodes = {**nodes, **{node.name: node for node in joined_nodes if node is not None}}
-    lost_node_names = lost_nodes(nodes, names, sweep.context.now, sweep.context.policy.jobs.lost_node_seconds)
+    lost_node_names = lost_nodes(nodes, names, now, policy.lost_node_seconds)
     has_ended = judge_end(workload, job, attempt, lost_node_names) is not None or readmission_of(workload) is not None
     # Only its workflow moves an attempt beyond STARTING. So its launch is undone, and the job is queued again.
-    if has_ended or attempt.state is AttemptState.STARTING or _is_past_stop_deadline(sweep, job, attempt, workload):
+    is_stop_overdue = is_past_stop_deadline(job, attempt, workload, policy, now)
+    if has_ended or attempt.state is AttemptState.STARTING or is_stop_overdue:
         return _settle_attempt(sweep, attempt)
-    running_pods = [pod for pod in workload.pods if pod.phase is PodPhase.RUNNING]
     request = attempt_store.AttemptRequest(job_id=attempt.job_id, attempt=attempt.attempt)
-    if attempt.state is AttemptState.LAUNCHED and len(running_pods) >= attempt.ranks:
+    if attempt.state is AttemptState.LAUNCHED and all_pods_run(workload, attempt):
         mark_running.run(request, sweep.context)
         return True
-    if job.stop_of(attempt.attempt) is None and _is_past_deadline(sweep, attempt):
+    if job.stop_of(attempt.attempt) is None and is_past_deadline(attempt, policy, now):
         stop_attempt.run(request, sweep.context)
         return True
     return False
-
-
-def _is_past_deadline(sweep: SweepRun, attempt: Attempt) -> bool:
-    """Whether it ran for too long, or its pods did not all start in time. It may wait for Kueue without limit."""
-    jobs = sweep.context.policy.jobs
-    if attempt.state is AttemptState.RUNNING and attempt.running_at:
-        return _has_passed(sweep, attempt.running_at, jobs.run_deadline_seconds)
-    if attempt.state is AttemptState.LAUNCHED and attempt.launched_at and not attempt.local_queue:
-        return _has_passed(sweep, attempt.launched_at, jobs.running_deadline_seconds)
-    return False
-
-
-def _is_past_stop_deadline(sweep: SweepRun, job: Job, attempt: Attempt, workload: ObservedWorkload) -> bool:
-    """Whether pods that were told to stop still exist after the deadline. The next launch waits or fences them out."""
-    request = job.stop_of(attempt.attempt)
-    if request is None or workload.has_runnable_pods:
-        return False
-    return _has_passed(sweep, request.requested_at, sweep.context.policy.jobs.stop_deadline_seconds)
-
-
-def _has_passed(sweep: SweepRun, start: datetime, seconds: int) -> bool:
-    return sweep.context.now - start > timedelta(seconds=seconds)
 
 
 def _settle_attempt(sweep: SweepRun, attempt: Attempt) -> bool:
