@@ -76,7 +76,7 @@ def stop(
     key: lookup.KeyOption = None,
     output: lookup.ResultOption = OutputFormat.TABLE,
 ) -> None:
-    """Hold repairs, job stops, scheduling and rentals for a time.
+    """Hold the repairs and job stops of recoveries, scheduling and rentals.
 
     No admission, preemption or resize starts. Prints the actions that still run. `automation release` ends the hold.
     """
@@ -88,7 +88,8 @@ def stop(
 
 def _draw_stop(out: Printer, hold: Json, client: ApiClient) -> None:
     out.line(out.with_glyph("warn", f"everything is held until {hold['until'][:19]}Z: {hold['reason']}"))
-    out.paragraph("No repair, job stop, admission, preemption, resize or rental starts from now on.", indent="  ")
+    held_acts = "No recovery repairs a node or stops a job, and no admission, preemption, resize or rental starts."
+    out.paragraph(held_acts, indent="  ")
     out.line()
     out.line(out.bold("STILL RUNS"))
     out.pairs(still_running(client), indent="  ")

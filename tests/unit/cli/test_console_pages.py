@@ -384,7 +384,7 @@ def test_hold_dialog_shows_the_plan_of_the_chosen_duration(cli: CliFixture, page
     expect(dialog).to_contain_text(f"until {A_MOMENT + timedelta(hours=4):%Y-%m-%d %H:%M}Z.")
     expect(dialog).not_to_contain_text(until_one_hour)
     dialog.get_by_label("What").select_option("everything")
-    expect(dialog).to_contain_text("No repair, job stop, admission, preemption, resize or rental starts until")
+    expect(dialog).to_contain_text("and no admission, preemption, resize or rental starts until")
     holds = cli.gateway.get(f"/v1/{AUTOMATION}").document["holds"]
     assert [hold["reason"] for hold in holds] == ["an earlier hold"], "a plan changes nothing"
 

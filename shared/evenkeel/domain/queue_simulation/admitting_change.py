@@ -7,7 +7,7 @@ class AdmittingChange(Output):
     """A change that alone would admit the job."""
 
     kind: str
-    """quota, priority, size or wait."""
+    """exclusion, limit, nodes, priority, quota, size, spares, time or wait."""
     message: str
     flavor: str = ""
     amounts: dict[str, str] = {}

@@ -59,7 +59,7 @@ def hold_effects(hold: Hold, in_force: Sequence[Hold]) -> tuple[str, ...]:
     """
     held_acts = "No recovery repairs a node or stops a job"
     if hold.stops_scheduling:
-        held_acts = "No repair, job stop, admission, preemption, resize or rental starts"
+        held_acts += ", and no admission, preemption, resize or rental starts"
     replaced_hold = next((other for other in in_force if other.scope == hold.scope), None)
     return (
         f"{held_acts}{hold.scope_text} until {hold.until:%Y-%m-%d %H:%M}Z.",

@@ -81,8 +81,8 @@ function acts(found, path) {
   const effects = (given) => [`${given.reason} (${given.decisionId})`, `Jobs that Evenkeel will stop and move: ${jobs}.`];
   const reason = { name: "reason", label: "Reason" };
   const answer = (verb, given) => async (values) => {
-    const said = await change("POST", `${path}/${verb}`, { decisionId: given.decisionId, reason: values.reason });
-    return said.approval ? `${said.approval.by} ${said.approval.approves ? "approved" : "declined"} the plan.` : "Done.";
+    const response = await change("POST", `${path}/${verb}`, { decisionId: given.decisionId, reason: values.reason });
+    return response.approval ? `${response.approval.by} ${response.approval.approves ? "approved" : "declined"} the plan.` : "Done.";
   };
   const list = [];
   if (plan || late) {

@@ -42,7 +42,7 @@ export function differences(before, after, inForce) {
     .filter((line) => JSON.stringify(line.before) !== JSON.stringify(line.after));
 }
 
-function said(value) {
+function valueCell(value) {
   return value === undefined ? html`<span class="dim">as shipped</span>` : html`<code>${JSON.stringify(value)}</code>`;
 }
 
@@ -81,8 +81,8 @@ function Draft({ found, path, shell }) {
     <h3>Differences from the policy in force</h3>
     <${Table} label="Differences" empty="None." rows=${lines} columns=${[
       { title: "Field", grow: true, cell: (line) => html`<code>${line.field}</code>` },
-      { title: "In force", cell: (line) => said(line.before) },
-      { title: "Draft", cell: (line) => said(line.after) },
+      { title: "In force", cell: (line) => valueCell(line.before) },
+      { title: "Draft", cell: (line) => valueCell(line.after) },
     ]} />
     ${shell.isReadOnly ? html`<p class="dim">This console is read-only, so it cannot test a draft.</p>` : html`<p><button onClick=${test} disabled=${!changes || state.isBusy}>Test on recorded decisions</button></p>`}
     ${state.problem ? html`<p class="problem" role="alert">${state.problem.message} <code>${state.problem.code}</code></p>` : null}
