@@ -15,7 +15,7 @@ from evenkeel_client.errors import CommandFailed, Exit
 if TYPE_CHECKING:
     from evenkeel_cli.access_entries import ClusterChanges, EksAccess, EntryChange
 
-app = lookup.command_group("Create the EKS access entries that the functions' roles need.")
+app = lookup.command_group("Create, update and remove the functions' EKS access entries.")
 
 StackOption = Annotated[
     str, typer.Option("--stack", help="CloudFormation stack; default: the context's.", metavar="NAME")

@@ -15,10 +15,10 @@ from evenkeel_client.errors import CommandFailed, Exit
 
 Json = dict[str, Any]
 
-PoolOption = Annotated[str | None, typer.Option("--pool", help="Only this pool.", metavar="POOL")]
-NodeOption = Annotated[str | None, typer.Option("--node", help="Only this node.", metavar="NODE")]
+PoolOption = Annotated[str | None, typer.Option("--pool", help="Hold of this pool, not of the fleet.", metavar="POOL")]
+NodeOption = Annotated[str | None, typer.Option("--node", help="Hold of this node, not of the fleet.", metavar="NODE")]
 
-app = lookup.command_group("Hold or release the repairs and job stops of recoveries. Uncordon is never held.")
+app = lookup.command_group("Show, hold and release automation: recoveries, or everything. Uncordon is never held.")
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _DURATION = re.compile(r"(\d{1,6})([smhd])", re.ASCII)
@@ -137,7 +137,10 @@ def release(
     key: lookup.KeyOption = None,
     output: lookup.ResultOption = OutputFormat.TABLE,
 ) -> None:
-    """End a hold, or clear a shared cause. Name the hold by its --pool or --node. Blocked recoveries continue."""
+    """End a hold, or clear a shared cause. Blocked recoveries continue if nothing else blocks them.
+
+    Without --pool or --node, the hold of the whole fleet ends.
+    """
     client = lookup.current_client()
     path = f"/clusters/{client.fleet}/automation/release"
     options = {name: value for name, value in (("reason", reason), ("cause", cause)) if value}

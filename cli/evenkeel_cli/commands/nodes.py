@@ -111,7 +111,7 @@ def replace(
     key: lookup.KeyOption = None,
     output: lookup.ResultOption = OutputFormat.TABLE,
 ) -> None:
-    """Replace a node. Its jobs are moved first, and every guardrail applies."""
+    """Show the plan, ask, and replace a node. Its jobs are moved first, and every guardrail applies."""
     client = lookup.current_client()
     node_id = lookup.find_node(client, node)
     body = {"reason": reason, **({"code": code} if code else {})}
