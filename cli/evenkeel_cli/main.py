@@ -24,7 +24,7 @@ NOUNS = {
     "status": CommandGroup("status", "Show health, open incidents, nodes and jobs on one screen."),
     "console": CommandGroup("console", "Open the operator console in the browser."),
     "why": CommandGroup("why", "Explain a decision about a job, a node or an incident."),
-    "decisions": CommandGroup("decisions", "List every decision about a job or an incident."),
+    "decisions": CommandGroup("decisions", "List decisions about the fleet, a job or an incident."),
     "jobs": CommandGroup("jobs", "Submit, list, show, follow, suspend and cancel training jobs."),
     "teams": CommandGroup("teams", "Show and change teams, their quotas and their spending."),
     "incidents": CommandGroup("incidents", "Show incidents and their recovery; approve or decline plans."),
