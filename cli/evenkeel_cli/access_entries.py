@@ -203,9 +203,9 @@ class EksAccess:
 _FIXES: Mapping[str, str] = {
     "AccessDeniedException": "Use an identity that may list, describe, create, update and delete its access entries.",
     "ResourceNotFoundException": "Check the stack's parameter KubernetesClusters, and the region.",
-    "InvalidRequestException": "The cluster may not accept access entries yet: aws eks update-cluster-config --name "
-    "{cluster} --access-config authenticationMode=API_AND_CONFIG_MAP",
-    "InvalidParameterException": "IAM may not show a new role yet. Run the command again in a minute.",
+    "InvalidRequestException": "Perhaps the cluster accepts no access entries yet: aws eks update-cluster-config "
+    "--name {cluster} --access-config authenticationMode=API_AND_CONFIG_MAP",
+    "InvalidParameterException": "Perhaps IAM does not show a new role yet. Run the command again in a minute.",
     "ResourceInUseException": "The entry was created meanwhile. Run the command again.",
     "ResourceLimitExceededException": "Remove unused access entries from the cluster.",
 }

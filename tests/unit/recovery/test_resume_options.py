@@ -289,7 +289,7 @@ def test_elastic_job_shrinks_only_to_an_allowed_size() -> None:
     decided = decide_resume(1, nodes=4, offers=UNAVAILABLE_OPTIONS[1:], fault=node_loss_of_elastic_job(1))
 
     assert decided.option is ResumeOption.WAIT_FOR_REPAIR
-    assert any("No legal size fits 1 node" in alternative.why_not for alternative in decided.alternatives)
+    assert any("No allowed size fits 1 node" in alternative.why_not for alternative in decided.alternatives)
 
 
 def test_free_nodes_are_used_before_shrinking() -> None:

@@ -92,7 +92,7 @@ def test_idle_cost_counts_only_nodes_that_the_job_would_use() -> None:
     [
         ({"sizes": None}, "not elastic"),
         ({"is_resizing": True}, "already changing size"),
-        ({"nodes": 32}, "No legal size above 32"),
+        ({"nodes": 32}, "No allowed size above 32"),
         ({"resized_at": at(-599)}, "changed size recently"),
         ({"growth_failed_at": at(-599), "failed_growths": 1}, "no retry before 10:15:01"),
         ({"growth_failed_at": at(-2399), "failed_growths": 3}, "no retry before 10:15:01"),

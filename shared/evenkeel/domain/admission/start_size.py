@@ -1,8 +1,8 @@
-"""Size at which a waiting elastic job starts: its full size if that fits, else the largest legal size that fits.
+"""Size at which a waiting elastic job starts: its full size if that fits, else the largest allowed size that fits.
 
 Kueue admits fewer pods only if the full number neither fits nor finds preemption victims. The same holds here. Kueue
-may choose any count down to the minimum; here only legal sizes are tried. The admission rules decide at every size, so
-quota, limits, nodes and the order of the queue hold at every size.
+may choose any count down to the minimum; here only allowed sizes are tried. The admission rules decide at every size,
+so quota, limits, nodes and the order of the queue hold at every size.
 """
 
 from bisect import bisect_left

@@ -111,7 +111,7 @@ def _largest_growth(job: ElasticJob, facts: GrowFacts) -> tuple[int, str]:
         return 0, "The job is already changing size."
     larger = [size for size in job.sizes.legal if job.nodes < size <= job.nodes + facts.idle.nodes]
     if not larger:
-        return 0, f"No legal size above {job.nodes} fits {count_of(facts.idle.nodes, 'idle node')}."
+        return 0, f"No allowed size above {job.nodes} fits {count_of(facts.idle.nodes, 'idle node')}."
     if job.resized_at and now < job.resized_at + timedelta(seconds=policy.snooze_seconds):
         return 0, "The job changed size recently."
     if job.growth_failed_at and now < growth_backoff_until(job, policy):
@@ -319,7 +319,7 @@ class NodeLossAction(StrEnum):
     SHRINK = "SHRINK"
     """Continue with fewer nodes."""
     QUEUE = "QUEUE"
-    """Return to the queue: no legal size fits."""
+    """Return to the queue: no allowed size fits."""
 
 
 class NodeLossFacts(Value):
@@ -358,7 +358,7 @@ def decide_after_node_loss(facts: NodeLossFacts) -> NodeLossDecision:
         return NodeLossDecision(action=NodeLossAction.WAIT, nodes=0, reason=reason, recheck_at=until, facts=facts)
     if size is None:
         node_count = count_of(job.nodes - lost_nodes + facts.spares, "node")
-        reason = f"No legal size fits {node_count}: the job returns to the queue."
+        reason = f"No allowed size fits {node_count}: the job returns to the queue."
         return NodeLossDecision(action=NodeLossAction.QUEUE, nodes=0, reason=reason, facts=facts)
     waited_text = f"{facts.policy.spare_wait_seconds:.0f} s"
     reason = f"No spare came within {waited_text}: the job continues with {count_of(size, 'node')}."

@@ -1,4 +1,4 @@
-"""A change that would admit a pending job. `why.py` finds them."""
+"""A change that would admit a pending job. `why.py` and `domain/admission/admitting_changes.py` find them."""
 
 from evenkeel.domain.queue_simulation.documents import Output
 

@@ -383,7 +383,7 @@ def _rejections_by_reservation(evaluation: _PoolEvaluation) -> Iterator[str]:
     seconds_left = (until - evaluation.now).total_seconds() - evaluation.start_seconds
     end_text = f"{reservation.usable_until:%d %b %H:%M} UTC"
     if job.checkpoint_seconds is None and job.p90_run_seconds > seconds_left:
-        yield f"The reservation is usable until {end_text}. The job keeps no checkpoints and may not finish by then."
+        yield f"The reservation is usable until {end_text}. The job keeps no checkpoints and might not finish by then."
     elif job.checkpoint_seconds is not None and min(job.checkpoint_seconds, job.run_seconds) > seconds_left:
         yield f"The reservation is usable until {end_text}, before the job's first checkpoint."
 

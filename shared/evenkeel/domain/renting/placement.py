@@ -282,7 +282,7 @@ def _rent_reason(possible: Iterable[PoolCost], chosen_cost: PoolCost) -> str:
     gain, premium = committed_cost.delay_parts - chosen_cost.delay_parts, chosen_cost.premium_over(committed_cost)
     return (
         f"{chosen_cost.pool} starts the workload {sooner} sooner than {committed_cost.pool}. "
-        f"That is worth {money.format_usd(gain)}, and renting costs {money.format_usd(premium)} more."
+        f"The shorter delay is worth {money.format_usd(gain)}, and renting costs {money.format_usd(premium)} more."
     )
 
 
