@@ -35,7 +35,7 @@ from evenkeel.domain.recovery.unhealthy_nodes import UnhealthyNode
 from evenkeel.domain.recovery.unmanaged_restarts import UnmanagedRestart
 from evenkeel.domain.renting.rental import Rental
 from evenkeel.domain.renting.rental_book import RentalAllocation
-from evenkeel.domain.renting.serving import ServingState
+from evenkeel.domain.renting.serving_rentals import ServingState
 from evenkeel.domain.scheduling.cycle_facts import CycleFacts
 from evenkeel.domain.shadow.shadow_cases import Aftermath
 from evenkeel.domain.sources import SourceReport

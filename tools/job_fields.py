@@ -14,7 +14,7 @@ from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.domain.jobs.volumes import ScratchFolder, Volume
 from evenkeel.domain.submitted import SubmittedField, submitted_fields
 from evenkeel.domain.values import alternatives
-from evenkeel.runtime.api_types import JobBody
+from evenkeel.runtime.request_bodies import JobBody
 from tools.field_docs import DescribedSchema, field_doc
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -25,9 +25,9 @@ from evenkeel.domain.shadow.shadow_cases import Actor
 from evenkeel.domain.shadow.verdicts import Cause, Verdict
 from evenkeel.domain.sources import SourceKind, SourceState
 from evenkeel.domain.values import Value
-from evenkeel.runtime import api_queries, api_types
+from evenkeel.runtime import api_queries, request_bodies
 from evenkeel.runtime.api import PROBLEMS, Body
-from evenkeel.services.queries.fleet.read_fleet import Health
+from evenkeel.services.queries.fleet.read_status import Health
 from tools.field_docs import DescribedSchema
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -115,8 +115,8 @@ def _operation(function: str, node: ast.FunctionDef, method: str, path: str) -> 
 
 def _model(arguments: list[ast.expr] | None) -> type[Body] | None:
     match arguments:
-        case [ast.Attribute(value=ast.Name(id="api_types" | "api_queries" as module), attr=name)]:
-            model: type[Body] = getattr({"api_types": api_types, "api_queries": api_queries}[module], name)
+        case [ast.Attribute(value=ast.Name(id="request_bodies" | "api_queries" as module), attr=name)]:
+            model: type[Body] = getattr({"request_bodies": request_bodies, "api_queries": api_queries}[module], name)
             return model
     return None
 

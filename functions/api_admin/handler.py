@@ -1,6 +1,6 @@
 """Routes of administrators: the policy (the shipped policy with the site's changes), the teams and the quotas."""
 
-from evenkeel.runtime import api, api_queries, api_types, entry, wiring
+from evenkeel.runtime import api, api_queries, entry, request_bodies, wiring
 from evenkeel.services.admin import change_policy, remove_team, set_quotas, try_policy
 from evenkeel.services.queries import read_policy
 from evenkeel.services.storage import pagination, team_setup
@@ -24,7 +24,7 @@ def show_policy(cluster: str) -> api.Reply:
 def give_policy(cluster: str) -> api.Reply:
     context = wiring.context()
     app.require_fleet(cluster, context.site.fleet)
-    body = app.parse_body(api_types.PolicyBody)
+    body = app.parse_body(request_bodies.PolicyBody)
     request = change_policy.ChangePolicyRequest(
         changes=body.changes,
         by=app.caller().actor,
@@ -44,7 +44,7 @@ def give_policy(cluster: str) -> api.Reply:
 def try_policy_out(cluster: str) -> api.Reply:
     context = wiring.context()
     app.require_fleet(cluster, context.site.fleet)
-    body = app.parse_body(api_types.PolicyTestBody)
+    body = app.parse_body(request_bodies.PolicyTestBody)
     policies, now = wiring.ports().policies, context.now
     comparison = try_policy.run(
         body.changes,
@@ -60,7 +60,7 @@ def try_policy_out(cluster: str) -> api.Reply:
 
 @app.put("/v1/teams/<team>/quota")
 def set_team(team: str) -> api.Reply:
-    body = app.parse_body(api_types.TeamBody)
+    body = app.parse_body(request_bodies.TeamBody)
     app.require(body.team.name == team, "VALIDATION_FAILED", f"team.name: the path names {team}")
     return _set(body.team, body.reason, app.expected_version())
 
@@ -78,7 +78,7 @@ def remove_a_team(team: str) -> api.Reply:
 @app.put("/v1/clusters/<cluster>/quotas")
 def set_quotas_of_the_fleet(cluster: str) -> api.Reply:
     app.require_fleet(cluster, wiring.context().site.fleet)
-    body = app.parse_body(api_types.QuotasBody)
+    body = app.parse_body(request_bodies.QuotasBody)
     return _set(body.quotas, body.reason, app.expected_version())
 
 

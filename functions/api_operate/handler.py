@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from evenkeel.runtime import api, api_types, entry, wiring
+from evenkeel.runtime import api, entry, request_bodies, wiring
 from evenkeel.services.incidents import acknowledge_incident, approve_recovery, report_faults
 from evenkeel.services.queries.incidents import read_incidents
 from evenkeel.services.recovery import hold_automation, request_replacement, set_manual_cordon
@@ -14,7 +14,7 @@ app = api.Resolver(lambda: wiring.ports().telemetry)
 def hold(cluster: str) -> api.Reply:
     context = wiring.context()
     app.require_fleet(cluster, context.site.fleet)
-    body = app.parse_body(api_types.HoldBody)
+    body = app.parse_body(request_bodies.HoldBody)
     now = context.now
     request = hold_automation.HoldRequest(
         by=app.caller().actor,
@@ -37,7 +37,7 @@ def hold(cluster: str) -> api.Reply:
 def release(cluster: str) -> api.Reply:
     context = wiring.context()
     app.require_fleet(cluster, context.site.fleet)
-    body = app.parse_body(api_types.ReleaseBody)
+    body = app.parse_body(request_bodies.ReleaseBody)
     request = hold_automation.ReleaseRequest(
         by=app.caller().actor,
         reason=body.reason,
@@ -54,7 +54,7 @@ def release(cluster: str) -> api.Reply:
 def approve(incident_id: str) -> api.Reply:
     app.idempotency_key()  # the answer itself makes a repeat harmless; a key is asked of every change
     return app.accepted_reply(
-        _answered(incident_id, app.parse_body(api_types.ApprovalBody), approves=True), _incident(incident_id)
+        _answered(incident_id, app.parse_body(request_bodies.ApprovalBody), approves=True), _incident(incident_id)
     )
 
 
@@ -62,7 +62,7 @@ def approve(incident_id: str) -> api.Reply:
 def decline(incident_id: str) -> api.Reply:
     app.idempotency_key()  # required, although a repeat is harmless
     return app.accepted_reply(
-        _answered(incident_id, app.parse_body(api_types.ApprovalBody), approves=False), _incident(incident_id)
+        _answered(incident_id, app.parse_body(request_bodies.ApprovalBody), approves=False), _incident(incident_id)
     )
 
 
@@ -72,7 +72,7 @@ def acknowledge(incident_id: str) -> api.Reply:
     request = acknowledge_incident.AcknowledgeIncidentRequest(
         incident_id=incident_id,
         by=app.caller().actor,
-        reason=app.parse_body(api_types.RemarkBody).reason,
+        reason=app.parse_body(request_bodies.RemarkBody).reason,
         request_id=app.request_id(),
     )
     return app.change_reply(read_incidents.incident_summary(acknowledge_incident.run(request, context), context.now))
@@ -80,7 +80,7 @@ def acknowledge(incident_id: str) -> api.Reply:
 
 @app.post("/v1/nodes/<node_id>/cordon")
 def cordon(node_id: str) -> api.Reply:
-    body, key = app.parse_body(api_types.NodeBody), app.request_id()
+    body, key = app.parse_body(request_bodies.NodeBody), app.request_id()
     if body.dry_run:
         return app.change_reply(set_manual_cordon.plan_cordon(node_id, wiring.context()))
     request = _mark(node_id, body, key, fingerprint=app.fingerprint())
@@ -91,7 +91,7 @@ def cordon(node_id: str) -> api.Reply:
 
 @app.post("/v1/nodes/<node_id>/uncordon")
 def uncordon(node_id: str) -> api.Reply:
-    body, key = app.parse_body(api_types.NodeBody), app.request_id()
+    body, key = app.parse_body(request_bodies.NodeBody), app.request_id()
     if body.dry_run:
         return app.change_reply(set_manual_cordon.plan_uncordon(node_id, wiring.context()))
     request = _mark(node_id, body, key, fingerprint=app.fingerprint())
@@ -103,7 +103,7 @@ def uncordon(node_id: str) -> api.Reply:
 @app.post("/v1/nodes/<node_id>/replace")
 def replace(node_id: str) -> api.Reply:
     context = wiring.context()
-    body = app.parse_body(api_types.ReplaceBody)
+    body = app.parse_body(request_bodies.ReplaceBody)
     request = request_replacement.ReplacementRequest(
         instance_id=node_id,
         code=body.code,
@@ -118,7 +118,7 @@ def replace(node_id: str) -> api.Reply:
 
 
 def _mark(
-    node_id: str, body: api_types.NodeBody, request_id: str, *, fingerprint: str
+    node_id: str, body: request_bodies.NodeBody, request_id: str, *, fingerprint: str
 ) -> set_manual_cordon.SetManualCordonRequest:
     return set_manual_cordon.SetManualCordonRequest(
         instance_id=node_id,
@@ -133,7 +133,7 @@ def _incident(incident_id: str) -> str:
     return f"/v1/incidents/{incident_id}"
 
 
-def _answered(incident_id: str, body: api_types.ApprovalBody, *, approves: bool) -> dict[str, Any]:
+def _answered(incident_id: str, body: request_bodies.ApprovalBody, *, approves: bool) -> dict[str, Any]:
     context = wiring.context()
     request = approve_recovery.ApproveRecoveryRequest(
         incident_id=incident_id,
@@ -151,7 +151,7 @@ def _answered(incident_id: str, body: api_types.ApprovalBody, *, approves: bool)
 def report() -> api.Reply:
     context = wiring.context()
     request = report_faults.ReportFaultsRequest(
-        reports=app.parse_body(api_types.FaultsBody).reports(),
+        reports=app.parse_body(request_bodies.FaultsBody).reports(),
         caller=app.caller().principal,
         request_id=app.request_id(),
         fingerprint=app.fingerprint(),

@@ -4,7 +4,7 @@ from evenkeel.runtime import api, api_queries, entry, wiring
 from evenkeel.services.jobs.check_role import Requester
 from evenkeel.services.queries import disclosure, read_events, sorted_list
 from evenkeel.services.queries.costs import read_cost_report, read_receipts, read_showback
-from evenkeel.services.queries.fleet import read_fleet, read_nodes, read_overview, read_sources, read_utilization
+from evenkeel.services.queries.fleet import read_nodes, read_overview, read_sources, read_status, read_utilization
 from evenkeel.services.queries.incidents import read_execution, read_incidents, read_shadow_report
 from evenkeel.services.queries.jobs import read_jobs, read_teams
 from evenkeel.services.queries.records import explain, read_audit, read_decisions, read_timelines
@@ -37,7 +37,7 @@ def _seen(document: entry.Json) -> entry.Json:
 def status() -> api.Reply:
     app.parse_query(api_queries.NoQuery)
     context = wiring.context_to_show()
-    return app.read_reply(read_fleet.show_status(_ages(), context))
+    return app.read_reply(read_status.show_status(_ages(), context))
 
 
 @app.get("/v1/overview")

@@ -1,6 +1,6 @@
 """Routes of researchers: submit, cancel, suspend and change the priority of jobs."""
 
-from evenkeel.runtime import api, api_types, entry, wiring
+from evenkeel.runtime import api, entry, request_bodies, wiring
 from evenkeel.services.jobs import cancel_job, set_priority, submit_job, suspend_job
 from evenkeel.services.jobs.check_role import Requester
 from evenkeel.services.queries.jobs import plan_job_change, plan_unsubmitted_job, read_jobs
@@ -12,7 +12,7 @@ app = api.Resolver(lambda: wiring.ports().telemetry)
 def submit() -> api.Reply:
     context = wiring.context()
     request = submit_job.SubmitJobRequest(
-        spec=app.parse_body(api_types.JobBody).spec(),
+        spec=app.parse_body(request_bodies.JobBody).spec(),
         requester=_requester(),
         idempotency_key=app.idempotency_key(),
     )
@@ -23,7 +23,7 @@ def submit() -> api.Reply:
 @app.post("/v1/jobs/plan")
 def plan() -> api.Reply:
     context = wiring.context()
-    placement = plan_unsubmitted_job.run(app.parse_body(api_types.JobBody).spec(), _requester(), context)
+    placement = plan_unsubmitted_job.run(app.parse_body(request_bodies.JobBody).spec(), _requester(), context)
     return app.change_reply(placement)
 
 
@@ -31,7 +31,7 @@ def plan() -> api.Reply:
 def cancel(job_id: str) -> api.Reply:
     context = wiring.context()
     app.idempotency_key()  # every change requires a key, although the job's state already makes a repeat harmless
-    body = app.parse_body(api_types.ReasonBody)
+    body = app.parse_body(request_bodies.ReasonBody)
     if body.dry_run:
         return _plan_reply("cancel", job_id)
     request = cancel_job.CancelJobRequest(job_id=job_id, requester=_requester(), reason=body.reason)
@@ -44,7 +44,7 @@ def cancel(job_id: str) -> api.Reply:
 def suspend(job_id: str) -> api.Reply:
     context = wiring.context()
     app.idempotency_key()  # required, although a repeat is harmless
-    body = app.parse_body(api_types.ReasonBody)
+    body = app.parse_body(request_bodies.ReasonBody)
     if body.dry_run:
         return _plan_reply("suspend", job_id)
     request = suspend_job.JobChangeRequest(job_id=job_id, requester=_requester(), reason=body.reason)
@@ -56,7 +56,7 @@ def suspend(job_id: str) -> api.Reply:
 def resume(job_id: str) -> api.Reply:
     context = wiring.context()
     app.idempotency_key()  # required, although a repeat is harmless
-    body = app.parse_body(api_types.ReasonBody)
+    body = app.parse_body(request_bodies.ReasonBody)
     if body.dry_run:
         return _plan_reply("resume", job_id)
     request = suspend_job.JobChangeRequest(job_id=job_id, requester=_requester(), reason=body.reason)
@@ -67,7 +67,7 @@ def resume(job_id: str) -> api.Reply:
 @app.patch("/v1/jobs/<job_id>")
 def change_priority(job_id: str) -> api.Reply:
     context = wiring.context()
-    body = app.parse_body(api_types.PriorityBody)
+    body = app.parse_body(request_bodies.PriorityBody)
     if body.dry_run:
         return _plan_reply("priority", job_id, body.priority_class)
     request = set_priority.SetPriorityRequest(

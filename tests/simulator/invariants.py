@@ -34,7 +34,7 @@ from evenkeel.domain.values import rfc3339
 from evenkeel.events import envelope
 from evenkeel.ports import CapacitySpec, ExecutionState, Key, LaunchSpec, PermanentError, Row, Table, TransientError
 from evenkeel.services.incidents import unhealthy_nodes
-from evenkeel.services.queries.fleet import read_fleet, read_sources
+from evenkeel.services.queries.fleet import read_sources, read_status
 from evenkeel.services.rentals import rental_store
 from evenkeel.services.scheduling import read_usage
 from evenkeel.services.storage.facts_of_decisions import with_facts
@@ -696,7 +696,7 @@ def unhealthy_is_not_free(world: "Simulation") -> Iterator[str]:
     world.seen["status with an unhealthy node"] += 1
     with world.outside_function():  # a paused function does not make the reads of this check
         ages = read_sources.read_source_ages(world.observer_context())
-        status = read_fleet.show_status(ages, world.observer_context())
+        status = read_status.show_status(ages, world.observer_context())
     nodes = [rows.decode(row, FleetNode) for row in world.ledger.of("META", "NODE#")]
     usable = [
         node for node in nodes if node.life.instance_id not in left_unhealthy and not (node.is_gone or node.is_cordoned)
@@ -1091,7 +1091,7 @@ def blind_is_never_ok(world: "Simulation") -> Iterator[str]:
     for port in sorted(late):
         if by_name[_SOURCE_OF[port]].is_trusted:
             yield f"the {port} does not answer, but its source shows {by_name[_SOURCE_OF[port]].reason!r}"
-    status = read_fleet.show_status(ages, world.observer_context())
+    status = read_status.show_status(ages, world.observer_context())
     if status["health"] == "OK":
         yield f"status shows OK although {', '.join(sorted(late))} does not answer"
 

@@ -4,7 +4,7 @@ import pytest
 
 from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.domain.submitted import submitted_fields
-from evenkeel.runtime.api_types import JobBody
+from evenkeel.runtime.request_bodies import JobBody
 from tools import fault_columns, field_docs, generate, job_fields
 
 

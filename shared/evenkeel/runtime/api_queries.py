@@ -10,7 +10,7 @@ from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.nodes import NodeState
 from evenkeel.domain.outbound.events import OutboundKind
 from evenkeel.runtime.api import Body
-from evenkeel.runtime.request_models import PoolName, Reason, Timestamp, printable
+from evenkeel.runtime.request_fields import PoolName, Reason, Timestamp, printable
 
 LARGEST_PAGE = 200
 LONGEST_LOG_TAIL = 5000

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from evenkeel.domain.policy import Policy, PolicyError, changed
 from evenkeel.domain.quotas.teams import Team
 from evenkeel.domain.values import NOT_A_NUMBER, alternatives, booleans_for_numbers
-from evenkeel.runtime import api_types
+from evenkeel.runtime import request_bodies
 from evenkeel.runtime.api import Body
 from tests.unit.api.gateway import Gateway
 from tests.unit.api.test_faults import report_faults
@@ -93,4 +93,4 @@ def test_boolean_given_for_any_number_of_a_body_is_reported() -> None:
                 assert list(booleans_for_numbers(body, {field.alias or name: True})) == [(field.alias or name,)]
     assert {("JobBody", "gpusPerNode"), ("ElasticBody", "step"), ("RecoveryBody", "maxRestarts")} <= fields
     assert len(fields) > 10
-    assert api_types.JobBody in models_in()
+    assert request_bodies.JobBody in models_in()

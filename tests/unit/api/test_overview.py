@@ -17,7 +17,7 @@ from evenkeel.services.context import Context
 from evenkeel.services.jobs.check_role import Requester
 from evenkeel.services.publishing import publish_events
 from evenkeel.services.queries.disclosure import Reader
-from evenkeel.services.queries.fleet import read_fleet, read_overview, read_sources
+from evenkeel.services.queries.fleet import read_overview, read_sources, read_status
 from evenkeel.services.recovery import manual_cordons
 from evenkeel.services.tables import fleet_rows, incident_rows, job_rows
 from tests.fakes.counting import CountedCalls
@@ -82,7 +82,7 @@ def test_overview_reads_as_many_rows_in_a_large_fleet() -> None:
 
 
 def test_status_reads_rows_in_pages_and_nothing_one_by_one() -> None:
-    small, large = (count_reads(size, read_fleet.show_status) for size in (60, 1200))
+    small, large = (count_reads(size, read_status.show_status) for size in (60, 1200))
 
     # Each row of a node, a job and an open incident is read. One page holds up to 1000 of them.
     assert small == (31, 330)

@@ -16,7 +16,7 @@ from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_section import Mode, ModeRule
 from evenkeel.domain.recovery.guardrails import GuardrailFacts, Register, RegisterEntry
 from evenkeel.domain.renting.rental import RentalState, end_rental
-from evenkeel.domain.renting.serving import ServingState
+from evenkeel.domain.renting.serving_rentals import ServingState
 from evenkeel.domain.sources import SourceKind, SourceReport
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Delete, Put, Row, Table

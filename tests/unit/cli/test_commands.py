@@ -18,7 +18,7 @@ from evenkeel.domain.capacity.pools import Market
 from evenkeel.domain.external.unmanaged_workloads import Consent, PodRecreation, UnmanagedPod, unmanaged_workloads
 from evenkeel.domain.jobs.job import PlacementNote
 from evenkeel.domain.renting.rental import Rental, RentalOffer, RentalState, end_rental
-from evenkeel.domain.renting.serving import ServingState
+from evenkeel.domain.renting.serving_rentals import ServingState
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Put, Row
 from evenkeel.runtime.api import PROBLEMS

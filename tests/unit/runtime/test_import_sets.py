@@ -98,7 +98,7 @@ def test_function_does_not_load_files_of_the_plan_command(imports: dict[str, tup
 
 
 def test_function_that_only_reads_loads_no_request_bodies(imports: dict[str, tuple[set[str], int]]) -> None:
-    assert {name for name in FUNCTIONS if "evenkeel.runtime.api_types" in imports[name][0]} == {
+    assert {name for name in FUNCTIONS if "evenkeel.runtime.request_bodies" in imports[name][0]} == {
         "api_admin",
         "api_operate",
         "api_submit",

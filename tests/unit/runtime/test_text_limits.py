@@ -14,7 +14,7 @@ from evenkeel.domain.jobs.validation import MAX_SPEC
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.quotas.setup_checks import LARGEST_PART
 from evenkeel.domain.quotas.teams import FleetQuotas, Team
-from evenkeel.runtime import api_queries, api_types
+from evenkeel.runtime import api_queries, request_bodies
 from evenkeel.runtime.api import LARGEST_BODY, Body
 
 LIMITED_AS_A_WHOLE: dict[str, str] = {
@@ -29,7 +29,7 @@ LIMITED_AS_A_WHOLE: dict[str, str] = {
 """Texts without their own limit, by path, each with the rule that limits them."""
 REQUESTS = [
     model
-    for module in (api_queries, api_types)
+    for module in (api_queries, request_bodies)
     for _, model in inspect.getmembers(module, inspect.isclass)
     if issubclass(model, Body) and model is not Body
 ]

@@ -26,7 +26,7 @@ from evenkeel.domain.renting.placement import PlacementAction, PlacementDecision
 from evenkeel.domain.renting.rental import Rental, RentalOffer, RentalState, ServingTarget, with_replicas_observed
 from evenkeel.domain.renting.rental_book import RentalAllocation, RentalBook
 from evenkeel.domain.renting.rental_waits import evaluate_serving_rental_over, why_no_replica_waits
-from evenkeel.domain.renting.serving import (
+from evenkeel.domain.renting.serving_rentals import (
     NO_EXTRA_NODE,
     ServingState,
     decide_serving_rentals,

@@ -15,7 +15,7 @@ from evenkeel.ports import ExecutionState, NotAllowed, WorkflowName
 from evenkeel.services.attempts import record_size
 from evenkeel.services.attempts.launch_job import LaunchOutcome
 from evenkeel.services.queries.disclosure import Reader
-from evenkeel.services.queries.fleet import read_fleet
+from evenkeel.services.queries.fleet import read_status
 from evenkeel.services.queries.jobs import read_jobs
 from evenkeel.services.queries.records import explain
 from tests.fakes.crashes import Crash, CrashPlan, CrashTiming
@@ -69,7 +69,7 @@ def test_pods_start_with_the_number_that_kueue_admits() -> None:
     assert explained["sentence"] == f"The job runs, attempt 1. {reason}"
     shown = read_jobs.show_job(job.job_id, Reader(), scenario.world.context())["attempts"][0]
     assert (shown["size"], shown["requestedSize"]) == (3, 4)
-    jobs = read_fleet.show_status((), scenario.context())["jobs"]
+    jobs = read_status.show_status((), scenario.context())["jobs"]
     assert jobs["belowRequestedSize"] == {"jobs": 1, "nodes": 3, "requestedNodes": 4}
 
 

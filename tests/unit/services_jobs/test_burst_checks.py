@@ -24,7 +24,7 @@ from evenkeel.domain.renting.rental import RentalState
 from evenkeel.domain.replay import replay
 from evenkeel.ports import BurstChecks, Conflict, PermanentError, Put, Row
 from evenkeel.services.attempts import record_nodes
-from evenkeel.services.queries.fleet import read_fleet
+from evenkeel.services.queries.fleet import read_status
 from evenkeel.services.queries.jobs import read_jobs
 from evenkeel.services.tables import job_rows, rows
 from tests.fakes.cluster import CLUSTER
@@ -359,10 +359,10 @@ def test_status_counts_the_jobs_that_wait_for_the_check() -> None:
     burst.submit_and_reserve()
     burst.scenario.run_scheduling_cycle()
 
-    waiting = read_fleet.show_status((), burst.scenario.context())["jobs"]["waitingForCheck"]
+    waiting = read_status.show_status((), burst.scenario.context())["jobs"]["waitingForCheck"]
     burst.provide_nodes()
     burst.scenario.run_scheduling_cycle()
-    ready = read_fleet.show_status((), burst.scenario.context())["jobs"]["waitingForCheck"]
+    ready = read_status.show_status((), burst.scenario.context())["jobs"]["waitingForCheck"]
 
     assert (waiting, ready) == (1, 0)
 

@@ -33,7 +33,7 @@ from evenkeel.ports import Invalid, Put
 from evenkeel.services.jobs.check_role import Requester
 from evenkeel.services.queries.costs import read_receipts
 from evenkeel.services.queries.disclosure import Reader
-from evenkeel.services.queries.fleet import read_fleet
+from evenkeel.services.queries.fleet import read_status
 from evenkeel.services.queries.jobs import plan_unsubmitted_job, read_jobs
 from evenkeel.services.queries.records import explain
 from evenkeel.services.storage import charge_rows
@@ -528,7 +528,7 @@ def test_status_counts_both_parts_of_mixed_jobs() -> None:
     mixed = MixedScenario()
     mixed.run_mixed()
 
-    status = read_fleet.show_status((), mixed.scenario.context())
+    status = read_status.show_status((), mixed.scenario.context())
 
     assert status["jobs"]["mixed"] == {"jobs": 1, "committedNodes": 2, "rentedNodes": 2}
 

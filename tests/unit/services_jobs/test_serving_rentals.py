@@ -21,7 +21,7 @@ from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.renting.burst_policy import RentedPool
 from evenkeel.domain.renting.rental import Rental, RentalState
-from evenkeel.domain.renting.serving import ServingState
+from evenkeel.domain.renting.serving_rentals import ServingState
 from evenkeel.domain.replay import replay
 from evenkeel.domain.resources import Resources
 from evenkeel.domain.scheduling.serving_demand import ServingReturn, next_serving_return

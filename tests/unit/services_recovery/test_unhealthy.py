@@ -11,7 +11,7 @@ from evenkeel.domain.policy_section import Mode, ModeRule
 from evenkeel.domain.recovery.opt_out import AUTOMATION_LABEL
 from evenkeel.domain.recovery.unhealthy_nodes import UnhealthyNode
 from evenkeel.ports import Refused
-from evenkeel.services.queries.fleet import read_fleet, read_nodes
+from evenkeel.services.queries.fleet import read_nodes, read_status
 from evenkeel.services.queries.incidents import read_incidents
 from evenkeel.services.recovery import plan_recovery, set_manual_cordon
 from evenkeel.services.sweep import inventory_steps, unhealthy_node_steps
@@ -49,8 +49,8 @@ def follow_resumed_recovery(recovery: RecoveryScenario) -> str:
     return recovery.recover()
 
 
-def read_status(recovery: RecoveryScenario) -> dict[str, Any]:
-    return read_fleet.show_status((), recovery.world.context(mode=recovery.mode))
+def status_of(recovery: RecoveryScenario) -> dict[str, Any]:
+    return read_status.show_status((), recovery.world.context(mode=recovery.mode))
 
 
 def unhealthy_row(recovery: RecoveryScenario) -> UnhealthyNode | None:
@@ -97,7 +97,7 @@ ENDS = [declined_recovery, unanswered_recovery, observed_recovery]
 def test_unrepaired_node_is_unhealthy_and_its_gpus_are_not_free(end: Callable[[], RecoveryScenario]) -> None:
     recovery = end()
     sweep(recovery)
-    overview = read_status(recovery)
+    overview = status_of(recovery)
     node = read_nodes.show_node(instance_id(1), recovery.world.context())
 
     assert overview["nodes"]["pools"][0]["states"] == {"IN_SERVICE": 2, "UNHEALTHY": 1}
@@ -115,7 +115,7 @@ def test_node_with_fault_labels_is_unhealthy_before_any_incident() -> None:
     recovery.set_fault_label(instance_id(1), "NvidiaErrorReboot")
     sweep(recovery)
 
-    assert read_status(recovery)["nodes"]["pools"][0]["states"] == {"IN_SERVICE": 2, "UNHEALTHY": 1}
+    assert status_of(recovery)["nodes"]["pools"][0]["states"] == {"IN_SERVICE": 2, "UNHEALTHY": 1}
 
 
 def test_fault_without_a_label_makes_its_node_unhealthy() -> None:
@@ -124,7 +124,7 @@ def test_fault_without_a_label_makes_its_node_unhealthy() -> None:
     recovery.recover()
     sweep(recovery)
 
-    assert read_status(recovery)["nodes"]["pools"][0]["states"] == {"IN_SERVICE": 2, "UNHEALTHY": 1}
+    assert status_of(recovery)["nodes"]["pools"][0]["states"] == {"IN_SERVICE": 2, "UNHEALTHY": 1}
 
 
 def test_fault_without_a_repair_keeps_its_node_in_service() -> None:
@@ -134,7 +134,7 @@ def test_fault_without_a_repair_keeps_its_node_in_service() -> None:
     sweep(recovery)
 
     assert unhealthy_row(recovery) is None
-    assert read_status(recovery)["nodes"]["pools"][0]["states"] == {"IN_SERVICE": 3}
+    assert status_of(recovery)["nodes"]["pools"][0]["states"] == {"IN_SERVICE": 3}
 
 
 # ---------------------------------------------------------------- when work is resumed
@@ -152,7 +152,7 @@ def test_node_is_repaired_once_the_mode_is_act_again(end: Callable[[], RecoveryS
     assert recovery.world.provider.accepted_calls("reboot").total() == 1
     assert unhealthy_row(recovery) is None
     sweep(recovery)
-    assert read_status(recovery)["nodes"]["pools"][0]["states"] == {"IN_SERVICE": 3}
+    assert status_of(recovery)["nodes"]["pools"][0]["states"] == {"IN_SERVICE": 3}
 
 
 @pytest.mark.parametrize("end", ENDS)

@@ -12,7 +12,7 @@ from evenkeel.domain.values import StrictValue, Value
 from evenkeel.domain.waiting import ConditionKind
 from evenkeel.ports import ExecutionState, Key, Put, Row, Table, Unreachable, Unreadable, WorkflowName
 from evenkeel.services.queries.disclosure import Reader
-from evenkeel.services.queries.fleet import read_fleet, read_sources
+from evenkeel.services.queries.fleet import read_sources, read_status
 from evenkeel.services.queries.incidents import read_incidents
 from evenkeel.services.queries.jobs import read_jobs
 from evenkeel.services.scheduling import schedule_jobs
@@ -91,7 +91,7 @@ def test_row_with_an_unknown_value_stops_no_other_row(name: str, key: Key, path:
         lambda: evaluate_waits.run(scenario.context(), repeat_answered=True),
         lambda: read_jobs.list_jobs(read_jobs.JobFilter(), pagination.PageRequest(), Reader(), scenario.context()),
         lambda: read_incidents.list_incidents((), pagination.PageRequest(), scenario.context()),
-        lambda: read_fleet.show_status(read_sources.read_source_ages(scenario.context()), scenario.context()),
+        lambda: read_status.show_status(read_sources.read_source_ages(scenario.context()), scenario.context()),
     ]
     for call in calls:
         call()

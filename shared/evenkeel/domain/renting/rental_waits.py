@@ -14,7 +14,7 @@ from evenkeel.domain.jobs.attempt import Attempt, AttemptState
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.nodes import KubernetesNode
 from evenkeel.domain.renting.rental import Rental, RentalOffer, RentalState, ServingTarget, nodes_subject
-from evenkeel.domain.renting.serving import free_replica_slots, registration_of, replicas_on
+from evenkeel.domain.renting.serving_rentals import free_replica_slots, registration_of, replicas_on
 from evenkeel.domain.waiting import WaitAnswer, WaitOutcome
 
 # ---------------------------------------------------------------- its nodes

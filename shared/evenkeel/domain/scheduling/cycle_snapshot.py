@@ -23,7 +23,7 @@ from evenkeel.domain.quotas.spending import Spending
 from evenkeel.domain.quotas.teams import TeamSetup
 from evenkeel.domain.renting.displacement import displacement_requester
 from evenkeel.domain.renting.rental_book import RentalBook
-from evenkeel.domain.renting.serving import ServingState
+from evenkeel.domain.renting.serving_rentals import ServingState
 from evenkeel.domain.scheduling.queue_cursors import QueueCursors
 
 

@@ -66,7 +66,7 @@ from evenkeel.domain.scheduling.serving_demand import (
 )
 
 _PROGRESS_ACTIONS = frozenset({AdmissionAction.ADMIT, AdmissionAction.PREEMPT})
-_PARKED_ACTIONS = frozenset(
+_SKIPPED_ACTIONS = frozenset(
     {
         AdmissionAction.NO_QUOTA,
         AdmissionAction.WAIT,
@@ -99,7 +99,7 @@ def decide_cycle(
         return plan
     snapshot = snapshot._replace(pending=plan.queue_plan.pending)
     plan, rental_book = _with_rentals(plan, snapshot, policy, mode, now)
-    plan = _with_drop(plan, snapshot, policy, now)
+    plan = _with_released_part(plan, snapshot, policy, now)
     if mode is Mode.ACT:
         plan = _with_stops(plan, snapshot, policy, now)
     if snapshot.authority is AdmissionAuthority.KUEUE:
@@ -154,14 +154,14 @@ def _with_rentals(
     return plan, rental_book
 
 
-def _with_drop(plan: CyclePlan, snapshot: CycleSnapshot, policy: Policy, now: datetime) -> CyclePlan:
+def _with_released_part(plan: CyclePlan, snapshot: CycleSnapshot, policy: Policy, now: datetime) -> CyclePlan:
     """Add to a plan the job that releases its rented part, if no other job changes its size or is asked to stop."""
     if plan.resizes.planned or _stopping_jobs(plan) or snapshot.authority is AdmissionAuthority.KUEUE:
         return plan
-    drop = mixed_plan.plan_drop(snapshot, plan.queue_plan.admission_input, policy, now)
-    if drop is None:
+    release = mixed_plan.plan_part_release(snapshot, plan.queue_plan.admission_input, policy, now)
+    if release is None:
         return plan
-    return plan._replace(queue_plan=plan.queue_plan._replace(resizes=plan.resizes.replace(growth=drop)))
+    return plan._replace(queue_plan=plan.queue_plan._replace(resizes=plan.resizes.replace(growth=release)))
 
 
 def _stopping_jobs(plan: CyclePlan) -> frozenset[str]:
@@ -233,7 +233,7 @@ def _plan_queue(
         queue_decisions.admission_input, decisions, snapshot.resizable_jobs(), demand.replica_requests, policy, now
     )
     if not resizes.planned:
-        resizes = resizes.replace(growth=mixed_plan.plan_join(snapshot, policy))
+        resizes = resizes.replace(growth=mixed_plan.plan_part_join(snapshot, policy))
     return QueuePlan(
         admission_input=queue_decisions.input_after_serving,
         pending=snapshot.pending,
@@ -300,7 +300,7 @@ def _decide_jobs_in_other_teams_namespaces(snapshot: CycleSnapshot, now: datetim
 
 
 def _queues_to_read_further(snapshot: CycleSnapshot, decisions: Iterable[AdmissionDecision]) -> tuple[str, ...]:
-    """Return the teams whose queue continues after a first page of parked jobs."""
+    """Return the teams whose queue continues after a first page of skipped jobs."""
     has_teams = snapshot.setup.has_teams
     actions: dict[str, set[AdmissionAction]] = {}
     for decision in decisions:
@@ -320,9 +320,9 @@ def _may_read_further(team: str, actions: AbstractSet[AdmissionAction]) -> bool:
     """Whether the jobs behind the first page may start, by the actions for the jobs of that page.
 
     Without teams, no job of the page may have made progress: a waiting job blocks only jobs for the same nodes. With
-    teams, all jobs of the page must be parked.
+    teams, the cycle must have skipped all jobs of the page.
     """
-    return actions.isdisjoint(_PROGRESS_ACTIONS) if team == ALL_JOBS else actions <= _PARKED_ACTIONS
+    return actions.isdisjoint(_PROGRESS_ACTIONS) if team == ALL_JOBS else actions <= _SKIPPED_ACTIONS
 
 
 def is_strict(team: str, setup: TeamSetup) -> bool:

@@ -273,7 +273,7 @@ def _joining_accelerators(job: Job, snapshot: CycleSnapshot) -> int:
 # ---------------------------------------------------------------- join
 
 
-def plan_join(snapshot: CycleSnapshot, policy: Policy) -> PlannedResize | None:
+def plan_part_join(snapshot: CycleSnapshot, policy: Policy) -> PlannedResize | None:
     """Return the size change of a job whose rented nodes are ready; None if there is none. One job in each cycle."""
     charges = {charge.job_id: charge for charge in snapshot.live_charges}
     for rental in sorted(_joining_rentals(snapshot), key=lambda rental: rental.name):
@@ -406,7 +406,7 @@ def _part_for(
     )
 
 
-# ---------------------------------------------------------------- drop
+# ---------------------------------------------------------------- release
 
 
 def jobs_with_rented_part(snapshot: CycleSnapshot, now: datetime) -> tuple[Job, ...]:
@@ -433,7 +433,7 @@ def _joined_rental(job: Job, charge: Charge, snapshot: CycleSnapshot) -> Rental 
     return rental if rental.number == charge.rented_part.rental else None
 
 
-def plan_drop(
+def plan_part_release(
     snapshot: CycleSnapshot, admission_input: AdmissionInput, policy: Policy, now: datetime
 ) -> PlannedResize | None:
     """Return the size change of the first job that releases its rented part; None if every job keeps it.

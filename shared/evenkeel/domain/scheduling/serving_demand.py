@@ -22,7 +22,12 @@ from evenkeel.domain.renting.candidates import PlacementContext
 from evenkeel.domain.renting.placement import PlacementAction, PlacementDecision
 from evenkeel.domain.renting.rental import UNASSIGNED, Rental, RentalState
 from evenkeel.domain.renting.rental_book import RentalBook
-from evenkeel.domain.renting.serving import ServingState, decide_serving_rentals, free_replica_slots, replicas_on
+from evenkeel.domain.renting.serving_rentals import (
+    ServingState,
+    decide_serving_rentals,
+    free_replica_slots,
+    replicas_on,
+)
 from evenkeel.domain.renting.serving_return import (
     CommittedSlots,
     ServingReturnAction,

@@ -1,4 +1,4 @@
-"""Cordons that people set through Evenkeel, with author and reason. Kubernetes stores neither."""
+"""The row of manual cordons: read it, record a cordon, and delete records of removed cordons."""
 
 from collections.abc import Callable, Mapping
 from datetime import timedelta

@@ -44,7 +44,7 @@ from evenkeel.domain.renting.rental_waits import (
     why_job_does_not_wait,
     why_no_replica_waits,
 )
-from evenkeel.domain.renting.serving import ServingState, registration_of, replicas_on
+from evenkeel.domain.renting.serving_rentals import ServingState, registration_of, replicas_on
 from evenkeel.domain.values import Value
 from evenkeel.ports import LimitResult, NotFound, Put, Row, Write
 from evenkeel.services.context import Context

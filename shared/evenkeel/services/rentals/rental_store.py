@@ -33,7 +33,7 @@ from evenkeel.domain.renting.rental import (
     return_replicas,
 )
 from evenkeel.domain.renting.rental_book import RentalAllocation, RentalBook
-from evenkeel.domain.renting.serving import ServingState
+from evenkeel.domain.renting.serving_rentals import ServingState
 from evenkeel.domain.scheduling.serving_demand import ServingRentalPlan, ServingReturn
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.ports import Add, Delete, Ledger, Put, Refused, TransientError, WorkflowName, Write, get_all

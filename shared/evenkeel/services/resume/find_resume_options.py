@@ -1,4 +1,4 @@
-"""Ways to restart an interrupted job beyond free nodes: rent nodes, or preempt other jobs.
+"""Resume options of an interrupted job beyond free nodes: rent nodes, or preempt other jobs.
 
     the job as it will wait ── its charge released, its nodes free, the faulty one out ─▶ admission rules ─▶ options
 

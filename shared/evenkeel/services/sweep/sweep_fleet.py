@@ -33,8 +33,8 @@ from evenkeel.services.sweep.fold_days import fold_days
 from evenkeel.services.sweep.sweep_run import WRITER, SweepRun
 from evenkeel.services.tables import fleet_rows, rows
 from evenkeel.services.waits import evaluate_waits, wait_observation
+from evenkeel.services.waits.debounced_answers import DebouncedWaitAnswerRequests
 from evenkeel.services.waits.read_cache import ReadCache
-from evenkeel.services.waits.throttled_answers import ThrottledWaitAnswerRequests
 
 LOCK = "sweep"
 _LOCK_SECONDS = 60
@@ -162,7 +162,7 @@ def answer_waits(sweep: SweepRun) -> int:
     While the watch runs, it answers waits that have just become due.
     """
     context = sweep.context
-    answers = ThrottledWaitAnswerRequests(
+    answers = DebouncedWaitAnswerRequests(
         context.wait_answers,
         context.clock,
         sweep.notes.pop("requested", {}),

@@ -21,8 +21,8 @@ from evenkeel.services.context import Context
 from evenkeel.services.incidents import ingest_event
 from evenkeel.services.storage import heartbeats, locks
 from evenkeel.services.waits import evaluate_waits, wait_observation
+from evenkeel.services.waits.debounced_answers import DebouncedWaitAnswerRequests
 from evenkeel.services.waits.read_cache import ReadCache
-from evenkeel.services.waits.throttled_answers import ThrottledWaitAnswerRequests
 
 WRITER = "watch_cluster"
 LOCK = "watch"
@@ -97,7 +97,7 @@ class _WatchInvocation:
         self.rests_until = context.clock.now()
         self.nodes_changed = True
         self.ingested_facts: set[str] = set()
-        self.answers = ThrottledWaitAnswerRequests(context.wait_answers, context.clock)
+        self.answers = DebouncedWaitAnswerRequests(context.wait_answers, context.clock)
         self.snapshots = self.failed_snapshots = 0
         self.watch_states: dict[str, str] = {}
         """Kind of object → why its watch is broken; empty if it works."""

@@ -32,7 +32,7 @@ from evenkeel.domain.renting.rental_waits import (
     joined_nodes,
     why_no_replica_waits,
 )
-from evenkeel.domain.renting.serving import replicas_on
+from evenkeel.domain.renting.serving_rentals import replicas_on
 from evenkeel.domain.waiting import ConditionKind, Wait, WaitAnswer, WaitOutcome
 from evenkeel.ports import (
     Conflict,

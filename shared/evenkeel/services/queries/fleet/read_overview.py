@@ -22,8 +22,8 @@ from evenkeel.ports import Table, get_all
 from evenkeel.services.context import Context
 from evenkeel.services.queries import read_events
 from evenkeel.services.queries.disclosure import Reader
-from evenkeel.services.queries.fleet import read_fleet, read_nodes, read_sources
-from evenkeel.services.queries.fleet.read_fleet import Health
+from evenkeel.services.queries.fleet import read_nodes, read_sources, read_status
+from evenkeel.services.queries.fleet.read_status import Health
 from evenkeel.services.queries.incidents import incidents_by_need, read_incidents
 from evenkeel.services.queries.incidents.incidents_by_need import IncidentsByNeed
 from evenkeel.services.recovery import hold_automation
@@ -62,7 +62,7 @@ def counts_document(sources: Sequence[SourceAge], context: Context, earlier_coun
         context: The context.
         earlier_counts: The document that is stored now. A budget keeps the time of its warning until its period ends.
     """
-    status = read_fleet.show_status(sources, context)
+    status = read_status.show_status(sources, context)
     counts = {name: status[name] for name in _STORED_PARTS}
     pools, classes = counts["nodes"]["pools"], counts["jobs"]["classes"]
     book = rental_store.load(context.ledger)
@@ -113,8 +113,8 @@ def show_overview(sources: Sequence[SourceAge], reader: Reader, context: Context
     not_awaiting = [incident for incident in open_incidents if not awaits_approval(incident)]
     incidents = IncidentsByNeed([*awaiting_approval, *left_incidents], not_awaiting, awaiting_approval, is_cut)
     automation = hold_automation.show_automation(context)
-    beats = read_fleet.load_heartbeats(context)
-    health, reasons = read_fleet.judge_health(
+    beats = read_status.load_heartbeats(context)
+    health, reasons = read_status.judge_health(
         incidents,
         automation,
         beats,
@@ -128,7 +128,7 @@ def show_overview(sources: Sequence[SourceAge], reader: Reader, context: Context
         health = Health.DEGRADED
     if counts is None:
         reasons = [*reasons, "no sweep has counted the fleet yet"]
-    elif is_stale and not read_fleet.is_off(sources):
+    elif is_stale and not read_status.is_off(sources):
         reasons = [*reasons, f"nodes and jobs were last counted at {counts['at']}"]
     unhealthy = counts["unhealthy"] if counts else []
     nodes_changed = ledger.get(fleet_rows.nodes_changed_key())
@@ -138,7 +138,7 @@ def show_overview(sources: Sequence[SourceAge], reader: Reader, context: Context
         "health": health,
         "reasons": reasons,
         "stale": read_sources.source_warnings(sources),
-        "isRunning": not read_fleet.is_off(sources),
+        "isRunning": not read_status.is_off(sources),
         "sources": Counter(source.state for source in sources),
         "sourceAges": [{"name": age.source.name, **age.to_json()} for age in sources],
         "automation": automation,

@@ -3,7 +3,7 @@
 from typing import Any
 
 from evenkeel.domain.renting.rental import Rental
-from evenkeel.domain.renting.serving import ServingState
+from evenkeel.domain.renting.serving_rentals import ServingState
 from evenkeel.ports import Ledger, Table
 from evenkeel.services.queries.jobs import read_jobs
 from evenkeel.services.tables import job_rows, rows

@@ -11,7 +11,7 @@ REPEAT_INTERVAL = timedelta(seconds=10)
 """An answer takes well under a second, a cold start included. A lost request is repeated after this."""
 
 
-class ThrottledWaitAnswerRequests:
+class DebouncedWaitAnswerRequests:
     """A `WaitAnswerRequests` that records its requests.
 
     Args:

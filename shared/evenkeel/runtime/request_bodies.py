@@ -10,7 +10,7 @@ from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.domain.quotas.teams import FleetQuotas, Team
 from evenkeel.domain.submitted import from_request
 from evenkeel.runtime.api import Body
-from evenkeel.runtime.request_models import PoolName, Reason, Timestamp, create_body_class, one_line, printable
+from evenkeel.runtime.request_fields import PoolName, Reason, Timestamp, create_body_class, one_line, printable
 
 Label = Annotated[str, StringConstraints(max_length=63), AfterValidator(printable)]
 """A name of up to 63 characters. The service that uses it checks its characters."""

@@ -1,4 +1,4 @@
-"""The fleet for the API: the overview of one screen, and its nodes."""
+"""The status for the API: health with its reasons, pools, GPUs, jobs and teams, counted from all nodes and jobs."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from evenkeel.domain.nodes import FleetNode, NodeState
+from evenkeel.domain.plurals import count_of
 from evenkeel.domain.policy import PolicyInForce
 from evenkeel.domain.resources import NONE, Resources
 from evenkeel.domain.sources import Source, SourceAge, SourceKind, SourceState, source_problems
@@ -239,9 +240,9 @@ def judge_health(
     if incidents.working:
         problems.append(incidents.count_text(incidents.working, ("working", "working")))
     if states.get(NodeState.NOT_READY):
-        problems.append(f"{states.get(NodeState.NOT_READY)} not ready without an incident")
+        problems.append(f"{count_of(states[NodeState.NOT_READY], 'node')} not ready, without an incident")
     if states.get(NodeState.UNHEALTHY):
-        problems.append(f"{states.get(NodeState.UNHEALTHY)} unhealthy, without a running recovery")
+        problems.append(f"{count_of(states[NodeState.UNHEALTHY], 'node')} unhealthy, without a running recovery")
     if automation["isHeld"]:
         problems.append("automation is held")
     if schedules_are_off:
