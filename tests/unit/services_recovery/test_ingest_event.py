@@ -11,9 +11,12 @@ import pytest
 from evenkeel.domain.health.incidents import Evidence, FactKind, IncidentState, NodeFact
 from evenkeel.domain.nodes import FleetNode, Node, NodeLife
 from evenkeel.domain.resources import NONE
+from evenkeel.domain.waiting import ConditionKind
 from evenkeel.ports import Key, Put, Row, Table
-from evenkeel.services.incidents import ingest_event, unresolved_facts
+from evenkeel.services.incidents import ingest_event, settle_incident, unresolved_facts
 from evenkeel.services.incidents.record_node_fact import IngestResult
+from evenkeel.services.recovery import cordon_node, drain_node, plan_recovery
+from evenkeel.services.resume import plan_resume
 from evenkeel.services.tables import fleet_rows, rows
 from tests.fakes import FakeWorld, a_provider_node
 from tests.fakes.cluster import CLUSTER, instance_id
@@ -171,6 +174,29 @@ def test_same_fault_after_return_to_service_opens_second_incident() -> None:
     recovery.report_fault(observed_at=recovery.now + timedelta(seconds=1), envelope_id="again")
 
     assert recovery.incident_id not in ("", first)
+    assert recovery.recover() == IncidentState.RECOVERED
+    assert recovery.incident.repairs == ("replace",)
+
+
+def test_fault_after_return_opens_next_incident_at_once() -> None:
+    recovery = RecoveryScenario(size=2)
+    recovery.report_fault()
+    plan = recovery.run_state("PlanRecovery", plan_recovery)
+    recovery.run_state("CordonNode", cordon_node)
+    recovery.run_state("DrainNode", drain_node)
+    recovery.run_state("PlanResume", plan_resume)
+    node = recovery.node_branch(plan)
+    first = recovery.incident_id
+    recovery.world.clock.advance(1)
+    recovery.ingest(a_fact(fault_key="xid:79", observed_at=recovery.now, envelope_id="again"))
+    recovery.open_wait(ConditionKind.JOBS_RESUMED)
+
+    assert recovery.evaluate_waits_once() == ["QUEUED"]
+    parts = {"plan": {"outcome": "ACT"}, "node": node, "jobs": {"outcome": "QUEUED"}}
+    assert recovery.run_state("SettleIncident", settle_incident, **parts).outcome == IncidentState.RECOVERED
+    [following] = [incident for incident in recovery.incidents() if incident.incident_id != first]
+    assert (following.state, following.fault_key, following.resumes) == (IncidentState.OPEN, "xid:79", first)
+    recovery.incident_id = following.incident_id
     assert recovery.recover() == IncidentState.RECOVERED
     assert recovery.incident.repairs == ("replace",)
 

@@ -16,13 +16,14 @@ from evenkeel.domain.health.assessment import (
     signals_to_clear,
 )
 from evenkeel.domain.health.classification import ClassifiedFact
-from evenkeel.domain.health.faults import FaultCatalogue
+from evenkeel.domain.health.faults import FaultCatalogue, Severity
 from evenkeel.domain.health.incidents import (
     AffectedNode,
     ClearedFault,
     FactKind,
     Incident,
     IncidentState,
+    NodeBranchResult,
     NodeFact,
     Recurrence,
     RepairProgress,
@@ -133,6 +134,55 @@ def with_fact(
     return _reassess(
         updated_incident, merge_signal(signals_of(incident), _signal_of_fact(fact)), recurrences, catalogue
     )
+
+
+def has_failed_after_return(incident: Incident, catalogue: FaultCatalogue) -> bool:
+    """Whether a fault that needs a repair was reported after the node returned to service, and is not gone."""
+    validated_at = incident.stages.validated_at
+    if incident.node_branch != NodeBranchResult.RETURNED or validated_at is None or incident.replacement_instance_id:
+        return False
+    later_faults = [
+        catalogue.look_up(signal.fault_key) for signal in signals_of(incident) if signal.last_at > validated_at
+    ]
+    return not incident.has_recovered and any(fault.repairs_node and fault.acts_alone for fault in later_faults)
+
+
+def incident_after_return(
+    incident: Incident, catalogue: FaultCatalogue, *, incident_id: str, now: datetime
+) -> Incident:
+    """Return the next incident of a node that failed again after it returned to service.
+
+    The recovery was still open because of its jobs, so the signals joined it, and no step of it reacts to them. The
+    next incident has these signals, and the jobs.
+    """
+    validated_at = incident.stages.validated_at
+    assert validated_at
+    signals = tuple(
+        signal.replace(first_at=max(signal.first_at, validated_at))
+        for signal in signals_of(incident)
+        if signal.last_at > validated_at
+    )
+    next_incident = Incident(
+        incident_id=incident_id,
+        life=incident.life,
+        slot=incident.slot,
+        node_name=incident.node_name,
+        pool=incident.pool,
+        instance_type=incident.instance_type,
+        state=IncidentState.OPEN,
+        severity=Severity.INFO,
+        fault_key=signals[0].fault_key,
+        first_signal_at=validated_at,
+        last_signal_at=incident.last_signal_at,
+        deadline_at=incident.deadline_at,
+        opened_at=now,
+        is_drill=incident.is_drill,
+        resumes=incident.incident_id,
+        cleared_faults=incident.cleared_faults,
+        affected_jobs=incident.affected_jobs,
+        stages=StageTimes(detected_at=now),
+    )
+    return _reassess(next_incident, signals, incident.recurrences, catalogue)
 
 
 def _reassess(

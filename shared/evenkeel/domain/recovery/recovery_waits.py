@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 from evenkeel.domain.health.classification import IncidentFault
+from evenkeel.domain.health.incident_updates import has_failed_after_return
 from evenkeel.domain.health.incidents import AffectedJob, Incident, NodeBranchResult, RepairProgress
 from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import Job, JobState
@@ -169,7 +170,7 @@ def evaluate_jobs_resumed(
         if job.job is None or _has_resumed_or_ended(job.job, job.affected) or _was_never_interrupted(job, incident):
             continue
         if not _is_queued(job, incident, policy, now):
-            return None
+            return _answer_after_return(incident, policy)
         waiting_job_ids.append(job.affected.job_id)
     if waiting_job_ids:
         names = ", ".join(waiting_job_ids)
@@ -179,6 +180,14 @@ def evaluate_jobs_resumed(
             facts={"jobs": waiting_job_ids},
         )
     return WaitAnswer(outcome=WaitOutcome.JOBS_RESUMED, reason="Every interrupted job runs again or has ended.")
+
+
+def _answer_after_return(incident: Incident, policy: Policy) -> WaitAnswer | None:
+    """Return the answer if the node failed again after its return, so that another incident must repair it."""
+    if not has_failed_after_return(incident, policy.catalogue):
+        return None
+    reason = "The node failed again after its return to service. The next incident waits for the jobs."
+    return WaitAnswer(outcome=WaitOutcome.QUEUED, reason=reason)
 
 
 def _has_resumed_or_ended(job: Job, affected_job: AffectedJob) -> bool:

@@ -9,6 +9,7 @@ The two results:
 from typing import Any
 
 from evenkeel.domain.health.classification import IncidentFault
+from evenkeel.domain.health.incident_updates import has_failed_after_return, incident_after_return
 from evenkeel.domain.health.incidents import Incident, IncidentState, NodeBranchResult
 from evenkeel.domain.health.ingestion import LastIncident
 from evenkeel.domain.outbound import notices
@@ -24,7 +25,7 @@ from evenkeel.domain.recovery.settling import (
 )
 from evenkeel.domain.recovery.unhealthy_nodes import UnhealthyNode, unhealthy_after
 from evenkeel.domain.values import Value
-from evenkeel.ports import Delete, Put, Write
+from evenkeel.ports import Delete, Put, Row, Write
 from evenkeel.services.context import Context
 from evenkeel.services.incidents import recovery_step
 from evenkeel.services.storage import guardrail_registers, incident_store
@@ -148,7 +149,7 @@ def _settlement_writes(
     writes += guardrail_registers.removal_writes(RegisterName.REPAIRS, context, incident.life.key, is_drill=is_drill)
     pointer = context.ledger.get(incident_rows.open_key(incident.life, is_drill=is_drill))
     if pointer is not None and pointer.doc["incidentId"] == subject:
-        writes.append(Delete(pointer.key, pointer.version))
+        writes += _pointer_writes(incident, pointer, context)
     was_returned = request.node is not None and request.node.outcome == NodeBranchResult.RETURNED
     lease_row = context.ledger.get(fleet_rows.lease_key(incident.slot, is_drill=is_drill))
     lease = (
@@ -185,6 +186,24 @@ def _settlement_writes(
     if not is_drill:
         writes += _unhealthy_node_writes(incident, context, is_well=was_returned or is_replaced)
     return writes
+
+
+def _pointer_writes(incident: Incident, pointer: Row, context: Context) -> list[Write]:
+    """Delete the pointer to a settled incident, or open the next one. The sweep starts the recovery of that one."""
+    now, is_drill = context.now, incident.is_drill
+    catalogue = context.policy.catalogue
+    if not has_failed_after_return(incident, catalogue):
+        return [Delete(pointer.key, pointer.version)]
+    next_incident = incident_after_return(incident, catalogue, incident_id=context.ids.new("inc"), now=now)
+    slot_row = context.ledger.get(incident_rows.slot_key(incident.slot, is_drill=is_drill))
+    next_id = next_incident.incident_id
+    text = f"The node failed again after its return in {incident.incident_id}."
+    return [
+        Put(incident_rows.open_row(incident.life, next_id, pointer.version, is_drill=is_drill)),
+        Put(incident_rows.incident_row(next_incident, 0)),
+        Put(incident_rows.slot_row(next_incident, slot_row.version if slot_row else 0, now)),
+        incident_store.timeline_put(next_id, "resumed", text, at=now, writer=WRITER),
+    ]
 
 
 def _unhealthy_node_writes(incident: Incident, context: Context, *, is_well: bool) -> list[Write]:
