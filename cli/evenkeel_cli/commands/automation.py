@@ -76,7 +76,7 @@ def stop(
     key: lookup.KeyOption = None,
     output: lookup.ResultOption = OutputFormat.TABLE,
 ) -> None:
-    """Hold the repairs and job stops of recoveries, scheduling and rentals.
+    """Hold repairs and job stops of recoveries, scheduling and rentals.
 
     No admission, preemption or resize starts. Prints the actions that still run. `automation release` ends the hold.
     """

@@ -99,7 +99,9 @@ def test_example_of_the_cost_page_is_the_worked_example() -> None:
     hours_sooner = (plan.starts_after_seconds - spot.starts_after_seconds) / 3600
     text = " ".join(COST_PAGE.split())
 
-    assert f"start the job {hours_sooner:.1f} hours sooner, which is worth {format_usd(worth)}." in text
+    assert f"the job starts {hours_sooner:.1f} hours sooner" in text
+    hours_shorter = (plan.ends_after_seconds - spot.ends_after_seconds) / 3600
+    assert f"ends {hours_shorter:.2f} hours sooner. That is worth {format_usd(worth)}." in text
     assert f"Their rent is {format_usd(rent)}." in text
     extra = (
         f"{format_usd(rent)} − {format_usd(plan.opportunity_parts)} = {format_usd(rent - plan.opportunity_parts)} more"
