@@ -141,10 +141,17 @@ def has_failed_after_return(incident: Incident, catalogue: FaultCatalogue) -> bo
     validated_at = incident.stages.validated_at
     if incident.node_branch != NodeBranchResult.RETURNED or validated_at is None or incident.replacement_instance_id:
         return False
-    later_faults = [
-        catalogue.look_up(signal.fault_key) for signal in signals_of(incident) if signal.last_at > validated_at
-    ]
+    later_faults = [catalogue.look_up(signal.fault_key) for signal in _signals_since(incident, validated_at)]
     return not incident.has_recovered and any(fault.repairs_node and fault.acts_alone for fault in later_faults)
+
+
+def _signals_since(incident: Incident, validated_at: datetime) -> tuple[Signal, ...]:
+    """Return the signals that were reported after the node passed its validation, as if they began after it."""
+    return tuple(
+        signal.replace(first_at=max(signal.first_at, validated_at))
+        for signal in signals_of(incident)
+        if signal.last_at > validated_at
+    )
 
 
 def incident_after_return(
@@ -157,11 +164,7 @@ def incident_after_return(
     """
     validated_at = incident.stages.validated_at
     assert validated_at
-    signals = tuple(
-        signal.replace(first_at=max(signal.first_at, validated_at))
-        for signal in signals_of(incident)
-        if signal.last_at > validated_at
-    )
+    signals = _signals_since(incident, validated_at)
     next_incident = Incident(
         incident_id=incident_id,
         life=incident.life,
