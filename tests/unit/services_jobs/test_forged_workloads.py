@@ -101,7 +101,7 @@ def test_forged_pod_on_a_faulty_node_interrupts_no_job() -> None:
     number = int(str(faulty.instance_id).removeprefix("i-"))
     incident = an_incident(scenario, number)
 
-    affected = drain_node.find_affected_jobs(incident, scenario.context(policy=Policy()))
+    affected = drain_node.find_affected_jobs(incident, scenario.context(policy=Policy())).jobs
 
     assert affected == ()
 

@@ -122,9 +122,9 @@ def test_late_corrupting_fault_affects_a_job_that_moved_away() -> None:
     assert ended_at
     soon = recovery.incident.replace(first_signal_at=ended_at + timedelta(seconds=200), fault_key=CORRUPTS, signals=())
 
-    affected = drain_node.find_affected_jobs(soon, recovery.world.context(policy=QUICK))
+    affected = drain_node.find_affected_jobs(soon, recovery.world.context(policy=QUICK)).jobs
     trusted = soon.replace(fault_key="hp:NvidiaErrorReboot")
-    not_affected = drain_node.find_affected_jobs(trusted, recovery.world.context(policy=QUICK))
+    not_affected = drain_node.find_affected_jobs(trusted, recovery.world.context(policy=QUICK)).jobs
 
     assert [(job.job_id, job.attempt) for job in affected] == [(recovery.job_id, 1)]
     assert not_affected == ()

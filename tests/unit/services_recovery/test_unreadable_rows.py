@@ -8,6 +8,10 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from evenkeel.domain.nodes import FleetNode
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.recovery.guardrails import GuardrailAction
+from evenkeel.domain.recovery.unhealthy_nodes import UnhealthyNode
 from evenkeel.domain.values import StrictValue, Value
 from evenkeel.domain.waiting import ConditionKind
 from evenkeel.ports import ExecutionState, Key, Put, Row, Table, Unreachable, Unreadable, WorkflowName
@@ -15,13 +19,17 @@ from evenkeel.services.queries.disclosure import Reader
 from evenkeel.services.queries.fleet import read_sources, read_status
 from evenkeel.services.queries.incidents import read_incidents
 from evenkeel.services.queries.jobs import read_jobs
+from evenkeel.services.recovery import cordon_node, drain_node, plan_recovery, repair_node
+from evenkeel.services.recovery.guardrail_inputs import GuardrailInputs
+from evenkeel.services.resume import plan_resume
 from evenkeel.services.scheduling import schedule_jobs
 from evenkeel.services.storage import pagination
 from evenkeel.services.sweep import sweep_fleet, watch_cluster
-from evenkeel.services.tables import fleet_rows, rows
+from evenkeel.services.tables import fleet_rows, incident_rows, job_rows, rows
 from evenkeel.services.waits import evaluate_waits
+from tests.fakes.cluster import instance_id
 from tests.stored_rows import type_of
-from tests.unit.services_recovery.recovery_scenario import RecoveryScenario
+from tests.unit.services_recovery.recovery_scenario import QUICK, RecoveryScenario
 
 NEW_VALUE = "VALUE_OF_A_NEWER_RELEASE"
 FAILS_AS_A_WHOLE = {"Charge", "RentalAllocation"}
@@ -104,6 +112,135 @@ def test_row_with_an_unknown_value_stops_no_other_row(name: str, key: Key, path:
     assert row is not None
     assert json.dumps(row.doc, sort_keys=True) == before
     assert not [call for call in scenario.world.cluster.calls if call[0] in ("stop", "evict", "force_delete_pods")]
+
+
+@pytest.mark.parametrize(("name", "key", "path"), CASES, ids=[name for name, _, _ in CASES])
+def test_row_with_an_unknown_value_stops_no_other_recovery(name: str, key: Key, path: tuple[str, ...]) -> None:
+    scenario = busy_test_fleet()
+    own_rows = (scenario.incident_id, scenario.incident.life.key, scenario.incident.slot)
+    if any(part in key.pk for part in own_rows) or name.startswith("Wait."):
+        return
+    write_newer_value(scenario, key, path)
+    scenario.job_id = ""
+
+    assert scenario.recover() == "RECOVERED"
+
+
+def attempt_on_node_becomes_unreadable(fault_key: str, policy: Policy = QUICK) -> RecoveryScenario:
+    """Return a recovery whose plan and cordon are done. This release cannot read the attempt on its node."""
+    scenario = RecoveryScenario(policy=policy)
+    scenario.report_fault(fault_key=fault_key)
+    for service in (plan_recovery, cordon_node):
+        scenario.run_state("", service)
+    write_newer_value(scenario, job_rows.attempt_key(scenario.job_id, 1), ("state",))
+    scenario.job_id = ""
+    return scenario
+
+
+@pytest.mark.parametrize("fault_key", ["hp:NvidiaErrorReboot", "xid:79"])
+def test_node_with_an_unreadable_attempt_is_left_to_a_person(fault_key: str) -> None:
+    scenario = attempt_on_node_becomes_unreadable(fault_key)
+
+    drained = scenario.run_state("DrainNode", drain_node)
+    repaired = scenario.run_state("RepairNode", repair_node)
+
+    assert (drained.outcome, drained.unreadable_attempts) == ("JOBS_AFFECTED", ("job-0000000001-a1",))
+    assert (repaired.outcome, scenario.provider.accepted_calls("reboot").total()) == ("ASK_PERSON", 0)
+    assert scenario.provider.accepted_calls("replace").total() == 0
+    entries = scenario.world.ledger.partition(Table.INCIDENTS, f"INC#{scenario.incident_id}", "EVENT#")
+    assert [row.doc["kind"] for row in entries if "job-0000000001-a1" in row.doc["text"]] == ["job", "asked"]
+    decisions = scenario.world.ledger.by_state(Table.INCIDENTS, f"DEC#{scenario.incident_id}").rows
+    decision = next(row.doc for row in decisions if row.doc["action"] == "ASK_PERSON")
+    assert decision["facts"]["unreadableAttempts"] == ["job-0000000001-a1"]
+
+
+def test_repair_waits_for_unreadable_attempt_until_drain_ends() -> None:
+    policy = QUICK.replace(repair=QUICK.repair.replace(drain_scale=1.0))
+    scenario = attempt_on_node_becomes_unreadable("hp:NvidiaErrorReboot", policy)
+
+    assert scenario.run_state("RepairNode", repair_node).outcome == "RETRY"
+
+
+def two_jobs_on_the_node() -> tuple[RecoveryScenario, str]:
+    """Return a recovery whose plan and cordon are done, and another job on its node."""
+    scenario = RecoveryScenario(size=4)
+    other_job_id = scenario.scenario.running(nodes=1, checkpoint_uri="").job_id
+    other = scenario.scenario.attempt(other_job_id, 1)
+    job_attempt = scenario.scenario.attempt(scenario.job_id, 1)
+    shared = other.replace(nodes=job_attempt.nodes[:1], node_names=job_attempt.node_names[:1])
+    scenario.scenario.store_row(job_rows.attempt_row(shared, 0))
+    scenario.report_fault()
+    for service in (plan_recovery, cordon_node):
+        scenario.run_state("", service)
+    return scenario, other_job_id
+
+
+def test_unreadable_job_stops_no_other_job_on_the_node() -> None:
+    scenario, other_job_id = two_jobs_on_the_node()
+    write_newer_value(scenario, job_rows.job_key(scenario.job_id), ("state",))
+
+    drained = scenario.run_state("DrainNode", drain_node)
+
+    assert [job.job_id for job in drained.jobs] == [other_job_id]
+    assert scenario.scenario.job(other_job_id).stop_of(1)
+    assert drained.unreadable_attempts == (f"{scenario.job_id}-a1",)
+
+
+def test_job_that_becomes_unreadable_stops_no_other_resume() -> None:
+    scenario, other_job_id = two_jobs_on_the_node()
+    assert len(scenario.run_state("DrainNode", drain_node).jobs) == 2
+    write_newer_value(scenario, job_rows.job_key(scenario.job_id), ("state",))
+
+    drained = scenario.run_state("DrainNode", drain_node)
+    planned = scenario.run_state("PlanResume", plan_resume)
+
+    assert drained.unreadable_attempts == (f"{scenario.job_id}-a1",)
+    assert [job.job_id for job in planned.jobs] == [other_job_id]
+
+
+def test_node_with_an_unreadable_record_takes_no_work() -> None:
+    scenario = RecoveryScenario(size=3, with_job=False)
+    sweep_fleet.run(scenario.context())
+    life = rows.decode(scenario.world.ledger.by_state(Table.FLEET, "NODE").rows[0], FleetNode).life
+    record = UnhealthyNode(life=life, incident_id="inc-1", since=scenario.now, reason="It fails.")
+    row = incident_rows.unhealthy_row(record, 0)
+    scenario.world.ledger.commit(Put(Row(row.key, {**row.doc, "since": NEW_VALUE}, 0, row.state)))
+    job = scenario.scenario.submit("small", nodes=2)
+
+    schedule_jobs.run(scenario.context())
+
+    attempt = scenario.scenario.attempt(job.job_id, 1)
+    assert {life.instance_id for life in attempt.nodes} == {instance_id(2), instance_id(3)}
+
+
+def test_unreadable_node_row_stops_no_submission_or_admission() -> None:
+    scenario = RecoveryScenario(size=3, with_job=False)
+    sweep_fleet.run(scenario.context())
+    key = scenario.world.ledger.by_state(Table.FLEET, "NODE").rows[0].key
+    write_newer_value(scenario, key, ("isReady",))
+    job = scenario.scenario.submit("all", nodes=3)
+
+    schedule_jobs.run(scenario.context())
+
+    assert scenario.scenario.job(job.job_id).state == "STARTING"
+
+
+@pytest.mark.parametrize("breaks", ["incident", "node"])
+def test_unreadable_failure_counts_for_a_shared_cause(breaks: str) -> None:
+    scenario = RecoveryScenario(size=5, with_job=False)
+    sweep_fleet.run(scenario.context())
+    for number in (1, 3):
+        scenario.report_fault(number, observed_at=scenario.now)
+    first = scenario.incidents()[0]
+    if breaks == "incident":
+        write_newer_value(scenario, incident_rows.incident_key(first.incident_id), ("severity",))
+    else:
+        write_newer_value(scenario, fleet_rows.node_key(first.life.cluster, first.life.instance_id), ("isReady",))
+
+    state = GuardrailInputs(scenario.context()).read_facts(GuardrailAction.REPLACE, scenario.incident)
+
+    assert [len(cause.faulted_at) for cause in state.facts.causes] == [2] * len(state.facts.causes)
+    assert {cause.kind for cause in state.facts.causes} >= {"zone", "image"}
 
 
 def test_sweep_reports_the_row_and_starts_the_other_recovery() -> None:

@@ -129,6 +129,8 @@ class RepairFacts(Value):
     work_may_run_until: Instant | None = None
     leaves_work: bool = False
     """Whether the jobs on the node keep running, whatever the decision is."""
+    unreadable_attempts: tuple[str, ...] = ()
+    """Attempts that may use the node, and whose rows this release cannot read. Known only after the drain."""
     progress: tuple[RepairProgress, ...] = ()
     """Repair steps that the provider reported, oldest first."""
     calls_today: int = 0
@@ -169,6 +171,9 @@ class RepairDecision(Value):
         return self.action.lower() if self.action in (Repair.REBOOT, Repair.REPLACE) else ""
 
 
+_ENDS_WORK = (Repair.DIAGNOSE, Repair.REBOOT, Repair.REPLACE)
+
+
 def choose_repair(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision:
     """Choose the next repair action for one node.
 
@@ -178,6 +183,10 @@ def choose_repair(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision:
     decision = _choose_action(facts, policy)
     if decision.drains and facts.hold is not None:
         return _decision_of(Repair.HOLD, f"The node's jobs cannot move yet. {_hold_text(facts.hold)}")
+    if decision.action in _ENDS_WORK and facts.unreadable_attempts:
+        names = ", ".join(facts.unreadable_attempts)
+        reason = f"{names} may use the node, but this release cannot read the rows: deploy the newer release."
+        return _decision_of(Repair.ASK_PERSON, reason, (decision.action.lower(), "it would end this work unsaved"))
     return decision
 
 

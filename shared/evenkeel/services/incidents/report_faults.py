@@ -233,9 +233,11 @@ def _find_instance_ids(
             instance_id = by_name.get(report.node_name, "")
         if not instance_id or not _is_own_node(instance_id, context):
             stated_name = report.instance_id or report.node_name
-            nodes = (rows.decode(row, FleetNode) for row in context.ledger.by_state(Table.FLEET, "NODE").rows)
+            nodes = rows.readable_rows(context.ledger.by_state(Table.FLEET, "NODE").rows, FleetNode)
             similar_names = (
-                (report.instance_id and node.life.instance_id) or node.node_name for node in nodes if not node.is_gone
+                (report.instance_id and node.life.instance_id) or node.node_name
+                for _, node in nodes
+                if not node.is_gone
             )
             message = unknown_name("node", stated_name, similar_names)
             raise NotFound(f"{message} Evenkeel lists a new node within two minutes.")
@@ -280,9 +282,8 @@ def _is_own_node(instance_id: str, context: Context) -> bool:
 
 
 def _instance_ids_by_name(ledger: Ledger) -> dict[str, str]:
-    nodes = (
-        rows.decode(row, FleetNode) for row in every(lambda cursor: ledger.by_state(Table.FLEET, "NODE", cursor=cursor))
-    )
+    node_rows = every(lambda cursor: ledger.by_state(Table.FLEET, "NODE", cursor=cursor))
+    nodes = (node for _, node in rows.readable_rows(node_rows, FleetNode))
     return {node.node_name: node.life.instance_id for node in nodes if node.node_name and not node.is_gone}
 
 

@@ -48,10 +48,12 @@ class ConfiguredFleet(NamedTuple):
 def read_configured_fleet(cluster: str, ledger: Ledger) -> ConfiguredFleet:
     """Return a cluster's nodes as the last sweeps stored them, including gone nodes: they may be replaced."""
     node_rows, is_cut = pagination.read_partition(ledger, Table.FLEET, "NODE", at_most=MAX_NODES)
-    nodes = [node for node in (rows.decode(row, FleetNode) for row in node_rows) if node.life.cluster == cluster]
+    readable_nodes = [node for _, node in rows.readable_rows(node_rows, FleetNode)]
+    nodes = [node for node in readable_nodes if node.life.cluster == cluster]
     # A node slot counts once, even if several nodes were in it one after the other.
     by_slot = {node.slot or node.life.key: node for node in nodes}
-    is_complete = bool(nodes) and not is_cut and not _has_unread_source(cluster, ledger)
+    is_read = len(readable_nodes) == len(node_rows) and not is_cut
+    is_complete = bool(nodes) and is_read and not _has_unread_source(cluster, ledger)
     return ConfiguredFleet(tuple(map(_capacity_when_idle, by_slot.values())), is_complete)
 
 

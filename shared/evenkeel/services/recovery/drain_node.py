@@ -6,10 +6,10 @@ attempt.
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from enum import StrEnum
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 from evenkeel.domain.external.unmanaged_workloads import UnmanagedPod
 from evenkeel.domain.health.faults import Fault, FaultClass
@@ -17,6 +17,7 @@ from evenkeel.domain.health.incidents import AffectedJob, Incident, JobAction
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState
 from evenkeel.domain.jobs.job import Job, StopRequest
 from evenkeel.domain.jobs.spec import OnNodeFault
+from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.recovery.draining import (
     Drain,
@@ -29,7 +30,7 @@ from evenkeel.domain.recovery.draining import (
     plan_drain,
 )
 from evenkeel.domain.recovery.guardrails import GuardrailAction
-from evenkeel.domain.values import Value
+from evenkeel.domain.values import Instant, Value
 from evenkeel.ports import (
     Conflict,
     EvenkeelError,
@@ -37,6 +38,7 @@ from evenkeel.ports import (
     Ledger,
     Put,
     Table,
+    Unreadable,
     Write,
     every,
 )
@@ -60,7 +62,7 @@ class DrainOutcome(StrEnum):
     """The outcomes of DrainNode."""
 
     JOBS_AFFECTED = "JOBS_AFFECTED"
-    """Jobs use the node. The reason says which jobs stop, which may finish, and why jobs keep running."""
+    """Jobs use the node, or may use it. The reason says which stop, which may finish, and why others keep running."""
     NO_JOBS = "NO_JOBS"
     """No job uses the node, or the plan leaves its jobs alone."""
     HELD = "HELD"
@@ -73,6 +75,8 @@ class DrainNodeResult(Value):
     outcome: DrainOutcome
     reason: str
     jobs: tuple[AffectedJob, ...] = ()
+    unreadable_attempts: tuple[str, ...] = ()
+    """Attempts that may use the node, and whose rows this release cannot read. Evenkeel does not stop them."""
 
 
 def run(request: recovery_step.RecoveryStepRequest, context: Context) -> DrainNodeResult:
@@ -110,8 +114,23 @@ def drain(incident: Incident, context: Context) -> DrainNodeResult:
 
     Idempotent: yes, as `run`.
     """
-    jobs = find_affected_jobs(incident, context)
-    incident = _record_affected_jobs(incident, jobs, context.ledger)
+    users = find_affected_jobs(incident, context)
+    incident = _record_affected_jobs(incident, users.jobs, context.ledger)
+    drain_result = _stop_jobs(incident, context)
+    if not users.unreadable:
+        return drain_result
+    names = tuple(f"{affected_job.job_id}-a{affected_job.attempt}" for affected_job in users.unreadable)
+    text = f"These attempts may use the node, but this release cannot read their rows: {', '.join(names)}."
+    _record_line(incident, text, "unreadable", incident.opened_at, context.ledger)  # once, with this fixed time
+    return drain_result.replace(
+        outcome=DrainOutcome.JOBS_AFFECTED,
+        reason=f"{drain_result.reason} {text}" if drain_result.jobs else text,
+        unreadable_attempts=names,
+    )
+
+
+def _stop_jobs(incident: Incident, context: Context) -> DrainNodeResult:
+    """Stop the affected jobs that may not finish on the node."""
     if job_action(incident) in (JobAction.MOVE, JobAction.LEAVE):
         for affected_job in incident.affected_jobs:
             _excuse_failure(incident, affected_job, context)
@@ -140,12 +159,20 @@ def drain(incident: Incident, context: Context) -> DrainNodeResult:
     return DrainNodeResult(outcome=DrainOutcome.JOBS_AFFECTED, reason=" ".join(messages), jobs=incident.affected_jobs)
 
 
-def find_affected_jobs(incident: Incident, context: Context) -> tuple[AffectedJob, ...]:
+class NodeUsers(NamedTuple):
+    """The jobs on a node."""
+
+    jobs: tuple[AffectedJob, ...]
+    unreadable: tuple[AffectedJob, ...] = ()
+    """Jobs that may use the node, although this release cannot read the row of the job or of the attempt."""
+
+
+def find_affected_jobs(incident: Incident, context: Context) -> NodeUsers:
     """Find the jobs whose current attempt uses the node, by its pods there and by the ledger.
 
     Attempts that ended there since about the first signal count, too: the fault affected them. Perhaps their job has
     not resumed yet, and their last checkpoint may be damaged. Their pods may be gone with the node, so the ledger is
-    read.
+    read. If even the nodes of an attempt cannot be read, its pods alone decide.
     """
     cluster = incident.life.cluster
     workloads = [
@@ -157,28 +184,60 @@ def find_affected_jobs(incident: Incident, context: Context) -> tuple[AffectedJo
         context.ledger, ((cluster, workload) for workload in workloads)
     )
     candidates = {(attempt.job_id, attempt.attempt) for attempt, _ in attempts_and_workloads}
-    for attempt in (
-        *_live_attempts(context.ledger),
-        *_ended_since(affected_since(incident, context.policy), context.ledger),
-    ):
-        if any(life.key == incident.life.key for life in attempt.nodes):
-            candidates.add((attempt.job_id, attempt.attempt))
-    possible_jobs = [AffectedJob(job_id=job, attempt=number) for job, number in sorted(candidates)]
-    return tuple(job for job in possible_jobs if _is_still_affected(job, incident, context))
+    for job_id, number in {(workload.job_id, workload.attempt) for workload in workloads} - candidates:
+        row = context.ledger.get(job_rows.attempt_key(job_id, number))
+        if row and not any(rows.readable_rows([row], Attempt)):
+            candidates.add((job_id, number))
+    candidates |= _attempts_on(incident.life, _live_attempts(context.ledger))
+    candidates |= _attempts_on(incident.life, _ended_since(affected_since(incident, context.policy), context.ledger))
+    jobs, unreadable = [], []
+    for job_id, number in sorted(candidates):
+        affected_job = AffectedJob(job_id=job_id, attempt=number)
+        try:
+            if _is_still_affected(affected_job, incident, context):
+                jobs.append(affected_job)
+        except Unreadable:
+            if not _has_attempt_ended(affected_job, context.ledger):
+                unreadable.append(affected_job)
+    return NodeUsers(tuple(jobs), tuple(unreadable))
 
 
-def _live_attempts(ledger: Ledger) -> Iterator[Attempt]:
-    for row in every(lambda cursor: ledger.by_state(Table.JOBS, "ATTEMPT#LIVE", limit=1000, cursor=cursor)):
-        yield rows.decode(row, Attempt)
+class _Placement(Value):
+    """The part of an attempt that says where it runs. It can be read even if the attempt cannot."""
+
+    job_id: str
+    attempt: int
+    nodes: tuple[NodeLife, ...]
+    ended_at: Instant | None = None
 
 
-def _ended_since(since: datetime, ledger: Ledger) -> Iterator[Attempt]:
+def _attempts_on(life: NodeLife, placements: Iterable[_Placement]) -> set[tuple[str, int]]:
+    return {
+        (placement.job_id, placement.attempt)
+        for placement in placements
+        if any(node.key == life.key for node in placement.nodes)
+    }
+
+
+def _live_attempts(ledger: Ledger) -> Iterator[_Placement]:
+    index_entries = every(lambda cursor: ledger.by_state(Table.JOBS, "ATTEMPT#LIVE", limit=1000, cursor=cursor))
+    for _, placement in rows.readable_rows(index_entries, _Placement):
+        yield placement
+
+
+def _ended_since(since: datetime, ledger: Ledger) -> Iterator[_Placement]:
     """Return the attempts that ended lately, the last first."""
-    for row in every(lambda cursor: ledger.by_state(Table.JOBS, "ATTEMPT#ENDED", cursor=cursor, newest_first=True)):
-        attempt = rows.decode(row, Attempt)
-        if attempt.ended_at is None or attempt.ended_at < since:
+    index_entries = every(lambda cursor: ledger.by_state(Table.JOBS, "ATTEMPT#ENDED", cursor=cursor, newest_first=True))
+    for _, placement in rows.readable_rows(index_entries, _Placement):
+        if placement.ended_at is None or placement.ended_at < since:
             return
-        yield attempt
+        yield placement
+
+
+def _has_attempt_ended(affected_job: AffectedJob, ledger: Ledger) -> bool:
+    """Whether an attempt has ended, by its index entry: this release may not be able to read its row."""
+    row = ledger.get(job_rows.attempt_key(affected_job.job_id, affected_job.attempt))
+    return row is None or (row.state is not None and row.state[0] == "ATTEMPT#ENDED")
 
 
 def _is_still_affected(affected_job: AffectedJob, incident: Incident, context: Context) -> bool:
@@ -193,6 +252,13 @@ def _is_still_affected(affected_job: AffectedJob, incident: Incident, context: C
     return attempt.state in (AttemptState.LOST, AttemptState.FAILED) and attempt.ended_at >= affected_since(
         incident, context.policy
     )
+
+
+def _load_if_readable(affected_job: AffectedJob, ledger: Ledger) -> tuple[Job, int, Attempt] | None:
+    try:
+        return _load_job_and_attempt(affected_job, ledger)
+    except Unreadable:
+        return None  # Evenkeel leaves such a job alone; the sweep reports the row
 
 
 def _load_job_and_attempt(affected_job: AffectedJob, ledger: Ledger) -> tuple[Job, int, Attempt] | None:
@@ -226,9 +292,7 @@ def _excuse_failure(incident: Incident, affected_job: AffectedJob, context: Cont
     """
 
     def excuse_once() -> None:
-        job_and_attempt = (
-            None if affected_job.is_failure_excused else _load_job_and_attempt(affected_job, context.ledger)
-        )
+        job_and_attempt = None if affected_job.is_failure_excused else _load_if_readable(affected_job, context.ledger)
         if job_and_attempt is None:
             return
         job, job_version, attempt = job_and_attempt
@@ -262,7 +326,7 @@ def _allow_finish(incident: Incident, context: Context) -> tuple[Incident, froze
     fault = context.policy.catalogue.look_up(incident.fault_key)
     until: dict[str, datetime] = {}
     for affected_job in incident.affected_jobs:
-        job_and_attempt = _load_job_and_attempt(affected_job, context.ledger)
+        job_and_attempt = _load_if_readable(affected_job, context.ledger)
         on_node_fault = (
             job_and_attempt[0].spec.on_node_fault
             if job_and_attempt and job_and_attempt[2].ended_at is None
@@ -352,7 +416,7 @@ def _request_stop(
     incident: Incident, affected_job: AffectedJob, context: Context
 ) -> tuple[Attempt, StopRequest] | None:
     """Record a request to stop an attempt, and keep its logs. Return the request in force; None after its end."""
-    job_and_attempt = _load_job_and_attempt(affected_job, context.ledger)
+    job_and_attempt = _load_if_readable(affected_job, context.ledger)
     if job_and_attempt is None:
         return None
     job, version, attempt = job_and_attempt
@@ -444,8 +508,10 @@ def _record_unmanaged_workloads(incident: Incident, pods_here: Sequence[Unmanage
     return incident_store.update_incident(context.ledger, incident.incident_id, change)
 
 
-def drain_unmanaged_pods(incident: Incident, context: Context) -> UnmanagedDrain:
+def drain_unmanaged_pods(incident: Incident, context: Context, *, has_unreadable_attempts: bool) -> UnmanagedDrain:
     """Evict the unmanaged work of a node before its repair, within disruption budgets until the drain ends.
+
+    Until then the repair also waits for attempts whose rows cannot be read: a deployment may be under way.
 
     Idempotent: yes, each eviction names one pod by its UID.
     """
@@ -459,7 +525,7 @@ def drain_unmanaged_pods(incident: Incident, context: Context) -> UnmanagedDrain
     )
     leaving_jobs: dict[str, UnmanagedPod] = {}
     messages: dict[str, str] = {}
-    waits, question = False, ""
+    waits, question = has_unreadable_attempts and context.now < until, ""
     for pod in pods:
         verdict = decide_unmanaged_pod(
             pod,
@@ -548,7 +614,9 @@ def _eviction_failure(incident: Incident, pod: UnmanagedPod) -> str:
 
 def _record_evictions(incident: Incident, messages: list[str], context: Context) -> None:
     text = " ".join(message.rstrip(".") + "." for message in messages[:4]) + (" And more." if len(messages) > 4 else "")
+    _record_line(incident, text, "unmanaged", context.now, context.ledger)
+
+
+def _record_line(incident: Incident, text: str, topic: str, at: datetime, ledger: Ledger) -> None:
     with contextlib.suppress(Conflict):  # the same line exists already
-        context.ledger.commit(
-            incident_store.timeline_put(incident.incident_id, "job", text, at=context.now, writer=f"{WRITER}-unmanaged")
-        )
+        ledger.commit(incident_store.timeline_put(incident.incident_id, "job", text, at=at, writer=f"{WRITER}-{topic}"))

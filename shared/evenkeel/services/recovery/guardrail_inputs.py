@@ -1,13 +1,13 @@
 """Read the facts of the guardrails, and check an action against them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import NamedTuple
 
 from evenkeel.domain.health.classification import IncidentFault
 from evenkeel.domain.health.incidents import Incident, IncidentState
-from evenkeel.domain.nodes import FleetNode, is_lost
+from evenkeel.domain.nodes import FleetNode, NodeLife, is_lost
 from evenkeel.domain.recovery.fleet_summary import FleetSummary
 from evenkeel.domain.recovery.guardrails import (
     REPAIRS,
@@ -21,6 +21,7 @@ from evenkeel.domain.recovery.guardrails import (
     shared_causes,
 )
 from evenkeel.domain.recovery.holds import Hold, Holds
+from evenkeel.domain.values import Instant, Value
 from evenkeel.ports import Key, Row, Table, every
 from evenkeel.services.context import Context
 from evenkeel.services.incidents import note_group_fact
@@ -64,19 +65,26 @@ class GuardrailInputs:
 
     @cached_property
     def nodes(self) -> tuple[FleetNode, ...]:
-        """Every node that the sweep stored."""
-        nodes = every(lambda cursor: self.context.ledger.by_state(Table.FLEET, "NODE", limit=1000, cursor=cursor))
-        return tuple(rows.decode(row, FleetNode) for row in nodes)
+        """Every node that the sweep stored, without the nodes of `unreadable_nodes`."""
+        return tuple(node for _, node in rows.readable_rows(self._node_rows, FleetNode))
 
     @cached_property
-    def faulty(self) -> tuple[Incident, ...]:
-        """The incidents that started within the window or are open, with a fault that calls for a repair."""
-        return tuple(
-            incident
-            for state in _FAULT_STATES
-            for incident in self._counted_incidents(state)
-            if IncidentFault.of(incident, self.context.policy.catalogue).node_rungs
-        )
+    def unreadable_nodes(self) -> frozenset[Key]:
+        """The keys of nodes whose rows this release cannot read."""
+        readable = {fleet_rows.node_key(node.life.cluster, node.life.instance_id) for node in self.nodes}
+        return frozenset(row.key for row in self._node_rows) - readable
+
+    @cached_property
+    def _node_rows(self) -> tuple[Row, ...]:
+        return tuple(every(lambda cursor: self.context.ledger.by_state(Table.FLEET, "NODE", limit=1000, cursor=cursor)))
+
+    @cached_property
+    def failures(self) -> tuple[tuple[NodeFailure, bool], ...]:
+        """The nodes whose incident started within the window or is open, with a fault that calls for a repair.
+
+        Each with whether its incident is a drill. An incident whose fault this release cannot read counts, too.
+        """
+        return tuple(failure for state in _FAULT_STATES for failure in self._counted_failures(state))
 
     @cached_property
     def holds(self) -> Holds:
@@ -140,26 +148,34 @@ class GuardrailInputs:
         if action not in REPAIRS:
             return state
         boot_seconds = self.context.policy.watch.first_boot_grace_seconds
-        faulty = [
-            NodeFailure(
-                faulty_incident.life.key,
-                faulty_incident.pool,
-                faulty_incident.opened_at,
-                self._is_still_faulty(faulty_incident),
-            )
-            for faulty_incident in self.faulty
-            if incident.is_drill or not faulty_incident.is_drill
-        ]
+        faulty = [failure for failure, is_drill in self.failures if incident.is_drill or not is_drill]
         causes = shared_causes(
             incident.life.key,
             incident.pool,
-            self.nodes,
+            (*self.nodes, *self._assumed_nodes(incident, faulty)),
             faulty,
             now=self.context.now,
             boot_seconds=boot_seconds,
             ended_at_by_incident=self._ended_causes,
         )
         return state._replace(facts=state.facts.replace(causes=causes))
+
+    def _assumed_nodes(self, incident: Incident, failures: Iterable[NodeFailure]) -> list[FleetNode]:
+        """Return the failed nodes whose rows cannot be read, as if they shared every cause of the incident's node.
+
+        Raises:
+            Unreadable: the row of the incident's own node cannot be read, so its causes are unknown.
+        """
+        if not self.unreadable_nodes:
+            return []
+        own_row = self._read_row(fleet_rows.node_key(incident.life.cluster, incident.life.instance_id))
+        own_node = rows.decode(own_row, FleetNode) if own_row else None
+        lives = [NodeLife.from_key(failure.life_key) for failure in failures]
+        return [
+            own_node.replace(life=life)
+            for life in lives
+            if own_node and fleet_rows.node_key(life.cluster, life.instance_id) in self.unreadable_nodes
+        ]
 
     def _load_register(self, register_name: RegisterName, *, is_drill: bool) -> tuple[Register, int]:
         """Return a register of real recoveries or of drills, and the version of its row."""
@@ -194,17 +210,30 @@ class GuardrailInputs:
         row = self.context.ledger.get(fleet_rows.ended_causes_key())
         return {key: datetime.fromisoformat(end["at"]) for key, end in row.doc["causes"].items()} if row else {}
 
-    def _counted_incidents(self, state: IncidentState) -> Iterator[Incident]:
+    def _counted_failures(self, state: IncidentState) -> Iterator[tuple[NodeFailure, bool]]:
         newest_first = every(
             lambda cursor: self.context.ledger.by_state(
                 Table.INCIDENTS, f"INC#{state}", cursor=cursor, newest_first=True
             )
         )
         for row in newest_first:
-            incident = rows.decode(row, Incident)
-            if state.is_settled and self.context.now - incident.opened_at >= self._cause_window:
+            incident = next((incident for _, incident in rows.readable_rows([row], Incident)), None)
+            started = incident or rows.parse(row.key, _StartedIncident, row.doc)
+            if state.is_settled and self.context.now - started.opened_at >= self._cause_window:
                 return
-            yield incident
+            if incident is None or IncidentFault.of(incident, self.context.policy.catalogue).node_rungs:
+                is_open = self._is_still_faulty(incident) if incident else not state.is_settled
+                failure = NodeFailure(started.life.key, started.pool, started.opened_at, is_open)
+                yield failure, started.is_drill
+
+
+class _StartedIncident(Value):
+    """The part of an incident that guardrails count even if this release cannot read the rest."""
+
+    life: NodeLife
+    pool: str
+    opened_at: Instant
+    is_drill: bool = False
 
 
 def cordon_keys() -> tuple[Key, ...]:

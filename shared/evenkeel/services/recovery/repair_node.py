@@ -137,9 +137,12 @@ def run(request: recovery_step.RecoveryStepRequest, context: Context) -> RepairN
         incident, _ = incident_store.load_incident(context.ledger, request.incident_id)
         if incident.plan is None or incident.plan.jobs is not JobAction.LEAVE:
             drain_node.drain(incident, context)
-    waits = _drain_first(incident, facts, decision, context) if decision.drains else None
-    if waits:
-        return waits
+    if decision.drains:
+        unreadable_attempts, waits = _drain_first(incident, facts, decision, context)
+        if waits:
+            return waits
+        facts = facts.replace(unreadable_attempts=unreadable_attempts)
+        decision = choose_repair(facts, context.policy.repair)
     decision_record = decision_of("REPAIR", facts.incident_id, decision.action, decision, facts, context)
     step = _Step(incident, lease, lease_row, facts, decision, decision_record, guardrail_state)
     return _call_provider(step, context) if decision.rung else _record_without_call(step, context)
@@ -174,21 +177,25 @@ def _decide_step(
 
 def _drain_first(
     incident: Incident, facts: RepairFacts, decision: RepairDecision, context: Context
-) -> RepairNodeResult | None:
-    """Stop the work on the node. Return the outcome of a repair that waits until the pods have saved, else None.
+) -> tuple[tuple[str, ...], RepairNodeResult | None]:
+    """Stop the work on the node.
 
-    A repair by another owner does not wait for them.
+    Returns:
+        The attempts that may use the node and cannot be read, and the outcome of a repair that waits until the pods
+        have saved; None if it need not wait. A repair by another owner does not wait for them.
     """
-    wait = _drain_remaining_work(incident, context, facts)
+    unreadable_attempts, wait = _drain_remaining_work(incident, context, facts)
     if decision.rung:
-        pod_drain = drain_node.drain_unmanaged_pods(incident, context)
+        pod_drain = drain_node.drain_unmanaged_pods(
+            incident, context, has_unreadable_attempts=bool(unreadable_attempts)
+        )
         if pod_drain.question:
-            return RepairNodeResult(outcome=RepairOutcome.ASK_PERSON, reason=pod_drain.question)
+            return unreadable_attempts, RepairNodeResult(outcome=RepairOutcome.ASK_PERSON, reason=pod_drain.question)
         wait = max(wait, pod_drain.wait_seconds)
     if wait and decision.action not in _BRANCH_ENDS and not decision.awaited_owner:
         reason = f"{decision.reason} Its pods first get {wait} s to save."
-        return RepairNodeResult(outcome=RepairOutcome.RETRY, wait_seconds=wait, reason=reason)
-    return None
+        return unreadable_attempts, RepairNodeResult(outcome=RepairOutcome.RETRY, wait_seconds=wait, reason=reason)
+    return unreadable_attempts, None
 
 
 def _record_without_call(step: _Step, context: Context) -> RepairNodeResult:
@@ -343,12 +350,17 @@ def _needs_cordon(incident: Incident, facts: RepairFacts, decision: RepairDecisi
 # ---------------------------------------------------------------- act
 
 
-def _drain_remaining_work(incident: Incident, context: Context, facts: RepairFacts) -> int:
-    """Stop the remaining work on the node. Return the seconds that its pods may still take, if they can be reached."""
-    drain_node.drain(incident, context)
+def _drain_remaining_work(incident: Incident, context: Context, facts: RepairFacts) -> tuple[tuple[str, ...], int]:
+    """Stop the remaining work on the node.
+
+    Returns:
+        The attempts that may use the node and cannot be read, and a time in seconds. The pods of the other attempts may
+        still take that time, if they can be reached.
+    """
+    unreadable_attempts = drain_node.drain(incident, context).unreadable_attempts
     node = facts.slot_state.original.node
     if node is None or not node.is_ready:
-        return 0
+        return unreadable_attempts, 0
     until = context.now
     cluster = incident.life.cluster
     seen_here = [
@@ -358,10 +370,11 @@ def _drain_remaining_work(incident: Incident, context: Context, facts: RepairFac
     ]
     for attempt, _ in attempt_store.owned_workloads(context.ledger, ((cluster, workload) for workload in seen_here)):
         row = context.ledger.get(job_rows.job_key(attempt.job_id))
-        stop_request = rows.decode(row, Job).stop_of(attempt.attempt) if row else None
-        if stop_request is not None:
-            until = max(until, stop_request.requested_at + timedelta(seconds=stop_request.grace_seconds))
-    return max(0, round((until - context.now).total_seconds()))
+        for _, job in rows.readable_rows([row] if row else [], Job):
+            stop_request = job.stop_of(attempt.attempt)
+            if stop_request is not None:
+                until = max(until, stop_request.requested_at + timedelta(seconds=stop_request.grace_seconds))
+    return unreadable_attempts, max(0, round((until - context.now).total_seconds()))
 
 
 def _call_provider(step: _Step, context: Context) -> RepairNodeResult:

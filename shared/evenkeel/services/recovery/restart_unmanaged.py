@@ -115,7 +115,7 @@ def _jobs_on_node(incident: Incident, node: FleetNode | None, context: Context) 
 
 def _stored_node(incident: Incident, context: Context) -> FleetNode | None:
     row = context.ledger.get(fleet_rows.node_key(incident.life.cluster, incident.life.instance_id))
-    return rows.decode(row, FleetNode) if row else None
+    return next((node for _, node in rows.readable_rows([row] if row else [], FleetNode)), None)
 
 
 def _is_adopted(job: UnmanagedJob, context: Context) -> bool:

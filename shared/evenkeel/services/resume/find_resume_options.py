@@ -148,7 +148,7 @@ def _load_fleet(
     live_charges = all_charges.live
     charges = tuple(charge for charge in live_charges if charge.job_id != interrupted_job.job.job_id)
     jobs = get_all(context.ledger, (job_rows.job_key(charge.job_id) for charge in charges)).values()
-    jobs_with_charge = {job.job_id: job for job in (rows.decode(row, Job) for row in jobs)}
+    jobs_with_charge = {job.job_id: job for _, job in rows.readable_rows(jobs, Job)}
     lost_work = (
         (
             charge,
@@ -247,7 +247,8 @@ def _queue_heads(job: Job, setup: TeamSetup, job_ids: Iterable[str], context: Co
     pages = [context.ledger.by_state(Table.JOBS, state, prefix=prefix, limit=heads) for prefix in prefixes]
     rows_by_key = {row.key: row for page in pages for row in page.rows}
     behind = [key for key in map(job_rows.job_key, job_ids) if key not in rows_by_key]
-    jobs = (rows.decode(row, Job) for row in (*rows_by_key.values(), *get_all(context.ledger, behind).values()))
+    stored_rows = (*rows_by_key.values(), *get_all(context.ledger, behind).values())
+    jobs = (other for _, other in rows.readable_rows(stored_rows, Job))
     return tuple(other for other in jobs if other.job_id != job.job_id and other.state is JobState.PENDING)
 
 

@@ -55,7 +55,7 @@ from evenkeel.domain.recovery.rollback import Rollback, RollbackDecision, Rollba
 from evenkeel.domain.renting.candidates import origin_of
 from evenkeel.domain.resources import NONE, Resources, why_too_small
 from evenkeel.domain.values import Value
-from evenkeel.ports import Conflict, Ledger, Put, Table, Write, every, get_all
+from evenkeel.ports import Conflict, Ledger, Put, Table, Unreadable, Write, every, get_all
 from evenkeel.services.context import Context
 from evenkeel.services.incidents import recovery_step, unhealthy_nodes
 from evenkeel.services.recovery import guardrail_inputs
@@ -119,13 +119,19 @@ def run(request: recovery_step.RecoveryStepRequest, context: Context) -> PlanRes
         return PlanResumeResult(outcome=ResumeOutcome.NO_JOBS, reason="No job ran on the node.")
     shared_facts = _read_shared_facts(incident, context)
     is_automation_held = guardrail_inputs.GuardrailInputs(context).hold_on(incident) is not None
-    planned_jobs = []
+    planned_jobs, unreadable = [], []
     for affected_job in incident.affected_jobs:
-        planned_job = _plan_resume_of_job(
-            incident, affected_job, shared_facts, context, is_automation_held=is_automation_held
-        )
+        try:
+            planned_job = _plan_resume_of_job(
+                incident, affected_job, shared_facts, context, is_automation_held=is_automation_held
+            )
+        except Unreadable as error:  # the other jobs continue, and the sweep reports the row
+            unreadable.append(str(error))
+            continue
         if planned_job is not None:
             planned_jobs.append(planned_job)
+    if not planned_jobs and unreadable:
+        return PlanResumeResult(outcome=ResumeOutcome.NO_JOBS, reason=" ".join(unreadable))
     if not planned_jobs:
         return PlanResumeResult(outcome=ResumeOutcome.NO_JOBS, reason="Every interrupted job has ended.")
     context.cycle_requests.request(f"{incident.incident_id} planned the resume")
@@ -153,7 +159,7 @@ def _read_shared_facts(incident: Incident, context: Context) -> _SharedFacts:
     jobs = get_all(
         context.ledger, (job_rows.job_key(affected_job.job_id) for affected_job in incident.affected_jobs)
     ).values()
-    names = sorted({incident.life.cluster, *(rows.decode(row, Job).cluster for row in jobs)})
+    names = sorted({incident.life.cluster, *(job.cluster for _, job in rows.readable_rows(jobs, Job))})
     nodes = tuple(node for name in names for node in context.cluster.nodes(name))
     unhealthy = unhealthy_nodes.unhealthy_among(nodes, context)
     return _SharedFacts(
@@ -461,7 +467,8 @@ def _past_incidents(ledger: Ledger, *, is_drill: bool) -> tuple[Incident, ...]:
     """
     state = f"INC#{IncidentState.RECOVERED}"
     index_entries = every(lambda cursor: ledger.by_state(Table.INCIDENTS, state, cursor=cursor, newest_first=True))
-    incidents = (rows.decode(row, Incident) for row in itertools.islice(index_entries, _MAX_INCIDENTS_READ))
+    newest_entries = itertools.islice(index_entries, _MAX_INCIDENTS_READ)
+    incidents = (incident for _, incident in rows.readable_rows(newest_entries, Incident))
     of_its_kind = (incident for incident in incidents if incident.is_drill is is_drill)
     return tuple(itertools.islice(of_its_kind, _MAX_INCIDENT_SAMPLES))
 

@@ -37,7 +37,7 @@ def check_instance(instance_id: str, context: Context) -> None:
         row = context.ledger.get(fleet_rows.node_key(cluster, instance_id))
         if row is not None and not row.doc.get("isGone"):
             return
-    nodes = [rows.decode(row, FleetNode) for row in _node_rows(context.ledger)]
+    nodes = [node for _, node in rows.readable_rows(_node_rows(context.ledger), FleetNode)]
     if not nodes:
         message = f"Evenkeel cannot check node {instance_id}: no sweep has listed the fleet yet."
     else:
@@ -47,8 +47,8 @@ def check_instance(instance_id: str, context: Context) -> None:
 
 def unknown_node_error(instance_id: str, ledger: Ledger) -> NotFound:
     """Return the error for an unknown node, with similar names."""
-    nodes = (rows.decode(row, FleetNode) for row in _node_rows(ledger))
-    return NotFound(unknown_name("node", instance_id, (node.life.instance_id for node in nodes)))
+    nodes = rows.readable_rows(_node_rows(ledger), FleetNode)
+    return NotFound(unknown_name("node", instance_id, (node.life.instance_id for _, node in nodes)))
 
 
 def _node_rows(ledger: Ledger) -> list[Row]:

@@ -15,9 +15,9 @@ from evenkeel.services.tables import rows
 
 
 def load_stored_nodes(context: Context) -> tuple[FleetNode, ...]:
-    """Return all nodes that the last sweep saw."""
+    """Return the nodes that the last sweep saw. A node without a readable row is read from its control planes."""
     node_rows = every(lambda cursor: context.ledger.by_state(Table.FLEET, "NODE", limit=1000, cursor=cursor))
-    return tuple(node for row in node_rows if not (node := rows.decode(row, FleetNode)).is_gone)
+    return tuple(node for _, node in rows.readable_rows(node_rows, FleetNode) if not node.is_gone)
 
 
 def requests_by_node(

@@ -64,7 +64,8 @@ def readable_rows(
 ) -> Iterator[tuple[Row, T]]:
     """Yield each row with its value, without rows that this release cannot read.
 
-    Only for lists whose other rows do not depend on the missing rows. A sum of quota or of repairs must fail instead.
+    Only for lists whose other rows do not depend on the missing rows. A sum of quota must fail instead, and guardrails
+    count a failure that they cannot read.
 
     Args:
         stored_rows: The rows.

@@ -155,7 +155,9 @@ def decisions_about(ledger: Ledger, subject: str, may_see_all: bool, *, at_most:
             "reason": decision.reason,
             "decidedAt": rfc3339(decision.decided_at),
         }
-        for decision in (disclosed_decision(rows.decode(row, Decision), may_see_all) for row in page.rows)
+        for decision in (
+            disclosed_decision(decision, may_see_all) for _, decision in rows.readable_rows(page.rows, Decision)
+        )
     ]
 
 

@@ -212,5 +212,5 @@ def _holders(ledger: Ledger) -> dict[str, Job]:
     """Return the jobs that run or are about to, by id."""
     states = (JobState.RUNNING, JobState.STARTING)
     pages = (ledger.by_state(Table.JOBS, f"JOB#{state}", limit=_MAX_RUNNING) for state in states)
-    jobs = (rows.decode(row, Job) for page in pages for row in page.rows)
+    jobs = (job for page in pages for _, job in rows.readable_rows(page.rows, Job))
     return {job.job_id: job for job in jobs}

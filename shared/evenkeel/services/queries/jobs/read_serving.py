@@ -18,24 +18,21 @@ _MAX_ENDED_RENTALS = 8
 
 def list_serving(ledger: Ledger) -> list[Json]:
     """Return each Deployment for which nodes may have been rented, with its open rentals and its last ended rentals."""
-    memories = [
-        rows.decode(row, ServingState) for row in ledger.by_state(Table.JOBS, "SERVING", limit=_MAX_LISTED).rows
-    ]
+    memory_rows = ledger.by_state(Table.JOBS, "SERVING", limit=_MAX_LISTED).rows
+    memories = [memory for _, memory in rows.readable_rows(memory_rows, ServingState)]
     if not memories:
         return []
-    open_rentals = [
-        rows.decode(row, Rental) for row in ledger.by_state(Table.JOBS, "RENTAL#OPEN", limit=_MAX_LISTED).rows
-    ]
+    rental_rows = ledger.by_state(Table.JOBS, "RENTAL#OPEN", limit=_MAX_LISTED).rows
+    open_rentals = [rental for _, rental in rows.readable_rows(rental_rows, Rental)]
     return [_deployment_document(memory, _load_rentals(memory, open_rentals, ledger)) for memory in memories]
 
 
 def _load_rentals(memory: ServingState, open_rentals: list[Rental], ledger: Ledger) -> list[Rental]:
     last_numbers = range(max(1, memory.rentals - _MAX_ENDED_RENTALS + 1), memory.rentals + 1)
     rentals_by_number = {rental.number: rental for rental in open_rentals if rental.job_id == memory.holder_id}
-    for row in (ledger.get(job_rows.rental_key(memory.holder_id, number)) for number in last_numbers):
-        if row is not None:
-            rental = rows.decode(row, Rental)
-            rentals_by_number[rental.number] = rental  # the index may lag behind
+    stored_rows = (ledger.get(job_rows.rental_key(memory.holder_id, number)) for number in last_numbers)
+    for _, rental in rows.readable_rows((row for row in stored_rows if row is not None), Rental):
+        rentals_by_number[rental.number] = rental  # the index may lag behind
     return [rentals_by_number[number] for number in sorted(rentals_by_number, reverse=True)]
 
 
