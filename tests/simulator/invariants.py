@@ -17,7 +17,7 @@ from evenkeel.domain.admission.start_size import decide_with_sizes
 from evenkeel.domain.capacity.node_capacity import node_capacity
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.faults import NODE_RUNGS
-from evenkeel.domain.health.incidents import Incident, IncidentState, NodeFact
+from evenkeel.domain.health.incidents import Evidence, Incident, IncidentState, NodeBranchResult, NodeFact
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState
 from evenkeel.domain.jobs.charge import Charge, resources_in_use_or_charged
 from evenkeel.domain.jobs.job import Job, JobState
@@ -1056,6 +1056,25 @@ def _is_fact_lost(world: "Simulation", body: str) -> Iterator[str]:
         noted = world.ledger.rows.get(kept[0])
         if noted and incident_rows.incident_key(noted.doc["incidentId"]) not in world.ledger.rows:
             yield f"{key} names the incident {noted.doc['incidentId']}, which does not exist"
+
+
+@invariant_check("no-lost-faults-or-jobs", "", CheckTrigger.COMMIT)
+def fault_after_return_is_not_lost(world: "Simulation", changes: Changes) -> Iterator[str]:
+    for key, before, after in changes:
+        if not _is_incident(key) or not before or not after or not _is_open(before.doc) or _is_open(after.doc):
+            continue
+        incident, later_faults = rows.decode(after, Incident), set()
+        validated_at = incident.stages.validated_at
+        if incident.node_branch != NodeBranchResult.RETURNED or not validated_at or incident.replacement_instance_id:
+            continue
+        for fact in (rows.decode(row, Evidence).fact for row in world.ledger.of("EVIDENCE", key.pk)):
+            fault = world.policy.catalogue.look_up(fact.fault_key)
+            if fact.kind == "FAULT" and fact.observed_at > validated_at and fault.repairs_node and fault.acts_alone:
+                later_faults.add(fact.fault_key)
+        pointer = incident_rows.open_key(incident.life, is_drill=incident.is_drill)
+        if later_faults and not incident.has_recovered and pointer not in world.ledger.rows:
+            faults = ", ".join(sorted(later_faults))
+            yield f"{incident.incident_id} is settled, and no incident has {faults}, reported after the node's return"
 
 
 def _is_of_a_series(world: "Simulation", fact: NodeFact) -> bool:

@@ -8,14 +8,16 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.health.incidents import Evidence, FactKind, IncidentState, NodeFact
+from evenkeel.domain.health.incidents import Evidence, FactKind, Incident, IncidentState, NodeFact
 from evenkeel.domain.nodes import FleetNode, Node, NodeLife
+from evenkeel.domain.recovery.guardrails import GuardrailAction
 from evenkeel.domain.resources import NONE
 from evenkeel.domain.waiting import ConditionKind
 from evenkeel.ports import Key, Put, Row, Table
 from evenkeel.services.incidents import ingest_event, settle_incident, unresolved_facts
 from evenkeel.services.incidents.record_node_fact import IngestResult
 from evenkeel.services.recovery import cordon_node, drain_node, plan_recovery
+from evenkeel.services.recovery.guardrail_inputs import GuardrailInputs
 from evenkeel.services.resume import plan_resume
 from evenkeel.services.tables import fleet_rows, rows
 from tests.fakes import FakeWorld, a_provider_node
@@ -178,7 +180,8 @@ def test_same_fault_after_return_to_service_opens_second_incident() -> None:
     assert recovery.incident.repairs == ("replace",)
 
 
-def test_fault_after_return_opens_next_incident_at_once() -> None:
+def failed_again_after_return() -> tuple[RecoveryScenario, Incident, Incident]:
+    """Return a recovery whose node failed again while it still waited for jobs, and both incidents."""
     recovery = RecoveryScenario(size=2)
     recovery.report_fault()
     plan = recovery.run_state("PlanRecovery", plan_recovery)
@@ -190,15 +193,31 @@ def test_fault_after_return_opens_next_incident_at_once() -> None:
     recovery.world.clock.advance(1)
     recovery.ingest(a_fact(fault_key="xid:79", observed_at=recovery.now, envelope_id="again"))
     recovery.open_wait(ConditionKind.JOBS_RESUMED)
-
     assert recovery.evaluate_waits_once() == ["QUEUED"]
     parts = {"plan": {"outcome": "ACT"}, "node": node, "jobs": {"outcome": "QUEUED"}}
     assert recovery.run_state("SettleIncident", settle_incident, **parts).outcome == IncidentState.RECOVERED
     [following] = [incident for incident in recovery.incidents() if incident.incident_id != first]
-    assert (following.state, following.fault_key, following.resumes) == (IncidentState.OPEN, "xid:79", first)
+    return recovery, recovery.incident, following
+
+
+def test_fault_after_return_opens_next_incident_at_once() -> None:
+    recovery, first, following = failed_again_after_return()
+
+    assert (following.state, following.fault_key) == (IncidentState.OPEN, "xid:79")
+    assert following.resumes == first.incident_id
     recovery.incident_id = following.incident_id
     assert recovery.recover() == IncidentState.RECOVERED
     assert recovery.incident.repairs == ("replace",)
+
+
+def test_fault_after_return_counts_for_shared_cause() -> None:
+    recovery, first, following = failed_again_after_return()
+
+    facts = GuardrailInputs(recovery.context()).read_facts(GuardrailAction.REPLACE, following).facts
+
+    assert (first.evidence_count, following.evidence_count) == (2, 1)
+    assert [cause.open_at for cause in facts.causes] == [(following.opened_at,)] * len(facts.causes)
+    assert facts.causes
 
 
 def test_late_signal_of_a_replaced_node_opens_no_incident() -> None:

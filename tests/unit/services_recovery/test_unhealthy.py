@@ -10,7 +10,7 @@ from evenkeel.domain.health.incidents import FactKind, Incident, IncidentState
 from evenkeel.domain.policy_section import Mode, ModeRule
 from evenkeel.domain.recovery.opt_out import AUTOMATION_LABEL
 from evenkeel.domain.recovery.unhealthy_nodes import UnhealthyNode
-from evenkeel.ports import Refused
+from evenkeel.ports import Put, Refused
 from evenkeel.services.queries.fleet import read_nodes, read_status
 from evenkeel.services.queries.incidents import read_incidents
 from evenkeel.services.recovery import plan_recovery, set_manual_cordon
@@ -241,6 +241,23 @@ def test_recovery_stopped_by_the_mode_continues() -> None:
     recovery.world.clock.advance(timedelta(minutes=6).total_seconds())
 
     assert follow_resumed_recovery(recovery) == IncidentState.RECOVERED
+
+
+def test_resumed_incident_has_no_answers_of_earlier_recovery() -> None:
+    recovery = declined_recovery()
+    row = recovery.world.ledger.get(incident_rows.incident_key(recovery.incident_id))
+    assert row
+    with_answers = recovery.incident.replace(
+        failed_evictions={"research/a": "it has a budget"}, unmanaged_jobs={"PyTorchJob research/a": "MOVE"}
+    )
+    recovery.world.ledger.commit(Put(incident_rows.incident_row(with_answers, row.version)))
+    recovery.mode = Mode.ACT
+
+    assert sweep(recovery) == 1
+
+    resumed = newest_incident(recovery)
+    assert resumed.incident_id != recovery.incident_id
+    assert (resumed.failed_evictions, resumed.unmanaged_jobs) == ({}, {})
 
 
 @pytest.mark.parametrize("mode", [Mode.ACT, Mode.RECOMMEND])

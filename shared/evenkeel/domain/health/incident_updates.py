@@ -154,6 +154,36 @@ def _signals_since(incident: Incident, validated_at: datetime) -> tuple[Signal, 
     )
 
 
+def continued_incident(incident: Incident, *, incident_id: str, now: datetime) -> Incident:
+    """Return the next incident of a node: with the evidence of the last one, and nothing of its recovery."""
+    return incident.replace(
+        incident_id=incident_id,
+        state=IncidentState.OPEN,
+        run=1,
+        opened_at=now,
+        resumes=incident.incident_id,
+        plan=None,
+        approval=None,
+        mode="",
+        block=None,
+        affected_jobs=(),
+        unmanaged_workloads=(),
+        unmanaged_jobs={},
+        failed_evictions={},
+        repairs=(),
+        replacement_instance_id="",
+        progress=(),
+        check=None,
+        invalid_at=None,
+        cordon_marked_at=None,
+        failed_at=None,
+        node_branch="",
+        paged_at=None,
+        outcome="",
+        stages=StageTimes(detected_at=now),
+    )
+
+
 def incident_after_return(
     incident: Incident, catalogue: FaultCatalogue, *, incident_id: str, now: datetime
 ) -> Incident:
@@ -165,25 +195,13 @@ def incident_after_return(
     validated_at = incident.stages.validated_at
     assert validated_at
     signals = _signals_since(incident, validated_at)
-    next_incident = Incident(
-        incident_id=incident_id,
-        life=incident.life,
-        slot=incident.slot,
-        node_name=incident.node_name,
-        pool=incident.pool,
-        instance_type=incident.instance_type,
-        state=IncidentState.OPEN,
+    next_incident = continued_incident(incident, incident_id=incident_id, now=now).replace(
+        boot_id="",
         severity=Severity.INFO,
-        fault_key=signals[0].fault_key,
-        first_signal_at=validated_at,
-        last_signal_at=incident.last_signal_at,
-        deadline_at=incident.deadline_at,
-        opened_at=now,
-        is_drill=incident.is_drill,
-        resumes=incident.incident_id,
-        cleared_faults=incident.cleared_faults,
+        evidence_count=len(signals),
+        acknowledgement=None,
+        resumed=0,
         affected_jobs=incident.affected_jobs,
-        stages=StageTimes(detected_at=now),
     )
     return _reassess(next_incident, signals, incident.recurrences, catalogue)
 

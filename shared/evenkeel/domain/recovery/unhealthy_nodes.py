@@ -5,7 +5,8 @@ from datetime import datetime, timedelta
 
 from evenkeel.domain.health.assessment import add_cleared_fault, cleared_at, signals_of, signals_to_clear
 from evenkeel.domain.health.faults import NODE_RUNGS, FaultCatalogue
-from evenkeel.domain.health.incidents import Approval, ClearedFault, Incident, IncidentState, PlanOutcome, StageTimes
+from evenkeel.domain.health.incident_updates import continued_incident
+from evenkeel.domain.health.incidents import Approval, ClearedFault, Incident, IncidentState, PlanOutcome
 from evenkeel.domain.health.signal_sources import signal_source
 from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.recovery.approval import is_approved
@@ -146,12 +147,7 @@ def resumed_incident(incident: Incident, node: UnhealthyNode, *, incident_id: st
     If a person approved the plan after the first incident had ended, the new incident keeps the plan and the approval.
     """
     approval: Approval | None = incident.approval if is_approved(incident) else None
-    return incident.replace(
-        incident_id=incident_id,
-        state=IncidentState.OPEN,
-        run=1,
-        opened_at=now,
-        resumes=incident.incident_id,
+    return continued_incident(incident, incident_id=incident_id, now=now).replace(
         resumed=incident.resumed + 1,
         cleared_faults=tuple(
             {
@@ -160,18 +156,4 @@ def resumed_incident(incident: Incident, node: UnhealthyNode, *, incident_id: st
         ),
         plan=incident.plan.replace(run=0) if approval and incident.plan else None,
         approval=approval,
-        mode="",
-        block=None,
-        affected_jobs=(),
-        unmanaged_workloads=(),
-        repairs=(),
-        progress=(),
-        check=None,
-        invalid_at=None,
-        cordon_marked_at=None,
-        failed_at=None,
-        node_branch="",
-        paged_at=None,
-        outcome="",
-        stages=StageTimes(detected_at=now),
     )
